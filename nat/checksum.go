@@ -1,0 +1,42 @@
+package nat
+
+import "gvisor.dev/gvisor/pkg/tcpip/checksum"
+
+// Sums are one's complement sums (RFC 1071) before the final complement. A delta is a sum that turns the sum of the old bytes
+// into the sum of the new ones when it is added (RFC 1624, Section 3, equation 3).
+
+// add returns the one's complement sum of a and b.
+func add(a, b uint16) uint16 {
+	s := uint32(a) + uint32(b)
+	return uint16(s + s>>16)
+}
+
+// delta returns what turns the sum from into the sum to.
+func delta(from, to uint16) uint16 { return add(^from, to) }
+
+// fold64 folds a sum of 64-bit words and its carry to 16 bits.
+func fold64(s, carry uint64) uint16 {
+	s = s>>32 + s&0xffffffff + carry
+	s = s>>32 + s&0xffffffff
+	s = s>>16 + s&0xffff
+	s = s>>16 + s&0xffff
+	return uint16(s>>16 + s)
+}
+
+// sum returns the sum of b, whose first byte stands at an even offset.
+func sum(b []byte) uint16 { return checksum.Checksum(b, 0) }
+
+// adjust returns the checksum field c after d was added to what it covers.
+func adjust(c, d uint16) uint16 { return ^add(^c, d) }
+
+// adjustAt adjusts the checksum field at b[i:].
+func adjustAt(b []byte, i int, d uint16) {
+	c := adjust(uint16(b[i])<<8|uint16(b[i+1]), d)
+	b[i], b[i+1] = byte(c>>8), byte(c)
+}
+
+// pseudoHeader returns the sum of a pseudo-header (RFC 9293, Section 3.1; RFC 8200, Section 8.1) over addresses, the bytes of
+// source and destination.
+func pseudoHeader(addresses []byte, protocol uint8, length int) uint16 {
+	return add(add(sum(addresses), uint16(protocol)), add(uint16(length>>16), uint16(length)))
+}

@@ -1,0 +1,83 @@
+package nat
+
+import "time"
+
+// A Port names where a packet comes from or goes to. The caller chooses the numbers and keeps them stable across Apply.
+type Port uint16
+
+const (
+	// Tunnel is the port of the WireGuard tunnel to the remote cluster. Nodes are numbered from 1.
+	Tunnel Port = 0
+	// anyNode stands for every node in the reply tuple of a connection that came out of the tunnel.
+	anyNode Port = 0xffff
+)
+
+// Time is a reading of a monotonic clock in nanoseconds. The package never reads a clock of its own.
+type Time int64
+
+// Add returns the time d later.
+func (t Time) Add(d time.Duration) Time { return t + Time(d) }
+
+// An Action says what becomes of a packet.
+type Action uint8
+
+const (
+	// Drop discards the packet. Its bytes are as they came.
+	Drop Action = iota
+	// Forward sends the packet, rewritten in place, to Verdict.Out through a Cutter.
+	Forward
+	// Deliver hands the packet, unchanged, to the gateway's own stack.
+	Deliver
+)
+
+// String returns the action's name.
+func (a Action) String() string {
+	switch a {
+	case Drop:
+		return "drop"
+	case Forward:
+		return "forward"
+	case Deliver:
+		return "deliver"
+	}
+	return "unknown"
+}
+
+// An Answer is what the sender of a dropped packet is told.
+type Answer uint8
+
+// The answers, as ICMP and ICMPv6 messages.
+const (
+	AnswerNone            Answer = iota
+	AnswerNetUnreachable         // RFC 792 type 3 code 0; RFC 4443 type 1 code 0
+	AnswerHostUnreachable        // 3/1; 1/3
+	AnswerPortUnreachable        // 3/3; 1/4
+	AnswerProhibited             // 3/13 (RFC 1812, Section 5.2.7.1); 1/1
+	AnswerTooBig                 // 3/4 with the MTU of RFC 1191; 2/0
+	AnswerTimeExceeded           // 11/0; 3/0
+	AnswerReset                  // a TCP segment with RST (RFC 9293, Section 3.10.7.1)
+)
+
+// A Verdict is what Process decided about one packet.
+type Verdict struct {
+	Action Action
+	Reason Reason // why Action is Drop
+	Answer Answer // what the sender is told, by AppendError
+	Out    Port   // where a forwarded packet goes
+	// SegmentSize is the TCP payload, in bytes, of each segment of a forwarded super-frame; 0 means no segmentation.
+	SegmentSize int
+	// MTU, if positive, is the size in bytes to which a forwarded IPv4 packet is fragmented, or what AnswerTooBig reports.
+	MTU int
+	// Packets counts what goes on the wire: 1, or the number of segments, datagrams and fragments that the Cutter makes.
+	Packets int
+	// Untracked marks a packet that was forwarded without a connection because the table is full.
+	Untracked bool
+	// Asymmetric marks a reply that came from another node than its connection expects.
+	Asymmetric bool
+}
+
+func drop(r Reason) Verdict { return Verdict{Action: Drop, Reason: r, Packets: 1} }
+
+func refuse(r Reason, a Answer) Verdict {
+	return Verdict{Action: Drop, Reason: r, Answer: a, Packets: 1}
+}

@@ -1,0 +1,74 @@
+package nat
+
+// A Reason says why a packet was dropped. Its String is the label value of the drop counters.
+type Reason uint8
+
+// The reasons. The order is not part of any contract, the names are.
+const (
+	ReasonNone            Reason = iota
+	ReasonMalformed              // a length, version or header checksum is wrong
+	ReasonSourceRoute            // an IPv4 source route option or an IPv6 routing header with segments left
+	ReasonBadSource              // architecture.md, Section 2.1 no. 7
+	ReasonBadDestination         // multicast, broadcast, loopback or link-local
+	ReasonUnknownSource          // the source needs U, and unknownSource is off
+	ReasonNoMapping              // from the tunnel to U or an external address that stands for nothing
+	ReasonNoRoute                // no node or tunnel leads to the destination
+	ReasonTTLExceeded            // TTL or hop limit used up
+	ReasonTooBig                 // larger than the MTU and may not be fragmented
+	ReasonICMPUnrelated          // an ICMP error about a packet that did not pass here
+	ReasonICMPType               // an ICMP message that a router does not forward
+	ReasonPortExhausted          // no free source port for the reply tuple
+	ReasonTableFull              // the connection needs state and the table is at its cap
+	ReasonHalfOpen               // too many unreplied connections of this source
+	ReasonFragment               // a fragment whose first fragment is unknown
+	ReasonFragmentOverlap        // fragments of one datagram overlap
+	ReasonFragmentLimit          // too many datagrams in fragments at once
+	ReasonInvalid                // a segment that its connection's state does not allow
+	ReasonFiltered               // a rule with action drop
+	ReasonRejected               // a rule with action reject
+	ReasonNoBackend              // a service without a backend, or whose backend left
+
+	reasons // the number of reasons
+)
+
+var reasonNames = [reasons]string{
+	ReasonNone:            "none",
+	ReasonMalformed:       "malformed",
+	ReasonSourceRoute:     "source-route",
+	ReasonBadSource:       "bad-source",
+	ReasonBadDestination:  "bad-destination",
+	ReasonUnknownSource:   "unknown-source",
+	ReasonNoMapping:       "no-mapping",
+	ReasonNoRoute:         "no-route",
+	ReasonTTLExceeded:     "ttl-exceeded",
+	ReasonTooBig:          "too-big",
+	ReasonICMPUnrelated:   "icmp-unrelated",
+	ReasonICMPType:        "icmp-type",
+	ReasonPortExhausted:   "port-exhausted",
+	ReasonTableFull:       "table-full",
+	ReasonHalfOpen:        "half-open",
+	ReasonFragment:        "fragment",
+	ReasonFragmentOverlap: "fragment-overlap",
+	ReasonFragmentLimit:   "fragment-limit",
+	ReasonInvalid:         "invalid",
+	ReasonFiltered:        "filtered",
+	ReasonRejected:        "rejected",
+	ReasonNoBackend:       "no-backend",
+}
+
+// String returns the reason in kebab-case.
+func (r Reason) String() string {
+	if r < reasons {
+		return reasonNames[r]
+	}
+	return "unknown"
+}
+
+// Reasons returns every reason that a packet can be dropped for.
+func Reasons() []Reason {
+	all := make([]Reason, 0, reasons-1)
+	for r := ReasonNone + 1; r < reasons; r++ {
+		all = append(all, r)
+	}
+	return all
+}

@@ -1,0 +1,70 @@
+package nat
+
+import "encoding/binary"
+
+// rewrite gives p the addresses and ports of to. addresses and ports are the deltas from what p has; both may be 0.
+// It is used for packets and, leniently parsed, for those quoted in ICMP errors.
+func (p *Packet) rewrite(to *tuple, addresses, ports uint16) {
+	b := p.data
+	if p.v6 {
+		binary.BigEndian.PutUint64(b[8:], to.words[0])
+		binary.BigEndian.PutUint64(b[16:], to.words[1])
+		binary.BigEndian.PutUint64(b[24:], to.words[2])
+		binary.BigEndian.PutUint64(b[32:], to.words[3])
+	} else {
+		binary.BigEndian.PutUint64(b[12:], to.words[0])
+		adjustAt(b, 10, addresses)
+	}
+	if p.hasPorts {
+		binary.BigEndian.PutUint32(b[p.transport:], to.ports)
+	} else if p.hasIdent {
+		binary.BigEndian.PutUint16(b[p.transport+4:], uint16(to.ports))
+	}
+	if p.checksumAt == 0 {
+		return
+	}
+	switch {
+	case p.partial:
+		// Only the pseudo-header is in the field, not complemented; the ports are summed when it is finished.
+		field := add(binary.BigEndian.Uint16(b[p.checksumAt:]), addresses)
+		binary.BigEndian.PutUint16(b[p.checksumAt:], field)
+		return
+	case p.protocol == protocolICMP:
+		addresses = 0 // RFC 792: no pseudo-header
+	case p.protocol == protocolUDP && b[p.checksumAt] == 0 && b[p.checksumAt+1] == 0:
+		return // RFC 768: the sender made none
+	}
+	adjustAt(b, p.checksumAt, add(addresses, ports))
+	if p.protocol == protocolUDP || p.protocol == protocolUDPLite {
+		avoidZero(b[p.checksumAt:])
+	}
+}
+
+// avoidZero writes a computed checksum of zero as all ones (RFC 768; RFC 3828, Section 3.1).
+func avoidZero(field []byte) {
+	if field[0] == 0 && field[1] == 0 {
+		field[0], field[1] = 0xff, 0xff
+	}
+}
+
+// decrementHops takes one from the TTL or hop limit. Preconditions: it is at least 1.
+func (p *Packet) decrementHops() {
+	if p.v6 {
+		p.data[7]--
+		return
+	}
+	p.data[8]--
+	adjustAt(p.data, 10, ^uint16(0x0100))
+}
+
+// finish completes a partial checksum in place: the field already holds the sum of the pseudo-header.
+func (p *Packet) finish() {
+	if !p.partial {
+		return
+	}
+	p.partial = false
+	binary.BigEndian.PutUint16(p.data[p.checksumAt:], ^sum(p.data[p.transport:]))
+	if p.protocol == protocolUDP {
+		avoidZero(p.data[p.checksumAt:])
+	}
+}

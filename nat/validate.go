@@ -1,0 +1,298 @@
+package nat
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+)
+
+// The smallest MTU: what every IPv4 host must accept in one piece (RFC 791, Section 3.1), and IPv6's minimum (RFC 8200, Section 5).
+const (
+	minMTU  = 576
+	minMTU6 = 1280
+	maxMTU  = 65535
+	// maxEntries bounds MaxConnections: entries are numbered by 24 bits and a bit of sense.
+	maxEntries = 1 << 24
+)
+
+// A checker collects every fault of a Config, each with the path of its field.
+type checker struct{ faults []error }
+
+func (k *checker) fault(path, format string, args ...any) {
+	k.faults = append(k.faults, fmt.Errorf("nat: config: %s: %s", path, fmt.Sprintf(format, args...)))
+}
+
+func (k *checker) prefix(path string, p netip.Prefix) bool {
+	switch {
+	case !p.IsValid():
+		k.fault(path, "not a prefix")
+	case p.Addr().Is4In6():
+		k.fault(path, "%s is IPv4 mapped into IPv6", p)
+	case p != p.Masked():
+		k.fault(path, "%s has host bits set", p)
+	default:
+		return true
+	}
+	return false
+}
+
+func (k *checker) address(path string, a netip.Addr) bool {
+	switch {
+	case !a.IsValid():
+		k.fault(path, "not an address")
+	case a.Is4In6() || a.Zone() != "":
+		k.fault(path, "%s is IPv4 mapped into IPv6 or has a zone", a)
+	case a.IsMulticast() || a.IsUnspecified():
+		k.fault(path, "%s is no unicast address", a)
+	default:
+		return true
+	}
+	return false
+}
+
+// node checks a reference to a node; 0 is allowed where the first node is the default.
+func (k *checker) node(path string, p Port, c *Config, zero bool) {
+	if p == 0 && zero {
+		return
+	}
+	for _, n := range c.Nodes {
+		if n.Port == p {
+			return
+		}
+	}
+	k.fault(path, "port %d is no node", p)
+}
+
+// validate returns every fault of c, joined, or nil.
+func (c *Config) validate() error {
+	k := &checker{}
+	c.validateNodes(k)
+	c.validatePrefixes(k)
+	c.validateMTU(k)
+	c.validateMappings(k)
+	c.validateRules(k)
+	if c.MaxConnections < 0 || c.MaxConnections > maxEntries {
+		k.fault("MaxConnections", "%d is not between 0 and %d", c.MaxConnections, maxEntries)
+	}
+	if c.MaxHalfOpen < 0 {
+		k.fault("MaxHalfOpen", "%d is negative", c.MaxHalfOpen)
+	}
+	return errors.Join(k.faults...)
+}
+
+func (c *Config) validateNodes(k *checker) {
+	ports, names, addresses := map[Port]int{}, map[string]int{}, map[netip.Addr]int{}
+	for i, n := range c.Nodes {
+		path := fmt.Sprintf("Nodes[%d]", i)
+		if n.Port == Tunnel || n.Port == anyNode {
+			k.fault(path+".Port", "%d is reserved", n.Port)
+		}
+		if j, ok := ports[n.Port]; ok {
+			k.fault(path+".Port", "%d is also Nodes[%d]", n.Port, j)
+		}
+		if j, ok := names[n.Name]; ok {
+			k.fault(path+".Name", "%q is also Nodes[%d]", n.Name, j)
+		}
+		if k.address(path+".Address", n.Address) {
+			if j, ok := addresses[n.Address]; ok {
+				k.fault(path+".Address", "%s is also Nodes[%d]", n.Address, j)
+			}
+			if n.Address == c.GatewayAddress {
+				k.fault(path+".Address", "%s is also GatewayAddress", n.Address)
+			}
+		}
+		ports[n.Port], names[n.Name], addresses[n.Address] = i, i, i
+	}
+	k.address("GatewayAddress", c.GatewayAddress)
+	k.address("TunnelAddress", c.TunnelAddress)
+	k.address("PeerTunnelAddress", c.PeerTunnelAddress)
+	seen := map[netip.Prefix]int{}
+	for i, r := range c.Routes {
+		path := fmt.Sprintf("Routes[%d]", i)
+		if k.prefix(path+".Prefix", r.Prefix) {
+			if j, ok := seen[r.Prefix]; ok {
+				k.fault(path+".Prefix", "%s is also Routes[%d]", r.Prefix, j)
+			}
+			seen[r.Prefix] = i
+		}
+		k.node(path+".Port", r.Port, c, false)
+	}
+}
+
+// A named prefix is one that must not overlap others of its set.
+type named struct {
+	path   string
+	prefix netip.Prefix
+}
+
+func (k *checker) disjoint(set []named) {
+	for i, a := range set {
+		for _, b := range set[:i] {
+			if a.prefix.Overlaps(b.prefix) {
+				k.fault(a.path, "%s overlaps %s %s", a.prefix, b.path, b.prefix)
+			}
+		}
+	}
+}
+
+func (c *Config) validatePrefixes(k *checker) {
+	var local, realOnes []named // what the local cluster sees; what arrives from the tunnel
+	add := func(set *[]named, path string, p netip.Prefix) {
+		if k.prefix(path, p) {
+			*set = append(*set, named{path, p})
+		}
+	}
+	for i, p := range c.LocalPodCIDRs {
+		add(&local, fmt.Sprintf("LocalPodCIDRs[%d]", i), p)
+	}
+	for i, p := range c.LocalExternalCIDRs {
+		add(&local, fmt.Sprintf("LocalExternalCIDRs[%d]", i), p)
+	}
+	for i, r := range c.Remote {
+		path := fmt.Sprintf("Remote[%d]", i)
+		add(&realOnes, path+".Real", r.Real)
+		if !r.Remapped.IsValid() {
+			if r.Real.IsValid() {
+				local = append(local, named{path + ".Real (not remapped)", r.Real})
+			}
+			continue
+		}
+		add(&local, path+".Remapped", r.Remapped)
+		if r.Real.IsValid() && (r.Real.Bits() != r.Remapped.Bits() || r.Real.Addr().Is4() != r.Remapped.Addr().Is4()) {
+			k.fault(path+".Remapped", "%s has another length or family than %s", r.Remapped, r.Real)
+		}
+	}
+	for _, a := range []struct {
+		path string
+		addr netip.Addr
+	}{{"GatewayAddress", c.GatewayAddress}, {"TunnelAddress", c.TunnelAddress}, {"PeerTunnelAddress", c.PeerTunnelAddress}} {
+		for i, r := range c.Remote {
+			if r.Seen().Contains(a.addr) {
+				k.fault(a.path, "%s lies in Remote[%d], seen as %s", a.addr, i, r.Seen())
+			}
+		}
+	}
+	k.disjoint(local)
+	k.disjoint(realOnes)
+}
+
+func (c *Config) validateMTU(k *checker) {
+	low := minMTU
+	for _, p := range c.LocalPodCIDRs {
+		if p.Addr().Is6() {
+			low = minMTU6
+		}
+	}
+	if c.MTU < low || c.MTU > maxMTU {
+		k.fault("MTU", "%d is not between %d and %d", c.MTU, low, maxMTU)
+	}
+	if c.MSSClamp < MSSOff || c.MSSClamp > 0 && c.MSSClamp < 64 || c.MSSClamp > maxMTU-40 {
+		k.fault("MSSClamp", "%d is not MSSAuto, MSSOff or between 64 and %d", c.MSSClamp, maxMTU-40)
+	}
+	if c.UnknownSource.IsValid() && !c.localExternal(c.UnknownSource) {
+		k.fault("UnknownSource", "%s lies in no local external CIDR", c.UnknownSource)
+	}
+}
+
+func (c *Config) localExternal(a netip.Addr) bool {
+	for _, p := range c.LocalExternalCIDRs {
+		if p.Contains(a) {
+			return true
+		}
+	}
+	return false
+}
+
+func (c *Config) validateMappings(k *checker) {
+	type endpoint struct {
+		netip.Addr
+		port     uint16
+		protocol uint8
+	}
+	external, internal, services := map[netip.Addr]int{}, map[netip.Addr]int{}, map[endpoint]int{}
+	for i, m := range c.Addresses {
+		path := fmt.Sprintf("Addresses[%d]", i)
+		if k.address(path+".External", m.External) {
+			if !c.localExternal(m.External) || m.External == c.UnknownSource {
+				k.fault(path+".External", "%s is U or lies in no local external CIDR", m.External)
+			}
+			if j, ok := external[m.External]; ok {
+				k.fault(path+".External", "%s is also Addresses[%d]", m.External, j)
+			}
+		}
+		if k.address(path+".Internal", m.Internal) {
+			if m.Internal.Is4() != m.External.Is4() {
+				k.fault(path+".Internal", "%s has another family than %s", m.Internal, m.External)
+			}
+			if j, ok := internal[m.Internal]; ok {
+				k.fault(path+".Internal", "%s is also Addresses[%d]", m.Internal, j)
+			}
+		}
+		external[m.External], internal[m.Internal] = i, i
+		k.node(path+".Via", m.Via, c, true)
+	}
+	for i, s := range c.Services {
+		path := fmt.Sprintf("Services[%d]", i)
+		if k.address(path+".Address", s.Address) && (!c.localExternal(s.Address) || s.Address == c.UnknownSource) {
+			k.fault(path+".Address", "%s is U or lies in no local external CIDR", s.Address)
+		}
+		if j, ok := external[s.Address]; ok {
+			k.fault(path+".Address", "%s is also Addresses[%d]", s.Address, j)
+		}
+		if s.Port == 0 {
+			k.fault(path+".Port", "0 is no port")
+		}
+		if s.Protocol != protocolTCP && s.Protocol != protocolUDP && s.Protocol != protocolSCTP {
+			k.fault(path+".Protocol", "%d is not TCP, UDP or SCTP", s.Protocol)
+		}
+		e := endpoint{s.Address, s.Port, s.Protocol}
+		if j, ok := services[e]; ok {
+			k.fault(path, "%s:%d is also Services[%d]", s.Address, s.Port, j)
+		}
+		services[e] = i
+		if s.Balance > BalanceHash || s.Affinity > AffinityClientIP || s.OnRemoval > RemovalReset || s.AffinityTimeout < 0 {
+			k.fault(path, "balance, affinity or onRemoval out of range")
+		}
+		for j, b := range s.Backends {
+			path := fmt.Sprintf("%s.Backends[%d]", path, j)
+			if k.address(path+".Address", b.Address) && b.Address.Is4() != s.Address.Is4() {
+				k.fault(path+".Address", "%s has another family than %s", b.Address, s.Address)
+			}
+			if b.Port == 0 {
+				k.fault(path+".Port", "0 is no port")
+			}
+			if b.Weight < 0 || b.Weight > 1000 {
+				k.fault(path+".Weight", "%d is not between 0 and 1000", b.Weight)
+			}
+			k.node(path+".Via", b.Via, c, true)
+		}
+	}
+}
+
+func (c *Config) validateRules(k *checker) {
+	names := map[string]int{}
+	for i, r := range c.Rules {
+		path := fmt.Sprintf("Rules[%d]", i)
+		if j, ok := names[r.Name]; ok {
+			k.fault(path+".Name", "%q is also Rules[%d]", r.Name, j)
+		}
+		names[r.Name] = i
+		for j, p := range r.Source {
+			k.prefix(fmt.Sprintf("%s.Source[%d]", path, j), p)
+		}
+		for j, p := range r.Destination {
+			k.prefix(fmt.Sprintf("%s.Destination[%d]", path, j), p)
+		}
+		if len(r.Ports) > 0 && r.Protocol != protocolTCP && r.Protocol != protocolUDP && r.Protocol != protocolSCTP {
+			k.fault(path+".Ports", "protocol %d has no ports", r.Protocol)
+		}
+		for j, p := range r.Ports {
+			if p.First > p.Last {
+				k.fault(fmt.Sprintf("%s.Ports[%d]", path, j), "%d is larger than %d", p.First, p.Last)
+			}
+		}
+		if r.From > FromRemote || r.Action > FilterReject {
+			k.fault(path, "from or action out of range")
+		}
+	}
+}
