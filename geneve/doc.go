@@ -1,0 +1,2 @@
+// Package geneve is the tunnel between a gateway and its nodes.
+package geneve
