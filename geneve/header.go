@@ -35,10 +35,10 @@ const headerLen = 8
 //	+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
 type Header struct {
 	VNI      VNI
-	Protocol uint16  // EtherType of what follows: 0x6558 for Ethernet
-	Control  bool    // O flag: the payload is a message between tunnel endpoints
-	Critical bool    // C flag: an option has its critical bit set
-	Options  Options // well-formed; nil when there are none
+	Protocol uint16     // EtherType of what follows: 0x6558 for Ethernet
+	Control  bool       // O flag: the payload is a message between tunnel endpoints
+	Critical bool       // C flag: an option has its critical bit set
+	Options  OptionList // well-formed; nil when there are none
 }
 
 // Bits of the first two bytes.
@@ -77,7 +77,7 @@ func ParseHeader(b []byte) (h Header, payload []byte, r Reason) {
 		Critical: b[1]&critFlag != 0,
 	}
 	if end > headerLen {
-		h.Options = Options(b[headerLen:end:end])
+		h.Options = OptionList(b[headerLen:end:end])
 		// RFC 8926, Section 3.5: a total length other than Opt Len makes the packet invalid; it "MUST be silently dropped".
 		if !h.Options.valid() {
 			return Header{}, nil, BadOptions

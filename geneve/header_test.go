@@ -37,16 +37,16 @@ func TestHeader(t *testing.T) {
 			[]byte{0x01, 0x02, 0x03, 0x00}, // class 0x0102, type 3, no data
 			[]byte{0xff, 0xff, 0x81, 0x03}, // class 0xffff, type 0x81 (critical), 3 × 4 bytes of data
 			[]byte{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12},
-		), Header{VNI: 256, Protocol: 0x6558, Critical: true, Options: Options{
+		), Header{VNI: 256, Protocol: 0x6558, Critical: true, Options: OptionList{
 			0x01, 0x02, 0x03, 0x00, 0xff, 0xff, 0x81, 0x03, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}}, false},
 		{"critical option under a clear flag", join(
 			[]byte{0x01, 0x00}, []byte{0x65, 0x58}, []byte{0, 0, 7}, []byte{0},
 			[]byte{0x00, 0x01, 0x80, 0x00},
-		), Header{VNI: 7, Protocol: 0x6558, Options: Options{0x00, 0x01, 0x80, 0x00}}, true},
+		), Header{VNI: 7, Protocol: 0x6558, Options: OptionList{0x00, 0x01, 0x80, 0x00}}, true},
 		{"reserved bits in an option", join(
 			[]byte{0x01, 0x00}, []byte{0x65, 0x58}, []byte{0, 0, 7}, []byte{0},
 			[]byte{0x00, 0x01, 0x05, 0xe0},
-		), Header{VNI: 7, Protocol: 0x6558, Options: Options{0x00, 0x01, 0x05, 0xe0}}, false},
+		), Header{VNI: 7, Protocol: 0x6558, Options: OptionList{0x00, 0x01, 0x05, 0xe0}}, false},
 		{"252 bytes of options", join(
 			[]byte{0x3f, 0x00}, []byte{0x65, 0x58}, []byte{0, 0, 7}, []byte{0},
 			bytes.Repeat([]byte{0x00, 0x01, 0x05, 0x00}, 63),
@@ -92,9 +92,9 @@ func TestHeaderInvalid(t *testing.T) {
 	}
 	for _, h := range []Header{
 		{VNI: MaxVNI + 1},
-		{Options: make(Options, 256)},
-		{Options: Options{0, 0, 0}},
-		{Options: Options{0, 0, 0, 1}},
+		{Options: make(OptionList, 256)},
+		{Options: OptionList{0, 0, 0}},
+		{Options: OptionList{0, 0, 0, 1}},
 	} {
 		if b, err := h.AppendTo([]byte{1}); err == nil || !bytes.Equal(b, []byte{1}) {
 			t.Errorf("AppendTo of %+v = %x, %v; want an error", h, b, err)
@@ -108,7 +108,7 @@ func TestOptions(t *testing.T) {
 		{Class: 0xffff, Type: 0x81, Data: []byte{1, 2, 3, 4, 5, 6, 7, 8}},
 		{Class: 0, Type: 0, Data: make([]byte, 124)},
 	}
-	var list Options
+	var list OptionList
 	for _, o := range want {
 		var ok bool
 		if list, ok = o.AppendTo(list); !ok {

@@ -2,8 +2,8 @@ package geneve
 
 import "encoding/binary"
 
-// Options is the list of options of a Geneve header, as on the wire.
-type Options []byte
+// OptionList is the row of options of a Geneve header, as on the wire.
+type OptionList []byte
 
 // Option is one Geneve option (RFC 8926, Section 3.5).
 //
@@ -29,7 +29,7 @@ func (o Option) Critical() bool { return o.Type&optionCritical != 0 }
 
 // Next takes the first option off the list; ok is false at its end and where the list is malformed.
 // borrowed: option.Data and rest are parts of o.
-func (o Options) Next() (option Option, rest Options, ok bool) {
+func (o OptionList) Next() (option Option, rest OptionList, ok bool) {
 	if len(o) < optionHeaderLen {
 		return Option{}, nil, false
 	}
@@ -41,7 +41,7 @@ func (o Options) Next() (option Option, rest Options, ok bool) {
 }
 
 // AppendTo appends the option to a list; ok is false when its data does not fit the length field.
-func (o Option) AppendTo(list Options) (_ Options, ok bool) {
+func (o Option) AppendTo(list OptionList) (_ OptionList, ok bool) {
 	if len(o.Data)%4 != 0 || len(o.Data) > 4*optionLengthMask {
 		return list, false
 	}
@@ -51,7 +51,7 @@ func (o Option) AppendTo(list Options) (_ Options, ok bool) {
 }
 
 // valid reports whether the options fill the list exactly.
-func (o Options) valid() bool {
+func (o OptionList) valid() bool {
 	for len(o) > 0 {
 		var ok bool
 		if _, o, ok = o.Next(); !ok {
@@ -62,7 +62,7 @@ func (o Options) valid() bool {
 }
 
 // critical reports whether any option has its critical bit set.
-func (o Options) critical() bool {
+func (o OptionList) critical() bool {
 	for {
 		option, rest, ok := o.Next()
 		if !ok {
