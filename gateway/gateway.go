@@ -77,7 +77,7 @@ func (g *Gateway) open(c *Config, internal geneve.Options) (err error) {
 	}
 	g.connectPath(c)
 
-	if g.metrics, err = newMetricsServer(c.Metrics, g); err != nil {
+	if err := g.openWireGuard(c); err != nil {
 		return err
 	}
 	if c.WireGuard.UAPI {
@@ -85,7 +85,8 @@ func (g *Gateway) open(c *Config, internal geneve.Options) (err error) {
 			return err
 		}
 	}
-	return g.openWireGuard(c)
+	g.metrics, err = newMetricsServer(c.Metrics, g)
+	return err
 }
 
 // connectPath builds the packet path between the Geneve endpoint and the WireGuard
