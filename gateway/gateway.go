@@ -48,15 +48,19 @@ func New(c *Config, log *logrus.Logger) (*Gateway, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
+	return newGateway(c, log, geneve.Options{Listen: netip.AddrPortFrom(netip.IPv4Unspecified(), c.Geneve.ListenPort)})
+}
+
+func newGateway(c *Config, log *logrus.Logger, internal geneve.Options) (*Gateway, error) {
 	g := &Gateway{log: log.WithField("cluster", c.Cluster), config: c}
-	if err := g.open(c); err != nil {
+	if err := g.open(c, internal); err != nil {
 		g.close()
 		return nil, err
 	}
 	return g, nil
 }
 
-func (g *Gateway) open(c *Config) (err error) {
+func (g *Gateway) open(c *Config, internal geneve.Options) (err error) {
 	ports := g.ports.assign(c.Geneve.Nodes)
 	if g.engine, err = nat.New(newPortKey(), c.natConfig(ports)); err != nil {
 		return err
@@ -65,8 +69,7 @@ func (g *Gateway) open(c *Config) (err error) {
 	if g.local, err = newLocal(c.Geneve.GatewayAddress, own, c.MTU); err != nil {
 		return err
 	}
-	g.endpoint, err = geneve.Listen(geneve.Options{Listen: netip.AddrPortFrom(netip.IPv4Unspecified(), c.Geneve.ListenPort)})
-	if err != nil {
+	if g.endpoint, err = geneve.Listen(internal); err != nil {
 		return socketError("geneve.listenPort", c.Geneve.ListenPort, err)
 	}
 	if err := g.endpoint.Apply(c.tunnels(ports)); err != nil {
@@ -74,7 +77,7 @@ func (g *Gateway) open(c *Config) (err error) {
 	}
 	g.connectPath(c)
 
-	if g.metrics, err = newMetricsServer(c.Metrics, g); err != nil {
+	if err := g.openWireGuard(c); err != nil {
 		return err
 	}
 	if c.WireGuard.UAPI {
@@ -82,7 +85,8 @@ func (g *Gateway) open(c *Config) (err error) {
 			return err
 		}
 	}
-	return g.openWireGuard(c)
+	g.metrics, err = newMetricsServer(c.Metrics, g)
+	return err
 }
 
 // connectPath builds the packet path between the Geneve endpoint and the WireGuard
@@ -143,7 +147,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	c := g.config
 	g.mu.Unlock()
 	if c.WireGuard.Role == Client {
-		tasks.Go(func() { g.wg.followEndpoint(ctx, c.WireGuard.Endpoint) })
+		tasks.Go(func() { g.wg.followEndpoint(ctx) })
 	}
 	if g.uapi != nil {
 		tasks.Go(func() { g.wg.serveUAPI(g.uapi) })
@@ -236,7 +240,6 @@ func (c *Config) changesLive(old *Config) error {
 	fixed("wireguard.role", c.WireGuard.Role == old.WireGuard.Role)
 	fixed("wireguard.privateKeyFile", c.WireGuard.PrivateKey == old.WireGuard.PrivateKey)
 	fixed("wireguard.listenPort", c.WireGuard.ListenPort == old.WireGuard.ListenPort)
-	fixed("wireguard.endpoint", c.WireGuard.Endpoint == old.WireGuard.Endpoint)
 	fixed("wireguard.uapi", c.WireGuard.UAPI == old.WireGuard.UAPI)
 	fixed("geneve.listenPort", c.Geneve.ListenPort == old.Geneve.ListenPort)
 	fixed("geneve.gatewayAddress", c.Geneve.GatewayAddress == old.Geneve.GatewayAddress)

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -19,12 +20,19 @@ import (
 // endpoint. Allowed IPs are 0.0.0.0/0 as in Liqo; nat checks the sources.
 type wireguard struct {
 	*device.Device
-	log  *logrus.Entry
-	peer Key
+	log *logrus.Entry
+
+	mu        sync.Mutex
+	peer      Key            // +checklocks:mu
+	keepalive string         // +checklocks:mu; the UAPI line
+	endpoint  netip.AddrPort // +checklocks:mu; target, resolved; zero before
+	target    string         // +checklocks:mu; host:port as configured
+
+	retarget chan struct{} // target has changed
 }
 
 func newWireGuard(d *device.Device, c *WireGuardConfig, log *logrus.Entry) (*wireguard, error) {
-	w := &wireguard{Device: d, log: log, peer: c.PeerPublicKey}
+	w := &wireguard{Device: d, log: log, peer: c.PeerPublicKey, retarget: make(chan struct{}, 1)}
 	err := w.set(
 		"private_key="+c.PrivateKey.hex(),
 		"listen_port="+strconv.Itoa(int(c.ListenPort)),
@@ -36,24 +44,49 @@ func newWireGuard(d *device.Device, c *WireGuardConfig, log *logrus.Entry) (*wir
 }
 
 // setPeer makes c's peer the only one. A peer that stays keeps its endpoint and
-// its session.
+// its session. A client's keepalive begins with its endpoint: without one, the
+// first handshake would fail and the next be held back for device.RekeyTimeout.
 func (w *wireguard) setPeer(c *WireGuardConfig) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	moved := c.PeerPublicKey != w.peer && w.endpoint.IsValid()
 	if c.PeerPublicKey != w.peer {
 		if err := w.set("public_key="+w.peer.hex(), "remove=true"); err != nil {
 			return err
 		}
 		w.peer = c.PeerPublicKey
 	}
-	return w.set(
-		"public_key="+c.PeerPublicKey.hex(),
-		"persistent_keepalive_interval="+strconv.Itoa(int(c.Keepalive/time.Second)),
-		"replace_allowed_ips=true",
-		"allowed_ip=0.0.0.0/0",
-	)
+	if c.Endpoint != w.target {
+		w.target = c.Endpoint
+		select {
+		case w.retarget <- struct{}{}:
+		default:
+		}
+	}
+	lines := []string{"public_key=" + c.PeerPublicKey.hex(), "replace_allowed_ips=true", "allowed_ip=0.0.0.0/0"}
+	w.keepalive = "persistent_keepalive_interval=" + strconv.Itoa(int(c.Keepalive/time.Second))
+	if c.Role == Server || w.endpoint.IsValid() {
+		lines = append(lines, w.keepalive)
+	}
+	if moved {
+		lines = append(lines, "endpoint="+w.endpoint.String())
+	}
+	return w.set(lines...)
 }
 
+// setEndpoint tells the device where the peer is and begins a handshake, unless
+// there is a session.
 func (w *wireguard) setEndpoint(ep netip.AddrPort) error {
-	return w.set("public_key="+w.peer.hex(), "update_only=true", "endpoint="+ep.String())
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if err := w.set("public_key="+w.peer.hex(), "update_only=true", "endpoint="+ep.String(), w.keepalive); err != nil {
+		return err
+	}
+	w.endpoint = ep
+	if p := w.LookupPeer(device.NoisePublicKey(w.peer)); p != nil {
+		p.SendKeepalive()
+	}
+	return nil
 }
 
 func (w *wireguard) set(lines ...string) error {
@@ -111,39 +144,43 @@ const (
 // followEndpoint resolves the configured endpoint and tells the device each time
 // it changes. An address that is still among the answers is kept, and so is the
 // endpoint of a working session, which may have roamed.
-func (w *wireguard) followEndpoint(ctx context.Context, endpoint string) {
-	var current netip.AddrPort
+func (w *wireguard) followEndpoint(ctx context.Context) {
+	again := true // resolve even if there is a session
 	for {
 		wait := resolveInterval
-		s, _ := w.stats()
-		if !current.IsValid() || time.Since(s.LastHandshake) > sessionLifetime {
-			next, err := resolve(ctx, endpoint, current)
-			switch {
-			case ctx.Err() != nil:
-				return
-			case err != nil:
-				w.log.WithError(err).WithField("endpoint", endpoint).Warn("peer endpoint does not resolve; trying again")
-				wait = resolveRetry
-			case next != current:
-				if err := w.setEndpoint(next); err != nil {
-					w.log.WithError(err).Error("peer endpoint refused")
-					break
+		if s, _ := w.stats(); again || time.Since(s.LastHandshake) > sessionLifetime {
+			again = false
+			if err := w.updateEndpoint(ctx); err != nil {
+				if ctx.Err() != nil {
+					return
 				}
-				current = next
-				w.log.WithField("endpoint", next).Info("peer endpoint set")
-				// Do not wait for traffic or for a dead session's timers.
-				w.SendKeepalivesToPeersWithCurrentKeypair()
-				if p := w.LookupPeer(device.NoisePublicKey(w.peer)); p != nil {
-					p.SendKeepalive()
-				}
+				w.log.WithError(err).Warn("peer endpoint does not resolve; trying again")
+				again, wait = true, resolveRetry
 			}
 		}
 		select {
 		case <-ctx.Done():
 			return
+		case <-w.retarget:
+			again = true
 		case <-time.After(wait):
 		}
 	}
+}
+
+func (w *wireguard) updateEndpoint(ctx context.Context) error {
+	w.mu.Lock()
+	target, current := w.target, w.endpoint
+	w.mu.Unlock()
+	next, err := resolve(ctx, target, current)
+	if err != nil || next == current {
+		return err
+	}
+	if err := w.setEndpoint(next); err != nil {
+		return err
+	}
+	w.log.WithField("endpoint", next).Info("peer endpoint set")
+	return nil
 }
 
 // resolve returns the address of endpoint (host:port): current if it is among the
