@@ -114,40 +114,41 @@ func (d *Direction) count(v *Verdict) {
 // Forward, the bytes of p have been rewritten and a Cutter makes of them what goes out at Verdict.Out; otherwise they are as they
 // came. now must not run backwards by more than the skew between two callers.
 func (e *Engine) Process(p *Packet, in Port, now Time) Verdict {
+	var v Verdict
 	e.mu.Lock()
-	v := e.process(p, in, now)
+	e.process(p, in, now, &v)
 	e.stats.of(in).count(&v)
 	e.mu.Unlock()
 	return v
 }
 
-func (e *Engine) process(p *Packet, in Port, now Time) Verdict {
+func (e *Engine) process(p *Packet, in Port, now Time, v *Verdict) {
 	if !p.parsed {
-		return drop(max(p.fault, ReasonMalformed))
+		*v = drop(max(p.fault, ReasonMalformed))
+		return
 	}
 	e.expire(now, packetBudget)
-	t := p.tuple(in)
+	var t tuple
+	p.tuple(&t, in)
 	switch {
 	case p.fragment:
-		return e.fragment(p, &t, in, now)
+		*v = e.fragment(p, &t, in, now)
 	case p.icmpError:
-		return e.icmpError(p, &t, in, now)
+		*v = e.icmpError(p, &t, in, now)
+	default:
+		e.dispatch(p, &t, in, now, v)
 	}
-	return e.dispatch(p, &t, in, now)
 }
 
 // packetBudget is how many expired connections a packet looks after.
 const packetBudget = 4
 
 // dispatch finds the packet's connection, or makes one.
-func (e *Engine) dispatch(p *Packet, t *tuple, in Port, now Time) Verdict {
-	if !p.forwardable() {
-		return e.first(p, t, in, now)
-	}
-	if h, ok := e.table.lookup(t); ok {
-		if v, ok := e.established(h, p, in, now); ok {
-			return v
+func (e *Engine) dispatch(p *Packet, t *tuple, in Port, now Time, v *Verdict) {
+	if p.forwardable() {
+		if h, ok := e.table.lookup(t); ok && e.established(h, p, in, now, v) {
+			return
 		}
 	}
-	return e.first(p, t, in, now)
+	*v = e.first(p, t, in, now)
 }

@@ -62,13 +62,9 @@ func (e *Engine) dropped(p *Packet, tr *traversal) Verdict {
 func (e *Engine) open(p *Packet, tr *traversal, now Time) Verdict {
 	s := e.snapshot
 	pl := plan{to: tr.to, out: tr.out, clamp: tr.clampFor(s), mtu: s.mtu}
-	// A packet that goes no further makes no connection.
-	if p.hops() <= 1 {
-		return refuse(ReasonTTLExceeded, AnswerTimeExceeded)
-	}
 	var v Verdict
-	if !p.fit(&pl, &v) {
-		return v
+	if !p.passable(&pl, &v) {
+		return v // it makes no connection
 	}
 	untracked := false
 	if !tr.effects.notrack && p.fragmentOffset == 0 {
@@ -76,10 +72,9 @@ func (e *Engine) open(p *Packet, tr *traversal, now Time) Verdict {
 		if h.conn != nil {
 			size := uint64(len(p.data))
 			tr.countBindings(s.rules, 1, size)
-			if v, ok := e.established(h, p, tr.in, now); ok {
-				return v
-			}
-			return drop(ReasonInvalid)
+			v = Verdict{}
+			e.established(h, p, tr.in, now, &v)
+			return v
 		}
 		if tr.stateful || !e.returns(tr) {
 			return drop(reason)
@@ -93,8 +88,8 @@ func (e *Engine) open(p *Packet, tr *traversal, now Time) Verdict {
 		pl.pathMTU = e.paths.lookup(pl.to.destination(), pl.out == Tunnel, now)
 	}
 	size := uint64(len(p.data))
-	v = p.forward(&pl)
-	v.Untracked = untracked
+	v = Verdict{Untracked: untracked}
+	p.forward(&pl, &v)
 	s.rules.count(tr.effects.hits, p.isSYN(), uint64(v.Packets), size)
 	return v
 }
@@ -142,7 +137,8 @@ func (e *Engine) create(p *Packet, tr *traversal, now Time) (hit, Reason) {
 	c.service = tr.backend
 	c.state = initialState(p)
 	if p.protocol == protocolTCP {
-		sv := p.segmentView()
+		var sv segmentView
+		sv.view(p)
 		c.state = c.tcp.open(&sv, original)
 	}
 	e.cache(c, original, tr)

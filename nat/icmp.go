@@ -94,7 +94,8 @@ func (e *Engine) icmpError(p *Packet, t *tuple, in Port, now Time) Verdict {
 	if !p.quoted(&q) {
 		return drop(ReasonMalformed)
 	}
-	quoted := q.tuple(0)
+	var quoted tuple
+	q.tuple(&quoted, 0)
 	if quoted.source() != destination {
 		if s.owns(destination, in) {
 			return Verdict{Action: Deliver, Packets: 1}
@@ -204,8 +205,8 @@ func (s *snapshot) errorSource(source, sentTo netip.Addr, in, out Port) netip.Ad
 // relay forwards an ICMP error whose quotation becomes to, and learns from it.
 func (e *Engine) relay(p, q *Packet, t *tuple, pl *plan, from, to *tuple, now Time) Verdict {
 	pl.translate(t)
-	v := p.forward(pl)
-	if v.Action != Forward {
+	var v Verdict
+	if !p.forward(pl, &v) {
 		v.Answer = AnswerNone // RFC 1122, Section 3.2.2: never about an error
 		return v
 	}

@@ -111,7 +111,9 @@ func (e *Engine) fragment(p *Packet, t *tuple, in Port, now Time) Verdict {
 	g := e.datagram(p, t, now)
 	if g == nil {
 		if p.fragmentOffset == 0 {
-			return e.dispatch(p, t, in, now)
+			var v Verdict
+			e.dispatch(p, t, in, now, &v)
+			return v
 		}
 		if v, ok := e.stateless(p, t, in, now); ok {
 			return v
@@ -122,7 +124,8 @@ func (e *Engine) fragment(p *Packet, t *tuple, in Port, now Time) Verdict {
 		return drop(ReasonFragmentOverlap)
 	}
 	if p.fragmentOffset == 0 {
-		v := e.dispatch(p, t, in, now)
+		var v Verdict
+		e.dispatch(p, t, in, now, &v)
 		g.known, g.ports = true, t.ports
 		if v.Action == Drop {
 			g.reason = v.Reason
@@ -140,7 +143,9 @@ func (e *Engine) later(g *datagram, p *Packet, t *tuple, in Port, now Time) Verd
 		return drop(g.reason)
 	case g.known:
 		t.ports = g.ports
-		return e.dispatch(p, t, in, now)
+		var v Verdict
+		e.dispatch(p, t, in, now, &v)
+		return v
 	}
 	if v, ok := e.stateless(p, t, in, now); ok {
 		return v
@@ -152,7 +157,7 @@ func (e *Engine) later(g *datagram, p *Packet, t *tuple, in Port, now Time) Verd
 func (e *Engine) stateless(p *Packet, t *tuple, in Port, now Time) (Verdict, bool) {
 	s := e.snapshot
 	if !s.admits(t.source(), in) || s.owns(t.destination(), in) || unusable(t.destination()) {
-		return e.dispatch(p, t, in, now), true
+		return e.first(p, t, in, now), true
 	}
 	if in == Tunnel && s.external.Contains(t.destination()) {
 		return Verdict{}, false
@@ -212,7 +217,8 @@ func (e *Engine) Release(p *Packet, b []byte, in Port, now Time) (Verdict, bool)
 			continue
 		}
 		p.Parse(b[:copy(b, h.bytes[:h.length])])
-		t := p.tuple(in)
+		var t tuple
+		p.tuple(&t, in)
 		v := e.later(h.datagram, p, &t, in, now)
 		h.datagram = nil
 		e.fragments.holds--

@@ -52,20 +52,18 @@ type segmentView struct {
 	scaled           bool
 }
 
-func (p *Packet) segmentView() segmentView {
+// view fills s from p. Preconditions: p is TCP and no later fragment.
+func (s *segmentView) view(p *Packet) {
 	b := p.data[p.transport:]
-	s := segmentView{
-		seq:    binary.BigEndian.Uint32(b[4:]),
-		ack:    binary.BigEndian.Uint32(b[8:]),
-		length: p.sequenceLength(),
-		window: binary.BigEndian.Uint16(b[14:]),
-		flags:  b[13],
-	}
+	s.seq = binary.BigEndian.Uint32(b[4:])
+	s.ack = binary.BigEndian.Uint32(b[8:])
+	s.length = p.sequenceLength()
+	s.flags = b[13]
+	s.window = binary.BigEndian.Uint16(b[14:])
 	if s.flags&tcpFlagSYN != 0 {
 		s.mss = p.mss()
 		s.shift, s.scaled = p.windowScale()
 	}
-	return s
 }
 
 // windowScale returns the Window Scale option of a SYN.

@@ -2,56 +2,66 @@ package nat
 
 // established handles a packet of a connection that exists. It returns false if the connection turned out to be gone, and the packet
 // is the first of another.
-func (e *Engine) established(h hit, p *Packet, in Port, now Time) (Verdict, bool) {
+func (e *Engine) established(h hit, p *Packet, in Port, now Time, v *Verdict) bool {
 	s, c, d := e.snapshot, h.conn, h.direction
 	if c.generation != s.generation {
 		switch reason, ok := e.revalidate(c, h.number, now); {
 		case reason != ReasonNone:
-			return refuse(reason, AnswerReset), true
+			*v = refuse(reason, AnswerReset)
+			return true
 		case !ok:
-			return Verdict{}, false
+			return false
 		}
 	}
 	if c.flags&(flagEvaluated0<<d) == 0 || c.flags&(flagAlways0<<d) != 0 {
 		e.evaluate(c, d, in, now)
 	}
-	if r := c.verdict[d]; r != ReasonNone {
-		e.countHits(c, d, p, 1)
-		v := drop(r)
-		switch r {
-		case ReasonRejected:
-			v.Answer = AnswerNetUnreachable
-		case ReasonNoRoute:
-			to := c.to(d)
-			v = s.noRoute(to.destination())
-		}
-		return v, true
+	if c.verdict[d] != ReasonNone {
+		e.refused(c, d, p, v)
+		return true
 	}
-	pl := plan{to: c.to(d), out: c.out[d], clamp: c.clamp[d], mtu: s.mtu}
+	var pl plan
+	pl.to.words, pl.to.ports = c.tuples[1-d].reversed()
 	pl.addresses, pl.ports = c.deltas(d)
+	pl.out, pl.clamp, pl.mtu = c.out[d], c.clamp[d], s.mtu
 	if p.partial && p.protocol == protocolTCP {
 		pl.peerMSS = c.tcp.mss[1-d]
 		if e.paths.live(now) {
-			pl.pathMTU = e.paths.lookup(pl.to.destination(), pl.out == Tunnel, now)
+			to := c.to(d)
+			pl.pathMTU = e.paths.lookup(to.destination(), pl.out == Tunnel, now)
 		}
 	}
-	if p.protocol == protocolSCTP && pl.ports != 0 && p.fragment {
-		return drop(ReasonFragment), true // its checksum covers bytes that are elsewhere
+	sctp := p.protocol == protocolSCTP && pl.ports != 0
+	if sctp && p.fragment {
+		*v = drop(ReasonFragment) // its checksum covers bytes that are elsewhere
+		return true
 	}
-	size := uint64(len(p.data))
-	v := p.forward(&pl)
-	if v.Action != Forward {
-		return v, true
+	if !p.forward(&pl, v) {
+		return true
 	}
-	if p.protocol == protocolSCTP && pl.ports != 0 {
+	if sctp {
 		p.sumSCTP()
 	}
 	v.Asymmetric = d == reply && c.tuples[reply].zone == anyNode && in != c.out[original]
 	c.packets[d] += uint64(v.Packets)
-	c.bytes[d] += size
+	c.bytes[d] += uint64(len(p.data))
 	e.countHits(c, d, p, uint64(v.Packets))
 	e.advance(c, h.number, d, p, now)
-	return v, true
+	return true
+}
+
+// refused is the verdict on a packet of a connection that filters or routing refuse.
+func (e *Engine) refused(c *conn, d int, p *Packet, v *Verdict) {
+	e.countHits(c, d, p, 1)
+	switch r := c.verdict[d]; r {
+	case ReasonRejected:
+		*v = refuse(r, AnswerNetUnreachable)
+	case ReasonNoRoute:
+		to := c.to(d)
+		*v = e.snapshot.noRoute(to.destination())
+	default:
+		*v = drop(r)
+	}
 }
 
 // advance takes a forwarded packet into the connection's state and timer.
@@ -61,7 +71,8 @@ func (e *Engine) advance(c *conn, number uint32, d int, p *Packet, now Time) {
 	switch {
 	case c.tuples[original].protocol == protocolTCP:
 		if p.hasPorts {
-			s := p.segmentView()
+			var s segmentView
+			s.view(p)
 			c.state = c.tcp.next(c.state, &s, d)
 		}
 	case c.tuples[original].protocol == protocolSCTP:
