@@ -107,6 +107,9 @@ type effects struct {
 // filter runs the filter chains of stage s.
 func (r *ruleset) filter(s stage, v *view, e *effects) ruleVerdict {
 	sec := &r.sections[s]
+	if sec.first == sec.end {
+		return ruleAccept
+	}
 	var w walk
 	w.start(sec, v)
 	for n := w.next(sec.first); n >= 0; {
