@@ -32,6 +32,8 @@ type ruleset struct {
 	services serviceSet
 	policy   policy
 	own      [2]masquerade
+	// generated: the tables come from the other fields of the Config, so that what a kernel's rules could not do is allowed too.
+	generated bool
 }
 
 // A masquerade holds the gateway's address by family on the way to one side: [0] the tunnel, [1] the nodes.
@@ -307,7 +309,7 @@ func newRuleset(c *Config, previous *ruleset) (*ruleset, error) {
 	devices, err := c.devices()
 	b := builder{devices: devices, generated: generated, faults: []error{err}}
 	b.add(tables)
-	r := &ruleset{own: c.masquerades()}
+	r := &ruleset{own: c.masquerades(), generated: generated}
 	b.finish(r, previous)
 	r.policy, err = newPolicy(routing, devices, c.neighbours())
 	b.faults = append(b.faults, err)
