@@ -57,10 +57,10 @@ type policy struct {
 	names   []string // of rules, in the order of evaluation: table/number
 }
 
-type class struct {
-	in   Port
-	mark uint32 // 0: any
-}
+// A class is the port that packets come from and their whole mark, or 0 for any mark, in one word, which a map finds fastest.
+type class uint64
+
+func classOf(in Port, mark uint32) class { return class(in)<<32 | class(mark) }
 
 // anyPort in a class stands for every port.
 const anyPort Port = 0xfffc
@@ -90,11 +90,11 @@ type routeEntry struct {
 // route returns where a packet goes.
 func (p *policy) route(in Port, mark uint32, src, dst netip.Addr) (nextHop, bool) {
 	best := routeEntry{order: math.MaxInt32}
-	p.classes[class{in, 0}].best(src, dst, &best)
-	p.classes[class{anyPort, 0}].best(src, dst, &best)
+	p.classes[classOf(in, 0)].best(src, dst, &best)
+	p.classes[classOf(anyPort, 0)].best(src, dst, &best)
 	if mark != 0 {
-		p.classes[class{in, mark}].best(src, dst, &best)
-		p.classes[class{anyPort, mark}].best(src, dst, &best)
+		p.classes[classOf(in, mark)].best(src, dst, &best)
+		p.classes[classOf(anyPort, mark)].best(src, dst, &best)
 	}
 	return nextHop{best.port, best.via, best.order}, best.order != math.MaxInt32
 }
@@ -226,17 +226,17 @@ func (d *policyDraft) compile() policy {
 	sources := map[class]map[netip.Prefix]*routeSet{}
 	for i, o := range d.order {
 		p.names[i] = o.name
-		k := class{anyPort, o.rule.Mark}
+		in := anyPort
 		if o.rule.In != "" {
-			in, ok := d.devices[o.rule.In]
-			if !ok {
+			var ok bool
+			if in, ok = d.devices[o.rule.In]; !ok {
 				continue
 			}
-			k.in = in
 		}
 		if o.rule.Out != "" {
 			continue // a forwarded packet is bound to no device
 		}
+		k := classOf(in, o.rule.Mark)
 		if sources[k] == nil {
 			sources[k] = map[netip.Prefix]*routeSet{}
 		}

@@ -32,6 +32,8 @@ type ruleset struct {
 	services serviceSet
 	policy   policy
 	own      [2]masquerade
+	// generated: the tables come from the other fields of the Config, so that what a kernel's rules could not do is allowed too.
+	generated bool
 }
 
 // A masquerade holds the gateway's address by family on the way to one side: [0] the tunnel, [1] the nodes.
@@ -107,6 +109,9 @@ type effects struct {
 // filter runs the filter chains of stage s.
 func (r *ruleset) filter(s stage, v *view, e *effects) ruleVerdict {
 	sec := &r.sections[s]
+	if sec.first == sec.end {
+		return ruleAccept
+	}
 	var w walk
 	w.start(sec, v)
 	for n := w.next(sec.first); n >= 0; {
@@ -304,7 +309,7 @@ func newRuleset(c *Config, previous *ruleset) (*ruleset, error) {
 	devices, err := c.devices()
 	b := builder{devices: devices, generated: generated, faults: []error{err}}
 	b.add(tables)
-	r := &ruleset{own: c.masquerades()}
+	r := &ruleset{own: c.masquerades(), generated: generated}
 	b.finish(r, previous)
 	r.policy, err = newPolicy(routing, devices, c.neighbours())
 	b.faults = append(b.faults, err)

@@ -30,6 +30,7 @@ type service struct {
 	// total is the sum of all weights, and until[i] that of the backends up to i.
 	total   uint64
 	until   []uint64
+	seeds   []uint64 // of the backends' addresses and ports, for rendezvous
 	present map[netip.AddrPort]int32
 	clients *affinityTable // nil without affinity
 }
@@ -58,6 +59,8 @@ func newService(c Service) *service {
 	for i, b := range c.Backends {
 		s.total += uint64(weight(b))
 		s.until = append(s.until, s.total)
+		high, low := addressWords(b.Address)
+		s.seeds = append(s.seeds, hashKey{}.sum(high, low, uint64(b.Port)))
 		s.present[netip.AddrPortFrom(b.Address, b.Port)] = int32(i)
 	}
 	if c.Affinity == AffinityClientIP {
@@ -123,21 +126,24 @@ func (s *service) choose(key hashKey, words *pickWords) int32 {
 }
 
 // rendezvous returns the backend with the highest weighted score (Schindelhauer and Schomaker, "Weighted distributed hash tables",
-// 2005): the share of each is exactly its weight, and a backend that comes or goes moves no client of another. It costs a hash per
-// backend, once per connection.
+// 2005): the share of each is exactly its weight, and a backend that comes or goes moves no client of another.
 func (s *service) rendezvous(key hashKey, words *pickWords) int32 {
 	base := key.sum(words[:]...)
 	best, at := math.Inf(-1), 0
 	for i := range s.config.Backends {
-		b := &s.config.Backends[i]
-		high, low := addressWords(b.Address)
-		h := key.sum(base, high, low, uint64(b.Port))
-		u := (float64(h>>11) + 0.5) / (1 << 53) // in (0, 1)
-		if score := -float64(weight(*b)) / math.Log(u); score > best {
+		u := (float64(mix(base^s.seeds[i])>>11) + 0.5) / (1 << 53) // in (0, 1)
+		if score := -float64(weight(s.config.Backends[i])) / math.Log(u); score > best {
 			best, at = score, i
 		}
 	}
 	return int32(at)
+}
+
+// mix is the finalizer of MurmurHash3. Unlike base, which is secret, it need not resist anybody.
+func mix(h uint64) uint64 {
+	h = (h ^ h>>33) * 0xff51afd7ed558ccd
+	h = (h ^ h>>33) * 0xc4ceb9fe1a85ec53
+	return h ^ h>>33
 }
 
 const (

@@ -1,0 +1,88 @@
+package udp
+
+import (
+	"encoding/binary"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// sockaddr holds an address of either family for the kernel.
+type sockaddr = unix.RawSockaddrInet6
+
+// control holds the control messages of one message. On receive three may come: UDP_GRO, type of service or traffic
+// class, SO_RXQ_OVFL; on send two go: UDP_SEGMENT, type of service or traffic class.
+type control struct {
+	_    [0]uint64 // cmsg(3): aligned like the header
+	data [controlSize]byte
+}
+
+const (
+	// controlSize is 3 × CMSG_SPACE(4) on 64-bit systems and more than that on others.
+	controlSize = 3 * 24
+	// maxMessages is the number of messages of one sendmmsg call.
+	maxMessages = 64
+)
+
+// recvmmsg and sendmmsg return the number of messages moved, or the errno of the first when none was. x/sys has no wrapper for
+// them. The pointers inside the headers are Go pointers in heap memory, which keeps what they point to alive and in place.
+func recvmmsg(fd uintptr, headers []unix.Mmsghdr) (int, unix.Errno) {
+	return mmsg(unix.SYS_RECVMMSG, fd, headers)
+}
+
+func sendmmsg(fd uintptr, headers []unix.Mmsghdr) (int, unix.Errno) {
+	return mmsg(unix.SYS_SENDMMSG, fd, headers)
+}
+
+func mmsg(trap, fd uintptr, headers []unix.Mmsghdr) (int, unix.Errno) {
+	for {
+		n, _, errno := unix.Syscall6(trap, fd, uintptr(unsafe.Pointer(unsafe.SliceData(headers))), uintptr(len(headers)),
+			unix.MSG_DONTWAIT, 0, 0)
+		if errno == unix.EINTR {
+			continue
+		}
+		if errno != 0 {
+			return 0, errno
+		}
+		return int(n), 0
+	}
+}
+
+// next takes the first control message off b, which holds what the kernel wrote.
+func next(b []byte) (level, kind int32, data, rest []byte) {
+	if len(b) < unix.SizeofCmsghdr {
+		return 0, 0, nil, nil
+	}
+	h := (*unix.Cmsghdr)(unsafe.Pointer(unsafe.SliceData(b)))
+	if uint64(h.Len) < unix.SizeofCmsghdr || uint64(h.Len) > uint64(len(b)) {
+		return 0, 0, nil, nil
+	}
+	return h.Level, h.Type, b[unix.SizeofCmsghdr:h.Len], b[min(unix.CmsgSpace(int(h.Len)-unix.SizeofCmsghdr), len(b)):]
+}
+
+// number reads the value of a control message: the kernel uses one byte (IP_TOS), two (UDP_SEGMENT) or four.
+func number(data []byte) uint32 {
+	switch {
+	case len(data) >= 4:
+		return binary.NativeEndian.Uint32(data)
+	case len(data) >= 2:
+		return uint32(binary.NativeEndian.Uint16(data))
+	case len(data) == 1:
+		return uint32(data[0])
+	}
+	return 0
+}
+
+// put writes a control message with a value of size bytes (2 or 4) at b[at:] and returns where the next one begins.
+func put(b *control, at int, level, kind int32, value uint32, size int) int {
+	h := (*unix.Cmsghdr)(unsafe.Pointer(&b.data[at]))
+	h.Level, h.Type = level, kind
+	h.SetLen(unix.CmsgLen(size))
+	data := b.data[at+unix.SizeofCmsghdr:]
+	if size == 2 {
+		binary.NativeEndian.PutUint16(data, uint16(value))
+	} else {
+		binary.NativeEndian.PutUint32(data, value)
+	}
+	return at + unix.CmsgSpace(size)
+}

@@ -1,0 +1,270 @@
+package udp
+
+import (
+	"encoding/binary"
+	"errors"
+	"net"
+	"net/netip"
+	"strconv"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Sender is one goroutine's way to send on a Socket. It owns message headers, no packets.
+type Sender struct {
+	socket   *Socket
+	headers  []unix.Mmsghdr
+	names    []sockaddr
+	controls []control
+	iovecs   []unix.Iovec
+	sent     []load // what each message carries
+
+	call  func(fd uintptr) bool // stored, so that no call makes a closure
+	from  int                   // first message not handed to the kernel yet
+	n     int                   // result: messages taken from headers[from:]
+	errno unix.Errno            // result when n is 0
+}
+
+// load describes one message: the train it is, or is a part of, and its size.
+type load struct {
+	train, datagrams, bytes int
+}
+
+// NewSender returns a Sender for use by one goroutine.
+func (s *Socket) NewSender() *Sender {
+	t := &Sender{socket: s}
+	t.call = func(fd uintptr) bool {
+		t.n, t.errno = sendmmsg(fd, t.headers[t.from:])
+		return t.errno != unix.EAGAIN // false: the send buffer is full, wait until there is room
+	}
+	return t
+}
+
+// Send sends all trains in order and returns how many datagrams the kernel took. It blocks while the send buffer is full. A
+// datagram that the kernel refuses is dropped and counted by its Reason, and the rest is sent all the same: a short count means
+// undeliverable datagrams, not a failed batch.
+//
+// The error is nil when everything was taken, net.ErrClosed after Close, else the errno of the first datagram refused.
+func (s *Sender) Send(trains []Train) (sent int, err error) {
+	for i := range trains {
+		trains[i].Sent = 0
+	}
+	for len(trains) > 0 {
+		planned := s.plan(trains)
+		done, n, e := s.flush(trains[:planned])
+		sent += n
+		if e != nil && err == nil {
+			err = e
+		}
+		if e == net.ErrClosed {
+			return sent, e
+		}
+		trains = trains[done:]
+	}
+	return sent, err
+}
+
+// plan builds the headers for as many trains as one call should take, at least one, and returns their number.
+func (s *Sender) plan(trains []Train) int {
+	gso := s.socket.gso.Load()
+	// Count first: a slice that grew while it is filled would leave pointers to its old array behind.
+	messages, iovecs, planned := 0, 0, 0
+	for i := range trains {
+		m, v := 1, len(trains[i].Parts)
+		if _, datagrams := trains[i].size(); datagrams > 1 && (trains[i].Single || !gso) {
+			m, v = datagrams, v+datagrams
+		}
+		if planned > 0 && messages+m > maxMessages {
+			break
+		}
+		messages, iovecs, planned = messages+m, iovecs+v, planned+1
+	}
+	s.reserve(messages, iovecs)
+	for i := range trains[:planned] {
+		t := &trains[i]
+		bytes, datagrams := t.size()
+		if datagrams == 1 || gso && !t.Single {
+			s.add(t, load{i, datagrams, bytes}, t.Parts)
+			continue
+		}
+		s.addSingles(t, i, bytes)
+	}
+	return planned
+}
+
+// reserve empties the header arrays and makes room.
+func (s *Sender) reserve(messages, iovecs int) {
+	if messages > cap(s.headers) {
+		s.headers = make([]unix.Mmsghdr, 0, max(messages, maxMessages))
+		s.names = make([]sockaddr, cap(s.headers))
+		s.controls = make([]control, cap(s.headers))
+		s.sent = make([]load, 0, cap(s.headers))
+	}
+	if iovecs > cap(s.iovecs) {
+		s.iovecs = make([]unix.Iovec, 0, max(iovecs, 2*maxMessages))
+	}
+	s.headers, s.iovecs, s.sent, s.from = s.headers[:0], s.iovecs[:0], s.sent[:0], 0
+}
+
+// add appends one message with the given parts.
+func (s *Sender) add(t *Train, l load, parts [][]byte) {
+	first := len(s.iovecs)
+	for _, p := range parts {
+		s.gather(p)
+	}
+	s.finish(t, l, first)
+}
+
+// addSingles appends one message for each datagram of t.
+func (s *Sender) addSingles(t *Train, index, bytes int) {
+	first, room := len(s.iovecs), t.SegmentSize
+	for _, p := range t.Parts {
+		for len(p) > 0 {
+			n := min(len(p), room)
+			s.gather(p[:n])
+			p, room, bytes = p[n:], room-n, bytes-n
+			if room == 0 || bytes == 0 {
+				s.finish(t, load{index, 1, t.SegmentSize - room}, first)
+				first, room = len(s.iovecs), t.SegmentSize
+			}
+		}
+	}
+}
+
+// gather appends one iovec.
+func (s *Sender) gather(p []byte) {
+	s.iovecs = append(s.iovecs, unix.Iovec{Base: unsafe.SliceData(p)})
+	s.iovecs[len(s.iovecs)-1].SetLen(len(p))
+}
+
+// finish appends the header for the iovecs from first on.
+func (s *Sender) finish(t *Train, l load, first int) {
+	i := len(s.headers)
+	s.headers = s.headers[:i+1]
+	s.sent = append(s.sent, l)
+	h := &s.headers[i].Hdr
+	*h = unix.Msghdr{Name: (*byte)(unsafe.Pointer(&s.names[i]))}
+	h.Namelen = s.destination(&s.names[i], t.Destination)
+	if n := len(s.iovecs) - first; n > 0 {
+		h.Iov = &s.iovecs[first]
+		h.SetIovlen(n)
+	}
+	c, used := &s.controls[i], 0
+	if t.TOS != 0 {
+		level, kind := int32(unix.SOL_IP), int32(unix.IP_TOS)
+		if s.socket.is6 {
+			level, kind = unix.SOL_IPV6, unix.IPV6_TCLASS
+		}
+		used = put(c, used, level, kind, uint32(t.TOS), 4)
+	}
+	if l.datagrams > 1 {
+		used = put(c, used, unix.SOL_UDP, unix.UDP_SEGMENT, uint32(t.SegmentSize), 2)
+	}
+	if used > 0 {
+		h.Control = &c.data[0]
+		h.SetControllen(used)
+	}
+}
+
+// destination writes to as the kernel's address and returns its length. An address of the other family is written as
+// such: the kernel refuses it.
+func (s *Sender) destination(name *sockaddr, to netip.AddrPort) uint32 {
+	*name = sockaddr{}
+	binary.BigEndian.PutUint16((*[2]byte)(unsafe.Pointer(&name.Port))[:], to.Port())
+	addr := to.Addr()
+	if !s.socket.is6 {
+		addr = addr.Unmap()
+	}
+	if addr.Is4() {
+		name4 := (*unix.RawSockaddrInet4)(unsafe.Pointer(name))
+		name4.Family, name4.Addr = unix.AF_INET, addr.As4()
+		return unix.SizeofSockaddrInet4
+	}
+	if !addr.IsValid() {
+		name.Family = unix.AF_UNIX // refused by both families, where AF_UNSPEC would mean this host
+		return unix.SizeofSockaddrInet6
+	}
+	name.Family, name.Addr = unix.AF_INET6, addr.As16()
+	if zone := addr.Zone(); zone != "" {
+		name.Scope_id = scope(zone)
+	}
+	return unix.SizeofSockaddrInet6
+}
+
+// scope returns the interface index that a zone stands for, 0 when there is none.
+func scope(zone string) uint32 {
+	if index, err := strconv.ParseUint(zone, 10, 32); err == nil {
+		return uint32(index)
+	}
+	if ifi, err := net.InterfaceByName(zone); err == nil {
+		return uint32(ifi.Index)
+	}
+	return 0
+}
+
+// flush hands the planned messages to the kernel. It returns how many trains are done with: all, or those before a train that
+// the kernel refused as one, which is now marked Single and must be planned again.
+func (s *Sender) flush(trains []Train) (done, sent int, err error) {
+	var bytes, calls uint64
+	defer func() {
+		c := &s.socket.stats
+		c.sendCalls.Add(calls)
+		c.sentDatagrams.Add(uint64(sent))
+		c.sentBytes.Add(bytes)
+	}()
+	for s.from < len(s.headers) {
+		if e := s.socket.raw.Write(s.call); e != nil {
+			if errors.Is(e, net.ErrClosed) {
+				e = net.ErrClosed
+			}
+			return len(trains), sent, e
+		}
+		if s.n > 0 { // possibly fewer than offered: the next call returns the errno of the first one left
+			calls++
+			for _, l := range s.sent[s.from : s.from+s.n] {
+				trains[l.train].Sent += l.datagrams
+				sent += l.datagrams
+				bytes += uint64(l.bytes)
+			}
+			s.from += s.n
+			continue
+		}
+		l := s.sent[s.from]
+		if l.datagrams > 1 && refusesTrain(s.errno) {
+			if s.errno == unix.EIO { // udp(7): the device cannot checksum, so no train will ever leave it
+				s.socket.gso.Store(false)
+			}
+			s.socket.stats.refusedTrains.Add(1)
+			trains[l.train].Single = true
+			return l.train, sent, err
+		}
+		s.socket.stats.sendDrops[reasonOf(s.errno)].Add(uint64(l.datagrams))
+		if err == nil {
+			err = s.errno
+		}
+		s.from++
+	}
+	return len(trains), sent, err
+}
+
+// refusesTrain reports whether single datagrams may get through where a train did not: no checksum offload on the device (EIO),
+// more segments than the kernel takes or segments above the device's MTU (EINVAL), above the path's (EMSGSIZE).
+func refusesTrain(errno unix.Errno) bool {
+	return errno == unix.EIO || errno == unix.EINVAL || errno == unix.EMSGSIZE || errno == unix.EOPNOTSUPP
+}
+
+// reasonOf classifies the errno of a datagram that was not sent.
+func reasonOf(errno unix.Errno) Reason {
+	switch errno {
+	case unix.ECONNREFUSED, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EHOSTDOWN, unix.ENETDOWN, unix.ETIMEDOUT, unix.EPROTO:
+		return Unreachable
+	case unix.ENOBUFS, unix.ENOMEM:
+		return NoBuffer
+	case unix.EMSGSIZE:
+		return TooBig
+	case unix.EPERM, unix.EACCES:
+		return NotPermitted
+	}
+	return Invalid
+}

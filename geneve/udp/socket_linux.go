@@ -1,0 +1,172 @@
+package udp
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Socket is an unconnected UDP socket. See the package comment for who may call what.
+type Socket struct {
+	conn  *net.UDPConn
+	raw   syscall.RawConn
+	local netip.AddrPort
+	is6   bool
+
+	gro                       bool
+	gso                       atomic.Bool
+	receiveBuffer, sendBuffer int
+
+	woken atomic.Bool // a Wake has been called that no Receive has answered yet
+	rx    receiver
+	stats counters
+}
+
+// counters are the atomics behind Stats, written once per batch.
+type counters struct {
+	receiveCalls, receivedMessages, receivedBytes atomic.Uint64
+	overflows, truncated, receiveErrors           atomic.Uint64
+	sendCalls, sentDatagrams, sentBytes           atomic.Uint64
+	refusedTrains                                 atomic.Uint64
+	sendDrops                                     [numReasons]atomic.Uint64
+}
+
+// Listen opens a socket of one address family: network is "udp4" or "udp6". An invalid or unspecified address listens
+// on all, port 0 chooses a free one. Errors are those of net.ListenConfig, or wrap the errno of a socket option.
+func Listen(network string, addr netip.AddrPort, o Options) (*Socket, error) {
+	if network != "udp4" && network != "udp6" {
+		return nil, fmt.Errorf("udp: listen: %w", net.UnknownNetworkError(network))
+	}
+	if !addr.Addr().IsValid() {
+		unspecified := netip.IPv4Unspecified()
+		if network == "udp6" {
+			unspecified = netip.IPv6Unspecified()
+		}
+		addr = netip.AddrPortFrom(unspecified, addr.Port())
+	}
+	var lc net.ListenConfig
+	pc, err := lc.ListenPacket(context.Background(), network, addr.String())
+	if err != nil {
+		return nil, fmt.Errorf("udp: %w", err)
+	}
+	s := &Socket{conn: pc.(*net.UDPConn), is6: network == "udp6"}
+	s.local = s.conn.LocalAddr().(*net.UDPAddr).AddrPort()
+	if err := s.configure(o); err != nil {
+		s.conn.Close()
+		return nil, fmt.Errorf("udp: listen on %v: %w", s.local, err)
+	}
+	s.rx.init(s)
+	return s, nil
+}
+
+// configure sets the socket options and probes the offloads.
+func (s *Socket) configure(o Options) (err error) {
+	if s.raw, err = s.conn.SyscallConn(); err != nil {
+		return err
+	}
+	control := func(fd uintptr) {
+		fdInt := int(fd)
+		s.receiveBuffer = setBuffer(fdInt, unix.SO_RCVBUF, unix.SO_RCVBUFFORCE, o.ReceiveBuffer)
+		s.sendBuffer = setBuffer(fdInt, unix.SO_SNDBUF, unix.SO_SNDBUFFORCE, o.SendBuffer)
+		unix.SetsockoptInt(fdInt, unix.SOL_SOCKET, unix.SO_BROADCAST, 0) // package net sets it; a tunnel has one other end
+		if err = unix.SetsockoptInt(fdInt, unix.SOL_SOCKET, unix.SO_RXQ_OVFL, 1); err != nil {
+			err = os.NewSyscallError("setsockopt SO_RXQ_OVFL", err)
+			return
+		}
+		if s.is6 {
+			err = os.NewSyscallError("setsockopt IPV6_RECVTCLASS", unix.SetsockoptInt(fdInt, unix.SOL_IPV6, unix.IPV6_RECVTCLASS, 1))
+		} else {
+			err = os.NewSyscallError("setsockopt IP_RECVTOS", unix.SetsockoptInt(fdInt, unix.SOL_IP, unix.IP_RECVTOS, 1))
+		}
+		if !o.NoGRO && unix.SetsockoptInt(fdInt, unix.SOL_UDP, unix.UDP_GRO, 1) == nil {
+			// Kernels before 5.12 cannot be asked back, and merge trains that they should not: leave it off there.
+			on, e := unix.GetsockoptInt(fdInt, unix.SOL_UDP, unix.UDP_GRO)
+			s.gro = e == nil && on == 1
+			if !s.gro {
+				unix.SetsockoptInt(fdInt, unix.SOL_UDP, unix.UDP_GRO, 0)
+			}
+		}
+		if !o.NoGSO {
+			_, e := unix.GetsockoptInt(fdInt, unix.SOL_UDP, unix.UDP_SEGMENT)
+			s.gso.Store(e == nil)
+		}
+	}
+	if e := s.raw.Control(control); e != nil {
+		return e
+	}
+	return err
+}
+
+// setBuffer asks for a socket buffer of size bytes and returns what was granted. Without CAP_NET_ADMIN the kernel
+// cuts the wish to the system's maximum.
+func setBuffer(fd, option, force, size int) int {
+	if size <= 0 {
+		size = DefaultSocketBuffer
+	}
+	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, force, size) != nil {
+		unix.SetsockoptInt(fd, unix.SOL_SOCKET, option, size)
+	}
+	granted, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, option)
+	if err != nil {
+		return 0
+	}
+	return granted / 2 // socket(7): the kernel doubles the value to allow for its bookkeeping
+}
+
+// LocalAddr returns the address and port that the socket is bound to.
+func (s *Socket) LocalAddr() netip.AddrPort { return s.local }
+
+// SetMark sets the firewall mark (SO_MARK) of what the socket sends. It needs CAP_NET_ADMIN or CAP_NET_RAW.
+func (s *Socket) SetMark(mark uint32) error {
+	var err error
+	if e := s.raw.Control(func(fd uintptr) {
+		err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, int(mark))
+	}); e != nil {
+		return fmt.Errorf("udp: set mark: %w", e)
+	}
+	if err != nil {
+		return fmt.Errorf("udp: set mark: %w", err)
+	}
+	return nil
+}
+
+// Wake makes a blocked Receive, or else the next one, return ErrWoken. It never blocks.
+func (s *Socket) Wake() {
+	if s.woken.Swap(true) {
+		return // the receiver has not answered the previous Wake; it looks at its queue after it has
+	}
+	s.conn.SetReadDeadline(time.Unix(1, 0))
+}
+
+// answerWake undoes Wake. The order matters: a Wake that falls between the two statements does nothing, and is covered by the
+// caller's look at its queue that follows; the other way round a deadline could be cleared that nobody would set again.
+func (s *Socket) answerWake() {
+	s.conn.SetReadDeadline(time.Time{})
+	s.woken.Store(false)
+}
+
+// Close closes the socket. Receive and Send, also those that are blocked, return net.ErrClosed.
+func (s *Socket) Close() error { return s.conn.Close() }
+
+// Stats returns the counters. They are read one by one, not at one instant.
+func (s *Socket) Stats() Stats {
+	c := &s.stats
+	st := Stats{
+		ReceiveCalls: c.receiveCalls.Load(), ReceivedMessages: c.receivedMessages.Load(), ReceivedBytes: c.receivedBytes.Load(),
+		Overflows: c.overflows.Load(), Truncated: c.truncated.Load(), ReceiveErrors: c.receiveErrors.Load(),
+		SendCalls: c.sendCalls.Load(), SentDatagrams: c.sentDatagrams.Load(), SentBytes: c.sentBytes.Load(),
+		RefusedTrains: c.refusedTrains.Load(),
+		GRO:           s.gro, GSO: s.gso.Load(), ReceiveBuffer: s.receiveBuffer, SendBuffer: s.sendBuffer,
+	}
+	for i := range st.SendDrops {
+		st.SendDrops[i] = c.sendDrops[i].Load()
+	}
+	return st
+}
