@@ -244,6 +244,7 @@ func TestKernelTrains(t *testing.T) {
 func TestKernelSuperFrames(t *testing.T) {
 	node, e := kernelNode(t, udp.Options{})
 	want := payload(1, 8<<20)
+
 	var sink tcpSink
 	done := make(chan struct{})
 	go func() {
@@ -275,15 +276,37 @@ func TestKernelSuperFrames(t *testing.T) {
 
 // tcpSink is the other end of a TCP connection.
 type tcpSink struct {
+	next       uint32            // sequence number expected
+	early      map[uint32][]byte // by sequence number: veth reorders what two CPUs send
 	stream     []byte
 	largest    int // packet received, in bytes
 	unfinished int // packets whose checksum is the pseudo-header's sum
 }
 
-// run answers the SYN and acknowledges all in order, until size bytes have come.
+// take puts the payload at its place in the stream.
+func (k *tcpSink) take(seq uint32, body []byte) {
+	k.early[seq] = bytes.Clone(body)
+	for progress := true; progress; {
+		progress = false
+		for seq, body := range k.early {
+			skip := int32(k.next - seq)
+			if skip < 0 {
+				continue
+			}
+			delete(k.early, seq)
+			if body = body[min(int(skip), len(body)):]; len(body) > 0 {
+				k.stream = append(k.stream, body...)
+				k.next += uint32(len(body))
+				progress = true
+			}
+		}
+	}
+}
+
+// run answers the SYN and acknowledges all until size bytes have come.
 func (k *tcpSink) run(t *testing.T, e *Endpoint, size int) {
 	r, s := e.NewReceiver(), e.NewSender()
-	var next uint32
+	k.early = map[uint32][]byte{}
 	for {
 		p, ok := r.Next()
 		if !ok {
@@ -309,19 +332,16 @@ func (k *tcpSink) run(t *testing.T, e *Endpoint, size int) {
 		const syn, ack = 2, 16
 		switch {
 		case flags&syn != 0:
-			next = seq + 1
+			k.next = seq + 1
 			answer[12], answer[13] = 0x70, syn|ack
-			answer = append(answer, 2, 4, 0x05, 0x14, 1, 3, 3, 7) // MSS 1300, window scale 7
+			answer = append(answer, 2, 4, 0x05, 0x14, 1, 3, 3, 4) // MSS 1300, window scale 4
 		case len(body) == 0:
 			continue
-		case seq == next:
-			k.stream = append(k.stream, body...)
-			next += uint32(len(body))
-			fallthrough
 		default:
+			k.take(seq, body)
 			binary.BigEndian.PutUint32(answer[4:], 1001)
 		}
-		binary.BigEndian.PutUint32(answer[8:], next)
+		binary.BigEndian.PutUint32(answer[8:], k.next)
 		pseudo = slices.Concat(ip[12:20], []byte{0, 6, 0, byte(len(answer))})
 		binary.BigEndian.PutUint16(answer[16:], ^genevetest.Sum(append(pseudo, answer...)))
 		s.Send(p.Tunnel, genevetest.IP(netip.AddrFrom4([4]byte(ip[16:])), netip.AddrFrom4([4]byte(ip[12:])), 6, 0, answer))
