@@ -84,6 +84,9 @@ func stageOf(c *Chain) (stage, error) {
 		return 0, fmt.Errorf("unknown type %q", c.Type)
 	}
 	nat := c.Type == ChainNAT
+	if nat && c.Priority <= PriorityConntrack {
+		return 0, fmt.Errorf("type nat at priority %d, where no connection is known yet", c.Priority)
+	}
 	switch c.Hook {
 	case HookPrerouting:
 		switch {

@@ -377,6 +377,7 @@ func TestRefusals(t *testing.T) {
 		{table("INET", Chain{Name: "c", Type: "filter", Hook: "ingress"}), "hook ingress belongs to a device driver"},
 		{table("IPV4", Chain{Name: "c", Type: "filter", Hook: "x"}), `unknown hook "x"`},
 		{table("IPV4", Chain{Name: "c", Type: "nat", Hook: "forward"}), "type nat has no hook forward"},
+		{table("IPV4", Chain{Name: "c", Type: "nat", Hook: "prerouting", Priority: -200}), "where no connection is known yet"},
 		{table("IPV4", Chain{Name: "c", Type: "nat", Hook: "input"}), "translates the gateway's own traffic"},
 		{table("IPV4", Chain{Name: "c", Type: "nat", Hook: "output"}), "translates the gateway's own traffic"},
 		{table("IPV4", Chain{Name: "c", Type: "filter", Hook: "forward", Policy: "x"}), `unknown policy "x"`},
