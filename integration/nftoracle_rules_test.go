@@ -51,9 +51,12 @@ func oracleConfig() *nat.Config {
 }
 
 // A maker makes rules and traffic that meet.
-type maker struct{ *rand.Rand }
+type maker struct {
+	*rand.Rand
+	notrack bool // a rule of the tables says so
+}
 
-func pick[T any](m maker, of ...T) T { return of[m.IntN(len(of))] }
+func pick[T any](m *maker, of ...T) T { return of[m.IntN(len(of))] }
 
 func family(v6 bool) int {
 	if v6 {
@@ -63,7 +66,7 @@ func family(v6 bool) int {
 }
 
 // in returns an address of p: mostly one of few, so that rules about single addresses find packets.
-func (m maker) in(p netip.Prefix) netip.Addr {
+func (m *maker) in(p netip.Prefix) netip.Addr {
 	a := p.Addr().As16()
 	first := p.Bits()
 	if p.Addr().Is4() {
@@ -81,10 +84,10 @@ func (m maker) in(p netip.Prefix) netip.Addr {
 	return netip.AddrFrom16(a).Unmap()
 }
 
-func (m maker) pool(v6 bool) netip.Prefix { return pick(m, oraclePools...)[family(v6)] }
+func (m *maker) pool(v6 bool) netip.Prefix { return pick(m, oraclePools...)[family(v6)] }
 
 // prefix returns a prefix around or inside a pool, perhaps with host bits.
-func (m maker) prefix(v6 bool) netip.Prefix {
+func (m *maker) prefix(v6 bool) netip.Prefix {
 	p := m.pool(v6)
 	bits := p.Bits() + m.IntN(p.Addr().BitLen()-p.Bits()+1)
 	if m.IntN(3) > 0 {
@@ -93,7 +96,7 @@ func (m maker) prefix(v6 bool) netip.Prefix {
 	return netip.PrefixFrom(m.in(p), bits)
 }
 
-func (m maker) operand(v6 bool) string {
+func (m *maker) operand(v6 bool) string {
 	switch m.IntN(8) {
 	case 0:
 		return m.prefix(v6).String()
@@ -112,7 +115,7 @@ func (m maker) operand(v6 bool) string {
 
 var oracleNames = []string{"liqo-tunnel", "liqo.abcdefghij", "rome-2", "liqo.zzz", "eth0", "liqo-tunne"}
 
-func (m maker) match(v6 bool) nat.Match {
+func (m *maker) match(v6 bool) nat.Match {
 	x := nat.Match{Op: pick(m, nat.OpEqual, nat.OpEqual, nat.OpEqual, nat.OpNotEqual)}
 	for x == (nat.Match{Op: x.Op}) {
 		if m.IntN(6) == 0 {
@@ -133,7 +136,7 @@ func (m maker) match(v6 bool) nat.Match {
 
 // tables returns random tables. No two chains of a hook have the same priority, and no filter chain one of conntrack's or nat's: what
 // the kernel does then depends on which came first.
-func (m maker) tables() []nat.Table {
+func (m *maker) tables() []nat.Table {
 	used := map[string]bool{}
 	priority := func(h nat.Hook, t nat.ChainType) int32 {
 		for {
@@ -165,7 +168,9 @@ func (m maker) tables() []nat.Table {
 			}
 			c.Priority = priority(c.Hook, c.Type)
 			for k := range pick(m, 0, 1, 2, 4, 15) {
-				c.Rules = append(c.Rules, m.rule(fmt.Sprint("r", k), &t, &c))
+				r := m.rule(fmt.Sprint("r", k), &t, &c)
+				m.notrack = m.notrack || r.Action == nat.ActionNoTrack
+				c.Rules = append(c.Rules, r)
 			}
 			t.Chains = append(t.Chains, c)
 		}
@@ -174,7 +179,7 @@ func (m maker) tables() []nat.Table {
 	return all
 }
 
-func (m maker) rule(name string, t *nat.Table, c *nat.Chain) nat.Rule {
+func (m *maker) rule(name string, t *nat.Table, c *nat.Chain) nat.Rule {
 	v6 := t.Family == nat.FamilyIPv6 || t.Family == nat.FamilyINET && m.IntN(3) == 0
 	r := nat.Rule{Name: name}
 	switch {
@@ -209,13 +214,16 @@ func (m maker) rule(name string, t *nat.Table, c *nat.Chain) nat.Rule {
 	case nat.ActionClampMSS:
 		r.Match = append(r.Match, nat.Match{Proto: "tcp"})
 		r.Value = pick(m, uint32(0), 536, 1300, 65535)
+		if c.Hook == nat.HookPrerouting {
+			r.Value = max(r.Value, 1200) // no route is known there
+		}
 	case nat.ActionDrop, nat.ActionReject: // of little only, or else nothing passes
 		r.Match = append(r.Match, nat.Match{IP: nat.Operand{Value: m.in(m.pool(v6)).String(), Position: pick(m, nat.PositionSource, nat.PositionDestination)}})
 	}
 	return r
 }
 
-func (m maker) target(v6 bool) string {
+func (m *maker) target(v6 bool) string {
 	switch m.IntN(8) {
 	case 0:
 		return m.in(m.pool(v6)).String()
@@ -228,7 +236,7 @@ func (m maker) target(v6 bool) string {
 }
 
 // routing returns random policy tables on top of one that knows the way to every pool.
-func (m maker) routing() []nat.PolicyTable {
+func (m *maker) routing() []nat.PolicyTable {
 	device := func() string { return pick(m, oracleDevices...).name }
 	var base nat.PolicyRule
 	base.Priority = 20000
@@ -243,11 +251,13 @@ func (m maker) routing() []nat.PolicyTable {
 	chosen := m.IntN(2) == 0
 	for i := range m.IntN(5) {
 		t := nat.PolicyTable{Name: fmt.Sprint("t", i)}
-		for range 1 + m.IntN(4) {
+		for j := range 1 + m.IntN(4) {
 			v6 := !chosen && m.IntN(3) == 0
 			r := nat.PolicyRule{Mark: pick(m, uint32(0), 0, 0, 1, 2, 3)}
 			if !chosen {
-				r.Priority = pick(m, 100, 150, 200) // equal ones as they come
+				// Equal in several tables, never in one: the kernel takes a rule for one that exists if what it names is equal,
+				// and what it leaves open is not looked at.
+				r.Priority = pick(m, 100, 150, 200) + j
 			}
 			if m.IntN(2) == 0 {
 				r.Destination = m.prefix(v6).Masked()

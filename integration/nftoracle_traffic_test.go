@@ -46,7 +46,7 @@ const (
 
 // newFlow makes a flow with a source port that no other flow of this rule set has: on a clash both sides choose another port, and
 // not the same one.
-func (m maker) newFlow(number int) *flow {
+func (m *maker) newFlow(number int) *flow {
 	f := &flow{v6: m.IntN(3) == 0}
 	f.protocol = pick(m, uint8(protoTCP), protoTCP, protoUDP, protoUDP, protoICMP, protoOther)
 	if f.v6 && f.protocol == protoICMP {
@@ -89,7 +89,7 @@ func spread(a netip.Addr, number int) netip.Addr {
 }
 
 // script returns what a flow of a protocol sends.
-func (m maker) script(protocol uint8) []flowStep {
+func (m *maker) script(protocol uint8) []flowStep {
 	var s []flowStep
 	switch protocol {
 	case protoTCP:
@@ -105,10 +105,18 @@ func (m maker) script(protocol uint8) []flowStep {
 			s = append(s, flowStep{a, nattest.FIN | nattest.ACK, 0, false}, flowStep{1 - a, nattest.FIN | nattest.ACK, 0, false}, flowStep{a, nattest.ACK, 0, false})
 		}
 	default:
-		s = []flowStep{{size: m.IntN(1500)}}
+		s = []flowStep{{size: 1 + m.IntN(1500)}} // IPv6 without a payload looks like a jumbogram, which the engine refuses
 		for range m.IntN(6) {
-			s = append(s, flowStep{from: m.IntN(2), size: m.IntN(600)})
+			s = append(s, flowStep{from: m.IntN(2), size: 1 + m.IntN(600)})
 		}
+	}
+	if m.notrack {
+		// Where one direction is tracked and the other is not, the kernel calls segments invalid and passes them untranslated, and
+		// quotations are of packets that no connection has sent.
+		if protocol == protoTCP {
+			s = []flowStep{{flags: nattest.SYN}, {flags: nattest.SYN}}
+		}
+		return s
 	}
 	if m.IntN(4) == 0 {
 		s = slices.Insert(s, 1+m.IntN(len(s)), flowStep{from: 1, icmpErr: true})
@@ -120,12 +128,15 @@ func (m maker) script(protocol uint8) []flowStep {
 }
 
 // next returns the flow's next packet with where it comes in, or nil when the flow is over.
-func (m maker) next(f *flow, id uint16) (nat.Port, []byte) {
+func (m *maker) next(f *flow, id uint16) (nat.Port, []byte) {
 	for ; f.step < len(f.script); f.step++ {
 		s := f.script[f.step]
 		e := &f.ends[s.from]
 		if !e.open || s.icmpErr && e.last == nil {
 			continue
+		}
+		if !f.ends[1].open && s.flags&(nattest.FIN|nattest.RST) != 0 {
+			continue // as a first packet, the kernel calls it invalid and passes it untranslated
 		}
 		f.step++
 		if s.icmpErr {
@@ -136,7 +147,7 @@ func (m maker) next(f *flow, id uint16) (nat.Port, []byte) {
 	return 0, nil
 }
 
-func (m maker) packet(f *flow, s flowStep, e *end, id uint16) []byte {
+func (m *maker) packet(f *flow, s flowStep, e *end, id uint16) []byte {
 	p := nattest.IP{Source: e.src.String(), Destination: e.dst.String(), ID: id, TTL: uint8(2 + m.IntN(250)), TOS: pick(m, uint8(0), 0, 1, 2), DF: m.IntN(3) > 0}
 	if m.IntN(60) == 0 {
 		p.TTL = 1
@@ -190,7 +201,7 @@ func idOf(b []byte) uint16 {
 }
 
 // icmpError is a message from a router beyond e, or from the destination itself, about what came out there.
-func (m maker) icmpError(f *flow, e *end, id uint16) []byte {
+func (m *maker) icmpError(f *flow, e *end, id uint16) []byte {
 	router := e.src // as the answers of this end have it
 	if m.IntN(3) > 0 {
 		pool := oraclePods
@@ -232,6 +243,15 @@ func (f *flow) learn(in, out nat.Port, sent []byte) {
 	if from == 0 && !other.open {
 		*other = end{port: out, src: v.Destination, dst: v.Source, sport: v.DestinationPort, dport: v.SourcePort, last: sent, open: true}
 	}
+}
+
+// moved reports whether the flow's packets went out elsewhere before, while a rule masquerades.
+func (f *flow) moved(tables []nat.Table, out nat.Port) bool {
+	return f.ends[1].open && f.ends[1].port != out && slices.ContainsFunc(tables, func(t nat.Table) bool {
+		return slices.ContainsFunc(t.Chains, func(c nat.Chain) bool {
+			return slices.ContainsFunc(c.Rules, func(r nat.Rule) bool { return r.Action == nat.ActionMasquerade })
+		})
+	})
 }
 
 func isError(v nattest.View) bool {

@@ -207,6 +207,9 @@ func (r *rule) complete(t *Table, c *Chain, from *Rule, tcp bool) error {
 		if r.value > 0xffff {
 			return fmt.Errorf("value %d is no MSS", r.value)
 		}
+		if r.value == 0 && (c.Hook == HookPrerouting || c.Hook == HookInput) {
+			return fmt.Errorf("action tcpmssclamp without a value at hook %s, where no route is known", c.Hook)
+		}
 	}
 	if from.To != "" {
 		return fmt.Errorf("action %s takes no address", r.action)
@@ -265,6 +268,7 @@ func (b *builder) layOut(r *ruleset, previous *ruleset, rules []rule) {
 	end := int32(len(r.rules) + len(rules))
 	for _, rule := range rules {
 		rule.chainEnd = end
+		r.notracks = r.notracks || rule.action == ActionNoTrack
 		if !rule.policy {
 			rule.counter = r.counters[rule.path]
 			if rule.counter == nil && previous != nil {

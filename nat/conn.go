@@ -43,7 +43,7 @@ const (
 	flagEvaluated1                       // direction reply
 	flagReplied                          // a packet of direction reply was forwarded
 	flagLive                             // the entry is in use
-	flagAlways0                          // evaluate every packet: too many rules hit for the cache; direction original
+	flagAlways0                          // evaluate every packet: too many rules hit for the cache, or the mark has changed; direction original
 	flagAlways1
 )
 

@@ -395,6 +395,7 @@ func TestRefusals(t *testing.T) {
 		{table("IPV4", chain("filter", "postrouting", Rule{Action: "reject"})), "action reject at hook postrouting"},
 		{table("IPV4", chain("filter", "forward", Rule{Action: "tcpmssclamp"})), "needs a match of proto tcp"},
 		{table("IPV4", chain("filter", "forward", Rule{Action: "tcpmssclamp", Value: 70000, Match: []Match{{Proto: "tcp"}}})), "70000 is no MSS"},
+		{table("IPV4", chain("filter", "prerouting", Rule{Action: "tcpmssclamp", Match: []Match{{Proto: "tcp"}}})), "where no route is known"},
 		{table("IPV4", chain("filter", "forward", Rule{Action: "x"})), `unknown action "x"`},
 		{table("IPV4", chain("filter", "forward", Rule{Action: "accept", Match: []Match{{Op: "lt"}}})), `op "lt"`},
 		{table("IPV4", chain("filter", "forward", Rule{Action: "accept", Match: []Match{{Proto: "quic"}}})), `proto "quic"`},
