@@ -128,7 +128,10 @@ func (m *maker) match(v6 bool) nat.Match {
 			x.IP = nat.Operand{Value: m.operand(v6), Position: pick(m, nat.PositionSource, nat.PositionDestination)}
 		}
 		if m.IntN(8) == 0 {
-			x.Port = nat.Operand{Value: pick(m, "80", "443", "80-443", "20000-40000"), Position: pick(m, nat.PositionSource, nat.PositionDestination)}
+			x.Port = nat.Operand{Value: pick(m, "80", "443", "80-443", "20000-40000"), Position: nat.PositionSource}
+			if m.IntN(2) == 0 { // of an ICMP message that is the checksum, which differs from packet to packet
+				x.Port.Position, x.Proto = nat.PositionDestination, pick(m, "tcp", "udp", "253")
+			}
 		}
 	}
 	return x
@@ -202,6 +205,9 @@ func (m *maker) rule(name string, t *nat.Table, c *nat.Chain) nat.Rule {
 		x := m.match(v6)
 		if protocol != "" || r.Action == nat.ActionClampMSS { // nft refuses two protocols in one rule
 			x.Proto = ""
+			if x.Port.Position == nat.PositionDestination && r.Action != nat.ActionClampMSS {
+				x.Port = nat.Operand{}
+			}
 		}
 		protocol += x.Proto
 		if x != (nat.Match{Op: x.Op}) {

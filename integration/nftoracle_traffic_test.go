@@ -116,13 +116,21 @@ func (m *maker) script(protocol uint8) []flowStep {
 		if protocol == protoTCP {
 			s = []flowStep{{flags: nattest.SYN}, {flags: nattest.SYN}}
 		}
+		if isICMPQuery(protocol) {
+			s = slices.DeleteFunc(s, func(x flowStep) bool { return x.from == 1 })
+		}
 		return s
 	}
+	// Not behind a RST, at which the kernel forgets a connection without an answer.
+	end := slices.IndexFunc(s, func(x flowStep) bool { return x.flags&nattest.RST != 0 })
+	if end < 0 {
+		end = len(s)
+	}
 	if m.IntN(4) == 0 {
-		s = slices.Insert(s, 1+m.IntN(len(s)), flowStep{from: 1, icmpErr: true})
+		s = slices.Insert(s, min(end, 1+m.IntN(end)), flowStep{from: 1, icmpErr: true})
 	}
 	if m.IntN(8) == 0 {
-		s = append(s, flowStep{from: 0, icmpErr: true})
+		s = slices.Insert(s, end, flowStep{from: 0, icmpErr: true})
 	}
 	return s
 }
@@ -153,6 +161,9 @@ func (m *maker) packet(f *flow, s flowStep, e *end, id uint16) []byte {
 		p.TTL = 1
 	}
 	payload := nattest.Payload(s.size, m.Uint32())
+	if f.protocol == protoOther && s.size < 4 {
+		payload = make([]byte, 4)
+	}
 	switch f.protocol {
 	case protoTCP:
 		t := nattest.TCP{SourcePort: e.sport, DestinationPort: e.dport, Seq: f.seq[s.from], Ack: f.seq[1-s.from], Flags: s.flags, Window: 60000, Payload: payload}
@@ -180,6 +191,9 @@ func (m *maker) packet(f *flow, s flowStep, e *end, id uint16) []byte {
 	case protoICMPv6:
 		p.Body = nattest.ICMP{Type: map[int]uint8{0: 128, 1: 129}[s.from], Rest: uint32(e.sport)<<16 | uint32(f.step), Payload: payload}
 	default:
+		// Rules with ports look at the first bytes. The engine keeps their verdict for the direction.
+		binary.BigEndian.PutUint16(payload, e.sport)
+		binary.BigEndian.PutUint16(payload[2:], e.dport)
 		p.Body = nattest.Raw{Protocol: f.protocol, Payload: payload}
 	}
 	return label(p.Bytes(), id)
@@ -242,6 +256,9 @@ func (f *flow) learn(in, out nat.Port, sent []byte) {
 	other.last = sent
 	if from == 0 && !other.open {
 		*other = end{port: out, src: v.Destination, dst: v.Source, sport: v.DestinationPort, dport: v.SourcePort, last: sent, open: true}
+		if f.protocol == protoOther {
+			other.sport, other.dport = f.ends[0].dport, f.ends[0].sport
+		}
 	}
 }
 
