@@ -134,7 +134,9 @@ func (e *Engine) create(p *Packet, tr *traversal, now Time) (hit, Reason) {
 	c.lastSeen = now
 	c.addresses = delta(tr.from.addressSum(), to.addressSum())
 	c.ports = delta(tr.from.portSum(), to.portSum())
-	c.service = tr.backend
+	if tr.backend >= 0 {
+		c.flags |= flagService
+	}
 	c.state = initialState(p)
 	if p.protocol == protocolTCP {
 		var sv segmentView
@@ -176,7 +178,7 @@ func (e *Engine) hurry(now Time) {
 
 // makeRoom drops the oldest unreplied connection, or else the one that has been closing for longest. Established ones stay.
 func (e *Engine) makeRoom() bool {
-	for r := range ranks {
+	for r := rankUnreplied; r < ranks; r++ {
 		if number := e.table.lists[r].first; number != 0 {
 			e.table.remove(e.table.at(number), number)
 			e.stats.EarlyDropped++

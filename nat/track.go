@@ -13,7 +13,7 @@ func (e *Engine) established(h hit, p *Packet, in Port, now Time, v *Verdict) bo
 			return false
 		}
 	}
-	if c.flags&(flagEvaluated0<<d) == 0 || c.flags&(flagAlways0<<d) != 0 {
+	if c.flags&(flagEvaluated0<<d) == 0 || c.hits[d] == tooManyHits {
 		e.evaluate(c, d, in, now)
 	}
 	if c.verdict[d] != ReasonNone {
@@ -112,17 +112,16 @@ func (e *Engine) cache(c *conn, d int, tr *traversal) {
 		c.mark = tr.effects.connMark
 	}
 	c.flags |= flagEvaluated0 << d
-	n, ok := s.hits.number(tr.effects.hits, s.rules)
-	c.hits[d] = n
-	c.flags &^= flagAlways0 << d
-	if !ok || tr.effects.overflow {
-		c.flags |= flagAlways0 << d
-	}
+	c.hits[d] = s.hits.number(&tr.effects, s.rules)
 }
 
 func (e *Engine) countHits(c *conn, d int, p *Packet, packets uint64) {
 	n := c.hits[d]
-	if n == 0 {
+	switch n {
+	case 0:
+		return
+	case tooManyHits:
+		e.snapshot.rules.count(e.scratch.effects.hits, p.isSYN(), packets, uint64(len(p.data)))
 		return
 	}
 	list, synOnly := e.snapshot.hits.at(n)
