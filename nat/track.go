@@ -13,6 +13,11 @@ func (e *Engine) established(h hit, p *Packet, in Port, now Time, v *Verdict) bo
 			return false
 		}
 	}
+	if c.lastSeen.Add(s.timeouts[c.state]) <= now || !c.has(flagReplied) && c.lastSeen.Add(s.lifetime(c, e.pressed())) <= now {
+		e.table.remove(c, h.number) // its slot of the wheel has not come up yet
+		e.stats.Expired++
+		return false
+	}
 	if c.flags&(flagEvaluated0<<d) == 0 || c.hits[d] == tooManyHits {
 		e.evaluate(c, d, in, now)
 	}
