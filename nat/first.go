@@ -73,10 +73,12 @@ func (e *Engine) open(p *Packet, tr *traversal, now Time) Verdict {
 			size := uint64(len(p.data))
 			tr.countBindings(s.rules, 1, size)
 			v = Verdict{}
-			again := h.conn.flags & flagAlways0 // from the next packet on; this one has just been evaluated
-			h.conn.flags &^= again
+			h.conn.flags |= flagEvaluated0 // for this packet at least
+			marked := tr.marked
 			e.established(h, p, tr.in, now, &v)
-			h.conn.flags |= again
+			if marked {
+				h.conn.flags &^= flagEvaluated0
+			}
 			return v
 		}
 		if tr.stateful || !e.returns(tr) {
@@ -137,7 +139,9 @@ func (e *Engine) create(p *Packet, tr *traversal, now Time) (hit, Reason) {
 	c.lastSeen = now
 	c.addresses = delta(tr.from.addressSum(), to.addressSum())
 	c.ports = delta(tr.from.portSum(), to.portSum())
-	c.service = tr.backend
+	if tr.backend >= 0 {
+		c.flags |= flagService
+	}
 	c.state = initialState(p)
 	if p.protocol == protocolTCP {
 		var sv segmentView
@@ -179,7 +183,7 @@ func (e *Engine) hurry(now Time) {
 
 // makeRoom drops the oldest unreplied connection, or else the one that has been closing for longest. Established ones stay.
 func (e *Engine) makeRoom() bool {
-	for r := range ranks {
+	for r := rankUnreplied; r < ranks; r++ {
 		if number := e.table.lists[r].first; number != 0 {
 			e.table.remove(e.table.at(number), number)
 			e.stats.EarlyDropped++
