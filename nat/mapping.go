@@ -20,9 +20,8 @@ func (e *Engine) choosePort(from, to *tuple, zone Port) (answer tuple, ok bool) 
 	}
 	low, n := portRange(to.sourcePort(), identifier)
 	h := e.hashKey.sum(from.words[0], from.words[1], from.words[2], from.words[3], uint64(from.ports), uint64(from.zone)<<8|uint64(from.protocol))
-	at := uint32(h % uint64(n))
 	for range portTries {
-		port := uint16(low + at)
+		port := uint16(low + uint32(h>>32)%n)
 		to.setSourcePort(port)
 		if identifier {
 			to.setDestinationPort(port)
@@ -31,7 +30,7 @@ func (e *Engine) choosePort(from, to *tuple, zone Port) (answer tuple, ok bool) 
 		if _, taken := e.table.lookup(&answer); !taken {
 			return answer, true
 		}
-		at = (at + 1) % n
+		h = h*6364136223846793005 + 1442695040888963407 // anywhere else: ports in use cluster (Knuth's MMIX generator)
 	}
 	return answer, false
 }

@@ -76,7 +76,7 @@ func (tb *table) add(first, answer *tuple) (*conn, uint32) {
 		tb.high++
 	}
 	c := tb.at(number)
-	*c = conn{tuples: [2]tuple{*first, *answer}, flags: flagLive, service: -1, rank: rankSettled}
+	*c = conn{tuples: [2]tuple{*first, *answer}, flags: flagLive}
 	h0, h1 := tb.directory.hash(first), tb.directory.hash(answer)
 	ok := tb.directory.insert(h0, newReference(number, original))
 	if ok && !tb.directory.insert(h1, newReference(number, reply)) {
@@ -139,11 +139,11 @@ func (tb *table) half(t *tuple) *uint32 {
 
 // rankAs moves a connection to the end of the list of another rank.
 func (tb *table) rankAs(c *conn, number uint32, to rank) {
-	if c.rank == to {
+	if c.rank() == to {
 		return
 	}
-	if c.rank != rankSettled {
-		l := &tb.lists[c.rank]
+	if c.rank() != rankSettled {
+		l := &tb.lists[c.rank()]
 		if c.previous != 0 {
 			tb.at(c.previous).next = c.next
 		} else {
@@ -156,7 +156,8 @@ func (tb *table) rankAs(c *conn, number uint32, to rank) {
 		}
 		l.length--
 	}
-	c.rank, c.next, c.previous = to, 0, 0
+	c.flags = c.flags&^rankMask | connFlags(to)
+	c.next, c.previous = 0, 0
 	if to == rankSettled {
 		return
 	}
