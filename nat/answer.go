@@ -49,7 +49,7 @@ func (e *Engine) AppendError(dst []byte, p *Packet, in Port, v Verdict, now Time
 
 // answerable reports whether an error about p may be sent at all.
 func (p *Packet) answerable() bool {
-	if p.icmpError || p.fragmentOffset > 0 || !p.forwardable() {
+	if !p.parsed || p.icmpError || p.fragmentOffset > 0 || !p.forwardable() {
 		return false
 	}
 	t := p.tuple(0)

@@ -11,8 +11,13 @@ func add(a, b uint16) uint16 {
 	return uint16(s + s>>16)
 }
 
-// delta returns what turns the sum from into the sum to.
-func delta(from, to uint16) uint16 { return add(^from, to) }
+// delta returns what turns the sum from into the sum to. Of the two zeros it returns the one that changes nothing.
+func delta(from, to uint16) uint16 {
+	if from == to {
+		return 0
+	}
+	return add(^from, to)
+}
 
 // fold64 folds a sum of 64-bit words and its carry to 16 bits.
 func fold64(s, carry uint64) uint16 {

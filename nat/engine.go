@@ -88,7 +88,7 @@ func (d *Direction) count(v *Verdict) {
 	}
 }
 
-// Process decides what becomes of the packet p, parsed without fault, that came in at port in at time now. If the verdict is
+// Process decides what becomes of the packet p, filled by Parse, that came in at port in at time now. If the verdict is
 // Forward, the bytes of p have been rewritten and a Cutter makes of them what goes out at Verdict.Out; otherwise they are as they
 // came. now must not run backwards by more than the skew between two callers.
 func (e *Engine) Process(p *Packet, in Port, now Time) Verdict {
@@ -99,7 +99,18 @@ func (e *Engine) Process(p *Packet, in Port, now Time) Verdict {
 	return v
 }
 
+// Refuse counts a packet from port in that Parse refused with reason r.
+func (e *Engine) Refuse(in Port, r Reason) {
+	v := drop(r)
+	e.mu.Lock()
+	e.stats.of(in).count(&v)
+	e.mu.Unlock()
+}
+
 func (e *Engine) process(p *Packet, in Port, now Time) Verdict {
+	if !p.parsed {
+		return drop(max(p.fault, ReasonMalformed))
+	}
 	t := p.tuple(in)
 	if in == Tunnel {
 		return e.fromTunnel(p, &t, now)

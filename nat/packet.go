@@ -40,6 +40,8 @@ type Packet struct {
 	hasPorts       bool // ports at transport
 	hasIdent       bool // ICMP identifier at transport+4
 	icmpError      bool // the ICMP body quotes a packet at transport+8
+	parsed         bool
+	fault          Reason // what Parse found; ReasonNone
 }
 
 // Bytes returns the packet, without what followed it in the buffer given to Parse. borrowed: valid as long as that buffer.
@@ -47,12 +49,18 @@ func (p *Packet) Bytes() []byte { return p.data }
 
 // Parse makes p a view of the packet at the start of b and checks everything that later code relies on: versions, lengths, the
 // IPv4 header checksum, the chain of IPv6 extension headers, the transport header unless b is a later fragment. Bytes behind the
-// packet (link padding) are ignored. SegmentSize becomes 0. The result is ReasonNone, ReasonMalformed or ReasonSourceRoute;
-// b is not changed.
+// packet (link padding) are ignored. SegmentSize becomes 0. The result is ReasonNone, ReasonMalformed or ReasonSourceRoute, for
+// which Process drops p; b is not changed.
 //
 // borrowed: p refers to b until the next Parse.
 func (p *Packet) Parse(b []byte) Reason {
 	*p = Packet{}
+	p.fault = p.parse(b)
+	p.parsed = p.fault == ReasonNone
+	return p.fault
+}
+
+func (p *Packet) parse(b []byte) Reason {
 	if len(b) == 0 {
 		return ReasonMalformed
 	}

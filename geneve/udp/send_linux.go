@@ -47,6 +47,9 @@ func (s *Socket) NewSender() *Sender {
 //
 // The error is nil when everything was taken, net.ErrClosed after Close, else the errno of the first datagram refused.
 func (s *Sender) Send(trains []Train) (sent int, err error) {
+	for i := range trains {
+		trains[i].Sent = 0
+	}
 	for len(trains) > 0 {
 		planned := s.plan(trains)
 		done, n, e := s.flush(trains[:planned])
@@ -220,6 +223,7 @@ func (s *Sender) flush(trains []Train) (done, sent int, err error) {
 		if s.n > 0 { // possibly fewer than offered: the next call returns the errno of the first one left
 			calls++
 			for _, l := range s.sent[s.from : s.from+s.n] {
+				trains[l.train].Sent += l.datagrams
 				sent += l.datagrams
 				bytes += uint64(l.bytes)
 			}

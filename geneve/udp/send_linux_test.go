@@ -238,7 +238,11 @@ func TestUndeliverable(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			first, last := payload(1, 30), payload(2, 40)
 			before := from.Stats()
-			sent, err := sender.Send([]Train{{Destination: to.LocalAddr(), Parts: [][]byte{first}}, tt.train, {Destination: to.LocalAddr(), Parts: [][]byte{last}}})
+			trains := []Train{{Destination: to.LocalAddr(), Parts: [][]byte{first}}, tt.train, {Destination: to.LocalAddr(), Parts: [][]byte{last}}}
+			sent, err := sender.Send(trains)
+			if trains[0].Sent != 1 || trains[1].Sent != 0 || trains[2].Sent != 1 {
+				t.Errorf("Sent %d, %d, %d; want 1, 0, 1", trains[0].Sent, trains[1].Sent, trains[2].Sent)
+			}
 			if sent != 2 || !errors.Is(err, tt.errno) {
 				t.Errorf("Send = %d, %v; want 2, %v", sent, err, tt.errno)
 			}
@@ -279,4 +283,3 @@ func TestReasonOf(t *testing.T) {
 		}
 	}
 }
-

@@ -57,6 +57,8 @@ type Train struct {
 	// Single asks for datagrams one by one. Send sets it when the kernel has refused the train as one, so that the
 	// owner of the destination can remember.
 	Single bool
+	// Sent is set by Send: how many datagrams of the train the kernel took.
+	Sent int
 }
 
 // size returns the number of bytes and the number of datagrams of t.

@@ -1,0 +1,55 @@
+# Go older than this cannot build culvert (gVisor needs it).
+GO_NEEDED := 1.26.3
+GO ?= go
+FUZZTIME ?= 30s
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+UNIT := $$($(GO) list ./... | grep -v /integration)
+
+.DEFAULT_GOAL := help
+.PHONY: help build demo test race fuzz bench lint image clean go-version
+
+help: ## print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+
+go-version:
+	@command -v $(GO) >/dev/null || { echo "make: no go command; install Go $(GO_NEEDED) or newer" >&2; exit 1; }
+	@have=$$($(GO) env GOVERSION | sed 's/^go//; s/[^0-9.].*//'); \
+	printf '%s\n%s\n' $(GO_NEEDED) "$$have" | sort -C -V || \
+	{ echo "make: Go $$have is too old; install $(GO_NEEDED) or newer" >&2; exit 1; }
+
+build: go-version ## build bin/culvert, one static binary
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags='-s -w' -o bin/culvert ./cmd/culvert
+
+demo: build ## two clusters in network namespaces, every check with its figure
+	bin/culvert lab check
+
+test: go-version ## all tests; as root, or as a user who may make user namespaces
+	$(GO) test -timeout 10m ./...
+
+race: go-version ## the unit tests under the race detector (needs a C compiler)
+	$(GO) test -race -timeout 10m $(UNIT)
+
+fuzz: go-version ## each fuzz target for FUZZTIME (30s)
+	@for package in $(UNIT); do \
+	  for target in $$($(GO) test -list '^Fuzz' $$package | grep '^Fuzz'); do \
+	    echo "$$package $$target"; \
+	    $(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) $$package || exit 1; \
+	  done; \
+	done
+
+bench: build ## micro benchmarks, with ratios to a seal of 1400 bytes
+	$(GO) test -run '^$$' -bench . -benchmem $(UNIT)
+
+lint: go-version ## gofmt, go vet, staticcheck
+	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); \
+	[ -z "$$unformatted" ] || { echo "gofmt: $$unformatted" >&2; exit 1; }
+	$(GO) vet ./...
+	$(GO) run $(STATICCHECK) ./...
+
+image: build ## container image culvert:latest, from scratch, by buildah, podman or docker
+	@for tool in buildah podman docker; do \
+	  command -v $$tool >/dev/null && exec $$tool build -t culvert:latest .; \
+	done; echo "make: image needs buildah, podman or docker" >&2; exit 1
+
+clean: ## remove what make built
+	rm -rf bin

@@ -1,0 +1,30 @@
+// Command culvert carries pod traffic between Kubernetes clusters in user space.
+//
+//	culvert gateway --config FILE [--check [-o json]]
+//	culvert node --config FILE
+//	culvert lab check | up | down | exec CLUSTER/HOST -- COMMAND… | status
+//	culvert keygen FILE [--public]
+//
+// # Signals
+//
+// SIGTERM and SIGINT end every command in good order, exit status 0. SIGHUP makes
+// the gateway read its file again; a file that is bad in any way, or that changes
+// what takes a restart, is refused whole and the running configuration stays.
+//
+// # Exit status
+//
+//	0  done
+//	1  something that had started failed, or a check of the lab did
+//	2  bad input: arguments, configuration, a port in use, a missing privilege;
+//	   standard error has one line per cause, and nothing is left behind
+//
+// # Privileges
+//
+// The gateway needs none: two UDP sockets above port 1023 and, unless metrics is
+// "", one TCP listener. The node end needs CAP_NET_ADMIN in its network namespace.
+// The lab needs root, or user namespaces.
+//
+// # Environment
+//
+// GOMAXPROCS and GOMEMLIMIT work as in every Go program. Nothing else is read.
+package main

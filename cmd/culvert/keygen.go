@@ -1,0 +1,61 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"culvert/gateway"
+)
+
+func newKeygenCommand() *cobra.Command {
+	var public bool
+	cmd := &cobra.Command{
+		Use:   "keygen FILE",
+		Short: "Make a WireGuard private key in FILE and print its public key",
+		Long: "Make a WireGuard private key in FILE (mode 0600) and print its public key, which the peer's\n" +
+			"configuration needs. An existing FILE is never overwritten.",
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			key, err := readOrMakeKey(args[0], public)
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), key.Public().Base64())
+			return err
+		},
+	}
+	cmd.Flags().BoolVar(&public, "public", false, "print the public key of an existing FILE")
+	return cmd
+}
+
+func readOrMakeKey(name string, existing bool) (gateway.Key, error) {
+	if existing {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			return gateway.Key{}, err
+		}
+		key, err := gateway.ParseKey(text)
+		if err != nil {
+			return gateway.Key{}, fmt.Errorf("%s: %w", name, err)
+		}
+		return key, nil
+	}
+	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if errors.Is(err, fs.ErrExist) {
+		return gateway.Key{}, fmt.Errorf("%s exists and is not overwritten; --public prints its public key", name)
+	}
+	if err != nil {
+		return gateway.Key{}, err
+	}
+	key := gateway.NewPrivateKey()
+	if _, err := fmt.Fprintln(f, key.Base64()); err != nil {
+		f.Close()
+		os.Remove(name)
+		return gateway.Key{}, err
+	}
+	return key, f.Close()
+}

@@ -1,0 +1,295 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"culvert/gateway/node"
+	"culvert/integration/lab"
+)
+
+func newLabCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "lab",
+		Short: "Two clusters in network namespaces: check them, or explore",
+		Long: "Two clusters with the same pod CIDR in network namespaces, with real gateways and nodes. Needs\n" +
+			"root or user namespaces and touches nothing that it did not make. Hosts are rome/pod1, rome/pod2,\n" +
+			"rome/node1, rome/node2, rome/gateway, rome/client, rome/router, and the same of milan.",
+		Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error { return errors.New("lab: want check, up, down, exec or status; see --help") },
+	}
+	cmd.AddCommand(newLabCheckCommand(), newLabUpCommand(), newLabDownCommand(), newLabExecCommand(),
+		newLabStatusCommand(), newLabProbeCommand())
+	return cmd
+}
+
+// inHolder calls fn in the holder of a new lab, that is, in this command once
+// more, inside its namespaces.
+func inHolder(cmd *cobra.Command, fn func(dir string) error) error {
+	if dir, ok := lab.Inside(); ok {
+		if err := lab.EnterHolder(); err != nil {
+			return err
+		}
+		return fn(dir)
+	}
+	status, err := lab.Isolate(cmd.Context(), os.Args[1:])
+	if err != nil {
+		return failure{err}
+	}
+	if status != 0 { // the holder has said why
+		os.Exit(status)
+	}
+	return nil
+}
+
+// outputFlag adds -o and returns whether it asks for JSON.
+func outputFlag(cmd *cobra.Command) (isJSON func() (bool, error)) {
+	var output string
+	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	return func() (bool, error) {
+		if output != "text" && output != "json" {
+			return false, errors.New("--output: want text or json")
+		}
+		return output == "json", nil
+	}
+}
+
+// labFlags are the kinds of lab a user can ask for.
+type labFlags struct{ mode, offloads string }
+
+func (f *labFlags) add(cmd *cobra.Command, mode, offloads string) {
+	cmd.Flags().StringVar(&f.mode, "mode", mode, "what the nodes use: geneve, vxlan, tun, or all that there are")
+	cmd.Flags().StringVar(&f.offloads, "offloads", offloads, "on the underlay: on (super-frames), off (ordinary frames), or both")
+}
+
+// parse returns the modes and offloads asked for. A mode named must be there;
+// modes that "all" leaves out are told to skip.
+func (f *labFlags) parse(skip func(node.Mode, error)) (modes []node.Mode, offloads []bool, err error) {
+	switch f.offloads {
+	case "on":
+		offloads = []bool{true}
+	case "off":
+		offloads = []bool{false}
+	case "both":
+		offloads = []bool{true, false}
+	default:
+		return nil, nil, errors.New("--offloads: want on, off or both")
+	}
+	all := []node.Mode{node.Geneve, node.VXLAN, node.TUN}
+	wanted := all
+	if f.mode != "all" {
+		wanted = []node.Mode{node.Mode(f.mode)}
+	}
+	if !slices.Contains(all, wanted[0]) {
+		return nil, nil, errors.New("--mode: want geneve, vxlan, tun or all")
+	}
+	modes, missing := lab.Modes(wanted)
+	for _, m := range wanted {
+		if err := missing[m]; err != nil && f.mode != "all" {
+			return nil, nil, fmt.Errorf("--mode: no %s here: %w", m, err)
+		} else if err != nil {
+			skip(m, err)
+		}
+	}
+	if len(modes) == 0 {
+		return nil, nil, errors.New("lab: no mode works here; see: culvert lab probe")
+	}
+	return modes, offloads, nil
+}
+
+func newLabCheckCommand() *cobra.Command {
+	var flags labFlags
+	cmd := &cobra.Command{
+		Use:   "check",
+		Short: "Build labs, check them, take them down; exit status 0 only if all passed",
+		Args:  cobra.NoArgs,
+	}
+	flags.add(cmd, "all", "both")
+	isJSON := outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		asJSON, err := isJSON()
+		if err != nil {
+			return err
+		}
+		return inHolder(cmd, func(dir string) error {
+			modes, offloads, err := flags.parse(func(m node.Mode, err error) {
+				if !asJSON {
+					fmt.Fprintf(cmd.OutOrStdout(), "skip nodes %s: %v\n", m, err)
+				}
+			})
+			if err != nil {
+				return err
+			}
+			o := lab.CheckOptions{Modes: modes, Offloads: offloads, JSON: asJSON}
+			if err := lab.RunChecks(cmd.Context(), dir, o, cmd.OutOrStdout()); err != nil {
+				return failure{err}
+			}
+			return nil
+		})
+	}
+	return cmd
+}
+
+func newLabUpCommand() *cobra.Command {
+	var flags labFlags
+	cmd := &cobra.Command{
+		Use:   "up",
+		Short: "Build a lab and leave it running",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if dir, ok := lab.Inside(); ok {
+				return holdLab(cmd, dir, &flags)
+			}
+			if err := lab.Detach(os.Args[1:]); err != nil {
+				return err
+			}
+			s, err := lab.GetStatus()
+			if err != nil {
+				return failure{err}
+			}
+			return printStatus(cmd.OutOrStdout(), s)
+		},
+	}
+	flags.add(cmd, "all", "on")
+	return cmd
+}
+
+// holdLab is the holder's side of lab up.
+func holdLab(cmd *cobra.Command, dir string, flags *labFlags) error {
+	if err := lab.EnterHolder(); err != nil {
+		return err
+	}
+	modes, offloads, err := flags.parse(func(node.Mode, error) {})
+	if err != nil {
+		lab.Ready(err)
+		return err
+	}
+	l, err := lab.Start(cmd.Context(), dir, lab.Standard(modes[0], offloads[0]))
+	if err == nil {
+		err = l.Serve(cmd.Context(), func() { lab.Ready(nil) })
+	} else {
+		lab.Ready(err)
+	}
+	return errors.Join(err, l.Stop())
+}
+
+func newLabDownCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "down",
+		Short: "End the lab that is up and remove what any lab left behind",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			err := lab.Down(func(format string, args ...any) { fmt.Fprintf(cmd.OutOrStdout(), format+"\n", args...) })
+			if err != nil {
+				return failure{err}
+			}
+			return nil
+		},
+	}
+}
+
+func newLabExecCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:     "exec CLUSTER/HOST -- COMMAND [ARGUMENT…]",
+		Short:   "Run a command inside a host of the lab that is up",
+		Example: "  culvert lab exec rome/pod1 -- ping 10.61.1.5",
+		Args:    cobra.MinimumNArgs(2),
+		RunE: func(_ *cobra.Command, args []string) error {
+			code, err := lab.Exec(args[0], args[1:])
+			if err != nil {
+				return err
+			}
+			os.Exit(code)
+			return nil
+		},
+	}
+}
+
+func newLabStatusCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "status", Short: "Show the lab that is up", Args: cobra.NoArgs}
+	isJSON := outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		asJSON, err := isJSON()
+		if err != nil {
+			return err
+		}
+		s, err := lab.GetStatus()
+		if err != nil {
+			return failure{err}
+		}
+		if asJSON {
+			return json.NewEncoder(cmd.OutOrStdout()).Encode(s)
+		}
+		return printStatus(cmd.OutOrStdout(), s)
+	}
+	return cmd
+}
+
+func printStatus(out io.Writer, s *lab.Status) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(w, "%s; files in %s\n", s.Description, s.Dir)
+	fmt.Fprintln(w, "HOST\tADDRESS\tSEEN BY THE OTHER CLUSTER AS")
+	for _, h := range s.Hosts {
+		fmt.Fprintf(w, "%s\t%s\t%s\n", h.Name, h.Address, h.Seen)
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	fmt.Fprintln(w, "PROCESS\tSTATE\tLOG")
+	for _, p := range s.Processes {
+		state := "running"
+		if !p.Running {
+			state = "ended"
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\n", p.Name, state, strings.TrimPrefix(p.Log, s.Dir+"/"))
+	}
+	return w.Flush()
+}
+
+// newLabProbeCommand is for the tests, which must know what they may skip.
+func newLabProbeCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "probe", Short: "Tell what labs can use on this machine", Args: cobra.NoArgs}
+	isJSON := outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		asJSON, err := isJSON()
+		if err != nil {
+			return err
+		}
+		return inHolder(cmd, func(string) error {
+			results := make([]probeResult, 0, len(lab.Probes))
+			for _, name := range lab.Probes {
+				r := probeResult{Name: name, Answer: "yes"}
+				if err := lab.Probe(name); errors.Is(err, errors.ErrUnsupported) {
+					r.Answer, r.Reason = "kernel cannot", err.Error()
+				} else if err != nil {
+					r.Answer, r.Reason = "refused here", err.Error()
+				}
+				results = append(results, r)
+			}
+			if asJSON {
+				return json.NewEncoder(cmd.OutOrStdout()).Encode(results)
+			}
+			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
+			for _, r := range results {
+				fmt.Fprintf(w, "%s\t%s\t%s\n", r.Name, r.Answer, r.Reason)
+			}
+			return w.Flush()
+		})
+	}
+	return cmd
+}
+
+// probeResult is one line of lab probe.
+type probeResult struct {
+	Name   string `json:"name"`
+	Answer string `json:"answer"` // yes, kernel cannot, refused here
+	Reason string `json:"reason,omitempty"`
+}

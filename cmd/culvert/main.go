@@ -1,0 +1,65 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/sirupsen/logrus"
+	"github.com/spf13/cobra"
+)
+
+// Exit statuses; see doc.go.
+const (
+	exitFailed   = 1
+	exitBadInput = 2
+)
+
+// failure marks an error of something that had started properly. Every other
+// error is the input's or the environment's.
+type failure struct{ error }
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := newRootCommand().ExecuteContext(ctx)
+	stop()
+	if err == nil {
+		return
+	}
+	for line := range strings.Lines(err.Error()) {
+		fmt.Fprintf(os.Stderr, "culvert: %s\n", strings.TrimSuffix(line, "\n"))
+	}
+	if errors.As(err, new(failure)) {
+		os.Exit(exitFailed)
+	}
+	os.Exit(exitBadInput)
+}
+
+func newRootCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use:           "culvert",
+		Short:         "Pod traffic between Kubernetes clusters, without asking anything of the kernel",
+		SilenceErrors: true,
+		SilenceUsage:  true,
+	}
+	root.AddCommand(newGatewayCommand(), newNodeCommand(), newLabCommand(), newKeygenCommand())
+	return root
+}
+
+// newLogger logs to standard error in the given format at the given level.
+func newLogger(level, format string) (*logrus.Logger, error) {
+	log := logrus.New()
+	l, err := logrus.ParseLevel(level)
+	if err != nil {
+		return nil, fmt.Errorf("log.level: %w", err)
+	}
+	log.SetLevel(l)
+	if format == "json" {
+		log.SetFormatter(&logrus.JSONFormatter{})
+	}
+	return log, nil
+}

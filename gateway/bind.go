@@ -1,0 +1,269 @@
+package gateway
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.zx2c4.com/wireguard/conn"
+	"golang.zx2c4.com/wireguard/device"
+
+	"culvert/geneve/udp"
+)
+
+// bind is wireguard-go's conn.Bind: one UDP socket per address family, read and
+// written in trains. Unlike the stock Bind it allocates nothing per packet and
+// outlives errors of its sockets.
+type bind struct {
+	mu   sync.Mutex
+	legs []*leg // +checklocks:mu
+
+	current      atomic.Pointer[[]*leg] // legs, for Send
+	dataSent     atomic.Uint64          // transport messages with content given to Send
+	receiveStops atomic.Uint64          // receive errors waited out
+}
+
+// leg is the socket of one address family.
+type leg struct {
+	socket *udp.Socket
+	is4    bool
+
+	// What the receive goroutine has read but not handed over: messages[next:filled],
+	// the first of them from byte offset on.
+	messages     []udp.Message
+	next, filled int
+	offset       int
+	endpoints    [endpointCache]*endpoint
+
+	mu     sync.Mutex
+	sender *udp.Sender // +checklocks:mu
+	trains []udp.Train // +checklocks:mu
+}
+
+const (
+	// receiveMessages of 64 KiB are read by one system call. More cost cache misses
+	// and gain nothing: a train of 48 datagrams already amortises the call.
+	receiveMessages = 2
+	endpointCache   = 64
+	receiveBackoff  = 100 * time.Millisecond
+)
+
+func newBind() *bind { return new(bind) }
+
+// Open implements conn.Bind. Without IPv6 on the machine there is one leg.
+func (b *bind) Open(port uint16) ([]conn.ReceiveFunc, uint16, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.legs != nil {
+		return nil, 0, conn.ErrBindAlreadyOpen
+	}
+	v4, err := openLeg("udp4", netip.IPv4Unspecified(), port)
+	if err != nil {
+		return nil, 0, err
+	}
+	legs := []*leg{v4}
+	port = v4.socket.LocalAddr().Port()
+	v6, err := openLeg("udp6", netip.IPv6Unspecified(), port)
+	switch {
+	case err == nil:
+		legs = append(legs, v6)
+	case !errors.Is(err, syscall.EAFNOSUPPORT) && !errors.Is(err, syscall.EADDRNOTAVAIL):
+		v4.socket.Close()
+		return nil, 0, err
+	}
+	var fns []conn.ReceiveFunc
+	for _, l := range legs {
+		fns = append(fns, func(packets [][]byte, sizes []int, eps []conn.Endpoint) (int, error) {
+			return l.receive(packets, sizes, eps, &b.receiveStops)
+		})
+	}
+	b.legs = legs
+	b.current.Store(&legs)
+	return fns, port, nil
+}
+
+func openLeg(network string, addr netip.Addr, port uint16) (*leg, error) {
+	s, err := udp.Listen(network, netip.AddrPortFrom(addr, port), udp.Options{})
+	if err != nil {
+		return nil, err
+	}
+	l := &leg{socket: s, is4: addr.Is4(), sender: s.NewSender(), messages: make([]udp.Message, receiveMessages)}
+	for i := range l.messages {
+		l.messages[i].Buffer = make([]byte, udp.BufferSize)
+	}
+	return l, nil
+}
+
+// Close implements conn.Bind.
+func (b *bind) Close() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var errs []error
+	for _, l := range b.legs {
+		errs = append(errs, l.socket.Close())
+	}
+	b.legs = nil
+	return errors.Join(errs...)
+}
+
+// SetMark implements conn.Bind.
+func (b *bind) SetMark(mark uint32) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, l := range b.legs {
+		if err := l.socket.SetMark(mark); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// BatchSize implements conn.Bind.
+func (b *bind) BatchSize() int { return batchSize }
+
+// ParseEndpoint implements conn.Bind.
+func (b *bind) ParseEndpoint(s string) (conn.Endpoint, error) {
+	ap, err := netip.ParseAddrPort(s)
+	if err != nil {
+		return nil, err
+	}
+	return &endpoint{ap}, nil
+}
+
+// Send implements conn.Bind. It is called by wireguard-go's sender goroutine and,
+// for handshakes, by others. What the socket cannot send is counted there and is
+// no error here: wireguard-go could only log it, once per batch.
+func (b *bind) Send(bufs [][]byte, ep conn.Endpoint) error {
+	to := ep.(*endpoint).addr
+	legs := b.current.Load()
+	if legs == nil {
+		return net.ErrClosed
+	}
+	for _, l := range *legs {
+		if l.is4 == to.Addr().Is4() {
+			b.dataSent.Add(dataMessages(bufs))
+			return l.send(bufs, to)
+		}
+	}
+	return syscall.EAFNOSUPPORT
+}
+
+// dataMessages counts the transport messages in bufs that are no keepalives.
+func dataMessages(bufs [][]byte) (n uint64) {
+	for _, b := range bufs {
+		if len(b) > device.MessageKeepaliveSize && b[0] == device.MessageTransportType {
+			n++
+		}
+	}
+	return n
+}
+
+// send groups bufs into trains: datagrams of one size, of which only the last may
+// be shorter.
+func (l *leg) send(bufs [][]byte, to netip.AddrPort) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.trains = l.trains[:0]
+	for first := 0; first < len(bufs); {
+		size := len(bufs[first])
+		end, bytes := first+1, size
+		for end < len(bufs) && end-first < udp.MaxSegments && len(bufs[end-1]) == size &&
+			len(bufs[end]) <= size && bytes+len(bufs[end]) <= udp.MaxPayload {
+			bytes += len(bufs[end])
+			end++
+		}
+		l.trains = append(l.trains, udp.Train{Destination: to, SegmentSize: size, Parts: bufs[first:end]})
+		first = end
+	}
+	if _, err := l.sender.Send(l.trains); errors.Is(err, net.ErrClosed) {
+		return err
+	}
+	return nil
+}
+
+// receive implements conn.ReceiveFunc.
+func (l *leg) receive(packets [][]byte, sizes []int, eps []conn.Endpoint, stops *atomic.Uint64) (int, error) {
+	for l.next == l.filled {
+		n, err := l.socket.Receive(l.messages)
+		switch {
+		case err == nil:
+			l.next, l.filled, l.offset = 0, n, 0
+		case errors.Is(err, net.ErrClosed):
+			return 0, net.ErrClosed
+		default:
+			// Any error but ErrClosed would in the end stop wireguard-go's receiver for
+			// good. What the kernel reports here passes, but must not be spun on.
+			stops.Add(1)
+			time.Sleep(receiveBackoff)
+		}
+	}
+	n := 0
+	for n < len(packets) && l.next < l.filled {
+		m := &l.messages[l.next]
+		rest := m.Data[l.offset:]
+		size := len(rest)
+		if m.SegmentSize > 0 && m.SegmentSize < size {
+			size = m.SegmentSize
+		}
+		if size > 0 {
+			sizes[n] = copy(packets[n], rest[:size])
+			eps[n] = l.endpoint(m.Source)
+			n++
+		}
+		if l.offset += size; l.offset >= len(m.Data) {
+			l.next++
+			l.offset = 0
+		}
+	}
+	return n, nil
+}
+
+// endpoint returns the Endpoint of addr, the same object as long as its place in
+// the cache is not taken by another address.
+func (l *leg) endpoint(addr netip.AddrPort) *endpoint {
+	b := addr.Addr().As16()
+	place := &l.endpoints[(uint16(b[15])^uint16(b[14])<<2^addr.Port())%endpointCache]
+	if *place == nil || (*place).addr != addr {
+		*place = &endpoint{addr}
+	}
+	return *place
+}
+
+// port is the port that the socket is bound to.
+func (b *bind) port() uint16 {
+	if legs := b.current.Load(); legs != nil {
+		return (*legs)[0].socket.LocalAddr().Port()
+	}
+	return 0
+}
+
+// stats returns the statistics of each leg, IPv4 first.
+func (b *bind) stats() (s []udp.Stats) {
+	if legs := b.current.Load(); legs != nil {
+		for _, l := range *legs {
+			s = append(s, l.socket.Stats())
+		}
+	}
+	return s
+}
+
+// endpoint is an immutable conn.Endpoint: the peer's outer address. The kernel
+// chooses our source address by route.
+type endpoint struct{ addr netip.AddrPort }
+
+func (e *endpoint) ClearSrc()           {}
+func (e *endpoint) SrcToString() string { return "" }
+func (e *endpoint) SrcIP() netip.Addr   { return netip.Addr{} }
+func (e *endpoint) DstIP() netip.Addr   { return e.addr.Addr() }
+func (e *endpoint) DstToString() string { return e.addr.String() }
+
+// DstToBytes is what the cookie of a handshake is bound to (WireGuard paper,
+// Section 5.4.7).
+func (e *endpoint) DstToBytes() []byte {
+	b, _ := e.addr.MarshalBinary() // never fails (net/netip)
+	return b
+}

@@ -1,0 +1,181 @@
+package gateway
+
+import (
+	"bytes"
+	"errors"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"testing"
+
+	"golang.zx2c4.com/wireguard/conn"
+)
+
+// bindPair returns two open binds, the IPv4 receive function of the second and its
+// endpoint as the first sees it.
+func bindPair(t testing.TB) (a, b *bind, receive conn.ReceiveFunc, to conn.Endpoint) {
+	t.Helper()
+	a, b = newBind(), newBind()
+	if _, _, err := a.Open(0); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { a.Close() })
+	fns, port, err := b.Open(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { b.Close() })
+	to, err = a.ParseEndpoint(netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), port).String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a, b, fns[0], to
+}
+
+// batch holds a receiver's buffers.
+type batch struct {
+	packets [][]byte
+	sizes   []int
+	eps     []conn.Endpoint
+}
+
+func newBatch(n int) *batch {
+	b := &batch{make([][]byte, n), make([]int, n), make([]conn.Endpoint, n)}
+	for i := range b.packets {
+		b.packets[i] = make([]byte, 65535)
+	}
+	return b
+}
+
+// TestBindKeepsOrderAndSizes sends batches of mixed sizes, which the bind groups
+// into trains, and reads them in batches of other sizes.
+func TestBindKeepsOrderAndSizes(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 0))
+	a, _, receive, to := bindPair(t)
+	for _, size := range []int{1, 7, batchSize} {
+		got := newBatch(size)
+		for range 20 {
+			var sent [][]byte
+			common := 1 + r.IntN(1500)
+			for range 1 + r.IntN(batchSize) {
+				n := common
+				if r.IntN(8) == 0 {
+					n = 1 + r.IntN(4000)
+				}
+				p := make([]byte, n)
+				for i := range p {
+					p[i] = byte(r.Uint32())
+				}
+				sent = append(sent, p)
+			}
+			if err := a.Send(sent, to); err != nil {
+				t.Fatal(err)
+			}
+			for i := 0; i < len(sent); {
+				n, err := receive(got.packets, got.sizes, got.eps)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for k := range n {
+					if !bytes.Equal(got.packets[k][:got.sizes[k]], sent[i]) {
+						t.Fatalf("datagram %d of %d: got %d bytes, want %d or other content", i, len(sent), got.sizes[k], len(sent[i]))
+					}
+					i++
+				}
+			}
+		}
+	}
+}
+
+func TestBindEndpoints(t *testing.T) {
+	a, b, receive, to := bindPair(t)
+	got := newBatch(4)
+	var seen conn.Endpoint
+	for range 3 {
+		if err := a.Send([][]byte{{1, 2, 3}}, to); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := receive(got.packets, got.sizes, got.eps); err != nil {
+			t.Fatal(err)
+		}
+		if seen != nil && seen != got.eps[0] {
+			t.Error("the same source got another Endpoint object")
+		}
+		seen = got.eps[0]
+	}
+	if seen.DstIP() != netip.AddrFrom4([4]byte{127, 0, 0, 1}) {
+		t.Errorf("endpoint %s", seen.DstToString())
+	}
+	if b.BatchSize() < 1 || len(seen.DstToBytes()) != 6 {
+		t.Errorf("batch size %d, DstToBytes %x", b.BatchSize(), seen.DstToBytes())
+	}
+}
+
+// TestBindClose: Close ends receive with net.ErrClosed, and the bind opens again.
+func TestBindClose(t *testing.T) {
+	b := newBind()
+	fns, _, err := b.Open(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := b.Open(0); !errors.Is(err, conn.ErrBindAlreadyOpen) {
+		t.Errorf("second Open: %v", err)
+	}
+	done := make(chan error, len(fns))
+	for _, receive := range fns {
+		go func() {
+			got := newBatch(1)
+			_, err := receive(got.packets, got.sizes, got.eps)
+			done <- err
+		}()
+	}
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for range fns {
+		if err := <-done; !errors.Is(err, net.ErrClosed) {
+			t.Errorf("receive: %v", err)
+		}
+	}
+	if _, _, err := b.Open(0); err != nil {
+		t.Errorf("Open after Close: %v", err)
+	}
+	b.Close()
+}
+
+// TestBindAllocations: neither way allocates per batch once it is warm.
+func TestBindAllocations(t *testing.T) {
+	a, _, receive, to := bindPair(t)
+	got := newBatch(batchSize)
+	var sent [][]byte
+	for range 40 {
+		sent = append(sent, make([]byte, 1372))
+	}
+	sent = append(sent, make([]byte, 100)) // ends the train
+	exchange := func() {
+		if err := a.Send(sent, to); err != nil {
+			t.Fatal(err)
+		}
+		for n := 0; n < len(sent); {
+			k, err := receive(got.packets, got.sizes, got.eps)
+			if err != nil {
+				t.Fatal(err)
+			}
+			n += k
+		}
+	}
+	exchange()
+	if n := testing.AllocsPerRun(50, exchange); n != 0 {
+		t.Errorf("%v allocations per batch of %d", n, len(sent))
+	}
+}
+
+func TestDataMessages(t *testing.T) {
+	data, keepalive, handshake := make([]byte, 64), make([]byte, 32), make([]byte, 148)
+	data[0], keepalive[0], handshake[0] = 4, 4, 1
+	if n := dataMessages([][]byte{data, keepalive, handshake, data}); n != 2 {
+		t.Errorf("%d data messages, want 2", n)
+	}
+}

@@ -1,0 +1,287 @@
+package gateway
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"culvert/gateway/configfile"
+	"culvert/geneve"
+	"culvert/nat"
+)
+
+type (
+	scalar = configfile.Scalar
+
+	// file mirrors the YAML configuration file; every leaf is read later, so that
+	// all errors are found in one run.
+	file struct {
+		Cluster   scalar        `json:"cluster"`
+		Peer      scalar        `json:"peer"`
+		MTU       scalar        `json:"mtu"`
+		WireGuard fileWireGuard `json:"wireguard"`
+		Geneve    fileGeneve    `json:"geneve"`
+		Network   fileNetwork   `json:"network"`
+		NAT       fileNAT       `json:"nat"`
+		Rules     []fileRule    `json:"rules"`
+		MSSClamp  scalar        `json:"mssClamp"`
+		Metrics   *scalar       `json:"metrics"`
+		Log       fileLog       `json:"log"`
+
+		// Parts of the format that this version refuses by name.
+		IPAM            *any    `json:"ipam"`
+		ConnectionCheck *scalar `json:"connectionCheck"`
+		State           *scalar `json:"state"`
+		Control         *scalar `json:"control"`
+	}
+	fileWireGuard struct {
+		Role              scalar `json:"role"`
+		PrivateKeyFile    scalar `json:"privateKeyFile"`
+		PeerPublicKey     scalar `json:"peerPublicKey"`
+		PeerPublicKeyFile scalar `json:"peerPublicKeyFile"`
+		ListenPort        scalar `json:"listenPort"`
+		Endpoint          scalar `json:"endpoint"`
+		Keepalive         scalar `json:"keepalive"`
+		UAPI              scalar `json:"uapi"`
+	}
+	fileGeneve struct {
+		ListenPort     scalar     `json:"listenPort"`
+		GatewayAddress scalar     `json:"gatewayAddress"`
+		Nodes          []fileNode `json:"nodes"`
+	}
+	fileNode struct {
+		Name     scalar   `json:"name"`
+		VNI      scalar   `json:"vni"`
+		Underlay scalar   `json:"underlay"`
+		Address  scalar   `json:"address"`
+		PodCIDRs []scalar `json:"podCIDRs"`
+		Encap    scalar   `json:"encap"`
+		Inner    scalar   `json:"inner"`
+	}
+	fileNetwork struct {
+		Local struct {
+			PodCIDRs      []scalar `json:"podCIDRs"`
+			ExternalCIDRs []scalar `json:"externalCIDRs"`
+		} `json:"local"`
+		Remote struct {
+			PodCIDRs      []fileRemap `json:"podCIDRs"`
+			ExternalCIDRs []fileRemap `json:"externalCIDRs"`
+		} `json:"remote"`
+	}
+	fileRemap struct {
+		CIDR  scalar `json:"cidr"`
+		Remap scalar `json:"remap"`
+	}
+	fileLog struct {
+		Level  scalar `json:"level"`
+		Format scalar `json:"format"`
+	}
+)
+
+// LoadConfig reads, checks and returns the configuration in the YAML file at
+// path. Key files named in it are relative to the file's folder. The error joins
+// everything that is wrong, one line each.
+func LoadConfig(path string) (*Config, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("--config: %w", err)
+	}
+	return parseConfig(text, filepath.Dir(path))
+}
+
+func parseConfig(text []byte, dir string) (*Config, error) {
+	var f file
+	e := new(configfile.Errors)
+	if !e.Decode(text, &f) {
+		return nil, e.Err()
+	}
+	c := f.config(e, dir)
+	c.validate(e)
+	if err := e.Err(); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// config converts every field; what contradicts what is validate's business.
+func (f *file) config(e *configfile.Errors, dir string) *Config {
+	c := &Config{
+		Cluster: e.Text("cluster", f.Cluster),
+		Peer:    e.Text("peer", f.Peer),
+		MTU:     TunnelMTU(e.Int("mtu", f.MTU, int(DefaultMTU), int(minMTU), int(maxMTU))),
+		Metrics: DefaultMetrics,
+		Log: LogConfig{
+			Level:  e.OneOf("log.level", f.Log.Level, "info", "error", "warning", "debug", "trace"),
+			Format: e.OneOf("log.format", f.Log.Format, "text", "json"),
+		},
+	}
+	if f.Metrics != nil {
+		c.Metrics = string(*f.Metrics)
+	}
+	f.refuse(e)
+	f.WireGuard.config(e, dir, &c.WireGuard)
+	f.Geneve.config(e, &c.Geneve)
+
+	c.Local.PodCIDRs = e.Prefixes("network.local.podCIDRs", f.Network.Local.PodCIDRs)
+	c.Local.ExternalCIDRs = e.Prefixes("network.local.externalCIDRs", f.Network.Local.ExternalCIDRs)
+	c.Remote = append(c.Remote, remaps(e, "network.remote.podCIDRs", f.Network.Remote.PodCIDRs, false)...)
+	c.Remote = append(c.Remote, remaps(e, "network.remote.externalCIDRs", f.Network.Remote.ExternalCIDRs, true)...)
+
+	switch f.NAT.UnknownSource {
+	case "off":
+	case "", "auto":
+		if len(c.Local.ExternalCIDRs) > 0 {
+			c.UnknownSource = c.Local.ExternalCIDRs[0].Addr()
+		}
+	default:
+		c.UnknownSource = e.Addr("nat.unknownSource", f.NAT.UnknownSource)
+	}
+	f.NAT.config(e, c)
+	for i := range f.Rules {
+		c.Rules = append(c.Rules, f.Rules[i].rule(e, fmt.Sprintf("rules[%d]", i)))
+	}
+	switch f.MSSClamp {
+	case "", "auto":
+	case "off":
+		c.MSSClamp = nat.MSSOff
+	default:
+		c.MSSClamp = nat.MSSClamp(e.Int("mssClamp", f.MSSClamp, 0, minMSS, int(maxMTU)-40))
+	}
+	return c
+}
+
+// refuse names the parts of the format that are not built yet.
+func (f *file) refuse(e *configfile.Errors) {
+	const remedy = "not supported yet; leave the field out"
+	if f.IPAM != nil {
+		e.Add("ipam", remedy)
+	}
+	if f.ConnectionCheck != nil && *f.ConnectionCheck != "false" {
+		e.Add("connectionCheck", remedy)
+	}
+	if f.State != nil {
+		e.Add("state", remedy)
+	}
+	if f.Control != nil {
+		e.Add("control", remedy)
+	}
+}
+
+func (f *fileWireGuard) config(e *configfile.Errors, dir string, c *WireGuardConfig) {
+	if e.Text("wireguard.role", f.Role) != "" && e.OneOf("wireguard.role", f.Role, "client", "server") == "server" {
+		c.Role = Server
+	}
+	port, keepalive := 0, 25*time.Second
+	if c.Role == Server {
+		port, keepalive = DefaultWireGuardPort, 0
+	}
+	c.ListenPort = uint16(e.Int("wireguard.listenPort", f.ListenPort, port, 0, 65535))
+	c.Keepalive = e.Duration("wireguard.keepalive", f.Keepalive, keepalive, 65535*time.Second)
+	c.UAPI = e.Bool("wireguard.uapi", f.UAPI, false)
+
+	if e.Text("wireguard.privateKeyFile", f.PrivateKeyFile) != "" {
+		c.PrivateKey = readKey(e, "wireguard.privateKeyFile", dir, f.PrivateKeyFile)
+	}
+	switch {
+	case f.PeerPublicKey != "" && f.PeerPublicKeyFile != "":
+		e.Add("wireguard.peerPublicKeyFile", "wireguard.peerPublicKey is set too; keep one of them")
+	case f.PeerPublicKeyFile != "":
+		c.PeerPublicKey = readKey(e, "wireguard.peerPublicKeyFile", dir, f.PeerPublicKeyFile)
+	case e.Text("wireguard.peerPublicKey", f.PeerPublicKey) != "":
+		key, err := ParseKey([]byte(f.PeerPublicKey))
+		if err != nil {
+			e.Add("wireguard.peerPublicKey", "%v", err)
+		}
+		c.PeerPublicKey = key
+	}
+
+	switch {
+	case c.Role == Server && f.Endpoint != "":
+		e.Add("wireguard.endpoint", "a server learns its peer's endpoint; leave the field out")
+	case c.Role == Client && e.Text("wireguard.endpoint", f.Endpoint) != "":
+		c.Endpoint = hostPort(e, "wireguard.endpoint", f.Endpoint)
+	}
+}
+
+func readKey(e *configfile.Errors, path, dir string, name scalar) Key {
+	p := string(name)
+	if !filepath.IsAbs(p) {
+		p = filepath.Join(dir, p)
+	}
+	text, err := os.ReadFile(p)
+	if err != nil {
+		remedy := "make it readable for this process"
+		if errors.Is(err, fs.ErrNotExist) {
+			remedy = "make a key with culvert keygen"
+		}
+		e.Add(path, "%v; %s", err, remedy)
+		return Key{}
+	}
+	key, err := ParseKey(text)
+	if err != nil {
+		e.Add(path, "%s: %v", p, err)
+	}
+	return key
+}
+
+func hostPort(e *configfile.Errors, path string, s scalar) string {
+	host, port, err := net.SplitHostPort(string(s))
+	if err != nil || host == "" {
+		e.Add(path, "%q is not host:port", s)
+		return ""
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+		e.Add(path, "%q is not a port from 1 to 65535", port)
+	}
+	return string(s)
+}
+
+func (f *fileGeneve) config(e *configfile.Errors, c *GeneveConfig) {
+	c.ListenPort = uint16(e.Int("geneve.listenPort", f.ListenPort, DefaultGenevePort, 1, 65535))
+	c.GatewayAddress = e.Addr("geneve.gatewayAddress", f.GatewayAddress)
+	for i, n := range f.Nodes {
+		at := fmt.Sprintf("geneve.nodes[%d].", i)
+		node := Node{
+			Name:     e.Text(at+"name", n.Name),
+			Underlay: e.Addr(at+"underlay", n.Underlay),
+			Address:  e.Addr(at+"address", n.Address),
+			PodCIDRs: e.Prefixes(at+"podCIDRs", n.PodCIDRs),
+		}
+		if e.Text(at+"vni", n.VNI) != "" {
+			node.VNI = geneve.VNI(e.Int(at+"vni", n.VNI, 0, 0, 1<<24-1))
+		}
+		if e.OneOf(at+"encap", n.Encap, "geneve", "vxlan") == "vxlan" {
+			node.Encap = geneve.VXLAN
+		}
+		if e.OneOf(at+"inner", n.Inner, "ethernet", "ip") == "ip" {
+			node.Inner = geneve.IP
+		}
+		c.Nodes = append(c.Nodes, node)
+	}
+}
+
+func remaps(e *configfile.Errors, path string, list []fileRemap, external bool) []nat.RemoteCIDR {
+	var rs []nat.RemoteCIDR
+	for i, f := range list {
+		at := fmt.Sprintf("%s[%d].", path, i)
+		r := nat.RemoteCIDR{Real: e.Prefix(at+"cidr", f.CIDR), External: external}
+		switch f.Remap {
+		case "":
+			r.Remapped = r.Real
+		case "auto":
+			e.Add(at+"remap", "auto is not supported yet; write the CIDR by which this cluster shall see %s", f.CIDR)
+		default:
+			r.Remapped = e.Prefix(at+"remap", f.Remap)
+			if r.Real.IsValid() && r.Remapped.IsValid() && r.Real.Bits() != r.Remapped.Bits() {
+				e.Add(at+"remap", "%s and %s differ in length; a remap is 1:1, write a /%d", r.Remapped, r.Real, r.Real.Bits())
+			}
+		}
+		rs = append(rs, r)
+	}
+	return rs
+}

@@ -1,0 +1,190 @@
+package gateway
+
+import (
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"culvert/geneve"
+	"culvert/nat"
+)
+
+// goodFile is the example of the README with every supported field.
+const goodFile = `
+cluster: rome
+peer: milan
+mtu: 1400
+wireguard:
+  role: client
+  privateKeyFile: rome.key
+  peerPublicKeyFile: milan.pub
+  endpoint: "192.0.2.7:51840"
+  keepalive: 10s
+geneve:
+  gatewayAddress: 10.80.0.4
+  nodes:
+    - {name: rome-1, vni: 1, underlay: 172.18.0.2, address: 10.80.0.2, podCIDRs: [10.0.1.0/24]}
+    - {name: rome-2, vni: 16777215, underlay: 172.18.0.3, address: 10.80.0.3, podCIDRs: [10.0.2.0/24, 10.0.64.0/18], encap: vxlan, inner: ip}
+network:
+  local:  {podCIDRs: [10.0.0.0/16], externalCIDRs: [10.70.0.0/16]}
+  remote:
+    podCIDRs:      [{cidr: 10.0.0.0/16,  remap: 10.61.0.0/16}, {cidr: 10.200.0.0/20}]
+    externalCIDRs: [{cidr: 10.70.0.0/16, remap: 10.71.0.0/16}]
+nat:
+  addresses: [{external: 10.70.0.9, internal: 192.0.2.10, via: rome-2}]
+  services:
+    - {name: web, address: 10.70.0.20, port: 80, backends: [{address: 10.0.1.5, port: 8080, weight: 3}]}
+rules:
+  - {name: no-ssh-in, from: remote, protocol: tcp, ports: "22,8000-8080", action: drop}
+mssClamp: 1200
+metrics: ""
+log: {level: debug, format: json}
+`
+
+// keyFolder holds the two key files that goodFile names.
+func keyFolder(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	raw := NewPrivateKey()
+	for name, content := range map[string]string{
+		"rome.key":  string(raw[:]),
+		"milan.pub": NewPrivateKey().Public().Base64() + "\n",
+		"short.key": "c2hvcnQ=",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func TestParseConfig(t *testing.T) {
+	c, err := parseConfig([]byte(goodFile), keyFolder(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.MTU != 1400 || c.WireGuard.Role != Client || c.WireGuard.ListenPort != 0 || c.WireGuard.Keepalive != 10*time.Second {
+		t.Errorf("got mtu %d, %+v", c.MTU, c.WireGuard)
+	}
+	if len(c.Geneve.Nodes) != 2 || c.Geneve.ListenPort != 6091 {
+		t.Fatalf("got %+v", c.Geneve)
+	}
+	second := c.Geneve.Nodes[1]
+	if second.VNI != 1<<24-1 || second.Encap != geneve.VXLAN || second.Inner != geneve.IP || len(second.PodCIDRs) != 2 {
+		t.Errorf("got node %+v", second)
+	}
+	if want := netip.MustParseAddr("10.70.0.0"); c.UnknownSource != want {
+		t.Errorf("unknown source %v, want %v", c.UnknownSource, want)
+	}
+	if c.Remote[1].Remapped != c.Remote[1].Real {
+		t.Errorf("without remap, %v is seen as %v", c.Remote[1].Real, c.Remote[1].Remapped)
+	}
+	rule := c.Rules[0]
+	if rule.Action != nat.FilterDrop || rule.From != nat.FromRemote || rule.Protocol != 6 || rule.Ports[1] != (nat.PortRange{First: 8000, Last: 8080}) {
+		t.Errorf("got rule %+v", rule)
+	}
+	if c.MSSClamp != 1200 || c.Metrics != "" || c.Log.Format != "json" {
+		t.Errorf("got clamp %v, metrics %q, log %+v", c.MSSClamp, c.Metrics, c.Log)
+	}
+}
+
+// TestParseConfigErrors: each edit of goodFile is refused, by the path of the
+// field and with a word of the cause, and by nothing else.
+func TestParseConfigErrors(t *testing.T) {
+	for _, tt := range []struct{ name, old, new, want string }{
+		{"not YAML", "cluster: rome", "cluster: [rome", "not YAML"},
+		{"unknown field", "mtu: 1400", "mtu: 1400\nmtuu: 3", "mtuu: no such field"},
+		{"unknown nested field", "inner: ip}", "inner: ip, zone: a}", "geneve.nodes[1].zone: no such field"},
+		{"duplicate field", "mtu: 1400", "mtu: 1400\nmtu: 1300", "already"},
+		{"wrong shape", "  nodes:\n", "  nodes: 3\n  other:\n", "geneve.nodes: want a list, not one number"},
+		{"peer is itself", "peer: milan", "peer: rome", "peer: "},
+		{"mtu", "mtu: 1400", "mtu: 90000", "mtu: \"90000\" is not a number from 576 to 9000"},
+		{"role", "role: client", "role: middle", "wireguard.role: \"middle\" is not one of client, server"},
+		{"missing key file", "rome.key", "paris.key", "wireguard.privateKeyFile: "},
+		{"short key", "rome.key", "short.key", "wireguard.privateKeyFile: "},
+		{"two peer keys", "peerPublicKeyFile: milan.pub", "peerPublicKeyFile: milan.pub\n  peerPublicKey: x", "wireguard.peerPublicKeyFile: "},
+		{"endpoint", `"192.0.2.7:51840"`, "192.0.2.7", "wireguard.endpoint: \"192.0.2.7\" is not host:port"},
+		{"server with endpoint", "role: client", "role: server", "wireguard.endpoint: a server learns"},
+		{"keepalive", "keepalive: 10s", "keepalive: 10", "wireguard.keepalive: "},
+		{"same ports", "keepalive: 10s", "listenPort: 6091", "geneve.listenPort: 6091 is wireguard.listenPort too"},
+		{"VNI too large", "vni: 16777215", "vni: 16777216", "geneve.nodes[1].vni: "},
+		{"duplicate VNI", "vni: 16777215", "vni: 1", "geneve.nodes[1].vni: 1 is geneve.nodes[0].vni too"},
+		{"duplicate node", "name: rome-1", "name: rome-2", "geneve.nodes[1].name: "},
+		{"duplicate node address", "address: 10.80.0.3", "address: 10.80.0.2", "geneve.nodes[1].address: "},
+		{"node address in a pod CIDR", "address: 10.80.0.3", "address: 10.0.7.7", "geneve.nodes[1].address: "},
+		{"node is the gateway", "address: 10.80.0.3", "address: 10.80.0.4", "geneve.nodes[1].address: "},
+		{"IPv6", "underlay: 172.18.0.3", "underlay: \"fd00::3\"", "geneve.nodes[1].underlay: fd00::3: IPv6 is not supported yet"},
+		{"foreign pod CIDR", "10.0.64.0/18", "10.9.64.0/18", "geneve.nodes[1].podCIDRs[1]: "},
+		{"host bits", "podCIDRs: [10.0.0.0/16]", "podCIDRs: [10.0.0.5/16]", "network.local.podCIDRs[0]: 10.0.0.5/16 has bits set behind its prefix length; write 10.0.0.0/16"},
+		{"unequal prefixes", "remap: 10.61.0.0/16", "remap: 10.61.0.0/17", "network.remote.podCIDRs[0].remap: "},
+		{"overlap without remap", "externalCIDRs: [10.70.0.0/16]", "externalCIDRs: [10.70.0.0/16, 10.200.0.0/24]", "network.remote.podCIDRs[1].cidr: "},
+		{"remap onto local", "remap: 10.61.0.0/16", "remap: 10.70.0.0/16", "network.remote.podCIDRs[0].remap: "},
+		{"remaps overlap", "remap: 10.71.0.0/16", "remap: 10.61.0.0/16", "network.remote.externalCIDRs[0].remap: "},
+		{"remap auto", "remap: 10.71.0.0/16", "remap: auto", "network.remote.externalCIDRs[0].remap: auto is not supported yet"},
+		{"ipam", "mssClamp: 1200", "ipam: {pools: [10.0.0.0/8]}", "ipam: not supported yet"},
+		{"state", "mssClamp: 1200", "state: /tmp/x", "state: not supported yet"},
+		{"control", "mssClamp: 1200", "control: /tmp/x", "control: not supported yet"},
+		{"connection check", "mssClamp: 1200", "connectionCheck: true", "connectionCheck: not supported yet"},
+		{"mapping outside", "external: 10.70.0.9", "external: 10.72.0.9", "nat.addresses[0].external: "},
+		{"mapping of U", "external: 10.70.0.9", "external: 10.70.0.0", "nat.addresses[0].external: "},
+		{"mapping by unknown node", "via: rome-2", "via: rome-9", "nat.addresses[0].via: \"rome-9\" is no node"},
+		{"service on a mapping", "address: 10.70.0.20", "address: 10.70.0.9", "nat.services[0].address: "},
+		{"service port", "port: 80,", "port: 0,", "nat.services[0].port: "},
+		{"ports without protocol", "protocol: tcp, ports", "ports", "rules[0].ports: "},
+		{"port range backwards", "8000-8080", "8080-8000", "rules[0].ports: "},
+		{"action", "action: drop", "action: explode", "rules[0].action: "},
+		{"log level", "level: debug", "level: loud", "log.level: "},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			edited := strings.Replace(goodFile, tt.old, tt.new, 1)
+			if edited == goodFile {
+				t.Fatalf("the edit of %q does nothing", tt.old)
+			}
+			_, err := parseConfig([]byte(edited), keyFolder(t))
+			if err == nil {
+				t.Fatal("accepted")
+			}
+			lines := strings.Split(err.Error(), "\n")
+			if len(lines) != 1 || !strings.Contains(lines[0], tt.want) {
+				t.Errorf("got %q\nwant one line with %q", lines, tt.want)
+			}
+		})
+	}
+}
+
+// TestParseConfigAllAtOnce: errors of every kind are reported in one run.
+func TestParseConfigAllAtOnce(t *testing.T) {
+	edited := strings.NewReplacer(
+		"mtu: 1400", "mtu: x\nmtuu: 3",
+		"vni: 16777215", "vni: 1",
+		"remap: 10.61.0.0/16", "remap: 10.61.0.0/17",
+		"{cidr: 10.200.0.0/20}", "{cidr: 10.70.16.0/20}",
+		"action: drop", "action: explode",
+	).Replace(goodFile)
+	_, err := parseConfig([]byte(edited), keyFolder(t))
+	if err == nil {
+		t.Fatal("accepted")
+	}
+	for _, path := range []string{"mtu:", "mtuu:", "geneve.nodes[1].vni:", "network.remote.podCIDRs[0].remap:",
+		"network.remote.podCIDRs[1].cidr:", "rules[0].action:"} {
+		if !strings.Contains("\n"+err.Error(), "\n"+path) {
+			t.Errorf("no error for %s in\n%v", path, err)
+		}
+	}
+}
+
+func TestEmptyFile(t *testing.T) {
+	_, err := parseConfig(nil, t.TempDir())
+	if err == nil {
+		t.Fatal("accepted")
+	}
+	for _, path := range []string{"cluster:", "peer:", "wireguard.role:", "wireguard.privateKeyFile:", "geneve.gatewayAddress:",
+		"geneve.nodes:", "network.local.podCIDRs:", "network.remote.podCIDRs:"} {
+		if !strings.Contains("\n"+err.Error(), "\n"+path+" missing") {
+			t.Errorf("no error for %s in\n%v", path, err)
+		}
+	}
+}

@@ -1,0 +1,169 @@
+package gateway
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"culvert/gateway/configfile"
+	"culvert/nat"
+)
+
+type (
+	fileNAT struct {
+		UnknownSource  scalar        `json:"unknownSource"`
+		Addresses      []fileMapping `json:"addresses"`
+		Services       []fileService `json:"services"`
+		MaxConnections scalar        `json:"maxConnections"`
+	}
+	fileMapping struct {
+		External scalar `json:"external"`
+		Internal scalar `json:"internal"`
+		Via      scalar `json:"via"`
+	}
+	fileService struct {
+		Name            scalar        `json:"name"`
+		Address         scalar        `json:"address"`
+		Port            scalar        `json:"port"`
+		Protocol        scalar        `json:"protocol"`
+		Balance         scalar        `json:"balance"`
+		Affinity        scalar        `json:"affinity"`
+		AffinityTimeout scalar        `json:"affinityTimeout"`
+		OnRemoval       scalar        `json:"onRemoval"`
+		Backends        []fileBackend `json:"backends"`
+	}
+	fileBackend struct {
+		Address scalar `json:"address"`
+		Port    scalar `json:"port"`
+		Weight  scalar `json:"weight"`
+		Via     scalar `json:"via"`
+	}
+	fileRule struct {
+		Name     scalar   `json:"name"`
+		From     scalar   `json:"from"`
+		Src      []scalar `json:"src"`
+		Dst      []scalar `json:"dst"`
+		Protocol scalar   `json:"protocol"`
+		Ports    scalar   `json:"ports"`
+		Action   scalar   `json:"action"`
+	}
+)
+
+const (
+	maxConnections     = 1 << 24
+	maxWeight          = 1000
+	maxAffinityTimeout = 24 * time.Hour
+)
+
+// protocols are the names that rules and services may use, IANA's numbers.
+var protocols = map[string]uint8{"tcp": 6, "udp": 17, "sctp": 132, "icmp": 1}
+
+func (f *fileNAT) config(e *configfile.Errors, c *Config) {
+	if f.MaxConnections != "auto" {
+		c.MaxConnections = e.Int("nat.maxConnections", f.MaxConnections, 0, 1, maxConnections)
+	}
+	for i, m := range f.Addresses {
+		at := fmt.Sprintf("nat.addresses[%d].", i)
+		c.Addresses = append(c.Addresses, AddressMapping{
+			External: e.Addr(at+"external", m.External),
+			Internal: e.Addr(at+"internal", m.Internal),
+			Via:      string(m.Via),
+		})
+	}
+	for i, s := range f.Services {
+		c.Services = append(c.Services, s.service(e, fmt.Sprintf("nat.services[%d].", i)))
+	}
+}
+
+func (f *fileService) service(e *configfile.Errors, at string) Service {
+	s := Service{
+		Name:            e.Text(at+"name", f.Name),
+		Address:         e.Addr(at+"address", f.Address),
+		Port:            port(e, at+"port", f.Port),
+		Protocol:        protocols[e.OneOf(at+"protocol", f.Protocol, "tcp", "udp", "sctp")],
+		AffinityTimeout: e.Duration(at+"affinityTimeout", f.AffinityTimeout, 0, maxAffinityTimeout),
+	}
+	if e.OneOf(at+"balance", f.Balance, "random", "hash") == "hash" {
+		s.Balance = nat.BalanceHash
+	}
+	if e.OneOf(at+"affinity", f.Affinity, "none", "clientIP") == "clientIP" {
+		s.Affinity = nat.AffinityClientIP
+	}
+	if e.OneOf(at+"onRemoval", f.OnRemoval, "keep", "reset") == "reset" {
+		s.OnRemoval = nat.RemovalReset
+	}
+	if len(f.Backends) == 0 {
+		e.Add(at+"backends", "missing; a service stands for at least one backend")
+	}
+	for i, b := range f.Backends {
+		at := fmt.Sprintf("%sbackends[%d].", at, i)
+		s.Backends = append(s.Backends, Backend{
+			Address: e.Addr(at+"address", b.Address),
+			Port:    port(e, at+"port", b.Port),
+			Weight:  e.Int(at+"weight", b.Weight, 1, 1, maxWeight),
+			Via:     string(b.Via),
+		})
+	}
+	return s
+}
+
+// port requires a port number.
+func port(e *configfile.Errors, path string, s scalar) uint16 {
+	if e.Text(path, s) == "" {
+		return 0
+	}
+	return uint16(e.Int(path, s, 0, 1, 65535))
+}
+
+func (f *fileRule) rule(e *configfile.Errors, at string) nat.FilterRule {
+	r := nat.FilterRule{
+		Name:        e.Text(at+".name", f.Name),
+		Source:      e.Prefixes(at+".src", f.Src),
+		Destination: e.Prefixes(at+".dst", f.Dst),
+		Ports:       portRanges(e, at+".ports", f.Ports),
+	}
+	switch e.OneOf(at+".from", f.From, "", "remote", "local") {
+	case "remote":
+		r.From = nat.FromRemote
+	case "local":
+		r.From = nat.FromLocal
+	}
+	if f.Protocol != "" {
+		r.Protocol = protocols[e.OneOf(at+".protocol", f.Protocol, "tcp", "udp", "sctp", "icmp")]
+	}
+	if len(r.Ports) > 0 && (r.Protocol == 0 || r.Protocol == protocols["icmp"]) {
+		e.Add(at+".ports", "ports need protocol: tcp, udp or sctp")
+	}
+	if e.Text(at+".action", f.Action) != "" {
+		switch e.OneOf(at+".action", f.Action, "accept", "drop", "reject") {
+		case "drop":
+			r.Action = nat.FilterDrop
+		case "reject":
+			r.Action = nat.FilterReject
+		}
+	}
+	return r
+}
+
+// portRanges reads "22" or "22,8000-8080".
+func portRanges(e *configfile.Errors, path string, s scalar) []nat.PortRange {
+	if s == "" {
+		return nil
+	}
+	var ranges []nat.PortRange
+	for part := range strings.SplitSeq(string(s), ",") {
+		first, last, isRange := strings.Cut(strings.TrimSpace(part), "-")
+		if !isRange {
+			last = first
+		}
+		low, err1 := strconv.ParseUint(first, 10, 16)
+		high, err2 := strconv.ParseUint(last, 10, 16)
+		if err1 != nil || err2 != nil || low == 0 || low > high {
+			e.Add(path, "%q is not a port or a range such as 8000-8080", part)
+			return nil
+		}
+		ranges = append(ranges, nat.PortRange{First: uint16(low), Last: uint16(high)})
+	}
+	return ranges
+}

@@ -1,0 +1,305 @@
+package gateway
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.zx2c4.com/wireguard/device"
+
+	"culvert/geneve"
+	"culvert/geneve/udp"
+	"culvert/nat"
+)
+
+// Gateway joins the nodes of one cluster with one remote cluster.
+type Gateway struct {
+	log      *logrus.Entry
+	engine   *nat.Engine
+	endpoint *geneve.Endpoint
+	bind     *bind
+	out      *outbound
+	in       *inbound
+	local    *local
+	wg       *wireguard
+	uapi     net.Listener // nil = off
+	metrics  *metricsServer
+	ready    atomic.Bool
+
+	mu     sync.Mutex
+	config *Config // +checklocks:mu
+	ports  ports   // +checklocks:mu
+}
+
+// New opens every socket of the gateway that c describes and starts its tunnel.
+// On error nothing is left open. The error names the field of the configuration
+// that could not be satisfied.
+func New(c *Config, log *logrus.Logger) (*Gateway, error) {
+	if err := c.Validate(); err != nil {
+		return nil, err
+	}
+	return newGateway(c, log, geneve.Options{Listen: netip.AddrPortFrom(netip.IPv4Unspecified(), c.Geneve.ListenPort)})
+}
+
+func newGateway(c *Config, log *logrus.Logger, internal geneve.Options) (*Gateway, error) {
+	g := &Gateway{log: log.WithField("cluster", c.Cluster), config: c}
+	if err := g.open(c, internal); err != nil {
+		g.close()
+		return nil, err
+	}
+	return g, nil
+}
+
+func (g *Gateway) open(c *Config, internal geneve.Options) (err error) {
+	ports := g.ports.assign(c.Geneve.Nodes)
+	if g.engine, err = nat.New(newPortKey(), c.natConfig(ports)); err != nil {
+		return err
+	}
+	own, _ := c.WireGuard.Role.tunnelAddresses()
+	if g.local, err = newLocal(c.Geneve.GatewayAddress, own, c.MTU); err != nil {
+		return err
+	}
+	if g.endpoint, err = geneve.Listen(internal); err != nil {
+		return socketError("geneve.listenPort", c.Geneve.ListenPort, err)
+	}
+	if err := g.endpoint.Apply(c.tunnels(ports)); err != nil {
+		return err
+	}
+	g.connectPath(c)
+
+	if err := g.openWireGuard(c); err != nil {
+		return err
+	}
+	if c.WireGuard.UAPI {
+		if g.uapi, err = listenUAPI(c.Cluster); err != nil {
+			return err
+		}
+	}
+	g.metrics, err = newMetricsServer(c.Metrics, g)
+	return err
+}
+
+// connectPath builds the packet path between the Geneve endpoint and the WireGuard
+// device; see doc.go.
+func (g *Gateway) connectPath(c *Config) {
+	g.out = &outbound{
+		endpoint: g.endpoint,
+		receiver: g.endpoint.NewReceiver(),
+		replies:  g.endpoint.NewSender(),
+		engine:   g.engine,
+		host:     g.local.internal,
+		queue:    queue{wake: g.endpoint.Wake},
+	}
+	g.in = &inbound{
+		sender:  g.endpoint.NewSender(),
+		engine:  g.engine,
+		host:    g.local.tunnel,
+		answers: &g.out.queue,
+	}
+	g.out.other, g.in.other = &g.in.counters, &g.out.counters
+}
+
+func (g *Gateway) openWireGuard(c *Config) (err error) {
+	g.bind = newBind()
+	entry := g.log.WithField("tunnel", "wireguard")
+	d := device.NewDevice(newTunDevice(g.out, g.in, c.MTU), g.bind, &device.Logger{Verbosef: entry.Tracef, Errorf: entry.Warnf})
+	if g.wg, err = newWireGuard(d, &c.WireGuard, entry); err != nil {
+		d.Close()
+		return err
+	}
+	if err := d.Up(); err != nil {
+		return socketError("wireguard.listenPort", c.WireGuard.ListenPort, err)
+	}
+	return nil
+}
+
+// socketError names the field behind an error of opening a UDP socket.
+func socketError(field string, port uint16, err error) error {
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return fmt.Errorf("%s: UDP port %d is in use; stop what uses it or choose another", field, port)
+	case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM):
+		return fmt.Errorf("%s: no permission to bind UDP port %d; choose one above 1023", field, port)
+	}
+	return fmt.Errorf("%s: UDP port %d: %w", field, port, err)
+}
+
+// Run carries packets until ctx ends or the WireGuard device stops by itself, and
+// closes everything. It must be called once.
+func (g *Gateway) Run(ctx context.Context) error {
+	defer g.close()
+	ctx, cancel := context.WithCancel(ctx)
+	var tasks sync.WaitGroup
+	defer tasks.Wait()
+	defer cancel()
+
+	g.mu.Lock()
+	c := g.config
+	g.mu.Unlock()
+	if c.WireGuard.Role == Client {
+		tasks.Go(func() { g.wg.followEndpoint(ctx) })
+	}
+	if g.uapi != nil {
+		tasks.Go(func() { g.wg.serveUAPI(g.uapi) })
+		defer g.uapi.Close()
+	}
+	g.metrics.serve()
+	g.logStart(c)
+	g.ready.Store(true)
+
+	select {
+	case <-ctx.Done():
+		g.ready.Store(false)
+		g.log.Info("stopping")
+		return nil
+	case <-g.wg.Wait():
+		return errors.New("gateway: the WireGuard device stopped by itself; its log says why")
+	}
+}
+
+func (g *Gateway) logStart(c *Config) {
+	g.log.WithFields(logrus.Fields{
+		"peer":          c.Peer,
+		"role":          c.WireGuard.Role,
+		"publicKey":     c.WireGuard.PrivateKey.Public().Base64(),
+		"wireguardPort": g.bind.port(),
+		"genevePort":    c.Geneve.ListenPort,
+		"nodes":         len(c.Geneve.Nodes),
+		"mtu":           int(c.MTU),
+	}).Info("gateway running")
+	for name, s := range g.sockets() {
+		if s.ReceiveBuffer < minReceiveBuffer {
+			g.log.WithFields(logrus.Fields{"socket": name, "bytes": s.ReceiveBuffer}).
+				Warn("small receive buffer: bursts will be lost; raise net.core.rmem_max to 4194304 or more")
+		}
+	}
+}
+
+// minReceiveBuffer is where measurements begin to show losses: one train takes up
+// to 64 KiB, which the kernel books as about twice that.
+const minReceiveBuffer = 1 << 20
+
+// sockets returns the statistics of each UDP socket by its name in metrics.
+func (g *Gateway) sockets() map[string]udp.Stats {
+	sockets := map[string]udp.Stats{"geneve": g.endpoint.Stats().Socket}
+	for i, s := range g.bind.stats() {
+		sockets[[]string{"wireguard", "wireguard6"}[i]] = s
+	}
+	return sockets
+}
+
+// Apply replaces the desired state. A configuration that is not valid, or that
+// changes what cannot change while the gateway runs, is refused whole and the
+// running state kept.
+func (g *Gateway) Apply(c *Config) error {
+	if err := c.Validate(); err != nil {
+		return err
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if err := c.changesLive(g.config); err != nil {
+		return err
+	}
+	// A refused engine configuration must not have moved node numbers.
+	ports := g.ports.clone()
+	assigned := ports.assign(c.Geneve.Nodes)
+	if err := g.engine.Apply(c.natConfig(assigned)); err != nil {
+		return err
+	}
+	if err := g.endpoint.Apply(c.tunnels(assigned)); err != nil {
+		return err
+	}
+	if err := g.wg.setPeer(&c.WireGuard); err != nil {
+		return err
+	}
+	g.ports, g.config = ports, c
+	g.log.WithField("nodes", len(c.Geneve.Nodes)).Info("configuration applied")
+	return nil
+}
+
+// changesLive refuses, by name, each difference from old that takes a restart.
+func (c *Config) changesLive(old *Config) error {
+	var errs []error
+	fixed := func(path string, same bool) {
+		if !same {
+			errs = append(errs, fmt.Errorf("%s: cannot change while the gateway runs; restart it", path))
+		}
+	}
+	fixed("cluster", c.Cluster == old.Cluster)
+	fixed("mtu", c.MTU == old.MTU)
+	fixed("wireguard.role", c.WireGuard.Role == old.WireGuard.Role)
+	fixed("wireguard.privateKeyFile", c.WireGuard.PrivateKey == old.WireGuard.PrivateKey)
+	fixed("wireguard.listenPort", c.WireGuard.ListenPort == old.WireGuard.ListenPort)
+	fixed("wireguard.uapi", c.WireGuard.UAPI == old.WireGuard.UAPI)
+	fixed("geneve.listenPort", c.Geneve.ListenPort == old.Geneve.ListenPort)
+	fixed("geneve.gatewayAddress", c.Geneve.GatewayAddress == old.Geneve.GatewayAddress)
+	fixed("metrics", c.Metrics == old.Metrics)
+	fixed("log", c.Log == old.Log)
+	return errors.Join(errs...)
+}
+
+// close closes what open opened, in the order that lets each part end: the
+// WireGuard device ends read through the tun device.
+func (g *Gateway) close() {
+	if g.uapi != nil {
+		g.uapi.Close()
+	}
+	if g.endpoint != nil {
+		g.endpoint.Close()
+	}
+	if g.wg != nil {
+		g.wg.Close()
+	}
+	if g.metrics != nil {
+		g.metrics.close()
+	}
+	if g.local != nil {
+		g.local.close()
+	}
+}
+
+const uapiDirectory = "/var/run/wireguard"
+
+// listenUAPI opens the socket where wg(8) looks for an interface, mode 0600. The
+// name is cut to what an interface name may be, 15 characters.
+func listenUAPI(cluster string) (net.Listener, error) {
+	name := "cv-" + cluster
+	name = name[:min(len(name), 15)]
+	if err := os.MkdirAll(uapiDirectory, 0o755); err != nil {
+		return nil, fmt.Errorf("wireguard.uapi: %w; make the folder writable or set uapi: false", err)
+	}
+	path := filepath.Join(uapiDirectory, name+".sock")
+	if conn, err := net.DialTimeout("unix", path, time.Second); err == nil {
+		conn.Close()
+		return nil, fmt.Errorf("wireguard.uapi: %s is in use by another process; stop it or set uapi: false", path)
+	}
+	os.Remove(path) // of a process that was killed
+	old := syscall.Umask(0o177)
+	l, err := net.Listen("unix", path)
+	syscall.Umask(old)
+	if err != nil {
+		return nil, fmt.Errorf("wireguard.uapi: %w; make the folder writable or set uapi: false", err)
+	}
+	return l, nil
+}
+
+// newPortKey draws the key of nat's port choice.
+func newPortKey() (key [16]byte) {
+	rand.Read(key[:])
+	return key
+}
+
+// clock is the monotonic time that nat is told.
+func clock() nat.Time { return nat.Time(time.Since(started)) }
+
+var started = time.Now()

@@ -1,0 +1,385 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"go.uber.org/goleak"
+
+	"culvert/geneve"
+	"culvert/geneve/genevetest"
+	"culvert/nat"
+	"culvert/nat/nattest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// cluster is a running gateway with doubles for its nodes, on loopback.
+type cluster struct {
+	*Gateway
+	nodes []*genevetest.Node
+	stop  func() // stops the gateway before the end of the test
+}
+
+// clusterConfig returns a cluster with two nodes and the local pod CIDR 10.0.0.0/16.
+// Its node addresses and underlay addresses end in 2 and 3; remap is how it sees the
+// other cluster's pods, 10.0.0.0/16 too, and external CIDR.
+func clusterConfig(name, peer string, role Role, podRemap, externalRemap string) *Config {
+	prefix := netip.MustParsePrefix
+	return &Config{
+		Cluster: name, Peer: peer, MTU: DefaultMTU,
+		WireGuard: WireGuardConfig{Role: role, PrivateKey: NewPrivateKey(), Keepalive: 25 * time.Second},
+		Geneve: GeneveConfig{
+			ListenPort:     DefaultGenevePort,
+			GatewayAddress: netip.MustParseAddr("10.80.0.4"),
+			Nodes: []Node{
+				{Name: name + "-1", VNI: 11, Address: netip.MustParseAddr("10.80.0.2"), PodCIDRs: []netip.Prefix{prefix("10.0.1.0/24")}},
+				{Name: name + "-2", VNI: 7, Address: netip.MustParseAddr("10.80.0.3"), PodCIDRs: []netip.Prefix{prefix("10.0.2.0/23")}, Encap: geneve.VXLAN},
+			},
+		},
+		Local: LocalNetwork{PodCIDRs: []netip.Prefix{prefix("10.0.0.0/16")}, ExternalCIDRs: []netip.Prefix{prefix("10.70.0.0/16")}},
+		Remote: []nat.RemoteCIDR{
+			{Real: prefix("10.0.0.0/16"), Remapped: prefix(podRemap)},
+			{Real: prefix("10.70.0.0/16"), Remapped: prefix(externalRemap), External: true},
+		},
+		UnknownSource: netip.MustParseAddr("10.70.0.0"),
+		Log:           LogConfig{Level: "info", Format: "text"},
+	}
+}
+
+// start runs a gateway by c. Its nodes get underlay addresses 127.0.<net>.2 and on.
+func start(t testing.TB, c *Config, net byte) *cluster {
+	t.Helper()
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	listen := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, net, 1}), 0)
+	cl := new(cluster)
+	var nodePort uint16
+	for i := range c.Geneve.Nodes {
+		c.Geneve.Nodes[i].Underlay = netip.AddrFrom4([4]byte{127, 0, net, byte(2 + i)})
+	}
+	// The nodes' common port is the one that is free for the first of them.
+	probe, err := geneve.Listen(geneve.Options{Listen: netip.AddrPortFrom(c.Geneve.Nodes[0].Underlay, 0)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	nodePort = probe.LocalAddr().Port()
+	probe.Close()
+
+	cl.Gateway, err = newGateway(c, log, geneve.Options{Listen: listen, RemotePort: nodePort})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- cl.Run(ctx) }()
+	stopped := false
+	cl.stop = func() {
+		if stopped {
+			return
+		}
+		stopped = true
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("%s: %v", c.Cluster, err)
+		}
+	}
+	t.Cleanup(cl.stop)
+	for _, n := range c.Geneve.Nodes {
+		cl.nodes = append(cl.nodes, genevetest.NewNode(t, genevetest.NodeConfig{
+			Listen: netip.AddrPortFrom(n.Underlay, nodePort), Gateway: cl.endpoint.LocalAddr(),
+			VNI: uint32(n.VNI), VXLAN: n.Encap == geneve.VXLAN, Address: n.Address, GatewayAddress: c.Geneve.GatewayAddress,
+		}))
+	}
+	return cl
+}
+
+// pair is two clusters with equal CIDRs and unequal views of each other, joined by
+// WireGuard over loopback.
+type pair struct{ rome, milan *cluster }
+
+func newPair(t testing.TB, edit func(rome, milan *Config)) *pair {
+	t.Helper()
+	rc := clusterConfig("rome", "milan", Client, "10.61.0.0/16", "10.71.0.0/16")
+	mc := clusterConfig("milan", "rome", Server, "10.62.0.0/16", "10.72.0.0/16")
+	rc.WireGuard.PeerPublicKey = mc.WireGuard.PrivateKey.Public()
+	mc.WireGuard.PeerPublicKey = rc.WireGuard.PrivateKey.Public()
+	if edit != nil {
+		edit(rc, mc)
+	}
+	p := new(pair)
+	p.milan = start(t, mc, 20)
+	rc.WireGuard.Endpoint = fmt.Sprintf("127.0.0.1:%d", p.milan.bind.port())
+	p.rome = start(t, rc, 10)
+	return p
+}
+
+func udpPacket(source, destination string, payload []byte) []byte {
+	return nattest.IP{Source: source, Destination: destination, ID: 77,
+		Body: nattest.UDP{SourcePort: 4000, DestinationPort: 53, Payload: payload}}.Bytes()
+}
+
+// expect returns the next packet that n receives, checked in full, and requires its
+// addresses.
+func expect(t testing.TB, n *genevetest.Node, source, destination string) nattest.View {
+	t.Helper()
+	v, err := nattest.Check(n.Receive())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if v.Source.String() != source || v.Destination.String() != destination {
+		t.Fatalf("got %v > %v, want %s > %s", v.Source, v.Destination, source, destination)
+	}
+	return v
+}
+
+// TestEveryNodePair: a packet from each node of one cluster reaches each node of the
+// other with the addresses of the receiver's view, and the answer comes back.
+func TestEveryNodePair(t *testing.T) {
+	p := newPair(t, nil)
+	podOf := []string{"1.5", "3.9"} // behind node 1 and 2
+	for _, way := range []struct {
+		from, to           *cluster
+		seenThere, seenRet string // prefixes: the remote pods as the sender sees them, the sender's as the receiver does
+	}{{p.rome, p.milan, "10.61.", "10.62."}, {p.milan, p.rome, "10.62.", "10.61."}} {
+		for i, from := range way.from.nodes {
+			for k, to := range way.to.nodes {
+				payload := nattest.Payload(100+7*i+k, uint32(i))
+				from.Send(udpPacket("10.0."+podOf[i], way.seenThere+podOf[k], payload))
+				v := expect(t, to, way.seenRet+podOf[i], "10.0."+podOf[k])
+				if v.TTL != 62 || !bytes.Equal(v.Payload, payload) || v.ID != 77 {
+					t.Errorf("TTL %d, ID %d, payload %d bytes", v.TTL, v.ID, len(v.Payload))
+				}
+				to.Send(udpPacket("10.0."+podOf[k], way.seenRet+podOf[i], payload))
+				expect(t, from, way.seenThere+podOf[k], "10.0."+podOf[i])
+			}
+		}
+	}
+}
+
+// TestSuperFrame: a TCP super-frame with an unfinished checksum arrives as MTU-sized
+// segments that add up to it.
+func TestSuperFrame(t *testing.T) {
+	p := newPair(t, nil)
+	payload := nattest.Payload(60000, 1)
+	p.rome.nodes[0].Send(nattest.IP{Source: "10.0.1.5", Destination: "10.61.2.7", DF: true, Body: nattest.TCP{
+		SourcePort: 1, DestinationPort: 2, Seq: 1000, Ack: 1, Flags: nattest.ACK | nattest.PSH, Payload: payload, Partial: true}}.Bytes())
+	var got []byte
+	for len(got) < len(payload) {
+		v := expect(t, p.milan.nodes[1], "10.62.1.5", "10.0.2.7")
+		if v.Seq != 1000+uint32(len(got)) || len(v.Header)+len(v.Body) > int(DefaultMTU) {
+			t.Fatalf("segment at %d, %d bytes", v.Seq, len(v.Header)+len(v.Body))
+		}
+		got = append(got, v.Payload...)
+		if last := len(got) == len(payload); last != (v.Flags&nattest.PSH != 0) {
+			t.Errorf("PSH %v on segment that ends at %d", !last, len(got))
+		}
+	}
+	if !bytes.Equal(got, payload) {
+		t.Error("other bytes")
+	}
+}
+
+// TestFragmentsWithoutDF: what is too long and may be fragmented is, on the way out
+// and, by the far gateway with its smaller MTU, on the way in.
+func TestFragmentsWithoutDF(t *testing.T) {
+	for _, far := range []TunnelMTU{DefaultMTU, 1280} {
+		t.Run(fmt.Sprint(far), func(t *testing.T) {
+			p := newPair(t, func(_, milan *Config) { milan.MTU = far })
+			payload := nattest.Payload(1400, 2)
+			p.rome.nodes[0].Send(udpPacket("10.0.1.5", "10.61.1.7", payload))
+			var fragments [][]byte
+			for {
+				b := p.milan.nodes[0].Receive()
+				if len(b) > int(far) {
+					t.Fatalf("fragment of %d bytes", len(b))
+				}
+				fragments = append(fragments, b)
+				if whole := nattest.Reassemble(fragments); whole != nil {
+					v, err := nattest.Check(whole)
+					if err != nil || !bytes.Equal(v.Payload, payload) {
+						t.Fatalf("%v, %d bytes", err, len(v.Payload))
+					}
+					return
+				}
+			}
+		})
+	}
+}
+
+// TestTooBig: the near gateway answers from its internal address; the far one through
+// the tunnel, and the sender is told of the packet that it sent, by an address that
+// it can reach.
+func TestTooBig(t *testing.T) {
+	p := newPair(t, func(_, milan *Config) { milan.MTU = 1280 })
+	for _, tt := range []struct {
+		size int
+		from string // source of the error
+		mtu  uint32
+	}{{1400, "10.80.0.4", 1340}, {1300, "10.71.0.0", 1280}} {
+		sent := nattest.IP{Source: "10.0.1.5", Destination: "10.61.1.7", DF: true,
+			Body: nattest.UDP{SourcePort: 4000, DestinationPort: 53, Payload: nattest.Payload(tt.size-28, 3)}}.Bytes()
+		p.rome.nodes[0].Send(sent)
+		b := p.rome.nodes[0].Receive()
+		v, err := nattest.Check(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if v.Source.String() != tt.from || v.Destination.String() != "10.0.1.5" || v.Body[0] != 3 || v.Body[1] != 4 {
+			t.Errorf("got ICMP %d/%d from %v", v.Body[0], v.Body[1], v.Source)
+		}
+		if mtu := binary.BigEndian.Uint32(v.Body[4:]); mtu != tt.mtu {
+			t.Errorf("MTU %d, want %d", mtu, tt.mtu)
+		}
+		quoted, err := nattest.Quoted(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if quoted.Source.String() != "10.0.1.5" || quoted.Destination.String() != "10.61.1.7" || quoted.SourcePort != 4000 {
+			t.Errorf("quoted %v > %v", quoted.Source, quoted.Destination)
+		}
+	}
+}
+
+func echo(source, destination string, ttl uint8, payload int) []byte {
+	return nattest.IP{Source: source, Destination: destination, TTL: ttl,
+		Body: nattest.ICMP{Type: 8, Rest: 0x1234_0001, Payload: nattest.Payload(payload, 4)}}.Bytes()
+}
+
+// TestOwnAddress: the gateway answers echo on its internal address, to the node that
+// asked, also in fragments and for sources that no route finds; it expires what
+// passes it with TTL 1; everything else it refuses.
+func TestOwnAddress(t *testing.T) {
+	p := newPair(t, nil)
+	for i, n := range p.rome.nodes {
+		for _, source := range []string{n.Address.String(), "10.0.1.5", "198.51.100.9"} {
+			n.Send(echo(source, "10.80.0.4", 1, 56+i))
+			v := expect(t, n, "10.80.0.4", source)
+			if v.Body[0] != 0 || !bytes.Equal(v.Body[8:], nattest.Payload(56+i, 4)) {
+				t.Errorf("ICMP %d, %d bytes", v.Body[0], len(v.Body))
+			}
+		}
+	}
+	node := p.rome.nodes[1]
+	node.Send(echo("10.0.2.5", "10.61.1.7", 1, 56))
+	if v := expect(t, node, "10.80.0.4", "10.0.2.5"); v.Body[0] != 11 {
+		t.Errorf("ICMP %d for TTL 1", v.Body[0])
+	}
+	node.Send(udpPacket("10.0.2.5", "10.80.0.4", nil))
+	if v := expect(t, node, "10.80.0.4", "10.0.2.5"); v.Body[0] != 3 || v.Body[1] != 3 {
+		t.Errorf("ICMP %d/%d for UDP", v.Body[0], v.Body[1])
+	}
+	if n := p.rome.out.drops[DropNoService].Load(); n != 1 {
+		t.Errorf("%d drops with no-service, want 1", n)
+	}
+
+	whole := echo("10.0.2.5", "10.80.0.4", 64, 4000)
+	var answer [][]byte
+	for _, f := range fragment(whole, 1480) {
+		node.Send(f)
+	}
+	for {
+		answer = append(answer, node.Receive())
+		if b := nattest.Reassemble(answer); b != nil {
+			v, err := nattest.Check(b)
+			if err != nil || v.Body[0] != 0 || !bytes.Equal(v.Body[8:], nattest.Payload(4000, 4)) {
+				t.Errorf("%v, ICMP %d", err, v.Body[0])
+			}
+			break
+		}
+	}
+}
+
+// fragment cuts an IPv4 packet without options by hand.
+func fragment(b []byte, size int) (fs [][]byte) {
+	for at := 20; at < len(b); at += size {
+		end := min(at+size, len(b))
+		f := append(bytes.Clone(b[:20]), b[at:end]...)
+		binary.BigEndian.PutUint16(f[2:], uint16(len(f)))
+		offset := uint16(at-20) / 8
+		if end < len(b) {
+			offset |= 0x2000
+		}
+		binary.BigEndian.PutUint16(f[6:], offset)
+		f[10], f[11] = 0, 0
+		binary.BigEndian.PutUint16(f[10:], nattest.Checksum(f[:20]))
+		fs = append(fs, f)
+	}
+	return fs
+}
+
+// TestApply: a configuration takes effect at once; a bad one, or one that takes a
+// restart, changes nothing.
+func TestApply(t *testing.T) {
+	p := newPair(t, nil)
+	p.rome.nodes[0].Send(udpPacket("10.0.1.5", "10.61.1.7", []byte("before")))
+	expect(t, p.milan.nodes[0], "10.62.1.5", "10.0.1.7")
+
+	next := *p.rome.config
+	next.Remote = append([]nat.RemoteCIDR(nil), next.Remote...)
+	next.Remote[0].Remapped = netip.MustParsePrefix("10.99.0.0/16")
+	if err := p.rome.Apply(&next); err != nil {
+		t.Fatal(err)
+	}
+	p.rome.nodes[0].Send(udpPacket("10.0.1.5", "10.99.1.7", []byte("after")))
+	expect(t, p.milan.nodes[0], "10.62.1.5", "10.0.1.7")
+
+	bad := next
+	bad.MTU, bad.WireGuard.ListenPort = 1400, 1
+	err := p.rome.Apply(&bad)
+	if err == nil || !strings.Contains(err.Error(), "mtu: ") || !strings.Contains(err.Error(), "wireguard.listenPort: ") {
+		t.Errorf("Apply of what takes a restart: %v", err)
+	}
+	bad = next
+	bad.Remote = append([]nat.RemoteCIDR(nil), next.Remote...)
+	bad.Remote[0].Remapped = bad.Local.PodCIDRs[0]
+	if err := p.rome.Apply(&bad); err == nil {
+		t.Error("Apply of overlapping CIDRs succeeded")
+	}
+	p.rome.nodes[0].Send(udpPacket("10.0.1.5", "10.99.1.7", []byte("still")))
+	expect(t, p.milan.nodes[0], "10.62.1.5", "10.0.1.7")
+}
+
+// TestHostilePackets: random and bent packets from nodes never stop the gateway, and
+// each is counted once.
+func TestHostilePackets(t *testing.T) {
+	p := newPair(t, nil)
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 0))
+	node := p.rome.nodes[0]
+	good := udpPacket("10.0.1.5", "10.61.1.7", nattest.Payload(64, 1))
+	node.GatewayMAC()
+	for range 3000 {
+		b := bytes.Clone(good)
+		for range 1 + r.IntN(4) {
+			b[r.IntN(len(b))] = byte(r.Uint32())
+		}
+		datagram := genevetest.Geneve(node.VNI, 0x6558, genevetest.Frame(node.GatewayMAC(), node.MAC, genevetest.IPv4, b))
+		node.SendRaw(datagram[:r.IntN(len(datagram)+1)])
+	}
+	node.Send(good)
+	for {
+		v, err := nattest.Check(p.milan.nodes[0].Receive())
+		if err == nil && v.Source.String() == "10.62.1.5" && bytes.Equal(v.Payload, nattest.Payload(64, 1)) && v.SourcePort == 4000 {
+			break
+		}
+	}
+	s := p.rome.engine.Stats().Outbound
+	var drops uint64
+	for _, n := range s.Dropped {
+		drops += n
+	}
+	if s.Received != s.Forwarded+s.Delivered+drops {
+		t.Errorf("received %d, forwarded %d, delivered %d, dropped %d", s.Received, s.Forwarded, s.Delivered, drops)
+	}
+}

@@ -1,0 +1,72 @@
+package gateway
+
+import (
+	"bytes"
+	"crypto/ecdh"
+	"crypto/rand"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+)
+
+// Key is a Curve25519 key of WireGuard, private or public.
+//
+// It formats as "(hidden)" under every verb, so that no log line or error can
+// show a private key by mistake; Base64 is the deliberate way to the text.
+type Key [32]byte
+
+// errKey says what a key looks like without quoting what was found, which may be
+// a secret.
+var errKey = errors.New("not a WireGuard key; want 44 characters of base64 as wg(8) prints, or 32 raw bytes")
+
+// ParseKey reads the base64 text of wg(8), surrounded by white space or not, or
+// the 32 raw bytes that Liqo's Secrets hold. The all-zero key is no key.
+func ParseKey(b []byte) (Key, error) {
+	var k Key
+	if len(b) == len(k) {
+		copy(k[:], b)
+	} else {
+		raw, err := base64.StdEncoding.Strict().DecodeString(string(bytes.TrimSpace(b)))
+		if err != nil || len(raw) != len(k) {
+			return Key{}, errKey
+		}
+		copy(k[:], raw)
+	}
+	if k == (Key{}) {
+		return Key{}, errKey
+	}
+	return k, nil
+}
+
+// NewPrivateKey draws a private key, clamped as wg(8) does (RFC 7748, Section 5).
+func NewPrivateKey() Key {
+	var k Key
+	rand.Read(k[:]) // never fails (crypto/rand)
+	k[0] &= 248
+	k[31] = k[31]&127 | 64
+	return k
+}
+
+// Public returns the public key that belongs to the private key k.
+func (k Key) Public() Key {
+	private, err := ecdh.X25519().NewPrivateKey(k[:])
+	if err != nil {
+		panic(err) // unreachable: every 32 bytes are an X25519 private key
+	}
+	var public Key
+	copy(public[:], private.PublicKey().Bytes())
+	return public
+}
+
+// Base64 is k as wg(8) writes it.
+func (k Key) Base64() string { return base64.StdEncoding.EncodeToString(k[:]) }
+
+// hex is k as the WireGuard cross-platform configuration protocol writes it.
+func (k Key) hex() string { return hex.EncodeToString(k[:]) }
+
+// Format hides the key.
+func (k Key) Format(s fmt.State, _ rune) { s.Write([]byte("(hidden)")) }
+
+// MarshalText hides the key from encoders.
+func (k Key) MarshalText() ([]byte, error) { return []byte("(hidden)"), nil }

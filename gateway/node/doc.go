@@ -1,0 +1,33 @@
+// Package node is the node end of a Geneve tunnel: the link on a Kubernetes
+// node that carries what its pods send to the remote cluster, the address and
+// the routes on that link, and their removal.
+//
+//	pod ─ veth ─ node's routes ─ culvert0 ══ UDP 6091 ══ culvert gateway
+//
+// The link is one of three, all alike to the node's routing:
+//
+//	geneve   the kernel's Geneve link (RFC 8926)
+//	vxlan    the kernel's VXLAN link (RFC 7348), for kernels without Geneve;
+//	         the gateway's entry for the node must say encap: vxlan
+//	tun      a TUN device and package geneve in this process, for kernels with
+//	         neither, and for nodes where this process may not add links
+//
+// Kernel links need this process only to be made, to follow a gateway whose
+// host name resolves to another address, and to be removed. In tun mode two
+// goroutines move packets: one from the device to the gateway, one back. Each
+// owns its buffers and its half of the geneve.Endpoint.
+//
+// # Ownership
+//
+// A kernel link outlives a process that was killed, so links are created in
+// the link group linkGroup, and a link of that group with the configured name
+// is taken for a leftover and replaced. Any other link of that name is an
+// error. A running node is told from a crashed one by an abstract Unix socket
+// named after the interface, which the kernel closes with its process and
+// which, like the link, belongs to the network namespace. Addresses and routes
+// go with the link.
+//
+// The package does not forward between pods of one cluster, does not turn IP
+// forwarding on and writes no firewall rule: the cluster's own network did all
+// of that.
+package node

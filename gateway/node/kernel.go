@@ -1,0 +1,169 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// linkGroup marks the kernel links this package made. It is set by the same
+// request that creates a link, so that no crash leaves one without it.
+const linkGroup = 0x63756c76 // "culv"
+
+// kernelLink is a Geneve or VXLAN link of the kernel.
+type kernelLink struct {
+	kind  Mode
+	name  string
+	index int
+}
+
+// openKernel creates the link and brings it up. The error is
+// errors.ErrUnsupported if the kernel has no links of this kind.
+func openKernel(c *Config, kind Mode, remote netip.Addr) (link, error) {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU, attrs.Group = c.Interface, c.MTU, linkGroup
+	var spec netlink.Link
+	if kind == Geneve {
+		spec = &netlink.Geneve{LinkAttrs: attrs, ID: c.VNI, Remote: remote.AsSlice(), Dport: c.Port}
+	} else {
+		spec = &netlink.Vxlan{LinkAttrs: attrs, VxlanId: int(c.VNI), SrcAddr: c.Underlay.AsSlice(),
+			Group: remote.AsSlice(), Port: int(c.Port)}
+	}
+	if err := netlink.LinkAdd(spec); err != nil {
+		return nil, linkError(c, kind, err)
+	}
+	made, err := netlink.LinkByName(c.Interface)
+	if err != nil {
+		return nil, fmt.Errorf("node: %s is gone as soon as it was made: %w", c.Interface, err)
+	}
+	l := &kernelLink{kind: kind, name: c.Interface, index: made.Attrs().Index}
+	if err := l.start(); err != nil {
+		return nil, errors.Join(linkError(c, kind, err), l.close())
+	}
+	return l, nil
+}
+
+func (l *kernelLink) start() error {
+	// A UDP train that leaves the link whole reaches a gateway on this machine
+	// as one datagram with one tunnel header. It copes; others may not.
+	if err := SetFeatures(l.name, false, FeatureUDPSegmentation); err != nil {
+		return err
+	}
+	// The kernel opens the UDP port here.
+	return netlink.LinkSetUp(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.index}})
+}
+
+// setRemote changes the link's remote address and nothing else. It is built by
+// hand because netlink.LinkModify sends every attribute, and VXLAN refuses to
+// be told its port again.
+func (l *kernelLink) setRemote(remote netip.Addr) error {
+	attribute := nl.IFLA_VXLAN_GROUP
+	if l.kind == Geneve {
+		attribute = nl.IFLA_GENEVE_REMOTE
+	}
+	req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_ACK)
+	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
+	msg.Index = int32(l.index)
+	req.AddData(msg)
+	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
+	info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated(string(l.kind)))
+	info.AddRtAttr(nl.IFLA_INFO_DATA, nil).AddRtAttr(attribute, remote.AsSlice())
+	req.AddData(info)
+	if _, err := req.Execute(unix.NETLINK_ROUTE, 0); err != nil {
+		return fmt.Errorf("node: set remote %s of %s: %w", remote, l.name, err)
+	}
+	return nil
+}
+
+func (l *kernelLink) mode() Mode { return l.kind }
+
+func (l *kernelLink) run(ctx context.Context) error {
+	<-ctx.Done()
+	return nil
+}
+
+func (l *kernelLink) close() error {
+	err := netlink.LinkDel(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.index}})
+	if err != nil && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("node: remove %s: %w; remove it with: ip link del %s", l.name, err, l.name)
+	}
+	return nil
+}
+
+// linkError says what to do about a link that could not be made.
+func linkError(c *Config, kind Mode, err error) error {
+	switch {
+	case errors.Is(err, unix.EOPNOTSUPP):
+		return fmt.Errorf("mode: this kernel has no %s links; try another mode: %w", kind, errors.ErrUnsupported)
+	case errors.Is(err, unix.EPERM):
+		return fmt.Errorf("node: adding a link needs CAP_NET_ADMIN in this network namespace; run culvert node as root: %w", err)
+	case errors.Is(err, unix.EADDRINUSE):
+		return fmt.Errorf("port: UDP port %d is in use; stop what uses it or choose another port here and at the gateway: %w", c.Port, err)
+	case errors.Is(err, unix.EEXIST), errors.Is(err, unix.EBUSY): // VXLAN, Geneve
+		return fmt.Errorf("vni: this node has another %s link with VNI %d on port %d; remove it or choose another VNI: %w",
+			kind, c.VNI, c.Port, err)
+	}
+	return fmt.Errorf("node: make %s link %s: %w", kind, c.Interface, err)
+}
+
+// removeLeftover removes the link of a run that was killed, and refuses a link
+// that somebody else made.
+func removeLeftover(name string) error {
+	found, err := netlink.LinkByName(name)
+	if errors.As(err, new(netlink.LinkNotFoundError)) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("node: look for %s: %w", name, err)
+	}
+	if found.Attrs().Group != linkGroup {
+		return fmt.Errorf("interface: %s exists and is a %s link that culvert did not make; remove it or choose another name",
+			name, found.Type())
+	}
+	if err := netlink.LinkDel(found); err != nil {
+		if errors.Is(err, unix.EPERM) {
+			return fmt.Errorf("node: removing %s of an earlier run needs CAP_NET_ADMIN; run culvert node as root: %w", name, err)
+		}
+		return fmt.Errorf("node: remove %s of an earlier run: %w", name, err)
+	}
+	return nil
+}
+
+// configure gives the link the node's internal address, a route to the
+// gateway's, and the routes through it.
+func configure(c *Config) error {
+	l, err := netlink.LinkByName(c.Interface)
+	if err != nil {
+		return fmt.Errorf("node: configure %s: %w", c.Interface, err)
+	}
+	index := l.Attrs().Index
+	gateway := c.GatewayAddress.AsSlice()
+	address := &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(c.Address, 32)), Scope: unix.RT_SCOPE_UNIVERSE}
+	if err := netlink.AddrAdd(l, address); err != nil {
+		return fmt.Errorf("address: give %s to %s: %w", c.Address, c.Interface, err)
+	}
+	routes := []netlink.Route{{LinkIndex: index, Scope: netlink.SCOPE_LINK, Dst: ipNet(netip.PrefixFrom(c.GatewayAddress, 32))}}
+	for _, p := range c.Routes {
+		routes = append(routes, netlink.Route{LinkIndex: index, Dst: ipNet(p), Gw: gateway, Flags: int(netlink.FLAG_ONLINK)})
+	}
+	for _, r := range routes {
+		err := netlink.RouteAdd(&r)
+		if errors.Is(err, unix.EEXIST) {
+			return fmt.Errorf("routes: this node has another route to %s; remove it or leave it out here: %w", r.Dst, err)
+		}
+		if err != nil {
+			return fmt.Errorf("routes: add %s through %s: %w", r.Dst, c.Interface, err)
+		}
+	}
+	return nil
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}

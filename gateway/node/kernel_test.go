@@ -1,0 +1,320 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// testConfig is a node whose underlay is the veth link ul0, made here.
+func testConfig(t *testing.T, mode Mode) *Config {
+	t.Helper()
+	veth := netlink.NewVeth(netlink.NewLinkAttrs())
+	veth.Name, veth.PeerName = "ul0", "ul1"
+	if err := netlink.LinkAdd(veth); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := netlink.LinkDel(veth); err != nil {
+			t.Error(err)
+		}
+	})
+	up(t, "ul1")
+	if err := netlink.AddrAdd(up(t, "ul0"), &netlink.Addr{IPNet: ipNet(netip.MustParsePrefix("172.18.0.2/24"))}); err != nil {
+		t.Fatal(err)
+	}
+	c, err := parseConfig([]byte(strings.Replace(goodFile, "auto", string(mode), 1)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// start runs a node until the returned function is called, which returns what
+// Run returned.
+func start(t *testing.T, c *Config) (stop func() error) {
+	t.Helper()
+	n, err := New(t.Context(), c, quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return run(t, n)
+}
+
+func run(t *testing.T, n *Node) (stop func() error) {
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- n.Run(ctx) }()
+	return func() error {
+		cancel()
+		return <-done
+	}
+}
+
+func quiet() *logrus.Logger {
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	return log
+}
+
+func routesOf(t *testing.T, name string) []netlink.Route {
+	t.Helper()
+	l, err := netlink.LinkByName(name)
+	if err != nil {
+		return nil
+	}
+	routes, err := netlink.RouteList(l, netlink.FAMILY_V4)
+	if err != nil && !errors.Is(err, unix.ENODEV) {
+		t.Fatal(err)
+	}
+	return routes
+}
+
+// requireNothingLeft fails if the interface or one of the routes exists.
+func requireNothingLeft(t *testing.T, c *Config) {
+	t.Helper()
+	if l, err := netlink.LinkByName(c.Interface); err == nil {
+		t.Errorf("%s is still there: a %s link", c.Interface, l.Type())
+	}
+	all, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range all {
+		for _, p := range c.Routes {
+			if r.Dst != nil && r.Dst.String() == p.String() {
+				t.Errorf("route %v is still there", r)
+			}
+		}
+	}
+}
+
+// remoteOf returns VNI, remote address and port of a kernel link.
+func remoteOf(t *testing.T, name string) (vni int, remote string, port int) {
+	t.Helper()
+	l, err := netlink.LinkByName(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	switch l := l.(type) {
+	case *netlink.Vxlan:
+		if l.Learning {
+			t.Error("the link learns addresses from packets")
+		}
+		return l.VxlanId, l.Group.String(), l.Port
+	case *netlink.Geneve:
+		return int(l.ID), l.Remote.String(), int(l.Dport)
+	}
+	t.Fatalf("%s is a %s link", name, l.Type())
+	return
+}
+
+func TestKernelLink(t *testing.T) {
+	for _, mode := range []Mode{VXLAN, Geneve} {
+		t.Run(string(mode), func(t *testing.T) {
+			needKind(t, mode)
+			c := testConfig(t, mode)
+			c.MTU, c.VNI, c.Port = 1290, 70001, 6097
+			stop := start(t, c)
+
+			if vni, remote, port := remoteOf(t, c.Interface); vni != 70001 || remote != "172.18.0.9" || port != 6097 {
+				t.Errorf("VNI %d, remote %s, port %d", vni, remote, port)
+			}
+			l, err := netlink.LinkByName(c.Interface)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if l.Attrs().MTU != 1290 || l.Attrs().Flags&net.FlagUp == 0 {
+				t.Errorf("mtu %d, flags %v", l.Attrs().MTU, l.Attrs().Flags)
+			}
+			features, err := Features(c.Interface)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if slices.Contains(features, FeatureUDPSegmentation) || !slices.Contains(features, "tx-tcp-segmentation") {
+				t.Error("features:", features)
+			}
+			addresses, err := netlink.AddrList(l, netlink.FAMILY_V4)
+			if err != nil || len(addresses) != 1 || addresses[0].IPNet.String() != "10.80.0.2/32" {
+				t.Error("addresses:", addresses, err)
+			}
+			var routes []string
+			for _, r := range routesOf(t, c.Interface) {
+				routes = append(routes, r.Dst.String()+" via "+r.Gw.String())
+			}
+			want := []string{"10.61.0.0/16 via 10.80.0.4", "10.71.0.0/16 via 10.80.0.4", "10.80.0.4/32 via <nil>"}
+			if !slices.Equal(routes, want) {
+				t.Errorf("routes %q, want %q", routes, want)
+			}
+
+			if err := stop(); err != nil {
+				t.Error("Run returned", err)
+			}
+			requireNothingLeft(t, c)
+		})
+	}
+}
+
+func TestSetRemote(t *testing.T) {
+	for _, mode := range []Mode{VXLAN, Geneve} {
+		t.Run(string(mode), func(t *testing.T) {
+			needKind(t, mode)
+			c := testConfig(t, mode)
+			l, err := openKernel(c, mode, netip.MustParseAddr("172.18.0.9"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := l.setRemote(netip.MustParseAddr("172.18.0.77")); err != nil {
+				t.Error(err)
+			}
+			if vni, remote, port := remoteOf(t, c.Interface); vni != 1 || remote != "172.18.0.77" || port != 6091 {
+				t.Errorf("VNI %d, remote %s, port %d", vni, remote, port)
+			}
+			if err := l.close(); err != nil {
+				t.Error(err)
+			}
+			requireNothingLeft(t, c)
+		})
+	}
+}
+
+func TestAutoTakesWhatThereIs(t *testing.T) {
+	needKind(t, VXLAN)
+	c := testConfig(t, Auto)
+	stop := start(t, c)
+	defer stop()
+	l, err := netlink.LinkByName(c.Interface)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if l.Type() != "geneve" && l.Type() != "vxlan" {
+		t.Errorf("made a %s link", l.Type())
+	}
+}
+
+func TestLeftoverIsReplaced(t *testing.T) {
+	needKind(t, VXLAN)
+	c := testConfig(t, VXLAN)
+	dead, err := openKernel(c, VXLAN, netip.MustParseAddr("172.18.0.66"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop := start(t, c)
+	l, err := netlink.LinkByName(c.Interface)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if l.Attrs().Index == dead.(*kernelLink).index {
+		t.Error("the link of the dead run is in use")
+	}
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+	requireNothingLeft(t, c)
+}
+
+func TestSecondNodeIsRefused(t *testing.T) {
+	needKind(t, VXLAN)
+	c := testConfig(t, VXLAN)
+	stop := start(t, c)
+	_, err := New(t.Context(), c, quiet())
+	if err == nil || !strings.Contains(err.Error(), "belongs to a culvert node that is running") {
+		t.Error("second New:", err)
+	}
+	if _, remote, _ := remoteOf(t, c.Interface); remote != "172.18.0.9" {
+		t.Error("the first node's link now goes to", remote)
+	}
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestRefusalsLeaveNothing has the causes a user can remove: one line each that
+// names it.
+func TestRefusalsLeaveNothing(t *testing.T) {
+	needKind(t, VXLAN)
+	t.Run("port in use", func(t *testing.T) {
+		c := testConfig(t, VXLAN)
+		s, err := net.ListenUDP("udp4", &net.UDPAddr{Port: int(c.Port)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		requireRefusal(t, c, "port: UDP port 6091 is in use")
+		requireNothingLeft(t, c)
+	})
+	t.Run("VNI in use", func(t *testing.T) {
+		c := testConfig(t, VXLAN)
+		other := *c
+		other.Interface = "culvert1"
+		l, err := openKernel(&other, VXLAN, netip.MustParseAddr("172.18.0.9"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.close()
+		requireRefusal(t, c, "vni: this node has another vxlan link with VNI 1")
+		requireNothingLeft(t, c)
+	})
+	t.Run("route taken", func(t *testing.T) {
+		c := testConfig(t, VXLAN)
+		ul, err := netlink.LinkByName("ul0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		taken := &netlink.Route{LinkIndex: ul.Attrs().Index, Dst: ipNet(c.Routes[1])}
+		if err := netlink.RouteAdd(taken); err != nil {
+			t.Fatal(err)
+		}
+		requireRefusal(t, c, "routes: this node has another route to 10.71.0.0/16")
+		if err := netlink.RouteDel(taken); err != nil {
+			t.Error("the other route is gone:", err)
+		}
+		requireNothingLeft(t, c)
+	})
+	t.Run("foreign link", func(t *testing.T) {
+		c := testConfig(t, VXLAN)
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = c.Interface
+		foreign := &netlink.Bridge{LinkAttrs: attrs}
+		if err := netlink.LinkAdd(foreign); err != nil {
+			t.Fatal(err)
+		}
+		requireRefusal(t, c, "interface: culvert0 exists and is a bridge link that culvert did not make")
+		if err := netlink.LinkDel(foreign); err != nil {
+			t.Error("the foreign link is gone:", err)
+		}
+	})
+	t.Run("gateway has no address", func(t *testing.T) {
+		c := testConfig(t, VXLAN)
+		c.Gateway = "gateway.invalid"
+		requireRefusal(t, c, "gateway.underlay: ")
+		requireNothingLeft(t, c)
+	})
+	t.Run("no privilege", func(t *testing.T) {
+		c := testConfig(t, VXLAN)
+		withoutCapabilities(t, func() {
+			requireRefusal(t, c, "needs CAP_NET_ADMIN")
+		})
+		requireNothingLeft(t, c)
+	})
+}
+
+func requireRefusal(t *testing.T, c *Config, want string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	_, err := New(ctx, c, quiet())
+	if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
+		t.Errorf("New returned %v, want one line with %q", err, want)
+	}
+}

@@ -1,0 +1,179 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+)
+
+// resolveInterval is how often a gateway's host name is looked up again.
+const resolveInterval = 10 * time.Second
+
+// link is the node end of the tunnel in one mode.
+type link interface {
+	mode() Mode
+	// setRemote sends to another outer address of the gateway from here on.
+	setRemote(netip.Addr) error
+	// run moves packets until ctx is done, and returns an error if it has to
+	// stop before.
+	run(ctx context.Context) error
+	// close removes the link, with its address and its routes.
+	close() error
+}
+
+// Node is a running node end of a tunnel.
+type Node struct {
+	config *Config
+	log    logrus.FieldLogger
+	link   link
+	remote netip.Addr // of the gateway when the link was made
+	unlock func()
+}
+
+// New makes the link, its address and its routes. An error means that nothing
+// was left behind, unless it says so.
+func New(ctx context.Context, c *Config, log logrus.FieldLogger) (*Node, error) {
+	unlock, err := lock(c.Interface)
+	if err != nil {
+		return nil, err
+	}
+	n := &Node{config: c, unlock: unlock}
+	if err := n.open(ctx); err != nil {
+		unlock()
+		return nil, err
+	}
+	n.log = log.WithFields(logrus.Fields{"node": c.Name, "interface": c.Interface, "mode": n.link.mode(), "vni": c.VNI})
+	n.log.WithFields(logrus.Fields{"remote": n.remote, "mtu": c.MTU, "routes": len(c.Routes)}).Info("tunnel is up")
+	return n, nil
+}
+
+func (n *Node) open(ctx context.Context) (err error) {
+	if err := removeLeftover(n.config.Interface); err != nil {
+		return err
+	}
+	if n.remote, err = resolve(ctx, n.config.Gateway, netip.Addr{}); err != nil {
+		return err
+	}
+	if n.link, err = openLink(n.config, n.remote); err != nil {
+		return err
+	}
+	if err := configure(n.config); err != nil {
+		return errors.Join(err, n.link.close())
+	}
+	return nil
+}
+
+// Run serves the tunnel until ctx is done and removes what New made. It is
+// called once.
+func (n *Node) Run(ctx context.Context) error {
+	defer n.unlock()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		n.follow(ctx)
+	}()
+	err := n.link.run(ctx)
+	cancel()
+	<-done
+	err = errors.Join(err, n.link.close())
+	n.log.Info("tunnel is down")
+	return err
+}
+
+// openLink makes the link. Mode auto takes the first kind the kernel has.
+func openLink(c *Config, remote netip.Addr) (l link, err error) {
+	modes := []Mode{c.Mode}
+	if c.Mode == Auto {
+		modes = []Mode{Geneve, VXLAN, TUN}
+	}
+	for _, mode := range modes {
+		if mode == TUN {
+			l, err = openTUN(c, remote)
+		} else {
+			l, err = openKernel(c, mode, remote)
+		}
+		if !errors.Is(err, errors.ErrUnsupported) {
+			break
+		}
+	}
+	return l, err
+}
+
+// follow looks a gateway's host name up every resolveInterval and sends the
+// tunnel to the address it then has. An address needs no looking up.
+func (n *Node) follow(ctx context.Context) {
+	if _, err := netip.ParseAddr(n.config.Gateway); err == nil {
+		return
+	}
+	tick := time.NewTicker(resolveInterval)
+	defer tick.Stop()
+	remote, failing := n.remote, false
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		next, err := resolve(ctx, n.config.Gateway, remote)
+		if err == nil && next != remote {
+			err = n.link.setRemote(next)
+		}
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil && !failing: // once, until it works again
+			n.log.WithError(err).WithField("remote", remote).Warn("gateway's address is not updated")
+		case err == nil && next != remote:
+			n.log.WithFields(logrus.Fields{"from": remote, "to": next}).Info("gateway has moved")
+			remote = next
+		}
+		failing = err != nil
+	}
+}
+
+// resolve returns the gateway's IPv4 address: current while the name still has
+// it, else the lowest, so that all nodes choose the same.
+func resolve(ctx context.Context, gateway string, current netip.Addr) (netip.Addr, error) {
+	if a, err := netip.ParseAddr(gateway); err == nil {
+		return a, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, resolveInterval)
+	defer cancel()
+	list, err := net.DefaultResolver.LookupNetIP(ctx, "ip4", gateway)
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("gateway.underlay: %w; check the name and this node's DNS", err)
+	}
+	for i, a := range list {
+		list[i] = a.Unmap()
+	}
+	if slices.Contains(list, current) {
+		return current, nil
+	}
+	return slices.MinFunc(list, netip.Addr.Compare), nil
+}
+
+// lock makes sure that no other running node of this network namespace owns
+// the interface. The kernel frees the name when the process ends.
+func lock(name string) (unlock func(), err error) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("node: lock %s: %w", name, err)
+	}
+	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: "@culvert-node-" + name}); err != nil {
+		unix.Close(fd)
+		if errors.Is(err, unix.EADDRINUSE) {
+			return nil, fmt.Errorf("interface: %s belongs to a culvert node that is running; stop it or choose another name", name)
+		}
+		return nil, fmt.Errorf("node: lock %s: %w", name, err)
+	}
+	return func() { unix.Close(fd) }, nil
+}

@@ -1,0 +1,200 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"sync/atomic"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	"golang.zx2c4.com/wireguard/tun"
+
+	"culvert/geneve"
+)
+
+const (
+	tunnelID   = 1     // of the endpoint's only tunnel
+	headroom   = 16    // bytes before each packet; the device wants 10 for a virtio header
+	packetRoom = 65535 // bytes, also of a packet that the device merges from several
+)
+
+// tunLink is a TUN device of this process joined to a geneve.Endpoint.
+type tunLink struct {
+	config   *Config
+	device   tun.Device
+	endpoint *geneve.Endpoint
+	closing  atomic.Bool // errors of the device are expected from here on
+}
+
+func openTUN(c *Config, remote netip.Addr) (link, error) {
+	endpoint, err := geneve.Listen(geneve.Options{Listen: netip.AddrPortFrom(c.Underlay, c.Port)})
+	if err != nil {
+		switch {
+		case errors.Is(err, unix.EADDRINUSE):
+			return nil, fmt.Errorf("port: UDP port %d is in use; stop what uses it or choose another port here and at the gateway: %w", c.Port, err)
+		case errors.Is(err, unix.EADDRNOTAVAIL):
+			return nil, fmt.Errorf("underlay: %s is no address of this node: %w", c.Underlay, err)
+		}
+		return nil, err
+	}
+	l := &tunLink{config: c, endpoint: endpoint}
+	if err := l.setRemote(remote); err != nil {
+		return nil, errors.Join(err, l.close())
+	}
+	if err := l.openDevice(); err != nil {
+		return nil, errors.Join(err, l.close())
+	}
+	return l, nil
+}
+
+func (l *tunLink) openDevice() error {
+	device, err := tun.CreateTUN(l.config.Interface, l.config.MTU)
+	if err != nil {
+		// CreateTUN does not wrap what it found, so ask again.
+		if _, stat := os.Stat("/dev/net/tun"); stat != nil {
+			err = stat
+		}
+		switch {
+		case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENODEV):
+			return fmt.Errorf("mode: this machine has no TUN devices (%w); load the module tun or choose another mode", err)
+		case errors.Is(err, fs.ErrPermission): // also EPERM of TUNSETIFF
+			return fmt.Errorf("node: making a TUN device needs /dev/net/tun and CAP_NET_ADMIN; run culvert node as root: %w", err)
+		}
+		return fmt.Errorf("node: make TUN device %s: %w", l.config.Interface, err)
+	}
+	l.device = device
+	go func() { // the device tells when it goes up and down, and waits to be heard
+		for range device.Events() {
+		}
+	}()
+	made, err := netlink.LinkByName(l.config.Interface)
+	if err == nil {
+		err = netlink.LinkSetUp(made)
+	}
+	if err != nil {
+		return fmt.Errorf("node: bring up %s: %w", l.config.Interface, err)
+	}
+	return nil
+}
+
+func (l *tunLink) mode() Mode { return TUN }
+
+func (l *tunLink) setRemote(remote netip.Addr) error {
+	return l.endpoint.Apply([]geneve.Tunnel{{
+		ID: tunnelID, VNI: geneve.VNI(l.config.VNI), Remote: remote, Encap: geneve.Geneve, Inner: geneve.Ethernet,
+		Local: l.config.Address, Peer: l.config.GatewayAddress, Role: geneve.Node,
+	}})
+}
+
+// run moves packets both ways until ctx is done or one way fails.
+func (l *tunLink) run(ctx context.Context) error {
+	ways := make(chan error, 2)
+	go func() { ways <- l.toGateway() }()
+	go func() { ways <- l.fromGateway() }()
+	var err error
+	running := 2
+	select {
+	case <-ctx.Done():
+	case err = <-ways:
+		running--
+		if err == nil && ctx.Err() == nil {
+			err = fmt.Errorf("node: %s was removed by somebody else", l.config.Interface)
+		}
+	}
+	// Both ways end when what they read from is closed.
+	l.closing.Store(true)
+	err = errors.Join(err, l.close())
+	for range running {
+		err = errors.Join(err, <-ways)
+	}
+	return err
+}
+
+// toGateway sends what the node routes to the device. The device has split
+// super-frames into packets of at most its MTU.
+func (l *tunLink) toGateway() error {
+	sender := l.endpoint.NewSender()
+	packets, sizes := newPackets(l.device.BatchSize()), make([]int, l.device.BatchSize())
+	for {
+		n, err := l.device.Read(packets, sizes, headroom)
+		for i := range n {
+			// What is dropped here the endpoint counts.
+			sender.Send(tunnelID, packets[i][headroom:headroom+sizes[i]])
+		}
+		if flushErr := sender.Flush(); errors.Is(flushErr, net.ErrClosed) {
+			return nil
+		}
+		switch {
+		case errors.Is(err, os.ErrClosed), err != nil && l.closing.Load():
+			return nil
+		case errors.Is(err, tun.ErrTooManySegments): // the rest of one super-frame is lost
+		case err != nil:
+			return fmt.Errorf("node: read from %s: %w", l.config.Interface, err)
+		}
+	}
+}
+
+// fromGateway gives what the gateway sends to the node's kernel. The device
+// merges packets of one TCP stream again.
+func (l *tunLink) fromGateway() error {
+	receiver := l.endpoint.NewReceiver()
+	packets := newPackets(l.device.BatchSize())
+	batch := make([][]byte, 0, len(packets))
+	for {
+		if err := receiver.Fill(); errors.Is(err, net.ErrClosed) {
+			return nil
+		} else if err != nil {
+			return fmt.Errorf("node: receive from the gateway: %w", err)
+		}
+		for more := true; more; {
+			batch = batch[:0]
+			for len(batch) < len(packets) {
+				var p geneve.Packet
+				if p, more = receiver.Next(); !more {
+					break
+				}
+				buffer := packets[len(batch)]
+				batch = append(batch, buffer[:headroom+copy(buffer[headroom:], p.Data)])
+			}
+			if len(batch) == 0 {
+				break
+			}
+			// Other errors are about single packets that the kernel refuses.
+			if _, err := l.device.Write(batch, headroom); errors.Is(err, os.ErrClosed) {
+				return nil
+			}
+		}
+	}
+}
+
+// newPackets makes buffers that hold a packet of any size after the headroom.
+// Memory is only used up to the sizes that occur.
+func newPackets(n int) [][]byte {
+	slab := make([]byte, n*(headroom+packetRoom))
+	packets := make([][]byte, n)
+	for i := range packets {
+		packets[i], slab = slab[:headroom+packetRoom:headroom+packetRoom], slab[headroom+packetRoom:]
+	}
+	return packets
+}
+
+// close removes the device, and with it its address and routes. It may be
+// called again.
+func (l *tunLink) close() error {
+	var err error
+	if l.device != nil {
+		err = l.device.Close()
+	}
+	if closeErr := l.endpoint.Close(); !errors.Is(closeErr, net.ErrClosed) {
+		err = errors.Join(err, closeErr)
+	}
+	if err != nil {
+		return fmt.Errorf("node: close %s: %w", l.config.Interface, err)
+	}
+	return nil
+}

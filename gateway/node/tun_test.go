@@ -1,0 +1,191 @@
+package node
+
+import (
+	"bytes"
+	"errors"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"culvert/geneve"
+)
+
+// gatewayEnd is an endpoint that answers for a gateway at an underlay address.
+func gatewayEnd(t *testing.T, c *Config, underlay string) *geneve.Endpoint {
+	t.Helper()
+	address := netip.MustParseAddr(underlay)
+	lo := up(t, "lo")
+	a := &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(address, 32))}
+	if err := netlink.AddrAdd(lo, a); err != nil {
+		t.Fatal(err)
+	}
+	e, err := geneve.Listen(geneve.Options{Listen: netip.AddrPortFrom(address, c.Port)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		e.Close()
+		if err := netlink.AddrDel(lo, a); err != nil {
+			t.Error(err)
+		}
+	})
+	err = e.Apply([]geneve.Tunnel{{ID: 7, VNI: geneve.VNI(c.VNI), Remote: c.Underlay, Local: c.GatewayAddress, Peer: c.Address, Role: geneve.Gateway}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+// reflect sends every IPv4 packet back to its sender: with the addresses
+// swapped all checksums stay right. The first source it saw goes to seen.
+func reflect(e *geneve.Endpoint, seen chan<- netip.Addr) {
+	receiver, sender := e.NewReceiver(), e.NewSender()
+	for receiver.Fill() == nil {
+		for p, ok := receiver.Next(); ok; p, ok = receiver.Next() {
+			if p.Data[0]>>4 != 4 {
+				continue
+			}
+			source := netip.AddrFrom4([4]byte(p.Data[12:16]))
+			select {
+			case seen <- source:
+			default:
+			}
+			back := bytes.Clone(p.Data)
+			copy(back[12:16], p.Data[16:20])
+			copy(back[16:20], p.Data[12:16])
+			sender.Send(7, back)
+		}
+		sender.Flush()
+	}
+}
+
+// talk sends datagrams to an address behind the gateway from the port they are
+// sent to, so that a reflected one arrives here.
+func talk(t *testing.T, to string) {
+	t.Helper()
+	conn, err := net.ListenUDP("udp4", &net.UDPAddr{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	port := uint16(conn.LocalAddr().(*net.UDPAddr).Port)
+	for _, size := range []int{1, 1312, 1313, 9000} {
+		payload := bytes.Repeat([]byte{byte(size)}, size)
+		if _, err := conn.WriteToUDPAddrPort(payload, netip.AddrPortFrom(netip.MustParseAddr(to), port)); err != nil {
+			t.Fatal(err)
+		}
+		if err := conn.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		buffer := make([]byte, 65536)
+		n, from, err := conn.ReadFromUDPAddrPort(buffer)
+		if err != nil {
+			t.Fatalf("%d bytes to %s: %v", size, to, err)
+		}
+		if from.Addr().String() != to || !bytes.Equal(buffer[:n], payload) {
+			t.Errorf("%d bytes to %s came back as %d from %s", size, to, n, from)
+		}
+	}
+}
+
+func TestTUNCarriesPackets(t *testing.T) {
+	needTUN(t)
+	c := testConfig(t, TUN)
+	first := make(chan netip.Addr, 1)
+	go reflect(gatewayEnd(t, c, "172.18.0.9"), first)
+	stop := start(t, c)
+	talk(t, "10.61.1.5")
+	talk(t, "10.71.0.9")
+	if source := <-first; source != c.Address {
+		t.Errorf("the gateway saw source %s, want %s", source, c.Address)
+	}
+	if err := stop(); err != nil {
+		t.Error("Run returned", err)
+	}
+	requireNothingLeft(t, c)
+}
+
+func TestTUNFollowsGateway(t *testing.T) {
+	needTUN(t)
+	c := testConfig(t, TUN)
+	moved := make(chan netip.Addr, 1)
+	go reflect(gatewayEnd(t, c, "172.18.0.77"), moved)
+	n, err := New(t.Context(), c, quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := n.link.setRemote(netip.MustParseAddr("172.18.0.77")); err != nil {
+		t.Fatal(err)
+	}
+	stop := run(t, n)
+	talk(t, "10.61.1.5")
+	if err := stop(); err != nil {
+		t.Error("Run returned", err)
+	}
+	requireNothingLeft(t, c)
+}
+
+func TestTUNRemovedByOthers(t *testing.T) {
+	needTUN(t)
+	c := testConfig(t, TUN)
+	n, err := New(t.Context(), c, quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := netlink.LinkByName(c.Interface)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := netlink.LinkDel(l); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Run(t.Context()); err == nil {
+		t.Error("Run returned nil for a device that is gone")
+	}
+	requireNothingLeft(t, c)
+}
+
+func TestTUNRefusals(t *testing.T) {
+	needTUN(t)
+	t.Run("port in use", func(t *testing.T) {
+		c := testConfig(t, TUN)
+		s, err := net.ListenUDP("udp4", &net.UDPAddr{Port: int(c.Port)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		requireRefusal(t, c, "port: UDP port 6091 is in use")
+		requireNothingLeft(t, c)
+	})
+	t.Run("foreign underlay", func(t *testing.T) {
+		c := testConfig(t, TUN)
+		c.Underlay = netip.MustParseAddr("172.18.0.3")
+		requireRefusal(t, c, "underlay: 172.18.0.3 is no address of this node")
+		requireNothingLeft(t, c)
+	})
+	t.Run("no privilege", func(t *testing.T) {
+		c := testConfig(t, TUN)
+		withoutCapabilities(t, func() { requireRefusal(t, c, "CAP_NET_ADMIN; run culvert node as root") })
+		requireNothingLeft(t, c)
+	})
+}
+
+func TestNoLeakedSocket(t *testing.T) {
+	needTUN(t)
+	c := testConfig(t, TUN)
+	for range 3 {
+		if err := start(t, c)(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l, err := net.ListenUDP("udp4", &net.UDPAddr{IP: c.Underlay.AsSlice(), Port: int(c.Port)})
+	if err != nil {
+		t.Fatal("the port is still open:", err)
+	}
+	if err := l.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,46 @@
+package gateway
+
+import "sync/atomic"
+
+// DropReason is why the gateway itself dropped a packet. The reasons of the
+// tunnel headers are geneve.Reason, those of the packet's contents nat.Reason;
+// their names do not overlap, so one label serves all in the metrics.
+type DropReason uint8
+
+// Reasons of the gateway.
+const (
+	// DropNoService: addressed to the gateway itself, but not to something that
+	// answers there.
+	DropNoService DropReason = iota
+	// DropLocalQueueFull: made by or meant for the gateway itself, and its queue
+	// had no room.
+	DropLocalQueueFull
+	// DropNoLocalRoute: sent by the gateway itself to an address that has not
+	// asked it anything and that no route finds.
+	DropNoLocalRoute
+	// DropTunnelDiscard: handed to WireGuard, which discarded it: no session with
+	// the peer, or its queue was full.
+	DropTunnelDiscard
+
+	numDropReasons
+)
+
+var dropReasonNames = [numDropReasons]string{
+	DropNoService:      "no-service",
+	DropLocalQueueFull: "local-queue-full",
+	DropNoLocalRoute:   "no-local-route",
+	DropTunnelDiscard:  "tunnel-discard",
+}
+
+func (r DropReason) String() string { return dropReasonNames[r] }
+
+// counters are what the gateway itself adds to the ledger of one direction. With
+// those of nat.Engine, and in inner packets after segmentation:
+//
+//	received (nat) = forwarded (nat) + delivered (nat) + drops (nat)
+//	forwarded + generated = sent + held (geneve) + drops (geneve, gateway)
+//	delivered = answered by the local stack + DropNoService
+type counters struct {
+	generated atomic.Uint64 // made by the gateway itself, to be sent this way
+	drops     [numDropReasons]atomic.Uint64
+}

@@ -1,0 +1,154 @@
+package geneve
+
+import (
+	"encoding/binary"
+	"time"
+)
+
+// IP protocol numbers and ICMPv6 types that are looked at here.
+const (
+	protoHopByHop = 0
+	protoUDP      = 17
+	protoICMPv6   = 58
+)
+
+// decap takes the headers off one datagram of tunnel t and returns the inner IP packet, without padding. A datagram that was for
+// ourselves (ARP) gives no packet and Accepted. borrowed: the packet is a part of b and may have been rewritten (ECN).
+func (e *Endpoint) decap(t *tunnel, b []byte, tos uint8, now time.Duration) ([]byte, Reason) {
+	inner, protocol, r := t.header(b)
+	if r != Accepted {
+		return nil, r
+	}
+	if protocol == etherTypeEthernet {
+		return e.frame(t, inner, tos, now)
+	}
+	if protocol == etherTypeIPv6 && isNeighbourDiscovery(inner) {
+		return nil, NeighbourDiscovery
+	}
+	return packet(inner, protocol, tos)
+}
+
+// frame handles an inner Ethernet frame.
+func (e *Endpoint) frame(t *tunnel, b []byte, tos uint8, now time.Duration) ([]byte, Reason) {
+	if len(b) < ethernetLen {
+		return nil, Truncated
+	}
+	to, from, etherType := parseMAC(b), parseMAC(b[6:]), binary.BigEndian.Uint16(b[12:])
+	inner := b[ethernetLen:]
+	switch {
+	case from == 0 || from&macGroup != 0 || from == t.self:
+		return nil, BadMAC
+	case etherType == etherTypeARP:
+		return nil, e.neighbours.arp(t, to, from, inner, now)
+	case etherType != etherTypeIPv4 && etherType != etherTypeIPv6:
+		return nil, UnknownEtherType
+	case etherType == etherTypeIPv6 && isNeighbourDiscovery(inner):
+		return nil, NeighbourDiscovery
+	case to&macGroup != 0:
+		return nil, Multicast
+	case to != t.self:
+		return nil, OtherMAC
+	}
+	ip, r := packet(inner, etherType, tos)
+	if r == Accepted {
+		e.neighbours.heard(t, from, now)
+	}
+	return ip, r
+}
+
+// packet checks the lengths of an inner IP packet, cuts off what follows it, and applies the outer congestion mark.
+func packet(b []byte, etherType uint16, tos uint8) ([]byte, Reason) {
+	n := ipLength(b, etherType)
+	if n < 0 {
+		return nil, BadLength
+	}
+	b = b[:n:n]
+	if !decapECN(b, tos) {
+		return nil, ECN
+	}
+	return b, Accepted
+}
+
+// ipLength returns the size in bytes of the IP packet at the start of b, by its own header, and -1 when that is not a header of the
+// kind that etherType says or when b is shorter.
+func ipLength(b []byte, etherType uint16) int {
+	switch {
+	case etherType == etherTypeIPv4 && len(b) >= 20 && b[0]>>4 == 4:
+		n, headerLen := int(binary.BigEndian.Uint16(b[2:])), int(b[0]&0xf)*4
+		if headerLen >= 20 && n >= headerLen && n <= len(b) {
+			return n
+		}
+	case etherType == etherTypeIPv6 && len(b) >= 40 && b[0]>>4 == 6:
+		if n := 40 + int(binary.BigEndian.Uint16(b[4:])); n <= len(b) {
+			return n
+		}
+	}
+	return -1
+}
+
+// isNeighbourDiscovery reports whether an IPv6 packet is one of those that a kernel link sends of its own accord: multicast
+// listener discovery (RFC 3810, behind a hop-by-hop header), router and neighbour discovery (RFC 4861).
+func isNeighbourDiscovery(ip []byte) bool {
+	if len(ip) < 41 || ip[0]>>4 != 6 {
+		return false
+	}
+	next, rest := ip[6], ip[40:]
+	if next == protoHopByHop {
+		if len(rest) < 8 {
+			return false
+		}
+		next = rest[0]
+		rest = rest[min(8+8*int(rest[1]), len(rest)):]
+	}
+	if next != protoICMPv6 || len(rest) == 0 {
+		return false
+	}
+	kind := rest[0]
+	return kind >= 130 && kind <= 137 || kind == 143
+}
+
+// length returns the size in bytes that the datagram at the start of b must have by its own headers, without padding, and -1 when
+// they do not say.
+func (t *tunnel) length(b []byte) int {
+	if len(b) < headerLen {
+		return -1
+	}
+	inner, protocol, r := t.header(b)
+	if r != Accepted {
+		return -1
+	}
+	if protocol == etherTypeEthernet {
+		if len(inner) < ethernetLen {
+			return -1
+		}
+		protocol = binary.BigEndian.Uint16(inner[12:])
+		inner = inner[ethernetLen:]
+	}
+	n := ipLength(inner, protocol)
+	if protocol == etherTypeARP && len(inner) >= arpLen {
+		n = arpLen
+	}
+	if n < 0 {
+		return -1
+	}
+	return len(b) - len(inner) + n
+}
+
+// isUDPTrain reports whether an IP packet of a kind that ipLength accepts is one UDP datagram, not a fragment, whose payload is more
+// than one segment.
+func isUDPTrain(ip []byte, segment int) bool {
+	var udp []byte
+	if ip[0]>>4 == 4 {
+		const fragment = 0x3fff // more fragments, or an offset
+		if ip[9] != protoUDP || binary.BigEndian.Uint16(ip[6:])&fragment != 0 {
+			return false
+		}
+		udp = ip[int(ip[0]&0xf)*4:]
+	} else {
+		if ip[6] != protoUDP {
+			return false
+		}
+		udp = ip[40:]
+	}
+	return len(udp) > 8+segment && int(binary.BigEndian.Uint16(udp[4:])) == len(udp)
+}

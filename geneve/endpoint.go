@@ -1,0 +1,220 @@
+package geneve
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"culvert/geneve/udp"
+)
+
+// Options of Listen.
+type Options struct {
+	// Listen is the underlay address and port to receive on and to send from. Its family is that of the underlay; an
+	// unspecified address listens on all.
+	Listen netip.AddrPort
+	// RemotePort is the port to which all tunnels are sent (0: the port of Listen). The port that nodes send from does not matter.
+	RemotePort uint16
+	// UDP are the options of the socket.
+	UDP udp.Options
+	// Now is a monotonic clock (nil: the system's).
+	Now func() time.Duration
+}
+
+// Endpoint is one end of all tunnels that share a UDP port.
+type Endpoint struct {
+	socket     *udp.Socket
+	is6        bool
+	remotePort uint16
+	now        func() time.Duration
+	neighbours neighbours
+	table      atomic.Pointer[table]
+
+	applyMu sync.Mutex // one Apply at a time
+
+	drops                [NumReasons]atomic.Uint64
+	arpReceived, arpSent atomic.Uint64
+}
+
+// table is a snapshot of the tunnels. It is immutable.
+type table struct {
+	ids   []*tunnel // by ID; nil where there is none
+	outer map[outerKey]*tunnel
+}
+
+// outerKey is what a received datagram is recognised by.
+type outerKey struct {
+	source netip.Addr
+	vni    VNI
+}
+
+func (t *table) find(vni VNI, source netip.Addr) *tunnel { return t.outer[outerKey{source, vni}] }
+
+func (t *table) byID(id uint16) *tunnel {
+	if int(id) >= len(t.ids) {
+		return nil
+	}
+	return t.ids[id]
+}
+
+// Listen opens the socket. There are no tunnels before Apply. Errors are those of udp.Listen.
+func Listen(o Options) (*Endpoint, error) {
+	network, is6 := "udp4", o.Listen.Addr().Is6() && !o.Listen.Addr().Is4In6()
+	if is6 {
+		network = "udp6"
+	}
+	socket, err := udp.Listen(network, netip.AddrPortFrom(o.Listen.Addr().Unmap(), o.Listen.Port()), o.UDP)
+	if err != nil {
+		return nil, fmt.Errorf("geneve: %w", err)
+	}
+	e := &Endpoint{socket: socket, is6: is6, remotePort: o.RemotePort, now: o.Now}
+	if e.remotePort == 0 {
+		e.remotePort = socket.LocalAddr().Port()
+	}
+	if e.now == nil {
+		start := time.Now()
+		e.now = func() time.Duration { return time.Since(start) }
+	}
+	e.neighbours.e, e.neighbours.sender = e, socket.NewSender()
+	e.table.Store(&table{})
+	return e, nil
+}
+
+// Apply makes tunnels the set of tunnels. Those that are the same as before keep their neighbour and the packets that wait for it; one
+// that has changed keeps its counters. The error tells all that is wrong; then nothing has changed.
+func (e *Endpoint) Apply(tunnels []Tunnel) error {
+	e.applyMu.Lock()
+	defer e.applyMu.Unlock()
+	old := e.table.Load()
+	next := &table{outer: make(map[outerKey]*tunnel, len(tunnels))}
+	var errs []error
+	for _, c := range tunnels {
+		if err := c.validate(e.is6); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		c.Remote = c.Remote.Unmap()
+		key := outerKey{c.Remote, c.VNI}
+		if next.byID(c.ID) != nil {
+			errs = append(errs, fmt.Errorf("geneve: tunnel %d: ID used twice", c.ID))
+			continue
+		}
+		if other := next.outer[key]; other != nil {
+			errs = append(errs, fmt.Errorf("geneve: tunnel %d: VNI %d and remote address %v are those of tunnel %d", c.ID, c.VNI, c.Remote, other.ID))
+			continue
+		}
+		t := old.byID(c.ID)
+		switch {
+		case t == nil:
+			t = newTunnel(c, e.remotePort, &tunnelState{})
+		case t.Tunnel != c:
+			t = newTunnel(c, e.remotePort, t.tunnelState)
+		}
+		for int(c.ID) >= len(next.ids) {
+			next.ids = append(next.ids, nil)
+		}
+		next.ids[c.ID], next.outer[key] = t, t
+	}
+	if len(errs) > 0 {
+		return errors.Join(errs...)
+	}
+	e.table.Store(next)
+	for _, t := range old.ids {
+		if t != nil && next.byID(t.ID) != t {
+			e.neighbours.remove(t)
+		}
+	}
+	return nil
+}
+
+// SetTrain allows or forbids trains to one tunnel, for nodes whose kernel loses them. Without, datagrams are sent one by one. It lasts
+// until the tunnel is removed. ok is false when there is no such tunnel.
+func (e *Endpoint) SetTrain(id uint16, on bool) (ok bool) {
+	t := e.table.Load().byID(id)
+	if t != nil {
+		t.noTrain.Store(!on)
+	}
+	return t != nil
+}
+
+// Wake makes Fill return udp.ErrWoken; see package udp for how not to lose a wake-up.
+func (e *Endpoint) Wake() { e.socket.Wake() }
+
+// Close closes the socket and drops what waits. Fill and Flush return net.ErrClosed.
+func (e *Endpoint) Close() error {
+	err := e.socket.Close()
+	e.neighbours.close()
+	return err
+}
+
+// LocalAddr returns the underlay address and port of the endpoint.
+func (e *Endpoint) LocalAddr() netip.AddrPort { return e.socket.LocalAddr() }
+
+// drop counts packets that were dropped, and returns the reason. Accepted counts nothing.
+func (e *Endpoint) drop(r Reason, packets uint64) Reason {
+	if r != Accepted && packets > 0 {
+		e.drops[r].Add(packets)
+	}
+	return r
+}
+
+// Stats is a snapshot of an Endpoint's counters.
+type Stats struct {
+	Drops                [NumReasons]uint64 // packets by Reason; merged datagrams count one by one
+	ARPReceived, ARPSent uint64             // messages of the neighbours that were for us, and ours
+	Held                 int                // packets that wait for a neighbour
+	Socket               udp.Stats
+}
+
+// Drops returns how many packets were dropped, by Reason.
+func (e *Endpoint) Drops() (drops [NumReasons]uint64) {
+	for i := range drops {
+		drops[i] = e.drops[i].Load()
+	}
+	return drops
+}
+
+// Stats returns the counters. They are read one by one, not at one instant.
+func (e *Endpoint) Stats() Stats {
+	n := &e.neighbours
+	n.mu.Lock()
+	held := n.held
+	n.mu.Unlock()
+	return Stats{Drops: e.Drops(), ARPReceived: e.arpReceived.Load(), ARPSent: e.arpSent.Load(), Held: held, Socket: e.socket.Stats()}
+}
+
+// TunnelStats is a snapshot of one tunnel's counters. Packets and bytes are inner ones; a super-frame is one packet.
+type TunnelStats struct {
+	ReceivedPackets, ReceivedBytes uint64
+	SentPackets, SentBytes         uint64
+	RefusedTrains                  uint64
+	Train                          bool             // trains are in use: the socket has UDP_SEGMENT and neither SetTrain nor the kernel forbids it
+	Held                           int              // packets that wait for the neighbour
+	MAC                            net.HardwareAddr // of the neighbour; nil when unknown
+	Silence                        time.Duration    // since the neighbour was last heard, to the second; meaningless without MAC
+}
+
+// TunnelStats returns the counters of one tunnel; ok is false when there is none.
+func (e *Endpoint) TunnelStats(id uint16) (s TunnelStats, ok bool) {
+	t := e.table.Load().byID(id)
+	if t == nil {
+		return TunnelStats{}, false
+	}
+	n, now := &e.neighbours, e.now()
+	n.mu.Lock()
+	held := len(t.neighbour.held)
+	n.mu.Unlock()
+	return TunnelStats{
+		ReceivedPackets: t.receivedPackets.Load(), ReceivedBytes: t.receivedBytes.Load(),
+		SentPackets: t.sentPackets.Load(), SentBytes: t.sentBytes.Load(),
+		RefusedTrains: t.refusedTrains.Load(),
+		Train:         e.socket.Stats().GSO && !t.noTrain.Load() && now >= time.Duration(t.singleUntil.Load()),
+		Held:          held,
+		MAC:           mac(t.neighbour.mac.Load()).address(),
+		Silence:       now - time.Duration(t.neighbour.lastHeard.Load()),
+	}, true
+}

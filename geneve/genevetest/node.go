@@ -1,0 +1,240 @@
+// Package genevetest has doubles and builders for tests of what stands on package geneve. Nothing here uses that package's own
+// codec, so that an error in it does not cancel out.
+package genevetest
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"culvert/geneve/udp"
+)
+
+// Timeout is how long a Node waits for what a test expects, before it fails the test.
+const Timeout = 10 * time.Second
+
+// NodeConfig describes a Node.
+type NodeConfig struct {
+	Listen         netip.AddrPort // its underlay address, 127.0.0.2:0 for example
+	Gateway        netip.AddrPort // the gateway's underlay address and port
+	VNI            uint32
+	VXLAN          bool       // else Geneve
+	IP             bool       // IP directly inside Geneve, no Ethernet and no ARP
+	Address        netip.Addr // its inner address
+	GatewayAddress netip.Addr // the gateway's
+	MAC            [6]byte    // its inner MAC address (zero: one made of the address)
+}
+
+// Node is the node end of a tunnel as a kernel would be: it answers ARP for its address, asks for the gateway's, and carries IP
+// packets.
+type Node struct {
+	NodeConfig
+	tb      testing.TB
+	socket  *udp.Socket
+	packets chan []byte
+
+	mu         sync.Mutex
+	sender     *udp.Sender
+	gatewayMAC [6]byte
+	resolved   chan struct{} // closed when gatewayMAC is known
+}
+
+// NewNode starts a Node, which stops at the end of the test.
+func NewNode(tb testing.TB, c NodeConfig) *Node {
+	tb.Helper()
+	network := "udp4"
+	if c.Listen.Addr().Is6() {
+		network = "udp6"
+	}
+	socket, err := udp.Listen(network, c.Listen, udp.Options{})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if c.MAC == [6]byte{} {
+		a := c.Address.As4()
+		c.MAC = [6]byte{0x02, 'n', a[0], a[1], a[2], a[3]}
+	}
+	n := &Node{NodeConfig: c, tb: tb, socket: socket, packets: make(chan []byte, 4096), sender: socket.NewSender(), resolved: make(chan struct{})}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		n.run()
+	}()
+	tb.Cleanup(func() {
+		socket.Close()
+		<-done
+	})
+	return n
+}
+
+// Underlay returns the address and port that the node sends from.
+func (n *Node) Underlay() netip.AddrPort { return n.socket.LocalAddr() }
+
+// Send sends IP packets, each in a datagram of its own. It resolves the gateway's address first.
+func (n *Node) Send(packets ...[]byte) {
+	n.tb.Helper()
+	for _, p := range packets {
+		n.SendRaw(n.Encap(p))
+	}
+}
+
+// SendTrain sends IP packets of one size (the last may be shorter) as one train.
+func (n *Node) SendTrain(packets ...[]byte) {
+	n.tb.Helper()
+	train := udp.Train{Destination: n.Gateway}
+	for _, p := range packets {
+		train.Parts = append(train.Parts, n.Encap(p))
+	}
+	train.SegmentSize = len(train.Parts[0])
+	n.send(train)
+}
+
+// SendRaw sends one datagram as it is.
+func (n *Node) SendRaw(datagram []byte) {
+	n.tb.Helper()
+	n.send(udp.Train{Destination: n.Gateway, Parts: [][]byte{datagram}})
+}
+
+func (n *Node) send(train udp.Train) {
+	n.tb.Helper()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if _, err := n.sender.Send([]udp.Train{train}); err != nil && !errors.Is(err, net.ErrClosed) {
+		n.tb.Errorf("genevetest: node %v: %v", n.Address, err)
+	}
+}
+
+// Encap returns the datagram for an IP packet. It resolves the gateway's address first.
+func (n *Node) Encap(ip []byte) []byte {
+	n.tb.Helper()
+	etherType := uint16(IPv4)
+	if ip[0]>>4 == 6 {
+		etherType = IPv6
+	}
+	if n.IP {
+		return Geneve(n.VNI, etherType, ip)
+	}
+	return n.tunnel(Frame(n.GatewayMAC(), n.MAC, etherType, ip))
+}
+
+func (n *Node) tunnel(frame []byte) []byte {
+	if n.VXLAN {
+		return VXLAN(n.VNI, frame)
+	}
+	return Geneve(n.VNI, 0x6558, frame)
+}
+
+// GatewayMAC returns the gateway's MAC address, which it asks for by ARP.
+func (n *Node) GatewayMAC() [6]byte {
+	n.tb.Helper()
+	select {
+	case <-n.resolved:
+	default:
+		n.SendRaw(n.tunnel(Frame([6]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, n.MAC, ARP, n.arp(1, [6]byte{}, n.GatewayAddress))))
+		select {
+		case <-n.resolved:
+		case <-time.After(Timeout):
+			n.tb.Fatalf("genevetest: node %v: no ARP answer for %v", n.Address, n.GatewayAddress)
+		}
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.gatewayMAC
+}
+
+// arp returns an ARP message from the node.
+func (n *Node) arp(operation byte, to [6]byte, target netip.Addr) []byte {
+	return slices.Concat([]byte{0, 1, 8, 0, 6, 4, 0, operation}, n.MAC[:], n.Address.AsSlice(), to[:], target.AsSlice())
+}
+
+// Receive returns the next IP packet that the gateway has sent.
+func (n *Node) Receive() []byte {
+	n.tb.Helper()
+	select {
+	case p := <-n.packets:
+		return p
+	case <-time.After(Timeout):
+		n.tb.Fatalf("genevetest: node %v: no packet", n.Address)
+		return nil
+	}
+}
+
+// run receives until the socket is closed.
+func (n *Node) run() {
+	m := make([]udp.Message, 4)
+	for i := range m {
+		m[i].Buffer = make([]byte, udp.BufferSize)
+	}
+	for {
+		count, err := n.socket.Receive(m)
+		if err != nil {
+			return
+		}
+		for i := range m[:count] {
+			size := m[i].SegmentSize
+			if size == 0 {
+				size = max(len(m[i].Data), 1)
+			}
+			for datagram := range slices.Chunk(m[i].Data, size) {
+				n.datagram(datagram)
+			}
+		}
+	}
+}
+
+// datagram handles one received datagram.
+func (n *Node) datagram(b []byte) {
+	header := n.tunnel(nil)
+	if n.IP {
+		header = Geneve(n.VNI, binary.BigEndian.Uint16(b[2:]), nil)
+	}
+	if !bytes.HasPrefix(b, header) {
+		n.tb.Errorf("genevetest: node %v: datagram begins with % x, want % x", n.Address, b[:min(len(b), 8)], header)
+		return
+	}
+	b = b[len(header):]
+	if n.IP {
+		n.deliver(b)
+		return
+	}
+	to, from, etherType, b := [6]byte(b), [6]byte(b[6:]), binary.BigEndian.Uint16(b[12:]), b[14:]
+	switch {
+	case etherType == ARP && to != n.MAC && to != [6]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, etherType != ARP && to != n.MAC:
+		n.tb.Errorf("genevetest: node %v: frame to % x, want % x", n.Address, to, n.MAC)
+	case etherType == ARP:
+		if sender := netip.AddrFrom4([4]byte(b[14:])); sender == n.GatewayAddress {
+			n.learn(from)
+		}
+		if b[7] == 1 && netip.AddrFrom4([4]byte(b[24:])) == n.Address {
+			n.SendRaw(n.tunnel(Frame(from, n.MAC, ARP, n.arp(2, from, netip.AddrFrom4([4]byte(b[14:]))))))
+		}
+	default:
+		n.deliver(b)
+	}
+}
+
+// deliver queues a copy of an IP packet for Receive.
+func (n *Node) deliver(ip []byte) {
+	select {
+	case n.packets <- bytes.Clone(ip):
+	default:
+		n.tb.Errorf("genevetest: node %v: more than %d packets wait for Receive", n.Address, cap(n.packets))
+	}
+}
+
+func (n *Node) learn(mac [6]byte) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.gatewayMAC = mac
+	select {
+	case <-n.resolved:
+	default:
+		close(n.resolved)
+	}
+}

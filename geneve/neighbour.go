@@ -1,0 +1,330 @@
+package geneve
+
+import (
+	"encoding/binary"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"culvert/geneve/udp"
+)
+
+const (
+	maxHeldPerTunnel = 64      // packets that wait for one neighbour (architecture.md §2.1 no. 8)
+	maxHeld          = 1024    // packets that wait for all neighbours
+	maxHeldBytes     = 2 << 20 // their size in bytes
+	holdTime         = 3 * time.Second
+	askInterval      = time.Second      // between two requests for one neighbour
+	maxUnanswered    = 3                // requests, after which ARP's word no longer stands against what frames say
+	reachableTime    = 30 * time.Second // silence after which a neighbour in use is asked again (RFC 4861, Section 10)
+	heardGranularity = time.Second      // how exactly the last frame's time is kept
+	maxAnswers       = 20               // ARP requests answered per tunnel and second
+	never            = -time.Hour
+)
+
+// neighbour is what is known about the other end's MAC address.
+type neighbour struct {
+	mac       atomic.Uint64 // 0: unknown
+	lastHeard atomic.Int64  // time.Duration of the last accepted frame from mac
+
+	// The rest is guarded by neighbours.mu.
+	confirmed   bool // ARP has told mac
+	removed     bool // the tunnel is no longer configured: nothing may be held
+	unanswered  int  // requests since ARP has last told
+	asked       time.Duration
+	held        []held
+	heldSince   time.Duration
+	answered    int // ARP requests answered since answersFrom
+	answersFrom time.Duration
+}
+
+func (n *neighbour) init() {
+	n.asked, n.answersFrom = never, never
+	n.lastHeard.Store(int64(never))
+}
+
+// held is a packet that waits for a MAC address: room for the tunnel's headers, then the packet.
+type held struct {
+	buffer    []byte
+	etherType uint16
+	ecn       uint8
+}
+
+// neighbours is the slow path of all tunnels: ARP, and packets that wait for it.
+type neighbours struct {
+	e *Endpoint
+
+	mu      sync.Mutex
+	sender  *udp.Sender
+	trains  []udp.Train
+	frame   [maxHeader + arpLen]byte
+	waiting []*tunnel // those with held packets
+	held    int
+	bytes   int
+	timer   *time.Timer // runs while anything waits; nil before the first
+	closed  bool
+}
+
+// heard notes an accepted IP frame from the given station of tunnel t.
+func (n *neighbours) heard(t *tunnel, from mac, now time.Duration) {
+	nb := &t.neighbour
+	if nb.mac.Load() == uint64(from) {
+		if now-time.Duration(nb.lastHeard.Load()) >= heardGranularity {
+			nb.lastHeard.Store(int64(now))
+		}
+		return
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	// Another station, or the peer with a new link: ARP decides, and if nobody answers, the one that still talks.
+	silence := now - time.Duration(nb.lastHeard.Load())
+	if nb.confirmed && (nb.unanswered < maxUnanswered || silence < maxUnanswered*askInterval) {
+		n.ask(t, now)
+		return
+	}
+	nb.confirmed = false
+	n.learn(t, from, now)
+}
+
+// arp handles an ARP message that came in a frame of tunnel t.
+func (n *neighbours) arp(t *tunnel, to, from mac, b []byte, now time.Duration) Reason {
+	m, ok := parseARP(b)
+	if !ok || m.senderMAC != from || m.sender == t.Local || to&macGroup != 0 && to != macBroadcast {
+		return BadARP
+	}
+	if to != macBroadcast && to != t.self {
+		return OtherMAC
+	}
+	if m.sender != t.Peer && (m.operation == arpReply || m.target != t.Local) {
+		return OtherARP
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	nb := &t.neighbour
+	if m.sender == t.Peer {
+		nb.confirmed, nb.unanswered = true, 0
+		n.learn(t, from, now)
+	}
+	switch {
+	case m.target == t.Local && m.operation == arpRequest:
+		if now-nb.answersFrom >= time.Second {
+			nb.answersFrom, nb.answered = now, 0
+		}
+		if nb.answered == maxAnswers {
+			return ARPRate
+		}
+		nb.answered++
+		n.send(t, from, &arp{operation: arpReply, senderMAC: t.self, sender: t.Local, targetMAC: from, target: m.sender})
+	case m.operation == arpRequest && m.target != m.sender: // equal: the peer announces itself (RFC 5227, Section 3)
+		return OtherARP
+	}
+	n.e.arpReceived.Add(1)
+	return Accepted
+}
+
+// learn takes from for the neighbour's address and sends what has waited for it.
+//
+// Preconditions: n.mu is held.
+func (n *neighbours) learn(t *tunnel, from mac, now time.Duration) {
+	nb := &t.neighbour
+	nb.lastHeard.Store(int64(now))
+	if nb.removed || nb.mac.Load() == uint64(from) {
+		return
+	}
+	// What has waited goes first: Senders see the address only after that.
+	n.release(t, from)
+	nb.mac.Store(uint64(from))
+}
+
+// ask sends an ARP request for the peer, unless it has just done so.
+//
+// Preconditions: n.mu is held.
+func (n *neighbours) ask(t *tunnel, now time.Duration) {
+	nb := &t.neighbour
+	if now-nb.asked < askInterval || n.closed || nb.removed {
+		return
+	}
+	nb.asked = now
+	nb.unanswered++
+	n.send(t, macBroadcast, &arp{operation: arpRequest, senderMAC: t.self, sender: t.Local, target: t.Peer})
+}
+
+// confirm asks for a neighbour that packets are sent to and that has been silent.
+func (n *neighbours) confirm(t *tunnel, now time.Duration) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.ask(t, now)
+}
+
+// send sends one ARP message.
+//
+// Preconditions: n.mu is held.
+func (n *neighbours) send(t *tunnel, to mac, m *arp) {
+	t.encap(n.frame[:], to, etherTypeARP)
+	m.put(n.frame[maxHeader:])
+	n.trains = append(n.trains[:0], udp.Train{Destination: t.destination, Parts: append(n.parts(0), n.frame[:])})
+	n.flush()
+	n.e.arpSent.Add(1)
+}
+
+// parts returns the emptied Parts of the i-th train of the previous flush, so that no train allocates them anew.
+func (n *neighbours) parts(i int) [][]byte {
+	if i < cap(n.trains) {
+		return n.trains[:i+1][i].Parts[:0]
+	}
+	return nil
+}
+
+// flush sends n.trains.
+func (n *neighbours) flush() {
+	sent, _ := n.sender.Send(n.trains)
+	n.e.drop(SendFailed, uint64(len(n.trains)-sent))
+}
+
+// hold keeps a packet until the neighbour of t is known, and asks for it. known is true when it has become known meanwhile: then
+// the packet is not kept and can be sent.
+func (n *neighbours) hold(t *tunnel, packet []byte, now time.Duration) (r Reason, known bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	nb := &t.neighbour
+	switch {
+	case nb.mac.Load() != 0:
+		return Accepted, true
+	case nb.removed || n.closed:
+		return UnknownTunnel, false
+	case len(nb.held) == maxHeldPerTunnel || n.held == maxHeld || n.bytes+len(packet) > maxHeldBytes:
+		n.ask(t, now)
+		return HoldFull, false
+	}
+	h := held{buffer: make([]byte, t.templateLen+len(packet)), etherType: etherTypeOf(packet), ecn: ecnOf(packet)}
+	copy(h.buffer[t.templateLen:], packet)
+	if len(nb.held) == 0 {
+		nb.heldSince = now
+		n.waiting = append(n.waiting, t)
+		if len(n.waiting) == 1 {
+			n.arm()
+		}
+	}
+	nb.held = append(nb.held, h)
+	n.held++
+	n.bytes += len(h.buffer) - t.templateLen
+	n.ask(t, now)
+	return Accepted, false
+}
+
+// arm starts the timer that asks again and lets go of what has waited too long.
+func (n *neighbours) arm() {
+	if n.timer == nil {
+		n.timer = time.AfterFunc(askInterval, n.tick)
+	} else {
+		n.timer.Reset(askInterval)
+	}
+}
+
+// tick is the timer's work.
+func (n *neighbours) tick() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	now := n.e.now()
+	for i := len(n.waiting) - 1; i >= 0; i-- { // backwards: discard takes the tunnel off the list
+		if t := n.waiting[i]; now-t.neighbour.heldSince >= holdTime {
+			n.discard(t, Unresolved)
+		} else {
+			n.ask(t, now)
+		}
+	}
+	if len(n.waiting) > 0 {
+		n.arm()
+	}
+}
+
+// release sends what has waited for the neighbour of t.
+//
+// Preconditions: n.mu is held.
+func (n *neighbours) release(t *tunnel, to mac) {
+	nb := &t.neighbour
+	if len(nb.held) == 0 {
+		return
+	}
+	n.trains = n.trains[:0]
+	for i, h := range nb.held {
+		t.encap(h.buffer, to, h.etherType)
+		n.trains = append(n.trains, udp.Train{Destination: t.destination, Parts: append(n.parts(i), h.buffer), TOS: h.ecn})
+	}
+	n.flush()
+	for i := range n.trains {
+		train := &n.trains[i]
+		t.sentPackets.Add(uint64(train.Sent))
+		t.sentBytes.Add(uint64(train.Sent * (len(train.Parts[0]) - t.templateLen)))
+		clear(train.Parts) // the buffers are not needed any more
+	}
+	n.forget(t)
+}
+
+// discard drops what waits for the neighbour of t.
+//
+// Preconditions: n.mu is held.
+func (n *neighbours) discard(t *tunnel, r Reason) {
+	if len(t.neighbour.held) > 0 {
+		n.e.drop(r, uint64(len(t.neighbour.held)))
+		n.forget(t)
+	}
+}
+
+// forget takes t off the waiting list and frees its packets.
+func (n *neighbours) forget(t *tunnel) {
+	nb := &t.neighbour
+	for _, h := range nb.held {
+		n.bytes -= len(h.buffer) - t.templateLen
+	}
+	n.held -= len(nb.held)
+	nb.held = nil
+	for i, w := range n.waiting {
+		if w == t {
+			last := len(n.waiting) - 1
+			n.waiting[i], n.waiting[last] = n.waiting[last], nil
+			n.waiting = n.waiting[:last]
+			break
+		}
+	}
+	if len(n.waiting) == 0 {
+		n.timer.Stop()
+	}
+}
+
+// remove discards what waits for a tunnel that is no longer configured. Senders that still know it can hold nothing more.
+func (n *neighbours) remove(t *tunnel) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	t.neighbour.removed = true
+	n.discard(t, UnknownTunnel)
+}
+
+// close discards all that waits.
+func (n *neighbours) close() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.closed = true
+	for len(n.waiting) > 0 {
+		n.discard(n.waiting[0], Unresolved)
+	}
+}
+
+// etherTypeOf returns the EtherType of an IP packet.
+func etherTypeOf(ip []byte) uint16 {
+	if ip[0]>>4 == 6 {
+		return etherTypeIPv6
+	}
+	return etherTypeIPv4
+}
+
+// address returns m as package net has it.
+func (m mac) address() net.HardwareAddr {
+	if m == 0 {
+		return nil
+	}
+	b := make([]byte, 8)
+	binary.BigEndian.PutUint64(b, uint64(m)<<16)
+	return b[:6]
+}

@@ -1,0 +1,55 @@
+package geneve
+
+// Reason says what became of a datagram or packet. Its String is the label of the drop counter.
+type Reason uint8
+
+// Accepted is the zero Reason: not dropped. The others are in the order in which a received datagram meets them, then those of
+// packets to be sent.
+const (
+	Accepted Reason = iota
+
+	Truncated          // shorter than its headers, or longer than the receive buffer
+	UnknownNode        // no tunnel has this VNI and this outer source
+	WrongEncap         // Geneve where the tunnel is VXLAN, or the other way round
+	BadVersion         // Geneve version other than 0
+	BadFlags           // VXLAN without the I flag
+	BadOptions         // Geneve options whose lengths do not add up
+	ControlPacket      // Geneve control message
+	CriticalOption     // Geneve option that must be understood, and is not
+	UnknownProtocol    // Geneve protocol type other than Ethernet, IPv4, IPv6
+	WrongInner         // inner Ethernet where the tunnel carries IP directly, or the other way round
+	BadTrain           // merged by the kernel, but neither a train of datagrams nor one inner UDP train
+	BadMAC             // inner source MAC is a group, zero or our own
+	OtherMAC           // inner destination MAC of another station
+	Multicast          // inner group or broadcast frame that is not ARP
+	NeighbourDiscovery // IPv6 neighbour discovery or multicast listener report of a link that came up
+	UnknownEtherType   // inner frame that is neither IP nor ARP
+	BadARP             // malformed ARP, or one that contradicts its frame or claims our address
+	OtherARP           // ARP about an address that is not ours
+	ARPRate            // more ARP requests than are answered
+	BadLength          // inner IP header with a wrong version or length
+	ECN                // congestion marked outside on a packet that does not understand the mark
+
+	UnknownTunnel // no tunnel has this ID (any more)
+	BadPacket     // not IP, or its length field does not fit
+	TooLong       // does not fit a UDP datagram with the headers of the tunnel
+	HoldFull      // the neighbour is unknown and too many packets wait for it
+	Unresolved    // the neighbour did not answer
+	SendFailed    // the kernel refused the datagram; the socket's counters say why
+	NumReasons
+)
+
+var reasonNames = [NumReasons]string{
+	"accepted", "truncated", "unknown-node", "wrong-encap", "bad-version", "bad-flags", "bad-options", "control-packet",
+	"critical-option", "unknown-protocol", "wrong-inner", "bad-train", "bad-mac", "other-mac", "multicast",
+	"neighbour-discovery", "unknown-ethertype", "bad-arp", "other-arp", "arp-rate", "bad-length", "ecn",
+	"unknown-tunnel", "bad-packet", "too-long", "hold-full", "unresolved", "send-failed",
+}
+
+// String returns the name of r in kebab-case.
+func (r Reason) String() string {
+	if r < NumReasons {
+		return reasonNames[r]
+	}
+	return "unknown"
+}

@@ -1,0 +1,183 @@
+package geneve
+
+import (
+	"errors"
+	"net"
+	"time"
+
+	"culvert/geneve/udp"
+)
+
+const (
+	// arenaSize is the room in bytes for the packets of one flush: three full trains of one tunnel, or 128 packets of many.
+	arenaSize = 256 << 10
+	// maxTrains is the number of trains of one flush.
+	maxTrains = 64
+	// singleTime is how long a tunnel goes without trains after the kernel has refused one.
+	singleTime = 10 * time.Second
+)
+
+// Sender is one goroutine's way to send to tunnels. It copies packets into an arena of its own until Flush, or until it is full.
+type Sender struct {
+	e      *Endpoint
+	out    *udp.Sender
+	arena  []byte
+	used   int
+	trains []udp.Train
+	open   []openTrain // the same trains
+	now    time.Duration
+	fresh  bool // now has been read since the last Flush
+
+	// The reservation.
+	t    *tunnel
+	room int
+}
+
+// openTrain is the state of a train that is being built.
+type openTrain struct {
+	t                *tunnel
+	bytes, datagrams int
+	end              int  // where its last datagram ends in the arena
+	full             bool // a shorter datagram has ended it
+	single           bool // asked for as single datagrams
+}
+
+// NewSender returns a Sender.
+func (e *Endpoint) NewSender() *Sender {
+	return &Sender{
+		e: e, out: e.socket.NewSender(), arena: make([]byte, arenaSize),
+		trains: make([]udp.Train, 0, maxTrains), open: make([]openTrain, 0, maxTrains),
+	}
+}
+
+// Send sends a copy of an inner IP packet to the tunnel with the given ID, at the latest with the next Flush. The Reason is
+// Accepted also for a packet that waits for its neighbour; else the packet is dropped, and counted.
+func (s *Sender) Send(id uint16, packet []byte) Reason {
+	buffer, r := s.Reserve(id, len(packet))
+	if r != Accepted {
+		return r
+	}
+	return s.Commit(copy(buffer, packet))
+}
+
+// Reserve returns room for a packet of up to size bytes to the tunnel with the given ID, to be written there and sent by
+// Commit. If the Reason is not Accepted, the packet counts as dropped. borrowed: the room is the Sender's; it is valid until the next
+// call of any method.
+func (s *Sender) Reserve(id uint16, size int) ([]byte, Reason) {
+	s.room = 0
+	t := s.e.table.Load().byID(id)
+	if t == nil {
+		return nil, s.e.drop(UnknownTunnel, 1)
+	}
+	if size > t.maxPacket() {
+		return nil, s.e.drop(TooLong, 1)
+	}
+	need := t.templateLen + size
+	if len(s.arena)-s.used < need || len(s.trains) == maxTrains {
+		s.Flush()
+	}
+	s.t, s.room = t, size
+	start := s.used + t.templateLen
+	return s.arena[start : start+size : start+size], Accepted
+}
+
+// Commit sends the first n bytes of what has been reserved, at the latest with the next Flush. It panics if n is more than was
+// reserved. Commit of 0 gives the room back.
+func (s *Sender) Commit(n int) Reason {
+	if n > s.room {
+		panic("geneve: commit of more than was reserved")
+	}
+	t := s.t
+	s.t, s.room = nil, 0
+	if n == 0 {
+		return Accepted
+	}
+	datagram := s.arena[s.used : s.used+t.templateLen+n]
+	packet := datagram[t.templateLen:]
+	if !isIP(packet) {
+		return s.e.drop(BadPacket, 1)
+	}
+	if !s.fresh {
+		s.now, s.fresh = s.e.now(), true
+	}
+	var to mac
+	if t.Inner == Ethernet {
+		to = mac(t.neighbour.mac.Load())
+		if to == 0 {
+			r, known := s.e.neighbours.hold(t, packet, s.now)
+			if !known {
+				return s.e.drop(r, 1)
+			}
+			to = mac(t.neighbour.mac.Load())
+		}
+		if s.now-time.Duration(t.neighbour.lastHeard.Load()) > reachableTime {
+			s.e.neighbours.confirm(t, s.now)
+		}
+	}
+	t.encap(datagram, to, etherTypeOf(packet))
+	// RFC 6040, Section 4.1: in normal mode the outer ECN field is a copy of the inner one. DSCP is not copied.
+	s.add(t, datagram, ecnOf(packet))
+	s.used += len(datagram)
+	return Accepted
+}
+
+// isIP reports whether b begins like an IP packet.
+func isIP(b []byte) bool {
+	return len(b) >= 20 && b[0]>>4 == 4 || len(b) >= 40 && b[0]>>4 == 6
+}
+
+// add puts a datagram, which stands at s.used, onto its tunnel's open train or onto a new one.
+func (s *Sender) add(t *tunnel, datagram []byte, tos uint8) {
+	for i := len(s.open) - 1; i >= 0; i-- {
+		o, train := &s.open[i], &s.trains[i]
+		if o.t != t {
+			continue
+		}
+		// Only the newest train of a tunnel is open: its packets stay in order.
+		if o.full || train.TOS != tos || len(datagram) > train.SegmentSize || o.datagrams == udp.MaxSegments ||
+			o.bytes+len(datagram) > udp.MaxPayload {
+			break
+		}
+		if o.end == s.used { // flat: the datagrams stand side by side in the arena
+			last := len(train.Parts) - 1
+			train.Parts[last] = s.arena[o.end-len(train.Parts[last]) : s.used+len(datagram)]
+		} else {
+			train.Parts = append(train.Parts, datagram)
+		}
+		o.bytes += len(datagram)
+		o.datagrams++
+		o.end = s.used + len(datagram)
+		o.full = len(datagram) < train.SegmentSize
+		return
+	}
+	i := len(s.trains)
+	s.trains = s.trains[:i+1]
+	single := t.noTrain.Load() || s.now < time.Duration(t.singleUntil.Load())
+	s.trains[i] = udp.Train{Destination: t.destination, SegmentSize: len(datagram), Parts: append(s.trains[i].Parts[:0], datagram), TOS: tos, Single: single}
+	s.open = append(s.open, openTrain{t: t, bytes: len(datagram), datagrams: 1, end: s.used + len(datagram), single: single})
+}
+
+// Flush sends all that has been committed. It blocks while the socket's send buffer is full. Datagrams that the kernel refuses are
+// dropped and counted. The error is net.ErrClosed after Close, else nil.
+func (s *Sender) Flush() error {
+	s.fresh = false
+	if len(s.trains) == 0 {
+		return nil
+	}
+	_, err := s.out.Send(s.trains)
+	for i := range s.trains {
+		train, o := &s.trains[i], &s.open[i]
+		o.t.sentPackets.Add(uint64(train.Sent))
+		o.t.sentBytes.Add(uint64(min(o.bytes, train.Sent*train.SegmentSize) - train.Sent*o.t.templateLen))
+		if train.Single && !o.single {
+			o.t.refusedTrains.Add(1)
+			o.t.singleUntil.Store(int64(s.now + singleTime))
+		}
+		s.e.drop(SendFailed, uint64(o.datagrams-train.Sent))
+	}
+	s.used, s.trains, s.open = 0, s.trains[:0], s.open[:0]
+	if errors.Is(err, net.ErrClosed) {
+		return net.ErrClosed
+	}
+	return nil
+}

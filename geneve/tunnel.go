@@ -1,0 +1,193 @@
+package geneve
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync/atomic"
+
+	"culvert/geneve/udp"
+)
+
+// Encap is the encapsulation of a tunnel.
+type Encap uint8
+
+// Encapsulations. VXLAN is for nodes whose kernel has no Geneve.
+const (
+	Geneve Encap = iota
+	VXLAN
+)
+
+// Inner is what a tunnel carries.
+type Inner uint8
+
+// Ethernet frames are what kernel links carry; IP packets without a frame need Geneve.
+const (
+	Ethernet Inner = iota
+	IP
+)
+
+// Role is the end of the tunnel that an endpoint is.
+type Role uint8
+
+// Roles. They seed different MAC addresses at the two ends.
+const (
+	Gateway Role = iota
+	Node
+)
+
+// Tunnel is the configuration of one tunnel.
+type Tunnel struct {
+	ID     uint16     // the caller's name for it: Packet.Tunnel, and the argument of Sender.Send
+	VNI    VNI        // identifies the tunnel together with Remote
+	Remote netip.Addr // outer address of the other end
+	Encap  Encap
+	Inner  Inner
+	// Local and Peer are the inner IPv4 addresses of the two ends, for ARP. A tunnel that carries IP needs none.
+	Local, Peer netip.Addr
+	Role        Role
+}
+
+// validate returns what is wrong with t on a socket of the given family.
+func (t *Tunnel) validate(is6 bool) error {
+	var errs []error
+	check := func(ok bool, format string, args ...any) {
+		if !ok {
+			errs = append(errs, fmt.Errorf("geneve: tunnel %d: "+format, append([]any{t.ID}, args...)...))
+		}
+	}
+	check(t.VNI <= MaxVNI, "VNI %d above %d", t.VNI, MaxVNI)
+	check(t.Remote.IsValid() && t.Remote.Unmap().Is6() == is6, "remote address %v not of the socket's family", t.Remote)
+	check(t.Encap <= VXLAN, "unknown encapsulation %d", t.Encap)
+	check(t.Inner <= IP, "unknown inner protocol %d", t.Inner)
+	check(t.Role <= Node, "unknown role %d", t.Role)
+	check(t.Encap != VXLAN || t.Inner != IP, "VXLAN carries Ethernet only")
+	if t.Inner == Ethernet {
+		check(t.Local.Is4() && t.Peer.Is4(), "inner addresses %v and %v: neighbours are IPv4 only", t.Local, t.Peer)
+		check(t.Local != t.Peer, "both ends have the inner address %v", t.Local)
+	}
+	return errors.Join(errs...)
+}
+
+// MAC returns the inner MAC address of one end: locally administered, and the same after every restart.
+func MAC(vni VNI, role Role) [6]byte {
+	return [6]byte{0x02, 'c', 'v' + byte(role), byte(vni >> 16), byte(vni >> 8), byte(vni)}
+}
+
+// mac is a MAC address in the lower 48 bits; 0 is none.
+type mac uint64
+
+const (
+	macBroadcast mac = 1<<48 - 1
+	macGroup     mac = 1 << 40 // the group bit of the first byte (IEEE 802)
+)
+
+// parseMAC reads a MAC address from the first 6 bytes of b.
+func parseMAC(b []byte) mac {
+	return mac(binary.BigEndian.Uint32(b))<<16 | mac(binary.BigEndian.Uint16(b[4:]))
+}
+
+// put writes m to the first 6 bytes of b.
+func (m mac) put(b []byte) {
+	binary.BigEndian.PutUint32(b, uint32(m>>16))
+	binary.BigEndian.PutUint16(b[4:], uint16(m))
+}
+
+const (
+	ethernetLen = 14
+	maxHeader   = headerLen + ethernetLen
+)
+
+// tunnel is a Tunnel at work.
+type tunnel struct {
+	Tunnel
+	self        mac
+	destination netip.AddrPort
+	// template is what stands in front of a packet: the tunnel header, then an Ethernet header (if the tunnel carries
+	// Ethernet) in which the destination and the type, or else a protocol type, is still to be filled in.
+	template    [maxHeader]byte
+	templateLen int
+
+	neighbour neighbour
+	*tunnelState
+}
+
+// tunnelState outlives a change of the Tunnel's other fields.
+type tunnelState struct {
+	receivedPackets, receivedBytes atomic.Uint64
+	sentPackets, sentBytes         atomic.Uint64
+	refusedTrains                  atomic.Uint64
+	noTrain                        atomic.Bool  // SetTrain
+	singleUntil                    atomic.Int64 // time.Duration of Options.Now: the kernel refused a train
+}
+
+func newTunnel(t Tunnel, port uint16, state *tunnelState) *tunnel {
+	t.Remote = t.Remote.Unmap()
+	addr := MAC(t.VNI, t.Role)
+	w := &tunnel{Tunnel: t, self: parseMAC(addr[:]), destination: netip.AddrPortFrom(t.Remote, port), tunnelState: state}
+	b := w.template[:0]
+	if t.Encap == VXLAN {
+		b, _ = AppendVXLAN(b, t.VNI) // validated before
+	} else {
+		b, _ = (&Header{VNI: t.VNI, Protocol: etherTypeEthernet}).AppendTo(b)
+	}
+	if t.Inner == Ethernet {
+		w.self.put(w.template[headerLen+6:])
+		b = w.template[:maxHeader]
+	}
+	w.templateLen = len(b)
+	w.neighbour.init()
+	return w
+}
+
+// encap writes the headers for an inner packet of the given EtherType to the first templateLen bytes of b.
+func (t *tunnel) encap(b []byte, to mac, etherType uint16) {
+	copy(b[:t.templateLen], t.template[:t.templateLen])
+	if t.Inner == IP {
+		binary.BigEndian.PutUint16(b[2:], etherType) // RFC 8926, Section 3.4: the protocol type
+		return
+	}
+	to.put(b[headerLen:])
+	binary.BigEndian.PutUint16(b[headerLen+12:], etherType)
+}
+
+// header parses the tunnel header of a datagram from the tunnel's other end. b has at least headerLen bytes. borrowed: inner is a
+// part of b; protocol is its EtherType, etherTypeEthernet for a frame.
+func (t *tunnel) header(b []byte) (inner []byte, protocol uint16, r Reason) {
+	if t.Encap == VXLAN {
+		_, inner, r = ParseVXLAN(b)
+		if r == BadFlags && b[0]&versionMask == 0 && known(binary.BigEndian.Uint16(b[2:])) {
+			r = WrongEncap
+		}
+		return inner, etherTypeEthernet, r
+	}
+	if binary.BigEndian.Uint32(b) == vxlanVNIFlag<<24 {
+		return nil, 0, WrongEncap
+	}
+	h, inner, r := ParseHeader(b)
+	switch {
+	case r != Accepted:
+		return nil, 0, r
+	case h.Control:
+		// RFC 8926, Section 3.4: "Tunnel endpoints MUST NOT forward the payload" of a control packet.
+		return nil, 0, ControlPacket
+	case h.Options.critical():
+		// RFC 8926, Section 3.5: unknown options with the critical bit set MUST be dropped; others are skipped.
+		// The options themselves decide, so the C flag of the header tells nothing new.
+		return nil, 0, CriticalOption
+	case !known(h.Protocol):
+		return nil, 0, UnknownProtocol
+	case (h.Protocol == etherTypeEthernet) != (t.Inner == Ethernet):
+		return nil, 0, WrongInner
+	}
+	return inner, h.Protocol, Accepted
+}
+
+// known reports whether a protocol type is one that a tunnel can carry.
+func known(protocol uint16) bool {
+	return protocol == etherTypeEthernet || protocol == etherTypeIPv4 || protocol == etherTypeIPv6
+}
+
+// maxPacket is the size in bytes of the largest inner packet that the tunnel can carry.
+func (t *tunnel) maxPacket() int { return udp.MaxPayload - t.templateLen }

@@ -1,0 +1,193 @@
+package integration
+
+import (
+	"encoding/json"
+	"errors"
+	"go/parser"
+	"go/token"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// importRule says what the packages below a folder may import besides the
+// standard library and themselves, and why not more.
+type importRule struct {
+	folder string
+	allow  []string // import paths, with everything below them
+	reason string
+}
+
+const (
+	gvisor    = "gvisor.dev/gvisor/pkg/"
+	wireguard = "golang.zx2c4.com/wireguard"
+)
+
+// importRules are examples-to-follow's, most specific folder first.
+var importRules = []importRule{
+	{"gateway/configfile", []string{"sigs.k8s.io/json", "sigs.k8s.io/yaml"},
+		"it reads files for every command and knows none of them"},
+	{"gateway/node", []string{"culvert/geneve", "culvert/gateway/configfile", "github.com/vishvananda/netlink", "golang.org/x/sys",
+		wireguard + "/tun", "github.com/sirupsen/logrus"},
+		"the node end needs the kernel's links, not the gateway"},
+	{"gateway", []string{"culvert/nat", "culvert/geneve", "culvert/gateway", wireguard, "github.com/gaissmai/bart", gvisor + "tcpip", gvisor + "buffer",
+		"github.com/sirupsen/logrus", "github.com/prometheus/client_golang", "golang.org/x/sys"},
+		"the gateway needs neither netlink nor Kubernetes"},
+	{"nat", []string{gvisor + "tcpip", gvisor + "tcpip/header", gvisor + "tcpip/checksum", gvisor + "tcpip/seqnum",
+		gvisor + "tcpip/transport/tcpconntrack", "github.com/gaissmai/bart"},
+		"packets, a clock value and a snapshot in, verdicts out: no sockets, no stack, no logging"},
+	{"geneve", []string{"culvert/geneve", "golang.org/x/net", "golang.org/x/sys"},
+		"a codec and a socket, usable without the rest"},
+	{"ipam", []string{"github.com/gaissmai/bart"}, "arithmetic on prefixes"},
+	{"kube", []string{"culvert/gateway", "culvert/ipam", "k8s.io", "sigs.k8s.io", "github.com/liqotech/liqo", "github.com/sirupsen/logrus"},
+		"Kubernetes stops here"},
+}
+
+// exact lists import paths of which the packages below are not allowed with them.
+var exact = []string{gvisor + "tcpip", gvisor + "tcpip/header"}
+
+type goPackage struct {
+	ImportPath string
+	Dir        string
+	Imports    []string
+	Standard   bool
+}
+
+func packages(t *testing.T) []goPackage {
+	t.Helper()
+	cmd := exec.Command("go", "list", "-json=ImportPath,Dir,Imports,Standard", "culvert/...")
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	var all []goPackage
+	for d := json.NewDecoder(strings.NewReader(string(out))); ; {
+		var p goPackage
+		if err := d.Decode(&p); errors.Is(err, io.EOF) {
+			return all
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, p)
+	}
+}
+
+func ruleFor(path string) *importRule {
+	for i, r := range importRules {
+		if folder := "culvert/" + r.folder; path == folder || strings.HasPrefix(path, folder+"/") {
+			return &importRules[i]
+		}
+	}
+	return nil
+}
+
+func TestImportRules(t *testing.T) {
+	judged := 0
+	for _, p := range packages(t) {
+		rule := ruleFor(p.ImportPath)
+		if rule == nil {
+			continue
+		}
+		for _, imported := range p.Imports {
+			if !strings.Contains(strings.Split(imported, "/")[0], ".") && !strings.HasPrefix(imported, "culvert/") {
+				continue // standard library
+			}
+			judged++
+			if !allowed(rule, imported) {
+				t.Errorf("%s imports %s; %s: %s", p.ImportPath, imported, rule.folder, rule.reason)
+			}
+		}
+	}
+	if judged == 0 {
+		t.Fatal("no import was judged: the rules name no package of this tree")
+	}
+}
+
+func allowed(rule *importRule, imported string) bool {
+	if imported == "culvert/"+rule.folder || strings.HasPrefix(imported, "culvert/"+rule.folder+"/") {
+		return true
+	}
+	for _, a := range rule.allow {
+		if imported == a {
+			return true
+		}
+		whole := rule.folder == "nat" && slices.Contains(exact, a)
+		if !whole && strings.HasPrefix(imported, a+"/") {
+			return true
+		}
+	}
+	return false
+}
+
+// TestTestPackagesOnlyInTests: doubles are for tests.
+func TestTestPackagesOnlyInTests(t *testing.T) {
+	for _, p := range packages(t) {
+		if isDouble(p.ImportPath) {
+			continue
+		}
+		for _, imported := range p.Imports {
+			if isDouble(imported) && strings.HasPrefix(imported, "culvert/") {
+				t.Errorf("%s imports the test double %s outside its tests", p.ImportPath, imported)
+			}
+			if imported == "culvert/integration/lab" && p.ImportPath != "culvert/cmd/culvert" {
+				t.Errorf("%s imports the lab; only cmd/culvert and tests may", p.ImportPath)
+			}
+		}
+	}
+}
+
+func isDouble(path string) bool {
+	base := filepath.Base(path)
+	return strings.HasSuffix(base, "test") && filepath.Base(filepath.Dir(path)) == strings.TrimSuffix(base, "test")
+}
+
+// TestPackageDocs: each package has exactly one package comment.
+func TestPackageDocs(t *testing.T) {
+	for _, p := range packages(t) {
+		docs := 0
+		files, err := filepath.Glob(filepath.Join(p.Dir, "*.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range files {
+			if strings.HasSuffix(name, "_test.go") {
+				continue
+			}
+			f, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.PackageClauseOnly|parser.ParseComments)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if f.Doc != nil {
+				docs++
+			}
+		}
+		if docs != 1 {
+			t.Errorf("%s has %d package comments, want 1", p.ImportPath, docs)
+		}
+	}
+}
+
+// TestTree: the root holds the agreed folders and files, nothing else.
+func TestTree(t *testing.T) {
+	want := []string{"cmd", "gateway", "nat", "geneve", "ipam", "kube", "integration", "go.mod", "go.sum", "Makefile", "Dockerfile",
+		"README.md", "CHANGELOG.md", "LICENSE", "bin"}
+	entries, err := os.ReadDir("..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), ".") && !slices.Contains(want, e.Name()) {
+			t.Errorf("%s has no place in the root folder", e.Name())
+		}
+	}
+	for _, name := range want[:len(want)-1] {
+		if _, err := os.Stat(filepath.Join("..", name)); errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s is missing", name)
+		}
+	}
+}

@@ -1,0 +1,122 @@
+package lab
+
+import (
+	"context"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+)
+
+// buildOne makes the hosts of rome only, without gateway and node processes:
+// its pods reach each other through the kernels of the two nodes, without NAT.
+func buildOne(t *testing.T, offloads bool) *Lab {
+	t.Helper()
+	needNamespaces(t)
+	l := &Lab{Dir: t.TempDir(), options: Standard("", offloads)}
+	t.Cleanup(func() {
+		if err := l.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := l.buildCluster(&clusters[0], &l.options.Rome); err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// within is a pair of pods of one cluster.
+func within(l *Lab, from, to string) *ends {
+	e := &ends{from: l.Host(from), to: l.Host(to)}
+	e.target, e.wantSource = e.to.Address, e.from.Address
+	return e
+}
+
+// TestChecksPass runs the checks' own code over plain kernel routing.
+func TestChecksPass(t *testing.T) {
+	for _, offloads := range []bool{true, false} {
+		l := buildOne(t, offloads)
+		e := within(l, "rome/pod1", "rome/pod2")
+		client := within(l, "rome/client", "rome/node2")
+		hops := []netip.Addr{clusters[0].Nodes[0].PodCIDR.Addr(), clusters[0].Nodes[1].Underlay, e.target}
+		for name, check := range map[string]func(context.Context) (string, error){
+			"ping":     e.checkPing,
+			"client":   client.checkPing,
+			"udp":      e.checkUDP,
+			"trains":   e.checkTrains,
+			"up":       func(ctx context.Context) (string, error) { return e.checkStream(ctx, 3<<20+1, 0) },
+			"down":     func(ctx context.Context) (string, error) { return e.checkStream(ctx, 0, 3<<20+1) },
+			"both":     func(ctx context.Context) (string, error) { return e.checkStream(ctx, 1<<20, 2<<20) },
+			"trace":    func(ctx context.Context) (string, error) { return checkTrace(ctx, e.from, e.target, hops) },
+			"underlay": func(ctx context.Context) (string, error) { return checkInternal(client.to, clusters[0].Gateway) },
+		} {
+			if figure, err := check(t.Context()); err != nil {
+				t.Errorf("offloads %v, %s: %v", offloads, name, err)
+			} else {
+				t.Logf("offloads %v, %s: %s", offloads, name, figure)
+			}
+		}
+	}
+}
+
+// TestChecksFail breaks what each check promises.
+func TestChecksFail(t *testing.T) {
+	l := buildOne(t, true)
+	e := within(l, "rome/pod1", "rome/pod2")
+	masked := *e
+	masked.wantSource = netip.MustParseAddr("10.62.1.5")
+	hops := []netip.Addr{clusters[0].Nodes[0].PodCIDR.Addr(), clusters[0].Nodes[0].Underlay, e.target}
+	for _, test := range []struct {
+		name  string
+		check func(context.Context) (string, error)
+		want  string
+	}{
+		{"ping, source", masked.checkPing, "rome/pod2 saw source 10.0.1.5, want 10.62.1.5"},
+		{"udp, source", masked.checkUDP, "want 40 from 10.62.1.5"},
+		{"trains, source", masked.checkTrains, "rome/pod2 saw source 10.0.1.5, want 10.62.1.5"},
+		{"stream, source", func(ctx context.Context) (string, error) { return masked.checkStream(ctx, 1000, 1000) },
+			"rome/pod2 saw source 10.0.1.5, want 10.62.1.5"},
+		{"trace, hops", func(ctx context.Context) (string, error) { return checkTrace(ctx, e.from, e.target, hops) },
+			"hops [10.0.1.1 172.18.0.3 10.0.2.6], want [10.0.1.1 172.18.0.2 10.0.2.6]"},
+		{"too big, never comes", func(ctx context.Context) (string, error) { return e.checkTooBig(ctx, e.target) }, "no too-big message"},
+		{"segments, never shrink", e.checkSegments, "segments of 1288 bytes at first and 1288 at last"},
+	} {
+		figure, err := test.check(t.Context())
+		if err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: %q, %v; want %q", test.name, figure, err, test.want)
+		}
+	}
+}
+
+// TestMTUChecks has a small MTU between the nodes, as the far gateway has.
+func TestMTUChecks(t *testing.T) {
+	l := buildOne(t, true)
+	for _, node := range []string{"rome/node1", "rome/node2"} {
+		err := l.Host(node).Do(func() error {
+			eth0, err := netlink.LinkByName("eth0")
+			if err != nil {
+				return err
+			}
+			return netlink.LinkSetMTU(eth0, smallMTU)
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	e, back := within(l, "rome/pod1", "rome/pod2"), within(l, "rome/pod2", "rome/pod1")
+	if figure, err := e.checkFragments(t.Context()); err != nil {
+		t.Error(figure, err)
+	}
+	if figure, err := e.checkSegments(t.Context()); err != nil { // only pod1 learns of the small MTU
+		t.Error(figure, err)
+	}
+	if figure, err := back.checkTooBig(t.Context(), clusters[0].Nodes[1].PodCIDR.Addr()); err != nil {
+		t.Error(figure, err)
+	}
+	// A router that speaks from another address than expected.
+	if figure, err := within(l, "rome/pod1", "rome/client").checkTooBig(t.Context(), clusters[0].Internal); err == nil ||
+		!strings.Contains(err.Error(), "too-big message from 10.0.1.1 with MTU 1280, want 10.80.0.4 with 1280") {
+		t.Error(figure, err)
+	}
+}

@@ -1,0 +1,97 @@
+package lab
+
+import (
+	"crypto/ecdh"
+	"crypto/rand"
+	"encoding/base64"
+	"fmt"
+	"net/netip"
+
+	"sigs.k8s.io/yaml"
+
+	"culvert/gateway/node"
+)
+
+const (
+	metricsAddress = "127.0.0.1:8082" // in each gateway's namespace
+	tunnelLink     = "culvert0"       // in each node's namespace
+)
+
+type object = map[string]any
+
+// writeConfigs writes a configuration for every gateway and node, and keys.
+func (l *Lab) writeConfigs() error {
+	var public [2]string
+	for i := range clusters {
+		key, err := ecdh.X25519().GenerateKey(rand.Reader)
+		if err != nil {
+			return err
+		}
+		public[i] = base64.StdEncoding.EncodeToString(key.PublicKey().Bytes())
+		text := base64.StdEncoding.EncodeToString(key.Bytes()) + "\n"
+		if err := l.write(clusters[i].Name, "private.key", []byte(text)); err != nil {
+			return err
+		}
+	}
+	for i := range clusters {
+		c, peer := &clusters[i], &clusters[1-i]
+		if err := l.writeYAML(c.Name, "gateway.yaml", l.gatewayConfig(c, peer, public[1-i])); err != nil {
+			return err
+		}
+		for j := range c.Nodes {
+			n := &c.Nodes[j]
+			if err := l.writeYAML(c.Name, n.Name+".yaml", l.nodeConfig(c, peer, n)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (l *Lab) writeYAML(cluster, file string, o object) error {
+	text, err := yaml.Marshal(o)
+	if err != nil {
+		return err
+	}
+	return l.write(cluster, file, text)
+}
+
+func (l *Lab) gatewayConfig(c, peer *Cluster, peerKey string) object {
+	wireguard := object{"role": c.Role, "privateKeyFile": l.path(c.Name, "private.key"), "peerPublicKey": peerKey, "listenPort": 51840}
+	if c.Role == "client" {
+		wireguard["endpoint"] = fmt.Sprintf("%s:51840", peer.Peering.Addr())
+	}
+	encap := "geneve"
+	if l.options.Mode == node.VXLAN {
+		encap = "vxlan"
+	}
+	var nodes []object
+	for _, n := range c.Nodes {
+		nodes = append(nodes, object{"name": c.Name + "-" + n.Name, "vni": n.VNI, "underlay": n.Underlay, "address": n.Internal,
+			"podCIDRs": []netip.Prefix{n.PodCIDR.Masked()}, "encap": encap})
+	}
+	options := l.options.of(c)
+	return object{
+		"cluster": c.Name, "peer": peer.Name, "mtu": options.MTU,
+		"wireguard": wireguard,
+		"geneve":    object{"gatewayAddress": c.Internal, "nodes": nodes},
+		"network": object{
+			"local": object{"podCIDRs": []netip.Prefix{c.PodCIDR}, "externalCIDRs": []netip.Prefix{c.External}},
+			"remote": object{
+				"podCIDRs":      []object{{"cidr": peer.PodCIDR, "remap": peer.SeenPods}},
+				"externalCIDRs": []object{{"cidr": peer.External, "remap": peer.SeenExt}},
+			},
+		},
+		"mssClamp": options.MSSClamp,
+		"metrics":  metricsAddress,
+	}
+}
+
+func (l *Lab) nodeConfig(c, peer *Cluster, n *ClusterNode) object {
+	return object{
+		"name": c.Name + "-" + n.Name, "underlay": n.Underlay,
+		"gateway": object{"underlay": c.Gateway, "address": c.Internal},
+		"vni":     n.VNI, "address": n.Internal, "mtu": l.options.of(c).NodeMTU, "mode": l.options.Mode,
+		"routes": []netip.Prefix{peer.SeenPods, peer.SeenExt}, "interface": tunnelLink,
+	}
+}

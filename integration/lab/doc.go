@@ -1,0 +1,40 @@
+// Package lab builds two clusters out of network namespaces, with real culvert
+// gateways and nodes between them, and checks them with real sockets.
+//
+//	rome/pod1 ─ rome/node1 ─┐                                   ┌─ milan/node1 ─ milan/pod1
+//	rome/pod2 ─ rome/node2 ─┤                                   ├─ milan/node2 ─ milan/pod2
+//	          rome/gateway ─┤ rome/router         milan/router ├─ milan/gateway
+//	               │        └─ rome/client      milan/client ──┘        │
+//	               └──────────────── 192.0.2.0/24 ──────────────────────┘
+//
+// Every name is a network namespace, every line a veth pair. A router is a
+// bridge that joins a cluster's nodes and its gateway (the underlay) and routes
+// to a client outside the cluster. Both clusters have the pod CIDR 10.0.0.0/16,
+// the external CIDR 10.70.0.0/16 and the internal addresses 10.80.0.0/24; rome
+// sees milan as 10.61.0.0/16 and 10.71.0.0/16, milan sees rome as 10.62.0.0/16
+// and 10.72.0.0/16. Pods with equal addresses exist on purpose, and so do node
+// CIDRs of unequal size.
+//
+// # The holder
+//
+// One process, the holder, owns the whole lab. Isolate starts it from the same
+// executable as the first process of a new PID namespace, in new mount and
+// network namespaces and, for an ordinary user, in a new user namespace whose
+// root it is. It keeps the hosts' network namespaces as open files and starts
+// gateways, nodes and commands inside them; nothing is bound into the file
+// system and no link ever exists in a namespace that the lab did not make. When
+// the holder ends, in whatever way, the kernel kills every process of its PID
+// namespace, and with the last of them all namespaces, links, routes and
+// sockets go. What can remain is a folder with the state file, configurations
+// and logs, which Down removes.
+//
+// The state file is written before the holder may make anything. It names the
+// holder by process ID and start time, so that Down never kills a stranger.
+//
+// # Checks
+//
+// A check opens its sockets with Host.Do, on a thread that has entered the
+// host's network namespace; a socket stays in the namespace it was made in.
+// Checks say what they expected and what they saw: the source address the far
+// side saw, sizes, SHA-256 sums, the sender of an ICMP error and what it quotes.
+package lab

@@ -1,0 +1,116 @@
+package lab
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Host is one network namespace of a lab.
+type Host struct {
+	Name    string     // such as rome/pod1
+	Address netip.Addr // the one its cluster knows it by
+
+	ns *os.File
+}
+
+// newHost makes a network namespace with its loopback up.
+func newHost(name string, address netip.Addr) (*Host, error) {
+	h := &Host{Name: name, Address: address}
+	err := onThread(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("new network namespace: %w", err)
+		}
+		var err error
+		h.ns, err = os.Open("/proc/thread-self/ns/net")
+		return err
+	})
+	if err == nil {
+		err = h.Do(func() error {
+			lo, err := netlink.LinkByName("lo")
+			if err != nil {
+				return err
+			}
+			return netlink.LinkSetUp(lo)
+		})
+	}
+	if err != nil {
+		h.close()
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return h, nil
+}
+
+// close lets go of the namespace, which ends when no process, socket or link
+// needs it any more.
+func (h *Host) close() {
+	if h.ns != nil {
+		h.ns.Close()
+	}
+}
+
+// Do calls fn on a thread inside the host's network namespace. Sockets fn makes
+// and processes it starts stay there. Goroutines fn starts do not.
+func (h *Host) Do(fn func() error) error {
+	return onThread(func() error {
+		if err := unix.Setns(int(h.ns.Fd()), unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("enter %s: %w", h.Name, err)
+		}
+		return fn()
+	})
+}
+
+// onThread calls fn on a thread of its own, which ends with fn: whatever
+// namespace or capabilities fn leaves it with, no other goroutine gets them.
+func onThread(fn func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // and never unlock
+		done <- fn()
+	}()
+	return <-done
+}
+
+// Dial is net.Dialer.DialContext inside the host. The address must be numeric.
+func (h *Host) Dial(ctx context.Context, network, address string) (conn net.Conn, err error) {
+	err = h.Do(func() error {
+		conn, err = new(net.Dialer).DialContext(ctx, network, address)
+		return err
+	})
+	return conn, err
+}
+
+// Listen is net.Listen inside the host.
+func (h *Host) Listen(network, address string) (l net.Listener, err error) {
+	err = h.Do(func() error {
+		l, err = net.Listen(network, address)
+		return err
+	})
+	return l, err
+}
+
+// ListenPacket is net.ListenPacket inside the host.
+func (h *Host) ListenPacket(network, address string) (conn net.PacketConn, err error) {
+	err = h.Do(func() error {
+		conn, err = net.ListenPacket(network, address)
+		return err
+	})
+	return conn, err
+}
+
+// sysctl sets values below /proc/sys/net of this thread's network namespace.
+func sysctl(settings map[string]string) error {
+	for name, value := range settings {
+		if err := os.WriteFile(filepath.Join("/proc/sys/net", name), []byte(value), 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,220 @@
+package lab
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/net/icmp"
+	"golang.org/x/net/ipv4"
+)
+
+// replyTimeout is how long an answer may take; within one machine it takes less
+// than a millisecond.
+const replyTimeout = 2 * time.Second
+
+// maxTTL is more hops than any path of a lab has.
+const maxTTL = 64
+
+// pinger sends ICMP echo requests from a host and reads all ICMP that arrives.
+type pinger struct {
+	conn *icmp.PacketConn
+	id   int
+	seq  int
+}
+
+// pingID makes identifiers unlike each other and unlike those of others.
+var pingID atomic.Int32
+
+// newPinger opens a raw ICMP socket: it also shows errors, with what they quote.
+func newPinger(h *Host) (*pinger, error) {
+	p := &pinger{id: 0x4000 | int(pingID.Add(1)&0x3fff)}
+	err := h.Do(func() (err error) {
+		p.conn, err = icmp.ListenPacket("ip4:icmp", "0.0.0.0")
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%s: raw ICMP socket: %w", h.Name, err)
+	}
+	return p, nil
+}
+
+func (p *pinger) close() { p.conn.Close() }
+
+// answer is an ICMP message as it arrived.
+type answer struct {
+	from    netip.Addr
+	message *icmp.Message
+	quote   *quote // of an ICMP error, or nil
+	rtt     time.Duration
+}
+
+// echo sends one request of size bytes of IP packet and waits for what answers
+// it: a reply, or an error that quotes it.
+func (p *pinger) echo(to netip.Addr, size, ttl int) (*answer, error) {
+	p.seq++
+	data := make([]byte, max(0, size-28)) // IPv4 and ICMP headers
+	for i := range data {
+		data[i] = byte(i + p.seq)
+	}
+	request := icmp.Message{Type: ipv4.ICMPTypeEcho, Body: &icmp.Echo{ID: p.id, Seq: p.seq & 0xffff, Data: data}}
+	packet, err := request.Marshal(nil)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.conn.IPv4PacketConn().SetTTL(ttl); err != nil {
+		return nil, err
+	}
+	began := time.Now()
+	if _, err := p.conn.WriteTo(packet, &net.IPAddr{IP: to.AsSlice()}); err != nil {
+		return nil, fmt.Errorf("send echo request to %s: %w", to, err)
+	}
+	for {
+		a, err := p.read(began.Add(replyTimeout))
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return nil, fmt.Errorf("no answer to an echo request of %d bytes to %s in %v", size, to, replyTimeout)
+		}
+		if err != nil {
+			return nil, err
+		}
+		a.rtt = time.Since(began)
+		switch body := a.message.Body.(type) {
+		case *icmp.Echo:
+			if a.message.Type != ipv4.ICMPTypeEchoReply || body.ID != p.id || body.Seq != p.seq&0xffff {
+				continue
+			}
+			if a.from != to {
+				return nil, fmt.Errorf("echo reply came from %s, want %s", a.from, to)
+			}
+			if !slices.Equal(body.Data, data) {
+				return nil, fmt.Errorf("echo reply from %s has %d bytes unlike the %d sent", to, len(body.Data), len(data))
+			}
+			return a, nil
+		default:
+			if a.quote != nil && a.quote.protocol == 1 && a.quote.echoID == p.id {
+				return a, nil
+			}
+		}
+	}
+}
+
+// read returns the next ICMP message.
+func (p *pinger) read(deadline time.Time) (*answer, error) {
+	if err := p.conn.SetReadDeadline(deadline); err != nil {
+		return nil, err
+	}
+	buffer := make([]byte, 65536)
+	n, from, err := p.conn.ReadFrom(buffer)
+	if err != nil {
+		return nil, err
+	}
+	message, err := icmp.ParseMessage(1, buffer[:n])
+	if err != nil {
+		return nil, fmt.Errorf("ICMP message from %s: %w", from, err)
+	}
+	source, _ := netip.AddrFromSlice(from.(*net.IPAddr).IP)
+	return &answer{from: source.Unmap(), message: message, quote: quoted(message, buffer[:n])}, nil
+}
+
+// quote is the packet inside an ICMP error.
+type quote struct {
+	source, destination netip.Addr
+	protocol            int
+	echoID              int // of a quoted echo request
+	mtu                 int // of a fragmentation-needed message
+}
+
+// quoted returns what an ICMP error quotes, or nil if the message is none.
+func quoted(m *icmp.Message, raw []byte) *quote {
+	var data []byte
+	switch body := m.Body.(type) {
+	case *icmp.DstUnreach:
+		data = body.Data
+	case *icmp.TimeExceeded:
+		data = body.Data
+	default:
+		return nil
+	}
+	h, err := icmp.ParseIPv4Header(data)
+	if err != nil || len(data) < h.Len+8 {
+		return nil
+	}
+	q := &quote{protocol: h.Protocol}
+	q.source, _ = netip.AddrFromSlice(h.Src.To4())
+	q.destination, _ = netip.AddrFromSlice(h.Dst.To4())
+	if q.protocol == 1 {
+		q.echoID = int(binary.BigEndian.Uint16(data[h.Len+4:]))
+	}
+	const fragmentationNeeded = 4
+	if m.Type == ipv4.ICMPTypeDestinationUnreachable && m.Code == fragmentationNeeded {
+		q.mtu = int(binary.BigEndian.Uint16(raw[6:])) // RFC 1191, Section 4
+	}
+	return q
+}
+
+// watchEchoes collects the source addresses of n echo requests with the given ID
+// that arrive at a host; wait returns them, or those that had come in time.
+func watchEchoes(h *Host, id, n int) (wait func() ([]netip.Addr, error), err error) {
+	w, err := newPinger(h)
+	if err != nil {
+		return nil, err
+	}
+	var seen []netip.Addr
+	done := make(chan error, 1)
+	go func() {
+		for len(seen) < n {
+			a, err := w.read(time.Time{})
+			if errors.Is(err, net.ErrClosed) {
+				break
+			}
+			if err != nil {
+				done <- err
+				return
+			}
+			if e, ok := a.message.Body.(*icmp.Echo); ok && a.message.Type == ipv4.ICMPTypeEcho && e.ID == id {
+				seen = append(seen, a.from)
+			}
+		}
+		done <- nil
+	}()
+	return func() ([]netip.Addr, error) {
+		late := time.AfterFunc(replyTimeout, w.close)
+		err := <-done
+		late.Stop()
+		w.close()
+		return seen, err
+	}, nil
+}
+
+// percentiles formats the median and 99th percentile of round-trip times.
+func percentiles(rtts []time.Duration) string {
+	slices.Sort(rtts)
+	at := func(p int) float64 { return float64(rtts[(len(rtts)-1)*p/100].Microseconds()) / 1000 }
+	return fmt.Sprintf("p50 %.2f ms, p99 %.2f ms", at(50), at(99))
+}
+
+// firstContact pings until there is an answer: handshakes and ARP take a moment.
+func (l *Lab) firstContact(ctx context.Context, from *Host, to netip.Addr) (string, error) {
+	p, err := newPinger(from)
+	if err != nil {
+		return "", err
+	}
+	defer p.close()
+	began := time.Now()
+	for {
+		_, err := p.echo(to, 84, maxTTL)
+		if err == nil {
+			return fmt.Sprintf("first answer after %d ms", time.Since(began).Milliseconds()), nil
+		}
+		if ctx.Err() != nil || time.Since(began) > startTimeout {
+			return "", fmt.Errorf("no answer from %s since %v: %w", to, startTimeout, err)
+		}
+	}
+}

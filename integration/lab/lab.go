@@ -1,0 +1,165 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"culvert/gateway/node"
+)
+
+// Options say what kind of lab to build.
+type Options struct {
+	Mode     node.Mode // of every node
+	Offloads bool      // super-frames on the underlay; false: ordinary frames
+	Rome     ClusterOptions
+	Milan    ClusterOptions
+}
+
+// ClusterOptions are what may differ between the clusters.
+type ClusterOptions struct {
+	MTU      int    // of the gateway
+	NodeMTU  int    // of the nodes' tunnel links
+	PodMTU   int    // of the pods' links
+	MSSClamp string // of the gateway
+}
+
+// Standard is a lab whose MTUs agree.
+func Standard(mode node.Mode, offloads bool) Options {
+	c := ClusterOptions{MTU: 1340, NodeMTU: 1340, PodMTU: 1340, MSSClamp: "auto"}
+	return Options{Mode: mode, Offloads: offloads, Rome: c, Milan: c}
+}
+
+// String describes the lab in a line.
+func (o Options) String() string {
+	s := fmt.Sprintf("nodes %s, offloads ", o.Mode)
+	if o.Offloads {
+		s += "on (super-frames)"
+	} else {
+		s += "off (ordinary frames)"
+	}
+	if o.Rome.MTU != o.Milan.MTU {
+		s += fmt.Sprintf(", mtu %d and %d", o.Rome.MTU, o.Milan.MTU)
+	}
+	return s
+}
+
+// Lab is two clusters that are running.
+type Lab struct {
+	Dir string // configurations, keys and logs
+
+	options   Options
+	hosts     []*Host
+	processes []*Process
+}
+
+// startTimeout is how long a gateway or node may take until it serves.
+const startTimeout = 20 * time.Second
+
+// Start builds the clusters and waits until their gateways and nodes serve. It
+// works only in the holder, see Isolate. The caller calls Stop also after an
+// error, which says where the logs are.
+func Start(ctx context.Context, dir string, o Options) (*Lab, error) {
+	l := &Lab{Dir: dir, options: o}
+	for i := range clusters {
+		if err := l.buildCluster(&clusters[i], o.of(&clusters[i])); err != nil {
+			return l, fmt.Errorf("lab: build %s: %w", clusters[i].Name, err)
+		}
+	}
+	if err := l.peer(); err != nil {
+		return l, fmt.Errorf("lab: %w", err)
+	}
+	if err := l.writeConfigs(); err != nil {
+		return l, fmt.Errorf("lab: %w", err)
+	}
+	if err := l.startProcesses(); err != nil {
+		return l, fmt.Errorf("lab: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	for _, p := range l.processes {
+		if err := p.waitReady(ctx); err != nil {
+			return l, fmt.Errorf("lab: %w", err)
+		}
+	}
+	return l, nil
+}
+
+func (o *Options) of(c *Cluster) *ClusterOptions {
+	if c.Name == clusters[0].Name {
+		return &o.Rome
+	}
+	return &o.Milan
+}
+
+// Host returns the named host, such as rome/pod1, or nil.
+func (l *Lab) Host(name string) *Host {
+	i := slices.IndexFunc(l.hosts, func(h *Host) bool { return h.Name == name })
+	if i < 0 {
+		return nil
+	}
+	return l.hosts[i]
+}
+
+// Hosts returns all hosts in the order they were made.
+func (l *Lab) Hosts() []*Host { return l.hosts }
+
+// Processes returns the gateways and nodes.
+func (l *Lab) Processes() []*Process { return l.processes }
+
+// Stop ends all processes in good order, in at most stopTimeout, and lets go of
+// the namespaces. The error tells of processes that did not end well.
+func (l *Lab) Stop() error {
+	var errs []error
+	var running []*Process
+	for _, p := range l.processes {
+		if p.Running() {
+			running = append(running, p)
+			p.terminate()
+		} else {
+			errs = append(errs, fmt.Errorf("%s ended by itself: %w; see %s", p.Name(), exitError(p.err), p.Log))
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
+	defer cancel()
+	for _, p := range running {
+		errs = append(errs, p.waitStopped(ctx))
+	}
+	for _, h := range l.hosts {
+		h.close()
+	}
+	return errors.Join(errs...)
+}
+
+func (l *Lab) startProcesses() error {
+	for i := range clusters {
+		c := &clusters[i]
+		gateway, err := l.startProcess(l.Host(c.Name+"/gateway"), false, "gateway", "--config", l.path(c.Name, "gateway.yaml"))
+		if err != nil {
+			return err
+		}
+		gateway.ready = gatewayReady
+		for _, n := range c.Nodes {
+			p, err := l.startProcess(l.Host(c.Name+"/"+n.Name), true, "node", "--config", l.path(c.Name, n.Name+".yaml"))
+			if err != nil {
+				return err
+			}
+			p.ready = nodeReady
+		}
+	}
+	return nil
+}
+
+func (l *Lab) path(cluster, file string) string { return filepath.Join(l.Dir, cluster, file) }
+
+// write makes a file below the lab's folder that others may not read.
+func (l *Lab) write(cluster, file string, text []byte) error {
+	if err := os.MkdirAll(filepath.Join(l.Dir, cluster), 0o700); err != nil {
+		return err
+	}
+	return os.WriteFile(l.path(cluster, file), text, 0o600)
+}

@@ -1,0 +1,190 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"culvert/gateway/node"
+)
+
+// MTUs of the labs that have unequal ones.
+const (
+	largeMTU = 1340
+	smallMTU = 1280
+
+	udpOverhead = 28 // bytes of IPv4 and UDP headers
+	tcpOverhead = 40 // bytes of IPv4 and TCP headers without options
+	tcpOptions  = 12 // bytes of options in each segment: timestamps
+)
+
+// UnequalMTU is a lab in which only milan's gateway has the small MTU, so that
+// it must answer too-big packets of its own nodes, and through the tunnel those
+// of rome's pods. No gateway clamps the MSS.
+func UnequalMTU(mode node.Mode, offloads bool) Options {
+	large := ClusterOptions{MTU: largeMTU, NodeMTU: largeMTU, PodMTU: largeMTU, MSSClamp: "off"}
+	small := large
+	small.MTU = smallMTU
+	return Options{Mode: mode, Offloads: offloads, Rome: large, Milan: small}
+}
+
+// mtuChecks are the promises of a lab with unequal MTUs. A pod remembers the path
+// MTU it has learnt, and tells it in the MSS it sends, so each pair of pods is
+// used for one thing.
+func mtuChecks(l *Lab) []Check {
+	far, own := l.pair("rome/pod1", "milan/pod1"), l.pair("milan/pod2", "rome/pod2")
+	farTCP, ownTCP := l.pair("rome/pod1", "milan/pod2"), l.pair("milan/pod1", "rome/pod2")
+	milan := &clusters[1]
+	tooBig := func(e *ends, from netip.Addr) func(context.Context) (string, error) {
+		return func(ctx context.Context) (string, error) { return e.checkTooBig(ctx, from) }
+	}
+	return []Check{
+		{"first contact", far.path(), func(ctx context.Context) (string, error) { return l.firstContact(ctx, far.from, far.target) }},
+		{"fragments", far.path(), far.checkFragments},
+		{"fragments", own.path(), own.checkFragments},
+		{"too big, own mtu", own.path(), tooBig(own, milan.Internal)},
+		{"too big, far mtu", far.path(), tooBig(far, milan.Seen(milan.UnknownSource()))},
+		{"tcp over own mtu", ownTCP.path(), ownTCP.checkSegments},
+		{"tcp over far mtu", farTCP.path(), farTCP.checkSegments},
+	}
+}
+
+// checkFragments echoes datagrams that may be fragmented and have to be.
+func (e *ends) checkFragments(ctx context.Context) (string, error) {
+	server, err := newEchoServer(e.to)
+	if err != nil {
+		return "", err
+	}
+	defer server.close()
+	conn, err := e.dialUDP(ctx, server.port())
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	if err := setMTUDiscovery(conn, unix.IP_PMTUDISC_DONT); err != nil {
+		return "", err
+	}
+	sizes := []int{smallMTU - udpOverhead, smallMTU - udpOverhead + 1, largeMTU - udpOverhead, 5000}
+	for _, size := range sizes {
+		if err := echoUDP(conn, size, uint64(size)); err != nil {
+			return "", err
+		}
+	}
+	if sources := server.close(); len(sources) != 1 || sources[e.wantSource] != len(sizes) {
+		return "", fmt.Errorf("%s saw datagrams from %v, want %d from %s", e.to.Name, sources, len(sizes), e.wantSource)
+	}
+	return fmt.Sprintf("datagrams of %v bytes", sizes), nil
+}
+
+// checkTooBig sends a datagram that must not be fragmented and is too big, and
+// wants the ICMP error from the right sender, with the right MTU and quote. The
+// pod's kernel must believe it, and a datagram of that size must then pass.
+func (e *ends) checkTooBig(ctx context.Context, wantFrom netip.Addr) (string, error) {
+	server, err := newEchoServer(e.to)
+	if err != nil {
+		return "", err
+	}
+	defer server.close()
+	p, err := newPinger(e.from)
+	if err != nil {
+		return "", err
+	}
+	defer p.close()
+	conn, err := e.dialUDP(ctx, server.port())
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	if err := setMTUDiscovery(conn, unix.IP_PMTUDISC_DO); err != nil {
+		return "", err
+	}
+	began := time.Now()
+	if _, err := conn.Write(make([]byte, largeMTU-udpOverhead)); err != nil {
+		return "", fmt.Errorf("send a packet of %d bytes: %w", largeMTU, err)
+	}
+	a, err := p.tooBig(began.Add(replyTimeout))
+	if err != nil {
+		return "", fmt.Errorf("after a packet of %d bytes: %w", largeMTU, err)
+	}
+	if a.from != wantFrom || a.quote.mtu != smallMTU {
+		return "", fmt.Errorf("too-big message from %s with MTU %d, want %s with %d", a.from, a.quote.mtu, wantFrom, smallMTU)
+	}
+	if a.quote.source != e.from.Address || a.quote.destination != e.target {
+		return "", fmt.Errorf("too-big message quotes a packet from %s to %s, want what was sent: from %s to %s",
+			a.quote.source, a.quote.destination, e.from.Address, e.target)
+	}
+	if mtu, err := pathMTU(conn); err != nil || mtu != smallMTU {
+		return "", fmt.Errorf("%s believes in a path MTU of %d (%v), want %d", e.from.Name, mtu, err, smallMTU)
+	}
+	if err := echoUDP(conn, smallMTU-udpOverhead, 0); err != nil && !errors.Is(err, unix.EMSGSIZE) {
+		return "", err
+	} else if err != nil { // the error of the first datagram, reported once
+		if err := echoUDP(conn, smallMTU-udpOverhead, 0); err != nil {
+			return "", err
+		}
+	}
+	return fmt.Sprintf("%d for %d from %s", smallMTU, largeMTU, a.from), nil
+}
+
+// tooBig waits for a fragmentation-needed message.
+func (p *pinger) tooBig(deadline time.Time) (*answer, error) {
+	for {
+		a, err := p.read(deadline)
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return nil, fmt.Errorf("no too-big message in %v", replyTimeout)
+		}
+		if err != nil {
+			return nil, err
+		}
+		if a.quote != nil && a.quote.mtu != 0 {
+			return a, nil
+		}
+	}
+}
+
+// checkSegments sends a TCP stream whose segments are too big at first, as
+// super-frames where the links make them, and wants all of it to arrive.
+func (e *ends) checkSegments(ctx context.Context) (string, error) {
+	began := time.Now()
+	near, err := e.stream(ctx, streamBytes, 0)
+	if err != nil {
+		return "", err
+	}
+	const first, last = largeMTU - tcpOverhead - tcpOptions, smallMTU - tcpOverhead - tcpOptions
+	if near.firstMSS != first || near.lastMSS != last {
+		return "", fmt.Errorf("segments of %d bytes at first and %d at last, want %d and %d", near.firstMSS, near.lastMSS, first, last)
+	}
+	rate := float64(streamBytes) * 8 / time.Since(began).Seconds() / 1e9
+	return fmt.Sprintf("%.2f Gbit/s, segments %d, then %d", rate, first, last), nil
+}
+
+// setMTUDiscovery sets IP_MTU_DISCOVER, see ip(7).
+func setMTUDiscovery(conn *net.UDPConn, how int) error {
+	return control(conn, func(fd int) error { return unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, how) })
+}
+
+// pathMTU returns what the kernel knows of a connected socket's path.
+func pathMTU(conn *net.UDPConn) (mtu int, err error) {
+	err = control(conn, func(fd int) (err error) {
+		mtu, err = unix.GetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_MTU)
+		return err
+	})
+	return mtu, err
+}
+
+func control(conn *net.UDPConn, fn func(fd int) error) error {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	if e := raw.Control(func(fd uintptr) { err = fn(int(fd)) }); e != nil {
+		return e
+	}
+	return err
+}

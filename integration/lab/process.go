@@ -1,0 +1,209 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// stopTimeout is how long a process may take to end in good order.
+const stopTimeout = 10 * time.Second
+
+// pollInterval is how often a condition outside this process is looked at.
+const pollInterval = 5 * time.Millisecond
+
+// Process is a culvert process inside a host.
+type Process struct {
+	Host *Host
+	Args []string // such as gateway --config FILE
+	Log  string   // file with its standard output and error
+
+	cmd   *exec.Cmd
+	ended chan struct{} // closed when it has ended
+	err   error         // what Wait returned, once ended is closed
+	ready func(context.Context, *Host) error
+}
+
+// startProcess starts this executable inside a host. A process that is not
+// privileged has no capability and cannot gain any, although its user ID is 0.
+func (l *Lab) startProcess(h *Host, privileged bool, args ...string) (*Process, error) {
+	logs := filepath.Join(l.Dir, "logs")
+	if err := os.MkdirAll(logs, 0o700); err != nil {
+		return nil, err
+	}
+	p := &Process{
+		Host: h, Args: args, Log: filepath.Join(logs, strings.ReplaceAll(h.Name, "/", "-")+".log"),
+		cmd: exec.Command("/proc/self/exe", args...), ended: make(chan struct{}),
+	}
+	log, err := os.Create(p.Log)
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	p.cmd.Args[0] = "culvert"
+	p.cmd.Stdout, p.cmd.Stderr = log, log
+	p.cmd.Env = append(os.Environ(), "XDG_RUNTIME_DIR="+l.Dir)
+	err = h.Do(func() error {
+		if !privileged {
+			if err := dropCapabilities(); err != nil {
+				return err
+			}
+		}
+		return p.cmd.Start()
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%s: start culvert %s: %w", h.Name, args[0], err)
+	}
+	l.processes = append(l.processes, p)
+	go func() {
+		p.err = p.cmd.Wait()
+		close(p.ended)
+	}()
+	return p, nil
+}
+
+// dropCapabilities takes from this thread all that a program it executes could
+// have: by execve(2) a program of user ID 0 gets its bounding set.
+func dropCapabilities() error {
+	for c := uintptr(0); ; c++ {
+		err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0)
+		if err == unix.EINVAL { // past the last one
+			break
+		}
+		if err != nil {
+			return fmt.Errorf("drop capability %d: %w", c, err)
+		}
+	}
+	return unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+}
+
+// capabilities returns the effective capabilities of the process as a bit mask.
+func (p *Process) capabilities() (uint64, error) {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3, Pid: int32(p.cmd.Process.Pid)}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&header, &data[0]); err != nil {
+		return 0, err
+	}
+	return uint64(data[1].Effective)<<32 | uint64(data[0].Effective), nil
+}
+
+// Name is what kind of process it is and where.
+func (p *Process) Name() string { return fmt.Sprintf("culvert %s in %s", p.Args[0], p.Host.Name) }
+
+// Running reports whether the process has not ended.
+func (p *Process) Running() bool {
+	select {
+	case <-p.ended:
+		return false
+	default:
+		return true
+	}
+}
+
+// waitReady polls until the process serves.
+func (p *Process) waitReady(ctx context.Context) error {
+	for {
+		err := p.ready(ctx, p.Host)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-p.ended:
+			return fmt.Errorf("%s ended at once (%w): %s", p.Name(), exitError(p.err), tail(p.Log, 3))
+		case <-ctx.Done():
+			return fmt.Errorf("%s does not serve: %w; see %s", p.Name(), err, p.Log)
+		case <-time.After(pollInterval):
+		}
+	}
+}
+
+// gatewayReady asks the gateway itself.
+func gatewayReady(ctx context.Context, h *Host) error {
+	transport := &http.Transport{
+		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			return h.Dial(ctx, network, address)
+		},
+		DisableKeepAlives: true,
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+metricsAddress+"/readyz", nil)
+	if err != nil {
+		return err
+	}
+	response, err := (&http.Client{Transport: transport}).Do(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		body, _ := io.ReadAll(io.LimitReader(response.Body, 200))
+		return fmt.Errorf("/readyz says %s: %s", response.Status, strings.TrimSpace(string(body)))
+	}
+	return nil
+}
+
+// nodeReady looks for what the node makes last: the routes through its link.
+func nodeReady(_ context.Context, h *Host) error {
+	return h.Do(func() error {
+		l, err := netlink.LinkByName(tunnelLink)
+		if err != nil {
+			return err
+		}
+		routes, err := netlink.RouteList(l, netlink.FAMILY_V4)
+		if err != nil {
+			return err
+		}
+		if len(routes) < 3 { // the gateway's address, two CIDRs
+			return fmt.Errorf("%s has %d routes of 3", tunnelLink, len(routes))
+		}
+		return nil
+	})
+}
+
+// terminate asks the process to end.
+func (p *Process) terminate() {
+	p.cmd.Process.Signal(unix.SIGTERM)
+}
+
+// waitStopped waits for a process that was asked to end, and kills it when ctx
+// is done.
+func (p *Process) waitStopped(ctx context.Context) error {
+	select {
+	case <-p.ended:
+	case <-ctx.Done():
+		p.cmd.Process.Kill()
+		<-p.ended
+	}
+	if p.err != nil {
+		return fmt.Errorf("%s: ended with %w when asked to end within %v; see %s", p.Name(), p.err, stopTimeout, p.Log)
+	}
+	return nil
+}
+
+// exitError is err, or says that the process ended without one.
+func exitError(err error) error {
+	if err == nil {
+		return errors.New("exit status 0")
+	}
+	return err
+}
+
+// tail returns the last lines of a log file.
+func tail(file string, lines int) string {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return err.Error()
+	}
+	all := strings.Split(strings.TrimRight(string(text), "\n"), "\n")
+	return strings.Join(all[max(0, len(all)-lines):], "\n")
+}

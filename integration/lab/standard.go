@@ -1,0 +1,246 @@
+package lab
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/net/ipv4"
+)
+
+const (
+	pings       = 100
+	streamBytes = 104 << 20 // each way, of a TCP check
+)
+
+// ends is a pair of pods of different clusters, with their names for a table.
+type ends struct {
+	from, to           *Host
+	target, wantSource netip.Addr // how each sees the other
+}
+
+func (e *ends) path() string { return e.from.Name + " → " + e.to.Name }
+
+// pair looks from one pod to another of the other cluster.
+func (l *Lab) pair(from, to string) *ends {
+	e := &ends{from: l.Host(from), to: l.Host(to)}
+	e.target, e.wantSource = clusterOf(to).Seen(e.to.Address), clusterOf(from).Seen(e.from.Address)
+	return e
+}
+
+// clusterOf returns the cluster of a host's name.
+func clusterOf(host string) *Cluster {
+	i := slices.IndexFunc(clusters[:], func(c Cluster) bool { return strings.HasPrefix(host, c.Name+"/") })
+	return &clusters[i]
+}
+
+// standardChecks are the promises of a lab whose MTUs agree.
+func standardChecks(l *Lab) []Check {
+	first := l.pair("rome/pod1", "milan/pod1")
+	checks := []Check{
+		{"unprivileged", "both gateways", l.checkCapabilities},
+		{"first contact", first.path(), func(ctx context.Context) (string, error) { return l.firstContact(ctx, first.from, first.target) }},
+	}
+	for _, from := range []string{"pod1", "pod2"} {
+		for _, to := range []string{"pod1", "pod2"} {
+			for _, e := range []*ends{l.pair("rome/"+from, "milan/"+to), l.pair("milan/"+to, "rome/"+from)} {
+				checks = append(checks, Check{"ping", e.path(), e.checkPing})
+			}
+		}
+	}
+	for i := range clusters {
+		c := &clusters[i]
+		for _, host := range []string{c.Nodes[0].Name, c.Nodes[1].Name, c.Nodes[0].PodName} {
+			h := l.Host(c.Name + "/" + host)
+			checks = append(checks, Check{"ping gateway", h.Name + " → " + c.Internal.String(),
+				func(context.Context) (string, error) { return checkInternal(h, c.Internal) }})
+		}
+	}
+	for i := range clusters {
+		checks = append(checks, l.traceChecks(&clusters[i], &clusters[1-i])...)
+	}
+	for _, e := range []*ends{first, l.pair("milan/pod2", "rome/pod2")} {
+		checks = append(checks,
+			Check{"udp echo", e.path(), e.checkUDP},
+			Check{"udp trains", e.path(), e.checkTrains},
+			Check{"tcp upload", e.path(), func(ctx context.Context) (string, error) { return e.checkStream(ctx, streamBytes, 0) }},
+			Check{"tcp download", e.path(), func(ctx context.Context) (string, error) { return e.checkStream(ctx, 0, streamBytes) }},
+		)
+	}
+	cross := l.pair("rome/pod2", "milan/pod1")
+	return append(checks,
+		Check{"tcp both ways", cross.path(), func(ctx context.Context) (string, error) { return cross.checkStream(ctx, streamBytes, streamBytes) }},
+		Check{"ping under load", first.path(), first.checkPingUnderLoad})
+}
+
+// checkCapabilities fails for a gateway that has any capability.
+func (l *Lab) checkCapabilities(context.Context) (string, error) {
+	for _, p := range l.processes {
+		if p.Args[0] != "gateway" {
+			continue
+		}
+		effective, err := p.capabilities()
+		if err != nil {
+			return "", fmt.Errorf("%s: capabilities: %w", p.Name(), err)
+		}
+		if effective != 0 {
+			return "", fmt.Errorf("%s has capabilities %#x, want none", p.Name(), effective)
+		}
+	}
+	return "no capability", nil
+}
+
+// checkPing sends requests of the default size, and some that fill the MTU.
+func (e *ends) checkPing(ctx context.Context) (string, error) {
+	p, err := newPinger(e.from)
+	if err != nil {
+		return "", err
+	}
+	defer p.close()
+	wait, err := watchEchoes(e.to, p.id, pings)
+	if err != nil {
+		return "", err
+	}
+	rtts, err := p.series(ctx, e.target, pings, []int{84, 84, 1340})
+	sources, watchErr := wait()
+	if err != nil {
+		return "", err
+	}
+	if watchErr != nil {
+		return "", watchErr
+	}
+	if len(sources) < pings {
+		return "", fmt.Errorf("%s saw %d requests, want %d", e.to.Name, len(sources), pings)
+	}
+	if err := allFrom(sources, e.wantSource, e.to.Name); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%s, from %s", percentiles(rtts), e.wantSource), nil
+}
+
+// series pings n times with the sizes in turn; every answer must be a reply.
+func (p *pinger) series(ctx context.Context, to netip.Addr, n int, sizes []int) ([]time.Duration, error) {
+	var rtts []time.Duration
+	for i := range n {
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		a, err := p.echo(to, sizes[i%len(sizes)], maxTTL)
+		if err != nil {
+			return nil, err
+		}
+		if a.message.Type != ipv4.ICMPTypeEchoReply {
+			return nil, fmt.Errorf("%v (code %d) from %s, want an echo reply", a.message.Type, a.message.Code, a.from)
+		}
+		rtts = append(rtts, a.rtt)
+	}
+	return rtts, nil
+}
+
+// allFrom fails if a host saw another source address than the remapped one.
+func allFrom(sources []netip.Addr, want netip.Addr, host string) error {
+	for _, s := range sources {
+		if s != want {
+			return fmt.Errorf("%s saw source %s, want %s", host, s, want)
+		}
+	}
+	return nil
+}
+
+// checkInternal pings a gateway's internal address.
+func checkInternal(h *Host, internal netip.Addr) (string, error) {
+	p, err := newPinger(h)
+	if err != nil {
+		return "", err
+	}
+	defer p.close()
+	rtts, err := p.series(context.Background(), internal, 20, []int{84})
+	if err != nil {
+		return "", err
+	}
+	return percentiles(rtts), nil
+}
+
+// traceChecks follow the path hop by hop.
+func (l *Lab) traceChecks(c, peer *Cluster) []Check {
+	n, far := c.Nodes[0], peer.Nodes[1]
+	pod := l.Host(c.Name + "/" + n.PodName)
+	target := peer.Seen(far.Pod)
+	u := peer.Seen(peer.UnknownSource())
+	trace := func(to netip.Addr, want ...netip.Addr) func(context.Context) (string, error) {
+		return func(ctx context.Context) (string, error) { return checkTrace(ctx, pod, to, want) }
+	}
+	return []Check{
+		{"traceroute", pod.Name + " → " + c.Internal.String(), trace(c.Internal, n.PodCIDR.Addr(), c.Internal)},
+		// The far gateway and the far node have no address of their own that
+		// this cluster knows: both speak as the far cluster's unknown source.
+		{"traceroute", pod.Name + " → " + peer.Name + "/" + far.PodName,
+			trace(target, n.PodCIDR.Addr(), c.Internal, u, u, target)},
+	}
+}
+
+// checkTrace sends echo requests with growing TTL and compares who answers.
+func checkTrace(ctx context.Context, from *Host, to netip.Addr, want []netip.Addr) (string, error) {
+	p, err := newPinger(from)
+	if err != nil {
+		return "", err
+	}
+	defer p.close()
+	var hops []netip.Addr
+	for ttl := 1; ttl <= len(want)+1 && ctx.Err() == nil; ttl++ {
+		a, err := p.echo(to, 84, ttl)
+		if err != nil {
+			return "", fmt.Errorf("hop %d after %v: %w", ttl, hops, err)
+		}
+		hops = append(hops, a.from)
+		if a.message.Type == ipv4.ICMPTypeEchoReply {
+			break
+		}
+		if a.message.Type != ipv4.ICMPTypeTimeExceeded {
+			return "", fmt.Errorf("hop %d: %v (code %d) from %s, want time exceeded", ttl, a.message.Type, a.message.Code, a.from)
+		}
+		if a.quote.source != from.Address || a.quote.destination != to {
+			return "", fmt.Errorf("hop %d (%s) quotes a packet from %s to %s, want what was sent: from %s to %s",
+				ttl, a.from, a.quote.source, a.quote.destination, from.Address, to)
+		}
+	}
+	if !slices.Equal(hops, want) {
+		return "", fmt.Errorf("hops %v, want %v", hops, want)
+	}
+	return fmt.Sprintf("%d hops", len(hops)), nil
+}
+
+// checkPingUnderLoad measures latency beside a bulk stream.
+func (e *ends) checkPingUnderLoad(ctx context.Context) (string, error) {
+	p, err := newPinger(e.from)
+	if err != nil {
+		return "", err
+	}
+	defer p.close()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	loaded := make(chan error, 1)
+	go func() {
+		_, err := e.checkStream(ctx, 2*streamBytes, 0)
+		loaded <- err
+	}()
+	var rtts []time.Duration
+	for {
+		more, err := p.series(ctx, e.target, 10, []int{84})
+		if err != nil {
+			return "", err
+		}
+		rtts = append(rtts, more...)
+		select {
+		case err := <-loaded:
+			if err != nil {
+				return "", fmt.Errorf("the stream beside the pings: %w", err)
+			}
+			return fmt.Sprintf("%s beside a TCP stream", percentiles(rtts)), nil
+		default:
+		}
+	}
+}

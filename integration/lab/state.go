@@ -1,0 +1,248 @@
+package lab
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Kind says what a lab is for.
+type Kind string
+
+// A lab that is up waits for commands until it is taken down; there is one per
+// user. A check's lab ends with the check.
+const (
+	KindUp    Kind = "up"
+	KindCheck Kind = "check"
+)
+
+const (
+	stateFile  = "state.json"
+	keepFile   = "keep" // there if logs of a failed check are to be kept
+	socketFile = "lab.sock"
+)
+
+// downTimeout is how long the kernel may take to end a lab's processes.
+const downTimeout = 20 * time.Second
+
+// state is the content of a lab's state file.
+type state struct {
+	Kind  Kind   `json:"kind"`
+	PID   int    `json:"pid"`   // of the holder, 0 before it was started
+	Start uint64 `json:"start"` // of the holder, in clock ticks since boot
+}
+
+// baseDir is where this user's labs have their folders: below the runtime
+// directory, else in a folder of the user's own below the temporary one.
+func baseDir() (string, error) {
+	runtime := os.Getenv("XDG_RUNTIME_DIR")
+	switch {
+	case runtime != "":
+	case os.Getuid() == 0:
+		runtime = "/run"
+	default:
+		runtime = filepath.Join(os.TempDir(), "culvert-"+strconv.Itoa(os.Getuid()))
+	}
+	base := filepath.Join(runtime, "culvert", "lab")
+	if err := os.MkdirAll(base, 0o700); err != nil {
+		return "", fmt.Errorf("lab: %w; set XDG_RUNTIME_DIR to a folder of your own", err)
+	}
+	info, err := os.Stat(base)
+	if err != nil {
+		return "", err
+	}
+	if owner := info.Sys().(*syscall.Stat_t).Uid; int(owner) != os.Getuid() {
+		return "", fmt.Errorf("lab: %s belongs to user %d; set XDG_RUNTIME_DIR to a folder of your own", base, owner)
+	}
+	return base, nil
+}
+
+// newDir makes the folder of a new lab, with a state file that names no holder.
+func newDir(kind Kind) (string, error) {
+	base, err := baseDir()
+	if err != nil {
+		return "", err
+	}
+	var dir string
+	if kind == KindUp {
+		dir = filepath.Join(base, string(kind))
+		err = os.Mkdir(dir, 0o700)
+		if errors.Is(err, fs.ErrExist) {
+			return "", errors.New("lab: there is one up already, or what is left of one; see: culvert lab status, culvert lab down")
+		}
+	} else {
+		dir, err = os.MkdirTemp(base, string(kind)+"-")
+	}
+	if err != nil {
+		return "", fmt.Errorf("lab: %w", err)
+	}
+	return dir, state{Kind: kind}.write(dir)
+}
+
+// noteHolder writes the holder into the lab's state file.
+func noteHolder(dir string, kind Kind, pid int) error {
+	start, err := startTime(pid)
+	if err != nil {
+		return fmt.Errorf("lab: the holder ended at once: %w", err)
+	}
+	return state{Kind: kind, PID: pid, Start: start}.write(dir)
+}
+
+// write replaces the state file as a whole.
+func (s state) write(dir string) error {
+	text, err := json.Marshal(s)
+	if err != nil {
+		return err
+	}
+	next := filepath.Join(dir, stateFile+".new")
+	if err := os.WriteFile(next, append(text, '\n'), 0o600); err != nil {
+		return fmt.Errorf("lab: %w", err)
+	}
+	return os.Rename(next, filepath.Join(dir, stateFile))
+}
+
+// startTime is field 22 of proc_pid_stat(5), in clock ticks since boot: with the
+// process ID it names a process for ever.
+func startTime(pid int) (uint64, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, err
+	}
+	// The second field is a name in parentheses that may hold anything.
+	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
+	if len(fields) < 20 {
+		return 0, fmt.Errorf("/proc/%d/stat has %d fields", pid, len(fields)+2)
+	}
+	return strconv.ParseUint(fields[19], 10, 64)
+}
+
+// openHolder returns a pidfd of the lab's holder, or -1 if it has ended.
+func (s state) openHolder() (pidfd int, err error) {
+	if s.PID == 0 {
+		return -1, nil
+	}
+	pidfd, err = unix.PidfdOpen(s.PID, 0)
+	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) { // none, or a thread's
+		return -1, nil
+	}
+	if err != nil {
+		return -1, fmt.Errorf("lab: holder %d: %w", s.PID, err)
+	}
+	// The process ID cannot change hands from here on.
+	start, err := startTime(s.PID)
+	if err != nil || start != s.Start || finished(pidfd) {
+		unix.Close(pidfd)
+		return -1, nil
+	}
+	return pidfd, nil
+}
+
+// finished reports whether the process of a pidfd has ended.
+func finished(pidfd int) bool {
+	fds := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
+	n, err := unix.Poll(fds, 0)
+	return err == nil && n == 1
+}
+
+// Down ends this user's labs that are up and removes what labs of any kind left.
+// A check that is running stays as it is. It says what it does through report,
+// and is the same when there is nothing to do.
+func Down(report func(format string, args ...any)) error {
+	base, err := baseDir()
+	if err != nil {
+		return err
+	}
+	entries, err := os.ReadDir(base)
+	if err != nil {
+		return fmt.Errorf("lab down: %w", err)
+	}
+	var errs []error
+	for _, e := range entries {
+		if err := down(filepath.Join(base, e.Name()), report); err != nil {
+			errs = append(errs, fmt.Errorf("lab down: %s: %w", e.Name(), err))
+		}
+	}
+	if len(entries) == 0 {
+		report("no lab")
+	}
+	return errors.Join(errs...)
+}
+
+func down(dir string, report func(format string, args ...any)) error {
+	s, err := readState(dir)
+	if err != nil {
+		return err
+	}
+	pidfd, err := s.openHolder()
+	if err != nil {
+		return err
+	}
+	if pidfd >= 0 {
+		defer unix.Close(pidfd)
+		if s.Kind == KindCheck {
+			report("%s: a check is running, left as it is (process %d)", filepath.Base(dir), s.PID)
+			return nil
+		}
+		if err := unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("end process %d: %w", s.PID, err)
+		}
+		// The first process of a PID namespace ends after all others in it.
+		fds := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
+		if n, err := unix.Poll(fds, int(downTimeout.Milliseconds())); err != nil || n == 0 {
+			return fmt.Errorf("process %d does not end (%v)", s.PID, err)
+		}
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		return err
+	}
+	report("%s: gone", filepath.Base(dir))
+	return nil
+}
+
+// readState reads a lab's state file. A folder without one is of a lab that was
+// killed before it began.
+func readState(dir string) (s state, err error) {
+	text, err := os.ReadFile(filepath.Join(dir, stateFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return state{}, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(text, &s)
+	}
+	if err != nil {
+		return state{}, fmt.Errorf("state file: %w", err)
+	}
+	return s, nil
+}
+
+// upDir returns the folder of the lab that is up.
+func upDir() (string, error) {
+	base, err := baseDir()
+	if err != nil {
+		return "", err
+	}
+	dir := filepath.Join(base, string(KindUp))
+	s, err := readState(dir)
+	if err != nil {
+		return "", err
+	}
+	pidfd, err := s.openHolder()
+	if err != nil {
+		return "", err
+	}
+	if pidfd < 0 {
+		return "", errors.New("lab: none is up; start one with: culvert lab up")
+	}
+	unix.Close(pidfd)
+	return dir, nil
+}

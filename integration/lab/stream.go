@@ -1,0 +1,156 @@
+package lab
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// pattern is a stream of bytes in which no block is like another, so that a
+// block lost, repeated, changed or moved changes the SHA-256 of the whole.
+type pattern struct {
+	block [256 << 10]byte
+	left  int64
+	sum   hash.Hash
+}
+
+func newPattern(length int64, seed uint64) *pattern {
+	p := &pattern{left: length, sum: sha256.New()}
+	var key [32]byte
+	binary.LittleEndian.PutUint64(key[:], seed)
+	rand.NewChaCha8(key).Read(p.block[:])
+	return p
+}
+
+// WriteTo writes the stream to w and remembers its sum.
+func (p *pattern) WriteTo(w io.Writer) (n int64, err error) {
+	for p.left > 0 {
+		binary.LittleEndian.PutUint64(p.block[:], uint64(p.left))
+		part := p.block[:min(p.left, int64(len(p.block)))]
+		p.sum.Write(part)
+		m, err := w.Write(part)
+		n += int64(m)
+		if err != nil {
+			return n, err
+		}
+		p.left -= int64(len(part))
+	}
+	return n, nil
+}
+
+// checkStream sends up and down bytes over one TCP connection at the same time.
+func (e *ends) checkStream(ctx context.Context, up, down int64) (string, error) {
+	began := time.Now()
+	if _, err := e.stream(ctx, up, down); err != nil {
+		return "", err
+	}
+	rate := float64(up+down) * 8 / time.Since(began).Seconds() / 1e9
+	return fmt.Sprintf("%.2f Gbit/s, %d MiB, SHA-256 equal", rate, (up+down)>>20), nil
+}
+
+// stream compares SHA-256 sums and the addresses the pods saw, and returns the
+// near end.
+func (e *ends) stream(ctx context.Context, up, down int64) (*transfer, error) {
+	listener, err := e.to.Listen("tcp4", net.JoinHostPort(e.to.Address.String(), "0"))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", e.to.Name, err)
+	}
+	defer listener.Close()
+	stop := context.AfterFunc(ctx, func() { listener.Close() })
+	defer stop()
+	server := make(chan *transfer, 1)
+	go func() {
+		conn, err := listener.Accept()
+		if err != nil {
+			server <- &transfer{err: fmt.Errorf("accept: %w", err)}
+			return
+		}
+		server <- newTransfer(ctx, conn, down, up, 2)
+	}()
+	port := listener.Addr().(*net.TCPAddr).Port
+	conn, err := e.from.Dial(ctx, "tcp4", netip.AddrPortFrom(e.target, uint16(port)).String())
+	if err != nil {
+		return nil, fmt.Errorf("connect: %w", err)
+	}
+	near := newTransfer(ctx, conn, up, down, 1)
+	far := <-server
+	if err := errors.Join(near.err, far.err); err != nil {
+		return nil, err
+	}
+	if far.peer != e.wantSource {
+		return nil, fmt.Errorf("%s saw source %s, want %s", e.to.Name, far.peer, e.wantSource)
+	}
+	if near.peer != e.target {
+		return nil, fmt.Errorf("%s is connected to %s, want %s", e.from.Name, near.peer, e.target)
+	}
+	if near.sent != far.received {
+		return nil, fmt.Errorf("up: SHA-256 %x arrived, want %x", far.received, near.sent)
+	}
+	if far.sent != near.received {
+		return nil, fmt.Errorf("down: SHA-256 %x arrived, want %x", near.received, far.sent)
+	}
+	return near, nil
+}
+
+// transfer is one end of a connection that sent and received all it had to.
+type transfer struct {
+	peer           netip.Addr
+	sent, received [sha256.Size]byte
+	firstMSS       int // TCP payload bytes of a segment, at the start
+	lastMSS        int // and at the end
+	err            error
+}
+
+// newTransfer sends and receives at once and closes the connection.
+func newTransfer(ctx context.Context, conn net.Conn, send, receive int64, seed uint64) *transfer {
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	t := &transfer{peer: conn.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()}
+	t.firstMSS = segmentSize(conn)
+	sender := make(chan error, 1)
+	go func() {
+		p := newPattern(send, seed)
+		n, err := p.WriteTo(conn)
+		t.sent = [sha256.Size]byte(p.sum.Sum(nil))
+		if err == nil {
+			err = conn.(*net.TCPConn).CloseWrite()
+		}
+		if err != nil {
+			err = fmt.Errorf("sent %d of %d bytes: %w", n, send, err)
+		}
+		sender <- err
+	}()
+	sum := sha256.New()
+	n, err := io.CopyBuffer(struct{ io.Writer }{sum}, struct{ io.Reader }{conn}, make([]byte, 256<<10))
+	t.received = [sha256.Size]byte(sum.Sum(nil))
+	if err != nil || n != receive {
+		err = fmt.Errorf("received %d of %d bytes: %w", n, receive, errors.Join(err, io.ErrUnexpectedEOF))
+	}
+	t.err = errors.Join(err, <-sender)
+	t.lastMSS = segmentSize(conn)
+	if t.err != nil {
+		t.err = errors.New(strings.ReplaceAll(t.err.Error(), "\n", "; "))
+	}
+	return t
+}
+
+// segmentSize returns how much payload a connection puts into a segment now.
+func segmentSize(conn net.Conn) (size int) {
+	raw, err := conn.(*net.TCPConn).SyscallConn()
+	if err == nil {
+		raw.Control(func(fd uintptr) { size, _ = unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_MAXSEG) })
+	}
+	return size
+}
