@@ -89,6 +89,9 @@ func newKeyPair(t *testing.T) keyPair {
 func startGateway(h *peerHost, config string, own keyPair, peerPublic string) *peerProcess {
 	h.t.Helper()
 	dir := h.t.TempDir()
+	if err := os.Chmod(filepath.Dir(dir), 0o711); err != nil {
+		h.t.Fatal(err)
+	}
 	for name, text := range map[string]string{
 		"gateway.yaml": config, "own.key": own.private + "\n", "peer.pub": peerPublic + "\n",
 	} {

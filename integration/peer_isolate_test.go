@@ -121,8 +121,9 @@ func enterIsolation() error {
 	if err := unix.Mount("run", "/run", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755"); err != nil {
 		return fmt.Errorf("mount /run: %w", err)
 	}
-	const tmp = "/run/tmp"
-	return errors.Join(os.Mkdir("/run/netns", 0o755), os.Mkdir(tmp, 0o755), os.Setenv("TMPDIR", tmp))
+	const tmp, uapi = "/run/tmp", "/run/wireguard"
+	return errors.Join(os.Mkdir("/run/netns", 0o755), os.Mkdir(tmp, 0o755), os.Setenv("TMPDIR", tmp),
+		os.Mkdir(uapi, 0o700), os.Chown(uapi, unprivilegedUID, unprivilegedUID))
 }
 
 // culvertBinary builds the culvert under test, once: static, so that a guest

@@ -24,13 +24,13 @@ func startOVS(h *peerHost) *openVSwitch {
 	o := &openVSwitch{host: h, dir: h.t.TempDir()}
 	in := func(name string) string { return filepath.Join(o.dir, name) }
 	h.run("ovsdb-tool", "create", in("conf.db"), ovsSchema)
-	h.start(nil, "env", "OVS_RUNDIR="+o.dir, "ovsdb-server", in("conf.db"), "--remote=punix:"+in("db.sock"),
+	h.start(nil, "env", "OVS_RUNDIR="+o.dir, "ovsdb-server", in("conf.db"), "-vconsole:warn", "--remote=punix:"+in("db.sock"),
 		"--unixctl="+in("ovsdb.ctl"), "--pidfile="+in("ovsdb.pid"))
 	eventually(h.t, "ovsdb-server", func() error {
 		_, err := h.try("", "ovs-vsctl", "--db=unix:"+in("db.sock"), "--no-wait", "init")
 		return err
 	})
-	h.start(nil, "env", "OVS_RUNDIR="+o.dir, "ovs-vswitchd", "unix:"+in("db.sock"), "--disable-system",
+	h.start(nil, "env", "OVS_RUNDIR="+o.dir, "ovs-vswitchd", "unix:"+in("db.sock"), "--disable-system", "-vconsole:warn",
 		"--unixctl="+in("vswitchd.ctl"), "--pidfile="+in("vswitchd.pid"))
 	return o
 }
@@ -71,7 +71,8 @@ func newOVSClusters(t *testing.T, tunnelOptions string) (*clusters, *openVSwitch
 	o.vsctl("add-br br-int -- set bridge br-int datapath_type=netdev -- add-port br-int tunnel" +
 		fmt.Sprintf(" -- set interface tunnel type=geneve options:remote_ip=172.18.0.9 options:key=%d options:dst_port=6091 ", romeVNI) + tunnelOptions)
 	// AF_PACKET copies, so the kernel would answer the same frames too.
-	c.romeNode.run("nft", `table netdev ovs { chain ingress { type filter hook ingress device "rome-gw" priority 0; policy drop; } }`)
+	c.romeNode.feed("add table netdev ovs\n"+
+		"add chain netdev ovs ingress { type filter hook ingress device rome-gw priority 0; policy drop; }\n", "nft", "-f", "-")
 	c.romeNode.ip(
 		"address add 172.18.0.2/24 dev br-phy",
 		"link set br-phy up",
