@@ -93,6 +93,32 @@ func TestPeerOpenVSwitch(t *testing.T) {
 		pingThrough(c.romeNode, romeInternal)
 		exchange{from: c.romePod, to: c.milanPod, listen: podAddress, dial: milanPodAtRome, source: romePodAtMilan, bytes: 12_345_678}.run(t)
 		exchange{from: c.milanPod, to: c.romePod, listen: podAddress, dial: romePodAtMilan, source: milanPodAtRome, bytes: 10_000_001}.run(t)
-		t.Log(o.vsctl("--columns=statistics list interface tunnel"))
+		for _, want := range []string{fmt.Sprintf("tunnel(tun_id=%#x", romeVNI), "tnl_push("} {
+			if flows := o.appctl("dpctl/dump-flows"); !strings.Contains(flows, want) {
+				t.Errorf("no flow of the datapath has %s:\n%s", want, flows)
+			}
+		}
+		t.Run("options", func(t *testing.T) { testOptions(t, c, o) })
 	}, probeOVS)
+}
+
+// testOptions has Open vSwitch send TLV options: one that may be ignored is, one
+// that must be understood is not.
+func testOptions(t *testing.T, c *clusters, o *openVSwitch) {
+	o.ofctl("add-tlv-map", "br-int", "{class=0xfff0,type=0x01,len=8}->tun_metadata0,{class=0xfff0,type=0x81,len=4}->tun_metadata1")
+	const dropped = `culvert_dropped_packets_total{direction="outbound",reason="critical-option"}`
+	ping := []string{"-c", "3", "-i", "0.05", "-W", "1", milanPodAtRome}
+
+	o.ofctl("add-flow", "br-int", "icmp,in_port=LOCAL actions=set_field:0x1122334455667788->tun_metadata0,NORMAL")
+	c.romePod.run("ping", ping...)
+	if n := c.romeGateway.metric(dropped); n != 0 {
+		t.Errorf("%v frames with an option that may be ignored were dropped", n)
+	}
+	o.ofctl("add-flow", "br-int", "icmp,in_port=LOCAL actions=set_field:0x11223344->tun_metadata1,NORMAL")
+	if out, err := c.romePod.try("", "ping", ping...); err == nil {
+		t.Errorf("an option that must be understood was ignored:\n%s", out)
+	}
+	if n := c.romeGateway.metric(dropped); n != 3 {
+		t.Errorf("%v frames with an option that must be understood were dropped, want 3", n)
+	}
 }
