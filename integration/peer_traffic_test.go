@@ -108,3 +108,49 @@ func randomBytes(seed uint64) io.Reader {
 	return rand.NewChaCha8(key)
 }
 
+// datagrams sends UDP datagrams of the given sizes, each of which comes back.
+func (e exchange) datagrams(t *testing.T, sizes ...int) {
+	t.Helper()
+	var server net.PacketConn
+	err := e.to.do(func() (err error) {
+		server, err = net.ListenPacket("udp4", net.JoinHostPort(e.listen, exchangePort))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	go func() {
+		buffer := make([]byte, 1<<16)
+		for {
+			n, from, err := server.ReadFrom(buffer)
+			if err != nil {
+				return
+			}
+			server.WriteTo(append([]byte(from.String()), buffer[:n]...), from)
+		}
+	}()
+	client, err := e.from.dial("udp4", net.JoinHostPort(e.dial, exchangePort))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	_, port, _ := net.SplitHostPort(client.LocalAddr().String())
+	seed := rand.Uint64()
+	random, buffer := randomBytes(seed), make([]byte, 1<<16)
+	for _, size := range sizes {
+		sent := make([]byte, size)
+		io.ReadFull(random, sent)
+		if _, err := client.Write(sent); err != nil {
+			t.Fatal(err)
+		}
+		client.SetReadDeadline(time.Now().Add(5 * time.Second))
+		n, err := client.Read(buffer)
+		if err != nil {
+			t.Fatalf("UDP, %d bytes: %v (seed %d)", size, err, seed)
+		}
+		if want := append([]byte(net.JoinHostPort(e.source, port)), sent...); !bytes.Equal(buffer[:n], want) {
+			t.Errorf("UDP, %d bytes: %d bytes came back, unlike the %d expected from %s (seed %d)", size, n, len(want), e.source, seed)
+		}
+	}
+}
