@@ -193,13 +193,8 @@ func newMilan(t *testing.T) *clusters {
 	join(c.romeGateway, c.milanGateway, "192.0.2.1/24", "192.0.2.7/24", 1500)
 	join(c.milanGateway, c.milanNode, "172.19.0.9/24", "172.19.0.130/24", 1500)
 	connectPod(c.milanNode, c.milanPod)
-	c.milanNode.ip(
-		fmt.Sprintf("link add tunnel mtu 1340 type vxlan id %d local 172.19.0.130 remote 172.19.0.9 dstport 6091 nolearning", milanVNI),
-		"address add 10.80.0.3/24 dev tunnel",
-		"link set tunnel up",
-		"route add 10.62.0.0/16 via "+milanInternal,
-		"route add 10.72.0.0/16 via "+milanInternal,
-	)
+	c.milanNode.ip(vxlanLink(milanVNI, "172.19.0.130", "172.19.0.9")...)
+	c.milanNode.ip(internalAddress("10.80.0.3", milanInternal, "10.62.0.0/16", "10.72.0.0/16")...)
 	c.milanCulvert = startGateway(c.milanGateway, milanConfig, c.milanKey, c.romeKey.public)
 	return c
 }
@@ -210,4 +205,37 @@ func connectPod(node, pod *peerHost) {
 	join(node, pod, "10.0.1.1/24", podAddress+"/24", 1340)
 	pod.ip("route add default via 10.0.1.1")
 	node.router()
+}
+
+// vxlanLink makes the kernel's own VXLAN link, named tunnel.
+func vxlanLink(vni int, local, remote string) []string {
+	return []string{
+		fmt.Sprintf("link add tunnel mtu 1340 type vxlan id %d local %s remote %s dstport 6091 nolearning", vni, local, remote),
+		"link set tunnel up",
+	}
+}
+
+// internalAddress gives a node its internal address, on the link named tunnel,
+// and routes to what is behind the gateway.
+func internalAddress(address, gateway string, routes ...string) []string {
+	commands := []string{"address add " + address + "/24 dev tunnel"}
+	for _, r := range routes {
+		commands = append(commands, "route add "+r+" via "+gateway)
+	}
+	return commands
+}
+
+// newVXLANClusters makes both clusters, each with the kernel's VXLAN link as its
+// node.
+func newVXLANClusters(t *testing.T) *clusters {
+	t.Helper()
+	c := newMilan(t)
+	c.romeNode, c.romePod = newPeerHost(t, "rome-node"), newPeerHost(t, "rome-pod")
+	join(c.romeGateway, c.romeNode, "172.18.0.9/24", "172.18.0.2/24", 1500)
+	connectPod(c.romeNode, c.romePod)
+	c.romeNode.ip(vxlanLink(romeVNI, "172.18.0.2", "172.18.0.9")...)
+	c.romeNode.ip(internalAddress("10.80.0.2", romeInternal, "10.61.0.0/16", "10.71.0.0/16")...)
+	config := strings.Replace(romeConfig, "podCIDRs: [10.0.1.0/24]", "podCIDRs: [10.0.1.0/24], encap: vxlan", 1)
+	c.romeCulvert = startGateway(c.romeGateway, config, c.romeKey, c.milanKey.public)
+	return c
 }
