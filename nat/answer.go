@@ -24,7 +24,8 @@ func (e *Engine) AppendError(dst []byte, p *Packet, in Port, v Verdict, now Time
 	if v.Action != Drop || v.Answer == AnswerNone || !p.answerable() {
 		return nil
 	}
-	t := p.tuple(in)
+	var t tuple
+	p.tuple(&t, in)
 	to := t.source()
 	e.mu.Lock()
 	from := e.snapshot.answerSource(in, p.v6)
@@ -52,7 +53,8 @@ func (p *Packet) answerable() bool {
 	if !p.parsed || p.icmpError || p.fragmentOffset > 0 || !p.forwardable() {
 		return false
 	}
-	t := p.tuple(0)
+	var t tuple
+	p.tuple(&t, 0)
 	return !unusable(t.source()) && !unusable(t.destination())
 }
 

@@ -30,6 +30,9 @@ type Config struct {
 	// MaxHalfOpen caps the unreplied connections of one source; 0 means a sixteenth of MaxConnections, at least 64.
 	MaxHalfOpen int
 	Timeouts    Timeouts
+	// Firewall and Routing, where not nil, stand in place of the tables that the fields above would generate.
+	Firewall []Table
+	Routing  []PolicyTable
 }
 
 // DefaultMaxConnections is the cap of the connection table unless the configuration gives one.
@@ -40,6 +43,7 @@ type Node struct {
 	Port    Port
 	Name    string
 	Address netip.Addr // the node's internal address
+	Device  string     // what Firewall and Routing call the node's tunnel; "" means Name
 }
 
 // A RemoteCIDR is a pod CIDR or external CIDR of the remote cluster.

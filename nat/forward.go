@@ -22,27 +22,37 @@ func (pl *plan) translate(from *tuple) {
 	pl.ports = delta(from.portSum(), pl.to.portSum())
 }
 
-// forward checks TTL and size and then, only then, rewrites the packet.
-func (p *Packet) forward(pl *plan) Verdict {
-	// RFC 1812, Section 5.3.1; RFC 8200, Section 3.
-	if p.hops() <= 1 {
-		return refuse(ReasonTTLExceeded, AnswerTimeExceeded)
+// forward checks TTL and size and then, only then, rewrites the packet. It returns false if v is to drop.
+func (p *Packet) forward(pl *plan, v *Verdict) bool {
+	if !p.passable(pl, v) {
+		return false
 	}
-	v := Verdict{Action: Forward, Out: pl.out, Packets: 1}
-	if !p.fit(pl, &v) {
-		return v
-	}
+	v.Action, v.Out = Forward, pl.out
 	if pl.clamp != 0 && p.isSYN() {
 		p.clampMSS(pl.clamp)
 	}
 	p.rewrite(&pl.to, pl.addresses, pl.ports)
 	p.decrementHops()
-	return v
+	return true
+}
+
+// passable checks TTL and size. It returns false if v is to drop.
+func (p *Packet) passable(pl *plan, v *Verdict) bool {
+	// RFC 1812, Section 5.3.1; RFC 8200, Section 3.
+	if p.hops() <= 1 {
+		*v = refuse(ReasonTTLExceeded, AnswerTimeExceeded)
+		return false
+	}
+	v.Packets = 1
+	return p.fit(pl, v)
 }
 
 // fit decides how a packet larger than the MTU goes on: in segments, in fragments or, returning false, not at all.
 func (p *Packet) fit(pl *plan, v *Verdict) bool {
 	n := len(p.data)
+	if n <= pl.mtu && !p.partial && p.SegmentSize == 0 {
+		return true
+	}
 	if p.partial && p.protocol == protocolTCP {
 		p.fitTCP(pl, v)
 		return true

@@ -82,78 +82,131 @@ func (p *Packet) rewriteQuoted(q *Packet, from, to *tuple) {
 	adjustAt(p.data, p.checksumAt, delta(before, sum(q.data[:end])))
 }
 
-// relayFromTunnel translates an ICMP error about a packet that left through the tunnel (architecture.md, Section 2.1 no. 6).
-func (e *Engine) relayFromTunnel(p *Packet, t *tuple, now Time) Verdict {
+// icmpError translates an ICMP error about a packet that passed here (architecture.md, Section 2.1 no. 6). It never makes a connection
+// (RFC 5508, Section 4.2, REQ-5), and goes to the sender of what it quotes or nowhere.
+func (e *Engine) icmpError(p *Packet, t *tuple, in Port, now Time) Verdict {
 	s := e.snapshot
+	source, destination := t.source(), t.destination()
+	if in == Tunnel && source != s.peer && unusable(source) && !s.real.Contains(source) || in != Tunnel && !s.admits(source, in) {
+		return drop(ReasonBadSource)
+	}
 	var q Packet
 	if !p.quoted(&q) {
 		return drop(ReasonMalformed)
 	}
-	from := q.tuple(anyNode)
-	// The error goes to the sender of what it quotes (RFC 5508, Section 4.2, REQ-4).
-	r, ok := s.real.Lookup(from.destination())
-	if !ok || from.source() != t.destination() {
+	var quoted tuple
+	q.tuple(&quoted, 0)
+	if quoted.source() != destination {
+		if s.owns(destination, in) {
+			return Verdict{Action: Deliver, Packets: 1}
+		}
 		return drop(ReasonICMPUnrelated)
 	}
-	to := from
-	to.setDestination(r.apply(from.destination()))
-	pl := s.plan(t, p)
-	if r, ok := s.real.Lookup(t.source()); ok {
-		pl.to.setSource(r.apply(t.source()))
-	} else {
-		pl.to.setSource(to.destination())
+	if h, ok := e.quotedConn(&quoted, in); ok {
+		return e.relayTracked(p, &q, t, &quoted, h, in, now)
 	}
-	if pl.out, ok = s.route(t.destination()); !ok {
+	switch {
+	case s.owns(destination, in):
+		return Verdict{Action: Deliver, Packets: 1}
+	case unusable(destination):
+		return drop(ReasonBadDestination)
+	case in == Tunnel:
+		return e.relayFromTunnel(p, &q, t, &quoted, now)
+	}
+	return e.relayFromNode(p, &q, t, &quoted, in, now)
+}
+
+// quotedConn finds the connection of a quoted packet: its answer would be found. The direction of the hit is that of the answer.
+func (e *Engine) quotedConn(quoted *tuple, in Port) (hit, bool) {
+	answer := quoted.reply(in)
+	if h, ok := e.table.lookup(&answer); ok || in == Tunnel {
+		return h, ok
+	}
+	answer.zone = anyNode // sent by way of another node than the error
+	return e.table.lookup(&answer)
+}
+
+// relayTracked translates an error about a packet of a connection: the quoted packet becomes what its sender sent.
+func (e *Engine) relayTracked(p, q *Packet, t, quoted *tuple, h hit, in Port, now Time) Verdict {
+	s, c, d := e.snapshot, h.conn, h.direction
+	if c.generation != s.generation {
+		if _, ok := e.revalidate(c, h.number, now); !ok {
+			return drop(ReasonICMPUnrelated)
+		}
+	}
+	if c.flags&(flagEvaluated0<<d) == 0 {
+		e.evaluate(c, d, in, now)
+	}
+	if r := c.verdict[d]; r != ReasonNone {
+		return drop(r)
+	}
+	sent := c.tuples[1-d]
+	pl := plan{to: *t, out: c.out[d], mtu: s.mtu}
+	pl.to.setDestination(sent.source())
+	pl.to.setSource(s.errorSource(t.source(), sent.destination(), in, pl.out))
+	return e.relay(p, q, t, &pl, quoted, &sent, now)
+}
+
+// relayFromTunnel translates an error about a packet that left through the tunnel without a connection: by prefixes alone.
+func (e *Engine) relayFromTunnel(p, q *Packet, t, quoted *tuple, now Time) Verdict {
+	s := e.snapshot
+	r, ok := s.real.Lookup(quoted.destination())
+	if !ok || s.external.Contains(t.destination()) {
+		return drop(ReasonICMPUnrelated)
+	}
+	sent := *quoted
+	sent.setDestination(r.apply(quoted.destination()))
+	hop, ok := s.rules.route(Tunnel, 0, quoted.destination(), t.destination())
+	if !ok {
 		return drop(ReasonNoRoute)
 	}
-	return e.relay(p, &q, t, &pl, &from, &to, now)
+	pl := plan{to: *t, out: hop.port, mtu: s.mtu}
+	pl.to.setSource(s.errorSource(t.source(), sent.destination(), Tunnel, pl.out))
+	return e.relay(p, q, t, &pl, quoted, &sent, now)
 }
 
-// relayFromNode translates an ICMP error about a packet that came out of the tunnel.
-func (e *Engine) relayFromNode(p *Packet, t *tuple, now Time) Verdict {
+// relayFromNode does the same for a packet that came out of the tunnel, or went from node to node.
+func (e *Engine) relayFromNode(p, q *Packet, t, quoted *tuple, in Port, now Time) Verdict {
 	s := e.snapshot
-	var q Packet
-	if !p.quoted(&q) {
-		return drop(ReasonMalformed)
-	}
-	from := q.tuple(anyNode)
-	if from.source() != t.destination() {
-		return drop(ReasonICMPUnrelated)
-	}
-	to := from
-	pl := s.plan(t, p)
-	r, ok := s.seen.Lookup(from.source())
-	if !ok {
-		// About a packet between nodes, which was not translated.
-		if pl.out, ok = s.route(t.destination()); !ok {
+	sent, pl := *quoted, plan{to: *t, out: Tunnel, mtu: s.mtu}
+	if r, ok := s.seen.Lookup(quoted.source()); ok {
+		sent.setSource(r.apply(quoted.source()))
+		pl.to.setDestination(sent.source())
+	} else {
+		hop, ok := s.rules.route(in, 0, t.source(), t.destination())
+		if !ok {
 			return drop(ReasonNoRoute)
 		}
-		return e.relay(p, &q, t, &pl, &from, &to, now)
+		pl.out = hop.port
 	}
-	to.setSource(r.apply(from.source()))
-	pl.to.setDestination(to.source())
-	pl.to.setSource(s.errorSource(t.source(), to.destination()))
-	pl.out = Tunnel
-	return e.relay(p, &q, t, &pl, &from, &to, now)
+	pl.to.setSource(s.errorSource(t.source(), sent.destination(), in, pl.out))
+	return e.relay(p, q, t, &pl, quoted, &sent, now)
 }
 
-// errorSource returns the source of an ICMP error towards the tunnel: its own if the remote cluster knows it, else U, else the
-// destination of the quoted packet.
-func (s *snapshot) errorSource(source, quoted netip.Addr) netip.Addr {
+// errorSource returns the source of a translated error. From the tunnel: as seen here if it lies in a remote CIDR, else the address
+// that the quoted packet was sent to, as Linux's NAT has it and strict reverse-path filters accept. To the tunnel: its own if the
+// remote cluster knows it, else U, else again the destination of the quoted packet. Between nodes: its own.
+func (s *snapshot) errorSource(source, sentTo netip.Addr, in, out Port) netip.Addr {
+	if in == Tunnel {
+		if r, ok := s.real.Lookup(source); ok {
+			return r.apply(source)
+		}
+		return sentTo
+	}
 	switch {
-	case s.pods.Contains(source):
+	case out != Tunnel || s.pods.Contains(source):
 		return source
 	case s.unknown.IsValid() && s.unknown.Is4() == source.Is4():
 		return s.unknown
 	}
-	return quoted
+	return sentTo
 }
 
 // relay forwards an ICMP error whose quotation becomes to, and learns from it.
 func (e *Engine) relay(p, q *Packet, t *tuple, pl *plan, from, to *tuple, now Time) Verdict {
 	pl.translate(t)
-	v := p.forward(pl)
-	if v.Action != Forward {
+	var v Verdict
+	if !p.forward(pl, &v) {
 		v.Answer = AnswerNone // RFC 1122, Section 3.2.2: never about an error
 		return v
 	}

@@ -6,17 +6,6 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 )
 
-// clamps returns the bounds for the MSS option of IPv4 and IPv6; 0 means none.
-func clamps(c *Config) [2]uint16 {
-	switch c.MSSClamp {
-	case MSSOff:
-		return [2]uint16{}
-	case MSSAuto:
-		return [2]uint16{uint16(c.MTU - 40), uint16(c.MTU - 60)}
-	}
-	return [2]uint16{uint16(c.MSSClamp), uint16(c.MSSClamp - 20)}
-}
-
 // findMSS returns the offset of the MSS value in p, or 0 if the segment has no such option or its options are broken.
 // Preconditions: p.isSYN().
 func (p *Packet) findMSS() int {

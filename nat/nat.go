@@ -28,6 +28,9 @@ const (
 	Forward
 	// Deliver hands the packet, unchanged, to the gateway's own stack.
 	Deliver
+	// Hold means that the Engine has copied the packet, a later fragment whose first one is still to come. The caller forgets it;
+	// Release brings it back.
+	Hold
 )
 
 // String returns the action's name.
@@ -39,6 +42,8 @@ func (a Action) String() string {
 		return "forward"
 	case Deliver:
 		return "deliver"
+	case Hold:
+		return "hold"
 	}
 	return "unknown"
 }
@@ -70,6 +75,8 @@ type Verdict struct {
 	MTU int
 	// Packets counts what goes on the wire: 1, or the number of segments, datagrams and fragments that the Cutter makes.
 	Packets int
+	// Held counts the fragments that waited for this first one. The caller then calls Release as often.
+	Held int
 	// Untracked marks a packet that was forwarded without a connection because the table is full.
 	Untracked bool
 	// Asymmetric marks a reply that came from another node than its connection expects.

@@ -230,13 +230,14 @@ func (p *Packet) addresses() []byte {
 	return p.data[12:20]
 }
 
-// tuple returns the packet's tuple as it comes in at zone. Later fragments and protocols without ports have ports 0.
-func (p *Packet) tuple(zone Port) tuple {
-	t := tuple{zone: zone, protocol: p.protocol, v6: p.v6}
+// tuple fills the zero tuple t with that of the packet as it comes in at zone. Later fragments and protocols without ports have
+// ports 0.
+func (p *Packet) tuple(t *tuple, zone Port) {
+	t.zone, t.protocol, t.v6 = zone, p.protocol, p.v6
 	if p.v6 {
 		b := p.data[8:40]
-		t.words = [4]uint64{binary.BigEndian.Uint64(b), binary.BigEndian.Uint64(b[8:]),
-			binary.BigEndian.Uint64(b[16:]), binary.BigEndian.Uint64(b[24:])}
+		t.words[0], t.words[1] = binary.BigEndian.Uint64(b), binary.BigEndian.Uint64(b[8:])
+		t.words[2], t.words[3] = binary.BigEndian.Uint64(b[16:]), binary.BigEndian.Uint64(b[24:])
 	} else {
 		t.words[0] = binary.BigEndian.Uint64(p.data[12:])
 	}
@@ -246,7 +247,6 @@ func (p *Packet) tuple(zone Port) tuple {
 		ident := uint32(binary.BigEndian.Uint16(p.data[p.transport+4:]))
 		t.ports = ident<<16 | ident
 	}
-	return t
 }
 
 // dontFragment reports whether a router may not fragment the packet.

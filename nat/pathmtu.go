@@ -52,11 +52,11 @@ func (pt *pathTable) learn(a netip.Addr, tunnel bool, mtu int, now Time) {
 	pt.until = max(pt.until, s.expires)
 }
 
+// live reports whether any path MTU is remembered.
+func (pt *pathTable) live(now Time) bool { return now < pt.until }
+
 // lookup returns the path MTU towards a destination, 0 if none was learnt.
 func (pt *pathTable) lookup(a netip.Addr, tunnel bool, now Time) int {
-	if now >= pt.until {
-		return 0
-	}
 	key := a.As16()
 	s := pt.slot(&key)
 	if s.destination != key || s.tunnel != tunnel || s.v6 != a.Is6() || s.expires <= now {

@@ -7,6 +7,7 @@ import "encoding/binary"
 func (p *Packet) rewrite(to *tuple, addresses, ports uint16) {
 	b := p.data
 	if p.v6 {
+		_ = b[39]
 		binary.BigEndian.PutUint64(b[8:], to.words[0])
 		binary.BigEndian.PutUint64(b[16:], to.words[1])
 		binary.BigEndian.PutUint64(b[24:], to.words[2])

@@ -2,54 +2,57 @@ package nat
 
 import (
 	"net/netip"
+	"time"
 
 	"github.com/gaissmai/bart"
 )
 
-// A snapshot is a compiled Config. It is immutable once published.
+// A snapshot is a compiled Config. It is immutable once published, but for its counters and hits.
 type snapshot struct {
 	generation uint32
+	rules      *ruleset
+	hits       ruleHits // guarded by Engine.mu
+	timeouts   [states]time.Duration
 
-	nodes       map[Port]netip.Addr
-	first       Port // the first node: default way of mappings and backends
-	pods        bart.Lite
-	external    bart.Lite
-	seen        bart.Table[*remap] // destination as seen here → real
-	real        bart.Table[*remap] // real source → as seen here
-	routes      bart.Table[Port]
-	gateway     netip.Addr
-	tunnel      netip.Addr
-	peer        netip.Addr
-	unknown     netip.Addr // U; the zero Addr if off
-	byExternal  map[netip.Addr]AddressMapping
-	byInternal  map[netip.Addr]AddressMapping
-	mtu         int
-	clamp       [2]uint16 // the MSS bound by family; 0 = off
-	maxEntries  int
-	maxHalfOpen int
+	nodes                          map[Port]netip.Addr
+	pods, external                 bart.Lite
+	seen                           bart.Table[*remap] // destination as seen here → real
+	real                           bart.Table[*remap] // real source → as seen here
+	gateway, tunnel, peer, unknown netip.Addr         // unknown is U; the zero Addr if off
+	mtu                            int
+	maxEntries, maxHalfOpen        int
 }
 
-// compile turns a valid Config into a snapshot.
-func compile(c *Config, generation uint32) *snapshot {
+// compile turns a Config into the snapshot that follows previous, or returns all of its faults.
+func compile(c *Config, previous *snapshot) (*snapshot, error) {
+	if err := c.validate(); err != nil {
+		return nil, err
+	}
+	var old *ruleset
+	generation := uint32(1)
+	if previous != nil {
+		old, generation = previous.rules, previous.generation+1
+	}
+	rules, err := newRuleset(c, old)
+	if err != nil {
+		return nil, err
+	}
 	s := &snapshot{
 		generation:  generation,
+		rules:       rules,
+		hits:        newRuleHits(),
+		timeouts:    c.Timeouts.compile(),
 		nodes:       map[Port]netip.Addr{},
 		gateway:     c.GatewayAddress,
 		tunnel:      c.TunnelAddress,
 		peer:        c.PeerTunnelAddress,
 		unknown:     c.UnknownSource,
-		byExternal:  map[netip.Addr]AddressMapping{},
-		byInternal:  map[netip.Addr]AddressMapping{},
 		mtu:         c.MTU,
-		clamp:       clamps(c),
 		maxEntries:  c.MaxConnections,
 		maxHalfOpen: c.MaxHalfOpen,
 	}
-	for i, n := range c.Nodes {
+	for _, n := range c.Nodes {
 		s.nodes[n.Port] = n.Address
-		if i == 0 {
-			s.first = n.Port
-		}
 	}
 	for _, p := range c.LocalPodCIDRs {
 		s.pods.Insert(p)
@@ -62,23 +65,38 @@ func compile(c *Config, generation uint32) *snapshot {
 		s.seen.Insert(r.Seen(), there)
 		s.real.Insert(r.Real, back)
 	}
-	for _, r := range c.Routes {
-		s.routes.Insert(r.Prefix, r.Port)
-	}
-	for _, m := range c.Addresses {
-		s.byExternal[m.External], s.byInternal[m.Internal] = m, m
-	}
 	if s.maxEntries == 0 {
 		s.maxEntries = DefaultMaxConnections
 	}
 	if s.maxHalfOpen == 0 {
 		s.maxHalfOpen = max(64, s.maxEntries/16)
 	}
-	return s
+	return s, nil
 }
 
-// route returns the node that a local destination is reached through.
-func (s *snapshot) route(a netip.Addr) (Port, bool) { return s.routes.Lookup(a) }
+// admits is architecture.md, Section 2.1 no. 7, for all but ICMP errors.
+func (s *snapshot) admits(source netip.Addr, in Port) bool {
+	if in == Tunnel {
+		return s.real.Contains(source) || source == s.peer
+	}
+	return !unusable(source) && !s.own(source) && !s.seen.Contains(source)
+}
+
+// owns reports whether a packet is for the gateway itself: its internal address from nodes, its tunnel address from the tunnel.
+func (s *snapshot) owns(destination netip.Addr, in Port) bool {
+	if in == Tunnel {
+		return destination == s.tunnel
+	}
+	return destination == s.gateway
+}
+
+// noRoute is architecture.md, Section 2.1 no. 5.
+func (s *snapshot) noRoute(destination netip.Addr) Verdict {
+	if s.pods.Contains(destination) {
+		return refuse(ReasonNoRoute, AnswerHostUnreachable)
+	}
+	return refuse(ReasonNoRoute, AnswerNetUnreachable)
+}
 
 // own reports whether a is an address of the gateway or of either end of the WireGuard tunnel.
 func (s *snapshot) own(a netip.Addr) bool { return a == s.gateway || a == s.tunnel || a == s.peer }

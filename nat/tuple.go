@@ -75,15 +75,18 @@ func (t *tuple) setDestinationPort(p uint16) { t.ports = t.ports&^0xffff | uint3
 
 // reply returns the tuple of packets that answer t's and come in at zone.
 func (t *tuple) reply(zone Port) tuple {
-	r := *t
-	if t.v6 {
-		r.words = [4]uint64{t.words[2], t.words[3], t.words[0], t.words[1]}
-	} else {
-		r.words[0] = bits.RotateLeft64(t.words[0], 32)
-	}
-	r.ports = bits.RotateLeft32(t.ports, 16)
-	r.zone = zone
+	r := tuple{zone: zone, protocol: t.protocol, v6: t.v6}
+	r.words, r.ports = t.reversed()
 	return r
+}
+
+// reversed returns the addresses and ports of t with source and destination exchanged.
+func (t *tuple) reversed() (words [4]uint64, ports uint32) {
+	ports = bits.RotateLeft32(t.ports, 16)
+	if t.v6 {
+		return [4]uint64{t.words[2], t.words[3], t.words[0], t.words[1]}, ports
+	}
+	return [4]uint64{bits.RotateLeft64(t.words[0], 32)}, ports
 }
 
 // addressSum is the one's complement sum of both addresses.

@@ -244,3 +244,11 @@ func Reassemble(fragments [][]byte) []byte {
 	binary.BigEndian.PutUint16(head[10:], Checksum(head))
 	return append(head, body...)
 }
+
+// Fix computes the IPv4 header checksum of b anew, and returns b.
+func Fix(b []byte) []byte {
+	n := int(b[0]&15) * 4
+	b[10], b[11] = 0, 0
+	binary.BigEndian.PutUint16(b[10:], Checksum(b[:n]))
+	return b
+}

@@ -1,0 +1,78 @@
+package nat
+
+// The directions of a connection are those of its tuples: a packet that matches tuples[original] is rewritten to the reverse of
+// tuples[reply], and the other way round.
+const (
+	original = 0
+	reply    = 1
+)
+
+// A conn is one tracked connection. It holds no pointers, so that the garbage collector skips the slab and the slab can be saved.
+type conn struct {
+	tuples   [2]tuple
+	packets  [2]uint64 // by direction, after segmentation
+	bytes    [2]uint64
+	lastSeen Time
+
+	tcp  tcpState
+	hits [2]uint32 // the counting rules that each direction's packets hit, by number in ruleHits
+
+	generation uint32 // of the snapshot that verdict, out, clamp and hits come from
+	mark       uint32
+
+	next, previous           uint32 // in the list of its rank
+	wheelNext, wheelPrevious uint32 // in the list of its timer slot; wheelNext also links free entries
+
+	// addresses and ports are the deltas of direction original; those of reply are their complements.
+	addresses, ports uint16
+	out              [2]Port
+	clamp            [2]uint16 // bound for the MSS option of SYNs; 0 = off
+	slot             uint16    // of the timer wheel
+	service          int16     // number of the service whose backend was chosen, -1 if none
+	verdict          [2]Reason // ReasonNone: forward
+	state            state
+	flags            connFlags
+	rank             rank
+}
+
+// connFlags are facts about a connection.
+type connFlags uint8
+
+const (
+	flagEvaluated0 connFlags = 1 << iota // verdict and the rest are those of generation, direction original
+	flagEvaluated1                       // direction reply
+	flagReplied                          // a packet of direction reply was forwarded
+	flagLive                             // the entry is in use
+	flagAlways0                          // evaluate every packet: too many rules hit for the cache; direction original
+	flagAlways1
+)
+
+// A rank says in which order connections make room for others.
+type rank uint8
+
+const (
+	rankUnreplied rank = iota
+	rankClosing
+	ranks
+	rankSettled = ranks // never dropped early, in no list
+)
+
+// to returns the tuple that packets of direction d get.
+func (c *conn) to(d int) tuple { return c.tuples[1-d].reply(0) }
+
+// deltas returns what to add to sums for packets of direction d.
+func (c *conn) deltas(d int) (addresses, ports uint16) {
+	if d == original {
+		return c.addresses, c.ports
+	}
+	return negate(c.addresses), negate(c.ports)
+}
+
+func negate(delta uint16) uint16 {
+	if delta == 0 {
+		return 0
+	}
+	return ^delta
+}
+
+func (c *conn) has(f connFlags) bool { return c.flags&f != 0 }

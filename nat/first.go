@@ -1,0 +1,187 @@
+package nat
+
+// first handles a packet that belongs to no connection.
+func (e *Engine) first(p *Packet, t *tuple, in Port, now Time) Verdict {
+	s := e.snapshot
+	source, destination := t.source(), t.destination()
+	if !s.admits(source, in) {
+		return drop(ReasonBadSource)
+	}
+	tr := &e.scratch
+	*tr = traversal{from: *t, in: in, first: true}
+	if s.rules.has(stageRaw) && !tr.raw(s.rules) {
+		return e.dropped(p, tr)
+	}
+	if s.owns(destination, in) {
+		return e.deliver(p, tr)
+	}
+	if unusable(destination) {
+		return drop(ReasonBadDestination)
+	}
+	if !p.forwardable() {
+		return drop(ReasonICMPType)
+	}
+	if !tr.run(e, s, now) {
+		if in == Tunnel && tr.reason == ReasonNoRoute && tr.dnat.kind == bindNone && s.external.Contains(destination) {
+			return drop(ReasonNoMapping)
+		}
+		return e.dropped(p, tr)
+	}
+	return e.open(p, tr, now)
+}
+
+// raw runs the filters before connection tracking.
+func (tr *traversal) raw(r *ruleset) bool {
+	v := view{src: tr.from.source(), dst: tr.from.destination(), proto: tr.from.protocol, in: tr.in, out: noPort}
+	v.ports(&tr.from)
+	tr.effects.hits = tr.hits[:0]
+	return tr.filter(r, stageRaw, &v)
+}
+
+// deliver runs the input filters for a packet to the gateway itself.
+func (e *Engine) deliver(p *Packet, tr *traversal) Verdict {
+	r := e.snapshot.rules
+	if r.has(stageInput) {
+		v := view{src: tr.from.source(), dst: tr.from.destination(), proto: tr.from.protocol, in: tr.in, out: noPort, untracked: true}
+		v.ports(&tr.from)
+		if !tr.filter(r, stageInput, &v) {
+			return e.dropped(p, tr)
+		}
+		r.count(tr.effects.hits, p.isSYN(), 1, uint64(len(p.data)))
+	}
+	return Verdict{Action: Deliver, Packets: 1}
+}
+
+// dropped counts the rules that a packet met on its way to being dropped.
+func (e *Engine) dropped(p *Packet, tr *traversal) Verdict {
+	e.snapshot.rules.count(tr.effects.hits, p.isSYN(), 1, uint64(len(p.data)))
+	return refuse(tr.reason, tr.answer)
+}
+
+// open makes the connection of its first packet and forwards it. Where the table has no room, what needs no state goes on without.
+func (e *Engine) open(p *Packet, tr *traversal, now Time) Verdict {
+	s := e.snapshot
+	pl := plan{to: tr.to, out: tr.out, clamp: tr.clampFor(s), mtu: s.mtu}
+	var v Verdict
+	if !p.passable(&pl, &v) {
+		return v // it makes no connection
+	}
+	untracked := false
+	if !tr.effects.notrack && p.fragmentOffset == 0 {
+		h, reason := e.create(p, tr, now)
+		if h.conn != nil {
+			size := uint64(len(p.data))
+			tr.countBindings(s.rules, 1, size)
+			v = Verdict{}
+			e.established(h, p, tr.in, now, &v)
+			return v
+		}
+		if tr.stateful || !e.returns(tr) {
+			return drop(reason)
+		}
+		untracked = true
+	} else if tr.stateful {
+		return drop(ReasonFragment)
+	}
+	pl.translate(&tr.from)
+	if p.partial && p.protocol == protocolTCP && e.paths.live(now) {
+		pl.pathMTU = e.paths.lookup(pl.to.destination(), pl.out == Tunnel, now)
+	}
+	size := uint64(len(p.data))
+	v = Verdict{Untracked: untracked}
+	p.forward(&pl, &v)
+	s.rules.count(tr.effects.hits, p.isSYN(), uint64(v.Packets), size)
+	return v
+}
+
+// returns reports whether answers to an outbound packet find their way without a connection: their route does not depend on the node
+// that the packet came from.
+func (e *Engine) returns(tr *traversal) bool {
+	if tr.in == Tunnel || tr.out != Tunnel {
+		return true
+	}
+	_, ok := e.snapshot.rules.route(Tunnel, 0, tr.to.destination(), tr.from.source())
+	return ok
+}
+
+// create makes a connection, or says why there is none.
+func (e *Engine) create(p *Packet, tr *traversal, now Time) (hit, Reason) {
+	tb, s := &e.table, e.snapshot
+	to, zone := tr.to, tr.out
+	if zone != Tunnel {
+		zone = anyNode
+	}
+	answer, ok := e.choosePort(&tr.from, &to, zone)
+	if !ok {
+		return hit{}, ReasonPortExhausted
+	}
+	if int(*tb.half(&tr.from)) >= s.maxHalfOpen {
+		return hit{}, ReasonHalfOpen
+	}
+	if e.pressed() {
+		e.hurry(now)
+	}
+	if tb.used >= s.maxEntries && !e.makeRoom() {
+		return hit{}, ReasonTableFull
+	}
+	c, number := tb.add(&tr.from, &answer)
+	if c == nil {
+		return hit{}, ReasonTableFull
+	}
+	e.stats.Created++
+	c.generation = s.generation
+	c.mark = tr.effects.connMark
+	c.lastSeen = now
+	c.addresses = delta(tr.from.addressSum(), to.addressSum())
+	c.ports = delta(tr.from.portSum(), to.portSum())
+	c.service = tr.backend
+	c.state = initialState(p)
+	if p.protocol == protocolTCP {
+		var sv segmentView
+		sv.view(p)
+		c.state = c.tcp.open(&sv, original)
+	}
+	e.cache(c, original, tr)
+	tb.wheel.arm(tb, c, number, now.Add(s.lifetime(c, e.pressed())))
+	return hit{c, number, original}, ReasonNone
+}
+
+func initialState(p *Packet) state {
+	switch p.protocol {
+	case protocolUDP, protocolUDPLite:
+		return stateUDP
+	case protocolICMP, protocolICMPv6:
+		return stateICMP
+	case protocolSCTP:
+		return stateSCTPOpening
+	}
+	return stateOther
+}
+
+// hurry removes unreplied connections whose short life under pressure is over, the oldest first, two for each new one.
+func (e *Engine) hurry(now Time) {
+	for range 2 {
+		number := e.table.lists[rankUnreplied].first
+		if number == 0 {
+			return
+		}
+		c := e.table.at(number)
+		if c.lastSeen.Add(shortUnreplied) > now {
+			return
+		}
+		e.table.remove(c, number)
+		e.stats.Expired++
+	}
+}
+
+// makeRoom drops the oldest unreplied connection, or else the one that has been closing for longest. Established ones stay.
+func (e *Engine) makeRoom() bool {
+	for r := range ranks {
+		if number := e.table.lists[r].first; number != 0 {
+			e.table.remove(e.table.at(number), number)
+			e.stats.EarlyDropped++
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,288 @@
+package nat
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+)
+
+// A walked packet is what became of one on its way through all stages.
+type walked struct {
+	view
+	verdict  ruleVerdict
+	via      netip.Addr
+	noRoute  bool
+	dnat     bindKind
+	snat     bindKind
+	mark     uint32
+	connMark uint32
+	routeMSS bool
+	mss      uint16
+	notrack  bool
+}
+
+// walkPacket takes a packet through r. Of a connection's first packet, the nat chains decide the translation; for a later one it is given
+// as the addresses that conntrack would restore, where they are valid.
+func walkPacket(r *ruleset, v view, connMark uint32, first bool, dst, src netip.Addr) walked {
+	w := walked{view: v}
+	w.out = noPort
+	e := effects{connMark: connMark}
+	run := func(s stage) bool {
+		w.verdict = r.filter(s, &w.view, &e)
+		return w.verdict == ruleAccept
+	}
+	result := func() walked {
+		w.mark, w.connMark, w.routeMSS, w.mss, w.notrack = e.mark, e.connMark, e.routeMSS, e.mss, e.notrack
+		return w
+	}
+	bind := func(s stage, to *netip.Addr, kind *bindKind) {
+		b := r.nat(s, &w.view)
+		if *kind = b.kind; b.addr.IsValid() {
+			*to = b.addr
+		}
+	}
+	if !run(stageRaw) || !run(stagePreDNAT) {
+		return result()
+	}
+	if first {
+		bind(stageDNAT, &w.dst, &w.dnat)
+	} else if dst.IsValid() {
+		w.dst = dst
+	}
+	if !run(stagePrerouting) {
+		return result()
+	}
+	hop, ok := r.route(w.in, e.mark, w.src, w.dst)
+	if w.noRoute = !ok; !ok {
+		return result()
+	}
+	w.out, w.via = hop.port, hop.via
+	if !run(stageForward) || !run(stagePreSNAT) {
+		return result()
+	}
+	if first {
+		bind(stageSNAT, &w.src, &w.snat)
+	} else if src.IsValid() {
+		w.src = src
+	}
+	run(stagePostrouting)
+	return result()
+}
+
+func from(in Port, src, dst string) view {
+	return view{src: addr(src), dst: addr(dst), proto: protocolTCP, l4: [4]byte{156, 64, 1, 187}, hasL4: true, in: in}
+}
+
+func eachCapture(t *testing.T, remote string, f func(t *testing.T, capture string, g capturedGateway)) {
+	for _, capture := range captures {
+		t.Run(capture, func(t *testing.T) { f(t, capture, captured(t, capture, remote)) })
+	}
+}
+
+func expect(t *testing.T, what string, w walked, src, dst string, out Port) {
+	t.Helper()
+	if w.verdict != ruleAccept || w.noRoute || w.src != addr(src) || w.dst != addr(dst) || w.out != out {
+		t.Errorf("%s: %v → %v at port %d, verdict %d, no route %v; want %s → %s at %d", what, w.src, w.dst, w.out, w.verdict, w.noRoute, src, dst, out)
+	}
+}
+
+// Every table that the captures have for gateways is loaded: liqo.md, Section 3.1 no. 1 to 6 and the four sets of Section 3.2.
+func TestLiqoGeneratedSetsLoad(t *testing.T) {
+	for _, remote := range []string{"cluster-b", "cluster-c"} {
+		eachCapture(t, remote, func(t *testing.T, capture string, g capturedGateway) {
+			want := []string{
+				remote + "-remap-podcidr",                     // no. 1
+				remote + "-remap-externalcidr",                // no. 2
+				"external-host-remap-ipmapping-gw",            // no. 3
+				"offloaded-remap-ipmapping-gw",                //
+				remote + "-unknown-source-remap-ipmapping-gw", //
+				"service-nodeport-routing",                    // no. 4
+				"gw-mss-clamping",                             // no. 5
+				remote + "-gw-ext",                            // routes
+				"n1-gw-node", "n2-gw-node",                    //
+				"n1-service-nodeport-routing", "n2-service-nodeport-routing",
+				"n1-extcidr",
+			}
+			if capture == "main-557c199cf-options" {
+				want = append(want, "gw-notrack") // no. 6
+			}
+			for _, name := range want {
+				if !slices.Contains(g.loaded, name) {
+					t.Errorf("%s is not loaded", name)
+				}
+			}
+			if slices.Contains(g.loaded, "n2-extcidr") {
+				t.Error("n2-extcidr is loaded by a gateway on n1")
+			}
+			if len(g.marks) != 2 {
+				t.Errorf("marks %v", g.marks)
+			}
+		})
+	}
+}
+
+// The tables of nodes are no gateway's, but they are the same language.
+func TestLiqoNodeTables(t *testing.T) {
+	for _, capture := range captures {
+		c := randomNodes()
+		c.Routing = []PolicyTable{}
+		for _, f := range loadCapture[crFirewall](t, capture, "firewallconfigurations.yaml") {
+			if f.Metadata.Labels["networking.liqo.io/firewall-category"] == "fabric" {
+				c.Firewall = append(c.Firewall, f.table(t))
+			}
+		}
+		r, err := newRuleset(c, nil)
+		if err != nil {
+			t.Fatalf("%s: %v", capture, err)
+		}
+		full := capture == "main-557c199cf-options" // full masquerade: no condition on the source
+		for _, tt := range []struct{ src, dst, want string }{
+			{"10.244.0.8", "10.71.1.4", "10.244.0.8"}, // (a) the identity keeps the CNI from masquerading
+			{"192.0.2.11", "10.71.1.4", "10.70.0.0"},  // (b) an unknown source
+			{"10.244.0.8", "10.68.0.9", "10.244.0.8"}, // (c)
+			{"192.0.2.11", "10.68.0.9", "10.70.0.0"},  // (d)
+		} {
+			want := tt.want
+			if full {
+				want = "10.70.0.0"
+			}
+			v := from(1, tt.src, tt.dst)
+			v.out = 2
+			if b := r.nat(stageSNAT, &v); b.addr != addr(want) {
+				t.Errorf("%s: %s → %s gets source %v, want %s", capture, tt.src, tt.dst, b.addr, want)
+			}
+		}
+	}
+}
+
+// liqo.md, Section 3.5: both clusters have the same pod CIDR.
+func TestLiqoWalkOverlap(t *testing.T) {
+	eachCapture(t, "cluster-b", func(t *testing.T, _ string, g capturedGateway) {
+		none, pod1, pod2 := netip.Addr{}, g.pods[portN1], g.pods[portN2]
+		// Step 2: outwards, the destination is translated.
+		w := walkPacket(g.ruleset, from(portN2, pod2, "10.71.3.4"), 0, true, none, none)
+		expect(t, "step 2", w, pod2, "10.244.3.4", Tunnel)
+		if w.dnat != bindPrefix || w.snat != bindNone || w.via != addr("169.254.18.2") || !w.routeMSS || w.connMark != 0 {
+			t.Errorf("step 2: %+v", w)
+		}
+		// Step 3: inwards, the source is. The pod is one of n1.
+		w = walkPacket(g.ruleset, from(Tunnel, "10.244.3.4", pod1), 0, true, none, none)
+		expect(t, "step 3", w, "10.71.3.4", pod1, portN1)
+		if w.dnat != bindNone || w.snat != bindPrefix || w.routeMSS {
+			t.Errorf("step 3: %+v", w)
+		}
+		// Step 5: the reply of step 3; conntrack restores its destination.
+		w = walkPacket(g.ruleset, from(portN1, pod1, "10.71.3.4"), 0, false, addr("10.244.3.4"), none)
+		expect(t, "step 5, out", w, pod1, "10.244.3.4", Tunnel)
+		// And that of step 2; conntrack restores its source.
+		w = walkPacket(g.ruleset, from(Tunnel, "10.244.3.4", pod2), 0, false, none, addr("10.71.3.4"))
+		expect(t, "step 5, in", w, "10.71.3.4", pod2, portN2)
+		// External CIDRs overlap too.
+		w = walkPacket(g.ruleset, from(portN1, pod1, "10.68.0.77"), 0, true, none, none)
+		expect(t, "external, out", w, pod1, "10.70.0.77", Tunnel)
+		w = walkPacket(g.ruleset, from(Tunnel, "10.70.0.77", pod1), 0, true, none, none)
+		expect(t, "external, in", w, "10.68.0.77", pod1, portN1)
+		// The iif of the rules prevents loops: what comes from the tunnel for a pod that is on no node does not go back.
+		if w = walkPacket(g.ruleset, from(Tunnel, "10.244.3.4", "10.244.200.200"), 0, true, none, none); !w.noRoute {
+			t.Errorf("a pod on no node: %+v", w)
+		}
+	})
+}
+
+// liqo.md, Section 3.5, case A: pod CIDRs differ and are not translated; external ones are.
+func TestLiqoWalkNoOverlap(t *testing.T) {
+	eachCapture(t, "cluster-c", func(t *testing.T, _ string, g capturedGateway) {
+		none, pod1 := netip.Addr{}, g.pods[portN1]
+		w := walkPacket(g.ruleset, from(portN1, pod1, "10.245.3.4"), 0, true, none, none)
+		expect(t, "out", w, pod1, "10.245.3.4", Tunnel)
+		if w.dnat != bindNone || w.via != addr("169.254.18.1") {
+			t.Errorf("out: %+v", w)
+		}
+		w = walkPacket(g.ruleset, from(Tunnel, "10.245.3.4", pod1), 0, true, none, none)
+		expect(t, "in", w, "10.245.3.4", pod1, portN1)
+		if w.snat != bindNone {
+			t.Errorf("in: %+v", w)
+		}
+		w = walkPacket(g.ruleset, from(portN1, pod1, "10.69.0.9"), 0, true, none, none)
+		expect(t, "external, out", w, pod1, "10.71.0.9", Tunnel)
+		w = walkPacket(g.ruleset, from(Tunnel, "10.71.0.9", pod1), 0, true, none, none)
+		expect(t, "external, in", w, "10.69.0.9", pod1, portN1)
+	})
+}
+
+// liqo.md, Section 3.6: all nodes share the address U, and the connection's mark leads the reply back to the right one.
+func TestLiqoWalkNodePort(t *testing.T) {
+	eachCapture(t, "cluster-b", func(t *testing.T, _ string, g capturedGateway) {
+		none, pod2 := netip.Addr{}, g.pods[portN2]
+		for _, node := range []Port{portN1, portN2} {
+			// Step 3.
+			w := walkPacket(g.ruleset, from(node, "10.70.0.0", "10.71.1.4"), 0, true, none, none)
+			expect(t, "step 3", w, "10.70.0.0", "10.244.1.4", Tunnel)
+			if g.marks[fmt.Sprint(w.connMark)] != node {
+				t.Errorf("a connection from node %d has mark %d, marks are %v", node, w.connMark, g.marks)
+			}
+			// Step 6.
+			r := walkPacket(g.ruleset, from(Tunnel, "10.244.1.4", "10.70.0.0"), w.connMark, false, none, addr("10.71.1.4"))
+			expect(t, "step 6", r, "10.71.1.4", "10.70.0.0", node)
+			if r.mark != w.connMark {
+				t.Errorf("step 6: packet mark %d, want %d", r.mark, w.connMark)
+			}
+		}
+		// Step 4, at the other gateway: U is an address of the peer's external CIDR.
+		w := walkPacket(g.ruleset, from(Tunnel, "10.70.0.0", pod2), 0, true, none, none)
+		expect(t, "step 4", w, "10.68.0.0", pod2, portN2)
+		// Step 5.
+		w = walkPacket(g.ruleset, from(portN2, pod2, "10.68.0.0"), 0, false, addr("10.70.0.0"), none)
+		expect(t, "step 5", w, pod2, "10.70.0.0", Tunnel)
+		// Without a connection nothing tells which node U is.
+		if w = walkPacket(g.ruleset, from(Tunnel, "10.244.1.4", "10.70.0.0"), 0, true, none, none); !w.noRoute {
+			t.Errorf("to U without mark: %+v", w)
+		}
+	})
+}
+
+// liqo.md, Section 3.7: an address of the external CIDR stands for a host.
+func TestLiqoWalkMapping(t *testing.T) {
+	eachCapture(t, "cluster-b", func(t *testing.T, capture string, g capturedGateway) {
+		none, pod2 := netip.Addr{}, g.pods[portN2]
+		external, offloaded, pod := "10.70.0.5", "10.70.0.7", "10.244.0.9"
+		switch capture {
+		case "v1.2.0":
+			pod = "10.244.0.10"
+		case "main-557c199cf-options":
+			external, offloaded, pod = "10.70.0.4", "10.70.0.6", "10.244.0.10"
+		}
+		w := walkPacket(g.ruleset, from(Tunnel, "10.244.3.4", external), 0, true, none, none)
+		expect(t, "to the host", w, "10.71.3.4", "192.0.2.77", portN1)
+		if w.dnat != bindAddress || w.via != addr("10.80.0.2") && w.via != addr("10.80.0.1") {
+			t.Errorf("to the host: %+v", w)
+		}
+		w = walkPacket(g.ruleset, from(portN1, "192.0.2.77", "10.71.3.4"), 0, false, addr("10.244.3.4"), addr(external))
+		expect(t, "its reply", w, external, "10.244.3.4", Tunnel)
+		// An offloaded pod is reached through the node of the gateway, wherever it is.
+		w = walkPacket(g.ruleset, from(Tunnel, "10.244.3.4", offloaded), 0, true, none, none)
+		expect(t, "to the offloaded pod", w, "10.71.3.4", pod, portN1)
+		// The remote cluster has a host of its own at the address that is mapped here: its source is remapped, not taken for ours.
+		w = walkPacket(g.ruleset, from(Tunnel, external, pod2), 0, true, none, none)
+		expect(t, "from the same address over there", w, "10.68.0."+external[len("10.70.0."):], pod2, portN2)
+		// Leaf to leaf (Section 3.8): the remapped pod CIDR of another peering goes to the gateway's own node.
+		w = walkPacket(g.ruleset, from(Tunnel, "10.244.3.4", "10.245.0.9"), 0, true, none, none)
+		expect(t, "leaf to leaf", w, "10.71.3.4", "10.245.0.9", portN1)
+	})
+}
+
+// liqo.md, Section 3.1 no. 6.
+func TestLiqoNotrack(t *testing.T) {
+	g := captured(t, "main-557c199cf-options", "cluster-b")
+	v := from(portN1, "10.244.0.1", "10.71.3.4")
+	v.proto, v.l4 = protocolUDP, [4]byte{0, 99, 6091 >> 8, 6091 & 0xff}
+	var e effects
+	if g.filter(stageRaw, &v, &e); !e.notrack {
+		t.Error("UDP to port 6091 is tracked")
+	}
+	v.proto, e = protocolTCP, effects{}
+	if g.filter(stageRaw, &v, &e); e.notrack {
+		t.Error("TCP to port 6091 is not tracked")
+	}
+}

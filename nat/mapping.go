@@ -1,0 +1,49 @@
+package nat
+
+// portTries bounds the search for a free port (architecture.md, Section 2.1 no. 3).
+const portTries = 128
+
+// choosePort makes the reply tuple of a connection unique: it keeps the source port or ICMP identifier of to if it can, and else probes
+// from a keyed hash of (node, source, destination), so that a packet in mid-stream gets the port that its connection had. It
+// returns false if all tries fail, or if the protocol has no ports.
+//
+// The choice depends on address and port of the destination: RFC 4787, Section 4.1, REQ-1, is not met on purpose; one U serves 64,512
+// connections to each remote address and port.
+func (e *Engine) choosePort(from, to *tuple, zone Port) (answer tuple, ok bool) {
+	answer = to.reply(zone)
+	if _, taken := e.table.lookup(&answer); !taken {
+		return answer, true
+	}
+	identifier := isICMP(to.protocol)
+	if to.ports == 0 && !identifier {
+		return answer, false
+	}
+	low, n := portRange(to.sourcePort(), identifier)
+	h := e.hashKey.sum(from.words[0], from.words[1], from.words[2], from.words[3], uint64(from.ports), uint64(from.zone)<<8|uint64(from.protocol))
+	at := uint32(h % uint64(n))
+	for range portTries {
+		port := uint16(low + at)
+		to.setSourcePort(port)
+		if identifier {
+			to.setDestinationPort(port)
+		}
+		answer = to.reply(zone)
+		if _, taken := e.table.lookup(&answer); !taken {
+			return answer, true
+		}
+		at = (at + 1) % n
+	}
+	return answer, false
+}
+
+// portRange returns the ports that may stand for port: a privileged one is replaced by a privileged one, others by others (RFC 4787,
+// Section 4.2, REQ-3 a). An identifier is any but 0.
+func portRange(port uint16, identifier bool) (low, n uint32) {
+	switch {
+	case identifier:
+		return 1, 0xffff
+	case port < 1024:
+		return 512, 512
+	}
+	return 1024, 0x10000 - 1024
+}

@@ -1,0 +1,245 @@
+package nat
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+)
+
+const (
+	noPort      Port = 0xfffe // a view's port that is not known, or not yet
+	unknownPort Port = 0xfffd // compiled from a device that no port has; no view carries it
+)
+
+// A view is what rules see of a packet at one stage.
+type view struct {
+	src, dst  netip.Addr // never IPv4 mapped into IPv6
+	proto     uint8
+	l4        [4]byte // the first bytes of the transport header
+	hasL4     bool    // false: the packet has fewer, and no comparison of ports holds
+	in, out   Port    // noPort before routing
+	untracked bool    // no connection belongs to the packet
+}
+
+// A field is what a comparison looks at.
+type field uint8
+
+const (
+	fieldProto field = iota
+	fieldIn
+	fieldOut
+	fieldSource
+	fieldDestination
+	fieldSourcePort
+	fieldDestinationPort
+)
+
+// A comparison is one compiled test of a rule.
+type comparison struct {
+	field  field
+	negate bool
+	// hostBits: the CIDR was written with host bits set. The packet's address is masked and compared with it as written, so that
+	// they never are equal.
+	hostBits bool
+	lo, hi   uint16 // ports from lo to hi; lo alone for protocols and devices
+	prefix   netip.Prefix
+	span     *[2]netip.Addr // a range of addresses, both ends included; prefix then covers it
+}
+
+// holds reports whether the comparison is true of v.
+func (c *comparison) holds(v *view) bool {
+	switch c.field {
+	case fieldProto:
+		return v.proto == uint8(c.lo)
+	case fieldIn:
+		return (v.in == Port(c.lo)) != c.negate
+	case fieldOut:
+		return (v.out == Port(c.lo)) != c.negate
+	case fieldSource:
+		return c.holdsAddress(v.src)
+	case fieldDestination:
+		return c.holdsAddress(v.dst)
+	case fieldSourcePort:
+		return v.hasL4 && c.holdsPort(binary.BigEndian.Uint16(v.l4[:2]))
+	case fieldDestinationPort:
+		return v.hasL4 && c.holdsPort(binary.BigEndian.Uint16(v.l4[2:]))
+	}
+	return false
+}
+
+func (c *comparison) holdsPort(p uint16) bool {
+	return (c.lo <= p && p <= c.hi) != c.negate
+}
+
+// holdsAddress: a comparison implies the family of its value, negated or not, as nft's own rules do.
+func (c *comparison) holdsAddress(a netip.Addr) bool {
+	if a.Is4() != c.prefix.Addr().Is4() {
+		return false
+	}
+	var equal bool
+	switch {
+	case c.span != nil:
+		equal = c.span[0].Compare(a) <= 0 && a.Compare(c.span[1]) <= 0
+	case !c.hostBits:
+		equal = c.prefix.Contains(a)
+	}
+	return equal != c.negate
+}
+
+// never reports that the comparison is true of no packet.
+func (c *comparison) never() bool {
+	if c.negate {
+		return false
+	}
+	switch c.field {
+	case fieldIn, fieldOut:
+		return Port(c.lo) == unknownPort
+	case fieldSource, fieldDestination:
+		return c.hostBits
+	}
+	return false
+}
+
+// compileMatch returns the comparisons of m, or what is wrong with it.
+func compileMatch(m Match, family Family, devices map[string]Port) ([]comparison, error) {
+	var negate bool
+	switch m.Op {
+	case OpEqual, "":
+	case OpNotEqual:
+		negate = true
+	default:
+		return nil, fmt.Errorf("op %q is neither eq nor neq", m.Op)
+	}
+	var all []comparison
+	if m.Proto != "" {
+		n, ok := protocolNumber(m.Proto)
+		if !ok {
+			return nil, fmt.Errorf("proto %q is no protocol", m.Proto)
+		}
+		all = append(all, comparison{field: fieldProto, lo: uint16(n)})
+	}
+	if m.Dev != (Operand{}) {
+		c := comparison{field: fieldIn, negate: negate, lo: uint16(unknownPort)}
+		switch m.Dev.Position {
+		case PositionIn:
+		case PositionOut:
+			c.field = fieldOut
+		default:
+			return nil, fmt.Errorf("dev position %q is neither in nor out", m.Dev.Position)
+		}
+		if p, ok := devices[m.Dev.Value]; ok {
+			c.lo = uint16(p)
+		}
+		all = append(all, c)
+	}
+	if m.IP != (Operand{}) {
+		c, err := compileAddress(m.IP, negate, family)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, c)
+	}
+	if m.Port != (Operand{}) {
+		c, err := compilePort(m.Port, negate)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, c)
+	}
+	return all, nil
+}
+
+func compileAddress(o Operand, negate bool, family Family) (comparison, error) {
+	c := comparison{field: fieldSource, negate: negate}
+	switch o.Position {
+	case PositionSource:
+	case PositionDestination:
+		c.field = fieldDestination
+	default:
+		return c, fmt.Errorf("ip position %q is neither src nor dst", o.Position)
+	}
+	if first, last, ok := strings.Cut(o.Value, "-"); ok {
+		a, errA := netip.ParseAddr(first)
+		b, errB := netip.ParseAddr(last)
+		if errA != nil || errB != nil || a.Is4() != b.Is4() || b.Less(a) {
+			return c, fmt.Errorf("ip %q is no range of addresses in ascending order", o.Value)
+		}
+		c.span = &[2]netip.Addr{a, b}
+		c.prefix = covering(a, b)
+	} else if p, err := parsePrefix(o.Value); err == nil {
+		c.hostBits = p != p.Masked()
+		c.prefix = p
+	} else {
+		return c, fmt.Errorf("ip %q is no address, CIDR or range", o.Value)
+	}
+	if a := c.prefix.Addr(); a.Is4In6() || a.Zone() != "" || !family.sees(a) {
+		return c, fmt.Errorf("ip %q is no address of family %s", o.Value, family)
+	}
+	return c, nil
+}
+
+func compilePort(o Operand, negate bool) (comparison, error) {
+	c := comparison{field: fieldSourcePort, negate: negate}
+	switch o.Position {
+	case PositionSource:
+	case PositionDestination:
+		c.field = fieldDestinationPort
+	default:
+		return c, fmt.Errorf("port position %q is neither src nor dst", o.Position)
+	}
+	first, last, isRange := strings.Cut(o.Value, "-")
+	if isRange {
+		c.negate = false
+	} else {
+		last = first
+	}
+	lo, errLo := strconv.ParseUint(first, 10, 16)
+	hi, errHi := strconv.ParseUint(last, 10, 16)
+	if errLo != nil || errHi != nil || lo > hi {
+		return c, fmt.Errorf("port %q is no port or range of ports in ascending order", o.Value)
+	}
+	c.lo, c.hi = uint16(lo), uint16(hi)
+	return c, nil
+}
+
+// sees reports whether packets of a's family pass a table of family f.
+func (f Family) sees(a netip.Addr) bool {
+	return f == FamilyINET || a.Is4() == (f == FamilyIPv4)
+}
+
+// parsePrefix parses a CIDR, or an address as the prefix that holds it alone.
+func parsePrefix(s string) (netip.Prefix, error) {
+	if a, err := netip.ParseAddr(s); err == nil {
+		return netip.PrefixFrom(a, a.BitLen()), nil
+	}
+	return netip.ParsePrefix(s)
+}
+
+// covering returns the longest prefix that holds both a and b. Preconditions: equal families.
+func covering(a, b netip.Addr) netip.Prefix {
+	for bits := a.BitLen(); ; bits-- {
+		if p, _ := a.Prefix(bits); p.Contains(b) {
+			return p
+		}
+	}
+}
+
+// protocolNumber returns the IANA number of a protocol given by name or number.
+func protocolNumber(s string) (uint8, bool) {
+	switch s {
+	case "tcp":
+		return protocolTCP, true
+	case "udp":
+		return protocolUDP, true
+	case "sctp":
+		return protocolSCTP, true
+	case "icmp":
+		return protocolICMP, true
+	case "icmpv6":
+		return protocolICMPv6, true
+	}
+	n, err := strconv.ParseUint(s, 10, 8)
+	return uint8(n), err == nil
+}

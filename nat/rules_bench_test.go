@@ -1,0 +1,157 @@
+package nat
+
+import (
+	"crypto/rand"
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"golang.org/x/crypto/chacha20poly1305"
+)
+
+// sized returns a configuration with n mapped addresses, n pod routes and n/10 nodes, at most 5,000.
+func sized(n int) *Config {
+	c := milan()
+	c.Nodes, c.Routes, c.Addresses, c.Services = nil, nil, nil, nil
+	c.LocalPodCIDRs, c.LocalExternalCIDRs = []netip.Prefix{pfx("10.0.0.0/12")}, []netip.Prefix{pfx("10.64.0.0/14")}
+	c.UnknownSource = addr("10.64.0.0")
+	c.Remote = []RemoteCIDR{{Real: pfx("10.0.0.0/12"), Remapped: pfx("10.128.0.0/12")}, {Real: pfx("10.64.0.0/14"), Remapped: pfx("10.68.0.0/14"), External: true}}
+	nodes := max(2, min(n/10, 5000))
+	for i := range nodes {
+		c.Nodes = append(c.Nodes, Node{Port: Port(i + 1), Name: fmt.Sprint("node-", i+1), Address: netip.AddrFrom4([4]byte{10, 80, byte(i >> 8), byte(i)})})
+	}
+	c.GatewayAddress = addr("10.81.0.1")
+	for i := range n {
+		c.Routes = append(c.Routes, Route{netip.PrefixFrom(pod(i), 32), Port(i%nodes + 1)})
+		c.Addresses = append(c.Addresses, AddressMapping{External: mapped(i), Internal: netip.AddrFrom4([4]byte{192, 1 + byte(i>>16), byte(i >> 8), byte(i)})})
+	}
+	return c
+}
+
+func pod(i int) netip.Addr {
+	return netip.AddrFrom4([4]byte{10, 1 + byte(i>>16), byte(i >> 8), byte(i)})
+}
+func mapped(i int) netip.Addr {
+	return netip.AddrFrom4([4]byte{10, 65 + byte(i>>16), byte(i >> 8), byte(i)})
+}
+
+// first takes the first packet of a connection through every stage.
+func first(r *ruleset, v view, e *effects) (Port, bool) {
+	for _, s := range []stage{stageRaw, stagePreDNAT} {
+		if r.filter(s, &v, e) != ruleAccept {
+			return 0, false
+		}
+	}
+	if b := r.nat(stageDNAT, &v); b.addr.IsValid() {
+		v.dst = b.addr
+	}
+	r.filter(stagePrerouting, &v, e)
+	hop, ok := r.route(v.in, e.mark, v.src, v.dst)
+	if !ok {
+		return 0, false
+	}
+	v.out = hop.port
+	for _, s := range []stage{stageForward, stagePreSNAT} {
+		if r.filter(s, &v, e) != ruleAccept {
+			return 0, false
+		}
+	}
+	if b := r.nat(stageSNAT, &v); b.addr.IsValid() {
+		v.src = b.addr
+	}
+	return hop.port, r.filter(stagePostrouting, &v, e) == ruleAccept
+}
+
+var evaluations = []struct {
+	name string
+	make func(i int) view
+}{
+	{"outbound", func(i int) view { return from(1, pod(i).String(), "10.129.2.6") }},
+	{"inbound", func(i int) view { return from(Tunnel, "10.1.2.6", pod(i).String()) }},
+	{"mapped", func(i int) view { return from(Tunnel, "10.1.2.6", mapped(i).String()) }},
+	{"unknown", func(i int) view { return from(2, "11.11.11.7", "10.129.2.6") }},
+}
+
+func TestRulesDoNotAllocate(t *testing.T) {
+	for _, n := range []int{3, 2000} {
+		c := sized(n)
+		c.Rules = []FilterRule{{Name: "drop", Source: []netip.Prefix{pfx("203.0.113.0/24")}, Action: FilterDrop}}
+		r := compiled(t, c)
+		buf := make([]int32, 0, 8)
+		for _, ev := range evaluations {
+			v := ev.make(n - 1)
+			if got := testing.AllocsPerRun(200, func() {
+				e := effects{hits: buf[:0]}
+				if _, ok := first(r, v, &e); !ok {
+					t.Fatalf("%s, %d: no way", ev.name, n)
+				}
+				r.count(e.hits, true, 1, 60)
+			}); got != 0 {
+				t.Errorf("%s, %d: %v allocations", ev.name, n, got)
+			}
+		}
+	}
+}
+
+// sealTime is the time of one ChaCha20-Poly1305 seal of 1400 bytes, the unit of the budgets.
+func sealTime(b *testing.B) time.Duration {
+	b.Helper()
+	key, nonce := make([]byte, chacha20poly1305.KeySize), make([]byte, chacha20poly1305.NonceSize)
+	rand.Read(key)
+	aead, err := chacha20poly1305.New(key)
+	if err != nil {
+		b.Fatal(err)
+	}
+	buf := make([]byte, 1400, 1500)
+	best := time.Hour
+	for range 5 {
+		start := time.Now()
+		for range 2000 {
+			aead.Seal(buf[:0], nonce, buf[:1400], nil)
+		}
+		best = min(best, time.Since(start)/2000)
+	}
+	return best
+}
+
+// BenchmarkFirstPacketRules evaluates every stage, as for the first packet of a connection. N is the number of mappings, of pod
+// routes and of rules.
+func BenchmarkFirstPacketRules(b *testing.B) {
+	seal := sealTime(b)
+	for _, n := range []int{10, 1000, 50000} {
+		r := compiled(b, sized(n))
+		for _, ev := range evaluations {
+			views := make([]view, 512)
+			for i := range views {
+				views[i] = ev.make(i * 97 % n)
+			}
+			b.Run(fmt.Sprintf("%s/N=%d/rules=%d", ev.name, n, len(r.rules)), func(b *testing.B) {
+				b.ReportAllocs()
+				var buf [8]int32
+				for i := 0; b.Loop(); i++ {
+					e := effects{hits: buf[:0]}
+					if _, ok := first(r, views[i%len(views)], &e); !ok {
+						b.Fatal("no way")
+					}
+				}
+				b.ReportMetric(float64(b.Elapsed())/float64(b.N)/float64(seal), "seals/op")
+			})
+		}
+	}
+}
+
+// BenchmarkCompileRules makes a ruleset.
+func BenchmarkCompileRules(b *testing.B) {
+	for _, n := range []int{10, 1000, 50000} {
+		c := sized(n)
+		b.Run(fmt.Sprint("N=", n), func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := newRuleset(c, nil); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

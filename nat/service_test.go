@@ -1,0 +1,222 @@
+package nat
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+	"time"
+)
+
+// The reference vectors of SipHash-2-4 for inputs of 0, 8, 16 and 40 bytes 00 01 02 …, with key 00 … 0f.
+func TestSipHashVectors(t *testing.T) {
+	var key [16]byte
+	for i := range key {
+		key[i] = byte(i)
+	}
+	k := newHashKey(key)
+	words := []uint64{0x0706050403020100, 0x0f0e0d0c0b0a0908, 0x1716151413121110, 0x1f1e1d1c1b1a1918, 0x2726252423222120}
+	for n, want := range map[int]uint64{0: 0x726fdb47dd0e0e31, 1: 0x93f5f5799a932462, 2: 0x3f2acc7f57c29bdb} {
+		if got := k.sum(words[:n]...); got != want {
+			t.Errorf("%d words: %#x, want %#x", n, got, want)
+		}
+	}
+}
+
+func serviceOf(balance Balance, affinity Affinity, weights ...int) *service {
+	s := Service{Name: "web", Address: addr("10.70.0.20"), Port: 80, Protocol: protocolTCP, Balance: balance, Affinity: affinity}
+	for i, w := range weights {
+		s.Backends = append(s.Backends, Backend{Address: netip.AddrFrom4([4]byte{10, 200, byte(i), 5}), Port: 8080, Weight: w})
+	}
+	return newService(s)
+}
+
+func client(r *rand.Rand) netip.AddrPort {
+	n := r.Uint32()
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{11, byte(n >> 16), byte(n >> 8), byte(n)}), uint16(r.Uint32()))
+}
+
+// pickIndex returns the backend's place in the order of serviceOf.
+func pickIndex(s *service, c netip.AddrPort, now Time) int {
+	b, ok := s.pick(hashKey{1, 2}, c, now)
+	if !ok {
+		return -1
+	}
+	return int(b.Address.As4()[2])
+}
+
+func TestServiceWeights(t *testing.T) {
+	for _, balance := range []Balance{BalanceRandom, BalanceHash} {
+		s := serviceOf(balance, AffinityNone, 1, 5, 0, 3) // 0 means 1
+		r := rand.New(rand.NewPCG(1, 2))
+		var got [4]int
+		const clients = 40000
+		for range clients {
+			got[pickIndex(s, client(r), 0)]++
+		}
+		for i, share := range []float64{0.1, 0.5, 0.1, 0.3} {
+			want := share * clients
+			if d := math.Abs(float64(got[i]) - want); d > 5*math.Sqrt(want) {
+				t.Errorf("balance %d, backend %d: %d connections, want %.0f", balance, i, got[i], want)
+			}
+		}
+	}
+}
+
+// The choice is a function of key and client, and another key makes another one.
+func TestServiceDeterminism(t *testing.T) {
+	for _, balance := range []Balance{BalanceRandom, BalanceHash} {
+		a, b := serviceOf(balance, AffinityNone, 1, 1, 1, 1, 1), serviceOf(balance, AffinityNone, 1, 1, 1, 1, 1)
+		r := rand.New(rand.NewPCG(3, 4))
+		differ := 0
+		for range 1000 {
+			c := client(r)
+			x, _ := a.pick(hashKey{1, 2}, c, 0)
+			y, _ := b.pick(hashKey{1, 2}, c, Time(time.Hour))
+			z, _ := b.pick(hashKey{1, 3}, c, 0)
+			if x != y {
+				t.Fatalf("balance %d: %v and %v for %v", balance, x, y, c)
+			}
+			if x != z {
+				differ++
+			}
+		}
+		if differ < 700 || differ > 900 { // 4 of 5
+			t.Errorf("balance %d: another key changes %d of 1000", balance, differ)
+		}
+	}
+}
+
+// Of a consistent hash, a backend that leaves moves its own clients only, and one that comes takes its share and moves no others.
+func TestServiceConsistency(t *testing.T) {
+	before, after := serviceOf(BalanceHash, AffinityNone, 2, 1, 3, 1), serviceOf(BalanceHash, AffinityNone, 2, 1, 3)
+	r := rand.New(rand.NewPCG(5, 6))
+	moved := 0
+	for range 7000 {
+		c := client(r)
+		old, now := pickIndex(before, c, 0), pickIndex(after, c, 0)
+		switch {
+		case old == 3:
+			moved++
+		case old != now:
+			t.Fatalf("%v moves from %d to %d", c, old, now)
+		}
+	}
+	if moved < 850 || moved > 1150 { // 1 of 7
+		t.Errorf("the backend had %d of 7000 clients", moved)
+	}
+}
+
+func TestServiceAffinity(t *testing.T) {
+	s := serviceOf(BalanceRandom, AffinityClientIP, 1, 1, 1, 1, 1, 1, 1)
+	host := addr("10.71.2.6")
+	first := pickIndex(s, netip.AddrPortFrom(host, 1), 1)
+	const step = Time(time.Hour)
+	now := Time(1)
+	for port := range uint16(100) { // each use extends it
+		now += 2 * step
+		if got := pickIndex(s, netip.AddrPortFrom(host, port), now); got != first {
+			t.Fatalf("port %d: backend %d, want %d", port, got, first)
+		}
+	}
+	if got := pickIndex(s, netip.AddrPortFrom(addr("10.71.2.7"), 1), now); got == first {
+		t.Errorf("another client has the same backend; choose other addresses for this test")
+	}
+	// Without affinity the port decides, as it does again once the time is over.
+	free := serviceOf(BalanceRandom, AffinityNone, 1, 1, 1, 1, 1, 1, 1)
+	late := uint16(0)
+	for pickIndex(free, netip.AddrPortFrom(host, late), 0) == first {
+		late++
+	}
+	if got := pickIndex(s, netip.AddrPortFrom(host, late), now+3*step-1); got != first {
+		t.Errorf("just before 3 h: backend %d, want %d", got, first)
+	}
+	now += 3*step - 1
+	if got := pickIndex(s, netip.AddrPortFrom(host, late), now+3*step); got == first {
+		t.Errorf("after 3 h: still backend %d", got)
+	}
+}
+
+// Affinity survives a new configuration, for the backends that are still there; a client of another goes to a new one.
+func TestServiceAffinityAcrossApply(t *testing.T) {
+	c := milan()
+	c.Services[0].Affinity, c.Services[0].Backends = AffinityClientIP, nil
+	for i := range byte(6) {
+		c.Services[0].Backends = append(c.Services[0].Backends, Backend{Address: netip.AddrFrom4([4]byte{10, 200, i, 5}), Port: 8080})
+	}
+	first := compiled(t, c)
+	backends := c.Services[0].Backends
+	// Another backend in place of the first, and the others in another order.
+	c.Services[0].Backends = append(backends[2:6:6], backends[1], Backend{Address: addr("10.200.9.5"), Port: 8080})
+	second, err := newRuleset(c, first)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, gone := rand.New(rand.NewPCG(7, 8)), 0
+	for range 60 {
+		x := client(r)
+		old := pickIndex(first.services.all[0], x, 5)
+		if second, err = newRuleset(c, first); err != nil {
+			t.Fatal(err)
+		}
+		again := netip.AddrPortFrom(x.Addr(), x.Port()+1) // a new connection of the same client
+		got := pickIndex(second.services.all[0], again, 6)
+		if old != 0 && got != old || got == 0 {
+			t.Fatalf("client %v: backend %d before, %d after", x, old, got)
+		}
+		if old == 0 {
+			gone++
+		}
+	}
+	if gone == 0 {
+		t.Error("no client had the backend that left")
+	}
+	if second.services.all[0].has(netip.MustParseAddrPort("10.200.0.5:8080")) || !second.services.all[0].has(netip.MustParseAddrPort("10.200.9.5:8080")) {
+		t.Error("has: the backends of the second configuration are wrong")
+	}
+}
+
+// More clients than the table holds cost no memory, and a new one always gets a backend.
+func TestServiceAffinityFlood(t *testing.T) {
+	s := serviceOf(BalanceRandom, AffinityClientIP, 1, 1, 1)
+	r := rand.New(rand.NewPCG(9, 10))
+	if n := testing.AllocsPerRun(10*affinitySets*affinityWays, func() {
+		if pickIndex(s, client(r), 1) < 0 {
+			t.Fatal("no backend")
+		}
+	}); n != 0 {
+		t.Errorf("%v allocations per connection", n)
+	}
+	latest := client(r)
+	want := pickIndex(s, latest, 2)
+	for port := range uint16(50) {
+		if got := pickIndex(s, netip.AddrPortFrom(latest.Addr(), port), 3); got != want {
+			t.Fatalf("the latest client moved to %d from %d", got, want)
+		}
+	}
+}
+
+func TestServiceWithoutBackends(t *testing.T) {
+	for _, affinity := range []Affinity{AffinityNone, AffinityClientIP} {
+		if _, ok := serviceOf(BalanceRandom, affinity).pick(hashKey{}, netip.MustParseAddrPort("10.71.2.6:1"), 0); ok {
+			t.Error("a backend out of none")
+		}
+	}
+}
+
+func BenchmarkServicePick(b *testing.B) {
+	for _, n := range []int{2, 10, 100} {
+		for _, balance := range []Balance{BalanceRandom, BalanceHash} {
+			s := serviceOf(balance, AffinityNone, make([]int, n)...)
+			r := rand.New(rand.NewPCG(1, 2))
+			b.Run(fmt.Sprintf("balance=%d/backends=%d", balance, n), func(b *testing.B) {
+				b.ReportAllocs()
+				c := client(r)
+				for b.Loop() {
+					s.pick(hashKey{1, 2}, c, 0)
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,172 @@
+package nat
+
+import "hash/maphash"
+
+const (
+	chunkEntries = 1 << 10
+	// pressure is the share of the cap above which unreplied connections live shortUnreplied.
+	pressureNumerator, pressureDenominator = 3, 4
+	halfOpenSlots                          = 4096
+)
+
+// A table holds the connections: a slab of entries in chunks that never move, found through the directory, expired by the wheel.
+// Entry 0 is never used: its number means none.
+type table struct {
+	chunks    []*[chunkEntries]conn
+	free      uint32 // first of the free entries
+	high      uint32 // entries that were ever used, entry 0 included
+	used      int
+	directory directory
+	wheel     wheel
+	lists     [ranks]connList
+	halfOpen  [halfOpenSlots]uint32 // unreplied connections by hash of their source
+}
+
+// A connList is a doubly linked list of one rank, the oldest first.
+type connList struct {
+	first, last uint32
+	length      int
+}
+
+func (tb *table) init() {
+	tb.directory.init()
+	tb.high = 1
+}
+
+func (tb *table) at(number uint32) *conn {
+	return &tb.chunks[number/chunkEntries][number%chunkEntries]
+}
+
+// A hit is a connection that was found, its number, and the direction of the packet.
+type hit struct {
+	conn      *conn
+	number    uint32
+	direction int
+}
+
+// lookup finds the connection that a packet with tuple t belongs to.
+func (tb *table) lookup(t *tuple) (hit, bool) {
+	hash := tb.directory.hash(t)
+	s := tb.directory.segment(hash)
+	for i := hash % segmentSlots; s.slots[i] != 0; i = (i + 1) % segmentSlots {
+		if uint32(s.slots[i]>>32) != hash {
+			continue
+		}
+		r := reference(s.slots[i])
+		c := tb.at(r.number())
+		if k := &c.tuples[r.direction()]; k.words == t.words && k.ports == t.ports && k.protocol == t.protocol && k.v6 == t.v6 &&
+			(k.zone == t.zone || k.zone == anyNode && t.zone != Tunnel || t.zone == anyNode && k.zone != Tunnel) {
+			return hit{c, r.number(), r.direction()}, true
+		}
+	}
+	return hit{}, false
+}
+
+// add makes a connection of two tuples and puts it into the slab, the directory and the list of unreplied ones. It returns nil if
+// the directory has no room. Preconditions: neither tuple is in the table.
+func (tb *table) add(first, answer *tuple) (*conn, uint32) {
+	number := tb.free
+	if number != 0 {
+		tb.free = tb.at(number).wheelNext
+	} else {
+		number = tb.high
+		if number%chunkEntries == 0 || len(tb.chunks) == 0 {
+			tb.chunks = append(tb.chunks, new([chunkEntries]conn))
+		}
+		tb.high++
+	}
+	c := tb.at(number)
+	*c = conn{tuples: [2]tuple{*first, *answer}, flags: flagLive, service: -1, rank: rankSettled}
+	h0, h1 := tb.directory.hash(first), tb.directory.hash(answer)
+	ok := tb.directory.insert(h0, newReference(number, original))
+	if ok && !tb.directory.insert(h1, newReference(number, reply)) {
+		tb.directory.remove(h0, newReference(number, original))
+		ok = false
+	}
+	if !ok {
+		tb.release(c, number)
+		return nil, 0
+	}
+	tb.used++
+	*tb.half(first)++
+	tb.rankAs(c, number, rankUnreplied)
+	return c, number
+}
+
+// remove takes a connection out of everything.
+func (tb *table) remove(c *conn, number uint32) {
+	for d := range c.tuples {
+		tb.directory.remove(tb.directory.hash(&c.tuples[d]), newReference(number, d))
+	}
+	if !c.has(flagReplied) {
+		*tb.half(&c.tuples[original])--
+	}
+	tb.rankAs(c, number, rankSettled)
+	tb.wheel.unlink(tb, c, number)
+	tb.used--
+	tb.release(c, number)
+}
+
+func (tb *table) release(c *conn, number uint32) {
+	*c = conn{wheelNext: tb.free}
+	tb.free = number
+}
+
+// replied notes the first packet of direction reply.
+func (tb *table) replied(c *conn, number uint32) {
+	c.flags |= flagReplied
+	*tb.half(&c.tuples[original])--
+	tb.rankAs(c, number, rankOf(c.state))
+}
+
+// half returns the counter of unreplied connections of a tuple's source.
+func (tb *table) half(t *tuple) *uint32 {
+	source := t.words[0]
+	if !t.v6 {
+		source >>= 32
+	}
+	var b [16]byte
+	for i := range 8 {
+		b[i] = byte(source >> (8 * i))
+	}
+	if t.v6 {
+		for i := range 8 {
+			b[8+i] = byte(t.words[1] >> (8 * i))
+		}
+	}
+	return &tb.halfOpen[maphash.Bytes(tb.directory.seed, b[:])%halfOpenSlots]
+}
+
+// rankAs moves a connection to the end of the list of another rank.
+func (tb *table) rankAs(c *conn, number uint32, to rank) {
+	if c.rank == to {
+		return
+	}
+	if c.rank != rankSettled {
+		l := &tb.lists[c.rank]
+		if c.previous != 0 {
+			tb.at(c.previous).next = c.next
+		} else {
+			l.first = c.next
+		}
+		if c.next != 0 {
+			tb.at(c.next).previous = c.previous
+		} else {
+			l.last = c.previous
+		}
+		l.length--
+	}
+	c.rank, c.next, c.previous = to, 0, 0
+	if to == rankSettled {
+		return
+	}
+	l := &tb.lists[to]
+	c.previous = l.last
+	if l.last != 0 {
+		tb.at(l.last).next = number
+	} else {
+		l.first = number
+	}
+	l.last = number
+	l.length++
+}

@@ -1,0 +1,248 @@
+package nat
+
+import (
+	"encoding/binary"
+	"math/bits"
+
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+	"gvisor.dev/gvisor/pkg/tcpip/seqnum"
+)
+
+// A tcpState is what is remembered of a TCP connection, by the direction that sent it. For SCTP, end holds the verification tags that
+// packets of each direction carry.
+//
+// Segments are never dropped for their sequence numbers; those outside of the window change nothing (RFC 5382, Section 7.1, leaves
+// dropping to end points; nf_conntrack's "liberal" mode).
+type tcpState struct {
+	end    [2]uint32 // highest sequence number sent, FIN and SYN counted, plus one
+	ack    [2]uint32 // highest acknowledgement sent: what the sender expects next
+	window [2]uint16 // last window announced, unscaled
+	mss    [2]uint16 // MSS option of the SYN, as it was passed on; 0 if none
+	shift  [2]uint8  // window scale, RFC 7323; unknownShift if the SYN was not seen
+	flags  [2]tcpFlags
+}
+
+type tcpFlags uint8
+
+const (
+	tcpHeard  tcpFlags = 1 << iota // end is known
+	tcpAcked                       // ack is known
+	tcpFIN                         // sent a FIN: end is behind it
+	tcpClosed                      // its FIN was acknowledged
+)
+
+// unknownShift is the window scale assumed of a connection picked up in mid-stream: the largest (RFC 7323, Section 2.3).
+const unknownShift = 14
+
+// Flag bits of a TCP segment.
+const (
+	tcpFlagFIN = byte(header.TCPFlagFin)
+	tcpFlagSYN = byte(header.TCPFlagSyn)
+	tcpFlagRST = byte(header.TCPFlagRst)
+	tcpFlagACK = byte(header.TCPFlagAck)
+)
+
+// A segmentView is what tracking reads of one TCP packet.
+type segmentView struct {
+	seq, ack, length uint32 // length counts payload, SYN and FIN
+	window           uint16
+	flags            byte
+	mss              uint16
+	shift            uint8
+	scaled           bool
+}
+
+// view fills s from p. Preconditions: p is TCP and no later fragment.
+func (s *segmentView) view(p *Packet) {
+	b := p.data[p.transport:]
+	s.seq = binary.BigEndian.Uint32(b[4:])
+	s.ack = binary.BigEndian.Uint32(b[8:])
+	s.length = p.sequenceLength()
+	s.flags = b[13]
+	s.window = binary.BigEndian.Uint16(b[14:])
+	if s.flags&tcpFlagSYN != 0 {
+		s.mss = p.mss()
+		s.shift, s.scaled = p.windowScale()
+	}
+}
+
+// windowScale returns the Window Scale option of a SYN.
+func (p *Packet) windowScale() (uint8, bool) {
+	length := int(p.data[p.transport+12]>>4) * 4
+	o := p.data[p.transport+header.TCPMinimumSize : p.transport+length]
+	for len(o) > 0 && o[0] != header.TCPOptionEOL {
+		if o[0] == header.TCPOptionNOP {
+			o = o[1:]
+			continue
+		}
+		if len(o) < 2 || o[1] < 2 || int(o[1]) > len(o) {
+			break
+		}
+		if o[0] == header.TCPOptionWS && o[1] == header.TCPOptionWSLength {
+			return min(o[2], unknownShift), true
+		}
+		o = o[o[1]:]
+	}
+	return 0, false
+}
+
+// open starts the state from the first packet, of direction d.
+func (t *tcpState) open(s *segmentView, d int) state {
+	*t = tcpState{}
+	t.hear(s, d)
+	switch {
+	case s.flags&tcpFlagRST != 0:
+		return stateClosed
+	case s.flags&tcpFlagSYN == 0:
+		t.shift = [2]uint8{unknownShift, unknownShift}
+		if s.flags&tcpFlagFIN != 0 {
+			t.flags[d] |= tcpFIN
+		}
+		return stateEstablished // mid-stream
+	case s.flags&tcpFlagACK != 0:
+		t.shift[1-d] = unknownShift
+		return stateSynReceived // the SYN went another way
+	}
+	return stateSynSent
+}
+
+// hear takes over what a segment says about its sender.
+func (t *tcpState) hear(s *segmentView, d int) {
+	end := s.seq + s.length
+	if t.flags[d]&tcpHeard == 0 || seqnum.Value(t.end[d]).LessThan(seqnum.Value(end)) {
+		t.end[d] = end
+	}
+	t.flags[d] |= tcpHeard
+	if s.flags&tcpFlagACK != 0 {
+		if t.flags[d]&tcpAcked == 0 || seqnum.Value(t.ack[d]).LessThan(seqnum.Value(s.ack)) {
+			t.ack[d] = s.ack
+		}
+		t.flags[d] |= tcpAcked
+	}
+	t.window[d] = s.window
+	if s.flags&tcpFlagSYN != 0 {
+		t.mss[d] = s.mss
+		t.shift[d] = 0
+		if s.scaled {
+			t.shift[d] = s.shift
+		}
+	}
+}
+
+// next returns the state after a segment of direction d in state now.
+func (t *tcpState) next(now state, s *segmentView, d int) state {
+	switch {
+	case s.flags&tcpFlagRST != 0:
+		if now == stateClosed || t.exactReset(now, s, d) {
+			return stateClosed
+		}
+		return now
+	case s.flags&tcpFlagSYN != 0:
+		return t.synchronize(now, s, d)
+	}
+	switch now {
+	case stateSynSent, stateClosed:
+		return now // only a SYN moves it on (RFC 9293, Section 3.10.7.3)
+	}
+	if !t.acceptable(s, d) {
+		return now
+	}
+	t.hear(s, d)
+	if s.flags&tcpFlagFIN != 0 {
+		t.flags[d] |= tcpFIN
+	}
+	if other := 1 - d; s.flags&tcpFlagACK != 0 && t.flags[other]&tcpFIN != 0 && s.ack == t.end[other] {
+		t.flags[other] |= tcpClosed
+	}
+	return t.progress(now, s, d)
+}
+
+// progress derives the state from what both sides have sent.
+func (t *tcpState) progress(now state, s *segmentView, d int) state {
+	fins := bits.OnesCount8(uint8(t.flags[original]&tcpFIN)) + bits.OnesCount8(uint8(t.flags[reply]&tcpFIN))
+	closed := bits.OnesCount8(uint8(t.flags[original]&tcpClosed)) + bits.OnesCount8(uint8(t.flags[reply]&tcpClosed))
+	switch {
+	case closed == 2:
+		return stateTimeWait
+	case fins == 2:
+		return stateLastAck
+	case closed == 1:
+		return stateCloseWait
+	case fins == 1:
+		return stateFinWait
+	case now == stateSynReceived && s.flags&tcpFlagACK != 0 && s.ack == t.end[1-d] && t.flags[1-d]&tcpHeard != 0:
+		return stateEstablished
+	}
+	return now
+}
+
+// synchronize handles SYN and SYN-ACK.
+func (t *tcpState) synchronize(now state, s *segmentView, d int) state {
+	switch now {
+	case stateSynSent, stateSynReceived:
+		if d == original && s.flags&tcpFlagACK == 0 {
+			if now == stateSynSent || s.seq+s.length == t.end[original] {
+				t.reopen(s, d) // retransmitted, with or without ECN (RFC 3168, Section 6.1.1), or a new attempt on the same ports
+			}
+			return now
+		}
+		// A SYN-ACK must acknowledge the SYN; a bare SYN is a simultaneous open (RFC 9293, Section 3.5).
+		if s.flags&tcpFlagACK != 0 && t.flags[1-d]&tcpHeard != 0 && s.ack != t.end[1-d] {
+			return now
+		}
+		t.reopen(s, d)
+		if t.flags[1-d]&tcpHeard != 0 && (t.shift[1-d] != 0 && !s.scaled) {
+			t.shift[1-d] = 0 // RFC 7323, Section 2.2: only if both offer it
+		}
+		return stateSynReceived
+	case stateTimeWait, stateClosed:
+		if d == original && s.flags&tcpFlagACK == 0 {
+			return t.open(s, d) // the ports are used again (RFC 9293, Section 3.6.1)
+		}
+	}
+	return now // RFC 5961, Section 4.2: an end point answers with a challenge ACK
+}
+
+// reopen replaces what is known of direction d by its SYN.
+func (t *tcpState) reopen(s *segmentView, d int) {
+	t.flags[d] = 0
+	t.hear(s, d)
+}
+
+// exactReset reports whether a RST ends the connection: RFC 5961, Section 3.2, wants the receiver's next sequence number. The
+// receiver's acknowledgements tell it; before there are any, the end of what was sent. In SYN-SENT, RFC 9293, Section 3.10.7.3, wants
+// the SYN acknowledged.
+func (t *tcpState) exactReset(now state, s *segmentView, d int) bool {
+	other := 1 - d
+	if now == stateSynSent {
+		if d == original {
+			return s.seq == t.end[original] || s.seq+1 == t.end[original]
+		}
+		return s.flags&tcpFlagACK != 0 && s.ack == t.end[original]
+	}
+	if t.flags[other]&tcpAcked != 0 && s.seq == t.ack[other] {
+		return true
+	}
+	// A side that was not heard yet is reset by a RST that acknowledges all that was sent to it.
+	if t.flags[d]&tcpHeard == 0 {
+		return s.flags&tcpFlagACK != 0 && s.ack == t.end[other]
+	}
+	return s.seq == t.end[d]
+}
+
+// acceptable reports whether a segment lies around the window of its receiver, so that its flags may be believed.
+func (t *tcpState) acceptable(s *segmentView, d int) bool {
+	other := 1 - d
+	if t.flags[other]&tcpAcked != 0 {
+		size := max(uint32(t.window[other])<<t.shift[other], 1<<16)
+		// From one window before what the receiver has, for retransmissions, to one window behind.
+		if distance := int32(s.seq - t.ack[other]); distance > int32(size) || distance < -int32(size)-int32(s.length) {
+			return false
+		}
+	}
+	if s.flags&tcpFlagACK != 0 && t.flags[other]&tcpHeard != 0 {
+		// Never more than was sent.
+		return int32(s.ack-t.end[other]) <= 0
+	}
+	return true
+}

@@ -1,0 +1,159 @@
+package nat
+
+import "time"
+
+// A state selects a connection's timeout.
+type state uint8
+
+const (
+	stateSynSent state = iota
+	stateSynReceived
+	stateEstablished
+	stateFinWait
+	stateCloseWait
+	stateLastAck
+	stateTimeWait
+	stateClosed
+	stateUDP
+	stateUDPStream
+	stateICMP
+	stateSCTPOpening
+	stateSCTP
+	stateSCTPClosing
+	stateOther
+	states
+)
+
+var stateNames = [states]string{"syn-sent", "syn-received", "established", "fin-wait", "close-wait", "last-ack", "time-wait", "closed",
+	"udp", "udp-stream", "icmp", "sctp-opening", "sctp", "sctp-closing", "other"}
+
+func (s state) String() string { return stateNames[s] }
+
+// shortUnreplied is how long unreplied connections live when the table is under pressure (architecture.md, Section 5).
+const shortUnreplied = 30 * time.Second
+
+// compile returns the timeouts by state.
+func (t *Timeouts) compile() [states]time.Duration {
+	all := [states]time.Duration{
+		t.TCPSynSent, t.TCPSynReceived, t.TCPEstablished, t.TCPFinWait, t.TCPCloseWait, t.TCPLastAck, t.TCPTimeWait, t.TCPClosed,
+		t.UDP, t.UDPStream, t.ICMP, t.SCTPOpening, t.SCTP, t.SCTPClosing, t.Other,
+	}
+	for s, d := range [states]time.Duration{
+		120 * time.Second, 60 * time.Second, 120 * time.Hour, 120 * time.Second, 60 * time.Second, 30 * time.Second, 120 * time.Second, 10 * time.Second,
+		120 * time.Second, 120 * time.Second, 60 * time.Second, 30 * time.Second, 120 * time.Hour, 10 * time.Second, 600 * time.Second,
+	} {
+		if all[s] == 0 {
+			all[s] = d
+		}
+	}
+	return all
+}
+
+// rankOf returns the rank of a replied connection.
+func rankOf(s state) rank {
+	switch s {
+	case stateFinWait, stateCloseWait, stateLastAck, stateTimeWait, stateClosed, stateSCTPClosing:
+		return rankClosing
+	}
+	return rankSettled
+}
+
+// lifetime is how long c may be idle.
+func (s *snapshot) lifetime(c *conn, pressed bool) time.Duration {
+	d := s.timeouts[c.state]
+	if c.has(flagReplied) {
+		return d
+	}
+	if c.state == stateEstablished {
+		d = s.timeouts[stateSynSent] // picked up in mid-stream, one side heard
+	}
+	if pressed {
+		d = min(d, shortUnreplied)
+	}
+	return d
+}
+
+const (
+	wheelSlots = 1 << 10
+	wheelTick  = time.Second
+)
+
+// A wheel is a hashed timing wheel (Varghese and Lauck, 1987). Packets only store when they came; a connection whose slot comes up
+// before its time is put into a later one.
+type wheel struct {
+	started bool
+	tick    int64 // the slot being worked on
+	slots   [wheelSlots]uint32
+}
+
+// arm puts c into the slot of its deadline, or the furthest one. Preconditions: c is in no slot.
+func (w *wheel) arm(tb *table, c *conn, number uint32, deadline Time) {
+	tick := int64(deadline)/int64(wheelTick) + 1
+	tick = max(min(tick, w.tick+wheelSlots-1), w.tick+1)
+	c.slot = uint16(tick%wheelSlots) + 1
+	head := &w.slots[c.slot-1]
+	c.wheelNext, c.wheelPrevious = *head, 0
+	if *head != 0 {
+		tb.at(*head).wheelPrevious = number
+	}
+	*head = number
+}
+
+// unlink takes c out of its slot, if it is in one.
+func (w *wheel) unlink(tb *table, c *conn, number uint32) {
+	if c.slot == 0 {
+		return
+	}
+	if c.wheelPrevious != 0 {
+		tb.at(c.wheelPrevious).wheelNext = c.wheelNext
+	} else {
+		w.slots[c.slot-1] = c.wheelNext
+	}
+	if c.wheelNext != 0 {
+		tb.at(c.wheelNext).wheelPrevious = c.wheelPrevious
+	}
+	c.slot, c.wheelNext, c.wheelPrevious = 0, 0, 0
+}
+
+// expire looks at up to budget connections whose slot has come, and returns false if some are left.
+func (e *Engine) expire(now Time, budget int) bool {
+	tb, w := &e.table, &e.table.wheel
+	target := int64(now) / int64(wheelTick)
+	if !w.started {
+		w.started, w.tick = true, target
+	}
+	if target-w.tick > wheelSlots {
+		w.tick = target - wheelSlots // each slot comes up once
+	}
+	for w.tick < target {
+		number := w.slots[w.tick%wheelSlots]
+		if number == 0 {
+			w.tick++
+			continue
+		}
+		if budget--; budget < 0 {
+			return false
+		}
+		c := tb.at(number)
+		deadline := c.lastSeen.Add(e.snapshot.lifetime(c, e.pressed()))
+		if deadline <= now {
+			tb.remove(c, number)
+			e.stats.Expired++
+			continue
+		}
+		w.unlink(tb, c, number)
+		w.arm(tb, c, number, deadline)
+	}
+	return true
+}
+
+// pressed reports whether the table is so full that unreplied connections must hurry.
+func (e *Engine) pressed() bool {
+	return e.table.used*pressureDenominator > e.snapshot.maxEntries*pressureNumerator
+}
+
+// reschedule moves c's timer when its state may have shortened its life.
+func (e *Engine) reschedule(c *conn, number uint32, now Time) {
+	e.table.wheel.unlink(&e.table, c, number)
+	e.table.wheel.arm(&e.table, c, number, now.Add(e.snapshot.lifetime(c, e.pressed())))
+}

@@ -1,0 +1,133 @@
+package nat
+
+// established handles a packet of a connection that exists. It returns false if the connection turned out to be gone, and the packet
+// is the first of another.
+func (e *Engine) established(h hit, p *Packet, in Port, now Time, v *Verdict) bool {
+	s, c, d := e.snapshot, h.conn, h.direction
+	if c.generation != s.generation {
+		switch reason, ok := e.revalidate(c, h.number, now); {
+		case reason != ReasonNone:
+			*v = refuse(reason, AnswerReset)
+			return true
+		case !ok:
+			return false
+		}
+	}
+	if c.flags&(flagEvaluated0<<d) == 0 || c.flags&(flagAlways0<<d) != 0 {
+		e.evaluate(c, d, in, now)
+	}
+	if c.verdict[d] != ReasonNone {
+		e.refused(c, d, p, v)
+		return true
+	}
+	var pl plan
+	pl.to.words, pl.to.ports = c.tuples[1-d].reversed()
+	pl.addresses, pl.ports = c.deltas(d)
+	pl.out, pl.clamp, pl.mtu = c.out[d], c.clamp[d], s.mtu
+	if p.partial && p.protocol == protocolTCP {
+		pl.peerMSS = c.tcp.mss[1-d]
+		if e.paths.live(now) {
+			to := c.to(d)
+			pl.pathMTU = e.paths.lookup(to.destination(), pl.out == Tunnel, now)
+		}
+	}
+	sctp := p.protocol == protocolSCTP && pl.ports != 0
+	if sctp && p.fragment {
+		*v = drop(ReasonFragment) // its checksum covers bytes that are elsewhere
+		return true
+	}
+	if !p.forward(&pl, v) {
+		return true
+	}
+	if sctp {
+		p.sumSCTP()
+	}
+	v.Asymmetric = d == reply && c.tuples[reply].zone == anyNode && in != c.out[original]
+	c.packets[d] += uint64(v.Packets)
+	c.bytes[d] += uint64(len(p.data))
+	e.countHits(c, d, p, uint64(v.Packets))
+	e.advance(c, h.number, d, p, now)
+	return true
+}
+
+// refused is the verdict on a packet of a connection that filters or routing refuse.
+func (e *Engine) refused(c *conn, d int, p *Packet, v *Verdict) {
+	e.countHits(c, d, p, 1)
+	switch r := c.verdict[d]; r {
+	case ReasonRejected:
+		*v = refuse(r, AnswerNetUnreachable)
+	case ReasonNoRoute:
+		to := c.to(d)
+		*v = e.snapshot.noRoute(to.destination())
+	default:
+		*v = drop(r)
+	}
+}
+
+// advance takes a forwarded packet into the connection's state and timer.
+func (e *Engine) advance(c *conn, number uint32, d int, p *Packet, now Time) {
+	c.lastSeen = max(c.lastSeen, now)
+	was := c.state
+	switch {
+	case c.tuples[original].protocol == protocolTCP:
+		if p.hasPorts {
+			var s segmentView
+			s.view(p)
+			c.state = c.tcp.next(c.state, &s, d)
+		}
+	case c.tuples[original].protocol == protocolSCTP:
+		if p.hasPorts {
+			c.state = c.tcp.sctpNext(c.state, p, d, d == reply || c.has(flagReplied))
+		}
+	case c.state == stateUDP && d == reply:
+		c.state = stateUDPStream
+	}
+	if d == reply && !c.has(flagReplied) {
+		e.table.replied(c, number)
+		e.reschedule(c, number, now)
+	} else if c.state != was {
+		if c.has(flagReplied) {
+			e.table.rankAs(c, number, rankOf(c.state))
+		}
+		e.reschedule(c, number, now)
+	}
+}
+
+// evaluate runs the filters and the route for a direction, and caches what they say for the rest of the generation.
+func (e *Engine) evaluate(c *conn, d int, in Port, now Time) {
+	tr := &e.scratch
+	*tr = traversal{from: c.tuples[d], to: c.to(d), in: in}
+	tr.effects.connMark = c.mark
+	tr.run(e, e.snapshot, now)
+	e.cache(c, d, tr)
+}
+
+// cache stores the outcome of a traversal.
+func (e *Engine) cache(c *conn, d int, tr *traversal) {
+	s := e.snapshot
+	c.verdict[d] = tr.reason
+	c.out[d] = tr.out
+	c.clamp[d] = tr.clampFor(s)
+	if tr.effects.connMarkSet {
+		c.mark = tr.effects.connMark
+	}
+	c.flags |= flagEvaluated0 << d
+	n, ok := s.hits.number(tr.effects.hits, s.rules)
+	c.hits[d] = n
+	c.flags &^= flagAlways0 << d
+	if !ok || tr.effects.overflow {
+		c.flags |= flagAlways0 << d
+	}
+}
+
+func (e *Engine) countHits(c *conn, d int, p *Packet, packets uint64) {
+	n := c.hits[d]
+	if n == 0 {
+		return
+	}
+	list, synOnly := e.snapshot.hits.at(n)
+	syn := p.isSYN()
+	if syn || !synOnly {
+		e.snapshot.rules.count(list, syn, packets, uint64(len(p.data)))
+	}
+}

@@ -1,0 +1,175 @@
+package nat
+
+import (
+	"encoding/binary"
+	"net/netip"
+)
+
+// maxHits is how many counting rules a direction's packets may hit and still be served from the cache.
+const maxHits = 8
+
+// A traversal takes a packet through the hooks, in the order of the kernel's: prerouting, routing, forward, postrouting. For the first
+// packet of a connection the nat chains choose the translation; later ones bring theirs along.
+type traversal struct {
+	from tuple // as the packet came
+	to   tuple // as it goes
+	in   Port
+	out  Port
+	// first: the nat chains run, and to is a result.
+	first      bool
+	dnat, snat binding
+	backend    int16 // number of the chosen service, -1 if none
+	stateful   bool  // the translation needs a connection
+	reason     Reason
+	answer     Answer
+	effects    effects
+	hits       [maxHits]int32
+
+	// For the first tuple of a connection that exists, keep is where its packets go: a service's backend is not chosen anew.
+	keep    tuple
+	keeping bool
+}
+
+// run returns false if the packet is to be dropped, for reason.
+func (tr *traversal) run(e *Engine, s *snapshot, now Time) bool {
+	r := s.rules
+	v := view{src: tr.from.source(), dst: tr.from.destination(), proto: tr.from.protocol, in: tr.in, out: noPort, untracked: tr.effects.notrack}
+	v.ports(&tr.from)
+	tr.backend = -1
+	if tr.effects.hits == nil {
+		tr.effects.hits = tr.hits[:0]
+	}
+
+	if !tr.filter(r, stagePreDNAT, &v) {
+		return false
+	}
+	if tr.first {
+		tr.to = tr.from
+		if !tr.bindDestination(e, r, &v, now) {
+			return false
+		}
+	}
+	v.dst = tr.to.destination()
+	binary.BigEndian.PutUint16(v.l4[2:], tr.to.destinationPort())
+	if !tr.filter(r, stagePrerouting, &v) {
+		return false
+	}
+	hop, ok := r.route(tr.in, tr.effects.mark, v.src, v.dst)
+	if !ok {
+		return tr.refuse(s.noRoute(v.dst))
+	}
+	tr.out, v.out = hop.port, hop.port
+	if !tr.filter(r, stageForward, &v) || !tr.filter(r, stagePreSNAT, &v) {
+		return false
+	}
+	if tr.first && !tr.bindSource(s, &v) {
+		return false
+	}
+	v.src = tr.to.source()
+	binary.BigEndian.PutUint16(v.l4[:], tr.to.sourcePort())
+	return tr.filter(r, stagePostrouting, &v)
+}
+
+// ports makes the ports of t what rules see.
+func (v *view) ports(t *tuple) {
+	v.hasL4 = t.ports != 0
+	binary.BigEndian.PutUint32(v.l4[:], t.ports)
+}
+
+func (tr *traversal) refuse(v Verdict) bool {
+	tr.reason, tr.answer = v.Reason, v.Answer
+	return false
+}
+
+func (tr *traversal) filter(r *ruleset, s stage, v *view) bool {
+	if !r.has(s) {
+		return true
+	}
+	switch r.filter(s, v, &tr.effects) {
+	case ruleDrop:
+		tr.reason = ReasonFiltered
+		return false
+	case ruleReject:
+		tr.reason, tr.answer = ReasonRejected, AnswerNetUnreachable
+		return false
+	}
+	return true
+}
+
+// bindDestination runs the prerouting nat chains.
+func (tr *traversal) bindDestination(e *Engine, r *ruleset, v *view, now Time) bool {
+	tr.dnat = r.nat(stageDNAT, v)
+	switch tr.dnat.kind {
+	case bindAddress:
+		tr.stateful = true
+		tr.to.setDestination(tr.dnat.addr)
+	case bindPrefix:
+		tr.to.setDestination(tr.dnat.addr)
+	case bindService:
+		tr.stateful = true
+		tr.backend = int16(tr.dnat.service)
+		if tr.keeping {
+			tr.to.setDestination(tr.keep.destination())
+			tr.to.setDestinationPort(tr.keep.destinationPort())
+			return true
+		}
+		b, ok := r.services.all[tr.dnat.service].pick(e.hashKey, netip.AddrPortFrom(v.src, tr.from.sourcePort()), now)
+		if !ok {
+			return tr.refuse(refuse(ReasonNoBackend, AnswerPortUnreachable))
+		}
+		tr.to.setDestination(b.Address)
+		tr.to.setDestinationPort(b.Port)
+	case bindDrop:
+		return tr.refuse(drop(ReasonFiltered))
+	}
+	return true
+}
+
+// bindSource runs the postrouting nat chains. What goes back to a node after a translation of its destination gets the gateway's own
+// source, so that the answer comes back too (hairpinning: RFC 4787, Section 6, REQ-9).
+func (tr *traversal) bindSource(s *snapshot, v *view) bool {
+	tr.snat = s.rules.nat(stageSNAT, v)
+	switch tr.snat.kind {
+	case bindNone:
+		hairpin := tr.dnat.kind == bindAddress || tr.dnat.kind == bindService
+		if hairpin && tr.in != Tunnel && tr.out != Tunnel && s.gateway.Is6() == tr.to.v6 {
+			tr.stateful = true
+			tr.to.setSource(s.gateway)
+		}
+	case bindAddress:
+		tr.stateful = tr.stateful || tr.snat.addr != v.src // a rule that binds a source to itself needs no state
+		tr.to.setSource(tr.snat.addr)
+	case bindPrefix:
+		tr.to.setSource(tr.snat.addr)
+	case bindDrop:
+		return tr.refuse(drop(ReasonFiltered))
+	case bindNoSource:
+		return tr.refuse(drop(ReasonUnknownSource))
+	}
+	return true
+}
+
+// countBindings counts the nat rules, which see the first packet of a connection only.
+func (tr *traversal) countBindings(r *ruleset, packets, bytes uint64) {
+	rules := [2]int32{tr.dnat.rule, tr.snat.rule}
+	for i, n := range rules {
+		if n >= 0 {
+			r.count(rules[i:i+1], false, packets, bytes)
+		}
+	}
+}
+
+// clampFor returns the bound for the MSS option of SYNs: the least that the rules give.
+func (tr *traversal) clampFor(s *snapshot) uint16 {
+	bound := tr.effects.mss
+	if tr.effects.routeMSS {
+		limit := uint16(s.mtu - 40)
+		if tr.from.v6 {
+			limit = uint16(s.mtu - 60)
+		}
+		if bound == 0 || limit < bound {
+			bound = limit
+		}
+	}
+	return bound
+}
