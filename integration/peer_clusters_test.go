@@ -230,6 +230,15 @@ func internalAddress(address, gateway string, routes ...string) []string {
 func newVXLANClusters(t *testing.T) *clusters {
 	t.Helper()
 	c := newMilan(t)
+	c.addRome()
+	return c
+}
+
+// addRome makes what is behind rome's gateway, with the kernel's VXLAN link as
+// node, and starts the gateway.
+func (c *clusters) addRome() {
+	t := c.romeGateway.t
+	t.Helper()
 	c.romeNode, c.romePod = newPeerHost(t, "rome-node"), newPeerHost(t, "rome-pod")
 	join(c.romeGateway, c.romeNode, "172.18.0.9/24", "172.18.0.2/24", 1500)
 	connectPod(c.romeNode, c.romePod)
@@ -237,5 +246,4 @@ func newVXLANClusters(t *testing.T) *clusters {
 	c.romeNode.ip(internalAddress("10.80.0.2", romeInternal, "10.61.0.0/16", "10.71.0.0/16")...)
 	config := strings.Replace(romeConfig, "podCIDRs: [10.0.1.0/24]", "podCIDRs: [10.0.1.0/24], encap: vxlan", 1)
 	c.romeCulvert = startGateway(c.romeGateway, config, c.romeKey, c.milanKey.public)
-	return c
 }

@@ -131,11 +131,11 @@ func (g *guest) write(name, text string) {
 
 // pod makes a network namespace inside the guest that is a pod behind its
 // kernel, with an echo server.
-func (g *guest) pod() {
+func (g *guest) pod(mtu int) {
 	g.t.Helper()
 	g.sh(
 		"ip netns add pod",
-		"ip link add pod mtu 1340 type veth peer name eth0 mtu 1340 netns pod",
+		fmt.Sprintf("ip link add pod mtu %d type veth peer name eth0 mtu %[1]d netns pod", mtu),
 		"ip addr add 10.0.1.1/24 dev pod; ip link set pod up",
 		"ip -n pod addr add "+podAddress+"/24 dev eth0; ip -n pod link set eth0 up; ip -n pod link set lo up",
 		"ip -n pod route add default via 10.0.1.1",

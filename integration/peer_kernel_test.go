@@ -24,7 +24,7 @@ func TestPeerKernelGeneve(t *testing.T) {
 		c := newMilan(t)
 		g := startGuest(c.romeGateway, "172.18.0.2/24", "172.18.0.9/24")
 		c.romeCulvert = startGateway(c.romeGateway, romeConfig, c.romeKey, c.milanKey.public)
-		g.pod()
+		g.pod(1340)
 		before := g.state()
 		traffic := func(size int) {
 			t.Helper()
@@ -77,4 +77,80 @@ func (g *guest) ip(commands ...string) {
 func (g *guest) state() string {
 	g.t.Helper()
 	return g.sh("ip -br link | awk '{print $1}'; ip -br addr | awk '{print $1, $3}'; ip route; ip rule")
+}
+
+// TestPeerKernelWireGuard has a kernel as all of milan: its WireGuard, its
+// nftables translate the prefixes as culvert would, and a pod behind it.
+func TestPeerKernelWireGuard(t *testing.T) {
+	isolated(t, func(t *testing.T) {
+		c := &clusters{romeGateway: newPeerHost(t, "rome-gw"), romeKey: newKeyPair(t), milanKey: newKeyPair(t)}
+		g := startGuest(c.romeGateway, "192.0.2.7/24", "192.0.2.1/24")
+		g.pod(kernelMTU)
+		g.wireGuard(c)
+		c.addRome()
+
+		pingThrough(c.romePod, milanPodAtRome)
+		g.ping(romePodAtMilan)
+		g.exchange(c.romePod, romePodAtMilan, milanPodAtRome, 10_485_761)
+		g.echo(c.romePod, milanPodAtRome, 3_500_001)
+		text := g.sh("wg show wg0")
+		for _, want := range []string{"latest handshake: ", "endpoint: 192.0.2.1:"} {
+			if !strings.Contains(text, want) {
+				t.Errorf("wg show of the kernel's tunnel: no %q in\n%s", want, text)
+			}
+		}
+		testTooBig(t, c, g)
+	}, probeGuest)
+}
+
+// kernelMTU is that of the kernel's tunnel: more than culvert's.
+const kernelMTU = 1400
+
+// testTooBig has each end answer a packet of the other that is too big for what
+// lies behind it. By then both have been translated twice, and the answers are
+// from the address that the sender had contacted, as Linux NAT has it.
+func testTooBig(t *testing.T, c *clusters, g *guest) {
+	tooBig := func(out, from string, mtu int) {
+		t.Helper()
+		if want := fmt.Sprintf("From %s icmp_seq=1 Frag needed and DF set (mtu = %d)", from, mtu); !strings.Contains(out, want) {
+			t.Errorf("ping with DF: no %q in\n%s", want, out)
+		}
+	}
+	tooBig(g.sh("ip netns exec pod ping -c 1 -W 2 -M do -s 1372 "+romePodAtMilan+" || true"), romePodAtMilan, 1340)
+
+	g.ip("route change 10.0.1.0/24 dev pod mtu 1200")
+	out, err := c.romePod.try("", "sh", "-c", "ping -c 1 -W 2 -M do -s 1312 "+milanPodAtRome+" || true")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tooBig(out, milanPodAtRome, 1200)
+	// The pod forgets; the connection's super-frames must shrink on the way.
+	c.romePod.ip("route flush cache")
+	g.echo(c.romePod, milanPodAtRome, 1_500_001)
+}
+
+// wireGuard makes the guest the gateway of milan.
+func (g *guest) wireGuard(c *clusters) {
+	g.t.Helper()
+	g.write("/tmp/key", c.milanKey.private)
+	g.sh(
+		fmt.Sprintf("ip link add wg0 mtu %d type wireguard", kernelMTU),
+		"wg set wg0 listen-port 51840 private-key /tmp/key peer "+c.romeKey.public+" allowed-ips 0.0.0.0/0",
+		"ip addr add 169.254.18.1/30 dev wg0",
+		"ip link set wg0 up",
+		// What the pods send to the remapped CIDR goes to the tunnel, although the
+		// translated destination is in a CIDR that this cluster has too.
+		"ip route add default dev wg0 table 100",
+		"ip rule add fwmark 1 lookup 100",
+		// So do the kernel's own errors about what came from the tunnel.
+		"echo 1 >/proc/sys/net/ipv4/fwmark_reflect",
+		"ip rule add fwmark 2 iif lo lookup 100",
+	)
+	g.write("/tmp/nat", `
+table ip nat {
+	chain outgoing { type filter hook prerouting priority -150; ip daddr 10.62.0.0/16 meta mark set 1; iifname "wg0" meta mark set 2; }
+	chain destination { type nat hook prerouting priority dstnat; ip daddr 10.62.0.0/16 dnat ip prefix to ip daddr map { 10.62.0.0/16 : 10.0.0.0/16 }; }
+	chain source { type nat hook postrouting priority srcnat; iifname "wg0" snat ip prefix to ip saddr map { 10.0.0.0/16 : 10.62.0.0/16 }; }
+}`)
+	g.sh("nft -f /tmp/nat")
 }
