@@ -185,12 +185,20 @@ type clusters struct {
 // kernel's own VXLAN link, set up by hand.
 func newMilan(t *testing.T) *clusters {
 	t.Helper()
+	return newMilanAcross(t, func(rome, milan *peerHost) {
+		join(rome, milan, "192.0.2.1/24", "192.0.2.7/24", 1500)
+	})
+}
+
+// newMilanAcross is newMilan with another way between the gateways.
+func newMilanAcross(t *testing.T, connect func(rome, milan *peerHost)) *clusters {
+	t.Helper()
 	c := &clusters{
 		romeGateway: newPeerHost(t, "rome-gw"), milanGateway: newPeerHost(t, "milan-gw"),
 		milanNode: newPeerHost(t, "milan-node"), milanPod: newPeerHost(t, "milan-pod"),
 		romeKey: newKeyPair(t), milanKey: newKeyPair(t),
 	}
-	join(c.romeGateway, c.milanGateway, "192.0.2.1/24", "192.0.2.7/24", 1500)
+	connect(c.romeGateway, c.milanGateway)
 	join(c.milanGateway, c.milanNode, "172.19.0.9/24", "172.19.0.130/24", 1500)
 	connectPod(c.milanNode, c.milanPod)
 	c.milanNode.ip(vxlanLink(milanVNI, "172.19.0.130", "172.19.0.9")...)
