@@ -252,6 +252,12 @@ func (c *clusters) addRome() {
 	connectPod(c.romeNode, c.romePod)
 	c.romeNode.ip(vxlanLink(romeVNI, "172.18.0.2", "172.18.0.9")...)
 	c.romeNode.ip(internalAddress("10.80.0.2", romeInternal, "10.61.0.0/16", "10.71.0.0/16")...)
+	c.startRome()
+}
+
+// startRome starts the gateway of rome for a node with VXLAN.
+func (c *clusters) startRome() {
+	c.romeGateway.t.Helper()
 	config := strings.Replace(romeConfig, "podCIDRs: [10.0.1.0/24]", "podCIDRs: [10.0.1.0/24], encap: vxlan", 1)
 	c.romeCulvert = startGateway(c.romeGateway, config, c.romeKey, c.milanKey.public)
 }

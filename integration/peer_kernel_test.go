@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 )
 
 // romeNodeConfig is the other end of romeConfig, for culvert node.
@@ -17,13 +18,19 @@ mode: geneve
 routes: [10.61.0.0/16, 10.71.0.0/16]
 `
 
+// romeIPNode is a second node of rome, on the same machine as the first, whose
+// frames hold IP and no Ethernet.
+const romeIPNode = `    - {name: rome-2, vni: 66051, underlay: 172.18.0.2, address: 10.80.0.6, podCIDRs: [10.0.8.0/21], inner: ip}
+`
+
 // TestPeerKernelGeneve has a kernel with Geneve as the node of rome: first with a
 // link made by hand, as other software makes it, then with culvert node.
 func TestPeerKernelGeneve(t *testing.T) {
 	isolated(t, func(t *testing.T) {
 		c := newMilan(t)
 		g := startGuest(c.romeGateway, "172.18.0.2/24", "172.18.0.9/24")
-		c.romeCulvert = startGateway(c.romeGateway, romeConfig, c.romeKey, c.milanKey.public)
+		config := strings.Replace(romeConfig, "  nodes:\n", "  nodes:\n"+romeIPNode, 1)
+		c.romeCulvert = startGateway(c.romeGateway, config, c.romeKey, c.milanKey.public)
 		g.pod(1340)
 		before := g.state()
 		traffic := func(size int) {
@@ -41,6 +48,16 @@ func TestPeerKernelGeneve(t *testing.T) {
 		)
 		g.ip(internalAddress("10.80.0.2", romeInternal, "10.61.0.0/16", "10.71.0.0/16")...)
 		traffic(10_485_763)
+		g.ip("link del tunnel")
+
+		g.ip(
+			"link add tunnel mtu 1340 type geneve id 66051 remote 172.18.0.9 dstport 6091 innerprotoinherit",
+			"link set tunnel up",
+			"address add 10.0.9.7/32 dev tunnel",
+			"route add 10.61.0.0/16 dev tunnel src 10.0.9.7",
+		)
+		g.sh("ping -q -c 3 -i 0.05 -W 2 -s 1312 " + milanPodAtRome)
+		pingThrough(c.milanPod, "10.62.9.7")
 		g.ip("link del tunnel")
 
 		g.write("/tmp/node.yaml", romeNodeConfig)
@@ -100,6 +117,7 @@ func TestPeerKernelWireGuard(t *testing.T) {
 			}
 		}
 		testTooBig(t, c, g)
+		testRoaming(t, c, g)
 	}, probeGuest)
 }
 
@@ -154,3 +172,30 @@ table ip nat {
 }`)
 	g.sh("nft -f /tmp/nat")
 }
+
+// testRoaming moves the kernel to another port, which the gateway follows, and
+// restarts the gateway, which the kernel follows.
+func testRoaming(t *testing.T, c *clusters, g *guest) {
+	const port = "51999"
+	g.sh("wg set wg0 listen-port " + port)
+	g.ping(romePodAtMilan) // the first packet from there tells the gateway
+	pingThrough(c.romePod, milanPodAtRome)
+	if got, want := c.romeGateway.run("wg", "show", uapiLink, "endpoints"), c.milanKey.public+"\t192.0.2.7:"+port+"\n"; got != want {
+		t.Errorf("wg show endpoints: %q, want %q", got, want)
+	}
+
+	g.sh("wg set wg0 listen-port 51840") // where the configuration says
+	c.romeCulvert.stop()
+	c.startRome()
+	began := time.Now()
+	pingThrough(c.romePod, milanPodAtRome)
+	took := time.Since(began)
+	t.Logf("pings of all sizes are answered %v after a restart of the gateway", took.Round(time.Millisecond))
+	if took > deadSession {
+		t.Errorf("as long as it takes the kernel to notice that the session is dead, %v", deadSession)
+	}
+}
+
+// deadSession is when a WireGuard peer gives up a session that no longer answers:
+// KEEPALIVE_TIMEOUT + REKEY_TIMEOUT.
+const deadSession = 15 * time.Second
