@@ -119,7 +119,7 @@ func (g *Gateway) openWireGuard(c *Config) (err error) {
 		d.Close()
 		return err
 	}
-	if err := d.Up(); err != nil {
+	if err := g.wg.up(); err != nil {
 		return socketError("wireguard.listenPort", c.WireGuard.ListenPort, err)
 	}
 	return nil
