@@ -135,7 +135,8 @@ func (e *Engine) relayTracked(p, q *Packet, t, quoted *tuple, h hit, in Port, no
 		}
 	}
 	if c.flags&(flagEvaluated0<<d) == 0 {
-		e.evaluate(c, d, in, now)
+		e.evaluate(c, d, nil, in, now)
+		c.flags &^= flagEvaluated0 << d // the error is not one of the direction's packets
 	}
 	if r := c.verdict[d]; r != ReasonNone {
 		return drop(r)

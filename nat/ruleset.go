@@ -34,6 +34,7 @@ type ruleset struct {
 	own      [2]masquerade
 	// generated: the tables come from the other fields of the Config, so that what a kernel's rules could not do is allowed too.
 	generated bool
+	notracks  bool // a rule of stageRaw says notrack
 }
 
 // A masquerade holds the gateway's address by family on the way to one side: [0] the tunnel, [1] the nodes.

@@ -31,7 +31,7 @@ func (e *Engine) established(h hit, p *Packet, in Port, now Time, v *Verdict) bo
 		}
 	}
 	if c.flags&(flagEvaluated0<<d) == 0 || c.hits[d] == tooManyHits {
-		e.evaluate(c, d, in, now)
+		e.evaluate(c, d, p, in, now)
 	}
 	if c.verdict[d] != ReasonNone {
 		e.refused(c, d, p, v)
@@ -111,10 +111,11 @@ func (e *Engine) advance(c *conn, number uint32, d int, p *Packet, now Time) {
 }
 
 // evaluate runs the filters and the route for a direction, and caches what they say for the rest of the generation.
-func (e *Engine) evaluate(c *conn, d int, in Port, now Time) {
+func (e *Engine) evaluate(c *conn, d int, p *Packet, in Port, now Time) {
 	tr := &e.scratch
 	*tr = traversal{from: c.tuples[d], to: c.to(d), in: in}
 	tr.effects.connMark = c.mark
+	tr.see(p)
 	tr.run(e, e.snapshot, now)
 	e.cache(c, d, tr)
 }
@@ -129,6 +130,9 @@ func (e *Engine) cache(c *conn, d int, tr *traversal) {
 		c.mark = tr.effects.connMark
 	}
 	c.flags |= flagEvaluated0 << d
+	if tr.marked { // with another mark the next packet may fare otherwise, in both directions
+		c.flags &^= flagEvaluated0 | flagEvaluated1
+	}
 	c.hits[d] = s.hits.number(&tr.effects, s.rules)
 }
 
