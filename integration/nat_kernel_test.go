@@ -21,6 +21,7 @@ import (
 
 var (
 	oracleSeed    = flag.Uint64("oracle.seed", 0, "seed of the kernel oracle; 0: from the clock")
+	oracleRound   = flag.Uint64("oracle.round", 0, "first round, to replay the last one of a seed")
 	oraclePackets = flag.Int("oracle.packets", 100000, "packets that the kernel oracle compares")
 )
 
@@ -49,7 +50,7 @@ func TestNATAgainstKernel(t *testing.T) {
 	}
 	t.Logf("replay with -oracle.seed=%d", seed)
 	c := &comparison{t: t, counts: map[string]int{}}
-	for round := uint64(0); c.packets < *oraclePackets; round++ {
+	for round := *oracleRound; c.packets < *oraclePackets; round++ {
 		c.round(&maker{Rand: rand.New(rand.NewPCG(seed, round))})
 		if t.Failed() {
 			t.Fatalf("round %d of seed %d, after %d packets", round, seed, c.packets)

@@ -200,7 +200,7 @@ func (m *maker) rule(name string, t *nat.Table, c *nat.Chain) nat.Rule {
 			r.Action, r.To = nat.ActionMasquerade, ""
 		}
 	}
-	protocol := ""
+	protocol, negated := "", false
 	for range pick(m, 1, 1, 2, 2, 3) {
 		x := m.match(v6)
 		if protocol != "" || r.Action == nat.ActionClampMSS { // nft refuses two protocols in one rule
@@ -208,6 +208,12 @@ func (m *maker) rule(name string, t *nat.Table, c *nat.Chain) nat.Rule {
 			if x.Port.Position == nat.PositionDestination && r.Action != nat.ActionClampMSS {
 				x.Port = nat.Operand{}
 			}
+		}
+		if x.Port != (nat.Operand{}) && x.Op == nat.OpNotEqual {
+			if negated { // nft 1.0.6 merges "sport ≠ a and dport ≠ b" into "not both"
+				x.Port = nat.Operand{}
+			}
+			negated = true
 		}
 		protocol += x.Proto
 		if x != (nat.Match{Op: x.Op}) {

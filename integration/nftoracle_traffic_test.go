@@ -24,6 +24,7 @@ type flow struct {
 	protocol uint8
 	ends     [2]end
 	step     int
+	answered bool // a packet of the second end has come through
 	seq      [2]uint32
 	script   []flowStep
 }
@@ -94,6 +95,9 @@ func (m *maker) script(protocol uint8) []flowStep {
 	switch protocol {
 	case protoTCP:
 		s = []flowStep{{0, nattest.SYN, 0, false}, {1, nattest.SYN | nattest.ACK, 0, false}, {0, nattest.ACK, 0, false}}
+		if m.IntN(6) == 0 { // in mid-stream
+			s = []flowStep{{0, nattest.ACK, 100, false}, {1, nattest.ACK, 200, false}}
+		}
 		for range m.IntN(4) {
 			s = append(s, flowStep{m.IntN(2), nattest.ACK | nattest.PSH, m.IntN(1200), false})
 		}
@@ -143,8 +147,9 @@ func (m *maker) next(f *flow, id uint16) (nat.Port, []byte) {
 		if !e.open || s.icmpErr && e.last == nil {
 			continue
 		}
-		if !f.ends[1].open && s.flags&(nattest.FIN|nattest.RST) != 0 {
-			continue // as a first packet, the kernel calls it invalid and passes it untranslated
+		// What has no place in a connection the kernel calls invalid and passes untranslated.
+		if s.flags&(nattest.FIN|nattest.RST) != 0 && !f.ends[1].open || f.protocol == protoTCP && f.script[0].flags == nattest.SYN && s.flags&nattest.SYN == 0 && !s.icmpErr && !f.answered {
+			continue
 		}
 		f.step++
 		if s.icmpErr {
@@ -250,7 +255,7 @@ func (f *flow) learn(in, out nat.Port, sent []byte) {
 	}
 	from := 0
 	if f.ends[1].open && f.ends[1].port == in && f.script[f.step-1].from == 1 {
-		from = 1
+		from, f.answered = 1, true
 	}
 	other := &f.ends[1-from]
 	other.last = sent
