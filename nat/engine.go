@@ -154,7 +154,7 @@ const packetBudget = 4
 // dispatch finds the packet's connection, or makes one.
 func (e *Engine) dispatch(p *Packet, t *tuple, in Port, now Time, v *Verdict) {
 	if p.forwardable() && !e.notracked(p, t, in) {
-		if h, ok := e.table.lookup(t); ok && e.established(h, p, in, now, v) {
+		if h, ok := e.find(t, now); ok && e.established(h, p, in, now, v) {
 			return
 		}
 	}

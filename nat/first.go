@@ -116,7 +116,7 @@ func (e *Engine) create(p *Packet, tr *traversal, now Time) (hit, Reason) {
 	if zone != Tunnel {
 		zone = anyNode
 	}
-	answer, ok := e.choosePort(&tr.from, &to, zone)
+	answer, ok := e.choosePort(&tr.from, &to, zone, now)
 	if !ok {
 		return hit{}, ReasonPortExhausted
 	}

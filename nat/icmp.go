@@ -102,7 +102,7 @@ func (e *Engine) icmpError(p *Packet, t *tuple, in Port, now Time) Verdict {
 		}
 		return drop(ReasonICMPUnrelated)
 	}
-	if h, ok := e.quotedConn(&quoted, in); ok {
+	if h, ok := e.quotedConn(&quoted, in, now); ok {
 		return e.relayTracked(p, &q, t, &quoted, h, in, now)
 	}
 	switch {
@@ -117,13 +117,13 @@ func (e *Engine) icmpError(p *Packet, t *tuple, in Port, now Time) Verdict {
 }
 
 // quotedConn finds the connection of a quoted packet: its answer would be found. The direction of the hit is that of the answer.
-func (e *Engine) quotedConn(quoted *tuple, in Port) (hit, bool) {
+func (e *Engine) quotedConn(quoted *tuple, in Port, now Time) (hit, bool) {
 	answer := quoted.reply(in)
-	if h, ok := e.table.lookup(&answer); ok || in == Tunnel {
+	if h, ok := e.find(&answer, now); ok || in == Tunnel {
 		return h, ok
 	}
 	answer.zone = anyNode // sent by way of another node than the error
-	return e.table.lookup(&answer)
+	return e.find(&answer, now)
 }
 
 // relayTracked translates an error about a packet of a connection: the quoted packet becomes what its sender sent.

@@ -9,9 +9,9 @@ const portTries = 128
 //
 // The choice depends on address and port of the destination: RFC 4787, Section 4.1, REQ-1, is not met on purpose; one U serves 64,512
 // connections to each remote address and port.
-func (e *Engine) choosePort(from, to *tuple, zone Port) (answer tuple, ok bool) {
+func (e *Engine) choosePort(from, to *tuple, zone Port, now Time) (answer tuple, ok bool) {
 	answer = to.reply(zone)
-	if _, taken := e.table.lookup(&answer); !taken {
+	if _, taken := e.find(&answer, now); !taken {
 		return answer, true
 	}
 	identifier := isICMP(to.protocol)
@@ -27,7 +27,7 @@ func (e *Engine) choosePort(from, to *tuple, zone Port) (answer tuple, ok bool) 
 			to.setDestinationPort(port)
 		}
 		answer = to.reply(zone)
-		if _, taken := e.table.lookup(&answer); !taken {
+		if _, taken := e.find(&answer, now); !taken {
 			return answer, true
 		}
 		h = h*6364136223846793005 + 1442695040888963407 // anywhere else: ports in use cluster (Knuth's MMIX generator)

@@ -1,5 +1,22 @@
 package nat
 
+// find looks up a connection. Those whose time is over, though their slot of the timer wheel has not come up yet, it removes.
+func (e *Engine) find(t *tuple, now Time) (hit, bool) {
+	s := e.snapshot
+	for {
+		h, ok := e.table.lookup(t)
+		if !ok {
+			return h, false
+		}
+		c := h.conn
+		if c.lastSeen.Add(s.timeouts[c.state]) > now && (c.has(flagReplied) || c.lastSeen.Add(s.lifetime(c, e.pressed())) > now) {
+			return h, true
+		}
+		e.table.remove(c, h.number)
+		e.stats.Expired++
+	}
+}
+
 // established handles a packet of a connection that exists. It returns false if the connection turned out to be gone, and the packet
 // is the first of another.
 func (e *Engine) established(h hit, p *Packet, in Port, now Time, v *Verdict) bool {
@@ -12,11 +29,6 @@ func (e *Engine) established(h hit, p *Packet, in Port, now Time, v *Verdict) bo
 		case !ok:
 			return false
 		}
-	}
-	if c.lastSeen.Add(s.timeouts[c.state]) <= now || !c.has(flagReplied) && c.lastSeen.Add(s.lifetime(c, e.pressed())) <= now {
-		e.table.remove(c, h.number) // its slot of the wheel has not come up yet
-		e.stats.Expired++
-		return false
 	}
 	if c.flags&(flagEvaluated0<<d) == 0 || c.hits[d] == tooManyHits {
 		e.evaluate(c, d, p, in, now)
