@@ -54,6 +54,35 @@ func oracleConfig() *nat.Config {
 type maker struct {
 	*rand.Rand
 	notrack bool // a rule of the tables says so
+	plan    plan
+}
+
+// A plan says which addresses packets have; a prefix that is there twice comes twice as often.
+type plan struct {
+	nodes                             []nat.Port
+	nodeSources, nodeDestinations     []netip.Prefix
+	tunnelSources, tunnelDestinations []netip.Prefix
+}
+
+// oraclePlan is that of oracleConfig.
+func oraclePlan() plan {
+	both := func(of ...[2]netip.Prefix) []netip.Prefix {
+		var all []netip.Prefix
+		for _, p := range of {
+			all = append(all, p[:]...)
+		}
+		return all
+	}
+	p := plan{
+		nodeSources:        both(oraclePods, oraclePods, oraclePods, oracleOwn, oracleOutside),
+		nodeDestinations:   both(oracleSeen, oracleSeen, oracleFlat, oracleAlias, oraclePods, oracleOwn, oracleOutside),
+		tunnelSources:      both(oracleRemote, oracleFlat, oracleExternal),
+		tunnelDestinations: both(oraclePods, oraclePods, oracleOwn, oracleOutside),
+	}
+	for _, d := range oracleDevices[1:] {
+		p.nodes = append(p.nodes, d.port)
+	}
+	return p
 }
 
 func pick[T any](m *maker, of ...T) T { return of[m.IntN(len(of))] }

@@ -55,15 +55,12 @@ func (m *maker) newFlow(number int) *flow {
 	}
 	e := &f.ends[0]
 	e.open = true
-	i := family(f.v6)
 	if m.IntN(2) == 0 {
 		e.port = nat.Tunnel
-		e.src = m.in(pick(m, oracleRemote, oracleFlat, oracleExternal)[i])
-		e.dst = m.in(pick(m, oraclePods, oraclePods, oracleOwn, oracleOutside)[i])
+		e.src, e.dst = m.from(m.plan.tunnelSources, f.v6), m.from(m.plan.tunnelDestinations, f.v6)
 	} else {
-		e.port = pick(m, oracleDevices[1:]...).port
-		e.src = m.in(pick(m, oraclePods, oraclePods, oraclePods, oracleOwn, oracleOutside)[i])
-		e.dst = m.in(pick(m, oracleSeen, oracleSeen, oracleFlat, oracleAlias, oraclePods, oracleOwn, oracleOutside)[i])
+		e.port = pick(m, m.plan.nodes...)
+		e.src, e.dst = m.from(m.plan.nodeSources, f.v6), m.from(m.plan.nodeDestinations, f.v6)
 	}
 	e.sport, e.dport = uint16(1024+number), pick(m, uint16(80), 443, 53, 8080)
 	if f.protocol == protoOther { // no port keeps two of them apart
@@ -75,6 +72,15 @@ func (m *maker) newFlow(number int) *flow {
 	f.script = m.script(f.protocol)
 	f.seq = [2]uint32{m.Uint32(), m.Uint32()}
 	return f
+}
+
+// from returns an address of one of the prefixes.
+func (m *maker) from(of []netip.Prefix, v6 bool) netip.Addr {
+	for {
+		if p := pick(m, of...); p.Addr().Is6() == v6 {
+			return m.in(p)
+		}
+	}
 }
 
 func isICMPQuery(p uint8) bool { return p == protoICMP || p == protoICMPv6 }
@@ -223,11 +229,11 @@ func idOf(b []byte) uint16 {
 func (m *maker) icmpError(f *flow, e *end, id uint16) []byte {
 	router := e.src // as the answers of this end have it
 	if m.IntN(3) > 0 {
-		pool := oraclePods
+		sources := m.plan.nodeSources
 		if e.port == nat.Tunnel {
-			pool = oracleRemote
+			sources = m.plan.tunnelSources
 		}
-		router = m.in(pool[family(f.v6)])
+		router = m.from(sources, f.v6)
 	}
 	quote := slices.Clone(e.last)
 	p := nattest.IP{Source: router.String(), Destination: e.dst.String(), ID: id, TTL: uint8(2 + m.IntN(250))}
