@@ -21,6 +21,7 @@ import (
 
 var (
 	oracleSeed    = flag.Uint64("oracle.seed", 0, "seed of the kernel oracle; 0: from the clock")
+	oracleRound   = flag.Uint64("oracle.round", 0, "first round, to replay the last one of a seed")
 	oraclePackets = flag.Int("oracle.packets", 100000, "packets that the kernel oracle compares")
 )
 
@@ -33,8 +34,21 @@ var oracleDifferences = map[nat.Reason]string{
 
 // TestNATAgainstKernel takes generated packets through nftables and through nat.Engine, by generated rules, and compares what comes
 // out byte for byte. Save: the outer source of ICMP errors that are translated (architecture.md, Section 2.1 no. 6) with the IPv4 header
-// checksum over it, messages that the kernel itself sends, and oracleDifferences.
+// checksum over it, messages that the kernel itself sends, and what counts as a difference below.
 func TestNATAgainstKernel(t *testing.T) {
+	compareWithKernel(t, *oraclePackets, (*comparison).random)
+}
+
+// TestGeneratedRulesAgainstKernel does the same with the tables that configurations without tables stand for.
+func TestGeneratedRulesAgainstKernel(t *testing.T) {
+	compareWithKernel(t, *oraclePackets/4, func(c *comparison, m *maker) {
+		config := m.config()
+		m.plan = planOf(config)
+		c.round(m, config)
+	})
+}
+
+func compareWithKernel(t *testing.T, packets int, round func(*comparison, *maker)) {
 	for _, probe := range []string{"root", "tun", "nft"} {
 		if err := lab.Probe(probe); err != nil {
 			t.Skipf("probe %s: %v", probe, err)
@@ -47,31 +61,37 @@ func TestNATAgainstKernel(t *testing.T) {
 	if seed == 0 {
 		seed = uint64(time.Now().UnixNano())
 	}
+	if testing.Short() {
+		packets /= 20
+	}
 	t.Logf("replay with -oracle.seed=%d", seed)
 	c := &comparison{t: t, counts: map[string]int{}}
-	for round := uint64(0); c.packets < *oraclePackets; round++ {
-		c.round(&maker{Rand: rand.New(rand.NewPCG(seed, round))})
+	for n := *oracleRound; c.packets < packets; n++ {
+		round(c, &maker{Rand: rand.New(rand.NewPCG(seed, n))})
 		if t.Failed() {
-			t.Fatalf("round %d of seed %d, after %d packets", round, seed, c.packets)
+			t.Fatalf("-oracle.round=%d of seed %d, after %d packets", n, seed, c.packets)
 		}
 	}
+	c.report()
+}
+
+// report logs the counts, and fails if they say that too little was compared.
+func (c *comparison) report() {
 	var lines []string
-	for what, n := range c.counts {
-		lines = append(lines, fmt.Sprintf("%8d %s", n, what))
-	}
-	sort.Sort(sort.Reverse(sort.StringSlice(lines)))
-	t.Logf("%d packets, %d rule sets:\n%s", c.packets, c.rounds, strings.Join(lines, "\n"))
 	different := 0
 	for what, n := range c.counts {
+		lines = append(lines, fmt.Sprintf("%8d %s", n, what))
 		if strings.HasPrefix(what, "difference: ") && !strings.Contains(what, "odd offset") {
 			different += n
 		}
 	}
+	sort.Sort(sort.Reverse(sort.StringSlice(lines)))
+	c.t.Logf("%d packets, %d rule sets:\n%s", c.packets, c.rounds, strings.Join(lines, "\n"))
 	if 50*different > c.packets {
-		t.Errorf("%d of %d packets differ, if for a known reason", different, c.packets)
+		c.t.Errorf("%d of %d packets differ, if for a known reason", different, c.packets)
 	}
 	if forwarded := c.counts["equal"]; 2*forwarded < c.packets {
-		t.Errorf("only %d of %d packets were forwarded: the rules leave too little to compare", forwarded, c.packets)
+		c.t.Errorf("only %d of %d packets were forwarded: the rules leave too little to compare", forwarded, c.packets)
 	}
 }
 
@@ -89,24 +109,27 @@ const (
 	flowsAtOnce     = 12
 )
 
-// round compares packetsPerRound packets by one rule set.
-func (c *comparison) round(m *maker) {
-	c.rounds++
-	c.tables, c.routing = m.tables(), m.routing()
+// random compares packetsPerRound packets by one random rule set.
+func (c *comparison) random(m *maker) {
 	config := oracleConfig()
-	config.Firewall, config.Routing = c.tables, c.routing
+	config.Firewall, config.Routing = m.tables(), m.routing()
+	m.plan = oraclePlan()
+	c.round(m, config)
+}
+
+// round compares packetsPerRound packets by the rules of config.
+func (c *comparison) round(m *maker, config *nat.Config) {
+	c.rounds++
+	c.tables, c.routing = config.Tables(), config.PolicyTables()
 	engine, err := nat.New([16]byte{1}, config)
 	if err != nil {
 		c.t.Fatalf("engine: %v", err)
 	}
-	kernel, err := newOracle()
+	kernel, err := newOracle(config)
 	if err != nil {
 		c.t.Fatalf("oracle: %v", err)
 	}
 	defer kernel.close()
-	if err := kernel.load(c.tables, c.routing); err != nil {
-		c.t.Fatal(err)
-	}
 	var flows []*flow
 	number := 0
 	for id := uint16(1); id <= packetsPerRound && !c.t.Failed(); {

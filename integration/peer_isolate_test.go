@@ -8,9 +8,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
-	"slices"
-	"strings"
-	"sync"
 	"syscall"
 	"testing"
 
@@ -33,18 +30,11 @@ const (
 	guestEnv    = "CULVERT_PEER_GUEST"  // folder of the kernel guest, if probed for
 )
 
-// probe is something that this machine may lack.
+// probe is a program, or several, that this machine may lack.
 type probe struct {
 	name string // as LAB=require=... lists it
 	try  func() error
 }
-
-var probeRoot = probe{"root", func() error {
-	if os.Geteuid() != 0 {
-		return errors.New("these tests make network namespaces that programs find by name; run as root")
-	}
-	return nil
-}}
 
 // programs probes for executables, under one name.
 func programs(name string, names ...string) probe {
@@ -58,19 +48,19 @@ func programs(name string, names ...string) probe {
 	}}
 }
 
-// need skips the test if a probe fails, or fails it where LAB requires the probe.
-func need(t *testing.T, probes ...probe) {
+// needPrograms skips the test if a probe fails, or fails it where LAB names the
+// probe. LAB=require alone is about kernels, and asks for no program.
+func needPrograms(t *testing.T, probes []probe) {
 	t.Helper()
 	for _, p := range probes {
 		err := p.try()
 		if err == nil {
 			continue
 		}
-		required, _ := strings.CutPrefix(os.Getenv("LAB"), "require=")
-		if slices.Contains(strings.Split(required, ","), p.name) {
-			t.Fatalf("LAB requires probe %s, which failed: %v", p.name, err)
+		if value := os.Getenv("LAB"); value != "require" && labRequires(value, probeAnswer{Name: p.name}) {
+			t.Fatalf("LAB=%s requires probe %s: %v", value, p.name, err)
 		}
-		t.Skipf("probe %s failed: %v", p.name, err)
+		t.Skipf("probe %s: %v", p.name, err)
 	}
 }
 
@@ -83,21 +73,16 @@ func isolated(t *testing.T, body func(*testing.T), probes ...probe) {
 		body(t)
 		return
 	}
-	if testing.Short() {
-		t.Skip("probe short failed: -short leaves out the tests with other programs")
-	}
 	// Debian keeps daemons where an ordinary PATH does not look.
 	t.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin")
-	need(t, slices.Concat([]probe{probeRoot, programs("iproute2", "ip")}, probes)...)
-	binary, err := culvertBinary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	user := newLabUser(t)
+	user.need("root", "tun", "vxlan", "nft")
+	needPrograms(t, append([]probe{programs("iproute2", "ip")}, probes...))
 	// The kernel kills the new process when the thread that started it ends.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	cmd := exec.Command("/proc/self/exe", "-test.v", "-test.timeout=2m", "-test.run=^"+regexp.QuoteMeta(t.Name())+"$")
-	cmd.Env = append(os.Environ(), isolatedEnv+"="+t.Name(), binaryEnv+"="+binary)
+	cmd.Env = append(os.Environ(), isolatedEnv+"="+t.Name(), binaryEnv+"="+user.binary)
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWNET,
 		Pdeathsig:  unix.SIGKILL,
@@ -125,22 +110,6 @@ func enterIsolation() error {
 	return errors.Join(os.Mkdir("/run/netns", 0o755), os.Mkdir(tmp, 0o755), os.Setenv("TMPDIR", tmp),
 		os.Mkdir(uapi, 0o700), os.Chown(uapi, unprivilegedUID, unprivilegedUID))
 }
-
-// culvertBinary builds the culvert under test, once: static, so that a guest
-// without its libraries can run it too.
-var culvertBinary = sync.OnceValues(func() (string, error) {
-	dir, err := cacheDir("culvert-peer-binary")
-	if err != nil {
-		return "", err
-	}
-	name := filepath.Join(dir, "culvert")
-	cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", name, "culvert/cmd/culvert")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build culvert: %w\n%s", err, out)
-	}
-	return name, nil
-})
 
 // cacheDir returns a folder in the system's folder for temporary files that
 // belongs to this user and outlives the tests.

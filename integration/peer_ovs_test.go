@@ -54,6 +54,14 @@ func (o *openVSwitch) ofctl(command, bridge string, args ...string) string {
 	return o.host.run("ovs-ofctl", append([]string{"-O", "OpenFlow15", command, filepath.Join(o.dir, bridge+".mgmt")}, args...)...)
 }
 
+// addFlow adds a flow to br-int and waits until no packet meets an older one.
+func (o *openVSwitch) addFlow(flow string) {
+	o.host.t.Helper()
+	o.ofctl("add-flow", "br-int", flow)
+	o.appctl("revalidator/purge")
+	o.appctl("revalidator/wait")
+}
+
 // newOVSClusters makes both clusters; rome's node is Open vSwitch:
 //
 //	pod ─ veth ─ kernel ─ br-int (10.80.0.2) ─ Geneve port ─ br-phy (172.18.0.2) ─ veth ─ gateway
@@ -109,12 +117,12 @@ func testOptions(t *testing.T, c *clusters, o *openVSwitch) {
 	const dropped = `culvert_dropped_packets_total{direction="outbound",reason="critical-option"}`
 	ping := []string{"-c", "3", "-i", "0.05", "-W", "1", milanPodAtRome}
 
-	o.ofctl("add-flow", "br-int", "icmp,in_port=LOCAL actions=set_field:0x1122334455667788->tun_metadata0,NORMAL")
+	o.addFlow("icmp,in_port=LOCAL actions=set_field:0x1122334455667788->tun_metadata0,NORMAL")
 	c.romePod.run("ping", ping...)
 	if n := c.romeGateway.metric(dropped); n != 0 {
 		t.Errorf("%v frames with an option that may be ignored were dropped", n)
 	}
-	o.ofctl("add-flow", "br-int", "icmp,in_port=LOCAL actions=set_field:0x11223344->tun_metadata1,NORMAL")
+	o.addFlow("icmp,in_port=LOCAL actions=set_field:0x11223344->tun_metadata1,NORMAL")
 	if out, err := c.romePod.try("", "ping", ping...); err == nil {
 		t.Errorf("an option that must be understood was ignored:\n%s", out)
 	}

@@ -18,6 +18,7 @@ func newLabBenchCommand() *cobra.Command {
 		Args: cobra.NoArgs,
 	}
 	cmd.Flags().BoolVar(&o.Quick, "quick", false, "fewer and shorter runs, in under 3 minutes instead of 20")
+	cmd.Flags().BoolVar(&o.Growth, "growth", false, "also measure culvert with many connections, nodes and pod routes")
 	cmd.Flags().IntVar(&o.Runs, "runs", 0, "alternating `runs` of each gateway (default 5, quick 2)")
 	isJSON := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {

@@ -15,9 +15,10 @@ import (
 
 // BenchOptions say how much to measure.
 type BenchOptions struct {
-	Runs  int  // alternating runs of each gateway, 0: as many as are worth reporting
-	Quick bool // fewer and shorter ones
-	JSON  bool // the result as one object instead of a table
+	Runs   int  // alternating runs of each gateway, 0: as many as are worth reporting
+	Quick  bool // fewer and shorter ones
+	Growth bool // also with many connections, nodes and routes
+	JSON   bool // the result as one object instead of a table
 }
 
 // benchTimes are how long the parts of one run take.
@@ -31,16 +32,18 @@ type benchTimes struct {
 }
 
 var (
-	fullTimes  = benchTimes{5, time.Second, 4 * time.Second, 4 * time.Second, 4 * time.Second, 800 * time.Millisecond, 4}
+	fullTimes  = benchTimes{5, 700 * time.Millisecond, 3 * time.Second, 2500 * time.Millisecond, 3 * time.Second, 500 * time.Millisecond, 3}
 	quickTimes = benchTimes{2, 300 * time.Millisecond, 1200 * time.Millisecond, time.Second, 1200 * time.Millisecond, 300 * time.Millisecond, 2}
 )
 
 // The gateways that are compared, in the order of a run.
 var (
-	culvertGateway  = variant{Name: "culvert"}
-	referenceAsIs   = variant{Name: "reference", reference: true}
-	referenceOneP   = variant{Name: "reference, 1 P", reference: true, procs: 1}
-	culvertOffloads = variant{Name: "culvert, offloads refused", noOffloads: true}
+	culvertGateway = variant{Name: "culvert"}
+	referenceAsIs  = variant{Name: "reference", reference: true}
+	referenceOneP  = variant{Name: "reference, 1 P", reference: true, procs: 1}
+
+	culvertNoOffloads   = variant{Name: "culvert, offloads refused", noOffloads: true}
+	referenceNoOffloads = variant{Name: "reference, offloads refused", reference: true, noOffloads: true}
 )
 
 // benchProcs is GOMAXPROCS while measuring: a thread that returns from a system
@@ -76,16 +79,23 @@ func RunBench(ctx context.Context, dir string, o BenchOptions, out, progress io.
 		b.say("no kernel VXLAN links (%v): nodes use TUN devices", err)
 		mode = node.TUN
 	}
-	variants := []*variant{&culvertGateway, &referenceAsIs, &referenceOneP, &culvertOffloads}
+	variants := []*variant{&culvertGateway, &referenceAsIs, &referenceOneP, &culvertNoOffloads, &referenceNoOffloads}
 	if err := MissingForReference(); err != nil {
 		b.say("no reference gateway here, ratios are left out: %v", err)
-		variants = []*variant{&culvertGateway, &culvertOffloads}
+		variants = []*variant{&culvertGateway, &culvertNoOffloads}
 	}
 	dir = filepath.Join(dir, "bench")
 	b.lab, err = Start(ctx, dir, Standard(mode, true))
 	if err == nil {
+		err = b.lab.quietBridges()
+	}
+	if err == nil {
 		b.path = b.lab.pair("rome/pod1", "milan/pod1")
 		err = b.alternate(ctx, variants)
+	}
+	var growth []GrowthRow
+	if err == nil && o.Growth {
+		growth, err = b.grow(ctx)
 	}
 	if err = errors.Join(err, b.lab.Stop()); err != nil {
 		if keepErr := os.WriteFile(filepath.Join(filepath.Dir(dir), keepFile), nil, 0o600); keepErr == nil {
@@ -94,7 +104,7 @@ func RunBench(ctx context.Context, dir string, o BenchOptions, out, progress io.
 		return err
 	}
 	r := report{Machine: describeMachine(), Nodes: string(mode), Runs: b.times.runs, Quick: o.Quick,
-		Seconds: time.Since(b.began).Seconds(), Rows: b.rows.judge()}
+		Seconds: time.Since(b.began).Seconds(), Rows: b.rows.judge(), Growth: growth}
 	return errors.Join(r.print(out, o.JSON), os.RemoveAll(dir))
 }
 

@@ -25,8 +25,9 @@ type variant struct {
 	Name string // for progress and JSON
 
 	reference  bool
-	procs      int  // GOMAXPROCS of a reference, 0: Go's default
-	noOffloads bool // culvert without UDP_GRO and UDP_SEGMENT
+	procs      int    // GOMAXPROCS of a reference, 0: Go's default
+	noOffloads bool   // without UDP_GRO and UDP_SEGMENT
+	config     string // file of culvert, "": the lab's gateway.yaml
 }
 
 // reachTimeout is how long gateways may take until pods reach each other. A
@@ -82,34 +83,40 @@ func (l *Lab) stopGateways() error {
 }
 
 func (l *Lab) startGateway(c *Cluster, v *variant) (*Process, error) {
-	h := l.Host(c.Name + "/gateway")
-	if !v.reference {
-		args := []string{"gateway", "--config", l.path(c.Name, "gateway.yaml")}
-		if v.noOffloads {
-			args = append([]string{"lab", "without-offloads", "--"}, args...)
-		}
-		p, err := l.startProcess(h, false, args...)
-		if err == nil {
-			p.ready = gatewayReady
-		}
-		return p, err
+	file, ready := "gateway.yaml", gatewayReady
+	if v.config != "" {
+		file = v.config
 	}
-	config, err := l.referenceConfig(c, otherCluster(c), v.procs)
+	args := []string{"gateway"}
+	if v.reference {
+		if err := l.writeReference(c, v.procs); err != nil {
+			return nil, err
+		}
+		file, ready = "reference.json", referenceReady
+		args = []string{"lab", "reference"}
+	}
+	args = append(args, "--config", l.path(c.Name, file))
+	if v.noOffloads {
+		args = append([]string{"lab", "without-offloads", "--"}, args...)
+	}
+	p, err := l.startProcess(l.Host(c.Name+"/gateway"), v.reference, args...)
+	if err == nil {
+		p.ready = ready
+	}
+	return p, err
+}
+
+// writeReference writes the configuration of the cluster's reference gateway.
+func (l *Lab) writeReference(c *Cluster, procs int) error {
+	config, err := l.referenceConfig(c, otherCluster(c), procs)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	text, err := json.Marshal(config)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if err := l.write(c.Name, "reference.json", text); err != nil {
-		return nil, err
-	}
-	p, err := l.startProcess(h, true, "lab", "reference", "--config", l.path(c.Name, "reference.json"))
-	if err == nil {
-		p.ready = referenceReady
-	}
-	return p, err
+	return l.write(c.Name, "reference.json", text)
 }
 
 func otherCluster(c *Cluster) *Cluster {

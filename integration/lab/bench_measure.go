@@ -118,14 +118,22 @@ func (b *bench) takeLoaded(ctx context.Context, v *variant) error {
 	return nil
 }
 
-// takeRefused takes what is promised for kernels without offloads.
-func (b *bench) takeRefused(ctx context.Context, _ *variant) error {
+// takeRefused takes what is promised for kernels without offloads, and compares
+// with the reference on such a kernel, too.
+func (b *bench) takeRefused(ctx context.Context, v *variant) error {
 	f, err := b.path.measureBulk(ctx, 1, 0, b.times.warmUp, b.times.bulk)
-	if err == nil {
-		b.record(&culvertGateway, rowRefused, f.bytes*8/f.seconds)
+	if err != nil {
+		return err
+	}
+	as := &culvertGateway
+	if v.reference {
+		as = &referenceAsIs
+	} else {
+		b.record(as, rowRefused, f.bytes*8/f.seconds)
 		b.rows.copy(rowTCP1, rowRefused, referenceAsIs.Name)
 	}
-	return err
+	b.record(as, rowBothRefused, f.bytes*8/f.seconds)
+	return nil
 }
 
 // noteMemory remembers the resident set of the larger gateway.

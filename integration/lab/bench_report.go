@@ -12,12 +12,13 @@ import (
 
 // report is the result of a bench.
 type report struct {
-	Machine Machine `json:"machine"`
-	Nodes   string  `json:"nodes"` // their mode
-	Runs    int     `json:"runs"`
-	Quick   bool    `json:"quick"`
-	Seconds float64 `json:"seconds"`
-	Rows    []Row   `json:"rows"`
+	Machine Machine     `json:"machine"`
+	Nodes   string      `json:"nodes"` // their mode
+	Runs    int         `json:"runs"`
+	Quick   bool        `json:"quick"`
+	Seconds float64     `json:"seconds"`
+	Rows    []Row       `json:"rows"`
+	Growth  []GrowthRow `json:"growth,omitempty"`
 }
 
 // Machine is where a bench ran.
@@ -78,15 +79,38 @@ func (r *report) print(out io.Writer, asJSON bool) error {
 		}
 	}
 	fmt.Fprintf(&b, "%d of %d budgets met; * = missed\n", met, judged)
+	if len(r.Growth) > 0 {
+		r.printGrowth(line)
+	}
 	_, err := io.WriteString(out, b.String())
 	return err
 }
 
-func (r *Row) figure(variant string) string {
-	f, have := r.Figures[variant]
-	if !have {
-		return "–"
+// printGrowth prints culvert's figures at growing sizes.
+func (r *report) printGrowth(line func(cells ...string)) {
+	var titles []string
+	for _, id := range growthRows {
+		titles = append(titles, rowPlans[id].Name+" "+rowPlans[id].Unit)
 	}
+	line(append([]string{"\nculvert as it grows"}, titles...)...)
+	for _, g := range r.Growth {
+		cells := []string{g.Setting}
+		for _, title := range titles {
+			cells = append(cells, g.Figures[title].String())
+		}
+		line(cells...)
+	}
+}
+
+func (r *Row) figure(variant string) string {
+	if f, have := r.Figures[variant]; have {
+		return f.String()
+	}
+	return "–"
+}
+
+// String is the median, with the range if there was more than one run.
+func (f Figure) String() string {
 	if len(f.Runs) < 2 {
 		return formatFigure(f.Median)
 	}

@@ -28,6 +28,7 @@ const (
 	rowPeak
 	rowCalls
 	rowRefused
+	rowBothRefused
 	numRows
 )
 
@@ -44,11 +45,11 @@ type rowPlan struct {
 }
 
 var rowPlans = [numRows]rowPlan{
-	rowTCP1:        {Name: "TCP, 1 stream", Unit: "Gbit/s", scale: 1e-9, asIs: 1.15, oneP: 1},
-	rowTCP1Reverse: {Name: "TCP, 1 reverse", Unit: "Gbit/s", scale: 1e-9, asIs: 1.10, oneP: 1},
-	rowTCP4:        {Name: "TCP, 4 streams", Unit: "Gbit/s", scale: 1e-9, asIs: 1.18, oneP: 1},
-	rowTCP4Reverse: {Name: "TCP, 4 reverse", Unit: "Gbit/s", scale: 1e-9, asIs: 1.18, oneP: 1},
-	rowTCPBoth:     {Name: "TCP, both ways", Unit: "Gbit/s", scale: 1e-9, asIs: 1.05, oneP: 1},
+	rowTCP1:        {Name: "TCP, 1 stream", Unit: "Gb/s", scale: 1e-9, asIs: 1.15, oneP: 1},
+	rowTCP1Reverse: {Name: "TCP, 1 reverse", Unit: "Gb/s", scale: 1e-9, asIs: 1.10, oneP: 1},
+	rowTCP4:        {Name: "TCP, 4 streams", Unit: "Gb/s", scale: 1e-9, asIs: 1.18, oneP: 1},
+	rowTCP4Reverse: {Name: "TCP, 4 reverse", Unit: "Gb/s", scale: 1e-9, asIs: 1.18, oneP: 1},
+	rowTCPBoth:     {Name: "TCP, both ways", Unit: "Gb/s", scale: 1e-9, asIs: 1.05, oneP: 1},
 	rowDials:       {Name: "connections", Unit: "k/s", scale: 1e-3, asIs: 2, oneP: 1.5},
 	rowUDP64:       {Name: "UDP 64 B", Unit: "k/s", scale: 1e-3, asIs: 2, oneP: 1.3},
 	rowUDP1200:     {Name: "UDP 1200 B", Unit: "k/s", scale: 1e-3, asIs: 2, oneP: 1.3},
@@ -61,7 +62,8 @@ var rowPlans = [numRows]rowPlan{
 	rowResident:    {Name: "resident", Unit: "MiB", scale: 1.0 / (1 << 20), lower: true, ceiling: 30},
 	rowPeak:        {Name: "resident peak", Unit: "MiB", scale: 1.0 / (1 << 20), lower: true},
 	rowCalls:       {Name: "calls per packet", Unit: "", scale: 1, lower: true, ceiling: 0.05},
-	rowRefused:     {Name: "TCP 1, no offloads", Unit: "Gbit/s", scale: 1e-9, asIs: 0.6},
+	rowRefused:     {Name: "TCP 1, no offloads", Unit: "Gb/s", scale: 1e-9, asIs: 0.6},
+	rowBothRefused: {Name: "TCP 1, both without", Unit: "Gb/s", scale: 1e-9},
 }
 
 // row is a plan with the figures of all runs, by variant, in SI units.
