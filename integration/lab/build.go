@@ -55,7 +55,7 @@ func (l *Lab) buildCluster(c *Cluster, o *ClusterOptions) error {
 		return err
 	}
 	err = connect(linkEnd{host: client, name: "eth0", address: netip.PrefixFrom(c.Client, c.Outside.Bits())},
-		linkEnd{host: router, name: "client", address: c.Outside}, underlayMTU, true)
+		linkEnd{host: router, name: "client", address: c.Outside}, l.outsideMTU(), true)
 	if err != nil {
 		return err
 	}

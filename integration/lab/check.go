@@ -57,10 +57,15 @@ func RunChecks(ctx context.Context, dir string, o CheckOptions, out io.Writer) e
 			for _, l := range []struct {
 				options Options
 				checks  func(*Lab) []Check
+				skip    bool
 			}{
-				{Standard(mode, offloads), standardChecks},
-				{UnequalMTU(mode, offloads), mtuChecks},
+				{Standard(mode, offloads), standardChecks, false},
+				{UnequalMTU(mode, offloads), mtuChecks, false},
+				{Outside(mode, offloads), outsideChecks, !offloads}, // about addresses, not about sizes
 			} {
+				if l.skip {
+					continue
+				}
 				name := fmt.Sprintf("lab%d", p.labs)
 				if err := runLab(ctx, filepath.Join(dir, name), l.options, l.checks, &p); err != nil {
 					return err

@@ -21,13 +21,12 @@ type object = map[string]any
 
 // writeConfigs writes a configuration for every gateway and node, and keys.
 func (l *Lab) writeConfigs() error {
-	var public [2]string
 	for i := range clusters {
 		key, err := ecdh.X25519().GenerateKey(rand.Reader)
 		if err != nil {
 			return err
 		}
-		public[i] = base64.StdEncoding.EncodeToString(key.PublicKey().Bytes())
+		l.publicKey[i] = base64.StdEncoding.EncodeToString(key.PublicKey().Bytes())
 		text := base64.StdEncoding.EncodeToString(key.Bytes()) + "\n"
 		if err := l.write(clusters[i].Name, "private.key", []byte(text)); err != nil {
 			return err
@@ -35,7 +34,7 @@ func (l *Lab) writeConfigs() error {
 	}
 	for i := range clusters {
 		c, peer := &clusters[i], &clusters[1-i]
-		if err := l.writeYAML(c.Name, "gateway.yaml", l.gatewayConfig(c, peer, public[1-i])); err != nil {
+		if err := l.writeYAML(c.Name, "gateway.yaml", l.gatewayConfig(i)); err != nil {
 			return err
 		}
 		for j := range c.Nodes {
@@ -56,7 +55,9 @@ func (l *Lab) writeYAML(cluster, file string, o object) error {
 	return l.write(cluster, file, text)
 }
 
-func (l *Lab) gatewayConfig(c, peer *Cluster, peerKey string) object {
+// gatewayConfig returns the configuration of the gateway of clusters[i].
+func (l *Lab) gatewayConfig(i int) object {
+	c, peer, peerKey := &clusters[i], &clusters[1-i], l.publicKey[1-i]
 	wireguard := object{"role": c.Role, "privateKeyFile": l.path(c.Name, "private.key"), "peerPublicKey": peerKey, "listenPort": 51840}
 	if c.Role == "client" {
 		wireguard["endpoint"] = fmt.Sprintf("%s:51840", peer.Peering.Addr())
@@ -71,7 +72,7 @@ func (l *Lab) gatewayConfig(c, peer *Cluster, peerKey string) object {
 			"podCIDRs": []netip.Prefix{n.PodCIDR.Masked()}, "encap": encap})
 	}
 	options := l.options.of(c)
-	return object{
+	config := object{
 		"cluster": c.Name, "peer": peer.Name, "mtu": options.MTU,
 		"wireguard": wireguard,
 		"geneve":    object{"gatewayAddress": c.Internal, "nodes": nodes},
@@ -85,6 +86,10 @@ func (l *Lab) gatewayConfig(c, peer *Cluster, peerKey string) object {
 		"mssClamp": options.MSSClamp,
 		"metrics":  metricsAddress,
 	}
+	if l.options.Outside {
+		config["nat"] = c.natConfig()
+	}
+	return config
 }
 
 func (l *Lab) nodeConfig(c, peer *Cluster, n *ClusterNode) object {

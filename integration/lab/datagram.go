@@ -70,7 +70,7 @@ func (s *echoServer) close() map[netip.Addr]int {
 
 // dialUDP connects a UDP socket of the near pod to a port of the far one.
 func (e *ends) dialUDP(ctx context.Context, port int) (*net.UDPConn, error) {
-	conn, err := e.from.Dial(ctx, "udp4", netip.AddrPortFrom(e.target, uint16(port)).String())
+	conn, err := e.from.DialFrom(ctx, "udp4", netip.AddrPortFrom(e.local, 0), netip.AddrPortFrom(e.target, uint16(port)), nil)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", e.from.Name, err)
 	}

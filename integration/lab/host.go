@@ -2,12 +2,14 @@ package lab
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
+	"syscall"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -82,6 +84,31 @@ func onThread(fn func() error) error {
 func (h *Host) Dial(ctx context.Context, network, address string) (conn net.Conn, err error) {
 	err = h.Do(func() error {
 		conn, err = new(net.Dialer).DialContext(ctx, network, address)
+		return err
+	})
+	return conn, err
+}
+
+// DialFrom dials from a local address inside the host; the zero Addr leaves it to
+// the kernel. prepare, if not nil, is called with the socket before
+// it is bound. Sockets may share a local port as long as they have unlike peers.
+func (h *Host) DialFrom(ctx context.Context, network string, local, to netip.AddrPort, prepare func(fd int) error) (conn net.Conn, err error) {
+	dialer := net.Dialer{Control: func(_, _ string, raw syscall.RawConn) (err error) {
+		e := raw.Control(func(fd uintptr) {
+			err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+			if err == nil && prepare != nil {
+				err = prepare(int(fd))
+			}
+		})
+		return errors.Join(e, err)
+	}}
+	if local.Addr().IsValid() && network == "udp4" {
+		dialer.LocalAddr = net.UDPAddrFromAddrPort(local)
+	} else if local.Addr().IsValid() {
+		dialer.LocalAddr = net.TCPAddrFromAddrPort(local)
+	}
+	err = h.Do(func() error {
+		conn, err = dialer.DialContext(ctx, network, to.String())
 		return err
 	})
 	return conn, err

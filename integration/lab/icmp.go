@@ -127,8 +127,9 @@ func (p *pinger) read(deadline time.Time) (*answer, error) {
 type quote struct {
 	source, destination netip.Addr
 	protocol            int
-	echoID              int // of a quoted echo request
-	mtu                 int // of a fragmentation-needed message
+	sourcePort          uint16 // the first two bytes of what it carries
+	echoID              int    // of a quoted echo request
+	mtu                 int    // of a fragmentation-needed message
 }
 
 // quoted returns what an ICMP error quotes, or nil if the message is none.
@@ -146,7 +147,7 @@ func quoted(m *icmp.Message, raw []byte) *quote {
 	if err != nil || len(data) < h.Len+8 {
 		return nil
 	}
-	q := &quote{protocol: h.Protocol}
+	q := &quote{protocol: h.Protocol, sourcePort: binary.BigEndian.Uint16(data[h.Len:])}
 	q.source, _ = netip.AddrFromSlice(h.Src.To4())
 	q.destination, _ = netip.AddrFromSlice(h.Dst.To4())
 	if q.protocol == 1 {

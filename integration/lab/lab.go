@@ -16,6 +16,7 @@ import (
 type Options struct {
 	Mode     node.Mode // of every node
 	Offloads bool      // super-frames on the underlay; false: ordinary frames
+	Outside  bool      // hosts outside the clusters take part, see Outside
 	Rome     ClusterOptions
 	Milan    ClusterOptions
 }
@@ -45,6 +46,9 @@ func (o Options) String() string {
 	if o.Rome.MTU != o.Milan.MTU {
 		s += fmt.Sprintf(", mtu %d and %d", o.Rome.MTU, o.Milan.MTU)
 	}
+	if o.Outside {
+		s += ", mappings, services, outside hosts"
+	}
 	return s
 }
 
@@ -53,6 +57,7 @@ type Lab struct {
 	Dir string // configurations, keys and logs
 
 	options   Options
+	publicKey [len(clusters)]string // of each gateway
 	hosts     []*Host
 	processes []*Process
 }
@@ -72,6 +77,13 @@ func Start(ctx context.Context, dir string, o Options) (*Lab, error) {
 	}
 	if err := l.peer(); err != nil {
 		return l, fmt.Errorf("lab: %w", err)
+	}
+	if o.Outside {
+		for i := range clusters {
+			if err := l.addOutside(&clusters[i], &clusters[1-i]); err != nil {
+				return l, fmt.Errorf("lab: outside of %s: %w", clusters[i].Name, err)
+			}
+		}
 	}
 	if err := l.writeConfigs(); err != nil {
 		return l, fmt.Errorf("lab: %w", err)

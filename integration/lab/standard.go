@@ -19,6 +19,7 @@ const (
 // ends is a pair of pods of different clusters, with their names for a table.
 type ends struct {
 	from, to           *Host
+	local              netip.Addr // source address of from, or the zero Addr for its kernel's choice
 	target, wantSource netip.Addr // how each sees the other
 }
 

@@ -79,7 +79,7 @@ func (e *ends) stream(ctx context.Context, up, down int64) (*transfer, error) {
 		server <- newTransfer(ctx, conn, down, up, 2)
 	}()
 	port := listener.Addr().(*net.TCPAddr).Port
-	conn, err := e.from.Dial(ctx, "tcp4", netip.AddrPortFrom(e.target, uint16(port)).String())
+	conn, err := e.from.DialFrom(ctx, "tcp4", netip.AddrPortFrom(e.local, 0), netip.AddrPortFrom(e.target, uint16(port)), nil)
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
 	}
@@ -106,6 +106,7 @@ func (e *ends) stream(ctx context.Context, up, down int64) (*transfer, error) {
 // transfer is one end of a connection that sent and received all it had to.
 type transfer struct {
 	peer           netip.Addr
+	peerPort       uint16
 	sent, received [sha256.Size]byte
 	firstMSS       int // TCP payload bytes of a segment, at the start
 	lastMSS        int // and at the end
@@ -117,7 +118,8 @@ func newTransfer(ctx context.Context, conn net.Conn, send, receive int64, seed u
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
-	t := &transfer{peer: conn.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()}
+	peer := conn.RemoteAddr().(*net.TCPAddr).AddrPort()
+	t := &transfer{peer: peer.Addr().Unmap(), peerPort: peer.Port()}
 	t.firstMSS = segmentSize(conn)
 	sender := make(chan error, 1)
 	go func() {

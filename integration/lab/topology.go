@@ -17,6 +17,9 @@ type Cluster struct {
 	Underlay netip.Prefix // with the router's address
 	Outside  netip.Prefix // with the router's address towards the client
 	Client   netip.Addr   // outside the cluster
+	Mapped   netip.Addr   // a second address of the client, for which MappedAs stands
+	MappedAs netip.Addr   // real, of External
+	VIP      netip.Addr   // on the underlay; the second node owns it
 	Gateway  netip.Addr   // underlay address
 	Internal netip.Addr   // internal address of the gateway
 	Peering  netip.Prefix // gateway's address on the link to the other gateway
@@ -43,6 +46,7 @@ var clusters = [2]Cluster{{
 	Name: "rome", Role: "client",
 	Underlay: netip.MustParsePrefix("172.18.0.1/24"),
 	Outside:  netip.MustParsePrefix("203.0.113.1/24"), Client: netip.MustParseAddr("203.0.113.10"),
+	Mapped: netip.MustParseAddr("203.0.113.20"), MappedAs: netip.MustParseAddr("10.70.0.9"), VIP: netip.MustParseAddr("172.18.0.100"),
 	Gateway: netip.MustParseAddr("172.18.0.9"), Internal: netip.MustParseAddr("10.80.0.4"),
 	Peering: netip.MustParsePrefix("192.0.2.1/24"),
 	PodCIDR: netip.MustParsePrefix("10.0.0.0/16"), External: netip.MustParsePrefix("10.70.0.0/16"),
@@ -57,6 +61,7 @@ var clusters = [2]Cluster{{
 	Name: "milan", Role: "server",
 	Underlay: netip.MustParsePrefix("172.19.0.1/24"),
 	Outside:  netip.MustParsePrefix("198.51.100.1/24"), Client: netip.MustParseAddr("198.51.100.10"),
+	Mapped: netip.MustParseAddr("198.51.100.20"), MappedAs: netip.MustParseAddr("10.70.3.9"), VIP: netip.MustParseAddr("172.19.0.100"),
 	Gateway: netip.MustParseAddr("172.19.0.9"), Internal: netip.MustParseAddr("10.80.0.4"),
 	Peering: netip.MustParsePrefix("192.0.2.7/24"),
 	PodCIDR: netip.MustParsePrefix("10.0.0.0/16"), External: netip.MustParsePrefix("10.70.0.0/16"),

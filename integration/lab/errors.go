@@ -1,0 +1,106 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"time"
+
+	"golang.org/x/net/ipv4"
+	"golang.org/x/sys/unix"
+)
+
+// errorPort is the near port of all that provoke an ICMP error at once.
+const errorPort = 42000
+
+// errorChecks are about ICMP errors that come from beyond the tunnel.
+func (l *Lab) errorChecks() []Check {
+	rome, milan := &clusters[0], &clusters[1]
+	pod := l.Host("rome/pod1")
+	mapped := &ends{from: pod, to: l.Host("milan/client").at(milan.Mapped), target: milan.Seen(milan.MappedAs), wantSource: rome.Seen(pod.Address)}
+	// Whoever speaks of a mapped host has no address that rome knows.
+	u := milan.Seen(milan.UnknownSource())
+	hops := []netip.Addr{rome.Nodes[0].PodCIDR.Addr(), rome.Internal, u, u, u, mapped.target}
+	return []Check{
+		{"port unreachable", "rome → milan/pod2", l.checkUnreachable},
+		{"traceroute, router", mapped.path(), func(ctx context.Context) (string, error) { return checkTrace(ctx, mapped.from, mapped.target, hops) }},
+		{"too big, router", mapped.path(), func(ctx context.Context) (string, error) { return mapped.checkTooBig(ctx, u) }},
+	}
+}
+
+// checkUnreachable lets pods, nodes and hosts behind a pod send from the same
+// port to a port of a remote pod that is closed. Each must hear of its own
+// datagram, once, and of no other's.
+func (l *Lab) checkUnreachable(ctx context.Context) (string, error) {
+	rome := &clusters[0]
+	senders := []*ends{}
+	for _, s := range []struct {
+		host  string
+		local netip.Addr
+	}{
+		{"rome/pod1", rome.Nodes[0].Pod}, {"rome/pod2", rome.Nodes[1].Pod}, {"rome/pod1", behindFirst}, {"rome/pod1", behindOther},
+		{"rome/node1", rome.Nodes[0].Underlay}, {"rome/node2", rome.Nodes[1].Underlay}, {"rome/client", rome.Client},
+	} {
+		e := l.pair(s.host, "milan/pod2")
+		e.local = s.local
+		senders = append(senders, e)
+	}
+	// A port that was free a moment ago: nothing else opens ports in this pod.
+	closed, err := newEchoServer(senders[0].to)
+	if err != nil {
+		return "", err
+	}
+	port := uint16(closed.port())
+	closed.close()
+	watchers := make(map[*Host]*pinger)
+	for _, e := range senders {
+		if watchers[e.from] == nil {
+			if watchers[e.from], err = newPinger(e.from); err != nil {
+				return "", err
+			}
+			defer watchers[e.from].close()
+		}
+		conn, err := e.from.DialFrom(ctx, "udp4", netip.AddrPortFrom(e.local, errorPort), netip.AddrPortFrom(e.target, port), nil)
+		if err != nil {
+			return "", fmt.Errorf("%s: %w", e.from.Name, err)
+		}
+		defer conn.Close()
+		// The answer to the datagram is an error that the socket reports.
+		if _, err := fmt.Fprintf(conn, "from %s", e.local); err != nil {
+			return "", err
+		}
+		conn.SetReadDeadline(time.Now().Add(replyTimeout))
+		if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNREFUSED) {
+			return "", fmt.Errorf("%s, from %s: %v, want %v", e.from.Name, e.local, err, unix.ECONNREFUSED)
+		}
+	}
+	// All have heard of theirs, so what is too much is there as well.
+	heard := make(map[netip.Addr]int)
+	for host, p := range watchers {
+		for {
+			a, err := p.read(time.Now().Add(10 * pollInterval))
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				break
+			}
+			if err != nil {
+				return "", err
+			}
+			if a.message.Type != ipv4.ICMPTypeDestinationUnreachable || a.quote == nil {
+				continue
+			}
+			if a.from != senders[0].target || a.quote.destination != a.from || a.quote.sourcePort != errorPort {
+				return "", fmt.Errorf("%s: error from %s quotes port %d to %s, want %d to %s", host.Name, a.from, a.quote.sourcePort,
+					a.quote.destination, errorPort, senders[0].target)
+			}
+			heard[a.quote.source]++
+		}
+	}
+	for _, e := range senders {
+		if heard[e.local] != 1 {
+			return "", fmt.Errorf("%s heard %d errors that quote %s, want 1 (of all: %v)", e.from.Name, heard[e.local], e.local, heard)
+		}
+	}
+	return fmt.Sprintf("%d senders of one port, 1 error each", len(senders)), nil
+}

@@ -1,0 +1,108 @@
+package lab
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+
+	"culvert/gateway/node"
+)
+
+// Outside is a lab in which hosts without a pod's address take part: clients
+// outside the clusters, the nodes themselves, and hosts behind a pod. Its
+// gateways have address mappings and services.
+func Outside(mode node.Mode, offloads bool) Options {
+	o := Standard(mode, offloads)
+	o.Outside = true
+	return o
+}
+
+// Hosts behind the first pod of each cluster, and what stands for its pods.
+var (
+	behindPod   = netip.MustParsePrefix("11.11.11.0/24")
+	behindFirst = netip.MustParseAddr("11.11.11.7")
+	behindOther = netip.MustParseAddr("11.11.11.8")
+
+	balanced = netip.MustParseAddr("10.70.0.20") // real, as all of these
+	sticky   = netip.MustParseAddr("10.70.0.21")
+	strict   = netip.MustParseAddr("10.70.0.22")
+)
+
+const (
+	servicePort = 80
+	backendPort = 8080
+)
+
+// outsideMTU is that of the links to the clients.
+func (l *Lab) outsideMTU() int {
+	if l.options.Outside {
+		return smallMTU
+	}
+	return underlayMTU
+}
+
+// addOutside gives hosts the addresses and routes that only these labs need.
+// The first node is the outside's router to the other cluster.
+func (l *Lab) addOutside(c, peer *Cluster) error {
+	first, second := &c.Nodes[0], &c.Nodes[1]
+	for _, step := range []struct {
+		host string
+		add  func() error
+	}{
+		{"router", func() error { return addRoute(peer.SeenPods, first.Underlay) }},
+		{"router", func() error { return addRoute(peer.SeenExt, first.Underlay) }},
+		{"client", func() error { return addAddress("eth0", netip.PrefixFrom(c.Mapped, c.Outside.Bits())) }},
+		{second.Name, func() error { return addAddress("eth0", netip.PrefixFrom(c.VIP, c.Underlay.Bits())) }},
+		{first.PodName, func() error { return addAddress("lo", netip.PrefixFrom(behindFirst, 32)) }},
+		{first.PodName, func() error { return addAddress("lo", netip.PrefixFrom(behindOther, 32)) }},
+		{first.Name, func() error { return addRoute(behindPod, first.Pod) }},
+	} {
+		if err := l.Host(c.Name + "/" + step.host).Do(step.add); err != nil {
+			return fmt.Errorf("%s: %w", step.host, err)
+		}
+	}
+	return nil
+}
+
+// addAddress adds an address to a link of this thread's namespace.
+func addAddress(link string, address netip.Prefix) error {
+	l, err := netlink.LinkByName(link)
+	if err != nil {
+		return err
+	}
+	if err := netlink.AddrAdd(l, &netlink.Addr{IPNet: ipNet(address)}); err != nil {
+		return fmt.Errorf("address %s: %w", address, err)
+	}
+	return nil
+}
+
+// natConfig is the nat part of a gateway's configuration.
+func (c *Cluster) natConfig() object {
+	var backends []object
+	for _, n := range c.Nodes {
+		backends = append(backends, object{"address": n.Pod, "port": backendPort})
+	}
+	service := func(name string, address netip.Addr, more object) object {
+		o := object{"name": name, "address": address, "port": servicePort, "protocol": "tcp", "backends": backends}
+		for k, v := range more {
+			o[k] = v
+		}
+		return o
+	}
+	return object{
+		"addresses": []object{{"external": c.MappedAs, "internal": c.Mapped, "via": c.Name + "-" + c.Nodes[0].Name}},
+		"services": []object{
+			service("balanced", balanced, nil),
+			service("sticky", sticky, object{"affinity": "clientIP"}),
+			service("strict", strict, object{"balance": "hash", "onRemoval": "reset"}),
+		},
+	}
+}
+
+// at is the same host under another of its addresses.
+func (h *Host) at(a netip.Addr) *Host {
+	other := *h
+	other.Address = a
+	return &other
+}

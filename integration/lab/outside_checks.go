@@ -1,0 +1,130 @@
+package lab
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+)
+
+// smallStream is how many bytes each way a check sends that is about addresses.
+const smallStream = 3<<20 + 7
+
+// outsideChecks are the promises about packets whose addresses are no pods'.
+func outsideChecks(l *Lab) []Check {
+	first := l.pair("rome/pod1", "milan/pod1")
+	checks := []Check{
+		{"first contact", first.path(), func(ctx context.Context) (string, error) { return l.firstContact(ctx, first.from, first.target) }},
+	}
+	checks = append(checks, l.nodePortChecks()...)
+	checks = append(checks, l.sourceChecks()...)
+	checks = append(checks, l.mappingChecks()...)
+	checks = append(checks, l.serviceChecks()...)
+	checks = append(checks, l.sctpChecks()...)
+	checks = append(checks, l.fragmentChecks()...)
+	checks = append(checks, l.errorChecks()...)
+	return append(checks, l.reloadChecks()...)
+}
+
+// nodePortChecks are services that a cluster offers outside and that end at a
+// remote pod.
+func (l *Lab) nodePortChecks() []Check {
+	cluster := l.nodePort("rome/client", "rome/node1", "milan/pod1")
+	local := l.nodePort("rome/client", "rome/node1", "milan/pod1")
+	local.keepClient = true
+	both := l.nodePort("rome/client", "rome/node1", "milan/pod2")
+	both.keepClient = true
+	both.nodes = append(both.nodes, l.Host("rome/node2"))
+	back := l.nodePort("milan/client", "milan/node2", "rome/pod1")
+	back.keepClient = true
+	vip := func(header func(client, entrance netip.AddrPort) []byte) *nodePortCheck {
+		n := l.nodePort("rome/client", "rome/node2", "milan/pod1")
+		n.entrance, n.header = clusters[0].VIP, header
+		return n
+	}
+	plain, v1, v2 := vip(nil), vip(proxyV1), vip(proxyV2)
+	return []Check{
+		{"nodeport cluster", cluster.path(), cluster.run},
+		{"nodeport local", local.path(), local.run},
+		{"nodeport local", back.path(), back.run},
+		{"nodeport two nodes", both.path(), both.run},
+		{"vip", plain.path(), plain.run},
+		{"vip, proxy v1", v1.path(), v1.run},
+		{"vip, proxy v2", v2.path(), v2.run},
+	}
+}
+
+// sourceChecks try every kind of source that the other cluster cannot answer,
+// and some that it can.
+func (l *Lab) sourceChecks() []Check {
+	rome := &clusters[0]
+	u := rome.Seen(rome.UnknownSource())
+	node := &rome.Nodes[0]
+	from := func(host string, local, want netip.Addr) *ends {
+		e := l.pair(host, "milan/pod2")
+		e.local, e.wantSource = local, want
+		return e
+	}
+	client := from("rome/client", rome.Client, u)
+	var checks []Check
+	for _, c := range []struct {
+		name string
+		e    *ends
+	}{
+		{"source podcidr .1", from("rome/node1", node.PodCIDR.Addr(), rome.Seen(node.PodCIDR.Addr()))},
+		{"source node", from("rome/node1", node.Underlay, u)},
+		{"source internal", from("rome/node1", node.Internal, u)},
+		{"source outside", client},
+		{"source behind pod", from("rome/pod1", behindFirst, u)},
+	} {
+		checks = append(checks, Check{c.name, c.e.path(), c.e.checkSource})
+	}
+	return append(checks, Check{"ping outside", client.path(), client.checkPing})
+}
+
+// checkSource sends a TCP stream each way and datagrams of all sizes.
+func (e *ends) checkSource(ctx context.Context) (string, error) {
+	if _, err := e.stream(ctx, smallStream, smallStream+1); err != nil {
+		return "", fmt.Errorf("TCP: %w", err)
+	}
+	if _, err := e.checkUDP(ctx); err != nil {
+		return "", fmt.Errorf("UDP: %w", err)
+	}
+	local := e.local
+	if !local.IsValid() {
+		local = e.from.Address
+	}
+	return fmt.Sprintf("from %s for %s", e.wantSource, local), nil
+}
+
+// mappingChecks reach a host outside by the address that stands for it, and the
+// other way.
+func (l *Lab) mappingChecks() []Check {
+	var checks []Check
+	for i := range clusters {
+		c, peer := &clusters[i], &clusters[1-i]
+		pod := l.Host(peer.Name + "/" + peer.Nodes[i].PodName)
+		host := l.Host(c.Name + "/client").at(c.Mapped)
+		in := &ends{from: pod, to: host, target: c.Seen(c.MappedAs), wantSource: peer.Seen(pod.Address)}
+		out := &ends{from: host, to: pod, local: c.Mapped, target: peer.Seen(pod.Address), wantSource: c.Seen(c.MappedAs)}
+		checks = append(checks, Check{"mapped host, to", in.path(), in.checkSource}, Check{"mapped host, from", out.path(), out.checkSource})
+	}
+	return checks
+}
+
+// count formats how often each text was seen.
+func count(seen map[string]int) string {
+	var keys []string
+	for k := range seen {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	s := ""
+	for i, k := range keys {
+		if i > 0 {
+			s += ", "
+		}
+		s += fmt.Sprintf("%s %d", k, seen[k])
+	}
+	return s
+}

@@ -1,0 +1,284 @@
+package lab
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// What a gateway logs after SIGHUP.
+const (
+	appliedText = "configuration applied"
+	refusedText = "configuration refused"
+)
+
+// reload writes the configuration of the gateway of clusters[i], as change has
+// changed it, and waits until the gateway has applied it.
+func (l *Lab) reload(ctx context.Context, i int, change func(config object)) error {
+	config := l.gatewayConfig(i)
+	if change != nil {
+		change(config)
+	}
+	if err := l.writeYAML(clusters[i].Name, "gateway.yaml", config); err != nil {
+		return err
+	}
+	return l.hangUp(ctx, i, appliedText)
+}
+
+// hangUp sends SIGHUP to a gateway and waits for what it must say.
+func (l *Lab) hangUp(ctx context.Context, i int, want string) error {
+	p := l.gateway(i)
+	before, err := p.said(want)
+	if err != nil {
+		return err
+	}
+	other := appliedText
+	if want == other {
+		other = refusedText
+	}
+	wrong, err := p.said(other)
+	if err != nil {
+		return err
+	}
+	if err := p.cmd.Process.Signal(unix.SIGHUP); err != nil {
+		return err
+	}
+	for began := time.Now(); ; {
+		n, err := p.said(want)
+		if err != nil {
+			return err
+		}
+		if n > before {
+			return nil
+		}
+		if w, err := p.said(other); err != nil || w > wrong {
+			return errors.Join(fmt.Errorf("%s: want %q, log: %s", p.Name(), want, tail(p.Log, 1)), err)
+		}
+		if ctx.Err() != nil || time.Since(began) > startTimeout {
+			return fmt.Errorf("%s: not %q %v after SIGHUP", p.Name(), want, time.Since(began).Round(time.Millisecond))
+		}
+		time.Sleep(pollInterval)
+	}
+}
+
+// gateway returns the gateway process of clusters[i].
+func (l *Lab) gateway(i int) *Process {
+	for _, p := range l.processes {
+		if p.Args[0] == "gateway" && p.Host == l.Host(clusters[i].Name+"/gateway") {
+			return p
+		}
+	}
+	return nil
+}
+
+// said counts a text in the process's log.
+func (p *Process) said(text string) (int, error) {
+	log, err := os.ReadFile(p.Log)
+	return bytes.Count(log, []byte(text)), err
+}
+
+func (l *Lab) reloadChecks() []Check {
+	return []Check{
+		{"reload, rules", "milan/pod1 → rome/pod1", l.checkRules},
+		{"reload, bad file", "both gateways", l.checkBadFile},
+		{"reload under load", "both gateways, 8 streams", l.checkReload},
+	}
+}
+
+// checkRules lets rules come and go, and wants each to show at once, for a
+// connection that was there before too.
+func (l *Lab) checkRules(ctx context.Context) (string, error) {
+	e := l.pair("milan/pod1", "rome/pod1")
+	server, err := newNameServer(e.to, backendPort)
+	if err != nil {
+		return "", err
+	}
+	defer server.close()
+	to := netip.AddrPortFrom(e.target, backendPort)
+	old, err := newCall(ctx, e.from, to)
+	if err != nil {
+		return "", err
+	}
+	defer old.conn.Close()
+	if _, _, err := old.ask(); err != nil {
+		return "", fmt.Errorf("before any rule: %w", err)
+	}
+	rule := func(action string) func(object) {
+		return func(config object) {
+			config["rules"] = []object{{"name": "check", "from": "remote", "protocol": "tcp", "ports": fmt.Sprint(backendPort), "action": action}}
+		}
+	}
+	// A packet that is lost shows in no answer within less than the first
+	// retransmission; a new connection then waits for its second SYN.
+	for _, step := range []struct {
+		change func(object)
+		want   error
+		what   string
+	}{
+		{rule("reject"), unix.ECONNREFUSED, "reject"},
+		{nil, nil, "no rule"},
+		{rule("drop"), os.ErrDeadlineExceeded, "drop"},
+		{nil, nil, "no rule again"},
+	} {
+		if err := l.reload(ctx, 0, step.change); err != nil {
+			return "", err
+		}
+		c, err := newCall(ctx, e.from, to)
+		if err == nil {
+			_, _, err = c.ask()
+			c.conn.Close()
+		}
+		if errors.Is(err, context.DeadlineExceeded) || os.IsTimeout(err) {
+			err = os.ErrDeadlineExceeded
+		}
+		if !errors.Is(err, step.want) {
+			return "", fmt.Errorf("%s: new connection: %v, want %v", step.what, err, step.want)
+		}
+	}
+	if _, _, err := old.ask(); err != nil {
+		return "", fmt.Errorf("the connection from before: %w", err)
+	}
+	return "reject, drop and none obeyed", nil
+}
+
+// checkBadFile gives the gateways files they must refuse whole.
+func (l *Lab) checkBadFile(ctx context.Context) (string, error) {
+	e := l.pair("rome/pod1", "milan/pod1")
+	bad := []struct {
+		what   string
+		change func(config object)
+	}{
+		{"unknown field", func(config object) { config["colour"] = "red" }},
+		{"contradiction", func(config object) {
+			nodes := config["geneve"].(object)["nodes"].([]object)
+			nodes[1]["vni"] = nodes[0]["vni"]
+		}},
+		{"what cannot change live", func(config object) { config["mtu"] = smallMTU }},
+		{"half a change", func(config object) {
+			config["network"].(object)["remote"].(object)["podCIDRs"] = []object{}
+			config["nat"].(object)["unknownSource"] = "192.0.2.1"
+		}},
+	}
+	for i := range clusters {
+		for _, b := range bad {
+			config := l.gatewayConfig(i)
+			b.change(config)
+			if err := l.writeYAML(clusters[i].Name, "gateway.yaml", config); err != nil {
+				return "", err
+			}
+			if err := l.hangUp(ctx, i, refusedText); err != nil {
+				return "", fmt.Errorf("%s: %w", b.what, err)
+			}
+			if _, err := e.stream(ctx, smallStream, smallStream); err != nil {
+				return "", fmt.Errorf("after a file with %s: %w", b.what, err)
+			}
+		}
+		if err := l.reload(ctx, i, nil); err != nil {
+			return "", err
+		}
+	}
+	return fmt.Sprintf("%d files refused, all goes on", len(bad)*len(clusters)), nil
+}
+
+const (
+	reloadBytes = 24 << 20 // each way, of a stream under reloads
+	minReloads  = 12       // while all streams run
+)
+
+// checkReload changes both configurations again and again while streams of every
+// kind go on: between pods, from behind a pod, to and from mapped hosts.
+func (l *Lab) checkReload(ctx context.Context) (string, error) {
+	rome, milan := &clusters[0], &clusters[1]
+	u := func(e *ends, local netip.Addr, c *Cluster) *ends {
+		e.local, e.wantSource = local, c.Seen(c.UnknownSource())
+		return e
+	}
+	mapped := &ends{from: l.Host("milan/pod1"), to: l.Host("rome/client").at(rome.Mapped), target: rome.Seen(rome.MappedAs)}
+	mapped.wantSource = milan.Seen(mapped.from.Address)
+	back := &ends{from: l.Host("milan/client"), local: milan.Mapped, to: l.Host("rome/pod2"), wantSource: milan.Seen(milan.MappedAs)}
+	back.target = rome.Seen(back.to.Address)
+	streams := []*ends{
+		l.pair("rome/pod1", "milan/pod1"), l.pair("rome/pod2", "milan/pod2"), l.pair("milan/pod1", "rome/pod2"),
+		u(l.pair("rome/pod1", "milan/pod2"), behindFirst, rome), u(l.pair("rome/node2", "milan/pod1"), rome.Nodes[1].Underlay, rome),
+		u(l.pair("rome/client", "milan/pod1"), rome.Client, rome), mapped, back,
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	ended := make(chan error, len(streams))
+	for _, e := range streams {
+		go func() {
+			_, err := e.stream(ctx, reloadBytes, reloadBytes)
+			if err != nil {
+				err = fmt.Errorf("%s: %w", e.path(), err)
+			}
+			ended <- err
+		}()
+	}
+	reloads, whole, left := 0, 0, len(streams)
+	for left > 0 {
+		i := reloads % len(clusters)
+		if err := l.reload(ctx, i, l.change(i, reloads/len(clusters))); err != nil {
+			return "", err
+		}
+		reloads++
+		if left == len(streams) {
+			whole++
+		}
+		for more := true; more && left > 0; {
+			select {
+			case err := <-ended:
+				if err != nil {
+					return "", fmt.Errorf("after %d reloads: %w", reloads, err)
+				}
+				left--
+			default:
+				more = false
+			}
+		}
+	}
+	if whole < minReloads {
+		return "", fmt.Errorf("%d reloads while all streams ran, want %d: make the streams longer", whole, minReloads)
+	}
+	for i := range clusters {
+		if err := l.reload(ctx, i, nil); err != nil {
+			return "", err
+		}
+	}
+	return fmt.Sprintf("%d reloads, %d MiB, SHA-256 equal", reloads, 2*len(streams)*reloadBytes>>20), nil
+}
+
+// change returns one of several changes that touch none of the streams.
+func (l *Lab) change(i, n int) func(config object) {
+	c := &clusters[i]
+	return []func(object){
+		func(config object) {
+			config["rules"] = []object{
+				{"name": "no-ssh", "from": "remote", "protocol": "tcp", "ports": "22", "action": "drop"},
+				{"name": "no-dns", "protocol": "udp", "ports": "53", "action": "reject"},
+			}
+		},
+		func(config object) {
+			geneve := config["geneve"].(object)
+			geneve["nodes"] = append(geneve["nodes"].([]object), object{"name": c.Name + "-node3", "vni": 77, "underlay": remap(netip.MustParseAddr("0.0.0.77"), c.Underlay),
+				"address": "10.80.0.77", "podCIDRs": []string{"10.0.77.0/24"}})
+		},
+		func(config object) {
+			nat := config["nat"].(object)
+			nat["addresses"] = append(nat["addresses"].([]object), object{"external": "10.70.9.9", "internal": "203.0.113.99"})
+			nat["services"] = nat["services"].([]object)[:1]
+		},
+		func(config object) {
+			// Other order, same nodes: their connections must not notice.
+			nodes := config["geneve"].(object)["nodes"].([]object)
+			nodes[0], nodes[1] = nodes[1], nodes[0]
+		},
+		func(config object) { delete(config["nat"].(object), "services") },
+		nil,
+	}[n%6]
+}
