@@ -37,7 +37,13 @@ func newWindow() *window {
 }
 
 // give notes n packets given to wireguard-go.
-func (w *window) give(n int) { w.handed.Add(int64(n)) }
+func (w *window) give(n int) {
+	// What had counted as gone and came back all the same must not widen the window.
+	if done := w.done.Load(); done > w.handed.Load() {
+		w.handed.Store(done)
+	}
+	w.handed.Add(int64(n))
+}
 
 // take notes n packets that came back.
 func (w *window) take(n int) {
