@@ -48,8 +48,11 @@ const (
 	// receiveMessages of 64 KiB are read by one system call. More cost cache misses
 	// and gain nothing: a train of 48 datagrams already amortises the call.
 	receiveMessages = 2
-	endpointCache   = 64
-	receiveBackoff  = 100 * time.Millisecond
+	// Without UDP_GRO each message is one datagram.
+	receiveDatagrams = 64
+	datagramBuffer   = 10 << 10 // holds maxMTU with WireGuard's overhead
+	endpointCache    = 64
+	receiveBackoff   = 100 * time.Millisecond
 )
 
 func newBind(out, in *window) *bind { return &bind{out: out, in: in} }
@@ -91,9 +94,13 @@ func openLeg(network string, addr netip.Addr, port uint16) (*leg, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &leg{socket: s, is4: addr.Is4(), sender: s.NewSender(), messages: make([]udp.Message, receiveMessages)}
+	messages, size := receiveMessages, udp.BufferSize
+	if !s.Stats().GRO {
+		messages, size = receiveDatagrams, datagramBuffer
+	}
+	l := &leg{socket: s, is4: addr.Is4(), sender: s.NewSender(), messages: make([]udp.Message, messages)}
 	for i := range l.messages {
-		l.messages[i].Buffer = make([]byte, udp.BufferSize)
+		l.messages[i].Buffer = make([]byte, size)
 	}
 	return l, nil
 }
