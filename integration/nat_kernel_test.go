@@ -48,6 +48,18 @@ func TestGeneratedRulesAgainstKernel(t *testing.T) {
 	})
 }
 
+// TestLiqoRulesAgainstKernel does the same with the tables that Liqo's controllers made, in three versions and settings.
+func TestLiqoRulesAgainstKernel(t *testing.T) {
+	configs := capturedConfigs(t)
+	next := 0
+	compareWithKernel(t, *oraclePackets/4, func(c *comparison, m *maker) {
+		config := configs[next%len(configs)]
+		next++
+		m.plan = liqoPlan(config)
+		c.round(m, config)
+	})
+}
+
 func compareWithKernel(t *testing.T, packets int, round func(*comparison, *maker)) {
 	for _, probe := range []string{"root", "tun", "nft"} {
 		if err := lab.Probe(probe); err != nil {

@@ -59,6 +59,7 @@ type maker struct {
 
 // A plan says which addresses packets have; a prefix that is there twice comes twice as often.
 type plan struct {
+	onlyIPv4                          bool
 	nodes                             []nat.Port
 	nodeSources, nodeDestinations     []netip.Prefix
 	tunnelSources, tunnelDestinations []netip.Prefix

@@ -48,7 +48,7 @@ const (
 // newFlow makes a flow with a source port that no other flow of this rule set has: on a clash both sides choose another port, and
 // not the same one.
 func (m *maker) newFlow(number int) *flow {
-	f := &flow{v6: m.IntN(3) == 0}
+	f := &flow{v6: !m.plan.onlyIPv4 && m.IntN(3) == 0}
 	f.protocol = pick(m, uint8(protoTCP), protoTCP, protoUDP, protoUDP, protoICMP, protoOther)
 	if f.v6 && f.protocol == protoICMP {
 		f.protocol = protoICMPv6
