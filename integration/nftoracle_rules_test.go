@@ -54,6 +54,7 @@ func oracleConfig() *nat.Config {
 type maker struct {
 	*rand.Rand
 	notrack bool // a rule of the tables says so
+	fixture bool // small packets, and none that the kernel spoils
 	plan    plan
 }
 
