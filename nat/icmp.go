@@ -24,6 +24,19 @@ func (p *Packet) forwardable() bool {
 	return true
 }
 
+// validICMP verifies the checksum of an ICMP error (RFC 5508, Section 4.1, REQ-3): it is short, and may end a host's connection.
+func (p *Packet) validICMP() bool {
+	if p.fragment {
+		return true // its receiver verifies the whole
+	}
+	b := p.data[p.transport:]
+	s := sum(b)
+	if p.v6 {
+		s = add(s, pseudoHeader(p.addresses(), protocolICMPv6, len(b)))
+	}
+	return s == 0xffff
+}
+
 // quoted makes q a lenient view of the packet that the ICMP error p quotes: headers are checked as far as they are read, lengths
 // may exceed what is there. It returns false if the quotation does not reach far enough, or quotes another error.
 func (p *Packet) quoted(q *Packet) bool {
@@ -82,8 +95,8 @@ func (p *Packet) rewriteQuoted(q *Packet, from, to *tuple) {
 	adjustAt(p.data, p.checksumAt, delta(before, sum(q.data[:end])))
 }
 
-// icmpError translates an ICMP error about a packet that passed here (architecture.md, Section 2.1 no. 6). It never makes a connection
-// (RFC 5508, Section 4.2, REQ-5), and goes to the sender of what it quotes or nowhere.
+// icmpError translates an ICMP error about a packet that passed here (architecture.md, Section 2.1 no. 6). It goes to the sender of
+// what it quotes or nowhere (RFC 5508, Section 4.2), and neither makes, refreshes nor ends a connection (Section 4.3, REQ-6).
 func (e *Engine) icmpError(p *Packet, t *tuple, in Port, now Time) Verdict {
 	s := e.snapshot
 	source, destination := t.source(), t.destination()
@@ -91,7 +104,7 @@ func (e *Engine) icmpError(p *Packet, t *tuple, in Port, now Time) Verdict {
 		return drop(ReasonBadSource)
 	}
 	var q Packet
-	if !p.quoted(&q) {
+	if !p.validICMP() || !p.quoted(&q) {
 		return drop(ReasonMalformed)
 	}
 	var quoted tuple

@@ -295,3 +295,54 @@ func TestErrorRate(t *testing.T) {
 		t.Fatalf("counted %d", got)
 	}
 }
+
+// RFC 5508, Section 4.1, REQ-3.
+func TestICMPErrorChecksum(t *testing.T) {
+	for _, p := range []nattest.IP{
+		{Source: "192.0.2.1", Destination: "10.200.1.5", Body: nattest.ICMP{Type: 11, Payload: udp("10.200.1.5", "10.200.3.9", 1, 2).Bytes()}},
+		{Source: "2001:db8::1", Destination: "fd00:200:0:1::5", Body: nattest.ICMP{Type: 3, Payload: udp("fd00:200:0:1::5", "fd00:200::9", 1, 2).Bytes()}},
+	} {
+		e := engine(t)
+		b := p.Bytes()
+		forwarded(t, e, nat.Tunnel, b, start)
+		for i := len(b) - 1; i > len(b)-30; i-- {
+			b[i] ^= 0x10
+			dropped(t, e, nat.Tunnel, b, start, nat.ReasonMalformed)
+			b[i] ^= 0x10
+		}
+	}
+}
+
+// RFC 5508, Section 4.3, REQ-6; RFC 7857, Section 7.
+func TestICMPErrorRefreshesNothing(t *testing.T) {
+	e := engine(t)
+	_, _, sent := forwarded(t, e, node1, udp("203.0.113.9", "10.71.3.9", 1, 2).Bytes(), start)
+	m := nattest.IP{Source: "192.0.2.66", Destination: "10.70.0.0", Body: nattest.ICMP{Type: 3, Code: 3, Payload: sent}}.Bytes()
+	forwarded(t, e, nat.Tunnel, m, start.Add(119*time.Second))
+	if st := e.Stats(); st.Connections != 1 || st.Unreplied != 1 {
+		t.Fatalf("%+v", st)
+	}
+	dropped(t, e, nat.Tunnel, m, start.Add(120*time.Second), nat.ReasonICMPUnrelated)
+}
+
+// RFC 5508, Section 5, REQ-7: a router between the node and a mapped host complains about a hairpinned packet.
+func TestHairpinICMPError(t *testing.T) {
+	e := engine(t, func(c *nat.Config) {
+		c.Addresses = []nat.AddressMapping{{External: address("10.70.0.9"), Internal: address("192.0.2.10"), Via: node2}}
+	})
+	for _, body := range []nattest.Body{nattest.ICMP{Type: 8, Rest: 7 << 16}, nattest.UDP{SourcePort: 1, DestinationPort: 2}} {
+		p := nattest.IP{Source: "10.200.1.5", Destination: "10.70.0.9", Body: body}
+		_, _, sent := forwarded(t, e, node1, p.Bytes(), start)
+		m := nattest.IP{Source: "198.51.100.1", Destination: "10.80.0.4", Body: nattest.ICMP{Type: 11, Payload: sent}}
+		v, got, out := forwarded(t, e, node2, m.Bytes(), start)
+		if v.Out != node1 {
+			t.Fatalf("to port %d", v.Out)
+		}
+		expect(t, got, "198.51.100.1", "10.200.1.5")
+		quoted, err := nattest.CheckQuoted(out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		expect(t, quoted, "10.200.1.5", "10.70.0.9")
+	}
+}

@@ -11,8 +11,8 @@ import (
 // A tcpState is what is remembered of a TCP connection, by the direction that sent it. For SCTP, end holds the verification tags that
 // packets of each direction carry.
 //
-// Segments are never dropped for their sequence numbers; those outside of the window change nothing (RFC 5382, Section 7.1, leaves
-// dropping to end points; nf_conntrack's "liberal" mode).
+// Segments are never dropped for their sequence numbers; those that a receiver would not process change nothing. That is
+// nf_conntrack's "liberal" mode: windows are for end points to enforce.
 type tcpState struct {
 	end    [2]uint32 // highest sequence number sent, FIN and SYN counted, plus one
 	ack    [2]uint32 // highest acknowledgement sent: what the sender expects next
