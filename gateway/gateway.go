@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -105,6 +106,7 @@ func (g *Gateway) connectPath(c *Config) {
 		engine:  g.engine,
 		host:    g.local.tunnel,
 		answers: &g.out.queue,
+		piece:   make([]byte, c.MTU),
 	}
 	g.out.other, g.in.other = &g.in.counters, &g.out.counters
 }
@@ -117,7 +119,7 @@ func (g *Gateway) openWireGuard(c *Config) (err error) {
 		d.Close()
 		return err
 	}
-	if err := d.Up(); err != nil {
+	if err := g.wg.up(); err != nil {
 		return socketError("wireguard.listenPort", c.WireGuard.ListenPort, err)
 	}
 	return nil
@@ -153,6 +155,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 		tasks.Go(func() { g.wg.serveUAPI(g.uapi) })
 		defer g.uapi.Close()
 	}
+	tasks.Go(func() { g.sweep(ctx) })
 	g.metrics.serve()
 	g.logStart(c)
 	g.ready.Store(true)
@@ -164,6 +167,22 @@ func (g *Gateway) Run(ctx context.Context) error {
 		return nil
 	case <-g.wg.Wait():
 		return errors.New("gateway: the WireGuard device stopped by itself; its log says why")
+	}
+}
+
+// sweep removes connections whose time has come while no packets do it.
+func (g *Gateway) sweep(ctx context.Context) {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			for !g.engine.Sweep(clock()) {
+				runtime.Gosched() // packets first
+			}
+		}
 	}
 }
 

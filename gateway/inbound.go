@@ -16,9 +16,11 @@ type inbound struct {
 	answers *queue    // ICMP errors and answers, back into the tunnel
 	other   *counters // of outbound, whose way they go
 
-	packet  nat.Packet
-	cutter  nat.Cutter
-	scratch []byte
+	packet   nat.Packet
+	cutter   nat.Cutter
+	fragment fragmentRoom
+	piece    []byte // of MTU bytes, on its way back into the tunnel
+	scratch  []byte
 }
 
 // write implements tun.Device.Write.
@@ -32,14 +34,26 @@ func (in *inbound) write(bufs [][]byte, offset int) {
 
 func (in *inbound) decide(data []byte, now nat.Time) {
 	p := &in.packet
-	if reason := p.Parse(data); reason != nat.ReasonNone {
-		in.engine.Refuse(nat.Tunnel, reason)
-		return
-	}
+	p.Parse(data) // Process drops what is malformed
 	v := in.engine.Process(p, nat.Tunnel, now)
+	held := v.Held
+	in.act(p, v, now)
+	for ; held > 0; held-- {
+		if v, ok := in.engine.Release(p, in.fragment[:], nat.Tunnel, now); ok {
+			in.act(p, v, now)
+		}
+	}
+}
+
+// act does what v says with p.
+func (in *inbound) act(p *nat.Packet, v nat.Verdict, now nat.Time) {
 	switch v.Action {
 	case nat.Forward:
-		in.forward(p, v)
+		if v.Out == nat.Tunnel {
+			in.hairpin(p, v)
+			return
+		}
+		forward(in.sender, &in.cutter, p, v)
 	case nat.Deliver:
 		in.deliver(p, now)
 	case nat.Drop:
@@ -75,18 +89,28 @@ func (in *inbound) deliver(p *nat.Packet, now nat.Time) {
 	}
 }
 
-// forward writes what p becomes straight behind its new headers.
-func (in *inbound) forward(p *nat.Packet, v nat.Verdict) {
+// hairpin queues what came from the tunnel and goes back into it.
+func (in *inbound) hairpin(p *nat.Packet, v nat.Verdict) {
+	in.cutter.Start(p, v)
+	for n := in.cutter.Next(in.piece); n > 0; n = in.cutter.Next(in.piece) {
+		if !in.answers.push(in.piece[:n]) {
+			in.other.drops[DropLocalQueueFull].Add(1)
+		}
+	}
+}
+
+// forward writes what p becomes straight behind its new headers, for the node v.Out.
+func forward(to *geneve.Sender, cutter *nat.Cutter, p *nat.Packet, v nat.Verdict) {
 	size := len(p.Bytes())
 	if v.MTU > 0 {
 		size = min(size, v.MTU)
 	}
-	in.cutter.Start(p, v)
+	cutter.Start(p, v)
 	for range v.Packets {
-		room, reason := in.sender.Reserve(uint16(v.Out), size)
+		room, reason := to.Reserve(uint16(v.Out), size)
 		if reason != geneve.Accepted {
 			continue // counted by the sender, packet by packet
 		}
-		in.sender.Commit(in.cutter.Next(room))
+		to.Commit(cutter.Next(room))
 	}
 }

@@ -25,11 +25,17 @@ type outbound struct {
 	other    *counters // of inbound, whose way errors and answers go
 	queue    queue
 
-	packet  nat.Packet // the packet under way
-	cutter  nat.Cutter // and what is left of it
-	cutting bool
-	scratch []byte // for ICMP errors
+	packet   nat.Packet // the packet under way,
+	from     nat.Port   // where it came from,
+	cutter   nat.Cutter // and what is left of it
+	cutting  bool
+	held     int // fragments that waited for it
+	fragment fragmentRoom
+	scratch  []byte // for ICMP errors
 }
+
+// fragmentRoom is room for a fragment that the engine has held back.
+type fragmentRoom [2048]byte
 
 // read implements tun.Device.Read.
 func (o *outbound) read(bufs [][]byte, sizes []int, offset int) (int, error) {
@@ -50,47 +56,64 @@ func (o *outbound) read(bufs [][]byte, sizes []int, offset int) (int, error) {
 }
 
 // fill moves packets that are already here into bufs.
-func (o *outbound) fill(bufs [][]byte, sizes []int, offset int) (n int) {
+func (o *outbound) fill(bufs [][]byte, sizes []int, offset int) int {
 	now := clock()
-	n = o.queue.drain(bufs, sizes, offset)
+	n := o.queue.drain(bufs, sizes, offset)
 	for n < len(bufs) {
 		if o.cutting {
-			size := o.cutter.Next(bufs[n][offset:])
-			if size > 0 {
+			if size := o.cutter.Next(bufs[n][offset:]); size > 0 {
 				sizes[n] = size
 				n++
 				continue
 			}
 			o.cutting = false
 		}
-		frame, ok := o.receiver.Next()
-		if !ok {
+		if !o.next(now) {
 			break
 		}
-		o.cutting = o.decide(frame, now)
 	}
 	return n
 }
 
-// decide reports whether frame goes on to the tunnel; the cutter then holds it.
-func (o *outbound) decide(frame geneve.Packet, now nat.Time) bool {
-	p, from := &o.packet, nat.Port(frame.Tunnel)
-	if reason := p.Parse(frame.Data); reason != nat.ReasonNone {
-		o.engine.Refuse(from, reason)
+// next decides about the next packet: a fragment that waited for the one before, or
+// what came from a node. It returns false if there is none.
+func (o *outbound) next(now nat.Time) bool {
+	p := &o.packet
+	if o.held > 0 {
+		o.held--
+		if v, ok := o.engine.Release(p, o.fragment[:], o.from, now); ok {
+			o.act(p, v, now)
+			return true
+		}
+	}
+	frame, ok := o.receiver.Next()
+	if !ok {
 		return false
 	}
+	p.Parse(frame.Data) // Process drops what is malformed
 	p.SegmentSize = frame.SegmentSize
-	v := o.engine.Process(p, from, now)
+	o.from = nat.Port(frame.Tunnel)
+	v := o.engine.Process(p, o.from, now)
+	o.held = v.Held
+	o.act(p, v, now)
+	return true
+}
+
+// act does what v says with p.
+func (o *outbound) act(p *nat.Packet, v nat.Verdict, now nat.Time) {
 	switch v.Action {
 	case nat.Forward:
-		o.cutter.Start(p, v)
-		return true
+		if v.Out == nat.Tunnel {
+			o.cutter.Start(p, v)
+			o.cutting = true
+			return
+		}
+		forward(o.replies, &o.cutter, p, v) // to another node, or back
 	case nat.Deliver:
-		o.deliver(p, from, now)
+		o.deliver(p, o.from, now)
 	case nat.Drop:
-		o.refuse(p, from, v, now)
+		o.refuse(p, o.from, v, now)
 	}
-	return false
 }
 
 // refuse tells the sender of p why it was dropped, where that is due.

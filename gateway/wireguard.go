@@ -5,11 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -22,17 +24,18 @@ type wireguard struct {
 	*device.Device
 	log *logrus.Entry
 
-	mu        sync.Mutex
-	peer      Key            // +checklocks:mu
-	keepalive string         // +checklocks:mu; the UAPI line
-	endpoint  netip.AddrPort // +checklocks:mu; target, resolved; zero before
-	target    string         // +checklocks:mu; host:port as configured
+	mu       sync.Mutex
+	config   WireGuardConfig // +checklocks:mu; as set last
+	endpoint netip.AddrPort  // +checklocks:mu; config.Endpoint, resolved; zero before
 
-	retarget chan struct{} // target has changed
+	retarget chan struct{} // config.Endpoint has changed
 }
 
 func newWireGuard(d *device.Device, c *WireGuardConfig, log *logrus.Entry) (*wireguard, error) {
-	w := &wireguard{Device: d, log: log, peer: c.PeerPublicKey, retarget: make(chan struct{}, 1)}
+	w := &wireguard{Device: d, log: log, retarget: make(chan struct{}, 1)}
+	if ep, err := netip.ParseAddrPort(c.Endpoint); err == nil {
+		w.endpoint = ep // nothing to resolve: the first packet finds the peer
+	}
 	err := w.set(
 		"private_key="+c.PrivateKey.hex(),
 		"listen_port="+strconv.Itoa(int(c.ListenPort)),
@@ -43,35 +46,28 @@ func newWireGuard(d *device.Device, c *WireGuardConfig, log *logrus.Entry) (*wir
 	return w, w.setPeer(c)
 }
 
-// setPeer makes c's peer the only one. A peer that stays keeps its endpoint and
-// its session. A client's keepalive begins with its endpoint: without one, the
-// first handshake would fail and the next be held back for device.RekeyTimeout.
+// setPeer makes c's peer the only one. A peer that stays keeps its session and its
+// endpoint, which may have roamed.
 func (w *wireguard) setPeer(c *WireGuardConfig) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	moved := c.PeerPublicKey != w.peer && w.endpoint.IsValid()
-	if c.PeerPublicKey != w.peer {
-		if err := w.set("public_key="+w.peer.hex(), "remove=true"); err != nil {
-			return err
-		}
-		w.peer = c.PeerPublicKey
-	}
-	if c.Endpoint != w.target {
-		w.target = c.Endpoint
+	old := w.config
+	w.config = *c
+	if c.Endpoint != old.Endpoint {
 		select {
 		case w.retarget <- struct{}{}:
 		default:
 		}
 	}
-	lines := []string{"public_key=" + c.PeerPublicKey.hex(), "replace_allowed_ips=true", "allowed_ip=0.0.0.0/0"}
-	w.keepalive = "persistent_keepalive_interval=" + strconv.Itoa(int(c.Keepalive/time.Second))
-	if c.Role == Server || w.endpoint.IsValid() {
-		lines = append(lines, w.keepalive)
+	if c.PeerPublicKey != old.PeerPublicKey && old.PeerPublicKey != (Key{}) {
+		if err := w.set("public_key="+old.PeerPublicKey.hex(), "remove=true"); err != nil {
+			return err
+		}
 	}
-	if moved {
-		lines = append(lines, "endpoint="+w.endpoint.String())
+	if c.PeerPublicKey != old.PeerPublicKey || c.Keepalive != old.Keepalive {
+		return w.addPeer()
 	}
-	return w.set(lines...)
+	return nil
 }
 
 // setEndpoint tells the device where the peer is and begins a handshake, unless
@@ -79,14 +75,52 @@ func (w *wireguard) setPeer(c *WireGuardConfig) error {
 func (w *wireguard) setEndpoint(ep netip.AddrPort) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if err := w.set("public_key="+w.peer.hex(), "update_only=true", "endpoint="+ep.String(), w.keepalive); err != nil {
+	w.endpoint = ep
+	if err := w.addPeer(); err != nil {
 		return err
 	}
-	w.endpoint = ep
-	if p := w.LookupPeer(device.NoisePublicKey(w.peer)); p != nil {
+	w.greet()
+	return nil
+}
+
+// greet begins a handshake where there is no session and an endpoint is known: after
+// a restart, nothing else would tell the peer that its session is dead.
+//
+// Preconditions: w.mu is held.
+func (w *wireguard) greet() {
+	if p := w.LookupPeer(device.NoisePublicKey(w.config.PeerPublicKey)); p != nil && w.endpoint.IsValid() {
 		p.SendKeepalive()
 	}
+}
+
+// up starts the device.
+func (w *wireguard) up() error {
+	if err := w.Up(); err != nil {
+		return err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.greet()
 	return nil
+}
+
+// addPeer tells the device all about the peer. A client's peer does not exist before
+// its endpoint is known: a handshake for the first packet would fail, and hold back
+// the next one for device.RekeyTimeout.
+//
+// Preconditions: w.mu is held.
+func (w *wireguard) addPeer() error {
+	if w.config.Role == Client && !w.endpoint.IsValid() {
+		return nil
+	}
+	lines := []string{
+		"public_key=" + w.config.PeerPublicKey.hex(),
+		"persistent_keepalive_interval=" + strconv.Itoa(int(w.config.Keepalive/time.Second)),
+	}
+	if w.endpoint.IsValid() {
+		lines = append(lines, "endpoint="+w.endpoint.String())
+	}
+	return w.set(append(lines, "replace_allowed_ips=true", "allowed_ip=0.0.0.0/0")...)
 }
 
 func (w *wireguard) set(lines ...string) error {
@@ -170,7 +204,7 @@ func (w *wireguard) followEndpoint(ctx context.Context) {
 
 func (w *wireguard) updateEndpoint(ctx context.Context) error {
 	w.mu.Lock()
-	target, current := w.target, w.endpoint
+	target, current := w.config.Endpoint, w.endpoint
 	w.mu.Unlock()
 	next, err := resolve(ctx, target, current)
 	if err != nil || next == current {
@@ -230,18 +264,23 @@ func (w *wireguard) serveUAPI(l net.Listener) {
 }
 
 const (
-	uapiTimeout = 5 * time.Second
-	errnoPerm   = 1 // EPERM
+	uapiTimeout    = 5 * time.Second
+	maxUAPIRequest = 64 << 10
 )
 
 func (w *wireguard) answerUAPI(conn net.Conn) {
 	conn.SetDeadline(time.Now().Add(uapiTimeout))
-	line, err := bufio.NewReader(conn).ReadString('\n')
-	if err != nil {
-		return
+	// Read to the empty line that ends a request: closing a socket with unread bytes
+	// in it would take the answer away from the other end.
+	r := bufio.NewReader(io.LimitReader(conn, maxUAPIRequest))
+	request, err := r.ReadString('\n')
+	for line := request; line != "\n"; line, err = r.ReadString('\n') {
+		if err != nil {
+			return
+		}
 	}
-	if line != "get=1\n" {
-		fmt.Fprintf(conn, "errno=%d\n\n", errnoPerm)
+	if request != "get=1\n" {
+		fmt.Fprintf(conn, "errno=%d\n\n", -int64(syscall.EPERM)) // negative, as device.IPCError is
 		return
 	}
 	text, err := w.IpcGet()

@@ -134,8 +134,11 @@ func (t *tunnel) length(b []byte) int {
 	return len(b) - len(inner) + n
 }
 
+// maxInnerSegments is Linux's UDP_MAX_SEGMENTS, of the kernels that allow most: no honest train has more.
+const maxInnerSegments = 128
+
 // isUDPTrain reports whether an IP packet of a kind that ipLength accepts is one UDP datagram, not a fragment, whose payload is more
-// than one segment.
+// than one segment and no more than a kernel sends at once.
 func isUDPTrain(ip []byte, segment int) bool {
 	var udp []byte
 	if ip[0]>>4 == 4 {
@@ -150,5 +153,5 @@ func isUDPTrain(ip []byte, segment int) bool {
 		}
 		udp = ip[40:]
 	}
-	return len(udp) > 8+segment && int(binary.BigEndian.Uint16(udp[4:])) == len(udp)
+	return len(udp) > 8+segment && len(udp) <= 8+segment*maxInnerSegments && int(binary.BigEndian.Uint16(udp[4:])) == len(udp)
 }

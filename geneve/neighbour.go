@@ -184,7 +184,8 @@ func (n *neighbours) flush() {
 
 // hold keeps a packet until the neighbour of t is known, and asks for it. known is true when it has become known meanwhile: then
 // the packet is not kept and can be sent.
-func (n *neighbours) hold(t *tunnel, packet []byte, now time.Duration) (r Reason, known bool) {
+func (n *neighbours) hold(t *tunnel, packet []byte) (r Reason, known bool) {
+	now := n.e.now()
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	nb := &t.neighbour

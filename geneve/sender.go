@@ -104,7 +104,7 @@ func (s *Sender) Commit(n int) Reason {
 	if t.Inner == Ethernet {
 		to = mac(t.neighbour.mac.Load())
 		if to == 0 {
-			r, known := s.e.neighbours.hold(t, packet, s.now)
+			r, known := s.e.neighbours.hold(t, packet)
 			if !known {
 				return s.e.drop(r, 1)
 			}

@@ -21,6 +21,7 @@ import (
 
 var (
 	oracleSeed    = flag.Uint64("oracle.seed", 0, "seed of the kernel oracle; 0: from the clock")
+	oracleRound   = flag.Uint64("oracle.round", 0, "first round, to replay the last one of a seed")
 	oraclePackets = flag.Int("oracle.packets", 100000, "packets that the kernel oracle compares")
 )
 
@@ -33,8 +34,35 @@ var oracleDifferences = map[nat.Reason]string{
 
 // TestNATAgainstKernel takes generated packets through nftables and through nat.Engine, by generated rules, and compares what comes
 // out byte for byte. Save: the outer source of ICMP errors that are translated (architecture.md, Section 2.1 no. 6) with the IPv4 header
-// checksum over it, messages that the kernel itself sends, and oracleDifferences.
+// checksum over it, messages that the kernel itself sends, and what counts as a difference below.
 func TestNATAgainstKernel(t *testing.T) {
+	compareWithKernel(t, *oraclePackets, (*comparison).random)
+}
+
+// TestGeneratedRulesAgainstKernel does the same with the tables that configurations without tables stand for.
+func TestGeneratedRulesAgainstKernel(t *testing.T) {
+	compareWithKernel(t, *oraclePackets/4, func(c *comparison, m *maker) {
+		config := m.config()
+		m.plan = planOf(config)
+		c.round(m, config)
+	})
+}
+
+// TestLiqoRulesAgainstKernel does the same with the tables that Liqo's controllers made, in three versions and settings.
+func TestLiqoRulesAgainstKernel(t *testing.T) {
+	configs := capturedConfigs(t)
+	next := 0
+	compareWithKernel(t, *oraclePackets/4, func(c *comparison, m *maker) {
+		config := configs[next%len(configs)]
+		next++
+		m.plan = liqoPlan(config)
+		c.round(m, config)
+	})
+}
+
+// needKernel skips the test where there is no kernel to compare with.
+func needKernel(t *testing.T) {
+	t.Helper()
 	for _, probe := range []string{"root", "tun", "nft"} {
 		if err := lab.Probe(probe); err != nil {
 			t.Skipf("probe %s: %v", probe, err)
@@ -43,35 +71,45 @@ func TestNATAgainstKernel(t *testing.T) {
 	if _, err := exec.LookPath("nft"); err != nil {
 		t.Skipf("probe nft program: %v", err)
 	}
+}
+
+func compareWithKernel(t *testing.T, packets int, round func(*comparison, *maker)) {
+	needKernel(t)
 	seed := *oracleSeed
 	if seed == 0 {
 		seed = uint64(time.Now().UnixNano())
 	}
+	if testing.Short() {
+		packets /= 20
+	}
 	t.Logf("replay with -oracle.seed=%d", seed)
-	c := &comparison{t: t, counts: map[string]int{}}
-	for round := uint64(0); c.packets < *oraclePackets; round++ {
-		c.round(&maker{Rand: rand.New(rand.NewPCG(seed, round))})
+	c := &comparison{t: t, counts: map[string]int{}, limit: packetsPerRound}
+	for n := *oracleRound; c.packets < packets; n++ {
+		round(c, &maker{Rand: rand.New(rand.NewPCG(seed, n))})
 		if t.Failed() {
-			t.Fatalf("round %d of seed %d, after %d packets", round, seed, c.packets)
+			t.Fatalf("-oracle.round=%d of seed %d, after %d packets", n, seed, c.packets)
 		}
 	}
+	c.report()
+}
+
+// report logs the counts, and fails if they say that too little was compared.
+func (c *comparison) report() {
 	var lines []string
-	for what, n := range c.counts {
-		lines = append(lines, fmt.Sprintf("%8d %s", n, what))
-	}
-	sort.Sort(sort.Reverse(sort.StringSlice(lines)))
-	t.Logf("%d packets, %d rule sets:\n%s", c.packets, c.rounds, strings.Join(lines, "\n"))
 	different := 0
 	for what, n := range c.counts {
+		lines = append(lines, fmt.Sprintf("%8d %s", n, what))
 		if strings.HasPrefix(what, "difference: ") && !strings.Contains(what, "odd offset") {
 			different += n
 		}
 	}
+	sort.Sort(sort.Reverse(sort.StringSlice(lines)))
+	c.t.Logf("%d packets, %d rule sets:\n%s", c.packets, c.rounds, strings.Join(lines, "\n"))
 	if 50*different > c.packets {
-		t.Errorf("%d of %d packets differ, if for a known reason", different, c.packets)
+		c.t.Errorf("%d of %d packets differ, if for a known reason", different, c.packets)
 	}
 	if forwarded := c.counts["equal"]; 2*forwarded < c.packets {
-		t.Errorf("only %d of %d packets were forwarded: the rules leave too little to compare", forwarded, c.packets)
+		c.t.Errorf("only %d of %d packets were forwarded: the rules leave too little to compare", forwarded, c.packets)
 	}
 }
 
@@ -82,6 +120,9 @@ type comparison struct {
 	now             nat.Time
 	tables          []nat.Table
 	routing         []nat.PolicyTable
+	limit           int // packets of a round
+	// record, if not nil, is told about each packet that fares equally to the last byte.
+	record func(now nat.Time, in nat.Port, b []byte, sent []output)
 }
 
 const (
@@ -89,27 +130,30 @@ const (
 	flowsAtOnce     = 12
 )
 
-// round compares packetsPerRound packets by one rule set.
-func (c *comparison) round(m *maker) {
-	c.rounds++
-	c.tables, c.routing = m.tables(), m.routing()
+// random compares packets by one random rule set.
+func (c *comparison) random(m *maker) {
 	config := oracleConfig()
-	config.Firewall, config.Routing = c.tables, c.routing
+	config.Firewall, config.Routing = m.tables(), m.routing()
+	m.plan = oraclePlan()
+	c.round(m, config)
+}
+
+// round compares limit packets by the rules of config.
+func (c *comparison) round(m *maker, config *nat.Config) {
+	c.rounds++
+	c.tables, c.routing = config.Tables(), config.PolicyTables()
 	engine, err := nat.New([16]byte{1}, config)
 	if err != nil {
 		c.t.Fatalf("engine: %v", err)
 	}
-	kernel, err := newOracle()
+	kernel, err := newOracle(config)
 	if err != nil {
 		c.t.Fatalf("oracle: %v", err)
 	}
 	defer kernel.close()
-	if err := kernel.load(c.tables, c.routing); err != nil {
-		c.t.Fatal(err)
-	}
 	var flows []*flow
 	number := 0
-	for id := uint16(1); id <= packetsPerRound && !c.t.Failed(); {
+	for id := uint16(1); int(id) <= c.limit && !c.t.Failed(); {
 		for len(flows) < flowsAtOnce {
 			flows = append(flows, m.newFlow(number))
 			number++
@@ -171,6 +215,9 @@ func (c *comparison) one(engine *nat.Engine, kernel *oracle, f *flow, in nat.Por
 	}
 	if len(want) == 0 {
 		c.counts["both drop: "+verdict.Reason.String()]++
+		if c.record != nil {
+			c.record(c.now, in, b, nil)
+		}
 		return
 	}
 	for i := range want {
@@ -185,6 +232,9 @@ func (c *comparison) one(engine *nat.Engine, kernel *oracle, f *flow, in nat.Por
 		}
 	}
 	c.counts["equal"]++
+	if c.record != nil && slices.EqualFunc(got, want, func(x, y output) bool { return bytes.Equal(x.bytes, y.bytes) }) {
+		c.record(c.now, in, b, got)
+	}
 	if v, _ := nattest.Check(b); isError(v) {
 		c.counts["  of them ICMP errors"]++
 	}

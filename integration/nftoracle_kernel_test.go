@@ -35,15 +35,35 @@ var oracleDevices = []oracleDevice{
 	{"liqo.zzz", 7, "10.80.0.4/32"},
 }
 
+// oracleDevicesOf returns the devices of a configuration.
+func oracleDevicesOf(c *nat.Config) []oracleDevice {
+	host := func(a netip.Addr) string { return netip.PrefixFrom(a, a.BitLen()).String() }
+	all := []oracleDevice{{"liqo-tunnel", nat.Tunnel, host(c.TunnelAddress)}}
+	for _, n := range c.Nodes {
+		name := n.Device
+		if name == "" {
+			name = n.Name
+		}
+		all = append(all, oracleDevice{name, n.Port, host(c.GatewayAddress)})
+	}
+	return all
+}
+
 // An oracle is a network namespace whose kernel forwards between TUN devices by nftables and policy routing.
 type oracle struct {
-	devices []int // file descriptors, by place in oracleDevices
+	devices []oracleDevice
+	files   []int                 // of the devices
+	via     map[netip.Addr]string // devices by the addresses of neighbours
 	calls   chan func()
 }
 
-// newOracle makes the namespace. All of it happens on one thread, with which the namespace ends.
-func newOracle() (*oracle, error) {
-	o := &oracle{calls: make(chan func())}
+// newOracle makes the namespace for a configuration and loads its rules. All of it happens on one thread, with which the namespace
+// ends.
+func newOracle(c *nat.Config) (*oracle, error) {
+	o := &oracle{devices: oracleDevicesOf(c), via: map[netip.Addr]string{c.PeerTunnelAddress: "liqo-tunnel"}, calls: make(chan func())}
+	for i, n := range c.Nodes {
+		o.via[n.Address] = o.devices[i+1].name
+	}
 	made := make(chan error)
 	go func() {
 		runtime.LockOSThread() // never unlocked: the thread is in another namespace and must not be used again
@@ -55,11 +75,18 @@ func newOracle() (*oracle, error) {
 		for f := range o.calls {
 			f()
 		}
-		for _, fd := range o.devices {
+		for _, fd := range o.files {
 			unix.Close(fd)
 		}
 	}()
-	return o, <-made
+	if err := <-made; err != nil {
+		return nil, err
+	}
+	if err := o.load(c.Tables(), c.PolicyTables()); err != nil {
+		o.close()
+		return nil, err
+	}
+	return o, nil
 }
 
 func (o *oracle) close() { close(o.calls) }
@@ -90,7 +117,7 @@ func (o *oracle) make() error {
 			return err
 		}
 	}
-	for _, d := range oracleDevices {
+	for _, d := range o.devices {
 		if err := o.device(d); err != nil {
 			return fmt.Errorf("%s: %w", d.name, err)
 		}
@@ -103,7 +130,7 @@ func (o *oracle) device(d oracleDevice) error {
 	if err != nil {
 		return err
 	}
-	o.devices = append(o.devices, fd)
+	o.files = append(o.files, fd)
 	request, err := unix.NewIfreq(d.name)
 	if err != nil {
 		return err
@@ -130,6 +157,9 @@ func (o *oracle) device(d oracleDevice) error {
 func (o *oracle) load(tables []nat.Table, routing []nat.PolicyTable) error {
 	return o.do(func() error {
 		cmd := exec.Command("nft", "-f", "-")
+		// Of chains with equal priority the kernel runs the one that came last first.
+		tables := slices.Clone(tables)
+		slices.Reverse(tables)
 		text := nftText(tables)
 		cmd.Stdin = strings.NewReader(text)
 		if out, err := cmd.CombinedOutput(); err != nil {
@@ -143,7 +173,7 @@ func (o *oracle) load(tables []nat.Table, routing []nat.PolicyTable) error {
 			}
 		}
 		for i := range routing {
-			if err := loadRouting(&routing[i], 1000+i); err != nil {
+			if err := o.loadRouting(&routing[i], 1000+i); err != nil {
 				return fmt.Errorf("routing table %s: %w", routing[i].Name, err)
 			}
 		}
@@ -159,7 +189,7 @@ func netOf(p netip.Prefix) *net.IPNet {
 }
 
 // loadRouting adds rules in their order, so that the kernel chooses the priorities that are not given, and the routes.
-func loadRouting(t *nat.PolicyTable, table int) error {
+func (o *oracle) loadRouting(t *nat.PolicyTable, table int) error {
 	for i := range t.Rules {
 		r := &t.Rules[i]
 		for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
@@ -180,7 +210,11 @@ func loadRouting(t *nat.PolicyTable, table int) error {
 			}
 		}
 		for _, route := range r.Routes {
-			link, err := netlink.LinkByName(route.Device)
+			device := route.Device
+			if device == "" {
+				device = o.via[route.Via]
+			}
+			link, err := netlink.LinkByName(device)
 			if err != nil {
 				continue // no such device: no such route
 			}
@@ -201,8 +235,8 @@ type output struct {
 
 // inject gives the kernel a packet that comes in at port, and returns what the kernel has sent by the time that it has taken it.
 func (o *oracle) inject(port nat.Port, b []byte) ([]output, error) {
-	at := slices.IndexFunc(oracleDevices, func(d oracleDevice) bool { return d.port == port })
-	if _, err := unix.Write(o.devices[at], b); err != nil {
+	at := slices.IndexFunc(o.devices, func(d oracleDevice) bool { return d.port == port })
+	if _, err := unix.Write(o.files[at], b); err != nil {
 		return nil, err
 	}
 	return o.drain()
@@ -212,7 +246,7 @@ func (o *oracle) inject(port nat.Port, b []byte) ([]output, error) {
 func (o *oracle) drain() ([]output, error) {
 	var all []output
 	buf := make([]byte, 65536)
-	for i, fd := range o.devices {
+	for i, fd := range o.files {
 		for {
 			n, err := unix.Read(fd, buf)
 			if err == unix.EAGAIN {
@@ -221,7 +255,7 @@ func (o *oracle) drain() ([]output, error) {
 			if err != nil {
 				return nil, err
 			}
-			all = append(all, output{oracleDevices[i].port, slices.Clone(buf[:n])})
+			all = append(all, output{o.devices[i].port, slices.Clone(buf[:n])})
 		}
 	}
 	return all, nil

@@ -54,6 +54,37 @@ func oracleConfig() *nat.Config {
 type maker struct {
 	*rand.Rand
 	notrack bool // a rule of the tables says so
+	fixture bool // small packets, and none that the kernel spoils
+	plan    plan
+}
+
+// A plan says which addresses packets have; a prefix that is there twice comes twice as often.
+type plan struct {
+	onlyIPv4                          bool
+	nodes                             []nat.Port
+	nodeSources, nodeDestinations     []netip.Prefix
+	tunnelSources, tunnelDestinations []netip.Prefix
+}
+
+// oraclePlan is that of oracleConfig.
+func oraclePlan() plan {
+	both := func(of ...[2]netip.Prefix) []netip.Prefix {
+		var all []netip.Prefix
+		for _, p := range of {
+			all = append(all, p[:]...)
+		}
+		return all
+	}
+	p := plan{
+		nodeSources:        both(oraclePods, oraclePods, oraclePods, oracleOwn, oracleOutside),
+		nodeDestinations:   both(oracleSeen, oracleSeen, oracleFlat, oracleAlias, oraclePods, oracleOwn, oracleOutside),
+		tunnelSources:      both(oracleRemote, oracleFlat, oracleExternal),
+		tunnelDestinations: both(oraclePods, oraclePods, oracleOwn, oracleOutside),
+	}
+	for _, d := range oracleDevices[1:] {
+		p.nodes = append(p.nodes, d.port)
+	}
+	return p
 }
 
 func pick[T any](m *maker, of ...T) T { return of[m.IntN(len(of))] }
@@ -200,7 +231,7 @@ func (m *maker) rule(name string, t *nat.Table, c *nat.Chain) nat.Rule {
 			r.Action, r.To = nat.ActionMasquerade, ""
 		}
 	}
-	protocol := ""
+	protocol, negated := "", false
 	for range pick(m, 1, 1, 2, 2, 3) {
 		x := m.match(v6)
 		if protocol != "" || r.Action == nat.ActionClampMSS { // nft refuses two protocols in one rule
@@ -208,6 +239,12 @@ func (m *maker) rule(name string, t *nat.Table, c *nat.Chain) nat.Rule {
 			if x.Port.Position == nat.PositionDestination && r.Action != nat.ActionClampMSS {
 				x.Port = nat.Operand{}
 			}
+		}
+		if x.Port != (nat.Operand{}) && x.Op == nat.OpNotEqual {
+			if negated { // nft 1.0.6 merges "sport ≠ a and dport ≠ b" into "not both"
+				x.Port = nat.Operand{}
+			}
+			negated = true
 		}
 		protocol += x.Proto
 		if x != (nat.Match{Op: x.Op}) {

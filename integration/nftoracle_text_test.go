@@ -8,20 +8,21 @@ import (
 	"culvert/nat"
 )
 
-// nftText writes tables in nft's language, with the expressions that Liqo emits for each match and action.
+// nftText writes tables in nft's language, with the expressions that Liqo emits for each match and action. Tables and chains get
+// other names, as nft does not take all of ours.
 func nftText(tables []nat.Table) string {
 	var b strings.Builder
-	for _, t := range tables {
+	for i, t := range tables {
 		family := map[nat.Family]string{nat.FamilyIPv4: "ip", nat.FamilyIPv6: "ip6", nat.FamilyINET: "inet"}[t.Family]
-		fmt.Fprintf(&b, "table %s %s {\n", family, t.Name)
-		for _, c := range t.Chains {
+		fmt.Fprintf(&b, "table %s t%d {\n", family, i)
+		for j, c := range t.Chains {
 			policy := c.Policy
 			if policy == "" {
 				policy = nat.PolicyAccept
 			}
-			fmt.Fprintf(&b, "\tchain %s {\n\t\ttype %s hook %s priority %d; policy %s;\n", c.Name, c.Type, c.Hook, c.Priority, policy)
-			for i := range c.Rules {
-				fmt.Fprintf(&b, "\t\t%s\n", nftRule(&c.Rules[i], t.Family))
+			fmt.Fprintf(&b, "\tchain c%d {\n\t\ttype %s hook %s priority %d; policy %s;\n", j, c.Type, c.Hook, c.Priority, policy)
+			for k := range c.Rules {
+				fmt.Fprintf(&b, "\t\t%s\n", nftRule(&c.Rules[k], t.Family))
 			}
 			b.WriteString("\t}\n")
 		}
@@ -122,6 +123,9 @@ func nftAction(r *nat.Rule, f nat.Family) string {
 			return "tcp option maxseg size set rt mtu"
 		}
 		return fmt.Sprintf("tcp option maxseg size set %d", r.Value)
+	}
+	if r.Action == "refuse-source" {
+		return "drop"
 	}
 	return string(r.Action) // accept, drop, notrack, masquerade
 }

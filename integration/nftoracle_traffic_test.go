@@ -24,6 +24,7 @@ type flow struct {
 	protocol uint8
 	ends     [2]end
 	step     int
+	answered bool // a packet of the second end has come through
 	seq      [2]uint32
 	script   []flowStep
 }
@@ -47,22 +48,19 @@ const (
 // newFlow makes a flow with a source port that no other flow of this rule set has: on a clash both sides choose another port, and
 // not the same one.
 func (m *maker) newFlow(number int) *flow {
-	f := &flow{v6: m.IntN(3) == 0}
+	f := &flow{v6: !m.plan.onlyIPv4 && m.IntN(3) == 0}
 	f.protocol = pick(m, uint8(protoTCP), protoTCP, protoUDP, protoUDP, protoICMP, protoOther)
 	if f.v6 && f.protocol == protoICMP {
 		f.protocol = protoICMPv6
 	}
 	e := &f.ends[0]
 	e.open = true
-	i := family(f.v6)
 	if m.IntN(2) == 0 {
 		e.port = nat.Tunnel
-		e.src = m.in(pick(m, oracleRemote, oracleFlat, oracleExternal)[i])
-		e.dst = m.in(pick(m, oraclePods, oraclePods, oracleOwn, oracleOutside)[i])
+		e.src, e.dst = m.from(m.plan.tunnelSources, f.v6), m.from(m.plan.tunnelDestinations, f.v6)
 	} else {
-		e.port = pick(m, oracleDevices[1:]...).port
-		e.src = m.in(pick(m, oraclePods, oraclePods, oraclePods, oracleOwn, oracleOutside)[i])
-		e.dst = m.in(pick(m, oracleSeen, oracleSeen, oracleFlat, oracleAlias, oraclePods, oracleOwn, oracleOutside)[i])
+		e.port = pick(m, m.plan.nodes...)
+		e.src, e.dst = m.from(m.plan.nodeSources, f.v6), m.from(m.plan.nodeDestinations, f.v6)
 	}
 	e.sport, e.dport = uint16(1024+number), pick(m, uint16(80), 443, 53, 8080)
 	if f.protocol == protoOther { // no port keeps two of them apart
@@ -72,8 +70,22 @@ func (m *maker) newFlow(number int) *flow {
 		e.dport = e.sport
 	}
 	f.script = m.script(f.protocol)
+	for i := range f.script {
+		if m.fixture && m.IntN(20) > 0 {
+			f.script[i].size = min(f.script[i].size, 1+m.IntN(40))
+		}
+	}
 	f.seq = [2]uint32{m.Uint32(), m.Uint32()}
 	return f
+}
+
+// from returns an address of one of the prefixes.
+func (m *maker) from(of []netip.Prefix, v6 bool) netip.Addr {
+	for {
+		if p := pick(m, of...); p.Addr().Is6() == v6 {
+			return m.in(p)
+		}
+	}
 }
 
 func isICMPQuery(p uint8) bool { return p == protoICMP || p == protoICMPv6 }
@@ -94,6 +106,9 @@ func (m *maker) script(protocol uint8) []flowStep {
 	switch protocol {
 	case protoTCP:
 		s = []flowStep{{0, nattest.SYN, 0, false}, {1, nattest.SYN | nattest.ACK, 0, false}, {0, nattest.ACK, 0, false}}
+		if m.IntN(6) == 0 { // in mid-stream
+			s = []flowStep{{0, nattest.ACK, 100, false}, {1, nattest.ACK, 200, false}}
+		}
 		for range m.IntN(4) {
 			s = append(s, flowStep{m.IntN(2), nattest.ACK | nattest.PSH, m.IntN(1200), false})
 		}
@@ -143,8 +158,9 @@ func (m *maker) next(f *flow, id uint16) (nat.Port, []byte) {
 		if !e.open || s.icmpErr && e.last == nil {
 			continue
 		}
-		if !f.ends[1].open && s.flags&(nattest.FIN|nattest.RST) != 0 {
-			continue // as a first packet, the kernel calls it invalid and passes it untranslated
+		// What has no place in a connection the kernel calls invalid and passes untranslated.
+		if s.flags&(nattest.FIN|nattest.RST) != 0 && !f.ends[1].open || f.protocol == protoTCP && f.script[0].flags == nattest.SYN && s.flags&nattest.SYN == 0 && !s.icmpErr && !f.answered {
+			continue
 		}
 		f.step++
 		if s.icmpErr {
@@ -174,6 +190,9 @@ func (m *maker) packet(f *flow, s flowStep, e *end, id uint16) []byte {
 				[]byte{1, 1, 4, 2, 2, 4, 35, 40},
 				[]byte{1, 2, 4, 5, 180, 1, 0, 0}, // at an odd offset
 				nil)
+			if m.fixture && len(t.Options) == 8 && t.Options[1] == 2 {
+				t.Options = nil
+			}
 			f.seq[s.from]++
 		}
 		if s.flags&nattest.ACK == 0 {
@@ -218,11 +237,11 @@ func idOf(b []byte) uint16 {
 func (m *maker) icmpError(f *flow, e *end, id uint16) []byte {
 	router := e.src // as the answers of this end have it
 	if m.IntN(3) > 0 {
-		pool := oraclePods
+		sources := m.plan.nodeSources
 		if e.port == nat.Tunnel {
-			pool = oracleRemote
+			sources = m.plan.tunnelSources
 		}
-		router = m.in(pool[family(f.v6)])
+		router = m.from(sources, f.v6)
 	}
 	quote := slices.Clone(e.last)
 	p := nattest.IP{Source: router.String(), Destination: e.dst.String(), ID: id, TTL: uint8(2 + m.IntN(250))}
@@ -250,7 +269,7 @@ func (f *flow) learn(in, out nat.Port, sent []byte) {
 	}
 	from := 0
 	if f.ends[1].open && f.ends[1].port == in && f.script[f.step-1].from == 1 {
-		from = 1
+		from, f.answered = 1, true
 	}
 	other := &f.ends[1-from]
 	other.last = sent

@@ -122,14 +122,6 @@ func (e *Engine) Process(p *Packet, in Port, now Time) Verdict {
 	return v
 }
 
-// Refuse counts a packet from port in that Parse refused with reason r.
-func (e *Engine) Refuse(in Port, r Reason) {
-	v := drop(r)
-	e.mu.Lock()
-	e.stats.of(in).count(&v)
-	e.mu.Unlock()
-}
-
 func (e *Engine) process(p *Packet, in Port, now Time, v *Verdict) {
 	if !p.parsed {
 		*v = drop(max(p.fault, ReasonMalformed))

@@ -24,10 +24,12 @@ func newLabCommand() *cobra.Command {
 			"root or user namespaces and touches nothing that it did not make. Hosts are rome/pod1, rome/pod2,\n" +
 			"rome/node1, rome/node2, rome/gateway, rome/client, rome/router, and the same of milan.",
 		Args: cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error { return errors.New("lab: want check, up, down, exec or status; see --help") },
+		RunE: func(*cobra.Command, []string) error {
+			return errors.New("lab: want check, up, down, exec, status or bench; see --help")
+		},
 	}
 	cmd.AddCommand(newLabCheckCommand(), newLabUpCommand(), newLabDownCommand(), newLabExecCommand(),
-		newLabStatusCommand(), newLabProbeCommand())
+		newLabStatusCommand(), newLabProbeCommand(), newLabBenchCommand(), newLabReferenceCommand(), newLabWithoutOffloadsCommand())
 	return cmd
 }
 

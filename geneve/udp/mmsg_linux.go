@@ -10,16 +10,16 @@ import (
 // sockaddr holds an address of either family for the kernel.
 type sockaddr = unix.RawSockaddrInet6
 
-// control holds the control messages of one message. On receive three may come: UDP_GRO, type of service or traffic
-// class, SO_RXQ_OVFL; on send two go: UDP_SEGMENT, type of service or traffic class.
+// control holds the control messages of one message. On receive two may come: UDP_GRO, type of service or traffic
+// class; on send two go: UDP_SEGMENT, type of service or traffic class.
 type control struct {
 	_    [0]uint64 // cmsg(3): aligned like the header
 	data [controlSize]byte
 }
 
 const (
-	// controlSize is 3 × CMSG_SPACE(4) on 64-bit systems and more than that on others.
-	controlSize = 3 * 24
+	// controlSize is 2 × CMSG_SPACE(4) on 64-bit systems and more than that on others.
+	controlSize = 2 * 24
 	// maxMessages is the number of messages of one sendmmsg call.
 	maxMessages = 64
 )

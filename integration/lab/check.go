@@ -85,12 +85,14 @@ func runLab(ctx context.Context, dir string, o Options, checks func(*Lab) []Chec
 	if p.failedNow > 0 {
 		l.Stop() // what it complains about comes from the failed start
 	} else {
+		checkCtx, cancel := l.whileRunning(ctx)
 		for _, c := range checks(l) {
-			p.run(ctx, c)
-			if ctx.Err() != nil {
+			p.run(checkCtx, c)
+			if checkCtx.Err() != nil {
 				break
 			}
 		}
+		cancel()
 		p.run(context.WithoutCancel(ctx), Check{Name: "stop", Path: "2 gateways, 4 nodes", Run: func(context.Context) (string, error) {
 			began := time.Now()
 			err := l.Stop()
@@ -103,6 +105,22 @@ func runLab(ctx context.Context, dir string, o Options, checks func(*Lab) []Chec
 		return err
 	}
 	return context.Cause(ctx)
+}
+
+// whileRunning returns a context that ends when a gateway or node does: the
+// checks that follow would all wait in vain.
+func (l *Lab) whileRunning(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	for _, p := range l.processes {
+		go func() {
+			select {
+			case <-p.ended:
+				cancel(fmt.Errorf("%s ended by itself (%w)", p.Name(), exitError(p.err)))
+			case <-ctx.Done():
+			}
+		}()
+	}
+	return ctx, func() { cancel(nil) }
 }
 
 // printer prints results as they come.
@@ -137,6 +155,9 @@ func (p *printer) run(ctx context.Context, c Check) {
 	defer cancel()
 	began := time.Now()
 	figure, err := c.Run(ctx)
+	if err != nil && ctx.Err() != nil {
+		err = fmt.Errorf("%w: %w", context.Cause(ctx), err)
+	}
 	r := Result{Lab: p.labName, Check: c.Name, Path: c.Path, Figure: figure, OK: err == nil, Seconds: time.Since(began).Seconds()}
 	p.checks++
 	if err != nil {

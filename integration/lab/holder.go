@@ -223,6 +223,8 @@ func (h *holder) remove() {
 
 // EnterHolder is the first thing a holder does: it waits for its permission.
 func EnterHolder() error {
+	unix.CloseOnExec(permitFD)
+	unix.CloseOnExec(readyFD)
 	permit := os.NewFile(permitFD, "permit")
 	defer permit.Close()
 	if _, err := permit.Read(make([]byte, 1)); err != nil {

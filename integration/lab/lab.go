@@ -76,15 +76,10 @@ func Start(ctx context.Context, dir string, o Options) (*Lab, error) {
 	if err := l.writeConfigs(); err != nil {
 		return l, fmt.Errorf("lab: %w", err)
 	}
-	if err := l.startProcesses(); err != nil {
-		return l, fmt.Errorf("lab: %w", err)
-	}
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	for _, p := range l.processes {
-		if err := p.waitReady(ctx); err != nil {
-			return l, fmt.Errorf("lab: %w", err)
-		}
+	if err := l.startProcesses(ctx); err != nil {
+		return l, fmt.Errorf("lab: %w", err)
 	}
 	return l, nil
 }
@@ -135,9 +130,11 @@ func (l *Lab) Stop() error {
 	return errors.Join(errs...)
 }
 
-func (l *Lab) startProcesses() error {
-	for i := range clusters {
-		c := &clusters[i]
+// startProcesses starts all gateways and nodes and waits until they serve. The
+// server's gateway comes first: a client whose first handshake finds no server
+// tries again only after 5 seconds.
+func (l *Lab) startProcesses(ctx context.Context) error {
+	for _, c := range []*Cluster{&clusters[1], &clusters[0]} {
 		gateway, err := l.startProcess(l.Host(c.Name+"/gateway"), false, "gateway", "--config", l.path(c.Name, "gateway.yaml"))
 		if err != nil {
 			return err
@@ -149,6 +146,14 @@ func (l *Lab) startProcesses() error {
 				return err
 			}
 			p.ready = nodeReady
+		}
+		if err := gateway.waitReady(ctx); err != nil {
+			return err
+		}
+	}
+	for _, p := range l.processes {
+		if err := p.waitReady(ctx); err != nil {
+			return err
 		}
 	}
 	return nil

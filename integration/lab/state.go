@@ -37,9 +37,16 @@ const downTimeout = 20 * time.Second
 
 // state is the content of a lab's state file.
 type state struct {
-	Kind  Kind   `json:"kind"`
-	PID   int    `json:"pid"`   // of the holder, 0 before it was started
-	Start uint64 `json:"start"` // of the holder, in clock ticks since boot
+	Kind   Kind    `json:"kind"`
+	Owner  process `json:"owner"`  // of a check: the command that waits for it
+	Holder process `json:"holder"` // none before it was started
+}
+
+// process names a process for ever: its ID is used again, its ID with its start
+// time is not.
+type process struct {
+	PID   int    `json:"pid"`
+	Start uint64 `json:"start"` // in clock ticks since boot
 }
 
 // baseDir is where this user's labs have their folders: below the runtime
@@ -91,11 +98,18 @@ func newDir(kind Kind) (string, error) {
 
 // noteHolder writes the holder into the lab's state file.
 func noteHolder(dir string, kind Kind, pid int) error {
-	start, err := startTime(pid)
-	if err != nil {
-		return fmt.Errorf("lab: the holder ended at once: %w", err)
+	s := state{Kind: kind}
+	for _, p := range []struct {
+		pid int
+		to  *process
+	}{{os.Getpid(), &s.Owner}, {pid, &s.Holder}} {
+		start, err := startTime(p.pid)
+		if err != nil {
+			return fmt.Errorf("lab: the holder ended at once: %w", err)
+		}
+		*p.to = process{PID: p.pid, Start: start}
 	}
-	return state{Kind: kind, PID: pid, Start: start}.write(dir)
+	return s.write(dir)
 }
 
 // write replaces the state file as a whole.
@@ -111,8 +125,7 @@ func (s state) write(dir string) error {
 	return os.Rename(next, filepath.Join(dir, stateFile))
 }
 
-// startTime is field 22 of proc_pid_stat(5), in clock ticks since boot: with the
-// process ID it names a process for ever.
+// startTime is field 22 of proc_pid_stat(5), in clock ticks since boot.
 func startTime(pid int) (uint64, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -126,25 +139,34 @@ func startTime(pid int) (uint64, error) {
 	return strconv.ParseUint(fields[19], 10, 64)
 }
 
-// openHolder returns a pidfd of the lab's holder, or -1 if it has ended.
-func (s state) openHolder() (pidfd int, err error) {
-	if s.PID == 0 {
+// open returns a pidfd of the process, or -1 if it has ended.
+func (p process) open() (pidfd int, err error) {
+	if p.PID == 0 {
 		return -1, nil
 	}
-	pidfd, err = unix.PidfdOpen(s.PID, 0)
+	pidfd, err = unix.PidfdOpen(p.PID, 0)
 	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) { // none, or a thread's
 		return -1, nil
 	}
 	if err != nil {
-		return -1, fmt.Errorf("lab: holder %d: %w", s.PID, err)
+		return -1, fmt.Errorf("lab: process %d: %w", p.PID, err)
 	}
 	// The process ID cannot change hands from here on.
-	start, err := startTime(s.PID)
-	if err != nil || start != s.Start || finished(pidfd) {
+	start, err := startTime(p.PID)
+	if err != nil || start != p.Start || finished(pidfd) {
 		unix.Close(pidfd)
 		return -1, nil
 	}
 	return pidfd, nil
+}
+
+// running reports whether the process has not ended.
+func (p process) running() (bool, error) {
+	pidfd, err := p.open()
+	if pidfd >= 0 {
+		unix.Close(pidfd)
+	}
+	return pidfd >= 0, err
 }
 
 // finished reports whether the process of a pidfd has ended.
@@ -183,29 +205,46 @@ func down(dir string, report func(format string, args ...any)) error {
 	if err != nil {
 		return err
 	}
-	pidfd, err := s.openHolder()
-	if err != nil {
-		return err
-	}
-	if pidfd >= 0 {
-		defer unix.Close(pidfd)
-		if s.Kind == KindCheck {
-			report("%s: a check is running, left as it is (process %d)", filepath.Base(dir), s.PID)
+	if s.Kind == KindCheck {
+		// Of a command that was killed, the holder may take a moment to end.
+		running, err := s.Owner.running()
+		if err != nil {
+			return err
+		}
+		if running {
+			report("%s: a check is running, left as it is (process %d)", filepath.Base(dir), s.Owner.PID)
 			return nil
 		}
-		if err := unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
-			return fmt.Errorf("end process %d: %w", s.PID, err)
-		}
-		// The first process of a PID namespace ends after all others in it.
-		fds := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
-		if n, err := unix.Poll(fds, int(downTimeout.Milliseconds())); err != nil || n == 0 {
-			return fmt.Errorf("process %d does not end (%v)", s.PID, err)
-		}
+	}
+	if err := s.Holder.kill(); err != nil {
+		return err
 	}
 	if err := os.RemoveAll(dir); err != nil {
 		return err
 	}
 	report("%s: gone", filepath.Base(dir))
+	return nil
+}
+
+// kill ends a holder, and so its lab, unless it has ended.
+func (p process) kill() error {
+	pidfd, err := p.open()
+	if err != nil || pidfd < 0 {
+		return err
+	}
+	defer unix.Close(pidfd)
+	if err := unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("end process %d: %w", p.PID, err)
+	}
+	// The first process of a PID namespace ends after all others in it.
+	deadline := time.Now().Add(downTimeout)
+	for !finished(pidfd) {
+		if time.Now().After(deadline) {
+			return fmt.Errorf("process %d does not end", p.PID)
+		}
+		fds := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
+		unix.Poll(fds, int(time.Until(deadline).Milliseconds())+1) // EINTR: once more
+	}
 	return nil
 }
 
@@ -236,13 +275,12 @@ func upDir() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	pidfd, err := s.openHolder()
+	running, err := s.Holder.running()
 	if err != nil {
 		return "", err
 	}
-	if pidfd < 0 {
+	if !running {
 		return "", errors.New("lab: none is up; start one with: culvert lab up")
 	}
-	unix.Close(pidfd)
 	return dir, nil
 }

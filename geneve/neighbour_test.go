@@ -1,0 +1,348 @@
+package geneve
+
+import (
+	"bytes"
+	"net/netip"
+	"testing"
+	"time"
+
+	"culvert/geneve/genevetest"
+)
+
+var (
+	us      = toGateway(nodeVNI)
+	station = [6]byte{0x02, 's', 0, 0, 0, 1} // another station behind the node
+)
+
+// arpFrom delivers an ARP message in a frame from its sender.
+func (f *fixture) arpFrom(to [6]byte, operation byte, sender [6]byte, senderIP, targetIP netip.Addr) {
+	f.Helper()
+	frame := genevetest.Frame(to, sender, genevetest.ARP, arpMessage(operation, sender, senderIP, [6]byte{}, targetIP))
+	if got := f.deliver(message(genevetest.Geneve(nodeVNI, 0x6558, frame))); len(got) > 0 {
+		f.Fatalf("ARP came out as %d packets", len(got))
+	}
+}
+
+// ipFrom delivers an IP packet in a frame from the given station.
+func (f *fixture) ipFrom(from [6]byte) {
+	f.Helper()
+	frame := genevetest.Frame(us, from, genevetest.IPv4, genevetest.UDP(pod, remotePod, []byte("x")))
+	if got := f.deliver(message(genevetest.Geneve(nodeVNI, 0x6558, frame))); len(got) != 1 {
+		f.Fatalf("%d packets came out, want 1", len(got))
+	}
+}
+
+// neighbour checks which address is known for the node.
+func (f *fixture) neighbour(want [6]byte) {
+	f.Helper()
+	s, _ := f.e.TunnelStats(toNode)
+	if want == [6]byte{} {
+		if s.MAC != nil {
+			f.Errorf("neighbour %v, want none", s.MAC)
+		}
+	} else if !bytes.Equal(s.MAC, want[:]) {
+		f.Errorf("neighbour %v, want % x", s.MAC, want)
+	}
+}
+
+// asked checks that the gateway has sent the node exactly one ARP request.
+func (f *fixture) asked() {
+	f.Helper()
+	want := genevetest.Geneve(nodeVNI, 0x6558, genevetest.Frame(broadcastMAC, us, genevetest.ARP, arpMessage(1, us, gatewayInner, [6]byte{}, nodeInner)))
+	if got, _ := f.datagrams(f.node); len(got) != 1 || !bytes.Equal(got[0], want) {
+		f.Errorf("sent % x, want the request % x", got, want)
+	}
+}
+
+func TestARPAnswers(t *testing.T) {
+	otherNodeIP := netip.MustParseAddr("172.18.0.2") // Linux takes any address of the node with arp_announce 0
+	tests := []struct {
+		name     string
+		to       [6]byte
+		senderIP netip.Addr
+		learnt   bool
+	}{
+		{"broadcast", broadcastMAC, nodeInner, true},
+		{"unicast probe", us, nodeInner, true},
+		{"from another address of the node", broadcastMAC, otherNodeIP, false},
+		{"duplicate address detection", broadcastMAC, netip.IPv4Unspecified(), false},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			f := newFixture(t)
+			before := f.e.Drops()
+			f.arpFrom(tt.to, 1, nodeMAC, tt.senderIP, gatewayInner)
+			want := genevetest.Geneve(nodeVNI, 0x6558, genevetest.Frame(nodeMAC, us, genevetest.ARP, arpMessage(2, us, gatewayInner, nodeMAC, tt.senderIP)))
+			if got, _ := f.datagrams(f.node); len(got) != 1 || !bytes.Equal(got[0], want) {
+				t.Errorf("answer % x, want % x", got, want)
+			}
+			if tt.learnt {
+				f.neighbour(nodeMAC)
+			} else {
+				f.neighbour([6]byte{})
+			}
+			f.drops(before, nil)
+			if s := f.e.Stats(); s.ARPReceived != 1 || s.ARPSent != 1 {
+				t.Errorf("%d received and %d sent, want 1 and 1", s.ARPReceived, s.ARPSent)
+			}
+		})
+	}
+}
+
+func TestARPOverVXLAN(t *testing.T) {
+	f := newFixture(t)
+	us := toGateway(vxlanVNI)
+	request := genevetest.Frame(broadcastMAC, nodeMAC, genevetest.ARP, append(arpMessage(1, nodeMAC, nodeInner, [6]byte{}, gatewayInner), make([]byte, 18)...))
+	f.deliver(message(genevetest.VXLAN(vxlanVNI, request)))
+	want := genevetest.VXLAN(vxlanVNI, genevetest.Frame(nodeMAC, us, genevetest.ARP, arpMessage(2, us, gatewayInner, nodeMAC, nodeInner)))
+	if got, _ := f.datagrams(f.node); !bytes.Equal(got[0], want) {
+		t.Errorf("answer % x, want % x", got[0], want)
+	}
+}
+
+func TestARPRateLimit(t *testing.T) {
+	f := newFixture(t)
+	before := f.e.Drops()
+	for range maxAnswers + 5 {
+		f.arpFrom(us, 1, nodeMAC, nodeInner, gatewayInner)
+	}
+	f.drops(before, map[Reason]uint64{ARPRate: 5})
+	f.advance(time.Second)
+	f.arpFrom(us, 1, nodeMAC, nodeInner, gatewayInner)
+	if s := f.e.Stats(); s.ARPSent != maxAnswers+1 {
+		t.Errorf("%d answers, want %d", s.ARPSent, maxAnswers+1)
+	}
+}
+
+// TestLearning tells which frames set and change the neighbour's address.
+func TestLearning(t *testing.T) {
+	t.Run("the last frame counts while ARP has told nothing", func(t *testing.T) {
+		f := newFixture(t)
+		f.neighbour([6]byte{})
+		f.ipFrom(nodeMAC)
+		f.neighbour(nodeMAC)
+		f.ipFrom(station)
+		f.neighbour(station)
+		f.silent(f.node)
+	})
+	t.Run("ARP overrides frames, and the next ARP overrides it", func(t *testing.T) {
+		f := newFixture(t)
+		f.ipFrom(station)
+		f.arpFrom(us, 2, nodeMAC, nodeInner, gatewayInner)
+		f.neighbour(nodeMAC)
+		f.arpFrom(broadcastMAC, 2, station, nodeInner, nodeInner) // gratuitous reply
+		f.neighbour(station)
+		f.silent(f.node)
+	})
+	t.Run("a second station does not divert the tunnel", func(t *testing.T) {
+		f := newFixture(t)
+		f.resolve()
+		for range 5 {
+			f.ipFrom(station)
+			f.neighbour(nodeMAC)
+			f.asked() // once a second
+			f.ipFrom(station)
+			f.silent(f.node)
+			f.arpFrom(us, 2, nodeMAC, nodeInner, gatewayInner)
+			f.advance(time.Second)
+		}
+	})
+	t.Run("a node that answers no ARP keeps its address while it talks", func(t *testing.T) {
+		f := newFixture(t)
+		f.resolve()
+		for range 6 {
+			f.ipFrom(nodeMAC)
+			f.ipFrom(station)
+			f.neighbour(nodeMAC)
+			f.advance(time.Second)
+		}
+	})
+	t.Run("a new link takes over when the old address is silent", func(t *testing.T) {
+		f := newFixture(t)
+		f.resolve()
+		for range maxUnanswered {
+			f.ipFrom(station)
+			f.neighbour(nodeMAC)
+			f.asked()
+			f.advance(time.Second)
+		}
+		f.ipFrom(station)
+		f.neighbour(station)
+	})
+	t.Run("ARP of another address tells nothing", func(t *testing.T) {
+		f := newFixture(t)
+		f.arpFrom(us, 2, station, node2Inner, gatewayInner)
+		f.neighbour([6]byte{})
+	})
+	t.Run("a request for somebody else tells the sender's address", func(t *testing.T) {
+		f := newFixture(t)
+		before := f.e.Drops()
+		f.arpFrom(broadcastMAC, 1, nodeMAC, nodeInner, node2Inner)
+		f.neighbour(nodeMAC)
+		f.drops(before, map[Reason]uint64{OtherARP: 1})
+		f.silent(f.node)
+	})
+}
+
+// TestHold sends before the neighbour is known: packets wait, in order, and leave before later ones.
+func TestHold(t *testing.T) {
+	f := newFixture(t)
+	var sent [][]byte
+	for i := range maxHeldPerTunnel {
+		sent = append(sent, genevetest.UDP(pod, remotePod, payload(i, 10+i)))
+		if i%2 == 1 {
+			sent[i] = genevetest.UDP(pod6, remotePod6, payload(i, 10+i))
+		}
+		if r := f.s.Send(toNode, sent[i]); r != Accepted {
+			t.Fatalf("packet %d: %v", i, r)
+		}
+	}
+	f.s.Flush()
+	f.asked()
+	before := f.e.Drops()
+	if r := f.s.Send(toNode, sent[0]); r != HoldFull {
+		t.Errorf("packet %d: %v, want hold-full", maxHeldPerTunnel, r)
+	}
+	f.drops(before, map[Reason]uint64{HoldFull: 1})
+	if s := f.e.Stats(); s.Held != maxHeldPerTunnel {
+		t.Errorf("%d held, want %d", s.Held, maxHeldPerTunnel)
+	}
+	if r := f.s.Send(toIP, sent[0]); r != Accepted { // another tunnel does not wait
+		t.Error(r)
+	}
+	f.s.Flush()
+	f.datagrams(f.node)
+	f.arpFrom(us, 2, nodeMAC, nodeInner, gatewayInner)
+	last := genevetest.UDP(pod, remotePod, []byte("last"))
+	f.s.Send(toNode, last)
+	f.s.Flush()
+	for i, packet := range append(sent, last) {
+		etherType := uint16(genevetest.IPv4)
+		if packet[0]>>4 == 6 {
+			etherType = genevetest.IPv6
+		}
+		want := genevetest.Geneve(nodeVNI, 0x6558, genevetest.Frame(nodeMAC, us, etherType, packet))
+		if got, _ := f.datagrams(f.node); len(got) != 1 || !bytes.Equal(got[0], want) {
+			t.Fatalf("datagram %d: % x, want % x", i, got, want)
+		}
+	}
+	if s, _ := f.e.TunnelStats(toNode); s.SentPackets != maxHeldPerTunnel+1 || s.Held != 0 {
+		t.Errorf("%d sent, %d held; want %d, 0", s.SentPackets, s.Held, maxHeldPerTunnel+1)
+	}
+}
+
+// TestHoldExpires asks each second and lets go after holdTime.
+func TestHoldExpires(t *testing.T) {
+	f := newFixture(t)
+	before := f.e.Drops()
+	packet := genevetest.UDP(pod, remotePod, []byte("x"))
+	f.s.Send(toNode, packet)
+	f.s.Send(toNode, packet)
+	f.s.Send(toNode2, packet)
+	f.asked()
+	f.datagrams(f.node2)
+	for range 2 {
+		f.e.neighbours.tick() // the timer's work, which does nothing before the clock has moved
+		f.silent(f.node)
+		f.advance(time.Second)
+		f.e.neighbours.tick()
+		f.asked()
+		f.datagrams(f.node2)
+	}
+	f.drops(before, nil)
+	f.advance(time.Second)
+	f.e.neighbours.tick()
+	f.drops(before, map[Reason]uint64{Unresolved: 3})
+	if s := f.e.Stats(); s.Held != 0 {
+		t.Errorf("%d held, want 0", s.Held)
+	}
+	f.silent(f.node)
+	// The next packet starts anew.
+	f.advance(time.Second)
+	f.s.Send(toNode, packet)
+	f.asked()
+	f.arpFrom(us, 2, nodeMAC, nodeInner, gatewayInner)
+	if got, _ := f.datagrams(f.node); len(got) != 1 {
+		t.Errorf("%d datagrams, want the packet held", len(got))
+	}
+}
+
+// TestHoldEnds removes tunnels and closes the endpoint while packets wait.
+func TestHoldEnds(t *testing.T) {
+	f := newFixture(t)
+	before := f.e.Drops()
+	packet := genevetest.UDP(pod, remotePod, []byte("x"))
+	f.s.Send(toNode, packet)
+	f.s.Send(toVXLAN, packet)
+	f.s.Send(toVXLAN, packet)
+	gone := f.e.table.Load().byID(toNode)
+	if err := f.e.Apply(fixtureTunnels()[1:]); err != nil {
+		t.Fatal(err)
+	}
+	f.drops(before, map[Reason]uint64{UnknownTunnel: 1})
+	// A Sender that has still found the tunnel can hold nothing more.
+	if r, known := f.e.neighbours.hold(gone, packet); r != UnknownTunnel || known {
+		t.Errorf("hold on a removed tunnel: %v, %v", r, known)
+	}
+	if r := f.s.Send(toNode, packet); r != UnknownTunnel {
+		t.Errorf("Send to a removed tunnel: %v", r)
+	}
+	f.e.Close()
+	f.drops(before, map[Reason]uint64{UnknownTunnel: 2, Unresolved: 2})
+	if s := f.e.Stats(); s.Held != 0 {
+		t.Errorf("%d held, want 0", s.Held)
+	}
+}
+
+// TestHoldCaps fills the room for all tunnels together, by number and by size.
+func TestHoldCaps(t *testing.T) {
+	for _, tt := range []struct{ size, want int }{{20, maxHeld}, {40000, maxHeldBytes / 40000}} {
+		f := newFixture(t)
+		var tunnels []Tunnel
+		for i := range 30 {
+			tunnels = append(tunnels, Tunnel{ID: uint16(i), VNI: VNI(i), Remote: nodeOuter, Local: gatewayInner, Peer: nodeInner})
+		}
+		if err := f.e.Apply(tunnels); err != nil {
+			t.Fatal(err)
+		}
+		packet := genevetest.IP(pod.Addr(), remotePod.Addr(), 17, 0, make([]byte, tt.size-20))
+		accepted := 0
+		for i := range 30 * maxHeldPerTunnel {
+			if r := f.s.Send(uint16(i%30), packet); r == Accepted {
+				accepted++
+			} else if r != HoldFull {
+				t.Fatal(r)
+			}
+		}
+		if accepted != tt.want || f.e.Stats().Held != tt.want {
+			t.Errorf("%d packets of %d bytes held, want %d", accepted, tt.size, tt.want)
+		}
+	}
+}
+
+// TestRefresh asks for a neighbour that is sent to and silent.
+func TestRefresh(t *testing.T) {
+	f := newFixture(t)
+	f.resolve()
+	packet := genevetest.UDP(pod, remotePod, []byte("x"))
+	send := func() {
+		f.s.Send(toNode, packet)
+		f.s.Flush()
+	}
+	f.advance(reachableTime)
+	send()
+	f.datagrams(f.node)
+	f.silent(f.node)
+	f.advance(time.Second)
+	send()
+	f.asked() // before the packet, which goes to the address known
+	f.datagrams(f.node)
+	send()
+	f.datagrams(f.node)
+	f.silent(f.node)
+	f.ipFrom(nodeMAC)
+	f.advance(time.Second)
+	send()
+	f.datagrams(f.node)
+	f.silent(f.node)
+}

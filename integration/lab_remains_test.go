@@ -1,0 +1,125 @@
+package integration
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+)
+
+// requireNothingLeft fails if the user's labs have left a process, a namespace,
+// a link, a route, a socket or a file. Links, routes and sockets are in network
+// namespaces; those end with their processes, unless they are mounted somewhere.
+func (u *labUser) requireNothingLeft() {
+	u.t.Helper()
+	deadline := time.Now().Add(10 * time.Second)
+	for {
+		processes := u.processes()
+		if len(processes) == 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			u.t.Fatal("processes are left:", processes)
+		}
+		time.Sleep(time.Millisecond) // polling for what other processes do
+	}
+	filepath.WalkDir(u.runtime, func(path string, entry os.DirEntry, err error) error {
+		if err != nil || !entry.IsDir() || strings.HasPrefix(filepath.Base(path), "check-") {
+			u.t.Errorf("%s is left (%v)", path, err)
+		}
+		return nil
+	})
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		u.t.Fatal(err)
+	}
+	for line := range strings.Lines(string(mounts)) {
+		if strings.Contains(line, " - nsfs ") && strings.Contains(line, u.runtime) {
+			u.t.Error("a namespace is mounted:", line)
+		}
+	}
+}
+
+// processes returns the processes of this user's labs: what runs from the
+// binary with the user's runtime directory in its environment.
+func (u *labUser) processes() map[int]string {
+	found := make(map[int]string)
+	dirs, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		u.t.Fatal(err)
+	}
+	for _, dir := range dirs {
+		environment, err := os.ReadFile(dir + "/environ")
+		if err != nil || !strings.Contains(string(environment), "XDG_RUNTIME_DIR="+u.runtime) {
+			continue // ended, or another user's
+		}
+		pid, err := strconv.Atoi(filepath.Base(dir))
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		line, err := os.ReadFile(dir + "/cmdline")
+		if err != nil || len(line) == 0 { // ended, or waited for by its parent
+			continue
+		}
+		found[pid] = strings.ReplaceAll(strings.TrimRight(string(line), "\x00"), "\x00", " ")
+	}
+	return found
+}
+
+// process returns one of the lab's culvert processes of a kind.
+func (u *labUser) process(kind string) int {
+	u.t.Helper()
+	processes := u.processes()
+	for pid, line := range processes {
+		if strings.HasPrefix(line, "culvert "+kind+" ") {
+			return pid
+		}
+	}
+	u.t.Fatalf("no culvert %s among %v", kind, processes)
+	return 0
+}
+
+// holder returns the process that owns the only lab.
+func (u *labUser) holder() int {
+	u.t.Helper()
+	files, err := filepath.Glob(filepath.Join(u.runtime, "culvert/lab/*/state.json"))
+	if err != nil || len(files) != 1 {
+		u.t.Fatalf("state files %v (%v), want one", files, err)
+	}
+	text, err := os.ReadFile(files[0])
+	if err != nil {
+		u.t.Fatal(err)
+	}
+	var state struct{ Holder struct{ PID int } }
+	if err := json.Unmarshal(text, &state); err != nil {
+		u.t.Fatal(err)
+	}
+	return state.Holder.PID
+}
+
+// hostLinks returns the links and routes of the namespace that the tests run in.
+func hostLinks(t *testing.T) []string {
+	t.Helper()
+	links, err := netlink.LinkList()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []string
+	for _, l := range links {
+		all = append(all, fmt.Sprintf("%d %s %v", l.Attrs().Index, l.Attrs().Name, l.Attrs().Flags))
+	}
+	routes, err := netlink.RouteList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range routes {
+		all = append(all, r.String())
+	}
+	return all
+}

@@ -1,0 +1,339 @@
+package integration
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"culvert/integration/lab"
+)
+
+// labBinary builds the culvert that the labs are made of, once.
+var labBinary = sync.OnceValues(func() (string, error) {
+	dir := filepath.Join(os.TempDir(), fmt.Sprintf("culvert-lab-binary-%d", os.Getuid()))
+	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
+		return "", err
+	}
+	if info, err := os.Lstat(dir); err != nil || !info.IsDir() || int(info.Sys().(*syscall.Stat_t).Uid) != os.Getuid() {
+		return "", fmt.Errorf("%s is not a folder of this user; remove it", dir)
+	}
+	name := filepath.Join(dir, "culvert")
+	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", name, "culvert/cmd/culvert")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build culvert: %w\n%s", err, out)
+	}
+	return name, nil
+})
+
+// labUser is a user who runs labs, with a runtime directory that is empty.
+type labUser struct {
+	t          *testing.T
+	binary     string
+	runtime    string
+	credential *syscall.Credential
+}
+
+// newLabUser returns the user of this process.
+func newLabUser(t *testing.T) *labUser {
+	t.Helper()
+	binary, err := labBinary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Short: it holds sockets, and their paths have at most 107 bytes.
+	runtime, err := os.MkdirTemp("", "lab")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(runtime) })
+	return &labUser{t: t, binary: binary, runtime: runtime}
+}
+
+// ordinary returns a user who is not root; for one who is not, the same.
+func (u *labUser) ordinary() *labUser {
+	u.t.Helper()
+	if os.Getuid() != 0 {
+		return u
+	}
+	const nobody = 65532
+	if err := os.Chown(u.runtime, nobody, nobody); err != nil {
+		u.t.Fatal(err)
+	}
+	other := *u
+	other.credential = &syscall.Credential{Uid: nobody, Gid: nobody}
+	return &other
+}
+
+// command prepares culvert lab with the given arguments.
+func (u *labUser) command(args ...string) *exec.Cmd {
+	cmd := exec.Command(u.binary, append([]string{"lab"}, args...)...)
+	cmd.Env = append(os.Environ(), "XDG_RUNTIME_DIR="+u.runtime)
+	cmd.Dir = u.runtime
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: u.credential}
+	return cmd
+}
+
+// run runs it to its end and returns all that it printed and its exit status.
+func (u *labUser) run(args ...string) (output string, status int) {
+	u.t.Helper()
+	out, err := u.command(args...).CombinedOutput()
+	if exit := new(exec.ExitError); err != nil && !errors.As(err, &exit) {
+		u.t.Fatal(err)
+	} else if err != nil {
+		return string(out), exit.ExitCode()
+	}
+	return string(out), 0
+}
+
+// probe answers, as culvert lab probe does for this user.
+type probeAnswer struct {
+	Name, Answer, Reason string
+}
+
+// need skips the test, or fails it where LAB requires the probe: LAB=require for
+// all that this kernel can do, LAB=require=tun,vxlan for those.
+func (u *labUser) need(names ...string) {
+	u.t.Helper()
+	out, status := u.run("probe", "-o", "json")
+	var answers []probeAnswer
+	if err := json.Unmarshal([]byte(out), &answers); err != nil {
+		// Not even the namespaces that the probes run in.
+		for _, name := range names {
+			answers = append(answers, probeAnswer{name, "refused here", fmt.Sprintf("status %d: %s", status, strings.TrimSpace(out))})
+		}
+	}
+	for _, a := range answers {
+		if !slices.Contains(names, a.Name) || a.Answer == "yes" {
+			continue
+		}
+		if labRequires(os.Getenv("LAB"), a) {
+			u.t.Fatalf("LAB=%s requires probe %s: %s: %s", os.Getenv("LAB"), a.Name, a.Answer, a.Reason)
+		}
+		u.t.Skipf("probe %s: %s: %s", a.Name, a.Answer, a.Reason)
+	}
+}
+
+// labRequires tells whether LAB makes a probe that did not say yes a failure.
+func labRequires(value string, a probeAnswer) bool {
+	if value == "require" {
+		return a.Answer != "kernel cannot"
+	}
+	list, ok := strings.CutPrefix(value, "require=")
+	return ok && slices.Contains(strings.Split(list, ","), a.Name)
+}
+
+func TestLabRequires(t *testing.T) {
+	cannot, refused := probeAnswer{Name: "geneve", Answer: "kernel cannot"}, probeAnswer{Name: "tun", Answer: "refused here"}
+	for _, test := range []struct {
+		value  string
+		answer probeAnswer
+		want   bool
+	}{
+		{"", refused, false}, {"off", refused, false},
+		{"require", refused, true}, {"require", cannot, false},
+		{"require=root,tun", refused, true}, {"require=root,vxlan", refused, false},
+		{"require=geneve", cannot, true}, {"require=", cannot, false},
+	} {
+		if got := labRequires(test.value, test.answer); got != test.want {
+			t.Errorf("LAB=%q, %s %s: %v", test.value, test.answer.Name, test.answer.Answer, got)
+		}
+	}
+}
+
+// check runs lab check and turns each of its checks into a subtest.
+func (u *labUser) check(mode, offloads string) {
+	t := u.t
+	cmd := u.command("check", "--mode", mode, "--offloads", offloads, "-o", "json")
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	count := 0
+	for decoder := json.NewDecoder(out); ; count++ {
+		var r lab.Result
+		if err := decoder.Decode(&r); err == io.EOF {
+			break
+		} else if err != nil {
+			cmd.Process.Kill()
+			t.Fatal(err)
+		}
+		t.Run(r.Check+" "+r.Path, func(t *testing.T) {
+			if !r.OK {
+				t.Errorf("%s: %s", r.Lab, r.Error)
+			} else {
+				t.Log(r.Figure)
+			}
+		})
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("lab check: %v\n%s", err, &stderr)
+		u.logs()
+	}
+	const atLeast = 40
+	if count < atLeast {
+		t.Errorf("%d checks, want %d or more", count, atLeast)
+	}
+}
+
+// logs shows what the processes of failed labs said.
+func (u *labUser) logs() {
+	files, _ := filepath.Glob(filepath.Join(u.runtime, "culvert/lab/*/lab*/logs/*.log"))
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		u.t.Logf("%s (%v):\n%s", f, err, text)
+	}
+}
+
+func TestLab(t *testing.T) {
+	for _, mode := range []string{"vxlan", "tun", "geneve"} {
+		for _, offloads := range []string{"on", "off"} {
+			t.Run(mode+", offloads "+offloads, func(t *testing.T) {
+				u := newLabUser(t)
+				u.need(mode)
+				u.check(mode, offloads)
+				u.requireNothingLeft()
+			})
+		}
+	}
+}
+
+// TestLabOrdinaryUser is TestLab without root, where /dev/net/tun may be closed.
+func TestLabOrdinaryUser(t *testing.T) {
+	u := newLabUser(t).ordinary()
+	u.need("vxlan")
+	u.check("vxlan", "on")
+	u.requireNothingLeft()
+}
+
+func TestLabUpExecDown(t *testing.T) {
+	u := newLabUser(t).ordinary()
+	u.need("vxlan")
+	before := hostLinks(t)
+	expect := func(wantStatus int, want string, args ...string) {
+		t.Helper()
+		out, status := u.run(args...)
+		if status != wantStatus || !strings.Contains(out, want) {
+			t.Errorf("lab %v: status %d, want %d with %q:\n%s", args, status, wantStatus, want, out)
+		}
+	}
+	expect(1, "none is up", "status")
+	expect(2, "none is up", "exec", "rome/pod1", "--", "true")
+	expect(0, "no lab", "down")
+	expect(0, "milan/pod2", "up", "--mode", "vxlan")
+	expect(2, "there is one up already", "up")
+	expect(0, "10.61.130.7", "status")
+	expect(7, "", "exec", "rome/pod1", "--", "sh", "-c", "exit 7")
+	expect(2, `no host "rome/pod3"`, "exec", "rome/pod3", "--", "true")
+	expect(2, "executable file not found", "exec", "rome/pod1", "--", "no-such-program")
+	// Only the pod's own link is there: one line for it, two of heading, one for lo.
+	expect(0, "4\n", "exec", "milan/pod1", "--", "sh", "-c", "wc -l </proc/net/dev")
+	expect(128+int(syscall.SIGKILL), "", "exec", "rome/client", "--", "sh", "-c", "kill -9 $$")
+	expect(0, "up: gone", "down")
+	expect(0, "no lab", "down")
+	if after := hostLinks(t); !slices.Equal(before, after) {
+		t.Errorf("links of this machine %v, before %v", after, before)
+	}
+	u.requireNothingLeft()
+}
+
+// TestLabKilled kills a process in the middle of a check, with no chance to
+// clean up, and wants lab down to leave nothing.
+func TestLabKilled(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		victim func(u *labUser, command int) int
+	}{
+		{"the command", func(_ *labUser, command int) int { return command }},
+		{"the holder", func(u *labUser, _ int) int { return u.holder() }},
+		{"a gateway", func(u *labUser, _ int) int { return u.process("gateway") }},
+		{"a node", func(u *labUser, _ int) int { return u.process("node") }},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			u := newLabUser(t).ordinary()
+			u.need("vxlan")
+			before := hostLinks(t)
+			cmd := u.command("check", "--mode", "vxlan", "--offloads", "off")
+			out, err := cmd.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			lines := bufio.NewScanner(out)
+			for lines.Scan() && !strings.HasPrefix(lines.Text(), "ok   udp trains") { // a TCP stream is next
+			}
+			victim := test.victim(u, cmd.Process.Pid)
+			if err := syscall.Kill(victim, syscall.SIGKILL); err != nil {
+				t.Fatalf("kill process %d: %v", victim, err)
+			}
+			rest, err := io.ReadAll(out)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Wait(); err == nil {
+				t.Errorf("lab check passed:\n%s", rest)
+			}
+			if _, status := u.run("down"); status != 0 {
+				t.Error("lab down: status", status)
+			}
+			u.requireNothingLeft()
+			if after := hostLinks(t); !slices.Equal(before, after) {
+				t.Errorf("links of this machine %v, before %v", after, before)
+			}
+		})
+	}
+}
+
+// TestLabInterrupted ends a check as Ctrl-C does.
+func TestLabInterrupted(t *testing.T) {
+	u := newLabUser(t).ordinary()
+	u.need("vxlan")
+	cmd := u.command("check", "--mode", "vxlan", "--offloads", "off")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(out)
+	for lines.Scan() && !strings.HasPrefix(lines.Text(), "ok   udp trains") {
+	}
+	began := time.Now()
+	if err := cmd.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	rest, err := io.ReadAll(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err == nil {
+		t.Errorf("lab check passed:\n%s", rest)
+	}
+	if elapsed := time.Since(began); elapsed > 15*time.Second {
+		t.Error("ended after", elapsed)
+	}
+	if _, status := u.run("down"); status != 0 {
+		t.Error("lab down: status", status)
+	}
+	u.requireNothingLeft()
+}

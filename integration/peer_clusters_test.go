@@ -1,0 +1,263 @@
+package integration
+
+import (
+	"bufio"
+	"context"
+	"crypto/ecdh"
+	"crypto/rand"
+	"encoding/base64"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// The two clusters of the peer tests. Their pods have the same address.
+//
+//	rome-pod ─── rome-node ═══════ rome-gw ─────────── milan-gw ═══════ milan-node ─── milan-pod
+//	10.0.1.5     172.18.0.2   172.18.0.9   192.0.2.0/24   172.19.0.9   172.19.0.130     10.0.1.5
+//	seen as      10.80.0.2     10.80.0.4                  10.80.0.5    10.80.0.3        seen as
+//	10.62.1.5                                                                         10.61.1.5
+const (
+	podAddress      = "10.0.1.5"
+	romePodAtMilan  = "10.62.1.5"
+	milanPodAtRome  = "10.61.1.5"
+	romeInternal    = "10.80.0.4"
+	milanInternal   = "10.80.0.5"
+	unprivilegedUID = 65532
+	metricsAddress  = "127.0.0.1:8082"
+)
+
+const romeConfig = `
+cluster: rome
+peer: milan
+wireguard: {role: client, privateKeyFile: own.key, peerPublicKeyFile: peer.pub, endpoint: "192.0.2.7:51840", uapi: true}
+geneve:
+  gatewayAddress: 10.80.0.4
+  nodes:
+    - {name: rome-1, vni: 7340033, underlay: 172.18.0.2, address: 10.80.0.2, podCIDRs: [10.0.1.0/24]}
+network:
+  local: {podCIDRs: [10.0.0.0/16], externalCIDRs: [10.70.0.0/16]}
+  remote:
+    podCIDRs: [{cidr: 10.0.0.0/16, remap: 10.61.0.0/16}]
+    externalCIDRs: [{cidr: 10.70.0.0/16, remap: 10.71.0.0/16}]
+metrics: 127.0.0.1:8082
+`
+
+const milanConfig = `
+cluster: milan
+peer: rome
+wireguard: {role: server, privateKeyFile: own.key, peerPublicKeyFile: peer.pub}
+geneve:
+  gatewayAddress: 10.80.0.5
+  nodes:
+    - {name: milan-1, vni: 258, underlay: 172.19.0.130, address: 10.80.0.3, podCIDRs: [10.0.1.0/24], encap: vxlan}
+network:
+  local: {podCIDRs: [10.0.0.0/16], externalCIDRs: [10.70.0.0/16]}
+  remote:
+    podCIDRs: [{cidr: 10.0.0.0/16, remap: 10.62.0.0/16}]
+    externalCIDRs: [{cidr: 10.70.0.0/16, remap: 10.72.0.0/16}]
+metrics: 127.0.0.1:8082
+`
+
+// Numbers of the tunnels in those configurations.
+const (
+	romeVNI  = 7340033
+	milanVNI = 258
+)
+
+// keyPair is a WireGuard key pair in the text form of wg(8).
+type keyPair struct{ private, public string }
+
+func newKeyPair(t *testing.T) keyPair {
+	t.Helper()
+	key, err := ecdh.X25519().GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := base64.StdEncoding.EncodeToString
+	return keyPair{text(key.Bytes()), text(key.PublicKey().Bytes())}
+}
+
+// startGateway runs `culvert gateway` inside the host as a user without any
+// capability, and returns when it is ready.
+func startGateway(h *peerHost, config string, own keyPair, peerPublic string) *peerProcess {
+	h.t.Helper()
+	dir := h.t.TempDir()
+	if err := os.Chmod(filepath.Dir(dir), 0o711); err != nil {
+		h.t.Fatal(err)
+	}
+	for name, text := range map[string]string{
+		"gateway.yaml": config, "own.key": own.private + "\n", "peer.pub": peerPublic + "\n",
+	} {
+		file := filepath.Join(dir, name)
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			h.t.Fatal(err)
+		}
+		if err := os.Chown(file, unprivilegedUID, unprivilegedUID); err != nil {
+			h.t.Fatal(err)
+		}
+	}
+	p := h.start(&syscall.Credential{Uid: unprivilegedUID, Gid: unprivilegedUID},
+		os.Getenv(binaryEnv), "gateway", "--config", filepath.Join(dir, "gateway.yaml"))
+	h.t.Cleanup(func() {
+		if h.t.Failed() && p.running() == nil {
+			metrics, err := h.get("/metrics")
+			h.t.Logf("%s: metrics that are not 0 (%v):\n%s", h.name, err, nonZero(metrics))
+		}
+	})
+	eventually(h.t, h.name+": /readyz", func() error {
+		if err := p.running(); err != nil {
+			h.t.Fatal(err)
+		}
+		_, err := h.get("/readyz")
+		return err
+	})
+	return p
+}
+
+// nonZero returns the lines of a metrics page whose value is not 0.
+func nonZero(page string) string {
+	var lines []string
+	for line := range strings.Lines(page) {
+		if strings.HasPrefix(line, "culvert_") && !strings.HasSuffix(line, " 0\n") {
+			lines = append(lines, line)
+		}
+	}
+	return strings.Join(lines, "")
+}
+
+// get fetches a page from the metrics address inside the host.
+func (h *peerHost) get(path string) (string, error) {
+	client := http.Client{Timeout: startTimeout, Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(_ context.Context, network, address string) (net.Conn, error) {
+			return h.dial(network, address)
+		},
+	}}
+	response, err := client.Get("http://" + metricsAddress + path)
+	if err != nil {
+		return "", err
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err == nil && response.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s: %s", path, response.Status, body)
+	}
+	return string(body), err
+}
+
+// metric returns the value of one series, written as on the metrics page.
+func (h *peerHost) metric(series string) float64 {
+	h.t.Helper()
+	page, err := h.get("/metrics")
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	scanner := bufio.NewScanner(strings.NewReader(page))
+	for scanner.Scan() {
+		if text, ok := strings.CutPrefix(scanner.Text(), series+" "); ok {
+			var value float64
+			if _, err := fmt.Sscan(text, &value); err != nil {
+				h.t.Fatalf("%s: %s: %v", h.name, series, err)
+			}
+			return value
+		}
+	}
+	h.t.Fatalf("%s: no series %s in\n%s", h.name, series, page)
+	return 0
+}
+
+// clusters are the hosts of both clusters. The node of rome is left to the test:
+// its end of the underlay is rome.node's link "rome-gw".
+type clusters struct {
+	romePod, romeNode, romeGateway, milanGateway, milanNode, milanPod *peerHost
+	romeKey, milanKey                                                 keyPair
+	romeCulvert, milanCulvert                                         *peerProcess
+}
+
+// newMilan makes the WireGuard leg and everything behind it: milan's node is the
+// kernel's own VXLAN link, set up by hand.
+func newMilan(t *testing.T) *clusters {
+	t.Helper()
+	return newMilanAcross(t, func(rome, milan *peerHost) {
+		join(rome, milan, "192.0.2.1/24", "192.0.2.7/24", 1500)
+	})
+}
+
+// newMilanAcross is newMilan with another way between the gateways.
+func newMilanAcross(t *testing.T, connect func(rome, milan *peerHost)) *clusters {
+	t.Helper()
+	c := &clusters{
+		romeGateway: newPeerHost(t, "rome-gw"), milanGateway: newPeerHost(t, "milan-gw"),
+		milanNode: newPeerHost(t, "milan-node"), milanPod: newPeerHost(t, "milan-pod"),
+		romeKey: newKeyPair(t), milanKey: newKeyPair(t),
+	}
+	connect(c.romeGateway, c.milanGateway)
+	join(c.milanGateway, c.milanNode, "172.19.0.9/24", "172.19.0.130/24", 1500)
+	connectPod(c.milanNode, c.milanPod)
+	c.milanNode.ip(vxlanLink(milanVNI, "172.19.0.130", "172.19.0.9")...)
+	c.milanNode.ip(internalAddress("10.80.0.3", milanInternal, "10.62.0.0/16", "10.72.0.0/16")...)
+	c.milanCulvert = startGateway(c.milanGateway, milanConfig, c.milanKey, c.romeKey.public)
+	return c
+}
+
+// connectPod puts a pod behind a node.
+func connectPod(node, pod *peerHost) {
+	node.t.Helper()
+	join(node, pod, "10.0.1.1/24", podAddress+"/24", 1340)
+	pod.ip("route add default via 10.0.1.1")
+	node.router()
+}
+
+// vxlanLink makes the kernel's own VXLAN link, named tunnel.
+func vxlanLink(vni int, local, remote string) []string {
+	return []string{
+		fmt.Sprintf("link add tunnel mtu 1340 type vxlan id %d local %s remote %s dstport 6091 nolearning", vni, local, remote),
+		"link set tunnel up",
+	}
+}
+
+// internalAddress gives a node its internal address, on the link named tunnel,
+// and routes to what is behind the gateway.
+func internalAddress(address, gateway string, routes ...string) []string {
+	commands := []string{"address add " + address + "/24 dev tunnel"}
+	for _, r := range routes {
+		commands = append(commands, "route add "+r+" via "+gateway)
+	}
+	return commands
+}
+
+// newVXLANClusters makes both clusters, each with the kernel's VXLAN link as its
+// node.
+func newVXLANClusters(t *testing.T) *clusters {
+	t.Helper()
+	c := newMilan(t)
+	c.addRome()
+	return c
+}
+
+// addRome makes what is behind rome's gateway, with the kernel's VXLAN link as
+// node, and starts the gateway.
+func (c *clusters) addRome() {
+	t := c.romeGateway.t
+	t.Helper()
+	c.romeNode, c.romePod = newPeerHost(t, "rome-node"), newPeerHost(t, "rome-pod")
+	join(c.romeGateway, c.romeNode, "172.18.0.9/24", "172.18.0.2/24", 1500)
+	connectPod(c.romeNode, c.romePod)
+	c.romeNode.ip(vxlanLink(romeVNI, "172.18.0.2", "172.18.0.9")...)
+	c.romeNode.ip(internalAddress("10.80.0.2", romeInternal, "10.61.0.0/16", "10.71.0.0/16")...)
+	c.startRome()
+}
+
+// startRome starts the gateway of rome for a node with VXLAN.
+func (c *clusters) startRome() {
+	c.romeGateway.t.Helper()
+	config := strings.Replace(romeConfig, "podCIDRs: [10.0.1.0/24]", "podCIDRs: [10.0.1.0/24], encap: vxlan", 1)
+	c.romeCulvert = startGateway(c.romeGateway, config, c.romeKey, c.milanKey.public)
+}

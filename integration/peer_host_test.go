@@ -1,0 +1,228 @@
+package integration
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// startTimeout is how long a program may take until it does what it is for.
+const startTimeout = 20 * time.Second
+
+// peerHost is a network namespace that ip(8) finds by its name.
+type peerHost struct {
+	t    *testing.T
+	name string
+	ns   netns.NsHandle
+}
+
+func newPeerHost(t *testing.T, name string) *peerHost {
+	t.Helper()
+	h := &peerHost{t: t, name: name}
+	err := onPeerThread(func() (err error) {
+		h.ns, err = netns.NewNamed(name)
+		return err
+	})
+	if err != nil {
+		t.Fatalf("network namespace %s: %v", name, err)
+	}
+	t.Cleanup(func() {
+		h.ns.Close()
+		netns.DeleteNamed(name)
+	})
+	h.ip("link set lo up")
+	return h
+}
+
+// onPeerThread calls fn on a thread that ends with it, in whatever namespace.
+func onPeerThread(fn func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // and never unlock
+		done <- fn()
+	}()
+	return <-done
+}
+
+// do calls fn on a thread inside the host. What fn opens and starts stays there.
+func (h *peerHost) do(fn func() error) error {
+	return onPeerThread(func() error {
+		if err := netns.Set(h.ns); err != nil {
+			return fmt.Errorf("enter %s: %w", h.name, err)
+		}
+		return fn()
+	})
+}
+
+// ip runs ip(8) commands, one a line, inside the host.
+func (h *peerHost) ip(commands ...string) {
+	h.t.Helper()
+	h.feed(strings.Join(commands, "\n"), "ip", "-batch", "-")
+}
+
+// router makes the host forward packets.
+func (h *peerHost) router() {
+	h.t.Helper()
+	err := h.do(func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0) })
+	if err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+// run runs a program inside the host and returns its standard output.
+func (h *peerHost) run(program string, args ...string) string {
+	h.t.Helper()
+	return h.feed("", program, args...)
+}
+
+func (h *peerHost) feed(input, program string, args ...string) string {
+	h.t.Helper()
+	out, err := h.try(input, program, args...)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return out
+}
+
+// try is run for programs that may fail.
+func (h *peerHost) try(input, program string, args ...string) (string, error) {
+	var out, diagnostics bytes.Buffer
+	cmd := exec.Command(program, args...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(input), &out, &diagnostics
+	if err := h.do(cmd.Run); err != nil {
+		return "", fmt.Errorf("%s: %s: %w\n%s%s%s", h.name, strings.Join(cmd.Args, " "), err, input, out.String(), diagnostics.String())
+	}
+	return out.String(), nil
+}
+
+// peerProcess is a program that runs inside a host until the test ends.
+type peerProcess struct {
+	cmd   *exec.Cmd
+	log   string        // file with its standard output and error
+	ended chan struct{} // closed when it has ended
+}
+
+// start starts a program inside the host; credential is nil for root. Its log is
+// shown if the test fails.
+func (h *peerHost) start(credential *syscall.Credential, program string, args ...string) *peerProcess {
+	h.t.Helper()
+	p := &peerProcess{cmd: exec.Command(program, args...), ended: make(chan struct{})}
+	p.log = filepath.Join(h.t.TempDir(), filepath.Base(program)+".log")
+	log, err := os.Create(p.log)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	defer log.Close()
+	p.cmd.Stdout, p.cmd.Stderr = log, log
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: credential}
+	if err := h.do(p.cmd.Start); err != nil {
+		h.t.Fatalf("%s: %v", h.name, err)
+	}
+	go func() {
+		p.cmd.Wait()
+		close(p.ended)
+	}()
+	h.t.Cleanup(func() {
+		p.stop()
+		if h.t.Failed() {
+			h.t.Logf("%s: %s:\n%s", h.name, strings.Join(p.cmd.Args, " "), p.output())
+		}
+	})
+	return p
+}
+
+// stop asks the process to end, then makes it.
+func (p *peerProcess) stop() {
+	p.cmd.Process.Signal(unix.SIGTERM)
+	select {
+	case <-p.ended:
+	case <-time.After(5 * time.Second):
+		p.cmd.Process.Kill()
+		<-p.ended
+	}
+}
+
+func (p *peerProcess) output() string {
+	text, err := os.ReadFile(p.log)
+	if err != nil {
+		return err.Error()
+	}
+	return string(text)
+}
+
+// running returns an error once the process has ended.
+func (p *peerProcess) running() error {
+	select {
+	case <-p.ended:
+		return fmt.Errorf("%s has ended: %s", p.cmd.Path, p.cmd.ProcessState)
+	default:
+		return nil
+	}
+}
+
+// eventually calls condition until it holds or startTimeout has passed.
+func eventually(t *testing.T, what string, condition func() error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
+	defer cancel()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := condition()
+		if err == nil {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			t.Fatalf("%s: not within %v: %v", what, startTimeout, err)
+		}
+	}
+}
+
+// join connects two hosts by a veth pair named after the host at the other end.
+func join(a, b *peerHost, addressA, addressB string, mtu int) {
+	a.t.Helper()
+	a.ip(fmt.Sprintf("link add %s mtu %d type veth peer name %s mtu %d netns %s", b.name, mtu, a.name, mtu, b.name))
+	for _, end := range []struct {
+		h           *peerHost
+		dev, prefix string
+	}{{a, b.name, addressA}, {b, a.name, addressB}} {
+		if end.prefix != "" {
+			end.h.ip(fmt.Sprintf("address add %s dev %s", end.prefix, end.dev))
+		}
+		end.h.ip("link set " + end.dev + " up")
+	}
+}
+
+// dial and listen are those of package net, inside the host.
+func (h *peerHost) dial(network, address string) (conn net.Conn, err error) {
+	err = h.do(func() error {
+		conn, err = (&net.Dialer{Timeout: startTimeout}).Dial(network, address)
+		return err
+	})
+	return conn, err
+}
+
+func (h *peerHost) listen(network, address string) (l net.Listener, err error) {
+	err = h.do(func() error {
+		l, err = net.Listen(network, address)
+		return err
+	})
+	return l, err
+}
+
+var errNotYet = errors.New("not yet")

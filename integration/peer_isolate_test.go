@@ -1,0 +1,129 @@
+package integration
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// The tests in peer*_test.go put culvert on one end of a tunnel and a program on
+// the other that nobody here wrote: Open vSwitch, the kernel's VXLAN, Geneve and
+// WireGuard, wg(8), tshark. They need root and the programs they name, and are
+// skipped with the probe that failed where those are missing.
+//
+// Each runs in a process of its own, the first of new PID, mount and network
+// namespaces, with an empty /run. Whatever way it ends, the kernel takes with it
+// every process, namespace, link and socket that it made.
+
+// Environment of the process inside the namespaces.
+const (
+	isolatedEnv = "CULVERT_PEER_TEST"   // its test's name
+	binaryEnv   = "CULVERT_PEER_BINARY" // a static culvert
+	guestEnv    = "CULVERT_PEER_GUEST"  // folder of the kernel guest, if probed for
+)
+
+// probe is a program, or several, that this machine may lack.
+type probe struct {
+	name string // as LAB=require=... lists it
+	try  func() error
+}
+
+// programs probes for executables, under one name.
+func programs(name string, names ...string) probe {
+	return probe{name, func() error {
+		for _, n := range names {
+			if _, err := exec.LookPath(n); err != nil {
+				return err
+			}
+		}
+		return nil
+	}}
+}
+
+// needPrograms skips the test if a probe fails, or fails it where LAB names the
+// probe. LAB=require alone is about kernels, and asks for no program.
+func needPrograms(t *testing.T, probes []probe) {
+	t.Helper()
+	for _, p := range probes {
+		err := p.try()
+		if err == nil {
+			continue
+		}
+		if value := os.Getenv("LAB"); value != "require" && labRequires(value, probeAnswer{Name: p.name}) {
+			t.Fatalf("LAB=%s requires probe %s: %v", value, p.name, err)
+		}
+		t.Skipf("probe %s: %v", p.name, err)
+	}
+}
+
+// isolated runs body in new namespaces if the probes succeed.
+func isolated(t *testing.T, body func(*testing.T), probes ...probe) {
+	if os.Getenv(isolatedEnv) == t.Name() {
+		if err := enterIsolation(); err != nil {
+			t.Fatal(err)
+		}
+		body(t)
+		return
+	}
+	// Debian keeps daemons where an ordinary PATH does not look.
+	t.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin")
+	user := newLabUser(t)
+	user.need("root", "tun", "vxlan", "nft")
+	needPrograms(t, append([]probe{programs("iproute2", "ip")}, probes...))
+	// The kernel kills the new process when the thread that started it ends.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	cmd := exec.Command("/proc/self/exe", "-test.v", "-test.timeout=2m", "-test.run=^"+regexp.QuoteMeta(t.Name())+"$")
+	cmd.Env = append(os.Environ(), isolatedEnv+"="+t.Name(), binaryEnv+"="+user.binary)
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWNET,
+		Pdeathsig:  unix.SIGKILL,
+	}
+	out, err := cmd.CombinedOutput()
+	t.Logf("in its own namespaces:\n%s", out)
+	if err != nil {
+		t.Fatalf("in its own namespaces: %v", err)
+	}
+}
+
+// enterIsolation makes the namespaces this process is in fit for use.
+func enterIsolation() error {
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make mounts private: %w", err)
+	}
+	if err := unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+		return fmt.Errorf("mount /proc: %w", err)
+	}
+	// Programs that look for /run/netns and /var/run/wireguard find only ours.
+	if err := unix.Mount("run", "/run", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755"); err != nil {
+		return fmt.Errorf("mount /run: %w", err)
+	}
+	const tmp, uapi = "/run/tmp", "/run/wireguard"
+	return errors.Join(os.Mkdir("/run/netns", 0o755), os.Mkdir(tmp, 0o755), os.Setenv("TMPDIR", tmp),
+		os.Mkdir(uapi, 0o700), os.Chown(uapi, unprivilegedUID, unprivilegedUID))
+}
+
+// cacheDir returns a folder in the system's folder for temporary files that
+// belongs to this user and outlives the tests.
+func cacheDir(name string) (string, error) {
+	dir := filepath.Join(os.TempDir(), fmt.Sprintf("%s-%d", name, os.Getuid()))
+	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
+		return "", err
+	}
+	info, err := os.Lstat(dir)
+	if err != nil {
+		return "", err
+	}
+	if owner := info.Sys().(*syscall.Stat_t).Uid; !info.IsDir() || int(owner) != os.Getuid() {
+		return "", fmt.Errorf("%s is not a folder of this user; remove it", dir)
+	}
+	return dir, nil
+}

@@ -1,0 +1,197 @@
+package integration
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+var probeTshark = programs("tshark", "tshark", "dumpcap")
+
+// capture is what tshark writes of the Geneve frames at a host's link.
+type capture struct {
+	host    *peerHost
+	file    string
+	process *peerProcess
+}
+
+func startCapture(h *peerHost, link string) *capture {
+	h.t.Helper()
+	c := &capture{host: h, file: filepath.Join(h.t.TempDir(), "geneve.pcapng")}
+	c.process = h.start(nil, "tshark", "-q", "-i", link, "-f", "udp port 6091", "-w", c.file)
+	eventually(h.t, "capture on "+link, func() error {
+		if err := c.process.running(); err != nil {
+			h.t.Fatal(err)
+		}
+		info, err := os.Stat(c.file)
+		if err == nil && info.Size() == 0 {
+			err = errNotYet
+		}
+		return err
+	})
+	return c
+}
+
+// dissected is what tshark says of one frame. A field of several layers has their
+// values from the outermost to the innermost.
+type dissected struct {
+	line                             string
+	source, layers, vni              string
+	ipStatus, udpStatus, otherStatus []string // of checksums
+	malformed                        string
+	groups, severities               []string // of expert information
+}
+
+// What tshark's fields mean.
+const (
+	checksumGood   = "1"
+	checksumAbsent = "3"
+	groupSequence  = 0x02000000 // what TCP made of losses, not of a packet's form
+	severityWarn   = 0x00600000
+)
+
+// dissect returns what tshark says of each frame captured up to this moment.
+func (c *capture) dissect() ([]dissected, error) {
+	args := []string{"-r", c.file, "-d", "udp.port==6091,geneve", "-T", "fields",
+		// Else it guesses that random bytes are of some application, and finds them wrong.
+		"-d", "udp.port==" + exchangePort + ",data", "-d", "tcp.port==" + exchangePort + ",data"}
+	for _, protocol := range []string{"ip", "udp", "tcp"} {
+		args = append(args, "-o", protocol+".check_checksum:TRUE")
+	}
+	for _, field := range []string{
+		"ip.src", "frame.protocols", "geneve.vni", "ip.checksum.status", "udp.checksum.status",
+		"tcp.checksum.status", "icmp.checksum.status", "_ws.malformed", "_ws.expert.group", "_ws.expert.severity",
+		"_ws.expert.message", "frame.number",
+	} {
+		args = append(args, "-e", field)
+	}
+	list := func(s string) []string { return strings.FieldsFunc(s, func(r rune) bool { return r == ',' }) }
+	out, err := c.host.try("", "tshark", args...)
+	if err != nil {
+		return nil, err
+	}
+	var frames []dissected
+	for line := range strings.Lines(out) {
+		f := strings.Split(line, "\t")
+		source, _, _ := strings.Cut(f[0], ",")
+		frames = append(frames, dissected{
+			line: line, source: source, layers: f[1], vni: f[2],
+			ipStatus: list(f[3]), udpStatus: list(f[4]), otherStatus: list(f[5] + "," + f[6]),
+			malformed: f[7], groups: list(f[8]), severities: list(f[9]),
+		})
+	}
+	return frames, nil
+}
+
+// Directions of a frame.
+const (
+	toGateway   = "to the gateway: "
+	fromGateway = "from the gateway: "
+)
+
+// kind is a frame's direction and the layers inside Geneve.
+func (f *dissected) kind() string {
+	direction := toGateway
+	if f.source == "172.18.0.9" {
+		direction = fromGateway
+	}
+	_, inner, ok := strings.Cut(f.layers, "eth:ethertype:ip:udp:geneve:")
+	if !ok {
+		return direction + "not Geneve: " + f.layers
+	}
+	return direction + strings.TrimSuffix(inner, ":data")
+}
+
+// complaint returns what tshark dislikes about a frame, or nothing.
+func (f *dissected) complaint() string {
+	if want := fmt.Sprintf("%#x", romeVNI); f.vni != want {
+		return "VNI, want " + want
+	}
+	if f.malformed != "" {
+		return "malformed"
+	}
+	for i, text := range f.severities {
+		severity, err := strconv.ParseUint(text, 0, 32)
+		if err != nil {
+			return err.Error()
+		}
+		group, err := strconv.ParseUint(f.groups[i], 0, 32)
+		if err != nil {
+			return err.Error()
+		}
+		if severity >= severityWarn && group != groupSequence {
+			return "expert information"
+		}
+	}
+	for i, status := range f.udpStatus {
+		// RFC 8926, Section 3.3: the outer checksum may be 0. Open vSwitch leaves it so, we do not.
+		if i == 0 && f.source != "172.18.0.9" && status == checksumAbsent {
+			continue
+		}
+		if status != checksumGood {
+			return "UDP checksum"
+		}
+	}
+	for _, status := range append(f.ipStatus, f.otherStatus...) {
+		if status != checksumGood {
+			return "IP, TCP or ICMP checksum"
+		}
+	}
+	return ""
+}
+
+// TestPeerTshark has tshark dissect both what we send to Open vSwitch and what it
+// sends to us.
+func TestPeerTshark(t *testing.T) {
+	isolated(t, func(t *testing.T) {
+		c, _ := newOVSClusters(t, "")
+		capture := startCapture(c.romeGateway, c.romeNode.name)
+		pingThrough(c.romePod, milanPodAtRome)
+		pingThrough(c.milanPod, romePodAtMilan)
+		e := exchange{from: c.romePod, to: c.milanPod, listen: podAddress, dial: milanPodAtRome, source: romePodAtMilan, bytes: 1_234_567}
+		e.run(t)
+		e.datagrams(t, 1, 100, 1312, 4001)
+
+		least := map[string]int{
+			"eth:ethertype:arp":     1,
+			"eth:ethertype:ip:icmp": 24,
+			"eth:ethertype:ip":      12, // fragments but the first
+			"eth:ethertype:ip:udp":  4,
+			"eth:ethertype:ip:tcp":  e.bytes / 1288,
+		}
+		var frames []dissected
+		seen := map[string]int{}
+		eventually(t, "frames in the capture", func() (err error) { // which lags behind the traffic
+			if frames, err = capture.dissect(); err != nil {
+				return err
+			}
+			clear(seen)
+			for i := range frames {
+				seen[frames[i].kind()]++
+			}
+			for kind, n := range least {
+				for _, direction := range []string{toGateway, fromGateway} {
+					if seen[direction+kind] < n {
+						return fmt.Errorf("%d frames %s%s, want %d at least", seen[direction+kind], direction, kind, n)
+					}
+				}
+			}
+			return nil
+		})
+		t.Log("frames seen: ", seen)
+		for i := range frames {
+			if text := frames[i].complaint(); text != "" {
+				t.Errorf("%s: %s", text, frames[i].line)
+			}
+		}
+		for kind := range seen {
+			_, known := least[strings.TrimPrefix(kind, fromGateway)]
+			if strings.HasPrefix(kind, fromGateway) && !known {
+				t.Errorf("a frame %s, which nobody asked for", kind)
+			}
+		}
+	}, probeOVS, probeTshark)
+}

@@ -1,0 +1,132 @@
+package integration
+
+import (
+	"errors"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+const (
+	uapiLink   = "cv-rome"
+	uapiSocket = "/var/run/wireguard/" + uapiLink + ".sock"
+)
+
+// TestPeerWgShow has wg(8) look at the gateway's tunnel, and try to change it.
+func TestPeerWgShow(t *testing.T) {
+	isolated(t, func(t *testing.T) {
+		began := time.Now().Truncate(time.Second)
+		c := newVXLANClusters(t)
+		pingThrough(c.romePod, milanPodAtRome)
+		e := exchange{from: c.romePod, to: c.milanPod, listen: podAddress, dial: milanPodAtRome, source: romePodAtMilan, bytes: 765_432}
+		e.run(t)
+		wg := func(args ...string) string { return c.romeGateway.run("wg", args...) }
+
+		if got := strings.TrimSpace(wg("show", "interfaces")); got != uapiLink {
+			t.Errorf("wg show interfaces: %q, want %q", got, uapiLink)
+		}
+		text := wg("show", uapiLink)
+		t.Log(text)
+		for _, want := range []string{"interface: " + uapiLink, "peer: " + c.milanKey.public, "latest handshake: ", "transfer: "} {
+			if !strings.Contains(text, want) {
+				t.Errorf("wg show: no %q in\n%s", want, text)
+			}
+		}
+		lines := strings.Split(wg("show", uapiLink, "dump"), "\n")
+		if len(lines) != 3 || lines[2] != "" {
+			t.Fatalf("wg show dump: %q, want a line for the tunnel and one for its peer", lines)
+		}
+		own, peer := strings.Split(lines[0], "\t"), strings.Split(lines[1], "\t")
+		// The public key too: wg(8) derives it from the private key, which it is not told.
+		for i, want := range []string{"(none)", "(none)"} {
+			if own[i] != want {
+				t.Errorf("wg show dump: field %d of the tunnel is %q, want %q", i, own[i], want)
+			}
+		}
+		for i, want := range []string{c.milanKey.public, "(none)", "192.0.2.7:51840"} {
+			if peer[i] != want {
+				t.Errorf("wg show dump: field %d of the peer is %q, want %q", i, peer[i], want)
+			}
+		}
+		number := func(field int) int {
+			n, err := strconv.Atoi(peer[field])
+			if err != nil {
+				t.Fatal(err)
+			}
+			return n
+		}
+		if at := time.Unix(int64(number(4)), 0); at.Before(began) || at.After(time.Now()) {
+			t.Errorf("latest handshake at %v, want one since %v", at, began)
+		}
+		for name, field := range map[string]int{"received": 5, "sent": 6} {
+			if n := number(field); n < e.bytes || n > 2*e.bytes {
+				t.Errorf("wg show dump: %d bytes %s for a stream of %d", n, name, e.bytes)
+			}
+		}
+		if got := number(7); got != 25 {
+			t.Errorf("wg show dump: keepalive %d, want 25", got)
+		}
+		testUAPI(t, c)
+		c.romeCulvert.stop()
+		if _, err := os.Lstat(uapiSocket); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s after the end: %v", uapiSocket, err)
+		}
+	}, programs("wg", "wg", "ping"))
+}
+
+// testUAPI checks that the socket tells no secret and takes no order.
+func testUAPI(t *testing.T, c *clusters) {
+	info, err := os.Stat(uapiSocket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if mode := info.Mode(); mode != fs.ModeSocket|0o600 {
+		t.Errorf("%s: mode %v", uapiSocket, mode)
+	}
+	ask := func(request string) string {
+		conn, err := net.Dial("unix", uapiSocket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		conn.SetDeadline(time.Now().Add(5 * time.Second))
+		if _, err := io.WriteString(conn, request); err != nil {
+			t.Fatal(err)
+		}
+		conn.(*net.UnixConn).CloseWrite()
+		answer, err := io.ReadAll(conn)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(answer)
+	}
+	state := ask("get=1\n\n")
+	for _, secret := range []string{"private_key=", "preshared_key="} {
+		if strings.Contains(state, secret) {
+			t.Errorf("the socket tells %s", secret)
+		}
+	}
+	other := newKeyPair(t)
+	before := c.romeGateway.run("wg", "showconf", uapiLink)
+	for _, order := range [][]string{
+		{"listen-port", "4711"},
+		{"peer", c.milanKey.public, "remove"},
+		{"peer", other.public, "allowed-ips", "0.0.0.0/0"},
+	} {
+		out, err := c.romeGateway.try("", "wg", append([]string{"set", uapiLink}, order...)...)
+		if err == nil {
+			t.Errorf("wg set %v was obeyed: %s", order, out)
+		} else if want := "Operation not permitted"; !strings.Contains(err.Error(), want) {
+			t.Errorf("wg set %v: %v, want %s", order, err, want)
+		}
+	}
+	if after := c.romeGateway.run("wg", "showconf", uapiLink); after != before {
+		t.Errorf("wg set changed\n%s to\n%s", before, after)
+	}
+	c.romePod.run("ping", "-c", "2", "-i", "0.05", "-W", "2", milanPodAtRome)
+}
