@@ -48,7 +48,21 @@ func TestGeneratedRulesAgainstKernel(t *testing.T) {
 	})
 }
 
-func compareWithKernel(t *testing.T, packets int, round func(*comparison, *maker)) {
+// TestLiqoRulesAgainstKernel does the same with the tables that Liqo's controllers made, in three versions and settings.
+func TestLiqoRulesAgainstKernel(t *testing.T) {
+	configs := capturedConfigs(t)
+	next := 0
+	compareWithKernel(t, *oraclePackets/4, func(c *comparison, m *maker) {
+		config := configs[next%len(configs)]
+		next++
+		m.plan = liqoPlan(config)
+		c.round(m, config)
+	})
+}
+
+// needKernel skips the test where there is no kernel to compare with.
+func needKernel(t *testing.T) {
+	t.Helper()
 	for _, probe := range []string{"root", "tun", "nft"} {
 		if err := lab.Probe(probe); err != nil {
 			t.Skipf("probe %s: %v", probe, err)
@@ -57,6 +71,10 @@ func compareWithKernel(t *testing.T, packets int, round func(*comparison, *maker
 	if _, err := exec.LookPath("nft"); err != nil {
 		t.Skipf("probe nft program: %v", err)
 	}
+}
+
+func compareWithKernel(t *testing.T, packets int, round func(*comparison, *maker)) {
+	needKernel(t)
 	seed := *oracleSeed
 	if seed == 0 {
 		seed = uint64(time.Now().UnixNano())
@@ -65,7 +83,7 @@ func compareWithKernel(t *testing.T, packets int, round func(*comparison, *maker
 		packets /= 20
 	}
 	t.Logf("replay with -oracle.seed=%d", seed)
-	c := &comparison{t: t, counts: map[string]int{}}
+	c := &comparison{t: t, counts: map[string]int{}, limit: packetsPerRound}
 	for n := *oracleRound; c.packets < packets; n++ {
 		round(c, &maker{Rand: rand.New(rand.NewPCG(seed, n))})
 		if t.Failed() {
@@ -102,6 +120,9 @@ type comparison struct {
 	now             nat.Time
 	tables          []nat.Table
 	routing         []nat.PolicyTable
+	limit           int // packets of a round
+	// record, if not nil, is told about each packet that fares equally to the last byte.
+	record func(now nat.Time, in nat.Port, b []byte, sent []output)
 }
 
 const (
@@ -109,7 +130,7 @@ const (
 	flowsAtOnce     = 12
 )
 
-// random compares packetsPerRound packets by one random rule set.
+// random compares packets by one random rule set.
 func (c *comparison) random(m *maker) {
 	config := oracleConfig()
 	config.Firewall, config.Routing = m.tables(), m.routing()
@@ -117,7 +138,7 @@ func (c *comparison) random(m *maker) {
 	c.round(m, config)
 }
 
-// round compares packetsPerRound packets by the rules of config.
+// round compares limit packets by the rules of config.
 func (c *comparison) round(m *maker, config *nat.Config) {
 	c.rounds++
 	c.tables, c.routing = config.Tables(), config.PolicyTables()
@@ -132,7 +153,7 @@ func (c *comparison) round(m *maker, config *nat.Config) {
 	defer kernel.close()
 	var flows []*flow
 	number := 0
-	for id := uint16(1); id <= packetsPerRound && !c.t.Failed(); {
+	for id := uint16(1); int(id) <= c.limit && !c.t.Failed(); {
 		for len(flows) < flowsAtOnce {
 			flows = append(flows, m.newFlow(number))
 			number++
@@ -194,6 +215,9 @@ func (c *comparison) one(engine *nat.Engine, kernel *oracle, f *flow, in nat.Por
 	}
 	if len(want) == 0 {
 		c.counts["both drop: "+verdict.Reason.String()]++
+		if c.record != nil {
+			c.record(c.now, in, b, nil)
+		}
 		return
 	}
 	for i := range want {
@@ -208,6 +232,9 @@ func (c *comparison) one(engine *nat.Engine, kernel *oracle, f *flow, in nat.Por
 		}
 	}
 	c.counts["equal"]++
+	if c.record != nil && slices.EqualFunc(got, want, func(x, y output) bool { return bytes.Equal(x.bytes, y.bytes) }) {
+		c.record(c.now, in, b, got)
+	}
 	if v, _ := nattest.Check(b); isError(v) {
 		c.counts["  of them ICMP errors"]++
 	}

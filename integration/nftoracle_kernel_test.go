@@ -157,6 +157,9 @@ func (o *oracle) device(d oracleDevice) error {
 func (o *oracle) load(tables []nat.Table, routing []nat.PolicyTable) error {
 	return o.do(func() error {
 		cmd := exec.Command("nft", "-f", "-")
+		// Of chains with equal priority the kernel runs the one that came last first.
+		tables := slices.Clone(tables)
+		slices.Reverse(tables)
 		text := nftText(tables)
 		cmd.Stdin = strings.NewReader(text)
 		if out, err := cmd.CombinedOutput(); err != nil {
