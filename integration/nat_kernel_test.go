@@ -52,6 +52,7 @@ func TestGeneratedRulesAgainstKernel(t *testing.T) {
 
 // TestLiqoRulesAgainstKernel does the same with the tables that Liqo's controllers made, in three versions and settings.
 func TestLiqoRulesAgainstKernel(t *testing.T) {
+	needKernel(t)
 	configs := capturedConfigs(t)
 	next := 0
 	compareWithKernel(t, *oraclePackets/4, func(c *comparison, m *maker) {
