@@ -5,6 +5,20 @@ FUZZTIME ?= 30s
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 UNIT := $$($(GO) list ./... | grep -v /integration)
 
+SHELL := /bin/bash
+.SHELLFLAGS := -e -o pipefail -c
+
+# Shows of `go test -v` what a reader wants: each package's result, why tests were
+# skipped, and everything of a package that failed.
+RESULTS := awk '\
+	/^ok |^ok\t/      { printf "%s", skips; print; all = skips = ""; fflush(); next } \
+	/^FAIL\t/        { printf "%s", all; print; all = skips = ""; fflush(); next } \
+	/^\?/            { next } \
+	/^ *--- SKIP/    { skips = skips $$2 " " $$3 " " reason "\n" } \
+	/^ +[^ ]+:[0-9]+: / { reason = $$0; sub(/^ +/, "", reason) } \
+	                 { all = all $$0 "\n" } \
+	END              { printf "%s", all }'
+
 .DEFAULT_GOAL := help
 .PHONY: help build demo test race fuzz bench lint image clean go-version
 
@@ -24,10 +38,10 @@ demo: build ## two clusters in network namespaces, every check with its figure
 	bin/culvert lab check
 
 test: go-version ## all tests; as root, or as a user who may make user namespaces
-	$(GO) test -timeout 10m ./...
+	@echo '$(GO) test ./...'; $(GO) test -v -timeout 10m ./... 2>&1 | $(RESULTS)
 
 race: go-version ## the unit tests under the race detector (needs a C compiler)
-	$(GO) test -race -timeout 10m $(UNIT)
+	@echo '$(GO) test -race'; $(GO) test -v -race -timeout 10m $(UNIT) 2>&1 | $(RESULTS)
 
 fuzz: go-version ## each fuzz target for FUZZTIME (30s)
 	@for package in $(UNIT); do \
@@ -37,8 +51,9 @@ fuzz: go-version ## each fuzz target for FUZZTIME (30s)
 	  done; \
 	done
 
-bench: build ## micro benchmarks, with ratios to a seal of 1400 bytes
+bench: build ## micro benchmarks, then pods through culvert and through a gateway of kernel parts (20 minutes)
 	$(GO) test -run '^$$' -bench . -benchmem $(UNIT)
+	bin/culvert lab bench --growth
 
 lint: go-version ## gofmt, go vet, staticcheck
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); \

@@ -5,11 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -262,18 +264,23 @@ func (w *wireguard) serveUAPI(l net.Listener) {
 }
 
 const (
-	uapiTimeout = 5 * time.Second
-	errnoPerm   = 1 // EPERM
+	uapiTimeout    = 5 * time.Second
+	maxUAPIRequest = 64 << 10
 )
 
 func (w *wireguard) answerUAPI(conn net.Conn) {
 	conn.SetDeadline(time.Now().Add(uapiTimeout))
-	line, err := bufio.NewReader(conn).ReadString('\n')
-	if err != nil {
-		return
+	// Read to the empty line that ends a request: closing a socket with unread bytes
+	// in it would take the answer away from the other end.
+	r := bufio.NewReader(io.LimitReader(conn, maxUAPIRequest))
+	request, err := r.ReadString('\n')
+	for line := request; line != "\n"; line, err = r.ReadString('\n') {
+		if err != nil {
+			return
+		}
 	}
-	if line != "get=1\n" {
-		fmt.Fprintf(conn, "errno=%d\n\n", errnoPerm)
+	if request != "get=1\n" {
+		fmt.Fprintf(conn, "errno=%d\n\n", -int64(syscall.EPERM)) // negative, as device.IPCError is
 		return
 	}
 	text, err := w.IpcGet()

@@ -20,8 +20,9 @@ import (
 	"culvert/integration/lab"
 )
 
-// labBinary builds the culvert that the labs are made of, once.
-var labBinary = sync.OnceValues(func() (string, error) {
+// culvertBinary builds the culvert under test, once: static, so that a guest takes
+// it too.
+var culvertBinary = sync.OnceValues(func() (string, error) {
 	dir := filepath.Join(os.TempDir(), fmt.Sprintf("culvert-lab-binary-%d", os.Getuid()))
 	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
 		return "", err
@@ -49,7 +50,7 @@ type labUser struct {
 // newLabUser returns the user of this process.
 func newLabUser(t *testing.T) *labUser {
 	t.Helper()
-	binary, err := labBinary()
+	binary, err := culvertBinary()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -84,6 +84,9 @@ func stageOf(c *Chain) (stage, error) {
 		return 0, fmt.Errorf("unknown type %q", c.Type)
 	}
 	nat := c.Type == ChainNAT
+	if nat && c.Priority <= PriorityConntrack {
+		return 0, fmt.Errorf("type nat at priority %d, where no connection is known yet", c.Priority)
+	}
 	switch c.Hook {
 	case HookPrerouting:
 		switch {
@@ -204,6 +207,9 @@ func (r *rule) complete(t *Table, c *Chain, from *Rule, tcp bool) error {
 		if r.value > 0xffff {
 			return fmt.Errorf("value %d is no MSS", r.value)
 		}
+		if r.value == 0 && (c.Hook == HookPrerouting || c.Hook == HookInput) {
+			return fmt.Errorf("action tcpmssclamp without a value at hook %s, where no route is known", c.Hook)
+		}
 	}
 	if from.To != "" {
 		return fmt.Errorf("action %s takes no address", r.action)
@@ -262,6 +268,7 @@ func (b *builder) layOut(r *ruleset, previous *ruleset, rules []rule) {
 	end := int32(len(r.rules) + len(rules))
 	for _, rule := range rules {
 		rule.chainEnd = end
+		r.notracks = r.notracks || rule.action == ActionNoTrack
 		if !rule.policy {
 			rule.counter = r.counters[rule.path]
 			if rule.counter == nil && previous != nil {

@@ -1,6 +1,11 @@
 package nat
 
-import "gvisor.dev/gvisor/pkg/tcpip/checksum"
+import (
+	"encoding/binary"
+	"math/bits"
+
+	"gvisor.dev/gvisor/pkg/tcpip/checksum"
+)
 
 // Sums are one's complement sums (RFC 1071) before the final complement. A delta is a sum that turns the sum of the old bytes
 // into the sum of the new ones when it is added (RFC 1624, Section 3, equation 3).
@@ -28,6 +33,13 @@ func fold64(s, carry uint64) uint16 {
 	return uint16(s>>16 + s)
 }
 
+// sum20 is sum for the 20 bytes of an IPv4 header without options.
+func sum20(b []byte) uint16 {
+	s, c := bits.Add64(binary.BigEndian.Uint64(b), binary.BigEndian.Uint64(b[8:]), 0)
+	s, c = bits.Add64(s, uint64(binary.BigEndian.Uint32(b[16:])), c)
+	return fold64(s, c)
+}
+
 // sum returns the sum of b, whose first byte stands at an even offset.
 func sum(b []byte) uint16 { return checksum.Checksum(b, 0) }
 
@@ -40,8 +52,13 @@ func adjustAt(b []byte, i int, d uint16) {
 	b[i], b[i+1] = byte(c>>8), byte(c)
 }
 
-// pseudoHeader returns the sum of a pseudo-header (RFC 9293, Section 3.1; RFC 8200, Section 8.1) over addresses, the bytes of
+// pseudoHeader returns the sum of a pseudo-header (RFC 9293, Section 3.1; RFC 8200, Section 8.1) over addresses, the 8 or 32 bytes of
 // source and destination.
 func pseudoHeader(addresses []byte, protocol uint8, length int) uint16 {
-	return add(add(sum(addresses), uint16(protocol)), add(uint16(length>>16), uint16(length)))
+	s, c := uint64(length)+uint64(protocol), uint64(0)
+	for len(addresses) >= 8 {
+		s, c = bits.Add64(s, binary.BigEndian.Uint64(addresses), c)
+		addresses = addresses[8:]
+	}
+	return fold64(s, c)
 }

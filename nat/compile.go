@@ -86,8 +86,11 @@ func (c *Config) masquerades() [2]masquerade {
 	return own
 }
 
-// tables generates the firewall.
-func (c *Config) tables() []Table {
+// Tables returns Firewall or, if that is nil, the tables that the other fields stand for.
+func (c *Config) Tables() []Table {
+	if c.Firewall != nil {
+		return c.Firewall
+	}
 	var all []Table
 	for _, m := range c.Addresses {
 		all = append(all, c.mappingTable(m))
@@ -273,8 +276,11 @@ func contains(prefixes []netip.Prefix, a netip.Addr) bool {
 	return false
 }
 
-// policyTables generates the routing.
-func (c *Config) policyTables() []PolicyTable {
+// PolicyTables returns Routing or, if that is nil, the policy tables that the other fields stand for.
+func (c *Config) PolicyTables() []PolicyTable {
+	if c.Routing != nil {
+		return c.Routing
+	}
 	outbound := PolicyRule{Mark: outboundMark, Priority: priorityOutbound}
 	for _, r := range c.Remote {
 		outbound.Routes = append(outbound.Routes, PolicyRoute{Destination: r.Real, Via: c.PeerTunnelAddress})

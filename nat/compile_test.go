@@ -239,10 +239,10 @@ func TestGeneratedMSS(t *testing.T) {
 func TestGeneratedNames(t *testing.T) {
 	c := milan()
 	var names []string
-	for _, table := range c.tables() {
+	for _, table := range c.Tables() {
 		names = append(names, table.Name)
 	}
-	for _, table := range c.policyTables() {
+	for _, table := range c.PolicyTables() {
 		names = append(names, "route:"+table.Name)
 	}
 	for _, want := range []string{

@@ -7,55 +7,57 @@ const (
 	reply    = 1
 )
 
-// A conn is one tracked connection. It holds no pointers, so that the garbage collector skips the slab and the slab can be saved.
+// A conn is one tracked connection. It holds no pointers, so that the garbage collector skips the slab and the slab can be saved. Its
+// 192 bytes are three cache lines: what finds it, what decides, what counts.
 type conn struct {
-	tuples   [2]tuple
-	packets  [2]uint64 // by direction, after segmentation
-	bytes    [2]uint64
-	lastSeen Time
+	tuples [2]tuple
 
-	tcp  tcpState
-	hits [2]uint32 // the counting rules that each direction's packets hit, by number in ruleHits
-
+	lastSeen   Time
 	generation uint32 // of the snapshot that verdict, out, clamp and hits come from
 	mark       uint32
-
-	next, previous           uint32 // in the list of its rank
-	wheelNext, wheelPrevious uint32 // in the list of its timer slot; wheelNext also links free entries
-
+	hits       [2]uint16 // the counting rules that each direction's packets hit, by number in ruleHits
 	// addresses and ports are the deltas of direction original; those of reply are their complements.
 	addresses, ports uint16
 	out              [2]Port
 	clamp            [2]uint16 // bound for the MSS option of SYNs; 0 = off
-	slot             uint16    // of the timer wheel
-	service          int16     // number of the service whose backend was chosen, -1 if none
 	verdict          [2]Reason // ReasonNone: forward
 	state            state
 	flags            connFlags
-	rank             rank
+
+	tcp     tcpState
+	packets [2]uint64 // by direction, after segmentation
+	bytes   [2]uint64
+
+	next, previous uint32 // in the list of its rank
+	// wheelNext and wheelPrevious are neighbours in the list of a timer slot. For the first of the list, wheelPrevious is the slot with
+	// slotBit set. wheelNext also links free entries.
+	wheelNext, wheelPrevious uint32
 }
 
-// connFlags are facts about a connection.
+// connFlags are facts about a connection. The two lowest bits are its rank.
 type connFlags uint8
 
 const (
-	flagEvaluated0 connFlags = 1 << iota // verdict and the rest are those of generation, direction original
-	flagEvaluated1                       // direction reply
-	flagReplied                          // a packet of direction reply was forwarded
-	flagLive                             // the entry is in use
-	flagAlways0                          // evaluate every packet: too many rules hit for the cache; direction original
-	flagAlways1
+	rankMask connFlags = 3
+
+	flagEvaluated0 connFlags = 1 << (iota + 1) // verdict and the rest are those of generation, direction original
+	flagEvaluated1                             // direction reply
+	flagReplied                                // a packet of direction reply was forwarded
+	flagLive                                   // the entry is in use
+	flagService                                // the destination is a backend of a service
 )
 
 // A rank says in which order connections make room for others.
 type rank uint8
 
 const (
-	rankUnreplied rank = iota
+	rankSettled   rank = iota // never dropped early, in no list
+	rankUnreplied             // the first to go
 	rankClosing
 	ranks
-	rankSettled = ranks // never dropped early, in no list
 )
+
+func (c *conn) rank() rank { return rank(c.flags & rankMask) }
 
 // to returns the tuple that packets of direction d get.
 func (c *conn) to(d int) tuple { return c.tuples[1-d].reply(0) }

@@ -4,21 +4,110 @@
 //
 // # A packet's way
 //
-//	Packet.Parse      checks everything that later code relies on              packet.go, packet6.go
-//	Engine.Process    source checks, connection, translation, route            engine.go
-//	  forward         TTL, size, MSS, rewriting with incremental checksums     forward.go, mss.go, rewrite.go
-//	  relay           ICMP errors with the packet that they quote              icmp.go
-//	Engine.AppendError  tells the sender about a dropped packet                answer.go, limit.go
-//	Cutter            finishes, segments or fragments what goes on the wire    cutter.go, fragmenter.go
+//	Packet.Parse        checks everything that later code relies on              packet.go, packet6.go
+//	Engine.Process      finds the connection by tuple                            engine.go, table.go, directory.go
+//	  established       applies its translation, cached verdict and route        track.go, forward.go, rewrite.go, mss.go
+//	    advance         moves its state and timer                                tcp.go, sctp.go, timeout.go
+//	  first             checks, rules, translation, port: a new connection       first.go, traverse.go, mapping.go
+//	  fragment          gives later fragments the ports of their first one       reassembly.go
+//	  icmpError         translates an ICMP error with the packet that it quotes  icmp.go, pathmtu.go
+//	Engine.AppendError  tells the sender about a dropped packet                  answer.go, limit.go
+//	Cutter              finishes, segments or fragments what goes on the wire    cutter.go, fragmenter.go
 //
-// # Remapping
+// Rules (rule.go to compile.go) run in traverse.go: nat chains for the first packet of a connection, filters and routing once for each
+// direction and generation of the configuration. revalidate.go looks at connections after a change.
+//
+// # Model
+//
+// A connection is a pair of tuples. The original tuple names the packets that opened it as they come in, with the node that they come
+// from; the reply tuple names the answers as they come in on the other side. A packet that matches one tuple is rewritten to the
+// reverse of the other.
 //
 // Each cluster sees the other's pod and external CIDRs under prefixes of its own choice (RemoteCIDR). The gateway where a packet
 // leaves its cluster translates the destination, as seen to real; the gateway where it enters translates the source, real to as
-// seen. Both are 1:1 and need no state: they are right after a restart, in mid-stream and for fragments.
+// seen. Both are 1:1 and need no state: they are right after a restart, in mid-stream, for fragments, and when the table is full.
+// Sources that the remote cluster could not answer become U, with another port if U's is taken; address mappings and services
+// translate single addresses. Those need a connection.
 //
 // # Concurrency
 //
 // All methods of Engine may be called concurrently. One mutex guards all of it: the two goroutines of a gateway hold it for tens of
 // nanoseconds per packet (a super-frame counts as one), uncontended it costs 10 to 20 ns. Packet and Cutter belong to one goroutine.
+//
+// # Caps
+//
+// Connections: Config.MaxConnections; then unreplied ones make room first, closing ones next, and what needs no state goes on
+// untracked. Unreplied connections of one source: Config.MaxHalfOpen. Datagrams in fragments: 256; held fragments: 128 of 2048 bytes.
+// Path MTUs: 1024, a new one takes the place of an old one. Errors of our own: limit.go.
+//
+// # Requirements
+//
+// Each line says whether a requirement is met, with the test that shows it, not met on purpose, or not applicable (n/a).
+//
+// RFC 4787, UDP:
+//
+//	REQ-1  Endpoint-Independent Mapping: not met on purpose. One U serves a cluster; ports are chosen for each remote address and port.
+//	REQ-2  paired address pooling: met, U is one address. TestUnknownSource
+//	REQ-3  no port overloading: met, reply tuples are unique. TestCollision, TestModel; a) privileged range kept: TestPortRange
+//	REQ-4  port parity: not met on purpose. A port changes only on collision, and RTCP follows its own mapping.
+//	REQ-5  mapping timer of 2 minutes, configurable: met, 120 s. TestTimeouts. The 5 minutes of c) are not met on purpose.
+//	REQ-6  outbound refresh: met; inbound too. TestModel
+//	REQ-7  conflicting networks: met by (b), equal CIDRs on both sides are the rule. TestRemap
+//	REQ-8  filtering: address- and port-dependent for U, none for pods, whose addresses are routed. TestUnknownSource
+//	REQ-9  hairpinning: met for mappings, with the gateway's source (a). TestAddressMapping
+//	REQ-10 application gateways off: met, there are none.
+//	REQ-11 deterministic: met, choices are functions of the key and the packet. TestCollision
+//	REQ-12 ICMP never ends a mapping: met. TestTrackedICMPErrors
+//	REQ-13 fragmentation needed, or fragments: met. TestTooBig, TestAppendError
+//	REQ-14 fragments in any order, bounded: met. TestFragmentOrders, TestFragmentsHeld, TestFragmentOverlap
+//
+// RFC 5382, TCP:
+//
+//	REQ-1  Endpoint-Independent Mapping: not met on purpose, as above.
+//	REQ-2  all valid sequences, simultaneous open too: met. TestTCPOracle, TestTCPBeyondOracle
+//	REQ-3  filtering: as REQ-8 of RFC 4787.
+//	REQ-4  wait with answers to unsolicited SYNs: met by silence. TestUnknownSource
+//	REQ-5  established 2 h 4 min: met, 120 h. TestTimeouts. Transitory 4 min: not met on purpose, nf_conntrack's 60 s and 120 s.
+//	REQ-6  application gateways: n/a, there are none.
+//	REQ-7  no port overloading: met. TestCollision
+//	REQ-8  hairpinning: met for mappings. TestAddressMapping
+//	REQ-9  destination unreachable is translated: met. TestICMPErrors, TestTrackedICMPErrors
+//	REQ-10 ICMP never ends a connection: met. TestTrackedICMPErrors
+//
+// RFC 5508, ICMP:
+//
+//	REQ-1  queries and their answers pass: met. TestUnknownSource, TestCollision
+//	REQ-2  query timer of 60 s, configurable: met. TestTimeouts
+//	REQ-3  a bad ICMP checksum drops an error; embedded options are followed; embedded transport checksums are not verified: met.
+//	       TestICMPErrorChecksum, TestICMPErrors. a), the embedded IP checksum: not verified on purpose, routers differ in what they quote.
+//	REQ-4  errors from outside translated, or dropped without a mapping: met. TestICMPErrors, TestICMPErrorUnrelated
+//	REQ-5  errors from inside translated, or dropped without a mapping: met. TestICMPErrors, TestTrackedICMPErrors
+//	REQ-6  errors neither refresh nor delete: met. TestTrackedICMPErrors, TestICMPErrorRefreshesNothing
+//	REQ-7  hairpinned errors: met. TestHairpinICMPError
+//	REQ-8  code 13 when resources are short: not met on purpose. A flood must not spend the rate of errors that senders need.
+//	REQ-9  a policy may silence errors: n/a.
+//	REQ-10 a) too big, b) source route, c) unreachable, e) time exceeded as RFC 1812: met, but for b), which is dropped with a reason.
+//	       TestAppendError, TestTooBig, TestTTL. d) redirects are never made.
+//	REQ-11 other ICMP messages: dropped if they belong to one link, forwarded otherwise. TestICMPTypes
+//
+// RFC 7857, updates:
+//
+//	Section 2.1  separate timers for opening and closing: met. TestTimeouts. Their 4 minutes: not met on purpose.
+//	Section 2.2  a RST may only shorten the timer if in order: met, RFC 5961's exact match, then 10 s. TestTCPBeyondOracle
+//	Section 3    ports overlap only with different destinations: met. TestCollision
+//	Section 4    paired pooling by address: met.
+//	Section 5    mapping independent of protocol: not met on purpose, as REQ-1 of RFC 4787.
+//	Section 6    filtering independent of protocol: met, one rule for all.
+//	Section 7    inbound refresh configurable: not met on purpose, inbound packets refresh; errors do not. TestICMPErrorRefreshesNothing
+//	Section 8    port parity: not met on purpose, as REQ-4 of RFC 4787.
+//	Section 9    port randomisation: kept ports are the sender's own choice; others follow from a secret key. TestCollision
+//	Section 10   IPv4 ID: left as it is. Two nodes behind U may use one ID at a time; the kernel, which reassembles, would not.
+//	Section 11   ICMP identifiers are mapped as ports are: met. TestCollision
+//	Section 12   hairpinning for ICMP: met for mappings. TestHairpinICMPError
+//
+// # Not supported
+//
+// Record-route and timestamp options pass unfilled. AH, ESP and packets behind IPv6 routing headers with segments left are not
+// translated within; the latter and IPv4 source routes are dropped. SCTP fragments whose ports would change are dropped, because
+// their checksum covers bytes that are elsewhere. The checksum of an SCTP packet quoted in an ICMP error is left as it is.
 package nat

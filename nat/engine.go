@@ -133,7 +133,7 @@ func (e *Engine) process(p *Packet, in Port, now Time, v *Verdict) {
 	switch {
 	case p.fragment:
 		*v = e.fragment(p, &t, in, now)
-	case p.icmpError:
+	case p.icmpError && !e.notracked(p, &t, in):
 		*v = e.icmpError(p, &t, in, now)
 	default:
 		e.dispatch(p, &t, in, now, v)
@@ -145,10 +145,22 @@ const packetBudget = 4
 
 // dispatch finds the packet's connection, or makes one.
 func (e *Engine) dispatch(p *Packet, t *tuple, in Port, now Time, v *Verdict) {
-	if p.forwardable() {
-		if h, ok := e.table.lookup(t); ok && e.established(h, p, in, now, v) {
+	if p.forwardable() && !e.notracked(p, t, in) {
+		if h, ok := e.find(t, now); ok && e.established(h, p, in, now, v) {
 			return
 		}
 	}
 	*v = e.first(p, t, in, now)
+}
+
+// notracked reports whether the rules keep the packet from connections, or drop it before them.
+func (e *Engine) notracked(p *Packet, t *tuple, in Port) bool {
+	r := e.snapshot.rules
+	if !r.notracks {
+		return false
+	}
+	tr := &e.scratch
+	*tr = traversal{from: *t, in: in, first: true}
+	tr.see(p)
+	return !tr.raw(r) || tr.effects.notrack
 }

@@ -9,6 +9,7 @@ func (e *Engine) first(p *Packet, t *tuple, in Port, now Time) Verdict {
 	}
 	tr := &e.scratch
 	*tr = traversal{from: *t, in: in, first: true}
+	tr.see(p)
 	if s.rules.has(stageRaw) && !tr.raw(s.rules) {
 		return e.dropped(p, tr)
 	}
@@ -32,8 +33,7 @@ func (e *Engine) first(p *Packet, t *tuple, in Port, now Time) Verdict {
 
 // raw runs the filters before connection tracking.
 func (tr *traversal) raw(r *ruleset) bool {
-	v := view{src: tr.from.source(), dst: tr.from.destination(), proto: tr.from.protocol, in: tr.in, out: noPort}
-	v.ports(&tr.from)
+	v := tr.view()
 	tr.effects.hits = tr.hits[:0]
 	return tr.filter(r, stageRaw, &v)
 }
@@ -42,8 +42,8 @@ func (tr *traversal) raw(r *ruleset) bool {
 func (e *Engine) deliver(p *Packet, tr *traversal) Verdict {
 	r := e.snapshot.rules
 	if r.has(stageInput) {
-		v := view{src: tr.from.source(), dst: tr.from.destination(), proto: tr.from.protocol, in: tr.in, out: noPort, untracked: true}
-		v.ports(&tr.from)
+		v := tr.view()
+		v.untracked = true
 		if !tr.filter(r, stageInput, &v) {
 			return e.dropped(p, tr)
 		}
@@ -73,7 +73,12 @@ func (e *Engine) open(p *Packet, tr *traversal, now Time) Verdict {
 			size := uint64(len(p.data))
 			tr.countBindings(s.rules, 1, size)
 			v = Verdict{}
+			h.conn.flags |= flagEvaluated0 // for this packet at least
+			marked := tr.marked
 			e.established(h, p, tr.in, now, &v)
+			if marked {
+				h.conn.flags &^= flagEvaluated0
+			}
 			return v
 		}
 		if tr.stateful || !e.returns(tr) {
@@ -111,7 +116,7 @@ func (e *Engine) create(p *Packet, tr *traversal, now Time) (hit, Reason) {
 	if zone != Tunnel {
 		zone = anyNode
 	}
-	answer, ok := e.choosePort(&tr.from, &to, zone)
+	answer, ok := e.choosePort(&tr.from, &to, zone, now)
 	if !ok {
 		return hit{}, ReasonPortExhausted
 	}
@@ -134,7 +139,9 @@ func (e *Engine) create(p *Packet, tr *traversal, now Time) (hit, Reason) {
 	c.lastSeen = now
 	c.addresses = delta(tr.from.addressSum(), to.addressSum())
 	c.ports = delta(tr.from.portSum(), to.portSum())
-	c.service = tr.backend
+	if tr.backend >= 0 {
+		c.flags |= flagService
+	}
 	c.state = initialState(p)
 	if p.protocol == protocolTCP {
 		var sv segmentView
@@ -176,7 +183,7 @@ func (e *Engine) hurry(now Time) {
 
 // makeRoom drops the oldest unreplied connection, or else the one that has been closing for longest. Established ones stay.
 func (e *Engine) makeRoom() bool {
-	for r := range ranks {
+	for r := rankUnreplied; r < ranks; r++ {
 		if number := e.table.lists[r].first; number != 0 {
 			e.table.remove(e.table.at(number), number)
 			e.stats.EarlyDropped++

@@ -172,3 +172,6 @@ func expect(t testing.TB, v nattest.View, source, destination string) {
 		t.Fatalf("%s > %s, want %s > %s", v.Source, v.Destination, source, destination)
 	}
 }
+
+func netipFrom4(b []byte) string  { return netip.AddrFrom4([4]byte(b)).String() }
+func netipFrom16(b []byte) string { return netip.AddrFrom16([16]byte(b)).String() }

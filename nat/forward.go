@@ -53,7 +53,7 @@ func (p *Packet) fit(pl *plan, v *Verdict) bool {
 	if n <= pl.mtu && !p.partial && p.SegmentSize == 0 {
 		return true
 	}
-	if p.partial && p.protocol == protocolTCP {
+	if p.partial && p.protocol == protocolTCP && p.SegmentSize == 0 {
 		p.fitTCP(pl, v)
 		return true
 	}

@@ -4,9 +4,9 @@ package nat
 const maxHitLists = 1 << 12
 
 // ruleHits numbers the lists of counting rules that directions of connections hit: there are few different ones, and a connection
-// stores its list in 4 bytes. Number 0 is the empty list.
+// stores its list in 2 bytes. Number 0 is the empty list.
 type ruleHits struct {
-	numbers map[[maxHits]int32]uint32
+	numbers map[[maxHits]int32]uint16
 	lists   []hitList
 }
 
@@ -17,36 +17,40 @@ type hitList struct {
 }
 
 func newRuleHits() ruleHits {
-	return ruleHits{numbers: map[[maxHits]int32]uint32{}, lists: make([]hitList, 1)}
+	return ruleHits{numbers: map[[maxHits]int32]uint16{}, lists: make([]hitList, 1)}
 }
 
-// number returns the number of a list, or false if there are too many lists.
-func (h *ruleHits) number(rules []int32, r *ruleset) (uint32, bool) {
+// tooManyHits is the number of lists that are not numbered: their directions are evaluated packet by packet.
+const tooManyHits = 0xffff
+
+// number returns the number of the list in e.
+func (h *ruleHits) number(e *effects, r *ruleset) uint16 {
+	rules := e.hits
 	if len(rules) == 0 {
-		return 0, true
+		return 0
 	}
 	l := hitList{length: len(rules), synOnly: true}
 	for i := range l.rules {
 		l.rules[i] = -1
 	}
 	copy(l.rules[:], rules)
-	if n, ok := h.numbers[l.rules]; ok {
-		return n, true
+	if n, ok := h.numbers[l.rules]; ok && !e.overflow {
+		return n
 	}
-	if len(h.lists) == maxHitLists {
-		return 0, false
+	if e.overflow || len(h.lists) == maxHitLists {
+		return tooManyHits
 	}
 	for _, n := range rules {
 		l.synOnly = l.synOnly && r.rules[n].action == ActionClampMSS
 	}
-	n := uint32(len(h.lists))
+	n := uint16(len(h.lists))
 	h.numbers[l.rules] = n
 	h.lists = append(h.lists, l)
-	return n, true
+	return n
 }
 
 // at returns a list, borrowed: until the next call of number.
-func (h *ruleHits) at(n uint32) (rules []int32, synOnly bool) {
+func (h *ruleHits) at(n uint16) (rules []int32, synOnly bool) {
 	l := &h.lists[n]
 	return l.rules[:l.length], l.synOnly
 }

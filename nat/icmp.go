@@ -24,6 +24,19 @@ func (p *Packet) forwardable() bool {
 	return true
 }
 
+// validICMP verifies the checksum of an ICMP error (RFC 5508, Section 4.1, REQ-3): it is short, and may end a host's connection.
+func (p *Packet) validICMP() bool {
+	if p.fragment {
+		return true // its receiver verifies the whole
+	}
+	b := p.data[p.transport:]
+	s := sum(b)
+	if p.v6 {
+		s = add(s, pseudoHeader(p.addresses(), protocolICMPv6, len(b)))
+	}
+	return s == 0xffff
+}
+
 // quoted makes q a lenient view of the packet that the ICMP error p quotes: headers are checked as far as they are read, lengths
 // may exceed what is there. It returns false if the quotation does not reach far enough, or quotes another error.
 func (p *Packet) quoted(q *Packet) bool {
@@ -82,8 +95,8 @@ func (p *Packet) rewriteQuoted(q *Packet, from, to *tuple) {
 	adjustAt(p.data, p.checksumAt, delta(before, sum(q.data[:end])))
 }
 
-// icmpError translates an ICMP error about a packet that passed here (architecture.md, Section 2.1 no. 6). It never makes a connection
-// (RFC 5508, Section 4.2, REQ-5), and goes to the sender of what it quotes or nowhere.
+// icmpError translates an ICMP error about a packet that passed here (architecture.md, Section 2.1 no. 6). It goes to the sender of
+// what it quotes or nowhere (RFC 5508, Section 4.2), and neither makes, refreshes nor ends a connection (Section 4.3, REQ-6).
 func (e *Engine) icmpError(p *Packet, t *tuple, in Port, now Time) Verdict {
 	s := e.snapshot
 	source, destination := t.source(), t.destination()
@@ -91,7 +104,7 @@ func (e *Engine) icmpError(p *Packet, t *tuple, in Port, now Time) Verdict {
 		return drop(ReasonBadSource)
 	}
 	var q Packet
-	if !p.quoted(&q) {
+	if !p.validICMP() || !p.quoted(&q) {
 		return drop(ReasonMalformed)
 	}
 	var quoted tuple
@@ -102,7 +115,7 @@ func (e *Engine) icmpError(p *Packet, t *tuple, in Port, now Time) Verdict {
 		}
 		return drop(ReasonICMPUnrelated)
 	}
-	if h, ok := e.quotedConn(&quoted, in); ok {
+	if h, ok := e.quotedConn(&quoted, in, now); ok {
 		return e.relayTracked(p, &q, t, &quoted, h, in, now)
 	}
 	switch {
@@ -117,13 +130,13 @@ func (e *Engine) icmpError(p *Packet, t *tuple, in Port, now Time) Verdict {
 }
 
 // quotedConn finds the connection of a quoted packet: its answer would be found. The direction of the hit is that of the answer.
-func (e *Engine) quotedConn(quoted *tuple, in Port) (hit, bool) {
+func (e *Engine) quotedConn(quoted *tuple, in Port, now Time) (hit, bool) {
 	answer := quoted.reply(in)
-	if h, ok := e.table.lookup(&answer); ok || in == Tunnel {
+	if h, ok := e.find(&answer, now); ok || in == Tunnel {
 		return h, ok
 	}
 	answer.zone = anyNode // sent by way of another node than the error
-	return e.table.lookup(&answer)
+	return e.find(&answer, now)
 }
 
 // relayTracked translates an error about a packet of a connection: the quoted packet becomes what its sender sent.
@@ -135,7 +148,8 @@ func (e *Engine) relayTracked(p, q *Packet, t, quoted *tuple, h hit, in Port, no
 		}
 	}
 	if c.flags&(flagEvaluated0<<d) == 0 {
-		e.evaluate(c, d, in, now)
+		e.evaluate(c, d, nil, in, now)
+		c.flags &^= flagEvaluated0 << d // the error is not one of the direction's packets
 	}
 	if r := c.verdict[d]; r != ReasonNone {
 		return drop(r)

@@ -9,9 +9,9 @@ const portTries = 128
 //
 // The choice depends on address and port of the destination: RFC 4787, Section 4.1, REQ-1, is not met on purpose; one U serves 64,512
 // connections to each remote address and port.
-func (e *Engine) choosePort(from, to *tuple, zone Port) (answer tuple, ok bool) {
+func (e *Engine) choosePort(from, to *tuple, zone Port, now Time) (answer tuple, ok bool) {
 	answer = to.reply(zone)
-	if _, taken := e.table.lookup(&answer); !taken {
+	if _, taken := e.find(&answer, now); !taken {
 		return answer, true
 	}
 	identifier := isICMP(to.protocol)
@@ -20,18 +20,17 @@ func (e *Engine) choosePort(from, to *tuple, zone Port) (answer tuple, ok bool) 
 	}
 	low, n := portRange(to.sourcePort(), identifier)
 	h := e.hashKey.sum(from.words[0], from.words[1], from.words[2], from.words[3], uint64(from.ports), uint64(from.zone)<<8|uint64(from.protocol))
-	at := uint32(h % uint64(n))
 	for range portTries {
-		port := uint16(low + at)
+		port := uint16(low + uint32(h>>32)%n)
 		to.setSourcePort(port)
 		if identifier {
 			to.setDestinationPort(port)
 		}
 		answer = to.reply(zone)
-		if _, taken := e.table.lookup(&answer); !taken {
+		if _, taken := e.find(&answer, now); !taken {
 			return answer, true
 		}
-		at = (at + 1) % n
+		h = h*6364136223846793005 + 1442695040888963407 // anywhere else: ports in use cluster (Knuth's MMIX generator)
 	}
 	return answer, false
 }

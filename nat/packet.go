@@ -94,7 +94,11 @@ func (p *Packet) parseIPv4(b []byte) Reason {
 		return ReasonMalformed
 	}
 	// RFC 1812, Section 5.2.2: a router MUST verify the header checksum.
-	if sum(b[:length]) != 0xffff {
+	s := sum20(b)
+	if length > header.IPv4MinimumSize {
+		s = add(s, sum(b[header.IPv4MinimumSize:length]))
+	}
+	if s != 0xffff {
 		return ReasonMalformed
 	}
 	p.data = b[:total]

@@ -23,7 +23,6 @@ const (
 	ReasonFragment               // a fragment whose first fragment is unknown
 	ReasonFragmentOverlap        // fragments of one datagram overlap
 	ReasonFragmentLimit          // too many datagrams in fragments at once
-	ReasonInvalid                // a segment that its connection's state does not allow
 	ReasonFiltered               // a rule with action drop
 	ReasonRejected               // a rule with action reject
 	ReasonNoBackend              // a service without a backend, or whose backend left
@@ -50,7 +49,6 @@ var reasonNames = [reasons]string{
 	ReasonFragment:        "fragment",
 	ReasonFragmentOverlap: "fragment-overlap",
 	ReasonFragmentLimit:   "fragment-limit",
-	ReasonInvalid:         "invalid",
 	ReasonFiltered:        "filtered",
 	ReasonRejected:        "rejected",
 	ReasonNoBackend:       "no-backend",

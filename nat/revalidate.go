@@ -32,11 +32,10 @@ func (e *Engine) stillBound(c *conn, now Time) (Reason, bool) {
 	if tr.backend >= 0 {
 		backend := netip.AddrPortFrom(tr.keep.destination(), tr.keep.destinationPort())
 		service := s.rules.services.all[tr.backend]
-		if c.service < 0 || !service.has(backend) && service.config.OnRemoval == RemovalReset {
+		if !c.has(flagService) || !service.has(backend) && service.config.OnRemoval == RemovalReset {
 			return ReasonNoBackend, false
 		}
-		c.service = tr.backend
-	} else if c.service >= 0 && (ok || tr.reason == ReasonNoRoute) {
+	} else if c.has(flagService) && (ok || tr.reason == ReasonNoRoute) {
 		return ReasonNoBackend, false // the service is gone
 	}
 	if !ok {

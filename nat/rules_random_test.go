@@ -124,8 +124,15 @@ func (m ruleMaker) chain(name string, f Family, size int) Chain {
 		}
 	}
 	c.Priority = one(m, int32(-300), -200, -150, -100, -99, 0, 0, 0, 50, 99, 100, 101)
+	if c.Type == ChainNAT {
+		c.Priority = max(c.Priority, -199)
+	}
 	for i := range size {
-		c.Rules = append(c.Rules, m.rule(fmt.Sprint("r", i), actions, f))
+		r := m.rule(fmt.Sprint("r", i), actions, f)
+		if r.Action == ActionClampMSS && (c.Hook == HookPrerouting || c.Hook == HookInput) {
+			r.Value = max(r.Value, 1)
+		}
+		c.Rules = append(c.Rules, r)
 	}
 	return c
 }

@@ -34,6 +34,7 @@ type ruleset struct {
 	own      [2]masquerade
 	// generated: the tables come from the other fields of the Config, so that what a kernel's rules could not do is allowed too.
 	generated bool
+	notracks  bool // a rule of stageRaw says notrack
 }
 
 // A masquerade holds the gateway's address by family on the way to one side: [0] the tunnel, [1] the nodes.
@@ -298,20 +299,13 @@ func (r *ruleset) masquerade(v *view) (bindKind, netip.Addr) {
 // newRuleset compiles the tables, routing and services of c, or returns everything that is wrong with them. Rules that previous,
 // which may be nil, has under the same table, chain and name keep their counters; services of one name keep their clients.
 func newRuleset(c *Config, previous *ruleset) (*ruleset, error) {
-	tables, routing := c.Firewall, c.Routing
-	generated := tables == nil
-	if generated {
-		tables = c.tables()
-	}
-	if routing == nil {
-		routing = c.policyTables()
-	}
+	generated := c.Firewall == nil
 	devices, err := c.devices()
 	b := builder{devices: devices, generated: generated, faults: []error{err}}
-	b.add(tables)
+	b.add(c.Tables())
 	r := &ruleset{own: c.masquerades(), generated: generated}
 	b.finish(r, previous)
-	r.policy, err = newPolicy(routing, devices, c.neighbours())
+	r.policy, err = newPolicy(c.PolicyTables(), devices, c.neighbours())
 	b.faults = append(b.faults, err)
 	r.services = newServices(c.Services, previous)
 	if err := errors.Join(b.faults...); err != nil {

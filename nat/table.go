@@ -1,7 +1,5 @@
 package nat
 
-import "hash/maphash"
-
 const (
 	chunkEntries = 1 << 10
 	// pressure is the share of the cap above which unreplied connections live shortUnreplied.
@@ -76,7 +74,7 @@ func (tb *table) add(first, answer *tuple) (*conn, uint32) {
 		tb.high++
 	}
 	c := tb.at(number)
-	*c = conn{tuples: [2]tuple{*first, *answer}, flags: flagLive, service: -1, rank: rankSettled}
+	*c = conn{tuples: [2]tuple{*first, *answer}, flags: flagLive}
 	h0, h1 := tb.directory.hash(first), tb.directory.hash(answer)
 	ok := tb.directory.insert(h0, newReference(number, original))
 	if ok && !tb.directory.insert(h1, newReference(number, reply)) {
@@ -121,29 +119,21 @@ func (tb *table) replied(c *conn, number uint32) {
 
 // half returns the counter of unreplied connections of a tuple's source.
 func (tb *table) half(t *tuple) *uint32 {
-	source := t.words[0]
+	source, rest := t.words[0], t.words[1]
 	if !t.v6 {
-		source >>= 32
+		source, rest = source>>32, 0
 	}
-	var b [16]byte
-	for i := range 8 {
-		b[i] = byte(source >> (8 * i))
-	}
-	if t.v6 {
-		for i := range 8 {
-			b[8+i] = byte(t.words[1] >> (8 * i))
-		}
-	}
-	return &tb.halfOpen[maphash.Bytes(tb.directory.seed, b[:])%halfOpenSlots]
+	k := &tb.directory.secrets
+	return &tb.halfOpen[fold(fold(source^k[0], rest^k[1])^k[2], k[3])%halfOpenSlots]
 }
 
 // rankAs moves a connection to the end of the list of another rank.
 func (tb *table) rankAs(c *conn, number uint32, to rank) {
-	if c.rank == to {
+	if c.rank() == to {
 		return
 	}
-	if c.rank != rankSettled {
-		l := &tb.lists[c.rank]
+	if c.rank() != rankSettled {
+		l := &tb.lists[c.rank()]
 		if c.previous != 0 {
 			tb.at(c.previous).next = c.next
 		} else {
@@ -156,7 +146,8 @@ func (tb *table) rankAs(c *conn, number uint32, to rank) {
 		}
 		l.length--
 	}
-	c.rank, c.next, c.previous = to, 0, 0
+	c.flags = c.flags&^rankMask | connFlags(to)
+	c.next, c.previous = 0, 0
 	if to == rankSettled {
 		return
 	}

@@ -11,8 +11,8 @@ import (
 // A tcpState is what is remembered of a TCP connection, by the direction that sent it. For SCTP, end holds the verification tags that
 // packets of each direction carry.
 //
-// Segments are never dropped for their sequence numbers; those outside of the window change nothing (RFC 5382, Section 7.1, leaves
-// dropping to end points; nf_conntrack's "liberal" mode).
+// Segments are never dropped for their sequence numbers; those that a receiver would not process change nothing. That is
+// nf_conntrack's "liberal" mode: windows are for end points to enforce.
 type tcpState struct {
 	end    [2]uint32 // highest sequence number sent, FIN and SYN counted, plus one
 	ack    [2]uint32 // highest acknowledgement sent: what the sender expects next
@@ -230,19 +230,16 @@ func (t *tcpState) exactReset(now state, s *segmentView, d int) bool {
 	return s.seq == t.end[d]
 }
 
-// acceptable reports whether a segment lies around the window of its receiver, so that its flags may be believed.
+// acceptable reports whether a receiver would process a segment (RFC 9293, Section 3.10.7.4), so that its flags may be believed: it
+// reaches into the window, and acknowledges nothing that was never sent.
 func (t *tcpState) acceptable(s *segmentView, d int) bool {
 	other := 1 - d
 	if t.flags[other]&tcpAcked != 0 {
+		first, last := int32(s.seq-t.ack[other]), int32(s.seq+s.length-t.ack[other])
 		size := max(uint32(t.window[other])<<t.shift[other], 1<<16)
-		// From one window before what the receiver has, for retransmissions, to one window behind.
-		if distance := int32(s.seq - t.ack[other]); distance > int32(size) || distance < -int32(size)-int32(s.length) {
+		if first > int32(size) || last < 0 || s.length > 0 && last == 0 {
 			return false
 		}
 	}
-	if s.flags&tcpFlagACK != 0 && t.flags[other]&tcpHeard != 0 {
-		// Never more than was sent.
-		return int32(s.ack-t.end[other]) <= 0
-	}
-	return true
+	return s.flags&tcpFlagACK == 0 || t.flags[other]&tcpHeard == 0 || int32(s.ack-t.end[other]) <= 0
 }

@@ -81,8 +81,9 @@ const (
 // A wheel is a hashed timing wheel (Varghese and Lauck, 1987). Packets only store when they came; a connection whose slot comes up
 // before its time is put into a later one.
 type wheel struct {
-	started bool
 	tick    int64 // the slot being worked on
+	due     Time  // when it ends; until then there is nothing to do
+	started bool
 	slots   [wheelSlots]uint32
 }
 
@@ -90,34 +91,40 @@ type wheel struct {
 func (w *wheel) arm(tb *table, c *conn, number uint32, deadline Time) {
 	tick := int64(deadline)/int64(wheelTick) + 1
 	tick = max(min(tick, w.tick+wheelSlots-1), w.tick+1)
-	c.slot = uint16(tick%wheelSlots) + 1
-	head := &w.slots[c.slot-1]
-	c.wheelNext, c.wheelPrevious = *head, 0
+	slot := uint32(tick % wheelSlots)
+	head := &w.slots[slot]
+	c.wheelNext, c.wheelPrevious = *head, slotBit|slot
 	if *head != 0 {
 		tb.at(*head).wheelPrevious = number
 	}
 	*head = number
 }
 
+// slotBit tells a slot from a connection's number.
+const slotBit = 1 << 31
+
 // unlink takes c out of its slot, if it is in one.
 func (w *wheel) unlink(tb *table, c *conn, number uint32) {
-	if c.slot == 0 {
+	switch {
+	case c.wheelPrevious == 0:
 		return
-	}
-	if c.wheelPrevious != 0 {
+	case c.wheelPrevious&slotBit != 0:
+		w.slots[c.wheelPrevious&^slotBit] = c.wheelNext
+	default:
 		tb.at(c.wheelPrevious).wheelNext = c.wheelNext
-	} else {
-		w.slots[c.slot-1] = c.wheelNext
 	}
 	if c.wheelNext != 0 {
 		tb.at(c.wheelNext).wheelPrevious = c.wheelPrevious
 	}
-	c.slot, c.wheelNext, c.wheelPrevious = 0, 0, 0
+	c.wheelNext, c.wheelPrevious = 0, 0
 }
 
 // expire looks at up to budget connections whose slot has come, and returns false if some are left.
 func (e *Engine) expire(now Time, budget int) bool {
 	tb, w := &e.table, &e.table.wheel
+	if now < w.due {
+		return true
+	}
 	target := int64(now) / int64(wheelTick)
 	if !w.started {
 		w.started, w.tick = true, target
@@ -144,6 +151,7 @@ func (e *Engine) expire(now Time, budget int) bool {
 		w.unlink(tb, c, number)
 		w.arm(tb, c, number, deadline)
 	}
+	w.due = Time(target+1) * Time(wheelTick)
 	return true
 }
 

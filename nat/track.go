@@ -1,5 +1,22 @@
 package nat
 
+// find looks up a connection. Those whose time is over, though their slot of the timer wheel has not come up yet, it removes.
+func (e *Engine) find(t *tuple, now Time) (hit, bool) {
+	s := e.snapshot
+	for {
+		h, ok := e.table.lookup(t)
+		if !ok {
+			return h, false
+		}
+		c := h.conn
+		if c.lastSeen.Add(s.timeouts[c.state]) > now && (c.has(flagReplied) || c.lastSeen.Add(s.lifetime(c, e.pressed())) > now) {
+			return h, true
+		}
+		e.table.remove(c, h.number)
+		e.stats.Expired++
+	}
+}
+
 // established handles a packet of a connection that exists. It returns false if the connection turned out to be gone, and the packet
 // is the first of another.
 func (e *Engine) established(h hit, p *Packet, in Port, now Time, v *Verdict) bool {
@@ -13,8 +30,8 @@ func (e *Engine) established(h hit, p *Packet, in Port, now Time, v *Verdict) bo
 			return false
 		}
 	}
-	if c.flags&(flagEvaluated0<<d) == 0 || c.flags&(flagAlways0<<d) != 0 {
-		e.evaluate(c, d, in, now)
+	if c.flags&(flagEvaluated0<<d) == 0 || c.hits[d] == tooManyHits {
+		e.evaluate(c, d, p, in, now)
 	}
 	if c.verdict[d] != ReasonNone {
 		e.refused(c, d, p, v)
@@ -94,10 +111,11 @@ func (e *Engine) advance(c *conn, number uint32, d int, p *Packet, now Time) {
 }
 
 // evaluate runs the filters and the route for a direction, and caches what they say for the rest of the generation.
-func (e *Engine) evaluate(c *conn, d int, in Port, now Time) {
+func (e *Engine) evaluate(c *conn, d int, p *Packet, in Port, now Time) {
 	tr := &e.scratch
 	*tr = traversal{from: c.tuples[d], to: c.to(d), in: in}
 	tr.effects.connMark = c.mark
+	tr.see(p)
 	tr.run(e, e.snapshot, now)
 	e.cache(c, d, tr)
 }
@@ -112,17 +130,19 @@ func (e *Engine) cache(c *conn, d int, tr *traversal) {
 		c.mark = tr.effects.connMark
 	}
 	c.flags |= flagEvaluated0 << d
-	n, ok := s.hits.number(tr.effects.hits, s.rules)
-	c.hits[d] = n
-	c.flags &^= flagAlways0 << d
-	if !ok || tr.effects.overflow {
-		c.flags |= flagAlways0 << d
+	if tr.marked { // with another mark the next packet may fare otherwise, in both directions
+		c.flags &^= flagEvaluated0 | flagEvaluated1
 	}
+	c.hits[d] = s.hits.number(&tr.effects, s.rules)
 }
 
 func (e *Engine) countHits(c *conn, d int, p *Packet, packets uint64) {
 	n := c.hits[d]
-	if n == 0 {
+	switch n {
+	case 0:
+		return
+	case tooManyHits:
+		e.snapshot.rules.count(e.scratch.effects.hits, p.isSYN(), packets, uint64(len(p.data)))
 		return
 	}
 	list, synOnly := e.snapshot.hits.at(n)

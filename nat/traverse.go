@@ -20,10 +20,13 @@ type traversal struct {
 	dnat, snat binding
 	backend    int16 // number of the chosen service, -1 if none
 	stateful   bool  // the translation needs a connection
+	marked     bool  // the connection's mark has changed on the way
 	reason     Reason
 	answer     Answer
 	effects    effects
 	hits       [maxHits]int32
+	head       [4]byte // the first bytes of a transport header without ports
+	hasHead    bool
 
 	// For the first tuple of a connection that exists, keep is where its packets go: a service's backend is not chosen anew.
 	keep    tuple
@@ -33,24 +36,33 @@ type traversal struct {
 // run returns false if the packet is to be dropped, for reason.
 func (tr *traversal) run(e *Engine, s *snapshot, now Time) bool {
 	r := s.rules
-	v := view{src: tr.from.source(), dst: tr.from.destination(), proto: tr.from.protocol, in: tr.in, out: noPort, untracked: tr.effects.notrack}
-	v.ports(&tr.from)
+	v := tr.view()
 	tr.backend = -1
 	if tr.effects.hits == nil {
 		tr.effects.hits = tr.hits[:0]
 	}
+	mark := tr.effects.connMark
+	defer func() { tr.marked = tr.effects.connMark != mark }()
 
+	if !tr.first {
+		if !tr.filter(r, stageRaw, &v) {
+			return false
+		}
+		tr.effects.notrack = false // dispatch has seen to it
+	}
 	if !tr.filter(r, stagePreDNAT, &v) {
 		return false
 	}
 	if tr.first {
 		tr.to = tr.from
-		if !tr.bindDestination(e, r, &v, now) {
+		if !v.untracked && !tr.bindDestination(e, r, &v, now) {
 			return false
 		}
 	}
 	v.dst = tr.to.destination()
-	binary.BigEndian.PutUint16(v.l4[2:], tr.to.destinationPort())
+	if usesPorts(tr.to.protocol) {
+		binary.BigEndian.PutUint16(v.l4[2:], tr.to.destinationPort())
+	}
 	if !tr.filter(r, stagePrerouting, &v) {
 		return false
 	}
@@ -62,18 +74,46 @@ func (tr *traversal) run(e *Engine, s *snapshot, now Time) bool {
 	if !tr.filter(r, stageForward, &v) || !tr.filter(r, stagePreSNAT, &v) {
 		return false
 	}
-	if tr.first && !tr.bindSource(s, &v) {
+	if tr.first && !v.untracked && !tr.bindSource(s, &v) {
 		return false
 	}
 	v.src = tr.to.source()
-	binary.BigEndian.PutUint16(v.l4[:], tr.to.sourcePort())
+	if usesPorts(tr.to.protocol) {
+		binary.BigEndian.PutUint16(v.l4[:], tr.to.sourcePort())
+	}
 	return tr.filter(r, stagePostrouting, &v)
 }
 
-// ports makes the ports of t what rules see.
-func (v *view) ports(t *tuple) {
-	v.hasL4 = t.ports != 0
-	binary.BigEndian.PutUint32(v.l4[:], t.ports)
+// see takes along the first bytes of p's transport header, at which rules with ports look whatever the protocol. p may be nil.
+func (tr *traversal) see(p *Packet) {
+	if p == nil {
+		return
+	}
+	if tr.hasHead = p.fragmentOffset == 0 && len(p.data) >= p.transport+4; tr.hasHead {
+		tr.head = [4]byte(p.data[p.transport:])
+	}
+}
+
+// view returns what rules see of the packet as it came.
+func (tr *traversal) view() view {
+	t := &tr.from
+	v := view{src: t.source(), dst: t.destination(), proto: t.protocol, in: tr.in, out: noPort, untracked: tr.effects.notrack}
+	if usesPorts(t.protocol) {
+		v.hasL4 = true
+		binary.BigEndian.PutUint32(v.l4[:], t.ports)
+	} else {
+		v.l4, v.hasL4 = tr.head, tr.hasHead
+	}
+	return v
+}
+
+// usesPorts reports whether a tuple of the protocol holds ports.
+func usesPorts(protocol uint8) bool {
+	switch protocol {
+	case protocolTCP, protocolUDP, protocolUDPLite, protocolSCTP:
+		return true
+	}
+	return false
 }
 
 func (tr *traversal) refuse(v Verdict) bool {
@@ -126,12 +166,12 @@ func (tr *traversal) bindDestination(e *Engine, r *ruleset, v *view, now Time) b
 }
 
 // bindSource runs the postrouting nat chains. What goes back to a node after a translation of its destination gets the gateway's own
-// source, so that the answer comes back too (hairpinning: RFC 4787, Section 6, REQ-9).
+// source, so that the answer comes back too (hairpinning: RFC 4787, Section 6, REQ-9). Given tables decide alone, as a kernel's do.
 func (tr *traversal) bindSource(s *snapshot, v *view) bool {
 	tr.snat = s.rules.nat(stageSNAT, v)
 	switch tr.snat.kind {
 	case bindNone:
-		hairpin := tr.dnat.kind == bindAddress || tr.dnat.kind == bindService
+		hairpin := s.rules.generated && (tr.dnat.kind == bindAddress || tr.dnat.kind == bindService)
 		if hairpin && tr.in != Tunnel && tr.out != Tunnel && s.gateway.Is6() == tr.to.v6 {
 			tr.stateful = true
 			tr.to.setSource(s.gateway)

@@ -13,12 +13,12 @@ import (
 // IPv4: words[0] is source and destination as they stand in the header; the other words are 0.
 // IPv6: words[0:2] is the source, words[2:4] the destination.
 type tuple struct {
-	words [4]uint64
 	// ports is source port << 16 | destination port; for ICMP queries the identifier stands in both halves.
 	ports    uint32
 	zone     Port
 	protocol uint8
 	v6       bool
+	words    [4]uint64
 }
 
 func (t *tuple) source() netip.Addr {

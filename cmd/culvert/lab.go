@@ -25,11 +25,11 @@ func newLabCommand() *cobra.Command {
 			"rome/node1, rome/node2, rome/gateway, rome/client, rome/router, and the same of milan.",
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			return errors.New("lab: want check, up, down, exec or status; see --help")
+			return errors.New("lab: want check, up, down, exec, status or bench; see --help")
 		},
 	}
 	cmd.AddCommand(newLabCheckCommand(), newLabUpCommand(), newLabDownCommand(), newLabExecCommand(),
-		newLabStatusCommand(), newLabProbeCommand())
+		newLabStatusCommand(), newLabProbeCommand(), newLabBenchCommand(), newLabReferenceCommand(), newLabWithoutOffloadsCommand())
 	return cmd
 }
 

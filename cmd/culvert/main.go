@@ -45,6 +45,8 @@ func newRootCommand() *cobra.Command {
 		Short:         "Pod traffic between Kubernetes clusters, without asking anything of the kernel",
 		SilenceErrors: true,
 		SilenceUsage:  true,
+		// An error is one line.
+		DisableSuggestions: true,
 	}
 	root.AddCommand(newGatewayCommand(), newNodeCommand(), newLabCommand(), newKeygenCommand())
 	return root

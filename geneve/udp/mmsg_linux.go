@@ -10,16 +10,16 @@ import (
 // sockaddr holds an address of either family for the kernel.
 type sockaddr = unix.RawSockaddrInet6
 
-// control holds the control messages of one message. On receive three may come: UDP_GRO, type of service or traffic
-// class, SO_RXQ_OVFL; on send two go: UDP_SEGMENT, type of service or traffic class.
+// control holds the control messages of one message. On receive two may come: UDP_GRO, type of service or traffic
+// class; on send two go: UDP_SEGMENT, type of service or traffic class.
 type control struct {
 	_    [0]uint64 // cmsg(3): aligned like the header
 	data [controlSize]byte
 }
 
 const (
-	// controlSize is 3 × CMSG_SPACE(4) on 64-bit systems and more than that on others.
-	controlSize = 3 * 24
+	// controlSize is 2 × CMSG_SPACE(4) on 64-bit systems and more than that on others.
+	controlSize = 2 * 24
 	// maxMessages is the number of messages of one sendmmsg call.
 	maxMessages = 64
 )
@@ -34,9 +34,11 @@ func sendmmsg(fd uintptr, headers []unix.Mmsghdr) (int, unix.Errno) {
 	return mmsg(unix.SYS_SENDMMSG, fd, headers)
 }
 
+// mmsg makes the call raw: it cannot sleep (MSG_DONTWAIT), and one that takes longer than 20 µs, as a train through the kernel's
+// stack does, would otherwise lose its P to another thread, which migrates every goroutine from CPU to CPU.
 func mmsg(trap, fd uintptr, headers []unix.Mmsghdr) (int, unix.Errno) {
 	for {
-		n, _, errno := unix.Syscall6(trap, fd, uintptr(unsafe.Pointer(unsafe.SliceData(headers))), uintptr(len(headers)),
+		n, _, errno := unix.RawSyscall6(trap, fd, uintptr(unsafe.Pointer(unsafe.SliceData(headers))), uintptr(len(headers)),
 			unix.MSG_DONTWAIT, 0, 0)
 		if errno == unix.EINTR {
 			continue

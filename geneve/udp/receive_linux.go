@@ -24,7 +24,6 @@ type receiver struct {
 	n     int                   // result: messages received
 	errno unix.Errno            // result when n is 0
 
-	overflows uint32 // last value of the kernel's counter, which wraps
 	zoneIndex uint32 // last scope of a link-local source, with its name
 	zoneName  string
 }
@@ -112,10 +111,6 @@ func (s *Socket) accept(messages []Message) {
 				m.SegmentSize = int(number(data))
 			case level == unix.SOL_IP && kind == unix.IP_TOS, level == unix.SOL_IPV6 && kind == unix.IPV6_TCLASS:
 				m.TOS = uint8(number(data))
-			case level == unix.SOL_SOCKET && kind == unix.SO_RXQ_OVFL:
-				total := number(data)
-				s.stats.overflows.Add(uint64(total - r.overflows))
-				r.overflows = total
 			}
 		}
 		bytes += uint64(len(m.Data))

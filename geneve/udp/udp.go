@@ -102,7 +102,7 @@ type Stats struct {
 	ReceivedBytes           uint64
 	SentDatagrams           uint64 // datagrams that the kernel took, those of trains counted one by one
 	SentBytes               uint64
-	Overflows               uint64 // datagrams the kernel dropped because the receive buffer was full (SO_RXQ_OVFL)
+	Overflows               uint64 // datagrams the kernel dropped because the receive buffer was full; wraps at 2^32
 	Truncated               uint64 // messages lost because their Buffer was too small
 	ReceiveErrors           uint64 // pending errors of the socket that Receive met and passed over
 	RefusedTrains           uint64 // trains that the kernel refused as one and that were sent as single datagrams

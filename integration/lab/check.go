@@ -36,7 +36,7 @@ type Result struct {
 }
 
 // checkTimeout bounds one check.
-const checkTimeout = 60 * time.Second
+const checkTimeout = 2 * time.Minute
 
 // CheckOptions say what to check.
 type CheckOptions struct {

@@ -1,0 +1,205 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// asCommand makes this test binary be culvert.
+const asCommand = "CULVERT_TEST_COMMAND"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asCommand) != "" {
+		main()
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+func culvert(args ...string) *exec.Cmd {
+	cmd := exec.Command(os.Args[0], args...)
+	cmd.Env = append(os.Environ(), asCommand+"=1")
+	return cmd
+}
+
+// run returns what culvert printed and its exit status.
+func run(t *testing.T, args ...string) (stdout, stderr string, status int) {
+	t.Helper()
+	var out, diag bytes.Buffer
+	cmd := culvert(args...)
+	cmd.Stdout, cmd.Stderr = &out, &diag
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	return out.String(), diag.String(), cmd.ProcessState.ExitCode()
+}
+
+// folder holds a good gateway.yaml on free ports, with its keys.
+func folder(t *testing.T) (dir string, genevePort int) {
+	t.Helper()
+	dir = t.TempDir()
+	if _, diag, status := run(t, "keygen", filepath.Join(dir, "rome.key")); status != 0 {
+		t.Fatal(diag)
+	}
+	public, _, _ := run(t, "keygen", filepath.Join(dir, "milan.key"))
+	probe, err := net.ListenUDP("udp4", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	genevePort = probe.LocalAddr().(*net.UDPAddr).Port
+	probe.Close()
+	file := fmt.Sprintf(`cluster: rome
+peer: milan
+wireguard: {role: client, privateKeyFile: rome.key, peerPublicKey: %q, endpoint: "127.0.0.1:9"}
+geneve:
+  listenPort: %d
+  gatewayAddress: 10.80.0.4
+  nodes: [{name: rome-1, vni: 1, underlay: 127.0.0.2, address: 10.80.0.2, podCIDRs: [10.0.1.0/24]}]
+network:
+  local:  {podCIDRs: [10.0.0.0/16], externalCIDRs: [10.70.0.0/16]}
+  remote: {podCIDRs: [{cidr: 10.0.0.0/16, remap: 10.61.0.0/16}]}
+metrics: ""
+`, strings.TrimSpace(public), genevePort)
+	if err := os.WriteFile(filepath.Join(dir, "gateway.yaml"), []byte(file), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return dir, genevePort
+}
+
+// edit replaces a part of gateway.yaml.
+func edit(t *testing.T, dir, old, new string) {
+	t.Helper()
+	path := filepath.Join(dir, "gateway.yaml")
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Contains(text, []byte(old)) {
+		t.Fatalf("no %q in the file", old)
+	}
+	if err := os.WriteFile(path, bytes.Replace(text, []byte(old), []byte(new), 1), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestBadInput: exit status 2 and one line per cause, which names the field or the
+// flag, and nothing on standard output.
+func TestBadInput(t *testing.T) {
+	dir, genevePort := folder(t)
+	config := filepath.Join(dir, "gateway.yaml")
+	taken, err := net.ListenUDP("udp4", &net.UDPAddr{Port: genevePort})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	for _, tt := range []struct {
+		name string
+		args []string
+		want []string // one per line
+	}{
+		{"unknown command", []string{"gatewya"}, []string{"unknown command"}},
+		{"no file", []string{"gateway"}, []string{`required flag(s) "config" not set`}},
+		{"missing file", []string{"gateway", "--config", filepath.Join(dir, "none.yaml")}, []string{"--config: "}},
+		{"Geneve port in use", []string{"gateway", "--config", config}, []string{"geneve.listenPort: UDP port"}},
+		{"key exists", []string{"keygen", filepath.Join(dir, "rome.key")}, []string{"--public"}},
+		{"bad output", []string{"gateway", "--check", "-o", "xml", "--config", config}, []string{"--output: "}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			out, diag, status := run(t, tt.args...)
+			lines := strings.Split(strings.TrimSuffix(diag, "\n"), "\n")
+			if status != exitBadInput || out != "" || len(lines) != len(tt.want) {
+				t.Fatalf("status %d, standard output %q, standard error %q", status, out, diag)
+			}
+			for i, want := range tt.want {
+				if !strings.HasPrefix(lines[i], "culvert: ") || !strings.Contains(lines[i], want) {
+					t.Errorf("line %d is %q, want %q in it", i, lines[i], want)
+				}
+			}
+		})
+	}
+}
+
+func TestCheck(t *testing.T) {
+	dir, _ := folder(t)
+	config := filepath.Join(dir, "gateway.yaml")
+	if out, diag, status := run(t, "gateway", "--check", "--config", config); status != 0 || !strings.Contains(out, "good") {
+		t.Fatalf("status %d, %q, %q", status, out, diag)
+	}
+	out, _, _ := run(t, "gateway", "--check", "-o", "json", "--config", config)
+	var view checked
+	if err := json.Unmarshal([]byte(out), &view); err != nil {
+		t.Fatal(err)
+	}
+	if len(view.Nodes) != 1 || len(view.Nodes[0].Routes) != 1 || view.Nodes[0].Routes[0].String() != "10.61.0.0/16" || view.UnknownSource != "10.70.0.0" {
+		t.Errorf("got %+v", view)
+	}
+}
+
+// TestGatewaySignals: SIGHUP with a bad file changes nothing, with a good one it
+// applies; SIGTERM ends with status 0.
+func TestGatewaySignals(t *testing.T) {
+	dir, _ := folder(t)
+	edit(t, dir, `metrics: ""`, "metrics: \"\"\nlog: {format: json}")
+	cmd := culvert("gateway", "--config", filepath.Join(dir, "gateway.yaml"))
+	diag, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	kill := time.AfterFunc(20*time.Second, func() { cmd.Process.Kill() })
+	defer kill.Stop()
+	messages := json.NewDecoder(diag)
+	await := func(want string) {
+		t.Helper()
+		for {
+			var m struct{ Msg, Error string }
+			if err := messages.Decode(&m); err != nil {
+				t.Fatalf("no message %q before the end: %v", want, err)
+			}
+			if strings.Contains(m.Msg+" "+m.Error, want) {
+				return
+			}
+		}
+	}
+	await("gateway running")
+	edit(t, dir, "vni: 1,", "vni: -1,")
+	cmd.Process.Signal(syscall.SIGHUP)
+	await("geneve.nodes[0].vni: ")
+	edit(t, dir, "vni: -1,", "vni: 2,")
+	cmd.Process.Signal(syscall.SIGHUP)
+	await("configuration applied")
+	cmd.Process.Signal(syscall.SIGTERM)
+	await("stopping")
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("after SIGTERM: %v", err)
+	}
+}
+
+func TestKeygen(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "k")
+	made, _, status := run(t, "keygen", name)
+	if status != 0 {
+		t.Fatal(status)
+	}
+	info, err := os.Stat(name)
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%v, mode %v", err, info.Mode())
+	}
+	if again, _, _ := run(t, "keygen", "--public", name); again != made || len(made) != 45 {
+		t.Errorf("public key %q, then %q", made, again)
+	}
+}

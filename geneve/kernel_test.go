@@ -1,0 +1,349 @@
+package geneve
+
+import (
+	"bytes"
+	"encoding/binary"
+	"net"
+	"net/netip"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"culvert/geneve/genevetest"
+	"culvert/geneve/udp"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// The tests of this file run against a kernel VXLAN link in a namespace of their own:
+//
+//	namespace "node"                                        namespace "gateway"
+//	sockets ─ cvx0 (VXLAN 7, 10.80.0.2) ─ veth 192.0.2.2 ═══ veth 192.0.2.1 ─ Endpoint
+//
+// They need root and VXLAN.
+
+const kernelPort = 6091
+
+var (
+	gatewayVeth = netip.MustParseAddr("192.0.2.1")
+	nodeVeth    = netip.MustParseAddr("192.0.2.2")
+)
+
+// missing skips the test because of what a probe has found, or fails it when LAB requires the probe to succeed.
+func missing(t *testing.T, probe string, err error) {
+	t.Helper()
+	required, all := strings.CutPrefix(os.Getenv("LAB"), "require")
+	list := strings.Split(strings.TrimPrefix(required, "="), ",")
+	if all && (required == "" || slices.Contains(list, probe)) {
+		t.Fatalf("probe %s: %v", probe, err)
+	}
+	t.Skipf("probe %s: %v", probe, err)
+}
+
+// inside runs f on a thread in the given namespace.
+func inside(t *testing.T, ns netns.NsHandle, f func()) {
+	t.Helper()
+	runtime.LockOSThread() // stays locked if the way back fails, so that the thread dies with its goroutine
+	home, err := netns.Get()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer home.Close()
+	if err := netns.Set(ns); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if netns.Set(home) == nil {
+			runtime.UnlockOSThread()
+		}
+	}()
+	f()
+}
+
+// newNamespace returns an empty network namespace.
+func newNamespace(t *testing.T) netns.NsHandle {
+	t.Helper()
+	runtime.LockOSThread()
+	home, err := netns.Get()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer home.Close()
+	ns, err := netns.New()
+	if err != nil {
+		runtime.UnlockOSThread()
+		missing(t, "root", err)
+	}
+	if err := netns.Set(home); err != nil {
+		t.Fatal(err)
+	}
+	runtime.UnlockOSThread()
+	t.Cleanup(func() { ns.Close() })
+	return ns
+}
+
+// kernelNode makes the two namespaces and returns the node's, and an endpoint in the gateway's.
+func kernelNode(t *testing.T, o udp.Options) (node netns.NsHandle, e *Endpoint) {
+	t.Helper()
+	node, gateway := newNamespace(t), newNamespace(t)
+	check := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	nodeLinks, err := netlink.NewHandleAt(node)
+	check(err)
+	defer nodeLinks.Close()
+	gatewayLinks, err := netlink.NewHandleAt(gateway)
+	check(err)
+	defer gatewayLinks.Close()
+	up := func(h *netlink.Handle, name, addr string) netlink.Link {
+		t.Helper()
+		link, err := h.LinkByName(name)
+		check(err)
+		a, err := netlink.ParseAddr(addr)
+		check(err)
+		check(h.AddrAdd(link, a))
+		check(h.LinkSetUp(link))
+		return link
+	}
+	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "cvnode0", MTU: 1500}, PeerName: "cvgw0", PeerNamespace: netlink.NsFd(gateway)}
+	check(nodeLinks.LinkAdd(veth))
+	up(nodeLinks, "cvnode0", "192.0.2.2/24")
+	up(gatewayLinks, "cvgw0", "192.0.2.1/24")
+	vxlan := &netlink.Vxlan{
+		LinkAttrs: netlink.LinkAttrs{Name: "cvx0", MTU: 1340}, VxlanId: vxlanVNI, Group: gatewayVeth.AsSlice(), SrcAddr: nodeVeth.AsSlice(), Port: kernelPort,
+	}
+	if err := nodeLinks.LinkAdd(vxlan); err != nil {
+		missing(t, "vxlan", err)
+	}
+	link := up(nodeLinks, "cvx0", "10.80.0.2/32")
+	_, remote, _ := net.ParseCIDR("10.61.0.0/16")
+	check(nodeLinks.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: &net.IPNet{IP: gatewayInner.AsSlice(), Mask: net.CIDRMask(32, 32)}, Scope: netlink.SCOPE_LINK}))
+	check(nodeLinks.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: remote, Gw: gatewayInner.AsSlice()}))
+	inside(t, gateway, func() {
+		e, err = Listen(Options{Listen: netip.AddrPortFrom(gatewayVeth, kernelPort), UDP: o})
+	})
+	check(err)
+	check(e.Apply([]Tunnel{{ID: 1, VNI: vxlanVNI, Remote: nodeVeth, Encap: VXLAN, Local: gatewayInner, Peer: nodeInner}}))
+	return node, e
+}
+
+// TestKernelInnerTrain has a pod send a UDP train with UDP_SEGMENT in which a datagram of the tunnel stands wherever a naive receiver would
+// cut. With UDP_GRO it comes as one, without the kernel cuts it; the forged packet never comes out.
+func TestKernelInnerTrain(t *testing.T) {
+	for _, o := range []udp.Options{{}, {NoGRO: true}} {
+		node, e := kernelNode(t, o)
+		at := make(chan Packet, 256)
+		run(t, e, at)
+		const segment = 1200
+		const headers = maxHeader + 20 + 8
+		forgedIP := genevetest.UDP(netip.MustParseAddrPort("10.0.9.9:1"), remotePod, []byte("forged"))
+		forged := genevetest.VXLAN(vxlanVNI, genevetest.Frame(toGateway(vxlanVNI), nodeMAC, genevetest.IPv4, forgedIP))
+		body := payload(1, 20*segment+300)
+		for cut := segment; cut-headers+len(forged) <= len(body); cut += segment {
+			copy(body[cut-headers:], forged)
+		}
+		inside(t, node, func() {
+			c, err := net.Dial("udp4", remotePod.String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			raw, err := c.(*net.UDPConn).SyscallConn()
+			if err != nil {
+				t.Fatal(err)
+			}
+			raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_UDP, unix.UDP_SEGMENT, segment) })
+			if err != nil {
+				missing(t, "udp-segment", err)
+			}
+			if _, err := c.Write(body); err != nil {
+				t.Fatal(err)
+			}
+		})
+		var got []byte
+		messages := 0
+		for len(got) < len(body) {
+			p := <-at
+			ip := p.Data
+			if src := netip.AddrFrom4([4]byte(ip[12:])); src != nodeInner {
+				t.Fatalf("NoGRO %v: a packet from %v came out", o.NoGRO, src)
+			}
+			got = append(got, ip[28:]...)
+			messages++
+			if !o.NoGRO && p.SegmentSize != segment {
+				t.Errorf("segment size %d, want %d", p.SegmentSize, segment)
+			}
+		}
+		if !bytes.Equal(got, body) {
+			t.Errorf("NoGRO %v: the payload has changed", o.NoGRO)
+		}
+		if want := map[bool]int{false: 1, true: 21}[o.NoGRO]; messages != want {
+			t.Errorf("NoGRO %v: %d packets, want %d", o.NoGRO, messages, want)
+		}
+		for r, n := range e.Drops() {
+			if Reason(r) != NeighbourDiscovery && n != 0 { // what the link says when it comes up
+				t.Errorf("NoGRO %v: %v: %d drops", o.NoGRO, Reason(r), n)
+			}
+		}
+	}
+}
+
+// TestKernelTrains sends trains to the kernel's link: they arrive as the datagrams that they are made of.
+func TestKernelTrains(t *testing.T) {
+	node, e := kernelNode(t, udp.Options{})
+	run(t, e, make(chan Packet, 256))
+	var conn *net.UDPConn
+	inside(t, node, func() {
+		var err error
+		conn, err = net.ListenUDP("udp4", &net.UDPAddr{IP: nodeInner.AsSlice(), Port: 5353})
+		if err != nil {
+			t.Fatal(err)
+		}
+	})
+	defer conn.Close()
+	conn.SetReadBuffer(4 << 20)
+	conn.SetReadDeadline(time.Now().Add(genevetest.Timeout))
+	s := e.NewSender()
+	buffer := make([]byte, 2048)
+	for _, size := range []int{1312, 1, 700} {
+		const count = 100
+		for i := range count {
+			if r := s.Send(1, genevetest.UDP(remotePod, netip.AddrPortFrom(nodeInner, 5353), payload(i, size))); r != Accepted {
+				t.Fatal(r)
+			}
+			if i == 0 {
+				s.Flush()
+				conn.ReadFromUDPAddrPort(buffer) // the neighbour is known from here on
+			}
+		}
+		s.Flush()
+		for i := 1; i < count; i++ {
+			n, from, err := conn.ReadFromUDPAddrPort(buffer)
+			if err != nil {
+				t.Fatalf("datagram %d of size %d: %v", i, size, err)
+			}
+			if from != remotePod || !bytes.Equal(buffer[:n], payload(i, size)) {
+				t.Fatalf("datagram %d of size %d: %d bytes from %v, not what was sent", i, size, n, from)
+			}
+		}
+	}
+	if st := e.Stats(); st.Socket.SendDrops != [len(st.Socket.SendDrops)]uint64{} || st.Socket.RefusedTrains != 0 {
+		t.Errorf("socket: %+v", st.Socket)
+	}
+}
+
+// TestKernelSuperFrames lets a kernel TCP connection send as fast as it can: super-frames with unfinished checksums come out whole.
+func TestKernelSuperFrames(t *testing.T) {
+	node, e := kernelNode(t, udp.Options{})
+	want := payload(1, 8<<20)
+
+	var sink tcpSink
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		sink.run(t, e, len(want))
+	}()
+	t.Cleanup(func() {
+		e.Close()
+		<-done
+	})
+	inside(t, node, func() {
+		c, err := net.DialTimeout("tcp4", remotePod.String(), genevetest.Timeout)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if _, err := c.Write(want); err != nil {
+			t.Fatal(err)
+		}
+		<-done
+	})
+	if !bytes.Equal(sink.stream, want) {
+		t.Error("the stream has changed")
+	}
+	if sink.largest < 20000 || sink.unfinished == 0 {
+		t.Errorf("largest packet %d bytes, %d with unfinished checksums: no super-frames", sink.largest, sink.unfinished)
+	}
+}
+
+// tcpSink is the other end of a TCP connection.
+type tcpSink struct {
+	next       uint32            // sequence number expected
+	early      map[uint32][]byte // by sequence number: veth reorders what two CPUs send
+	stream     []byte
+	largest    int // packet received, in bytes
+	unfinished int // packets whose checksum is the pseudo-header's sum
+}
+
+// take puts the payload at its place in the stream.
+func (k *tcpSink) take(seq uint32, body []byte) {
+	k.early[seq] = bytes.Clone(body)
+	for progress := true; progress; {
+		progress = false
+		for seq, body := range k.early {
+			skip := int32(k.next - seq)
+			if skip < 0 {
+				continue
+			}
+			delete(k.early, seq)
+			if body = body[min(int(skip), len(body)):]; len(body) > 0 {
+				k.stream = append(k.stream, body...)
+				k.next += uint32(len(body))
+				progress = true
+			}
+		}
+	}
+}
+
+// run answers the SYN and acknowledges all until size bytes have come.
+func (k *tcpSink) run(t *testing.T, e *Endpoint, size int) {
+	r, s := e.NewReceiver(), e.NewSender()
+	k.early = map[uint32][]byte{}
+	for {
+		p, ok := r.Next()
+		if !ok {
+			s.Flush()
+			if len(k.stream) >= size {
+				return
+			}
+			if err := r.Fill(); err != nil {
+				t.Error(err)
+				return
+			}
+			continue
+		}
+		ip := p.Data
+		tcp := ip[20:]
+		seq, flags, body := binary.BigEndian.Uint32(tcp[4:]), tcp[13], tcp[int(tcp[12]>>4)*4:]
+		pseudo := slices.Concat(ip[12:20], []byte{0, 6}, binary.BigEndian.AppendUint16(nil, uint16(len(tcp))))
+		if sum := genevetest.Sum(pseudo); binary.BigEndian.Uint16(tcp[16:]) == sum {
+			k.unfinished++
+		}
+		k.largest = max(k.largest, len(ip))
+		answer := slices.Concat(tcp[2:4], tcp[:2], []byte{0, 0, 3, 0xe8, 0, 0, 0, 0, 0x50, 0x10, 0xff, 0xff, 0, 0, 0, 0})
+		const syn, ack = 2, 16
+		switch {
+		case flags&syn != 0:
+			k.next = seq + 1
+			answer[12], answer[13] = 0x70, syn|ack
+			answer = append(answer, 2, 4, 0x05, 0x14, 1, 3, 3, 4) // MSS 1300, window scale 4
+		case len(body) == 0:
+			continue
+		default:
+			k.take(seq, body)
+			binary.BigEndian.PutUint32(answer[4:], 1001)
+		}
+		binary.BigEndian.PutUint32(answer[8:], k.next)
+		pseudo = slices.Concat(ip[12:20], []byte{0, 6, 0, byte(len(answer))})
+		binary.BigEndian.PutUint16(answer[16:], ^genevetest.Sum(append(pseudo, answer...)))
+		s.Send(p.Tunnel, genevetest.IP(netip.AddrFrom4([4]byte(ip[16:])), netip.AddrFrom4([4]byte(ip[12:])), 6, 0, answer))
+	}
+}

@@ -1,0 +1,153 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"time"
+
+	"culvert/gateway/node"
+)
+
+// BenchOptions say how much to measure.
+type BenchOptions struct {
+	Runs   int  // alternating runs of each gateway, 0: as many as are worth reporting
+	Quick  bool // fewer and shorter ones
+	Growth bool // also with many connections, nodes and routes
+	JSON   bool // the result as one object instead of a table
+}
+
+// benchTimes are how long the parts of one run take.
+type benchTimes struct {
+	runs         int
+	warmUp, bulk time.Duration // of each set of TCP streams
+	latency      time.Duration
+	dials        time.Duration
+	udpStep      time.Duration
+	bisections   int // of the UDP rate, after the ladder
+}
+
+var (
+	fullTimes  = benchTimes{5, 700 * time.Millisecond, 3 * time.Second, 2500 * time.Millisecond, 3 * time.Second, 500 * time.Millisecond, 3}
+	quickTimes = benchTimes{2, 300 * time.Millisecond, 1200 * time.Millisecond, time.Second, 1200 * time.Millisecond, 300 * time.Millisecond, 2}
+)
+
+// The gateways that are compared, in the order of a run.
+var (
+	culvertGateway = variant{Name: "culvert"}
+	referenceAsIs  = variant{Name: "reference", reference: true}
+	referenceOneP  = variant{Name: "reference, 1 P", reference: true, procs: 1}
+
+	culvertNoOffloads   = variant{Name: "culvert, offloads refused", noOffloads: true}
+	referenceNoOffloads = variant{Name: "reference, offloads refused", reference: true, noOffloads: true}
+)
+
+// benchProcs is GOMAXPROCS while measuring: a thread that returns from a system
+// call must find a P at once, however many wait in one.
+const benchProcs = 64
+
+// bench is a bench under way.
+type bench struct {
+	lab      *Lab
+	times    benchTimes
+	path     *ends
+	rows     rows
+	progress io.Writer
+	began    time.Time
+
+	totals map[string]*totals // of the run under way, by gateway
+}
+
+// RunBench builds a lab below dir, measures the path between two pods through
+// culvert's gateways and through reference gateways in the same namespaces, and
+// prints the result to out. Progress goes to progress, line by line.
+func RunBench(ctx context.Context, dir string, o BenchOptions, out, progress io.Writer) (err error) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(benchProcs))
+	b := &bench{times: fullTimes, progress: progress, began: time.Now(), rows: newRows()}
+	if o.Quick {
+		b.times = quickTimes
+	}
+	if o.Runs > 0 {
+		b.times.runs = o.Runs
+	}
+	mode := node.VXLAN
+	if err := Probe("vxlan"); err != nil {
+		b.say("no kernel VXLAN links (%v): nodes use TUN devices", err)
+		mode = node.TUN
+	}
+	variants := []*variant{&culvertGateway, &referenceAsIs, &referenceOneP, &culvertNoOffloads, &referenceNoOffloads}
+	if err := MissingForReference(); err != nil {
+		b.say("no reference gateway here, ratios are left out: %v", err)
+		variants = []*variant{&culvertGateway, &culvertNoOffloads}
+	}
+	dir = filepath.Join(dir, "bench")
+	b.lab, err = Start(ctx, dir, Standard(mode, true))
+	if err == nil {
+		err = b.lab.quietBridges()
+	}
+	if err == nil {
+		b.path = b.lab.pair("rome/pod1", "milan/pod1")
+		err = b.alternate(ctx, variants)
+	}
+	var growth []GrowthRow
+	if err == nil && o.Growth {
+		growth, err = b.grow(ctx)
+	}
+	if err = errors.Join(err, b.lab.Stop()); err != nil {
+		if keepErr := os.WriteFile(filepath.Join(filepath.Dir(dir), keepFile), nil, 0o600); keepErr == nil {
+			err = fmt.Errorf("%w; configurations and logs are in %s until `culvert lab down`", err, dir)
+		}
+		return err
+	}
+	r := report{Machine: describeMachine(), Nodes: string(mode), Runs: b.times.runs, Quick: o.Quick,
+		Seconds: time.Since(b.began).Seconds(), Rows: b.rows.judge(), Growth: growth}
+	return errors.Join(r.print(out, o.JSON), os.RemoveAll(dir))
+}
+
+// alternate measures one thing with one gateway after the other, then the next,
+// and all again.
+func (b *bench) alternate(ctx context.Context, variants []*variant) error {
+	for run := range b.times.runs {
+		b.totals = make(map[string]*totals)
+		for _, v := range variants {
+			b.totals[v.Name] = new(totals)
+		}
+		for _, m := range b.measurements() {
+			for _, v := range variants {
+				if v.noOffloads != m.refused {
+					continue
+				}
+				b.say("run %d of %d, %s: %s", run+1, b.times.runs, m.name, v.Name)
+				if err := b.lab.useGateways(ctx, v); err != nil {
+					return err
+				}
+				if err := m.take(ctx, v); err != nil {
+					return fmt.Errorf("%s: %s: %w", v.Name, m.name, err)
+				}
+				if err := b.noteMemory(v); err != nil {
+					return err
+				}
+			}
+		}
+		for _, v := range variants {
+			b.recordTotals(v)
+		}
+	}
+	return nil
+}
+
+// say prints a line of progress with the time since the start.
+func (b *bench) say(format string, args ...any) {
+	fmt.Fprintf(b.progress, "%6.1f s  %s\n", time.Since(b.began).Seconds(), fmt.Sprintf(format, args...))
+}
+
+// record notes a figure of one run.
+func (b *bench) record(v *variant, id rowID, value float64) {
+	b.rows.add(id, v.Name, value)
+	row := b.rows[id]
+	b.say("  %-26s %s %s", row.Name, formatFigure(value*row.scale), row.Unit)
+}

@@ -1,0 +1,142 @@
+package lab
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	flowWindow    = 256                    // requests under way
+	flowPatience  = 100 * time.Millisecond // after which those under way are lost
+	flowPasses    = 5
+	flowPorts     = 60000 // source ports, from firstFlowPort on
+	firstFlowPort = 2000
+	flowTargets   = 10000 // destination ports, from here on
+	flowDatagram  = 16    // bytes with the UDP header
+)
+
+// fillConnections makes n UDP connections through both gateways: one datagram
+// there and one back for each. Raw sockets stand for the many ports.
+func (e *ends) fillConnections(ctx context.Context, n int) error {
+	near, err := newSocket(e.from, unix.SOCK_RAW, unix.IPPROTO_UDP)
+	if err != nil {
+		return err
+	}
+	defer near.close()
+	far, err := newSocket(e.to, unix.SOCK_RAW, unix.IPPROTO_UDP)
+	if err != nil {
+		return err
+	}
+	defer far.close()
+	f := &flowFiller{near: near, answered: make([]bool, n)}
+	err = errors.Join(near.connect(netip.AddrPortFrom(e.target, 0)), far.connect(netip.AddrPortFrom(e.wantSource, 0)),
+		near.setTimeout(flowPatience), far.setTimeout(flowPatience))
+	if err != nil {
+		return fmt.Errorf("fill the table: %w", err)
+	}
+	ended := make(chan struct{}, 2)
+	go func() { f.answer(far); ended <- struct{}{} }()
+	go func() { f.collect(); ended <- struct{}{} }()
+	for range flowPasses {
+		if err = f.request(ctx); err != nil || int(f.count.Load()) == n {
+			break
+		}
+	}
+	f.stopping.Store(true)
+	<-ended
+	<-ended
+	if have := int(f.count.Load()); err == nil && have < n {
+		return fmt.Errorf("fill the table: %d of %d connections after %d passes", have, n, flowPasses)
+	}
+	return err
+}
+
+// flowFiller knows which connections have been answered.
+type flowFiller struct {
+	near     *socket
+	answered []bool // written by collect only
+	count    atomic.Int64
+	stopping atomic.Bool
+}
+
+// request sends a datagram for each connection without an answer.
+func (f *flowFiller) request(ctx context.Context) error {
+	datagram := make([]byte, flowDatagram)
+	binary.BigEndian.PutUint16(datagram[4:], flowDatagram) // and no checksum (RFC 768)
+	sent, base, progress := int64(0), f.count.Load(), time.Now()
+	for i := range f.answered {
+		for have := f.count.Load() - base; sent-have >= flowWindow; have = f.count.Load() - base {
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			if time.Since(progress) > flowPatience {
+				sent = have // all lost
+			}
+			time.Sleep(20 * time.Microsecond)
+		}
+		if f.answered[i] { // a late answer makes a second request, no harm
+			continue
+		}
+		binary.BigEndian.PutUint16(datagram, uint16(firstFlowPort+i%flowPorts))
+		binary.BigEndian.PutUint16(datagram[2:], uint16(flowTargets+i/flowPorts))
+		if _, err := f.near.write(datagram); err != nil {
+			return fmt.Errorf("fill the table: %w", err)
+		}
+		sent++
+		progress = time.Now()
+	}
+	return sleep(ctx, flowPatience)
+}
+
+// collect notes answers.
+func (f *flowFiller) collect() {
+	buffer := make([]byte, 2048)
+	for !f.stopping.Load() {
+		datagram, err := f.near.readRaw(buffer)
+		if err != nil {
+			continue
+		}
+		from, to := binary.BigEndian.Uint16(datagram), binary.BigEndian.Uint16(datagram[2:])
+		i := int(from-flowTargets)*flowPorts + int(to-firstFlowPort)
+		if i >= 0 && i < len(f.answered) && !f.answered[i] {
+			f.answered[i] = true
+			f.count.Add(1)
+		}
+	}
+}
+
+// answer sends every datagram back.
+func (f *flowFiller) answer(far *socket) {
+	buffer := make([]byte, 2048)
+	for !f.stopping.Load() {
+		datagram, err := far.readRaw(buffer)
+		if err != nil {
+			continue
+		}
+		from, to := binary.BigEndian.Uint16(datagram), binary.BigEndian.Uint16(datagram[2:])
+		binary.BigEndian.PutUint16(datagram, to)
+		binary.BigEndian.PutUint16(datagram[2:], from)
+		binary.BigEndian.PutUint16(datagram[6:], 0)
+		far.write(datagram) // a lost answer is asked for again
+	}
+}
+
+// readRaw returns what follows the IPv4 header.
+func (s *socket) readRaw(buffer []byte) ([]byte, error) {
+	n, err := s.read(buffer)
+	if err != nil {
+		return nil, err
+	}
+	header := int(buffer[0]&0xf) * 4
+	if n < header+flowDatagram {
+		return nil, errors.New("short datagram")
+	}
+	return buffer[header:n], nil
+}

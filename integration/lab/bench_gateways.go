@@ -1,0 +1,245 @@
+package lab
+
+import (
+	"bufio"
+	"context"
+	"crypto/ecdh"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// variant is one kind of gateway that a bench compares.
+type variant struct {
+	Name string // for progress and JSON
+
+	reference  bool
+	procs      int    // GOMAXPROCS of a reference, 0: Go's default
+	noOffloads bool   // without UDP_GRO and UDP_SEGMENT
+	config     string // file of culvert, "": the lab's gateway.yaml
+}
+
+// reachTimeout is how long gateways may take until pods reach each other. A
+// handshake that is lost is repeated after 5 seconds.
+const reachTimeout = 20 * time.Second
+
+// useGateways ends both gateways and starts those of the variant in their place:
+// in the same namespaces, on the same links.
+func (l *Lab) useGateways(ctx context.Context, v *variant) error {
+	if err := l.stopGateways(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
+	defer cancel()
+	for _, c := range []*Cluster{&clusters[1], &clusters[0]} { // the server first
+		p, err := l.startGateway(c, v)
+		if err != nil {
+			return err
+		}
+		if err := p.waitReady(ctx); err != nil {
+			return err
+		}
+		if err := l.forgetNeighbours(c); err != nil {
+			return err
+		}
+	}
+	for i := range clusters[0].Nodes {
+		from, to := clusters[0].Name+"/"+clusters[0].Nodes[i].PodName, clusters[1].Name+"/"+clusters[1].Nodes[i].PodName
+		if err := l.pair(from, to).reach(ctx); err != nil {
+			return fmt.Errorf("%s: %w", v.Name, err)
+		}
+	}
+	return nil
+}
+
+func (l *Lab) stopGateways() error {
+	var errs []error
+	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
+	defer cancel()
+	l.processes = slices.DeleteFunc(l.processes, func(p *Process) bool {
+		if !strings.HasSuffix(p.Host.Name, "/gateway") {
+			return false
+		}
+		if p.Running() {
+			p.terminate()
+			errs = append(errs, p.waitStopped(ctx))
+		} else {
+			errs = append(errs, fmt.Errorf("%s ended by itself: %w; see %s", p.Name(), exitError(p.err), p.Log))
+		}
+		return true
+	})
+	return errors.Join(errs...)
+}
+
+func (l *Lab) startGateway(c *Cluster, v *variant) (*Process, error) {
+	file, ready := "gateway.yaml", gatewayReady
+	if v.config != "" {
+		file = v.config
+	}
+	args := []string{"gateway"}
+	if v.reference {
+		if err := l.writeReference(c, v.procs); err != nil {
+			return nil, err
+		}
+		file, ready = "reference.json", referenceReady
+		args = []string{"lab", "reference"}
+	}
+	args = append(args, "--config", l.path(c.Name, file))
+	if v.noOffloads {
+		args = append([]string{"lab", "without-offloads", "--"}, args...)
+	}
+	p, err := l.startProcess(l.Host(c.Name+"/gateway"), v.reference, args...)
+	if err == nil {
+		p.ready = ready
+	}
+	return p, err
+}
+
+// writeReference writes the configuration of the cluster's reference gateway.
+func (l *Lab) writeReference(c *Cluster, procs int) error {
+	config, err := l.referenceConfig(c, otherCluster(c), procs)
+	if err != nil {
+		return err
+	}
+	text, err := json.Marshal(config)
+	if err != nil {
+		return err
+	}
+	return l.write(c.Name, "reference.json", text)
+}
+
+func otherCluster(c *Cluster) *Cluster {
+	if c.Name == clusters[0].Name {
+		return &clusters[1]
+	}
+	return &clusters[0]
+}
+
+// referenceReady looks for what the reference makes last.
+func referenceReady(_ context.Context, h *Host) error {
+	return h.Do(func() error { return nft("list table ip reference\n") })
+}
+
+// forgetNeighbours makes the nodes ask for their gateway's MAC address again.
+func (l *Lab) forgetNeighbours(c *Cluster) error {
+	for i := range c.Nodes {
+		err := l.Host(c.Name + "/" + c.Nodes[i].Name).Do(func() error {
+			link, err := netlink.LinkByName(tunnelLink)
+			if err != nil {
+				return err
+			}
+			neighbours, err := netlink.NeighList(link.Attrs().Index, netlink.FAMILY_V4)
+			if err != nil {
+				return err
+			}
+			for _, n := range neighbours {
+				if err := netlink.NeighDel(&n); err != nil && !errors.Is(err, unix.ENOENT) {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return fmt.Errorf("%s: neighbours: %w", c.Nodes[i].Name, err)
+		}
+	}
+	return nil
+}
+
+func (l *Lab) readKey(c *Cluster) (*ecdh.PrivateKey, error) {
+	text, err := os.ReadFile(l.path(c.Name, "private.key"))
+	if err != nil {
+		return nil, err
+	}
+	raw, err := base64.StdEncoding.DecodeString(strings.TrimSpace(string(text)))
+	if err != nil {
+		return nil, err
+	}
+	return ecdh.X25519().NewPrivateKey(raw)
+}
+
+// gateways returns the two gateway processes.
+func (l *Lab) gateways() (both []*Process) {
+	for _, p := range l.processes {
+		if strings.HasSuffix(p.Host.Name, "/gateway") {
+			both = append(both, p)
+		}
+	}
+	return both
+}
+
+// memory returns a process's resident set now and at its largest, in bytes.
+func (p *Process) memory() (resident, peak float64, err error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
+	if err != nil {
+		return 0, 0, err
+	}
+	for line := range strings.Lines(string(text)) {
+		name, value, _ := strings.Cut(line, ":")
+		kib, _ := strconv.ParseFloat(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 64)
+		switch name {
+		case "VmRSS":
+			resident = kib * 1024
+		case "VmHWM":
+			peak = kib * 1024
+		}
+	}
+	return resident, peak, nil
+}
+
+// counters sums culvert's metrics of one name over all labels, of both gateways.
+func (l *Lab) counters(ctx context.Context, names ...string) (map[string]float64, error) {
+	sums := make(map[string]float64)
+	for _, p := range l.gateways() {
+		err := get(ctx, p.Host, "/metrics", func(body io.Reader) error {
+			lines := bufio.NewScanner(body)
+			for lines.Scan() {
+				name, _, _ := strings.Cut(lines.Text(), "{")
+				name, _, _ = strings.Cut(name, " ")
+				if !slices.Contains(names, name) {
+					continue
+				}
+				text := lines.Text()
+				value, err := strconv.ParseFloat(text[strings.LastIndexByte(text, ' ')+1:], 64)
+				if err != nil {
+					return fmt.Errorf("%s: %w", text, err)
+				}
+				sums[name] += value
+			}
+			return lines.Err()
+		})
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", p.Host.Name, err)
+		}
+	}
+	return sums, nil
+}
+
+// get reads a page of a gateway's metrics server.
+func get(ctx context.Context, h *Host, path string, read func(io.Reader) error) error {
+	client := http.Client{Transport: &http.Transport{DialContext: h.Dial, DisableKeepAlives: true}}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+metricsAddress+path, nil)
+	if err != nil {
+		return err
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s", path, response.Status)
+	}
+	return read(response.Body)
+}

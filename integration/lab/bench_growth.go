@@ -1,0 +1,174 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+
+	"sigs.k8s.io/yaml"
+)
+
+// growthSetting is a size of culvert's tables.
+type growthSetting struct {
+	name        string
+	connections int
+	nodes       int // in each gateway's configuration
+	routes      int // to pods, of all nodes
+}
+
+var growthSettings = []growthSetting{
+	{"2 nodes, 10 pod routes", 1, 2, 10},
+	{"10,000 connections", 10_000, 2, 10},
+	{"1,000,000 connections", 1_000_000, 2, 10},
+	{"500 nodes", 1, 500, 500},
+	{"5,000 nodes", 1, 5_000, 5_000},
+	{"50,000 pod routes", 1, 2, 50_000},
+}
+
+// growthRows are the figures taken of each setting, with their titles.
+var growthRows = []struct {
+	id    rowID
+	title string
+}{
+	{rowTCP1, "TCP Gb/s"}, {rowDials, "connects k/s"}, {rowUDP64, "UDP 64 B k/s"}, {rowIdleP50, "ping p50 µs"}, {rowResident, "resident MiB"},
+}
+
+// growthRuns is how often each setting is measured in a full run.
+const growthRuns = 2
+
+// GrowthRow is culvert's figures at one size of its tables.
+type GrowthRow struct {
+	Setting string            `json:"setting"`
+	Figures map[string]Figure `json:"figures"` // by title
+}
+
+// grow measures culvert alone with growing tables.
+func (b *bench) grow(ctx context.Context) ([]GrowthRow, error) {
+	all := make([]rows, len(growthSettings))
+	for i := range growthSettings {
+		all[i] = newRows()
+		if err := b.lab.writeGrown(i); err != nil {
+			return nil, err
+		}
+	}
+	kept := b.rows
+	defer func() { b.rows = kept }()
+	for run := range min(growthRuns, b.times.runs) {
+		for i := range growthSettings {
+			b.rows = all[i]
+			b.totals = map[string]*totals{culvertGateway.Name: new(totals)}
+			b.say("run %d, %s", run+1, growthSettings[i].name)
+			if err := b.takeGrown(ctx, i); err != nil {
+				return nil, fmt.Errorf("%s: %w", growthSettings[i].name, err)
+			}
+		}
+	}
+	var out []GrowthRow
+	for i, s := range growthSettings {
+		g := GrowthRow{Setting: s.name, Figures: make(map[string]Figure)}
+		for _, column := range growthRows {
+			r := all[i][column.id]
+			g.Figures[column.title] = summarise(r.figures[culvertGateway.Name], r.scale)
+		}
+		out = append(out, g)
+	}
+	return out, nil
+}
+
+func (b *bench) takeGrown(ctx context.Context, i int) error {
+	v := culvertGateway
+	v.config = grownFile(i)
+	if err := b.lab.useGateways(ctx, &v); err != nil {
+		return err
+	}
+	if n := growthSettings[i].connections; n > 1 {
+		if err := b.path.fillConnections(ctx, n); err != nil {
+			return err
+		}
+		b.say("  %d connections are there", n)
+	}
+	rate, err := b.path.measureUDP(ctx, 64, b.times.bisections, b.times.udpStep)
+	if err != nil {
+		return err
+	}
+	b.record(&v, rowUDP64, rate)
+	if err := errors.Join(b.takeStreams(ctx, &v, rowTCP1, 1, 0), b.takeDials(ctx, &v), b.takeIdle(ctx, &v), b.noteMemory(&v)); err != nil {
+		return err
+	}
+	b.record(&v, rowResident, b.totals[v.Name].resident)
+	return nil
+}
+
+func grownFile(i int) string { return fmt.Sprintf("gateway-grown%d.yaml", i) }
+
+// writeGrown writes the configuration of both gateways at a setting.
+func (l *Lab) writeGrown(i int) error {
+	s := growthSettings[i]
+	for j := range clusters {
+		c := &clusters[j]
+		text, err := os.ReadFile(l.path(c.Name, "gateway.yaml"))
+		if err != nil {
+			return err
+		}
+		var config object
+		if err := yaml.Unmarshal(text, &config); err != nil {
+			return err
+		}
+		nodes := config["geneve"].(object)["nodes"].([]any)
+		config["geneve"].(object)["nodes"] = grownNodes(c, nodes, s.nodes, s.routes)
+		config["nat"] = object{"maxConnections": 1 << 20}
+		if err := l.writeYAML(c.Name, grownFile(i), config); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// grownNodes adds nodes that do not answer, and routes to single pods in turn to
+// all nodes. The routes of pods that exist stay as they are.
+func grownNodes(c *Cluster, nodes []any, total, routes int) []any {
+	underlay, internal := netip.MustParseAddr("172.24.0.1"), netip.MustParseAddr("10.81.0.1")
+	for i := len(nodes); i < total; i++ {
+		nodes = append(nodes, object{"name": fmt.Sprintf("%s-absent%d", c.Name, i), "vni": 1000 + i, "underlay": underlay, "address": internal,
+			"podCIDRs": []any{}, "encap": nodes[0].(object)["encap"]})
+		underlay, internal = underlay.Next(), internal.Next()
+	}
+	lists := make([][]any, len(nodes))
+	for i, n := range nodes {
+		lists[i], _ = n.(object)["podCIDRs"].([]any)
+		routes -= len(lists[i])
+	}
+	for i, pod := 0, netip.MustParseAddr("10.0.3.0"); i < routes; pod = pod.Next() {
+		if pod == c.Nodes[0].Pod || pod == c.Nodes[1].Pod {
+			continue
+		}
+		lists[(len(nodes)-1+i)%len(nodes)] = append(lists[(len(nodes)-1+i)%len(nodes)], netip.PrefixFrom(pod, 32).String())
+		i++
+	}
+	for i, n := range nodes {
+		n.(object)["podCIDRs"] = lists[i]
+	}
+	return nodes
+}
+
+// quietBridges keeps frames on the routers' bridges away from packet filters, as
+// on a cable.
+func (l *Lab) quietBridges() error {
+	for i := range clusters {
+		err := l.Host(clusters[i].Name + "/router").Do(func() error {
+			const name = "bridge/bridge-nf-call-iptables"
+			if _, err := os.Stat(filepath.Join("/proc/sys/net", name)); errors.Is(err, fs.ErrNotExist) {
+				return nil
+			}
+			return sysctl(map[string]string{name: "0"})
+		})
+		if err != nil {
+			return fmt.Errorf("%s/router: %w", clusters[i].Name, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,100 @@
+package lab
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	pingBytes    = 64                     // of an ICMP message
+	pingTimeout  = time.Second            // after which it is lost
+	pingInterval = 500 * time.Microsecond // between an answer and the next request
+)
+
+// latency is a distribution of round-trip times, in seconds.
+type latency struct{ p50, p99 float64 }
+
+// measureLatency sends one echo request after the other; the far pod's kernel
+// answers. A lost one counts as pingTimeout.
+func (e *ends) measureLatency(ctx context.Context, duration time.Duration) (latency, error) {
+	s, err := newSocket(e.from, unix.SOCK_DGRAM, unix.IPPROTO_ICMP)
+	if err != nil {
+		return latency{}, err
+	}
+	defer s.close()
+	err = errors.Join(s.setTimeout(pingTimeout), s.connect(netip.AddrPortFrom(e.target, 0)))
+	if err != nil {
+		return latency{}, err
+	}
+	var rtts []float64
+	request, reply := make([]byte, pingBytes), make([]byte, 2*pingBytes)
+	for began, sequence := time.Now(), uint16(0); time.Since(began) < duration; sequence++ {
+		if ctx.Err() != nil {
+			return latency{}, context.Cause(ctx)
+		}
+		rtt, err := s.echo(request, reply, sequence)
+		if err != nil {
+			return latency{}, err
+		}
+		rtts = append(rtts, rtt.Seconds())
+		time.Sleep(pingInterval)
+	}
+	slices.Sort(rtts)
+	return latency{rtts[len(rtts)/2], rtts[len(rtts)*99/100]}, nil
+}
+
+// echo returns the round-trip time of one request. The kernel fills in
+// identifier and checksum and delivers replies with that identifier only.
+func (s *socket) echo(request, reply []byte, sequence uint16) (time.Duration, error) {
+	const echoRequest, echoReply = 8, 0
+	request[0] = echoRequest
+	binary.BigEndian.PutUint16(request[6:], sequence)
+	began := time.Now()
+	if _, err := s.write(request); err != nil {
+		return 0, err
+	}
+	for {
+		n, err := s.read(reply)
+		rtt := time.Since(began)
+		if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, unix.EAGAIN) || rtt > pingTimeout {
+			return pingTimeout, nil
+		}
+		if err != nil {
+			return 0, err
+		}
+		if n >= 8 && reply[0] == echoReply && binary.BigEndian.Uint16(reply[6:]) == sequence {
+			return rtt, nil
+		}
+	}
+}
+
+// reach returns when the far pod answers.
+func (e *ends) reach(ctx context.Context) error {
+	s, err := newSocket(e.from, unix.SOCK_DGRAM, unix.IPPROTO_ICMP)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	err = errors.Join(s.setTimeout(100*time.Millisecond), s.connect(netip.AddrPortFrom(e.target, 0)))
+	if err != nil {
+		return err
+	}
+	request, reply := make([]byte, pingBytes), make([]byte, 2*pingBytes)
+	for sequence := uint16(0); ; sequence++ {
+		rtt, err := s.echo(request, reply, sequence)
+		if err == nil && rtt < pingTimeout {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return fmt.Errorf("%s does not reach %s: %w", e.from.Name, e.to.Name, errors.Join(err, ctx.Err()))
+		}
+	}
+}

@@ -1,0 +1,196 @@
+package lab
+
+import (
+	"fmt"
+	"slices"
+)
+
+// rowID names what is measured.
+type rowID int
+
+// The rows of the table, in its order.
+const (
+	rowTCP1 rowID = iota
+	rowTCP1Reverse
+	rowTCP4
+	rowTCP4Reverse
+	rowTCPBoth
+	rowDials
+	rowUDP64
+	rowUDP1200
+	rowIdleP50
+	rowIdleP99
+	rowLoadedP50
+	rowLoadedP99
+	rowCPU
+	rowIdleCPU
+	rowResident
+	rowPeak
+	rowCalls
+	rowRefused
+	rowBothRefused
+	numRows
+)
+
+// rowPlan is what a row promises. Budgets are those of the architecture.
+type rowPlan struct {
+	Name  string
+	Unit  string
+	scale float64 // from SI units to Unit
+
+	lower   bool    // lower is better
+	asIs    float64 // bound of the ratio to the reference at its defaults, 0: none
+	oneP    float64 // and to the reference on one P
+	ceiling float64 // bound of culvert's own figure in Unit, 0: none
+}
+
+var rowPlans = [numRows]rowPlan{
+	rowTCP1:        {Name: "TCP, 1 stream", Unit: "Gb/s", scale: 1e-9, asIs: 1.15, oneP: 1},
+	rowTCP1Reverse: {Name: "TCP, 1 reverse", Unit: "Gb/s", scale: 1e-9, asIs: 1.10, oneP: 1},
+	rowTCP4:        {Name: "TCP, 4 streams", Unit: "Gb/s", scale: 1e-9, asIs: 1.18, oneP: 1},
+	rowTCP4Reverse: {Name: "TCP, 4 reverse", Unit: "Gb/s", scale: 1e-9, asIs: 1.18, oneP: 1},
+	rowTCPBoth:     {Name: "TCP, both ways", Unit: "Gb/s", scale: 1e-9, asIs: 1.05, oneP: 1},
+	rowDials:       {Name: "connections", Unit: "k/s", scale: 1e-3, asIs: 2, oneP: 1.5},
+	rowUDP64:       {Name: "UDP 64 B", Unit: "k/s", scale: 1e-3, asIs: 2, oneP: 1.3},
+	rowUDP1200:     {Name: "UDP 1200 B", Unit: "k/s", scale: 1e-3, asIs: 2, oneP: 1.3},
+	rowIdleP50:     {Name: "ping idle p50", Unit: "µs", scale: 1e6, lower: true, asIs: 0.65, oneP: 0.7},
+	rowIdleP99:     {Name: "ping idle p99", Unit: "µs", scale: 1e6, lower: true},
+	rowLoadedP50:   {Name: "ping loaded p50", Unit: "ms", scale: 1e3, lower: true, asIs: 0.75, oneP: 0.8},
+	rowLoadedP99:   {Name: "ping loaded p99", Unit: "ms", scale: 1e3, lower: true, asIs: 0.75, oneP: 0.8},
+	rowCPU:         {Name: "CPU, all rows TCP", Unit: "s/GB", scale: 1, lower: true, asIs: 0.9, oneP: 1},
+	rowIdleCPU:     {Name: "CPU idle there", Unit: "%", scale: 100, lower: true},
+	rowResident:    {Name: "resident", Unit: "MiB", scale: 1.0 / (1 << 20), lower: true, ceiling: 30},
+	rowPeak:        {Name: "resident peak", Unit: "MiB", scale: 1.0 / (1 << 20), lower: true},
+	rowCalls:       {Name: "calls per packet", Unit: "", scale: 1, lower: true, ceiling: 0.05},
+	rowRefused:     {Name: "TCP 1, no offloads", Unit: "Gb/s", scale: 1e-9, asIs: 0.6},
+	rowBothRefused: {Name: "TCP 1, both without", Unit: "Gb/s", scale: 1e-9},
+}
+
+// row is a plan with the figures of all runs, by variant, in SI units.
+type row struct {
+	rowPlan
+	figures map[string][]float64
+}
+
+type rows []row
+
+func newRows() rows {
+	r := make(rows, numRows)
+	for id, plan := range rowPlans {
+		r[id] = row{plan, make(map[string][]float64)}
+	}
+	return r
+}
+
+func (r rows) add(id rowID, variant string, value float64) {
+	r[id].figures[variant] = append(r[id].figures[variant], value)
+}
+
+// copy takes the figures of one row for another, of one variant.
+func (r rows) copy(from, to rowID, variant string) {
+	if have := r[from].figures[variant]; len(have) > 0 {
+		r[to].figures[variant] = slices.Clone(have)
+	}
+}
+
+// Figure is a measured value in the unit of its row.
+type Figure struct {
+	Median float64   `json:"median"`
+	Min    float64   `json:"min"`
+	Max    float64   `json:"max"`
+	Runs   []float64 `json:"runs"`
+}
+
+// Ratio is culvert's median over a reference's, and what was promised.
+type Ratio struct {
+	Ratio  float64  `json:"ratio"`
+	Min    float64  `json:"min"` // of the runs of one round
+	Max    float64  `json:"max"`
+	Budget *float64 `json:"budget,omitempty"`
+	Met    *bool    `json:"met,omitempty"`
+}
+
+// Row is one line of the result.
+type Row struct {
+	Name        string            `json:"name"`
+	Unit        string            `json:"unit"`
+	LowerBetter bool              `json:"lowerIsBetter"`
+	Figures     map[string]Figure `json:"figures"` // by gateway
+	Ratios      map[string]Ratio  `json:"ratios"`  // by reference
+	Ceiling     *float64          `json:"ceiling,omitempty"`
+	CeilingMet  *bool             `json:"ceilingMet,omitempty"`
+}
+
+// judge summarises all rows that have figures.
+func (r rows) judge() (all []Row) {
+	for i := range r {
+		if len(r[i].figures) > 0 {
+			all = append(all, r[i].judge())
+		}
+	}
+	return all
+}
+
+func (r *row) judge() Row {
+	out := Row{Name: r.Name, Unit: r.Unit, LowerBetter: r.lower, Figures: make(map[string]Figure), Ratios: make(map[string]Ratio)}
+	for name, values := range r.figures {
+		out.Figures[name] = summarise(values, r.scale)
+	}
+	own, have := out.Figures[culvertGateway.Name]
+	if !have {
+		return out
+	}
+	for name, budget := range map[string]float64{referenceAsIs.Name: r.asIs, referenceOneP.Name: r.oneP} {
+		if other, have := out.Figures[name]; have && other.Median > 0 {
+			out.Ratios[name] = compare(own, other, budget, r.lower)
+		}
+	}
+	if r.ceiling > 0 {
+		met := own.Median <= r.ceiling
+		out.Ceiling, out.CeilingMet = &r.ceiling, &met
+	}
+	return out
+}
+
+func compare(own, other Figure, budget float64, lower bool) Ratio {
+	q := Ratio{Ratio: own.Median / other.Median}
+	for i := range min(len(own.Runs), len(other.Runs)) {
+		round := own.Runs[i] / other.Runs[i]
+		if i == 0 {
+			q.Min, q.Max = round, round
+		}
+		q.Min, q.Max = min(q.Min, round), max(q.Max, round)
+	}
+	if budget > 0 {
+		met := q.Ratio >= budget
+		if lower {
+			met = q.Ratio <= budget
+		}
+		q.Budget, q.Met = &budget, &met
+	}
+	return q
+}
+
+func summarise(values []float64, scale float64) Figure {
+	f := Figure{Runs: make([]float64, len(values))}
+	for i, v := range values {
+		f.Runs[i] = v * scale
+	}
+	sorted := slices.Sorted(slices.Values(f.Runs))
+	n := len(sorted)
+	f.Median, f.Min, f.Max = (sorted[(n-1)/2]+sorted[n/2])/2, sorted[0], sorted[n-1]
+	return f
+}
+
+// formatFigure prints three significant digits.
+func formatFigure(v float64) string {
+	switch {
+	case v >= 99.95 || v == 0:
+		return fmt.Sprintf("%.0f", v)
+	case v >= 9.995:
+		return fmt.Sprintf("%.1f", v)
+	case v >= 0.1:
+		return fmt.Sprintf("%.2f", v)
+	}
+	return fmt.Sprintf("%.3f", v)
+}

@@ -1,0 +1,186 @@
+package lab
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// socket is a blocking socket. Benchmarks use system calls without Go's poller
+// between, so that what they measure is the path and not themselves.
+type socket struct {
+	fd   int
+	port uint16 // local, of those that were bound
+}
+
+// socketTimeout ends a call that would otherwise block for ever.
+const socketTimeout = 5 * time.Second
+
+// newSocket makes an IPv4 socket inside the host; calls on it may then come from
+// any thread.
+func newSocket(h *Host, kind, protocol int) (s *socket, err error) {
+	err = h.Do(func() error {
+		s, err = openSocket(kind, protocol)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", h.Name, err)
+	}
+	return s, nil
+}
+
+// openSocket makes an IPv4 socket in the network namespace of this thread.
+func openSocket(kind, protocol int) (*socket, error) {
+	fd, err := unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC, protocol)
+	if err != nil {
+		return nil, os.NewSyscallError("socket", err)
+	}
+	s := &socket{fd: fd}
+	if err := s.setTimeout(socketTimeout); err != nil {
+		s.close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// setTimeout bounds what read, write, connect and accept may take.
+func (s *socket) setTimeout(d time.Duration) error {
+	t := unix.NsecToTimeval(d.Nanoseconds())
+	for _, option := range []int{unix.SO_RCVTIMEO, unix.SO_SNDTIMEO} {
+		if err := unix.SetsockoptTimeval(s.fd, unix.SOL_SOCKET, option, &t); err != nil {
+			return os.NewSyscallError("setsockopt", err)
+		}
+	}
+	return nil
+}
+
+func (s *socket) bind(a netip.Addr) error {
+	if err := unix.Bind(s.fd, &unix.SockaddrInet4{Addr: a.As4()}); err != nil {
+		return os.NewSyscallError("bind", err)
+	}
+	local, err := unix.Getsockname(s.fd)
+	if err != nil {
+		return os.NewSyscallError("getsockname", err)
+	}
+	s.port = uint16(local.(*unix.SockaddrInet4).Port)
+	return nil
+}
+
+func listenTCP(h *Host) (*socket, error) {
+	s, err := newSocket(h, unix.SOCK_STREAM, 0)
+	if err != nil {
+		return nil, err
+	}
+	if err = s.bind(h.Address); err == nil {
+		err = os.NewSyscallError("listen", unix.Listen(s.fd, unix.SOMAXCONN))
+	}
+	if err != nil {
+		s.close()
+		return nil, fmt.Errorf("%s: %w", h.Name, err)
+	}
+	return s, nil
+}
+
+func (s *socket) accept() (*socket, error) {
+	for {
+		fd, _, err := unix.Accept4(s.fd, unix.SOCK_CLOEXEC)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return nil, os.NewSyscallError("accept", err)
+		}
+		conn := &socket{fd: fd}
+		if err := conn.setTimeout(socketTimeout); err != nil {
+			conn.close()
+			return nil, err
+		}
+		return conn, nil
+	}
+}
+
+func (s *socket) connect(to netip.AddrPort) error {
+	for {
+		err := unix.Connect(s.fd, &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())})
+		if err != unix.EINTR {
+			return os.NewSyscallError("connect", err)
+		}
+	}
+}
+
+func (s *socket) write(b []byte) (int, error) {
+	for {
+		n, err := unix.Write(s.fd, b)
+		if err != unix.EINTR {
+			return n, os.NewSyscallError("write", err)
+		}
+	}
+}
+
+// read returns io.EOF at the end of a stream.
+func (s *socket) read(b []byte) (int, error) {
+	for {
+		n, err := unix.Read(s.fd, b)
+		switch {
+		case err == unix.EINTR:
+		case err != nil:
+			return 0, os.NewSyscallError("read", err)
+		case n == 0 && len(b) > 0:
+			return 0, io.EOF
+		default:
+			return n, nil
+		}
+	}
+}
+
+// shutdown makes calls that block return.
+func (s *socket) shutdown() { unix.Shutdown(s.fd, unix.SHUT_RDWR) }
+
+func (s *socket) close() { unix.Close(s.fd) }
+
+// cpu is what all CPUs did since the machine started, in seconds.
+type cpu struct{ busy, idle float64 }
+
+// readCPU reads the first line of /proc/stat. Time stolen by other machines is
+// neither busy nor idle.
+func readCPU() (c cpu, err error) {
+	text, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return c, err
+	}
+	line, _, _ := strings.Cut(string(text), "\n")
+	fields := strings.Fields(line)
+	if len(fields) < 8 || fields[0] != "cpu" {
+		return c, fmt.Errorf("/proc/stat: %q", line)
+	}
+	const ticks = 100 // per second, of every architecture's USER_HZ
+	for i, field := range fields[1:8] {
+		n, err := strconv.ParseFloat(field, 64)
+		if err != nil {
+			return c, fmt.Errorf("/proc/stat: %w", err)
+		}
+		const idle, ioWait = 3, 4
+		if i == idle || i == ioWait {
+			c.idle += n / ticks
+		} else {
+			c.busy += n / ticks
+		}
+	}
+	return c, nil
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(d):
+		return nil
+	}
+}

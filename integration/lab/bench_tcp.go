@@ -1,0 +1,256 @@
+package lab
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	bulkBuffer   = 128 << 10 // bytes of one write or read
+	requestBytes = 32        // of a request and of its answer
+	dialers      = 16        // threads that connect, enough to fill two CPUs
+)
+
+// bulk is a set of TCP connections that send as fast as they can.
+type bulk struct {
+	received atomic.Int64 // payload bytes, all connections
+	stopping atomic.Bool
+	running  sync.WaitGroup
+	sockets  []*socket
+	failed   chan error
+}
+
+// startBulk opens up connections that send to e.to, and down that receive from it.
+func (e *ends) startBulk(up, down int) (*bulk, error) {
+	b := &bulk{failed: make(chan error, 2*(up+down))}
+	for i := range up + down {
+		near, far, err := e.connect()
+		if err != nil {
+			b.stop()
+			return nil, err
+		}
+		b.sockets = append(b.sockets, near, far)
+		if i < up {
+			b.stream(near, far)
+		} else {
+			b.stream(far, near)
+		}
+	}
+	return b, nil
+}
+
+func (b *bulk) stream(from, to *socket) {
+	b.running.Go(func() {
+		buffer := make([]byte, bulkBuffer)
+		for {
+			if _, err := from.write(buffer); err != nil {
+				b.fail(err)
+				return
+			}
+		}
+	})
+	b.running.Go(func() {
+		buffer := make([]byte, bulkBuffer)
+		for {
+			n, err := to.read(buffer)
+			if err != nil {
+				b.fail(err)
+				return
+			}
+			b.received.Add(int64(n))
+		}
+	})
+}
+
+func (b *bulk) fail(err error) {
+	if !b.stopping.Load() {
+		b.failed <- err
+	}
+}
+
+// stop ends the streams; it returns what ended one of them before.
+func (b *bulk) stop() error {
+	b.stopping.Store(true)
+	for _, s := range b.sockets {
+		s.shutdown()
+	}
+	b.running.Wait()
+	for _, s := range b.sockets {
+		s.close()
+	}
+	select {
+	case err := <-b.failed:
+		return fmt.Errorf("TCP stream: %w", err)
+	default:
+		return nil
+	}
+}
+
+// bulkFigures are what a bulk measurement yields.
+type bulkFigures struct {
+	bytes   float64 // received by the pods
+	seconds float64
+	busy    float64 // CPU seconds of the whole machine
+	idle    float64 // share of all CPU time
+}
+
+// measureBulk measures for duration, after the connections have run for warmUp.
+func (e *ends) measureBulk(ctx context.Context, up, down int, warmUp, duration time.Duration) (f bulkFigures, err error) {
+	b, err := e.startBulk(up, down)
+	if err != nil {
+		return f, err
+	}
+	if err := sleep(ctx, warmUp); err != nil {
+		b.stop()
+		return f, err
+	}
+	before, err := readCPU()
+	if err != nil {
+		b.stop()
+		return f, err
+	}
+	began, had := time.Now(), b.received.Load()
+	err = sleep(ctx, duration)
+	f.seconds, f.bytes = time.Since(began).Seconds(), float64(b.received.Load()-had)
+	after, cpuErr := readCPU()
+	if stopErr := b.stop(); err == nil {
+		err = stopErr
+	}
+	if err == nil {
+		err = cpuErr
+	}
+	f.busy = after.busy - before.busy
+	f.idle = (after.idle - before.idle) / (f.busy + after.idle - before.idle)
+	return f, err
+}
+
+// connect opens a TCP connection and returns both ends.
+func (e *ends) connect() (near, far *socket, err error) {
+	listener, err := listenTCP(e.to)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer listener.close()
+	near, err = newSocket(e.from, unix.SOCK_STREAM, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := near.connect(netip.AddrPortFrom(e.target, listener.port)); err != nil {
+		near.close()
+		return nil, nil, err
+	}
+	far, err = listener.accept()
+	if err != nil {
+		near.close()
+		return nil, nil, err
+	}
+	return near, far, nil
+}
+
+// measureDials returns how many times a second clients connect, send a request,
+// read the answer and close.
+func (e *ends) measureDials(ctx context.Context, warmUp, duration time.Duration) (float64, error) {
+	var done atomic.Int64
+	var stopping atomic.Bool
+	var running sync.WaitGroup
+	failed := make(chan error, 2*dialers)
+	var listeners []*socket
+	defer func() {
+		stopping.Store(true)
+		for _, l := range listeners {
+			l.shutdown()
+		}
+		running.Wait()
+		for _, l := range listeners {
+			l.close()
+		}
+	}()
+	for range dialers {
+		// A listener each, so that ports in TIME-WAIT never run out.
+		l, err := listenTCP(e.to)
+		if err != nil {
+			return 0, err
+		}
+		listeners = append(listeners, l)
+		running.Go(func() { l.answerRequests() })
+		running.Go(func() {
+			err := e.from.Do(func() error {
+				for !stopping.Load() {
+					if err := dialOnce(netip.AddrPortFrom(e.target, l.port)); err != nil {
+						return err
+					}
+					done.Add(1)
+				}
+				return nil
+			})
+			if err != nil && !stopping.Load() {
+				failed <- err
+			}
+		})
+	}
+	err := sleep(ctx, warmUp)
+	began, had := time.Now(), done.Load()
+	if err == nil {
+		err = sleep(ctx, duration)
+	}
+	rate := float64(done.Load()-had) / time.Since(began).Seconds()
+	select {
+	case err := <-failed:
+		return 0, fmt.Errorf("connect and request: %w", err)
+	default:
+		return rate, err
+	}
+}
+
+// dialOnce works in the network namespace of its thread.
+func dialOnce(to netip.AddrPort) error {
+	s, err := openSocket(unix.SOCK_STREAM, 0)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	if err := s.connect(to); err != nil {
+		return err
+	}
+	var buffer [requestBytes]byte
+	if _, err := s.write(buffer[:]); err != nil {
+		return err
+	}
+	for n := 0; n < len(buffer); {
+		m, err := s.read(buffer[n:])
+		if err != nil {
+			return err
+		}
+		n += m
+	}
+	return nil
+}
+
+// answerRequests answers one connection after the other until the listener is
+// shut down. A client closes first, so that TIME-WAIT is on its side.
+func (s *socket) answerRequests() {
+	buffer := make([]byte, requestBytes)
+	for {
+		conn, err := s.accept()
+		if err != nil {
+			return
+		}
+		for n := 0; n < len(buffer); {
+			m, err := conn.read(buffer[n:])
+			if err != nil {
+				break
+			}
+			n += m
+		}
+		if _, err := conn.write(buffer); err == nil {
+			conn.read(buffer) // the end of the stream
+		}
+		conn.close()
+	}
+}

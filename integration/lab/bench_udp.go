@@ -1,0 +1,145 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A rate passes if at most lossLimit of the datagrams is lost and the sender
+// keeps at least paceLimit of it.
+const (
+	lossLimit = 0.005
+	paceLimit = 0.97
+
+	firstRate  = 20e3 // datagrams per second
+	lowestRate = 1e3
+	rateFactor = 1.5
+	rateTries  = 2 // one hiccup of the machine does not condemn a rate
+	pace       = 50 * time.Microsecond
+	drain      = 100 * time.Millisecond // after which what has not come is lost
+	udpBuffer  = 16 << 20               // bytes, so that the receiving pod is not the limit
+)
+
+// measureUDP returns the highest rate of datagrams of size bytes of payload, per
+// second, with at most lossLimit lost: a ladder, then a bisection.
+func (e *ends) measureUDP(ctx context.Context, size, bisections int, step time.Duration) (float64, error) {
+	passes := func(rate float64) (float64, bool, error) {
+		for range rateTries {
+			if err := ctx.Err(); err != nil {
+				return 0, false, err
+			}
+			sent, received, err := e.sendPaced(rate, size, step)
+			if err != nil {
+				return 0, false, err
+			}
+			if received >= sent*(1-lossLimit) && sent >= rate*step.Seconds()*paceLimit {
+				return received / step.Seconds(), true, nil
+			}
+		}
+		return 0, false, nil
+	}
+	best, low, high := 0.0, 0.0, 0.0
+	for rate := float64(firstRate); low == 0 || high == 0; {
+		got, ok, err := passes(rate)
+		if err != nil {
+			return 0, err
+		}
+		if ok {
+			best, low = max(best, got), rate
+			rate *= rateFactor
+		} else {
+			high = rate
+			rate /= rateFactor
+		}
+		if rate < lowestRate {
+			return 0, nil
+		}
+	}
+	for range bisections {
+		rate := (low + high) / 2
+		got, ok, err := passes(rate)
+		if err != nil {
+			return 0, err
+		}
+		if ok {
+			best, low = max(best, got), rate
+		} else {
+			high = rate
+		}
+	}
+	return best, nil
+}
+
+// sendPaced sends at rate for duration and counts what arrives.
+func (e *ends) sendPaced(rate float64, size int, duration time.Duration) (sent, received float64, err error) {
+	to, err := newSocket(e.to, unix.SOCK_DGRAM, 0)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer to.close()
+	from, err := newSocket(e.from, unix.SOCK_DGRAM, 0)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer from.close()
+	err = errors.Join(to.bind(e.to.Address), to.setTimeout(drain),
+		unix.SetsockoptInt(to.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, udpBuffer))
+	if err == nil {
+		err = from.connect(netip.AddrPortFrom(e.target, to.port))
+	}
+	if err != nil {
+		return 0, 0, fmt.Errorf("UDP: %w", err)
+	}
+	var done atomic.Bool
+	arrived := make(chan int)
+	go func() {
+		buffer, n := make([]byte, 2048), 0
+		for {
+			if _, err := to.read(buffer); err == nil {
+				n++
+			} else if done.Load() {
+				arrived <- n
+				return
+			}
+		}
+	}()
+	n, err := from.pacedWrites(rate, size, duration)
+	done.Store(true)
+	return float64(n), float64(<-arrived), err
+}
+
+// pacedWrites sends single datagrams on a thread of its own: those that are due,
+// then a pause.
+func (s *socket) pacedWrites(rate float64, size int, duration time.Duration) (sent int, err error) {
+	err = onThread(func() error {
+		// Pauses are as long as asked for, not 50 µs longer.
+		if err := unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0); err != nil {
+			return err
+		}
+		payload := make([]byte, size)
+		pause := unix.NsecToTimespec(pace.Nanoseconds())
+		began := time.Now()
+		for {
+			elapsed := time.Since(began)
+			for due := int(rate * min(elapsed, duration).Seconds()); sent < due; sent++ {
+				if _, err := s.write(payload); err != nil {
+					return err
+				}
+				if sent%64 == 0 && time.Since(began) > duration {
+					return nil
+				}
+			}
+			if elapsed >= duration {
+				return nil
+			}
+			unix.Nanosleep(&pause, nil)
+		}
+	})
+	return sent, err
+}

@@ -1,0 +1,154 @@
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// kernelParts are the reference gateway's links, routes, rules and tables, with
+// what undoes them.
+type kernelParts struct{ undo []func() error }
+
+// remove undoes everything, last first.
+func (k *kernelParts) remove() error {
+	var errs []error
+	for i := len(k.undo) - 1; i >= 0; i-- {
+		errs = append(errs, k.undo[i]())
+	}
+	return errors.Join(errs...)
+}
+
+// add makes everything but the TUN device, which must be there.
+func (k *kernelParts) add(c *ReferenceConfig) error {
+	// Both clusters have the same pod CIDR, so a packet of the tunnel has a source
+	// that routes lead elsewhere: no reverse path filter.
+	for name, value := range map[string]string{
+		"ipv4/ip_forward": "1", "ipv4/conf/all/rp_filter": "0", "ipv4/conf/default/rp_filter": "0", "ipv4/conf/" + referenceTUN + "/rp_filter": "0",
+	} {
+		if err := k.setSysctl(name, value); err != nil {
+			return err
+		}
+	}
+	if err := c.addTunnelRoute(); err != nil {
+		return err
+	}
+	for i := range c.Nodes {
+		if err := k.addNode(c, &c.Nodes[i]); err != nil {
+			return fmt.Errorf("node with VNI %d: %w", c.Nodes[i].VNI, err)
+		}
+	}
+	return k.addNFTables(c)
+}
+
+func (k *kernelParts) setSysctl(name, value string) error {
+	before, err := os.ReadFile(filepath.Join("/proc/sys/net", name))
+	if err != nil {
+		return err
+	}
+	if !strings.HasPrefix(name, "ipv4/conf/"+referenceTUN) { // gone with the device
+		k.undo = append(k.undo, func() error { return sysctl(map[string]string{name: strings.TrimSpace(string(before))}) })
+	}
+	return sysctl(map[string]string{name: value})
+}
+
+// addTunnelRoute sends what comes from nodes into the tunnel. The routes go with
+// the TUN device.
+func (c *ReferenceConfig) addTunnelRoute() error {
+	l, err := netlink.LinkByName(referenceTUN)
+	if err != nil {
+		return err
+	}
+	if err := netlink.AddrAdd(l, &netlink.Addr{IPNet: ipNet(c.TunnelAddress)}); err != nil {
+		return fmt.Errorf("%s: address: %w", referenceTUN, err)
+	}
+	if err := netlink.LinkSetUp(l); err != nil {
+		return fmt.Errorf("%s: %w", referenceTUN, err)
+	}
+	err = netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Table: referenceTable, Dst: ipNet(everywhere), Scope: unix.RT_SCOPE_LINK})
+	if err != nil {
+		return fmt.Errorf("%s: route: %w", referenceTUN, err)
+	}
+	return nil
+}
+
+// addNode makes the VXLAN link to a node.
+func (k *kernelParts) addNode(c *ReferenceConfig, n *ReferenceNode) error {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU = fmt.Sprintf("node%d", n.VNI), c.MTU
+	link := &netlink.Vxlan{LinkAttrs: attrs, VxlanId: n.VNI, SrcAddr: c.Underlay.AsSlice(), Group: n.Underlay.AsSlice(), Port: referencePort}
+	if err := netlink.LinkAdd(link); err != nil {
+		return fmt.Errorf("add VXLAN link: %w", err)
+	}
+	k.undo = append(k.undo, func() error { return netlink.LinkDel(link) })
+	if err := netlink.AddrAdd(link, &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(c.Internal, 32))}); err != nil {
+		return fmt.Errorf("address: %w", err)
+	}
+	if err := netlink.LinkSetUp(link); err != nil {
+		return err
+	}
+	for _, r := range []netlink.Route{
+		{LinkIndex: link.Index, Dst: ipNet(netip.PrefixFrom(n.Address, 32)), Scope: unix.RT_SCOPE_LINK, Src: c.Internal.AsSlice()},
+		{LinkIndex: link.Index, Dst: ipNet(n.PodCIDR), Gw: n.Address.AsSlice(), Flags: int(netlink.FLAG_ONLINK)},
+	} {
+		if err := netlink.RouteAdd(&r); err != nil {
+			return fmt.Errorf("route to %s: %w", r.Dst, err)
+		}
+	}
+	rule := netlink.NewRule()
+	rule.IifName, rule.Table, rule.Family = attrs.Name, referenceTable, unix.AF_INET
+	if err := netlink.RuleAdd(rule); err != nil {
+		return fmt.Errorf("rule: %w", err)
+	}
+	k.undo = append(k.undo, func() error { return netlink.RuleDel(rule) })
+	return nil
+}
+
+// nftScript remaps the destination of what enters the tunnel and the source of
+// what leaves it, as Liqo's gateway does.
+const nftScript = `table ip reference {
+	chain prerouting {
+		type nat hook prerouting priority dstnat; policy accept;
+		iifname "node*" dnat ip prefix to ip daddr map { %s }
+	}
+	chain postrouting {
+		type nat hook postrouting priority srcnat; policy accept;
+		oifname "node*" snat ip prefix to ip saddr map { %s }
+	}
+	chain forward {
+		type filter hook forward priority mangle; policy accept;
+		tcp flags syn / syn,rst tcp option maxseg size > %d tcp option maxseg size set %[3]d
+	}
+}
+`
+
+func (k *kernelParts) addNFTables(c *ReferenceConfig) error {
+	var destinations, sources []string
+	for _, r := range c.Remaps {
+		destinations = append(destinations, fmt.Sprintf("%s : %s", r.Remapped, r.Real))
+		sources = append(sources, fmt.Sprintf("%s : %s", r.Real, r.Remapped))
+	}
+	const headers = 40 // bytes of IPv4 and TCP
+	script := fmt.Sprintf(nftScript, strings.Join(destinations, ", "), strings.Join(sources, ", "), c.MTU-headers)
+	if err := nft(script); err != nil {
+		return err
+	}
+	k.undo = append(k.undo, func() error { return nft("delete table ip reference\n") })
+	return nil
+}
+
+func nft(script string) error {
+	cmd := exec.Command("nft", "-f", "-")
+	cmd.Stdin = strings.NewReader(script)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("nft: %w: %s", err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}

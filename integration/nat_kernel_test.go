@@ -1,0 +1,387 @@
+package integration
+
+import (
+	"bytes"
+	"encoding/hex"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"sort"
+	"strings"
+	"testing"
+	"time"
+
+	"culvert/integration/lab"
+	"culvert/nat"
+	"culvert/nat/nattest"
+)
+
+var (
+	oracleSeed    = flag.Uint64("oracle.seed", 0, "seed of the kernel oracle; 0: from the clock")
+	oracleRound   = flag.Uint64("oracle.round", 0, "first round, to replay the last one of a seed")
+	oraclePackets = flag.Int("oracle.packets", 100000, "packets that the kernel oracle compares")
+)
+
+// What differs between the kernel and the engine on purpose. Each packet that is compared is equal, or counts under one of these.
+var oracleDifferences = map[nat.Reason]string{
+	nat.ReasonBadSource:      "the kernel, with rp_filter 0, checks no sources",
+	nat.ReasonBadDestination: "nor destinations",
+	nat.ReasonICMPUnrelated:  "the kernel forwards an ICMP error about no connection as it is",
+}
+
+// TestNATAgainstKernel takes generated packets through nftables and through nat.Engine, by generated rules, and compares what comes
+// out byte for byte. Save: the outer source of ICMP errors that are translated (architecture.md, Section 2.1 no. 6) with the IPv4 header
+// checksum over it, messages that the kernel itself sends, and what counts as a difference below.
+func TestNATAgainstKernel(t *testing.T) {
+	compareWithKernel(t, *oraclePackets, (*comparison).random)
+}
+
+// TestGeneratedRulesAgainstKernel does the same with the tables that configurations without tables stand for.
+func TestGeneratedRulesAgainstKernel(t *testing.T) {
+	compareWithKernel(t, *oraclePackets/4, func(c *comparison, m *maker) {
+		config := m.config()
+		m.plan = planOf(config)
+		c.round(m, config)
+	})
+}
+
+// TestLiqoRulesAgainstKernel does the same with the tables that Liqo's controllers made, in three versions and settings.
+func TestLiqoRulesAgainstKernel(t *testing.T) {
+	configs := capturedConfigs(t)
+	next := 0
+	compareWithKernel(t, *oraclePackets/4, func(c *comparison, m *maker) {
+		config := configs[next%len(configs)]
+		next++
+		m.plan = liqoPlan(config)
+		c.round(m, config)
+	})
+}
+
+// needKernel skips the test where there is no kernel to compare with, or fails it where LAB requires one.
+func needKernel(t *testing.T) {
+	t.Helper()
+	need := func(probe string, err error) {
+		if err == nil {
+			return
+		}
+		a := probeAnswer{probe, "refused here", err.Error()}
+		if errors.Is(err, errors.ErrUnsupported) {
+			a.Answer = "kernel cannot"
+		}
+		if labRequires(os.Getenv("LAB"), a) {
+			t.Fatalf("LAB=%s requires probe %s: %s: %s", os.Getenv("LAB"), a.Name, a.Answer, a.Reason)
+		}
+		t.Skipf("probe %s: %s: %s", a.Name, a.Answer, a.Reason)
+	}
+	for _, probe := range []string{"root", "tun", "nft"} {
+		need(probe, lab.Probe(probe))
+	}
+	_, err := exec.LookPath("nft")
+	need("nft program", err)
+}
+
+func compareWithKernel(t *testing.T, packets int, round func(*comparison, *maker)) {
+	needKernel(t)
+	seed := *oracleSeed
+	if seed == 0 {
+		seed = uint64(time.Now().UnixNano())
+	}
+	if testing.Short() {
+		packets /= 20
+	}
+	t.Logf("replay with -oracle.seed=%d", seed)
+	c := &comparison{t: t, counts: map[string]int{}, limit: packetsPerRound}
+	for n := *oracleRound; c.packets < packets; n++ {
+		round(c, &maker{Rand: rand.New(rand.NewPCG(seed, n))})
+		if t.Failed() {
+			t.Fatalf("-oracle.round=%d of seed %d, after %d packets", n, seed, c.packets)
+		}
+	}
+	c.report()
+}
+
+// report logs the counts, and fails if they say that too little was compared.
+func (c *comparison) report() {
+	var lines []string
+	different := 0
+	for what, n := range c.counts {
+		lines = append(lines, fmt.Sprintf("%8d %s", n, what))
+		if strings.HasPrefix(what, "difference: ") && !strings.Contains(what, "odd offset") {
+			different += n
+		}
+	}
+	sort.Sort(sort.Reverse(sort.StringSlice(lines)))
+	c.t.Logf("%d packets, %d rule sets:\n%s", c.packets, c.rounds, strings.Join(lines, "\n"))
+	if c.packets < 20000 {
+		return // a few rule sets may well drop most
+	}
+	if 50*different > c.packets {
+		c.t.Errorf("%d of %d packets differ, if for a known reason", different, c.packets)
+	}
+	if forwarded := c.counts["equal"]; 2*forwarded < c.packets {
+		c.t.Errorf("only %d of %d packets were forwarded: the rules leave too little to compare", forwarded, c.packets)
+	}
+}
+
+type comparison struct {
+	t               *testing.T
+	packets, rounds int
+	counts          map[string]int
+	now             nat.Time
+	tables          []nat.Table
+	routing         []nat.PolicyTable
+	limit           int // packets of a round
+	// record, if not nil, is told about each packet that fares equally to the last byte.
+	record func(now nat.Time, in nat.Port, b []byte, sent []output)
+}
+
+const (
+	packetsPerRound = 500
+	flowsAtOnce     = 12
+)
+
+// random compares packets by one random rule set.
+func (c *comparison) random(m *maker) {
+	config := oracleConfig()
+	config.Firewall, config.Routing = m.tables(), m.routing()
+	m.plan = oraclePlan()
+	c.round(m, config)
+}
+
+// round compares limit packets by the rules of config.
+func (c *comparison) round(m *maker, config *nat.Config) {
+	c.rounds++
+	c.tables, c.routing = config.Tables(), config.PolicyTables()
+	engine, err := nat.New([16]byte{1}, config)
+	if err != nil {
+		c.t.Fatalf("engine: %v", err)
+	}
+	kernel, err := newOracle(config)
+	if err != nil {
+		c.t.Fatalf("oracle: %v", err)
+	}
+	defer kernel.close()
+	var flows []*flow
+	number := 0
+	for id := uint16(1); int(id) <= c.limit && !c.t.Failed(); {
+		for len(flows) < flowsAtOnce {
+			flows = append(flows, m.newFlow(number))
+			number++
+		}
+		at := m.IntN(len(flows))
+		f := flows[at]
+		in, b := m.next(f, id)
+		if b == nil {
+			flows = slices.Delete(flows, at, at+1)
+			continue
+		}
+		c.packets++
+		c.one(engine, kernel, f, in, b)
+		id++
+	}
+}
+
+// one compares what becomes of one packet.
+func (c *comparison) one(engine *nat.Engine, kernel *oracle, f *flow, in nat.Port, b []byte) {
+	c.now = c.now.Add(time.Millisecond)
+	verdict, want := c.process(engine, in, b)
+	got, err := kernel.inject(in, b)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	got = c.wait(kernel, b, got, len(want))
+	describe := func() string {
+		return fmt.Sprintf("packet at port %d:\n%s%v\nnft:\n%s\nrouting:\n%s", in, dump(b), viewOf(b), nftText(c.tables), routingText(c.routing))
+	}
+	if v, _ := nattest.Check(b); isError(v) && (len(got) != len(want) || len(want) > 0 && got[0].port != want[0].port) {
+		c.counts["difference: the engine filters and routes an ICMP error as its connection, the kernel by its own addresses"]++
+		return
+	}
+	if verdict.Action != nat.Forward && len(got) > 0 {
+		if why, ok := oracleDifferences[verdict.Reason]; ok {
+			c.counts["difference: "+verdict.Reason.String()+": "+why]++
+			return
+		}
+		c.t.Errorf("the engine says %v %v, the kernel sends at port %d:\n%s%v\n%s", verdict.Action, verdict.Reason, got[0].port,
+			dump(got[0].bytes), viewOf(got[0].bytes), describe())
+		return
+	}
+	if len(got) == 0 && f.moved(c.tables, verdict.Out) {
+		c.counts["difference: the kernel ends a masqueraded connection whose route moves to another device"]++
+		f.script = nil
+		return
+	}
+	if len(got) == 0 && len(want) > 0 && f.protocol == protoOther && !f.ends[1].open {
+		c.counts["difference: no ports to tell two connections apart; the engine tells nodes and the tunnel apart"]++
+		f.script = nil
+		return
+	}
+	if len(got) != len(want) {
+		c.t.Errorf("the engine sends %d packets, the kernel %d\n%s", len(want), len(got), describe())
+		for _, x := range want {
+			c.t.Logf("engine at port %d: %v", x.port, viewOf(x.bytes))
+		}
+		return
+	}
+	if len(want) == 0 {
+		c.counts["both drop: "+verdict.Reason.String()]++
+		if c.record != nil {
+			c.record(c.now, in, b, nil)
+		}
+		return
+	}
+	for i := range want {
+		if oddMSS(want[i].bytes) && got[i].port == want[i].port && equalButTCPChecksum(got[i].bytes, want[i].bytes) {
+			c.counts["difference: the kernel's checksum is wrong for an MSS option at an odd offset"]++
+			continue
+		}
+		if got[i].port != want[i].port || !equalPackets(got[i].bytes, want[i].bytes) {
+			c.t.Errorf("packet %d: the engine sends at port %d\n%s%v\nthe kernel at port %d\n%s%v\n%s", i, want[i].port, dump(want[i].bytes),
+				viewOf(want[i].bytes), got[i].port, dump(got[i].bytes), viewOf(got[i].bytes), describe())
+			return
+		}
+	}
+	c.counts["equal"]++
+	if c.record != nil && slices.EqualFunc(got, want, func(x, y output) bool { return bytes.Equal(x.bytes, y.bytes) }) {
+		c.record(c.now, in, b, got)
+	}
+	if v, _ := nattest.Check(b); isError(v) {
+		c.counts["  of them ICMP errors"]++
+	}
+	if len(want) > 1 {
+		c.counts["  of them fragmented"]++
+	}
+	if !bytes.Equal(b[12:20], want[0].bytes[12:20]) && b[0]>>4 == 4 || b[0]>>4 == 6 && !bytes.Equal(b[8:40], want[0].bytes[8:40]) {
+		c.counts["  of them translated"]++
+	}
+	if b[0]>>4 == 6 {
+		c.counts["  of them IPv6"]++
+	}
+	f.learn(in, want[0].port, want[0].bytes)
+}
+
+// process runs a packet through the engine.
+func (c *comparison) process(engine *nat.Engine, in nat.Port, b []byte) (nat.Verdict, []output) {
+	var p nat.Packet
+	if r := p.Parse(slices.Clone(b)); r != nat.ReasonNone {
+		c.t.Fatalf("parse: %v\n%s%s", r, dump(b), viewOf(b))
+	}
+	v := engine.Process(&p, in, c.now)
+	if v.Action != nat.Forward {
+		return v, nil
+	}
+	var sent []output
+	var cutter nat.Cutter
+	cutter.Start(&p, v)
+	buf := make([]byte, 4096)
+	for n := cutter.Next(buf); n > 0; n = cutter.Next(buf) {
+		sent = append(sent, output{v.Out, slices.Clone(buf[:n])})
+	}
+	return v, sent
+}
+
+// wait returns the kernel's packets that are the injected one's, waiting for those that the engine has sent too.
+func (c *comparison) wait(kernel *oracle, b []byte, sent []output, want int) []output {
+	var got []output
+	for deadline := time.Now().Add(settle); ; {
+		for _, o := range sent {
+			switch {
+			case kernelMade(o.bytes):
+				c.counts["the kernel's own messages"]++
+			case idOf(o.bytes) == idOf(b):
+				got = append(got, o)
+			default:
+				c.t.Errorf("a packet of another time from the kernel at port %d:\n%s", o.port, dump(o.bytes))
+			}
+		}
+		if len(got) >= want || time.Now().After(deadline) {
+			return got
+		}
+		var err error
+		if sent, err = kernel.drain(); err != nil {
+			c.t.Fatal(err)
+		}
+	}
+}
+
+// kernelMade reports whether a packet is a message of the kernel itself: ICMP errors have the precedence "internetwork control", which
+// no generated packet has; over IPv6, what has no source of the address plan.
+func kernelMade(b []byte) bool {
+	if b[0]>>4 == 4 {
+		return b[1]&0xfc == 0xc0
+	}
+	source, _ := netip.AddrFromSlice(b[8:24])
+	return !netip.MustParsePrefix("fd00::/16").Contains(source)
+}
+
+// equalPackets compares all bytes but the outer source of ICMP errors.
+func equalPackets(got, want []byte) bool {
+	if len(got) != len(want) {
+		return false
+	}
+	v, err := nattest.Check(want)
+	if err != nil || v.Offset > 0 || v.MF || len(v.Body) == 0 || !isError(v) {
+		return bytes.Equal(got, want)
+	}
+	if _, err := nattest.Check(got); err != nil {
+		return false
+	}
+	got, want = slices.Clone(got), slices.Clone(want)
+	for _, b := range [][]byte{got, want} {
+		if b[0]>>4 == 4 {
+			clear(b[10:16]) // header checksum and source
+		} else {
+			clear(b[8:24])
+			clear(b[42:44]) // the ICMPv6 checksum covers the source; it was checked
+		}
+	}
+	return bytes.Equal(got, want)
+}
+
+// oddMSS reports whether a segment has an MSS option that begins at an odd offset. The kernel (6.18, nft_exthdr) then updates the
+// checksum as if it began at an even one.
+func oddMSS(b []byte) bool {
+	v, err := nattest.Check(b)
+	return err == nil && v.Protocol == protoTCP && len(v.Options) > 1 && v.Options[0] == 1 && v.Options[1] == 2
+}
+
+func equalButTCPChecksum(got, want []byte) bool {
+	if len(got) != len(want) {
+		return false
+	}
+	v, err := nattest.Check(want)
+	if err != nil {
+		return false
+	}
+	got, at := slices.Clone(got), len(v.Header)+16
+	copy(got[at:at+2], want[at:at+2])
+	return bytes.Equal(got, want)
+}
+
+func viewOf(b []byte) string {
+	v, err := nattest.Check(b)
+	return fmt.Sprintf("%v:%d → %v:%d protocol %d TTL %d flags %#x, %d bytes, check: %v", v.Source, v.SourcePort, v.Destination, v.DestinationPort,
+		v.Protocol, v.TTL, v.Flags, len(b), err)
+}
+
+// routingText writes policy tables as ip-rule(8) and ip-route(8) would show them.
+func routingText(tables []nat.PolicyTable) string {
+	var b strings.Builder
+	for _, t := range tables {
+		for _, r := range t.Rules {
+			fmt.Fprintf(&b, "rule priority %d to %v from %v iif %q oif %q fwmark %d table %s\n", r.Priority, r.Destination, r.Source, r.In, r.Out, r.Mark, t.Name)
+			for _, route := range r.Routes {
+				fmt.Fprintf(&b, "\troute %v dev %s\n", route.Destination, route.Device)
+			}
+		}
+	}
+	return b.String()
+}
+
+// dump shows the headers of a packet.
+func dump(b []byte) string { return hex.Dump(b[:min(len(b), 96)]) }

@@ -1,0 +1,265 @@
+package integration
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"culvert/nat"
+)
+
+// oracleDevice is a TUN device of the oracle, which stands for a port of the engine.
+type oracleDevice struct {
+	name    string
+	port    nat.Port
+	address string // what masquerade and the kernel's own messages use
+}
+
+const oracleMTU = 1340
+
+// oracleDevices are the tunnel and three nodes; rules also name devices that do not exist.
+var oracleDevices = []oracleDevice{
+	{"liqo-tunnel", nat.Tunnel, "169.254.18.2/32"},
+	{"liqo.abcdefghij", 1, "10.80.0.4/32"},
+	{"rome-2", 2, "10.80.0.4/32"},
+	{"liqo.zzz", 7, "10.80.0.4/32"},
+}
+
+// oracleDevicesOf returns the devices of a configuration.
+func oracleDevicesOf(c *nat.Config) []oracleDevice {
+	host := func(a netip.Addr) string { return netip.PrefixFrom(a, a.BitLen()).String() }
+	all := []oracleDevice{{"liqo-tunnel", nat.Tunnel, host(c.TunnelAddress)}}
+	for _, n := range c.Nodes {
+		name := n.Device
+		if name == "" {
+			name = n.Name
+		}
+		all = append(all, oracleDevice{name, n.Port, host(c.GatewayAddress)})
+	}
+	return all
+}
+
+// An oracle is a network namespace whose kernel forwards between TUN devices by nftables and policy routing.
+type oracle struct {
+	devices []oracleDevice
+	files   []int                 // of the devices
+	via     map[netip.Addr]string // devices by the addresses of neighbours
+	calls   chan func()
+}
+
+// newOracle makes the namespace for a configuration and loads its rules. All of it happens on one thread, with which the namespace
+// ends.
+func newOracle(c *nat.Config) (*oracle, error) {
+	o := &oracle{devices: oracleDevicesOf(c), via: map[netip.Addr]string{c.PeerTunnelAddress: "liqo-tunnel"}, calls: make(chan func())}
+	for i, n := range c.Nodes {
+		o.via[n.Address] = o.devices[i+1].name
+	}
+	made := make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread is in another namespace and must not be used again
+		err := o.make()
+		made <- err
+		if err != nil {
+			return
+		}
+		for f := range o.calls {
+			f()
+		}
+		for _, fd := range o.files {
+			unix.Close(fd)
+		}
+	}()
+	if err := <-made; err != nil {
+		return nil, err
+	}
+	if err := o.load(c.Tables(), c.PolicyTables()); err != nil {
+		o.close()
+		return nil, err
+	}
+	return o, nil
+}
+
+func (o *oracle) close() { close(o.calls) }
+
+// do runs f in the namespace.
+func (o *oracle) do(f func() error) error {
+	result := make(chan error)
+	o.calls <- func() { result <- f() }
+	return <-result
+}
+
+var oracleSysctls = map[string]string{
+	"net/ipv4/ip_forward":                  "1",
+	"net/ipv4/conf/all/rp_filter":          "0",
+	"net/ipv4/conf/default/rp_filter":      "0",
+	"net/ipv4/conf/all/send_redirects":     "0",
+	"net/ipv4/conf/default/send_redirects": "0",
+	"net/ipv6/conf/default/addr_gen_mode":  "1", // no link-local address: the kernel says nothing of its own
+	"net/ipv6/conf/all/forwarding":         "1",
+}
+
+func (o *oracle) make() error {
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("new network namespace: %w", err)
+	}
+	for name, value := range oracleSysctls {
+		if err := os.WriteFile("/proc/sys/"+name, []byte(value), 0); err != nil {
+			return err
+		}
+	}
+	for _, d := range o.devices {
+		if err := o.device(d); err != nil {
+			return fmt.Errorf("%s: %w", d.name, err)
+		}
+	}
+	return nil
+}
+
+func (o *oracle) device(d oracleDevice) error {
+	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	o.files = append(o.files, fd)
+	request, err := unix.NewIfreq(d.name)
+	if err != nil {
+		return err
+	}
+	request.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI)
+	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, request); err != nil {
+		return err
+	}
+	link, err := netlink.LinkByName(d.name)
+	if err != nil {
+		return err
+	}
+	if err := netlink.LinkSetMTU(link, oracleMTU); err != nil {
+		return err
+	}
+	address, err := netlink.ParseAddr(d.address)
+	if err != nil {
+		return err
+	}
+	return errors.Join(netlink.AddrAdd(link, address), netlink.LinkSetUp(link))
+}
+
+// load installs tables and policy tables, written by the rules of this file and not by nat's.
+func (o *oracle) load(tables []nat.Table, routing []nat.PolicyTable) error {
+	return o.do(func() error {
+		cmd := exec.Command("nft", "-f", "-")
+		// Of chains with equal priority the kernel runs the one that came last first.
+		tables := slices.Clone(tables)
+		slices.Reverse(tables)
+		text := nftText(tables)
+		cmd.Stdin = strings.NewReader(text)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("nft: %w: %s\n%s", err, out, text)
+		}
+		for _, name := range []string{"tcp_be_liberal", "checksum"} { // there only now that conntrack is
+			value := map[string]string{"tcp_be_liberal": "1", "checksum": "0"}[name]
+			err := os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_"+name, []byte(value), 0)
+			if err != nil && !errors.Is(err, os.ErrNotExist) {
+				return err
+			}
+		}
+		for i := range routing {
+			if err := o.loadRouting(&routing[i], 1000+i); err != nil {
+				return fmt.Errorf("routing table %s: %w", routing[i].Name, err)
+			}
+		}
+		return nil
+	})
+}
+
+func netOf(p netip.Prefix) *net.IPNet {
+	if !p.IsValid() {
+		return nil
+	}
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+// loadRouting adds rules in their order, so that the kernel chooses the priorities that are not given, and the routes.
+func (o *oracle) loadRouting(t *nat.PolicyTable, table int) error {
+	for i := range t.Rules {
+		r := &t.Rules[i]
+		for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+			v6 := family == unix.AF_INET6
+			if r.Destination.IsValid() && r.Destination.Addr().Is6() != v6 || r.Source.IsValid() && r.Source.Addr().Is6() != v6 {
+				continue
+			}
+			rule := netlink.NewRule()
+			rule.Family, rule.Table = family, table
+			rule.Dst, rule.Src = netOf(r.Destination), netOf(r.Source)
+			rule.IifName, rule.OifName = r.In, r.Out
+			rule.Mark = r.Mark
+			if r.Priority != 0 {
+				rule.Priority = r.Priority
+			}
+			if err := netlink.RuleAdd(rule); err != nil {
+				return fmt.Errorf("rule %+v: %w", r, err)
+			}
+		}
+		for _, route := range r.Routes {
+			device := route.Device
+			if device == "" {
+				device = o.via[route.Via]
+			}
+			link, err := netlink.LinkByName(device)
+			if err != nil {
+				continue // no such device: no such route
+			}
+			err = netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: netOf(route.Destination), Table: table, Scope: netlink.SCOPE_LINK})
+			if err != nil && !errors.Is(err, unix.EEXIST) {
+				return fmt.Errorf("route %+v: %w", route, err)
+			}
+		}
+	}
+	return nil
+}
+
+// An output is a packet that the kernel sent, and where.
+type output struct {
+	port  nat.Port
+	bytes []byte
+}
+
+// inject gives the kernel a packet that comes in at port, and returns what the kernel has sent by the time that it has taken it.
+func (o *oracle) inject(port nat.Port, b []byte) ([]output, error) {
+	at := slices.IndexFunc(o.devices, func(d oracleDevice) bool { return d.port == port })
+	if _, err := unix.Write(o.files[at], b); err != nil {
+		return nil, err
+	}
+	return o.drain()
+}
+
+// drain reads what waits at all devices.
+func (o *oracle) drain() ([]output, error) {
+	var all []output
+	buf := make([]byte, 65536)
+	for i, fd := range o.files {
+		for {
+			n, err := unix.Read(fd, buf)
+			if err == unix.EAGAIN {
+				break
+			}
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, output{o.devices[i].port, slices.Clone(buf[:n])})
+		}
+	}
+	return all, nil
+}
+
+// settle is how long the kernel may take with a packet that it has not dealt with when write returns.
+const settle = 20 * time.Millisecond

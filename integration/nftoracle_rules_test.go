@@ -1,0 +1,325 @@
+package integration
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+
+	"culvert/nat"
+)
+
+// The address plan of the oracle. No two prefixes are of one size with the same neighbours, and the remapped ones do not begin where
+// the real ones do.
+var (
+	oraclePods     = prefixes("10.1.0.0/16", "fd00:1::/48")
+	oracleRemote   = prefixes("10.2.0.0/16", "fd00:2::/48") // seen as:
+	oracleSeen     = prefixes("10.3.0.0/16", "fd00:3::/48")
+	oracleFlat     = prefixes("10.4.64.0/18", "fd00:4::/56") // remote, not remapped
+	oracleExternal = prefixes("10.5.0.0/17", "fd00:5::/52")  // remote, seen as:
+	oracleAlias    = prefixes("10.6.128.0/17", "fd00:6:0:1000::/52")
+	oracleOwn      = prefixes("10.7.0.0/16", "fd00:7::/48") // local external
+	oracleOutside  = prefixes("172.20.0.0/14", "fd00:8::/40")
+	oraclePools    = [][2]netip.Prefix{oraclePods, oracleRemote, oracleSeen, oracleFlat, oracleExternal, oracleAlias, oracleOwn, oracleOutside}
+)
+
+func prefixes(v4, v6 string) [2]netip.Prefix {
+	return [2]netip.Prefix{netip.MustParsePrefix(v4), netip.MustParsePrefix(v6)}
+}
+
+// oracleConfig is the engine's configuration but for the rules.
+func oracleConfig() *nat.Config {
+	c := &nat.Config{
+		LocalPodCIDRs:      oraclePods[:],
+		LocalExternalCIDRs: oracleOwn[:],
+		GatewayAddress:     netip.MustParseAddr("10.80.0.4"),
+		TunnelAddress:      netip.MustParseAddr("169.254.18.2"),
+		PeerTunnelAddress:  netip.MustParseAddr("169.254.18.1"),
+		MTU:                oracleMTU,
+		MaxConnections:     1 << 16,
+		MaxHalfOpen:        1 << 16,
+	}
+	for i := range 2 {
+		c.Remote = append(c.Remote,
+			nat.RemoteCIDR{Real: oracleRemote[i], Remapped: oracleSeen[i]},
+			nat.RemoteCIDR{Real: oracleFlat[i]},
+			nat.RemoteCIDR{Real: oracleExternal[i], Remapped: oracleAlias[i], External: true})
+	}
+	for i, d := range oracleDevices[1:] {
+		c.Nodes = append(c.Nodes, nat.Node{Port: d.port, Name: fmt.Sprint("node-", i), Device: d.name, Address: netip.AddrFrom4([4]byte{10, 80, 0, byte(10 + i)})})
+	}
+	return c
+}
+
+// A maker makes rules and traffic that meet.
+type maker struct {
+	*rand.Rand
+	notrack bool // a rule of the tables says so
+	fixture bool // small packets, and none that the kernel spoils
+	plan    plan
+}
+
+// A plan says which addresses packets have; a prefix that is there twice comes twice as often.
+type plan struct {
+	onlyIPv4                          bool
+	nodes                             []nat.Port
+	nodeSources, nodeDestinations     []netip.Prefix
+	tunnelSources, tunnelDestinations []netip.Prefix
+}
+
+// oraclePlan is that of oracleConfig.
+func oraclePlan() plan {
+	both := func(of ...[2]netip.Prefix) []netip.Prefix {
+		var all []netip.Prefix
+		for _, p := range of {
+			all = append(all, p[:]...)
+		}
+		return all
+	}
+	p := plan{
+		nodeSources:        both(oraclePods, oraclePods, oraclePods, oracleOwn, oracleOutside),
+		nodeDestinations:   both(oracleSeen, oracleSeen, oracleFlat, oracleAlias, oraclePods, oracleOwn, oracleOutside),
+		tunnelSources:      both(oracleRemote, oracleFlat, oracleExternal),
+		tunnelDestinations: both(oraclePods, oraclePods, oracleOwn, oracleOutside),
+	}
+	for _, d := range oracleDevices[1:] {
+		p.nodes = append(p.nodes, d.port)
+	}
+	return p
+}
+
+func pick[T any](m *maker, of ...T) T { return of[m.IntN(len(of))] }
+
+func family(v6 bool) int {
+	if v6 {
+		return 1
+	}
+	return 0
+}
+
+// in returns an address of p: mostly one of few, so that rules about single addresses find packets.
+func (m *maker) in(p netip.Prefix) netip.Addr {
+	a := p.Addr().As16()
+	first := p.Bits()
+	if p.Addr().Is4() {
+		first += 96
+	}
+	host := m.Uint32N(6) + 1
+	if m.IntN(3) == 0 {
+		host = m.Uint32()
+	}
+	for i := range 32 {
+		if bit := 127 - i; bit >= first && host>>i&1 != 0 {
+			a[bit/8] |= 0x80 >> (bit % 8)
+		}
+	}
+	return netip.AddrFrom16(a).Unmap()
+}
+
+func (m *maker) pool(v6 bool) netip.Prefix { return pick(m, oraclePools...)[family(v6)] }
+
+// prefix returns a prefix around or inside a pool, perhaps with host bits.
+func (m *maker) prefix(v6 bool) netip.Prefix {
+	p := m.pool(v6)
+	bits := p.Bits() + m.IntN(p.Addr().BitLen()-p.Bits()+1)
+	if m.IntN(3) > 0 {
+		bits = max(0, p.Bits()-m.IntN(4)+m.IntN(4))
+	}
+	return netip.PrefixFrom(m.in(p), bits)
+}
+
+func (m *maker) operand(v6 bool) string {
+	switch m.IntN(8) {
+	case 0:
+		return m.prefix(v6).String()
+	case 1, 2, 3, 4:
+		return m.prefix(v6).Masked().String()
+	case 5:
+		p := m.pool(v6)
+		a, b := m.in(p), m.in(p)
+		if b.Less(a) {
+			a, b = b, a
+		}
+		return a.String() + "-" + b.String()
+	}
+	return m.in(m.pool(v6)).String()
+}
+
+var oracleNames = []string{"liqo-tunnel", "liqo.abcdefghij", "rome-2", "liqo.zzz", "eth0", "liqo-tunne"}
+
+func (m *maker) match(v6 bool) nat.Match {
+	x := nat.Match{Op: pick(m, nat.OpEqual, nat.OpEqual, nat.OpEqual, nat.OpNotEqual)}
+	for x == (nat.Match{Op: x.Op}) {
+		if m.IntN(6) == 0 {
+			x.Proto = pick(m, "tcp", "udp", "253")
+		}
+		if m.IntN(3) == 0 {
+			x.Dev = nat.Operand{Value: pick(m, oracleNames...), Position: pick(m, nat.PositionIn, nat.PositionOut)}
+		}
+		if m.IntN(2) == 0 {
+			x.IP = nat.Operand{Value: m.operand(v6), Position: pick(m, nat.PositionSource, nat.PositionDestination)}
+		}
+		if m.IntN(8) == 0 {
+			x.Port = nat.Operand{Value: pick(m, "80", "443", "80-443", "20000-40000"), Position: nat.PositionSource}
+			if m.IntN(2) == 0 { // of an ICMP message that is the checksum, which differs from packet to packet
+				x.Port.Position, x.Proto = nat.PositionDestination, pick(m, "tcp", "udp", "253")
+			}
+		}
+	}
+	return x
+}
+
+// tables returns random tables. No two chains of a hook have the same priority, and no filter chain one of conntrack's or nat's: what
+// the kernel does then depends on which came first.
+func (m *maker) tables() []nat.Table {
+	used := map[string]bool{}
+	priority := func(h nat.Hook, t nat.ChainType) int32 {
+		for {
+			p := int32(m.IntN(600) - 350)
+			if t == nat.ChainNAT {
+				p = max(p, nat.PriorityConntrack+1)
+			}
+			if m.IntN(4) == 0 && t == nat.ChainFilter {
+				p = pick(m, int32(-300), -150, 0)
+			}
+			key := fmt.Sprint(h, p)
+			if !used[key] && (t == nat.ChainNAT || p != -200 && p != -100 && p != 100) {
+				used[key] = true
+				return p
+			}
+		}
+	}
+	var all []nat.Table
+	for i := range 1 + m.IntN(4) {
+		t := nat.Table{Name: fmt.Sprint("t", i), Family: pick(m, nat.FamilyIPv4, nat.FamilyIPv4, nat.FamilyINET, nat.FamilyIPv6)}
+		for j := range 1 + m.IntN(4) {
+			c := nat.Chain{Name: fmt.Sprint("c", j), Type: pick(m, nat.ChainFilter, nat.ChainNAT)}
+			c.Hook = pick(m, nat.HookPrerouting, nat.HookForward, nat.HookPostrouting)
+			if c.Type == nat.ChainNAT {
+				c.Hook = pick(m, nat.HookPrerouting, nat.HookPostrouting)
+			}
+			if m.IntN(12) == 0 && c.Type == nat.ChainFilter {
+				c.Policy = nat.PolicyDrop
+			}
+			c.Priority = priority(c.Hook, c.Type)
+			for k := range pick(m, 0, 1, 2, 4, 15) {
+				r := m.rule(fmt.Sprint("r", k), &t, &c)
+				m.notrack = m.notrack || r.Action == nat.ActionNoTrack
+				c.Rules = append(c.Rules, r)
+			}
+			t.Chains = append(t.Chains, c)
+		}
+		all = append(all, t)
+	}
+	return all
+}
+
+func (m *maker) rule(name string, t *nat.Table, c *nat.Chain) nat.Rule {
+	v6 := t.Family == nat.FamilyIPv6 || t.Family == nat.FamilyINET && m.IntN(3) == 0
+	r := nat.Rule{Name: name}
+	switch {
+	case c.Type == nat.ChainFilter:
+		r.Action = pick(m, nat.ActionCTMark, nat.ActionMetaMarkFromCT, nat.ActionSetMark, nat.ActionClampMSS, nat.ActionAccept,
+			nat.ActionAccept, nat.ActionNoTrack, nat.ActionDrop, nat.ActionReject)
+		if r.Action == nat.ActionReject && c.Hook != nat.HookForward || r.Action == nat.ActionNoTrack && c.Hook != nat.HookPrerouting {
+			r.Action = nat.ActionAccept
+		}
+	case c.Hook == nat.HookPrerouting:
+		r.Action, r.To = nat.ActionDNAT, m.target(v6)
+	default:
+		r.Action, r.To = nat.ActionSNAT, m.target(v6)
+		if m.IntN(6) == 0 {
+			r.Action, r.To = nat.ActionMasquerade, ""
+		}
+	}
+	protocol, negated := "", false
+	for range pick(m, 1, 1, 2, 2, 3) {
+		x := m.match(v6)
+		if protocol != "" || r.Action == nat.ActionClampMSS { // nft refuses two protocols in one rule
+			x.Proto = ""
+			if x.Port.Position == nat.PositionDestination && r.Action != nat.ActionClampMSS {
+				x.Port = nat.Operand{}
+			}
+		}
+		if x.Port != (nat.Operand{}) && x.Op == nat.OpNotEqual {
+			if negated { // nft 1.0.6 merges "sport ≠ a and dport ≠ b" into "not both"
+				x.Port = nat.Operand{}
+			}
+			negated = true
+		}
+		protocol += x.Proto
+		if x != (nat.Match{Op: x.Op}) {
+			r.Match = append(r.Match, x)
+		}
+	}
+	switch r.Action {
+	case nat.ActionCTMark, nat.ActionSetMark:
+		r.Value = m.Uint32N(4)
+	case nat.ActionClampMSS:
+		r.Match = append(r.Match, nat.Match{Proto: "tcp"})
+		r.Value = pick(m, uint32(0), 536, 1300, 65535)
+		if c.Hook == nat.HookPrerouting {
+			r.Value = max(r.Value, 1200) // no route is known there
+		}
+	case nat.ActionDrop, nat.ActionReject: // of little only, or else nothing passes
+		r.Match = append(r.Match, nat.Match{IP: nat.Operand{Value: m.in(m.pool(v6)).String(), Position: pick(m, nat.PositionSource, nat.PositionDestination)}})
+	}
+	return r
+}
+
+func (m *maker) target(v6 bool) string {
+	switch m.IntN(8) {
+	case 0:
+		return m.in(m.pool(v6)).String()
+	case 1:
+		if !v6 {
+			return "10.7.0.1-10.7.0.9"
+		}
+	}
+	return m.prefix(v6).Masked().String()
+}
+
+// routing returns random policy tables on top of one that knows the way to every pool.
+func (m *maker) routing() []nat.PolicyTable {
+	device := func() string { return pick(m, oracleDevices...).name }
+	var base nat.PolicyRule
+	base.Priority = 20000
+	for _, p := range oraclePools {
+		name := device()
+		for i := range 2 {
+			base.Routes = append(base.Routes, nat.PolicyRoute{Destination: p[i], Device: name})
+		}
+	}
+	all := []nat.PolicyTable{{Name: "base", Rules: []nat.PolicyRule{base}}}
+	// The kernel chooses priorities for each family by itself, nat for both; without priority there is only one here.
+	chosen := m.IntN(2) == 0
+	for i := range m.IntN(5) {
+		t := nat.PolicyTable{Name: fmt.Sprint("t", i)}
+		for j := range 1 + m.IntN(4) {
+			v6 := !chosen && m.IntN(3) == 0
+			r := nat.PolicyRule{Mark: pick(m, uint32(0), 0, 0, 1, 2, 3)}
+			if !chosen {
+				// Equal in several tables, never in one: the kernel takes a rule for one that exists if what it names is equal,
+				// and what it leaves open is not looked at.
+				r.Priority = pick(m, 100, 150, 200) + j
+			}
+			if m.IntN(2) == 0 {
+				r.Destination = m.prefix(v6).Masked()
+			}
+			if m.IntN(4) == 0 {
+				r.Source = m.prefix(v6).Masked()
+			}
+			if m.IntN(2) == 0 {
+				r.In = pick(m, oracleNames[:5]...)
+			}
+			if m.IntN(20) == 0 {
+				r.Out = device()
+			}
+			for range 1 + m.IntN(6) {
+				r.Routes = append(r.Routes, nat.PolicyRoute{Destination: m.prefix(v6).Masked(), Device: pick(m, device(), device(), device(), "eth0")})
+			}
+			t.Rules = append(t.Rules, r)
+		}
+		all = append(all, t)
+	}
+	return all
+}

@@ -1,0 +1,131 @@
+package integration
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"culvert/nat"
+)
+
+// nftText writes tables in nft's language, with the expressions that Liqo emits for each match and action. Tables and chains get
+// other names, as nft does not take all of ours.
+func nftText(tables []nat.Table) string {
+	var b strings.Builder
+	for i, t := range tables {
+		family := map[nat.Family]string{nat.FamilyIPv4: "ip", nat.FamilyIPv6: "ip6", nat.FamilyINET: "inet"}[t.Family]
+		fmt.Fprintf(&b, "table %s t%d {\n", family, i)
+		for j, c := range t.Chains {
+			policy := c.Policy
+			if policy == "" {
+				policy = nat.PolicyAccept
+			}
+			fmt.Fprintf(&b, "\tchain c%d {\n\t\ttype %s hook %s priority %d; policy %s;\n", j, c.Type, c.Hook, c.Priority, policy)
+			for k := range c.Rules {
+				fmt.Fprintf(&b, "\t\t%s\n", nftRule(&c.Rules[k], t.Family))
+			}
+			b.WriteString("\t}\n")
+		}
+		b.WriteString("}\n")
+	}
+	return b.String()
+}
+
+func nftRule(r *nat.Rule, f nat.Family) string {
+	var words []string
+	add := func(format string, args ...any) { words = append(words, fmt.Sprintf(format, args...)) }
+	for _, m := range r.Match {
+		op := ""
+		if m.Op == nat.OpNotEqual {
+			op = "!= "
+		}
+		if m.Proto != "" {
+			add("meta l4proto %s", m.Proto)
+		}
+		if m.Dev.Value != "" {
+			add("%sifname %s%q", map[nat.Position]string{nat.PositionIn: "i", nat.PositionOut: "o"}[m.Dev.Position], op, m.Dev.Value)
+		}
+		if m.IP.Value != "" {
+			add("%s", nftAddress(m.IP, op))
+		}
+		if m.Port.Value != "" {
+			if strings.Contains(m.Port.Value, "-") {
+				op = "" // a range ignores the operator
+			}
+			add("@th,%d,16 %s%s", map[nat.Position]int{nat.PositionSource: 0, nat.PositionDestination: 16}[m.Port.Position], op, m.Port.Value)
+		}
+	}
+	if r.Action == nat.ActionClampMSS {
+		add("tcp flags & syn != 0")
+	}
+	if !r.NoCounter {
+		add("counter")
+	}
+	words = append(words, nftAction(r, f))
+	return strings.Join(words, " ")
+}
+
+// nftAddress compares (packet & mask) with the address as written.
+func nftAddress(o nat.Operand, op string) string {
+	family := "ip"
+	if strings.Contains(o.Value, ":") {
+		family = "ip6"
+	}
+	field := family + " " + map[nat.Position]string{nat.PositionSource: "saddr", nat.PositionDestination: "daddr"}[o.Position]
+	p, err := netip.ParsePrefix(o.Value)
+	if err != nil {
+		return fmt.Sprintf("%s %s%s", field, op, o.Value)
+	}
+	if op == "" {
+		op = "== "
+	}
+	mask := make([]byte, p.Addr().BitLen()/8)
+	for i := range p.Bits() {
+		mask[i/8] |= 0x80 >> (i % 8)
+	}
+	m, _ := netip.AddrFromSlice(mask)
+	return fmt.Sprintf("%s & %s %s%s", field, m, op, p.Addr())
+}
+
+func nftAction(r *nat.Rule, f nat.Family) string {
+	switch r.Action {
+	case nat.ActionDNAT, nat.ActionSNAT:
+		if strings.Contains(r.To, "-") {
+			return "" // Liqo emits nothing for a range
+		}
+		family := ""
+		if f == nat.FamilyINET {
+			family = " ip"
+			if strings.Contains(r.To, ":") {
+				family = " ip6"
+			}
+		}
+		if strings.Contains(r.To, "/") {
+			return fmt.Sprintf("%s%s prefix to %s", r.Action, family, r.To)
+		}
+		return fmt.Sprintf("%s%s to %s", r.Action, family, r.To)
+	case nat.ActionReject:
+		switch f {
+		case nat.FamilyIPv4:
+			return "reject with icmp type net-unreachable"
+		case nat.FamilyIPv6:
+			return "reject with icmpv6 type no-route"
+		}
+		return "reject with icmpx type no-route"
+	case nat.ActionCTMark:
+		return fmt.Sprintf("ct mark set %d", r.Value)
+	case nat.ActionMetaMarkFromCT:
+		return "meta mark set ct mark"
+	case nat.ActionSetMark:
+		return fmt.Sprintf("meta mark set %d", r.Value)
+	case nat.ActionClampMSS:
+		if r.Value == 0 {
+			return "tcp option maxseg size set rt mtu"
+		}
+		return fmt.Sprintf("tcp option maxseg size set %d", r.Value)
+	}
+	if r.Action == "refuse-source" {
+		return "drop"
+	}
+	return string(r.Action) // accept, drop, notrack, masquerade
+}

@@ -1,0 +1,301 @@
+package integration
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"slices"
+
+	"culvert/nat"
+	"culvert/nat/nattest"
+)
+
+// An end is where the packets of one direction of a flow start, as that side sees the flow.
+type end struct {
+	port         nat.Port // of the device that they come in at
+	src, dst     netip.Addr
+	sport, dport uint16
+	last         []byte // what last came out at this side, as ICMP errors quote it
+	open         bool   // the side has seen a packet, and can answer
+}
+
+// A flow is a conversation through the gateway. The second end is learnt from what the engine makes of the first's packets.
+type flow struct {
+	v6       bool
+	protocol uint8
+	ends     [2]end
+	step     int
+	answered bool // a packet of the second end has come through
+	seq      [2]uint32
+	script   []flowStep
+}
+
+// A flowStep is one packet of a flow's script.
+type flowStep struct {
+	from    int // which end sends it
+	flags   uint8
+	size    int
+	icmpErr bool // an ICMP error about the last packet that came out at this end
+}
+
+const (
+	protoICMP   = 1
+	protoTCP    = 6
+	protoUDP    = 17
+	protoICMPv6 = 58
+	protoOther  = 253 // RFC 3692: for experiments
+)
+
+// newFlow makes a flow with a source port that no other flow of this rule set has: on a clash both sides choose another port, and
+// not the same one.
+func (m *maker) newFlow(number int) *flow {
+	f := &flow{v6: !m.plan.onlyIPv4 && m.IntN(3) == 0}
+	f.protocol = pick(m, uint8(protoTCP), protoTCP, protoUDP, protoUDP, protoICMP, protoOther)
+	if f.v6 && f.protocol == protoICMP {
+		f.protocol = protoICMPv6
+	}
+	e := &f.ends[0]
+	e.open = true
+	if m.IntN(2) == 0 {
+		e.port = nat.Tunnel
+		e.src, e.dst = m.from(m.plan.tunnelSources, f.v6), m.from(m.plan.tunnelDestinations, f.v6)
+	} else {
+		e.port = pick(m, m.plan.nodes...)
+		e.src, e.dst = m.from(m.plan.nodeSources, f.v6), m.from(m.plan.nodeDestinations, f.v6)
+	}
+	e.sport, e.dport = uint16(1024+number), pick(m, uint16(80), 443, 53, 8080)
+	if f.protocol == protoOther { // no port keeps two of them apart
+		e.src, e.dst = spread(e.src, number), spread(e.dst, number)
+	}
+	if isICMPQuery(f.protocol) {
+		e.dport = e.sport
+	}
+	f.script = m.script(f.protocol)
+	for i := range f.script {
+		if m.fixture && m.IntN(20) > 0 {
+			f.script[i].size = min(f.script[i].size, 1+m.IntN(40))
+		}
+	}
+	f.seq = [2]uint32{m.Uint32(), m.Uint32()}
+	return f
+}
+
+// from returns an address of one of the prefixes.
+func (m *maker) from(of []netip.Prefix, v6 bool) netip.Addr {
+	for {
+		if p := pick(m, of...); p.Addr().Is6() == v6 {
+			return m.in(p)
+		}
+	}
+}
+
+func isICMPQuery(p uint8) bool { return p == protoICMP || p == protoICMPv6 }
+
+// spread puts number into the low bits of an address, far from where maker.in puts most.
+func spread(a netip.Addr, number int) netip.Addr {
+	b := a.AsSlice()
+	n := len(b)
+	b[n-1] = byte(number)
+	b[n-2] = b[n-2]&0xc0 | byte(number>>8)&0x3f | 0x20
+	r, _ := netip.AddrFromSlice(b)
+	return r
+}
+
+// script returns what a flow of a protocol sends.
+func (m *maker) script(protocol uint8) []flowStep {
+	var s []flowStep
+	switch protocol {
+	case protoTCP:
+		s = []flowStep{{0, nattest.SYN, 0, false}, {1, nattest.SYN | nattest.ACK, 0, false}, {0, nattest.ACK, 0, false}}
+		if m.IntN(6) == 0 { // in mid-stream
+			s = []flowStep{{0, nattest.ACK, 100, false}, {1, nattest.ACK, 200, false}}
+		}
+		for range m.IntN(4) {
+			s = append(s, flowStep{m.IntN(2), nattest.ACK | nattest.PSH, m.IntN(1200), false})
+		}
+		switch m.IntN(4) {
+		case 0:
+			s = append(s, flowStep{m.IntN(2), nattest.RST, 0, false})
+		case 1:
+			a := m.IntN(2)
+			s = append(s, flowStep{a, nattest.FIN | nattest.ACK, 0, false}, flowStep{1 - a, nattest.FIN | nattest.ACK, 0, false}, flowStep{a, nattest.ACK, 0, false})
+		}
+	default:
+		s = []flowStep{{size: 1 + m.IntN(1500)}} // IPv6 without a payload looks like a jumbogram, which the engine refuses
+		for range m.IntN(6) {
+			s = append(s, flowStep{from: m.IntN(2), size: 1 + m.IntN(600)})
+		}
+	}
+	if m.notrack {
+		// Where one direction is tracked and the other is not, the kernel calls segments invalid and passes them untranslated, and
+		// quotations are of packets that no connection has sent.
+		if protocol == protoTCP {
+			s = []flowStep{{flags: nattest.SYN}, {flags: nattest.SYN}}
+		}
+		if isICMPQuery(protocol) {
+			s = slices.DeleteFunc(s, func(x flowStep) bool { return x.from == 1 })
+		}
+		return s
+	}
+	// Not behind a RST, at which the kernel forgets a connection without an answer.
+	end := slices.IndexFunc(s, func(x flowStep) bool { return x.flags&nattest.RST != 0 })
+	if end < 0 {
+		end = len(s)
+	}
+	if m.IntN(4) == 0 {
+		s = slices.Insert(s, min(end, 1+m.IntN(end)), flowStep{from: 1, icmpErr: true})
+	}
+	if m.IntN(8) == 0 {
+		s = slices.Insert(s, end, flowStep{from: 0, icmpErr: true})
+	}
+	return s
+}
+
+// next returns the flow's next packet with where it comes in, or nil when the flow is over.
+func (m *maker) next(f *flow, id uint16) (nat.Port, []byte) {
+	for ; f.step < len(f.script); f.step++ {
+		s := f.script[f.step]
+		e := &f.ends[s.from]
+		if !e.open || s.icmpErr && e.last == nil {
+			continue
+		}
+		// What has no place in a connection the kernel calls invalid and passes untranslated.
+		if s.flags&(nattest.FIN|nattest.RST) != 0 && !f.ends[1].open || f.protocol == protoTCP && f.script[0].flags == nattest.SYN && s.flags&nattest.SYN == 0 && !s.icmpErr && !f.answered {
+			continue
+		}
+		f.step++
+		if s.icmpErr {
+			return e.port, m.icmpError(f, e, id)
+		}
+		return e.port, m.packet(f, s, e, id)
+	}
+	return 0, nil
+}
+
+func (m *maker) packet(f *flow, s flowStep, e *end, id uint16) []byte {
+	p := nattest.IP{Source: e.src.String(), Destination: e.dst.String(), ID: id, TTL: uint8(2 + m.IntN(250)), TOS: pick(m, uint8(0), 0, 1, 2), DF: m.IntN(3) > 0}
+	if m.IntN(60) == 0 {
+		p.TTL = 1
+	}
+	payload := nattest.Payload(s.size, m.Uint32())
+	if f.protocol == protoOther && s.size < 4 {
+		payload = make([]byte, 4)
+	}
+	switch f.protocol {
+	case protoTCP:
+		t := nattest.TCP{SourcePort: e.sport, DestinationPort: e.dport, Seq: f.seq[s.from], Ack: f.seq[1-s.from], Flags: s.flags, Window: 60000, Payload: payload}
+		if s.flags&nattest.SYN != 0 {
+			t.Options = pick(m,
+				[]byte{2, 4, 5, 180},
+				[]byte{2, 4, 4, 176},
+				[]byte{1, 1, 4, 2, 2, 4, 35, 40},
+				[]byte{1, 2, 4, 5, 180, 1, 0, 0}, // at an odd offset
+				nil)
+			if m.fixture && len(t.Options) == 8 && t.Options[1] == 2 {
+				t.Options = nil
+			}
+			f.seq[s.from]++
+		}
+		if s.flags&nattest.ACK == 0 {
+			t.Ack = 0
+		}
+		if s.flags&nattest.FIN != 0 {
+			f.seq[s.from]++
+		}
+		f.seq[s.from] += uint32(s.size)
+		p.Body = t
+	case protoUDP:
+		p.Body = nattest.UDP{SourcePort: e.sport, DestinationPort: e.dport, Payload: payload, NoChecksum: !f.v6 && m.IntN(4) == 0}
+	case protoICMP:
+		p.Body = nattest.ICMP{Type: map[int]uint8{0: 8, 1: 0}[s.from], Rest: uint32(e.sport)<<16 | uint32(f.step), Payload: payload}
+	case protoICMPv6:
+		p.Body = nattest.ICMP{Type: map[int]uint8{0: 128, 1: 129}[s.from], Rest: uint32(e.sport)<<16 | uint32(f.step), Payload: payload}
+	default:
+		// Rules with ports look at the first bytes. The engine keeps their verdict for the direction.
+		binary.BigEndian.PutUint16(payload, e.sport)
+		binary.BigEndian.PutUint16(payload[2:], e.dport)
+		p.Body = nattest.Raw{Protocol: f.protocol, Payload: payload}
+	}
+	return label(p.Bytes(), id)
+}
+
+// label puts id where both sides leave it alone: IPv4 packets have it already, IPv6 packets get it as flow label.
+func label(b []byte, id uint16) []byte {
+	if b[0]>>4 == 6 {
+		binary.BigEndian.PutUint16(b[2:], id)
+	}
+	return b
+}
+
+func idOf(b []byte) uint16 {
+	if b[0]>>4 == 6 {
+		return binary.BigEndian.Uint16(b[2:])
+	}
+	return binary.BigEndian.Uint16(b[4:])
+}
+
+// icmpError is a message from a router beyond e, or from the destination itself, about what came out there.
+func (m *maker) icmpError(f *flow, e *end, id uint16) []byte {
+	router := e.src // as the answers of this end have it
+	if m.IntN(3) > 0 {
+		sources := m.plan.nodeSources
+		if e.port == nat.Tunnel {
+			sources = m.plan.tunnelSources
+		}
+		router = m.from(sources, f.v6)
+	}
+	quote := slices.Clone(e.last)
+	p := nattest.IP{Source: router.String(), Destination: e.dst.String(), ID: id, TTL: uint8(2 + m.IntN(250))}
+	if f.v6 {
+		quote = quote[:min(len(quote), 1232)]
+		p.Body = pick(m,
+			nattest.ICMP{Type: 1, Code: 4, Payload: quote},
+			nattest.ICMP{Type: 2, Rest: 1280, Payload: quote},
+			nattest.ICMP{Type: 3, Payload: quote})
+	} else {
+		quote = quote[:min(len(quote), pick(m, 28, 28, 60, 548))]
+		p.Body = pick(m,
+			nattest.ICMP{Type: 3, Code: 3, Payload: quote},
+			nattest.ICMP{Type: 3, Code: 4, Rest: 1200, Payload: quote},
+			nattest.ICMP{Type: 11, Payload: quote})
+	}
+	return label(p.Bytes(), id)
+}
+
+// learn takes what came out of the gateway into the flow: the other end can answer.
+func (f *flow) learn(in, out nat.Port, sent []byte) {
+	v, err := nattest.Check(sent)
+	if err != nil || isError(v) || v.Offset > 0 || v.MF {
+		return
+	}
+	from := 0
+	if f.ends[1].open && f.ends[1].port == in && f.script[f.step-1].from == 1 {
+		from, f.answered = 1, true
+	}
+	other := &f.ends[1-from]
+	other.last = sent
+	if from == 0 && !other.open {
+		*other = end{port: out, src: v.Destination, dst: v.Source, sport: v.DestinationPort, dport: v.SourcePort, last: sent, open: true}
+		if f.protocol == protoOther {
+			other.sport, other.dport = f.ends[0].dport, f.ends[0].sport
+		}
+	}
+}
+
+// moved reports whether the flow's packets went out elsewhere before, while a rule masquerades.
+func (f *flow) moved(tables []nat.Table, out nat.Port) bool {
+	return f.ends[1].open && f.ends[1].port != out && slices.ContainsFunc(tables, func(t nat.Table) bool {
+		return slices.ContainsFunc(t.Chains, func(c nat.Chain) bool {
+			return slices.ContainsFunc(c.Rules, func(r nat.Rule) bool { return r.Action == nat.ActionMasquerade })
+		})
+	})
+}
+
+func isError(v nattest.View) bool {
+	switch v.Protocol {
+	case protoICMP:
+		return v.Body[0] == 3 || v.Body[0] == 11 || v.Body[0] == 12
+	case protoICMPv6:
+		return v.Body[0] < 128
+	}
+	return false
+}
