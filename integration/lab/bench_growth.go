@@ -37,9 +37,6 @@ var growthRows = []struct {
 	{rowTCP1, "TCP Gb/s"}, {rowDials, "connects k/s"}, {rowUDP64, "UDP 64 B k/s"}, {rowIdleP50, "ping p50 µs"}, {rowResident, "resident MiB"},
 }
 
-// growthRuns is how often each setting is measured in a full run.
-const growthRuns = 2
-
 // GrowthRow is culvert's figures at one size of its tables.
 type GrowthRow struct {
 	Setting string            `json:"setting"`
@@ -57,7 +54,7 @@ func (b *bench) grow(ctx context.Context) ([]GrowthRow, error) {
 	}
 	kept := b.rows
 	defer func() { b.rows = kept }()
-	for run := range min(growthRuns, b.times.runs) {
+	for run := range b.times.growthRuns {
 		for i := range growthSettings {
 			b.rows = all[i]
 			b.totals = map[string]*totals{culvertGateway.Name: new(totals)}
