@@ -17,10 +17,7 @@ func TestWindow(t *testing.T) {
 			t.Error("waited with room for one")
 		}
 		w.give(1)
-		go func() {
-			time.Sleep(windowPatience / 4)
-			w.take(1)
-		}()
+		time.AfterFunc(windowPatience/4, func() { w.take(1) })
 		if !w.wait() || time.Since(start) != windowPatience/4 {
 			t.Errorf("opened after %v, want %v", time.Since(start), windowPatience/4)
 		}

@@ -38,6 +38,10 @@ func TestAddressMapping(t *testing.T) {
 			if !v.Asymmetric || e.Stats().Outbound.Asymmetric != 1 {
 				t.Fatal("not counted as asymmetric")
 			}
+			// That does not move the connection.
+			if v, _, _ := forwarded(t, e, nat.Tunnel, p.Bytes(), start); v.Out != test.via {
+				t.Fatalf("moved to port %d", v.Out)
+			}
 		})
 	}
 	t.Run("from the host", func(t *testing.T) {
