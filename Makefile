@@ -51,8 +51,9 @@ fuzz: go-version ## each fuzz target for FUZZTIME (30s)
 	  done; \
 	done
 
-bench: build ## micro benchmarks, with ratios to a seal of 1400 bytes
+bench: build ## micro benchmarks, then pods through culvert and through a gateway of kernel parts (20 minutes)
 	$(GO) test -run '^$$' -bench . -benchmem $(UNIT)
+	bin/culvert lab bench --growth
 
 lint: go-version ## gofmt, go vet, staticcheck
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); \

@@ -23,7 +23,7 @@ type bind struct {
 	legs []*leg // +checklocks:mu
 
 	current      atomic.Pointer[[]*leg] // legs, for Send
-	dataSent     atomic.Uint64          // transport messages with content given to Send
+	out, in      *window                // of transport messages with content
 	receiveStops atomic.Uint64          // receive errors waited out
 }
 
@@ -48,11 +48,14 @@ const (
 	// receiveMessages of 64 KiB are read by one system call. More cost cache misses
 	// and gain nothing: a train of 48 datagrams already amortises the call.
 	receiveMessages = 2
-	endpointCache   = 64
-	receiveBackoff  = 100 * time.Millisecond
+	// Without UDP_GRO each message is one datagram.
+	receiveDatagrams = 64
+	datagramBuffer   = 10 << 10 // holds maxMTU with WireGuard's overhead
+	endpointCache    = 64
+	receiveBackoff   = 100 * time.Millisecond
 )
 
-func newBind() *bind { return new(bind) }
+func newBind(out, in *window) *bind { return &bind{out: out, in: in} }
 
 // Open implements conn.Bind. Without IPv6 on the machine there is one leg.
 func (b *bind) Open(port uint16) ([]conn.ReceiveFunc, uint16, error) {
@@ -78,7 +81,7 @@ func (b *bind) Open(port uint16) ([]conn.ReceiveFunc, uint16, error) {
 	var fns []conn.ReceiveFunc
 	for _, l := range legs {
 		fns = append(fns, func(packets [][]byte, sizes []int, eps []conn.Endpoint) (int, error) {
-			return l.receive(packets, sizes, eps, &b.receiveStops)
+			return b.receive(l, packets, sizes, eps)
 		})
 	}
 	b.legs = legs
@@ -91,9 +94,13 @@ func openLeg(network string, addr netip.Addr, port uint16) (*leg, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &leg{socket: s, is4: addr.Is4(), sender: s.NewSender(), messages: make([]udp.Message, receiveMessages)}
+	messages, size := receiveMessages, udp.BufferSize
+	if !s.Stats().GRO {
+		messages, size = receiveDatagrams, datagramBuffer
+	}
+	l := &leg{socket: s, is4: addr.Is4(), sender: s.NewSender(), messages: make([]udp.Message, messages)}
 	for i := range l.messages {
-		l.messages[i].Buffer = make([]byte, udp.BufferSize)
+		l.messages[i].Buffer = make([]byte, size)
 	}
 	return l, nil
 }
@@ -145,21 +152,26 @@ func (b *bind) Send(bufs [][]byte, ep conn.Endpoint) error {
 	}
 	for _, l := range *legs {
 		if l.is4 == to.Addr().Is4() {
-			b.dataSent.Add(dataMessages(bufs))
-			return l.send(bufs, to)
+			err := l.send(bufs, to)
+			b.out.take(dataMessages(bufs))
+			return err
 		}
 	}
 	return syscall.EAFNOSUPPORT
 }
 
 // dataMessages counts the transport messages in bufs that are no keepalives.
-func dataMessages(bufs [][]byte) (n uint64) {
+func dataMessages(bufs [][]byte) (n int) {
 	for _, b := range bufs {
-		if len(b) > device.MessageKeepaliveSize && b[0] == device.MessageTransportType {
+		if isData(b) {
 			n++
 		}
 	}
 	return n
+}
+
+func isData(b []byte) bool {
+	return len(b) > device.MessageKeepaliveSize && b[0] == device.MessageTransportType
 }
 
 // send groups bufs into trains: datagrams of one size, of which only the last may
@@ -185,8 +197,9 @@ func (l *leg) send(bufs [][]byte, to netip.AddrPort) error {
 	return nil
 }
 
-// receive implements conn.ReceiveFunc.
-func (l *leg) receive(packets [][]byte, sizes []int, eps []conn.Endpoint, stops *atomic.Uint64) (int, error) {
+// receive implements conn.ReceiveFunc for one leg.
+func (b *bind) receive(l *leg, packets [][]byte, sizes []int, eps []conn.Endpoint) (int, error) {
+	b.in.wait()
 	for l.next == l.filled {
 		n, err := l.socket.Receive(l.messages)
 		switch {
@@ -197,11 +210,18 @@ func (l *leg) receive(packets [][]byte, sizes []int, eps []conn.Endpoint, stops 
 		default:
 			// Any error but ErrClosed would in the end stop wireguard-go's receiver for
 			// good. What the kernel reports here passes, but must not be spun on.
-			stops.Add(1)
+			b.receiveStops.Add(1)
 			time.Sleep(receiveBackoff)
 		}
 	}
-	n := 0
+	n, data := l.take(packets, sizes, eps)
+	b.in.give(data)
+	return n, nil
+}
+
+// take moves received datagrams into packets. It returns how many, and how many of
+// them are transport messages with content.
+func (l *leg) take(packets [][]byte, sizes []int, eps []conn.Endpoint) (n, data int) {
 	for n < len(packets) && l.next < l.filled {
 		m := &l.messages[l.next]
 		rest := m.Data[l.offset:]
@@ -212,6 +232,9 @@ func (l *leg) receive(packets [][]byte, sizes []int, eps []conn.Endpoint, stops 
 		if size > 0 {
 			sizes[n] = copy(packets[n], rest[:size])
 			eps[n] = l.endpoint(m.Source)
+			if isData(rest[:size]) {
+				data++
+			}
 			n++
 		}
 		if l.offset += size; l.offset >= len(m.Data) {
@@ -219,7 +242,7 @@ func (l *leg) receive(packets [][]byte, sizes []int, eps []conn.Endpoint, stops 
 			l.offset = 0
 		}
 	}
-	return n, nil
+	return n, data
 }
 
 // endpoint returns the Endpoint of addr, the same object as long as its place in

@@ -15,7 +15,7 @@ import (
 // endpoint as the first sees it.
 func bindPair(t testing.TB) (a, b *bind, receive conn.ReceiveFunc, to conn.Endpoint) {
 	t.Helper()
-	a, b = newBind(), newBind()
+	a, b = newBind(newWindow(), newWindow()), newBind(newWindow(), newWindow())
 	if _, _, err := a.Open(0); err != nil {
 		t.Fatal(err)
 	}
@@ -115,7 +115,7 @@ func TestBindEndpoints(t *testing.T) {
 
 // TestBindClose: Close ends receive with net.ErrClosed, and the bind opens again.
 func TestBindClose(t *testing.T) {
-	b := newBind()
+	b := newBind(newWindow(), newWindow())
 	fns, _, err := b.Open(0)
 	if err != nil {
 		t.Fatal(err)

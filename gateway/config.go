@@ -187,6 +187,9 @@ func (c *Config) natConfig(ports map[string]nat.Port) *nat.Config {
 		Rules:              c.Rules,
 		MaxConnections:     c.MaxConnections,
 	}
+	if nc.MaxConnections == 0 {
+		nc.MaxConnections = autoConnections()
+	}
 	for _, m := range c.Addresses {
 		nc.Addresses = append(nc.Addresses, nat.AddressMapping{External: m.External, Internal: m.Internal, Via: ports[m.Via]})
 	}

@@ -98,12 +98,14 @@ func (g *Gateway) connectPath(c *Config) {
 		receiver: g.endpoint.NewReceiver(),
 		replies:  g.endpoint.NewSender(),
 		engine:   g.engine,
+		window:   newWindow(),
 		host:     g.local.internal,
 		queue:    queue{wake: g.endpoint.Wake},
 	}
 	g.in = &inbound{
 		sender:  g.endpoint.NewSender(),
 		engine:  g.engine,
+		window:  newWindow(),
 		host:    g.local.tunnel,
 		answers: &g.out.queue,
 		piece:   make([]byte, c.MTU),
@@ -112,7 +114,7 @@ func (g *Gateway) connectPath(c *Config) {
 }
 
 func (g *Gateway) openWireGuard(c *Config) (err error) {
-	g.bind = newBind()
+	g.bind = newBind(g.out.window, g.in.window)
 	entry := g.log.WithField("tunnel", "wireguard")
 	d := device.NewDevice(newTunDevice(g.out, g.in, c.MTU), g.bind, &device.Logger{Verbosef: entry.Tracef, Errorf: entry.Warnf})
 	if g.wg, err = newWireGuard(d, &c.WireGuard, entry); err != nil {

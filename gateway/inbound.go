@@ -12,6 +12,7 @@ type inbound struct {
 	counters
 	sender  *geneve.Sender
 	engine  *nat.Engine
+	window  *window   // packets that wireguard-go has not decrypted
 	host    *nic      // the gateway's own tunnel address
 	answers *queue    // ICMP errors and answers, back into the tunnel
 	other   *counters // of outbound, whose way they go

@@ -21,6 +21,7 @@ type outbound struct {
 	receiver *geneve.Receiver
 	replies  *geneve.Sender // ICMP errors back to nodes
 	engine   *nat.Engine
+	window   *window   // packets that wireguard-go has not sent
 	host     *nic      // the gateway's own internal address
 	other    *counters // of inbound, whose way errors and answers go
 	queue    queue
@@ -34,15 +35,24 @@ type outbound struct {
 	scratch  []byte // for ICMP errors
 }
 
+// stalledBatch times device.QueueStagedSize packets is what waits for a session.
+const stalledBatch = 4
+
 // fragmentRoom is room for a fragment that the engine has held back.
 type fragmentRoom [2048]byte
 
 // read implements tun.Device.Read.
 func (o *outbound) read(bufs [][]byte, sizes []int, offset int) (int, error) {
+	if !o.window.wait() {
+		// There is no session with the peer, or no keeping up with it: wireguard-go
+		// queues batches, so let them be small.
+		bufs = bufs[:stalledBatch]
+	}
 	for {
 		n := o.fill(bufs, sizes, offset)
 		o.replies.Flush()
 		if n > 0 {
+			o.window.give(n)
 			return n, nil
 		}
 		// Fill clears a wake-up before it blocks, and what is queued after that wakes

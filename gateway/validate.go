@@ -93,13 +93,24 @@ func (c *Config) validateNetworks(e *configfile.Errors) {
 	if a := c.UnknownSource; a.IsValid() && !contains(c.Local.ExternalCIDRs, a) {
 		e.Add("nat.unknownSource", "%s is in no CIDR of network.local.externalCIDRs", a)
 	}
-	if a := c.Geneve.GatewayAddress; a.IsValid() {
-		seen.claim(e, "geneve.gatewayAddress", netip.PrefixFrom(a, 32), "; internal addresses need a CIDR of their own")
-	}
-	for i, n := range c.Geneve.Nodes {
-		if n.Address.IsValid() {
-			seen.claim(e, fmt.Sprintf("geneve.nodes[%d].address", i), netip.PrefixFrom(n.Address, 32), "; internal addresses need a CIDR of their own")
+	hosts := map[netip.Addr]string{}
+	host := func(path string, a netip.Addr) {
+		if !a.IsValid() {
+			return
 		}
+		for _, q := range seen {
+			if q.prefix.Contains(a) {
+				e.Add(path, "%s lies in %s (%s); internal addresses need a CIDR of their own", a, q.path, q.prefix)
+			}
+		}
+		if other, ok := hosts[a]; ok {
+			e.Add(path, "%s is %s too", a, other)
+		}
+		hosts[a] = path
+	}
+	host("geneve.gatewayAddress", c.Geneve.GatewayAddress)
+	for i, n := range c.Geneve.Nodes {
+		host(fmt.Sprintf("geneve.nodes[%d].address", i), n.Address)
 	}
 }
 

@@ -12,12 +12,32 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"culvert/integration/lab"
 )
+
+// culvertBinary builds the culvert under test, once: static, so that a guest takes
+// it too.
+var culvertBinary = sync.OnceValues(func() (string, error) {
+	dir := filepath.Join(os.TempDir(), fmt.Sprintf("culvert-lab-binary-%d", os.Getuid()))
+	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
+		return "", err
+	}
+	if info, err := os.Lstat(dir); err != nil || !info.IsDir() || int(info.Sys().(*syscall.Stat_t).Uid) != os.Getuid() {
+		return "", fmt.Errorf("%s is not a folder of this user; remove it", dir)
+	}
+	name := filepath.Join(dir, "culvert")
+	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", name, "culvert/cmd/culvert")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build culvert: %w\n%s", err, out)
+	}
+	return name, nil
+})
 
 // labUser is a user who runs labs, with a runtime directory that is empty.
 type labUser struct {

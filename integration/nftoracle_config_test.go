@@ -1,7 +1,12 @@
 package integration
 
 import (
+	"encoding/json"
 	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
 
 	"culvert/nat"
 )
@@ -97,5 +102,52 @@ func planOf(c *nat.Config) plan {
 	}
 	p.nodeSources = append(p.nodeSources, oracleOutside[:]...)
 	p.nodeDestinations = append(p.nodeDestinations, oracleOutside[0], oraclePods[0], oraclePods[1])
+	return p
+}
+
+// capturedConfigs returns the configurations of gateways as Liqo's own controllers made them; nat's tests write these files.
+func capturedConfigs(t *testing.T) []*nat.Config {
+	t.Helper()
+	files, err := filepath.Glob("../nat/testdata/liqo-crs/*/*.json")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no captured configurations: %v", err)
+	}
+	var all []*nat.Config
+	for _, name := range files {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := &nat.Config{MaxHalfOpen: 1 << 16}
+		if err := json.Unmarshal(text, c); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		all = append(all, c)
+	}
+	return all
+}
+
+// liqoPlan is planOf with the pods and mapped addresses that only the tables know.
+func liqoPlan(c *nat.Config) plan {
+	p := planOf(c)
+	p.onlyIPv4 = true
+	for _, t := range c.Routing {
+		for _, r := range t.Rules {
+			for _, route := range r.Routes {
+				if route.Destination.IsSingleIP() {
+					p.tunnelDestinations = append(p.tunnelDestinations, route.Destination)
+				}
+			}
+		}
+	}
+	for _, t := range c.Firewall {
+		for _, chain := range t.Chains {
+			for _, r := range chain.Rules {
+				if a, err := netip.ParseAddr(r.Match[0].IP.Value); err == nil && r.Action == nat.ActionDNAT && !strings.Contains(r.To, "/") {
+					p.tunnelDestinations = append(p.tunnelDestinations, netip.PrefixFrom(a, 32))
+				}
+			}
+		}
+	}
 	return p
 }

@@ -157,6 +157,9 @@ func (o *oracle) device(d oracleDevice) error {
 func (o *oracle) load(tables []nat.Table, routing []nat.PolicyTable) error {
 	return o.do(func() error {
 		cmd := exec.Command("nft", "-f", "-")
+		// Of chains with equal priority the kernel runs the one that came last first.
+		tables := slices.Clone(tables)
+		slices.Reverse(tables)
 		text := nftText(tables)
 		cmd.Stdin = strings.NewReader(text)
 		if out, err := cmd.CombinedOutput(); err != nil {
@@ -258,5 +261,6 @@ func (o *oracle) drain() ([]output, error) {
 	return all, nil
 }
 
-// settle is how long the kernel may take with a packet that it has not dealt with when write returns.
+// settle is how long the kernel may take with a packet that it has not dealt with when write returns, as it nearly always has; a
+// hundred times as long where that would be a difference without a reason.
 const settle = 20 * time.Millisecond

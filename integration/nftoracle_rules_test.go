@@ -54,11 +54,13 @@ func oracleConfig() *nat.Config {
 type maker struct {
 	*rand.Rand
 	notrack bool // a rule of the tables says so
+	fixture bool // small packets, and none that the kernel spoils
 	plan    plan
 }
 
 // A plan says which addresses packets have; a prefix that is there twice comes twice as often.
 type plan struct {
+	onlyIPv4                          bool
 	nodes                             []nat.Port
 	nodeSources, nodeDestinations     []netip.Prefix
 	tunnelSources, tunnelDestinations []netip.Prefix

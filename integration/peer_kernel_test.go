@@ -69,7 +69,9 @@ func TestPeerKernelGeneve(t *testing.T) {
 		t.Log(g.sh("ip -d link show culvert0; ip route show dev culvert0"))
 		traffic(10_240_001)
 		g.sh("kill -9 $(cat /tmp/node.pid)") // its link stays, for the next to replace
+		g.write("/tmp/node.yaml", strings.Replace(romeNodeConfig, "mode: geneve", "mode: auto", 1))
 		g.sh(start...)
+		g.sh("ip -d link show culvert0 | grep 'geneve id'")
 		g.ping(milanPodAtRome)
 		g.sh(
 			"kill $(cat /tmp/node.pid)",

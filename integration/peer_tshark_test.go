@@ -143,6 +143,36 @@ func (f *dissected) complaint() string {
 	return ""
 }
 
+func TestPeerComplaint(t *testing.T) {
+	good := dissected{
+		source: "172.18.0.2", vni: fmt.Sprintf("%#x", romeVNI), ipStatus: []string{"1", "1"}, udpStatus: []string{"3"}, otherStatus: []string{"1"},
+		groups: []string{"33554432"}, severities: []string{"6291456"}, // a retransmission
+	}
+	for _, test := range []struct {
+		name   string
+		change func(*dissected)
+		want   string
+	}{
+		{"good", func(*dissected) {}, ""},
+		{"ours with checksum", func(f *dissected) { f.source, f.udpStatus = "172.18.0.9", []string{"1", "1"} }, ""},
+		{"ours without checksum", func(f *dissected) { f.source = "172.18.0.9" }, "UDP checksum"},
+		{"inner without checksum", func(f *dissected) { f.udpStatus = []string{"1", "3"} }, "UDP checksum"},
+		{"outer checksum bad", func(f *dissected) { f.udpStatus = []string{"0"} }, "UDP checksum"},
+		{"IP checksum bad", func(f *dissected) { f.ipStatus = []string{"1", "0"} }, "IP, TCP or ICMP checksum"},
+		{"TCP checksum unverified", func(f *dissected) { f.otherStatus = []string{"2"} }, "IP, TCP or ICMP checksum"},
+		{"other VNI", func(f *dissected) { f.vni = "0x1" }, fmt.Sprintf("VNI, want %#x", romeVNI)},
+		{"malformed", func(f *dissected) { f.malformed = "1" }, "malformed"},
+		{"warning of a protocol", func(f *dissected) { f.groups = []string{"150994944"} }, "expert information"},
+		{"chat of a protocol", func(f *dissected) { f.groups, f.severities = []string{"150994944"}, []string{"2097152"} }, ""},
+	} {
+		f := good
+		test.change(&f)
+		if got := f.complaint(); got != test.want {
+			t.Errorf("%s: %q, want %q", test.name, got, test.want)
+		}
+	}
+}
+
 // TestPeerTshark has tshark dissect both what we send to Open vSwitch and what it
 // sends to us.
 func TestPeerTshark(t *testing.T) {

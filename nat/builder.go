@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 )
@@ -219,11 +218,9 @@ func (r *rule) complete(t *Table, c *Chain, from *Rule, tcp bool) error {
 
 // parseTo reads where snat or dnat leads.
 func (r *rule) parseTo(f Family, to string) error {
-	if first, last, ok := strings.Cut(to, "-"); ok {
-		a, errA := netip.ParseAddr(first)
-		b, errB := netip.ParseAddr(last)
-		if errA != nil || errB != nil || a.Is4() != b.Is4() || b.Less(a) {
-			return fmt.Errorf("to %q is no range of addresses in ascending order", to)
+	if strings.Contains(to, "-") {
+		if _, _, err := parseRange(to); err != nil {
+			return fmt.Errorf("to %w", err)
 		}
 		return nil // Liqo emits no expression for a range: the rule does nothing
 	}

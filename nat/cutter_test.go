@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"testing"
+	"time"
 
 	"culvert/nat"
 	"culvert/nat/nattest"
@@ -352,6 +353,51 @@ func TestAllocations(t *testing.T) {
 			}
 		}); n != 0 {
 			t.Errorf("%s: %v allocations", name, n)
+		}
+	}
+}
+
+// New connections allocate a chunk or a segment for a thousand of them; packets of those that exist, fragments too, nothing.
+func TestConnectionAllocations(t *testing.T) {
+	for _, source := range []string{"203.0.113.9", "fd00:200:0:1::5"} {
+		e := engine(t, func(c *nat.Config) { c.MaxHalfOpen = 1 << 16 })
+		destination, remote := "10.71.3.9", "10.200.3.9"
+		if address(source).Is6() {
+			destination, remote = "fd00:71:0:4000::9", "fd00:200::9"
+		}
+		p := udp(source, destination, 1000, 53)
+		_, out, _ := forwarded(t, e, node1, p.Bytes(), start)
+		answer := udp(remote, out.Source.String(), 53, out.SourcePort).Bytes()
+		parts := pieces(nattest.IP{Source: source, Destination: destination, Body: nattest.UDP{SourcePort: 1000, DestinationPort: 53, Payload: make([]byte, 2000)}}, 1000, 1)
+		deliver(t, e, node1, parts, start)
+		work := make([]byte, 2048)
+		var q nat.Packet
+		now := start
+		run := func(in nat.Port, b []byte) {
+			q.Parse(work[:copy(work, b)])
+			if v := e.Process(&q, in, now); v.Action != nat.Forward || v.Untracked {
+				t.Fatalf("%v %v", v.Action, v.Reason)
+			}
+		}
+		there := p.Bytes()
+		if n := testing.AllocsPerRun(500, func() {
+			now = now.Add(31 * time.Second) // the last datagram is forgotten
+			run(node1, there)
+			run(nat.Tunnel, answer)
+			run(node1, parts[0])
+			run(node1, parts[1])
+		}); n != 0 {
+			t.Errorf("%s: %v allocations for packets of a connection", source, n)
+		}
+		port := 2000
+		head := len(there) - 15 // UDP header and payload
+		if n := testing.AllocsPerRun(20_000, func() {
+			port++
+			binary.BigEndian.PutUint16(there[head:], uint16(port))
+			there[head+6], there[head+7] = 0x12, 0x34
+			run(node1, there)
+		}); n > 1 {
+			t.Errorf("%s: %v allocations for a new connection", source, n)
 		}
 	}
 }

@@ -1,8 +1,8 @@
 package nat
 
 import (
-	"encoding/binary"
 	"hash/maphash"
+	"math/bits"
 )
 
 const (
@@ -16,7 +16,7 @@ const (
 // bucket. A full segment is split in two, which costs a packet some microseconds; nothing larger is ever copied but the list of
 // segments, 8 bytes for each thousand tuples.
 type directory struct {
-	seed     maphash.Seed
+	secrets  [7]uint64
 	depth    uint // segments are chosen by this many leading bits of the hash
 	segments []*segment
 	scratch  [segmentSlots]uint64
@@ -38,32 +38,36 @@ func (r reference) number() uint32 { return uint32(r >> 1) }
 func (r reference) direction() int { return int(r & 1) }
 
 func (dir *directory) init() {
-	dir.seed = maphash.MakeSeed()
+	seed := maphash.MakeSeed()
+	for i := range dir.secrets {
+		dir.secrets[i] = maphash.Comparable(seed, i)
+	}
 	dir.segments = []*segment{new(segment)}
 }
 
 // hash is keyed by the process. It tells the two sides of the gateway apart but not nodes, so that one search finds both a tuple of a
-// certain node and one of any node.
+// certain node and one of any node. It is a chain of folded multiplications (as in wyhash), each of words that a sender chooses with
+// secrets that it cannot see.
 func (dir *directory) hash(t *tuple) uint32 {
-	side := uint32(t.protocol) << 8
+	k := &dir.secrets
+	last := uint64(t.ports)<<32 | uint64(t.protocol)<<8
 	if t.zone != Tunnel {
-		side |= 1
+		last |= 1
 	}
+	h := k[0]
 	if t.v6 {
-		var b [40]byte
-		binary.LittleEndian.PutUint64(b[:], t.words[0])
-		binary.LittleEndian.PutUint64(b[8:], t.words[1])
-		binary.LittleEndian.PutUint64(b[16:], t.words[2])
-		binary.LittleEndian.PutUint64(b[24:], t.words[3])
-		binary.LittleEndian.PutUint32(b[32:], t.ports)
-		binary.LittleEndian.PutUint32(b[36:], side)
-		return uint32(maphash.Bytes(dir.seed, b[:]) >> 32)
+		h = fold(h^t.words[0], k[1]^t.words[1])
+		h = fold(h^k[2]^t.words[2], k[3]^t.words[3])
+	} else {
+		h ^= t.words[0]
 	}
-	var b [16]byte
-	binary.LittleEndian.PutUint64(b[:], t.words[0])
-	binary.LittleEndian.PutUint32(b[8:], t.ports)
-	binary.LittleEndian.PutUint32(b[12:], side)
-	return uint32(maphash.Bytes(dir.seed, b[:]) >> 32)
+	return uint32(fold(fold(h, k[4]^last)^k[5], k[6]) >> 32)
+}
+
+// fold multiplies and folds the product.
+func fold(a, b uint64) uint64 {
+	high, low := bits.Mul64(a, b)
+	return high ^ low
 }
 
 func (dir *directory) segment(hash uint32) *segment { return dir.segments[hash>>(32-dir.depth)] }

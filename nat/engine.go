@@ -5,7 +5,8 @@ import "sync"
 // An Engine translates and filters the packets of one gateway. Its methods may be called from several goroutines; it is built for
 // two, one per direction, that share one lock for the tens of nanoseconds that a packet needs it.
 type Engine struct {
-	hashKey hashKey // of port and backend choice; constant for the life of the saved state
+	hashKey hashKey    // of port and backend choice; constant for the life of the saved state
+	apply   sync.Mutex // held by Apply; taken before mu
 
 	mu        sync.Mutex
 	snapshot  *snapshot
@@ -36,6 +37,8 @@ func New(key [16]byte, c *Config) (*Engine, error) {
 // Apply puts c in place of the configuration or, if c has faults, returns them all and changes nothing. Connections survive unless
 // what they need is gone.
 func (e *Engine) Apply(c *Config) error {
+	e.apply.Lock()
+	defer e.apply.Unlock()
 	e.mu.Lock()
 	previous := e.snapshot
 	e.mu.Unlock()

@@ -73,12 +73,10 @@ func (e *Engine) open(p *Packet, tr *traversal, now Time) Verdict {
 			size := uint64(len(p.data))
 			tr.countBindings(s.rules, 1, size)
 			v = Verdict{}
-			h.conn.flags |= flagEvaluated0 // for this packet at least
-			marked := tr.marked
+			evaluated := h.conn.flags & flagEvaluated0
+			h.conn.flags |= flagEvaluated0 // for this packet in any case
 			e.established(h, p, tr.in, now, &v)
-			if marked {
-				h.conn.flags &^= flagEvaluated0
-			}
+			h.conn.flags = h.conn.flags&^flagEvaluated0 | evaluated
 			return v
 		}
 		if tr.stateful || !e.returns(tr) {
@@ -116,7 +114,7 @@ func (e *Engine) create(p *Packet, tr *traversal, now Time) (hit, Reason) {
 	if zone != Tunnel {
 		zone = anyNode
 	}
-	answer, ok := e.choosePort(&tr.from, &to, zone, now)
+	answer, ok := e.choosePort(p, &tr.from, &to, zone, now)
 	if !ok {
 		return hit{}, ReasonPortExhausted
 	}
@@ -135,7 +133,6 @@ func (e *Engine) create(p *Packet, tr *traversal, now Time) (hit, Reason) {
 	}
 	e.stats.Created++
 	c.generation = s.generation
-	c.mark = tr.effects.connMark
 	c.lastSeen = now
 	c.addresses = delta(tr.from.addressSum(), to.addressSum())
 	c.ports = delta(tr.from.portSum(), to.portSum())

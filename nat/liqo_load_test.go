@@ -159,6 +159,7 @@ func (f *crRoute) table() PolicyTable {
 // A capturedGateway is the gateway of one peering, scheduled on node n1, with what it watches.
 type capturedGateway struct {
 	*ruleset
+	config *Config
 	loaded []string        // names of the CRs
 	marks  map[string]Port // of the nodes, from the ctmark rules
 	pods   map[Port]string // one on each node
@@ -171,10 +172,21 @@ const portN1, portN2 = Port(1), Port(2)
 // come before those of single addresses, so that a source from the tunnel is remapped rather than taken for a mapped host.
 func captured(t testing.TB, capture, remote string) capturedGateway {
 	t.Helper()
-	g := capturedGateway{marks: map[string]Port{}, pods: map[Port]string{}}
-	c := &Config{
+	g := capturedGateway{config: &Config{}, marks: map[string]Port{}, pods: map[Port]string{}}
+	c := g.config
+	*c = Config{
 		GatewayAddress: addr("10.80.0.3"), TunnelAddress: addr("169.254.18.1"), PeerTunnelAddress: addr("169.254.18.2"),
-		Firewall: []Table{}, Routing: []PolicyTable{},
+		LocalPodCIDRs: []netip.Prefix{pfx("10.244.0.0/16")}, LocalExternalCIDRs: []netip.Prefix{pfx("10.70.0.0/16")},
+		Remote: []RemoteCIDR{
+			{Real: pfx("10.244.0.0/16"), Remapped: pfx("10.71.0.0/16")},
+			{Real: pfx("10.70.0.0/16"), Remapped: pfx("10.68.0.0/16"), External: true},
+		},
+		UnknownSource: addr("10.70.0.0"),
+		MTU:           1340,
+		Firewall:      []Table{}, Routing: []PolicyTable{},
+	}
+	if remote == "cluster-c" {
+		c.Remote = []RemoteCIDR{{Real: pfx("10.245.0.0/16")}, {Real: pfx("10.71.0.0/16"), Remapped: pfx("10.69.0.0/16"), External: true}}
 	}
 	if remote == "cluster-c" { // there we are the client
 		c.TunnelAddress, c.PeerTunnelAddress = c.PeerTunnelAddress, c.TunnelAddress

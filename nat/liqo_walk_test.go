@@ -1,8 +1,13 @@
 package nat
 
 import (
+	"bytes"
+	"encoding/json"
+	"flag"
 	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 )
@@ -117,6 +122,38 @@ func TestLiqoGeneratedSetsLoad(t *testing.T) {
 			}
 			if len(g.marks) != 2 {
 				t.Errorf("marks %v", g.marks)
+			}
+		})
+	}
+}
+
+var updateCaptures = flag.Bool("update", false, "write the configurations of the captured gateways anew")
+
+// The configuration of each captured gateway is checked in for the comparison with the kernel, which needs it without Liqo's format.
+func TestLiqoConfigurations(t *testing.T) {
+	for _, remote := range []string{"cluster-b", "cluster-c"} {
+		eachCapture(t, remote, func(t *testing.T, capture string, g capturedGateway) {
+			want, err := json.MarshalIndent(g.config, "", "\t")
+			if err != nil {
+				t.Fatal(err)
+			}
+			want = append(want, '\n')
+			name := filepath.Join("testdata", "liqo-crs", capture, remote+".json")
+			if *updateCaptures {
+				if err := os.WriteFile(name, want, 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			got, err := os.ReadFile(name)
+			if err != nil || !bytes.Equal(got, want) {
+				t.Errorf("%s is not what the captured resources say (%v); go test -run %s -update", name, err, t.Name())
+			}
+			var c Config
+			if err := json.Unmarshal(got, &c); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := New([16]byte{}, &c); err != nil {
+				t.Errorf("%s: %v", name, err)
 			}
 		})
 	}

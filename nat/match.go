@@ -160,11 +160,10 @@ func compileAddress(o Operand, negate bool, family Family) (comparison, error) {
 	default:
 		return c, fmt.Errorf("ip position %q is neither src nor dst", o.Position)
 	}
-	if first, last, ok := strings.Cut(o.Value, "-"); ok {
-		a, errA := netip.ParseAddr(first)
-		b, errB := netip.ParseAddr(last)
-		if errA != nil || errB != nil || a.Is4() != b.Is4() || b.Less(a) {
-			return c, fmt.Errorf("ip %q is no range of addresses in ascending order", o.Value)
+	if strings.Contains(o.Value, "-") {
+		a, b, err := parseRange(o.Value)
+		if err != nil {
+			return c, fmt.Errorf("ip %w", err)
 		}
 		c.span = &[2]netip.Addr{a, b}
 		c.prefix = covering(a, b)
@@ -217,7 +216,20 @@ func parsePrefix(s string) (netip.Prefix, error) {
 	return netip.ParsePrefix(s)
 }
 
-// covering returns the longest prefix that holds both a and b. Preconditions: equal families.
+// parseRange parses "first-last". Neither end has a zone or is an IPv4 address in IPv6 clothes: no packet has such an address, and no
+// prefix covers it together with one that a packet may have.
+func parseRange(s string) (first, last netip.Addr, err error) {
+	from, to, _ := strings.Cut(s, "-")
+	first, errFirst := netip.ParseAddr(from)
+	last, errLast := netip.ParseAddr(to)
+	plain := func(a netip.Addr) bool { return a.Zone() == "" && !a.Is4In6() }
+	if errFirst != nil || errLast != nil || first.Is4() != last.Is4() || !plain(first) || !plain(last) || last.Less(first) {
+		return first, last, fmt.Errorf("%q is no range of addresses in ascending order", s)
+	}
+	return first, last, nil
+}
+
+// covering returns the longest prefix that holds both a and b. Preconditions: they are of parseRange.
 func covering(a, b netip.Addr) netip.Prefix {
 	for bits := a.BitLen(); ; bits-- {
 		if p, _ := a.Prefix(bits); p.Contains(b) {

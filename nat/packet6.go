@@ -25,9 +25,9 @@ func (p *Packet) parseIPv6(b []byte) Reason {
 	if len(b) < header.IPv6MinimumSize {
 		return ReasonMalformed
 	}
-	// A length of 0 would announce a jumbogram (RFC 2675), which no tunnel here carries.
+	// A length of 0 before a hop-by-hop header would announce a jumbogram (RFC 2675, Section 2), which no tunnel here carries.
 	total := header.IPv6MinimumSize + int(binary.BigEndian.Uint16(b[4:]))
-	if total == header.IPv6MinimumSize || total > len(b) {
+	if total == header.IPv6MinimumSize && b[6] == nextHopByHop || total > len(b) {
 		return ReasonMalformed
 	}
 	p.data = b[:total]

@@ -149,7 +149,7 @@ func TestGrowth(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short")
 	}
-	const n = 500_000
+	const n = 200_000
 	e := engine(t, func(c *nat.Config) { c.MaxConnections, c.MaxHalfOpen = n, n })
 	template := tcp("10.200.1.5", "10.71.0.1", 1, 80, nattest.ACK, "").Bytes()
 	at := func(i int) []byte {

@@ -2,7 +2,6 @@ package nat
 
 import (
 	"encoding/binary"
-	"hash/maphash"
 	"time"
 )
 
@@ -64,13 +63,11 @@ func (e *Engine) datagram(p *Packet, t *tuple, now Time) *datagram {
 		f.memory = new(fragmentMemory)
 	}
 	id := p.fragmentID()
-	var b [40]byte
-	for i, w := range t.words {
-		binary.LittleEndian.PutUint64(b[8*i:], w)
-	}
-	binary.LittleEndian.PutUint32(b[32:], id)
-	b[36], b[37], b[38] = byte(t.zone>>8), byte(t.zone), t.protocol
-	set := &f.memory.datagrams[maphash.Bytes(e.table.directory.seed, b[:])%fragmentSets]
+	k := &e.table.directory.secrets
+	h := fold(t.words[0]^k[0], t.words[1]^k[1])
+	h = fold(h^t.words[2]^k[2], t.words[3]^k[3])
+	h = fold(h^k[4], uint64(id)<<32^uint64(t.zone)<<8^uint64(t.protocol)^k[5])
+	set := &f.memory.datagrams[h%fragmentSets]
 	var free *datagram
 	for i := range set {
 		g := &set[i]

@@ -45,17 +45,25 @@ func (e *Engine) stillBound(c *conn, now Time) (Reason, bool) {
 	return ReasonNone, tr.to.words == tr.keep.words
 }
 
-// sweepBudget is how many connections one call of Sweep looks at.
-const sweepBudget = 4096
+// Sweep looks at up to sweepRounds × sweepBudget connections, and lets packets pass between rounds.
+const sweepRounds, sweepBudget = 64, 64
 
 // Sweep removes connections whose time has come or whose configuration has gone. Process does so too, a few at a time; a caller without
 // packets calls Sweep every second or so. It returns false if there is more to do at once.
 func (e *Engine) Sweep(now Time) bool {
+	for range sweepRounds {
+		if e.sweep(now) {
+			return true
+		}
+	}
+	return false
+}
+
+func (e *Engine) sweep(now Time) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	done := e.expire(now, sweepBudget)
 	e.fragments.expire(e, now)
-	return e.revalidateSome(now, sweepBudget) && done
+	return e.expire(now, sweepBudget) && e.revalidateSome(now, sweepBudget)
 }
 
 // revalidateSome goes on through the slab after a change of the configuration.

@@ -2,6 +2,11 @@ package nat
 
 // The rule types mirror Liqo's FirewallConfiguration: tables of chains at the hooks of nftables, each rule the conjunction of its
 // matches and one action. Their meaning is nftables' as Liqo drives it, oddities included; match.go and ruleset.go say which.
+//
+// Three things differ from the kernel. Chains of equal priority run in the order of their tables, where the kernel runs the one that
+// was registered last first. A connection's direction keeps the verdict of one packet until the configuration or the connection's mark
+// changes, where the kernel asks the filter chains about each; packets of one direction differ to rules only in what ports look at
+// where a protocol has none. And an ICMP error fares as its connection does, where the kernel looks at the error's own addresses.
 
 // A Table is a named set of chains for one address family.
 type Table struct {

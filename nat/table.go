@@ -1,7 +1,5 @@
 package nat
 
-import "hash/maphash"
-
 const (
 	chunkEntries = 1 << 10
 	// pressure is the share of the cap above which unreplied connections live shortUnreplied.
@@ -121,20 +119,12 @@ func (tb *table) replied(c *conn, number uint32) {
 
 // half returns the counter of unreplied connections of a tuple's source.
 func (tb *table) half(t *tuple) *uint32 {
-	source := t.words[0]
+	source, rest := t.words[0], t.words[1]
 	if !t.v6 {
-		source >>= 32
+		source, rest = source>>32, 0
 	}
-	var b [16]byte
-	for i := range 8 {
-		b[i] = byte(source >> (8 * i))
-	}
-	if t.v6 {
-		for i := range 8 {
-			b[8+i] = byte(t.words[1] >> (8 * i))
-		}
-	}
-	return &tb.halfOpen[maphash.Bytes(tb.directory.seed, b[:])%halfOpenSlots]
+	k := &tb.directory.secrets
+	return &tb.halfOpen[fold(fold(source^k[0], rest^k[1])^k[2], k[3])%halfOpenSlots]
 }
 
 // rankAs moves a connection to the end of the list of another rank.

@@ -24,7 +24,10 @@ func (e *Engine) established(h hit, p *Packet, in Port, now Time, v *Verdict) bo
 	if c.generation != s.generation {
 		switch reason, ok := e.revalidate(c, h.number, now); {
 		case reason != ReasonNone:
-			*v = refuse(reason, AnswerReset)
+			*v = refuse(reason, AnswerPortUnreachable)
+			if p.protocol == protocolTCP {
+				v.Answer = AnswerReset
+			}
 			return true
 		case !ok:
 			return false
@@ -117,6 +120,10 @@ func (e *Engine) evaluate(c *conn, d int, p *Packet, in Port, now Time) {
 	tr.effects.connMark = c.mark
 	tr.see(p)
 	tr.run(e, e.snapshot, now)
+	if d == reply && e.snapshot.rules.generated {
+		// They mark by the node that a packet comes from. That of an answer must not replace the node of origin.
+		tr.effects.connMarkSet = false
+	}
 	e.cache(c, d, tr)
 }
 
@@ -126,12 +133,10 @@ func (e *Engine) cache(c *conn, d int, tr *traversal) {
 	c.verdict[d] = tr.reason
 	c.out[d] = tr.out
 	c.clamp[d] = tr.clampFor(s)
-	if tr.effects.connMarkSet {
-		c.mark = tr.effects.connMark
-	}
 	c.flags |= flagEvaluated0 << d
-	if tr.marked { // with another mark the next packet may fare otherwise, in both directions
-		c.flags &^= flagEvaluated0 | flagEvaluated1
+	if tr.effects.connMarkSet && tr.effects.connMark != c.mark {
+		c.mark = tr.effects.connMark
+		c.flags &^= flagEvaluated0 | flagEvaluated1 // with another mark the next packet may fare otherwise, in both directions
 	}
 	c.hits[d] = s.hits.number(&tr.effects, s.rules)
 }

@@ -20,7 +20,6 @@ type traversal struct {
 	dnat, snat binding
 	backend    int16 // number of the chosen service, -1 if none
 	stateful   bool  // the translation needs a connection
-	marked     bool  // the connection's mark has changed on the way
 	reason     Reason
 	answer     Answer
 	effects    effects
@@ -41,9 +40,6 @@ func (tr *traversal) run(e *Engine, s *snapshot, now Time) bool {
 	if tr.effects.hits == nil {
 		tr.effects.hits = tr.hits[:0]
 	}
-	mark := tr.effects.connMark
-	defer func() { tr.marked = tr.effects.connMark != mark }()
-
 	if !tr.first {
 		if !tr.filter(r, stageRaw, &v) {
 			return false

@@ -34,9 +34,11 @@ func sendmmsg(fd uintptr, headers []unix.Mmsghdr) (int, unix.Errno) {
 	return mmsg(unix.SYS_SENDMMSG, fd, headers)
 }
 
+// mmsg makes the call raw: it cannot sleep (MSG_DONTWAIT), and one that takes longer than 20 µs, as a train through the kernel's
+// stack does, would otherwise lose its P to another thread, which migrates every goroutine from CPU to CPU.
 func mmsg(trap, fd uintptr, headers []unix.Mmsghdr) (int, unix.Errno) {
 	for {
-		n, _, errno := unix.Syscall6(trap, fd, uintptr(unsafe.Pointer(unsafe.SliceData(headers))), uintptr(len(headers)),
+		n, _, errno := unix.RawSyscall6(trap, fd, uintptr(unsafe.Pointer(unsafe.SliceData(headers))), uintptr(len(headers)),
 			unix.MSG_DONTWAIT, 0, 0)
 		if errno == unix.EINTR {
 			continue

@@ -29,11 +29,12 @@ type benchTimes struct {
 	dials        time.Duration
 	udpStep      time.Duration
 	bisections   int // of the UDP rate, after the ladder
+	growthRuns   int // of each size of culvert's tables
 }
 
 var (
-	fullTimes  = benchTimes{5, 700 * time.Millisecond, 3 * time.Second, 2500 * time.Millisecond, 3 * time.Second, 500 * time.Millisecond, 3}
-	quickTimes = benchTimes{2, 300 * time.Millisecond, 1200 * time.Millisecond, time.Second, 1200 * time.Millisecond, 300 * time.Millisecond, 2}
+	fullTimes  = benchTimes{5, 700 * time.Millisecond, 3 * time.Second, 2500 * time.Millisecond, 3 * time.Second, 500 * time.Millisecond, 3, 2}
+	quickTimes = benchTimes{2, 300 * time.Millisecond, 1200 * time.Millisecond, time.Second, 1200 * time.Millisecond, 300 * time.Millisecond, 2, 1}
 )
 
 // The gateways that are compared, in the order of a run.

@@ -21,7 +21,7 @@ type growthSetting struct {
 }
 
 var growthSettings = []growthSetting{
-	{"1 conn, 2 nodes, 10 routes", 1, 2, 10},
+	{"2 nodes, 10 pod routes", 1, 2, 10},
 	{"10,000 connections", 10_000, 2, 10},
 	{"1,000,000 connections", 1_000_000, 2, 10},
 	{"500 nodes", 1, 500, 500},
@@ -29,16 +29,18 @@ var growthSettings = []growthSetting{
 	{"50,000 pod routes", 1, 2, 50_000},
 }
 
-// growthRows are the figures taken of each setting.
-var growthRows = []rowID{rowTCP1, rowDials, rowUDP64, rowIdleP50, rowResident}
-
-// growthRuns is how often each setting is measured in a full run.
-const growthRuns = 2
+// growthRows are the figures taken of each setting, with their titles.
+var growthRows = []struct {
+	id    rowID
+	title string
+}{
+	{rowTCP1, "TCP Gb/s"}, {rowDials, "connects k/s"}, {rowUDP64, "UDP 64 B k/s"}, {rowIdleP50, "ping p50 µs"}, {rowResident, "resident MiB"},
+}
 
 // GrowthRow is culvert's figures at one size of its tables.
 type GrowthRow struct {
 	Setting string            `json:"setting"`
-	Figures map[string]Figure `json:"figures"` // by row
+	Figures map[string]Figure `json:"figures"` // by title
 }
 
 // grow measures culvert alone with growing tables.
@@ -52,7 +54,7 @@ func (b *bench) grow(ctx context.Context) ([]GrowthRow, error) {
 	}
 	kept := b.rows
 	defer func() { b.rows = kept }()
-	for run := range min(growthRuns, b.times.runs) {
+	for run := range b.times.growthRuns {
 		for i := range growthSettings {
 			b.rows = all[i]
 			b.totals = map[string]*totals{culvertGateway.Name: new(totals)}
@@ -65,9 +67,9 @@ func (b *bench) grow(ctx context.Context) ([]GrowthRow, error) {
 	var out []GrowthRow
 	for i, s := range growthSettings {
 		g := GrowthRow{Setting: s.name, Figures: make(map[string]Figure)}
-		for _, id := range growthRows {
-			r := all[i][id]
-			g.Figures[r.Name+" "+r.Unit] = summarise(r.figures[culvertGateway.Name], r.scale)
+		for _, column := range growthRows {
+			r := all[i][column.id]
+			g.Figures[column.title] = summarise(r.figures[culvertGateway.Name], r.scale)
 		}
 		out = append(out, g)
 	}

@@ -42,6 +42,7 @@ const (
 	benchNameWidth   = 25
 	benchFigureWidth = 15
 	benchRatioWidth  = 13
+	growthWidth      = 14
 )
 
 func (r *report) print(out io.Writer, asJSON bool) error {
@@ -55,12 +56,7 @@ func (r *report) print(out io.Writer, asJSON bool) error {
 		r.Machine.Kernel, r.Machine.CPUs, r.Machine.Go, r.Nodes, r.Runs, r.Seconds)
 	fmt.Fprintf(&b, "reference = kernel VXLAN + nftables + wireguard-go on a TUN device; 1 P = with GOMAXPROCS=1\n")
 	line := func(cells ...string) {
-		widths := []int{benchNameWidth, benchFigureWidth, benchFigureWidth, benchRatioWidth, benchFigureWidth, benchRatioWidth}
-		var text strings.Builder
-		for i, cell := range cells {
-			fmt.Fprintf(&text, "%-*s ", widths[i], cell)
-		}
-		b.WriteString(strings.TrimRight(text.String(), " ") + "\n")
+		writeLine(&b, []int{benchNameWidth, benchFigureWidth, benchFigureWidth, benchRatioWidth, benchFigureWidth, benchRatioWidth}, cells)
 	}
 	line("", "culvert", "reference", "ratio budget", "reference 1 P", "ratio budget")
 	var met, judged int
@@ -80,26 +76,36 @@ func (r *report) print(out io.Writer, asJSON bool) error {
 	}
 	fmt.Fprintf(&b, "%d of %d budgets met; * = missed\n", met, judged)
 	if len(r.Growth) > 0 {
-		r.printGrowth(line)
+		r.printGrowth(&b)
 	}
 	_, err := io.WriteString(out, b.String())
 	return err
 }
 
 // printGrowth prints culvert's figures at growing sizes.
-func (r *report) printGrowth(line func(cells ...string)) {
-	var titles []string
-	for _, id := range growthRows {
-		titles = append(titles, rowPlans[id].Name+" "+rowPlans[id].Unit)
+func (r *report) printGrowth(b *strings.Builder) {
+	widths := []int{benchNameWidth}
+	cells := []string{"culvert as it grows"}
+	for _, column := range growthRows {
+		widths, cells = append(widths, growthWidth), append(cells, column.title)
 	}
-	line(append([]string{"\nculvert as it grows"}, titles...)...)
+	b.WriteByte('\n')
+	writeLine(b, widths, cells)
 	for _, g := range r.Growth {
-		cells := []string{g.Setting}
-		for _, title := range titles {
-			cells = append(cells, g.Figures[title].String())
+		cells = append(cells[:0], g.Setting)
+		for _, column := range growthRows {
+			cells = append(cells, g.Figures[column.title].String())
 		}
-		line(cells...)
+		writeLine(b, widths, cells)
 	}
+}
+
+func writeLine(b *strings.Builder, widths []int, cells []string) {
+	var text strings.Builder
+	for i, cell := range cells {
+		fmt.Fprintf(&text, "%-*s ", widths[i], cell)
+	}
+	b.WriteString(strings.TrimRight(text.String(), " ") + "\n")
 }
 
 func (r *Row) figure(variant string) string {

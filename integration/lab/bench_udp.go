@@ -127,18 +127,18 @@ func (s *socket) pacedWrites(rate float64, size int, duration time.Duration) (se
 		began := time.Now()
 		for {
 			elapsed := time.Since(began)
-			for due := int(rate * min(elapsed, duration).Seconds()); sent < due; sent++ {
-				if _, err := s.write(payload); err != nil {
-					return err
-				}
-				if sent%64 == 0 && time.Since(began) > duration {
-					return nil
-				}
-			}
 			if elapsed >= duration {
 				return nil
 			}
-			unix.Nanosleep(&pause, nil)
+			// A sender that cannot keep the rate looks at the clock now and then.
+			for due := min(int(rate*elapsed.Seconds())+1, sent+64); sent < due; sent++ {
+				if _, err := s.write(payload); err != nil {
+					return err
+				}
+			}
+			if sent > int(rate*elapsed.Seconds()) {
+				unix.Nanosleep(&pause, nil)
+			}
 		}
 	})
 	return sent, err

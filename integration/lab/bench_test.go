@@ -1,0 +1,196 @@
+package lab
+
+import (
+	"context"
+	"math"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+)
+
+// The generators are tried over plain kernel routing between two pods.
+func TestBenchGenerators(t *testing.T) {
+	e := within(buildOne(t, true), "rome/pod1", "rome/pod2")
+	const short = 100 * time.Millisecond
+
+	t.Run("streams", func(t *testing.T) {
+		for _, set := range []struct{ up, down int }{{1, 0}, {0, 1}, {3, 2}} {
+			f, err := e.measureBulk(t.Context(), set.up, set.down, short, short)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if f.bytes == 0 || f.seconds < short.Seconds() || f.idle < 0 || f.idle > 1 {
+				t.Errorf("%d up, %d down: %+v", set.up, set.down, f)
+			}
+		}
+	})
+	t.Run("dials", func(t *testing.T) {
+		rate, err := e.measureDials(t.Context(), short, short)
+		if err != nil || rate < 100 {
+			t.Errorf("%.0f connections per second (%v), want hundreds at least", rate, err)
+		}
+	})
+	t.Run("latency", func(t *testing.T) {
+		l, err := e.measureLatency(t.Context(), short)
+		if err != nil || l.p50 <= 0 || l.p99 < l.p50 {
+			t.Errorf("%+v (%v)", l, err)
+		}
+	})
+	t.Run("paced datagrams", func(t *testing.T) {
+		const rate = 2000
+		sent, received, err := e.sendPaced(rate, 64, short)
+		if most := rate*short.Seconds() + 1; err != nil || sent == 0 || sent > most || received != sent {
+			t.Errorf("sent %.0f, received %.0f (%v), want the same and at most %.0f", sent, received, err, most)
+		}
+	})
+	t.Run("connections", func(t *testing.T) {
+		// More than there are source ports, so that destination ports change, too.
+		if err := e.fillConnections(t.Context(), flowPorts+7); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("ended", func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, err := e.measureBulk(ctx, 1, 0, short, short); err == nil {
+			t.Error("streams: no error from a context that is done")
+		}
+		if _, err := e.measureUDP(ctx, 64, 1, short); err == nil {
+			t.Error("datagrams: no error from a context that is done")
+		}
+	})
+}
+
+func TestSummarise(t *testing.T) {
+	for _, c := range []struct {
+		values           []float64
+		median, min, max float64
+	}{
+		{[]float64{7}, 7, 7, 7},
+		{[]float64{9, 1}, 5, 1, 9},
+		{[]float64{5, 1, 9}, 5, 1, 9},
+		{[]float64{4, 1, 3, 2}, 2.5, 1, 4},
+	} {
+		f := summarise(c.values, 10)
+		if f.Median != 10*c.median || f.Min != 10*c.min || f.Max != 10*c.max {
+			t.Errorf("%v: %+v, want median %v, range %v to %v, all tenfold", c.values, f, c.median, c.min, c.max)
+		}
+		if f.Runs[0] != 10*c.values[0] {
+			t.Errorf("%v: runs %v are out of order", c.values, f.Runs)
+		}
+	}
+}
+
+func TestJudge(t *testing.T) {
+	r := newRows()
+	for _, v := range []float64{1.2e9, 1.3e9, 1.1e9} {
+		r.add(rowTCP1, "culvert", v)
+		r.add(rowTCP1, "reference", 1e9)
+		r.add(rowTCP1, "reference, 1 P", 1.25e9)
+		r.add(rowLoadedP50, "culvert", v)
+		r.add(rowLoadedP50, "reference", 1e9)
+		r.add(rowCalls, "culvert", 0.06)
+	}
+	all := r.judge()
+	if len(all) != 3 {
+		t.Fatalf("%d rows, want those 3 that have figures", len(all))
+	}
+	for _, c := range []struct {
+		row       Row
+		against   string
+		ratio     float64
+		low, high float64
+		met       bool
+	}{
+		{all[0], "reference", 1.2, 1.1, 1.3, true},
+		{all[0], "reference, 1 P", 0.96, 0.88, 1.04, false},
+		{all[1], "reference", 1.2, 1.1, 1.3, false}, // lower is better
+	} {
+		q := c.row.Ratios[c.against]
+		near := func(a, b float64) bool { return math.Abs(a-b) < 1e-9 }
+		if !near(q.Ratio, c.ratio) || !near(q.Min, c.low) || !near(q.Max, c.high) || q.Met == nil || *q.Met != c.met {
+			t.Errorf("%s against %s: %+v, want %+v", c.row.Name, c.against, q, c)
+		}
+	}
+	if m := all[2].CeilingMet; m == nil || *m {
+		t.Errorf("%s: ceiling met %v, want false", all[2].Name, m)
+	}
+}
+
+// TestReportWidth: the table fits 100 columns, with and without a reference.
+func TestReportWidth(t *testing.T) {
+	for _, names := range [][]string{{"culvert"}, {"culvert", "reference", "reference, 1 P"}} {
+		r := newRows()
+		for id, plan := range rowPlans {
+			for _, name := range names {
+				// Figures of three digits in the row's unit, and ranges of them.
+				r.add(rowID(id), name, 12.3/plan.scale)
+				r.add(rowID(id), name, 14.5/plan.scale)
+			}
+		}
+		result := report{Machine: describeMachine(), Nodes: "vxlan", Runs: 5, Rows: r.judge()}
+		for _, s := range growthSettings {
+			g := GrowthRow{Setting: s.name, Figures: make(map[string]Figure)}
+			for _, column := range growthRows {
+				g.Figures[column.title] = summarise([]float64{12.3, 45.6}, 1)
+			}
+			result.Growth = append(result.Growth, g)
+		}
+		var b strings.Builder
+		if err := result.print(&b, false); err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(b.String()) {
+			if n := utf8.RuneCountInString(strings.TrimRight(line, "\n")); n > 100 {
+				t.Errorf("%d columns: %s", n, line)
+			}
+		}
+		if want := int(numRows); strings.Count(b.String(), "\n") < want {
+			t.Errorf("%d lines, want at least %d:\n%s", strings.Count(b.String(), "\n"), want, b.String())
+		}
+		b.Reset()
+		if err := result.print(&b, true); err != nil || !strings.HasPrefix(b.String(), "{") {
+			t.Errorf("JSON: %v: %.40s", err, b.String())
+		}
+	}
+}
+
+func TestFormatFigure(t *testing.T) {
+	for v, want := range map[float64]string{0: "0", 0.0372: "0.037", 0.1: "0.10", 3.456: "3.46", 9.996: "10.0", 31.4: "31.4", 99.96: "100", 7215: "7215"} {
+		if got := formatFigure(v); got != want {
+			t.Errorf("%v: %q, want %q", v, got, want)
+		}
+	}
+}
+
+// TestGrownNodes: each setting has as many nodes and routes as it says, and no
+// route twice.
+func TestGrownNodes(t *testing.T) {
+	l := &Lab{Dir: t.TempDir(), options: Standard("vxlan", true)}
+	if err := l.writeConfigs(); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range growthSettings {
+		for i := range clusters {
+			c := &clusters[i]
+			var nodes []any
+			for _, n := range c.Nodes {
+				nodes = append(nodes, object{"name": n.Name, "encap": "vxlan", "podCIDRs": []any{n.PodCIDR.Masked().String()}})
+			}
+			nodes = grownNodes(c, nodes, s.nodes, s.routes)
+			seen := make(map[any]bool)
+			for _, n := range nodes {
+				for _, p := range n.(object)["podCIDRs"].([]any) {
+					if seen[p] {
+						t.Fatalf("%s, %s: route %v twice", s.name, c.Name, p)
+					}
+					seen[p] = true
+				}
+			}
+			if len(nodes) != s.nodes || len(seen) != s.routes {
+				t.Errorf("%s, %s: %d nodes and %d routes, want %d and %d", s.name, c.Name, len(nodes), len(seen), s.nodes, s.routes)
+			}
+		}
+	}
+}

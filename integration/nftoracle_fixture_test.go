@@ -1,0 +1,129 @@
+package integration
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
+	"github.com/gopacket/gopacket/pcapgo"
+
+	"culvert/nat"
+)
+
+var oracleUpdate = flag.Bool("oracle.update", false, "write the kernel's answers for nat's own tests anew")
+
+const fixturePackets = 250
+
+// TestKernelFixtures writes down what the kernel makes of packets, as captures with an interface "device:in" and one "device:out" for
+// each device, and compares them with those that are checked in. nat's own tests replay them where there is no kernel to ask.
+func TestKernelFixtures(t *testing.T) {
+	needKernel(t)
+	captured := capturedConfigs(t)
+	random := func(m *maker) *nat.Config {
+		c := oracleConfig()
+		c.Firewall, c.Routing = m.tables(), m.routing()
+		m.plan = oraclePlan()
+		return c
+	}
+	generated := func(m *maker) *nat.Config {
+		c := m.config()
+		m.plan = planOf(c)
+		return c
+	}
+	liqo := func(i int) func(*maker) *nat.Config {
+		return func(m *maker) *nat.Config {
+			m.plan = liqoPlan(captured[i])
+			return captured[i]
+		}
+	}
+	for i, f := range []struct {
+		name   string
+		config func(*maker) *nat.Config
+	}{
+		{"random-1", random}, {"random-2", random}, {"random-3", random}, {"generated-1", generated}, {"generated-2", generated},
+		{"liqo-cluster-b", liqo(0)}, {"liqo-cluster-c", liqo(1)},
+	} {
+		t.Run(f.name, func(t *testing.T) {
+			m := &maker{Rand: rand.New(rand.NewPCG(2026, uint64(i))), fixture: true}
+			config := f.config(m)
+			text, err := json.MarshalIndent(config, "", "\t")
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := newRecorder(t, config)
+			c := &comparison{t: t, counts: map[string]int{}, record: r.write, limit: fixturePackets}
+			c.round(m, config)
+			r.sameAs(filepath.Join("../nat/testdata/kernel", f.name), append(text, '\n'))
+		})
+	}
+}
+
+// A recorder writes a capture.
+type recorder struct {
+	t       *testing.T
+	buffer  bytes.Buffer
+	writer  *pcapgo.NgWriter
+	devices []oracleDevice
+}
+
+func newRecorder(t *testing.T, c *nat.Config) *recorder {
+	r := &recorder{t: t, devices: oracleDevicesOf(c)}
+	for _, d := range r.devices {
+		for _, side := range []string{":in", ":out"} {
+			i := pcapgo.NgInterface{Name: d.name + side, LinkType: layers.LinkTypeRaw, SnapLength: 0}
+			var err error
+			if r.writer == nil {
+				options := pcapgo.NgWriterOptions{SectionInfo: pcapgo.NgSectionInfo{Application: "culvert"}}
+				r.writer, err = pcapgo.NewNgWriterInterface(&r.buffer, i, options)
+			} else {
+				_, err = r.writer.AddInterface(i)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return r
+}
+
+// write records a packet and what the kernel made of it.
+func (r *recorder) write(now nat.Time, in nat.Port, b []byte, sent []output) {
+	packet := func(port nat.Port, side int, b []byte) {
+		at := slices.IndexFunc(r.devices, func(d oracleDevice) bool { return d.port == port })
+		err := r.writer.WritePacket(gopacket.CaptureInfo{
+			Timestamp: time.Unix(0, int64(now)).UTC(), CaptureLength: len(b), Length: len(b), InterfaceIndex: 2*at + side,
+		}, b)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+	}
+	packet(in, 0, b)
+	for _, o := range sent {
+		packet(o.port, 1, o.bytes)
+	}
+}
+
+// sameAs compares the capture and its configuration with the files of that name, or writes them.
+func (r *recorder) sameAs(name string, config []byte) {
+	if err := r.writer.Flush(); err != nil {
+		r.t.Fatal(err)
+	}
+	for suffix, want := range map[string][]byte{".pcapng": r.buffer.Bytes(), ".json": config} {
+		if *oracleUpdate {
+			if err := os.WriteFile(name+suffix, want, 0o644); err != nil {
+				r.t.Fatal(err)
+			}
+		}
+		if got, err := os.ReadFile(name + suffix); err != nil || !bytes.Equal(got, want) {
+			r.t.Errorf("%s is not what this kernel does (%v); write it anew with -oracle.update and look at the difference", name+suffix, err)
+		}
+	}
+}

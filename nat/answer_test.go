@@ -1,0 +1,127 @@
+package nat_test
+
+import (
+	"bytes"
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"culvert/nat"
+	"culvert/nat/nattest"
+)
+
+// TestAppendError follows the errors that we originate.
+func TestAppendError(t *testing.T) {
+	long := udp("10.200.1.5", "10.71.3.9", 5, 6)
+	long.DF = true
+	long.Body = nattest.UDP{SourcePort: 5, DestinationPort: 6, Payload: make([]byte, 1400)}
+	expired := udp("10.200.3.9", "10.200.1.5", 5, 6)
+	expired.TTL = 1
+	six := udp("fd00:200:0:1::5", "fd00:71:0:4000::9", 5, 6)
+	six.Body = long.Body
+	tests := []struct {
+		name       string
+		in         nat.Port
+		p          nattest.IP
+		change     func(*nat.Config)
+		source     string
+		kind, code uint8
+		mtu        uint16
+		size       int
+	}{
+		{"too big, to a node", node1, long, nil, "10.80.0.4", 3, 4, 1340, 576},
+		{"time exceeded, to the tunnel", nat.Tunnel, expired, nil, "10.70.0.0", 11, 0, 0, 28 + 35},
+		{"time exceeded, to the tunnel, U off", nat.Tunnel, expired, func(c *nat.Config) { c.UnknownSource = netip.Addr{} },
+			"169.254.18.2", 11, 0, 0, 28 + 35},
+		{"host unreachable", nat.Tunnel, udp("10.200.3.9", "10.200.99.1", 1, 2), nil, "10.70.0.0", 3, 1, 0, 28 + 35},
+		{"net unreachable", node1, udp("10.200.1.5", "192.0.2.1", 1, 2), nil, "10.80.0.4", 3, 0, 0, 28 + 35},
+		{"IPv6 too big", node1, six, func(c *nat.Config) { c.GatewayAddress = address("fd00:80::4") }, "fd00:80::4", 2, 0, 1340, 1280},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			e := engine(t)
+			if test.change != nil {
+				e = engine(t, test.change)
+			}
+			b := test.p.Bytes()
+			v, _ := process(t, e, test.in, b, start)
+			got := answer(t, e, test.in, b, v, start)
+			if got == nil {
+				t.Fatalf("no answer to %v %v", v.Action, v.Reason)
+			}
+			view, _ := nattest.Check(got)
+			expect(t, view, test.source, test.p.Source)
+			if view.Body[0] != test.kind || view.Body[1] != test.code || uint16(view.Body[6])<<8|uint16(view.Body[7]) != test.mtu {
+				t.Fatalf("message %x", view.Body[:8])
+			}
+			if len(got) != test.size || !bytes.HasPrefix(b, view.Payload) {
+				t.Fatalf("%d bytes, want %d; quotes %x", len(got), test.size, view.Payload)
+			}
+		})
+	}
+}
+
+// RFC 1122, Section 3.2.2: no error about errors, later fragments, or what was not sent by one host to one host.
+func TestNoAppendError(t *testing.T) {
+	e := engine(t)
+	about := func(p nattest.IP) []byte { p.TTL = 1; return p.Bytes() }
+	quoted := udp("10.200.3.9", "10.200.1.5", 1, 2)
+	for name, b := range map[string][]byte{
+		"ICMP error":     about(nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9", Body: nattest.ICMP{Type: 3, Payload: quoted.Bytes()}}),
+		"later fragment": about(nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9", Offset: 80, Body: nattest.Raw{Protocol: 17, Payload: make([]byte, 8)}}),
+		"multicast":      about(udp("10.200.1.5", "224.0.0.9", 1, 2)),
+		"broadcast":      about(udp("10.200.1.5", "255.255.255.255", 1, 2)),
+		"no source":      about(udp("0.0.0.0", "10.71.3.9", 1, 2)),
+		"redirect":       about(nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9", Body: nattest.ICMP{Type: 5}}),
+		"malformed":      {0x45, 0, 0},
+	} {
+		v := nat.Verdict{Action: nat.Drop, Reason: nat.ReasonTTLExceeded, Answer: nat.AnswerTimeExceeded}
+		if got := answer(t, e, node1, b, v, start); got != nil {
+			t.Errorf("%s: answered %x", name, got)
+		}
+	}
+}
+
+func TestErrorRate(t *testing.T) {
+	e := engine(t)
+	send := func(host int, now nat.Time) bool {
+		p := udp(fmt.Sprintf("10.200.%d.%d", 1+host/250, 1+host%250), "10.71.3.9", 1, 2)
+		p.TTL = 1
+		b := p.Bytes()
+		v, _ := process(t, e, node1, b, now)
+		return answer(t, e, node1, b, v, now) != nil
+	}
+	n := 0
+	for range 1000 {
+		if send(0, start) {
+			n++
+		}
+	}
+	if n != 20 {
+		t.Fatalf("%d errors at once to one destination, want 20", n)
+	}
+	if !send(0, start.Add(time.Second/20)) || send(0, start.Add(time.Second/20)) {
+		t.Fatal("not one more after a twentieth of a second")
+	}
+	e, n = engine(t), 0
+	for host := range 700 {
+		if send(host, start) {
+			n++
+		}
+	}
+	if n != 200 {
+		t.Fatalf("%d errors at once, want 200", n)
+	}
+	for host := range 2000 {
+		if send(host%700, start.Add(time.Second)) {
+			n++
+		}
+	}
+	if n != 400 {
+		t.Fatalf("%d errors after a second, want 400", n)
+	}
+	if got := e.Stats().Outbound.Answered; got != 400 {
+		t.Fatalf("counted %d", got)
+	}
+}

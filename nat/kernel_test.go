@@ -1,0 +1,115 @@
+package nat_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/gopacket/gopacket/pcapgo"
+
+	"culvert/nat"
+	"culvert/nat/nattest"
+)
+
+// TestKernelCaptures replays what the kernel's nftables and policy routing made of packets by random rules, by generated ones and by
+// those of Liqo's controllers. The captures are written, and compared with the running kernel, by TestKernelFixtures in integration.
+func TestKernelCaptures(t *testing.T) {
+	names, err := filepath.Glob("testdata/kernel/*.pcapng")
+	if err != nil || len(names) == 0 {
+		t.Fatalf("no captures: %v", err)
+	}
+	for _, name := range names {
+		t.Run(strings.TrimSuffix(filepath.Base(name), ".pcapng"), func(t *testing.T) {
+			text, err := os.ReadFile(strings.TrimSuffix(name, "pcapng") + "json")
+			if err != nil {
+				t.Fatal(err)
+			}
+			var c nat.Config
+			if err := json.Unmarshal(text, &c); err != nil {
+				t.Fatal(err)
+			}
+			replay(t, name, &c)
+		})
+	}
+}
+
+// captured is a packet of a capture.
+type captured struct {
+	device string
+	out    bool
+	bytes  []byte
+	at     nat.Time
+}
+
+func replay(t *testing.T, name string, c *nat.Config) {
+	e, err := nat.New([16]byte{9}, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ports := map[string]nat.Port{"liqo-tunnel": nat.Tunnel}
+	for _, n := range c.Nodes {
+		if ports[n.Name] = n.Port; n.Device != "" {
+			ports[n.Device] = n.Port
+		}
+	}
+	packets := readCapture(t, name)
+	forwarded := 0
+	for i := 0; i < len(packets); {
+		p := packets[i]
+		if p.out {
+			t.Fatalf("packet %d comes out of nowhere", i+1)
+		}
+		v, sent := process(t, e, ports[p.device], p.bytes, p.at)
+		i++
+		for n := 0; i < len(packets) && packets[i].out; i, n = i+1, n+1 {
+			want := packets[i]
+			if n >= len(sent) || v.Out != ports[want.device] || !bytes.Equal(sent[n], want.bytes) {
+				got, _ := nattest.Check(p.bytes)
+				t.Fatalf("packet %d (%v → %v, protocol %d): verdict %+v, sent %x, want %x at %s", i, got.Source, got.Destination, got.Protocol, v, sent,
+					want.bytes, want.device)
+			}
+			sent[n] = nil
+			forwarded++
+		}
+		for _, b := range sent {
+			if b != nil {
+				t.Fatalf("packet %d: sent %x, the kernel did not", i, b)
+			}
+		}
+	}
+	if forwarded < 80 {
+		t.Errorf("only %d packets were forwarded", forwarded)
+	}
+}
+
+func readCapture(t *testing.T, name string) []captured {
+	f, err := os.Open(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	r, err := pcapgo.NewNgReader(f, pcapgo.NgReaderOptions{WantMixedLinkType: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []captured
+	for {
+		b, info, err := r.ReadPacketData()
+		if err == io.EOF {
+			return all
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		i, err := r.Interface(info.InterfaceIndex)
+		if err != nil {
+			t.Fatal(err)
+		}
+		device, side, _ := strings.Cut(i.Name, ":")
+		all = append(all, captured{device, side == "out", b, nat.Time(info.Timestamp.UnixNano())})
+	}
+}

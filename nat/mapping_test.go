@@ -1,0 +1,143 @@
+package nat_test
+
+import (
+	"fmt"
+	"testing"
+
+	"culvert/nat"
+	"culvert/nat/nattest"
+)
+
+// nat.addresses: an address of the local external CIDR stands for a host outside, both ways.
+func TestAddressMapping(t *testing.T) {
+	change := func(c *nat.Config) {
+		c.Addresses = []nat.AddressMapping{
+			{External: address("10.70.0.9"), Internal: address("192.0.2.10"), Via: node2},
+			{External: address("10.70.0.8"), Internal: address("192.0.2.11")},
+			{External: address("10.70.0.7"), Internal: address("10.200.2.44")},
+		}
+	}
+	tests := []struct {
+		external, internal string
+		via                nat.Port
+	}{{"10.70.0.9", "192.0.2.10", node2}, {"10.70.0.8", "192.0.2.11", node1}, {"10.70.0.7", "10.200.2.44", node2}}
+	for _, test := range tests {
+		t.Run("from the tunnel to "+test.internal, func(t *testing.T) {
+			e := engine(t, change)
+			p := tcp("10.200.3.9", test.external, 40000, 80, nattest.SYN, "")
+			v, out, _ := forwarded(t, e, nat.Tunnel, p.Bytes(), start)
+			if v.Out != test.via {
+				t.Fatalf("leaves by port %d", v.Out)
+			}
+			expect(t, out, "10.71.3.9", test.internal)
+			returned(t, e, p, nat.Tunnel, out, test.via, start)
+			// Another node brings the answer: forwarded, and counted.
+			answer := tcp(test.internal, "10.71.3.9", 80, 40000, nattest.ACK, "")
+			v, back, _ := forwarded(t, e, node1+node2-test.via, answer.Bytes(), start)
+			expect(t, back, test.external, "10.200.3.9")
+			if !v.Asymmetric || e.Stats().Outbound.Asymmetric != 1 {
+				t.Fatal("not counted as asymmetric")
+			}
+			// That does not move the connection.
+			if v, _, _ := forwarded(t, e, nat.Tunnel, p.Bytes(), start); v.Out != test.via {
+				t.Fatalf("moved to port %d", v.Out)
+			}
+		})
+	}
+	t.Run("from the host", func(t *testing.T) {
+		e := engine(t, change)
+		p := udp("192.0.2.10", "10.71.3.9", 7, 8)
+		_, out, _ := forwarded(t, e, node2, p.Bytes(), start)
+		expect(t, out, "10.70.0.9", "10.200.3.9")
+		returned(t, e, p, node2, out, nat.Tunnel, start)
+	})
+	t.Run("a mapped pod keeps its own address", func(t *testing.T) {
+		e := engine(t, change)
+		_, out, _ := forwarded(t, e, node2, udp("10.200.2.44", "10.71.3.9", 7, 8).Bytes(), start)
+		expect(t, out, "10.200.2.44", "10.200.3.9")
+	})
+	t.Run("a remote source equal to a local external address", func(t *testing.T) {
+		// liqo.md, Section 3.7: the mapping's SNAT is not for packets from the tunnel.
+		e := engine(t, change)
+		_, out, _ := forwarded(t, e, nat.Tunnel, udp("10.70.0.9", "10.200.1.5", 7, 8).Bytes(), start)
+		expect(t, out, "10.74.0.9", "10.200.1.5")
+	})
+	t.Run("hairpin", func(t *testing.T) {
+		// RFC 4787, Section 6, REQ-9.
+		e := engine(t, change)
+		p := tcp("10.200.1.5", "10.70.0.9", 40000, 80, nattest.SYN, "")
+		v, out, _ := forwarded(t, e, node1, p.Bytes(), start)
+		if v.Out != node2 {
+			t.Fatalf("leaves by port %d", v.Out)
+		}
+		expect(t, out, "10.80.0.4", "192.0.2.10")
+		returned(t, e, p, node1, out, node2, start)
+	})
+}
+
+func service(backends ...nat.Backend) nat.Service {
+	return nat.Service{Name: "web", Address: address("10.70.0.20"), Port: 80, Protocol: 6, Backends: backends}
+}
+
+func TestService(t *testing.T) {
+	backends := []nat.Backend{{Address: address("10.200.1.5"), Port: 8080, Weight: 3}, {Address: address("192.0.2.50"), Port: 8081, Via: node2}}
+	e := engine(t, func(c *nat.Config) { c.Services = []nat.Service{service(backends...)} })
+	count := map[string]int{}
+	for i := range 400 {
+		p := tcp("10.200.3.9", "10.70.0.20", uint16(20000+i), 80, nattest.SYN, "")
+		v, out, _ := forwarded(t, e, nat.Tunnel, p.Bytes(), start)
+		key := fmt.Sprintf("%s:%d@%d", out.Destination, out.DestinationPort, v.Out)
+		count[key]++
+		returned(t, e, p, nat.Tunnel, out, v.Out, start)
+		// The backend stays.
+		again, _, _ := forwarded(t, e, nat.Tunnel, tcp("10.200.3.9", "10.70.0.20", uint16(20000+i), 80, nattest.ACK, "x").Bytes(), start)
+		if again.Out != v.Out {
+			t.Fatal("the backend changed")
+		}
+	}
+	if a, b := count["10.200.1.5:8080@1"], count["192.0.2.50:8081@7"]; a+b != 400 || a < 260 || a > 340 {
+		t.Fatalf("chosen %v", count)
+	}
+	dropped(t, e, nat.Tunnel, tcp("10.200.3.9", "10.70.0.20", 5, 81, nattest.SYN, "").Bytes(), start, nat.ReasonNoMapping)
+	empty := engine(t, func(c *nat.Config) { c.Services = []nat.Service{service()} })
+	dropped(t, empty, nat.Tunnel, tcp("10.200.3.9", "10.70.0.20", 5, 80, nattest.SYN, "").Bytes(), start, nat.ReasonNoBackend)
+}
+
+// onRemoval: the connections of a backend that leaves go on, or are reset.
+func TestBackendLeaves(t *testing.T) {
+	leaving, staying := nat.Backend{Address: address("10.200.1.5"), Port: 8080}, nat.Backend{Address: address("10.200.1.6"), Port: 8080}
+	for _, on := range []nat.OnRemoval{nat.RemovalKeep, nat.RemovalReset} {
+		for _, rest := range [][]nat.Backend{{staying}, nil} {
+			t.Run(fmt.Sprintf("%d/%d", on, len(rest)), func(t *testing.T) {
+				s := service(leaving)
+				s.OnRemoval = on
+				e := engine(t, func(c *nat.Config) { c.Services = []nat.Service{s} })
+				p := tcp("10.200.3.9", "10.70.0.20", 40000, 80, nattest.SYN, "")
+				_, out, _ := forwarded(t, e, nat.Tunnel, p.Bytes(), start)
+				returned(t, e, p, nat.Tunnel, out, node1, start)
+				c := rome()
+				s.Backends = rest
+				c.Services = []nat.Service{s}
+				if err := e.Apply(c); err != nil {
+					t.Fatal(err)
+				}
+				data := tcp("10.200.3.9", "10.70.0.20", 40000, 80, nattest.ACK, "data").Bytes()
+				if on == nat.RemovalKeep {
+					_, out, _ = forwarded(t, e, nat.Tunnel, data, start)
+					expect(t, out, "10.71.3.9", "10.200.1.5")
+					returned(t, e, p, nat.Tunnel, out, node1, start)
+					return
+				}
+				v := dropped(t, e, nat.Tunnel, data, start, nat.ReasonNoBackend)
+				reset, err := nattest.Check(answer(t, e, nat.Tunnel, data, v, start))
+				if err != nil || reset.Flags != nattest.RST || reset.Seq != 2000 {
+					t.Fatalf("answered %+v %v", reset, err)
+				}
+				expect(t, reset, "10.70.0.20", "10.200.3.9")
+				if st := e.Stats(); st.Connections != 0 || st.Evicted != 1 {
+					t.Fatalf("%d connections, %d evicted", st.Connections, st.Evicted)
+				}
+			})
+		}
+	}
+}
