@@ -97,6 +97,9 @@ func runLab(ctx context.Context, dir string, o Options, checks func(*Lab) []Chec
 				break
 			}
 		}
+		if p.failedNow > 0 {
+			p.drops(ctx, l)
+		}
 		cancel()
 		p.run(context.WithoutCancel(ctx), Check{Name: "stop", Path: "2 gateways, 4 nodes", Run: func(context.Context) (string, error) {
 			began := time.Now()
@@ -181,6 +184,28 @@ func (p *printer) run(ctx context.Context, c Check) {
 	fmt.Fprintln(p.out, strings.TrimRight(fmt.Sprintf("%s %-*s %-*s %s", mark, nameWidth, c.Name, pathWidth, c.Path, r.Figure), " "))
 	for line := range strings.Lines(r.Error) {
 		fmt.Fprintf(p.out, "       %s\n", strings.TrimRight(line, "\n"))
+	}
+}
+
+// drops shows what the gateways have dropped, and why.
+func (p *printer) drops(ctx context.Context, l *Lab) {
+	if p.json {
+		return
+	}
+	for _, process := range l.processes {
+		if process.Args[0] != "gateway" {
+			continue
+		}
+		text, err := gatewayGet(ctx, process.Host, "/metrics")
+		if err != nil {
+			fmt.Fprintf(p.out, "  %s: %v\n", process.Name(), err)
+			continue
+		}
+		for line := range strings.Lines(text) {
+			if strings.HasPrefix(line, "culvert_dropped_packets_total") && !strings.HasSuffix(line, " 0\n") {
+				fmt.Fprintf(p.out, "  %s: %s", process.Host.Name, line)
+			}
+		}
 	}
 }
 

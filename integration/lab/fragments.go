@@ -70,7 +70,7 @@ func onesSum(sum uint16, b []byte) uint16 {
 func (l *Lab) fragmentChecks() []Check {
 	e := l.pair("rome/pod1", "milan/pod2")
 	e.local, e.wantSource = behindFirst, clusters[0].Seen(clusters[0].UnknownSource())
-	return []Check{{"fragments, any order", e.path(), e.checkFragmentOrders}}
+	return []Check{{"fragment orders", e.path(), e.checkFragmentOrders}}
 }
 
 // checkFragmentOrders sends a datagram each way for every order its fragments

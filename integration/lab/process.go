@@ -130,26 +130,33 @@ func (p *Process) waitReady(ctx context.Context) error {
 
 // gatewayReady asks the gateway itself.
 func gatewayReady(ctx context.Context, h *Host) error {
+	_, err := gatewayGet(ctx, h, "/readyz")
+	return err
+}
+
+// gatewayGet fetches a page from the gateway in a host.
+func gatewayGet(ctx context.Context, h *Host, path string) (string, error) {
 	transport := &http.Transport{
 		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 			return h.Dial(ctx, network, address)
 		},
 		DisableKeepAlives: true,
 	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+metricsAddress+"/readyz", nil)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+metricsAddress+path, nil)
 	if err != nil {
-		return err
+		return "", err
 	}
 	response, err := (&http.Client{Transport: transport}).Do(request)
 	if err != nil {
-		return err
+		return "", err
 	}
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK {
 		body, _ := io.ReadAll(io.LimitReader(response.Body, 200))
-		return fmt.Errorf("/readyz says %s: %s", response.Status, strings.TrimSpace(string(body)))
+		return "", fmt.Errorf("%s says %s: %s", path, response.Status, strings.TrimSpace(string(body)))
 	}
-	return nil
+	body, err := io.ReadAll(io.LimitReader(response.Body, 1<<20))
+	return string(body), err
 }
 
 // nodeReady looks for what the node makes last: the routes through its link.

@@ -121,7 +121,7 @@ func (l *Lab) checkRules(ctx context.Context) (string, error) {
 		want   error
 		what   string
 	}{
-		{rule("reject"), unix.ECONNREFUSED, "reject"},
+		{rule("reject"), unix.ENETUNREACH, "reject"}, // as Liqo's rules do
 		{nil, nil, "no rule"},
 		{rule("drop"), os.ErrDeadlineExceeded, "drop"},
 		{nil, nil, "no rule again"},
