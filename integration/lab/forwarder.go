@@ -58,7 +58,8 @@ func (f *forwarder) start(ctx context.Context, client netip.Addr) (err error) {
 				return
 			}
 			f.running.Go(func() {
-				if err := f.forward(ctx, conn.(*net.TCPConn)); err != nil && ctx.Err() == nil {
+				err := f.forward(ctx, conn.(*net.TCPConn))
+				if err != nil && ctx.Err() == nil {
 					f.fail(err)
 				}
 			})
@@ -101,6 +102,11 @@ func (f *forwarder) forward(ctx context.Context, client *net.TCPConn) error {
 		return fmt.Errorf("%s: connect for %s: %w", f.node.Name, from, err)
 	}
 	defer second.Close()
+	stop := context.AfterFunc(ctx, func() {
+		client.Close()
+		second.Close()
+	})
+	defer stop()
 	target := second.(*net.TCPConn)
 	f.mu.Lock()
 	f.sources = append(f.sources, target.LocalAddr().(*net.TCPAddr).AddrPort())

@@ -97,13 +97,13 @@ func (n *nodePortCheck) run(ctx context.Context) (string, error) {
 	if len(n.nodes) > 1 {
 		streams = collisions
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	port, seen, stop, err := n.listen(ctx)
 	if err != nil {
 		return "", err
 	}
 	defer stop()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	before, err := n.received()
 	if err != nil {
 		return "", err
@@ -126,12 +126,8 @@ func (n *nodePortCheck) run(ctx context.Context) (string, error) {
 	if len(errs) == 0 {
 		errs = append(errs, n.streams(ctx, forwarders, streams, seen))
 	}
-	if err := errors.Join(errs...); err != nil {
+	if errors.Join(errs...) != nil {
 		cancel() // no stream will end well
-		for _, f := range forwarders {
-			f.listener.Close()
-		}
-		return "", err
 	}
 	for _, f := range forwarders {
 		errs = append(errs, f.close())
