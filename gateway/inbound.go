@@ -64,9 +64,9 @@ func (in *inbound) act(p *nat.Packet, v nat.Verdict, now nat.Time) {
 
 // refuse tells the sender of p why it was dropped, where that is due.
 func (in *inbound) refuse(p *nat.Packet, v nat.Verdict, now nat.Time) {
-	in.scratch = in.engine.AppendError(in.scratch[:0], p, nat.Tunnel, v, now)
-	if len(in.scratch) > 0 {
-		in.reply(in.scratch)
+	if answer := in.engine.AppendError(in.scratch[:0], p, nat.Tunnel, v, now); answer != nil {
+		in.reply(answer)
+		in.scratch = answer // grown, once
 	}
 }
 
