@@ -13,7 +13,7 @@ import (
 // the single one says nothing, the other end may be down or may not answer such probes at all. Rounds take place only while trains
 // are sent, and once a minute where they are lost, until both of a train are answered.
 //
-// One goroutine calls Look and Void; Answered and Lost may be called by anyone.
+// One goroutine calls Look, Void and Reset; Answered and Lost may be called by anyone.
 type TrainProbe struct {
 	answers atomic.Uint32 // a bit for each Probe answered in this round
 	lost    atomic.Bool
@@ -100,6 +100,12 @@ func (p *TrainProbe) Answered(probe Probe) { p.answers.Or(1 << probe) }
 
 // Void takes back a round whose train has not left as one: its answers say nothing.
 func (p *TrainProbe) Void() { p.open = false }
+
+// Reset forgets everything: the path is another one.
+func (p *TrainProbe) Reset() {
+	p.started, p.open, p.failures = false, false, 0
+	p.lost.Store(false)
+}
 
 // Lost reports whether trains are to be left off on the path.
 func (p *TrainProbe) Lost() bool { return p.lost.Load() }
