@@ -25,6 +25,7 @@ type bind struct {
 	current      atomic.Pointer[[]*leg] // legs, for Send
 	out, in      *window                // of transport messages with content
 	receiveStops atomic.Uint64          // receive errors waited out
+	trains       peerTrains             // whether they may be sent
 }
 
 // leg is the socket of one address family.
@@ -152,7 +153,7 @@ func (b *bind) Send(bufs [][]byte, ep conn.Endpoint) error {
 	}
 	for _, l := range *legs {
 		if l.is4 == to.Addr().Is4() {
-			err := l.send(bufs, to)
+			err := l.send(bufs, to, &b.trains)
 			b.out.take(dataMessages(bufs))
 			return err
 		}
@@ -175,11 +176,12 @@ func isData(b []byte) bool {
 }
 
 // send groups bufs into trains: datagrams of one size, of which only the last may
-// be shorter.
-func (l *leg) send(bufs [][]byte, to netip.AddrPort) error {
+// be shorter. Where trains are lost, only a probe is one.
+func (l *leg) send(bufs [][]byte, to netip.AddrPort, trains *peerTrains) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.trains = l.trains[:0]
+	single := trains.lostTo(to)
 	for first := 0; first < len(bufs); {
 		size := len(bufs[first])
 		end, bytes := first+1, size
@@ -188,7 +190,14 @@ func (l *leg) send(bufs [][]byte, to netip.AddrPort) error {
 			bytes += len(bufs[end])
 			end++
 		}
-		l.trains = append(l.trains, udp.Train{Destination: to, SegmentSize: size, Parts: bufs[first:end]})
+		probe := single && trains.takeProbe(bufs[first:])
+		if probe {
+			end = first + 2
+		}
+		l.trains = append(l.trains, udp.Train{Destination: to, SegmentSize: size, Parts: bufs[first:end], Single: single && !probe})
+		if end-first > 1 {
+			trains.note(to, bufs[first:end])
+		}
 		first = end
 	}
 	if _, err := l.sender.Send(l.trains); errors.Is(err, net.ErrClosed) {

@@ -28,7 +28,7 @@
 //	        tun.go Read ─► wireguard-go encrypts ─► bind.go Send ─► peer
 //
 // Files in the order of that walk: tun.go, outbound.go, inbound.go, bind.go,
-// local.go, verdict.go. What is desired: config.go, file.go, validate.go. What
+// local.go, verdict.go; probe.go finds out whether trains arrive. What is desired: config.go, file.go, validate.go. What
 // owns what: gateway.go, wireguard.go. What can be seen: metrics.go.
 //
 // # Goroutines and buffers

@@ -188,3 +188,27 @@ func TestEmptyFile(t *testing.T) {
 		}
 	}
 }
+
+// FuzzParseConfig: any text gives a configuration that stands validation, or errors of
+// one line each.
+func FuzzParseConfig(f *testing.F) {
+	f.Add(goodFile)
+	f.Add("geneve: {nodes: [{vni: 0x10, podCIDRs: [null, 1, {}]}]}")
+	f.Add("nat: {services: [{backends: []}]}\nrules: [{ports: \"1-,-2\"}]")
+	f.Add("cluster: \"a\\/b\"\nmtu: 1e9\nlog: []")
+	dir := f.TempDir()
+	f.Fuzz(func(t *testing.T, text string) {
+		c, err := parseConfig([]byte(text), dir)
+		if err == nil {
+			if err := c.Validate(); err != nil {
+				t.Errorf("accepted, then: %v", err)
+			}
+			return
+		}
+		for line := range strings.Lines(err.Error()) {
+			if strings.TrimSpace(line) == "" {
+				t.Errorf("empty line in %q", err)
+			}
+		}
+	})
+}

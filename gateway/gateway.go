@@ -32,6 +32,7 @@ type Gateway struct {
 	out      *outbound
 	in       *inbound
 	local    *local
+	probe    *peerProbe
 	wg       *wireguard
 	uapi     net.Listener // nil = off
 	metrics  *metricsServer
@@ -110,11 +111,14 @@ func (g *Gateway) connectPath(c *Config) {
 		answers: &g.out.queue,
 		piece:   make([]byte, c.MTU),
 	}
+	g.probe = newPeerProbe(c.WireGuard.Role, g.out)
+	g.in.probe = g.probe
 	g.out.other, g.in.other = &g.in.counters, &g.out.counters
 }
 
 func (g *Gateway) openWireGuard(c *Config) (err error) {
 	g.bind = newBind(g.out.window, g.in.window)
+	g.probe.bind = g.bind
 	entry := g.log.WithField("tunnel", "wireguard")
 	d := device.NewDevice(newTunDevice(g.out, g.in, c.MTU), g.bind, &device.Logger{Verbosef: entry.Tracef, Errorf: entry.Warnf})
 	if g.wg, err = newWireGuard(d, &c.WireGuard, entry); err != nil {
@@ -172,7 +176,8 @@ func (g *Gateway) Run(ctx context.Context) error {
 	}
 }
 
-// sweep removes connections whose time has come while no packets do it.
+// sweep does what is due each second: it removes connections whose time has come
+// while no packets do it, and looks whether trains arrive.
 func (g *Gateway) sweep(ctx context.Context) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
@@ -184,6 +189,7 @@ func (g *Gateway) sweep(ctx context.Context) {
 			for !g.engine.Sweep(clock()) {
 				runtime.Gosched() // packets first
 			}
+			g.probeTrains(time.Since(started))
 		}
 	}
 }

@@ -61,24 +61,7 @@ func start(t testing.TB, c *Config, net byte) *cluster {
 	t.Helper()
 	log := logrus.New()
 	log.SetOutput(io.Discard)
-	listen := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, net, 1}), 0)
-	cl := new(cluster)
-	var nodePort uint16
-	for i := range c.Geneve.Nodes {
-		c.Geneve.Nodes[i].Underlay = netip.AddrFrom4([4]byte{127, 0, net, byte(2 + i)})
-	}
-	// The nodes' common port is the one that is free for the first of them.
-	probe, err := geneve.Listen(geneve.Options{Listen: netip.AddrPortFrom(c.Geneve.Nodes[0].Underlay, 0)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	nodePort = probe.LocalAddr().Port()
-	probe.Close()
-
-	cl.Gateway, err = newGateway(c, log, geneve.Options{Listen: listen, RemotePort: nodePort})
-	if err != nil {
-		t.Fatal(err)
-	}
+	cl := open(t, c, net, log, nil)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- cl.Run(ctx) }()
@@ -94,6 +77,31 @@ func start(t testing.TB, c *Config, net byte) *cluster {
 		}
 	}
 	t.Cleanup(cl.stop)
+	return cl
+}
+
+// open makes a gateway that carries packets, by a clock (nil: the system's), and its
+// nodes. Run, or close, is the caller's.
+func open(t testing.TB, c *Config, net byte, log *logrus.Logger, now func() time.Duration) *cluster {
+	t.Helper()
+	listen := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, net, 1}), 0)
+	cl := new(cluster)
+	var nodePort uint16
+	for i := range c.Geneve.Nodes {
+		c.Geneve.Nodes[i].Underlay = netip.AddrFrom4([4]byte{127, 0, net, byte(2 + i)})
+	}
+	// The nodes' common port is the one that is free for the first of them.
+	probe, err := geneve.Listen(geneve.Options{Listen: netip.AddrPortFrom(c.Geneve.Nodes[0].Underlay, 0)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	nodePort = probe.LocalAddr().Port()
+	probe.Close()
+
+	cl.Gateway, err = newGateway(c, log, geneve.Options{Listen: listen, RemotePort: nodePort, Now: now})
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, n := range c.Geneve.Nodes {
 		cl.nodes = append(cl.nodes, genevetest.NewNode(t, genevetest.NodeConfig{
 			Listen: netip.AddrPortFrom(n.Underlay, nodePort), Gateway: cl.endpoint.LocalAddr(),

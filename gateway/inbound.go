@@ -12,8 +12,9 @@ type inbound struct {
 	counters
 	sender  *geneve.Sender
 	engine  *nat.Engine
-	window  *window   // packets that wireguard-go has not decrypted
-	host    *nic      // the gateway's own tunnel address
+	window  *window // packets that wireguard-go has not decrypted
+	host    *nic    // the gateway's own tunnel address
+	probe   *peerProbe
 	answers *queue    // ICMP errors and answers, back into the tunnel
 	other   *counters // of outbound, whose way they go
 
@@ -64,9 +65,9 @@ func (in *inbound) act(p *nat.Packet, v nat.Verdict, now nat.Time) {
 
 // refuse tells the sender of p why it was dropped, where that is due.
 func (in *inbound) refuse(p *nat.Packet, v nat.Verdict, now nat.Time) {
-	in.scratch = in.engine.AppendError(in.scratch[:0], p, nat.Tunnel, v, now)
-	if len(in.scratch) > 0 {
-		in.reply(in.scratch)
+	if answer := in.engine.AppendError(in.scratch[:0], p, nat.Tunnel, v, now); answer != nil {
+		in.reply(answer)
+		in.scratch = answer // grown, once
 	}
 }
 
@@ -80,6 +81,9 @@ func (in *inbound) reply(packet []byte) {
 
 // deliver hands p to the gateway's own tunnel address.
 func (in *inbound) deliver(p *nat.Packet, now nat.Time) {
+	if in.probe.answer(p.Bytes()) {
+		return
+	}
 	if !answerable(p) {
 		in.drops[DropNoService].Add(1)
 		in.refuse(p, portUnreachable, now)

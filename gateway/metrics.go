@@ -86,6 +86,12 @@ var (
 	descNodeReceivedBytes = describe("node_received_bytes_total", "Bytes of inner packets received from a node.", "node")
 	descNodeSentBytes     = describe("node_sent_bytes_total", "Bytes of inner packets sent to a node.", "node")
 
+	descNodeTrains     = describe("node_trains", "1 if UDP_SEGMENT trains are sent to a node, 0 if single datagrams.", "node")
+	descNodeTrainsLost = describe("node_trains_lost_total", "How often trains to a node were found lost.", "node")
+
+	descPeerTrains     = describe("wireguard_trains", "1 if UDP_SEGMENT trains are sent to the peer, 0 if single datagrams.", "peer")
+	descPeerTrainsLost = describe("wireguard_trains_lost_total", "How often trains to the peer were found lost.", "peer")
+
 	descHandshake    = describe("wireguard_last_handshake_seconds", "Unix time of the last handshake with the peer; 0 = none.", "peer")
 	descPeerReceived = describe("wireguard_received_bytes_total", "Bytes of WireGuard messages received from the peer.", "peer")
 	descPeerSent     = describe("wireguard_sent_bytes_total", "Bytes of WireGuard messages sent to the peer.", "peer")
@@ -110,10 +116,13 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	g := c.g
 	g.collectLedger(counter)
-	g.collectNodes(counter)
+	g.collectNodes(counter, gauge)
 	g.collectPeer(counter, gauge)
 	g.collectSockets(counter, gauge)
 }
+
+// bit is the value of a yes or no.
+var bit = map[bool]float64{true: 1}
 
 type (
 	counterFunc func(d *prometheus.Desc, v uint64, labels ...string)
@@ -141,7 +150,7 @@ func (g *Gateway) collectLedger(counter counterFunc) {
 }
 
 // collectNodes reports each node's tunnel and what the tunnel headers dropped.
-func (g *Gateway) collectNodes(counter counterFunc) {
+func (g *Gateway) collectNodes(counter counterFunc, gauge gaugeFunc) {
 	stats := g.endpoint.Stats()
 	for r := geneve.Accepted + 1; r < geneve.NumReasons; r++ {
 		direction := "outbound"
@@ -161,6 +170,8 @@ func (g *Gateway) collectNodes(counter counterFunc) {
 		counter(descNodeSent, s.SentPackets, name)
 		counter(descNodeReceivedBytes, s.ReceivedBytes, name)
 		counter(descNodeSentBytes, s.SentBytes, name)
+		gauge(descNodeTrains, bit[s.Train], name)
+		counter(descNodeTrainsLost, s.LostTrains, name)
 	}
 }
 
@@ -179,10 +190,11 @@ func (g *Gateway) collectPeer(counter counterFunc, gauge gaugeFunc) {
 	gauge(descHandshake, handshake, peer)
 	counter(descPeerReceived, s.Received, peer)
 	counter(descPeerSent, s.Sent, peer)
+	gauge(descPeerTrains, bit[g.bind.offload() && !g.probe.Lost()], peer)
+	counter(descPeerTrainsLost, g.probe.losses.Load(), peer)
 }
 
 func (g *Gateway) collectSockets(counter counterFunc, gauge gaugeFunc) {
-	bit := map[bool]float64{true: 1}
 	for name, s := range g.sockets() {
 		counter(descSocketCalls, s.ReceiveCalls, name, "receive")
 		counter(descSocketCalls, s.SendCalls, name, "send")

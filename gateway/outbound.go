@@ -128,9 +128,9 @@ func (o *outbound) act(p *nat.Packet, v nat.Verdict, now nat.Time) {
 
 // refuse tells the sender of p why it was dropped, where that is due.
 func (o *outbound) refuse(p *nat.Packet, to nat.Port, v nat.Verdict, now nat.Time) {
-	o.scratch = o.engine.AppendError(o.scratch[:0], p, to, v, now)
-	if len(o.scratch) > 0 {
-		o.reply(to, o.scratch)
+	if answer := o.engine.AppendError(o.scratch[:0], p, to, v, now); answer != nil {
+		o.reply(to, answer)
+		o.scratch = answer // grown, once
 	}
 }
 

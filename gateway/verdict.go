@@ -39,7 +39,7 @@ func (r DropReason) String() string { return dropReasonNames[r] }
 //
 //	received (nat) = forwarded (nat) + delivered (nat) + drops (nat)
 //	forwarded + generated = sent + held (geneve) + drops (geneve, gateway)
-//	delivered = answered by the local stack + DropNoService
+//	delivered = answered by the local stack + answers to probes + DropNoService
 type counters struct {
 	generated atomic.Uint64 // made by the gateway itself, to be sent this way
 	drops     [numDropReasons]atomic.Uint64

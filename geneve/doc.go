@@ -24,6 +24,8 @@
 // A Sender copies each packet once, behind a prebuilt header, and sends what goes to one tunnel as one train (sender.go). Packets
 // of a tunnel leave in the order in which they were given. While the neighbour's MAC address is unknown, a few packets wait.
 //
+// ProbeTrains finds out whether trains arrive at the other end (probe.go): some kernels drop or spoil them, and tell nobody.
+//
 // # Neighbours
 //
 // The inner Ethernet of a tunnel has two stations: we, with a MAC address derived from VNI and role, and the peer, whose

@@ -191,8 +191,9 @@ func (e *Endpoint) Stats() Stats {
 type TunnelStats struct {
 	ReceivedPackets, ReceivedBytes uint64
 	SentPackets, SentBytes         uint64
-	RefusedTrains                  uint64
-	Train                          bool             // trains are in use: the socket has UDP_SEGMENT and neither SetTrain nor the kernel forbids it
+	RefusedTrains                  uint64           // trains that our kernel refused
+	LostTrains                     uint64           // how often ProbeTrains has found that trains are lost
+	Train                          bool             // trains are in use: the socket has UDP_SEGMENT, no probe, SetTrain or kernel is against it
 	Held                           int              // packets that wait for the neighbour
 	MAC                            net.HardwareAddr // of the neighbour; nil when unknown
 	Silence                        time.Duration    // since the neighbour was last heard, to the second; meaningless without MAC
@@ -212,7 +213,8 @@ func (e *Endpoint) TunnelStats(id uint16) (s TunnelStats, ok bool) {
 		ReceivedPackets: t.receivedPackets.Load(), ReceivedBytes: t.receivedBytes.Load(),
 		SentPackets: t.sentPackets.Load(), SentBytes: t.sentBytes.Load(),
 		RefusedTrains: t.refusedTrains.Load(),
-		Train:         e.socket.Stats().GSO && !t.noTrain.Load() && now >= time.Duration(t.singleUntil.Load()),
+		LostTrains:    t.lostTrains.Load(),
+		Train:         e.socket.GSO() && t.trains(now),
 		Held:          held,
 		MAC:           mac(t.neighbour.mac.Load()).address(),
 		Silence:       now - time.Duration(t.neighbour.lastHeard.Load()),

@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -237,6 +238,63 @@ func TestKernelTrains(t *testing.T) {
 	}
 	if st := e.Stats(); st.Socket.SendDrops != [len(st.Socket.SendDrops)]uint64{} || st.Socket.RefusedTrains != 0 {
 		t.Errorf("socket: %+v", st.Socket)
+	}
+}
+
+// TestKernelProbe has the kernel's link answer the probes of trains, and learn nothing from them.
+func TestKernelProbe(t *testing.T) {
+	node, e := kernelNode(t, udp.Options{})
+	needOffloads(t, e.socket)
+	var clock atomic.Int64
+	e.now = func() time.Duration { return time.Duration(clock.Load()) }
+	run(t, e, make(chan Packet, 256))
+	tunnel := e.table.Load().byID(1)
+	s := e.NewSender()
+	answered := func(messages uint64) {
+		t.Helper()
+		for deadline := time.Now().Add(genevetest.Timeout); e.Stats().ARPReceived < messages; runtime.Gosched() {
+			if time.Now().After(deadline) {
+				t.Fatalf("%d ARP messages from the kernel, want %d", e.Stats().ARPReceived, messages)
+			}
+		}
+	}
+	if r := s.Send(1, genevetest.UDP(remotePod, netip.AddrPortFrom(nodeInner, 5353), payload(1, 100))); r != Accepted {
+		t.Fatal(r)
+	}
+	answered(1) // the neighbour
+	const rounds = 5
+	for i := range rounds {
+		tunnel.sentTrains.Add(1)
+		before := e.Stats()
+		if changes := e.ProbeTrains(); len(changes) > 0 {
+			t.Fatalf("%+v", changes)
+		}
+		if sent := e.Stats().ARPSent - before.ARPSent; sent != uint64(udp.NumProbes) {
+			t.Fatalf("round %d: %d probes sent, want %d", i, sent, udp.NumProbes)
+		}
+		answered(before.ARPReceived + uint64(udp.NumProbes))
+		clock.Add(int64(2 * time.Second))
+	}
+	if st, _ := e.TunnelStats(1); !st.Train || st.LostTrains != 0 {
+		t.Errorf("%+v", st)
+	}
+	links, err := netlink.NewHandleAt(node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer links.Close()
+	link, err := links.LinkByName("cvx0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	neighbours, err := links.NeighList(link.Attrs().Index, netlink.FAMILY_V4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range neighbours {
+		if us := toGateway(vxlanVNI); n.IP.IsUnspecified() || len(n.HardwareAddr) > 0 && !bytes.Equal(n.HardwareAddr, us[:]) {
+			t.Errorf("the kernel has learnt %v is at %v", n.IP, n.HardwareAddr)
+		}
 	}
 }
 

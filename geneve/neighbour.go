@@ -58,8 +58,8 @@ type neighbours struct {
 	mu      sync.Mutex
 	sender  *udp.Sender
 	trains  []udp.Train
-	frame   [maxHeader + arpLen]byte
-	waiting []*tunnel // those with held packets
+	frames  [udp.NumProbes][maxHeader + arpLen]byte // of one flush
+	waiting []*tunnel                               // those with held packets
 	held    int
 	bytes   int
 	timer   *time.Timer // runs while anything waits; nil before the first
@@ -93,11 +93,18 @@ func (n *neighbours) arp(t *tunnel, to, from mac, b []byte, now time.Duration) R
 	if !ok || m.senderMAC != from || m.sender == t.Local || to&macGroup != 0 && to != macBroadcast {
 		return BadARP
 	}
-	if to != macBroadcast && to != t.self {
+	probe, probed := t.probeOf(to)
+	if to != macBroadcast && to != t.self && !probed {
 		return OtherMAC
 	}
 	if m.sender != t.Peer && (m.operation == arpReply || m.target != t.Local) {
 		return OtherARP
+	}
+	if probed {
+		if m.operation != arpReply {
+			return OtherMAC
+		}
+		t.probe.Answered(probe)
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -161,10 +168,11 @@ func (n *neighbours) confirm(t *tunnel, now time.Duration) {
 //
 // Preconditions: n.mu is held.
 func (n *neighbours) send(t *tunnel, to mac, m *arp) {
-	t.encap(n.frame[:], to, etherTypeARP)
-	m.put(n.frame[maxHeader:])
-	n.trains = append(n.trains[:0], udp.Train{Destination: t.destination, Parts: append(n.parts(0), n.frame[:])})
-	n.flush()
+	frame := n.frames[0][:]
+	t.encap(frame, to, etherTypeARP)
+	m.put(frame[maxHeader:])
+	n.trains = append(n.trains[:0], udp.Train{Destination: t.destination, Parts: append(n.parts(0), frame)})
+	n.flush(1)
 	n.e.arpSent.Add(1)
 }
 
@@ -176,10 +184,10 @@ func (n *neighbours) parts(i int) [][]byte {
 	return nil
 }
 
-// flush sends n.trains.
-func (n *neighbours) flush() {
+// flush sends n.trains, which hold so many datagrams.
+func (n *neighbours) flush(datagrams int) {
 	sent, _ := n.sender.Send(n.trains)
-	n.e.drop(SendFailed, uint64(len(n.trains)-sent))
+	n.e.drop(SendFailed, uint64(datagrams-sent))
 }
 
 // hold keeps a packet until the neighbour of t is known, and asks for it. known is true when it has become known meanwhile: then
@@ -253,7 +261,7 @@ func (n *neighbours) release(t *tunnel, to mac) {
 		t.encap(h.buffer, to, h.etherType)
 		n.trains = append(n.trains, udp.Train{Destination: t.destination, Parts: append(n.parts(i), h.buffer), TOS: h.ecn})
 	}
-	n.flush()
+	n.flush(len(n.trains))
 	for i := range n.trains {
 		train := &n.trains[i]
 		t.sentPackets.Add(uint64(train.Sent))

@@ -152,7 +152,7 @@ func (s *Sender) add(t *tunnel, datagram []byte, tos uint8) {
 	}
 	i := len(s.trains)
 	s.trains = s.trains[:i+1]
-	single := t.noTrain.Load() || s.now < time.Duration(t.singleUntil.Load())
+	single := !t.trains(s.now)
 	s.trains[i] = udp.Train{Destination: t.destination, SegmentSize: len(datagram), Parts: append(s.trains[i].Parts[:0], datagram), TOS: tos, Single: single}
 	s.open = append(s.open, openTrain{t: t, bytes: len(datagram), datagrams: 1, end: s.used + len(datagram), single: single})
 }
@@ -169,6 +169,9 @@ func (s *Sender) Flush() error {
 		train, o := &s.trains[i], &s.open[i]
 		o.t.sentPackets.Add(uint64(train.Sent))
 		o.t.sentBytes.Add(uint64(min(o.bytes, train.Sent*train.SegmentSize) - train.Sent*o.t.templateLen))
+		if o.datagrams > 1 && !train.Single {
+			o.t.sentTrains.Add(1)
+		}
 		if train.Single && !o.single {
 			o.t.refusedTrains.Add(1)
 			o.t.singleUntil.Store(int64(s.now + singleTime))

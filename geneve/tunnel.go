@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"sync/atomic"
+	"time"
 
 	"culvert/geneve/udp"
 )
@@ -110,6 +111,7 @@ type tunnel struct {
 	templateLen int
 
 	neighbour neighbour
+	probe     udp.TrainProbe
 	*tunnelState
 }
 
@@ -117,6 +119,7 @@ type tunnel struct {
 type tunnelState struct {
 	receivedPackets, receivedBytes atomic.Uint64
 	sentPackets, sentBytes         atomic.Uint64
+	sentTrains, lostTrains         atomic.Uint64
 	refusedTrains                  atomic.Uint64
 	noTrain                        atomic.Bool  // SetTrain
 	singleUntil                    atomic.Int64 // time.Duration of Options.Now: the kernel refused a train
@@ -139,6 +142,11 @@ func newTunnel(t Tunnel, port uint16, state *tunnelState) *tunnel {
 	w.templateLen = len(b)
 	w.neighbour.init()
 	return w
+}
+
+// trains reports whether trains may be sent to the tunnel.
+func (t *tunnel) trains(now time.Duration) bool {
+	return !t.noTrain.Load() && !t.probe.Lost() && now >= time.Duration(t.singleUntil.Load())
 }
 
 // encap writes the headers for an inner packet of the given EtherType to the first templateLen bytes of b.

@@ -212,3 +212,30 @@ func ledger(t testing.TB, e *nat.Engine) {
 		t.Fatalf("%d connections, the counters say %d", s.Connections, left)
 	}
 }
+
+// TestFragmentsComplete: datagrams that are through make room for others at once,
+// however many follow; those that are not keep theirs.
+func TestFragmentsComplete(t *testing.T) {
+	e := engine(t)
+	send := func(id uint32, drop int) (sent, out int) {
+		p := nattest.IP{Source: "203.0.113.9", Destination: "10.71.3.9", Body: nattest.UDP{SourcePort: 7, DestinationPort: 53, Payload: nattest.Payload(3000, id)}}
+		all := pieces(p, 1000, id)
+		if drop >= 0 {
+			all = append(all[:drop], all[drop+1:]...)
+		}
+		return len(all), len(deliver(t, e, node1, all, start.Add(time.Duration(id)*time.Millisecond)))
+	}
+	for id := range uint32(3000) {
+		if sent, out := send(id, -1); out != sent {
+			t.Fatalf("datagram %d: %d of %d fragments", id, out, sent)
+		}
+	}
+	// Without their last fragments, they fill the table; then there is a limit, and it is counted.
+	for id := range uint32(2000) {
+		send(10000+id, 3)
+	}
+	if n := e.Stats().Outbound.Dropped[nat.ReasonFragmentLimit]; n == 0 {
+		t.Error("no limit to datagrams that never end")
+	}
+	ledger(t, e)
+}

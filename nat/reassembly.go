@@ -39,7 +39,12 @@ type datagram struct {
 	ports    uint32
 	expires  Time
 	blocks   [128]uint64 // of 8 bytes each, that were seen
+	seen     int         // how many these are
+	total    int         // how many there will be; 0 before the last fragment was seen
 }
+
+// complete reports whether all of the datagram has come.
+func (g *datagram) complete() bool { return g.known && g.total > 0 && g.seen == g.total }
 
 // A heldFragment waits for the first one.
 type heldFragment struct {
@@ -80,6 +85,14 @@ func (e *Engine) datagram(p *Packet, t *tuple, now Time) *datagram {
 		}
 	}
 	if free == nil {
+		// A datagram that is through keeps its place, for what comes twice, only as long as nobody else needs it.
+		for i := range set {
+			if g := &set[i]; g.complete() && f.waiting(g) == 0 && (free == nil || g.expires < free.expires) {
+				free = g
+			}
+		}
+	}
+	if free == nil {
 		return nil
 	}
 	f.expire(e, now) // what still waits for the one before
@@ -99,6 +112,10 @@ func (g *datagram) overlaps(p *Packet) bool {
 	}
 	for i := first; i <= last; i++ {
 		g.blocks[i/64] |= 1 << (i % 64)
+	}
+	g.seen += last - first + 1
+	if !p.more {
+		g.total = last + 1
 	}
 	return false
 }

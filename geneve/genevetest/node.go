@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -38,6 +39,7 @@ type Node struct {
 	tb      testing.TB
 	socket  *udp.Socket
 	packets chan []byte
+	lossy   atomic.Bool
 
 	mu         sync.Mutex
 	sender     *udp.Sender
@@ -165,6 +167,10 @@ func (n *Node) Receive() []byte {
 	}
 }
 
+// LoseTrains makes the node drop what arrives as a train, as some kernels do, or lets it pass again. It needs UDP_GRO, without which the
+// node's socket cannot tell.
+func (n *Node) LoseTrains(lose bool) { n.lossy.Store(lose) }
+
 // run receives until the socket is closed.
 func (n *Node) run() {
 	m := make([]udp.Message, 4)
@@ -180,6 +186,9 @@ func (n *Node) run() {
 			size := m[i].SegmentSize
 			if size == 0 {
 				size = max(len(m[i].Data), 1)
+			}
+			if len(m[i].Data) > size && n.lossy.Load() {
+				continue
 			}
 			for datagram := range slices.Chunk(m[i].Data, size) {
 				n.datagram(datagram)

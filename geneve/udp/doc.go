@@ -10,6 +10,9 @@
 // that the kernel refuses later on (a device without checksum offload, a path
 // MTU below the segment size) is sent again as single datagrams and counted.
 //
+// What is lost further on nobody reports; TrainProbe finds it out, with probes
+// that its owner sends.
+//
 // # Goroutines and ownership
 //
 // One goroutine at a time may call Receive. Every sending goroutine makes a

@@ -149,6 +149,9 @@ func (s *Socket) answerWake() {
 	s.woken.Store(false)
 }
 
+// GSO reports whether trains are sent with UDP_SEGMENT.
+func (s *Socket) GSO() bool { return s.gso.Load() }
+
 // Close closes the socket. Receive and Send, also those that are blocked, return net.ErrClosed.
 func (s *Socket) Close() error { return s.conn.Close() }
 

@@ -1,0 +1,211 @@
+package gateway
+
+import (
+	"net/netip"
+	"sync/atomic"
+	"time"
+
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/checksum"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+
+	"culvert/geneve/udp"
+	"culvert/nat"
+)
+
+// peerTrains is what the bind knows of trains on the way to the peer.
+type peerTrains struct {
+	sent  atomic.Uint64                  // trains, probes not counted
+	to    atomic.Pointer[netip.AddrPort] // where the last train went; nil = none yet
+	lost  atomic.Pointer[netip.AddrPort] // the endpoint that trains do not reach; nil = none
+	probe atomic.Bool                    // the next probe is to leave as a train all the same
+}
+
+// lostTo reports whether trains to an endpoint are lost.
+func (t *peerTrains) lostTo(to netip.AddrPort) bool {
+	lost := t.lost.Load()
+	return lost != nil && *lost == to
+}
+
+// note counts a train, sent as one or not.
+func (t *peerTrains) note(to netip.AddrPort, train [][]byte) {
+	if isProbe(train) && len(train) == 2 {
+		return
+	}
+	if last := t.to.Load(); last == nil || *last != to {
+		changed := to // the parameter stays off the heap
+		t.to.Store(&changed)
+	}
+	t.sent.Add(1)
+}
+
+// takeProbe reports whether bufs begin with the probe that is waited for. It answers
+// so once.
+func (t *peerTrains) takeProbe(bufs [][]byte) bool {
+	return t.probe.Load() && isProbe(bufs) && t.probe.CompareAndSwap(true, false)
+}
+
+// isProbe reports whether bufs begin with two datagrams as a probe has them. The
+// peer's answers to its own probes look the same, which is as well: they must not
+// make us probe either. What else is of that size costs one round more or less.
+func isProbe(bufs [][]byte) bool {
+	return len(bufs) > 1 && len(bufs[0]) == probeMessage && len(bufs[1]) == probeMessage
+}
+
+// offload reports whether any leg sends trains.
+func (b *bind) offload() bool {
+	if legs := b.current.Load(); legs != nil {
+		for _, l := range *legs {
+			if l.socket.GSO() {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// Sizes of the echo requests in bytes. The single one is shorter, so that it cannot
+// be put into a train with the others.
+const (
+	singleEcho   = 32
+	trainEcho    = 64 // a multiple of WireGuard's padding
+	probeMessage = trainEcho + transportData + authTag
+)
+
+// peerProbe finds out whether trains arrive at the peer: see udp.TrainProbe. The
+// probes are ICMP echo requests from our tunnel address to the peer's, the last two
+// of which lie side by side in the queue, so that WireGuard sends them in one batch
+// and the bind as one train. A peer that answers no echo is not judged.
+type peerProbe struct {
+	udp.TrainProbe
+	bind     *bind
+	out      *outbound
+	own      netip.Addr // tunnel addresses
+	peer     netip.Addr
+	losses   atomic.Uint64 // how often trains were found lost
+	endpoint netip.AddrPort
+	packet   [trainEcho]byte
+}
+
+// probeIdent is the identifier of our echo requests. Nobody else sends echo requests
+// from the tunnel address.
+const probeIdent = 0x6376
+
+func newPeerProbe(r Role, out *outbound) *peerProbe {
+	own, peer := r.tunnelAddresses()
+	return &peerProbe{out: out, own: own, peer: peer}
+}
+
+// look is called once a second by one goroutine.
+func (p *peerProbe) look(now time.Duration) (changed bool) {
+	if !p.bind.offload() {
+		return false
+	}
+	trains := &p.bind.trains
+	if trains.probe.Load() {
+		p.Void() // the probe has not left as a train
+	}
+	if to := trains.to.Load(); to != nil {
+		p.endpoint = *to
+	}
+	due, changed := p.Look(now, trains.sent.Load())
+	switch {
+	case changed && p.Lost():
+		p.losses.Add(1)
+		lost := p.endpoint
+		trains.lost.Store(&lost)
+	case changed:
+		trains.lost.Store(nil)
+	case p.Lost() && !trains.lostTo(p.endpoint):
+		// The peer has another endpoint: another path, of which nothing is known.
+		p.Reset()
+		trains.lost.Store(nil)
+		return true
+	}
+	if due {
+		trains.probe.Store(p.Lost())
+		p.send()
+	}
+	return changed
+}
+
+// send queues the probes of one round.
+func (p *peerProbe) send() {
+	for probe := range udp.NumProbes {
+		size := trainEcho
+		if probe == udp.ProbeSingle {
+			size = singleEcho
+		}
+		b := p.packet[:size]
+		clear(b)
+		ip := header.IPv4(b)
+		ip.Encode(&header.IPv4Fields{
+			TotalLength: uint16(size), TTL: 64, Protocol: uint8(header.ICMPv4ProtocolNumber),
+			SrcAddr: tcpip.AddrFrom4(p.own.As4()), DstAddr: tcpip.AddrFrom4(p.peer.As4()),
+		})
+		ip.SetChecksum(^ip.CalculateChecksum())
+		icmp := header.ICMPv4(ip.Payload())
+		icmp.SetType(header.ICMPv4Echo)
+		icmp.SetIdent(probeIdent)
+		icmp.SetSequence(uint16(probe))
+		icmp.SetChecksum(^checksum.Checksum(icmp, 0))
+		p.out.generated.Add(1)
+		if !p.out.queue.push(b) {
+			p.out.drops[DropLocalQueueFull].Add(1)
+		}
+	}
+}
+
+// answer takes note of an answer to a probe; false if b, a packet to the tunnel
+// address, is none.
+func (p *peerProbe) answer(b []byte) bool {
+	ip := header.IPv4(b)
+	if header.IPVersion(b) != header.IPv4Version || ip.TransportProtocol() != header.ICMPv4ProtocolNumber || ip.More() ||
+		ip.FragmentOffset() != 0 || ip.SourceAddress() != tcpip.AddrFrom4(p.peer.As4()) {
+		return false
+	}
+	icmp := header.ICMPv4(ip.Payload())
+	if len(icmp) < header.ICMPv4MinimumSize || icmp.Type() != header.ICMPv4EchoReply || icmp.Ident() != probeIdent || icmp.Sequence() >= uint16(udp.NumProbes) {
+		return false
+	}
+	p.Answered(udp.Probe(icmp.Sequence()))
+	return true
+}
+
+// What to do when trains are lost: known faults of kernels, by version.
+const (
+	nodeRemedy = "update the node's kernel to 6.8.5 or later, but not 7.0 to 7.1.4"
+	peerRemedy = "update the kernels of both gateways' nodes if they are 7.0 to 7.1.4, or turn tx-udp-segmentation of the network interface off"
+)
+
+// probeTrains looks whether trains arrive, and tells what has changed.
+func (g *Gateway) probeTrains(now time.Duration) {
+	for _, change := range g.endpoint.ProbeTrains() {
+		entry := g.log.WithField("node", g.nodeName(nat.Port(change.Tunnel)))
+		if change.On {
+			entry.Info("trains arrive at the node again")
+		} else {
+			entry.WithField("remedy", nodeRemedy).Warn("the node loses UDP_SEGMENT trains: sending it single datagrams, which is slower")
+		}
+	}
+	if g.probe.look(now) {
+		entry := g.log.WithField("endpoint", g.probe.endpoint)
+		if g.probe.Lost() {
+			entry.WithField("remedy", peerRemedy).Warn("UDP_SEGMENT trains do not arrive at the peer: sending single datagrams, which is slower")
+		} else {
+			entry.Info("sending trains to the peer again")
+		}
+	}
+}
+
+// nodeName returns the name of the node that has a port.
+func (g *Gateway) nodeName(port nat.Port) string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for name, p := range g.ports.byName {
+		if p == port {
+			return name
+		}
+	}
+	return "" // removed meanwhile
+}

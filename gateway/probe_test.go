@@ -1,0 +1,341 @@
+package gateway
+
+import (
+	"bytes"
+	"net/netip"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"github.com/sirupsen/logrus/hooks/test"
+
+	"culvert/geneve/genevetest"
+	"culvert/geneve/udp"
+	"culvert/nat/nattest"
+)
+
+// relay stands between two gateways for WireGuard. It can lose the trains that come
+// from the first of them.
+type relay struct {
+	socket *udp.Socket
+	server netip.AddrPort
+	lossy  atomic.Bool
+	trains atomic.Uint64 // that came from the first
+	wg     sync.WaitGroup
+}
+
+func newRelay(t *testing.T, server netip.AddrPort) *relay {
+	t.Helper()
+	s, err := udp.Listen("udp4", netip.MustParseAddrPort("127.0.0.1:0"), udp.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &relay{socket: s, server: server}
+	r.wg.Go(func() { r.run(t) })
+	t.Cleanup(func() {
+		s.Close()
+		r.wg.Wait()
+	})
+	return r
+}
+
+func (r *relay) run(t *testing.T) {
+	sender := r.socket.NewSender()
+	m := []udp.Message{{Buffer: make([]byte, udp.BufferSize)}}
+	var client netip.AddrPort
+	for {
+		if _, err := r.socket.Receive(m); err != nil {
+			return
+		}
+		train := udp.Train{Destination: r.server, SegmentSize: m[0].SegmentSize, Parts: [][]byte{m[0].Data}}
+		if m[0].Source == r.server {
+			train.Destination = client
+		} else {
+			client = m[0].Source
+			if m[0].SegmentSize > 0 && len(m[0].Data) > m[0].SegmentSize {
+				r.trains.Add(1)
+				if r.lossy.Load() {
+					continue
+				}
+			}
+		}
+		if _, err := sender.Send([]udp.Train{train}); err != nil {
+			t.Errorf("relay: %v", err)
+		}
+	}
+}
+
+// lossyPair is a pair whose time stands still, with a relay in between. rome's clock
+// and log are the test's.
+type lossyPair struct {
+	pair
+	t     *testing.T
+	relay *relay
+	now   atomic.Int64
+	log   *test.Hook
+}
+
+func newLossyPair(t *testing.T) *lossyPair {
+	t.Helper()
+	rc := clusterConfig("rome", "milan", Client, "10.61.0.0/16", "10.71.0.0/16")
+	mc := clusterConfig("milan", "rome", Server, "10.62.0.0/16", "10.72.0.0/16")
+	rc.WireGuard.PeerPublicKey = mc.WireGuard.PrivateKey.Public()
+	mc.WireGuard.PeerPublicKey = rc.WireGuard.PrivateKey.Public()
+	p := &lossyPair{t: t}
+	p.now.Store(int64(time.Hour))
+	p.milan = start(t, mc, 22)
+	p.relay = newRelay(t, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), p.milan.bind.port()))
+	if st := p.relay.socket.Stats(); !st.GSO || !st.GRO {
+		t.Skipf("probe udp-offloads: UDP_SEGMENT %v, UDP_GRO %v", st.GSO, st.GRO)
+	}
+	rc.WireGuard.Endpoint = p.relay.socket.LocalAddr().String()
+	log, hook := test.NewNullLogger()
+	p.log = hook
+	p.rome = open(t, rc, 12, log, func() time.Duration { return time.Duration(p.now.Load()) })
+	t.Cleanup(p.rome.close)
+	return p
+}
+
+// meet sends a packet to and fro, several times: what a gateway had queued before has
+// been answered afterwards. The packets are too long for a train with a probe.
+func (p *lossyPair) meet() {
+	p.t.Helper()
+	for range 3 {
+		p.rome.nodes[0].Send(udpPacket("10.0.1.5", "10.61.1.7", make([]byte, 200)))
+		until(p.t, p.milan.nodes[0], 4000)
+		p.milan.nodes[0].Send(udpPacket("10.0.1.7", "10.62.1.5", make([]byte, 200)))
+		until(p.t, p.rome.nodes[0], 4000)
+	}
+}
+
+// until passes over what is left of lost trains, up to a packet from the given port.
+func until(t *testing.T, n *genevetest.Node, port uint16) nattest.View {
+	t.Helper()
+	for {
+		v, err := nattest.Check(n.Receive())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if v.SourcePort == port {
+			return v
+		}
+	}
+}
+
+// second lets rome look a second later.
+func (p *lossyPair) second() {
+	p.t.Helper()
+	p.now.Add(int64(time.Second))
+	p.rome.probeTrains(time.Duration(p.now.Load()))
+	p.meet()
+}
+
+// bulk sends a super-frame from one cluster to the other and requires it to arrive.
+func bulk(t *testing.T, from, to *genevetest.Node, port uint16, source, destination string) {
+	t.Helper()
+	payload := nattest.Payload(50000, uint32(port))
+	from.Send(bulkPacket(port, source, destination, payload))
+	var got []byte
+	for len(got) < len(payload) {
+		got = append(got, until(t, to, port).Payload...)
+	}
+	if !bytes.Equal(got, payload) {
+		t.Error("other bytes")
+	}
+}
+
+func bulkPacket(port uint16, source, destination string, payload []byte) []byte {
+	return nattest.IP{Source: source, Destination: destination, DF: true, Body: nattest.TCP{
+		SourcePort: port, DestinationPort: 2, Seq: 1000, Ack: 1, Flags: nattest.ACK, Payload: payload, Partial: true}}.Bytes()
+}
+
+// said counts what rome has logged at a level with a field.
+func (p *lossyPair) said(level logrus.Level, field string) (n int) {
+	for _, e := range p.log.AllEntries() {
+		if _, ok := e.Data[field]; ok && e.Level == level {
+			n++
+		}
+	}
+	return n
+}
+
+// TestPeerLosesTrains: bulk traffic that the way to the peer loses flows after a few
+// seconds, and in trains again once the way is repaired.
+func TestPeerLosesTrains(t *testing.T) {
+	p := newLossyPair(t)
+	p.meet()
+	bulk(t, p.rome.nodes[0], p.milan.nodes[0], 11, "10.0.1.5", "10.61.1.7")
+	if p.relay.trains.Load() == 0 {
+		t.Fatal("bulk traffic without a train")
+	}
+	p.second() // all is well
+	p.second()
+	if p.rome.probe.Lost() {
+		t.Fatal("trains are lost without a loss")
+	}
+
+	p.relay.lossy.Store(true)
+	trains := p.relay.trains.Load()
+	p.rome.nodes[0].Send(bulkPacket(1, "10.0.1.5", "10.61.1.7", nattest.Payload(2*1300, 2)))
+	for deadline := time.Now().Add(genevetest.Timeout); p.relay.trains.Load() == trains; runtime.Gosched() {
+		if time.Now().After(deadline) {
+			t.Fatal("no train was lost")
+		}
+	}
+	for seconds := 0; !p.rome.probe.Lost(); seconds++ {
+		if seconds == 6 {
+			t.Fatal("the loss is not noticed")
+		}
+		p.second()
+	}
+	trains = p.relay.trains.Load()
+	bulk(t, p.rome.nodes[0], p.milan.nodes[0], 12, "10.0.1.5", "10.61.1.7")
+	if n := p.relay.trains.Load() - trains; n != 0 {
+		t.Errorf("%d trains while they are lost", n)
+	}
+	if n := p.said(logrus.WarnLevel, "remedy"); n != 1 || p.rome.probe.losses.Load() != 1 {
+		t.Errorf("%d warnings, %d losses counted; want 1, 1", n, p.rome.probe.losses.Load())
+	}
+
+	for range 60 { // probed again, in vain
+		p.second()
+	}
+	if n := p.relay.trains.Load() - trains; n != 1 || !p.rome.probe.Lost() {
+		t.Errorf("%d trains in a minute, want one probe; lost: %v", n, p.rome.probe.Lost())
+	}
+	p.relay.lossy.Store(false)
+	for range 61 {
+		p.second()
+	}
+	if p.rome.probe.Lost() {
+		t.Fatal("trains are off for good")
+	}
+	trains = p.relay.trains.Load()
+	bulk(t, p.rome.nodes[0], p.milan.nodes[0], 13, "10.0.1.5", "10.61.1.7")
+	if p.relay.trains.Load() == trains {
+		t.Error("bulk traffic without a train")
+	}
+	if n := p.said(logrus.WarnLevel, "remedy"); n != 1 {
+		t.Errorf("%d warnings, want 1", n)
+	}
+}
+
+// TestNodeLosesTrains: the same for a node, and what the log and the statistics say.
+func TestNodeLosesTrains(t *testing.T) {
+	p := newLossyPair(t)
+	p.meet()
+	node := p.rome.nodes[0]
+	node.LoseTrains(true)
+	port := uint16(p.rome.ports.byName["rome-1"])
+	for seconds := 0; ; seconds++ {
+		if s, _ := p.rome.endpoint.TunnelStats(port); !s.Train {
+			break
+		}
+		if seconds == 6 {
+			t.Fatal("the loss is not noticed")
+		}
+		// One train for the node, most of which does not arrive.
+		p.milan.nodes[0].Send(bulkPacket(1, "10.0.1.7", "10.62.1.5", nattest.Payload(50000, 2)))
+		p.second()
+	}
+	bulk(t, p.milan.nodes[0], node, 2, "10.0.1.7", "10.62.1.5")
+	if e := p.log.LastEntry(); e == nil || e.Level != logrus.WarnLevel || e.Data["node"] != "rome-1" || e.Data["remedy"] != nodeRemedy {
+		t.Errorf("last log entry %+v", e)
+	}
+	if s, _ := p.rome.endpoint.TunnelStats(port); s.LostTrains != 1 {
+		t.Errorf("%+v", s)
+	}
+	if s, _ := p.rome.endpoint.TunnelStats(uint16(p.rome.ports.byName["rome-2"])); !s.Train {
+		t.Errorf("the other node: %+v", s)
+	}
+}
+
+// TestPeerTrains: where trains are lost the bind sends single datagrams, except one
+// probe that is due, and only to that endpoint.
+func TestPeerTrains(t *testing.T) {
+	a, b, receive, to := bindPair(t)
+	if !a.offload() || !b.stats()[0].GRO {
+		t.Skip("probe udp-offloads: no UDP_SEGMENT or no UDP_GRO")
+	}
+	received := func(want ...int) { // sizes
+		t.Helper()
+		got := newBatch(batchSize)
+		for len(want) > 0 {
+			n, err := receive(got.packets, got.sizes, got.eps)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, size := range got.sizes[:n] {
+				if size != want[0] {
+					t.Fatalf("datagram of %d bytes, want %d", size, want[0])
+				}
+				want = want[1:]
+			}
+		}
+	}
+	data, probe := make([]byte, 500), make([]byte, probeMessage)
+	batch := [][]byte{data, data, data, probe[:64], probe, probe, probe[:80]}
+	lost := to.(*endpoint).addr
+	elsewhere := netip.AddrPortFrom(lost.Addr(), lost.Port()-1)
+	for _, tt := range []struct {
+		name     string
+		lost     *netip.AddrPort
+		probe    bool
+		messages uint64 // at the receiver
+		left     bool   // the probe is still due
+	}{
+		{"arrive", nil, false, 2, false}, // 3 × 500 and 64; 2 × 96 and 80
+		{"lost", &lost, false, 7, false},
+		{"lost, probe due", &lost, true, 6, false},
+		{"lost elsewhere", &elsewhere, true, 2, true},
+	} {
+		a.trains.lost.Store(tt.lost)
+		a.trains.probe.Store(tt.probe)
+		before := b.stats()[0].ReceivedMessages
+		if err := a.Send(batch, to); err != nil {
+			t.Fatal(err)
+		}
+		received(500, 500, 500, 64, 96, 96, 80)
+		if n := b.stats()[0].ReceivedMessages - before; n != tt.messages {
+			t.Errorf("%s: %d messages, want %d", tt.name, n, tt.messages)
+		}
+		if a.trains.probe.Load() != tt.left {
+			t.Errorf("%s: probe still due: %v", tt.name, !tt.left)
+		}
+	}
+	if last := a.trains.to.Load(); last == nil || *last != lost {
+		t.Errorf("last train to %v, want %v", last, lost)
+	}
+	sent := a.trains.sent.Load()
+	if err := a.Send([][]byte{probe, probe}, to); err != nil {
+		t.Fatal(err)
+	}
+	if n := a.trains.sent.Load() - sent; n != 0 {
+		t.Errorf("a probe counts as %d trains", n)
+	}
+}
+
+// TestPeerRoams: of another endpoint nothing is known.
+func TestPeerRoams(t *testing.T) {
+	p := newLossyPair(t)
+	p.relay.lossy.Store(true)
+	p.meet()
+	p.rome.bind.trains.sent.Add(1) // as if one had been sent
+	at := netip.AddrPortFrom(p.relay.socket.LocalAddr().Addr(), p.relay.socket.LocalAddr().Port())
+	p.rome.bind.trains.to.Store(&at)
+	for range 4 {
+		p.second()
+	}
+	if !p.rome.probe.Lost() || !p.rome.bind.trains.lostTo(at) {
+		t.Fatal("the loss is not noticed")
+	}
+	other := netip.MustParseAddrPort("127.0.0.1:9")
+	p.rome.bind.trains.to.Store(&other)
+	p.second()
+	if p.rome.probe.Lost() || p.rome.bind.trains.lostTo(at) {
+		t.Error("a loss on the old path counts on the new one")
+	}
+}

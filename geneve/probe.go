@@ -1,0 +1,83 @@
+package geneve
+
+import (
+	"net/netip"
+	"time"
+
+	"culvert/geneve/udp"
+)
+
+// TrainChange tells that trains to a tunnel have been found lost (On is false), or arriving again.
+type TrainChange struct {
+	Tunnel uint16
+	On     bool
+}
+
+// probeMAC returns what a probe of t has for its sender: our MAC address in another block of the locally administered ones, so that
+// the answer tells which probe it is for.
+func (t *tunnel) probeMAC(p udp.Probe) mac { return t.self + mac(p+1)<<42 }
+
+// probeOf returns the probe that an answer to the given MAC address is for.
+func (t *tunnel) probeOf(to mac) (udp.Probe, bool) {
+	for p := range udp.NumProbes {
+		if to == t.probeMAC(p) {
+			return p, true
+		}
+	}
+	return 0, false
+}
+
+// ProbeTrains looks, for tunnels to which trains are sent, whether they arrive: see udp.TrainProbe. It is to be called once a second, by
+// one goroutine, and returns what has changed. A tunnel whose trains are lost is sent single datagrams until trains arrive.
+//
+// The probes are ARP requests for the peer's address with the sender address 0.0.0.0 (RFC 5227, Section 2.1.1), which every station
+// answers and none learns from. So tunnels that carry IP directly are not probed.
+func (e *Endpoint) ProbeTrains() (changes []TrainChange) {
+	if !e.socket.GSO() {
+		return nil // Senders send single datagrams as it is
+	}
+	now := e.now()
+	for _, t := range e.table.Load().ids {
+		if t == nil || t.Inner != Ethernet || t.noTrain.Load() {
+			continue
+		}
+		due, changed := t.probe.Look(now, t.sentTrains.Load())
+		if changed {
+			lost := t.probe.Lost()
+			if lost {
+				t.lostTrains.Add(1)
+			}
+			changes = append(changes, TrainChange{Tunnel: t.ID, On: !lost})
+		}
+		if due && !e.neighbours.sendProbes(t, now) {
+			t.probe.Void()
+		}
+	}
+	return changes
+}
+
+// sendProbes sends the probes of one round and reports whether those of the train left as one.
+func (n *neighbours) sendProbes(t *tunnel, now time.Duration) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	to := mac(t.neighbour.mac.Load())
+	if to == 0 || n.closed || now < time.Duration(t.singleUntil.Load()) {
+		return false
+	}
+	for p := range udp.NumProbes {
+		frame := n.frames[p][:]
+		t.encap(frame, to, etherTypeARP)
+		from := t.probeMAC(p)
+		from.put(frame[headerLen+6:])
+		m := arp{operation: arpRequest, senderMAC: from, sender: netip.IPv4Unspecified(), target: t.Peer}
+		m.put(frame[maxHeader:])
+	}
+	single, first, second := n.frames[udp.ProbeSingle][:], n.frames[udp.ProbeFirst][:], n.frames[udp.ProbeSecond][:]
+	n.trains = append(n.trains[:0],
+		udp.Train{Destination: t.destination, Parts: append(n.parts(0), single)},
+		udp.Train{Destination: t.destination, SegmentSize: len(first), Parts: append(n.parts(1), first, second)})
+	n.flush(int(udp.NumProbes))
+	n.e.arpSent.Add(uint64(udp.NumProbes))
+	train := &n.trains[1]
+	return !train.Single && train.Sent == 2
+}
