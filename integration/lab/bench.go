@@ -34,7 +34,7 @@ type benchTimes struct {
 
 var (
 	fullTimes  = benchTimes{5, 700 * time.Millisecond, 3 * time.Second, 2500 * time.Millisecond, 3 * time.Second, 500 * time.Millisecond, 3, 2}
-	quickTimes = benchTimes{2, 300 * time.Millisecond, 1200 * time.Millisecond, time.Second, 1200 * time.Millisecond, 300 * time.Millisecond, 2, 1}
+	quickTimes = benchTimes{2, 300 * time.Millisecond, time.Second, 800 * time.Millisecond, time.Second, 250 * time.Millisecond, 2, 1}
 )
 
 // The gateways that are compared, in the order of a run.

@@ -44,41 +44,20 @@ func (b *bench) measurements() []measurement {
 // totals are summed or kept over all measurements of a run, for one gateway.
 type totals struct {
 	streams        bulkFigures
-	idleSeconds    float64 // of the share of idle CPU during streams
-	calls, packets float64 // of both gateways, culvert only
 	resident, peak float64 // bytes, of the larger gateway
 }
 
-// Metrics of a gateway, in packets after segmentation.
-const (
-	metricCalls    = "culvert_socket_calls_total"
-	metricReceived = "culvert_received_packets_total"
-)
-
 // takeStreams takes throughput, CPU time and system calls of bulk streams.
 func (b *bench) takeStreams(ctx context.Context, v *variant, id rowID, up, down int) error {
-	t := b.totals[v.Name]
-	count := func(sign float64) error {
-		if v.reference {
-			return nil
-		}
-		now, err := b.lab.counters(ctx, metricCalls, metricReceived)
-		t.calls += sign * now[metricCalls]
-		t.packets += sign * now[metricReceived]
-		return err
-	}
-	if err := count(-1); err != nil {
-		return err
-	}
-	f, err := b.path.measureBulk(ctx, up, down, b.times.warmUp, b.times.bulk)
-	if err := errors.Join(err, count(+1)); err != nil {
+	f, err := b.path.measureBulk(ctx, up, down, &b.times, func() (sample, error) { return b.lab.sample(ctx, v) })
+	if err != nil {
 		return err
 	}
 	b.record(v, id, f.bytes*8/f.seconds)
-	t.streams.bytes += f.bytes
-	t.streams.seconds += f.seconds
-	t.streams.busy += f.busy
-	t.idleSeconds += f.idle * f.seconds
+	t := &b.totals[v.Name].streams
+	t.bytes += f.bytes
+	t.seconds += f.seconds
+	t.used = t.used.plus(f.used)
 	return nil
 }
 
@@ -90,7 +69,30 @@ func (b *bench) takeDials(ctx context.Context, v *variant) error {
 	return err
 }
 
+// takeIdle takes what gateways without traffic cost, and the latency they have.
 func (b *bench) takeIdle(ctx context.Context, v *variant) error {
+	cost := func() (seconds, resident float64, err error) {
+		for _, p := range b.lab.gateways() {
+			s, runErr := p.running()
+			r, _, memoryErr := p.memory()
+			seconds, resident = seconds+s, max(resident, r)
+			err = errors.Join(err, runErr, memoryErr)
+		}
+		return seconds, resident, err
+	}
+	before, _, err := cost()
+	if err != nil {
+		return err
+	}
+	if err := sleep(ctx, b.times.latency); err != nil {
+		return err
+	}
+	after, resident, err := cost()
+	if err != nil {
+		return err
+	}
+	b.record(v, rowIdleGateway, (after-before)/float64(len(b.lab.gateways()))/b.times.latency.Seconds())
+	b.record(v, rowIdleResident, resident)
 	idle, err := b.path.measureLatency(ctx, b.times.latency)
 	if err == nil {
 		b.record(v, rowIdleP50, idle.p50)
@@ -121,7 +123,7 @@ func (b *bench) takeLoaded(ctx context.Context, v *variant) error {
 // takeRefused takes what is promised for kernels without offloads, and compares
 // with the reference on such a kernel, too.
 func (b *bench) takeRefused(ctx context.Context, v *variant) error {
-	f, err := b.path.measureBulk(ctx, 1, 0, b.times.warmUp, b.times.bulk)
+	f, err := b.path.measureBulk(ctx, 1, 0, &b.times, func() (sample, error) { return sample{}, nil })
 	if err != nil {
 		return err
 	}
@@ -156,11 +158,14 @@ func (b *bench) recordTotals(v *variant) {
 		return
 	}
 	b.say("run: %s", v.Name)
-	b.record(v, rowCPU, t.streams.busy/t.streams.bytes*1e9)
-	b.record(v, rowIdleCPU, t.idleSeconds/t.streams.seconds)
+	used := &t.streams.used
+	b.record(v, rowCPU, used.busy/t.streams.bytes*1e9)
+	b.record(v, rowIdleCPU, used.idle/(used.busy+used.idle))
+	b.record(v, rowOthers, max(0, used.busy-used.own)/(used.busy+used.idle))
+	b.record(v, rowFaults, used.faults/t.streams.seconds)
 	b.record(v, rowResident, t.resident)
 	b.record(v, rowPeak, t.peak)
 	if !v.reference {
-		b.record(v, rowCalls, t.calls/t.packets)
+		b.record(v, rowCalls, used.calls/used.packets)
 	}
 }

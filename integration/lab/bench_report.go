@@ -75,11 +75,30 @@ func (r *report) print(out io.Writer, asJSON bool) error {
 		}
 	}
 	fmt.Fprintf(&b, "%d of %d budgets met; * = missed\n", met, judged)
+	if share := r.others(); share > othersLimit {
+		fmt.Fprintf(&b, "Other processes used %.0f %% of the CPUs meanwhile: do not rely on these figures.\n", share)
+	}
 	if len(r.Growth) > 0 {
 		r.printGrowth(&b)
 	}
 	_, err := io.WriteString(out, b.String())
 	return err
+}
+
+// othersLimit is the percentage of CPU time beyond the lab's own, interrupts
+// included, above which a report warns.
+const othersLimit = 15
+
+// others is the largest share that anything but the lab had during streams.
+func (r *report) others() (share float64) {
+	for _, row := range r.Rows {
+		if row.Name == rowPlans[rowOthers].Name {
+			for _, f := range row.Figures {
+				share = max(share, f.Median)
+			}
+		}
+	}
+	return share
 }
 
 // printGrowth prints culvert's figures at growing sizes.

@@ -24,8 +24,12 @@ const (
 	rowLoadedP99
 	rowCPU
 	rowIdleCPU
+	rowOthers
 	rowResident
 	rowPeak
+	rowIdleResident
+	rowIdleGateway
+	rowFaults
 	rowCalls
 	rowRefused
 	rowBothRefused
@@ -45,25 +49,29 @@ type rowPlan struct {
 }
 
 var rowPlans = [numRows]rowPlan{
-	rowTCP1:        {Name: "TCP, 1 stream", Unit: "Gb/s", scale: 1e-9, asIs: 1.15, oneP: 1},
-	rowTCP1Reverse: {Name: "TCP, 1 reverse", Unit: "Gb/s", scale: 1e-9, asIs: 1.10, oneP: 1},
-	rowTCP4:        {Name: "TCP, 4 streams", Unit: "Gb/s", scale: 1e-9, asIs: 1.18, oneP: 1},
-	rowTCP4Reverse: {Name: "TCP, 4 reverse", Unit: "Gb/s", scale: 1e-9, asIs: 1.18, oneP: 1},
-	rowTCPBoth:     {Name: "TCP, both ways", Unit: "Gb/s", scale: 1e-9, asIs: 1.05, oneP: 1},
-	rowDials:       {Name: "connections", Unit: "k/s", scale: 1e-3, asIs: 2, oneP: 1.5},
-	rowUDP64:       {Name: "UDP 64 B", Unit: "k/s", scale: 1e-3, asIs: 2, oneP: 1.3},
-	rowUDP1200:     {Name: "UDP 1200 B", Unit: "k/s", scale: 1e-3, asIs: 2, oneP: 1.3},
-	rowIdleP50:     {Name: "ping idle p50", Unit: "µs", scale: 1e6, lower: true, asIs: 0.65, oneP: 0.7},
-	rowIdleP99:     {Name: "ping idle p99", Unit: "µs", scale: 1e6, lower: true},
-	rowLoadedP50:   {Name: "ping loaded p50", Unit: "ms", scale: 1e3, lower: true, asIs: 0.75, oneP: 0.8},
-	rowLoadedP99:   {Name: "ping loaded p99", Unit: "ms", scale: 1e3, lower: true, asIs: 0.75, oneP: 0.8},
-	rowCPU:         {Name: "CPU, all rows TCP", Unit: "s/GB", scale: 1, lower: true, asIs: 0.9, oneP: 1},
-	rowIdleCPU:     {Name: "CPU idle there", Unit: "%", scale: 100, lower: true},
-	rowResident:    {Name: "resident", Unit: "MiB", scale: 1.0 / (1 << 20), lower: true, ceiling: 30},
-	rowPeak:        {Name: "resident peak", Unit: "MiB", scale: 1.0 / (1 << 20), lower: true},
-	rowCalls:       {Name: "calls per packet", Unit: "", scale: 1, lower: true, ceiling: 0.05},
-	rowRefused:     {Name: "TCP 1, no offloads", Unit: "Gb/s", scale: 1e-9, asIs: 0.6},
-	rowBothRefused: {Name: "TCP 1, both without", Unit: "Gb/s", scale: 1e-9},
+	rowTCP1:         {Name: "TCP, 1 stream", Unit: "Gb/s", scale: 1e-9, asIs: 1.15, oneP: 1},
+	rowTCP1Reverse:  {Name: "TCP, 1 reverse", Unit: "Gb/s", scale: 1e-9, asIs: 1.10, oneP: 1},
+	rowTCP4:         {Name: "TCP, 4 streams", Unit: "Gb/s", scale: 1e-9, asIs: 1.18, oneP: 1},
+	rowTCP4Reverse:  {Name: "TCP, 4 reverse", Unit: "Gb/s", scale: 1e-9, asIs: 1.18, oneP: 1},
+	rowTCPBoth:      {Name: "TCP, both ways", Unit: "Gb/s", scale: 1e-9, asIs: 1.05, oneP: 1},
+	rowDials:        {Name: "connections", Unit: "k/s", scale: 1e-3, asIs: 2, oneP: 1.5},
+	rowUDP64:        {Name: "UDP 64 B", Unit: "k/s", scale: 1e-3, asIs: 2, oneP: 1.3},
+	rowUDP1200:      {Name: "UDP 1200 B", Unit: "k/s", scale: 1e-3, asIs: 2, oneP: 1.3},
+	rowIdleP50:      {Name: "ping idle p50", Unit: "µs", scale: 1e6, lower: true, asIs: 0.65, oneP: 0.7},
+	rowIdleP99:      {Name: "ping idle p99", Unit: "µs", scale: 1e6, lower: true},
+	rowLoadedP50:    {Name: "ping loaded p50", Unit: "ms", scale: 1e3, lower: true, asIs: 0.75, oneP: 0.8},
+	rowLoadedP99:    {Name: "ping loaded p99", Unit: "ms", scale: 1e3, lower: true, asIs: 0.75, oneP: 0.8},
+	rowCPU:          {Name: "CPU, all rows TCP", Unit: "s/GB", scale: 1, lower: true, asIs: 0.9, oneP: 1},
+	rowIdleCPU:      {Name: "CPU idle there", Unit: "%", scale: 100, lower: true},
+	rowOthers:       {Name: "CPU of others there", Unit: "%", scale: 100, lower: true},
+	rowResident:     {Name: "resident after load", Unit: "MiB", scale: 1.0 / (1 << 20), lower: true, ceiling: 30},
+	rowPeak:         {Name: "resident peak", Unit: "MiB", scale: 1.0 / (1 << 20), lower: true},
+	rowIdleResident: {Name: "resident, no traffic", Unit: "MiB", scale: 1.0 / (1 << 20), lower: true, ceiling: 20},
+	rowIdleGateway:  {Name: "a core, no traffic", Unit: "%", scale: 100, lower: true, ceiling: 0.5},
+	rowFaults:       {Name: "page faults under load", Unit: "/s", scale: 1, lower: true},
+	rowCalls:        {Name: "calls per packet", Unit: "", scale: 1, lower: true, ceiling: 0.05},
+	rowRefused:      {Name: "TCP 1, no offloads", Unit: "Gb/s", scale: 1e-9, asIs: 0.6},
+	rowBothRefused:  {Name: "TCP 1, both without", Unit: "Gb/s", scale: 1e-9},
 }
 
 // row is a plan with the figures of all runs, by variant, in SI units.

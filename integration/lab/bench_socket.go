@@ -6,8 +6,6 @@ import (
 	"io"
 	"net/netip"
 	"os"
-	"strconv"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -144,37 +142,6 @@ func (s *socket) read(b []byte) (int, error) {
 func (s *socket) shutdown() { unix.Shutdown(s.fd, unix.SHUT_RDWR) }
 
 func (s *socket) close() { unix.Close(s.fd) }
-
-// cpu is what all CPUs did since the machine started, in seconds.
-type cpu struct{ busy, idle float64 }
-
-// readCPU reads the first line of /proc/stat. Time stolen by other machines is
-// neither busy nor idle.
-func readCPU() (c cpu, err error) {
-	text, err := os.ReadFile("/proc/stat")
-	if err != nil {
-		return c, err
-	}
-	line, _, _ := strings.Cut(string(text), "\n")
-	fields := strings.Fields(line)
-	if len(fields) < 8 || fields[0] != "cpu" {
-		return c, fmt.Errorf("/proc/stat: %q", line)
-	}
-	const ticks = 100 // per second, of every architecture's USER_HZ
-	for i, field := range fields[1:8] {
-		n, err := strconv.ParseFloat(field, 64)
-		if err != nil {
-			return c, fmt.Errorf("/proc/stat: %w", err)
-		}
-		const idle, ioWait = 3, 4
-		if i == idle || i == ioWait {
-			c.idle += n / ticks
-		} else {
-			c.busy += n / ticks
-		}
-	}
-	return c, nil
-}
 
 func sleep(ctx context.Context, d time.Duration) error {
 	select {

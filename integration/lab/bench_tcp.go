@@ -2,6 +2,7 @@ package lab
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"sync"
@@ -96,37 +97,34 @@ func (b *bulk) stop() error {
 type bulkFigures struct {
 	bytes   float64 // received by the pods
 	seconds float64
-	busy    float64 // CPU seconds of the whole machine
-	idle    float64 // share of all CPU time
+	used    sample // from the first moment to the last
 }
 
 // measureBulk measures for duration, after the connections have run for warmUp.
-func (e *ends) measureBulk(ctx context.Context, up, down int, warmUp, duration time.Duration) (f bulkFigures, err error) {
+func (e *ends) measureBulk(ctx context.Context, up, down int, t *benchTimes, take func() (sample, error)) (f bulkFigures, err error) {
 	b, err := e.startBulk(up, down)
 	if err != nil {
 		return f, err
 	}
-	if err := sleep(ctx, warmUp); err != nil {
-		b.stop()
+	f, err = b.measure(ctx, t, take)
+	return f, errors.Join(err, b.stop())
+}
+
+func (b *bulk) measure(ctx context.Context, t *benchTimes, take func() (sample, error)) (f bulkFigures, err error) {
+	if err := sleep(ctx, t.warmUp); err != nil {
 		return f, err
 	}
-	before, err := readCPU()
+	before, err := take()
 	if err != nil {
-		b.stop()
 		return f, err
 	}
 	began, had := time.Now(), b.received.Load()
-	err = sleep(ctx, duration)
+	if err := sleep(ctx, t.bulk); err != nil {
+		return f, err
+	}
 	f.seconds, f.bytes = time.Since(began).Seconds(), float64(b.received.Load()-had)
-	after, cpuErr := readCPU()
-	if stopErr := b.stop(); err == nil {
-		err = stopErr
-	}
-	if err == nil {
-		err = cpuErr
-	}
-	f.busy = after.busy - before.busy
-	f.idle = (after.idle - before.idle) / (f.busy + after.idle - before.idle)
+	after, err := take()
+	f.used = after.minus(before)
 	return f, err
 }
 

@@ -14,13 +14,18 @@ func TestBenchGenerators(t *testing.T) {
 	e := within(buildOne(t, true), "rome/pod1", "rome/pod2")
 	const short = 100 * time.Millisecond
 
+	times := benchTimes{warmUp: short, bulk: short}
 	t.Run("streams", func(t *testing.T) {
 		for _, set := range []struct{ up, down int }{{1, 0}, {0, 1}, {3, 2}} {
-			f, err := e.measureBulk(t.Context(), set.up, set.down, short, short)
+			moments := 0
+			f, err := e.measureBulk(t.Context(), set.up, set.down, &times, func() (sample, error) {
+				moments++
+				return sample{calls: float64(10 * moments)}, nil
+			})
 			if err != nil {
 				t.Fatal(err)
 			}
-			if f.bytes == 0 || f.seconds < short.Seconds() || f.idle < 0 || f.idle > 1 {
+			if f.bytes == 0 || f.seconds < short.Seconds() || f.used != (sample{calls: 10}) {
 				t.Errorf("%d up, %d down: %+v", set.up, set.down, f)
 			}
 		}
@@ -53,7 +58,7 @@ func TestBenchGenerators(t *testing.T) {
 	t.Run("ended", func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		if _, err := e.measureBulk(ctx, 1, 0, short, short); err == nil {
+		if _, err := e.measureBulk(ctx, 1, 0, &times, func() (sample, error) { return sample{}, nil }); err == nil {
 			t.Error("streams: no error from a context that is done")
 		}
 		if _, err := e.measureUDP(ctx, 64, 1, short); err == nil {
@@ -192,5 +197,33 @@ func TestGrownNodes(t *testing.T) {
 				t.Errorf("%s, %s: %d nodes and %d routes, want %d and %d", s.name, c.Name, len(nodes), len(seen), s.nodes, s.routes)
 			}
 		}
+	}
+}
+
+// TestSample: numbers of a process that works grow, and a difference undone is
+// the sum.
+func TestSample(t *testing.T) {
+	before, err := processStat("self")
+	if err != nil {
+		t.Fatal(err)
+	}
+	busy, idle, err := readCPU()
+	if err != nil || busy <= 0 || idle <= 0 {
+		t.Errorf("CPU seconds: busy %v, idle %v (%v)", busy, idle, err)
+	}
+	touched := make([]byte, 64<<20)
+	for i := 0; i < len(touched); i += 4096 {
+		touched[i] = 1
+	}
+	after, err := processStat("self")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if after[statMinorFaults] <= before[statMinorFaults] || after[statUser]+after[statSystem] < before[statUser]+before[statSystem] {
+		t.Errorf("fields before %v, after %v", before, after)
+	}
+	x, y := sample{1, 2, 3, 4, 5, 6}, sample{60, 50, 40, 30, 20, 10}
+	if got := x.minus(y).plus(y); got != x {
+		t.Errorf("%+v, want %+v", got, x)
 	}
 }

@@ -88,8 +88,11 @@ func (e *ends) sendPaced(rate float64, size int, duration time.Duration) (sent, 
 		return 0, 0, err
 	}
 	defer from.close()
-	err = errors.Join(to.bind(e.to.Address), to.setTimeout(drain),
-		unix.SetsockoptInt(to.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, udpBuffer))
+	// The system's limit can be passed by its root only.
+	if unix.SetsockoptInt(to.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, udpBuffer) != nil {
+		unix.SetsockoptInt(to.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, udpBuffer)
+	}
+	err = errors.Join(to.bind(e.to.Address), to.setTimeout(drain))
 	if err == nil {
 		err = from.connect(netip.AddrPortFrom(e.target, to.port))
 	}
