@@ -190,6 +190,8 @@ func (g *Gateway) sweep(ctx context.Context) {
 				runtime.Gosched() // packets first
 			}
 			g.probeTrains(time.Since(started))
+			g.out.settle(g.out.window)
+			g.in.settle(g.in.window)
 		}
 	}
 }

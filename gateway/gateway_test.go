@@ -84,27 +84,19 @@ func start(t testing.TB, c *Config, net byte) *cluster {
 // nodes. Run, or close, is the caller's.
 func open(t testing.TB, c *Config, net byte, log *logrus.Logger, now func() time.Duration) *cluster {
 	t.Helper()
-	listen := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, net, 1}), 0)
 	cl := new(cluster)
-	var nodePort uint16
 	for i := range c.Geneve.Nodes {
 		c.Geneve.Nodes[i].Underlay = netip.AddrFrom4([4]byte{127, 0, net, byte(2 + i)})
 	}
-	// The nodes' common port is the one that is free for the first of them.
-	probe, err := geneve.Listen(geneve.Options{Listen: netip.AddrPortFrom(c.Geneve.Nodes[0].Underlay, 0)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	nodePort = probe.LocalAddr().Port()
-	probe.Close()
-
-	cl.Gateway, err = newGateway(c, log, geneve.Options{Listen: listen, RemotePort: nodePort, Now: now})
-	if err != nil {
+	// The nodes use the gateway's port: while it is bound, nobody is given it elsewhere.
+	listen := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, net, 1}), 0)
+	var err error
+	if cl.Gateway, err = newGateway(c, log, geneve.Options{Listen: listen, Now: now}); err != nil {
 		t.Fatal(err)
 	}
 	for _, n := range c.Geneve.Nodes {
 		cl.nodes = append(cl.nodes, genevetest.NewNode(t, genevetest.NodeConfig{
-			Listen: netip.AddrPortFrom(n.Underlay, nodePort), Gateway: cl.endpoint.LocalAddr(),
+			Listen: netip.AddrPortFrom(n.Underlay, cl.endpoint.LocalAddr().Port()), Gateway: cl.endpoint.LocalAddr(),
 			VNI: uint32(n.VNI), VXLAN: n.Encap == geneve.VXLAN, Address: n.Address, GatewayAddress: c.Geneve.GatewayAddress,
 		}))
 	}
@@ -389,5 +381,24 @@ func TestHostilePackets(t *testing.T) {
 	}
 	if s.Received != s.Forwarded+s.Delivered+drops {
 		t.Errorf("received %d, forwarded %d, delivered %d, dropped %d", s.Received, s.Forwarded, s.Delivered, drops)
+	}
+}
+
+// TestNoSession: what WireGuard discards because there is no session is counted, and
+// the gateway goes on answering its nodes meanwhile.
+func TestNoSession(t *testing.T) {
+	p := newPair(t, func(rome, _ *Config) { rome.WireGuard.PeerPublicKey = NewPrivateKey().Public() })
+	const sent = 500
+	for i := range sent {
+		p.rome.nodes[0].Send(udpPacket("10.0.1.5", "10.61.1.7", nattest.Payload(100, uint32(i))))
+	}
+	p.rome.nodes[0].Send(echo("10.0.1.5", "10.80.0.4", 64, 56))
+	if v := expect(t, p.rome.nodes[0], "10.80.0.4", "10.0.1.5"); v.Body[0] != 0 {
+		t.Errorf("ICMP %d", v.Body[0])
+	}
+	p.rome.out.settle(p.rome.out.window)
+	p.rome.out.settle(p.rome.out.window)
+	if n := p.rome.out.drops[DropTunnelDiscard].Load(); n != sent {
+		t.Errorf("%d counted as discarded, want %d", n, sent)
 	}
 }

@@ -18,8 +18,9 @@ const (
 	// DropNoLocalRoute: sent by the gateway itself to an address that has not
 	// asked it anything and that no route finds.
 	DropNoLocalRoute
-	// DropTunnelDiscard: handed to WireGuard, which discarded it: no session with
-	// the peer, or its queue was full.
+	// DropTunnelDiscard: handed to WireGuard, which discarded it. Outbound: no session
+	// with the peer, or its queue was full. Inbound: a message that was forged, a
+	// replay or of no session. Counted a second late.
 	DropTunnelDiscard
 
 	numDropReasons
@@ -43,4 +44,10 @@ func (r DropReason) String() string { return dropReasonNames[r] }
 type counters struct {
 	generated atomic.Uint64 // made by the gateway itself, to be sent this way
 	drops     [numDropReasons]atomic.Uint64
+}
+
+// settle is called once a second: it counts what WireGuard has discarded.
+func (c *counters) settle(w *window) {
+	w.settleIdle()
+	c.drops[DropTunnelDiscard].Store(uint64(w.gone.Load()))
 }

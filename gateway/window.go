@@ -6,27 +6,30 @@ import (
 	"time"
 )
 
-// window bounds how many packets of one direction are inside wireguard-go. Its
-// queues hold 1024 batches, and each packet in them pins a buffer of 64 KiB
-// (device.MaxMessageSize): without a bound, a sender that outruns the cipher costs
-// gigabytes. When the window is full the gateway stops reading that socket and the
-// kernel drops, which TCP understands.
+// window bounds how many packets of one direction are inside wireguard-go, and
+// counts those that it discards without a word: packets without a session, forged
+// ones, replays. wireguard-go's queues hold 1024 batches, and each packet in them
+// pins a buffer of 64 KiB (device.MaxMessageSize): without a bound, a sender that
+// outruns the cipher costs gigabytes. When the window is full the gateway stops
+// reading that socket and the kernel drops, which TCP understands.
 type window struct {
 	handed atomic.Int64 // packets given to wireguard-go
 	done   atomic.Int64 // packets that it gave back
+	gone   atomic.Int64 // packets that it did not give back
 
 	progress chan struct{} // some came back
 
-	mu    sync.Mutex
-	timer *time.Timer // +checklocks:mu
+	mu         sync.Mutex
+	timer      *time.Timer // +checklocks:mu
+	late       int64       // +checklocks:mu; counted as gone, and came back
+	idleHanded int64       // +checklocks:mu; handed at the last look of settleIdle
 }
 
 const (
 	// windowPackets is four full trains: two in the cipher, one read, one sent.
 	windowPackets = 192
 	// windowPatience is how long nothing may come back before what is missing counts
-	// as gone: wireguard-go does not say what it discards (forged packets, replays,
-	// packets without a session). Whatever it still has to do takes less.
+	// as gone. Whatever wireguard-go still has to do takes less.
 	windowPatience = time.Millisecond
 )
 
@@ -37,13 +40,7 @@ func newWindow() *window {
 }
 
 // give notes n packets given to wireguard-go.
-func (w *window) give(n int) {
-	// What had counted as gone and came back all the same must not widen the window.
-	if done := w.done.Load(); done > w.handed.Load() {
-		w.handed.Store(done)
-	}
-	w.handed.Add(int64(n))
-}
+func (w *window) give(n int) { w.handed.Add(int64(n)) }
 
 // take notes n packets that came back.
 func (w *window) take(n int) {
@@ -59,6 +56,7 @@ func (w *window) full() bool { return w.handed.Load()-w.done.Load() >= windowPac
 // wait blocks while the window is full. It returns false if it opened only because
 // what was inside counts as gone.
 func (w *window) wait() bool {
+	w.forgive()
 	if !w.full() {
 		return true
 	}
@@ -74,9 +72,51 @@ func (w *window) wait() bool {
 		case <-w.timer.C:
 		}
 		if w.done.Load() == before {
-			w.handed.Store(before)
+			w.settle()
 			return false
 		}
 	}
 	return true
+}
+
+// forgive keeps what had counted as gone and came back all the same from widening
+// the window.
+func (w *window) forgive() {
+	if w.done.Load() <= w.handed.Load() {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if n := w.done.Load() - w.handed.Load(); n > 0 {
+		w.handed.Add(n)
+		w.late += n
+	}
+}
+
+// settle counts what is inside as gone.
+//
+// Preconditions: w.mu is held.
+func (w *window) settle() {
+	n := w.handed.Load() - w.done.Load()
+	if n <= 0 {
+		return
+	}
+	w.handed.Add(-n)
+	known := min(n, w.late) // counted before
+	w.late -= known
+	w.gone.Add(n - known)
+}
+
+// settleIdle is called once a second: what was inside a second ago, when nothing has
+// moved since, is gone, or waits for a session that may never come.
+func (w *window) settleIdle() {
+	w.forgive()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if handed := w.handed.Load(); handed != w.idleHanded {
+		w.idleHanded = handed
+		return
+	}
+	w.settle()
+	w.idleHanded = w.handed.Load()
 }

@@ -30,10 +30,20 @@ func TestWindow(t *testing.T) {
 			t.Errorf("gave up after %v", d)
 		}
 		// What counted as gone comes back all the same: the window is not wider for it.
+		if n := w.gone.Load(); n != windowPackets {
+			t.Errorf("%d gone, want %d", n, windowPackets)
+		}
 		w.take(windowPackets)
+		w.forgive()
 		w.give(windowPackets)
 		if !w.full() {
 			t.Error("wider for what came back late")
+		}
+		// The same number gone for good is known already.
+		w.settleIdle()
+		w.settleIdle()
+		if n := w.gone.Load(); w.full() || n != windowPackets {
+			t.Errorf("full %v, %d gone, want %d", w.full(), n, windowPackets)
 		}
 	})
 }
