@@ -15,6 +15,12 @@
 // and 10.72.0.0/16. Pods with equal addresses exist on purpose, and so do node
 // CIDRs of unequal size.
 //
+// Labs of one kind, see Outside, have more hosts that are no pods: a second
+// address of each client, for which an external address stands; 11.11.11.0/24
+// behind each first pod; a VIP on each second node. There the first node is the
+// outside's router to the other cluster, and a NodePort is a forwarder in user
+// space on the node, which can keep a client's address as the kernel's NAT does.
+//
 // # The holder
 //
 // One process, the holder, owns the whole lab. Isolate starts it from the same

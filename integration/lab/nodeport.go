@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"time"
 
 	"github.com/vishvananda/netlink"
 )
@@ -17,6 +18,8 @@ const (
 	nodePortBytes = 6 << 20 // each way, of a stream through a NodePort
 	collidingPort = 41000   // the first of those that clients use at both nodes
 	collisions    = 6
+
+	nodePortTimeout = 30 * time.Second // for all streams of a check
 )
 
 // nodePortCheck is a client outside the cluster that reaches a remote pod through
@@ -97,7 +100,7 @@ func (n *nodePortCheck) run(ctx context.Context) (string, error) {
 	if len(n.nodes) > 1 {
 		streams = collisions
 	}
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithTimeout(ctx, nodePortTimeout)
 	defer cancel()
 	port, seen, stop, err := n.listen(ctx)
 	if err != nil {

@@ -298,7 +298,7 @@ func (s *serviceCheck) removalResets(ctx context.Context, to netip.AddrPort) (st
 		return "", fmt.Errorf("connection to %s answered by %s", staying, name)
 	}
 	if !errors.Is(lost, unix.ECONNRESET) && !errors.Is(lost, unix.EPIPE) && !errors.Is(lost, io.EOF) {
-		return "", fmt.Errorf("connection to %s after it left: %w, want it reset", leaving, lost)
+		return "", fmt.Errorf("connection to %s after it left: %v, want it reset", leaving, lost)
 	}
 	return "1 goes on, 1 reset", nil
 }
