@@ -160,6 +160,7 @@ func (b *bench) recordTotals(v *variant) {
 	b.say("run: %s", v.Name)
 	used := &t.streams.used
 	b.record(v, rowCPU, used.busy/t.streams.bytes*1e9)
+	b.record(v, rowOwnCPU, used.own/t.streams.bytes*1e9)
 	b.record(v, rowIdleCPU, used.idle/(used.busy+used.idle))
 	b.record(v, rowOthers, max(0, used.busy-used.own)/(used.busy+used.idle))
 	b.record(v, rowFaults, used.faults/t.streams.seconds)

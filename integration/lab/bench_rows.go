@@ -23,6 +23,7 @@ const (
 	rowLoadedP50
 	rowLoadedP99
 	rowCPU
+	rowOwnCPU
 	rowIdleCPU
 	rowOthers
 	rowResident
@@ -62,6 +63,7 @@ var rowPlans = [numRows]rowPlan{
 	rowLoadedP50:    {Name: "ping loaded p50", Unit: "ms", scale: 1e3, lower: true, asIs: 0.75, oneP: 0.8},
 	rowLoadedP99:    {Name: "ping loaded p99", Unit: "ms", scale: 1e3, lower: true, asIs: 0.75, oneP: 0.8},
 	rowCPU:          {Name: "CPU, all rows TCP", Unit: "s/GB", scale: 1, lower: true, asIs: 0.9, oneP: 1},
+	rowOwnCPU:       {Name: "CPU, the lab's own", Unit: "s/GB", scale: 1, lower: true},
 	rowIdleCPU:      {Name: "CPU idle there", Unit: "%", scale: 100, lower: true},
 	rowOthers:       {Name: "CPU of others there", Unit: "%", scale: 100, lower: true},
 	rowResident:     {Name: "resident after load", Unit: "MiB", scale: 1.0 / (1 << 20), lower: true, ceiling: 30},
