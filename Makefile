@@ -38,10 +38,10 @@ demo: build ## two clusters in network namespaces, every check with its figure
 	bin/culvert lab check
 
 test: go-version ## all tests; as root, or as a user who may make user namespaces
-	@echo '$(GO) test ./...'; $(GO) test -v -timeout 10m ./... 2>&1 | $(RESULTS)
+	@echo '$(GO) test ./...'; $(GO) test -v -timeout 20m ./... 2>&1 | $(RESULTS)
 
 race: go-version ## the unit tests under the race detector (needs a C compiler)
-	@echo '$(GO) test -race'; $(GO) test -v -race -timeout 10m $(UNIT) 2>&1 | $(RESULTS)
+	@echo '$(GO) test -race'; $(GO) test -v -race -timeout 20m $(UNIT) 2>&1 | $(RESULTS)
 
 fuzz: go-version ## each fuzz target for FUZZTIME (30s)
 	@for package in $(UNIT); do \
