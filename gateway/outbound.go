@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"time"
 
 	"culvert/geneve"
 	"culvert/geneve/udp"
@@ -61,6 +62,10 @@ func (o *outbound) read(bufs [][]byte, sizes []int, offset int) (int, error) {
 		case err == nil, errors.Is(err, udp.ErrWoken):
 		case errors.Is(err, net.ErrClosed):
 			return 0, os.ErrClosed
+		default:
+			// Any error of ours but ErrClosed would end the WireGuard device. What the
+			// kernel reports here passes, but must not be spun on.
+			time.Sleep(receiveBackoff)
 		}
 	}
 }
