@@ -14,8 +14,9 @@ RESULTS := awk '\
 	/^ok |^ok\t/      { printf "%s", skips; print; all = skips = ""; fflush(); next } \
 	/^FAIL\t/        { printf "%s", all; print; all = skips = ""; fflush(); next } \
 	/^\?/            { next } \
-	/^ *--- SKIP/    { skips = skips $$2 " " $$3 " " reason "\n" } \
-	/^ +[^ ]+:[0-9]+: / { reason = $$0; sub(/^ +/, "", reason) } \
+	/^=== (RUN|NAME|CONT)/ { test = $$3 } \
+	/^ +[^ ]+:[0-9]+: / { said[test] = $$0; sub(/^ +/, "", said[test]) } \
+	/^ *--- SKIP/    { skips = skips $$2 " " $$3 " " said[$$3] "\n" } \
 	                 { all = all $$0 "\n" } \
 	END              { printf "%s", all }'
 
