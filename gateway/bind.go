@@ -214,6 +214,7 @@ func (b *bind) receive(l *leg, packets [][]byte, sizes []int, eps []conn.Endpoin
 		switch {
 		case err == nil:
 			l.next, l.filled, l.offset = 0, n, 0
+		case errors.Is(err, udp.ErrWoken): // by poll
 		case errors.Is(err, net.ErrClosed):
 			return 0, net.ErrClosed
 		default:
@@ -226,6 +227,15 @@ func (b *bind) receive(l *leg, packets [][]byte, sizes []int, eps []conn.Endpoin
 	n, data := l.take(packets, sizes, eps)
 	b.in.give(data)
 	return n, nil
+}
+
+// poll wakes a blocked receive if something has come.
+func (b *bind) poll() {
+	if legs := b.current.Load(); legs != nil {
+		for _, l := range *legs {
+			l.socket.Poll()
+		}
+	}
 }
 
 // take moves received datagrams into packets. It returns how many, and how many of

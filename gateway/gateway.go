@@ -104,21 +104,21 @@ func (g *Gateway) connectPath(c *Config) {
 		queue:    queue{wake: g.endpoint.Wake},
 	}
 	g.in = &inbound{
-		sender:  g.endpoint.NewSender(),
-		engine:  g.engine,
-		window:  newWindow(),
-		host:    g.local.tunnel,
-		answers: &g.out.queue,
-		piece:   make([]byte, c.MTU),
+		endpoint: g.endpoint,
+		sender:   g.endpoint.NewSender(),
+		engine:   g.engine,
+		window:   newWindow(),
+		host:     g.local.tunnel,
+		answers:  &g.out.queue,
+		piece:    make([]byte, c.MTU),
 	}
+	g.bind = newBind(g.out.window, g.in.window)
 	g.probe = newPeerProbe(c.WireGuard.Role, g.out)
-	g.in.probe = g.probe
+	g.probe.bind, g.in.probe, g.out.bind = g.bind, g.probe, g.bind
 	g.out.other, g.in.other = &g.in.counters, &g.out.counters
 }
 
 func (g *Gateway) openWireGuard(c *Config) (err error) {
-	g.bind = newBind(g.out.window, g.in.window)
-	g.probe.bind = g.bind
 	entry := g.log.WithField("tunnel", "wireguard")
 	d := device.NewDevice(newTunDevice(g.out, g.in, c.MTU), g.bind, &device.Logger{Verbosef: entry.Tracef, Errorf: entry.Warnf})
 	if g.wg, err = newWireGuard(d, &c.WireGuard, entry); err != nil {

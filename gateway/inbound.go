@@ -10,13 +10,14 @@ import (
 // on wireguard-go's receiver goroutine of the one peer.
 type inbound struct {
 	counters
-	sender  *geneve.Sender
-	engine  *nat.Engine
-	window  *window // packets that wireguard-go has not decrypted
-	host    *nic    // the gateway's own tunnel address
-	probe   *peerProbe
-	answers *queue    // ICMP errors and answers, back into the tunnel
-	other   *counters // of outbound, whose way they go
+	endpoint *geneve.Endpoint // polled, as this goroutine may keep outbound waiting
+	sender   *geneve.Sender
+	engine   *nat.Engine
+	window   *window // packets that wireguard-go has not decrypted
+	host     *nic    // the gateway's own tunnel address
+	probe    *peerProbe
+	answers  *queue    // ICMP errors and answers, back into the tunnel
+	other    *counters // of outbound, whose way they go
 
 	packet   nat.Packet
 	cutter   nat.Cutter
@@ -32,6 +33,7 @@ func (in *inbound) write(bufs [][]byte, offset int) {
 		in.decide(b[offset:], now)
 	}
 	in.sender.Flush()
+	in.endpoint.Poll()
 }
 
 func (in *inbound) decide(data []byte, now nat.Time) {

@@ -23,6 +23,7 @@ type outbound struct {
 	replies  *geneve.Sender // ICMP errors back to nodes
 	engine   *nat.Engine
 	window   *window   // packets that wireguard-go has not sent
+	bind     *bind     // polled, as this goroutine may keep its receiver waiting
 	host     *nic      // the gateway's own internal address
 	other    *counters // of inbound, whose way errors and answers go
 	queue    queue
@@ -44,6 +45,7 @@ type fragmentRoom [2048]byte
 
 // read implements tun.Device.Read.
 func (o *outbound) read(bufs [][]byte, sizes []int, offset int) (int, error) {
+	o.bind.poll()
 	if !o.window.wait() {
 		// There is no session with the peer, or no keeping up with it: wireguard-go
 		// queues batches, so let them be small.

@@ -144,6 +144,9 @@ func (e *Endpoint) SetTrain(id uint16, on bool) (ok bool) {
 // Wake makes Fill return udp.ErrWoken; see package udp for how not to lose a wake-up.
 func (e *Endpoint) Wake() { e.socket.Wake() }
 
+// Poll wakes a Fill that is blocked although something has come; see udp.Socket.Poll.
+func (e *Endpoint) Poll() { e.socket.Poll() }
+
 // Close closes the socket and drops what waits. Fill and Flush return net.ErrClosed.
 func (e *Endpoint) Close() error {
 	err := e.socket.Close()

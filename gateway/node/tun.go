@@ -15,6 +15,7 @@ import (
 	"golang.zx2c4.com/wireguard/tun"
 
 	"culvert/geneve"
+	"culvert/geneve/udp"
 )
 
 const (
@@ -129,6 +130,7 @@ func (l *tunLink) toGateway() error {
 		if flushErr := sender.Flush(); errors.Is(flushErr, net.ErrClosed) {
 			return nil
 		}
+		l.endpoint.Poll()
 		switch {
 		case errors.Is(err, os.ErrClosed), err != nil && l.closing.Load():
 			return nil
@@ -146,9 +148,11 @@ func (l *tunLink) fromGateway() error {
 	packets := newPackets(l.device.BatchSize())
 	batch := make([][]byte, 0, len(packets))
 	for {
-		if err := receiver.Fill(); errors.Is(err, net.ErrClosed) {
+		switch err := receiver.Fill(); {
+		case err == nil, errors.Is(err, udp.ErrWoken):
+		case errors.Is(err, net.ErrClosed):
 			return nil
-		} else if err != nil {
+		default:
 			return fmt.Errorf("node: receive from the gateway: %w", err)
 		}
 		for more := true; more; {

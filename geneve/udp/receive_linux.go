@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"strconv"
+	"sync/atomic"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -24,14 +25,20 @@ type receiver struct {
 	n     int                   // result: messages received
 	errno unix.Errno            // result when n is 0
 
+	blocked atomic.Bool // Receive has found nothing, and waits
+
 	zoneIndex uint32 // last scope of a link-local source, with its name
 	zoneName  string
 }
 
-func (r *receiver) init(s *Socket) {
+func (r *receiver) init() {
 	r.call = func(fd uintptr) bool {
 		r.n, r.errno = recvmmsg(fd, r.headers[:r.used])
-		return r.errno != unix.EAGAIN // false: wait until the socket is readable
+		if r.errno != unix.EAGAIN {
+			return true
+		}
+		r.blocked.Store(true)
+		return false // wait until the socket is readable
 	}
 }
 
@@ -70,7 +77,11 @@ func (s *Socket) Receive(messages []Message) (n int, err error) {
 	r := &s.rx
 	r.offer(messages)
 	for {
-		if err := s.raw.Read(r.call); err != nil {
+		err := s.raw.Read(r.call)
+		if r.blocked.Load() {
+			r.blocked.Store(false)
+		}
+		if err != nil {
 			switch {
 			case errors.Is(err, os.ErrDeadlineExceeded):
 				s.answerWake()

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"runtime"
 	"sync"
 	"testing"
 
@@ -191,6 +192,48 @@ func TestNoLostWake(t *testing.T) {
 		}
 	}
 	wg.Wait()
+}
+
+// TestPoll has one P, which never looks at the network by itself while a goroutine is ready to run.
+func TestPoll(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	forEachFamily(t, func(t *testing.T, listen func(Options) *Socket) {
+		from, to := listen(Options{}), listen(Options{})
+		to.Poll() // nobody receives: nothing to do
+		got := make(chan int, 1)
+		go func() {
+			m := messages(2)
+			for {
+				n, err := to.Receive(m)
+				if err != ErrWoken {
+					got <- n
+					return
+				}
+			}
+		}()
+		for !to.rx.blocked.Load() {
+			runtime.Gosched()
+		}
+		to.Poll() // nothing has come
+		if to.woken.Load() {
+			t.Fatal("Poll woke the receiver for nothing")
+		}
+		if _, err := from.NewSender().Send([]Train{{Destination: to.LocalAddr(), Parts: [][]byte{{1}}}}); err != nil {
+			t.Fatal(err)
+		}
+		to.Poll()
+		for range 3 { // the receiver's turn comes at the first or, had it been about to block, the second
+			runtime.Gosched()
+		}
+		select {
+		case n := <-got:
+			if n != 1 {
+				t.Errorf("Receive = %d, want 1", n)
+			}
+		default:
+			t.Error("the receiver has not run after Poll")
+		}
+	})
 }
 
 func TestConcurrentSenders(t *testing.T) {
