@@ -23,6 +23,7 @@ type bind struct {
 	legs []*leg // +checklocks:mu
 
 	current      atomic.Pointer[[]*leg] // legs, for Send
+	active       atomic.Pointer[leg]    // the last that received
 	out, in      *window                // of transport messages with content
 	receiveStops atomic.Uint64          // receive errors waited out
 	trains       peerTrains             // whether they may be sent
@@ -48,7 +49,7 @@ type leg struct {
 const (
 	// receiveMessages of 64 KiB are read by one system call. More cost cache misses
 	// and gain nothing: a train of 48 datagrams already amortises the call.
-	receiveMessages = 2
+	receiveMessages = 4
 	// Without UDP_GRO each message is one datagram.
 	receiveDatagrams = 64
 	datagramBuffer   = 10 << 10 // holds maxMTU with WireGuard's overhead
@@ -214,6 +215,9 @@ func (b *bind) receive(l *leg, packets [][]byte, sizes []int, eps []conn.Endpoin
 		switch {
 		case err == nil:
 			l.next, l.filled, l.offset = 0, n, 0
+			if b.active.Load() != l {
+				b.active.Store(l)
+			}
 		case errors.Is(err, udp.ErrWoken): // by poll
 		case errors.Is(err, net.ErrClosed):
 			return 0, net.ErrClosed
@@ -229,12 +233,10 @@ func (b *bind) receive(l *leg, packets [][]byte, sizes []int, eps []conn.Endpoin
 	return n, nil
 }
 
-// poll wakes a blocked receive if something has come.
+// poll wakes the blocked receive of the leg that the peer uses, if something has come.
 func (b *bind) poll() {
-	if legs := b.current.Load(); legs != nil {
-		for _, l := range *legs {
-			l.socket.Poll()
-		}
+	if l := b.active.Load(); l != nil {
+		l.socket.Poll()
 	}
 }
 

@@ -10,7 +10,8 @@ import (
 // on wireguard-go's receiver goroutine of the one peer.
 type inbound struct {
 	counters
-	endpoint *geneve.Endpoint // polled, as this goroutine may keep outbound waiting
+	endpoint *geneve.Endpoint // to poll
+	pollAt   nat.Time
 	sender   *geneve.Sender
 	engine   *nat.Engine
 	window   *window // packets that wireguard-go has not decrypted
@@ -33,7 +34,10 @@ func (in *inbound) write(bufs [][]byte, offset int) {
 		in.decide(b[offset:], now)
 	}
 	in.sender.Flush()
-	in.endpoint.Poll()
+	if now >= in.pollAt {
+		in.pollAt = now.Add(pollInterval)
+		in.endpoint.Poll()
+	}
 }
 
 func (in *inbound) decide(data []byte, now nat.Time) {

@@ -96,7 +96,7 @@ var (
 	descPeerReceived = describe("wireguard_received_bytes_total", "Bytes of WireGuard messages received from the peer.", "peer")
 	descPeerSent     = describe("wireguard_sent_bytes_total", "Bytes of WireGuard messages sent to the peer.", "peer")
 
-	descSocketCalls    = describe("socket_calls_total", "System calls that moved messages, or asked whether there are any.", "socket", "call")
+	descSocketCalls    = describe("socket_calls_total", "System calls that receive and send messages.", "socket", "call")
 	descSocketOverflow = describe("socket_overflows_total", "Datagrams lost because the receive buffer was full.", "socket")
 	descSocketDropped  = describe("socket_send_drops_total", "Datagrams that the kernel refused to send, by reason.", "socket", "reason")
 	descSocketBuffer   = describe("socket_receive_buffer_bytes", "Receive buffer granted by the kernel.", "socket")
@@ -198,7 +198,6 @@ func (g *Gateway) collectSockets(counter counterFunc, gauge gaugeFunc) {
 	for name, s := range g.sockets() {
 		counter(descSocketCalls, s.ReceiveCalls, name, "receive")
 		counter(descSocketCalls, s.SendCalls, name, "send")
-		counter(descSocketCalls, s.PollCalls, name, "poll")
 		counter(descSocketOverflow, s.Overflows, name)
 		for r, n := range s.SendDrops {
 			counter(descSocketDropped, n, name, udp.Reason(r).String())

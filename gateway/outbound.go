@@ -22,8 +22,9 @@ type outbound struct {
 	receiver *geneve.Receiver
 	replies  *geneve.Sender // ICMP errors back to nodes
 	engine   *nat.Engine
-	window   *window   // packets that wireguard-go has not sent
-	bind     *bind     // polled, as this goroutine may keep its receiver waiting
+	window   *window // packets that wireguard-go has not sent
+	bind     *bind   // to poll
+	pollAt   nat.Time
 	host     *nic      // the gateway's own internal address
 	other    *counters // of inbound, whose way errors and answers go
 	queue    queue
@@ -37,6 +38,11 @@ type outbound struct {
 	scratch  []byte // for ICMP errors
 }
 
+// pollInterval is how often the goroutine of a busy direction lets the other
+// direction's look at its socket (udp.Socket.Poll). It bounds what a packet waits for
+// traffic the other way; more often would cut acknowledgements into batches of one.
+const pollInterval = 250 * time.Microsecond
+
 // stalledBatch times device.QueueStagedSize packets is what waits for a session.
 const stalledBatch = 4
 
@@ -45,14 +51,18 @@ type fragmentRoom [2048]byte
 
 // read implements tun.Device.Read.
 func (o *outbound) read(bufs [][]byte, sizes []int, offset int) (int, error) {
-	o.bind.poll()
 	if !o.window.wait() {
 		// There is no session with the peer, or no keeping up with it: wireguard-go
 		// queues batches, so let them be small.
 		bufs = bufs[:stalledBatch]
 	}
 	for {
-		n := o.fill(bufs, sizes, offset)
+		now := clock()
+		if now >= o.pollAt {
+			o.pollAt = now.Add(pollInterval)
+			o.bind.poll()
+		}
+		n := o.fill(bufs, sizes, offset, now)
 		o.replies.Flush()
 		if n > 0 {
 			o.window.give(n)
@@ -73,8 +83,7 @@ func (o *outbound) read(bufs [][]byte, sizes []int, offset int) (int, error) {
 }
 
 // fill moves packets that are already here into bufs.
-func (o *outbound) fill(bufs [][]byte, sizes []int, offset int) int {
-	now := clock()
+func (o *outbound) fill(bufs [][]byte, sizes []int, offset int, now nat.Time) int {
 	n := o.queue.drain(bufs, sizes, offset)
 	for n < len(bufs) {
 		if o.cutting {

@@ -26,8 +26,9 @@ type window struct {
 }
 
 const (
-	// windowPackets is four full trains: two in the cipher, one read, one sent.
-	windowPackets = 192
+	// windowPackets is two full batches: one in the cipher, one read or sent. More
+	// only wait longer inside.
+	windowPackets = 2 * batchSize
 	// windowPatience is how long nothing may come back before what is missing counts
 	// as gone. Whatever wireguard-go still has to do takes less.
 	windowPatience = time.Millisecond

@@ -15,10 +15,10 @@
 //
 // # Goroutines and ownership
 //
-// One goroutine at a time may call Receive, and one Poll. Every sending goroutine makes a
+// One goroutine at a time may call Receive. Every sending goroutine makes a
 // Sender of its own; Senders of one socket may be used at the same time. Wake,
-// Close and Stats may be called by anyone. Buffers belong to the caller, who
-// lends them for the length of the call. In steady state neither Receive nor
+// Poll, Close and Stats may be called by anyone. Buffers belong to the caller,
+// who lends them for the length of the call. In steady state neither Receive nor
 // Send allocates: message headers are built once and reused.
 //
 // # Waking a receiver

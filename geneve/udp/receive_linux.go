@@ -31,8 +31,9 @@ type receiver struct {
 	zoneName  string
 }
 
-func (r *receiver) init() {
+func (r *receiver) init(s *Socket) {
 	r.call = func(fd uintptr) bool {
+		s.stats.receiveCalls.Add(1)
 		r.n, r.errno = recvmmsg(fd, r.headers[:r.used])
 		if r.errno != unix.EAGAIN {
 			return true
@@ -130,7 +131,6 @@ func (s *Socket) accept(messages []Message) {
 			truncated++
 		}
 	}
-	s.stats.receiveCalls.Add(1)
 	s.stats.receivedMessages.Add(uint64(len(messages)))
 	s.stats.receivedBytes.Add(bytes)
 	if truncated > 0 {

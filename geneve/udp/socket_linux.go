@@ -27,7 +27,6 @@ type Socket struct {
 
 	woken atomic.Bool // a Wake has been called that no Receive has answered yet
 	rx    receiver
-	poll  poller
 	stats counters
 }
 
@@ -36,7 +35,7 @@ type counters struct {
 	receiveCalls, receivedMessages, receivedBytes atomic.Uint64
 	truncated, receiveErrors                      atomic.Uint64
 	sendCalls, sentDatagrams, sentBytes           atomic.Uint64
-	refusedTrains, pollCalls                      atomic.Uint64
+	refusedTrains                                 atomic.Uint64
 	sendDrops                                     [numReasons]atomic.Uint64
 }
 
@@ -64,8 +63,7 @@ func Listen(network string, addr netip.AddrPort, o Options) (*Socket, error) {
 		s.conn.Close()
 		return nil, fmt.Errorf("udp: listen on %v: %w", s.local, err)
 	}
-	s.rx.init()
-	s.poll.init()
+	s.rx.init(s)
 	return s, nil
 }
 
@@ -144,29 +142,12 @@ func (s *Socket) Wake() {
 	s.conn.SetReadDeadline(time.Unix(1, 0))
 }
 
-// Poll wakes a Receive that is blocked although something has come. A goroutine that keeps a P busy calls it now and then: Go's scheduler
-// asks the network only when a P has nothing else to run, and as a last resort every 10 ms, which is how long the other
-// direction's packets would wait. One goroutine at a time may call it.
+// Poll makes a blocked Receive look at the socket again, and return ErrWoken if there is nothing. A goroutine that keeps a P busy
+// calls it now and then for the other direction: Go's scheduler asks the network only when a P has nothing else to run, and as a last
+// resort every 10 ms. Anyone may call it; a Receive that is not blocked takes no notice.
 func (s *Socket) Poll() {
-	if !s.rx.blocked.Load() {
-		return
-	}
-	s.poll.size = 0
-	s.stats.pollCalls.Add(1)
-	if s.raw.Control(s.poll.call); s.poll.size > 0 {
+	if s.rx.blocked.Load() {
 		s.Wake()
-	}
-}
-
-// poller is the state of the one goroutine that calls Poll.
-type poller struct {
-	call func(fd uintptr) // stored, so that no call makes a closure
-	size int32            // result: bytes of the first message, 0 if there is none
-}
-
-func (p *poller) init() {
-	p.call = func(fd uintptr) {
-		unix.RawSyscall(unix.SYS_IOCTL, fd, unix.TIOCINQ, uintptr(unsafe.Pointer(&p.size)))
 	}
 }
 
@@ -189,7 +170,7 @@ func (s *Socket) Stats() Stats {
 	st := Stats{
 		ReceiveCalls: c.receiveCalls.Load(), ReceivedMessages: c.receivedMessages.Load(), ReceivedBytes: c.receivedBytes.Load(),
 		Overflows: s.overflows(), Truncated: c.truncated.Load(), ReceiveErrors: c.receiveErrors.Load(),
-		PollCalls: c.pollCalls.Load(), SendCalls: c.sendCalls.Load(), SentDatagrams: c.sentDatagrams.Load(), SentBytes: c.sentBytes.Load(),
+		SendCalls: c.sendCalls.Load(), SentDatagrams: c.sentDatagrams.Load(), SentBytes: c.sentBytes.Load(),
 		RefusedTrains: c.refusedTrains.Load(),
 		GRO:           s.gro, GSO: s.gso.Load(), ReceiveBuffer: s.receiveBuffer, SendBuffer: s.sendBuffer,
 	}

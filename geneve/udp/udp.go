@@ -97,8 +97,7 @@ func (r Reason) String() string {
 
 // Stats is a snapshot of a socket's counters since Listen and of what the kernel granted.
 type Stats struct {
-	ReceiveCalls, SendCalls uint64 // system calls that moved at least one message
-	PollCalls               uint64 // and those of Poll
+	ReceiveCalls, SendCalls uint64 // system calls, also receives that found nothing
 	ReceivedMessages        uint64 // messages delivered, a merged train counting once
 	ReceivedBytes           uint64
 	SentDatagrams           uint64 // datagrams that the kernel took, those of trains counted one by one
