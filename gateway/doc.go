@@ -36,7 +36,9 @@
 // wireguard-go calls tunDevice.Read on one goroutine and, there being one peer,
 // tunDevice.Write on one other. All of outbound runs on the first, all of inbound on
 // the second; they share the nat.Engine, which locks itself, and the queue by
-// which inbound (errors, echo replies) speaks into the tunnel.
+// which inbound (errors, echo replies) speaks into the tunnel. Each direction, while it
+// is busy, makes the blocked receiver of the other look at its socket (pollInterval):
+// Go's scheduler would not for up to 10 ms.
 //
 // An outbound packet lies in the Geneve receive buffer, which belongs to the
 // Receiver and lives until the next Fill. It is rewritten there and copied once,

@@ -41,7 +41,7 @@ type outbound struct {
 // pollInterval is how often the goroutine of a busy direction lets the other
 // direction's look at its socket (udp.Socket.Poll). It bounds what a packet waits for
 // traffic the other way; more often would cut acknowledgements into batches of one.
-const pollInterval = 250 * time.Microsecond
+const pollInterval = 400 * time.Microsecond
 
 // stalledBatch times device.QueueStagedSize packets is what waits for a session.
 const stalledBatch = 4
