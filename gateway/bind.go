@@ -8,9 +8,9 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"golang.zx2c4.com/wireguard/conn"
-	"golang.zx2c4.com/wireguard/device"
 
 	"culvert/geneve/udp"
 )
@@ -24,7 +24,8 @@ type bind struct {
 
 	current      atomic.Pointer[[]*leg] // legs, for Send
 	active       atomic.Pointer[leg]    // the last that received
-	out, in      *window                // of transport messages with content
+	out, in      *window                // of data messages
+	gate         *gate                  // of all others
 	receiveStops atomic.Uint64          // receive errors waited out
 	trains       peerTrains             // whether they may be sent
 }
@@ -40,6 +41,7 @@ type leg struct {
 	next, filled int
 	offset       int
 	endpoints    [endpointCache]*endpoint
+	handed       []uintptr // buffers of the data messages handed over last, by place; 0 = no such message
 
 	mu     sync.Mutex
 	sender *udp.Sender // +checklocks:mu
@@ -57,7 +59,7 @@ const (
 	receiveBackoff   = 100 * time.Millisecond
 )
 
-func newBind(out, in *window) *bind { return &bind{out: out, in: in} }
+func newBind(out, in *window, g *gate) *bind { return &bind{out: out, in: in, gate: g} }
 
 // Open implements conn.Bind. Without IPv6 on the machine there is one leg.
 func (b *bind) Open(port uint16) ([]conn.ReceiveFunc, uint16, error) {
@@ -92,7 +94,7 @@ func (b *bind) Open(port uint16) ([]conn.ReceiveFunc, uint16, error) {
 }
 
 func openLeg(network string, addr netip.Addr, port uint16) (*leg, error) {
-	s, err := udp.Listen(network, netip.AddrPortFrom(addr, port), udp.Options{})
+	s, err := udp.Listen(network, netip.AddrPortFrom(addr, port), udp.Options{ReceiveBuffer: receiveBuffer()})
 	if err != nil {
 		return nil, err
 	}
@@ -147,6 +149,7 @@ func (b *bind) ParseEndpoint(s string) (conn.Endpoint, error) {
 // for handshakes, by others. What the socket cannot send is counted there and is
 // no error here: wireguard-go could only log it, once per batch.
 func (b *bind) Send(bufs [][]byte, ep conn.Endpoint) error {
+	b.gate.sent(bufs, ep.(*endpoint))
 	to := ep.(*endpoint).addr
 	legs := b.current.Load()
 	if legs == nil {
@@ -162,18 +165,14 @@ func (b *bind) Send(bufs [][]byte, ep conn.Endpoint) error {
 	return syscall.EAFNOSUPPORT
 }
 
-// dataMessages counts the transport messages in bufs that are no keepalives.
+// dataMessages counts the data messages in bufs.
 func dataMessages(bufs [][]byte) (n int) {
 	for _, b := range bufs {
-		if isData(b) {
+		if kindOf(b) == dataMessage {
 			n++
 		}
 	}
 	return n
-}
-
-func isData(b []byte) bool {
-	return len(b) > device.MessageKeepaliveSize && b[0] == device.MessageTransportType
 }
 
 // send groups bufs into trains: datagrams of one size, of which only the last may
@@ -209,6 +208,7 @@ func (l *leg) send(bufs [][]byte, to netip.AddrPort, trains *peerTrains) error {
 
 // receive implements conn.ReceiveFunc for one leg.
 func (b *bind) receive(l *leg, packets [][]byte, sizes []int, eps []conn.Endpoint) (int, error) {
+	b.in.discard(l.untaken(packets))
 	b.in.wait()
 	for l.next == l.filled {
 		n, err := l.socket.Receive(l.messages)
@@ -228,10 +228,25 @@ func (b *bind) receive(l *leg, packets [][]byte, sizes []int, eps []conn.Endpoin
 			time.Sleep(receiveBackoff)
 		}
 	}
-	n, data := l.take(packets, sizes, eps)
+	n, data := l.take(b.gate, packets, sizes, eps)
 	b.in.give(data)
-	return n, nil
+	return n, nil // n may be 0
 }
+
+// untaken counts the data messages handed over last that wireguard-go has discarded at
+// once, for want of a session: of what it takes, it replaces the buffer.
+func (l *leg) untaken(packets [][]byte) (n int) {
+	for i, buffer := range l.handed[:min(len(l.handed), len(packets))] {
+		if buffer != 0 && buffer == bufferOf(packets[i]) {
+			n++
+		}
+	}
+	l.handed = l.handed[:0]
+	return n
+}
+
+// bufferOf identifies a buffer without keeping it alive.
+func bufferOf(packet []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(packet))) }
 
 // poll wakes the blocked receive of the leg that the peer uses, if something has come.
 func (b *bind) poll() {
@@ -240,9 +255,9 @@ func (b *bind) poll() {
 	}
 }
 
-// take moves received datagrams into packets. It returns how many, and how many of
-// them are transport messages with content.
-func (l *leg) take(packets [][]byte, sizes []int, eps []conn.Endpoint) (n, data int) {
+// take moves received datagrams that g admits into packets. It returns how many, and
+// how many of them are data messages.
+func (l *leg) take(g *gate, packets [][]byte, sizes []int, eps []conn.Endpoint) (n, data int) {
 	for n < len(packets) && l.next < l.filled {
 		m := &l.messages[l.next]
 		rest := m.Data[l.offset:]
@@ -250,12 +265,15 @@ func (l *leg) take(packets [][]byte, sizes []int, eps []conn.Endpoint) (n, data 
 		if m.SegmentSize > 0 && m.SegmentSize < size {
 			size = m.SegmentSize
 		}
-		if size > 0 {
+		if kind, ok := g.admit(rest[:size], m.Source.Addr()); ok {
 			sizes[n] = copy(packets[n], rest[:size])
 			eps[n] = l.endpoint(m.Source)
-			if isData(rest[:size]) {
+			buffer := uintptr(0)
+			if kind == dataMessage {
+				buffer = bufferOf(packets[n])
 				data++
 			}
+			l.handed = append(l.handed, buffer)
 			n++
 		}
 		if l.offset += size; l.offset >= len(m.Data) {

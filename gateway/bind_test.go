@@ -9,13 +9,18 @@ import (
 	"testing"
 
 	"golang.zx2c4.com/wireguard/conn"
+	"golang.zx2c4.com/wireguard/device"
 )
+
+func newTestBind() *bind {
+	return newBind(newWindow(), newWindow(), newGate(Key{1}, &counters{}))
+}
 
 // bindPair returns two open binds, the IPv4 receive function of the second and its
 // endpoint as the first sees it.
 func bindPair(t testing.TB) (a, b *bind, receive conn.ReceiveFunc, to conn.Endpoint) {
 	t.Helper()
-	a, b = newBind(newWindow(), newWindow()), newBind(newWindow(), newWindow())
+	a, b = newTestBind(), newTestBind()
 	if _, _, err := a.Open(0); err != nil {
 		t.Fatal(err)
 	}
@@ -30,6 +35,13 @@ func bindPair(t testing.TB) (a, b *bind, receive conn.ReceiveFunc, to conn.Endpo
 		t.Fatal(err)
 	}
 	return a, b, fns[0], to
+}
+
+// newData returns a data message of size bytes, more than 32.
+func newData(size int) []byte {
+	m := make([]byte, size)
+	m[0] = device.MessageTransportType
+	return m
 }
 
 // batch holds a receiver's buffers.
@@ -58,14 +70,14 @@ func TestBindKeepsOrderAndSizes(t *testing.T) {
 		got := newBatch(size)
 		for range 20 {
 			var sent [][]byte
-			common := 1 + r.IntN(1500)
+			common := 33 + r.IntN(1500)
 			for range 1 + r.IntN(batchSize) {
 				n := common
 				if r.IntN(8) == 0 {
-					n = 1 + r.IntN(4000)
+					n = 33 + r.IntN(4000)
 				}
-				p := make([]byte, n)
-				for i := range p {
+				p := newData(n)
+				for i := 4; i < n; i++ {
 					p[i] = byte(r.Uint32())
 				}
 				sent = append(sent, p)
@@ -94,7 +106,7 @@ func TestBindEndpoints(t *testing.T) {
 	got := newBatch(4)
 	var seen conn.Endpoint
 	for range 3 {
-		if err := a.Send([][]byte{{1, 2, 3}}, to); err != nil {
+		if err := a.Send([][]byte{newData(40)}, to); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := receive(got.packets, got.sizes, got.eps); err != nil {
@@ -115,7 +127,7 @@ func TestBindEndpoints(t *testing.T) {
 
 // TestBindClose: Close ends receive with net.ErrClosed, and the bind opens again.
 func TestBindClose(t *testing.T) {
-	b := newBind(newWindow(), newWindow())
+	b := newTestBind()
 	fns, _, err := b.Open(0)
 	if err != nil {
 		t.Fatal(err)
@@ -145,15 +157,46 @@ func TestBindClose(t *testing.T) {
 	b.Close()
 }
 
+// TestBindUntaken: data messages that wireguard-go leaves in their buffers have been
+// discarded, others have not, and it shows with the next call.
+func TestBindUntaken(t *testing.T) {
+	a, b, receive, to := bindPair(t)
+	got := newBatch(4)
+	keepalive := make([]byte, device.MessageKeepaliveSize)
+	keepalive[0] = device.MessageTransportType
+	exchange := func(messages ...[]byte) {
+		t.Helper()
+		if err := a.Send(messages, to); err != nil {
+			t.Fatal(err)
+		}
+		for left := len(messages); left > 0; {
+			n, err := receive(got.packets, got.sizes, got.eps)
+			if err != nil {
+				t.Fatal(err)
+			}
+			left -= n
+		}
+	}
+	exchange(newData(50), newData(50), keepalive)
+	if inside := b.in.handed.Load(); inside != 2 {
+		t.Fatalf("%d data messages given, want 2", inside)
+	}
+	got.packets[1] = make([]byte, 65535)
+	exchange(newData(50))
+	if inside, gone := b.in.handed.Load(), b.in.gone.Load(); inside != 2 || gone != 1 {
+		t.Errorf("%d given and %d gone, want 2 and 1", inside, gone)
+	}
+}
+
 // TestBindAllocations: neither way allocates per batch once it is warm.
 func TestBindAllocations(t *testing.T) {
 	a, _, receive, to := bindPair(t)
 	got := newBatch(batchSize)
 	var sent [][]byte
 	for range 40 {
-		sent = append(sent, make([]byte, 1372))
+		sent = append(sent, newData(1372))
 	}
-	sent = append(sent, make([]byte, 100)) // ends the train
+	sent = append(sent, newData(100)) // ends the train
 	exchange := func() {
 		if err := a.Send(sent, to); err != nil {
 			t.Fatal(err)
@@ -173,8 +216,8 @@ func TestBindAllocations(t *testing.T) {
 }
 
 func TestDataMessages(t *testing.T) {
-	data, keepalive, handshake := make([]byte, 64), make([]byte, 32), make([]byte, 148)
-	data[0], keepalive[0], handshake[0] = 4, 4, 1
+	data, keepalive, handshake := newData(64), make([]byte, 32), make([]byte, 148)
+	keepalive[0], handshake[0] = 4, 1
 	if n := dataMessages([][]byte{data, keepalive, handshake, data}); n != 2 {
 		t.Errorf("%d data messages, want 2", n)
 	}

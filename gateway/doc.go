@@ -27,7 +27,7 @@
 //	           ▼
 //	        tun.go Read ─► wireguard-go encrypts ─► bind.go Send ─► peer
 //
-// Files in the order of that walk: tun.go, outbound.go, inbound.go, bind.go,
+// Files in the order of that walk: tun.go, outbound.go, inbound.go, bind.go, gate.go,
 // local.go, verdict.go; probe.go finds out whether trains arrive. What is desired: config.go, file.go, validate.go. What
 // owns what: gateway.go, wireguard.go. What can be seen: metrics.go.
 //
@@ -45,6 +45,13 @@
 // by the Cutter, into wireguard-go's buffer. An inbound packet lies in
 // wireguard-go's buffer, which is ours until Write returns; it is rewritten there
 // and copied once, by the Sender, behind its new headers.
+//
+// # Memory
+//
+// wireguard-go has a buffer of 64 KiB for each message in its queues, which hold 1024
+// batches. What bounds them: window.go data messages, in each direction; gate.go all
+// others; small batches what waits for a session. What wireguard-go cannot take yet
+// stays in the sockets' receive buffers, which memory.go sizes, and overflows there.
 //
 // # What it does not do
 //

@@ -50,7 +50,10 @@ func New(c *Config, log *logrus.Logger) (*Gateway, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
-	return newGateway(c, log, geneve.Options{Listen: netip.AddrPortFrom(netip.IPv4Unspecified(), c.Geneve.ListenPort)})
+	return newGateway(c, log, geneve.Options{
+		Listen: netip.AddrPortFrom(netip.IPv4Unspecified(), c.Geneve.ListenPort),
+		UDP:    udp.Options{ReceiveBuffer: receiveBuffer()},
+	})
 }
 
 func newGateway(c *Config, log *logrus.Logger, internal geneve.Options) (*Gateway, error) {
@@ -112,7 +115,7 @@ func (g *Gateway) connectPath(c *Config) {
 		answers:  &g.out.queue,
 		piece:    make([]byte, c.MTU),
 	}
-	g.bind = newBind(g.out.window, g.in.window)
+	g.bind = newBind(g.out.window, g.in.window, newGate(c.WireGuard.PrivateKey.Public(), &g.in.counters))
 	g.probe = newPeerProbe(c.WireGuard.Role, g.out)
 	g.probe.bind, g.in.probe, g.out.bind = g.bind, g.probe, g.bind
 	g.out.other, g.in.other = &g.in.counters, &g.out.counters

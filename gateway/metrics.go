@@ -81,6 +81,9 @@ var (
 	descDelivered = describe("delivered_packets_total", "Inner packets addressed to the gateway itself.", "direction")
 	descDropped   = describe("dropped_packets_total", "Inner packets dropped, by reason.", "direction", "reason")
 
+	descConnections    = describe("connections", "Connections in the table.")
+	descMaxConnections = describe("connections_max", "Cap of the connection table.")
+
 	descNodeReceived      = describe("node_received_packets_total", "Inner packets received from a node.", "node")
 	descNodeSent          = describe("node_sent_packets_total", "Inner packets sent to a node.", "node")
 	descNodeReceivedBytes = describe("node_received_bytes_total", "Bytes of inner packets received from a node.", "node")
@@ -115,7 +118,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
 	g := c.g
-	g.collectLedger(counter)
+	g.collectLedger(counter, gauge)
 	g.collectNodes(counter, gauge)
 	g.collectPeer(counter, gauge)
 	g.collectSockets(counter, gauge)
@@ -129,8 +132,10 @@ type (
 	gaugeFunc   func(d *prometheus.Desc, v float64, labels ...string)
 )
 
-func (g *Gateway) collectLedger(counter counterFunc) {
+func (g *Gateway) collectLedger(counter counterFunc, gauge gaugeFunc) {
 	stats := g.engine.Stats()
+	gauge(descConnections, float64(stats.Connections))
+	gauge(descMaxConnections, float64(stats.MaxConnections))
 	for _, d := range []struct {
 		name string
 		nat  nat.Direction

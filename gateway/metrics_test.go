@@ -46,6 +46,8 @@ func TestMetrics(t *testing.T) {
 		`culvert_dropped_packets_total{direction="outbound",reason="bad-source"} 1`,
 		`culvert_forwarded_packets_total{direction="outbound"} 1`,
 		`culvert_node_received_packets_total{node="rome-1"} 2`,
+		"culvert_connections 1",
+		"culvert_connections_max ",
 		`culvert_node_trains{node="rome-1"} `,
 		`culvert_node_trains_lost_total{node="rome-1"} 0`,
 		`culvert_wireguard_trains{peer="milan"} `,

@@ -44,7 +44,7 @@ type outbound struct {
 const pollInterval = 400 * time.Microsecond
 
 // stalledBatch times device.QueueStagedSize packets is what waits for a session.
-const stalledBatch = 4
+const stalledBatch = 1
 
 // fragmentRoom is room for a fragment that the engine has held back.
 type fragmentRoom [2048]byte
@@ -53,7 +53,7 @@ type fragmentRoom [2048]byte
 func (o *outbound) read(bufs [][]byte, sizes []int, offset int) (int, error) {
 	if !o.window.wait() {
 		// There is no session with the peer, or no keeping up with it: wireguard-go
-		// queues batches, so let them be small.
+		// queues batches of any size, so let them be small.
 		bufs = bufs[:stalledBatch]
 	}
 	for {

@@ -276,7 +276,7 @@ func TestPeerTrains(t *testing.T) {
 			}
 		}
 	}
-	data, probe := make([]byte, 500), make([]byte, probeMessage)
+	data, probe := newData(500), newData(probeMessage)
 	batch := [][]byte{data, data, data, probe[:64], probe, probe, probe[:80]}
 	lost := to.(*endpoint).addr
 	elsewhere := netip.AddrPortFrom(lost.Addr(), lost.Port()-1)

@@ -22,6 +22,13 @@ const (
 	// with the peer, or its queue was full. Inbound: a message that was forged, a
 	// replay or of no session. Counted a second late.
 	DropTunnelDiscard
+	// DropNotWireGuard: came to WireGuard's port and is no message of WireGuard.
+	DropNotWireGuard
+	// DropBadMAC1: a handshake message of someone who does not know our public key.
+	DropBadMAC1
+	// DropHandshakeRate: more handshake messages, cookies or keepalives than are looked
+	// at.
+	DropHandshakeRate
 
 	numDropReasons
 )
@@ -31,6 +38,9 @@ var dropReasonNames = [numDropReasons]string{
 	DropLocalQueueFull: "local-queue-full",
 	DropNoLocalRoute:   "no-local-route",
 	DropTunnelDiscard:  "tunnel-discard",
+	DropNotWireGuard:   "not-wireguard",
+	DropBadMAC1:        "bad-mac1",
+	DropHandshakeRate:  "handshake-rate",
 }
 
 func (r DropReason) String() string { return dropReasonNames[r] }

@@ -18,6 +18,7 @@ type window struct {
 	gone   atomic.Int64 // packets that it did not give back
 
 	progress chan struct{} // some came back
+	stalled  atomic.Bool   // what was inside has counted as gone, and nothing has come back since
 
 	mu         sync.Mutex
 	timer      *time.Timer // +checklocks:mu
@@ -29,13 +30,15 @@ const (
 	// windowPackets is two full batches: one in the cipher, one read or sent. More
 	// only wait longer inside.
 	windowPackets = 2 * batchSize
-	// windowPatience is how long nothing may come back before what is missing counts
-	// as gone. Whatever wireguard-go still has to do takes less.
-	windowPatience = time.Millisecond
+	// windowPatience is for how many ticks nothing may come back before what is missing
+	// counts as gone. Whatever wireguard-go still has to do takes less than one, but
+	// this process does not get each tick's time where there is little CPU.
+	windowPatience = 8
+	windowTick     = time.Millisecond
 )
 
 func newWindow() *window {
-	t := time.NewTimer(windowPatience)
+	t := time.NewTimer(windowTick)
 	t.Stop()
 	return &window{progress: make(chan struct{}, 1), timer: t}
 }
@@ -46,6 +49,9 @@ func (w *window) give(n int) { w.handed.Add(int64(n)) }
 // take notes n packets that came back.
 func (w *window) take(n int) {
 	w.done.Add(int64(n))
+	if w.stalled.Load() {
+		w.stalled.Store(false)
+	}
 	select {
 	case w.progress <- struct{}{}:
 	default:
@@ -54,30 +60,47 @@ func (w *window) take(n int) {
 
 func (w *window) full() bool { return w.handed.Load()-w.done.Load() >= windowPackets }
 
-// wait blocks while the window is full. It returns false if it opened only because
-// what was inside counts as gone.
-func (w *window) wait() bool {
-	w.forgive()
-	if !w.full() {
-		return true
+// discard notes n packets that wireguard-go has been seen to discard.
+func (w *window) discard(n int) {
+	if n == 0 {
+		return
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for w.full() {
+	fresh := min(int64(n), max(0, w.handed.Load()-w.done.Load())) // the rest has counted as gone
+	w.handed.Add(-fresh)
+	w.gone.Add(fresh)
+}
+
+// wait blocks while the window is full. It returns false while the window is open only
+// because what was inside counts as gone.
+func (w *window) wait() bool {
+	w.forgive()
+	if !w.full() {
+		return !w.stalled.Load()
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for quiet := 0; w.full(); {
 		before := w.done.Load()
-		w.timer.Reset(windowPatience)
+		w.timer.Reset(windowTick)
 		select {
 		case <-w.progress:
 			w.timer.Stop()
+			quiet = 0
 			continue
 		case <-w.timer.C:
 		}
-		if w.done.Load() == before {
+		if w.done.Load() != before {
+			quiet = 0
+			continue
+		}
+		if quiet++; quiet == windowPatience || w.stalled.Load() {
 			w.settle()
-			return false
+			w.stalled.Store(true)
 		}
 	}
-	return true
+	return !w.stalled.Load()
 }
 
 // forgive keeps what had counted as gone and came back all the same from widening

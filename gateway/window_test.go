@@ -9,6 +9,7 @@ import (
 // TestWindow: a full window opens at once for what comes back, and after
 // windowPatience for what does not.
 func TestWindow(t *testing.T) {
+	const patience = windowPatience * windowTick
 	synctest.Test(t, func(t *testing.T) {
 		w := newWindow()
 		start := time.Now()
@@ -17,24 +18,35 @@ func TestWindow(t *testing.T) {
 			t.Error("waited with room for one")
 		}
 		w.give(1)
-		time.AfterFunc(windowPatience/4, func() { w.take(1) })
-		if !w.wait() || time.Since(start) != windowPatience/4 {
-			t.Errorf("opened after %v, want %v", time.Since(start), windowPatience/4)
+		time.AfterFunc(patience/2, func() { w.take(1) })
+		if !w.wait() || time.Since(start) != patience/2 {
+			t.Errorf("opened after %v, want %v", time.Since(start), patience/2)
 		}
 		w.give(1)
 		start = time.Now()
 		if w.wait() {
 			t.Error("nothing came back, and wait does not say so")
 		}
-		if d := time.Since(start); d < windowPatience || d > 2*windowPatience {
+		if d := time.Since(start); d < patience || d > patience+windowTick {
 			t.Errorf("gave up after %v", d)
 		}
+		// It has been patient once: as long as nothing comes back, it need not be again.
+		start = time.Now()
+		w.give(windowPackets)
+		if w.wait() || time.Since(start) != windowTick {
+			t.Errorf("gave up again after %v, want %v", time.Since(start), windowTick)
+		}
+		if w.wait() {
+			t.Error("nothing has come back yet, and wait does not say so")
+		}
 		// What counted as gone comes back all the same: the window is not wider for it.
-		if n := w.gone.Load(); n != windowPackets {
-			t.Errorf("%d gone, want %d", n, windowPackets)
+		if n := w.gone.Load(); n != 2*windowPackets {
+			t.Errorf("%d gone, want %d", n, 2*windowPackets)
 		}
 		w.take(windowPackets)
-		w.forgive()
+		if !w.wait() {
+			t.Error("stalled although something has come back")
+		}
 		w.give(windowPackets)
 		if !w.full() {
 			t.Error("wider for what came back late")
@@ -42,8 +54,29 @@ func TestWindow(t *testing.T) {
 		// The same number gone for good is known already.
 		w.settleIdle()
 		w.settleIdle()
-		if n := w.gone.Load(); w.full() || n != windowPackets {
-			t.Errorf("full %v, %d gone, want %d", w.full(), n, windowPackets)
+		if n := w.gone.Load(); w.full() || n != 2*windowPackets {
+			t.Errorf("full %v, %d gone, want %d", w.full(), n, 2*windowPackets)
 		}
 	})
+}
+
+// TestWindowDiscard: what is seen to be discarded makes room at once and is counted
+// once, whether or not it has counted as gone before.
+func TestWindowDiscard(t *testing.T) {
+	w := newWindow()
+	w.give(windowPackets)
+	w.discard(windowPackets - 1)
+	if n := w.gone.Load(); w.full() || n != windowPackets-1 {
+		t.Errorf("full %v, %d gone, want %d", w.full(), n, windowPackets-1)
+	}
+	w.settleIdle()
+	w.settleIdle() // nothing has moved: the last one is gone
+	w.discard(1)
+	if n := w.gone.Load(); n != windowPackets {
+		t.Errorf("%d gone, want %d", n, windowPackets)
+	}
+	w.give(windowPackets - 1)
+	if w.full() {
+		t.Error("narrower for what was discarded late")
+	}
 }

@@ -26,5 +26,7 @@
 //
 // # Environment
 //
-// GOMAXPROCS and GOMEMLIMIT work as in every Go program. Nothing else is read.
+// GOMAXPROCS and GOMEMLIMIT work as in every Go program. Without them the gateway runs
+// Go code on one thread where there are at most two CPUs, and keeps Go's memory below
+// 7/10 of its control group's limit. Nothing else is read.
 package main

@@ -44,6 +44,7 @@ func newGatewayCommand() *cobra.Command {
 
 func runGateway(ctx context.Context, file string, c *gateway.Config) error {
 	chooseProcs()
+	limitMemory()
 	log, err := newLogger(c.Log.Level, c.Log.Format)
 	if err != nil {
 		return err

@@ -1,0 +1,139 @@
+package gateway
+
+import (
+	"bytes"
+	"encoding/binary"
+	"hash"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/crypto/blake2s"
+	"golang.zx2c4.com/wireguard/device"
+)
+
+// gate decides which datagrams wireguard-go gets to see. Whatever waits in its queues
+// pins a buffer of 64 KiB, up to 1024 handshake messages and 65536 keepalives, and it
+// tells nobody when it is done with one: the window cannot bound them. Anybody can
+// send those, so they pass no more often than a peer could need.
+//
+// A flood from elsewhere must not shut out the peer: the address that we send to has a
+// pace of its own, and handshakes count only if their sender knows our public key
+// (MAC1; WireGuard paper, Section 5.4.4).
+type gate struct {
+	drops *counters                // of inbound
+	peer  atomic.Pointer[endpoint] // nil = nothing sent yet
+
+	mu    sync.Mutex
+	mac1  hash.Hash          // +checklocks:mu; not wireguard-go's, which leaves garbage
+	sum   [blake2s.Size]byte // +checklocks:mu
+	paces [numKinds][2]pace  // +checklocks:mu; each for the peer's address and for all others
+}
+
+func newGate(own Key, drops *counters) *gate {
+	key := blake2s.Sum256(append([]byte(device.WGLabelMAC1), own[:]...))
+	mac1, _ := blake2s.New128(key[:]) // fails for longer keys only
+	return &gate{drops: drops, mac1: mac1}
+}
+
+// admit returns what kind of message m is and whether it may pass. If not, it has been
+// counted.
+func (g *gate) admit(m []byte, from netip.Addr) (kind messageKind, ok bool) {
+	kind = kindOf(m)
+	switch kind {
+	case dataMessage:
+		return kind, true
+	case noMessage:
+		g.drops.drops[DropNotWireGuard].Add(1)
+		return kind, false
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if kind == handshakeMessage && !g.knowsKey(m) {
+		g.drops.drops[DropBadMAC1].Add(1)
+		return kind, false
+	}
+	whose := 0
+	if p := g.peer.Load(); p != nil && p.addr.Addr() == from {
+		whose = 1
+	}
+	if !g.paces[kind][whose].take(time.Now()) {
+		g.drops.drops[DropHandshakeRate].Add(1)
+		return kind, false
+	}
+	return kind, true
+}
+
+// knowsKey checks MAC1 of a handshake message, which has MAC2 behind it.
+//
+// Preconditions: g.mu is held.
+func (g *gate) knowsKey(m []byte) bool {
+	m, mac1 := m[:len(m)-2*blake2s.Size128], m[len(m)-2*blake2s.Size128:len(m)-blake2s.Size128]
+	g.mac1.Reset()
+	g.mac1.Write(m)
+	return bytes.Equal(g.mac1.Sum(g.sum[:0]), mac1) // an oracle for MAC1 is worth nothing
+}
+
+// sent notes where messages go. Only cookie replies go to senders that need not be the
+// peer.
+func (g *gate) sent(bufs [][]byte, to *endpoint) {
+	if g.peer.Load() != to && kindOf(bufs[0]) != cookieMessage {
+		g.peer.Store(to)
+	}
+}
+
+// messageKind is what a datagram on WireGuard's port is, by its type and size
+// (WireGuard paper, Section 5.4).
+type messageKind uint8
+
+const (
+	noMessage        messageKind = iota
+	dataMessage                  // transport message with content
+	keepaliveMessage             // transport message without
+	handshakeMessage             // initiation or response
+	cookieMessage
+
+	numKinds
+)
+
+func kindOf(m []byte) messageKind {
+	if len(m) < device.MinMessageSize {
+		return noMessage
+	}
+	switch kind, size := binary.LittleEndian.Uint32(m), len(m); {
+	case kind == device.MessageTransportType && size > device.MessageKeepaliveSize:
+		return dataMessage
+	case kind == device.MessageTransportType:
+		return keepaliveMessage
+	case kind == device.MessageInitiationType && size == device.MessageInitiationSize,
+		kind == device.MessageResponseType && size == device.MessageResponseSize:
+		return handshakeMessage
+	case kind == device.MessageCookieReplyType && size == device.MessageCookieReplySize:
+		return cookieMessage
+	}
+	return noMessage
+}
+
+const (
+	// A peer has 5 seconds between two attempts, and the dearest of these messages
+	// costs a fraction of a millisecond.
+	paceInterval = 10 * time.Millisecond
+	paceBurst    = 8
+)
+
+// pace lets messages pass one every paceInterval, and paceBurst at once after a pause.
+type pace struct {
+	due time.Time // when the next could pass if there were no bursts
+}
+
+func (p *pace) take(now time.Time) bool {
+	if p.due.Sub(now) > (paceBurst-1)*paceInterval {
+		return false
+	}
+	if p.due.Before(now) {
+		p.due = now
+	}
+	p.due = p.due.Add(paceInterval)
+	return true
+}
