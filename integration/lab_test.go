@@ -120,11 +120,18 @@ func (u *labUser) need(names ...string) {
 		if !slices.Contains(names, a.Name) || a.Answer == "yes" {
 			continue
 		}
-		if labRequires(os.Getenv("LAB"), a) {
-			u.t.Fatalf("LAB=%s requires probe %s: %s: %s", os.Getenv("LAB"), a.Name, a.Answer, a.Reason)
-		}
-		u.t.Skipf("probe %s: %s: %s", a.Name, a.Answer, a.Reason)
+		a.refuse(u.t)
 	}
+}
+
+// refuse skips the test for a probe that did not say yes, or fails it where LAB
+// requires the probe.
+func (a probeAnswer) refuse(t *testing.T) {
+	t.Helper()
+	if labRequires(os.Getenv("LAB"), a) {
+		t.Fatalf("LAB=%s requires probe %s: %s: %s", os.Getenv("LAB"), a.Name, a.Answer, a.Reason)
+	}
+	t.Skipf("probe %s: %s: %s", a.Name, a.Answer, a.Reason)
 }
 
 // labRequires tells whether LAB makes a probe that did not say yes a failure.

@@ -27,6 +27,8 @@ type peerHost struct {
 	t    *testing.T
 	name string
 	ns   netns.NsHandle
+
+	group *memoryGroup // that programs are started in; nil = this process's
 }
 
 func newPeerHost(t *testing.T, name string) *peerHost {
@@ -128,7 +130,11 @@ func (h *peerHost) start(credential *syscall.Credential, program string, args ..
 	defer log.Close()
 	p.cmd.Stdout, p.cmd.Stderr = log, log
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: credential}
-	if err := h.do(p.cmd.Start); err != nil {
+	start := p.cmd.Start
+	if h.group != nil {
+		start = func() error { return h.group.start(p.cmd) }
+	}
+	if err := h.do(start); err != nil {
 		h.t.Fatalf("%s: %v", h.name, err)
 	}
 	go func() {

@@ -1,0 +1,135 @@
+package integration
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// echoFlow is a TCP connection whose client sends random blocks, each of which must come
+// back before the next.
+type echoFlow struct {
+	name   string
+	conn   net.Conn
+	rounds atomic.Int64 // blocks that came back
+	stop   atomic.Bool
+	ended  chan error
+}
+
+const (
+	echoPort  = "5202"
+	echoBlock = 4 << 10
+	// echoTimeout is how long a block may be under way. The longest pause of a sender
+	// that has lost everything for the time of the flood is as long again.
+	echoTimeout = 30 * time.Second
+)
+
+// echoFlows makes connections both ways between the pods, each of which works.
+func (c *clusters) echoFlows(t *testing.T, eachWay int) (flows []*echoFlow) {
+	t.Helper()
+	for _, way := range []struct {
+		from, to *peerHost
+		address  string
+	}{{c.romePod, c.milanPod, milanPodAtRome}, {c.milanPod, c.romePod, romePodAtMilan}} {
+		serveEcho(way.to)
+		for i := range eachWay {
+			conn, err := way.from.dial("tcp4", net.JoinHostPort(way.address, echoPort))
+			if err != nil {
+				t.Fatal(err)
+			}
+			f := &echoFlow{name: fmt.Sprintf("flow %d from %s", i+1, way.from.name), conn: conn, ended: make(chan error, 1)}
+			flows = append(flows, f)
+			seed := uint64(len(flows))
+			go func() { f.ended <- f.run(seed) }()
+			f.wait(t, 1)
+		}
+	}
+	return flows
+}
+
+// serveEcho sends back what comes, until the test ends.
+func serveEcho(h *peerHost) {
+	l, err := h.listen("tcp4", net.JoinHostPort(podAddress, echoPort))
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	h.t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				io.Copy(conn, conn)
+			}()
+		}
+	}()
+}
+
+// run goes on until stop, and then wants the end of the stream and no byte more.
+func (f *echoFlow) run(seed uint64) error {
+	defer f.conn.Close()
+	random := randomBytes(seed)
+	sent, got := make([]byte, echoBlock), make([]byte, echoBlock)
+	for !f.stop.Load() {
+		f.conn.SetDeadline(time.Now().Add(echoTimeout))
+		io.ReadFull(random, sent)
+		if _, err := f.conn.Write(sent); err != nil {
+			return err
+		}
+		if _, err := io.ReadFull(f.conn, got); err != nil {
+			return err
+		}
+		if !bytes.Equal(got, sent) {
+			return fmt.Errorf("block %d came back as another", f.rounds.Load())
+		}
+		f.rounds.Add(1)
+	}
+	if err := f.conn.(*net.TCPConn).CloseWrite(); err != nil {
+		return err
+	}
+	rest, err := io.ReadAll(f.conn)
+	if err == nil && len(rest) > 0 {
+		err = fmt.Errorf("%d bytes after the last block", len(rest))
+	}
+	return err
+}
+
+// wait waits until n more blocks have come back.
+func (f *echoFlow) wait(t *testing.T, n int64) {
+	t.Helper()
+	want := f.rounds.Load() + n
+	eventually(t, f.name, func() error {
+		select {
+		case err := <-f.ended:
+			t.Fatalf("%s: ended after %d blocks: %v", f.name, f.rounds.Load(), err)
+		default:
+		}
+		if f.rounds.Load() < want {
+			return errNotYet
+		}
+		return nil
+	})
+}
+
+// finish wants the flow to be as good as new, and ends it.
+func (f *echoFlow) finish(t *testing.T) {
+	t.Helper()
+	const blocks = 200
+	began := time.Now()
+	f.wait(t, 1)
+	again := time.Now()
+	f.wait(t, blocks)
+	t.Logf("%s: goes on after %v, then %d blocks in %v", f.name, again.Sub(began).Round(time.Millisecond), blocks,
+		time.Since(again).Round(time.Millisecond))
+	f.stop.Store(true)
+	if err := <-f.ended; err != nil {
+		t.Errorf("%s: %v", f.name, err)
+	}
+}
