@@ -15,7 +15,8 @@
 // Kernel links need this process only to be made, to follow a gateway whose
 // host name resolves to another address, and to be removed. In tun mode two
 // goroutines move packets: one from the device to the gateway, one back. Each
-// owns its buffers and its half of the geneve.Endpoint.
+// owns its buffers and its half of the geneve.Endpoint. A third looks whether trains
+// of datagrams arrive at the gateway.
 //
 // # Ownership
 //

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 
+	"github.com/sirupsen/logrus"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -83,7 +84,7 @@ func (l *kernelLink) setRemote(remote netip.Addr) error {
 
 func (l *kernelLink) mode() Mode { return l.kind }
 
-func (l *kernelLink) run(ctx context.Context) error {
+func (l *kernelLink) run(ctx context.Context, _ logrus.FieldLogger) error {
 	<-ctx.Done()
 	return nil
 }

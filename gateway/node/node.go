@@ -23,7 +23,7 @@ type link interface {
 	setRemote(netip.Addr) error
 	// run moves packets until ctx is done, and returns an error if it has to
 	// stop before.
-	run(ctx context.Context) error
+	run(ctx context.Context, log logrus.FieldLogger) error
 	// close removes the link, with its address and its routes.
 	close() error
 }
@@ -81,7 +81,7 @@ func (n *Node) Run(ctx context.Context) error {
 		defer close(done)
 		n.follow(ctx)
 	}()
-	err := n.link.run(ctx)
+	err := n.link.run(ctx, n.log)
 	cancel()
 	<-done
 	err = errors.Join(err, n.link.close())

@@ -8,8 +8,11 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"sync"
 	"sync/atomic"
+	"time"
 
+	"github.com/sirupsen/logrus"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/tun"
@@ -93,7 +96,12 @@ func (l *tunLink) setRemote(remote netip.Addr) error {
 }
 
 // run moves packets both ways until ctx is done or one way fails.
-func (l *tunLink) run(ctx context.Context) error {
+func (l *tunLink) run(ctx context.Context, log logrus.FieldLogger) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var probes sync.WaitGroup
+	defer probes.Wait()
+	defer cancel()
+	probes.Go(func() { l.probeTrains(ctx, log) })
 	ways := make(chan error, 2)
 	go func() { ways <- l.toGateway() }()
 	go func() { ways <- l.fromGateway() }()
@@ -114,6 +122,31 @@ func (l *tunLink) run(ctx context.Context) error {
 		err = errors.Join(err, <-ways)
 	}
 	return err
+}
+
+// trainRemedy is what to do when trains to the gateway are lost: a known fault of
+// kernels, by version.
+const trainRemedy = "update the kernels of this node and of the gateway's if they are 7.0 to 7.1.4, or turn tx-udp-segmentation of the network interface off"
+
+// probeTrains looks once a second whether trains arrive at the gateway, and tells what
+// has changed.
+func (l *tunLink) probeTrains(ctx context.Context, log logrus.FieldLogger) {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		for _, change := range l.endpoint.ProbeTrains() {
+			if change.On {
+				log.Info("trains arrive at the gateway again")
+			} else {
+				log.WithField("remedy", trainRemedy).Warn("UDP_SEGMENT trains do not arrive at the gateway: sending single datagrams, which is slower")
+			}
+		}
+	}
 }
 
 // toGateway sends what the node routes to the device. The device has split

@@ -3,18 +3,22 @@ package node
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"testing"
 	"time"
 
+	"github.com/sirupsen/logrus"
+	"github.com/sirupsen/logrus/hooks/test"
 	"github.com/vishvananda/netlink"
 
 	"culvert/geneve"
+	"culvert/geneve/genevetest"
 )
 
-// gatewayEnd is an endpoint that answers for a gateway at an underlay address.
-func gatewayEnd(t *testing.T, c *Config, underlay string) *geneve.Endpoint {
+// gatewayUnderlay makes an underlay address local until the test ends.
+func gatewayUnderlay(t *testing.T, underlay string) netip.Addr {
 	t.Helper()
 	address := netip.MustParseAddr(underlay)
 	lo := up(t, "lo")
@@ -22,16 +26,22 @@ func gatewayEnd(t *testing.T, c *Config, underlay string) *geneve.Endpoint {
 	if err := netlink.AddrAdd(lo, a); err != nil {
 		t.Fatal(err)
 	}
-	e, err := geneve.Listen(geneve.Options{Listen: netip.AddrPortFrom(address, c.Port)})
-	if err != nil {
-		t.Fatal(err)
-	}
 	t.Cleanup(func() {
-		e.Close()
 		if err := netlink.AddrDel(lo, a); err != nil {
 			t.Error(err)
 		}
 	})
+	return address
+}
+
+// gatewayEnd is an endpoint that answers for a gateway at an underlay address.
+func gatewayEnd(t *testing.T, c *Config, underlay string) *geneve.Endpoint {
+	t.Helper()
+	e, err := geneve.Listen(geneve.Options{Listen: netip.AddrPortFrom(gatewayUnderlay(t, underlay), c.Port)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { e.Close() })
 	err = e.Apply([]geneve.Tunnel{{ID: 7, VNI: geneve.VNI(c.VNI), Remote: c.Underlay, Local: c.GatewayAddress, Peer: c.Address, Role: geneve.Gateway}})
 	if err != nil {
 		t.Fatal(err)
@@ -104,6 +114,67 @@ func TestTUNCarriesPackets(t *testing.T) {
 	}
 	if err := stop(); err != nil {
 		t.Error("Run returned", err)
+	}
+	requireNothingLeft(t, c)
+}
+
+// TestTUNLosesTrains: where trains to the gateway are lost, the node notices, says so
+// once, and sends single datagrams.
+func TestTUNLosesTrains(t *testing.T) {
+	needTUN(t)
+	c := testConfig(t, TUN)
+	gateway := genevetest.NewNode(t, genevetest.NodeConfig{
+		Listen: netip.AddrPortFrom(gatewayUnderlay(t, "172.18.0.9"), c.Port), Gateway: netip.AddrPortFrom(c.Underlay, c.Port),
+		VNI: c.VNI, Address: c.GatewayAddress, GatewayAddress: c.Address,
+	})
+	gateway.LoseTrains(true)
+	log, said := test.NewNullLogger()
+	n, err := New(t.Context(), c, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop := run(t, n)
+	endpoint := n.link.(*tunLink).endpoint
+	if s := endpoint.Stats().Socket; !s.GSO || !s.GRO {
+		stop()
+		t.Skipf("probe udp-offloads: UDP_SEGMENT %v, UDP_GRO %v", s.GSO, s.GRO)
+	}
+	sender := endpoint.NewSender()
+	sendTrain := func(content string) {
+		for i := range 3 {
+			from, to := netip.AddrPortFrom(c.Address, 1), netip.MustParseAddrPort("10.61.1.5:1")
+			sender.Send(tunnelID, genevetest.UDP(from, to, fmt.Appendf(nil, "%s %d", content, i)))
+		}
+		sender.Flush()
+	}
+	deadline := time.Now().Add(20 * time.Second)
+	for {
+		sendTrain("lost")
+		if s, _ := endpoint.TunnelStats(tunnelID); !s.Train {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the loss is not noticed")
+		}
+		time.Sleep(20 * time.Millisecond) // polling for what the node does each second
+	}
+	sendTrain("single")
+	for i := 0; i < 3; {
+		if bytes.HasSuffix(gateway.Receive(), fmt.Appendf(nil, "single %d", i)) {
+			i++
+		}
+	}
+	if err := stop(); err != nil {
+		t.Error("Run returned", err)
+	}
+	var warnings []*logrus.Entry
+	for _, e := range said.AllEntries() {
+		if e.Level == logrus.WarnLevel {
+			warnings = append(warnings, e)
+		}
+	}
+	if len(warnings) != 1 || warnings[0].Data["remedy"] != trainRemedy || warnings[0].Data["node"] != c.Name {
+		t.Errorf("warnings %v, want one with its remedy", warnings)
 	}
 	requireNothingLeft(t, c)
 }
