@@ -249,6 +249,7 @@ func TestLabUpExecDown(t *testing.T) {
 	expect(2, "there is one up already", "up")
 	expect(0, "10.61.130.7", "status")
 	expect(7, "", "exec", "rome/pod1", "--", "sh", "-c", "exit 7")
+	expect(7, "", "exec", "rome/pod1", "sh", "-c", "exit 7")
 	expect(2, `no host "rome/pod3"`, "exec", "rome/pod3", "--", "true")
 	expect(2, "executable file not found", "exec", "rome/pod1", "--", "no-such-program")
 	// Only the pod's own link is there: one line for it, two of heading, one for lo.

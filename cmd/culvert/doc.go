@@ -2,7 +2,7 @@
 //
 //	culvert gateway --config FILE [--check [-o json]]
 //	culvert node --config FILE
-//	culvert lab check | up | down | exec CLUSTER/HOST -- COMMAND… | status | bench
+//	culvert lab check | up | down | exec CLUSTER/HOST [--] COMMAND… | status | bench
 //	culvert keygen FILE [--public]
 //
 // # Signals

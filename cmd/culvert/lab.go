@@ -199,13 +199,21 @@ func newLabDownCommand() *cobra.Command {
 }
 
 func newLabExecCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:     "exec CLUSTER/HOST -- COMMAND [ARGUMENT…]",
+	cmd := &cobra.Command{
+		Use:     "exec CLUSTER/HOST [--] COMMAND [ARGUMENT…]",
 		Short:   "Run a command inside a host of the lab that is up",
-		Example: "  culvert lab exec rome/pod1 -- ping 10.61.1.5",
-		Args:    cobra.MinimumNArgs(2),
+		Long:    "Run a command inside a host of the lab that is up. Flags after the host are the command's.",
+		Example: "  culvert lab exec rome/pod1 ping -c 3 10.61.1.5",
+		Args: func(_ *cobra.Command, args []string) error {
+			_, _, err := splitExec(args)
+			return err
+		},
 		RunE: func(_ *cobra.Command, args []string) error {
-			code, err := lab.Exec(args[0], args[1:])
+			host, command, err := splitExec(args)
+			if err != nil {
+				return err
+			}
+			code, err := lab.Exec(host, command)
 			if err != nil {
 				return err
 			}
@@ -213,6 +221,20 @@ func newLabExecCommand() *cobra.Command {
 			return nil
 		},
 	}
+	cmd.Flags().SetInterspersed(false) // the first argument ends the flags
+	return cmd
+}
+
+// splitExec splits the arguments of lab exec, in which "--" may stand before the
+// command.
+func splitExec(args []string) (host string, command []string, err error) {
+	if len(args) > 1 && args[1] == "--" {
+		args = slices.Delete(slices.Clone(args), 1, 2)
+	}
+	if len(args) < 2 {
+		return "", nil, errors.New("lab exec: want CLUSTER/HOST and a command")
+	}
+	return args[0], args[1:], nil
 }
 
 func newLabStatusCommand() *cobra.Command {

@@ -203,3 +203,38 @@ func TestKeygen(t *testing.T) {
 		t.Errorf("public key %q, then %q", made, again)
 	}
 }
+
+// TestLabExecArguments: what follows the host is the command's, with "--" before it or
+// without.
+func TestLabExecArguments(t *testing.T) {
+	for _, tt := range []struct {
+		args string
+		want string // "" = refused
+	}{
+		{"rome/pod1 ip -br a", "rome/pod1: ip -br a"},
+		{"rome/pod1 -- ip -br a", "rome/pod1: ip -br a"},
+		{"-- rome/pod1 ip -br a", "rome/pod1: ip -br a"},
+		{"rome/pod1 sh -c exit -- -x", "rome/pod1: sh -c exit -- -x"},
+		{"rome/pod1 ls --help", "rome/pod1: ls --help"},
+		{"rome/pod1", ""},
+		{"rome/pod1 --", ""},
+		{"-br rome/pod1 ip", ""},
+	} {
+		cmd := newLabExecCommand()
+		err := cmd.ParseFlags(strings.Fields(tt.args))
+		got := ""
+		if err == nil {
+			host, command, splitErr := splitExec(cmd.Flags().Args())
+			if err = splitErr; err == nil {
+				got = host + ": " + strings.Join(command, " ")
+			}
+		}
+		if got != tt.want || (err == nil) != (tt.want != "") {
+			t.Errorf("%s: %q, want %q (%v)", tt.args, got, tt.want, err)
+		}
+	}
+	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
+	if _, diag, status := run(t, "lab", "exec", "rome/pod1", "ip", "-br", "a"); status != 2 || !strings.Contains(diag, "none is up") {
+		t.Errorf("lab exec with flags after the host: status %d: %s", status, diag)
+	}
+}
