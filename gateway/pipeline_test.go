@@ -81,12 +81,13 @@ func (p *pipeline) sendRaw(t testing.TB, datagram []byte) {
 	}
 }
 
-// read takes one batch, as wireguard-go does.
+// read takes one batch, as wireguard-go does, which sends it at once.
 func (p *pipeline) read(t testing.TB) int {
 	n, err := p.out.read(p.bufs, p.sizes, headroom)
 	if err != nil {
 		t.Fatal(err)
 	}
+	p.out.window.take(n)
 	return n
 }
 
