@@ -7,27 +7,34 @@ import (
 
 const (
 	segmentSlots = 1 << 10
-	segmentFull  = segmentSlots * 15 / 16
+	// segmentFull is when a segment is split. All segments fill in step, so the whole table is as full as one of them: a search that
+	// finds nothing looks at 8 slots when 3/4 are in use, at 128 when 15/16 are (Knuth, vol. 3, Section 6.4).
+	segmentFull = segmentSlots * 3 / 4
 	// maxDepth caps the directory. With 32 bits of hash, 10 choose the slot.
 	maxDepth = 16
 )
 
 // A directory finds connections by either tuple: extendible hashing (Fagin et al., 1979) with a small open-addressing table per
 // bucket. A full segment is split in two, which costs a packet some microseconds; nothing larger is ever copied but the list of
-// segments, 8 bytes for each thousand tuples.
+// buckets, 16 bytes for about 500 tuples.
 type directory struct {
-	secrets  [7]uint64
-	depth    uint // segments are chosen by this many leading bits of the hash
-	segments []*segment
-	scratch  [segmentSlots]uint64
+	secrets [7]uint64
+	depth   uint // buckets are chosen by this many leading bits of the hash
+	buckets []bucketEntry
+	scratch segment
 }
 
-// A segment holds slots: 32 bits of hash, 32 bits of reference; 0 is empty. It has no pointers for the garbage collector to follow.
-type segment struct {
-	depth uint // leading bits that all hashes in it share
-	used  int
-	slots [segmentSlots]uint64
+// A bucketEntry leads to a segment. Where the hashes of a segment share fewer bits than depth, several entries that lie side by
+// side lead to it and are equal.
+type bucketEntry struct {
+	slots *segment
+	depth uint16 // leading bits that all hashes in the segment share
+	used  uint16 // slots
 }
+
+// A segment holds slots: 32 bits of hash, 32 bits of reference; 0 is empty. It has no pointers for the garbage collector to follow,
+// and is two pages large.
+type segment [segmentSlots]uint64
 
 // A reference is a connection's number and, in the lowest bit, which of its tuples is meant. 0 is none.
 type reference uint32
@@ -42,7 +49,7 @@ func (dir *directory) init() {
 	for i := range dir.secrets {
 		dir.secrets[i] = maphash.Comparable(seed, i)
 	}
-	dir.segments = []*segment{new(segment)}
+	dir.buckets = []bucketEntry{{slots: new(segment)}}
 }
 
 // hash is keyed by the process. It tells the two sides of the gateway apart but not nodes, so that one search finds both a tuple of a
@@ -70,61 +77,79 @@ func fold(a, b uint64) uint64 {
 	return high ^ low
 }
 
-func (dir *directory) segment(hash uint32) *segment { return dir.segments[hash>>(32-dir.depth)] }
+func (dir *directory) segment(hash uint32) *segment { return dir.buckets[hash>>(32-dir.depth)].slots }
+
+// run returns the entries that lead to the segment of hash.
+func (dir *directory) run(hash uint32) []bucketEntry {
+	at := int(hash >> (32 - dir.depth))
+	n := 1 << (dir.depth - uint(dir.buckets[at].depth))
+	return dir.buckets[at&^(n-1):][:n]
+}
+
+// count adds n to the number of used slots of a segment.
+func count(run []bucketEntry, n int) {
+	for i := range run {
+		run[i].used = uint16(int(run[i].used) + n)
+	}
+}
 
 // insert adds a reference. It returns false if the hash's segment is full and cannot be split, which takes more equal hashes than
 // chance makes.
 func (dir *directory) insert(hash uint32, r reference) bool {
-	s := dir.segment(hash)
-	for s.used >= segmentFull {
+	run := dir.run(hash)
+	for run[0].used >= segmentFull {
 		if !dir.split(hash) {
 			return false
 		}
-		s = dir.segment(hash)
+		run = dir.run(hash)
 	}
-	s.put(uint64(hash)<<32 | uint64(r))
+	run[0].slots.put(uint64(hash)<<32 | uint64(r))
+	count(run, 1)
 	return true
 }
 
 func (s *segment) put(slot uint64) {
 	i := uint32(slot>>32) % segmentSlots
-	for s.slots[i] != 0 {
+	for s[i] != 0 {
 		i = (i + 1) % segmentSlots
 	}
-	s.slots[i] = slot
-	s.used++
+	s[i] = slot
 }
 
 // split divides the segment of hash by one more bit.
 func (dir *directory) split(hash uint32) bool {
-	s := dir.segment(hash)
-	if s.depth == maxDepth {
+	run := dir.run(hash)
+	if run[0].depth == maxDepth {
 		return false
 	}
-	if s.depth == dir.depth {
-		twice := make([]*segment, 2*len(dir.segments))
+	if len(run) == 1 {
+		twice := make([]bucketEntry, 2*len(dir.buckets))
 		for i := range twice {
-			twice[i] = dir.segments[i/2]
+			twice[i] = dir.buckets[i/2]
 		}
-		dir.segments, dir.depth = twice, dir.depth+1
+		dir.buckets, dir.depth = twice, dir.depth+1
+		run = dir.run(hash)
 	}
-	dir.scratch = s.slots
-	s.slots, s.used = [segmentSlots]uint64{}, 0
-	s.depth++
-	other := &segment{depth: s.depth}
-	// Of the run of directory entries that lead to s, the second half leads to other.
-	run := 1 << (dir.depth - s.depth)
-	first := int(hash>>(32-dir.depth)) &^ (2*run - 1)
-	for i := range run {
-		dir.segments[first+run+i] = other
-	}
+	depth := run[0].depth + 1
+	low := bucketEntry{slots: run[0].slots, depth: depth}
+	high := bucketEntry{slots: new(segment), depth: depth}
+	dir.scratch, *low.slots = *low.slots, segment{}
 	for _, slot := range dir.scratch {
+		side := &low
 		switch {
 		case slot == 0:
-		case slot>>(64-s.depth)&1 == 0:
-			s.put(slot)
-		default:
-			other.put(slot)
+			continue
+		case slot>>(64-depth)&1 == 1:
+			side = &high
+		}
+		side.slots.put(slot)
+		side.used++
+	}
+	for i := range run {
+		if i < len(run)/2 {
+			run[i] = low
+		} else {
+			run[i] = high
 		}
 	}
 	return true
@@ -132,21 +157,22 @@ func (dir *directory) split(hash uint32) bool {
 
 // remove takes a reference out and closes the gap, so that no search ends early.
 func (dir *directory) remove(hash uint32, r reference) {
-	s := dir.segment(hash)
+	run := dir.run(hash)
+	s := run[0].slots
 	i := hash % segmentSlots
-	for s.slots[i] != uint64(hash)<<32|uint64(r) {
-		if s.slots[i] == 0 {
+	for s[i] != uint64(hash)<<32|uint64(r) {
+		if s[i] == 0 {
 			return
 		}
 		i = (i + 1) % segmentSlots
 	}
-	s.used--
-	for j := (i + 1) % segmentSlots; s.slots[j] != 0; j = (j + 1) % segmentSlots {
-		home := uint32(s.slots[j]>>32) % segmentSlots
+	count(run, -1)
+	for j := (i + 1) % segmentSlots; s[j] != 0; j = (j + 1) % segmentSlots {
+		home := uint32(s[j]>>32) % segmentSlots
 		if (j-home)%segmentSlots >= (j-i)%segmentSlots {
-			s.slots[i] = s.slots[j]
+			s[i] = s[j]
 			i = j
 		}
 	}
-	s.slots[i] = 0
+	s[i] = 0
 }

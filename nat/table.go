@@ -46,11 +46,11 @@ type hit struct {
 func (tb *table) lookup(t *tuple) (hit, bool) {
 	hash := tb.directory.hash(t)
 	s := tb.directory.segment(hash)
-	for i := hash % segmentSlots; s.slots[i] != 0; i = (i + 1) % segmentSlots {
-		if uint32(s.slots[i]>>32) != hash {
+	for i := hash % segmentSlots; s[i] != 0; i = (i + 1) % segmentSlots {
+		if uint32(s[i]>>32) != hash {
 			continue
 		}
-		r := reference(s.slots[i])
+		r := reference(s[i])
 		c := tb.at(r.number())
 		if k := &c.tuples[r.direction()]; k.words == t.words && k.ports == t.ports && k.protocol == t.protocol && k.v6 == t.v6 &&
 			(k.zone == t.zone || k.zone == anyNode && t.zone != Tunnel || t.zone == anyNode && k.zone != Tunnel) {
