@@ -158,7 +158,9 @@ func (c *comparison) random(m *maker) {
 func (c *comparison) round(m *maker, config *nat.Config) {
 	c.rounds++
 	c.tables, c.routing = config.Tables(), config.PolicyTables()
-	engine, err := nat.New([16]byte{1}, config)
+	checked := *config
+	checked.SourceCheck = nat.SourceCheckCluster // as a kernel that filters no reverse path
+	engine, err := nat.New([16]byte{1}, &checked)
 	if err != nil {
 		c.t.Fatalf("engine: %v", err)
 	}

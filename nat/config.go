@@ -20,9 +20,11 @@ type Config struct {
 	// Addr turns it off: such packets are dropped.
 	UnknownSource netip.Addr
 	// Routes lead packets to nodes by longest prefix. What the remote cluster owns needs none: it follows from Remote.
-	Routes    []Route
-	Addresses []AddressMapping
-	Services  []Service
+	Routes []Route
+	// SourceCheck says which sources the packets of a node may have.
+	SourceCheck SourceCheck `json:",omitzero"`
+	Addresses   []AddressMapping
+	Services    []Service
 	// Rules are the forward filter: the first match decides, the default is accept.
 	Rules []FilterRule
 	// MaxConnections caps the connection table; 0 means DefaultMaxConnections.
@@ -68,6 +70,15 @@ type Route struct {
 	Prefix netip.Prefix
 	Port   Port
 }
+
+// SourceCheck is how far a node may speak for others.
+type SourceCheck uint8
+
+// The checks.
+const (
+	SourceCheckNode    SourceCheck = iota // refuse a node's packet whose source a route of another node finds
+	SourceCheckCluster                    // any node may send what has a source of the local cluster
+)
 
 // An AddressMapping lets one address of a local external CIDR stand for a host that the remote cluster has no route to.
 type AddressMapping struct {

@@ -119,7 +119,7 @@ func TestCollision(t *testing.T) {
 		}
 	}
 	t.Run("no ports to choose", func(t *testing.T) {
-		e := engine(t)
+		e := engine(t, speakForAll)
 		p := nattest.IP{Source: "203.0.113.9", Destination: "10.71.3.9", Body: nattest.Raw{Protocol: 47, Payload: make([]byte, 8)}}
 		forwarded(t, e, node1, p.Bytes(), start)
 		dropped(t, e, node2, p.Bytes(), start, nat.ReasonPortExhausted)

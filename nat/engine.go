@@ -34,22 +34,45 @@ func New(key [16]byte, c *Config) (*Engine, error) {
 	return e, nil
 }
 
-// Apply puts c in place of the configuration or, if c has faults, returns them all and changes nothing. Connections survive unless
-// what they need is gone.
-func (e *Engine) Apply(c *Config) error {
-	e.apply.Lock()
-	defer e.apply.Unlock()
+// Check returns every fault for which New and Prepare would refuse c.
+func Check(c *Config) error {
+	_, err := compile(c, nil)
+	return err
+}
+
+// Prepared is a Config that an Engine has compiled.
+type Prepared struct{ snapshot *snapshot }
+
+// Prepare compiles c for Commit or, if c has faults, returns them all. It changes nothing. From one Prepare to its Commit, the caller
+// keeps others from committing.
+func (e *Engine) Prepare(c *Config) (*Prepared, error) {
 	e.mu.Lock()
 	previous := e.snapshot
 	e.mu.Unlock()
 	s, err := compile(c, previous)
 	if err != nil {
-		return err
+		return nil, err
 	}
+	return &Prepared{s}, nil
+}
+
+// Commit puts p, which was prepared last, in place of the configuration. Connections survive unless what they need is gone.
+func (e *Engine) Commit(p *Prepared) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.snapshot = s
+	e.snapshot = p.snapshot
 	e.cursor = 1
+}
+
+// Apply is Prepare and then Commit.
+func (e *Engine) Apply(c *Config) error {
+	e.apply.Lock()
+	defer e.apply.Unlock()
+	p, err := e.Prepare(c)
+	if err != nil {
+		return err
+	}
+	e.Commit(p)
 	return nil
 }
 

@@ -62,6 +62,9 @@ func engine(t testing.TB, change ...func(*nat.Config)) *nat.Engine {
 	return e
 }
 
+// speakForAll lets every node send from the pods of all.
+func speakForAll(c *nat.Config) { c.SourceCheck = nat.SourceCheckCluster }
+
 // process runs one packet through e and the Cutter and returns the verdict and what goes on the wire, every packet of which is
 // checked in full. It fails if bytes change without a Forward, or if Verdict.Packets is wrong.
 func process(t testing.TB, e *nat.Engine, in nat.Port, b []byte, now nat.Time) (nat.Verdict, [][]byte) {

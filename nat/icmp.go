@@ -109,6 +109,9 @@ func (e *Engine) icmpError(p *Packet, t *tuple, in Port, now Time) Verdict {
 	}
 	var quoted tuple
 	q.tuple(&quoted, 0)
+	if in != Tunnel && s.foreign(quoted.destination(), in) {
+		return drop(ReasonBadSource) // what it quotes was sent to another node
+	}
 	if quoted.source() != destination {
 		if s.owns(destination, in) {
 			return Verdict{Action: Deliver, Packets: 1}

@@ -266,11 +266,11 @@ func TestTrackedICMPErrors(t *testing.T) {
 					}
 				}
 			}
-			// And about the answer, from node 2 towards the tunnel: U is the source that the remote cluster knows.
+			// And about the answer, from node 1 towards the tunnel: U is the source that the remote cluster knows.
 			answer := nattest.IP{Source: "10.200.3.9", Destination: "10.200.1.5", Body: nattest.UDP{SourcePort: 9, DestinationPort: 10}}
 			_, _, arrived := forwarded(t, e, nat.Tunnel, answer.Bytes(), start)
 			m := nattest.IP{Source: "10.80.0.2", Destination: "10.71.3.9", Body: nattest.ICMP{Type: 3, Code: 3, Payload: arrived}}.Bytes()
-			v, got, out := forwarded(t, e, node2, m, start)
+			v, got, out := forwarded(t, e, node1, m, start)
 			expect(t, got, "10.70.0.0", "10.200.3.9")
 			quoted, err := nattest.CheckQuoted(out)
 			if err != nil || v.Out != nat.Tunnel {

@@ -31,8 +31,12 @@ func TestAddressMapping(t *testing.T) {
 			}
 			expect(t, out, "10.71.3.9", test.internal)
 			returned(t, e, p, nat.Tunnel, out, test.via, start)
-			// Another node brings the answer: forwarded, and counted.
+			// Another node brings the answer: forwarded, and counted, if the host may be anywhere.
 			answer := tcp(test.internal, "10.71.3.9", 80, 40000, nattest.ACK, "")
+			if test.internal == "10.200.2.44" {
+				dropped(t, e, node1, answer.Bytes(), start, nat.ReasonBadSource)
+				return
+			}
 			v, back, _ := forwarded(t, e, node1+node2-test.via, answer.Bytes(), start)
 			expect(t, back, test.external, "10.200.3.9")
 			if !v.Asymmetric || e.Stats().Outbound.Asymmetric != 1 {

@@ -120,12 +120,13 @@ func (m *model) room(now nat.Time) bool {
 
 // An ether is one engine and its model under the same packets.
 type ether struct {
-	t   *testing.T
-	r   *rand.Rand
-	e   *nat.Engine
-	m   model
-	now nat.Time
-	log []string
+	t     *testing.T
+	r     *rand.Rand
+	e     *nat.Engine
+	m     model
+	check nat.SourceCheck
+	now   nat.Time
+	log   []string
 }
 
 func (x *ether) fail(format string, args ...any) {
@@ -244,6 +245,12 @@ func (x *ether) fromNode(in nat.Port, icmp bool, local, seen, real modelEnd) {
 	c := x.m.outbound(in, icmp, local, seen)
 	request := c == nil || !c.inbound
 	v, got := x.send(in, icmp, request, local, seen)
+	if x.check == nat.SourceCheckNode && in != node1 && routed(local.addr) {
+		if v.Reason != nat.ReasonBadSource {
+			x.fail("%v %v, want bad-source", v.Action, v.Reason)
+		}
+		return
+	}
 	if c != nil {
 		x.expect(v, got, nat.Tunnel, c.mapped, c.real)
 		if want := c.inbound && in != c.node; v.Asymmetric != want {
@@ -372,8 +379,8 @@ func TestModel(t *testing.T) {
 		t.Run(fmt.Sprint(most), func(t *testing.T) {
 			for round := range uint64(30) {
 				t.Logf("NAT_SEED=%d round %d", seed, round)
-				x := ether{t: t, r: rand.New(rand.NewPCG(seed, round)), now: start, m: model{most: most}}
-				x.e = engine(t, func(c *nat.Config) { c.MaxConnections, c.MaxHalfOpen = most, 1<<20 })
+				x := ether{t: t, r: rand.New(rand.NewPCG(seed, round)), now: start, m: model{most: most}, check: nat.SourceCheck(round % 2)}
+				x.e = engine(t, func(c *nat.Config) { c.MaxConnections, c.MaxHalfOpen, c.SourceCheck = most, 1<<20, x.check })
 				for range 2000 {
 					x.step()
 				}

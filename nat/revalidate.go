@@ -14,6 +14,7 @@ func (e *Engine) revalidate(c *conn, number uint32, now Time) (Reason, bool) {
 	}
 	c.generation = s.generation
 	c.flags &^= flagEvaluated0 | flagEvaluated1
+	c.out[original] = e.scratch.out // until it is evaluated: the node that answers come from
 	return ReasonNone, true
 }
 

@@ -16,6 +16,7 @@ type snapshot struct {
 
 	nodes                          map[Port]netip.Addr
 	pods, external                 bart.Lite
+	homes                          bart.Table[Port]   // sources that one node alone may send from
 	seen                           bart.Table[*remap] // destination as seen here → real
 	real                           bart.Table[*remap] // real source → as seen here
 	gateway, tunnel, peer, unknown netip.Addr         // unknown is U; the zero Addr if off
@@ -60,6 +61,11 @@ func compile(c *Config, previous *snapshot) (*snapshot, error) {
 	for _, p := range c.LocalExternalCIDRs {
 		s.external.Insert(p)
 	}
+	if c.SourceCheck == SourceCheckNode {
+		for _, r := range c.Routes {
+			s.homes.Insert(r.Prefix, r.Port)
+		}
+	}
 	for _, r := range c.Remote {
 		there, back := remapPair(r.Seen(), r.Real)
 		s.seen.Insert(r.Seen(), there)
@@ -74,12 +80,19 @@ func compile(c *Config, previous *snapshot) (*snapshot, error) {
 	return s, nil
 }
 
-// admits is architecture.md, Section 2.1 no. 7, for all but ICMP errors.
+// admits is the source check. From the tunnel only the remote cluster may speak, by its real addresses, and the peer. From a node
+// comes whatever can be a host's address, but for the gateway's own, those of the remote cluster and those of other nodes.
 func (s *snapshot) admits(source netip.Addr, in Port) bool {
 	if in == Tunnel {
 		return s.real.Contains(source) || source == s.peer
 	}
-	return !unusable(source) && !s.own(source) && !s.seen.Contains(source)
+	return !unusable(source) && !s.own(source) && !s.seen.Contains(source) && !s.foreign(source, in)
+}
+
+// foreign reports whether a lives at another node than in.
+func (s *snapshot) foreign(a netip.Addr, in Port) bool {
+	home, ok := s.homes.Lookup(a)
+	return ok && home != in
 }
 
 // owns reports whether a packet is for the gateway itself: its internal address from nodes, its tunnel address from the tunnel.

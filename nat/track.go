@@ -40,6 +40,12 @@ func (e *Engine) established(h hit, p *Packet, in Port, now Time, v *Verdict) bo
 		e.refused(c, d, p, v)
 		return true
 	}
+	// The tuple of an answer from a node fits whichever node it comes from.
+	asymmetric := d == reply && c.tuples[reply].zone == anyNode && in != c.out[original]
+	if asymmetric && s.foreign(c.tuples[reply].source(), in) {
+		*v = drop(ReasonBadSource)
+		return true
+	}
 	var pl plan
 	pl.to.words, pl.to.ports = c.tuples[1-d].reversed()
 	pl.addresses, pl.ports = c.deltas(d)
@@ -62,7 +68,7 @@ func (e *Engine) established(h hit, p *Packet, in Port, now Time, v *Verdict) bo
 	if sctp {
 		p.sumSCTP()
 	}
-	v.Asymmetric = d == reply && c.tuples[reply].zone == anyNode && in != c.out[original]
+	v.Asymmetric = asymmetric
 	c.packets[d] += uint64(v.Packets)
 	c.bytes[d] += uint64(len(p.data))
 	e.countHits(c, d, p, uint64(v.Packets))
