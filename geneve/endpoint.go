@@ -84,29 +84,41 @@ func Listen(o Options) (*Endpoint, error) {
 	return e, nil
 }
 
-// Apply makes tunnels the set of tunnels. Those that are the same as before keep their neighbour and the packets that wait for it; one
-// that has changed keeps its counters. The error tells all that is wrong; then nothing has changed.
-func (e *Endpoint) Apply(tunnels []Tunnel) error {
-	e.applyMu.Lock()
-	defer e.applyMu.Unlock()
-	old := e.table.Load()
-	next := &table{outer: make(map[outerKey]*tunnel, len(tunnels))}
+// Check returns all that is wrong with a set of tunnels for an underlay of the given family.
+func Check(tunnels []Tunnel, is6 bool) error {
 	var errs []error
-	for _, c := range tunnels {
-		if err := c.validate(e.is6); err != nil {
+	ids, outer := make(map[uint16]bool, len(tunnels)), make(map[outerKey]uint16, len(tunnels))
+	for i := range tunnels {
+		t := &tunnels[i]
+		if err := t.validate(is6); err != nil {
 			errs = append(errs, err)
 			continue
 		}
+		if ids[t.ID] {
+			errs = append(errs, fmt.Errorf("geneve: tunnel %d: ID used twice", t.ID))
+		}
+		key := outerKey{t.Remote.Unmap(), t.VNI}
+		if other, ok := outer[key]; ok {
+			errs = append(errs, fmt.Errorf("geneve: tunnel %d: VNI %d and remote address %v are those of tunnel %d", t.ID, t.VNI, key.source, other))
+		}
+		ids[t.ID], outer[key] = true, t.ID
+	}
+	return errors.Join(errs...)
+}
+
+// Prepared is a set of tunnels that an Endpoint can carry.
+type Prepared struct{ table *table }
+
+// Prepare makes tunnels ready for Commit or returns all that is wrong with them. It changes nothing. From one Prepare to its Commit, the
+// caller keeps others from committing.
+func (e *Endpoint) Prepare(tunnels []Tunnel) (*Prepared, error) {
+	if err := Check(tunnels, e.is6); err != nil {
+		return nil, err
+	}
+	old := e.table.Load()
+	next := &table{outer: make(map[outerKey]*tunnel, len(tunnels))}
+	for _, c := range tunnels {
 		c.Remote = c.Remote.Unmap()
-		key := outerKey{c.Remote, c.VNI}
-		if next.byID(c.ID) != nil {
-			errs = append(errs, fmt.Errorf("geneve: tunnel %d: ID used twice", c.ID))
-			continue
-		}
-		if other := next.outer[key]; other != nil {
-			errs = append(errs, fmt.Errorf("geneve: tunnel %d: VNI %d and remote address %v are those of tunnel %d", c.ID, c.VNI, c.Remote, other.ID))
-			continue
-		}
 		t := old.byID(c.ID)
 		switch {
 		case t == nil:
@@ -117,17 +129,31 @@ func (e *Endpoint) Apply(tunnels []Tunnel) error {
 		for int(c.ID) >= len(next.ids) {
 			next.ids = append(next.ids, nil)
 		}
-		next.ids[c.ID], next.outer[key] = t, t
+		next.ids[c.ID], next.outer[outerKey{c.Remote, c.VNI}] = t, t
 	}
-	if len(errs) > 0 {
-		return errors.Join(errs...)
-	}
-	e.table.Store(next)
+	return &Prepared{next}, nil
+}
+
+// Commit makes p, which was prepared last, the set of tunnels. Those that are the same as before keep their neighbour and the packets
+// that wait for it; one that has changed keeps its counters.
+func (e *Endpoint) Commit(p *Prepared) {
+	old := e.table.Swap(p.table)
 	for _, t := range old.ids {
-		if t != nil && next.byID(t.ID) != t {
+		if t != nil && p.table.byID(t.ID) != t {
 			e.neighbours.remove(t)
 		}
 	}
+}
+
+// Apply is Prepare and then Commit.
+func (e *Endpoint) Apply(tunnels []Tunnel) error {
+	e.applyMu.Lock()
+	defer e.applyMu.Unlock()
+	p, err := e.Prepare(tunnels)
+	if err != nil {
+		return err
+	}
+	e.Commit(p)
 	return nil
 }
 

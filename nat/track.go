@@ -33,17 +33,17 @@ func (e *Engine) established(h hit, p *Packet, in Port, now Time, v *Verdict) bo
 			return false
 		}
 	}
+	// The tuple of an answer from a node fits whichever node it comes from.
+	asymmetric := d == reply && c.tuples[reply].zone == anyNode && in != c.out[original]
+	if asymmetric && s.foreign(c.tuples[reply].source(), in) {
+		*v = drop(ReasonBadSource)
+		return true
+	}
 	if c.flags&(flagEvaluated0<<d) == 0 || c.hits[d] == tooManyHits {
 		e.evaluate(c, d, p, in, now)
 	}
 	if c.verdict[d] != ReasonNone {
 		e.refused(c, d, p, v)
-		return true
-	}
-	// The tuple of an answer from a node fits whichever node it comes from.
-	asymmetric := d == reply && c.tuples[reply].zone == anyNode && in != c.out[original]
-	if asymmetric && s.foreign(c.tuples[reply].source(), in) {
-		*v = drop(ReasonBadSource)
 		return true
 	}
 	var pl plan
