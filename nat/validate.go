@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+
+	"github.com/gaissmai/bart"
 )
 
 // The smallest MTU: what every IPv4 host must accept in one piece (RFC 791, Section 3.1), and IPv6's minimum (RFC 8200, Section 5).
@@ -16,7 +18,11 @@ const (
 )
 
 // A checker collects every fault of a Config, each with the path of its field.
-type checker struct{ faults []error }
+type checker struct {
+	faults   []error
+	nodes    map[Port]bool
+	external bart.Lite // the local external CIDRs
+}
 
 func (k *checker) fault(path, format string, args ...any) {
 	k.faults = append(k.faults, fmt.Errorf("nat: config: %s: %s", path, fmt.Sprintf(format, args...)))
@@ -51,21 +57,21 @@ func (k *checker) address(path string, a netip.Addr) bool {
 }
 
 // node checks a reference to a node; 0 is allowed where the first node is the default.
-func (k *checker) node(path string, p Port, c *Config, zero bool) {
-	if p == 0 && zero {
-		return
+func (k *checker) node(path string, p Port, zero bool) {
+	if !(p == 0 && zero) && !k.nodes[p] {
+		k.fault(path, "port %d is no node", p)
 	}
-	for _, n := range c.Nodes {
-		if n.Port == p {
-			return
-		}
-	}
-	k.fault(path, "port %d is no node", p)
 }
 
 // validate returns every fault of c, joined, or nil.
 func (c *Config) validate() error {
-	k := &checker{}
+	k := &checker{nodes: make(map[Port]bool, len(c.Nodes))}
+	for _, n := range c.Nodes {
+		k.nodes[n.Port] = true
+	}
+	for _, p := range c.LocalExternalCIDRs {
+		k.external.Insert(p)
+	}
 	c.validateNodes(k)
 	c.validatePrefixes(k)
 	c.validateMTU(k)
@@ -115,7 +121,7 @@ func (c *Config) validateNodes(k *checker) {
 			}
 			seen[r.Prefix] = i
 		}
-		k.node(path+".Port", r.Port, c, false)
+		k.node(path+".Port", r.Port, false)
 	}
 }
 
@@ -126,12 +132,19 @@ type named struct {
 }
 
 func (k *checker) disjoint(set []named) {
-	for i, a := range set {
-		for _, b := range set[:i] {
-			if a.prefix.Overlaps(b.prefix) {
-				k.fault(a.path, "%s overlaps %s %s", a.prefix, b.path, b.prefix)
+	var paths bart.Table[string]
+	for _, a := range set {
+		q, path, ok := paths.LookupPrefixLPM(a.prefix)
+		if !ok {
+			for q, path = range paths.Subnets(a.prefix) {
+				ok = true
+				break
 			}
 		}
+		if ok {
+			k.fault(a.path, "%s overlaps %s %s", a.prefix, path, q)
+		}
+		paths.Insert(a.prefix, a.path)
 	}
 }
 
@@ -189,18 +202,9 @@ func (c *Config) validateMTU(k *checker) {
 	if c.MSSClamp < MSSOff || c.MSSClamp > 0 && c.MSSClamp < 64 || c.MSSClamp > maxMTU-40 {
 		k.fault("MSSClamp", "%d is not MSSAuto, MSSOff or between 64 and %d", c.MSSClamp, maxMTU-40)
 	}
-	if c.UnknownSource.IsValid() && !c.localExternal(c.UnknownSource) {
+	if c.UnknownSource.IsValid() && !k.external.Contains(c.UnknownSource) {
 		k.fault("UnknownSource", "%s lies in no local external CIDR", c.UnknownSource)
 	}
-}
-
-func (c *Config) localExternal(a netip.Addr) bool {
-	for _, p := range c.LocalExternalCIDRs {
-		if p.Contains(a) {
-			return true
-		}
-	}
-	return false
 }
 
 func (c *Config) validateMappings(k *checker) {
@@ -213,7 +217,7 @@ func (c *Config) validateMappings(k *checker) {
 	for i, m := range c.Addresses {
 		path := fmt.Sprintf("Addresses[%d]", i)
 		if k.address(path+".External", m.External) {
-			if !c.localExternal(m.External) || m.External == c.UnknownSource {
+			if !k.external.Contains(m.External) || m.External == c.UnknownSource {
 				k.fault(path+".External", "%s is U or lies in no local external CIDR", m.External)
 			}
 			if j, ok := external[m.External]; ok {
@@ -229,11 +233,11 @@ func (c *Config) validateMappings(k *checker) {
 			}
 		}
 		external[m.External], internal[m.Internal] = i, i
-		k.node(path+".Via", m.Via, c, true)
+		k.node(path+".Via", m.Via, true)
 	}
 	for i, s := range c.Services {
 		path := fmt.Sprintf("Services[%d]", i)
-		if k.address(path+".Address", s.Address) && (!c.localExternal(s.Address) || s.Address == c.UnknownSource) {
+		if k.address(path+".Address", s.Address) && (!k.external.Contains(s.Address) || s.Address == c.UnknownSource) {
 			k.fault(path+".Address", "%s is U or lies in no local external CIDR", s.Address)
 		}
 		if j, ok := external[s.Address]; ok {
@@ -264,7 +268,7 @@ func (c *Config) validateMappings(k *checker) {
 			if b.Weight < 0 || b.Weight > 1000 {
 				k.fault(path+".Weight", "%d is not between 0 and 1000", b.Weight)
 			}
-			k.node(path+".Via", b.Via, c, true)
+			k.node(path+".Via", b.Via, true)
 		}
 	}
 }
