@@ -9,13 +9,20 @@
 package configfile
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"net/netip"
+	"os"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
+	goyaml "go.yaml.in/yaml/v2"
 	"sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 )
@@ -39,6 +46,38 @@ func (s *Scalar) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
+// MaxSize is the size in bytes of the largest file: the YAML parser takes about a
+// second for 2 MiB, and a ConfigMap holds 1 MiB.
+const MaxSize = 8 << 20
+
+// Read returns the content of a file of at most limit bytes. Its error does not name
+// the file.
+func Read(name string, limit int64) ([]byte, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, withoutPath(err)
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err != nil {
+		return nil, withoutPath(err)
+	}
+	if int64(len(text)) > limit {
+		return nil, fmt.Errorf("larger than %d bytes", limit)
+	}
+	return text, nil
+}
+
+func withoutPath(err error) error {
+	if e := new(fs.PathError); errors.As(err, &e) {
+		return e.Err
+	}
+	return err
+}
+
+// maxErrors is how many errors of one file are reported.
+const maxErrors = 1000
+
 // Errors collects what is wrong with one file.
 type Errors struct {
 	list []error
@@ -51,19 +90,41 @@ type Errors struct {
 func (e *Errors) Decode(text []byte, v any) bool {
 	asJSON, err := yaml.YAMLToJSONStrict(text)
 	if err != nil {
-		e.list = append(e.list, fmt.Errorf("not YAML: %s", oneLine(strings.TrimPrefix(err.Error(), "yaml: "))))
+		e.note("not YAML: %s", printable(strings.TrimPrefix(err.Error(), "yaml: ")))
+		return false
+	}
+	if !single(text) {
+		e.note("the file holds more than one YAML document; keep one, without a --- or ... behind it")
 		return false
 	}
 	strict, err := json.UnmarshalStrict(asJSON, v)
 	for _, err := range strict {
-		e.list = append(e.list, fmt.Errorf("%s: no such field; compare its name and indentation with the README", fieldOf(err.Error())))
+		e.note("%s: no such field; compare its name and indentation with the README", printable(fieldOf(err.Error())))
 	}
 	if err != nil {
-		e.list = append(e.list, fmt.Errorf("%s", oneLine(shapeError(err.Error()))))
+		e.note("%s", printable(shapeError(err.Error())))
 		return false
 	}
 	return true
 }
+
+// single reports whether the first document of text, which is YAML, is the only one.
+func single(text []byte) bool {
+	if !bytes.Contains(text, []byte("\n---")) && !bytes.Contains(text, []byte("\n...")) {
+		return true // it takes a marker to end a document (YAML 1.2.2, Section 9.1.2)
+	}
+	d := goyaml.NewDecoder(bytes.NewReader(text))
+	var document unread
+	if d.Decode(&document) == io.EOF {
+		return true
+	}
+	return d.Decode(&document) == io.EOF
+}
+
+// unread is a document whose content does not matter.
+type unread struct{}
+
+func (*unread) UnmarshalYAML(func(any) error) error { return nil }
 
 // fieldOf takes the path out of sigs.k8s.io/json's `unknown field "a.b[0].c"`.
 func fieldOf(msg string) string {
@@ -99,19 +160,39 @@ func shapeError(msg string) string {
 	return fmt.Sprintf("%s: want %s, not one %s", path, want, got)
 }
 
-func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
+// printable makes one line of a text that may quote the file: nothing in it moves a
+// cursor or begins another line of a log.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return unicode.ReplacementChar
+	}, strings.Join(strings.Fields(s), " "))
+}
+
+// note keeps an error, unless there are too many.
+func (e *Errors) note(format string, args ...any) {
+	switch len(e.list) {
+	case maxErrors:
+	case maxErrors - 1:
+		e.list = append(e.list, errors.New("and more; mend these first"))
+	default:
+		e.list = append(e.list, fmt.Errorf(format, args...))
+	}
+}
 
 // Add notes an error at path. The first error of a path is kept, so that a value
 // that could not be read is not reported again by a later check.
 func (e *Errors) Add(path, format string, args ...any) {
-	if e.bad[path] {
+	if e.bad[path] || len(e.list) == maxErrors {
 		return
 	}
 	if e.bad == nil {
 		e.bad = make(map[string]bool)
 	}
 	e.bad[path] = true
-	e.list = append(e.list, fmt.Errorf("%s: %s", path, fmt.Sprintf(format, args...)))
+	e.note("%s: %s", path, fmt.Sprintf(format, args...))
 }
 
 // Bad reports whether an error was noted at path.
@@ -127,6 +208,35 @@ func (e *Errors) Text(path string, s Scalar) string {
 	}
 	return string(s)
 }
+
+var (
+	name = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
+	// A DNS name in the letters of RFC 1123, Section 2.1, also fully qualified.
+	hostName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*\.?$`)
+)
+
+// The longest names: a label and a domain name (RFC 1123, Section 2.1), as Kubernetes
+// has them for clusters and nodes.
+const (
+	MaxLabel  = 63
+	MaxDomain = 253
+)
+
+// Name requires a name of at most high letters, digits, dots, dashes and underscores:
+// it stands as it is in logs, metrics and the names of files.
+func (e *Errors) Name(path, s string, high int) {
+	switch {
+	case s == "":
+		e.Add(path, "missing")
+	case len(s) > high:
+		e.Add(path, "%d characters; a name here has at most %d", len(s), high)
+	case !name.MatchString(s):
+		e.Add(path, "%q is no name: want letters, digits, dots, dashes and underscores, a letter or digit first", s)
+	}
+}
+
+// IsHostName reports whether s is a DNS name.
+func IsHostName(s string) bool { return len(s) <= MaxDomain && hostName.MatchString(s) }
 
 // OneOf requires one of the given words; an absent value is the first of them.
 func (e *Errors) OneOf(path string, s Scalar, words ...string) string {
@@ -192,7 +302,7 @@ func (e *Errors) Addr(path string, s Scalar) netip.Addr {
 	case err != nil:
 		e.Add(path, "%q is not an IP address", s)
 	case !a.Is4():
-		e.Add(path, "%s: IPv6 is not supported yet", s)
+		e.Add(path, "%s: IPv6 is not supported yet", a.WithZone("")) // a zone may hold anything
 	default:
 		return a
 	}

@@ -3,7 +3,6 @@ package node
 import (
 	"fmt"
 	"net/netip"
-	"os"
 	"regexp"
 
 	"golang.org/x/sys/unix"
@@ -69,9 +68,9 @@ type file struct {
 // LoadConfig reads and checks the YAML file at path. The error joins everything
 // that is wrong with it, one line each.
 func LoadConfig(path string) (*Config, error) {
-	text, err := os.ReadFile(path)
+	text, err := configfile.Read(path, configfile.MaxSize)
 	if err != nil {
-		return nil, fmt.Errorf("--config: %w", err)
+		return nil, fmt.Errorf("--config: %s: %w", path, err)
 	}
 	return parseConfig(text)
 }
@@ -113,16 +112,13 @@ func vni(e *configfile.Errors, s configfile.Scalar) uint32 {
 	return uint32(e.Int("vni", s, 0, 0, maxVNI))
 }
 
-var (
-	// A name the kernel takes (dev_valid_name) and a shell needs no quotes for.
-	interfaceName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]*$`)
-	// A DNS name in the letters of RFC 1123, Section 2.1, also fully qualified.
-	hostName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*\.?$`)
-)
+// A name the kernel takes (dev_valid_name) and a shell needs no quotes for.
+var interfaceName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]*$`)
 
 // validate notes what contradicts what. Values that could not be read are
 // invalid here and were reported before.
 func (c *Config) validate(e *configfile.Errors) {
+	e.Name("name", c.Name, configfile.MaxDomain)
 	if len(c.Interface) >= unix.IFNAMSIZ || !interfaceName.MatchString(c.Interface) {
 		e.Add("interface", "%q is no interface name: want 1 to %d letters, digits, dots, dashes and underscores",
 			c.Interface, unix.IFNAMSIZ-1)
@@ -136,7 +132,7 @@ func (c *Config) validate(e *configfile.Errors) {
 		case a == c.Underlay:
 			e.Add("gateway.underlay", "%s is this node's own underlay address", a)
 		}
-	} else if c.Gateway != "" && (len(c.Gateway) > 253 || !hostName.MatchString(c.Gateway)) {
+	} else if c.Gateway != "" && !configfile.IsHostName(c.Gateway) {
 		e.Add("gateway.underlay", "%q is neither an address nor a host name", c.Gateway)
 	}
 	for _, field := range []struct {
@@ -150,13 +146,13 @@ func (c *Config) validate(e *configfile.Errors) {
 	if c.Address.IsValid() && c.Address == c.GatewayAddress {
 		e.Add("gateway.address", "%s is this node's own address", c.Address)
 	}
+	routes := make(map[netip.Prefix]int, len(c.Routes))
 	for i, p := range c.Routes {
 		path := fmt.Sprintf("routes[%d]", i)
-		for j, q := range c.Routes[:i] {
-			if p == q {
-				e.Add(path, "%s is routes[%d] again", p, j)
-			}
+		if j, ok := routes[p]; ok {
+			e.Add(path, "%s is routes[%d] again", p, j)
 		}
+		routes[p] = i
 		if p.Contains(c.Underlay) {
 			e.Add(path, "%s contains underlay %s: the tunnel would run through itself", p, c.Underlay)
 		}
