@@ -50,6 +50,7 @@ type WireGuardConfig struct {
 type GeneveConfig struct {
 	ListenPort     uint16
 	GatewayAddress netip.Addr // the gateway's internal address, the same on every VNI
+	SourceCheck    nat.SourceCheck
 	Nodes          []Node
 }
 
@@ -179,6 +180,7 @@ func (c *Config) natConfig(ports map[string]nat.Port) *nat.Config {
 		LocalExternalCIDRs: c.Local.ExternalCIDRs,
 		Remote:             c.Remote,
 		GatewayAddress:     c.Geneve.GatewayAddress,
+		SourceCheck:        c.Geneve.SourceCheck,
 		TunnelAddress:      own,
 		PeerTunnelAddress:  peer,
 		MTU:                int(c.MTU),

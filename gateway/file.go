@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
-	"os"
+	"net/netip"
 	"path/filepath"
 	"strconv"
 	"time"
@@ -52,6 +52,7 @@ type (
 	fileGeneve struct {
 		ListenPort     scalar     `json:"listenPort"`
 		GatewayAddress scalar     `json:"gatewayAddress"`
+		SourceCheck    scalar     `json:"sourceCheck"`
 		Nodes          []fileNode `json:"nodes"`
 	}
 	fileNode struct {
@@ -87,9 +88,9 @@ type (
 // path. Key files named in it are relative to the file's folder. The error joins
 // everything that is wrong, one line each.
 func LoadConfig(path string) (*Config, error) {
-	text, err := os.ReadFile(path)
+	text, err := configfile.Read(path, configfile.MaxSize)
 	if err != nil {
-		return nil, fmt.Errorf("--config: %w", err)
+		return nil, fmt.Errorf("--config: %s: %w", path, err)
 	}
 	return parseConfig(text, filepath.Dir(path))
 }
@@ -111,8 +112,8 @@ func parseConfig(text []byte, dir string) (*Config, error) {
 // config converts every field; what contradicts what is validate's business.
 func (f *file) config(e *configfile.Errors, dir string) *Config {
 	c := &Config{
-		Cluster: e.Text("cluster", f.Cluster),
-		Peer:    e.Text("peer", f.Peer),
+		Cluster: string(f.Cluster),
+		Peer:    string(f.Peer),
 		MTU:     TunnelMTU(e.Int("mtu", f.MTU, int(DefaultMTU), int(minMTU), int(maxMTU))),
 		Metrics: DefaultMetrics,
 		Log: LogConfig{
@@ -181,7 +182,7 @@ func (f *fileWireGuard) config(e *configfile.Errors, dir string, c *WireGuardCon
 		port, keepalive = DefaultWireGuardPort, 0
 	}
 	c.ListenPort = uint16(e.Int("wireguard.listenPort", f.ListenPort, port, 0, 65535))
-	c.Keepalive = e.Duration("wireguard.keepalive", f.Keepalive, keepalive, 65535*time.Second)
+	c.Keepalive = e.Duration("wireguard.keepalive", f.Keepalive, keepalive, maxKeepalive)
 	c.UAPI = e.Bool("wireguard.uapi", f.UAPI, false)
 
 	if e.Text("wireguard.privateKeyFile", f.PrivateKeyFile) != "" {
@@ -208,23 +209,26 @@ func (f *fileWireGuard) config(e *configfile.Errors, dir string, c *WireGuardCon
 	}
 }
 
+// maxKeyFile is more than a key in any form needs, in bytes.
+const maxKeyFile = 4096
+
 func readKey(e *configfile.Errors, path, dir string, name scalar) Key {
 	p := string(name)
 	if !filepath.IsAbs(p) {
 		p = filepath.Join(dir, p)
 	}
-	text, err := os.ReadFile(p)
+	text, err := configfile.Read(p, maxKeyFile)
 	if err != nil {
 		remedy := "make it readable for this process"
 		if errors.Is(err, fs.ErrNotExist) {
 			remedy = "make a key with culvert keygen"
 		}
-		e.Add(path, "%v; %s", err, remedy)
+		e.Add(path, "%q: %v; %s", p, err, remedy)
 		return Key{}
 	}
 	key, err := ParseKey(text)
 	if err != nil {
-		e.Add(path, "%s: %v", p, err)
+		e.Add(path, "%q: %v", p, err)
 	}
 	return key
 }
@@ -235,6 +239,13 @@ func hostPort(e *configfile.Errors, path string, s scalar) string {
 		e.Add(path, "%q is not host:port", s)
 		return ""
 	}
+	isHost := configfile.IsHostName(host)
+	if a, err := netip.ParseAddr(host); err == nil {
+		isHost = a.Zone() == "" || configfile.IsHostName(a.Zone())
+	}
+	if !isHost {
+		e.Add(path, "%q is neither an address nor a host name", host)
+	}
 	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
 		e.Add(path, "%q is not a port from 1 to 65535", port)
 	}
@@ -244,10 +255,16 @@ func hostPort(e *configfile.Errors, path string, s scalar) string {
 func (f *fileGeneve) config(e *configfile.Errors, c *GeneveConfig) {
 	c.ListenPort = uint16(e.Int("geneve.listenPort", f.ListenPort, DefaultGenevePort, 1, 65535))
 	c.GatewayAddress = e.Addr("geneve.gatewayAddress", f.GatewayAddress)
+	if e.OneOf("geneve.sourceCheck", f.SourceCheck, "node", "cluster") == "cluster" {
+		c.SourceCheck = nat.SourceCheckCluster
+	}
+	if tooMany(e, "geneve.nodes", len(f.Nodes), maxNodes) {
+		return
+	}
 	for i, n := range f.Nodes {
 		at := fmt.Sprintf("geneve.nodes[%d].", i)
 		node := Node{
-			Name:     e.Text(at+"name", n.Name),
+			Name:     string(n.Name),
 			Underlay: e.Addr(at+"underlay", n.Underlay),
 			Address:  e.Addr(at+"address", n.Address),
 			PodCIDRs: e.Prefixes(at+"podCIDRs", n.PodCIDRs),
@@ -274,12 +291,9 @@ func remaps(e *configfile.Errors, path string, list []fileRemap, external bool) 
 		case "":
 			r.Remapped = r.Real
 		case "auto":
-			e.Add(at+"remap", "auto is not supported yet; write the CIDR by which this cluster shall see %s", f.CIDR)
+			e.Add(at+"remap", "auto is not supported yet; write the CIDR by which this cluster shall see %s", r.Real)
 		default:
 			r.Remapped = e.Prefix(at+"remap", f.Remap)
-			if r.Real.IsValid() && r.Remapped.IsValid() && r.Real.Bits() != r.Remapped.Bits() {
-				e.Add(at+"remap", "%s and %s differ in length; a remap is 1:1, write a /%d", r.Remapped, r.Real, r.Real.Bits())
-			}
 		}
 		rs = append(rs, r)
 	}

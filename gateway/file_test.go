@@ -1,13 +1,16 @@
 package gateway
 
 import (
+	"errors"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+	"unicode"
 
+	"culvert/gateway/configfile"
 	"culvert/geneve"
 	"culvert/nat"
 )
@@ -26,8 +29,8 @@ wireguard:
 geneve:
   gatewayAddress: 10.80.0.4
   nodes:
-    - {name: rome-1, vni: 1, underlay: 172.18.0.2, address: 10.80.0.2, podCIDRs: [10.0.1.0/24]}
-    - {name: rome-2, vni: 16777215, underlay: 172.18.0.3, address: 10.80.0.3, podCIDRs: [10.0.2.0/24, 10.0.64.0/18], encap: vxlan, inner: ip}
+    - {name: rome-1, vni: 1, underlay: 172.18.0.2, address: 10.80.0.2, podCIDRs: [10.0.1.0/24], inner: ip}
+    - {name: rome-2, vni: 16777215, underlay: 172.18.0.3, address: 10.80.0.3, podCIDRs: [10.0.2.0/24, 10.0.64.0/18], encap: vxlan}
 network:
   local:  {podCIDRs: [10.0.0.0/16], externalCIDRs: [10.70.0.0/16]}
   remote:
@@ -45,7 +48,7 @@ log: {level: debug, format: json}
 `
 
 // keyFolder holds the two key files that goodFile names.
-func keyFolder(t *testing.T) string {
+func keyFolder(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()
 	raw := NewPrivateKey()
@@ -72,9 +75,9 @@ func TestParseConfig(t *testing.T) {
 	if len(c.Geneve.Nodes) != 2 || c.Geneve.ListenPort != 6091 {
 		t.Fatalf("got %+v", c.Geneve)
 	}
-	second := c.Geneve.Nodes[1]
-	if second.VNI != 1<<24-1 || second.Encap != geneve.VXLAN || second.Inner != geneve.IP || len(second.PodCIDRs) != 2 {
-		t.Errorf("got node %+v", second)
+	first, second := c.Geneve.Nodes[0], c.Geneve.Nodes[1]
+	if first.Inner != geneve.IP || second.VNI != 1<<24-1 || second.Encap != geneve.VXLAN || len(second.PodCIDRs) != 2 {
+		t.Errorf("got nodes %+v", c.Geneve.Nodes)
 	}
 	if want := netip.MustParseAddr("10.70.0.0"); c.UnknownSource != want {
 		t.Errorf("unknown source %v, want %v", c.UnknownSource, want)
@@ -97,7 +100,7 @@ func TestParseConfigErrors(t *testing.T) {
 	for _, tt := range []struct{ name, old, new, want string }{
 		{"not YAML", "cluster: rome", "cluster: [rome", "not YAML"},
 		{"unknown field", "mtu: 1400", "mtu: 1400\nmtuu: 3", "mtuu: no such field"},
-		{"unknown nested field", "inner: ip}", "inner: ip, zone: a}", "geneve.nodes[1].zone: no such field"},
+		{"unknown nested field", "encap: vxlan}", "encap: vxlan, zone: a}", "geneve.nodes[1].zone: no such field"},
 		{"duplicate field", "mtu: 1400", "mtu: 1400\nmtu: 1300", "already"},
 		{"wrong shape", "  nodes:\n", "  nodes: 3\n  other:\n", "geneve.nodes: want a list, not one number"},
 		{"peer is itself", "peer: milan", "peer: rome", "peer: "},
@@ -137,6 +140,40 @@ func TestParseConfigErrors(t *testing.T) {
 		{"port range backwards", "8000-8080", "8080-8000", "rules[0].ports: "},
 		{"action", "action: drop", "action: explode", "rules[0].action: "},
 		{"log level", "level: debug", "level: loud", "log.level: "},
+		{"two internal addresses", "via: rome-2}", "via: rome-2}, {external: 10.70.0.8, internal: 192.0.2.10}", "nat.addresses[1].internal: 192.0.2.10 is nat.addresses[0].internal too"},
+		{"internal multicast", "internal: 192.0.2.10", "internal: 224.0.0.1", "nat.addresses[0].internal: 224.0.0.1 is no address"},
+		{"backend loopback", "{address: 10.0.1.5,", "{address: 127.0.0.1,", "nat.services[0].backends[0].address: "},
+		{"gateway address unspecified", "gatewayAddress: 10.80.0.4", "gatewayAddress: 0.0.0.0", "geneve.gatewayAddress: 0.0.0.0 is no address"},
+		{"node address broadcast", "address: 10.80.0.3", "address: 255.255.255.255", "geneve.nodes[1].address: "},
+		{"IP in VXLAN", "encap: vxlan", "encap: vxlan, inner: ip", "geneve.nodes[1].inner: VXLAN carries Ethernet only"},
+		{"source check", "gatewayAddress: 10.80.0.4", "gatewayAddress: 10.80.0.4\n  sourceCheck: pod", "geneve.sourceCheck: \"pod\" is not one of node, cluster"},
+		{"node named as the tunnel", "name: rome-1", "name: liqo-tunnel", "geneve.nodes[0].name: \"liqo-tunnel\" is a name of the gateway's own"},
+		{"node named as a table", "name: rome-1", "name: gw-ext", "geneve.nodes[0].name: "},
+		{"node named as another's table", "name: rome-1", "name: rome-2-extcidr", "geneve.nodes[0].name: "},
+		{"node named as another's return table", "name: rome-1", "name: rome-2-service-nodeport-routing", "geneve.nodes[0].name: "},
+		{"line break in the cluster's name", "cluster: rome", `cluster: "rome\nlevel=error msg=forged"`, `cluster: "rome\nlevel=error msg=forged" is no name`},
+		{"path in the cluster's name", "cluster: rome", "cluster: /../../x", `cluster: "/../../x" is no name`},
+		{"folder in the cluster's name", "cluster: rome", "cluster: ..", `cluster: ".." is no name`},
+		{"NUL in the peer's name", "peer: milan", `peer: "mi\0lan"`, `peer: "mi\x00lan" is no name`},
+		{"escape sequence in a node's name", "name: rome-1", `name: "rome\e[31m"`, `geneve.nodes[0].name: "rome\x1b[31m" is no name`},
+		{"slash in a service's name", "name: web", "name: a/b", `nat.services[0].name: "a/b" is no name`},
+		{"blank in a rule's name", "name: no-ssh-in", "name: no ssh", `rules[0].name: "no ssh" is no name`},
+		{"long name", "cluster: rome", "cluster: " + strings.Repeat("a", 64), "cluster: 64 characters; a name here has at most 63"},
+		{"long name of a node", "name: rome-1", "name: " + strings.Repeat("a", 254), "geneve.nodes[0].name: 254 characters"},
+		{"second document", "mtu: 1400", "mtu: 1400\n---\nmtu: 1300", "the file holds more than one YAML document"},
+		{"empty second document", "log: {level: debug, format: json}\n", "log: {level: debug, format: json}\n---\n", "the file holds more than one YAML document"},
+		{"text behind the document", "log: {level: debug, format: json}\n", "log: {level: debug, format: json}\n...\nmtu: 1\n", "the file holds more than one YAML document"},
+		{"escape sequence in a field's name", "mtu: 1400", `"\e[31m": 3`, `\x1b[31m: no such field`},
+		{"line break in a key file's name", "rome.key", `"rome\nforged"`, `\nforged": no such file or directory; make a key with culvert keygen`},
+		{"line break in a remapped CIDR", "{cidr: 10.70.0.0/16, remap: 10.71.0.0/16}", `{cidr: "10.70.0.0/16\nforged", remap: 10.71.0.0/16}`, `network.remote.externalCIDRs[0].cidr: "10.70.0.0/16\nforged" is not a CIDR`},
+		{"line break in a zone", "gatewayAddress: 10.80.0.4", `gatewayAddress: "fe80::1%a\nforged"`, "geneve.gatewayAddress: fe80::1: IPv6 is not supported yet"},
+		{"line break in the endpoint's host", `"192.0.2.7:51840"`, `"milan\nforged:51840"`, `wireguard.endpoint: "milan\nforged" is neither an address nor a host name`},
+		{"line break in the endpoint's zone", `"192.0.2.7:51840"`, `"[fe80::1%a\nforged]:51840"`, `wireguard.endpoint: "fe80::1%a\nforged" is neither`},
+		{"metrics without a port", `metrics: ""`, "metrics: 127.0.0.1", `metrics: "127.0.0.1" is not host:port`},
+		{"metrics port", `metrics: ""`, "metrics: 127.0.0.1:99999", `metrics: "99999" is not a port`},
+		{"metrics host", `metrics: ""`, "metrics: \"a b:1\"", `metrics: "a b" is neither`},
+		{"too many combinations", "- {name: no-ssh-in, from: remote, protocol: tcp, ports: \"22,8000-8080\"", "- {name: no-ssh-in, from: remote, protocol: tcp, src: [" +
+			strings.Repeat("10.0.0.0/8,", 1024) + "], dst: [" + strings.Repeat("10.0.0.0/8,", 513) + "]", "rules: more than 524288 combinations"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			edited := strings.Replace(goodFile, tt.old, tt.new, 1)
@@ -189,25 +226,68 @@ func TestEmptyFile(t *testing.T) {
 	}
 }
 
-// FuzzParseConfig: any text gives a configuration that stands validation, or errors of
-// one line each.
+// TestLeadingMarker: one document may say where it begins, and text may hold lines that
+// look like markers.
+func TestLeadingMarker(t *testing.T) {
+	dir := keyFolder(t)
+	for _, text := range []string{"---" + goodFile, "# rome\n---" + goodFile, "%YAML 1.1\n---" + goodFile, goodFile + "...\n", goodFile + "...\n# end\n"} {
+		if _, err := parseConfig([]byte(text), dir); err != nil {
+			t.Errorf("%.20q: %v", text, err)
+		}
+	}
+}
+
+// TestMillionNodes: a file with a million nodes is refused before each of them costs
+// something, whether the file is large or its nodes are small.
+func TestMillionNodes(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "gateway.yaml")
+	node := "    - {name: rome-1, vni: 1, underlay: 172.18.0.2, address: 10.80.0.2, podCIDRs: [10.0.1.0/24]}\n"
+	if err := errors.Join(os.WriteFile(name, []byte(goodFile), 0o600), os.Truncate(name, int64(len(node))*1e6)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := LoadConfig(name); err == nil || !strings.Contains(err.Error(), "larger than 8388608 bytes") {
+		t.Errorf("large nodes: %v", err)
+	}
+	var f file
+	f.Geneve.Nodes = make([]fileNode, 1e6)
+	e := new(configfile.Errors)
+	if c := f.config(e, ""); len(c.Geneve.Nodes) > 0 {
+		t.Errorf("%d nodes were read", len(c.Geneve.Nodes))
+	}
+	if err := e.Err(); !strings.Contains(err.Error(), "geneve.nodes: 1000000 of them; a gateway takes at most 32768") {
+		t.Errorf("small nodes: %v", err)
+	}
+}
+
+// TestManyErrors: a file with very many errors is told of the first ones.
+func TestManyErrors(t *testing.T) {
+	bad := strings.Replace(goodFile, "rules:\n", "rules:\n"+strings.Repeat("  - {}\n", 5000), 1)
+	_, err := parseConfig([]byte(bad), keyFolder(t))
+	lines := strings.Split(err.Error(), "\n")
+	if len(lines) != 1000 || lines[999] != "and more; mend these first" {
+		t.Errorf("%d lines, the last %q", len(lines), lines[len(lines)-1])
+	}
+}
+
+// FuzzParseConfig: any text gives a configuration that every layer accepts, or errors
+// of one printable line each.
 func FuzzParseConfig(f *testing.F) {
 	f.Add(goodFile)
 	f.Add("geneve: {nodes: [{vni: 0x10, podCIDRs: [null, 1, {}]}]}")
 	f.Add("nat: {services: [{backends: []}]}\nrules: [{ports: \"1-,-2\"}]")
 	f.Add("cluster: \"a\\/b\"\nmtu: 1e9\nlog: []")
-	dir := f.TempDir()
+	dir := keyFolder(f)
 	f.Fuzz(func(t *testing.T, text string) {
 		c, err := parseConfig([]byte(text), dir)
 		if err == nil {
-			if err := c.Validate(); err != nil {
+			if err := Check(c); err != nil {
 				t.Errorf("accepted, then: %v", err)
 			}
 			return
 		}
-		for line := range strings.Lines(err.Error()) {
-			if strings.TrimSpace(line) == "" {
-				t.Errorf("empty line in %q", err)
+		for line := range strings.SplitSeq(err.Error(), "\n") {
+			if strings.TrimSpace(line) == "" || strings.ContainsFunc(line, func(r rune) bool { return !unicode.IsPrint(r) }) {
+				t.Errorf("%q of %q", line, err)
 			}
 		}
 	})

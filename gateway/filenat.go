@@ -78,7 +78,7 @@ func (f *fileNAT) config(e *configfile.Errors, c *Config) {
 
 func (f *fileService) service(e *configfile.Errors, at string) Service {
 	s := Service{
-		Name:            e.Text(at+"name", f.Name),
+		Name:            string(f.Name),
 		Address:         e.Addr(at+"address", f.Address),
 		Port:            port(e, at+"port", f.Port),
 		Protocol:        protocols[e.OneOf(at+"protocol", f.Protocol, "tcp", "udp", "sctp")],
@@ -118,7 +118,7 @@ func port(e *configfile.Errors, path string, s scalar) uint16 {
 
 func (f *fileRule) rule(e *configfile.Errors, at string) nat.FilterRule {
 	r := nat.FilterRule{
-		Name:        e.Text(at+".name", f.Name),
+		Name:        string(f.Name),
 		Source:      e.Prefixes(at+".src", f.Src),
 		Destination: e.Prefixes(at+".dst", f.Dst),
 		Ports:       portRanges(e, at+".ports", f.Ports),

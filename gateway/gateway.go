@@ -230,33 +230,61 @@ func (g *Gateway) sockets() map[string]udp.Stats {
 	return sockets
 }
 
+// prepared is a configuration that every layer has accepted.
+type prepared struct {
+	config  *Config
+	ports   ports
+	rules   *nat.Prepared
+	tunnels *geneve.Prepared
+}
+
 // Apply replaces the desired state. A configuration that is not valid, or that
-// changes what cannot change while the gateway runs, is refused whole and the
-// running state kept.
+// changes what cannot change while the gateway runs, is refused whole and leaves no
+// trace.
 func (g *Gateway) Apply(c *Config) error {
 	if err := c.Validate(); err != nil {
 		return err
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if err := c.changesLive(g.config); err != nil {
+	p, err := g.prepare(c)
+	if err != nil {
 		return err
 	}
-	// A refused engine configuration must not have moved node numbers.
-	ports := g.ports.clone()
-	assigned := ports.assign(c.Geneve.Nodes)
-	if err := g.engine.Apply(c.natConfig(assigned)); err != nil {
-		return err
-	}
-	if err := g.endpoint.Apply(c.tunnels(assigned)); err != nil {
-		return err
-	}
-	if err := g.wg.setPeer(&c.WireGuard); err != nil {
-		return err
-	}
-	g.ports, g.config = ports, c
-	g.log.WithField("nodes", len(c.Geneve.Nodes)).Info("configuration applied")
+	g.commit(p)
 	return nil
+}
+
+// prepare does all of Apply that can fail, and changes nothing.
+//
+// +checklocks:g.mu
+func (g *Gateway) prepare(c *Config) (*prepared, error) {
+	if err := c.changesLive(g.config); err != nil {
+		return nil, err
+	}
+	p := &prepared{config: c, ports: g.ports.clone()}
+	numbers := p.ports.assign(c.Geneve.Nodes)
+	var err error
+	if p.rules, err = g.engine.Prepare(c.natConfig(numbers)); err != nil {
+		return nil, err
+	}
+	if p.tunnels, err = g.endpoint.Prepare(c.tunnels(numbers)); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// commit does the rest, which cannot fail.
+//
+// +checklocks:g.mu
+func (g *Gateway) commit(p *prepared) {
+	g.engine.Commit(p.rules)
+	g.endpoint.Commit(p.tunnels)
+	if err := g.wg.setPeer(&p.config.WireGuard); err != nil {
+		g.log.WithError(err).Warn("the WireGuard device is closed")
+	}
+	g.ports, g.config = p.ports, p.config
+	g.log.WithField("nodes", len(p.config.Geneve.Nodes)).Info("configuration applied")
 }
 
 // changesLive refuses, by name, each difference from old that takes a restart.

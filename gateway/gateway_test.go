@@ -261,7 +261,7 @@ func echo(source, destination string, ttl uint8, payload int) []byte {
 func TestOwnAddress(t *testing.T) {
 	p := newPair(t, nil)
 	for i, n := range p.rome.nodes {
-		for _, source := range []string{n.Address.String(), "10.0.1.5", "198.51.100.9"} {
+		for _, source := range []string{n.Address.String(), []string{"10.0.1.5", "10.0.2.5"}[i], "198.51.100.9"} {
 			n.Send(echo(source, "10.80.0.4", 1, 56+i))
 			v := expect(t, n, "10.80.0.4", source)
 			if v.Body[0] != 0 || !bytes.Equal(v.Body[8:], nattest.Payload(56+i, 4)) {

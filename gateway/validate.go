@@ -1,17 +1,46 @@
 package gateway
 
 import (
+	"errors"
 	"fmt"
+	"net"
 	"net/netip"
+	"strconv"
+	"time"
+
+	"github.com/gaissmai/bart"
 
 	"culvert/gateway/configfile"
+	"culvert/geneve"
+	"culvert/nat"
 )
 
-// maxNodes is how many nodes nat.Port can number with room to spare.
-const maxNodes = 32768
+// Caps of the lists of a configuration. With them, all rules together stay below the
+// cap of nat.
+const (
+	maxNodes    = 32768 // nat.Port numbers them with room to spare
+	maxMappings = 65536 // of nat.addresses, and of nat.services
+	maxRemotes  = 65536
+	maxRules    = 1 << 19 // after each combination of src, dst and ports has become a rule
+)
+
+// maxKeepalive is what WireGuard can be told.
+const maxKeepalive = 65535 * time.Second
 
 // tunnelBlock is where Liqo puts tunnel addresses; nothing else may lie in it.
 var tunnelBlock = netip.MustParsePrefix("169.254.18.0/24")
+
+// Check reports everything for which New and Apply refuse c, each error with its path
+// in the configuration file. What New finds besides is not c's: ports and files that
+// others hold.
+func Check(c *Config) error {
+	if err := c.Validate(); err != nil {
+		return err
+	}
+	numbers := new(ports).assign(c.Geneve.Nodes)
+	// Validate finds what these would find. An error without a path is a bug there.
+	return errors.Join(nat.Check(c.natConfig(numbers)), geneve.Check(c.tunnels(numbers), false))
+}
 
 // Validate reports everything in c that contradicts itself, each error with its
 // path in the configuration file.
@@ -22,43 +51,83 @@ func (c *Config) Validate() error {
 }
 
 func (c *Config) validate(e *configfile.Errors) {
+	e.Name("cluster", c.Cluster, configfile.MaxLabel)
+	e.Name("peer", c.Peer, configfile.MaxLabel)
 	if c.Cluster != "" && c.Cluster == c.Peer {
 		e.Add("peer", "%q is this cluster's own ID", c.Peer)
 	}
 	if c.WireGuard.PrivateKey != (Key{}) && c.WireGuard.PrivateKey.Public() == c.WireGuard.PeerPublicKey {
 		e.Add("wireguard.peerPublicKey", "is the public key of wireguard.privateKeyFile; give the peer's")
 	}
+	if k := c.WireGuard.Keepalive; k < 0 || k > maxKeepalive {
+		e.Add("wireguard.keepalive", "%v is not a duration from 0s to %v", k, maxKeepalive)
+	}
 	if c.WireGuard.ListenPort == c.Geneve.ListenPort {
 		e.Add("geneve.listenPort", "%d is wireguard.listenPort too; both are UDP", c.Geneve.ListenPort)
 	}
-	c.validateNetworks(e)
+	validateMetrics(e, c.Metrics)
+	// The caps come first: what follows takes time for each element.
+	if tooMany(e, "geneve.nodes", len(c.Geneve.Nodes), maxNodes) ||
+		tooMany(e, "network.remote", len(c.Remote), maxRemotes) ||
+		tooMany(e, "nat.addresses", len(c.Addresses), maxMappings) ||
+		tooMany(e, "nat.services", len(c.Services), maxMappings) {
+		return
+	}
+	var external bart.Lite
+	for _, p := range c.Local.ExternalCIDRs {
+		external.Insert(p)
+	}
+	c.validateNetworks(e, &external)
 	c.validateNodes(e)
-	c.validateNAT(e)
+	c.validateNAT(e, &external)
+	c.validateRules(e)
 }
 
-// place is a range of addresses with the path that claimed it.
-type place struct {
-	path   string
-	prefix netip.Prefix
+func tooMany(e *configfile.Errors, path string, n, most int) bool {
+	if n > most {
+		e.Add(path, "%d of them; a gateway takes at most %d", n, most)
+	}
+	return n > most
 }
 
-// places finds overlaps of what the local cluster sees as different things.
-type places []place
+func validateMetrics(e *configfile.Errors, address string) {
+	if address == "" {
+		return
+	}
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		e.Add("metrics", "%q is not host:port", address)
+		return
+	}
+	if a, err := netip.ParseAddr(host); host != "" && !configfile.IsHostName(host) && (err != nil || a.Zone() != "") {
+		e.Add("metrics", "%q is neither an address nor a host name", host)
+	}
+	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+		e.Add("metrics", "%q is not a port from 0 to 65535", port)
+	}
+}
+
+// places finds overlaps of what the local cluster sees as different things. It holds
+// the path that claimed each prefix.
+type places struct{ table bart.Table[string] }
 
 func (ps *places) claim(e *configfile.Errors, path string, p netip.Prefix, remedy string) {
 	if !p.IsValid() {
 		return
 	}
-	for _, q := range *ps {
-		if q.prefix.Overlaps(p) {
-			e.Add(path, "%s overlaps %s (%s)%s", p, q.path, q.prefix, remedy)
-			return
-		}
+	q, other, overlaps := ps.table.LookupPrefixLPM(p)
+	for sub, path := range ps.table.Subnets(p) {
+		q, other, overlaps = sub, path, true
+		break
 	}
-	*ps = append(*ps, place{path, p})
+	if overlaps {
+		e.Add(path, "%s overlaps %s (%s)%s", p, other, q, remedy)
+		return
+	}
+	ps.table.Insert(p, path)
 }
 
-func (c *Config) validateNetworks(e *configfile.Errors) {
+func (c *Config) validateNetworks(e *configfile.Errors, external *bart.Lite) {
 	if len(c.Local.PodCIDRs) == 0 && !e.Bad("network.local.podCIDRs[0]") {
 		e.Add("network.local.podCIDRs", "missing")
 	}
@@ -80,6 +149,9 @@ func (c *Config) validateNetworks(e *configfile.Errors) {
 			path = fmt.Sprintf("network.remote.externalCIDRs[%d]", index[r.External])
 		}
 		index[r.External]++
+		if r.Real.IsValid() && r.Remapped.IsValid() && r.Real.Bits() != r.Remapped.Bits() {
+			e.Add(path+".remap", "%s and %s differ in length; a remap is 1:1, write a /%d", r.Remapped, r.Real, r.Real.Bits())
+		}
 		real.claim(e, path+".cidr", r.Real, "")
 		if r.Remapped == r.Real {
 			seen.claim(e, path+".cidr", r.Real, "; give it a remap to an unused CIDR of the same length")
@@ -90,18 +162,16 @@ func (c *Config) validateNetworks(e *configfile.Errors) {
 	if index[false] == 0 {
 		e.Add("network.remote.podCIDRs", "missing")
 	}
-	if a := c.UnknownSource; a.IsValid() && !contains(c.Local.ExternalCIDRs, a) {
+	if a := c.UnknownSource; a.IsValid() && !external.Contains(a) {
 		e.Add("nat.unknownSource", "%s is in no CIDR of network.local.externalCIDRs", a)
 	}
 	hosts := map[netip.Addr]string{}
 	host := func(path string, a netip.Addr) {
-		if !a.IsValid() {
+		if !isHost(e, path, a) {
 			return
 		}
-		for _, q := range seen {
-			if q.prefix.Contains(a) {
-				e.Add(path, "%s lies in %s (%s); internal addresses need a CIDR of their own", a, q.path, q.prefix)
-			}
+		if q, other, ok := seen.table.LookupPrefixLPM(netip.PrefixFrom(a, a.BitLen())); ok {
+			e.Add(path, "%s lies in %s (%s); internal addresses need a CIDR of their own", a, other, q)
 		}
 		if other, ok := hosts[a]; ok {
 			e.Add(path, "%s is %s too", a, other)
@@ -114,18 +184,31 @@ func (c *Config) validateNetworks(e *configfile.Errors) {
 	}
 }
 
+// isHost reports whether packets can be forwarded to a, which was reported before if
+// it is invalid.
+func isHost(e *configfile.Errors, path string, a netip.Addr) bool {
+	if a.IsValid() && !nat.Forwardable(a) {
+		e.Add(path, "%s is no address of a host behind a router", a)
+	}
+	return a.IsValid() && nat.Forwardable(a)
+}
+
 func (c *Config) validateNodes(e *configfile.Errors) {
 	if len(c.Geneve.Nodes) == 0 {
 		e.Add("geneve.nodes", "missing; a gateway serves at least one node")
 	}
-	if len(c.Geneve.Nodes) > maxNodes {
-		e.Add("geneve.nodes", "%d nodes; a gateway serves at most %d", len(c.Geneve.Nodes), maxNodes)
-		return
+	var local bart.Lite
+	for _, p := range c.Local.PodCIDRs {
+		local.Insert(p)
 	}
 	names, vnis := map[string]int{}, map[uint32]int{}
 	podCIDRs := map[netip.Prefix]string{}
 	for i, n := range c.Geneve.Nodes {
 		at := fmt.Sprintf("geneve.nodes[%d].", i)
+		e.Name(at+"name", n.Name, configfile.MaxDomain)
+		if nat.ReservedName(n.Name) {
+			e.Add(at+"name", "%q is a name of the gateway's own; choose another", n.Name)
+		}
 		if j, ok := names[n.Name]; ok && n.Name != "" {
 			e.Add(at+"name", "%q is geneve.nodes[%d] too", n.Name, j)
 		}
@@ -140,9 +223,12 @@ func (c *Config) validateNodes(e *configfile.Errors) {
 		if n.Underlay.IsValid() && (n.Underlay.IsUnspecified() || n.Underlay.IsMulticast()) {
 			e.Add(at+"underlay", "%s is no host's address", n.Underlay)
 		}
+		if n.Encap == geneve.VXLAN && n.Inner == geneve.IP {
+			e.Add(at+"inner", "VXLAN carries Ethernet only; leave the field out, or use encap: geneve")
+		}
 		for k, p := range n.PodCIDRs {
 			path := fmt.Sprintf("%spodCIDRs[%d]", at, k)
-			if !within(c.Local.PodCIDRs, p) {
+			if !local.LookupPrefix(p) {
 				e.Add(path, "%s is outside network.local.podCIDRs", p)
 			}
 			if other, ok := podCIDRs[p]; ok {
@@ -153,8 +239,8 @@ func (c *Config) validateNodes(e *configfile.Errors) {
 	}
 }
 
-// validateNAT checks what mappings, services and rules refer to.
-func (c *Config) validateNAT(e *configfile.Errors) {
+// validateNAT checks mappings and services, and what they refer to.
+func (c *Config) validateNAT(e *configfile.Errors, external *bart.Lite) {
 	nodes := map[string]bool{"": true}
 	for _, n := range c.Geneve.Nodes {
 		nodes[n.Name] = true
@@ -170,29 +256,36 @@ func (c *Config) validateNAT(e *configfile.Errors) {
 		port     uint16
 	}
 	claimed := map[target]string{}
-	mapped := map[netip.Addr]string{}
-	external := func(path string, a netip.Addr) {
+	mapped, hosts := map[netip.Addr]string{}, map[netip.Addr]string{}
+	ours := func(path string, a netip.Addr) {
 		switch {
-		case !a.IsValid():
-		case !contains(c.Local.ExternalCIDRs, a):
+		case !isHost(e, path, a):
+		case !external.Contains(a):
 			e.Add(path, "%s is in no CIDR of network.local.externalCIDRs", a)
 		case a == c.UnknownSource:
 			e.Add(path, "%s is the unknown-source address; choose another", a)
 		}
 	}
+	// once reports an address that another field of its kind has already.
+	once := func(of map[netip.Addr]string, path string, a netip.Addr) {
+		if other, ok := of[a]; ok {
+			e.Add(path, "%s is %s too", a, other)
+			return
+		}
+		of[a] = path
+	}
 	for i, m := range c.Addresses {
 		at := fmt.Sprintf("nat.addresses[%d].", i)
-		external(at+"external", m.External)
+		ours(at+"external", m.External)
 		via(at+"via", m.Via)
-		if other, ok := mapped[m.External]; ok {
-			e.Add(at+"external", "%s is %s too", m.External, other)
-		} else {
-			mapped[m.External] = at + "external"
-		}
+		once(mapped, at+"external", m.External)
+		isHost(e, at+"internal", m.Internal)
+		once(hosts, at+"internal", m.Internal)
 	}
 	for i, s := range c.Services {
 		at := fmt.Sprintf("nat.services[%d].", i)
-		external(at+"address", s.Address)
+		e.Name(at+"name", s.Name, configfile.MaxLabel)
+		ours(at+"address", s.Address)
 		t := target{s.Address, s.Protocol, s.Port}
 		if other, ok := claimed[t]; ok {
 			e.Add(at+"port", "%s port %d is %s too", s.Address, s.Port, other)
@@ -203,31 +296,28 @@ func (c *Config) validateNAT(e *configfile.Errors) {
 		}
 		for k, b := range s.Backends {
 			via(fmt.Sprintf("%sbackends[%d].via", at, k), b.Via)
+			isHost(e, fmt.Sprintf("%sbackends[%d].address", at, k), b.Address)
 		}
 	}
+}
+
+func (c *Config) validateRules(e *configfile.Errors) {
 	names := map[string]int{}
+	sum := 0
 	for i, r := range c.Rules {
+		path := fmt.Sprintf("rules[%d].name", i)
+		e.Name(path, r.Name, configfile.MaxLabel)
 		if j, ok := names[r.Name]; ok && r.Name != "" {
-			e.Add(fmt.Sprintf("rules[%d].name", i), "%q is rules[%d] too", r.Name, j)
+			e.Add(path, "%q is rules[%d] too", r.Name, j)
 		}
 		names[r.Name] = i
-	}
-}
-
-func contains(ps []netip.Prefix, a netip.Addr) bool {
-	for _, p := range ps {
-		if p.Contains(a) {
-			return true
+		n := 1
+		for _, any := range []int{len(r.Source), len(r.Destination), len(r.Ports)} {
+			n = min(n*max(any, 1), maxRules+1)
 		}
+		sum = min(sum+n, maxRules+1)
 	}
-	return false
-}
-
-func within(ps []netip.Prefix, p netip.Prefix) bool {
-	for _, q := range ps {
-		if q.Bits() <= p.Bits() && q.Contains(p.Addr()) {
-			return true
-		}
+	if sum > maxRules {
+		e.Add("rules", "more than %d combinations of src, dst and ports", maxRules)
 	}
-	return false
 }

@@ -47,34 +47,48 @@ func newWireGuard(d *device.Device, c *WireGuardConfig, log *logrus.Entry) (*wir
 }
 
 // setPeer makes c's peer the only one. A peer that stays keeps its session and its
-// endpoint, which may have roamed.
+// endpoint, which may have roamed. Another one gets an endpoint when followEndpoint has
+// resolved it anew. Of a valid c it fails only when the device is closed.
 func (w *wireguard) setPeer(c *WireGuardConfig) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	old := w.config
 	w.config = *c
-	if c.Endpoint != old.Endpoint {
+	first, another := old.PeerPublicKey == (Key{}), c.PeerPublicKey != old.PeerPublicKey
+	if another || c.Endpoint != old.Endpoint {
 		select {
 		case w.retarget <- struct{}{}:
 		default:
 		}
 	}
-	if c.PeerPublicKey != old.PeerPublicKey && old.PeerPublicKey != (Key{}) {
+	switch {
+	case first:
+		return w.addPeer()
+	case another:
+		w.endpoint = netip.AddrPort{}
 		if err := w.set("public_key="+old.PeerPublicKey.hex(), "remove=true"); err != nil {
 			return err
 		}
-	}
-	if c.PeerPublicKey != old.PeerPublicKey || c.Keepalive != old.Keepalive {
 		return w.addPeer()
+	case c.Keepalive != old.Keepalive:
+		return w.set("public_key="+c.PeerPublicKey.hex(), "update_only=true", c.keepalive())
 	}
 	return nil
 }
 
-// setEndpoint tells the device where the peer is and begins a handshake, unless
-// there is a session.
-func (w *wireguard) setEndpoint(ep netip.AddrPort) error {
+// keepalive is the line of the configuration protocol.
+func (c *WireGuardConfig) keepalive() string {
+	return "persistent_keepalive_interval=" + strconv.Itoa(int(c.Keepalive/time.Second))
+}
+
+// setEndpoint tells the device where the peer of c is and begins a handshake, unless
+// there is a session. It does nothing if c is not the peer any longer.
+func (w *wireguard) setEndpoint(c *WireGuardConfig, ep netip.AddrPort) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if c.PeerPublicKey != w.config.PeerPublicKey || c.Endpoint != w.config.Endpoint {
+		return nil // setPeer has sent for another answer
+	}
 	w.endpoint = ep
 	if err := w.addPeer(); err != nil {
 		return err
@@ -115,7 +129,7 @@ func (w *wireguard) addPeer() error {
 	}
 	lines := []string{
 		"public_key=" + w.config.PeerPublicKey.hex(),
-		"persistent_keepalive_interval=" + strconv.Itoa(int(w.config.Keepalive/time.Second)),
+		w.config.keepalive(),
 	}
 	if w.endpoint.IsValid() {
 		lines = append(lines, "endpoint="+w.endpoint.String())
@@ -204,13 +218,13 @@ func (w *wireguard) followEndpoint(ctx context.Context) {
 
 func (w *wireguard) updateEndpoint(ctx context.Context) error {
 	w.mu.Lock()
-	target, current := w.config.Endpoint, w.endpoint
+	c, current := w.config, w.endpoint
 	w.mu.Unlock()
-	next, err := resolve(ctx, target, current)
+	next, err := resolve(ctx, c.Endpoint, current)
 	if err != nil || next == current {
 		return err
 	}
-	if err := w.setEndpoint(next); err != nil {
+	if err := w.setEndpoint(&c, next); err != nil {
 		return err
 	}
 	w.log.WithField("endpoint", next).Info("peer endpoint set")

@@ -2,6 +2,7 @@ package nat
 
 import (
 	"net/netip"
+	"strings"
 	"time"
 )
 
@@ -36,6 +37,11 @@ type Config struct {
 	// Firewall and Routing, where not nil, stand in place of the tables that the fields above would generate.
 	Firewall []Table
 	Routing  []PolicyTable
+}
+
+// ReservedName reports whether a node cannot have this name, because a generated table or the WireGuard tunnel has it.
+func ReservedName(name string) bool {
+	return name == tunnelDevice || name == "gw-ext" || strings.HasSuffix(name, "-service-nodeport-routing") || strings.HasSuffix(name, "-extcidr")
 }
 
 // DefaultMaxConnections is the cap of the connection table unless the configuration gives one.

@@ -114,6 +114,9 @@ func (s *snapshot) noRoute(destination netip.Addr) Verdict {
 // own reports whether a is an address of the gateway or of either end of the WireGuard tunnel.
 func (s *snapshot) own(a netip.Addr) bool { return a == s.gateway || a == s.tunnel || a == s.peer }
 
+// Forwardable reports whether a router passes on packets to and from a: it is no multicast, broadcast, loopback or link-local address.
+func Forwardable(a netip.Addr) bool { return !unusable(a) }
+
 // unusable reports whether a packet to a is never forwarded: multicast, broadcast, loopback, link-local, "this network".
 func unusable(a netip.Addr) bool {
 	if a.IsMulticast() || a.IsLoopback() || a.IsLinkLocalUnicast() || a.IsUnspecified() {

@@ -30,6 +30,9 @@ func newGatewayCommand() *cobra.Command {
 				return err
 			}
 			if check {
+				if err := gateway.Check(c); err != nil {
+					return err
+				}
 				return printChecked(cmd.OutOrStdout(), file, output, c)
 			}
 			return runGateway(cmd.Context(), file, c)
