@@ -86,7 +86,7 @@ func (p *Process) said(text string) (int, error) {
 func (l *Lab) reloadChecks() []Check {
 	return []Check{
 		{"reload, rules", "milan/pod1 → rome/pod1", l.checkRules},
-		{"reload, bad file", "both gateways", l.checkBadFile},
+		{"reload, bad files", "both gateways", l.checkRefused},
 		{"reload under load", "both gateways, 8 streams", l.checkReload},
 	}
 }
@@ -145,45 +145,6 @@ func (l *Lab) checkRules(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("the connection from before: %w", err)
 	}
 	return "reject, drop and none obeyed", nil
-}
-
-// checkBadFile gives the gateways files they must refuse whole.
-func (l *Lab) checkBadFile(ctx context.Context) (string, error) {
-	e := l.pair("rome/pod1", "milan/pod1")
-	bad := []struct {
-		what   string
-		change func(config object)
-	}{
-		{"unknown field", func(config object) { config["colour"] = "red" }},
-		{"contradiction", func(config object) {
-			nodes := config["geneve"].(object)["nodes"].([]object)
-			nodes[1]["vni"] = nodes[0]["vni"]
-		}},
-		{"what cannot change live", func(config object) { config["mtu"] = smallMTU }},
-		{"half a change", func(config object) {
-			config["network"].(object)["remote"].(object)["podCIDRs"] = []object{}
-			config["nat"].(object)["unknownSource"] = "192.0.2.1"
-		}},
-	}
-	for i := range clusters {
-		for _, b := range bad {
-			config := l.gatewayConfig(i)
-			b.change(config)
-			if err := l.writeYAML(clusters[i].Name, "gateway.yaml", config); err != nil {
-				return "", err
-			}
-			if err := l.hangUp(ctx, i, refusedText); err != nil {
-				return "", fmt.Errorf("%s: %w", b.what, err)
-			}
-			if _, err := e.stream(ctx, smallStream, smallStream); err != nil {
-				return "", fmt.Errorf("after a file with %s: %w", b.what, err)
-			}
-		}
-		if err := l.reload(ctx, i, nil); err != nil {
-			return "", err
-		}
-	}
-	return fmt.Sprintf("%d files refused, all goes on", len(bad)*len(clusters)), nil
 }
 
 const (

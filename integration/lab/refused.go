@@ -1,0 +1,279 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A refusal is a file that a running gateway must refuse: one that a change makes of a
+// good file, or a text that is made of that one's.
+type refusal struct {
+	want   string // in the log
+	change func(config, geneve, wireguard, network, nat object)
+	text   func(good string) string
+}
+
+const refusedPort = 22 // what refuseChecks' rule rejects
+
+// refusals returns a file for each kind of fault in the gateway of clusters[i].
+func (l *Lab) refusals(i int) []refusal {
+	c := &clusters[i]
+	node := func(more object) func(config, geneve, wireguard, network, nat object) {
+		return func(_, geneve, _, _, _ object) {
+			o := object{"name": "third", "vni": 77, "underlay": "172.18.0.77", "address": "10.80.0.77", "podCIDRs": []string{"10.0.77.0/24"}}
+			for k, v := range more {
+				o[k] = v
+			}
+			geneve["nodes"] = append(geneve["nodes"].([]object), o)
+		}
+	}
+	at := func(part int, field string, value any) func(config, geneve, wireguard, network, nat object) {
+		return func(config, geneve, wireguard, network, nat object) {
+			[]object{config, geneve, wireguard, network, nat}[part][field] = value
+		}
+	}
+	const top, gnv, wg, net, n = 0, 1, 2, 3, 4
+	mapping := func(external, internal, via string) []object {
+		return []object{{"external": "10.70.9.1", "internal": "203.0.113.1"}, {"external": external, "internal": internal, "via": via}}
+	}
+	rules := func(more ...object) []object { return append([]object{{"name": "one", "action": "accept"}}, more...) }
+	remote := func(cidr, remap string) object {
+		return object{"podCIDRs": []object{{"cidr": cidr, "remap": remap}}}
+	}
+	first := c.Nodes[0]
+	wrongRole := map[string]string{"client": "server", "server": "client"}[c.Role]
+	var key string // the file of another key; an error of writing it shows as a wrong refusal
+	if err := l.write(c.Name, "other.key", []byte("QEFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUE=\n")); err == nil {
+		key = l.path(c.Name, "other.key")
+	}
+	return []refusal{
+		{want: "colour: no such field", change: at(top, "colour", "red")},
+		{want: "geneve.nodes: want a list", change: at(gnv, "nodes", 3)},
+		{want: "cluster: cannot change", change: at(top, "cluster", "paris")},
+		{want: "cluster: \\\"/../../x\\\" is no name", change: at(top, "cluster", "/../../x")},
+		{want: "peer: ", change: at(top, "peer", c.Name)},
+		{want: "peer: \\\"a\\\\nlevel=error\\\" is no name", change: at(top, "peer", "a\nlevel=error")},
+		{want: "mtu: cannot change", change: at(top, "mtu", smallMTU)},
+		{want: "mtu: ", change: at(top, "mtu", 90000)},
+		{want: "state: not supported yet", change: at(top, "state", "/tmp/x")},
+		{want: "metrics: cannot change", change: at(top, "metrics", "127.0.0.1:9999")},
+		{want: "metrics: ", change: at(top, "metrics", "127.0.0.1:99999")},
+		{want: "log: cannot change", change: at(top, "log", object{"level": "debug"})},
+		{want: "log.level: ", change: at(top, "log", object{"level": "loud"})},
+		{want: "mssClamp: ", change: at(top, "mssClamp", 3)},
+		{want: "wireguard.", change: at(wg, "role", wrongRole)},
+		{want: "wireguard.listenPort: cannot change", change: at(wg, "listenPort", 51999)},
+		{want: "wireguard.uapi: cannot change", change: at(wg, "uapi", true)},
+		{want: "wireguard.keepalive: ", change: at(wg, "keepalive", "-1s")},
+		{want: "wireguard.endpoint: ", change: at(wg, "endpoint", "nowhere")},
+		{want: "wireguard.privateKeyFile: ", change: at(wg, "privateKeyFile", l.path(c.Name, "none.key"))},
+		{want: "wireguard.privateKeyFile: ", change: at(wg, "privateKeyFile", l.path(c.Name, "gateway.yaml"))},
+		{want: "wireguard.privateKeyFile: cannot change", change: at(wg, "privateKeyFile", key)},
+		{want: "wireguard.peerPublicKey: not a WireGuard key", change: at(wg, "peerPublicKey", "short")},
+		{want: "wireguard.peerPublicKey: is the public key", change: at(wg, "peerPublicKey", l.publicKey[i])},
+		{want: "geneve.listenPort: cannot change", change: at(gnv, "listenPort", 6092)},
+		{want: "geneve.gatewayAddress: cannot change", change: at(gnv, "gatewayAddress", "10.80.0.99")},
+		{want: "geneve.gatewayAddress: 0.0.0.0", change: at(gnv, "gatewayAddress", "0.0.0.0")},
+		{want: "geneve.sourceCheck: ", change: at(gnv, "sourceCheck", "pod")},
+		{want: "geneve.nodes: missing", change: at(gnv, "nodes", []object{})},
+		{want: "geneve.nodes[1].inner: VXLAN", change: node(object{"encap": "vxlan", "inner": "ip"})},
+		{want: "geneve.nodes[1].vni: ", change: node(object{"vni": 1 << 24})},
+		{want: "geneve.nodes[1].vni: ", change: node(object{"vni": first.VNI})},
+		{want: "geneve.nodes[1].name: ", change: node(object{"name": c.Name + "-" + first.Name})},
+		{want: "geneve.nodes[1].name: ", change: node(object{"name": "liqo-tunnel"})},
+		{want: "geneve.nodes[1].address: ", change: node(object{"address": first.Internal})},
+		{want: "geneve.nodes[1].address: ", change: node(object{"address": "10.0.77.1"})},
+		{want: "geneve.nodes[1].underlay: ", change: node(object{"underlay": "224.0.0.1"})},
+		{want: "geneve.nodes[1].podCIDRs[0]: ", change: node(object{"podCIDRs": []string{"10.99.0.0/24"}})},
+		{want: "geneve.nodes[1].podCIDRs[0]: ", change: node(object{"podCIDRs": []netip.Prefix{first.PodCIDR.Masked()}})},
+		{want: "network.local.podCIDRs: missing", change: at(net, "local", object{})},
+		{want: "network.remote.podCIDRs: missing", change: at(net, "remote", object{})},
+		{want: "network.remote.podCIDRs[0].remap: ", change: at(net, "remote", remote("10.0.0.0/16", "10.61.0.0/17"))},
+		{want: "network.remote.podCIDRs[0].remap: ", change: at(net, "remote", remote("10.0.0.0/16", "10.70.0.0/16"))},
+		{want: "nat.unknownSource: ", change: at(n, "unknownSource", "192.0.2.1")},
+		{want: "nat.addresses[1].external: ", change: at(n, "addresses", mapping("192.0.2.1", "203.0.113.2", ""))},
+		{want: "nat.addresses[1].internal: 203.0.113.1 is nat.addresses[0].internal too", change: at(n, "addresses", mapping("10.70.9.2", "203.0.113.1", ""))},
+		{want: "nat.addresses[1].internal: 224.0.0.1", change: at(n, "addresses", mapping("10.70.9.2", "224.0.0.1", ""))},
+		{want: "nat.addresses[1].via: ", change: at(n, "addresses", mapping("10.70.9.2", "203.0.113.2", "paris-1"))},
+		{want: "nat.maxConnections: ", change: at(n, "maxConnections", 1<<30)},
+		{want: "nat.services[0].backends: missing", change: at(n, "services", []object{{"name": "web", "address": "10.70.9.3", "port": 80}})},
+		{want: "rules[1].name: ", change: at(top, "rules", rules(object{"name": "one", "action": "drop"}))},
+		{want: "rules[1].action: missing", change: at(top, "rules", rules(object{"name": "two"}))},
+		{want: "rules[1].ports: ", change: at(top, "rules", rules(object{"name": "two", "action": "drop", "ports": "22"}))},
+		{want: "rules[1].src[0]: ", change: at(top, "rules", rules(object{"name": "two", "action": "drop", "src": []string{"10.0.0.1/8"}}))},
+		{want: "not YAML", text: func(good string) string { return good + "\n\t{" }},
+		{want: "more than one YAML document", text: func(good string) string { return good + "---\nmtu: 1\n" }},
+		{want: "cluster: missing", text: func(string) string { return "" }},
+		{want: "larger than", text: func(good string) string { return good + strings.Repeat("#\n", 5<<20) }},
+	}
+}
+
+// checkRefused sends SIGHUP for one bad file after the other, each with good changes in
+// it too: without its second node and rules, and with another keepalive. Nothing of it
+// may show.
+func (l *Lab) checkRefused(ctx context.Context) (string, error) {
+	files := 0
+	for i := range clusters {
+		n, err := l.checkRefusedBy(ctx, i)
+		if err != nil {
+			return "", fmt.Errorf("%s: %w", clusters[i].Name, err)
+		}
+		files += n
+	}
+	return fmt.Sprintf("%d files refused, no trace", files), nil
+}
+
+func (l *Lab) checkRefusedBy(ctx context.Context, i int) (int, error) {
+	name := clusters[i].Name
+	good := func(config object) {
+		config["rules"] = []object{{"name": "no-ssh", "from": "remote", "protocol": "tcp", "ports": fmt.Sprint(refusedPort), "action": "reject"}}
+	}
+	if err := l.reload(ctx, i, good); err != nil {
+		return 0, err
+	}
+	var calls []*call
+	var ends []*ends
+	for _, pod := range []string{"/pod1", "/pod2"} {
+		e := l.pair(clusters[1-i].Name+pod, name+pod)
+		server, err := newNameServer(e.to, backendPort)
+		if err != nil {
+			return 0, err
+		}
+		defer server.close()
+		c, err := newCall(ctx, e.from, netip.AddrPortFrom(e.target, backendPort))
+		if err != nil {
+			return 0, err
+		}
+		defer c.conn.Close()
+		calls, ends = append(calls, c), append(ends, e)
+	}
+	text, err := os.ReadFile(l.path(name, "gateway.yaml"))
+	if err != nil {
+		return 0, err
+	}
+	refusals := l.refusals(i)
+	for _, r := range refusals {
+		if r.text != nil {
+			err = l.write(name, "gateway.yaml", []byte(r.text(string(text))))
+		} else {
+			config := l.gatewayConfig(i)
+			geneve, wireguard := config["geneve"].(object), config["wireguard"].(object)
+			geneve["nodes"] = geneve["nodes"].([]object)[:1]
+			wireguard["keepalive"] = "7s"
+			r.change(config, geneve, wireguard, config["network"].(object), config["nat"].(object))
+			err = l.writeYAML(name, "gateway.yaml", config)
+		}
+		if err == nil {
+			err = l.noTrace(ctx, i, r.want)
+		}
+		for k := range calls {
+			if err == nil {
+				_, _, err = calls[k].ask()
+			}
+			if err == nil {
+				err = rejected(ctx, ends[k])
+			}
+		}
+		if err != nil {
+			return 0, fmt.Errorf("refused for %q: %w", r.want, err)
+		}
+	}
+	return len(refusals), l.reload(ctx, i, nil)
+}
+
+// rejected wants the rule of the good file to be obeyed.
+func rejected(ctx context.Context, e *ends) error {
+	c, err := newCall(ctx, e.from, netip.AddrPortFrom(e.target, refusedPort))
+	if err == nil {
+		c.conn.Close()
+	}
+	if !errors.Is(err, unix.ENETUNREACH) {
+		return fmt.Errorf("connection to port %d, which a rule rejects: %v", refusedPort, err)
+	}
+	return nil
+}
+
+// noTraceTries is how often something that has nothing to do with the file, such as a
+// keepalive, may happen between two looks.
+const noTraceTries = 5
+
+// noTrace sends SIGHUP, wants a refusal for the given reason, and compares the gateway's
+// counters and sockets before and after.
+func (l *Lab) noTrace(ctx context.Context, i int, want string) error {
+	p := l.gateway(i)
+	var difference string
+	for range noTraceTries {
+		before, err := p.settled(ctx)
+		if err != nil {
+			return err
+		}
+		if err := l.hangUp(ctx, i, refusedText); err != nil {
+			return err
+		}
+		if line := tail(p.Log, 1); !strings.Contains(line, want) {
+			return fmt.Errorf("the log says: %s", line)
+		}
+		after, err := p.view(ctx)
+		if err != nil {
+			return err
+		}
+		if slices.Equal(before, after) {
+			return nil
+		}
+		for k := range min(len(before), len(after)) {
+			if before[k] != after[k] {
+				difference = fmt.Sprintf("%q before, %q after", before[k], after[k])
+			}
+		}
+	}
+	return fmt.Errorf("a trace: %s", difference)
+}
+
+// settled returns what view does once that has stood still for longer than a delayed
+// acknowledgement takes.
+func (p *Process) settled(ctx context.Context) ([]string, error) {
+	last, err := p.view(ctx)
+	for began := time.Now(); err == nil; {
+		time.Sleep(10 * pollInterval)
+		var next []string
+		if next, err = p.view(ctx); slices.Equal(last, next) {
+			break
+		}
+		if last = next; time.Since(began) > replyTimeout {
+			return nil, fmt.Errorf("%s: its counters move without traffic", p.Name())
+		}
+	}
+	return last, err
+}
+
+// view returns the lines of a gateway's metrics and its open sockets.
+func (p *Process) view(ctx context.Context) ([]string, error) {
+	metrics, err := gatewayGet(ctx, p.Host, "/metrics")
+	if err != nil {
+		return nil, err
+	}
+	lines := strings.Split(metrics, "\n")
+	proc := filepath.Join("/proc", fmt.Sprint(p.cmd.Process.Pid))
+	for _, table := range []string{"udp", "udp6", "tcp", "tcp6"} {
+		text, err := os.ReadFile(filepath.Join(proc, "net", table))
+		if err != nil {
+			return nil, err
+		}
+		for line := range strings.Lines(string(text)) {
+			// Local address, state and inode; 0A is a TCP listener.
+			if f := strings.Fields(line); len(f) > 9 && (strings.HasPrefix(table, "udp") || f[3] == "0A") {
+				lines = append(lines, fmt.Sprintf("%s %s %s %s", table, f[1], f[3], f[9]))
+			}
+		}
+	}
+	return lines, nil
+}
