@@ -67,10 +67,10 @@ func TestPrepareRefusal(t *testing.T) {
 	expect(t, p.milan.nodes[0], "10.62.2.5", "10.0.1.7")
 	before, ports := p.rome.engine.Stats(), p.rome.ports
 
-	// What validation accepts of a Config that no file makes: a node without
-	// addresses, which the engine refuses, and the tunnels do not.
+	// A Config that no file makes: without its second node, and with one that has no
+	// underlay address, which matters to the tunnels alone.
 	next := *p.rome.config
-	next.Geneve.Nodes = []Node{next.Geneve.Nodes[0], {Name: "third", VNI: 99, Underlay: netip.MustParseAddr("127.0.0.9")}}
+	next.Geneve.Nodes = []Node{next.Geneve.Nodes[0], {Name: "third", VNI: 99, Address: netip.MustParseAddr("10.80.0.9")}}
 	if err := next.Validate(); err != nil {
 		t.Fatal(err)
 	}
@@ -86,6 +86,6 @@ func TestPrepareRefusal(t *testing.T) {
 	if p.rome.ports.next != ports.next || len(p.rome.ports.byName) != len(ports.byName) || p.rome.ports.byName["third"] != nat.Tunnel {
 		t.Errorf("ports %v before, %v after", ports, p.rome.ports)
 	}
-	p.rome.nodes[1].Send(udpPacket("10.0.2.5", "10.61.1.7", []byte("after")))
-	expect(t, p.milan.nodes[0], "10.62.2.5", "10.0.1.7")
+	p.milan.nodes[0].Send(udpPacket("10.0.1.7", "10.62.2.5", []byte("after")))
+	expect(t, p.rome.nodes[1], "10.61.1.7", "10.0.2.5")
 }
