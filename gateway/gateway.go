@@ -257,7 +257,7 @@ func (g *Gateway) Apply(c *Config) error {
 
 // prepare does all of Apply that can fail, and changes nothing.
 //
-// +checklocks:g.mu
+// Preconditions: g.mu is held.
 func (g *Gateway) prepare(c *Config) (*prepared, error) {
 	if err := c.changesLive(g.config); err != nil {
 		return nil, err
@@ -276,7 +276,7 @@ func (g *Gateway) prepare(c *Config) (*prepared, error) {
 
 // commit does the rest, which cannot fail.
 //
-// +checklocks:g.mu
+// Preconditions: g.mu is held.
 func (g *Gateway) commit(p *prepared) {
 	g.engine.Commit(p.rules)
 	g.endpoint.Commit(p.tunnels)

@@ -246,7 +246,7 @@ func (c *Config) validateNAT(e *configfile.Errors, external *bart.Lite) {
 		nodes[n.Name] = true
 	}
 	via := func(path, name string) {
-		if !nodes[name] {
+		if !nodes[name] && !e.Bad("geneve.nodes") {
 			e.Add(path, "%q is no node of geneve.nodes", name)
 		}
 	}
