@@ -11,7 +11,7 @@ type Engine struct {
 	mu        sync.Mutex
 	snapshot  *snapshot
 	table     table
-	cursor    uint32 // next connection to revalidate
+	round     round
 	fragments fragmentTable
 	paths     pathTable
 	limit     limiter
@@ -28,7 +28,6 @@ func New(key [16]byte, c *Config) (*Engine, error) {
 	}
 	e := &Engine{hashKey: newHashKey(key), snapshot: s}
 	e.table.init()
-	e.cursor = e.table.high
 	e.paths.init()
 	e.limit.init()
 	return e, nil
@@ -49,7 +48,7 @@ func (e *Engine) Apply(c *Config) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.snapshot = s
-	e.cursor = 1
+	e.round.extend(e.table.high)
 	return nil
 }
 
