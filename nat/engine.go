@@ -63,6 +63,7 @@ type Stats struct {
 	Expired           uint64 // their time had come
 	Evicted           uint64 // their configuration had gone
 	EarlyDropped      uint64 // made room for others
+	Uncounted         uint64 // packets that not all of their rules counted
 }
 
 // A Direction counts the packets from the nodes (outbound) or from the tunnel (inbound).

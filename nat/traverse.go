@@ -5,7 +5,7 @@ import (
 	"net/netip"
 )
 
-// maxHits is how many counting rules a direction's packets may hit and still be served from the cache.
+// maxHits is how many of the counting rules that a direction's packets hit are counted.
 const maxHits = 8
 
 // A traversal takes a packet through the hooks, in the order of the kernel's: prerouting, routing, forward, postrouting. For the first
