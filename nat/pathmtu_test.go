@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"culvert/nat"
+	"culvert/nat/nattest"
 )
 
 // A too-big message lowers the size of the segments of super-frames towards its destination, for 10 minutes.
@@ -99,4 +100,28 @@ func TestPathMTUShares(t *testing.T) {
 			}
 		})
 	}
+}
+
+// FuzzTooBig compares what the engine learns from a too-big message with what it may: whatever is quoted, only an unacknowledged
+// segment of the connection counts.
+func FuzzTooBig(f *testing.F) {
+	f.Add(uint32(1001), uint16(1000), uint16(4000), uint16(80), uint16(0))
+	f.Add(uint32(21_000), uint16(68), uint16(4000), uint16(80), uint16(19_999))
+	f.Add(uint32(1000), uint16(1339), uint16(4000), uint16(80), uint16(0))
+	f.Add(uint32(5000), uint16(600), uint16(4001), uint16(80), uint16(3))
+	f.Fuzz(func(t *testing.T, seq uint32, mtu, source, destination, taken uint16) {
+		taken %= 20_001
+		c := call{engine(t), node1, "10.200.1.5", "10.71.3.9", "10.200.3.9", 4000}.begin(t, start)
+		c.segment(t, start)
+		forwarded(t, c.e, nat.Tunnel, c.inbound(nattest.ACK, 1001, 1001+uint32(taken)), start)
+		quoted := nattest.IP{Source: c.local, Destination: c.real, Body: nattest.TCP{SourcePort: source, DestinationPort: destination, Seq: seq}}
+		forwarded(t, c.e, nat.Tunnel, tooBig(uint32(mtu), quoted), start)
+		want := 1300
+		if source == 4000 && destination == 80 && seq >= 1001+uint32(taken) && seq < 21_001 && mtu > 0 {
+			want = min(want, max(int(mtu), 552)-40)
+		}
+		if got := c.segment(t, start); got != want {
+			t.Fatalf("segments of %d bytes, want %d", got, want)
+		}
+	})
 }
