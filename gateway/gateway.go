@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -176,26 +175,6 @@ func (g *Gateway) Run(ctx context.Context) error {
 		return nil
 	case <-g.wg.Wait():
 		return errors.New("gateway: the WireGuard device stopped by itself; its log says why")
-	}
-}
-
-// sweep does what is due each second: it removes connections whose time has come
-// while no packets do it, and looks whether trains arrive.
-func (g *Gateway) sweep(ctx context.Context) {
-	tick := time.NewTicker(time.Second)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-			for !g.engine.Sweep(clock()) {
-				runtime.Gosched() // packets first
-			}
-			g.probeTrains(time.Since(started))
-			g.out.settle(g.out.window)
-			g.in.settle(g.in.window)
-		}
 	}
 }
 

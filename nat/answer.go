@@ -21,7 +21,7 @@ const (
 // Section 3.2.2, RFC 1812, Section 4.3.2.7, or RFC 4443, Section 2.4 (e), forbid one, or if the rate limit says no. p must be as
 // Process left it. It allocates nothing if dst has room for 1280 bytes.
 func (e *Engine) AppendError(dst []byte, p *Packet, in Port, v Verdict, now Time) []byte {
-	if v.Action != Drop || v.Answer == AnswerNone || !p.answerable() {
+	if v.Action != Drop || v.Answer == AnswerNone || !p.answerable() || v.Answer == AnswerReset && !p.resettable() {
 		return nil
 	}
 	var t tuple
@@ -58,8 +58,13 @@ func (p *Packet) answerable() bool {
 	return !unusable(t.source()) && !unusable(t.destination())
 }
 
-// answerSource is the gateway's internal address towards nodes and U, or else its tunnel address, towards the tunnel
-// (architecture.md, Section 2.1 no. 6). It returns the zero Addr if there is none of the family.
+// resettable reports whether a RST may answer p: it is a whole TCP segment and no RST itself (RFC 9293, Section 3.10.7.1).
+func (p *Packet) resettable() bool {
+	return p.protocol == protocolTCP && !p.fragment && p.tcp().Flags()&header.TCPFlagRst == 0
+}
+
+// answerSource returns the address that errors of our own come from: the gateway's internal address towards nodes; U, or else its tunnel
+// address, towards the tunnel. It returns the zero Addr if there is none of the family.
 func (s *snapshot) answerSource(in Port, v6 bool) netip.Addr {
 	candidates := [...]netip.Addr{s.gateway}
 	if in == Tunnel {
@@ -128,16 +133,11 @@ func appendICMPv6(dst []byte, p *Packet, from, to netip.Addr, v Verdict) []byte 
 	return dst
 }
 
-// appendReset appends the RST that answers the segment p (RFC 9293, Section 3.10.7.1), as if its destination had sent it.
+// appendReset appends the RST that answers the segment p (RFC 9293, Section 3.10.7.1), as if its destination had sent it. Preconditions:
+// p.resettable().
 func appendReset(dst []byte, p *Packet, t *tuple) []byte {
-	if p.protocol != protocolTCP || p.fragment {
-		return nil
-	}
 	in := p.tcp()
 	flags := in.Flags()
-	if flags&header.TCPFlagRst != 0 {
-		return nil
-	}
 	start, head := len(dst), header.IPv4MinimumSize
 	if p.v6 {
 		head = header.IPv6MinimumSize

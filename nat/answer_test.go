@@ -125,3 +125,26 @@ func TestErrorRate(t *testing.T) {
 		t.Fatalf("counted %d", got)
 	}
 }
+
+// A RST for a service whose backend has left is not answered (RFC 9293, Section 3.10.7.1): that costs no error and counts none.
+func TestUnansweredResetsCostNothing(t *testing.T) {
+	e := engine(t)
+	v := nat.Verdict{Action: nat.Drop, Reason: nat.ReasonNoBackend, Answer: nat.AnswerReset}
+	for name, p := range map[string]nattest.IP{
+		"RST":            tcp("10.200.3.9", "10.70.0.20", 5, 80, nattest.RST, ""),
+		"first fragment": {Source: "10.200.3.9", Destination: "10.70.0.20", MF: true, Body: nattest.TCP{Flags: nattest.ACK, Payload: make([]byte, 12)}},
+		"UDP":            udp("10.200.3.9", "10.70.0.20", 5, 80),
+	} {
+		for range 100 {
+			if got := answer(t, e, nat.Tunnel, p.Bytes(), v, start); got != nil {
+				t.Fatalf("%s: answered %x", name, got)
+			}
+		}
+	}
+	if n := e.Stats().Inbound.Answered; n != 0 {
+		t.Errorf("counted %d answers", n)
+	}
+	if answer(t, e, nat.Tunnel, tcp("10.200.3.9", "10.70.0.20", 5, 80, nattest.ACK, "").Bytes(), v, start) == nil {
+		t.Error("no reset left for a segment that is due one")
+	}
+}

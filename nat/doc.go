@@ -38,7 +38,8 @@
 //
 // Connections: Config.MaxConnections; then unreplied ones make room first, closing ones next, and what needs no state goes on
 // untracked. Unreplied connections of one source: Config.MaxHalfOpen. Datagrams in fragments: 256; held fragments: 128 of 2048 bytes.
-// Path MTUs: 1024, a new one takes the place of an old one. Errors of our own: limit.go.
+// Path MTUs: 1024, learnt from segments in flight only; a new one takes the place of one of the sender, or else of the link, that has
+// most. Lists of counting rules: 16,384, then packets go uncounted by rules. Errors of our own: limit.go.
 //
 // # Requirements
 //

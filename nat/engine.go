@@ -11,7 +11,7 @@ type Engine struct {
 	mu        sync.Mutex
 	snapshot  *snapshot
 	table     table
-	cursor    uint32 // next connection to revalidate
+	round     round
 	fragments fragmentTable
 	paths     pathTable
 	limit     limiter
@@ -28,7 +28,6 @@ func New(key [16]byte, c *Config) (*Engine, error) {
 	}
 	e := &Engine{hashKey: newHashKey(key), snapshot: s}
 	e.table.init()
-	e.cursor = e.table.high
 	e.paths.init()
 	e.limit.init()
 	return e, nil
@@ -61,7 +60,7 @@ func (e *Engine) Commit(p *Prepared) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.snapshot = p.snapshot
-	e.cursor = 1
+	e.round.extend(e.table.high)
 }
 
 // Apply is Prepare and then Commit.
@@ -87,6 +86,7 @@ type Stats struct {
 	Expired           uint64 // their time had come
 	Evicted           uint64 // their configuration had gone
 	EarlyDropped      uint64 // made room for others
+	Uncounted         uint64 // packets that not all of their rules counted
 }
 
 // A Direction counts the packets from the nodes (outbound) or from the tunnel (inbound).

@@ -64,6 +64,9 @@ func (e *Engine) open(p *Packet, tr *traversal, now Time) Verdict {
 	pl := plan{to: tr.to, out: tr.out, clamp: tr.clampFor(s), mtu: s.mtu}
 	var v Verdict
 	if !p.passable(&pl, &v) {
+		s.rules.countEntered(tr.effects.hits, p)
+		tr.snat.rule = -1
+		tr.countBindings(s.rules, 1, uint64(len(p.data)))
 		return v // it makes no connection
 	}
 	untracked := false

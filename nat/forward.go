@@ -89,8 +89,8 @@ func (p *Packet) fit(pl *plan, v *Verdict) bool {
 	return true
 }
 
-// fitTCP sets the segment size of a super-frame (architecture.md, Section 2.1 no. 10). Its sender left the segmentation to a network
-// card, so that no size of ours can be too small for it.
+// fitTCP sets the segment size of a super-frame: what the MTU, the path MTU and the MSS of its receiver allow, less the TCP options. Its
+// sender left the segmentation to a network card, so that no size of ours can be too small for it.
 func (p *Packet) fitTCP(pl *plan, v *Verdict) {
 	limit := pl.mtu
 	if pl.pathMTU > 0 && pl.pathMTU < limit {

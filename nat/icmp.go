@@ -95,8 +95,10 @@ func (p *Packet) rewriteQuoted(q *Packet, from, to *tuple) {
 	adjustAt(p.data, p.checksumAt, delta(before, sum(q.data[:end])))
 }
 
-// icmpError translates an ICMP error about a packet that passed here (architecture.md, Section 2.1 no. 6). It goes to the sender of
-// what it quotes or nowhere (RFC 5508, Section 4.2), and neither makes, refreshes nor ends a connection (Section 4.3, REQ-6).
+// icmpError translates an ICMP error about a packet that passed here, and the packet that it quotes. Any router may have sent it. It
+// goes to the sender of what it quotes or nowhere (RFC 5508, Section 4.2), and neither makes, refreshes nor ends a connection (Section
+// 4.3, REQ-6). Sequence numbers that it quotes are for the sender to judge, as with Linux's nf_conntrack; what the gateway itself
+// learns from an error, learnPath judges.
 func (e *Engine) icmpError(p *Packet, t *tuple, in Port, now Time) Verdict {
 	s := e.snapshot
 	source, destination := t.source(), t.destination()
@@ -127,9 +129,9 @@ func (e *Engine) icmpError(p *Packet, t *tuple, in Port, now Time) Verdict {
 	case unusable(destination):
 		return drop(ReasonBadDestination)
 	case in == Tunnel:
-		return e.relayFromTunnel(p, &q, t, &quoted, now)
+		return e.relayFromTunnel(p, &q, t, &quoted)
 	}
-	return e.relayFromNode(p, &q, t, &quoted, in, now)
+	return e.relayFromNode(p, &q, t, &quoted, in)
 }
 
 // quotedConn finds the connection of a quoted packet: its answer would be found. The direction of the hit is that of the answer.
@@ -161,11 +163,15 @@ func (e *Engine) relayTracked(p, q *Packet, t, quoted *tuple, h hit, in Port, no
 	pl := plan{to: *t, out: c.out[d], mtu: s.mtu}
 	pl.to.setDestination(sent.source())
 	pl.to.setSource(s.errorSource(t.source(), sent.destination(), in, pl.out))
-	return e.relay(p, q, t, &pl, quoted, &sent, now)
+	v := p.relay(q, t, &pl, quoted, &sent)
+	if v.Action == Forward {
+		e.learnPath(c, 1-d, p, q, quoted, in, now)
+	}
+	return v
 }
 
 // relayFromTunnel translates an error about a packet that left through the tunnel without a connection: by prefixes alone.
-func (e *Engine) relayFromTunnel(p, q *Packet, t, quoted *tuple, now Time) Verdict {
+func (e *Engine) relayFromTunnel(p, q *Packet, t, quoted *tuple) Verdict {
 	s := e.snapshot
 	r, ok := s.real.Lookup(quoted.destination())
 	if !ok || s.external.Contains(t.destination()) {
@@ -179,11 +185,11 @@ func (e *Engine) relayFromTunnel(p, q *Packet, t, quoted *tuple, now Time) Verdi
 	}
 	pl := plan{to: *t, out: hop.port, mtu: s.mtu}
 	pl.to.setSource(s.errorSource(t.source(), sent.destination(), Tunnel, pl.out))
-	return e.relay(p, q, t, &pl, quoted, &sent, now)
+	return p.relay(q, t, &pl, quoted, &sent)
 }
 
 // relayFromNode does the same for a packet that came out of the tunnel, or went from node to node.
-func (e *Engine) relayFromNode(p, q *Packet, t, quoted *tuple, in Port, now Time) Verdict {
+func (e *Engine) relayFromNode(p, q *Packet, t, quoted *tuple, in Port) Verdict {
 	s := e.snapshot
 	sent, pl := *quoted, plan{to: *t, out: Tunnel, mtu: s.mtu}
 	if r, ok := s.seen.Lookup(quoted.source()); ok {
@@ -197,7 +203,7 @@ func (e *Engine) relayFromNode(p, q *Packet, t, quoted *tuple, in Port, now Time
 		pl.out = hop.port
 	}
 	pl.to.setSource(s.errorSource(t.source(), sent.destination(), in, pl.out))
-	return e.relay(p, q, t, &pl, quoted, &sent, now)
+	return p.relay(q, t, &pl, quoted, &sent)
 }
 
 // errorSource returns the source of a translated error. From the tunnel: as seen here if it lies in a remote CIDR, else the address
@@ -219,8 +225,8 @@ func (s *snapshot) errorSource(source, sentTo netip.Addr, in, out Port) netip.Ad
 	return sentTo
 }
 
-// relay forwards an ICMP error whose quotation becomes to, and learns from it.
-func (e *Engine) relay(p, q *Packet, t *tuple, pl *plan, from, to *tuple, now Time) Verdict {
+// relay forwards the ICMP error p, whose quotation q becomes to.
+func (p *Packet) relay(q *Packet, t *tuple, pl *plan, from, to *tuple) Verdict {
 	pl.translate(t)
 	var v Verdict
 	if !p.forward(pl, &v) {
@@ -228,9 +234,6 @@ func (e *Engine) relay(p, q *Packet, t *tuple, pl *plan, from, to *tuple, now Ti
 		return v
 	}
 	p.rewriteQuoted(q, from, to)
-	if mtu := p.tooBig(); mtu > 0 {
-		e.paths.learn(from.destination(), t.zone == Tunnel, mtu, now)
-	}
 	return v
 }
 

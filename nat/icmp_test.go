@@ -9,7 +9,7 @@ import (
 	"culvert/nat/nattest"
 )
 
-// architecture.md, Section 2.1 no. 6: a router beyond the tunnel, or one before the pod, complains about a packet of ours.
+// A router beyond the tunnel, or one before the pod, complains about a packet of ours. It may have any address.
 func TestICMPErrors(t *testing.T) {
 	tests := []struct {
 		name                           string
@@ -130,55 +130,6 @@ func TestICMPErrorUnrelated(t *testing.T) {
 	}
 }
 
-// A too-big message lowers the size of the segments of super-frames towards its destination, for 10 minutes.
-func TestPathMTU(t *testing.T) {
-	e := engine(t)
-	super := tcp("10.200.1.5", "10.71.3.9", 1, 2, nattest.ACK, "")
-	super.Body = nattest.TCP{SourcePort: 1, DestinationPort: 2, Flags: nattest.ACK, Payload: nattest.Payload(20000, 3), Partial: true}
-	size := func(now nat.Time) int {
-		v, _ := process(t, e, node1, super.Bytes(), now)
-		return v.SegmentSize
-	}
-	tooBig := func(mtu uint32) []byte {
-		quoted := tcp("10.200.1.5", "10.200.3.9", 1, 2, nattest.ACK, "")
-		return nattest.IP{Source: "10.70.0.0", Destination: "10.200.1.5",
-			Body: nattest.ICMP{Type: 3, Code: 4, Rest: mtu, Payload: quoted.Bytes()}}.Bytes()
-	}
-	if got := size(start); got != 1300 {
-		t.Fatalf("segments of %d bytes, want 1300", got)
-	}
-	_, _, out := forwarded(t, e, nat.Tunnel, tooBig(1280), start)
-	if got := out[27]; got != 1280&0xff {
-		t.Fatalf("the MTU in the message changed: %x", out[20:28])
-	}
-	steps := []struct {
-		after time.Duration
-		learn uint32
-		want  int
-	}{
-		{time.Second, 0, 1240},
-		{time.Minute, 1300, 1240}, // does not grow
-		{2 * time.Minute, 1000, 960},
-		{11*time.Minute + 59*time.Second, 0, 960},
-		{12 * time.Minute, 0, 1300}, // expired
-		{13 * time.Minute, 68, 512}, // not below minPathMTU
-	}
-	for _, s := range steps {
-		now := start.Add(s.after)
-		if s.learn > 0 {
-			forwarded(t, e, nat.Tunnel, tooBig(s.learn), now)
-		}
-		if got := size(now); got != s.want {
-			t.Fatalf("after %v segments of %d bytes, want %d", s.after, got, s.want)
-		}
-	}
-	// Other destinations keep the MTU.
-	super.Destination = "10.71.3.10"
-	if got := size(start.Add(time.Second)); got != 1300 {
-		t.Fatalf("another destination gets segments of %d bytes", got)
-	}
-}
-
 // RFC 5508, Section 4.1, REQ-3.
 func TestICMPErrorChecksum(t *testing.T) {
 	for _, p := range []nattest.IP{
@@ -230,7 +181,7 @@ func TestHairpinICMPError(t *testing.T) {
 	}
 }
 
-// ICMP errors about translated packets reach the sender with what it had sent (no. 6), through the connection.
+// ICMP errors about translated packets reach the sender with what it had sent, through the connection.
 func TestTrackedICMPErrors(t *testing.T) {
 	for name, body := range bodies(false) {
 		if name == "empty" || name == "gre" {

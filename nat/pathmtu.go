@@ -1,6 +1,7 @@
 package nat
 
 import (
+	"encoding/binary"
 	"hash/maphash"
 	"net/netip"
 	"time"
@@ -9,58 +10,121 @@ import (
 const (
 	// pathLifetime is how long a path MTU that was lowered stays so (RFC 1191, Section 6.3: 10 minutes).
 	pathLifetime = 10 * time.Minute
-	// minPathMTU is the lowest path MTU that a too-big message can bring about, as Linux's min_pmtu: a forged one must not
-	// make segments tiny. For IPv6 it is minMTU6.
-	minPathMTU = 552
-	pathSlots  = 1024
+	// minPathMTU is the lowest path MTU that a too-big message can bring about for IPv4, as Linux's min_pmtu.
+	minPathMTU         = 552
+	pathSets, pathWays = 128, 8
 )
 
-// A pathTable remembers the path MTU towards destinations. It is direct-mapped: a newer path takes the slot of an older one.
+// A pathTable remembers the path MTU towards destinations. A destination has its place in one of the sets.
 type pathTable struct {
 	seed  maphash.Seed
 	until Time // when the last entry expires
-	slots [pathSlots]path
+	sets  [pathSets][pathWays]path
 }
 
+// A path is the path MTU towards a destination, as addressed beyond the gateway.
 type path struct {
 	destination [16]byte
-	expires     Time
+	sender      [16]byte // of the segment that was too big
+	link        Port     // where the sender is
+	tunnel      bool     // the destination is reached through the tunnel
 	mtu         uint16
-	tunnel      bool // the destination is reached through the tunnel
-	v6          bool
+	expires     Time
 }
 
 func (pt *pathTable) init() { pt.seed = maphash.MakeSeed() }
-
-func (pt *pathTable) slot(a *[16]byte) *path {
-	return &pt.slots[maphash.Bytes(pt.seed, a[:])%pathSlots]
-}
-
-// learn lowers the path MTU towards a destination, as addressed beyond the gateway, for pathLifetime.
-func (pt *pathTable) learn(a netip.Addr, tunnel bool, mtu int, now Time) {
-	low := minPathMTU
-	if a.Is6() {
-		low = minMTU6
-	}
-	key := a.As16()
-	s := pt.slot(&key)
-	mtu = max(mtu, low)
-	if s.destination == key && s.tunnel == tunnel && s.v6 == a.Is6() && s.expires > now && int(s.mtu) < mtu {
-		return // RFC 1191, Section 6.3: only an expired estimate grows
-	}
-	*s = path{destination: key, expires: now.Add(pathLifetime), mtu: uint16(mtu), tunnel: tunnel, v6: a.Is6()}
-	pt.until = max(pt.until, s.expires)
-}
 
 // live reports whether any path MTU is remembered.
 func (pt *pathTable) live(now Time) bool { return now < pt.until }
 
 // lookup returns the path MTU towards a destination, 0 if none was learnt.
 func (pt *pathTable) lookup(a netip.Addr, tunnel bool, now Time) int {
-	key := a.As16()
-	s := pt.slot(&key)
-	if s.destination != key || s.tunnel != tunnel || s.v6 != a.Is6() || s.expires <= now {
-		return 0
+	if _, known := pt.find(a.As16(), tunnel, now); known != nil {
+		return int(known.mtu)
 	}
-	return int(s.mtu)
+	return 0
+}
+
+// find returns the set of a destination, and its entry or nil.
+func (pt *pathTable) find(destination [16]byte, tunnel bool, now Time) (set *[pathWays]path, known *path) {
+	set = &pt.sets[maphash.Bytes(pt.seed, destination[:])%pathSets]
+	for i := range set {
+		if p := &set[i]; p.destination == destination && p.tunnel == tunnel && p.expires > now {
+			return set, p
+		}
+	}
+	return set, nil
+}
+
+// learn lowers the path MTU towards a destination for pathLifetime.
+func (pt *pathTable) learn(p path, now Time) {
+	p.expires = now.Add(pathLifetime)
+	set, known := pt.find(p.destination, p.tunnel, now)
+	switch {
+	case known == nil:
+		known = p.displace(set, now)
+	case known.mtu < p.mtu:
+		return // RFC 1191, Section 6.3: only an expired estimate grows
+	}
+	*known = p
+	pt.until = max(pt.until, p.expires)
+}
+
+// displace returns the entry of a set that p takes the place of: an expired one or, in a full set, the oldest of the sender that has
+// most on the link that has most, p included. So a sender with many destinations takes them from itself, and the senders behind one
+// link take them from one another, before anybody else loses one.
+func (p *path) displace(set *[pathWays]path, now Time) *path {
+	var victim *path
+	most := 0
+	for i := range set {
+		q := &set[i]
+		if q.expires <= now {
+			return q
+		}
+		share := q.shares(p)
+		for j := range set {
+			share += q.shares(&set[j])
+		}
+		if share > most || share == most && q.expires < victim.expires {
+			victim, most = q, share
+		}
+	}
+	return victim
+}
+
+// shares returns what other adds to the share of p's sender: a whole for its link, and a little if it is the sender's own.
+func (p *path) shares(other *path) int {
+	switch {
+	case p.link != other.link:
+		return 0
+	case p.sender != other.sender:
+		return 2 * pathWays
+	}
+	return 2*pathWays + 1
+}
+
+// learnPath takes from an ICMP error p, which came in at port in, the path MTU of the segments that direction d of c sends. q is what p
+// quotes.
+//
+// Only a segment in flight tells: who has not seen it does not know its number (RFC 5927, Section 7.2). Other protocols teach nothing,
+// because only TCP is cut to the path MTU, and every connection whose segments are too big hears of it.
+func (e *Engine) learnPath(c *conn, d int, p, q *Packet, quoted *tuple, in Port, now Time) {
+	mtu := p.tooBig()
+	if mtu == 0 || mtu >= e.snapshot.mtu || q.protocol != protocolTCP || !q.hasPorts {
+		return
+	}
+	if p.v6 && mtu < minMTU6 {
+		return // RFC 8201, Section 4
+	}
+	if !c.tcp.inFlight(binary.BigEndian.Uint32(q.data[q.transport+4:]), d) {
+		return
+	}
+	destination, sender := quoted.destination(), c.tuples[d].source()
+	e.paths.learn(path{
+		destination: destination.As16(),
+		sender:      sender.As16(),
+		link:        c.out[1-d],
+		tunnel:      in == Tunnel,
+		mtu:         uint16(max(mtu, minPathMTU)),
+	}, now)
 }

@@ -46,37 +46,43 @@ func (e *Engine) stillBound(c *conn, now Time) (Reason, bool) {
 	return ReasonNone, tr.to.words == tr.keep.words
 }
 
-// Sweep looks at up to sweepRounds × sweepBudget connections, and lets packets pass between rounds.
-const sweepRounds, sweepBudget = 64, 64
+// sweepBudget is how many connections Sweep looks at: a full traversal of the rules for each takes about as long as a batch of packets.
+const sweepBudget = 64
 
-// Sweep removes connections whose time has come or whose configuration has gone. Process does so too, a few at a time; a caller without
-// packets calls Sweep every second or so. It returns false if there is more to do at once.
+// Sweep removes connections whose time has come or whose configuration has gone, up to sweepBudget at a time. Process does so too, for
+// those that packets meet. A caller calls Sweep every second or so and, while it returns false, again after packets had their turn.
 func (e *Engine) Sweep(now Time) bool {
-	for range sweepRounds {
-		if e.sweep(now) {
-			return true
-		}
-	}
-	return false
-}
-
-func (e *Engine) sweep(now Time) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.fragments.expire(e, now)
-	return e.expire(now, sweepBudget) && e.revalidateSome(now, sweepBudget)
+	left := e.expire(now, sweepBudget)
+	return left > 0 && e.revalidateSome(now, left)
 }
 
-// revalidateSome goes on through the slab after a change of the configuration.
+// A round is the way around the slab that revalidateSome goes after a change of the configuration. Another change makes it longer and
+// does not start it anew, so that the last entries have their turn however often the configuration changes.
+type round struct {
+	at   uint32 // the entry that was seen last
+	end  uint32 // of the slab when the configuration changed; later entries are of its generation
+	left uint32 // how many entries are to be seen
+}
+
+// extend makes a round see all entries below end.
+func (r *round) extend(end uint32) { r.end, r.left = end, end-1 }
+
+// revalidateSome returns false if some of the round is left.
 func (e *Engine) revalidateSome(now Time, budget int) bool {
-	for ; e.cursor < e.table.high; e.cursor++ {
-		if budget--; budget < 0 {
-			return false
+	r := &e.round
+	for ; r.left > 0 && budget > 0; budget-- {
+		r.left--
+		r.at++
+		if r.at >= r.end {
+			r.at = 1
 		}
-		c := e.table.at(e.cursor)
+		c := e.table.at(r.at)
 		if c.has(flagLive) && c.generation != e.snapshot.generation {
-			e.revalidate(c, e.cursor, now)
+			e.revalidate(c, r.at, now)
 		}
 	}
-	return true
+	return r.left == 0
 }

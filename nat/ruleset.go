@@ -103,7 +103,7 @@ type effects struct {
 	routeMSS bool
 	// hits are the counting rules that matched, appended up to the capacity that the caller provides.
 	hits     []int32
-	overflow bool  // there were more: evaluate each packet
+	overflow bool  // there were more
 	by       int32 // the rule that dropped or rejected; -1: the policy of a chain
 }
 

@@ -5,7 +5,6 @@ import (
 	"math/bits"
 
 	"gvisor.dev/gvisor/pkg/tcpip/header"
-	"gvisor.dev/gvisor/pkg/tcpip/seqnum"
 )
 
 // A tcpState is what is remembered of a TCP connection, by the direction that sent it. For SCTP, end holds the verification tags that
@@ -15,8 +14,8 @@ import (
 // nf_conntrack's "liberal" mode: windows are for end points to enforce.
 type tcpState struct {
 	end    [2]uint32 // highest sequence number sent, FIN and SYN counted, plus one
-	ack    [2]uint32 // highest acknowledgement sent: what the sender expects next
-	window [2]uint16 // last window announced, unscaled
+	ack    [2]uint32 // highest acknowledgement sent: what the sender expects next; without tcpAcked, what its first one must exceed
+	window [2]uint16 // window announced with the newest acknowledgement, unscaled
 	mss    [2]uint16 // MSS option of the SYN, as it was passed on; 0 if none
 	shift  [2]uint8  // window scale, RFC 7323; unknownShift if the SYN was not seen
 	flags  [2]tcpFlags
@@ -29,7 +28,14 @@ const (
 	tcpAcked                       // ack is known
 	tcpFIN                         // sent a FIN: end is behind it
 	tcpClosed                      // its FIN was acknowledged
+	tcpStray                       // the four highest bits count segments that were not acceptable
 )
+
+// strays is how many segments of each direction in a row must be unacceptable before what is known of the connection is given up.
+const strays = 4
+
+// maxWindow is the largest window (RFC 7323, Section 2.3), and so the most that acknowledgements may lie apart.
+const maxWindow = 1 << 30
 
 // unknownShift is the window scale assumed of a connection picked up in mid-stream: the largest (RFC 7323, Section 2.3).
 const unknownShift = 14
@@ -89,45 +95,66 @@ func (p *Packet) windowScale() (uint8, bool) {
 // open starts the state from the first packet, of direction d.
 func (t *tcpState) open(s *segmentView, d int) state {
 	*t = tcpState{}
-	t.hear(s, d)
 	switch {
 	case s.flags&tcpFlagRST != 0:
+		t.hear(s, d)
 		return stateClosed
 	case s.flags&tcpFlagSYN == 0:
 		t.shift = [2]uint8{unknownShift, unknownShift}
+		t.join(s, d)
 		if s.flags&tcpFlagFIN != 0 {
 			t.flags[d] |= tcpFIN
 		}
-		return stateEstablished // mid-stream
+		return stateEstablished
 	case s.flags&tcpFlagACK != 0:
+		t.hear(s, d)
 		t.shift[1-d] = unknownShift
 		return stateSynReceived // the SYN went another way
 	}
+	t.hear(s, d)
 	return stateSynSent
+}
+
+// join starts in mid-stream: s, of direction d, is all that is known.
+func (t *tcpState) join(s *segmentView, d int) {
+	t.flags = [2]tcpFlags{}
+	t.hear(s, d)
+	t.ack[1-d] = t.end[d] - maxWindow
 }
 
 // hear takes over what a segment says about its sender.
 func (t *tcpState) hear(s *segmentView, d int) {
 	end := s.seq + s.length
-	if t.flags[d]&tcpHeard == 0 || seqnum.Value(t.end[d]).LessThan(seqnum.Value(end)) {
+	if t.flags[d]&tcpHeard == 0 || before(t.end[d], end) {
 		t.end[d] = end
 	}
 	t.flags[d] |= tcpHeard
+	if s.flags&tcpFlagACK == 0 || t.flags[d]&tcpAcked == 0 || before(t.ack[d], s.ack) || s.ack == t.ack[d] && end == t.end[d] {
+		// Acknowledgements never go back, so that the highest tells the newest window (RFC 9293, Section 3.10.7.4: SND.WL1, SND.WL2).
+		t.window[d] = s.window
+	}
 	if s.flags&tcpFlagACK != 0 {
-		if t.flags[d]&tcpAcked == 0 || seqnum.Value(t.ack[d]).LessThan(seqnum.Value(s.ack)) {
+		if t.flags[d]&tcpAcked == 0 || before(t.ack[d], s.ack) {
 			t.ack[d] = s.ack
 		}
 		t.flags[d] |= tcpAcked
 	}
-	t.window[d] = s.window
-	if s.flags&tcpFlagSYN != 0 {
-		t.mss[d] = s.mss
-		t.shift[d] = 0
-		if s.scaled {
-			t.shift[d] = s.shift
-		}
+	if s.flags&tcpFlagSYN == 0 {
+		return
+	}
+	t.mss[d] = s.mss
+	t.shift[d] = 0
+	if s.scaled {
+		t.shift[d] = s.shift
+		t.window[d] >>= s.shift // RFC 7323, Section 2.2: that of a SYN is not scaled
+	}
+	if t.flags[1-d]&tcpAcked == 0 {
+		t.ack[1-d] = s.seq
 	}
 }
+
+// before reports whether sequence number a comes before b.
+func before(a, b uint32) bool { return int32(a-b) < 0 }
 
 // next returns the state after a segment of direction d in state now.
 func (t *tcpState) next(now state, s *segmentView, d int) state {
@@ -145,8 +172,10 @@ func (t *tcpState) next(now state, s *segmentView, d int) state {
 		return now // only a SYN moves it on (RFC 9293, Section 3.10.7.3)
 	}
 	if !t.acceptable(s, d) {
-		return now
+		return t.stray(now, s, d)
 	}
+	t.flags[original] &= tcpStray - 1
+	t.flags[reply] &= tcpStray - 1
 	t.hear(s, d)
 	if s.flags&tcpFlagFIN != 0 {
 		t.flags[d] |= tcpFIN
@@ -154,11 +183,27 @@ func (t *tcpState) next(now state, s *segmentView, d int) state {
 	if other := 1 - d; s.flags&tcpFlagACK != 0 && t.flags[other]&tcpFIN != 0 && s.ack == t.end[other] {
 		t.flags[other] |= tcpClosed
 	}
-	return t.progress(now, s, d)
+	return t.progress(now)
+}
+
+// stray counts a segment that is not acceptable. Where the last few of both directions were not, what is known of the connection has
+// been left behind, by packets that passed elsewhere or while the table was full. Then it is known anew from s, as in mid-stream.
+//
+// An attacker who can speak for one end alone does not get here: the end that takes in his segments answers them (RFC 9293,
+// Section 3.10.7.4; RFC 5961, Section 5), and the answer is acceptable, as is all that the true ends send.
+func (t *tcpState) stray(now state, s *segmentView, d int) state {
+	if t.flags[d] < strays*tcpStray {
+		t.flags[d] += tcpStray
+	}
+	if min(t.flags[original], t.flags[reply]) < strays*tcpStray {
+		return now
+	}
+	t.join(s, d)
+	return stateEstablished
 }
 
 // progress derives the state from what both sides have sent.
-func (t *tcpState) progress(now state, s *segmentView, d int) state {
+func (t *tcpState) progress(now state) state {
 	fins := bits.OnesCount8(uint8(t.flags[original]&tcpFIN)) + bits.OnesCount8(uint8(t.flags[reply]&tcpFIN))
 	closed := bits.OnesCount8(uint8(t.flags[original]&tcpClosed)) + bits.OnesCount8(uint8(t.flags[reply]&tcpClosed))
 	switch {
@@ -170,7 +215,7 @@ func (t *tcpState) progress(now state, s *segmentView, d int) state {
 		return stateCloseWait
 	case fins == 1:
 		return stateFinWait
-	case now == stateSynReceived && s.flags&tcpFlagACK != 0 && s.ack == t.end[1-d] && t.flags[1-d]&tcpHeard != 0:
+	case now == stateSynReceived && t.flags[original]&t.flags[reply]&(tcpHeard|tcpAcked) == tcpHeard|tcpAcked:
 		return stateEstablished
 	}
 	return now
@@ -187,7 +232,7 @@ func (t *tcpState) synchronize(now state, s *segmentView, d int) state {
 			return now
 		}
 		// A SYN-ACK must acknowledge the SYN; a bare SYN is a simultaneous open (RFC 9293, Section 3.5).
-		if s.flags&tcpFlagACK != 0 && t.flags[1-d]&tcpHeard != 0 && s.ack != t.end[1-d] {
+		if s.flags&tcpFlagACK != 0 && !(t.credible(s.ack, d) && (t.flags[d]&tcpAcked == 0 || s.ack == t.ack[d])) {
 			return now
 		}
 		t.reopen(s, d)
@@ -203,22 +248,25 @@ func (t *tcpState) synchronize(now state, s *segmentView, d int) state {
 	return now // RFC 5961, Section 4.2: an end point answers with a challenge ACK
 }
 
-// reopen replaces what is known of direction d by its SYN.
+// reopen takes over the SYN of direction d, and forgets what is known of an attempt with another number. A repeated SYN may lack the
+// data of the first one (RFC 7413, Section 4.1.3), which its receiver may acknowledge all the same.
 func (t *tcpState) reopen(s *segmentView, d int) {
-	t.flags[d] = 0
+	if t.ack[1-d] != s.seq {
+		t.flags[d] = 0
+	}
 	t.hear(s, d)
 }
 
 // exactReset reports whether a RST ends the connection: RFC 5961, Section 3.2, wants the receiver's next sequence number. The
-// receiver's acknowledgements tell it; before there are any, the end of what was sent. In SYN-SENT, RFC 9293, Section 3.10.7.3, wants
-// the SYN acknowledged.
+// receiver's acknowledgements tell it; those that are still on their way will tell the end of what was sent. In SYN-SENT, RFC 9293,
+// Section 3.10.7.3, wants the SYN acknowledged.
 func (t *tcpState) exactReset(now state, s *segmentView, d int) bool {
 	other := 1 - d
 	if now == stateSynSent {
 		if d == original {
 			return s.seq == t.end[original] || s.seq+1 == t.end[original]
 		}
-		return s.flags&tcpFlagACK != 0 && s.ack == t.end[original]
+		return s.flags&tcpFlagACK != 0 && t.credible(s.ack, d)
 	}
 	if t.flags[other]&tcpAcked != 0 && s.seq == t.ack[other] {
 		return true
@@ -231,15 +279,37 @@ func (t *tcpState) exactReset(now state, s *segmentView, d int) bool {
 }
 
 // acceptable reports whether a receiver would process a segment (RFC 9293, Section 3.10.7.4), so that its flags may be believed: it
-// reaches into the window, and acknowledges nothing that was never sent.
+// reaches into the window, and has a credible acknowledgement.
 func (t *tcpState) acceptable(s *segmentView, d int) bool {
 	other := 1 - d
 	if t.flags[other]&tcpAcked != 0 {
 		first, last := int32(s.seq-t.ack[other]), int32(s.seq+s.length-t.ack[other])
-		size := max(uint32(t.window[other])<<t.shift[other], 1<<16)
-		if first > int32(size) || last < 0 || s.length > 0 && last == 0 {
+		if first > int32(t.room(other)) || last < 0 || s.length > 0 && last == 0 {
 			return false
 		}
 	}
-	return s.flags&tcpFlagACK == 0 || t.flags[other]&tcpHeard == 0 || int32(s.ack-t.end[other]) <= 0
+	return s.flags&tcpFlagACK != 0 && t.credible(s.ack, d)
+}
+
+// credible reports whether the other end would believe an acknowledgement of direction d: it covers nothing that was never sent, and
+// is not older than the SYN or than the last one by more than a window (RFC 5961, Section 5.2).
+func (t *tcpState) credible(ack uint32, d int) bool {
+	switch other := 1 - d; {
+	case t.flags[other]&tcpHeard == 0:
+		return true
+	case before(t.end[other], ack):
+		return false
+	case t.flags[d]&tcpAcked == 0:
+		return before(t.ack[d], ack)
+	}
+	return !before(ack, t.ack[d]-t.room(d))
+}
+
+// room is the window that direction d has announced, or what the first windows of both ends may come to.
+func (t *tcpState) room(d int) uint32 { return max(uint32(t.window[d])<<t.shift[d], 1<<16) }
+
+// inFlight reports whether a segment of direction d with sequence number seq has been sent and not been acknowledged (RFC 5927,
+// Section 4.1).
+func (t *tcpState) inFlight(seq uint32, d int) bool {
+	return t.flags[d]&tcpHeard != 0 && t.flags[1-d]&tcpAcked != 0 && !before(seq, t.ack[1-d]) && before(seq, t.end[d])
 }

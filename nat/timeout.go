@@ -29,7 +29,7 @@ var stateNames = [states]string{"syn-sent", "syn-received", "established", "fin-
 
 func (s state) String() string { return stateNames[s] }
 
-// shortUnreplied is how long unreplied connections live when the table is under pressure (architecture.md, Section 5).
+// shortUnreplied is how long unreplied connections live when the table is under pressure.
 const shortUnreplied = 30 * time.Second
 
 // compile returns the timeouts by state.
@@ -119,11 +119,11 @@ func (w *wheel) unlink(tb *table, c *conn, number uint32) {
 	c.wheelNext, c.wheelPrevious = 0, 0
 }
 
-// expire looks at up to budget connections whose slot has come, and returns false if some are left.
-func (e *Engine) expire(now Time, budget int) bool {
+// expire looks at up to budget connections whose slot has come, and returns what is left of the budget: 0 if there may be more.
+func (e *Engine) expire(now Time, budget int) int {
 	tb, w := &e.table, &e.table.wheel
 	if now < w.due {
-		return true
+		return budget
 	}
 	target := int64(now) / int64(wheelTick)
 	if !w.started {
@@ -138,9 +138,10 @@ func (e *Engine) expire(now Time, budget int) bool {
 			w.tick++
 			continue
 		}
-		if budget--; budget < 0 {
-			return false
+		if budget == 0 {
+			return 0
 		}
+		budget--
 		c := tb.at(number)
 		deadline := c.lastSeen.Add(e.snapshot.lifetime(c, e.pressed()))
 		if deadline <= now {
@@ -152,7 +153,7 @@ func (e *Engine) expire(now Time, budget int) bool {
 		w.arm(tb, c, number, deadline)
 	}
 	w.due = Time(target+1) * Time(wheelTick)
-	return true
+	return budget
 }
 
 // pressed reports whether the table is so full that unreplied connections must hurry.

@@ -1,6 +1,6 @@
 package nat
 
-// find looks up a connection. Those whose time is over, though their slot of the timer wheel has not come up yet, it removes.
+// find looks up a connection. It removes one that has expired even if the timer wheel has not reached it.
 func (e *Engine) find(t *tuple, now Time) (hit, bool) {
 	s := e.snapshot
 	for {
@@ -39,7 +39,7 @@ func (e *Engine) established(h hit, p *Packet, in Port, now Time, v *Verdict) bo
 		*v = drop(ReasonBadSource)
 		return true
 	}
-	if c.flags&(flagEvaluated0<<d) == 0 || c.hits[d] == tooManyHits {
+	if c.flags&(flagEvaluated0<<d) == 0 {
 		e.evaluate(c, d, p, in, now)
 	}
 	if c.verdict[d] != ReasonNone {
@@ -63,6 +63,8 @@ func (e *Engine) established(h hit, p *Packet, in Port, now Time, v *Verdict) bo
 		return true
 	}
 	if !p.forward(&pl, v) {
+		l := &s.hits.lists[c.hits[d]]
+		s.rules.countEntered(l.rules[:l.length], p)
 		return true
 	}
 	if sctp {
@@ -145,20 +147,4 @@ func (e *Engine) cache(c *conn, d int, tr *traversal) {
 		c.flags &^= flagEvaluated0 | flagEvaluated1 // with another mark the next packet may fare otherwise, in both directions
 	}
 	c.hits[d] = s.hits.number(&tr.effects, s.rules)
-}
-
-func (e *Engine) countHits(c *conn, d int, p *Packet, packets uint64) {
-	n := c.hits[d]
-	switch n {
-	case 0:
-		return
-	case tooManyHits:
-		e.snapshot.rules.count(e.scratch.effects.hits, p.isSYN(), packets, uint64(len(p.data)))
-		return
-	}
-	list, synOnly := e.snapshot.hits.at(n)
-	syn := p.isSYN()
-	if syn || !synOnly {
-		e.snapshot.rules.count(list, syn, packets, uint64(len(p.data)))
-	}
 }

@@ -5,7 +5,7 @@ import (
 	"net/netip"
 )
 
-// maxHits is how many counting rules a direction's packets may hit and still be served from the cache.
+// maxHits is how many of the counting rules that a direction's packets hit are counted.
 const maxHits = 8
 
 // A traversal takes a packet through the hooks, in the order of the kernel's: prerouting, routing, forward, postrouting. For the first
@@ -18,7 +18,7 @@ type traversal struct {
 	// first: the nat chains run, and to is a result.
 	first      bool
 	dnat, snat binding
-	backend    int16 // number of the chosen service, -1 if none
+	backend    int32 // number of the chosen service, -1 if none
 	stateful   bool  // the translation needs a connection
 	reason     Reason
 	answer     Answer
@@ -143,7 +143,7 @@ func (tr *traversal) bindDestination(e *Engine, r *ruleset, v *view, now Time) b
 		tr.to.setDestination(tr.dnat.addr)
 	case bindService:
 		tr.stateful = true
-		tr.backend = int16(tr.dnat.service)
+		tr.backend = tr.dnat.service
 		if tr.keeping {
 			tr.to.setDestination(tr.keep.destination())
 			tr.to.setDestinationPort(tr.keep.destinationPort())

@@ -13,8 +13,10 @@ const (
 	minMTU  = 576
 	minMTU6 = 1280
 	maxMTU  = 65535
-	// maxEntries bounds MaxConnections: entries are numbered by 24 bits and a bit of sense.
+	// maxEntries bounds MaxConnections: 3 GiB of connections.
 	maxEntries = 1 << 24
+	// firstReserved is the least of the ports that stand for no node: anyPort, unknownPort, noPort and anyNode.
+	firstReserved = anyPort
 )
 
 // A checker collects every fault of a Config, each with the path of its field.
@@ -90,7 +92,7 @@ func (c *Config) validateNodes(k *checker) {
 	ports, names, addresses := map[Port]int{}, map[string]int{}, map[netip.Addr]int{}
 	for i, n := range c.Nodes {
 		path := fmt.Sprintf("Nodes[%d]", i)
-		if n.Port == Tunnel || n.Port == anyNode {
+		if n.Port == Tunnel || n.Port >= firstReserved {
 			k.fault(path+".Port", "%d is reserved", n.Port)
 		}
 		if j, ok := ports[n.Port]; ok {

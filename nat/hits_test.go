@@ -1,0 +1,99 @@
+package nat
+
+import (
+	"testing"
+
+	"culvert/nat/nattest"
+)
+
+// counting returns an engine whose rules count what comes from the tunnel: n in prerouting, a translation and one in forward.
+func counting(t *testing.T, n int) *Engine {
+	t.Helper()
+	early := Chain{Name: "early", Type: ChainFilter, Hook: HookPrerouting, Priority: PriorityMangle}
+	for i := range n {
+		early.Rules = append(early.Rules, Rule{Name: string(rune('a' + i)), Action: ActionSetMark})
+	}
+	c := milan()
+	c.Firewall = []Table{{Name: "t", Family: FamilyIPv4, Chains: []Chain{
+		early,
+		{Name: "dnat", Type: ChainNAT, Hook: HookPrerouting, Priority: PriorityDNAT, Rules: []Rule{{Name: "to", Action: ActionDNAT, To: "10.200.1.6"}}},
+		{Name: "late", Type: ChainFilter, Hook: HookForward, Rules: []Rule{{Name: "a", Action: ActionSetMark}}},
+	}}}
+	e, err := New([16]byte{}, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+func (e *Engine) counted(rule string) uint64 {
+	return e.snapshot.rules.counters["t/"+rule].packets.Load()
+}
+
+func (e *Engine) arrive(ttl uint8) Verdict {
+	var p Packet
+	p.Parse(nattest.IP{Source: "10.200.3.9", Destination: "10.200.1.5", TTL: ttl, Body: nattest.UDP{SourcePort: 1, DestinationPort: 2}}.Bytes())
+	return e.Process(&p, Tunnel, 0)
+}
+
+// A kernel drops what is too old or too large between routing and the forward hook. The rules before have counted it.
+func TestRefusedPacketsAreCounted(t *testing.T) {
+	e := counting(t, 1)
+	steps := []struct {
+		name               string
+		ttl                uint8
+		early, to, forward uint64
+	}{
+		{"first packet refused", 1, 1, 1, 0},
+		{"first packet", 64, 2, 2, 1},
+		{"refused", 1, 3, 2, 1},
+		{"another", 64, 4, 2, 2},
+	}
+	for _, s := range steps {
+		if v := e.arrive(s.ttl); (v.Action == Forward) != (s.ttl > 1) {
+			t.Fatalf("%s: %v %v", s.name, v.Action, v.Reason)
+		}
+		if early, to, forward := e.counted("early/a"), e.counted("dnat/to"), e.counted("late/a"); early != s.early || to != s.to || forward != s.forward {
+			t.Fatalf("%s: counted %d, %d, %d; want %d, %d, %d", s.name, early, to, forward, s.early, s.to, s.forward)
+		}
+	}
+}
+
+// However many rules count, and however many lists of them there are, an established packet does not meet the rules again. What is
+// not counted shows.
+func TestHitsAreBounded(t *testing.T) {
+	tests := []struct {
+		name                      string
+		rules, lists              int
+		early, forward, uncounted uint64
+	}{
+		{"few", 1, 2, 3, 3, 0},
+		{"as many as are listed", maxHits - 1, 2, 3, 3, 0},
+		{"more rules than are listed", maxHits, 2, 3, 0, 3},
+		{"no list left", 1, maxHitLists, 0, 0, 3},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			e := counting(t, test.rules)
+			h := &e.snapshot.hits
+			for len(h.lists) < test.lists {
+				h.lists = append(h.lists, hitList{})
+			}
+			for i := range 3 {
+				if v := e.arrive(64); v.Action != Forward {
+					t.Fatalf("%v %v", v.Action, v.Reason)
+				}
+				if i > 0 && e.scratch.in != anyNode {
+					t.Fatal("an established packet has met the rules")
+				}
+				e.scratch.in = anyNode
+			}
+			if len(h.lists) > maxHitLists {
+				t.Errorf("%d lists", len(h.lists))
+			}
+			if early, forward := e.counted("early/a"), e.counted("late/a"); early != test.early || forward != test.forward || e.Stats().Uncounted != test.uncounted {
+				t.Errorf("counted %d and %d, %d not; want %d and %d, %d not", early, forward, e.Stats().Uncounted, test.early, test.forward, test.uncounted)
+			}
+		})
+	}
+}

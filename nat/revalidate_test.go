@@ -1,0 +1,124 @@
+package nat_test
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"culvert/nat"
+	"culvert/nat/nattest"
+)
+
+// A sweep looks at few connections at a time, and gets around the table however often the configuration changes meanwhile.
+func TestSweepGetsAround(t *testing.T) {
+	const lasting, doomed = 20_000, 1_000
+	e := engine(t, func(c *nat.Config) { c.MaxConnections, c.MaxHalfOpen = lasting+doomed, lasting+doomed })
+	for i := range lasting + doomed {
+		to := "10.71.3.9"
+		if i >= lasting {
+			to = "10.99.64.9" // the last ones of the table lose their remote CIDR
+		}
+		forwarded(t, e, node1, udp("10.200.1.5", to, uint16(1+i), 53).Bytes(), start)
+	}
+	apply := func() {
+		c := rome()
+		c.MaxConnections, c.MaxHalfOpen = lasting+doomed, lasting+doomed
+		c.Remote[2].Real = prefix("10.98.64.0/18")
+		if err := e.Apply(c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	calls := 0
+	for evicted := uint64(0); evicted < doomed; calls++ {
+		if calls > 2*(lasting+doomed)/64 {
+			t.Fatalf("%d of %d evicted after %d sweeps", evicted, doomed, calls)
+		}
+		apply()
+		if e.Sweep(start) {
+			t.Fatal("one sweep saw all of the table")
+		}
+		now := e.Stats().Evicted
+		if now-evicted > 64 {
+			t.Fatalf("a sweep evicted %d", now-evicted)
+		}
+		evicted = now
+	}
+	// Without further changes it ends when all were seen since the last one, also while the table grows.
+	calls = 0
+	for !e.Sweep(start) {
+		forwarded(t, e, node1, udp("10.200.1.6", "10.71.3.9", uint16(1+calls), 53).Bytes(), start)
+		calls++
+	}
+	if most := (lasting + doomed) / 64; calls < most-1 || calls > most+1 {
+		t.Fatalf("%d sweeps, want %d", calls, most)
+	}
+}
+
+// While the table grows, a sweep still sees the connections that were there when the configuration changed.
+func TestSweepBesideNewConnections(t *testing.T) {
+	e := engine(t)
+	flow := func(i int, to string) { forwarded(t, e, node1, udp("10.200.1.5", to, uint16(1+i), 53).Bytes(), start) }
+	apply := func(real string) {
+		c := rome()
+		c.Remote[2].Real = prefix(real)
+		if err := e.Apply(c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range 500 {
+		flow(i, "10.99.64.9")
+	}
+	apply("10.99.64.0/18")
+	e.Sweep(start) // stands somewhere in the table
+	apply("10.98.64.0/18")
+	for i := 0; !e.Sweep(start); i++ {
+		for j := range 200 {
+			flow(1000+200*i+j, "10.71.3.9")
+		}
+	}
+	if st := e.Stats(); st.Evicted != 500 {
+		t.Fatalf("%d of 500 evicted", st.Evicted)
+	}
+}
+
+// Services beyond the 32,767th are services like the others: their connections end with their backend.
+func TestManyServices(t *testing.T) {
+	const n = 32_770
+	backend := nat.Backend{Address: address("10.200.1.5"), Port: 8080}
+	services := make([]nat.Service, n)
+	at := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 70, 1 + byte(i>>8), byte(i)}) }
+	for i := range services {
+		services[i] = nat.Service{Name: at(i).String(), Address: at(i), Port: 80, Protocol: 6, OnRemoval: nat.RemovalReset,
+			Backends: []nat.Backend{backend}}
+	}
+	e := engine(t, func(c *nat.Config) { c.Services = services })
+	to := func(i int, flags uint8) []byte { return tcp("10.200.3.9", at(i).String(), 4000, 80, flags, "").Bytes() }
+	for _, i := range []int{0, n - 1} {
+		forwarded(t, e, nat.Tunnel, to(i, nattest.SYN), start)
+	}
+	for i := range services {
+		services[i].Backends = []nat.Backend{{Address: address("10.200.1.6"), Port: 8080}}
+	}
+	c := rome()
+	c.Services = services
+	if err := e.Apply(c); err != nil {
+		t.Fatal(err)
+	}
+	for _, i := range []int{0, n - 1} {
+		if v := dropped(t, e, nat.Tunnel, to(i, nattest.ACK), start, nat.ReasonNoBackend); v.Answer != nat.AnswerReset {
+			t.Fatalf("service %d answers %d", i, v.Answer)
+		}
+	}
+}
+
+// The numbers that rules use for "no device", "a device that nobody has" and "any device" are no node's.
+func TestReservedPorts(t *testing.T) {
+	for _, port := range []nat.Port{nat.Tunnel, 0xfffb, 0xfffc, 0xfffd, 0xfffe, 0xffff} {
+		c := rome()
+		c.Nodes = append(c.Nodes, nat.Node{Port: port, Name: "rome-3", Address: address("10.80.0.9")})
+		_, err := nat.New([16]byte{}, c)
+		if reserved := err != nil && err.Error() == fmt.Sprintf("nat: config: Nodes[2].Port: %d is reserved", port); reserved != (port != 0xfffb) {
+			t.Errorf("port %#x: %v", port, err)
+		}
+	}
+}

@@ -1,0 +1,123 @@
+package nat
+
+import "testing"
+
+// A conversation is two honest ends, which send in order and get all that the gateway sees, and what the gateway makes of it.
+type conversation struct {
+	t        *testing.T
+	tcp      tcpState
+	now      state
+	next     [2]uint32 // what each end sends next, and the other has got
+	finished [2]bool
+}
+
+func (c *conversation) see(d int, s segmentView) {
+	s.window = 65535
+	c.now = c.tcp.next(c.now, &s, d)
+}
+
+func (c *conversation) data(d int, n uint32) {
+	c.see(d, segmentView{seq: c.next[d], ack: c.next[1-d], length: n, flags: tcpFlagACK})
+	c.next[d] += n
+}
+
+// again repeats the last bytes of direction d. Its receiver says that it has them (RFC 9293, Section 3.10.7.4).
+func (c *conversation) again(d int, n uint32) {
+	c.see(d, segmentView{seq: c.next[d] - n, ack: c.next[1-d], length: n, flags: tcpFlagACK})
+	c.data(1-d, 0)
+}
+
+func (c *conversation) finish(d int) {
+	if !c.finished[d] {
+		c.finished[d] = true
+		c.see(d, segmentView{seq: c.next[d], ack: c.next[1-d], length: 1, flags: tcpFlagFIN | tcpFlagACK})
+		c.next[d]++
+	}
+}
+
+// elsewhere lets both ends exchange n bytes that the gateway does not see. After a few more segments it knows where they are.
+func (c *conversation) elsewhere(n uint32) {
+	if c.finished[0] || c.finished[1] {
+		return
+	}
+	c.next[0] += n
+	c.next[1] += 2 * n
+	c.now = talk(&c.tcp, c.now, &c.next, strays+1)
+	if c.now != stateEstablished || c.tcp.end != c.next {
+		c.t.Fatalf("after a gap of %d bytes: %v, knows %v of %v", n, c.now, c.tcp.end, c.next)
+	}
+}
+
+// begin does a handshake whose SYN holds data, of which the server takes some.
+func (c *conversation) begin(first [2]uint32, data, taken uint32) {
+	c.next = first
+	s := segmentView{seq: first[0], length: 1 + data, flags: tcpFlagSYN, window: 65535}
+	c.now = c.tcp.open(&s, 0)
+	c.next[0] += 1 + taken
+	c.see(1, segmentView{seq: first[1], ack: c.next[0], length: 1, flags: tcpFlagSYN | tcpFlagACK})
+	c.next[1]++
+	c.data(0, data-taken)
+	if c.now != stateEstablished {
+		c.t.Fatalf("%d of %d bytes of a SYN taken: %v", taken, data, c.now)
+	}
+}
+
+// forge sends in the name of direction d what is wrong by far, in its sequence number or its acknowledgement.
+func (c *conversation) forge(d int, op byte, far uint32) {
+	s := segmentView{seq: c.next[d], ack: c.next[1-d] + far, length: 1 + uint32(op), flags: tcpFlagACK | op>>4&tcpFlagFIN}
+	if op&1 != 0 {
+		s.seq, s.ack = s.seq+far, c.next[1-d]
+		s.flags |= op >> 4 & tcpFlagRST
+	}
+	c.see(d, s)
+}
+
+// FuzzTCP reads its input as a conversation and, where forge says so, as what a third host sends in the name of direction forger
+// without knowing its numbers. That must make no difference. A conversation that both ends finish ends in TIME-WAIT.
+func FuzzTCP(f *testing.F) {
+	f.Add(uint32(1), uint32(2), uint16(0), true, []byte{0, 1, 10, 13, 12, 13, 12, 13, 12, 0x86, 7, 5, 4})
+	f.Add(uint32(1<<32-10), uint32(1<<31), uint16(1000), true, []byte("0123456789abcdefghijklmnopqrstuvwxyz"))
+	f.Add(uint32(5), uint32(1<<32-1), uint16(77), false, []byte{0, 1, 16, 17, 6, 14, 8, 9, 6, 10, 11})
+	f.Fuzz(func(t *testing.T, first, second uint32, data uint16, forge bool, ops []byte) {
+		if len(ops) > 100 {
+			return
+		}
+		clean := &conversation{t: t}
+		clean.begin([2]uint32{first, second}, uint32(data%1400), uint32(data/1400)%(uint32(data%1400)+1))
+		forger := int(first>>7) & 1
+		dirty := *clean
+		for i, op := range ops {
+			d, n := int(op&1), uint32(op>>4)*90
+			for _, c := range []*conversation{clean, &dirty} {
+				switch kind := op >> 1 & 7; {
+				case kind < 3 && !c.finished[d]:
+					c.data(d, n)
+				case kind == 4:
+					c.again(d, min(n, c.next[d]-[2]uint32{first, second}[d]))
+				case kind == 5 && op>>4 == 0:
+					c.finish(d)
+				case kind == 6 && forge:
+					if c == &dirty {
+						// Farther from the truth than all that a conversation sends and all windows.
+						far := (1 + uint32(op>>4)*63 + uint32(i)%63) << 22
+						c.forge(forger, op, far)
+					}
+				case kind == 6 && !forge:
+					c.elsewhere(uint32(1+op>>4) << 24)
+				default:
+					c.data(d, 0)
+				}
+			}
+			if dirty.now != clean.now || dirty.tcp.end != clean.tcp.end || dirty.tcp.ack != clean.tcp.ack || dirty.tcp.window != clean.tcp.window {
+				t.Fatalf("after %d: %v %+v beside a forger, else %v %+v", i, dirty.now, dirty.tcp, clean.now, clean.tcp)
+			}
+		}
+		dirty.finish(0)
+		dirty.finish(1)
+		dirty.data(0, 0)
+		dirty.data(1, 0)
+		if dirty.now != stateTimeWait {
+			t.Fatalf("finished: %v", dirty.now)
+		}
+	})
+}
