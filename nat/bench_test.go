@@ -142,7 +142,7 @@ func load(b *testing.B, e *nat.Engine, n int, v6 bool) {
 }
 
 func benchmarkEstablished(b *testing.B, n int, v6 bool, in nat.Port, pick func() int) {
-	e := engine(b, func(c *nat.Config) { c.MaxConnections, c.MaxHalfOpen = 2*n, 2*n })
+	e := engine(b, func(c *nat.Config) { c.MaxConnections = 4 * n })
 	load(b, e, n, v6)
 	s := newStream(v6, in)
 	work := make([]byte, 2048)
@@ -195,7 +195,7 @@ func BenchmarkEstablished(b *testing.B) {
 func BenchmarkFirst(b *testing.B) {
 	for _, v6 := range []bool{false, true} {
 		b.Run(map[bool]string{false: "IPv4", true: "IPv6"}[v6], func(b *testing.B) {
-			e := engine(b, func(c *nat.Config) { c.MaxConnections, c.MaxHalfOpen = 1e6, 1e6 })
+			e := engine(b, func(c *nat.Config) { c.MaxConnections = 3e6 })
 			s := newStream(v6, node1)
 			work := make([]byte, 2048)
 			var p nat.Packet
@@ -216,7 +216,7 @@ func BenchmarkMemory(b *testing.B) {
 	const n = 1_000_000
 	for range b.N {
 		var before, after runtime.MemStats
-		e := engine(b, func(c *nat.Config) { c.MaxConnections, c.MaxHalfOpen = n, n })
+		e := engine(b, func(c *nat.Config) { c.MaxConnections = 3*n + 3 })
 		runtime.GC()
 		runtime.ReadMemStats(&before)
 		begin := time.Now()
@@ -250,7 +250,7 @@ func BenchmarkMemory(b *testing.B) {
 func BenchmarkFlood(b *testing.B) {
 	const established, batch = 1000, 2000
 	measure := func(flood bool) float64 {
-		e := engine(b, func(c *nat.Config) { c.MaxConnections, c.MaxHalfOpen = 1<<17, 1<<17 })
+		e := engine(b, func(c *nat.Config) { c.MaxConnections = 3 << 17 })
 		load(b, e, established, false)
 		s := newStream(false, node1)
 		syn := newStream(false, node2)

@@ -73,7 +73,7 @@ func (e *Engine) revalidateSome(now Time, budget int) bool {
 			return false
 		}
 		c := e.table.at(e.cursor)
-		if c.has(flagLive) && c.generation != e.snapshot.generation {
+		if c.live() && c.generation != e.snapshot.generation {
 			e.revalidate(c, e.cursor, now)
 		}
 	}
