@@ -64,6 +64,8 @@ type Stats struct {
 	Expired           uint64 // their time had come
 	Evicted           uint64 // their configuration had gone
 	EarlyDropped      uint64 // made room for others
+	Datagrams         int    // in fragments, of which parts are missing
+	DatagramsReplaced uint64 // incomplete ones that made room for others
 }
 
 // A Direction counts the packets from the nodes (outbound) or from the tunnel (inbound).
@@ -82,6 +84,7 @@ func (e *Engine) Stats() Stats {
 	st := e.stats
 	st.Connections, st.MaxConnections = e.table.used, e.snapshot.maxEntries
 	st.Unreplied = e.table.lists[rankUnreplied].length
+	st.Datagrams = e.fragments.partial.length
 	return st
 }
 
@@ -133,22 +136,23 @@ func (e *Engine) process(p *Packet, in Port, now Time, v *Verdict) {
 	e.expire(now, packetBudget)
 	var t tuple
 	p.tuple(&t, in)
-	switch {
-	case p.fragment:
+	if p.fragment {
 		*v = e.fragment(p, &t, in, now)
-	case p.icmpError && !e.notracked(p, &t, in):
-		*v = e.icmpError(p, &t, in, now)
-	default:
-		e.dispatch(p, &t, in, now, v)
+		return
 	}
+	e.dispatch(p, &t, in, now, v)
 }
 
 // packetBudget is how many expired connections a packet looks after.
 const packetBudget = 4
 
-// dispatch finds the packet's connection, or makes one.
+// dispatch finds the connection of a whole packet, or of a fragment whose ports are known, or makes one.
 func (e *Engine) dispatch(p *Packet, t *tuple, in Port, now Time, v *Verdict) {
 	if p.forwardable() && !e.notracked(p, t, in) {
+		if p.icmpError {
+			*v = e.icmpError(p, t, in, now)
+			return
+		}
 		if h, ok := e.find(t, now); ok && e.established(h, p, in, now, v) {
 			return
 		}

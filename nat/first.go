@@ -186,7 +186,7 @@ func (e *Engine) hurry(now Time) {
 const yieldTries = 4
 
 // room sees to it that h may have one more connection, or says why not. At its share, it replaces one of the oldest unreplied or else
-// closing connections: its own, or that of a holder with more. Those that it asks in vain queue up again. Established ones stay.
+// closing connections: its own, or that of a holder with no less. Those that it asks in vain queue up again. Established ones stay.
 func (e *Engine) room(h holder) Reason {
 	tb := &e.table
 	if !tb.shares.full(h, tb.used, e.snapshot.maxEntries) {

@@ -140,7 +140,7 @@ func (m *model) room(link nat.Port, addr netip.Addr, now nat.Time) bool {
 	for _, c := range unreplied[:min(4, len(unreplied))] {
 		l, a := c.source()
 		his, theirs := m.held(l, a)
-		if l != link && theirs > ours || l == link && (a == addr || his > mine) {
+		if l != link && theirs > ours || l == link && his >= mine {
 			m.remove(c)
 			return true
 		}

@@ -85,12 +85,13 @@ func (s *shares) full(h holder, used, most int) bool {
 	return used >= most || s.held(h.link)+used >= most || s.held(h.address)+s.held(h.link)+used >= most
 }
 
-// yields reports whether what v has makes room for h: it is the holder's own, or its holder has more.
+// yields reports whether something of v's, the oldest, makes room for h: it is h's own, or that of an address of its link that has no
+// less, or of a link that has more.
 func (s *shares) yields(v, h holder) bool {
 	if v.link != h.link {
 		return s.held(v.link) > s.held(h.link)
 	}
-	return v.address == h.address || s.held(v.address) > s.held(h.address)
+	return s.held(v.address) >= s.held(h.address)
 }
 
 func (s *shares) take(h holder) {
