@@ -13,6 +13,7 @@ type Engine struct {
 	table     table
 	cursor    uint32 // next connection to revalidate
 	fragments fragmentTable
+	clients   affinityTable
 	paths     pathTable
 	limit     limiter
 	stats     Stats
@@ -66,6 +67,11 @@ type Stats struct {
 	EarlyDropped      uint64 // made room for others
 	Datagrams         int    // in fragments, of which parts are missing
 	DatagramsReplaced uint64 // incomplete ones that made room for others
+	Clients           int    // of services with affinity that are remembered
+	MaxClients        int
+	ClientsReplaced   uint64 // forgotten before their time, for others of the service
+	ClientsRefused    uint64 // not remembered, because their /64 or the service had its share
+	ErrorsLimited     uint64 // errors that the rate limits kept from being sent
 }
 
 // A Direction counts the packets from the nodes (outbound) or from the tunnel (inbound).
@@ -85,6 +91,8 @@ func (e *Engine) Stats() Stats {
 	st.Connections, st.MaxConnections = e.table.used, e.snapshot.maxEntries
 	st.Unreplied = e.table.lists[rankUnreplied].length
 	st.Datagrams = e.fragments.partial.length
+	st.ErrorsLimited = e.limit.refused
+	st.Clients, st.MaxClients = e.clients.used, e.snapshot.maxEntries/affinityRatio
 	return st
 }
 

@@ -63,6 +63,7 @@ func (e *Engine) sweep(now Time) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.fragments.expire(e, now)
+	e.clients.expire(e, now)
 	return e.expire(now, sweepBudget) && e.revalidateSome(now, sweepBudget)
 }
 

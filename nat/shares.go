@@ -62,12 +62,16 @@ func (s *shares) init() {
 
 // holder returns who sent a packet with tuple t.
 func (s *shares) holder(t *tuple) holder {
-	k := &s.secrets
 	address := t.words[0]
 	if !t.v6 {
 		address >>= 32
 	}
-	link := fold(uint64(t.zone)^k[0], k[1])
+	return s.identify(address, uint64(t.zone))
+}
+
+func (s *shares) identify(address, link uint64) holder {
+	k := &s.secrets
+	link = fold(link^k[0], k[1])
 	return holder{fold(fold(address^k[2], link^k[3])^k[4], k[5]), link}
 }
 
