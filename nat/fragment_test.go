@@ -358,6 +358,13 @@ func TestFragmentsMeetRawRules(t *testing.T) {
 			})
 		}
 	}
+	t.Run("what is not tracked is not translated", func(t *testing.T) {
+		e := engine(t, withRaw(nat.ActionNoTrack, from("10.200.1.5")))
+		parts := pieces(nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9", Body: nattest.UDP{Payload: make([]byte, 2000)}}, 800, 3)
+		for _, i := range []int{2, 0, 1} {
+			dropped(t, e, node1, parts[i], start, nat.ReasonNoRoute) // it leads to the real address
+		}
+	})
 	t.Run("no place", func(t *testing.T) {
 		e := engine(t, withRaw(nat.ActionDrop, from("10.200.1.5")))
 		part := func(source string, id uint16) []byte {

@@ -163,17 +163,16 @@ func TestConnectionShares(t *testing.T) {
 	}
 }
 
-// Sources are told apart however many there are: none pays for another.
+// Sources are told apart however many there are: beside one at its share, none of ten thousand others pays for it.
 func TestSharesAreExact(t *testing.T) {
-	e := engine(t, func(c *nat.Config) { c.MaxConnections = 100_000 })
-	sources := func(i int) string { return fmt.Sprintf("203.%d.%d.9", i>>8, i&255) }
-	for i := range 2000 {
-		for port := range 20 {
-			forwarded(t, e, node1, udp(sources(i), "10.71.3.9", uint16(2000+port), uint16(53+i%50)).Bytes(), start)
-		}
+	const most = 120_000
+	e := engine(t, func(c *nat.Config) { c.MaxConnections = most })
+	flood(t, e, node1, udp("203.0.113.9", "10.71.3.9", 1, 53), 65536-1024, start)
+	for i := range 10_000 {
+		forwarded(t, e, node2, udp(fmt.Sprintf("198.%d.%d.9", i>>8, i&255), "10.71.3.9", 2000, uint16(1+i%50)).Bytes(), start)
 	}
-	if st := e.Stats(); st.Connections != 40_000 || st.EarlyDropped != 0 {
-		t.Fatalf("%+v", st)
+	if d := e.Stats().Outbound; d.Dropped[nat.ReasonConnectionShare] != 0 {
+		t.Fatalf("%+v", d)
 	}
 }
 
@@ -240,6 +239,20 @@ func TestFragmentFlood(t *testing.T) {
 			}
 			ledger(t, e)
 		})
+	}
+}
+
+// No choice of addresses and identifiers makes datagrams contend for places before there are too many: those of one source, a third of
+// all, with identifiers at any distance, each keep theirs.
+func TestFragmentPlaces(t *testing.T) {
+	for _, distance := range []int{1, 2, 16, 64, 128} {
+		e := engine(t)
+		for i := range 1024 / 3 {
+			process(t, e, node1, loneFragment("10.200.1.5", "10.71.3.9", i*distance), start)
+		}
+		if st := e.Stats(); st.Datagrams != 1024/3 || st.DatagramsReplaced != 0 {
+			t.Fatalf("distance %d: %+v", distance, st)
+		}
 	}
 }
 
