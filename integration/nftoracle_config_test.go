@@ -118,7 +118,7 @@ func capturedConfigs(t *testing.T) []*nat.Config {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c := &nat.Config{MaxHalfOpen: 1 << 16}
+		c := &nat.Config{}
 		if err := json.Unmarshal(text, c); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}

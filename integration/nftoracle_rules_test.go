@@ -36,7 +36,6 @@ func oracleConfig() *nat.Config {
 		PeerTunnelAddress:  netip.MustParseAddr("169.254.18.1"),
 		MTU:                oracleMTU,
 		MaxConnections:     1 << 16,
-		MaxHalfOpen:        1 << 16,
 	}
 	for i := range 2 {
 		c.Remote = append(c.Remote,

@@ -32,7 +32,7 @@ func (e *Engine) AppendError(dst []byte, p *Packet, in Port, v Verdict, now Time
 	if v.Answer == AnswerReset {
 		from = t.destination()
 	}
-	ok := from.IsValid() && e.limit.allow(to, now)
+	ok := from.IsValid() && e.limit.allow(in, to, now)
 	if ok {
 		e.stats.of(in).Answered++
 	}

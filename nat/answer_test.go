@@ -85,44 +85,72 @@ func TestNoAppendError(t *testing.T) {
 
 func TestErrorRate(t *testing.T) {
 	e := engine(t)
-	send := func(host int, now nat.Time) bool {
-		p := udp(fmt.Sprintf("10.200.%d.%d", 1+host/250, 1+host%250), "10.71.3.9", 1, 2)
+	send := func(in nat.Port, host int, now nat.Time) bool {
+		pods := map[nat.Port]string{node1: "10.64.32", node2: "10.200.2"}[in]
+		p := udp(fmt.Sprintf("%s.%d", pods, 1+host), "10.71.3.9", 1, 2)
 		p.TTL = 1
 		b := p.Bytes()
-		v, _ := process(t, e, node1, b, now)
-		return answer(t, e, node1, b, v, now) != nil
+		v, _ := process(t, e, in, b, now)
+		return answer(t, e, in, b, v, now) != nil
 	}
 	n := 0
 	for range 1000 {
-		if send(0, start) {
+		if send(node1, 0, start) {
 			n++
 		}
 	}
 	if n != 20 {
 		t.Fatalf("%d errors at once to one destination, want 20", n)
 	}
-	if !send(0, start.Add(time.Second/20)) || send(0, start.Add(time.Second/20)) {
+	if !send(node1, 0, start.Add(time.Second/20)) || send(node1, 0, start.Add(time.Second/20)) {
 		t.Fatal("not one more after a twentieth of a second")
 	}
+	// One node gets half of the 200, another one half of what is left then.
 	e, n = engine(t), 0
-	for host := range 700 {
-		if send(host, start) {
-			n++
+	for _, want := range []int{100, 150} {
+		in := map[int]nat.Port{100: node1, 150: node2}[want]
+		for host := range 250 {
+			if send(in, host, start) {
+				n++
+			}
+		}
+		if n != want {
+			t.Fatalf("%d errors at once, want %d", n, want)
 		}
 	}
-	if n != 200 {
-		t.Fatalf("%d errors at once, want 200", n)
-	}
-	for host := range 2000 {
-		if send(host%700, start.Add(time.Second)) {
-			n++
+	// What was refused has cost nobody his own tokens.
+	for range 20 {
+		if !send(node1, 249, start.Add(time.Second/5)) {
+			t.Fatal("the limit for all has cost a destination its tokens")
 		}
 	}
-	if n != 400 {
-		t.Fatalf("%d errors after a second, want 400", n)
+	if st := e.Stats(); st.Outbound.Answered != 170 || st.ErrorsLimited != 350 {
+		t.Fatalf("%+v", st)
 	}
-	if got := e.Stats().Outbound.Answered; got != 400 {
-		t.Fatalf("counted %d", got)
+}
+
+// A node whose packets all deserve errors leaves a hundred pings of another one theirs, whatever the addresses.
+func TestErrorFlood(t *testing.T) {
+	e := engine(t)
+	for i := range 1000 {
+		now := start.Add(time.Duration(i) * 10 * time.Millisecond)
+		for j := range 20 {
+			p := udp(fmt.Sprintf("10.200.1.%d", (i*20+j)%250), "10.71.3.9", 1, 2)
+			p.TTL = 1
+			b := p.Bytes()
+			v, _ := process(t, e, node1, b, now)
+			answer(t, e, node1, b, v, now)
+		}
+		if i%10 != 0 {
+			continue
+		}
+		p := udp("10.200.2.9", "10.71.3.9", 1, 2)
+		p.TTL = 1
+		b := p.Bytes()
+		v, _ := process(t, e, node2, b, now)
+		if answer(t, e, node2, b, v, now) == nil {
+			t.Fatalf("no error to the other node after %d", i)
+		}
 	}
 }
 

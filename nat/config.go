@@ -30,10 +30,7 @@ type Config struct {
 	Rules []FilterRule
 	// MaxConnections caps the connection table; 0 means DefaultMaxConnections.
 	MaxConnections int
-	// MaxHalfOpen caps the unreplied connections of one source; 0 means a sixteenth of MaxConnections, at least 64. As at the cap of the
-	// table, what needs no connection goes on without.
-	MaxHalfOpen int
-	Timeouts    Timeouts
+	Timeouts       Timeouts
 	// Firewall and Routing, where not nil, stand in place of the tables that the fields above would generate.
 	Firewall []Table
 	Routing  []PolicyTable

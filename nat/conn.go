@@ -43,8 +43,9 @@ const (
 	flagEvaluated0 connFlags = 1 << (iota + 1) // verdict and the rest are those of generation, direction original
 	flagEvaluated1                             // direction reply
 	flagReplied                                // a packet of direction reply was forwarded
-	flagLive                                   // the entry is in use
 	flagService                                // the destination is a backend of a service
+	flagPort                                   // its port is counted among those of its port space
+	flagPortShare                              // and among those of its holder
 )
 
 // A rank says in which order connections make room for others.
@@ -56,6 +57,9 @@ const (
 	rankClosing
 	ranks
 )
+
+// live reports whether the entry is in use.
+func (c *conn) live() bool { return c.generation != 0 }
 
 func (c *conn) rank() rank { return rank(c.flags & rankMask) }
 

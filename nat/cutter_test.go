@@ -360,7 +360,7 @@ func TestAllocations(t *testing.T) {
 // New connections allocate a chunk or a segment for a thousand of them; packets of those that exist, fragments too, nothing.
 func TestConnectionAllocations(t *testing.T) {
 	for _, source := range []string{"203.0.113.9", "fd00:200:0:1::5"} {
-		e := engine(t, func(c *nat.Config) { c.MaxHalfOpen = 1 << 16 })
+		e := engine(t, func(c *nat.Config) { c.MaxConnections = 1 << 20 })
 		destination, remote := "10.71.3.9", "10.200.3.9"
 		if address(source).Is6() {
 			destination, remote = "fd00:71:0:4000::9", "fd00:200::9"

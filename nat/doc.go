@@ -8,7 +8,7 @@
 //	Engine.Process      finds the connection by tuple                            engine.go, table.go, directory.go
 //	  established       applies its translation, cached verdict and route        track.go, forward.go, rewrite.go, mss.go
 //	    advance         moves its state and timer                                tcp.go, sctp.go, timeout.go
-//	  first             checks, rules, translation, port: a new connection       first.go, traverse.go, mapping.go
+//	  first             checks, rules, translation, port: a new connection       first.go, traverse.go, mapping.go, service.go
 //	  fragment          gives later fragments the ports of their first one       reassembly.go
 //	  icmpError         translates an ICMP error with the packet that it quotes  icmp.go, pathmtu.go
 //	Engine.AppendError  tells the sender about a dropped packet                  answer.go, limit.go
@@ -34,12 +34,23 @@
 // All methods of Engine may be called concurrently. One mutex guards all of it: the two goroutines of a gateway hold it for tens of
 // nanoseconds per packet (a super-frame counts as one), uncontended it costs 10 to 20 ns. Packet and Cutter belong to one goroutine.
 //
-// # Caps
+// # Caps and shares
 //
-// Connections: Config.MaxConnections; then unreplied ones make room first, closing ones next, and what needs no state goes on
-// untracked. Unreplied connections of one source: Config.MaxHalfOpen. Datagrams in fragments: 256; held fragments: 128 of 2048 bytes.
-// Path MTUs: 1024, learnt from segments in flight only; a new one takes the place of one of the sender, or else of the link, that has
-// most. Lists of counting rules: 16,384, then packets go uncounted by rules. Errors of our own: limit.go.
+// Everything that packets fill has a cap, and links and addresses have dynamic shares of it (shares.go): an address alone gets a third,
+// a link alone a half, and a newcomer finds a place.
+//
+//	connections          Config.MaxConnections. At its share, a source replaces its oldest unreplied connections, then closing ones;
+//	                     else what needs no state goes on untracked, what does is dropped: connection-share, table-full.
+//	ports                15/16 of 64,512 (or of 512 privileged ones, or of 65,535 ICMP identifiers) that one source address, such as U,
+//	                     has towards one protocol, address and port: port-share, port-exhausted.
+//	datagrams            1024 in fragments and incomplete; a source at its share gives up its oldest: fragment-limit.
+//	held fragments       256 of 2048 bytes: the same.
+//	clients of services  half of Config.MaxConnections; services take the place of links. A service at its share forgets the client
+//	                     that was longest away: Stats.ClientsReplaced, ClientsRefused.
+//	errors of our own    200 in 200 ms, of which a link gets at most as many as are left; 20 a second to one address: Stats.ErrorsLimited.
+//	path MTUs            1024, learnt from segments in flight only; a new one takes the place of one of the sender, or else of the link,
+//	                     that has most.
+//	counting rules       16,384 lists of rules that packets hit; the packets of others go uncounted: Stats.Uncounted.
 //
 // # Requirements
 //
@@ -60,7 +71,7 @@
 //	REQ-11 deterministic: met, choices are functions of the key and the packet. TestCollision
 //	REQ-12 ICMP never ends a mapping: met. TestTrackedICMPErrors
 //	REQ-13 fragmentation needed, or fragments: met. TestTooBig, TestAppendError
-//	REQ-14 fragments in any order, bounded: met. TestFragmentOrders, TestFragmentsHeld, TestFragmentOverlap
+//	REQ-14 fragments in any order, bounded: met. TestFragmentOrders, TestFragmentsHeld, TestFragmentOverlap, TestFragmentFlood
 //
 // RFC 5382, TCP:
 //

@@ -13,6 +13,7 @@ type Engine struct {
 	table     table
 	round     round
 	fragments fragmentTable
+	clients   affinityTable
 	paths     pathTable
 	limit     limiter
 	stats     Stats
@@ -87,6 +88,13 @@ type Stats struct {
 	Evicted           uint64 // their configuration had gone
 	EarlyDropped      uint64 // made room for others
 	Uncounted         uint64 // packets that not all of their rules counted
+	Datagrams         int    // in fragments, of which parts are missing
+	DatagramsReplaced uint64 // incomplete ones that made room for others
+	Clients           int    // of services with affinity that are remembered
+	MaxClients        int
+	ClientsReplaced   uint64 // forgotten before their time, for others of the service
+	ClientsRefused    uint64 // not remembered, because their /64 or the service had its share
+	ErrorsLimited     uint64 // errors that the rate limits kept from being sent
 }
 
 // A Direction counts the packets from the nodes (outbound) or from the tunnel (inbound).
@@ -105,6 +113,9 @@ func (e *Engine) Stats() Stats {
 	st := e.stats
 	st.Connections, st.MaxConnections = e.table.used, e.snapshot.maxEntries
 	st.Unreplied = e.table.lists[rankUnreplied].length
+	st.Datagrams = e.fragments.partial.length
+	st.ErrorsLimited = e.limit.refused
+	st.Clients, st.MaxClients = e.clients.used, e.snapshot.maxEntries/affinityRatio
 	return st
 }
 
@@ -156,22 +167,23 @@ func (e *Engine) process(p *Packet, in Port, now Time, v *Verdict) {
 	e.expire(now, packetBudget)
 	var t tuple
 	p.tuple(&t, in)
-	switch {
-	case p.fragment:
+	if p.fragment {
 		*v = e.fragment(p, &t, in, now)
-	case p.icmpError && !e.notracked(p, &t, in):
-		*v = e.icmpError(p, &t, in, now)
-	default:
-		e.dispatch(p, &t, in, now, v)
+		return
 	}
+	e.dispatch(p, &t, in, now, v)
 }
 
 // packetBudget is how many expired connections a packet looks after.
 const packetBudget = 4
 
-// dispatch finds the packet's connection, or makes one.
+// dispatch finds the connection of a whole packet, or of a fragment whose ports are known, or makes one.
 func (e *Engine) dispatch(p *Packet, t *tuple, in Port, now Time, v *Verdict) {
 	if p.forwardable() && !e.notracked(p, t, in) {
+		if p.icmpError {
+			*v = e.icmpError(p, t, in, now)
+			return
+		}
 		if h, ok := e.find(t, now); ok && e.established(h, p, in, now, v) {
 			return
 		}

@@ -58,7 +58,8 @@ func (e *Engine) dropped(p *Packet, tr *traversal) Verdict {
 	return refuse(tr.reason, tr.answer)
 }
 
-// open makes the connection of its first packet and forwards it. Where the table has no room, what needs no state goes on without.
+// open makes the connection of its first packet and forwards it. Where the table has no room for it, what needs no state goes on
+// without.
 func (e *Engine) open(p *Packet, tr *traversal, now Time) Verdict {
 	s := e.snapshot
 	pl := plan{to: tr.to, out: tr.out, clamp: tr.clampFor(s), mtu: s.mtu}
@@ -117,25 +118,28 @@ func (e *Engine) create(p *Packet, tr *traversal, now Time) (hit, Reason) {
 	if zone != Tunnel {
 		zone = anyNode
 	}
+	h, shared := tb.shares.holder(&tr.from), tr.sharesPorts(p, s)
+	if shared && tb.portsFull(to.reply(zone), h) {
+		return hit{}, ReasonPortShare
+	}
 	answer, ok := e.choosePort(p, &tr.from, &to, zone, now)
 	if !ok {
 		return hit{}, ReasonPortExhausted
 	}
-	if int(*tb.half(&tr.from)) >= s.maxHalfOpen {
-		return hit{}, ReasonHalfOpen
-	}
 	if e.pressed() {
 		e.hurry(now)
 	}
-	if tb.used >= s.maxEntries && !e.makeRoom() {
-		return hit{}, ReasonTableFull
+	if reason := e.room(h.of(shareConnections)); reason != ReasonNone {
+		return hit{}, reason
 	}
-	c, number := tb.add(&tr.from, &answer)
+	c, number := tb.add(&tr.from, &answer, s.generation)
 	if c == nil {
 		return hit{}, ReasonTableFull
 	}
 	e.stats.Created++
-	c.generation = s.generation
+	if shared {
+		tb.takePort(c, h)
+	}
 	c.lastSeen = now
 	c.addresses = delta(tr.from.addressSum(), to.addressSum())
 	c.ports = delta(tr.from.portSum(), to.portSum())
@@ -181,14 +185,31 @@ func (e *Engine) hurry(now Time) {
 	}
 }
 
-// makeRoom drops the oldest unreplied connection, or else the one that has been closing for longest. Established ones stay.
-func (e *Engine) makeRoom() bool {
+// yieldTries is how many of the oldest connections of a rank are asked to make room.
+const yieldTries = 4
+
+// room sees to it that h may have one more connection, or says why not. At its share, it replaces one of the oldest unreplied or else
+// closing connections: its own, or that of a holder with no less. Those that it asks in vain queue up again. Established ones stay.
+func (e *Engine) room(h holder) Reason {
+	tb := &e.table
+	if !tb.shares.full(h, tb.used, e.snapshot.maxEntries) {
+		return ReasonNone
+	}
 	for r := rankUnreplied; r < ranks; r++ {
-		if number := e.table.lists[r].first; number != 0 {
-			e.table.remove(e.table.at(number), number)
-			e.stats.EarlyDropped++
-			return true
+		for range min(yieldTries, tb.lists[r].length) {
+			number := tb.lists[r].first
+			c := tb.at(number)
+			if tb.shares.yields(tb.shares.holder(&c.tuples[original]).of(shareConnections), h) {
+				tb.remove(c, number)
+				e.stats.EarlyDropped++
+				return ReasonNone
+			}
+			tb.rankAs(c, number, rankSettled)
+			tb.rankAs(c, number, r)
 		}
 	}
-	return false
+	if tb.used >= e.snapshot.maxEntries {
+		return ReasonTableFull
+	}
+	return ReasonConnectionShare
 }

@@ -164,29 +164,22 @@ func TestFragmentFiltered(t *testing.T) {
 // Held fragments whose first one never comes are dropped when their time is over, and counted.
 func TestFragmentsHeld(t *testing.T) {
 	e := engine(t)
-	held, limited := 0, 0
 	for i := range 300 {
 		p := nattest.IP{Source: fmt.Sprintf("203.0.113.%d", 1+i%250), Destination: "10.71.3.9",
 			Body: nattest.UDP{SourcePort: 1, DestinationPort: 2, Payload: make([]byte, 2000)}}
-		v, _ := process(t, e, node1, pieces(p, 1000, uint32(i))[1], start)
-		switch {
-		case v.Action == nat.Hold:
-			held++
-		case v.Reason == nat.ReasonFragmentLimit:
-			limited++
-		default:
+		if v, _ := process(t, e, node1, pieces(p, 1000, uint32(i))[1], start); v.Action != nat.Hold {
 			t.Fatal(v.Action, v.Reason)
 		}
 	}
-	if held == 0 || held > 128 || held+limited != 300 {
-		t.Fatalf("%d held, %d refused", held, limited)
-	}
-	if d := e.Stats().Outbound; d.Held != uint64(held) {
-		t.Fatalf("counted %d held of %d", d.Held, held)
+	// One node has the half of 256 places; there, the newest replace the oldest.
+	d := e.Stats().Outbound
+	held := d.Held
+	if held < 100 || held > 128 || d.Dropped[nat.ReasonFragmentLimit] != 300-held {
+		t.Fatalf("%d held, %d dropped", held, d.Dropped[nat.ReasonFragmentLimit])
 	}
 	ledger(t, e)
 	e.Sweep(start.Add(31 * time.Second))
-	if d := e.Stats().Outbound; d.Held != 0 || d.Dropped[nat.ReasonFragment] != uint64(held) {
+	if d := e.Stats().Outbound; d.Held != 0 || d.Dropped[nat.ReasonFragment] != held {
 		t.Fatalf("%d held, %d dropped of %d", d.Held, d.Dropped[nat.ReasonFragment], held)
 	}
 	ledger(t, e)
@@ -230,12 +223,157 @@ func TestFragmentsComplete(t *testing.T) {
 			t.Fatalf("datagram %d: %d of %d fragments", id, out, sent)
 		}
 	}
-	// Without their last fragments, they fill the table; then there is a limit, and it is counted.
+	// Without their last fragments, the newest replace the oldest. The whole ones between them, of the same source, get through.
 	for id := range uint32(2000) {
-		send(10000+id, 3)
+		send(10000+2*id, 3)
+		if sent, out := send(10001+2*id, -1); out != sent {
+			t.Fatalf("datagram %d: %d of %d fragments", id, out, sent)
+		}
 	}
-	if n := e.Stats().Outbound.Dropped[nat.ReasonFragmentLimit]; n == 0 {
-		t.Error("no limit to datagrams that never end")
+	if st := e.Stats(); st.Datagrams != 1024/3 || st.DatagramsReplaced != 2000-1024/3 {
+		t.Errorf("%d of 2000 datagrams, %d replaced", st.Datagrams, st.DatagramsReplaced)
 	}
 	ledger(t, e)
+}
+
+// An ICMP error in fragments is translated as a whole one is, wherever its router is and in whatever order they come, and makes no
+// connection: RFC 5508, Section 4.2 and 4.3.
+func TestFragmentedICMPErrors(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 0))
+	tests := []struct {
+		name                                 string
+		in, out                              nat.Port
+		router, quotedSource, quotedDest     string
+		wantSource, wantDest, wantQ, wantQTo string
+	}{
+		{"about a pod's packet, from a router in a remote CIDR", nat.Tunnel, node1, "10.70.0.1", "10.200.1.5", "10.200.3.9",
+			"10.74.0.1", "10.200.1.5", "10.200.1.5", "10.71.3.9"},
+		{"about a pod's packet, from a router elsewhere", nat.Tunnel, node1, "192.0.2.77", "10.200.1.5", "10.200.3.9",
+			"10.71.3.9", "10.200.1.5", "10.200.1.5", "10.71.3.9"},
+		{"about a packet of U, from a router elsewhere", nat.Tunnel, node2, "192.0.2.77", "10.70.0.0", "10.200.3.9",
+			"10.71.3.9", "203.0.113.9", "203.0.113.9", "10.71.3.9"},
+		{"from a node", node1, nat.Tunnel, "10.80.0.2", "10.71.3.9", "10.200.1.5", "10.70.0.0", "10.200.3.9", "10.200.3.9", "10.200.1.5"},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			for range 10 {
+				e := engine(t)
+				forwarded(t, e, node2, udp("203.0.113.9", "10.71.3.9", 7, 53).Bytes(), start)
+				quoted := nattest.IP{Source: test.quotedSource, Destination: test.quotedDest, TTL: 1,
+					Body: nattest.UDP{SourcePort: 7, DestinationPort: 53, Payload: nattest.Payload(2000, 1)}}
+				m := nattest.ICMP{Type: 3, Code: 1, Payload: quoted.Bytes()}
+				all := pieces(nattest.IP{Source: test.router, Destination: test.quotedSource, Body: m}, 800, 9)
+				r.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+				whole := nattest.Reassemble(deliver(t, e, test.in, all, start))
+				if whole == nil {
+					t.Fatalf("the fragments do not fit: %+v", e.Stats())
+				}
+				got, err := nattest.Check(whole)
+				if err != nil {
+					t.Fatal(err)
+				}
+				expect(t, got, test.wantSource, test.wantDest)
+				q, err := nattest.CheckQuoted(whole)
+				if err != nil {
+					t.Fatal(err)
+				}
+				expect(t, q, test.wantQ, test.wantQTo)
+				if n := e.Stats().Connections; n != 1 {
+					t.Fatalf("%d connections", n)
+				}
+				ledger(t, e)
+			}
+		})
+	}
+	t.Run("unrelated", func(t *testing.T) {
+		e := engine(t)
+		m := nattest.ICMP{Type: 3, Code: 1, Payload: udp("10.200.1.6", "10.200.3.9", 1, 2).Bytes()}
+		m.Payload = append(m.Payload, make([]byte, 2000)...)
+		for _, b := range pieces(nattest.IP{Source: "10.200.3.1", Destination: "10.200.1.5", Body: m}, 800, 9) {
+			dropped(t, e, nat.Tunnel, b, start, nat.ReasonICMPUnrelated)
+		}
+	})
+	t.Run("strangers' fragments that belong to no error", func(t *testing.T) {
+		e := engine(t)
+		echo := pieces(nattest.IP{Source: "192.0.2.77", Destination: "10.200.1.5", Body: nattest.ICMP{Type: 8, Payload: make([]byte, 2000)}}, 800, 9)
+		deliver(t, e, nat.Tunnel, [][]byte{echo[1], echo[0], echo[2]}, start)
+		if d := e.Stats().Inbound; d.Dropped[nat.ReasonBadSource] != 3 || d.Forwarded != 0 {
+			t.Fatalf("%+v", d)
+		}
+	})
+}
+
+// withRaw puts a rule before connection tracking.
+func withRaw(action nat.RuleAction, m nat.Match) func(*nat.Config) {
+	return func(c *nat.Config) {
+		c.Firewall = append(c.Tables(), nat.Table{Name: "raw", Family: nat.FamilyIPv4, Chains: []nat.Chain{{Name: "raw", Type: nat.ChainFilter,
+			Hook: nat.HookPrerouting, Priority: nat.PriorityRaw, Rules: []nat.Rule{{Name: "raw", Match: []nat.Match{m}, Action: action}}}}})
+	}
+}
+
+// Fragments meet the rules before connection tracking in whatever order they come: before the first one is known, on release, and when
+// there is no place for their datagram.
+func TestFragmentsMeetRawRules(t *testing.T) {
+	from := func(source string) nat.Match {
+		return nat.Match{IP: nat.Operand{Value: source, Position: nat.PositionSource}}
+	}
+	toPort := func(source string) nat.Match {
+		m := from(source)
+		m.Proto, m.Port = "udp", nat.Operand{Value: "2", Position: nat.PositionDestination}
+		return m
+	}
+	tests := []struct {
+		name   string
+		source string
+		action nat.RuleAction
+		match  func(string) nat.Match
+	}{
+		{"a pod is dropped", "10.200.1.5", nat.ActionDrop, from},
+		{"an unknown source is dropped", "203.0.113.9", nat.ActionDrop, from},
+		{"an unknown source is dropped by port", "203.0.113.9", nat.ActionDrop, toPort},
+		{"a pod is not tracked", "10.200.1.5", nat.ActionNoTrack, from},
+		{"an unknown source is not tracked", "203.0.113.9", nat.ActionNoTrack, from},
+		{"an unknown source is not tracked by port", "203.0.113.9", nat.ActionNoTrack, toPort},
+	}
+	for _, test := range tests {
+		for _, order := range [][]int{{0, 1, 2}, {2, 1, 0}, {1, 0, 2}} {
+			t.Run(fmt.Sprint(test.name, order), func(t *testing.T) {
+				e := engine(t, withRaw(test.action, test.match(test.source)))
+				parts := pieces(nattest.IP{Source: test.source, Destination: "10.99.64.9",
+					Body: nattest.UDP{SourcePort: 1, DestinationPort: 2, Payload: make([]byte, 2000)}}, 800, 3)
+				out := deliver(t, e, node1, [][]byte{parts[order[0]], parts[order[1]], parts[order[2]]}, start)
+				if st := e.Stats(); st.Connections != 0 || test.action == nat.ActionDrop && st.Outbound.Dropped[nat.ReasonFiltered] != 3 {
+					t.Fatalf("%+v", st)
+				}
+				if test.action == nat.ActionNoTrack {
+					got, err := nattest.Check(nattest.Reassemble(out))
+					if err != nil {
+						t.Fatal(err)
+					}
+					expect(t, got, test.source, "10.99.64.9") // the nat chains see no packet without a connection
+				}
+				ledger(t, e)
+			})
+		}
+	}
+	t.Run("what is not tracked is not translated", func(t *testing.T) {
+		e := engine(t, withRaw(nat.ActionNoTrack, from("10.200.1.5")))
+		parts := pieces(nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9", Body: nattest.UDP{Payload: make([]byte, 2000)}}, 800, 3)
+		for _, i := range []int{2, 0, 1} {
+			dropped(t, e, node1, parts[i], start, nat.ReasonNoRoute) // it leads to the real address
+		}
+	})
+	t.Run("no place", func(t *testing.T) {
+		e := engine(t, withRaw(nat.ActionDrop, from("10.200.1.5")))
+		part := func(source string, id uint16) []byte {
+			return nattest.IP{Source: source, Destination: "10.71.3.9", ID: id, Offset: 800, Body: nattest.Raw{Protocol: 17, Payload: make([]byte, 8)}}.Bytes()
+		}
+		process(t, e, node1, part("10.200.1.5", 1), start)
+		for i := range 64 {
+			process(t, e, node1, part(fmt.Sprintf("10.200.2.%d", i), 1), start)
+		}
+		dropped(t, e, node1, part("10.200.1.5", 2), start, nat.ReasonFiltered)
+	})
 }

@@ -164,7 +164,7 @@ func playSequence(t *testing.T, ops []byte) {
 		return
 	}
 	e := engine(t, func(c *nat.Config) {
-		c.MaxConnections, c.MaxHalfOpen = 40, 40
+		c.MaxConnections = 40
 		c.Addresses = []nat.AddressMapping{{External: address("10.70.0.9"), Internal: address("192.0.2.10"), Via: node2}}
 	})
 	now := start
@@ -193,7 +193,7 @@ func playSequence(t *testing.T, ops []byte) {
 				continue
 			}
 			c := rome()
-			c.MaxConnections, c.MaxHalfOpen = 40, 40
+			c.MaxConnections = 40
 			if ops[5]%2 == 0 {
 				c.UnknownSource = address("10.70.0.1")
 			}

@@ -1,35 +1,37 @@
 package nat
 
 import (
-	"hash/maphash"
 	"net/netip"
 	"time"
 )
 
-// The rate limits of errors that we originate (RFC 4443, Section 2.4 (f); RFC 1812, Section 4.3.2.8), per second and at once.
+// The rate limits of errors that we originate (RFC 4443, Section 2.4 (f); RFC 1812, Section 4.3.2.8).
 const (
-	errorRate, errorBurst         = 1000, 200
-	errorRateEach, errorBurstEach = 20, 20 // towards one destination
-	errorSlots                    = 512
+	// In each errorWindow, errorsMost go out. Of these, a link has at most as many as are left.
+	errorsMost  = 200
+	errorWindow = 200 * time.Millisecond
+	// Towards one destination, errorRateEach go out in a second, errorBurstEach of them at once.
+	errorRateEach, errorBurstEach = 20, 20
+	// errorDestinations is more than can have been sent errors since a bucket became full again.
+	errorDestinations = 4 * errorsMost * int(errorBurstEach*time.Second/errorRateEach/errorWindow)
 )
 
-// A limiter is a token bucket for all errors and one for each destination. Two destinations may share a bucket.
+// A limiter counts the errors of a window of time, and has a token bucket for each destination.
 type limiter struct {
-	seed  maphash.Seed
-	total bucket
-	each  [errorSlots]bucket
+	window Time // when the next one begins
+	sent   int
+	links  map[Port]int
+	each   map[[16]byte]bucket
+
+	refused uint64
 }
 
 // A bucket holds its tokens as the time at which it was, or would have been, empty.
 type bucket struct{ empty Time }
 
 func (l *limiter) init() {
-	l.seed = maphash.MakeSeed()
-	start := Time(-1 << 62) // full
-	l.total.empty = start
-	for i := range l.each {
-		l.each[i].empty = start
-	}
+	l.window = Time(-1 << 62)
+	l.links, l.each = map[Port]int{}, map[[16]byte]bucket{}
 }
 
 // take takes a token, if there is one.
@@ -43,9 +45,35 @@ func (b *bucket) take(now Time, rate, burst int64) bool {
 	return true
 }
 
-// allow reports whether an error may be sent to destination now.
-func (l *limiter) allow(destination netip.Addr, now Time) bool {
+// allow reports whether an error may be sent through link to destination now.
+func (l *limiter) allow(link Port, destination netip.Addr, now Time) bool {
+	if now >= l.window {
+		l.window, l.sent = now.Add(errorWindow), 0
+		clear(l.links)
+	}
 	key := destination.As16()
-	each := &l.each[maphash.Bytes(l.seed, key[:])%errorSlots]
-	return each.take(now, errorRateEach, errorBurstEach) && l.total.take(now, errorRate, errorBurst)
+	b, ok := l.each[key]
+	if !ok {
+		b.empty = Time(-1 << 62) // full
+	}
+	if l.links[link]+l.sent >= errorsMost || !b.take(now, errorRateEach, errorBurstEach) {
+		l.refused++
+		return false
+	}
+	if !ok && len(l.each) >= errorDestinations {
+		l.purge(now)
+	}
+	l.each[key] = b
+	l.links[link]++
+	l.sent++
+	return true
+}
+
+// purge forgets the buckets that are full again.
+func (l *limiter) purge(now Time) {
+	for key, b := range l.each {
+		if b.empty+Time(errorBurstEach*time.Second/errorRateEach) <= now {
+			delete(l.each, key)
+		}
+	}
 }

@@ -1,7 +1,67 @@
 package nat
 
-// portTries bounds the search for a free port (architecture.md, Section 2.1 no. 3).
-const portTries = 128
+const (
+	// portTries bounds the search for a free port (architecture.md, Section 2.1 no. 3).
+	portTries = 128
+	// Of 16 ports of a range, 15 are given out: as long as one is free, portTries tries miss it three times in ten thousand.
+	portsNumerator, portsDenominator = 15, 16
+	// Below a 64th of them, nobody is short of ports, and their holders are not counted.
+	portsUncontended = 64
+)
+
+// sharesPorts reports whether others use the source that the packets of a new connection get: U, or what another rule binds sources to.
+func (tr *traversal) sharesPorts(p *Packet, s *snapshot) bool {
+	if !p.hasPorts && !p.hasIdent {
+		return false
+	}
+	source := tr.to.source()
+	return tr.snat.kind == bindAddress || source == s.unknown || tr.snat.kind == bindNone && source != tr.from.source()
+}
+
+// portSpace returns the identity of the ports that keep connections with answers like t apart, those of one source towards one
+// protocol, address and port, and how many may be in use.
+func (tb *table) portSpace(t *tuple) (space uint64, most int) {
+	port, remote := t.destinationPort(), t.sourcePort()
+	if isICMP(t.protocol) {
+		remote = 0
+	}
+	low, n := portRange(port, isICMP(t.protocol))
+	k := &tb.shares.secrets
+	space = fold(t.words[0]^k[0], t.words[1]^k[1])
+	space = fold(space^t.words[2], t.words[3]^k[2])
+	space = fold(space^k[3], uint64(t.zone)<<48|uint64(low)<<32|uint64(t.protocol)<<16|uint64(remote))
+	return space ^ uint64(sharePorts)<<32, int(n) * portsNumerator / portsDenominator
+}
+
+// portsFull reports whether h may take no more ports of the space of answer.
+func (tb *table) portsFull(answer tuple, h holder) bool {
+	space, most := tb.portSpace(&answer)
+	used := tb.shares.held(space)
+	return used >= most/portsUncontended && tb.shares.full(h.within(space), used, most)
+}
+
+// takePort counts the port of a new connection.
+func (tb *table) takePort(c *conn, h holder) {
+	space, most := tb.portSpace(&c.tuples[reply])
+	if tb.shares.held(space) >= most/portsUncontended {
+		c.flags |= flagPortShare
+		tb.shares.take(h.within(space))
+	}
+	c.flags |= flagPort
+	tb.shares.add(space)
+}
+
+// givePort takes back what takePort has counted.
+func (tb *table) givePort(c *conn) {
+	if !c.has(flagPort) {
+		return
+	}
+	space, _ := tb.portSpace(&c.tuples[reply])
+	tb.shares.drop(space)
+	if c.has(flagPortShare) {
+		tb.shares.give(tb.shares.holder(&c.tuples[original]).within(space))
+	}
+}
 
 // choosePort makes the reply tuple of a connection unique: it keeps the source port or ICMP identifier of to if it can, and else probes
 // from a keyed hash of (node, source, destination), so that a packet in mid-stream gets the port that its connection had. It

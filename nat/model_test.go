@@ -89,8 +89,29 @@ func (m *model) fromTunnel(icmp bool, real, mapped modelEnd) *modelConn {
 	return nil
 }
 
-// room makes room for a connection, or returns false.
-func (m *model) room(now nat.Time) bool {
+// source returns the link and the address that a connection came from.
+func (c *modelConn) source() (nat.Port, netip.Addr) {
+	if c.inbound {
+		return nat.Tunnel, c.real.addr
+	}
+	return c.node, c.local.addr
+}
+
+// held returns what a link holds, and what an address of it does.
+func (m *model) held(link nat.Port, addr netip.Addr) (of, all int) {
+	for _, c := range m.connections {
+		if l, a := c.source(); l == link {
+			all++
+			if a == addr {
+				of++
+			}
+		}
+	}
+	return of, all
+}
+
+// room makes room for a connection of a source, or returns false.
+func (m *model) room(link nat.Port, addr netip.Addr, now nat.Time) bool {
 	if m.pressed() {
 		for range 2 {
 			for _, c := range m.connections {
@@ -106,17 +127,31 @@ func (m *model) room(now nat.Time) bool {
 			}
 		}
 	}
-	if len(m.connections) < m.most {
+	mine, ours := m.held(link, addr)
+	if mine+ours+len(m.connections) < m.most {
 		return true
 	}
+	var unreplied []*modelConn
 	for _, c := range m.connections {
 		if !c.replied {
+			unreplied = append(unreplied, c)
+		}
+	}
+	for _, c := range unreplied[:min(4, len(unreplied))] {
+		l, a := c.source()
+		his, theirs := m.held(l, a)
+		if l != link && theirs > ours || l == link && his >= mine {
 			m.remove(c)
 			return true
 		}
+		m.remove(c)
+		m.connections = append(m.connections, c)
 	}
 	return false
 }
+
+// full reports whether r is that of a connection for which there is no room.
+func full(r nat.Reason) bool { return r == nat.ReasonTableFull || r == nat.ReasonConnectionShare }
 
 // An ether is one engine and its model under the same packets.
 type ether struct {
@@ -267,14 +302,14 @@ func (x *ether) fromNode(in nat.Port, icmp bool, local, seen, real modelEnd) {
 	if x.m.fromTunnel(icmp, c.real, c.mapped) != nil {
 		// Taken: any other port will do that is free.
 		if got == nil {
-			if v.Reason != nat.ReasonTableFull || !stateful || x.m.room(x.now) {
+			if !full(v.Reason) || !stateful || x.m.room(in, local.addr, x.now) {
 				x.fail("%v %v, want another port", v.Action, v.Reason)
 			}
 			return
 		}
 		if v.Untracked {
 			x.expect(v, got, nat.Tunnel, c.mapped, real)
-			if x.m.room(x.now) {
+			if x.m.room(in, local.addr, x.now) {
 				x.fail("untracked, but there is room")
 			}
 			return
@@ -287,9 +322,9 @@ func (x *ether) fromNode(in nat.Port, icmp bool, local, seen, real modelEnd) {
 			x.fail("port %d is taken too", c.mapped.port)
 		}
 	}
-	if !x.m.room(x.now) {
+	if !x.m.room(in, local.addr, x.now) {
 		if stateful {
-			if v.Reason != nat.ReasonTableFull {
+			if !full(v.Reason) {
 				x.fail("%v %v, want table-full", v.Action, v.Reason)
 			}
 			return
@@ -339,7 +374,7 @@ func (x *ether) fromTunnel(icmp bool, real, mapped modelEnd) {
 				x.fail("%v %v, want another port", v.Action, v.Reason)
 			}
 			if v.Untracked {
-				if x.expect(v, got, node1, c.seen, c.local); x.m.room(x.now) {
+				if x.expect(v, got, node1, c.seen, c.local); x.m.room(nat.Tunnel, real.addr, x.now) {
 					x.fail("untracked, but there is room")
 				}
 				return
@@ -352,7 +387,7 @@ func (x *ether) fromTunnel(icmp bool, real, mapped modelEnd) {
 				x.fail("port %d is taken too", c.seen.port)
 			}
 		}
-		if !x.m.room(x.now) {
+		if !x.m.room(nat.Tunnel, real.addr, x.now) {
 			if x.expect(v, got, node1, c.seen, c.local); !v.Untracked {
 				x.fail("tracked, but the model has no room")
 			}
@@ -380,7 +415,7 @@ func TestModel(t *testing.T) {
 			for round := range uint64(30) {
 				t.Logf("NAT_SEED=%d round %d", seed, round)
 				x := ether{t: t, r: rand.New(rand.NewPCG(seed, round)), now: start, m: model{most: most}, check: nat.SourceCheck(round % 2)}
-				x.e = engine(t, func(c *nat.Config) { c.MaxConnections, c.MaxHalfOpen, c.SourceCheck = most, 1<<20, x.check })
+				x.e = engine(t, func(c *nat.Config) { c.MaxConnections, c.SourceCheck = most, x.check })
 				for range 2000 {
 					x.step()
 				}

@@ -18,8 +18,9 @@ const (
 	ReasonICMPUnrelated          // an ICMP error about a packet that did not pass here
 	ReasonICMPType               // an ICMP message that a router does not forward
 	ReasonPortExhausted          // no free source port for the reply tuple
+	ReasonPortShare              // the source has its share of the ports towards this destination
 	ReasonTableFull              // the connection needs state and the table is at its cap
-	ReasonHalfOpen               // too many unreplied connections of this source
+	ReasonConnectionShare        // the connection needs state and its source has its share of the table
 	ReasonFragment               // a fragment whose first fragment is unknown
 	ReasonFragmentOverlap        // fragments of one datagram overlap
 	ReasonFragmentLimit          // too many datagrams in fragments at once
@@ -44,8 +45,9 @@ var reasonNames = [reasons]string{
 	ReasonICMPUnrelated:   "icmp-unrelated",
 	ReasonICMPType:        "icmp-type",
 	ReasonPortExhausted:   "port-exhausted",
+	ReasonPortShare:       "port-share",
 	ReasonTableFull:       "table-full",
-	ReasonHalfOpen:        "half-open",
+	ReasonConnectionShare: "connection-share",
 	ReasonFragment:        "fragment",
 	ReasonFragmentOverlap: "fragment-overlap",
 	ReasonFragmentLimit:   "fragment-limit",

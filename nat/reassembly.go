@@ -2,56 +2,100 @@ package nat
 
 import (
 	"encoding/binary"
+	"slices"
 	"time"
 )
 
 // Virtual reassembly: fragments are forwarded one by one, but share the ports of their first one. Later fragments that come before it
 // wait, unless their translation does not depend on a connection (RFC 4787, Section 11, REQ-14).
 const (
-	fragmentSets, fragmentWays = 64, 4
+	maxDatagrams = 1024
 	// fragmentLifetime is how long the parts of a datagram may be apart (RFC 1122, Section 3.3.2: 60 s to 120 s is for hosts that
 	// hold all of them; Linux's ipfrag_time is 30 s).
 	fragmentLifetime = 30 * time.Second
-	heldFragments    = 128
+	maxHeld          = 256
 	heldSize         = 2048
+	// datagramTries is how many of the oldest incomplete datagrams are asked to make room.
+	datagramTries = 64
 )
 
-// A fragmentTable remembers datagrams in fragments. It is allocated with the first fragment.
+// A fragmentTable remembers datagrams in fragments. Its memory grows with their number. Those of which parts are missing are shared
+// out; the others keep their place, for what comes twice, only as long as nobody needs it.
 type fragmentTable struct {
-	memory *fragmentMemory
-	holds  int
+	index             map[datagramKey]*datagram // hashed with a secret of the process
+	partial, complete datagramList
+	made              int
+	spare             *datagram
+	ready             []*datagram // the first fragment is known, others wait to be released
+
+	holds     int
+	heldSpare *heldFragment
 }
 
-type fragmentMemory struct {
-	datagrams [fragmentSets][fragmentWays]datagram
-	held      [heldFragments]heldFragment
-}
-
-// A datagram is one in fragments.
-type datagram struct {
+type datagramKey struct {
 	words    [4]uint64 // addresses
 	id       uint32
 	zone     Port
 	protocol uint8
 	v6       bool
-	known    bool   // the first fragment was seen
-	reason   Reason // why it was dropped
-	ports    uint32
-	expires  Time
-	blocks   [128]uint64 // of 8 bytes each, that were seen
-	seen     int         // how many these are
-	total    int         // how many there will be; 0 before the last fragment was seen
 }
 
-// complete reports whether all of the datagram has come.
-func (g *datagram) complete() bool { return g.known && g.total > 0 && g.seen == g.total }
+// A datagram is one in fragments.
+type datagram struct {
+	key            datagramKey
+	holder         holder
+	previous, next *datagram // in its list; next also links spare ones
+	held           *heldFragment
+	expires        Time
+	complete       bool   // it is in that list
+	known          bool   // the first fragment was seen
+	reason         Reason // why it was dropped
+	icmpError      bool   // it is an ICMP error; what became of the first fragment, becomes of the later ones
+	action         Action
+	out            Port
+	to             tuple // addresses that the first fragment got
+	ports          uint32
+	seen           int         // blocks of 8 bytes that were seen
+	total          int         // how many there will be; 0 before the last fragment was seen
+	blocks         [128]uint64 // which ones were seen
+}
 
 // A heldFragment waits for the first one.
 type heldFragment struct {
-	datagram *datagram // nil: free
-	in       Port
-	length   int
-	bytes    [heldSize]byte
+	next   *heldFragment // of the same datagram, or spare
+	length int
+	bytes  [heldSize]byte
+}
+
+// A datagramList holds datagrams, the oldest first.
+type datagramList struct {
+	first, last *datagram
+	length      int
+}
+
+func (l *datagramList) push(g *datagram) {
+	g.previous, g.next = l.last, nil
+	if l.last != nil {
+		l.last.next = g
+	} else {
+		l.first = g
+	}
+	l.last = g
+	l.length++
+}
+
+func (l *datagramList) remove(g *datagram) {
+	if g.previous != nil {
+		g.previous.next = g.next
+	} else {
+		l.first = g.next
+	}
+	if g.next != nil {
+		g.next.previous = g.previous
+	} else {
+		l.last = g.previous
+	}
+	l.length--
 }
 
 func (p *Packet) fragmentID() uint32 {
@@ -63,41 +107,88 @@ func (p *Packet) fragmentID() uint32 {
 
 // datagram returns the datagram of a fragment, making it if there is room.
 func (e *Engine) datagram(p *Packet, t *tuple, now Time) *datagram {
-	f := &e.fragments
-	if f.memory == nil {
-		f.memory = new(fragmentMemory)
+	f, s := &e.fragments, &e.table.shares
+	f.expire(e, now)
+	key := datagramKey{words: t.words, id: p.fragmentID(), zone: t.zone, protocol: t.protocol, v6: t.v6}
+	if g := f.index[key]; g != nil {
+		return g
 	}
-	id := p.fragmentID()
-	k := &e.table.directory.secrets
-	h := fold(t.words[0]^k[0], t.words[1]^k[1])
-	h = fold(h^t.words[2]^k[2], t.words[3]^k[3])
-	h = fold(h^k[4], uint64(id)<<32^uint64(t.zone)<<8^uint64(t.protocol)^k[5])
-	set := &f.memory.datagrams[h%fragmentSets]
-	var free *datagram
-	for i := range set {
-		g := &set[i]
-		if g.expires <= now {
-			free = g
-			continue
-		}
-		if g.words == t.words && g.id == id && g.zone == t.zone && g.protocol == t.protocol && g.v6 == t.v6 {
-			return g
-		}
-	}
-	if free == nil {
-		// A datagram that is through keeps its place, for what comes twice, only as long as nobody else needs it.
-		for i := range set {
-			if g := &set[i]; g.complete() && f.waiting(g) == 0 && (free == nil || g.expires < free.expires) {
-				free = g
-			}
-		}
-	}
-	if free == nil {
+	h := s.holder(t)
+	if s.full(h.of(shareDatagrams), f.partial.length, maxDatagrams) && !f.makeRoom(e, h, shareDatagrams, nil) {
 		return nil
 	}
-	f.expire(e, now) // what still waits for the one before
-	*free = datagram{words: t.words, id: id, zone: t.zone, protocol: t.protocol, v6: t.v6, expires: now.Add(fragmentLifetime)}
-	return free
+	if f.spare == nil && f.made == maxDatagrams {
+		f.forget(e, f.complete.first, ReasonNone)
+	}
+	g := f.spare
+	if g != nil {
+		f.spare = g.next
+	} else {
+		g = new(datagram)
+		f.made++
+	}
+	if f.index == nil {
+		f.index = map[datagramKey]*datagram{}
+	}
+	*g = datagram{key: key, holder: h, expires: now.Add(fragmentLifetime)}
+	f.index[key] = g
+	f.partial.push(g)
+	s.take(h.of(shareDatagrams))
+	return g
+}
+
+// makeRoom forgets the oldest incomplete datagram that makes room for h: it or, for shareHeld, fragments that wait for it.
+func (f *fragmentTable) makeRoom(e *Engine, h holder, r resource, but *datagram) bool {
+	g := f.partial.first
+	for i := 0; i < datagramTries && g != nil; i, g = i+1, g.next {
+		if g == but || g.known && g.held != nil || r == shareHeld && g.held == nil {
+			continue
+		}
+		if e.table.shares.yields(g.holder.of(r), h.of(r)) {
+			f.forget(e, g, ReasonFragmentLimit)
+			e.stats.DatagramsReplaced++
+			return true
+		}
+	}
+	return false
+}
+
+// forget takes a datagram out of the table. Fragments that still wait for it are dropped for reason.
+func (f *fragmentTable) forget(e *Engine, g *datagram, reason Reason) {
+	for g.held != nil {
+		d := e.stats.of(g.key.zone)
+		d.Held--
+		d.Dropped[reason]++
+		f.unhold(e, g)
+	}
+	if g.complete {
+		f.complete.remove(g)
+	} else {
+		f.partial.remove(g)
+		e.table.shares.give(g.holder.of(shareDatagrams))
+	}
+	delete(f.index, g.key)
+	g.next, f.spare = f.spare, g
+}
+
+// settle notes that a datagram is complete, once all of it has come and gone.
+func (f *fragmentTable) settle(e *Engine, g *datagram, now Time) {
+	if g.complete || !g.known || g.total == 0 || g.seen != g.total || g.held != nil {
+		return
+	}
+	f.partial.remove(g)
+	e.table.shares.give(g.holder.of(shareDatagrams))
+	g.complete, g.expires = true, now.Add(fragmentLifetime)
+	f.complete.push(g)
+}
+
+// expire forgets what is too old.
+func (f *fragmentTable) expire(e *Engine, now Time) {
+	for _, l := range [...]*datagramList{&f.partial, &f.complete} {
+		for l.first != nil && l.first.expires <= now {
+			f.forget(e, l.first, ReasonFragment)
+		}
+	}
 }
 
 // overlaps marks the bytes of a fragment as seen and reports whether some were seen before. What overlaps is dropped, so that no receiver
@@ -121,99 +212,132 @@ func (g *datagram) overlaps(p *Packet) bool {
 }
 
 // fragment handles a fragment, the first one or a later one.
-func (e *Engine) fragment(p *Packet, t *tuple, in Port, now Time) Verdict {
+func (e *Engine) fragment(p *Packet, t *tuple, in Port, now Time) (v Verdict) {
 	g := e.datagram(p, t, now)
-	if g == nil {
-		if p.fragmentOffset == 0 {
-			var v Verdict
-			e.dispatch(p, t, in, now, &v)
-			return v
-		}
-		if v, ok := e.stateless(p, t, in, now); ok {
-			return v
-		}
-		return drop(ReasonFragmentLimit)
-	}
-	if g.overlaps(p) {
-		return drop(ReasonFragmentOverlap)
-	}
-	if p.fragmentOffset == 0 {
-		var v Verdict
+	switch {
+	case g == nil && p.fragmentOffset == 0:
 		e.dispatch(p, t, in, now, &v)
-		g.known, g.ports = true, t.ports
-		if v.Action == Drop {
-			g.reason = v.Reason
-		}
-		v.Held = e.fragments.waiting(g)
 		return v
+	case g == nil:
+		v, ok := e.stateless(p, t, in, now)
+		if !ok {
+			v = drop(ReasonFragmentLimit)
+		}
+		return v
+	case g.overlaps(p):
+		return drop(ReasonFragmentOverlap)
+	case p.fragmentOffset == 0:
+		v = e.firstFragment(g, p, t, in, now)
+	default:
+		v = e.later(g, p, t, in, now)
 	}
-	return e.later(g, p, t, in, now)
+	e.fragments.settle(e, g, now)
+	return v
+}
+
+// firstFragment handles the one that says what becomes of all.
+func (e *Engine) firstFragment(g *datagram, p *Packet, t *tuple, in Port, now Time) (v Verdict) {
+	e.dispatch(p, t, in, now, &v)
+	g.known, g.ports = true, t.ports
+	if v.Action == Drop {
+		g.reason = v.Reason
+	} else if p.icmpError {
+		g.icmpError, g.action, g.out = true, v.Action, v.Out
+		p.tuple(&g.to, 0)
+	}
+	if g.held != nil {
+		for h := g.held; h != nil; h = h.next {
+			v.Held++
+		}
+		e.fragments.ready = append(e.fragments.ready, g)
+	}
+	return v
 }
 
 // later handles a later fragment of g.
-func (e *Engine) later(g *datagram, p *Packet, t *tuple, in Port, now Time) Verdict {
+func (e *Engine) later(g *datagram, p *Packet, t *tuple, in Port, now Time) (v Verdict) {
 	switch {
-	case g.known && g.reason != ReasonNone:
+	case !g.known:
+		v, ok := e.stateless(p, t, in, now)
+		if !ok {
+			v = e.hold(g, p)
+		}
+		return v
+	case g.reason != ReasonNone:
 		return drop(g.reason)
-	case g.known:
-		t.ports = g.ports
-		var v Verdict
-		e.dispatch(p, t, in, now, &v)
+	case g.icmpError && g.action == Deliver:
+		return Verdict{Action: Deliver, Packets: 1}
+	case g.icmpError:
+		pl := plan{to: g.to, out: g.out, mtu: e.snapshot.mtu}
+		pl.translate(t)
+		if !p.forward(&pl, &v) {
+			v.Answer = AnswerNone // RFC 1122, Section 3.2.2: never about an error
+		}
 		return v
 	}
-	if v, ok := e.stateless(p, t, in, now); ok {
-		return v
-	}
-	return e.hold(g, p, in, now)
+	t.ports = g.ports
+	e.dispatch(p, t, in, now, &v)
+	return v
 }
 
-// stateless forwards a later fragment whose first one is unknown, if no connection has a say in it.
+// stateless decides about a later fragment whose first one is unknown, if no connection has a say in it.
 func (e *Engine) stateless(p *Packet, t *tuple, in Port, now Time) (Verdict, bool) {
 	s := e.snapshot
-	if !s.admits(t.source(), in) || s.owns(t.destination(), in) || unusable(t.destination()) {
-		return e.first(p, t, in, now), true
+	admitted := s.admits(t.source(), in)
+	if !admitted && in == Tunnel && isICMP(t.protocol) && !unusable(t.source()) {
+		return Verdict{}, false // it may be of an ICMP error, which any router sends
 	}
-	if in == Tunnel && s.external.Contains(t.destination()) {
-		return Verdict{}, false
+	if !admitted || s.owns(t.destination(), in) || unusable(t.destination()) {
+		return e.first(p, t, in, now), true
 	}
 	tr := &e.scratch
 	*tr = traversal{from: *t, in: in, first: true}
+	if s.rules.has(stageRaw) && !tr.raw(s.rules) {
+		return e.dropped(p, tr), true
+	}
+	tracked := !tr.effects.notrack
+	if tracked && in == Tunnel && s.external.Contains(t.destination()) {
+		return Verdict{}, false
+	}
 	if !tr.run(e, s, now) {
 		return e.dropped(p, tr), true
 	}
-	if tr.stateful || !e.returns(tr) {
+	if tracked && (tr.stateful || !e.returns(tr)) {
 		return Verdict{}, false
 	}
 	return e.open(p, tr, now), true
 }
 
-func (e *Engine) hold(g *datagram, p *Packet, in Port, now Time) Verdict {
-	if len(p.data) > heldSize {
+// hold keeps a fragment until the first one comes.
+func (e *Engine) hold(g *datagram, p *Packet) Verdict {
+	f, s := &e.fragments, &e.table.shares
+	if len(p.data) > heldSize || s.full(g.holder.of(shareHeld), f.holds, maxHeld) && !f.makeRoom(e, g.holder, shareHeld, g) {
 		return drop(ReasonFragmentLimit)
 	}
-	for i := range e.fragments.memory.held {
-		h := &e.fragments.memory.held[i]
-		if h.datagram == nil {
-			h.datagram, h.in = g, in
-			h.length = copy(h.bytes[:], p.data)
-			e.fragments.holds++
-			return Verdict{Action: Hold, Packets: 1}
-		}
+	h := f.heldSpare
+	if h != nil {
+		f.heldSpare = h.next
+	} else {
+		h = new(heldFragment)
 	}
-	return drop(ReasonFragmentLimit)
+	h.length = copy(h.bytes[:], p.data)
+	h.next, g.held = g.held, h
+	f.holds++
+	s.take(g.holder.of(shareHeld))
+	return Verdict{Action: Hold, Packets: 1}
 }
 
-// waiting returns how many fragments wait for g.
-func (f *fragmentTable) waiting(g *datagram) int {
-	n := 0
-	if f.holds > 0 {
-		for i := range f.memory.held {
-			if f.memory.held[i].datagram == g {
-				n++
-			}
-		}
+// unhold takes a fragment from those that wait for g.
+func (f *fragmentTable) unhold(e *Engine, g *datagram) *heldFragment {
+	h := g.held
+	g.held = h.next
+	h.next, f.heldSpare = f.heldSpare, h
+	f.holds--
+	e.table.shares.give(g.holder.of(shareHeld))
+	if g.held == nil {
+		f.ready = slices.DeleteFunc(f.ready, func(r *datagram) bool { return r == g })
 	}
-	return n
+	return h
 }
 
 // Release processes a fragment that waited for its first one, which the caller has just processed: while Verdict.Held of that one was
@@ -222,43 +346,21 @@ func (f *fragmentTable) waiting(g *datagram) int {
 func (e *Engine) Release(p *Packet, b []byte, in Port, now Time) (Verdict, bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.fragments.holds == 0 {
+	f := &e.fragments
+	i := slices.IndexFunc(f.ready, func(g *datagram) bool { return g.key.zone == in })
+	if i < 0 {
 		return Verdict{}, false
 	}
-	for i := range e.fragments.memory.held {
-		h := &e.fragments.memory.held[i]
-		if h.datagram == nil || h.in != in || !h.datagram.known {
-			continue
-		}
-		p.Parse(b[:copy(b, h.bytes[:h.length])])
-		var t tuple
-		p.tuple(&t, in)
-		v := e.later(h.datagram, p, &t, in, now)
-		h.datagram = nil
-		e.fragments.holds--
-		d := e.stats.of(in)
-		d.Held--
-		d.Received-- // counted when it was held
-		d.count(&v)
-		return v, true
-	}
-	return Verdict{}, false
-}
-
-// expire drops fragments whose first one never came.
-func (f *fragmentTable) expire(e *Engine, now Time) {
-	if f.holds == 0 {
-		return
-	}
-	for i := range f.memory.held {
-		h := &f.memory.held[i]
-		if h.datagram == nil || h.datagram.expires > now {
-			continue
-		}
-		h.datagram = nil
-		f.holds--
-		d := e.stats.of(h.in)
-		d.Held--
-		d.Dropped[ReasonFragment]++
-	}
+	g := f.ready[i]
+	h := f.unhold(e, g)
+	p.Parse(b[:copy(b, h.bytes[:h.length])])
+	var t tuple
+	p.tuple(&t, in)
+	v := e.later(g, p, &t, in, now)
+	f.settle(e, g, now)
+	d := e.stats.of(in)
+	d.Held--
+	d.Received-- // counted when it was held
+	d.count(&v)
+	return v, true
 }

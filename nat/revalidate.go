@@ -55,6 +55,7 @@ func (e *Engine) Sweep(now Time) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.fragments.expire(e, now)
+	e.clients.expire(e, now)
 	left := e.expire(now, sweepBudget)
 	return left > 0 && e.revalidateSome(now, left)
 }
@@ -80,7 +81,7 @@ func (e *Engine) revalidateSome(now Time, budget int) bool {
 			r.at = 1
 		}
 		c := e.table.at(r.at)
-		if c.has(flagLive) && c.generation != e.snapshot.generation {
+		if c.live() && c.generation != e.snapshot.generation {
 			e.revalidate(c, r.at, now)
 		}
 	}

@@ -12,7 +12,7 @@ import (
 // A sweep looks at few connections at a time, and gets around the table however often the configuration changes meanwhile.
 func TestSweepGetsAround(t *testing.T) {
 	const lasting, doomed = 20_000, 1_000
-	e := engine(t, func(c *nat.Config) { c.MaxConnections, c.MaxHalfOpen = lasting+doomed, lasting+doomed })
+	e := engine(t, func(c *nat.Config) { c.MaxConnections = 4 * (lasting + doomed) })
 	for i := range lasting + doomed {
 		to := "10.71.3.9"
 		if i >= lasting {
@@ -22,7 +22,7 @@ func TestSweepGetsAround(t *testing.T) {
 	}
 	apply := func() {
 		c := rome()
-		c.MaxConnections, c.MaxHalfOpen = lasting+doomed, lasting+doomed
+		c.MaxConnections = 4 * (lasting + doomed)
 		c.Remote[2].Real = prefix("10.98.64.0/18")
 		if err := e.Apply(c); err != nil {
 			t.Fatal(err)

@@ -297,7 +297,7 @@ func (r *ruleset) masquerade(v *view) (bindKind, netip.Addr) {
 }
 
 // newRuleset compiles the tables, routing and services of c, or returns everything that is wrong with them. Rules that previous,
-// which may be nil, has under the same table, chain and name keep their counters; services of one name keep their clients.
+// which may be nil, has under the same table, chain and name keep their counters.
 func newRuleset(c *Config, previous *ruleset) (*ruleset, error) {
 	generated := c.Firewall == nil
 	devices, err := c.devices()
@@ -307,7 +307,7 @@ func newRuleset(c *Config, previous *ruleset) (*ruleset, error) {
 	b.finish(r, previous)
 	r.policy, err = newPolicy(c.PolicyTables(), devices, c.neighbours())
 	b.faults = append(b.faults, err)
-	r.services = newServices(c.Services, previous)
+	r.services = newServices(c.Services)
 	if err := errors.Join(b.faults...); err != nil {
 		return nil, err
 	}

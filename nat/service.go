@@ -5,12 +5,7 @@ import (
 	"math"
 	"net/netip"
 	"slices"
-	"sync"
-	"time"
 )
-
-// defaultAffinityTimeout is Kubernetes' default for service.spec.sessionAffinityConfig.clientIP.timeoutSeconds.
-const defaultAffinityTimeout = 3 * time.Hour
 
 // A serviceSet finds services by what a packet from the tunnel is addressed to.
 type serviceSet struct {
@@ -30,23 +25,15 @@ type service struct {
 	// total is the sum of all weights, and until[i] that of the backends up to i.
 	total   uint64
 	until   []uint64
-	seeds   []uint64 // of the backends' addresses and ports, for rendezvous
-	present map[netip.AddrPort]int32
-	clients *affinityTable // nil without affinity
+	seeds   []uint64         // of the backends' addresses and ports, for rendezvous
+	present map[uint64]int32 // backends by seed
 }
 
-// newServices compiles services; those that previous has by name keep their clients, where the backend is still there.
-func newServices(services []Service, previous *ruleset) serviceSet {
+// newServices compiles services.
+func newServices(services []Service) serviceSet {
 	set := serviceSet{by: make(map[serviceAddress]int32, len(services))}
 	for i := range services {
 		s := newService(services[i])
-		if previous != nil && s.clients != nil {
-			for _, old := range previous.services.all {
-				if old.config.Name == s.config.Name && old.clients != nil {
-					old.clients.copyTo(s.clients, old, s)
-				}
-			}
-		}
 		set.by[serviceAddress{s.config.Address, s.config.Port, s.config.Protocol}] = int32(len(set.all))
 		set.all = append(set.all, s)
 	}
@@ -55,18 +42,21 @@ func newServices(services []Service, previous *ruleset) serviceSet {
 
 func newService(c Service) *service {
 	c.Backends = slices.Clone(c.Backends)
-	s := &service{config: c, present: make(map[netip.AddrPort]int32, len(c.Backends))}
+	s := &service{config: c, present: make(map[uint64]int32, len(c.Backends))}
 	for i, b := range c.Backends {
 		s.total += uint64(weight(b))
 		s.until = append(s.until, s.total)
-		high, low := addressWords(b.Address)
-		s.seeds = append(s.seeds, hashKey{}.sum(high, low, uint64(b.Port)))
-		s.present[netip.AddrPortFrom(b.Address, b.Port)] = int32(i)
-	}
-	if c.Affinity == AffinityClientIP {
-		s.clients = new(affinityTable)
+		seed := backendSeed(netip.AddrPortFrom(b.Address, b.Port))
+		s.seeds = append(s.seeds, seed)
+		s.present[seed] = int32(i)
 	}
 	return s
+}
+
+// backendSeed is the same for a backend in whatever configuration it is.
+func backendSeed(a netip.AddrPort) uint64 {
+	high, low := addressWords(a.Addr())
+	return hashKey{}.sum(high, low, uint64(a.Port()))
 }
 
 func weight(b Backend) int { return max(1, b.Weight) }
@@ -82,23 +72,23 @@ func (s *serviceSet) find(v *view) (int32, bool) {
 
 // has reports whether a backend is still one of the service's.
 func (s *service) has(backend netip.AddrPort) bool {
-	_, ok := s.present[backend]
+	_, ok := s.present[backendSeed(backend)]
 	return ok
 }
 
 // pick returns the backend for a new connection of client. It is a function of the key, the service, the client and, with affinity,
 // of the client's earlier connections: so a packet in mid-stream finds the backend that its connection had. False: there is none.
-func (s *service) pick(key hashKey, client netip.AddrPort, now Time) (Backend, bool) {
+func (s *service) pick(e *Engine, client netip.AddrPort, now Time) (Backend, bool) {
 	if s.total == 0 {
 		return Backend{}, false
 	}
 	words := pickWords{uint64(client.Port())<<32 | uint64(s.config.Port)<<16 | uint64(s.config.Protocol)}
 	words[1], words[2] = addressWords(client.Addr())
 	words[3], words[4] = addressWords(s.config.Address)
-	if s.clients == nil {
-		return s.config.Backends[s.choose(key, &words)], true
+	if s.config.Affinity == AffinityClientIP {
+		return s.config.Backends[e.sticky(s, &words, now)], true
 	}
-	return s.config.Backends[s.clients.pick(s, key, &words, now)], true
+	return s.config.Backends[s.choose(e.hashKey, &words)], true
 }
 
 // pickWords are what a choice hashes: ports and protocol, the client's address, the service's address.
@@ -144,71 +134,4 @@ func mix(h uint64) uint64 {
 	h = (h ^ h>>33) * 0xff51afd7ed558ccd
 	h = (h ^ h>>33) * 0xc4ceb9fe1a85ec53
 	return h ^ h>>33
-}
-
-const (
-	affinityWays = 4
-	affinitySets = 2048
-)
-
-// An affinityTable remembers the backends of a service's latest clients. It is a cache of fixed size, so that a flood of clients
-// costs others their affinity and no memory.
-type affinityTable struct {
-	mu   sync.Mutex
-	sets [affinitySets][affinityWays]affinity
-}
-
-type affinity struct {
-	client  [2]uint64 // the address
-	expires Time      // 0: free
-	backend int32
-}
-
-// pick returns the backend of the client in words, and remembers it anew.
-func (t *affinityTable) pick(s *service, key hashKey, words *pickWords, now Time) int32 {
-	timeout := s.config.AffinityTimeout
-	if timeout == 0 {
-		timeout = defaultAffinityTimeout
-	}
-	client := [2]uint64{words[1], words[2]}
-	set := &t.sets[key.sum(client[:]...)%affinitySets]
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	oldest := &set[0]
-	for i := range set {
-		a := &set[i]
-		if a.client == client && a.expires > now {
-			a.expires = now.Add(timeout)
-			return a.backend
-		}
-		if a.expires < oldest.expires {
-			oldest = a
-		}
-	}
-	*oldest = affinity{client, now.Add(timeout), s.choose(key, words)}
-	return oldest.backend
-}
-
-// copyTo copies the clients of t, the table of service from, whose backend to has too.
-func (t *affinityTable) copyTo(u *affinityTable, from, to *service) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for i := range t.sets {
-		for _, a := range t.sets[i] {
-			b := from.config.Backends
-			if a.expires == 0 {
-				continue
-			}
-			n, ok := to.present[netip.AddrPortFrom(b[a.backend].Address, b[a.backend].Port)]
-			if !ok {
-				continue
-			}
-			for w := range u.sets[i] {
-				if u.sets[i][w].expires == 0 {
-					u.sets[i][w] = affinity{a.client, a.expires, n}
-					break
-				}
-			}
-		}
-	}
 }

@@ -1,10 +1,12 @@
 package nat
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math"
 	"math/rand/v2"
 	"net/netip"
+	"runtime"
 	"testing"
 	"time"
 )
@@ -32,14 +34,21 @@ func serviceOf(balance Balance, affinity Affinity, weights ...int) *service {
 	return newService(s)
 }
 
+// picker returns an engine that chooses by key and remembers up to 1,024 clients.
+func picker(key hashKey) *Engine {
+	e := &Engine{hashKey: key, snapshot: &snapshot{maxEntries: 1024 * affinityRatio}}
+	e.table.init()
+	return e
+}
+
 func client(r *rand.Rand) netip.AddrPort {
 	n := r.Uint32()
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{11, byte(n >> 16), byte(n >> 8), byte(n)}), uint16(r.Uint32()))
 }
 
 // pickIndex returns the backend's place in the order of serviceOf.
-func pickIndex(s *service, c netip.AddrPort, now Time) int {
-	b, ok := s.pick(hashKey{1, 2}, c, now)
+func pickIndex(e *Engine, s *service, c netip.AddrPort, now Time) int {
+	b, ok := s.pick(e, c, now)
 	if !ok {
 		return -1
 	}
@@ -48,12 +57,12 @@ func pickIndex(s *service, c netip.AddrPort, now Time) int {
 
 func TestServiceWeights(t *testing.T) {
 	for _, balance := range []Balance{BalanceRandom, BalanceHash} {
-		s := serviceOf(balance, AffinityNone, 1, 5, 0, 3) // 0 means 1
+		e, s := picker(hashKey{1, 2}), serviceOf(balance, AffinityNone, 1, 5, 0, 3) // 0 means 1
 		r := rand.New(rand.NewPCG(1, 2))
 		var got [4]int
 		const clients = 40000
 		for range clients {
-			got[pickIndex(s, client(r), 0)]++
+			got[pickIndex(e, s, client(r), 0)]++
 		}
 		for i, share := range []float64{0.1, 0.5, 0.1, 0.3} {
 			want := share * clients
@@ -68,13 +77,14 @@ func TestServiceWeights(t *testing.T) {
 func TestServiceDeterminism(t *testing.T) {
 	for _, balance := range []Balance{BalanceRandom, BalanceHash} {
 		a, b := serviceOf(balance, AffinityNone, 1, 1, 1, 1, 1), serviceOf(balance, AffinityNone, 1, 1, 1, 1, 1)
+		e, other := picker(hashKey{1, 2}), picker(hashKey{1, 3})
 		r := rand.New(rand.NewPCG(3, 4))
 		differ := 0
 		for range 1000 {
 			c := client(r)
-			x, _ := a.pick(hashKey{1, 2}, c, 0)
-			y, _ := b.pick(hashKey{1, 2}, c, Time(time.Hour))
-			z, _ := b.pick(hashKey{1, 3}, c, 0)
+			x, _ := a.pick(e, c, 0)
+			y, _ := b.pick(e, c, Time(time.Hour))
+			z, _ := b.pick(other, c, 0)
 			if x != y {
 				t.Fatalf("balance %d: %v and %v for %v", balance, x, y, c)
 			}
@@ -91,11 +101,11 @@ func TestServiceDeterminism(t *testing.T) {
 // Of a consistent hash, a backend that leaves moves its own clients only, and one that comes takes its share and moves no others.
 func TestServiceConsistency(t *testing.T) {
 	before, after := serviceOf(BalanceHash, AffinityNone, 2, 1, 3, 1), serviceOf(BalanceHash, AffinityNone, 2, 1, 3)
-	r := rand.New(rand.NewPCG(5, 6))
+	e, r := picker(hashKey{1, 2}), rand.New(rand.NewPCG(5, 6))
 	moved := 0
 	for range 7000 {
 		c := client(r)
-		old, now := pickIndex(before, c, 0), pickIndex(after, c, 0)
+		old, now := pickIndex(e, before, c, 0), pickIndex(e, after, c, 0)
 		switch {
 		case old == 3:
 			moved++
@@ -109,31 +119,31 @@ func TestServiceConsistency(t *testing.T) {
 }
 
 func TestServiceAffinity(t *testing.T) {
-	s := serviceOf(BalanceRandom, AffinityClientIP, 1, 1, 1, 1, 1, 1, 1)
+	e, s := picker(hashKey{1, 2}), serviceOf(BalanceRandom, AffinityClientIP, 1, 1, 1, 1, 1, 1, 1)
 	host := addr("10.71.2.6")
-	first := pickIndex(s, netip.AddrPortFrom(host, 1), 1)
+	first := pickIndex(e, s, netip.AddrPortFrom(host, 1), 1)
 	const step = Time(time.Hour)
 	now := Time(1)
 	for port := range uint16(100) { // each use extends it
 		now += 2 * step
-		if got := pickIndex(s, netip.AddrPortFrom(host, port), now); got != first {
+		if got := pickIndex(e, s, netip.AddrPortFrom(host, port), now); got != first {
 			t.Fatalf("port %d: backend %d, want %d", port, got, first)
 		}
 	}
-	if got := pickIndex(s, netip.AddrPortFrom(addr("10.71.2.7"), 1), now); got == first {
+	if got := pickIndex(e, s, netip.AddrPortFrom(addr("10.71.2.7"), 1), now); got == first {
 		t.Errorf("another client has the same backend; choose other addresses for this test")
 	}
 	// Without affinity the port decides, as it does again once the time is over.
 	free := serviceOf(BalanceRandom, AffinityNone, 1, 1, 1, 1, 1, 1, 1)
 	late := uint16(0)
-	for pickIndex(free, netip.AddrPortFrom(host, late), 0) == first {
+	for pickIndex(e, free, netip.AddrPortFrom(host, late), 0) == first {
 		late++
 	}
-	if got := pickIndex(s, netip.AddrPortFrom(host, late), now+3*step-1); got != first {
+	if got := pickIndex(e, s, netip.AddrPortFrom(host, late), now+3*step-1); got != first {
 		t.Errorf("just before 3 h: backend %d, want %d", got, first)
 	}
 	now += 3*step - 1
-	if got := pickIndex(s, netip.AddrPortFrom(host, late), now+3*step); got == first {
+	if got := pickIndex(e, s, netip.AddrPortFrom(host, late), now+3*step); got == first {
 		t.Errorf("after 3 h: still backend %d", got)
 	}
 }
@@ -153,15 +163,15 @@ func TestServiceAffinityAcrossApply(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, gone := rand.New(rand.NewPCG(7, 8)), 0
+	e, r, gone := picker(hashKey{1, 2}), rand.New(rand.NewPCG(7, 8)), 0
 	for range 60 {
 		x := client(r)
-		old := pickIndex(first.services.all[0], x, 5)
+		old := pickIndex(e, first.services.all[0], x, 5)
 		if second, err = newRuleset(c, first); err != nil {
 			t.Fatal(err)
 		}
 		again := netip.AddrPortFrom(x.Addr(), x.Port()+1) // a new connection of the same client
-		got := pickIndex(second.services.all[0], again, 6)
+		got := pickIndex(e, second.services.all[0], again, 6)
 		if old != 0 && got != old || got == 0 {
 			t.Fatalf("client %v: backend %d before, %d after", x, old, got)
 		}
@@ -177,29 +187,116 @@ func TestServiceAffinityAcrossApply(t *testing.T) {
 	}
 }
 
-// More clients than the table holds cost no memory, and a new one always gets a backend.
+// More clients than the table holds cost no more memory, and a new one always gets a backend; it replaces the one that was longest away.
+// The clients of other services are remembered.
 func TestServiceAffinityFlood(t *testing.T) {
-	s := serviceOf(BalanceRandom, AffinityClientIP, 1, 1, 1)
-	r := rand.New(rand.NewPCG(9, 10))
-	if n := testing.AllocsPerRun(10*affinitySets*affinityWays, func() {
-		if pickIndex(s, client(r), 1) < 0 {
+	e, r := picker(hashKey{1, 2}), rand.New(rand.NewPCG(9, 10))
+	flooded, other := serviceOf(BalanceRandom, AffinityClientIP, 1, 1, 1), serviceOf(BalanceRandom, AffinityClientIP, 1, 1, 1, 1, 1, 1, 1)
+	other.config.Name = "other"
+	host := func(i int) netip.AddrPort {
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 71, 9, byte(i)}), uint16(r.Uint32()))
+	}
+	var had [50]int
+	for i := range had {
+		had[i] = pickIndex(e, other, host(i), 0)
+	}
+	if n := testing.AllocsPerRun(20_000, func() {
+		if pickIndex(e, flooded, client(r), 1) < 0 {
 			t.Fatal("no backend")
 		}
 	}); n != 0 {
 		t.Errorf("%v allocations per connection", n)
 	}
+	// A service has as many places as are free.
+	if got, want := e.clients.used, 50+(1024-50)/2; got != want || e.stats.ClientsReplaced < 19_000 {
+		t.Errorf("%d clients, want %d; %d replaced", got, want, e.stats.ClientsReplaced)
+	}
 	latest := client(r)
-	want := pickIndex(s, latest, 2)
+	want := pickIndex(e, flooded, latest, 2)
 	for port := range uint16(50) {
-		if got := pickIndex(s, netip.AddrPortFrom(latest.Addr(), port), 3); got != want {
+		if got := pickIndex(e, flooded, netip.AddrPortFrom(latest.Addr(), port), 3); got != want {
 			t.Fatalf("the latest client moved to %d from %d", got, want)
 		}
+	}
+	for i, want := range had {
+		if got := pickIndex(e, other, host(i), 4); got != want {
+			t.Fatalf("client %d of another service moved to %d from %d", i, got, want)
+		}
+	}
+}
+
+// The hosts of one IPv6 /64 replace nobody else's.
+func TestServiceAffinityFloodIPv6(t *testing.T) {
+	e, r := picker(hashKey{1, 2}), rand.New(rand.NewPCG(11, 12))
+	s := serviceOf(BalanceRandom, AffinityClientIP, 1, 1, 1, 1, 1, 1, 1)
+	innocent := func(i int) netip.AddrPort {
+		return netip.AddrPortFrom(netip.AddrFrom16([16]byte{0xfd, 7: byte(i), 15: 1}), uint16(r.Uint32()))
+	}
+	var had [50]int
+	for i := range had {
+		had[i] = pickIndex(e, s, innocent(i), 0)
+	}
+	for range 20_000 {
+		a := [16]byte{0xfd, 1: 1}
+		binary.BigEndian.PutUint64(a[8:], r.Uint64())
+		pickIndex(e, s, netip.AddrPortFrom(netip.AddrFrom16(a), 1), 1)
+	}
+	if e.stats.ClientsRefused == 0 || e.stats.ClientsReplaced != 0 {
+		t.Errorf("%+v", e.stats)
+	}
+	for i, want := range had {
+		if got := pickIndex(e, s, innocent(i), 4); got != want {
+			t.Fatalf("client %d moved to %d from %d", i, got, want)
+		}
+	}
+}
+
+// What was too long away gives its place back, also of services that are gone.
+func TestServiceAffinityExpires(t *testing.T) {
+	e, r := picker(hashKey{1, 2}), rand.New(rand.NewPCG(13, 14))
+	for i := range 300 {
+		s := serviceOf(BalanceRandom, AffinityClientIP, 1)
+		s.config.Name = fmt.Sprint(i)
+		pickIndex(e, s, client(r), 0)
+	}
+	for range 1000 {
+		e.clients.expire(e, Time(defaultAffinityTimeout))
+	}
+	if e.clients.used != 0 || len(e.clients.index) != 0 || len(e.clients.lists) != 0 {
+		t.Fatalf("%d clients of %d services are left", e.clients.used, len(e.clients.lists))
+	}
+}
+
+// 300 services with affinity cost no memory before they have clients, and nothing at an Apply.
+func TestServiceAffinityMemory(t *testing.T) {
+	c := milan()
+	service := c.Services[0]
+	service.Affinity = AffinityClientIP
+	c.Services = nil
+	for i := range 300 {
+		service.Name, service.Port = fmt.Sprint(i), uint16(1000+i)
+		c.Services = append(c.Services, service)
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	e, err := New([16]byte{}, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if err := e.Apply(c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	runtime.ReadMemStats(&after)
+	if n := after.TotalAlloc - before.TotalAlloc; n > 16<<20 {
+		t.Fatalf("%d bytes for 300 services and four configurations", n)
 	}
 }
 
 func TestServiceWithoutBackends(t *testing.T) {
 	for _, affinity := range []Affinity{AffinityNone, AffinityClientIP} {
-		if _, ok := serviceOf(BalanceRandom, affinity).pick(hashKey{}, netip.MustParseAddrPort("10.71.2.6:1"), 0); ok {
+		if _, ok := serviceOf(BalanceRandom, affinity).pick(picker(hashKey{}), netip.MustParseAddrPort("10.71.2.6:1"), 0); ok {
 			t.Error("a backend out of none")
 		}
 	}
@@ -212,9 +309,9 @@ func BenchmarkServicePick(b *testing.B) {
 			r := rand.New(rand.NewPCG(1, 2))
 			b.Run(fmt.Sprintf("balance=%d/backends=%d", balance, n), func(b *testing.B) {
 				b.ReportAllocs()
-				c := client(r)
+				c, e := client(r), picker(hashKey{1, 2})
 				for b.Loop() {
-					s.pick(hashKey{1, 2}, c, 0)
+					s.pick(e, c, 0)
 				}
 			})
 		}

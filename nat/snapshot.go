@@ -21,7 +21,7 @@ type snapshot struct {
 	real                           bart.Table[*remap] // real source → as seen here
 	gateway, tunnel, peer, unknown netip.Addr         // unknown is U; the zero Addr if off
 	mtu                            int
-	maxEntries, maxHalfOpen        int
+	maxEntries                     int
 }
 
 // compile turns a Config into the snapshot that follows previous, or returns all of its faults.
@@ -39,18 +39,17 @@ func compile(c *Config, previous *snapshot) (*snapshot, error) {
 		return nil, err
 	}
 	s := &snapshot{
-		generation:  generation,
-		rules:       rules,
-		hits:        newRuleHits(),
-		timeouts:    c.Timeouts.compile(),
-		nodes:       map[Port]netip.Addr{},
-		gateway:     c.GatewayAddress,
-		tunnel:      c.TunnelAddress,
-		peer:        c.PeerTunnelAddress,
-		unknown:     c.UnknownSource,
-		mtu:         c.MTU,
-		maxEntries:  c.MaxConnections,
-		maxHalfOpen: c.MaxHalfOpen,
+		generation: generation,
+		rules:      rules,
+		hits:       newRuleHits(),
+		timeouts:   c.Timeouts.compile(),
+		nodes:      map[Port]netip.Addr{},
+		gateway:    c.GatewayAddress,
+		tunnel:     c.TunnelAddress,
+		peer:       c.PeerTunnelAddress,
+		unknown:    c.UnknownSource,
+		mtu:        c.MTU,
+		maxEntries: c.MaxConnections,
 	}
 	for _, n := range c.Nodes {
 		s.nodes[n.Port] = n.Address
@@ -73,9 +72,6 @@ func compile(c *Config, previous *snapshot) (*snapshot, error) {
 	}
 	if s.maxEntries == 0 {
 		s.maxEntries = DefaultMaxConnections
-	}
-	if s.maxHalfOpen == 0 {
-		s.maxHalfOpen = max(64, s.maxEntries/16)
 	}
 	return s, nil
 }

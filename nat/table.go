@@ -4,7 +4,6 @@ const (
 	chunkEntries = 1 << 10
 	// pressure is the share of the cap above which unreplied connections live shortUnreplied.
 	pressureNumerator, pressureDenominator = 3, 4
-	halfOpenSlots                          = 4096
 )
 
 // A table holds the connections: a slab of entries in chunks that never move, found through the directory, expired by the wheel.
@@ -17,7 +16,7 @@ type table struct {
 	directory directory
 	wheel     wheel
 	lists     [ranks]connList
-	halfOpen  [halfOpenSlots]uint32 // unreplied connections by hash of their source
+	shares    shares
 }
 
 // A connList is a doubly linked list of one rank, the oldest first.
@@ -28,6 +27,7 @@ type connList struct {
 
 func (tb *table) init() {
 	tb.directory.init()
+	tb.shares.init()
 	tb.high = 1
 }
 
@@ -61,8 +61,8 @@ func (tb *table) lookup(t *tuple) (hit, bool) {
 }
 
 // add makes a connection of two tuples and puts it into the slab, the directory and the list of unreplied ones. It returns nil if
-// the directory has no room. Preconditions: neither tuple is in the table.
-func (tb *table) add(first, answer *tuple) (*conn, uint32) {
+// the directory has no room. Preconditions: neither tuple is in the table, and generation is not 0.
+func (tb *table) add(first, answer *tuple, generation uint32) (*conn, uint32) {
 	number := tb.free
 	if number != 0 {
 		tb.free = tb.at(number).wheelNext
@@ -74,7 +74,7 @@ func (tb *table) add(first, answer *tuple) (*conn, uint32) {
 		tb.high++
 	}
 	c := tb.at(number)
-	*c = conn{tuples: [2]tuple{*first, *answer}, flags: flagLive}
+	*c = conn{tuples: [2]tuple{*first, *answer}, generation: generation}
 	h0, h1 := tb.directory.hash(first), tb.directory.hash(answer)
 	ok := tb.directory.insert(h0, newReference(number, original))
 	if ok && !tb.directory.insert(h1, newReference(number, reply)) {
@@ -86,7 +86,7 @@ func (tb *table) add(first, answer *tuple) (*conn, uint32) {
 		return nil, 0
 	}
 	tb.used++
-	*tb.half(first)++
+	tb.shares.take(tb.shares.holder(first).of(shareConnections))
 	tb.rankAs(c, number, rankUnreplied)
 	return c, number
 }
@@ -96,9 +96,8 @@ func (tb *table) remove(c *conn, number uint32) {
 	for d := range c.tuples {
 		tb.directory.remove(tb.directory.hash(&c.tuples[d]), newReference(number, d))
 	}
-	if !c.has(flagReplied) {
-		*tb.half(&c.tuples[original])--
-	}
+	tb.shares.give(tb.shares.holder(&c.tuples[original]).of(shareConnections))
+	tb.givePort(c)
 	tb.rankAs(c, number, rankSettled)
 	tb.wheel.unlink(tb, c, number)
 	tb.used--
@@ -113,18 +112,7 @@ func (tb *table) release(c *conn, number uint32) {
 // replied notes the first packet of direction reply.
 func (tb *table) replied(c *conn, number uint32) {
 	c.flags |= flagReplied
-	*tb.half(&c.tuples[original])--
 	tb.rankAs(c, number, rankOf(c.state))
-}
-
-// half returns the counter of unreplied connections of a tuple's source.
-func (tb *table) half(t *tuple) *uint32 {
-	source, rest := t.words[0], t.words[1]
-	if !t.v6 {
-		source, rest = source>>32, 0
-	}
-	k := &tb.directory.secrets
-	return &tb.halfOpen[fold(fold(source^k[0], rest^k[1])^k[2], k[3])%halfOpenSlots]
 }
 
 // rankAs moves a connection to the end of the list of another rank.

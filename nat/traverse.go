@@ -149,7 +149,7 @@ func (tr *traversal) bindDestination(e *Engine, r *ruleset, v *view, now Time) b
 			tr.to.setDestinationPort(tr.keep.destinationPort())
 			return true
 		}
-		b, ok := r.services.all[tr.dnat.service].pick(e.hashKey, netip.AddrPortFrom(v.src, tr.from.sourcePort()), now)
+		b, ok := r.services.all[tr.dnat.service].pick(e, netip.AddrPortFrom(v.src, tr.from.sourcePort()), now)
 		if !ok {
 			return tr.refuse(refuse(ReasonNoBackend, AnswerPortUnreachable))
 		}

@@ -82,9 +82,6 @@ func (c *Config) validate() error {
 	if c.MaxConnections < 0 || c.MaxConnections > maxEntries {
 		k.fault("MaxConnections", "%d is not between 0 and %d", c.MaxConnections, maxEntries)
 	}
-	if c.MaxHalfOpen < 0 {
-		k.fault("MaxHalfOpen", "%d is negative", c.MaxHalfOpen)
-	}
 	return errors.Join(k.faults...)
 }
 

@@ -1,0 +1,199 @@
+package nat
+
+import "time"
+
+const (
+	// defaultAffinityTimeout is Kubernetes' default for service.spec.sessionAffinityConfig.clientIP.timeoutSeconds.
+	defaultAffinityTimeout = 3 * time.Hour
+	// affinityRatio is how many connections the table may hold for each client that is remembered.
+	affinityRatio = 2
+	// affinityBudget is how many clients, and how many services, are looked at for being too long away at a time.
+	affinityBudget = 64
+)
+
+// An affinityTable remembers the backends of the clients of all services with affinity. It belongs to no configuration: services go by
+// name, port and protocol, backends by address and port. It grows with use. Its places are shared out, with services for links.
+type affinityTable struct {
+	index map[affinityKey]uint32 // hashed with a secret of the process
+	lists map[serviceIdentity]*clientList
+	named uint32 // lists that were ever made
+	made  []*[chunkEntries]affinity
+	high  uint32 // entries that were ever used, entry 0 included
+	spare uint32
+	used  int
+}
+
+type serviceIdentity struct {
+	name     string
+	port     uint16
+	protocol uint8
+}
+
+// A clientList holds a service's clients, the one that was longest away first.
+type clientList struct {
+	id          uint32
+	first, last uint32
+}
+
+type affinityKey struct {
+	list   uint32
+	client [2]uint64 // the address
+}
+
+// An affinity is one client's. It has no pointers for the garbage collector to follow.
+type affinity struct {
+	key            affinityKey
+	backend        uint64 // seed
+	expires        Time
+	previous, next uint32 // in the service's list; next also links spare ones
+}
+
+func (t *affinityTable) at(number uint32) *affinity {
+	return &t.made[number/chunkEntries][number%chunkEntries]
+}
+
+// list returns the clients of a service.
+func (t *affinityTable) list(s *service) *clientList {
+	if t.index == nil {
+		t.index, t.lists, t.high = map[affinityKey]uint32{}, map[serviceIdentity]*clientList{}, 1
+	}
+	identity := serviceIdentity{s.config.Name, s.config.Port, s.config.Protocol}
+	l := t.lists[identity]
+	if l == nil {
+		t.named++
+		l = &clientList{id: t.named}
+		t.lists[identity] = l
+	}
+	return l
+}
+
+// holder returns who holds the place of a client.
+func (k *affinityKey) holder(s *shares) holder {
+	address := k.client[0]
+	if address == 0 { // IPv4
+		address = k.client[1]
+	}
+	return s.identify(address, 1<<32|uint64(k.list)).of(shareAffinities)
+}
+
+// sticky returns the backend of the client in words: the one that it had, or else one that is chosen and remembered.
+func (e *Engine) sticky(s *service, words *pickWords, now Time) int32 {
+	t := &e.clients
+	l := t.list(s)
+	timeout := s.config.AffinityTimeout
+	if timeout == 0 {
+		timeout = defaultAffinityTimeout
+	}
+	key := affinityKey{l.id, [2]uint64{words[1], words[2]}}
+	if number, ok := t.index[key]; ok {
+		a := t.at(number)
+		if n, ok := s.present[a.backend]; ok && a.expires > now {
+			t.unlink(l, a)
+			t.push(l, a, number)
+			a.expires = now.Add(timeout)
+			return n
+		}
+		e.forget(l, number)
+	}
+	n := s.choose(e.hashKey, words)
+	if e.remembers(l, &key, now) {
+		number := t.take()
+		a := t.at(number)
+		*a = affinity{key: key, backend: s.seeds[n], expires: now.Add(timeout)}
+		t.push(l, a, number)
+		t.index[key] = number
+		e.table.shares.take(key.holder(&e.table.shares))
+	}
+	return n
+}
+
+// remembers sees to it that there is a place for one more client. A service at its share forgets the one that was longest away; an IPv6
+// /64 at its share of that is not remembered.
+func (e *Engine) remembers(l *clientList, key *affinityKey, now Time) bool {
+	t, s := &e.clients, &e.table.shares
+	e.forgetSome(l, now, 2)
+	h := key.holder(s)
+	if !s.full(h, t.used, e.snapshot.maxEntries/affinityRatio) {
+		return true
+	}
+	if l.first == 0 || !s.yields(t.at(l.first).key.holder(s), h) {
+		e.stats.ClientsRefused++
+		return false
+	}
+	e.forget(l, l.first)
+	e.stats.ClientsReplaced++
+	return true
+}
+
+// forgetSome forgets up to budget clients that were too long away.
+func (e *Engine) forgetSome(l *clientList, now Time, budget int) {
+	for range budget {
+		if l.first == 0 || e.clients.at(l.first).expires > now {
+			return
+		}
+		e.forget(l, l.first)
+	}
+}
+
+// expire does so for some services, wherever the walk through a map begins.
+func (t *affinityTable) expire(e *Engine, now Time) {
+	budget := affinityBudget
+	for identity, l := range t.lists {
+		if e.forgetSome(l, now, affinityBudget); l.first == 0 {
+			delete(t.lists, identity)
+		}
+		if budget--; budget == 0 {
+			return
+		}
+	}
+}
+
+func (e *Engine) forget(l *clientList, number uint32) {
+	t := &e.clients
+	a := t.at(number)
+	e.table.shares.give(a.key.holder(&e.table.shares))
+	delete(t.index, a.key)
+	t.unlink(l, a)
+	*a = affinity{next: t.spare}
+	t.spare = number
+	t.used--
+}
+
+// take returns an entry that is free.
+func (t *affinityTable) take() uint32 {
+	t.used++
+	number := t.spare
+	if number != 0 {
+		t.spare = t.at(number).next
+		return number
+	}
+	number = t.high
+	if int(number/chunkEntries) == len(t.made) {
+		t.made = append(t.made, new([chunkEntries]affinity))
+	}
+	t.high++
+	return number
+}
+
+func (t *affinityTable) push(l *clientList, a *affinity, number uint32) {
+	a.previous, a.next = l.last, 0
+	if l.last != 0 {
+		t.at(l.last).next = number
+	} else {
+		l.first = number
+	}
+	l.last = number
+}
+
+func (t *affinityTable) unlink(l *clientList, a *affinity) {
+	if a.previous != 0 {
+		t.at(a.previous).next = a.next
+	} else {
+		l.first = a.next
+	}
+	if a.next != 0 {
+		t.at(a.next).previous = a.previous
+	} else {
+		l.last = a.previous
+	}
+}

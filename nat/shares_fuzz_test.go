@@ -1,0 +1,242 @@
+package nat
+
+import (
+	"encoding/binary"
+	"testing"
+	"time"
+)
+
+// recount compares every share counter of e with what is in its tables.
+func recount(t testing.TB, e *Engine) {
+	t.Helper()
+	s := &e.table.shares
+	want := map[uint64]uint32{}
+	take := func(h holder) {
+		want[max(h.address, 1)]++
+		want[max(h.link, 1)]++
+	}
+	connections := 0
+	for number := uint32(1); number < e.table.high; number++ {
+		c := e.table.at(number)
+		if !c.live() {
+			continue
+		}
+		connections++
+		h := s.holder(&c.tuples[original])
+		take(h.of(shareConnections))
+		if !c.has(flagPort) {
+			continue
+		}
+		space, _ := e.table.portSpace(&c.tuples[reply])
+		want[space]++
+		if c.has(flagPortShare) {
+			take(h.within(space))
+		}
+	}
+	datagrams, holds := 0, 0
+	for _, g := range e.fragments.index {
+		if !g.complete {
+			datagrams++
+			take(g.holder.of(shareDatagrams))
+		}
+		for h := g.held; h != nil; h = h.next {
+			holds++
+			take(g.holder.of(shareHeld))
+		}
+	}
+	for key := range e.clients.index {
+		take(key.holder(s))
+	}
+	if connections != e.table.used || datagrams != e.fragments.partial.length || holds != e.fragments.holds || len(e.clients.index) != e.clients.used {
+		t.Fatalf("%d connections, %d datagrams, %d held, %d clients; counted %d, %d, %d, %d", connections, datagrams, holds, len(e.clients.index),
+			e.table.used, e.fragments.partial.length, e.fragments.holds, e.clients.used)
+	}
+	counters := 0
+	for i := range s.shards {
+		sh, used := &s.shards[i], 0
+		for j, identity := range sh.identities {
+			if identity == 0 {
+				continue
+			}
+			used++
+			if sh.counts[j] == 0 || sh.counts[j] != want[identity] {
+				t.Fatalf("counter %x is %d, want %d", identity, sh.counts[j], want[identity])
+			}
+		}
+		if used != sh.used {
+			t.Fatalf("shard %d has %d counters and says %d", i, used, sh.used)
+		}
+		counters += used
+	}
+	if counters != len(want) {
+		t.Fatalf("%d counters, want %d", counters, len(want))
+	}
+}
+
+// sharesConfig has room for little, so that every share is met.
+func sharesConfig() *Config {
+	c := milan()
+	c.MaxConnections = 40
+	for i := range c.Services {
+		c.Services[i].Affinity = AffinityClientIP
+	}
+	return c
+}
+
+// ipv4 makes a packet of UDP or, where offset is not 0, a later fragment.
+func ipv4(source, destination [4]byte, sport, dport, id uint16, offset int, more bool) []byte {
+	b := make([]byte, 20+16)
+	b[0], b[8], b[9] = 0x45, 64, protocolUDP
+	binary.BigEndian.PutUint16(b[2:], uint16(len(b)))
+	binary.BigEndian.PutUint16(b[4:], id)
+	field := uint16(offset / 8)
+	if more {
+		field |= 0x2000
+	}
+	binary.BigEndian.PutUint16(b[6:], field)
+	copy(b[12:], source[:])
+	copy(b[16:], destination[:])
+	if offset == 0 {
+		binary.BigEndian.PutUint16(b[20:], sport)
+		binary.BigEndian.PutUint16(b[22:], dport)
+		binary.BigEndian.PutUint16(b[24:], 16)
+	}
+	binary.BigEndian.PutUint16(b[10:], ^sum(b[:20]))
+	return b
+}
+
+// FuzzShares reads its input as packets and fragments of several links and sources, answers, new configurations and time. The counters
+// of all shares equal a recount of what is there, and are gone when nothing is left.
+func FuzzShares(f *testing.F) {
+	f.Add([]byte("0123456789abcdefghijklmnopqrstuvwxyz0123456789"))
+	many := make([]byte, 3000)
+	for i := range many {
+		many[i] = byte(i * 7 >> 2)
+	}
+	f.Add(many)
+	f.Fuzz(playShares)
+}
+
+func playShares(t *testing.T, ops []byte) {
+	if len(ops) > 5*600 {
+		return
+	}
+	c := sharesConfig()
+	e, err := New([16]byte{1}, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := Time(time.Hour)
+	links := []Port{Tunnel}
+	for _, n := range c.Nodes {
+		links = append(links, n.Port)
+	}
+	local, remote := c.LocalPodCIDRs[0].Addr().As4(), c.Remote[0].Real.Addr().As4()
+	seen, service := c.Remote[0].Seen().Addr().As4(), c.Services[0].Address.As4()
+	for ; len(ops) >= 5; ops = ops[5:] {
+		op, a, b, x, y := ops[0], ops[1], ops[2], ops[3], ops[4]
+		in := links[int(op)%len(links)]
+		source, destination := [4]byte{203, 0, a % 4, b % 8}, seen
+		destination[3] = 9
+		if in == Tunnel {
+			source, destination = remote, service
+			source[2], source[3] = 3, b%32
+			if a%4 == 0 {
+				destination = local
+				destination[2], destination[3] = 1, 5
+			}
+		} else if a%8 == 7 {
+			source = local
+			source[2], source[3] = 1, b%8+1
+		}
+		port := uint16(2000 + int(x)%16)
+		if a&16 != 0 {
+			port = 500 + uint16(x)
+		}
+		var p Packet
+		switch op >> 5 {
+		case 0, 1, 2, 3:
+			p.Parse(ipv4(source, destination, port, c.Services[0].Port, 0, 0, false))
+			var v Verdict
+			if v = e.Process(&p, in, now); v.Action == Forward && y%3 == 0 {
+				var answer tuple
+				p.tuple(&answer, 0)
+				q := p.data
+				p.Parse(ipv4([4]byte(q[16:20]), [4]byte(q[12:16]), answer.destinationPort(), answer.sourcePort(), 0, 0, false))
+				e.Process(&p, v.Out, now)
+			}
+		case 4, 5:
+			p.Parse(ipv4(source, destination, port, c.Services[0].Port, uint16(x%8), int(y%4)*16, y&4 == 0))
+			v := e.Process(&p, in, now)
+			for range v.Held {
+				e.Release(&p, make([]byte, heldSize), in, now)
+			}
+		case 6:
+			now = now.Add(time.Duration(a) * time.Duration(b) * 10 * time.Millisecond)
+			e.Sweep(now)
+		case 7:
+			next := sharesConfig()
+			next.MaxConnections = 20 + int(a)
+			if b%4 == 0 {
+				next.Services = nil
+			}
+			if err := e.Apply(next); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	recount(t, e)
+	for range 100 {
+		now = now.Add(24 * time.Hour)
+		e.Sweep(now)
+	}
+	if recount(t, e); e.table.used != 0 || e.fragments.partial.length != 0 || e.clients.used != 0 {
+		t.Fatalf("left: %+v", e.Stats())
+	}
+	for i := range e.table.shares.shards {
+		if n := e.table.shares.shards[i].used; n != 0 {
+			t.Fatalf("%d counters are left", n)
+		}
+	}
+	for _, d := range []Direction{e.stats.Inbound, e.stats.Outbound} {
+		sum := d.Forwarded + d.Delivered + d.Held
+		for _, n := range d.Dropped {
+			sum += n
+		}
+		if sum != d.Received {
+			t.Fatalf("%d received, %d accounted for", d.Received, sum)
+		}
+	}
+}
+
+// Who counts with whom differs between processes, and no pattern of addresses makes two sources count together or crowds a shard.
+func TestShareIdentities(t *testing.T) {
+	var a, b shares
+	a.init()
+	b.init()
+	const n = 1 << 16
+	seen := map[uint64]bool{}
+	for step := range 16 {
+		var shards [shareShards]int
+		for i := range uint64(n) {
+			t := tuple{zone: 1}
+			t.words[0] = i << step << 32 // of IPv4
+			h := a.holder(&t)
+			seen[h.address] = true
+			shards[h.address>>56]++
+		}
+		for i, got := range shards {
+			if want := n / shareShards; got < want/2 || got > want*2 {
+				t.Errorf("step %d: %d of %d sources are in shard %d", step, got, n, i)
+			}
+		}
+	}
+	// Of 16 times 65,536 addresses, each step has half in common with the one before.
+	if want := n + 15*n/2; len(seen) != want {
+		t.Errorf("%d identities of %d sources", len(seen), want)
+	}
+	one := tuple{zone: 1, words: [4]uint64{1 << 32}}
+	if a.holder(&one) == b.holder(&one) {
+		t.Error("two engines know a source by one identity")
+	}
+}

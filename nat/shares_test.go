@@ -1,0 +1,278 @@
+package nat_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"culvert/nat"
+	"culvert/nat/nattest"
+)
+
+// flood sends n packets, one from each of the ports from 1024 on and then again, and returns how many were forwarded, and the reason
+// for which the last one was not.
+func flood(t testing.TB, e *nat.Engine, in nat.Port, p nattest.IP, n int, now nat.Time) (passed int, last nat.Reason) {
+	t.Helper()
+	b := p.Bytes()
+	work := make([]byte, len(b))
+	for i := range n {
+		port := uint16(1024 + i%(65536-1024))
+		b[20], b[21], b[26], b[27] = byte(port>>8), byte(port), 0, 0
+		var q nat.Packet
+		q.Parse(work[:copy(work, b)])
+		if v := e.Process(&q, in, now); v.Action == nat.Forward {
+			passed++
+		} else {
+			last = v.Reason
+		}
+	}
+	return passed, last
+}
+
+// One source that asks for all ports of U towards a destination gets a third of them. The next one, behind another node or the same,
+// misses nothing.
+func TestPortFlood(t *testing.T) {
+	e := engine(t)
+	taken, reason := flood(t, e, node1, udp("203.0.113.9", "10.71.3.9", 1, 9000), 65536-1024, start)
+	// The first 64th is not counted for anybody.
+	if want := (65536 - 1024) * 15 / 16 * (1 + 2.0/64) / 3; taken != int(want) || reason != nat.ReasonPortShare {
+		t.Fatalf("%d ports, want %v; %v", taken, want, reason)
+	}
+	for i := range 200 {
+		now := start.Add(time.Duration(i) * 500 * time.Millisecond)
+		forwarded(t, e, node2, udp("198.51.100.7", "10.71.3.9", uint16(2000+i), 9000).Bytes(), now)
+		forwarded(t, e, node1, udp("198.51.100.7", "10.71.3.9", uint16(3000+i), 9000).Bytes(), now)
+		// The one at its share reaches every other port.
+		forwarded(t, e, node1, udp("203.0.113.9", "10.71.3.9", uint16(2000+i), 9001).Bytes(), now)
+	}
+	// Its time gives all of it back.
+	later := start.Add(10 * time.Minute)
+	for !e.Sweep(later) {
+	}
+	if again, _ := flood(t, e, node2, udp("203.0.113.10", "10.71.3.9", 1, 9000), 65536-1024, later); again != taken {
+		t.Fatalf("%d ports, %d before", again, taken)
+	}
+	ledger(t, e)
+}
+
+// Near exhaustion, when many nodes have taken their shares, the tries of the next one still find a port.
+func TestPortsNearExhaustion(t *testing.T) {
+	e := engine(t, func(c *nat.Config) {
+		for i := range 20 {
+			c.Nodes = append(c.Nodes, nat.Node{Port: nat.Port(100 + i), Name: fmt.Sprint("n", i), Address: address(fmt.Sprintf("10.80.1.%d", i))})
+		}
+		c.MaxConnections = 1 << 20
+	})
+	total := 0
+	for i := range 20 {
+		for j := range 12 {
+			n, _ := flood(t, e, nat.Port(100+i), udp(fmt.Sprintf("203.0.%d.%d", i, j), "10.71.3.9", 1, 9000), 40000>>min(i, 8), start)
+			total += n
+		}
+	}
+	if total < 59000 {
+		t.Fatalf("only %d ports are in use", total)
+	}
+	if st := e.Stats(); st.Outbound.Dropped[nat.ReasonPortExhausted] > uint64(total)/2000 {
+		t.Fatalf("%d tries failed", st.Outbound.Dropped[nat.ReasonPortExhausted])
+	}
+}
+
+// One source gets a third of the table, however its far end answers, and one node a half; each replaces what it has itself, or goes on
+// untracked, while others get in and stay.
+func TestConnectionShares(t *testing.T) {
+	const most = 3000
+	colluding := func(t *testing.T, e *nat.Engine, source string, n int) nat.Reason {
+		t.Helper()
+		for i := range n {
+			p := udp(source, "10.71.3.9", uint16(2000+i), 53)
+			v, out := process(t, e, node1, p.Bytes(), start)
+			if v.Action != nat.Forward {
+				return v.Reason
+			}
+			view, _ := nattest.Check(out[0])
+			answerTo(t, e, p, view, start)
+		}
+		return nat.ReasonNone
+	}
+	tests := []struct {
+		name   string
+		attack func(t *testing.T, e *nat.Engine)
+		want   int // connections
+	}{
+		{"unanswered, one source", func(t *testing.T, e *nat.Engine) {
+			if n, _ := flood(t, e, node1, udp("203.0.113.9", "10.71.3.9", 1, 53), 20000, start); n != 20000 {
+				t.Fatalf("%d packets", n)
+			}
+		}, most / 3},
+		{"unanswered, many sources", func(t *testing.T, e *nat.Engine) {
+			for i := range 250 {
+				flood(t, e, node1, udp(fmt.Sprintf("203.0.113.%d", i), "10.71.3.9", 1, 53), 100, start)
+			}
+		}, most / 2},
+		{"answered, one source", func(t *testing.T, e *nat.Engine) {
+			if r := colluding(t, e, "203.0.113.9", 20000); r != nat.ReasonConnectionShare {
+				t.Fatal(r)
+			}
+		}, most / 3},
+		{"answered, many sources", func(t *testing.T, e *nat.Engine) {
+			for i := range 250 {
+				colluding(t, e, fmt.Sprintf("203.0.113.%d", i), 100)
+			}
+		}, most / 2},
+		{"answered, a pod, which needs no state", func(t *testing.T, e *nat.Engine) {
+			before := e.Stats().Outbound.Untracked
+			for i := range 5000 {
+				p := udp("10.200.1.5", "10.71.3.9", uint16(2000+i), 53)
+				v, view, _ := forwarded(t, e, node1, p.Bytes(), start)
+				if !v.Untracked {
+					answerTo(t, e, p, view, start)
+				} else if i < most/3 {
+					t.Fatalf("connection %d is untracked", i)
+				}
+			}
+			if n := e.Stats().Outbound.Untracked - before; n < 5000-most/3 || n > 5001-most/3 {
+				t.Fatalf("%+v", e.Stats())
+			}
+		}, most / 3},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			e := engine(t, func(c *nat.Config) { c.MaxConnections = most })
+			settled := handshake(t, e, node2, "203.0.113.200", 999, start)
+			test.attack(t, e)
+			if got := e.Stats().Connections; got < test.want-3 || got > test.want+3 {
+				t.Fatalf("%d connections, want %d", got, test.want)
+			}
+			// Others are served as if nothing were: 100 of another node, each answered, and what was there before.
+			for i := range 100 {
+				handshake(t, e, node2, "198.51.100.7", uint16(3000+i), start.Add(time.Second))
+			}
+			test.attack(t, e)
+			for i := range 100 {
+				p := tcp("198.51.100.7", "10.71.3.9", uint16(3000+i), 80, nattest.ACK, "x")
+				if _, view, _ := forwarded(t, e, node2, p.Bytes(), start.Add(time.Second)); view.SourcePort != uint16(3000+i) {
+					t.Fatal(view)
+				}
+			}
+			back := nattest.IP{Source: "10.200.3.9", Destination: "10.70.0.0", Body: nattest.TCP{SourcePort: 80, DestinationPort: settled.SourcePort,
+				Seq: 5001, Ack: 1001, Flags: nattest.ACK, Payload: []byte("x")}}
+			forwarded(t, e, nat.Tunnel, back.Bytes(), start.Add(time.Second))
+			ledger(t, e)
+		})
+	}
+}
+
+// Sources are told apart however many there are: beside one at its share, none of ten thousand others pays for it.
+func TestSharesAreExact(t *testing.T) {
+	const most = 120_000
+	e := engine(t, func(c *nat.Config) { c.MaxConnections = most })
+	flood(t, e, node1, udp("203.0.113.9", "10.71.3.9", 1, 53), 65536-1024, start)
+	for i := range 10_000 {
+		forwarded(t, e, node2, udp(fmt.Sprintf("198.%d.%d.9", i>>8, i&255), "10.71.3.9", 2000, uint16(1+i%50)).Bytes(), start)
+	}
+	if d := e.Stats().Outbound; d.Dropped[nat.ReasonConnectionShare] != 0 {
+		t.Fatalf("%+v", d)
+	}
+}
+
+// fragmented reports whether a datagram in three fragments, the first one last, comes through whole.
+func fragmented(t *testing.T, e *nat.Engine, in nat.Port, p nattest.IP, id uint32, now nat.Time) bool {
+	t.Helper()
+	parts := pieces(p, 800, id)
+	return nattest.Reassemble(deliver(t, e, in, [][]byte{parts[2], parts[1], parts[0]}, now)) != nil
+}
+
+// loneFragment is one that never becomes a datagram.
+func loneFragment(source, destination string, id int) []byte {
+	return nattest.IP{Source: source, Destination: destination, ID: uint16(id), Offset: 800, MF: true,
+		Body: nattest.Raw{Protocol: 17, Payload: make([]byte, 64)}}.Bytes()
+}
+
+// Whoever sends fragments of which no datagram comes, of one source or many, at once or nine a second, the fragmented traffic of others
+// passes: of other nodes, of U, mappings and services, and of the tunnel.
+func TestFragmentFlood(t *testing.T) {
+	big := func(source, destination string, sport, dport uint16) nattest.IP {
+		return nattest.IP{Source: source, Destination: destination, Body: nattest.UDP{SourcePort: sport, DestinationPort: dport, Payload: make([]byte, 2000)}}
+	}
+	innocents := []struct {
+		name string
+		in   nat.Port
+		p    nattest.IP
+	}{
+		{"U of another node", node2, big("198.51.100.7", "10.71.3.9", 1, 2)},
+		{"a pod of another node", node2, big("10.200.2.9", "10.71.3.9", 1, 2)},
+		{"an address mapping", nat.Tunnel, big("10.200.3.9", "10.70.0.9", 1, 2)},
+		{"a service", nat.Tunnel, big("10.200.3.9", "10.70.0.20", 1, 53)},
+		{"U of the same node", node1, big("198.51.100.8", "10.71.3.9", 1, 2)},
+	}
+	attacks := []struct {
+		name   string
+		pause  time.Duration // between two fragments
+		n      int
+		source func(i int) string
+	}{
+		{"4,000 lone fragments of one pod", time.Millisecond / 20, 4000, func(int) string { return "10.200.1.5" }},
+		{"4,000 lone fragments of one unknown source", time.Millisecond / 20, 4000, func(int) string { return "203.0.113.9" }},
+		{"4,000 lone fragments of as many sources", time.Millisecond / 20, 4000, func(i int) string { return fmt.Sprintf("203.0.%d.%d", i>>8, i&255) }},
+		{"nine a second", time.Second / 9, 9 * 120, func(int) string { return "203.0.113.9" }},
+	}
+	for _, a := range attacks {
+		t.Run(a.name, func(t *testing.T) {
+			e := engine(t, func(c *nat.Config) {
+				c.Addresses = []nat.AddressMapping{{External: address("10.70.0.9"), Internal: address("192.0.2.10")}}
+				c.Services = []nat.Service{{Name: "dns", Address: address("10.70.0.20"), Port: 53, Protocol: 17,
+					Backends: []nat.Backend{{Address: address("10.200.1.5"), Port: 53}}}}
+			})
+			now, id := start, uint32(0)
+			for i := range a.n {
+				now = now.Add(a.pause)
+				process(t, e, node1, loneFragment(a.source(i), "10.71.3.9", i), now)
+				if i%100 != 99 {
+					continue
+				}
+				for _, x := range innocents {
+					if id++; !fragmented(t, e, x.in, x.p, id, now) {
+						t.Fatalf("%s, after %d fragments: %+v", x.name, i, e.Stats())
+					}
+				}
+			}
+			ledger(t, e)
+		})
+	}
+}
+
+// No choice of addresses and identifiers makes datagrams contend for places before there are too many: those of one source, a third of
+// all, with identifiers at any distance, each keep theirs.
+func TestFragmentPlaces(t *testing.T) {
+	for _, distance := range []int{1, 2, 16, 64, 128} {
+		e := engine(t)
+		for i := range 1024 / 3 {
+			process(t, e, node1, loneFragment("10.200.1.5", "10.71.3.9", i*distance), start)
+		}
+		if st := e.Stats(); st.Datagrams != 1024/3 || st.DatagramsReplaced != 0 {
+			t.Fatalf("distance %d: %+v", distance, st)
+		}
+	}
+}
+
+// A source that loses one fragment in a hundred of its heavy traffic loses no more than that.
+func TestFragmentLoss(t *testing.T) {
+	e := engine(t)
+	sent, lost := 0, 0
+	for id := range uint32(30_000) { // a thousand a second
+		now := start.Add(time.Duration(id) * time.Millisecond)
+		p := nattest.IP{Source: "203.0.113.9", Destination: "10.71.3.9", Body: nattest.UDP{SourcePort: 1, DestinationPort: 2, Payload: make([]byte, 1592)}}
+		for i, b := range pieces(p, 800, id) {
+			if (int(id)*2+i)%100 == 99 {
+				lost++
+				continue
+			}
+			sent++
+			forwarded(t, e, node1, b, now)
+		}
+	}
+	if st := e.Stats(); sent != 59_400 || lost != 600 || st.Outbound.Forwarded != uint64(sent) || st.DatagramsReplaced == 0 {
+		t.Fatalf("%d sent, %d lost: %+v", sent, lost, st)
+	}
+}
