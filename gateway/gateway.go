@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -298,31 +296,6 @@ func (g *Gateway) close() {
 	if g.local != nil {
 		g.local.close()
 	}
-}
-
-const uapiDirectory = "/var/run/wireguard"
-
-// listenUAPI opens the socket where wg(8) looks for an interface, mode 0600. The
-// name is cut to what an interface name may be, 15 characters.
-func listenUAPI(cluster string) (net.Listener, error) {
-	name := "cv-" + cluster
-	name = name[:min(len(name), 15)]
-	if err := os.MkdirAll(uapiDirectory, 0o755); err != nil {
-		return nil, fmt.Errorf("wireguard.uapi: %w; make the folder writable or set uapi: false", err)
-	}
-	path := filepath.Join(uapiDirectory, name+".sock")
-	if conn, err := net.DialTimeout("unix", path, time.Second); err == nil {
-		conn.Close()
-		return nil, fmt.Errorf("wireguard.uapi: %s is in use by another process; stop it or set uapi: false", path)
-	}
-	os.Remove(path) // of a process that was killed
-	old := syscall.Umask(0o177)
-	l, err := net.Listen("unix", path)
-	syscall.Umask(old)
-	if err != nil {
-		return nil, fmt.Errorf("wireguard.uapi: %w; make the folder writable or set uapi: false", err)
-	}
-	return l, nil
 }
 
 // newPortKey draws the key of nat's port choice.
