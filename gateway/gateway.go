@@ -24,6 +24,7 @@ import (
 // Gateway joins the nodes of one cluster with one remote cluster.
 type Gateway struct {
 	log      *logrus.Entry
+	budget   Budget
 	engine   *nat.Engine
 	endpoint *geneve.Endpoint
 	bind     *bind
@@ -44,18 +45,18 @@ type Gateway struct {
 // New opens every socket of the gateway that c describes and starts its tunnel.
 // On error nothing is left open. The error names the field of the configuration
 // that could not be satisfied.
-func New(c *Config, log *logrus.Logger) (*Gateway, error) {
+func New(c *Config, budget Budget, log *logrus.Logger) (*Gateway, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
-	return newGateway(c, log, geneve.Options{
+	return newGateway(c, budget, log, geneve.Options{
 		Listen: netip.AddrPortFrom(netip.IPv4Unspecified(), c.Geneve.ListenPort),
-		UDP:    udp.Options{ReceiveBuffer: receiveBuffer()},
+		UDP:    udp.Options{ReceiveBuffer: budget.ReceiveBuffer},
 	})
 }
 
-func newGateway(c *Config, log *logrus.Logger, internal geneve.Options) (*Gateway, error) {
-	g := &Gateway{log: log.WithField("cluster", c.Cluster), config: c}
+func newGateway(c *Config, budget Budget, log *logrus.Logger, internal geneve.Options) (*Gateway, error) {
+	g := &Gateway{log: log.WithField("cluster", c.Cluster), budget: budget, config: c}
 	if err := g.open(c, internal); err != nil {
 		g.close()
 		return nil, err
@@ -65,7 +66,7 @@ func newGateway(c *Config, log *logrus.Logger, internal geneve.Options) (*Gatewa
 
 func (g *Gateway) open(c *Config, internal geneve.Options) (err error) {
 	ports := g.ports.assign(c.Geneve.Nodes)
-	if g.engine, err = nat.New(newPortKey(), c.natConfig(ports)); err != nil {
+	if g.engine, err = nat.New(newPortKey(), c.natConfig(ports, g.budget)); err != nil {
 		return err
 	}
 	own, _ := c.WireGuard.Role.tunnelAddresses()
@@ -114,6 +115,7 @@ func (g *Gateway) connectPath(c *Config) {
 		piece:    make([]byte, c.MTU),
 	}
 	g.bind = newBind(g.out.window, g.in.window, newGate(c.WireGuard.PrivateKey.Public(), &g.in.counters))
+	g.bind.receiveBuffer = g.budget.ReceiveBuffer
 	g.probe = newPeerProbe(c.WireGuard.Role, g.out)
 	g.probe.bind, g.in.probe, g.out.bind = g.bind, g.probe, g.bind
 	g.out.other, g.in.other = &g.in.counters, &g.out.counters
@@ -243,7 +245,7 @@ func (g *Gateway) Apply(c *Config) error {
 	// A refused engine configuration must not have moved node numbers.
 	ports := g.ports.clone()
 	assigned := ports.assign(c.Geneve.Nodes)
-	if err := g.engine.Apply(c.natConfig(assigned)); err != nil {
+	if err := g.engine.Apply(c.natConfig(assigned, g.budget)); err != nil {
 		return err
 	}
 	if err := g.endpoint.Apply(c.tunnels(assigned)); err != nil {
