@@ -21,6 +21,7 @@ func (g *Gateway) metricsPage(l *seats, size int) []byte {
 	stats, tunnels := g.engine.Stats(), g.endpoint.Stats()
 	p.packets(&stats, &tunnels, g)
 	p.connections(&stats)
+	p.shares(&stats)
 	p.rules(rules, g.engine.RuleCounters)
 	p.neighbours(&tunnels)
 	p.nodes(ports, g.endpoint.TunnelStats)
@@ -90,6 +91,17 @@ func (p *page) connections(s *nat.Stats) {
 	p.count(s.Expired, "expired")
 	p.count(s.Evicted, "evicted")
 	p.count(s.EarlyDropped, "early-dropped")
+}
+
+// shares reports the tables that sources share, and what the shares have cost them.
+func (p *page) shares(s *nat.Stats) {
+	p.one(gauge, "fragmented_datagrams", "Datagrams of which fragments are missing.", float64(s.Datagrams))
+	p.one(counter, "fragmented_datagrams_replaced_total", "Datagrams given up incomplete, for others.", float64(s.DatagramsReplaced))
+	p.one(gauge, "affinity_clients", "Clients of services with affinity that are remembered.", float64(s.Clients))
+	p.one(gauge, "affinity_clients_max", "Cap of the clients that are remembered.", float64(s.MaxClients))
+	p.one(counter, "affinity_clients_replaced_total", "Clients forgotten before their time, for others of their service.", float64(s.ClientsReplaced))
+	p.one(counter, "affinity_clients_refused_total", "Clients not remembered, because their network or service had its share.", float64(s.ClientsRefused))
+	p.one(counter, "errors_limited_total", "Errors not sent, because there were too many.", float64(s.ErrorsLimited))
 }
 
 // maxRuleSeries is how many of the configuration's rules have metrics of their own; the

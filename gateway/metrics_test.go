@@ -98,6 +98,7 @@ func TestEachCounterHasAReader(t *testing.T) {
 		{&nat.Stats{}, func(page *page, s any) {
 			page.packets(s.(*nat.Stats), &geneve.Stats{}, p.rome.Gateway)
 			page.connections(s.(*nat.Stats))
+			page.shares(s.(*nat.Stats))
 		}},
 		{&geneve.Stats{Socket: udp.Stats{OverflowsKnown: true}}, func(page *page, s any) {
 			page.packets(&nat.Stats{}, s.(*geneve.Stats), p.rome.Gateway)
