@@ -28,6 +28,8 @@ type bind struct {
 	gate         *gate                  // of all others
 	receiveStops atomic.Uint64          // receive errors waited out
 	trains       peerTrains             // whether they may be sent
+
+	receiveBuffer int // bytes of each leg's; 0: the default
 }
 
 // leg is the socket of one address family.
@@ -68,13 +70,13 @@ func (b *bind) Open(port uint16) ([]conn.ReceiveFunc, uint16, error) {
 	if b.legs != nil {
 		return nil, 0, conn.ErrBindAlreadyOpen
 	}
-	v4, err := openLeg("udp4", netip.IPv4Unspecified(), port)
+	v4, err := openLeg("udp4", netip.IPv4Unspecified(), port, b.receiveBuffer)
 	if err != nil {
 		return nil, 0, err
 	}
 	legs := []*leg{v4}
 	port = v4.socket.LocalAddr().Port()
-	v6, err := openLeg("udp6", netip.IPv6Unspecified(), port)
+	v6, err := openLeg("udp6", netip.IPv6Unspecified(), port, b.receiveBuffer)
 	switch {
 	case err == nil:
 		legs = append(legs, v6)
@@ -93,8 +95,8 @@ func (b *bind) Open(port uint16) ([]conn.ReceiveFunc, uint16, error) {
 	return fns, port, nil
 }
 
-func openLeg(network string, addr netip.Addr, port uint16) (*leg, error) {
-	s, err := udp.Listen(network, netip.AddrPortFrom(addr, port), udp.Options{ReceiveBuffer: receiveBuffer()})
+func openLeg(network string, addr netip.Addr, port uint16, receiveBuffer int) (*leg, error) {
+	s, err := udp.Listen(network, netip.AddrPortFrom(addr, port), udp.Options{ReceiveBuffer: receiveBuffer})
 	if err != nil {
 		return nil, err
 	}

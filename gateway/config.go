@@ -173,7 +173,7 @@ func (p *ports) assign(nodes []Node) map[string]nat.Port {
 }
 
 // natConfig is the part of c that decides about packets.
-func (c *Config) natConfig(ports map[string]nat.Port) *nat.Config {
+func (c *Config) natConfig(ports map[string]nat.Port, budget Budget) *nat.Config {
 	own, peer := c.WireGuard.Role.tunnelAddresses()
 	nc := &nat.Config{
 		LocalPodCIDRs:      c.Local.PodCIDRs,
@@ -190,7 +190,7 @@ func (c *Config) natConfig(ports map[string]nat.Port) *nat.Config {
 		MaxConnections:     c.MaxConnections,
 	}
 	if nc.MaxConnections == 0 {
-		nc.MaxConnections = autoConnections()
+		nc.MaxConnections = budget.Connections
 	}
 	for _, m := range c.Addresses {
 		nc.Addresses = append(nc.Addresses, nat.AddressMapping{External: m.External, Internal: m.Internal, Via: ports[m.Via]})

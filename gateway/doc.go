@@ -51,7 +51,7 @@
 // wireguard-go has a buffer of 64 KiB for each message in its queues, which hold 1024
 // batches. What bounds them: window.go data messages, in each direction; gate.go all
 // others; small batches what waits for a session. What wireguard-go cannot take yet
-// stays in the sockets' receive buffers, which memory.go sizes, and overflows there.
+// stays in the sockets' receive buffers, which budget.go sizes, and overflows there.
 //
 // # What it does not do
 //

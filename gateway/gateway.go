@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -25,6 +23,7 @@ import (
 // Gateway joins the nodes of one cluster with one remote cluster.
 type Gateway struct {
 	log      *logrus.Entry
+	budget   Budget
 	engine   *nat.Engine
 	endpoint *geneve.Endpoint
 	bind     *bind
@@ -45,18 +44,18 @@ type Gateway struct {
 // New opens every socket of the gateway that c describes and starts its tunnel.
 // On error nothing is left open. The error names the field of the configuration
 // that could not be satisfied.
-func New(c *Config, log *logrus.Logger) (*Gateway, error) {
+func New(c *Config, budget Budget, log *logrus.Logger) (*Gateway, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
-	return newGateway(c, log, geneve.Options{
+	return newGateway(c, budget, log, geneve.Options{
 		Listen: netip.AddrPortFrom(netip.IPv4Unspecified(), c.Geneve.ListenPort),
-		UDP:    udp.Options{ReceiveBuffer: receiveBuffer()},
+		UDP:    udp.Options{ReceiveBuffer: budget.ReceiveBuffer},
 	})
 }
 
-func newGateway(c *Config, log *logrus.Logger, internal geneve.Options) (*Gateway, error) {
-	g := &Gateway{log: log.WithField("cluster", c.Cluster), config: c}
+func newGateway(c *Config, budget Budget, log *logrus.Logger, internal geneve.Options) (*Gateway, error) {
+	g := &Gateway{log: log.WithField("cluster", c.Cluster), budget: budget, config: c}
 	if err := g.open(c, internal); err != nil {
 		g.close()
 		return nil, err
@@ -66,7 +65,7 @@ func newGateway(c *Config, log *logrus.Logger, internal geneve.Options) (*Gatewa
 
 func (g *Gateway) open(c *Config, internal geneve.Options) (err error) {
 	ports := g.ports.assign(c.Geneve.Nodes)
-	if g.engine, err = nat.New(newPortKey(), c.natConfig(ports)); err != nil {
+	if g.engine, err = nat.New(newPortKey(), c.natConfig(ports, g.budget)); err != nil {
 		return err
 	}
 	own, _ := c.WireGuard.Role.tunnelAddresses()
@@ -115,6 +114,7 @@ func (g *Gateway) connectPath(c *Config) {
 		piece:    make([]byte, c.MTU),
 	}
 	g.bind = newBind(g.out.window, g.in.window, newGate(c.WireGuard.PrivateKey.Public(), &g.in.counters))
+	g.bind.receiveBuffer = g.budget.ReceiveBuffer
 	g.probe = newPeerProbe(c.WireGuard.Role, g.out)
 	g.probe.bind, g.in.probe, g.out.bind = g.bind, g.probe, g.bind
 	g.out.other, g.in.other = &g.in.counters, &g.out.counters
@@ -244,7 +244,7 @@ func (g *Gateway) prepare(c *Config) (*prepared, error) {
 	p := &prepared{config: c, ports: g.ports.clone()}
 	numbers := p.ports.assign(c.Geneve.Nodes)
 	var err error
-	if p.rules, err = g.engine.Prepare(c.natConfig(numbers)); err != nil {
+	if p.rules, err = g.engine.Prepare(c.natConfig(numbers, g.budget)); err != nil {
 		return nil, err
 	}
 	if p.tunnels, err = g.endpoint.Prepare(c.tunnels(numbers)); err != nil {
@@ -305,31 +305,6 @@ func (g *Gateway) close() {
 	if g.local != nil {
 		g.local.close()
 	}
-}
-
-const uapiDirectory = "/var/run/wireguard"
-
-// listenUAPI opens the socket where wg(8) looks for an interface, mode 0600. The
-// name is cut to what an interface name may be, 15 characters.
-func listenUAPI(cluster string) (net.Listener, error) {
-	name := "cv-" + cluster
-	name = name[:min(len(name), 15)]
-	if err := os.MkdirAll(uapiDirectory, 0o755); err != nil {
-		return nil, fmt.Errorf("wireguard.uapi: %w; make the folder writable or set uapi: false", err)
-	}
-	path := filepath.Join(uapiDirectory, name+".sock")
-	if conn, err := net.DialTimeout("unix", path, time.Second); err == nil {
-		conn.Close()
-		return nil, fmt.Errorf("wireguard.uapi: %s is in use by another process; stop it or set uapi: false", path)
-	}
-	os.Remove(path) // of a process that was killed
-	old := syscall.Umask(0o177)
-	l, err := net.Listen("unix", path)
-	syscall.Umask(old)
-	if err != nil {
-		return nil, fmt.Errorf("wireguard.uapi: %w; make the folder writable or set uapi: false", err)
-	}
-	return l, nil
 }
 
 // newPortKey draws the key of nat's port choice.

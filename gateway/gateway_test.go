@@ -91,7 +91,7 @@ func open(t testing.TB, c *Config, net byte, log *logrus.Logger, now func() time
 	// The nodes use the gateway's port: while it is bound, nobody is given it elsewhere.
 	listen := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, net, 1}), 0)
 	var err error
-	if cl.Gateway, err = newGateway(c, log, geneve.Options{Listen: listen, Now: now}); err != nil {
+	if cl.Gateway, err = newGateway(c, Budget{}, log, geneve.Options{Listen: listen, Now: now}); err != nil {
 		t.Fatal(err)
 	}
 	for _, n := range c.Geneve.Nodes {

@@ -1,189 +1,200 @@
 package gateway
 
 import (
-	"context"
-	"errors"
-	"fmt"
-	"net"
-	"net/http"
-	"syscall"
-	"time"
-
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"maps"
+	"slices"
 
 	"culvert/geneve"
 	"culvert/geneve/udp"
 	"culvert/nat"
 )
 
-// metricsServer serves /metrics, /healthz and /readyz.
-type metricsServer struct {
-	listener net.Listener // nil = off
-	server   *http.Server
+// metricsPage reads the counters; nothing is counted twice for it. Each lock that the
+// packet path takes is held for one copy.
+func (g *Gateway) metricsPage(l *seats, size int) []byte {
+	p := new(page)
+	p.text.Grow(size + size/8)
+	g.mu.Lock()
+	peer, ports, rules := g.config.Peer, maps.Clone(g.ports.byName), g.config.Rules
+	g.mu.Unlock()
+
+	stats, tunnels := g.engine.Stats(), g.endpoint.Stats()
+	p.packets(&stats, &tunnels, g)
+	p.connections(&stats)
+	p.shares(&stats)
+	p.rules(rules, g.engine.RuleCounters)
+	p.neighbours(&tunnels)
+	p.nodes(ports, g.endpoint.TunnelStats)
+	p.peer(peer, g)
+	p.sockets(g.sockets())
+	p.listener(l)
+	return p.text.Bytes()
 }
 
-// newMetricsServer opens the listener; serve starts answering.
-func newMetricsServer(address string, g *Gateway) (*metricsServer, error) {
-	if address == "" {
-		return &metricsServer{}, nil
-	}
-	l, err := net.Listen("tcp", address)
-	if err != nil {
-		if errors.Is(err, syscall.EADDRINUSE) {
-			return nil, fmt.Errorf("metrics: %s is in use; stop what uses it, choose another address or turn metrics off with \"\"", address)
-		}
-		return nil, fmt.Errorf("metrics: %w", err)
-	}
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(&collector{g})
-	mux := http.NewServeMux()
-	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
-	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
-	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if !g.ready.Load() {
-			http.Error(w, "starting or stopping", http.StatusServiceUnavailable)
-			return
-		}
-		fmt.Fprintln(w, "ok")
-	})
-	return &metricsServer{l, &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}}, nil
-}
-
-func (m *metricsServer) serve() {
-	if m.listener != nil {
-		go m.server.Serve(m.listener)
-	}
-}
-
-func (m *metricsServer) close() {
-	if m.listener == nil {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	m.server.Shutdown(ctx)
-	m.listener.Close()
-}
-
-// collector reads the gateway's counters at each scrape; nothing is counted twice
-// for Prometheus.
-type collector struct{ g *Gateway }
-
-func describe(name, help string, labels ...string) *prometheus.Desc {
-	return prometheus.NewDesc("culvert_"+name, help, labels, nil)
-}
-
-var (
-	descReceived  = describe("received_packets_total", "Inner packets received, by direction, after segmentation.", "direction")
-	descGenerated = describe("generated_packets_total", "Inner packets made by the gateway itself.", "direction")
-	descForwarded = describe("forwarded_packets_total", "Inner packets sent on to the tunnel on the other side.", "direction")
-	descDelivered = describe("delivered_packets_total", "Inner packets addressed to the gateway itself.", "direction")
-	descDropped   = describe("dropped_packets_total", "Inner packets dropped, by reason.", "direction", "reason")
-
-	descConnections    = describe("connections", "Connections in the table.")
-	descMaxConnections = describe("connections_max", "Cap of the connection table.")
-
-	descNodeReceived      = describe("node_received_packets_total", "Inner packets received from a node.", "node")
-	descNodeSent          = describe("node_sent_packets_total", "Inner packets sent to a node.", "node")
-	descNodeReceivedBytes = describe("node_received_bytes_total", "Bytes of inner packets received from a node.", "node")
-	descNodeSentBytes     = describe("node_sent_bytes_total", "Bytes of inner packets sent to a node.", "node")
-
-	descNodeTrains     = describe("node_trains", "1 if UDP_SEGMENT trains are sent to a node, 0 if single datagrams.", "node")
-	descNodeTrainsLost = describe("node_trains_lost_total", "How often trains to a node were found lost.", "node")
-
-	descPeerTrains     = describe("wireguard_trains", "1 if UDP_SEGMENT trains are sent to the peer, 0 if single datagrams.", "peer")
-	descPeerTrainsLost = describe("wireguard_trains_lost_total", "How often trains to the peer were found lost.", "peer")
-
-	descHandshake    = describe("wireguard_last_handshake_seconds", "Unix time of the last handshake with the peer; 0 = none.", "peer")
-	descPeerReceived = describe("wireguard_received_bytes_total", "Bytes of WireGuard messages received from the peer.", "peer")
-	descPeerSent     = describe("wireguard_sent_bytes_total", "Bytes of WireGuard messages sent to the peer.", "peer")
-
-	descSocketCalls    = describe("socket_calls_total", "System calls that receive and send messages.", "socket", "call")
-	descSocketOverflow = describe("socket_overflows_total", "Datagrams lost because the receive buffer was full.", "socket")
-	descSocketDropped  = describe("socket_send_drops_total", "Datagrams that the kernel refused to send, by reason.", "socket", "reason")
-	descSocketBuffer   = describe("socket_receive_buffer_bytes", "Receive buffer granted by the kernel.", "socket")
-	descSocketOffload  = describe("socket_offload", "1 if the offload is in use.", "socket", "offload")
-)
-
-// Describe implements prometheus.Collector.
-func (c *collector) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(c, ch) }
-
-// Collect implements prometheus.Collector.
-func (c *collector) Collect(ch chan<- prometheus.Metric) {
-	counter := func(d *prometheus.Desc, v uint64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
-	}
-	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
-	}
-	g := c.g
-	g.collectLedger(counter, gauge)
-	g.collectNodes(counter, gauge)
-	g.collectPeer(counter, gauge)
-	g.collectSockets(counter, gauge)
-}
-
-// bit is the value of a yes or no.
-var bit = map[bool]float64{true: 1}
-
-type (
-	counterFunc func(d *prometheus.Desc, v uint64, labels ...string)
-	gaugeFunc   func(d *prometheus.Desc, v float64, labels ...string)
-)
-
-func (g *Gateway) collectLedger(counter counterFunc, gauge gaugeFunc) {
-	stats := g.engine.Stats()
-	gauge(descConnections, float64(stats.Connections))
-	gauge(descMaxConnections, float64(stats.MaxConnections))
-	for _, d := range []struct {
+// packets reports the ledger of each direction.
+func (p *page) packets(s *nat.Stats, tunnels *geneve.Stats, g *Gateway) {
+	directions := []struct {
 		name string
-		nat  nat.Direction
+		nat  *nat.Direction
 		own  *counters
-	}{{"outbound", stats.Outbound, &g.out.counters}, {"inbound", stats.Inbound, &g.in.counters}} {
-		counter(descReceived, d.nat.Received, d.name)
-		counter(descForwarded, d.nat.Forwarded, d.name)
-		counter(descDelivered, d.nat.Delivered, d.name)
-		counter(descGenerated, d.own.generated.Load(), d.name)
+	}{{"outbound", &s.Outbound, &g.out.counters}, {"inbound", &s.Inbound, &g.in.counters}}
+
+	for _, f := range []struct {
+		name, help string
+		value      func(*nat.Direction) uint64
+	}{
+		{"received", "Inner packets received, by direction, after segmentation.", func(d *nat.Direction) uint64 { return d.Received }},
+		{"forwarded", "Inner packets sent on to the tunnel on the other side.", func(d *nat.Direction) uint64 { return d.Forwarded }},
+		{"untracked", "Forwarded packets that belong to no connection, because a rule says so.", func(d *nat.Direction) uint64 { return d.Untracked }},
+		{"asymmetric", "Forwarded packets of connections that came in at another node than their answers go to.", func(d *nat.Direction) uint64 { return d.Asymmetric }},
+		{"delivered", "Inner packets addressed to the gateway itself.", func(d *nat.Direction) uint64 { return d.Delivered }},
+		{"answered", "Inner packets that the gateway answered with an error.", func(d *nat.Direction) uint64 { return d.Answered }},
+	} {
+		p.family(counter, f.name+"_packets_total", f.help, "direction")
+		for _, d := range directions {
+			p.count(f.value(d.nat), d.name)
+		}
+	}
+	p.family(counter, "generated_packets_total", "Inner packets made by the gateway itself.", "direction")
+	for _, d := range directions {
+		p.count(d.own.generated.Load(), d.name)
+	}
+	p.family(gauge, "held_fragments", "Fragments that wait for the first one of their packet.", "direction")
+	for _, d := range directions {
+		p.add(float64(d.nat.Held), d.name)
+	}
+
+	p.family(counter, "dropped_packets_total", "Inner packets dropped, by reason.", "direction", "reason")
+	for _, d := range directions {
 		for _, r := range nat.Reasons() {
-			counter(descDropped, d.nat.Dropped[r], d.name, r.String())
+			p.count(d.nat.Dropped[r], d.name, r.String())
 		}
 		for r := range numDropReasons {
-			counter(descDropped, d.own.drops[r].Load(), d.name, r.String())
+			p.count(d.own.drops[r].Load(), d.name, r.String())
 		}
 	}
-}
-
-// collectNodes reports each node's tunnel and what the tunnel headers dropped.
-func (g *Gateway) collectNodes(counter counterFunc, gauge gaugeFunc) {
-	stats := g.endpoint.Stats()
 	for r := geneve.Accepted + 1; r < geneve.NumReasons; r++ {
 		direction := "outbound"
 		if r >= geneve.UnknownTunnel {
 			direction = "inbound"
 		}
-		counter(descDropped, stats.Drops[r], direction, r.String())
-	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	for name, port := range g.ports.byName {
-		s, ok := g.endpoint.TunnelStats(uint16(port))
-		if !ok {
-			continue
-		}
-		counter(descNodeReceived, s.ReceivedPackets, name)
-		counter(descNodeSent, s.SentPackets, name)
-		counter(descNodeReceivedBytes, s.ReceivedBytes, name)
-		counter(descNodeSentBytes, s.SentBytes, name)
-		gauge(descNodeTrains, bit[s.Train], name)
-		counter(descNodeTrainsLost, s.LostTrains, name)
+		p.count(tunnels.Drops[r], direction, r.String())
 	}
 }
 
-func (g *Gateway) collectPeer(counter counterFunc, gauge gaugeFunc) {
-	g.mu.Lock()
-	peer := g.config.Peer
-	g.mu.Unlock()
+func (p *page) connections(s *nat.Stats) {
+	p.one(gauge, "connections", "Connections in the table.", float64(s.Connections))
+	p.one(gauge, "connections_unreplied", "Connections in the table that have had no answer.", float64(s.Unreplied))
+	p.one(gauge, "connections_max", "Cap of the connection table.", float64(s.MaxConnections))
+	p.one(counter, "connections_created_total", "Connections made.", float64(s.Created))
+	p.family(counter, "connections_removed_total", "Connections removed: expired, evicted with their configuration, dropped early for others.", "reason")
+	p.count(s.Expired, "expired")
+	p.count(s.Evicted, "evicted")
+	p.count(s.EarlyDropped, "early-dropped")
+}
+
+// shares reports the tables that sources share, and what the shares have cost them.
+func (p *page) shares(s *nat.Stats) {
+	p.one(gauge, "fragmented_datagrams", "Datagrams of which fragments are missing.", float64(s.Datagrams))
+	p.one(counter, "fragmented_datagrams_replaced_total", "Datagrams given up incomplete, for others.", float64(s.DatagramsReplaced))
+	p.one(gauge, "affinity_clients", "Clients of services with affinity that are remembered.", float64(s.Clients))
+	p.one(gauge, "affinity_clients_max", "Cap of the clients that are remembered.", float64(s.MaxClients))
+	p.one(counter, "affinity_clients_replaced_total", "Clients forgotten before their time, for others of their service.", float64(s.ClientsReplaced))
+	p.one(counter, "affinity_clients_refused_total", "Clients not remembered, because their network or service had its share.", float64(s.ClientsRefused))
+	p.one(counter, "errors_limited_total", "Errors not sent, because there were too many.", float64(s.ErrorsLimited))
+}
+
+// maxRuleSeries is how many of the configuration's rules have metrics of their own; the
+// total of their table has them all.
+const maxRuleSeries = 1000
+
+// rules reports what the rules have matched: those of the configuration by name, the
+// generated ones by table.
+func (p *page) rules(configured []nat.FilterRule, each func(func(nat.RuleCount))) {
+	named := make(map[string]*nat.RuleCount)
+	for _, r := range configured[:min(len(configured), maxRuleSeries)] {
+		named[r.Name] = &nat.RuleCount{Rule: r.Name}
+	}
+	tables := make(map[string]*nat.RuleCount)
+	each(func(c nat.RuleCount) {
+		t := tables[c.Table]
+		if t == nil {
+			t = &nat.RuleCount{Table: c.Table}
+			tables[c.Table] = t
+		}
+		t.Packets += c.Packets
+		t.Bytes += c.Bytes
+		if c.Table == nat.RulesTable && named[c.Rule] != nil {
+			*named[c.Rule] = c
+		}
+	})
+	for _, f := range []struct {
+		label, help string
+		counts      map[string]*nat.RuleCount
+	}{
+		{"rule", "of a rule of the configuration", named},
+		{"table", "of all rules of a table that are counted", tables},
+	} {
+		names := slices.Sorted(maps.Keys(f.counts))
+		p.family(counter, f.label+"_packets_total", "Packets that matched, "+f.help+".", f.label)
+		for _, name := range names {
+			p.count(f.counts[name].Packets, name)
+		}
+		p.family(counter, f.label+"_bytes_total", "Bytes of the packets that matched, "+f.help+".", f.label)
+		for _, name := range names {
+			p.count(f.counts[name].Bytes, name)
+		}
+	}
+}
+
+func (p *page) neighbours(s *geneve.Stats) {
+	p.family(counter, "arp_messages_total", "ARP messages: of nodes and for us, and ours.", "way")
+	p.count(s.ARPReceived, "received")
+	p.count(s.ARPSent, "sent")
+	p.one(gauge, "held_packets", "Inner packets that wait for a node's answer to ARP.", float64(s.Held))
+}
+
+// nodeFamilies are the metrics of each node's tunnel.
+var nodeFamilies = []struct {
+	kind, name, help string
+	value            func(*geneve.TunnelStats) float64
+}{
+	{counter, "received_packets_total", "Inner packets received from a node.", func(s *geneve.TunnelStats) float64 { return float64(s.ReceivedPackets) }},
+	{counter, "received_bytes_total", "Bytes of inner packets received from a node.", func(s *geneve.TunnelStats) float64 { return float64(s.ReceivedBytes) }},
+	{counter, "sent_packets_total", "Inner packets sent to a node.", func(s *geneve.TunnelStats) float64 { return float64(s.SentPackets) }},
+	{counter, "sent_bytes_total", "Bytes of inner packets sent to a node.", func(s *geneve.TunnelStats) float64 { return float64(s.SentBytes) }},
+	{gauge, "held_packets", "Inner packets that wait for the node's answer to ARP.", func(s *geneve.TunnelStats) float64 { return float64(s.Held) }},
+	{gauge, "trains", "1 if UDP_SEGMENT trains are sent to a node, 0 if single datagrams.", func(s *geneve.TunnelStats) float64 { return bit[s.Train] }},
+	{counter, "trains_lost_total", "How often trains to a node were found lost.", func(s *geneve.TunnelStats) float64 { return float64(s.LostTrains) }},
+	{counter, "trains_refused_total", "Trains to a node that the gateway's kernel refused.", func(s *geneve.TunnelStats) float64 { return float64(s.RefusedTrains) }},
+}
+
+func (p *page) nodes(ports map[string]nat.Port, stats func(uint16) (geneve.TunnelStats, bool)) {
+	type node struct {
+		name  string
+		stats geneve.TunnelStats
+	}
+	nodes := make([]node, 0, len(ports))
+	for _, name := range slices.Sorted(maps.Keys(ports)) {
+		if s, ok := stats(uint16(ports[name])); ok {
+			nodes = append(nodes, node{name, s})
+		}
+	}
+	for _, f := range nodeFamilies {
+		p.family(f.kind, "node_"+f.name, f.help, "node")
+		for i := range nodes {
+			p.add(f.value(&nodes[i].stats), nodes[i].name)
+		}
+	}
+	p.family(gauge, "node_silence_seconds", "For how long nothing has come from a node; absent where its MAC address is not known.", "node")
+	for i := range nodes {
+		if s := &nodes[i].stats; s.MAC != nil {
+			p.add(s.Silence.Seconds(), nodes[i].name)
+		}
+	}
+}
+
+func (p *page) peer(name string, g *Gateway) {
 	s, err := g.wg.stats()
 	if err != nil {
 		return
@@ -192,23 +203,72 @@ func (g *Gateway) collectPeer(counter counterFunc, gauge gaugeFunc) {
 	if !s.LastHandshake.IsZero() {
 		handshake = float64(s.LastHandshake.UnixNano()) / 1e9
 	}
-	gauge(descHandshake, handshake, peer)
-	counter(descPeerReceived, s.Received, peer)
-	counter(descPeerSent, s.Sent, peer)
-	gauge(descPeerTrains, bit[g.bind.offload() && !g.probe.Lost()], peer)
-	counter(descPeerTrainsLost, g.probe.losses.Load(), peer)
+	for _, f := range []struct {
+		kind, name, help string
+		value            float64
+	}{
+		{gauge, "last_handshake_seconds", "Unix time of the last handshake with the peer; 0 = none.", handshake},
+		{counter, "received_bytes_total", "Bytes of WireGuard messages received from the peer.", float64(s.Received)},
+		{counter, "sent_bytes_total", "Bytes of WireGuard messages sent to the peer.", float64(s.Sent)},
+		{gauge, "trains", "1 if UDP_SEGMENT trains are sent to the peer, 0 if single datagrams.", bit[g.bind.offload() && !g.probe.Lost()]},
+		{counter, "trains_lost_total", "How often trains to the peer were found lost.", float64(g.probe.losses.Load())},
+		{counter, "receive_pauses_total", "Pauses of a receiver after an error that the kernel reported.", float64(g.bind.receiveStops.Load())},
+	} {
+		p.family(f.kind, "wireguard_"+f.name, f.help, "peer")
+		p.add(f.value, name)
+	}
 }
 
-func (g *Gateway) collectSockets(counter counterFunc, gauge gaugeFunc) {
-	for name, s := range g.sockets() {
-		counter(descSocketCalls, s.ReceiveCalls, name, "receive")
-		counter(descSocketCalls, s.SendCalls, name, "send")
-		counter(descSocketOverflow, s.Overflows, name)
-		for r, n := range s.SendDrops {
-			counter(descSocketDropped, n, name, udp.Reason(r).String())
+// socketFamilies are the metrics of each UDP socket that have one value.
+var socketFamilies = []struct {
+	kind, name, help string
+	value            func(*udp.Stats) float64
+}{
+	{counter, "received_messages_total", "Messages received; a merged train is one.", func(s *udp.Stats) float64 { return float64(s.ReceivedMessages) }},
+	{counter, "received_bytes_total", "Bytes received, without UDP headers.", func(s *udp.Stats) float64 { return float64(s.ReceivedBytes) }},
+	{counter, "receive_errors_total", "Errors of datagrams sent earlier that the kernel reported.", func(s *udp.Stats) float64 { return float64(s.ReceiveErrors) }},
+	{counter, "truncated_messages_total", "Messages lost because they were longer than their buffer.", func(s *udp.Stats) float64 { return float64(s.Truncated) }},
+	{counter, "sent_datagrams_total", "Datagrams sent.", func(s *udp.Stats) float64 { return float64(s.SentDatagrams) }},
+	{counter, "sent_bytes_total", "Bytes sent, without UDP headers.", func(s *udp.Stats) float64 { return float64(s.SentBytes) }},
+	{counter, "refused_trains_total", "Trains that the kernel refused, sent again as single datagrams.", func(s *udp.Stats) float64 { return float64(s.RefusedTrains) }},
+	{gauge, "receive_buffer_bytes", "Receive buffer granted by the kernel.", func(s *udp.Stats) float64 { return float64(s.ReceiveBuffer) }},
+	{gauge, "send_buffer_bytes", "Send buffer granted by the kernel.", func(s *udp.Stats) float64 { return float64(s.SendBuffer) }},
+}
+
+func (p *page) sockets(sockets map[string]udp.Stats) {
+	names := slices.Sorted(maps.Keys(sockets))
+	for _, f := range socketFamilies {
+		p.family(f.kind, "socket_"+f.name, f.help, "socket")
+		for _, name := range names {
+			s := sockets[name]
+			p.add(f.value(&s), name)
 		}
-		gauge(descSocketBuffer, float64(s.ReceiveBuffer), name)
-		gauge(descSocketOffload, bit[s.GRO], name, "gro")
-		gauge(descSocketOffload, bit[s.GSO], name, "gso")
 	}
+	p.family(counter, "socket_calls_total", "System calls that receive and send messages.", "call", "socket")
+	for _, name := range names {
+		p.count(sockets[name].ReceiveCalls, "receive", name)
+		p.count(sockets[name].SendCalls, "send", name)
+	}
+	p.family(counter, "socket_overflows_total", "Datagrams lost because the receive buffer was full; absent where the kernel does not tell.", "socket")
+	for _, name := range names {
+		if s := sockets[name]; s.OverflowsKnown {
+			p.count(s.Overflows, name)
+		}
+	}
+	p.family(counter, "socket_send_drops_total", "Datagrams that the kernel refused to send, by reason.", "reason", "socket")
+	for _, name := range names {
+		for r, n := range sockets[name].SendDrops {
+			p.count(n, udp.Reason(r).String(), name)
+		}
+	}
+	p.family(gauge, "socket_offload", "1 if the offload is in use.", "offload", "socket")
+	for _, name := range names {
+		p.add(bit[sockets[name].GRO], "gro", name)
+		p.add(bit[sockets[name].GSO], "gso", name)
+	}
+}
+
+func (p *page) listener(l *seats) {
+	p.one(gauge, "listener_connections", "Connections to this listener.", float64(l.inUse()))
+	p.one(counter, "listener_refused_connections_total", "Connections closed at once because there were too many, or too many of their address.", float64(l.refused.Load()))
 }

@@ -35,7 +35,7 @@ func newPipeline(t testing.TB) *pipeline {
 	g := &Gateway{config: c}
 	ports := g.ports.assign(c.Geneve.Nodes)
 	var err error
-	if g.engine, err = nat.New([16]byte{1}, c.natConfig(ports)); err != nil {
+	if g.engine, err = nat.New([16]byte{1}, c.natConfig(ports, Budget{})); err != nil {
 		t.Fatal(err)
 	}
 	own, _ := c.WireGuard.Role.tunnelAddresses()

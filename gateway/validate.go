@@ -39,7 +39,7 @@ func Check(c *Config) error {
 	}
 	numbers := new(ports).assign(c.Geneve.Nodes)
 	// Validate finds what these would find. An error without a path is a bug there.
-	return errors.Join(nat.Check(c.natConfig(numbers)), geneve.Check(c.tunnels(numbers), false))
+	return errors.Join(nat.Check(c.natConfig(numbers, Budget{})), geneve.Check(c.tunnels(numbers), false))
 }
 
 // Validate reports everything in c that contradicts itself, each error with its

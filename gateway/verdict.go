@@ -15,9 +15,6 @@ const (
 	// DropLocalQueueFull: made by or meant for the gateway itself, and its queue
 	// had no room.
 	DropLocalQueueFull
-	// DropNoLocalRoute: sent by the gateway itself to an address that has not
-	// asked it anything and that no route finds.
-	DropNoLocalRoute
 	// DropTunnelDiscard: handed to WireGuard, which discarded it. Outbound: no session
 	// with the peer, or its queue was full. Inbound: a message that was forged, a
 	// replay or of no session. Counted a second late.
@@ -36,7 +33,6 @@ const (
 var dropReasonNames = [numDropReasons]string{
 	DropNoService:      "no-service",
 	DropLocalQueueFull: "local-queue-full",
-	DropNoLocalRoute:   "no-local-route",
 	DropTunnelDiscard:  "tunnel-discard",
 	DropNotWireGuard:   "not-wireguard",
 	DropBadMAC1:        "bad-mac1",

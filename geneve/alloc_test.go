@@ -94,7 +94,9 @@ func TestSendAllocs(t *testing.T) {
 	f.know()
 	packets := [][]byte{ipPacket(1, 1340), ipPacket(2, 60), genevetest.UDP(pod6, remotePod6, payload(3, 900))}
 	for _, on := range []bool{true, false} {
-		f.e.SetTrain(toNode, on)
+		if !on {
+			f.refuseTrains(toNode)
+		}
 		if n := testing.AllocsPerRun(100, func() {
 			for i := range 100 {
 				f.s.Send(toNode, packets[i%3])

@@ -36,7 +36,7 @@
 //
 // # Goroutines and locks
 //
-// One goroutine uses the Receiver; each sending goroutine has a Sender of its own. Apply, SetTrain, Wake, Poll, Close and the counters are safe
+// One goroutine uses the Receiver; each sending goroutine has a Sender of its own. Apply, Wake, Poll, Close and the counters are safe
 // for all. The set of tunnels is an immutable snapshot behind an atomic pointer; the state of neighbours is
 // guarded by one mutex (neighbour.go) which the packet path takes only while a MAC address is unknown, changes or is to be confirmed.
 //

@@ -157,16 +157,6 @@ func (e *Endpoint) Apply(tunnels []Tunnel) error {
 	return nil
 }
 
-// SetTrain allows or forbids trains to one tunnel, for nodes whose kernel loses them. Without, datagrams are sent one by one. It lasts
-// until the tunnel is removed. ok is false when there is no such tunnel.
-func (e *Endpoint) SetTrain(id uint16, on bool) (ok bool) {
-	t := e.table.Load().byID(id)
-	if t != nil {
-		t.noTrain.Store(!on)
-	}
-	return t != nil
-}
-
 // Wake makes Fill return udp.ErrWoken; see package udp for how not to lose a wake-up.
 func (e *Endpoint) Wake() { e.socket.Wake() }
 
@@ -222,7 +212,7 @@ type TunnelStats struct {
 	SentPackets, SentBytes         uint64
 	RefusedTrains                  uint64           // trains that our kernel refused
 	LostTrains                     uint64           // how often ProbeTrains has found that trains are lost
-	Train                          bool             // trains are in use: the socket has UDP_SEGMENT, no probe, SetTrain or kernel is against it
+	Train                          bool             // trains are in use: the socket has UDP_SEGMENT, no probe and no refusal is against it
 	Held                           int              // packets that wait for the neighbour
 	MAC                            net.HardwareAddr // of the neighbour; nil when unknown
 	Silence                        time.Duration    // since the neighbour was last heard, to the second; meaningless without MAC

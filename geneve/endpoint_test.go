@@ -197,9 +197,7 @@ func TestApply(t *testing.T) {
 		s, _ := f.e.TunnelStats(toNode)
 		return s.ReceivedPackets
 	}
-	if !f.e.SetTrain(toNode, false) || f.e.SetTrain(2, false) {
-		t.Error("SetTrain does not know which tunnels there are")
-	}
+	f.refuseTrains(toNode)
 	tunnels := fixtureTunnels()
 	// The other tunnels change, this one does not.
 	if err := f.e.Apply(tunnels[:2]); err != nil || !known() || counted() != 1 {
@@ -214,7 +212,7 @@ func TestApply(t *testing.T) {
 		t.Errorf("Apply: %v; neighbour known %v, %d packets counted; want false, 1", err, known(), counted())
 	}
 	if s, _ := f.e.TunnelStats(toNode); s.Train {
-		t.Error("SetTrain forgotten")
+		t.Error("the kernel's refusal of trains forgotten")
 	}
 	before := f.e.Drops()
 	if got := f.deliver(message(genevetest.Geneve(nodeVNI, 0x6558, nil))); len(got) != 0 {

@@ -38,7 +38,7 @@ func (e *Endpoint) ProbeTrains() (changes []TrainChange) {
 	}
 	now := e.now()
 	for _, t := range e.table.Load().ids {
-		if t == nil || t.Inner != Ethernet || t.noTrain.Load() {
+		if t == nil || t.Inner != Ethernet {
 			continue
 		}
 		due, changed := t.probe.Look(now, t.sentTrains.Load())

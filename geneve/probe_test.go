@@ -142,10 +142,6 @@ func TestProbeTrainsNot(t *testing.T) {
 		do   func(f *fixture)
 	}{
 		{"single packets", single},
-		{"trains forbidden", func(f *fixture) {
-			f.train()
-			f.e.SetTrain(toNode, false)
-		}},
 		{"tunnel that carries IP", func(f *fixture) {
 			for range 3 {
 				f.s.Send(toIP, ipPacket(1, 500))

@@ -121,7 +121,6 @@ type tunnelState struct {
 	sentPackets, sentBytes         atomic.Uint64
 	sentTrains, lostTrains         atomic.Uint64
 	refusedTrains                  atomic.Uint64
-	noTrain                        atomic.Bool  // SetTrain
 	singleUntil                    atomic.Int64 // time.Duration of Options.Now: the kernel refused a train
 }
 
@@ -146,7 +145,7 @@ func newTunnel(t Tunnel, port uint16, state *tunnelState) *tunnel {
 
 // trains reports whether trains may be sent to the tunnel.
 func (t *tunnel) trains(now time.Duration) bool {
-	return !t.noTrain.Load() && !t.probe.Lost() && now >= time.Duration(t.singleUntil.Load())
+	return !t.probe.Lost() && now >= time.Duration(t.singleUntil.Load())
 }
 
 // encap writes the headers for an inner packet of the given EtherType to the first templateLen bytes of b.

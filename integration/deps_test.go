@@ -36,7 +36,7 @@ var importRules = []importRule{
 		wireguard + "/tun", "github.com/sirupsen/logrus"},
 		"the node end needs the kernel's links, not the gateway"},
 	{"gateway", []string{"culvert/nat", "culvert/geneve", "culvert/gateway", wireguard, "golang.org/x/crypto/blake2s", "github.com/gaissmai/bart", gvisor + "tcpip", gvisor + "buffer",
-		"github.com/sirupsen/logrus", "github.com/prometheus/client_golang", "github.com/KimMachineGun/automemlimit/memlimit"},
+		"github.com/sirupsen/logrus", "github.com/KimMachineGun/automemlimit/memlimit", "golang.org/x/sys/unix", "golang.org/x/time/rate"},
 		"the gateway needs neither netlink nor Kubernetes"},
 	{"nat", []string{gvisor + "tcpip", gvisor + "tcpip/header", gvisor + "tcpip/checksum", gvisor + "tcpip/seqnum",
 		gvisor + "tcpip/transport/tcpconntrack", "github.com/gaissmai/bart"},

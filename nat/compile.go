@@ -241,7 +241,7 @@ func (c *Config) filterTable() Table {
 			}
 		}
 	}
-	return Table{Name: "rules", Family: FamilyINET, Chains: []Chain{chain}}
+	return Table{Name: RulesTable, Family: FamilyINET, Chains: []Chain{chain}}
 }
 
 // prefixMatches returns a match for each prefix, or no match once if there are none.

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"syscall"
 
 	"github.com/sirupsen/logrus"
@@ -47,12 +48,15 @@ func newGatewayCommand() *cobra.Command {
 
 func runGateway(ctx context.Context, file string, c *gateway.Config) error {
 	chooseProcs()
-	limitMemory()
 	log, err := newLogger(c.Log.Level, c.Log.Format)
 	if err != nil {
 		return err
 	}
-	g, err := gateway.New(c, log)
+	budget := gateway.ReadBudget()
+	if budget.Heap > 0 {
+		debug.SetMemoryLimit(budget.Heap)
+	}
+	g, err := gateway.New(c, budget, log)
 	if err != nil {
 		return err
 	}

@@ -3,9 +3,6 @@ package main
 import (
 	"os"
 	"runtime"
-	"runtime/debug"
-
-	"github.com/KimMachineGun/automemlimit/memlimit"
 )
 
 // chooseProcs runs Go code on one thread at a time where there are at most two
@@ -17,17 +14,5 @@ func chooseProcs() {
 	const few = 2
 	if os.Getenv("GOMAXPROCS") == "" && runtime.GOMAXPROCS(0) <= few {
 		runtime.GOMAXPROCS(1)
-	}
-}
-
-// limitMemory makes Go collect garbage when 7/10 of the memory limit of this process's
-// control group are in use, and not only when the heap has doubled. The rest is the
-// kernel's: socket buffers above all. GOMEMLIMIT in the environment wins.
-func limitMemory() {
-	if os.Getenv("GOMEMLIMIT") != "" {
-		return
-	}
-	if limit, err := memlimit.FromCgroup(); err == nil {
-		debug.SetMemoryLimit(int64(limit / 10 * 7))
 	}
 }

@@ -101,20 +101,21 @@ func (s *Socket) configure(o Options) (err error) {
 	return err
 }
 
-// setBuffer asks for a socket buffer of size bytes and returns what was granted. Without CAP_NET_ADMIN the kernel
-// cuts the wish to the system's maximum.
+// setBuffer asks for a socket buffer of size bytes and returns what was granted. The kernel cuts a plain wish to the system's
+// maximum; force is for who has CAP_NET_ADMIN. Nothing follows from the success of force: gVisor accepts and ignores it.
 func setBuffer(fd, option, force, size int) int {
 	if size <= 0 {
 		size = DefaultSocketBuffer
 	}
-	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, force, size) != nil {
-		unix.SetsockoptInt(fd, unix.SOL_SOCKET, option, size)
+	granted := 0
+	for _, wish := range []int{option, force} {
+		unix.SetsockoptInt(fd, unix.SOL_SOCKET, wish, size)
+		n, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, option)
+		if granted = n / 2; granted >= size { // socket(7): the kernel doubles the value to allow for its bookkeeping
+			break
+		}
 	}
-	granted, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, option)
-	if err != nil {
-		return 0
-	}
-	return granted / 2 // socket(7): the kernel doubles the value to allow for its bookkeeping
+	return granted
 }
 
 // LocalAddr returns the address and port that the socket is bound to.
@@ -167,9 +168,10 @@ func (s *Socket) Close() error { return s.conn.Close() }
 // Stats returns the counters. They are read one by one, not at one instant.
 func (s *Socket) Stats() Stats {
 	c := &s.stats
+	overflows, known := s.overflows()
 	st := Stats{
 		ReceiveCalls: c.receiveCalls.Load(), ReceivedMessages: c.receivedMessages.Load(), ReceivedBytes: c.receivedBytes.Load(),
-		Overflows: s.overflows(), Truncated: c.truncated.Load(), ReceiveErrors: c.receiveErrors.Load(),
+		Overflows: overflows, OverflowsKnown: known, Truncated: c.truncated.Load(), ReceiveErrors: c.receiveErrors.Load(),
 		SendCalls: c.sendCalls.Load(), SentDatagrams: c.sentDatagrams.Load(), SentBytes: c.sentBytes.Load(),
 		RefusedTrains: c.refusedTrains.Load(),
 		GRO:           s.gro, GSO: s.gso.Load(), ReceiveBuffer: s.receiveBuffer, SendBuffer: s.sendBuffer,
@@ -180,18 +182,20 @@ func (s *Socket) Stats() Stats {
 	return st
 }
 
-// overflows asks the kernel how many datagrams it has dropped at the receive buffer; 0 after Close.
+// overflows asks the kernel how many datagrams it has dropped at the receive buffer. It does not know after Close, and gVisor
+// never does.
 //
 // SO_RXQ_OVFL would tell with each message, but kernels with hardened usercopy (Debian's 6.1) have a BUG there: the count is copied
 // from the packet buffer of a TCP segment that reached us in a tunnel, which lies in a slab that must not be copied from, and
 // recvmmsg never returns.
-func (s *Socket) overflows() uint64 {
+func (s *Socket) overflows() (n uint64, known bool) {
 	const drops = 8 // SK_MEMINFO_DROPS, linux/sock_diag.h
 	var info [drops + 1]uint32
 	size := uint32(unsafe.Sizeof(info))
 	s.raw.Control(func(fd uintptr) {
-		unix.Syscall6(unix.SYS_GETSOCKOPT, fd, unix.SOL_SOCKET, unix.SO_MEMINFO,
+		_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, fd, unix.SOL_SOCKET, unix.SO_MEMINFO,
 			uintptr(unsafe.Pointer(&info)), uintptr(unsafe.Pointer(&size)), 0)
+		known = errno == 0 && size == uint32(unsafe.Sizeof(info))
 	})
-	return uint64(info[drops])
+	return uint64(info[drops]), known
 }

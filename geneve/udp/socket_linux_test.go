@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"runtime"
 	"sync"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -321,5 +323,57 @@ func BenchmarkLoopback(b *testing.B) {
 			}
 			b.ReportMetric(float64(from.Stats().SendCalls+to.Stats().ReceiveCalls)/float64(b.N), "calls/packet")
 		})
+	}
+}
+
+// TestBufferWhereForceIsIgnored: a kernel that accepts SO_SNDBUFFORCE and does nothing, as gVisor does, grants what the plain option
+// asks for. SO_TIMESTAMP is such an option of Linux: a set of any number succeeds, and changes no buffer.
+func TestBufferWhereForceIsIgnored(t *testing.T) {
+	s := listen(t, "udp4", families[0].loopback, Options{SendBuffer: 65536})
+	const size = 98304
+	s.raw.Control(func(fd uintptr) {
+		if got := setBuffer(int(fd), unix.SO_SNDBUF, unix.SO_TIMESTAMP, size); got != size {
+			t.Errorf("granted %d bytes, want %d", got, size)
+		}
+	})
+}
+
+// TestBufferBeyondTheMaximum: with CAP_NET_ADMIN, SO_SNDBUFFORCE gives more than net.core.wmem_max; without, what is granted is told.
+func TestBufferBeyondTheMaximum(t *testing.T) {
+	const size = 64 << 20
+	s := listen(t, "udp4", families[0].loopback, Options{SendBuffer: size})
+	var forced error
+	s.raw.Control(func(fd uintptr) { forced = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, size) })
+	if got := s.Stats().SendBuffer; (got == size) != (forced == nil) || got > size || got <= 0 {
+		t.Errorf("granted %d bytes of %d, where force gives %v", got, size, forced)
+	}
+}
+
+// elsewhere is a raw connection whose descriptor is another one's.
+type elsewhere struct {
+	syscall.RawConn
+	fd uintptr
+}
+
+func (e elsewhere) Control(f func(fd uintptr)) error {
+	f(e.fd)
+	return nil
+}
+
+// TestOverflowsUnknown: where the kernel knows no SO_MEMINFO, the count of overflows is unknown and not 0. A pipe is such a kernel.
+func TestOverflowsUnknown(t *testing.T) {
+	s := listen(t, "udp4", families[0].loopback, Options{})
+	if st := s.Stats(); st.Overflows != 0 || !st.OverflowsKnown {
+		t.Errorf("%d overflows, known %v; want 0, true", st.Overflows, st.OverflowsKnown)
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	s.raw = elsewhere{s.raw, r.Fd()}
+	if st := s.Stats(); st.OverflowsKnown {
+		t.Errorf("%d overflows of a pipe are known", st.Overflows)
 	}
 }

@@ -103,6 +103,7 @@ type Stats struct {
 	SentDatagrams           uint64 // datagrams that the kernel took, those of trains counted one by one
 	SentBytes               uint64
 	Overflows               uint64 // datagrams the kernel dropped because the receive buffer was full; wraps at 2^32
+	OverflowsKnown          bool   // Overflows is what the kernel says; false: it does not tell
 	Truncated               uint64 // messages lost because their Buffer was too small
 	ReceiveErrors           uint64 // pending errors of the socket that Receive met and passed over
 	RefusedTrains           uint64 // trains that the kernel refused as one and that were sent as single datagrams

@@ -1,0 +1,70 @@
+package gateway
+
+import (
+	"bytes"
+	"fmt"
+	"runtime"
+	"strconv"
+	"strings"
+)
+
+// A page is a metrics page in the making, in Prometheus' text format 0.0.4. Families
+// go to text one after the other: a prometheus.Registry makes objects of all samples
+// first, 50 MB and 0.2 s of one CPU for 5,000 nodes.
+type page struct {
+	text    bytes.Buffer
+	name    string   // of the family
+	labels  []string // of the family
+	samples int
+}
+
+const (
+	counter = "counter"
+	gauge   = "gauge"
+)
+
+// yieldEvery is for how many samples the page keeps packets waiting, about 20 µs.
+const yieldEvery = 128
+
+// family begins a family: add adds its samples.
+func (p *page) family(kind, name, help string, labels ...string) {
+	p.name, p.labels = "culvert_"+name, labels
+	fmt.Fprintf(&p.text, "# HELP %s %s\n# TYPE %s %s\n", p.name, help, p.name, kind)
+}
+
+var labelEscaper = strings.NewReplacer(`\`, `\\`, "\n", `\n`, `"`, `\"`)
+
+// add adds a sample with a value for each label of the family.
+func (p *page) add(value float64, labels ...string) {
+	p.text.WriteString(p.name)
+	next := byte('{')
+	for i, label := range labels {
+		p.text.WriteByte(next)
+		p.text.WriteString(p.labels[i])
+		p.text.WriteString(`="`)
+		p.text.WriteString(labelEscaper.Replace(label))
+		p.text.WriteByte('"')
+		next = ','
+	}
+	if len(labels) > 0 {
+		p.text.WriteByte('}')
+	}
+	p.text.WriteByte(' ')
+	p.text.Write(strconv.AppendFloat(p.text.AvailableBuffer(), value, 'g', -1, 64))
+	p.text.WriteByte('\n')
+	if p.samples++; p.samples%yieldEvery == 0 {
+		runtime.Gosched() // packets first
+	}
+}
+
+// count adds a sample of a counter.
+func (p *page) count(value uint64, labels ...string) { p.add(float64(value), labels...) }
+
+// one adds a family of one sample.
+func (p *page) one(kind, name, help string, value float64) {
+	p.family(kind, name, help)
+	p.add(value)
+}
+
+// bit is the value of a yes or no.
+var bit = map[bool]float64{true: 1}

@@ -1,0 +1,114 @@
+package gateway
+
+import (
+	"net"
+	"net/netip"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// seats is a listener with room for maxSeats connections. It closes those beyond at
+// once. A network holds at most as many seats as stay free, and an address at most as
+// many as its network may still take: one alone gets 11, and neither an address nor the
+// others of its network can lock out an address elsewhere.
+type seats struct {
+	net.Listener
+	refused atomic.Uint64
+
+	mu    sync.Mutex
+	total int                  // +checklocks:mu
+	taken map[netip.Prefix]int // +checklocks:mu; by network and by address
+}
+
+const (
+	maxSeats = 32
+	// seatTime is how long a seat is taken at least. With it the seats also bound how
+	// many connections are served in a second: 320, and 110 of one address.
+	seatTime = 100 * time.Millisecond
+)
+
+func newSeats(l net.Listener) *seats {
+	return &seats{Listener: l, taken: map[netip.Prefix]int{}}
+}
+
+// Accept returns the next connection that has a seat.
+func (s *seats) Accept() (net.Conn, error) {
+	for {
+		c, err := s.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		network, address := origin(c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr())
+		if s.take(network, address) {
+			leave := sync.OnceFunc(func() { s.leave(network, address) })
+			return &seated{c, time.Now().Add(seatTime), leave}, nil
+		}
+		s.refused.Add(1)
+		c.Close()
+		runtime.Gosched() // packets first
+	}
+}
+
+// origin returns what a counts for: 256 addresses of IPv4, and of IPv6, where a host has
+// a /64 to itself, a site's /48.
+func origin(a netip.Addr) (network, address netip.Prefix) {
+	a = a.Unmap().WithZone("")
+	bits, own := 24, 32
+	if a.Is6() {
+		bits, own = 48, 64
+	}
+	network, _ = a.Prefix(bits) // fails for longer prefixes only
+	address, _ = a.Prefix(own)
+	return network, address
+}
+
+func (s *seats) take(network, address netip.Prefix) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	free := maxSeats - s.total
+	if s.taken[address] >= free-s.taken[network] {
+		return false
+	}
+	s.total++
+	s.taken[network]++
+	s.taken[address]++
+	return true
+}
+
+func (s *seats) leave(network, address netip.Prefix) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.total--
+	for _, of := range []netip.Prefix{network, address} {
+		if s.taken[of]--; s.taken[of] == 0 {
+			delete(s.taken, of)
+		}
+	}
+}
+
+// inUse returns how many seats are taken.
+func (s *seats) inUse() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.total
+}
+
+// seated is a connection that gives its seat back when it is closed.
+type seated struct {
+	net.Conn
+	until time.Time
+	leave func()
+}
+
+// Close implements net.Conn.
+func (c *seated) Close() error {
+	err := c.Conn.Close()
+	if early := time.Until(c.until); early > 0 {
+		time.AfterFunc(early, c.leave)
+	} else {
+		c.leave()
+	}
+	return err
+}

@@ -1,0 +1,133 @@
+package gateway
+
+import (
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestPrivateSocketOfAnotherUser: nobody but the owner can connect, whatever the umask,
+// and the owner can.
+func TestPrivateSocketOfAnotherUser(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("not root: cannot become another user")
+	}
+	dir := t.TempDir()
+	for p := dir; p != "/"; p = filepath.Dir(p) { // let the other user come this far
+		if info, err := os.Stat(p); err != nil || info.Mode().Perm()&1 == 0 {
+			if err := os.Chmod(p, info.Mode().Perm()|0o111); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	defer unix.Umask(unix.Umask(0))
+	l, err := listenPrivate(dir, "cv-rome.sock")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	path := l.Addr().String()
+	if err := connectAs(0, path); err != nil {
+		t.Errorf("the owner: %v", err)
+	}
+	if err := connectAs(65534, path); !errors.Is(err, unix.EACCES) {
+		t.Errorf("another user: %v, want EACCES", err)
+	}
+}
+
+// connectAs connects to path as a user, on a thread that ends with it.
+func connectAs(uid int, path string) error {
+	result := make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread is not used again
+		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			result <- err
+			return
+		}
+		defer unix.Close(fd)
+		// x/sys sets the user of all threads.
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid)); errno != 0 {
+			result <- errno
+			return
+		}
+		result <- unix.Connect(fd, &unix.SockaddrUnix{Name: path})
+	}()
+	return <-result
+}
+
+// TestPrivateSocketLeavesUmask: files that other goroutines make meanwhile get the mode
+// that they ask for.
+func TestPrivateSocketLeavesUmask(t *testing.T) {
+	defer unix.Umask(unix.Umask(0o022))
+	dir := t.TempDir()
+	var done atomic.Bool
+	var listening sync.WaitGroup
+	defer listening.Wait()
+	listening.Go(func() {
+		defer done.Store(true)
+		for range 500 {
+			l, err := listenPrivate(dir, "cv-rome.sock")
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			l.Close()
+		}
+	})
+	path := filepath.Join(dir, "bystander")
+	for !done.Load() {
+		if err := os.WriteFile(path, nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o644 {
+			t.Fatalf("mode %v, %v, want 0644", info.Mode().Perm(), err)
+		}
+		os.Remove(path)
+	}
+}
+
+// TestPrivateSocketPlace: the socket of a killed process is replaced, that of a living
+// one and other files are left alone, and no name leads out of the folder.
+func TestPrivateSocketPlace(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "wireguard") // made on the way
+	killed, err := listenPrivate(dir, "killed")
+	if err != nil {
+		t.Fatal(err)
+	}
+	killed.(*net.UnixListener).SetUnlinkOnClose(false)
+	killed.Close()
+	running, err := listenPrivate(dir, "running")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer running.Close()
+	if err := os.WriteFile(filepath.Join(dir, "file"), []byte("kept"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name string
+		good bool
+	}{
+		{"killed", true}, {"running", false}, {"file", false},
+		{"../out", false}, {"cv-/../../x", false}, {"a/b", false}, {"", false}, {"a\x00b", false},
+	} {
+		l, err := listenPrivate(dir, tt.name)
+		if good := err == nil; good != tt.good {
+			t.Errorf("%q: %v", tt.name, err)
+		}
+		if l != nil {
+			l.Close()
+		}
+	}
+	if b, err := os.ReadFile(filepath.Join(dir, "file")); string(b) != "kept" {
+		t.Errorf("another file: %q, %v", b, err)
+	}
+}
