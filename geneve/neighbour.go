@@ -168,6 +168,23 @@ func (n *neighbours) confirm(t *tunnel, now time.Duration) {
 	n.ask(t, now)
 }
 
+// doubt forgets the neighbours that are silent. It is called when the send buffer, which all tunnels share, was full for long: the
+// kernel keeps up to 208 KiB for each underlay address that does not answer ARP (net.ipv4.neigh.*.unres_qlen_bytes), so
+// that a few nodes that have gone fill it, and do so again and again. Whoever is still there answers ours at once.
+func (n *neighbours) doubt(now time.Duration) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, t := range n.e.table.Load().ids {
+		if t == nil {
+			continue
+		}
+		if nb := &t.neighbour; now-time.Duration(nb.lastHeard.Load()) > askInterval+heardGranularity && nb.mac.Swap(0) != 0 {
+			nb.confirmed = false
+			n.e.doubted.Add(1)
+		}
+	}
+}
+
 // send sends one ARP message.
 //
 // Preconditions: n.mu is held.
@@ -194,23 +211,23 @@ func (n *neighbours) flush(datagrams int) {
 	n.e.drop(SendFailed, uint64(datagrams-sent))
 }
 
-// hold keeps a packet until the neighbour of t is known, and asks for it. known is true when it has become known meanwhile: then
+// hold keeps a packet until the neighbour of t is known, and asks for it. to is not 0 when it has become known meanwhile: then
 // the packet is not kept and can be sent.
-func (n *neighbours) hold(t *tunnel, packet []byte) (r Reason, known bool) {
+func (n *neighbours) hold(t *tunnel, packet []byte) (r Reason, to mac) {
 	now := n.e.now()
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	nb := &t.neighbour
-	switch {
-	case nb.mac.Load() != 0:
-		return Accepted, true
-	case nb.removed || n.closed:
-		return UnknownTunnel, false
+	if to := mac(nb.mac.Load()); to != 0 {
+		return Accepted, to
+	}
+	if nb.removed || n.closed {
+		return UnknownTunnel, 0
 	}
 	room := max(t.templateLen+len(packet), minHeldBytes)
 	if len(nb.held) == maxHeldPerTunnel || !n.makeRoom(t, room) {
 		n.ask(t, now)
-		return HoldFull, false
+		return HoldFull, 0
 	}
 	h := held{buffer: make([]byte, t.templateLen+len(packet)), etherType: etherTypeOf(packet), ecn: ecnOf(packet)}
 	copy(h.buffer[t.templateLen:], packet)
@@ -226,7 +243,7 @@ func (n *neighbours) hold(t *tunnel, packet []byte) (r Reason, known bool) {
 	n.held++
 	n.bytes += room
 	n.ask(t, now)
-	return Accepted, false
+	return Accepted, 0
 }
 
 // makeRoom sees to it that t can hold a packet that takes so much room, and reports whether it can. The share of a tunnel is an equal

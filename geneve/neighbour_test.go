@@ -281,8 +281,8 @@ func TestHoldEnds(t *testing.T) {
 	}
 	f.drops(before, map[Reason]uint64{UnknownTunnel: 1})
 	// A Sender that has still found the tunnel can hold nothing more.
-	if r, known := f.e.neighbours.hold(gone, packet); r != UnknownTunnel || known {
-		t.Errorf("hold on a removed tunnel: %v, %v", r, known)
+	if r, to := f.e.neighbours.hold(gone, packet); r != UnknownTunnel || to != 0 {
+		t.Errorf("hold on a removed tunnel: %v, %v", r, to)
 	}
 	if r := f.s.Send(toNode, packet); r != UnknownTunnel {
 		t.Errorf("Send to a removed tunnel: %v", r)
@@ -417,4 +417,47 @@ func TestRefresh(t *testing.T) {
 	send()
 	f.datagrams(f.node)
 	f.silent(f.node)
+}
+
+// TestDoubt: when a flush has been held up, silent neighbours must answer before they are sent more, others need not.
+func TestDoubt(t *testing.T) {
+	f := newFixture(t)
+	f.know()
+	packet := genevetest.UDP(pod, remotePod, []byte("x"))
+	flush := func(takes time.Duration) {
+		f.s.Send(toNode, packet)
+		f.s.Send(toNode2, packet)
+		f.advance(takes)
+		f.s.Flush()
+		f.datagrams(f.node)
+		f.datagrams(f.node2)
+	}
+	doubted := func(want uint64) {
+		t.Helper()
+		if s := f.e.Stats(); s.Doubted != want {
+			t.Errorf("%d doubted, want %d", s.Doubted, want)
+		}
+	}
+	f.advance(time.Minute)
+	flush(stallTime - 1) // asks for both, which are silent
+	f.datagrams(f.node)
+	f.datagrams(f.node2)
+	doubted(0)
+	f.ipFrom(nodeMAC)
+	flush(stallTime)
+	f.neighbour(nodeMAC)
+	doubted(2) // node2, and the VXLAN tunnel
+	f.s.Send(toNode2, packet)
+	f.s.Flush()
+	f.silent(f.node2) // it waits; the request has just been sent
+	if f.waits(toNode2) != 1 {
+		t.Error("a packet is sent to a neighbour that is doubted")
+	}
+	frame := genevetest.Frame(toGateway(node2VNI), nodeMAC, genevetest.IPv4, genevetest.UDP(pod, remotePod, []byte("x")))
+	m := message(genevetest.Geneve(node2VNI, 0x6558, frame))
+	m.Source = netip.AddrPortFrom(node2Outer, 40000)
+	f.deliver(m)
+	if got, _ := f.datagrams(f.node2); len(got) != 1 || f.waits(toNode2) != 0 {
+		t.Error("the packet still waits for a neighbour that is back")
+	}
 }
