@@ -4,88 +4,17 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"net"
-	"os"
-	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 	"unicode"
 
 	"github.com/sirupsen/logrus"
-	"golang.org/x/sys/unix"
 
 	"culvert/geneve/genevetest"
 )
-
-// asStranger calls fn on a thread whose access to files is that of another user. The test
-// needs root.
-func asStranger(t *testing.T, fn func() error) error {
-	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("probe root: not root")
-	}
-	const nobody = 65534
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // and never unlock: the thread ends with it
-		// Both are the thread's own, and the second takes its capabilities away.
-		if err := errors.Join(unix.Setfsgid(nobody), unix.Setfsuid(nobody)); err != nil {
-			done <- err
-			return
-		}
-		done <- fn()
-	}()
-	return <-done
-}
-
-// TestStrangerFiles: another user of the machine neither reads the WireGuard state from
-// the UAPI socket, nor puts a socket into its place.
-func TestStrangerFiles(t *testing.T) {
-	cluster := fmt.Sprintf("t%d", os.Getpid())
-	path := filepath.Join(uapiDirectory, "cv-"+cluster+".sock")
-	dial := func() error {
-		c, err := net.Dial("unix", path)
-		if err == nil {
-			c.Close()
-		}
-		return err
-	}
-	if err := asStranger(t, func() error { return nil }); err != nil {
-		t.Fatal(err)
-	}
-	old := unix.Umask(0) // the gateway must not count on its parent's
-	l, err := listenUAPI(cluster)
-	unix.Umask(old)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	if err := dial(); err != nil {
-		t.Errorf("its owner: %v", err)
-	}
-	for name, try := range map[string]func() error{
-		"connects to the socket": dial,
-		"removes the socket":     func() error { return os.Remove(path) },
-		"renames the socket":     func() error { return os.Rename(path, path+"x") },
-		"opens it to all":        func() error { return os.Chmod(path, 0o666) },
-		"makes a socket beside it": func() error {
-			l, err := net.Listen("unix", path+"y")
-			if err == nil {
-				l.Close()
-			}
-			return err
-		},
-	} {
-		if err := asStranger(t, try); !errors.Is(err, fs.ErrPermission) {
-			t.Errorf("a stranger %s: %v", name, err)
-		}
-	}
-}
 
 // logLines are a logger's output, line by line.
 func logLines(t *testing.T, formatter logrus.Formatter) (*logrus.Logger, <-chan string) {
