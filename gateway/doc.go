@@ -27,9 +27,11 @@
 //	           ▼
 //	        tun.go Read ─► wireguard-go encrypts ─► bind.go Send ─► peer
 //
-// Files in the order of that walk: tun.go, outbound.go, inbound.go, bind.go, gate.go,
-// local.go, verdict.go; probe.go finds out whether trains arrive. What is desired: config.go, file.go, validate.go. What
-// owns what: gateway.go, wireguard.go. What can be seen: metrics.go.
+// Files in the order of that walk: tun.go, outbound.go, inbound.go, queue.go, bind.go,
+// gate.go, local.go, verdict.go; probe.go finds out whether trains arrive. What is
+// desired: config.go, file.go, validate.go. What owns what: gateway.go, wireguard.go,
+// budget.go. What is due each second: sweep.go. What can be seen: metrics.go, served by
+// listener.go, seats.go, page.go; uapi.go for wg(8).
 //
 // # Goroutines and buffers
 //
@@ -55,8 +57,8 @@
 //
 // # What it does not do
 //
-// No reassembly, except of echo requests to its own addresses. No ECN on the
-// WireGuard leg: wireguard-go neither reads nor sets the outer bits (RFC 6040
-// holds on the Geneve leg). No routing of what no route finds: it is answered
+// No reassembly: even echo requests to its own addresses are answered fragment by
+// fragment. No ECN on the WireGuard leg: wireguard-go neither reads nor sets the outer
+// bits (RFC 6040 holds on the Geneve leg). No routing of what no route finds: it is answered
 // with an ICMP error, never sent elsewhere.
 package gateway

@@ -18,23 +18,44 @@ import (
 // tells nobody when it is done with one: the window cannot bound them. Anybody can
 // send those, so they pass no more often than a peer could need.
 //
-// A flood from elsewhere must not shut out the peer: the address that we send to has a
-// pace of its own, and handshakes count only if their sender knows our public key
-// (MAC1; WireGuard paper, Section 5.4.4).
+// A flood must not shut out the peer, also when the peer has another address than
+// before. Handshakes count only if their sender knows our public key (MAC1; WireGuard
+// paper, Section 5.4.4). The address that we send to has a pace of its own, and so has
+// each sharer among the others, who have one more together: that is for addresses in
+// plenty, which only a cookie could tell from forged ones.
 type gate struct {
 	drops *counters                // of inbound
 	peer  atomic.Pointer[endpoint] // nil = nothing sent yet
 
-	mu    sync.Mutex
-	mac1  hash.Hash          // +checklocks:mu; not wireguard-go's, which leaves garbage
-	sum   [blake2s.Size]byte // +checklocks:mu
-	paces [numKinds][2]pace  // +checklocks:mu; each for the peer's address and for all others
+	mu     sync.Mutex
+	mac1   hash.Hash          // +checklocks:mu; not wireguard-go's, which leaves garbage
+	sum    [blake2s.Size]byte // +checklocks:mu
+	known  [numKinds]pace     // +checklocks:mu; of the peer's address
+	others [numKinds]pace     // +checklocks:mu; of all others together
+	shares map[share]pace     // +checklocks:mu; of each of the others that has lately sent something
+}
+
+// share is whose pace it is, and of which messages.
+type share struct {
+	of   netip.Addr
+	kind messageKind
+}
+
+// sharer is who has a share of what is there for all: an IPv4 address, or the /64 of an
+// IPv6 address, in which one host has as many addresses as it likes.
+func sharer(a netip.Addr) netip.Addr {
+	a = a.Unmap()
+	if a.Is6() {
+		p, _ := a.Prefix(64) // never fails for IPv6
+		return p.Addr()
+	}
+	return a
 }
 
 func newGate(own Key, drops *counters) *gate {
 	key := blake2s.Sum256(append([]byte(device.WGLabelMAC1), own[:]...))
 	mac1, _ := blake2s.New128(key[:]) // fails for longer keys only
-	return &gate{drops: drops, mac1: mac1}
+	return &gate{drops: drops, mac1: mac1, shares: make(map[share]pace)}
 }
 
 // admit returns what kind of message m is and whether it may pass. If not, it has been
@@ -54,15 +75,35 @@ func (g *gate) admit(m []byte, from netip.Addr) (kind messageKind, ok bool) {
 		g.drops.drops[DropBadMAC1].Add(1)
 		return kind, false
 	}
-	whose := 0
-	if p := g.peer.Load(); p != nil && p.addr.Addr() == from {
-		whose = 1
-	}
-	if !g.paces[kind][whose].take(time.Now()) {
+	if !g.pass(kind, from, time.Now()) {
 		g.drops.drops[DropHandshakeRate].Add(1)
 		return kind, false
 	}
 	return kind, true
+}
+
+// pass takes what a message costs from the pace, or paces, that it falls under, and
+// reports whether there was enough. What does not pass costs nothing.
+//
+// Preconditions: g.mu is held.
+func (g *gate) pass(kind messageKind, from netip.Addr, now time.Time) bool {
+	if p := g.peer.Load(); p != nil && p.addr.Addr() == from {
+		return g.known[kind].take(now, allPace)
+	}
+	of := share{sharer(from), kind}
+	own := g.shares[of]
+	if !own.take(now, sharePace) || !g.others[kind].take(now, allPace) {
+		return false
+	}
+	if len(g.shares) == maxShares {
+		for s, p := range g.shares {
+			if p.rested(now) {
+				delete(g.shares, s)
+			}
+		}
+	}
+	g.shares[of] = own
+	return true
 }
 
 // knowsKey checks MAC1 of a handshake message, which has MAC2 behind it.
@@ -115,25 +156,39 @@ func kindOf(m []byte) messageKind {
 	return noMessage
 }
 
-const (
-	// A peer has 5 seconds between two attempts, and the dearest of these messages
-	// costs a fraction of a millisecond.
-	paceInterval = 10 * time.Millisecond
-	paceBurst    = 8
+// limit is how fast messages may pass: one every interval, and burst at once after a
+// pause.
+type limit struct {
+	interval time.Duration
+	burst    int
+}
+
+var (
+	// The dearest of these messages costs a fraction of a millisecond.
+	allPace = limit{10 * time.Millisecond, 8}
+	// A peer has 5 seconds between two attempts (WireGuard paper, Section 6.4).
+	sharePace = limit{time.Second, 4}
 )
 
-// pace lets messages pass one every paceInterval, and paceBurst at once after a pause.
+// maxShares is more than can have passed and not be rested yet, of all kinds: after
+// burst intervals of sharePace without a message, a share is as if it were not there.
+const maxShares = 2048
+
+// pace lets messages pass no faster than a limit.
 type pace struct {
 	due time.Time // when the next could pass if there were no bursts
 }
 
-func (p *pace) take(now time.Time) bool {
-	if p.due.Sub(now) > (paceBurst-1)*paceInterval {
+func (p *pace) take(now time.Time, l limit) bool {
+	if p.due.Sub(now) > time.Duration(l.burst-1)*l.interval {
 		return false
 	}
 	if p.due.Before(now) {
 		p.due = now
 	}
-	p.due = p.due.Add(paceInterval)
+	p.due = p.due.Add(l.interval)
 	return true
 }
+
+// rested reports whether the whole burst is there again.
+func (p *pace) rested(now time.Time) bool { return !p.due.After(now) }

@@ -64,6 +64,28 @@ func TestGate(t *testing.T) {
 	}
 }
 
+// paced are messages of the kinds that have a pace.
+func paced() [][]byte {
+	return [][]byte{
+		message(device.MessageInitiationType, device.MessageInitiationSize, Key{1}),
+		message(device.MessageCookieReplyType, device.MessageCookieReplySize, Key{}),
+		message(device.MessageTransportType, device.MessageKeepaliveSize, Key{}),
+	}
+}
+
+// floodSize is more than any burst.
+const floodSize = 20
+
+// flood offers a gate floodSize messages from an address and returns how many pass.
+func (g *gate) flood(from netip.Addr, m []byte) (passed int) {
+	for range floodSize {
+		if _, ok := g.admit(m, from); ok {
+			passed++
+		}
+	}
+	return passed
+}
+
 // TestGatePace: of what wireguard-go would queue, only so much passes, and strangers
 // take nothing away from the peer.
 func TestGatePace(t *testing.T) {
@@ -73,46 +95,103 @@ func TestGatePace(t *testing.T) {
 		stranger, peer := netip.MustParseAddr("203.0.113.9"), netip.MustParseAddr("192.0.2.7")
 		g.sent([][]byte{message(device.MessageInitiationType, device.MessageInitiationSize, Key{2})}, &endpoint{netip.AddrPortFrom(peer, 51840)})
 		g.sent([][]byte{message(device.MessageCookieReplyType, device.MessageCookieReplySize, Key{})}, &endpoint{netip.AddrPortFrom(stranger, 7)})
-		floods := [][]byte{
-			message(device.MessageInitiationType, device.MessageInitiationSize, Key{1}),
-			message(device.MessageCookieReplyType, device.MessageCookieReplySize, Key{}),
-			message(device.MessageTransportType, device.MessageKeepaliveSize, Key{}),
-		}
-		sent := uint64(0)
-		passed := func(from netip.Addr, m []byte) (n int) {
-			for range 1000 {
-				sent++
-				if _, ok := g.admit(m, from); ok {
-					n++
-				}
-			}
-			return n
-		}
-		for i, m := range floods {
-			for _, from := range []netip.Addr{stranger, peer} {
-				if n := passed(from, m); n != paceBurst {
-					t.Errorf("flood %d: %d from %s at once, want %d", i, n, from, paceBurst)
+		passed := 0
+		check := func(when string, from netip.Addr, want int) {
+			t.Helper()
+			for i, m := range paced() {
+				n := g.flood(from, m)
+				if passed += n; n != want {
+					t.Errorf("flood %d %s: %d from %s, want %d", i, when, n, from, want)
 				}
 			}
 		}
-		time.Sleep(paceInterval) // of the bubble's clock
-		for i, m := range floods {
-			if n := passed(stranger, m); n != 1 {
-				t.Errorf("flood %d: %d after %v, want 1", i, n, paceInterval)
-			}
-		}
+		check("at once", stranger, sharePace.burst)
+		check("at once", peer, allPace.burst)
+		time.Sleep(allPace.interval) // of the bubble's clock
+		check("soon after", peer, 1)
+		check("soon after", stranger, 0)
+		time.Sleep(sharePace.interval)
+		check("later", stranger, 1)
 		time.Sleep(time.Hour)
-		for i, m := range floods {
-			if n := passed(stranger, m); n != paceBurst {
-				t.Errorf("flood %d: %d after a pause, want %d", i, n, paceBurst)
-			}
-		}
-		want := sent - uint64(len(floods)*(3*paceBurst+1))
-		if n := drops.drops[DropHandshakeRate].Load(); n != want {
+		check("after a pause", stranger, sharePace.burst)
+		if n, want := drops.drops[DropHandshakeRate].Load(), uint64(6*3*floodSize-passed); n != want {
 			t.Errorf("%d counted, want %d", n, want)
 		}
-		if n := testing.AllocsPerRun(100, func() { g.admit(floods[0], stranger) }); n != 0 {
+		handshake := paced()[0]
+		if n := testing.AllocsPerRun(100, func() { g.admit(handshake, stranger) }); n != 0 {
 			t.Errorf("%v allocations for a handshake message", n)
 		}
+	})
+}
+
+// TestGateShares: whoever floods, a peer that comes from another address than before
+// gets in, as long as the flood does not come from addresses in plenty. These are
+// bounded all together, and so is what is known of them.
+func TestGateShares(t *testing.T) {
+	var hosts, subnet []netip.Addr
+	for i := range 20 {
+		hosts = append(hosts, netip.AddrFrom4([4]byte{203, 0, 113, byte(i)}))
+		subnet = append(subnet, netip.AddrFrom16([16]byte{0x20, 1, 0xd, 0xb8, 15: byte(i)}))
+	}
+	for _, test := range []struct {
+		name   string
+		flood  []netip.Addr
+		roamed string
+		passes int // of the flood, in ten seconds
+	}{
+		{"nobody", nil, "198.51.100.7", 0},
+		{"one address", hosts[:1], "198.51.100.7", 4 + 9},
+		{"twenty addresses", hosts, "198.51.100.7", 20 * (4 + 9)},
+		{"twenty addresses of a /64", subnet, "2001:db8:0:1::7", 4 + 9},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				g := newGate(Key{1}, new(counters))
+				m, roamed, passed := paced()[0], netip.MustParseAddr(test.roamed), 0
+				for second := range 10 {
+					for range 100 { // 10 ms each: the flood is always there first
+						for _, from := range test.flood {
+							passed += g.flood(from, m)
+						}
+						time.Sleep(allPace.interval)
+					}
+					if second%5 != 0 {
+						continue
+					}
+					for _, from := range test.flood {
+						passed += g.flood(from, m)
+					}
+					if _, ok := g.admit(m, roamed); !ok {
+						t.Errorf("the peer's handshake after %d s does not pass", second)
+					}
+				}
+				if passed < test.passes || passed > test.passes+len(test.flood) {
+					t.Errorf("%d of the flood passed, want %d", passed, test.passes)
+				}
+			})
+		})
+	}
+	t.Run("addresses in plenty", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			g, began := newGate(Key{1}, new(counters)), time.Now()
+			passed, next := 0, uint32(0)
+			for range 1000 {
+				for _, m := range paced() {
+					for range 100 {
+						next++
+						if _, ok := g.admit(m, netip.AddrFrom4([4]byte{10, byte(next >> 16), byte(next >> 8), byte(next)})); ok {
+							passed++
+						}
+					}
+				}
+				if len(g.shares) > maxShares {
+					t.Fatalf("%d addresses are remembered, want at most %d", len(g.shares), maxShares)
+				}
+				time.Sleep(allPace.interval)
+			}
+			if most := int(numKinds-2) * (allPace.burst + int(time.Since(began)/allPace.interval)); passed > most {
+				t.Errorf("%d passed, want at most %d", passed, most)
+			}
+		})
 	})
 }

@@ -29,7 +29,6 @@ type Gateway struct {
 	bind     *bind
 	out      *outbound
 	in       *inbound
-	local    *local
 	probe    *peerProbe
 	wg       *wireguard
 	uapi     net.Listener // nil = off
@@ -68,10 +67,6 @@ func (g *Gateway) open(c *Config, internal geneve.Options) (err error) {
 	if g.engine, err = nat.New(newPortKey(), c.natConfig(ports, g.budget)); err != nil {
 		return err
 	}
-	own, _ := c.WireGuard.Role.tunnelAddresses()
-	if g.local, err = newLocal(c.Geneve.GatewayAddress, own, c.MTU); err != nil {
-		return err
-	}
 	if g.endpoint, err = geneve.Listen(internal); err != nil {
 		return socketError("geneve.listenPort", c.Geneve.ListenPort, err)
 	}
@@ -101,16 +96,15 @@ func (g *Gateway) connectPath(c *Config) {
 		replies:  g.endpoint.NewSender(),
 		engine:   g.engine,
 		window:   newWindow(),
-		host:     g.local.internal,
-		queue:    queue{wake: g.endpoint.Wake},
+		queue:    newQueue(g.endpoint.Wake),
+		piece:    make([]byte, c.MTU),
 	}
 	g.in = &inbound{
 		endpoint: g.endpoint,
 		sender:   g.endpoint.NewSender(),
 		engine:   g.engine,
 		window:   newWindow(),
-		host:     g.local.tunnel,
-		answers:  &g.out.queue,
+		answers:  g.out.queue,
 		piece:    make([]byte, c.MTU),
 	}
 	g.bind = newBind(g.out.window, g.in.window, newGate(c.WireGuard.PrivateKey.Public(), &g.in.counters))
@@ -301,9 +295,6 @@ func (g *Gateway) close() {
 	}
 	if g.metrics != nil {
 		g.metrics.close()
-	}
-	if g.local != nil {
-		g.local.close()
 	}
 }
 

@@ -1,6 +1,10 @@
 package gateway
 
 import (
+	"net/netip"
+
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+
 	"culvert/geneve"
 	"culvert/nat"
 )
@@ -15,12 +19,12 @@ type inbound struct {
 	sender   *geneve.Sender
 	engine   *nat.Engine
 	window   *window // packets that wireguard-go has not decrypted
-	host     *nic    // the gateway's own tunnel address
 	probe    *peerProbe
 	answers  *queue    // ICMP errors and answers, back into the tunnel
 	other    *counters // of outbound, whose way they go
 
 	packet   nat.Packet
+	source   [16]byte // where the source address of packet was before Process
 	cutter   nat.Cutter
 	fragment fragmentRoom
 	piece    []byte // of MTU bytes, on its way back into the tunnel
@@ -43,6 +47,7 @@ func (in *inbound) write(bufs [][]byte, offset int) {
 func (in *inbound) decide(data []byte, now nat.Time) {
 	p := &in.packet
 	p.Parse(data) // Process drops what is malformed
+	copy(in.source[:], data[min(sourceAt, len(data)):])
 	v := in.engine.Process(p, nat.Tunnel, now)
 	held := v.Held
 	in.act(p, v, now)
@@ -80,23 +85,40 @@ func (in *inbound) refuse(p *nat.Packet, v nat.Verdict, now nat.Time) {
 // reply queues packet for the tunnel; outbound counts it as sent when it takes it.
 func (in *inbound) reply(packet []byte) {
 	in.other.generated.Add(1)
-	if !in.answers.push(packet) {
+	in.push(packet)
+}
+
+// push queues packet in the share of who sent the packet under way.
+func (in *inbound) push(packet []byte) {
+	of := netip.AddrFrom4([4]byte(in.source[ipv4SourceAt-sourceAt:]))
+	if header.IPVersion(packet) == header.IPv6Version {
+		of = netip.AddrFrom16(in.source)
+	}
+	if !in.answers.push(of, packet) {
 		in.other.drops[DropLocalQueueFull].Add(1)
 	}
 }
+
+// Where the source address is in a header: from sourceAt on are that of IPv6, whole, and
+// that of IPv4.
+const (
+	sourceAt     = 8
+	ipv4SourceAt = 12
+)
 
 // deliver hands p to the gateway's own tunnel address.
 func (in *inbound) deliver(p *nat.Packet, now nat.Time) {
 	if in.probe.answer(p.Bytes()) {
 		return
 	}
-	if !answerable(p) {
+	if !answerEcho(p) {
 		in.drops[DropNoService].Add(1)
 		in.refuse(p, portUnreachable, now)
 		return
 	}
-	for _, answer := range in.host.ask(p.Bytes()) {
-		in.reply(answer)
+	in.cutter.Start(p, nat.Verdict{Action: nat.Forward, MTU: len(in.piece)})
+	for n := in.cutter.Next(in.piece); n > 0; n = in.cutter.Next(in.piece) {
+		in.reply(in.piece[:n])
 	}
 }
 
@@ -104,9 +126,7 @@ func (in *inbound) deliver(p *nat.Packet, now nat.Time) {
 func (in *inbound) hairpin(p *nat.Packet, v nat.Verdict) {
 	in.cutter.Start(p, v)
 	for n := in.cutter.Next(in.piece); n > 0; n = in.cutter.Next(in.piece) {
-		if !in.answers.push(in.piece[:n]) {
-			in.other.drops[DropLocalQueueFull].Add(1)
-		}
+		in.push(in.piece[:n])
 	}
 }
 

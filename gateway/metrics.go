@@ -102,6 +102,7 @@ func (p *page) shares(s *nat.Stats) {
 	p.one(counter, "affinity_clients_replaced_total", "Clients forgotten before their time, for others of their service.", float64(s.ClientsReplaced))
 	p.one(counter, "affinity_clients_refused_total", "Clients not remembered, because their network or service had its share.", float64(s.ClientsRefused))
 	p.one(counter, "errors_limited_total", "Errors not sent, because there were too many.", float64(s.ErrorsLimited))
+	p.one(counter, "rules_uncounted_packets_total", "Packets that rules did not count, because there were too many combinations of them.", float64(s.Uncounted))
 }
 
 // maxRuleSeries is how many of the configuration's rules have metrics of their own; the
@@ -151,6 +152,7 @@ func (p *page) neighbours(s *geneve.Stats) {
 	p.family(counter, "arp_messages_total", "ARP messages: of nodes and for us, and ours.", "way")
 	p.count(s.ARPReceived, "received")
 	p.count(s.ARPSent, "sent")
+	p.one(counter, "neighbours_doubted_total", "Neighbours forgotten, because they were silent while the send buffer was full.", float64(s.Doubted))
 	p.one(gauge, "held_packets", "Inner packets that wait for a node's answer to ARP.", float64(s.Held))
 }
 

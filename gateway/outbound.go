@@ -4,7 +4,6 @@ import (
 	"errors"
 	"net"
 	"os"
-	"sync"
 	"time"
 
 	"culvert/geneve"
@@ -25,9 +24,8 @@ type outbound struct {
 	window   *window // packets that wireguard-go has not sent
 	bind     *bind   // to poll
 	pollAt   nat.Time
-	host     *nic      // the gateway's own internal address
 	other    *counters // of inbound, whose way errors and answers go
-	queue    queue
+	queue    *queue
 
 	packet   nat.Packet // the packet under way,
 	from     nat.Port   // where it came from,
@@ -36,6 +34,7 @@ type outbound struct {
 	held     int // fragments that waited for it
 	fragment fragmentRoom
 	scratch  []byte // for ICMP errors
+	piece    []byte // of MTU bytes, for what the gateway's own address answers
 }
 
 // pollInterval is how often the goroutine of a busy direction lets the other
@@ -157,56 +156,13 @@ func (o *outbound) reply(to nat.Port, packet []byte) {
 
 // deliver hands p to the gateway's own address.
 func (o *outbound) deliver(p *nat.Packet, from nat.Port, now nat.Time) {
-	if !answerable(p) {
+	if !answerEcho(p) {
 		o.drops[DropNoService].Add(1)
 		o.refuse(p, from, portUnreachable, now)
 		return
 	}
-	for _, answer := range o.host.ask(p.Bytes()) {
-		o.reply(from, answer)
+	o.cutter.Start(p, nat.Verdict{Action: nat.Forward, MTU: len(o.piece)})
+	for n := o.cutter.Next(o.piece); n > 0; n = o.cutter.Next(o.piece) {
+		o.reply(from, o.piece[:n])
 	}
-}
-
-// queueLength bounds what the gateway itself has to say to the tunnel at one
-// time: errors are rate limited and echo replies are never more than requests.
-const queueLength = 256
-
-// queue holds packets made by the gateway itself until read takes them.
-type queue struct {
-	wake func() // wakes a blocked Fill
-
-	mu      sync.Mutex
-	packets [][]byte // +checklocks:mu
-	free    [][]byte // +checklocks:mu
-}
-
-// push copies packet into the queue; false if it is full.
-func (q *queue) push(packet []byte) bool {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if len(q.packets) == queueLength {
-		return false
-	}
-	var b []byte
-	if n := len(q.free); n > 0 {
-		b, q.free = q.free[n-1], q.free[:n-1]
-	}
-	q.packets = append(q.packets, append(b[:0], packet...))
-	if len(q.packets) == 1 {
-		q.wake()
-	}
-	return true
-}
-
-// drain moves queued packets into bufs, oldest first.
-func (q *queue) drain(bufs [][]byte, sizes []int, offset int) int {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	n := min(len(q.packets), len(bufs))
-	for i, packet := range q.packets[:n] {
-		sizes[i] = copy(bufs[i][offset:], packet)
-		q.free = append(q.free, packet)
-	}
-	q.packets = append(q.packets[:0], q.packets[n:]...)
-	return n
 }

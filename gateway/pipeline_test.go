@@ -38,11 +38,6 @@ func newPipeline(t testing.TB) *pipeline {
 	if g.engine, err = nat.New([16]byte{1}, c.natConfig(ports, Budget{})); err != nil {
 		t.Fatal(err)
 	}
-	own, _ := c.WireGuard.Role.tunnelAddresses()
-	if g.local, err = newLocal(c.Geneve.GatewayAddress, own, c.MTU); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(g.local.close)
 	n := c.Geneve.Nodes[0]
 	node, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(n.Underlay, 0)))
 	if err != nil {

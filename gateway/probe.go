@@ -150,7 +150,7 @@ func (p *peerProbe) send() {
 		icmp.SetSequence(uint16(probe))
 		icmp.SetChecksum(^checksum.Checksum(icmp, 0))
 		p.out.generated.Add(1)
-		if !p.out.queue.push(b) {
+		if !p.out.queue.push(netip.Addr{}, b) {
 			p.out.drops[DropLocalQueueFull].Add(1)
 		}
 	}

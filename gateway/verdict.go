@@ -12,8 +12,8 @@ const (
 	// DropNoService: addressed to the gateway itself, but not to something that
 	// answers there.
 	DropNoService DropReason = iota
-	// DropLocalQueueFull: made by or meant for the gateway itself, and its queue
-	// had no room.
+	// DropLocalQueueFull: made by the gateway itself, or turned back into the tunnel,
+	// while its queue was full and its cause had its share of it.
 	DropLocalQueueFull
 	// DropTunnelDiscard: handed to WireGuard, which discarded it. Outbound: no session
 	// with the peer, or its queue was full. Inbound: a message that was forged, a
@@ -24,7 +24,7 @@ const (
 	// DropBadMAC1: a handshake message of someone who does not know our public key.
 	DropBadMAC1
 	// DropHandshakeRate: more handshake messages, cookies or keepalives than are looked
-	// at.
+	// at from one address, or from all addresses together that are not the peer's.
 	DropHandshakeRate
 
 	numDropReasons
@@ -46,7 +46,7 @@ func (r DropReason) String() string { return dropReasonNames[r] }
 //
 //	received (nat) = forwarded (nat) + delivered (nat) + drops (nat)
 //	forwarded + generated = sent + held (geneve) + drops (geneve, gateway)
-//	delivered = answered by the local stack + answers to probes + DropNoService
+//	delivered = answered echo requests + answers to probes + DropNoService
 type counters struct {
 	generated atomic.Uint64 // made by the gateway itself, to be sent this way
 	drops     [numDropReasons]atomic.Uint64

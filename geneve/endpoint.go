@@ -38,6 +38,7 @@ type Endpoint struct {
 
 	drops                [NumReasons]atomic.Uint64
 	arpReceived, arpSent atomic.Uint64
+	doubted              atomic.Uint64
 }
 
 // table is a snapshot of the tunnels. It is immutable.
@@ -186,6 +187,7 @@ type Stats struct {
 	Drops                [NumReasons]uint64 // packets by Reason; merged datagrams count one by one
 	ARPReceived, ARPSent uint64             // messages of the neighbours that were for us, and ours
 	Held                 int                // packets that wait for a neighbour
+	Doubted              uint64             // neighbours forgotten because they were silent while the send buffer was full
 	Socket               udp.Stats
 }
 
@@ -203,7 +205,7 @@ func (e *Endpoint) Stats() Stats {
 	n.mu.Lock()
 	held := n.held
 	n.mu.Unlock()
-	return Stats{Drops: e.Drops(), ARPReceived: e.arpReceived.Load(), ARPSent: e.arpSent.Load(), Held: held, Socket: e.socket.Stats()}
+	return Stats{Drops: e.Drops(), ARPReceived: e.arpReceived.Load(), ARPSent: e.arpSent.Load(), Held: held, Doubted: e.doubted.Load(), Socket: e.socket.Stats()}
 }
 
 // TunnelStats is a snapshot of one tunnel's counters. Packets and bytes are inner ones; a super-frame is one packet.

@@ -197,6 +197,45 @@ func TestKernelInnerTrain(t *testing.T) {
 	}
 }
 
+// TestKernelDeadNodes: nodes that are gone, for whose underlay addresses the kernel keeps what it is to send, do not keep the
+// others from being sent to. The send buffer is as large as most machines grant.
+func TestKernelDeadNodes(t *testing.T) {
+	const wmemMax, dead, want = 212992, 4, 20000
+	_, e := kernelNode(t, udp.Options{SendBuffer: wmemMax})
+	tunnels := []Tunnel{e.table.Load().byID(1).Tunnel}
+	for i := range dead {
+		gone := tunnels[0]
+		gone.ID += uint16(i + 1)
+		gone.Remote = netip.AddrFrom4([4]byte{192, 0, 2, byte(100 + i)})
+		tunnels = append(tunnels, gone)
+	}
+	if err := e.Apply(tunnels); err != nil {
+		t.Fatal(err)
+	}
+	for _, tunnel := range tunnels { // all were there a moment ago
+		n := &e.table.Load().byID(tunnel.ID).neighbour
+		n.mac.Store(uint64(parseMAC(nodeMAC[:])))
+		n.lastHeard.Store(int64(e.now() - 5*time.Second))
+	}
+	run(t, e, make(chan Packet, 1))
+	s, packet := e.NewSender(), ipPacket(1, 1300)
+	deadline := time.Now().Add(30 * time.Second)
+	var stats TunnelStats
+	for stats.SentPackets < want && time.Now().Before(deadline) {
+		for id := range uint16(dead + 1) {
+			s.Send(id+1, packet)
+		}
+		s.Flush()
+		stats, _ = e.TunnelStats(1)
+	}
+	if stats.SentPackets < want {
+		t.Errorf("%d packets sent to a node beside %d that are gone, want %d", stats.SentPackets, dead, want)
+	}
+	if n := e.Stats().Doubted; n < dead {
+		t.Errorf("%d neighbours doubted, want %d", n, dead)
+	}
+}
+
 // TestKernelTrains sends trains to the kernel's link: they arrive as the datagrams that they are made of.
 func TestKernelTrains(t *testing.T) {
 	node, e := kernelNode(t, udp.Options{})

@@ -11,9 +11,9 @@ import (
 )
 
 const (
-	maxHeldPerTunnel = 64      // packets that wait for one neighbour (architecture.md §2.1 no. 8)
-	maxHeld          = 1024    // packets that wait for all neighbours
-	maxHeldBytes     = 2 << 20 // their size in bytes
+	maxHeldPerTunnel = 64      // packets that wait for one neighbour
+	maxHeldBytes     = 2 << 20 // room for what waits for all neighbours
+	minHeldBytes     = 2 << 10 // room that a packet takes at least, so that small ones are bounded in number
 	holdTime         = 3 * time.Second
 	askInterval      = time.Second      // between two requests for one neighbour
 	maxUnanswered    = 3                // requests, after which ARP's word no longer stands against what frames say
@@ -34,6 +34,7 @@ type neighbour struct {
 	unanswered  int  // requests since ARP has last told
 	asked       time.Duration
 	held        []held
+	heldBytes   int // room that they take
 	heldSince   time.Duration
 	answered    int // ARP requests answered since answersFrom
 	answersFrom time.Duration
@@ -51,6 +52,9 @@ type held struct {
 	ecn       uint8
 }
 
+// room is the room that the packet takes among those that wait.
+func (h *held) room() int { return max(len(h.buffer), minHeldBytes) }
+
 // neighbours is the slow path of all tunnels: ARP, and packets that wait for it.
 type neighbours struct {
 	e *Endpoint
@@ -61,7 +65,7 @@ type neighbours struct {
 	frames  [udp.NumProbes][maxHeader + arpLen]byte // of one flush
 	waiting []*tunnel                               // those with held packets
 	held    int
-	bytes   int
+	bytes   int         // room that is taken, of maxHeldBytes
 	timer   *time.Timer // runs while anything waits; nil before the first
 	closed  bool
 }
@@ -164,6 +168,23 @@ func (n *neighbours) confirm(t *tunnel, now time.Duration) {
 	n.ask(t, now)
 }
 
+// doubt forgets the neighbours that are silent. It is called when the send buffer, which all tunnels share, was full for long: the
+// kernel keeps up to 208 KiB for each underlay address that does not answer ARP (net.ipv4.neigh.*.unres_qlen_bytes), so
+// that a few nodes that have gone fill it, and do so again and again. Whoever is still there answers ours at once.
+func (n *neighbours) doubt(now time.Duration) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, t := range n.e.table.Load().ids {
+		if t == nil {
+			continue
+		}
+		if nb := &t.neighbour; now-time.Duration(nb.lastHeard.Load()) > askInterval+heardGranularity && nb.mac.Swap(0) != 0 {
+			nb.confirmed = false
+			n.e.doubted.Add(1)
+		}
+	}
+}
+
 // send sends one ARP message.
 //
 // Preconditions: n.mu is held.
@@ -190,21 +211,23 @@ func (n *neighbours) flush(datagrams int) {
 	n.e.drop(SendFailed, uint64(datagrams-sent))
 }
 
-// hold keeps a packet until the neighbour of t is known, and asks for it. known is true when it has become known meanwhile: then
+// hold keeps a packet until the neighbour of t is known, and asks for it. to is not 0 when it has become known meanwhile: then
 // the packet is not kept and can be sent.
-func (n *neighbours) hold(t *tunnel, packet []byte) (r Reason, known bool) {
+func (n *neighbours) hold(t *tunnel, packet []byte) (r Reason, to mac) {
 	now := n.e.now()
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	nb := &t.neighbour
-	switch {
-	case nb.mac.Load() != 0:
-		return Accepted, true
-	case nb.removed || n.closed:
-		return UnknownTunnel, false
-	case len(nb.held) == maxHeldPerTunnel || n.held == maxHeld || n.bytes+len(packet) > maxHeldBytes:
+	if to := mac(nb.mac.Load()); to != 0 {
+		return Accepted, to
+	}
+	if nb.removed || n.closed {
+		return UnknownTunnel, 0
+	}
+	room := max(t.templateLen+len(packet), minHeldBytes)
+	if len(nb.held) == maxHeldPerTunnel || !n.makeRoom(t, room) {
 		n.ask(t, now)
-		return HoldFull, false
+		return HoldFull, 0
 	}
 	h := held{buffer: make([]byte, t.templateLen+len(packet)), etherType: etherTypeOf(packet), ecn: ecnOf(packet)}
 	copy(h.buffer[t.templateLen:], packet)
@@ -216,10 +239,54 @@ func (n *neighbours) hold(t *tunnel, packet []byte) (r Reason, known bool) {
 		}
 	}
 	nb.held = append(nb.held, h)
+	nb.heldBytes += room
 	n.held++
-	n.bytes += len(h.buffer) - t.templateLen
+	n.bytes += room
 	n.ask(t, now)
-	return Accepted, false
+	return Accepted, 0
+}
+
+// makeRoom sees to it that t can hold a packet that takes so much room, and reports whether it can. The share of a tunnel is an equal
+// part of the room: above it, a tunnel gets what is free; below it, what others hold above theirs. So neighbours that
+// never answer cannot keep packets for others from waiting.
+//
+// Preconditions: n.mu is held.
+func (n *neighbours) makeRoom(t *tunnel, room int) bool {
+	for n.bytes+room > maxHeldBytes {
+		tunnels := len(n.waiting)
+		if len(t.neighbour.held) == 0 {
+			tunnels++
+		}
+		if t.neighbour.heldBytes+room > maxHeldBytes/tunnels {
+			return false
+		}
+		most := n.waiting[0] // holds more than its share, or there would be room
+		for _, w := range n.waiting {
+			if w.neighbour.heldBytes > most.neighbour.heldBytes {
+				most = w
+			}
+		}
+		n.discardNewest(most)
+	}
+	return true
+}
+
+// discardNewest drops the packet that came last of those that wait for the neighbour of t.
+//
+// Preconditions: n.mu is held.
+func (n *neighbours) discardNewest(t *tunnel) {
+	nb := &t.neighbour
+	last := len(nb.held) - 1
+	room := nb.held[last].room()
+	n.e.drop(HoldFull, 1)
+	nb.held[last] = held{}
+	nb.held = nb.held[:last]
+	nb.heldBytes -= room
+	n.held--
+	n.bytes -= room
+	if last == 0 {
+		n.forget(t)
+	}
 }
 
 // arm starts the timer that asks again and lets go of what has waited too long.
@@ -284,11 +351,9 @@ func (n *neighbours) discard(t *tunnel, r Reason) {
 // forget takes t off the waiting list and frees its packets.
 func (n *neighbours) forget(t *tunnel) {
 	nb := &t.neighbour
-	for _, h := range nb.held {
-		n.bytes -= len(h.buffer) - t.templateLen
-	}
 	n.held -= len(nb.held)
-	nb.held = nil
+	n.bytes -= nb.heldBytes
+	nb.held, nb.heldBytes = nil, 0
 	for i, w := range n.waiting {
 		if w == t {
 			last := len(n.waiting) - 1

@@ -281,8 +281,8 @@ func TestHoldEnds(t *testing.T) {
 	}
 	f.drops(before, map[Reason]uint64{UnknownTunnel: 1})
 	// A Sender that has still found the tunnel can hold nothing more.
-	if r, known := f.e.neighbours.hold(gone, packet); r != UnknownTunnel || known {
-		t.Errorf("hold on a removed tunnel: %v, %v", r, known)
+	if r, to := f.e.neighbours.hold(gone, packet); r != UnknownTunnel || to != 0 {
+		t.Errorf("hold on a removed tunnel: %v, %v", r, to)
 	}
 	if r := f.s.Send(toNode, packet); r != UnknownTunnel {
 		t.Errorf("Send to a removed tunnel: %v", r)
@@ -294,29 +294,101 @@ func TestHoldEnds(t *testing.T) {
 	}
 }
 
-// TestHoldCaps fills the room for all tunnels together, by number and by size.
+// manyTunnels applies so many tunnels to neighbours that never answer, with IDs from 0.
+func (f *fixture) manyTunnels(count int) {
+	f.Helper()
+	var tunnels []Tunnel
+	for i := range count {
+		tunnels = append(tunnels, Tunnel{ID: uint16(i), VNI: VNI(i), Remote: nodeOuter, Local: gatewayInner, Peer: nodeInner})
+	}
+	if err := f.e.Apply(tunnels); err != nil {
+		f.Fatal(err)
+	}
+}
+
+// waits returns how many packets wait for a neighbour.
+func (f *fixture) waits(id uint16) int {
+	s, _ := f.e.TunnelStats(id)
+	return s.Held
+}
+
+// TestHoldCaps fills the room for all tunnels together with packets of one size; then each tunnel has an equal part.
 func TestHoldCaps(t *testing.T) {
-	for _, tt := range []struct{ size, want int }{{20, maxHeld}, {40000, maxHeldBytes / 40000}} {
+	const tunnels = 30
+	for _, tt := range []struct{ size, want int }{{20, maxHeldBytes / minHeldBytes}, {40000, maxHeldBytes / (40000 + maxHeader)}} {
 		f := newFixture(t)
-		var tunnels []Tunnel
-		for i := range 30 {
-			tunnels = append(tunnels, Tunnel{ID: uint16(i), VNI: VNI(i), Remote: nodeOuter, Local: gatewayInner, Peer: nodeInner})
-		}
-		if err := f.e.Apply(tunnels); err != nil {
-			t.Fatal(err)
-		}
+		f.manyTunnels(tunnels)
+		before := f.e.Drops()
 		packet := genevetest.IP(pod.Addr(), remotePod.Addr(), 17, 0, make([]byte, tt.size-20))
-		accepted := 0
-		for i := range 30 * maxHeldPerTunnel {
-			if r := f.s.Send(uint16(i%30), packet); r == Accepted {
-				accepted++
-			} else if r != HoldFull {
+		for i := range tunnels * maxHeldPerTunnel { // one tunnel after the other
+			if r := f.s.Send(uint16(i/maxHeldPerTunnel), packet); r != Accepted && r != HoldFull {
 				t.Fatal(r)
 			}
 		}
-		if accepted != tt.want || f.e.Stats().Held != tt.want {
-			t.Errorf("%d packets of %d bytes held, want %d", accepted, tt.size, tt.want)
+		if held := f.e.Stats().Held; held < tt.want-tunnels || held > tt.want {
+			t.Errorf("%d packets of %d bytes held, want %d", held, tt.size, tt.want)
 		}
+		f.drops(before, map[Reason]uint64{HoldFull: uint64(tunnels*maxHeldPerTunnel - f.e.Stats().Held)})
+		for id := range uint16(tunnels) {
+			if held, share := f.waits(id), tt.want/tunnels; held < share || held > share+share/2+2 {
+				t.Errorf("%d packets of %d bytes wait for neighbour %d, an equal part is %d", held, tt.size, id, share)
+			}
+		}
+	}
+}
+
+// TestHoldShares: one tunnel alone gets all that one may; many whose neighbours never answer keep nothing from one more, whatever
+// the order and the sizes of their packets.
+func TestHoldShares(t *testing.T) {
+	small := genevetest.UDP(pod, remotePod, []byte("x"))
+	large := genevetest.IP(pod.Addr(), remotePod.Addr(), 17, 0, make([]byte, 60000))
+	for _, tt := range []struct {
+		name   string
+		dead   int
+		packet []byte
+		want   int // packets of the innocent that wait
+	}{
+		{"alone", 0, nil, maxHeldPerTunnel},
+		{"16 that hold all they may", 16, small, 60},
+		{"100 of small packets", 100, small, 10},
+		{"1023 of small packets", 1023, small, 1},
+		{"one of large packets", 1, large, maxHeldPerTunnel},
+		{"40 of large packets", 40, large, 24},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := newFixture(t)
+			f.manyTunnels(tt.dead + 1)
+			innocent := uint16(tt.dead)
+			for id := range innocent {
+				for range maxHeldPerTunnel {
+					f.s.Send(id, tt.packet)
+				}
+			}
+			for i := range tt.want {
+				if r := f.s.Send(innocent, small); r != Accepted {
+					t.Fatalf("packet %d of the innocent: %v", i, r)
+				}
+			}
+			for range maxHeldPerTunnel { // they go on
+				for id := range innocent {
+					f.s.Send(id, tt.packet)
+				}
+			}
+			if held := f.waits(innocent); held != tt.want {
+				t.Errorf("%d packets of the innocent wait, want %d", held, tt.want)
+			}
+			n := &f.e.neighbours
+			held, bytes := 0, 0
+			for _, w := range n.waiting {
+				held += len(w.neighbour.held)
+				for _, h := range w.neighbour.held {
+					bytes += h.room()
+				}
+			}
+			if held != n.held || bytes != n.bytes || bytes > maxHeldBytes {
+				t.Errorf("%d packets in %d bytes; counted %d in %d", held, bytes, n.held, n.bytes)
+			}
+		})
 	}
 }
 
@@ -345,4 +417,47 @@ func TestRefresh(t *testing.T) {
 	send()
 	f.datagrams(f.node)
 	f.silent(f.node)
+}
+
+// TestDoubt: when a flush has been held up, silent neighbours must answer before they are sent more, others need not.
+func TestDoubt(t *testing.T) {
+	f := newFixture(t)
+	f.know()
+	packet := genevetest.UDP(pod, remotePod, []byte("x"))
+	flush := func(takes time.Duration) {
+		f.s.Send(toNode, packet)
+		f.s.Send(toNode2, packet)
+		f.advance(takes)
+		f.s.Flush()
+		f.datagrams(f.node)
+		f.datagrams(f.node2)
+	}
+	doubted := func(want uint64) {
+		t.Helper()
+		if s := f.e.Stats(); s.Doubted != want {
+			t.Errorf("%d doubted, want %d", s.Doubted, want)
+		}
+	}
+	f.advance(time.Minute)
+	flush(stallTime - 1) // asks for both, which are silent
+	f.datagrams(f.node)
+	f.datagrams(f.node2)
+	doubted(0)
+	f.ipFrom(nodeMAC)
+	flush(stallTime)
+	f.neighbour(nodeMAC)
+	doubted(2) // node2, and the VXLAN tunnel
+	f.s.Send(toNode2, packet)
+	f.s.Flush()
+	f.silent(f.node2) // it waits; the request has just been sent
+	if f.waits(toNode2) != 1 {
+		t.Error("a packet is sent to a neighbour that is doubted")
+	}
+	frame := genevetest.Frame(toGateway(node2VNI), nodeMAC, genevetest.IPv4, genevetest.UDP(pod, remotePod, []byte("x")))
+	m := message(genevetest.Geneve(node2VNI, 0x6558, frame))
+	m.Source = netip.AddrPortFrom(node2Outer, 40000)
+	f.deliver(m)
+	if got, _ := f.datagrams(f.node2); len(got) != 1 || f.waits(toNode2) != 0 {
+		t.Error("the packet still waits for a neighbour that is back")
+	}
 }

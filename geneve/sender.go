@@ -15,6 +15,8 @@ const (
 	maxTrains = 64
 	// singleTime is how long a tunnel goes without trains after the kernel has refused one.
 	singleTime = 10 * time.Second
+	// stallTime is more than a flush takes unless the socket's send buffer was full for all of it.
+	stallTime = 100 * time.Millisecond
 )
 
 // Sender is one goroutine's way to send to tunnels. It copies packets into an arena of its own until Flush, or until it is full.
@@ -104,11 +106,10 @@ func (s *Sender) Commit(n int) Reason {
 	if t.Inner == Ethernet {
 		to = mac(t.neighbour.mac.Load())
 		if to == 0 {
-			r, known := s.e.neighbours.hold(t, packet)
-			if !known {
+			var r Reason
+			if r, to = s.e.neighbours.hold(t, packet); to == 0 {
 				return s.e.drop(r, 1)
 			}
-			to = mac(t.neighbour.mac.Load())
 		}
 		if s.now-time.Duration(t.neighbour.lastHeard.Load()) > reachableTime {
 			s.e.neighbours.confirm(t, s.now)
@@ -179,6 +180,9 @@ func (s *Sender) Flush() error {
 		s.e.drop(SendFailed, uint64(o.datagrams-train.Sent))
 	}
 	s.used, s.trains, s.open = 0, s.trains[:0], s.open[:0]
+	if now := s.e.now(); now-s.now >= stallTime {
+		s.e.neighbours.doubt(now)
+	}
 	if errors.Is(err, net.ErrClosed) {
 		return net.ErrClosed
 	}

@@ -35,7 +35,7 @@ var importRules = []importRule{
 	{"gateway/node", []string{"culvert/geneve", "culvert/gateway/configfile", "github.com/vishvananda/netlink", "golang.org/x/sys",
 		wireguard + "/tun", "github.com/sirupsen/logrus"},
 		"the node end needs the kernel's links, not the gateway"},
-	{"gateway", []string{"culvert/nat", "culvert/geneve", "culvert/gateway", wireguard, "golang.org/x/crypto/blake2s", "github.com/gaissmai/bart", gvisor + "tcpip", gvisor + "buffer",
+	{"gateway", []string{"culvert/nat", "culvert/geneve", "culvert/gateway", wireguard, "golang.org/x/crypto/blake2s", "github.com/gaissmai/bart", gvisor + "tcpip",
 		"github.com/sirupsen/logrus", "github.com/KimMachineGun/automemlimit/memlimit", "golang.org/x/sys/unix", "golang.org/x/time/rate"},
 		"the gateway needs neither netlink nor Kubernetes"},
 	{"nat", []string{gvisor + "tcpip", gvisor + "tcpip/header", gvisor + "tcpip/checksum", gvisor + "tcpip/seqnum",
@@ -175,7 +175,7 @@ func TestPackageDocs(t *testing.T) {
 // TestTree: the root holds the agreed folders and files, nothing else.
 func TestTree(t *testing.T) {
 	want := []string{"cmd", "gateway", "nat", "geneve", "ipam", "kube", "integration", "go.mod", "go.sum", "Makefile", "Dockerfile",
-		"README.md", "CHANGELOG.md", "LICENSE", "bin"}
+		"README.md", "CHANGELOG.md", "SECURITY.md", "LICENSE", "bin"}
 	entries, err := os.ReadDir("..")
 	if err != nil {
 		t.Fatal(err)

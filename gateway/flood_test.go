@@ -1,0 +1,135 @@
+package gateway
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"net"
+	"runtime"
+	"testing"
+	"time"
+
+	"golang.zx2c4.com/wireguard/device"
+	"golang.zx2c4.com/wireguard/tun/tuntest"
+
+	"culvert/nat/nattest"
+)
+
+// peerFlood makes handshake initiations that only who has the peer's private key can make.
+func peerFlood(t *testing.T, own, peer Key, count int) (messages [][]byte) {
+	t.Helper()
+	d := device.NewDevice(tuntest.NewChannelTUN().TUN(), newTestBind(), device.NewLogger(device.LogLevelSilent, ""))
+	defer d.Close()
+	if err := d.IpcSet(fmt.Sprintf("private_key=%s\npublic_key=%s\n", own.hex(), peer.hex())); err != nil {
+		t.Fatal(err)
+	}
+	var macs device.CookieGenerator
+	macs.Init(device.NoisePublicKey(peer))
+	for range count {
+		m, err := d.CreateMessageInitiation(d.LookupPeer(device.NoisePublicKey(peer)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var b bytes.Buffer
+		if err := binary.Write(&b, binary.LittleEndian, m); err != nil {
+			t.Fatal(err)
+		}
+		macs.AddMacs(b.Bytes())
+		messages = append(messages, b.Bytes())
+	}
+	return messages
+}
+
+// TestPeerFloods: the peer itself floods a gateway with handshakes that are right, new and
+// repeated, and with repetitions of what it has sent in its session. That costs little
+// memory, and no packet of anybody.
+func TestPeerFloods(t *testing.T) {
+	const (
+		handshakes = 1500
+		rounds     = 10
+		replays    = 200 // of each message of the session
+		// What the windows of both gateways hold, and a quarter of what handshakes without
+		// a gate would.
+		mostMemory = 2*2*windowPackets*device.MaxMessageSize + device.QueueHandshakeSize*device.MaxMessageSize/4
+	)
+	mc := clusterConfig("milan", "rome", Server, "10.62.0.0/16", "10.72.0.0/16")
+	rc := clusterConfig("rome", "milan", Client, "10.61.0.0/16", "10.71.0.0/16")
+	rc.WireGuard.PeerPublicKey = mc.WireGuard.PrivateKey.Public()
+	mc.WireGuard.PeerPublicKey = rc.WireGuard.PrivateKey.Public()
+	milan := start(t, mc, 20)
+	// What rome sends goes through the test, which can send it again from rome's address.
+	relay, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	toMilan := net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: int(milan.bind.port())}
+	rc.WireGuard.Endpoint = relay.LocalAddr().String()
+	session := make(chan []byte, 1000)
+	go func() {
+		defer close(session)
+		var toRome *net.UDPAddr
+		for b := make([]byte, 65536); ; {
+			n, from, err := relay.ReadFromUDP(b)
+			switch {
+			case err != nil:
+				return
+			case from.Port == toMilan.Port:
+				relay.WriteToUDP(b[:n], toRome)
+			default:
+				toRome = from
+				relay.WriteToUDP(b[:n], &toMilan)
+				select {
+				case session <- bytes.Clone(b[:n]):
+				default:
+				}
+			}
+		}
+	}()
+	rome := start(t, rc, 10)
+	t.Cleanup(func() { // before rome and milan stop
+		relay.Close()
+		for range session {
+		}
+	})
+	ping := func(mark int) {
+		t.Helper()
+		rome.nodes[0].Send(udpPacket("10.0.1.5", "10.61.1.7", nattest.Payload(100+mark, uint32(mark))))
+		if v := expect(t, milan.nodes[0], "10.62.1.5", "10.0.1.7"); !bytes.Equal(v.Payload, nattest.Payload(100+mark, uint32(mark))) {
+			t.Fatalf("%d bytes came through, want packet %d", len(v.Payload), mark)
+		}
+	}
+	ping(0)
+	flood := peerFlood(t, rc.WireGuard.PrivateKey, mc.WireGuard.PrivateKey.Public(), handshakes)
+	memory := func() uint64 {
+		var m runtime.MemStats
+		runtime.GC() // what is left is held
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	began, before, most := time.Now(), memory(), uint64(0)
+	for mark := range rounds {
+		for _, m := range flood {
+			relay.WriteToUDP(m, &toMilan)
+		}
+		most = max(most, memory())
+		ping(1 + 2*mark)
+		for m := <-session; len(session) > 0; m = <-session {
+			for range replays {
+				relay.WriteToUDP(m, &toMilan)
+			}
+		}
+		ping(2 + 2*mark)
+	}
+	if most > before+mostMemory {
+		t.Errorf("%d MiB in use, %d before the flood", most>>20, before>>20)
+	}
+	admitted := allPace.burst + 1 + int(time.Since(began)/allPace.interval)
+	if n := milan.in.drops[DropHandshakeRate].Load(); n == 0 {
+		t.Errorf("no handshake was too many; at most %d pass", admitted)
+	}
+	milan.in.settle(milan.in.window)
+	milan.in.settle(milan.in.window)
+	if n := milan.in.drops[DropTunnelDiscard].Load(); n < replays {
+		t.Errorf("%d messages counted as discarded, want those that were repeated", n)
+	}
+}

@@ -1,0 +1,97 @@
+package gateway
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"testing"
+	"unicode"
+
+	"github.com/sirupsen/logrus"
+
+	"culvert/geneve/genevetest"
+)
+
+// logLines are a logger's output, line by line.
+func logLines(t *testing.T, formatter logrus.Formatter) (*logrus.Logger, <-chan string) {
+	r, w := io.Pipe()
+	t.Cleanup(func() { w.Close() })
+	log := logrus.New()
+	log.SetOutput(w)
+	log.SetFormatter(formatter)
+	log.SetLevel(logrus.TraceLevel)
+	lines := make(chan string, 10_000)
+	go func() {
+		defer close(lines)
+		for s := bufio.NewScanner(r); s.Scan(); {
+			lines <- s.Text()
+		}
+	}()
+	return log, lines
+}
+
+// TestLogInjection runs gateways whose names and endpoint hold line breaks and control
+// characters, and has strangers send what they like. Each entry of the log stays one line.
+func TestLogInjection(t *testing.T) {
+	const forged = "\nlevel=error msg=forged time=\"now\"\r\x1b[31m\x00\u2028\x85"
+	for name, formatter := range map[string]logrus.Formatter{"text": new(logrus.TextFormatter), "json": new(logrus.JSONFormatter)} {
+		t.Run(name, func(t *testing.T) {
+			log, lines := logLines(t, formatter)
+			c := clusterConfig("rome", "milan", Client, "10.61.0.0/16", "10.71.0.0/16")
+			c.Cluster += forged
+			c.Peer += forged
+			c.Geneve.Nodes[0].Name += forged
+			c.WireGuard.PeerPublicKey = NewPrivateKey().Public()
+			c.WireGuard.Endpoint = "no" + forged + ".invalid:51840"
+			cl := open(t, c, 40, log, nil)
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan error)
+			go func() { done <- cl.Run(ctx) }()
+
+			stranger, err := net.Dial("udp4", fmt.Sprintf("127.0.0.1:%d", cl.bind.port()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer stranger.Close()
+			for _, m := range append(paced(), message(1, 148, c.WireGuard.PrivateKey.Public()), []byte(forged)) {
+				stranger.Write(m)
+			}
+			cl.nodes[0].SendRaw(genevetest.Geneve(11, 0x6558, []byte(forged)))
+			seen, endpoint := 0, false
+			for !endpoint {
+				line := <-lines
+				seen++
+				checkLogLine(t, name, line)
+				endpoint = strings.Contains(line, ".invalid")
+			}
+			cancel()
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+			log.SetOutput(io.Discard)
+			for len(lines) > 0 {
+				checkLogLine(t, name, <-lines)
+			}
+		})
+	}
+}
+
+// checkLogLine wants one whole entry, without a control character.
+func checkLogLine(t *testing.T, format, line string) {
+	t.Helper()
+	var entry struct{ Time, Level, Msg string }
+	switch {
+	case strings.ContainsFunc(line, unicode.IsControl):
+		t.Errorf("control characters in %q", line)
+	case format == "json":
+		if err := json.Unmarshal([]byte(line), &entry); err != nil || entry.Time == "" || entry.Msg == "forged" {
+			t.Errorf("no entry: %q", line)
+		}
+	case !strings.HasPrefix(line, "time=") || strings.HasPrefix(line, "level="):
+		t.Errorf("no entry: %q", line)
+	}
+}
