@@ -74,7 +74,8 @@ func (s *Socket) configure(o Options) (err error) {
 	}
 	control := func(fd uintptr) {
 		fdInt := int(fd)
-		s.receiveBuffer = setBuffer(fdInt, unix.SO_RCVBUF, unix.SO_RCVBUFFORCE, o.ReceiveBuffer)
+		_, counts := memoryDrops(fd)
+		s.receiveBuffer = setReceiveBuffer(fdInt, o.ReceiveBuffer, counts)
 		s.sendBuffer = setBuffer(fdInt, unix.SO_SNDBUF, unix.SO_SNDBUFFORCE, o.SendBuffer)
 		unix.SetsockoptInt(fdInt, unix.SOL_SOCKET, unix.SO_BROADCAST, 0) // package net sets it; a tunnel has one other end
 		if s.is6 {
@@ -116,6 +117,22 @@ func setBuffer(fd, option, force, size int) int {
 		}
 	}
 	return granted
+}
+
+// bareReceiveBuffer is the size in bytes of a receive buffer that only payloads are counted against.
+const bareReceiveBuffer = 1 << 20
+
+// setReceiveBuffer asks for a receive buffer of size bytes and returns what was granted. A kernel that counts memory counts all that
+// a datagram takes. gVisor's counts payloads, up to twice the size asked for, and has to keep the rest in its heap: a flood of small
+// datagrams needs more there than the control group around both may have, and waits for many seconds.
+func setReceiveBuffer(fd, size int, counts bool) int {
+	if counts {
+		return setBuffer(fd, unix.SO_RCVBUF, unix.SO_RCVBUFFORCE, size)
+	}
+	if size <= 0 || size > bareReceiveBuffer {
+		size = bareReceiveBuffer
+	}
+	return 2 * setBuffer(fd, unix.SO_RCVBUF, unix.SO_RCVBUFFORCE, size/2)
 }
 
 // LocalAddr returns the address and port that the socket is bound to.
@@ -189,13 +206,16 @@ func (s *Socket) Stats() Stats {
 // from the packet buffer of a TCP segment that reached us in a tunnel, which lies in a slab that must not be copied from, and
 // recvmmsg never returns.
 func (s *Socket) overflows() (n uint64, known bool) {
+	s.raw.Control(func(fd uintptr) { n, known = memoryDrops(fd) })
+	return n, known
+}
+
+// memoryDrops reads the overflows among the counts of a socket's memory, where the kernel has these.
+func memoryDrops(fd uintptr) (n uint64, known bool) {
 	const drops = 8 // SK_MEMINFO_DROPS, linux/sock_diag.h
 	var info [drops + 1]uint32
 	size := uint32(unsafe.Sizeof(info))
-	s.raw.Control(func(fd uintptr) {
-		_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, fd, unix.SOL_SOCKET, unix.SO_MEMINFO,
-			uintptr(unsafe.Pointer(&info)), uintptr(unsafe.Pointer(&size)), 0)
-		known = errno == 0 && size == uint32(unsafe.Sizeof(info))
-	})
-	return uint64(info[drops]), known
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, fd, unix.SOL_SOCKET, unix.SO_MEMINFO,
+		uintptr(unsafe.Pointer(&info)), uintptr(unsafe.Pointer(&size)), 0)
+	return uint64(info[drops]), errno == 0 && size == uint32(unsafe.Sizeof(info))
 }

@@ -338,6 +338,28 @@ func TestBufferWhereForceIsIgnored(t *testing.T) {
 	})
 }
 
+// TestReceiveBufferOfPayloads: where the kernel counts no memory, the receive buffer holds few datagrams, however many are asked for.
+func TestReceiveBufferOfPayloads(t *testing.T) {
+	s := listen(t, "udp4", families[0].loopback, Options{})
+	most := min(bareReceiveBuffer, 2*s.Stats().ReceiveBuffer) // of what this system grants
+	for _, tt := range []struct {
+		counts     bool
+		size, want int
+	}{{true, 128 << 10, 128 << 10}, {false, 128 << 10, 128 << 10}, {false, 64 << 20, most}, {false, 0, most}} {
+		s.raw.Control(func(fd uintptr) {
+			got := setReceiveBuffer(int(fd), tt.size, tt.counts)
+			value, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF)
+			if tt.counts {
+				value /= 2
+			}
+			if got != tt.want || value != got {
+				t.Errorf("memory counted %v, %d bytes asked for: granted %d, and SO_RCVBUF says %d (%v); want %d",
+					tt.counts, tt.size, got, value, err, tt.want)
+			}
+		})
+	}
+}
+
 // TestBufferBeyondTheMaximum: with CAP_NET_ADMIN, SO_SNDBUFFORCE gives more than net.core.wmem_max; without, what is granted is told.
 func TestBufferBeyondTheMaximum(t *testing.T) {
 	const size = 64 << 20
