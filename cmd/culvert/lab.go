@@ -115,6 +115,10 @@ func newLabCheckCommand() *cobra.Command {
 		Args:  cobra.NoArgs,
 	}
 	flags.add(cmd, "all", "both")
+	var sandbox lab.Sandbox
+	cmd.Flags().StringVar(&sandbox.Runsc, "runsc", "", "run the gateways in gVisor, by this runsc; needs root and a static busybox")
+	cmd.Flags().StringVar(&sandbox.Groups, "runsc-groups", "", "control groups of these gateways, without -rome and -milan")
+	cmd.Flags().MarkHidden("runsc-groups") // for the tests, which read what gateways needed
 	isJSON := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		asJSON, err := isJSON()
@@ -130,7 +134,7 @@ func newLabCheckCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			o := lab.CheckOptions{Modes: modes, Offloads: offloads, JSON: asJSON}
+			o := lab.CheckOptions{Modes: modes, Offloads: offloads, Sandbox: sandbox, JSON: asJSON}
 			if err := lab.RunChecks(cmd.Context(), dir, o, cmd.OutOrStdout()); err != nil {
 				return failure{err}
 			}

@@ -42,6 +42,7 @@ const checkTimeout = 2 * time.Minute
 type CheckOptions struct {
 	Modes    []node.Mode // each in labs of its own
 	Offloads []bool      // each in labs of its own
+	Sandbox  Sandbox     // around the gateways of all labs
 	JSON     bool        // one object a line instead of a table
 }
 
@@ -66,6 +67,7 @@ func RunChecks(ctx context.Context, dir string, o CheckOptions, out io.Writer) e
 				if l.skip {
 					continue
 				}
+				l.options.Sandbox = o.Sandbox
 				name := fmt.Sprintf("lab%d", p.labs)
 				if err := runLab(ctx, filepath.Join(dir, name), l.options, l.checks, &p); err != nil {
 					return err

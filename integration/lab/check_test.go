@@ -80,7 +80,7 @@ func TestChecksFail(t *testing.T) {
 		{"trace, hops", func(ctx context.Context) (string, error) { return checkTrace(ctx, e.from, e.target, hops) },
 			"hops [10.0.1.1 172.18.0.3 10.0.2.6], want [10.0.1.1 172.18.0.2 10.0.2.6]"},
 		{"too big, never comes", func(ctx context.Context) (string, error) { return e.checkTooBig(ctx, e.target) }, "no too-big message"},
-		{"segments, never shrink", func(ctx context.Context) (string, error) { return e.checkSegments(ctx, false) }, "segments of 1288 bytes at first and 1288 at last"},
+		{"segments, never shrink", func(ctx context.Context) (string, error) { return e.checkSegments(ctx, streamBytes, false) }, "segments of 1288 bytes at first and 1288 at last"},
 	} {
 		figure, err := test.check(t.Context())
 		if err == nil || !strings.Contains(err.Error(), test.want) {
@@ -108,7 +108,7 @@ func TestMTUChecks(t *testing.T) {
 	if figure, err := e.checkFragments(t.Context()); err != nil {
 		t.Error(figure, err)
 	}
-	if figure, err := e.checkSegments(t.Context(), false); err != nil { // only pod1 learns of the small MTU
+	if figure, err := e.checkSegments(t.Context(), streamBytes, false); err != nil { // only pod1 learns of the small MTU
 		t.Error(figure, err)
 	}
 	if figure, err := back.checkTooBig(t.Context(), clusters[0].Nodes[1].PodCIDR.Addr()); err != nil {

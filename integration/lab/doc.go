@@ -37,6 +37,10 @@
 // The state file is written before the holder may make anything. It names the
 // holder by process ID and start time, so that Down never kills a stranger.
 //
+// With Options.Sandbox a gateway is an OCI container that runsc runs inside the
+// gateway's namespace. Its processes and mounts go as all others do. Its control
+// groups outlive a holder that was killed; whoever named them removes them.
+//
 // # Checks
 //
 // A check opens its sockets with Host.Do, on a thread that has entered the

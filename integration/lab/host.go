@@ -20,7 +20,8 @@ type Host struct {
 	Name    string     // such as rome/pod1
 	Address netip.Addr // the one its cluster knows it by
 
-	ns *os.File
+	ns      *os.File
+	sandbox *sandbox // of the gateway inside, or nil
 }
 
 // newHost makes a network namespace with its loopback up.

@@ -41,6 +41,7 @@ func mtuChecks(l *Lab) []Check {
 	far, own := l.pair("rome/pod1", "milan/pod1"), l.pair("milan/pod2", "rome/pod2")
 	farTCP, ownTCP := l.pair("rome/pod1", "milan/pod2"), l.pair("milan/pod1", "rome/pod2")
 	milan := &clusters[1]
+	bulk := l.amount(streamBytes)
 	// A gateway that gets super-frames cuts them to its own MTU, and need not
 	// tell the pod.
 	superFrames := l.options.Offloads && l.options.Mode != node.TUN
@@ -53,8 +54,8 @@ func mtuChecks(l *Lab) []Check {
 		{"fragments", own.path(), own.checkFragments},
 		{"too big, own mtu", own.path(), tooBig(own, milan.Internal)},
 		{"too big, far mtu", far.path(), tooBig(far, milan.Seen(milan.UnknownSource()))},
-		{"tcp over own mtu", ownTCP.path(), func(ctx context.Context) (string, error) { return ownTCP.checkSegments(ctx, superFrames) }},
-		{"tcp over far mtu", farTCP.path(), func(ctx context.Context) (string, error) { return farTCP.checkSegments(ctx, false) }},
+		{"tcp over own mtu", ownTCP.path(), func(ctx context.Context) (string, error) { return ownTCP.checkSegments(ctx, bulk, superFrames) }},
+		{"tcp over far mtu", farTCP.path(), func(ctx context.Context) (string, error) { return farTCP.checkSegments(ctx, bulk, false) }},
 	}
 }
 
@@ -165,9 +166,9 @@ func (p *pinger) tooBig(deadline time.Time) (*answer, error) {
 // checkSegments sends a TCP stream whose segments are too big at first, as
 // super-frames where the links make them, and wants all of it to arrive. The
 // pod must have made its segments smaller, unless it may have kept them.
-func (e *ends) checkSegments(ctx context.Context, mayKeep bool) (string, error) {
+func (e *ends) checkSegments(ctx context.Context, bulk int64, mayKeep bool) (string, error) {
 	began := time.Now()
-	near, err := e.stream(ctx, streamBytes, 0)
+	near, err := e.stream(ctx, bulk, 0)
 	if err != nil {
 		return "", err
 	}
@@ -175,7 +176,7 @@ func (e *ends) checkSegments(ctx context.Context, mayKeep bool) (string, error) 
 	if near.firstMSS != first || near.lastMSS != last && !(mayKeep && near.lastMSS == first) {
 		return "", fmt.Errorf("segments of %d bytes at first and %d at last, want %d and %d", near.firstMSS, near.lastMSS, first, last)
 	}
-	rate := float64(streamBytes) * 8 / time.Since(began).Seconds() / 1e9
+	rate := float64(bulk) * 8 / time.Since(began).Seconds() / 1e9
 	return fmt.Sprintf("%.2f Gbit/s, segments %d, then %d", rate, near.firstMSS, near.lastMSS), nil
 }
 

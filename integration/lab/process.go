@@ -36,7 +36,8 @@ type Process struct {
 }
 
 // startProcess starts this executable inside a host. A process that is not
-// privileged has no capability and cannot gain any, although its user ID is 0.
+// privileged has no capability and cannot gain any, although its user ID is 0; in
+// a sandbox it has another.
 func (l *Lab) startProcess(h *Host, privileged bool, args ...string) (*Process, error) {
 	logs := filepath.Join(l.Dir, "logs")
 	if err := os.MkdirAll(logs, 0o700); err != nil {
@@ -52,6 +53,12 @@ func (l *Lab) startProcess(h *Host, privileged bool, args ...string) (*Process, 
 	}
 	defer log.Close()
 	p.cmd.Args[0] = "culvert"
+	if !privileged && l.options.Sandbox.Runsc != "" {
+		if p.cmd, err = l.newSandbox(h, args); err != nil {
+			return nil, fmt.Errorf("%s: sandbox: %w", h.Name, err)
+		}
+		privileged = true // runsc gives up what it does not need
+	}
 	p.cmd.Stdout, p.cmd.Stderr = log, log
 	p.cmd.Env = append(os.Environ(), "XDG_RUNTIME_DIR="+l.Dir)
 	err = h.Do(func() error {
@@ -89,7 +96,10 @@ func dropCapabilities() error {
 }
 
 // capabilities returns the effective capabilities of the process as a bit mask.
-func (p *Process) capabilities() (uint64, error) {
+func (p *Process) capabilities(ctx context.Context) (uint64, error) {
+	if p.Host.sandbox != nil {
+		return p.Host.sandbox.capabilities(ctx)
+	}
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3, Pid: int32(p.cmd.Process.Pid)}
 	var data [2]unix.CapUserData
 	if err := unix.Capget(&header, &data[0]); err != nil {
@@ -136,6 +146,9 @@ func gatewayReady(ctx context.Context, h *Host) error {
 
 // gatewayGet fetches a page from the gateway in a host.
 func gatewayGet(ctx context.Context, h *Host, path string) (string, error) {
+	if h.sandbox != nil {
+		return h.sandbox.get(ctx, "http://"+metricsAddress+path)
+	}
 	transport := &http.Transport{
 		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 			return h.Dial(ctx, network, address)
@@ -178,8 +191,14 @@ func nodeReady(_ context.Context, h *Host) error {
 }
 
 // terminate asks the process to end.
-func (p *Process) terminate() {
-	p.cmd.Process.Signal(unix.SIGTERM)
+func (p *Process) terminate() { p.signal(unix.SIGTERM) }
+
+// signal sends a signal to the process.
+func (p *Process) signal(n unix.Signal) error {
+	if p.Host.sandbox != nil {
+		return p.Host.sandbox.signal(n)
+	}
+	return p.cmd.Process.Signal(n)
 }
 
 // waitStopped waits for a process that was asked to end, and kills it when ctx

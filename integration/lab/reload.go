@@ -46,7 +46,7 @@ func (l *Lab) hangUp(ctx context.Context, i int, want string) error {
 	if err != nil {
 		return err
 	}
-	if err := p.cmd.Process.Signal(unix.SIGHUP); err != nil {
+	if err := p.signal(unix.SIGHUP); err != nil {
 		return err
 	}
 	for began := time.Now(); ; {
@@ -171,10 +171,11 @@ func (l *Lab) checkReload(ctx context.Context) (string, error) {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	bulk := l.amount(reloadBytes)
 	ended := make(chan error, len(streams))
 	for _, e := range streams {
 		go func() {
-			_, err := e.stream(ctx, reloadBytes, reloadBytes)
+			_, err := e.stream(ctx, bulk, bulk)
 			if err != nil {
 				err = fmt.Errorf("%s: %w", e.path(), err)
 			}
@@ -211,7 +212,7 @@ func (l *Lab) checkReload(ctx context.Context) (string, error) {
 			return "", err
 		}
 	}
-	return fmt.Sprintf("%d reloads, %d MiB, SHA-256 equal", reloads, 2*len(streams)*reloadBytes>>20), nil
+	return fmt.Sprintf("%d reloads, %d MiB, SHA-256 equal", reloads, 2*int64(len(streams))*bulk>>20), nil
 }
 
 // change returns one of several changes that touch none of the streams.

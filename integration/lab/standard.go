@@ -16,6 +16,18 @@ const (
 	streamBytes = 104 << 20 // each way, of a TCP check
 )
 
+// sandboxPart is the part of a check's bytes that is sent through gVisor, where
+// all takes much longer.
+const sandboxPart = 4
+
+// amount is n bytes, or the part of them for gateways in a sandbox.
+func (l *Lab) amount(n int64) int64 {
+	if l.options.Sandbox.Runsc != "" {
+		return n / sandboxPart
+	}
+	return n
+}
+
 // ends is a pair of pods of different clusters, with their names for a table.
 type ends struct {
 	from, to           *Host
@@ -41,6 +53,7 @@ func clusterOf(host string) *Cluster {
 // standardChecks are the promises of a lab whose MTUs agree.
 func standardChecks(l *Lab) []Check {
 	first := l.pair("rome/pod1", "milan/pod1")
+	bulk := l.amount(streamBytes)
 	checks := []Check{
 		{"unprivileged", "both gateways", l.checkCapabilities},
 		{"first contact", first.path(), func(ctx context.Context) (string, error) { return l.firstContact(ctx, first.from, first.target) }},
@@ -67,23 +80,29 @@ func standardChecks(l *Lab) []Check {
 		checks = append(checks,
 			Check{"udp echo", e.path(), e.checkUDP},
 			Check{"udp trains", e.path(), e.checkTrains},
-			Check{"tcp upload", e.path(), func(ctx context.Context) (string, error) { return e.checkStream(ctx, streamBytes, 0) }},
-			Check{"tcp download", e.path(), func(ctx context.Context) (string, error) { return e.checkStream(ctx, 0, streamBytes) }},
+			Check{"tcp upload", e.path(), func(ctx context.Context) (string, error) { return e.checkStream(ctx, bulk, 0) }},
+			Check{"tcp download", e.path(), func(ctx context.Context) (string, error) { return e.checkStream(ctx, 0, bulk) }},
 		)
 	}
 	cross := l.pair("rome/pod2", "milan/pod1")
-	return append(checks,
-		Check{"tcp both ways", cross.path(), func(ctx context.Context) (string, error) { return cross.checkStream(ctx, streamBytes, streamBytes) }},
-		Check{"ping under load", first.path(), first.checkPingUnderLoad})
+	checks = append(checks,
+		Check{"tcp both ways", cross.path(), func(ctx context.Context) (string, error) { return cross.checkStream(ctx, bulk, bulk) }},
+		Check{"ping under load", first.path(), func(ctx context.Context) (string, error) { return first.checkPingUnderLoad(ctx, bulk) }},
+		Check{"outer ecn", first.path(), func(ctx context.Context) (string, error) { return first.checkECN(ctx, l.Host("milan/node1")) }},
+		Check{"socket offloads", "both gateways", l.checkOffloads})
+	if l.options.Sandbox.Runsc != "" {
+		checks = append(checks, l.sandboxChecks()...)
+	}
+	return checks
 }
 
 // checkCapabilities fails for a gateway that has any capability.
-func (l *Lab) checkCapabilities(context.Context) (string, error) {
+func (l *Lab) checkCapabilities(ctx context.Context) (string, error) {
 	for _, p := range l.processes {
 		if p.Args[0] != "gateway" {
 			continue
 		}
-		effective, err := p.capabilities()
+		effective, err := p.capabilities(ctx)
 		if err != nil {
 			return "", fmt.Errorf("%s: capabilities: %w", p.Name(), err)
 		}
@@ -215,7 +234,7 @@ func checkTrace(ctx context.Context, from *Host, to netip.Addr, want []netip.Add
 }
 
 // checkPingUnderLoad measures latency beside a bulk stream.
-func (e *ends) checkPingUnderLoad(ctx context.Context) (string, error) {
+func (e *ends) checkPingUnderLoad(ctx context.Context, bulk int64) (string, error) {
 	p, err := newPinger(e.from)
 	if err != nil {
 		return "", err
@@ -225,7 +244,7 @@ func (e *ends) checkPingUnderLoad(ctx context.Context) (string, error) {
 	defer cancel()
 	loaded := make(chan error, 1)
 	go func() {
-		_, err := e.checkStream(ctx, 2*streamBytes, 0)
+		_, err := e.checkStream(ctx, 2*bulk, 0)
 		loaded <- err
 	}()
 	var rtts []time.Duration

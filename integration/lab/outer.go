@@ -1,0 +1,139 @@
+package lab
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/net/ipv4"
+	"golang.org/x/sys/unix"
+)
+
+// gatewayMetrics returns a gateway's metrics, each by its name and labels.
+func gatewayMetrics(ctx context.Context, h *Host) (map[string]float64, error) {
+	text, err := gatewayGet(ctx, h, "/metrics")
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", h.Name, err)
+	}
+	values := make(map[string]float64)
+	for line := range strings.Lines(text) {
+		if strings.HasPrefix(line, "#") {
+			continue
+		}
+		at := strings.LastIndexByte(line, ' ')
+		if values[line[:max(at, 0)]], err = strconv.ParseFloat(strings.TrimSpace(line[at+1:]), 64); err != nil {
+			return nil, fmt.Errorf("%s: metrics: %w", h.Name, err)
+		}
+	}
+	return values, nil
+}
+
+// sockets of a gateway, as its metrics name them.
+var gatewaySockets = []string{"geneve", "wireguard", "wireguard6"}
+
+// checkOffloads wants each socket of the gateways to use what the kernel has.
+func (l *Lab) checkOffloads(ctx context.Context) (string, error) {
+	var used []string
+	for _, p := range l.gateways() {
+		want, err := kernelOffloads(p.Host)
+		if err != nil {
+			return "", err
+		}
+		metrics, err := gatewayMetrics(ctx, p.Host)
+		if err != nil {
+			return "", err
+		}
+		used = nil
+		for offload, n := range want {
+			for _, socket := range gatewaySockets {
+				name := fmt.Sprintf("culvert_socket_offload{offload=%q,socket=%q}", offload, socket)
+				if got, found := metrics[name]; !found {
+					return "", fmt.Errorf("%s: no metric %s", p.Host.Name, name)
+				} else if got != n {
+					return "", fmt.Errorf("%s: %s is %v, the kernel has %v", p.Host.Name, name, got, n)
+				}
+			}
+			used = append(used, fmt.Sprintf("%s %v", offload, n))
+		}
+	}
+	slices.Sort(used)
+	return strings.Join(used, ", ") + " on all sockets", nil
+}
+
+// kernelOffloads tells with 1 and 0 what a UDP socket in a host can do. A kernel
+// that cannot be asked back for UDP_GRO has none that a tunnel could use.
+func kernelOffloads(h *Host) (map[string]float64, error) {
+	s, err := newSocket(h, unix.SOCK_DGRAM, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer s.close()
+	offloads := map[string]float64{"gro": 0, "gso": 0}
+	unix.SetsockoptInt(s.fd, unix.SOL_UDP, unix.UDP_GRO, 1)
+	if n, err := unix.GetsockoptInt(s.fd, unix.SOL_UDP, unix.UDP_GRO); err == nil {
+		offloads["gro"] = float64(n)
+	}
+	if _, err := unix.GetsockoptInt(s.fd, unix.SOL_UDP, unix.UDP_SEGMENT); err == nil {
+		offloads["gso"] = 1
+	}
+	return offloads, nil
+}
+
+// checkECN sends datagrams with a DSCP and every code point of ECN, and looks at
+// what the far gateway puts around them for the node of the far pod: the code
+// point, and not the DSCP (RFC 6040, Section 4.1).
+func (e *ends) checkECN(ctx context.Context, node *Host) (string, error) {
+	gateway := clusterOf(node.Name).Gateway
+	server, err := newEchoServer(e.to)
+	if err != nil {
+		return "", err
+	}
+	defer server.close()
+	conn, err := e.dialUDP(ctx, server.port())
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	packets, err := node.ListenPacket("ip4:udp", node.Address.String()) // which also gets those of the tunnel
+	if err != nil {
+		return "", fmt.Errorf("%s: raw UDP socket: %w", node.Name, err)
+	}
+	defer packets.Close()
+	raw, err := ipv4.NewRawConn(packets)
+	if err != nil {
+		return "", err
+	}
+	const dscp = 46 << 2 // expedited forwarding (RFC 3246)
+	buffer := make([]byte, 65536)
+	for ecn := range 4 {
+		if err := control(conn, func(fd int) error { return unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_TOS, dscp|ecn) }); err != nil {
+			return "", err
+		}
+		payload := fmt.Appendf(nil, "ECN %d of %s at %d", ecn, e.path(), time.Now().UnixNano())
+		if _, err := conn.Write(payload); err != nil {
+			return "", err
+		}
+		if err := raw.SetReadDeadline(time.Now().Add(replyTimeout)); err != nil {
+			return "", err
+		}
+		for {
+			h, outer, _, err := raw.ReadFrom(buffer)
+			if err != nil {
+				return "", fmt.Errorf("%s: no datagram of the gateway with what the pod sent: %w", node.Name, err)
+			}
+			if from, _ := netip.AddrFromSlice(h.Src.To4()); from != gateway || !bytes.HasSuffix(outer, payload) {
+				continue
+			}
+			if h.TOS != ecn {
+				return "", fmt.Errorf("outer TOS %#x around %#x, want %#x", h.TOS, dscp|ecn, ecn)
+			}
+			break
+		}
+	}
+	return "4 code points copied, DSCP not", nil
+}

@@ -1,0 +1,154 @@
+package lab
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Sandbox puts the gateways into gVisor: runsc runs each as an OCI container
+// whose network stack is gVisor's own. The links' addresses and routes move into
+// it; the network namespace keeps the links alone.
+type Sandbox struct {
+	Runsc string // gVisor's OCI runtime; "" = gateways are ordinary processes
+
+	// Groups is the OCI cgroupsPath of each gateway without its end, -rome or
+	// -milan. Whoever names groups has made them, with SandboxMemory as their
+	// limit, and removes them. "" = no groups.
+	Groups string
+}
+
+// SandboxMemory is what a gateway needs, in bytes, that shares its control group
+// with gVisor's kernel.
+const SandboxMemory = 128 << 20
+
+const (
+	sandboxUser    = 65532 // as in the container image
+	sandboxCulvert = "/culvert"
+	sandboxBusybox = "/busybox" // for what only a process inside can see
+)
+
+// sandbox is a gateway's.
+type sandbox struct {
+	Sandbox
+	root string // folder of runsc's own state
+	id   string
+}
+
+// command prepares a runsc command about this sandbox.
+func (s *sandbox) command(ctx context.Context, args ...string) *exec.Cmd {
+	// Gofers get an empty network namespace each: sharing one, runsc would leave it
+	// mounted below root.
+	flags := []string{"--root=" + s.root, "--platform=systrap", "--network=sandbox", "--gofer-network-namespace=new"}
+	if s.Groups == "" {
+		flags = append(flags, "--ignore-cgroups")
+	}
+	return exec.CommandContext(ctx, s.Runsc, append(flags, args...)...)
+}
+
+// newSandbox makes the sandbox of the gateway in a host, and returns the command
+// that runs it there with culvert's arguments.
+func (l *Lab) newSandbox(h *Host, args []string) (*exec.Cmd, error) {
+	if err := probeRoot(); err != nil {
+		return nil, fmt.Errorf("root: %w", err)
+	}
+	cluster := clusterOf(h.Name).Name
+	h.sandbox = &sandbox{l.options.Sandbox, filepath.Join(l.Dir, "runsc"), cluster}
+	culvert, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	busybox, err := exec.LookPath("busybox")
+	if err != nil {
+		return nil, err
+	}
+	files := filepath.Dir(l.path(cluster, "gateway.yaml"))
+	for _, name := range []string{files, l.path(cluster, "gateway.yaml"), l.path(cluster, "private.key")} {
+		if err := os.Chown(name, sandboxUser, sandboxUser); err != nil {
+			return nil, err
+		}
+	}
+	bind := func(source, destination string) object {
+		return object{"type": "bind", "source": source, "destination": destination, "options": []string{"bind", "ro"}}
+	}
+	namespaces := []object{{"type": "network", "path": "/proc/self/ns/net"}} // of runsc, which starts inside the host
+	for _, kind := range []string{"pid", "mount", "ipc", "uts"} {
+		namespaces = append(namespaces, object{"type": kind})
+	}
+	linux := object{"namespaces": namespaces}
+	if h.sandbox.Groups != "" {
+		linux["cgroupsPath"] = h.sandbox.Groups + "-" + cluster
+	}
+	bundle := filepath.Join(l.Dir, "bundle-"+cluster)
+	if err := os.MkdirAll(filepath.Join(bundle, "root"), 0o755); err != nil {
+		return nil, err
+	}
+	text, err := json.Marshal(object{
+		"ociVersion": "1.0.2",
+		"process": object{
+			"user": object{"uid": sandboxUser, "gid": sandboxUser}, "cwd": "/", "noNewPrivileges": true,
+			"args": append([]string{sandboxCulvert}, args...), "capabilities": object{},
+		},
+		"root": object{"path": "root", "readonly": true},
+		"mounts": []object{
+			{"type": "proc", "source": "proc", "destination": "/proc"},
+			{"type": "sysfs", "source": "sysfs", "destination": "/sys"},
+			{"type": "cgroup", "source": "cgroup", "destination": "/sys/fs/cgroup", "options": []string{"ro"}},
+			{"type": "tmpfs", "source": "tmpfs", "destination": "/tmp"},
+			bind(culvert, sandboxCulvert), bind(busybox, sandboxBusybox), bind(files, files),
+		},
+		"linux": linux,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(filepath.Join(bundle, "config.json"), text, 0o600); err != nil {
+		return nil, err
+	}
+	return h.sandbox.command(context.Background(), "run", "--bundle="+bundle, h.sandbox.id), nil
+}
+
+// signal sends a signal to the gateway: runsc passes on none that it gets.
+func (s *sandbox) signal(n unix.Signal) error {
+	out, err := s.command(context.Background(), "kill", s.id, strconv.Itoa(int(n))).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("runsc kill: %w: %s", err, out)
+	}
+	return nil
+}
+
+// run runs a busybox program beside the gateway and returns what it prints.
+func (s *sandbox) run(ctx context.Context, args ...string) (string, error) {
+	cmd := s.command(ctx, append([]string{"exec", s.id, sandboxBusybox}, args...)...)
+	out, err := cmd.Output()
+	if exit, ok := err.(*exec.ExitError); ok {
+		return "", fmt.Errorf("%s in the sandbox: %w: %s", args[0], err, strings.TrimSpace(string(exit.Stderr)))
+	}
+	return string(out), err
+}
+
+// get fetches a page from the gateway, which listens on the sandbox's loopback.
+func (s *sandbox) get(ctx context.Context, url string) (string, error) {
+	return s.run(ctx, "wget", "-q", "-O", "-", url)
+}
+
+// capabilities returns the effective ones of the gateway as a bit mask.
+func (s *sandbox) capabilities(ctx context.Context) (mask uint64, err error) {
+	status, err := s.run(ctx, "cat", "/proc/1/status")
+	if err != nil {
+		return 0, err
+	}
+	_, after, found := strings.Cut(status, "\nCapEff:")
+	if !found {
+		return 0, fmt.Errorf("no CapEff in %q", status)
+	}
+	line, _, _ := strings.Cut(after, "\n")
+	return strconv.ParseUint(strings.TrimSpace(line), 16, 64)
+}

@@ -1,0 +1,97 @@
+package lab
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"culvert/geneve/udp"
+)
+
+// floods are more than gateways in gVisor can carry, of large datagrams and small.
+var floods = []struct {
+	bits float64 // per second
+	size int     // bytes of each datagram
+}{{300e6, 1200}, {40e6, 64}}
+
+const floodTime = 6 * time.Second // of each
+
+// sandboxChecks are about what gVisor tells a gateway of the machine.
+func (l *Lab) sandboxChecks() []Check {
+	there, back := l.pair("rome/pod1", "milan/pod1"), l.pair("milan/pod1", "rome/pod1")
+	checks := []Check{{"sandbox sockets", "both gateways", l.checkSandboxSockets}}
+	if l.options.Sandbox.Groups != "" {
+		checks = append(checks, Check{"sandbox memory", "both gateways", l.checkSandboxMemory})
+	}
+	for _, f := range floods {
+		for _, e := range []*ends{there, back} {
+			checks = append(checks, Check{fmt.Sprintf("sandbox flood %d", f.size), e.path(),
+				func(ctx context.Context) (string, error) { return l.checkSandboxFlood(ctx, e, f.bits, f.size) }})
+		}
+	}
+	return checks
+}
+
+// checkSandboxSockets wants the send buffer that was asked for, where gVisor
+// accepts SO_SNDBUFFORCE and does nothing; a receive buffer of few datagrams, which
+// gVisor holds in the control group's memory; and no count of overflows, which
+// gVisor does not tell.
+func (l *Lab) checkSandboxSockets(ctx context.Context) (string, error) {
+	buffers := map[string]float64{"send": udp.DefaultSocketBuffer, "receive": 1 << 20}
+	for _, p := range l.gateways() {
+		metrics, err := gatewayMetrics(ctx, p.Host)
+		if err != nil {
+			return "", err
+		}
+		for way, want := range buffers {
+			for _, socket := range gatewaySockets {
+				name := fmt.Sprintf("culvert_socket_%s_buffer_bytes{socket=%q}", way, socket)
+				if metrics[name] != want {
+					return "", fmt.Errorf("%s: %s is %v, want %v", p.Host.Name, name, metrics[name], want)
+				}
+			}
+		}
+		for name, value := range metrics {
+			if strings.HasPrefix(name, "culvert_socket_overflows_total") {
+				return "", fmt.Errorf("%s: %s is %v, want no such metric", p.Host.Name, name, value)
+			}
+		}
+	}
+	return "send 4 MiB, receive 1 MiB, overflows unknown", nil
+}
+
+// checkSandboxMemory wants a connection table of a quarter of the control group's
+// memory, with 256 bytes a connection.
+func (l *Lab) checkSandboxMemory(ctx context.Context) (string, error) {
+	const want = SandboxMemory / 4 / 256
+	for _, p := range l.gateways() {
+		metrics, err := gatewayMetrics(ctx, p.Host)
+		if err != nil {
+			return "", err
+		}
+		if n := metrics["culvert_connections_max"]; n != want {
+			return "", fmt.Errorf("%s: room for %v connections, want %d", p.Host.Name, n, want)
+		}
+	}
+	return fmt.Sprintf("%d connections in %d MiB", want, SandboxMemory>>20), nil
+}
+
+// checkSandboxFlood sends more than the gateways can carry. Both must live on and
+// carry pings.
+func (l *Lab) checkSandboxFlood(ctx context.Context, e *ends, bits float64, size int) (string, error) {
+	sent, received, err := e.sendPaced(bits/8/float64(size), size, floodTime)
+	if err != nil {
+		return "", err
+	}
+	for _, p := range l.gateways() {
+		if _, err := gatewayGet(ctx, p.Host, "/healthz"); err != nil {
+			return "", fmt.Errorf("after the flood: %s: %w", p.Host.Name, err)
+		}
+	}
+	if _, err := e.checkPing(ctx); err != nil {
+		return "", fmt.Errorf("after the flood: %w", err)
+	}
+	rate := func(n float64) float64 { return n * 8 * float64(size) / floodTime.Seconds() / 1e6 }
+	return fmt.Sprintf("%.0f of %.0f Mbit/s arrived, gateways alive", rate(received), rate(sent)), nil
+}
