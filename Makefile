@@ -21,10 +21,10 @@ RESULTS := awk '\
 	END              { printf "%s", all }'
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test race fuzz bench lint image clean go-version
+.PHONY: help build demo test test-gvisor race fuzz bench lint image clean go-version
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
 
 go-version:
 	@command -v $(GO) >/dev/null || { echo "make: no go command; install Go $(GO_NEEDED) or newer" >&2; exit 1; }
@@ -40,6 +40,10 @@ demo: build ## two clusters in network namespaces, every check with its figure
 
 test: go-version ## all tests; as root, or as a user who may make user namespaces
 	@echo '$(GO) test ./...'; $(GO) test -v -timeout 20m ./... 2>&1 | $(RESULTS)
+
+test-gvisor: go-version ## the checks of two clusters with both gateways in gVisor (root; builds runsc, two minutes, once)
+	@runsc=$$(cd integration/gvisor && CGO_ENABLED=0 $(GO) tool -n runsc); echo "RUNSC=$$runsc $(GO) test -run GVisor ./integration"; \
+	RUNSC=$$runsc $(GO) test -v -count=1 -timeout 20m -run GVisor ./integration 2>&1 | $(RESULTS)
 
 race: go-version ## the unit tests under the race detector (needs a C compiler)
 	@echo '$(GO) test -race'; $(GO) test -v -race -timeout 20m $(UNIT) 2>&1 | $(RESULTS)

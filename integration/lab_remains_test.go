@@ -75,13 +75,19 @@ func (u *labUser) processes() map[int]string {
 // process returns one of the lab's culvert processes of a kind.
 func (u *labUser) process(kind string) int {
 	u.t.Helper()
+	return u.find("culvert " + kind + " ")
+}
+
+// find returns one of the lab's processes with a text in its command line.
+func (u *labUser) find(text string) int {
+	u.t.Helper()
 	processes := u.processes()
 	for pid, line := range processes {
-		if strings.HasPrefix(line, "culvert "+kind+" ") {
+		if strings.Contains(line, text) {
 			return pid
 		}
 	}
-	u.t.Fatalf("no culvert %s among %v", kind, processes)
+	u.t.Fatalf("no %q among %v", text, processes)
 	return 0
 }
 

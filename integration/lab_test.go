@@ -161,10 +161,30 @@ func TestLabRequires(t *testing.T) {
 	}
 }
 
-// check runs lab check and turns each of its checks into a subtest.
+// check runs lab check and wants each of its checks to pass.
 func (u *labUser) check(mode, offloads string) {
+	count, err := u.results(func(t *testing.T, r *lab.Result) {
+		if !r.OK {
+			t.Errorf("%s: %s", r.Lab, r.Error)
+		} else {
+			t.Log(r.Figure)
+		}
+	}, "--mode", mode, "--offloads", offloads)
+	if err != nil {
+		u.t.Errorf("lab check: %v", err)
+		u.logs()
+	}
+	const atLeast = 40
+	if count < atLeast {
+		u.t.Errorf("%d checks, want %d or more", count, atLeast)
+	}
+}
+
+// results runs lab check and judges each of its checks in a subtest. The error is
+// what became of the command.
+func (u *labUser) results(judge func(*testing.T, *lab.Result), args ...string) (count int, err error) {
 	t := u.t
-	cmd := u.command("check", "--mode", mode, "--offloads", offloads, "-o", "json")
+	cmd := u.command(append([]string{"check", "-o", "json"}, args...)...)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.StdoutPipe()
@@ -174,7 +194,6 @@ func (u *labUser) check(mode, offloads string) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	count := 0
 	for decoder := json.NewDecoder(out); ; count++ {
 		var r lab.Result
 		if err := decoder.Decode(&r); err == io.EOF {
@@ -183,22 +202,12 @@ func (u *labUser) check(mode, offloads string) {
 			cmd.Process.Kill()
 			t.Fatal(err)
 		}
-		t.Run(r.Check+" "+r.Path, func(t *testing.T) {
-			if !r.OK {
-				t.Errorf("%s: %s", r.Lab, r.Error)
-			} else {
-				t.Log(r.Figure)
-			}
-		})
+		t.Run(r.Check+" "+r.Path, func(t *testing.T) { judge(t, &r) })
 	}
 	if err := cmd.Wait(); err != nil {
-		t.Errorf("lab check: %v\n%s", err, &stderr)
-		u.logs()
+		return count, fmt.Errorf("%w\n%s", err, &stderr)
 	}
-	const atLeast = 40
-	if count < atLeast {
-		t.Errorf("%d checks, want %d or more", count, atLeast)
-	}
+	return count, nil
 }
 
 // logs shows what the processes of failed labs said.

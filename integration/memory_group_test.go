@@ -248,7 +248,12 @@ func (m *groupMount) folder(own, controller string) string {
 // is not possible, or fails it where LAB requires it.
 func needMemoryGroup(t *testing.T, limit int) *memoryGroup {
 	t.Helper()
-	g, err := newMemoryGroup(fmt.Sprintf("culvert-%s-%d", t.Name(), os.Getpid()), limit)
+	return needMemoryGroupNamed(t, fmt.Sprintf("culvert-%s-%d", t.Name(), os.Getpid()), limit)
+}
+
+func needMemoryGroupNamed(t *testing.T, name string, limit int) *memoryGroup {
+	t.Helper()
+	g, err := newMemoryGroup(name, limit)
 	if err != nil {
 		a := probeAnswer{"memory-cgroup", "refused here", err.Error()}
 		if errors.Is(err, errors.ErrUnsupported) {
