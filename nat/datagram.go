@@ -1,0 +1,209 @@
+package nat
+
+import (
+	"encoding/binary"
+	"time"
+)
+
+const (
+	maxDatagrams = 1024
+	// fragmentLifetime is how long the parts of a datagram may be apart (RFC 1122, Section 3.3.2: 60 s to 120 s is for hosts that
+	// hold all of them; Linux's ipfrag_time is 30 s).
+	fragmentLifetime = 30 * time.Second
+	maxHeld          = 256
+	heldSize         = 2048
+	// datagramTries is how many of the oldest incomplete datagrams are asked to make room.
+	datagramTries = 64
+)
+
+// A fragmentTable remembers datagrams in fragments. Its memory grows with their number. Those of which parts are missing are shared
+// out; the others keep their place, for what comes twice, only as long as nobody needs it.
+type fragmentTable struct {
+	index             map[datagramKey]*datagram // hashed with a secret of the process
+	partial, complete datagramList
+	made              int
+	spare             *datagram
+	ready             []*datagram // the first fragment is known, others wait to be released
+
+	holds     int
+	heldSpare *heldFragment
+}
+
+type datagramKey struct {
+	words    [4]uint64 // addresses
+	id       uint32
+	zone     Port
+	protocol uint8
+	v6       bool
+}
+
+// A datagram is one in fragments.
+type datagram struct {
+	key            datagramKey
+	holder         holder
+	previous, next *datagram // in its list; next also links spare ones
+	held           *heldFragment
+	expires        Time
+	complete       bool   // it is in that list
+	known          bool   // the first fragment was seen
+	reason         Reason // why it was dropped
+	icmpError      bool   // it is an ICMP error; what became of the first fragment, becomes of the later ones
+	action         Action
+	out            Port
+	to             tuple // addresses that the first fragment got
+	ports          uint32
+	seen           int         // blocks of 8 bytes that were seen
+	total          int         // how many there will be; 0 before the last fragment was seen
+	blocks         [128]uint64 // which ones were seen
+}
+
+// A heldFragment waits for the first one.
+type heldFragment struct {
+	next   *heldFragment // of the same datagram, or spare
+	length int
+	bytes  [heldSize]byte
+}
+
+// A datagramList holds datagrams, the oldest first.
+type datagramList struct {
+	first, last *datagram
+	length      int
+}
+
+func (l *datagramList) push(g *datagram) {
+	g.previous, g.next = l.last, nil
+	if l.last != nil {
+		l.last.next = g
+	} else {
+		l.first = g
+	}
+	l.last = g
+	l.length++
+}
+
+func (l *datagramList) remove(g *datagram) {
+	if g.previous != nil {
+		g.previous.next = g.next
+	} else {
+		l.first = g.next
+	}
+	if g.next != nil {
+		g.next.previous = g.previous
+	} else {
+		l.last = g.previous
+	}
+	l.length--
+}
+
+func (p *Packet) fragmentID() uint32 {
+	if p.v6 {
+		return binary.BigEndian.Uint32(p.data[p.fragmentAt+4:])
+	}
+	return uint32(binary.BigEndian.Uint16(p.data[4:]))
+}
+
+// datagram returns the datagram of a fragment, making it if there is room.
+func (e *Engine) datagram(p *Packet, t *tuple, now Time) *datagram {
+	f, s := &e.fragments, &e.table.shares
+	f.expire(e, now)
+	key := datagramKey{words: t.words, id: p.fragmentID(), zone: t.zone, protocol: t.protocol, v6: t.v6}
+	if g := f.index[key]; g != nil {
+		return g
+	}
+	h := s.holder(t)
+	if s.full(h.of(shareDatagrams), f.partial.length, maxDatagrams) && !f.makeRoom(e, h, shareDatagrams, nil) {
+		return nil
+	}
+	if f.spare == nil && f.made == maxDatagrams {
+		f.forget(e, f.complete.first, ReasonNone)
+	}
+	g := f.spare
+	if g != nil {
+		f.spare = g.next
+	} else {
+		g = new(datagram)
+		f.made++
+	}
+	if f.index == nil {
+		f.index = map[datagramKey]*datagram{}
+	}
+	*g = datagram{key: key, holder: h, expires: now.Add(fragmentLifetime)}
+	f.index[key] = g
+	f.partial.push(g)
+	s.take(h.of(shareDatagrams))
+	return g
+}
+
+// makeRoom forgets the oldest incomplete datagram that makes room for h: it or, for shareHeld, fragments that wait for it.
+func (f *fragmentTable) makeRoom(e *Engine, h holder, r resource, but *datagram) bool {
+	g := f.partial.first
+	for i := 0; i < datagramTries && g != nil; i, g = i+1, g.next {
+		if g == but || g.known && g.held != nil || r == shareHeld && g.held == nil {
+			continue
+		}
+		if e.table.shares.yields(g.holder.of(r), h.of(r)) {
+			f.forget(e, g, ReasonFragmentLimit)
+			e.stats.DatagramsReplaced++
+			return true
+		}
+	}
+	return false
+}
+
+// forget takes a datagram out of the table. Fragments that still wait for it are dropped for reason.
+func (f *fragmentTable) forget(e *Engine, g *datagram, reason Reason) {
+	for g.held != nil {
+		d := e.stats.of(g.key.zone)
+		d.Held--
+		d.Dropped[reason]++
+		f.unhold(e, g)
+	}
+	if g.complete {
+		f.complete.remove(g)
+	} else {
+		f.partial.remove(g)
+		e.table.shares.give(g.holder.of(shareDatagrams))
+	}
+	delete(f.index, g.key)
+	g.next, f.spare = f.spare, g
+}
+
+// settle notes that a datagram is complete, once all of it has come and gone.
+func (f *fragmentTable) settle(e *Engine, g *datagram, now Time) {
+	if g.complete || !g.known || g.total == 0 || g.seen != g.total || g.held != nil {
+		return
+	}
+	f.partial.remove(g)
+	e.table.shares.give(g.holder.of(shareDatagrams))
+	g.complete, g.expires = true, now.Add(fragmentLifetime)
+	f.complete.push(g)
+}
+
+// expire forgets what is too old.
+func (f *fragmentTable) expire(e *Engine, now Time) {
+	for _, l := range [...]*datagramList{&f.partial, &f.complete} {
+		for l.first != nil && l.first.expires <= now {
+			f.forget(e, l.first, ReasonFragment)
+		}
+	}
+}
+
+// overlaps marks the bytes of a fragment as seen and reports whether some were seen before. What overlaps is dropped, so that no receiver
+// can be made to see other bytes than a filter did (RFC 1858; RFC 5722, Section 4).
+func (g *datagram) overlaps(p *Packet) bool {
+	first := p.fragmentOffset / 8
+	last := (p.fragmentOffset + len(p.data) - p.transport - 1) / 8
+	for i := first; i <= last; i++ {
+		if g.blocks[i/64]&(1<<(i%64)) != 0 {
+			return true
+		}
+	}
+	for i := first; i <= last; i++ {
+		g.blocks[i/64] |= 1 << (i % 64)
+	}
+	g.seen += last - first + 1
+	if !p.more {
+		g.total = last + 1
+	}
+	return false
+}
