@@ -174,8 +174,10 @@ func (t *tcpState) next(now state, s *segmentView, d int) state {
 	if !t.acceptable(s, d) {
 		return t.stray(now, s, d)
 	}
-	t.flags[original] &= tcpStray - 1
-	t.flags[reply] &= tcpStray - 1
+	if t.flags[original]|t.flags[reply] >= tcpStray {
+		t.flags[original] &= tcpStray - 1
+		t.flags[reply] &= tcpStray - 1
+	}
 	t.hear(s, d)
 	if s.flags&tcpFlagFIN != 0 {
 		t.flags[d] |= tcpFIN
