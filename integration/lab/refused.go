@@ -229,11 +229,7 @@ func (l *Lab) noTrace(ctx context.Context, i int, want string) error {
 		if slices.Equal(before, after) {
 			return nil
 		}
-		for k := range min(len(before), len(after)) {
-			if before[k] != after[k] {
-				difference = fmt.Sprintf("%q before, %q after", before[k], after[k])
-			}
-		}
+		difference = differences(before, after)
 	}
 	return fmt.Errorf("a trace: %s", difference)
 }
@@ -248,20 +244,38 @@ func (p *Process) settled(ctx context.Context) ([]string, error) {
 		if next, err = p.view(ctx); slices.Equal(last, next) {
 			break
 		}
-		if last = next; time.Since(began) > replyTimeout {
-			return nil, fmt.Errorf("%s: its counters move without traffic", p.Name())
+		if time.Since(began) > replyTimeout {
+			return nil, fmt.Errorf("%s: its counters move without traffic: %s", p.Name(), differences(last, next))
 		}
+		last = next
 	}
 	return last, err
 }
 
-// view returns the lines of a gateway's metrics and its open sockets.
+// differences says which lines of two views differ.
+func differences(before, after []string) string {
+	if len(before) != len(after) {
+		return fmt.Sprintf("%d lines before, %d after", len(before), len(after))
+	}
+	var all []string
+	for i := range before {
+		if before[i] != after[i] {
+			all = append(all, fmt.Sprintf("%q before, %q after", before[i], after[i]))
+		}
+	}
+	return strings.Join(all, "; ")
+}
+
+// view returns the lines of a gateway's metrics, without those that time or looking at
+// them moves, and its open sockets.
 func (p *Process) view(ctx context.Context) ([]string, error) {
 	metrics, err := gatewayGet(ctx, p.Host, "/metrics")
 	if err != nil {
 		return nil, err
 	}
-	lines := strings.Split(metrics, "\n")
+	lines := slices.DeleteFunc(strings.Split(metrics, "\n"), func(line string) bool {
+		return strings.HasPrefix(line, "culvert_listener_") || strings.HasPrefix(line, "culvert_node_silence_seconds")
+	})
 	proc := filepath.Join("/proc", fmt.Sprint(p.cmd.Process.Pid))
 	for _, table := range []string{"udp", "udp6", "tcp", "tcp6"} {
 		text, err := os.ReadFile(filepath.Join(proc, "net", table))
