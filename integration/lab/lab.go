@@ -17,6 +17,7 @@ type Options struct {
 	Mode     node.Mode // of every node
 	Offloads bool      // super-frames on the underlay; false: ordinary frames
 	Outside  bool      // hosts outside the clusters take part, see Outside
+	Attacks  bool      // some hosts are hostile, see Attacks
 	Rome     ClusterOptions
 	Milan    ClusterOptions
 }
@@ -48,6 +49,9 @@ func (o Options) String() string {
 	}
 	if o.Outside {
 		s += ", mappings, services, outside hosts"
+	}
+	if o.Attacks {
+		s += ", attacks"
 	}
 	return s
 }
