@@ -28,6 +28,7 @@ type flood struct {
 	to    string // address and port
 	size  int    // bytes of each datagram
 	train bool   // in trains, of which nodes make super-frames
+	rate  int    // datagrams a second; 0 = bursts as fast as can be
 	fill  func(datagram []byte)
 
 	sent int // datagrams, once run has returned
@@ -63,7 +64,9 @@ func (f *flood) run(began, end time.Time) error {
 		messages, each = []ipv4.Message{{Buffers: [][]byte{payload}, OOB: segmentOption(f.size)}}, floodBatch
 	}
 	for now := began; now.Before(end); now = time.Now() {
-		if rest := floodBurst - now.Sub(began)%floodPeriod; rest <= 0 {
+		if f.rate > 0 {
+			time.Sleep(time.Duration(f.sent)*time.Second/time.Duration(f.rate) - now.Sub(began)) // the pace
+		} else if rest := floodBurst - now.Sub(began)%floodPeriod; rest <= 0 {
 			time.Sleep(floodPeriod - floodBurst + rest) // the pause is what is meant, not what happens in it
 			continue
 		}

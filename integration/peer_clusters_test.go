@@ -245,6 +245,12 @@ func newVXLANClusters(t *testing.T) *clusters {
 // addRome makes what is behind rome's gateway, with the kernel's VXLAN link as
 // node, and starts the gateway.
 func (c *clusters) addRome() {
+	c.romeGateway.t.Helper()
+	c.addRomeWith("")
+}
+
+// addRomeWith starts the gateway with more in its configuration.
+func (c *clusters) addRomeWith(more string) {
 	t := c.romeGateway.t
 	t.Helper()
 	c.romeNode, c.romePod = newPeerHost(t, "rome-node"), newPeerHost(t, "rome-pod")
@@ -252,12 +258,17 @@ func (c *clusters) addRome() {
 	connectPod(c.romeNode, c.romePod)
 	c.romeNode.ip(vxlanLink(romeVNI, "172.18.0.2", "172.18.0.9")...)
 	c.romeNode.ip(internalAddress("10.80.0.2", romeInternal, "10.61.0.0/16", "10.71.0.0/16")...)
-	c.startRome()
+	c.startRomeWith(more)
 }
 
 // startRome starts the gateway of rome for a node with VXLAN.
 func (c *clusters) startRome() {
 	c.romeGateway.t.Helper()
-	config := strings.Replace(romeConfig, "podCIDRs: [10.0.1.0/24]", "podCIDRs: [10.0.1.0/24], encap: vxlan", 1)
+	c.startRomeWith("")
+}
+
+func (c *clusters) startRomeWith(more string) {
+	c.romeGateway.t.Helper()
+	config := strings.Replace(romeConfig, "podCIDRs: [10.0.1.0/24]", "podCIDRs: [10.0.1.0/24], encap: vxlan", 1) + more
 	c.romeCulvert = startGateway(c.romeGateway, config, c.romeKey, c.milanKey.public)
 }

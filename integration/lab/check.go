@@ -63,6 +63,7 @@ func RunChecks(ctx context.Context, dir string, o CheckOptions, out io.Writer) e
 				{Standard(mode, offloads), standardChecks, false},
 				{UnequalMTU(mode, offloads), mtuChecks, false},
 				{Outside(mode, offloads), outsideChecks, !offloads}, // about addresses, not about sizes
+				{Attacks(mode, offloads), attackChecks, !offloads || mode != attackMode(o.Modes)},
 			} {
 				if l.skip {
 					continue
@@ -121,6 +122,9 @@ func runLab(ctx context.Context, dir string, o Options, checks func(*Lab) []Chec
 // checks that follow would all wait in vain.
 func (l *Lab) whileRunning(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
+	if l.options.Attacks {
+		return ctx, func() { cancel(nil) } // each check has gateways of its own and looks after them
+	}
 	for _, p := range l.processes {
 		go func() {
 			select {

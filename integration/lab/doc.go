@@ -47,4 +47,15 @@
 // host's network namespace; a socket stays in the namespace it was made in.
 // Checks say what they expected and what they saw: the source address the far
 // side saw, sizes, SHA-256 sums, the sender of an ICMP error and what it quotes.
+//
+// # Attacks
+//
+// Labs of another kind, see Attacks, have an attacker in each check and an innocent
+// beside him: another node or pod, or another client of the same service. Attackers
+// forge packets with raw sockets, 25,000 a second, with transport checksums that are
+// wrong: who receives them stays silent, and only the gateways are attacked. Each
+// request of the innocent must be answered. Receive buffers of the kernel cannot be
+// shared out, so a request may be repeated, but not more often than the kernel has
+// counted losses. Each check starts gateways of its own, with the memory limit that
+// they would choose in a control group of 64 MiB.
 package lab

@@ -18,6 +18,7 @@ type Options struct {
 	Offloads bool      // super-frames on the underlay; false: ordinary frames
 	Outside  bool      // hosts outside the clusters take part, see Outside
 	Sandbox  Sandbox   // around each gateway
+	Attacks  bool      // some hosts are hostile, see Attacks
 	Rome     ClusterOptions
 	Milan    ClusterOptions
 }
@@ -52,6 +53,9 @@ func (o Options) String() string {
 	}
 	if o.Sandbox.Runsc != "" {
 		s += ", gateways in gVisor"
+	}
+	if o.Attacks {
+		s += ", attacks"
 	}
 	return s
 }

@@ -61,6 +61,9 @@ func (l *Lab) startProcess(h *Host, privileged bool, args ...string) (*Process, 
 	}
 	p.cmd.Stdout, p.cmd.Stderr = log, log
 	p.cmd.Env = append(os.Environ(), "XDG_RUNTIME_DIR="+l.Dir)
+	if l.options.Attacks {
+		p.cmd.Env = append(p.cmd.Env, attackMemory)
+	}
 	err = h.Do(func() error {
 		if !privileged {
 			if err := dropCapabilities(); err != nil {

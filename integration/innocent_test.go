@@ -1,0 +1,217 @@
+package integration
+
+import (
+	"bytes"
+	"net"
+	"os"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"golang.zx2c4.com/wireguard/device"
+)
+
+const (
+	innocentRuns = 9
+	innocentWarm = 300 * time.Millisecond
+	innocentTime = time.Second
+	// innocentShare is what a stream keeps beside an attack of what it has beside as many
+	// harmless packets of the same sizes: receive buffers and CPUs cannot be shared out.
+	innocentShare = 0.9
+)
+
+// TestInnocentThroughput sends each attack at siegeRate beside a stream, and then as many
+// harmless packets, each time past a gateway that has just started, and compares the
+// medians.
+func TestInnocentThroughput(t *testing.T) {
+	if os.Getenv(longEnv) == "" {
+		t.Skipf("a measurement of six minutes, which needs a quiet machine: %s is not set", longEnv)
+	}
+	for _, pair := range innocentPairs {
+		t.Run(pair.name, func(t *testing.T) {
+			isolated(t, func(t *testing.T) {
+				c := newMilan(t)
+				c.addRomeWith(stickyServices())
+				c.milanGateway.ip("address add " + stranger + "/24 dev rome-gw")
+				c.sink()
+				var rates [2][]float64
+				for range innocentRuns {
+					for i, make := range []func(*clusters, *session) *flood{pair.harmless, pair.attack} {
+						c.romeCulvert.stop()
+						c.startRomeWith(stickyServices())
+						eventually(t, "a ping past the new gateway", func() error {
+							_, err := c.romePod.try("", "ping", "-c", "1", "-W", "1", milanPodAtRome)
+							return err
+						})
+						f := make(c, c.overhear())
+						f.rate = siegeRate
+						rates[i] = append(rates[i], c.innocentRun(t, f))
+					}
+				}
+				for _, r := range rates {
+					slices.Sort(r)
+				}
+				harmless, attacked := rates[0][innocentRuns/2], rates[1][innocentRuns/2]
+				t.Logf("%.0f Mbit/s (%.0f to %.0f), beside harmless packets %.0f (%.0f to %.0f): %.2f",
+					attacked, rates[1][0], rates[1][innocentRuns-1], harmless, rates[0][0], rates[0][innocentRuns-1], attacked/harmless)
+				if attacked < innocentShare*harmless {
+					t.Errorf("the stream keeps %.2f of its throughput, want %.2f", attacked/harmless, innocentShare)
+				}
+			})
+		})
+	}
+}
+
+// innocentPairs are attacks, and what looks like them and does no harm: packets of one
+// connection, whose far end does not answer.
+var innocentPairs = []struct {
+	name             string
+	harmless, attack func(*clusters, *session) *flood
+}{
+	{"new connections of pods", fromRome(90, oneConnection), fromRome(90, toPods(within(10, 0), within(10, 61)))},
+	{"new connections of U", fromRome(90, oneConnection), fromRome(90, toPods(within(11, 11), always(10, 61, 1, 5)))},
+	{"one unknown source", fromRome(90, oneConnection), fromRome(90, toPods(always(11, 11, 11, 7), always(10, 61, 1, 5)))},
+	{"fragments", fromRome(vxlanLen+20+96, oneConnection), fromRome(vxlanLen+20+96, func(mac net.HardwareAddr) func([]byte) {
+		return inFragments(toPods(sources(10_000), always(10, 61, 1, 5))(mac))
+	})},
+	{"what errors answer", fromRome(90, oneConnection), fromRome(90, func(mac net.HardwareAddr) func([]byte) {
+		return lastHop(toPods(sources(10_000), always(10, 61, 1, 5))(mac))
+	})},
+	{"SYNs to services", fromMilan(62, toRomePod), fromMilan(62, func(mac net.HardwareAddr) func([]byte) {
+		return serviceSYNs(vxlanFrames(milanVNI, mac, unix.IPPROTO_TCP, pods(), always(10, 72, 1, 0)))
+	})},
+	{"forged data", fromMilan(vxlanLen+1340, toRomePod), func(c *clusters, s *session) *flood {
+		return c.fromStranger(s, 1340+device.MessageTransportSize, message(device.MessageTransportType, s.index...))
+	}},
+	{"initiations", fromMilan(vxlanLen+device.MessageInitiationSize-device.MessageTransportSize, toRomePod), func(c *clusters, s *session) *flood {
+		return c.fromStranger(s, device.MessageInitiationSize, initiations(c.romeGateway.t, c.romeKey.public))
+	}},
+}
+
+func fromRome(size int, fill func(net.HardwareAddr) func([]byte)) func(*clusters, *session) *flood {
+	return func(c *clusters, _ *session) *flood {
+		return &flood{from: c.romeNode, to: "172.18.0.9:6091", size: size, fill: fill(nodeMAC(c.romeNode))}
+	}
+}
+
+func fromMilan(size int, fill func(net.HardwareAddr) func([]byte)) func(*clusters, *session) *flood {
+	return func(c *clusters, _ *session) *flood {
+		return &flood{from: c.milanNode, to: "172.19.0.9:6091", size: size, fill: fill(nodeMAC(c.milanNode))}
+	}
+}
+
+func (c *clusters) fromStranger(s *session, size int, fill func([]byte)) *flood {
+	return &flood{from: c.milanGateway, local: stranger, to: s.to, size: size, fill: fill}
+}
+
+func toPods(from, to func() [4]byte) func(net.HardwareAddr) func([]byte) {
+	return func(mac net.HardwareAddr) func([]byte) { return vxlanFrames(romeVNI, mac, unix.IPPROTO_UDP, from, to) }
+}
+
+func oneConnection(mac net.HardwareAddr) func([]byte) {
+	return samePorts(toPods(always(10, 0, 1, 7), always(10, 61, 1, 5))(mac))
+}
+
+func toRomePod(mac net.HardwareAddr) func([]byte) {
+	return samePorts(vxlanFrames(milanVNI, mac, unix.IPPROTO_UDP, always(10, 0, 1, 7), always(10, 62, 1, 5)))
+}
+
+// samePorts makes the datagrams those of one connection, with a checksum for which the
+// far kernel drops them.
+func samePorts(fill func([]byte)) func([]byte) {
+	return func(b []byte) {
+		fill(b)
+		udp := b[vxlanLen+20:]
+		copy(udp, []byte{0x27, 0x10, 0, 9, udp[4], udp[5], 0xba, 0xad})
+	}
+}
+
+// lastHop gives packets a TTL that ends at the gateway.
+func lastHop(fill func([]byte)) func([]byte) {
+	return func(b []byte) {
+		fill(b)
+		b[vxlanLen+8] = 1
+		sumHeader(b[vxlanLen:])
+	}
+}
+
+const sinkPort = "5203"
+
+// sunk counts the bytes that the sink has taken.
+var sunk atomic.Int64
+
+// sink takes streams in milan's pod until the test ends.
+func (c *clusters) sink() {
+	h := c.milanPod
+	l, err := h.listen("tcp4", net.JoinHostPort(podAddress, sinkPort))
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	h.t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				for buffer := make([]byte, 1<<17); ; {
+					n, err := conn.Read(buffer)
+					sunk.Add(int64(n))
+					if err != nil {
+						return
+					}
+				}
+			}()
+		}
+	}()
+}
+
+// innocentRun returns what a stream reaches beside a flood, in Mbit/s.
+func (c *clusters) innocentRun(t *testing.T, f *flood) float64 {
+	t.Helper()
+	conn, err := c.romePod.dial("tcp4", net.JoinHostPort(milanPodAtRome, sinkPort))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	go func() {
+		for block := bytes.Repeat([]byte{'x'}, 1<<17); ; {
+			if _, err := conn.Write(block); err != nil {
+				return
+			}
+		}
+	}()
+	began := time.Now()
+	ended := make(chan error, 1)
+	go func() { ended <- f.run(began, began.Add(innocentWarm+innocentTime)) }()
+	time.Sleep(innocentWarm)
+	from, had := time.Now(), sunk.Load()
+	time.Sleep(innocentTime)
+	rate := float64(sunk.Load()-had) * 8 / 1e6 / time.Since(from).Seconds()
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	return rate
+}
+
+// session is where the peer sends its data messages to, and the receiver index in them.
+type session struct {
+	to    string
+	index []byte
+}
+
+// overhear lets the peer say something, and listens.
+func (c *clusters) overhear() *session {
+	said := make(chan struct{})
+	go func() {
+		defer close(said)
+		c.romePod.try("", "ping", "-q", "-c", "20", "-i", "0.05", "-W", "1", milanPodAtRome)
+	}()
+	to, index := overhearSession(c.romeGateway, "192.0.2.7")
+	<-said
+	return &session{to, index}
+}

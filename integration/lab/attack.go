@@ -1,0 +1,154 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"culvert/gateway/node"
+)
+
+// attackMemory is what a gateway in a control group of 64 MiB chooses for itself.
+const attackMemory = "GOMEMLIMIT=46976204"
+
+// Attacks is a lab in which each check has an attacker and an innocent beside it,
+// who must lose nothing.
+func Attacks(mode node.Mode, offloads bool) Options {
+	o := Outside(mode, offloads)
+	o.Attacks = true
+	return o
+}
+
+// attackMode is the one of the modes that the attacks run in: they are about the
+// gateways, which are the same in all.
+func attackMode(modes []node.Mode) node.Mode {
+	if slices.Contains(modes, node.VXLAN) {
+		return node.VXLAN
+	}
+	return modes[0]
+}
+
+// attackChecks are the attacks in which somebody harms somebody else.
+func attackChecks(l *Lab) []Check {
+	return slices.Concat(l.tableAttacks(), l.forgeries(), l.listenerAttacks())
+}
+
+// against is a check with gateways that nothing has happened to yet; change, if
+// not nil, changes their configurations.
+func (l *Lab) against(name, path string, change func(i int, config object), attack func(context.Context) (string, error)) Check {
+	return Check{name, path, func(ctx context.Context) (figure string, err error) {
+		if err := l.freshGateways(ctx, change); err != nil {
+			return "", err
+		}
+		figure, err = attack(ctx)
+		if err = errors.Join(err, l.buryGateways()); err != nil {
+			err = fmt.Errorf("%w\ndropped meanwhile:%s", err, l.dropped(ctx))
+		}
+		return figure, err
+	}}
+}
+
+// freshGateways starts both gateways anew.
+func (l *Lab) freshGateways(ctx context.Context, change func(i int, config object)) error {
+	for i := range clusters {
+		config := l.gatewayConfig(i)
+		if change != nil {
+			change(i, config)
+		}
+		if err := l.writeYAML(clusters[i].Name, "gateway.yaml", config); err != nil {
+			return err
+		}
+	}
+	return l.useGateways(ctx, &culvertGateway)
+}
+
+// buryGateways fails for gateways that have ended, and forgets them.
+func (l *Lab) buryGateways() error {
+	var errs []error
+	l.processes = slices.DeleteFunc(l.processes, func(p *Process) bool {
+		if p.Running() {
+			return false
+		}
+		errs = append(errs, fmt.Errorf("%s ended (%w): %s", p.Name(), exitError(p.err), tail(p.Log, 1)))
+		return true
+	})
+	return errors.Join(errs...)
+}
+
+// dropped lists what the gateways have dropped since they started.
+func (l *Lab) dropped(ctx context.Context) string {
+	var all strings.Builder
+	for _, p := range l.gateways() {
+		page, err := gatewayGet(ctx, p.Host, "/metrics")
+		if err != nil {
+			fmt.Fprintf(&all, "\n%s: %v", p.Host.Name, err)
+		}
+		for line := range strings.Lines(page) {
+			labels, ok := strings.CutPrefix(line, "culvert_dropped_packets_total")
+			if ok && !strings.HasSuffix(line, " 0\n") {
+				fmt.Fprintf(&all, "\n%s: %s", p.Host.Name, strings.TrimSpace(labels))
+			}
+		}
+	}
+	return all.String()
+}
+
+// How fast attackers send: what a flood is, and less than fills the receive buffers
+// of a gateway that is otherwise idle.
+const (
+	attackRate  = 25_000 // packets a second
+	attackBurst = 25     // at once
+	attackLag   = 5 * time.Millisecond
+)
+
+// flood is packets of an attacker's own making.
+type flood struct {
+	from   *Host
+	count  int // 0: until stopped
+	packet func(i int) []byte
+}
+
+// sent is what a flood came to.
+type sent struct {
+	packets int
+	seconds float64
+}
+
+func (s sent) String() string {
+	return fmt.Sprintf("%d at %.0f k/s", s.packets, float64(s.packets)/s.seconds/1000)
+}
+
+// run sends the packets at attackRate until all are sent or ctx is done. A sender
+// that was held up does not catch up by more than attackLag: that would fill buffers.
+func (f *flood) run(ctx context.Context) (s sent, err error) {
+	raw, err := newRaw(f.from)
+	if err != nil {
+		return s, err
+	}
+	defer raw.close()
+	began := time.Now()
+	due := began
+	for f.count == 0 || s.packets < f.count {
+		if s.packets%attackBurst == 0 {
+			if ctx.Err() != nil {
+				break
+			}
+			now := time.Now()
+			due = due.Add(attackBurst * time.Second / attackRate)
+			if late := now.Sub(due); late > attackLag {
+				due = now.Add(-attackLag)
+			} else if late < 0 {
+				time.Sleep(-late) // the pace
+			}
+		}
+		if err := raw.send(f.packet(s.packets)); err != nil {
+			return s, fmt.Errorf("%s: packet %d of an attack: %w", f.from.Name, s.packets, err)
+		}
+		s.packets++
+	}
+	s.seconds = time.Since(began).Seconds()
+	return s, nil
+}

@@ -1,0 +1,268 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// forgeries are packets and files that claim what is not so.
+func (l *Lab) forgeries() []Check {
+	return []Check{
+		l.against("refused reload", "bad file × rome/pod2", nil, l.attackReload),
+		l.against("forged too big", "milan/pod2 × rome/pod1", sourceCheckOff, l.attackPathMTU),
+		l.against("blind FINs", "milan/node1 × rome/node2", func(_ int, config object) {
+			config["nat"].(object)["maxConnections"] = smallTable
+		}, l.attackFIN),
+		l.against("another's pod", "rome/node1 × rome/pod2", nil, l.attackSource),
+		l.against("sourceCheck off", "rome/node1 for rome/pod2", sourceCheckOff, l.checkSourceAllowed),
+	}
+}
+
+// sourceCheckOff lets nodes speak for each other's pods.
+func sourceCheckOff(_ int, config object) { config["geneve"].(object)["sourceCheck"] = "cluster" }
+
+// attackReload gives the gateway a file without the second node that it must refuse for
+// what it says of a third one.
+func (l *Lab) attackReload(ctx context.Context) (string, error) {
+	config := l.gatewayConfig(0)
+	nodes := config["geneve"].(object)["nodes"].([]object)
+	config["geneve"].(object)["nodes"] = []object{nodes[0], {"name": "rome-node3", "vni": 77, "underlay": "172.18.0.77", "address": "10.80.0.77",
+		"podCIDRs": []string{"10.0.77.0/24"}, "encap": "vxlan", "inner": "ip"}}
+	if err := l.writeYAML(clusters[0].Name, "gateway.yaml", config); err != nil {
+		return "", err
+	}
+	if err := l.hangUp(ctx, 0, refusedText); err != nil {
+		return "", err
+	}
+	e := l.pair("rome/pod2", "milan/pod2")
+	there, err := newPinger(e.from)
+	if err != nil {
+		return "", err
+	}
+	defer there.close()
+	back, err := newPinger(e.to)
+	if err != nil {
+		return "", err
+	}
+	defer back.close()
+	return l.beside(ctx, nil, echoRequests("pings", 20, there, e.target, 84), echoRequests("pings back", 20, back, e.wantSource, 84))
+}
+
+// attackPathMTU sends too-big messages about packets that nobody has sent: of no
+// connection, and of one but with a sequence number that is not in flight.
+func (l *Lab) attackPathMTU(ctx context.Context) (string, error) {
+	e := l.pair("rome/pod1", "milan/pod1")
+	before, err := e.segmentsReceived()
+	if err != nil {
+		return "", err
+	}
+	live, err := newIdle(e)
+	if err != nil {
+		return "", err
+	}
+	defer live.close()
+	near, err := live.far.peer()
+	if err != nil {
+		return "", err
+	}
+	local, err := live.far.local()
+	if err != nil {
+		return "", err
+	}
+	attacker := l.Host("milan/pod2")
+	forged := [][]byte{
+		silentUDP(netip.AddrPortFrom(e.wantSource, 4000), netip.AddrPortFrom(e.to.Address, 4001)),
+		silentTCP(netip.AddrPortFrom(e.wantSource, 4000), netip.AddrPortFrom(e.to.Address, 4001), tcpACK, 1, 1),
+		silentTCP(near, local, tcpACK, 0x0bad0bad, 0), // in flight with a chance of one in 65,536
+	}
+	f := &flood{attacker, len(forged), func(i int) []byte { return tooBigAbout(attacker.Address, forged[i], 68) }}
+	figure, err := l.beside(ctx, []*flood{f})
+	if err != nil {
+		return "", err
+	}
+	// What the attacker sends next comes last.
+	if err := errors.Join(l.pair("milan/pod2", "rome/pod1").reach(ctx), live.speak(live.near, live.far)); err != nil {
+		return "", err
+	}
+	after, err := e.segmentsReceived()
+	if err == nil && after < before {
+		err = fmt.Errorf("segments of %d bytes arrive after %d forged messages, %d before", after, len(forged), before)
+	}
+	return fmt.Sprintf("%s; segments %d, then %d", figure, before, after), err
+}
+
+// segmentsReceived streams over a new connection and returns the segment size that its
+// receiver sees.
+func (e *ends) segmentsReceived() (size int, err error) {
+	near, far, err := e.connect()
+	if err != nil {
+		return 0, err
+	}
+	defer near.close()
+	defer far.close()
+	if err := transferOver(near, far, smallStream); err != nil {
+		return 0, err
+	}
+	info, err := unix.GetsockoptTCPInfo(far.fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+	if err != nil {
+		return 0, err
+	}
+	return int(info.Rcv_mss), nil
+}
+
+// transferOver sends n bytes from one end to the other.
+func transferOver(from, to *socket, n int) error {
+	sending := make(chan error, 1)
+	go func() {
+		_, err := from.write(make([]byte, n))
+		sending <- err
+	}()
+	buffer := make([]byte, bulkBuffer)
+	for got := 0; got < n; {
+		m, err := to.read(buffer)
+		if err != nil {
+			return errors.Join(err, <-sending)
+		}
+		got += m
+	}
+	return <-sending
+}
+
+func (s *socket) peer() (netip.AddrPort, error) {
+	a, err := unix.Getpeername(s.fd)
+	return addrPort(a), err
+}
+
+func (s *socket) local() (netip.AddrPort, error) {
+	a, err := unix.Getsockname(s.fd)
+	return addrPort(a), err
+}
+
+func addrPort(a unix.Sockaddr) netip.AddrPort {
+	if a, ok := a.(*unix.SockaddrInet4); ok {
+		return netip.AddrPortFrom(netip.AddrFrom4(a.Addr), uint16(a.Port))
+	}
+	return netip.AddrPort{}
+}
+
+// attackFIN ends a connection, as somebody who can send as the far end but knows no
+// sequence number, and then fills the table: ended connections would make room.
+func (l *Lab) attackFIN(ctx context.Context) (string, error) {
+	victim, err := newIdle(l.pair("rome/node2", "milan/pod1"))
+	if err != nil {
+		return "", err
+	}
+	defer victim.close()
+	// A large window is easy to hit.
+	if err := transferOver(victim.far, victim.near, 4*smallStream); err != nil {
+		return "", err
+	}
+	info, err := unix.GetsockoptTCPInfo(victim.near.fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+	if err != nil {
+		return "", err
+	}
+	near, err := victim.far.peer()
+	if err != nil {
+		return "", err
+	}
+	far, err := victim.far.local()
+	if err != nil {
+		return "", err
+	}
+	// One of any two acknowledgements half the sequence space apart is of the past.
+	step := max(info.Rcv_ssthresh/4, 1<<15)
+	f := &flood{l.Host("milan/node1"), 2 * (int(1<<32/uint64(step)) + 1), func(i int) []byte {
+		return silentTCP(far, near, tcpFIN|tcpACK, uint32(i/2)*step, 0x0bad0bad+uint32(i%2)<<31)
+	}}
+	figure, err := l.beside(ctx, []*flood{f})
+	if err != nil {
+		return "", err
+	}
+	more, err := l.fillTable(ctx)
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%s FINs; %s", figure, more), victim.serverSpeaks()
+}
+
+// sourceServer hears who speaks to it.
+type sourceServer struct{ *net.UDPConn }
+
+func newSourceServer(h *Host) (sourceServer, error) {
+	conn, err := h.ListenPacket("udp4", netip.AddrPortFrom(h.Address, attackPort).String())
+	if err != nil {
+		return sourceServer{}, err
+	}
+	return sourceServer{conn.(*net.UDPConn)}, nil
+}
+
+// expect wants the next datagram to be this one, from there.
+func (s sourceServer) expect(want string, from netip.AddrPort) error {
+	s.SetReadDeadline(time.Now().Add(replyTimeout))
+	buffer := make([]byte, 16)
+	n, source, err := s.ReadFromUDPAddrPort(buffer)
+	if err != nil {
+		return err
+	}
+	if string(buffer[:n]) != want || source != from {
+		return fmt.Errorf("heard %q from %s, want %q from %s", buffer[:n], source, want, from)
+	}
+	return nil
+}
+
+// speakFor sends datagrams of as many connections from the first node of rome, as the
+// pod e.from. The first is of one that this pod could open.
+func (l *Lab) speakFor(e *ends, count int) *flood {
+	return &flood{l.Host("rome/node1"), count, func(i int) []byte {
+		return rawUDP(netip.AddrPortFrom(e.from.Address, forgedPort+uint16(i)), netip.AddrPortFrom(e.target, attackPort), []byte("forged")...)
+	}}
+}
+
+// forgedPort is the near port of a connection that somebody else opens first.
+const forgedPort = 5000
+
+// attackSource speaks as a pod of another node, before that pod does.
+func (l *Lab) attackSource(ctx context.Context) (string, error) {
+	e := l.pair("rome/pod2", "milan/pod1")
+	server, err := newSourceServer(e.to)
+	if err != nil {
+		return "", err
+	}
+	defer server.Close()
+	figure, err := l.beside(ctx, []*flood{l.speakFor(e, 5000)})
+	if err != nil {
+		return "", err
+	}
+	if err := l.pair("rome/node1", "milan/pod1").reach(ctx); err != nil { // what it sends next comes last
+		return "", err
+	}
+	client, err := e.from.DialFrom(ctx, "udp4", netip.AddrPortFrom(e.from.Address, forgedPort), netip.AddrPortFrom(e.target, attackPort), nil)
+	if err != nil {
+		return "", err
+	}
+	defer client.Close()
+	if _, err := client.Write([]byte("own")); err != nil {
+		return "", err
+	}
+	return figure + " forged, none heard", server.expect("own", netip.AddrPortFrom(e.wantSource, forgedPort))
+}
+
+// checkSourceAllowed does the same where a node may speak for all pods: it is heard.
+func (l *Lab) checkSourceAllowed(ctx context.Context) (string, error) {
+	e := l.pair("rome/pod2", "milan/pod1")
+	server, err := newSourceServer(e.to)
+	if err != nil {
+		return "", err
+	}
+	defer server.Close()
+	if _, err := l.beside(ctx, []*flood{l.speakFor(e, 1)}); err != nil {
+		return "", err
+	}
+	return "heard", server.expect("forged", netip.AddrPortFrom(e.wantSource, forgedPort))
+}

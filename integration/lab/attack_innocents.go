@@ -1,0 +1,318 @@
+package lab
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/net/ipv4"
+)
+
+// innocent is somebody who goes on beside an attack, each of whose requests must be
+// answered.
+type innocent struct {
+	what string // requests, in the plural
+	n    int    // how many after the flood; while it lasts, as many as there is time for
+	ask  func(ctx context.Context) error
+
+	every time.Duration // pause before each request
+	most  int           // of requests while the flood lasts, or 0
+}
+
+// The kernel's receive buffers and queues cannot be shared out: what is lost there is
+// asked for again, but not more often than the kernel has counted losses.
+const (
+	attempts   = 3
+	askTimeout = time.Second
+	patience   = 20 * time.Second // with what TCP must carry
+	maxLost    = 2                // after which no more is asked
+)
+
+// toll is what came of an innocent's requests.
+type toll struct {
+	asked, again, lost int
+	err                error // of the first one lost
+}
+
+func (in *innocent) once(ctx context.Context, t *toll) {
+	t.asked++
+	for attempt := range attempts {
+		if attempt > 0 {
+			t.again++
+		}
+		time.Sleep(in.every)
+		err := in.ask(ctx)
+		if err == nil {
+			return
+		}
+		if t.err == nil {
+			t.err = err
+		}
+	}
+	t.lost++
+}
+
+// beside runs the floods and lets the innocents ask while they last, and then in.n
+// times each.
+func (l *Lab) beside(ctx context.Context, floods []*flood, innocents ...*innocent) (string, error) {
+	before, err := l.kernelLosses()
+	if err != nil {
+		return "", err
+	}
+	flooding, stop := context.WithCancel(ctx)
+	defer stop()
+	figures, errs := make([]string, len(floods)), make([]error, len(floods))
+	var running, asking sync.WaitGroup
+	for i, f := range floods {
+		running.Go(func() {
+			s, err := f.run(flooding)
+			figures[i], errs[i] = s.String(), err
+		})
+	}
+	ended := make(chan struct{})
+	go func() {
+		running.Wait()
+		close(ended)
+	}()
+	tolls := make([]toll, len(innocents))
+	for i, in := range innocents {
+		asking.Go(func() {
+			t := &tolls[i]
+			for during := true; during && t.lost < maxLost && ctx.Err() == nil; {
+				in.once(ctx, t)
+				select {
+				case <-ended:
+					during = false
+				default:
+					during = t.asked != in.most
+				}
+			}
+			<-ended
+			for range in.n {
+				if t.lost >= maxLost || ctx.Err() != nil {
+					return
+				}
+				in.once(ctx, t)
+			}
+		})
+	}
+	asking.Wait()
+	<-ended
+	if err := errors.Join(append(errs, ctx.Err())...); err != nil {
+		return "", err
+	}
+	after, err := l.kernelLosses()
+	if err != nil {
+		return "", err
+	}
+	return judgeTolls(figures, innocents, tolls, after-before)
+}
+
+// judgeTolls wants nothing lost, and no more repeated than the kernel has lost.
+func judgeTolls(figures []string, innocents []*innocent, tolls []toll, kernel int) (string, error) {
+	var errs []error
+	again := 0
+	for i, t := range tolls {
+		again += t.again
+		if t.lost > 0 {
+			errs = append(errs, fmt.Errorf("%d of %d %s lost, %d attempts each: %w", t.lost, t.asked, innocents[i].what, attempts, t.err))
+		} else if t.again > kernel {
+			errs = append(errs, fmt.Errorf("%d of %d %s lost, of which the kernel lost no more than %d: %w", t.again, t.asked, innocents[i].what, kernel, t.err))
+		}
+		figures = append(figures, fmt.Sprintf("%d %s", t.asked, innocents[i].what))
+	}
+	if again > 0 {
+		figures = append(figures, fmt.Sprintf("%d lost by the kernel", again))
+	}
+	return strings.Join(figures, "; "), errors.Join(errs...)
+}
+
+// kernelLosses counts the packets that the kernel has lost on the way to a socket of any
+// host: at full receive buffers, and on this machine's CPUs at full backlogs.
+func (l *Lab) kernelLosses() (n int, err error) {
+	for _, h := range l.hosts {
+		err := h.Do(func() error {
+			text, err := os.ReadFile("/proc/thread-self/net/snmp")
+			if err != nil {
+				return err
+			}
+			var names []string
+			for line := range strings.Lines(string(text)) {
+				fields := strings.Fields(line)
+				if fields[0] != "Udp:" {
+					continue
+				}
+				for i, name := range names {
+					var value int
+					if name == "RcvbufErrors" {
+						fmt.Sscan(fields[i], &value)
+						n += value
+					}
+				}
+				names = fields
+			}
+			return nil
+		})
+		if err != nil {
+			return 0, err
+		}
+	}
+	text, err := os.ReadFile("/proc/net/softnet_stat")
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(text)) {
+		var processed, dropped uint32
+		if _, err := fmt.Sscanf(line, "%x %x", &processed, &dropped); err != nil {
+			return 0, err
+		}
+		n += int(dropped)
+	}
+	return n, nil
+}
+
+// datagrams asks an echo server, from a port of its own for each question.
+func datagrams(what string, n int, e *ends, port int) *innocent {
+	return &innocent{what: what, n: n, ask: func(ctx context.Context) error {
+		conn, err := e.dialUDP(ctx, port)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		question := fmt.Appendf(nil, "question from %s", conn.LocalAddr())
+		if _, err := conn.Write(question); err != nil {
+			return err
+		}
+		conn.SetReadDeadline(time.Now().Add(askTimeout))
+		answer := make([]byte, 2*len(question))
+		m, err := conn.Read(answer)
+		if err == nil && !bytes.Equal(answer[:m], question) {
+			err = fmt.Errorf("answer %q to %q", answer[:m], question)
+		}
+		return err
+	}}
+}
+
+// echoRequests pings with packets of size bytes.
+func echoRequests(what string, n int, p *pinger, to netip.Addr, size int) *innocent {
+	return &innocent{what: what, n: n, ask: func(context.Context) error {
+		a, err := p.echo(to, size, maxTTL)
+		if err == nil && a.message.Type != ipv4.ICMPTypeEchoReply {
+			err = fmt.Errorf("%v (code %d) from %s, want an echo reply", a.message.Type, a.message.Code, a.from)
+		}
+		return err
+	}}
+}
+
+// scrapes reads the metrics of a gateway from elsewhere.
+func scrapes(n int, from *Host, gateway netip.AddrPort) *innocent {
+	client := http.Client{Timeout: patience, Transport: &http.Transport{DialContext: from.Dial, DisableKeepAlives: true}}
+	return &innocent{what: "scrapes", n: n, ask: func(context.Context) error {
+		response, err := client.Get("http://" + gateway.String() + "/metrics")
+		if err != nil {
+			return err
+		}
+		defer response.Body.Close()
+		page, err := io.ReadAll(response.Body)
+		if err == nil && !bytes.Contains(page, []byte("\nculvert_connections ")) {
+			err = fmt.Errorf("%s, %d bytes without culvert_connections", response.Status, len(page))
+		}
+		return err
+	}}
+}
+
+// questions asks on one connection to a nameServer, which must stay where it is. TCP
+// repeats what the kernel loses.
+func questions(n int, c *call, want string) *innocent {
+	return &innocent{what: "questions on one connection", n: n, ask: func(context.Context) error {
+		c.conn.SetDeadline(time.Now().Add(patience))
+		if _, err := fmt.Fprintln(c.conn, "where?"); err != nil {
+			return err
+		}
+		answer, err := c.lines.ReadString('\n')
+		if err == nil && !strings.HasPrefix(answer, want+" ") {
+			err = fmt.Errorf("answer %q, want one from %s", answer, want)
+		}
+		return err
+	}}
+}
+
+// callers make connections to a nameServer and keep them.
+type callers struct{ conns []net.Conn }
+
+// newCalls are answered by the host that is wanted, "" for any. They are fewer than an
+// attacker has.
+func (k *callers) newCalls(n int, from *Host, to netip.AddrPort, want string) *innocent {
+	const every, most = 20 * time.Millisecond, 30
+	return &innocent{what: "new connections", n: n, every: every, most: most, ask: func(ctx context.Context) error {
+		c, err := newCall(ctx, from, to)
+		if err != nil {
+			return err
+		}
+		k.conns = append(k.conns, c.conn)
+		name, _, err := c.ask()
+		if err == nil && want != "" && name != want {
+			err = fmt.Errorf("answer from %s, want %s", name, want)
+		}
+		return err
+	}}
+}
+
+func (k *callers) close() {
+	for _, c := range k.conns {
+		c.Close()
+	}
+}
+
+// idle is a TCP connection of which both ends are here.
+type idle struct {
+	*ends
+	near, far *socket
+}
+
+func newIdle(e *ends) (*idle, error) {
+	near, far, err := e.connect()
+	if err != nil {
+		return nil, err
+	}
+	i := &idle{e, near, far}
+	if err := errors.Join(i.speak(near, far), i.speak(far, near)); err != nil {
+		i.close()
+		return nil, fmt.Errorf("before the attack: %w", err)
+	}
+	return i, nil
+}
+
+// speak sends a few bytes, which must arrive.
+func (i *idle) speak(from, to *socket) error {
+	const word = 0x1d1e
+	said, heard := binary.BigEndian.AppendUint16(nil, word), make([]byte, 2)
+	if _, err := from.write(said); err != nil {
+		return err
+	}
+	if _, err := to.read(heard); err != nil {
+		return fmt.Errorf("what was said on an idle connection: %w", err)
+	}
+	if binary.BigEndian.Uint16(heard) != word {
+		return fmt.Errorf("%x arrived, want %x", heard, said)
+	}
+	return nil
+}
+
+// serverSpeaks is what a gateway that has forgotten the connection cannot carry.
+func (i *idle) serverSpeaks() error { return i.speak(i.far, i.near) }
+
+func (i *idle) close() {
+	i.near.close()
+	i.far.close()
+}

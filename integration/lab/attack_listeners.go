@@ -1,0 +1,242 @@
+package lab
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"time"
+
+	"golang.org/x/net/ipv4"
+	"golang.org/x/sys/unix"
+	"golang.zx2c4.com/wireguard/device"
+)
+
+// listenerAttacks are about who else waits for a gateway: scrapers, senders of
+// errors, peers, nodes.
+func (l *Lab) listenerAttacks() []Check {
+	return []Check{
+		l.against("scrapers", "rome/gateway × rome/node2", func(_ int, config object) { config["metrics"] = metricsEverywhere }, l.attackMetrics),
+		l.against("ICMP errors", "rome/pod1 × rome/pod2", nil, func(ctx context.Context) (string, error) {
+			return l.attackErrors(ctx, "rome/pod1", 1)
+		}),
+		l.against("ICMP errors", "rome/node1 × rome/pod2", nil, func(ctx context.Context) (string, error) {
+			return l.attackErrors(ctx, "rome/node1", 250)
+		}),
+		l.against("handshakes", "stranger × rome/pod2", nil, func(ctx context.Context) (string, error) {
+			return l.attackHandshakes(ctx, strangerAddress)
+		}),
+		l.against("handshakes", "peer × rome/pod2", nil, func(ctx context.Context) (string, error) {
+			return l.attackHandshakes(ctx, clusters[0].Peering.Addr())
+		}),
+		l.against("new session", "stranger × both gateways", nil, l.attackSession),
+		l.against("waiting room", "milan/pod1 × rome/pod2", nil, l.attackWaitingRoom),
+	}
+}
+
+// metricsEverywhere serves metrics to the underlay too.
+const (
+	metricsPort       = 8082
+	metricsEverywhere = "0.0.0.0:8082"
+)
+
+// attackMetrics is a local user who asks for pages and does not read them.
+func (l *Lab) attackMetrics(ctx context.Context) (string, error) {
+	const (
+		greedy, requests = 500, 40
+		slow             = 1000
+	)
+	gateway, e := l.Host("rome/gateway"), l.pair("rome/pod2", "milan/pod2")
+	innocent, err := newPinger(e.from)
+	if err != nil {
+		return "", err
+	}
+	defer innocent.close()
+	request := []byte("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+	half := request[:len(request)-4]
+	var conns []net.Conn
+	defer func() {
+		for _, c := range conns {
+			c.Close()
+		}
+	}()
+	for i := range greedy + slow {
+		conn, err := gateway.Dial(ctx, "tcp4", metricsAddress)
+		if err != nil {
+			return "", fmt.Errorf("hostile scraper %d: %w", i, err)
+		}
+		conns = append(conns, conn)
+		text := bytes.Repeat(request, requests)
+		switch {
+		case i >= greedy+slow/2:
+			text = half
+		case i >= greedy:
+			text = request
+		}
+		if _, err := conn.Write(text); err != nil && !errors.Is(err, unix.ECONNRESET) && !errors.Is(err, unix.EPIPE) {
+			return "", fmt.Errorf("hostile scraper %d: %w", i, err)
+		}
+	}
+	figure, err := l.beside(ctx, nil, echoRequests("pings", 100, innocent, e.target, 84), scrapes(5, l.Host("rome/node2"), netip.AddrPortFrom(clusters[0].Gateway, metricsPort)))
+	return fmt.Sprintf("%d × %d unread, %d slow; %s", greedy, requests, slow, figure), err
+}
+
+// attackErrors makes the gateway tell of packets whose time is over, to one sender or
+// many behind a node; another pod's traceroute needs such an error too.
+func (l *Lab) attackErrors(ctx context.Context, from string, senders int) (string, error) {
+	const count = 50_000
+	e := l.pair("rome/pod2", "milan/pod2")
+	innocent, err := newPinger(e.from)
+	if err != nil {
+		return "", err
+	}
+	defer innocent.close()
+	node, ttl := &clusters[0].Nodes[0], byte(1)
+	if from == "rome/pod1" {
+		ttl = 2 // its node takes one
+	}
+	to := netip.AddrPortFrom(clusters[1].Seen(clusters[1].Nodes[0].Pod), attackPort)
+	f := &flood{l.Host(from), count, func(i int) []byte {
+		address := node.Pod.As4()
+		address[3] += byte(i % senders)
+		b := silentUDP(netip.AddrPortFrom(netip.AddrFrom4(address), attackPort), to)
+		b[8] = ttl
+		return b
+	}}
+	return l.beside(ctx, []*flood{f}, traces(15, innocent, e.target, clusters[0].Internal))
+}
+
+// strangerAddress is on the link between the gateways, and nobody's.
+var strangerAddress = netip.MustParseAddr("192.0.2.66")
+
+// attackHandshakes begins WireGuard handshakes beside a session.
+func (l *Lab) attackHandshakes(ctx context.Context, from netip.Addr) (string, error) {
+	const count = 50_000
+	e := l.pair("rome/pod2", "milan/pod2")
+	innocent, err := newPinger(e.from)
+	if err != nil {
+		return "", err
+	}
+	defer innocent.close()
+	f, err := l.handshakes(count, from)
+	if err != nil {
+		return "", err
+	}
+	return l.beside(ctx, []*flood{f}, echoRequests("pings", 100, innocent, e.target, 84))
+}
+
+// attackSession does so while the gateways start, and do not know each other's address
+// yet.
+func (l *Lab) attackSession(ctx context.Context) (string, error) {
+	f, err := l.handshakes(0, strangerAddress)
+	if err != nil {
+		return "", err
+	}
+	flooding, stop := context.WithCancel(ctx)
+	defer stop()
+	underWay, ended := make(chan struct{}), make(chan error, 1)
+	packet := f.packet
+	f.packet = func(i int) []byte {
+		if i == attackBurst {
+			close(underWay)
+		}
+		return packet(i)
+	}
+	var s sent
+	go func() {
+		var err error
+		s, err = f.run(flooding)
+		ended <- err
+	}()
+	select {
+	case <-underWay:
+	case err := <-ended:
+		return "", err
+	}
+	began := time.Now()
+	err = l.useGateways(ctx, &culvertGateway)
+	took := time.Since(began)
+	stop()
+	err = errors.Join(err, <-ended)
+	return fmt.Sprintf("%s; session after %d ms", s, took.Milliseconds()), err
+}
+
+// handshakes makes a flood of initiations from somebody who knows the public key of
+// milan's gateway.
+func (l *Lab) handshakes(count int, from netip.Addr) (*flood, error) {
+	const kinds, port = 64, 51840
+	key, err := base64.StdEncoding.DecodeString(l.publicKey[1])
+	if err != nil {
+		return nil, err
+	}
+	var macs device.CookieGenerator
+	macs.Init(device.NoisePublicKey(key))
+	random := rand.NewChaCha8([32]byte{1})
+	var packets [][]byte
+	for range kinds {
+		message := make([]byte, device.MessageInitiationSize)
+		random.Read(message)
+		copy(message, []byte{device.MessageInitiationType, 0, 0, 0})
+		macs.AddMacs(message)
+		packets = append(packets, rawUDP(netip.AddrPortFrom(from, port), netip.AddrPortFrom(clusters[1].Peering.Addr(), port), message...))
+	}
+	return &flood{l.Host("rome/gateway"), count, func(i int) []byte { return packets[i%kinds] }}, nil
+}
+
+// attackWaitingRoom sends to nodes that do not answer, while a node comes back whose
+// MAC address must be asked for: its first packet waits for that.
+func (l *Lab) attackWaitingRoom(ctx context.Context) (string, error) {
+	const absent, each = 32, 128
+	rome := &clusters[0]
+	with := func(second bool) func(object) {
+		return func(config object) {
+			nodes := config["geneve"].(object)["nodes"].([]object)
+			if !second {
+				nodes = nodes[:1]
+			}
+			for i := range absent {
+				nodes = append(nodes, object{"name": fmt.Sprintf("rome-absent%d", i), "vni": 1000 + i, "underlay": fmt.Sprintf("172.18.0.%d", 150+i),
+					"address": fmt.Sprintf("10.80.0.%d", 150+i), "podCIDRs": []string{fmt.Sprintf("10.0.%d.0/24", 150+i)}, "encap": nodes[0]["encap"]})
+			}
+			config["geneve"].(object)["nodes"] = nodes
+		}
+	}
+	if err := l.reload(ctx, 0, with(false)); err != nil {
+		return "", err
+	}
+	attacker, e := l.Host("milan/pod1"), l.pair("milan/pod2", "rome/pod2")
+	f := &flood{attacker, absent * each, func(i int) []byte {
+		pod := rome.Seen(netip.AddrFrom4([4]byte{10, 0, byte(150 + i%absent), 5}))
+		return silentUDP(netip.AddrPortFrom(attacker.Address, uint16(1024+i)), netip.AddrPortFrom(pod, attackPort))
+	}}
+	p, err := newPinger(e.from)
+	if err != nil {
+		return "", err
+	}
+	defer p.close()
+	filled, err := l.beside(ctx, []*flood{f})
+	if err != nil {
+		return "", err
+	}
+	if err := l.reload(ctx, 0, with(true)); err != nil {
+		return "", err
+	}
+	more, err := l.beside(ctx, nil, echoRequests("pings", 20, p, e.target, 84))
+	return filled + "; " + more, err
+}
+
+// traces sends packets whose time is over at the gateway, which must say so. Their pace
+// keeps a pod within its own share of errors.
+func traces(n int, p *pinger, to, gateway netip.Addr) *innocent {
+	return &innocent{what: "traces", n: n, every: time.Second / 15, ask: func(context.Context) error {
+		a, err := p.echo(to, 84, 2)
+		if err == nil && (a.message.Type != ipv4.ICMPTypeTimeExceeded || a.from != gateway) {
+			err = fmt.Errorf("%v from %s, want time exceeded from %s", a.message.Type, a.from, gateway)
+		}
+		return err
+	}}
+}

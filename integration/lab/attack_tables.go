@@ -1,0 +1,323 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"time"
+)
+
+const (
+	attackPort   = 9000 // at the remote pod
+	smallTable   = 8192
+	attackedRSS  = 64 << 20 // bytes, of what a gateway has that no file backs
+	hostileHosts = 300
+)
+
+// tableAttacks fill what the gateway remembers for all.
+func (l *Lab) tableAttacks() []Check {
+	table := func(max int) func(int, object) {
+		return func(_ int, config object) { config["nat"].(object)["maxConnections"] = max }
+	}
+	return []Check{
+		l.against("ports of U", "rome/node1 × rome/node2", table(1<<20), l.attackPorts),
+		l.against("fragments", "rome/pod1 × rome/node2", nil, l.attackFragments),
+		l.against("affinity", "milan/node2 × milan/pod1", manyServices, l.attackAffinity),
+		l.against("half-open", "rome/node1 × rome/node2", table(smallTable), l.attackHalfOpen),
+		l.against("full table", "rome/pod1 × rome/node2", table(smallTable), l.attackTable),
+	}
+}
+
+// unknown returns one of the addresses behind the first nodes' pods, which become U.
+func unknown(i int) netip.Addr { return netip.AddrFrom4([4]byte{11, 11, byte(i >> 8), byte(i)}) }
+
+// attackPorts takes every port of U towards one service for one client; another
+// client, by the other node, needs some of its own.
+func (l *Lab) attackPorts(ctx context.Context) (string, error) {
+	e := l.pair("rome/node2", "milan/pod1")
+	server, err := newEchoServer(e.to)
+	if err != nil {
+		return "", err
+	}
+	defer server.close()
+	to := netip.AddrPortFrom(e.target, uint16(server.port()))
+	f := &flood{l.Host("rome/node1"), 65_535, func(i int) []byte {
+		return silentUDP(netip.AddrPortFrom(behindOther, uint16(i+1)), to)
+	}}
+	return l.beside(ctx, []*flood{f}, datagrams("first packets", 200, e, server.port()))
+}
+
+// attackFragments sends later fragments without a first one, and then what nine
+// datagrams a second that never become complete add up to in their lifetime of 30 s.
+func (l *Lab) attackFragments(ctx context.Context) (string, error) {
+	const lone, incomplete = 4000, 270
+	innocent, err := newPinger(l.Host("rome/node2"))
+	if err != nil {
+		return "", err
+	}
+	defer innocent.close()
+	pod, e := clusters[0].Nodes[0].Pod, l.pair("rome/node2", "milan/pod2")
+	from, to := netip.AddrPortFrom(pod, attackPort), netip.AddrPortFrom(clusters[1].Seen(clusters[1].Nodes[0].Pod), attackPort)
+	f := &flood{l.Host("rome/pod1"), lone + incomplete, func(i int) []byte {
+		if i < lone {
+			return laterFragment(pod, to.Addr(), uint16(i+1))
+		}
+		return firstFragment(from, to, uint16(i+1))
+	}}
+	return l.beside(ctx, []*flood{f}, echoRequests("fragmented pings", 50, innocent, e.target, 4001))
+}
+
+// manyServices gives rome as many more services that remember their clients as the
+// attack has clients.
+func manyServices(i int, config object) {
+	if i != 0 {
+		return
+	}
+	services := config["nat"].(object)["services"].([]object)
+	for n := range hostileHosts {
+		services = append(services, object{"name": fmt.Sprintf("sticky-%d", n), "address": hostileService(n), "port": servicePort, "protocol": "tcp",
+			"affinity": "clientIP", "backends": services[1]["backends"]})
+	}
+	config["nat"].(object)["services"] = services
+}
+
+func hostileService(n int) netip.Addr {
+	return netip.AddrFrom4([4]byte{10, 70, 1 + byte(n>>8), byte(n)})
+}
+
+// attackAffinity is a remote cluster that makes services remember every client it can
+// invent. A client of another service keeps its backend, and the gateway its memory.
+func (l *Lab) attackAffinity(ctx context.Context) (string, error) {
+	rome, milan := &clusters[0], &clusters[1]
+	s := &serviceCheck{lab: l, cluster: 0, from: l.Host("milan/pod1")}
+	to := netip.AddrPortFrom(rome.Seen(sticky), servicePort)
+	return s.withBackends(ctx, to, func(ctx context.Context, to netip.AddrPort) (string, error) {
+		c, err := newCall(ctx, s.from, to)
+		if err != nil {
+			return "", err
+		}
+		defer c.conn.Close()
+		backend, _, err := c.ask()
+		if err != nil {
+			return "", err
+		}
+		var k callers
+		defer k.close()
+		first := milan.Nodes[1].PodCIDR.Masked().Addr().As4()
+		f := &flood{l.Host("milan/node2"), hostileHosts * hostileHosts, func(i int) []byte {
+			client, service := i/hostileHosts, i%hostileHosts
+			from := netip.AddrFrom4([4]byte{first[0], first[1], first[2] + 16 + byte(client>>8), byte(client)})
+			at := netip.AddrPortFrom(rome.Seen(hostileService(service)), servicePort)
+			return silentTCP(netip.AddrPortFrom(from, uint16(1024+i%60_000)), at, tcpSYN, uint32(i), 0)
+		}}
+		figure, err := l.beside(ctx, []*flood{f}, questions(20, c, backend), k.newCalls(20, s.from, to, backend))
+		if err != nil {
+			return "", err
+		}
+		memory, err := l.gateway(0).anonymous()
+		if err == nil && memory > attackedRSS {
+			err = fmt.Errorf("the gateway has %d MiB that no file backs, want at most %d", memory>>20, attackedRSS>>20)
+		}
+		return fmt.Sprintf("%s; %d MiB", figure, memory>>20), err
+	})
+}
+
+// anonymous returns how many bytes of a process no file backs.
+func (p *Process) anonymous() (bytes int, err error) {
+	if p == nil {
+		return 0, errors.New("no gateway")
+	}
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
+	for line := range strings.Lines(string(text)) {
+		if value, ok := strings.CutPrefix(line, "RssAnon:"); ok {
+			_, err = fmt.Sscan(value, &bytes)
+		}
+	}
+	return bytes << 10, err
+}
+
+// attackHalfOpen begins connections from many addresses behind one node. Requests that
+// came by the other node before wait for answers all the while.
+func (l *Lab) attackHalfOpen(ctx context.Context) (string, error) {
+	e := l.pair("rome/node2", "milan/pod1")
+	waiting, err := newWaiting(ctx, e, 50)
+	if err != nil {
+		return "", err
+	}
+	defer waiting.close()
+	server, err := newNameServer(e.to, backendPort)
+	if err != nil {
+		return "", err
+	}
+	defer server.close()
+	var k callers
+	defer k.close()
+	f := &flood{l.Host("rome/node1"), 4 * smallTable, func(i int) []byte {
+		return silentTCP(netip.AddrPortFrom(unknown(i%10_000), uint16(1024+i/10_000)), netip.AddrPortFrom(e.target, attackPort), tcpSYN, uint32(i), 0)
+	}}
+	figure, err := l.beside(ctx, []*flood{f}, k.newCalls(50, e.from, netip.AddrPortFrom(e.target, backendPort), ""))
+	if err != nil {
+		return "", err
+	}
+	late, err := l.beside(ctx, nil, waiting.answers())
+	return figure + "; " + late, err
+}
+
+// waiting is requests that have arrived and are answered late.
+type waiting struct {
+	server  *net.UDPConn
+	clients []*net.UDPConn
+	sources []netip.AddrPort
+}
+
+// newWaiting sends n requests and sees that they arrive.
+func newWaiting(ctx context.Context, e *ends, n int) (w *waiting, err error) {
+	conn, err := e.to.ListenPacket("udp4", net.JoinHostPort(e.to.Address.String(), "0"))
+	if err != nil {
+		return nil, err
+	}
+	w = &waiting{server: conn.(*net.UDPConn)}
+	defer func() {
+		if err != nil {
+			w.close()
+		}
+	}()
+	port := w.server.LocalAddr().(*net.UDPAddr).Port
+	for i := range n {
+		c, err := e.dialUDP(ctx, port)
+		if err != nil {
+			return nil, err
+		}
+		w.clients = append(w.clients, c)
+		if _, err := c.Write([]byte{byte(i)}); err != nil {
+			return nil, err
+		}
+		w.server.SetReadDeadline(time.Now().Add(replyTimeout))
+		request := make([]byte, 2)
+		_, source, err := w.server.ReadFromUDPAddrPort(request)
+		if err != nil {
+			return nil, fmt.Errorf("%s, before the attack: %w", e.to.Name, err)
+		}
+		if request[0] != byte(i) {
+			return nil, fmt.Errorf("%s: request %d instead of %d", e.to.Name, request[0], i)
+		}
+		w.sources = append(w.sources, source)
+	}
+	return w, nil
+}
+
+// answers answers the requests, one after the other; each client must get its own.
+func (w *waiting) answers() *innocent {
+	next := 0
+	return &innocent{what: "late answers", n: len(w.clients) - 1, ask: func(context.Context) error { // and one before that
+		answer := [2]byte{byte(next)}
+		if _, err := w.server.WriteToUDPAddrPort(answer[:1], w.sources[next]); err != nil {
+			return err
+		}
+		w.clients[next].SetReadDeadline(time.Now().Add(askTimeout))
+		if _, err := w.clients[next].Read(answer[:]); err != nil {
+			return err
+		}
+		if int(answer[0]) != next {
+			return fmt.Errorf("answer %d to request %d", answer[0], next)
+		}
+		next++
+		return nil
+	}}
+}
+
+func (w *waiting) close() {
+	w.server.Close()
+	for _, c := range w.clients {
+		c.Close()
+	}
+}
+
+// attackTable fills the table with connections of one pod that the far end answers.
+// An idle connection, over which the server speaks next, must outlive it, and new ones
+// find room.
+func (l *Lab) attackTable(ctx context.Context) (string, error) {
+	idle, err := newIdle(l.pair("rome/node2", "milan/pod1"))
+	if err != nil {
+		return "", err
+	}
+	defer idle.close()
+	server, err := newNameServer(idle.to, backendPort)
+	if err != nil {
+		return "", err
+	}
+	defer server.close()
+	var k callers
+	defer k.close()
+	to := netip.AddrPortFrom(idle.target, backendPort)
+	figure, err := l.fillTable(ctx, k.newCalls(20, idle.from, to, ""))
+	if err != nil {
+		return "", err
+	}
+	after, err := l.beside(ctx, nil, k.newCalls(50, idle.from, to, ""))
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%s; then %s", figure, after), idle.serverSpeaks()
+}
+
+// fillTable runs the collusion, for the first time beside the innocents, until it gains no
+// more connections, and takes care that nothing is left that would make room before
+// anybody is harmed.
+func (l *Lab) fillTable(ctx context.Context, innocents ...*innocent) (figure string, err error) {
+	e := l.pair("rome/pod1", "milan/pod1")
+	server, err := newEchoServer(e.to)
+	if err != nil {
+		return "", err
+	}
+	defer server.close()
+	had, most := 0, 0
+	for {
+		f, err := l.beside(ctx, l.collusion(), innocents...)
+		if err != nil {
+			return "", err
+		}
+		if figure == "" {
+			figure, innocents = f, nil
+		}
+		before := had
+		if had, most, err = l.connections(ctx); err != nil {
+			return "", err
+		}
+		if had <= before || had == most {
+			break
+		}
+	}
+	// Each exchange takes the place of a connection that nobody has answered.
+	_, err = l.beside(ctx, nil, datagrams("exchanges", smallTable/6, e, server.port()))
+	return fmt.Sprintf("%s; %d of %d connections", figure, had, most), err
+}
+
+// connections tells how full the table of rome's gateway is.
+func (l *Lab) connections(ctx context.Context) (n, most int, err error) {
+	page, err := gatewayGet(ctx, l.Host("rome/gateway"), "/metrics")
+	for line := range strings.Lines(page) {
+		fmt.Sscanf(line, "culvert_connections %d", &n)
+		fmt.Sscanf(line, "culvert_connections_max %d", &most)
+	}
+	return n, most, err
+}
+
+// collusion fills the table of rome's gateway: what the first pod of rome sends, the
+// first of milan answers. Each packet is sent several times: a few do not arrive, or
+// their answers come too late.
+func (l *Lab) collusion() []*flood {
+	const flows, rounds = smallTable * 5 / 4, 2
+	one := func(from, to string) *flood {
+		e := l.pair(from, to)
+		return &flood{e.from, rounds * flows, func(i int) []byte {
+			port := uint16(10_000 + i%flows)
+			return silentUDP(netip.AddrPortFrom(e.from.Address, port), netip.AddrPortFrom(e.target, port))
+		}}
+	}
+	return []*flood{one("rome/pod1", "milan/pod1"), one("milan/pod1", "rome/pod1")}
+}

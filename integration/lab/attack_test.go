@@ -1,0 +1,97 @@
+package lab
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"golang.org/x/net/ipv4"
+)
+
+// TestTolls: a request lost is a failure, and so is one repeated that the kernel has not
+// lost.
+func TestTolls(t *testing.T) {
+	innocents := []*innocent{{what: "pings"}, {what: "scrapes"}}
+	for _, test := range []struct {
+		name   string
+		tolls  []toll
+		kernel int
+		want   string // figure
+		err    string
+	}{
+		{"all answered", []toll{{asked: 10}, {asked: 5}}, 0, "9 at 1 k/s; 10 pings; 5 scrapes", ""},
+		{"the kernel lost some", []toll{{asked: 10, again: 2}, {asked: 5}}, 2, "9 at 1 k/s; 10 pings; 5 scrapes; 2 lost by the kernel", ""},
+		{"somebody else did", []toll{{asked: 10, again: 3}, {asked: 5}}, 2, "", "3 of 10 pings lost, of which the kernel lost no more than 2"},
+		{"never answered", []toll{{asked: 10}, {asked: 5, again: 2, lost: 1}}, 100, "", "1 of 5 scrapes lost, 3 attempts each"},
+	} {
+		figure, err := judgeTolls([]string{"9 at 1 k/s"}, innocents, test.tolls, test.kernel)
+		if test.err == "" && (err != nil || figure != test.want) {
+			t.Errorf("%s: %q, %v; want %q", test.name, figure, err, test.want)
+		}
+		if test.err != "" && (err == nil || !strings.Contains(err.Error(), test.err)) {
+			t.Errorf("%s: %v, want %q", test.name, err, test.err)
+		}
+	}
+}
+
+// TestInnocentGivesUp: one that is answered at the second attempt counts once, one that
+// never is counts as lost.
+func TestInnocentGivesUp(t *testing.T) {
+	failure := errors.New("no answer")
+	answers := []error{failure, nil, nil, failure, failure, failure}
+	in := &innocent{ask: func(context.Context) (err error) {
+		err, answers = answers[0], answers[1:]
+		return err
+	}}
+	var got toll
+	for range 3 {
+		in.once(t.Context(), &got)
+	}
+	if want := (toll{asked: 3, again: 3, lost: 1, err: failure}); got != want || len(answers) != 0 {
+		t.Errorf("%+v, want %+v; %d answers left", got, want, len(answers))
+	}
+}
+
+// TestForgedPackets: what attackers send is what it claims to be.
+func TestForgedPackets(t *testing.T) {
+	from, to := netip.MustParseAddrPort("10.0.1.5:4000"), netip.MustParseAddrPort("10.61.1.5:4001")
+	router := netip.MustParseAddr("10.0.130.7")
+	udp, tcp := silentUDP(from, to), silentTCP(from, to, tcpSYN, 1, 0)
+	error68 := tooBigAbout(router, udp, 68)
+	for _, test := range []struct {
+		name     string
+		packet   []byte
+		from, to netip.Addr
+		protocol int
+		length   int
+		offset   int
+		more     bool
+	}{
+		{"datagram", udp, from.Addr(), to.Addr(), 17, 29, 0, false},
+		{"segment", tcp, from.Addr(), to.Addr(), 6, 40, 0, false},
+		{"too big", error68, router, from.Addr(), 1, 56, 0, false},
+		{"later fragment", laterFragment(from.Addr(), to.Addr(), 7), from.Addr(), to.Addr(), 17, 84, fragmentBytes / 8, true},
+		{"first fragment", firstFragment(from, to, 7), from.Addr(), to.Addr(), 17, 92, 0, true},
+	} {
+		h, err := ipv4.ParseHeader(test.packet)
+		if err != nil {
+			t.Fatalf("%s: %v", test.name, err)
+		}
+		if h.Src.String() != test.from.String() || h.Dst.String() != test.to.String() || h.Protocol != test.protocol ||
+			h.TotalLen != test.length || h.FragOff != test.offset || h.Flags&ipv4.MoreFragments != 0 != test.more {
+			t.Errorf("%s: %v", test.name, h)
+		}
+		if payload := len(test.packet) - h.Len; test.more && payload%8 != 0 {
+			t.Errorf("%s: %d bytes before the next", test.name, payload)
+		}
+	}
+	if sum := onesSum(0, error68[20:]); sum != 0xffff {
+		t.Errorf("checksum of the ICMP error adds up to %#x", sum)
+	}
+	if mtu := binary.BigEndian.Uint16(error68[26:]); mtu != 68 {
+		t.Errorf("MTU %d in the ICMP error", mtu)
+	}
+}
