@@ -23,6 +23,10 @@ import (
 // paper, Section 5.4.4). The address that we send to has a pace of its own, and so has
 // each sharer among the others, who have one more together: that is for addresses in
 // plenty, which only a cookie could tell from forged ones.
+//
+// Data messages of others have paces too. A peer that has moved needs one: what it proves
+// moves the address that we send to. Who has overheard the index of our session can forge
+// more, and each forged one takes a place in the window until that has waited in vain.
 type gate struct {
 	drops *counters                // of inbound
 	peer  atomic.Pointer[endpoint] // nil = nothing sent yet
@@ -62,12 +66,12 @@ func newGate(own Key, drops *counters) *gate {
 // counted.
 func (g *gate) admit(m []byte, from netip.Addr) (kind messageKind, ok bool) {
 	kind = kindOf(m)
-	switch kind {
-	case dataMessage:
-		return kind, true
-	case noMessage:
+	switch {
+	case kind == noMessage:
 		g.drops.drops[DropNotWireGuard].Add(1)
 		return kind, false
+	case kind == dataMessage && (g.isPeer(from) || g.peer.Load() == nil):
+		return kind, true // without a peer there is no session either, and wireguard-go discards it at once
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -76,10 +80,20 @@ func (g *gate) admit(m []byte, from netip.Addr) (kind messageKind, ok bool) {
 		return kind, false
 	}
 	if !g.pass(kind, from, time.Now()) {
-		g.drops.drops[DropHandshakeRate].Add(1)
+		reason := DropHandshakeRate
+		if kind == dataMessage {
+			reason = DropStrangerData
+		}
+		g.drops.drops[reason].Add(1)
 		return kind, false
 	}
 	return kind, true
+}
+
+// isPeer reports whether a is the address that we send to.
+func (g *gate) isPeer(a netip.Addr) bool {
+	p := g.peer.Load()
+	return p != nil && p.addr.Addr() == a
 }
 
 // pass takes what a message costs from the pace, or paces, that it falls under, and
@@ -87,12 +101,16 @@ func (g *gate) admit(m []byte, from netip.Addr) (kind messageKind, ok bool) {
 //
 // Preconditions: g.mu is held.
 func (g *gate) pass(kind messageKind, from netip.Addr, now time.Time) bool {
-	if p := g.peer.Load(); p != nil && p.addr.Addr() == from {
+	if g.isPeer(from) {
 		return g.known[kind].take(now, allPace)
+	}
+	all, each := allPace, sharePace
+	if kind == dataMessage {
+		all, each = allDataPace, shareDataPace
 	}
 	of := share{sharer(from), kind}
 	own := g.shares[of]
-	if !own.take(now, sharePace) || !g.others[kind].take(now, allPace) {
+	if !own.take(now, each) || !g.others[kind].take(now, all) {
 		return false
 	}
 	if len(g.shares) == maxShares {
@@ -168,6 +186,10 @@ var (
 	allPace = limit{10 * time.Millisecond, 8}
 	// A peer has 5 seconds between two attempts (WireGuard paper, Section 6.4).
 	sharePace = limit{time.Second, 4}
+	// A forged data message costs a 128th of the window until that has waited for 8 ms: at this pace a fiftieth of the time. A peer
+	// that moves and is not answered at once keeps 50 packets a second, until the keepalive that is due within 10 s.
+	allDataPace   = limit{4 * time.Millisecond, 8}
+	shareDataPace = limit{20 * time.Millisecond, 8}
 )
 
 // maxShares is more than can have passed and not be rested yet, of all kinds: after

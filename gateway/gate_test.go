@@ -195,3 +195,44 @@ func TestGateShares(t *testing.T) {
 		})
 	})
 }
+
+// Who has overheard the index of a session can send what only a cipher tells from the peer's messages. It gets few of them to
+// wireguard-go, whatever addresses it uses; the peer's go on, and a peer that moves gets enough through to be found.
+func TestGateBoundsDataOfStrangers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		drops := new(counters)
+		g := newGate(Key{1}, drops)
+		data := message(device.MessageTransportType, device.MessageKeepaliveSize+16, Key{1})
+		passed := func(from netip.Addr, n int) (passed int) {
+			for range n {
+				if _, ok := g.admit(data, from); ok {
+					passed++
+				}
+			}
+			return passed
+		}
+		expect := func(what string, n, want int) {
+			t.Helper()
+			if n != want {
+				t.Fatalf("%s: %d passed, want %d", what, n, want)
+			}
+		}
+		peer, moved := netip.MustParseAddrPort("192.0.2.7:51840"), netip.MustParseAddrPort("198.51.100.7:51840")
+		expect("before there was a peer", passed(moved.Addr(), 100), 100)
+		g.sent([][]byte{data}, &endpoint{peer})
+		expect("the peer", passed(peer.Addr(), 1000), 1000)
+		n := 0
+		for i := range 1000 {
+			n += passed(netip.AddrFrom4([4]byte{203, 0, byte(i >> 8), byte(i)}), 10)
+		}
+		expect("strangers with a thousand addresses", n, allDataPace.burst)
+		expect("the peer beside them", passed(peer.Addr(), 1000), 1000)
+		if got := drops.drops[DropStrangerData].Load(); got != uint64(10_000-n) {
+			t.Fatalf("%d counted, want %d", got, 10_000-n)
+		}
+		time.Sleep(time.Second)
+		expect("a peer that has moved", passed(moved.Addr(), 100), shareDataPace.burst)
+		g.sent([][]byte{data}, &endpoint{moved})
+		expect("the peer at its new address", passed(moved.Addr(), 1000), 1000)
+	})
+}

@@ -26,6 +26,9 @@ const (
 	// DropHandshakeRate: more handshake messages, cookies or keepalives than are looked
 	// at from one address, or from all addresses together that are not the peer's.
 	DropHandshakeRate
+	// DropStrangerData: a data message from another address than the peer's, faster than
+	// a peer that moves needs.
+	DropStrangerData
 
 	numDropReasons
 )
@@ -37,6 +40,7 @@ var dropReasonNames = [numDropReasons]string{
 	DropNotWireGuard:   "not-wireguard",
 	DropBadMAC1:        "bad-mac1",
 	DropHandshakeRate:  "handshake-rate",
+	DropStrangerData:   "stranger-data",
 }
 
 func (r DropReason) String() string { return dropReasonNames[r] }
