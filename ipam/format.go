@@ -1,0 +1,200 @@
+package ipam
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// version is the format that this package reads and writes.
+const version = 1
+
+// encode returns l as a file: JSON with one entry a line, in order of Remapped.
+func (l *Ledger) encode() []byte {
+	b := make([]byte, 0, 256+160*len(l.given))
+	b = fmt.Appendf(b, "{\n  \"version\": %d,\n  \"given\": [", version)
+	for i := range l.given {
+		e := &l.given[i]
+		b = append(separate(b, i), `{"peer": `...)
+		b = appendText(b, e.Peer)
+		b = append(b, `, "kind": `...)
+		b = appendText(b, string(e.Kind))
+		b = append(b, `, "real": `...)
+		b = appendText(b, e.Real)
+		if e.Network.IsValid() {
+			b = append(b, `, "network": "`...)
+			b = append(e.Network.AppendTo(b), '"')
+		}
+		b = append(b, `, "remapped": "`...)
+		if e.Network.IsValid() {
+			b = e.Remapped.Addr().AppendTo(b)
+		} else {
+			b = e.Remapped.AppendTo(b)
+		}
+		b = append(b, `", "since": "`...)
+		b = append(e.Since.AppendFormat(b, time.RFC3339), `"}`...)
+	}
+	b = append(b, "\n  ],\n  \"last\": ["...)
+	networks := make([]netip.Prefix, 0, len(l.last))
+	for network := range l.last {
+		networks = append(networks, network)
+	}
+	slices.SortFunc(networks, order)
+	for i, network := range networks {
+		b = fmt.Appendf(separate(b, i), `{"network": "%s", "address": "%s"}`, network, l.last[network])
+	}
+	return append(b, "\n  ]\n}\n"...)
+}
+
+func separate(b []byte, i int) []byte {
+	if i > 0 {
+		b = append(b, ',')
+	}
+	return append(b, "\n    "...)
+}
+
+func appendText(b []byte, s string) []byte {
+	for i := range len(s) {
+		if s[i] < ' ' || s[i] > '~' || s[i] == '"' || s[i] == '\\' {
+			quoted, _ := json.Marshal(s) // a string has no error
+			return append(b, quoted...)
+		}
+	}
+	return append(append(append(b, '"'), s...), '"')
+}
+
+// placed is an entry and where it begins in the file.
+type placed struct {
+	Entry
+	at int
+}
+
+// decode reads what encode wrote, or somebody by hand. The error begins with the line and
+// names the field.
+func decode(text string) (*Ledger, error) {
+	r := &reader{text: text}
+	l := new(Ledger)
+	var given []placed
+	got := -1
+	r.object(func(key string) {
+		switch key {
+		case "version":
+			if got = r.number(); got > version {
+				r.fail("%d is of a later culvert; use that, or a file of version %d", got, version)
+			} else if got < version {
+				r.fail("want %d", version)
+			}
+		case "given":
+			given = make([]placed, 0, len(text)/100)
+			r.array(key, maxGiven, func() { given = append(given, r.entry()) })
+		case "last":
+			l.last = make(map[netip.Prefix]netip.Addr)
+			r.array(key, maxGiven, func() { r.cursor(l.last) })
+		default:
+			r.fail("no such field")
+		}
+	})
+	r.end()
+	switch {
+	case got < 0:
+		r.fail("version: missing")
+	case given == nil || l.last == nil:
+		r.fail("given or last: missing")
+	}
+	slices.SortFunc(given, func(a, b placed) int { return order(a.Remapped, b.Remapped) })
+	owners := make(map[Owner]int, len(given))
+	for i, e := range given {
+		if at, ok := owners[e.Owner]; ok {
+			r.at = max(at, e.at)
+			r.fail("%s is in line %d too", e.Owner, r.line(min(at, e.at)))
+		}
+		owners[e.Owner] = e.at
+		if i > 0 && given[i-1].Remapped.Overlaps(e.Remapped) {
+			r.at = e.at
+			r.fail("remapped: %s overlaps %s in line %d", e.RemappedText(), given[i-1].RemappedText(), r.line(given[i-1].at))
+		}
+		l.given = append(l.given, e.Entry)
+	}
+	if r.err != nil {
+		return nil, r.err
+	}
+	return l, nil
+}
+
+// entry reads one element of "given".
+func (r *reader) entry() placed {
+	r.space()
+	e := placed{at: r.at}
+	var remapped, since string
+	r.object(func(key string) {
+		switch text := r.quoted(); key {
+		case "peer":
+			e.Peer = text
+		case "kind":
+			e.Kind = Kind(text)
+		case "real":
+			e.Real = text
+		case "network":
+			e.Network = parsed(r, netip.ParsePrefix, text)
+		case "remapped":
+			remapped = text
+		case "since":
+			since = text
+			e.Since = parsed(r, func(s string) (time.Time, error) { return time.Parse(time.RFC3339, s) }, text).UTC()
+		default:
+			r.fail("no such field")
+		}
+	})
+	switch {
+	case r.err != nil:
+		return e
+	case remapped == "":
+		r.fail("remapped: missing")
+	case since == "":
+		r.fail("since: missing")
+	case !strings.Contains(remapped, "/"):
+		e.Remapped = single(parsed(r, netip.ParseAddr, remapped).WithZone(""))
+	default:
+		e.Remapped = parsed(r, netip.ParsePrefix, remapped)
+	}
+	if err := e.check(); err != nil {
+		r.fail("%v", err)
+	}
+	return e
+}
+
+// cursor reads one element of "last".
+func (r *reader) cursor(last map[netip.Prefix]netip.Addr) {
+	var network netip.Prefix
+	var a netip.Addr
+	r.object(func(key string) {
+		switch text := r.quoted(); key {
+		case "network":
+			network = parsed(r, netip.ParsePrefix, text)
+		case "address":
+			a = parsed(r, netip.ParseAddr, text)
+		default:
+			r.fail("no such field")
+		}
+	})
+	if _, twice := last[network]; twice {
+		r.fail("network: %s is there twice", network)
+	}
+	if !canonical(network) || !network.Contains(a) {
+		r.fail("address: %s is not in a network %s", a, network)
+	}
+	last[network] = a
+}
+
+// parsed converts text with parse.
+func parsed[T any](r *reader, parse func(string) (T, error), text string) T {
+	v, err := parse(text)
+	if err != nil {
+		r.fail("%s is not understood", strconv.QuoteToASCII(text[:min(len(text), 60)]))
+	}
+	return v
+}
