@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 )
@@ -107,6 +106,7 @@ func decode(text string) (*Ledger, error) {
 	}
 	slices.SortFunc(given, func(a, b placed) int { return order(a.Remapped, b.Remapped) })
 	owners := make(map[Owner]int, len(given))
+	l.given = make([]Entry, 0, len(given)+1)
 	for i, e := range given {
 		if at, ok := owners[e.Owner]; ok {
 			r.at = max(at, e.at)
@@ -129,58 +129,31 @@ func decode(text string) (*Ledger, error) {
 func (r *reader) entry() placed {
 	r.space()
 	e := placed{at: r.at}
-	var remapped, since string
-	r.object(func(key string) {
-		switch text := r.quoted(); key {
-		case "peer":
-			e.Peer = text
-		case "kind":
-			e.Kind = Kind(text)
-		case "real":
-			e.Real = text
-		case "network":
-			e.Network = parsed(r, netip.ParsePrefix, text)
-		case "remapped":
-			remapped = text
-		case "since":
-			since = text
-			e.Since = parsed(r, func(s string) (time.Time, error) { return time.Parse(time.RFC3339, s) }, text).UTC()
-		default:
-			r.fail("no such field")
-		}
-	})
-	switch {
-	case r.err != nil:
-		return e
-	case remapped == "":
-		r.fail("remapped: missing")
-	case since == "":
-		r.fail("since: missing")
-	case !strings.Contains(remapped, "/"):
-		e.Remapped = single(parsed(r, netip.ParseAddr, remapped).WithZone(""))
-	default:
-		e.Remapped = parsed(r, netip.ParsePrefix, remapped)
+	text := r.record("peer", "kind", "real", "network", "remapped", "since")
+	e.Owner = Owner{text[0], Kind(text[1]), text[2]}
+	network, remapped, since := text[3], text[4], text[5]
+	if network != "" {
+		e.Network = parsed(r, "network", netip.ParsePrefix, network)
 	}
+	if strings.Contains(remapped, "/") {
+		e.Remapped = parsed(r, "remapped", netip.ParsePrefix, remapped)
+	} else {
+		e.Remapped = single(parsed(r, "remapped", netip.ParseAddr, remapped).WithZone(""))
+	}
+	e.Since = parsed(r, "since", parseTime, since).UTC()
 	if err := e.check(); err != nil {
 		r.fail("%v", err)
 	}
 	return e
 }
 
+func parseTime(s string) (time.Time, error) { return time.Parse(time.RFC3339, s) }
+
 // cursor reads one element of "last".
 func (r *reader) cursor(last map[netip.Prefix]netip.Addr) {
-	var network netip.Prefix
-	var a netip.Addr
-	r.object(func(key string) {
-		switch text := r.quoted(); key {
-		case "network":
-			network = parsed(r, netip.ParsePrefix, text)
-		case "address":
-			a = parsed(r, netip.ParseAddr, text)
-		default:
-			r.fail("no such field")
-		}
-	})
+	text := r.record("network", "address")
+	network := parsed(r, "network", netip.ParsePrefix, text[0])
+	a := parsed(r, "address", netip.ParseAddr, text[1])
 	if _, twice := last[network]; twice {
 		r.fail("network: %s is there twice", network)
 	}
@@ -190,11 +163,13 @@ func (r *reader) cursor(last map[netip.Prefix]netip.Addr) {
 	last[network] = a
 }
 
-// parsed converts text with parse.
-func parsed[T any](r *reader, parse func(string) (T, error), text string) T {
+// parsed converts text, the value of key, with parse.
+func parsed[T any](r *reader, key string, parse func(string) (T, error), text string) T {
 	v, err := parse(text)
-	if err != nil {
-		r.fail("%s is not understood", strconv.QuoteToASCII(text[:min(len(text), 60)]))
+	if text == "" {
+		r.fail("%s: missing", key)
+	} else if err != nil {
+		r.fail("%s: %+.60q is not understood", key, text)
 	}
 	return v
 }

@@ -68,7 +68,7 @@ var badFiles = []struct{ name, old, new, want string }{
 	{"unequal lengths", `"remapped": "10.71.0.0/16"`, `"remapped": "10.71.0.0/17"`, "5: given[1]: remapped: 10.71.0.0/17 and 10.0.0.0/16 differ"},
 	{"no remap", `"remapped": "10.71.0.0/16", `, "", "5: given[1]: remapped: missing"},
 	{"no time", `, "since": "2026-11-21T12:00:00Z"},` + "\n    {\"peer\": \"päris\"", "},\n    {\"peer\": \"päris\"", "5: given[1]: since: missing"},
-	{"bad time", `"remapped": "10.71.0.0/16", "since": "2026`, `"remapped": "10.71.0.0/16", "since": "26`, `5: given[1].since: "26-11-21T12:00:00Z" is not understood`},
+	{"bad time", `"remapped": "10.71.0.0/16", "since": "2026`, `"remapped": "10.71.0.0/16", "since": "26`, `5: given[1]: since: "26-11-21T12:00:00Z" is not understood`},
 	{"a number for a text", `"real": "web"`, `"real": 7`, `4: given[0].real: not JSON: want '"', found '7'`},
 	{"address outside", `"remapped": "10.70.0.1"`, `"remapped": "10.69.0.1"`, "4: given[0]: remapped: 10.69.0.1 is not in 10.70.0.0/16"},
 	{"address is U", `"remapped": "10.70.0.1"`, `"remapped": "10.70.0.0"`, "4: given[0]: remapped: 10.70.0.0 is the first"},
@@ -79,7 +79,8 @@ var badFiles = []struct{ name, old, new, want string }{
 		"6: milan pod 10.0.0.0/16 is in line 5 too"},
 	{"last outside", `"address": "10.70.0.1"`, `"address": "10.71.0.1"`, "9: last[0]: address: 10.71.0.1 is not in a network 10.70.0.0/16"},
 	{"last twice", `"address": "10.70.0.1"}`, `"address": "10.70.0.1"}, {"network": "10.70.0.0/16", "address": "10.70.0.2"}`, "9: last[1]: network: 10.70.0.0/16 is there twice"},
-	{"bad UTF-8", "päris", "p\xe4ris", "6: given[2].peer: not JSON: a text with bad escapes or bytes"},
+	{"bad UTF-8", "päris", "p\xe4ris", "6: given[2].peer: not JSON: a text that is no UTF-8"},
+	{"bad escape", "päris", `\x70aris`, "6: given[2].peer: not JSON: a text with bad escapes"},
 	{"control character", "päris", "p\tris", `6: given[2].peer: not JSON: '\t' inside a text`},
 	{"comma at the end", "00Z\"}\n  ],", "00Z\"},\n  ],", "7: given[3]: not JSON: want '{', found ']'"},
 }

@@ -66,7 +66,7 @@ func (o Owner) Check() error {
 	}
 	switch o.Kind {
 	case Pod, External:
-		if p, err := netip.ParsePrefix(o.Real); err != nil || !canonical(p) || p.String() != o.Real {
+		if p, err := netip.ParsePrefix(o.Real); err != nil || !canonical(p) || string(p.AppendTo(make([]byte, 0, 64))) != o.Real {
 			return fmt.Errorf("real: %q is no CIDR such as 10.0.0.0/16", o.Real)
 		}
 	case Host:

@@ -39,8 +39,13 @@ func (r *reader) fail(format string, args ...any) {
 func (r *reader) line(at int) int { return 1 + strings.Count(r.text[:at], "\n") }
 
 func (r *reader) space() {
-	for r.at < len(r.text) && strings.IndexByte(" \t\r\n", r.text[r.at]) >= 0 {
-		r.at++
+	for r.at < len(r.text) {
+		switch r.text[r.at] {
+		case ' ', '\t', '\r', '\n':
+			r.at++
+		default:
+			return
+		}
 	}
 }
 
@@ -99,6 +104,18 @@ func (r *reader) object(value func(key string)) {
 	}
 }
 
+// record reads an object of texts and returns the value of each key, "" if there is none.
+func (r *reader) record(keys ...string) (values [6]string) {
+	r.object(func(key string) {
+		if i := slices.Index(keys, key); i >= 0 {
+			values[i] = r.quoted()
+		} else {
+			r.fail("no such field")
+		}
+	})
+	return values
+}
+
 // array calls element for each element of list name, of which there may be at most most.
 func (r *reader) array(name string, most int, element func()) {
 	r.want('[')
@@ -133,8 +150,11 @@ func (r *reader) quoted() string {
 		case c == '"':
 			s := r.text[start:r.at]
 			r.at++
-			if !utf8.ValidString(s) || escaped && json.Unmarshal([]byte(r.text[start-1:r.at]), &s) != nil {
-				r.fail("not JSON: a text with bad escapes or bytes")
+			if escaped {
+				s = r.unescaped(start - 1)
+			}
+			if !utf8.ValidString(s) {
+				r.fail("not JSON: a text that is no UTF-8")
 			}
 			return s
 		}
@@ -142,6 +162,14 @@ func (r *reader) quoted() string {
 	r.at = len(r.text)
 	r.fail("not JSON: a text without its end")
 	return ""
+}
+
+// unescaped returns the text whose opening quote is at start and whose end was just read.
+func (r *reader) unescaped(start int) (s string) {
+	if !utf8.ValidString(r.text[start:r.at]) || json.Unmarshal([]byte(r.text[start:r.at]), &s) != nil {
+		r.fail("not JSON: a text with bad escapes")
+	}
+	return s
 }
 
 // number reads one number without sign, fraction or leading zeros.
