@@ -1,7 +1,6 @@
 package ipam
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -17,25 +16,12 @@ func (l *Ledger) encode() []byte {
 	b := make([]byte, 0, 256+160*len(l.given))
 	b = fmt.Appendf(b, "{\n  \"version\": %d,\n  \"given\": [", version)
 	for i := range l.given {
-		e := &l.given[i]
-		b = append(separate(b, i), `{"peer": `...)
-		b = appendText(b, e.Peer)
-		b = append(b, `, "kind": `...)
-		b = appendText(b, string(e.Kind))
-		b = append(b, `, "real": `...)
-		b = appendText(b, e.Real)
+		e := &l.given[i] // Check lets no text pass that JSON would escape
+		b = fmt.Appendf(separate(b, i), `{"peer": "%s", "kind": "%s", "real": "%s", `, e.Peer, e.Kind, e.Real)
 		if e.Network.IsValid() {
-			b = append(b, `, "network": "`...)
-			b = append(e.Network.AppendTo(b), '"')
+			b = fmt.Appendf(b, `"network": "%s", `, e.Network)
 		}
-		b = append(b, `, "remapped": "`...)
-		if e.Network.IsValid() {
-			b = e.Remapped.Addr().AppendTo(b)
-		} else {
-			b = e.Remapped.AppendTo(b)
-		}
-		b = append(b, `", "since": "`...)
-		b = append(e.Since.AppendFormat(b, time.RFC3339), `"}`...)
+		b = fmt.Appendf(b, `"remapped": "%s", "since": "%s"}`, e.RemappedText(), e.Since.Format(time.RFC3339))
 	}
 	b = append(b, "\n  ],\n  \"last\": ["...)
 	networks := make([]netip.Prefix, 0, len(l.last))
@@ -54,16 +40,6 @@ func separate(b []byte, i int) []byte {
 		b = append(b, ',')
 	}
 	return append(b, "\n    "...)
-}
-
-func appendText(b []byte, s string) []byte {
-	for i := range len(s) {
-		if s[i] < ' ' || s[i] > '~' || s[i] == '"' || s[i] == '\\' {
-			quoted, _ := json.Marshal(s) // a string has no error
-			return append(b, quoted...)
-		}
-	}
-	return append(append(append(b, '"'), s...), '"')
 }
 
 // placed is an entry and where it begins in the file.

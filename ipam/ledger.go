@@ -4,11 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"regexp"
 	"slices"
-	"strings"
 	"time"
-	"unicode"
-	"unicode/utf8"
 )
 
 // What errors.Is finds in the errors of this package. Each error's text names the cause and
@@ -46,18 +44,7 @@ type Owner struct {
 	Real string // a CIDR (Pod, External), an address (Host) or a name (Service)
 }
 
-func (o Owner) String() string { return fmt.Sprintf("%s %s %s", word(o.Peer), o.Kind, word(o.Real)) }
-
-// word is s as a shell takes it.
-func word(s string) string {
-	plain := func(r rune) bool {
-		return r < utf8.RuneSelf && (unicode.IsLetter(r) || unicode.IsDigit(r) || strings.ContainsRune("._:/-", r))
-	}
-	if s != "" && strings.IndexFunc(s, func(r rune) bool { return !plain(r) }) < 0 {
-		return s
-	}
-	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
-}
+func (o Owner) String() string { return fmt.Sprintf("%s %s %s", o.Peer, o.Kind, o.Real) }
 
 // Check reports what is wrong with o as an owner.
 func (o Owner) Check() error {
@@ -66,7 +53,8 @@ func (o Owner) Check() error {
 	}
 	switch o.Kind {
 	case Pod, External:
-		if p, err := netip.ParsePrefix(o.Real); err != nil || !canonical(p) || string(p.AppendTo(make([]byte, 0, 64))) != o.Real {
+		p, err := netip.ParsePrefix(o.Real)
+		if err != nil || !canonical(p) || string(p.AppendTo(make([]byte, 0, 64))) != o.Real {
 			return fmt.Errorf("real: %q is no CIDR such as 10.0.0.0/16", o.Real)
 		}
 	case Host:
@@ -81,12 +69,15 @@ func (o Owner) Check() error {
 	return nil
 }
 
+// checkName wants a name as clusters, nodes and services have it.
 func checkName(field, s string) error {
-	if s == "" || len(s) > maxName || !utf8.ValidString(s) || strings.ContainsFunc(s, unicode.IsControl) {
-		return fmt.Errorf("%s: %.60q is no name of 1 to %d printable bytes", field, s, maxName)
+	if len(s) > maxName || !name.MatchString(s) {
+		return fmt.Errorf("%s: %.60q is no name of 1 to %d letters, digits, dots, dashes and underscores", field, s, maxName)
 	}
 	return nil
 }
+
+var name = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
 
 // Entry is something that was given.
 type Entry struct {
@@ -280,7 +271,7 @@ func (l *Ledger) Release(o Owner) error {
 // is nothing.
 func (l *Ledger) ReleasePeer(peer string) error {
 	if !l.drop(func(e Entry) bool { return e.Peer == peer }) {
-		return fmt.Errorf("%w: anything to peer %s; culvert ipam list shows what was", ErrNotGiven, word(peer))
+		return fmt.Errorf("%w: anything to peer %s; culvert ipam list shows what was", ErrNotGiven, peer)
 	}
 	return nil
 }

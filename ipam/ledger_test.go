@@ -226,19 +226,3 @@ func TestConflicts(t *testing.T) {
 		})
 	}
 }
-
-// TestOwnerText: an error's command can be pasted into a shell.
-func TestOwnerText(t *testing.T) {
-	for _, tt := range []struct {
-		owner Owner
-		want  string
-	}{
-		{Owner{"milan", Pod, "10.0.0.0/16"}, "milan pod 10.0.0.0/16"},
-		{Owner{"mi lan", Service, "it's"}, `'mi lan' service 'it'\''s'`},
-		{Owner{"", Service, "ü"}, `'' service 'ü'`},
-	} {
-		if got := tt.owner.String(); got != tt.want {
-			t.Errorf("%s, want %s", got, tt.want)
-		}
-	}
-}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"net/url"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -47,7 +46,7 @@ func (s *Store) Read() (*Ledger, error) {
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%w: %w; make it a file of mode 0600 that this process owns", ErrFile, err)
 	}
-	l.release = "culvert ipam release --file " + word(s.path)
+	l.release = "culvert ipam release --file " + s.path
 	return l, nil
 }
 
@@ -82,10 +81,7 @@ func readFile(path string) ([]byte, error) {
 // what it did, or, if only syncing the folder failed, already what fn made of it.
 // Update waits for the lock no longer than ctx.
 func (s *Store) Update(ctx context.Context, fn func(*Ledger) error) error {
-	if err := makeFolder(filepath.Dir(s.path)); err != nil {
-		return fmt.Errorf("%w: %w; make the folder writable for this process", ErrFile, err)
-	}
-	lock, err := s.lock(ctx, s.path+".lock", syscall.LOCK_EX)
+	lock, err := s.lock(ctx, "", syscall.LOCK_EX)
 	if err != nil {
 		return err
 	}
@@ -168,28 +164,32 @@ func syncFolder(path string) error {
 // Claim marks the gateway towards peer as running, until the result is closed or the
 // process dies. Several processes may hold the mark.
 func (s *Store) Claim(ctx context.Context, peer string) (io.Closer, error) {
-	if err := makeFolder(filepath.Dir(s.path)); err != nil {
-		return nil, fmt.Errorf("%w: %w; make the folder writable for this process", ErrFile, err)
-	}
-	return s.lock(ctx, s.mark(peer), syscall.LOCK_SH)
+	return s.lock(ctx, peer, syscall.LOCK_SH)
 }
 
 // Exclude keeps the gateway towards peer from starting until the result is closed. The
 // error is ErrRunning if it runs.
 func (s *Store) Exclude(ctx context.Context, peer string) (io.Closer, error) {
-	lock, err := s.lock(ctx, s.mark(peer), syscall.LOCK_EX|syscall.LOCK_NB)
+	lock, err := s.lock(ctx, peer, syscall.LOCK_EX|syscall.LOCK_NB)
 	if errors.Is(err, syscall.EWOULDBLOCK) {
-		return nil, fmt.Errorf("%w: the one towards %s uses what was given for it; stop it first", ErrRunning, word(peer))
+		return nil, fmt.Errorf("%w: the one towards %s uses what was given for it; stop it first", ErrRunning, peer)
 	}
 	return lock, err
 }
 
-// mark is the file that a running gateway towards peer holds a lock on.
-func (s *Store) mark(peer string) string { return s.path + "." + url.PathEscape(peer) + ".lock" }
-
-// lock opens and locks path. The kernel frees the lock when the file is closed, at the
-// latest with the process.
-func (s *Store) lock(ctx context.Context, path string, how int) (*os.File, error) {
+// lock locks the file of all Updates, or the one that says that peer's gateway runs. The
+// kernel frees the lock when the result is closed, at the latest with the process.
+func (s *Store) lock(ctx context.Context, peer string, how int) (*os.File, error) {
+	path := s.path + ".lock"
+	if peer != "" {
+		if err := checkName("peer", peer); err != nil {
+			return nil, fmt.Errorf("ipam: %w", err)
+		}
+		path = s.path + "." + peer + ".lock"
+	}
+	if err := makeFolder(filepath.Dir(s.path)); err != nil {
+		return nil, fmt.Errorf("%w: %w; make the folder writable for this process", ErrFile, err)
+	}
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w; make the folder writable for this process", ErrFile, err)
