@@ -230,10 +230,12 @@ func (c *Config) Preview(l *ipam.Ledger, taken []ipam.Taken, now time.Time) (*Re
 	next := *c
 	next.Remote, next.Addresses, next.Services = slices.Clone(c.Remote), slices.Clone(c.Addresses), slices.Clone(c.Services)
 	r := &Remapped{Config: &next, Warnings: warnings}
+	isNew := map[ipam.Owner]bool{}
 	var errs []error
 	for _, a := range next.automatics() {
 		entry, known := l.Find(a.owner)
 		if !known {
+			isNew[a.owner] = true
 			if a.owner.Kind == ipam.Pod || a.owner.Kind == ipam.External {
 				_, err = l.Network(plan, a.owner, netip.MustParsePrefix(a.owner.Real), now)
 			} else {
@@ -246,7 +248,7 @@ func (c *Config) Preview(l *ipam.Ledger, taken []ipam.Taken, now time.Time) (*Re
 			entry, _ = l.Find(a.owner)
 		}
 		a.set(entry)
-		r.Choices = append(r.Choices, Choice{a.path, entry, !known})
+		r.Choices = append(r.Choices, Choice{a.path, entry, isNew[a.owner]})
 	}
 	return r, errors.Join(errs...)
 }

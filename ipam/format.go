@@ -59,7 +59,7 @@ func decode(text string) (*Ledger, error) {
 		switch key {
 		case "version":
 			if got = r.number(); got > version {
-				r.fail("%d is of a later culvert; use that, or a file of version %d", got, version)
+				r.fail("%d is of a later culvert, this one knows %d", got, version)
 			} else if got < version {
 				r.fail("want %d", version)
 			}
