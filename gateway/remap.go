@@ -191,8 +191,7 @@ type Remapped struct {
 }
 
 // Remap replaces each auto of c by what was chosen for it before, or chooses. Before a new
-// choice is written, accept may refuse the result; then, as with any error, nothing has
-// changed. It returns once the choices are durable. With dry it writes nothing. now is
+// choice is written, accept may refuse the result; then nothing has changed. It returns once the choices are durable. With dry it writes nothing. now is
 // noted with new choices; ctx limits the wait for other gateways of the cluster.
 func Remap(ctx context.Context, c *Config, now time.Time, dry bool, accept func(*Config) error) (*Remapped, error) {
 	if c.IPAM.File == "" {
@@ -206,13 +205,13 @@ func Remap(ctx context.Context, c *Config, now time.Time, dry bool, accept func(
 		return err
 	}
 	store := ipam.Open(c.IPAM.File)
-	if !dry && len(c.automatics()) > 0 {
-		err := store.Update(ctx, choose)
-		return r, err
-	}
 	l, err := store.Read()
 	if err == nil {
 		err = choose(l)
+	}
+	isNew := func(c Choice) bool { return c.New }
+	if err == nil && !dry && slices.ContainsFunc(r.Choices, isNew) {
+		err = store.Update(ctx, choose) // others may have chosen meanwhile
 	}
 	return r, err
 }
