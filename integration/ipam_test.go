@@ -29,9 +29,8 @@ import (
 type ipamGateway struct {
 	host          *peerHost
 	cluster, peer string
-	number        int // of its internal network, 10.80.number.0/24, and VNI
+	number        int // 10.80.number.0/24 is its internal network, 172.18.number.0/24 its underlay
 	node          *peerHost
-	underlay      string // 172.18.number.0/24: .9 the gateway, .2 the node
 	wireguard     string
 	state         string
 	keys          keyPair
@@ -283,7 +282,7 @@ func refuseRelease(t *testing.T, g *ipamGateway) {
 	}
 	g.process.cmd.Process.Kill()
 	<-g.process.ended
-	if out, err := g.host.try("", os.Getenv(binaryEnv), release...); err != nil || strings.Count(out, "released") != 3 {
+	if out, err := g.host.try("", os.Getenv(binaryEnv), release...); err != nil || strings.Count(out, " released\n") != 3 {
 		t.Errorf("release after the gateway was killed: %s, %v", out, err)
 	}
 }

@@ -1,11 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/netip"
+	"slices"
 	"text/tabwriter"
 	"time"
 
@@ -31,13 +32,13 @@ func newIPAMCommand() *cobra.Command {
 	return cmd
 }
 
-// ipamFlags say which memory is meant, and how to print.
-type ipamFlags struct {
+// memoryFlags say which memory is meant, and how to print.
+type memoryFlags struct {
 	file, config string
 	isJSON       func() (bool, error)
 }
 
-func (f *ipamFlags) add(cmd *cobra.Command) {
+func (f *memoryFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.file, "file", "", "the `FILE` that remembers, such as /var/lib/culvert/rome/ipam.json")
 	cmd.Flags().StringVar(&f.config, "config", "", "a gateway's configuration `FILE`, which says where that is")
 	cmd.MarkFlagsOneRequired("file", "config")
@@ -46,20 +47,21 @@ func (f *ipamFlags) add(cmd *cobra.Command) {
 }
 
 // open returns the memory, and the configuration if one was given.
-func (f *ipamFlags) open() (s *ipam.Store, c *gateway.Config, asJSON bool, err error) {
-	if asJSON, err = f.isJSON(); err != nil {
-		return nil, nil, false, err
+func (f *memoryFlags) open() (*ipam.Store, *gateway.Config, error) {
+	if _, err := f.isJSON(); err != nil {
+		return nil, nil, err
 	}
 	if f.config == "" {
-		return ipam.Open(f.file), nil, asJSON, nil
+		return ipam.Open(f.file), nil, nil
 	}
-	if c, err = gateway.LoadConfig(f.config); err != nil {
-		return nil, nil, false, err
+	c, err := gateway.LoadConfig(f.config)
+	if err == nil && c.IPAM.File == "" {
+		err = fmt.Errorf("%s: neither state nor ipam.file: it remembers nothing", f.config)
 	}
-	if c.IPAM.File == "" {
-		return nil, nil, false, fmt.Errorf("%s: neither state nor ipam.file: it remembers nothing", f.config)
+	if err != nil {
+		return nil, nil, err
 	}
-	return ipam.Open(c.IPAM.File), c, asJSON, nil
+	return ipam.Open(c.IPAM.File), c, nil
 }
 
 // given is an entry as these commands print it.
@@ -69,20 +71,31 @@ type given struct {
 	Real     string    `json:"real"`
 	Remapped string    `json:"remapped"`
 	Since    time.Time `json:"since"`
-	Used     *bool     `json:"used,omitempty"` // by the configuration, if there is one
-	New      *bool     `json:"new,omitempty"`  // acquired just now
+	State    string    `json:"state"` // known, or by --config used | unused; new | remembered; released
 }
 
-func newGiven(e ipam.Entry) given {
-	return given{Peer: e.Peer, Kind: e.Kind, Real: e.Real, Remapped: e.RemappedText(), Since: e.Since}
+func newGiven(e ipam.Entry, state string) given {
+	return given{e.Peer, e.Kind, e.Real, e.RemappedText(), e.Since, state}
+}
+
+func (f *memoryFlags) print(cmd *cobra.Command, entries []given) error {
+	if asJSON, err := f.isJSON(); asJSON || err != nil {
+		return errors.Join(err, printJSON(cmd.OutOrStdout(), entries))
+	}
+	t := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "PEER\tKIND\tREAL\tREMAPPED\tSINCE\tSTATE")
+	for _, g := range entries {
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", g.Peer, g.Kind, g.Real, g.Remapped, g.Since.Format(time.RFC3339), g.State)
+	}
+	return t.Flush()
 }
 
 func newIPAMListCommand() *cobra.Command {
-	var flags ipamFlags
+	var flags memoryFlags
 	cmd := &cobra.Command{Use: "list", Short: "List what was given to whom", Args: cobra.NoArgs}
 	flags.add(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		store, c, asJSON, err := flags.open()
+		store, c, err := flags.open()
 		if err != nil {
 			return err
 		}
@@ -90,44 +103,24 @@ func newIPAMListCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		used := map[ipam.Owner]bool{}
+		state, used := "known", map[ipam.Owner]string{}
 		if c != nil {
+			state = "unused"
 			for _, o := range c.Owners() {
-				used[o] = true
+				used[o] = "used"
 			}
 		}
 		entries := []given{}
 		for _, e := range ledger.Entries() {
-			g := newGiven(e)
-			if c != nil {
-				inUse := used[e.Owner]
-				g.Used = &inUse
-			}
-			entries = append(entries, g)
+			entries = append(entries, newGiven(e, cmp.Or(used[e.Owner], state)))
 		}
-		if asJSON {
-			return printJSON(cmd.OutOrStdout(), entries)
-		}
-		return printGiven(cmd.OutOrStdout(), entries)
+		return flags.print(cmd, entries)
 	}
 	return cmd
 }
 
-func printGiven(w io.Writer, entries []given) error {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "PEER\tKIND\tREAL\tREMAPPED\tSINCE\tUSED")
-	for _, g := range entries {
-		used := "-"
-		if g.Used != nil {
-			used = map[bool]string{true: "yes", false: "no"}[*g.Used]
-		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", g.Peer, g.Kind, g.Real, g.Remapped, g.Since.Format(time.RFC3339), used)
-	}
-	return t.Flush()
-}
-
 func newIPAMAcquireCommand() *cobra.Command {
-	var flags ipamFlags
+	var flags memoryFlags
 	var want, network string
 	cmd := &cobra.Command{
 		Use:   "acquire [PEER KIND REAL]",
@@ -138,62 +131,48 @@ func newIPAMAcquireCommand() *cobra.Command {
 		Example: "  culvert ipam acquire --config rome.yaml\n" +
 			"  culvert ipam acquire --file ipam.json milan pod 10.0.0.0/16 --want 10.71.0.0/16\n" +
 			"  culvert ipam acquire --file ipam.json milan service web --network 10.70.0.0/16",
-		Args: func(_ *cobra.Command, args []string) error { return wantArgs(args, 0, 3) },
+		Args: countArgs(0, 3),
 	}
 	flags.add(cmd)
 	cmd.Flags().StringVar(&want, "want", "", "the `CIDR` to give if it is free (default REAL)")
-	cmd.Flags().StringVar(&network, "network", "", "the local external `CIDR` that an address comes from (default the first of --config)")
+	cmd.Flags().StringVar(&network, "network", "", "the local external `CIDR` that an address comes from")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		store, c, asJSON, err := flags.open()
+		store, c, err := flags.open()
 		if err != nil {
 			return err
 		}
 		ctx, cancel := context.WithTimeoutCause(cmd.Context(), lockPatience, errLockPatience)
 		defer cancel()
 		var entries []given
-		if len(args) == 0 {
-			entries, err = acquireAll(ctx, c)
-		} else {
+		switch {
+		case len(args) == 3:
 			entries, err = acquireOne(ctx, store, c, ipam.Owner{Peer: args[0], Kind: ipam.Kind(args[1]), Real: args[2]}, want, network)
+		case c == nil:
+			err = errors.New("without --config, say for whom: PEER KIND REAL")
+		default:
+			var r *gateway.Remapped
+			if r, err = gateway.Remap(ctx, c, time.Now(), false, gateway.Check); err == nil {
+				for _, choice := range r.Choices {
+					entries = append(entries, newGiven(choice.Entry, remembered(choice.New)))
+				}
+			}
 		}
 		if err != nil {
 			return err
 		}
-		if asJSON {
-			return printJSON(cmd.OutOrStdout(), entries)
-		}
-		for _, g := range entries {
-			fmt.Fprintf(cmd.OutOrStdout(), "%s %s %s: %s, %s\n", g.Peer, g.Kind, g.Real, g.Remapped, remembered(*g.New))
-		}
-		return nil
+		return flags.print(cmd, entries)
 	}
 	return cmd
 }
 
-func wantArgs(args []string, counts ...int) error {
-	for _, n := range counts {
-		if len(args) == n {
-			return nil
+// countArgs wants as many arguments as one of counts.
+func countArgs(counts ...int) cobra.PositionalArgs {
+	return func(_ *cobra.Command, args []string) error {
+		if !slices.Contains(counts, len(args)) {
+			return fmt.Errorf("%d arguments; see --help", len(args))
 		}
+		return nil
 	}
-	return fmt.Errorf("%d arguments; see --help", len(args))
-}
-
-func acquireAll(ctx context.Context, c *gateway.Config) ([]given, error) {
-	if c == nil {
-		return nil, errors.New("without --config, say for whom: PEER KIND REAL")
-	}
-	r, err := gateway.Remap(ctx, c, time.Now(), false, gateway.Check)
-	if err != nil {
-		return nil, err
-	}
-	entries := []given{}
-	for _, choice := range r.Choices {
-		g := newGiven(choice.Entry)
-		g.New = &choice.New
-		entries = append(entries, g)
-	}
-	return entries, nil
 }
 
 func acquireOne(ctx context.Context, s *ipam.Store, c *gateway.Config, o ipam.Owner, want, network string) ([]given, error) {
@@ -201,58 +180,52 @@ func acquireOne(ctx context.Context, s *ipam.Store, c *gateway.Config, o ipam.Ow
 	taken := gateway.Connected()
 	if c != nil {
 		pools, taken = c.IPAM.Pools, c.Taken()
-		if network == "" && len(c.Local.ExternalCIDRs) > 0 {
-			network = c.Local.ExternalCIDRs[0].String()
-		}
 	}
 	plan, err := ipam.NewPlan(pools, taken)
+	if err == nil {
+		err = o.Check()
+	}
 	if err != nil {
 		return nil, err
 	}
-	if err := o.Check(); err != nil {
-		return nil, err
+	flag, text := "--want", cmp.Or(want, o.Real)
+	address := o.Kind == ipam.Host || o.Kind == ipam.Service
+	if address {
+		flag, text = "--network", network
+	}
+	cidr, err := netip.ParsePrefix(text)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %q is no CIDR", flag, text)
 	}
 	var g given
 	err = s.Update(ctx, func(l *ipam.Ledger) (err error) {
 		_, known := l.Find(o)
-		isNew := !known
-		if o.Kind == ipam.Pod || o.Kind == ipam.External {
-			wish := netip.MustParsePrefix(o.Real) // Check has parsed it
-			if want != "" {
-				if wish, err = netip.ParsePrefix(want); err != nil {
-					return fmt.Errorf("--want: %q is no CIDR", want)
-				}
-			}
-			_, err = l.Network(plan, o, wish, time.Now())
+		if address {
+			_, err = l.Address(plan, o, cidr, time.Now())
 		} else {
-			var from netip.Prefix
-			if from, err = netip.ParsePrefix(network); err != nil {
-				return fmt.Errorf("--network: %q is no CIDR; an address needs one to come from", network)
-			}
-			_, err = l.Address(plan, o, from, time.Now())
+			_, err = l.Network(plan, o, cidr, time.Now())
 		}
 		e, _ := l.Find(o)
-		g = newGiven(e)
-		g.New = &isNew
+		g = newGiven(e, remembered(!known))
 		return err
 	})
 	return []given{g}, err
 }
 
 func newIPAMReleaseCommand() *cobra.Command {
-	var flags ipamFlags
+	var flags memoryFlags
 	var force bool
 	cmd := &cobra.Command{
 		Use:   "release PEER [KIND REAL]",
 		Short: "Forget the remap of one owner, or all of a peer",
 		Long: "Forget the remap of one owner, or all of a peer, so that it can be chosen for others. What the\n" +
 			"gateway towards PEER may be using is kept, unless --force: its connections would go wrong.",
-		Args: func(_ *cobra.Command, args []string) error { return wantArgs(args, 1, 3) },
+		Args: countArgs(1, 3),
 	}
 	flags.add(cmd)
 	cmd.Flags().BoolVar(&force, "force", false, "also while the gateway towards PEER runs")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		store, _, asJSON, err := flags.open()
+		store, _, err := flags.open()
 		if err != nil {
 			return err
 		}
@@ -271,7 +244,7 @@ func newIPAMReleaseCommand() *cobra.Command {
 		err = store.Update(ctx, func(l *ipam.Ledger) error {
 			for _, e := range l.Entries() {
 				if e.Peer == args[0] && (len(args) == 1 || string(e.Kind) == args[1] && e.Real == args[2]) {
-					released = append(released, newGiven(e))
+					released = append(released, newGiven(e, "released"))
 				}
 			}
 			if len(args) == 1 {
@@ -282,13 +255,7 @@ func newIPAMReleaseCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		if asJSON {
-			return printJSON(cmd.OutOrStdout(), released)
-		}
-		for _, g := range released {
-			fmt.Fprintf(cmd.OutOrStdout(), "%s %s %s: %s released\n", g.Peer, g.Kind, g.Real, g.Remapped)
-		}
-		return nil
+		return flags.print(cmd, released)
 	}
 	return cmd
 }

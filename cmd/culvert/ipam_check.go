@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -26,14 +27,15 @@ type checkedSide struct {
 	Error    string    `json:"error,omitempty"` // why there is no way
 }
 
-// overlap is a CIDR of the peer that hides something of this cluster's.
+// overlap is a CIDR of the peer that would hide a field of this cluster's configuration.
 type overlap struct {
 	Kind   ipam.Kind    `json:"kind"`
 	CIDR   netip.Prefix `json:"cidr"`
-	Field  string       `json:"field"` // what it hides
+	Field  string       `json:"field"`
 	Prefix netip.Prefix `json:"prefix"`
 }
 
+// seen is how this cluster sees a CIDR of the peer.
 type seen struct {
 	Kind     ipam.Kind    `json:"kind"`
 	CIDR     netip.Prefix `json:"cidr"`
@@ -77,9 +79,7 @@ func checkPeering(files []string) ([]checkedSide, error) {
 	for _, file := range files {
 		c, err := gateway.LoadNetworks(file)
 		if err != nil {
-			for line := range strings.Lines(err.Error()) {
-				errs = append(errs, fmt.Errorf("%s: %s", file, strings.TrimSuffix(line, "\n")))
-			}
+			errs = append(errs, inFile(file, err.Error()))
 		}
 		configs = append(configs, c)
 	}
@@ -119,40 +119,42 @@ func remoteOf(c *gateway.Config) []nat.RemoteCIDR {
 // gateway's do the networks that this machine is connected to count.
 func checkSide(file string, c gateway.Config, remote []nat.RemoteCIDR, peer string, here bool) checkedSide {
 	side := checkedSide{File: file, Cluster: c.Cluster, Peer: peer, Overlaps: []overlap{}, Seen: []seen{}}
-	written, memory := c.Remote, c.IPAM.File
+	written, memory := c.Remote, c.IPAM.File != ""
 	changed := len(written) != len(remote) || c.Peer != peer
 	c.Peer, c.Remote = peer, nil
-	var taken []ipam.Taken
-	for _, t := range c.Taken() {
-		if here || !t.Connected {
-			taken = append(taken, t)
-		}
-	}
+	taken := slices.DeleteFunc(c.Taken(), func(t ipam.Taken) bool { return t.Connected && !here })
+	own := len(taken)
 	for _, r := range remote {
-		known := false
-		for _, w := range written {
-			if w.Real == r.Real && w.External == r.External {
-				known, r.Remapped = true, w.Remapped
-			}
+		at := slices.IndexFunc(written, func(w nat.RemoteCIDR) bool { return w.Real == r.Real && w.External == r.External })
+		if at >= 0 {
+			r.Remapped = written[at].Remapped
 		}
-		for _, t := range taken {
-			if t.Prefix.Overlaps(r.Real) {
-				side.Overlaps = append(side.Overlaps, overlap{kindOf(r), r.Real, t.Name, t.Prefix})
+		v := seen{Kind: ipam.Pod, CIDR: r.Real, How: "configured"}
+		if r.External {
+			v.Kind = ipam.External
+		}
+		for i, t := range taken {
+			if i < own && t.Prefix.Overlaps(r.Real) {
+				side.Overlaps = append(side.Overlaps, overlap{v.Kind, r.Real, t.Name, t.Prefix})
 			}
 			if t.Prefix.Overlaps(r.Remapped) {
-				known, r.Remapped = false, netip.Prefix{}
+				r.Remapped, changed = netip.Prefix{}, true
 			}
 		}
-		changed = changed || !known || !r.Remapped.IsValid() && memory == ""
 		if r.Remapped.IsValid() {
-			owner := ipam.Owner{Peer: peer, Kind: kindOf(r), Real: r.Real.String()}
-			taken = append(taken, ipam.Taken{Name: "network.remote of " + peer, Prefix: r.Remapped, Owner: owner})
+			owner := ipam.Owner{Peer: peer, Kind: v.Kind, Real: r.Real.String()}
+			taken = append(taken, ipam.Taken{Name: "the remap of " + owner.String(), Prefix: r.Remapped, Owner: owner})
 		}
+		if r.Remapped == r.Real {
+			v.How = "as it is"
+		}
+		changed = changed || at < 0 || !r.Remapped.IsValid() && !memory
 		c.Remote = append(c.Remote, r)
+		side.Seen = append(side.Seen, v)
 	}
 	ledger, err := new(ipam.Ledger), error(nil)
-	if memory != "" {
-		ledger, err = ipam.Open(memory).Read()
+	if memory {
+		ledger, err = ipam.Open(c.IPAM.File).Read()
 	}
 	var remapped *gateway.Remapped
 	if err == nil {
@@ -162,59 +164,37 @@ func checkSide(file string, c gateway.Config, remote []nat.RemoteCIDR, peer stri
 		side.Error = err.Error()
 		return side
 	}
-	side.see(&c, remapped)
+	for i, choices := 0, remapped.Choices; i < len(remote); i++ { // choices are in the order of remote
+		side.Seen[i].Remapped = remapped.Config.Remote[i].Remapped
+		if !c.Remote[i].Remapped.IsValid() {
+			side.Seen[i].How = remembered(choices[0].New)
+			choices = choices[1:]
+		}
+	}
 	if changed {
-		side.Lines = lines(remapped.Config.Remote, side.Seen, peer, memory != "")
+		side.Lines = lines(side.Seen, peer, memory)
 	}
 	return side
 }
 
-func kindOf(r nat.RemoteCIDR) ipam.Kind {
-	if r.External {
-		return ipam.External
-	}
-	return ipam.Pod
-}
-
-// see notes as what each of c's remote CIDRs is seen.
-func (side *checkedSide) see(c *gateway.Config, remapped *gateway.Remapped) {
-	isNew := map[ipam.Owner]bool{}
-	for _, choice := range remapped.Choices {
-		isNew[choice.Owner] = choice.New
-	}
-	for i, r := range remapped.Config.Remote {
-		how := "configured"
-		switch {
-		case !c.Remote[i].Remapped.IsValid():
-			how = remembered(isNew[ipam.Owner{Peer: c.Peer, Kind: kindOf(r), Real: r.Real.String()}])
-		case r.Remapped == r.Real:
-			how = "as it is"
-		}
-		side.Seen = append(side.Seen, seen{kindOf(r), r.Real, r.Remapped, how})
-	}
-}
-
-// lines is the YAML that a configuration needs for remote. Only one with a memory may say
-// auto.
-func lines(remote []nat.RemoteCIDR, how []seen, peer string, memory bool) []string {
+// lines is the YAML that a configuration needs. Only one with a memory may say auto.
+func lines(all []seen, peer string, memory bool) []string {
 	out := []string{"peer: " + peer, "network:", "  remote:"}
-	for _, external := range []bool{false, true} {
-		list := map[bool]string{false: "    podCIDRs:", true: "    externalCIDRs:"}[external]
-		for i, r := range remote {
-			if r.External != external {
-				continue
-			}
-			if list != "" {
-				out = append(out, list)
-				list = ""
-			}
-			remap := fmt.Sprintf(", remap: %s", r.Remapped)
-			if how[i].How == "as it is" {
+	for _, kind := range []ipam.Kind{ipam.Pod, ipam.External} {
+		out = append(out, fmt.Sprintf("    %sCIDRs:", kind))
+		for _, v := range all {
+			remap := fmt.Sprintf(", remap: %s", v.Remapped)
+			if v.How == "as it is" {
 				remap = ""
-			} else if memory && how[i].How != "configured" {
+			} else if memory && v.How != "configured" {
 				remap = ", remap: auto"
 			}
-			out = append(out, fmt.Sprintf("      - {cidr: %s%s}", r.Real, remap))
+			if v.Kind == kind {
+				out = append(out, fmt.Sprintf("      - {cidr: %s%s}", v.CIDR, remap))
+			}
+		}
+		if strings.HasSuffix(out[len(out)-1], ":") {
+			out = out[:len(out)-1] // none of this kind
 		}
 	}
 	return out
@@ -244,9 +224,7 @@ func verdict(sides []checkedSide) error {
 	needed := false
 	for _, s := range sides {
 		if s.Error != "" {
-			for line := range strings.Lines(s.Error) {
-				impossible = append(impossible, fmt.Errorf("%s: %s", s.File, strings.TrimSuffix(line, "\n")))
-			}
+			impossible = append(impossible, inFile(s.File, s.Error))
 		}
 		needed = needed || len(s.Lines) > 0
 	}
@@ -257,4 +235,9 @@ func verdict(sides []checkedSide) error {
 		return failure{errors.New("ipam check: remaps needed; write the lines above")}
 	}
 	return nil
+}
+
+// inFile names the file before each line of an error.
+func inFile(file, text string) error {
+	return errors.New(file + ": " + strings.ReplaceAll(text, "\n", "\n"+file+": "))
 }
