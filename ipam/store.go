@@ -19,8 +19,9 @@ const maxFile = 64 << 20
 type Store struct {
 	path string
 
-	// fault is called before each step of a write; tests let it fail.
+	// Tests let steps of a write fail, of which fault is told beforehand, and watch sync.
 	fault func(step string) error
+	sync  func(*os.File) error
 }
 
 // Open returns the Store at path. It reads and makes nothing.
@@ -28,7 +29,7 @@ func Open(path string) *Store {
 	if target, err := filepath.EvalSymlinks(path); err == nil {
 		path = target // a rename would replace the link
 	}
-	return &Store{path: path, fault: func(string) error { return nil }}
+	return &Store{path, func(string) error { return nil }, (*os.File).Sync}
 }
 
 // Path returns where the file is.
@@ -118,7 +119,7 @@ func (s *Store) write(text []byte) error {
 		err = s.fault("sync")
 	}
 	if err == nil {
-		err = f.Sync()
+		err = s.sync(f)
 	}
 	if err == nil {
 		err = s.fault("rename")
@@ -133,13 +134,13 @@ func (s *Store) write(text []byte) error {
 	if err := s.fault("sync the folder"); err != nil {
 		return err
 	}
-	return syncFolder(filepath.Dir(s.path))
+	return s.syncFolder(filepath.Dir(s.path))
 }
 
-func makeFolder(path string) error {
+func (s *Store) makeFolder(path string) error {
 	err := os.Mkdir(path, 0o700)
 	if errors.Is(err, fs.ErrNotExist) {
-		if err = makeFolder(filepath.Dir(path)); err == nil {
+		if err = s.makeFolder(filepath.Dir(path)); err == nil {
 			err = os.Mkdir(path, 0o700)
 		}
 	}
@@ -149,16 +150,16 @@ func makeFolder(path string) error {
 	if err != nil {
 		return err
 	}
-	return syncFolder(filepath.Dir(path))
+	return s.syncFolder(filepath.Dir(path))
 }
 
-func syncFolder(path string) error {
+func (s *Store) syncFolder(path string) error {
 	d, err := os.Open(path)
 	if err != nil {
 		return err
 	}
 	defer d.Close()
-	return d.Sync()
+	return s.sync(d)
 }
 
 // Claim marks the gateway towards peer as running, until the result is closed or the
@@ -187,7 +188,7 @@ func (s *Store) lock(ctx context.Context, peer string, how int) (*os.File, error
 		}
 		path = s.path + "." + peer + ".lock"
 	}
-	if err := makeFolder(filepath.Dir(s.path)); err != nil {
+	if err := s.makeFolder(filepath.Dir(s.path)); err != nil {
 		return nil, fmt.Errorf("%w: %w; make the folder writable for this process", ErrFile, err)
 	}
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)

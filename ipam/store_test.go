@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -237,6 +238,32 @@ func TestWriteFaults(t *testing.T) {
 				t.Errorf("after %s failed: %v", failing, err)
 			}
 		}
+	}
+}
+
+// TestSyncs: power may go at any time. A new folder is synced into its parent, the whole
+// file before it takes its place, the folder after.
+func TestSyncs(t *testing.T) {
+	dir := t.TempDir()
+	s := Open(filepath.Join(dir, "a", "b", "ipam.json"))
+	var synced []string
+	s.sync = func(f *os.File) error {
+		name, _ := filepath.Rel(dir, f.Name())
+		beside, _ := os.ReadFile(s.path + ".new")
+		file, _ := os.ReadFile(s.path)
+		synced = append(synced, fmt.Sprintf("%s: %d, %d entries", name, bytes.Count(beside, []byte("since")), bytes.Count(file, []byte("since"))))
+		return nil
+	}
+	for i := range 2 {
+		if err := acquire(s, i, 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := []string{".: 0, 0 entries", "a: 0, 0 entries",
+		"a/b/ipam.json.new: 1, 0 entries", "a/b: 0, 1 entries",
+		"a/b/ipam.json.new: 2, 1 entries", "a/b: 0, 2 entries"}
+	if !slices.Equal(synced, want) {
+		t.Errorf("synced %q\nwant %q", synced, want)
 	}
 }
 
