@@ -1,10 +1,13 @@
 package ipam
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -62,13 +65,18 @@ func acquirer(args []string) {
 	fmt.Println("error", err)
 }
 
+func acquirerCommand(args ...any) *exec.Cmd {
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), asAcquirer+"="+strings.TrimSuffix(fmt.Sprintln(args...), "\n"))
+	cmd.Stderr = os.Stderr
+	return cmd
+}
+
 // startAcquirer starts one; its output is complete once Wait has returned.
 func startAcquirer(t *testing.T, args ...any) (*exec.Cmd, *bytes.Buffer) {
 	t.Helper()
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), asAcquirer+"="+strings.TrimSuffix(fmt.Sprintln(args...), "\n"))
-	out := new(bytes.Buffer)
-	cmd.Stdout, cmd.Stderr = out, os.Stderr
+	cmd, out := acquirerCommand(args...), new(bytes.Buffer)
+	cmd.Stdout = out
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -137,12 +145,29 @@ func TestKills(t *testing.T) {
 	known := promised{}
 	answers := 0
 	for i := range kills {
-		cmd, out := startAcquirer(t, s.path, "milan", answers%2000)
-		// From before the first answer to some way into many, at steps that fit no period.
-		time.Sleep(time.Duration(i*7919%30_000) * time.Microsecond)
+		cmd := acquirerCommand(s.path, "milan", answers%2000)
+		pipe, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		out := bufio.NewReader(pipe)
+		said := ""
+		if i%4 > 0 { // most are killed at work, some while they start
+			if said, err = out.ReadString('\n'); err != nil {
+				t.Fatalf("%v: %s", err, said)
+			}
+		}
+		time.Sleep(rand.N(20 * time.Millisecond))
 		cmd.Process.Kill()
+		rest, err := io.ReadAll(out)
+		if err != nil {
+			t.Fatal(err)
+		}
 		cmd.Wait()
-		n, _ := known.read(t, "milan", out.String())
+		n, _ := known.read(t, "milan", said+string(rest))
 		answers += n
 		known.check(t, s)
 	}
