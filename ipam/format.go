@@ -17,11 +17,17 @@ func (l *Ledger) encode() []byte {
 	b = fmt.Appendf(b, "{\n  \"version\": %d,\n  \"given\": [", version)
 	for i := range l.given {
 		e := &l.given[i] // Check lets no text pass that JSON would escape
-		b = fmt.Appendf(separate(b, i), `{"peer": "%s", "kind": "%s", "real": "%s", `, e.Peer, e.Kind, e.Real)
+		b = append(append(separate(b, i), `{"peer": "`...), e.Peer...)
+		b = append(append(b, `", "kind": "`...), e.Kind...)
+		b = append(append(b, `", "real": "`...), e.Real...)
 		if e.Network.IsValid() {
-			b = fmt.Appendf(b, `"network": "%s", `, e.Network)
+			b = e.Network.AppendTo(append(b, `", "network": "`...))
+			b = e.Remapped.Addr().AppendTo(append(b, `", "remapped": "`...))
+		} else {
+			b = e.Remapped.AppendTo(append(b, `", "remapped": "`...))
 		}
-		b = fmt.Appendf(b, `"remapped": "%s", "since": "%s"}`, e.RemappedText(), e.Since.Format(time.RFC3339))
+		b = e.Since.AppendFormat(append(b, `", "since": "`...), time.RFC3339)
+		b = append(b, `"}`...)
 	}
 	b = append(b, "\n  ],\n  \"last\": ["...)
 	networks := make([]netip.Prefix, 0, len(l.last))
@@ -42,18 +48,11 @@ func separate(b []byte, i int) []byte {
 	return append(b, "\n    "...)
 }
 
-// placed is an entry and where it begins in the file.
-type placed struct {
-	Entry
-	at int
-}
-
 // decode reads what encode wrote, or somebody by hand. The error begins with the line and
 // names the field.
 func decode(text string) (*Ledger, error) {
 	r := &reader{text: text}
 	l := new(Ledger)
-	var given []placed
 	got := -1
 	r.object(func(key string) {
 		switch key {
@@ -64,8 +63,8 @@ func decode(text string) (*Ledger, error) {
 				r.fail("want %d", version)
 			}
 		case "given":
-			given = make([]placed, 0, len(text)/100)
-			r.array(key, maxGiven, func() { given = append(given, r.entry()) })
+			l.given = make([]Entry, 0, len(text)/100) // bytes of an entry
+			r.array(key, maxGiven, func() { l.given = append(l.given, r.entry()) })
 		case "last":
 			l.last = make(map[netip.Prefix]netip.Addr)
 			r.array(key, maxGiven, func() { r.cursor(l.last) })
@@ -77,23 +76,25 @@ func decode(text string) (*Ledger, error) {
 	switch {
 	case got < 0:
 		r.fail("version: missing")
-	case given == nil || l.last == nil:
+	case l.given == nil || l.last == nil:
 		r.fail("given or last: missing")
 	}
-	slices.SortFunc(given, func(a, b placed) int { return order(a.Remapped, b.Remapped) })
-	owners := make(map[Owner]int, len(given))
-	l.given = make([]Entry, 0, len(given)+1)
-	for i, e := range given {
+	slices.SortFunc(l.given, func(a, b Entry) int { return order(a.Remapped, b.Remapped) })
+	owners := make(map[Owner]int, len(l.given))
+	for i := range l.given {
+		e := &l.given[i]
 		if at, ok := owners[e.Owner]; ok {
 			r.at = max(at, e.at)
 			r.fail("%s is in line %d too", e.Owner, r.line(min(at, e.at)))
 		}
 		owners[e.Owner] = e.at
-		if i > 0 && given[i-1].Remapped.Overlaps(e.Remapped) {
+		if i > 0 && l.given[i-1].Remapped.Overlaps(e.Remapped) {
 			r.at = e.at
-			r.fail("remapped: %s overlaps %s in line %d", e.RemappedText(), given[i-1].RemappedText(), r.line(given[i-1].at))
+			r.fail("remapped: %s overlaps %s in line %d", e.RemappedText(), l.given[i-1].RemappedText(), r.line(l.given[i-1].at))
 		}
-		l.given = append(l.given, e.Entry)
+	}
+	for i := range l.given {
+		l.given[i].at = 0
 	}
 	if r.err != nil {
 		return nil, r.err
@@ -102,9 +103,9 @@ func decode(text string) (*Ledger, error) {
 }
 
 // entry reads one element of "given".
-func (r *reader) entry() placed {
+func (r *reader) entry() Entry {
 	r.space()
-	e := placed{at: r.at}
+	e := Entry{at: r.at}
 	text := r.record("peer", "kind", "real", "network", "remapped", "since")
 	e.Owner = Owner{text[0], Kind(text[1]), text[2]}
 	network, remapped, since := text[3], text[4], text[5]

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"regexp"
 	"slices"
 	"time"
 )
@@ -71,13 +70,16 @@ func (o Owner) Check() error {
 
 // checkName wants a name as clusters, nodes and services have it.
 func checkName(field, s string) error {
-	if len(s) > maxName || !name.MatchString(s) {
+	digitOrLetter := func(c byte) bool { return c >= '0' && c <= '9' || c|0x20 >= 'a' && c|0x20 <= 'z' }
+	good := s != "" && len(s) <= maxName && digitOrLetter(s[0])
+	for i := range len(s) {
+		good = good && (digitOrLetter(s[i]) || s[i] == '.' || s[i] == '-' || s[i] == '_')
+	}
+	if !good {
 		return fmt.Errorf("%s: %.60q is no name of 1 to %d letters, digits, dots, dashes and underscores", field, s, maxName)
 	}
 	return nil
 }
-
-var name = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
 
 // Entry is something that was given.
 type Entry struct {
@@ -85,6 +87,8 @@ type Entry struct {
 	Network  netip.Prefix // the CIDR that an address was given out of; else invalid
 	Remapped netip.Prefix // what was given; one address is a prefix of full length
 	Since    time.Time    // when, UTC, in whole seconds
+
+	at int // while a file is read: where it begins there
 }
 
 // RemappedText is Remapped as the configuration would write it.

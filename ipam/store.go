@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 )
 
@@ -41,7 +42,7 @@ func (s *Store) Read() (*Ledger, error) {
 	l := &Ledger{}
 	text, err := readFile(s.path)
 	if err == nil {
-		if l, err = decode(string(text)); err != nil {
+		if l, err = decode(text); err != nil {
 			return nil, fmt.Errorf("%w: %s:%w; correct it or restore the file from a backup", ErrFile, s.path, err)
 		}
 	} else if !errors.Is(err, fs.ErrNotExist) {
@@ -51,29 +52,26 @@ func (s *Store) Read() (*Ledger, error) {
 	return l, nil
 }
 
-func readFile(path string) ([]byte, error) {
+func readFile(path string) (string, error) {
 	// O_NONBLOCK: opening a FIFO does not wait.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
-		return nil, err
+		return "", err
 	}
 	defer f.Close()
 	info, err := f.Stat()
-	if err != nil {
-		return nil, err
+	switch {
+	case err != nil:
+		return "", err
+	case !info.Mode().IsRegular():
+		return "", fmt.Errorf("%s is no ordinary file", path)
+	case info.Size() > maxFile:
+		return "", fmt.Errorf("%s is larger than %d MiB", path, maxFile>>20)
 	}
-	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is no ordinary file", path)
-	}
-	text := make([]byte, info.Size()+1) // the file is only ever replaced
-	if info.Size() > maxFile {
-		return nil, fmt.Errorf("%s is larger than %d MiB", path, maxFile>>20)
-	}
-	n, err := io.ReadFull(f, text)
-	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-		err = nil
-	}
-	return text[:n], err
+	var text strings.Builder
+	text.Grow(int(info.Size()))
+	_, err = io.Copy(&text, io.LimitReader(f, maxFile))
+	return text.String(), err
 }
 
 // Update gives fn what the file holds, and returns once what fn has changed is durable. No

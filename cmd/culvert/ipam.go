@@ -5,9 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"slices"
-	"text/tabwriter"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -82,12 +83,25 @@ func (f *memoryFlags) print(cmd *cobra.Command, entries []given) error {
 	if asJSON, err := f.isJSON(); asJSON || err != nil {
 		return errors.Join(err, printJSON(cmd.OutOrStdout(), entries))
 	}
-	t := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "PEER\tKIND\tREAL\tREMAPPED\tSINCE\tSTATE")
+	rows := [][]string{{"PEER", "KIND", "REAL", "REMAPPED", "SINCE", "STATE"}}
 	for _, g := range entries {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", g.Peer, g.Kind, g.Real, g.Remapped, g.Since.Format(time.RFC3339), g.State)
+		rows = append(rows, []string{g.Peer, string(g.Kind), g.Real, g.Remapped, g.Since.Format(time.RFC3339), g.State})
 	}
-	return t.Flush()
+	widths := make([]int, len(rows[0]))
+	for _, row := range rows {
+		for i, text := range row {
+			widths[i] = max(widths[i], len(text))
+		}
+	}
+	var b strings.Builder
+	for _, row := range rows {
+		for i, text := range row[:len(row)-1] {
+			b.WriteString(text + strings.Repeat(" ", widths[i]-len(text)+2))
+		}
+		b.WriteString(row[len(row)-1] + "\n")
+	}
+	_, err := io.WriteString(cmd.OutOrStdout(), b.String())
+	return err
 }
 
 func newIPAMListCommand() *cobra.Command {
