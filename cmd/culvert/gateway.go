@@ -54,6 +54,10 @@ func runGateway(ctx context.Context, file string, c *gateway.Config) error {
 	if err != nil {
 		return err
 	}
+	budget := gateway.ReadBudget()
+	if budget.Heap > 0 {
+		debug.SetMemoryLimit(budget.Heap)
+	}
 	waiting, cancel := context.WithTimeoutCause(ctx, lockPatience, errLockPatience)
 	defer cancel()
 	claim, err := c.Claim(waiting)
@@ -64,10 +68,6 @@ func runGateway(ctx context.Context, file string, c *gateway.Config) error {
 	remapped, err := gateway.Remap(waiting, c, time.Now(), false, gateway.Check)
 	if err != nil {
 		return err
-	}
-	budget := gateway.ReadBudget()
-	if budget.Heap > 0 {
-		debug.SetMemoryLimit(budget.Heap)
 	}
 	g, err := gateway.New(remapped.Config, budget, log)
 	if err != nil {
