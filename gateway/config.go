@@ -13,7 +13,7 @@ import (
 // file, the Kubernetes source and the lab all produce. Apply publishes it.
 //
 // The comments give the path of each field in the file; Validate uses the same
-// paths in its errors.
+// paths in its errors. What the file calls auto is invalid until Remap has chosen it.
 type Config struct {
 	Cluster string    // cluster: this cluster's ID
 	Peer    string    // peer: the remote cluster's ID
@@ -30,6 +30,9 @@ type Config struct {
 	MaxConnections int              // nat.maxConnections; 0 = auto
 	Rules          []nat.FilterRule // rules
 	MSSClamp       nat.MSSClamp     // mssClamp
+
+	IPAM  IPAMConfig // ipam
+	State string     // state: folder of what outlives the process, "" = none
 
 	Metrics string // metrics: listen address, empty = off
 	Log     LogConfig

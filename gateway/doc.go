@@ -29,9 +29,9 @@
 //
 // Files in the order of that walk: tun.go, outbound.go, inbound.go, queue.go, bind.go,
 // gate.go, local.go, verdict.go; probe.go finds out whether trains arrive. What is
-// desired: config.go, file.go, validate.go. What owns what: gateway.go, wireguard.go,
-// budget.go. What is due each second: sweep.go. What can be seen: metrics.go, served by
-// listener.go, seats.go, page.go; uapi.go for wg(8).
+// desired: config.go, file.go, validate.go; remap.go chooses what the file calls auto. What
+// owns what: gateway.go, wireguard.go, budget.go. What is due each second: sweep.go. What
+// can be seen: metrics.go, served by listener.go, seats.go, page.go; uapi.go for wg(8).
 //
 // # Goroutines and buffers
 //

@@ -8,12 +8,17 @@ import (
 	"net/netip"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
+	"unicode"
 
 	"culvert/gateway/configfile"
 	"culvert/geneve"
 	"culvert/nat"
 )
+
+// auto is the word for a value that ipam chooses. In a Config that value is invalid.
+const auto = "auto"
 
 type (
 	scalar = configfile.Scalar
@@ -32,11 +37,11 @@ type (
 		MSSClamp  scalar        `json:"mssClamp"`
 		Metrics   *scalar       `json:"metrics"`
 		Log       fileLog       `json:"log"`
+		IPAM      fileIPAM      `json:"ipam"`
+		State     *scalar       `json:"state"`
 
 		// Parts of the format that this version refuses by name.
-		IPAM            *any    `json:"ipam"`
 		ConnectionCheck *scalar `json:"connectionCheck"`
-		State           *scalar `json:"state"`
 		Control         *scalar `json:"control"`
 	}
 	fileWireGuard struct {
@@ -77,6 +82,11 @@ type (
 	fileRemap struct {
 		CIDR  scalar `json:"cidr"`
 		Remap scalar `json:"remap"`
+	}
+	fileIPAM struct {
+		Pools    []scalar `json:"pools"`
+		Reserved []scalar `json:"reserved"`
+		File     *scalar  `json:"file"`
 	}
 	fileLog struct {
 		Level  scalar `json:"level"`
@@ -128,10 +138,7 @@ func (f *file) config(e *configfile.Errors, dir string) *Config {
 	f.WireGuard.config(e, dir, &c.WireGuard)
 	f.Geneve.config(e, &c.Geneve)
 
-	c.Local.PodCIDRs = e.Prefixes("network.local.podCIDRs", f.Network.Local.PodCIDRs)
-	c.Local.ExternalCIDRs = e.Prefixes("network.local.externalCIDRs", f.Network.Local.ExternalCIDRs)
-	c.Remote = append(c.Remote, remaps(e, "network.remote.podCIDRs", f.Network.Remote.PodCIDRs, false)...)
-	c.Remote = append(c.Remote, remaps(e, "network.remote.externalCIDRs", f.Network.Remote.ExternalCIDRs, true)...)
+	f.networks(e, dir, c)
 
 	switch f.NAT.UnknownSource {
 	case "off":
@@ -156,17 +163,60 @@ func (f *file) config(e *configfile.Errors, dir string) *Config {
 	return c
 }
 
+// networks converts the parts that say which addresses are in use and which to choose.
+func (f *file) networks(e *configfile.Errors, dir string, c *Config) {
+	c.Local.PodCIDRs = e.Prefixes("network.local.podCIDRs", f.Network.Local.PodCIDRs)
+	c.Local.ExternalCIDRs = e.Prefixes("network.local.externalCIDRs", f.Network.Local.ExternalCIDRs)
+	c.Remote = append(c.Remote, remaps(e, "network.remote.podCIDRs", f.Network.Remote.PodCIDRs, false)...)
+	c.Remote = append(c.Remote, remaps(e, "network.remote.externalCIDRs", f.Network.Remote.ExternalCIDRs, true)...)
+	c.IPAM.Pools = e.Prefixes("ipam.pools", f.IPAM.Pools)
+	c.IPAM.Reserved = e.Prefixes("ipam.reserved", f.IPAM.Reserved)
+	if f.State != nil {
+		if c.State = pathOf(e, "state", dir, *f.State); c.State != "" {
+			c.IPAM.File = filepath.Join(c.State, "ipam.json")
+		}
+	}
+	if f.IPAM.File != nil {
+		c.IPAM.File = pathOf(e, "ipam.file", dir, *f.IPAM.File)
+	}
+}
+
+// pathOf requires the path of a file or folder; one that is not absolute is relative to dir.
+func pathOf(e *configfile.Errors, path, dir string, s scalar) string {
+	name := e.Text(path, s)
+	if strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		e.Add(path, "%q holds what cannot be printed", name)
+	}
+	if name == "" || e.Bad(path) || filepath.IsAbs(name) {
+		return name
+	}
+	return filepath.Join(dir, name)
+}
+
+// LoadNetworks reads those parts of the configuration file at path that say which addresses
+// are in use and which to choose: enough to plan a peering before there are keys.
+func LoadNetworks(path string) (*Config, error) {
+	text, err := configfile.Read(path, configfile.MaxSize)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	var f file
+	e := new(configfile.Errors)
+	if !e.Decode(text, &f) {
+		return nil, e.Err()
+	}
+	c := &Config{Cluster: string(f.Cluster), Peer: string(f.Peer)}
+	e.Name("cluster", c.Cluster, configfile.MaxLabel)
+	f.networks(e, filepath.Dir(path), c)
+	f.Geneve.config(e, &c.Geneve)
+	return c, e.Err()
+}
+
 // refuse names the parts of the format that are not built yet.
 func (f *file) refuse(e *configfile.Errors) {
 	const remedy = "not supported yet; leave the field out"
-	if f.IPAM != nil {
-		e.Add("ipam", remedy)
-	}
 	if f.ConnectionCheck != nil && *f.ConnectionCheck != "false" {
 		e.Add("connectionCheck", remedy)
-	}
-	if f.State != nil {
-		e.Add("state", remedy)
 	}
 	if f.Control != nil {
 		e.Add("control", remedy)
@@ -290,8 +340,7 @@ func remaps(e *configfile.Errors, path string, list []fileRemap, external bool) 
 		switch f.Remap {
 		case "":
 			r.Remapped = r.Real
-		case "auto":
-			e.Add(at+"remap", "auto is not supported yet; write the CIDR by which this cluster shall see %s", r.Real)
+		case auto:
 		default:
 			r.Remapped = e.Prefix(at+"remap", f.Remap)
 		}

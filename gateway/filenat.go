@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"fmt"
+	"net/netip"
 	"strconv"
 	"strings"
 	"time"
@@ -66,7 +67,7 @@ func (f *fileNAT) config(e *configfile.Errors, c *Config) {
 	for i, m := range f.Addresses {
 		at := fmt.Sprintf("nat.addresses[%d].", i)
 		c.Addresses = append(c.Addresses, AddressMapping{
-			External: e.Addr(at+"external", m.External),
+			External: addrOrAuto(e, at+"external", m.External),
 			Internal: e.Addr(at+"internal", m.Internal),
 			Via:      string(m.Via),
 		})
@@ -76,10 +77,17 @@ func (f *fileNAT) config(e *configfile.Errors, c *Config) {
 	}
 }
 
+func addrOrAuto(e *configfile.Errors, path string, s scalar) netip.Addr {
+	if s == auto {
+		return netip.Addr{}
+	}
+	return e.Addr(path, s)
+}
+
 func (f *fileService) service(e *configfile.Errors, at string) Service {
 	s := Service{
 		Name:            string(f.Name),
-		Address:         e.Addr(at+"address", f.Address),
+		Address:         addrOrAuto(e, at+"address", f.Address),
 		Port:            port(e, at+"port", f.Port),
 		Protocol:        protocols[e.OneOf(at+"protocol", f.Protocol, "tcp", "udp", "sctp")],
 		AffinityTimeout: e.Duration(at+"affinityTimeout", f.AffinityTimeout, 0, maxAffinityTimeout),

@@ -228,6 +228,17 @@ func (g *Gateway) Apply(c *Config) error {
 	return nil
 }
 
+// Check reports everything for which Apply would refuse c, and changes nothing.
+func (g *Gateway) Check(c *Config) error {
+	if err := c.Validate(); err != nil {
+		return err
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	_, err := g.prepare(c)
+	return err
+}
+
 // prepare does all of Apply that can fail, and changes nothing.
 //
 // Preconditions: g.mu is held.
@@ -269,6 +280,7 @@ func (c *Config) changesLive(old *Config) error {
 		}
 	}
 	fixed("cluster", c.Cluster == old.Cluster)
+	fixed("peer", c.Peer == old.Peer)
 	fixed("mtu", c.MTU == old.MTU)
 	fixed("wireguard.role", c.WireGuard.Role == old.WireGuard.Role)
 	fixed("wireguard.privateKeyFile", c.WireGuard.PrivateKey == old.WireGuard.PrivateKey)
@@ -276,6 +288,8 @@ func (c *Config) changesLive(old *Config) error {
 	fixed("wireguard.uapi", c.WireGuard.UAPI == old.WireGuard.UAPI)
 	fixed("geneve.listenPort", c.Geneve.ListenPort == old.Geneve.ListenPort)
 	fixed("geneve.gatewayAddress", c.Geneve.GatewayAddress == old.Geneve.GatewayAddress)
+	fixed("state", c.State == old.State)
+	fixed("ipam.file", c.IPAM.File == old.IPAM.File || c.State != old.State)
 	fixed("metrics", c.Metrics == old.Metrics)
 	fixed("log", c.Log == old.Log)
 	return errors.Join(errs...)

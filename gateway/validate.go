@@ -47,6 +47,9 @@ func Check(c *Config) error {
 func (c *Config) Validate() error {
 	e := new(configfile.Errors)
 	c.validate(e)
+	for _, a := range c.automatics() {
+		e.Add(a.path, "auto, and nothing was chosen for it")
+	}
 	return e.Err()
 }
 
@@ -81,6 +84,7 @@ func (c *Config) validate(e *configfile.Errors) {
 	c.validateNodes(e)
 	c.validateNAT(e, &external)
 	c.validateRules(e)
+	c.validateIPAM(e)
 }
 
 func tooMany(e *configfile.Errors, path string, n, most int) bool {
@@ -268,6 +272,9 @@ func (c *Config) validateNAT(e *configfile.Errors, external *bart.Lite) {
 	}
 	// once reports an address that another field of its kind has already.
 	once := func(of map[netip.Addr]string, path string, a netip.Addr) {
+		if !a.IsValid() {
+			return
+		}
 		if other, ok := of[a]; ok {
 			e.Add(path, "%s is %s too", a, other)
 			return
@@ -287,7 +294,7 @@ func (c *Config) validateNAT(e *configfile.Errors, external *bart.Lite) {
 		e.Name(at+"name", s.Name, configfile.MaxLabel)
 		ours(at+"address", s.Address)
 		t := target{s.Address, s.Protocol, s.Port}
-		if other, ok := claimed[t]; ok {
+		if other, ok := claimed[t]; ok && s.Address.IsValid() {
 			e.Add(at+"port", "%s port %d is %s too", s.Address, s.Port, other)
 		}
 		claimed[t] = at + "port"

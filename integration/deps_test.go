@@ -35,7 +35,7 @@ var importRules = []importRule{
 	{"gateway/node", []string{"culvert/geneve", "culvert/gateway/configfile", "github.com/vishvananda/netlink", "golang.org/x/sys",
 		wireguard + "/tun", "github.com/sirupsen/logrus"},
 		"the node end needs the kernel's links, not the gateway"},
-	{"gateway", []string{"culvert/nat", "culvert/geneve", "culvert/gateway", wireguard, "golang.org/x/crypto/blake2s", "github.com/gaissmai/bart", gvisor + "tcpip",
+	{"gateway", []string{"culvert/nat", "culvert/geneve", "culvert/gateway", "culvert/ipam", wireguard, "golang.org/x/crypto/blake2s", "github.com/gaissmai/bart", gvisor + "tcpip",
 		"github.com/sirupsen/logrus", "github.com/KimMachineGun/automemlimit/memlimit", "golang.org/x/sys/unix", "golang.org/x/time/rate"},
 		"the gateway needs neither netlink nor Kubernetes"},
 	{"nat", []string{gvisor + "tcpip", gvisor + "tcpip/header", gvisor + "tcpip/checksum", gvisor + "tcpip/seqnum",

@@ -4,6 +4,8 @@
 //	culvert node --config FILE
 //	culvert lab check | up | down | exec CLUSTER/HOST [--] COMMAND… | status | bench
 //	culvert keygen FILE [--public]
+//	culvert ipam list | acquire [PEER KIND REAL] | release PEER [KIND REAL] --config FILE | --file FILE
+//	culvert ipam check FILE [PEER'S FILE]
 //
 // # Signals
 //
@@ -14,7 +16,7 @@
 // # Exit status
 //
 //	0  done
-//	1  something that had started failed, or a check of the lab did
+//	1  something that had started failed, or a check of the lab did; ipam check: remaps needed
 //	2  bad input: arguments, configuration, a port in use, a missing privilege;
 //	   standard error has one line per cause, and nothing is left behind
 //

@@ -11,6 +11,7 @@ import (
 	"os/signal"
 	"runtime/debug"
 	"syscall"
+	"time"
 
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
@@ -31,10 +32,11 @@ func newGatewayCommand() *cobra.Command {
 				return err
 			}
 			if check {
-				if err := gateway.Check(c); err != nil {
+				r, err := gateway.Remap(cmd.Context(), c, time.Now(), true, gateway.Check)
+				if err != nil {
 					return err
 				}
-				return printChecked(cmd.OutOrStdout(), file, output, c)
+				return printChecked(cmd.OutOrStdout(), file, output, r)
 			}
 			return runGateway(cmd.Context(), file, c)
 		},
@@ -56,22 +58,34 @@ func runGateway(ctx context.Context, file string, c *gateway.Config) error {
 	if budget.Heap > 0 {
 		debug.SetMemoryLimit(budget.Heap)
 	}
-	g, err := gateway.New(c, budget, log)
+	waiting, cancel := context.WithTimeoutCause(ctx, lockPatience, errLockPatience)
+	defer cancel()
+	claim, err := c.Claim(waiting)
 	if err != nil {
 		return err
 	}
+	defer claim.Close()
+	remapped, err := gateway.Remap(waiting, c, time.Now(), false, gateway.Check)
+	if err != nil {
+		return err
+	}
+	g, err := gateway.New(remapped.Config, budget, log)
+	if err != nil {
+		return err
+	}
+	logRemaps(log, remapped)
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP)
 	defer signal.Stop(hup)
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
 	go func() {
 		for {
 			select {
 			case <-ctx.Done():
 				return
 			case <-hup:
-				reload(g, file, log)
+				reload(ctx, g, file, log)
 			}
 		}
 	}()
@@ -81,14 +95,38 @@ func runGateway(ctx context.Context, file string, c *gateway.Config) error {
 	return nil
 }
 
+// How long a gateway or command waits for others that write the memory of remaps.
+const lockPatience = 30 * time.Second
+
+var errLockPatience = fmt.Errorf("waited %v", lockPatience)
+
 // reload applies file; a file that is bad in any way changes nothing.
-func reload(g *gateway.Gateway, file string, log *logrus.Logger) {
+func reload(ctx context.Context, g *gateway.Gateway, file string, log *logrus.Logger) {
+	ctx, cancel := context.WithTimeoutCause(ctx, lockPatience, errLockPatience)
+	defer cancel()
 	c, err := gateway.LoadConfig(file)
+	var remapped *gateway.Remapped
 	if err == nil {
-		err = g.Apply(c)
+		remapped, err = gateway.Remap(ctx, c, time.Now(), false, g.Check)
+	}
+	if err == nil {
+		err = g.Apply(remapped.Config)
 	}
 	if err != nil {
 		log.WithError(err).Error("configuration refused, the running one stays")
+		return
+	}
+	logRemaps(log, remapped)
+}
+
+func logRemaps(log *logrus.Logger, r *gateway.Remapped) {
+	for _, w := range r.Warnings {
+		log.Warn(w)
+	}
+	for _, c := range r.Choices {
+		if c.New {
+			log.WithFields(logrus.Fields{"field": c.Path, "real": c.Real, "remapped": c.RemappedText()}).Info("remap chosen")
+		}
 	}
 }
 
@@ -99,6 +137,8 @@ type checked struct {
 	MTU           int           `json:"mtu"`
 	UnknownSource string        `json:"unknownSource"` // "off" or the address
 	Remaps        []remap       `json:"remaps"`
+	Chosen        []chosen      `json:"chosen,omitempty"` // for each auto
+	Warnings      []string      `json:"warnings,omitempty"`
 	Nodes         []checkedNode `json:"nodes"`
 }
 
@@ -107,22 +147,40 @@ type remap struct {
 	Remap netip.Prefix `json:"remap"`
 }
 
+type chosen struct {
+	Path     string `json:"path"`
+	Real     string `json:"real"`
+	Remapped string `json:"remapped"`
+	New      bool   `json:"new"` // not remembered
+}
+
 type checkedNode struct {
 	Name   string         `json:"name"`
 	VNI    uint32         `json:"vni"`
 	Routes []netip.Prefix `json:"routes"`
 }
 
-func printChecked(w io.Writer, file, output string, c *gateway.Config) error {
+func printChecked(w io.Writer, file, output string, r *gateway.Remapped) error {
+	c := r.Config
 	switch output {
 	case "text":
-		_, err := fmt.Fprintf(w, "%s: good: %s to %s, %d nodes\n", file, c.Cluster, c.Peer, len(c.Geneve.Nodes))
+		text := fmt.Sprintf("%s: good: %s to %s, %d nodes\n", file, c.Cluster, c.Peer, len(c.Geneve.Nodes))
+		for _, a := range r.Choices {
+			text += fmt.Sprintf("%s: %s, %s\n", a.Path, a.RemappedText(), remembered(a.New))
+		}
+		for _, warning := range r.Warnings {
+			text += fmt.Sprintf("warning: %s\n", warning)
+		}
+		_, err := io.WriteString(w, text)
 		return err
 	case "json":
 	default:
 		return errors.New("--output: want text or json")
 	}
-	view := checked{Cluster: c.Cluster, Peer: c.Peer, MTU: int(c.MTU), UnknownSource: "off"}
+	view := checked{Cluster: c.Cluster, Peer: c.Peer, MTU: int(c.MTU), UnknownSource: "off", Warnings: r.Warnings}
+	for _, a := range r.Choices {
+		view.Chosen = append(view.Chosen, chosen{a.Path, a.Real, a.RemappedText(), a.New})
+	}
 	if c.UnknownSource.IsValid() {
 		view.UnknownSource = c.UnknownSource.String()
 	}
@@ -134,7 +192,18 @@ func printChecked(w io.Writer, file, output string, c *gateway.Config) error {
 	for _, n := range c.Geneve.Nodes {
 		view.Nodes = append(view.Nodes, checkedNode{n.Name, uint32(n.VNI), routes})
 	}
+	return printJSON(w, view)
+}
+
+func printJSON(w io.Writer, v any) error {
 	encoder := json.NewEncoder(w)
 	encoder.SetIndent("", "  ")
-	return encoder.Encode(view)
+	return encoder.Encode(v)
+}
+
+func remembered(isNew bool) string {
+	if isNew {
+		return "new"
+	}
+	return "remembered"
 }

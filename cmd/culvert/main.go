@@ -48,7 +48,7 @@ func newRootCommand() *cobra.Command {
 		// An error is one line.
 		DisableSuggestions: true,
 	}
-	root.AddCommand(newGatewayCommand(), newNodeCommand(), newLabCommand(), newKeygenCommand())
+	root.AddCommand(newGatewayCommand(), newNodeCommand(), newLabCommand(), newKeygenCommand(), newIPAMCommand())
 	return root
 }
 

@@ -79,10 +79,13 @@ func (l *Lab) gatewayConfig(i int) object {
 		"network": object{
 			"local": object{"podCIDRs": []netip.Prefix{c.PodCIDR}, "externalCIDRs": []netip.Prefix{c.External}},
 			"remote": object{
-				"podCIDRs":      []object{{"cidr": peer.PodCIDR, "remap": peer.SeenPods}},
-				"externalCIDRs": []object{{"cidr": peer.External, "remap": peer.SeenExt}},
+				"podCIDRs":      []object{{"cidr": peer.PodCIDR, "remap": "auto"}},
+				"externalCIDRs": []object{{"cidr": peer.External, "remap": "auto"}},
 			},
 		},
+		// Two pools of one block each: the first choice falls into the first.
+		"ipam":     object{"pools": []netip.Prefix{peer.SeenPods, peer.SeenExt}},
+		"state":    l.path(c.Name, "state"),
 		"mssClamp": options.MSSClamp,
 		"metrics":  metricsAddress,
 	}

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/net/ipv4"
+
+	"culvert/ipam"
 )
 
 const (
@@ -56,6 +58,7 @@ func standardChecks(l *Lab) []Check {
 	bulk := l.amount(streamBytes)
 	checks := []Check{
 		{"unprivileged", "both gateways", l.checkCapabilities},
+		{"remap: auto", "both gateways", l.checkRemaps},
 		{"first contact", first.path(), func(ctx context.Context) (string, error) { return l.firstContact(ctx, first.from, first.target) }},
 	}
 	for _, from := range []string{"pod1", "pod2"} {
@@ -111,6 +114,26 @@ func (l *Lab) checkCapabilities(ctx context.Context) (string, error) {
 		}
 	}
 	return "no capability", nil
+}
+
+// checkRemaps reads what each gateway has chosen for the other cluster's CIDRs.
+func (l *Lab) checkRemaps(context.Context) (string, error) {
+	var seen []string
+	for i := range clusters {
+		c, peer := &clusters[i], &clusters[1-i]
+		ledger, err := ipam.Open(l.path(c.Name, "state/ipam.json")).Read()
+		if err != nil {
+			return "", err
+		}
+		for kind, want := range map[ipam.Kind][2]netip.Prefix{ipam.Pod: {peer.PodCIDR, peer.SeenPods}, ipam.External: {peer.External, peer.SeenExt}} {
+			e, _ := ledger.Find(ipam.Owner{Peer: peer.Name, Kind: kind, Real: want[0].String()})
+			if e.Remapped != want[1] {
+				return "", fmt.Errorf("%s remembers %q for %s of %s, want %s", c.Name, e.RemappedText(), want[0], peer.Name, want[1])
+			}
+		}
+		seen = append(seen, peer.SeenPods.String())
+	}
+	return fmt.Sprintf("%s seen as %s", clusters[0].PodCIDR, strings.Join(seen, ", ")), nil
 }
 
 // checkPing sends requests of the default size, and some that fill the MTU.

@@ -1,0 +1,262 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"culvert/gateway/configfile"
+	"culvert/ipam"
+)
+
+// IPAMConfig says where CIDRs and addresses that the file calls auto come from, and where
+// they are remembered.
+type IPAMConfig struct {
+	Pools    []netip.Prefix // ipam.pools; none = Liqo's
+	Reserved []netip.Prefix // ipam.reserved: in use, though no other field says so
+	File     string         // ipam.file, else ipam.json in state; "" = nothing can be auto
+}
+
+// automatic is a value that the configuration leaves to ipam: in the Config, it is invalid.
+type automatic struct {
+	path  string
+	owner ipam.Owner
+	set   func(ipam.Entry)
+}
+
+// automatics lists what c leaves to ipam. Their set changes c.
+func (c *Config) automatics() []automatic {
+	var as []automatic
+	for i, path := range c.remotePaths() {
+		if r := &c.Remote[i]; !r.Remapped.IsValid() && r.Real.IsValid() {
+			as = append(as, automatic{path + ".remap", c.remoteOwner(i), func(e ipam.Entry) { r.Remapped = e.Remapped }})
+		}
+	}
+	for i := range c.Addresses {
+		if m := &c.Addresses[i]; !m.External.IsValid() && m.Internal.IsValid() {
+			as = append(as, automatic{fmt.Sprintf("nat.addresses[%d].external", i), c.hostOwner(m), func(e ipam.Entry) { m.External = e.Remapped.Addr() }})
+		}
+	}
+	for i := range c.Services {
+		if s := &c.Services[i]; !s.Address.IsValid() && s.Name != "" {
+			as = append(as, automatic{fmt.Sprintf("nat.services[%d].address", i), c.serviceOwner(s), func(e ipam.Entry) { s.Address = e.Remapped.Addr() }})
+		}
+	}
+	return as
+}
+
+// remotePaths returns the path of each of c.Remote.
+func (c *Config) remotePaths() []string {
+	paths := make([]string, len(c.Remote))
+	pods, externals := 0, 0
+	for i, r := range c.Remote {
+		if r.External {
+			paths[i] = fmt.Sprintf("network.remote.externalCIDRs[%d]", externals)
+			externals++
+		} else {
+			paths[i] = fmt.Sprintf("network.remote.podCIDRs[%d]", pods)
+			pods++
+		}
+	}
+	return paths
+}
+
+func (c *Config) remoteOwner(i int) ipam.Owner {
+	kind := ipam.Pod
+	if c.Remote[i].External {
+		kind = ipam.External
+	}
+	return ipam.Owner{Peer: c.Peer, Kind: kind, Real: c.Remote[i].Real.String()}
+}
+
+func (c *Config) hostOwner(m *AddressMapping) ipam.Owner {
+	return ipam.Owner{Peer: c.Peer, Kind: ipam.Host, Real: m.Internal.String()}
+}
+
+// serviceOwner is one for all services of a name, which so share an address.
+func (c *Config) serviceOwner(s *Service) ipam.Owner {
+	return ipam.Owner{Peer: c.Peer, Kind: ipam.Service, Real: s.Name}
+}
+
+// Owners returns the owner of everything that c leaves to ipam.
+func (c *Config) Owners() []ipam.Owner {
+	var owners []ipam.Owner
+	for _, a := range c.automatics() {
+		owners = append(owners, a.owner)
+	}
+	return owners
+}
+
+// Taken returns every prefix that c or this machine has a use for, each with its path.
+func (c *Config) Taken() []ipam.Taken {
+	var ts []ipam.Taken
+	add := func(name string, p netip.Prefix, owner ipam.Owner) {
+		if p.IsValid() {
+			ts = append(ts, ipam.Taken{Name: name, Prefix: p, Owner: owner})
+		}
+	}
+	host := func(name string, a netip.Addr, owner ipam.Owner) {
+		if a.IsValid() {
+			add(name, netip.PrefixFrom(a.WithZone(""), a.BitLen()), owner)
+		}
+	}
+	nobody := ipam.Owner{}
+	add("the tunnel addresses", tunnelBlock, nobody)
+	for _, list := range []struct {
+		path     string
+		prefixes []netip.Prefix
+	}{
+		{"network.local.podCIDRs", c.Local.PodCIDRs},
+		{"network.local.externalCIDRs", c.Local.ExternalCIDRs},
+		{"ipam.reserved", c.IPAM.Reserved},
+	} {
+		for i, p := range list.prefixes {
+			add(fmt.Sprintf("%s[%d]", list.path, i), p, nobody)
+		}
+	}
+	for i, path := range c.remotePaths() {
+		add(path, c.Remote[i].Remapped, c.remoteOwner(i))
+	}
+	host("geneve.gatewayAddress", c.Geneve.GatewayAddress, nobody)
+	for i, n := range c.Geneve.Nodes {
+		host(fmt.Sprintf("geneve.nodes[%d].address", i), n.Address, nobody)
+		host(fmt.Sprintf("geneve.nodes[%d].underlay", i), n.Underlay, nobody)
+	}
+	if endpoint, err := netip.ParseAddrPort(c.WireGuard.Endpoint); err == nil {
+		host("wireguard.endpoint", endpoint.Addr().Unmap(), nobody)
+	}
+	host("nat.unknownSource", c.UnknownSource, nobody)
+	for i := range c.Addresses {
+		host(fmt.Sprintf("nat.addresses[%d].external", i), c.Addresses[i].External, c.hostOwner(&c.Addresses[i]))
+	}
+	for i := range c.Services {
+		host(fmt.Sprintf("nat.services[%d].address", i), c.Services[i].Address, c.serviceOwner(&c.Services[i]))
+	}
+	return append(ts, Connected()...)
+}
+
+// Connected returns the networks of this machine's interfaces. Where the machine does not
+// tell, there are none.
+func Connected() []ipam.Taken {
+	var ts []ipam.Taken
+	interfaces, _ := net.Interfaces()
+	for _, i := range interfaces {
+		addresses, _ := i.Addrs()
+		for _, a := range addresses {
+			p, err := netip.ParsePrefix(a.String())
+			if err == nil && !p.Addr().IsLoopback() && !p.Addr().IsLinkLocalUnicast() {
+				p = netip.PrefixFrom(p.Addr().WithZone(""), p.Bits()).Masked()
+				ts = append(ts, ipam.Taken{Name: "the network of " + i.Name, Prefix: p, Connected: true})
+			}
+		}
+	}
+	return ts
+}
+
+// validateIPAM checks what c leaves to ipam, as far as that can be said without its memory.
+func (c *Config) validateIPAM(e *configfile.Errors) {
+	if _, err := ipam.NewPlan(c.IPAM.Pools, nil); err != nil {
+		path, cause, _ := strings.Cut(err.Error(), ": ")
+		e.Add(path, "%s", cause)
+	}
+	for _, a := range c.automatics() {
+		address := a.owner.Kind == ipam.Host || a.owner.Kind == ipam.Service
+		switch {
+		case c.IPAM.File == "":
+			e.Add(a.path, "auto needs a memory: set state to a folder that outlives this process, or ipam.file")
+		case address && len(c.Local.ExternalCIDRs) == 0:
+			e.Add(a.path, "auto needs a CIDR to choose from in network.local.externalCIDRs")
+		}
+	}
+}
+
+// Choice is what one auto of a configuration stands for.
+type Choice struct {
+	Path string // of the field
+	ipam.Entry
+	New bool // not remembered
+}
+
+// Remapped is a configuration in which nothing is auto any more.
+type Remapped struct {
+	Config   *Config
+	Choices  []Choice
+	Warnings []string
+}
+
+// Remap replaces each auto of c by what was chosen for it before, or chooses. Before a new
+// choice is written, accept may refuse the result; then nothing has changed. It returns once the choices are durable. With dry it writes nothing. now is
+// noted with new choices; ctx limits the wait for other gateways of the cluster.
+func Remap(ctx context.Context, c *Config, now time.Time, dry bool, accept func(*Config) error) (*Remapped, error) {
+	if c.IPAM.File == "" {
+		return &Remapped{Config: c}, accept(c)
+	}
+	var r *Remapped
+	choose := func(l *ipam.Ledger) (err error) {
+		if r, err = c.Preview(l, c.Taken(), now); err == nil {
+			err = accept(r.Config)
+		}
+		return err
+	}
+	store := ipam.Open(c.IPAM.File)
+	l, err := store.Read()
+	if err == nil {
+		err = choose(l)
+	}
+	isNew := func(c Choice) bool { return c.New }
+	if err == nil && !dry && slices.ContainsFunc(r.Choices, isNew) {
+		err = store.Update(ctx, choose) // others may have chosen meanwhile
+	}
+	return r, err
+}
+
+// Preview does what Remap does, in a memory that the caller owns, where taken is in use.
+func (c *Config) Preview(l *ipam.Ledger, taken []ipam.Taken, now time.Time) (*Remapped, error) {
+	plan, err := ipam.NewPlan(c.IPAM.Pools, taken)
+	if err != nil {
+		return nil, err
+	}
+	warnings, err := l.Conflicts(plan)
+	if err != nil {
+		return nil, err
+	}
+	next := *c
+	next.Remote, next.Addresses, next.Services = slices.Clone(c.Remote), slices.Clone(c.Addresses), slices.Clone(c.Services)
+	r := &Remapped{Config: &next, Warnings: warnings}
+	isNew := map[ipam.Owner]bool{}
+	var errs []error
+	for _, a := range next.automatics() {
+		entry, known := l.Find(a.owner)
+		if !known {
+			isNew[a.owner] = true
+			if a.owner.Kind == ipam.Pod || a.owner.Kind == ipam.External {
+				_, err = l.Network(plan, a.owner, netip.MustParsePrefix(a.owner.Real), now)
+			} else {
+				_, err = l.Address(plan, a.owner, c.Local.ExternalCIDRs[0], now)
+			}
+			if err != nil {
+				errs = append(errs, fmt.Errorf("%s: %w", a.path, err))
+				continue
+			}
+			entry, _ = l.Find(a.owner)
+		}
+		a.set(entry)
+		r.Choices = append(r.Choices, Choice{a.path, entry, isNew[a.owner]})
+	}
+	return r, errors.Join(errs...)
+}
+
+// Claim marks the gateway of c as running beside the memory of its remaps, so that they
+// are not released, until the result is closed or the process dies.
+func (c *Config) Claim(ctx context.Context) (io.Closer, error) {
+	if c.IPAM.File == "" {
+		return io.NopCloser(nil), nil
+	}
+	return ipam.Open(c.IPAM.File).Claim(ctx, c.Peer)
+}

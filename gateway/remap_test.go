@@ -1,0 +1,101 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"culvert/ipam"
+)
+
+// autoConfig is goodFile with a memory and something auto of each kind.
+func autoConfig(t *testing.T) *Config {
+	t.Helper()
+	text := strings.NewReplacer("remap: 10.61.0.0/16", "remap: auto", "external: 10.70.0.9", "external: auto", "address: 10.70.0.20", "address: auto",
+		"mssClamp: 1200", "state: state\nipam: {reserved: [10.96.0.0/16]}").Replace(goodFile)
+	c, err := parseConfig([]byte(text), keyFolder(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// TestTaken: everything that a configuration has a use for is named as the file does.
+func TestTaken(t *testing.T) {
+	c := autoConfig(t)
+	c.Addresses = append(c.Addresses, AddressMapping{External: netip.MustParseAddr("10.70.0.5"), Internal: netip.MustParseAddr("192.0.2.11")})
+	c.UnknownSource = netip.MustParseAddr("10.70.0.7")
+	var got []string
+	for _, taken := range c.Taken() {
+		if !taken.Connected {
+			got = append(got, taken.Name+" "+taken.Prefix.String())
+		}
+	}
+	want := []string{
+		"the tunnel addresses 169.254.18.0/24", "network.local.podCIDRs[0] 10.0.0.0/16", "network.local.externalCIDRs[0] 10.70.0.0/16",
+		"ipam.reserved[0] 10.96.0.0/16", "network.remote.podCIDRs[1] 10.200.0.0/20", "network.remote.externalCIDRs[0] 10.71.0.0/16",
+		"geneve.gatewayAddress 10.80.0.4/32",
+		"geneve.nodes[0].address 10.80.0.2/32", "geneve.nodes[0].underlay 172.18.0.2/32",
+		"geneve.nodes[1].address 10.80.0.3/32", "geneve.nodes[1].underlay 172.18.0.3/32",
+		"wireguard.endpoint 192.0.2.7/32", "nat.unknownSource 10.70.0.7/32", "nat.addresses[1].external 10.70.0.5/32",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got  %q\nwant %q", got, want)
+	}
+}
+
+// TestConnectedNetworks: a network of this machine keeps new choices away, and only warns
+// of what was chosen before.
+func TestConnectedNetworks(t *testing.T) {
+	connected := ipam.Taken{Name: "the network of eth1", Prefix: netip.MustParsePrefix("10.1.7.0/24"), Connected: true}
+	choose := func(l *ipam.Ledger, taken ...ipam.Taken) *Remapped {
+		t.Helper()
+		c := autoConfig(t)
+		r, err := c.Preview(l, append(slices.DeleteFunc(c.Taken(), func(t ipam.Taken) bool { return t.Connected }), taken...), time.Unix(0, 0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	before := new(ipam.Ledger)
+	first := choose(before).Choices[0]
+	if first.RemappedText() != "10.1.0.0/16" || !first.New {
+		t.Fatalf("chosen %+v", first)
+	}
+	later := choose(before, connected)
+	if got := later.Choices[0]; got.Remapped != first.Remapped || got.New {
+		t.Errorf("then %+v", got)
+	}
+	if len(later.Warnings) != 1 || !strings.Contains(later.Warnings[0], "the network of eth1 (10.1.7.0/24) overlaps 10.1.0.0/16, the remap of milan pod 10.0.0.0/16, which stays") {
+		t.Errorf("warnings %q", later.Warnings)
+	}
+	if got := choose(new(ipam.Ledger), connected).Choices[0]; got.Remapped.Overlaps(connected.Prefix) {
+		t.Errorf("chosen anew %+v", got)
+	}
+}
+
+// TestRemapRefused: what is not accepted is not written; what is, stands in the
+// configuration, which is valid then and was not before.
+func TestRemapRefused(t *testing.T) {
+	c := autoConfig(t)
+	if err := c.Validate(); err == nil || !strings.Contains(err.Error(), "network.remote.podCIDRs[0].remap: auto, and nothing was chosen") {
+		t.Errorf("before: %v", err)
+	}
+	refused := errors.New("refused")
+	_, err := Remap(context.Background(), c, time.Unix(0, 0), false, func(*Config) error { return refused })
+	if left, _ := filepath.Glob(filepath.Join(c.State, "*")); !errors.Is(err, refused) || len(left) > 0 {
+		t.Errorf("refused: %v, files %q", err, left)
+	}
+	r, err := Remap(context.Background(), c, time.Unix(0, 0), false, (*Config).Validate)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(c.automatics()) != 3 || len(r.Config.automatics()) != 0 {
+		t.Errorf("%d auto before, %d after", len(c.automatics()), len(r.Config.automatics()))
+	}
+}

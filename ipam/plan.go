@@ -1,0 +1,171 @@
+package ipam
+
+import (
+	"fmt"
+	"math"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// maxPools is how many pools a Plan may have.
+const maxPools = 64
+
+// DefaultPools are Liqo's. There is none for IPv6.
+func DefaultPools() []netip.Prefix {
+	return []netip.Prefix{
+		netip.MustParsePrefix("10.0.0.0/8"),
+		netip.MustParsePrefix("192.168.0.0/16"),
+		netip.MustParsePrefix("172.16.0.0/12"),
+	}
+}
+
+// Taken is a prefix that is in use, by whatever the configuration calls Name.
+type Taken struct {
+	Name   string
+	Prefix netip.Prefix
+
+	// Owner is set where Prefix is how a remote CIDR is seen by the configuration's
+	// own word: what its owner was given at another time is no conflict with it.
+	Owner Owner
+
+	// Connected marks a network of this machine's interfaces. New choices avoid it; what
+	// was given before stays.
+	Connected bool
+}
+
+// Plan is what one configuration says about addresses. It is not changed once made.
+type Plan struct {
+	pools []netip.Prefix
+	taken []Taken
+}
+
+// NewPlan checks pools, searched in their order, and keeps taken, which the caller must not
+// change afterwards. IPv4 has DefaultPools if pools has none of it. The error names the
+// pool as the configuration does: ipam.pools[1].
+func NewPlan(pools []netip.Prefix, taken []Taken) (*Plan, error) {
+	if len(pools) > maxPools {
+		return nil, fmt.Errorf("ipam.pools: %d pools; at most %d, so give larger ones", len(pools), maxPools)
+	}
+	for i, p := range pools {
+		if !canonical(p) {
+			return nil, fmt.Errorf("ipam.pools[%d]: %s is no prefix without host bits; write %s", i, p, p.Masked())
+		}
+		for j, q := range pools[:i] {
+			if p.Overlaps(q) {
+				return nil, fmt.Errorf("ipam.pools[%d]: %s overlaps ipam.pools[%d] (%s); keep one of them", i, p, j, q)
+			}
+		}
+	}
+	for _, t := range taken {
+		if !canonical(t.Prefix) {
+			return nil, fmt.Errorf("%s: %s is no prefix without host bits", t.Name, t.Prefix)
+		}
+	}
+	if !slices.ContainsFunc(pools, func(p netip.Prefix) bool { return p.Addr().Is4() }) {
+		pools = append(slices.Clone(pools), DefaultPools()...)
+	}
+	return &Plan{pools, taken}, nil
+}
+
+// poolsOf returns the pools of want's family.
+func (p *Plan) poolsOf(want netip.Prefix) []netip.Prefix {
+	var pools []netip.Prefix
+	for _, pool := range p.pools {
+		if pool.Addr().Is4() == want.Addr().Is4() {
+			pools = append(pools, pool)
+		}
+	}
+	return pools
+}
+
+// choose finds a prefix like want that overlaps none of used.
+func (p *Plan) choose(used spans, want netip.Prefix) (netip.Prefix, bool) {
+	pools := p.poolsOf(want)
+	in := func(pool netip.Prefix) bool { return pool.Bits() <= want.Bits() && pool.Overlaps(want) }
+	if len(used.touching(want)) == 0 && (len(pools) == 0 || slices.ContainsFunc(pools, in)) {
+		return want, true
+	}
+	for _, pool := range pools {
+		if found, ok := used.free(pool, want.Bits()); ok {
+			return found, true
+		}
+	}
+	return netip.Prefix{}, false
+}
+
+// exhausted says why choose found nothing for o.
+func (p *Plan) exhausted(used spans, given []Entry, o Owner, want netip.Prefix) error {
+	pools := p.poolsOf(want)
+	if len(pools) == 0 {
+		name := "what is in use"
+		for _, t := range p.taken {
+			if t.Prefix.Overlaps(want) {
+				name = fmt.Sprintf("%s (%s)", t.Name, t.Prefix)
+			}
+		}
+		for _, e := range given {
+			if e.Remapped.Overlaps(want) {
+				name = fmt.Sprintf("%s of %s", e.Remapped, e.Owner)
+			}
+		}
+		return fmt.Errorf("%w: %s overlaps %s and no IPv6 pool is there to move it to; add one to ipam.pools", ErrExhausted, o, name)
+	}
+	free, found := 0, false
+	for _, pool := range pools {
+		if bits, ok := used.largest(pool); ok && (!found || bits < free) {
+			free, found = bits, true
+		}
+	}
+	largest := "nothing is free"
+	if found {
+		largest = fmt.Sprintf("the largest free block is a /%d", free)
+	}
+	return fmt.Errorf("%w: %s needs a free /%d in %s; %s; %s; add to ipam.pools or release what is not used",
+		ErrExhausted, o, want.Bits(), list(pools), largest, p.most(given, pools))
+}
+
+// most names who holds most of pools.
+func (p *Plan) most(given []Entry, pools []netip.Prefix) string {
+	size := func(p netip.Prefix) float64 { return math.Ldexp(1, -p.Bits()) }
+	held := map[string]float64{}
+	total := 0.0
+	for _, pool := range pools {
+		total += size(pool)
+		hold := func(name string, q netip.Prefix) {
+			if q.Overlaps(pool) {
+				held[name] += min(size(q), size(pool))
+			}
+		}
+		for _, t := range p.taken {
+			hold(fmt.Sprintf("%s (%s)", t.Name, t.Prefix), t.Prefix)
+		}
+		for _, e := range given {
+			hold("peer "+e.Peer, e.Remapped)
+		}
+	}
+	holder := ""
+	for name, n := range held {
+		if holder == "" || n > held[holder] || n == held[holder] && name < holder {
+			holder = name
+		}
+	}
+	return fmt.Sprintf("%s holds most, %.1f %%", holder, min(100, 100*held[holder]/total))
+}
+
+// list names the first few of pools.
+func list(pools []netip.Prefix) string {
+	const shown = 4
+	var b strings.Builder
+	for i, p := range pools {
+		if i == shown {
+			fmt.Fprintf(&b, " and %d more", len(pools)-shown)
+			break
+		}
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		b.WriteString(p.String())
+	}
+	return b.String()
+}
