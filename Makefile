@@ -3,6 +3,7 @@ GO_NEEDED := 1.26.3
 GO ?= go
 FUZZTIME ?= 30s
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+CHECKLOCKS := gvisor.dev/gvisor/tools/checklocks/cmd/checklocks@v0.0.0-20260905035102-160fafc42237
 UNIT := $$($(GO) list ./... | grep -v /integration)
 
 SHELL := /bin/bash
@@ -60,11 +61,13 @@ bench: build ## micro benchmarks, then pods through culvert and through a gatewa
 	$(GO) test -run '^$$' -bench . -benchmem $(UNIT)
 	bin/culvert lab bench --growth
 
-lint: go-version ## gofmt, go vet, staticcheck
+lint: go-version ## gofmt, go vet, staticcheck; what a mutex guards is used under it
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); \
 	[ -z "$$unformatted" ] || { echo "gofmt: $$unformatted" >&2; exit 1; }
 	$(GO) vet ./...
 	$(GO) run $(STATICCHECK) ./...
+	GOBIN=$(CURDIR)/bin $(GO) install $(CHECKLOCKS)
+	$(GO) vet -vettool=bin/checklocks -inferred=false $(UNIT)
 
 image: build ## container image culvert:latest, from scratch, by buildah, podman or docker
 	@for tool in buildah podman docker; do \

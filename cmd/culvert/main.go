@@ -48,7 +48,7 @@ func newRootCommand() *cobra.Command {
 		// An error is one line.
 		DisableSuggestions: true,
 	}
-	root.AddCommand(newGatewayCommand(), newNodeCommand(), newLabCommand(), newKeygenCommand(), newIPAMCommand())
+	root.AddCommand(newGatewayCommand(), newNodeCommand(), newLabCommand(), newKeygenCommand(), newIPAMCommand(), newVersionCommand())
 	return root
 }
 
