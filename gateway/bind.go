@@ -39,11 +39,12 @@ type leg struct {
 
 	// What the receive goroutine has read but not handed over: messages[next:filled],
 	// the first of them from byte offset on.
-	messages     []udp.Message
-	next, filled int
-	offset       int
-	endpoints    [endpointCache]*endpoint
-	handed       []uintptr // buffers of the data messages handed over last, by place; 0 = no such message
+	messages  []udp.Message
+	next      int
+	filled    int
+	offset    int
+	endpoints [endpointCache]*endpoint
+	handed    []uintptr // buffers of the data messages handed over last, by place; 0 = no such message
 
 	mu     sync.Mutex
 	sender *udp.Sender // +checklocks:mu

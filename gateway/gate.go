@@ -31,12 +31,16 @@ type gate struct {
 	drops *counters                // of inbound
 	peer  atomic.Pointer[endpoint] // nil = nothing sent yet
 
-	mu     sync.Mutex
-	mac1   hash.Hash          // +checklocks:mu; not wireguard-go's, which leaves garbage
-	sum    [blake2s.Size]byte // +checklocks:mu
-	known  [numKinds]pace     // +checklocks:mu; of the peer's address
-	others [numKinds]pace     // +checklocks:mu; of all others together
-	shares map[share]pace     // +checklocks:mu; of each of the others that has lately sent something
+	mu sync.Mutex
+	// not wireguard-go's, which leaves garbage
+	mac1 hash.Hash          // +checklocks:mu
+	sum  [blake2s.Size]byte // +checklocks:mu
+	// of the peer's address
+	known [numKinds]pace // +checklocks:mu
+	// of all others together
+	others [numKinds]pace // +checklocks:mu
+	// of each of the others that has lately sent something
+	shares map[share]pace // +checklocks:mu
 }
 
 // share is whose pace it is, and of which messages.
@@ -100,6 +104,7 @@ func (g *gate) isPeer(a netip.Addr) bool {
 // reports whether there was enough. What does not pass costs nothing.
 //
 // Preconditions: g.mu is held.
+// +checklocks:g.mu
 func (g *gate) pass(kind messageKind, from netip.Addr, now time.Time) bool {
 	if g.isPeer(from) {
 		return g.known[kind].take(now, allPace)
@@ -127,6 +132,7 @@ func (g *gate) pass(kind messageKind, from netip.Addr, now time.Time) bool {
 // knowsKey checks MAC1 of a handshake message, which has MAC2 behind it.
 //
 // Preconditions: g.mu is held.
+// +checklocks:g.mu
 func (g *gate) knowsKey(m []byte) bool {
 	m, mac1 := m[:len(m)-2*blake2s.Size128], m[len(m)-2*blake2s.Size128:len(m)-blake2s.Size128]
 	g.mac1.Reset()

@@ -62,6 +62,9 @@ func newGateway(c *Config, budget Budget, log *logrus.Logger, internal geneve.Op
 	return g, nil
 }
 
+// open opens everything. Nobody else knows g yet.
+//
+// +checklocksignore
 func (g *Gateway) open(c *Config, internal geneve.Options) (err error) {
 	ports := g.ports.assign(c.Geneve.Nodes)
 	if g.engine, err = nat.New(newPortKey(), c.natConfig(ports, g.budget)); err != nil {
@@ -242,6 +245,7 @@ func (g *Gateway) Check(c *Config) error {
 // prepare does all of Apply that can fail, and changes nothing.
 //
 // Preconditions: g.mu is held.
+// +checklocks:g.mu
 func (g *Gateway) prepare(c *Config) (*prepared, error) {
 	if err := c.changesLive(g.config); err != nil {
 		return nil, err
@@ -261,6 +265,7 @@ func (g *Gateway) prepare(c *Config) (*prepared, error) {
 // commit does the rest, which cannot fail.
 //
 // Preconditions: g.mu is held.
+// +checklocks:g.mu
 func (g *Gateway) commit(p *prepared) {
 	g.engine.Commit(p.rules)
 	g.endpoint.Commit(p.tunnels)

@@ -16,9 +16,10 @@ type queue struct {
 	wake func() // wakes a blocked Fill
 
 	mu      sync.Mutex
-	packets []queued           // +checklocks:mu
-	free    [][]byte           // +checklocks:mu
-	holds   map[netip.Addr]int // +checklocks:mu; packets of each, by sharer
+	packets []queued // +checklocks:mu
+	free    [][]byte // +checklocks:mu
+	// packets of each, by sharer
+	holds map[netip.Addr]int // +checklocks:mu
 }
 
 type queued struct {
@@ -55,6 +56,7 @@ func (q *queue) push(of netip.Addr, packet []byte) bool {
 // makeRoom takes the newest packet away from who holds most, unless of has its share.
 //
 // Preconditions: q.mu is held.
+// +checklocks:q.mu
 func (q *queue) makeRoom(of netip.Addr) bool {
 	sharers := len(q.holds)
 	if q.holds[of] == 0 {
@@ -82,6 +84,7 @@ func (q *queue) makeRoom(of netip.Addr) bool {
 // release notes that a packet leaves the queue, and keeps its memory.
 //
 // Preconditions: q.mu is held.
+// +checklocks:q.mu
 func (q *queue) release(p queued) {
 	if q.holds[p.of]--; q.holds[p.of] == 0 {
 		delete(q.holds, p.of)

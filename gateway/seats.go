@@ -18,8 +18,9 @@ type seats struct {
 	refused atomic.Uint64
 
 	mu    sync.Mutex
-	total int                  // +checklocks:mu
-	taken map[netip.Prefix]int // +checklocks:mu; by network and by address
+	total int // +checklocks:mu
+	// by network and by address
+	taken map[netip.Prefix]int // +checklocks:mu
 }
 
 const (

@@ -20,10 +20,12 @@ type window struct {
 	progress chan struct{} // some came back
 	stalled  atomic.Bool   // what was inside has counted as gone, and nothing has come back since
 
-	mu         sync.Mutex
-	timer      *time.Timer // +checklocks:mu
-	late       int64       // +checklocks:mu; counted as gone, and came back
-	idleHanded int64       // +checklocks:mu; handed at the last look of settleIdle
+	mu    sync.Mutex
+	timer *time.Timer // +checklocks:mu
+	// counted as gone, and came back
+	late int64 // +checklocks:mu
+	// handed at the last look of settleIdle
+	idleHanded int64 // +checklocks:mu
 }
 
 const (
@@ -120,6 +122,7 @@ func (w *window) forgive() {
 // settle counts what is inside as gone.
 //
 // Preconditions: w.mu is held.
+// +checklocks:w.mu
 func (w *window) settle() {
 	n := w.handed.Load() - w.done.Load()
 	if n <= 0 {

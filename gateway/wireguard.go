@@ -24,9 +24,11 @@ type wireguard struct {
 	*device.Device
 	log *logrus.Entry
 
-	mu       sync.Mutex
-	config   WireGuardConfig // +checklocks:mu; as set last
-	endpoint netip.AddrPort  // +checklocks:mu; config.Endpoint, resolved; zero before
+	mu sync.Mutex
+	// as set last
+	config WireGuardConfig // +checklocks:mu
+	// config.Endpoint, resolved; zero before
+	endpoint netip.AddrPort // +checklocks:mu
 
 	retarget chan struct{} // config.Endpoint has changed
 }
@@ -101,6 +103,7 @@ func (w *wireguard) setEndpoint(c *WireGuardConfig, ep netip.AddrPort) error {
 // a restart, nothing else would tell the peer that its session is dead.
 //
 // Preconditions: w.mu is held.
+// +checklocks:w.mu
 func (w *wireguard) greet() {
 	if p := w.LookupPeer(device.NoisePublicKey(w.config.PeerPublicKey)); p != nil && w.endpoint.IsValid() {
 		p.SendKeepalive()
@@ -123,6 +126,7 @@ func (w *wireguard) up() error {
 // the next one for device.RekeyTimeout.
 //
 // Preconditions: w.mu is held.
+// +checklocks:w.mu
 func (w *wireguard) addPeer() error {
 	if w.config.Role == Client && !w.endpoint.IsValid() {
 		return nil
