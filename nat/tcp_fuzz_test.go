@@ -2,21 +2,30 @@ package nat
 
 import "testing"
 
-// A conversation is two honest ends, which send in order and get all that the gateway sees, and what the gateway makes of it.
+// A conversation is two honest ends, which send in order, within the other's window, and get all that the gateway sees, and what the
+// gateway makes of it.
 type conversation struct {
-	t        *testing.T
-	tcp      tcpState
-	now      state
-	next     [2]uint32 // what each end sends next, and the other has got
-	finished [2]bool
+	t            *testing.T
+	tcp          tcpState
+	now          state
+	next         [2]uint32 // what each end sends next, and the other has got
+	acknowledged [2]uint32 // of what each end has sent
+	finished     [2]bool
 }
 
+// conversationWindow is that of both ends.
+const conversationWindow = 65535
+
 func (c *conversation) see(d int, s segmentView) {
-	s.window = 65535
+	s.window = conversationWindow
 	c.now = c.tcp.next(c.now, &s, d)
+	c.acknowledged[1-d] = s.ack
 }
 
 func (c *conversation) data(d int, n uint32) {
+	if c.next[d]+n-c.acknowledged[d] > conversationWindow {
+		c.data(1-d, 0)
+	}
 	c.see(d, segmentView{seq: c.next[d], ack: c.next[1-d], length: n, flags: tcpFlagACK})
 	c.next[d] += n
 }
@@ -43,6 +52,7 @@ func (c *conversation) elsewhere(n uint32) {
 	c.next[0] += n
 	c.next[1] += 2 * n
 	c.now = talk(&c.tcp, c.now, &c.next, strays+1)
+	c.acknowledged = c.next
 	if c.now != stateEstablished || c.tcp.end != c.next {
 		c.t.Fatalf("after a gap of %d bytes: %v, knows %v of %v", n, c.now, c.tcp.end, c.next)
 	}
@@ -51,7 +61,7 @@ func (c *conversation) elsewhere(n uint32) {
 // begin does a handshake whose SYN holds data, of which the server takes some.
 func (c *conversation) begin(first [2]uint32, data, taken uint32) {
 	c.next = first
-	s := segmentView{seq: first[0], length: 1 + data, flags: tcpFlagSYN, window: 65535}
+	s := segmentView{seq: first[0], length: 1 + data, flags: tcpFlagSYN, window: conversationWindow}
 	c.now = c.tcp.open(&s, 0)
 	c.next[0] += 1 + taken
 	c.see(1, segmentView{seq: first[1], ack: c.next[0], length: 1, flags: tcpFlagSYN | tcpFlagACK})
@@ -69,7 +79,9 @@ func (c *conversation) forge(d int, op byte, far uint32) {
 		s.seq, s.ack = s.seq+far, c.next[1-d]
 		s.flags |= op >> 4 & tcpFlagRST
 	}
+	acknowledged := c.acknowledged
 	c.see(d, s)
+	c.acknowledged = acknowledged
 }
 
 // FuzzTCP reads its input as a conversation and, where forge says so, as what a third host sends in the name of direction forger
