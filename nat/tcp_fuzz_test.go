@@ -22,23 +22,36 @@ func (c *conversation) see(d int, s segmentView) {
 	c.acknowledged[1-d] = s.ack
 }
 
-func (c *conversation) data(d int, n uint32) {
+// room lets the other end acknowledge what direction d has sent, if n more would not fit its window.
+func (c *conversation) room(d int, n uint32) {
 	if c.next[d]+n-c.acknowledged[d] > conversationWindow {
 		c.data(1-d, 0)
 	}
+}
+
+func (c *conversation) data(d int, n uint32) {
+	c.room(d, n)
 	c.see(d, segmentView{seq: c.next[d], ack: c.next[1-d], length: n, flags: tcpFlagACK})
 	c.next[d] += n
 }
 
-// again repeats the last bytes of direction d. Its receiver says that it has them (RFC 9293, Section 3.10.7.4).
+// again repeats the last bytes of direction d. Its receiver takes nothing from it and says that it has them (RFC 9293, Section 3.10.7.4).
 func (c *conversation) again(d int, n uint32) {
-	c.see(d, segmentView{seq: c.next[d] - n, ack: c.next[1-d], length: n, flags: tcpFlagACK})
+	c.unheard(d, segmentView{seq: c.next[d] - n, ack: c.next[1-d], length: n, flags: tcpFlagACK})
 	c.data(1-d, 0)
+}
+
+// unheard shows the gateway a segment that acknowledges nothing to the end that it is for.
+func (c *conversation) unheard(d int, s segmentView) {
+	acknowledged := c.acknowledged
+	c.see(d, s)
+	c.acknowledged = acknowledged
 }
 
 func (c *conversation) finish(d int) {
 	if !c.finished[d] {
 		c.finished[d] = true
+		c.room(d, 1)
 		c.see(d, segmentView{seq: c.next[d], ack: c.next[1-d], length: 1, flags: tcpFlagFIN | tcpFlagACK})
 		c.next[d]++
 	}
@@ -79,9 +92,7 @@ func (c *conversation) forge(d int, op byte, far uint32) {
 		s.seq, s.ack = s.seq+far, c.next[1-d]
 		s.flags |= op >> 4 & tcpFlagRST
 	}
-	acknowledged := c.acknowledged
-	c.see(d, s)
-	c.acknowledged = acknowledged
+	c.unheard(d, s)
 }
 
 // FuzzTCP reads its input as a conversation and, where forge says so, as what a third host sends in the name of direction forger
