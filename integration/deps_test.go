@@ -30,7 +30,7 @@ const (
 
 // importRules are examples-to-follow's, most specific folder first.
 var importRules = []importRule{
-	{"gateway/configfile", []string{"sigs.k8s.io/json", "sigs.k8s.io/yaml", "go.yaml.in/yaml/v2"},
+	{"gateway/configfile", []string{"sigs.k8s.io/json", "sigs.k8s.io/yaml", "go.yaml.in/yaml/v2", "go.yaml.in/yaml/v3"},
 		"it reads files for every command and knows none of them"},
 	{"gateway/node", []string{"culvert/geneve", "culvert/gateway/configfile", "github.com/vishvananda/netlink", "golang.org/x/sys",
 		wireguard + "/tun", "github.com/sirupsen/logrus"},
