@@ -175,7 +175,7 @@ func TestPackageDocs(t *testing.T) {
 // TestTree: the root holds the agreed folders and files, nothing else.
 func TestTree(t *testing.T) {
 	want := []string{"cmd", "gateway", "nat", "geneve", "ipam", "kube", "integration", "go.mod", "go.sum", "Makefile", "Dockerfile",
-		"README.md", "CHANGELOG.md", "SECURITY.md", "LICENSE", "bin"}
+		"docs", "README.md", "CHANGELOG.md", "SECURITY.md", "LICENSE", "bin"}
 	entries, err := os.ReadDir("..")
 	if err != nil {
 		t.Fatal(err)

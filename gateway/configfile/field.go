@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -20,20 +21,22 @@ type Field struct {
 // Required stands for the default of a field that has none and must be there.
 const Required = "required"
 
-// Reference is the table of fields in Markdown.
+// Reference lists fields in Markdown that is plain text too.
 func Reference(fields []Field) string {
 	var b strings.Builder
-	b.WriteString("| field | type | default | change | what it is |\n|---|---|---|---|---|\n")
-	cell := strings.NewReplacer("|", `\|`)
 	for _, f := range fields {
 		change, def := "restart", f.Default
 		if f.Live {
 			change = "live"
 		}
-		if def != "" && def != Required {
-			def = "`" + def + "`"
+		switch def {
+		case "":
+			def = "optional"
+		case Required:
+		default:
+			def = "default " + def
 		}
-		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s |\n", f.Path, cell.Replace(f.Type), def, change, cell.Replace(f.Doc))
+		fmt.Fprintf(&b, "- `%s`: %s; %s; %s.\n  %s\n", f.Path, f.Type, def, change, f.Doc)
 	}
 	return b.String()
 }
@@ -60,8 +63,11 @@ func Schema(title string, fields []Field) []byte {
 				properties = schema{}
 				at["properties"] = properties
 			}
-			if f.Default == Required && i == len(steps)-1 {
-				required, _ := at["required"].([]string)
+			// What leads to a required field is required too, unless the field is of a list's
+			// elements.
+			required, _ := at["required"].([]string)
+			last := len(steps) - 1
+			if f.Default == Required && !slices.Contains(required, name) && !strings.Contains(strings.Join(steps[i:last], "."), "[]") {
 				at["required"] = append(required, name)
 			}
 			next, _ := properties[name].(schema)
