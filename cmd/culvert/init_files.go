@@ -56,7 +56,7 @@ func (p *initPlan) write(dir string, out io.Writer) (err error) {
 		if err = errors.Join(append(files, err)...); err != nil {
 			return err
 		}
-		public := filepath.Join(dir, s.Peer.Cluster, s.Cluster+".pub")
+		public := filepath.Join(dir, s.Peer.Cluster, "peer.pub")
 		if err := errors.Join(os.MkdirAll(filepath.Dir(public), 0o700),
 			os.WriteFile(public, []byte(key.Public().Base64()+"\n"), 0o600)); err != nil {
 			return err
