@@ -114,6 +114,12 @@ func TestExamples(t *testing.T) {
 		}
 		user := &syscall.Credential{Uid: unprivilegedUID, Gid: unprivilegedUID}
 		x.check(x.romeGateway, "gateway", "rome/gateway.yaml")
+		x.romeGateway.ip("link set milan-gw mtu 1399")
+		if said := x.romeGateway.run(binary, "gateway", "--check", "--config", filepath.Join(dir, "rome/gateway.yaml")); !strings.Contains(said,
+			"mtu: 1340 needs 1400 bytes on the way to wireguard.endpoint 192.0.2.7, where milan-gw carries 1399; write at most 1339") {
+			t.Errorf("a way of 1399 bytes: %s", said)
+		}
+		x.romeGateway.ip("link set milan-gw mtu 1500")
 		x.check(milanGateway, "gateway", "milan/gateway.yaml")
 		x.romeGateway.start(user, "sh", "-c", fmt.Sprintf("cd %s/rome && PATH=%s:$PATH exec ../container.sh", dir, docker))
 		milanGateway.start(user, binary, "gateway", "--config", filepath.Join(dir, "milan/gateway.yaml"))

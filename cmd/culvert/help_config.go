@@ -64,6 +64,7 @@ Geneve and VXLAN are neither encrypted nor authenticated. Let UDP 6091 in from t
 - A gateway runs in 64 MiB of memory, also under a flood.
 - A connection takes 256 bytes. A quarter of the memory limit is the table's, at most 1,048,576
   connections: 65,536 of them in 64 MiB. nat.maxConnections sets another cap.
+- A node in the file takes 4 KB of memory, an entry of nat.addresses 4 KB.
 - At most 32,768 nodes, and 65,536 each of nat.addresses, nat.services and remote CIDRs.
 - The underlay carries mtu and 50 bytes to nodes, mtu and 60 bytes to the peer (80 over IPv6): with the
   default of 1340, 1390 and 1400.

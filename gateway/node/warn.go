@@ -42,15 +42,13 @@ func (c *Config) warnUnderlay(e *configfile.Errors) {
 	}
 	here, found := "", false
 	for _, a := range own {
-		ip, _ := netip.AddrFromSlice(a.IP)
-		switch ip.Unmap() {
-		case c.Underlay:
-			found = true
-		case c.GatewayAddress:
-			e.Warn("gateway.address", "%s is an address of this machine; give the gateway's", ip.Unmap())
+		ip, _ := netip.AddrFromSlice(a.IP.To4())
+		found = found || ip == c.Underlay
+		if ip == c.GatewayAddress {
+			e.Warn("gateway.address", "%s is an address of this machine; give the gateway's", ip)
 		}
-		if l, err := netlink.LinkByIndex(a.LinkIndex); err == nil && here == "" && l.Attrs().Name != "lo" {
-			here = ip.Unmap().String()
+		if here == "" && !ip.IsLoopback() {
+			here = ip.String()
 		}
 	}
 	if !found {
