@@ -109,10 +109,12 @@ func (c *Config) warnNAT(e *configfile.Errors) {
 
 // warnUnderlay compares the addresses of the underlay with this machine's.
 func (c *Config) warnUnderlay(e *configfile.Errors) {
+	devices := make(deviceCache)
 	for i, n := range c.Geneve.Nodes[:min(len(c.Geneve.Nodes), 16)] { // a few show what there is to see
-		if device, mtu := route(n.Underlay); mtu > 0 && mtu < int(c.MTU.GeneveWireMTU(false)) {
+		need := c.MTU.GeneveWireMTU(false)
+		if d := devices.to(n.Underlay); d != nil && WireMTU(d.MTU) < need {
 			e.Warn("mtu", "%d needs %d bytes on the way to geneve.nodes[%d].underlay %s, where %s carries %d; write at most %d, here and at nodes",
-				c.MTU, c.MTU.GeneveWireMTU(false), i, n.Underlay, device, mtu, mtu-int(TunnelMTU(0).GeneveWireMTU(false)))
+				c.MTU, need, i, n.Underlay, d.Name, d.MTU, d.MTU-int(need)+int(c.MTU))
 			break
 		}
 	}
@@ -128,34 +130,41 @@ func (c *Config) warnUnderlay(e *configfile.Errors) {
 			}
 		}
 	}
-	if device, mtu := route(peer); mtu > 0 && mtu < int(c.MTU.WireGuardWireMTU(peer.Is6())) {
+	need := c.MTU.WireGuardWireMTU(peer.Is6())
+	if d := devices.to(peer); d != nil && WireMTU(d.MTU) < need {
 		e.Warn("mtu", "%d needs %d bytes on the way to wireguard.endpoint %s, where %s carries %d; write at most %d, here and at the peer",
-			c.MTU, c.MTU.WireGuardWireMTU(peer.Is6()), peer, device, mtu, mtu-int(TunnelMTU(0).WireGuardWireMTU(peer.Is6())))
+			c.MTU, need, peer, d.Name, d.MTU, d.MTU-int(need)+int(c.MTU))
 	}
 }
 
-// route returns the device by which this machine sends to a, and its MTU in bytes; 0 if
-// there is none. Connecting a UDP socket sends nothing.
-func route(a netip.Addr) (device string, mtu int) {
+// deviceCache finds devices by their addresses, each once: that takes time where there
+// are many devices.
+type deviceCache map[netip.Addr]*net.Interface
+
+// to returns the device by which this machine sends to a, nil if there is none.
+func (devices deviceCache) to(a netip.Addr) *net.Interface {
+	// Connecting a UDP socket asks for the route, and sends nothing.
 	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(a, 9)))
 	if err != nil {
-		return "", 0
+		return nil
 	}
 	defer conn.Close()
-	own := conn.LocalAddr().(*net.UDPAddr).IP
-	interfaces, err := net.Interfaces()
-	if err != nil {
-		return "", 0
+	own := conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap().WithZone("")
+	if d, known := devices[own]; known {
+		return d
 	}
-	for _, i := range interfaces {
-		addresses, _ := i.Addrs()
+	devices[own] = nil
+	all, _ := net.Interfaces()
+	for i := range all {
+		addresses, _ := all[i].Addrs()
 		for _, x := range addresses {
-			if n, ok := x.(*net.IPNet); ok && n.IP.Equal(own) {
-				return i.Name, i.MTU
+			if n, ok := x.(*net.IPNet); ok && n.IP.Equal(own.AsSlice()) {
+				devices[own] = &all[i]
+				return &all[i]
 			}
 		}
 	}
-	return "", 0
+	return nil
 }
 
 // warn notes a private key that is none any more.

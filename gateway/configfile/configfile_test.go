@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"strings"
 	"testing"
+	"unicode"
 )
 
 type shape struct {
@@ -139,4 +140,28 @@ func TestSchema(t *testing.T) {
 		p.Nodes.Items.Properties.VNI.Maximum != 9 {
 		t.Errorf("%+v, %v", got, err)
 	}
+}
+
+// FuzzErrors: whatever the text, each error is one printable line that begins with the
+// file's name, and there are not too many.
+func FuzzErrors(f *testing.F) {
+	for _, seed := range []string{text, "a: &a [1]\nb: *a", "- 1", "deep: {nodes: [{vni: }, {vin: 1}]}", "\t", "a: 1\n---\nb: 2", "mtu: 1\nmtu: 2", "? [a]\n: b", "\"a.b[0]\": 1", "<<: {mtu: 1}"} {
+		f.Add(seed, "deep.nodes[0].vni")
+	}
+	f.Fuzz(func(t *testing.T, text, path string) {
+		e := &Errors{File: "f"}
+		e.Decode([]byte(text), new(shape))
+		if newPositions([]byte(text)).find(path); e.Err() == nil {
+			return
+		}
+		lines := strings.Split(e.Err().Error(), "\n")
+		for _, line := range lines {
+			if !strings.HasPrefix(line, "f:") || strings.ContainsFunc(line, func(r rune) bool { return !unicode.IsPrint(r) }) {
+				t.Errorf("%q", line)
+			}
+		}
+		if len(lines) > maxErrors {
+			t.Errorf("%d lines", len(lines))
+		}
+	})
 }
