@@ -58,6 +58,34 @@ func TestInitHere(t *testing.T) {
 	}, programs("ping", "ping"))
 }
 
+// TestInit: what culvert init writes for machines of one's own works unedited there.
+func TestInit(t *testing.T) {
+	isolated(t, func(t *testing.T) {
+		binary, dir := os.Getenv(binaryEnv), filepath.Join(t.TempDir(), "d")
+		x := &examples{t: t, dir: dir, milan: newPeerHost(t, "milan-1"), romeGateway: newPeerHost(t, "rome-gw")}
+		rome, milanGateway := newPeerHost(t, "rome-1"), newPeerHost(t, "milan-gw")
+		join(x.romeGateway, milanGateway, "192.0.2.1/24", "192.0.2.7/24", 1500)
+		join(x.romeGateway, rome, "172.18.0.9/24", "172.18.0.2/24", 1500)
+		join(milanGateway, x.milan, "172.19.0.9/24", "172.19.0.2/24", 1500)
+		x.pod(rome, 1)
+		x.pod(x.milan, 1)
+		rome.run(binary, "init", dir, "--cluster", "rome", "--pods", "10.0.0.0/16", "--gateway", "172.18.0.9", "--nodes", "rome-1=172.18.0.2,10.0.1.0/24",
+			"--peer", "milan", "--peer-pods", "10.0.0.0/16", "--peer-gateway", "172.19.0.9", "--peer-nodes", "milan-1=172.19.0.2,10.0.1.0/24",
+			"--endpoint", "192.0.2.7:4500")
+		for _, p := range []struct {
+			host       *peerHost
+			kind, file string
+		}{
+			{x.romeGateway, "gateway", "rome/gateway.yaml"}, {milanGateway, "gateway", "milan/gateway.yaml"},
+			{rome, "node", "rome/nodes/rome-1.yaml"}, {x.milan, "node", "milan/nodes/milan-1.yaml"},
+		} {
+			x.check(p.host, p.kind, p.file)
+			p.host.start(nil, binary, p.kind, "--config", filepath.Join(dir, p.file))
+		}
+		x.reaches(t, rome, 1)
+	}, programs("ping", "ping"))
+}
+
 const exampleFolder = "../docs/examples"
 
 // newExamples copies the examples to where an ordinary user may read them, with the keys

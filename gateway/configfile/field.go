@@ -99,17 +99,20 @@ func Schema(title string, fields []Field) []byte {
 func (f *Field) describe(s schema) {
 	s["description"] = f.Doc
 	s["type"] = []string{"string", "number"}
+	if f.Default != "" && f.Default != Required {
+		s["default"] = f.Default
+	}
 	if m := words.FindStringSubmatch(f.Type); m != nil {
 		delete(s, "type")
 		s["enum"] = strings.Split(m[1], ", ")
 	} else if f.Type == "true or false" {
-		s["type"] = "boolean"
+		s["type"], s["default"] = "boolean", f.Default == "true"
 	} else if m := numbers.FindStringSubmatch(f.Type); m != nil && !strings.Contains(f.Type, " or ") {
 		s["type"] = "integer"
 		s["minimum"], _ = strconv.Atoi(m[1])
 		s["maximum"], _ = strconv.Atoi(m[2])
-	}
-	if f.Default != "" && f.Default != Required {
-		s["default"] = f.Default
+		if n, err := strconv.Atoi(f.Default); err == nil {
+			s["default"] = n
+		}
 	}
 }
