@@ -9,11 +9,13 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"culvert/gateway"
 	"culvert/gateway/configfile"
+	"culvert/ipam"
 )
 
 // initAnswers are what only the user knows, as flags or answers.
@@ -191,31 +193,39 @@ func (a *initAnswers) plan() (*initPlan, error) {
 
 // choose chooses networks that overlap nothing the user named.
 func (p *initPlan) choose(e *configfile.Errors) {
-	taken := []netip.Prefix{netip.MustParsePrefix("169.254.18.0/24"), p.Client.Pods, p.Server.Pods}
+	taken := []ipam.Taken{{Name: "the tunnel addresses", Prefix: netip.MustParsePrefix("169.254.18.0/24")},
+		{Name: "--pods", Prefix: p.Client.Pods}, {Name: "--peer-pods", Prefix: p.Server.Pods}}
+	host := func(a netip.Addr) { taken = append(taken, ipam.Taken{Name: "the underlay", Prefix: netip.PrefixFrom(a, a.BitLen())}) }
 	for _, s := range []*initSide{p.Client, p.Server} {
-		taken = append(taken, netip.PrefixFrom(s.Underlay, 32))
+		host(s.Underlay)
 		for _, n := range s.Nodes {
-			taken = append(taken, netip.PrefixFrom(n.Underlay, 32))
+			host(n.Underlay)
 		}
 	}
 	if a, err := netip.ParseAddrPort(p.Endpoint); err == nil {
-		taken = append(taken, netip.PrefixFrom(a.Addr(), a.Addr().BitLen()))
+		host(a.Addr().Unmap())
 	}
-	pick := func(flag, first string, bits int) netip.Prefix {
-		found, ok := free(taken, netip.MustParseAddr(first), bits)
-		if !ok {
-			e.Add(flag, "10.0.0.0/8 has no free /%d for a remap; choose smaller CIDRs", bits)
+	plan, err := ipam.NewPlan(nil, taken)
+	if err != nil {
+		e.Add("--pods", "%v", err)
+		return
+	}
+	chosen := new(ipam.Ledger)
+	pick := func(flag, owner string, kind ipam.Kind, first string, bits int) netip.Prefix {
+		want := netip.PrefixFrom(netip.MustParseAddr(first), bits).Masked()
+		found, err := chosen.Network(plan, ipam.Owner{Peer: owner, Kind: kind, Real: want.String()}, want, time.Time{})
+		if err != nil {
+			e.Add(flag, "no private /%d is left to see it as; choose smaller CIDRs", bits)
 		}
-		taken = append(taken, found)
 		return found
 	}
-	internal := pick("--pods", "10.80.0.0", 16)
+	internal := pick("--pods", p.Client.Cluster, ipam.External, "10.80.0.0", 16)
 	for i, s := range []*initSide{p.Client, p.Server} {
 		flag := []string{"--pods", "--peer-pods"}[i]
-		s.External = pick(flag, "10.70.0.0", 16)
+		s.External = pick(flag, s.Cluster, ipam.External, []string{"10.70.0.0", "10.71.0.0"}[i], 16)
 		s.Seen = s.Pods
 		if s.Pods.Overlaps(s.Peer.Pods) {
-			s.Seen = pick(flag, []string{"10.62.0.0", "10.61.0.0"}[i], s.Pods.Bits())
+			s.Seen = pick(flag, s.Cluster, ipam.Pod, []string{"10.62.0.0", "10.61.0.0"}[i], s.Pods.Bits())
 		}
 		s.Internal = internal.Addr().Next()
 		address := s.Internal
@@ -224,32 +234,6 @@ func (p *initPlan) choose(e *configfile.Errors) {
 			s.Nodes[i].Address = address
 		}
 	}
-}
-
-// free returns the first prefix of that length in 10.0.0.0/8, from first on and around,
-// that overlaps none of taken.
-func free(taken []netip.Prefix, first netip.Addr, bits int) (netip.Prefix, bool) {
-	whole := netip.MustParsePrefix("10.0.0.0/8")
-	candidate := netip.PrefixFrom(first, bits).Masked()
-	for range 1 << 16 {
-		if candidate.Bits() < whole.Bits() {
-			break
-		}
-		if !whole.Contains(candidate.Addr()) {
-			candidate = netip.PrefixFrom(whole.Addr(), bits)
-		}
-		hit := false
-		for _, t := range taken {
-			hit = hit || t.Overlaps(candidate)
-		}
-		if !hit {
-			return candidate, true
-		}
-		a := candidate.Addr().As4()
-		next := uint32(a[0])<<24 | uint32(a[1])<<16 | uint32(a[2])<<8 | uint32(a[3]) + 1<<(32-bits)
-		candidate = netip.PrefixFrom(netip.AddrFrom4([4]byte{byte(next >> 24), byte(next >> 16), byte(next >> 8), byte(next)}), bits)
-	}
-	return netip.Prefix{}, false
 }
 
 // PodOf is an address that a pod of a node may have, and as what the peer sees it.

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -38,7 +37,7 @@ func TestInit(t *testing.T) {
 	}{
 		{"same pods", romeMilan, "10.61.0.0/16"},
 		{"other pods", changed("--peer-pods", "10.1.0.0/16"), "10.1.0.0/16"},
-		{"pods where remaps would be", append(changed("--pods", "10.60.0.0/14"), "--peer-pods", "10.60.0.0/14"), "10.72.0.0/14"},
+		{"pods where remaps would be", append(changed("--pods", "10.60.0.0/14"), "--peer-pods", "10.60.0.0/14"), "10.48.0.0/14"},
 		{"IPv6 endpoint with a port", changed("--endpoint", "[2001:db8::7]:4500"), "10.61.0.0/16"},
 		{"named endpoint", changed("--endpoint", "gw.milan.example"), "10.61.0.0/16"},
 		{"geneve", append(romeMilan, "--encap", "geneve"), "10.61.0.0/16"},
@@ -49,7 +48,7 @@ func TestInit(t *testing.T) {
 			args := tt.args
 			if strings.HasPrefix(tt.seen, "10.1.") {
 				args = append(args, "--peer-nodes", "milan-1=172.19.0.2,10.1.1.0/24")
-			} else if strings.HasPrefix(tt.seen, "10.72.") {
+			} else if strings.HasPrefix(tt.seen, "10.48.") {
 				args = append(args, "--nodes", "rome-1=172.18.0.2,10.60.1.0/24", "--peer-nodes", "milan-1=172.19.0.2,10.61.1.0/24")
 			}
 			out, diag, status := run(t, append([]string{"init", dir}, args...)...)
@@ -147,7 +146,7 @@ func TestInitRefuses(t *testing.T) {
 		{"nodes of other pods", "outside network.local.podCIDRs", changed("--nodes", "rome-1=172.18.0.2,10.9.1.0/24")},
 		{"endpoint", "--endpoint: \"a b\" is neither", changed("--endpoint", "a b")},
 		{"endpoint's port", "wireguard.endpoint: \"x\" is not a port", changed("--endpoint", "192.0.2.7:x")},
-		{"too large", "10.0.0.0/8 has no free /16", append(changed("--pods", "10.0.0.0/8"), "--peer-pods", "10.0.0.0/8")},
+		{"too large", "--peer-pods: no private /8 is left", append(changed("--pods", "10.0.0.0/8"), "--peer-pods", "10.0.0.0/8")},
 		{"encap", "--encap: \"vxlna\" is not one of vxlan, geneve; did you mean vxlan?", append(romeMilan, "--encap", "vxlna")},
 		{"nobody answers", "--cluster: missing", nil},
 		{"here and more", "--pods: --here answers it", []string{"--here", "--pods", "10.0.0.0/16"}},
@@ -165,16 +164,5 @@ func TestInitRefuses(t *testing.T) {
 	}
 	if _, diag, status := run(t, append([]string{"init", there}, romeMilan...)...); status != exitBadInput || !strings.Contains(diag, "exists") {
 		t.Errorf("a folder that is there: status %d, %q", status, diag)
-	}
-}
-
-// TestFree: the first that overlaps nothing, around the end, or none.
-func TestFree(t *testing.T) {
-	taken := []netip.Prefix{netip.MustParsePrefix("10.255.128.0/17"), netip.MustParsePrefix("10.0.0.0/17")}
-	if got, ok := free(taken, netip.MustParseAddr("10.255.0.0"), 16); !ok || got.String() != "10.1.0.0/16" {
-		t.Errorf("got %v, %v", got, ok)
-	}
-	if got, ok := free([]netip.Prefix{netip.MustParsePrefix("10.3.0.0/16")}, netip.MustParseAddr("10.0.0.0"), 8); ok {
-		t.Errorf("got %v of nothing", got)
 	}
 }
