@@ -203,7 +203,7 @@ func LoadNetworks(path string) (*Config, error) {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	var f file
-	e := new(configfile.Errors)
+	e := &configfile.Errors{File: path, Fields: fields}
 	if !e.Decode(text, &f) {
 		return nil, e.Err()
 	}
