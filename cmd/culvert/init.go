@@ -195,7 +195,9 @@ func (a *initAnswers) plan() (*initPlan, error) {
 func (p *initPlan) choose(e *configfile.Errors) {
 	taken := []ipam.Taken{{Name: "the tunnel addresses", Prefix: netip.MustParsePrefix("169.254.18.0/24")},
 		{Name: "--pods", Prefix: p.Client.Pods}, {Name: "--peer-pods", Prefix: p.Server.Pods}}
-	host := func(a netip.Addr) { taken = append(taken, ipam.Taken{Name: "the underlay", Prefix: netip.PrefixFrom(a, a.BitLen())}) }
+	host := func(a netip.Addr) {
+		taken = append(taken, ipam.Taken{Name: "the underlay", Prefix: netip.PrefixFrom(a, a.BitLen())})
+	}
 	for _, s := range []*initSide{p.Client, p.Server} {
 		host(s.Underlay)
 		for _, n := range s.Nodes {
