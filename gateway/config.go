@@ -36,6 +36,9 @@ type Config struct {
 
 	Metrics string // metrics: listen address, empty = off
 	Log     LogConfig
+
+	// Warnings are about what the file may mean but probably does not, one line each.
+	Warnings []string
 }
 
 // WireGuardConfig is the external network's end: one tunnel to one peer.

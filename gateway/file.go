@@ -102,12 +102,11 @@ func LoadConfig(path string) (*Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--config: %s: %w", path, err)
 	}
-	return parseConfig(text, filepath.Dir(path))
+	return parse(&configfile.Errors{File: path, Fields: fields}, text, filepath.Dir(path))
 }
 
-func parseConfig(text []byte, dir string) (*Config, error) {
+func parse(e *configfile.Errors, text []byte, dir string) (*Config, error) {
 	var f file
-	e := new(configfile.Errors)
 	if !e.Decode(text, &f) {
 		return nil, e.Err()
 	}
@@ -116,6 +115,9 @@ func parseConfig(text []byte, dir string) (*Config, error) {
 	if err := e.Err(); err != nil {
 		return nil, err
 	}
+	c.warn(e)
+	f.WireGuard.warn(e, dir)
+	c.Warnings = e.Warnings()
 	return c, nil
 }
 
@@ -201,7 +203,7 @@ func LoadNetworks(path string) (*Config, error) {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	var f file
-	e := new(configfile.Errors)
+	e := &configfile.Errors{File: path, Fields: fields}
 	if !e.Decode(text, &f) {
 		return nil, e.Err()
 	}

@@ -195,7 +195,7 @@ type Remapped struct {
 // noted with new choices; ctx limits the wait for other gateways of the cluster.
 func Remap(ctx context.Context, c *Config, now time.Time, dry bool, accept func(*Config) error) (*Remapped, error) {
 	if c.IPAM.File == "" {
-		return &Remapped{Config: c}, accept(c)
+		return &Remapped{Config: c, Warnings: c.Warnings}, accept(c)
 	}
 	var r *Remapped
 	choose := func(l *ipam.Ledger) (err error) {
@@ -228,7 +228,7 @@ func (c *Config) Preview(l *ipam.Ledger, taken []ipam.Taken, now time.Time) (*Re
 	}
 	next := *c
 	next.Remote, next.Addresses, next.Services = slices.Clone(c.Remote), slices.Clone(c.Addresses), slices.Clone(c.Services)
-	r := &Remapped{Config: &next, Warnings: warnings}
+	r := &Remapped{Config: &next, Warnings: slices.Concat(c.Warnings, warnings)}
 	isNew := map[ipam.Owner]bool{}
 	var errs []error
 	for _, a := range next.automatics() {

@@ -3,8 +3,10 @@ package gateway
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"time"
 
@@ -119,21 +121,25 @@ func (ps *places) claim(e *configfile.Errors, path string, p netip.Prefix, remed
 	if !p.IsValid() {
 		return
 	}
-	q, other, overlaps := ps.table.LookupPrefixLPM(p)
-	for sub, path := range ps.table.Subnets(p) {
-		q, other, overlaps = sub, path, true
-		break
-	}
-	if overlaps {
+	if other, q, overlaps := ps.overlap(p); overlaps {
 		e.Add(path, "%s overlaps %s (%s)%s", p, other, q, remedy)
 		return
 	}
 	ps.table.Insert(p, path)
 }
 
+// overlap finds a prefix that shares addresses with p, and the path that claimed it.
+func (ps *places) overlap(p netip.Prefix) (path string, q netip.Prefix, overlaps bool) {
+	for q, path := range ps.table.Subnets(p) {
+		return path, q, true
+	}
+	q, path, overlaps = ps.table.LookupPrefixLPM(p)
+	return path, q, overlaps
+}
+
 func (c *Config) validateNetworks(e *configfile.Errors, external *bart.Lite) {
 	if len(c.Local.PodCIDRs) == 0 && !e.Bad("network.local.podCIDRs[0]") {
-		e.Add("network.local.podCIDRs", "missing")
+		e.Missing("network.local.podCIDRs")
 	}
 	// seen: what this cluster's nodes can address; real: how the remote cluster
 	// names itself, which may equal local CIDRs.
@@ -146,13 +152,10 @@ func (c *Config) validateNetworks(e *configfile.Errors, external *bart.Lite) {
 		seen.claim(e, fmt.Sprintf("network.local.externalCIDRs[%d]", i), p, "")
 	}
 	real.claim(e, "the tunnel addresses", tunnelBlock, "")
-	index := map[bool]int{}
-	for _, r := range c.Remote {
-		path := fmt.Sprintf("network.remote.podCIDRs[%d]", index[r.External])
-		if r.External {
-			path = fmt.Sprintf("network.remote.externalCIDRs[%d]", index[r.External])
-		}
-		index[r.External]++
+	pods := false
+	for i, path := range c.remotePaths() {
+		r := c.Remote[i]
+		pods = pods || !r.External
 		if r.Real.IsValid() && r.Remapped.IsValid() && r.Real.Bits() != r.Remapped.Bits() {
 			e.Add(path+".remap", "%s and %s differ in length; a remap is 1:1, write a /%d", r.Remapped, r.Real, r.Real.Bits())
 		}
@@ -163,8 +166,8 @@ func (c *Config) validateNetworks(e *configfile.Errors, external *bart.Lite) {
 			seen.claim(e, path+".remap", r.Remapped, "; choose an unused CIDR")
 		}
 	}
-	if index[false] == 0 {
-		e.Add("network.remote.podCIDRs", "missing")
+	if !pods {
+		e.Add("network.remote.podCIDRs", "missing; name what the peer has, such as {cidr: 10.0.0.0/16, remap: 10.61.0.0/16}")
 	}
 	if a := c.UnknownSource; a.IsValid() && !external.Contains(a) {
 		e.Add("nat.unknownSource", "%s is in no CIDR of network.local.externalCIDRs", a)
@@ -249,9 +252,15 @@ func (c *Config) validateNAT(e *configfile.Errors, external *bart.Lite) {
 	for _, n := range c.Geneve.Nodes {
 		nodes[n.Name] = true
 	}
+	names := slices.Sorted(maps.Keys(nodes))
+	names = names[:min(len(names), 128)] // a hint is not worth more time
 	via := func(path, name string) {
 		if !nodes[name] && !e.Bad("geneve.nodes") {
-			e.Add(path, "%q is no node of geneve.nodes", name)
+			hint := "name one of them"
+			if near := configfile.Closest(name, names); near != "" {
+				hint = "did you mean " + near + "?"
+			}
+			e.Add(path, "%q is no node of geneve.nodes; %s", name, hint)
 		}
 	}
 	type target struct {

@@ -1,7 +1,9 @@
 // Command culvert carries pod traffic between Kubernetes clusters in user space.
 //
 //	culvert gateway --config FILE [--check [-o json]]
-//	culvert node --config FILE
+//	culvert node --config FILE [--check]
+//	culvert init DIR [--here]
+//	culvert help config
 //	culvert lab check | up | down | exec CLUSTER/HOST [--] COMMAND… | status | bench
 //	culvert keygen FILE [--public]
 //	culvert ipam list | acquire [PEER KIND REAL] | release PEER [KIND REAL] --config FILE | --file FILE

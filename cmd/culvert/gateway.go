@@ -27,6 +27,9 @@ func newGatewayCommand() *cobra.Command {
 		Short: "Run the gateway of one cluster towards one remote cluster",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if cmd.Flags().Changed("output") && !check {
+				return errors.New("--output: only with --check, which prints and starts nothing; add --check")
+			}
 			c, err := gateway.LoadConfig(file)
 			if err != nil {
 				return err

@@ -78,9 +78,7 @@ func checkPeering(files []string) ([]checkedSide, error) {
 	var errs []error
 	for _, file := range files {
 		c, err := gateway.LoadNetworks(file)
-		if err != nil {
-			errs = append(errs, inFile(file, err.Error()))
-		}
+		errs = append(errs, err)
 		configs = append(configs, c)
 	}
 	if err := errors.Join(errs...); err != nil {

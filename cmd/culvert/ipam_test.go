@@ -403,7 +403,7 @@ ipam: {reserved: [10.96.0.0/12]}
 		{"no room", strings.Replace(rome, "reserved: [10.96.0.0/12]", "pools: [10.0.0.0/16]", 1), milan, 2, []string{"no space: milan pod 10.0.0.0/16 needs a free /16 in 10.0.0.0/16; nothing is free"}},
 		{"one cluster twice", rome, rome, 2, []string{`milan.yaml: cluster: "rome" is the cluster of rome.yaml too`}},
 		{"nothing known of the peer", rome, "", 2, []string{"rome.yaml: network.remote.podCIDRs: missing"}},
-		{"bad file", strings.Replace(rome, "10.0.0.0/16", "10.0.0.0", 1), "", 2, []string{`rome.yaml: network.local.podCIDRs[0]: "10.0.0.0" is not a CIDR`}},
+		{"bad file", strings.Replace(rome, "10.0.0.0/16", "10.0.0.0", 1), "", 2, []string{`rome.yaml:5:22: network.local.podCIDRs[0]: "10.0.0.0" is not a CIDR`}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Chdir(t.TempDir())

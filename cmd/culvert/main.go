@@ -25,11 +25,12 @@ type failure struct{ error }
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := newRootCommand().ExecuteContext(ctx)
+	cmd, err := newRootCommand().ExecuteContextC(ctx)
 	stop()
 	if err == nil {
 		return
 	}
+	err = usageError(cmd, err)
 	for line := range strings.Lines(err.Error()) {
 		fmt.Fprintf(os.Stderr, "culvert: %s\n", strings.TrimSuffix(line, "\n"))
 	}
@@ -45,10 +46,12 @@ func newRootCommand() *cobra.Command {
 		Short:         "Pod traffic between Kubernetes clusters, without asking anything of the kernel",
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		// An error is one line.
+		// An error is one line: usageError suggests.
 		DisableSuggestions: true,
 	}
-	root.AddCommand(newGatewayCommand(), newNodeCommand(), newLabCommand(), newKeygenCommand(), newIPAMCommand(), newVersionCommand())
+	root.AddCommand(newGatewayCommand(), newNodeCommand(), newInitCommand(), newLabCommand(), newKeygenCommand(), newIPAMCommand(),
+		newVersionCommand(), newConfigTopic())
+	addHelp(root)
 	return root
 }
 

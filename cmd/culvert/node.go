@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"fmt"
+	"io"
 
 	"github.com/spf13/cobra"
 
@@ -10,6 +12,7 @@ import (
 
 func newNodeCommand() *cobra.Command {
 	var file string
+	var check bool
 	cmd := &cobra.Command{
 		Use:   "node --config FILE",
 		Short: "Run the node end of the tunnel to a gateway",
@@ -21,10 +24,15 @@ func newNodeCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if check {
+				printNode(cmd.OutOrStdout(), file, c)
+				return nil
+			}
 			return runNode(cmd.Context(), c)
 		},
 	}
 	cmd.Flags().StringVar(&file, "config", "", "configuration `FILE` (YAML)")
+	cmd.Flags().BoolVar(&check, "check", false, "validate the configuration, compare it with this machine, and exit")
 	cmd.MarkFlagRequired("config")
 	return cmd
 }
@@ -34,6 +42,9 @@ func runNode(ctx context.Context, c *node.Config) error {
 	if err != nil {
 		return err
 	}
+	for _, w := range c.Warnings {
+		log.Warn(w)
+	}
 	n, err := node.New(ctx, c, log)
 	if err != nil {
 		return err
@@ -42,4 +53,11 @@ func runNode(ctx context.Context, c *node.Config) error {
 		return failure{err}
 	}
 	return nil
+}
+
+func printNode(w io.Writer, file string, c *node.Config) {
+	fmt.Fprintf(w, "%s: good: %s to the gateway at %s, VNI %d, %d routes\n", file, c.Name, c.Gateway, c.VNI, len(c.Routes))
+	for _, warning := range c.Warnings {
+		fmt.Fprintf(w, "warning: %s\n", warning)
+	}
 }

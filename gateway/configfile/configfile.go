@@ -9,7 +9,6 @@
 package configfile
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -21,10 +20,6 @@ import (
 	"strings"
 	"time"
 	"unicode"
-
-	goyaml "go.yaml.in/yaml/v2"
-	"sigs.k8s.io/json"
-	"sigs.k8s.io/yaml"
 )
 
 // Scalar is a YAML text, number or boolean as it was written; "" if absent.
@@ -75,89 +70,21 @@ func withoutPath(err error) error {
 	return err
 }
 
-// maxErrors is how many errors of one file are reported.
-const maxErrors = 1000
+// How many errors and warnings of one file are reported.
+const (
+	maxErrors   = 1000
+	maxWarnings = 20
+)
 
 // Errors collects what is wrong with one file.
 type Errors struct {
-	list []error
-	bad  map[string]bool
-}
+	File   string  // name, for messages; "" = they say no file, line and column
+	Fields []Field // what the file may hold, for messages about what is missing
 
-// Decode fills v, a pointer to a struct with json tags, from YAML text. Unknown
-// and duplicate fields are added to e; the rest of the file is decoded all the
-// same. It returns false if the text is no YAML or its shape does not fit v.
-func (e *Errors) Decode(text []byte, v any) bool {
-	asJSON, err := yaml.YAMLToJSONStrict(text)
-	if err != nil {
-		e.note("not YAML: %s", printable(strings.TrimPrefix(err.Error(), "yaml: ")))
-		return false
-	}
-	if !single(text) {
-		e.note("the file holds more than one YAML document; keep one, without a --- or ... behind it")
-		return false
-	}
-	strict, err := json.UnmarshalStrict(asJSON, v)
-	for _, err := range strict {
-		e.note("%s: no such field; compare its name and indentation with the README", printable(fieldOf(err.Error())))
-	}
-	if err != nil {
-		e.note("%s", printable(shapeError(err.Error())))
-		return false
-	}
-	return true
-}
-
-// single reports whether the first document of text, which is YAML, is the only one.
-func single(text []byte) bool {
-	if !bytes.Contains(text, []byte("\n---")) && !bytes.Contains(text, []byte("\n...")) {
-		return true // it takes a marker to end a document (YAML 1.2.2, Section 9.1.2)
-	}
-	d := goyaml.NewDecoder(bytes.NewReader(text))
-	var document unread
-	if d.Decode(&document) == io.EOF {
-		return true
-	}
-	return d.Decode(&document) == io.EOF
-}
-
-// unread is a document whose content does not matter.
-type unread struct{}
-
-func (*unread) UnmarshalYAML(func(any) error) error { return nil }
-
-// fieldOf takes the path out of sigs.k8s.io/json's `unknown field "a.b[0].c"`.
-func fieldOf(msg string) string {
-	if _, rest, ok := strings.Cut(msg, `"`); ok {
-		if path, _, ok := strings.Cut(rest, `"`); ok {
-			return path
-		}
-	}
-	return msg
-}
-
-// shapeError rewrites `json: cannot unmarshal string into Go struct field T.a.b
-// of type c` in words of the file: which path holds what it should not.
-func shapeError(msg string) string {
-	const intro, field, kind = "json: cannot unmarshal ", " into Go struct field ", " of type "
-	rest, ok := strings.CutPrefix(msg, intro)
-	if !ok {
-		return msg
-	}
-	got, rest, ok := strings.Cut(rest, field)
-	if !ok {
-		got, _, _ = strings.Cut(rest, " into ")
-		return fmt.Sprintf("the file holds one %s where a mapping of fields is wanted", got)
-	}
-	path, _, _ := strings.Cut(rest, kind)
-	if _, after, ok := strings.Cut(path, "."); ok {
-		path = after
-	}
-	want := "a mapping of fields"
-	if strings.Contains(rest, kind+"[]") {
-		want = "a list"
-	}
-	return fmt.Sprintf("%s: want %s, not one %s", path, want, got)
+	text     []byte
+	list     []problem
+	warnings []problem
+	bad      map[string]bool
 }
 
 // printable makes one line of a text that may quote the file: nothing in it moves a
@@ -172,14 +99,16 @@ func printable(s string) string {
 }
 
 // note keeps an error, unless there are too many.
-func (e *Errors) note(format string, args ...any) {
-	switch len(e.list) {
-	case maxErrors:
-	case maxErrors - 1:
-		e.list = append(e.list, errors.New("and more; mend these first"))
-	default:
-		e.list = append(e.list, fmt.Errorf(format, args...))
+func (e *Errors) note(p problem) { e.list = capped(e.list, p, maxErrors) }
+
+func capped(list []problem, p problem, most int) []problem {
+	switch len(list) {
+	case most:
+		return list
+	case most - 1:
+		return append(list, problem{text: "and more; mend these first"})
 	}
+	return append(list, p)
 }
 
 // Add notes an error at path. The first error of a path is kept, so that a value
@@ -192,19 +121,45 @@ func (e *Errors) Add(path, format string, args ...any) {
 		e.bad = make(map[string]bool)
 	}
 	e.bad[path] = true
-	e.note("%s: %s", path, fmt.Sprintf(format, args...))
+	e.note(problem{path: path, text: fmt.Sprintf(format, args...)})
 }
+
+// Warn notes what may be meant but probably is not.
+func (e *Errors) Warn(path, format string, args ...any) {
+	e.warnings = capped(e.warnings, problem{path: path, text: fmt.Sprintf(format, args...)}, maxWarnings)
+}
+
+// Warnings returns all warnings, one line each.
+func (e *Errors) Warnings() []string { return e.lines(e.warnings) }
 
 // Bad reports whether an error was noted at path.
 func (e *Errors) Bad(path string) bool { return e.bad[path] }
 
 // Err joins all errors, one a line, or returns nil.
-func (e *Errors) Err() error { return errors.Join(e.list...) }
+func (e *Errors) Err() error {
+	var all []error
+	for _, line := range e.lines(e.list) {
+		all = append(all, errors.New(line))
+	}
+	return errors.Join(all...)
+}
+
+// Missing notes that path has no value, and what it should be.
+func (e *Errors) Missing(path string) {
+	name := general(path)
+	for _, f := range e.Fields {
+		if f.Path == name || f.Path == name+"[]" {
+			e.Add(path, "missing; want %s: %s", f.Type, f.Doc)
+			return
+		}
+	}
+	e.Add(path, "missing")
+}
 
 // Text requires a value.
 func (e *Errors) Text(path string, s Scalar) string {
 	if s == "" {
-		e.Add(path, "missing")
+		e.Missing(path)
 	}
 	return string(s)
 }
@@ -227,7 +182,7 @@ const (
 func (e *Errors) Name(path, s string, high int) {
 	switch {
 	case s == "":
-		e.Add(path, "missing")
+		e.Missing(path)
 	case len(s) > high:
 		e.Add(path, "%d characters; a name here has at most %d", len(s), high)
 	case !name.MatchString(s):
@@ -248,7 +203,11 @@ func (e *Errors) OneOf(path string, s Scalar, words ...string) string {
 			return w
 		}
 	}
-	e.Add(path, "%q is not one of %s", s, strings.Join(words, ", "))
+	hint := ""
+	if w := Closest(string(s), words); w != "" {
+		hint = "; did you mean " + w + "?"
+	}
+	e.Add(path, "%q is not one of %s%s", s, strings.TrimPrefix(strings.Join(words, ", "), ", "), hint)
 	return words[0]
 }
 
@@ -300,7 +259,7 @@ func (e *Errors) Addr(path string, s Scalar) netip.Addr {
 	a, err := netip.ParseAddr(string(s))
 	switch {
 	case err != nil:
-		e.Add(path, "%q is not an IP address", s)
+		e.Add(path, "%q is not an IP address such as 192.0.2.1", s)
 	case !a.Is4():
 		e.Add(path, "%s: IPv6 is not supported yet", a.WithZone("")) // a zone may hold anything
 	default:

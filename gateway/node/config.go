@@ -45,6 +45,9 @@ type Config struct {
 	Mode           Mode           // kind of link
 	Routes         []netip.Prefix // destinations reached through the gateway
 	Interface      string         // name of the link
+
+	// Warnings are about what the file may mean but probably does not, one line each.
+	Warnings []string
 }
 
 // file mirrors the YAML file; every leaf is read later, so that all errors are
@@ -72,12 +75,11 @@ func LoadConfig(path string) (*Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--config: %s: %w", path, err)
 	}
-	return parseConfig(text)
+	return parse(&configfile.Errors{File: path, Fields: fields}, text)
 }
 
-func parseConfig(text []byte) (*Config, error) {
+func parse(e *configfile.Errors, text []byte) (*Config, error) {
 	var f file
-	e := new(configfile.Errors)
 	if !e.Decode(text, &f) {
 		return nil, e.Err()
 	}
@@ -101,6 +103,8 @@ func parseConfig(text []byte) (*Config, error) {
 	if err := e.Err(); err != nil {
 		return nil, err
 	}
+	c.warn(e)
+	c.Warnings = e.Warnings()
 	return c, nil
 }
 

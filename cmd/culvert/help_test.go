@@ -1,0 +1,96 @@
+package main
+
+import (
+	"flag"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+
+	"culvert/gateway"
+	"culvert/gateway/configfile"
+	"culvert/gateway/node"
+)
+
+var update = flag.Bool("update", false, "write the generated files of docs/")
+
+// TestGeneratedDocs: the pages of docs/ that are made from the types are what the types
+// make; go test ./cmd/culvert -run TestGeneratedDocs -update writes them.
+func TestGeneratedDocs(t *testing.T) {
+	for name, want := range map[string]string{
+		"config.md":                  configReference(),
+		"schema/gateway.schema.json": string(configfile.Schema("culvert gateway", gateway.Fields())),
+		"schema/node.schema.json":    string(configfile.Schema("culvert node", node.Fields())),
+	} {
+		name = filepath.Join("../../docs", name)
+		if *update {
+			if err := os.WriteFile(name, []byte(want), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got, err := os.ReadFile(name); err != nil || string(got) != want {
+			t.Errorf("%s is not what the types make (%v); run this test with -update", name, err)
+		}
+	}
+	if out, _, status := run(t, "help", "config"); status != 0 || !strings.Contains(out, strings.TrimSuffix(configReference(), "\n")) {
+		t.Error("culvert help config prints another page")
+	}
+}
+
+// TestHelp: every command has a sentence and an example that begins with its own name.
+func TestHelp(t *testing.T) {
+	var walk func(cmd *cobra.Command)
+	walk = func(cmd *cobra.Command) {
+		if cmd.Hidden {
+			return
+		}
+		if cmd.Short == "" || !strings.Contains(cmd.Example, "culvert ") {
+			t.Errorf("%s: short help %q, example %q", cmd.CommandPath(), cmd.Short, cmd.Example)
+		}
+		for _, c := range cmd.Commands() {
+			walk(c)
+		}
+	}
+	walk(newRootCommand())
+	for path := range examples {
+		if cmd, _, err := newRootCommand().Find(strings.Fields(path)[1:]); err != nil || cmd.CommandPath() != path {
+			t.Errorf("an example of %q, which is no command", path)
+		}
+	}
+}
+
+// TestUsageErrors: one line that says what was meant, exit status 2.
+func TestUsageErrors(t *testing.T) {
+	for _, tt := range []struct{ args, want string }{
+		{"gatewya", "did you mean culvert gateway?"},
+		{"lab chek", "did you mean culvert lab check?"},
+		{"gateway --confg x", "did you mean --config?"},
+		{"node --chek", "did you mean --check?"},
+		{"frobnicate", "see culvert --help"},
+		{"gateway", "see culvert gateway --help"},
+		{"keygen", "see culvert keygen --help"},
+		{"gateway -o json --config nowhere", "add --check"},
+		{"gateway --output=text --config nowhere", "add --check"},
+	} {
+		out, diag, status := run(t, strings.Fields(tt.args)...)
+		if status != exitBadInput || out != "" || strings.Count(diag, "\n") != 1 || !strings.Contains(diag, tt.want) {
+			t.Errorf("culvert %s: status %d, %q, %q; want %q", tt.args, status, out, diag, tt.want)
+		}
+	}
+}
+
+// TestWarnings: --check tells them, good or not, and is content.
+func TestWarnings(t *testing.T) {
+	dir, _ := folder(t)
+	edit(t, dir, "podCIDRs: [10.0.1.0/24]", "podCIDRs: []")
+	out, diag, status := run(t, "gateway", "--check", "--config", filepath.Join(dir, "gateway.yaml"))
+	lines := strings.Split(strings.TrimSpace(out), "\n")
+	if status != 0 || diag != "" || len(lines) != 2 || !slices.ContainsFunc(lines, func(l string) bool {
+		return strings.HasPrefix(l, "warning: ") && strings.Contains(l, "gateway.yaml:7:75: geneve.nodes[0].podCIDRs: ")
+	}) {
+		t.Errorf("status %d, %q, %q", status, out, diag)
+	}
+}

@@ -1,0 +1,118 @@
+package configfile
+
+import (
+	"encoding/json"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Field describes one value of a file, for its readers.
+type Field struct {
+	Path    string // with [] behind each list
+	Type    string // what is accepted, with its unit: "one of a, b", "bytes, 1 to 9", "CIDR"
+	Default string // as it would be written; Required; "" = none
+	Live    bool   // a change takes effect by SIGHUP
+	Doc     string // one sentence
+}
+
+// Required stands for the default of a field that has none and must be there.
+const Required = "required"
+
+// Reference lists fields in Markdown that is plain text too.
+func Reference(fields []Field) string {
+	var b strings.Builder
+	for _, f := range fields {
+		change, def := "restart", f.Default
+		if f.Live {
+			change = "live"
+		}
+		switch def {
+		case "":
+			def = "optional"
+		case Required:
+		default:
+			def = "default " + def
+		}
+		fmt.Fprintf(&b, "- `%s`: %s; %s; %s.\n  %s\n", f.Path, f.Type, def, change, f.Doc)
+	}
+	return b.String()
+}
+
+var (
+	numbers = regexp.MustCompile(`(\d+) to (\d+)$`)
+	words   = regexp.MustCompile(`^one of ([A-Za-z0-9, ]+)$`)
+)
+
+// schema is a node of a JSON Schema.
+type schema map[string]any
+
+// Schema is the JSON Schema (draft 2020-12) of a file with these fields.
+func Schema(title string, fields []Field) []byte {
+	root := schema{"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title}
+	for _, f := range fields {
+		at := root
+		steps := strings.Split(f.Path, ".")
+		for i, step := range steps {
+			name, list := strings.CutSuffix(step, "[]")
+			at["type"], at["additionalProperties"] = "object", false
+			properties, _ := at["properties"].(schema)
+			if properties == nil {
+				properties = schema{}
+				at["properties"] = properties
+			}
+			// What leads to a required field is required too, unless the field is of a list's
+			// elements.
+			required, _ := at["required"].([]string)
+			last := len(steps) - 1
+			if f.Default == Required && !slices.Contains(required, name) && !strings.Contains(strings.Join(steps[i:last], "."), "[]") {
+				at["required"] = append(required, name)
+			}
+			next, _ := properties[name].(schema)
+			if next == nil {
+				next = schema{}
+				properties[name] = next
+			}
+			if list {
+				next["type"] = "array"
+				items, _ := next["items"].(schema)
+				if items == nil {
+					items = schema{}
+					next["items"] = items
+				}
+				next = items
+			}
+			at = next
+		}
+		f.describe(at)
+	}
+	text, err := json.MarshalIndent(root, "", "  ")
+	if err != nil {
+		panic(err) // unreachable: maps, texts and numbers only
+	}
+	return append(text, '\n')
+}
+
+// describe says in s which values f accepts.
+func (f *Field) describe(s schema) {
+	s["description"] = f.Doc
+	s["type"] = []string{"string", "number"}
+	if f.Default != "" && f.Default != Required {
+		s["default"] = f.Default
+	}
+	if m := words.FindStringSubmatch(f.Type); m != nil {
+		delete(s, "type")
+		s["enum"] = strings.Split(m[1], ", ")
+	} else if f.Type == "true or false" {
+		s["type"], s["default"] = "boolean", f.Default == "true"
+	} else if m := numbers.FindStringSubmatch(f.Type); m != nil && !strings.Contains(f.Type, " or ") {
+		s["type"] = "integer"
+		s["minimum"], _ = strconv.Atoi(m[1])
+		s["maximum"], _ = strconv.Atoi(m[2])
+		if n, err := strconv.Atoi(f.Default); err == nil {
+			s["default"] = n
+		}
+	}
+}

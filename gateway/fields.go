@@ -1,0 +1,83 @@
+package gateway
+
+import (
+	"slices"
+
+	"culvert/gateway/configfile"
+)
+
+const required = configfile.Required
+
+// fields is the reference of the configuration file. Tests compare it with the types and
+// with what each default does.
+var fields = []configfile.Field{
+	{Path: "cluster", Type: "name", Default: required, Doc: "Name of this cluster: it stands in logs and metrics, and must differ from peer."},
+	{Path: "peer", Type: "name", Default: required, Doc: "Name of the remote cluster, for logs, metrics and the memory of remaps."},
+	{Path: "mtu", Type: "bytes, 576 to 9000", Default: "1340", Doc: "Largest inner packet of both tunnels; the underlay carries 50 bytes more to nodes, 60 more to the peer (80 over IPv6). The same at nodes and pods."},
+
+	{Path: "wireguard.role", Type: "one of client, server", Default: required, Doc: "The server listens on a known port and learns where its peer is; the client knows the server's endpoint. One of the two gateways is each."},
+	{Path: "wireguard.privateKeyFile", Type: "file", Default: required, Doc: "This gateway's private key, made by culvert keygen; relative to this file."},
+	{Path: "wireguard.peerPublicKey", Type: "WireGuard key in base64", Live: true, Doc: "The public key that culvert keygen printed at the peer."},
+	{Path: "wireguard.peerPublicKeyFile", Type: "file", Live: true, Doc: "File with the peer's public key, instead of peerPublicKey."},
+	{Path: "wireguard.listenPort", Type: "UDP port, 0 to 65535", Doc: "Where WireGuard listens: 51840 for a server, any free port (0) for a client."},
+	{Path: "wireguard.endpoint", Type: "host:port", Live: true, Doc: "Where the server is reached; required for a client, refused for a server."},
+	{Path: "wireguard.keepalive", Type: "duration, 0s to 18h12m15s", Live: true, Doc: "How often a silent tunnel sends an empty message, which keeps firewalls and NAT open: 25s for a client, 0s (off) for a server."},
+	{Path: "wireguard.uapi", Type: "true or false", Default: "false", Doc: "Serve the socket by which wg show reads the tunnel, in /var/run/wireguard."},
+
+	{Path: "geneve.listenPort", Type: "UDP port, 1 to 65535", Default: "6091", Doc: "Where Geneve and VXLAN arrive, and the port at the nodes to which they are sent."},
+	{Path: "geneve.gatewayAddress", Type: "IPv4 address", Default: required, Doc: "The gateway's own internal address, the next hop of all nodes. It lies in no other CIDR of this file."},
+	{Path: "geneve.sourceCheck", Type: "one of node, cluster", Default: "node", Live: true, Doc: "node refuses what a node sends from another node's pods; cluster lets any node send from all local pods."},
+	{Path: "geneve.nodes[].name", Type: "name", Default: required, Live: true, Doc: "Name of the node, once in this file."},
+	{Path: "geneve.nodes[].vni", Type: "number, 0 to 16777215", Default: required, Live: true, Doc: "Number of the tunnel, the same at the node; it identifies the node."},
+	{Path: "geneve.nodes[].underlay", Type: "IPv4 address", Default: required, Live: true, Doc: "The node's address in the network that it shares with the gateway."},
+	{Path: "geneve.nodes[].address", Type: "IPv4 address", Default: required, Live: true, Doc: "The node's internal address, inside the tunnel."},
+	{Path: "geneve.nodes[].podCIDRs[]", Type: "IPv4 CIDR", Live: true, Doc: "The pods of this node, a part of network.local.podCIDRs."},
+	{Path: "geneve.nodes[].encap", Type: "one of geneve, vxlan", Default: "geneve", Live: true, Doc: "What the node's tunnel speaks."},
+	{Path: "geneve.nodes[].inner", Type: "one of ethernet, ip", Default: "ethernet", Live: true, Doc: "What Geneve carries: frames, or packets for links without Ethernet. VXLAN carries frames."},
+
+	{Path: "network.local.podCIDRs[]", Type: "IPv4 CIDR", Default: required, Live: true, Doc: "All pods of this cluster."},
+	{Path: "network.local.externalCIDRs[]", Type: "IPv4 CIDR", Live: true, Doc: "Addresses by which the peer sees what is no pod of this cluster: mapped hosts, services, unknown sources. Free to choose; the peer names them in network.remote.externalCIDRs."},
+	{Path: "network.remote.podCIDRs[].cidr", Type: "IPv4 CIDR", Default: required, Live: true, Doc: "Pods of the remote cluster, as they are called there."},
+	{Path: "network.remote.podCIDRs[].remap", Type: "IPv4 CIDR, or auto", Live: true, Doc: "By which addresses this cluster sees them, of the same length: a CIDR, or auto to have one chosen and remembered; without it, by their own."},
+	{Path: "network.remote.externalCIDRs[].cidr", Type: "IPv4 CIDR", Default: required, Live: true, Doc: "External CIDR of the remote cluster, as it is called there."},
+	{Path: "network.remote.externalCIDRs[].remap", Type: "IPv4 CIDR, or auto", Live: true, Doc: "By which addresses this cluster sees it, of the same length: a CIDR, or auto to have one chosen and remembered; without it, by its own."},
+
+	{Path: "nat.unknownSource", Type: "auto, off or an IPv4 address", Default: "auto", Live: true, Doc: "What sources that are no pods get: auto is the first address of the first external CIDR, off drops their packets."},
+	{Path: "nat.addresses[].external", Type: "IPv4 address, or auto", Default: required, Live: true, Doc: "An address of a local external CIDR that stands for one host; auto chooses one and remembers it."},
+	{Path: "nat.addresses[].internal", Type: "IPv4 address", Default: required, Live: true, Doc: "That host."},
+	{Path: "nat.addresses[].via", Type: "name of a node", Live: true, Doc: "The node that leads to a host outside of the pod CIDRs; without it, the first."},
+	{Path: "nat.services[].name", Type: "name", Default: required, Live: true, Doc: "Name of the service, for logs and metrics."},
+	{Path: "nat.services[].address", Type: "IPv4 address, or auto", Default: required, Live: true, Doc: "An address of a local external CIDR; auto chooses one and remembers it."},
+	{Path: "nat.services[].port", Type: "port, 1 to 65535", Default: required, Live: true, Doc: "The port that stands for the backends."},
+	{Path: "nat.services[].protocol", Type: "one of tcp, udp, sctp", Default: "tcp", Live: true, Doc: "Its protocol."},
+	{Path: "nat.services[].balance", Type: "one of random, hash", Default: "random", Live: true, Doc: "How a backend is chosen: by weighted chance, or by a consistent hash of the client's address and port."},
+	{Path: "nat.services[].affinity", Type: "one of none, clientIP", Default: "none", Live: true, Doc: "clientIP keeps a client on its backend."},
+	{Path: "nat.services[].affinityTimeout", Type: "duration, 0s to 24h", Default: "3h", Live: true, Doc: "For how long after its last connection."},
+	{Path: "nat.services[].onRemoval", Type: "one of keep, reset", Default: "keep", Live: true, Doc: "What becomes of connections to a backend that leaves the list: they go on, or are reset."},
+	{Path: "nat.services[].backends[].address", Type: "IPv4 address", Default: required, Live: true, Doc: "A host that serves."},
+	{Path: "nat.services[].backends[].port", Type: "port, 1 to 65535", Default: required, Live: true, Doc: "Its port."},
+	{Path: "nat.services[].backends[].weight", Type: "number, 1 to 1000", Default: "1", Live: true, Doc: "Its share of the connections."},
+	{Path: "nat.services[].backends[].via", Type: "name of a node", Live: true, Doc: "The node that leads to a host outside of the pod CIDRs; without it, the first."},
+	{Path: "nat.maxConnections", Type: "auto or a number, 1 to 16777216", Default: "auto", Live: true, Doc: "Cap of the connection table; auto follows the memory limit."},
+
+	{Path: "rules[].name", Type: "name", Default: required, Live: true, Doc: "Name of the rule, for metrics. The first rule that matches decides; without any, packets pass."},
+	{Path: "rules[].from", Type: "one of remote, local", Live: true, Doc: "From which cluster the first packet comes; without it, both."},
+	{Path: "rules[].src[]", Type: "IPv4 CIDR", Live: true, Doc: "Sources, before they are translated: of the remote cluster its own CIDRs, not their remaps; without it, all."},
+	{Path: "rules[].dst[]", Type: "IPv4 CIDR", Live: true, Doc: "Destinations, after they are translated: of the remote cluster its own CIDRs, of a service its backends; without it, all."},
+	{Path: "rules[].protocol", Type: "one of tcp, udp, sctp, icmp", Live: true, Doc: "Without it, all."},
+	{Path: "rules[].ports", Type: "ports such as 22,8000-8080", Live: true, Doc: "Destination ports; needs protocol tcp, udp or sctp."},
+	{Path: "rules[].action", Type: "one of accept, drop, reject", Default: required, Live: true, Doc: "What becomes of the packet; reject answers with an error."},
+
+	{Path: "state", Type: "folder", Doc: "Where what outlives the process is kept; relative to this file. auto needs it, or ipam.file."},
+	{Path: "ipam.pools[]", Type: "IPv4 CIDR", Live: true, Doc: "What auto chooses remaps from; without it, 10.0.0.0/8, 192.168.0.0/16 and 172.16.0.0/12."},
+	{Path: "ipam.reserved[]", Type: "IPv4 CIDR", Live: true, Doc: "What auto never chooses, because something else has it."},
+	{Path: "ipam.file", Type: "file", Doc: "The memory of what auto chose; without it, ipam.json in state."},
+
+	{Path: "mssClamp", Type: "auto, off or bytes, 216 to 8960", Default: "auto", Live: true, Doc: "Largest TCP segment that connections may ask for: auto is mtu less 40."},
+	{Path: "metrics", Type: "host:port, or empty", Default: "127.0.0.1:8082", Doc: "Where /metrics, /healthz and /readyz are served; empty is nowhere."},
+	{Path: "log.level", Type: "one of error, warning, info, debug, trace", Default: "info", Doc: "What is logged: this and what is worse."},
+	{Path: "log.format", Type: "one of text, json", Default: "text", Doc: "How it is logged."},
+}
+
+// Fields returns the reference of the configuration file.
+func Fields() []configfile.Field { return slices.Clone(fields) }

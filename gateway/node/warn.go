@@ -1,0 +1,74 @@
+package node
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+
+	"culvert/gateway/configfile"
+)
+
+// overhead is what a tunnel puts around an inner packet: IPv4, UDP, Geneve or VXLAN,
+// Ethernet.
+const overhead = 20 + 8 + 8 + 14
+
+// warn notes what a valid configuration may mean but probably does not, above all what
+// does not fit this machine.
+func (c *Config) warn(e *configfile.Errors) {
+	if len(c.Routes) == 0 {
+		e.Warn("routes", "none, so nothing goes to the gateway; name the remote CIDRs, which culvert gateway --check -o json lists")
+	}
+	for i, p := range c.Routes {
+		if p.Contains(c.GatewayAddress) || p.Contains(c.Address) {
+			e.Warn(fmt.Sprintf("routes[%d]", i), "%s contains an end of the tunnel; give internal addresses a CIDR of their own", p)
+		}
+	}
+	c.warnUnderlay(e)
+	if link, err := netlink.LinkByName(c.Interface); err == nil && link.Attrs().Group != linkGroup {
+		e.Warn("interface", "%s exists and is a %s link that culvert did not make; remove it or choose another name", c.Interface, link.Type())
+	}
+	if b, err := os.ReadFile("/proc/sys/net/ipv4/ip_forward"); err == nil && strings.TrimSpace(string(b)) == "0" {
+		e.Warn("routes", "this machine forwards no packets, so pods reach nothing; sysctl -w net.ipv4.ip_forward=1")
+	}
+}
+
+func (c *Config) warnUnderlay(e *configfile.Errors) {
+	own, err := netlink.AddrList(nil, netlink.FAMILY_V4)
+	if err != nil {
+		return
+	}
+	here, found := "", false
+	for _, a := range own {
+		ip, _ := netip.AddrFromSlice(a.IP.To4())
+		found = found || ip == c.Underlay
+		if ip == c.GatewayAddress {
+			e.Warn("gateway.address", "%s is an address of this machine; give the gateway's", ip)
+		}
+		if here == "" && !ip.IsLoopback() {
+			here = ip.String()
+		}
+	}
+	if !found {
+		if here == "" {
+			here = "none"
+		}
+		e.Warn("underlay", "%s is not an address of this machine, whose first is %s; ip -br address shows all", c.Underlay, here)
+	}
+	gateway, err := netip.ParseAddr(c.Gateway)
+	if err != nil {
+		return
+	}
+	routes, err := netlink.RouteGet(gateway.AsSlice())
+	if err != nil || len(routes) == 0 {
+		e.Warn("gateway.underlay", "this machine has no route to %s (%v); add one, or mend the address", gateway, err)
+		return
+	}
+	link, err := netlink.LinkByIndex(routes[0].LinkIndex)
+	if err == nil && link.Attrs().MTU < c.MTU+overhead {
+		e.Warn("mtu", "%d needs %d bytes on the way to gateway.underlay %s, where %s carries %d; write at most %d, here and at the gateway",
+			c.MTU, c.MTU+overhead, gateway, link.Attrs().Name, link.Attrs().MTU, link.Attrs().MTU-overhead)
+	}
+}
