@@ -103,7 +103,7 @@ func (c *counts) minus(before *counts) *counts {
 }
 
 // strangerDrops are the reasons for which strangers' datagrams are dropped.
-var strangerDrops = []string{"not-wireguard", "bad-mac1", "handshake-rate", "tunnel-discard"}
+var strangerDrops = []string{"not-wireguard", "bad-mac1", "handshake-rate", "stranger-data", "tunnel-discard"}
 
 // account returns an error unless each datagram of the floods, which began at the counts
 // of before and took so long, is in one of the gateway's counters.

@@ -88,7 +88,7 @@ func (l *Lab) beside(ctx context.Context, floods []*flood, innocents ...*innocen
 	for i, in := range innocents {
 		asking.Go(func() {
 			t := &tolls[i]
-			for during := true; during && t.lost < maxLost && ctx.Err() == nil; {
+			for during := len(floods) > 0; during && t.lost < maxLost && ctx.Err() == nil; {
 				in.once(ctx, t)
 				select {
 				case <-ended:

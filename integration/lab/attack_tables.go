@@ -213,7 +213,7 @@ func newWaiting(ctx context.Context, e *ends, n int) (w *waiting, err error) {
 // answers answers the requests, one after the other; each client must get its own.
 func (w *waiting) answers() *innocent {
 	next := 0
-	return &innocent{what: "late answers", n: len(w.clients) - 1, ask: func(context.Context) error { // and one before that
+	return &innocent{what: "late answers", n: len(w.clients), ask: func(context.Context) error {
 		answer := [2]byte{byte(next)}
 		if _, err := w.server.WriteToUDPAddrPort(answer[:1], w.sources[next]); err != nil {
 			return err
