@@ -111,7 +111,7 @@ func (r *Receiver) open(m *udp.Message) {
 	if m.SegmentSize > 0 {
 		datagrams = uint64((len(m.Data) + m.SegmentSize - 1) / m.SegmentSize)
 	}
-	// architecture.md §2.1 no. 7: only (VNI, outer source) pairs that are configured. Both encapsulations have the VNI at one place.
+	// Only pairs of VNI and outer source that are configured pass. Both encapsulations have the VNI at one place.
 	t := r.e.table.Load().find(parseVNI(m.Data), m.Source.Addr())
 	if t == nil {
 		r.e.drop(UnknownNode, datagrams)

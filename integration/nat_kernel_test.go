@@ -35,7 +35,7 @@ var oracleDifferences = map[nat.Reason]string{
 }
 
 // TestNATAgainstKernel takes generated packets through nftables and through nat.Engine, by generated rules, and compares what comes
-// out byte for byte. Save: the outer source of ICMP errors that are translated (architecture.md, Section 2.1 no. 6) with the IPv4 header
+// out byte for byte. Save: the outer source of ICMP errors that are translated with the IPv4 header
 // checksum over it, messages that the kernel itself sends, and what counts as a difference below.
 func TestNATAgainstKernel(t *testing.T) {
 	compareWithKernel(t, *oraclePackets, (*comparison).random)

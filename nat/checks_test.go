@@ -8,7 +8,7 @@ import (
 	"culvert/nat/nattest"
 )
 
-// architecture.md, Section 2.1 no. 5 and 7, and what a router never forwards.
+// No way, source checks, and what a router never forwards.
 func TestChecks(t *testing.T) {
 	multicast := nattest.IP{Source: "10.200.1.5", Destination: "224.0.0.251", Body: nattest.UDP{}}
 	tests := []struct {

@@ -7,7 +7,7 @@ import (
 )
 
 // A Config without Firewall and Routing generates them: the tables that Liqo's controllers make, under the same names where they
-// mean the same. The order of translations and the return path of architecture.md, Section 2.1 no. 1, 2 and 4 follow from them.
+// mean the same. The order of translations and the return path follow from them.
 
 // outboundMark is on the packets from nodes that are addressed to the remote cluster as the local one sees it. With overlapping
 // CIDRs the translated destination alone cannot tell them from local traffic. Marks below 1<<16 are ports of nodes.

@@ -55,7 +55,7 @@ func compiled(t testing.TB, c *Config) *ruleset {
 	return r
 }
 
-// The order of translations (architecture.md, Section 2.1 no. 1), unknown sources (2), the return path (4) and routing (5), as rules.
+// The order of translations, unknown sources, the return path and routing, as rules.
 func TestGeneratedWalks(t *testing.T) {
 	r := compiled(t, milan())
 	none := netip.Addr{}

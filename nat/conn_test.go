@@ -41,7 +41,7 @@ func returned(t *testing.T, e *nat.Engine, sent nattest.IP, in nat.Port, out nat
 	return back
 }
 
-// architecture.md, Section 2.1 no. 2: who gets U, for every protocol, and back through the node that it came from.
+// Who gets U, for every protocol, and back through the node that it came from.
 func TestUnknownSource(t *testing.T) {
 	tests := []struct {
 		name, source string

@@ -11,7 +11,7 @@ import (
 	"culvert/nat/nattest"
 )
 
-// A super-frame is cut into segments that a receiver puts together again (architecture.md, Section 2.1 no. 10).
+// A super-frame is cut into segments that a receiver puts together again.
 func TestSuperFrame(t *testing.T) {
 	timestamps := []byte{1, 1, 8, 10, 1, 2, 3, 4, 5, 6, 7, 8}
 	for _, v6 := range []bool{false, true} {

@@ -188,7 +188,7 @@ func TestFragmentsHeld(t *testing.T) {
 	dropped(t, e, node1, big.Bytes(), start.Add(time.Minute), nat.ReasonFragmentLimit)
 }
 
-// ledger asserts architecture.md, Section 8: what came in is accounted for.
+// ledger asserts that what came in is accounted for.
 func ledger(t testing.TB, e *nat.Engine) {
 	t.Helper()
 	s := e.Stats()

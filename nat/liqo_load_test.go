@@ -168,7 +168,7 @@ type capturedGateway struct {
 // The nodes of every capture.
 const portN1, portN2 = Port(1), Port(2)
 
-// captured compiles what the gateway of a peering selects by its labels (liqo.md, Sections 2.11 and 2.12). The tables of the peering
+// captured compiles what the gateway of a peering selects by its labels. The tables of the peering
 // come before those of single addresses, so that a source from the tunnel is remapped rather than taken for a mapped host.
 func captured(t testing.TB, capture, remote string) capturedGateway {
 	t.Helper()

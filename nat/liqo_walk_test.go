@@ -92,7 +92,7 @@ func expect(t *testing.T, what string, w walked, src, dst string, out Port) {
 	}
 }
 
-// Every table that the captures have for gateways is loaded: liqo.md, Section 3.1 no. 1 to 6 and the four sets of Section 3.2.
+// Every table that the captures have for gateways is loaded: six kinds of tables and four sets of routes.
 func TestLiqoGeneratedSetsLoad(t *testing.T) {
 	for _, remote := range []string{"cluster-b", "cluster-c"} {
 		eachCapture(t, remote, func(t *testing.T, capture string, g capturedGateway) {
@@ -193,7 +193,7 @@ func TestLiqoNodeTables(t *testing.T) {
 	}
 }
 
-// liqo.md, Section 3.5: both clusters have the same pod CIDR.
+// Both clusters have the same pod CIDR.
 func TestLiqoWalkOverlap(t *testing.T) {
 	eachCapture(t, "cluster-b", func(t *testing.T, _ string, g capturedGateway) {
 		none, pod1, pod2 := netip.Addr{}, g.pods[portN1], g.pods[portN2]
@@ -227,7 +227,7 @@ func TestLiqoWalkOverlap(t *testing.T) {
 	})
 }
 
-// liqo.md, Section 3.5, case A: pod CIDRs differ and are not translated; external ones are.
+// Pod CIDRs differ and are not translated; external ones are.
 func TestLiqoWalkNoOverlap(t *testing.T) {
 	eachCapture(t, "cluster-c", func(t *testing.T, _ string, g capturedGateway) {
 		none, pod1 := netip.Addr{}, g.pods[portN1]
@@ -248,7 +248,7 @@ func TestLiqoWalkNoOverlap(t *testing.T) {
 	})
 }
 
-// liqo.md, Section 3.6: all nodes share the address U, and the connection's mark leads the reply back to the right one.
+// All nodes share the address U, and the connection's mark leads the reply back to the right one.
 func TestLiqoWalkNodePort(t *testing.T) {
 	eachCapture(t, "cluster-b", func(t *testing.T, _ string, g capturedGateway) {
 		none, pod2 := netip.Addr{}, g.pods[portN2]
@@ -279,7 +279,7 @@ func TestLiqoWalkNodePort(t *testing.T) {
 	})
 }
 
-// liqo.md, Section 3.7: an address of the external CIDR stands for a host.
+// An address of the external CIDR stands for a host.
 func TestLiqoWalkMapping(t *testing.T) {
 	eachCapture(t, "cluster-b", func(t *testing.T, capture string, g capturedGateway) {
 		none, pod2 := netip.Addr{}, g.pods[portN2]
@@ -309,7 +309,7 @@ func TestLiqoWalkMapping(t *testing.T) {
 	})
 }
 
-// liqo.md, Section 3.1 no. 6.
+// The fabric's own Geneve packets are not tracked.
 func TestLiqoNotrack(t *testing.T) {
 	g := captured(t, "main-557c199cf-options", "cluster-b")
 	v := from(portN1, "10.244.0.1", "10.71.3.4")

@@ -1,7 +1,7 @@
 package nat
 
 const (
-	// portTries bounds the search for a free port (architecture.md, Section 2.1 no. 3).
+	// portTries bounds the search for a free port.
 	portTries = 128
 	// Of 16 ports of a range, 15 are given out: as long as one is free, portTries tries miss it three times in ten thousand.
 	portsNumerator, portsDenominator = 15, 16

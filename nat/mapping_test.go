@@ -61,7 +61,7 @@ func TestAddressMapping(t *testing.T) {
 		expect(t, out, "10.200.2.44", "10.200.3.9")
 	})
 	t.Run("a remote source equal to a local external address", func(t *testing.T) {
-		// liqo.md, Section 3.7: the mapping's SNAT is not for packets from the tunnel.
+		// The mapping's SNAT is not for packets from the tunnel.
 		e := engine(t, change)
 		_, out, _ := forwarded(t, e, nat.Tunnel, udp("10.70.0.9", "10.200.1.5", 7, 8).Bytes(), start)
 		expect(t, out, "10.74.0.9", "10.200.1.5")

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// Every statement of liqo.md, Section 2.12, about policy rules and routes.
+// Every statement that Liqo's RouteConfiguration and the kernel's policy routing make about rules and routes.
 func TestPolicyStatements(t *testing.T) {
 	dst := func(s string, r PolicyRule) PolicyRule { r.Destination = pfx(s); return r }
 	to := func(device string, dsts ...string) []PolicyRoute {

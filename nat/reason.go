@@ -8,7 +8,7 @@ const (
 	ReasonNone            Reason = iota
 	ReasonMalformed              // a length, version or header checksum is wrong
 	ReasonSourceRoute            // an IPv4 source route option or an IPv6 routing header with segments left
-	ReasonBadSource              // architecture.md, Section 2.1 no. 7
+	ReasonBadSource              // a source that may not come from there: see admits
 	ReasonBadDestination         // multicast, broadcast, loopback or link-local
 	ReasonUnknownSource          // the source needs U, and unknownSource is off
 	ReasonNoMapping              // from the tunnel to U or an external address that stands for nothing

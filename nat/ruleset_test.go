@@ -50,7 +50,7 @@ func packet(edits ...func(*view)) *view {
 
 func proto(n uint8) func(*view) { return func(v *view) { v.proto = n } }
 
-// Every statement of liqo.md, Section 2.11, about matches.
+// Every statement that Liqo's FirewallConfiguration and nftables make about matches.
 func TestMatchStatements(t *testing.T) {
 	v6 := func(v *view) { v.src, v.dst = addr("fd00::1"), addr("fd00::2") }
 	short := func(v *view) { v.hasL4 = false }
@@ -125,7 +125,7 @@ func TestMatchStatements(t *testing.T) {
 	}
 }
 
-// Every statement of liqo.md, Section 2.11, about what nat rules do.
+// Every statement that they make about what nat rules do.
 func TestTranslationStatements(t *testing.T) {
 	nat := func(h Hook, priority int32, rules ...Rule) Table {
 		return oneChain(FamilyINET, ChainNAT, h, priority, rules...)
@@ -187,7 +187,7 @@ func TestTranslationStatements(t *testing.T) {
 	}
 }
 
-// Every statement of liqo.md, Sections 2.11 and 10.5, about what filter rules do, from stageRaw to stagePostrouting.
+// Every statement that they make about what filter rules do, from stageRaw to stagePostrouting.
 func TestFilterStatements(t *testing.T) {
 	filter := func(name string, h Hook, priority int32, rules ...Rule) Table {
 		x := oneChain(FamilyIPv4, ChainFilter, h, priority, rules...)

@@ -99,7 +99,8 @@ func (s *snapshot) owns(destination netip.Addr, in Port) bool {
 	return destination == s.gateway
 }
 
-// noRoute is architecture.md, Section 2.1 no. 5.
+// noRoute is the verdict on what leads nowhere: a pod without a node is unreachable as a host, all else as a network (RFC 1812,
+// Section 5.2.7.1).
 func (s *snapshot) noRoute(destination netip.Addr) Verdict {
 	if s.pods.Contains(destination) {
 		return refuse(ReasonNoRoute, AnswerHostUnreachable)
