@@ -63,7 +63,8 @@ func RunChecks(ctx context.Context, dir string, o CheckOptions, out io.Writer) e
 				{Standard(mode, offloads), standardChecks, false},
 				{UnequalMTU(mode, offloads), mtuChecks, false},
 				{Outside(mode, offloads), outsideChecks, !offloads}, // about addresses, not about sizes
-				{Attacks(mode, offloads), attackChecks, !offloads || mode != attackMode(o.Modes)},
+				// Its gateways are restarted for each attack, and their memory is watched from outside.
+				{Attacks(mode, offloads), attackChecks, !offloads || mode != attackMode(o.Modes) || o.Sandbox.Runsc != ""},
 			} {
 				if l.skip {
 					continue

@@ -54,6 +54,9 @@ func (l *Lab) refusals(i int) []refusal {
 	var key string // the file of another key; an error of writing it shows as a wrong refusal
 	if err := l.write(c.Name, "other.key", []byte("QEFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUE=\n")); err == nil {
 		key = l.path(c.Name, "other.key")
+		if l.options.Sandbox.Runsc != "" { // the gateway there is another user
+			os.Chown(key, sandboxUser, sandboxUser)
+		}
 	}
 	return []refusal{
 		{want: "colour: no such field", change: at(top, "colour", "red")},

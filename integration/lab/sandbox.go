@@ -70,13 +70,17 @@ func (l *Lab) newSandbox(h *Host, args []string) (*exec.Cmd, error) {
 		return nil, err
 	}
 	files := filepath.Dir(l.path(cluster, "gateway.yaml"))
-	for _, name := range []string{files, l.path(cluster, "gateway.yaml"), l.path(cluster, "private.key")} {
+	state := l.path(cluster, "state")
+	if err := os.Mkdir(state, 0o700); err != nil {
+		return nil, err
+	}
+	for _, name := range []string{files, state, l.path(cluster, "gateway.yaml"), l.path(cluster, "private.key")} {
 		if err := os.Chown(name, sandboxUser, sandboxUser); err != nil {
 			return nil, err
 		}
 	}
-	bind := func(source, destination string) object {
-		return object{"type": "bind", "source": source, "destination": destination, "options": []string{"bind", "ro"}}
+	bind := func(source, destination, mode string) object {
+		return object{"type": "bind", "source": source, "destination": destination, "options": []string{"bind", mode}}
 	}
 	namespaces := []object{{"type": "network", "path": "/proc/self/ns/net"}} // of runsc, which starts inside the host
 	for _, kind := range []string{"pid", "mount", "ipc", "uts"} {
@@ -102,7 +106,7 @@ func (l *Lab) newSandbox(h *Host, args []string) (*exec.Cmd, error) {
 			{"type": "sysfs", "source": "sysfs", "destination": "/sys"},
 			{"type": "cgroup", "source": "cgroup", "destination": "/sys/fs/cgroup", "options": []string{"ro"}},
 			{"type": "tmpfs", "source": "tmpfs", "destination": "/tmp"},
-			bind(culvert, sandboxCulvert), bind(busybox, sandboxBusybox), bind(files, files),
+			bind(culvert, sandboxCulvert, "ro"), bind(busybox, sandboxBusybox, "ro"), bind(files, files, "ro"), bind(state, state, "rw"),
 		},
 		"linux": linux,
 	})
