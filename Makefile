@@ -51,7 +51,7 @@ long: go-version ## what the tests do in small, in full: a siege of a minute, a 
 	IPAM_LONG=1 $(GO) test -v -count=1 -timeout 90m ./ipam
 
 race: go-version ## the unit tests under the race detector (needs a C compiler)
-	@echo '$(GO) test -race'; $(GO) test -v -race -timeout 20m $(UNIT) 2>&1 | $(RESULTS)
+	@echo '$(GO) test -race'; GORACE=atexit_sleep_ms=0 $(GO) test -v -race -timeout 20m $(UNIT) 2>&1 | $(RESULTS)
 
 fuzz: go-version ## each fuzz target for FUZZTIME (30s)
 	@for package in $(UNIT); do \
