@@ -192,8 +192,9 @@ var (
 	allPace = limit{10 * time.Millisecond, 8}
 	// A peer has 5 seconds between two attempts (WireGuard paper, Section 6.4).
 	sharePace = limit{time.Second, 4}
-	// A forged data message costs a 128th of the window until that has waited for 8 ms: at this pace a fiftieth of the time. A peer
-	// that moves and is not answered at once keeps 50 packets a second, until the keepalive that is due within 10 s.
+	// Forged data messages fill the window of 128 in half a second at this pace, and then
+	// the window waits 8 ms until they count as gone. A peer that moves and is not answered
+	// at once keeps 50 packets a second until the keepalive that is due within 10 s.
 	allDataPace   = limit{4 * time.Millisecond, 8}
 	shareDataPace = limit{20 * time.Millisecond, 8}
 )
