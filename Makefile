@@ -46,7 +46,7 @@ test-gvisor: go-version ## the checks of two clusters with both gateways in gVis
 	@runsc=$$(cd integration/gvisor && CGO_ENABLED=0 $(GO) tool -n runsc); echo "RUNSC=$$runsc $(GO) test -run GVisor ./integration"; \
 	RUNSC=$$runsc $(GO) test -v -count=1 -timeout 20m -run GVisor ./integration 2>&1 | $(RESULTS)
 
-long: go-version ## what the tests do in small, in full: a siege of a minute, a stream beside attacks, a million choices of addresses (40 minutes)
+long: go-version ## what the tests do in small, in full: a siege of a minute, a stream beside attacks, a million choices of addresses (50 minutes)
 	CULVERT_LONG=1 IPAM_LONG=1 $(GO) test -v -count=1 -timeout 90m -run 'TestMemorySiege|TestInnocentThroughput' ./integration
 	IPAM_LONG=1 $(GO) test -v -count=1 -timeout 90m ./ipam
 

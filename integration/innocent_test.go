@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	innocentRuns = 9
+	innocentRuns = 25
 	innocentWarm = 300 * time.Millisecond
 	innocentTime = time.Second
 	// innocentShare is what a stream keeps beside an attack of what it has beside as many
@@ -27,7 +27,7 @@ const (
 // medians.
 func TestInnocentThroughput(t *testing.T) {
 	if os.Getenv(longEnv) == "" {
-		t.Skipf("a measurement of six minutes, which needs a quiet machine: %s is not set", longEnv)
+		t.Skipf("a measurement of sixteen minutes, which needs a quiet machine: %s is not set", longEnv)
 	}
 	for _, pair := range innocentPairs {
 		t.Run(pair.name, func(t *testing.T) {
