@@ -92,11 +92,14 @@ func (h *Host) Dial(ctx context.Context, network, address string) (conn net.Conn
 
 // DialFrom dials from a local address inside the host; the zero Addr leaves it to
 // the kernel. prepare, if not nil, is called with the socket before
-// it is bound. Sockets may share a local port as long as they have unlike peers.
+// it is bound. Sockets may share a local port as long as they have unlike peers; of
+// UDP only a given one, since the kernel would choose one for two sockets with one peer.
 func (h *Host) DialFrom(ctx context.Context, network string, local, to netip.AddrPort, prepare func(fd int) error) (conn net.Conn, err error) {
 	dialer := net.Dialer{Control: func(_, _ string, raw syscall.RawConn) (err error) {
 		e := raw.Control(func(fd uintptr) {
-			err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+			if network != "udp4" || local.Port() != 0 {
+				err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+			}
 			if err == nil && prepare != nil {
 				err = prepare(int(fd))
 			}

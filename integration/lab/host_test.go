@@ -1,0 +1,30 @@
+package lab
+
+import (
+	"net/netip"
+	"testing"
+)
+
+// TestDialFromOwnPorts: each of many sockets with one peer gets answers of its own.
+func TestDialFromOwnPorts(t *testing.T) {
+	needNamespaces(t)
+	loopback := netip.MustParseAddr("127.0.0.1")
+	h, err := newHost("many", loopback)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.close()
+	of := map[string]int{}
+	for i := range 1000 {
+		conn, err := h.DialFrom(t.Context(), "udp4", netip.AddrPortFrom(loopback, 0), netip.AddrPortFrom(loopback, attackPort), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		port := conn.LocalAddr().String()
+		if other, taken := of[port]; taken {
+			t.Fatalf("sockets %d and %d are both %s", other, i, port)
+		}
+		of[port] = i
+	}
+}
