@@ -57,7 +57,7 @@ const (
 	receiveMessages = 4
 	// Without UDP_GRO each message is one datagram.
 	receiveDatagrams = 64
-	datagramBuffer   = 10 << 10 // holds maxMTU with WireGuard's overhead
+	datagramBuffer   = 10 << 10 // holds jumbo frames
 	endpointCache    = 64
 	receiveBackoff   = 100 * time.Millisecond
 )

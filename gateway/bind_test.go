@@ -10,10 +10,12 @@ import (
 
 	"golang.zx2c4.com/wireguard/conn"
 	"golang.zx2c4.com/wireguard/device"
+
+	"culvert/gateway/wgkey"
 )
 
 func newTestBind() *bind {
-	return newBind(newWindow(), newWindow(), newGate(Key{1}, &counters{}))
+	return newBind(newWindow(), newWindow(), newGate(wgkey.Key{1}, &counters{}))
 }
 
 // bindPair returns two open binds, the IPv4 receive function of the second and its

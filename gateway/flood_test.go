@@ -12,15 +12,17 @@ import (
 	"golang.zx2c4.com/wireguard/device"
 	"golang.zx2c4.com/wireguard/tun/tuntest"
 
+	"culvert/gateway/config"
+	"culvert/gateway/wgkey"
 	"culvert/nat/nattest"
 )
 
 // peerFlood makes handshake initiations that only who has the peer's private key can make.
-func peerFlood(t *testing.T, own, peer Key, count int) (messages [][]byte) {
+func peerFlood(t *testing.T, own, peer wgkey.Key, count int) (messages [][]byte) {
 	t.Helper()
 	d := device.NewDevice(tuntest.NewChannelTUN().TUN(), newTestBind(), device.NewLogger(device.LogLevelSilent, ""))
 	defer d.Close()
-	if err := d.IpcSet(fmt.Sprintf("private_key=%s\npublic_key=%s\n", own.hex(), peer.hex())); err != nil {
+	if err := d.IpcSet(fmt.Sprintf("private_key=%s\npublic_key=%s\n", hexKey(own), hexKey(peer))); err != nil {
 		t.Fatal(err)
 	}
 	var macs device.CookieGenerator
@@ -52,8 +54,8 @@ func TestPeerFloods(t *testing.T) {
 		// a gate would.
 		mostMemory = 2*2*windowPackets*device.MaxMessageSize + device.QueueHandshakeSize*device.MaxMessageSize/4
 	)
-	mc := clusterConfig("milan", "rome", Server, "10.62.0.0/16", "10.72.0.0/16")
-	rc := clusterConfig("rome", "milan", Client, "10.61.0.0/16", "10.71.0.0/16")
+	mc := clusterConfig("milan", "rome", config.Server, "10.62.0.0/16", "10.72.0.0/16")
+	rc := clusterConfig("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16")
 	rc.WireGuard.PeerPublicKey = mc.WireGuard.PrivateKey.Public()
 	mc.WireGuard.PeerPublicKey = rc.WireGuard.PrivateKey.Public()
 	milan := start(t, mc, 20)

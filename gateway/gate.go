@@ -11,6 +11,8 @@ import (
 
 	"golang.org/x/crypto/blake2s"
 	"golang.zx2c4.com/wireguard/device"
+
+	"culvert/gateway/wgkey"
 )
 
 // gate decides which datagrams wireguard-go gets to see. Whatever waits in its queues
@@ -60,7 +62,7 @@ func sharer(a netip.Addr) netip.Addr {
 	return a
 }
 
-func newGate(own Key, drops *counters) *gate {
+func newGate(own wgkey.Key, drops *counters) *gate {
 	key := blake2s.Sum256(append([]byte(device.WGLabelMAC1), own[:]...))
 	mac1, _ := blake2s.New128(key[:]) // fails for longer keys only
 	return &gate{drops: drops, mac1: mac1, shares: make(map[share]pace)}

@@ -8,10 +8,12 @@ import (
 	"time"
 
 	"golang.zx2c4.com/wireguard/device"
+
+	"culvert/gateway/wgkey"
 )
 
 // message returns a message of a type and size; a handshake is for the owner of key.
-func message(kind uint32, size int, key Key) []byte {
+func message(kind uint32, size int, key wgkey.Key) []byte {
 	m := make([]byte, size)
 	binary.LittleEndian.PutUint32(m, kind)
 	if kind == device.MessageInitiationType || kind == device.MessageResponseType {
@@ -24,7 +26,7 @@ func message(kind uint32, size int, key Key) []byte {
 
 // TestGate: each datagram passes or is counted under one reason.
 func TestGate(t *testing.T) {
-	own, other := Key{1}, Key{2}
+	own, other := wgkey.Key{1}, wgkey.Key{2}
 	const passes = numDropReasons
 	for _, test := range []struct {
 		name    string
@@ -67,9 +69,9 @@ func TestGate(t *testing.T) {
 // paced are messages of the kinds that have a pace.
 func paced() [][]byte {
 	return [][]byte{
-		message(device.MessageInitiationType, device.MessageInitiationSize, Key{1}),
-		message(device.MessageCookieReplyType, device.MessageCookieReplySize, Key{}),
-		message(device.MessageTransportType, device.MessageKeepaliveSize, Key{}),
+		message(device.MessageInitiationType, device.MessageInitiationSize, wgkey.Key{1}),
+		message(device.MessageCookieReplyType, device.MessageCookieReplySize, wgkey.Key{}),
+		message(device.MessageTransportType, device.MessageKeepaliveSize, wgkey.Key{}),
 	}
 }
 
@@ -91,10 +93,10 @@ func (g *gate) flood(from netip.Addr, m []byte) (passed int) {
 func TestGatePace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		drops := new(counters)
-		g := newGate(Key{1}, drops)
+		g := newGate(wgkey.Key{1}, drops)
 		stranger, peer := netip.MustParseAddr("203.0.113.9"), netip.MustParseAddr("192.0.2.7")
-		g.sent([][]byte{message(device.MessageInitiationType, device.MessageInitiationSize, Key{2})}, &endpoint{netip.AddrPortFrom(peer, 51840)})
-		g.sent([][]byte{message(device.MessageCookieReplyType, device.MessageCookieReplySize, Key{})}, &endpoint{netip.AddrPortFrom(stranger, 7)})
+		g.sent([][]byte{message(device.MessageInitiationType, device.MessageInitiationSize, wgkey.Key{2})}, &endpoint{netip.AddrPortFrom(peer, 51840)})
+		g.sent([][]byte{message(device.MessageCookieReplyType, device.MessageCookieReplySize, wgkey.Key{})}, &endpoint{netip.AddrPortFrom(stranger, 7)})
 		passed := 0
 		check := func(when string, from netip.Addr, want int) {
 			t.Helper()
@@ -146,7 +148,7 @@ func TestGateShares(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				g := newGate(Key{1}, new(counters))
+				g := newGate(wgkey.Key{1}, new(counters))
 				m, roamed, passed := paced()[0], netip.MustParseAddr(test.roamed), 0
 				for second := range 10 {
 					for range 100 { // 10 ms each: the flood is always there first
@@ -173,7 +175,7 @@ func TestGateShares(t *testing.T) {
 	}
 	t.Run("addresses in plenty", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			g, began := newGate(Key{1}, new(counters)), time.Now()
+			g, began := newGate(wgkey.Key{1}, new(counters)), time.Now()
 			passed, next := 0, uint32(0)
 			for range 1000 {
 				for _, m := range paced() {
@@ -201,8 +203,8 @@ func TestGateShares(t *testing.T) {
 func TestGateBoundsDataOfStrangers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		drops := new(counters)
-		g := newGate(Key{1}, drops)
-		data := message(device.MessageTransportType, device.MessageKeepaliveSize+16, Key{1})
+		g := newGate(wgkey.Key{1}, drops)
+		data := message(device.MessageTransportType, device.MessageKeepaliveSize+16, wgkey.Key{1})
 		passed := func(from netip.Addr, n int) (passed int) {
 			for range n {
 				if _, ok := g.admit(data, from); ok {

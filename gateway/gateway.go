@@ -15,6 +15,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.zx2c4.com/wireguard/device"
 
+	"culvert/gateway/config"
 	"culvert/geneve"
 	"culvert/geneve/udp"
 	"culvert/nat"
@@ -36,14 +37,14 @@ type Gateway struct {
 	ready    atomic.Bool
 
 	mu     sync.Mutex
-	config *Config // +checklocks:mu
-	ports  ports   // +checklocks:mu
+	config *config.Config // +checklocks:mu
+	ports  config.Ports   // +checklocks:mu
 }
 
 // New opens every socket of the gateway that c describes and starts its tunnel.
 // On error nothing is left open. The error names the field of the configuration
 // that could not be satisfied.
-func New(c *Config, budget Budget, log *logrus.Logger) (*Gateway, error) {
+func New(c *config.Config, budget Budget, log *logrus.Logger) (*Gateway, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
@@ -53,7 +54,7 @@ func New(c *Config, budget Budget, log *logrus.Logger) (*Gateway, error) {
 	})
 }
 
-func newGateway(c *Config, budget Budget, log *logrus.Logger, internal geneve.Options) (*Gateway, error) {
+func newGateway(c *config.Config, budget Budget, log *logrus.Logger, internal geneve.Options) (*Gateway, error) {
 	g := &Gateway{log: log.WithField("cluster", c.Cluster), budget: budget, config: c}
 	if err := g.open(c, internal); err != nil {
 		g.close()
@@ -65,15 +66,15 @@ func newGateway(c *Config, budget Budget, log *logrus.Logger, internal geneve.Op
 // open opens everything. Nobody else knows g yet.
 //
 // +checklocksignore
-func (g *Gateway) open(c *Config, internal geneve.Options) (err error) {
-	ports := g.ports.assign(c.Geneve.Nodes)
-	if g.engine, err = nat.New(newPortKey(), c.natConfig(ports, g.budget)); err != nil {
+func (g *Gateway) open(c *config.Config, internal geneve.Options) (err error) {
+	g.ports = g.ports.Assign(c.Geneve.Nodes)
+	if g.engine, err = nat.New(newPortKey(), c.NAT(g.ports, g.budget.Connections)); err != nil {
 		return err
 	}
 	if g.endpoint, err = geneve.Listen(internal); err != nil {
 		return socketError("geneve.listenPort", c.Geneve.ListenPort, err)
 	}
-	if err := g.endpoint.Apply(c.tunnels(ports)); err != nil {
+	if err := g.endpoint.Apply(c.Tunnels(g.ports)); err != nil {
 		return err
 	}
 	g.connectPath(c)
@@ -92,7 +93,7 @@ func (g *Gateway) open(c *Config, internal geneve.Options) (err error) {
 
 // connectPath builds the packet path between the Geneve endpoint and the WireGuard
 // device; see doc.go.
-func (g *Gateway) connectPath(c *Config) {
+func (g *Gateway) connectPath(c *config.Config) {
 	g.out = &outbound{
 		endpoint: g.endpoint,
 		receiver: g.endpoint.NewReceiver(),
@@ -117,7 +118,7 @@ func (g *Gateway) connectPath(c *Config) {
 	g.out.other, g.in.other = &g.in.counters, &g.out.counters
 }
 
-func (g *Gateway) openWireGuard(c *Config) (err error) {
+func (g *Gateway) openWireGuard(c *config.Config) (err error) {
 	entry := g.log.WithField("tunnel", "wireguard")
 	d := device.NewDevice(newTunDevice(g.out, g.in, c.MTU), g.bind, &device.Logger{Verbosef: entry.Tracef, Errorf: entry.Warnf})
 	if g.wg, err = newWireGuard(d, &c.WireGuard, entry); err != nil {
@@ -153,7 +154,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	g.mu.Lock()
 	c := g.config
 	g.mu.Unlock()
-	if c.WireGuard.Role == Client {
+	if c.WireGuard.Role == config.Client {
 		tasks.Go(func() { g.wg.followEndpoint(ctx) })
 	}
 	if g.uapi != nil {
@@ -175,7 +176,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	}
 }
 
-func (g *Gateway) logStart(c *Config) {
+func (g *Gateway) logStart(c *config.Config) {
 	g.log.WithFields(logrus.Fields{
 		"peer":          c.Peer,
 		"role":          c.WireGuard.Role,
@@ -208,8 +209,8 @@ func (g *Gateway) sockets() map[string]udp.Stats {
 
 // prepared is a configuration that every layer has accepted.
 type prepared struct {
-	config  *Config
-	ports   ports
+	config  *config.Config
+	ports   config.Ports
 	rules   *nat.Prepared
 	tunnels *geneve.Prepared
 }
@@ -217,7 +218,7 @@ type prepared struct {
 // Apply replaces the desired state. A configuration that is not valid, or that
 // changes what cannot change while the gateway runs, is refused whole and leaves no
 // trace.
-func (g *Gateway) Apply(c *Config) error {
+func (g *Gateway) Apply(c *config.Config) error {
 	if err := c.Validate(); err != nil {
 		return err
 	}
@@ -232,7 +233,7 @@ func (g *Gateway) Apply(c *Config) error {
 }
 
 // Check reports everything for which Apply would refuse c, and changes nothing.
-func (g *Gateway) Check(c *Config) error {
+func (g *Gateway) Check(c *config.Config) error {
 	if err := c.Validate(); err != nil {
 		return err
 	}
@@ -246,17 +247,16 @@ func (g *Gateway) Check(c *Config) error {
 //
 // Preconditions: g.mu is held.
 // +checklocks:g.mu
-func (g *Gateway) prepare(c *Config) (*prepared, error) {
-	if err := c.changesLive(g.config); err != nil {
+func (g *Gateway) prepare(c *config.Config) (*prepared, error) {
+	if err := c.ChangesLive(g.config); err != nil {
 		return nil, err
 	}
-	p := &prepared{config: c, ports: g.ports.clone()}
-	numbers := p.ports.assign(c.Geneve.Nodes)
+	p := &prepared{config: c, ports: g.ports.Assign(c.Geneve.Nodes)}
 	var err error
-	if p.rules, err = g.engine.Prepare(c.natConfig(numbers, g.budget)); err != nil {
+	if p.rules, err = g.engine.Prepare(c.NAT(p.ports, g.budget.Connections)); err != nil {
 		return nil, err
 	}
-	if p.tunnels, err = g.endpoint.Prepare(c.tunnels(numbers)); err != nil {
+	if p.tunnels, err = g.endpoint.Prepare(c.Tunnels(p.ports)); err != nil {
 		return nil, err
 	}
 	return p, nil
@@ -274,30 +274,6 @@ func (g *Gateway) commit(p *prepared) {
 	}
 	g.ports, g.config = p.ports, p.config
 	g.log.WithField("nodes", len(p.config.Geneve.Nodes)).Info("configuration applied")
-}
-
-// changesLive refuses, by name, each difference from old that takes a restart.
-func (c *Config) changesLive(old *Config) error {
-	var errs []error
-	fixed := func(path string, same bool) {
-		if !same {
-			errs = append(errs, fmt.Errorf("%s: cannot change while the gateway runs; restart it", path))
-		}
-	}
-	fixed("cluster", c.Cluster == old.Cluster)
-	fixed("peer", c.Peer == old.Peer)
-	fixed("mtu", c.MTU == old.MTU)
-	fixed("wireguard.role", c.WireGuard.Role == old.WireGuard.Role)
-	fixed("wireguard.privateKeyFile", c.WireGuard.PrivateKey == old.WireGuard.PrivateKey)
-	fixed("wireguard.listenPort", c.WireGuard.ListenPort == old.WireGuard.ListenPort)
-	fixed("wireguard.uapi", c.WireGuard.UAPI == old.WireGuard.UAPI)
-	fixed("geneve.listenPort", c.Geneve.ListenPort == old.Geneve.ListenPort)
-	fixed("geneve.gatewayAddress", c.Geneve.GatewayAddress == old.Geneve.GatewayAddress)
-	fixed("state", c.State == old.State)
-	fixed("ipam.file", c.IPAM.File == old.IPAM.File || c.State != old.State)
-	fixed("metrics", c.Metrics == old.Metrics)
-	fixed("log", c.Log == old.Log)
-	return errors.Join(errs...)
 }
 
 // close closes what open opened, in the order that lets each part end: the

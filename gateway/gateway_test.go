@@ -15,6 +15,8 @@ import (
 	"github.com/sirupsen/logrus"
 	"go.uber.org/goleak"
 
+	"culvert/gateway/config"
+	"culvert/gateway/wgkey"
 	"culvert/geneve"
 	"culvert/geneve/genevetest"
 	"culvert/nat"
@@ -33,31 +35,31 @@ type cluster struct {
 // clusterConfig returns a cluster with two nodes and the local pod CIDR 10.0.0.0/16.
 // Its node addresses and underlay addresses end in 2 and 3; remap is how it sees the
 // other cluster's pods, 10.0.0.0/16 too, and external CIDR.
-func clusterConfig(name, peer string, role Role, podRemap, externalRemap string) *Config {
+func clusterConfig(name, peer string, role config.Role, podRemap, externalRemap string) *config.Config {
 	prefix := netip.MustParsePrefix
-	return &Config{
-		Cluster: name, Peer: peer, MTU: DefaultMTU,
-		WireGuard: WireGuardConfig{Role: role, PrivateKey: NewPrivateKey(), Keepalive: 25 * time.Second},
-		Geneve: GeneveConfig{
-			ListenPort:     DefaultGenevePort,
+	return &config.Config{
+		Cluster: name, Peer: peer, MTU: config.DefaultMTU,
+		WireGuard: config.WireGuard{Role: role, PrivateKey: wgkey.NewPrivate(), Keepalive: 25 * time.Second},
+		Geneve: config.Geneve{
+			ListenPort:     config.DefaultGenevePort,
 			GatewayAddress: netip.MustParseAddr("10.80.0.4"),
-			Nodes: []Node{
+			Nodes: []config.Node{
 				{Name: name + "-1", VNI: 11, Address: netip.MustParseAddr("10.80.0.2"), PodCIDRs: []netip.Prefix{prefix("10.0.1.0/24")}},
 				{Name: name + "-2", VNI: 7, Address: netip.MustParseAddr("10.80.0.3"), PodCIDRs: []netip.Prefix{prefix("10.0.2.0/23")}, Encap: geneve.VXLAN},
 			},
 		},
-		Local: LocalNetwork{PodCIDRs: []netip.Prefix{prefix("10.0.0.0/16")}, ExternalCIDRs: []netip.Prefix{prefix("10.70.0.0/16")}},
+		Local: config.LocalNetwork{PodCIDRs: []netip.Prefix{prefix("10.0.0.0/16")}, ExternalCIDRs: []netip.Prefix{prefix("10.70.0.0/16")}},
 		Remote: []nat.RemoteCIDR{
 			{Real: prefix("10.0.0.0/16"), Remapped: prefix(podRemap)},
 			{Real: prefix("10.70.0.0/16"), Remapped: prefix(externalRemap), External: true},
 		},
 		UnknownSource: netip.MustParseAddr("10.70.0.0"),
-		Log:           LogConfig{Level: "info", Format: "text"},
+		Log:           config.Log{Level: "info", Format: "text"},
 	}
 }
 
 // start runs a gateway by c. Its nodes get underlay addresses 127.0.<net>.2 and on.
-func start(t testing.TB, c *Config, net byte) *cluster {
+func start(t testing.TB, c *config.Config, net byte) *cluster {
 	t.Helper()
 	log := logrus.New()
 	log.SetOutput(io.Discard)
@@ -82,7 +84,7 @@ func start(t testing.TB, c *Config, net byte) *cluster {
 
 // open makes a gateway that carries packets, by a clock (nil: the system's), and its
 // nodes. Run, or close, is the caller's.
-func open(t testing.TB, c *Config, net byte, log *logrus.Logger, now func() time.Duration) *cluster {
+func open(t testing.TB, c *config.Config, net byte, log *logrus.Logger, now func() time.Duration) *cluster {
 	t.Helper()
 	cl := new(cluster)
 	for i := range c.Geneve.Nodes {
@@ -107,10 +109,10 @@ func open(t testing.TB, c *Config, net byte, log *logrus.Logger, now func() time
 // WireGuard over loopback.
 type pair struct{ rome, milan *cluster }
 
-func newPair(t testing.TB, edit func(rome, milan *Config)) *pair {
+func newPair(t testing.TB, edit func(rome, milan *config.Config)) *pair {
 	t.Helper()
-	rc := clusterConfig("rome", "milan", Client, "10.61.0.0/16", "10.71.0.0/16")
-	mc := clusterConfig("milan", "rome", Server, "10.62.0.0/16", "10.72.0.0/16")
+	rc := clusterConfig("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16")
+	mc := clusterConfig("milan", "rome", config.Server, "10.62.0.0/16", "10.72.0.0/16")
 	rc.WireGuard.PeerPublicKey = mc.WireGuard.PrivateKey.Public()
 	mc.WireGuard.PeerPublicKey = rc.WireGuard.PrivateKey.Public()
 	if edit != nil {
@@ -176,7 +178,7 @@ func TestSuperFrame(t *testing.T) {
 	var got []byte
 	for len(got) < len(payload) {
 		v := expect(t, p.milan.nodes[1], "10.62.1.5", "10.0.2.7")
-		if v.Seq != 1000+uint32(len(got)) || len(v.Header)+len(v.Body) > int(DefaultMTU) {
+		if v.Seq != 1000+uint32(len(got)) || len(v.Header)+len(v.Body) > int(config.DefaultMTU) {
 			t.Fatalf("segment at %d, %d bytes", v.Seq, len(v.Header)+len(v.Body))
 		}
 		got = append(got, v.Payload...)
@@ -192,9 +194,9 @@ func TestSuperFrame(t *testing.T) {
 // TestFragmentsWithoutDF: what is too long and may be fragmented is, on the way out
 // and, by the far gateway with its smaller MTU, on the way in.
 func TestFragmentsWithoutDF(t *testing.T) {
-	for _, far := range []TunnelMTU{DefaultMTU, 1280} {
+	for _, far := range []config.TunnelMTU{config.DefaultMTU, 1280} {
 		t.Run(fmt.Sprint(far), func(t *testing.T) {
-			p := newPair(t, func(_, milan *Config) { milan.MTU = far })
+			p := newPair(t, func(_, milan *config.Config) { milan.MTU = far })
 			payload := nattest.Payload(1400, 2)
 			p.rome.nodes[0].Send(udpPacket("10.0.1.5", "10.61.1.7", payload))
 			var fragments [][]byte
@@ -220,7 +222,7 @@ func TestFragmentsWithoutDF(t *testing.T) {
 // the tunnel, and the sender is told of the packet that it sent, by an address that
 // it can reach.
 func TestTooBig(t *testing.T) {
-	p := newPair(t, func(_, milan *Config) { milan.MTU = 1280 })
+	p := newPair(t, func(_, milan *config.Config) { milan.MTU = 1280 })
 	for _, tt := range []struct {
 		size int
 		from string // source of the error
@@ -387,7 +389,7 @@ func TestHostilePackets(t *testing.T) {
 // TestNoSession: what WireGuard discards because there is no session is counted, and
 // the gateway goes on answering its nodes meanwhile.
 func TestNoSession(t *testing.T) {
-	p := newPair(t, func(rome, _ *Config) { rome.WireGuard.PeerPublicKey = NewPrivateKey().Public() })
+	p := newPair(t, func(rome, _ *config.Config) { rome.WireGuard.PeerPublicKey = wgkey.NewPrivate().Public() })
 	const sent = 500
 	for i := range sent {
 		p.rome.nodes[0].Send(udpPacket("10.0.1.5", "10.61.1.7", nattest.Payload(100, uint32(i))))

@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+
+	"culvert/gateway/config"
 )
 
 // TestPrinter: of all who ask at one time one prints, nobody gets a page from before the
@@ -178,7 +180,7 @@ func getFrom(t *testing.T, source string, address net.Addr, path string) (status
 // each, reading nothing. Each connection gets one answer at most, and another address
 // is served meanwhile.
 func TestPipelinedRequests(t *testing.T) {
-	p := newPair(t, func(rome, _ *Config) { rome.Metrics = "127.0.0.1:0" })
+	p := newPair(t, func(rome, _ *config.Config) { rome.Metrics = "127.0.0.1:0" })
 	address := p.rome.metrics.listener.Addr()
 	const connections, requests = 500, 40
 	crowd := make([]net.Conn, connections)
@@ -209,7 +211,7 @@ func TestPipelinedRequests(t *testing.T) {
 // TestSilentConnections: connections that send nothing take the seats of their address
 // and no other's, and lose them.
 func TestSilentConnections(t *testing.T) {
-	p := newPair(t, func(rome, _ *Config) { rome.Metrics = "127.0.0.1:0" })
+	p := newPair(t, func(rome, _ *config.Config) { rome.Metrics = "127.0.0.1:0" })
 	address := p.rome.metrics.listener.Addr()
 	crowd := make([]net.Conn, 300)
 	for i := range crowd {
@@ -235,7 +237,7 @@ func TestSilentConnections(t *testing.T) {
 
 // TestLongHeader: a request whose header has no end is refused.
 func TestLongHeader(t *testing.T) {
-	p := newPair(t, func(rome, _ *Config) { rome.Metrics = "127.0.0.1:0" })
+	p := newPair(t, func(rome, _ *config.Config) { rome.Metrics = "127.0.0.1:0" })
 	c := dialFrom(t, "127.0.0.1", p.rome.metrics.listener.Addr())
 	fmt.Fprintf(c, "GET /metrics HTTP/1.1\r\nHost: culvert\r\nX: %s", strings.Repeat("x", 2*maxHeader))
 	answer, err := bufio.NewReader(c).ReadString('\n')

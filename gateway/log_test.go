@@ -13,6 +13,8 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"culvert/gateway/config"
+	"culvert/gateway/wgkey"
 	"culvert/geneve/genevetest"
 )
 
@@ -41,11 +43,11 @@ func TestLogInjection(t *testing.T) {
 	for name, formatter := range map[string]logrus.Formatter{"text": new(logrus.TextFormatter), "json": new(logrus.JSONFormatter)} {
 		t.Run(name, func(t *testing.T) {
 			log, lines := logLines(t, formatter)
-			c := clusterConfig("rome", "milan", Client, "10.61.0.0/16", "10.71.0.0/16")
+			c := clusterConfig("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16")
 			c.Cluster += forged
 			c.Peer += forged
 			c.Geneve.Nodes[0].Name += forged
-			c.WireGuard.PeerPublicKey = NewPrivateKey().Public()
+			c.WireGuard.PeerPublicKey = wgkey.NewPrivate().Public()
 			c.WireGuard.Endpoint = "no" + forged + ".invalid:51840"
 			cl := open(t, c, 40, log, nil)
 			ctx, cancel := context.WithCancel(t.Context())

@@ -15,7 +15,7 @@ func (g *Gateway) metricsPage(l *seats, size int) []byte {
 	p := new(page)
 	p.text.Grow(size + size/8)
 	g.mu.Lock()
-	peer, ports, rules := g.config.Peer, maps.Clone(g.ports.byName), g.config.Rules
+	peer, ports, rules := g.config.Peer, g.ports.ByName, g.config.Rules
 	g.mu.Unlock()
 
 	stats, tunnels := g.engine.Stats(), g.endpoint.Stats()

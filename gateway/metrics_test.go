@@ -12,6 +12,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
+	"culvert/gateway/config"
 	"culvert/geneve"
 	"culvert/geneve/udp"
 	"culvert/nat"
@@ -20,7 +21,7 @@ import (
 // TestMetrics: the three pages answer, every drop reason is a label from the start,
 // and a dropped packet shows.
 func TestMetrics(t *testing.T) {
-	p := newPair(t, func(rome, _ *Config) { rome.Metrics = "127.0.0.1:0" })
+	p := newPair(t, func(rome, _ *config.Config) { rome.Metrics = "127.0.0.1:0" })
 	get := func(path string) (int, string) {
 		t.Helper()
 		return getFrom(t, "127.0.0.1", p.rome.metrics.listener.Addr(), path)
@@ -81,7 +82,7 @@ func TestMetrics(t *testing.T) {
 		}
 		series[name] = true
 	}
-	if key := p.rome.config.WireGuard.PrivateKey; strings.Contains(page, key.Base64()) || strings.Contains(page, key.hex()) {
+	if key := p.rome.config.WireGuard.PrivateKey; strings.Contains(page, key.Base64()) || strings.Contains(page, hexKey(key)) {
 		t.Error("the private key is shown")
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/crypto/chacha20poly1305"
 
+	"culvert/gateway/config"
 	"culvert/geneve"
 	"culvert/geneve/genevetest"
 	"culvert/nat"
@@ -28,14 +29,14 @@ const headroom = 16 // wireguard-go's offset, device.MessageTransportHeaderSize
 
 func newPipeline(t testing.TB) *pipeline {
 	t.Helper()
-	c := clusterConfig("rome", "milan", Client, "10.61.0.0/16", "10.71.0.0/16")
+	c := clusterConfig("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16")
 	for i := range c.Geneve.Nodes {
 		c.Geneve.Nodes[i].Underlay = netip.AddrFrom4([4]byte{127, 0, 30, byte(2 + i)})
 	}
 	g := &Gateway{config: c}
-	ports := g.ports.assign(c.Geneve.Nodes)
+	g.ports = g.ports.Assign(c.Geneve.Nodes)
 	var err error
-	if g.engine, err = nat.New([16]byte{1}, c.natConfig(ports, Budget{})); err != nil {
+	if g.engine, err = nat.New([16]byte{1}, c.NAT(g.ports, 0)); err != nil {
 		t.Fatal(err)
 	}
 	n := c.Geneve.Nodes[0]
@@ -51,7 +52,7 @@ func newPipeline(t testing.TB) *pipeline {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { g.endpoint.Close() })
-	if err := g.endpoint.Apply(c.tunnels(ports)); err != nil {
+	if err := g.endpoint.Apply(c.Tunnels(g.ports)); err != nil {
 		t.Fatal(err)
 	}
 	g.connectPath(c)
@@ -103,7 +104,7 @@ func TestOutboundAllocations(t *testing.T) {
 	bad := nattest.IP{Source: "127.0.0.1", Destination: "10.61.2.7", Body: nattest.UDP{}}.Bytes()
 	small := tcpPacket(100, false)
 	datagrams := [][]byte{p.encap(bad), p.encap(super), p.encap(small)}
-	want := (50000+int(DefaultMTU)-40-1)/(int(DefaultMTU)-40) + 1
+	want := (50000+int(config.DefaultMTU)-40-1)/(int(config.DefaultMTU)-40) + 1
 	cycle := func() {
 		for _, d := range datagrams {
 			p.sendRaw(t, d)

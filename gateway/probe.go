@@ -5,10 +5,12 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.zx2c4.com/wireguard/device"
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/checksum"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 
+	"culvert/gateway/config"
 	"culvert/geneve/udp"
 	"culvert/nat"
 )
@@ -69,7 +71,7 @@ func (b *bind) offload() bool {
 const (
 	singleEcho   = 32
 	trainEcho    = 64 // a multiple of WireGuard's padding
-	probeMessage = trainEcho + transportData + authTag
+	probeMessage = trainEcho + device.MessageTransportSize
 )
 
 // peerProbe finds out whether trains arrive at the peer: see udp.TrainProbe. The
@@ -91,8 +93,8 @@ type peerProbe struct {
 // from the tunnel address.
 const probeIdent = 0x6376
 
-func newPeerProbe(r Role, out *outbound) *peerProbe {
-	own, peer := r.tunnelAddresses()
+func newPeerProbe(r config.Role, out *outbound) *peerProbe {
+	own, peer := r.TunnelAddresses()
 	return &peerProbe{out: out, own: own, peer: peer}
 }
 
@@ -202,7 +204,7 @@ func (g *Gateway) probeTrains(now time.Duration) {
 func (g *Gateway) nodeName(port nat.Port) string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for name, p := range g.ports.byName {
+	for name, p := range g.ports.ByName {
 		if p == port {
 			return name
 		}

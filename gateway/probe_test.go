@@ -12,6 +12,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"github.com/sirupsen/logrus/hooks/test"
 
+	"culvert/gateway/config"
 	"culvert/geneve/genevetest"
 	"culvert/geneve/udp"
 	"culvert/nat/nattest"
@@ -80,8 +81,8 @@ type lossyPair struct {
 
 func newLossyPair(t *testing.T) *lossyPair {
 	t.Helper()
-	rc := clusterConfig("rome", "milan", Client, "10.61.0.0/16", "10.71.0.0/16")
-	mc := clusterConfig("milan", "rome", Server, "10.62.0.0/16", "10.72.0.0/16")
+	rc := clusterConfig("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16")
+	mc := clusterConfig("milan", "rome", config.Server, "10.62.0.0/16", "10.72.0.0/16")
 	rc.WireGuard.PeerPublicKey = mc.WireGuard.PrivateKey.Public()
 	mc.WireGuard.PeerPublicKey = rc.WireGuard.PrivateKey.Public()
 	p := &lossyPair{t: t}
@@ -229,7 +230,7 @@ func TestNodeLosesTrains(t *testing.T) {
 	p.meet()
 	node := p.rome.nodes[0]
 	node.LoseTrains(true)
-	port := uint16(p.rome.ports.byName["rome-1"])
+	port := uint16(p.rome.ports.ByName["rome-1"])
 	for seconds := 0; ; seconds++ {
 		if s, _ := p.rome.endpoint.TunnelStats(port); !s.Train {
 			break
@@ -248,7 +249,7 @@ func TestNodeLosesTrains(t *testing.T) {
 	if s, _ := p.rome.endpoint.TunnelStats(port); s.LostTrains != 1 {
 		t.Errorf("%+v", s)
 	}
-	if s, _ := p.rome.endpoint.TunnelStats(uint16(p.rome.ports.byName["rome-2"])); !s.Train {
+	if s, _ := p.rome.endpoint.TunnelStats(uint16(p.rome.ports.ByName["rome-2"])); !s.Train {
 		t.Errorf("the other node: %+v", s)
 	}
 }

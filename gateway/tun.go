@@ -5,6 +5,8 @@ import (
 	"sync"
 
 	"golang.zx2c4.com/wireguard/tun"
+
+	"culvert/gateway/config"
 )
 
 // batchSize is how many packets wireguard-go moves at once: room for a Geneve
@@ -17,12 +19,12 @@ const batchSize = 64
 type tunDevice struct {
 	out    *outbound
 	in     *inbound
-	mtu    TunnelMTU
+	mtu    config.TunnelMTU
 	events chan tun.Event
 	once   sync.Once
 }
 
-func newTunDevice(out *outbound, in *inbound, mtu TunnelMTU) *tunDevice {
+func newTunDevice(out *outbound, in *inbound, mtu config.TunnelMTU) *tunDevice {
 	return &tunDevice{out: out, in: in, mtu: mtu, events: make(chan tun.Event)}
 }
 

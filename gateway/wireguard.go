@@ -3,6 +3,7 @@ package gateway
 import (
 	"bufio"
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -16,6 +17,9 @@ import (
 
 	"github.com/sirupsen/logrus"
 	"golang.zx2c4.com/wireguard/device"
+
+	"culvert/gateway/config"
+	"culvert/gateway/wgkey"
 )
 
 // wireguard owns the WireGuard device: its keys, its one peer and the peer's
@@ -26,20 +30,20 @@ type wireguard struct {
 
 	mu sync.Mutex
 	// as set last
-	config WireGuardConfig // +checklocks:mu
+	config config.WireGuard // +checklocks:mu
 	// config.Endpoint, resolved; zero before
 	endpoint netip.AddrPort // +checklocks:mu
 
 	retarget chan struct{} // config.Endpoint has changed
 }
 
-func newWireGuard(d *device.Device, c *WireGuardConfig, log *logrus.Entry) (*wireguard, error) {
+func newWireGuard(d *device.Device, c *config.WireGuard, log *logrus.Entry) (*wireguard, error) {
 	w := &wireguard{Device: d, log: log, retarget: make(chan struct{}, 1)}
 	if ep, err := netip.ParseAddrPort(c.Endpoint); err == nil {
 		w.endpoint = ep // nothing to resolve: the first packet finds the peer
 	}
 	err := w.set(
-		"private_key="+c.PrivateKey.hex(),
+		"private_key="+hexKey(c.PrivateKey),
 		"listen_port="+strconv.Itoa(int(c.ListenPort)),
 	)
 	if err != nil {
@@ -51,12 +55,12 @@ func newWireGuard(d *device.Device, c *WireGuardConfig, log *logrus.Entry) (*wir
 // setPeer makes c's peer the only one. A peer that stays keeps its session and its
 // endpoint, which may have roamed. Another one gets an endpoint when followEndpoint has
 // resolved it anew. Of a valid c it fails only when the device is closed.
-func (w *wireguard) setPeer(c *WireGuardConfig) error {
+func (w *wireguard) setPeer(c *config.WireGuard) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	old := w.config
 	w.config = *c
-	first, another := old.PeerPublicKey == (Key{}), c.PeerPublicKey != old.PeerPublicKey
+	first, another := old.PeerPublicKey == (wgkey.Key{}), c.PeerPublicKey != old.PeerPublicKey
 	if another || c.Endpoint != old.Endpoint {
 		select {
 		case w.retarget <- struct{}{}:
@@ -68,24 +72,27 @@ func (w *wireguard) setPeer(c *WireGuardConfig) error {
 		return w.addPeer()
 	case another:
 		w.endpoint = netip.AddrPort{}
-		if err := w.set("public_key="+old.PeerPublicKey.hex(), "remove=true"); err != nil {
+		if err := w.set("public_key="+hexKey(old.PeerPublicKey), "remove=true"); err != nil {
 			return err
 		}
 		return w.addPeer()
 	case c.Keepalive != old.Keepalive:
-		return w.set("public_key="+c.PeerPublicKey.hex(), "update_only=true", c.keepalive())
+		return w.set("public_key="+hexKey(c.PeerPublicKey), "update_only=true", keepalive(c))
 	}
 	return nil
 }
 
-// keepalive is the line of the configuration protocol.
-func (c *WireGuardConfig) keepalive() string {
+// hexKey is k as the WireGuard cross-platform configuration protocol writes it.
+func hexKey(k wgkey.Key) string { return hex.EncodeToString(k[:]) }
+
+// keepalive is the line of that protocol.
+func keepalive(c *config.WireGuard) string {
 	return "persistent_keepalive_interval=" + strconv.Itoa(int(c.Keepalive/time.Second))
 }
 
 // setEndpoint tells the device where the peer of c is and begins a handshake, unless
 // there is a session. It does nothing if c is not the peer any longer.
-func (w *wireguard) setEndpoint(c *WireGuardConfig, ep netip.AddrPort) error {
+func (w *wireguard) setEndpoint(c *config.WireGuard, ep netip.AddrPort) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if c.PeerPublicKey != w.config.PeerPublicKey || c.Endpoint != w.config.Endpoint {
@@ -128,12 +135,12 @@ func (w *wireguard) up() error {
 // Preconditions: w.mu is held.
 // +checklocks:w.mu
 func (w *wireguard) addPeer() error {
-	if w.config.Role == Client && !w.endpoint.IsValid() {
+	if w.config.Role == config.Client && !w.endpoint.IsValid() {
 		return nil
 	}
 	lines := []string{
-		"public_key=" + w.config.PeerPublicKey.hex(),
-		w.config.keepalive(),
+		"public_key=" + hexKey(w.config.PeerPublicKey),
+		keepalive(&w.config),
 	}
 	if w.endpoint.IsValid() {
 		lines = append(lines, "endpoint="+w.endpoint.String())

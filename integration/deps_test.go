@@ -32,10 +32,13 @@ const (
 var importRules = []importRule{
 	{"gateway/configfile", []string{"sigs.k8s.io/json", "sigs.k8s.io/yaml", "go.yaml.in/yaml/v2", "go.yaml.in/yaml/v3"},
 		"it reads files for every command and knows none of them"},
-	{"gateway/node", []string{"culvert/geneve", "culvert/gateway/configfile", "github.com/vishvananda/netlink", "golang.org/x/sys",
+	{"gateway/wgkey", nil, "a key is 32 bytes, and whoever has one needs nothing else"},
+	{"gateway/config", []string{"culvert/nat", "culvert/geneve", "culvert/ipam", "culvert/gateway/configfile", "culvert/gateway/wgkey", "github.com/gaissmai/bart"},
+		"a configuration is written, read and judged where no gateway runs: values, no sockets, no WireGuard"},
+	{"gateway/node", []string{"culvert/geneve", "culvert/geneve/udp", "culvert/gateway/configfile", "github.com/vishvananda/netlink", "golang.org/x/sys",
 		wireguard + "/tun", "github.com/sirupsen/logrus"},
 		"the node end needs the kernel's links, not the gateway"},
-	{"gateway", []string{"culvert/nat", "culvert/geneve", "culvert/gateway", "culvert/ipam", wireguard, "golang.org/x/crypto/blake2s", "github.com/gaissmai/bart", gvisor + "tcpip",
+	{"gateway", []string{"culvert/nat", "culvert/geneve", "culvert/geneve/udp", wireguard, "golang.org/x/crypto/blake2s", gvisor + "tcpip", gvisor + "tcpip/header", gvisor + "tcpip/checksum",
 		"github.com/sirupsen/logrus", "github.com/KimMachineGun/automemlimit/memlimit", "golang.org/x/sys/unix", "golang.org/x/time/rate"},
 		"the gateway needs neither netlink nor Kubernetes"},
 	{"nat", []string{gvisor + "tcpip", gvisor + "tcpip/header", gvisor + "tcpip/checksum", gvisor + "tcpip/seqnum",
@@ -49,7 +52,7 @@ var importRules = []importRule{
 }
 
 // exact lists import paths of which the packages below are not allowed with them.
-var exact = []string{gvisor + "tcpip", gvisor + "tcpip/header"}
+var exact = []string{gvisor + "tcpip", gvisor + "tcpip/header", "culvert/geneve"}
 
 type goPackage struct {
 	ImportPath string
@@ -116,8 +119,7 @@ func allowed(rule *importRule, imported string) bool {
 		if imported == a {
 			return true
 		}
-		whole := rule.folder == "nat" && slices.Contains(exact, a)
-		if !whole && strings.HasPrefix(imported, a+"/") {
+		if !slices.Contains(exact, a) && strings.HasPrefix(imported, a+"/") {
 			return true
 		}
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"culvert/gateway"
+	"culvert/gateway/config"
 )
 
 func newGatewayCommand() *cobra.Command {
@@ -30,12 +31,12 @@ func newGatewayCommand() *cobra.Command {
 			if cmd.Flags().Changed("output") && !check {
 				return errors.New("--output: only with --check, which prints and starts nothing; add --check")
 			}
-			c, err := gateway.LoadConfig(file)
+			c, err := config.Load(file)
 			if err != nil {
 				return err
 			}
 			if check {
-				r, err := gateway.Remap(cmd.Context(), c, time.Now(), true, gateway.Check)
+				r, err := config.Remap(cmd.Context(), c, time.Now(), true, config.Check)
 				if err != nil {
 					return err
 				}
@@ -51,7 +52,7 @@ func newGatewayCommand() *cobra.Command {
 	return cmd
 }
 
-func runGateway(ctx context.Context, file string, c *gateway.Config) error {
+func runGateway(ctx context.Context, file string, c *config.Config) error {
 	chooseProcs()
 	log, err := newLogger(c.Log.Level, c.Log.Format)
 	if err != nil {
@@ -68,7 +69,7 @@ func runGateway(ctx context.Context, file string, c *gateway.Config) error {
 		return err
 	}
 	defer claim.Close()
-	remapped, err := gateway.Remap(waiting, c, time.Now(), false, gateway.Check)
+	remapped, err := config.Remap(waiting, c, time.Now(), false, config.Check)
 	if err != nil {
 		return err
 	}
@@ -107,10 +108,10 @@ var errLockPatience = fmt.Errorf("waited %v", lockPatience)
 func reload(ctx context.Context, g *gateway.Gateway, file string, log *logrus.Logger) {
 	ctx, cancel := context.WithTimeoutCause(ctx, lockPatience, errLockPatience)
 	defer cancel()
-	c, err := gateway.LoadConfig(file)
-	var remapped *gateway.Remapped
+	c, err := config.Load(file)
+	var remapped *config.Remapped
 	if err == nil {
-		remapped, err = gateway.Remap(ctx, c, time.Now(), false, g.Check)
+		remapped, err = config.Remap(ctx, c, time.Now(), false, g.Check)
 	}
 	if err == nil {
 		err = g.Apply(remapped.Config)
@@ -122,7 +123,7 @@ func reload(ctx context.Context, g *gateway.Gateway, file string, log *logrus.Lo
 	logRemaps(log, remapped)
 }
 
-func logRemaps(log *logrus.Logger, r *gateway.Remapped) {
+func logRemaps(log *logrus.Logger, r *config.Remapped) {
 	for _, w := range r.Warnings {
 		log.Warn(w)
 	}
@@ -163,7 +164,7 @@ type checkedNode struct {
 	Routes []netip.Prefix `json:"routes"`
 }
 
-func printChecked(w io.Writer, file, output string, r *gateway.Remapped) error {
+func printChecked(w io.Writer, file, output string, r *config.Remapped) error {
 	c := r.Config
 	switch output {
 	case "text":

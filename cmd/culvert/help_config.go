@@ -5,7 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"culvert/gateway"
+	"culvert/gateway/config"
 	"culvert/gateway/configfile"
 	"culvert/gateway/node"
 )
@@ -31,7 +31,7 @@ path. For completion in editors, put a schema of docs/schema into the first line
 
 ## The gateway's file
 
-` + configfile.Reference(gateway.Fields()) + `
+` + configfile.Reference(config.Fields()) + `
 ## The node's file
 
 A node reads it once, at its start.

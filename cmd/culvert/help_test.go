@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"culvert/gateway"
+	"culvert/gateway/config"
 	"culvert/gateway/configfile"
 	"culvert/gateway/node"
 )
@@ -22,7 +22,7 @@ var update = flag.Bool("update", false, "write the generated files of docs/")
 func TestGeneratedDocs(t *testing.T) {
 	for name, want := range map[string]string{
 		"config.md":                  configReference(),
-		"schema/gateway.schema.json": string(configfile.Schema("culvert gateway", gateway.Fields())),
+		"schema/gateway.schema.json": string(configfile.Schema("culvert gateway", config.Fields())),
 		"schema/node.schema.json":    string(configfile.Schema("culvert node", node.Fields())),
 	} {
 		name = filepath.Join("../../docs", name)

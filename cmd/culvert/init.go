@@ -13,7 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"culvert/gateway"
+	"culvert/gateway/config"
 	"culvert/gateway/configfile"
 	"culvert/ipam"
 )
@@ -145,7 +145,7 @@ func (a *initAnswers) plan() (*initPlan, error) {
 	e.OneOf("--encap", configfile.Scalar(a.encap), "vxlan", "geneve")
 	p := &initPlan{Here: a.here}
 	side := func(prefix, name, pods, gatewayAddress, nodes string) *initSide {
-		s := &initSide{Cluster: name, Plan: p, Encap: a.encap, Port: gateway.DefaultGenevePort, Metrics: gateway.DefaultMetrics}
+		s := &initSide{Cluster: name, Plan: p, Encap: a.encap, Port: config.DefaultGenevePort, Metrics: config.DefaultMetrics}
 		s.Pods = e.Prefix("--"+prefix+"pods", configfile.Scalar(pods))
 		s.Underlay = e.Addr("--"+prefix+"gateway", configfile.Scalar(gatewayAddress))
 		for i, text := range strings.Fields(nodes) {
@@ -175,7 +175,7 @@ func (a *initAnswers) plan() (*initPlan, error) {
 	}
 	p.Endpoint = a.endpoint
 	if _, _, err := net.SplitHostPort(a.endpoint); err != nil {
-		p.Endpoint = net.JoinHostPort(strings.Trim(a.endpoint, "[]"), fmt.Sprint(gateway.DefaultWireGuardPort))
+		p.Endpoint = net.JoinHostPort(strings.Trim(a.endpoint, "[]"), fmt.Sprint(config.DefaultWireGuardPort))
 	}
 	host, port, err := net.SplitHostPort(p.Endpoint)
 	if _, notAddress := netip.ParseAddr(host); err != nil || notAddress != nil && !configfile.IsHostName(host) {

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"text/template"
 
-	"culvert/gateway"
+	"culvert/gateway/config"
 	"culvert/gateway/configfile"
 	"culvert/gateway/node"
 )
@@ -47,7 +47,7 @@ func (p *initPlan) write(dir string, out io.Writer) (err error) {
 	for _, s := range []*initSide{p.Client, p.Server} {
 		folder := filepath.Join(dir, s.Cluster)
 		files := []error{render(filepath.Join(folder, "gateway.yaml"), "gateway.yaml", s),
-			os.WriteFile(filepath.Join(folder, "gateway.schema.json"), configfile.Schema("culvert gateway", gateway.Fields()), 0o600)}
+			os.WriteFile(filepath.Join(folder, "gateway.schema.json"), configfile.Schema("culvert gateway", config.Fields()), 0o600)}
 		for _, n := range s.Nodes {
 			files = append(files, render(filepath.Join(folder, "nodes", n.Name+".yaml"), "node.yaml", n))
 		}
@@ -94,9 +94,9 @@ func (p *initPlan) write(dir string, out io.Writer) (err error) {
 func (p *initPlan) check(dir string) error {
 	var errs []error
 	for _, s := range []*initSide{p.Client, p.Server} {
-		c, err := gateway.LoadConfig(filepath.Join(dir, s.Cluster, "gateway.yaml"))
+		c, err := config.Load(filepath.Join(dir, s.Cluster, "gateway.yaml"))
 		if err == nil {
-			err = gateway.Check(c)
+			err = config.Check(c)
 		}
 		errs = append(errs, err)
 		for _, n := range s.Nodes {

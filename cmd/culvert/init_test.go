@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"culvert/gateway"
+	"culvert/gateway/config"
 	"culvert/gateway/node"
 )
 
@@ -66,7 +66,7 @@ func TestInit(t *testing.T) {
 			if rome.WireGuard.PeerPublicKey != milan.WireGuard.PrivateKey.Public() || milan.WireGuard.PeerPublicKey != rome.WireGuard.PrivateKey.Public() {
 				t.Error("the keys do not belong together")
 			}
-			for _, side := range [][2]*gateway.Config{{rome, milan}, {milan, rome}} {
+			for _, side := range [][2]*config.Config{{rome, milan}, {milan, rome}} {
 				own, peer := side[0], side[1]
 				if own.Remote[0].Real != peer.Local.PodCIDRs[0] || own.Remote[1].Real != peer.Local.ExternalCIDRs[0] {
 					t.Errorf("%s names %v, but %s has %+v", own.Cluster, own.Remote, peer.Cluster, peer.Local)
@@ -87,13 +87,13 @@ func TestInit(t *testing.T) {
 }
 
 // loadQuiet loads one side's gateway.yaml, which must have no errors and no warnings.
-func loadQuiet(t *testing.T, dir, cluster string) *gateway.Config {
+func loadQuiet(t *testing.T, dir, cluster string) *config.Config {
 	t.Helper()
-	c, err := gateway.LoadConfig(filepath.Join(dir, cluster, "gateway.yaml"))
+	c, err := config.Load(filepath.Join(dir, cluster, "gateway.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := gateway.Check(c); err != nil {
+	if err := config.Check(c); err != nil {
 		t.Error(err)
 	}
 	for _, w := range c.Warnings {

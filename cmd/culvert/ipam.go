@@ -13,7 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"culvert/gateway"
+	"culvert/gateway/config"
 	"culvert/ipam"
 )
 
@@ -48,14 +48,14 @@ func (f *memoryFlags) add(cmd *cobra.Command) {
 }
 
 // open returns the memory, and the configuration if one was given.
-func (f *memoryFlags) open() (*ipam.Store, *gateway.Config, error) {
+func (f *memoryFlags) open() (*ipam.Store, *config.Config, error) {
 	if _, err := f.isJSON(); err != nil {
 		return nil, nil, err
 	}
 	if f.config == "" {
 		return ipam.Open(f.file), nil, nil
 	}
-	c, err := gateway.LoadConfig(f.config)
+	c, err := config.Load(f.config)
 	if err == nil && c.IPAM.File == "" {
 		err = fmt.Errorf("%s: neither state nor ipam.file: it remembers nothing", f.config)
 	}
@@ -164,8 +164,8 @@ func newIPAMAcquireCommand() *cobra.Command {
 		case c == nil:
 			err = errors.New("without --config, say for whom: PEER KIND REAL")
 		default:
-			var r *gateway.Remapped
-			if r, err = gateway.Remap(ctx, c, time.Now(), false, gateway.Check); err == nil {
+			var r *config.Remapped
+			if r, err = config.Remap(ctx, c, time.Now(), false, config.Check); err == nil {
 				for _, choice := range r.Choices {
 					entries = append(entries, newGiven(choice.Entry, remembered(choice.New)))
 				}
@@ -189,9 +189,9 @@ func countArgs(counts ...int) cobra.PositionalArgs {
 	}
 }
 
-func acquireOne(ctx context.Context, s *ipam.Store, c *gateway.Config, o ipam.Owner, want, network string) ([]given, error) {
+func acquireOne(ctx context.Context, s *ipam.Store, c *config.Config, o ipam.Owner, want, network string) ([]given, error) {
 	var pools []netip.Prefix
-	taken := gateway.Connected()
+	taken := config.Connected()
 	if c != nil {
 		pools, taken = c.IPAM.Pools, c.Taken()
 	}

@@ -11,7 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"culvert/gateway"
+	"culvert/gateway/config"
 	"culvert/ipam"
 	"culvert/nat"
 )
@@ -74,10 +74,10 @@ func newIPAMCheckCommand() *cobra.Command {
 }
 
 func checkPeering(files []string) ([]checkedSide, error) {
-	var configs []*gateway.Config
+	var configs []*config.Config
 	var errs []error
 	for _, file := range files {
-		c, err := gateway.LoadNetworks(file)
+		c, err := config.LoadNetworks(file)
 		errs = append(errs, err)
 		configs = append(configs, c)
 	}
@@ -102,7 +102,7 @@ func checkPeering(files []string) ([]checkedSide, error) {
 }
 
 // remoteOf is what c's peer has to see.
-func remoteOf(c *gateway.Config) []nat.RemoteCIDR {
+func remoteOf(c *config.Config) []nat.RemoteCIDR {
 	var rs []nat.RemoteCIDR
 	for _, p := range c.Local.PodCIDRs {
 		rs = append(rs, nat.RemoteCIDR{Real: p, Remapped: p})
@@ -115,7 +115,7 @@ func remoteOf(c *gateway.Config) []nat.RemoteCIDR {
 
 // checkSide checks what c would see of a peer that has remote. Only if c is this machine's
 // gateway's do the networks that this machine is connected to count.
-func checkSide(file string, c gateway.Config, remote []nat.RemoteCIDR, peer string, here bool) checkedSide {
+func checkSide(file string, c config.Config, remote []nat.RemoteCIDR, peer string, here bool) checkedSide {
 	side := checkedSide{File: file, Cluster: c.Cluster, Peer: peer, Overlaps: []overlap{}, Seen: []seen{}}
 	written, memory := c.Remote, c.IPAM.File != ""
 	changed := len(written) != len(remote) || c.Peer != peer
@@ -154,7 +154,7 @@ func checkSide(file string, c gateway.Config, remote []nat.RemoteCIDR, peer stri
 	if memory {
 		ledger, err = ipam.Open(c.IPAM.File).Read()
 	}
-	var remapped *gateway.Remapped
+	var remapped *config.Remapped
 	if err == nil {
 		remapped, err = c.Preview(ledger, taken, time.Time{})
 	}

@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"culvert/gateway"
+	"culvert/gateway/wgkey"
 )
 
 func newKeygenCommand() *cobra.Command {
@@ -32,30 +32,30 @@ func newKeygenCommand() *cobra.Command {
 	return cmd
 }
 
-func readOrMakeKey(name string, existing bool) (gateway.Key, error) {
+func readOrMakeKey(name string, existing bool) (wgkey.Key, error) {
 	if existing {
 		text, err := os.ReadFile(name)
 		if err != nil {
-			return gateway.Key{}, err
+			return wgkey.Key{}, err
 		}
-		key, err := gateway.ParseKey(text)
+		key, err := wgkey.Parse(text)
 		if err != nil {
-			return gateway.Key{}, fmt.Errorf("%s: %w", name, err)
+			return wgkey.Key{}, fmt.Errorf("%s: %w", name, err)
 		}
 		return key, nil
 	}
 	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if errors.Is(err, fs.ErrExist) {
-		return gateway.Key{}, fmt.Errorf("%s exists and is not overwritten; --public prints its public key", name)
+		return wgkey.Key{}, fmt.Errorf("%s exists and is not overwritten; --public prints its public key", name)
 	}
 	if err != nil {
-		return gateway.Key{}, err
+		return wgkey.Key{}, err
 	}
-	key := gateway.NewPrivateKey()
+	key := wgkey.NewPrivate()
 	if _, err := fmt.Fprintln(f, key.Base64()); err != nil {
 		f.Close()
 		os.Remove(name)
-		return gateway.Key{}, err
+		return wgkey.Key{}, err
 	}
 	return key, f.Close()
 }

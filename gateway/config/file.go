@@ -1,4 +1,4 @@
-package gateway
+package config
 
 import (
 	"errors"
@@ -13,6 +13,7 @@ import (
 	"unicode"
 
 	"culvert/gateway/configfile"
+	"culvert/gateway/wgkey"
 	"culvert/geneve"
 	"culvert/nat"
 )
@@ -94,10 +95,10 @@ type (
 	}
 )
 
-// LoadConfig reads, checks and returns the configuration in the YAML file at
+// Load reads, checks and returns the configuration in the YAML file at
 // path. Key files named in it are relative to the file's folder. The error joins
 // everything that is wrong, one line each.
-func LoadConfig(path string) (*Config, error) {
+func Load(path string) (*Config, error) {
 	text, err := configfile.Read(path, configfile.MaxSize)
 	if err != nil {
 		return nil, fmt.Errorf("--config: %s: %w", path, err)
@@ -128,7 +129,7 @@ func (f *file) config(e *configfile.Errors, dir string) *Config {
 		Peer:    string(f.Peer),
 		MTU:     TunnelMTU(e.Int("mtu", f.MTU, int(DefaultMTU), int(minMTU), int(maxMTU))),
 		Metrics: DefaultMetrics,
-		Log: LogConfig{
+		Log: Log{
 			Level:  e.OneOf("log.level", f.Log.Level, "info", "error", "warning", "debug", "trace"),
 			Format: e.OneOf("log.format", f.Log.Format, "text", "json"),
 		},
@@ -225,7 +226,7 @@ func (f *file) refuse(e *configfile.Errors) {
 	}
 }
 
-func (f *fileWireGuard) config(e *configfile.Errors, dir string, c *WireGuardConfig) {
+func (f *fileWireGuard) config(e *configfile.Errors, dir string, c *WireGuard) {
 	if e.Text("wireguard.role", f.Role) != "" && e.OneOf("wireguard.role", f.Role, "client", "server") == "server" {
 		c.Role = Server
 	}
@@ -246,7 +247,7 @@ func (f *fileWireGuard) config(e *configfile.Errors, dir string, c *WireGuardCon
 	case f.PeerPublicKeyFile != "":
 		c.PeerPublicKey = readKey(e, "wireguard.peerPublicKeyFile", dir, f.PeerPublicKeyFile)
 	case e.Text("wireguard.peerPublicKey", f.PeerPublicKey) != "":
-		key, err := ParseKey([]byte(f.PeerPublicKey))
+		key, err := wgkey.Parse([]byte(f.PeerPublicKey))
 		if err != nil {
 			e.Add("wireguard.peerPublicKey", "%v", err)
 		}
@@ -264,7 +265,7 @@ func (f *fileWireGuard) config(e *configfile.Errors, dir string, c *WireGuardCon
 // maxKeyFile is more than a key in any form needs, in bytes.
 const maxKeyFile = 4096
 
-func readKey(e *configfile.Errors, path, dir string, name scalar) Key {
+func readKey(e *configfile.Errors, path, dir string, name scalar) wgkey.Key {
 	p := string(name)
 	if !filepath.IsAbs(p) {
 		p = filepath.Join(dir, p)
@@ -276,9 +277,9 @@ func readKey(e *configfile.Errors, path, dir string, name scalar) Key {
 			remedy = "make a key with culvert keygen"
 		}
 		e.Add(path, "%q: %v; %s", p, err, remedy)
-		return Key{}
+		return wgkey.Key{}
 	}
-	key, err := ParseKey(text)
+	key, err := wgkey.Parse(text)
 	if err != nil {
 		e.Add(path, "%q: %v", p, err)
 	}
@@ -304,7 +305,7 @@ func hostPort(e *configfile.Errors, path string, s scalar) string {
 	return string(s)
 }
 
-func (f *fileGeneve) config(e *configfile.Errors, c *GeneveConfig) {
+func (f *fileGeneve) config(e *configfile.Errors, c *Geneve) {
 	c.ListenPort = uint16(e.Int("geneve.listenPort", f.ListenPort, DefaultGenevePort, 1, 65535))
 	c.GatewayAddress = e.Addr("geneve.gatewayAddress", f.GatewayAddress)
 	if e.OneOf("geneve.sourceCheck", f.SourceCheck, "node", "cluster") == "cluster" {

@@ -1,4 +1,4 @@
-package gateway
+package config
 
 import (
 	"errors"
@@ -11,6 +11,7 @@ import (
 	"unicode"
 
 	"culvert/gateway/configfile"
+	"culvert/gateway/wgkey"
 	"culvert/geneve"
 	"culvert/nat"
 )
@@ -51,10 +52,10 @@ log: {level: debug, format: json}
 func keyFolder(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()
-	raw := NewPrivateKey()
+	raw := wgkey.NewPrivate()
 	for name, content := range map[string]string{
 		"rome.key":  string(raw[:]),
-		"milan.pub": NewPrivateKey().Public().Base64() + "\n",
+		"milan.pub": wgkey.NewPrivate().Public().Base64() + "\n",
 		"short.key": "c2hvcnQ=",
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
@@ -64,8 +65,8 @@ func keyFolder(t testing.TB) string {
 	return dir
 }
 
-func TestParseConfig(t *testing.T) {
-	c, err := parseConfig([]byte(goodFile), keyFolder(t))
+func TestParse(t *testing.T) {
+	c, err := parseText([]byte(goodFile), keyFolder(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,9 +95,9 @@ func TestParseConfig(t *testing.T) {
 	}
 }
 
-// TestParseConfigErrors: each edit of goodFile is refused, by the path of the
+// TestParseErrors: each edit of goodFile is refused, by the path of the
 // field and with a word of the cause, and by nothing else.
-func TestParseConfigErrors(t *testing.T) {
+func TestParseErrors(t *testing.T) {
 	for _, tt := range []struct{ name, old, new, want string }{
 		{"not YAML", "cluster: rome", "cluster: [rome", "not YAML"},
 		{"unknown field", "mtu: 1400", "mtu: 1400\nmtuu: 3", "mtuu: no such field"},
@@ -184,7 +185,7 @@ func TestParseConfigErrors(t *testing.T) {
 			if edited == goodFile {
 				t.Fatalf("the edit of %q does nothing", tt.old)
 			}
-			_, err := parseConfig([]byte(edited), keyFolder(t))
+			_, err := parseText([]byte(edited), keyFolder(t))
 			if err == nil {
 				t.Fatal("accepted")
 			}
@@ -196,8 +197,8 @@ func TestParseConfigErrors(t *testing.T) {
 	}
 }
 
-// TestParseConfigAllAtOnce: errors of every kind are reported in one run.
-func TestParseConfigAllAtOnce(t *testing.T) {
+// TestParseAllAtOnce: errors of every kind are reported in one run.
+func TestParseAllAtOnce(t *testing.T) {
 	edited := strings.NewReplacer(
 		"mtu: 1400", "mtu: x\nmtuu: 3",
 		"vni: 16777215", "vni: 1",
@@ -205,7 +206,7 @@ func TestParseConfigAllAtOnce(t *testing.T) {
 		"{cidr: 10.200.0.0/20}", "{cidr: 10.70.16.0/20}",
 		"action: drop", "action: explode",
 	).Replace(goodFile)
-	_, err := parseConfig([]byte(edited), keyFolder(t))
+	_, err := parseText([]byte(edited), keyFolder(t))
 	if err == nil {
 		t.Fatal("accepted")
 	}
@@ -218,7 +219,7 @@ func TestParseConfigAllAtOnce(t *testing.T) {
 }
 
 func TestEmptyFile(t *testing.T) {
-	_, err := parseConfig(nil, t.TempDir())
+	_, err := parseText(nil, t.TempDir())
 	if err == nil {
 		t.Fatal("accepted")
 	}
@@ -235,7 +236,7 @@ func TestEmptyFile(t *testing.T) {
 func TestLeadingMarker(t *testing.T) {
 	dir := keyFolder(t)
 	for _, text := range []string{"---" + goodFile, "# rome\n---" + goodFile, "%YAML 1.1\n---" + goodFile, goodFile + "...\n", goodFile + "...\n# end\n"} {
-		if _, err := parseConfig([]byte(text), dir); err != nil {
+		if _, err := parseText([]byte(text), dir); err != nil {
 			t.Errorf("%.20q: %v", text, err)
 		}
 	}
@@ -249,7 +250,7 @@ func TestMillionNodes(t *testing.T) {
 	if err := errors.Join(os.WriteFile(name, []byte(goodFile), 0o600), os.Truncate(name, int64(len(node))*1e6)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := LoadConfig(name); err == nil || !strings.Contains(err.Error(), "larger than 8388608 bytes") {
+	if _, err := Load(name); err == nil || !strings.Contains(err.Error(), "larger than 8388608 bytes") {
 		t.Errorf("large nodes: %v", err)
 	}
 	var f file
@@ -266,23 +267,23 @@ func TestMillionNodes(t *testing.T) {
 // TestManyErrors: a file with very many errors is told of the first ones.
 func TestManyErrors(t *testing.T) {
 	bad := strings.Replace(goodFile, "rules:\n", "rules:\n"+strings.Repeat("  - {}\n", 5000), 1)
-	_, err := parseConfig([]byte(bad), keyFolder(t))
+	_, err := parseText([]byte(bad), keyFolder(t))
 	lines := strings.Split(err.Error(), "\n")
 	if len(lines) != 1000 || lines[999] != "and more; mend these first" {
 		t.Errorf("%d lines, the last %q", len(lines), lines[len(lines)-1])
 	}
 }
 
-// FuzzParseConfig: any text gives a configuration that every layer accepts, or errors
+// FuzzParse: any text gives a configuration that every layer accepts, or errors
 // of one printable line each.
-func FuzzParseConfig(f *testing.F) {
+func FuzzParse(f *testing.F) {
 	f.Add(goodFile)
 	f.Add("geneve: {nodes: [{vni: 0x10, podCIDRs: [null, 1, {}]}]}")
 	f.Add("nat: {services: [{backends: []}]}\nrules: [{ports: \"1-,-2\"}]")
 	f.Add("cluster: \"a\\/b\"\nmtu: 1e9\nlog: []")
 	dir := keyFolder(f)
 	f.Fuzz(func(t *testing.T, text string) {
-		c, err := parseConfig([]byte(text), dir)
+		c, err := parseText([]byte(text), dir)
 		if err == nil {
 			if err := Check(c); err != nil {
 				t.Errorf("accepted, then: %v", err)

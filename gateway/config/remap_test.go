@@ -1,4 +1,4 @@
-package gateway
+package config
 
 import (
 	"context"
@@ -18,7 +18,7 @@ func autoConfig(t *testing.T) *Config {
 	t.Helper()
 	text := strings.NewReplacer("remap: 10.61.0.0/16", "remap: auto", "external: 10.70.0.9", "external: auto", "address: 10.70.0.20", "address: auto",
 		"mssClamp: 1200", "state: state\nipam: {reserved: [10.96.0.0/16]}").Replace(goodFile)
-	c, err := parseConfig([]byte(text), keyFolder(t))
+	c, err := parseText([]byte(text), keyFolder(t))
 	if err != nil {
 		t.Fatal(err)
 	}

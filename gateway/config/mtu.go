@@ -1,4 +1,4 @@
-package gateway
+package config
 
 // TunnelMTU is the largest inner packet of a tunnel, in bytes. Both tunnels of a
 // gateway have the same one; they lie side by side, not inside each other.
@@ -6,14 +6,6 @@ type TunnelMTU int
 
 // WireMTU is the largest IP packet that the underlay carries, in bytes.
 type WireMTU int
-
-// Defaults of the configuration, Liqo's.
-const (
-	DefaultMTU           TunnelMTU = 1340
-	DefaultWireGuardPort           = 51840
-	DefaultGenevePort              = 6091
-	DefaultMetrics                 = "127.0.0.1:8082"
-)
 
 const (
 	minMTU TunnelMTU = 576  // every IPv4 host takes this much (RFC 791, Section 3.1)

@@ -1,11 +1,11 @@
-package gateway
+// Package wgkey reads, makes and hides the keys of WireGuard.
+package wgkey
 
 import (
 	"bytes"
 	"crypto/ecdh"
 	"crypto/rand"
 	"encoding/base64"
-	"encoding/hex"
 	"errors"
 	"fmt"
 )
@@ -20,9 +20,9 @@ type Key [32]byte
 // a secret.
 var errKey = errors.New("not a WireGuard key; want 44 characters of base64 as wg(8) prints, or 32 raw bytes")
 
-// ParseKey reads the base64 text of wg(8), surrounded by white space or not, or
+// Parse reads the base64 text of wg(8), surrounded by white space or not, or
 // the 32 raw bytes that Liqo's Secrets hold. The all-zero key is no key.
-func ParseKey(b []byte) (Key, error) {
+func Parse(b []byte) (Key, error) {
 	var k Key
 	if len(b) == len(k) {
 		copy(k[:], b)
@@ -39,8 +39,8 @@ func ParseKey(b []byte) (Key, error) {
 	return k, nil
 }
 
-// NewPrivateKey draws a private key, clamped as wg(8) does (RFC 7748, Section 5).
-func NewPrivateKey() Key {
+// NewPrivate draws a private key, clamped as wg(8) does (RFC 7748, Section 5).
+func NewPrivate() Key {
 	var k Key
 	rand.Read(k[:]) // never fails (crypto/rand)
 	k[0] &= 248
@@ -61,9 +61,6 @@ func (k Key) Public() Key {
 
 // Base64 is k as wg(8) writes it.
 func (k Key) Base64() string { return base64.StdEncoding.EncodeToString(k[:]) }
-
-// hex is k as the WireGuard cross-platform configuration protocol writes it.
-func (k Key) hex() string { return hex.EncodeToString(k[:]) }
 
 // Format hides the key.
 func (k Key) Format(s fmt.State, _ rune) { s.Write([]byte("(hidden)")) }

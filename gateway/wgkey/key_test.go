@@ -1,8 +1,9 @@
-package gateway
+package wgkey
 
 import (
 	"bytes"
 	"encoding/base64"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -11,12 +12,12 @@ import (
 	"golang.org/x/crypto/curve25519"
 )
 
-func TestParseKey(t *testing.T) {
-	k := NewPrivateKey()
+func TestParse(t *testing.T) {
+	k := NewPrivate()
 	for name, text := range map[string]string{
 		"base64": k.Base64(), "base64 with newline": k.Base64() + "\n", "raw": string(k[:]),
 	} {
-		if got, err := ParseKey([]byte(text)); err != nil || got != k {
+		if got, err := Parse([]byte(text)); err != nil || got != k {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -24,7 +25,7 @@ func TestParseKey(t *testing.T) {
 		"empty": "", "zero": string(make([]byte, 32)), "31 bytes": string(k[:31]), "33 bytes": string(k[:]) + "x",
 		"not base64": strings.Repeat("!", 44), "base64 of 31 bytes": base64.StdEncoding.EncodeToString(k[:31]),
 	} {
-		if _, err := ParseKey([]byte(text)); err == nil {
+		if _, err := Parse([]byte(text)); err == nil {
 			t.Errorf("%s: accepted", name)
 		}
 	}
@@ -33,7 +34,7 @@ func TestParseKey(t *testing.T) {
 // TestPublicKey compares with x/crypto, which wireguard-go uses.
 func TestPublicKey(t *testing.T) {
 	for range 20 {
-		k := NewPrivateKey()
+		k := NewPrivate()
 		if k[0]&7 != 0 || k[31]&0xc0 != 0x40 {
 			t.Fatalf("not clamped")
 		}
@@ -49,13 +50,13 @@ func TestPublicKey(t *testing.T) {
 
 // TestKeyHides: no common way of printing shows a key.
 func TestKeyHides(t *testing.T) {
-	k := NewPrivateKey()
+	k := NewPrivate()
 	j, err := json.Marshal(struct{ K Key }{k})
 	if err != nil {
 		t.Fatal(err)
 	}
 	all := fmt.Sprintf("%v %+v %#v %s %x %q %d %v", k, k, k, k, k, k, k, struct{ K Key }{k}) + string(j)
-	if strings.Contains(all, k.Base64()) || strings.Contains(strings.ToLower(all), k.hex()) || strings.Contains(all, fmt.Sprint(k[0], k[1])) {
+	if strings.Contains(all, k.Base64()) || strings.Contains(strings.ToLower(all), hex.EncodeToString(k[:])) || strings.Contains(all, fmt.Sprint(k[0], k[1])) {
 		t.Errorf("key shown: %s", all)
 	}
 	if n := strings.Count(all, "(hidden)"); n != 9 {

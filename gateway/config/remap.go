@@ -1,4 +1,4 @@
-package gateway
+package config
 
 import (
 	"context"
@@ -15,9 +15,9 @@ import (
 	"culvert/ipam"
 )
 
-// IPAMConfig says where CIDRs and addresses that the file calls auto come from, and where
+// IPAM says where CIDRs and addresses that the file calls auto come from, and where
 // they are remembered.
-type IPAMConfig struct {
+type IPAM struct {
 	Pools    []netip.Prefix // ipam.pools; none = Liqo's
 	Reserved []netip.Prefix // ipam.reserved: in use, though no other field says so
 	File     string         // ipam.file, else ipam.json in state; "" = nothing can be auto

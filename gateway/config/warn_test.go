@@ -1,4 +1,4 @@
-package gateway
+package config
 
 import (
 	"strings"
@@ -27,7 +27,7 @@ func TestWarnings(t *testing.T) {
 			if !strings.Contains(goodFile, tt.old) {
 				t.Fatalf("%q is not in the file", tt.old)
 			}
-			c, err := parseConfig([]byte(strings.Replace(goodFile, tt.old, tt.new, 1)), keyFolder(t))
+			c, err := parseText([]byte(strings.Replace(goodFile, tt.old, tt.new, 1)), keyFolder(t))
 			if err != nil {
 				t.Fatal(err)
 			}

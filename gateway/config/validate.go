@@ -1,7 +1,6 @@
-package gateway
+package config
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -13,6 +12,7 @@ import (
 	"github.com/gaissmai/bart"
 
 	"culvert/gateway/configfile"
+	"culvert/gateway/wgkey"
 	"culvert/geneve"
 	"culvert/nat"
 )
@@ -32,18 +32,6 @@ const maxKeepalive = 65535 * time.Second
 // tunnelBlock is where Liqo puts tunnel addresses; nothing else may lie in it.
 var tunnelBlock = netip.MustParsePrefix("169.254.18.0/24")
 
-// Check reports everything for which New and Apply refuse c, each error with its path
-// in the configuration file. What New finds besides is not c's: ports and files that
-// others hold.
-func Check(c *Config) error {
-	if err := c.Validate(); err != nil {
-		return err
-	}
-	numbers := new(ports).assign(c.Geneve.Nodes)
-	// Validate finds what these would find. An error without a path is a bug there.
-	return errors.Join(nat.Check(c.natConfig(numbers, Budget{})), geneve.Check(c.tunnels(numbers), false))
-}
-
 // Validate reports everything in c that contradicts itself, each error with its
 // path in the configuration file.
 func (c *Config) Validate() error {
@@ -61,7 +49,7 @@ func (c *Config) validate(e *configfile.Errors) {
 	if c.Cluster != "" && c.Cluster == c.Peer {
 		e.Add("peer", "%q is this cluster's own ID", c.Peer)
 	}
-	if c.WireGuard.PrivateKey != (Key{}) && c.WireGuard.PrivateKey.Public() == c.WireGuard.PeerPublicKey {
+	if c.WireGuard.PrivateKey != (wgkey.Key{}) && c.WireGuard.PrivateKey.Public() == c.WireGuard.PeerPublicKey {
 		e.Add("wireguard.peerPublicKey", "is the public key of wireguard.privateKeyFile; give the peer's")
 	}
 	if k := c.WireGuard.Keepalive; k < 0 || k > maxKeepalive {

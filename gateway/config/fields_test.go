@@ -1,4 +1,4 @@
-package gateway
+package config
 
 import (
 	"reflect"
@@ -9,6 +9,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"culvert/gateway/configfile"
+	"culvert/gateway/wgkey"
 )
 
 // TestFieldsAreTheTypes: the reference has each field of the file, in the order of the
@@ -46,7 +47,7 @@ func TestDefaults(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c, err := parseConfig(text, dir)
+		c, err := parseText(text, dir)
 		if c != nil {
 			c.Warnings = nil
 		}
@@ -101,7 +102,7 @@ func set(tree map[string]any, path []string, value string) {
 
 // TestLive: a field can change while the gateway runs if, and only if, the reference says so.
 func TestLive(t *testing.T) {
-	old, err := parseConfig([]byte(goodFile), keyFolder(t))
+	old, err := parseText([]byte(goodFile), keyFolder(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,12 +115,12 @@ func TestLive(t *testing.T) {
 	changed := *old
 	changed.Peer, changed.IPAM.File = "x", "x"
 	changed.Cluster, changed.MTU, changed.Metrics, changed.Log.Level = "x", 1000, "127.0.0.1:0", "error"
-	changed.WireGuard.Role, changed.WireGuard.PrivateKey, changed.WireGuard.UAPI = Server, NewPrivateKey(), true
+	changed.WireGuard.Role, changed.WireGuard.PrivateKey, changed.WireGuard.UAPI = Server, wgkey.NewPrivate(), true
 	changed.WireGuard.ListenPort, changed.Geneve.ListenPort = 1, 2
 	changed.Geneve.GatewayAddress = changed.Geneve.GatewayAddress.Next()
-	lines := strings.Split(changed.changesLive(old).Error(), "\n")
+	lines := strings.Split(changed.ChangesLive(old).Error(), "\n")
 	changed.State = "x" // hides ipam.file
-	lines = append(lines, strings.Split(changed.changesLive(old).Error(), "\n")...)
+	lines = append(lines, strings.Split(changed.ChangesLive(old).Error(), "\n")...)
 	for _, line := range lines {
 		path, _, _ := strings.Cut(line, ": cannot change")
 		if !slices.ContainsFunc(restart, func(f string) bool { return f == path || strings.HasPrefix(f, path+".") }) {

@@ -1,0 +1,117 @@
+package config
+
+import (
+	"errors"
+	"net/netip"
+
+	"culvert/geneve"
+	"culvert/nat"
+)
+
+// Ports gives each node its nat.Port. A node keeps its port for as long as its
+// name stays in the configuration, because connections remember ports.
+type Ports struct {
+	ByName map[string]nat.Port // never changed
+	next   nat.Port
+}
+
+// Assign returns the ports of nodes, who keep those that they have in p.
+func (p Ports) Assign(nodes []Node) Ports {
+	inUse := make(map[nat.Port]bool, len(nodes))
+	assigned := make(map[string]nat.Port, len(nodes))
+	for _, n := range nodes {
+		if port, ok := p.ByName[n.Name]; ok {
+			assigned[n.Name] = port
+			inUse[port] = true
+		}
+	}
+	for _, n := range nodes {
+		if _, ok := assigned[n.Name]; ok {
+			continue
+		}
+		for {
+			p.next = p.next%maxNodes + 1
+			if !inUse[p.next] {
+				break
+			}
+		}
+		assigned[n.Name] = p.next
+		inUse[p.next] = true
+	}
+	return Ports{assigned, p.next}
+}
+
+// NAT is the part of c that decides about packets; maxConnections is for where c says auto.
+func (c *Config) NAT(ports Ports, maxConnections int) *nat.Config {
+	own, peer := c.WireGuard.Role.TunnelAddresses()
+	nc := &nat.Config{
+		LocalPodCIDRs:      c.Local.PodCIDRs,
+		LocalExternalCIDRs: c.Local.ExternalCIDRs,
+		Remote:             c.Remote,
+		GatewayAddress:     c.Geneve.GatewayAddress,
+		SourceCheck:        c.Geneve.SourceCheck,
+		TunnelAddress:      own,
+		PeerTunnelAddress:  peer,
+		MTU:                int(c.MTU),
+		MSSClamp:           c.MSSClamp,
+		UnknownSource:      c.UnknownSource,
+		Rules:              c.Rules,
+		MaxConnections:     c.MaxConnections,
+	}
+	if nc.MaxConnections == 0 {
+		nc.MaxConnections = maxConnections
+	}
+	for _, m := range c.Addresses {
+		nc.Addresses = append(nc.Addresses, nat.AddressMapping{External: m.External, Internal: m.Internal, Via: ports.ByName[m.Via]})
+	}
+	for _, s := range c.Services {
+		ns := nat.Service{
+			Name: s.Name, Address: s.Address, Port: s.Port, Protocol: s.Protocol,
+			Balance: s.Balance, Affinity: s.Affinity, AffinityTimeout: s.AffinityTimeout, OnRemoval: s.OnRemoval,
+		}
+		for _, b := range s.Backends {
+			ns.Backends = append(ns.Backends, nat.Backend{Address: b.Address, Port: b.Port, Weight: b.Weight, Via: ports.ByName[b.Via]})
+		}
+		nc.Services = append(nc.Services, ns)
+	}
+	for _, n := range c.Geneve.Nodes {
+		port := ports.ByName[n.Name]
+		nc.Nodes = append(nc.Nodes, nat.Node{Port: port, Name: n.Name, Address: n.Address})
+		nc.Routes = append(nc.Routes, nat.Route{Prefix: netip.PrefixFrom(n.Address, n.Address.BitLen()), Port: port})
+		for _, cidr := range n.PodCIDRs {
+			nc.Routes = append(nc.Routes, nat.Route{Prefix: cidr, Port: port})
+		}
+	}
+	return nc
+}
+
+// Tunnels is the part of c that the Geneve endpoint needs; a tunnel's ID is its
+// node's nat.Port.
+func (c *Config) Tunnels(ports Ports) []geneve.Tunnel {
+	var ts []geneve.Tunnel
+	for _, n := range c.Geneve.Nodes {
+		ts = append(ts, geneve.Tunnel{
+			ID:     uint16(ports.ByName[n.Name]),
+			VNI:    n.VNI,
+			Remote: n.Underlay,
+			Encap:  n.Encap,
+			Inner:  n.Inner,
+			Local:  c.Geneve.GatewayAddress,
+			Peer:   n.Address,
+			Role:   geneve.Gateway,
+		})
+	}
+	return ts
+}
+
+// Check reports everything for which a gateway refuses c, each error with its path in
+// the configuration file. What a gateway finds besides when it starts is not c's: ports
+// and files that others hold.
+func Check(c *Config) error {
+	if err := c.Validate(); err != nil {
+		return err
+	}
+	ports := Ports{}.Assign(c.Geneve.Nodes)
+	// Validate finds what these would find. An error without a path is a bug there.
+	return errors.Join(nat.Check(c.NAT(ports, 0)), geneve.Check(c.Tunnels(ports), false))
+}

@@ -1,0 +1,30 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+)
+
+// ChangesLive refuses, by name, each difference from old that takes a restart.
+func (c *Config) ChangesLive(old *Config) error {
+	var errs []error
+	fixed := func(path string, same bool) {
+		if !same {
+			errs = append(errs, fmt.Errorf("%s: cannot change while the gateway runs; restart it", path))
+		}
+	}
+	fixed("cluster", c.Cluster == old.Cluster)
+	fixed("peer", c.Peer == old.Peer)
+	fixed("mtu", c.MTU == old.MTU)
+	fixed("wireguard.role", c.WireGuard.Role == old.WireGuard.Role)
+	fixed("wireguard.privateKeyFile", c.WireGuard.PrivateKey == old.WireGuard.PrivateKey)
+	fixed("wireguard.listenPort", c.WireGuard.ListenPort == old.WireGuard.ListenPort)
+	fixed("wireguard.uapi", c.WireGuard.UAPI == old.WireGuard.UAPI)
+	fixed("geneve.listenPort", c.Geneve.ListenPort == old.Geneve.ListenPort)
+	fixed("geneve.gatewayAddress", c.Geneve.GatewayAddress == old.Geneve.GatewayAddress)
+	fixed("state", c.State == old.State)
+	fixed("ipam.file", c.IPAM.File == old.IPAM.File || c.State != old.State)
+	fixed("metrics", c.Metrics == old.Metrics)
+	fixed("log", c.Log == old.Log)
+	return errors.Join(errs...)
+}

@@ -1,8 +1,0 @@
-package gateway
-
-import "culvert/gateway/configfile"
-
-// parseConfig reads a file that has no name: its errors say no lines.
-func parseConfig(text []byte, dir string) (*Config, error) {
-	return parse(&configfile.Errors{Fields: fields}, text, dir)
-}
