@@ -137,7 +137,7 @@ func (b *bind) SetMark(mark uint32) error {
 }
 
 // BatchSize implements conn.Bind.
-func (b *bind) BatchSize() int { return batchSize }
+func (b *bind) BatchSize() int { return BatchSize }
 
 // ParseEndpoint implements conn.Bind.
 func (b *bind) ParseEndpoint(s string) (conn.Endpoint, error) {

@@ -15,7 +15,7 @@ import (
 )
 
 func newTestBind() *bind {
-	return newBind(newWindow(), newWindow(), newGate(wgkey.Key{1}, &counters{}))
+	return newBind(newWindow(), newWindow(), newGate(wgkey.Key{1}))
 }
 
 // bindPair returns two open binds, the IPv4 receive function of the second and its
@@ -68,12 +68,12 @@ func TestBindKeepsOrderAndSizes(t *testing.T) {
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 0))
 	a, _, receive, to := bindPair(t)
-	for _, size := range []int{1, 7, batchSize} {
+	for _, size := range []int{1, 7, BatchSize} {
 		got := newBatch(size)
 		for range 20 {
 			var sent [][]byte
 			common := 33 + r.IntN(1500)
-			for range 1 + r.IntN(batchSize) {
+			for range 1 + r.IntN(BatchSize) {
 				n := common
 				if r.IntN(8) == 0 {
 					n = 33 + r.IntN(4000)
@@ -193,7 +193,7 @@ func TestBindUntaken(t *testing.T) {
 // TestBindAllocations: neither way allocates per batch once it is warm.
 func TestBindAllocations(t *testing.T) {
 	a, _, receive, to := bindPair(t)
-	got := newBatch(batchSize)
+	got := newBatch(BatchSize)
 	var sent [][]byte
 	for range 40 {
 		sent = append(sent, newData(1372))

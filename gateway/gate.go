@@ -30,7 +30,7 @@ import (
 // moves the address that we send to. Who has overheard the index of our session can forge
 // more, and each forged one takes a place in the window until that has waited in vain.
 type gate struct {
-	drops *counters                // of inbound
+	drops [NumReasons]atomic.Uint64
 	peer  atomic.Pointer[endpoint] // nil = nothing sent yet
 
 	mu sync.Mutex
@@ -51,9 +51,9 @@ type share struct {
 	kind messageKind
 }
 
-// sharer is who has a share of what is there for all: an IPv4 address, or the /64 of an
+// Sharer is who has a share of what is there for all: an IPv4 address, or the /64 of an
 // IPv6 address, in which one host has as many addresses as it likes.
-func sharer(a netip.Addr) netip.Addr {
+func Sharer(a netip.Addr) netip.Addr {
 	a = a.Unmap()
 	if a.Is6() {
 		p, _ := a.Prefix(64) // never fails for IPv6
@@ -62,10 +62,10 @@ func sharer(a netip.Addr) netip.Addr {
 	return a
 }
 
-func newGate(own wgkey.Key, drops *counters) *gate {
+func newGate(own wgkey.Key) *gate {
 	key := blake2s.Sum256(append([]byte(device.WGLabelMAC1), own[:]...))
 	mac1, _ := blake2s.New128(key[:]) // fails for longer keys only
-	return &gate{drops: drops, mac1: mac1, shares: make(map[share]pace)}
+	return &gate{mac1: mac1, shares: make(map[share]pace)}
 }
 
 // admit returns what kind of message m is and whether it may pass. If not, it has been
@@ -74,7 +74,7 @@ func (g *gate) admit(m []byte, from netip.Addr) (kind messageKind, ok bool) {
 	kind = kindOf(m)
 	switch {
 	case kind == noMessage:
-		g.drops.drops[DropNotWireGuard].Add(1)
+		g.drops[NotWireGuard].Add(1)
 		return kind, false
 	case kind == dataMessage && (g.isPeer(from) || g.peer.Load() == nil):
 		return kind, true // without a peer there is no session either, and wireguard-go discards it at once
@@ -82,18 +82,26 @@ func (g *gate) admit(m []byte, from netip.Addr) (kind messageKind, ok bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if kind == handshakeMessage && !g.knowsKey(m) {
-		g.drops.drops[DropBadMAC1].Add(1)
+		g.drops[BadMAC1].Add(1)
 		return kind, false
 	}
 	if !g.pass(kind, from, time.Now()) {
-		reason := DropHandshakeRate
+		reason := HandshakeRate
 		if kind == dataMessage {
-			reason = DropStrangerData
+			reason = StrangerData
 		}
-		g.drops.drops[reason].Add(1)
+		g.drops[reason].Add(1)
 		return kind, false
 	}
 	return kind, true
+}
+
+// dropped returns how many messages did not pass, by reason.
+func (g *gate) dropped() (n [NumReasons]uint64) {
+	for r := range g.drops {
+		n[r] = g.drops[r].Load()
+	}
+	return n
 }
 
 // isPeer reports whether a is the address that we send to.
@@ -115,7 +123,7 @@ func (g *gate) pass(kind messageKind, from netip.Addr, now time.Time) bool {
 	if kind == dataMessage {
 		all, each = allDataPace, shareDataPace
 	}
-	of := share{sharer(from), kind}
+	of := share{Sharer(from), kind}
 	own := g.shares[of]
 	if !own.take(now, each) || !g.others[kind].take(now, all) {
 		return false

@@ -27,39 +27,39 @@ func message(kind uint32, size int, key wgkey.Key) []byte {
 // TestGate: each datagram passes or is counted under one reason.
 func TestGate(t *testing.T) {
 	own, other := wgkey.Key{1}, wgkey.Key{2}
-	const passes = numDropReasons
+	const passes = NumReasons
 	for _, test := range []struct {
 		name    string
 		message []byte
 		kind    messageKind
-		dropped DropReason
+		dropped Reason
 	}{
 		{"initiation", message(device.MessageInitiationType, device.MessageInitiationSize, own), handshakeMessage, passes},
 		{"response", message(device.MessageResponseType, device.MessageResponseSize, own), handshakeMessage, passes},
 		{"cookie", message(device.MessageCookieReplyType, device.MessageCookieReplySize, own), cookieMessage, passes},
 		{"keepalive", message(device.MessageTransportType, device.MessageKeepaliveSize, own), keepaliveMessage, passes},
 		{"data", message(device.MessageTransportType, device.MessageKeepaliveSize+1, own), dataMessage, passes},
-		{"initiation for another", message(device.MessageInitiationType, device.MessageInitiationSize, other), handshakeMessage, DropBadMAC1},
-		{"response for another", message(device.MessageResponseType, device.MessageResponseSize, other), handshakeMessage, DropBadMAC1},
-		{"nothing", nil, noMessage, DropNotWireGuard},
-		{"short", message(device.MessageTransportType, device.MessageKeepaliveSize-1, own), noMessage, DropNotWireGuard},
-		{"long initiation", message(device.MessageInitiationType, device.MessageInitiationSize+1, own), noMessage, DropNotWireGuard},
-		{"short response", message(device.MessageResponseType, device.MessageResponseSize-1, own), noMessage, DropNotWireGuard},
-		{"long cookie", message(device.MessageCookieReplyType, device.MessageCookieReplySize+1, own), noMessage, DropNotWireGuard},
-		{"other type", message(5, device.MessageInitiationSize, own), noMessage, DropNotWireGuard},
-		{"reserved bits", message(1<<8|device.MessageTransportType, 100, own), noMessage, DropNotWireGuard},
+		{"initiation for another", message(device.MessageInitiationType, device.MessageInitiationSize, other), handshakeMessage, BadMAC1},
+		{"response for another", message(device.MessageResponseType, device.MessageResponseSize, other), handshakeMessage, BadMAC1},
+		{"nothing", nil, noMessage, NotWireGuard},
+		{"short", message(device.MessageTransportType, device.MessageKeepaliveSize-1, own), noMessage, NotWireGuard},
+		{"long initiation", message(device.MessageInitiationType, device.MessageInitiationSize+1, own), noMessage, NotWireGuard},
+		{"short response", message(device.MessageResponseType, device.MessageResponseSize-1, own), noMessage, NotWireGuard},
+		{"long cookie", message(device.MessageCookieReplyType, device.MessageCookieReplySize+1, own), noMessage, NotWireGuard},
+		{"other type", message(5, device.MessageInitiationSize, own), noMessage, NotWireGuard},
+		{"reserved bits", message(1<<8|device.MessageTransportType, 100, own), noMessage, NotWireGuard},
 	} {
-		drops := new(counters)
-		kind, ok := newGate(own, drops).admit(test.message, netip.Addr{})
+		g := newGate(own)
+		kind, ok := g.admit(test.message, netip.Addr{})
 		if kind != test.kind || ok != (test.dropped == passes) {
 			t.Errorf("%s: kind %d, want %d; admitted %v", test.name, kind, test.kind, ok)
 		}
-		for r := range numDropReasons {
+		for r := range NumReasons {
 			want := uint64(0)
 			if r == test.dropped {
 				want = 1
 			}
-			if n := drops.drops[r].Load(); n != want {
+			if n := g.drops[r].Load(); n != want {
 				t.Errorf("%s: counted %d as %s, want %d", test.name, n, r, want)
 			}
 		}
@@ -92,8 +92,7 @@ func (g *gate) flood(from netip.Addr, m []byte) (passed int) {
 // take nothing away from the peer.
 func TestGatePace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		drops := new(counters)
-		g := newGate(wgkey.Key{1}, drops)
+		g := newGate(wgkey.Key{1})
 		stranger, peer := netip.MustParseAddr("203.0.113.9"), netip.MustParseAddr("192.0.2.7")
 		g.sent([][]byte{message(device.MessageInitiationType, device.MessageInitiationSize, wgkey.Key{2})}, &endpoint{netip.AddrPortFrom(peer, 51840)})
 		g.sent([][]byte{message(device.MessageCookieReplyType, device.MessageCookieReplySize, wgkey.Key{})}, &endpoint{netip.AddrPortFrom(stranger, 7)})
@@ -116,7 +115,7 @@ func TestGatePace(t *testing.T) {
 		check("later", stranger, 1)
 		time.Sleep(time.Hour)
 		check("after a pause", stranger, sharePace.burst)
-		if n, want := drops.drops[DropHandshakeRate].Load(), uint64(6*3*floodSize-passed); n != want {
+		if n, want := g.drops[HandshakeRate].Load(), uint64(6*3*floodSize-passed); n != want {
 			t.Errorf("%d counted, want %d", n, want)
 		}
 		handshake := paced()[0]
@@ -148,7 +147,7 @@ func TestGateShares(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				g := newGate(wgkey.Key{1}, new(counters))
+				g := newGate(wgkey.Key{1})
 				m, roamed, passed := paced()[0], netip.MustParseAddr(test.roamed), 0
 				for second := range 10 {
 					for range 100 { // 10 ms each: the flood is always there first
@@ -175,7 +174,7 @@ func TestGateShares(t *testing.T) {
 	}
 	t.Run("addresses in plenty", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			g, began := newGate(wgkey.Key{1}, new(counters)), time.Now()
+			g, began := newGate(wgkey.Key{1}), time.Now()
 			passed, next := 0, uint32(0)
 			for range 1000 {
 				for _, m := range paced() {
@@ -202,8 +201,7 @@ func TestGateShares(t *testing.T) {
 // wireguard-go, whatever addresses it uses; the peer's go on, and a peer that moves gets enough through to be found.
 func TestGateBoundsDataOfStrangers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		drops := new(counters)
-		g := newGate(wgkey.Key{1}, drops)
+		g := newGate(wgkey.Key{1})
 		data := message(device.MessageTransportType, device.MessageKeepaliveSize+16, wgkey.Key{1})
 		passed := func(from netip.Addr, n int) (passed int) {
 			for range n {
@@ -229,7 +227,7 @@ func TestGateBoundsDataOfStrangers(t *testing.T) {
 		}
 		expect("strangers with a thousand addresses", n, allDataPace.burst)
 		expect("the peer beside them", passed(peer.Addr(), 1000), 1000)
-		if got := drops.drops[DropStrangerData].Load(); got != uint64(10_000-n) {
+		if got := g.drops[StrangerData].Load(); got != uint64(10_000-n) {
 			t.Fatalf("%d counted, want %d", got, 10_000-n)
 		}
 		time.Sleep(time.Second)

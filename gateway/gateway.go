@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
-	"golang.zx2c4.com/wireguard/device"
 
 	"culvert/gateway/config"
 	"culvert/geneve"
@@ -27,11 +26,9 @@ type Gateway struct {
 	budget   Budget
 	engine   *nat.Engine
 	endpoint *geneve.Endpoint
-	bind     *bind
 	out      *outbound
 	in       *inbound
-	probe    *peerProbe
-	wg       *wireguard
+	wg       *Device
 	uapi     net.Listener // nil = off
 	metrics  *metricsServer
 	ready    atomic.Bool
@@ -83,8 +80,8 @@ func (g *Gateway) open(c *config.Config, internal geneve.Options) (err error) {
 		return err
 	}
 	if c.WireGuard.UAPI {
-		if g.uapi, err = listenUAPI(c.Cluster); err != nil {
-			return err
+		if g.uapi, err = ListenUAPI("cv-" + c.Cluster); err != nil {
+			return fmt.Errorf("wireguard.uapi: %w; or set uapi: false", err)
 		}
 	}
 	g.metrics, err = newMetricsServer(c.Metrics, g)
@@ -94,12 +91,22 @@ func (g *Gateway) open(c *config.Config, internal geneve.Options) (err error) {
 // connectPath builds the packet path between the Geneve endpoint and the WireGuard
 // device; see doc.go.
 func (g *Gateway) connectPath(c *config.Config) {
+	own, peer := c.WireGuard.Role.TunnelAddresses()
+	g.wg = newDevice(Options{
+		PrivateKey:    c.WireGuard.PrivateKey,
+		ListenPort:    c.WireGuard.ListenPort,
+		MTU:           int(c.MTU),
+		ReceiveBuffer: g.budget.ReceiveBuffer,
+		Own:           own,
+		Peer:          peer,
+		Log:           g.log.WithField("tunnel", "wireguard"),
+	})
 	g.out = &outbound{
 		endpoint: g.endpoint,
 		receiver: g.endpoint.NewReceiver(),
 		replies:  g.endpoint.NewSender(),
 		engine:   g.engine,
-		window:   newWindow(),
+		tunnel:   g.wg,
 		queue:    newQueue(g.endpoint.Wake),
 		piece:    make([]byte, c.MTU),
 	}
@@ -107,28 +114,33 @@ func (g *Gateway) connectPath(c *config.Config) {
 		endpoint: g.endpoint,
 		sender:   g.endpoint.NewSender(),
 		engine:   g.engine,
-		window:   newWindow(),
+		tunnel:   g.wg,
 		answers:  g.out.queue,
 		piece:    make([]byte, c.MTU),
 	}
-	g.bind = newBind(g.out.window, g.in.window, newGate(c.WireGuard.PrivateKey.Public(), &g.in.counters))
-	g.bind.receiveBuffer = g.budget.ReceiveBuffer
-	g.probe = newPeerProbe(c.WireGuard.Role, g.out)
-	g.probe.bind, g.in.probe, g.out.bind = g.bind, g.probe, g.bind
 	g.out.other, g.in.other = &g.in.counters, &g.out.counters
 }
 
-func (g *Gateway) openWireGuard(c *config.Config) (err error) {
-	entry := g.log.WithField("tunnel", "wireguard")
-	d := device.NewDevice(newTunDevice(g.out, g.in, c.MTU), g.bind, &device.Logger{Verbosef: entry.Tracef, Errorf: entry.Warnf})
-	if g.wg, err = newWireGuard(d, &c.WireGuard, entry); err != nil {
-		d.Close()
+func (g *Gateway) openWireGuard(c *config.Config) error {
+	path := Path{
+		Read:  g.out.read,
+		Write: g.in.write,
+		Send:  g.out.sendProbe,
+		Close: func() { g.endpoint.Close() },
+	}
+	if err := g.wg.Open(path, peerOf(&c.WireGuard)); err != nil {
 		return err
 	}
-	if err := g.wg.up(); err != nil {
+	if err := g.wg.Up(); err != nil {
 		return socketError("wireguard.listenPort", c.WireGuard.ListenPort, err)
 	}
 	return nil
+}
+
+// peerOf is the part of c that can change while the device runs. A server learns where
+// its peer is, so c has no endpoint there.
+func peerOf(c *config.WireGuard) Peer {
+	return Peer{PublicKey: c.PeerPublicKey, Endpoint: c.Endpoint, Keepalive: c.Keepalive}
 }
 
 // socketError names the field behind an error of opening a UDP socket.
@@ -155,10 +167,10 @@ func (g *Gateway) Run(ctx context.Context) error {
 	c := g.config
 	g.mu.Unlock()
 	if c.WireGuard.Role == config.Client {
-		tasks.Go(func() { g.wg.followEndpoint(ctx) })
+		tasks.Go(func() { g.wg.FollowEndpoint(ctx) })
 	}
 	if g.uapi != nil {
-		tasks.Go(func() { g.wg.serveUAPI(g.uapi) })
+		tasks.Go(func() { g.wg.ServeUAPI(g.uapi) })
 		defer g.uapi.Close()
 	}
 	tasks.Go(func() { g.sweep(ctx) })
@@ -181,12 +193,13 @@ func (g *Gateway) logStart(c *config.Config) {
 		"peer":          c.Peer,
 		"role":          c.WireGuard.Role,
 		"publicKey":     c.WireGuard.PrivateKey.Public().Base64(),
-		"wireguardPort": g.bind.port(),
+		"wireguardPort": g.wg.Port(),
 		"genevePort":    c.Geneve.ListenPort,
 		"nodes":         len(c.Geneve.Nodes),
 		"mtu":           int(c.MTU),
 	}).Info("gateway running")
-	for name, s := range g.sockets() {
+	tunnel := g.wg.Stats()
+	for name, s := range g.sockets(&tunnel) {
 		if s.ReceiveBuffer < minReceiveBuffer {
 			g.log.WithFields(logrus.Fields{"socket": name, "bytes": s.ReceiveBuffer}).
 				Warn("small receive buffer: bursts will be lost; raise net.core.rmem_max to 4194304 or more")
@@ -199,9 +212,9 @@ func (g *Gateway) logStart(c *config.Config) {
 const minReceiveBuffer = 1 << 20
 
 // sockets returns the statistics of each UDP socket by its name in metrics.
-func (g *Gateway) sockets() map[string]udp.Stats {
+func (g *Gateway) sockets(tunnel *Stats) map[string]udp.Stats {
 	sockets := map[string]udp.Stats{"geneve": g.endpoint.Stats().Socket}
-	for i, s := range g.bind.stats() {
+	for i, s := range tunnel.Sockets {
 		sockets[[]string{"wireguard", "wireguard6"}[i]] = s
 	}
 	return sockets
@@ -269,7 +282,7 @@ func (g *Gateway) prepare(c *config.Config) (*prepared, error) {
 func (g *Gateway) commit(p *prepared) {
 	g.engine.Commit(p.rules)
 	g.endpoint.Commit(p.tunnels)
-	if err := g.wg.setPeer(&p.config.WireGuard); err != nil {
+	if err := g.wg.SetPeer(peerOf(&p.config.WireGuard)); err != nil {
 		g.log.WithError(err).Warn("the WireGuard device is closed")
 	}
 	g.ports, g.config = p.ports, p.config

@@ -120,7 +120,7 @@ func newPair(t testing.TB, edit func(rome, milan *config.Config)) *pair {
 	}
 	p := new(pair)
 	p.milan = start(t, mc, 20)
-	rc.WireGuard.Endpoint = fmt.Sprintf("127.0.0.1:%d", p.milan.bind.port())
+	rc.WireGuard.Endpoint = fmt.Sprintf("127.0.0.1:%d", p.milan.wg.Port())
 	p.rome = start(t, rc, 10)
 	return p
 }
@@ -400,9 +400,9 @@ func TestNoSession(t *testing.T) {
 			t.Errorf("ICMP %d", v.Body[0])
 		}
 	}
-	p.rome.out.settle(p.rome.out.window)
-	p.rome.out.settle(p.rome.out.window)
-	if n := p.rome.out.drops[DropTunnelDiscard].Load(); n != sent {
+	p.rome.wg.Settle()
+	p.rome.wg.Settle()
+	if n := p.rome.wg.Stats().Outbound[TunnelDiscard]; n != sent {
 		t.Errorf("%d counted as discarded, want %d", n, sent)
 	}
 }

@@ -18,8 +18,7 @@ type inbound struct {
 	pollAt   nat.Time
 	sender   *geneve.Sender
 	engine   *nat.Engine
-	window   *window // packets that wireguard-go has not decrypted
-	probe    *peerProbe
+	tunnel   *Device   // whose probes are answered
 	answers  *queue    // ICMP errors and answers, back into the tunnel
 	other    *counters // of outbound, whose way they go
 
@@ -31,7 +30,7 @@ type inbound struct {
 	scratch  []byte
 }
 
-// write implements tun.Device.Write.
+// write is Write of the Path.
 func (in *inbound) write(bufs [][]byte, offset int) {
 	now := clock()
 	for _, b := range bufs {
@@ -108,7 +107,7 @@ const (
 
 // deliver hands p to the gateway's own tunnel address.
 func (in *inbound) deliver(p *nat.Packet, now nat.Time) {
-	if in.probe.answer(p.Bytes()) {
+	if in.tunnel.ProbeAnswered(p.Bytes()) {
 		return
 	}
 	if !answerEcho(p) {

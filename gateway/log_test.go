@@ -12,6 +12,7 @@ import (
 	"unicode"
 
 	"github.com/sirupsen/logrus"
+	"golang.zx2c4.com/wireguard/device"
 
 	"culvert/gateway/config"
 	"culvert/gateway/wgkey"
@@ -54,12 +55,22 @@ func TestLogInjection(t *testing.T) {
 			done := make(chan error)
 			go func() { done <- cl.Run(ctx) }()
 
-			stranger, err := net.Dial("udp4", fmt.Sprintf("127.0.0.1:%d", cl.bind.port()))
+			stranger, err := net.Dial("udp4", fmt.Sprintf("127.0.0.1:%d", cl.wg.Port()))
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer stranger.Close()
-			for _, m := range append(paced(), message(1, 148, c.WireGuard.PrivateKey.Public()), []byte(forged)) {
+			known := bareMessage(device.MessageInitiationType, device.MessageInitiationSize)
+			var macs device.CookieGenerator
+			macs.Init(device.NoisePublicKey(c.WireGuard.PrivateKey.Public()))
+			macs.AddMacs(known)
+			for _, m := range [][]byte{
+				known,
+				bareMessage(device.MessageInitiationType, device.MessageInitiationSize),
+				bareMessage(device.MessageCookieReplyType, device.MessageCookieReplySize),
+				bareMessage(device.MessageTransportType, device.MessageKeepaliveSize),
+				[]byte(forged),
+			} {
 				stranger.Write(m)
 			}
 			cl.nodes[0].SendRaw(genevetest.Geneve(11, 0x6558, []byte(forged)))
@@ -80,6 +91,13 @@ func TestLogInjection(t *testing.T) {
 			}
 		})
 	}
+}
+
+// bareMessage returns a message of WireGuard, of a type and size, that is nobody's.
+func bareMessage(kind byte, size int) []byte {
+	m := make([]byte, size)
+	m[0] = kind
+	return m
 }
 
 // checkLogLine wants one whole entry, without a control character.

@@ -18,26 +18,29 @@ func (g *Gateway) metricsPage(l *seats, size int) []byte {
 	peer, ports, rules := g.config.Peer, g.ports.ByName, g.config.Rules
 	g.mu.Unlock()
 
-	stats, tunnels := g.engine.Stats(), g.endpoint.Stats()
-	p.packets(&stats, &tunnels, g)
+	stats, tunnels, tunnel := g.engine.Stats(), g.endpoint.Stats(), g.wg.Stats()
+	p.packets(&stats, &tunnels, &tunnel, g)
 	p.connections(&stats)
 	p.shares(&stats)
 	p.rules(rules, g.engine.RuleCounters)
 	p.neighbours(&tunnels)
 	p.nodes(ports, g.endpoint.TunnelStats)
-	p.peer(peer, g)
-	p.sockets(g.sockets())
+	if s, err := g.wg.Peer(); err == nil {
+		p.peer(peer, &s, &tunnel)
+	}
+	p.sockets(g.sockets(&tunnel))
 	p.listener(l)
 	return p.text.Bytes()
 }
 
 // packets reports the ledger of each direction.
-func (p *page) packets(s *nat.Stats, tunnels *geneve.Stats, g *Gateway) {
+func (p *page) packets(s *nat.Stats, tunnels *geneve.Stats, tunnel *Stats, g *Gateway) {
 	directions := []struct {
 		name string
 		nat  *nat.Direction
 		own  *counters
-	}{{"outbound", &s.Outbound, &g.out.counters}, {"inbound", &s.Inbound, &g.in.counters}}
+		wg   *[NumReasons]uint64
+	}{{"outbound", &s.Outbound, &g.out.counters, &tunnel.Outbound}, {"inbound", &s.Inbound, &g.in.counters, &tunnel.Inbound}}
 
 	for _, f := range []struct {
 		name, help string
@@ -71,6 +74,9 @@ func (p *page) packets(s *nat.Stats, tunnels *geneve.Stats, g *Gateway) {
 		}
 		for r := range numDropReasons {
 			p.count(d.own.drops[r].Load(), d.name, r.String())
+		}
+		for r := range NumReasons {
+			p.count(d.wg[r], d.name, r.String())
 		}
 	}
 	for r := geneve.Accepted + 1; r < geneve.NumReasons; r++ {
@@ -196,11 +202,7 @@ func (p *page) nodes(ports map[string]nat.Port, stats func(uint16) (geneve.Tunne
 	}
 }
 
-func (p *page) peer(name string, g *Gateway) {
-	s, err := g.wg.stats()
-	if err != nil {
-		return
-	}
+func (p *page) peer(name string, s *PeerStats, tunnel *Stats) {
 	handshake := 0.0
 	if !s.LastHandshake.IsZero() {
 		handshake = float64(s.LastHandshake.UnixNano()) / 1e9
@@ -212,9 +214,9 @@ func (p *page) peer(name string, g *Gateway) {
 		{gauge, "last_handshake_seconds", "Unix time of the last handshake with the peer; 0 = none.", handshake},
 		{counter, "received_bytes_total", "Bytes of WireGuard messages received from the peer.", float64(s.Received)},
 		{counter, "sent_bytes_total", "Bytes of WireGuard messages sent to the peer.", float64(s.Sent)},
-		{gauge, "trains", "1 if UDP_SEGMENT trains are sent to the peer, 0 if single datagrams.", bit[g.bind.offload() && !g.probe.Lost()]},
-		{counter, "trains_lost_total", "How often trains to the peer were found lost.", float64(g.probe.losses.Load())},
-		{counter, "receive_pauses_total", "Pauses of a receiver after an error that the kernel reported.", float64(g.bind.receiveStops.Load())},
+		{gauge, "trains", "1 if UDP_SEGMENT trains are sent to the peer, 0 if single datagrams.", bit[tunnel.Trains]},
+		{counter, "trains_lost_total", "How often trains to the peer were found lost.", float64(tunnel.LostTrains)},
+		{counter, "receive_pauses_total", "Pauses of a receiver after an error that the kernel reported.", float64(tunnel.ReceivePauses)},
 	} {
 		p.family(f.kind, "wireguard_"+f.name, f.help, "peer")
 		p.add(f.value, name)

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"bytes"
+	"encoding/hex"
 	"fmt"
 	"net"
 	"net/http"
@@ -82,7 +83,7 @@ func TestMetrics(t *testing.T) {
 		}
 		series[name] = true
 	}
-	if key := p.rome.config.WireGuard.PrivateKey; strings.Contains(page, key.Base64()) || strings.Contains(page, hexKey(key)) {
+	if key := p.rome.config.WireGuard.PrivateKey; strings.Contains(page, key.Base64()) || strings.Contains(page, hex.EncodeToString(key[:])) {
 		t.Error("the private key is shown")
 	}
 }
@@ -97,14 +98,18 @@ func TestEachCounterHasAReader(t *testing.T) {
 		write func(*page, any)
 	}{
 		{&nat.Stats{}, func(page *page, s any) {
-			page.packets(s.(*nat.Stats), &geneve.Stats{}, p.rome.Gateway)
+			page.packets(s.(*nat.Stats), &geneve.Stats{}, &Stats{}, p.rome.Gateway)
 			page.connections(s.(*nat.Stats))
 			page.shares(s.(*nat.Stats))
 		}},
 		{&geneve.Stats{Socket: udp.Stats{OverflowsKnown: true}}, func(page *page, s any) {
-			page.packets(&nat.Stats{}, s.(*geneve.Stats), p.rome.Gateway)
+			page.packets(&nat.Stats{}, s.(*geneve.Stats), &Stats{}, p.rome.Gateway)
 			page.neighbours(s.(*geneve.Stats))
 			page.sockets(map[string]udp.Stats{"geneve": s.(*geneve.Stats).Socket})
+		}},
+		{&Stats{}, func(page *page, s any) {
+			page.packets(&nat.Stats{}, &geneve.Stats{}, s.(*Stats), p.rome.Gateway)
+			page.peer("milan", &PeerStats{}, s.(*Stats))
 		}},
 		{&geneve.TunnelStats{MAC: mac}, func(page *page, s any) {
 			page.nodes(map[string]nat.Port{"rome-1": 1}, func(uint16) (geneve.TunnelStats, bool) { return *s.(*geneve.TunnelStats), true })

@@ -3,6 +3,7 @@ package gateway
 import (
 	"errors"
 	"net"
+	"net/netip"
 	"os"
 	"time"
 
@@ -21,8 +22,7 @@ type outbound struct {
 	receiver *geneve.Receiver
 	replies  *geneve.Sender // ICMP errors back to nodes
 	engine   *nat.Engine
-	window   *window // packets that wireguard-go has not sent
-	bind     *bind   // to poll
+	tunnel   *Device // to poll
 	pollAt   nat.Time
 	other    *counters // of inbound, whose way errors and answers go
 	queue    *queue
@@ -42,29 +42,20 @@ type outbound struct {
 // traffic the other way; more often would cut acknowledgements into batches of one.
 const pollInterval = 400 * time.Microsecond
 
-// stalledBatch times device.QueueStagedSize packets is what waits for a session.
-const stalledBatch = 1
-
 // fragmentRoom is room for a fragment that the engine has held back.
 type fragmentRoom [2048]byte
 
-// read implements tun.Device.Read.
+// read is Read of the Path.
 func (o *outbound) read(bufs [][]byte, sizes []int, offset int) (int, error) {
-	if !o.window.wait() {
-		// There is no session with the peer, or no keeping up with it: wireguard-go
-		// queues batches of any size, so let them be small.
-		bufs = bufs[:stalledBatch]
-	}
 	for {
 		now := clock()
 		if now >= o.pollAt {
 			o.pollAt = now.Add(pollInterval)
-			o.bind.poll()
+			o.tunnel.Poll()
 		}
 		n := o.fill(bufs, sizes, offset, now)
 		o.replies.Flush()
 		if n > 0 {
-			o.window.give(n)
 			return n, nil
 		}
 		// Fill clears a wake-up before it blocks, and what is queued after that wakes
@@ -122,6 +113,14 @@ func (o *outbound) next(now nat.Time) bool {
 	o.held = v.Held
 	o.act(p, v, now)
 	return true
+}
+
+// sendProbe queues a packet by which the way to the peer is probed.
+func (o *outbound) sendProbe(packet []byte) {
+	o.generated.Add(1)
+	if !o.queue.push(netip.Addr{}, packet) {
+		o.drops[DropLocalQueueFull].Add(1)
+	}
 }
 
 // act does what v says with p.

@@ -10,9 +10,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/checksum"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 
-	"culvert/gateway/config"
 	"culvert/geneve/udp"
-	"culvert/nat"
 )
 
 // peerTrains is what the bind knows of trains on the way to the peer.
@@ -76,12 +74,12 @@ const (
 
 // peerProbe finds out whether trains arrive at the peer: see udp.TrainProbe. The
 // probes are ICMP echo requests from our tunnel address to the peer's, the last two
-// of which lie side by side in the queue, so that WireGuard sends them in one batch
+// of which are sent one after the other, so that WireGuard sends them in one batch
 // and the bind as one train. A peer that answers no echo is not judged.
 type peerProbe struct {
 	udp.TrainProbe
 	bind     *bind
-	out      *outbound
+	send     func(packet []byte)
 	own      netip.Addr // tunnel addresses
 	peer     netip.Addr
 	losses   atomic.Uint64 // how often trains were found lost
@@ -93,10 +91,26 @@ type peerProbe struct {
 // from the tunnel address.
 const probeIdent = 0x6376
 
-func newPeerProbe(r config.Role, out *outbound) *peerProbe {
-	own, peer := r.TunnelAddresses()
-	return &peerProbe{out: out, own: own, peer: peer}
+func newPeerProbe(b *bind, own, peer netip.Addr) *peerProbe {
+	return &peerProbe{bind: b, own: own, peer: peer}
 }
+
+// TrainChange says that trains to the peer's endpoint have begun or ceased to be sent.
+type TrainChange struct {
+	Endpoint netip.AddrPort
+	On       bool
+}
+
+// ProbeTrains looks whether trains arrive at the peer, and says so when that has changed.
+// It is called once a second by one goroutine.
+func (d *Device) ProbeTrains(now time.Duration) (change TrainChange, changed bool) {
+	changed = d.probe.look(now)
+	return TrainChange{d.probe.endpoint, !d.probe.Lost()}, changed
+}
+
+// ProbeAnswered takes note of an answer to a probe; false if b, a packet to our tunnel
+// address, is none.
+func (d *Device) ProbeAnswered(b []byte) bool { return d.probe.answer(b) }
 
 // look is called once a second by one goroutine.
 func (p *peerProbe) look(now time.Duration) (changed bool) {
@@ -126,13 +140,13 @@ func (p *peerProbe) look(now time.Duration) (changed bool) {
 	}
 	if due {
 		trains.probe.Store(p.Lost())
-		p.send()
+		p.round()
 	}
 	return changed
 }
 
-// send queues the probes of one round.
-func (p *peerProbe) send() {
+// round sends the probes of one round.
+func (p *peerProbe) round() {
 	for probe := range udp.NumProbes {
 		size := trainEcho
 		if probe == udp.ProbeSingle {
@@ -151,10 +165,7 @@ func (p *peerProbe) send() {
 		icmp.SetIdent(probeIdent)
 		icmp.SetSequence(uint16(probe))
 		icmp.SetChecksum(^checksum.Checksum(icmp, 0))
-		p.out.generated.Add(1)
-		if !p.out.queue.push(netip.Addr{}, b) {
-			p.out.drops[DropLocalQueueFull].Add(1)
-		}
+		p.send(b)
 	}
 }
 
@@ -172,42 +183,4 @@ func (p *peerProbe) answer(b []byte) bool {
 	}
 	p.Answered(udp.Probe(icmp.Sequence()))
 	return true
-}
-
-// What to do when trains are lost: known faults of kernels, by version.
-const (
-	nodeRemedy = "update the node's kernel to 6.8.5 or later, but not 7.0 to 7.1.4"
-	peerRemedy = "update the kernels of both gateways' nodes if they are 7.0 to 7.1.4, or turn tx-udp-segmentation of the network interface off"
-)
-
-// probeTrains looks whether trains arrive, and tells what has changed.
-func (g *Gateway) probeTrains(now time.Duration) {
-	for _, change := range g.endpoint.ProbeTrains() {
-		entry := g.log.WithField("node", g.nodeName(nat.Port(change.Tunnel)))
-		if change.On {
-			entry.Info("trains arrive at the node again")
-		} else {
-			entry.WithField("remedy", nodeRemedy).Warn("the node loses UDP_SEGMENT trains: sending it single datagrams, which is slower")
-		}
-	}
-	if g.probe.look(now) {
-		entry := g.log.WithField("endpoint", g.probe.endpoint)
-		if g.probe.Lost() {
-			entry.WithField("remedy", peerRemedy).Warn("UDP_SEGMENT trains do not arrive at the peer: sending single datagrams, which is slower")
-		} else {
-			entry.Info("sending trains to the peer again")
-		}
-	}
-}
-
-// nodeName returns the name of the node that has a port.
-func (g *Gateway) nodeName(port nat.Port) string {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	for name, p := range g.ports.ByName {
-		if p == port {
-			return name
-		}
-	}
-	return "" // removed meanwhile
 }

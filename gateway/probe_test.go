@@ -88,7 +88,7 @@ func newLossyPair(t *testing.T) *lossyPair {
 	p := &lossyPair{t: t}
 	p.now.Store(int64(time.Hour))
 	p.milan = start(t, mc, 22)
-	p.relay = newRelay(t, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), p.milan.bind.port()))
+	p.relay = newRelay(t, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), p.milan.wg.Port()))
 	if st := p.relay.socket.Stats(); !st.GSO || !st.GRO {
 		t.Skipf("probe udp-offloads: UDP_SEGMENT %v, UDP_GRO %v", st.GSO, st.GRO)
 	}
@@ -174,7 +174,7 @@ func TestPeerLosesTrains(t *testing.T) {
 	}
 	p.second() // all is well
 	p.second()
-	if p.rome.probe.Lost() {
+	if !p.rome.wg.Stats().Trains {
 		t.Fatal("trains are lost without a loss")
 	}
 
@@ -186,7 +186,7 @@ func TestPeerLosesTrains(t *testing.T) {
 			t.Fatal("no train was lost")
 		}
 	}
-	for seconds := 0; !p.rome.probe.Lost(); seconds++ {
+	for seconds := 0; p.rome.wg.Stats().Trains; seconds++ {
 		if seconds == 6 {
 			t.Fatal("the loss is not noticed")
 		}
@@ -197,21 +197,21 @@ func TestPeerLosesTrains(t *testing.T) {
 	if n := p.relay.trains.Load() - trains; n != 0 {
 		t.Errorf("%d trains while they are lost", n)
 	}
-	if n := p.said(logrus.WarnLevel, "remedy"); n != 1 || p.rome.probe.losses.Load() != 1 {
-		t.Errorf("%d warnings, %d losses counted; want 1, 1", n, p.rome.probe.losses.Load())
+	if n := p.said(logrus.WarnLevel, "remedy"); n != 1 || p.rome.wg.Stats().LostTrains != 1 {
+		t.Errorf("%d warnings, %d losses counted; want 1, 1", n, p.rome.wg.Stats().LostTrains)
 	}
 
 	for range 60 { // probed again, in vain
 		p.second()
 	}
-	if n := p.relay.trains.Load() - trains; n != 1 || !p.rome.probe.Lost() {
-		t.Errorf("%d trains in a minute, want one probe; lost: %v", n, p.rome.probe.Lost())
+	if n := p.relay.trains.Load() - trains; n != 1 || p.rome.wg.Stats().Trains {
+		t.Errorf("%d trains in a minute, want one probe; lost: %v", n, !p.rome.wg.Stats().Trains)
 	}
 	p.relay.lossy.Store(false)
 	for range 61 {
 		p.second()
 	}
-	if p.rome.probe.Lost() {
+	if !p.rome.wg.Stats().Trains {
 		t.Fatal("trains are off for good")
 	}
 	trains = p.relay.trains.Load()
@@ -251,92 +251,5 @@ func TestNodeLosesTrains(t *testing.T) {
 	}
 	if s, _ := p.rome.endpoint.TunnelStats(uint16(p.rome.ports.ByName["rome-2"])); !s.Train {
 		t.Errorf("the other node: %+v", s)
-	}
-}
-
-// TestPeerTrains: where trains are lost the bind sends single datagrams, except one
-// probe that is due, and only to that endpoint.
-func TestPeerTrains(t *testing.T) {
-	a, b, receive, to := bindPair(t)
-	if !a.offload() || !b.stats()[0].GRO {
-		t.Skip("probe udp-offloads: no UDP_SEGMENT or no UDP_GRO")
-	}
-	received := func(want ...int) { // sizes
-		t.Helper()
-		got := newBatch(batchSize)
-		for len(want) > 0 {
-			n, err := receive(got.packets, got.sizes, got.eps)
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, size := range got.sizes[:n] {
-				if size != want[0] {
-					t.Fatalf("datagram of %d bytes, want %d", size, want[0])
-				}
-				want = want[1:]
-			}
-		}
-	}
-	data, probe := newData(500), newData(probeMessage)
-	batch := [][]byte{data, data, data, probe[:64], probe, probe, probe[:80]}
-	lost := to.(*endpoint).addr
-	elsewhere := netip.AddrPortFrom(lost.Addr(), lost.Port()-1)
-	for _, tt := range []struct {
-		name     string
-		lost     *netip.AddrPort
-		probe    bool
-		messages uint64 // at the receiver
-		left     bool   // the probe is still due
-	}{
-		{"arrive", nil, false, 2, false}, // 3 × 500 and 64; 2 × 96 and 80
-		{"lost", &lost, false, 7, false},
-		{"lost, probe due", &lost, true, 6, false},
-		{"lost elsewhere", &elsewhere, true, 2, true},
-	} {
-		a.trains.lost.Store(tt.lost)
-		a.trains.probe.Store(tt.probe)
-		before := b.stats()[0].ReceivedMessages
-		if err := a.Send(batch, to); err != nil {
-			t.Fatal(err)
-		}
-		received(500, 500, 500, 64, 96, 96, 80)
-		if n := b.stats()[0].ReceivedMessages - before; n != tt.messages {
-			t.Errorf("%s: %d messages, want %d", tt.name, n, tt.messages)
-		}
-		if a.trains.probe.Load() != tt.left {
-			t.Errorf("%s: probe still due: %v", tt.name, !tt.left)
-		}
-	}
-	if last := a.trains.to.Load(); last == nil || *last != lost {
-		t.Errorf("last train to %v, want %v", last, lost)
-	}
-	sent := a.trains.sent.Load()
-	if err := a.Send([][]byte{probe, probe}, to); err != nil {
-		t.Fatal(err)
-	}
-	if n := a.trains.sent.Load() - sent; n != 0 {
-		t.Errorf("a probe counts as %d trains", n)
-	}
-}
-
-// TestPeerRoams: of another endpoint nothing is known.
-func TestPeerRoams(t *testing.T) {
-	p := newLossyPair(t)
-	p.relay.lossy.Store(true)
-	p.meet()
-	p.rome.bind.trains.sent.Add(1) // as if one had been sent
-	at := netip.AddrPortFrom(p.relay.socket.LocalAddr().Addr(), p.relay.socket.LocalAddr().Port())
-	p.rome.bind.trains.to.Store(&at)
-	for range 4 {
-		p.second()
-	}
-	if !p.rome.probe.Lost() || !p.rome.bind.trains.lostTo(at) {
-		t.Fatal("the loss is not noticed")
-	}
-	other := netip.MustParseAddrPort("127.0.0.1:9")
-	p.rome.bind.trains.to.Store(&other)
-	p.second()
-	if p.rome.probe.Lost() || p.rome.bind.trains.lostTo(at) {
-		t.Error("a loss on the old path counts on the new one")
 	}
 }

@@ -33,7 +33,7 @@ func newQueue(wake func()) *queue { return &queue{wake: wake, holds: make(map[ne
 // one or one of somebody else. The zero Addr stands for the gateway itself.
 func (q *queue) push(of netip.Addr, packet []byte) bool {
 	if of.IsValid() {
-		of = sharer(of)
+		of = Sharer(of)
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()

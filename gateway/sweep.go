@@ -20,8 +20,7 @@ const (
 func (g *Gateway) sweep(ctx context.Context) {
 	duties := func() {
 		g.probeTrains(time.Since(started))
-		g.out.settle(g.out.window)
-		g.in.settle(g.in.window)
+		g.wg.Settle()
 	}
 	sweepBeside(ctx, func() bool { return g.engine.Sweep(clock()) }, duties)
 }

@@ -15,15 +15,10 @@ import (
 
 const uapiDirectory = "/var/run/wireguard"
 
-// listenUAPI opens the socket where wg(8) looks for an interface. The name is cut to
-// what an interface name may be, 15 characters.
-func listenUAPI(cluster string) (net.Listener, error) {
-	name := "cv-" + cluster
-	l, err := listenPrivate(uapiDirectory, name[:min(len(name), 15)]+".sock")
-	if err != nil {
-		return nil, fmt.Errorf("wireguard.uapi: %w; or set uapi: false", err)
-	}
-	return l, nil
+// ListenUAPI opens the socket where wg(8) looks for an interface of a name, which is cut
+// to what an interface name may be, 15 characters.
+func ListenUAPI(name string) (net.Listener, error) {
+	return listenPrivate(uapiDirectory, name[:min(len(name), 15)]+".sock")
 }
 
 // listenPrivate listens on a Unix socket in dir that only its owner may connect to. It

@@ -31,7 +31,7 @@ type window struct {
 const (
 	// windowPackets is two full batches: one in the cipher, one read or sent. More
 	// only wait longer inside.
-	windowPackets = 2 * batchSize
+	windowPackets = 2 * BatchSize
 	// windowPatience is for how many ticks nothing may come back before what is missing
 	// counts as gone. Whatever wireguard-go still has to do takes less than one, but
 	// this process does not get each tick's time where there is little CPU.

@@ -18,66 +18,133 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.zx2c4.com/wireguard/device"
 
-	"culvert/gateway/config"
 	"culvert/gateway/wgkey"
+	"culvert/geneve/udp"
 )
 
-// wireguard owns the WireGuard device: its keys, its one peer and the peer's
-// endpoint. Allowed IPs are 0.0.0.0/0 as in Liqo; nat checks the sources.
-type wireguard struct {
-	*device.Device
-	log *logrus.Entry
+// Device is a wireguard-go device with one peer. It owns the device's keys, the peer and
+// the peer's endpoint. Allowed IPs are 0.0.0.0/0 as in Liqo; who takes the packets checks
+// their sources.
+type Device struct {
+	options Options
+	bind    *bind
+	probe   *peerProbe
+	device  *device.Device // nil before Open
 
 	mu sync.Mutex
 	// as set last
-	config config.WireGuard // +checklocks:mu
-	// config.Endpoint, resolved; zero before
+	peer Peer // +checklocks:mu
+	// peer.Endpoint, resolved; zero before
 	endpoint netip.AddrPort // +checklocks:mu
 
-	retarget chan struct{} // config.Endpoint has changed
+	retarget chan struct{} // peer.Endpoint has changed
 }
 
-func newWireGuard(d *device.Device, c *config.WireGuard, log *logrus.Entry) (*wireguard, error) {
-	w := &wireguard{Device: d, log: log, retarget: make(chan struct{}, 1)}
-	if ep, err := netip.ParseAddrPort(c.Endpoint); err == nil {
-		w.endpoint = ep // nothing to resolve: the first packet finds the peer
-	}
-	err := w.set(
-		"private_key="+hexKey(c.PrivateKey),
-		"listen_port="+strconv.Itoa(int(c.ListenPort)),
+// Options are what a Device has for life.
+type Options struct {
+	PrivateKey    wgkey.Key
+	ListenPort    uint16     // 0 = any
+	MTU           int        // of inner packets
+	ReceiveBuffer int        // bytes of each socket's; 0: the default
+	Own, Peer     netip.Addr // tunnel addresses, between which trains are probed
+	Log           *logrus.Entry
+}
+
+// Peer is the other end of the tunnel.
+type Peer struct {
+	PublicKey wgkey.Key
+	Endpoint  string        // host:port, "" = the peer comes to us
+	Keepalive time.Duration // 0 = off
+}
+
+// Path is where inner packets come from and go to. Its functions may be called as soon as
+// Open is.
+type Path struct {
+	// Read fills bufs[i][offset:] with packets for the peer and sizes[i] with their lengths.
+	// It returns how many, and blocks until there is one. Its only error is os.ErrClosed,
+	// after Close: any other would end the WireGuard device.
+	Read func(bufs [][]byte, sizes []int, offset int) (int, error)
+	// Write takes packets of the peer, bufs[i][offset:].
+	//
+	// borrowed: bufs belong to wireguard-go again when Write returns.
+	Write func(bufs [][]byte, offset int)
+	// Send takes a copy of a packet of our own, for a Read to come.
+	Send func(packet []byte)
+	// Close ends Read. It may be called more than once.
+	Close func()
+}
+
+// newDevice makes a Device; it does nothing before Open.
+func newDevice(o Options) *Device {
+	d := &Device{options: o, retarget: make(chan struct{}, 1)}
+	d.bind = newBind(newWindow(), newWindow(), newGate(o.PrivateKey.Public()))
+	d.bind.receiveBuffer = o.ReceiveBuffer
+	d.probe = newPeerProbe(d.bind, o.Own, o.Peer)
+	return d
+}
+
+// Open joins the device with the path of its packets. It opens no socket; Up does.
+func (d *Device) Open(path Path, peer Peer) error {
+	d.probe.send = path.Send
+	d.device = device.NewDevice(newTunDevice(path, d.bind.out, d.bind.in, d.options.MTU), d.bind,
+		&device.Logger{Verbosef: d.options.Log.Tracef, Errorf: d.options.Log.Warnf})
+	err := d.set(
+		"private_key="+hexKey(d.options.PrivateKey),
+		"listen_port="+strconv.Itoa(int(d.options.ListenPort)),
 	)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return w, w.setPeer(c)
+	if ep, err := netip.ParseAddrPort(peer.Endpoint); err == nil {
+		d.mu.Lock()
+		d.endpoint = ep // nothing to resolve: the first packet finds the peer
+		d.mu.Unlock()
+	}
+	return d.SetPeer(peer)
 }
 
-// setPeer makes c's peer the only one. A peer that stays keeps its session and its
-// endpoint, which may have roamed. Another one gets an endpoint when followEndpoint has
-// resolved it anew. Of a valid c it fails only when the device is closed.
-func (w *wireguard) setPeer(c *config.WireGuard) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	old := w.config
-	w.config = *c
-	first, another := old.PeerPublicKey == (wgkey.Key{}), c.PeerPublicKey != old.PeerPublicKey
-	if another || c.Endpoint != old.Endpoint {
+// Close ends the device. It may be called before Open, and more than once.
+func (d *Device) Close() {
+	if d.device != nil {
+		d.device.Close()
+	}
+}
+
+// Wait returns a channel that is closed when the device has ended.
+func (d *Device) Wait() <-chan struct{} { return d.device.Wait() }
+
+// Poll wakes the blocked receiver of the socket that the peer uses, if something has come.
+func (d *Device) Poll() { d.bind.poll() }
+
+// Port is the port that the sockets are bound to.
+func (d *Device) Port() uint16 { return d.bind.port() }
+
+// SetPeer makes p the only peer. A peer that stays keeps its session and its
+// endpoint, which may have roamed. Another one gets an endpoint when FollowEndpoint has
+// resolved it anew. Of a valid p it fails only when the device is closed.
+func (d *Device) SetPeer(p Peer) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	old := d.peer
+	d.peer = p
+	first, another := old.PublicKey == (wgkey.Key{}), p.PublicKey != old.PublicKey
+	if another || p.Endpoint != old.Endpoint {
 		select {
-		case w.retarget <- struct{}{}:
+		case d.retarget <- struct{}{}:
 		default:
 		}
 	}
 	switch {
 	case first:
-		return w.addPeer()
+		return d.addPeer()
 	case another:
-		w.endpoint = netip.AddrPort{}
-		if err := w.set("public_key="+hexKey(old.PeerPublicKey), "remove=true"); err != nil {
+		d.endpoint = netip.AddrPort{}
+		if err := d.set("public_key="+hexKey(old.PublicKey), "remove=true"); err != nil {
 			return err
 		}
-		return w.addPeer()
-	case c.Keepalive != old.Keepalive:
-		return w.set("public_key="+hexKey(c.PeerPublicKey), "update_only=true", keepalive(c))
+		return d.addPeer()
+	case p.Keepalive != old.Keepalive:
+		return d.set("public_key="+hexKey(p.PublicKey), "update_only=true", p.keepalive())
 	}
 	return nil
 }
@@ -86,86 +153,87 @@ func (w *wireguard) setPeer(c *config.WireGuard) error {
 func hexKey(k wgkey.Key) string { return hex.EncodeToString(k[:]) }
 
 // keepalive is the line of that protocol.
-func keepalive(c *config.WireGuard) string {
-	return "persistent_keepalive_interval=" + strconv.Itoa(int(c.Keepalive/time.Second))
+func (p *Peer) keepalive() string {
+	return "persistent_keepalive_interval=" + strconv.Itoa(int(p.Keepalive/time.Second))
 }
 
-// setEndpoint tells the device where the peer of c is and begins a handshake, unless
-// there is a session. It does nothing if c is not the peer any longer.
-func (w *wireguard) setEndpoint(c *config.WireGuard, ep netip.AddrPort) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if c.PeerPublicKey != w.config.PeerPublicKey || c.Endpoint != w.config.Endpoint {
-		return nil // setPeer has sent for another answer
+// setEndpoint tells the device where p is and begins a handshake, unless there is a
+// session. It does nothing if p is not the peer any longer.
+func (d *Device) setEndpoint(p *Peer, ep netip.AddrPort) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if p.PublicKey != d.peer.PublicKey || p.Endpoint != d.peer.Endpoint {
+		return nil // SetPeer has sent for another answer
 	}
-	w.endpoint = ep
-	if err := w.addPeer(); err != nil {
+	d.endpoint = ep
+	if err := d.addPeer(); err != nil {
 		return err
 	}
-	w.greet()
+	d.greet()
 	return nil
 }
 
 // greet begins a handshake where there is no session and an endpoint is known: after
 // a restart, nothing else would tell the peer that its session is dead.
 //
-// Preconditions: w.mu is held.
-// +checklocks:w.mu
-func (w *wireguard) greet() {
-	if p := w.LookupPeer(device.NoisePublicKey(w.config.PeerPublicKey)); p != nil && w.endpoint.IsValid() {
+// Preconditions: d.mu is held.
+// +checklocks:d.mu
+func (d *Device) greet() {
+	if p := d.device.LookupPeer(device.NoisePublicKey(d.peer.PublicKey)); p != nil && d.endpoint.IsValid() {
 		p.SendKeepalive()
 	}
 }
 
-// up starts the device.
-func (w *wireguard) up() error {
-	if err := w.Up(); err != nil {
+// Up opens the sockets and starts the device.
+func (d *Device) Up() error {
+	if err := d.device.Up(); err != nil {
 		return err
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.greet()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.greet()
 	return nil
 }
 
-// addPeer tells the device all about the peer. A client's peer does not exist before
+// addPeer tells the device all about the peer. One that we go to does not exist before
 // its endpoint is known: a handshake for the first packet would fail, and hold back
 // the next one for device.RekeyTimeout.
 //
-// Preconditions: w.mu is held.
-// +checklocks:w.mu
-func (w *wireguard) addPeer() error {
-	if w.config.Role == config.Client && !w.endpoint.IsValid() {
+// Preconditions: d.mu is held.
+// +checklocks:d.mu
+func (d *Device) addPeer() error {
+	if d.peer.Endpoint != "" && !d.endpoint.IsValid() {
 		return nil
 	}
 	lines := []string{
-		"public_key=" + hexKey(w.config.PeerPublicKey),
-		keepalive(&w.config),
+		"public_key=" + hexKey(d.peer.PublicKey),
+		d.peer.keepalive(),
 	}
-	if w.endpoint.IsValid() {
-		lines = append(lines, "endpoint="+w.endpoint.String())
+	if d.endpoint.IsValid() {
+		lines = append(lines, "endpoint="+d.endpoint.String())
 	}
-	return w.set(append(lines, "replace_allowed_ips=true", "allowed_ip=0.0.0.0/0")...)
+	return d.set(append(lines, "replace_allowed_ips=true", "allowed_ip=0.0.0.0/0")...)
 }
 
-func (w *wireguard) set(lines ...string) error {
-	if err := w.IpcSet(strings.Join(lines, "\n") + "\n"); err != nil {
+func (d *Device) set(lines ...string) error {
+	if err := d.device.IpcSet(strings.Join(lines, "\n") + "\n"); err != nil {
 		// The error of IpcSet names the key of the line, never a value.
 		return fmt.Errorf("gateway: wireguard: %w", err)
 	}
 	return nil
 }
 
-// peerStats is what the device knows of the peer.
-type peerStats struct {
+// PeerStats is what the device knows of the peer.
+type PeerStats struct {
 	Endpoint       string
 	LastHandshake  time.Time // zero: none
 	Received, Sent uint64    // bytes of transport messages
 }
 
-func (w *wireguard) stats() (peerStats, error) {
-	var s peerStats
-	text, err := w.IpcGet()
+// Peer returns what the device knows of the peer. It fails only when the device is closed.
+func (d *Device) Peer() (PeerStats, error) {
+	var s PeerStats
+	text, err := d.device.IpcGet()
 	if err != nil {
 		return s, fmt.Errorf("gateway: wireguard: %w", err)
 	}
@@ -192,6 +260,35 @@ func (w *wireguard) stats() (peerStats, error) {
 	return s, nil
 }
 
+// Stats are the counters of a Device.
+type Stats struct {
+	Outbound, Inbound [NumReasons]uint64 // packets dropped, to and from the peer
+	Trains            bool               // are sent to the peer
+	LostTrains        uint64             // how often trains to the peer were found lost
+	ReceivePauses     uint64             // of a receiver, after an error that the kernel reported
+	Sockets           []udp.Stats        // IPv4 first
+}
+
+// Stats returns the counters.
+func (d *Device) Stats() Stats {
+	s := Stats{
+		Inbound:       d.bind.gate.dropped(),
+		Trains:        d.bind.offload() && !d.probe.Lost(),
+		LostTrains:    d.probe.losses.Load(),
+		ReceivePauses: d.bind.receiveStops.Load(),
+		Sockets:       d.bind.stats(),
+	}
+	s.Outbound[TunnelDiscard] = uint64(d.bind.out.gone.Load())
+	s.Inbound[TunnelDiscard] = uint64(d.bind.in.gone.Load())
+	return s
+}
+
+// Settle is called once a second: it counts what wireguard-go has discarded.
+func (d *Device) Settle() {
+	d.bind.out.settleIdle()
+	d.bind.in.settleIdle()
+}
+
 // How often the peer's endpoint is resolved: at once until the first answer, then
 // slowly while the tunnel works and faster while it does not.
 const (
@@ -200,45 +297,45 @@ const (
 	sessionLifetime = 180 * time.Second // device.RejectAfterTime
 )
 
-// followEndpoint resolves the configured endpoint and tells the device each time
+// FollowEndpoint resolves the configured endpoint and tells the device each time
 // it changes. An address that is still among the answers is kept, and so is the
 // endpoint of a working session, which may have roamed.
-func (w *wireguard) followEndpoint(ctx context.Context) {
+func (d *Device) FollowEndpoint(ctx context.Context) {
 	again := true // resolve even if there is a session
 	for {
 		wait := resolveInterval
-		if s, _ := w.stats(); again || time.Since(s.LastHandshake) > sessionLifetime {
+		if s, _ := d.Peer(); again || time.Since(s.LastHandshake) > sessionLifetime {
 			again = false
-			if err := w.updateEndpoint(ctx); err != nil {
+			if err := d.updateEndpoint(ctx); err != nil {
 				if ctx.Err() != nil {
 					return
 				}
-				w.log.WithError(err).Warn("peer endpoint does not resolve; trying again")
+				d.options.Log.WithError(err).Warn("peer endpoint does not resolve; trying again")
 				again, wait = true, resolveRetry
 			}
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-w.retarget:
+		case <-d.retarget:
 			again = true
 		case <-time.After(wait):
 		}
 	}
 }
 
-func (w *wireguard) updateEndpoint(ctx context.Context) error {
-	w.mu.Lock()
-	c, current := w.config, w.endpoint
-	w.mu.Unlock()
-	next, err := resolve(ctx, c.Endpoint, current)
+func (d *Device) updateEndpoint(ctx context.Context) error {
+	d.mu.Lock()
+	p, current := d.peer, d.endpoint
+	d.mu.Unlock()
+	next, err := resolve(ctx, p.Endpoint, current)
 	if err != nil || next == current {
 		return err
 	}
-	if err := w.setEndpoint(&c, next); err != nil {
+	if err := d.setEndpoint(&p, next); err != nil {
 		return err
 	}
-	w.log.WithField("endpoint", next).Info("peer endpoint set")
+	d.options.Log.WithField("endpoint", next).Info("peer endpoint set")
 	return nil
 }
 
@@ -273,9 +370,9 @@ func resolve(ctx context.Context, endpoint string, current netip.AddrPort) (neti
 	return first, nil
 }
 
-// serveUAPI answers the "get" of wg(8) on l and refuses its "set". The private
+// ServeUAPI answers the "get" of wg(8) on l and refuses its "set". The private
 // key is left out of the answer.
-func (w *wireguard) serveUAPI(l net.Listener) {
+func (d *Device) ServeUAPI(l net.Listener) {
 	for {
 		conn, err := l.Accept()
 		if err != nil {
@@ -283,7 +380,7 @@ func (w *wireguard) serveUAPI(l net.Listener) {
 		}
 		go func() {
 			defer conn.Close()
-			w.answerUAPI(conn)
+			d.answerUAPI(conn)
 		}()
 	}
 }
@@ -293,7 +390,7 @@ const (
 	maxUAPIRequest = 64 << 10
 )
 
-func (w *wireguard) answerUAPI(conn net.Conn) {
+func (d *Device) answerUAPI(conn net.Conn) {
 	conn.SetDeadline(time.Now().Add(uapiTimeout))
 	// Read to the empty line that ends a request: closing a socket with unread bytes
 	// in it would take the answer away from the other end.
@@ -308,7 +405,7 @@ func (w *wireguard) answerUAPI(conn net.Conn) {
 		fmt.Fprintf(conn, "errno=%d\n\n", -int64(syscall.EPERM)) // negative, as device.IPCError is
 		return
 	}
-	text, err := w.IpcGet()
+	text, err := d.device.IpcGet()
 	var ipc *device.IPCError
 	if errors.As(err, &ipc) {
 		fmt.Fprintf(conn, "errno=%d\n\n", ipc.ErrorCode())

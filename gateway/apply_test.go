@@ -1,0 +1,57 @@
+package gateway
+
+import (
+	"net/netip"
+	"reflect"
+	"testing"
+
+	"culvert/gateway/config"
+	"culvert/gateway/wgkey"
+)
+
+// TestPrepareRefusal: a layer that refuses what validation accepted leaves nothing
+// behind, in the layers before it neither.
+func TestPrepareRefusal(t *testing.T) {
+	p := newPair(t, nil)
+	p.rome.nodes[1].Send(udpPacket("10.0.2.5", "10.61.1.7", []byte("before")))
+	expect(t, p.milan.nodes[0], "10.62.2.5", "10.0.1.7")
+	before, ports := p.rome.engine.Stats(), p.rome.ports
+
+	// A Config that no file makes: without its second node, and with one that has no
+	// underlay address, which matters to the tunnels alone.
+	next := *p.rome.config
+	next.Geneve.Nodes = []config.Node{next.Geneve.Nodes[0], {Name: "third", VNI: 99, Address: netip.MustParseAddr("10.80.0.9")}}
+	if err := next.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	if config.Check(&next) == nil {
+		t.Error("Check accepts what no layer does")
+	}
+	if p.rome.Apply(&next) == nil {
+		t.Fatal("applied")
+	}
+	if after := p.rome.engine.Stats(); after != before {
+		t.Errorf("%+v before, %+v after", before, after)
+	}
+	if !reflect.DeepEqual(p.rome.ports, ports) {
+		t.Errorf("ports %v before, %v after", ports, p.rome.ports)
+	}
+	p.milan.nodes[0].Send(udpPacket("10.0.1.7", "10.62.2.5", []byte("after")))
+	expect(t, p.rome.nodes[1], "10.61.1.7", "10.0.2.5")
+}
+
+// TestApplyPeer: another peer takes the place of the one before at once.
+func TestApplyPeer(t *testing.T) {
+	p := newPair(t, nil)
+	if s, err := p.rome.wg.Peer(); err != nil || s.Endpoint == "" {
+		t.Fatalf("%+v, %v", s, err)
+	}
+	next := *p.rome.config
+	next.WireGuard.PeerPublicKey, next.WireGuard.Endpoint = wgkey.NewPrivate().Public(), "milan.invalid:1"
+	if err := p.rome.Apply(&next); err != nil {
+		t.Fatal(err)
+	}
+	if s, err := p.rome.wg.Peer(); err != nil || s.Endpoint != "" {
+		t.Errorf("another peer, and no answer of DNS: %+v, %v", s, err)
+	}
+}
