@@ -12,31 +12,31 @@
 //	node                                                            peer
 //	  │ Geneve/UDP                                      WireGuard/UDP │
 //	  ▼                                                               ▼
-//	geneve.Receiver          outbound.go      inbound.go       bind.go receive
+//	geneve.Receiver          outbound.go      inbound.go       wg/bind.go receive
 //	  decap, source checks,    │                  ▲              trains → datagrams
 //	  ARP, trains              │                  │                   │
 //	  │                        ▼                  │                   ▼
-//	  └──► nat.Packet.Parse ─► nat.Engine.Process ◄── Parse ◄─── tun.go Write
+//	  └──► nat.Packet.Parse ─► nat.Engine.Process ◄── Parse ◄─── wg/tun.go Write
 //	                           │                  │            (wireguard-go decrypts)
 //	                           ▼                  ▼
 //	        nat.Cutter ◄─ forward                 forward ─► geneve.Sender
-//	        super-frames → segments,  deliver ─► local.go      encap, trains,
-//	        into wireguard-go's       drop ────► verdict.go    ARP, to the node
+//	        super-frames → segments,  deliver ─► echo.go       encap, trains,
+//	        into wireguard-go's       drop ────► drops.go      ARP, to the node
 //	        buffers                               (+ ICMP error to the sender)
 //	           │
 //	           ▼
-//	        tun.go Read ─► wireguard-go encrypts ─► bind.go Send ─► peer
+//	     wg/tun.go Read ─► wireguard-go encrypts ─► wg/bind.go Send ─► peer
 //
-// Files in the order of that walk: tun.go, outbound.go, inbound.go, queue.go, bind.go,
-// gate.go, local.go, verdict.go; probe.go finds out whether trains arrive. What is
-// desired: config.go, file.go, validate.go; remap.go chooses what the file calls auto. What
-// owns what: gateway.go, wireguard.go, budget.go. What is due each second: sweep.go. What
-// can be seen: metrics.go, served by listener.go, seats.go, page.go; uapi.go for wg(8).
+// Files in the order of that walk: outbound.go, inbound.go, queue.go, echo.go, drops.go;
+// package wg keeps wireguard-go fed and in bounds. What is desired: package config. What
+// owns what: gateway.go, budget.go. What is due each second: sweep.go; trains.go tells
+// whether trains arrive. What can be seen: metrics.go, served by listener.go, seats.go,
+// page.go.
 //
 // # Goroutines and buffers
 //
-// wireguard-go calls tunDevice.Read on one goroutine and, there being one peer,
-// tunDevice.Write on one other. All of outbound runs on the first, all of inbound on
+// wireguard-go calls Read of the wg.Path on one goroutine and, there being one peer,
+// its Write on one other. All of outbound runs on the first, all of inbound on
 // the second; they share the nat.Engine, which locks itself, and the queue by
 // which inbound (errors, echo replies) speaks into the tunnel. Each direction, while it
 // is busy, makes the blocked receiver of the other look at its socket (pollInterval):
@@ -50,10 +50,8 @@
 //
 // # Memory
 //
-// wireguard-go has a buffer of 64 KiB for each message in its queues, which hold 1024
-// batches. What bounds them: window.go data messages, in each direction; gate.go all
-// others; small batches what waits for a session. What wireguard-go cannot take yet
-// stays in the sockets' receive buffers, which budget.go sizes, and overflows there.
+// budget.go divides what the process may have. What wireguard-go cannot take yet (package
+// wg says what bounds it) stays in the sockets' receive buffers, and overflows there.
 //
 // # What it does not do
 //

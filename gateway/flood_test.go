@@ -13,6 +13,7 @@ import (
 	"golang.zx2c4.com/wireguard/tun/tuntest"
 
 	"culvert/gateway/config"
+	"culvert/gateway/wg"
 	"culvert/gateway/wgkey"
 	"culvert/nat/nattest"
 )
@@ -50,7 +51,7 @@ func TestPeerFloods(t *testing.T) {
 		handshakes = 1500
 		rounds     = 10
 		replays    = 200 // of each message of the session
-		window     = 2 * BatchSize
+		window     = 2 * wg.BatchSize
 		// What the windows of both gateways hold, and a quarter of what handshakes without
 		// a gate would.
 		mostMemory = 2*2*window*device.MaxMessageSize + device.QueueHandshakeSize*device.MaxMessageSize/4
@@ -129,10 +130,10 @@ func TestPeerFloods(t *testing.T) {
 	milan.wg.Settle()
 	milan.wg.Settle()
 	dropped := milan.wg.Stats().Inbound
-	if dropped[HandshakeRate] == 0 {
+	if dropped[wg.HandshakeRate] == 0 {
 		t.Error("no handshake was too many")
 	}
-	if n := dropped[TunnelDiscard]; n < replays {
+	if n := dropped[wg.TunnelDiscard]; n < replays {
 		t.Errorf("%d messages counted as discarded, want those that were repeated", n)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"culvert/gateway/config"
+	"culvert/gateway/wg"
 	"culvert/geneve"
 	"culvert/geneve/udp"
 	"culvert/nat"
@@ -28,7 +29,7 @@ type Gateway struct {
 	endpoint *geneve.Endpoint
 	out      *outbound
 	in       *inbound
-	wg       *Device
+	wg       *wg.Device
 	uapi     net.Listener // nil = off
 	metrics  *metricsServer
 	ready    atomic.Bool
@@ -80,7 +81,7 @@ func (g *Gateway) open(c *config.Config, internal geneve.Options) (err error) {
 		return err
 	}
 	if c.WireGuard.UAPI {
-		if g.uapi, err = ListenUAPI("cv-" + c.Cluster); err != nil {
+		if g.uapi, err = wg.ListenUAPI("cv-" + c.Cluster); err != nil {
 			return fmt.Errorf("wireguard.uapi: %w; or set uapi: false", err)
 		}
 	}
@@ -92,7 +93,7 @@ func (g *Gateway) open(c *config.Config, internal geneve.Options) (err error) {
 // device; see doc.go.
 func (g *Gateway) connectPath(c *config.Config) {
 	own, peer := c.WireGuard.Role.TunnelAddresses()
-	g.wg = newDevice(Options{
+	g.wg = wg.New(wg.Options{
 		PrivateKey:    c.WireGuard.PrivateKey,
 		ListenPort:    c.WireGuard.ListenPort,
 		MTU:           int(c.MTU),
@@ -122,7 +123,7 @@ func (g *Gateway) connectPath(c *config.Config) {
 }
 
 func (g *Gateway) openWireGuard(c *config.Config) error {
-	path := Path{
+	path := wg.Path{
 		Read:  g.out.read,
 		Write: g.in.write,
 		Send:  g.out.sendProbe,
@@ -139,8 +140,8 @@ func (g *Gateway) openWireGuard(c *config.Config) error {
 
 // peerOf is the part of c that can change while the device runs. A server learns where
 // its peer is, so c has no endpoint there.
-func peerOf(c *config.WireGuard) Peer {
-	return Peer{PublicKey: c.PeerPublicKey, Endpoint: c.Endpoint, Keepalive: c.Keepalive}
+func peerOf(c *config.WireGuard) wg.Peer {
+	return wg.Peer{PublicKey: c.PeerPublicKey, Endpoint: c.Endpoint, Keepalive: c.Keepalive}
 }
 
 // socketError names the field behind an error of opening a UDP socket.
@@ -212,7 +213,7 @@ func (g *Gateway) logStart(c *config.Config) {
 const minReceiveBuffer = 1 << 20
 
 // sockets returns the statistics of each UDP socket by its name in metrics.
-func (g *Gateway) sockets(tunnel *Stats) map[string]udp.Stats {
+func (g *Gateway) sockets(tunnel *wg.Stats) map[string]udp.Stats {
 	sockets := map[string]udp.Stats{"geneve": g.endpoint.Stats().Socket}
 	for i, s := range tunnel.Sockets {
 		sockets[[]string{"wireguard", "wireguard6"}[i]] = s

@@ -16,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 
 	"culvert/gateway/config"
+	"culvert/gateway/wg"
 	"culvert/gateway/wgkey"
 	"culvert/geneve"
 	"culvert/geneve/genevetest"
@@ -402,7 +403,7 @@ func TestNoSession(t *testing.T) {
 	}
 	p.rome.wg.Settle()
 	p.rome.wg.Settle()
-	if n := p.rome.wg.Stats().Outbound[TunnelDiscard]; n != sent {
+	if n := p.rome.wg.Stats().Outbound[wg.TunnelDiscard]; n != sent {
 		t.Errorf("%d counted as discarded, want %d", n, sent)
 	}
 }

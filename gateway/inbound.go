@@ -5,6 +5,7 @@ import (
 
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 
+	"culvert/gateway/wg"
 	"culvert/geneve"
 	"culvert/nat"
 )
@@ -18,9 +19,9 @@ type inbound struct {
 	pollAt   nat.Time
 	sender   *geneve.Sender
 	engine   *nat.Engine
-	tunnel   *Device   // whose probes are answered
-	answers  *queue    // ICMP errors and answers, back into the tunnel
-	other    *counters // of outbound, whose way they go
+	tunnel   *wg.Device // whose probes are answered
+	answers  *queue     // ICMP errors and answers, back into the tunnel
+	other    *counters  // of outbound, whose way they go
 
 	packet   nat.Packet
 	source   [16]byte // where the source address of packet was before Process

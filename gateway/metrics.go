@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 
+	"culvert/gateway/wg"
 	"culvert/geneve"
 	"culvert/geneve/udp"
 	"culvert/nat"
@@ -34,12 +35,12 @@ func (g *Gateway) metricsPage(l *seats, size int) []byte {
 }
 
 // packets reports the ledger of each direction.
-func (p *page) packets(s *nat.Stats, tunnels *geneve.Stats, tunnel *Stats, g *Gateway) {
+func (p *page) packets(s *nat.Stats, tunnels *geneve.Stats, tunnel *wg.Stats, g *Gateway) {
 	directions := []struct {
 		name string
 		nat  *nat.Direction
 		own  *counters
-		wg   *[NumReasons]uint64
+		wg   *[wg.NumReasons]uint64
 	}{{"outbound", &s.Outbound, &g.out.counters, &tunnel.Outbound}, {"inbound", &s.Inbound, &g.in.counters, &tunnel.Inbound}}
 
 	for _, f := range []struct {
@@ -75,7 +76,7 @@ func (p *page) packets(s *nat.Stats, tunnels *geneve.Stats, tunnel *Stats, g *Ga
 		for r := range numDropReasons {
 			p.count(d.own.drops[r].Load(), d.name, r.String())
 		}
-		for r := range NumReasons {
+		for r := range wg.NumReasons {
 			p.count(d.wg[r], d.name, r.String())
 		}
 	}
@@ -202,7 +203,7 @@ func (p *page) nodes(ports map[string]nat.Port, stats func(uint16) (geneve.Tunne
 	}
 }
 
-func (p *page) peer(name string, s *PeerStats, tunnel *Stats) {
+func (p *page) peer(name string, s *wg.PeerStats, tunnel *wg.Stats) {
 	handshake := 0.0
 	if !s.LastHandshake.IsZero() {
 		handshake = float64(s.LastHandshake.UnixNano()) / 1e9

@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
 	"culvert/gateway/config"
+	"culvert/gateway/wg"
 	"culvert/geneve"
 	"culvert/geneve/udp"
 	"culvert/nat"
@@ -98,18 +99,18 @@ func TestEachCounterHasAReader(t *testing.T) {
 		write func(*page, any)
 	}{
 		{&nat.Stats{}, func(page *page, s any) {
-			page.packets(s.(*nat.Stats), &geneve.Stats{}, &Stats{}, p.rome.Gateway)
+			page.packets(s.(*nat.Stats), &geneve.Stats{}, &wg.Stats{}, p.rome.Gateway)
 			page.connections(s.(*nat.Stats))
 			page.shares(s.(*nat.Stats))
 		}},
 		{&geneve.Stats{Socket: udp.Stats{OverflowsKnown: true}}, func(page *page, s any) {
-			page.packets(&nat.Stats{}, s.(*geneve.Stats), &Stats{}, p.rome.Gateway)
+			page.packets(&nat.Stats{}, s.(*geneve.Stats), &wg.Stats{}, p.rome.Gateway)
 			page.neighbours(s.(*geneve.Stats))
 			page.sockets(map[string]udp.Stats{"geneve": s.(*geneve.Stats).Socket})
 		}},
-		{&Stats{}, func(page *page, s any) {
-			page.packets(&nat.Stats{}, &geneve.Stats{}, s.(*Stats), p.rome.Gateway)
-			page.peer("milan", &PeerStats{}, s.(*Stats))
+		{&wg.Stats{}, func(page *page, s any) {
+			page.packets(&nat.Stats{}, &geneve.Stats{}, s.(*wg.Stats), p.rome.Gateway)
+			page.peer("milan", &wg.PeerStats{}, s.(*wg.Stats))
 		}},
 		{&geneve.TunnelStats{MAC: mac}, func(page *page, s any) {
 			page.nodes(map[string]nat.Port{"rome-1": 1}, func(uint16) (geneve.TunnelStats, bool) { return *s.(*geneve.TunnelStats), true })

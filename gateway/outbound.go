@@ -7,6 +7,7 @@ import (
 	"os"
 	"time"
 
+	"culvert/gateway/wg"
 	"culvert/geneve"
 	"culvert/geneve/udp"
 	"culvert/nat"
@@ -22,7 +23,7 @@ type outbound struct {
 	receiver *geneve.Receiver
 	replies  *geneve.Sender // ICMP errors back to nodes
 	engine   *nat.Engine
-	tunnel   *Device // to poll
+	tunnel   *wg.Device // to poll
 	pollAt   nat.Time
 	other    *counters // of inbound, whose way errors and answers go
 	queue    *queue
@@ -41,6 +42,9 @@ type outbound struct {
 // direction's look at its socket (udp.Socket.Poll). It bounds what a packet waits for
 // traffic the other way; more often would cut acknowledgements into batches of one.
 const pollInterval = 400 * time.Microsecond
+
+// receiveBackoff is the pause after an error of the Geneve socket.
+const receiveBackoff = 100 * time.Millisecond
 
 // fragmentRoom is room for a fragment that the engine has held back.
 type fragmentRoom [2048]byte

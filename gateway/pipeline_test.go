@@ -10,6 +10,7 @@ import (
 	"golang.org/x/crypto/chacha20poly1305"
 
 	"culvert/gateway/config"
+	"culvert/gateway/wg"
 	"culvert/geneve"
 	"culvert/geneve/genevetest"
 	"culvert/nat"
@@ -57,7 +58,7 @@ func newPipeline(t testing.TB) *pipeline {
 		t.Fatal(err)
 	}
 	g.connectPath(c)
-	p := &pipeline{Gateway: g, node: node, vni: uint32(n.VNI), bufs: make([][]byte, BatchSize), sizes: make([]int, BatchSize)}
+	p := &pipeline{Gateway: g, node: node, vni: uint32(n.VNI), bufs: make([][]byte, wg.BatchSize), sizes: make([]int, wg.BatchSize)}
 	for i := range p.bufs {
 		p.bufs[i] = make([]byte, 65535)
 	}

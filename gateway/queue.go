@@ -3,6 +3,8 @@ package gateway
 import (
 	"net/netip"
 	"sync"
+
+	"culvert/gateway/wg"
 )
 
 // queueLength bounds what the gateway itself has to say to the tunnel at one
@@ -33,7 +35,7 @@ func newQueue(wake func()) *queue { return &queue{wake: wake, holds: make(map[ne
 // one or one of somebody else. The zero Addr stands for the gateway itself.
 func (q *queue) push(of netip.Addr, packet []byte) bool {
 	if of.IsValid() {
-		of = Sharer(of)
+		of = wg.Sharer(of)
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()

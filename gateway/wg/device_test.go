@@ -1,4 +1,4 @@
-package gateway
+package wg
 
 import (
 	"errors"
@@ -11,9 +11,12 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"go.uber.org/goleak"
 
 	"culvert/gateway/wgkey"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // idlePath is a Path without packets.
 func idlePath() Path {
@@ -37,7 +40,7 @@ func TestPeerEndpoint(t *testing.T) {
 	peer := Peer{PublicKey: wgkey.NewPrivate().Public(), Endpoint: "127.0.0.1:8", Keepalive: 25 * time.Second}
 	log := logrus.New()
 	log.SetOutput(io.Discard)
-	d := newDevice(Options{PrivateKey: wgkey.NewPrivate(), MTU: 1340, Log: logrus.NewEntry(log)})
+	d := New(Options{PrivateKey: wgkey.NewPrivate(), MTU: 1340, Log: logrus.NewEntry(log)})
 	t.Cleanup(d.Close)
 	if err := errors.Join(d.Open(idlePath(), peer), d.Up(), d.set("public_key="+hexKey(peer.PublicKey), "endpoint="+roamed)); err != nil {
 		t.Fatal(err)

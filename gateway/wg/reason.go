@@ -1,4 +1,4 @@
-package gateway
+package wg
 
 // Reason is why a packet was dropped on its way through WireGuard.
 type Reason uint8

@@ -1,4 +1,4 @@
-package gateway
+package wg
 
 import (
 	"bufio"
@@ -74,8 +74,8 @@ type Path struct {
 	Close func()
 }
 
-// newDevice makes a Device; it does nothing before Open.
-func newDevice(o Options) *Device {
+// New makes a Device; it does nothing before Open.
+func New(o Options) *Device {
 	d := &Device{options: o, retarget: make(chan struct{}, 1)}
 	d.bind = newBind(newWindow(), newWindow(), newGate(o.PrivateKey.Public()))
 	d.bind.receiveBuffer = o.ReceiveBuffer
@@ -218,7 +218,7 @@ func (d *Device) addPeer() error {
 func (d *Device) set(lines ...string) error {
 	if err := d.device.IpcSet(strings.Join(lines, "\n") + "\n"); err != nil {
 		// The error of IpcSet names the key of the line, never a value.
-		return fmt.Errorf("gateway: wireguard: %w", err)
+		return fmt.Errorf("wg: %w", err)
 	}
 	return nil
 }
@@ -235,7 +235,7 @@ func (d *Device) Peer() (PeerStats, error) {
 	var s PeerStats
 	text, err := d.device.IpcGet()
 	if err != nil {
-		return s, fmt.Errorf("gateway: wireguard: %w", err)
+		return s, fmt.Errorf("wg: %w", err)
 	}
 	var sec, nsec int64
 	for line := range strings.Lines(text) {

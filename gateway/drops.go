@@ -4,7 +4,7 @@ import "sync/atomic"
 
 // DropReason is why the gateway itself dropped a packet. The reasons of the
 // tunnel headers are geneve.Reason, those of the packet's contents nat.Reason, those
-// of WireGuard Reason; their names do not overlap, so one label serves all in the metrics.
+// of WireGuard wg.Reason; their names do not overlap, so one label serves all in the metrics.
 type DropReason uint8
 
 // Reasons of the gateway.
