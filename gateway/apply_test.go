@@ -43,7 +43,7 @@ func TestPrepareRefusal(t *testing.T) {
 // TestApplyPeer: another peer takes the place of the one before at once.
 func TestApplyPeer(t *testing.T) {
 	p := newPair(t, nil)
-	if s, err := p.rome.wg.Peer(); err != nil || s.Endpoint == "" {
+	if s, err := p.rome.wg.PeerStats(); err != nil || s.Endpoint == "" {
 		t.Fatalf("%+v, %v", s, err)
 	}
 	next := *p.rome.config
@@ -51,7 +51,7 @@ func TestApplyPeer(t *testing.T) {
 	if err := p.rome.Apply(&next); err != nil {
 		t.Fatal(err)
 	}
-	if s, err := p.rome.wg.Peer(); err != nil || s.Endpoint != "" {
+	if s, err := p.rome.wg.PeerStats(); err != nil || s.Endpoint != "" {
 		t.Errorf("another peer, and no answer of DNS: %+v, %v", s, err)
 	}
 }

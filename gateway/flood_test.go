@@ -53,7 +53,7 @@ func TestPeerFloods(t *testing.T) {
 		replays    = 200 // of each message of the session
 		window     = 2 * wg.BatchSize
 		// What the windows of both gateways hold, and a quarter of what handshakes without
-		// a gate would.
+		// a bound would.
 		mostMemory = 2*2*window*device.MaxMessageSize + device.QueueHandshakeSize*device.MaxMessageSize/4
 	)
 	mc := clusterConfig("milan", "rome", config.Server, "10.62.0.0/16", "10.72.0.0/16")

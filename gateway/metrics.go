@@ -26,7 +26,7 @@ func (g *Gateway) metricsPage(l *seats, size int) []byte {
 	p.rules(rules, g.engine.RuleCounters)
 	p.neighbours(&tunnels)
 	p.nodes(ports, g.endpoint.TunnelStats)
-	if s, err := g.wg.Peer(); err == nil {
+	if s, err := g.wg.PeerStats(); err == nil {
 		p.peer(peer, &s, &tunnel)
 	}
 	p.sockets(g.sockets(&tunnel))

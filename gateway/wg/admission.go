@@ -15,7 +15,7 @@ import (
 	"culvert/gateway/wgkey"
 )
 
-// gate decides which datagrams wireguard-go gets to see. Whatever waits in its queues
+// admission decides which datagrams wireguard-go gets to see. Whatever waits in its queues
 // pins a buffer of 64 KiB, up to 1024 handshake messages and 65536 keepalives, and it
 // tells nobody when it is done with one: the window cannot bound them. Anybody can
 // send those, so they pass no more often than a peer could need.
@@ -29,7 +29,7 @@ import (
 // Data messages of others have paces too. A peer that has moved needs one: what it proves
 // moves the address that we send to. Who has overheard the index of our session can forge
 // more, and each forged one takes a place in the window until that has waited in vain.
-type gate struct {
+type admission struct {
 	drops [NumReasons]atomic.Uint64
 	peer  atomic.Pointer[endpoint] // nil = nothing sent yet
 
@@ -62,99 +62,99 @@ func Sharer(a netip.Addr) netip.Addr {
 	return a
 }
 
-func newGate(own wgkey.Key) *gate {
+func newAdmission(own wgkey.Key) *admission {
 	key := blake2s.Sum256(append([]byte(device.WGLabelMAC1), own[:]...))
 	mac1, _ := blake2s.New128(key[:]) // fails for longer keys only
-	return &gate{mac1: mac1, shares: make(map[share]pace)}
+	return &admission{mac1: mac1, shares: make(map[share]pace)}
 }
 
 // admit returns what kind of message m is and whether it may pass. If not, it has been
 // counted.
-func (g *gate) admit(m []byte, from netip.Addr) (kind messageKind, ok bool) {
+func (a *admission) admit(m []byte, from netip.Addr) (kind messageKind, ok bool) {
 	kind = kindOf(m)
 	switch {
 	case kind == noMessage:
-		g.drops[NotWireGuard].Add(1)
+		a.drops[NotWireGuard].Add(1)
 		return kind, false
-	case kind == dataMessage && (g.isPeer(from) || g.peer.Load() == nil):
+	case kind == dataMessage && (a.isPeer(from) || a.peer.Load() == nil):
 		return kind, true // without a peer there is no session either, and wireguard-go discards it at once
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if kind == handshakeMessage && !g.knowsKey(m) {
-		g.drops[BadMAC1].Add(1)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if kind == handshakeMessage && !a.knowsKey(m) {
+		a.drops[BadMAC1].Add(1)
 		return kind, false
 	}
-	if !g.pass(kind, from, time.Now()) {
+	if !a.pass(kind, from, time.Now()) {
 		reason := HandshakeRate
 		if kind == dataMessage {
 			reason = StrangerData
 		}
-		g.drops[reason].Add(1)
+		a.drops[reason].Add(1)
 		return kind, false
 	}
 	return kind, true
 }
 
 // dropped returns how many messages did not pass, by reason.
-func (g *gate) dropped() (n [NumReasons]uint64) {
-	for r := range g.drops {
-		n[r] = g.drops[r].Load()
+func (a *admission) dropped() (n [NumReasons]uint64) {
+	for r := range a.drops {
+		n[r] = a.drops[r].Load()
 	}
 	return n
 }
 
-// isPeer reports whether a is the address that we send to.
-func (g *gate) isPeer(a netip.Addr) bool {
-	p := g.peer.Load()
-	return p != nil && p.addr.Addr() == a
+// isPeer reports whether from is the address that we send to.
+func (a *admission) isPeer(from netip.Addr) bool {
+	p := a.peer.Load()
+	return p != nil && p.addr.Addr() == from
 }
 
 // pass takes what a message costs from the pace, or paces, that it falls under, and
 // reports whether there was enough. What does not pass costs nothing.
 //
-// Preconditions: g.mu is held.
-// +checklocks:g.mu
-func (g *gate) pass(kind messageKind, from netip.Addr, now time.Time) bool {
-	if g.isPeer(from) {
-		return g.known[kind].take(now, allPace)
+// Preconditions: a.mu is held.
+// +checklocks:a.mu
+func (a *admission) pass(kind messageKind, from netip.Addr, now time.Time) bool {
+	if a.isPeer(from) {
+		return a.known[kind].take(now, allPace)
 	}
 	all, each := allPace, sharePace
 	if kind == dataMessage {
 		all, each = allDataPace, shareDataPace
 	}
 	of := share{Sharer(from), kind}
-	own := g.shares[of]
-	if !own.take(now, each) || !g.others[kind].take(now, all) {
+	own := a.shares[of]
+	if !own.take(now, each) || !a.others[kind].take(now, all) {
 		return false
 	}
-	if len(g.shares) == maxShares {
-		for s, p := range g.shares {
+	if len(a.shares) == maxShares {
+		for s, p := range a.shares {
 			if p.rested(now) {
-				delete(g.shares, s)
+				delete(a.shares, s)
 			}
 		}
 	}
-	g.shares[of] = own
+	a.shares[of] = own
 	return true
 }
 
 // knowsKey checks MAC1 of a handshake message, which has MAC2 behind it.
 //
-// Preconditions: g.mu is held.
-// +checklocks:g.mu
-func (g *gate) knowsKey(m []byte) bool {
+// Preconditions: a.mu is held.
+// +checklocks:a.mu
+func (a *admission) knowsKey(m []byte) bool {
 	m, mac1 := m[:len(m)-2*blake2s.Size128], m[len(m)-2*blake2s.Size128:len(m)-blake2s.Size128]
-	g.mac1.Reset()
-	g.mac1.Write(m)
-	return bytes.Equal(g.mac1.Sum(g.sum[:0]), mac1) // an oracle for MAC1 is worth nothing
+	a.mac1.Reset()
+	a.mac1.Write(m)
+	return bytes.Equal(a.mac1.Sum(a.sum[:0]), mac1) // an oracle for MAC1 is worth nothing
 }
 
 // sent notes where messages go. Only cookie replies go to senders that need not be the
 // peer.
-func (g *gate) sent(bufs [][]byte, to *endpoint) {
-	if g.peer.Load() != to && kindOf(bufs[0]) != cookieMessage {
-		g.peer.Store(to)
+func (a *admission) sent(bufs [][]byte, to *endpoint) {
+	if a.peer.Load() != to && kindOf(bufs[0]) != cookieMessage {
+		a.peer.Store(to)
 	}
 }
 

@@ -24,8 +24,8 @@ func message(kind uint32, size int, key wgkey.Key) []byte {
 	return m
 }
 
-// TestGate: each datagram passes or is counted under one reason.
-func TestGate(t *testing.T) {
+// TestAdmission: each datagram passes or is counted under one reason.
+func TestAdmission(t *testing.T) {
 	own, other := wgkey.Key{1}, wgkey.Key{2}
 	const passes = NumReasons
 	for _, test := range []struct {
@@ -49,8 +49,8 @@ func TestGate(t *testing.T) {
 		{"other type", message(5, device.MessageInitiationSize, own), noMessage, NotWireGuard},
 		{"reserved bits", message(1<<8|device.MessageTransportType, 100, own), noMessage, NotWireGuard},
 	} {
-		g := newGate(own)
-		kind, ok := g.admit(test.message, netip.Addr{})
+		a := newAdmission(own)
+		kind, ok := a.admit(test.message, netip.Addr{})
 		if kind != test.kind || ok != (test.dropped == passes) {
 			t.Errorf("%s: kind %d, want %d; admitted %v", test.name, kind, test.kind, ok)
 		}
@@ -59,7 +59,7 @@ func TestGate(t *testing.T) {
 			if r == test.dropped {
 				want = 1
 			}
-			if n := g.drops[r].Load(); n != want {
+			if n := a.drops[r].Load(); n != want {
 				t.Errorf("%s: counted %d as %s, want %d", test.name, n, r, want)
 			}
 		}
@@ -78,29 +78,29 @@ func paced() [][]byte {
 // floodSize is more than any burst.
 const floodSize = 20
 
-// flood offers a gate floodSize messages from an address and returns how many pass.
-func (g *gate) flood(from netip.Addr, m []byte) (passed int) {
+// flood offers floodSize messages from an address and returns how many pass.
+func (a *admission) flood(from netip.Addr, m []byte) (passed int) {
 	for range floodSize {
-		if _, ok := g.admit(m, from); ok {
+		if _, ok := a.admit(m, from); ok {
 			passed++
 		}
 	}
 	return passed
 }
 
-// TestGatePace: of what wireguard-go would queue, only so much passes, and strangers
+// TestAdmissionPace: of what wireguard-go would queue, only so much passes, and strangers
 // take nothing away from the peer.
-func TestGatePace(t *testing.T) {
+func TestAdmissionPace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := newGate(wgkey.Key{1})
+		a := newAdmission(wgkey.Key{1})
 		stranger, peer := netip.MustParseAddr("203.0.113.9"), netip.MustParseAddr("192.0.2.7")
-		g.sent([][]byte{message(device.MessageInitiationType, device.MessageInitiationSize, wgkey.Key{2})}, &endpoint{netip.AddrPortFrom(peer, 51840)})
-		g.sent([][]byte{message(device.MessageCookieReplyType, device.MessageCookieReplySize, wgkey.Key{})}, &endpoint{netip.AddrPortFrom(stranger, 7)})
+		a.sent([][]byte{message(device.MessageInitiationType, device.MessageInitiationSize, wgkey.Key{2})}, &endpoint{netip.AddrPortFrom(peer, 51840)})
+		a.sent([][]byte{message(device.MessageCookieReplyType, device.MessageCookieReplySize, wgkey.Key{})}, &endpoint{netip.AddrPortFrom(stranger, 7)})
 		passed := 0
 		check := func(when string, from netip.Addr, want int) {
 			t.Helper()
 			for i, m := range paced() {
-				n := g.flood(from, m)
+				n := a.flood(from, m)
 				if passed += n; n != want {
 					t.Errorf("flood %d %s: %d from %s, want %d", i, when, n, from, want)
 				}
@@ -115,20 +115,20 @@ func TestGatePace(t *testing.T) {
 		check("later", stranger, 1)
 		time.Sleep(time.Hour)
 		check("after a pause", stranger, sharePace.burst)
-		if n, want := g.drops[HandshakeRate].Load(), uint64(6*3*floodSize-passed); n != want {
+		if n, want := a.drops[HandshakeRate].Load(), uint64(6*3*floodSize-passed); n != want {
 			t.Errorf("%d counted, want %d", n, want)
 		}
 		handshake := paced()[0]
-		if n := testing.AllocsPerRun(100, func() { g.admit(handshake, stranger) }); n != 0 {
+		if n := testing.AllocsPerRun(100, func() { a.admit(handshake, stranger) }); n != 0 {
 			t.Errorf("%v allocations for a handshake message", n)
 		}
 	})
 }
 
-// TestGateShares: whoever floods, a peer that comes from another address than before
+// TestAdmissionShares: whoever floods, a peer that comes from another address than before
 // gets in, as long as the flood does not come from addresses in plenty. These are
 // bounded all together, and so is what is known of them.
-func TestGateShares(t *testing.T) {
+func TestAdmissionShares(t *testing.T) {
 	var hosts, subnet []netip.Addr
 	for i := range 20 {
 		hosts = append(hosts, netip.AddrFrom4([4]byte{203, 0, 113, byte(i)}))
@@ -147,12 +147,12 @@ func TestGateShares(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				g := newGate(wgkey.Key{1})
+				a := newAdmission(wgkey.Key{1})
 				m, roamed, passed := paced()[0], netip.MustParseAddr(test.roamed), 0
 				for second := range 10 {
 					for range 100 { // 10 ms each: the flood is always there first
 						for _, from := range test.flood {
-							passed += g.flood(from, m)
+							passed += a.flood(from, m)
 						}
 						time.Sleep(allPace.interval)
 					}
@@ -160,9 +160,9 @@ func TestGateShares(t *testing.T) {
 						continue
 					}
 					for _, from := range test.flood {
-						passed += g.flood(from, m)
+						passed += a.flood(from, m)
 					}
-					if _, ok := g.admit(m, roamed); !ok {
+					if _, ok := a.admit(m, roamed); !ok {
 						t.Errorf("the peer's handshake after %d s does not pass", second)
 					}
 				}
@@ -174,19 +174,19 @@ func TestGateShares(t *testing.T) {
 	}
 	t.Run("addresses in plenty", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			g, began := newGate(wgkey.Key{1}), time.Now()
+			a, began := newAdmission(wgkey.Key{1}), time.Now()
 			passed, next := 0, uint32(0)
 			for range 1000 {
 				for _, m := range paced() {
 					for range 100 {
 						next++
-						if _, ok := g.admit(m, netip.AddrFrom4([4]byte{10, byte(next >> 16), byte(next >> 8), byte(next)})); ok {
+						if _, ok := a.admit(m, netip.AddrFrom4([4]byte{10, byte(next >> 16), byte(next >> 8), byte(next)})); ok {
 							passed++
 						}
 					}
 				}
-				if len(g.shares) > maxShares {
-					t.Fatalf("%d addresses are remembered, want at most %d", len(g.shares), maxShares)
+				if len(a.shares) > maxShares {
+					t.Fatalf("%d addresses are remembered, want at most %d", len(a.shares), maxShares)
 				}
 				time.Sleep(allPace.interval)
 			}
@@ -199,13 +199,13 @@ func TestGateShares(t *testing.T) {
 
 // Who has overheard the index of a session can send what only a cipher tells from the peer's messages. It gets few of them to
 // wireguard-go, whatever addresses it uses; the peer's go on, and a peer that moves gets enough through to be found.
-func TestGateBoundsDataOfStrangers(t *testing.T) {
+func TestAdmissionBoundsDataOfStrangers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := newGate(wgkey.Key{1})
+		a := newAdmission(wgkey.Key{1})
 		data := message(device.MessageTransportType, device.MessageKeepaliveSize+16, wgkey.Key{1})
 		passed := func(from netip.Addr, n int) (passed int) {
 			for range n {
-				if _, ok := g.admit(data, from); ok {
+				if _, ok := a.admit(data, from); ok {
 					passed++
 				}
 			}
@@ -219,7 +219,7 @@ func TestGateBoundsDataOfStrangers(t *testing.T) {
 		}
 		peer, moved := netip.MustParseAddrPort("192.0.2.7:51840"), netip.MustParseAddrPort("198.51.100.7:51840")
 		expect("before there was a peer", passed(moved.Addr(), 100), 100)
-		g.sent([][]byte{data}, &endpoint{peer})
+		a.sent([][]byte{data}, &endpoint{peer})
 		expect("the peer", passed(peer.Addr(), 1000), 1000)
 		n := 0
 		for i := range 1000 {
@@ -227,12 +227,12 @@ func TestGateBoundsDataOfStrangers(t *testing.T) {
 		}
 		expect("strangers with a thousand addresses", n, allDataPace.burst)
 		expect("the peer beside them", passed(peer.Addr(), 1000), 1000)
-		if got := g.drops[StrangerData].Load(); got != uint64(10_000-n) {
+		if got := a.drops[StrangerData].Load(); got != uint64(10_000-n) {
 			t.Fatalf("%d counted, want %d", got, 10_000-n)
 		}
 		time.Sleep(time.Second)
 		expect("a peer that has moved", passed(moved.Addr(), 100), shareDataPace.burst)
-		g.sent([][]byte{data}, &endpoint{moved})
+		a.sent([][]byte{data}, &endpoint{moved})
 		expect("the peer at its new address", passed(moved.Addr(), 1000), 1000)
 	})
 }

@@ -25,7 +25,7 @@ type bind struct {
 	current      atomic.Pointer[[]*leg] // legs, for Send
 	active       atomic.Pointer[leg]    // the last that received
 	out, in      *window                // of data messages
-	gate         *gate                  // of all others
+	admission    *admission             // of all others
 	receiveStops atomic.Uint64          // receive errors waited out
 	trains       peerTrains             // whether they may be sent
 
@@ -62,7 +62,7 @@ const (
 	receiveBackoff   = 100 * time.Millisecond
 )
 
-func newBind(out, in *window, g *gate) *bind { return &bind{out: out, in: in, gate: g} }
+func newBind(out, in *window, a *admission) *bind { return &bind{out: out, in: in, admission: a} }
 
 // Open implements conn.Bind. Without IPv6 on the machine there is one leg.
 func (b *bind) Open(port uint16) ([]conn.ReceiveFunc, uint16, error) {
@@ -152,7 +152,7 @@ func (b *bind) ParseEndpoint(s string) (conn.Endpoint, error) {
 // for handshakes, by others. What the socket cannot send is counted there and is
 // no error here: wireguard-go could only log it, once per batch.
 func (b *bind) Send(bufs [][]byte, ep conn.Endpoint) error {
-	b.gate.sent(bufs, ep.(*endpoint))
+	b.admission.sent(bufs, ep.(*endpoint))
 	to := ep.(*endpoint).addr
 	legs := b.current.Load()
 	if legs == nil {
@@ -231,7 +231,7 @@ func (b *bind) receive(l *leg, packets [][]byte, sizes []int, eps []conn.Endpoin
 			time.Sleep(receiveBackoff)
 		}
 	}
-	n, data := l.take(b.gate, packets, sizes, eps)
+	n, data := l.take(b.admission, packets, sizes, eps)
 	b.in.give(data)
 	return n, nil // n may be 0
 }
@@ -258,9 +258,9 @@ func (b *bind) poll() {
 	}
 }
 
-// take moves received datagrams that g admits into packets. It returns how many, and
+// take moves received datagrams that a admits into packets. It returns how many, and
 // how many of them are data messages.
-func (l *leg) take(g *gate, packets [][]byte, sizes []int, eps []conn.Endpoint) (n, data int) {
+func (l *leg) take(a *admission, packets [][]byte, sizes []int, eps []conn.Endpoint) (n, data int) {
 	for n < len(packets) && l.next < l.filled {
 		m := &l.messages[l.next]
 		rest := m.Data[l.offset:]
@@ -268,7 +268,7 @@ func (l *leg) take(g *gate, packets [][]byte, sizes []int, eps []conn.Endpoint) 
 		if m.SegmentSize > 0 && m.SegmentSize < size {
 			size = m.SegmentSize
 		}
-		if kind, ok := g.admit(rest[:size], m.Source.Addr()); ok {
+		if kind, ok := a.admit(rest[:size], m.Source.Addr()); ok {
 			sizes[n] = copy(packets[n], rest[:size])
 			eps[n] = l.endpoint(m.Source)
 			buffer := uintptr(0)

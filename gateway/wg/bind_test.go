@@ -15,7 +15,7 @@ import (
 )
 
 func newTestBind() *bind {
-	return newBind(newWindow(), newWindow(), newGate(wgkey.Key{1}))
+	return newBind(newWindow(), newWindow(), newAdmission(wgkey.Key{1}))
 }
 
 // bindPair returns two open binds, the IPv4 receive function of the second and its

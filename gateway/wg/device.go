@@ -1,25 +1,18 @@
 package wg
 
 import (
-	"bufio"
-	"context"
 	"encoding/hex"
-	"errors"
 	"fmt"
-	"io"
-	"net"
 	"net/netip"
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/sirupsen/logrus"
 	"golang.zx2c4.com/wireguard/device"
 
 	"culvert/gateway/wgkey"
-	"culvert/geneve/udp"
 )
 
 // Device is a wireguard-go device with one peer. It owns the device's keys, the peer and
@@ -77,7 +70,7 @@ type Path struct {
 // New makes a Device; it does nothing before Open.
 func New(o Options) *Device {
 	d := &Device{options: o, retarget: make(chan struct{}, 1)}
-	d.bind = newBind(newWindow(), newWindow(), newGate(o.PrivateKey.Public()))
+	d.bind = newBind(newWindow(), newWindow(), newAdmission(o.PrivateKey.Public()))
 	d.bind.receiveBuffer = o.ReceiveBuffer
 	d.probe = newPeerProbe(d.bind, o.Own, o.Peer)
 	return d
@@ -157,22 +150,6 @@ func (p *Peer) keepalive() string {
 	return "persistent_keepalive_interval=" + strconv.Itoa(int(p.Keepalive/time.Second))
 }
 
-// setEndpoint tells the device where p is and begins a handshake, unless there is a
-// session. It does nothing if p is not the peer any longer.
-func (d *Device) setEndpoint(p *Peer, ep netip.AddrPort) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if p.PublicKey != d.peer.PublicKey || p.Endpoint != d.peer.Endpoint {
-		return nil // SetPeer has sent for another answer
-	}
-	d.endpoint = ep
-	if err := d.addPeer(); err != nil {
-		return err
-	}
-	d.greet()
-	return nil
-}
-
 // greet begins a handshake where there is no session and an endpoint is known: after
 // a restart, nothing else would tell the peer that its session is dead.
 //
@@ -221,200 +198,4 @@ func (d *Device) set(lines ...string) error {
 		return fmt.Errorf("wg: %w", err)
 	}
 	return nil
-}
-
-// PeerStats is what the device knows of the peer.
-type PeerStats struct {
-	Endpoint       string
-	LastHandshake  time.Time // zero: none
-	Received, Sent uint64    // bytes of transport messages
-}
-
-// Peer returns what the device knows of the peer. It fails only when the device is closed.
-func (d *Device) Peer() (PeerStats, error) {
-	var s PeerStats
-	text, err := d.device.IpcGet()
-	if err != nil {
-		return s, fmt.Errorf("wg: %w", err)
-	}
-	var sec, nsec int64
-	for line := range strings.Lines(text) {
-		key, value, _ := strings.Cut(strings.TrimSpace(line), "=")
-		n, _ := strconv.ParseInt(value, 10, 64)
-		switch key {
-		case "endpoint":
-			s.Endpoint = value
-		case "last_handshake_time_sec":
-			sec = n
-		case "last_handshake_time_nsec":
-			nsec = n
-		case "rx_bytes":
-			s.Received = uint64(n)
-		case "tx_bytes":
-			s.Sent = uint64(n)
-		}
-	}
-	if sec != 0 || nsec != 0 {
-		s.LastHandshake = time.Unix(sec, nsec)
-	}
-	return s, nil
-}
-
-// Stats are the counters of a Device.
-type Stats struct {
-	Outbound, Inbound [NumReasons]uint64 // packets dropped, to and from the peer
-	Trains            bool               // are sent to the peer
-	LostTrains        uint64             // how often trains to the peer were found lost
-	ReceivePauses     uint64             // of a receiver, after an error that the kernel reported
-	Sockets           []udp.Stats        // IPv4 first
-}
-
-// Stats returns the counters.
-func (d *Device) Stats() Stats {
-	s := Stats{
-		Inbound:       d.bind.gate.dropped(),
-		Trains:        d.bind.offload() && !d.probe.Lost(),
-		LostTrains:    d.probe.losses.Load(),
-		ReceivePauses: d.bind.receiveStops.Load(),
-		Sockets:       d.bind.stats(),
-	}
-	s.Outbound[TunnelDiscard] = uint64(d.bind.out.gone.Load())
-	s.Inbound[TunnelDiscard] = uint64(d.bind.in.gone.Load())
-	return s
-}
-
-// Settle is called once a second: it counts what wireguard-go has discarded.
-func (d *Device) Settle() {
-	d.bind.out.settleIdle()
-	d.bind.in.settleIdle()
-}
-
-// How often the peer's endpoint is resolved: at once until the first answer, then
-// slowly while the tunnel works and faster while it does not.
-const (
-	resolveRetry    = 5 * time.Second
-	resolveInterval = time.Minute
-	sessionLifetime = 180 * time.Second // device.RejectAfterTime
-)
-
-// FollowEndpoint resolves the configured endpoint and tells the device each time
-// it changes. An address that is still among the answers is kept, and so is the
-// endpoint of a working session, which may have roamed.
-func (d *Device) FollowEndpoint(ctx context.Context) {
-	again := true // resolve even if there is a session
-	for {
-		wait := resolveInterval
-		if s, _ := d.Peer(); again || time.Since(s.LastHandshake) > sessionLifetime {
-			again = false
-			if err := d.updateEndpoint(ctx); err != nil {
-				if ctx.Err() != nil {
-					return
-				}
-				d.options.Log.WithError(err).Warn("peer endpoint does not resolve; trying again")
-				again, wait = true, resolveRetry
-			}
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-d.retarget:
-			again = true
-		case <-time.After(wait):
-		}
-	}
-}
-
-func (d *Device) updateEndpoint(ctx context.Context) error {
-	d.mu.Lock()
-	p, current := d.peer, d.endpoint
-	d.mu.Unlock()
-	next, err := resolve(ctx, p.Endpoint, current)
-	if err != nil || next == current {
-		return err
-	}
-	if err := d.setEndpoint(&p, next); err != nil {
-		return err
-	}
-	d.options.Log.WithField("endpoint", next).Info("peer endpoint set")
-	return nil
-}
-
-// resolve returns the address of endpoint (host:port): current if it is among the
-// answers, else the first.
-func resolve(ctx context.Context, endpoint string, current netip.AddrPort) (netip.AddrPort, error) {
-	host, service, err := net.SplitHostPort(endpoint)
-	if err != nil {
-		return netip.AddrPort{}, err
-	}
-	port, err := strconv.ParseUint(service, 10, 16)
-	if err != nil {
-		return netip.AddrPort{}, err
-	}
-	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
-	if err != nil {
-		return netip.AddrPort{}, err
-	}
-	var first netip.AddrPort
-	for _, a := range addrs {
-		ap := netip.AddrPortFrom(a.Unmap(), uint16(port))
-		if ap == current {
-			return current, nil
-		}
-		if !first.IsValid() {
-			first = ap
-		}
-	}
-	if !first.IsValid() {
-		return first, fmt.Errorf("%s has no address", host)
-	}
-	return first, nil
-}
-
-// ServeUAPI answers the "get" of wg(8) on l and refuses its "set". The private
-// key is left out of the answer.
-func (d *Device) ServeUAPI(l net.Listener) {
-	for {
-		conn, err := l.Accept()
-		if err != nil {
-			return
-		}
-		go func() {
-			defer conn.Close()
-			d.answerUAPI(conn)
-		}()
-	}
-}
-
-const (
-	uapiTimeout    = 5 * time.Second
-	maxUAPIRequest = 64 << 10
-)
-
-func (d *Device) answerUAPI(conn net.Conn) {
-	conn.SetDeadline(time.Now().Add(uapiTimeout))
-	// Read to the empty line that ends a request: closing a socket with unread bytes
-	// in it would take the answer away from the other end.
-	r := bufio.NewReader(io.LimitReader(conn, maxUAPIRequest))
-	request, err := r.ReadString('\n')
-	for line := request; line != "\n"; line, err = r.ReadString('\n') {
-		if err != nil {
-			return
-		}
-	}
-	if request != "get=1\n" {
-		fmt.Fprintf(conn, "errno=%d\n\n", -int64(syscall.EPERM)) // negative, as device.IPCError is
-		return
-	}
-	text, err := d.device.IpcGet()
-	var ipc *device.IPCError
-	if errors.As(err, &ipc) {
-		fmt.Fprintf(conn, "errno=%d\n\n", ipc.ErrorCode())
-		return
-	}
-	for line := range strings.Lines(text) {
-		if !strings.HasPrefix(line, "private_key=") && !strings.HasPrefix(line, "preshared_key=") {
-			conn.Write([]byte(line))
-		}
-	}
-	fmt.Fprint(conn, "errno=0\n\n")
 }

@@ -6,7 +6,7 @@
 //	Path.Read ─► tun.go Read ─► wireguard-go encrypts ─► bind.go Send ─► the peer
 //	Path.Write ◄─ tun.go Write ◄─ wireguard-go decrypts ◄─ bind.go receive ◄─ the peer
 //
-// device.go makes a Device of these; endpoint.go follows the peer's host name; trains.go
+// device.go makes a Device of these; resolve.go follows the peer's host name; trains.go
 // finds out whether trains reach the peer; uapi.go answers wg(8); stats.go and reason.go
 // say what became of packets.
 //

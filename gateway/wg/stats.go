@@ -1,0 +1,76 @@
+package wg
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"culvert/geneve/udp"
+)
+
+// PeerStats is what the device knows of the peer.
+type PeerStats struct {
+	Endpoint       string
+	LastHandshake  time.Time // zero: none
+	Received, Sent uint64    // bytes of transport messages
+}
+
+// PeerStats returns what the device knows of the peer. It fails only when the device is closed.
+func (d *Device) PeerStats() (PeerStats, error) {
+	var s PeerStats
+	text, err := d.device.IpcGet()
+	if err != nil {
+		return s, fmt.Errorf("wg: %w", err)
+	}
+	var sec, nsec int64
+	for line := range strings.Lines(text) {
+		key, value, _ := strings.Cut(strings.TrimSpace(line), "=")
+		n, _ := strconv.ParseInt(value, 10, 64)
+		switch key {
+		case "endpoint":
+			s.Endpoint = value
+		case "last_handshake_time_sec":
+			sec = n
+		case "last_handshake_time_nsec":
+			nsec = n
+		case "rx_bytes":
+			s.Received = uint64(n)
+		case "tx_bytes":
+			s.Sent = uint64(n)
+		}
+	}
+	if sec != 0 || nsec != 0 {
+		s.LastHandshake = time.Unix(sec, nsec)
+	}
+	return s, nil
+}
+
+// Stats are the counters of a Device.
+type Stats struct {
+	Outbound, Inbound [NumReasons]uint64 // packets dropped, to and from the peer
+	Trains            bool               // are sent to the peer
+	LostTrains        uint64             // how often trains to the peer were found lost
+	ReceivePauses     uint64             // of a receiver, after an error that the kernel reported
+	Sockets           []udp.Stats        // IPv4 first
+}
+
+// Stats returns the counters.
+func (d *Device) Stats() Stats {
+	s := Stats{
+		Inbound:       d.bind.admission.dropped(),
+		Trains:        d.bind.offload() && !d.probe.Lost(),
+		LostTrains:    d.probe.losses.Load(),
+		ReceivePauses: d.bind.receiveStops.Load(),
+		Sockets:       d.bind.stats(),
+	}
+	s.Outbound[TunnelDiscard] = uint64(d.bind.out.gone.Load())
+	s.Inbound[TunnelDiscard] = uint64(d.bind.in.gone.Load())
+	return s
+}
+
+// Settle is called once a second: it counts what wireguard-go has discarded.
+func (d *Device) Settle() {
+	d.bind.out.settleIdle()
+	d.bind.in.settleIdle()
+}
