@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"os"
 	"os/signal"
-	"runtime/debug"
 	"syscall"
 	"time"
 
@@ -53,15 +52,11 @@ func newGatewayCommand() *cobra.Command {
 }
 
 func runGateway(ctx context.Context, file string, c *config.Config) error {
-	chooseProcs()
 	log, err := newLogger(c.Log.Level, c.Log.Format)
 	if err != nil {
 		return err
 	}
-	budget := gateway.ReadBudget()
-	if budget.Heap > 0 {
-		debug.SetMemoryLimit(budget.Heap)
-	}
+	budget := setLimits()
 	waiting, cancel := context.WithTimeoutCause(ctx, lockPatience, errLockPatience)
 	defer cancel()
 	claim, err := c.Claim(waiting)

@@ -3,7 +3,20 @@ package main
 import (
 	"os"
 	"runtime"
+	"runtime/debug"
+
+	"culvert/gateway"
 )
+
+// setLimits gives Go's runtime its part of the machine, and returns what the gateway has.
+func setLimits() gateway.Budget {
+	chooseProcs()
+	budget := gateway.ReadBudget()
+	if budget.Heap > 0 {
+		debug.SetMemoryLimit(budget.Heap)
+	}
+	return budget
+}
 
 // chooseProcs runs Go code on one thread at a time where there are at most two
 // CPUs: the gateway's goroutines hand packets to each other all the time, and a
