@@ -4,72 +4,127 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
+
+	"github.com/gaissmai/bart"
 )
 
 // maxRules caps a ruleset.
 const maxRules = 1 << 20
 
-// A builder collects the chains of tables, and everything that is wrong with them.
-type builder struct {
-	devices   map[string]Port
-	generated bool // the tables are our own: rules that share a name share a counter
-	chains    []compiledChain
-	rules     int
-	faults    []error
+// A piece is what one resource compiles to.
+type piece struct {
+	resource Resource
+	chains   []*chain
+	routing  []*policyRule
+	service  *service
+	rules    int
+	mentions []string // devices, and neighbours by address, that something here names
+	compiled uint64   // when: see Set.clock
 }
 
-// A compiledChain is a chain on its way into a ruleset.
-type compiledChain struct {
-	stage    stage
-	priority int32
-	rules    []rule
+// A builder compiles one resource, and collects everything that is wrong with it.
+type builder struct {
+	set    *Set
+	origin *origin
+	piece  *piece
+	old    map[string]*counter // by path, of the piece that this one replaces
+	faults []error
 }
 
 func (b *builder) fault(path, format string, args ...any) {
-	b.faults = append(b.faults, fmt.Errorf("nat: %s: %w", path, fmt.Errorf(format, args...)))
+	b.faults = append(b.faults, fmt.Errorf("nat: %s: "+format, append([]any{path}, args...)...))
 }
 
-func (b *builder) add(tables []Table) {
+// compile returns the piece of a resource. Rules that old, which may be nil, has under the same table, chain and name keep their counters.
+func (s *Set) compile(key Key, r Resource, old *piece) (*piece, error) {
+	b := builder{set: s, origin: &origin{key, r.Order}, piece: &piece{resource: r, compiled: s.clock}}
+	if old != nil {
+		b.old = make(map[string]*counter, old.rules)
+		for _, c := range old.chains {
+			for i := range c.rules {
+				if r := &c.rules[i]; r.counter != nil {
+					b.old[r.path()] = r.counter
+				}
+			}
+		}
+	}
 	names := map[string]bool{}
-	for _, t := range tables {
-		path := "table " + t.Name
+	tables := r.tables()
+	for i := range tables {
+		t := &tables[i]
 		if names[t.Name] {
-			b.fault(path, "there is another table of this name")
+			b.fault("table "+t.Name, "there is another table of this name")
 		}
 		names[t.Name] = true
-		switch t.Family {
-		case FamilyINET, FamilyIPv4, FamilyIPv6:
-		case "ARP", "BRIDGE", "NETDEV":
-			b.fault(path, "family %s sees frames, and a gateway passes on packets only", t.Family)
-			continue
-		default:
-			b.fault(path, "unknown family %q", t.Family)
-			continue
-		}
-		b.addTable(t, path)
+		b.addTable(t)
 	}
+	clear(names)
+	routing := r.routing()
+	for i := range routing {
+		t := &routing[i]
+		if names[t.Name] {
+			b.fault("routing table "+t.Name, "there is another table of this name")
+		}
+		names[t.Name] = true
+		b.addRouting(t)
+	}
+	if r.Service != nil {
+		b.piece.service = newService(*r.Service)
+	}
+	if err := errors.Join(b.faults...); err != nil {
+		return nil, err
+	}
+	return b.piece, nil
 }
 
-func (b *builder) addTable(t Table, path string) {
+// device returns the port of a device by name.
+func (b *builder) device(name string) (Port, bool) {
+	if name != tunnelDevice && name != firstNodeDevice {
+		b.piece.mentions = append(b.piece.mentions, name)
+	}
+	p, ok := b.set.devices[name]
+	return p, ok
+}
+
+// neighbour returns the port that leads to an address.
+func (b *builder) neighbour(a netip.Addr) (Port, bool) {
+	b.piece.mentions = append(b.piece.mentions, a.String())
+	p, ok := b.set.neighbours[a]
+	return p, ok
+}
+
+func (b *builder) addTable(t *Table) {
+	switch t.Family {
+	case FamilyINET, FamilyIPv4, FamilyIPv6:
+	case "ARP", "BRIDGE", "NETDEV":
+		b.fault("table "+t.Name, "family %s sees frames, and a gateway passes on packets only", t.Family)
+		return
+	default:
+		b.fault("table "+t.Name, "unknown family %q", t.Family)
+		return
+	}
 	names := map[string]bool{}
-	for _, c := range t.Chains {
-		path := path + " chain " + c.Name
+	for i := range t.Chains {
+		c := &t.Chains[i]
+		at := func() string { return "table " + t.Name + " chain " + c.Name }
 		if names[c.Name] {
-			b.fault(path, "there is another chain of this name")
+			b.fault(at(), "there is another chain of this name")
 		}
 		names[c.Name] = true
-		s, err := stageOf(&c)
+		s, err := stageOf(c)
 		if err != nil {
-			b.fault(path, "%w", err)
+			b.fault(at(), "%w", err)
 			continue
 		}
-		if b.rules += len(c.Rules) + 1; b.rules > maxRules {
-			b.fault(path, "more than %d rules", maxRules)
+		if b.piece.rules += len(c.Rules) + 1; b.piece.rules > maxRules {
+			b.fault(at(), "more than %d rules", maxRules)
 			return
 		}
-		b.addChain(&t, &c, s, path)
+		b.addChain(t, c, s, at)
 	}
 }
 
@@ -124,53 +179,68 @@ func stageOf(c *Chain) (stage, error) {
 	return 0, fmt.Errorf("unknown hook %q", c.Hook)
 }
 
-func (b *builder) addChain(t *Table, c *Chain, s stage, path string) {
-	chain := compiledChain{stage: s, priority: c.Priority, rules: make([]rule, 0, len(c.Rules)+1)}
-	names := make(map[string]bool, len(c.Rules))
+func (b *builder) addChain(t *Table, c *Chain, s stage, at func() string) {
+	compiled := &chain{
+		stage: s, priority: c.Priority, origin: b.origin, number: int32(len(b.piece.chains)), name: t.Name + "/" + c.Name,
+		rank: rankOfChain(c.Priority, b.origin.order),
+	}
+	n := len(c.Rules)
+	if c.Policy == PolicyDrop {
+		n++
+	}
+	compiled.rules = make([]rule, 0, n)
+	var names map[string]*counter
+	if len(c.Rules) > 1 {
+		names = make(map[string]*counter, len(c.Rules))
+	}
 	for i := range c.Rules {
 		r := &c.Rules[i]
-		at := path + " rule " + r.Name
+		atRule := func() string { return at() + " rule " + cmp.Or(r.Name, strconv.Itoa(i+1)) }
 		if r.Name == "" {
-			at = fmt.Sprintf("%s rule %d", path, i+1)
-			b.fault(at, "a rule needs a name")
-		} else if names[r.Name] && !b.generated {
-			b.fault(at, "there is another rule of this name")
+			b.fault(atRule(), "a rule needs a name")
+		} else if names[r.Name] != nil && !b.set.generated {
+			b.fault(atRule(), "there is another rule of this name")
 		}
-		names[r.Name] = true
-		compiled := rule{
-			path:    t.Name + "/" + c.Name + "/" + r.Name,
-			family:  t.Family,
-			action:  r.Action,
-			counted: !r.NoCounter,
-			value:   r.Value,
-		}
+		compiled.rules = append(compiled.rules, rule{
+			chain: compiled, number: int32(i), name: r.Name, family: t.Family, action: r.Action, counted: !r.NoCounter, value: r.Value,
+		})
+		made := &compiled.rules[i]
+		made.tests = make([]comparison, 0, comparisons(r.Match))
 		tcp := false
-		for _, m := range r.Match {
-			tests, err := compileMatch(m, t.Family, b.devices)
-			if err != nil {
-				b.fault(at, "%w", err)
+		for j := range r.Match {
+			var err error
+			if made.tests, err = b.match(made.tests, &r.Match[j], t.Family); err != nil {
+				b.fault(atRule(), "%w", err)
 			}
-			compiled.tests = append(compiled.tests, tests...)
-			tcp = tcp || m.Proto == "tcp"
+			tcp = tcp || r.Match[j].Proto == "tcp"
 		}
-		if err := compiled.complete(t, c, r, tcp); err != nil {
-			b.fault(at, "%w", err)
+		if err := made.complete(t, c, r, tcp); err != nil {
+			b.fault(atRule(), "%w", err)
 		}
-		chain.rules = append(chain.rules, compiled)
+		// Rules that share a name, as the combinations of a generated one do, share a counter.
+		if made.counter = names[r.Name]; made.counter == nil && b.old != nil {
+			made.counter = b.old[made.path()]
+		}
+		if made.counter == nil {
+			made.counter = new(counter)
+		}
+		if names != nil {
+			names[r.Name] = made.counter
+		}
 	}
 	switch c.Policy {
 	case PolicyAccept, "":
 	case PolicyDrop:
 		if s == stages {
-			b.fault(path, "policy drop at hook output, where nothing passes")
+			b.fault(at(), "policy drop at hook output, where nothing passes")
 		}
-		chain.rules = append(chain.rules, rule{
-			path: t.Name + "/" + c.Name, family: t.Family, action: ActionDrop, policy: true,
+		compiled.rules = append(compiled.rules, rule{
+			chain: compiled, number: int32(len(c.Rules)), family: t.Family, action: ActionDrop, policy: true,
 		})
 	default:
-		b.fault(path, "unknown policy %q", c.Policy)
+		b.fault(at(), "unknown policy %q", c.Policy)
 	}
-	b.chains = append(b.chains, chain)
+	b.piece.chains = append(b.piece.chains, compiled)
 }
 
 // complete fills in what depends on the action, or says why the rule cannot be.
@@ -235,47 +305,105 @@ func (r *rule) parseTo(f Family, to string) error {
 	return nil
 }
 
-// finish lays the chains out in r.
-func (b *builder) finish(r *ruleset, previous *ruleset) {
-	slices.SortStableFunc(b.chains, func(x, y compiledChain) int {
-		return cmp.Or(cmp.Compare(x.stage, y.stage), cmp.Compare(x.priority, y.priority))
-	})
-	r.rules = make([]rule, 0, b.rules)
-	r.counters = make(map[string]*counter, b.rules)
-	for s := range stages {
-		first := int32(len(r.rules))
-		for _, c := range b.chains {
-			if c.stage == s {
-				b.layOut(r, previous, c.rules)
+// addRouting compiles a policy table: what is left of a rule is where it stands, its class and its offers.
+func (b *builder) addRouting(t *PolicyTable) {
+	table := new(bart.Table[routeOffer])
+	first := len(b.piece.routing)
+	for i := range t.Rules {
+		r := &t.Rules[i]
+		at := func() string { return fmt.Sprintf("routing table %s rule %d", t.Name, i+1) }
+		if r.Priority < 0 {
+			b.fault(at(), "priority %d is negative", r.Priority)
+		}
+		for _, p := range []netip.Prefix{r.Destination, r.Source} {
+			if p.IsValid() && p.Addr().Is4In6() {
+				b.fault(at(), "%s is IPv4 mapped into IPv6", p)
 			}
 		}
-		r.sections[s] = section{first: first, end: int32(len(r.rules))}
-		if r.sections[s].end-first > linear {
-			r.sections[s].index = newRuleIndex(r.rules, first, r.sections[s].end)
+		for j := range r.Routes {
+			b.addRoute(table, &r.Routes[j], at)
 		}
+		compiled := &policyRule{
+			name: t.Name + "/" + strconv.Itoa(i+1), priority: r.Priority, given: r.Priority,
+			origin: b.origin, number: int32(len(b.piece.routing)), class: classOf(anyPort, r.Mark), source: r.Source,
+		}
+		if r.Source.IsValid() {
+			compiled.source = r.Source.Masked() // unlike nftables, a policy rule ignores host bits
+		}
+		b.piece.routing = append(b.piece.routing, compiled)
 	}
-	for _, c := range b.chains {
-		if c.stage == stages { // hook output: shown, never met
-			b.layOut(r, previous, c.rules)
+	for i := range t.Rules {
+		r, compiled := &t.Rules[i], b.piece.routing[first+i]
+		if r.In != "" {
+			in, ok := b.device(r.In)
+			if !ok {
+				continue
+			}
+			compiled.class = classOf(in, r.Mark)
+		}
+		if r.Out == "" { // a forwarded packet is bound to no device
+			compiled.offer(r.Destination, table)
 		}
 	}
 }
 
-func (b *builder) layOut(r *ruleset, previous *ruleset, rules []rule) {
-	end := int32(len(r.rules) + len(rules))
-	for _, rule := range rules {
-		rule.chainEnd = end
-		r.notracks = r.notracks || rule.action == ActionNoTrack
-		if !rule.policy {
-			rule.counter = r.counters[rule.path]
-			if rule.counter == nil && previous != nil {
-				rule.counter = previous.counters[rule.path]
-			}
-			if rule.counter == nil {
-				rule.counter = new(counter)
-			}
-			r.counters[rule.path] = rule.counter
-		}
-		r.rules = append(r.rules, rule)
+func (b *builder) addRoute(table *bart.Table[routeOffer], r *PolicyRoute, at func() string) {
+	dst := r.Destination
+	switch {
+	case !dst.IsValid():
+		b.fault(at(), "a route needs a destination")
+		return
+	case dst != dst.Masked():
+		b.fault(at(), "route to %s: host bits are set", dst)
+		return
+	case dst.Addr().Is4In6() || r.Via.Is4In6():
+		b.fault(at(), "route to %s: an address is IPv4 mapped into IPv6", dst)
+		return
+	case !r.Via.IsValid() && r.Device == "":
+		b.fault(at(), "route to %s: neither via nor device", dst)
+		return
 	}
+	var port Port
+	var ok bool
+	if r.Device != "" {
+		port, ok = b.device(r.Device)
+	} else {
+		port, ok = b.neighbour(r.Via)
+	}
+	if _, exists := table.Get(dst); ok && !exists { // the kernel refuses a second route to the same destination
+		table.Insert(dst, routeOffer{bits: dst.Bits(), port: port, via: r.Via})
+	}
+}
+
+// offer works the routes of the rule's table into what the rule offers.
+func (r *policyRule) offer(destination netip.Prefix, table *bart.Table[routeOffer]) {
+	add := func(at netip.Prefix, o routeOffer) {
+		o.at, o.rule = at, r
+		r.offers = append(r.offers, o)
+	}
+	if !destination.IsValid() {
+		for dst, o := range table.All() {
+			add(dst, o)
+		}
+		return
+	}
+	destination = destination.Masked()
+	if o, ok := table.LookupPrefix(destination); ok {
+		add(destination, o)
+	}
+	for dst, o := range table.Subnets(destination) {
+		if dst != destination {
+			add(dst, o)
+		}
+	}
+}
+
+// withPriority returns a copy of the rule that has another priority.
+func (r *policyRule) withPriority(n int) *policyRule {
+	c := *r
+	c.priority, c.offers = n, slices.Clone(r.offers)
+	for i := range c.offers {
+		c.offers[i].rule = &c
+	}
+	return &c
 }

@@ -51,28 +51,6 @@ func (n *Node) device() string {
 	return n.Name
 }
 
-// devices returns the ports by the names that tables use.
-func (c *Config) devices() (map[string]Port, error) {
-	all := map[string]Port{tunnelDevice: Tunnel}
-	for i := range c.Nodes {
-		name := c.Nodes[i].device()
-		if _, ok := all[name]; ok {
-			return nil, fmt.Errorf("nat: Nodes[%d]: device %q is taken", i, name)
-		}
-		all[name] = c.Nodes[i].Port
-	}
-	return all, nil
-}
-
-// neighbours returns the ports by the addresses that routes go via.
-func (c *Config) neighbours() map[netip.Addr]Port {
-	all := map[netip.Addr]Port{c.PeerTunnelAddress: Tunnel}
-	for _, n := range c.Nodes {
-		all[n.Address] = n.Port
-	}
-	return all
-}
-
 // masquerades returns the gateway's own addresses on the way to the tunnel and to the nodes.
 func (c *Config) masquerades() [2]masquerade {
 	var own [2]masquerade
@@ -86,6 +64,104 @@ func (c *Config) masquerades() [2]masquerade {
 	return own
 }
 
+// A namedResource is a resource with its key.
+type namedResource struct {
+	key Key
+	Resource
+}
+
+// The order of generated chains of one hook and priority: that of Tables.
+const (
+	orderMapping = iota
+	orderRemap
+	orderUnknown
+	orderOutbound
+	orderRules
+	orderReturn
+	orderMSS
+)
+
+// resources returns what c stands for, piece by piece. The tunnel comes first, so that no node can take its name.
+func (c *Config) resources() []namedResource {
+	all := make([]namedResource, 0, 8+len(c.Nodes)+len(c.Addresses)+len(c.Services))
+	add := func(kind, name string, r Resource) { all = append(all, namedResource{Key{Kind: kind, Name: name}, r}) }
+	add("network", "tunnel", Resource{Device: &Device{Tunnel, tunnelDevice, c.PeerTunnelAddress}})
+	routes := c.nodeRoutes()
+	for i := range c.Nodes {
+		n := &c.Nodes[i]
+		r := Resource{Order: orderReturn, Device: &Device{n.Port, n.device(), n.Address}}
+		rules := n.rules(routes[n.Port])
+		switch {
+		case c.Firewall == nil && c.Routing == nil:
+			r.Node = &rules
+		case c.Firewall == nil:
+			r.Tables = []Table{returnTable([]NodeRules{rules})}
+		case c.Routing == nil:
+			r.Routing = rules.routing()
+		}
+		add("node", n.Name, r)
+	}
+	for i, t := range c.Firewall {
+		add("firewall", t.Name, Resource{Order: int64(i), Tables: c.Firewall[i : i+1]})
+	}
+	for i, t := range c.Routing {
+		add("routing", t.Name, Resource{Order: int64(i), Routing: c.Routing[i : i+1]})
+	}
+	for _, m := range c.Addresses {
+		add("mapping", m.External.String(), c.mapping(m))
+	}
+	for i := range c.Services {
+		s := &c.Services[i]
+		r := Resource{Order: orderMapping, Service: s}
+		if c.Routing == nil {
+			r.Routing = c.backendRoutes(s)
+		}
+		add("service", fmt.Sprintf("%s %s:%d/%d", s.Name, s.Address, s.Port, s.Protocol), r) // one of a name for each of its ports
+	}
+	if c.Routing == nil {
+		add("network", "routes", Resource{Routing: []PolicyTable{c.outboundRoutes()}})
+	}
+	if c.Firewall != nil {
+		return all
+	}
+	add("network", "remap", Resource{Order: orderRemap, Tables: []Table{c.remapTable("remap-podcidr", false), c.remapTable("remap-externalcidr", true)}})
+	add("network", "unknown-source", Resource{Order: orderUnknown, Tables: []Table{
+		c.unknownSourceTable("unknown-source", FamilyIPv4), c.unknownSourceTable("unknown-source-6", FamilyIPv6)}})
+	add("network", "outbound", Resource{Order: orderOutbound, Tables: []Table{c.outboundTable()}})
+	add("network", "rules", Resource{Order: orderRules, Tables: []Table{c.filterTable()}})
+	add("network", "return", Resource{Order: orderReturn, Tables: []Table{restoreTable()}})
+	if tables := c.mssTables(); tables != nil {
+		add("network", "mss", Resource{Order: orderMSS, Tables: tables})
+	}
+	return all
+}
+
+// mapping returns what an address mapping stands for.
+func (c *Config) mapping(m AddressMapping) Resource {
+	rules := MappingRules{External: m.External, Internal: m.Internal, Pod: contains(c.LocalPodCIDRs, m.Internal), Device: firstNodeDevice}
+	if m.Via != 0 {
+		rules.Device = c.deviceOf(m.Via)
+	}
+	switch {
+	case c.Firewall == nil && c.Routing == nil:
+		return Resource{Order: orderMapping, Mapping: &rules}
+	case c.Firewall == nil:
+		return Resource{Order: orderMapping, Tables: []Table{rules.table()}}
+	case c.Routing == nil:
+		return Resource{Order: orderMapping, Routing: rules.routing()}
+	}
+	return Resource{Order: orderMapping}
+}
+
+// network returns what rules need to know about the gateway itself.
+func (c *Config) network() network {
+	n := network{own: c.masquerades(), generated: c.Firewall == nil}
+	if len(c.Nodes) > 0 {
+		n.first = c.Nodes[0].Port
+	}
+	return n
+}
+
 // Tables returns Firewall or, if that is nil, the tables that the other fields stand for.
 func (c *Config) Tables() []Table {
 	if c.Firewall != nil {
@@ -93,24 +169,46 @@ func (c *Config) Tables() []Table {
 	}
 	var all []Table
 	for _, m := range c.Addresses {
-		all = append(all, c.mappingTable(m))
+		if r := c.mapping(m); r.Mapping != nil {
+			all = append(all, r.Mapping.table())
+		} else {
+			all = append(all, r.Tables...)
+		}
 	}
 	all = append(all, c.remapTable("remap-podcidr", false), c.remapTable("remap-externalcidr", true))
 	all = append(all, c.unknownSourceTable("unknown-source", FamilyIPv4), c.unknownSourceTable("unknown-source-6", FamilyIPv6))
-	all = append(all, c.outboundTable(), c.filterTable(), c.returnTable())
-	if c.MSSClamp != MSSOff {
-		v4, v6 := uint32(0), uint32(0)
-		if c.MSSClamp != MSSAuto {
-			v4, v6 = uint32(c.MSSClamp), uint32(c.MSSClamp)-20
-		}
-		all = append(all, mssTable("mss-clamping", FamilyIPv4, v4), mssTable("mss-clamping-6", FamilyIPv6, v6))
+	var nodes []NodeRules
+	for i := range c.Nodes {
+		nodes = append(nodes, c.Nodes[i].rules(nil))
 	}
-	return all
+	back := returnTable(nodes)
+	back.Chains = append(back.Chains, restoreTable().Chains...)
+	return append(append(all, c.outboundTable(), c.filterTable(), back), c.mssTables()...)
 }
 
-// mappingTable lets External stand for Internal. Liqo's own table has a source rule without a condition on devices; here it is
-// for packets towards the tunnel only, and spares pods, which the remote cluster knows by their own addresses.
-func (c *Config) mappingTable(m AddressMapping) Table {
+// mssTables clamp the MSS option, in both directions.
+func (c *Config) mssTables() []Table {
+	v4, v6 := uint32(0), uint32(0)
+	switch c.MSSClamp {
+	case MSSOff:
+		return nil
+	case MSSAuto:
+	default:
+		v4, v6 = uint32(c.MSSClamp), uint32(c.MSSClamp)-20
+	}
+	return []Table{mssTable("mss-clamping", FamilyIPv4, v4), mssTable("mss-clamping-6", FamilyIPv6, v6)}
+}
+
+// MappingRules let External stand for Internal, which is reached through Device.
+type MappingRules struct {
+	External, Internal netip.Addr
+	Device             string
+	Pod                bool // Internal is a pod: the remote cluster knows it by its own address, and a route leads to it
+}
+
+// table translates. Liqo's own table has a source rule without a condition on devices; here it is for packets towards the tunnel
+// only, and spares pods.
+func (m *MappingRules) table() Table {
 	external, internal := m.External.String(), m.Internal.String()
 	t := Table{
 		Name:   external + "-remap-ipmapping-gw",
@@ -120,7 +218,7 @@ func (c *Config) mappingTable(m AddressMapping) Table {
 			Rules: []Rule{{Name: external, Match: []Match{destination(external)}, Action: ActionDNAT, To: internal}},
 		}},
 	}
-	if !contains(c.LocalPodCIDRs, m.Internal) {
+	if !m.Pod {
 		t.Chains = append(t.Chains, Chain{
 			Name: "postrouting", Type: ChainNAT, Hook: HookPostrouting, Priority: PrioritySNAT,
 			Rules: []Rule{{
@@ -132,6 +230,19 @@ func (c *Config) mappingTable(m AddressMapping) Table {
 		})
 	}
 	return t
+}
+
+// routing leads to Internal. A host in a pod CIDR goes where its route leads, unless a node is named.
+func (m *MappingRules) routing() []PolicyTable {
+	if m.Pod && m.Device == firstNodeDevice {
+		return nil
+	}
+	return []PolicyTable{hostRoutes(m.External.String(), []PolicyRoute{{Destination: netip.PrefixFrom(m.Internal, m.Internal.BitLen()), Device: m.Device}})}
+}
+
+// hostRoutes is a table that leads to hosts outside of the cluster.
+func hostRoutes(name string, routes []PolicyRoute) PolicyTable {
+	return PolicyTable{Name: name + "-extcidr", Rules: []PolicyRule{{Priority: priorityVia, Routes: routes}}}
 }
 
 // remapTable translates the destination of what leaves and the source of what enters.
@@ -185,22 +296,40 @@ func (c *Config) outboundTable() Table {
 	return Table{Name: "gw-ext", Family: FamilyINET, Chains: []Chain{chain}}
 }
 
-// returnTable remembers the node that a connection towards the tunnel came from. The mark of a node is its port.
-func (c *Config) returnTable() Table {
+// NodeRules lead to a node and back to it.
+type NodeRules struct {
+	Name, Device string
+	Mark         uint32         // of connections that came from it
+	Prefixes     []netip.Prefix // that live there
+}
+
+func (n *Node) rules(prefixes []netip.Prefix) NodeRules {
+	return NodeRules{Name: n.Name, Device: n.device(), Mark: uint32(n.Port), Prefixes: prefixes}
+}
+
+// returnTable remembers the node that a connection towards the tunnel came from.
+func returnTable(nodes []NodeRules) Table {
 	mark := Chain{Name: "mark-to-conntrack", Type: ChainFilter, Hook: HookForward}
-	for i := range c.Nodes {
-		n := &c.Nodes[i]
+	for i := range nodes {
+		n := &nodes[i]
 		mark.Rules = append(mark.Rules, Rule{
 			Name:      n.Name,
-			Match:     []Match{{Dev: Operand{n.device(), PositionIn}}, toTunnel},
+			Match:     []Match{{Dev: Operand{n.Device, PositionIn}}, toTunnel},
 			Action:    ActionCTMark,
-			Value:     uint32(n.Port),
+			Value:     n.Mark,
 			NoCounter: true,
 		})
 	}
+	return Table{Name: returnTableName, Family: FamilyINET, Chains: []Chain{mark}}
+}
+
+const returnTableName = "service-nodeport-routing"
+
+// restoreTable gives packets from the tunnel the mark of their connection.
+func restoreTable() Table {
 	restore := Chain{Name: "conntrack-mark-to-meta-mark", Type: ChainFilter, Hook: HookPrerouting}
 	restore.Rules = []Rule{{Name: restore.Name, Match: []Match{fromTunnel}, Action: ActionMetaMarkFromCT, NoCounter: true}}
-	return Table{Name: "service-nodeport-routing", Family: FamilyINET, Chains: []Chain{mark, restore}}
+	return Table{Name: returnTableName, Family: FamilyINET, Chains: []Chain{restore}}
 }
 
 func mssTable(name string, f Family, value uint32) Table {
@@ -281,60 +410,16 @@ func (c *Config) PolicyTables() []PolicyTable {
 	if c.Routing != nil {
 		return c.Routing
 	}
-	outbound := PolicyRule{Mark: outboundMark, Priority: priorityOutbound}
-	for _, r := range c.Remote {
-		outbound.Routes = append(outbound.Routes, PolicyRoute{Destination: r.Real, Via: c.PeerTunnelAddress})
-	}
-	all := []PolicyTable{{Name: "gw-ext", Rules: []PolicyRule{outbound}}}
-	routes := map[Port][]PolicyRule{}
-	device := map[Port]string{}
-	for i := range c.Nodes {
-		device[c.Nodes[i].Port] = c.Nodes[i].device()
-	}
-	for _, r := range c.Routes {
-		routes[r.Port] = append(routes[r.Port], PolicyRule{
-			Destination: r.Prefix,
-			Priority:    priorityPods - r.Prefix.Bits(),
-			Routes:      []PolicyRoute{{Destination: r.Prefix, Device: device[r.Port]}},
-		})
-	}
-	vias := c.vias()
-	for i := range c.Nodes {
-		n := &c.Nodes[i]
-		if rules := routes[n.Port]; rules != nil {
-			all = append(all, PolicyTable{Name: n.Name, Rules: rules})
+	all := []PolicyTable{c.outboundRoutes()}
+	routes, hosts := c.nodeRoutes(), map[Port][]PolicyRoute{}
+	add := func(h netip.Addr, via Port) {
+		if via == 0 && (len(c.Nodes) == 0 || contains(c.LocalPodCIDRs, h)) {
+			return
 		}
-		all = append(all, PolicyTable{Name: n.Name + "-service-nodeport-routing", Rules: []PolicyRule{{
-			Mark:     uint32(n.Port),
-			Priority: priorityReturn,
-			Routes: []PolicyRoute{
-				{Destination: netip.PrefixFrom(netip.IPv4Unspecified(), 0), Device: n.device()},
-				{Destination: netip.PrefixFrom(netip.IPv6Unspecified(), 0), Device: n.device()},
-			},
-		}}})
-		if hosts := vias[n.Port]; hosts != nil {
-			rule := PolicyRule{Priority: priorityVia}
-			for _, h := range hosts {
-				rule.Routes = append(rule.Routes, PolicyRoute{Destination: netip.PrefixFrom(h, h.BitLen()), Device: n.device()})
-			}
-			all = append(all, PolicyTable{Name: n.Name + "-extcidr", Rules: []PolicyRule{rule}})
-		}
-	}
-	return all
-}
-
-// vias returns the hosts outside of the cluster by the node that leads to them, the first one by default. A host in a pod CIDR
-// goes where its route leads.
-func (c *Config) vias() map[Port][]netip.Addr {
-	all := map[Port][]netip.Addr{}
-	add := func(host netip.Addr, via Port) {
 		if via == 0 {
-			if len(c.Nodes) == 0 || contains(c.LocalPodCIDRs, host) {
-				return
-			}
 			via = c.Nodes[0].Port
 		}
-		all[via] = append(all[via], host)
+		hosts[via] = append(hosts[via], PolicyRoute{Destination: netip.PrefixFrom(h, h.BitLen())})
 	}
 	for _, m := range c.Addresses {
 		add(m.Internal, m.Via)
@@ -344,5 +429,87 @@ func (c *Config) vias() map[Port][]netip.Addr {
 			add(b.Address, b.Via)
 		}
 	}
+	for i := range c.Nodes {
+		n := &c.Nodes[i]
+		rules := n.rules(routes[n.Port])
+		all = append(all, rules.routing()...)
+		if hosts := hosts[n.Port]; hosts != nil {
+			for i := range hosts {
+				hosts[i].Device = n.device()
+			}
+			all = append(all, hostRoutes(n.Name, hosts))
+		}
+	}
 	return all
+}
+
+// outboundRoutes lead what is marked outbound to the tunnel.
+func (c *Config) outboundRoutes() PolicyTable {
+	outbound := PolicyRule{Mark: outboundMark, Priority: priorityOutbound}
+	for _, r := range c.Remote {
+		outbound.Routes = append(outbound.Routes, PolicyRoute{Destination: r.Real, Via: c.PeerTunnelAddress})
+	}
+	return PolicyTable{Name: "gw-ext", Rules: []PolicyRule{outbound}}
+}
+
+// nodeRoutes returns the prefixes of Routes by node.
+func (c *Config) nodeRoutes() map[Port][]netip.Prefix {
+	all := map[Port][]netip.Prefix{}
+	for _, r := range c.Routes {
+		all[r.Port] = append(all[r.Port], r.Prefix)
+	}
+	return all
+}
+
+// routing leads to the node: its prefixes, and what belongs to connections that came from it.
+func (n *NodeRules) routing() []PolicyTable {
+	var all []PolicyTable
+	if len(n.Prefixes) > 0 {
+		t := PolicyTable{Name: n.Name}
+		for _, p := range n.Prefixes {
+			t.Rules = append(t.Rules, PolicyRule{
+				Destination: p,
+				Priority:    priorityPods - p.Bits(),
+				Routes:      []PolicyRoute{{Destination: p, Device: n.Device}},
+			})
+		}
+		all = append(all, t)
+	}
+	return append(all, PolicyTable{Name: n.Name + "-" + returnTableName, Rules: []PolicyRule{{
+		Mark:     n.Mark,
+		Priority: priorityReturn,
+		Routes: []PolicyRoute{
+			{Destination: netip.PrefixFrom(netip.IPv4Unspecified(), 0), Device: n.Device},
+			{Destination: netip.PrefixFrom(netip.IPv6Unspecified(), 0), Device: n.Device},
+		},
+	}}})
+}
+
+// backendRoutes return the way to backends outside of the cluster.
+func (c *Config) backendRoutes(s *Service) []PolicyTable {
+	var routes []PolicyRoute
+	for _, b := range s.Backends {
+		device := firstNodeDevice
+		switch {
+		case b.Via != 0:
+			device = c.deviceOf(b.Via)
+		case contains(c.LocalPodCIDRs, b.Address):
+			continue
+		}
+		routes = append(routes, PolicyRoute{Destination: netip.PrefixFrom(b.Address, b.Address.BitLen()), Device: device})
+	}
+	if routes == nil {
+		return nil
+	}
+	return []PolicyTable{hostRoutes(s.Name, routes)}
+}
+
+// deviceOf returns what tables call the tunnel of the node at port.
+func (c *Config) deviceOf(port Port) string {
+	for i := range c.Nodes {
+		if c.Nodes[i].Port == port {
+			return c.Nodes[i].device()
+		}
+	}
+	return ""
 }

@@ -48,7 +48,7 @@ func compiled(t testing.TB, c *Config) *ruleset {
 	if err := c.validate(); err != nil {
 		t.Fatal(err)
 	}
-	r, err := newRuleset(c, nil)
+	r, err := newRuleset(c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,7 +123,7 @@ func TestGeneratedService(t *testing.T) {
 	r := compiled(t, milan())
 	v := from(Tunnel, "10.200.2.6", "10.70.0.20")
 	v.l4 = [4]byte{200, 1, 0, 80}
-	if b := r.nat(stageDNAT, &v); b.kind != bindService || r.services.all[b.service].config.Name != "web" {
+	if b := r.nat(stageDNAT, &v); b.kind != bindService || b.service.config.Name != "web" {
 		t.Errorf("service: %+v", b)
 	}
 	for name, edit := range map[string]func(*view){
@@ -191,7 +191,7 @@ func TestGeneratedFilter(t *testing.T) {
 		v := from(tt.in, tt.src, tt.dst)
 		v.proto, v.l4 = tt.proto, [4]byte{200, 1, byte(tt.port >> 8), byte(tt.port)}
 		before := map[string]uint64{}
-		for path, n := range r.counters {
+		for path, n := range r.counters() {
 			before[path] = n.packets.Load()
 		}
 		if b := r.nat(stageDNAT, &v); b.addr.IsValid() {
@@ -199,12 +199,12 @@ func TestGeneratedFilter(t *testing.T) {
 		}
 		hop, _ := r.route(v.in, outboundMark*uint32(min(v.in, 1)), v.src, v.dst)
 		v.out = hop.port
-		e := effects{hits: make([]int32, 0, 8)}
+		e := effects{hits: make([]*rule, 0, 8)}
 		if got := r.filter(stageForward, &v, &e); got != tt.verdict {
 			t.Errorf("%+v: %v", tt, got)
 		}
-		r.count(e.hits, false, 1, 40)
-		for path, n := range r.counters {
+		countRules(e.hits, false, 1, 40)
+		for path, n := range r.counters() {
 			if want := before[path] + map[bool]uint64{true: 1}[path == "rules/forward/"+tt.by]; n.packets.Load() != want && strings.HasPrefix(path, "rules/") {
 				t.Errorf("%+v: %s counts %d, want %d", tt, path, n.packets.Load(), want)
 			}
@@ -263,7 +263,7 @@ func TestDeviceNames(t *testing.T) {
 	} {
 		c := milan()
 		edit(c)
-		if _, err := newRuleset(c, nil); err == nil || !strings.Contains(err.Error(), "is taken") {
+		if _, err := newRuleset(c); err == nil || !strings.Contains(err.Error(), "is taken") {
 			t.Errorf("error %v", err)
 		}
 	}

@@ -5,11 +5,18 @@ import "sync"
 // An Engine translates and filters the packets of one gateway. Its methods may be called from several goroutines; it is built for
 // two, one per direction, that share one lock for the tens of nanoseconds that a packet needs it.
 type Engine struct {
-	hashKey hashKey    // of port and backend choice; constant for the life of the saved state
-	apply   sync.Mutex // held by Apply; taken before mu
+	hashKey hashKey // of port and backend choice; constant for the life of the saved state
+
+	apply sync.Mutex // taken before mu
+	// +checklocks:apply
+	set *Set
+	// +checklocks:apply
+	prepared *Prepared // what set holds beside what is committed; nil: nothing that may be committed
 
 	mu        sync.Mutex
 	snapshot  *snapshot
+	history   history
+	hits      ruleHits
 	table     table
 	round     round
 	fragments fragmentTable
@@ -23,44 +30,80 @@ type Engine struct {
 // New returns an Engine that works by c, or every fault of c. key keys the choice of ports and backends: an Engine with the same key
 // gives a packet in mid-stream the ports that an earlier one gave its connection.
 func New(key [16]byte, c *Config) (*Engine, error) {
-	s, err := compile(c, nil)
-	if err != nil {
-		return nil, err
-	}
-	e := &Engine{hashKey: newHashKey(key), snapshot: s}
+	e := &Engine{hashKey: newHashKey(key), set: newSet(), snapshot: &snapshot{}, hits: newRuleHits()}
 	e.table.init()
 	e.paths.init()
 	e.limit.init()
+	if err := e.Apply(c); err != nil {
+		return nil, err
+	}
 	return e, nil
 }
 
 // Check returns every fault for which New and Prepare would refuse c.
 func Check(c *Config) error {
-	_, err := compile(c, nil)
-	return err
+	if err := c.validate(); err != nil {
+		return err
+	}
+	return newSet().replace(c)
 }
 
 // Prepared is a Config that an Engine has compiled.
-type Prepared struct{ snapshot *snapshot }
+type Prepared struct {
+	snapshot *snapshot // without rules
+	all      bool      // it concerns all connections, whatever rules have changed
+}
 
-// Prepare compiles c for Commit or, if c has faults, returns them all. It changes nothing. From one Prepare to its Commit, the caller
-// keeps others from committing.
+// Prepare compiles c for Commit or, if c has faults, returns them all. It changes nothing that packets meet. What was prepared before and
+// not committed is forgotten.
 func (e *Engine) Prepare(c *Config) (*Prepared, error) {
+	e.apply.Lock()
+	defer e.apply.Unlock()
+	return e.prepare(c)
+}
+
+// +checklocks:e.apply
+func (e *Engine) prepare(c *Config) (*Prepared, error) {
+	e.prepared = nil
+	if err := c.validate(); err != nil {
+		return nil, err
+	}
+	if err := e.set.replace(c); err != nil {
+		return nil, err
+	}
 	e.mu.Lock()
 	previous := e.snapshot
 	e.mu.Unlock()
-	s, err := compile(c, previous)
-	if err != nil {
-		return nil, err
-	}
-	return &Prepared{s}, nil
+	e.prepared = &Prepared{}
+	e.prepared.snapshot, e.prepared.all = compile(c, previous)
+	return e.prepared, nil
 }
 
 // Commit puts p, which was prepared last, in place of the configuration. Connections survive unless what they need is gone.
 func (e *Engine) Commit(p *Prepared) {
+	e.apply.Lock()
+	defer e.apply.Unlock()
+	e.commit(p)
+}
+
+// +checklocks:e.apply
+func (e *Engine) commit(p *Prepared) {
+	if p != e.prepared {
+		panic("nat: commit of what was not prepared last")
+	}
+	e.prepared = nil
+	s := p.snapshot
+	var affected *Affected
+	if s.rules, affected = e.set.Commit(); p.all {
+		affected = newAffected(true)
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.snapshot = p.snapshot
+	if len(e.hits.lists) > hitEpoch {
+		e.hits, affected = newRuleHits(), newAffected(true)
+	}
+	e.history[s.generation%historyLength] = affected
+	e.snapshot = s
 	e.round.extend(e.table.high)
 }
 
@@ -68,11 +111,11 @@ func (e *Engine) Commit(p *Prepared) {
 func (e *Engine) Apply(c *Config) error {
 	e.apply.Lock()
 	defer e.apply.Unlock()
-	p, err := e.Prepare(c)
+	p, err := e.prepare(c)
 	if err != nil {
 		return err
 	}
-	e.Commit(p)
+	e.commit(p)
 	return nil
 }
 
@@ -194,7 +237,7 @@ func (e *Engine) dispatch(p *Packet, t *tuple, in Port, now Time, v *Verdict) {
 // notracked reports whether the rules keep the packet from connections, or drop it before them.
 func (e *Engine) notracked(p *Packet, t *tuple, in Port) bool {
 	r := e.snapshot.rules
-	if !r.notracks {
+	if r.notracks == 0 {
 		return false
 	}
 	tr := &e.scratch

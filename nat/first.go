@@ -47,14 +47,14 @@ func (e *Engine) deliver(p *Packet, tr *traversal) Verdict {
 		if !tr.filter(r, stageInput, &v) {
 			return e.dropped(p, tr)
 		}
-		r.count(tr.effects.hits, p.isSYN(), 1, uint64(len(p.data)))
+		countRules(tr.effects.hits, p.isSYN(), 1, uint64(len(p.data)))
 	}
 	return Verdict{Action: Deliver, Packets: 1}
 }
 
 // dropped counts the rules that a packet met on its way to being dropped.
 func (e *Engine) dropped(p *Packet, tr *traversal) Verdict {
-	e.snapshot.rules.count(tr.effects.hits, p.isSYN(), 1, uint64(len(p.data)))
+	countRules(tr.effects.hits, p.isSYN(), 1, uint64(len(p.data)))
 	return refuse(tr.reason, tr.answer)
 }
 
@@ -65,9 +65,9 @@ func (e *Engine) open(p *Packet, tr *traversal, now Time) Verdict {
 	pl := plan{to: tr.to, out: tr.out, clamp: tr.clampFor(s), mtu: s.mtu}
 	var v Verdict
 	if !p.passable(&pl, &v) {
-		s.rules.countEntered(tr.effects.hits, p)
-		tr.snat.rule = -1
-		tr.countBindings(s.rules, 1, uint64(len(p.data)))
+		countRules(tr.effects.hits[:entered(tr.effects.hits)], p.isSYN(), 1, uint64(len(p.data)))
+		tr.snat.rule = nil
+		tr.countBindings(1, uint64(len(p.data)))
 		return v // it makes no connection
 	}
 	untracked := false
@@ -75,7 +75,7 @@ func (e *Engine) open(p *Packet, tr *traversal, now Time) Verdict {
 		h, reason := e.create(p, tr, now)
 		if h.conn != nil {
 			size := uint64(len(p.data))
-			tr.countBindings(s.rules, 1, size)
+			tr.countBindings(1, size)
 			v = Verdict{}
 			evaluated := h.conn.flags & flagEvaluated0
 			h.conn.flags |= flagEvaluated0 // for this packet in any case
@@ -97,7 +97,7 @@ func (e *Engine) open(p *Packet, tr *traversal, now Time) Verdict {
 	size := uint64(len(p.data))
 	v = Verdict{Untracked: untracked}
 	p.forward(&pl, &v)
-	s.rules.count(tr.effects.hits, p.isSYN(), uint64(v.Packets), size)
+	countRules(tr.effects.hits, p.isSYN(), uint64(v.Packets), size)
 	return v
 }
 
@@ -143,7 +143,7 @@ func (e *Engine) create(p *Packet, tr *traversal, now Time) (hit, Reason) {
 	c.lastSeen = now
 	c.addresses = delta(tr.from.addressSum(), to.addressSum())
 	c.ports = delta(tr.from.portSum(), to.portSum())
-	if tr.backend >= 0 {
+	if tr.service != nil {
 		c.flags |= flagService
 	}
 	c.state = initialState(p)

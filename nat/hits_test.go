@@ -27,7 +27,7 @@ func counting(t *testing.T, n int) *Engine {
 }
 
 func (e *Engine) counted(rule string) uint64 {
-	return e.snapshot.rules.counters["t/"+rule].packets.Load()
+	return e.snapshot.rules.counters()["t/"+rule].packets.Load()
 }
 
 func (e *Engine) arrive(ttl uint8) Verdict {
@@ -75,7 +75,7 @@ func TestHitsAreBounded(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			e := counting(t, test.rules)
-			h := &e.snapshot.hits
+			h := &e.hits
 			for len(h.lists) < test.lists {
 				h.lists = append(h.lists, hitList{})
 			}

@@ -3,108 +3,242 @@ package nat
 import (
 	"net/netip"
 	"slices"
+
+	"github.com/gaissmai/bart"
 )
+
+// linear is how many rules of a stage are looked at one by one rather than through an index.
+const linear = 8
+
+// A stageRules holds the rules of one stage. It is immutable: with makes the one that follows it.
+type stageRules struct {
+	n   int
+	few []*rule // all of them in the order of evaluation, as long as there is no index
+	*ruleIndex
+}
 
 // A ruleIndex finds the rules of one stage that a packet could match without looking at the others. Rules are told apart first by
 // the device that they ask for, then by their longest prefix. Each is in exactly one list; lists are in the order of evaluation.
 type ruleIndex struct {
-	in, out map[uint32]*ruleBucket // by port; a map finds keys of this size fastest
+	in, out bucketsByPort
 	any     *ruleBucket
 }
 
 // A ruleBucket holds the rules of one device.
 type ruleBucket struct {
-	bySource, byDestination prefixLists
-	rest                    []int32
+	tables [ruleTables]*ruleTable
+	rest   []*rule
 }
 
-// prefixLists are lists of rules by the prefix that an address must lie in.
-type prefixLists struct {
-	index prefixIndex
-	lists [][]int32 // by number of the prefix
-}
+// A ruleTable finds rules by the prefix that they need an address to lie in.
+type ruleTable = bart.Table[[]*rule]
 
-// A keyed rule is one that needs an address to lie in a prefix.
-type keyed struct {
-	rule   int32
-	prefix netip.Prefix
-}
+// The tables of a ruleBucket. Single addresses, of which there are many, are apart, so that no search through them all finds only that
+// no wider prefix covers one.
+const (
+	byDestination = iota
+	byDestinationNet
+	bySource
+	bySourceNet
+	ruleTables
+)
 
-func newPrefixLists(rules []keyed) prefixLists {
-	prefixes := make([]netip.Prefix, len(rules))
-	for i, k := range rules {
-		prefixes[i] = k.prefix
+// A bucketsByPort finds a ruleBucket in pages by the two bytes of a port. It is immutable.
+type bucketsByPort struct{ pages *[256]*[256]*ruleBucket }
+
+func (m bucketsByPort) get(p Port) *ruleBucket {
+	if m.pages == nil || m.pages[p>>8] == nil {
+		return nil
 	}
-	var l prefixLists
-	var numbers map[netip.Prefix]int32
-	l.index, numbers = newPrefixIndex(prefixes)
-	l.lists = make([][]int32, len(l.index.prefixes))
-	for _, k := range rules {
-		n := numbers[k.prefix]
-		l.lists[n] = append(l.lists[n], k.rule)
-	}
-	return l
+	return m.pages[p>>8][p&0xff]
 }
 
-// A draft is a ruleBucket that is being filled.
-type draft struct {
-	source, destination []keyed
-	rest                []int32
-}
-
-func (d *draft) build() *ruleBucket {
-	if len(d.source)+len(d.destination)+len(d.rest) > linear {
-		return &ruleBucket{newPrefixLists(d.source), newPrefixLists(d.destination), d.rest}
+// with returns m after changes, sharing the pages of all other ports.
+func (m bucketsByPort) with(changes map[Port]*bucketDelta) bucketsByPort {
+	if len(changes) == 0 {
+		return m
 	}
-	for _, k := range slices.Concat(d.source, d.destination) {
-		d.rest = append(d.rest, k.rule)
+	pages, own := new([256]*[256]*ruleBucket), [256]bool{}
+	if m.pages != nil {
+		*pages = *m.pages
 	}
-	slices.Sort(d.rest)
-	return &ruleBucket{rest: d.rest}
-}
-
-// newRuleIndex indexes rules[first:end], leaving out those that match nothing.
-func newRuleIndex(rules []rule, first, end int32) *ruleIndex {
-	in, out, any := map[Port]*draft{}, map[Port]*draft{}, &draft{}
-	for n := first; n < end; n++ {
-		k := rules[n].key()
-		if k.never {
-			continue
+	for p, change := range changes {
+		page := &pages[p>>8]
+		if !own[p>>8] {
+			own[p>>8] = true
+			old := *page
+			if *page = new([256]*ruleBucket); old != nil {
+				**page = *old
+			}
 		}
-		d := any
-		switch {
-		case k.device == fieldIn:
-			d = draftOf(in, k.port)
-		case k.device == fieldOut:
-			d = draftOf(out, k.port)
-		}
-		switch {
-		case !k.prefix.IsValid():
-			d.rest = append(d.rest, n)
-		case k.source:
-			d.source = append(d.source, keyed{n, k.prefix})
-		default:
-			d.destination = append(d.destination, keyed{n, k.prefix})
-		}
+		(*page)[p&0xff] = change.apply(m.get(p))
 	}
-	return &ruleIndex{in: buckets(in), out: buckets(out), any: any.build()}
+	return bucketsByPort{pages}
 }
 
-func draftOf(m map[Port]*draft, p Port) *draft {
-	d := m[p]
+// A listDelta is how a list of rules changes.
+type listDelta struct{ add, remove []*rule }
+
+// apply returns list with d, in the order of evaluation. It leaves list as it is.
+func (d *listDelta) apply(list []*rule) []*rule {
 	if d == nil {
-		d = &draft{}
-		m[p] = d
+		return list
+	}
+	next := make([]*rule, 0, max(0, len(list)-len(d.remove)+len(d.add)))
+	if len(d.remove) > 0 {
+		gone := make(map[*rule]struct{}, len(d.remove))
+		for _, r := range d.remove {
+			gone[r] = struct{}{}
+		}
+		for _, r := range list {
+			if _, ok := gone[r]; !ok {
+				next = append(next, r)
+			}
+		}
+	} else {
+		next = append(next, list...)
+	}
+	if len(d.add) > 0 {
+		next = append(next, d.add...)
+		slices.SortFunc(next, compareRules) // in one pass where it is sorted already
+	}
+	return next
+}
+
+// with returns the rules of the stage after d.
+func (s stageRules) with(d *listDelta) stageRules {
+	if len(d.add)+len(d.remove) == 0 {
+		return s
+	}
+	next := s
+	next.n += len(d.add) - len(d.remove)
+	switch {
+	case s.ruleIndex != nil:
+		next.ruleIndex = s.ruleIndex.with(d)
+	case next.n <= linear:
+		next.few = d.apply(s.few)
+	default:
+		remain := (&listDelta{remove: d.remove}).apply(s.few)
+		next.few, next.ruleIndex = nil, new(ruleIndex).with(&listDelta{add: append(remain, d.add...)})
+	}
+	return next
+}
+
+func (x *ruleIndex) with(d *listDelta) *ruleIndex {
+	var any *bucketDelta
+	in, out := map[Port]*bucketDelta{}, map[Port]*bucketDelta{}
+	of := func(k *ruleKey) *bucketDelta {
+		m := in
+		switch k.device {
+		case fieldIn:
+		case fieldOut:
+			m = out
+		default:
+			if any == nil {
+				any = &bucketDelta{}
+			}
+			return any
+		}
+		b := m[k.port]
+		if b == nil {
+			b = &bucketDelta{}
+			m[k.port] = b
+		}
+		return b
+	}
+	for _, r := range d.add {
+		if k := r.key(); !k.never {
+			l := of(&k).list(&k)
+			l.add = append(l.add, r)
+		}
+	}
+	for _, r := range d.remove {
+		if k := r.key(); !k.never {
+			l := of(&k).list(&k)
+			l.remove = append(l.remove, r)
+		}
+	}
+	next := &ruleIndex{in: x.in.with(in), out: x.out.with(out), any: x.any}
+	if any != nil {
+		next.any = any.apply(x.any)
+	}
+	return next
+}
+
+// A bucketDelta is how a ruleBucket changes.
+type bucketDelta struct {
+	tables [ruleTables]map[netip.Prefix]*listDelta
+	rest   *listDelta
+}
+
+// list returns the listDelta of the list that a rule with key k belongs to.
+func (b *bucketDelta) list(k *ruleKey) *listDelta {
+	if !k.prefix.IsValid() {
+		if b.rest == nil {
+			b.rest = &listDelta{}
+		}
+		return b.rest
+	}
+	n := byDestination
+	if k.source {
+		n = bySource
+	}
+	if !k.prefix.IsSingleIP() {
+		n++
+	}
+	m := &b.tables[n]
+	if *m == nil {
+		*m = map[netip.Prefix]*listDelta{}
+	}
+	d := (*m)[k.prefix]
+	if d == nil {
+		d = &listDelta{}
+		(*m)[k.prefix] = d
 	}
 	return d
 }
 
-func buckets(m map[Port]*draft) map[uint32]*ruleBucket {
-	all := make(map[uint32]*ruleBucket, len(m))
-	for p, d := range m {
-		all[uint32(p)] = d.build()
+// apply returns the bucket that follows old, or nil if nothing is left.
+func (b *bucketDelta) apply(old *ruleBucket) *ruleBucket {
+	if old == nil {
+		old = &ruleBucket{}
 	}
-	return all
+	next := &ruleBucket{rest: b.rest.apply(old.rest)}
+	empty := len(next.rest) == 0
+	for n := range next.tables {
+		next.tables[n] = withLists(old.tables[n], b.tables[n])
+		empty = empty && next.tables[n] == nil
+	}
+	if empty {
+		return nil
+	}
+	return next
+}
+
+// withLists returns the table that follows t. A table that is new belongs to nobody else yet and is filled in place.
+func withLists(t *ruleTable, d map[netip.Prefix]*listDelta) *ruleTable {
+	fresh := t == nil
+	for p, change := range d {
+		if t == nil {
+			t = new(ruleTable)
+		}
+		old, _ := t.Get(p)
+		next := change.apply(old)
+		switch {
+		case len(next) == 0 && fresh:
+			t.Delete(p)
+		case len(next) == 0:
+			t = t.DeletePersist(p)
+		case fresh:
+			t.Insert(p, next)
+		default:
+			t = t.InsertPersist(p, next)
+		}
+	}
+	if t != nil && t.Size() == 0 {
+		return nil
+	}
+	return t
 }
 
 // A ruleKey is what every packet that a rule matches has in common.
@@ -142,100 +276,110 @@ func (r *rule) key() ruleKey {
 	return k
 }
 
-// maxLists bounds the lists that one walk merges. Only prefixes nested deeper than in any real rule set need more.
+// maxLists is how many lists one walk merges without allocating. Only prefixes nested deeper than in any real rule set need more.
 const maxLists = 16
 
 // A walk visits the rules of one stage that a packet could match, in the order of evaluation.
 type walk struct {
-	lists [maxLists][]int32
+	first [maxLists][]*rule
 	n     int
-	end   int32 // > 0: visit every rule below end, without an index
+	more  [][]*rule // those that first has no room for
 }
 
-// start prepares the walk of section s for v.
-func (w *walk) start(s *section, v *view) {
-	w.n, w.end = 0, 0
-	if s.index == nil {
-		w.end = s.end
+// start prepares the walk of s for v.
+func (w *walk) start(s *stageRules, v *view) {
+	w.n, w.more = 0, nil
+	x := s.ruleIndex
+	if x == nil {
+		w.add(s.few)
 		return
 	}
-	ok := w.addBucket(s.index.any, v)
-	if len(s.index.in) > 0 {
-		ok = w.addBucket(s.index.in[uint32(v.in)], v) && ok
-	}
-	if len(s.index.out) > 0 {
-		ok = w.addBucket(s.index.out[uint32(v.out)], v) && ok
-	}
-	if !ok {
-		w.end = s.end
-	}
+	w.addBucket(x.any, v)
+	w.addBucket(x.in.get(v.in), v)
+	w.addBucket(x.out.get(v.out), v)
 }
 
-// addBucket reports whether the walk had room for all lists of b.
-func (w *walk) addBucket(b *ruleBucket, v *view) bool {
+func (w *walk) addBucket(b *ruleBucket, v *view) {
 	if b == nil {
-		return true
+		return
 	}
-	ok := w.add(b.rest)
-	ok = w.addCovering(&b.byDestination, v.dst) && ok
-	return w.addCovering(&b.bySource, v.src) && ok
+	w.add(b.rest)
+	w.addCovering(b.tables[byDestination], b.tables[byDestinationNet], v.dst)
+	w.addCovering(b.tables[bySource], b.tables[bySourceNet], v.src)
 }
 
-func (w *walk) addCovering(l *prefixLists, a netip.Addr) bool {
-	if len(l.lists) == 0 {
-		return true
-	}
-	for n := l.index.find(a); n >= 0; n = l.index.parent[n] {
-		if !w.add(l.lists[n]) {
-			return false
+// addCovering adds the lists of a and of all prefixes that cover it.
+func (w *walk) addCovering(hosts, nets *ruleTable, a netip.Addr) {
+	if hosts != nil {
+		if list, ok := hosts.Lookup(a); ok {
+			w.add(list)
 		}
 	}
-	return true
+	if nets == nil {
+		return
+	}
+	for bits := a.BitLen(); bits >= 0; bits-- {
+		p, list, ok := nets.LookupPrefixLPM(netip.PrefixFrom(a, bits))
+		if !ok {
+			return
+		}
+		w.add(list)
+		bits = p.Bits()
+	}
 }
 
-func (w *walk) add(list []int32) bool {
+func (w *walk) add(list []*rule) {
 	switch {
 	case len(list) == 0:
-	case w.n == maxLists:
-		return false
-	default:
-		w.lists[w.n] = list
+	case w.n < maxLists:
+		w.first[w.n] = list
 		w.n++
+	default:
+		w.more = append(w.more, list)
 	}
-	return true
 }
 
-// next returns the first rule from number n on, or -1.
-func (w *walk) next(n int32) int32 {
-	if w.end > 0 {
-		if n < w.end {
-			return n
+// next returns the first rule that has not been visited, nil after the last one.
+func (w *walk) next() *rule {
+	var least *[]*rule
+	for i := range w.n {
+		if l := &w.first[i]; len(*l) > 0 && (least == nil || (*l)[0].before((*least)[0])) {
+			least = l
 		}
-		return -1
 	}
-	best := int32(-1)
-	for i := 0; i < w.n; {
-		l := w.lists[i]
-		if l[0] < n {
-			at := 1
-			if len(l) > linear {
-				at, _ = slices.BinarySearch(l, n)
-			}
-			for at < len(l) && l[at] < n {
-				at++
-			}
-			l = l[at:]
-			w.lists[i] = l
+	for i := range w.more {
+		if l := &w.more[i]; len(*l) > 0 && (least == nil || (*l)[0].before((*least)[0])) {
+			least = l
 		}
-		if len(l) == 0 {
-			w.n--
-			w.lists[i] = w.lists[w.n]
-			continue
-		}
-		if best < 0 || l[0] < best {
-			best = l[0]
-		}
-		i++
 	}
-	return best
+	if least == nil {
+		return nil
+	}
+	r := (*least)[0]
+	*least = (*least)[1:]
+	return r
+}
+
+// leave skips the rest of a chain.
+func (w *walk) leave(c *chain) {
+	for i := range w.n {
+		w.first[i] = c.after(w.first[i])
+	}
+	for i := range w.more {
+		w.more[i] = c.after(w.more[i])
+	}
+}
+
+// after returns the part of a list whose rules come after the chain.
+func (c *chain) after(list []*rule) []*rule {
+	if len(list) == 0 || list[0].chain != c {
+		return list
+	}
+	n, _ := slices.BinarySearchFunc(list, c, func(r *rule, c *chain) int {
+		if r.chain == c {
+			return -1
+		}
+		return 1
+	})
+	return list[n:]
 }

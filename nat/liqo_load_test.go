@@ -225,12 +225,12 @@ func captured(t testing.TB, capture, remote string) capturedGateway {
 		}
 	}
 	var err error
-	if g.ruleset, err = newRuleset(c, nil); err != nil {
+	if g.ruleset, err = newRuleset(c); err != nil {
 		t.Fatal(err)
 	}
-	for _, r := range g.rules {
+	for _, r := range g.all() {
 		if r.action == ActionCTMark {
-			node := map[string]Port{"n1": portN1, "n2": portN2}[r.path[strings.LastIndex(r.path, "/")+1:]]
+			node := map[string]Port{"n1": portN1, "n2": portN2}[r.name]
 			g.marks[fmt.Sprint(r.value)] = node
 		}
 	}

@@ -169,7 +169,7 @@ func TestLiqoNodeTables(t *testing.T) {
 				c.Firewall = append(c.Firewall, f.table(t))
 			}
 		}
-		r, err := newRuleset(c, nil)
+		r, err := newRuleset(c)
 		if err != nil {
 			t.Fatalf("%s: %v", capture, err)
 		}

@@ -102,21 +102,33 @@ func (c *comparison) never() bool {
 	return false
 }
 
-// compileMatch returns the comparisons of m, or what is wrong with it.
-func compileMatch(m Match, family Family, devices map[string]Port) ([]comparison, error) {
+// comparisons returns how many comparisons matches have.
+func comparisons(matches []Match) (n int) {
+	for i := range matches {
+		m := &matches[i]
+		for _, there := range [...]bool{m.Proto != "", m.Dev != Operand{}, m.IP != Operand{}, m.Port != Operand{}} {
+			if there {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// match appends the comparisons of m to all, or says what is wrong with it.
+func (b *builder) match(all []comparison, m *Match, family Family) ([]comparison, error) {
 	var negate bool
 	switch m.Op {
 	case OpEqual, "":
 	case OpNotEqual:
 		negate = true
 	default:
-		return nil, fmt.Errorf("op %q is neither eq nor neq", m.Op)
+		return all, fmt.Errorf("op %q is neither eq nor neq", m.Op)
 	}
-	var all []comparison
 	if m.Proto != "" {
 		n, ok := protocolNumber(m.Proto)
 		if !ok {
-			return nil, fmt.Errorf("proto %q is no protocol", m.Proto)
+			return all, fmt.Errorf("proto %q is no protocol", m.Proto)
 		}
 		all = append(all, comparison{field: fieldProto, lo: uint16(n)})
 	}
@@ -127,9 +139,9 @@ func compileMatch(m Match, family Family, devices map[string]Port) ([]comparison
 		case PositionOut:
 			c.field = fieldOut
 		default:
-			return nil, fmt.Errorf("dev position %q is neither in nor out", m.Dev.Position)
+			return all, fmt.Errorf("dev position %q is neither in nor out", m.Dev.Position)
 		}
-		if p, ok := devices[m.Dev.Value]; ok {
+		if p, ok := b.device(m.Dev.Value); ok {
 			c.lo = uint16(p)
 		}
 		all = append(all, c)
@@ -137,14 +149,14 @@ func compileMatch(m Match, family Family, devices map[string]Port) ([]comparison
 	if m.IP != (Operand{}) {
 		c, err := compileAddress(m.IP, negate, family)
 		if err != nil {
-			return nil, err
+			return all, err
 		}
 		all = append(all, c)
 	}
 	if m.Port != (Operand{}) {
 		c, err := compilePort(m.Port, negate)
 		if err != nil {
-			return nil, err
+			return all, err
 		}
 		all = append(all, c)
 	}

@@ -1,9 +1,7 @@
 package nat
 
 import (
-	"errors"
-	"fmt"
-	"math"
+	"cmp"
 	"net/netip"
 	"slices"
 
@@ -42,273 +40,313 @@ type PolicyRoute struct {
 // mainPriority is that of the kernel's main table. A rule without priority gets one less than the least that is there.
 const mainPriority = 32766
 
+// firstNodeDevice stands in a PolicyRoute for the device of the first node, whichever that is, and firstNode for its port: a change
+// of the first node then changes no route.
+const (
+	firstNodeDevice      = "first node"
+	firstNode       Port = 0xfffb
+)
+
 // A nextHop is where routing leads.
 type nextHop struct {
 	port Port
 	via  netip.Addr // the zero Addr: the destination itself
-	rule int32      // the policy rule that decided, for policy.names
+	rule *policyRule
 }
 
 // A policy is the compiled form of all policy tables. Rules with the same device and mark form a class. What is left of a rule
-// then is a destination and a table; both are worked into one set of prefixes for the whole class, each with the first rule in
-// order that has a route for it, so that a lookup does not depend on how many rules and tables there are.
+// then is a destination and a table; both are worked into one table for the whole class, whose prefixes know the first rule in
+// order that has a route for them, so that a lookup does not depend on how many rules and tables there are. It is immutable.
 type policy struct {
-	classes map[class]*routes
-	names   []string // of rules, in the order of evaluation: table/number
+	plain   *routes // of the class of all packets, which is among classes too
+	classes cowMap[class, *routes]
+	devices int // classes that ask for a device
 }
 
-// A class is the port that packets come from and their whole mark, or 0 for any mark, in one word, which a map finds fastest.
+// A class is the port that packets come from and their whole mark, or 0 for any mark, in one word.
 type class uint64
 
+func (k class) hash() uint64 { return uint64(k) ^ uint64(k)>>32 }
+
 func classOf(in Port, mark uint32) class { return class(in)<<32 | class(mark) }
+
+func (k class) port() Port { return Port(k >> 32) }
 
 // anyPort in a class stands for every port.
 const anyPort Port = 0xfffc
 
 // routes are those of a class: for any source, and for sources in a prefix.
 type routes struct {
-	all     *routeSet
-	sources prefixIndex
-	of      []*routeSet // by number in sources
+	all     *routeTable
+	sources *bart.Table[*routeTable]
 }
 
-// A routeSet is what remains of rules and routes with equal selectors: destinations.
-type routeSet struct {
-	index   prefixIndex
-	entries []routeEntry // by number in index
-	drafts  map[netip.Prefix]routeEntry
+// A routeTable finds the best route for a destination by its longest prefix.
+type routeTable = bart.Table[routeCell]
+
+// A routeCell holds the routes of several rules for one prefix.
+type routeCell struct {
+	offers []*routeOffer // the first rule's first
+	best   *routeOffer   // of these and those of all wider prefixes
 }
 
-// A routeEntry is the best route for the addresses of a prefix that no longer prefix covers.
-type routeEntry struct {
-	order int32 // of the rule
-	bits  int   // of the route, which may be wider than the rule's destination
-	port  Port
-	via   netip.Addr
+// A routeOffer is a rule's route.
+type routeOffer struct {
+	at   netip.Prefix
+	rule *policyRule
+	bits int // of the route, which may be wider than the rule's destination
+	port Port
+	via  netip.Addr
 }
 
-// route returns where a packet goes.
-func (p *policy) route(in Port, mark uint32, src, dst netip.Addr) (nextHop, bool) {
-	best := routeEntry{order: math.MaxInt32}
-	p.classes[classOf(in, 0)].best(src, dst, &best)
-	p.classes[classOf(anyPort, 0)].best(src, dst, &best)
-	if mark != 0 {
-		p.classes[classOf(in, mark)].best(src, dst, &best)
-		p.classes[classOf(anyPort, mark)].best(src, dst, &best)
-	}
-	return nextHop{best.port, best.via, best.order}, best.order != math.MaxInt32
+// A policyRule is a compiled PolicyRule.
+type policyRule struct {
+	name     string // table/number
+	priority int
+	given    int // the priority as it was written: 0 means before all that are there
+	origin   *origin
+	number   int32 // in the resource
+	class    class
+	source   netip.Prefix
+	offers   []routeOffer
 }
 
-// best replaces e by the class's route if its rule comes first.
-func (r *routes) best(src, dst netip.Addr, e *routeEntry) {
-	if r == nil {
-		return
+// compareWritten tells which rule stands first in the tables.
+func compareWritten(r, o *policyRule) int {
+	if r.origin != o.origin {
+		return r.origin.compare(o.origin)
 	}
-	r.all.best(dst, e)
-	for n := r.sources.find(src); n >= 0; n = r.sources.parent[n] {
-		r.of[n].best(dst, e)
-	}
+	return cmp.Compare(r.number, o.number)
 }
 
-func (s *routeSet) best(dst netip.Addr, e *routeEntry) {
-	if s == nil {
-		return
+// compareOffers tells which of two offers for an address is used: that of the rule that comes first.
+func compareOffers(a, b *routeOffer) int {
+	if a.rule.priority != b.rule.priority {
+		return cmp.Compare(a.rule.priority, b.rule.priority)
 	}
-	for n := s.index.find(dst); n >= 0; n = s.index.parent[n] {
-		if s.entries[n].order < e.order { // of one rule, the longest prefix comes first
-			*e = s.entries[n]
-		}
-	}
+	return compareWritten(a.rule, b.rule)
 }
 
 // route returns where a packet goes, by policy rules and the longest prefix in their tables.
 func (r *ruleset) route(in Port, mark uint32, src, dst netip.Addr) (nextHop, bool) {
-	return r.policy.route(in, mark, src, dst)
-}
-
-// A policyDraft is a policy while it is compiled.
-type policyDraft struct {
-	devices    map[string]Port
-	neighbours map[netip.Addr]Port
-	order      []orderedRule
-	least      int // the least priority in order
-	faults     []error
-}
-
-type orderedRule struct {
-	priority int
-	rule     *PolicyRule
-	table    *bart.Table[routeEntry]
-	name     string
-}
-
-// newPolicy compiles tables. Neighbours are the addresses that routes go via.
-func newPolicy(tables []PolicyTable, devices map[string]Port, neighbours map[netip.Addr]Port) (policy, error) {
-	d := policyDraft{devices: devices, neighbours: neighbours, least: mainPriority}
-	names := map[string]bool{}
-	for i := range tables {
-		t := &tables[i]
-		if names[t.Name] {
-			d.fault("routing table "+t.Name, "there is another table of this name")
-		}
-		names[t.Name] = true
-		d.addTable(t)
+	p := &r.policy
+	best := p.plain.best(src, dst, nil)
+	if mark != 0 {
+		best = p.best(classOf(anyPort, mark), src, dst, best)
 	}
-	if len(d.faults) > 0 {
-		return policy{}, errors.Join(d.faults...)
-	}
-	// A stable sort by priority keeps the order among equals: the kernel inserts after them.
-	slices.SortStableFunc(d.order, func(a, b orderedRule) int { return a.priority - b.priority })
-	return d.compile(), nil
-}
-
-func (d *policyDraft) fault(path, format string, args ...any) {
-	d.faults = append(d.faults, fmt.Errorf("nat: %s: %s", path, fmt.Sprintf(format, args...)))
-}
-
-func (d *policyDraft) addTable(t *PolicyTable) {
-	table := new(bart.Table[routeEntry])
-	for i := range t.Rules {
-		r := &t.Rules[i]
-		path := fmt.Sprintf("routing table %s rule %d", t.Name, i+1)
-		if r.Priority < 0 {
-			d.fault(path, "priority %d is negative", r.Priority)
+	if p.devices > 0 {
+		best = p.best(classOf(in, 0), src, dst, best)
+		if mark != 0 {
+			best = p.best(classOf(in, mark), src, dst, best)
 		}
-		for _, p := range []netip.Prefix{r.Destination, r.Source} {
-			if p.IsValid() && p.Addr().Is4In6() {
-				d.fault(path, "%s is IPv4 mapped into IPv6", p)
+	}
+	if best == nil {
+		return nextHop{}, false
+	}
+	hop := nextHop{best.port, best.via, best.rule}
+	if hop.port == firstNode {
+		hop.port = r.first
+		return hop, r.first != 0
+	}
+	return hop, true
+}
+
+// best returns the class's offer or, if that comes first, the other.
+func (p *policy) best(k class, src, dst netip.Addr, other *routeOffer) *routeOffer {
+	r, _ := p.classes.get(k)
+	return r.best(src, dst, other)
+}
+
+func (r *routes) best(src, dst netip.Addr, other *routeOffer) *routeOffer {
+	if r == nil {
+		return other
+	}
+	if r.all != nil {
+		other = betterIn(r.all, dst, other)
+	}
+	if r.sources == nil {
+		return other
+	}
+	for bits := src.BitLen(); bits >= 0; bits-- {
+		at, table, ok := r.sources.LookupPrefixLPM(netip.PrefixFrom(src, bits))
+		if !ok {
+			break
+		}
+		other = betterIn(table, dst, other)
+		bits = at.Bits()
+	}
+	return other
+}
+
+func betterIn(t *routeTable, dst netip.Addr, other *routeOffer) *routeOffer {
+	if c, ok := t.Lookup(dst); ok && (other == nil || compareOffers(c.best, other) < 0) {
+		return c.best
+	}
+	return other
+}
+
+// A routeSetKey names one table of a class.
+type routeSetKey struct {
+	class  class
+	source netip.Prefix
+}
+
+// A routeDelta is how the offers for one prefix change.
+type routeDelta struct{ add, remove []*routeOffer }
+
+// policyChanges collects what a commit changes about routing.
+type policyChanges map[routeSetKey]map[netip.Prefix]*routeDelta
+
+func (c policyChanges) at(k routeSetKey, p netip.Prefix) *routeDelta {
+	set := c[k]
+	if set == nil {
+		set = map[netip.Prefix]*routeDelta{}
+		c[k] = set
+	}
+	d := set[p]
+	if d == nil {
+		d = &routeDelta{}
+		set[p] = d
+	}
+	return d
+}
+
+func (c policyChanges) add(r *policyRule) {
+	for i := range r.offers {
+		o := &r.offers[i]
+		d := c.at(routeSetKey{r.class, r.source}, o.at)
+		d.add = append(d.add, o)
+	}
+}
+
+func (c policyChanges) remove(r *policyRule) {
+	for i := range r.offers {
+		o := &r.offers[i]
+		d := c.at(routeSetKey{r.class, r.source}, o.at)
+		d.remove = append(d.remove, o)
+	}
+}
+
+// with returns the policy after changes.
+func (p policy) with(changes policyChanges) policy {
+	next := map[class]*routes{}
+	for k, set := range changes {
+		r := next[k.class]
+		if r == nil {
+			r = &routes{}
+			if old, ok := p.classes.get(k.class); ok {
+				*r = *old
 			}
+			next[k.class] = r
 		}
-		d.order = append(d.order, orderedRule{d.priority(r), r, table, fmt.Sprintf("%s/%d", t.Name, i+1)})
-		for _, route := range r.Routes {
-			d.addRoute(table, route, path)
+		if !k.source.IsValid() {
+			r.all = withOffers(r.all, set)
+			continue
+		}
+		if r.sources == nil {
+			r.sources = new(bart.Table[*routeTable])
+		}
+		old, _ := r.sources.Get(k.source)
+		if t := withOffers(old, set); t != nil {
+			r.sources = r.sources.InsertPersist(k.source, t)
+		} else if r.sources = r.sources.DeletePersist(k.source); r.sources.Size() == 0 {
+			r.sources = nil
 		}
 	}
+	classes, devices := make(map[class]**routes, len(next)), p.devices
+	for k, r := range next {
+		_, there := p.classes.get(k)
+		stays := r.all != nil || r.sources != nil
+		if classes[k] = nil; stays {
+			classes[k] = &r
+		}
+		if k.port() != anyPort && there != stays {
+			devices += map[bool]int{true: 1, false: -1}[stays]
+		}
+	}
+	all := p.classes.with(classes)
+	plain, _ := all.get(classOf(anyPort, 0))
+	return policy{plain, all, devices}
 }
 
-// priority returns the rule's own, or what the kernel gives it (fib_default_rule_pref).
-func (d *policyDraft) priority(r *PolicyRule) int {
-	n := r.Priority
-	if n == 0 {
-		n = max(0, d.least-1)
+// withOffers returns the table after changes, nil if it is empty. A table that is new belongs to nobody else yet and is filled in place.
+func withOffers(t *routeTable, changes map[netip.Prefix]*routeDelta) *routeTable {
+	fresh := t == nil
+	if fresh {
+		t = new(routeTable)
 	}
-	d.least = min(d.least, n)
-	return n
-}
-
-func (d *policyDraft) addRoute(table *bart.Table[routeEntry], r PolicyRoute, path string) {
-	dst := r.Destination
-	switch {
-	case !dst.IsValid():
-		d.fault(path, "a route needs a destination")
-		return
-	case dst != dst.Masked():
-		d.fault(path, "route to %s: host bits are set", dst)
-		return
-	case dst.Addr().Is4In6() || r.Via.Is4In6():
-		d.fault(path, "route to %s: an address is IPv4 mapped into IPv6", dst)
-		return
-	case !r.Via.IsValid() && r.Device == "":
-		d.fault(path, "route to %s: neither via nor device", dst)
-		return
-	}
-	port, ok := d.devices[r.Device]
-	if r.Device == "" {
-		port, ok = d.neighbours[r.Via]
-	}
-	if _, exists := table.Get(dst); ok && !exists { // the kernel refuses a second route to the same destination
-		table.Insert(dst, routeEntry{bits: dst.Bits(), port: port, via: r.Via})
-	}
-}
-
-func (d *policyDraft) compile() policy {
-	p := policy{classes: map[class]*routes{}, names: make([]string, len(d.order))}
-	sources := map[class]map[netip.Prefix]*routeSet{}
-	for i, o := range d.order {
-		p.names[i] = o.name
-		in := anyPort
-		if o.rule.In != "" {
-			var ok bool
-			if in, ok = d.devices[o.rule.In]; !ok {
-				continue
-			}
+	put := func(p netip.Prefix, c routeCell) {
+		switch {
+		case len(c.offers) == 0 && fresh:
+			t.Delete(p)
+		case len(c.offers) == 0:
+			t = t.DeletePersist(p)
+		case fresh:
+			t.Insert(p, c)
+		default:
+			t = t.InsertPersist(p, c)
 		}
-		if o.rule.Out != "" {
-			continue // a forwarded packet is bound to no device
-		}
-		k := classOf(in, o.rule.Mark)
-		if sources[k] == nil {
-			sources[k] = map[netip.Prefix]*routeSet{}
-		}
-		source := o.rule.Source
-		if source.IsValid() {
-			source = source.Masked() // unlike nftables, a policy rule ignores host bits
-		}
-		set := sources[k][source]
-		if set == nil {
-			set = &routeSet{drafts: map[netip.Prefix]routeEntry{}}
-			sources[k][source] = set
-		}
-		set.add(int32(i), o.rule.Destination, o.table)
 	}
-	for k, of := range sources {
-		p.classes[k] = newRoutes(of)
-	}
-	return p
-}
-
-// add works the routes of a rule's table into the set.
-func (s *routeSet) add(order int32, destination netip.Prefix, table *bart.Table[routeEntry]) {
-	if !destination.IsValid() {
-		for dst, e := range table.All() {
-			s.offer(dst, e, order)
-		}
-		return
-	}
-	destination = destination.Masked()
-	if e, ok := table.LookupPrefix(destination); ok {
-		s.offer(destination, e, order)
-	}
-	for dst, e := range table.Subnets(destination) {
-		s.offer(dst, e, order)
-	}
-}
-
-func (s *routeSet) offer(at netip.Prefix, e routeEntry, order int32) {
-	e.order = order
-	if old, ok := s.drafts[at]; !ok || order < old.order {
-		s.drafts[at] = e
-	}
-}
-
-func (s *routeSet) finish() {
-	prefixes := make([]netip.Prefix, 0, len(s.drafts))
-	for p := range s.drafts {
+	prefixes := make([]netip.Prefix, 0, len(changes))
+	for p, d := range changes {
+		old, _ := t.Get(p)
+		put(p, routeCell{offers: d.apply(old.offers)})
 		prefixes = append(prefixes, p)
 	}
-	index, numbers := newPrefixIndex(prefixes)
-	s.index, s.entries = index, make([]routeEntry, len(prefixes))
-	for p, n := range numbers {
-		s.entries[n] = s.drafts[p]
-	}
-	s.drafts = nil
-}
-
-func newRoutes(of map[netip.Prefix]*routeSet) *routes {
-	r := &routes{}
-	var prefixes []netip.Prefix
-	for p, set := range of {
-		set.finish()
-		if p.IsValid() {
-			prefixes = append(prefixes, p)
-		} else {
-			r.all = set
+	// Wider ones first, so that what they hand down is right when their subnets are settled.
+	slices.SortFunc(prefixes, func(a, b netip.Prefix) int { return cmp.Compare(a.Bits(), b.Bits()) })
+	for _, p := range prefixes {
+		var below []netip.Prefix
+		for q := range t.Subnets(p) {
+			below = append(below, q)
+		}
+		slices.SortFunc(below, func(a, b netip.Prefix) int { return cmp.Compare(a.Bits(), b.Bits()) })
+		for _, q := range below {
+			c, _ := t.Get(q)
+			best := c.offers[0]
+			if q.Bits() > 0 {
+				wider, ok := t.LookupPrefix(netip.PrefixFrom(q.Addr(), q.Bits()-1))
+				if ok && wider.best != nil && wider.best.rule != best.rule && compareOffers(wider.best, best) < 0 {
+					best = wider.best
+				}
+			}
+			if best != c.best {
+				put(q, routeCell{c.offers, best})
+			}
 		}
 	}
-	index, numbers := newPrefixIndex(prefixes)
-	r.sources, r.of = index, make([]*routeSet, len(prefixes))
-	for p, n := range numbers {
-		r.of[n] = of[p]
+	if t.Size() == 0 {
+		return nil
 	}
-	return r
+	return t
+}
+
+// apply returns offers after d, the first rule's first. It leaves offers as they are.
+func (d *routeDelta) apply(offers []*routeOffer) []*routeOffer {
+	var next []*routeOffer
+	for _, o := range offers {
+		if !slices.Contains(d.remove, o) {
+			next = append(next, o)
+		}
+	}
+	next = append(next, d.add...)
+	slices.SortFunc(next, compareOffers)
+	return next
+}
+
+// resolve gives rules without a priority of their own what the kernel gives them (fib_default_rule_pref): one less than the least that
+// is there, in the order in which they are written. It reports those whose priority changes by it.
+func resolve(all []*policyRule, changed func(r *policyRule, priority int)) {
+	slices.SortFunc(all, compareWritten)
+	least := mainPriority
+	for _, r := range all {
+		priority := r.given
+		if priority == 0 {
+			priority = max(0, least-1)
+		}
+		least = min(least, priority)
+		if priority != r.priority {
+			changed(r, priority)
+		}
+	}
 }

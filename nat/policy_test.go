@@ -1,9 +1,6 @@
 package nat
 
-import (
-	"net/netip"
-	"testing"
-)
+import "testing"
 
 // Every statement that Liqo's RouteConfiguration and the kernel's policy routing make about rules and routes.
 func TestPolicyStatements(t *testing.T) {
@@ -63,7 +60,7 @@ func TestPolicyStatements(t *testing.T) {
 	for _, tt := range tests {
 		c := randomNodes()
 		c.Firewall, c.Routing = []Table{}, append([]PolicyTable{}, tt.tables...)
-		r, err := newRuleset(c, nil)
+		r, err := newRuleset(c)
 		if err != nil {
 			t.Errorf("%s: %v", tt.statement, err)
 			continue
@@ -83,43 +80,11 @@ func TestPolicyNames(t *testing.T) {
 	c := milan()
 	r := compiled(t, c)
 	hop, ok := r.route(Tunnel, 0, addr("10.200.2.6"), addr("10.200.1.77"))
-	if name := r.policy.names[hop.rule]; !ok || name != "milan-1/2" {
+	if name := hop.rule.name; !ok || name != "milan-1/2" {
 		t.Errorf("rule %s, want the second of table milan-1", name)
 	}
 	hop, _ = r.route(Tunnel, 9, addr("10.200.2.6"), addr("11.11.11.7"))
-	if name := r.policy.names[hop.rule]; name != "milan-2-service-nodeport-routing/1" {
+	if name := hop.rule.name; name != "milan-2-service-nodeport-routing/1" {
 		t.Errorf("rule %s", name)
-	}
-}
-
-func TestPrefixIndex(t *testing.T) {
-	m := newRuleMaker(seedOfRules(t))
-	for range 200 {
-		var set []netip.Prefix
-		for range 1 + m.IntN(30) {
-			set = append(set, m.prefix(m.IntN(3) == 0).Masked())
-		}
-		x, numbers := newPrefixIndex(set)
-		for range 50 {
-			a := m.addr(m.IntN(3) == 0)
-			covering := map[netip.Prefix]bool{}
-			for _, p := range set {
-				if p.Contains(a) {
-					covering[p] = true
-				}
-			}
-			last := 129
-			for n := x.find(a); n >= 0; n = x.parent[n] {
-				p := x.prefixes[n]
-				if !covering[p] || p.Bits() >= last || numbers[p] != n {
-					t.Fatalf("%v in %v: visits %v after length %d", a, set, p, last)
-				}
-				delete(covering, p)
-				last = p.Bits()
-			}
-			if len(covering) > 0 {
-				t.Fatalf("%v in %v: leaves out %v", a, set, covering)
-			}
-		}
 	}
 }

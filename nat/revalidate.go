@@ -2,10 +2,15 @@ package nat
 
 import "net/netip"
 
-// revalidate looks at a connection after the configuration has changed: a first packet must still be admitted and get the same
-// addresses. It returns false if not, and removes the connection; for ReasonNoBackend its ends are to be told.
+// revalidate looks at a connection after the configuration has changed. If that concerns it, a first packet must still be admitted and
+// get the same addresses, and verdicts and routes are found anew. It returns false if not, and removes the connection; for
+// ReasonNoBackend its ends are to be told.
 func (e *Engine) revalidate(c *conn, number uint32, now Time) (Reason, bool) {
 	s := e.snapshot
+	if !e.history.concerns(c, s.generation) {
+		c.generation = s.generation
+		return ReasonNone, true
+	}
 	reason, ok := e.stillBound(c, now)
 	if !ok {
 		e.table.remove(c, number)
@@ -30,9 +35,8 @@ func (e *Engine) stillBound(c *conn, now Time) (Reason, bool) {
 	*tr = traversal{from: c.tuples[original], in: in, first: true, keep: c.to(original), keeping: true}
 	tr.effects.connMark = c.mark
 	ok := tr.run(e, s, now)
-	if tr.backend >= 0 {
+	if service := tr.service; service != nil {
 		backend := netip.AddrPortFrom(tr.keep.destination(), tr.keep.destinationPort())
-		service := s.rules.services.all[tr.backend]
 		if !c.has(flagService) || !service.has(backend) && service.config.OnRemoval == RemovalReset {
 			return ReasonNoBackend, false
 		}
@@ -40,10 +44,21 @@ func (e *Engine) stillBound(c *conn, now Time) (Reason, bool) {
 		return ReasonNoBackend, false // the service is gone
 	}
 	if !ok {
-		// Filters may change their mind once more; what is addressed to nowhere is over.
-		return ReasonNone, tr.reason == ReasonFiltered || tr.reason == ReasonRejected
+		// Filters may change their mind once more; what is addressed to nowhere, or now to somebody else, is over.
+		filtered := tr.reason == ReasonFiltered || tr.reason == ReasonRejected
+		return ReasonNone, filtered && tr.keepsAddresses()
 	}
 	return ReasonNone, tr.to.words == tr.keep.words
+}
+
+// keepsAddresses reports whether a traversal that ended early was on the way to keep: each address is that before or after translation.
+func (tr *traversal) keepsAddresses() bool {
+	if tr.dnat.kind == bindNone && tr.snat.kind == bindNone {
+		return true
+	}
+	source, destination := tr.to.source(), tr.to.destination()
+	return (source == tr.from.source() || source == tr.keep.source()) &&
+		(destination == tr.from.destination() || destination == tr.keep.destination())
 }
 
 // sweepBudget is how many connections Sweep looks at: a full traversal of the rules for each takes about as long as a batch of packets.

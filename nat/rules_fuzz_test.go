@@ -31,12 +31,11 @@ func FuzzRules(f *testing.F) {
 		m := ruleMaker{rand.New(&byteSource{data, rand.NewPCG(1, 2)})}
 		c := randomNodes()
 		c.Firewall, c.Routing = m.tables(), m.routing()
-		r, err := newRuleset(c, nil)
+		r, err := newRuleset(c)
 		if err != nil {
 			t.Fatal(err)
 		}
-		devices, _ := c.devices()
-		s := &slowRules{c.Firewall, c.Routing, devices, c.neighbours()}
+		s := c.slow()
 		for range 8 {
 			for _, d := range differences(r, s, m.view(), uint32(m.IntN(4))) {
 				t.Error(d)
@@ -62,7 +61,7 @@ func FuzzRuleText(f *testing.F) {
 				Op: Op(op), Proto: protocol, Dev: Operand{device, Position(devAt)}, IP: Operand{ip, Position(ipAt)}, Port: Operand{port, Position(portAt)},
 			}}}},
 		}}}}
-		r, err := newRuleset(c, nil)
+		r, err := newRuleset(c)
 		if err != nil {
 			return
 		}

@@ -212,31 +212,32 @@ func differences(r *ruleset, s *slowRules, v view, mark uint32) []string {
 			all = append(all, fmt.Sprintf("%s of %+v: %v, want %v", what, v, got, want))
 		}
 	}
-	e := effects{hits: make([]int32, 0, 1000), connMark: 77}
+	e := effects{hits: make([]*rule, 0, 1000), connMark: 77}
 	slow := slowEffects{connMark: 77}
 	for st := range stages {
 		if st == stageDNAT || st == stageSNAT {
 			b, want := r.nat(st, &v), s.nat(st, &v, [2]netip.Addr{r.own[0].v4, r.own[1].v4})
 			got := slowBinding{b.kind, b.addr, ""}
-			if b.rule >= 0 {
-				got.by = r.ruleName(b.rule)
+			if b.rule != nil {
+				got.by = b.rule.path()
 			}
 			differ(fmt.Sprint("binding at stage ", st), got, want)
 			continue
 		}
-		e.by = -2
+		e.by = nil
 		verdict := r.filter(st, &v, &e)
 		slow.verdict, slow.by = ruleAccept, ""
 		s.filter(st, &v, &slow)
 		got := slowEffects{verdict: verdict, mark: e.mark, connMark: e.connMark, set: e.connMarkSet, notrack: e.notrack}
 		for _, n := range e.hits {
-			got.hits = append(got.hits, r.ruleName(n))
+			got.hits = append(got.hits, n.path())
 		}
 		switch {
-		case e.by == -1:
+		case e.by == nil:
+		case e.by.policy:
 			got.by = "policy"
-		case e.by >= 0:
-			got.by = r.ruleName(e.by)
+		default:
+			got.by = e.by.path()
 		}
 		var values []uint32
 		for _, x := range slow.mss {
@@ -281,12 +282,11 @@ func TestCompiledRulesAgainstSlowOnes(t *testing.T) {
 	for round := range rounds {
 		c := randomNodes()
 		c.Firewall, c.Routing = m.tables(), m.routing()
-		r, err := newRuleset(c, nil)
+		r, err := newRuleset(c)
 		if err != nil {
 			t.Fatalf("round %d: %v", round, err)
 		}
-		devices, _ := c.devices()
-		s := &slowRules{c.Firewall, c.Routing, devices, c.neighbours()}
+		s := c.slow()
 		for range 200 {
 			for _, d := range differences(r, s, m.view(), uint32(m.IntN(4))) {
 				t.Error(d)

@@ -1,7 +1,9 @@
 package nat
 
 import (
-	"errors"
+	"cmp"
+	"encoding/binary"
+	"math"
 	"net/netip"
 	"sync/atomic"
 )
@@ -23,49 +25,105 @@ const (
 	stages
 )
 
-// A ruleset is a compiled set of tables, policy tables and services. It is immutable but for its counters, and safe for
-// concurrent use; no evaluation allocates or locks.
+// A ruleset is what a Set has committed: tables, policy tables and services, compiled. It is immutable but for its counters, shares
+// with its predecessor what has not changed, and is safe for concurrent use; no evaluation allocates or locks.
 type ruleset struct {
-	rules    []rule // by stage, then in the order of evaluation
-	sections [stages]section
-	counters map[string]*counter // by path of the rule
-	services serviceSet
+	stages   [stages]stageRules
+	services cowMap[serviceAddress, *service]
 	policy   policy
-	own      [2]masquerade
+	notracks int // rules of stageRaw that say notrack
+	network
+}
+
+// A network is what rules need to know about the gateway itself.
+type network struct {
+	own [2]masquerade
 	// generated: the tables come from the other fields of the Config, so that what a kernel's rules could not do is allowed too.
 	generated bool
-	notracks  bool // a rule of stageRaw says notrack
+	first     Port // the node that hosts outside of the cluster are reached through unless something else is said
 }
 
 // A masquerade holds the gateway's address by family on the way to one side: [0] the tunnel, [1] the nodes.
 type masquerade struct{ v4, v6 netip.Addr }
 
-// A section is the part of a ruleset's rules that belongs to one stage.
-type section struct {
-	first, end int32
-	index      *ruleIndex // nil: few enough to look at each
+// A chain is a compiled Chain. Its rules come behind those of all chains that are before it.
+type chain struct {
+	stage    stage
+	priority int32
+	origin   *origin
+	number   int32  // in the resource
+	name     string // table/chain
+	rank     uint64 // orders chains by priority and order, as far as these fit: a quick answer in most cases
+	rules    []rule
+}
+
+// rankOfChain never puts a chain that runs later before an earlier one.
+func rankOfChain(priority int32, order int64) uint64 {
+	return uint64(uint32(priority)^1<<31)<<32 | uint64(max(0, min(order, math.MaxUint32)))
+}
+
+// compare tells which chain of one stage runs first.
+func (c *chain) compare(o *chain) int {
+	switch {
+	case c == o:
+		return 0
+	case c.rank != o.rank:
+		return cmp.Compare(c.rank, o.rank)
+	case c.priority != o.priority:
+		return cmp.Compare(c.priority, o.priority)
+	case c.origin != o.origin:
+		return c.origin.compare(o.origin)
+	}
+	return cmp.Compare(c.number, o.number)
 }
 
 // A rule is a compiled Rule, or the policy of a chain that drops.
 type rule struct {
-	path     string // table/chain/rule
-	tests    []comparison
-	family   Family
-	action   RuleAction
-	policy   bool
-	counted  bool
-	value    uint32
-	to       netip.Prefix
-	chainEnd int32 // the number of the first rule after the chain
-	counter  *counter
+	chain   *chain
+	number  int32 // in the chain
+	name    string
+	tests   []comparison
+	family  Family
+	action  RuleAction
+	policy  bool
+	counted bool
+	value   uint32
+	to      netip.Prefix
+	counter *counter // nil: a policy
 }
 
-// A counter counts the packets that a rule matched. It fills a cache line, because neighbours count different directions of
-// traffic on different CPUs.
-type counter struct {
-	packets, bytes atomic.Uint64
-	_              [48]byte
+// path names the rule: table/chain/rule.
+func (r *rule) path() string {
+	if r.policy {
+		return r.chain.name
+	}
+	return r.chain.name + "/" + r.name
 }
+
+func (r *rule) before(o *rule) bool {
+	if r.chain.rank != o.chain.rank {
+		return r.chain.rank < o.chain.rank
+	}
+	return compareRules(r, o) < 0
+}
+
+func compareRules(r, o *rule) int {
+	if r.chain == o.chain {
+		return cmp.Compare(r.number, o.number)
+	}
+	return r.chain.compare(o.chain)
+}
+
+// A counter counts the packets that a rule matched.
+type counter struct{ packets, bytes atomic.Uint64 }
+
+func (c *counter) add(packets, bytes uint64) {
+	c.packets.Add(packets)
+	c.bytes.Add(bytes)
+}
+
+// synOnly reports whether the rule counts SYN segments only.
+func (r *rule) synOnly() bool { return r.action == ActionClampMSS }
 
 func (r *rule) matches(v *view) bool {
 	if !r.family.sees(v.src) {
@@ -80,7 +138,7 @@ func (r *rule) matches(v *view) bool {
 }
 
 // has reports whether any chain runs at s.
-func (r *ruleset) has(s stage) bool { return r.sections[s].end > r.sections[s].first }
+func (r *ruleset) has(s stage) bool { return r.stages[s].n > 0 }
 
 // A ruleVerdict is what filter chains decide about a packet.
 type ruleVerdict uint8
@@ -102,53 +160,47 @@ type effects struct {
 	mss      uint16
 	routeMSS bool
 	// hits are the counting rules that matched, appended up to the capacity that the caller provides.
-	hits     []int32
+	hits     []*rule
 	overflow bool  // there were more
-	by       int32 // the rule that dropped or rejected; -1: the policy of a chain
+	by       *rule // the rule or policy that dropped or rejected
 }
 
 // filter runs the filter chains of stage s.
 func (r *ruleset) filter(s stage, v *view, e *effects) ruleVerdict {
-	sec := &r.sections[s]
-	if sec.first == sec.end {
+	if !r.has(s) {
 		return ruleAccept
 	}
 	var w walk
-	w.start(sec, v)
-	for n := w.next(sec.first); n >= 0; {
-		rule := &r.rules[n]
-		next := n + 1
-		if rule.matches(v) {
-			if rule.counted {
-				e.hit(n)
-			}
-			switch rule.action {
-			case ActionAccept:
-				next = rule.chainEnd
-			case ActionDrop, ActionReject:
-				e.by = n
-				if rule.policy {
-					e.by = -1
-				}
-				if rule.action == ActionReject {
-					return ruleReject
-				}
-				return ruleDrop
-			default:
-				e.apply(rule, s, v)
-			}
+	w.start(&r.stages[s], v)
+	for rule := w.next(); rule != nil; rule = w.next() {
+		if !rule.matches(v) {
+			continue
 		}
-		n = w.next(next)
+		if rule.counted {
+			e.hit(rule)
+		}
+		switch rule.action {
+		case ActionAccept:
+			w.leave(rule.chain)
+		case ActionDrop:
+			e.by = rule
+			return ruleDrop
+		case ActionReject:
+			e.by = rule
+			return ruleReject
+		default:
+			e.apply(rule, s, v)
+		}
 	}
 	return ruleAccept
 }
 
-func (e *effects) hit(n int32) {
+func (e *effects) hit(r *rule) {
 	if len(e.hits) == cap(e.hits) {
 		e.overflow = true
 		return
 	}
-	e.hits = append(e.hits, n)
+	e.hits = append(e.hits, r)
 }
 
 // apply performs an action that decides nothing.
@@ -178,18 +230,14 @@ func (e *effects) apply(r *rule, s stage, v *view) {
 	}
 }
 
-// count adds packets and their bytes to the rules that effects.hits named.
-func (r *ruleset) count(hits []int32, syn bool, packets, bytes uint64) {
-	for _, n := range hits {
-		if rule := &r.rules[n]; syn || rule.action != ActionClampMSS {
-			rule.counter.packets.Add(packets)
-			rule.counter.bytes.Add(bytes)
+// countRules adds packets and their bytes to the rules of effects.hits.
+func countRules(hits []*rule, syn bool, packets, bytes uint64) {
+	for _, rule := range hits {
+		if syn || !rule.synOnly() {
+			rule.counter.add(packets, bytes)
 		}
 	}
 }
-
-// ruleName returns table/chain/rule of a rule number.
-func (r *ruleset) ruleName(n int32) string { return r.rules[n].path }
 
 // A bindKind says what a nat stage decided.
 type bindKind uint8
@@ -198,7 +246,7 @@ const (
 	bindNone     bindKind = iota // no rule matched
 	bindAddress                  // translate to addr
 	bindPrefix                   // translate to addr, 1:1
-	bindService                  // translate to a backend of services[service]
+	bindService                  // translate to a backend of service
 	bindDrop                     // drop: the policy of a chain, or masquerade without an address
 	bindNoSource                 // drop: the source is unknown to the remote cluster
 )
@@ -207,27 +255,28 @@ const (
 type binding struct {
 	kind    bindKind
 	addr    netip.Addr
-	service int32
-	rule    int32 // -1: none
+	service *service
+	rule    *rule // nil: none
 }
 
 // nat runs the nat chains of stage s, stageDNAT or stageSNAT. The first rule that matches binds; as each stage has one kind of
 // manipulation, no later chain can add to it.
 func (r *ruleset) nat(s stage, v *view) binding {
 	if s == stageDNAT && v.in == Tunnel && v.hasL4 {
-		if n, ok := r.services.find(v); ok {
-			return binding{kind: bindService, service: n, rule: -1}
+		if service, ok := r.services.get(serviceAddress{v.dst, binary.BigEndian.Uint16(v.l4[2:]), v.proto}); ok {
+			return binding{kind: bindService, service: service}
 		}
 	}
-	sec := &r.sections[s]
+	if !r.has(s) {
+		return binding{}
+	}
 	var w walk
-	w.start(sec, v)
-	for n := w.next(sec.first); n >= 0; n = w.next(n + 1) {
-		rule := &r.rules[n]
+	w.start(&r.stages[s], v)
+	for rule := w.next(); rule != nil; rule = w.next() {
 		if !rule.matches(v) {
 			continue
 		}
-		b := binding{rule: n}
+		b := binding{rule: rule}
 		switch rule.action {
 		case ActionDNAT:
 			b.kind, b.addr = rule.translate(v.dst)
@@ -236,7 +285,7 @@ func (r *ruleset) nat(s stage, v *view) binding {
 		case ActionMasquerade:
 			b.kind, b.addr = r.masquerade(v)
 		case ActionDrop:
-			b.kind, b.rule = bindDrop, -1
+			b.kind, b.rule = bindDrop, nil
 		case actionRefuseSource:
 			b.kind = bindNoSource
 		}
@@ -244,7 +293,7 @@ func (r *ruleset) nat(s stage, v *view) binding {
 			return b
 		}
 	}
-	return binding{rule: -1}
+	return binding{}
 }
 
 // translate returns what becomes of a under a snat or dnat rule.
@@ -294,22 +343,4 @@ func (r *ruleset) masquerade(v *view) (bindKind, netip.Addr) {
 		return bindDrop, netip.Addr{} // nf_nat_masquerade_ipv4 drops without an address too
 	}
 	return bindAddress, a
-}
-
-// newRuleset compiles the tables, routing and services of c, or returns everything that is wrong with them. Rules that previous,
-// which may be nil, has under the same table, chain and name keep their counters.
-func newRuleset(c *Config, previous *ruleset) (*ruleset, error) {
-	generated := c.Firewall == nil
-	devices, err := c.devices()
-	b := builder{devices: devices, generated: generated, faults: []error{err}}
-	b.add(c.Tables())
-	r := &ruleset{own: c.masquerades(), generated: generated}
-	b.finish(r, previous)
-	r.policy, err = newPolicy(c.PolicyTables(), devices, c.neighbours())
-	b.faults = append(b.faults, err)
-	r.services = newServices(c.Services)
-	if err := errors.Join(b.faults...); err != nil {
-		return nil, err
-	}
-	return r, nil
 }

@@ -14,7 +14,7 @@ func rulesOf(t testing.TB, tables ...Table) *ruleset {
 	t.Helper()
 	c := randomNodes()
 	c.Firewall, c.Routing = tables, []PolicyTable{}
-	r, err := newRuleset(c, nil)
+	r, err := newRuleset(c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -249,7 +249,7 @@ func TestFilterStatements(t *testing.T) {
 	}
 	for _, tt := range tests {
 		r := rulesOf(t, tt.tables...)
-		e := effects{connMark: 5, hits: make([]int32, 0, 8)}
+		e := effects{connMark: 5, hits: make([]*rule, 0, 8)}
 		var verdict ruleVerdict
 		for s := stageRaw; s < stages && verdict == ruleAccept; s++ {
 			if s != stageDNAT && s != stageSNAT && s != stageInput {
@@ -258,12 +258,12 @@ func TestFilterStatements(t *testing.T) {
 		}
 		var hits []string
 		for _, n := range e.hits {
-			hits = append(hits, r.ruleName(n))
+			hits = append(hits, n.path())
 		}
 		if got := strings.Join(hits, " "); got != tt.hits {
 			t.Errorf("%s: hit %q, want %q", tt.statement, got, tt.hits)
 		}
-		e.hits, e.by = nil, 0
+		e.hits, e.by = nil, nil
 		if verdict != tt.verdict || !equalEffects(e, tt.want) {
 			t.Errorf("%s: verdict %v %+v, want %v %+v", tt.statement, verdict, e, tt.verdict, tt.want)
 		}
@@ -278,11 +278,11 @@ func equalEffects(a, b effects) bool {
 
 func TestHitsOverflow(t *testing.T) {
 	r := rulesOf(t, oneChain(FamilyIPv4, ChainFilter, HookForward, 0, Rule{Action: ActionSetMark}, Rule{Action: ActionSetMark}, Rule{Action: ActionSetMark}))
-	e := effects{hits: make([]int32, 0, 3)}
+	e := effects{hits: make([]*rule, 0, 3)}
 	if r.filter(stageForward, packet(), &e); e.overflow || len(e.hits) != 3 {
 		t.Errorf("three hits in three slots: %+v", e)
 	}
-	e = effects{hits: make([]int32, 0, 2)}
+	e = effects{hits: make([]*rule, 0, 2)}
 	if r.filter(stageForward, packet(), &e); !e.overflow || len(e.hits) != 2 {
 		t.Errorf("three hits in two slots: %+v", e)
 	}
@@ -293,23 +293,25 @@ func TestCounters(t *testing.T) {
 	c.Routing = []PolicyTable{}
 	clamp := Rule{Name: "clamp", Action: ActionClampMSS, Match: []Match{{Proto: "tcp"}}}
 	c.Firewall = []Table{oneChain(FamilyIPv4, ChainFilter, HookForward, 0, clamp, Rule{Name: "mark", Action: ActionSetMark})}
-	first, err := newRuleset(c, nil)
-	if err != nil {
+	s := newSet()
+	if err := s.replace(c); err != nil {
 		t.Fatal(err)
 	}
-	e := effects{hits: make([]int32, 0, 4)}
+	first, _ := s.Commit()
+	e := effects{hits: make([]*rule, 0, 4)}
 	first.filter(stageForward, packet(), &e)
-	first.count(e.hits, true, 1, 60)
-	first.count(e.hits, false, 10, 14000)
+	countRules(e.hits, true, 1, 60)
+	countRules(e.hits, false, 10, 14000)
 	// A rule in front of it and one that is gone: what has kept its name keeps its counter.
+	c.Firewall = []Table{oneChain(FamilyIPv4, ChainFilter, HookForward, 0)}
 	c.Firewall[0].Chains[0].Rules = []Rule{{Name: "new", Action: ActionSetMark}, {Name: "mark", Action: ActionSetMark, Value: 3}}
-	second, err := newRuleset(c, first)
-	if err != nil {
+	if err := s.replace(c); err != nil {
 		t.Fatal(err)
 	}
-	e = effects{hits: make([]int32, 0, 4)}
+	second, _ := s.Commit()
+	e = effects{hits: make([]*rule, 0, 4)}
 	second.filter(stageForward, packet(), &e)
-	second.count(e.hits, false, 100, 5000)
+	countRules(e.hits, false, 100, 5000)
 	for _, tt := range []struct {
 		r              *ruleset
 		path           string
@@ -319,12 +321,12 @@ func TestCounters(t *testing.T) {
 		{second, "t/c/mark", 111, 19060},
 		{second, "t/c/new", 100, 5000},
 	} {
-		got := tt.r.counters[tt.path]
+		got := tt.r.counters()[tt.path]
 		if got.packets.Load() != tt.packets || got.bytes.Load() != tt.bytes {
 			t.Errorf("%s: %d packets, %d bytes, want %d and %d", tt.path, got.packets.Load(), got.bytes.Load(), tt.packets, tt.bytes)
 		}
 	}
-	if second.counters["t/c/clamp"] != nil {
+	if second.counters()["t/c/clamp"] != nil {
 		t.Error("the counter of a rule that is gone is kept")
 	}
 }
@@ -340,7 +342,7 @@ func TestDeeplyNestedPrefixes(t *testing.T) {
 	slices.Reverse(rules)
 	r := rulesOf(t, oneChain(FamilyIPv6, ChainFilter, HookForward, 0, rules...))
 	for _, n := range []int{64, 10} {
-		e := effects{hits: make([]int32, 0, 64)}
+		e := effects{hits: make([]*rule, 0, 64)}
 		v := packet(func(v *view) { v.src, v.dst = addr("fd00::5"), deep })
 		if n != 64 {
 			v.dst = netip.PrefixFrom(deep, 2*n).Masked().Addr() // its zero bits end the nesting
@@ -352,7 +354,7 @@ func TestDeeplyNestedPrefixes(t *testing.T) {
 				want++
 			}
 		}
-		if len(e.hits) != want || !slices.IsSorted(e.hits) {
+		if len(e.hits) != want || !slices.IsSortedFunc(e.hits, compareRules) {
 			t.Errorf("%v: %d hits in order %v, want %d ascending", v.dst, len(e.hits), e.hits, want)
 		}
 	}
@@ -424,7 +426,7 @@ func TestRefusals(t *testing.T) {
 			{Destination: netip.MustParsePrefix("10.0.0.0/16")},
 		}}}},
 	}
-	r, err := newRuleset(c, nil)
+	r, err := newRuleset(c)
 	if err == nil || r != nil {
 		t.Fatal("not refused")
 	}
@@ -436,7 +438,7 @@ func TestRefusals(t *testing.T) {
 		}
 	}
 	for _, want := range []string{
-		"table t00: there is another table", "routing table main: there is another", "rule 1: priority -1 is negative",
+		"firewall/t00: there is another", "routing/main: there is another", "rule 1: priority -1 is negative",
 		"rule 2: a route needs a destination", "10.0.0.1/16: host bits are set", "10.0.0.0/16: neither via nor device",
 	} {
 		if !strings.Contains(err.Error(), want) {

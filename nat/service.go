@@ -7,16 +7,16 @@ import (
 	"slices"
 )
 
-// A serviceSet finds services by what a packet from the tunnel is addressed to.
-type serviceSet struct {
-	all []*service
-	by  map[serviceAddress]int32
-}
-
+// A serviceAddress is what a packet from the tunnel is addressed to.
 type serviceAddress struct {
 	addr     netip.Addr
 	port     uint16
 	protocol uint8
+}
+
+func (a serviceAddress) hash() uint64 {
+	high, low := addressWords(a.addr)
+	return high ^ low ^ uint64(a.port)<<8 ^ uint64(a.protocol)
 }
 
 // A service is a compiled Service.
@@ -27,17 +27,6 @@ type service struct {
 	until   []uint64
 	seeds   []uint64         // of the backends' addresses and ports, for rendezvous
 	present map[uint64]int32 // backends by seed
-}
-
-// newServices compiles services.
-func newServices(services []Service) serviceSet {
-	set := serviceSet{by: make(map[serviceAddress]int32, len(services))}
-	for i := range services {
-		s := newService(services[i])
-		set.by[serviceAddress{s.config.Address, s.config.Port, s.config.Protocol}] = int32(len(set.all))
-		set.all = append(set.all, s)
-	}
-	return set
 }
 
 func newService(c Service) *service {
@@ -61,14 +50,8 @@ func backendSeed(a netip.AddrPort) uint64 {
 
 func weight(b Backend) int { return max(1, b.Weight) }
 
-// find returns the number of the service that v is addressed to. Preconditions: v.hasL4.
-func (s *serviceSet) find(v *view) (int32, bool) {
-	if len(s.by) == 0 {
-		return 0, false
-	}
-	n, ok := s.by[serviceAddress{v.dst, binary.BigEndian.Uint16(v.l4[2:]), v.proto}]
-	return n, ok
-}
+// addressOf returns what packets for the service are addressed to.
+func addressOf(c *Service) serviceAddress { return serviceAddress{c.Address, c.Port, c.Protocol} }
 
 // has reports whether a backend is still one of the service's.
 func (s *service) has(backend netip.AddrPort) bool {

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"runtime"
+	"slices"
 	"testing"
 	"time"
 )
@@ -155,23 +156,29 @@ func TestServiceAffinityAcrossApply(t *testing.T) {
 	for i := range byte(6) {
 		c.Services[0].Backends = append(c.Services[0].Backends, Backend{Address: netip.AddrFrom4([4]byte{10, 200, i, 5}), Port: 8080})
 	}
-	first := compiled(t, c)
-	backends := c.Services[0].Backends
-	// Another backend in place of the first, and the others in another order.
-	c.Services[0].Backends = append(backends[2:6:6], backends[1], Backend{Address: addr("10.200.9.5"), Port: 8080})
-	second, err := newRuleset(c, first)
-	if err != nil {
-		t.Fatal(err)
-	}
-	e, r, gone := picker(hashKey{1, 2}), rand.New(rand.NewPCG(7, 8)), 0
-	for range 60 {
-		x := client(r)
-		old := pickIndex(e, first.services.all[0], x, 5)
-		if second, err = newRuleset(c, first); err != nil {
+	set := newSet()
+	commit := func() *ruleset {
+		t.Helper()
+		if err := set.replace(c); err != nil {
 			t.Fatal(err)
 		}
+		r, _ := set.Commit()
+		return r
+	}
+	first := commit()
+	backends := slices.Clone(c.Services[0].Backends)
+	e, r := picker(hashKey{1, 2}), rand.New(rand.NewPCG(7, 8))
+	before := map[netip.AddrPort]int{}
+	for range 60 {
+		x := client(r)
+		before[x] = pickIndex(e, first.service("web"), x, 5)
+	}
+	// Another backend in place of the first, and the others in another order.
+	c.Services[0].Backends = append(slices.Clone(backends[2:6]), backends[1], Backend{Address: addr("10.200.9.5"), Port: 8080})
+	second, gone := commit(), 0
+	for x, old := range before {
 		again := netip.AddrPortFrom(x.Addr(), x.Port()+1) // a new connection of the same client
-		got := pickIndex(e, second.services.all[0], again, 6)
+		got := pickIndex(e, second.service("web"), again, 6)
 		if old != 0 && got != old || got == 0 {
 			t.Fatalf("client %v: backend %d before, %d after", x, old, got)
 		}
@@ -182,7 +189,7 @@ func TestServiceAffinityAcrossApply(t *testing.T) {
 	if gone == 0 {
 		t.Error("no client had the backend that left")
 	}
-	if second.services.all[0].has(netip.MustParseAddrPort("10.200.0.5:8080")) || !second.services.all[0].has(netip.MustParseAddrPort("10.200.9.5:8080")) {
+	if second.service("web").has(netip.MustParseAddrPort("10.200.0.5:8080")) || !second.service("web").has(netip.MustParseAddrPort("10.200.9.5:8080")) {
 		t.Error("has: the backends of the second configuration are wrong")
 	}
 }

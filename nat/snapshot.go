@@ -2,78 +2,105 @@ package nat
 
 import (
 	"net/netip"
+	"reflect"
+	"slices"
 	"time"
 
 	"github.com/gaissmai/bart"
 )
 
-// A snapshot is a compiled Config. It is immutable once published, but for its counters and hits.
+// A snapshot is a compiled Config. It is immutable once published, but for the counters of its rules.
 type snapshot struct {
 	generation uint32
 	rules      *ruleset
-	hits       ruleHits // guarded by Engine.mu
 	timeouts   [states]time.Duration
-
-	nodes                          map[Port]netip.Addr
-	pods, external                 bart.Lite
-	homes                          bart.Table[Port]   // sources that one node alone may send from
-	seen                           bart.Table[*remap] // destination as seen here → real
-	real                           bart.Table[*remap] // real source → as seen here
-	gateway, tunnel, peer, unknown netip.Addr         // unknown is U; the zero Addr if off
-	mtu                            int
-	maxEntries                     int
+	maxEntries int
+	*site
+	*surroundings
 }
 
-// compile turns a Config into the snapshot that follows previous, or returns all of its faults.
-func compile(c *Config, previous *snapshot) (*snapshot, error) {
-	if err := c.validate(); err != nil {
-		return nil, err
+// A siteConfig is what a Config says about the two clusters and the gateway.
+type siteConfig struct {
+	localPods, localExternal       []netip.Prefix
+	remote                         []RemoteCIDR
+	gateway, tunnel, peer, unknown netip.Addr // unknown is U; the zero Addr if off
+	mtu                            int
+	check                          SourceCheck
+}
+
+// A site is a compiled siteConfig.
+type site struct {
+	siteConfig
+	pods, external bart.Lite
+	seen           bart.Table[*remap] // destination as seen here → real
+	real           bart.Table[*remap] // real source → as seen here
+}
+
+// surroundings are the nodes of a Config.
+type surroundings struct {
+	given  []Node
+	routes []Route
+	nodes  map[Port]netip.Addr
+	homes  bart.Table[Port] // sources that one node alone may send from
+}
+
+// compile turns a Config into the snapshot that follows previous, without rules. It shares what has not changed. all: what has concerns
+// all connections, whatever the rules say.
+func compile(c *Config, previous *snapshot) (s *snapshot, all bool) {
+	s = &snapshot{
+		generation:   previous.generation + 1,
+		timeouts:     c.Timeouts.compile(),
+		maxEntries:   c.MaxConnections,
+		site:         previous.site,
+		surroundings: previous.surroundings,
 	}
-	var old *ruleset
-	generation := uint32(1)
-	if previous != nil {
-		old, generation = previous.rules, previous.generation+1
+	if s.maxEntries == 0 {
+		s.maxEntries = DefaultMaxConnections
 	}
-	rules, err := newRuleset(c, old)
-	if err != nil {
-		return nil, err
+	is := siteConfig{
+		c.LocalPodCIDRs, c.LocalExternalCIDRs, c.Remote,
+		c.GatewayAddress, c.TunnelAddress, c.PeerTunnelAddress, c.UnknownSource, c.MTU, c.SourceCheck,
 	}
-	s := &snapshot{
-		generation: generation,
-		rules:      rules,
-		hits:       newRuleHits(),
-		timeouts:   c.Timeouts.compile(),
-		nodes:      map[Port]netip.Addr{},
-		gateway:    c.GatewayAddress,
-		tunnel:     c.TunnelAddress,
-		peer:       c.PeerTunnelAddress,
-		unknown:    c.UnknownSource,
-		mtu:        c.MTU,
-		maxEntries: c.MaxConnections,
+	if s.site == nil || !reflect.DeepEqual(s.siteConfig, is) {
+		all = true
+		s.site = newSite(is)
 	}
-	for _, n := range c.Nodes {
-		s.nodes[n.Port] = n.Address
+	if all || !slices.Equal(s.given, c.Nodes) || !slices.Equal(s.routes, c.Routes) {
+		// Nodes are resources, and with them their routes, unless rules or routing are given.
+		all = all || !slices.Equal(s.routes, c.Routes) && (c.Firewall != nil || c.Routing != nil)
+		s.surroundings = newSurroundings(c)
 	}
-	for _, p := range c.LocalPodCIDRs {
+	return s, all
+}
+
+func newSite(is siteConfig) *site {
+	is.localPods, is.localExternal, is.remote = slices.Clone(is.localPods), slices.Clone(is.localExternal), slices.Clone(is.remote)
+	s := &site{siteConfig: is}
+	for _, p := range is.localPods {
 		s.pods.Insert(p)
 	}
-	for _, p := range c.LocalExternalCIDRs {
+	for _, p := range is.localExternal {
 		s.external.Insert(p)
+	}
+	for _, r := range is.remote {
+		there, back := remapPair(r.Seen(), r.Real)
+		s.seen.Insert(r.Seen(), there)
+		s.real.Insert(r.Real, back)
+	}
+	return s
+}
+
+func newSurroundings(c *Config) *surroundings {
+	s := &surroundings{given: slices.Clone(c.Nodes), routes: slices.Clone(c.Routes), nodes: make(map[Port]netip.Addr, len(c.Nodes))}
+	for _, n := range c.Nodes {
+		s.nodes[n.Port] = n.Address
 	}
 	if c.SourceCheck == SourceCheckNode {
 		for _, r := range c.Routes {
 			s.homes.Insert(r.Prefix, r.Port)
 		}
 	}
-	for _, r := range c.Remote {
-		there, back := remapPair(r.Seen(), r.Real)
-		s.seen.Insert(r.Seen(), there)
-		s.real.Insert(r.Real, back)
-	}
-	if s.maxEntries == 0 {
-		s.maxEntries = DefaultMaxConnections
-	}
-	return s, nil
+	return s
 }
 
 // admits is the source check. From the tunnel only the remote cluster may speak, by its real addresses, and the peer. From a node

@@ -63,8 +63,8 @@ func (e *Engine) established(h hit, p *Packet, in Port, now Time, v *Verdict) bo
 		return true
 	}
 	if !p.forward(&pl, v) {
-		l := &s.hits.lists[c.hits[d]]
-		s.rules.countEntered(l.rules[:l.length], p)
+		l := &e.hits.lists[c.hits[d]]
+		l.count(l.entered, p.isSYN(), 1, uint64(len(p.data)))
 		return true
 	}
 	if sctp {
@@ -146,5 +146,5 @@ func (e *Engine) cache(c *conn, d int, tr *traversal) {
 		c.mark = tr.effects.connMark
 		c.flags &^= flagEvaluated0 | flagEvaluated1 // with another mark the next packet may fare otherwise, in both directions
 	}
-	c.hits[d] = s.hits.number(&tr.effects, s.rules)
+	c.hits[d] = e.hits.number(&tr.effects)
 }

@@ -18,12 +18,12 @@ type traversal struct {
 	// first: the nat chains run, and to is a result.
 	first      bool
 	dnat, snat binding
-	backend    int32 // number of the chosen service, -1 if none
-	stateful   bool  // the translation needs a connection
+	service    *service // that the packet is addressed to
+	stateful   bool     // the translation needs a connection
 	reason     Reason
 	answer     Answer
 	effects    effects
-	hits       [maxHits]int32
+	hits       [maxHits]*rule
 	head       [4]byte // the first bytes of a transport header without ports
 	hasHead    bool
 
@@ -36,7 +36,7 @@ type traversal struct {
 func (tr *traversal) run(e *Engine, s *snapshot, now Time) bool {
 	r := s.rules
 	v := tr.view()
-	tr.backend = -1
+	tr.service = nil
 	if tr.effects.hits == nil {
 		tr.effects.hits = tr.hits[:0]
 	}
@@ -143,13 +143,13 @@ func (tr *traversal) bindDestination(e *Engine, r *ruleset, v *view, now Time) b
 		tr.to.setDestination(tr.dnat.addr)
 	case bindService:
 		tr.stateful = true
-		tr.backend = tr.dnat.service
+		tr.service = tr.dnat.service
 		if tr.keeping {
 			tr.to.setDestination(tr.keep.destination())
 			tr.to.setDestinationPort(tr.keep.destinationPort())
 			return true
 		}
-		b, ok := r.services.all[tr.dnat.service].pick(e, netip.AddrPortFrom(v.src, tr.from.sourcePort()), now)
+		b, ok := tr.service.pick(e, netip.AddrPortFrom(v.src, tr.from.sourcePort()), now)
 		if !ok {
 			return tr.refuse(refuse(ReasonNoBackend, AnswerPortUnreachable))
 		}
@@ -186,11 +186,11 @@ func (tr *traversal) bindSource(s *snapshot, v *view) bool {
 }
 
 // countBindings counts the nat rules, which see the first packet of a connection only.
-func (tr *traversal) countBindings(r *ruleset, packets, bytes uint64) {
-	rules := [2]int32{tr.dnat.rule, tr.snat.rule}
-	for i, n := range rules {
-		if n >= 0 {
-			r.count(rules[i:i+1], false, packets, bytes)
+func (tr *traversal) countBindings(packets, bytes uint64) {
+	rules := [2]*rule{tr.dnat.rule, tr.snat.rule}
+	for i, rule := range rules {
+		if rule != nil {
+			countRules(rules[i:i+1], false, packets, bytes)
 		}
 	}
 }

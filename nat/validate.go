@@ -15,8 +15,8 @@ const (
 	maxMTU  = 65535
 	// maxEntries bounds MaxConnections: 3 GiB of connections.
 	maxEntries = 1 << 24
-	// firstReserved is the least of the ports that stand for no node: anyPort, unknownPort, noPort and anyNode.
-	firstReserved = anyPort
+	// firstReserved is the least of the ports that stand for no node: firstNode, anyPort, unknownPort, noPort and anyNode.
+	firstReserved = firstNode
 )
 
 // A checker collects every fault of a Config, each with the path of its field.

@@ -1,0 +1,307 @@
+package nat
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"culvert/nat/nattest"
+)
+
+func send(e *Engine, in Port, source, destination netip.Addr, sourcePort, destinationPort uint16) (Verdict, []byte) {
+	b := nattest.IP{
+		Source: source.String(), Destination: destination.String(), TTL: 9,
+		Body: nattest.UDP{SourcePort: sourcePort, DestinationPort: destinationPort},
+	}.Bytes()
+	var p Packet
+	p.Parse(b)
+	return e.Process(&p, in, 1), b
+}
+
+// Of many connections, a changed mapping concerns its own: they alone are looked at again, by their next packet or by the sweep, and
+// they alone are cut.
+func TestChangeConcernsFew(t *testing.T) {
+	const n, changed = 300, 100
+	for _, sweep := range []bool{false, true} {
+		c := sized(n)
+		e, err := New([16]byte{}, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		looked := 0
+		packets := func(want string) {
+			t.Helper()
+			for i := range n {
+				for _, p := range []struct {
+					in       Port
+					from, to netip.Addr
+				}{{Tunnel, addr("10.1.2.6"), mapped(i)}, {Port(i%30 + 1), pod(i), addr("10.129.2.6")}} {
+					e.scratch.in = anyNode // a traversal overwrites it
+					v, _ := send(e, p.in, p.from, p.to, 4000, 53)
+					if e.scratch.in != anyNode {
+						looked++
+					}
+					if v.Action != Forward {
+						t.Fatalf("%s: %v to %v: %v", want, p.from, p.to, v.Reason)
+					}
+				}
+			}
+		}
+		packets("first")
+		packets("second") // the first one has marked its connection
+		looked = 0
+		packets("before")
+		if looked != 0 {
+			t.Fatalf("%d established packets met the rules", looked)
+		}
+		c.Addresses[changed].Internal = addr("198.51.100.9")
+		if err := e.Apply(c); err != nil {
+			t.Fatal(err)
+		}
+		if looked = 0; sweep {
+			for done := false; !done; {
+				done = e.Sweep(1)
+			}
+		}
+		if st := e.Stats(); sweep && (st.Connections != 2*n-1 || st.Evicted != 1) {
+			t.Errorf("after the sweep: %d connections, %d evicted", st.Connections, st.Evicted)
+		}
+		for i := range e.table.high - 1 {
+			if c := e.table.at(i + 1); sweep && c.live() && (c.generation != 2 || c.flags&flagEvaluated0 == 0) {
+				t.Errorf("connection %d: generation %d, flags %b", i+1, c.generation, c.flags)
+			}
+		}
+		packets("after")
+		if st := e.Stats(); looked != 1 || st.Evicted != 1 || st.Created != 2*n+1 {
+			t.Errorf("sweep %v: %d packets met the rules, %d connections evicted, %d made; want 1, 1, %d", sweep, looked, st.Evicted, st.Created, 2*n+1)
+		}
+	}
+}
+
+// A connection that has missed more commits than are remembered is looked at.
+func TestHistoryEnds(t *testing.T) {
+	for missed, want := range map[int]bool{1: false, historyLength: false, historyLength + 1: true} {
+		c := milan()
+		e, err := New([16]byte{}, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		send(e, Tunnel, addr("10.200.3.9"), addr("10.70.0.9"), 1, 2)
+		for i := range missed {
+			c.Addresses[1].Internal = netip.AddrFrom4([4]byte{192, 0, 3, byte(i)})
+			if err := e.Apply(c); err != nil {
+				t.Fatal(err)
+			}
+		}
+		e.scratch.in = anyNode
+		send(e, Tunnel, addr("10.200.3.9"), addr("10.70.0.9"), 1, 2)
+		if got := e.scratch.in != anyNode; got != want {
+			t.Errorf("%d commits missed: looked at %v, want %v", missed, got, want)
+		}
+	}
+}
+
+// When most numbers for lists of counters are taken, a commit begins anew, and connections count on.
+func TestHitsBeginAnew(t *testing.T) {
+	e := counting(t, 1)
+	e.arrive(64)
+	for len(e.hits.lists) <= hitEpoch {
+		e.hits.lists = append(e.hits.lists, hitList{})
+	}
+	c := milan()
+	c.Firewall = e.set.pieces[Key{Kind: "firewall", Name: "t"}].resource.Tables
+	if err := e.Apply(c); err != nil {
+		t.Fatal(err)
+	}
+	if len(e.hits.lists) != 2 {
+		t.Errorf("%d lists", len(e.hits.lists))
+	}
+	for range 2 {
+		e.arrive(64)
+	}
+	if early, late := e.counted("early/a"), e.counted("late/a"); early != 3 || late != 3 {
+		t.Errorf("counted %d and %d, want 3", early, late)
+	}
+}
+
+// Nodes may exchange their addresses, and services theirs, in one change. Services with several ports have one name.
+func TestExchange(t *testing.T) {
+	c := milan()
+	c.Services = append(c.Services,
+		Service{Name: "dns", Address: addr("10.70.0.21"), Port: 80, Protocol: protocolTCP},
+		Service{Name: "dns", Address: addr("10.70.0.21"), Port: 81, Protocol: protocolTCP})
+	e, err := New([16]byte{}, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Nodes[0].Address, c.Nodes[1].Address = c.Nodes[1].Address, c.Nodes[0].Address
+	c.Services[0].Address, c.Services[1].Address = c.Services[1].Address, c.Services[0].Address
+	if err := e.Apply(c); err != nil {
+		t.Fatal(err)
+	}
+	for port, want := range map[uint16]string{80: "10.70.0.20", 81: "10.70.0.21"} {
+		s, ok := e.snapshot.rules.services.get(serviceAddress{addr(want), port, protocolTCP})
+		if !ok || s.config.Name != "dns" {
+			t.Errorf("port %d of %s is not the service's", port, want)
+		}
+	}
+}
+
+// alter changes something about c. Where rules mark connections, the node that answers come from is not kept exactly, and not checked.
+func alter(r *rand.Rand, c *Config, marks bool) string {
+	host := func() netip.Addr { return netip.AddrFrom4([4]byte{192, 0, 2, byte(10 + r.IntN(6))}) }
+	switch r.IntN(12) {
+	case 0:
+		m := &c.Addresses[r.IntN(len(c.Addresses))]
+		if h := host(); !slices.ContainsFunc(c.Addresses, func(m AddressMapping) bool { return m.Internal == h }) {
+			m.Internal = h
+		}
+		return "mapping"
+	case 1:
+		m := &c.Addresses[r.IntN(len(c.Addresses))]
+		if m.Via = 0; r.IntN(2) == 0 {
+			m.Via = c.Nodes[r.IntN(len(c.Nodes))].Port
+		}
+		return "via"
+	case 2:
+		c.Nodes[0], c.Nodes[1] = c.Nodes[1], c.Nodes[0]
+		return "first node"
+	case 3:
+		c.Nodes[0].Address, c.Nodes[1].Address = c.Nodes[1].Address, c.Nodes[0].Address
+		return "node address"
+	case 4:
+		c.Nodes[0].Device, c.Nodes[1].Device = c.Nodes[1].device(), c.Nodes[0].device()
+		return "node device"
+	case 5:
+		c.Routes[r.IntN(len(c.Routes))].Port = c.Nodes[r.IntN(len(c.Nodes))].Port
+		return "route"
+	case 6:
+		b := &c.Services[0].Backends[r.IntN(2)]
+		if b.Address = addr("10.200.1.5"); r.IntN(2) == 0 {
+			b.Address, b.Via = host(), c.Nodes[0].Port
+		}
+		c.Services[0].OnRemoval = OnRemoval(r.IntN(2))
+		return "backend"
+	case 7:
+		c.Rules = nil
+		for i := range r.IntN(3) {
+			f := FilterRule{Name: fmt.Sprint("f", i), From: From(r.IntN(3)), Action: FilterAction(r.IntN(3))}
+			if r.IntN(4) > 0 {
+				f.Destination = []netip.Prefix{netip.PrefixFrom(host(), 31).Masked(), pfx("10.200.1.0/30")}
+			}
+			c.Rules = append(c.Rules, f)
+		}
+		return "filter"
+	case 8:
+		if c.Remote[1].Remapped = (netip.Prefix{}); r.IntN(2) == 0 {
+			c.Remote[1].Remapped = pfx("10.75.64.0/18")
+		}
+		return "remote"
+	case 9:
+		if c.SourceCheck = SourceCheckCluster; !marks {
+			c.SourceCheck = SourceCheck(r.IntN(2))
+		}
+		return "source check"
+	case 10:
+		c.Firewall, c.Routing = nil, nil
+		m := newRuleMaker(r.Uint64())
+		if marks && r.IntN(2) == 0 {
+			c.Firewall = []Table{markTable(r), mssTable("mss", FamilyIPv4, 1000)}
+			c.Routing = append((&Config{Nodes: c.Nodes, Routes: c.Routes, Remote: c.Remote, PeerTunnelAddress: c.PeerTunnelAddress}).PolicyTables(),
+				PolicyTable{Name: "marked", Rules: []PolicyRule{{Mark: uint32(1 + r.IntN(3)), Priority: 50, Routes: []PolicyRoute{
+					{Destination: pfx("0.0.0.0/0"), Device: one(m, tunnelDevice, c.Nodes[0].device())}}}}})
+		}
+		return "tables"
+	}
+	return "nothing"
+}
+
+// markTable marks packets and connections, both directions alike.
+func markTable(r *rand.Rand) Table {
+	m := ruleMaker{r}
+	prefix, action := one(m, "10.70.0.9", "10.99.64.0/18", "10.200.1.0/24"), one(m, ActionSetMark, ActionCTMark)
+	first, second := uint32(1+r.IntN(3)), uint32(1+r.IntN(3))
+	chain := Chain{Name: "mark", Type: ChainFilter, Hook: HookPrerouting, Priority: PriorityMangle}
+	for i, match := range [][]Match{{source(prefix)}, {destination(prefix)}} {
+		chain.Rules = append(chain.Rules,
+			Rule{Name: fmt.Sprint("connection", i), Match: match, Action: ActionCTMark, Value: first},
+			Rule{Name: fmt.Sprint("packet", i), Match: match, Action: action, Value: second})
+	}
+	chain.Rules = append(chain.Rules, Rule{Name: "restore", Match: []Match{fromTunnel}, Action: ActionMetaMarkFromCT})
+	return Table{Name: "marks", Family: FamilyIPv4, Chains: []Chain{chain}}
+}
+
+// Whatever changes, a connection that the change is said not to concern fares as one that is looked at.
+func TestAffectedIsAllThatIsConcerned(t *testing.T) {
+	seed := seedOfRules(t)
+	runs := 60
+	if testing.Short() {
+		runs = 10
+	}
+	spared := 0
+	for run := range runs {
+		r := rand.New(rand.NewPCG(seed, uint64(run)))
+		c, marks := milan(), run%2 == 1
+		if marks {
+			c.SourceCheck = SourceCheckCluster
+		}
+		few, err := New([16]byte{}, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all, _ := New([16]byte{}, c)
+		type packet struct {
+			in                          Port
+			from, to                    netip.Addr
+			sourcePort, destinationPort uint16
+		}
+		var flows []packet
+		for step := range 40 {
+			changed := alter(r, c, marks)
+			err, same := few.Apply(c), all.Apply(c)
+			if fmt.Sprint(err) != fmt.Sprint(same) {
+				t.Fatalf("run %d, step %d, %s: %v, %v", run, step, changed, err, same)
+			}
+			all.history[all.snapshot.generation%historyLength] = newAffected(true)
+			for range 60 {
+				p := packet{
+					one(ruleMaker{r}, Tunnel, 4, 9), netip.AddrFrom4([4]byte{10, 200, 1, byte(1 + r.IntN(6))}),
+					one(ruleMaker{r}, addr("10.71.1.4"), addr("10.99.64.5"), addr("10.75.64.5"), addr("192.0.2.12")), uint16(r.IntN(3)), 80,
+				}
+				if p.in == Tunnel {
+					p.to = one(ruleMaker{r}, addr("10.70.0.9"), addr("10.70.0.10"), addr("10.70.0.11"), addr("10.200.1.3"), addr("10.70.0.20"), addr("10.64.32.7"))
+				}
+				if len(flows) > 0 && r.IntN(3) > 0 {
+					p = flows[r.IntN(len(flows))]
+				}
+				before := few.scratch.in
+				few.scratch.in = anyNode
+				got, b := send(few, p.in, p.from, p.to, p.sourcePort, p.destinationPort)
+				if few.scratch.in == anyNode {
+					spared++
+					few.scratch.in = before
+				}
+				want, wanted := send(all, p.in, p.from, p.to, p.sourcePort, p.destinationPort)
+				if marks {
+					got.Asymmetric, want.Asymmetric = false, false
+				}
+				if got != want || !bytes.Equal(b, wanted) {
+					t.Fatalf("run %d, step %d, %s: %+v:\n%+v %x\nwant\n%+v %x", run, step, changed, p, got, b, want, wanted)
+				}
+				if got.Action == Forward && !got.Asymmetric {
+					from, to := netip.AddrFrom4([4]byte(b[12:])), netip.AddrFrom4([4]byte(b[16:]))
+					flows = append(flows, p, packet{got.Out, to, from, uint16(b[22])<<8 | uint16(b[23]), uint16(b[20])<<8 | uint16(b[21])})
+				}
+			}
+		}
+		if few, all := few.Stats(), all.Stats(); few.Created != all.Created || few.Evicted > all.Evicted {
+			t.Errorf("run %d: %d made and %d evicted, want %d and %d", run, few.Created, few.Evicted, all.Created, all.Evicted)
+		}
+	}
+	if spared < runs*100 {
+		t.Errorf("%d packets did not meet the rules", spared)
+	}
+}
