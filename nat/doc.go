@@ -14,8 +14,26 @@
 //	Engine.AppendError  tells the sender about a dropped packet                  answer.go, limit.go
 //	Cutter              finishes, segments or fragments what goes on the wire    cutter.go, fragmenter.go
 //
-// Rules (rule.go to compile.go) run in traverse.go: nat chains for the first packet of a connection, filters and routing once for each
-// direction and generation of the configuration. revalidate.go looks at connections after a change.
+// Rules run in traverse.go: nat chains for the first packet of a connection, filters and routing once for each direction, and again when
+// a change concerns the connection.
+//
+// # Changes
+//
+// The desired state of the rules is a Set of resources with keys: nodes, mappings, services, tables (compile.go makes them of a Config).
+// A resource that is put compiles alone to a piece (builder.go), and a fault belongs to its key. Commit takes the old piece's rules and
+// routes out of persistent indexes (index.go, policy.go) and puts the new ones in: the ruleset that it returns is immutable and shares all
+// else with the one before. A resource that is as it was is no change.
+//
+// Each commit makes a generation, and says in an Affected which addresses, ports and marks its changes could matter to (affected.go). A
+// connection of an older generation that no commit since concerns takes the new generation with its cached verdicts and routes, when a
+// packet or the sweep meets it; the others are looked at by revalidate.go. So are those that have missed more than 64 commits. What the
+// two clusters are to each other (CIDRs, addresses, MTU, source check) concerns all.
+//
+//	connections     survive if their first packet would still be admitted and get the same addresses; ports and backends are kept
+//	rule counters   survive as long as a resource has a rule of the same table, chain and name
+//	hit lists       hold counters, not rules, and survive every commit; when 3/4 of their numbers are taken, a commit numbers them anew
+//	affinity        is known by name of the service and address of the backend, whatever else changes
+//	path MTUs, datagrams, rate limits   know nothing of the configuration
 //
 // # Model
 //
