@@ -202,7 +202,7 @@ func (b *builder) addChain(t *Table, c *Chain, s stage, at func() string) {
 			b.fault(atRule(), "there is another rule of this name")
 		}
 		compiled.rules = append(compiled.rules, rule{
-			chain: compiled, number: int32(i), name: r.Name, family: t.Family, action: r.Action, counted: !r.NoCounter, value: r.Value,
+			rank: compiled.rank, chain: compiled, number: int32(i), name: r.Name, family: t.Family.bits(), action: r.Action, counted: !r.NoCounter, value: r.Value,
 		})
 		made := &compiled.rules[i]
 		made.tests = make([]comparison, 0, comparisons(r.Match))
@@ -235,7 +235,7 @@ func (b *builder) addChain(t *Table, c *Chain, s stage, at func() string) {
 			b.fault(at(), "policy drop at hook output, where nothing passes")
 		}
 		compiled.rules = append(compiled.rules, rule{
-			chain: compiled, number: int32(len(c.Rules)), family: t.Family, action: ActionDrop, policy: true,
+			rank: compiled.rank, chain: compiled, number: int32(len(c.Rules)), family: t.Family.bits(), action: ActionDrop, policy: true,
 		})
 	default:
 		b.fault(at(), "unknown policy %q", c.Policy)

@@ -21,7 +21,7 @@
 //
 // The desired state of the rules is a Set of resources with keys: nodes, mappings, services, tables (compile.go makes them of a Config).
 // A resource that is put compiles alone to a piece (builder.go), and a fault belongs to its key. Commit takes the old piece's rules and
-// routes out of persistent indexes (index.go, policy.go) and puts the new ones in: the ruleset that it returns is immutable and shares all
+// routes out of persistent indexes (index.go, walk.go, policy.go) and puts the new ones in: the ruleset that it returns is immutable and shares all
 // else with the one before. A resource that is as it was is no change.
 //
 // Each commit makes a generation, and says in an Affected which addresses, ports and marks its changes could matter to (affected.go). A

@@ -24,10 +24,12 @@ type ruleIndex struct {
 	any     *ruleBucket
 }
 
-// A ruleBucket holds the rules of one device.
+// A ruleBucket holds the rules of one device. Tables hold those for single addresses if there are more than linear rules, and those for
+// wider prefixes if more than linear rules are for no single address.
 type ruleBucket struct {
-	tables [ruleTables]*ruleTable
-	rest   []*rule
+	n, wide int     // how many rules there are, and how many of them are for no single address
+	list    []*rule // those that no table holds
+	tables  [ruleTables]*ruleTable
 }
 
 // A ruleTable finds rules by the prefix that they need an address to lie in.
@@ -43,6 +45,14 @@ const (
 	ruleTables
 )
 
+// has reports whether table n holds the rules that can be in it.
+func (b *ruleBucket) has(n int) bool {
+	if n == byDestination || n == bySource {
+		return b.n > linear
+	}
+	return b.wide > linear
+}
+
 // A bucketsByPort finds a ruleBucket in pages by the two bytes of a port. It is immutable.
 type bucketsByPort struct{ pages *[256]*[256]*ruleBucket }
 
@@ -54,7 +64,7 @@ func (m bucketsByPort) get(p Port) *ruleBucket {
 }
 
 // with returns m after changes, sharing the pages of all other ports.
-func (m bucketsByPort) with(changes map[Port]*bucketDelta) bucketsByPort {
+func (m bucketsByPort) with(changes map[Port]*listDelta) bucketsByPort {
 	if len(changes) == 0 {
 		return m
 	}
@@ -71,7 +81,7 @@ func (m bucketsByPort) with(changes map[Port]*bucketDelta) bucketsByPort {
 				**page = *old
 			}
 		}
-		(*page)[p&0xff] = change.apply(m.get(p))
+		(*page)[p&0xff] = m.get(p).with(change)
 	}
 	return bucketsByPort{pages}
 }
@@ -81,7 +91,7 @@ type listDelta struct{ add, remove []*rule }
 
 // apply returns list with d, in the order of evaluation. It leaves list as it is.
 func (d *listDelta) apply(list []*rule) []*rule {
-	if d == nil {
+	if len(d.add)+len(d.remove) == 0 {
 		return list
 	}
 	next := make([]*rule, 0, max(0, len(list)-len(d.remove)+len(d.add)))
@@ -125,103 +135,120 @@ func (s stageRules) with(d *listDelta) stageRules {
 }
 
 func (x *ruleIndex) with(d *listDelta) *ruleIndex {
-	var any *bucketDelta
-	in, out := map[Port]*bucketDelta{}, map[Port]*bucketDelta{}
-	of := func(k *ruleKey) *bucketDelta {
+	var any listDelta
+	in, out := map[Port]*listDelta{}, map[Port]*listDelta{}
+	of := func(k *ruleKey) *listDelta {
 		m := in
 		switch k.device {
 		case fieldIn:
 		case fieldOut:
 			m = out
 		default:
-			if any == nil {
-				any = &bucketDelta{}
-			}
-			return any
+			return &any
 		}
-		b := m[k.port]
-		if b == nil {
-			b = &bucketDelta{}
-			m[k.port] = b
+		if m[k.port] == nil {
+			m[k.port] = &listDelta{}
 		}
-		return b
+		return m[k.port]
 	}
 	for _, r := range d.add {
 		if k := r.key(); !k.never {
-			l := of(&k).list(&k)
-			l.add = append(l.add, r)
+			b := of(&k)
+			b.add = append(b.add, r)
 		}
 	}
 	for _, r := range d.remove {
 		if k := r.key(); !k.never {
-			l := of(&k).list(&k)
-			l.remove = append(l.remove, r)
+			b := of(&k)
+			b.remove = append(b.remove, r)
 		}
 	}
-	next := &ruleIndex{in: x.in.with(in), out: x.out.with(out), any: x.any}
-	if any != nil {
-		next.any = any.apply(x.any)
-	}
-	return next
+	return &ruleIndex{in: x.in.with(in), out: x.out.with(out), any: x.any.with(&any)}
 }
 
-// A bucketDelta is how a ruleBucket changes.
-type bucketDelta struct {
-	tables [ruleTables]map[netip.Prefix]*listDelta
-	rest   *listDelta
-}
-
-// list returns the listDelta of the list that a rule with key k belongs to.
-func (b *bucketDelta) list(k *ruleKey) *listDelta {
-	if !k.prefix.IsValid() {
-		if b.rest == nil {
-			b.rest = &listDelta{}
-		}
-		return b.rest
+// with returns the bucket that follows b, which may be nil, or nil if nothing is left.
+func (b *ruleBucket) with(d *listDelta) *ruleBucket {
+	if len(d.add)+len(d.remove) == 0 {
+		return b
 	}
-	n := byDestination
-	if k.source {
-		n = bySource
+	if b == nil {
+		b = &ruleBucket{}
 	}
-	if !k.prefix.IsSingleIP() {
-		n++
-	}
-	m := &b.tables[n]
-	if *m == nil {
-		*m = map[netip.Prefix]*listDelta{}
-	}
-	d := (*m)[k.prefix]
-	if d == nil {
-		d = &listDelta{}
-		(*m)[k.prefix] = d
-	}
-	return d
-}
-
-// apply returns the bucket that follows old, or nil if nothing is left.
-func (b *bucketDelta) apply(old *ruleBucket) *ruleBucket {
-	if old == nil {
-		old = &ruleBucket{}
-	}
-	next := &ruleBucket{rest: b.rest.apply(old.rest)}
-	empty := len(next.rest) == 0
-	for n := range next.tables {
-		next.tables[n] = withLists(old.tables[n], b.tables[n])
-		empty = empty && next.tables[n] == nil
-	}
-	if empty {
+	next := &ruleBucket{n: b.n + len(d.add) - len(d.remove), wide: b.wide + wide(d.add) - wide(d.remove)}
+	if next.n == 0 {
 		return nil
 	}
+	var list listDelta
+	var tables [ruleTables]map[netip.Prefix]*listDelta
+	at := func(b *ruleBucket, r *rule) *listDelta {
+		k := r.key()
+		n := k.table()
+		if n == ruleTables || !b.has(n) {
+			return &list
+		}
+		if tables[n] == nil {
+			tables[n] = map[netip.Prefix]*listDelta{}
+		}
+		if tables[n][k.prefix] == nil {
+			tables[n][k.prefix] = &listDelta{}
+		}
+		return tables[n][k.prefix]
+	}
+	for _, r := range d.add {
+		l := at(next, r)
+		l.add = append(l.add, r)
+	}
+	for _, r := range d.remove {
+		l := at(b, r)
+		l.remove = append(l.remove, r)
+	}
+	for _, r := range b.moving(next) {
+		if !slices.Contains(d.remove, r) {
+			to, from := at(next, r), at(b, r)
+			to.add, from.remove = append(to.add, r), append(from.remove, r)
+		}
+	}
+	next.list = list.apply(b.list)
+	for n := range next.tables {
+		next.tables[n] = withLists(b.tables[n], tables[n])
+	}
 	return next
 }
 
-// withLists returns the table that follows t. A table that is new belongs to nobody else yet and is filled in place.
-func withLists(t *ruleTable, d map[netip.Prefix]*listDelta) *ruleTable {
-	fresh := t == nil
-	for p, change := range d {
-		if t == nil {
-			t = new(ruleTable)
+// wide returns how many rules are for no single address.
+func wide(rules []*rule) (n int) {
+	for _, r := range rules {
+		if k := r.key(); !k.prefix.IsSingleIP() {
+			n++
 		}
+	}
+	return n
+}
+
+// moving returns the rules of b that the bucket which follows it has in tables and b has not, or the other way round.
+func (b *ruleBucket) moving(next *ruleBucket) (all []*rule) {
+	for n, t := range b.tables {
+		if t != nil && !next.has(n) {
+			for _, list := range t.All() {
+				all = append(all, list...)
+			}
+		}
+	}
+	for _, r := range b.list {
+		if k := r.key(); k.table() != ruleTables && next.has(k.table()) {
+			all = append(all, r)
+		}
+	}
+	return all
+}
+
+// withLists returns the table that follows t, nil if it is empty.
+func withLists(t *ruleTable, d map[netip.Prefix]*listDelta) *ruleTable {
+	if len(d) == 0 {
+		return t
+	}
+	t, fresh := forChanges(t, len(d))
+	for p, change := range d {
 		old, _ := t.Get(p)
 		next := change.apply(old)
 		switch {
@@ -235,7 +262,7 @@ func withLists(t *ruleTable, d map[netip.Prefix]*listDelta) *ruleTable {
 			t = t.InsertPersist(p, next)
 		}
 	}
-	if t != nil && t.Size() == 0 {
+	if t.Size() == 0 {
 		return nil
 	}
 	return t
@@ -248,6 +275,21 @@ type ruleKey struct {
 	port   Port
 	source bool         // prefix holds the source, not the destination
 	prefix netip.Prefix // the zero Prefix: no common prefix
+}
+
+// table returns the table that a rule can be in, ruleTables if none.
+func (k *ruleKey) table() int {
+	if !k.prefix.IsValid() {
+		return ruleTables
+	}
+	n := byDestination
+	if k.source {
+		n = bySource
+	}
+	if !k.prefix.IsSingleIP() {
+		n++
+	}
+	return n
 }
 
 func (r *rule) key() ruleKey {
@@ -274,112 +316,4 @@ func (r *rule) key() ruleKey {
 		}
 	}
 	return k
-}
-
-// maxLists is how many lists one walk merges without allocating. Only prefixes nested deeper than in any real rule set need more.
-const maxLists = 16
-
-// A walk visits the rules of one stage that a packet could match, in the order of evaluation.
-type walk struct {
-	first [maxLists][]*rule
-	n     int
-	more  [][]*rule // those that first has no room for
-}
-
-// start prepares the walk of s for v.
-func (w *walk) start(s *stageRules, v *view) {
-	w.n, w.more = 0, nil
-	x := s.ruleIndex
-	if x == nil {
-		w.add(s.few)
-		return
-	}
-	w.addBucket(x.any, v)
-	w.addBucket(x.in.get(v.in), v)
-	w.addBucket(x.out.get(v.out), v)
-}
-
-func (w *walk) addBucket(b *ruleBucket, v *view) {
-	if b == nil {
-		return
-	}
-	w.add(b.rest)
-	w.addCovering(b.tables[byDestination], b.tables[byDestinationNet], v.dst)
-	w.addCovering(b.tables[bySource], b.tables[bySourceNet], v.src)
-}
-
-// addCovering adds the lists of a and of all prefixes that cover it.
-func (w *walk) addCovering(hosts, nets *ruleTable, a netip.Addr) {
-	if hosts != nil {
-		if list, ok := hosts.Lookup(a); ok {
-			w.add(list)
-		}
-	}
-	if nets == nil {
-		return
-	}
-	for bits := a.BitLen(); bits >= 0; bits-- {
-		p, list, ok := nets.LookupPrefixLPM(netip.PrefixFrom(a, bits))
-		if !ok {
-			return
-		}
-		w.add(list)
-		bits = p.Bits()
-	}
-}
-
-func (w *walk) add(list []*rule) {
-	switch {
-	case len(list) == 0:
-	case w.n < maxLists:
-		w.first[w.n] = list
-		w.n++
-	default:
-		w.more = append(w.more, list)
-	}
-}
-
-// next returns the first rule that has not been visited, nil after the last one.
-func (w *walk) next() *rule {
-	var least *[]*rule
-	for i := range w.n {
-		if l := &w.first[i]; len(*l) > 0 && (least == nil || (*l)[0].before((*least)[0])) {
-			least = l
-		}
-	}
-	for i := range w.more {
-		if l := &w.more[i]; len(*l) > 0 && (least == nil || (*l)[0].before((*least)[0])) {
-			least = l
-		}
-	}
-	if least == nil {
-		return nil
-	}
-	r := (*least)[0]
-	*least = (*least)[1:]
-	return r
-}
-
-// leave skips the rest of a chain.
-func (w *walk) leave(c *chain) {
-	for i := range w.n {
-		w.first[i] = c.after(w.first[i])
-	}
-	for i := range w.more {
-		w.more[i] = c.after(w.more[i])
-	}
-}
-
-// after returns the part of a list whose rules come after the chain.
-func (c *chain) after(list []*rule) []*rule {
-	if len(list) == 0 || list[0].chain != c {
-		return list
-	}
-	n, _ := slices.BinarySearchFunc(list, c, func(r *rule, c *chain) int {
-		if r.chain == c {
-			return -1
-		}
-		return 1
-	})
-	return list[n:]
 }

@@ -220,6 +220,31 @@ func (f Family) sees(a netip.Addr) bool {
 	return f == FamilyINET || a.Is4() == (f == FamilyIPv4)
 }
 
+// families is a Family in bits.
+type families uint8
+
+const (
+	families4 families = 1 << iota
+	families6
+)
+
+func familiesOf(a netip.Addr) families {
+	if a.Is4() {
+		return families4
+	}
+	return families6
+}
+
+func (f Family) bits() families {
+	switch f {
+	case FamilyIPv4:
+		return families4
+	case FamilyIPv6:
+		return families6
+	}
+	return families4 | families6
+}
+
 // parsePrefix parses a CIDR, or an address as the prefix that holds it alone.
 func parsePrefix(s string) (netip.Prefix, error) {
 	if a, err := netip.ParseAddr(s); err == nil {

@@ -269,12 +269,9 @@ func (p policy) with(changes policyChanges) policy {
 	return policy{plain, all, devices}
 }
 
-// withOffers returns the table after changes, nil if it is empty. A table that is new belongs to nobody else yet and is filled in place.
+// withOffers returns the table after changes, nil if it is empty.
 func withOffers(t *routeTable, changes map[netip.Prefix]*routeDelta) *routeTable {
-	fresh := t == nil
-	if fresh {
-		t = new(routeTable)
-	}
+	t, fresh := forChanges(t, len(changes))
 	put := func(p netip.Prefix, c routeCell) {
 		switch {
 		case len(c.offers) == 0 && fresh:
@@ -319,6 +316,18 @@ func withOffers(t *routeTable, changes map[netip.Prefix]*routeDelta) *routeTable
 		return nil
 	}
 	return t
+}
+
+// forChanges returns the table to make n changes to: t or, if they are many, one that belongs to nobody else yet and is changed in place,
+// which costs less than to share what remains.
+func forChanges[V any](t *bart.Table[V], n int) (changing *bart.Table[V], fresh bool) {
+	switch {
+	case t == nil:
+		return new(bart.Table[V]), true
+	case n > t.Size()/16:
+		return t.Clone(), true
+	}
+	return t, false
 }
 
 // apply returns offers after d, the first rule's first. It leaves offers as they are.

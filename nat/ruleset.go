@@ -79,15 +79,16 @@ func (c *chain) compare(o *chain) int {
 
 // A rule is a compiled Rule, or the policy of a chain that drops.
 type rule struct {
+	rank    uint64 // of the chain
 	chain   *chain
-	number  int32 // in the chain
-	name    string
 	tests   []comparison
-	family  Family
-	action  RuleAction
+	number  int32 // in the chain
+	family  families
 	policy  bool
 	counted bool
+	action  RuleAction
 	value   uint32
+	name    string
 	to      netip.Prefix
 	counter *counter // nil: a policy
 }
@@ -101,8 +102,8 @@ func (r *rule) path() string {
 }
 
 func (r *rule) before(o *rule) bool {
-	if r.chain.rank != o.chain.rank {
-		return r.chain.rank < o.chain.rank
+	if r.rank != o.rank {
+		return r.rank < o.rank
 	}
 	return compareRules(r, o) < 0
 }
@@ -126,7 +127,7 @@ func (c *counter) add(packets, bytes uint64) {
 func (r *rule) synOnly() bool { return r.action == ActionClampMSS }
 
 func (r *rule) matches(v *view) bool {
-	if !r.family.sees(v.src) {
+	if r.family&familiesOf(v.src) == 0 {
 		return false
 	}
 	for i := range r.tests {
@@ -170,8 +171,14 @@ func (r *ruleset) filter(s stage, v *view, e *effects) ruleVerdict {
 	if !r.has(s) {
 		return ruleAccept
 	}
-	var w walk
-	w.start(&r.stages[s], v)
+	w := walk{list: r.stages[s].few}
+	if x := r.stages[s].ruleIndex; x != nil {
+		var found lists
+		found.find(x, v)
+		if w.list = found.first[0]; found.n > 1 {
+			w.many = &found
+		}
+	}
 	for rule := w.next(); rule != nil; rule = w.next() {
 		if !rule.matches(v) {
 			continue
@@ -181,7 +188,9 @@ func (r *ruleset) filter(s stage, v *view, e *effects) ruleVerdict {
 		}
 		switch rule.action {
 		case ActionAccept:
-			w.leave(rule.chain)
+			if w.list = rule.chain.after(w.list); w.many != nil { // here, as a method of w would move found to the heap
+				w.many.leave(rule.chain)
+			}
 		case ActionDrop:
 			e.by = rule
 			return ruleDrop
@@ -270,8 +279,14 @@ func (r *ruleset) nat(s stage, v *view) binding {
 	if !r.has(s) {
 		return binding{}
 	}
-	var w walk
-	w.start(&r.stages[s], v)
+	w := walk{list: r.stages[s].few}
+	if x := r.stages[s].ruleIndex; x != nil {
+		var found lists
+		found.find(x, v)
+		if w.list = found.first[0]; found.n > 1 {
+			w.many = &found
+		}
+	}
 	for rule := w.next(); rule != nil; rule = w.next() {
 		if !rule.matches(v) {
 			continue

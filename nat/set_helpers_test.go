@@ -16,7 +16,7 @@ func (r *ruleset) all() []*rule {
 				if b == nil {
 					return
 				}
-				found = append(found, b.rest...)
+				found = append(found, b.list...)
 				for _, t := range b.tables {
 					if t != nil {
 						for _, list := range t.All() {
