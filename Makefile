@@ -46,9 +46,10 @@ test-gvisor: go-version ## the checks of two clusters with both gateways in gVis
 	@runsc=$$(cd integration/gvisor && CGO_ENABLED=0 $(GO) tool -n runsc); echo "RUNSC=$$runsc $(GO) test -run GVisor ./integration"; \
 	RUNSC=$$runsc $(GO) test -v -count=1 -timeout 20m -run GVisor ./integration 2>&1 | $(RESULTS)
 
-long: go-version ## what the tests do in small, in full: a siege of a minute, a stream beside attacks, a million choices of addresses (50 minutes)
+long: go-version ## what the tests do in small, in full: a siege of a minute, a stream beside attacks, a million choices of addresses, ten thousand sequences of changes to rules (one hour)
 	CULVERT_LONG=1 IPAM_LONG=1 $(GO) test -v -count=1 -timeout 90m -run 'TestMemorySiege|TestInnocentThroughput' ./integration
 	IPAM_LONG=1 $(GO) test -v -count=1 -timeout 90m ./ipam
+	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 90m -run TestSetIsWhatIsInIt ./nat
 
 race: go-version ## the unit tests under the race detector (needs a C compiler)
 	@echo '$(GO) test -race'; GORACE=atexit_sleep_ms=0 $(GO) test -v -race -timeout 20m $(UNIT) 2>&1 | $(RESULTS)

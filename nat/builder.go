@@ -22,13 +22,18 @@ type piece struct {
 	routing  []*policyRule
 	service  *service
 	rules    int
-	mentions []string // devices, and neighbours by address, that something here names
-	compiled uint64   // when: see Set.clock
+	mentions []mention
+}
+
+// A mention is a device, by name, or a neighbour, by address, that a piece names, and the port that it has led to.
+type mention struct {
+	what any
+	port Port
 }
 
 // A builder compiles one resource, and collects everything that is wrong with it.
 type builder struct {
-	set    *Set
+	draft  *draft
 	origin *origin
 	piece  *piece
 	old    map[string]*counter // by path, of the piece that this one replaces
@@ -40,8 +45,8 @@ func (b *builder) fault(path, format string, args ...any) {
 }
 
 // compile returns the piece of a resource. Rules that old, which may be nil, has under the same table, chain and name keep their counters.
-func (s *Set) compile(key Key, r Resource, old *piece) (*piece, error) {
-	b := builder{set: s, origin: &origin{key, r.Order}, piece: &piece{resource: r, compiled: s.clock}}
+func (d *draft) compile(key Key, r Resource, old *piece) (*piece, error) {
+	b := builder{draft: d, origin: &origin{key, r.Order}, piece: &piece{resource: r}}
 	if old != nil {
 		b.old = make(map[string]*counter, old.rules)
 		for _, c := range old.chains {
@@ -81,20 +86,16 @@ func (s *Set) compile(key Key, r Resource, old *piece) (*piece, error) {
 	return b.piece, nil
 }
 
-// device returns the port of a device by name.
-func (b *builder) device(name string) (Port, bool) {
-	if name != tunnelDevice && name != firstNodeDevice {
-		b.piece.mentions = append(b.piece.mentions, name)
+// port returns the port of a device by name or of a neighbour by address, unknownPort while there is none.
+func (b *builder) port(what any) Port {
+	if d := b.piece.resource.Device; d != nil && (what == any(d.Name) || what == any(d.Address)) {
+		return d.Port
 	}
-	p, ok := b.set.devices[name]
-	return p, ok
-}
-
-// neighbour returns the port that leads to an address.
-func (b *builder) neighbour(a netip.Addr) (Port, bool) {
-	b.piece.mentions = append(b.piece.mentions, a.String())
-	p, ok := b.set.neighbours[a]
-	return p, ok
+	p := b.draft.port(what)
+	if p != Tunnel && p != firstNode {
+		b.piece.mentions = append(b.piece.mentions, mention{what, p})
+	}
+	return p
 }
 
 func (b *builder) addTable(t *Table) {
@@ -198,7 +199,7 @@ func (b *builder) addChain(t *Table, c *Chain, s stage, at func() string) {
 		atRule := func() string { return at() + " rule " + cmp.Or(r.Name, strconv.Itoa(i+1)) }
 		if r.Name == "" {
 			b.fault(atRule(), "a rule needs a name")
-		} else if names[r.Name] != nil && !b.set.generated {
+		} else if names[r.Name] != nil && b.origin.key.Kind != kindNetwork {
 			b.fault(atRule(), "there is another rule of this name")
 		}
 		compiled.rules = append(compiled.rules, rule{
@@ -335,8 +336,8 @@ func (b *builder) addRouting(t *PolicyTable) {
 	for i := range t.Rules {
 		r, compiled := &t.Rules[i], b.piece.routing[first+i]
 		if r.In != "" {
-			in, ok := b.device(r.In)
-			if !ok {
+			in := b.port(r.In)
+			if in == unknownPort {
 				continue
 			}
 			compiled.class = classOf(in, r.Mark)
@@ -364,13 +365,12 @@ func (b *builder) addRoute(table *bart.Table[routeOffer], r *PolicyRoute, at fun
 		return
 	}
 	var port Port
-	var ok bool
 	if r.Device != "" {
-		port, ok = b.device(r.Device)
+		port = b.port(r.Device)
 	} else {
-		port, ok = b.neighbour(r.Via)
+		port = b.port(r.Via)
 	}
-	if _, exists := table.Get(dst); ok && !exists { // the kernel refuses a second route to the same destination
+	if _, exists := table.Get(dst); port != unknownPort && !exists { // the kernel refuses a second route to the same destination
 		table.Insert(dst, routeOffer{bits: dst.Bits(), port: port, via: r.Via})
 	}
 }

@@ -85,8 +85,8 @@ const (
 func (c *Config) resources() []namedResource {
 	all := make([]namedResource, 0, 8+len(c.Nodes)+len(c.Addresses)+len(c.Services))
 	add := func(kind, name string, r Resource) { all = append(all, namedResource{Key{Kind: kind, Name: name}, r}) }
-	add("network", "tunnel", Resource{Device: &Device{Tunnel, tunnelDevice, c.PeerTunnelAddress}})
-	routes := c.nodeRoutes()
+	add(kindNetwork, "tunnel", Resource{Device: &Device{Tunnel, tunnelDevice, c.PeerTunnelAddress}})
+	routes, devices := c.nodeRoutes(), c.devices()
 	for i := range c.Nodes {
 		n := &c.Nodes[i]
 		r := Resource{Order: orderReturn, Device: &Device{n.Port, n.device(), n.Address}}
@@ -99,49 +99,46 @@ func (c *Config) resources() []namedResource {
 		case c.Routing == nil:
 			r.Routing = rules.routing()
 		}
-		add("node", n.Name, r)
+		add(kindNode, n.Name, r)
 	}
 	for i, t := range c.Firewall {
-		add("firewall", t.Name, Resource{Order: int64(i), Tables: c.Firewall[i : i+1]})
+		add(kindFirewall, t.Name, Resource{Order: int64(i), Tables: c.Firewall[i : i+1]})
 	}
 	for i, t := range c.Routing {
-		add("routing", t.Name, Resource{Order: int64(i), Routing: c.Routing[i : i+1]})
+		add(kindRouting, t.Name, Resource{Order: int64(i), Routing: c.Routing[i : i+1]})
 	}
 	for _, m := range c.Addresses {
-		add("mapping", m.External.String(), c.mapping(m))
+		add(kindMapping, m.External.String(), c.mapping(m, devices))
 	}
 	for i := range c.Services {
 		s := &c.Services[i]
 		r := Resource{Order: orderMapping, Service: s}
 		if c.Routing == nil {
-			r.Routing = c.backendRoutes(s)
+			r.Routing = c.backendRoutes(s, devices)
 		}
-		add("service", fmt.Sprintf("%s %s:%d/%d", s.Name, s.Address, s.Port, s.Protocol), r) // one of a name for each of its ports
+		add(kindService, fmt.Sprintf("%s %s:%d/%d", s.Name, s.Address, s.Port, s.Protocol), r) // one of a name for each of its ports
 	}
 	if c.Routing == nil {
-		add("network", "routes", Resource{Routing: []PolicyTable{c.outboundRoutes()}})
+		add(kindNetwork, "routes", Resource{Routing: []PolicyTable{c.outboundRoutes()}})
 	}
 	if c.Firewall != nil {
 		return all
 	}
-	add("network", "remap", Resource{Order: orderRemap, Tables: []Table{c.remapTable("remap-podcidr", false), c.remapTable("remap-externalcidr", true)}})
-	add("network", "unknown-source", Resource{Order: orderUnknown, Tables: []Table{
+	add(kindNetwork, "remap", Resource{Order: orderRemap, Tables: []Table{c.remapTable("remap-podcidr", false), c.remapTable("remap-externalcidr", true)}})
+	add(kindNetwork, "unknown-source", Resource{Order: orderUnknown, Tables: []Table{
 		c.unknownSourceTable("unknown-source", FamilyIPv4), c.unknownSourceTable("unknown-source-6", FamilyIPv6)}})
-	add("network", "outbound", Resource{Order: orderOutbound, Tables: []Table{c.outboundTable()}})
-	add("network", "rules", Resource{Order: orderRules, Tables: []Table{c.filterTable()}})
-	add("network", "return", Resource{Order: orderReturn, Tables: []Table{restoreTable()}})
+	add(kindNetwork, "outbound", Resource{Order: orderOutbound, Tables: []Table{c.outboundTable()}})
+	add(kindNetwork, "rules", Resource{Order: orderRules, Tables: []Table{c.filterTable()}})
+	add(kindNetwork, "return", Resource{Order: orderReturn, Tables: []Table{restoreTable()}})
 	if tables := c.mssTables(); tables != nil {
-		add("network", "mss", Resource{Order: orderMSS, Tables: tables})
+		add(kindNetwork, "mss", Resource{Order: orderMSS, Tables: tables})
 	}
 	return all
 }
 
 // mapping returns what an address mapping stands for.
-func (c *Config) mapping(m AddressMapping) Resource {
-	rules := MappingRules{External: m.External, Internal: m.Internal, Pod: contains(c.LocalPodCIDRs, m.Internal), Device: firstNodeDevice}
-	if m.Via != 0 {
-		rules.Device = c.deviceOf(m.Via)
-	}
+func (c *Config) mapping(m AddressMapping, devices map[Port]string) Resource {
+	rules := MappingRules{External: m.External, Internal: m.Internal, Pod: contains(c.LocalPodCIDRs, m.Internal), Device: devices[m.Via]}
 	switch {
 	case c.Firewall == nil && c.Routing == nil:
 		return Resource{Order: orderMapping, Mapping: &rules}
@@ -168,8 +165,9 @@ func (c *Config) Tables() []Table {
 		return c.Firewall
 	}
 	var all []Table
+	devices := c.devices()
 	for _, m := range c.Addresses {
-		if r := c.mapping(m); r.Mapping != nil {
+		if r := c.mapping(m, devices); r.Mapping != nil {
 			all = append(all, r.Mapping.table())
 		} else {
 			all = append(all, r.Tables...)
@@ -486,17 +484,13 @@ func (n *NodeRules) routing() []PolicyTable {
 }
 
 // backendRoutes return the way to backends outside of the cluster.
-func (c *Config) backendRoutes(s *Service) []PolicyTable {
+func (c *Config) backendRoutes(s *Service, devices map[Port]string) []PolicyTable {
 	var routes []PolicyRoute
 	for _, b := range s.Backends {
-		device := firstNodeDevice
-		switch {
-		case b.Via != 0:
-			device = c.deviceOf(b.Via)
-		case contains(c.LocalPodCIDRs, b.Address):
+		if b.Via == 0 && contains(c.LocalPodCIDRs, b.Address) {
 			continue
 		}
-		routes = append(routes, PolicyRoute{Destination: netip.PrefixFrom(b.Address, b.Address.BitLen()), Device: device})
+		routes = append(routes, PolicyRoute{Destination: netip.PrefixFrom(b.Address, b.Address.BitLen()), Device: devices[b.Via]})
 	}
 	if routes == nil {
 		return nil
@@ -504,12 +498,11 @@ func (c *Config) backendRoutes(s *Service) []PolicyTable {
 	return []PolicyTable{hostRoutes(s.Name, routes)}
 }
 
-// deviceOf returns what tables call the tunnel of the node at port.
-func (c *Config) deviceOf(port Port) string {
+// devices returns what tables call the tunnels of nodes by port: for 0, that of the first node.
+func (c *Config) devices() map[Port]string {
+	all := map[Port]string{0: firstNodeDevice}
 	for i := range c.Nodes {
-		if c.Nodes[i].Port == port {
-			return c.Nodes[i].device()
-		}
+		all[c.Nodes[i].Port] = c.Nodes[i].device()
 	}
-	return ""
+	return all
 }

@@ -31,7 +31,8 @@ type Config struct {
 	// MaxConnections caps the connection table; 0 means DefaultMaxConnections.
 	MaxConnections int
 	Timeouts       Timeouts
-	// Firewall and Routing, where not nil, stand in place of the tables that the fields above would generate.
+	// Firewall and Routing, where not nil, stand in place of the tables that the fields above would generate. Where all tables are to come
+	// from Engine.Put, both are empty.
 	Firewall []Table
 	Routing  []PolicyTable
 }

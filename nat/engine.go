@@ -1,6 +1,9 @@
 package nat
 
-import "sync"
+import (
+	"fmt"
+	"sync"
+)
 
 // An Engine translates and filters the packets of one gateway. Its methods may be called from several goroutines; it is built for
 // two, one per direction, that share one lock for the tens of nanoseconds that a packet needs it.
@@ -11,7 +14,9 @@ type Engine struct {
 	// +checklocks:apply
 	set *Set
 	// +checklocks:apply
-	prepared *Prepared // what set holds beside what is committed; nil: nothing that may be committed
+	put *draft // of Put and Delete, for the next CommitRules
+	// +checklocks:apply
+	prepared *Prepared // what may be committed; nil: nothing
 
 	mu        sync.Mutex
 	snapshot  *snapshot
@@ -30,7 +35,8 @@ type Engine struct {
 // New returns an Engine that works by c, or every fault of c. key keys the choice of ports and backends: an Engine with the same key
 // gives a packet in mid-stream the ports that an earlier one gave its connection.
 func New(key [16]byte, c *Config) (*Engine, error) {
-	e := &Engine{hashKey: newHashKey(key), set: newSet(), snapshot: &snapshot{}, hits: newRuleHits()}
+	set := newSet()
+	e := &Engine{hashKey: newHashKey(key), set: set, put: set.draft(), snapshot: &snapshot{}, hits: newRuleHits()}
 	e.table.init()
 	e.paths.init()
 	e.limit.init()
@@ -45,11 +51,13 @@ func Check(c *Config) error {
 	if err := c.validate(); err != nil {
 		return err
 	}
-	return newSet().replace(c)
+	_, err := newSet().replace(c)
+	return err
 }
 
 // Prepared is a Config that an Engine has compiled.
 type Prepared struct {
+	rules    *draft
 	snapshot *snapshot // without rules
 	all      bool      // it concerns all connections, whatever rules have changed
 }
@@ -64,19 +72,26 @@ func (e *Engine) Prepare(c *Config) (*Prepared, error) {
 
 // +checklocks:e.apply
 func (e *Engine) prepare(c *Config) (*Prepared, error) {
-	e.prepared = nil
+	if e.prepared != nil {
+		e.prepared.rules.discard()
+		e.prepared = nil
+	}
 	if err := c.validate(); err != nil {
 		return nil, err
 	}
-	if err := e.set.replace(c); err != nil {
+	rules, err := e.set.replace(c)
+	if err != nil {
 		return nil, err
 	}
-	e.mu.Lock()
-	previous := e.snapshot
-	e.mu.Unlock()
-	e.prepared = &Prepared{}
-	e.prepared.snapshot, e.prepared.all = compile(c, previous)
+	e.prepared = &Prepared{rules: rules}
+	e.prepared.snapshot, e.prepared.all = compile(c, e.current())
 	return e.prepared, nil
+}
+
+func (e *Engine) current() *snapshot {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.snapshot
 }
 
 // Commit puts p, which was prepared last, in place of the configuration. Connections survive unless what they need is gone.
@@ -92,9 +107,15 @@ func (e *Engine) commit(p *Prepared) {
 		panic("nat: commit of what was not prepared last")
 	}
 	e.prepared = nil
-	s := p.snapshot
+	e.publish(p.snapshot, p.rules, p.all)
+}
+
+// publish commits rules and lets packets meet them as part of s. all: that concerns all connections.
+//
+// +checklocks:e.apply
+func (e *Engine) publish(s *snapshot, rules *draft, all bool) {
 	var affected *Affected
-	if s.rules, affected = e.set.Commit(); p.all {
+	if s.rules, affected = e.set.commit(rules); all {
 		affected = newAffected(true)
 	}
 	e.mu.Lock()
@@ -102,9 +123,45 @@ func (e *Engine) commit(p *Prepared) {
 	if len(e.hits.lists) > hitEpoch {
 		e.hits, affected = newRuleHits(), newAffected(true)
 	}
+	s.generation = e.snapshot.generation + 1
 	e.history[s.generation%historyLength] = affected
 	e.snapshot = s
 	e.round.extend(e.table.high)
+}
+
+// Put makes r the resource of key in what the next CommitRules publishes, beside those that the Config stands for. If something is wrong
+// with r, the error says so by field, and key keeps what it had. Tables may name devices and neighbours before they exist.
+func (e *Engine) Put(key Key, r Resource) error {
+	if key.configured() {
+		return fmt.Errorf("nat: %s: resources of kind %s come from the configuration; use another kind", key, key.Kind)
+	}
+	if err := r.validate(key); err != nil {
+		return err
+	}
+	e.apply.Lock()
+	defer e.apply.Unlock()
+	return e.put.Put(key, r)
+}
+
+// Delete removes the resource of key, if Put has made one, from what the next CommitRules publishes.
+func (e *Engine) Delete(key Key) {
+	e.apply.Lock()
+	defer e.apply.Unlock()
+	if !key.configured() {
+		e.put.Delete(key)
+	}
+}
+
+// CommitRules publishes what was put and deleted since the last time. Connections that this does not concern are not looked at.
+func (e *Engine) CommitRules() {
+	e.apply.Lock()
+	defer e.apply.Unlock()
+	if len(e.put.pieces) == 0 {
+		return
+	}
+	next := *e.current()
+	e.publish(&next, e.put, false)
+	e.put = e.set.draft()
 }
 
 // Apply is Prepare and then Commit.

@@ -133,7 +133,7 @@ func (b *builder) match(all []comparison, m *Match, family Family) ([]comparison
 		all = append(all, comparison{field: fieldProto, lo: uint16(n)})
 	}
 	if m.Dev != (Operand{}) {
-		c := comparison{field: fieldIn, negate: negate, lo: uint16(unknownPort)}
+		c := comparison{field: fieldIn, negate: negate}
 		switch m.Dev.Position {
 		case PositionIn:
 		case PositionOut:
@@ -141,9 +141,7 @@ func (b *builder) match(all []comparison, m *Match, family Family) ([]comparison
 		default:
 			return all, fmt.Errorf("dev position %q is neither in nor out", m.Dev.Position)
 		}
-		if p, ok := b.device(m.Dev.Value); ok {
-			c.lo = uint16(p)
-		}
+		c.lo = uint16(b.port(m.Dev.Value))
 		all = append(all, c)
 	}
 	if m.IP != (Operand{}) {

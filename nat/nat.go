@@ -12,6 +12,8 @@ const (
 	anyNode Port = 0xffff
 )
 
+func (p Port) hash() uint64 { return uint64(p) }
+
 // Time is a reading of a monotonic clock in nanoseconds. The package never reads a clock of its own.
 type Time int64
 

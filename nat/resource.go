@@ -3,6 +3,7 @@ package nat
 import (
 	"cmp"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 )
@@ -119,19 +120,23 @@ func copied[T any](p *T) *T {
 	return &c
 }
 
-// claimsLike reports whether two resources claim the same device and address.
-func (r *Resource) claimsLike(o *Resource) bool {
-	if r.Device == nil || o.Device == nil {
-		if r.Device != o.Device {
-			return false
-		}
-	} else if *r.Device != *o.Device {
+// equal reports whether r and o say the same.
+func (r *Resource) equal(o *Resource) bool {
+	if r.Order != o.Order || !same(r.Device, o.Device) || !same(r.Mapping, o.Mapping) || (r.Node == nil) != (o.Node == nil) {
 		return false
 	}
-	if r.Service == nil || o.Service == nil {
-		return r.Service == o.Service
+	if n, m := r.Node, o.Node; n != nil && (n.Name != m.Name || n.Device != m.Device || n.Mark != m.Mark || !slices.Equal(n.Prefixes, m.Prefixes)) {
+		return false
 	}
-	return addressOf(r.Service) == addressOf(o.Service)
+	if len(r.Tables)+len(o.Tables)+len(r.Routing)+len(o.Routing) == 0 && r.Service == o.Service {
+		return true // as most are; the rest is slow
+	}
+	return reflect.DeepEqual(r.Tables, o.Tables) && reflect.DeepEqual(r.Routing, o.Routing) && reflect.DeepEqual(r.Service, o.Service)
+}
+
+// same reports whether both are nil or both lead to equal values.
+func same[T comparable](a, b *T) bool {
+	return a == b || a != nil && b != nil && *a == *b
 }
 
 // A Device is a tunnel that rules and routes may name.

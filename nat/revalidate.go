@@ -28,7 +28,7 @@ func (e *Engine) revalidate(c *conn, number uint32, now Time) (Reason, bool) {
 func (e *Engine) stillBound(c *conn, now Time) (Reason, bool) {
 	s := e.snapshot
 	in := c.tuples[original].zone
-	if _, ok := s.nodes[in]; in != Tunnel && !ok || !s.admits(c.tuples[original].source(), in) {
+	if _, ok := s.rules.links.get(in); !ok || !s.admits(c.tuples[original].source(), in) {
 		return ReasonNone, false
 	}
 	tr := &e.scratch

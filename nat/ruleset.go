@@ -29,6 +29,7 @@ const (
 // with its predecessor what has not changed, and is safe for concurrent use; no evaluation allocates or locks.
 type ruleset struct {
 	stages   [stages]stageRules
+	links    cowMap[Port, struct{}] // those that resources have
 	services cowMap[serviceAddress, *service]
 	policy   policy
 	notracks int // rules of stageRaw that say notrack

@@ -294,10 +294,10 @@ func TestCounters(t *testing.T) {
 	clamp := Rule{Name: "clamp", Action: ActionClampMSS, Match: []Match{{Proto: "tcp"}}}
 	c.Firewall = []Table{oneChain(FamilyIPv4, ChainFilter, HookForward, 0, clamp, Rule{Name: "mark", Action: ActionSetMark})}
 	s := newSet()
-	if err := s.replace(c); err != nil {
+	first, err := s.make(c)
+	if err != nil {
 		t.Fatal(err)
 	}
-	first, _ := s.Commit()
 	e := effects{hits: make([]*rule, 0, 4)}
 	first.filter(stageForward, packet(), &e)
 	countRules(e.hits, true, 1, 60)
@@ -305,10 +305,10 @@ func TestCounters(t *testing.T) {
 	// A rule in front of it and one that is gone: what has kept its name keeps its counter.
 	c.Firewall = []Table{oneChain(FamilyIPv4, ChainFilter, HookForward, 0)}
 	c.Firewall[0].Chains[0].Rules = []Rule{{Name: "new", Action: ActionSetMark}, {Name: "mark", Action: ActionSetMark, Value: 3}}
-	if err := s.replace(c); err != nil {
+	second, err := s.make(c)
+	if err != nil {
 		t.Fatal(err)
 	}
-	second, _ := s.Commit()
 	e = effects{hits: make([]*rule, 0, 4)}
 	second.filter(stageForward, packet(), &e)
 	countRules(e.hits, false, 100, 5000)

@@ -159,10 +159,10 @@ func TestServiceAffinityAcrossApply(t *testing.T) {
 	set := newSet()
 	commit := func() *ruleset {
 		t.Helper()
-		if err := set.replace(c); err != nil {
+		r, err := set.make(c)
+		if err != nil {
 			t.Fatal(err)
 		}
-		r, _ := set.Commit()
 		return r
 	}
 	first := commit()

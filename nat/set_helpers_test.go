@@ -70,12 +70,15 @@ func (c *Config) slow() *slowRules {
 }
 
 // newRuleset returns the rules of c alone, or everything that is wrong with them.
-func newRuleset(c *Config) (*ruleset, error) {
-	s := newSet()
-	if err := s.replace(c); err != nil {
+func newRuleset(c *Config) (*ruleset, error) { return newSet().make(c) }
+
+// make commits c.
+func (s *Set) make(c *Config) (*ruleset, error) {
+	d, err := s.replace(c)
+	if err != nil {
 		return nil, err
 	}
-	r, _ := s.Commit()
+	r, _ := s.commit(d)
 	return r, nil
 }
 

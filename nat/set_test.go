@@ -3,8 +3,9 @@ package nat
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
-	"runtime"
+	"os"
 	"strings"
 	"testing"
 )
@@ -63,57 +64,75 @@ func decision(r *ruleset, v view, mark uint32) string {
 	return b.String()
 }
 
-// However a set came about, by whatever puts, deletions, refusals, rollbacks and commits, it decides as one that was made of what is in it
-// at the end.
+// CULVERT_LONG has TestSetIsWhatIsInIt try as many sequences and packets as `make long` says.
+const longEnv = "CULVERT_LONG"
+
+// However a set came about, by whatever puts, deletions, refusals and commits of drafts beside each other, it decides as one that was made
+// of what is in it at the end.
 func TestSetIsWhatIsInIt(t *testing.T) {
 	m := newRuleMaker(seedOfRules(t))
-	sequences := 300
-	if testing.Short() {
+	sequences, packets := 300, 100
+	switch {
+	case os.Getenv(longEnv) != "":
+		sequences, packets = 10_000, 1000
+	case testing.Short():
 		sequences = 40
 	}
 	for sequence := range sequences {
-		s, in, pending := newSet(), map[Key]Resource{}, map[Key]*Resource{}
+		s, in := newSet(), map[Key]Resource{}
 		var r *ruleset
-		for range 1 + m.IntN(12) {
+		var drafts [2]*draft
+		var pending [2]map[Key]*Resource
+		begin := func(i int) { drafts[i], pending[i] = s.draft(), map[Key]*Resource{} }
+		begin(0)
+		begin(1)
+		for range 1 + m.IntN(24) {
+			i := m.IntN(2)
+			d := drafts[i]
 			for range 1 + m.IntN(4) {
-				switch key, resource := m.randomResource(m.IntN(6)); {
+				switch key, resource := m.randomResource(i + 2*m.IntN(3)); {
 				case m.IntN(4) == 0:
-					s.Delete(key)
-					pending[key] = nil
-				case s.Put(key, resource) == nil:
-					pending[key] = &resource
+					d.Delete(key)
+					pending[i][key] = nil
+				case d.Put(key, resource) == nil:
+					pending[i][key] = &resource
 				}
 			}
-			if m.IntN(4) == 0 {
-				s.Rollback()
-				clear(pending)
-				continue
-			}
-			s.first = one(m, Port(1), 2)
-			r, _ = s.Commit()
-			for key, resource := range pending {
-				if delete(in, key); resource != nil {
-					in[key] = *resource
+			switch m.IntN(6) {
+			case 0:
+				d.discard()
+				begin(i)
+			case 1, 2:
+				d.network = &network{first: one(m, Port(1), 2)}
+				r, _ = s.commit(d)
+				for key, resource := range pending[i] {
+					if delete(in, key); resource != nil {
+						in[key] = *resource
+					}
 				}
+				begin(i)
 			}
-			clear(pending)
+		}
+		for _, d := range drafts {
+			d.discard()
 		}
 		if r == nil {
 			continue
 		}
 		fresh := newSet()
-		fresh.network = s.network
+		d := fresh.draft()
+		d.network = &r.network
 		for key, resource := range in {
-			if err := fresh.Put(key, resource); err != nil {
+			if err := d.Put(key, resource); err != nil {
 				t.Fatalf("sequence %d: what was accepted is refused: %v", sequence, err)
 			}
 		}
-		want, _ := fresh.Commit()
-		if len(s.pieces) != len(in) || s.rules != fresh.rules || r.notracks != want.notracks {
-			t.Fatalf("sequence %d: %d pieces, %d rules, %d notrack, want %d, %d, %d",
-				sequence, len(s.pieces), s.rules, r.notracks, len(in), fresh.rules, want.notracks)
+		want, _ := fresh.commit(d)
+		if len(s.pieces) != len(in) || s.rules != fresh.rules || r.notracks != want.notracks || !maps.Equal(s.claims, fresh.claims) {
+			t.Fatalf("sequence %d: %d pieces, %d rules, %d notrack, %v, want %d, %d, %d, %v",
+				sequence, len(s.pieces), s.rules, r.notracks, s.claims, len(in), fresh.rules, want.notracks, fresh.claims)
 		}
-		for range 100 {
+		for range packets {
 			v, mark := m.view(), uint32(m.IntN(4))
 			if got, want := decision(r, v, mark), decision(want, v, mark); got != want {
 				t.Fatalf("sequence %d, %+v:\n%s\nwant\n%s", sequence, v, got, want)
@@ -126,22 +145,20 @@ func TestSetIsWhatIsInIt(t *testing.T) {
 func TestSetChangesLittle(t *testing.T) {
 	s := newSet()
 	c := sized(1000)
-	if err := s.replace(c); err != nil {
+	before, err := s.make(c)
+	if err != nil {
 		t.Fatal(err)
 	}
-	before, _ := s.Commit()
-	if err := s.replace(c); err != nil {
-		t.Fatal(err)
-	}
-	if len(s.pending) != 0 {
-		t.Fatalf("the same configuration changes %d resources", len(s.pending))
+	d, err := s.replace(c)
+	if err != nil || len(d.pieces) != 0 {
+		t.Fatalf("the same configuration changes %d resources, %v", len(d.pieces), err)
 	}
 	key := Key{Kind: "mapping", Name: mapped(500).String()}
 	moved := AddressMapping{External: mapped(500), Internal: addr("198.51.100.9")}
-	if err := s.Put(key, c.mapping(moved)); err != nil {
+	if err := d.Put(key, c.mapping(moved, c.devices())); err != nil {
 		t.Fatal(err)
 	}
-	after, affected := s.Commit()
+	after, affected := s.commit(d)
 	for a, want := range map[netip.Addr]bool{
 		mapped(500): true, addr("192.1.1.244"): true, addr("198.51.100.9"): true,
 		mapped(501): false, pod(500): false, addr("192.1.1.245"): false,
@@ -167,6 +184,7 @@ func TestSetChangesLittle(t *testing.T) {
 // A refusal belongs to its key: the others are put, and the key keeps what it had.
 func TestSetRefusesByKey(t *testing.T) {
 	s := newSet()
+	d := s.draft()
 	good := Resource{Tables: []Table{oneChain(FamilyIPv4, ChainFilter, HookForward, 0, Rule{Action: ActionDrop})}}
 	bad := Resource{Tables: []Table{oneChain(FamilyIPv4, ChainFilter, HookForward, 0, Rule{Action: "explode"})}}
 	device := Resource{Device: &Device{Port: 1, Name: "rome-1", Address: addr("10.80.0.2")}}
@@ -181,74 +199,17 @@ func TestSetRefusesByKey(t *testing.T) {
 		{"d", service, ""}, {"e", service, "10.70.0.20 port 80 is taken by kind/d"},
 		{"c", Resource{Device: &Device{Port: 2, Name: "rome-2", Address: addr("10.80.0.2")}}, "address 10.80.0.2 is taken by kind/b"},
 	} {
-		err := s.Put(Key{Kind: "kind", Name: step.name}, step.r)
+		err := d.Put(Key{Kind: "kind", Name: step.name}, step.r)
 		if got := fmt.Sprint(errors.Unwrap(err), err); step.want == "" && err != nil || !strings.Contains(got, step.want) {
 			t.Errorf("%s: error %v, want %q", step.name, err, step.want)
 		}
 	}
-	r, _ := s.Commit()
+	r, _ := s.commit(d)
 	var e effects
 	if len(s.pieces) != 3 || r.filter(stageForward, packet(), &e) != ruleDrop {
 		t.Errorf("%d resources are left, verdict %v", len(s.pieces), r.filter(stageForward, packet(), &e))
 	}
-	if _, ok := s.devices["rome-2"]; ok {
+	if _, ok := s.claims["rome-2"]; ok {
 		t.Error("the device of a refused resource is known")
 	}
-}
-
-// BenchmarkSetChange changes one of 50,000 mappings, beside 500 services and 5,000 nodes.
-func BenchmarkSetChange(b *testing.B) {
-	s := newSet()
-	c := sized(50_000)
-	c.Routes = c.Routes[:len(c.Nodes)] // a pod CIDR each
-	for i := range 500 {
-		c.Services = append(c.Services, Service{
-			Name: fmt.Sprint("s", i), Address: netip.AddrFrom4([4]byte{10, 67, byte(i >> 8), byte(i)}), Port: 80, Protocol: protocolTCP,
-			Backends: []Backend{{Address: pod(i), Port: 8080}},
-		})
-	}
-	var before, after runtime.MemStats
-	runtime.GC()
-	runtime.ReadMemStats(&before)
-	used := usedTime(b)
-	if err := s.replace(c); err != nil {
-		b.Fatal(err)
-	}
-	s.Commit()
-	first := usedTime(b) - used
-	runtime.GC()
-	runtime.ReadMemStats(&after)
-	b.ReportAllocs()
-	b.ResetTimer()
-	used = usedTime(b)
-	for i := range b.N {
-		m := AddressMapping{External: mapped(i % 50_000), Internal: netip.AddrFrom4([4]byte{198, byte(18 + i>>16&1), byte(i >> 8), byte(i)})}
-		if err := s.Put(Key{Kind: "mapping", Name: m.External.String()}, c.mapping(m)); err != nil {
-			b.Fatal(err)
-		}
-		s.Commit()
-	}
-	b.ReportMetric(float64(usedTime(b)-used)/float64(b.N)/1e3, "cpu-µs/change")
-	b.ReportMetric(first.Seconds(), "cpu-s-first")
-	b.ReportMetric(float64(after.HeapAlloc-before.HeapAlloc)/(1<<20), "live-MiB")
-	runtime.KeepAlive(s)
-}
-
-// BenchmarkApplyChange has an engine find and commit one changed mapping of 50,000 in a whole configuration.
-func BenchmarkApplyChange(b *testing.B) {
-	c := sized(50_000)
-	e, err := New([16]byte{}, c)
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.ReportAllocs()
-	b.ResetTimer()
-	used := usedTime(b)
-	for i := range b.N {
-		c.Addresses[i%50_000].Internal = netip.AddrFrom4([4]byte{198, byte(18 + i>>16&1), byte(i >> 8), byte(i)})
-		if err := e.Apply(c); err != nil {
-			b.Fatal(err)
-		}
-	}
-	b.ReportMetric(float64(usedTime(b)-used)/float64(b.N)/1e6, "cpu-ms/change")
 }

@@ -36,11 +36,9 @@ type site struct {
 	real           bart.Table[*remap] // real source → as seen here
 }
 
-// surroundings are the nodes of a Config.
+// surroundings are the routes of a Config.
 type surroundings struct {
-	given  []Node
 	routes []Route
-	nodes  map[Port]netip.Addr
 	homes  bart.Table[Port] // sources that one node alone may send from
 }
 
@@ -48,7 +46,6 @@ type surroundings struct {
 // all connections, whatever the rules say.
 func compile(c *Config, previous *snapshot) (s *snapshot, all bool) {
 	s = &snapshot{
-		generation:   previous.generation + 1,
 		timeouts:     c.Timeouts.compile(),
 		maxEntries:   c.MaxConnections,
 		site:         previous.site,
@@ -65,9 +62,9 @@ func compile(c *Config, previous *snapshot) (s *snapshot, all bool) {
 		all = true
 		s.site = newSite(is)
 	}
-	if all || !slices.Equal(s.given, c.Nodes) || !slices.Equal(s.routes, c.Routes) {
+	if all || !slices.Equal(s.routes, c.Routes) {
 		// Nodes are resources, and with them their routes, unless rules or routing are given.
-		all = all || !slices.Equal(s.routes, c.Routes) && (c.Firewall != nil || c.Routing != nil)
+		all = all || c.Firewall != nil || c.Routing != nil
 		s.surroundings = newSurroundings(c)
 	}
 	return s, all
@@ -91,10 +88,7 @@ func newSite(is siteConfig) *site {
 }
 
 func newSurroundings(c *Config) *surroundings {
-	s := &surroundings{given: slices.Clone(c.Nodes), routes: slices.Clone(c.Routes), nodes: make(map[Port]netip.Addr, len(c.Nodes))}
-	for _, n := range c.Nodes {
-		s.nodes[n.Port] = n.Address
-	}
+	s := &surroundings{routes: slices.Clone(c.Routes)}
 	if c.SourceCheck == SourceCheckNode {
 		for _, r := range c.Routes {
 			s.homes.Insert(r.Prefix, r.Port)

@@ -3,6 +3,7 @@ package nat
 import (
 	"errors"
 	"fmt"
+	"iter"
 	"net/netip"
 
 	"github.com/gaissmai/bart"
@@ -19,15 +20,16 @@ const (
 	firstReserved = firstNode
 )
 
-// A checker collects every fault of a Config, each with the path of its field.
+// A checker collects every fault of a Config or of a Resource, each with the path of its field.
 type checker struct {
+	of       string
 	faults   []error
 	nodes    map[Port]bool
 	external bart.Lite // the local external CIDRs
 }
 
 func (k *checker) fault(path, format string, args ...any) {
-	k.faults = append(k.faults, fmt.Errorf("nat: config: %s: %s", path, fmt.Sprintf(format, args...)))
+	k.faults = append(k.faults, fmt.Errorf("nat: %s: %s: %s", k.of, path, fmt.Sprintf(format, args...)))
 }
 
 func (k *checker) prefix(path string, p netip.Prefix) bool {
@@ -67,7 +69,7 @@ func (k *checker) node(path string, p Port, zero bool) {
 
 // validate returns every fault of c, joined, or nil.
 func (c *Config) validate() error {
-	k := &checker{nodes: make(map[Port]bool, len(c.Nodes))}
+	k := &checker{of: "config", nodes: make(map[Port]bool, len(c.Nodes))}
 	for _, n := range c.Nodes {
 		k.nodes[n.Port] = true
 	}
@@ -81,6 +83,27 @@ func (c *Config) validate() error {
 	c.validateRules(k)
 	if c.MaxConnections < 0 || c.MaxConnections > maxEntries {
 		k.fault("MaxConnections", "%d is not between 0 and %d", c.MaxConnections, maxEntries)
+	}
+	return errors.Join(k.faults...)
+}
+
+// validate returns every fault of a resource that no Config stands for, other than those of its tables.
+func (r *Resource) validate(key Key) error {
+	k := &checker{of: key.String()}
+	if d := r.Device; d != nil {
+		if d.Name == "" {
+			k.fault("Device.Name", "a device needs a name")
+		}
+		if d.Port == Tunnel || d.Port >= firstReserved {
+			k.fault("Device.Port", "%d is reserved", d.Port)
+		}
+		if d.Address.IsValid() {
+			k.address("Device.Address", d.Address)
+		}
+	}
+	if r.Service != nil {
+		k.address("Service.Address", r.Service.Address)
+		k.service("Service", r.Service)
 	}
 	return errors.Join(k.faults...)
 }
@@ -108,9 +131,9 @@ func (c *Config) validateNodes(k *checker) {
 		}
 		ports[n.Port], names[n.Name], addresses[n.Address] = i, i, i
 	}
-	k.address("GatewayAddress", c.GatewayAddress)
-	k.address("TunnelAddress", c.TunnelAddress)
-	k.address("PeerTunnelAddress", c.PeerTunnelAddress)
+	for path, a := range c.ownAddresses() {
+		k.address(path, a)
+	}
 	seen := map[netip.Prefix]int{}
 	for i, r := range c.Routes {
 		path := fmt.Sprintf("Routes[%d]", i)
@@ -121,6 +144,13 @@ func (c *Config) validateNodes(k *checker) {
 			seen[r.Prefix] = i
 		}
 		k.node(path+".Port", r.Port, false)
+	}
+}
+
+// ownAddresses returns the addresses of the gateway and of the tunnel by field.
+func (c *Config) ownAddresses() iter.Seq2[string, netip.Addr] {
+	return func(yield func(string, netip.Addr) bool) {
+		_ = yield("GatewayAddress", c.GatewayAddress) && yield("TunnelAddress", c.TunnelAddress) && yield("PeerTunnelAddress", c.PeerTunnelAddress)
 	}
 }
 
@@ -174,13 +204,10 @@ func (c *Config) validatePrefixes(k *checker) {
 			k.fault(path+".Remapped", "%s has another length or family than %s", r.Remapped, r.Real)
 		}
 	}
-	for _, a := range []struct {
-		path string
-		addr netip.Addr
-	}{{"GatewayAddress", c.GatewayAddress}, {"TunnelAddress", c.TunnelAddress}, {"PeerTunnelAddress", c.PeerTunnelAddress}} {
+	for path, a := range c.ownAddresses() {
 		for i, r := range c.Remote {
-			if r.Seen().Contains(a.addr) {
-				k.fault(a.path, "%s lies in Remote[%d], seen as %s", a.addr, i, r.Seen())
+			if r.Seen().Contains(a) {
+				k.fault(path, "%s lies in Remote[%d], seen as %s", a, i, r.Seen())
 			}
 		}
 	}
@@ -242,32 +269,39 @@ func (c *Config) validateMappings(k *checker) {
 		if j, ok := external[s.Address]; ok {
 			k.fault(path+".Address", "%s is also Addresses[%d]", s.Address, j)
 		}
-		if s.Port == 0 {
-			k.fault(path+".Port", "0 is no port")
-		}
-		if s.Protocol != protocolTCP && s.Protocol != protocolUDP && s.Protocol != protocolSCTP {
-			k.fault(path+".Protocol", "%d is not TCP, UDP or SCTP", s.Protocol)
-		}
 		e := endpoint{s.Address, s.Port, s.Protocol}
 		if j, ok := services[e]; ok {
 			k.fault(path, "%s:%d is also Services[%d]", s.Address, s.Port, j)
 		}
 		services[e] = i
-		if s.Balance > BalanceHash || s.Affinity > AffinityClientIP || s.OnRemoval > RemovalReset || s.AffinityTimeout < 0 {
-			k.fault(path, "balance, affinity or onRemoval out of range")
-		}
+		k.service(path, &c.Services[i])
 		for j, b := range s.Backends {
-			path := fmt.Sprintf("%s.Backends[%d]", path, j)
-			if k.address(path+".Address", b.Address) && b.Address.Is4() != s.Address.Is4() {
-				k.fault(path+".Address", "%s has another family than %s", b.Address, s.Address)
-			}
-			if b.Port == 0 {
-				k.fault(path+".Port", "0 is no port")
-			}
-			if b.Weight < 0 || b.Weight > 1000 {
-				k.fault(path+".Weight", "%d is not between 0 and 1000", b.Weight)
-			}
-			k.node(path+".Via", b.Via, true)
+			k.node(fmt.Sprintf("%s.Backends[%d].Via", path, j), b.Via, true)
+		}
+	}
+}
+
+// service checks what concerns no other field.
+func (k *checker) service(path string, s *Service) {
+	if s.Port == 0 {
+		k.fault(path+".Port", "0 is no port")
+	}
+	if s.Protocol != protocolTCP && s.Protocol != protocolUDP && s.Protocol != protocolSCTP {
+		k.fault(path+".Protocol", "%d is not TCP, UDP or SCTP", s.Protocol)
+	}
+	if s.Balance > BalanceHash || s.Affinity > AffinityClientIP || s.OnRemoval > RemovalReset || s.AffinityTimeout < 0 {
+		k.fault(path, "balance, affinity or onRemoval out of range")
+	}
+	for j, b := range s.Backends {
+		path := fmt.Sprintf("%s.Backends[%d]", path, j)
+		if k.address(path+".Address", b.Address) && b.Address.Is4() != s.Address.Is4() {
+			k.fault(path+".Address", "%s has another family than %s", b.Address, s.Address)
+		}
+		if b.Port == 0 {
+			k.fault(path+".Port", "0 is no port")
+		}
+		if b.Weight < 0 || b.Weight > 1000 {
+			k.fault(path+".Weight", "%d is not between 0 and 1000", b.Weight)
 		}
 	}
 }

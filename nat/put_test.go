@@ -1,0 +1,251 @@
+package nat
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"strings"
+	"testing"
+)
+
+var firewallX = Key{"FirewallConfiguration", "liqo", "x"}
+
+// dropping drops what matches.
+func dropping(match ...Match) Resource {
+	return Resource{Tables: []Table{oneChain(FamilyIPv4, ChainFilter, HookForward, 0, Rule{Match: match, Action: ActionDrop})}}
+}
+
+func in(device string) Match { return Match{Dev: Operand{device, PositionIn}} }
+
+// What is put is published by CommitRules alone, and neither a Config nor what it stands for gets in its way.
+func TestPutBesideConfig(t *testing.T) {
+	c := milan()
+	e, err := New([16]byte{}, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := uint16(0)
+	expect := func(when string, want Reason) {
+		t.Helper()
+		port++
+		if v, _ := send(e, 4, addr("10.200.3.9"), addr("10.71.1.4"), port, 80); v.Reason != want {
+			t.Fatalf("%s: %v, want %v", when, v.Reason, want)
+		}
+	}
+	put := func(k Key, r Resource) {
+		t.Helper()
+		if err := e.Put(k, r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	apply := func() {
+		t.Helper()
+		c.Addresses[1].Internal = c.Addresses[1].Internal.Next()
+		if err := e.Apply(c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put(firewallX, dropping(in("milan-1")))
+	expect("put", ReasonNone)
+	apply()
+	expect("a configuration has come", ReasonNone)
+	e.CommitRules()
+	expect("committed", ReasonFiltered)
+	apply()
+	expect("another configuration", ReasonFiltered)
+	e.Delete(firewallX)
+	expect("deleted", ReasonFiltered)
+	c.MTU = 1400
+	other := *c
+	other.Nodes = append(other.Nodes[:2:2], Node{Port: 50, Name: "z", Address: addr("10.80.0.50")})
+	if _, err := e.Prepare(&other); err != nil {
+		t.Fatal(err)
+	}
+	device := Resource{Device: &Device{Port: 50, Name: "z"}}
+	if err := e.Put(Key{Kind: "Node", Name: "z"}, device); err == nil {
+		t.Fatal("what is prepared has its device taken")
+	}
+	p, err := e.Prepare(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(Key{Kind: "Node", Name: "z"}, device) // what is prepared no longer has it
+	e.CommitRules()
+	expect("the deletion committed", ReasonNone)
+	put(firewallX, dropping(in("milan-1")))
+	e.Commit(p)
+	if e.snapshot.mtu != 1400 || e.snapshot.generation != 6 {
+		t.Errorf("MTU %d, generation %d", e.snapshot.mtu, e.snapshot.generation)
+	}
+	expect("prepared and committed", ReasonNone)
+	e.CommitRules()
+	expect("put once more", ReasonFiltered)
+	generation := e.snapshot.generation
+	put(firewallX, dropping(in("milan-1")))
+	e.CommitRules()
+	if e.snapshot.generation != generation {
+		t.Error("what was put as it was makes a generation")
+	}
+}
+
+// The error says what is wrong with which field, and the key keeps what it had. What is refused takes nothing from others.
+func TestPutRefuses(t *testing.T) {
+	e, err := New([16]byte{}, milan())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		key  Key
+		r    Resource
+		want string
+	}{
+		{firewallX, dropping(in("milan-1")), ""},
+		{firewallX, dropping(Match{IP: Operand{"10.0.0.300", PositionSource}}), `ip "10.0.0.300" is no address`},
+		{Key{Kind: "node", Name: "x"}, dropping(), "use another kind"},
+		{Key{Kind: "Node", Name: "a"}, Resource{Device: &Device{Port: 9, Name: "a"}}, "device number 9 is taken by node/milan-2"},
+		{Key{Kind: "Node", Name: "a"}, Resource{Device: &Device{Port: 50, Name: "milan-1"}}, `device "milan-1" is taken by node/milan-1`},
+		{Key{Kind: "Node", Name: "a"}, Resource{Device: &Device{Port: 50, Name: "liqo-tunnel"}}, `taken by network/tunnel`},
+		{Key{Kind: "Node", Name: "a"}, Resource{Device: &Device{Port: 50, Name: "a", Address: addr("10.80.0.3")}}, `10.80.0.3 is taken by node/milan-2`},
+		{Key{Kind: "Node", Name: "a"}, Resource{Device: &Device{Port: 50}}, "Device.Name: a device needs a name"},
+		{Key{Kind: "Node", Name: "a"}, Resource{Device: &Device{Name: "a"}}, "Device.Port: 0 is reserved"},
+		{Key{Kind: "Node", Name: "a"}, Resource{Device: &Device{Port: 50, Name: "a", Address: addr("::ffff:1.2.3.4")}}, "Device.Address"},
+		{Key{Kind: "Service", Name: "a"}, Resource{Service: &Service{}}, "Service.Address"},
+		{Key{Kind: "Service", Name: "a"}, Resource{Service: &milan().Services[0]}, "taken by service/web 10.70.0.20:80/6"},
+		{Key{Kind: "Node", Name: "a"}, Resource{Device: &Device{Port: 50, Name: "a", Address: addr("10.80.0.50")}}, ""},
+	} {
+		err := e.Put(tt.key, tt.r)
+		if got := fmt.Sprint(err); tt.want == "" && err != nil || !strings.Contains(got, tt.want) {
+			t.Errorf("%s: %v, want %q", tt.key, err, tt.want)
+		}
+	}
+	// A Config cannot take what a resource has either, nor does it know a resource by its own keys.
+	e.CommitRules()
+	c := milan()
+	c.Nodes = append(c.Nodes, Node{Port: 51, Name: "a", Address: addr("10.80.0.51")})
+	if err := e.Apply(c); err == nil || !strings.Contains(err.Error(), `device "a" is taken by Node/a`) {
+		t.Error(err)
+	}
+	e.Delete(Key{Kind: "node", Name: "milan-1"})
+	e.Delete(Key{Kind: "Node", Name: "nobody"})
+	e.CommitRules()
+	if v, _ := send(e, 4, addr("10.200.3.9"), addr("10.71.1.4"), 1, 2); v.Reason != ReasonFiltered {
+		t.Errorf("%v: the key has not what it had", v.Reason)
+	}
+}
+
+// Rules and routes may name a device before it exists. Connections from it live as long as it does.
+func TestDevicesComeAndGo(t *testing.T) {
+	e, err := New([16]byte{}, &Config{MTU: 1340, Firewall: []Table{}, Routing: []PolicyTable{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	put := func(name string, r Resource) {
+		t.Helper()
+		if err := e.Put(Key{"kind", "", name}, r); err != nil {
+			t.Fatal(err)
+		}
+		e.CommitRules()
+	}
+	try := func(when string, source string, want Reason, out Port) {
+		t.Helper()
+		v, _ := send(e, 50, addr(source), addr("198.51.100.7"), 1, 2)
+		if v.Reason != want || v.Out != out {
+			t.Fatalf("%s: %v at %d, want %v at %d", when, v.Reason, v.Out, want, out)
+		}
+	}
+	try("nothing is there", "10.1.0.1", ReasonNoRoute, 0)
+	put("rule", dropping(in("n50"), source("10.1.0.2")))
+	put("route", Resource{Routing: []PolicyTable{{Name: "r", Rules: []PolicyRule{
+		{In: "n50", Priority: 1, Routes: []PolicyRoute{{Destination: pfx("198.51.100.0/24"), Via: addr("10.80.0.60")}}}}}}})
+	try("no device", "10.1.0.1", ReasonNoRoute, 0)
+	put("n50", Resource{Device: &Device{Port: 50, Name: "n50"}})
+	try("the neighbour is missing", "10.1.0.1", ReasonNoRoute, 0)
+	put("n60", Resource{Device: &Device{Port: 60, Name: "n60", Address: addr("10.80.0.60")}})
+	try("all there", "10.1.0.1", ReasonNone, 60)
+	try("the rule's", "10.1.0.2", ReasonFiltered, 0)
+	put("n60", Resource{Device: &Device{Port: 61, Name: "n60", Address: addr("10.80.0.60")}})
+	try("the neighbour has moved", "10.1.0.1", ReasonNone, 61)
+	put("all", dropping(source("10.1.0.3")))
+	if st := e.Stats(); st.Connections != 1 || st.Evicted != 0 {
+		t.Errorf("%d connections, %d evicted", st.Connections, st.Evicted)
+	}
+	e.Delete(Key{"kind", "", "n50"})
+	e.CommitRules()
+	for !e.Sweep(1) {
+	}
+	if st := e.Stats(); st.Connections != 0 || st.Evicted != 1 {
+		t.Errorf("the device is gone: %d connections, %d evicted", st.Connections, st.Evicted)
+	}
+}
+
+// The resources of Liqo's captures, each under its own key and in any order, mean what they mean in one Config.
+func TestLiqoResourcesByKey(t *testing.T) {
+	for _, remote := range []string{"cluster-b", "cluster-c"} {
+		eachCapture(t, remote, func(t *testing.T, capture string, g capturedGateway) {
+			r := rand.New(rand.NewPCG(1, 2))
+			m := ruleMaker{r}
+			c := *g.config
+			c.Nodes, c.Firewall, c.Routing = nil, []Table{}, []PolicyTable{}
+			e, err := New([16]byte{}, &c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var all []namedResource
+			for i := range g.config.Nodes {
+				n := &g.config.Nodes[i]
+				all = append(all, namedResource{Key{"Node", "", n.Name}, Resource{Device: &Device{n.Port, n.device(), n.Address}}})
+			}
+			for i, table := range g.config.Firewall {
+				all = append(all, namedResource{Key{"FirewallConfiguration", "liqo", table.Name}, Resource{Order: int64(i), Tables: []Table{table}}})
+			}
+			for i, table := range g.config.Routing {
+				all = append(all, namedResource{Key{"RouteConfiguration", "liqo", table.Name}, Resource{Order: int64(i), Routing: []PolicyTable{table}}})
+			}
+			r.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+			var faults []error
+			for i := range all {
+				if faults = append(faults, e.Put(all[i].key, all[i].Resource)); r.IntN(4) == 0 {
+					e.CommitRules()
+				}
+			}
+			if e.CommitRules(); errors.Join(faults...) != nil {
+				t.Fatal(errors.Join(faults...))
+			}
+			ports := []Port{Tunnel, portN1, portN2}
+			addresses := []netip.Addr{addr("10.80.0.3"), addr("198.51.100.7")}
+			for _, pod := range g.pods {
+				addresses = append(addresses, addr(pod))
+			}
+			for _, n := range g.config.Nodes {
+				addresses = append(addresses, n.Address)
+			}
+			for _, rule := range g.all() {
+				for i := range rule.tests {
+					if p := rule.tests[i].prefix; p.IsValid() {
+						addresses = append(addresses, p.Addr(), p.Addr().Next())
+					}
+				}
+				if rule.to.IsValid() {
+					addresses = append(addresses, rule.to.Addr(), rule.to.Addr().Next())
+				}
+			}
+			forwarded := 0
+			for range 5000 {
+				v := from(one(m, ports...), one(m, addresses...).String(), one(m, addresses...).String())
+				mark, first := one(m, uint32(0), 1, 2, 3), r.IntN(2) == 0
+				got := walkPacket(e.snapshot.rules, v, mark, first, netip.Addr{}, netip.Addr{})
+				want := walkPacket(g.ruleset, v, mark, first, netip.Addr{}, netip.Addr{})
+				if got != want {
+					t.Fatalf("%+v with mark %d:\n%+v, want\n%+v", v, mark, got, want)
+				}
+				if !want.noRoute {
+					forwarded++
+				}
+			}
+			if forwarded < 500 {
+				t.Errorf("%d packets of 5000 have a route", forwarded)
+			}
+		})
+	}
+}
