@@ -30,7 +30,8 @@
 // Each commit makes a generation, and says in an Affected which addresses, ports and marks its changes could matter to (affected.go). A
 // connection of an older generation that no commit since concerns takes the new generation with its cached verdicts and routes, when a
 // packet or the sweep meets it; the others are looked at by revalidate.go. So are those that have missed more than 64 commits. What the
-// two clusters are to each other (CIDRs, addresses, MTU, source check) concerns all.
+// two clusters are to each other (CIDRs, addresses, MTU, source check) concerns all. An answer that comes from another node than its
+// connection expects meets the rules each time, as nothing keeps that node.
 //
 //	connections     survive if their first packet would still be admitted and get the same addresses; ports and backends are kept
 //	rule counters   survive as long as a resource has a rule of the same table, chain and name

@@ -179,6 +179,40 @@ func TestDevicesComeAndGo(t *testing.T) {
 	}
 }
 
+// An answer may come by another node than its connection's. A rule about that node's device concerns it all the same.
+func TestRuleConcernsAsymmetricAnswer(t *testing.T) {
+	c := milan()
+	c.SourceCheck = SourceCheckCluster
+	e, err := New([16]byte{}, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod, remote, seen := addr("10.200.3.9"), addr("10.200.9.9"), addr("10.71.9.9")
+	if v, _ := send(e, Tunnel, remote, pod, 1, 2); v.Out != 4 || v.Action != Forward {
+		t.Fatalf("%+v", v)
+	}
+	answer := func(when string, from Port, want Reason) {
+		t.Helper()
+		if v, _ := send(e, from, pod, seen, 2, 1); v.Reason != want || want == ReasonNone && v.Asymmetric != (from == 9) {
+			t.Errorf("%s: an answer by %d: %+v, want %v", when, from, v, want)
+		}
+	}
+	for range 2 {
+		answer("no rule", 9, ReasonNone)
+	}
+	if err := e.Put(firewallX, dropping(in("liqo.milan2"))); err != nil {
+		t.Fatal(err)
+	}
+	e.CommitRules()
+	answer("a rule", 9, ReasonFiltered)
+	answer("a rule", 4, ReasonNone)
+	answer("a rule", 9, ReasonFiltered)
+	answer("a rule", 4, ReasonNone)
+	if st := e.Stats(); st.Created != 1 || st.Evicted != 0 {
+		t.Errorf("%d made, %d evicted", st.Created, st.Evicted)
+	}
+}
+
 // The resources of Liqo's captures, each under its own key and in any order, mean what they mean in one Config.
 func TestLiqoResourcesByKey(t *testing.T) {
 	for _, remote := range []string{"cluster-b", "cluster-c"} {

@@ -39,8 +39,11 @@ func (e *Engine) established(h hit, p *Packet, in Port, now Time, v *Verdict) bo
 		*v = drop(ReasonBadSource)
 		return true
 	}
-	if c.flags&(flagEvaluated0<<d) == 0 {
+	if c.flags&(flagEvaluated0<<d) == 0 || asymmetric {
 		e.evaluate(c, d, p, in, now)
+		if asymmetric {
+			c.flags &^= flagEvaluated1 // what rules say about another port than the entry holds, only that port's packets are told
+		}
 	}
 	if c.verdict[d] != ReasonNone {
 		e.refused(c, d, p, v)
