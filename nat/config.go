@@ -12,7 +12,8 @@ type Config struct {
 	// LocalPodCIDRs and LocalExternalCIDRs are the local cluster's own, as the remote cluster's gateway knows them.
 	LocalPodCIDRs, LocalExternalCIDRs []netip.Prefix
 	Remote                            []RemoteCIDR
-	// GatewayAddress is the gateway's internal address, TunnelAddress and PeerTunnelAddress the ends of the WireGuard tunnel.
+	// GatewayAddress is the gateway's internal address, TunnelAddress and PeerTunnelAddress the ends of the WireGuard tunnel. What is not
+	// known yet is the zero Addr, and no packet has it.
 	GatewayAddress, TunnelAddress, PeerTunnelAddress netip.Addr
 	// MTU is the inner MTU of both tunnels in bytes.
 	MTU      int

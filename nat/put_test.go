@@ -213,6 +213,37 @@ func TestRuleConcernsAsymmetricAnswer(t *testing.T) {
 	}
 }
 
+// A gateway can begin with nothing: no packet passes, and none gets an address that is not there.
+func TestConfigOfNothing(t *testing.T) {
+	nothing := Config{MTU: 1340}
+	hairpin := Config{
+		MTU: 1340, Nodes: milan().Nodes, LocalExternalCIDRs: milan().LocalExternalCIDRs, Addresses: milan().Addresses[:1],
+		Remote: []RemoteCIDR{{Real: pfx("10.71.0.0/16")}},
+	}
+	for _, tt := range []struct {
+		c        Config
+		in       Port
+		from, to string
+		want     Reason
+		source   string
+	}{
+		{nothing, Tunnel, "10.200.1.1", "10.200.3.9", ReasonBadSource, "10.200.1.1"},
+		{nothing, 4, "10.200.3.9", "10.71.1.4", ReasonNoRoute, "10.200.3.9"},
+		{hairpin, 4, "10.200.3.9", "10.70.0.9", ReasonNone, "10.200.3.9"},
+		{hairpin, 4, "10.70.0.9", "10.71.1.4", ReasonNone, "10.70.0.9"},
+		{hairpin, 4, "10.200.3.9", "10.71.1.4", ReasonUnknownSource, "10.200.3.9"},
+	} {
+		e, err := New([16]byte{}, &tt.c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		v, b := send(e, tt.in, addr(tt.from), addr(tt.to), 1, 2)
+		if source := netip.AddrFrom4([4]byte(b[12:])).String(); v.Reason != tt.want || source != tt.source {
+			t.Errorf("%s to %s: %v from %s, want %v from %s", tt.from, tt.to, v.Reason, source, tt.want, tt.source)
+		}
+	}
+}
+
 // The resources of Liqo's captures, each under its own key and in any order, mean what they mean in one Config.
 func TestLiqoResourcesByKey(t *testing.T) {
 	for _, remote := range []string{"cluster-b", "cluster-c"} {

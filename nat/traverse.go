@@ -168,7 +168,7 @@ func (tr *traversal) bindSource(s *snapshot, v *view) bool {
 	switch tr.snat.kind {
 	case bindNone:
 		hairpin := s.rules.generated && (tr.dnat.kind == bindAddress || tr.dnat.kind == bindService)
-		if hairpin && tr.in != Tunnel && tr.out != Tunnel && s.gateway.Is6() == tr.to.v6 {
+		if hairpin && tr.in != Tunnel && tr.out != Tunnel && s.gateway.IsValid() && s.gateway.Is6() == tr.to.v6 {
 			tr.stateful = true
 			tr.to.setSource(s.gateway)
 		}

@@ -132,7 +132,9 @@ func (c *Config) validateNodes(k *checker) {
 		ports[n.Port], names[n.Name], addresses[n.Address] = i, i, i
 	}
 	for path, a := range c.ownAddresses() {
-		k.address(path, a)
+		if a.IsValid() { // else it is not known yet
+			k.address(path, a)
+		}
 	}
 	seen := map[netip.Prefix]int{}
 	for i, r := range c.Routes {
