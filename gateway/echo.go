@@ -55,4 +55,4 @@ const ecnMask = 3
 
 // portUnreachable is what the sender of anything else is told: the last step of a
 // traceroute by UDP.
-var portUnreachable = nat.Verdict{Action: nat.Drop, Answer: nat.AnswerPortUnreachable}
+var portUnreachable = nat.Verdict{Action: nat.Drop, Refusal: nat.PortUnreachable}

@@ -52,7 +52,7 @@ func TestAnswerEcho(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var p nat.Packet
-			if r := p.Parse(bytes.Clone(tt.request)); r != nat.ReasonNone {
+			if r := p.Parse(bytes.Clone(tt.request)); r != nat.NoFault {
 				t.Fatal(r)
 			}
 			if ok := answerEcho(&p); ok != (tt.ttl != 0) {
@@ -102,14 +102,14 @@ func FuzzAnswerEcho(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var p nat.Packet
-		if p.Parse(b) != nat.ReasonNone || header.IPVersion(b) != header.IPv4Version {
+		if p.Parse(b) != nat.NoFault || header.IPVersion(b) != header.IPv4Version {
 			return
 		}
 		size := len(p.Bytes())
 		valid := nattest.Checksum(header.IPv4(p.Bytes()).Payload()) == 0
 		for answers := 0; answerEcho(&p); answers++ {
 			reply := p.Bytes()
-			if p.Parse(reply) != nat.ReasonNone || len(p.Bytes()) != size {
+			if p.Parse(reply) != nat.NoFault || len(p.Bytes()) != size {
 				t.Fatalf("reply % x does not parse", reply)
 			}
 			if ip := header.IPv4(reply); ip.FragmentOffset() == 0 && (nattest.Checksum(ip.Payload()) == 0) != valid {
@@ -130,7 +130,7 @@ func TestOwnAddressIsNotFilled(t *testing.T) {
 	p.read(t)
 	var packet nat.Packet
 	deliver := func(b []byte) {
-		if r := packet.Parse(b); r != nat.ReasonNone {
+		if r := packet.Parse(b); r != nat.NoFault {
 			t.Fatal(r)
 		}
 		p.out.deliver(&packet, 1, clock())

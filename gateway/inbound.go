@@ -116,7 +116,7 @@ func (in *inbound) deliver(p *nat.Packet, now nat.Time) {
 		in.refuse(p, portUnreachable, now)
 		return
 	}
-	in.cutter.Start(p, nat.Verdict{Action: nat.Forward, MTU: len(in.piece)})
+	in.cutter.Start(p, 0, len(in.piece))
 	for n := in.cutter.Next(in.piece); n > 0; n = in.cutter.Next(in.piece) {
 		in.reply(in.piece[:n])
 	}
@@ -124,7 +124,7 @@ func (in *inbound) deliver(p *nat.Packet, now nat.Time) {
 
 // hairpin queues what came from the tunnel and goes back into it.
 func (in *inbound) hairpin(p *nat.Packet, v nat.Verdict) {
-	in.cutter.Start(p, v)
+	in.cutter.Start(p, v.SegmentSize, v.MTU)
 	for n := in.cutter.Next(in.piece); n > 0; n = in.cutter.Next(in.piece) {
 		in.push(in.piece[:n])
 	}
@@ -136,7 +136,7 @@ func forward(to *geneve.Sender, cutter *nat.Cutter, p *nat.Packet, v nat.Verdict
 	if v.MTU > 0 {
 		size = min(size, v.MTU)
 	}
-	cutter.Start(p, v)
+	cutter.Start(p, v.SegmentSize, v.MTU)
 	for range v.Packets {
 		room, reason := to.Reserve(uint16(v.Out), size)
 		if reason != geneve.Accepted {

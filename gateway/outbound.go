@@ -132,7 +132,7 @@ func (o *outbound) act(p *nat.Packet, v nat.Verdict, now nat.Time) {
 	switch v.Action {
 	case nat.Forward:
 		if v.Out == nat.Tunnel {
-			o.cutter.Start(p, v)
+			o.cutter.Start(p, v.SegmentSize, v.MTU)
 			o.cutting = true
 			return
 		}
@@ -164,7 +164,7 @@ func (o *outbound) deliver(p *nat.Packet, from nat.Port, now nat.Time) {
 		o.refuse(p, from, portUnreachable, now)
 		return
 	}
-	o.cutter.Start(p, nat.Verdict{Action: nat.Forward, MTU: len(o.piece)})
+	o.cutter.Start(p, 0, len(o.piece))
 	for n := o.cutter.Next(o.piece); n > 0; n = o.cutter.Next(o.piece) {
 		o.reply(from, o.piece[:n])
 	}

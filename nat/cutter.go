@@ -6,7 +6,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 )
 
-// A Cutter makes of a forwarded packet what goes on the wire: the packet itself with its checksum finished, the segments of a TCP
+// A Cutter makes of a rewritten packet what goes on the wire: the packet itself with its checksum finished, the segments of a TCP
 // super-frame, the datagrams of a UDP train, the fragments of an IPv4 packet. Its zero value is ready for Start.
 type Cutter struct {
 	// borrowed: the packet given to Start, until Next has returned 0.
@@ -23,13 +23,15 @@ type Cutter struct {
 	cut    fragmenter
 }
 
-// Start begins with p, which Process forwarded with verdict v.
-func (c *Cutter) Start(p *Packet, v Verdict) {
-	*c = Cutter{p: p, mtu: v.MTU}
+// Start begins with p. A positive segment makes of a TCP super-frame segments with so many bytes of payload. A positive mtu makes of what
+// is longer, in bytes, fragments; p is IPv4 then. Preconditions: a packet with segment is a whole TCP segment whose checksum is partial,
+// one with p.SegmentSize a datagram (Packet.IsDatagram).
+func (c *Cutter) Start(p *Packet, segment, mtu int) {
+	*c = Cutter{p: p, mtu: mtu}
 	switch {
-	case v.SegmentSize > 0:
-		c.size = v.SegmentSize
-		c.head = p.transport + int(p.data[p.transport+12]>>4)*4
+	case segment > 0:
+		c.size = segment
+		c.head = p.transport + p.TCPHeaderLen()
 		c.tcpSum = c.commonSum()
 	case p.SegmentSize > 0:
 		c.size = p.SegmentSize
@@ -94,10 +96,10 @@ func (c *Cutter) segment(dst, payload []byte, last bool) int {
 	tcp := dst[c.p.transport:]
 	binary.BigEndian.PutUint32(tcp[4:], binary.BigEndian.Uint32(tcp[4:])+uint32(c.number*c.size))
 	if c.number > 0 {
-		tcp[13] &^= byte(flagCWR)
+		tcp[13] &^= tcpFlagCWR
 	}
 	if !last {
-		tcp[13] &^= byte(header.TCPFlagFin | header.TCPFlagPsh)
+		tcp[13] &^= tcpFlagFIN | tcpFlagPSH
 	}
 	s := add(c.tcpSum, uint16(len(tcp)))
 	s = add(s, sum(tcp[4:8]))
@@ -106,9 +108,6 @@ func (c *Cutter) segment(dst, payload []byte, last bool) int {
 	binary.BigEndian.PutUint16(tcp[16:], ^s)
 	return n
 }
-
-// flagCWR is Congestion Window Reduced (RFC 3168, Section 6.1.2).
-const flagCWR = 0x80
 
 // datagram writes the next datagram of a train, or its first fragment.
 func (c *Cutter) datagram(dst, payload []byte) int {

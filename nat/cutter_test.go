@@ -94,7 +94,7 @@ func TestTooBig(t *testing.T) {
 			}
 			e := engine(t)
 			if test.pieces == 0 {
-				if v := dropped(t, e, node1, p.Bytes(), start, nat.ReasonTooBig); v.Answer != nat.AnswerTooBig || v.MTU != 1340 {
+				if v := dropped(t, e, node1, p.Bytes(), start, nat.ReasonTooBig); v.Refusal != nat.TooBig || v.MTU != 1340 {
 					t.Fatalf("%+v", v)
 				}
 				return
@@ -348,7 +348,7 @@ func TestAllocations(t *testing.T) {
 				}
 				return
 			}
-			c.Start(&p, v)
+			c.Start(&p, v.SegmentSize, v.MTU)
 			for c.Next(buffer) > 0 {
 			}
 		}); n != 0 {

@@ -4,14 +4,14 @@
 //
 // # A packet's way
 //
-//	Packet.Parse        checks everything that later code relies on              packet.go, packet6.go
+//	Packet.Parse        checks everything that later code relies on              packet.go, ipv4.go, ipv6.go, transport.go
 //	Engine.Process      finds the connection by tuple                            engine.go, table.go, directory.go
-//	  established       applies its translation, cached verdict and route        track.go, forward.go, rewrite.go, mss.go
-//	    advance         moves its state and timer                                tcp.go, sctp.go, timeout.go
+//	  established       applies its translation, cached verdict and route        track.go, forward.go, rewrite.go, options.go
+//	    advance         moves its state and timer                                tcp.go, association.go, timeout.go
 //	  first             checks, rules, translation, port: a new connection       first.go, traverse.go, mapping.go, service.go
 //	  fragment          gives later fragments the ports of their first one       reassembly.go
-//	  icmpError         translates an ICMP error with the packet that it quotes  icmp.go, pathmtu.go
-//	Engine.AppendError  tells the sender about a dropped packet                  answer.go, limit.go
+//	  icmpError         translates an ICMP error with the packet that it quotes  icmperror.go, icmp.go, pathmtu.go
+//	Engine.AppendError  tells the sender about a dropped packet                  refuse.go, refusal.go, limit.go
 //	Cutter              finishes, segments or fragments what goes on the wire    cutter.go, fragmenter.go
 //
 // Rules run in traverse.go: nat chains for the first packet of a connection, filters and routing once for each direction, and again when

@@ -203,14 +203,18 @@ func (e *Engine) Process(p *Packet, in Port, now Time) Verdict {
 }
 
 func (e *Engine) process(p *Packet, in Port, now Time, v *Verdict) {
-	if !p.parsed {
-		*v = drop(max(p.fault, ReasonMalformed))
+	switch p.Fault() {
+	case Malformed:
+		*v = drop(ReasonMalformed)
+		return
+	case SourceRoute:
+		*v = drop(ReasonSourceRoute)
 		return
 	}
 	e.expire(now, packetBudget)
-	var t tuple
-	p.tuple(&t, in)
-	if p.fragment {
+	var t Tuple
+	p.Tuple(&t, in)
+	if p.IsFragment() {
 		*v = e.fragment(p, &t, in, now)
 		return
 	}
@@ -221,9 +225,9 @@ func (e *Engine) process(p *Packet, in Port, now Time, v *Verdict) {
 const packetBudget = 4
 
 // dispatch finds the connection of a whole packet, or of a fragment whose ports are known, or makes one.
-func (e *Engine) dispatch(p *Packet, t *tuple, in Port, now Time, v *Verdict) {
-	if p.forwardable() && !e.notracked(p, t, in) {
-		if p.icmpError {
+func (e *Engine) dispatch(p *Packet, t *Tuple, in Port, now Time, v *Verdict) {
+	if p.Forwardable() && !e.notracked(p, t, in) {
+		if p.IsICMPError() {
 			*v = e.icmpError(p, t, in, now)
 			return
 		}
@@ -235,7 +239,7 @@ func (e *Engine) dispatch(p *Packet, t *tuple, in Port, now Time, v *Verdict) {
 }
 
 // notracked reports whether the rules keep the packet from connections, or drop it before them.
-func (e *Engine) notracked(p *Packet, t *tuple, in Port) bool {
+func (e *Engine) notracked(p *Packet, t *Tuple, in Port) bool {
 	r := e.snapshot.rules
 	if r.notracks == 0 {
 		return false

@@ -108,7 +108,7 @@ func cut(t testing.TB, p *nat.Packet, v nat.Verdict) [][]byte {
 	var c nat.Cutter
 	var out [][]byte
 	buffer := make([]byte, 65536)
-	c.Start(p, v)
+	c.Start(p, v.SegmentSize, v.MTU)
 	for {
 		n := c.Next(buffer)
 		if n == 0 {

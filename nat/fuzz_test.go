@@ -77,14 +77,14 @@ func FuzzPacket(f *testing.F) {
 		from := ports[int(in)%len(ports)]
 		work := bytes.Clone(b)
 		var p nat.Packet
-		reason := p.Parse(work)
+		fault := p.Parse(work)
 		if !bytes.Equal(work, b) {
 			t.Fatal("Parse changed the packet")
 		}
 		p.SegmentSize = int(segment)
 		v := e.Process(&p, from, start)
-		if reason != nat.ReasonNone && (v.Action != nat.Drop || v.Reason != reason) {
-			t.Fatalf("parsed as %v, then %v %v", reason, v.Action, v.Reason)
+		if fault != nat.NoFault && (v.Action != nat.Drop || v.Reason != reasonOf[fault]) {
+			t.Fatalf("parsed as %v, then %v %v", fault, v.Action, v.Reason)
 		}
 		if v.Action != nat.Forward {
 			if !bytes.Equal(work, b) {

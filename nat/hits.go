@@ -71,8 +71,8 @@ func (e *Engine) countHits(c *conn, d int, p *Packet, packets uint64) {
 	if l.short {
 		e.stats.Uncounted += packets
 	}
-	if syn := p.isSYN(); syn || l.syn != 1<<l.length-1 {
-		l.count(l.length, syn, packets, uint64(len(p.data)))
+	if syn := p.IsSYN(); syn || l.syn != 1<<l.length-1 {
+		l.count(l.length, syn, packets, uint64(p.Len()))
 	}
 }
 

@@ -123,8 +123,8 @@ func TestICMPErrorUnrelated(t *testing.T) {
 			}
 			b := nattest.IP{Source: source, Destination: test.to, Body: nattest.ICMP{Type: 3, Code: 1, Payload: test.quoted}}.Bytes()
 			v := dropped(t, engine(t), test.in, b, start, test.want)
-			if v.Answer != nat.AnswerNone {
-				t.Fatalf("answers an error: %d", v.Answer)
+			if v.Refusal != nat.NoRefusal {
+				t.Fatalf("answers an error: %d", v.Refusal)
 			}
 		})
 	}

@@ -20,16 +20,16 @@ func TestParseTruncated(t *testing.T) {
 			}
 			whole := p.Bytes()
 			var q nat.Packet
-			if r := q.Parse(whole); r != nat.ReasonNone {
+			if r := q.Parse(whole); r != nat.NoFault {
 				t.Fatalf("%s: %v", name, r)
 			}
 			for n := range whole {
-				if r := q.Parse(bytes.Clone(whole[:n])[:n:n]); r != nat.ReasonMalformed {
+				if r := q.Parse(bytes.Clone(whole[:n])[:n:n]); r != nat.Malformed {
 					t.Fatalf("%s: %d of %d bytes: %v", name, n, len(whole), r)
 				}
 			}
 			padded := append(bytes.Clone(whole), make([]byte, 18)...)
-			if r := q.Parse(padded); r != nat.ReasonNone || len(q.Bytes()) != len(whole) {
+			if r := q.Parse(padded); r != nat.NoFault || len(q.Bytes()) != len(whole) {
 				t.Fatalf("%s with padding: %v, %d bytes", name, r, len(q.Bytes()))
 			}
 		}
@@ -57,39 +57,39 @@ func TestParseFaults(t *testing.T) {
 	tests := []struct {
 		name string
 		b    []byte
-		want nat.Reason
+		want nat.Fault
 	}{
-		{"version 5", v4(func(b []byte) { b[0] = 0x55 }), nat.ReasonMalformed},
-		{"header length 16", v4(func(b []byte) { b[0] = 0x44 }), nat.ReasonMalformed},
-		{"header longer than packet", v4(func(b []byte) { binary.BigEndian.PutUint16(b[2:], 19) }), nat.ReasonMalformed},
-		{"bad header checksum", func() []byte { b := v4(func([]byte) {}); b[10]++; return b }(), nat.ReasonMalformed},
-		{"UDP length 7", v4(func(b []byte) { b[25] = 7 }), nat.ReasonMalformed},
-		{"UDP length too large", v4(func(b []byte) { b[25]++ }), nat.ReasonMalformed},
-		{"UDP surplus area", v4(func(b []byte) { b[25]-- }), nat.ReasonNone},
-		{"option of length 1", nattest.IP{Source: "10.0.0.1", Destination: "10.0.0.2", Options: []byte{7, 1, 0, 0}, Body: nattest.UDP{}}.Bytes(), nat.ReasonMalformed},
-		{"option beyond header", nattest.IP{Source: "10.0.0.1", Destination: "10.0.0.2", Options: []byte{1, 1, 7, 3}, Body: nattest.UDP{}}.Bytes(), nat.ReasonMalformed},
-		{"lone option byte", nattest.IP{Source: "10.0.0.1", Destination: "10.0.0.2", Options: []byte{1, 1, 1, 7}, Body: nattest.UDP{}}.Bytes(), nat.ReasonMalformed},
-		{"loose source route", nattest.IP{Source: "10.0.0.1", Destination: "10.0.0.2", Options: []byte{131, 7, 4, 1, 2, 3, 4, 0}, Body: nattest.UDP{}}.Bytes(), nat.ReasonSourceRoute},
-		{"strict source route", nattest.IP{Source: "10.0.0.1", Destination: "10.0.0.2", Options: []byte{137, 7, 4, 1, 2, 3, 4, 0}, Body: nattest.UDP{}}.Bytes(), nat.ReasonSourceRoute},
-		{"TCP data offset 4", raw(nattest.IP{}, 6, append(make([]byte, 12), 0x40, 0, 0, 0, 0, 0, 0, 0)...), nat.ReasonMalformed},
-		{"TCP data offset beyond end", raw(nattest.IP{}, 6, append(make([]byte, 12), 0x60, 0, 0, 0, 0, 0, 0, 0)...), nat.ReasonMalformed},
-		{"fragment of 9 bytes in the middle", raw(nattest.IP{MF: true, Offset: 80}, 17, make([]byte, 9)...), nat.ReasonMalformed},
-		{"empty fragment", raw(nattest.IP{MF: true, Offset: 80}, 17), nat.ReasonMalformed},
-		{"fragment beyond 65535", raw(nattest.IP{Offset: 65528}, 17, eight...), nat.ReasonMalformed},
-		{"TCP fragment at offset 8", raw(nattest.IP{Offset: 8}, 6, eight...), nat.ReasonMalformed},
-		{"tiny first TCP fragment", raw(nattest.IP{MF: true}, 6, make([]byte, 16)...), nat.ReasonMalformed},
-		{"ICMPv6 in IPv4", raw(nattest.IP{}, 58, eight...), nat.ReasonMalformed},
-		{"IPv6 jumbogram", six(0, 0, nil), nat.ReasonMalformed},
-		{"IPv6 without payload", six(0, 59, nil), nat.ReasonNone},
-		{"IPv6 UDP without payload", six(0, 17, nil), nat.ReasonMalformed},
-		{"ICMP in IPv6", six(0, 1, eight), nat.ReasonMalformed},
-		{"hop-by-hop behind destination options", six(60, 59, eight, []byte{0, 0, 1, 4, 0, 0, 0, 0}, []byte{0, 0, 1, 4, 0, 0, 0, 0}), nat.ReasonMalformed},
-		{"routing header, no segments left", six(43, 59, eight, []byte{0, 0, 4, 0, 0, 0, 0, 0}), nat.ReasonNone},
-		{"routing header, a segment left", six(43, 59, eight, []byte{0, 0, 4, 1, 0, 0, 0, 0}), nat.ReasonSourceRoute},
-		{"two fragment headers", six(44, 59, eight, []byte{44, 0, 0, 0, 0, 0, 0, 1}, make([]byte, 8)), nat.ReasonMalformed},
-		{"atomic fragment", six(44, 59, eight, make([]byte, 8)), nat.ReasonNone},
-		{"extension beyond end", six(60, 59, nil, []byte{0, 9, 0, 0, 0, 0, 0, 0}), nat.ReasonMalformed},
-		{"extensions beyond the cap", six(60, 59, eight, append([]byte{0, 40}, make([]byte, 326)...)), nat.ReasonMalformed},
+		{"version 5", v4(func(b []byte) { b[0] = 0x55 }), nat.Malformed},
+		{"header length 16", v4(func(b []byte) { b[0] = 0x44 }), nat.Malformed},
+		{"header longer than packet", v4(func(b []byte) { binary.BigEndian.PutUint16(b[2:], 19) }), nat.Malformed},
+		{"bad header checksum", func() []byte { b := v4(func([]byte) {}); b[10]++; return b }(), nat.Malformed},
+		{"UDP length 7", v4(func(b []byte) { b[25] = 7 }), nat.Malformed},
+		{"UDP length too large", v4(func(b []byte) { b[25]++ }), nat.Malformed},
+		{"UDP surplus area", v4(func(b []byte) { b[25]-- }), nat.NoFault},
+		{"option of length 1", nattest.IP{Source: "10.0.0.1", Destination: "10.0.0.2", Options: []byte{7, 1, 0, 0}, Body: nattest.UDP{}}.Bytes(), nat.Malformed},
+		{"option beyond header", nattest.IP{Source: "10.0.0.1", Destination: "10.0.0.2", Options: []byte{1, 1, 7, 3}, Body: nattest.UDP{}}.Bytes(), nat.Malformed},
+		{"lone option byte", nattest.IP{Source: "10.0.0.1", Destination: "10.0.0.2", Options: []byte{1, 1, 1, 7}, Body: nattest.UDP{}}.Bytes(), nat.Malformed},
+		{"loose source route", nattest.IP{Source: "10.0.0.1", Destination: "10.0.0.2", Options: []byte{131, 7, 4, 1, 2, 3, 4, 0}, Body: nattest.UDP{}}.Bytes(), nat.SourceRoute},
+		{"strict source route", nattest.IP{Source: "10.0.0.1", Destination: "10.0.0.2", Options: []byte{137, 7, 4, 1, 2, 3, 4, 0}, Body: nattest.UDP{}}.Bytes(), nat.SourceRoute},
+		{"TCP data offset 4", raw(nattest.IP{}, 6, append(make([]byte, 12), 0x40, 0, 0, 0, 0, 0, 0, 0)...), nat.Malformed},
+		{"TCP data offset beyond end", raw(nattest.IP{}, 6, append(make([]byte, 12), 0x60, 0, 0, 0, 0, 0, 0, 0)...), nat.Malformed},
+		{"fragment of 9 bytes in the middle", raw(nattest.IP{MF: true, Offset: 80}, 17, make([]byte, 9)...), nat.Malformed},
+		{"empty fragment", raw(nattest.IP{MF: true, Offset: 80}, 17), nat.Malformed},
+		{"fragment beyond 65535", raw(nattest.IP{Offset: 65528}, 17, eight...), nat.Malformed},
+		{"TCP fragment at offset 8", raw(nattest.IP{Offset: 8}, 6, eight...), nat.Malformed},
+		{"tiny first TCP fragment", raw(nattest.IP{MF: true}, 6, make([]byte, 16)...), nat.Malformed},
+		{"ICMPv6 in IPv4", raw(nattest.IP{}, 58, eight...), nat.Malformed},
+		{"IPv6 jumbogram", six(0, 0, nil), nat.Malformed},
+		{"IPv6 without payload", six(0, 59, nil), nat.NoFault},
+		{"IPv6 UDP without payload", six(0, 17, nil), nat.Malformed},
+		{"ICMP in IPv6", six(0, 1, eight), nat.Malformed},
+		{"hop-by-hop behind destination options", six(60, 59, eight, []byte{0, 0, 1, 4, 0, 0, 0, 0}, []byte{0, 0, 1, 4, 0, 0, 0, 0}), nat.Malformed},
+		{"routing header, no segments left", six(43, 59, eight, []byte{0, 0, 4, 0, 0, 0, 0, 0}), nat.NoFault},
+		{"routing header, a segment left", six(43, 59, eight, []byte{0, 0, 4, 1, 0, 0, 0, 0}), nat.SourceRoute},
+		{"two fragment headers", six(44, 59, eight, []byte{44, 0, 0, 0, 0, 0, 0, 1}, make([]byte, 8)), nat.Malformed},
+		{"atomic fragment", six(44, 59, eight, make([]byte, 8)), nat.NoFault},
+		{"extension beyond end", six(60, 59, nil, []byte{0, 9, 0, 0, 0, 0, 0, 0}), nat.Malformed},
+		{"extensions beyond the cap", six(60, 59, eight, append([]byte{0, 40}, make([]byte, 326)...)), nat.Malformed},
 	}
 	tests[len(tests)-4].b[40] = 44 // the builder chains by number; make the second header a Fragment header too
 	for _, test := range tests {
@@ -98,12 +98,15 @@ func TestParseFaults(t *testing.T) {
 			if got := p.Parse(test.b); got != test.want {
 				t.Fatalf("%v, want %v: %x", got, test.want, test.b)
 			}
-			if test.want != nat.ReasonNone {
-				dropped(t, engine(t), node1, test.b, start, test.want)
+			if test.want != nat.NoFault {
+				dropped(t, engine(t), node1, test.b, start, reasonOf[test.want])
 			}
 		})
 	}
 }
+
+// reasonOf says why Process drops what Parse finds fault with.
+var reasonOf = map[nat.Fault]nat.Reason{nat.Malformed: nat.ReasonMalformed, nat.SourceRoute: nat.ReasonSourceRoute}
 
 func TestReasonNames(t *testing.T) {
 	seen := map[string]bool{}

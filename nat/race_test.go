@@ -41,7 +41,7 @@ func TestConcurrency(t *testing.T) {
 				p.Parse(packet.Bytes())
 				v := e.Process(&p, in, now)
 				if v.Action == nat.Forward {
-					c.Start(&p, v)
+					c.Start(&p, v.SegmentSize, v.MTU)
 					for c.Next(buffer) > 0 {
 					}
 				}

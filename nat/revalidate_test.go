@@ -105,8 +105,8 @@ func TestManyServices(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, i := range []int{0, n - 1} {
-		if v := dropped(t, e, nat.Tunnel, to(i, nattest.ACK), start, nat.ReasonNoBackend); v.Answer != nat.AnswerReset {
-			t.Fatalf("service %d answers %d", i, v.Answer)
+		if v := dropped(t, e, nat.Tunnel, to(i, nattest.ACK), start, nat.ReasonNoBackend); v.Refusal != nat.Reset {
+			t.Fatalf("service %d answers %d", i, v.Refusal)
 		}
 	}
 }

@@ -2,24 +2,24 @@ package nat
 
 import "encoding/binary"
 
-// rewrite gives p the addresses and ports of to. addresses and ports are the deltas from what p has; both may be 0.
-// It is used for packets and, leniently parsed, for those quoted in ICMP errors.
-func (p *Packet) rewrite(to *tuple, addresses, ports uint16) {
+// Rewrite gives p, a packet or one that an ICMP error quotes, the addresses and ports of to. addresses and ports are the Deltas from what
+// p has; both may be 0. The checksum of SCTP is left to SumSCTP. Preconditions: to has the family of p.
+func (p *Packet) Rewrite(to *Tuple, addresses, ports uint16) {
 	b := p.data
 	if p.v6 {
 		_ = b[39]
-		binary.BigEndian.PutUint64(b[8:], to.words[0])
-		binary.BigEndian.PutUint64(b[16:], to.words[1])
-		binary.BigEndian.PutUint64(b[24:], to.words[2])
-		binary.BigEndian.PutUint64(b[32:], to.words[3])
+		binary.BigEndian.PutUint64(b[8:], to.Words[0])
+		binary.BigEndian.PutUint64(b[16:], to.Words[1])
+		binary.BigEndian.PutUint64(b[24:], to.Words[2])
+		binary.BigEndian.PutUint64(b[32:], to.Words[3])
 	} else {
-		binary.BigEndian.PutUint64(b[12:], to.words[0])
+		binary.BigEndian.PutUint64(b[12:], to.Words[0])
 		adjustAt(b, 10, addresses)
 	}
 	if p.hasPorts {
-		binary.BigEndian.PutUint32(b[p.transport:], to.ports)
+		binary.BigEndian.PutUint32(b[p.transport:], to.Ports)
 	} else if p.hasIdent {
-		binary.BigEndian.PutUint16(b[p.transport+4:], uint16(to.ports))
+		binary.BigEndian.PutUint16(b[p.transport+4:], uint16(to.Ports))
 	}
 	if p.checksumAt == 0 {
 		return
@@ -48,8 +48,8 @@ func avoidZero(field []byte) {
 	}
 }
 
-// decrementHops takes one from the TTL or hop limit. Preconditions: it is at least 1.
-func (p *Packet) decrementHops() {
+// DecrementHops takes one from the TTL or hop limit. Preconditions: p.Hops() is at least 1.
+func (p *Packet) DecrementHops() {
 	if p.v6 {
 		p.data[7]--
 		return

@@ -61,12 +61,12 @@ func (s *shares) init() {
 }
 
 // holder returns who sent a packet with tuple t.
-func (s *shares) holder(t *tuple) holder {
-	address := t.words[0]
-	if !t.v6 {
+func (s *shares) holder(t *Tuple) holder {
+	address := t.Words[0]
+	if !t.IPv6 {
 		address >>= 32
 	}
-	return s.identify(address, uint64(t.zone))
+	return s.identify(address, uint64(t.Link))
 }
 
 func (s *shares) identify(address, link uint64) holder {

@@ -159,10 +159,10 @@ func playShares(t *testing.T, ops []byte) {
 			p.Parse(ipv4(source, destination, port, c.Services[0].Port, 0, 0, false))
 			var v Verdict
 			if v = e.Process(&p, in, now); v.Action == Forward && y%3 == 0 {
-				var answer tuple
-				p.tuple(&answer, 0)
-				q := p.data
-				p.Parse(ipv4([4]byte(q[16:20]), [4]byte(q[12:16]), answer.destinationPort(), answer.sourcePort(), 0, 0, false))
+				var answer Tuple
+				p.Tuple(&answer, 0)
+				q := p.Bytes()
+				p.Parse(ipv4([4]byte(q[16:20]), [4]byte(q[12:16]), answer.DestinationPort(), answer.SourcePort(), 0, 0, false))
 				e.Process(&p, v.Out, now)
 			}
 		case 4, 5:
@@ -219,8 +219,8 @@ func TestShareIdentities(t *testing.T) {
 	for step := range 16 {
 		var shards [shareShards]int
 		for i := range uint64(n) {
-			t := tuple{zone: 1}
-			t.words[0] = i << step << 32 // of IPv4
+			t := Tuple{Link: 1}
+			t.Words[0] = i << step << 32 // of IPv4
 			h := a.holder(&t)
 			seen[h.address] = true
 			shards[h.address>>56]++
@@ -235,7 +235,7 @@ func TestShareIdentities(t *testing.T) {
 	if want := n + 15*n/2; len(seen) != want {
 		t.Errorf("%d identities of %d sources", len(seen), want)
 	}
-	one := tuple{zone: 1, words: [4]uint64{1 << 32}}
+	one := Tuple{Link: 1, Words: [4]uint64{1 << 32}}
 	if a.holder(&one) == b.holder(&one) {
 		t.Error("two engines know a source by one identity")
 	}

@@ -7,105 +7,145 @@ import (
 	"net/netip"
 )
 
-// A tuple names one direction of a connection: addresses, ports or ICMP identifier, protocol, and the port of the gateway
-// where its packets come in. It is made of words, so that it is compared and checksummed without a loop.
-//
-// IPv4: words[0] is source and destination as they stand in the header; the other words are 0.
-// IPv6: words[0:2] is the source, words[2:4] the destination.
-type tuple struct {
-	// ports is source port << 16 | destination port; for ICMP queries the identifier stands in both halves.
-	ports    uint32
-	zone     Port
-	protocol uint8
-	v6       bool
-	words    [4]uint64
+// A Tuple names one direction of a connection: addresses, ports or ICMP identifier, protocol, and the link where its packets come in.
+// It is made of words, so that it is compared and checksummed without a loop. Two tuples are equal if all fields are.
+type Tuple struct {
+	// Ports is source port << 16 | destination port; for ICMP queries the identifier stands in both halves. 0 if there are neither.
+	Ports    uint32
+	Link     Port
+	Protocol uint8
+	IPv6     bool
+	// Words holds the addresses as they stand in the header. IPv4: Words[0] is source and destination, the other words are 0.
+	// IPv6: Words[0:2] is the source, Words[2:4] the destination.
+	Words [4]uint64
 }
 
-func (t *tuple) source() netip.Addr {
-	if t.v6 {
+// Tuple fills the zero Tuple t with that of the packet as it comes in at link. Later fragments and protocols without ports have
+// ports 0.
+func (p *Packet) Tuple(t *Tuple, link Port) {
+	t.Link, t.Protocol, t.IPv6 = link, p.protocol, p.v6
+	if p.v6 {
+		b := p.data[8:40]
+		t.Words[0], t.Words[1] = binary.BigEndian.Uint64(b), binary.BigEndian.Uint64(b[8:])
+		t.Words[2], t.Words[3] = binary.BigEndian.Uint64(b[16:]), binary.BigEndian.Uint64(b[24:])
+	} else {
+		t.Words[0] = binary.BigEndian.Uint64(p.data[12:])
+	}
+	if p.hasPorts {
+		t.Ports = binary.BigEndian.Uint32(p.data[p.transport:])
+	} else if p.hasIdent {
+		ident := uint32(binary.BigEndian.Uint16(p.data[p.transport+4:]))
+		t.Ports = ident<<16 | ident
+	}
+}
+
+// Source returns the source address.
+func (t *Tuple) Source() netip.Addr {
+	if t.IPv6 {
 		var a [16]byte
-		binary.BigEndian.PutUint64(a[:8], t.words[0])
-		binary.BigEndian.PutUint64(a[8:], t.words[1])
+		binary.BigEndian.PutUint64(a[:8], t.Words[0])
+		binary.BigEndian.PutUint64(a[8:], t.Words[1])
 		return netip.AddrFrom16(a)
 	}
 	var a [4]byte
-	binary.BigEndian.PutUint32(a[:], uint32(t.words[0]>>32))
+	binary.BigEndian.PutUint32(a[:], uint32(t.Words[0]>>32))
 	return netip.AddrFrom4(a)
 }
 
-func (t *tuple) destination() netip.Addr {
-	if t.v6 {
+// Destination returns the destination address.
+func (t *Tuple) Destination() netip.Addr {
+	if t.IPv6 {
 		var a [16]byte
-		binary.BigEndian.PutUint64(a[:8], t.words[2])
-		binary.BigEndian.PutUint64(a[8:], t.words[3])
+		binary.BigEndian.PutUint64(a[:8], t.Words[2])
+		binary.BigEndian.PutUint64(a[8:], t.Words[3])
 		return netip.AddrFrom16(a)
 	}
 	var a [4]byte
-	binary.BigEndian.PutUint32(a[:], uint32(t.words[0]))
+	binary.BigEndian.PutUint32(a[:], uint32(t.Words[0]))
 	return netip.AddrFrom4(a)
 }
 
-// setSource replaces the source. Preconditions: a has the tuple's family.
-func (t *tuple) setSource(a netip.Addr) {
-	if t.v6 {
+// SetSource replaces the source. Preconditions: a has the tuple's family.
+func (t *Tuple) SetSource(a netip.Addr) {
+	if t.IPv6 {
 		b := a.As16()
-		t.words[0], t.words[1] = binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:])
+		t.Words[0], t.Words[1] = binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:])
 		return
 	}
 	b := a.As4()
-	t.words[0] = uint64(binary.BigEndian.Uint32(b[:]))<<32 | t.words[0]&0xffffffff
+	t.Words[0] = uint64(binary.BigEndian.Uint32(b[:]))<<32 | t.Words[0]&0xffffffff
 }
 
-// setDestination replaces the destination. Preconditions: a has the tuple's family.
-func (t *tuple) setDestination(a netip.Addr) {
-	if t.v6 {
+// SetDestination replaces the destination. Preconditions: a has the tuple's family.
+func (t *Tuple) SetDestination(a netip.Addr) {
+	if t.IPv6 {
 		b := a.As16()
-		t.words[2], t.words[3] = binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:])
+		t.Words[2], t.Words[3] = binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:])
 		return
 	}
 	b := a.As4()
-	t.words[0] = t.words[0]&^0xffffffff | uint64(binary.BigEndian.Uint32(b[:]))
+	t.Words[0] = t.Words[0]&^0xffffffff | uint64(binary.BigEndian.Uint32(b[:]))
 }
 
-func (t *tuple) sourcePort() uint16      { return uint16(t.ports >> 16) }
-func (t *tuple) destinationPort() uint16 { return uint16(t.ports) }
+// SourcePort returns the source port or ICMP identifier.
+func (t *Tuple) SourcePort() uint16 { return uint16(t.Ports >> 16) }
 
-func (t *tuple) setSourcePort(p uint16)      { t.ports = uint32(p)<<16 | t.ports&0xffff }
-func (t *tuple) setDestinationPort(p uint16) { t.ports = t.ports&^0xffff | uint32(p) }
+// DestinationPort returns the destination port or ICMP identifier.
+func (t *Tuple) DestinationPort() uint16 { return uint16(t.Ports) }
 
-// reply returns the tuple of packets that answer t's and come in at zone.
-func (t *tuple) reply(zone Port) tuple {
-	r := tuple{zone: zone, protocol: t.protocol, v6: t.v6}
-	r.words, r.ports = t.reversed()
+// SetSourcePort replaces the source port. An ICMP identifier has to be set as destination port too.
+func (t *Tuple) SetSourcePort(p uint16) { t.Ports = uint32(p)<<16 | t.Ports&0xffff }
+
+// SetDestinationPort replaces the destination port.
+func (t *Tuple) SetDestinationPort(p uint16) { t.Ports = t.Ports&^0xffff | uint32(p) }
+
+// Reply returns the tuple of packets that answer t's and come in at link.
+func (t *Tuple) Reply(link Port) Tuple {
+	r := Tuple{Link: link, Protocol: t.Protocol, IPv6: t.IPv6}
+	r.Words, r.Ports = t.Reversed()
 	return r
 }
 
-// reversed returns the addresses and ports of t with source and destination exchanged.
-func (t *tuple) reversed() (words [4]uint64, ports uint32) {
-	ports = bits.RotateLeft32(t.ports, 16)
-	if t.v6 {
-		return [4]uint64{t.words[2], t.words[3], t.words[0], t.words[1]}, ports
+// Reversed returns the addresses and ports of t with source and destination exchanged.
+func (t *Tuple) Reversed() (words [4]uint64, ports uint32) {
+	ports = bits.RotateLeft32(t.Ports, 16)
+	if t.IPv6 {
+		return [4]uint64{t.Words[2], t.Words[3], t.Words[0], t.Words[1]}, ports
 	}
-	return [4]uint64{bits.RotateLeft64(t.words[0], 32)}, ports
+	return [4]uint64{bits.RotateLeft64(t.Words[0], 32)}, ports
 }
 
 // addressSum is the one's complement sum of both addresses.
-func (t *tuple) addressSum() uint16 {
-	s, c := bits.Add64(t.words[0], t.words[1], 0)
-	s, c = bits.Add64(s, t.words[2], c)
-	s, c = bits.Add64(s, t.words[3], c)
+func (t *Tuple) addressSum() uint16 {
+	s, c := bits.Add64(t.Words[0], t.Words[1], 0)
+	s, c = bits.Add64(s, t.Words[2], c)
+	s, c = bits.Add64(s, t.Words[3], c)
 	return fold64(s, c)
 }
 
 // portSum is the one's complement sum of what the packet's checksum covers of ports: both, or one identifier.
-func (t *tuple) portSum() uint16 {
-	if isICMP(t.protocol) {
-		return uint16(t.ports)
+func (t *Tuple) portSum() uint16 {
+	if IsICMP(t.Protocol) {
+		return uint16(t.Ports)
 	}
-	return add(uint16(t.ports>>16), uint16(t.ports))
+	return add(uint16(t.Ports>>16), uint16(t.Ports))
+}
+
+// Deltas returns what turns the sums that checksums cover (RFC 1624, Section 3) of a packet with tuple from into those of the same
+// packet with tuple to, for Rewrite: that of the addresses, and that of the ports.
+func Deltas(from, to *Tuple) (addresses, ports uint16) {
+	return delta(from.addressSum(), to.addressSum()), delta(from.portSum(), to.portSum())
+}
+
+// Negate returns the delta of the way back.
+func Negate(delta uint16) uint16 {
+	if delta == 0 {
+		return 0
+	}
+	return ^delta
 }
 
 // String is for tests and messages.
-func (t *tuple) String() string {
-	return fmt.Sprintf("%d %s:%d>%s:%d@%d", t.protocol, t.source(), t.sourcePort(), t.destination(), t.destinationPort(), t.zone)
+func (t *Tuple) String() string {
+	return fmt.Sprintf("%d %s:%d>%s:%d@%d", t.Protocol, t.Source(), t.SourcePort(), t.Destination(), t.DestinationPort(), t.Link)
 }

@@ -1,0 +1,36 @@
+package nat
+
+// sctpNext returns the state after an SCTP packet of direction d. end[d] is the verification tag of packets of direction d, which
+// the other side has chosen in its INIT or INIT ACK; the first packet seen tells it otherwise. An end of the association counts
+// only with the right tag (RFC 9260, Section 8.5).
+func (t *tcpState) sctpNext(now state, p *Packet, d int, replied bool) state {
+	c := p.Chunk()
+	if c.Initiates {
+		t.end[1-d] = c.InitiateTag
+		t.flags[1-d] |= tcpHeard
+	}
+	if c.Type != ChunkInit && t.flags[d]&tcpHeard == 0 {
+		t.end[d] = c.Tag
+		t.flags[d] |= tcpHeard
+	}
+	switch {
+	case c.Type == ChunkInit:
+		if now == stateSCTPClosing || now == stateSCTPOpening {
+			return stateSCTPOpening
+		}
+		return now
+	case c.Type == ChunkAbort || c.Type == ChunkShutdownComplete:
+		// With the T bit the tag is the one that the sender of the packet would have expected.
+		want := t.end[d]
+		if c.Flags&1 != 0 {
+			want = t.end[1-d]
+		}
+		if c.Tag == want {
+			return stateSCTPClosing
+		}
+		return now
+	case now == stateSCTPOpening && replied && c.Type != ChunkInitAck:
+		return stateSCTP
+	}
+	return now
+}
