@@ -6,6 +6,7 @@ import (
 
 	"culvert/nat"
 	"culvert/nat/nattest"
+	"culvert/nat/packet"
 )
 
 // No. 4: what no podCIDRs route can find is pinned to its node; pods follow the current routes.
@@ -85,7 +86,7 @@ func TestFilterChange(t *testing.T) {
 		want := map[nat.FilterAction]nat.Reason{nat.FilterDrop: nat.ReasonFiltered, nat.FilterReject: nat.ReasonRejected}[action]
 		for range 2 {
 			v := dropped(t, e, node1, p.Bytes(), start, want)
-			if got := v.Refusal == nat.NetUnreachable; got != (action == nat.FilterReject) {
+			if got := v.Refusal == packet.NetUnreachable; got != (action == nat.FilterReject) {
 				t.Fatalf("answer %d", v.Refusal)
 			}
 		}

@@ -1,6 +1,10 @@
 package nat
 
-import "time"
+import (
+	"time"
+
+	"culvert/nat/packet"
+)
 
 const (
 	maxDatagrams = 1024
@@ -47,7 +51,7 @@ type datagram struct {
 	icmpError      bool   // it is an ICMP error; what became of the first fragment, becomes of the later ones
 	action         Action
 	out            Port
-	to             Tuple // addresses that the first fragment got
+	to             packet.Tuple // addresses that the first fragment got
 	ports          uint32
 	seen           int         // blocks of 8 bytes that were seen
 	total          int         // how many there will be; 0 before the last fragment was seen
@@ -93,7 +97,7 @@ func (l *datagramList) remove(g *datagram) {
 }
 
 // datagram returns the datagram of a fragment, making it if there is room.
-func (e *Engine) datagram(p *Packet, t *Tuple, now Time) *datagram {
+func (e *Engine) datagram(p *packet.Packet, t *packet.Tuple, now Time) *datagram {
 	f, s := &e.fragments, &e.table.shares
 	f.expire(e, now)
 	key := datagramKey{words: t.Words, id: p.FragmentID(), link: t.Link, protocol: t.Protocol, v6: t.IPv6}
@@ -180,7 +184,7 @@ func (f *fragmentTable) expire(e *Engine, now Time) {
 
 // overlaps marks the bytes of a fragment as seen and reports whether some were seen before. What overlaps is dropped, so that no receiver
 // can be made to see other bytes than a filter did (RFC 1858; RFC 5722, Section 4).
-func (g *datagram) overlaps(p *Packet) bool {
+func (g *datagram) overlaps(p *packet.Packet) bool {
 	first := p.FragmentOffset() / 8
 	last := (p.FragmentOffset() + p.Len() - p.HeaderLen() - 1) / 8
 	for i := first; i <= last; i++ {

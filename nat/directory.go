@@ -3,6 +3,8 @@ package nat
 import (
 	"hash/maphash"
 	"math/bits"
+
+	"culvert/nat/packet"
 )
 
 const (
@@ -55,7 +57,7 @@ func (dir *directory) init() {
 // hash is keyed by the process. It tells the two sides of the gateway apart but not nodes, so that one search finds both a tuple of a
 // certain node and one of any node. It is a chain of folded multiplications (as in wyhash), each of words that a sender chooses with
 // secrets that it cannot see.
-func (dir *directory) hash(t *Tuple) uint32 {
+func (dir *directory) hash(t *packet.Tuple) uint32 {
 	k := &dir.secrets
 	last := uint64(t.Ports)<<32 | uint64(t.Protocol)<<8
 	if t.Link != Tunnel {

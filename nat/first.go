@@ -1,7 +1,9 @@
 package nat
 
+import "culvert/nat/packet"
+
 // first handles a packet that belongs to no connection.
-func (e *Engine) first(p *Packet, t *Tuple, in Port, now Time) Verdict {
+func (e *Engine) first(p *packet.Packet, t *packet.Tuple, in Port, now Time) Verdict {
 	s := e.snapshot
 	source, destination := t.Source(), t.Destination()
 	if !s.admits(source, in) {
@@ -16,7 +18,7 @@ func (e *Engine) first(p *Packet, t *Tuple, in Port, now Time) Verdict {
 	if s.owns(destination, in) {
 		return e.deliver(p, tr)
 	}
-	if !Forwardable(destination) {
+	if !packet.Forwardable(destination) {
 		return drop(ReasonBadDestination)
 	}
 	if !p.Forwardable() {
@@ -39,7 +41,7 @@ func (tr *traversal) raw(r *ruleset) bool {
 }
 
 // deliver runs the input filters for a packet to the gateway itself.
-func (e *Engine) deliver(p *Packet, tr *traversal) Verdict {
+func (e *Engine) deliver(p *packet.Packet, tr *traversal) Verdict {
 	r := e.snapshot.rules
 	if r.has(stageInput) {
 		v := tr.view()
@@ -53,14 +55,14 @@ func (e *Engine) deliver(p *Packet, tr *traversal) Verdict {
 }
 
 // dropped counts the rules that a packet met on its way to being dropped.
-func (e *Engine) dropped(p *Packet, tr *traversal) Verdict {
+func (e *Engine) dropped(p *packet.Packet, tr *traversal) Verdict {
 	countRules(tr.effects.hits, p.IsSYN(), 1, uint64(p.Len()))
 	return refuse(tr.reason, tr.refusal)
 }
 
 // open makes the connection of its first packet and forwards it. Where the table has no room for it, what needs no state goes on
 // without.
-func (e *Engine) open(p *Packet, tr *traversal, now Time) Verdict {
+func (e *Engine) open(p *packet.Packet, tr *traversal, now Time) Verdict {
 	s := e.snapshot
 	pl := plan{to: tr.to, out: tr.out, clamp: tr.clampFor(s), mtu: s.mtu}
 	var v Verdict
@@ -91,7 +93,7 @@ func (e *Engine) open(p *Packet, tr *traversal, now Time) Verdict {
 		return drop(ReasonFragment)
 	}
 	pl.translate(&tr.from)
-	if p.IsPartial() && p.Protocol() == protocolTCP && e.paths.live(now) {
+	if p.IsPartial() && p.Protocol() == packet.TCP && e.paths.live(now) {
 		pl.pathMTU = e.paths.lookup(pl.to.Destination(), pl.out == Tunnel, now)
 	}
 	size := uint64(p.Len())
@@ -112,7 +114,7 @@ func (e *Engine) returns(tr *traversal) bool {
 }
 
 // create makes a connection, or says why there is none.
-func (e *Engine) create(p *Packet, tr *traversal, now Time) (hit, Reason) {
+func (e *Engine) create(p *packet.Packet, tr *traversal, now Time) (hit, Reason) {
 	tb, s := &e.table, e.snapshot
 	to, zone := tr.to, tr.out
 	if zone != Tunnel {
@@ -141,13 +143,13 @@ func (e *Engine) create(p *Packet, tr *traversal, now Time) (hit, Reason) {
 		tb.takePort(c, h)
 	}
 	c.lastSeen = now
-	c.addresses, c.ports = Deltas(&tr.from, &to)
+	c.addresses, c.ports = packet.Deltas(&tr.from, &to)
 	if tr.service != nil {
 		c.flags |= flagService
 	}
 	c.state = initialState(p)
-	if p.Protocol() == protocolTCP {
-		var s Segment
+	if p.Protocol() == packet.TCP {
+		var s packet.Segment
 		p.Segment(&s)
 		c.state = c.tcp.open(&s, original)
 	}
@@ -156,13 +158,13 @@ func (e *Engine) create(p *Packet, tr *traversal, now Time) (hit, Reason) {
 	return hit{c, number, original}, ReasonNone
 }
 
-func initialState(p *Packet) state {
+func initialState(p *packet.Packet) state {
 	switch p.Protocol() {
-	case protocolUDP, protocolUDPLite:
+	case packet.UDP, packet.UDPLite:
 		return stateUDP
-	case protocolICMP, protocolICMPv6:
+	case packet.ICMP, packet.ICMPv6:
 		return stateICMP
-	case protocolSCTP:
+	case packet.SCTP:
 		return stateSCTPOpening
 	}
 	return stateOther

@@ -1,12 +1,14 @@
 package nat
 
+import "culvert/nat/packet"
+
 // minSegment is the smallest TCP payload that a super-frame is cut into, whatever MSS a peer announced.
 const minSegment = 48
 
 // A plan is what the translation stages decided for a packet that is to be forwarded.
 type plan struct {
-	to               Tuple  // addresses and ports that it gets
-	addresses, ports uint16 // deltas from what it has
+	to               packet.Tuple // addresses and ports that it gets
+	addresses, ports uint16       // deltas from what it has
 	out              Port
 	pathMTU          int    // learnt from too-big messages; 0 = none
 	peerMSS          uint16 // MSS of the SYN that travelled towards the sender; 0 = unknown
@@ -15,12 +17,12 @@ type plan struct {
 }
 
 // translate notes the difference between what a packet has and what it gets.
-func (pl *plan) translate(from *Tuple) {
-	pl.addresses, pl.ports = Deltas(from, &pl.to)
+func (pl *plan) translate(from *packet.Tuple) {
+	pl.addresses, pl.ports = packet.Deltas(from, &pl.to)
 }
 
 // forward checks TTL and size and then, only then, rewrites the packet. It returns false if v is to drop.
-func (pl *plan) forward(p *Packet, v *Verdict) bool {
+func (pl *plan) forward(p *packet.Packet, v *Verdict) bool {
 	if !pl.passable(p, v) {
 		return false
 	}
@@ -34,10 +36,10 @@ func (pl *plan) forward(p *Packet, v *Verdict) bool {
 }
 
 // passable checks TTL and size. It returns false if v is to drop.
-func (pl *plan) passable(p *Packet, v *Verdict) bool {
+func (pl *plan) passable(p *packet.Packet, v *Verdict) bool {
 	// RFC 1812, Section 5.3.1; RFC 8200, Section 3.
 	if p.Hops() <= 1 {
-		*v = refuse(ReasonTTLExceeded, TimeExceeded)
+		*v = refuse(ReasonTTLExceeded, packet.TimeExceeded)
 		return false
 	}
 	v.Packets = 1
@@ -45,12 +47,12 @@ func (pl *plan) passable(p *Packet, v *Verdict) bool {
 }
 
 // fit decides how a packet larger than the MTU goes on: in segments, in fragments or, returning false, not at all.
-func (pl *plan) fit(p *Packet, v *Verdict) bool {
+func (pl *plan) fit(p *packet.Packet, v *Verdict) bool {
 	n := p.Len()
 	if n <= pl.mtu && !p.IsPartial() && p.SegmentSize == 0 {
 		return true
 	}
-	if p.IsPartial() && p.Protocol() == protocolTCP && p.SegmentSize == 0 {
+	if p.IsPartial() && p.Protocol() == packet.TCP && p.SegmentSize == 0 {
 		pl.fitTCP(p, v)
 		return true
 	}
@@ -72,22 +74,22 @@ func (pl *plan) fit(p *Packet, v *Verdict) bool {
 		return true
 	}
 	if p.DontFragment() {
-		*v = refuse(ReasonTooBig, TooBig)
+		*v = refuse(ReasonTooBig, packet.TooBig)
 		v.MTU = pl.mtu
 		return false
 	}
 	v.MTU = pl.mtu
-	v.Packets = Fragments(header, unit, pl.mtu)
+	v.Packets = packet.Fragments(header, unit, pl.mtu)
 	if units > 1 {
 		last := unit - p.SegmentSize + (n-header-8-1)%p.SegmentSize + 1
-		v.Packets = v.Packets*(units-1) + Fragments(header, last, pl.mtu)
+		v.Packets = v.Packets*(units-1) + packet.Fragments(header, last, pl.mtu)
 	}
 	return true
 }
 
 // fitTCP sets the segment size of a super-frame: what the MTU, the path MTU and the MSS of its receiver allow, less the TCP options. Its
 // sender left the segmentation to a network card, so that no size of ours can be too small for it.
-func (pl *plan) fitTCP(p *Packet, v *Verdict) {
+func (pl *plan) fitTCP(p *packet.Packet, v *Verdict) {
 	limit := pl.mtu
 	if pl.pathMTU > 0 && pl.pathMTU < limit {
 		limit = pl.pathMTU

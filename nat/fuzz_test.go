@@ -7,6 +7,7 @@ import (
 
 	"culvert/nat"
 	"culvert/nat/nattest"
+	"culvert/nat/packet"
 )
 
 // busy returns an engine with connections of every kind, so that fuzzed packets meet some.
@@ -76,14 +77,14 @@ func FuzzPacket(f *testing.F) {
 		ports := [...]nat.Port{nat.Tunnel, node1, node2}
 		from := ports[int(in)%len(ports)]
 		work := bytes.Clone(b)
-		var p nat.Packet
+		var p packet.Packet
 		fault := p.Parse(work)
 		if !bytes.Equal(work, b) {
 			t.Fatal("Parse changed the packet")
 		}
 		p.SegmentSize = int(segment)
 		v := e.Process(&p, from, start)
-		if fault != nat.NoFault && (v.Action != nat.Drop || v.Reason != reasonOf[fault]) {
+		if fault != packet.NoFault && (v.Action != nat.Drop || v.Reason != reasonOf[fault]) {
 			t.Fatalf("parsed as %v, then %v %v", fault, v.Action, v.Reason)
 		}
 		if v.Action != nat.Forward {

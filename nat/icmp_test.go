@@ -7,6 +7,7 @@ import (
 
 	"culvert/nat"
 	"culvert/nat/nattest"
+	"culvert/nat/packet"
 )
 
 // A router beyond the tunnel, or one before the pod, complains about a packet of ours. It may have any address.
@@ -123,7 +124,7 @@ func TestICMPErrorUnrelated(t *testing.T) {
 			}
 			b := nattest.IP{Source: source, Destination: test.to, Body: nattest.ICMP{Type: 3, Code: 1, Payload: test.quoted}}.Bytes()
 			v := dropped(t, engine(t), test.in, b, start, test.want)
-			if v.Refusal != nat.NoRefusal {
+			if v.Refusal != packet.NoRefusal {
 				t.Fatalf("answers an error: %d", v.Refusal)
 			}
 		})

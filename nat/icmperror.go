@@ -1,22 +1,26 @@
 package nat
 
-import "net/netip"
+import (
+	"net/netip"
+
+	"culvert/nat/packet"
+)
 
 // icmpError translates an ICMP error about a packet that passed here, and the packet that it quotes. Any router may have sent it. It
 // goes to the sender of what it quotes or nowhere (RFC 5508, Section 4.2), and neither makes, refreshes nor ends a connection (Section
 // 4.3, REQ-6). Sequence numbers that it quotes are for the sender to judge, as with Linux's nf_conntrack; what the gateway itself
 // learns from an error, learnPath judges.
-func (e *Engine) icmpError(p *Packet, t *Tuple, in Port, now Time) Verdict {
+func (e *Engine) icmpError(p *packet.Packet, t *packet.Tuple, in Port, now Time) Verdict {
 	s := e.snapshot
 	source, destination := t.Source(), t.Destination()
-	if in == Tunnel && source != s.peer && !Forwardable(source) && !s.real.Contains(source) || in != Tunnel && !s.admits(source, in) {
+	if in == Tunnel && source != s.peer && !packet.Forwardable(source) && !s.real.Contains(source) || in != Tunnel && !s.admits(source, in) {
 		return drop(ReasonBadSource)
 	}
-	var q Packet
+	var q packet.Packet
 	if !p.IsValidICMP() || !p.Quoted(&q) {
 		return drop(ReasonMalformed)
 	}
-	var quoted Tuple
+	var quoted packet.Tuple
 	q.Tuple(&quoted, 0)
 	if in != Tunnel && s.foreign(quoted.Destination(), in) {
 		return drop(ReasonBadSource) // what it quotes was sent to another node
@@ -33,7 +37,7 @@ func (e *Engine) icmpError(p *Packet, t *Tuple, in Port, now Time) Verdict {
 	switch {
 	case s.owns(destination, in):
 		return Verdict{Action: Deliver, Packets: 1}
-	case !Forwardable(destination):
+	case !packet.Forwardable(destination):
 		return drop(ReasonBadDestination)
 	case in == Tunnel:
 		return e.relayFromTunnel(p, &q, t, &quoted)
@@ -42,7 +46,7 @@ func (e *Engine) icmpError(p *Packet, t *Tuple, in Port, now Time) Verdict {
 }
 
 // quotedConn finds the connection of a quoted packet: its answer would be found. The direction of the hit is that of the answer.
-func (e *Engine) quotedConn(quoted *Tuple, in Port, now Time) (hit, bool) {
+func (e *Engine) quotedConn(quoted *packet.Tuple, in Port, now Time) (hit, bool) {
 	answer := quoted.Reply(in)
 	if h, ok := e.find(&answer, now); ok || in == Tunnel {
 		return h, ok
@@ -52,7 +56,7 @@ func (e *Engine) quotedConn(quoted *Tuple, in Port, now Time) (hit, bool) {
 }
 
 // relayTracked translates an error about a packet of a connection: the quoted packet becomes what its sender sent.
-func (e *Engine) relayTracked(p, q *Packet, t, quoted *Tuple, h hit, in Port, now Time) Verdict {
+func (e *Engine) relayTracked(p, q *packet.Packet, t, quoted *packet.Tuple, h hit, in Port, now Time) Verdict {
 	s, c, d := e.snapshot, h.conn, h.direction
 	if c.generation != s.generation {
 		if _, ok := e.revalidate(c, h.number, now); !ok {
@@ -78,7 +82,7 @@ func (e *Engine) relayTracked(p, q *Packet, t, quoted *Tuple, h hit, in Port, no
 }
 
 // relayFromTunnel translates an error about a packet that left through the tunnel without a connection: by prefixes alone.
-func (e *Engine) relayFromTunnel(p, q *Packet, t, quoted *Tuple) Verdict {
+func (e *Engine) relayFromTunnel(p, q *packet.Packet, t, quoted *packet.Tuple) Verdict {
 	s := e.snapshot
 	r, ok := s.real.Lookup(quoted.Destination())
 	if !ok || s.external.Contains(t.Destination()) {
@@ -96,7 +100,7 @@ func (e *Engine) relayFromTunnel(p, q *Packet, t, quoted *Tuple) Verdict {
 }
 
 // relayFromNode does the same for a packet that came out of the tunnel, or went from node to node.
-func (e *Engine) relayFromNode(p, q *Packet, t, quoted *Tuple, in Port) Verdict {
+func (e *Engine) relayFromNode(p, q *packet.Packet, t, quoted *packet.Tuple, in Port) Verdict {
 	s := e.snapshot
 	sent, pl := *quoted, plan{to: *t, out: Tunnel, mtu: s.mtu}
 	if r, ok := s.seen.Lookup(quoted.Source()); ok {
@@ -133,11 +137,11 @@ func (s *snapshot) errorSource(source, sentTo netip.Addr, in, out Port) netip.Ad
 }
 
 // relay forwards the ICMP error p, whose quotation q becomes to.
-func (pl *plan) relay(p, q *Packet, t, from, to *Tuple) Verdict {
+func (pl *plan) relay(p, q *packet.Packet, t, from, to *packet.Tuple) Verdict {
 	pl.translate(t)
 	var v Verdict
 	if !pl.forward(p, &v) {
-		v.Refusal = NoRefusal // RFC 1122, Section 3.2.2: never about an error
+		v.Refusal = packet.NoRefusal // RFC 1122, Section 3.2.2: never about an error
 		return v
 	}
 	p.RewriteQuoted(q, from, to)

@@ -1,5 +1,7 @@
 package nat
 
+import "culvert/nat/packet"
+
 const (
 	// portTries bounds the search for a free port.
 	portTries = 128
@@ -10,7 +12,7 @@ const (
 )
 
 // sharesPorts reports whether others use the source that the packets of a new connection get: U, or what another rule binds sources to.
-func (tr *traversal) sharesPorts(p *Packet, s *snapshot) bool {
+func (tr *traversal) sharesPorts(p *packet.Packet, s *snapshot) bool {
 	if !p.HasPorts() && !p.HasIdentifier() {
 		return false
 	}
@@ -20,12 +22,12 @@ func (tr *traversal) sharesPorts(p *Packet, s *snapshot) bool {
 
 // portSpace returns the identity of the ports that keep connections with answers like t apart, those of one source towards one
 // protocol, address and port, and how many may be in use.
-func (tb *table) portSpace(t *Tuple) (space uint64, most int) {
+func (tb *table) portSpace(t *packet.Tuple) (space uint64, most int) {
 	port, remote := t.DestinationPort(), t.SourcePort()
-	if IsICMP(t.Protocol) {
+	if packet.IsICMP(t.Protocol) {
 		remote = 0
 	}
-	low, n := portRange(port, IsICMP(t.Protocol))
+	low, n := portRange(port, packet.IsICMP(t.Protocol))
 	k := &tb.shares.secrets
 	space = fold(t.Words[0]^k[0], t.Words[1]^k[1])
 	space = fold(space^t.Words[2], t.Words[3]^k[2])
@@ -34,7 +36,7 @@ func (tb *table) portSpace(t *Tuple) (space uint64, most int) {
 }
 
 // portsFull reports whether h may take no more ports of the space of answer.
-func (tb *table) portsFull(answer Tuple, h holder) bool {
+func (tb *table) portsFull(answer packet.Tuple, h holder) bool {
 	space, most := tb.portSpace(&answer)
 	used := tb.shares.held(space)
 	return used >= most/portsUncontended && tb.shares.full(h.within(space), used, most)
@@ -69,7 +71,7 @@ func (tb *table) givePort(c *conn) {
 //
 // The choice depends on address and port of the destination: RFC 4787, Section 4.1, REQ-1, is not met on purpose; one U serves 64,512
 // connections to each remote address and port.
-func (e *Engine) choosePort(p *Packet, from, to *Tuple, zone Port, now Time) (answer Tuple, ok bool) {
+func (e *Engine) choosePort(p *packet.Packet, from, to *packet.Tuple, zone Port, now Time) (answer packet.Tuple, ok bool) {
 	answer = to.Reply(zone)
 	if _, taken := e.find(&answer, now); !taken {
 		return answer, true

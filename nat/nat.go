@@ -1,9 +1,13 @@
 package nat
 
-import "time"
+import (
+	"time"
+
+	"culvert/nat/packet"
+)
 
 // A Port names where a packet comes from or goes to. The caller chooses the numbers and keeps them stable across Apply.
-type Port uint16
+type Port = packet.Link
 
 const (
 	// Tunnel is the port of the WireGuard tunnel to the remote cluster. Nodes are numbered from 1.
@@ -51,9 +55,9 @@ func (a Action) String() string {
 // A Verdict is what Process decided about one packet.
 type Verdict struct {
 	Action  Action
-	Reason  Reason  // why Action is Drop
-	Refusal Refusal // what the sender is told, by AppendError
-	Out     Port    // where a forwarded packet goes
+	Reason  Reason         // why Action is Drop
+	Refusal packet.Refusal // what the sender is told, by AppendError
+	Out     Port           // where a forwarded packet goes
 	// SegmentSize is the TCP payload, in bytes, of each segment of a forwarded super-frame; 0 means no segmentation.
 	SegmentSize int
 	// MTU, if positive, is the size in bytes to which a forwarded IPv4 packet is fragmented, or what TooBig reports.
@@ -70,6 +74,6 @@ type Verdict struct {
 
 func drop(r Reason) Verdict { return Verdict{Action: Drop, Reason: r, Packets: 1} }
 
-func refuse(r Reason, told Refusal) Verdict {
+func refuse(r Reason, told packet.Refusal) Verdict {
 	return Verdict{Action: Drop, Reason: r, Refusal: told, Packets: 1}
 }

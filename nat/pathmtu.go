@@ -4,6 +4,8 @@ import (
 	"hash/maphash"
 	"net/netip"
 	"time"
+
+	"culvert/nat/packet"
 )
 
 const (
@@ -107,9 +109,9 @@ func (p *path) shares(other *path) int {
 //
 // Only a segment in flight tells: who has not seen it does not know its number (RFC 5927, Section 7.2). Other protocols teach nothing,
 // because only TCP is cut to the path MTU, and every connection whose segments are too big hears of it.
-func (e *Engine) learnPath(c *conn, d int, p, q *Packet, quoted *Tuple, in Port, now Time) {
+func (e *Engine) learnPath(c *conn, d int, p, q *packet.Packet, quoted *packet.Tuple, in Port, now Time) {
 	mtu := p.AnnouncedMTU()
-	if mtu == 0 || mtu >= e.snapshot.mtu || q.Protocol() != protocolTCP || !q.HasPorts() {
+	if mtu == 0 || mtu >= e.snapshot.mtu || q.Protocol() != packet.TCP || !q.HasPorts() {
 		return
 	}
 	if p.IsIPv6() && mtu < minMTU6 {

@@ -1,12 +1,16 @@
 package nat
 
-import "slices"
+import (
+	"slices"
+
+	"culvert/nat/packet"
+)
 
 // Virtual reassembly: fragments are forwarded one by one, but share the ports of their first one. Later fragments that come before it
 // wait, unless their translation does not depend on a connection (RFC 4787, Section 11, REQ-14).
 
 // fragment handles a fragment, the first one or a later one.
-func (e *Engine) fragment(p *Packet, t *Tuple, in Port, now Time) (v Verdict) {
+func (e *Engine) fragment(p *packet.Packet, t *packet.Tuple, in Port, now Time) (v Verdict) {
 	g := e.datagram(p, t, now)
 	switch {
 	case g == nil && p.FragmentOffset() == 0:
@@ -30,7 +34,7 @@ func (e *Engine) fragment(p *Packet, t *Tuple, in Port, now Time) (v Verdict) {
 }
 
 // firstFragment handles the one that says what becomes of all.
-func (e *Engine) firstFragment(g *datagram, p *Packet, t *Tuple, in Port, now Time) (v Verdict) {
+func (e *Engine) firstFragment(g *datagram, p *packet.Packet, t *packet.Tuple, in Port, now Time) (v Verdict) {
 	e.dispatch(p, t, in, now, &v)
 	g.known, g.ports = true, t.Ports
 	if v.Action == Drop {
@@ -49,7 +53,7 @@ func (e *Engine) firstFragment(g *datagram, p *Packet, t *Tuple, in Port, now Ti
 }
 
 // later handles a later fragment of g.
-func (e *Engine) later(g *datagram, p *Packet, t *Tuple, in Port, now Time) (v Verdict) {
+func (e *Engine) later(g *datagram, p *packet.Packet, t *packet.Tuple, in Port, now Time) (v Verdict) {
 	switch {
 	case !g.known:
 		v, ok := e.stateless(p, t, in, now)
@@ -65,7 +69,7 @@ func (e *Engine) later(g *datagram, p *Packet, t *Tuple, in Port, now Time) (v V
 		pl := plan{to: g.to, out: g.out, mtu: e.snapshot.mtu}
 		pl.translate(t)
 		if !pl.forward(p, &v) {
-			v.Refusal = NoRefusal // RFC 1122, Section 3.2.2: never about an error
+			v.Refusal = packet.NoRefusal // RFC 1122, Section 3.2.2: never about an error
 		}
 		return v
 	}
@@ -75,13 +79,13 @@ func (e *Engine) later(g *datagram, p *Packet, t *Tuple, in Port, now Time) (v V
 }
 
 // stateless decides about a later fragment whose first one is unknown, if no connection has a say in it.
-func (e *Engine) stateless(p *Packet, t *Tuple, in Port, now Time) (Verdict, bool) {
+func (e *Engine) stateless(p *packet.Packet, t *packet.Tuple, in Port, now Time) (Verdict, bool) {
 	s := e.snapshot
 	admitted := s.admits(t.Source(), in)
-	if !admitted && in == Tunnel && IsICMP(t.Protocol) && Forwardable(t.Source()) {
+	if !admitted && in == Tunnel && packet.IsICMP(t.Protocol) && packet.Forwardable(t.Source()) {
 		return Verdict{}, false // it may be of an ICMP error, which any router sends
 	}
-	if !admitted || s.owns(t.Destination(), in) || !Forwardable(t.Destination()) {
+	if !admitted || s.owns(t.Destination(), in) || !packet.Forwardable(t.Destination()) {
 		return e.first(p, t, in, now), true
 	}
 	tr := &e.scratch
@@ -103,7 +107,7 @@ func (e *Engine) stateless(p *Packet, t *Tuple, in Port, now Time) (Verdict, boo
 }
 
 // hold keeps a fragment until the first one comes.
-func (e *Engine) hold(g *datagram, p *Packet) Verdict {
+func (e *Engine) hold(g *datagram, p *packet.Packet) Verdict {
 	f, s := &e.fragments, &e.table.shares
 	if p.Len() > heldSize || s.full(g.holder.of(shareHeld), f.holds, maxHeld) && !f.makeRoom(e, g.holder, shareHeld, g) {
 		return drop(ReasonFragmentLimit)
@@ -137,7 +141,7 @@ func (f *fragmentTable) unhold(e *Engine, g *datagram) *heldFragment {
 // Release processes a fragment that waited for its first one, which the caller has just processed: while Verdict.Held of that one was
 // positive, it calls Release once for each. The fragment is copied to b, which needs room for 2048 bytes, and p made its view. It
 // returns false if none is left.
-func (e *Engine) Release(p *Packet, b []byte, in Port, now Time) (Verdict, bool) {
+func (e *Engine) Release(p *packet.Packet, b []byte, in Port, now Time) (Verdict, bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	f := &e.fragments
@@ -148,7 +152,7 @@ func (e *Engine) Release(p *Packet, b []byte, in Port, now Time) (Verdict, bool)
 	g := f.ready[i]
 	h := f.unhold(e, g)
 	p.Parse(b[:copy(b, h.bytes[:h.length])])
-	var t Tuple
+	var t packet.Tuple
 	p.Tuple(&t, in)
 	v := e.later(g, p, &t, in, now)
 	f.settle(e, g, now)

@@ -1,19 +1,23 @@
 package nat
 
-import "net/netip"
+import (
+	"net/netip"
+
+	"culvert/nat/packet"
+)
 
 // AppendError appends to dst the packet that tells the sender of p what v says, to be sent to port in, and returns the extended
 // slice. It returns nil if none is due, because v holds no refusal or Packet.Refusable forbids it, or if the rate limit says no. p
 // must be as Process left it. It allocates nothing if dst has room for 1280 bytes.
-func (e *Engine) AppendError(dst []byte, p *Packet, in Port, v Verdict, now Time) []byte {
+func (e *Engine) AppendError(dst []byte, p *packet.Packet, in Port, v Verdict, now Time) []byte {
 	if v.Action != Drop || !p.Refusable(v.Refusal) {
 		return nil
 	}
-	var t Tuple
+	var t packet.Tuple
 	p.Tuple(&t, in)
 	e.mu.Lock()
 	from := e.snapshot.refusalSource(in, p.IsIPv6())
-	if v.Refusal == Reset {
+	if v.Refusal == packet.Reset {
 		from = t.Destination()
 	}
 	ok := from.IsValid() && e.limit.allow(in, t.Source(), now)

@@ -6,6 +6,8 @@ import (
 	"math"
 	"net/netip"
 	"sync/atomic"
+
+	"culvert/nat/packet"
 )
 
 // A stage is where on a packet's way a group of chains runs: a hook, divided where a translation changes what filters see.
@@ -219,7 +221,7 @@ func (e *effects) apply(r *rule, s stage, v *view) {
 		e.mark = r.value
 	case ActionClampMSS:
 		switch {
-		case v.proto != protocolTCP:
+		case v.proto != packet.TCP:
 		case r.value == 0:
 			e.routeMSS = true
 		case e.mss == 0 || r.value < uint32(e.mss):

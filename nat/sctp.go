@@ -1,47 +1,38 @@
 package nat
 
-import (
-	"encoding/binary"
-	"hash/crc32"
-)
+import "culvert/nat/packet"
 
-const sctpHeaderSize = 12 // RFC 9260, Section 3.1
-
-// SCTP chunk types (RFC 9260, Section 3.2).
-const (
-	ChunkInit             = 1
-	ChunkInitAck          = 2
-	ChunkAbort            = 6
-	ChunkShutdownComplete = 14
-)
-
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
-// SumSCTP computes the checksum of an SCTP packet anew (RFC 9260, Section 6.8 and Appendix A): CRC32c knows no useful increments.
-// Preconditions: p is SCTP and no fragment.
-func (p *Packet) SumSCTP() {
-	b := p.data[p.transport:]
-	binary.LittleEndian.PutUint32(b[8:], 0)
-	binary.LittleEndian.PutUint32(b[8:], crc32.Checksum(b, castagnoli))
-}
-
-// A Chunk is what the common header of an SCTP packet and the header of its first chunk say.
-type Chunk struct {
-	Tag         uint32 // the packet's verification tag
-	Type, Flags uint8  // 0 if there is no whole chunk
-	Initiates   bool   // an INIT or INIT ACK, which reaches as far as its tag
-	InitiateTag uint32 // that tag: what the packets of the other direction carry
-}
-
-// Chunk reads an SCTP packet. Preconditions: p is SCTP and no later fragment.
-func (p *Packet) Chunk() Chunk {
-	b := p.data[p.transport:]
-	c := Chunk{Tag: binary.BigEndian.Uint32(b[4:])}
-	if len(b) >= sctpHeaderSize+4 {
-		c.Type, c.Flags = b[12], b[13]
+// sctpNext returns the state after an SCTP packet of direction d. end[d] is the verification tag of packets of direction d, which
+// the other side has chosen in its INIT or INIT ACK; the first packet seen tells it otherwise. An end of the association counts
+// only with the right tag (RFC 9260, Section 8.5).
+func (t *tcpState) sctpNext(now state, p *packet.Packet, d int, replied bool) state {
+	c := p.Chunk()
+	if c.Initiates {
+		t.end[1-d] = c.InitiateTag
+		t.flags[1-d] |= tcpHeard
 	}
-	if (c.Type == ChunkInit || c.Type == ChunkInitAck) && len(b) >= sctpHeaderSize+8 {
-		c.Initiates, c.InitiateTag = true, binary.BigEndian.Uint32(b[16:])
+	if c.Type != packet.ChunkInit && t.flags[d]&tcpHeard == 0 {
+		t.end[d] = c.Tag
+		t.flags[d] |= tcpHeard
 	}
-	return c
+	switch {
+	case c.Type == packet.ChunkInit:
+		if now == stateSCTPClosing || now == stateSCTPOpening {
+			return stateSCTPOpening
+		}
+		return now
+	case c.Type == packet.ChunkAbort || c.Type == packet.ChunkShutdownComplete:
+		// With the T bit the tag is the one that the sender of the packet would have expected.
+		want := t.end[d]
+		if c.Flags&1 != 0 {
+			want = t.end[1-d]
+		}
+		if c.Tag == want {
+			return stateSCTPClosing
+		}
+		return now
+	case now == stateSCTPOpening && replied && c.Type != packet.ChunkInitAck:
+		return stateSCTP
+	}
+	return now
 }

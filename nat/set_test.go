@@ -7,6 +7,8 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+
+	"culvert/nat/packet"
 )
 
 // randomResource makes a resource that goes well with any other, by its key.
@@ -24,7 +26,7 @@ func (m ruleMaker) randomResource(k int) (Key, Resource) {
 		r.Routing = m.routing()
 	case 3:
 		r.Service = &Service{
-			Address: netip.AddrFrom4([4]byte{10, 0, 0, byte(m.IntN(3))}), Port: one(m, uint16(80), 443), Protocol: protocolTCP,
+			Address: netip.AddrFrom4([4]byte{10, 0, 0, byte(m.IntN(3))}), Port: one(m, uint16(80), 443), Protocol: packet.TCP,
 			Backends: []Backend{{Address: m.addr(false), Port: uint16(1 + m.IntN(9))}},
 		}
 		r.Routing = []PolicyTable{{Name: "via", Rules: []PolicyRule{{Priority: 600, Routes: []PolicyRoute{
@@ -170,7 +172,7 @@ func TestSetRefusesByKey(t *testing.T) {
 	good := Resource{Tables: []Table{oneChain(FamilyIPv4, ChainFilter, HookForward, 0, Rule{Action: ActionDrop})}}
 	bad := Resource{Tables: []Table{oneChain(FamilyIPv4, ChainFilter, HookForward, 0, Rule{Action: "explode"})}}
 	device := Resource{Device: &Device{Port: 1, Name: "rome-1", Address: addr("10.80.0.2")}}
-	service := Resource{Service: &Service{Address: addr("10.70.0.20"), Port: 80, Protocol: protocolTCP}}
+	service := Resource{Service: &Service{Address: addr("10.70.0.20"), Port: 80, Protocol: packet.TCP}}
 	for _, step := range []struct {
 		name string
 		r    Resource
@@ -188,8 +190,8 @@ func TestSetRefusesByKey(t *testing.T) {
 	}
 	r, _ := s.Commit()
 	var e effects
-	if len(s.pieces) != 3 || r.filter(stageForward, packet(), &e) != ruleDrop {
-		t.Errorf("%d resources are left, verdict %v", len(s.pieces), r.filter(stageForward, packet(), &e))
+	if len(s.pieces) != 3 || r.filter(stageForward, packetView(), &e) != ruleDrop {
+		t.Errorf("%d resources are left, verdict %v", len(s.pieces), r.filter(stageForward, packetView(), &e))
 	}
 	if _, ok := s.devices["rome-2"]; ok {
 		t.Error("the device of a refused resource is known")
@@ -203,7 +205,7 @@ func BenchmarkSetChange(b *testing.B) {
 	c.Routes = c.Routes[:len(c.Nodes)] // a pod CIDR each
 	for i := range 500 {
 		c.Services = append(c.Services, Service{
-			Name: fmt.Sprint("s", i), Address: netip.AddrFrom4([4]byte{10, 67, byte(i >> 8), byte(i)}), Port: 80, Protocol: protocolTCP,
+			Name: fmt.Sprint("s", i), Address: netip.AddrFrom4([4]byte{10, 67, byte(i >> 8), byte(i)}), Port: 80, Protocol: packet.TCP,
 			Backends: []Backend{{Address: pod(i), Port: 8080}},
 		})
 	}

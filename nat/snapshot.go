@@ -6,6 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"culvert/nat/packet"
+
 	"github.com/gaissmai/bart"
 )
 
@@ -109,7 +111,7 @@ func (s *snapshot) admits(source netip.Addr, in Port) bool {
 	if in == Tunnel {
 		return s.real.Contains(source) || source == s.peer
 	}
-	return Forwardable(source) && !s.own(source) && !s.seen.Contains(source) && !s.foreign(source, in)
+	return packet.Forwardable(source) && !s.own(source) && !s.seen.Contains(source) && !s.foreign(source, in)
 }
 
 // foreign reports whether a lives at another node than in.
@@ -130,9 +132,9 @@ func (s *snapshot) owns(destination netip.Addr, in Port) bool {
 // Section 5.2.7.1).
 func (s *snapshot) noRoute(destination netip.Addr) Verdict {
 	if s.pods.Contains(destination) {
-		return refuse(ReasonNoRoute, HostUnreachable)
+		return refuse(ReasonNoRoute, packet.HostUnreachable)
 	}
-	return refuse(ReasonNoRoute, NetUnreachable)
+	return refuse(ReasonNoRoute, packet.NetUnreachable)
 }
 
 // own reports whether a is an address of the gateway or of either end of the WireGuard tunnel.

@@ -1,5 +1,7 @@
 package nat
 
+import "culvert/nat/packet"
+
 const (
 	chunkEntries = 1 << 10
 	// pressure is the share of the cap above which unreplied connections live shortUnreplied.
@@ -43,7 +45,7 @@ type hit struct {
 }
 
 // lookup finds the connection that a packet with tuple t belongs to.
-func (tb *table) lookup(t *Tuple) (hit, bool) {
+func (tb *table) lookup(t *packet.Tuple) (hit, bool) {
 	hash := tb.directory.hash(t)
 	s := tb.directory.segment(hash)
 	for i := hash % segmentSlots; s[i] != 0; i = (i + 1) % segmentSlots {
@@ -62,7 +64,7 @@ func (tb *table) lookup(t *Tuple) (hit, bool) {
 
 // add makes a connection of two tuples and puts it into the slab, the directory and the list of unreplied ones. It returns nil if
 // the directory has no room. Preconditions: neither tuple is in the table, and generation is not 0.
-func (tb *table) add(first, answer *Tuple, generation uint32) (*conn, uint32) {
+func (tb *table) add(first, answer *packet.Tuple, generation uint32) (*conn, uint32) {
 	number := tb.free
 	if number != 0 {
 		tb.free = tb.at(number).wheelNext
@@ -74,7 +76,7 @@ func (tb *table) add(first, answer *Tuple, generation uint32) (*conn, uint32) {
 		tb.high++
 	}
 	c := tb.at(number)
-	*c = conn{tuples: [2]Tuple{*first, *answer}, generation: generation}
+	*c = conn{tuples: [2]packet.Tuple{*first, *answer}, generation: generation}
 	h0, h1 := tb.directory.hash(first), tb.directory.hash(answer)
 	ok := tb.directory.insert(h0, newReference(number, original))
 	if ok && !tb.directory.insert(h1, newReference(number, reply)) {

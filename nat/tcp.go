@@ -1,6 +1,10 @@
 package nat
 
-import "math/bits"
+import (
+	"math/bits"
+
+	"culvert/nat/packet"
+)
 
 // A tcpState is what is remembered of a TCP connection, by the direction that sent it. For SCTP, end holds the verification tags that
 // packets of each direction carry.
@@ -33,23 +37,23 @@ const strays = 4
 const maxWindow = 1 << 30
 
 // unknownShift is the window scale assumed of a connection picked up in mid-stream: the largest.
-const unknownShift = MaxWindowShift
+const unknownShift = packet.MaxWindowShift
 
 // open starts the state from the first packet, of direction d.
-func (t *tcpState) open(s *Segment, d int) state {
+func (t *tcpState) open(s *packet.Segment, d int) state {
 	*t = tcpState{}
 	switch {
-	case s.Flags&tcpFlagRST != 0:
+	case s.Flags&packet.RST != 0:
 		t.hear(s, d)
 		return stateClosed
-	case s.Flags&tcpFlagSYN == 0:
+	case s.Flags&packet.SYN == 0:
 		t.shift = [2]uint8{unknownShift, unknownShift}
 		t.join(s, d)
-		if s.Flags&tcpFlagFIN != 0 {
+		if s.Flags&packet.FIN != 0 {
 			t.flags[d] |= tcpFIN
 		}
 		return stateEstablished
-	case s.Flags&tcpFlagACK != 0:
+	case s.Flags&packet.ACK != 0:
 		t.hear(s, d)
 		t.shift[1-d] = unknownShift
 		return stateSynReceived // the SYN went another way
@@ -59,30 +63,30 @@ func (t *tcpState) open(s *Segment, d int) state {
 }
 
 // join starts in mid-stream: s, of direction d, is all that is known.
-func (t *tcpState) join(s *Segment, d int) {
+func (t *tcpState) join(s *packet.Segment, d int) {
 	t.flags = [2]tcpFlags{}
 	t.hear(s, d)
 	t.ack[1-d] = t.end[d] - maxWindow
 }
 
 // hear takes over what a segment says about its sender.
-func (t *tcpState) hear(s *Segment, d int) {
+func (t *tcpState) hear(s *packet.Segment, d int) {
 	end := s.Seq + s.Length
 	if t.flags[d]&tcpHeard == 0 || before(t.end[d], end) {
 		t.end[d] = end
 	}
 	t.flags[d] |= tcpHeard
-	if s.Flags&tcpFlagACK == 0 || t.flags[d]&tcpAcked == 0 || before(t.ack[d], s.Ack) || s.Ack == t.ack[d] && end == t.end[d] {
+	if s.Flags&packet.ACK == 0 || t.flags[d]&tcpAcked == 0 || before(t.ack[d], s.Ack) || s.Ack == t.ack[d] && end == t.end[d] {
 		// Acknowledgements never go back, so that the highest tells the newest window (RFC 9293, Section 3.10.7.4: SND.WL1, SND.WL2).
 		t.window[d] = s.Window
 	}
-	if s.Flags&tcpFlagACK != 0 {
+	if s.Flags&packet.ACK != 0 {
 		if t.flags[d]&tcpAcked == 0 || before(t.ack[d], s.Ack) {
 			t.ack[d] = s.Ack
 		}
 		t.flags[d] |= tcpAcked
 	}
-	if s.Flags&tcpFlagSYN == 0 {
+	if s.Flags&packet.SYN == 0 {
 		return
 	}
 	t.mss[d] = s.MSS
@@ -100,14 +104,14 @@ func (t *tcpState) hear(s *Segment, d int) {
 func before(a, b uint32) bool { return int32(a-b) < 0 }
 
 // next returns the state after a segment of direction d in state now.
-func (t *tcpState) next(now state, s *Segment, d int) state {
+func (t *tcpState) next(now state, s *packet.Segment, d int) state {
 	switch {
-	case s.Flags&tcpFlagRST != 0:
+	case s.Flags&packet.RST != 0:
 		if now == stateClosed || t.exactReset(now, s, d) {
 			return stateClosed
 		}
 		return now
-	case s.Flags&tcpFlagSYN != 0:
+	case s.Flags&packet.SYN != 0:
 		return t.synchronize(now, s, d)
 	}
 	switch now {
@@ -122,10 +126,10 @@ func (t *tcpState) next(now state, s *Segment, d int) state {
 		t.flags[reply] &= tcpStray - 1
 	}
 	t.hear(s, d)
-	if s.Flags&tcpFlagFIN != 0 {
+	if s.Flags&packet.FIN != 0 {
 		t.flags[d] |= tcpFIN
 	}
-	if other := 1 - d; s.Flags&tcpFlagACK != 0 && t.flags[other]&tcpFIN != 0 && s.Ack == t.end[other] {
+	if other := 1 - d; s.Flags&packet.ACK != 0 && t.flags[other]&tcpFIN != 0 && s.Ack == t.end[other] {
 		t.flags[other] |= tcpClosed
 	}
 	return t.progress(now)
@@ -136,7 +140,7 @@ func (t *tcpState) next(now state, s *Segment, d int) state {
 //
 // An attacker who can speak for one end alone does not get here: the end that takes in his segments answers them (RFC 9293,
 // Section 3.10.7.4; RFC 5961, Section 5), and the answer is acceptable, as is all that the true ends send.
-func (t *tcpState) stray(now state, s *Segment, d int) state {
+func (t *tcpState) stray(now state, s *packet.Segment, d int) state {
 	if t.flags[d] < strays*tcpStray {
 		t.flags[d] += tcpStray
 	}
@@ -167,17 +171,17 @@ func (t *tcpState) progress(now state) state {
 }
 
 // synchronize handles SYN and SYN-ACK.
-func (t *tcpState) synchronize(now state, s *Segment, d int) state {
+func (t *tcpState) synchronize(now state, s *packet.Segment, d int) state {
 	switch now {
 	case stateSynSent, stateSynReceived:
-		if d == original && s.Flags&tcpFlagACK == 0 {
+		if d == original && s.Flags&packet.ACK == 0 {
 			if now == stateSynSent || s.Seq+s.Length == t.end[original] {
 				t.reopen(s, d) // retransmitted, with or without ECN (RFC 3168, Section 6.1.1), or a new attempt on the same ports
 			}
 			return now
 		}
 		// A SYN-ACK must acknowledge the SYN; a bare SYN is a simultaneous open (RFC 9293, Section 3.5).
-		if s.Flags&tcpFlagACK != 0 && !(t.credible(s.Ack, d) && (t.flags[d]&tcpAcked == 0 || s.Ack == t.ack[d])) {
+		if s.Flags&packet.ACK != 0 && !(t.credible(s.Ack, d) && (t.flags[d]&tcpAcked == 0 || s.Ack == t.ack[d])) {
 			return now
 		}
 		t.reopen(s, d)
@@ -186,7 +190,7 @@ func (t *tcpState) synchronize(now state, s *Segment, d int) state {
 		}
 		return stateSynReceived
 	case stateTimeWait, stateClosed:
-		if d == original && s.Flags&tcpFlagACK == 0 {
+		if d == original && s.Flags&packet.ACK == 0 {
 			return t.open(s, d) // the ports are used again (RFC 9293, Section 3.6.1)
 		}
 	}
@@ -195,7 +199,7 @@ func (t *tcpState) synchronize(now state, s *Segment, d int) state {
 
 // reopen takes over the SYN of direction d, and forgets what is known of an attempt with another number. A repeated SYN may lack the
 // data of the first one (RFC 7413, Section 4.1.3), which its receiver may acknowledge all the same.
-func (t *tcpState) reopen(s *Segment, d int) {
+func (t *tcpState) reopen(s *packet.Segment, d int) {
 	if t.ack[1-d] != s.Seq {
 		t.flags[d] = 0
 	}
@@ -205,27 +209,27 @@ func (t *tcpState) reopen(s *Segment, d int) {
 // exactReset reports whether a RST ends the connection: RFC 5961, Section 3.2, wants the receiver's next sequence number. The
 // receiver's acknowledgements tell it; those that are still on their way will tell the end of what was sent. In SYN-SENT, RFC 9293,
 // Section 3.10.7.3, wants the SYN acknowledged.
-func (t *tcpState) exactReset(now state, s *Segment, d int) bool {
+func (t *tcpState) exactReset(now state, s *packet.Segment, d int) bool {
 	other := 1 - d
 	if now == stateSynSent {
 		if d == original {
 			return s.Seq == t.end[original] || s.Seq+1 == t.end[original]
 		}
-		return s.Flags&tcpFlagACK != 0 && t.credible(s.Ack, d)
+		return s.Flags&packet.ACK != 0 && t.credible(s.Ack, d)
 	}
 	if t.flags[other]&tcpAcked != 0 && s.Seq == t.ack[other] {
 		return true
 	}
 	// A side that was not heard yet is reset by a RST that acknowledges all that was sent to it.
 	if t.flags[d]&tcpHeard == 0 {
-		return s.Flags&tcpFlagACK != 0 && s.Ack == t.end[other]
+		return s.Flags&packet.ACK != 0 && s.Ack == t.end[other]
 	}
 	return s.Seq == t.end[d]
 }
 
 // acceptable reports whether a receiver would process a segment (RFC 9293, Section 3.10.7.4), so that its flags may be believed: it
 // reaches into the window, and has a credible acknowledgement.
-func (t *tcpState) acceptable(s *Segment, d int) bool {
+func (t *tcpState) acceptable(s *packet.Segment, d int) bool {
 	other := 1 - d
 	if t.flags[other]&tcpAcked != 0 {
 		first, last := int32(s.Seq-t.ack[other]), int32(s.Seq+s.Length-t.ack[other])
@@ -233,7 +237,7 @@ func (t *tcpState) acceptable(s *Segment, d int) bool {
 			return false
 		}
 	}
-	return s.Flags&tcpFlagACK != 0 && t.credible(s.Ack, d)
+	return s.Flags&packet.ACK != 0 && t.credible(s.Ack, d)
 }
 
 // credible reports whether the other end would believe an acknowledgement of direction d: it covers nothing that was never sent, and

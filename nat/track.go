@@ -1,7 +1,9 @@
 package nat
 
+import "culvert/nat/packet"
+
 // find looks up a connection. It removes one that has expired even if the timer wheel has not reached it.
-func (e *Engine) find(t *Tuple, now Time) (hit, bool) {
+func (e *Engine) find(t *packet.Tuple, now Time) (hit, bool) {
 	s := e.snapshot
 	for {
 		h, ok := e.table.lookup(t)
@@ -19,14 +21,14 @@ func (e *Engine) find(t *Tuple, now Time) (hit, bool) {
 
 // established handles a packet of a connection that exists. It returns false if the connection turned out to be gone, and the packet
 // is the first of another.
-func (e *Engine) established(h hit, p *Packet, in Port, now Time, v *Verdict) bool {
+func (e *Engine) established(h hit, p *packet.Packet, in Port, now Time, v *Verdict) bool {
 	s, c, d := e.snapshot, h.conn, h.direction
 	if c.generation != s.generation {
 		switch reason, ok := e.revalidate(c, h.number, now); {
 		case reason != ReasonNone:
-			*v = refuse(reason, PortUnreachable)
-			if p.Protocol() == protocolTCP {
-				v.Refusal = Reset
+			*v = refuse(reason, packet.PortUnreachable)
+			if p.Protocol() == packet.TCP {
+				v.Refusal = packet.Reset
 			}
 			return true
 		case !ok:
@@ -50,14 +52,14 @@ func (e *Engine) established(h hit, p *Packet, in Port, now Time, v *Verdict) bo
 	pl.to.Words, pl.to.Ports = c.tuples[1-d].Reversed()
 	pl.addresses, pl.ports = c.deltas(d)
 	pl.out, pl.clamp, pl.mtu = c.out[d], c.clamp[d], s.mtu
-	if p.IsPartial() && p.Protocol() == protocolTCP {
+	if p.IsPartial() && p.Protocol() == packet.TCP {
 		pl.peerMSS = c.tcp.mss[1-d]
 		if e.paths.live(now) {
 			to := c.to(d)
 			pl.pathMTU = e.paths.lookup(to.Destination(), pl.out == Tunnel, now)
 		}
 	}
-	sctp := p.Protocol() == protocolSCTP && pl.ports != 0
+	sctp := p.Protocol() == packet.SCTP && pl.ports != 0
 	if sctp && p.IsFragment() {
 		*v = drop(ReasonFragment) // its checksum covers bytes that are elsewhere
 		return true
@@ -79,11 +81,11 @@ func (e *Engine) established(h hit, p *Packet, in Port, now Time, v *Verdict) bo
 }
 
 // refused is the verdict on a packet of a connection that filters or routing refuse.
-func (e *Engine) refused(c *conn, d int, p *Packet, v *Verdict) {
+func (e *Engine) refused(c *conn, d int, p *packet.Packet, v *Verdict) {
 	e.countHits(c, d, p, 1)
 	switch r := c.verdict[d]; r {
 	case ReasonRejected:
-		*v = refuse(r, NetUnreachable)
+		*v = refuse(r, packet.NetUnreachable)
 	case ReasonNoRoute:
 		to := c.to(d)
 		*v = e.snapshot.noRoute(to.Destination())
@@ -93,17 +95,17 @@ func (e *Engine) refused(c *conn, d int, p *Packet, v *Verdict) {
 }
 
 // advance takes a forwarded packet into the connection's state and timer.
-func (e *Engine) advance(c *conn, number uint32, d int, p *Packet, now Time) {
+func (e *Engine) advance(c *conn, number uint32, d int, p *packet.Packet, now Time) {
 	c.lastSeen = max(c.lastSeen, now)
 	was := c.state
 	switch {
-	case c.tuples[original].Protocol == protocolTCP:
+	case c.tuples[original].Protocol == packet.TCP:
 		if p.HasPorts() {
-			var s Segment
+			var s packet.Segment
 			p.Segment(&s)
 			c.state = c.tcp.next(c.state, &s, d)
 		}
-	case c.tuples[original].Protocol == protocolSCTP:
+	case c.tuples[original].Protocol == packet.SCTP:
 		if p.HasPorts() {
 			c.state = c.tcp.sctpNext(c.state, p, d, d == reply || c.has(flagReplied))
 		}
@@ -122,7 +124,7 @@ func (e *Engine) advance(c *conn, number uint32, d int, p *Packet, now Time) {
 }
 
 // evaluate runs the filters and the route for a direction, and caches what they say for the rest of the generation.
-func (e *Engine) evaluate(c *conn, d int, p *Packet, in Port, now Time) {
+func (e *Engine) evaluate(c *conn, d int, p *packet.Packet, in Port, now Time) {
 	tr := &e.scratch
 	*tr = traversal{from: c.tuples[d], to: c.to(d), in: in}
 	tr.effects.connMark = c.mark

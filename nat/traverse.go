@@ -3,6 +3,8 @@ package nat
 import (
 	"encoding/binary"
 	"net/netip"
+
+	"culvert/nat/packet"
 )
 
 // maxHits is how many of the counting rules that a direction's packets hit are counted.
@@ -11,8 +13,8 @@ const maxHits = 8
 // A traversal takes a packet through the hooks, in the order of the kernel's: prerouting, routing, forward, postrouting. For the first
 // packet of a connection the nat chains choose the translation; later ones bring theirs along.
 type traversal struct {
-	from Tuple // as the packet came
-	to   Tuple // as it goes
+	from packet.Tuple // as the packet came
+	to   packet.Tuple // as it goes
 	in   Port
 	out  Port
 	// first: the nat chains run, and to is a result.
@@ -21,14 +23,14 @@ type traversal struct {
 	service    *service // that the packet is addressed to
 	stateful   bool     // the translation needs a connection
 	reason     Reason
-	refusal    Refusal
+	refusal    packet.Refusal
 	effects    effects
 	hits       [maxHits]*rule
 	head       [4]byte // the first bytes of a transport header without ports
 	hasHead    bool
 
 	// For the first tuple of a connection that exists, keep is where its packets go: a service's backend is not chosen anew.
-	keep    Tuple
+	keep    packet.Tuple
 	keeping bool
 }
 
@@ -81,7 +83,7 @@ func (tr *traversal) run(e *Engine, s *snapshot, now Time) bool {
 }
 
 // see takes along the first bytes of p's transport header, at which rules with ports look whatever the protocol. p may be nil.
-func (tr *traversal) see(p *Packet) {
+func (tr *traversal) see(p *packet.Packet) {
 	if p != nil {
 		tr.head, tr.hasHead = p.TransportHead()
 	}
@@ -103,7 +105,7 @@ func (tr *traversal) view() view {
 // usesPorts reports whether a tuple of the protocol holds ports.
 func usesPorts(protocol uint8) bool {
 	switch protocol {
-	case protocolTCP, protocolUDP, protocolUDPLite, protocolSCTP:
+	case packet.TCP, packet.UDP, packet.UDPLite, packet.SCTP:
 		return true
 	}
 	return false
@@ -123,7 +125,7 @@ func (tr *traversal) filter(r *ruleset, s stage, v *view) bool {
 		tr.reason = ReasonFiltered
 		return false
 	case ruleReject:
-		tr.reason, tr.refusal = ReasonRejected, NetUnreachable
+		tr.reason, tr.refusal = ReasonRejected, packet.NetUnreachable
 		return false
 	}
 	return true
@@ -148,7 +150,7 @@ func (tr *traversal) bindDestination(e *Engine, r *ruleset, v *view, now Time) b
 		}
 		b, ok := tr.service.pick(e, netip.AddrPortFrom(v.src, tr.from.SourcePort()), now)
 		if !ok {
-			return tr.refuse(refuse(ReasonNoBackend, PortUnreachable))
+			return tr.refuse(refuse(ReasonNoBackend, packet.PortUnreachable))
 		}
 		tr.to.SetDestination(b.Address)
 		tr.to.SetDestinationPort(b.Port)

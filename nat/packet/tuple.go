@@ -1,4 +1,4 @@
-package nat
+package packet
 
 import (
 	"encoding/binary"
@@ -7,12 +7,16 @@ import (
 	"net/netip"
 )
 
+// A Link is the number of where packets come in or go out, such as a tunnel. The bytes of a packet do not tell it: whoever receives them
+// chooses the numbers.
+type Link uint16
+
 // A Tuple names one direction of a connection: addresses, ports or ICMP identifier, protocol, and the link where its packets come in.
 // It is made of words, so that it is compared and checksummed without a loop. Two tuples are equal if all fields are.
 type Tuple struct {
 	// Ports is source port << 16 | destination port; for ICMP queries the identifier stands in both halves. 0 if there are neither.
 	Ports    uint32
-	Link     Port
+	Link     Link
 	Protocol uint8
 	IPv6     bool
 	// Words holds the addresses as they stand in the header. IPv4: Words[0] is source and destination, the other words are 0.
@@ -22,7 +26,7 @@ type Tuple struct {
 
 // Tuple fills the zero Tuple t with that of the packet as it comes in at link. Later fragments and protocols without ports have
 // ports 0.
-func (p *Packet) Tuple(t *Tuple, link Port) {
+func (p *Packet) Tuple(t *Tuple, link Link) {
 	t.Link, t.Protocol, t.IPv6 = link, p.protocol, p.v6
 	if p.v6 {
 		b := p.data[8:40]
@@ -100,7 +104,7 @@ func (t *Tuple) SetSourcePort(p uint16) { t.Ports = uint32(p)<<16 | t.Ports&0xff
 func (t *Tuple) SetDestinationPort(p uint16) { t.Ports = t.Ports&^0xffff | uint32(p) }
 
 // Reply returns the tuple of packets that answer t's and come in at link.
-func (t *Tuple) Reply(link Port) Tuple {
+func (t *Tuple) Reply(link Link) Tuple {
 	r := Tuple{Link: link, Protocol: t.Protocol, IPv6: t.IPv6}
 	r.Words, r.Ports = t.Reversed()
 	return r

@@ -1,4 +1,4 @@
-package nat
+package packet
 
 import "encoding/binary"
 
@@ -30,13 +30,13 @@ func (p *Packet) Rewrite(to *Tuple, addresses, ports uint16) {
 		field := add(binary.BigEndian.Uint16(b[p.checksumAt:]), addresses)
 		binary.BigEndian.PutUint16(b[p.checksumAt:], field)
 		return
-	case p.protocol == protocolICMP:
+	case p.protocol == ICMP:
 		addresses = 0 // RFC 792: no pseudo-header
-	case p.protocol == protocolUDP && b[p.checksumAt] == 0 && b[p.checksumAt+1] == 0:
+	case p.protocol == UDP && b[p.checksumAt] == 0 && b[p.checksumAt+1] == 0:
 		return // RFC 768: the sender made none
 	}
 	adjustAt(b, p.checksumAt, add(addresses, ports))
-	if p.protocol == protocolUDP || p.protocol == protocolUDPLite {
+	if p.protocol == UDP || p.protocol == UDPLite {
 		avoidZero(b[p.checksumAt:])
 	}
 }
@@ -65,7 +65,7 @@ func (p *Packet) finish() {
 	}
 	p.partial = false
 	binary.BigEndian.PutUint16(p.data[p.checksumAt:], ^sum(p.data[p.transport:]))
-	if p.protocol == protocolUDP {
+	if p.protocol == UDP {
 		avoidZero(p.data[p.checksumAt:])
 	}
 }

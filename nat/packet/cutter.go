@@ -1,4 +1,4 @@
-package nat
+package packet
 
 import (
 	"encoding/binary"
@@ -65,7 +65,7 @@ func (c *Cutter) Next(dst []byte) int {
 	c.at += len(payload)
 	c.done = last
 	var n int
-	if c.p.protocol == protocolTCP {
+	if c.p.protocol == TCP {
 		n = c.segment(dst, payload, last)
 	} else {
 		n = c.datagram(dst, payload)
@@ -78,7 +78,7 @@ func (c *Cutter) Next(dst []byte) int {
 func (c *Cutter) commonSum() uint16 {
 	b := c.p.data
 	tcp := b[c.p.transport:c.head]
-	s := pseudoHeader(c.p.addresses(), protocolTCP, 0)
+	s := pseudoHeader(c.p.addresses(), TCP, 0)
 	s = add(s, sum(tcp[:4]))
 	s = add(s, sum(tcp[8:12]))
 	s = add(s, sum(tcp[14:16]))
@@ -96,10 +96,10 @@ func (c *Cutter) segment(dst, payload []byte, last bool) int {
 	tcp := dst[c.p.transport:]
 	binary.BigEndian.PutUint32(tcp[4:], binary.BigEndian.Uint32(tcp[4:])+uint32(c.number*c.size))
 	if c.number > 0 {
-		tcp[13] &^= tcpFlagCWR
+		tcp[13] &^= CWR
 	}
 	if !last {
-		tcp[13] &^= tcpFlagFIN | tcpFlagPSH
+		tcp[13] &^= FIN | PSH
 	}
 	s := add(c.tcpSum, uint16(len(tcp)))
 	s = add(s, sum(tcp[4:8]))
@@ -117,7 +117,7 @@ func (c *Cutter) datagram(dst, payload []byte) int {
 	length := len(udp) + len(payload)
 	binary.BigEndian.PutUint16(udp[4:], uint16(length))
 	if c.p.partial || c.p.data[at+6] != 0 || c.p.data[at+7] != 0 {
-		s := add(pseudoHeader(c.p.addresses(), protocolUDP, length), sum(udp[:]))
+		s := add(pseudoHeader(c.p.addresses(), UDP, length), sum(udp[:]))
 		binary.BigEndian.PutUint16(udp[6:], ^add(s, sum(payload)))
 		avoidZero(udp[6:])
 	}

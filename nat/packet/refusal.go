@@ -1,4 +1,4 @@
-package nat
+package packet
 
 import (
 	"encoding/binary"
@@ -44,7 +44,7 @@ func (p *Packet) Refusable(r Refusal) bool {
 
 // resettable reports whether a RST may answer p: it is a whole TCP segment and no RST itself.
 func (p *Packet) resettable() bool {
-	return p.protocol == protocolTCP && !p.fragment && p.data[p.transport+13]&tcpFlagRST == 0
+	return p.protocol == TCP && !p.fragment && p.data[p.transport+13]&RST == 0
 }
 
 // AppendRefusal appends to dst the packet that tells the sender of p what r says, and returns the extended slice. An ICMP error comes from
@@ -89,7 +89,7 @@ func (p *Packet) appendICMPv4(dst []byte, r Refusal, from, to netip.Addr, mtu in
 	dst = append(dst, make([]byte, head)...)
 	dst = append(dst, quote...)
 	b := dst[start:]
-	putIPv4(b, from, to, protocolICMP)
+	putIPv4(b, from, to, ICMP)
 	m := b[header.IPv4MinimumSize:]
 	m[0], m[1] = icmpv4[r][0], icmpv4[r][1]
 	if r == TooBig {
@@ -106,13 +106,13 @@ func (p *Packet) appendICMPv6(dst []byte, r Refusal, from, to netip.Addr, mtu in
 	dst = append(dst, make([]byte, head)...)
 	dst = append(dst, quote...)
 	b := dst[start:]
-	putIPv6(b, from, to, protocolICMPv6)
+	putIPv6(b, from, to, ICMPv6)
 	m := b[header.IPv6MinimumSize:]
 	m[0], m[1] = icmpv6[r][0], icmpv6[r][1]
 	if r == TooBig {
 		binary.BigEndian.PutUint32(m[4:], uint32(mtu))
 	}
-	binary.BigEndian.PutUint16(m[2:], ^add(sum(m), pseudoHeader(b[8:40], protocolICMPv6, len(m))))
+	binary.BigEndian.PutUint16(m[2:], ^add(sum(m), pseudoHeader(b[8:40], ICMPv6, len(m))))
 	return dst
 }
 
@@ -127,26 +127,26 @@ func (p *Packet) appendReset(dst []byte, t *Tuple) []byte {
 	dst = append(dst, zero[:head+header.TCPMinimumSize]...)
 	b := dst[start:]
 	if p.v6 {
-		putIPv6(b, t.Destination(), t.Source(), protocolTCP)
+		putIPv6(b, t.Destination(), t.Source(), TCP)
 	} else {
-		putIPv4(b, t.Destination(), t.Source(), protocolTCP)
+		putIPv4(b, t.Destination(), t.Source(), TCP)
 	}
 	m := b[head:]
 	binary.BigEndian.PutUint16(m, t.DestinationPort())
 	binary.BigEndian.PutUint16(m[2:], t.SourcePort())
 	m[12] = header.TCPMinimumSize / 4 << 4
-	if in[13]&tcpFlagACK != 0 {
+	if in[13]&ACK != 0 {
 		copy(m[4:8], in[8:])
-		m[13] = tcpFlagRST
+		m[13] = RST
 	} else {
 		binary.BigEndian.PutUint32(m[8:], p.SequenceNumber()+p.sequenceLength())
-		m[13] = tcpFlagRST | tcpFlagACK
+		m[13] = RST | ACK
 	}
 	addresses := b[12:20]
 	if p.v6 {
 		addresses = b[8:40]
 	}
-	binary.BigEndian.PutUint16(m[16:], ^add(sum(m), pseudoHeader(addresses, protocolTCP, len(m))))
+	binary.BigEndian.PutUint16(m[16:], ^add(sum(m), pseudoHeader(addresses, TCP, len(m))))
 	return dst
 }
 

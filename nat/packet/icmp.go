@@ -1,4 +1,4 @@
-package nat
+package packet
 
 import (
 	"encoding/binary"
@@ -33,7 +33,7 @@ func (p *Packet) IsValidICMP() bool {
 	b := p.data[p.transport:]
 	s := sum(b)
 	if p.v6 {
-		s = add(s, pseudoHeader(p.addresses(), protocolICMPv6, len(b)))
+		s = add(s, pseudoHeader(p.addresses(), ICMPv6, len(b)))
 	}
 	return s == 0xffff
 }
@@ -71,13 +71,13 @@ func (p *Packet) Quoted(q *Packet) bool {
 func (q *Packet) quotedTransport(b []byte) bool {
 	checksum := 0
 	switch q.protocol {
-	case protocolTCP:
+	case TCP:
 		q.hasPorts, checksum = true, 16
-	case protocolUDP, protocolUDPLite, protocolDCCP:
+	case UDP, UDPLite, DCCP:
 		q.hasPorts, checksum = true, 6
-	case protocolSCTP:
+	case SCTP:
 		q.hasPorts = true
-	case protocolICMP, protocolICMPv6:
+	case ICMP, ICMPv6:
 		if len(b) < 8 || q.parseICMP(b) != NoFault || q.icmpError {
 			return false
 		}

@@ -1,4 +1,4 @@
-package nat
+package packet
 
 import "encoding/binary"
 
@@ -12,7 +12,8 @@ const (
 	SourceRoute       // an IPv4 source route option or an IPv6 routing header with segments left
 )
 
-// A Packet is a view of one IPv4 or IPv6 packet. Parse fills it, Process may rewrite the bytes behind it, a Cutter reads them.
+// A Packet is a view of one IPv4 or IPv6 packet. Parse fills it, Rewrite and others change the bytes behind it,
+// a Cutter reads them.
 type Packet struct {
 	// SegmentSize is set by the caller, after Parse, for a train of UDP datagrams under one header: the payload, in bytes, of each
 	// datagram but the last. 0 means a single packet.
@@ -85,7 +86,7 @@ func (p *Packet) checkFragment() Fault {
 		return Malformed
 	}
 	// RFC 3128, Section 3: a fragment at offset 1 would rewrite the flags of a TCP header.
-	if p.protocol == protocolTCP && p.fragmentOffset == 8 {
+	if p.protocol == TCP && p.fragmentOffset == 8 {
 		return Malformed
 	}
 	return NoFault

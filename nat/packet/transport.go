@@ -1,4 +1,4 @@
-package nat
+package packet
 
 import (
 	"encoding/binary"
@@ -8,23 +8,23 @@ import (
 
 // Protocol numbers of the IANA registry that are handled by name.
 const (
-	protocolICMP    = 1
-	protocolTCP     = 6
-	protocolUDP     = 17
-	protocolDCCP    = 33
-	protocolICMPv6  = 58
-	protocolSCTP    = 132
-	protocolUDPLite = 136
+	ICMP    = 1
+	TCP     = 6
+	UDP     = 17
+	DCCP    = 33
+	ICMPv6  = 58
+	SCTP    = 132
+	UDPLite = 136
 )
 
 // IsICMP reports whether protocol is ICMP of either family.
-func IsICMP(protocol uint8) bool { return protocol == protocolICMP || protocol == protocolICMPv6 }
+func IsICMP(protocol uint8) bool { return protocol == ICMP || protocol == ICMPv6 }
 
 // parseTransport checks the transport header. RFC 1858, Section 3.2.1: a first fragment must hold all of it.
 func (p *Packet) parseTransport() Fault {
 	b := p.data[p.transport:]
 	switch p.protocol {
-	case protocolTCP:
+	case TCP:
 		if len(b) < header.TCPMinimumSize {
 			return Malformed
 		}
@@ -32,7 +32,7 @@ func (p *Packet) parseTransport() Fault {
 			return Malformed
 		}
 		p.hasPorts, p.checksumAt = true, p.transport+16
-	case protocolUDP:
+	case UDP:
 		if len(b) < header.UDPMinimumSize {
 			return Malformed
 		}
@@ -42,27 +42,27 @@ func (p *Packet) parseTransport() Fault {
 			return Malformed
 		}
 		p.hasPorts, p.checksumAt = true, p.transport+6
-	case protocolSCTP:
+	case SCTP:
 		if len(b) < sctpHeaderSize {
 			return Malformed
 		}
 		p.hasPorts = true
-	case protocolUDPLite, protocolDCCP:
+	case UDPLite, DCCP:
 		if len(b) < 8 {
 			return Malformed
 		}
 		p.hasPorts, p.checksumAt = true, p.transport+6
-	case protocolICMP, protocolICMPv6:
+	case ICMP, ICMPv6:
 		return p.parseICMP(b)
 	}
-	if !p.fragment && (p.protocol == protocolTCP || p.protocol == protocolUDP) {
+	if !p.fragment && (p.protocol == TCP || p.protocol == UDP) {
 		p.partial = p.looksPartial()
 	}
 	return NoFault
 }
 
 func (p *Packet) parseICMP(b []byte) Fault {
-	if len(b) < header.ICMPv4MinimumSize || p.v6 != (p.protocol == protocolICMPv6) {
+	if len(b) < header.ICMPv4MinimumSize || p.v6 != (p.protocol == ICMPv6) {
 		return Malformed
 	}
 	p.checksumAt = p.transport + 2
@@ -105,5 +105,5 @@ func (p *Packet) TransportHead() (head [4]byte, ok bool) {
 
 // IsDatagram reports whether the packet is a whole UDP datagram without a surplus area, so that a train may hide in it.
 func (p *Packet) IsDatagram() bool {
-	return p.protocol == protocolUDP && !p.fragment && int(binary.BigEndian.Uint16(p.data[p.transport+4:])) == len(p.data)-p.transport
+	return p.protocol == UDP && !p.fragment && int(binary.BigEndian.Uint16(p.data[p.transport+4:])) == len(p.data)-p.transport
 }

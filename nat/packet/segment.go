@@ -1,4 +1,4 @@
-package nat
+package packet
 
 import (
 	"encoding/binary"
@@ -8,12 +8,12 @@ import (
 
 // Flag bits of a TCP segment (RFC 9293, Section 3.1; CWR: RFC 3168, Section 6.1.2).
 const (
-	tcpFlagFIN = uint8(header.TCPFlagFin)
-	tcpFlagSYN = uint8(header.TCPFlagSyn)
-	tcpFlagRST = uint8(header.TCPFlagRst)
-	tcpFlagPSH = uint8(header.TCPFlagPsh)
-	tcpFlagACK = uint8(header.TCPFlagAck)
-	tcpFlagCWR = uint8(0x80)
+	FIN = uint8(header.TCPFlagFin)
+	SYN = uint8(header.TCPFlagSyn)
+	RST = uint8(header.TCPFlagRst)
+	PSH = uint8(header.TCPFlagPsh)
+	ACK = uint8(header.TCPFlagAck)
+	CWR = uint8(0x80)
 )
 
 // MaxWindowShift is the largest window scale (RFC 7323, Section 2.3).
@@ -38,7 +38,7 @@ func (p *Packet) Segment(s *Segment) {
 	s.Length = p.sequenceLength()
 	s.Flags = b[13]
 	s.Window = binary.BigEndian.Uint16(b[14:])
-	if s.Flags&tcpFlagSYN != 0 {
+	if s.Flags&SYN != 0 {
 		s.MSS = p.mss()
 		s.Shift, s.Scaled = p.windowScale()
 	}
@@ -48,10 +48,10 @@ func (p *Packet) Segment(s *Segment) {
 func (p *Packet) sequenceLength() uint32 {
 	b := p.data[p.transport:]
 	n := uint32(len(b) - int(b[12]>>4)*4)
-	if b[13]&tcpFlagSYN != 0 {
+	if b[13]&SYN != 0 {
 		n++
 	}
-	if b[13]&tcpFlagFIN != 0 {
+	if b[13]&FIN != 0 {
 		n++
 	}
 	return n
@@ -65,5 +65,5 @@ func (p *Packet) TCPHeaderLen() int { return int(p.data[p.transport+12]>>4) * 4 
 
 // IsSYN reports whether p opens a TCP connection in its direction, by SYN or SYN-ACK.
 func (p *Packet) IsSYN() bool {
-	return p.protocol == protocolTCP && p.hasPorts && p.data[p.transport+13]&tcpFlagSYN != 0
+	return p.protocol == TCP && p.hasPorts && p.data[p.transport+13]&SYN != 0
 }
