@@ -18,11 +18,11 @@ func busy(t testing.TB) *nat.Engine {
 		c.Rules = []nat.FilterRule{{Name: "no-telnet", Protocol: 6, Ports: []nat.PortRange{{First: 23, Last: 23}}, Action: nat.FilterReject}}
 	})
 	for _, source := range []string{"10.200.1.5", "203.0.113.9", "10.70.0.0"} {
-		for _, body := range bodies(false) {
+		for _, body := range nattest.Bodies(false) {
 			process(t, e, node1, nattest.IP{Source: source, Destination: "10.71.3.9", Body: body}.Bytes(), start)
 		}
 	}
-	for _, body := range bodies(true) {
+	for _, body := range nattest.Bodies(true) {
 		process(t, e, node1, nattest.IP{Source: "fd00:200:0:1::5", Destination: "fd00:71:0:4000::9", Body: body}.Bytes(), start)
 	}
 	for _, to := range []string{"10.200.1.5", "10.70.0.9", "10.70.0.20"} {
@@ -35,7 +35,7 @@ func busy(t testing.TB) *nat.Engine {
 func examples() [][]byte {
 	var all [][]byte
 	for _, v6 := range []bool{false, true} {
-		for _, body := range bodies(v6) {
+		for _, body := range nattest.Bodies(v6) {
 			p := nattest.IP{Source: "203.0.113.9", Destination: "10.71.3.9", ID: 7, Options: []byte{148, 4, 0, 0}, Body: body}
 			if v6 {
 				p = nattest.IP{Source: "fd00:200:0:1::5", Destination: "fd00:71:0:4000::9", First: 60, Extensions: [][]byte{{0, 0, 1, 4, 0, 0, 0, 0}}, Body: body}

@@ -1,19 +1,21 @@
-package nat_test
+package packet_test
 
 import (
 	"bytes"
 	"encoding/binary"
 	"testing"
 
-	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
 )
 
+var datagram = nattest.IP{Source: "10.200.1.5", Destination: "10.71.0.1",
+	Body: nattest.UDP{SourcePort: 1, DestinationPort: 2, Payload: []byte("payload")}}
+
 // Every packet truncated at every length is refused, and never read beyond its end.
 func TestParseTruncated(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
-		for name, body := range bodies(v6) {
+		for name, body := range nattest.Bodies(v6) {
 			p := nattest.IP{Source: "10.200.1.5", Destination: "10.71.0.1", Options: []byte{1, 7, 3, 0}, Body: body}
 			if v6 {
 				p = nattest.IP{Source: "fd00:200::5", Destination: "fd00:71::1", First: 60, Extensions: [][]byte{make([]byte, 16)}, Body: body}
@@ -39,7 +41,7 @@ func TestParseTruncated(t *testing.T) {
 
 func TestParseFaults(t *testing.T) {
 	v4 := func(change func(b []byte)) []byte {
-		b := udp("10.200.1.5", "10.71.0.1", 1, 2).Bytes()
+		b := datagram.Bytes()
 		change(b)
 		b[10], b[11] = 0, 0
 		binary.BigEndian.PutUint16(b[10:], nattest.Checksum(b[:20]))
@@ -99,22 +101,9 @@ func TestParseFaults(t *testing.T) {
 			if got := p.Parse(test.b); got != test.want {
 				t.Fatalf("%v, want %v: %x", got, test.want, test.b)
 			}
-			if test.want != packet.NoFault {
-				dropped(t, engine(t), node1, test.b, start, reasonOf[test.want])
+			if p.Fault() != test.want {
+				t.Fatalf("remembers %v", p.Fault())
 			}
 		})
-	}
-}
-
-// reasonOf says why Process drops what Parse finds fault with.
-var reasonOf = map[packet.Fault]nat.Reason{packet.Malformed: nat.ReasonMalformed, packet.SourceRoute: nat.ReasonSourceRoute}
-
-func TestReasonNames(t *testing.T) {
-	seen := map[string]bool{}
-	for _, r := range nat.Reasons() {
-		if r.String() == "" || r.String() == "unknown" || seen[r.String()] {
-			t.Errorf("reason %d is called %q", r, r)
-		}
-		seen[r.String()] = true
 	}
 }

@@ -35,7 +35,7 @@ func TestICMPErrors(t *testing.T) {
 	}
 	for _, test := range tests {
 		v6 := address(test.router).Is6()
-		for name, body := range bodies(v6) {
+		for name, body := range nattest.Bodies(v6) {
 			if name == "empty" {
 				continue
 			}
@@ -184,7 +184,7 @@ func TestHairpinICMPError(t *testing.T) {
 
 // ICMP errors about translated packets reach the sender with what it had sent, through the connection.
 func TestTrackedICMPErrors(t *testing.T) {
-	for name, body := range bodies(false) {
+	for name, body := range nattest.Bodies(false) {
 		if name == "empty" || name == "gre" {
 			continue
 		}
