@@ -16,10 +16,10 @@
 //	  decap, source checks,    │                  ▲              trains → datagrams
 //	  ARP, trains              │                  │                   │
 //	  │                        ▼                  │                   ▼
-//	  └──► nat.Packet.Parse ─► nat.Engine.Process ◄── Parse ◄─── wg/tun.go Write
+//	  └──► packet.Packet ────► nat.Engine.Process ◄── Parse ◄─── wg/tun.go Write
 //	                           │                  │            (wireguard-go decrypts)
 //	                           ▼                  ▼
-//	        nat.Cutter ◄─ forward                 forward ─► geneve.Sender
+//	     packet.Cutter ◄─ forward                 forward ─► geneve.Sender
 //	        super-frames → segments,  deliver ─► echo.go       encap, trains,
 //	        into wireguard-go's       drop ────► drops.go      ARP, to the node
 //	        buffers                               (+ ICMP error to the sender)

@@ -5,6 +5,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 
 	"culvert/nat"
+	"culvert/nat/packet"
 )
 
 // echoTTL is the TTL of what the gateway itself sends.
@@ -15,7 +16,7 @@ const echoTTL = 64
 //
 // Fragments are answered one by one, and the sender of the request puts together what
 // it has cut. So the gateway keeps nothing, and nobody can fill what it does not have.
-func answerEcho(p *nat.Packet) bool {
+func answerEcho(p *packet.Packet) bool {
 	ip := header.IPv4(p.Bytes())
 	if header.IPVersion(ip) != header.IPv4Version || ip.TransportProtocol() != header.ICMPv4ProtocolNumber {
 		return false
@@ -55,4 +56,4 @@ const ecnMask = 3
 
 // portUnreachable is what the sender of anything else is told: the last step of a
 // traceroute by UDP.
-var portUnreachable = nat.Verdict{Action: nat.Drop, Answer: nat.AnswerPortUnreachable}
+var portUnreachable = nat.Verdict{Action: nat.Drop, Refusal: packet.PortUnreachable}

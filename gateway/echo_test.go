@@ -7,8 +7,8 @@ import (
 
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 
-	"culvert/nat"
 	"culvert/nat/nattest"
+	"culvert/nat/packet"
 )
 
 // TestAnswerEcho: an echo request, and each fragment of one, becomes its reply; nothing
@@ -51,8 +51,8 @@ func TestAnswerEcho(t *testing.T) {
 		{"IPv6", nattest.IP{Source: "fd00::5", Destination: "fd00::4", Body: nattest.ICMP{Type: 128}}.Bytes(), 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			var p nat.Packet
-			if r := p.Parse(bytes.Clone(tt.request)); r != nat.ReasonNone {
+			var p packet.Packet
+			if r := p.Parse(bytes.Clone(tt.request)); r != packet.NoFault {
 				t.Fatal(r)
 			}
 			if ok := answerEcho(&p); ok != (tt.ttl != 0) {
@@ -101,15 +101,15 @@ func FuzzAnswerEcho(f *testing.F) {
 		f.Add(b)
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		var p nat.Packet
-		if p.Parse(b) != nat.ReasonNone || header.IPVersion(b) != header.IPv4Version {
+		var p packet.Packet
+		if p.Parse(b) != packet.NoFault || header.IPVersion(b) != header.IPv4Version {
 			return
 		}
 		size := len(p.Bytes())
 		valid := nattest.Checksum(header.IPv4(p.Bytes()).Payload()) == 0
 		for answers := 0; answerEcho(&p); answers++ {
 			reply := p.Bytes()
-			if p.Parse(reply) != nat.ReasonNone || len(p.Bytes()) != size {
+			if p.Parse(reply) != packet.NoFault || len(p.Bytes()) != size {
 				t.Fatalf("reply % x does not parse", reply)
 			}
 			if ip := header.IPv4(reply); ip.FragmentOffset() == 0 && (nattest.Checksum(ip.Payload()) == 0) != valid {
@@ -128,12 +128,12 @@ func TestOwnAddressIsNotFilled(t *testing.T) {
 	p := newPipeline(t)
 	p.send(t, tcpPacket(10, false)) // teaches the node's MAC
 	p.read(t)
-	var packet nat.Packet
+	var view packet.Packet
 	deliver := func(b []byte) {
-		if r := packet.Parse(b); r != nat.ReasonNone {
-			t.Fatal(r)
+		if f := view.Parse(b); f != packet.NoFault {
+			t.Fatal(f)
 		}
-		p.out.deliver(&packet, 1, clock())
+		p.out.deliver(&view, 1, clock())
 	}
 	raw, err := p.node.SyscallConn()
 	if err != nil {

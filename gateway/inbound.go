@@ -8,6 +8,7 @@ import (
 	"culvert/gateway/wg"
 	"culvert/geneve"
 	"culvert/nat"
+	"culvert/nat/packet"
 )
 
 // inbound carries packets of the remote cluster to the local one: from
@@ -23,9 +24,9 @@ type inbound struct {
 	answers  *queue     // ICMP errors and answers, back into the tunnel
 	other    *counters  // of outbound, whose way they go
 
-	packet   nat.Packet
+	packet   packet.Packet
 	source   [16]byte // where the source address of packet was before Process
-	cutter   nat.Cutter
+	cutter   packet.Cutter
 	fragment fragmentRoom
 	piece    []byte // of MTU bytes, on its way back into the tunnel
 	scratch  []byte
@@ -59,7 +60,7 @@ func (in *inbound) decide(data []byte, now nat.Time) {
 }
 
 // act does what v says with p.
-func (in *inbound) act(p *nat.Packet, v nat.Verdict, now nat.Time) {
+func (in *inbound) act(p *packet.Packet, v nat.Verdict, now nat.Time) {
 	switch v.Action {
 	case nat.Forward:
 		if v.Out == nat.Tunnel {
@@ -75,7 +76,7 @@ func (in *inbound) act(p *nat.Packet, v nat.Verdict, now nat.Time) {
 }
 
 // refuse tells the sender of p why it was dropped, where that is due.
-func (in *inbound) refuse(p *nat.Packet, v nat.Verdict, now nat.Time) {
+func (in *inbound) refuse(p *packet.Packet, v nat.Verdict, now nat.Time) {
 	if answer := in.engine.AppendError(in.scratch[:0], p, nat.Tunnel, v, now); answer != nil {
 		in.reply(answer)
 		in.scratch = answer // grown, once
@@ -107,7 +108,7 @@ const (
 )
 
 // deliver hands p to the gateway's own tunnel address.
-func (in *inbound) deliver(p *nat.Packet, now nat.Time) {
+func (in *inbound) deliver(p *packet.Packet, now nat.Time) {
 	if in.tunnel.ProbeAnswered(p.Bytes()) {
 		return
 	}
@@ -116,27 +117,27 @@ func (in *inbound) deliver(p *nat.Packet, now nat.Time) {
 		in.refuse(p, portUnreachable, now)
 		return
 	}
-	in.cutter.Start(p, nat.Verdict{Action: nat.Forward, MTU: len(in.piece)})
+	in.cutter.Start(p, 0, len(in.piece))
 	for n := in.cutter.Next(in.piece); n > 0; n = in.cutter.Next(in.piece) {
 		in.reply(in.piece[:n])
 	}
 }
 
 // hairpin queues what came from the tunnel and goes back into it.
-func (in *inbound) hairpin(p *nat.Packet, v nat.Verdict) {
-	in.cutter.Start(p, v)
+func (in *inbound) hairpin(p *packet.Packet, v nat.Verdict) {
+	in.cutter.Start(p, v.SegmentSize, v.MTU)
 	for n := in.cutter.Next(in.piece); n > 0; n = in.cutter.Next(in.piece) {
 		in.push(in.piece[:n])
 	}
 }
 
 // forward writes what p becomes straight behind its new headers, for the node v.Out.
-func forward(to *geneve.Sender, cutter *nat.Cutter, p *nat.Packet, v nat.Verdict) {
+func forward(to *geneve.Sender, cutter *packet.Cutter, p *packet.Packet, v nat.Verdict) {
 	size := len(p.Bytes())
 	if v.MTU > 0 {
 		size = min(size, v.MTU)
 	}
-	cutter.Start(p, v)
+	cutter.Start(p, v.SegmentSize, v.MTU)
 	for range v.Packets {
 		room, reason := to.Reserve(uint16(v.Out), size)
 		if reason != geneve.Accepted {

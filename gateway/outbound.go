@@ -11,6 +11,7 @@ import (
 	"culvert/geneve"
 	"culvert/geneve/udp"
 	"culvert/nat"
+	"culvert/nat/packet"
 )
 
 // outbound carries packets of the local cluster to the remote one: receive from
@@ -28,9 +29,9 @@ type outbound struct {
 	other    *counters // of inbound, whose way errors and answers go
 	queue    *queue
 
-	packet   nat.Packet // the packet under way,
-	from     nat.Port   // where it came from,
-	cutter   nat.Cutter // and what is left of it
+	packet   packet.Packet // the packet under way,
+	from     nat.Port      // where it came from,
+	cutter   packet.Cutter // and what is left of it
 	cutting  bool
 	held     int // fragments that waited for it
 	fragment fragmentRoom
@@ -128,11 +129,11 @@ func (o *outbound) sendProbe(packet []byte) {
 }
 
 // act does what v says with p.
-func (o *outbound) act(p *nat.Packet, v nat.Verdict, now nat.Time) {
+func (o *outbound) act(p *packet.Packet, v nat.Verdict, now nat.Time) {
 	switch v.Action {
 	case nat.Forward:
 		if v.Out == nat.Tunnel {
-			o.cutter.Start(p, v)
+			o.cutter.Start(p, v.SegmentSize, v.MTU)
 			o.cutting = true
 			return
 		}
@@ -145,7 +146,7 @@ func (o *outbound) act(p *nat.Packet, v nat.Verdict, now nat.Time) {
 }
 
 // refuse tells the sender of p why it was dropped, where that is due.
-func (o *outbound) refuse(p *nat.Packet, to nat.Port, v nat.Verdict, now nat.Time) {
+func (o *outbound) refuse(p *packet.Packet, to nat.Port, v nat.Verdict, now nat.Time) {
 	if answer := o.engine.AppendError(o.scratch[:0], p, to, v, now); answer != nil {
 		o.reply(to, answer)
 		o.scratch = answer // grown, once
@@ -158,13 +159,13 @@ func (o *outbound) reply(to nat.Port, packet []byte) {
 }
 
 // deliver hands p to the gateway's own address.
-func (o *outbound) deliver(p *nat.Packet, from nat.Port, now nat.Time) {
+func (o *outbound) deliver(p *packet.Packet, from nat.Port, now nat.Time) {
 	if !answerEcho(p) {
 		o.drops[DropNoService].Add(1)
 		o.refuse(p, from, portUnreachable, now)
 		return
 	}
-	o.cutter.Start(p, nat.Verdict{Action: nat.Forward, MTU: len(o.piece)})
+	o.cutter.Start(p, 0, len(o.piece))
 	for n := o.cutter.Next(o.piece); n > 0; n = o.cutter.Next(o.piece) {
 		o.reply(from, o.piece[:n])
 	}

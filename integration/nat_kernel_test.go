@@ -19,6 +19,7 @@ import (
 	"culvert/integration/lab"
 	"culvert/nat"
 	"culvert/nat/nattest"
+	"culvert/nat/packet"
 )
 
 var (
@@ -273,8 +274,8 @@ func (c *comparison) one(engine *nat.Engine, kernel *oracle, f *flow, in nat.Por
 
 // process runs a packet through the engine.
 func (c *comparison) process(engine *nat.Engine, in nat.Port, b []byte) (nat.Verdict, []output) {
-	var p nat.Packet
-	if r := p.Parse(slices.Clone(b)); r != nat.ReasonNone {
+	var p packet.Packet
+	if r := p.Parse(slices.Clone(b)); r != packet.NoFault {
 		c.t.Fatalf("parse: %v\n%s%s", r, dump(b), viewOf(b))
 	}
 	v := engine.Process(&p, in, c.now)
@@ -282,8 +283,8 @@ func (c *comparison) process(engine *nat.Engine, in nat.Port, b []byte) (nat.Ver
 		return v, nil
 	}
 	var sent []output
-	var cutter nat.Cutter
-	cutter.Start(&p, v)
+	var cutter packet.Cutter
+	cutter.Start(&p, v.SegmentSize, v.MTU)
 	buf := make([]byte, 4096)
 	for n := cutter.Next(buf); n > 0; n = cutter.Next(buf) {
 		sent = append(sent, output{v.Out, slices.Clone(buf[:n])})

@@ -97,13 +97,13 @@ func (a *Affected) concerns(c *conn) bool {
 	}
 	for d := range c.tuples {
 		t := &c.tuples[d]
-		if _, ok := a.Ports[t.zone]; ok {
+		if _, ok := a.Ports[t.Link]; ok {
 			return true
 		}
 		if _, ok := a.Ports[c.out[d]]; ok {
 			return true
 		}
-		if a.Prefixes.Contains(t.source()) || a.Prefixes.Contains(t.destination()) {
+		if a.Prefixes.Contains(t.Source()) || a.Prefixes.Contains(t.Destination()) {
 			return true
 		}
 	}

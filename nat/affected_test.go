@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"culvert/nat/nattest"
+	"culvert/nat/packet"
 )
 
 func send(e *Engine, in Port, source, destination netip.Addr, sourcePort, destinationPort uint16) (Verdict, []byte) {
@@ -16,7 +17,7 @@ func send(e *Engine, in Port, source, destination netip.Addr, sourcePort, destin
 		Source: source.String(), Destination: destination.String(), TTL: 9,
 		Body: nattest.UDP{SourcePort: sourcePort, DestinationPort: destinationPort},
 	}.Bytes()
-	var p Packet
+	var p packet.Packet
 	p.Parse(b)
 	return e.Process(&p, in, 1), b
 }
@@ -131,8 +132,8 @@ func TestHitsBeginAnew(t *testing.T) {
 func TestExchange(t *testing.T) {
 	c := milan()
 	c.Services = append(c.Services,
-		Service{Name: "dns", Address: addr("10.70.0.21"), Port: 80, Protocol: protocolTCP},
-		Service{Name: "dns", Address: addr("10.70.0.21"), Port: 81, Protocol: protocolTCP})
+		Service{Name: "dns", Address: addr("10.70.0.21"), Port: 80, Protocol: packet.TCP},
+		Service{Name: "dns", Address: addr("10.70.0.21"), Port: 81, Protocol: packet.TCP})
 	e, err := New([16]byte{}, c)
 	if err != nil {
 		t.Fatal(err)
@@ -143,7 +144,7 @@ func TestExchange(t *testing.T) {
 		t.Fatal(err)
 	}
 	for port, want := range map[uint16]string{80: "10.70.0.20", 81: "10.70.0.21"} {
-		s, ok := e.snapshot.rules.services.get(serviceAddress{addr(want), port, protocolTCP})
+		s, ok := e.snapshot.rules.services.get(serviceAddress{addr(want), port, packet.TCP})
 		if !ok || s.config.Name != "dns" {
 			t.Errorf("port %d of %s is not the service's", port, want)
 		}

@@ -6,6 +6,7 @@ import (
 
 	"culvert/nat"
 	"culvert/nat/nattest"
+	"culvert/nat/packet"
 )
 
 // No. 4: what no podCIDRs route can find is pinned to its node; pods follow the current routes.
@@ -85,8 +86,8 @@ func TestFilterChange(t *testing.T) {
 		want := map[nat.FilterAction]nat.Reason{nat.FilterDrop: nat.ReasonFiltered, nat.FilterReject: nat.ReasonRejected}[action]
 		for range 2 {
 			v := dropped(t, e, node1, p.Bytes(), start, want)
-			if got := v.Answer == nat.AnswerNetUnreachable; got != (action == nat.FilterReject) {
-				t.Fatalf("answer %d", v.Answer)
+			if got := v.Refusal == packet.NetUnreachable; got != (action == nat.FilterReject) {
+				t.Fatalf("answer %d", v.Refusal)
 			}
 		}
 		returned(t, e, p, node1, out, nat.Tunnel, start) // the other direction passes

@@ -10,6 +10,7 @@ import (
 
 	"culvert/nat"
 	"culvert/nat/nattest"
+	"culvert/nat/packet"
 
 	"golang.org/x/crypto/chacha20poly1305"
 )
@@ -123,7 +124,7 @@ func (s *stream) packet(work []byte, i int, in nat.Port) []byte {
 // load fills e with n connections that have seen packets both ways.
 func load(b *testing.B, e *nat.Engine, n int, v6 bool) {
 	b.Helper()
-	var p nat.Packet
+	var p packet.Packet
 	work := make([]byte, 2048)
 	there, back := newStream(v6, node1), newStream(v6, nat.Tunnel)
 	for i := range n {
@@ -146,7 +147,7 @@ func benchmarkEstablished(b *testing.B, n int, v6 bool, in nat.Port, pick func()
 	load(b, e, n, v6)
 	s := newStream(v6, in)
 	work := make([]byte, 2048)
-	var p nat.Packet
+	var p packet.Packet
 	order := make([]int32, 1<<20)
 	for i := range order {
 		order[i] = int32(pick())
@@ -198,7 +199,7 @@ func BenchmarkFirst(b *testing.B) {
 			e := engine(b, func(c *nat.Config) { c.MaxConnections = 3e6 })
 			s := newStream(v6, node1)
 			work := make([]byte, 2048)
-			var p nat.Packet
+			var p packet.Packet
 			m := startMeter(b)
 			for i := range b.N {
 				p.Parse(s.packet(work, i, node1))
@@ -234,7 +235,7 @@ func benchmarkMemory(b *testing.B, change func(packet []byte, i int)) {
 		begin := time.Now()
 		runtime.GC()
 		empty := time.Since(begin)
-		var p nat.Packet
+		var p packet.Packet
 		work := make([]byte, 2048)
 		s := newStream(false, node1)
 		for i := range n {
@@ -271,7 +272,7 @@ func BenchmarkFlood(b *testing.B) {
 		copy(syn.b[12:], []byte{203, 0, 113, 9})
 		syn.b[33] = nattest.SYN
 		work := make([]byte, 2048)
-		var p nat.Packet
+		var p packet.Packet
 		var own time.Duration
 		rounds := max(1, b.N/batch)
 		for r := range rounds {

@@ -6,6 +6,7 @@ import (
 
 	"culvert/nat"
 	"culvert/nat/nattest"
+	"culvert/nat/packet"
 )
 
 // A table with connections of every rank is filled up. What is unanswered goes first, then what is closing; what is settled stays,
@@ -62,7 +63,7 @@ func TestCapRanks(t *testing.T) {
 	var reason nat.Reason
 	for reason == nat.ReasonNone && len(later) < most {
 		next++
-		var p nat.Packet
+		var p packet.Packet
 		syn := tcp(source(next), "10.71.3.9", 2000, 80, nattest.SYN, "").Bytes()
 		p.Parse(syn)
 		if reason = e.Process(&p, node2, start).Reason; reason == nat.ReasonNone {

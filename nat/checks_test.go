@@ -6,6 +6,7 @@ import (
 
 	"culvert/nat"
 	"culvert/nat/nattest"
+	"culvert/nat/packet"
 )
 
 // No way, source checks, and what a router never forwards.
@@ -16,7 +17,7 @@ func TestChecks(t *testing.T) {
 		in                  nat.Port
 		source, destination string
 		want                nat.Reason
-		answer              nat.Answer
+		answer              packet.Refusal
 	}{
 		{"source in a remapped remote CIDR", node1, "10.71.0.9", "10.71.3.9", nat.ReasonBadSource, 0},
 		{"source in a remote CIDR that is not remapped", node1, "10.99.64.9", "10.71.3.9", nat.ReasonBadSource, 0},
@@ -36,21 +37,21 @@ func TestChecks(t *testing.T) {
 		{"from the tunnel, a bad source to the gateway itself", nat.Tunnel, "192.0.2.1", "169.254.18.2", nat.ReasonBadSource, 0},
 		{"to U", nat.Tunnel, "10.200.3.9", "10.70.0.0", nat.ReasonNoMapping, 0},
 		{"to an external address that stands for nothing", nat.Tunnel, "10.200.3.9", "10.70.9.9", nat.ReasonNoMapping, 0},
-		{"to a pod on no node", nat.Tunnel, "10.200.3.9", "10.200.77.1", nat.ReasonNoRoute, nat.AnswerHostUnreachable},
-		{"to nowhere, from the tunnel", nat.Tunnel, "10.200.3.9", "192.0.2.1", nat.ReasonNoRoute, nat.AnswerNetUnreachable},
-		{"to the gateway's internal address from the tunnel", nat.Tunnel, "10.200.3.9", "10.80.0.4", nat.ReasonNoRoute, nat.AnswerNetUnreachable},
-		{"to nowhere, from a node", node1, "10.200.1.5", "192.0.2.1", nat.ReasonNoRoute, nat.AnswerNetUnreachable},
+		{"to a pod on no node", nat.Tunnel, "10.200.3.9", "10.200.77.1", nat.ReasonNoRoute, packet.HostUnreachable},
+		{"to nowhere, from the tunnel", nat.Tunnel, "10.200.3.9", "192.0.2.1", nat.ReasonNoRoute, packet.NetUnreachable},
+		{"to the gateway's internal address from the tunnel", nat.Tunnel, "10.200.3.9", "10.80.0.4", nat.ReasonNoRoute, packet.NetUnreachable},
+		{"to nowhere, from a node", node1, "10.200.1.5", "192.0.2.1", nat.ReasonNoRoute, packet.NetUnreachable},
 		{"to the tunnel address from a node", node1, "10.200.1.5", "169.254.18.2", nat.ReasonBadDestination, 0},
 		{"to multicast", node1, multicast.Source, multicast.Destination, nat.ReasonBadDestination, 0},
 		{"to broadcast", nat.Tunnel, "10.200.3.9", "255.255.255.255", nat.ReasonBadDestination, 0},
-		{"IPv6 to a pod on no node", nat.Tunnel, "fd00:200:0:1::9", "fd00:200:0:2::9", nat.ReasonNoRoute, nat.AnswerHostUnreachable},
+		{"IPv6 to a pod on no node", nat.Tunnel, "fd00:200:0:1::9", "fd00:200:0:2::9", nat.ReasonNoRoute, packet.HostUnreachable},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			e := engine(t)
 			v := dropped(t, e, test.in, udp(test.source, test.destination, 1, 2).Bytes(), start, test.want)
-			if v.Answer != test.answer {
-				t.Fatalf("answer %d, want %d", v.Answer, test.answer)
+			if v.Refusal != test.answer {
+				t.Fatalf("answer %d, want %d", v.Refusal, test.answer)
 			}
 			d := e.Stats().Outbound
 			if test.in == nat.Tunnel {
@@ -94,8 +95,8 @@ func TestTTL(t *testing.T) {
 			p.TTL = ttl
 			if ttl == 1 {
 				v := dropped(t, e, node1, p.Bytes(), start, nat.ReasonTTLExceeded)
-				if v.Answer != nat.AnswerTimeExceeded {
-					t.Fatalf("answer %d", v.Answer)
+				if v.Refusal != packet.TimeExceeded {
+					t.Fatalf("answer %d", v.Refusal)
 				}
 				continue
 			}

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"culvert/nat/packet"
 )
 
 func pfx(s string) netip.Prefix { return netip.MustParsePrefix(s) }
@@ -37,7 +39,7 @@ func milan() *Config {
 			{External: addr("10.70.0.11"), Internal: addr("10.200.1.3")}, // a pod
 		},
 		Services: []Service{{
-			Name: "web", Address: addr("10.70.0.20"), Port: 80, Protocol: protocolTCP,
+			Name: "web", Address: addr("10.70.0.20"), Port: 80, Protocol: packet.TCP,
 			Backends: []Backend{{Address: addr("10.200.1.5"), Port: 8080}, {Address: addr("198.51.100.7"), Port: 81, Via: 9}},
 		}},
 	}
@@ -128,7 +130,7 @@ func TestGeneratedService(t *testing.T) {
 	}
 	for name, edit := range map[string]func(*view){
 		"port":      func(v *view) { v.l4[3] = 81 },
-		"protocol":  func(v *view) { v.proto = protocolUDP },
+		"protocol":  func(v *view) { v.proto = packet.UDP },
 		"address":   func(v *view) { v.dst = addr("10.70.0.21") },
 		"side":      func(v *view) { v.in = 4 },
 		"transport": func(v *view) { v.hasL4 = false },
@@ -163,9 +165,9 @@ func TestGeneratedFilter(t *testing.T) {
 	c := milan()
 	c.Rules = []FilterRule{
 		{Name: "let-admin", From: FromRemote, Source: []netip.Prefix{pfx("10.99.64.0/30"), pfx("10.99.65.0/31")}, Action: FilterAccept},
-		{Name: "no-ssh-in", From: FromRemote, Protocol: protocolTCP, Ports: []PortRange{{22, 22}, {2200, 2299}}, Action: FilterDrop},
-		{Name: "no-dns-out", From: FromLocal, Protocol: protocolUDP, Ports: []PortRange{{53, 53}}, Destination: []netip.Prefix{pfx("10.200.8.0/21")}, Action: FilterReject},
-		{Name: "no-telnet", Protocol: protocolSCTP, Ports: []PortRange{{23, 23}}, Action: FilterDrop},
+		{Name: "no-ssh-in", From: FromRemote, Protocol: packet.TCP, Ports: []PortRange{{22, 22}, {2200, 2299}}, Action: FilterDrop},
+		{Name: "no-dns-out", From: FromLocal, Protocol: packet.UDP, Ports: []PortRange{{53, 53}}, Destination: []netip.Prefix{pfx("10.200.8.0/21")}, Action: FilterReject},
+		{Name: "no-telnet", Protocol: packet.SCTP, Ports: []PortRange{{23, 23}}, Action: FilterDrop},
 	}
 	r := compiled(t, c)
 	tests := []struct {
@@ -176,16 +178,16 @@ func TestGeneratedFilter(t *testing.T) {
 		verdict  ruleVerdict
 		by       string
 	}{
-		{Tunnel, "10.200.2.6", "10.200.1.5", protocolTCP, 22, ruleDrop, "no-ssh-in"},
-		{Tunnel, "10.200.2.6", "10.200.1.5", protocolTCP, 2299, ruleDrop, "no-ssh-in"},
-		{Tunnel, "10.200.2.6", "10.200.1.5", protocolTCP, 2300, ruleAccept, ""},
-		{Tunnel, "10.200.2.6", "10.200.1.5", protocolUDP, 22, ruleAccept, ""},
-		{Tunnel, "10.99.65.1", "10.200.1.5", protocolTCP, 22, ruleAccept, "let-admin"},
-		{4, "10.200.1.5", "10.71.2.6", protocolTCP, 22, ruleAccept, ""},
-		{4, "10.200.1.5", "10.71.9.6", protocolUDP, 53, ruleReject, "no-dns-out"}, // the forward hook sees the real destination
-		{4, "10.200.1.5", "10.71.2.6", protocolUDP, 53, ruleAccept, ""},
-		{4, "10.200.1.5", "10.71.2.6", protocolSCTP, 23, ruleDrop, "no-telnet"},
-		{Tunnel, "10.200.2.6", "10.200.1.5", protocolSCTP, 23, ruleDrop, "no-telnet"},
+		{Tunnel, "10.200.2.6", "10.200.1.5", packet.TCP, 22, ruleDrop, "no-ssh-in"},
+		{Tunnel, "10.200.2.6", "10.200.1.5", packet.TCP, 2299, ruleDrop, "no-ssh-in"},
+		{Tunnel, "10.200.2.6", "10.200.1.5", packet.TCP, 2300, ruleAccept, ""},
+		{Tunnel, "10.200.2.6", "10.200.1.5", packet.UDP, 22, ruleAccept, ""},
+		{Tunnel, "10.99.65.1", "10.200.1.5", packet.TCP, 22, ruleAccept, "let-admin"},
+		{4, "10.200.1.5", "10.71.2.6", packet.TCP, 22, ruleAccept, ""},
+		{4, "10.200.1.5", "10.71.9.6", packet.UDP, 53, ruleReject, "no-dns-out"}, // the forward hook sees the real destination
+		{4, "10.200.1.5", "10.71.2.6", packet.UDP, 53, ruleAccept, ""},
+		{4, "10.200.1.5", "10.71.2.6", packet.SCTP, 23, ruleDrop, "no-telnet"},
+		{Tunnel, "10.200.2.6", "10.200.1.5", packet.SCTP, 23, ruleDrop, "no-telnet"},
 	}
 	for _, tt := range tests {
 		v := from(tt.in, tt.src, tt.dst)

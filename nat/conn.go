@@ -1,5 +1,7 @@
 package nat
 
+import "culvert/nat/packet"
+
 // The directions of a connection are those of its tuples: a packet that matches tuples[original] is rewritten to the reverse of
 // tuples[reply], and the other way round.
 const (
@@ -10,7 +12,7 @@ const (
 // A conn is one tracked connection. It holds no pointers, so that the garbage collector skips the slab and the slab can be saved. Its
 // 192 bytes are three cache lines: what finds it, what decides, what counts.
 type conn struct {
-	tuples [2]tuple
+	tuples [2]packet.Tuple
 
 	lastSeen   Time
 	generation uint32 // of the snapshot that verdict, out, clamp and hits come from
@@ -64,21 +66,14 @@ func (c *conn) live() bool { return c.generation != 0 }
 func (c *conn) rank() rank { return rank(c.flags & rankMask) }
 
 // to returns the tuple that packets of direction d get.
-func (c *conn) to(d int) tuple { return c.tuples[1-d].reply(0) }
+func (c *conn) to(d int) packet.Tuple { return c.tuples[1-d].Reply(0) }
 
 // deltas returns what to add to sums for packets of direction d.
 func (c *conn) deltas(d int) (addresses, ports uint16) {
 	if d == original {
 		return c.addresses, c.ports
 	}
-	return negate(c.addresses), negate(c.ports)
-}
-
-func negate(delta uint16) uint16 {
-	if delta == 0 {
-		return 0
-	}
-	return ^delta
+	return packet.Negate(c.addresses), packet.Negate(c.ports)
 }
 
 func (c *conn) has(f connFlags) bool { return c.flags&f != 0 }

@@ -57,7 +57,7 @@ func TestUnknownSource(t *testing.T) {
 		{"first address of a pod CIDR", "10.200.0.0", node2, "10.200.0.0"},
 	}
 	for _, test := range tests {
-		for name, body := range bodies(false) {
+		for name, body := range nattest.Bodies(false) {
 			if name == "empty" {
 				continue
 			}
@@ -85,7 +85,7 @@ func TestUnknownSource(t *testing.T) {
 
 // No. 3 and 4: the same 5-tuple from two nodes makes two connections, and both are served.
 func TestCollision(t *testing.T) {
-	for name, body := range bodies(false) {
+	for name, body := range nattest.Bodies(false) {
 		if name == "empty" || name == "gre" {
 			continue
 		}

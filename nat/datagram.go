@@ -1,8 +1,9 @@
 package nat
 
 import (
-	"encoding/binary"
 	"time"
+
+	"culvert/nat/packet"
 )
 
 const (
@@ -32,7 +33,7 @@ type fragmentTable struct {
 type datagramKey struct {
 	words    [4]uint64 // addresses
 	id       uint32
-	zone     Port
+	link     Port
 	protocol uint8
 	v6       bool
 }
@@ -50,7 +51,7 @@ type datagram struct {
 	icmpError      bool   // it is an ICMP error; what became of the first fragment, becomes of the later ones
 	action         Action
 	out            Port
-	to             tuple // addresses that the first fragment got
+	to             packet.Tuple // addresses that the first fragment got
 	ports          uint32
 	seen           int         // blocks of 8 bytes that were seen
 	total          int         // how many there will be; 0 before the last fragment was seen
@@ -95,18 +96,11 @@ func (l *datagramList) remove(g *datagram) {
 	l.length--
 }
 
-func (p *Packet) fragmentID() uint32 {
-	if p.v6 {
-		return binary.BigEndian.Uint32(p.data[p.fragmentAt+4:])
-	}
-	return uint32(binary.BigEndian.Uint16(p.data[4:]))
-}
-
 // datagram returns the datagram of a fragment, making it if there is room.
-func (e *Engine) datagram(p *Packet, t *tuple, now Time) *datagram {
+func (e *Engine) datagram(p *packet.Packet, t *packet.Tuple, now Time) *datagram {
 	f, s := &e.fragments, &e.table.shares
 	f.expire(e, now)
-	key := datagramKey{words: t.words, id: p.fragmentID(), zone: t.zone, protocol: t.protocol, v6: t.v6}
+	key := datagramKey{words: t.Words, id: p.FragmentID(), link: t.Link, protocol: t.Protocol, v6: t.IPv6}
 	if g := f.index[key]; g != nil {
 		return g
 	}
@@ -153,7 +147,7 @@ func (f *fragmentTable) makeRoom(e *Engine, h holder, r resource, but *datagram)
 // forget takes a datagram out of the table. Fragments that still wait for it are dropped for reason.
 func (f *fragmentTable) forget(e *Engine, g *datagram, reason Reason) {
 	for g.held != nil {
-		d := e.stats.of(g.key.zone)
+		d := e.stats.of(g.key.link)
 		d.Held--
 		d.Dropped[reason]++
 		f.unhold(e, g)
@@ -190,9 +184,9 @@ func (f *fragmentTable) expire(e *Engine, now Time) {
 
 // overlaps marks the bytes of a fragment as seen and reports whether some were seen before. What overlaps is dropped, so that no receiver
 // can be made to see other bytes than a filter did (RFC 1858; RFC 5722, Section 4).
-func (g *datagram) overlaps(p *Packet) bool {
-	first := p.fragmentOffset / 8
-	last := (p.fragmentOffset + len(p.data) - p.transport - 1) / 8
+func (g *datagram) overlaps(p *packet.Packet) bool {
+	first := p.FragmentOffset() / 8
+	last := (p.FragmentOffset() + p.Len() - p.HeaderLen() - 1) / 8
 	for i := first; i <= last; i++ {
 		if g.blocks[i/64]&(1<<(i%64)) != 0 {
 			return true
@@ -202,7 +196,7 @@ func (g *datagram) overlaps(p *Packet) bool {
 		g.blocks[i/64] |= 1 << (i % 64)
 	}
 	g.seen += last - first + 1
-	if !p.more {
+	if !p.MoreFragments() {
 		g.total = last + 1
 	}
 	return false

@@ -3,6 +3,8 @@ package nat
 import (
 	"hash/maphash"
 	"math/bits"
+
+	"culvert/nat/packet"
 )
 
 const (
@@ -55,18 +57,18 @@ func (dir *directory) init() {
 // hash is keyed by the process. It tells the two sides of the gateway apart but not nodes, so that one search finds both a tuple of a
 // certain node and one of any node. It is a chain of folded multiplications (as in wyhash), each of words that a sender chooses with
 // secrets that it cannot see.
-func (dir *directory) hash(t *tuple) uint32 {
+func (dir *directory) hash(t *packet.Tuple) uint32 {
 	k := &dir.secrets
-	last := uint64(t.ports)<<32 | uint64(t.protocol)<<8
-	if t.zone != Tunnel {
+	last := uint64(t.Ports)<<32 | uint64(t.Protocol)<<8
+	if t.Link != Tunnel {
 		last |= 1
 	}
 	h := k[0]
-	if t.v6 {
-		h = fold(h^t.words[0], k[1]^t.words[1])
-		h = fold(h^k[2]^t.words[2], k[3]^t.words[3])
+	if t.IPv6 {
+		h = fold(h^t.Words[0], k[1]^t.Words[1])
+		h = fold(h^k[2]^t.Words[2], k[3]^t.Words[3])
 	} else {
-		h ^= t.words[0]
+		h ^= t.Words[0]
 	}
 	return uint32(fold(fold(h, k[4]^last)^k[5], k[6]) >> 32)
 }

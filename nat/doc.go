@@ -4,15 +4,15 @@
 //
 // # A packet's way
 //
-//	Packet.Parse        checks everything that later code relies on              packet.go, packet6.go
-//	Engine.Process      finds the connection by tuple                            engine.go, table.go, directory.go
-//	  established       applies its translation, cached verdict and route        track.go, forward.go, rewrite.go, mss.go
-//	    advance         moves its state and timer                                tcp.go, sctp.go, timeout.go
-//	  first             checks, rules, translation, port: a new connection       first.go, traverse.go, mapping.go, service.go
-//	  fragment          gives later fragments the ports of their first one       reassembly.go
-//	  icmpError         translates an ICMP error with the packet that it quotes  icmp.go, pathmtu.go
-//	Engine.AppendError  tells the sender about a dropped packet                  answer.go, limit.go
-//	Cutter              finishes, segments or fragments what goes on the wire    cutter.go, fragmenter.go
+//	packet.Packet.Parse  checks everything that later code relies on              package packet
+//	Engine.Process       finds the connection by tuple                            engine.go, table.go, directory.go
+//	  established        applies its translation, cached verdict and route        track.go, forward.go
+//	    advance          moves its state and timer                                tcp.go, sctp.go, timeout.go
+//	  first              checks, rules, translation, port: a new connection       first.go, traverse.go, mapping.go, service.go
+//	  fragment           gives later fragments the ports of their first one       reassembly.go
+//	  icmpError          translates an ICMP error with the packet that it quotes  icmperror.go, pathmtu.go
+//	Engine.AppendError   tells the sender about a dropped packet                  refuse.go, limit.go
+//	packet.Cutter        finishes, segments or fragments what goes on the wire    package packet
 //
 // Rules run in traverse.go: nat chains for the first packet of a connection, filters and routing once for each direction, and again when
 // a change concerns the connection.
@@ -54,7 +54,8 @@
 // # Concurrency
 //
 // All methods of Engine may be called concurrently. One mutex guards all of it: the two goroutines of a gateway hold it for tens of
-// nanoseconds per packet (a super-frame counts as one), uncontended it costs 10 to 20 ns. Packet and Cutter belong to one goroutine.
+// nanoseconds per packet (a super-frame counts as one), uncontended it costs 10 to 20 ns. A packet.Packet and a packet.Cutter
+// belong to one goroutine.
 //
 // # Caps and shares
 //

@@ -3,6 +3,8 @@ package nat
 import (
 	"fmt"
 	"sync"
+
+	"culvert/nat/packet"
 )
 
 // An Engine translates and filters the packets of one gateway. Its methods may be called from several goroutines; it is built for
@@ -250,7 +252,7 @@ func (d *Direction) count(v *Verdict) {
 // Process decides what becomes of the packet p, filled by Parse, that came in at port in at time now. If the verdict is
 // Forward, the bytes of p have been rewritten and a Cutter makes of them what goes out at Verdict.Out; otherwise they are as they
 // came. now must not run backwards by more than the skew between two callers.
-func (e *Engine) Process(p *Packet, in Port, now Time) Verdict {
+func (e *Engine) Process(p *packet.Packet, in Port, now Time) Verdict {
 	var v Verdict
 	e.mu.Lock()
 	e.process(p, in, now, &v)
@@ -259,15 +261,19 @@ func (e *Engine) Process(p *Packet, in Port, now Time) Verdict {
 	return v
 }
 
-func (e *Engine) process(p *Packet, in Port, now Time, v *Verdict) {
-	if !p.parsed {
-		*v = drop(max(p.fault, ReasonMalformed))
+func (e *Engine) process(p *packet.Packet, in Port, now Time, v *Verdict) {
+	switch p.Fault() {
+	case packet.Malformed:
+		*v = drop(ReasonMalformed)
+		return
+	case packet.SourceRoute:
+		*v = drop(ReasonSourceRoute)
 		return
 	}
 	e.expire(now, packetBudget)
-	var t tuple
-	p.tuple(&t, in)
-	if p.fragment {
+	var t packet.Tuple
+	p.Tuple(&t, in)
+	if p.IsFragment() {
 		*v = e.fragment(p, &t, in, now)
 		return
 	}
@@ -278,9 +284,9 @@ func (e *Engine) process(p *Packet, in Port, now Time, v *Verdict) {
 const packetBudget = 4
 
 // dispatch finds the connection of a whole packet, or of a fragment whose ports are known, or makes one.
-func (e *Engine) dispatch(p *Packet, t *tuple, in Port, now Time, v *Verdict) {
-	if p.forwardable() && !e.notracked(p, t, in) {
-		if p.icmpError {
+func (e *Engine) dispatch(p *packet.Packet, t *packet.Tuple, in Port, now Time, v *Verdict) {
+	if p.Forwardable() && !e.notracked(p, t, in) {
+		if p.IsICMPError() {
 			*v = e.icmpError(p, t, in, now)
 			return
 		}
@@ -292,7 +298,7 @@ func (e *Engine) dispatch(p *Packet, t *tuple, in Port, now Time, v *Verdict) {
 }
 
 // notracked reports whether the rules keep the packet from connections, or drop it before them.
-func (e *Engine) notracked(p *Packet, t *tuple, in Port) bool {
+func (e *Engine) notracked(p *packet.Packet, t *packet.Tuple, in Port) bool {
 	r := e.snapshot.rules
 	if r.notracks == 0 {
 		return false

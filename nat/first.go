@@ -1,9 +1,11 @@
 package nat
 
+import "culvert/nat/packet"
+
 // first handles a packet that belongs to no connection.
-func (e *Engine) first(p *Packet, t *tuple, in Port, now Time) Verdict {
+func (e *Engine) first(p *packet.Packet, t *packet.Tuple, in Port, now Time) Verdict {
 	s := e.snapshot
-	source, destination := t.source(), t.destination()
+	source, destination := t.Source(), t.Destination()
 	if !s.admits(source, in) {
 		return drop(ReasonBadSource)
 	}
@@ -16,10 +18,10 @@ func (e *Engine) first(p *Packet, t *tuple, in Port, now Time) Verdict {
 	if s.owns(destination, in) {
 		return e.deliver(p, tr)
 	}
-	if unusable(destination) {
+	if !packet.Forwardable(destination) {
 		return drop(ReasonBadDestination)
 	}
-	if !p.forwardable() {
+	if !p.Forwardable() {
 		return drop(ReasonICMPType)
 	}
 	if !tr.run(e, s, now) {
@@ -39,7 +41,7 @@ func (tr *traversal) raw(r *ruleset) bool {
 }
 
 // deliver runs the input filters for a packet to the gateway itself.
-func (e *Engine) deliver(p *Packet, tr *traversal) Verdict {
+func (e *Engine) deliver(p *packet.Packet, tr *traversal) Verdict {
 	r := e.snapshot.rules
 	if r.has(stageInput) {
 		v := tr.view()
@@ -47,34 +49,34 @@ func (e *Engine) deliver(p *Packet, tr *traversal) Verdict {
 		if !tr.filter(r, stageInput, &v) {
 			return e.dropped(p, tr)
 		}
-		countRules(tr.effects.hits, p.isSYN(), 1, uint64(len(p.data)))
+		countRules(tr.effects.hits, p.IsSYN(), 1, uint64(p.Len()))
 	}
 	return Verdict{Action: Deliver, Packets: 1}
 }
 
 // dropped counts the rules that a packet met on its way to being dropped.
-func (e *Engine) dropped(p *Packet, tr *traversal) Verdict {
-	countRules(tr.effects.hits, p.isSYN(), 1, uint64(len(p.data)))
-	return refuse(tr.reason, tr.answer)
+func (e *Engine) dropped(p *packet.Packet, tr *traversal) Verdict {
+	countRules(tr.effects.hits, p.IsSYN(), 1, uint64(p.Len()))
+	return refuse(tr.reason, tr.refusal)
 }
 
 // open makes the connection of its first packet and forwards it. Where the table has no room for it, what needs no state goes on
 // without.
-func (e *Engine) open(p *Packet, tr *traversal, now Time) Verdict {
+func (e *Engine) open(p *packet.Packet, tr *traversal, now Time) Verdict {
 	s := e.snapshot
 	pl := plan{to: tr.to, out: tr.out, clamp: tr.clampFor(s), mtu: s.mtu}
 	var v Verdict
-	if !p.passable(&pl, &v) {
-		countRules(tr.effects.hits[:entered(tr.effects.hits)], p.isSYN(), 1, uint64(len(p.data)))
+	if !pl.passable(p, &v) {
+		countRules(tr.effects.hits[:entered(tr.effects.hits)], p.IsSYN(), 1, uint64(p.Len()))
 		tr.snat.rule = nil
-		tr.countBindings(1, uint64(len(p.data)))
+		tr.countBindings(1, uint64(p.Len()))
 		return v // it makes no connection
 	}
 	untracked := false
-	if !tr.effects.notrack && p.fragmentOffset == 0 {
+	if !tr.effects.notrack && p.FragmentOffset() == 0 {
 		h, reason := e.create(p, tr, now)
 		if h.conn != nil {
-			size := uint64(len(p.data))
+			size := uint64(p.Len())
 			tr.countBindings(1, size)
 			v = Verdict{}
 			evaluated := h.conn.flags & flagEvaluated0
@@ -91,13 +93,13 @@ func (e *Engine) open(p *Packet, tr *traversal, now Time) Verdict {
 		return drop(ReasonFragment)
 	}
 	pl.translate(&tr.from)
-	if p.partial && p.protocol == protocolTCP && e.paths.live(now) {
-		pl.pathMTU = e.paths.lookup(pl.to.destination(), pl.out == Tunnel, now)
+	if p.IsPartial() && p.Protocol() == packet.TCP && e.paths.live(now) {
+		pl.pathMTU = e.paths.lookup(pl.to.Destination(), pl.out == Tunnel, now)
 	}
-	size := uint64(len(p.data))
+	size := uint64(p.Len())
 	v = Verdict{Untracked: untracked}
-	p.forward(&pl, &v)
-	countRules(tr.effects.hits, p.isSYN(), uint64(v.Packets), size)
+	pl.forward(p, &v)
+	countRules(tr.effects.hits, p.IsSYN(), uint64(v.Packets), size)
 	return v
 }
 
@@ -107,19 +109,19 @@ func (e *Engine) returns(tr *traversal) bool {
 	if tr.in == Tunnel || tr.out != Tunnel {
 		return true
 	}
-	_, ok := e.snapshot.rules.route(Tunnel, 0, tr.to.destination(), tr.from.source())
+	_, ok := e.snapshot.rules.route(Tunnel, 0, tr.to.Destination(), tr.from.Source())
 	return ok
 }
 
 // create makes a connection, or says why there is none.
-func (e *Engine) create(p *Packet, tr *traversal, now Time) (hit, Reason) {
+func (e *Engine) create(p *packet.Packet, tr *traversal, now Time) (hit, Reason) {
 	tb, s := &e.table, e.snapshot
 	to, zone := tr.to, tr.out
 	if zone != Tunnel {
 		zone = anyNode
 	}
 	h, shared := tb.shares.holder(&tr.from), tr.sharesPorts(p, s)
-	if shared && tb.portsFull(to.reply(zone), h) {
+	if shared && tb.portsFull(to.Reply(zone), h) {
 		return hit{}, ReasonPortShare
 	}
 	answer, ok := e.choosePort(p, &tr.from, &to, zone, now)
@@ -141,29 +143,28 @@ func (e *Engine) create(p *Packet, tr *traversal, now Time) (hit, Reason) {
 		tb.takePort(c, h)
 	}
 	c.lastSeen = now
-	c.addresses = delta(tr.from.addressSum(), to.addressSum())
-	c.ports = delta(tr.from.portSum(), to.portSum())
+	c.addresses, c.ports = packet.Deltas(&tr.from, &to)
 	if tr.service != nil {
 		c.flags |= flagService
 	}
 	c.state = initialState(p)
-	if p.protocol == protocolTCP {
-		var sv segmentView
-		sv.view(p)
-		c.state = c.tcp.open(&sv, original)
+	if p.Protocol() == packet.TCP {
+		var s packet.Segment
+		p.Segment(&s)
+		c.state = c.tcp.open(&s, original)
 	}
 	e.cache(c, original, tr)
 	tb.wheel.arm(tb, c, number, now.Add(s.lifetime(c, e.pressed())))
 	return hit{c, number, original}, ReasonNone
 }
 
-func initialState(p *Packet) state {
-	switch p.protocol {
-	case protocolUDP, protocolUDPLite:
+func initialState(p *packet.Packet) state {
+	switch p.Protocol() {
+	case packet.UDP, packet.UDPLite:
 		return stateUDP
-	case protocolICMP, protocolICMPv6:
+	case packet.ICMP, packet.ICMPv6:
 		return stateICMP
-	case protocolSCTP:
+	case packet.SCTP:
 		return stateSCTPOpening
 	}
 	return stateOther

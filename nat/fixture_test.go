@@ -8,6 +8,7 @@ import (
 
 	"culvert/nat"
 	"culvert/nat/nattest"
+	"culvert/nat/packet"
 )
 
 const (
@@ -75,7 +76,7 @@ func process(t testing.TB, e *nat.Engine, in nat.Port, b []byte, now nat.Time) (
 func processTrain(t testing.TB, e *nat.Engine, in nat.Port, b []byte, segment int, now nat.Time) (nat.Verdict, [][]byte) {
 	t.Helper()
 	work := bytes.Clone(b)
-	var p nat.Packet
+	var p packet.Packet
 	p.Parse(work)
 	p.SegmentSize = segment
 	v := e.Process(&p, in, now)
@@ -103,12 +104,12 @@ func processTrain(t testing.TB, e *nat.Engine, in nat.Port, b []byte, segment in
 	return v, out
 }
 
-func cut(t testing.TB, p *nat.Packet, v nat.Verdict) [][]byte {
+func cut(t testing.TB, p *packet.Packet, v nat.Verdict) [][]byte {
 	t.Helper()
-	var c nat.Cutter
+	var c packet.Cutter
 	var out [][]byte
 	buffer := make([]byte, 65536)
-	c.Start(p, v)
+	c.Start(p, v.SegmentSize, v.MTU)
 	for {
 		n := c.Next(buffer)
 		if n == 0 {
@@ -148,7 +149,7 @@ func dropped(t testing.TB, e *nat.Engine, in nat.Port, b []byte, now nat.Time, w
 // answer returns the error that e makes for a dropped packet, checked, or nil.
 func answer(t testing.TB, e *nat.Engine, in nat.Port, b []byte, v nat.Verdict, now nat.Time) []byte {
 	t.Helper()
-	var p nat.Packet
+	var p packet.Packet
 	p.Parse(b)
 	a := e.AppendError(nil, &p, in, v, now)
 	if a != nil {

@@ -9,6 +9,7 @@ import (
 
 	"culvert/nat"
 	"culvert/nat/nattest"
+	"culvert/nat/packet"
 )
 
 // pieces cuts the packet p into fragments of size bytes.
@@ -46,7 +47,7 @@ func deliver(t *testing.T, e *nat.Engine, in nat.Port, packets [][]byte, now nat
 		v, out := process(t, e, in, b, now)
 		all = append(all, out...)
 		for range v.Held {
-			var p nat.Packet
+			var p packet.Packet
 			v, ok := e.Release(&p, make([]byte, 2048), in, now)
 			if !ok {
 				t.Fatal("nothing to release")
@@ -56,7 +57,7 @@ func deliver(t *testing.T, e *nat.Engine, in nat.Port, packets [][]byte, now nat
 			}
 		}
 	}
-	var p nat.Packet
+	var p packet.Packet
 	if _, ok := e.Release(&p, make([]byte, 2048), in, now); ok {
 		t.Fatal("more held than announced")
 	}

@@ -7,6 +7,7 @@ import (
 
 	"culvert/nat"
 	"culvert/nat/nattest"
+	"culvert/nat/packet"
 )
 
 // busy returns an engine with connections of every kind, so that fuzzed packets meet some.
@@ -17,11 +18,11 @@ func busy(t testing.TB) *nat.Engine {
 		c.Rules = []nat.FilterRule{{Name: "no-telnet", Protocol: 6, Ports: []nat.PortRange{{First: 23, Last: 23}}, Action: nat.FilterReject}}
 	})
 	for _, source := range []string{"10.200.1.5", "203.0.113.9", "10.70.0.0"} {
-		for _, body := range bodies(false) {
+		for _, body := range nattest.Bodies(false) {
 			process(t, e, node1, nattest.IP{Source: source, Destination: "10.71.3.9", Body: body}.Bytes(), start)
 		}
 	}
-	for _, body := range bodies(true) {
+	for _, body := range nattest.Bodies(true) {
 		process(t, e, node1, nattest.IP{Source: "fd00:200:0:1::5", Destination: "fd00:71:0:4000::9", Body: body}.Bytes(), start)
 	}
 	for _, to := range []string{"10.200.1.5", "10.70.0.9", "10.70.0.20"} {
@@ -34,7 +35,7 @@ func busy(t testing.TB) *nat.Engine {
 func examples() [][]byte {
 	var all [][]byte
 	for _, v6 := range []bool{false, true} {
-		for _, body := range bodies(v6) {
+		for _, body := range nattest.Bodies(v6) {
 			p := nattest.IP{Source: "203.0.113.9", Destination: "10.71.3.9", ID: 7, Options: []byte{148, 4, 0, 0}, Body: body}
 			if v6 {
 				p = nattest.IP{Source: "fd00:200:0:1::5", Destination: "fd00:71:0:4000::9", First: 60, Extensions: [][]byte{{0, 0, 1, 4, 0, 0, 0, 0}}, Body: body}
@@ -76,15 +77,15 @@ func FuzzPacket(f *testing.F) {
 		ports := [...]nat.Port{nat.Tunnel, node1, node2}
 		from := ports[int(in)%len(ports)]
 		work := bytes.Clone(b)
-		var p nat.Packet
-		reason := p.Parse(work)
+		var p packet.Packet
+		fault := p.Parse(work)
 		if !bytes.Equal(work, b) {
 			t.Fatal("Parse changed the packet")
 		}
 		p.SegmentSize = int(segment)
 		v := e.Process(&p, from, start)
-		if reason != nat.ReasonNone && (v.Action != nat.Drop || v.Reason != reason) {
-			t.Fatalf("parsed as %v, then %v %v", reason, v.Action, v.Reason)
+		if fault != packet.NoFault && (v.Action != nat.Drop || v.Reason != reasonOf[fault]) {
+			t.Fatalf("parsed as %v, then %v %v", fault, v.Action, v.Reason)
 		}
 		if v.Action != nat.Forward {
 			if !bytes.Equal(work, b) {

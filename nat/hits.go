@@ -1,5 +1,7 @@
 package nat
 
+import "culvert/nat/packet"
+
 // maxHitLists caps the lists of counting rules that are numbered. They take less than 3 MiB.
 const maxHitLists = 1 << 14
 
@@ -63,7 +65,7 @@ func (l *hitList) count(n uint8, syn bool, packets, bytes uint64) {
 }
 
 // countHits counts packets of direction d of c.
-func (e *Engine) countHits(c *conn, d int, p *Packet, packets uint64) {
+func (e *Engine) countHits(c *conn, d int, p *packet.Packet, packets uint64) {
 	if c.hits[d] == 0 {
 		return
 	}
@@ -71,8 +73,8 @@ func (e *Engine) countHits(c *conn, d int, p *Packet, packets uint64) {
 	if l.short {
 		e.stats.Uncounted += packets
 	}
-	if syn := p.isSYN(); syn || l.syn != 1<<l.length-1 {
-		l.count(l.length, syn, packets, uint64(len(p.data)))
+	if syn := p.IsSYN(); syn || l.syn != 1<<l.length-1 {
+		l.count(l.length, syn, packets, uint64(p.Len()))
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"culvert/nat/nattest"
+	"culvert/nat/packet"
 )
 
 // counting returns an engine whose rules count what comes from the tunnel: n in prerouting, a translation and one in forward.
@@ -31,7 +32,7 @@ func (e *Engine) counted(rule string) uint64 {
 }
 
 func (e *Engine) arrive(ttl uint8) Verdict {
-	var p Packet
+	var p packet.Packet
 	p.Parse(nattest.IP{Source: "10.200.3.9", Destination: "10.200.1.5", TTL: ttl, Body: nattest.UDP{SourcePort: 1, DestinationPort: 2}}.Bytes())
 	return e.Process(&p, Tunnel, 0)
 }

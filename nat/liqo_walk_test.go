@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"culvert/nat/packet"
 )
 
 // A walked packet is what became of one on its way through all stages.
@@ -76,7 +78,7 @@ func walkPacket(r *ruleset, v view, connMark uint32, first bool, dst, src netip.
 }
 
 func from(in Port, src, dst string) view {
-	return view{src: addr(src), dst: addr(dst), proto: protocolTCP, l4: [4]byte{156, 64, 1, 187}, hasL4: true, in: in}
+	return view{src: addr(src), dst: addr(dst), proto: packet.TCP, l4: [4]byte{156, 64, 1, 187}, hasL4: true, in: in}
 }
 
 func eachCapture(t *testing.T, remote string, f func(t *testing.T, capture string, g capturedGateway)) {
@@ -313,12 +315,12 @@ func TestLiqoWalkMapping(t *testing.T) {
 func TestLiqoNotrack(t *testing.T) {
 	g := captured(t, "main-557c199cf-options", "cluster-b")
 	v := from(portN1, "10.244.0.1", "10.71.3.4")
-	v.proto, v.l4 = protocolUDP, [4]byte{0, 99, 6091 >> 8, 6091 & 0xff}
+	v.proto, v.l4 = packet.UDP, [4]byte{0, 99, 6091 >> 8, 6091 & 0xff}
 	var e effects
 	if g.filter(stageRaw, &v, &e); !e.notrack {
 		t.Error("UDP to port 6091 is tracked")
 	}
-	v.proto, e = protocolTCP, effects{}
+	v.proto, e = packet.TCP, effects{}
 	if g.filter(stageRaw, &v, &e); e.notrack {
 		t.Error("TCP to port 6091 is not tracked")
 	}

@@ -1,5 +1,7 @@
 package nat
 
+import "culvert/nat/packet"
+
 const (
 	// portTries bounds the search for a free port.
 	portTries = 128
@@ -10,31 +12,31 @@ const (
 )
 
 // sharesPorts reports whether others use the source that the packets of a new connection get: U, or what another rule binds sources to.
-func (tr *traversal) sharesPorts(p *Packet, s *snapshot) bool {
-	if !p.hasPorts && !p.hasIdent {
+func (tr *traversal) sharesPorts(p *packet.Packet, s *snapshot) bool {
+	if !p.HasPorts() && !p.HasIdentifier() {
 		return false
 	}
-	source := tr.to.source()
-	return tr.snat.kind == bindAddress || source == s.unknown || tr.snat.kind == bindNone && source != tr.from.source()
+	source := tr.to.Source()
+	return tr.snat.kind == bindAddress || source == s.unknown || tr.snat.kind == bindNone && source != tr.from.Source()
 }
 
 // portSpace returns the identity of the ports that keep connections with answers like t apart, those of one source towards one
 // protocol, address and port, and how many may be in use.
-func (tb *table) portSpace(t *tuple) (space uint64, most int) {
-	port, remote := t.destinationPort(), t.sourcePort()
-	if isICMP(t.protocol) {
+func (tb *table) portSpace(t *packet.Tuple) (space uint64, most int) {
+	port, remote := t.DestinationPort(), t.SourcePort()
+	if packet.IsICMP(t.Protocol) {
 		remote = 0
 	}
-	low, n := portRange(port, isICMP(t.protocol))
+	low, n := portRange(port, packet.IsICMP(t.Protocol))
 	k := &tb.shares.secrets
-	space = fold(t.words[0]^k[0], t.words[1]^k[1])
-	space = fold(space^t.words[2], t.words[3]^k[2])
-	space = fold(space^k[3], uint64(t.zone)<<48|uint64(low)<<32|uint64(t.protocol)<<16|uint64(remote))
+	space = fold(t.Words[0]^k[0], t.Words[1]^k[1])
+	space = fold(space^t.Words[2], t.Words[3]^k[2])
+	space = fold(space^k[3], uint64(t.Link)<<48|uint64(low)<<32|uint64(t.Protocol)<<16|uint64(remote))
 	return space ^ uint64(sharePorts)<<32, int(n) * portsNumerator / portsDenominator
 }
 
 // portsFull reports whether h may take no more ports of the space of answer.
-func (tb *table) portsFull(answer tuple, h holder) bool {
+func (tb *table) portsFull(answer packet.Tuple, h holder) bool {
 	space, most := tb.portSpace(&answer)
 	used := tb.shares.held(space)
 	return used >= most/portsUncontended && tb.shares.full(h.within(space), used, most)
@@ -69,23 +71,23 @@ func (tb *table) givePort(c *conn) {
 //
 // The choice depends on address and port of the destination: RFC 4787, Section 4.1, REQ-1, is not met on purpose; one U serves 64,512
 // connections to each remote address and port.
-func (e *Engine) choosePort(p *Packet, from, to *tuple, zone Port, now Time) (answer tuple, ok bool) {
-	answer = to.reply(zone)
+func (e *Engine) choosePort(p *packet.Packet, from, to *packet.Tuple, zone Port, now Time) (answer packet.Tuple, ok bool) {
+	answer = to.Reply(zone)
 	if _, taken := e.find(&answer, now); !taken {
 		return answer, true
 	}
-	if !p.hasPorts && !p.hasIdent {
+	if !p.HasPorts() && !p.HasIdentifier() {
 		return answer, false
 	}
-	low, n := portRange(to.sourcePort(), p.hasIdent)
-	h := e.hashKey.sum(from.words[0], from.words[1], from.words[2], from.words[3], uint64(from.ports), uint64(from.zone)<<8|uint64(from.protocol))
+	low, n := portRange(to.SourcePort(), p.HasIdentifier())
+	h := e.hashKey.sum(from.Words[0], from.Words[1], from.Words[2], from.Words[3], uint64(from.Ports), uint64(from.Link)<<8|uint64(from.Protocol))
 	for range portTries {
 		port := uint16(low + uint32(h>>32)%n)
-		to.setSourcePort(port)
-		if p.hasIdent {
-			to.setDestinationPort(port)
+		to.SetSourcePort(port)
+		if p.HasIdentifier() {
+			to.SetDestinationPort(port)
 		}
-		answer = to.reply(zone)
+		answer = to.Reply(zone)
 		if _, taken := e.find(&answer, now); !taken {
 			return answer, true
 		}

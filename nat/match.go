@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+
+	"culvert/nat/packet"
 )
 
 const (
@@ -277,15 +279,15 @@ func covering(a, b netip.Addr) netip.Prefix {
 func protocolNumber(s string) (uint8, bool) {
 	switch s {
 	case "tcp":
-		return protocolTCP, true
+		return packet.TCP, true
 	case "udp":
-		return protocolUDP, true
+		return packet.UDP, true
 	case "sctp":
-		return protocolSCTP, true
+		return packet.SCTP, true
 	case "icmp":
-		return protocolICMP, true
+		return packet.ICMP, true
 	case "icmpv6":
-		return protocolICMPv6, true
+		return packet.ICMPv6, true
 	}
 	n, err := strconv.ParseUint(s, 10, 8)
 	return uint8(n), err == nil

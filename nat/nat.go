@@ -1,9 +1,13 @@
 package nat
 
-import "time"
+import (
+	"time"
+
+	"culvert/nat/packet"
+)
 
 // A Port names where a packet comes from or goes to. The caller chooses the numbers and keeps them stable across Apply.
-type Port uint16
+type Port = packet.Link
 
 const (
 	// Tunnel is the port of the WireGuard tunnel to the remote cluster. Nodes are numbered from 1.
@@ -11,8 +15,6 @@ const (
 	// anyNode stands for every node in the reply tuple of a connection that came out of the tunnel.
 	anyNode Port = 0xffff
 )
-
-func (p Port) hash() uint64 { return uint64(p) }
 
 // Time is a reading of a monotonic clock in nanoseconds. The package never reads a clock of its own.
 type Time int64
@@ -50,30 +52,15 @@ func (a Action) String() string {
 	return "unknown"
 }
 
-// An Answer is what the sender of a dropped packet is told.
-type Answer uint8
-
-// The answers, as ICMP and ICMPv6 messages.
-const (
-	AnswerNone            Answer = iota
-	AnswerNetUnreachable         // RFC 792 type 3 code 0; RFC 4443 type 1 code 0
-	AnswerHostUnreachable        // 3/1; 1/3
-	AnswerPortUnreachable        // 3/3; 1/4
-	AnswerProhibited             // 3/13 (RFC 1812, Section 5.2.7.1); 1/1
-	AnswerTooBig                 // 3/4 with the MTU of RFC 1191; 2/0
-	AnswerTimeExceeded           // 11/0; 3/0
-	AnswerReset                  // a TCP segment with RST (RFC 9293, Section 3.10.7.1)
-)
-
 // A Verdict is what Process decided about one packet.
 type Verdict struct {
-	Action Action
-	Reason Reason // why Action is Drop
-	Answer Answer // what the sender is told, by AppendError
-	Out    Port   // where a forwarded packet goes
+	Action  Action
+	Reason  Reason         // why Action is Drop
+	Refusal packet.Refusal // what the sender is told, by AppendError
+	Out     Port           // where a forwarded packet goes
 	// SegmentSize is the TCP payload, in bytes, of each segment of a forwarded super-frame; 0 means no segmentation.
 	SegmentSize int
-	// MTU, if positive, is the size in bytes to which a forwarded IPv4 packet is fragmented, or what AnswerTooBig reports.
+	// MTU, if positive, is the size in bytes to which a forwarded IPv4 packet is fragmented, or what TooBig reports.
 	MTU int
 	// Packets counts what goes on the wire: 1, or the number of segments, datagrams and fragments that the Cutter makes.
 	Packets int
@@ -87,6 +74,6 @@ type Verdict struct {
 
 func drop(r Reason) Verdict { return Verdict{Action: Drop, Reason: r, Packets: 1} }
 
-func refuse(r Reason, a Answer) Verdict {
-	return Verdict{Action: Drop, Reason: r, Answer: a, Packets: 1}
+func refuse(r Reason, told packet.Refusal) Verdict {
+	return Verdict{Action: Drop, Reason: r, Refusal: told, Packets: 1}
 }

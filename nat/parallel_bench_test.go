@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"culvert/nat"
+	"culvert/nat/packet"
 )
 
 // BenchmarkBothDirections is what the lock that both directions share costs: established packets by one goroutine that does both
@@ -15,7 +16,7 @@ func BenchmarkBothDirections(b *testing.B) {
 	e := engine(b)
 	load(b, e, connections, false)
 	one := func(in nat.Port, n int) {
-		var p nat.Packet
+		var p packet.Packet
 		work := make([]byte, 2048)
 		s := newStream(false, in)
 		for i := range n {

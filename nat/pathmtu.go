@@ -1,10 +1,11 @@
 package nat
 
 import (
-	"encoding/binary"
 	"hash/maphash"
 	"net/netip"
 	"time"
+
+	"culvert/nat/packet"
 )
 
 const (
@@ -108,18 +109,18 @@ func (p *path) shares(other *path) int {
 //
 // Only a segment in flight tells: who has not seen it does not know its number (RFC 5927, Section 7.2). Other protocols teach nothing,
 // because only TCP is cut to the path MTU, and every connection whose segments are too big hears of it.
-func (e *Engine) learnPath(c *conn, d int, p, q *Packet, quoted *tuple, in Port, now Time) {
-	mtu := p.tooBig()
-	if mtu == 0 || mtu >= e.snapshot.mtu || q.protocol != protocolTCP || !q.hasPorts {
+func (e *Engine) learnPath(c *conn, d int, p, q *packet.Packet, quoted *packet.Tuple, in Port, now Time) {
+	mtu := p.AnnouncedMTU()
+	if mtu == 0 || mtu >= e.snapshot.mtu || q.Protocol() != packet.TCP || !q.HasPorts() {
 		return
 	}
-	if p.v6 && mtu < minMTU6 {
+	if p.IsIPv6() && mtu < minMTU6 {
 		return // RFC 8201, Section 4
 	}
-	if !c.tcp.inFlight(binary.BigEndian.Uint32(q.data[q.transport+4:]), d) {
+	if !c.tcp.inFlight(q.SequenceNumber(), d) {
 		return
 	}
-	destination, sender := quoted.destination(), c.tuples[d].source()
+	destination, sender := quoted.Destination(), c.tuples[d].Source()
 	e.paths.learn(path{
 		destination: destination.As16(),
 		sender:      sender.As16(),

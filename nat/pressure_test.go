@@ -7,6 +7,7 @@ import (
 
 	"culvert/nat"
 	"culvert/nat/nattest"
+	"culvert/nat/packet"
 )
 
 // handshake opens a TCP connection from a node and returns its first packet as it went out.
@@ -35,7 +36,7 @@ func TestFlood(t *testing.T) {
 		copy(flood[12:], []byte{198, 51, byte(i >> 8), byte(i), 10, 71, byte(i >> 14), 7})
 		flood[20], flood[21] = byte(i>>8)|4, byte(i)
 		b := append([]byte(nil), nattest.Fix(flood)...)
-		var p nat.Packet
+		var p packet.Packet
 		p.Parse(b)
 		if v := e.Process(&p, node2, start.Add(time.Duration(i)*time.Microsecond)); v.Action != nat.Forward {
 			t.Fatalf("packet %d: %v", i, v.Reason)
@@ -150,7 +151,7 @@ func TestGrowth(t *testing.T) {
 		return b
 	}
 	for i := range n {
-		var p nat.Packet
+		var p packet.Packet
 		p.Parse(at(i))
 		if v := e.Process(&p, node1, start); v.Action != nat.Forward || v.Untracked {
 			t.Fatal(i, v.Reason)
@@ -160,7 +161,7 @@ func TestGrowth(t *testing.T) {
 		t.Fatalf("%+v", st)
 	}
 	for i := range n {
-		var p nat.Packet
+		var p packet.Packet
 		p.Parse(at(i))
 		e.Process(&p, node1, start)
 	}

@@ -8,6 +8,7 @@ import (
 
 	"culvert/nat"
 	"culvert/nat/nattest"
+	"culvert/nat/packet"
 )
 
 // One goroutine for each direction, while the configuration changes and counters are read: for the race detector, and the ledger
@@ -22,8 +23,8 @@ func TestConcurrency(t *testing.T) {
 			defer work.Done()
 			r := rand.New(rand.NewPCG(uint64(in), 1))
 			buffer := make([]byte, 65536)
-			var p nat.Packet
-			var c nat.Cutter
+			var p packet.Packet
+			var c packet.Cutter
 			for i := range 20_000 {
 				now := start.Add(time.Duration(i) * time.Millisecond)
 				packet := udp("203.0.113.9", "10.71.3.9", uint16(2000+r.IntN(300)), 53)
@@ -41,7 +42,7 @@ func TestConcurrency(t *testing.T) {
 				p.Parse(packet.Bytes())
 				v := e.Process(&p, in, now)
 				if v.Action == nat.Forward {
-					c.Start(&p, v)
+					c.Start(&p, v.SegmentSize, v.MTU)
 					for c.Next(buffer) > 0 {
 					}
 				}

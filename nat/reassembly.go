@@ -1,15 +1,19 @@
 package nat
 
-import "slices"
+import (
+	"slices"
+
+	"culvert/nat/packet"
+)
 
 // Virtual reassembly: fragments are forwarded one by one, but share the ports of their first one. Later fragments that come before it
 // wait, unless their translation does not depend on a connection (RFC 4787, Section 11, REQ-14).
 
 // fragment handles a fragment, the first one or a later one.
-func (e *Engine) fragment(p *Packet, t *tuple, in Port, now Time) (v Verdict) {
+func (e *Engine) fragment(p *packet.Packet, t *packet.Tuple, in Port, now Time) (v Verdict) {
 	g := e.datagram(p, t, now)
 	switch {
-	case g == nil && p.fragmentOffset == 0:
+	case g == nil && p.FragmentOffset() == 0:
 		e.dispatch(p, t, in, now, &v)
 		return v
 	case g == nil:
@@ -20,7 +24,7 @@ func (e *Engine) fragment(p *Packet, t *tuple, in Port, now Time) (v Verdict) {
 		return v
 	case g.overlaps(p):
 		return drop(ReasonFragmentOverlap)
-	case p.fragmentOffset == 0:
+	case p.FragmentOffset() == 0:
 		v = e.firstFragment(g, p, t, in, now)
 	default:
 		v = e.later(g, p, t, in, now)
@@ -30,14 +34,14 @@ func (e *Engine) fragment(p *Packet, t *tuple, in Port, now Time) (v Verdict) {
 }
 
 // firstFragment handles the one that says what becomes of all.
-func (e *Engine) firstFragment(g *datagram, p *Packet, t *tuple, in Port, now Time) (v Verdict) {
+func (e *Engine) firstFragment(g *datagram, p *packet.Packet, t *packet.Tuple, in Port, now Time) (v Verdict) {
 	e.dispatch(p, t, in, now, &v)
-	g.known, g.ports = true, t.ports
+	g.known, g.ports = true, t.Ports
 	if v.Action == Drop {
 		g.reason = v.Reason
-	} else if p.icmpError {
+	} else if p.IsICMPError() {
 		g.icmpError, g.action, g.out = true, v.Action, v.Out
-		p.tuple(&g.to, 0)
+		p.Tuple(&g.to, 0)
 	}
 	if g.held != nil {
 		for h := g.held; h != nil; h = h.next {
@@ -49,7 +53,7 @@ func (e *Engine) firstFragment(g *datagram, p *Packet, t *tuple, in Port, now Ti
 }
 
 // later handles a later fragment of g.
-func (e *Engine) later(g *datagram, p *Packet, t *tuple, in Port, now Time) (v Verdict) {
+func (e *Engine) later(g *datagram, p *packet.Packet, t *packet.Tuple, in Port, now Time) (v Verdict) {
 	switch {
 	case !g.known:
 		v, ok := e.stateless(p, t, in, now)
@@ -64,24 +68,24 @@ func (e *Engine) later(g *datagram, p *Packet, t *tuple, in Port, now Time) (v V
 	case g.icmpError:
 		pl := plan{to: g.to, out: g.out, mtu: e.snapshot.mtu}
 		pl.translate(t)
-		if !p.forward(&pl, &v) {
-			v.Answer = AnswerNone // RFC 1122, Section 3.2.2: never about an error
+		if !pl.forward(p, &v) {
+			v.Refusal = packet.NoRefusal // RFC 1122, Section 3.2.2: never about an error
 		}
 		return v
 	}
-	t.ports = g.ports
+	t.Ports = g.ports
 	e.dispatch(p, t, in, now, &v)
 	return v
 }
 
 // stateless decides about a later fragment whose first one is unknown, if no connection has a say in it.
-func (e *Engine) stateless(p *Packet, t *tuple, in Port, now Time) (Verdict, bool) {
+func (e *Engine) stateless(p *packet.Packet, t *packet.Tuple, in Port, now Time) (Verdict, bool) {
 	s := e.snapshot
-	admitted := s.admits(t.source(), in)
-	if !admitted && in == Tunnel && isICMP(t.protocol) && !unusable(t.source()) {
+	admitted := s.admits(t.Source(), in)
+	if !admitted && in == Tunnel && packet.IsICMP(t.Protocol) && packet.Forwardable(t.Source()) {
 		return Verdict{}, false // it may be of an ICMP error, which any router sends
 	}
-	if !admitted || s.owns(t.destination(), in) || unusable(t.destination()) {
+	if !admitted || s.owns(t.Destination(), in) || !packet.Forwardable(t.Destination()) {
 		return e.first(p, t, in, now), true
 	}
 	tr := &e.scratch
@@ -90,7 +94,7 @@ func (e *Engine) stateless(p *Packet, t *tuple, in Port, now Time) (Verdict, boo
 		return e.dropped(p, tr), true
 	}
 	tracked := !tr.effects.notrack
-	if tracked && in == Tunnel && s.external.Contains(t.destination()) {
+	if tracked && in == Tunnel && s.external.Contains(t.Destination()) {
 		return Verdict{}, false
 	}
 	if !tr.run(e, s, now) {
@@ -103,9 +107,9 @@ func (e *Engine) stateless(p *Packet, t *tuple, in Port, now Time) (Verdict, boo
 }
 
 // hold keeps a fragment until the first one comes.
-func (e *Engine) hold(g *datagram, p *Packet) Verdict {
+func (e *Engine) hold(g *datagram, p *packet.Packet) Verdict {
 	f, s := &e.fragments, &e.table.shares
-	if len(p.data) > heldSize || s.full(g.holder.of(shareHeld), f.holds, maxHeld) && !f.makeRoom(e, g.holder, shareHeld, g) {
+	if p.Len() > heldSize || s.full(g.holder.of(shareHeld), f.holds, maxHeld) && !f.makeRoom(e, g.holder, shareHeld, g) {
 		return drop(ReasonFragmentLimit)
 	}
 	h := f.heldSpare
@@ -114,7 +118,7 @@ func (e *Engine) hold(g *datagram, p *Packet) Verdict {
 	} else {
 		h = new(heldFragment)
 	}
-	h.length = copy(h.bytes[:], p.data)
+	h.length = copy(h.bytes[:], p.Bytes())
 	h.next, g.held = g.held, h
 	f.holds++
 	s.take(g.holder.of(shareHeld))
@@ -137,19 +141,19 @@ func (f *fragmentTable) unhold(e *Engine, g *datagram) *heldFragment {
 // Release processes a fragment that waited for its first one, which the caller has just processed: while Verdict.Held of that one was
 // positive, it calls Release once for each. The fragment is copied to b, which needs room for 2048 bytes, and p made its view. It
 // returns false if none is left.
-func (e *Engine) Release(p *Packet, b []byte, in Port, now Time) (Verdict, bool) {
+func (e *Engine) Release(p *packet.Packet, b []byte, in Port, now Time) (Verdict, bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	f := &e.fragments
-	i := slices.IndexFunc(f.ready, func(g *datagram) bool { return g.key.zone == in })
+	i := slices.IndexFunc(f.ready, func(g *datagram) bool { return g.key.link == in })
 	if i < 0 {
 		return Verdict{}, false
 	}
 	g := f.ready[i]
 	h := f.unhold(e, g)
 	p.Parse(b[:copy(b, h.bytes[:h.length])])
-	var t tuple
-	p.tuple(&t, in)
+	var t packet.Tuple
+	p.Tuple(&t, in)
 	v := e.later(g, p, &t, in, now)
 	f.settle(e, g, now)
 	d := e.stats.of(in)

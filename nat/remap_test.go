@@ -9,27 +9,6 @@ import (
 	"culvert/nat/nattest"
 )
 
-// bodies has one of each transport, with every kind of checksum that a sender may leave.
-func bodies(v6 bool) map[string]nattest.Body {
-	payload := nattest.Payload(57, 9)
-	m := map[string]nattest.Body{
-		"tcp":         nattest.TCP{SourcePort: 40000, DestinationPort: 80, Flags: nattest.ACK, Payload: payload},
-		"tcp partial": nattest.TCP{SourcePort: 40001, DestinationPort: 80, Flags: nattest.ACK, Payload: payload, Partial: true},
-		"udp":         nattest.UDP{SourcePort: 40000, DestinationPort: 53, Payload: payload},
-		"udp partial": nattest.UDP{SourcePort: 40001, DestinationPort: 53, Payload: payload, Partial: true},
-		"sctp":        nattest.SCTP{SourcePort: 40000, DestinationPort: 9899, Tag: 7, Chunks: []byte{0, 0, 0, 4}},
-		"gre":         nattest.Raw{Protocol: 47, Payload: payload},
-		"empty":       nattest.Raw{Protocol: 50, Payload: make([]byte, 1)},
-	}
-	if v6 {
-		m["echo"] = nattest.ICMP{Type: 128, Rest: 0x12340001, Payload: payload}
-		return m
-	}
-	m["udp without checksum"] = nattest.UDP{SourcePort: 40002, DestinationPort: 53, Payload: payload, NoChecksum: true}
-	m["echo"] = nattest.ICMP{Type: 8, Rest: 0x12340001, Payload: payload}
-	return m
-}
-
 func TestRemap(t *testing.T) {
 	tests := []struct {
 		name                 string
@@ -61,7 +40,7 @@ func TestRemap(t *testing.T) {
 			headers["options"] = nattest.IP{TTL: 2, DF: true, Options: []byte{148, 4, 0, 0, 1, 1, 1, 0}}
 		}
 		for kind, h := range headers {
-			for name, body := range bodies(v6) {
+			for name, body := range nattest.Bodies(v6) {
 				t.Run(fmt.Sprintf("%s/%s/%s", test.name, kind, name), func(t *testing.T) {
 					e := engine(t)
 					p := h

@@ -27,8 +27,8 @@ func (e *Engine) revalidate(c *conn, number uint32, now Time) (Reason, bool) {
 // unless its onRemoval says otherwise.
 func (e *Engine) stillBound(c *conn, now Time) (Reason, bool) {
 	s := e.snapshot
-	in := c.tuples[original].zone
-	if _, ok := s.rules.links.get(in); !ok || !s.admits(c.tuples[original].source(), in) {
+	in := c.tuples[original].Link
+	if _, ok := s.rules.links.get(classOf(in, 0)); !ok || !s.admits(c.tuples[original].Source(), in) {
 		return ReasonNone, false
 	}
 	tr := &e.scratch
@@ -36,7 +36,7 @@ func (e *Engine) stillBound(c *conn, now Time) (Reason, bool) {
 	tr.effects.connMark = c.mark
 	ok := tr.run(e, s, now)
 	if service := tr.service; service != nil {
-		backend := netip.AddrPortFrom(tr.keep.destination(), tr.keep.destinationPort())
+		backend := netip.AddrPortFrom(tr.keep.Destination(), tr.keep.DestinationPort())
 		if !c.has(flagService) || !service.has(backend) && service.config.OnRemoval == RemovalReset {
 			return ReasonNoBackend, false
 		}
@@ -48,7 +48,7 @@ func (e *Engine) stillBound(c *conn, now Time) (Reason, bool) {
 		filtered := tr.reason == ReasonFiltered || tr.reason == ReasonRejected
 		return ReasonNone, filtered && tr.keepsAddresses()
 	}
-	return ReasonNone, tr.to.words == tr.keep.words
+	return ReasonNone, tr.to.Words == tr.keep.Words
 }
 
 // keepsAddresses reports whether a traversal that ended early was on the way to keep: each address is that before or after translation.
@@ -56,9 +56,9 @@ func (tr *traversal) keepsAddresses() bool {
 	if tr.dnat.kind == bindNone && tr.snat.kind == bindNone {
 		return true
 	}
-	source, destination := tr.to.source(), tr.to.destination()
-	return (source == tr.from.source() || source == tr.keep.source()) &&
-		(destination == tr.from.destination() || destination == tr.keep.destination())
+	source, destination := tr.to.Source(), tr.to.Destination()
+	return (source == tr.from.Source() || source == tr.keep.Source()) &&
+		(destination == tr.from.Destination() || destination == tr.keep.Destination())
 }
 
 // sweepBudget is how many connections Sweep looks at: a full traversal of the rules for each takes about as long as a batch of packets.

@@ -7,6 +7,7 @@ import (
 
 	"culvert/nat"
 	"culvert/nat/nattest"
+	"culvert/nat/packet"
 )
 
 // A sweep looks at few connections at a time, and gets around the table however often the configuration changes meanwhile.
@@ -105,8 +106,8 @@ func TestManyServices(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, i := range []int{0, n - 1} {
-		if v := dropped(t, e, nat.Tunnel, to(i, nattest.ACK), start, nat.ReasonNoBackend); v.Answer != nat.AnswerReset {
-			t.Fatalf("service %d answers %d", i, v.Answer)
+		if v := dropped(t, e, nat.Tunnel, to(i, nattest.ACK), start, nat.ReasonNoBackend); v.Refusal != packet.Reset {
+			t.Fatalf("service %d answers %d", i, v.Refusal)
 		}
 	}
 }

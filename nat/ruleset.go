@@ -6,6 +6,8 @@ import (
 	"math"
 	"net/netip"
 	"sync/atomic"
+
+	"culvert/nat/packet"
 )
 
 // A stage is where on a packet's way a group of chains runs: a hook, divided where a translation changes what filters see.
@@ -29,7 +31,7 @@ const (
 // with its predecessor what has not changed, and is safe for concurrent use; no evaluation allocates or locks.
 type ruleset struct {
 	stages   [stages]stageRules
-	links    cowMap[Port, struct{}] // those that resources have
+	links    cowMap[class, struct{}] // of the links that resources have, without a mark
 	services cowMap[serviceAddress, *service]
 	policy   policy
 	notracks int // rules of stageRaw that say notrack
@@ -229,7 +231,7 @@ func (e *effects) apply(r *rule, s stage, v *view) {
 		e.mark = r.value
 	case ActionClampMSS:
 		switch {
-		case v.proto != protocolTCP:
+		case v.proto != packet.TCP:
 		case r.value == 0:
 			e.routeMSS = true
 		case e.mss == 0 || r.value < uint32(e.mss):

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"culvert/nat/packet"
 )
 
 func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
@@ -37,9 +39,9 @@ func dev(value string, at Position) Match       { return Match{Dev: Operand{valu
 func portMatch(value string, at Position) Match { return Match{Port: Operand{value, at}} }
 
 // packet is a TCP packet 10.0.1.5:40000 → 10.61.2.6:443 from node 1 to the tunnel, changed by edits.
-func packet(edits ...func(*view)) *view {
+func packetView(edits ...func(*view)) *view {
 	v := &view{
-		src: addr("10.0.1.5"), dst: addr("10.61.2.6"), proto: protocolTCP,
+		src: addr("10.0.1.5"), dst: addr("10.61.2.6"), proto: packet.TCP,
 		l4: [4]byte{40000 >> 8, 40000 & 0xff, 443 >> 8, 443 & 0xff}, hasL4: true, in: 1, out: Tunnel,
 	}
 	for _, edit := range edits {
@@ -61,50 +63,50 @@ func TestMatchStatements(t *testing.T) {
 		packet    *view
 		want      bool
 	}{
-		{"no match matches everything", FamilyIPv4, nil, packet(), true},
-		{"matches are ANDed: both hold", FamilyIPv4, []Match{ip("10.0.0.0/16", "src"), ip("10.61.0.0/16", "dst")}, packet(), true},
-		{"matches are ANDed: one fails", FamilyIPv4, []Match{ip("10.0.0.0/16", "src"), ip("10.62.0.0/16", "dst")}, packet(), false},
+		{"no match matches everything", FamilyIPv4, nil, packetView(), true},
+		{"matches are ANDed: both hold", FamilyIPv4, []Match{ip("10.0.0.0/16", "src"), ip("10.61.0.0/16", "dst")}, packetView(), true},
+		{"matches are ANDed: one fails", FamilyIPv4, []Match{ip("10.0.0.0/16", "src"), ip("10.62.0.0/16", "dst")}, packetView(), false},
 		{"one object of several kinds is ANDed", FamilyIPv4,
-			[]Match{{Proto: "tcp", Dev: Operand{"liqo.abcdefghij", "in"}, IP: Operand{"10.0.1.5", "src"}, Port: Operand{"443", "dst"}}}, packet(), true},
+			[]Match{{Proto: "tcp", Dev: Operand{"liqo.abcdefghij", "in"}, IP: Operand{"10.0.1.5", "src"}, Port: Operand{"443", "dst"}}}, packetView(), true},
 		{"neq applies to each comparison: A≠x and B≠y", FamilyIPv4,
-			[]Match{{Op: "neq", IP: Operand{"10.9.9.9", "src"}, Port: Operand{"80", "dst"}}}, packet(), true},
+			[]Match{{Op: "neq", IP: Operand{"10.9.9.9", "src"}, Port: Operand{"80", "dst"}}}, packetView(), true},
 		{"neq applies to each comparison: NOT(A=x and B=y) would hold", FamilyIPv4,
-			[]Match{{Op: "neq", IP: Operand{"10.0.1.5", "src"}, Port: Operand{"80", "dst"}}}, packet(), false},
-		{"proto is equality whatever op: the same", FamilyIPv4, []Match{{Op: "neq", Proto: "tcp"}}, packet(), true},
-		{"proto is equality whatever op: another", FamilyIPv4, []Match{{Op: "neq", Proto: "udp"}}, packet(), false},
-		{"a port range ignores op: inside", FamilyIPv4, []Match{not(portMatch("400-500", "dst"))}, packet(), true},
-		{"a port range ignores op: outside", FamilyIPv4, []Match{not(portMatch("500-600", "dst"))}, packet(), false},
-		{"a port range includes its ends", FamilyIPv4, []Match{portMatch("443-443", "dst"), portMatch("40000-40001", "src")}, packet(), true},
-		{"a single port obeys op", FamilyIPv4, []Match{not(portMatch("443", "dst"))}, packet(), false},
-		{"ip: single address", FamilyIPv4, []Match{ip("10.61.2.6", "dst")}, packet(), true},
-		{"ip: negated single address", FamilyIPv4, []Match{not(ip("10.61.2.6", "dst"))}, packet(), false},
-		{"ip: CIDR", FamilyIPv4, []Match{ip("10.61.2.0/23", "dst")}, packet(), true},
-		{"ip: CIDR with host bits never matches, not even itself", FamilyIPv4, []Match{ip("10.61.2.6/16", "dst")}, packet(), false},
-		{"ip: CIDR with host bits, negated, always matches", FamilyIPv4, []Match{not(ip("10.61.2.6/16", "dst"))}, packet(), true},
-		{"ip: /32 CIDR has no host bits", FamilyIPv4, []Match{ip("10.61.2.6/32", "dst")}, packet(), true},
-		{"ip: range, first", FamilyIPv4, []Match{ip("10.61.2.6-10.61.2.9", "dst")}, packet(), true},
-		{"ip: range, last", FamilyIPv4, []Match{ip("10.61.1.250-10.61.2.6", "dst")}, packet(), true},
-		{"ip: range, outside", FamilyIPv4, []Match{ip("10.61.2.7-10.61.2.9", "dst")}, packet(), false},
-		{"ip: negated range", FamilyIPv4, []Match{not(ip("10.61.2.7-10.61.2.9", "dst"))}, packet(), true},
-		{"a port match implies no protocol: UDP", FamilyIPv4, []Match{portMatch("443", "dst")}, packet(proto(protocolUDP)), true},
-		{"a port match implies no protocol: first four bytes of GRE", FamilyIPv4, []Match{portMatch("443", "dst")}, packet(proto(47)), true},
-		{"a port match without four bytes fails", FamilyIPv4, []Match{portMatch("443", "dst")}, packet(short), false},
-		{"a negated port match without four bytes fails too", FamilyIPv4, []Match{not(portMatch("80", "dst"))}, packet(short), false},
-		{"dev compares the full name", FamilyIPv4, []Match{dev("liqo.abcdefghij", "in")}, packet(), true},
-		{"dev has no wildcard", FamilyIPv4, []Match{dev("liqo.*", "in")}, packet(), false},
-		{"dev: a prefix of the name does not match", FamilyIPv4, []Match{dev("liqo.abc", "in")}, packet(), false},
-		{"dev out", FamilyIPv4, []Match{dev("liqo-tunnel", "out")}, packet(), true},
-		{"dev: an unknown name matches nothing", FamilyIPv4, []Match{dev("eth0", "in")}, packet(), false},
-		{"dev: an unknown name, negated, matches all", FamilyIPv4, []Match{not(dev("eth0", "in")), not(dev("eth0", "out"))}, packet(), true},
-		{"dev: a node whose device has another name is not its Name", FamilyIPv4, []Match{dev("rome-1", "in")}, packet(), false},
-		{"dev out before routing equals nothing", FamilyIPv4, []Match{dev("liqo-tunnel", "out")}, packet(func(v *view) { v.out = noPort }), false},
-		{"dev out before routing, negated", FamilyIPv4, []Match{not(dev("liqo-tunnel", "out"))}, packet(func(v *view) { v.out = noPort }), true},
-		{"family IPV4 does not see IPv6", FamilyIPv4, nil, packet(v6), false},
-		{"family IPV6 sees IPv6", FamilyIPv6, []Match{ip("fd00::/64", "src")}, packet(v6), true},
-		{"family IPV6 does not see IPv4", FamilyIPv6, nil, packet(), false},
-		{"family INET sees both", FamilyINET, nil, packet(v6), true},
-		{"a comparison implies the family of its value", FamilyINET, []Match{not(ip("10.9.0.0/16", "src"))}, packet(v6), false},
-		{"proto by number", FamilyIPv4, []Match{{Proto: "132"}}, packet(proto(protocolSCTP)), true},
+			[]Match{{Op: "neq", IP: Operand{"10.0.1.5", "src"}, Port: Operand{"80", "dst"}}}, packetView(), false},
+		{"proto is equality whatever op: the same", FamilyIPv4, []Match{{Op: "neq", Proto: "tcp"}}, packetView(), true},
+		{"proto is equality whatever op: another", FamilyIPv4, []Match{{Op: "neq", Proto: "udp"}}, packetView(), false},
+		{"a port range ignores op: inside", FamilyIPv4, []Match{not(portMatch("400-500", "dst"))}, packetView(), true},
+		{"a port range ignores op: outside", FamilyIPv4, []Match{not(portMatch("500-600", "dst"))}, packetView(), false},
+		{"a port range includes its ends", FamilyIPv4, []Match{portMatch("443-443", "dst"), portMatch("40000-40001", "src")}, packetView(), true},
+		{"a single port obeys op", FamilyIPv4, []Match{not(portMatch("443", "dst"))}, packetView(), false},
+		{"ip: single address", FamilyIPv4, []Match{ip("10.61.2.6", "dst")}, packetView(), true},
+		{"ip: negated single address", FamilyIPv4, []Match{not(ip("10.61.2.6", "dst"))}, packetView(), false},
+		{"ip: CIDR", FamilyIPv4, []Match{ip("10.61.2.0/23", "dst")}, packetView(), true},
+		{"ip: CIDR with host bits never matches, not even itself", FamilyIPv4, []Match{ip("10.61.2.6/16", "dst")}, packetView(), false},
+		{"ip: CIDR with host bits, negated, always matches", FamilyIPv4, []Match{not(ip("10.61.2.6/16", "dst"))}, packetView(), true},
+		{"ip: /32 CIDR has no host bits", FamilyIPv4, []Match{ip("10.61.2.6/32", "dst")}, packetView(), true},
+		{"ip: range, first", FamilyIPv4, []Match{ip("10.61.2.6-10.61.2.9", "dst")}, packetView(), true},
+		{"ip: range, last", FamilyIPv4, []Match{ip("10.61.1.250-10.61.2.6", "dst")}, packetView(), true},
+		{"ip: range, outside", FamilyIPv4, []Match{ip("10.61.2.7-10.61.2.9", "dst")}, packetView(), false},
+		{"ip: negated range", FamilyIPv4, []Match{not(ip("10.61.2.7-10.61.2.9", "dst"))}, packetView(), true},
+		{"a port match implies no protocol: UDP", FamilyIPv4, []Match{portMatch("443", "dst")}, packetView(proto(packet.UDP)), true},
+		{"a port match implies no protocol: first four bytes of GRE", FamilyIPv4, []Match{portMatch("443", "dst")}, packetView(proto(47)), true},
+		{"a port match without four bytes fails", FamilyIPv4, []Match{portMatch("443", "dst")}, packetView(short), false},
+		{"a negated port match without four bytes fails too", FamilyIPv4, []Match{not(portMatch("80", "dst"))}, packetView(short), false},
+		{"dev compares the full name", FamilyIPv4, []Match{dev("liqo.abcdefghij", "in")}, packetView(), true},
+		{"dev has no wildcard", FamilyIPv4, []Match{dev("liqo.*", "in")}, packetView(), false},
+		{"dev: a prefix of the name does not match", FamilyIPv4, []Match{dev("liqo.abc", "in")}, packetView(), false},
+		{"dev out", FamilyIPv4, []Match{dev("liqo-tunnel", "out")}, packetView(), true},
+		{"dev: an unknown name matches nothing", FamilyIPv4, []Match{dev("eth0", "in")}, packetView(), false},
+		{"dev: an unknown name, negated, matches all", FamilyIPv4, []Match{not(dev("eth0", "in")), not(dev("eth0", "out"))}, packetView(), true},
+		{"dev: a node whose device has another name is not its Name", FamilyIPv4, []Match{dev("rome-1", "in")}, packetView(), false},
+		{"dev out before routing equals nothing", FamilyIPv4, []Match{dev("liqo-tunnel", "out")}, packetView(func(v *view) { v.out = noPort }), false},
+		{"dev out before routing, negated", FamilyIPv4, []Match{not(dev("liqo-tunnel", "out"))}, packetView(func(v *view) { v.out = noPort }), true},
+		{"family IPV4 does not see IPv6", FamilyIPv4, nil, packetView(v6), false},
+		{"family IPV6 sees IPv6", FamilyIPv6, []Match{ip("fd00::/64", "src")}, packetView(v6), true},
+		{"family IPV6 does not see IPv4", FamilyIPv6, nil, packetView(), false},
+		{"family INET sees both", FamilyINET, nil, packetView(v6), true},
+		{"a comparison implies the family of its value", FamilyINET, []Match{not(ip("10.9.0.0/16", "src"))}, packetView(v6), false},
+		{"proto by number", FamilyIPv4, []Match{{Proto: "132"}}, packetView(proto(packet.SCTP)), true},
 	}
 	for _, tt := range tests {
 		// Alone, and behind enough others that the index is used.
@@ -144,36 +146,36 @@ func TestTranslationStatements(t *testing.T) {
 		kind      bindKind
 		addr      string
 	}{
-		{"to an address", stageDNAT, []Table{nat("prerouting", -100, dnat("192.0.2.7"))}, packet(), bindAddress, "192.0.2.7"},
-		{"to a CIDR keeps the host bits", stageDNAT, []Table{nat("prerouting", -100, dnat("10.0.0.0/16"))}, packet(), bindPrefix, "10.0.2.6"},
-		{"to a CIDR that ends within a byte", stageDNAT, []Table{nat("prerouting", -100, dnat("10.0.0.0/13"))}, packet(), bindPrefix, "10.5.2.6"},
+		{"to an address", stageDNAT, []Table{nat("prerouting", -100, dnat("192.0.2.7"))}, packetView(), bindAddress, "192.0.2.7"},
+		{"to a CIDR keeps the host bits", stageDNAT, []Table{nat("prerouting", -100, dnat("10.0.0.0/16"))}, packetView(), bindPrefix, "10.0.2.6"},
+		{"to a CIDR that ends within a byte", stageDNAT, []Table{nat("prerouting", -100, dnat("10.0.0.0/13"))}, packetView(), bindPrefix, "10.5.2.6"},
 		{"the length of the target rules, not that of the match", stageDNAT,
-			[]Table{nat("prerouting", -100, dnat("172.16.0.0/12", ip("10.61.2.0/24", "dst")))}, packet(), bindPrefix, "172.29.2.6"},
-		{"snat changes the source", stageSNAT, []Table{nat("postrouting", 100, snat("10.61.0.0/16"))}, packet(), bindPrefix, "10.61.1.5"},
-		{"a range is silently ignored", stageDNAT, []Table{nat("prerouting", -100, dnat("10.1.1.1-10.1.1.9"))}, packet(), bindNone, ""},
+			[]Table{nat("prerouting", -100, dnat("172.16.0.0/12", ip("10.61.2.0/24", "dst")))}, packetView(), bindPrefix, "172.29.2.6"},
+		{"snat changes the source", stageSNAT, []Table{nat("postrouting", 100, snat("10.61.0.0/16"))}, packetView(), bindPrefix, "10.61.1.5"},
+		{"a range is silently ignored", stageDNAT, []Table{nat("prerouting", -100, dnat("10.1.1.1-10.1.1.9"))}, packetView(), bindNone, ""},
 		{"a range is silently ignored and the next rule follows", stageDNAT,
-			[]Table{nat("prerouting", -100, dnat("10.1.1.1-10.1.1.9"), dnat("10.2.2.2"))}, packet(), bindAddress, "10.2.2.2"},
-		{"no address: masquerade as the tunnel's", stageSNAT, []Table{nat("postrouting", 100, Rule{Action: ActionMasquerade})}, packet(),
+			[]Table{nat("prerouting", -100, dnat("10.1.1.1-10.1.1.9"), dnat("10.2.2.2"))}, packetView(), bindAddress, "10.2.2.2"},
+		{"no address: masquerade as the tunnel's", stageSNAT, []Table{nat("postrouting", 100, Rule{Action: ActionMasquerade})}, packetView(),
 			bindAddress, "169.254.18.2"},
-		{"no address: masquerade as the gateway's", stageSNAT, []Table{nat("postrouting", 100, Rule{Action: ActionMasquerade})}, packet(toNode),
+		{"no address: masquerade as the gateway's", stageSNAT, []Table{nat("postrouting", 100, Rule{Action: ActionMasquerade})}, packetView(toNode),
 			bindAddress, "10.80.0.4"},
 		{"masquerade without an address of the family drops", stageSNAT,
-			[]Table{nat("postrouting", 100, Rule{Action: ActionMasquerade})}, packet(v6), bindDrop, ""},
-		{"IPv6 prefix", stageDNAT, []Table{nat("prerouting", -100, dnat("fd00:1::/63"))}, packet(v6), bindPrefix, "fd00:1::2:6"},
-		{"a target of the other family binds nothing", stageDNAT, []Table{nat("prerouting", -100, dnat("10.2.2.2"))}, packet(v6), bindNone, ""},
+			[]Table{nat("postrouting", 100, Rule{Action: ActionMasquerade})}, packetView(v6), bindDrop, ""},
+		{"IPv6 prefix", stageDNAT, []Table{nat("prerouting", -100, dnat("fd00:1::/63"))}, packetView(v6), bindPrefix, "fd00:1::2:6"},
+		{"a target of the other family binds nothing", stageDNAT, []Table{nat("prerouting", -100, dnat("10.2.2.2"))}, packetView(v6), bindNone, ""},
 		{"the first rule of a chain binds", stageDNAT,
-			[]Table{nat("prerouting", -100, dnat("10.1.1.1", ip("10.62.0.0/16", "dst")), dnat("10.2.2.2"), dnat("10.3.3.3"))}, packet(), bindAddress, "10.2.2.2"},
+			[]Table{nat("prerouting", -100, dnat("10.1.1.1", ip("10.62.0.0/16", "dst")), dnat("10.2.2.2"), dnat("10.3.3.3"))}, packetView(), bindAddress, "10.2.2.2"},
 		{"chains of one hook run by priority", stageDNAT,
-			[]Table{named("a", nat("prerouting", 0, dnat("10.1.1.1"))), named("b", nat("prerouting", -100, dnat("10.2.2.2")))}, packet(), bindAddress, "10.2.2.2"},
+			[]Table{named("a", nat("prerouting", 0, dnat("10.1.1.1"))), named("b", nat("prerouting", -100, dnat("10.2.2.2")))}, packetView(), bindAddress, "10.2.2.2"},
 		{"at equal priority, in the order of the tables", stageSNAT,
-			[]Table{named("z", nat("postrouting", 100, snat("10.1.1.1"))), named("a", nat("postrouting", 100, snat("10.2.2.2")))}, packet(), bindAddress, "10.1.1.1"},
+			[]Table{named("z", nat("postrouting", 100, snat("10.1.1.1"))), named("a", nat("postrouting", 100, snat("10.2.2.2")))}, packetView(), bindAddress, "10.1.1.1"},
 		{"99 binds before 100", stageSNAT,
-			[]Table{named("a", nat("postrouting", 100, snat("10.1.1.1"))), named("b", nat("postrouting", 99, snat("10.0.0.0/16")))}, packet(), bindPrefix, "10.0.1.5"},
+			[]Table{named("a", nat("postrouting", 100, snat("10.1.1.1"))), named("b", nat("postrouting", 99, snat("10.0.0.0/16")))}, packetView(), bindPrefix, "10.0.1.5"},
 		{"an identity binds, so that later chains cannot", stageSNAT,
-			[]Table{named("a", nat("postrouting", 99, snat("10.0.0.0/16"))), named("b", nat("postrouting", 100, Rule{Action: ActionMasquerade}))}, packet(),
+			[]Table{named("a", nat("postrouting", 99, snat("10.0.0.0/16"))), named("b", nat("postrouting", 100, Rule{Action: ActionMasquerade}))}, packetView(),
 			bindPrefix, "10.0.1.5"},
-		{"policy drop drops what no rule bound", stageDNAT, []Table{policed(nat("prerouting", -100, dnat("10.1.1.1", ip("10.62.0.0/16", "dst"))))}, packet(), bindDrop, ""},
-		{"policy drop spares what a rule bound", stageDNAT, []Table{policed(nat("prerouting", -100, dnat("10.1.1.1")))}, packet(), bindAddress, "10.1.1.1"},
+		{"policy drop drops what no rule bound", stageDNAT, []Table{policed(nat("prerouting", -100, dnat("10.1.1.1", ip("10.62.0.0/16", "dst"))))}, packetView(), bindDrop, ""},
+		{"policy drop spares what a rule bound", stageDNAT, []Table{policed(nat("prerouting", -100, dnat("10.1.1.1")))}, packetView(), bindAddress, "10.1.1.1"},
 	}
 	for _, tt := range tests {
 		b := rulesOf(t, tt.tables...).nat(tt.stage, tt.packet)
@@ -207,45 +209,45 @@ func TestFilterStatements(t *testing.T) {
 		want      effects
 		hits      string
 	}{
-		{"ctmark sets the connection's mark", []Table{filter("a", "forward", 0, act("ctmark", 7))}, packet(), ruleAccept,
+		{"ctmark sets the connection's mark", []Table{filter("a", "forward", 0, act("ctmark", 7))}, packetView(), ruleAccept,
 			effects{connMark: 7, connMarkSet: true}, "a/c/rulea"},
-		{"metamarkfromctmark copies it to the packet", []Table{filter("a", "prerouting", 0, act("metamarkfromctmark", 0))}, packet(), ruleAccept,
+		{"metamarkfromctmark copies it to the packet", []Table{filter("a", "prerouting", 0, act("metamarkfromctmark", 0))}, packetView(), ruleAccept,
 			effects{mark: 5, connMark: 5}, "a/c/rulea"},
-		{"marks follow the order of rules", []Table{filter("a", "forward", 0, act("ctmark", 7), act("metamarkfromctmark", 0), act("ctmark", 9))}, packet(),
+		{"marks follow the order of rules", []Table{filter("a", "forward", 0, act("ctmark", 7), act("metamarkfromctmark", 0), act("ctmark", 9))}, packetView(),
 			ruleAccept, effects{mark: 7, connMark: 9, connMarkSet: true}, "a/c/rulea a/c/ruleb a/c/rulec"},
-		{"set-mark marks the packet", []Table{filter("a", "prerouting", -150, act("set-mark", 0xff00))}, packet(), ruleAccept,
+		{"set-mark marks the packet", []Table{filter("a", "prerouting", -150, act("set-mark", 0xff00))}, packetView(), ruleAccept,
 			effects{mark: 0xff00, connMark: 5}, "a/c/rulea"},
 		{"without a connection there is no mark to set or read", []Table{filter("a", "forward", 0, act("set-mark", 3), act("ctmark", 7), act("metamarkfromctmark", 0))},
-			packet(func(v *view) { v.untracked = true }), ruleAccept, effects{mark: 3, connMark: 5}, "a/c/rulea a/c/ruleb a/c/rulec"},
-		{"tcpmssclamp without value: the route's", []Table{filter("a", "forward", 0, clamp(0))}, packet(), ruleAccept,
+			packetView(func(v *view) { v.untracked = true }), ruleAccept, effects{mark: 3, connMark: 5}, "a/c/rulea a/c/ruleb a/c/rulec"},
+		{"tcpmssclamp without value: the route's", []Table{filter("a", "forward", 0, clamp(0))}, packetView(), ruleAccept,
 			effects{connMark: 5, routeMSS: true}, "a/c/rulea"},
-		{"tcpmssclamp only lowers", []Table{filter("a", "forward", 0, clamp(1300), clamp(1200), clamp(1400))}, packet(), ruleAccept,
+		{"tcpmssclamp only lowers", []Table{filter("a", "forward", 0, clamp(1300), clamp(1200), clamp(1400))}, packetView(), ruleAccept,
 			effects{connMark: 5, mss: 1200}, "a/c/rulea a/c/ruleb a/c/rulec"},
-		{"notrack before the connection is known", []Table{filter("a", "prerouting", -300, act("notrack", 0))}, packet(), ruleAccept,
+		{"notrack before the connection is known", []Table{filter("a", "prerouting", -300, act("notrack", 0))}, packetView(), ruleAccept,
 			effects{connMark: 5, notrack: true}, "a/c/rulea"},
-		{"notrack at -200 is too late", []Table{filter("a", "prerouting", -200, act("notrack", 0))}, packet(), ruleAccept,
+		{"notrack at -200 is too late", []Table{filter("a", "prerouting", -200, act("notrack", 0))}, packetView(), ruleAccept,
 			effects{connMark: 5}, "a/c/rulea"},
 		{"a packet that is not tracked has no connection mark", []Table{filter("a", "prerouting", -300, act("notrack", 0)), filter("b", "forward", 0, act("ctmark", 7))},
-			packet(), ruleAccept, effects{connMark: 5, notrack: true}, "a/c/rulea b/c/rulea"},
-		{"drop ends all", []Table{filter("a", "forward", 0, act("drop", 0), act("ctmark", 7)), filter("b", "forward", 1, act("ctmark", 8))}, packet(), ruleDrop,
+			packetView(), ruleAccept, effects{connMark: 5, notrack: true}, "a/c/rulea b/c/rulea"},
+		{"drop ends all", []Table{filter("a", "forward", 0, act("drop", 0), act("ctmark", 7)), filter("b", "forward", 1, act("ctmark", 8))}, packetView(), ruleDrop,
 			effects{connMark: 5}, "a/c/rulea"},
-		{"reject ends all", []Table{filter("a", "forward", 0, act("reject", 0), act("ctmark", 7))}, packet(), ruleReject, effects{connMark: 5}, "a/c/rulea"},
-		{"accept ends its chain only", []Table{filter("a", "forward", 0, act("accept", 0), act("drop", 0)), filter("b", "forward", 1, act("ctmark", 8))}, packet(),
+		{"reject ends all", []Table{filter("a", "forward", 0, act("reject", 0), act("ctmark", 7))}, packetView(), ruleReject, effects{connMark: 5}, "a/c/rulea"},
+		{"accept ends its chain only", []Table{filter("a", "forward", 0, act("accept", 0), act("drop", 0)), filter("b", "forward", 1, act("ctmark", 8))}, packetView(),
 			ruleAccept, effects{connMark: 8, connMarkSet: true}, "a/c/rulea b/c/rulea"},
-		{"accept does not spare the packet from a later chain", []Table{filter("a", "forward", 0, act("accept", 0)), filter("b", "forward", 1, act("drop", 0))}, packet(),
+		{"accept does not spare the packet from a later chain", []Table{filter("a", "forward", 0, act("accept", 0)), filter("b", "forward", 1, act("drop", 0))}, packetView(),
 			ruleDrop, effects{connMark: 5}, "a/c/rulea b/c/rulea"},
-		{"accept passes over the chain's policy", []Table{policed(filter("a", "forward", 0, act("accept", 0)))}, packet(), ruleAccept, effects{connMark: 5}, "a/c/rulea"},
-		{"policy drop", []Table{policed(filter("a", "forward", 0, act("ctmark", 7)))}, packet(), ruleDrop,
+		{"accept passes over the chain's policy", []Table{policed(filter("a", "forward", 0, act("accept", 0)))}, packetView(), ruleAccept, effects{connMark: 5}, "a/c/rulea"},
+		{"policy drop", []Table{policed(filter("a", "forward", 0, act("ctmark", 7)))}, packetView(), ruleDrop,
 			effects{connMark: 7, connMarkSet: true}, "a/c/rulea"},
-		{"lower priority first", []Table{filter("a", "forward", 5, act("ctmark", 7)), filter("b", "forward", -5, act("ctmark", 8))}, packet(), ruleAccept,
+		{"lower priority first", []Table{filter("a", "forward", 5, act("ctmark", 7)), filter("b", "forward", -5, act("ctmark", 8))}, packetView(), ruleAccept,
 			effects{connMark: 7, connMarkSet: true}, "b/c/rulea a/c/rulea"},
-		{"counter: false is not counted", []Table{filter("a", "forward", 0, Rule{Action: ActionCTMark, Value: 7, NoCounter: true})}, packet(), ruleAccept,
+		{"counter: false is not counted", []Table{filter("a", "forward", 0, Rule{Action: ActionCTMark, Value: 7, NoCounter: true})}, packetView(), ruleAccept,
 			effects{connMark: 7, connMarkSet: true}, ""},
 		{"prerouting before -100 runs before prerouting 0", []Table{filter("a", "prerouting", 0, act("set-mark", 2)), filter("b", "prerouting", -101, act("set-mark", 1))},
-			packet(), ruleAccept, effects{mark: 2, connMark: 5}, "b/c/rulea a/c/rulea"},
+			packetView(), ruleAccept, effects{mark: 2, connMark: 5}, "b/c/rulea a/c/rulea"},
 		{"postrouting runs last", []Table{filter("a", "postrouting", 0, act("set-mark", 2)), filter("b", "forward", 300, act("set-mark", 1))},
-			packet(), ruleAccept, effects{mark: 2, connMark: 5}, "b/c/rulea a/c/rulea"},
-		{"output is met by nothing", []Table{filter("a", "output", -300, act("notrack", 0))}, packet(), ruleAccept, effects{connMark: 5}, ""},
+			packetView(), ruleAccept, effects{mark: 2, connMark: 5}, "b/c/rulea a/c/rulea"},
+		{"output is met by nothing", []Table{filter("a", "output", -300, act("notrack", 0))}, packetView(), ruleAccept, effects{connMark: 5}, ""},
 	}
 	for _, tt := range tests {
 		r := rulesOf(t, tt.tables...)
@@ -279,11 +281,11 @@ func equalEffects(a, b effects) bool {
 func TestHitsOverflow(t *testing.T) {
 	r := rulesOf(t, oneChain(FamilyIPv4, ChainFilter, HookForward, 0, Rule{Action: ActionSetMark}, Rule{Action: ActionSetMark}, Rule{Action: ActionSetMark}))
 	e := effects{hits: make([]*rule, 0, 3)}
-	if r.filter(stageForward, packet(), &e); e.overflow || len(e.hits) != 3 {
+	if r.filter(stageForward, packetView(), &e); e.overflow || len(e.hits) != 3 {
 		t.Errorf("three hits in three slots: %+v", e)
 	}
 	e = effects{hits: make([]*rule, 0, 2)}
-	if r.filter(stageForward, packet(), &e); !e.overflow || len(e.hits) != 2 {
+	if r.filter(stageForward, packetView(), &e); !e.overflow || len(e.hits) != 2 {
 		t.Errorf("three hits in two slots: %+v", e)
 	}
 }
@@ -299,7 +301,7 @@ func TestCounters(t *testing.T) {
 		t.Fatal(err)
 	}
 	e := effects{hits: make([]*rule, 0, 4)}
-	first.filter(stageForward, packet(), &e)
+	first.filter(stageForward, packetView(), &e)
 	countRules(e.hits, true, 1, 60)
 	countRules(e.hits, false, 10, 14000)
 	// A rule in front of it and one that is gone: what has kept its name keeps its counter.
@@ -310,7 +312,7 @@ func TestCounters(t *testing.T) {
 		t.Fatal(err)
 	}
 	e = effects{hits: make([]*rule, 0, 4)}
-	second.filter(stageForward, packet(), &e)
+	second.filter(stageForward, packetView(), &e)
 	countRules(e.hits, false, 100, 5000)
 	for _, tt := range []struct {
 		r              *ruleset
@@ -343,7 +345,7 @@ func TestDeeplyNestedPrefixes(t *testing.T) {
 	r := rulesOf(t, oneChain(FamilyIPv6, ChainFilter, HookForward, 0, rules...))
 	for _, n := range []int{64, 10} {
 		e := effects{hits: make([]*rule, 0, 64)}
-		v := packet(func(v *view) { v.src, v.dst = addr("fd00::5"), deep })
+		v := packetView(func(v *view) { v.src, v.dst = addr("fd00::5"), deep })
 		if n != 64 {
 			v.dst = netip.PrefixFrom(deep, 2*n).Masked().Addr() // its zero bits end the nesting
 		}

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"culvert/nat/packet"
 )
 
 // The reference vectors of SipHash-2-4 for inputs of 0, 8, 16 and 40 bytes 00 01 02 …, with key 00 … 0f.
@@ -28,7 +30,7 @@ func TestSipHashVectors(t *testing.T) {
 }
 
 func serviceOf(balance Balance, affinity Affinity, weights ...int) *service {
-	s := Service{Name: "web", Address: addr("10.70.0.20"), Port: 80, Protocol: protocolTCP, Balance: balance, Affinity: affinity}
+	s := Service{Name: "web", Address: addr("10.70.0.20"), Port: 80, Protocol: packet.TCP, Balance: balance, Affinity: affinity}
 	for i, w := range weights {
 		s.Backends = append(s.Backends, Backend{Address: netip.AddrFrom4([4]byte{10, 200, byte(i), 5}), Port: 8080, Weight: w})
 	}

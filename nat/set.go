@@ -39,7 +39,7 @@ func (s *Set) commit(d *draft) (*ruleset, *Affected) {
 		a.port(next.first) // what had none is looked at in any case
 		next.network = *n
 	}
-	c := changes{links: map[Port]*struct{}{}, services: map[serviceAddress]**service{}, routing: policyChanges{}}
+	c := changes{links: map[class]*struct{}{}, services: map[serviceAddress]**service{}, routing: policyChanges{}}
 	for key := range d.pieces {
 		if old := s.pieces[key]; old != nil {
 			s.concern(a, old)
@@ -90,7 +90,7 @@ func actions(rules []*rule, action RuleAction) (n int) {
 // changes collects what a commit does to the indexes.
 type changes struct {
 	rules    [stages]listDelta
-	links    map[Port]*struct{}
+	links    map[class]*struct{}
 	services map[serviceAddress]**service
 	routing  policyChanges
 }
@@ -114,7 +114,7 @@ func (s *Set) takeOut(key Key, p *piece, c *changes) {
 		c.services[addressOf(&p.service.config)] = nil
 	}
 	if d := p.resource.Device; d != nil {
-		c.links[d.Port] = nil
+		c.links[classOf(d.Port, 0)] = nil
 	}
 	for _, m := range p.mentions {
 		if keys := s.mentions[m.what]; keys != nil {
@@ -145,7 +145,7 @@ func (s *Set) putIn(key Key, p *piece, c *changes) {
 		c.services[addressOf(&p.service.config)] = &p.service
 	}
 	if d := p.resource.Device; d != nil {
-		c.links[d.Port] = new(struct{})
+		c.links[classOf(d.Port, 0)] = new(struct{})
 	}
 	for _, m := range p.mentions {
 		if s.mentions[m.what] == nil {

@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"runtime"
 	"testing"
+
+	"culvert/nat/packet"
 )
 
 // goalSize returns a configuration with 5,000 nodes, 500 services and, apart, 50,000 mappings as resources.
@@ -14,7 +16,7 @@ func goalSize() (*Config, func(i int, internal netip.Addr) namedResource) {
 	c.Addresses, c.Routes, c.MaxConnections = nil, c.Routes[:len(c.Nodes)], 1<<19 // a pod CIDR each
 	for i := range 500 {
 		c.Services = append(c.Services, Service{
-			Name: fmt.Sprint("s", i), Address: netip.AddrFrom4([4]byte{10, 67, byte(i >> 8), byte(i)}), Port: 80, Protocol: protocolTCP,
+			Name: fmt.Sprint("s", i), Address: netip.AddrFrom4([4]byte{10, 67, byte(i >> 8), byte(i)}), Port: 80, Protocol: packet.TCP,
 			Backends: []Backend{{Address: pod(i), Port: 8080}},
 		})
 	}

@@ -8,6 +8,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"culvert/nat/packet"
 )
 
 // randomResource makes a resource that goes well with any other, by its key.
@@ -25,7 +27,7 @@ func (m ruleMaker) randomResource(k int) (Key, Resource) {
 		r.Routing = m.routing()
 	case 3:
 		r.Service = &Service{
-			Address: netip.AddrFrom4([4]byte{10, 0, 0, byte(m.IntN(3))}), Port: one(m, uint16(80), 443), Protocol: protocolTCP,
+			Address: netip.AddrFrom4([4]byte{10, 0, 0, byte(m.IntN(3))}), Port: one(m, uint16(80), 443), Protocol: packet.TCP,
 			Backends: []Backend{{Address: m.addr(false), Port: uint16(1 + m.IntN(9))}},
 		}
 		r.Routing = []PolicyTable{{Name: "via", Rules: []PolicyRule{{Priority: 600, Routes: []PolicyRoute{
@@ -188,7 +190,7 @@ func TestSetRefusesByKey(t *testing.T) {
 	good := Resource{Tables: []Table{oneChain(FamilyIPv4, ChainFilter, HookForward, 0, Rule{Action: ActionDrop})}}
 	bad := Resource{Tables: []Table{oneChain(FamilyIPv4, ChainFilter, HookForward, 0, Rule{Action: "explode"})}}
 	device := Resource{Device: &Device{Port: 1, Name: "rome-1", Address: addr("10.80.0.2")}}
-	service := Resource{Service: &Service{Address: addr("10.70.0.20"), Port: 80, Protocol: protocolTCP}}
+	service := Resource{Service: &Service{Address: addr("10.70.0.20"), Port: 80, Protocol: packet.TCP}}
 	for _, step := range []struct {
 		name string
 		r    Resource
@@ -206,8 +208,8 @@ func TestSetRefusesByKey(t *testing.T) {
 	}
 	r, _ := s.commit(d)
 	var e effects
-	if len(s.pieces) != 3 || r.filter(stageForward, packet(), &e) != ruleDrop {
-		t.Errorf("%d resources are left, verdict %v", len(s.pieces), r.filter(stageForward, packet(), &e))
+	if len(s.pieces) != 3 || r.filter(stageForward, packetView(), &e) != ruleDrop {
+		t.Errorf("%d resources are left, verdict %v", len(s.pieces), r.filter(stageForward, packetView(), &e))
 	}
 	if _, ok := s.claims["rome-2"]; ok {
 		t.Error("the device of a refused resource is known")

@@ -1,6 +1,10 @@
 package nat
 
-import "hash/maphash"
+import (
+	"hash/maphash"
+
+	"culvert/nat/packet"
+)
 
 // A source of packets may not use up what it shares with others. Of each resource, a link (a node, or the tunnel) holds at most as
 // much as is free, and an address of a link at most as much as its link may still take, so that
@@ -61,12 +65,12 @@ func (s *shares) init() {
 }
 
 // holder returns who sent a packet with tuple t.
-func (s *shares) holder(t *tuple) holder {
-	address := t.words[0]
-	if !t.v6 {
+func (s *shares) holder(t *packet.Tuple) holder {
+	address := t.Words[0]
+	if !t.IPv6 {
 		address >>= 32
 	}
-	return s.identify(address, uint64(t.zone))
+	return s.identify(address, uint64(t.Link))
 }
 
 func (s *shares) identify(address, link uint64) holder {

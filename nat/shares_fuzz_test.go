@@ -4,6 +4,9 @@ import (
 	"encoding/binary"
 	"testing"
 	"time"
+
+	"culvert/nat/nattest"
+	"culvert/nat/packet"
 )
 
 // recount compares every share counter of e with what is in its tables.
@@ -86,7 +89,7 @@ func sharesConfig() *Config {
 // ipv4 makes a packet of UDP or, where offset is not 0, a later fragment.
 func ipv4(source, destination [4]byte, sport, dport, id uint16, offset int, more bool) []byte {
 	b := make([]byte, 20+16)
-	b[0], b[8], b[9] = 0x45, 64, protocolUDP
+	b[0], b[8], b[9] = 0x45, 64, packet.UDP
 	binary.BigEndian.PutUint16(b[2:], uint16(len(b)))
 	binary.BigEndian.PutUint16(b[4:], id)
 	field := uint16(offset / 8)
@@ -101,7 +104,7 @@ func ipv4(source, destination [4]byte, sport, dport, id uint16, offset int, more
 		binary.BigEndian.PutUint16(b[22:], dport)
 		binary.BigEndian.PutUint16(b[24:], 16)
 	}
-	binary.BigEndian.PutUint16(b[10:], ^sum(b[:20]))
+	binary.BigEndian.PutUint16(b[10:], nattest.Checksum(b[:20]))
 	return b
 }
 
@@ -153,16 +156,16 @@ func playShares(t *testing.T, ops []byte) {
 		if a&16 != 0 {
 			port = 500 + uint16(x)
 		}
-		var p Packet
+		var p packet.Packet
 		switch op >> 5 {
 		case 0, 1, 2, 3:
 			p.Parse(ipv4(source, destination, port, c.Services[0].Port, 0, 0, false))
 			var v Verdict
 			if v = e.Process(&p, in, now); v.Action == Forward && y%3 == 0 {
-				var answer tuple
-				p.tuple(&answer, 0)
-				q := p.data
-				p.Parse(ipv4([4]byte(q[16:20]), [4]byte(q[12:16]), answer.destinationPort(), answer.sourcePort(), 0, 0, false))
+				var answer packet.Tuple
+				p.Tuple(&answer, 0)
+				q := p.Bytes()
+				p.Parse(ipv4([4]byte(q[16:20]), [4]byte(q[12:16]), answer.DestinationPort(), answer.SourcePort(), 0, 0, false))
 				e.Process(&p, v.Out, now)
 			}
 		case 4, 5:
@@ -219,8 +222,8 @@ func TestShareIdentities(t *testing.T) {
 	for step := range 16 {
 		var shards [shareShards]int
 		for i := range uint64(n) {
-			t := tuple{zone: 1}
-			t.words[0] = i << step << 32 // of IPv4
+			t := packet.Tuple{Link: 1}
+			t.Words[0] = i << step << 32 // of IPv4
 			h := a.holder(&t)
 			seen[h.address] = true
 			shards[h.address>>56]++
@@ -235,7 +238,7 @@ func TestShareIdentities(t *testing.T) {
 	if want := n + 15*n/2; len(seen) != want {
 		t.Errorf("%d identities of %d sources", len(seen), want)
 	}
-	one := tuple{zone: 1, words: [4]uint64{1 << 32}}
+	one := packet.Tuple{Link: 1, Words: [4]uint64{1 << 32}}
 	if a.holder(&one) == b.holder(&one) {
 		t.Error("two engines know a source by one identity")
 	}

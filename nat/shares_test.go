@@ -7,6 +7,7 @@ import (
 
 	"culvert/nat"
 	"culvert/nat/nattest"
+	"culvert/nat/packet"
 )
 
 // flood sends n packets, one from each of the ports from 1024 on and then again, and returns how many were forwarded, and the reason
@@ -18,7 +19,7 @@ func flood(t testing.TB, e *nat.Engine, in nat.Port, p nattest.IP, n int, now na
 	for i := range n {
 		port := uint16(1024 + i%(65536-1024))
 		b[20], b[21], b[26], b[27] = byte(port>>8), byte(port), 0, 0
-		var q nat.Packet
+		var q packet.Packet
 		q.Parse(work[:copy(work, b)])
 		if v := e.Process(&q, in, now); v.Action == nat.Forward {
 			passed++

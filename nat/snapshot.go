@@ -6,6 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"culvert/nat/packet"
+
 	"github.com/gaissmai/bart"
 )
 
@@ -103,7 +105,7 @@ func (s *snapshot) admits(source netip.Addr, in Port) bool {
 	if in == Tunnel {
 		return s.real.Contains(source) || source == s.peer
 	}
-	return !unusable(source) && !s.own(source) && !s.seen.Contains(source) && !s.foreign(source, in)
+	return packet.Forwardable(source) && !s.own(source) && !s.seen.Contains(source) && !s.foreign(source, in)
 }
 
 // foreign reports whether a lives at another node than in.
@@ -124,25 +126,10 @@ func (s *snapshot) owns(destination netip.Addr, in Port) bool {
 // Section 5.2.7.1).
 func (s *snapshot) noRoute(destination netip.Addr) Verdict {
 	if s.pods.Contains(destination) {
-		return refuse(ReasonNoRoute, AnswerHostUnreachable)
+		return refuse(ReasonNoRoute, packet.HostUnreachable)
 	}
-	return refuse(ReasonNoRoute, AnswerNetUnreachable)
+	return refuse(ReasonNoRoute, packet.NetUnreachable)
 }
 
 // own reports whether a is an address of the gateway or of either end of the WireGuard tunnel.
 func (s *snapshot) own(a netip.Addr) bool { return a == s.gateway || a == s.tunnel || a == s.peer }
-
-// Forwardable reports whether a router passes on packets to and from a: it is no multicast, broadcast, loopback or link-local address.
-func Forwardable(a netip.Addr) bool { return !unusable(a) }
-
-// unusable reports whether a packet to a is never forwarded: multicast, broadcast, loopback, link-local, "this network".
-func unusable(a netip.Addr) bool {
-	if a.IsMulticast() || a.IsLoopback() || a.IsLinkLocalUnicast() || a.IsUnspecified() {
-		return true
-	}
-	if a.Is4() {
-		b := a.As4()
-		return b[0] == 0 || b[0] >= 240 // RFC 1122, Section 3.2.1.3; RFC 1112, Section 4
-	}
-	return a.Is4In6()
-}

@@ -1,5 +1,7 @@
 package nat
 
+import "culvert/nat/packet"
+
 const (
 	chunkEntries = 1 << 10
 	// pressure is the share of the cap above which unreplied connections live shortUnreplied.
@@ -43,7 +45,7 @@ type hit struct {
 }
 
 // lookup finds the connection that a packet with tuple t belongs to.
-func (tb *table) lookup(t *tuple) (hit, bool) {
+func (tb *table) lookup(t *packet.Tuple) (hit, bool) {
 	hash := tb.directory.hash(t)
 	s := tb.directory.segment(hash)
 	for i := hash % segmentSlots; s[i] != 0; i = (i + 1) % segmentSlots {
@@ -52,8 +54,8 @@ func (tb *table) lookup(t *tuple) (hit, bool) {
 		}
 		r := reference(s[i])
 		c := tb.at(r.number())
-		if k := &c.tuples[r.direction()]; k.words == t.words && k.ports == t.ports && k.protocol == t.protocol && k.v6 == t.v6 &&
-			(k.zone == t.zone || k.zone == anyNode && t.zone != Tunnel || t.zone == anyNode && k.zone != Tunnel) {
+		if k := &c.tuples[r.direction()]; k.Words == t.Words && k.Ports == t.Ports && k.Protocol == t.Protocol && k.IPv6 == t.IPv6 &&
+			(k.Link == t.Link || k.Link == anyNode && t.Link != Tunnel || t.Link == anyNode && k.Link != Tunnel) {
 			return hit{c, r.number(), r.direction()}, true
 		}
 	}
@@ -62,7 +64,7 @@ func (tb *table) lookup(t *tuple) (hit, bool) {
 
 // add makes a connection of two tuples and puts it into the slab, the directory and the list of unreplied ones. It returns nil if
 // the directory has no room. Preconditions: neither tuple is in the table, and generation is not 0.
-func (tb *table) add(first, answer *tuple, generation uint32) (*conn, uint32) {
+func (tb *table) add(first, answer *packet.Tuple, generation uint32) (*conn, uint32) {
 	number := tb.free
 	if number != 0 {
 		tb.free = tb.at(number).wheelNext
@@ -74,7 +76,7 @@ func (tb *table) add(first, answer *tuple, generation uint32) (*conn, uint32) {
 		tb.high++
 	}
 	c := tb.at(number)
-	*c = conn{tuples: [2]tuple{*first, *answer}, generation: generation}
+	*c = conn{tuples: [2]packet.Tuple{*first, *answer}, generation: generation}
 	h0, h1 := tb.directory.hash(first), tb.directory.hash(answer)
 	ok := tb.directory.insert(h0, newReference(number, original))
 	if ok && !tb.directory.insert(h1, newReference(number, reply)) {

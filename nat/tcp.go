@@ -1,10 +1,9 @@
 package nat
 
 import (
-	"encoding/binary"
 	"math/bits"
 
-	"gvisor.dev/gvisor/pkg/tcpip/header"
+	"culvert/nat/packet"
 )
 
 // A tcpState is what is remembered of a TCP connection, by the direction that sent it. For SCTP, end holds the verification tags that
@@ -37,76 +36,24 @@ const strays = 4
 // maxWindow is the largest window (RFC 7323, Section 2.3), and so the most that acknowledgements may lie apart.
 const maxWindow = 1 << 30
 
-// unknownShift is the window scale assumed of a connection picked up in mid-stream: the largest (RFC 7323, Section 2.3).
-const unknownShift = 14
-
-// Flag bits of a TCP segment.
-const (
-	tcpFlagFIN = byte(header.TCPFlagFin)
-	tcpFlagSYN = byte(header.TCPFlagSyn)
-	tcpFlagRST = byte(header.TCPFlagRst)
-	tcpFlagACK = byte(header.TCPFlagAck)
-)
-
-// A segmentView is what tracking reads of one TCP packet.
-type segmentView struct {
-	seq, ack, length uint32 // length counts payload, SYN and FIN
-	window           uint16
-	flags            byte
-	mss              uint16
-	shift            uint8
-	scaled           bool
-}
-
-// view fills s from p. Preconditions: p is TCP and no later fragment.
-func (s *segmentView) view(p *Packet) {
-	b := p.data[p.transport:]
-	s.seq = binary.BigEndian.Uint32(b[4:])
-	s.ack = binary.BigEndian.Uint32(b[8:])
-	s.length = p.sequenceLength()
-	s.flags = b[13]
-	s.window = binary.BigEndian.Uint16(b[14:])
-	if s.flags&tcpFlagSYN != 0 {
-		s.mss = p.mss()
-		s.shift, s.scaled = p.windowScale()
-	}
-}
-
-// windowScale returns the Window Scale option of a SYN.
-func (p *Packet) windowScale() (uint8, bool) {
-	length := int(p.data[p.transport+12]>>4) * 4
-	o := p.data[p.transport+header.TCPMinimumSize : p.transport+length]
-	for len(o) > 0 && o[0] != header.TCPOptionEOL {
-		if o[0] == header.TCPOptionNOP {
-			o = o[1:]
-			continue
-		}
-		if len(o) < 2 || o[1] < 2 || int(o[1]) > len(o) {
-			break
-		}
-		if o[0] == header.TCPOptionWS && o[1] == header.TCPOptionWSLength {
-			return min(o[2], unknownShift), true
-		}
-		o = o[o[1]:]
-	}
-	return 0, false
-}
+// unknownShift is the window scale assumed of a connection picked up in mid-stream: the largest.
+const unknownShift = packet.MaxWindowShift
 
 // open starts the state from the first packet, of direction d.
-func (t *tcpState) open(s *segmentView, d int) state {
+func (t *tcpState) open(s *packet.Segment, d int) state {
 	*t = tcpState{}
 	switch {
-	case s.flags&tcpFlagRST != 0:
+	case s.Flags&packet.RST != 0:
 		t.hear(s, d)
 		return stateClosed
-	case s.flags&tcpFlagSYN == 0:
+	case s.Flags&packet.SYN == 0:
 		t.shift = [2]uint8{unknownShift, unknownShift}
 		t.join(s, d)
-		if s.flags&tcpFlagFIN != 0 {
+		if s.Flags&packet.FIN != 0 {
 			t.flags[d] |= tcpFIN
 		}
 		return stateEstablished
-	case s.flags&tcpFlagACK != 0:
+	case s.Flags&packet.ACK != 0:
 		t.hear(s, d)
 		t.shift[1-d] = unknownShift
 		return stateSynReceived // the SYN went another way
@@ -116,40 +63,40 @@ func (t *tcpState) open(s *segmentView, d int) state {
 }
 
 // join starts in mid-stream: s, of direction d, is all that is known.
-func (t *tcpState) join(s *segmentView, d int) {
+func (t *tcpState) join(s *packet.Segment, d int) {
 	t.flags = [2]tcpFlags{}
 	t.hear(s, d)
 	t.ack[1-d] = t.end[d] - maxWindow
 }
 
 // hear takes over what a segment says about its sender.
-func (t *tcpState) hear(s *segmentView, d int) {
-	end := s.seq + s.length
+func (t *tcpState) hear(s *packet.Segment, d int) {
+	end := s.Seq + s.Length
 	if t.flags[d]&tcpHeard == 0 || before(t.end[d], end) {
 		t.end[d] = end
 	}
 	t.flags[d] |= tcpHeard
-	if s.flags&tcpFlagACK == 0 || t.flags[d]&tcpAcked == 0 || before(t.ack[d], s.ack) || s.ack == t.ack[d] && end == t.end[d] {
+	if s.Flags&packet.ACK == 0 || t.flags[d]&tcpAcked == 0 || before(t.ack[d], s.Ack) || s.Ack == t.ack[d] && end == t.end[d] {
 		// Acknowledgements never go back, so that the highest tells the newest window (RFC 9293, Section 3.10.7.4: SND.WL1, SND.WL2).
-		t.window[d] = s.window
+		t.window[d] = s.Window
 	}
-	if s.flags&tcpFlagACK != 0 {
-		if t.flags[d]&tcpAcked == 0 || before(t.ack[d], s.ack) {
-			t.ack[d] = s.ack
+	if s.Flags&packet.ACK != 0 {
+		if t.flags[d]&tcpAcked == 0 || before(t.ack[d], s.Ack) {
+			t.ack[d] = s.Ack
 		}
 		t.flags[d] |= tcpAcked
 	}
-	if s.flags&tcpFlagSYN == 0 {
+	if s.Flags&packet.SYN == 0 {
 		return
 	}
-	t.mss[d] = s.mss
+	t.mss[d] = s.MSS
 	t.shift[d] = 0
-	if s.scaled {
-		t.shift[d] = s.shift
-		t.window[d] >>= s.shift // RFC 7323, Section 2.2: that of a SYN is not scaled
+	if s.Scaled {
+		t.shift[d] = s.Shift
+		t.window[d] >>= s.Shift // RFC 7323, Section 2.2: that of a SYN is not scaled
 	}
 	if t.flags[1-d]&tcpAcked == 0 {
-		t.ack[1-d] = s.seq
+		t.ack[1-d] = s.Seq
 	}
 }
 
@@ -157,14 +104,14 @@ func (t *tcpState) hear(s *segmentView, d int) {
 func before(a, b uint32) bool { return int32(a-b) < 0 }
 
 // next returns the state after a segment of direction d in state now.
-func (t *tcpState) next(now state, s *segmentView, d int) state {
+func (t *tcpState) next(now state, s *packet.Segment, d int) state {
 	switch {
-	case s.flags&tcpFlagRST != 0:
+	case s.Flags&packet.RST != 0:
 		if now == stateClosed || t.exactReset(now, s, d) {
 			return stateClosed
 		}
 		return now
-	case s.flags&tcpFlagSYN != 0:
+	case s.Flags&packet.SYN != 0:
 		return t.synchronize(now, s, d)
 	}
 	switch now {
@@ -179,10 +126,10 @@ func (t *tcpState) next(now state, s *segmentView, d int) state {
 		t.flags[reply] &= tcpStray - 1
 	}
 	t.hear(s, d)
-	if s.flags&tcpFlagFIN != 0 {
+	if s.Flags&packet.FIN != 0 {
 		t.flags[d] |= tcpFIN
 	}
-	if other := 1 - d; s.flags&tcpFlagACK != 0 && t.flags[other]&tcpFIN != 0 && s.ack == t.end[other] {
+	if other := 1 - d; s.Flags&packet.ACK != 0 && t.flags[other]&tcpFIN != 0 && s.Ack == t.end[other] {
 		t.flags[other] |= tcpClosed
 	}
 	return t.progress(now)
@@ -193,7 +140,7 @@ func (t *tcpState) next(now state, s *segmentView, d int) state {
 //
 // An attacker who can speak for one end alone does not get here: the end that takes in his segments answers them (RFC 9293,
 // Section 3.10.7.4; RFC 5961, Section 5), and the answer is acceptable, as is all that the true ends send.
-func (t *tcpState) stray(now state, s *segmentView, d int) state {
+func (t *tcpState) stray(now state, s *packet.Segment, d int) state {
 	if t.flags[d] < strays*tcpStray {
 		t.flags[d] += tcpStray
 	}
@@ -224,26 +171,26 @@ func (t *tcpState) progress(now state) state {
 }
 
 // synchronize handles SYN and SYN-ACK.
-func (t *tcpState) synchronize(now state, s *segmentView, d int) state {
+func (t *tcpState) synchronize(now state, s *packet.Segment, d int) state {
 	switch now {
 	case stateSynSent, stateSynReceived:
-		if d == original && s.flags&tcpFlagACK == 0 {
-			if now == stateSynSent || s.seq+s.length == t.end[original] {
+		if d == original && s.Flags&packet.ACK == 0 {
+			if now == stateSynSent || s.Seq+s.Length == t.end[original] {
 				t.reopen(s, d) // retransmitted, with or without ECN (RFC 3168, Section 6.1.1), or a new attempt on the same ports
 			}
 			return now
 		}
 		// A SYN-ACK must acknowledge the SYN; a bare SYN is a simultaneous open (RFC 9293, Section 3.5).
-		if s.flags&tcpFlagACK != 0 && !(t.credible(s.ack, d) && (t.flags[d]&tcpAcked == 0 || s.ack == t.ack[d])) {
+		if s.Flags&packet.ACK != 0 && !(t.credible(s.Ack, d) && (t.flags[d]&tcpAcked == 0 || s.Ack == t.ack[d])) {
 			return now
 		}
 		t.reopen(s, d)
-		if t.flags[1-d]&tcpHeard != 0 && (t.shift[1-d] != 0 && !s.scaled) {
+		if t.flags[1-d]&tcpHeard != 0 && (t.shift[1-d] != 0 && !s.Scaled) {
 			t.shift[1-d] = 0 // RFC 7323, Section 2.2: only if both offer it
 		}
 		return stateSynReceived
 	case stateTimeWait, stateClosed:
-		if d == original && s.flags&tcpFlagACK == 0 {
+		if d == original && s.Flags&packet.ACK == 0 {
 			return t.open(s, d) // the ports are used again (RFC 9293, Section 3.6.1)
 		}
 	}
@@ -252,8 +199,8 @@ func (t *tcpState) synchronize(now state, s *segmentView, d int) state {
 
 // reopen takes over the SYN of direction d, and forgets what is known of an attempt with another number. A repeated SYN may lack the
 // data of the first one (RFC 7413, Section 4.1.3), which its receiver may acknowledge all the same.
-func (t *tcpState) reopen(s *segmentView, d int) {
-	if t.ack[1-d] != s.seq {
+func (t *tcpState) reopen(s *packet.Segment, d int) {
+	if t.ack[1-d] != s.Seq {
 		t.flags[d] = 0
 	}
 	t.hear(s, d)
@@ -262,35 +209,35 @@ func (t *tcpState) reopen(s *segmentView, d int) {
 // exactReset reports whether a RST ends the connection: RFC 5961, Section 3.2, wants the receiver's next sequence number. The
 // receiver's acknowledgements tell it; those that are still on their way will tell the end of what was sent. In SYN-SENT, RFC 9293,
 // Section 3.10.7.3, wants the SYN acknowledged.
-func (t *tcpState) exactReset(now state, s *segmentView, d int) bool {
+func (t *tcpState) exactReset(now state, s *packet.Segment, d int) bool {
 	other := 1 - d
 	if now == stateSynSent {
 		if d == original {
-			return s.seq == t.end[original] || s.seq+1 == t.end[original]
+			return s.Seq == t.end[original] || s.Seq+1 == t.end[original]
 		}
-		return s.flags&tcpFlagACK != 0 && t.credible(s.ack, d)
+		return s.Flags&packet.ACK != 0 && t.credible(s.Ack, d)
 	}
-	if t.flags[other]&tcpAcked != 0 && s.seq == t.ack[other] {
+	if t.flags[other]&tcpAcked != 0 && s.Seq == t.ack[other] {
 		return true
 	}
 	// A side that was not heard yet is reset by a RST that acknowledges all that was sent to it.
 	if t.flags[d]&tcpHeard == 0 {
-		return s.flags&tcpFlagACK != 0 && s.ack == t.end[other]
+		return s.Flags&packet.ACK != 0 && s.Ack == t.end[other]
 	}
-	return s.seq == t.end[d]
+	return s.Seq == t.end[d]
 }
 
 // acceptable reports whether a receiver would process a segment (RFC 9293, Section 3.10.7.4), so that its flags may be believed: it
 // reaches into the window, and has a credible acknowledgement.
-func (t *tcpState) acceptable(s *segmentView, d int) bool {
+func (t *tcpState) acceptable(s *packet.Segment, d int) bool {
 	other := 1 - d
 	if t.flags[other]&tcpAcked != 0 {
-		first, last := int32(s.seq-t.ack[other]), int32(s.seq+s.length-t.ack[other])
-		if first > int32(t.room(other)) || last < 0 || s.length > 0 && last == 0 {
+		first, last := int32(s.Seq-t.ack[other]), int32(s.Seq+s.Length-t.ack[other])
+		if first > int32(t.room(other)) || last < 0 || s.Length > 0 && last == 0 {
 			return false
 		}
 	}
-	return s.flags&tcpFlagACK != 0 && t.credible(s.ack, d)
+	return s.Flags&packet.ACK != 0 && t.credible(s.Ack, d)
 }
 
 // credible reports whether the other end would believe an acknowledgement of direction d: it covers nothing that was never sent, and

@@ -1,6 +1,10 @@
 package nat
 
-import "testing"
+import (
+	"testing"
+
+	"culvert/nat/packet"
+)
 
 // A conversation is two honest ends, which send in order, within the other's window, and get all that the gateway sees, and what the
 // gateway makes of it.
@@ -16,10 +20,10 @@ type conversation struct {
 // conversationWindow is that of both ends.
 const conversationWindow = 65535
 
-func (c *conversation) see(d int, s segmentView) {
-	s.window = conversationWindow
+func (c *conversation) see(d int, s packet.Segment) {
+	s.Window = conversationWindow
 	c.now = c.tcp.next(c.now, &s, d)
-	c.acknowledged[1-d] = s.ack
+	c.acknowledged[1-d] = s.Ack
 }
 
 // room lets the other end acknowledge what direction d has sent, if n more would not fit its window.
@@ -31,18 +35,18 @@ func (c *conversation) room(d int, n uint32) {
 
 func (c *conversation) data(d int, n uint32) {
 	c.room(d, n)
-	c.see(d, segmentView{seq: c.next[d], ack: c.next[1-d], length: n, flags: tcpFlagACK})
+	c.see(d, packet.Segment{Seq: c.next[d], Ack: c.next[1-d], Length: n, Flags: packet.ACK})
 	c.next[d] += n
 }
 
 // again repeats the last bytes of direction d. Its receiver takes nothing from it and says that it has them (RFC 9293, Section 3.10.7.4).
 func (c *conversation) again(d int, n uint32) {
-	c.unheard(d, segmentView{seq: c.next[d] - n, ack: c.next[1-d], length: n, flags: tcpFlagACK})
+	c.unheard(d, packet.Segment{Seq: c.next[d] - n, Ack: c.next[1-d], Length: n, Flags: packet.ACK})
 	c.data(1-d, 0)
 }
 
 // unheard shows the gateway a segment that acknowledges nothing to the end that it is for.
-func (c *conversation) unheard(d int, s segmentView) {
+func (c *conversation) unheard(d int, s packet.Segment) {
 	acknowledged := c.acknowledged
 	c.see(d, s)
 	c.acknowledged = acknowledged
@@ -52,7 +56,7 @@ func (c *conversation) finish(d int) {
 	if !c.finished[d] {
 		c.finished[d] = true
 		c.room(d, 1)
-		c.see(d, segmentView{seq: c.next[d], ack: c.next[1-d], length: 1, flags: tcpFlagFIN | tcpFlagACK})
+		c.see(d, packet.Segment{Seq: c.next[d], Ack: c.next[1-d], Length: 1, Flags: packet.FIN | packet.ACK})
 		c.next[d]++
 	}
 }
@@ -74,10 +78,10 @@ func (c *conversation) elsewhere(n uint32) {
 // begin does a handshake whose SYN holds data, of which the server takes some.
 func (c *conversation) begin(first [2]uint32, data, taken uint32) {
 	c.next = first
-	s := segmentView{seq: first[0], length: 1 + data, flags: tcpFlagSYN, window: conversationWindow}
+	s := packet.Segment{Seq: first[0], Length: 1 + data, Flags: packet.SYN, Window: conversationWindow}
 	c.now = c.tcp.open(&s, 0)
 	c.next[0] += 1 + taken
-	c.see(1, segmentView{seq: first[1], ack: c.next[0], length: 1, flags: tcpFlagSYN | tcpFlagACK})
+	c.see(1, packet.Segment{Seq: first[1], Ack: c.next[0], Length: 1, Flags: packet.SYN | packet.ACK})
 	c.next[1]++
 	c.data(0, data-taken)
 	if c.now != stateEstablished {
@@ -87,10 +91,10 @@ func (c *conversation) begin(first [2]uint32, data, taken uint32) {
 
 // forge sends in the name of direction d what is wrong by far, in its sequence number or its acknowledgement.
 func (c *conversation) forge(d int, op byte, far uint32) {
-	s := segmentView{seq: c.next[d], ack: c.next[1-d] + far, length: 1 + uint32(op), flags: tcpFlagACK | op>>4&tcpFlagFIN}
+	s := packet.Segment{Seq: c.next[d], Ack: c.next[1-d] + far, Length: 1 + uint32(op), Flags: packet.ACK | op>>4&packet.FIN}
 	if op&1 != 0 {
-		s.seq, s.ack = s.seq+far, c.next[1-d]
-		s.flags |= op >> 4 & tcpFlagRST
+		s.Seq, s.Ack = s.Seq+far, c.next[1-d]
+		s.Flags |= op >> 4 & packet.RST
 	}
 	c.unheard(d, s)
 }

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"culvert/nat/packet"
+
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcpconntrack"
 )
@@ -16,7 +18,7 @@ import (
 type host struct {
 	next, acked uint32 // what it sends and expects next
 	fin         bool
-	sent        []segmentView
+	sent        []packet.Segment
 	payload     []int
 }
 
@@ -26,16 +28,16 @@ type bout struct {
 	hosts [2]host
 }
 
-func (b *bout) segment(d int, flags byte, n int) (segmentView, int) {
+func (b *bout) segment(d int, flags byte, n int) (packet.Segment, int) {
 	h := &b.hosts[d]
-	s := segmentView{seq: h.next, ack: h.acked, flags: flags, window: b.window(), length: uint32(n)}
-	if flags&tcpFlagACK == 0 {
-		s.ack = 0
+	s := packet.Segment{Seq: h.next, Ack: h.acked, Flags: flags, Window: b.window(), Length: uint32(n)}
+	if flags&packet.ACK == 0 {
+		s.Ack = 0
 	}
-	if flags&(tcpFlagSYN|tcpFlagFIN) != 0 {
-		s.length++
+	if flags&(packet.SYN|packet.FIN) != 0 {
+		s.Length++
 	}
-	h.next += s.length
+	h.next += s.Length
 	h.sent, h.payload = append(h.sent, s), append(h.payload, n)
 	return s, n
 }
@@ -44,41 +46,41 @@ func (b *bout) segment(d int, flags byte, n int) (segmentView, int) {
 func (b *bout) window() uint16 { return uint16(22_000 + b.r.IntN(65536-22_000)) }
 
 // arrive is what the other host makes of a segment that was not lost.
-func (b *bout) arrive(d int, s segmentView) {
+func (b *bout) arrive(d int, s packet.Segment) {
 	to := &b.hosts[1-d]
-	if s.seq == to.acked {
-		to.acked += s.length
+	if s.Seq == to.acked {
+		to.acked += s.Length
 	}
 }
 
 // step returns the next segment of the bout and who sent it.
-func (b *bout) step() (d int, s segmentView, n int) {
+func (b *bout) step() (d int, s packet.Segment, n int) {
 	d = b.r.IntN(2)
 	h := &b.hosts[d]
 	switch k := b.r.IntN(20); {
 	case k < 3 && len(h.sent) > 1: // a retransmission, of anything that is not acknowledged yet
 		i := b.r.IntN(len(h.sent))
-		if int32(h.sent[i].seq-b.hosts[1-d].acked) < 0 {
+		if int32(h.sent[i].Seq-b.hosts[1-d].acked) < 0 {
 			i = len(h.sent) - 1
 		}
 		s, n = h.sent[i], h.payload[i]
-		s.ack = h.acked
+		s.Ack = h.acked
 	case k < 12 && !h.fin && int32(h.next-b.hosts[1-d].acked) < 20000:
-		s, n = b.segment(d, tcpFlagACK, b.r.IntN(1400))
+		s, n = b.segment(d, packet.ACK, b.r.IntN(1400))
 	case k == 12 && !h.fin:
 		h.fin = true
-		s, n = b.segment(d, tcpFlagACK|tcpFlagFIN, b.r.IntN(100))
+		s, n = b.segment(d, packet.ACK|packet.FIN, b.r.IntN(100))
 	case k == 13 && b.r.IntN(20) == 0:
-		s = segmentView{seq: h.next, ack: h.acked, flags: tcpFlagRST | tcpFlagACK}
+		s = packet.Segment{Seq: h.next, Ack: h.acked, Flags: packet.RST | packet.ACK}
 	default:
-		s = segmentView{seq: h.next, ack: h.acked, flags: tcpFlagACK, window: b.window()}
+		s = packet.Segment{Seq: h.next, Ack: h.acked, Flags: packet.ACK, Window: b.window()}
 	}
 	return d, s, n
 }
 
-func tcpBytes(s segmentView) header.TCP {
+func tcpBytes(s packet.Segment) header.TCP {
 	h := header.TCP(make([]byte, header.TCPMinimumSize))
-	h.Encode(&header.TCPFields{SeqNum: s.seq, AckNum: s.ack, Flags: header.TCPFlags(s.flags), WindowSize: s.window, DataOffset: header.TCPMinimumSize})
+	h.Encode(&header.TCPFields{SeqNum: s.Seq, AckNum: s.Ack, Flags: header.TCPFlags(s.Flags), WindowSize: s.Window, DataOffset: header.TCPMinimumSize})
 	return h
 }
 
@@ -98,20 +100,20 @@ func TestTCPOracle(t *testing.T) {
 		var state tcpState
 		var tcb tcpconntrack.TCB
 		var log []string
-		note := func(d int, s segmentView, now fmt.Stringer) {
+		note := func(d int, s packet.Segment, now fmt.Stringer) {
 			log = append(log, fmt.Sprintf("%d %+v -> %v %v", d, s, now, tcb.State()))
 		}
-		s, n := b.segment(0, tcpFlagSYN, r.IntN(2)*r.IntN(1000))
+		s, n := b.segment(0, packet.SYN, r.IntN(2)*r.IntN(1000))
 		now := state.open(&s, 0)
 		tcb.Init(tcpBytes(s), n)
 		end := b.hosts[0].next
-		b.hosts[1].acked = s.seq + 1 + uint32(r.IntN(n+1)) // it need not take all data of a SYN
+		b.hosts[1].acked = s.Seq + 1 + uint32(r.IntN(n+1)) // it need not take all data of a SYN
 		b.hosts[0].next = b.hosts[1].acked
-		s, _ = b.segment(1, tcpFlagSYN|tcpFlagACK, 0)
+		s, _ = b.segment(1, packet.SYN|packet.ACK, 0)
 		now = state.next(now, &s, 1)
 		tcb.UpdateStateReply(tcpBytes(s), 0)
-		b.hosts[0].acked = s.seq + 1
-		s, n = b.segment(0, tcpFlagACK, int(end-b.hosts[0].next)) // and is sent the rest again
+		b.hosts[0].acked = s.Seq + 1
+		s, n = b.segment(0, packet.ACK, int(end-b.hosts[0].next)) // and is sent the rest again
 		now = state.next(now, &s, 0)
 		tcb.UpdateStateOriginal(tcpBytes(s), n)
 		b.hosts[1].acked = end
@@ -159,62 +161,62 @@ func agree(s state, r tcpconntrack.Result) bool {
 
 // What tcpconntrack does not do, or does otherwise, and what an attacker might try.
 func TestTCPBeyondOracle(t *testing.T) {
-	syn := segmentView{seq: 100, length: 1, flags: tcpFlagSYN, window: 1000, mss: 1400}
-	synAck := segmentView{seq: 500, ack: 101, length: 1, flags: tcpFlagSYN | tcpFlagACK, window: 1000, mss: 1300}
-	ack := segmentView{seq: 101, ack: 501, flags: tcpFlagACK, window: 1000}
-	with := func(s segmentView, change func(*segmentView)) segmentView { change(&s); return s }
-	fastOpen := with(syn, func(s *segmentView) { s.length = 101 })
-	acknowledging := func(n uint32) segmentView { return with(synAck, func(s *segmentView) { s.ack = n }) }
-	refusing := func(n uint32) segmentView { return segmentView{ack: n, flags: tcpFlagRST | tcpFlagACK} }
+	syn := packet.Segment{Seq: 100, Length: 1, Flags: packet.SYN, Window: 1000, MSS: 1400}
+	synAck := packet.Segment{Seq: 500, Ack: 101, Length: 1, Flags: packet.SYN | packet.ACK, Window: 1000, MSS: 1300}
+	ack := packet.Segment{Seq: 101, Ack: 501, Flags: packet.ACK, Window: 1000}
+	with := func(s packet.Segment, change func(*packet.Segment)) packet.Segment { change(&s); return s }
+	fastOpen := with(syn, func(s *packet.Segment) { s.Length = 101 })
+	acknowledging := func(n uint32) packet.Segment { return with(synAck, func(s *packet.Segment) { s.Ack = n }) }
+	refusing := func(n uint32) packet.Segment { return packet.Segment{Ack: n, Flags: packet.RST | packet.ACK} }
 	type step struct {
 		d int
-		s segmentView
+		s packet.Segment
 	}
 	tests := []struct {
 		name  string
 		steps []step
 		want  state
 	}{
-		{"SYN retransmitted with ECN", []step{{0, syn}, {0, with(syn, func(s *segmentView) { s.flags |= 0xc0 })}, {1, synAck}, {0, ack}}, stateEstablished},
-		{"RST by the originator in SYN-SENT", []step{{0, syn}, {0, segmentView{seq: 101, flags: tcpFlagRST}}}, stateClosed},
-		{"RST by the responder that acknowledges nothing", []step{{0, syn}, {1, segmentView{seq: 0, ack: 7, flags: tcpFlagRST | tcpFlagACK}}}, stateSynSent},
-		{"connection refused", []step{{0, syn}, {1, segmentView{ack: 101, flags: tcpFlagRST | tcpFlagACK}}}, stateClosed},
-		{"SYN with another ISN in SYN-SENT", []step{{0, syn}, {0, with(syn, func(s *segmentView) { s.seq = 9000 })},
-			{1, with(synAck, func(s *segmentView) { s.ack = 9001 })}, {0, with(ack, func(s *segmentView) { s.seq = 9001 })}}, stateEstablished},
-		{"SYN-ACK for another SYN", []step{{0, syn}, {1, with(synAck, func(s *segmentView) { s.ack = 77 })}}, stateSynSent},
-		{"simultaneous open", []step{{0, syn}, {1, with(synAck, func(s *segmentView) { s.flags, s.ack = tcpFlagSYN, 0 })},
-			{0, with(synAck, func(s *segmentView) { s.seq, s.ack = 100, 501 })}, {1, with(ack, func(s *segmentView) { s.seq, s.ack = 501, 101 })}}, stateEstablished},
-		{"mid-stream", []step{{0, ack}, {1, with(ack, func(s *segmentView) { s.seq, s.ack = 501, 101 })}}, stateEstablished},
-		{"mid-stream FIN both ways", []step{{0, with(ack, func(s *segmentView) { s.flags |= tcpFlagFIN; s.length = 1 })},
-			{1, segmentView{seq: 501, ack: 102, length: 1, flags: tcpFlagACK | tcpFlagFIN, window: 9}}, {0, segmentView{seq: 102, ack: 502, flags: tcpFlagACK, window: 9}}}, stateTimeWait},
-		{"inexact RST in the window, RFC 5961", []step{{0, syn}, {1, synAck}, {0, ack}, {1, segmentView{seq: 511, flags: tcpFlagRST}}}, stateEstablished},
-		{"RST outside of the window", []step{{0, syn}, {1, synAck}, {0, ack}, {1, segmentView{seq: 1 << 30, flags: tcpFlagRST}}}, stateEstablished},
-		{"exact RST", []step{{0, syn}, {1, synAck}, {0, ack}, {1, segmentView{seq: 501, flags: tcpFlagRST}}}, stateClosed},
-		{"SYN in ESTABLISHED, RFC 5961", []step{{0, syn}, {1, synAck}, {0, ack}, {0, with(syn, func(s *segmentView) { s.seq = 77 })}}, stateEstablished},
-		{"FIN outside of the window", []step{{0, syn}, {1, synAck}, {0, ack}, {1, segmentView{seq: 1 << 29, ack: 101, length: 1, flags: tcpFlagFIN | tcpFlagACK}}}, stateEstablished},
-		{"FIN that acknowledges what was never sent", []step{{0, syn}, {1, synAck}, {0, ack}, {1, segmentView{seq: 501, ack: 1 << 20, length: 1, flags: tcpFlagFIN | tcpFlagACK}}}, stateEstablished},
-		{"FIN with an acknowledgement that is too old", []step{{0, syn}, {1, synAck}, {0, ack}, {1, segmentView{seq: 501, ack: 1<<32 - 1<<17, length: 1, flags: tcpFlagFIN | tcpFlagACK}}}, stateEstablished},
-		{"FIN with an old acknowledgement", []step{{0, syn}, {1, synAck}, {0, ack}, {0, with(ack, func(s *segmentView) { s.length = 900 })},
-			{1, segmentView{seq: 501, ack: 1001, flags: tcpFlagACK}}, {1, segmentView{seq: 501, ack: 501, length: 1, flags: tcpFlagFIN | tcpFlagACK}}}, stateFinWait},
-		{"FIN without an acknowledgement", []step{{0, syn}, {1, synAck}, {0, ack}, {1, segmentView{seq: 501, length: 1, flags: tcpFlagFIN}}}, stateEstablished},
-		{"data of a SYN taken, RFC 7413", []step{{0, fastOpen}, {1, acknowledging(201)}, {0, with(ack, func(s *segmentView) { s.seq = 201 })}}, stateEstablished},
-		{"data of a SYN taken in part", []step{{0, fastOpen}, {1, acknowledging(150)}, {0, with(ack, func(s *segmentView) { s.seq = 150 })}}, stateEstablished},
+		{"SYN retransmitted with ECN", []step{{0, syn}, {0, with(syn, func(s *packet.Segment) { s.Flags |= 0xc0 })}, {1, synAck}, {0, ack}}, stateEstablished},
+		{"RST by the originator in SYN-SENT", []step{{0, syn}, {0, packet.Segment{Seq: 101, Flags: packet.RST}}}, stateClosed},
+		{"RST by the responder that acknowledges nothing", []step{{0, syn}, {1, packet.Segment{Seq: 0, Ack: 7, Flags: packet.RST | packet.ACK}}}, stateSynSent},
+		{"connection refused", []step{{0, syn}, {1, packet.Segment{Ack: 101, Flags: packet.RST | packet.ACK}}}, stateClosed},
+		{"SYN with another ISN in SYN-SENT", []step{{0, syn}, {0, with(syn, func(s *packet.Segment) { s.Seq = 9000 })},
+			{1, with(synAck, func(s *packet.Segment) { s.Ack = 9001 })}, {0, with(ack, func(s *packet.Segment) { s.Seq = 9001 })}}, stateEstablished},
+		{"SYN-ACK for another SYN", []step{{0, syn}, {1, with(synAck, func(s *packet.Segment) { s.Ack = 77 })}}, stateSynSent},
+		{"simultaneous open", []step{{0, syn}, {1, with(synAck, func(s *packet.Segment) { s.Flags, s.Ack = packet.SYN, 0 })},
+			{0, with(synAck, func(s *packet.Segment) { s.Seq, s.Ack = 100, 501 })}, {1, with(ack, func(s *packet.Segment) { s.Seq, s.Ack = 501, 101 })}}, stateEstablished},
+		{"mid-stream", []step{{0, ack}, {1, with(ack, func(s *packet.Segment) { s.Seq, s.Ack = 501, 101 })}}, stateEstablished},
+		{"mid-stream FIN both ways", []step{{0, with(ack, func(s *packet.Segment) { s.Flags |= packet.FIN; s.Length = 1 })},
+			{1, packet.Segment{Seq: 501, Ack: 102, Length: 1, Flags: packet.ACK | packet.FIN, Window: 9}}, {0, packet.Segment{Seq: 102, Ack: 502, Flags: packet.ACK, Window: 9}}}, stateTimeWait},
+		{"inexact RST in the window, RFC 5961", []step{{0, syn}, {1, synAck}, {0, ack}, {1, packet.Segment{Seq: 511, Flags: packet.RST}}}, stateEstablished},
+		{"RST outside of the window", []step{{0, syn}, {1, synAck}, {0, ack}, {1, packet.Segment{Seq: 1 << 30, Flags: packet.RST}}}, stateEstablished},
+		{"exact RST", []step{{0, syn}, {1, synAck}, {0, ack}, {1, packet.Segment{Seq: 501, Flags: packet.RST}}}, stateClosed},
+		{"SYN in ESTABLISHED, RFC 5961", []step{{0, syn}, {1, synAck}, {0, ack}, {0, with(syn, func(s *packet.Segment) { s.Seq = 77 })}}, stateEstablished},
+		{"FIN outside of the window", []step{{0, syn}, {1, synAck}, {0, ack}, {1, packet.Segment{Seq: 1 << 29, Ack: 101, Length: 1, Flags: packet.FIN | packet.ACK}}}, stateEstablished},
+		{"FIN that acknowledges what was never sent", []step{{0, syn}, {1, synAck}, {0, ack}, {1, packet.Segment{Seq: 501, Ack: 1 << 20, Length: 1, Flags: packet.FIN | packet.ACK}}}, stateEstablished},
+		{"FIN with an acknowledgement that is too old", []step{{0, syn}, {1, synAck}, {0, ack}, {1, packet.Segment{Seq: 501, Ack: 1<<32 - 1<<17, Length: 1, Flags: packet.FIN | packet.ACK}}}, stateEstablished},
+		{"FIN with an old acknowledgement", []step{{0, syn}, {1, synAck}, {0, ack}, {0, with(ack, func(s *packet.Segment) { s.Length = 900 })},
+			{1, packet.Segment{Seq: 501, Ack: 1001, Flags: packet.ACK}}, {1, packet.Segment{Seq: 501, Ack: 501, Length: 1, Flags: packet.FIN | packet.ACK}}}, stateFinWait},
+		{"FIN without an acknowledgement", []step{{0, syn}, {1, synAck}, {0, ack}, {1, packet.Segment{Seq: 501, Length: 1, Flags: packet.FIN}}}, stateEstablished},
+		{"data of a SYN taken, RFC 7413", []step{{0, fastOpen}, {1, acknowledging(201)}, {0, with(ack, func(s *packet.Segment) { s.Seq = 201 })}}, stateEstablished},
+		{"data of a SYN taken in part", []step{{0, fastOpen}, {1, acknowledging(150)}, {0, with(ack, func(s *packet.Segment) { s.Seq = 150 })}}, stateEstablished},
 		{"data of a SYN not taken", []step{{0, fastOpen}, {1, acknowledging(101)}, {0, ack}}, stateEstablished},
-		{"data of a SYN sent again without a SYN", []step{{0, fastOpen}, {1, acknowledging(101)}, {0, with(ack, func(s *segmentView) { s.length = 100 })}}, stateEstablished},
+		{"data of a SYN sent again without a SYN", []step{{0, fastOpen}, {1, acknowledging(101)}, {0, with(ack, func(s *packet.Segment) { s.Length = 100 })}}, stateEstablished},
 		{"SYN-ACK that does not acknowledge the SYN", []step{{0, fastOpen}, {1, acknowledging(100)}}, stateSynSent},
 		{"SYN-ACK of more data than a SYN has", []step{{0, fastOpen}, {1, acknowledging(202)}}, stateSynSent},
-		{"SYN repeated without its data, which the server has taken", []step{{0, fastOpen}, {0, syn}, {1, acknowledging(201)}, {0, with(ack, func(s *segmentView) { s.seq = 201 })}}, stateEstablished},
-		{"data of the server before the handshake ends", []step{{0, fastOpen}, {1, acknowledging(201)}, {1, segmentView{seq: 501, ack: 201, length: 1000, flags: tcpFlagACK}},
-			{0, segmentView{seq: 201, ack: 501, flags: tcpFlagACK}}}, stateEstablished},
+		{"SYN repeated without its data, which the server has taken", []step{{0, fastOpen}, {0, syn}, {1, acknowledging(201)}, {0, with(ack, func(s *packet.Segment) { s.Seq = 201 })}}, stateEstablished},
+		{"data of the server before the handshake ends", []step{{0, fastOpen}, {1, acknowledging(201)}, {1, packet.Segment{Seq: 501, Ack: 201, Length: 1000, Flags: packet.ACK}},
+			{0, packet.Segment{Seq: 201, Ack: 501, Flags: packet.ACK}}}, stateEstablished},
 		{"SYN with data refused", []step{{0, fastOpen}, {1, refusing(201)}}, stateClosed},
 		{"SYN with data refused, its data ignored", []step{{0, fastOpen}, {1, refusing(101)}}, stateClosed},
 		{"RST that acknowledges more than a SYN has", []step{{0, fastOpen}, {1, refusing(202)}}, stateSynSent},
-		{"simultaneous open with SYN-ACKs", []step{{0, syn}, {1, with(synAck, func(s *segmentView) { s.flags, s.ack = tcpFlagSYN, 0 })},
-			{0, with(synAck, func(s *segmentView) { s.seq, s.ack = 100, 501 })}, {1, with(synAck, func(s *segmentView) { s.seq, s.ack = 500, 101 })},
+		{"simultaneous open with SYN-ACKs", []step{{0, syn}, {1, with(synAck, func(s *packet.Segment) { s.Flags, s.Ack = packet.SYN, 0 })},
+			{0, with(synAck, func(s *packet.Segment) { s.Seq, s.Ack = 100, 501 })}, {1, with(synAck, func(s *packet.Segment) { s.Seq, s.Ack = 500, 101 })},
 			{0, ack}}, stateEstablished},
-		{"ports used again after RST", []step{{0, syn}, {1, synAck}, {0, ack}, {1, segmentView{seq: 501, flags: tcpFlagRST}}, {0, with(syn, func(s *segmentView) { s.seq = 7777 })}}, stateSynSent},
-		{"late segment after RST", []step{{0, syn}, {1, synAck}, {0, ack}, {1, segmentView{seq: 501, flags: tcpFlagRST}}, {0, ack}}, stateClosed},
-		{"SYN-ACK first, the SYN went another way", []step{{0, synAck}, {1, with(ack, func(s *segmentView) { s.seq, s.ack = 101, 501 })}}, stateEstablished},
+		{"ports used again after RST", []step{{0, syn}, {1, synAck}, {0, ack}, {1, packet.Segment{Seq: 501, Flags: packet.RST}}, {0, with(syn, func(s *packet.Segment) { s.Seq = 7777 })}}, stateSynSent},
+		{"late segment after RST", []step{{0, syn}, {1, synAck}, {0, ack}, {1, packet.Segment{Seq: 501, Flags: packet.RST}}, {0, ack}}, stateClosed},
+		{"SYN-ACK first, the SYN went another way", []step{{0, synAck}, {1, with(ack, func(s *packet.Segment) { s.Seq, s.Ack = 101, 501 })}}, stateEstablished},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -233,22 +235,22 @@ func TestTCPBeyondOracle(t *testing.T) {
 // What a window means follows from the newest acknowledgement. Segments that overtake one another tell nothing about it.
 func TestTCPWindow(t *testing.T) {
 	var tcp tcpState
-	now := tcp.open(&segmentView{seq: 100, length: 1, flags: tcpFlagSYN, window: 1000, shift: 7, scaled: true}, 0)
+	now := tcp.open(&packet.Segment{Seq: 100, Length: 1, Flags: packet.SYN, Window: 1000, Shift: 7, Scaled: true}, 0)
 	steps := []struct {
 		name string
 		d    int
-		s    segmentView
+		s    packet.Segment
 		want uint32 // of direction 1
 	}{
-		{"a SYN's is not scaled", 1, segmentView{seq: 500, ack: 101, length: 1, flags: tcpFlagSYN | tcpFlagACK, window: 5120, shift: 7, scaled: true}, 5120},
-		{"handshake", 0, segmentView{seq: 101, ack: 501, flags: tcpFlagACK}, 5120},
-		{"an acknowledgement opens it", 1, segmentView{seq: 501, ack: 101, length: 10, flags: tcpFlagACK, window: 4000}, 4000 << 7},
-		{"data", 0, segmentView{seq: 101, ack: 511, length: 1000, flags: tcpFlagACK}, 4000 << 7},
-		{"the newest acknowledgement opens it further", 1, segmentView{seq: 511, ack: 1101, flags: tcpFlagACK, window: 8000}, 8000 << 7},
-		{"an older acknowledgement is late", 1, segmentView{seq: 511, ack: 601, flags: tcpFlagACK, window: 3}, 8000 << 7},
-		{"an older segment is late", 1, segmentView{seq: 501, ack: 1101, length: 10, flags: tcpFlagACK, window: 3}, 8000 << 7},
-		{"the same acknowledgement, the window filled", 1, segmentView{seq: 511, ack: 1101, flags: tcpFlagACK, window: 2}, 2 << 7},
-		{"a retransmission that acknowledges more", 1, segmentView{seq: 501, ack: 1101, length: 20, flags: tcpFlagACK, window: 9}, 9 << 7},
+		{"a SYN's is not scaled", 1, packet.Segment{Seq: 500, Ack: 101, Length: 1, Flags: packet.SYN | packet.ACK, Window: 5120, Shift: 7, Scaled: true}, 5120},
+		{"handshake", 0, packet.Segment{Seq: 101, Ack: 501, Flags: packet.ACK}, 5120},
+		{"an acknowledgement opens it", 1, packet.Segment{Seq: 501, Ack: 101, Length: 10, Flags: packet.ACK, Window: 4000}, 4000 << 7},
+		{"data", 0, packet.Segment{Seq: 101, Ack: 511, Length: 1000, Flags: packet.ACK}, 4000 << 7},
+		{"the newest acknowledgement opens it further", 1, packet.Segment{Seq: 511, Ack: 1101, Flags: packet.ACK, Window: 8000}, 8000 << 7},
+		{"an older acknowledgement is late", 1, packet.Segment{Seq: 511, Ack: 601, Flags: packet.ACK, Window: 3}, 8000 << 7},
+		{"an older segment is late", 1, packet.Segment{Seq: 501, Ack: 1101, Length: 10, Flags: packet.ACK, Window: 3}, 8000 << 7},
+		{"the same acknowledgement, the window filled", 1, packet.Segment{Seq: 511, Ack: 1101, Flags: packet.ACK, Window: 2}, 2 << 7},
+		{"a retransmission that acknowledges more", 1, packet.Segment{Seq: 501, Ack: 1101, Length: 20, Flags: packet.ACK, Window: 9}, 9 << 7},
 	}
 	for _, step := range steps {
 		now = tcp.next(now, &step.s, step.d)
@@ -265,7 +267,7 @@ func TestTCPWindow(t *testing.T) {
 func talk(tcp *tcpState, now state, next *[2]uint32, rounds int) state {
 	for range rounds {
 		for d := range 2 {
-			now = tcp.next(now, &segmentView{seq: next[d], ack: next[1-d], length: 1000, flags: tcpFlagACK, window: 1000}, d)
+			now = tcp.next(now, &packet.Segment{Seq: next[d], Ack: next[1-d], Length: 1000, Flags: packet.ACK, Window: 1000}, d)
 			next[d] += 1000
 		}
 	}
@@ -274,8 +276,8 @@ func talk(tcp *tcpState, now state, next *[2]uint32, rounds int) state {
 
 // inMidLife returns an established connection and the numbers that both ends send next.
 func inMidLife() (tcp tcpState, now state, next [2]uint32) {
-	tcp.open(&segmentView{seq: 99, length: 1, flags: tcpFlagSYN}, 0)
-	now = tcp.next(stateSynSent, &segmentView{seq: 499, ack: 100, length: 1, flags: tcpFlagSYN | tcpFlagACK}, 1)
+	tcp.open(&packet.Segment{Seq: 99, Length: 1, Flags: packet.SYN}, 0)
+	now = tcp.next(stateSynSent, &packet.Segment{Seq: 499, Ack: 100, Length: 1, Flags: packet.SYN | packet.ACK}, 1)
 	next = [2]uint32{100, 500}
 	return tcp, talk(&tcp, now, &next, 10), next
 }
@@ -291,12 +293,12 @@ func TestTCPResynchronises(t *testing.T) {
 	}
 	for _, step := range []struct {
 		d    int
-		s    segmentView
+		s    packet.Segment
 		want state
 	}{
-		{0, segmentView{seq: next[0], ack: next[1], length: 1, flags: tcpFlagFIN | tcpFlagACK}, stateFinWait},
-		{1, segmentView{seq: next[1], ack: next[0] + 1, length: 1, flags: tcpFlagFIN | tcpFlagACK}, stateLastAck},
-		{0, segmentView{seq: next[0] + 1, ack: next[1] + 1, flags: tcpFlagACK}, stateTimeWait},
+		{0, packet.Segment{Seq: next[0], Ack: next[1], Length: 1, Flags: packet.FIN | packet.ACK}, stateFinWait},
+		{1, packet.Segment{Seq: next[1], Ack: next[0] + 1, Length: 1, Flags: packet.FIN | packet.ACK}, stateLastAck},
+		{0, packet.Segment{Seq: next[0] + 1, Ack: next[1] + 1, Flags: packet.ACK}, stateTimeWait},
 	} {
 		if now = tcp.next(now, &step.s, step.d); now != step.want {
 			t.Fatalf("%v, want %v", now, step.want)
@@ -307,19 +309,19 @@ func TestTCPResynchronises(t *testing.T) {
 // Who speaks for one end alone cannot make the gateway forget what it knows: the other end goes on as before.
 func TestTCPKeepsItsGroundAgainstOneSide(t *testing.T) {
 	tcp, now, next := inMidLife()
-	junk := segmentView{seq: next[1] + 1<<24, ack: next[0] + 1<<24, length: 1000, flags: tcpFlagACK, window: 1}
+	junk := packet.Segment{Seq: next[1] + 1<<24, Ack: next[0] + 1<<24, Length: 1000, Flags: packet.ACK, Window: 1}
 	for range 3 * strays {
 		for range 100 {
 			now = tcp.next(now, &junk, 1)
-			junk.seq += 1000
+			junk.Seq += 1000
 		}
-		challenge := segmentView{seq: next[0], ack: next[1], flags: tcpFlagACK, window: 1000} // RFC 5961, Section 5
+		challenge := packet.Segment{Seq: next[0], Ack: next[1], Flags: packet.ACK, Window: 1000} // RFC 5961, Section 5
 		now = tcp.next(now, &challenge, 0)
 	}
 	if now != stateEstablished || tcp.end != next {
 		t.Fatalf("%v, knows %v of %v", now, tcp.end, next)
 	}
-	if now = tcp.next(now, &segmentView{seq: next[1], flags: tcpFlagRST}, 1); now != stateClosed {
+	if now = tcp.next(now, &packet.Segment{Seq: next[1], Flags: packet.RST}, 1); now != stateClosed {
 		t.Fatalf("%v after an exact RST", now)
 	}
 }

@@ -1,7 +1,9 @@
 package nat
 
+import "culvert/nat/packet"
+
 // find looks up a connection. It removes one that has expired even if the timer wheel has not reached it.
-func (e *Engine) find(t *tuple, now Time) (hit, bool) {
+func (e *Engine) find(t *packet.Tuple, now Time) (hit, bool) {
 	s := e.snapshot
 	for {
 		h, ok := e.table.lookup(t)
@@ -19,14 +21,14 @@ func (e *Engine) find(t *tuple, now Time) (hit, bool) {
 
 // established handles a packet of a connection that exists. It returns false if the connection turned out to be gone, and the packet
 // is the first of another.
-func (e *Engine) established(h hit, p *Packet, in Port, now Time, v *Verdict) bool {
+func (e *Engine) established(h hit, p *packet.Packet, in Port, now Time, v *Verdict) bool {
 	s, c, d := e.snapshot, h.conn, h.direction
 	if c.generation != s.generation {
 		switch reason, ok := e.revalidate(c, h.number, now); {
 		case reason != ReasonNone:
-			*v = refuse(reason, AnswerPortUnreachable)
-			if p.protocol == protocolTCP {
-				v.Answer = AnswerReset
+			*v = refuse(reason, packet.PortUnreachable)
+			if p.Protocol() == packet.TCP {
+				v.Refusal = packet.Reset
 			}
 			return true
 		case !ok:
@@ -34,8 +36,8 @@ func (e *Engine) established(h hit, p *Packet, in Port, now Time, v *Verdict) bo
 		}
 	}
 	// The tuple of an answer from a node fits whichever node it comes from.
-	asymmetric := d == reply && c.tuples[reply].zone == anyNode && in != c.out[original]
-	if asymmetric && s.foreign(c.tuples[reply].source(), in) {
+	asymmetric := d == reply && c.tuples[reply].Link == anyNode && in != c.out[original]
+	if asymmetric && s.foreign(c.tuples[reply].Source(), in) {
 		*v = drop(ReasonBadSource)
 		return true
 	}
@@ -50,64 +52,64 @@ func (e *Engine) established(h hit, p *Packet, in Port, now Time, v *Verdict) bo
 		return true
 	}
 	var pl plan
-	pl.to.words, pl.to.ports = c.tuples[1-d].reversed()
+	pl.to.Words, pl.to.Ports = c.tuples[1-d].Reversed()
 	pl.addresses, pl.ports = c.deltas(d)
 	pl.out, pl.clamp, pl.mtu = c.out[d], c.clamp[d], s.mtu
-	if p.partial && p.protocol == protocolTCP {
+	if p.IsPartial() && p.Protocol() == packet.TCP {
 		pl.peerMSS = c.tcp.mss[1-d]
 		if e.paths.live(now) {
 			to := c.to(d)
-			pl.pathMTU = e.paths.lookup(to.destination(), pl.out == Tunnel, now)
+			pl.pathMTU = e.paths.lookup(to.Destination(), pl.out == Tunnel, now)
 		}
 	}
-	sctp := p.protocol == protocolSCTP && pl.ports != 0
-	if sctp && p.fragment {
+	sctp := p.Protocol() == packet.SCTP && pl.ports != 0
+	if sctp && p.IsFragment() {
 		*v = drop(ReasonFragment) // its checksum covers bytes that are elsewhere
 		return true
 	}
-	if !p.forward(&pl, v) {
+	if !pl.forward(p, v) {
 		l := &e.hits.lists[c.hits[d]]
-		l.count(l.entered, p.isSYN(), 1, uint64(len(p.data)))
+		l.count(l.entered, p.IsSYN(), 1, uint64(p.Len()))
 		return true
 	}
 	if sctp {
-		p.sumSCTP()
+		p.SumSCTP()
 	}
 	v.Asymmetric = asymmetric
 	c.packets[d] += uint64(v.Packets)
-	c.bytes[d] += uint64(len(p.data))
+	c.bytes[d] += uint64(p.Len())
 	e.countHits(c, d, p, uint64(v.Packets))
 	e.advance(c, h.number, d, p, now)
 	return true
 }
 
 // refused is the verdict on a packet of a connection that filters or routing refuse.
-func (e *Engine) refused(c *conn, d int, p *Packet, v *Verdict) {
+func (e *Engine) refused(c *conn, d int, p *packet.Packet, v *Verdict) {
 	e.countHits(c, d, p, 1)
 	switch r := c.verdict[d]; r {
 	case ReasonRejected:
-		*v = refuse(r, AnswerNetUnreachable)
+		*v = refuse(r, packet.NetUnreachable)
 	case ReasonNoRoute:
 		to := c.to(d)
-		*v = e.snapshot.noRoute(to.destination())
+		*v = e.snapshot.noRoute(to.Destination())
 	default:
 		*v = drop(r)
 	}
 }
 
 // advance takes a forwarded packet into the connection's state and timer.
-func (e *Engine) advance(c *conn, number uint32, d int, p *Packet, now Time) {
+func (e *Engine) advance(c *conn, number uint32, d int, p *packet.Packet, now Time) {
 	c.lastSeen = max(c.lastSeen, now)
 	was := c.state
 	switch {
-	case c.tuples[original].protocol == protocolTCP:
-		if p.hasPorts {
-			var s segmentView
-			s.view(p)
+	case c.tuples[original].Protocol == packet.TCP:
+		if p.HasPorts() {
+			var s packet.Segment
+			p.Segment(&s)
 			c.state = c.tcp.next(c.state, &s, d)
 		}
-	case c.tuples[original].protocol == protocolSCTP:
-		if p.hasPorts {
+	case c.tuples[original].Protocol == packet.SCTP:
+		if p.HasPorts() {
 			c.state = c.tcp.sctpNext(c.state, p, d, d == reply || c.has(flagReplied))
 		}
 	case c.state == stateUDP && d == reply:
@@ -125,7 +127,7 @@ func (e *Engine) advance(c *conn, number uint32, d int, p *Packet, now Time) {
 }
 
 // evaluate runs the filters and the route for a direction, and caches what they say for the rest of the generation.
-func (e *Engine) evaluate(c *conn, d int, p *Packet, in Port, now Time) {
+func (e *Engine) evaluate(c *conn, d int, p *packet.Packet, in Port, now Time) {
 	tr := &e.scratch
 	*tr = traversal{from: c.tuples[d], to: c.to(d), in: in}
 	tr.effects.connMark = c.mark

@@ -3,6 +3,8 @@ package nat
 import (
 	"encoding/binary"
 	"net/netip"
+
+	"culvert/nat/packet"
 )
 
 // maxHits is how many of the counting rules that a direction's packets hit are counted.
@@ -11,8 +13,8 @@ const maxHits = 8
 // A traversal takes a packet through the hooks, in the order of the kernel's: prerouting, routing, forward, postrouting. For the first
 // packet of a connection the nat chains choose the translation; later ones bring theirs along.
 type traversal struct {
-	from tuple // as the packet came
-	to   tuple // as it goes
+	from packet.Tuple // as the packet came
+	to   packet.Tuple // as it goes
 	in   Port
 	out  Port
 	// first: the nat chains run, and to is a result.
@@ -21,14 +23,14 @@ type traversal struct {
 	service    *service // that the packet is addressed to
 	stateful   bool     // the translation needs a connection
 	reason     Reason
-	answer     Answer
+	refusal    packet.Refusal
 	effects    effects
 	hits       [maxHits]*rule
 	head       [4]byte // the first bytes of a transport header without ports
 	hasHead    bool
 
 	// For the first tuple of a connection that exists, keep is where its packets go: a service's backend is not chosen anew.
-	keep    tuple
+	keep    packet.Tuple
 	keeping bool
 }
 
@@ -55,9 +57,9 @@ func (tr *traversal) run(e *Engine, s *snapshot, now Time) bool {
 			return false
 		}
 	}
-	v.dst = tr.to.destination()
-	if usesPorts(tr.to.protocol) {
-		binary.BigEndian.PutUint16(v.l4[2:], tr.to.destinationPort())
+	v.dst = tr.to.Destination()
+	if usesPorts(tr.to.Protocol) {
+		binary.BigEndian.PutUint16(v.l4[2:], tr.to.DestinationPort())
 	}
 	if !tr.filter(r, stagePrerouting, &v) {
 		return false
@@ -73,30 +75,27 @@ func (tr *traversal) run(e *Engine, s *snapshot, now Time) bool {
 	if tr.first && !v.untracked && !tr.bindSource(s, &v) {
 		return false
 	}
-	v.src = tr.to.source()
-	if usesPorts(tr.to.protocol) {
-		binary.BigEndian.PutUint16(v.l4[:], tr.to.sourcePort())
+	v.src = tr.to.Source()
+	if usesPorts(tr.to.Protocol) {
+		binary.BigEndian.PutUint16(v.l4[:], tr.to.SourcePort())
 	}
 	return tr.filter(r, stagePostrouting, &v)
 }
 
 // see takes along the first bytes of p's transport header, at which rules with ports look whatever the protocol. p may be nil.
-func (tr *traversal) see(p *Packet) {
-	if p == nil {
-		return
-	}
-	if tr.hasHead = p.fragmentOffset == 0 && len(p.data) >= p.transport+4; tr.hasHead {
-		tr.head = [4]byte(p.data[p.transport:])
+func (tr *traversal) see(p *packet.Packet) {
+	if p != nil {
+		tr.head, tr.hasHead = p.TransportHead()
 	}
 }
 
 // view returns what rules see of the packet as it came.
 func (tr *traversal) view() view {
 	t := &tr.from
-	v := view{src: t.source(), dst: t.destination(), proto: t.protocol, in: tr.in, out: noPort, untracked: tr.effects.notrack}
-	if usesPorts(t.protocol) {
+	v := view{src: t.Source(), dst: t.Destination(), proto: t.Protocol, in: tr.in, out: noPort, untracked: tr.effects.notrack}
+	if usesPorts(t.Protocol) {
 		v.hasL4 = true
-		binary.BigEndian.PutUint32(v.l4[:], t.ports)
+		binary.BigEndian.PutUint32(v.l4[:], t.Ports)
 	} else {
 		v.l4, v.hasL4 = tr.head, tr.hasHead
 	}
@@ -106,14 +105,14 @@ func (tr *traversal) view() view {
 // usesPorts reports whether a tuple of the protocol holds ports.
 func usesPorts(protocol uint8) bool {
 	switch protocol {
-	case protocolTCP, protocolUDP, protocolUDPLite, protocolSCTP:
+	case packet.TCP, packet.UDP, packet.UDPLite, packet.SCTP:
 		return true
 	}
 	return false
 }
 
 func (tr *traversal) refuse(v Verdict) bool {
-	tr.reason, tr.answer = v.Reason, v.Answer
+	tr.reason, tr.refusal = v.Reason, v.Refusal
 	return false
 }
 
@@ -126,7 +125,7 @@ func (tr *traversal) filter(r *ruleset, s stage, v *view) bool {
 		tr.reason = ReasonFiltered
 		return false
 	case ruleReject:
-		tr.reason, tr.answer = ReasonRejected, AnswerNetUnreachable
+		tr.reason, tr.refusal = ReasonRejected, packet.NetUnreachable
 		return false
 	}
 	return true
@@ -138,23 +137,23 @@ func (tr *traversal) bindDestination(e *Engine, r *ruleset, v *view, now Time) b
 	switch tr.dnat.kind {
 	case bindAddress:
 		tr.stateful = true
-		tr.to.setDestination(tr.dnat.addr)
+		tr.to.SetDestination(tr.dnat.addr)
 	case bindPrefix:
-		tr.to.setDestination(tr.dnat.addr)
+		tr.to.SetDestination(tr.dnat.addr)
 	case bindService:
 		tr.stateful = true
 		tr.service = tr.dnat.service
 		if tr.keeping {
-			tr.to.setDestination(tr.keep.destination())
-			tr.to.setDestinationPort(tr.keep.destinationPort())
+			tr.to.SetDestination(tr.keep.Destination())
+			tr.to.SetDestinationPort(tr.keep.DestinationPort())
 			return true
 		}
-		b, ok := tr.service.pick(e, netip.AddrPortFrom(v.src, tr.from.sourcePort()), now)
+		b, ok := tr.service.pick(e, netip.AddrPortFrom(v.src, tr.from.SourcePort()), now)
 		if !ok {
-			return tr.refuse(refuse(ReasonNoBackend, AnswerPortUnreachable))
+			return tr.refuse(refuse(ReasonNoBackend, packet.PortUnreachable))
 		}
-		tr.to.setDestination(b.Address)
-		tr.to.setDestinationPort(b.Port)
+		tr.to.SetDestination(b.Address)
+		tr.to.SetDestinationPort(b.Port)
 	case bindDrop:
 		return tr.refuse(drop(ReasonFiltered))
 	}
@@ -168,15 +167,15 @@ func (tr *traversal) bindSource(s *snapshot, v *view) bool {
 	switch tr.snat.kind {
 	case bindNone:
 		hairpin := s.rules.generated && (tr.dnat.kind == bindAddress || tr.dnat.kind == bindService)
-		if hairpin && tr.in != Tunnel && tr.out != Tunnel && s.gateway.IsValid() && s.gateway.Is6() == tr.to.v6 {
+		if hairpin && tr.in != Tunnel && tr.out != Tunnel && s.gateway.IsValid() && s.gateway.Is6() == tr.to.IPv6 {
 			tr.stateful = true
-			tr.to.setSource(s.gateway)
+			tr.to.SetSource(s.gateway)
 		}
 	case bindAddress:
 		tr.stateful = tr.stateful || tr.snat.addr != v.src // a rule that binds a source to itself needs no state
-		tr.to.setSource(tr.snat.addr)
+		tr.to.SetSource(tr.snat.addr)
 	case bindPrefix:
-		tr.to.setSource(tr.snat.addr)
+		tr.to.SetSource(tr.snat.addr)
 	case bindDrop:
 		return tr.refuse(drop(ReasonFiltered))
 	case bindNoSource:
@@ -200,7 +199,7 @@ func (tr *traversal) clampFor(s *snapshot) uint16 {
 	bound := tr.effects.mss
 	if tr.effects.routeMSS {
 		limit := uint16(s.mtu - 40)
-		if tr.from.v6 {
+		if tr.from.IPv6 {
 			limit = uint16(s.mtu - 60)
 		}
 		if bound == 0 || limit < bound {

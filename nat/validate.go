@@ -6,6 +6,8 @@ import (
 	"iter"
 	"net/netip"
 
+	"culvert/nat/packet"
+
 	"github.com/gaissmai/bart"
 )
 
@@ -288,7 +290,7 @@ func (k *checker) service(path string, s *Service) {
 	if s.Port == 0 {
 		k.fault(path+".Port", "0 is no port")
 	}
-	if s.Protocol != protocolTCP && s.Protocol != protocolUDP && s.Protocol != protocolSCTP {
+	if s.Protocol != packet.TCP && s.Protocol != packet.UDP && s.Protocol != packet.SCTP {
 		k.fault(path+".Protocol", "%d is not TCP, UDP or SCTP", s.Protocol)
 	}
 	if s.Balance > BalanceHash || s.Affinity > AffinityClientIP || s.OnRemoval > RemovalReset || s.AffinityTimeout < 0 {
@@ -322,7 +324,7 @@ func (c *Config) validateRules(k *checker) {
 		for j, p := range r.Destination {
 			k.prefix(fmt.Sprintf("%s.Destination[%d]", path, j), p)
 		}
-		if len(r.Ports) > 0 && r.Protocol != protocolTCP && r.Protocol != protocolUDP && r.Protocol != protocolSCTP {
+		if len(r.Ports) > 0 && r.Protocol != packet.TCP && r.Protocol != packet.UDP && r.Protocol != packet.SCTP {
 			k.fault(path+".Ports", "protocol %d has no ports", r.Protocol)
 		}
 		for j, p := range r.Ports {

@@ -15,6 +15,7 @@ import (
 	"culvert/gateway/wgkey"
 	"culvert/geneve"
 	"culvert/nat"
+	"culvert/nat/packet"
 )
 
 // Caps of the lists of a configuration. With them, all rules together stay below the
@@ -182,10 +183,10 @@ func (c *Config) validateNetworks(e *configfile.Errors, external *bart.Lite) {
 // isHost reports whether packets can be forwarded to a, which was reported before if
 // it is invalid.
 func isHost(e *configfile.Errors, path string, a netip.Addr) bool {
-	if a.IsValid() && !nat.Forwardable(a) {
+	if a.IsValid() && !packet.Forwardable(a) {
 		e.Add(path, "%s is no address of a host behind a router", a)
 	}
-	return a.IsValid() && nat.Forwardable(a)
+	return a.IsValid() && packet.Forwardable(a)
 }
 
 func (c *Config) validateNodes(e *configfile.Errors) {

@@ -186,6 +186,27 @@ func (s SCTP) bytes(_, _ netip.Addr) (uint8, []byte) {
 
 func (r Raw) bytes(_, _ netip.Addr) (uint8, []byte) { return r.Protocol, r.Payload }
 
+// Bodies has one of each transport, with every kind of checksum that a sender may leave.
+func Bodies(v6 bool) map[string]Body {
+	payload := Payload(57, 9)
+	m := map[string]Body{
+		"tcp":         TCP{SourcePort: 40000, DestinationPort: 80, Flags: ACK, Payload: payload},
+		"tcp partial": TCP{SourcePort: 40001, DestinationPort: 80, Flags: ACK, Payload: payload, Partial: true},
+		"udp":         UDP{SourcePort: 40000, DestinationPort: 53, Payload: payload},
+		"udp partial": UDP{SourcePort: 40001, DestinationPort: 53, Payload: payload, Partial: true},
+		"sctp":        SCTP{SourcePort: 40000, DestinationPort: 9899, Tag: 7, Chunks: []byte{0, 0, 0, 4}},
+		"gre":         Raw{Protocol: 47, Payload: payload},
+		"empty":       Raw{Protocol: 50, Payload: make([]byte, 1)},
+	}
+	if v6 {
+		m["echo"] = ICMP{Type: 128, Rest: 0x12340001, Payload: payload}
+		return m
+	}
+	m["udp without checksum"] = UDP{SourcePort: 40002, DestinationPort: 53, Payload: payload, NoChecksum: true}
+	m["echo"] = ICMP{Type: 8, Rest: 0x12340001, Payload: payload}
+	return m
+}
+
 // putChecksum fills the zeroed field, a part of b.
 func putChecksum(field, b []byte, source, destination netip.Addr, protocol uint8, partial bool) {
 	pseudo := pseudoHeader(source, destination, protocol, len(b))

@@ -1,4 +1,4 @@
-package nat
+package packet
 
 import (
 	"encoding/binary"
@@ -21,14 +21,14 @@ const (
 	nextShim6       = 140
 )
 
-func (p *Packet) parseIPv6(b []byte) Reason {
+func (p *Packet) parseIPv6(b []byte) Fault {
 	if len(b) < header.IPv6MinimumSize {
-		return ReasonMalformed
+		return Malformed
 	}
 	// A length of 0 before a hop-by-hop header would announce a jumbogram (RFC 2675, Section 2), which no tunnel here carries.
 	total := header.IPv6MinimumSize + int(binary.BigEndian.Uint16(b[4:]))
 	if total == header.IPv6MinimumSize && b[6] == nextHopByHop || total > len(b) {
-		return ReasonMalformed
+		return Malformed
 	}
 	p.data = b[:total]
 	p.v6 = true
@@ -37,11 +37,11 @@ func (p *Packet) parseIPv6(b []byte) Reason {
 
 // parseChain walks the extension headers up to the transport header or to the first header of a later fragment, whose rest is
 // payload. It stops at AH and ESP: what follows them is not translated.
-func (p *Packet) parseChain() Reason {
+func (p *Packet) parseChain() Fault {
 	next, at := p.data[6], header.IPv6MinimumSize
 	for first := true; ; first = false {
 		if at > header.IPv6MinimumSize+maxExtensions {
-			return ReasonMalformed
+			return Malformed
 		}
 		rest := p.data[at:]
 		var n int
@@ -49,21 +49,21 @@ func (p *Packet) parseChain() Reason {
 		case nextHopByHop:
 			// RFC 8200, Section 4.1: only directly behind the IPv6 header.
 			if !first {
-				return ReasonMalformed
+				return Malformed
 			}
 			fallthrough
 		case nextDestination, nextRouting, nextMobility, nextHIP, nextShim6:
 			if len(rest) < 8 {
-				return ReasonMalformed
+				return Malformed
 			}
 			n = (int(rest[1]) + 1) * 8
 			// RFC 5095, Section 3, and any other type: the destination in the header is not the last one.
 			if next == nextRouting && rest[3] != 0 {
-				return ReasonSourceRoute
+				return SourceRoute
 			}
 		case nextFragment:
 			if len(rest) < 8 || p.fragmentAt != 0 {
-				return ReasonMalformed
+				return Malformed
 			}
 			n = 8
 			field := binary.BigEndian.Uint16(rest[2:])
@@ -74,15 +74,15 @@ func (p *Packet) parseChain() Reason {
 			p.fragment = p.fragmentOffset != 0 || p.more
 		default:
 			p.protocol, p.transport = next, at
-			return ReasonNone
+			return NoFault
 		}
 		if n > len(rest) {
-			return ReasonMalformed
+			return Malformed
 		}
 		next, at = rest[0], at+n
 		if p.fragmentOffset > 0 {
 			p.protocol, p.transport = next, at
-			return ReasonNone
+			return NoFault
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"culvert/nat"
 	"culvert/nat/nattest"
+	"culvert/nat/packet"
 )
 
 // A super-frame is cut into segments that a receiver puts together again.
@@ -94,7 +95,7 @@ func TestTooBig(t *testing.T) {
 			}
 			e := engine(t)
 			if test.pieces == 0 {
-				if v := dropped(t, e, node1, p.Bytes(), start, nat.ReasonTooBig); v.Answer != nat.AnswerTooBig || v.MTU != 1340 {
+				if v := dropped(t, e, node1, p.Bytes(), start, nat.ReasonTooBig); v.Refusal != packet.TooBig || v.MTU != 1340 {
 					t.Fatalf("%+v", v)
 				}
 				return
@@ -334,8 +335,8 @@ func TestAllocations(t *testing.T) {
 		"expired":     {node1, expired.Bytes()},
 	} {
 		work := make([]byte, len(test.b))
-		var p nat.Packet
-		var c nat.Cutter
+		var p packet.Packet
+		var c packet.Cutter
 		now := start
 		if n := testing.AllocsPerRun(200, func() {
 			copy(work, test.b)
@@ -348,7 +349,7 @@ func TestAllocations(t *testing.T) {
 				}
 				return
 			}
-			c.Start(&p, v)
+			c.Start(&p, v.SegmentSize, v.MTU)
 			for c.Next(buffer) > 0 {
 			}
 		}); n != 0 {
@@ -371,7 +372,7 @@ func TestConnectionAllocations(t *testing.T) {
 		parts := pieces(nattest.IP{Source: source, Destination: destination, Body: nattest.UDP{SourcePort: 1000, DestinationPort: 53, Payload: make([]byte, 2000)}}, 1000, 1)
 		deliver(t, e, node1, parts, start)
 		work := make([]byte, 2048)
-		var q nat.Packet
+		var q packet.Packet
 		now := start
 		run := func(in nat.Port, b []byte) {
 			q.Parse(work[:copy(work, b)])

@@ -1,25 +1,25 @@
-package nat
+package packet
 
 import "encoding/binary"
 
-// rewrite gives p the addresses and ports of to. addresses and ports are the deltas from what p has; both may be 0.
-// It is used for packets and, leniently parsed, for those quoted in ICMP errors.
-func (p *Packet) rewrite(to *tuple, addresses, ports uint16) {
+// Rewrite gives p, a packet or one that an ICMP error quotes, the addresses and ports of to. addresses and ports are the Deltas from what
+// p has; both may be 0. The checksum of SCTP is left to SumSCTP. Preconditions: to has the family of p.
+func (p *Packet) Rewrite(to *Tuple, addresses, ports uint16) {
 	b := p.data
 	if p.v6 {
 		_ = b[39]
-		binary.BigEndian.PutUint64(b[8:], to.words[0])
-		binary.BigEndian.PutUint64(b[16:], to.words[1])
-		binary.BigEndian.PutUint64(b[24:], to.words[2])
-		binary.BigEndian.PutUint64(b[32:], to.words[3])
+		binary.BigEndian.PutUint64(b[8:], to.Words[0])
+		binary.BigEndian.PutUint64(b[16:], to.Words[1])
+		binary.BigEndian.PutUint64(b[24:], to.Words[2])
+		binary.BigEndian.PutUint64(b[32:], to.Words[3])
 	} else {
-		binary.BigEndian.PutUint64(b[12:], to.words[0])
+		binary.BigEndian.PutUint64(b[12:], to.Words[0])
 		adjustAt(b, 10, addresses)
 	}
 	if p.hasPorts {
-		binary.BigEndian.PutUint32(b[p.transport:], to.ports)
+		binary.BigEndian.PutUint32(b[p.transport:], to.Ports)
 	} else if p.hasIdent {
-		binary.BigEndian.PutUint16(b[p.transport+4:], uint16(to.ports))
+		binary.BigEndian.PutUint16(b[p.transport+4:], uint16(to.Ports))
 	}
 	if p.checksumAt == 0 {
 		return
@@ -30,13 +30,13 @@ func (p *Packet) rewrite(to *tuple, addresses, ports uint16) {
 		field := add(binary.BigEndian.Uint16(b[p.checksumAt:]), addresses)
 		binary.BigEndian.PutUint16(b[p.checksumAt:], field)
 		return
-	case p.protocol == protocolICMP:
+	case p.protocol == ICMP:
 		addresses = 0 // RFC 792: no pseudo-header
-	case p.protocol == protocolUDP && b[p.checksumAt] == 0 && b[p.checksumAt+1] == 0:
+	case p.protocol == UDP && b[p.checksumAt] == 0 && b[p.checksumAt+1] == 0:
 		return // RFC 768: the sender made none
 	}
 	adjustAt(b, p.checksumAt, add(addresses, ports))
-	if p.protocol == protocolUDP || p.protocol == protocolUDPLite {
+	if p.protocol == UDP || p.protocol == UDPLite {
 		avoidZero(b[p.checksumAt:])
 	}
 }
@@ -48,8 +48,8 @@ func avoidZero(field []byte) {
 	}
 }
 
-// decrementHops takes one from the TTL or hop limit. Preconditions: it is at least 1.
-func (p *Packet) decrementHops() {
+// DecrementHops takes one from the TTL or hop limit. Preconditions: p.Hops() is at least 1.
+func (p *Packet) DecrementHops() {
 	if p.v6 {
 		p.data[7]--
 		return
@@ -65,7 +65,7 @@ func (p *Packet) finish() {
 	}
 	p.partial = false
 	binary.BigEndian.PutUint16(p.data[p.checksumAt:], ^sum(p.data[p.transport:]))
-	if p.protocol == protocolUDP {
+	if p.protocol == UDP {
 		avoidZero(p.data[p.checksumAt:])
 	}
 }

@@ -1,4 +1,4 @@
-package nat
+package packet
 
 import (
 	"encoding/binary"
@@ -6,7 +6,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 )
 
-// A Cutter makes of a forwarded packet what goes on the wire: the packet itself with its checksum finished, the segments of a TCP
+// A Cutter makes of a rewritten packet what goes on the wire: the packet itself with its checksum finished, the segments of a TCP
 // super-frame, the datagrams of a UDP train, the fragments of an IPv4 packet. Its zero value is ready for Start.
 type Cutter struct {
 	// borrowed: the packet given to Start, until Next has returned 0.
@@ -23,13 +23,15 @@ type Cutter struct {
 	cut    fragmenter
 }
 
-// Start begins with p, which Process forwarded with verdict v.
-func (c *Cutter) Start(p *Packet, v Verdict) {
-	*c = Cutter{p: p, mtu: v.MTU}
+// Start begins with p. A positive segment makes of a TCP super-frame segments with so many bytes of payload. A positive mtu makes of what
+// is longer, in bytes, fragments; p is IPv4 then. Preconditions: a packet with segment is a whole TCP segment whose checksum is partial,
+// one with p.SegmentSize a datagram (Packet.IsDatagram).
+func (c *Cutter) Start(p *Packet, segment, mtu int) {
+	*c = Cutter{p: p, mtu: mtu}
 	switch {
-	case v.SegmentSize > 0:
-		c.size = v.SegmentSize
-		c.head = p.transport + int(p.data[p.transport+12]>>4)*4
+	case segment > 0:
+		c.size = segment
+		c.head = p.transport + p.TCPHeaderLen()
 		c.tcpSum = c.commonSum()
 	case p.SegmentSize > 0:
 		c.size = p.SegmentSize
@@ -63,7 +65,7 @@ func (c *Cutter) Next(dst []byte) int {
 	c.at += len(payload)
 	c.done = last
 	var n int
-	if c.p.protocol == protocolTCP {
+	if c.p.protocol == TCP {
 		n = c.segment(dst, payload, last)
 	} else {
 		n = c.datagram(dst, payload)
@@ -76,7 +78,7 @@ func (c *Cutter) Next(dst []byte) int {
 func (c *Cutter) commonSum() uint16 {
 	b := c.p.data
 	tcp := b[c.p.transport:c.head]
-	s := pseudoHeader(c.p.addresses(), protocolTCP, 0)
+	s := pseudoHeader(c.p.addresses(), TCP, 0)
 	s = add(s, sum(tcp[:4]))
 	s = add(s, sum(tcp[8:12]))
 	s = add(s, sum(tcp[14:16]))
@@ -94,10 +96,10 @@ func (c *Cutter) segment(dst, payload []byte, last bool) int {
 	tcp := dst[c.p.transport:]
 	binary.BigEndian.PutUint32(tcp[4:], binary.BigEndian.Uint32(tcp[4:])+uint32(c.number*c.size))
 	if c.number > 0 {
-		tcp[13] &^= byte(flagCWR)
+		tcp[13] &^= CWR
 	}
 	if !last {
-		tcp[13] &^= byte(header.TCPFlagFin | header.TCPFlagPsh)
+		tcp[13] &^= FIN | PSH
 	}
 	s := add(c.tcpSum, uint16(len(tcp)))
 	s = add(s, sum(tcp[4:8]))
@@ -107,9 +109,6 @@ func (c *Cutter) segment(dst, payload []byte, last bool) int {
 	return n
 }
 
-// flagCWR is Congestion Window Reduced (RFC 3168, Section 6.1.2).
-const flagCWR = 0x80
-
 // datagram writes the next datagram of a train, or its first fragment.
 func (c *Cutter) datagram(dst, payload []byte) int {
 	at := c.p.transport
@@ -118,7 +117,7 @@ func (c *Cutter) datagram(dst, payload []byte) int {
 	length := len(udp) + len(payload)
 	binary.BigEndian.PutUint16(udp[4:], uint16(length))
 	if c.p.partial || c.p.data[at+6] != 0 || c.p.data[at+7] != 0 {
-		s := add(pseudoHeader(c.p.addresses(), protocolUDP, length), sum(udp[:]))
+		s := add(pseudoHeader(c.p.addresses(), UDP, length), sum(udp[:]))
 		binary.BigEndian.PutUint16(udp[6:], ^add(s, sum(payload)))
 		avoidZero(udp[6:])
 	}

@@ -9,6 +9,7 @@ import (
 
 	"culvert/nat"
 	"culvert/nat/nattest"
+	"culvert/nat/packet"
 )
 
 // TestAppendError follows the errors that we originate.
@@ -76,7 +77,7 @@ func TestNoAppendError(t *testing.T) {
 		"redirect":       about(nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9", Body: nattest.ICMP{Type: 5}}),
 		"malformed":      {0x45, 0, 0},
 	} {
-		v := nat.Verdict{Action: nat.Drop, Reason: nat.ReasonTTLExceeded, Answer: nat.AnswerTimeExceeded}
+		v := nat.Verdict{Action: nat.Drop, Reason: nat.ReasonTTLExceeded, Refusal: packet.TimeExceeded}
 		if got := answer(t, e, node1, b, v, start); got != nil {
 			t.Errorf("%s: answered %x", name, got)
 		}
@@ -157,7 +158,7 @@ func TestErrorFlood(t *testing.T) {
 // A RST for a service whose backend has left is not answered (RFC 9293, Section 3.10.7.1): that costs no error and counts none.
 func TestUnansweredResetsCostNothing(t *testing.T) {
 	e := engine(t)
-	v := nat.Verdict{Action: nat.Drop, Reason: nat.ReasonNoBackend, Answer: nat.AnswerReset}
+	v := nat.Verdict{Action: nat.Drop, Reason: nat.ReasonNoBackend, Refusal: packet.Reset}
 	for name, p := range map[string]nattest.IP{
 		"RST":            tcp("10.200.3.9", "10.70.0.20", 5, 80, nattest.RST, ""),
 		"first fragment": {Source: "10.200.3.9", Destination: "10.70.0.20", MF: true, Body: nattest.TCP{Flags: nattest.ACK, Payload: make([]byte, 12)}},

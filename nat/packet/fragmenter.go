@@ -1,4 +1,4 @@
-package nat
+package packet
 
 import (
 	"encoding/binary"
@@ -82,4 +82,13 @@ func laterOptions(b []byte) int {
 	}
 	b[0] = 0x40 | byte(n/4)
 	return n
+}
+
+// Fragments returns how many IPv4 packets of at most mtu bytes a Cutter makes of one of n bytes, of which header are its IP header.
+func Fragments(header, n, mtu int) int {
+	if n <= mtu {
+		return 1
+	}
+	piece := (mtu - header) &^ 7
+	return (n - header + piece - 1) / piece
 }

@@ -1,4 +1,4 @@
-package nat
+package packet
 
 import (
 	"encoding/binary"
@@ -6,11 +6,11 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 )
 
-// findMSS returns the offset of the MSS value in p, or 0 if the segment has no such option or its options are broken.
-// Preconditions: p.isSYN().
-func (p *Packet) findMSS() int {
+// option returns the offset in p of the value of a TCP option of kind and length (RFC 9293, Section 3.1), or 0 if the segment has no
+// such option or its options are broken before. Preconditions: p.IsSYN().
+func (p *Packet) option(kind, length byte) int {
 	i := p.transport + header.TCPMinimumSize
-	end := p.transport + int(p.data[p.transport+12]>>4)*4
+	end := p.transport + p.TCPHeaderLen()
 	for i < end {
 		switch p.data[i] {
 		case header.TCPOptionEOL:
@@ -22,7 +22,7 @@ func (p *Packet) findMSS() int {
 		if i+1 >= end || p.data[i+1] < 2 || i+int(p.data[i+1]) > end {
 			return 0
 		}
-		if p.data[i] == header.TCPOptionMSS && p.data[i+1] == header.TCPOptionMSSLength {
+		if p.data[i] == kind && p.data[i+1] == length {
 			return i + 2
 		}
 		i += int(p.data[i+1])
@@ -32,15 +32,23 @@ func (p *Packet) findMSS() int {
 
 // mss returns the value of the MSS option of a SYN, 0 if there is none.
 func (p *Packet) mss() uint16 {
-	if at := p.findMSS(); at != 0 {
+	if at := p.option(header.TCPOptionMSS, header.TCPOptionMSSLength); at != 0 {
 		return binary.BigEndian.Uint16(p.data[at:])
 	}
 	return 0
 }
 
-// clampMSS lowers the MSS option of a SYN to bound. A SYN without the option is left alone.
-func (p *Packet) clampMSS(bound uint16) {
-	at := p.findMSS()
+// windowScale returns the Window Scale option of a SYN.
+func (p *Packet) windowScale() (shift uint8, ok bool) {
+	if at := p.option(header.TCPOptionWS, header.TCPOptionWSLength); at != 0 {
+		return min(p.data[at], MaxWindowShift), true
+	}
+	return 0, false
+}
+
+// ClampMSS lowers the MSS option of a SYN to bound. A SYN without the option is left alone. Preconditions: p.IsSYN().
+func (p *Packet) ClampMSS(bound uint16) {
+	at := p.option(header.TCPOptionMSS, header.TCPOptionMSSLength)
 	if at == 0 {
 		return
 	}

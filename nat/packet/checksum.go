@@ -1,4 +1,4 @@
-package nat
+package packet
 
 import (
 	"encoding/binary"

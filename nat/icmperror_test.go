@@ -7,6 +7,7 @@ import (
 
 	"culvert/nat"
 	"culvert/nat/nattest"
+	"culvert/nat/packet"
 )
 
 // A router beyond the tunnel, or one before the pod, complains about a packet of ours. It may have any address.
@@ -34,7 +35,7 @@ func TestICMPErrors(t *testing.T) {
 	}
 	for _, test := range tests {
 		v6 := address(test.router).Is6()
-		for name, body := range bodies(v6) {
+		for name, body := range nattest.Bodies(v6) {
 			if name == "empty" {
 				continue
 			}
@@ -123,8 +124,8 @@ func TestICMPErrorUnrelated(t *testing.T) {
 			}
 			b := nattest.IP{Source: source, Destination: test.to, Body: nattest.ICMP{Type: 3, Code: 1, Payload: test.quoted}}.Bytes()
 			v := dropped(t, engine(t), test.in, b, start, test.want)
-			if v.Answer != nat.AnswerNone {
-				t.Fatalf("answers an error: %d", v.Answer)
+			if v.Refusal != packet.NoRefusal {
+				t.Fatalf("answers an error: %d", v.Refusal)
 			}
 		})
 	}
@@ -183,7 +184,7 @@ func TestHairpinICMPError(t *testing.T) {
 
 // ICMP errors about translated packets reach the sender with what it had sent, through the connection.
 func TestTrackedICMPErrors(t *testing.T) {
-	for name, body := range bodies(false) {
+	for name, body := range nattest.Bodies(false) {
 		if name == "empty" || name == "gre" {
 			continue
 		}

@@ -1,0 +1,47 @@
+package nat
+
+import (
+	"net/netip"
+
+	"culvert/nat/packet"
+)
+
+// AppendError appends to dst the packet that tells the sender of p what v says, to be sent to port in, and returns the extended
+// slice. It returns nil if none is due, because v holds no refusal or Packet.Refusable forbids it, or if the rate limit says no. p
+// must be as Process left it. It allocates nothing if dst has room for 1280 bytes.
+func (e *Engine) AppendError(dst []byte, p *packet.Packet, in Port, v Verdict, now Time) []byte {
+	if v.Action != Drop || !p.Refusable(v.Refusal) {
+		return nil
+	}
+	var t packet.Tuple
+	p.Tuple(&t, in)
+	e.mu.Lock()
+	from := e.snapshot.refusalSource(in, p.IsIPv6())
+	if v.Refusal == packet.Reset {
+		from = t.Destination()
+	}
+	ok := from.IsValid() && e.limit.allow(in, t.Source(), now)
+	if ok {
+		e.stats.of(in).Answered++
+	}
+	e.mu.Unlock()
+	if !ok {
+		return nil
+	}
+	return p.AppendRefusal(dst, v.Refusal, from, v.MTU)
+}
+
+// refusalSource returns the address that errors of our own come from: the gateway's internal address towards nodes; U, or else its tunnel
+// address, towards the tunnel. It returns the zero Addr if there is none of the family.
+func (s *snapshot) refusalSource(in Port, v6 bool) netip.Addr {
+	a := s.gateway
+	if in == Tunnel {
+		if a = s.unknown; !a.IsValid() {
+			a = s.tunnel
+		}
+	}
+	if a.Is6() == v6 {
+		return a
+	}
+	return netip.Addr{}
+}
