@@ -30,8 +30,8 @@
 // Files in the order of that walk: outbound.go, inbound.go, queue.go, echo.go, drops.go;
 // package wg keeps wireguard-go fed and in bounds. What is desired: package config. What
 // owns what: gateway.go, budget.go. What is due each second: sweep.go; trains.go tells
-// whether trains arrive. What can be seen: metrics.go, served by listener.go, seats.go,
-// page.go.
+// whether trains arrive, encap.go what nodes speak. What can be seen: metrics.go, served by
+// listener.go, seats.go, page.go.
 //
 // # Goroutines and buffers
 //

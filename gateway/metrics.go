@@ -173,6 +173,7 @@ var nodeFamilies = []struct {
 	{counter, "sent_packets_total", "Inner packets sent to a node.", func(s *geneve.TunnelStats) float64 { return float64(s.SentPackets) }},
 	{counter, "sent_bytes_total", "Bytes of inner packets sent to a node.", func(s *geneve.TunnelStats) float64 { return float64(s.SentBytes) }},
 	{gauge, "held_packets", "Inner packets that wait for the node's answer to ARP.", func(s *geneve.TunnelStats) float64 { return float64(s.Held) }},
+	{counter, "encap_changes_total", "How often a node was heard in the other encapsulation after a minute of silence.", func(s *geneve.TunnelStats) float64 { return float64(s.EncapChanges) }},
 	{gauge, "trains", "1 if UDP_SEGMENT trains are sent to a node, 0 if single datagrams.", func(s *geneve.TunnelStats) float64 { return bit[s.Train] }},
 	{counter, "trains_lost_total", "How often trains to a node were found lost.", func(s *geneve.TunnelStats) float64 { return float64(s.LostTrains) }},
 	{counter, "trains_refused_total", "Trains to a node that the gateway's kernel refused.", func(s *geneve.TunnelStats) float64 { return float64(s.RefusedTrains) }},
@@ -193,6 +194,12 @@ func (p *page) nodes(ports map[string]nat.Port, stats func(uint16) (geneve.Tunne
 		p.family(f.kind, "node_"+f.name, f.help, "node")
 		for i := range nodes {
 			p.add(f.value(&nodes[i].stats), nodes[i].name)
+		}
+	}
+	p.family(gauge, "node_encap", "What a node speaks; absent while nothing tells.", "encap", "node")
+	for i := range nodes {
+		if s := &nodes[i].stats; s.Encap != geneve.Auto {
+			p.add(1, s.Encap.String(), nodes[i].name)
 		}
 	}
 	p.family(gauge, "node_silence_seconds", "For how long nothing has come from a node; absent where its MAC address is not known.", "node")

@@ -16,10 +16,11 @@ const (
 )
 
 // sweep removes connections whose time has come while no packets do it, and looks
-// each second whether trains arrive.
+// each second whether trains arrive and what nodes speak.
 func (g *Gateway) sweep(ctx context.Context) {
 	duties := func() {
 		g.probeTrains(time.Since(started))
+		g.tellEncaps()
 		g.wg.Settle()
 	}
 	sweepBeside(ctx, func() bool { return g.engine.Sweep(clock()) }, duties)

@@ -152,7 +152,7 @@ func BenchmarkEncap(b *testing.B) {
 					b.Fatal(err)
 				}
 				for _, t := range e.table.Load().ids {
-					t.neighbour.mac.Store(1)
+					t.neighbour.store(newSpeaker(Geneve, 1))
 					t.neighbour.lastHeard.Store(int64(e.now()))
 				}
 				s, packet := e.NewSender(), ipPacket(1, size)

@@ -12,15 +12,15 @@ const (
 	protoICMPv6   = 58
 )
 
-// decap takes the headers off one datagram of tunnel t and returns the inner IP packet, without padding. A datagram that was for
+// decap takes the headers off one datagram of tunnel t, which is encapsulated like that, and returns the inner IP packet, without padding. A datagram that was for
 // ourselves (ARP) gives no packet and Accepted. borrowed: the packet is a part of b and may have been rewritten (ECN).
-func (e *Endpoint) decap(t *tunnel, b []byte, tos uint8, now time.Duration) ([]byte, Reason) {
-	inner, protocol, r := t.header(b)
+func (e *Endpoint) decap(t *tunnel, encap Encap, b []byte, tos uint8, now time.Duration) ([]byte, Reason) {
+	inner, protocol, r := t.header(encap, b)
 	if r != Accepted {
 		return nil, r
 	}
 	if protocol == etherTypeEthernet {
-		return e.frame(t, inner, tos, now)
+		return e.frame(t, encap, inner, tos, now)
 	}
 	if protocol == etherTypeIPv6 && isNeighbourDiscovery(inner) {
 		return nil, NeighbourDiscovery
@@ -29,7 +29,7 @@ func (e *Endpoint) decap(t *tunnel, b []byte, tos uint8, now time.Duration) ([]b
 }
 
 // frame handles an inner Ethernet frame.
-func (e *Endpoint) frame(t *tunnel, b []byte, tos uint8, now time.Duration) ([]byte, Reason) {
+func (e *Endpoint) frame(t *tunnel, encap Encap, b []byte, tos uint8, now time.Duration) ([]byte, Reason) {
 	if len(b) < ethernetLen {
 		return nil, Truncated
 	}
@@ -39,7 +39,7 @@ func (e *Endpoint) frame(t *tunnel, b []byte, tos uint8, now time.Duration) ([]b
 	case from == 0 || from&macGroup != 0 || from == t.self:
 		return nil, BadMAC
 	case etherType == etherTypeARP:
-		return nil, e.neighbours.arp(t, to, from, inner, now)
+		return nil, e.neighbours.arp(t, to, newSpeaker(encap, from), inner, now)
 	case etherType != etherTypeIPv4 && etherType != etherTypeIPv6:
 		return nil, UnknownEtherType
 	case etherType == etherTypeIPv6 && isNeighbourDiscovery(inner):
@@ -51,7 +51,7 @@ func (e *Endpoint) frame(t *tunnel, b []byte, tos uint8, now time.Duration) ([]b
 	}
 	ip, r := packet(inner, etherType, tos)
 	if r == Accepted {
-		e.neighbours.heard(t, from, now)
+		e.neighbours.heard(t, newSpeaker(encap, from), now)
 	}
 	return ip, r
 }
@@ -109,11 +109,11 @@ func isNeighbourDiscovery(ip []byte) bool {
 
 // length returns the size in bytes that the datagram at the start of b must have by its own headers, without padding, and -1 when
 // they do not say.
-func (t *tunnel) length(b []byte) int {
+func (t *tunnel) length(e Encap, b []byte) int {
 	if len(b) < headerLen {
 		return -1
 	}
-	inner, protocol, r := t.header(b)
+	inner, protocol, r := t.header(e, b)
 	if r != Accepted {
 		return -1
 	}

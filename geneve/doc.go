@@ -8,12 +8,14 @@
 //
 //	udp.Socket.Receive   datagrams and merged trains      package udp
 //	Receiver.open        which tunnel, which shape        receiver.go
-//	tunnel.header        tunnel header                    decap.go, header.go, option.go, vxlan.go
+//	tunnel.admit         which encapsulation              encap.go
+//	tunnel.header        tunnel header                    tunnel.go, header.go, option.go, vxlan.go
 //	Endpoint.frame       inner Ethernet, ARP              decap.go, arp.go, neighbour.go
 //	decapECN             congestion marks (RFC 6040)      ecn.go
 //
-// Accepted is only what comes from the outer address, with the VNI, in the encapsulation of a configured tunnel. Nothing is
-// ever learnt about the underlay from a packet. What is not accepted is counted under one Reason, without log or allocation.
+// Accepted is only what comes from the outer address, with the VNI, in the encapsulation of a configured tunnel. No address of
+// the underlay is ever learnt from a packet. Where the configuration leaves the encapsulation open, the first frame that is accepted tells
+// it, until the peer has been silent in it for a minute. What is not accepted is counted under one Reason, without log or allocation.
 //
 // A message of the socket has one of four shapes: a single datagram; a train of datagrams merged by UDP_GRO; one datagram with a TCP
 // super-frame of up to 64 KiB, from a sender on the same machine; and one datagram with an inner UDP train, whose UDP_GRO size is that
@@ -31,8 +33,8 @@
 // The inner Ethernet of a tunnel has two stations: we, with a MAC address derived from VNI and role, and the peer, whose
 // address is learnt. ARP tells it for certain; as long as ARP has not, the source of the last accepted frame counts. A frame from
 // another source than ARP told makes us ask again, and only silence makes it count: a second station behind a node's bridge does not
-// divert the tunnel, a node that re-created its link is found at once. Neighbours are IPv4 only: IPv6 packets
-// travel in frames to the same MAC address, and neighbour discovery that kernel links emit is counted and dropped.
+// divert the tunnel, a node that re-created its link is found at once. Requests go out in both encapsulations while
+// nothing tells which of them the peer speaks. Neighbours are IPv4 only: IPv6 packets travel in frames to the same MAC address, and neighbour discovery that kernel links emit is counted and dropped.
 //
 // # Goroutines and locks
 //

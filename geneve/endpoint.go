@@ -120,6 +120,9 @@ func (e *Endpoint) Prepare(tunnels []Tunnel) (*Prepared, error) {
 	next := &table{outer: make(map[outerKey]*tunnel, len(tunnels))}
 	for _, c := range tunnels {
 		c.Remote = c.Remote.Unmap()
+		if c.Inner == IP {
+			c.Encap = Geneve
+		}
 		t := old.byID(c.ID)
 		switch {
 		case t == nil:
@@ -212,6 +215,8 @@ func (e *Endpoint) Stats() Stats {
 type TunnelStats struct {
 	ReceivedPackets, ReceivedBytes uint64
 	SentPackets, SentBytes         uint64
+	Encap                          Encap            // what the other end speaks; Auto: not known yet
+	EncapChanges                   uint64           // how often the other end has changed it
 	RefusedTrains                  uint64           // trains that our kernel refused
 	LostTrains                     uint64           // how often ProbeTrains has found that trains are lost
 	Train                          bool             // trains are in use: the socket has UDP_SEGMENT, no probe and no refusal is against it
@@ -233,11 +238,13 @@ func (e *Endpoint) TunnelStats(id uint16) (s TunnelStats, ok bool) {
 	return TunnelStats{
 		ReceivedPackets: t.receivedPackets.Load(), ReceivedBytes: t.receivedBytes.Load(),
 		SentPackets: t.sentPackets.Load(), SentBytes: t.sentBytes.Load(),
+		Encap:         t.spoken(),
+		EncapChanges:  t.encapChanges.Load(),
 		RefusedTrains: t.refusedTrains.Load(),
 		LostTrains:    t.lostTrains.Load(),
 		Train:         e.socket.GSO() && t.trains(now),
 		Held:          held,
-		MAC:           mac(t.neighbour.mac.Load()).address(),
+		MAC:           t.neighbour.load().mac().address(),
 		Silence:       now - time.Duration(t.neighbour.lastHeard.Load()),
 	}, true
 }

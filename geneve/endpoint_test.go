@@ -40,10 +40,10 @@ const (
 
 func fixtureTunnels() []Tunnel {
 	return []Tunnel{
-		{ID: toNode, VNI: nodeVNI, Remote: nodeOuter, Local: gatewayInner, Peer: nodeInner},
+		{ID: toNode, VNI: nodeVNI, Remote: nodeOuter, Encap: Geneve, Local: gatewayInner, Peer: nodeInner},
 		{ID: toVXLAN, VNI: vxlanVNI, Remote: nodeOuter, Encap: VXLAN, Local: gatewayInner, Peer: nodeInner},
 		{ID: toIP, VNI: ipVNI, Remote: nodeOuter, Inner: IP},
-		{ID: toNode2, VNI: node2VNI, Remote: node2Outer, Local: gatewayInner, Peer: node2Inner},
+		{ID: toNode2, VNI: node2VNI, Remote: node2Outer, Encap: Geneve, Local: gatewayInner, Peer: node2Inner},
 	}
 }
 
@@ -237,7 +237,7 @@ func TestApplyErrors(t *testing.T) {
 		"same pair, mapped":    with(func(t *Tunnel) { t.VNI, t.Remote = 77, netip.AddrFrom16(nodeOuter.As16()) }),
 		"no remote":            with(func(t *Tunnel) { t.Remote = netip.Addr{} }),
 		"remote of IPv6":       with(func(t *Tunnel) { t.Remote = netip.IPv6Loopback() }),
-		"encapsulation":        with(func(t *Tunnel) { t.Encap = 2 }),
+		"encapsulation":        with(func(t *Tunnel) { t.Encap = 3 }),
 		"inner":                with(func(t *Tunnel) { t.Inner = 2 }),
 		"role":                 with(func(t *Tunnel) { t.Role = 2 }),
 		"IP over VXLAN":        with(func(t *Tunnel) { t.Encap, t.Inner = VXLAN, IP }),

@@ -214,7 +214,7 @@ func TestKernelDeadNodes(t *testing.T) {
 	}
 	for _, tunnel := range tunnels { // all were there a moment ago
 		n := &e.table.Load().byID(tunnel.ID).neighbour
-		n.mac.Store(uint64(parseMAC(nodeMAC[:])))
+		n.store(newSpeaker(VXLAN, parseMAC(nodeMAC[:])))
 		n.lastHeard.Store(int64(e.now() - 5*time.Second))
 	}
 	run(t, e, make(chan Packet, 1))

@@ -223,12 +223,15 @@ func FuzzReceive(f *testing.F) {
 	f.Add(encapsulations[1].encap(genevetest.IPv6, genevetest.UDP(pod6, remotePod6, payload(1, 600))), 100, uint8(3), false)
 	f.Add(encapsulations[2].encap(genevetest.ARP, arpMessage(1, nodeMAC, nodeInner, [6]byte{}, gatewayInner)), 0, uint8(0), false)
 	f.Add(encapsulations[3].encap(genevetest.IPv4, ip), 20, uint8(1), true)
+	f.Add(openEncap(Geneve)(genevetest.IPv4, ip), 0, uint8(0), false)
+	f.Add(openEncap(VXLAN)(genevetest.ARP, arpMessage(1, nodeMAC, nodeInner, [6]byte{}, gatewayInner)), 0, uint8(0), false)
+	f.Add(join(openEncap(VXLAN)(genevetest.IPv4, ip), openEncap(Geneve)(genevetest.IPv4, ip)), len(good), uint8(0), false)
 	e, err := Listen(Options{Listen: netip.AddrPortFrom(gatewayOuter, 0), RemotePort: 9})
 	if err != nil {
 		f.Fatal(err)
 	}
 	f.Cleanup(func() { e.Close() })
-	if err := e.Apply(fixtureTunnels()); err != nil {
+	if err := e.Apply(append(fixtureTunnels(), openTunnel)); err != nil {
 		f.Fatal(err)
 	}
 	r := e.NewReceiver()

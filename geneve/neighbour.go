@@ -23,13 +23,13 @@ const (
 	never            = -time.Hour
 )
 
-// neighbour is what is known about the other end's MAC address.
+// neighbour is what is known about the other end: its MAC address and its encapsulation.
 type neighbour struct {
-	mac       atomic.Uint64 // 0: unknown
-	lastHeard atomic.Int64  // time.Duration of the last accepted frame from mac
+	speaker   atomic.Uint64 // speaker; stored under neighbours.mu
+	lastHeard atomic.Int64  // time.Duration of the last accepted frame from it
 
 	// The rest is guarded by neighbours.mu.
-	confirmed   bool // ARP has told mac
+	confirmed   bool // ARP has told the MAC address
 	removed     bool // the tunnel is no longer configured: nothing may be held
 	unanswered  int  // requests since ARP has last told
 	asked       time.Duration
@@ -40,10 +40,14 @@ type neighbour struct {
 	answersFrom time.Duration
 }
 
-func (n *neighbour) init() {
+func (n *neighbour) init(e Encap) {
 	n.asked, n.answersFrom = never, never
 	n.lastHeard.Store(int64(never))
+	n.store(newSpeaker(e, 0))
 }
+
+func (n *neighbour) load() speaker   { return speaker(n.speaker.Load()) }
+func (n *neighbour) store(s speaker) { n.speaker.Store(uint64(s)) }
 
 // held is a packet that waits for a MAC address: room for the tunnel's headers, then the packet.
 type held struct {
@@ -71,9 +75,9 @@ type neighbours struct {
 }
 
 // heard notes an accepted IP frame from the given station of tunnel t.
-func (n *neighbours) heard(t *tunnel, from mac, now time.Duration) {
+func (n *neighbours) heard(t *tunnel, from speaker, now time.Duration) {
 	nb := &t.neighbour
-	if nb.mac.Load() == uint64(from) {
+	if nb.load() == from {
 		if now-time.Duration(nb.lastHeard.Load()) >= heardGranularity {
 			nb.lastHeard.Store(int64(now))
 		}
@@ -81,9 +85,10 @@ func (n *neighbours) heard(t *tunnel, from mac, now time.Duration) {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	// Another station, or the peer with a new link: ARP decides, and if nobody answers, the one that still talks.
+	// Another station, or the peer with a new link: ARP decides, and if nobody answers, the one that still talks. A link of another
+	// encapsulation is a new one, and the old one is silent, or the frame would not have been admitted.
 	silence := now - time.Duration(nb.lastHeard.Load())
-	if nb.confirmed && (nb.unanswered < maxUnanswered || silence < maxUnanswered*askInterval) {
+	if nb.confirmed && nb.load().encap() == from.encap() && (nb.unanswered < maxUnanswered || silence < maxUnanswered*askInterval) {
 		n.ask(t, now)
 		return
 	}
@@ -92,9 +97,9 @@ func (n *neighbours) heard(t *tunnel, from mac, now time.Duration) {
 }
 
 // arp handles an ARP message that came in a frame of tunnel t.
-func (n *neighbours) arp(t *tunnel, to, from mac, b []byte, now time.Duration) Reason {
+func (n *neighbours) arp(t *tunnel, to mac, from speaker, b []byte, now time.Duration) Reason {
 	m, ok := parseARP(b)
-	if !ok || m.senderMAC != from || m.sender == t.Local || to&macGroup != 0 && to != macBroadcast {
+	if !ok || m.senderMAC != from.mac() || m.sender == t.Local || to&macGroup != 0 && to != macBroadcast {
 		return BadARP
 	}
 	probe, probed := t.probeOf(to)
@@ -126,7 +131,7 @@ func (n *neighbours) arp(t *tunnel, to, from mac, b []byte, now time.Duration) R
 			return ARPRate
 		}
 		nb.answered++
-		n.send(t, from, &arp{operation: arpReply, senderMAC: t.self, sender: t.Local, targetMAC: from, target: m.sender})
+		n.send(t, from, &arp{operation: arpReply, senderMAC: t.self, sender: t.Local, targetMAC: from.mac(), target: m.sender})
 	case m.operation == arpRequest && m.target != m.sender: // equal: the peer announces itself (RFC 5227, Section 3)
 		return OtherARP
 	}
@@ -134,21 +139,25 @@ func (n *neighbours) arp(t *tunnel, to, from mac, b []byte, now time.Duration) R
 	return Accepted
 }
 
-// learn takes from for the neighbour's address and sends what has waited for it.
+// learn takes from for the neighbour and sends what has waited for it.
 //
 // Preconditions: n.mu is held.
-func (n *neighbours) learn(t *tunnel, from mac, now time.Duration) {
+func (n *neighbours) learn(t *tunnel, from speaker, now time.Duration) {
 	nb := &t.neighbour
 	nb.lastHeard.Store(int64(now))
-	if nb.removed || nb.mac.Load() == uint64(from) {
+	was := nb.load()
+	if nb.removed || was == from {
 		return
+	}
+	if was.encap() != Auto && was.encap() != from.encap() {
+		t.encapChanges.Add(1)
 	}
 	// What has waited goes first: Senders see the address only after that.
 	n.release(t, from)
-	nb.mac.Store(uint64(from))
+	nb.store(from)
 }
 
-// ask sends an ARP request for the peer, unless it has just done so.
+// ask sends an ARP request for the peer, in both encapsulations where it may speak either, unless it has just done so.
 //
 // Preconditions: n.mu is held.
 func (n *neighbours) ask(t *tunnel, now time.Duration) {
@@ -158,7 +167,14 @@ func (n *neighbours) ask(t *tunnel, now time.Duration) {
 	}
 	nb.asked = now
 	nb.unanswered++
-	n.send(t, macBroadcast, &arp{operation: arpRequest, senderMAC: t.self, sender: t.Local, target: t.Peer})
+	request := &arp{operation: arpRequest, senderMAC: t.self, sender: t.Local, target: t.Peer}
+	if !t.either(now) {
+		n.send(t, newSpeaker(t.spoken(), macBroadcast), request)
+		return
+	}
+	for e := Geneve; e <= VXLAN; e++ {
+		n.send(t, newSpeaker(e, macBroadcast), request)
+	}
 }
 
 // confirm asks for a neighbour that packets are sent to and that has been silent.
@@ -178,7 +194,9 @@ func (n *neighbours) doubt(now time.Duration) {
 		if t == nil {
 			continue
 		}
-		if nb := &t.neighbour; now-time.Duration(nb.lastHeard.Load()) > askInterval+heardGranularity && nb.mac.Swap(0) != 0 {
+		nb := &t.neighbour
+		if is := nb.load(); is.mac() != 0 && now-time.Duration(nb.lastHeard.Load()) > askInterval+heardGranularity {
+			nb.store(newSpeaker(is.encap(), 0))
 			nb.confirmed = false
 			n.e.doubted.Add(1)
 		}
@@ -188,7 +206,7 @@ func (n *neighbours) doubt(now time.Duration) {
 // send sends one ARP message.
 //
 // Preconditions: n.mu is held.
-func (n *neighbours) send(t *tunnel, to mac, m *arp) {
+func (n *neighbours) send(t *tunnel, to speaker, m *arp) {
 	frame := n.frames[0][:]
 	t.encap(frame, to, etherTypeARP)
 	m.put(frame[maxHeader:])
@@ -213,12 +231,12 @@ func (n *neighbours) flush(datagrams int) {
 
 // hold keeps a packet until the neighbour of t is known, and asks for it. to is not 0 when it has become known meanwhile: then
 // the packet is not kept and can be sent.
-func (n *neighbours) hold(t *tunnel, packet []byte) (r Reason, to mac) {
+func (n *neighbours) hold(t *tunnel, packet []byte) (r Reason, to speaker) {
 	now := n.e.now()
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	nb := &t.neighbour
-	if to := mac(nb.mac.Load()); to != 0 {
+	if to := nb.load(); to.mac() != 0 {
 		return Accepted, to
 	}
 	if nb.removed || n.closed {
@@ -318,7 +336,7 @@ func (n *neighbours) tick() {
 // release sends what has waited for the neighbour of t.
 //
 // Preconditions: n.mu is held.
-func (n *neighbours) release(t *tunnel, to mac) {
+func (n *neighbours) release(t *tunnel, to speaker) {
 	nb := &t.neighbour
 	if len(nb.held) == 0 {
 		return

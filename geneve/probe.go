@@ -60,8 +60,8 @@ func (e *Endpoint) ProbeTrains() (changes []TrainChange) {
 func (n *neighbours) sendProbes(t *tunnel, now time.Duration) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	to := mac(t.neighbour.mac.Load())
-	if to == 0 || n.closed || now < time.Duration(t.singleUntil.Load()) {
+	to := t.neighbour.load()
+	if to.mac() == 0 || n.closed || now < time.Duration(t.singleUntil.Load()) {
 		return false
 	}
 	for p := range udp.NumProbes {

@@ -248,7 +248,7 @@ func TestProbeNode(t *testing.T) {
 	t.Cleanup(func() { gateway.Close() })
 	needOffloads(t, gateway.socket)
 	node.remotePort = gateway.LocalAddr().Port()
-	tunnel := Tunnel{ID: 2, VNI: 300, Remote: nodeOuter, Local: gatewayInner, Peer: nodeInner}
+	tunnel := Tunnel{ID: 2, VNI: 300, Remote: nodeOuter, Encap: Geneve, Local: gatewayInner, Peer: nodeInner}
 	if err := gateway.Apply([]Tunnel{tunnel}); err != nil {
 		t.Fatal(err)
 	}

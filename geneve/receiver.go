@@ -32,6 +32,7 @@ type Receiver struct {
 
 	// The opened message.
 	t           *tunnel
+	encap       Encap
 	rest        []byte // datagrams not handed out
 	pieceSize   int    // their size; the last may be shorter
 	segmentSize int    // of the inner UDP train, else 0
@@ -77,7 +78,7 @@ func (r *Receiver) Next() (p Packet, ok bool) {
 		}
 		piece := r.rest[:min(r.pieceSize, len(r.rest))]
 		r.rest = r.rest[len(piece):]
-		ip, reason := r.e.decap(r.t, piece, r.tos, r.now)
+		ip, reason := r.e.decap(r.t, r.encap, piece, r.tos, r.now)
 		if reason != Accepted {
 			r.e.drop(reason, 1)
 			continue
@@ -117,7 +118,12 @@ func (r *Receiver) open(m *udp.Message) {
 		r.e.drop(UnknownNode, datagrams)
 		return
 	}
-	r.t, r.tos = t, m.TOS
+	encap, reason := t.admit(m.Data, r.now)
+	if reason != Accepted {
+		r.e.drop(reason, datagrams)
+		return
+	}
+	r.t, r.encap, r.tos = t, encap, m.TOS
 	r.rest, r.pieceSize, r.segmentSize = m.Data, len(m.Data), 0
 	if datagrams > 1 {
 		if reason := r.shape(m); reason != Accepted {
@@ -132,16 +138,16 @@ func (r *Receiver) open(m *udp.Message) {
 // train of the second kind cut like the first would let the pod write tunnel headers. What tells them apart
 // is the length of the first inner packet, which the node's kernel has written: it ends with the first datagram, or with the message.
 func (r *Receiver) shape(m *udp.Message) Reason {
-	_, _, reason := r.t.header(m.Data)
+	_, _, reason := r.t.header(r.encap, m.Data)
 	if reason != Accepted {
 		return reason
 	}
 	vni := parseVNI(m.Data)
-	switch r.t.length(m.Data) {
+	switch r.t.length(r.encap, m.Data) {
 	case m.SegmentSize:
 		for rest := m.Data; len(rest) > 0; {
 			piece := rest[:min(m.SegmentSize, len(rest))]
-			if r.t.length(piece) != len(piece) || parseVNI(piece) != vni {
+			if r.t.length(r.encap, piece) != len(piece) || parseVNI(piece) != vni {
 				return BadTrain
 			}
 			rest = rest[len(piece):]
@@ -149,7 +155,7 @@ func (r *Receiver) shape(m *udp.Message) Reason {
 		r.pieceSize = m.SegmentSize
 		return Accepted
 	case len(m.Data):
-		inner, protocol, _ := r.t.header(m.Data)
+		inner, protocol, _ := r.t.header(r.encap, m.Data)
 		if protocol == etherTypeEthernet {
 			protocol = binary.BigEndian.Uint16(inner[12:])
 			inner = inner[ethernetLen:]

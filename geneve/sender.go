@@ -102,12 +102,12 @@ func (s *Sender) Commit(n int) Reason {
 	if !s.fresh {
 		s.now, s.fresh = s.e.now(), true
 	}
-	var to mac
+	to := newSpeaker(Geneve, 0)
 	if t.Inner == Ethernet {
-		to = mac(t.neighbour.mac.Load())
-		if to == 0 {
+		to = t.neighbour.load()
+		if to.mac() == 0 {
 			var r Reason
-			if r, to = s.e.neighbours.hold(t, packet); to == 0 {
+			if r, to = s.e.neighbours.hold(t, packet); to.mac() == 0 {
 				return s.e.drop(r, 1)
 			}
 		}

@@ -34,7 +34,7 @@ func onWire(tunnel uint16, packet []byte) []byte {
 func (f *fixture) know() {
 	for _, t := range f.e.table.Load().ids {
 		if t != nil && t.Inner == Ethernet {
-			t.neighbour.mac.Store(uint64(parseMAC(nodeMAC[:])))
+			t.neighbour.store(newSpeaker(t.Encap, parseMAC(nodeMAC[:])))
 			t.neighbour.lastHeard.Store(f.clock.Load())
 		}
 	}

@@ -11,15 +11,6 @@ import (
 	"culvert/geneve/udp"
 )
 
-// Encap is the encapsulation of a tunnel.
-type Encap uint8
-
-// Encapsulations. VXLAN is for nodes whose kernel has no Geneve.
-const (
-	Geneve Encap = iota
-	VXLAN
-)
-
 // Inner is what a tunnel carries.
 type Inner uint8
 
@@ -43,7 +34,7 @@ type Tunnel struct {
 	ID     uint16     // the caller's name for it: Packet.Tunnel, and the argument of Sender.Send
 	VNI    VNI        // identifies the tunnel together with Remote
 	Remote netip.Addr // outer address of the other end
-	Encap  Encap
+	Encap  Encap      // Auto is Geneve where the tunnel carries IP
 	Inner  Inner
 	// Local and Peer are the inner IPv4 addresses of the two ends, for ARP. A tunnel that carries IP needs none.
 	Local, Peer netip.Addr
@@ -105,12 +96,13 @@ type tunnel struct {
 	Tunnel
 	self        mac
 	destination netip.AddrPort
-	// template is what stands in front of a packet: the tunnel header, then an Ethernet header (if the tunnel carries
+	// template is, by Encap, what stands in front of a packet: the tunnel header, then an Ethernet header (if the tunnel carries
 	// Ethernet) in which the destination and the type, or else a protocol type, is still to be filled in.
-	template    [maxHeader]byte
+	template    [VXLAN + 1][maxHeader]byte
 	templateLen int
 
 	neighbour neighbour
+	told      Encap // by EncapChanges
 	probe     udp.TrainProbe
 	*tunnelState
 }
@@ -121,25 +113,23 @@ type tunnelState struct {
 	sentPackets, sentBytes         atomic.Uint64
 	sentTrains, lostTrains         atomic.Uint64
 	refusedTrains                  atomic.Uint64
+	encapChanges                   atomic.Uint64
 	singleUntil                    atomic.Int64 // time.Duration of Options.Now: the kernel refused a train
 }
 
 func newTunnel(t Tunnel, port uint16, state *tunnelState) *tunnel {
 	t.Remote = t.Remote.Unmap()
 	addr := MAC(t.VNI, t.Role)
-	w := &tunnel{Tunnel: t, self: parseMAC(addr[:]), destination: netip.AddrPortFrom(t.Remote, port), tunnelState: state}
-	b := w.template[:0]
-	if t.Encap == VXLAN {
-		b, _ = AppendVXLAN(b, t.VNI) // validated before
-	} else {
-		b, _ = (&Header{VNI: t.VNI, Protocol: etherTypeEthernet}).AppendTo(b)
-	}
+	w := &tunnel{Tunnel: t, self: parseMAC(addr[:]), destination: netip.AddrPortFrom(t.Remote, port), told: t.Encap, tunnelState: state}
+	(&Header{VNI: t.VNI, Protocol: etherTypeEthernet}).AppendTo(w.template[Geneve][:0]) // validated before
+	AppendVXLAN(w.template[VXLAN][:0], t.VNI)
+	w.templateLen = headerLen
 	if t.Inner == Ethernet {
-		w.self.put(w.template[headerLen+6:])
-		b = w.template[:maxHeader]
+		w.self.put(w.template[Geneve][headerLen+6:])
+		w.self.put(w.template[VXLAN][headerLen+6:])
+		w.templateLen = maxHeader
 	}
-	w.templateLen = len(b)
-	w.neighbour.init()
+	w.neighbour.init(t.Encap)
 	return w
 }
 
@@ -149,28 +139,22 @@ func (t *tunnel) trains(now time.Duration) bool {
 }
 
 // encap writes the headers for an inner packet of the given EtherType to the first templateLen bytes of b.
-func (t *tunnel) encap(b []byte, to mac, etherType uint16) {
-	copy(b[:t.templateLen], t.template[:t.templateLen])
+func (t *tunnel) encap(b []byte, to speaker, etherType uint16) {
+	copy(b[:t.templateLen], t.template[to.encap()][:t.templateLen])
 	if t.Inner == IP {
 		binary.BigEndian.PutUint16(b[2:], etherType) // RFC 8926, Section 3.4: the protocol type
 		return
 	}
-	to.put(b[headerLen:])
+	to.mac().put(b[headerLen:])
 	binary.BigEndian.PutUint16(b[headerLen+12:], etherType)
 }
 
-// header parses the tunnel header of a datagram from the tunnel's other end. b has at least headerLen bytes. borrowed: inner is a
-// part of b; protocol is its EtherType, etherTypeEthernet for a frame.
-func (t *tunnel) header(b []byte) (inner []byte, protocol uint16, r Reason) {
-	if t.Encap == VXLAN {
+// header parses the tunnel header of a datagram from the tunnel's other end. borrowed: inner is a part of b; protocol is its
+// EtherType, etherTypeEthernet for a frame.
+func (t *tunnel) header(e Encap, b []byte) (inner []byte, protocol uint16, r Reason) {
+	if e == VXLAN {
 		_, inner, r = ParseVXLAN(b)
-		if r == BadFlags && b[0]&versionMask == 0 && known(binary.BigEndian.Uint16(b[2:])) {
-			r = WrongEncap
-		}
 		return inner, etherTypeEthernet, r
-	}
-	if binary.BigEndian.Uint32(b) == vxlanVNIFlag<<24 {
-		return nil, 0, WrongEncap
 	}
 	h, inner, r := ParseHeader(b)
 	switch {

@@ -75,7 +75,7 @@ type Node struct {
 	Underlay netip.Addr // outer address of the node's tunnel endpoint
 	Address  netip.Addr // the node's internal address
 	PodCIDRs []netip.Prefix
-	Encap    geneve.Encap
+	Encap    geneve.Encap // Auto is what the node is heard to speak
 	Inner    geneve.Inner
 }
 

@@ -32,8 +32,8 @@ var fields = []configfile.Field{
 	{Path: "geneve.nodes[].underlay", Type: "IPv4 address", Default: required, Live: true, Doc: "The node's address in the network that it shares with the gateway."},
 	{Path: "geneve.nodes[].address", Type: "IPv4 address", Default: required, Live: true, Doc: "The node's internal address, inside the tunnel."},
 	{Path: "geneve.nodes[].podCIDRs[]", Type: "IPv4 CIDR", Live: true, Doc: "The pods of this node, a part of network.local.podCIDRs."},
-	{Path: "geneve.nodes[].encap", Type: "one of geneve, vxlan", Default: "geneve", Live: true, Doc: "What the node's tunnel speaks."},
-	{Path: "geneve.nodes[].inner", Type: "one of ethernet, ip", Default: "ethernet", Live: true, Doc: "What Geneve carries: frames, or packets for links without Ethernet. VXLAN carries frames."},
+	{Path: "geneve.nodes[].encap", Type: "one of auto, geneve, vxlan", Default: "auto", Live: true, Doc: "What the node's tunnel speaks. auto answers in what the node is heard in first, and drops the other until the node has been silent for 60 s; the others refuse it for good."},
+	{Path: "geneve.nodes[].inner", Type: "one of ethernet, ip", Default: "ethernet", Live: true, Doc: "What the tunnel carries: frames, or packets for links without Ethernet, which only Geneve carries."},
 
 	{Path: "network.local.podCIDRs[]", Type: "IPv4 CIDR", Default: required, Live: true, Doc: "All pods of this cluster."},
 	{Path: "network.local.externalCIDRs[]", Type: "IPv4 CIDR", Live: true, Doc: "Addresses by which the peer sees what is no pod of this cluster: mapped hosts, services, unknown sources. Free to choose; the peer names them in network.remote.externalCIDRs."},

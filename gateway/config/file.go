@@ -325,7 +325,10 @@ func (f *fileGeneve) config(e *configfile.Errors, c *Geneve) {
 		if e.Text(at+"vni", n.VNI) != "" {
 			node.VNI = geneve.VNI(e.Int(at+"vni", n.VNI, 0, 0, 1<<24-1))
 		}
-		if e.OneOf(at+"encap", n.Encap, "geneve", "vxlan") == "vxlan" {
+		switch e.OneOf(at+"encap", n.Encap, auto, "geneve", "vxlan") {
+		case "geneve":
+			node.Encap = geneve.Geneve
+		case "vxlan":
 			node.Encap = geneve.VXLAN
 		}
 		if e.OneOf(at+"inner", n.Inner, "ethernet", "ip") == "ip" {

@@ -77,7 +77,7 @@ func TestParse(t *testing.T) {
 		t.Fatalf("got %+v", c.Geneve)
 	}
 	first, second := c.Geneve.Nodes[0], c.Geneve.Nodes[1]
-	if first.Inner != geneve.IP || second.VNI != 1<<24-1 || second.Encap != geneve.VXLAN || len(second.PodCIDRs) != 2 {
+	if first.Inner != geneve.IP || first.Encap != geneve.Auto || second.VNI != 1<<24-1 || second.Encap != geneve.VXLAN || len(second.PodCIDRs) != 2 {
 		t.Errorf("got nodes %+v", c.Geneve.Nodes)
 	}
 	if want := netip.MustParseAddr("10.70.0.0"); c.UnknownSource != want {

@@ -7,8 +7,7 @@
 // The link is one of three, all alike to the node's routing:
 //
 //	geneve   the kernel's Geneve link (RFC 8926)
-//	vxlan    the kernel's VXLAN link (RFC 7348), for kernels without Geneve;
-//	         the gateway's entry for the node must say encap: vxlan
+//	vxlan    the kernel's VXLAN link (RFC 7348), for kernels without Geneve
 //	tun      a TUN device and package geneve in this process, for kernels with
 //	         neither, and for nodes where this process may not add links
 //
