@@ -56,7 +56,7 @@ wireguard: {role: server, privateKeyFile: own.key, peerPublicKeyFile: peer.pub}
 geneve:
   gatewayAddress: 10.80.0.5
   nodes:
-    - {name: milan-1, vni: 258, underlay: 172.19.0.130, address: 10.80.0.3, podCIDRs: [10.0.1.0/24], encap: vxlan}
+    - {name: milan-1, vni: 258, underlay: 172.19.0.130, address: 10.80.0.3, podCIDRs: [10.0.1.0/24]}
 network:
   local: {podCIDRs: [10.0.0.0/16], externalCIDRs: [10.70.0.0/16]}
   remote:
@@ -261,7 +261,7 @@ func (c *clusters) addRomeWith(more string) {
 	c.startRomeWith(more)
 }
 
-// startRome starts the gateway of rome for a node with VXLAN.
+// startRome starts the gateway of rome, which finds out that its node speaks VXLAN.
 func (c *clusters) startRome() {
 	c.romeGateway.t.Helper()
 	c.startRomeWith("")
@@ -269,6 +269,5 @@ func (c *clusters) startRome() {
 
 func (c *clusters) startRomeWith(more string) {
 	c.romeGateway.t.Helper()
-	config := strings.Replace(romeConfig, "podCIDRs: [10.0.1.0/24]", "podCIDRs: [10.0.1.0/24], encap: vxlan", 1) + more
-	c.romeCulvert = startGateway(c.romeGateway, config, c.romeKey, c.milanKey.public)
+	c.romeCulvert = startGateway(c.romeGateway, romeConfig+more, c.romeKey, c.milanKey.public)
 }

@@ -22,7 +22,7 @@ import (
 type initAnswers struct {
 	cluster, pods, gateway, nodes          string
 	peer, peerPods, peerGateway, peerNodes string
-	endpoint, encap                        string
+	endpoint                               string
 	here                                   bool
 }
 
@@ -73,7 +73,6 @@ func newInitCommand() *cobra.Command {
 	for _, q := range a.questions() {
 		cmd.Flags().StringVar(q.answer, q.flag, "", q.text)
 	}
-	cmd.Flags().StringVar(&a.encap, "encap", "vxlan", "what nodes speak: vxlan, which every kernel has, or geneve")
 	cmd.Flags().BoolVar(&a.here, "here", false, "two clusters on this machine: nodes and pods in two network namespaces, gateways beside them")
 	cmd.Flags().SortFlags = false
 	return cmd
@@ -122,7 +121,6 @@ type initSide struct {
 	Nodes    []initNode
 	Peer     *initSide
 	Plan     *initPlan
-	Encap    string
 
 	External netip.Prefix // for what is no pod
 	Seen     netip.Prefix // as what the peer sees the pods
@@ -142,10 +140,9 @@ type initNode struct {
 // plan checks the answers and chooses the rest.
 func (a *initAnswers) plan() (*initPlan, error) {
 	e := new(configfile.Errors)
-	e.OneOf("--encap", configfile.Scalar(a.encap), "vxlan", "geneve")
 	p := &initPlan{Here: a.here}
 	side := func(prefix, name, pods, gatewayAddress, nodes string) *initSide {
-		s := &initSide{Cluster: name, Plan: p, Encap: a.encap, Port: config.DefaultGenevePort, Metrics: config.DefaultMetrics}
+		s := &initSide{Cluster: name, Plan: p, Port: config.DefaultGenevePort, Metrics: config.DefaultMetrics}
 		s.Pods = e.Prefix("--"+prefix+"pods", configfile.Scalar(pods))
 		s.Underlay = e.Addr("--"+prefix+"gateway", configfile.Scalar(gatewayAddress))
 		for i, text := range strings.Fields(nodes) {

@@ -40,7 +40,6 @@ func TestInit(t *testing.T) {
 		{"pods where remaps would be", append(changed("--pods", "10.60.0.0/14"), "--peer-pods", "10.60.0.0/14"), "10.48.0.0/14"},
 		{"IPv6 endpoint with a port", changed("--endpoint", "[2001:db8::7]:4500"), "10.61.0.0/16"},
 		{"named endpoint", changed("--endpoint", "gw.milan.example"), "10.61.0.0/16"},
-		{"geneve", append(romeMilan, "--encap", "geneve"), "10.61.0.0/16"},
 		{"here", []string{"--here"}, "10.61.0.0/16"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -147,7 +146,6 @@ func TestInitRefuses(t *testing.T) {
 		{"endpoint", "--endpoint: \"a b\" is neither", changed("--endpoint", "a b")},
 		{"endpoint's port", "wireguard.endpoint: \"x\" is not a port", changed("--endpoint", "192.0.2.7:x")},
 		{"too large", "--peer-pods: no private /8 is left", append(changed("--pods", "10.0.0.0/8"), "--peer-pods", "10.0.0.0/8")},
-		{"encap", "--encap: \"vxlna\" is not one of vxlan, geneve; did you mean vxlan?", append(romeMilan, "--encap", "vxlna")},
 		{"nobody answers", "--cluster: missing", nil},
 		{"here and more", "--pods: --here answers it", []string{"--here", "--pods", "10.0.0.0/16"}},
 	} {
