@@ -17,6 +17,11 @@
 // owns its buffers and its half of the geneve.Endpoint. A third looks whether trains
 // of datagrams arrive at the gateway.
 //
+// While it runs, it looks whether the gateway answers and says so when that changes, with
+// the cause where one can be told (watch.go): by echo requests of its own in tun mode, by the
+// kernel's neighbour table on kernel links, and there by echo requests too where this process
+// may send them.
+//
 // # Ownership
 //
 // A kernel link outlives a process that was killed, so links are created in

@@ -22,6 +22,12 @@ type kernelLink struct {
 	kind  Mode
 	name  string
 	index int
+
+	gateway netip.Addr // internal address
+	mtu     int
+	failed  bool // the kernel has asked for it in vain, since it was last there
+	echoes  *echoes
+	ping    int // ping socket; -1 = this process may not have one
 }
 
 // openKernel creates the link and brings it up. The error is
@@ -43,7 +49,7 @@ func openKernel(c *Config, kind Mode, remote netip.Addr) (link, error) {
 	if err != nil {
 		return nil, fmt.Errorf("node: %s is gone as soon as it was made: %w", c.Interface, err)
 	}
-	l := &kernelLink{kind: kind, name: c.Interface, index: made.Attrs().Index}
+	l := &kernelLink{kind: kind, name: c.Interface, index: made.Attrs().Index, gateway: c.GatewayAddress, echoes: newEchoes(c), mtu: c.MTU, ping: -1}
 	if err := l.start(); err != nil {
 		return nil, errors.Join(linkError(c, kind, err), l.close())
 	}
@@ -89,7 +95,81 @@ func (l *kernelLink) run(ctx context.Context, _ logrus.FieldLogger) error {
 	return nil
 }
 
+// look asks the kernel, which finds the gateway by ARP in the tunnel. Packets of mtu bytes
+// are tried where this process may have a ping socket (net.ipv4.ping_group_range), else
+// they are taken for what ARP says.
+func (l *kernelLink) look() (small, whole answer) {
+	small = l.neighbour()
+	// NTF_USE asks as if there were a packet for it, also anew what has failed.
+	err := netlink.NeighSet(&netlink.Neigh{LinkIndex: l.index, Family: unix.AF_INET, Flags: netlink.NTF_USE, IP: l.gateway.AsSlice()})
+	if err != nil {
+		return untold, untold // the link is gone
+	}
+	if l.ping < 0 && l.echoes.sequence == 0 {
+		l.ping = openPing(l.echoes.source)
+	}
+	if l.ping < 0 {
+		return small, small
+	}
+	buffer := make([]byte, maxMTU)
+	for {
+		n, _, err := unix.Recvfrom(l.ping, buffer, unix.MSG_DONTWAIT)
+		if err != nil {
+			break
+		}
+		l.echoes.answered(buffer[:n])
+	}
+	whole = l.echoes.last(wholeEcho)
+	l.echoes.next()
+	unix.Sendto(l.ping, l.echoes.request(l.mtu)[ipv4Len:], 0, &unix.SockaddrInet4{Addr: l.gateway.As4()})
+	return small, whole
+}
+
+// neighbour tells whether the gateway has answered the kernel's ARP.
+func (l *kernelLink) neighbour() answer {
+	neighbours, err := netlink.NeighList(l.index, unix.AF_INET)
+	if err != nil {
+		return untold
+	}
+	for _, n := range neighbours {
+		if a, _ := netip.AddrFromSlice(n.IP.To4()); a != l.gateway {
+			continue
+		}
+		switch n.State {
+		case netlink.NUD_REACHABLE:
+			l.failed = false
+			return yes
+		case netlink.NUD_FAILED:
+			l.failed = true
+		}
+	}
+	if l.failed { // it may be asking again
+		return no
+	}
+	return untold
+}
+
+// openPing opens a socket that sends echo requests from an address without fragmenting
+// them. It returns -1 if this process may not have one.
+func openPing(source netip.Addr) int {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMP)
+	if err != nil {
+		return -1
+	}
+	err = errors.Join(unix.Bind(fd, &unix.SockaddrInet4{Addr: source.As4()}),
+		unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE))
+	if err != nil {
+		unix.Close(fd)
+		return -1
+	}
+	return fd
+}
+
 func (l *kernelLink) close() error {
+	if l.ping >= 0 {
+		unix.Close(l.ping)
+		l.ping = -1
+	}
 	err := netlink.LinkDel(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.index}})
 	if err != nil && !errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("node: remove %s: %w; remove it with: ip link del %s", l.name, err, l.name)

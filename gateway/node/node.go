@@ -7,6 +7,8 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -24,6 +26,9 @@ type link interface {
 	// run moves packets until ctx is done, and returns an error if it has to
 	// stop before.
 	run(ctx context.Context, log logrus.FieldLogger) error
+	// look tells what the gateway has sent back since the last call, anything and a
+	// packet of mtu bytes, and asks it again. It is called while run runs, by one goroutine.
+	look() (small, whole answer)
 	// close removes the link, with its address and its routes.
 	close() error
 }
@@ -33,7 +38,8 @@ type Node struct {
 	config *Config
 	log    logrus.FieldLogger
 	link   link
-	remote netip.Addr // of the gateway when the link was made
+	remote atomic.Pointer[netip.Addr] // the gateway's outer address
+	pace   pace
 	unlock func()
 }
 
@@ -44,24 +50,26 @@ func New(ctx context.Context, c *Config, log logrus.FieldLogger) (*Node, error) 
 	if err != nil {
 		return nil, err
 	}
-	n := &Node{config: c, unlock: unlock}
+	n := &Node{config: c, pace: usualPace, unlock: unlock}
 	if err := n.open(ctx); err != nil {
 		unlock()
 		return nil, err
 	}
 	n.log = log.WithFields(logrus.Fields{"node": c.Name, "interface": c.Interface, "mode": n.link.mode(), "vni": c.VNI})
-	n.log.WithFields(logrus.Fields{"remote": n.remote, "mtu": c.MTU, "routes": len(c.Routes)}).Info("tunnel is up")
+	n.log.WithFields(logrus.Fields{"remote": n.remote.Load(), "mtu": c.MTU, "routes": len(c.Routes)}).Info("link is up")
 	return n, nil
 }
 
-func (n *Node) open(ctx context.Context) (err error) {
+func (n *Node) open(ctx context.Context) error {
 	if err := removeLeftover(n.config.Interface); err != nil {
 		return err
 	}
-	if n.remote, err = resolve(ctx, n.config.Gateway, netip.Addr{}); err != nil {
+	remote, err := resolve(ctx, n.config.Gateway, netip.Addr{})
+	if err != nil {
 		return err
 	}
-	if n.link, err = openLink(n.config, n.remote); err != nil {
+	n.remote.Store(&remote)
+	if n.link, err = openLink(n.config, remote); err != nil {
 		return err
 	}
 	if err := configure(n.config); err != nil {
@@ -76,16 +84,14 @@ func (n *Node) Run(ctx context.Context) error {
 	defer n.unlock()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		n.follow(ctx)
-	}()
+	var beside sync.WaitGroup
+	beside.Go(func() { n.follow(ctx) })
+	beside.Go(func() { n.watch(ctx) })
 	err := n.link.run(ctx, n.log)
 	cancel()
-	<-done
+	beside.Wait()
 	err = errors.Join(err, n.link.close())
-	n.log.Info("tunnel is down")
+	n.log.Info("link is removed")
 	return err
 }
 
@@ -116,7 +122,7 @@ func (n *Node) follow(ctx context.Context) {
 	}
 	tick := time.NewTicker(resolveInterval)
 	defer tick.Stop()
-	remote, failing := n.remote, false
+	remote, failing := *n.remote.Load(), false
 	for {
 		select {
 		case <-ctx.Done():
@@ -135,6 +141,7 @@ func (n *Node) follow(ctx context.Context) {
 		case err == nil && next != remote:
 			n.log.WithFields(logrus.Fields{"from": remote, "to": next}).Info("gateway has moved")
 			remote = next
+			n.remote.Store(&next)
 		}
 		failing = err != nil
 	}

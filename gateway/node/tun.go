@@ -33,6 +33,8 @@ type tunLink struct {
 	device   tun.Device
 	endpoint *geneve.Endpoint
 	closing  atomic.Bool // errors of the device are expected from here on
+	echoes   *echoes
+	asker    *geneve.Sender // of echoes
 }
 
 func openTUN(c *Config, remote netip.Addr) (link, error) {
@@ -46,7 +48,7 @@ func openTUN(c *Config, remote netip.Addr) (link, error) {
 		}
 		return nil, err
 	}
-	l := &tunLink{config: c, endpoint: endpoint}
+	l := &tunLink{config: c, endpoint: endpoint, echoes: newEchoes(c), asker: endpoint.NewSender()}
 	if err := l.setRemote(remote); err != nil {
 		return nil, errors.Join(err, l.close())
 	}
@@ -149,6 +151,16 @@ func (l *tunLink) probeTrains(ctx context.Context, log logrus.FieldLogger) {
 	}
 }
 
+// look sends echo requests that no device sees.
+func (l *tunLink) look() (small, whole answer) {
+	small, whole = l.echoes.last(smallEcho), l.echoes.last(wholeEcho)
+	l.echoes.next()
+	l.asker.Send(tunnelID, l.echoes.request(echoLen))
+	l.asker.Send(tunnelID, l.echoes.request(l.config.MTU))
+	l.asker.Flush()
+	return small, whole
+}
+
 // toGateway sends what the node routes to the device. The device has split
 // super-frames into packets of at most its MTU.
 func (l *tunLink) toGateway() error {
@@ -194,6 +206,9 @@ func (l *tunLink) fromGateway() error {
 				var p geneve.Packet
 				if p, more = receiver.Next(); !more {
 					break
+				}
+				if l.echoes.answeredIn(p.Data) {
+					continue
 				}
 				buffer := packets[len(batch)]
 				batch = append(batch, buffer[:headroom+copy(buffer[headroom:], p.Data)])

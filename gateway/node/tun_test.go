@@ -37,7 +37,13 @@ func gatewayUnderlay(t *testing.T, underlay string) netip.Addr {
 // gatewayEnd is an endpoint that answers for a gateway at an underlay address.
 func gatewayEnd(t *testing.T, c *Config, underlay string) *geneve.Endpoint {
 	t.Helper()
-	e, err := geneve.Listen(geneve.Options{Listen: netip.AddrPortFrom(gatewayUnderlay(t, underlay), c.Port)})
+	return listenAt(t, c, gatewayUnderlay(t, underlay))
+}
+
+// listenAt is gatewayEnd for an address that is local.
+func listenAt(t *testing.T, c *Config, underlay netip.Addr) *geneve.Endpoint {
+	t.Helper()
+	e, err := geneve.Listen(geneve.Options{Listen: netip.AddrPortFrom(underlay, c.Port)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -36,16 +36,30 @@ func (c *Config) warn(e *configfile.Errors) {
 }
 
 func (c *Config) warnUnderlay(e *configfile.Errors) {
+	gateway, err := netip.ParseAddr(c.Gateway)
+	if err != nil {
+		gateway = netip.Addr{} // a name, which is looked up later
+	}
+	link := c.wayTo(gateway, e.Warn)
+	if link != nil && link.Attrs().MTU < c.MTU+overhead {
+		e.Warn("mtu", "%d needs %d bytes on the way to gateway.underlay %s, where %s carries %d; write at most %d, here and at the gateway",
+			c.MTU, c.MTU+overhead, gateway, link.Attrs().Name, link.Attrs().MTU, link.Attrs().MTU-overhead)
+	}
+}
+
+// wayTo returns the link that leads to the gateway's outer address, and says what stands in
+// the way: an underlay address of another machine, no route.
+func (c *Config) wayTo(gateway netip.Addr, say func(path, format string, args ...any)) netlink.Link {
 	own, err := netlink.AddrList(nil, netlink.FAMILY_V4)
 	if err != nil {
-		return
+		return nil
 	}
 	here, found := "", false
 	for _, a := range own {
 		ip, _ := netip.AddrFromSlice(a.IP.To4())
 		found = found || ip == c.Underlay
 		if ip == c.GatewayAddress {
-			e.Warn("gateway.address", "%s is an address of this machine; give the gateway's", ip)
+			say("gateway.address", "%s is an address of this machine; give the gateway's", ip)
 		}
 		if here == "" && !ip.IsLoopback() {
 			here = ip.String()
@@ -55,20 +69,19 @@ func (c *Config) warnUnderlay(e *configfile.Errors) {
 		if here == "" {
 			here = "none"
 		}
-		e.Warn("underlay", "%s is not an address of this machine, whose first is %s; ip -br address shows all", c.Underlay, here)
+		say("underlay", "%s is not an address of this machine, whose first is %s; ip -br address shows all", c.Underlay, here)
 	}
-	gateway, err := netip.ParseAddr(c.Gateway)
-	if err != nil {
-		return
+	if !gateway.IsValid() {
+		return nil
 	}
 	routes, err := netlink.RouteGet(gateway.AsSlice())
 	if err != nil || len(routes) == 0 {
-		e.Warn("gateway.underlay", "this machine has no route to %s (%v); add one, or mend the address", gateway, err)
-		return
+		say("gateway.underlay", "this machine has no route to %s (%v); add one, or mend the address", gateway, err)
+		return nil
 	}
 	link, err := netlink.LinkByIndex(routes[0].LinkIndex)
-	if err == nil && link.Attrs().MTU < c.MTU+overhead {
-		e.Warn("mtu", "%d needs %d bytes on the way to gateway.underlay %s, where %s carries %d; write at most %d, here and at the gateway",
-			c.MTU, c.MTU+overhead, gateway, link.Attrs().Name, link.Attrs().MTU, link.Attrs().MTU-overhead)
+	if err != nil {
+		return nil
 	}
+	return link
 }

@@ -1,0 +1,192 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// answer is what a look at the gateway has brought.
+type answer uint8
+
+const (
+	untold answer = iota // nothing was asked, or it is too early to say
+	no
+	yes
+)
+
+// verdict is what is said about the gateway.
+type verdict uint8
+
+const (
+	unseen  verdict = iota
+	answers         // packets of all sizes come back
+	short           // small packets come back, but none of mtu bytes
+	silent          // nothing comes back
+)
+
+const (
+	patience      = 3               // looks without an answer before that is said
+	causePatience = 4 * time.Second // more than the kernel takes to find that nobody has an address
+)
+
+// pace is how often a node looks at the gateway.
+type pace struct {
+	look    time.Duration // while something is being found out
+	settled time.Duration // while the gateway answers
+	cause   time.Duration // between two looks for the cause of its silence
+}
+
+var usualPace = pace{look: time.Second, settled: 10 * time.Second, cause: 10 * time.Second}
+
+// sight makes verdicts of looks.
+type sight struct {
+	verdict       verdict
+	silent, short int // looks in a row without any answer, without one of mtu bytes
+}
+
+// take adds a look: whether anything has come back, and whether a packet of mtu bytes
+// has.
+func (s *sight) take(small, whole answer) (changed bool) {
+	count := func(n *int, a answer) {
+		switch a {
+		case yes:
+			*n = 0
+		case no:
+			*n++
+		}
+	}
+	count(&s.silent, small)
+	count(&s.short, whole)
+	was := s.verdict
+	switch {
+	case s.silent >= patience:
+		s.verdict = silent
+	case small != yes:
+	case whole == yes:
+		s.verdict = answers
+	case s.short >= patience:
+		s.verdict = short
+	}
+	return s.verdict != was
+}
+
+// settled reports whether there is nothing to find out.
+func (s *sight) settled() bool { return s.verdict == answers && s.silent == 0 && s.short == 0 }
+
+// watch looks whether the gateway answers, and says so when that changes.
+func (n *Node) watch(ctx context.Context) {
+	var s sight
+	var said string
+	var saidAt time.Time
+	next := time.NewTimer(0)
+	defer next.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-next.C:
+		}
+		changed := s.take(n.link.look())
+		if changed || s.verdict == silent && time.Since(saidAt) >= n.pace.cause {
+			remote := *n.remote.Load()
+			text, remedy := n.config.say(s.verdict), ""
+			switch s.verdict {
+			case short:
+				remedy = fmt.Sprintf("let the way to it carry %d bytes, and write the same mtu and address at both ends", n.config.MTU+overhead)
+			case silent:
+				var cause string
+				cause, remedy = n.config.silence(ctx, remote)
+				text += ": " + cause
+			}
+			if ctx.Err() != nil {
+				return
+			}
+			if saidAt = time.Now(); text != said {
+				said = text
+				entry := n.log.WithField("gateway", remote)
+				if s.verdict == answers {
+					entry.Info(text)
+				} else {
+					entry.WithField("remedy", remedy).Warn(text)
+				}
+			}
+		}
+		if s.settled() {
+			next.Reset(n.pace.settled)
+		} else {
+			next.Reset(n.pace.look)
+		}
+	}
+}
+
+// say puts a verdict into words.
+func (c *Config) say(v verdict) string {
+	switch v {
+	case answers:
+		return "the gateway answers"
+	case short:
+		return fmt.Sprintf("the gateway answers, but packets of %d bytes do not come back", c.MTU)
+	}
+	return "the gateway does not answer"
+}
+
+// silence finds out why the gateway at remote does not answer, as far as that can be told
+// from here.
+func (c *Config) silence(ctx context.Context, remote netip.Addr) (cause, remedy string) {
+	c.wayTo(remote, func(path, format string, args ...any) {
+		if cause == "" {
+			cause, remedy, _ = strings.Cut(path+": "+fmt.Sprintf(format, args...), "; ")
+		}
+	})
+	if cause != "" {
+		return cause, remedy
+	}
+	at := netip.AddrPortFrom(remote, c.Port)
+	switch err := c.knock(ctx, at); {
+	case errors.Is(err, unix.ECONNREFUSED):
+		return fmt.Sprintf("UDP port %d is closed at %s", c.Port, remote),
+			"start culvert gateway there, with that geneve.listenPort, or let the port in"
+	case errors.Is(err, unix.EHOSTUNREACH):
+		return fmt.Sprintf("nobody is at %s", remote), "mend gateway.underlay, or start that machine"
+	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
+		return fmt.Sprintf("sending to %s is refused: %v", at, errors.Unwrap(err)),
+			"let UDP pass there in this machine's firewall and routes"
+	}
+	return fmt.Sprintf("nothing comes back from %s", at),
+		fmt.Sprintf("see that it runs, that UDP %d is open both ways, and that its file has geneve.gatewayAddress %s and for this node vni %d, underlay %s, address %s",
+			c.Port, c.GatewayAddress, c.VNI, c.Underlay, c.Address)
+}
+
+// knock sends an empty datagram to the gateway's port and returns the error that comes
+// back, if any: the kernel tells a connected socket what ICMP says. A gateway that runs
+// drops it.
+func (c *Config) knock(ctx context.Context, at netip.AddrPort) error {
+	dialer := net.Dialer{
+		LocalAddr: net.UDPAddrFromAddrPort(netip.AddrPortFrom(c.Underlay, 0)),
+		Control: func(_, _ string, conn syscall.RawConn) (err error) {
+			// Without it, a host that nobody answers for is no error.
+			controlErr := conn.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_RECVERR, 1) })
+			return errors.Join(err, controlErr)
+		},
+	}
+	conn, err := dialer.DialContext(ctx, "udp4", at.String())
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	if _, err := conn.Write(nil); err != nil {
+		return err
+	}
+	conn.SetReadDeadline(time.Now().Add(causePatience))
+	_, err = conn.Read(make([]byte, 1))
+	return err
+}
