@@ -1,0 +1,231 @@
+package integration
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// blocks returns the fenced blocks of a page of the documentation: those of commands by the
+// word behind sh, files by the name with which their first line begins, or by their number.
+func blocks(t *testing.T, page string) map[string]string {
+	t.Helper()
+	text, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := make(map[string]string)
+	for i, m := range regexp.MustCompile("(?ms)^```(\\S*) ?(\\S*)\n(.*?)^```$").FindAllStringSubmatch(string(text), -1) {
+		name := m[2]
+		if file := regexp.MustCompile(`^# (\S+\.yaml), `).FindStringSubmatch(m[3]); file != nil {
+			name = file[1]
+		}
+		if name == "" {
+			name = fmt.Sprint(m[1], " ", i)
+		}
+		if found[name] != "" {
+			t.Fatalf("%s: two blocks are called %s", page, name)
+		}
+		found[name] = m[3]
+	}
+	return found
+}
+
+// lines returns the commands of a block.
+func lines(t *testing.T, blocks map[string]string, name string) []string {
+	t.Helper()
+	text, ok := blocks[name]
+	if !ok {
+		t.Fatalf("no block %s", name)
+	}
+	return strings.Split(strings.TrimSpace(text), "\n")
+}
+
+// readmeHere returns the commands by which README makes two clusters on one machine, and the
+// last one, a ping. kind is what rome's node is: culvert, vxlan or geneve.
+func readmeHere(t *testing.T, kind string) (commands []string, ping string) {
+	t.Helper()
+	readme := blocks(t, "../README.md")
+	commands, ping = lines(t, readme, "here"), lines(t, readme, "ping")[0]
+	if kind != "culvert" {
+		byHand := lines(t, readme, "vxlan")
+		if kind == "geneve" {
+			byHand = slices.Concat(lines(t, readme, "geneve"), byHand[1:])
+		}
+		last := len(commands) - 1
+		if !strings.Contains(commands[last], "culvert node") || !strings.Contains(commands[last], "rome-1.yaml") {
+			t.Fatalf("the last command is not rome's node: %s", commands[last])
+		}
+		commands = slices.Concat(commands[:last], byHand)
+	}
+	if n := len(commands) + 1; n > 10 {
+		t.Errorf("%d commands until pods talk, want at most 10", n)
+	}
+	return commands, ping
+}
+
+// nodeAnswers is what culvert node says when its gateway is there.
+const nodeAnswers = `msg="the gateway answers"`
+
+// asWritten runs the commands of a page in a folder of an ordinary user: those with sudo as root.
+type asWritten struct {
+	*peerHost
+	dir  string
+	path string // where culvert is
+}
+
+func newAsWritten(h *peerHost, dir string) *asWritten {
+	h.t.Helper()
+	bin := h.t.TempDir()
+	err := errors.Join(os.Symlink(os.Getenv(binaryEnv), filepath.Join(bin, "culvert")), os.Chmod(bin, 0o755), os.Chmod(filepath.Dir(bin), 0o711),
+		os.Chmod(filepath.Dir(dir), 0o711), os.Chown(dir, unprivilegedUID, unprivilegedUID))
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return &asWritten{h, dir, bin}
+}
+
+// command runs one; it returns what ends with & while it runs, else nil.
+func (w *asWritten) command(line string) *peerProcess {
+	w.t.Helper()
+	line, background := strings.CutSuffix(line, " &")
+	var user *syscall.Credential
+	command, root := strings.CutPrefix(line, "sudo ")
+	if !root {
+		user = &syscall.Credential{Uid: unprivilegedUID, Gid: unprivilegedUID}
+	}
+	if background {
+		command = "exec " + command
+	}
+	p := w.start(user, "sh", "-c", fmt.Sprintf("cd %s; PATH=%s:$PATH; %s", w.dir, w.path, command))
+	if background {
+		return p
+	}
+	if <-p.ended; !p.cmd.ProcessState.Success() {
+		w.t.Fatalf("%s: %v: %s", line, p.cmd.ProcessState, p.output())
+	}
+	return nil
+}
+
+// answered waits until a process has said that its gateway answers.
+func answered(t *testing.T, p *peerProcess) {
+	t.Helper()
+	eventually(t, nodeAnswers, func() error {
+		if !strings.Contains(p.output(), nodeAnswers) {
+			return errors.Join(errNotYet, p.running())
+		}
+		return nil
+	})
+}
+
+// TestReadmeHere: who pastes README's commands has pods that talk.
+func TestReadmeHere(t *testing.T) {
+	for _, kind := range []string{"culvert", "vxlan"} {
+		t.Run(kind, func(t *testing.T) {
+			isolated(t, func(t *testing.T) {
+				commands, ping := readmeHere(t, kind)
+				w := newAsWritten(newPeerHost(t, "machine"), t.TempDir())
+				var nodes []*peerProcess
+				for _, line := range commands {
+					if p := w.command(line); p != nil && strings.Contains(line, "culvert node") {
+						nodes = append(nodes, p)
+					}
+				}
+				for _, p := range nodes {
+					answered(t, p)
+				}
+				w.command(ping)
+			}, programs("ping", "ping"))
+		})
+	}
+}
+
+// TestReadmeGeneve is TestReadmeHere on a machine whose kernel has Geneve.
+func TestReadmeGeneve(t *testing.T) {
+	isolated(t, func(t *testing.T) {
+		g := startGuest(newPeerHost(t, "machine"), "192.0.2.1/24", "192.0.2.9/24")
+		for _, kind := range []string{"culvert", "geneve"} {
+			commands, ping := readmeHere(t, kind)
+			dir := "/tmp/" + kind
+			g.sh("mkdir " + dir)
+			nodes, pids := 0, ""
+			for i, line := range commands {
+				line, background := strings.CutSuffix(strings.TrimPrefix(line, "sudo "), " &")
+				if background {
+					line = fmt.Sprintf("%s >%d.log 2>&1 & echo $! >%d.pid", line, i, i)
+					pids += fmt.Sprintf(" %d.pid", i)
+				}
+				g.sh("cd "+dir, line)
+				if strings.Contains(line, "culvert node") {
+					nodes++
+				}
+			}
+			g.sh("cd "+dir, fmt.Sprintf("n=0; until [ $(grep -l 'the gateway answers\"' *.log | wc -l) = %d ]; do n=$((n+1)); [ $n -lt 100 ] || { cat *.log; exit 1; }; sleep 0.2; done", nodes))
+			if said := g.sh("cd "+dir, strings.TrimPrefix(ping, "sudo "), "cat *.log"); !strings.Contains(said, "encap=geneve node=rome-1") {
+				t.Errorf("%s: the node's encapsulation is not found: %s", kind, said)
+			}
+			g.sh("cd "+dir, "kill $(cat"+pids+")", "sh rome-milan/here.sh down")
+		}
+	}, probeGuest)
+}
+
+// TestReadmeFiles: README's four files, each where its first line says and started as it says,
+// make two clusters.
+func TestReadmeFiles(t *testing.T) {
+	isolated(t, func(t *testing.T) {
+		readme := blocks(t, "../README.md")
+		rome, milan := newPeerHost(t, "rome-gw"), newPeerHost(t, "milan-gw")
+		x := &examples{t: t, romeGateway: rome, milan: newPeerHost(t, "milan-1")}
+		node := newPeerHost(t, "rome-1")
+		join(rome, milan, "192.0.2.1/24", "192.0.2.7/24", 1500)
+		join(rome, node, "172.18.0.9/24", "172.18.0.2/24", 1500)
+		join(milan, x.milan, "172.19.0.9/24", "172.19.0.2/24", 1500)
+		x.pod(node, 1)
+		x.pod(x.milan, 1)
+		text, err := os.ReadFile("../README.md")
+		if err != nil {
+			t.Fatal(err)
+		}
+		places := make(map[string]*asWritten)
+		for name, h := range map[string]*peerHost{"rome": rome, "milan": milan, "rome-1": node, "milan-1": x.milan} {
+			places[name] = newAsWritten(h, t.TempDir())
+			if err := os.WriteFile(filepath.Join(places[name].dir, name+".yaml"), []byte(readme[name+".yaml"]), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, m := range regexp.MustCompile("`(culvert keygen (\\w+)\\.key > (\\w+\\.pub))`").FindAllStringSubmatch(string(text), -1) {
+			own, other := places[m[2]], places["milan"]
+			if m[2] == "milan" {
+				other = places["rome"]
+			}
+			own.command(m[1])
+			other.command("cp " + filepath.Join(own.dir, m[3]) + " .")
+		}
+		for _, name := range []string{"milan", "rome", "milan-1", "rome-1"} {
+			first, _, _ := strings.Cut(readme[name+".yaml"], "\n")
+			_, command, ok := strings.Cut(first, ": ")
+			if !ok {
+				t.Fatalf("%s does not say how it is started", name)
+			}
+			if said := places[name].run("sh", "-c", fmt.Sprintf("cd %s; %s/%s --check", places[name].dir, places[name].path, strings.TrimPrefix(command, "sudo "))); strings.Contains(said, "warning") {
+				t.Errorf("%s: %s", name, said)
+			}
+			if p := places[name].command(command + " &"); strings.Contains(command, "culvert node") {
+				answered(t, p)
+			}
+		}
+		x.reaches(t, node, 1)
+
+		more := blocks(t, "../docs/gateway.md")["yaml 0"]
+		if err := os.WriteFile(filepath.Join(places["rome"].dir, "more.yaml"), []byte(more), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		places["rome"].command("culvert gateway --check --config more.yaml")
+	}, programs("ping", "ping"))
+}
