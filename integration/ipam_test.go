@@ -47,7 +47,7 @@ wireguard: {privateKeyFile: own.key, peerPublicKeyFile: peer.pub, %s}
 geneve:
   gatewayAddress: 10.80.%d.4
   nodes:
-    - {name: node, vni: %d, underlay: 172.18.%d.2, address: 10.80.%d.2, podCIDRs: [10.0.1.0/24], encap: vxlan}
+    - {name: node, vni: %d, underlay: 172.18.%d.2, address: 10.80.%d.2, podCIDRs: [10.0.1.0/24]}
 network:
   local: {podCIDRs: [10.0.0.0/16, 10.3.0.0/16], externalCIDRs: [10.70.0.0/16]}
   remote:

@@ -103,7 +103,7 @@ func (n *Node) watch(ctx context.Context) {
 				remedy = fmt.Sprintf("let the way to it carry %d bytes, and write the same mtu and address at both ends", n.config.MTU+overhead)
 			case silent:
 				var cause string
-				cause, remedy = n.config.silence(ctx, remote)
+				cause, remedy = n.silence(ctx, remote)
 				text += ": " + cause
 			}
 			if ctx.Err() != nil {
@@ -140,7 +140,11 @@ func (c *Config) say(v verdict) string {
 
 // silence finds out why the gateway at remote does not answer, as far as that can be told
 // from here.
-func (c *Config) silence(ctx context.Context, remote netip.Addr) (cause, remedy string) {
+func (n *Node) silence(ctx context.Context, remote netip.Addr) (cause, remedy string) {
+	c, speaks := n.config, n.link.mode()
+	if speaks == TUN {
+		speaks = Geneve
+	}
 	c.wayTo(remote, func(path, format string, args ...any) {
 		if cause == "" {
 			cause, remedy, _ = strings.Cut(path+": "+fmt.Sprintf(format, args...), "; ")
@@ -161,8 +165,8 @@ func (c *Config) silence(ctx context.Context, remote netip.Addr) (cause, remedy 
 			"let UDP pass there in this machine's firewall and routes"
 	}
 	return fmt.Sprintf("nothing comes back from %s", at),
-		fmt.Sprintf("see that it runs, that UDP %d is open both ways, and that its file has geneve.gatewayAddress %s and for this node vni %d, underlay %s, address %s",
-			c.Port, c.GatewayAddress, c.VNI, c.Underlay, c.Address)
+		fmt.Sprintf("see that it runs, that UDP %d is open both ways, and that its file has gatewayAddress %s, and for this node vni %d, underlay %s, address %s, encap auto or %s",
+			c.Port, c.GatewayAddress, c.VNI, c.Underlay, c.Address, speaks)
 }
 
 // knock sends an empty datagram to the gateway's port and returns the error that comes

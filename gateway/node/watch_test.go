@@ -159,7 +159,7 @@ func TestTUNSees(t *testing.T) {
 	underlay := gatewayUnderlay(t, "172.18.0.9")
 	says(closed, "start culvert gateway there")
 	e := listenAt(t, c, underlay)
-	says("the gateway does not answer: nothing comes back from 172.18.0.9:6091", "vni 1, underlay 172.18.0.2, address 10.80.0.2")
+	says("the gateway does not answer: nothing comes back from 172.18.0.9:6091", "gatewayAddress 10.80.0.4, and for this node vni 1, underlay 172.18.0.2, address 10.80.0.2, encap auto or geneve")
 	var size atomic.Int64
 	size.Store(1000)
 	go echoServer(e, &size)

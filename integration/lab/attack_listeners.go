@@ -200,7 +200,7 @@ func (l *Lab) attackWaitingRoom(ctx context.Context) (string, error) {
 			}
 			for i := range absent {
 				nodes = append(nodes, object{"name": fmt.Sprintf("rome-absent%d", i), "vni": 1000 + i, "underlay": fmt.Sprintf("172.18.0.%d", 150+i),
-					"address": fmt.Sprintf("10.80.0.%d", 150+i), "podCIDRs": []string{fmt.Sprintf("10.0.%d.0/24", 150+i)}, "encap": nodes[0]["encap"]})
+					"address": fmt.Sprintf("10.80.0.%d", 150+i), "podCIDRs": []string{fmt.Sprintf("10.0.%d.0/24", 150+i)}})
 			}
 			config["geneve"].(object)["nodes"] = nodes
 		}

@@ -131,7 +131,7 @@ func grownNodes(c *Cluster, nodes []any, total, routes int) []any {
 	underlay, internal := netip.MustParseAddr("172.24.0.1"), netip.MustParseAddr("10.81.0.1")
 	for i := len(nodes); i < total; i++ {
 		nodes = append(nodes, object{"name": fmt.Sprintf("%s-absent%d", c.Name, i), "vni": 1000 + i, "underlay": underlay, "address": internal,
-			"podCIDRs": []any{}, "encap": nodes[0].(object)["encap"]})
+			"podCIDRs": []any{}})
 		underlay, internal = underlay.Next(), internal.Next()
 	}
 	lists := make([][]any, len(nodes))

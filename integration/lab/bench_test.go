@@ -181,7 +181,7 @@ func TestGrownNodes(t *testing.T) {
 			c := &clusters[i]
 			var nodes []any
 			for _, n := range c.Nodes {
-				nodes = append(nodes, object{"name": n.Name, "encap": "vxlan", "podCIDRs": []any{n.PodCIDR.Masked().String()}})
+				nodes = append(nodes, object{"name": n.Name, "podCIDRs": []any{n.PodCIDR.Masked().String()}})
 			}
 			nodes = grownNodes(c, nodes, s.nodes, s.routes)
 			seen := make(map[any]bool)

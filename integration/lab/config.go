@@ -8,8 +8,6 @@ import (
 	"net/netip"
 
 	"sigs.k8s.io/yaml"
-
-	"culvert/gateway/node"
 )
 
 const (
@@ -62,14 +60,10 @@ func (l *Lab) gatewayConfig(i int) object {
 	if c.Role == "client" {
 		wireguard["endpoint"] = fmt.Sprintf("%s:51840", peer.Peering.Addr())
 	}
-	encap := "geneve"
-	if l.options.Mode == node.VXLAN {
-		encap = "vxlan"
-	}
 	var nodes []object
 	for _, n := range c.Nodes {
 		nodes = append(nodes, object{"name": c.Name + "-" + n.Name, "vni": n.VNI, "underlay": n.Underlay, "address": n.Internal,
-			"podCIDRs": []netip.Prefix{n.PodCIDR.Masked()}, "encap": encap})
+			"podCIDRs": []netip.Prefix{n.PodCIDR.Masked()}})
 	}
 	options := l.options.of(c)
 	config := object{
