@@ -16,7 +16,7 @@ import (
 	"culvert/nat"
 )
 
-// goodFile is the example of the README with every supported field.
+// goodFile has a value for nearly every field.
 const goodFile = `
 cluster: rome
 peer: milan
