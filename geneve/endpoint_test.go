@@ -119,6 +119,7 @@ func (f *fixture) deliver(messages ...udp.Message) (packets []Packet) {
 // datagrams receives one message from the gateway and cuts it.
 func (f *fixture) datagrams(s *udp.Socket) (datagrams [][]byte, tos uint8) {
 	f.Helper()
+	defer time.AfterFunc(genevetest.Timeout, func() { s.Close() }).Stop() // there is nothing to receive
 	if n, err := s.Receive(f.m); n != 1 || err != nil {
 		f.Fatalf("Receive = %d, %v", n, err)
 	}
