@@ -8,7 +8,7 @@
 //
 //	udp.Socket.Receive   datagrams and merged trains      package udp
 //	Receiver.open        which tunnel, which shape        receiver.go
-//	tunnel.admit         which encapsulation              encap.go
+//	encapOf              which encapsulation              encap.go
 //	tunnel.header        tunnel header                    tunnel.go, header.go, option.go, vxlan.go
 //	Endpoint.frame       inner Ethernet, ARP              decap.go, arp.go, neighbour.go
 //	decapECN             congestion marks (RFC 6040)      ecn.go

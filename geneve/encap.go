@@ -57,20 +57,6 @@ func (t *tunnel) either(now time.Duration) bool {
 	return t.Encap == Auto && (t.spoken() == Auto || now-time.Duration(t.neighbour.lastHeard.Load()) >= encapSilence)
 }
 
-// admit returns the encapsulation by which a datagram from the tunnel's other end is to be parsed.
-func (t *tunnel) admit(b []byte, now time.Duration) (Encap, Reason) {
-	spoken, e := t.spoken(), encapOf(b)
-	switch {
-	case e == spoken && e != Auto:
-		return e, Accepted
-	case e == Auto: // the parser says what is wrong with it
-		return max(spoken, Geneve), Accepted
-	case t.either(now):
-		return e, Accepted
-	}
-	return spoken, WrongEncap
-}
-
 // EncapChange tells which encapsulation a tunnel's other end was found to speak. Was is Auto where it was not known before.
 type EncapChange struct {
 	Tunnel  uint16

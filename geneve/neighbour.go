@@ -86,7 +86,7 @@ func (n *neighbours) heard(t *tunnel, from speaker, now time.Duration) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	// Another station, or the peer with a new link: ARP decides, and if nobody answers, the one that still talks. A link of another
-	// encapsulation is a new one, and the old one is silent, or the frame would not have been admitted.
+	// encapsulation is a new one, and the old one is silent, or the frame would have been dropped.
 	silence := now - time.Duration(nb.lastHeard.Load())
 	if nb.confirmed && nb.load().encap() == from.encap() && (nb.unanswered < maxUnanswered || silence < maxUnanswered*askInterval) {
 		n.ask(t, now)

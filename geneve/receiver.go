@@ -118,10 +118,13 @@ func (r *Receiver) open(m *udp.Message) {
 		r.e.drop(UnknownNode, datagrams)
 		return
 	}
-	encap, reason := t.admit(m.Data, r.now)
-	if reason != Accepted {
-		r.e.drop(reason, datagrams)
-		return
+	encap := t.spoken()
+	if is := encapOf(m.Data); is != encap && is != Auto { // what is neither, the parser finds a fault with
+		if !t.either(r.now) {
+			r.e.drop(WrongEncap, datagrams)
+			return
+		}
+		encap = is
 	}
 	r.t, r.encap, r.tos = t, encap, m.TOS
 	r.rest, r.pieceSize, r.segmentSize = m.Data, len(m.Data), 0

@@ -163,7 +163,7 @@ func (t *tunnel) header(e Encap, b []byte) (inner []byte, protocol uint16, r Rea
 	case h.Control:
 		// RFC 8926, Section 3.4: "Tunnel endpoints MUST NOT forward the payload" of a control packet.
 		return nil, 0, ControlPacket
-	case h.Options.critical():
+	case len(h.Options) > 0 && h.Options.critical():
 		// RFC 8926, Section 3.5: unknown options with the critical bit set MUST be dropped; others are skipped.
 		// The options themselves decide, so the C flag of the header tells nothing new.
 		return nil, 0, CriticalOption
