@@ -1,0 +1,132 @@
+package health
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+)
+
+// nodeHistory is what is remembered of a node.
+type nodeHistory struct {
+	began   bool
+	started time.Duration
+	heard   bool          // it has sent a packet
+	sentAt  time.Duration // since when it has not answered what was sent to it; 0 = nothing was
+	sign    *Sign         // the last one
+	signAt  time.Duration
+	signs   int // in a row
+
+	now      Finding
+	bad      bool
+	faulty   time.Duration // since when
+	doubtful bool          // nobody knows whether it is there
+}
+
+const (
+	// signTime is for how long a sign counts: as long as ARP has patience with a neighbour.
+	signTime = 30 * time.Second
+	// asks is how many ARP requests stay without answer before the node counts as silent.
+	asks = 3
+	// oneWay is how many packets to a node without any from it, in oneWayTime, are no chance.
+	oneWay     = 3
+	oneWayTime = 4 * time.Second
+)
+
+// look returns the node's state, and whether it is another than before.
+func (h *nodeHistory) look(now time.Duration, n *Node, o *Observation, s *Sign) (Finding, bool) {
+	if !h.began {
+		h.began, h.started = true, now
+	}
+	if s != nil {
+		if h.sign == nil || h.sign.Kind != s.Kind {
+			h.signs = 0
+		}
+		h.sign, h.signAt, h.signs = s, now, h.signs+1
+	} else if now-h.signAt > signTime {
+		h.sign = nil
+	}
+	switch {
+	case n.Sent == 0 || n.Received > 0:
+		h.sentAt = 0
+	case h.sentAt == 0:
+		h.sentAt = now
+	}
+	h.doubtful = n.ARP && n.Asked >= asks
+
+	c, since := h.fault(now, n, o)
+	if c == nil {
+		wasBad := h.bad
+		h.bad = false
+		switch {
+		case wasBad && (n.Received > 0 || n.Answered && n.Asked == 0):
+			h.heard = h.heard || n.Received > 0
+			return h.become(NodeBack, n, o, seconds(now-h.faulty))
+		case wasBad: // it may be well, or has only ceased to show
+			h.bad = true
+		case !h.heard && n.Received > 0:
+			h.heard = true
+			return h.become(FirstPacket, n, o, "")
+		}
+		return h.now, false
+	}
+	if h.bad && h.now.Cause == c {
+		return h.now, false
+	}
+	if !h.bad {
+		h.bad, h.faulty = true, since
+	}
+	return h.become(c, n, o, seconds(now-since))
+}
+
+// fault returns what is wrong, nil if nothing is known to be, and since when it is.
+func (h *nodeHistory) fault(now time.Duration, n *Node, o *Observation) (c *Cause, since time.Duration) {
+	if h.sign != nil && h.signs > 1 {
+		switch s := h.sign; s.Kind {
+		case SignUnknownNode:
+			if s.Source.Addr() == n.Underlay {
+				return WrongVNI, h.signAt
+			}
+			return WrongUnderlay, h.signAt
+		case SignEncap:
+			return WrongEncap, h.signAt
+		case SignInner:
+			return WrongInner, h.signAt
+		case SignSender:
+			return WrongAddress, h.signAt
+		case SignTarget:
+			if o.Remote != nil && o.Remote(s.Address) {
+				return NoVia, h.signAt
+			}
+			return WrongGateway, h.signAt
+		}
+	}
+	switch {
+	case h.doubtful && n.Knock == KnockRefused && now-h.started >= patience/3:
+		return NodeRefuses, h.started
+	case h.doubtful && n.Knock == KnockNobody && now-h.started >= patience/3:
+		return NodeNobody, h.started
+	case h.doubtful && n.Knock == KnockNoRoute && now-h.started >= patience/3:
+		return NodeUnroutable, h.started
+	case h.doubtful && !n.Known && now-h.started >= patience:
+		return NeverThere, h.started
+	case h.doubtful && n.Known && n.Silence >= signTime:
+		return NodeSilent, now - n.Silence
+	case n.Sent >= oneWay && h.sentAt != 0 && now-h.sentAt >= oneWayTime && (n.Answered || !n.ARP):
+		return NoReturn, h.sentAt
+	}
+	return nil, 0
+}
+
+func (h *nodeHistory) become(c *Cause, n *Node, o *Observation, d string) (Finding, bool) {
+	seen, source := "", netip.AddrPort{}
+	if s := h.sign; s != nil {
+		source = s.Source
+		if seen = fmt.Sprint(s.VNI); s.Address.IsValid() {
+			seen = s.Address.String()
+		}
+	}
+	h.now = find(c, OfNode, n.Name, "{node}", n.Name, "{underlay}", n.Underlay.String(), "{address}", n.Address.String(),
+		"{vni}", fmt.Sprint(n.VNI), "{encap}", n.Encap, "{gateway}", o.Gateway.String(), "{port}", fmt.Sprint(o.Port),
+		"{asked}", fmt.Sprint(n.Asked), "{sent}", fmt.Sprint(n.Sent), "{time}", d, "{seen}", seen, "{source}", source.Addr().String())
+	return h.now, true
+}
