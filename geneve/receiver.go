@@ -80,6 +80,7 @@ func (r *Receiver) Next() (p Packet, ok bool) {
 		ip, reason := r.e.decap(r.t, piece, r.tos, r.now)
 		if reason != Accepted {
 			r.e.drop(reason, 1)
+			r.e.signTunnel(reason, r.t)
 			continue
 		}
 		if ip == nil {
@@ -115,6 +116,9 @@ func (r *Receiver) open(m *udp.Message) {
 	t := r.e.table.Load().find(parseVNI(m.Data), m.Source.Addr())
 	if t == nil {
 		r.e.drop(UnknownNode, datagrams)
+		if r.e.unsigned(UnknownNode) {
+			r.e.sign(&Sign{Reason: UnknownNode, Source: m.Source, VNI: parseVNI(m.Data)})
+		}
 		return
 	}
 	r.t, r.tos = t, m.TOS
@@ -122,6 +126,7 @@ func (r *Receiver) open(m *udp.Message) {
 	if datagrams > 1 {
 		if reason := r.shape(m); reason != Accepted {
 			r.e.drop(reason, datagrams)
+			r.e.signTunnel(reason, t)
 			r.rest = nil
 		}
 	}
