@@ -96,11 +96,9 @@ release: go-version ## binaries for linux/amd64 and linux/arm64 with checksums, 
 	@cd dist && sha256sum culvert-* | tee SHA256SUMS
 
 reproducible: ## build the release of the last commit twice, in other folders with other caches, and compare the bytes
-	@dir=$$(mktemp -d) && trap 'chmod -R u+w '$$dir' && rm -rf '$$dir EXIT; \
-	for copy in one another/place; do \
-	  git clone -q . $$dir/$$copy; \
-	  GOCACHE=$$dir/cache/$$copy $(MAKE) -s -C $$dir/$$copy release; \
-	done; \
+	@dir=$$(mktemp -d) && trap "chmod -R u+w $$dir; rm -rf $$dir" EXIT; \
+	git clone -q . $$dir/one; git clone -q $$dir/one $$dir/another/place; \
+	for copy in one another/place; do GOCACHE=$$dir/cache/$$copy $(MAKE) -s -C $$dir/$$copy release; done; \
 	for file in culvert-linux-amd64 culvert-linux-arm64 SHA256SUMS; do cmp $$dir/{one,another/place}/dist/$$file; done; \
 	! grep -aqF $$dir $$dir/one/dist/culvert-*; echo "both builds are the same, byte by byte"
 

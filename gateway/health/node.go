@@ -80,25 +80,8 @@ func (h *nodeHistory) look(now time.Duration, n *Node, o *Observation, s *Sign) 
 
 // fault returns what is wrong, nil if nothing is known to be, and since when it is.
 func (h *nodeHistory) fault(now time.Duration, n *Node, o *Observation) (c *Cause, since time.Duration) {
-	if h.sign != nil && h.signs > 1 {
-		switch s := h.sign; s.Kind {
-		case SignUnknownNode:
-			if s.Source.Addr() == n.Underlay {
-				return WrongVNI, h.signAt
-			}
-			return WrongUnderlay, h.signAt
-		case SignEncap:
-			return WrongEncap, h.signAt
-		case SignInner:
-			return WrongInner, h.signAt
-		case SignSender:
-			return WrongAddress, h.signAt
-		case SignTarget:
-			if o.Remote != nil && o.Remote(s.Address) {
-				return NoVia, h.signAt
-			}
-			return WrongGateway, h.signAt
-		}
+	if c := h.shown(n, o); c != nil {
+		return c, h.signAt
 	}
 	switch {
 	case h.doubtful && n.Knock == KnockRefused && now-h.started >= patience/3:
@@ -115,6 +98,31 @@ func (h *nodeHistory) fault(now time.Duration, n *Node, o *Observation) (c *Caus
 		return NoReturn, h.sentAt
 	}
 	return nil, 0
+}
+
+// shown returns what the node's datagrams show to be wrong, nil if nothing.
+func (h *nodeHistory) shown(n *Node, o *Observation) *Cause {
+	if h.sign == nil || h.signs < often {
+		return nil
+	}
+	switch s := h.sign; {
+	case s.Kind == SignUnknownNode && s.Source.Addr() == n.Underlay:
+		return WrongVNI
+	case s.Kind == SignUnknownNode:
+		return WrongUnderlay
+	case s.Kind == SignEncap:
+		return WrongEncap
+	case s.Kind == SignInner:
+		return WrongInner
+	// A node asks by ARP from any of its addresses (arp_announce of Linux). But it answers for the right one.
+	case s.Kind == SignSender && h.doubtful:
+		return WrongAddress
+	case s.Kind == SignTarget && o.Remote != nil && o.Remote(s.Address):
+		return NoVia
+	case s.Kind == SignTarget && n.Received == 0:
+		return WrongGateway
+	}
+	return nil
 }
 
 func (h *nodeHistory) become(c *Cause, n *Node, o *Observation, d string) (Finding, bool) {

@@ -14,7 +14,7 @@ type notice struct {
 	first, last time.Duration // of the spell that goes on
 	times       int           // looks in this spell that saw it
 	packets     uint64
-	said        time.Duration // when it was logged; 0 = never
+	said        time.Duration // when it was logged last; negative = never
 }
 
 // noticeKey tells notices apart. Addresses of packets are not in it: it is the reason
@@ -29,7 +29,7 @@ type notices struct {
 	totals    map[dropKey]uint64
 	bucket    int // strangers that may be logged
 	filled    time.Duration
-	initiator netip.AddrPort // of handshakes that nobody has answered
+	initiator netip.Addr // of handshakes that nobody has answered
 	received  uint64
 	answered  uint64
 }
@@ -164,8 +164,7 @@ func (n *notices) stranger(now time.Duration, s *Stranger, p *Peer) (Finding, bo
 	c := map[StrangerKind]*Cause{StrangerWithoutKey: StrangerMAC1, StrangerWithData: StrangerData,
 		StrangerTooFast: StrangerRate, StrangerWithNoise: StrangerNoise}[s.Kind]
 	address := s.Address.String()
-	of := s.Address.Addr().String() // ports come and go
-	return n.see(now, c, OfAddress, of, of, 1, "{address}", address, "{key}", p.PublicKey, "{listen}", fmt.Sprint(p.ListenPort))
+	return n.see(now, c, OfAddress, address, address, 1, "{address}", address, "{key}", p.PublicKey, "{listen}", fmt.Sprint(p.ListenPort))
 }
 
 // unanswered notes who begins handshakes that WireGuard passes over, because it knows no
@@ -176,15 +175,15 @@ func (n *notices) unanswered(now time.Duration, p *Peer) (Finding, bool) {
 	n.received = received
 	if answered != n.answered {
 		n.answered = answered
-		delete(n.all, noticeKey{StrangerInitiator, n.initiator.Addr().String()})
+		delete(n.all, noticeKey{StrangerInitiator, n.initiator.String()})
 		return Finding{}, false
 	}
 	if received == before || !p.Initiator.IsValid() {
 		return Finding{}, false
 	}
 	n.initiator = p.Initiator
-	of := p.Initiator.Addr().String()
-	return n.see(now, StrangerInitiator, OfAddress, of, of, 1, "{address}", p.Initiator.String())
+	address := p.Initiator.String()
+	return n.see(now, StrangerInitiator, OfAddress, address, address, 1, "{address}", address)
 }
 
 // see notes one sight of a thing, and returns whether it is to be logged.
@@ -205,7 +204,7 @@ func (n *notices) see(now time.Duration, c *Cause, kind Kind, of, key string, pa
 	x.times++
 	x.packets += packets
 	x.finding = find(c, kind, of, append(blanks, "{count}", fmt.Sprint(x.packets))...)
-	if x.times < often || now-x.said < repeat {
+	if x.times < often && c != SameRole || now-x.said < repeat { // one packet proves SameRole
 		return Finding{}, false
 	}
 	if kind == OfAddress {
@@ -221,7 +220,7 @@ func (n *notices) see(now time.Duration, c *Cause, kind Kind, of, key string, pa
 // live returns what was seen in the last minute, often enough.
 func (n *notices) live(now time.Duration) (all []Finding) {
 	for _, x := range n.all {
-		if x.times >= often && now-x.last <= liveTime {
+		if x.said >= 0 && now-x.last <= liveTime {
 			all = append(all, x.finding)
 		}
 	}

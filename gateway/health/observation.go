@@ -28,14 +28,14 @@ type Peer struct {
 	PublicKey  string // ours
 	NameError  string // why Configured has no address; "" = it has
 
-	Handshake          int64          // when the last was made, in any unit; 0 = none
-	SentHandshakes     uint64         // initiations sent
-	ReceivedHandshakes uint64         // initiations that came with our public key
-	SentAnswers        uint64         // responses and cookies sent
-	ReceivedAnswers    uint64         // responses and cookies that came
-	ReceivedBytes      uint64         // of messages of its session
-	Knock              Knock          // what became of a datagram to Endpoint
-	Initiator          netip.AddrPort // who sent an initiation since the last observation
+	Handshake          int64      // when the last was made, in any unit; 0 = none
+	SentHandshakes     uint64     // initiations sent
+	ReceivedHandshakes uint64     // initiations that came with our public key
+	SentAnswers        uint64     // responses and cookies sent
+	ReceivedAnswers    uint64     // responses and cookies that came
+	ReceivedBytes      uint64     // of messages of its session
+	Knock              Knock      // what became of a datagram to Endpoint
+	Initiator          netip.Addr // who sent an initiation since the last observation
 }
 
 // Node is a node and the tunnel to it.
@@ -114,5 +114,5 @@ const (
 // A Stranger is somebody who has sent what was not wanted.
 type Stranger struct {
 	Kind    StrangerKind
-	Address netip.AddrPort
+	Address netip.Addr
 }

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -30,7 +31,8 @@ type Device struct {
 	// peer.Endpoint, resolved; zero before
 	endpoint netip.AddrPort // +checklocks:mu
 
-	retarget chan struct{} // peer.Endpoint has changed
+	retarget   chan struct{}         // peer.Endpoint has changed
+	unresolved atomic.Pointer[error] // why peer.Endpoint has no address; nil = it has one
 }
 
 // Options are what a Device has for life.
