@@ -28,8 +28,8 @@ type door struct {
 }
 
 // knockInterval lies between two datagrams: more than the 3 s that Linux looks for a
-// neighbour.
-const knockInterval = 5 * time.Second
+// neighbour, and so much that a peer that gets them does not call them noise.
+const knockInterval = 15 * time.Second
 
 // knock returns what is known of the one at to. It does not block.
 func (k *knocker) knock(to netip.AddrPort, now time.Duration) health.Knock {

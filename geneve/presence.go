@@ -38,7 +38,8 @@ func (e *Endpoint) Presences(yield func(Presence)) {
 // maxAsked is how many neighbours AskSilent asks at once: what fits into one socket buffer many times over.
 const maxAsked = 64
 
-// AskSilent asks for neighbours that have been silent for long: whoever is there answers, so that silence means something.
+// AskSilent asks for neighbours that have been silent for long, or are known by their frames only: whoever is there answers, so that
+// silence means something.
 // It is called once a second. Who does not answer is asked each second at first, then each reachableTime.
 func (e *Endpoint) AskSilent() {
 	n, now := &e.neighbours, e.now()
@@ -49,7 +50,7 @@ func (e *Endpoint) AskSilent() {
 	for range ids {
 		n.nextSilent = (n.nextSilent + 1) % len(ids)
 		t := ids[n.nextSilent]
-		if t == nil || t.Inner != Ethernet || now-time.Duration(t.neighbour.lastHeard.Load()) <= reachableTime {
+		if t == nil || t.Inner != Ethernet || t.neighbour.confirmed && now-time.Duration(t.neighbour.lastHeard.Load()) <= reachableTime {
 			continue
 		}
 		pause := askInterval

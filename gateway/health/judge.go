@@ -22,6 +22,10 @@ func NewJudge() *Judge {
 // is three attempts of WireGuard, and the time that a node takes to start.
 const patience = 15 * time.Second
 
+// proven is for how long they may where a kernel says that they are not there: as long as
+// Linux looks for a neighbour.
+const proven = 3 * time.Second
+
 // Look returns what has changed since the last observation, as it is to be logged. now
 // does not run backwards.
 func (j *Judge) Look(now time.Duration, o *Observation) (changes []Finding) {

@@ -114,13 +114,13 @@ var stories = []struct {
 	}, []string{"0 info peer milan: handshake made", "80 warning peer milan: the peer at 192.0.2.7:51840 has not answered for 15 s (4 handshakes sent, 0 answered): is it running",
 		"190 info peer milan: handshake made with 192.0.2.7:51840: the tunnel is back after 2 min"}},
 	{"nothing listens at the endpoint", 60, func(s int, o *Observation) { calls(s, o); o.Peer.Knock = KnockRefused }, []string{
-		"5 warning peer milan: nothing listens at 192.0.2.7:51840, says its machine (2 handshakes sent, 0 answered): start the peer, or make the port"}},
+		"3 warning peer milan: nothing listens at 192.0.2.7:51840, says its machine (1 handshakes sent, 0 answered): start the peer, or make the port"}},
 	{"nobody is at the endpoint", 60, func(s int, o *Observation) { calls(s, o); o.Peer.Knock = KnockNobody }, []string{
-		"5 warning peer milan: nobody has the address of 192.0.2.7:51840"}},
+		"3 warning peer milan: nobody has the address of 192.0.2.7:51840"}},
 	{"the endpoint has no route", 60, func(s int, o *Observation) { calls(s, o); o.Peer.Knock = KnockNoRoute }, []string{
-		"5 warning peer milan: this machine has no route to 192.0.2.7:51840"}},
+		"3 warning peer milan: this machine has no route to 192.0.2.7:51840"}},
 	{"a firewall here", 60, func(s int, o *Observation) { calls(s, o); o.Peer.Knock = KnockForbidden }, []string{
-		"5 warning peer milan: this machine may not send to 192.0.2.7:51840"}},
+		"3 warning peer milan: this machine may not send to 192.0.2.7:51840"}},
 	{"a name that nobody knows", 60, func(s int, o *Observation) {
 		o.Peer.Endpoint, o.Peer.Configured, o.Peer.NameError = netip.AddrPort{}, "gw.milan:51840", "no such host"
 	}, []string{"0 warning peer milan: wireguard.endpoint gw.milan:51840 has no address (no such host): correct the name"}},
@@ -167,11 +167,11 @@ var stories = []struct {
 		}
 	}, []string{"15 warning node rome-1", "41 info node rome-1: rome-1 (172.18.0.2) is back after 41 s"}},
 	{"nothing listens at a node", 60, func(s int, o *Observation) { o.Nodes[0].Asked, o.Nodes[0].Knock = s, KnockRefused }, []string{
-		"5 warning node rome-1: nothing listens on UDP 6091 of rome-1 (172.18.0.2), says that machine"}},
+		"3 warning node rome-1: nothing listens on UDP 6091 of rome-1 (172.18.0.2), says that machine"}},
 	{"nobody has a node's underlay address", 60, func(s int, o *Observation) { o.Nodes[0].Asked, o.Nodes[0].Knock = s, KnockNobody }, []string{
-		"5 warning node rome-1: nobody has the underlay address 172.18.0.2 of rome-1"}},
+		"3 warning node rome-1: nobody has the underlay address 172.18.0.2 of rome-1"}},
 	{"no route to a node", 60, func(s int, o *Observation) { o.Nodes[0].Asked, o.Nodes[0].Knock = s, KnockNoRoute }, []string{
-		"5 warning node rome-1: this machine has no route to rome-1 (172.18.0.2)"}},
+		"3 warning node rome-1: this machine has no route to rome-1 (172.18.0.2)"}},
 	{"a node falls silent and comes back", 90, func(s int, o *Observation) {
 		n := &o.Nodes[0]
 		if n.Received, n.Known, n.Answered = 1, true, true; s >= 40 {
@@ -198,6 +198,11 @@ var stories = []struct {
 		"3 warning node rome-1: rome-1 calls itself 10.80.0.7, configured 10.80.0.2"}},
 	{"a node that looks for the gateway elsewhere", 60, signs(arp(SignTarget, "10.80.0.9")), []string{
 		"1 warning node rome-1: rome-1 asks for the gateway by 10.80.0.9, which is 10.80.0.4"}},
+	{"a node with another address, which has been told ours", 60, func(s int, o *Observation) {
+		if o.Nodes[0].Asked = s; s == 1 {
+			o.Signs = []Sign{arp(SignSender, "10.80.0.7")}
+		}
+	}, []string{"3 warning node rome-1: rome-1 calls itself 10.80.0.7", "32 warning node rome-1: rome-1 (172.18.0.2) never answered"}},
 	{"a node with more than one address", 60, func(s int, o *Observation) {
 		o.Signs = []Sign{arp(SignSender, "10.0.1.1")}
 		o.Nodes[0].Answered = true

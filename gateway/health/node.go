@@ -78,22 +78,22 @@ func (h *nodeHistory) look(now time.Duration, n *Node, o *Observation, s *Sign) 
 	return h.become(c, n, o, seconds(now-since))
 }
 
+// nodeKnocks says what silence is not.
+var nodeKnocks = map[Knock]*Cause{KnockRefused: NodeRefuses, KnockNobody: NodeNobody, KnockNoRoute: NodeUnroutable}
+
 // fault returns what is wrong, nil if nothing is known to be, and since when it is.
 func (h *nodeHistory) fault(now time.Duration, n *Node, o *Observation) (c *Cause, since time.Duration) {
 	if c := h.shown(n, o); c != nil {
 		return c, h.signAt
 	}
+	silent := h.doubtful && (!n.Known || n.Silence >= signTime)
 	switch {
-	case h.doubtful && n.Knock == KnockRefused && now-h.started >= patience/3:
-		return NodeRefuses, h.started
-	case h.doubtful && n.Knock == KnockNobody && now-h.started >= patience/3:
-		return NodeNobody, h.started
-	case h.doubtful && n.Knock == KnockNoRoute && now-h.started >= patience/3:
-		return NodeUnroutable, h.started
-	case h.doubtful && !n.Known && now-h.started >= patience:
-		return NeverThere, h.started
-	case h.doubtful && n.Known && n.Silence >= signTime:
+	case silent && nodeKnocks[n.Knock] != nil && now-h.started >= proven:
+		return nodeKnocks[n.Knock], h.started
+	case silent && n.Known:
 		return NodeSilent, now - n.Silence
+	case silent && now-h.started >= patience:
+		return NeverThere, h.started
 	case n.Sent >= oneWay && h.sentAt != 0 && now-h.sentAt >= oneWayTime && (n.Answered || !n.ARP):
 		return NoReturn, h.sentAt
 	}
@@ -102,7 +102,7 @@ func (h *nodeHistory) fault(now time.Duration, n *Node, o *Observation) (c *Caus
 
 // shown returns what the node's datagrams show to be wrong, nil if nothing.
 func (h *nodeHistory) shown(n *Node, o *Observation) *Cause {
-	if h.sign == nil || h.signs < often {
+	if h.sign == nil || h.signs < often && h.sign.Kind != SignSender { // whom we answer does not ask again
 		return nil
 	}
 	switch s := h.sign; {
