@@ -95,8 +95,10 @@ var faults = []fault{
 		inLog: "rome", cause: "node-gateway-address", says: "rome-1 asks for the gateway by 10.80.0.9, which is 10.80.0.4"},
 	{name: "a node has no routes", make: func(l *faultLab) { l.script, _, _ = strings.Cut(l.script, "route add") }, inLog: "rome", cause: "node-no-return",
 		says: "has it routes to the remote CIDRs via 10.80.0.4"},
-	{name: "a node's route has no via", make: func(l *faultLab) { l.script = strings.NewReplacer(" via 10.80.0.4", "", " onlink", "").Replace(l.script) }, inLog: "rome", cause: "node-route-via",
-		says: "rome-1 asks by ARP for 10.61.1.5, which is behind the gateway"},
+	{name: "a node's route has no via", make: func(l *faultLab) {
+		l.script = strings.NewReplacer(" via 10.80.0.4", "", " onlink", "").Replace(l.script)
+	}, inLog: "rome", cause: "node-route-via",
+		says: "which is behind the gateway: give that node's route a gateway"},
 	{name: "a node's encapsulation is wrong here", make: rome("encap: vxlan", "encap: geneve"), inLog: "rome", cause: "node-encap",
 		says: "rome-1 (172.18.0.2) sends another encapsulation than geneve"},
 	{name: "a node does not forward", make: func(l *faultLab) { l.node.run("sysctl", "-qw", "net.ipv4.ip_forward=0") }, inLog: "rome", cause: "node-no-return",

@@ -112,7 +112,7 @@ var (
 		"make network.remote at the peer the CIDRs by which this cluster calls itself, or correct network.local here")
 	StandsForNothing = cause("no-mapping", Warning, "{count} packets of the peer to {destination} dropped as no-mapping: it stands for nothing",
 		"add it to nat.addresses or nat.services, or let the sender stop")
-	RuleDrops = cause("rule-drops", Note, "rule {rule} refuses packets, the last from {source} to {destination} ({reason}, {count})",
+	RuleDrops = cause("rule-drops", Note, "rule {rule} refuses packets of {of}, the last from {source} to {destination} ({reason}, {count})",
 		"change rules if that is not meant")
 	NoBackend = cause("no-backend", Warning, "{count} packets to {destination} dropped as no-backend: its service has none",
 		"give the service in nat.services a backend")

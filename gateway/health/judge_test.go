@@ -250,7 +250,7 @@ var stories = []struct {
 		"2 warning peer milan: 12 packets of the peer to 10.9.1.5 dropped as no-route: it is in no CIDR of network.local"}},
 	{"an address that stands for nothing", 60, drops(Drop{Reason: "no-mapping", Inbound: true, Source: far, Destination: pod}, 1, 2), []string{"2 warning peer milan: 12 packets of the peer to 10.0.1.5 dropped as no-mapping"}},
 	{"a rule", 60, drops(Drop{Reason: "filtered", Node: "rome-1", Source: pod, Destination: far, Rule: "no-ping"}, 1, 2), []string{
-		"2 info node rome-1: rule no-ping refuses packets, the last from 10.0.1.5 to 10.61.1.5 (filtered, 12)"}},
+		"2 info node rome-1: rule no-ping refuses packets of rome-1, the last from 10.0.1.5 to 10.61.1.5 (filtered, 12)"}},
 	{"a rule that has no name is Kubernetes'", 60, drops(Drop{Reason: "filtered", Source: pod}, 1, 2), nil},
 	{"a service without backends", 60, drops(Drop{Reason: "no-backend", Inbound: true, Source: far, Destination: pod}, 1, 2), []string{"2 warning peer milan: 12 packets to 10.0.1.5 dropped as no-backend"}},
 	{"a full table", 60, drops(Drop{Reason: "table-full", Node: "rome-1", Source: pod}, 1, 2), []string{"2 warning node rome-1: 12 packets dropped as table-full"}},

@@ -105,7 +105,7 @@ func (n *notices) drop(now time.Duration, d *Drop, p *Peer) (Finding, bool) {
 	if d.Inbound {
 		kind, of = OfPeer, p.Name
 	}
-	return n.see(now, c, kind, of, of+"/"+d.Rule, packets, "{node}", d.Node, "{source}", d.Source.String(), "{destination}", d.Destination.String(),
+	return n.see(now, c, kind, of, of+"/"+d.Rule, packets, "{of}", of, "{node}", d.Node, "{source}", d.Source.String(), "{destination}", d.Destination.String(),
 		"{owner}", d.Owner, "{role}", p.Role, "{rule}", d.Rule, "{reason}", d.Reason)
 }
 

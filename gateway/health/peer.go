@@ -86,7 +86,7 @@ func (h *peerHistory) fault(now time.Duration, p *Peer) (c *Cause, since time.Du
 	switch {
 	case p.NameError != "" && !p.Endpoint.IsValid():
 		return NoName, h.started
-	case h.waiting && p.Knock != KnockSilent && waited >= proven:
+	case h.waiting && p.Knock != KnockSilent && (h.handshake != 0 || waited >= proven): // WireGuard has been patient before
 		return knocks[p.Knock], h.since
 	case h.waiting && waited >= patience && p.ReceivedAnswers > h.answersBefore:
 		return BadAnswer, h.since
