@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"time"
 
 	"culvert/gateway/health"
 	"culvert/gateway/wg"
@@ -34,7 +35,7 @@ func (g *Gateway) metricsPage(l *seats, size int) []byte {
 	p.sockets(g.sockets(&tunnel))
 	p.listener(l)
 	p.build(ReadVersion())
-	p.findings(g.watch.findings.Load())
+	p.findings(g.watch.findings(time.Since(started)))
 	return p.text.Bytes()
 }
 
@@ -240,12 +241,9 @@ func (p *page) build(v Version) {
 }
 
 // findings says what does not work, by the cause that the log names.
-func (p *page) findings(all *[]health.Finding) {
+func (p *page) findings(all []health.Finding) {
 	p.family(gauge, "fault", "1 for each fault that is known now, by cause and whom it concerns: a peer, node or address. The log has the sentence.", "cause", "of")
-	if all == nil {
-		return // nobody has looked yet
-	}
-	for _, f := range *all {
+	for _, f := range all {
 		if f.Cause.Level == health.Warning {
 			p.add(1, f.Cause.Name, f.Of)
 		}

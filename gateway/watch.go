@@ -2,6 +2,8 @@ package gateway
 
 import (
 	"net/netip"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -15,15 +17,19 @@ import (
 	"culvert/nat/packet"
 )
 
-// watch has a Judge look at the gateway once a second, and tells what it finds. It is for
-// use by one goroutine.
+// watch has a Judge look at the gateway once a second, and tells what it finds.
 type watch struct {
-	g        *Gateway
-	judge    *health.Judge
-	knocker  knocker
-	rules    map[string]uint64 // packets of each rule that refuses, at the last look
-	made     int64             // the last handshake
-	findings atomic.Pointer[[]health.Finding]
+	g *Gateway
+
+	mu    sync.Mutex
+	judge *health.Judge // +checklocks:mu
+
+	// The rest is for the goroutine that calls look.
+	knocker knocker
+	rules   map[string]uint64 // packets of each rule that refuses, at the last look
+	made    int64             // the last handshake
+	shown   []geneve.Presence // by nat.Port; room for the next look
+	nodes   []health.Node     // likewise
 }
 
 func newWatch(g *Gateway) *watch {
@@ -32,7 +38,11 @@ func newWatch(g *Gateway) *watch {
 
 func (w *watch) look(now time.Duration) {
 	w.g.endpoint.AskSilent()
-	for _, f := range w.judge.Look(now, w.observe(now)) {
+	o := w.observe(now)
+	w.mu.Lock()
+	changes := w.judge.Look(now, o)
+	w.mu.Unlock()
+	for _, f := range changes {
 		level := logrus.InfoLevel
 		if f.Cause.Level == health.Warning {
 			level = logrus.WarnLevel
@@ -40,8 +50,13 @@ func (w *watch) look(now time.Duration) {
 		w.g.log.WithFields(logrus.Fields{"cause": f.Cause.Name, string(f.Kind): f.Of}).Log(level, f.Text)
 	}
 	w.knocker.tidy()
-	findings := w.judge.Findings(now)
-	w.findings.Store(&findings)
+}
+
+// findings returns what is the case.
+func (w *watch) findings(now time.Duration) []health.Finding {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.judge.Findings(now)
 }
 
 // observe reads what a Judge looks at.
@@ -50,9 +65,11 @@ func (w *watch) observe(now time.Duration) *health.Observation {
 	g.mu.Lock()
 	c, ports := g.config, g.ports
 	g.mu.Unlock()
+	w.mu.Lock()
 	doubtPeer, doubtful := w.judge.Doubtful()
+	w.mu.Unlock()
 	o := &health.Observation{
-		Peer: w.peer(c), Nodes: w.nodes(c, ports), Gateway: c.Geneve.GatewayAddress, Port: c.Geneve.ListenPort,
+		Peer: w.peer(c), Nodes: w.presences(c, ports), Gateway: c.Geneve.GatewayAddress, Port: c.Geneve.ListenPort,
 		Remote: func(a netip.Addr) bool { return remote(c, a) },
 	}
 	if o.Peer.Handshake != w.made {
@@ -62,21 +79,15 @@ func (w *watch) observe(now time.Duration) *health.Observation {
 	if doubtPeer && o.Peer.Endpoint.IsValid() {
 		o.Peer.Knock = w.knocker.knock(o.Peer.Endpoint, now)
 	}
-	byPort := make(map[nat.Port]string, len(o.Nodes))
-	byName := make(map[string]*health.Node, len(o.Nodes))
-	for i := range o.Nodes {
-		byName[o.Nodes[i].Name] = &o.Nodes[i]
-		byPort[ports.ByName[o.Nodes[i].Name]] = o.Nodes[i].Name
-	}
 	for _, name := range doubtful {
-		if n := byName[name]; n != nil {
-			n.Knock = w.knocker.knock(netip.AddrPortFrom(n.Underlay, c.Geneve.ListenPort), now)
+		if i := slices.IndexFunc(o.Nodes, func(n health.Node) bool { return n.Name == name }); i >= 0 {
+			o.Nodes[i].Knock = w.knocker.knock(netip.AddrPortFrom(o.Nodes[i].Underlay, c.Geneve.ListenPort), now)
 		}
 	}
 	g.endpoint.Signs(func(s *geneve.Sign) {
 		if sign, ok := signOf(s); ok {
 			if s.Reason != geneve.UnknownNode {
-				sign.Node = byPort[nat.Port(s.Tunnel)]
+				sign.Node = g.nodeName(nat.Port(s.Tunnel))
 			}
 			o.Signs = append(o.Signs, sign)
 		}
@@ -87,7 +98,7 @@ func (w *watch) observe(now time.Duration) *health.Observation {
 		}
 	})
 	stats := g.engine.Stats()
-	o.Drops = append(w.drops(c, &stats.Outbound, &g.out.counters, false, byPort), w.drops(c, &stats.Inbound, &g.in.counters, true, byPort)...)
+	o.Drops = append(w.drops(c, &stats.Outbound, &g.out.counters, false), w.drops(c, &stats.Inbound, &g.in.counters, true)...)
 	return o
 }
 
@@ -114,19 +125,29 @@ func (w *watch) peer(c *config.Config) health.Peer {
 	return p
 }
 
-func (w *watch) nodes(c *config.Config, ports config.Ports) []health.Node {
-	shown := make(map[nat.Port]geneve.Presence, len(c.Geneve.Nodes))
-	w.g.endpoint.Presences(func(p geneve.Presence) { shown[nat.Port(p.ID)] = p })
-	nodes := make([]health.Node, len(c.Geneve.Nodes))
-	for i, n := range c.Geneve.Nodes {
-		p := shown[ports.ByName[n.Name]]
-		nodes[i] = health.Node{
+// presences returns what the nodes show of themselves, until it is called again.
+func (w *watch) presences(c *config.Config, ports config.Ports) []health.Node {
+	clear(w.shown)
+	w.g.endpoint.Presences(func(p geneve.Presence) {
+		for len(w.shown) <= int(p.ID) {
+			w.shown = append(w.shown, geneve.Presence{})
+		}
+		w.shown[p.ID] = p
+	})
+	w.nodes = w.nodes[:0]
+	for i := range c.Geneve.Nodes {
+		n := &c.Geneve.Nodes[i]
+		p := geneve.Presence{}
+		if port := int(ports.ByName[n.Name]); port < len(w.shown) {
+			p = w.shown[port]
+		}
+		w.nodes = append(w.nodes, health.Node{
 			Name: n.Name, Underlay: n.Underlay, Address: n.Address, VNI: uint32(n.VNI), Encap: encapName(n.Encap),
 			ARP: p.ARP, Answered: p.Answered, Asked: p.Asked, Known: p.Known, Silence: p.Silence,
 			Received: p.ReceivedPackets, Sent: p.SentPackets,
-		}
+		})
 	}
-	return nodes
+	return w.nodes
 }
 
 func encapName(e geneve.Encap) string {
@@ -190,13 +211,13 @@ func endsOf(b []byte) (source, destination netip.Addr, ok bool) {
 }
 
 // drops returns why packets of one direction were dropped since the last look.
-func (w *watch) drops(c *config.Config, d *nat.Direction, own *counters, inbound bool, nodes map[nat.Port]string) (drops []health.Drop) {
+func (w *watch) drops(c *config.Config, d *nat.Direction, own *counters, inbound bool) (drops []health.Drop) {
 	for _, r := range nat.Reasons() {
 		x := own.witnesses[r].Swap(nil)
 		if x == nil {
 			continue
 		}
-		drop := health.Drop{Reason: r.String(), Inbound: inbound, Node: nodes[x.in], Total: d.Dropped[r],
+		drop := health.Drop{Reason: r.String(), Inbound: inbound, Node: w.g.nodeName(x.in), Total: d.Dropped[r],
 			Source: x.source, Destination: x.destination, Owner: owner(c, x.source), Local: within(c.Local.PodCIDRs, x.destination),
 			Remote: remote(c, x.source) || x.source == c.Geneve.GatewayAddress}
 		tunnel, peer := c.WireGuard.Role.TunnelAddresses()

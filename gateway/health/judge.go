@@ -33,7 +33,6 @@ func (j *Judge) Look(now time.Duration, o *Observation) (changes []Finding) {
 		changes = append(changes, f)
 	}
 	signs := o.bySubject()
-	here := make(map[string]bool, len(o.Nodes))
 	for i := range o.Nodes {
 		n := &o.Nodes[i]
 		h := j.nodes[n.Name]
@@ -41,14 +40,16 @@ func (j *Judge) Look(now time.Duration, o *Observation) (changes []Finding) {
 			h = &nodeHistory{}
 			j.nodes[n.Name] = h
 		}
-		here[n.Name] = true
+		h.looked = now
 		if f, changed := h.look(now, n, o, signs[n.Name]); changed {
 			changes = append(changes, f)
 		}
 	}
-	for name := range j.nodes {
-		if !here[name] {
-			delete(j.nodes, name)
+	if len(j.nodes) > len(o.Nodes) {
+		for name, h := range j.nodes {
+			if h.looked != now {
+				delete(j.nodes, name)
+			}
 		}
 	}
 	return append(changes, j.notices.look(now, o, signs[""])...)

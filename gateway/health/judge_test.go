@@ -363,3 +363,17 @@ func TestFindings(t *testing.T) {
 		t.Errorf("doubtful: peer %v, nodes %v", peer, nodes)
 	}
 }
+
+// BenchmarkLook looks at 5,000 nodes of which all is well.
+func BenchmarkLook(b *testing.B) {
+	j, o := NewJudge(), healthy()
+	for i := range 5000 {
+		n := o.Nodes[0]
+		n.Name, n.Received, n.Sent, n.Answered, n.Known = fmt.Sprintf("node-%d.example.internal", i), 1, 1, true, true
+		o.Nodes = append(o.Nodes, n)
+	}
+	b.ReportAllocs()
+	for now := time.Duration(0); b.Loop(); now += time.Second {
+		j.Look(now, o)
+	}
+}

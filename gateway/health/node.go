@@ -10,6 +10,7 @@ import (
 type nodeHistory struct {
 	began   bool
 	started time.Duration
+	looked  time.Duration // last
 	heard   bool          // it has sent a packet
 	sentAt  time.Duration // since when it has not answered what was sent to it; 0 = nothing was
 	sign    *Sign         // the last one
