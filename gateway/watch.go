@@ -42,14 +42,33 @@ func (w *watch) look(now time.Duration) {
 	w.mu.Lock()
 	changes := w.judge.Look(now, o)
 	w.mu.Unlock()
-	for _, f := range changes {
-		level := logrus.InfoLevel
-		if f.Cause.Level == health.Warning {
-			level = logrus.WarnLevel
-		}
-		w.g.log.WithFields(logrus.Fields{"cause": f.Cause.Name, string(f.Kind): f.Of}).Log(level, f.Text)
-	}
+	w.tell(changes)
 	w.knocker.tidy()
+}
+
+// maxLines is how many lines a second are logged of one cause: thousands of nodes may come
+// or go at once.
+const maxLines = 10
+
+// tell logs what has changed.
+func (w *watch) tell(changes []health.Finding) {
+	lines := make(map[*health.Cause]int)
+	for _, f := range changes {
+		if lines[f.Cause]++; lines[f.Cause] > maxLines {
+			continue
+		}
+		entry := w.g.log.WithFields(logrus.Fields{"cause": f.Cause.Name, string(f.Kind): f.Of})
+		if f.Cause.Level == health.Warning {
+			entry.Warn(f.Text)
+		} else {
+			entry.Info(f.Text)
+		}
+	}
+	for c, n := range lines {
+		if n > maxLines {
+			w.g.log.WithFields(logrus.Fields{"cause": c.Name, "nodes": n - maxLines}).Info("more nodes of the same cause")
+		}
+	}
 }
 
 // findings returns what is the case.

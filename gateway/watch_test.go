@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"fmt"
 	"net"
 	"slices"
 	"strings"
@@ -11,6 +12,7 @@ import (
 	logtest "github.com/sirupsen/logrus/hooks/test"
 
 	"culvert/gateway/config"
+	"culvert/gateway/health"
 	"culvert/gateway/wgkey"
 	"culvert/geneve/genevetest"
 )
@@ -60,5 +62,24 @@ func TestWatch(t *testing.T) {
 		if !strings.Contains(page, "\n"+line) {
 			t.Errorf("no metric %s", line)
 		}
+	}
+}
+
+// TestManyNodesAreFewLines: when a thousand nodes fall silent at once, the log says so in
+// few lines.
+func TestManyNodesAreFewLines(t *testing.T) {
+	log, said := logtest.NewNullLogger()
+	w := newWatch(&Gateway{log: logrus.NewEntry(log)})
+	changes := make([]health.Finding, 1000)
+	for i := range changes {
+		changes[i] = health.Finding{Cause: health.NodeSilent, Kind: health.OfNode, Of: fmt.Sprint("node-", i), Text: "silent"}
+	}
+	w.tell(append(changes, health.Finding{Cause: health.FirstPacket, Kind: health.OfNode, Of: "other"}))
+	entries := said.AllEntries()
+	if len(entries) != maxLines+2 {
+		t.Fatalf("%d lines", len(entries))
+	}
+	if last := entries[maxLines+1]; last.Data["nodes"] != 1000-maxLines || last.Data["cause"] != "node-silent" {
+		t.Errorf("%v", last.Data)
 	}
 }

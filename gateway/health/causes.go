@@ -54,7 +54,7 @@ var (
 		"is the peer running, with role client (one side is the server, the other the client), is its wireguard.endpoint an address of this gateway, and is UDP {listen} open here?")
 	AnswersLost = cause("answers-lost", Warning, "the peer begins handshakes ({received} received), is answered, and completes none",
 		"do answers reach it? A firewall or NAT must let UDP from port {listen} of this gateway through")
-	PeerSilent = cause("peer-silent", Warning, "nothing from the peer at {endpoint} for {time}",
+	PeerSilent = cause("peer-silent", Note, "nothing from the peer at {endpoint} for {time}",
 		"is it running? One without traffic and wireguard.keepalive is silent, too")
 )
 

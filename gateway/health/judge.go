@@ -109,10 +109,10 @@ const maxDoubtful = 8
 // Doubtful returns of whom the next observation is to have a Knock: the peer, and nodes.
 func (j *Judge) Doubtful() (peer bool, nodes []string) {
 	for name, h := range j.nodes {
-		if h.doubtful && len(nodes) < maxDoubtful {
+		if h.doubtful {
 			nodes = append(nodes, name)
 		}
 	}
-	slices.Sort(nodes)
-	return j.peer.waiting, nodes
+	slices.Sort(nodes) // the same ones again: an answer takes time
+	return j.peer.waiting, nodes[:min(len(nodes), maxDoubtful)]
 }

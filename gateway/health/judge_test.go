@@ -148,7 +148,7 @@ var stories = []struct {
 	{"the client falls silent", 400, func(s int, o *Observation) {
 		o.Peer.Handshake, o.Peer.ReceivedBytes = 1, uint64(min(s, 100))
 		server(o)
-	}, []string{"0 info", "285 warning peer milan: nothing from the peer at 192.0.2.7:51840 for 3 min"}},
+	}, []string{"0 info", "285 info peer milan: nothing from the peer at 192.0.2.7:51840 for 3 min"}},
 	{"another peer is configured", 60, func(s int, o *Observation) {
 		if o.Peer.Handshake = 1; s >= 20 {
 			calls(s-20, o)
