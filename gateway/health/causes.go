@@ -72,7 +72,7 @@ var (
 		"correct its underlay address in geneve.nodes, or add a route")
 	NodeSilent = cause("node-silent", Warning, "{node} ({underlay}) has been silent for {time} and answers no ARP ({asked} asked)",
 		"is it running, and is its link up?")
-	NoReturn = cause("node-no-return", Warning, "{node} answers ARP but has sent no packet, of {sent} sent to it none came back",
+	NoReturn = cause("node-no-return", Warning, "{node} answers ARP, but has sent no packet back for {sent} that were sent to it",
 		"does it forward (sysctl net.ipv4.ip_forward=1), has it routes to the remote CIDRs via {gateway}, and does its firewall let pods' traffic pass?")
 	WrongUnderlay = cause("node-underlay", Warning, "{node} sends from {source}, configured {underlay}",
 		"correct its underlay in geneve.nodes, or the address that the node sends from")

@@ -38,12 +38,15 @@ func (h *nodeHistory) look(now time.Duration, n *Node, o *Observation, s *Sign) 
 	if !h.began {
 		h.began, h.started = true, now
 	}
-	if s != nil {
+	h.doubtful = n.ARP && n.Asked >= asks
+	switch {
+	case s != nil:
 		if h.sign == nil || h.sign.Kind != s.Kind {
 			h.signs = 0
 		}
 		h.sign, h.signAt, h.signs = s, now, h.signs+1
-	} else if now-h.signAt > signTime {
+	case h.sign != nil && h.sign.Kind == SignSender && h.doubtful: // it knows our address, and does not ask again
+	case now-h.signAt > signTime:
 		h.sign = nil
 	}
 	switch {
@@ -52,8 +55,6 @@ func (h *nodeHistory) look(now time.Duration, n *Node, o *Observation, s *Sign) 
 	case h.sentAt == 0:
 		h.sentAt = now
 	}
-	h.doubtful = n.ARP && n.Asked >= asks
-
 	c, since := h.fault(now, n, o)
 	if c == nil {
 		wasBad := h.bad
@@ -103,7 +104,7 @@ func (h *nodeHistory) fault(now time.Duration, n *Node, o *Observation) (c *Caus
 
 // shown returns what the node's datagrams show to be wrong, nil if nothing.
 func (h *nodeHistory) shown(n *Node, o *Observation) *Cause {
-	if h.sign == nil || h.signs < often && h.sign.Kind != SignSender { // whom we answer does not ask again
+	if h.sign == nil || h.signs < often && h.sign.Kind != SignSender {
 		return nil
 	}
 	switch s := h.sign; {
