@@ -22,7 +22,7 @@ RESULTS := awk '\
 	END              { printf "%s", all }'
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-gvisor race fuzz bench lint image clean go-version
+.PHONY: help build demo test test-gvisor race fuzz bench lint image release reproducible clean go-version
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
@@ -75,10 +75,32 @@ lint: go-version ## gofmt, go vet, staticcheck; what a mutex guards is used unde
 	@# Tests look at what is guarded while nothing else runs.
 	! $(GO) vet -vettool=bin/checklocks -inferred=false $(UNIT) 2>&1 | grep -v '^#\|_test\.go:'
 
+# What `go version -m` shows of the binary: the version, or the value of a build setting.
+stamp = $$($(GO) version -m bin/culvert | awk '$(1)')
+
 image: build ## container image culvert:latest, from scratch, by buildah, podman or docker
 	@for tool in buildah podman docker; do \
-	  command -v $$tool >/dev/null && exec $$tool build -t culvert:latest .; \
+	  command -v $$tool >/dev/null && exec $$tool build -t culvert:latest \
+	    --build-arg VERSION="$(call stamp,$$1 == "mod" {print $$3})" \
+	    --build-arg REVISION="$(call stamp,sub(/vcs.revision=/, "", $$2) {print $$2})" \
+	    --build-arg CREATED="$(call stamp,sub(/vcs.time=/, "", $$2) {print $$2})" .; \
 	done; echo "make: image needs buildah, podman or docker" >&2; exit 1
 
+# The same commit and the same Go give the same bytes, on whatever machine.
+release: go-version ## binaries for linux/amd64 and linux/arm64 with checksums, in dist
+	@rm -rf dist
+	@for arch in amd64 arm64; do \
+	  CGO_ENABLED=0 GOOS=linux GOARCH=$$arch GOAMD64=v1 GOARM64=v8.0 GOFLAGS=-trimpath GOEXPERIMENT= GOWORK=off \
+	    $(GO) build -buildvcs=true -ldflags='-s -w -buildid=' -o dist/culvert-linux-$$arch ./cmd/culvert; \
+	done
+	@cd dist && sha256sum culvert-* | tee SHA256SUMS
+
+reproducible: ## build the release of the last commit twice, in other folders with other caches, and compare the bytes
+	@dir=$$(mktemp -d) && trap "chmod -R u+w $$dir; rm -rf $$dir" EXIT; \
+	git clone -q . $$dir/one; git clone -q $$dir/one $$dir/another/place; \
+	for copy in one another/place; do GOCACHE=$$dir/cache/$$copy $(MAKE) -s -C $$dir/$$copy release; done; \
+	for file in culvert-linux-amd64 culvert-linux-arm64 SHA256SUMS; do cmp $$dir/{one,another/place}/dist/$$file; done; \
+	! grep -aqF $$dir $$dir/one/dist/culvert-*; echo "both builds are the same, byte by byte"
+
 clean: ## remove what make built
-	rm -rf bin
+	rm -rf bin dist

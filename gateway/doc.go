@@ -31,7 +31,8 @@
 // package wg keeps wireguard-go fed and in bounds. What is desired: package config. What
 // owns what: gateway.go, budget.go. What is due each second: sweep.go; trains.go tells
 // whether trains arrive, encap.go what nodes speak. What can be seen: metrics.go, served by
-// listener.go, seats.go, page.go.
+// listener.go, seats.go, page.go. What is the case: watch.go has package health look once a
+// second, with what knock.go finds out.
 //
 // # Goroutines and buffers
 //

@@ -35,4 +35,5 @@ func (r DropReason) String() string { return dropReasonNames[r] }
 type counters struct {
 	generated atomic.Uint64 // made by the gateway itself, to be sent this way
 	drops     [numDropReasons]atomic.Uint64
+	witnesses []atomic.Pointer[witness] // by nat.Reason
 }

@@ -32,6 +32,7 @@ type Gateway struct {
 	wg       *wg.Device
 	uapi     net.Listener // nil = off
 	metrics  *metricsServer
+	watch    *watch
 	ready    atomic.Bool
 
 	mu     sync.Mutex
@@ -54,6 +55,7 @@ func New(c *config.Config, budget Budget, log *logrus.Logger) (*Gateway, error) 
 
 func newGateway(c *config.Config, budget Budget, log *logrus.Logger, internal geneve.Options) (*Gateway, error) {
 	g := &Gateway{log: log.WithField("cluster", c.Cluster), budget: budget, config: c}
+	g.watch = newWatch(g)
 	if err := g.open(c, internal); err != nil {
 		g.close()
 		return nil, err
@@ -119,6 +121,7 @@ func (g *Gateway) connectPath(c *config.Config) {
 		answers:  g.out.queue,
 		piece:    make([]byte, c.MTU),
 	}
+	g.out.witnesses, g.in.witnesses = newWitnesses(), newWitnesses()
 	g.out.other, g.in.other = &g.in.counters, &g.out.counters
 }
 
@@ -191,6 +194,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 
 func (g *Gateway) logStart(c *config.Config) {
 	g.log.WithFields(logrus.Fields{
+		"version":       ReadVersion().String(),
 		"peer":          c.Peer,
 		"role":          c.WireGuard.Role,
 		"publicKey":     c.WireGuard.PrivateKey.Public().Base64(),
@@ -286,8 +290,9 @@ func (g *Gateway) commit(p *prepared) {
 	if err := g.wg.SetPeer(peerOf(&p.config.WireGuard)); err != nil {
 		g.log.WithError(err).Warn("the WireGuard device is closed")
 	}
+	changes := p.config.Changes(g.config)
 	g.ports, g.config = p.ports, p.config
-	g.log.WithField("nodes", len(p.config.Geneve.Nodes)).Info("configuration applied")
+	g.log.Info("configuration applied: " + changes)
 }
 
 // close closes what open opened, in the order that lets each part end: the

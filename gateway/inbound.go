@@ -71,6 +71,7 @@ func (in *inbound) act(p *packet.Packet, v nat.Verdict, now nat.Time) {
 	case nat.Deliver:
 		in.deliver(p, now)
 	case nat.Drop:
+		in.see(p, nat.Tunnel, v.Reason)
 		in.refuse(p, v, now)
 	}
 }

@@ -3,7 +3,10 @@ package gateway
 import (
 	"maps"
 	"slices"
+	"strconv"
+	"time"
 
+	"culvert/gateway/health"
 	"culvert/gateway/wg"
 	"culvert/geneve"
 	"culvert/geneve/udp"
@@ -31,6 +34,8 @@ func (g *Gateway) metricsPage(l *seats, size int) []byte {
 	}
 	p.sockets(g.sockets(&tunnel))
 	p.listener(l)
+	p.build(ReadVersion())
+	p.findings(g.watch.findings(time.Since(started)))
 	return p.text.Bytes()
 }
 
@@ -228,6 +233,27 @@ func (p *page) peer(name string, s *wg.PeerStats, tunnel *wg.Stats) {
 	} {
 		p.family(f.kind, "wireguard_"+f.name, f.help, "peer")
 		p.add(f.value, name)
+	}
+	p.family(counter, "wireguard_handshake_messages_total", "Messages that begin handshakes (initiation) and answer them.", "kind", "peer", "way")
+	p.count(tunnel.Talk.SentInitiations, "initiation", name, "sent")
+	p.count(tunnel.Talk.ReceivedInitiations, "initiation", name, "received")
+	p.count(tunnel.Talk.SentAnswers, "answer", name, "sent")
+	p.count(tunnel.Talk.ReceivedAnswers, "answer", name, "received")
+}
+
+// build says which build this is.
+func (p *page) build(v Version) {
+	p.family(gauge, "build_info", "Which build of culvert this is; always 1.", "version", "revision", "modified", "goversion", "platform")
+	p.add(1, v.Version, v.Revision, strconv.FormatBool(v.Modified), v.Go, v.Platform)
+}
+
+// findings says what does not work, by the cause that the log names.
+func (p *page) findings(all []health.Finding) {
+	p.family(gauge, "fault", "1 for each fault that is known now, by cause and whom it concerns: a peer, node or address. The log has the sentence.", "cause", "of")
+	for _, f := range all {
+		if f.Cause.Level == health.Warning {
+			p.add(1, f.Cause.Name, f.Of)
+		}
 	}
 }
 

@@ -141,6 +141,7 @@ func (o *outbound) act(p *packet.Packet, v nat.Verdict, now nat.Time) {
 	case nat.Deliver:
 		o.deliver(p, o.from, now)
 	case nat.Drop:
+		o.see(p, o.from, v.Reason)
 		o.refuse(p, o.from, v, now)
 	}
 }

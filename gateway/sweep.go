@@ -16,13 +16,15 @@ const (
 )
 
 // sweep removes connections whose time has come while no packets do it, and looks
-// each second whether trains arrive and what nodes speak.
+// each second whether trains arrive, what nodes speak and what else is the case.
 func (g *Gateway) sweep(ctx context.Context) {
 	duties := func() {
 		g.probeTrains(time.Since(started))
 		g.tellEncaps()
 		g.wg.Settle()
+		g.watch.look(time.Since(started))
 	}
+	defer g.watch.knocker.close()
 	sweepBeside(ctx, func() bool { return g.engine.Sweep(clock()) }, duties)
 }
 

@@ -37,6 +37,7 @@ type Endpoint struct {
 	applyMu sync.Mutex // one Apply at a time
 
 	drops                [NumReasons]atomic.Uint64
+	signs                [NumReasons]atomic.Pointer[Sign]
 	arpReceived, arpSent atomic.Uint64
 	doubted              atomic.Uint64
 }

@@ -72,6 +72,8 @@ type neighbours struct {
 	bytes   int         // room that is taken, of maxHeldBytes
 	timer   *time.Timer // runs while anything waits; nil before the first
 	closed  bool
+
+	nextSilent int // tunnel that AskSilent has looked at last
 }
 
 // heard notes an accepted IP frame from the given station of tunnel t.
@@ -107,6 +109,7 @@ func (n *neighbours) arp(t *tunnel, to mac, from speaker, b []byte, now time.Dur
 		return OtherMAC
 	}
 	if m.sender != t.Peer && (m.operation == arpReply || m.target != t.Local) {
+		n.e.signARP(OtherARP, t, &m)
 		return OtherARP
 	}
 	if probed {
@@ -131,8 +134,12 @@ func (n *neighbours) arp(t *tunnel, to mac, from speaker, b []byte, now time.Dur
 			return ARPRate
 		}
 		nb.answered++
+		if m.sender != t.Peer {
+			n.e.signARP(Accepted, t, &m)
+		}
 		n.send(t, from, &arp{operation: arpReply, senderMAC: t.self, sender: t.Local, targetMAC: from.mac(), target: m.sender})
 	case m.operation == arpRequest && m.target != m.sender: // equal: the peer announces itself (RFC 5227, Section 3)
+		n.e.signARP(OtherARP, t, &m)
 		return OtherARP
 	}
 	n.e.arpReceived.Add(1)

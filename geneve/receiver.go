@@ -81,6 +81,7 @@ func (r *Receiver) Next() (p Packet, ok bool) {
 		ip, reason := r.e.decap(r.t, r.encap, piece, r.tos, r.now)
 		if reason != Accepted {
 			r.e.drop(reason, 1)
+			r.e.signTunnel(reason, r.t)
 			continue
 		}
 		if ip == nil {
@@ -116,6 +117,9 @@ func (r *Receiver) open(m *udp.Message) {
 	t := r.e.table.Load().find(parseVNI(m.Data), m.Source.Addr())
 	if t == nil {
 		r.e.drop(UnknownNode, datagrams)
+		if r.e.unsigned(UnknownNode) {
+			r.e.sign(&Sign{Reason: UnknownNode, Source: m.Source, VNI: parseVNI(m.Data)})
+		}
 		return
 	}
 	encap := t.spoken()
@@ -131,6 +135,7 @@ func (r *Receiver) open(m *udp.Message) {
 	if datagrams > 1 {
 		if reason := r.shape(m); reason != Accepted {
 			r.e.drop(reason, datagrams)
+			r.e.signTunnel(reason, t)
 			r.rest = nil
 		}
 	}

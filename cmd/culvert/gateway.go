@@ -115,6 +115,8 @@ func reload(ctx context.Context, g *gateway.Gateway, file string, log *logrus.Lo
 		log.WithError(err).Error("configuration refused, the running one stays")
 		return
 	}
+	level, _ := logrus.ParseLevel(c.Log.Level) // Load has checked it
+	log.SetLevel(level)
 	logRemaps(log, remapped)
 }
 

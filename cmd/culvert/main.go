@@ -9,7 +9,6 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
 )
 
@@ -53,18 +52,4 @@ func newRootCommand() *cobra.Command {
 		newVersionCommand(), newConfigTopic())
 	addHelp(root)
 	return root
-}
-
-// newLogger logs to standard error in the given format at the given level.
-func newLogger(level, format string) (*logrus.Logger, error) {
-	log := logrus.New()
-	l, err := logrus.ParseLevel(level)
-	if err != nil {
-		return nil, fmt.Errorf("log.level: %w", err)
-	}
-	log.SetLevel(l)
-	if format == "json" {
-		log.SetFormatter(&logrus.JSONFormatter{})
-	}
-	return log, nil
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -148,7 +149,7 @@ func TestCheck(t *testing.T) {
 }
 
 // TestGatewaySignals: SIGHUP with a bad file changes nothing, with a good one it
-// applies; SIGTERM ends with status 0.
+// applies, the log's level too; SIGTERM ends with status 0.
 func TestGatewaySignals(t *testing.T) {
 	dir, _ := folder(t)
 	edit(t, dir, `metrics: ""`, "metrics: \"\"\nlog: {format: json}")
@@ -181,9 +182,14 @@ func TestGatewaySignals(t *testing.T) {
 	await("geneve.nodes[0].vni: ")
 	edit(t, dir, "vni: -1,", "vni: 2,")
 	cmd.Process.Signal(syscall.SIGHUP)
-	await("configuration applied")
+	await("configuration applied: nodes: 1 changed")
+	edit(t, dir, "format: json", "format: json, level: error")
+	cmd.Process.Signal(syscall.SIGHUP)
+	await("configuration applied: log.level changed")
 	cmd.Process.Signal(syscall.SIGTERM)
-	await("stopping")
+	if rest, err := io.ReadAll(io.MultiReader(messages.Buffered(), diag)); err != nil || strings.Contains(string(rest), "stopping") {
+		t.Errorf("at level error: %s, %v", rest, err)
+	}
 	if err := cmd.Wait(); err != nil {
 		t.Errorf("after SIGTERM: %v", err)
 	}

@@ -5,6 +5,8 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+
+	"culvert/gateway"
 )
 
 func TestVersion(t *testing.T) {
@@ -13,7 +15,7 @@ func TestVersion(t *testing.T) {
 		t.Fatalf("status %d, %q, %q", status, text, diag)
 	}
 	out, _, _ := run(t, "version", "-o", "json")
-	var b buildInfo
+	var b gateway.Version
 	if err := json.Unmarshal([]byte(out), &b); err != nil {
 		t.Fatal(err)
 	}
@@ -22,13 +24,5 @@ func TestVersion(t *testing.T) {
 	}
 	if _, diag, status := run(t, "version", "-o", "xml"); status != exitBadInput || !strings.Contains(diag, "--output") {
 		t.Fatalf("status %d, %q", status, diag)
-	}
-}
-
-func TestBuildInfoNamesTheCommit(t *testing.T) {
-	b := buildInfo{Version: "v1.2.3", Revision: "0123456789abcdef", Time: "2026-01-02T03:04:05Z", Modified: true, Go: "go1.26.3", Platform: "linux/arm64"}
-	want := "culvert v1.2.3, commit 0123456789ab of 2026-01-02T03:04:05Z with changes, go1.26.3, linux/arm64"
-	if got := b.String(); got != want {
-		t.Fatalf("%q, want %q", got, want)
 	}
 }

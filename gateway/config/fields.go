@@ -75,7 +75,7 @@ var fields = []configfile.Field{
 
 	{Path: "mssClamp", Type: "auto, off or bytes, 216 to 8960", Default: "auto", Live: true, Doc: "Largest TCP segment that connections may ask for: auto is mtu less 40."},
 	{Path: "metrics", Type: "host:port, or empty", Default: "127.0.0.1:8082", Doc: "Where /metrics, /healthz and /readyz are served; empty is nowhere."},
-	{Path: "log.level", Type: "one of error, warning, info, debug, trace", Default: "info", Doc: "What is logged: this and what is worse."},
+	{Path: "log.level", Type: "one of error, warning, info, debug, trace", Default: "info", Live: true, Doc: "What is logged: this and what is worse."},
 	{Path: "log.format", Type: "one of text, json", Default: "text", Doc: "How it is logged."},
 }
 

@@ -25,6 +25,6 @@ func (c *Config) ChangesLive(old *Config) error {
 	fixed("state", c.State == old.State)
 	fixed("ipam.file", c.IPAM.File == old.IPAM.File || c.State != old.State)
 	fixed("metrics", c.Metrics == old.Metrics)
-	fixed("log", c.Log == old.Log)
+	fixed("log.format", c.Log.Format == old.Log.Format)
 	return errors.Join(errs...)
 }

@@ -32,6 +32,7 @@ import (
 type admission struct {
 	drops [NumReasons]atomic.Uint64
 	peer  atomic.Pointer[endpoint] // nil = nothing sent yet
+	talk  talk
 
 	mu sync.Mutex
 	// not wireguard-go's, which leaves garbage
@@ -75,6 +76,7 @@ func (a *admission) admit(m []byte, from netip.Addr) (kind messageKind, ok bool)
 	switch {
 	case kind == noMessage:
 		a.drops[NotWireGuard].Add(1)
+		a.talk.note(NotWireGuard, from)
 		return kind, false
 	case kind == dataMessage && (a.isPeer(from) || a.peer.Load() == nil):
 		return kind, true // without a peer there is no session either, and wireguard-go discards it at once
@@ -83,6 +85,7 @@ func (a *admission) admit(m []byte, from netip.Addr) (kind messageKind, ok bool)
 	defer a.mu.Unlock()
 	if kind == handshakeMessage && !a.knowsKey(m) {
 		a.drops[BadMAC1].Add(1)
+		a.talk.note(BadMAC1, from)
 		return kind, false
 	}
 	if !a.pass(kind, from, time.Now()) {
@@ -91,8 +94,10 @@ func (a *admission) admit(m []byte, from netip.Addr) (kind messageKind, ok bool)
 			reason = StrangerData
 		}
 		a.drops[reason].Add(1)
+		a.talk.note(reason, from)
 		return kind, false
 	}
+	a.talk.received(kind, m, from)
 	return kind, true
 }
 

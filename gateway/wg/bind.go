@@ -161,7 +161,11 @@ func (b *bind) Send(bufs [][]byte, ep conn.Endpoint) error {
 	for _, l := range *legs {
 		if l.is4 == to.Addr().Is4() {
 			err := l.send(bufs, to, &b.trains)
-			b.out.take(dataMessages(bufs))
+			data := dataMessages(bufs)
+			b.out.take(data)
+			if data < len(bufs) {
+				b.admission.talk.sent(bufs)
+			}
 			return err
 		}
 	}

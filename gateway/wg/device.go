@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -30,7 +31,8 @@ type Device struct {
 	// peer.Endpoint, resolved; zero before
 	endpoint netip.AddrPort // +checklocks:mu
 
-	retarget chan struct{} // peer.Endpoint has changed
+	retarget   chan struct{}         // peer.Endpoint has changed
+	unresolved atomic.Pointer[error] // why peer.Endpoint has no address; nil = it has one
 }
 
 // Options are what a Device has for life.
@@ -80,7 +82,7 @@ func New(o Options) *Device {
 func (d *Device) Open(path Path, peer Peer) error {
 	d.probe.send = path.Send
 	d.device = device.NewDevice(newTunDevice(path, d.bind.out, d.bind.in, d.options.MTU), d.bind,
-		&device.Logger{Verbosef: d.options.Log.Tracef, Errorf: d.options.Log.Warnf})
+		newDeviceLogger(d.options.Log))
 	err := d.set(
 		"private_key="+hexKey(d.options.PrivateKey),
 		"listen_port="+strconv.Itoa(int(d.options.ListenPort)),
@@ -94,6 +96,18 @@ func (d *Device) Open(path Path, peer Peer) error {
 		d.mu.Unlock()
 	}
 	return d.SetPeer(peer)
+}
+
+// newDeviceLogger lets wireguard-go speak of the device. What it says of the peer, every 5 s
+// while there is none, is for who debugs it: Talk and PeerStats show the same.
+func newDeviceLogger(log *logrus.Entry) *device.Logger {
+	return &device.Logger{Verbosef: log.Tracef, Errorf: func(format string, args ...any) {
+		if strings.HasPrefix(format, "%v - ") {
+			log.Debugf(format, args...)
+		} else {
+			log.Warnf(format, args...)
+		}
+	}}
 }
 
 // Close ends the device. It may be called before Open, and more than once.

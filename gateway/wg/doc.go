@@ -7,7 +7,7 @@
 //	Path.Write ◄─ tun.go Write ◄─ wireguard-go decrypts ◄─ bind.go receive ◄─ the peer
 //
 // device.go makes a Device of these; resolve.go follows the peer's host name; trains.go
-// finds out whether trains reach the peer; uapi.go answers wg(8); stats.go and reason.go
+// finds out whether trains reach the peer; talk.go counts who begins handshakes and who answers; uapi.go answers wg(8); stats.go and reason.go
 // say what became of packets.
 //
 // # Bounds

@@ -26,11 +26,13 @@ func (d *Device) FollowEndpoint(ctx context.Context) {
 		wait := resolveInterval
 		if s, _ := d.PeerStats(); again || time.Since(s.LastHandshake) > sessionLifetime {
 			again = false
-			if err := d.updateEndpoint(ctx); err != nil {
-				if ctx.Err() != nil {
-					return
-				}
-				d.options.Log.WithError(err).Warn("peer endpoint does not resolve; trying again")
+			err := d.updateEndpoint(ctx)
+			if ctx.Err() != nil {
+				return
+			}
+			d.unresolved.Store(nil)
+			if err != nil {
+				d.unresolved.Store(&err)
 				again, wait = true, resolveRetry
 			}
 		}

@@ -12,6 +12,7 @@ import (
 // PeerStats is what the device knows of the peer.
 type PeerStats struct {
 	Endpoint       string
+	Unresolved     string    // why the configured endpoint has no address; "" = it has one
 	LastHandshake  time.Time // zero: none
 	Received, Sent uint64    // bytes of transport messages
 }
@@ -40,6 +41,9 @@ func (d *Device) PeerStats() (PeerStats, error) {
 			s.Sent = uint64(n)
 		}
 	}
+	if err := d.unresolved.Load(); err != nil {
+		s.Unresolved = (*err).Error()
+	}
 	if sec != 0 || nsec != 0 {
 		s.LastHandshake = time.Unix(sec, nsec)
 	}
@@ -51,6 +55,7 @@ type Stats struct {
 	Outbound, Inbound [NumReasons]uint64 // packets dropped, to and from the peer
 	Trains            bool               // are sent to the peer
 	LostTrains        uint64             // how often trains to the peer were found lost
+	Talk              Talk               // handshakes
 	ReceivePauses     uint64             // of a receiver, after an error that the kernel reported
 	Sockets           []udp.Stats        // IPv4 first
 }
@@ -59,6 +64,7 @@ type Stats struct {
 func (d *Device) Stats() Stats {
 	s := Stats{
 		Inbound:       d.bind.admission.dropped(),
+		Talk:          d.bind.admission.talk.totals(),
 		Trains:        d.bind.offload() && !d.probe.Lost(),
 		LostTrains:    d.probe.losses.Load(),
 		ReceivePauses: d.bind.receiveStops.Load(),

@@ -152,22 +152,33 @@ func (p *peerProbe) round() {
 		if probe == udp.ProbeSingle {
 			size = singleEcho
 		}
-		b := p.packet[:size]
-		clear(b)
-		ip := header.IPv4(b)
-		ip.Encode(&header.IPv4Fields{
-			TotalLength: uint16(size), TTL: 64, Protocol: uint8(header.ICMPv4ProtocolNumber),
-			SrcAddr: tcpip.AddrFrom4(p.own.As4()), DstAddr: tcpip.AddrFrom4(p.peer.As4()),
-		})
-		ip.SetChecksum(^ip.CalculateChecksum())
-		icmp := header.ICMPv4(ip.Payload())
-		icmp.SetType(header.ICMPv4Echo)
-		icmp.SetIdent(probeIdent)
-		icmp.SetSequence(uint16(probe))
-		icmp.SetChecksum(^checksum.Checksum(icmp, 0))
-		p.send(b)
+		p.echo(uint16(probe), size)
 	}
 }
+
+// echo sends an echo request.
+func (p *peerProbe) echo(sequence uint16, size int) {
+	b := p.packet[:size]
+	clear(b)
+	ip := header.IPv4(b)
+	ip.Encode(&header.IPv4Fields{
+		TotalLength: uint16(size), TTL: 64, Protocol: uint8(header.ICMPv4ProtocolNumber),
+		SrcAddr: tcpip.AddrFrom4(p.own.As4()), DstAddr: tcpip.AddrFrom4(p.peer.As4()),
+	})
+	ip.SetChecksum(^ip.CalculateChecksum())
+	icmp := header.ICMPv4(ip.Payload())
+	icmp.SetType(header.ICMPv4Echo)
+	icmp.SetIdent(probeIdent)
+	icmp.SetSequence(sequence)
+	icmp.SetChecksum(^checksum.Checksum(icmp, 0))
+	p.send(b)
+}
+
+// Hello sends the peer an echo request. Its source tells a peer with our own role that
+// there are two of us. It is called by the goroutine that calls ProbeTrains.
+func (d *Device) Hello() { d.probe.echo(helloSequence, singleEcho) }
+
+const helloSequence = uint16(udp.NumProbes) // behind those of the probes
 
 // answer takes note of an answer to a probe; false if b, a packet to the tunnel
 // address, is none.
@@ -178,9 +189,11 @@ func (p *peerProbe) answer(b []byte) bool {
 		return false
 	}
 	icmp := header.ICMPv4(ip.Payload())
-	if len(icmp) < header.ICMPv4MinimumSize || icmp.Type() != header.ICMPv4EchoReply || icmp.Ident() != probeIdent || icmp.Sequence() >= uint16(udp.NumProbes) {
+	if len(icmp) < header.ICMPv4MinimumSize || icmp.Type() != header.ICMPv4EchoReply || icmp.Ident() != probeIdent || icmp.Sequence() > helloSequence {
 		return false
 	}
-	p.Answered(udp.Probe(icmp.Sequence()))
+	if icmp.Sequence() != helloSequence {
+		p.Answered(udp.Probe(icmp.Sequence()))
+	}
 	return true
 }

@@ -56,6 +56,7 @@ func mtuChecks(l *Lab) []Check {
 		{"too big, far mtu", far.path(), tooBig(far, milan.Seen(milan.UnknownSource()))},
 		{"tcp over own mtu", ownTCP.path(), func(ctx context.Context) (string, error) { return ownTCP.checkSegments(ctx, bulk, superFrames) }},
 		{"tcp over far mtu", farTCP.path(), func(ctx context.Context) (string, error) { return farTCP.checkSegments(ctx, bulk, false) }},
+		l.logCheck(),
 	}
 }
 

@@ -23,7 +23,8 @@ func outsideChecks(l *Lab) []Check {
 	checks = append(checks, l.sctpChecks()...)
 	checks = append(checks, l.fragmentChecks()...)
 	checks = append(checks, l.errorChecks()...)
-	return append(checks, l.reloadChecks()...)
+	checks = append(checks, l.reloadChecks()...)
+	return append(checks, l.logCheck("rule-drops"))
 }
 
 // nodePortChecks are services that a cluster offers outside and that end at a

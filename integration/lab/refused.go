@@ -70,7 +70,7 @@ func (l *Lab) refusals(i int) []refusal {
 		{want: "state: cannot change", change: at(top, "state", "/tmp/x")},
 		{want: "metrics: cannot change", change: at(top, "metrics", "127.0.0.1:9999")},
 		{want: "metrics: ", change: at(top, "metrics", "127.0.0.1:99999")},
-		{want: "log: cannot change", change: at(top, "log", object{"level": "debug"})},
+		{want: "log.format: cannot change", change: at(top, "log", object{"format": "json"})},
 		{want: "log.level: ", change: at(top, "log", object{"level": "loud"})},
 		{want: "mssClamp: ", change: at(top, "mssClamp", 3)},
 		{want: "wireguard.", change: at(wg, "role", wrongRole)},

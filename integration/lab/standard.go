@@ -96,7 +96,7 @@ func standardChecks(l *Lab) []Check {
 	if l.options.Sandbox.Runsc != "" {
 		checks = append(checks, l.sandboxChecks()...)
 	}
-	return checks
+	return append(checks, l.logCheck())
 }
 
 // checkCapabilities fails for a gateway that has any capability.

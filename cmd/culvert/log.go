@@ -1,0 +1,39 @@
+package main
+
+import (
+	"fmt"
+	"maps"
+
+	"github.com/sirupsen/logrus"
+)
+
+// newLogger logs to standard error in the given format at the given level.
+func newLogger(level, format string) (*logrus.Logger, error) {
+	log := logrus.New()
+	l, err := logrus.ParseLevel(level)
+	if err != nil {
+		return nil, fmt.Errorf("log.level: %w", err)
+	}
+	log.SetLevel(l)
+	if format == "json" {
+		log.SetFormatter(jsonFormatter{})
+	}
+	return log, nil
+}
+
+// jsonFormatter writes values as the text format does: encoding/json would make a number
+// of a duration, and of a role.
+type jsonFormatter struct{ logrus.JSONFormatter }
+
+func (f jsonFormatter) Format(e *logrus.Entry) ([]byte, error) {
+	printed := *e
+	printed.Data = maps.Clone(e.Data)
+	for key, value := range printed.Data {
+		switch value.(type) {
+		case bool, string, int, int64, uint16, uint64, float64:
+		default:
+			printed.Data[key] = fmt.Sprint(value)
+		}
+	}
+	return f.JSONFormatter.Format(&printed)
+}

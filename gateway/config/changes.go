@@ -1,0 +1,114 @@
+package config
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+
+	"culvert/nat"
+)
+
+// maxNamed is how many names Changes lists of each kind.
+const maxNamed = 5
+
+// Changes says in words what differs from old, "nothing changed" if nothing does.
+func (c *Config) Changes(old *Config) string {
+	var d difference
+	d.of("nodes", listOf(old.Geneve.Nodes, func(n Node) string { return n.Name }), listOf(c.Geneve.Nodes, func(n Node) string { return n.Name }))
+	d.of("rules", listOf(old.Rules, func(r nat.FilterRule) string { return r.Name }), listOf(c.Rules, func(r nat.FilterRule) string { return r.Name }))
+	remap := func(r nat.RemoteCIDR) string { return r.Real.String() }
+	d.of("remote CIDRs", listOf(old.Remote, remap), listOf(c.Remote, remap))
+	mapping := func(m AddressMapping) string { return m.External.String() }
+	d.of("address mappings", listOf(old.Addresses, mapping), listOf(c.Addresses, mapping))
+	d.of("services", listOf(old.Services, func(s Service) string { return s.Name }), listOf(c.Services, func(s Service) string { return s.Name }))
+	d.order("rules", names(old.Rules), names(c.Rules))
+	for _, f := range []struct {
+		path    string
+		is, was any
+	}{
+		{"wireguard.peerPublicKey", c.WireGuard.PeerPublicKey, old.WireGuard.PeerPublicKey},
+		{"wireguard.endpoint", c.WireGuard.Endpoint, old.WireGuard.Endpoint},
+		{"wireguard.keepalive", c.WireGuard.Keepalive, old.WireGuard.Keepalive},
+		{"geneve.sourceCheck", c.Geneve.SourceCheck, old.Geneve.SourceCheck},
+		{"network.local", c.Local, old.Local},
+		{"nat.unknownSource", c.UnknownSource, old.UnknownSource},
+		{"nat.maxConnections", c.MaxConnections, old.MaxConnections},
+		{"mssClamp", c.MSSClamp, old.MSSClamp},
+		{"log.level", c.Log.Level, old.Log.Level},
+	} {
+		if !reflect.DeepEqual(f.is, f.was) {
+			d.parts = append(d.parts, f.path+" changed")
+		}
+	}
+	if len(d.parts) == 0 {
+		return "nothing changed"
+	}
+	return strings.Join(d.parts, "; ")
+}
+
+// A named is an entry of a list, and how it is called.
+type named struct {
+	name  string
+	value any
+}
+
+func listOf[T any](all []T, name func(T) string) (list []named) {
+	for _, x := range all {
+		list = append(list, named{name(x), x})
+	}
+	return list
+}
+
+func names(rules []nat.FilterRule) (list []string) {
+	for _, r := range rules {
+		list = append(list, r.Name)
+	}
+	return list
+}
+
+type difference struct{ parts []string }
+
+// of adds what was added to a list, removed from it and changed in it.
+func (d *difference) of(kind string, old, list []named) {
+	was := make(map[string]any, len(old))
+	for _, x := range old {
+		was[x.name] = x.value
+	}
+	var added, changed, removed []string
+	for _, x := range list {
+		before, ok := was[x.name]
+		delete(was, x.name)
+		switch {
+		case !ok:
+			added = append(added, x.name)
+		case !reflect.DeepEqual(before, x.value):
+			changed = append(changed, x.name)
+		}
+	}
+	for name := range was {
+		removed = append(removed, name)
+	}
+	slices.Sort(removed)
+	var parts []string
+	for _, p := range []struct {
+		how   string
+		names []string
+	}{{"added", added}, {"removed", removed}, {"changed", changed}} {
+		if n := len(p.names); n > maxNamed {
+			parts = append(parts, fmt.Sprintf("%d %s", n, p.how))
+		} else if n > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s (%s)", n, p.how, strings.Join(p.names, ", ")))
+		}
+	}
+	if len(parts) > 0 {
+		d.parts = append(d.parts, kind+": "+strings.Join(parts, ", "))
+	}
+}
+
+// order adds that a list has the same entries in another order.
+func (d *difference) order(kind string, old, list []string) {
+	if !slices.Equal(old, list) && slices.Equal(slices.Sorted(slices.Values(old)), slices.Sorted(slices.Values(list))) {
+		d.parts = append(d.parts, kind+": reordered")
+	}
+}

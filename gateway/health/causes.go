@@ -1,0 +1,181 @@
+package health
+
+import (
+	"slices"
+	"strings"
+)
+
+// Level says how much a finding matters.
+type Level uint8
+
+// Levels. What is noted works, or may be meant; what is warned of does not work.
+const (
+	Note Level = iota
+	Warning
+)
+
+func (l Level) String() string {
+	if l == Warning {
+		return "warning"
+	}
+	return "info"
+}
+
+// A Cause is one thing that can be the case.
+type Cause struct {
+	Name   string // the value of the log's field cause
+	Level  Level
+	Says   string // with blanks: {node}
+	Remedy string // what to do, with blanks; "" = nothing
+}
+
+// Of the peer.
+var (
+	HandshakeMade = cause("handshake-made", Note, "handshake made with {endpoint}", "")
+	TunnelBack    = cause("tunnel-restored", Note, "handshake made with {endpoint}: the tunnel is back after {time}", "")
+	PeerMoved     = cause("peer-moved", Note, "the peer has moved from {before} to {endpoint}", "")
+	NoName        = cause("endpoint-name", Warning, "wireguard.endpoint {configured} has no address ({error})",
+		"correct the name, or the name server of this machine; it is asked again every 5 s")
+	NoRouteThere = cause("endpoint-unroutable", Warning, "this machine has no route to {endpoint} ({sent} handshakes sent, {answers} answered)",
+		"correct wireguard.endpoint, or add a route")
+	Forbidden = cause("endpoint-forbidden", Warning, "this machine may not send to {endpoint} ({sent} handshakes sent, {answers} answered)",
+		"let its firewall or network policy pass UDP to there")
+	NoHost = cause("endpoint-nobody", Warning, "nobody has the address of {endpoint} ({sent} handshakes sent, {answers} answered)",
+		"correct wireguard.endpoint, or start that machine")
+	Refused = cause("endpoint-refused", Warning, "nothing listens at {endpoint}, says its machine ({sent} handshakes sent, {answers} answered)",
+		"start the peer, or make the port of wireguard.endpoint the peer's wireguard.listenPort")
+	NoAnswer = cause("no-answer", Warning, "no handshake answer from {endpoint} for {time} ({sent} sent, 0 received)",
+		"is UDP {port} open there, is the peer running, and is wireguard.peerPublicKey right here and there? A peer with another key says so in its log")
+	BadAnswer = cause("bad-answer", Warning, "the peer at {endpoint} answers, {answers} times in {time}, but with another key",
+		"make wireguard.peerPublicKey the key that `culvert keygen` printed at the peer")
+	PeerLost = cause("peer-lost", Warning, "the peer at {endpoint} has not answered for {time} ({sent} handshakes sent, 0 answered)",
+		"is it running, and is UDP {port} open there?")
+	NobodyCalls = cause("no-handshake", Warning, "no handshake from the peer for {time} (0 received on UDP {listen})",
+		"is the peer running, with role client (one side is the server, the other the client), is its wireguard.endpoint an address of this gateway, and is UDP {listen} open here?")
+	AnswersLost = cause("answers-lost", Warning, "the peer begins handshakes ({received} received), is answered, and completes none",
+		"do answers reach it? A firewall or NAT must let UDP from port {listen} of this gateway through")
+	PeerSilent = cause("peer-silent", Note, "nothing from the peer at {endpoint} for {time}",
+		"is it running? One without traffic and wireguard.keepalive is silent, too")
+)
+
+// Of nodes.
+var (
+	FirstPacket = cause("node-heard", Note, "first packet from {node} ({underlay})", "")
+	NodeBack    = cause("node-restored", Note, "{node} ({underlay}) is back after {time}", "")
+	NeverThere  = cause("node-no-arp", Warning, "{node} ({underlay}) never answered ARP ({asked} asked)",
+		"is its link up, has it VNI {vni}, the address {address} and the gateway's underlay address, and is UDP {port} open here and there?")
+	NodeRefuses = cause("node-refused", Warning, "nothing listens on UDP {port} of {node} ({underlay}), says that machine",
+		"make the tunnel there (culvert node, or a {encap} link with this port), or correct the underlay address")
+	NodeNobody = cause("node-nobody", Warning, "nobody has the underlay address {underlay} of {node}",
+		"correct it in geneve.nodes, or start that machine")
+	NodeUnroutable = cause("node-unroutable", Warning, "this machine has no route to {node} ({underlay})",
+		"correct its underlay address in geneve.nodes, or add a route")
+	NodeSilent = cause("node-silent", Warning, "{node} ({underlay}) has been silent for {time} and answers no ARP ({asked} asked)",
+		"is it running, and is its link up?")
+	NoReturn = cause("node-no-return", Warning, "{node} answers ARP, but has sent no packet back for {sent} that were sent to it",
+		"does it forward (sysctl net.ipv4.ip_forward=1), has it routes to the remote CIDRs via {gateway}, and does its firewall let pods' traffic pass?")
+	WrongUnderlay = cause("node-underlay", Warning, "{node} sends from {source}, configured {underlay}",
+		"correct its underlay in geneve.nodes, or the address that the node sends from")
+	WrongVNI = cause("node-vni", Warning, "{node} ({underlay}) sends VNI {seen}, configured {vni}",
+		"make them the same, here in geneve.nodes and at the node")
+	WrongEncap = cause("node-encap", Warning, "{node} ({underlay}) sends another encapsulation than {encap}, which is configured",
+		"leave encap out of geneve.nodes, or make it what the node sends")
+	WrongInner = cause("node-inner", Warning, "{node} ({underlay}) sends IP in place of Ethernet frames, or the other way round",
+		"make inner in geneve.nodes what the node sends")
+	WrongAddress = cause("node-address", Warning, "{node} calls itself {seen}, configured {address}",
+		"correct its address in geneve.nodes, or the one on the node's tunnel link")
+	WrongGateway = cause("node-gateway-address", Warning, "{node} asks for the gateway by {seen}, which is {gateway}",
+		"correct the gateway's address at the node")
+	NoVia = cause("node-route-via", Warning, "{node} asks by ARP for {seen}, which is behind the gateway",
+		"give that node's route a gateway: ip route replace CIDR via {gateway} dev LINK onlink")
+)
+
+// Of packets that are dropped.
+var (
+	ForeignSource = cause("bad-source-node", Warning, "{count} packets of {node} dropped as bad-source: {source} is an address of {owner}",
+		"give the CIDR to the node that its pods are on (podCIDRs in geneve.nodes), or set geneve.sourceCheck: cluster")
+	RemoteSource = cause("bad-source-remote", Warning, "{count} packets of {node} dropped as bad-source: {source} is an address that this gateway gives to others",
+		"keep what comes from the gateway from being routed back to it, and give remaps CIDRs that nothing here uses")
+	OddSource = cause("bad-source", Warning, "{count} packets of {node} dropped as bad-source: {source} can be no sender's address",
+		"look for what sends so on the node")
+	SameRole = cause("same-role", Warning, "the peer uses our tunnel address {source}: it has the role {role}, too",
+		"make one of the two gateways the server and the other the client (wireguard.role)")
+	PeerSource = cause("bad-source-peer", Warning, "{count} packets of the peer dropped as bad-source: {source} is in no cidr of network.remote",
+		"make network.remote here the CIDRs by which the peer calls itself (its network.local)")
+	NoSourceWanted = cause("unknown-source", Warning, "{count} packets of {node} dropped as unknown-source: {source} is no pod",
+		"add its CIDR to network.local.podCIDRs, or leave out nat.unknownSource: off")
+	NowhereRemote = cause("no-route-remote", Warning, "{count} packets of {node} to {destination} dropped as no-route: no remote CIDR has it",
+		"make the node's routes and the remaps of network.remote the same")
+	NowhereNode = cause("no-route-node", Warning, "{count} packets to {destination} dropped as no-route: no node has it",
+		"add its CIDR to podCIDRs of its node in geneve.nodes")
+	NowhereLocal = cause("no-route-local", Warning, "{count} packets of the peer to {destination} dropped as no-route: it is in no CIDR of network.local",
+		"make network.remote at the peer the CIDRs by which this cluster calls itself, or correct network.local here")
+	StandsForNothing = cause("no-mapping", Warning, "{count} packets of the peer to {destination} dropped as no-mapping: it stands for nothing",
+		"add it to nat.addresses or nat.services, or let the sender stop")
+	RuleDrops = cause("rule-drops", Note, "rule {rule} refuses packets of {of}, the last from {source} to {destination} ({reason}, {count})",
+		"change rules if that is not meant")
+	NoBackend = cause("no-backend", Warning, "{count} packets to {destination} dropped as no-backend: its service has none",
+		"give the service in nat.services a backend")
+	TableFull = cause("table-full", Warning, "{count} packets dropped as {reason}: the connection table is full, the last sender is {source}",
+		"raise nat.maxConnections and the memory limit, or find who opens so many (culvert_connections)")
+	PortsFull = cause("ports-full", Warning, "{count} packets dropped as {reason}: no source port is left towards {destination}",
+		"spread the connections over more destinations or sources, or find who opens so many")
+	Malformed = cause("malformed", Warning, "{count} packets of {node} dropped as malformed", "look for what sends so, or what spoils packets on the way")
+)
+
+// Of strangers.
+var (
+	StrangerGeneve = cause("stranger-node", Note, "{address} is no node and sends to the port of the nodes, VNI {seen}",
+		"add it to geneve.nodes, or keep it out by a firewall")
+	StrangerMAC1 = cause("stranger-key", Warning, "{address} begins handshakes with another public key than ours",
+		"if it is the peer, make its wireguard.peerPublicKey ours: {key}")
+	StrangerInitiator = cause("stranger-peer", Warning, "{address} knows our public key, and has another one than wireguard.peerPublicKey",
+		"if it is the peer, make wireguard.peerPublicKey here the key that `culvert keygen` printed there")
+	StrangerData = cause("stranger-data", Warning, "{address} sends data messages and is not the peer",
+		"if the peer has moved, wait for its next handshake; else keep it out by a firewall")
+	StrangerRate = cause("stranger-rate", Warning, "{address} sends more handshakes than a peer does",
+		"keep it out by a firewall")
+	StrangerNoise = cause("stranger-noise", Note, "{address} sends to UDP {listen} what is not WireGuard",
+		"keep it out by a firewall, or ignore it")
+)
+
+var causes []*Cause
+
+func cause(name string, l Level, says, remedy string) *Cause {
+	c := &Cause{name, l, says, remedy}
+	causes = append(causes, c)
+	return c
+}
+
+// Causes returns all causes: of the peer, of nodes, of drops, of strangers.
+func Causes() []*Cause { return slices.Clone(causes) }
+
+// Sentence is what is said of the cause, with its blanks.
+func (c *Cause) Sentence() string {
+	if c.Remedy == "" {
+		return c.Says
+	}
+	return c.Says + ": " + c.Remedy
+}
+
+// Kind says whom a finding is about.
+type Kind string
+
+// Kinds, which are fields of the log.
+const (
+	OfPeer    Kind = "peer"
+	OfNode    Kind = "node"
+	OfAddress Kind = "address"
+)
+
+// A Finding is a cause that has been found.
+type Finding struct {
+	Cause *Cause
+	Kind  Kind
+	Of    string // name or address
+	Text  string // one line: what is the case, and what to do
+}
+
+func find(c *Cause, kind Kind, of string, blanks ...string) Finding {
+	return Finding{c, kind, of, strings.NewReplacer(blanks...).Replace(c.Sentence())}
+}

@@ -1,0 +1,231 @@
+package health
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// A notice is a loss, or a stranger, that was seen.
+type notice struct {
+	finding     Finding
+	first, last time.Duration // of the spell that goes on
+	times       int           // looks in this spell that saw it
+	packets     uint64
+	said        time.Duration // when it was logged last; negative = never
+}
+
+// noticeKey tells notices apart. Addresses of packets are not in it: it is the reason
+// that goes on, not the sender.
+type noticeKey struct {
+	cause *Cause
+	of    string
+}
+
+type notices struct {
+	all       map[noticeKey]*notice
+	totals    map[dropKey]uint64
+	bucket    int // strangers that may be logged
+	filled    time.Duration
+	initiator netip.Addr // of handshakes that nobody has answered
+	received  uint64
+	answered  uint64
+}
+
+type dropKey struct {
+	reason  string
+	inbound bool
+}
+
+const (
+	// spell is how close to each other two sights are of one thing: more than the 5 s
+	// between two handshakes of WireGuard.
+	spell = 12 * time.Second
+	// often is how many looks have to see a thing: once is chance, and a ping shows twice.
+	often = 2
+	// repeat is how often a thing that goes on is logged.
+	repeat = 10 * time.Minute
+	// liveTime is for how long a thing counts as the case after it was seen.
+	liveTime = time.Minute
+	// maxNotices bounds what is remembered, and a flood of strangers. What comes beyond
+	// counts only in the metrics.
+	maxNotices = 256
+	// Strangers are logged strangerBurst at once, and one each strangerInterval.
+	strangerBurst    = 5
+	strangerInterval = 10 * time.Second
+)
+
+func newNotices() notices {
+	return notices{all: make(map[noticeKey]*notice), totals: make(map[dropKey]uint64), bucket: strangerBurst}
+}
+
+func (n *notices) look(now time.Duration, o *Observation, sign *Sign) (said []Finding) {
+	for k, x := range n.all {
+		if now-x.last > repeat {
+			delete(n.all, k)
+		}
+	}
+	for ; n.bucket < strangerBurst && now-n.filled >= strangerInterval; n.filled += strangerInterval {
+		n.bucket++
+	}
+	if n.bucket == strangerBurst {
+		n.filled = now
+	}
+	say := func(f Finding, ok bool) {
+		if ok {
+			said = append(said, f)
+		}
+	}
+	for i := range o.Drops {
+		say(n.drop(now, &o.Drops[i], &o.Peer))
+	}
+	for i := range o.Strangers {
+		say(n.stranger(now, &o.Strangers[i], &o.Peer))
+	}
+	if sign != nil && sign.Kind == SignUnknownNode {
+		address := sign.Source.Addr().String()
+		say(n.see(now, StrangerGeneve, OfAddress, address, address, 1, "{address}", address, "{seen}", fmt.Sprint(sign.VNI)))
+	}
+	say(n.unanswered(now, &o.Peer))
+	return said
+}
+
+// drop notes packets that were dropped for a reason since the last look.
+func (n *notices) drop(now time.Duration, d *Drop, p *Peer) (Finding, bool) {
+	key := dropKey{d.Reason, d.Inbound}
+	packets := d.Total - n.totals[key]
+	n.totals[key] = d.Total
+	c := d.cause()
+	if c == nil || packets == 0 {
+		return Finding{}, false
+	}
+	kind, of := OfNode, d.Node
+	if d.Inbound {
+		kind, of = OfPeer, p.Name
+	}
+	return n.see(now, c, kind, of, of+"/"+d.Rule, packets, "{of}", of, "{node}", d.Node, "{source}", d.Source.String(), "{destination}", d.Destination.String(),
+		"{owner}", d.Owner, "{role}", p.Role, "{rule}", d.Rule, "{reason}", d.Reason)
+}
+
+// cause returns what a drop means, nil if that is what should happen to packets now and
+// then: a TTL that ends, a packet too big, an error about nothing.
+func (d *Drop) cause() *Cause {
+	if !d.Source.IsValid() {
+		return nil // there is no example
+	}
+	pick := func(inbound, outbound *Cause) *Cause {
+		if d.Inbound {
+			return inbound
+		}
+		return outbound
+	}
+	switch d.Reason {
+	case "bad-source":
+		switch {
+		case d.Inbound && d.Tunnel:
+			return SameRole
+		case d.Inbound:
+			return PeerSource
+		case d.Owner != "":
+			return ForeignSource
+		case d.Remote:
+			return RemoteSource
+		}
+		return OddSource
+	case "unknown-source":
+		return NoSourceWanted
+	case "no-route":
+		if d.Local {
+			return NowhereNode
+		}
+		return pick(NowhereLocal, NowhereRemote)
+	case "no-mapping":
+		return StandsForNothing
+	case "filtered", "rejected":
+		if d.Rule != "" {
+			return RuleDrops
+		}
+	case "no-backend":
+		return NoBackend
+	case "table-full", "connection-share":
+		return TableFull
+	case "port-exhausted", "port-share":
+		return PortsFull
+	case "malformed":
+		return pick(nil, Malformed)
+	}
+	return nil
+}
+
+// stranger notes who has sent to WireGuard's port what is not wanted there.
+func (n *notices) stranger(now time.Duration, s *Stranger, p *Peer) (Finding, bool) {
+	c := map[StrangerKind]*Cause{StrangerWithoutKey: StrangerMAC1, StrangerWithData: StrangerData,
+		StrangerTooFast: StrangerRate, StrangerWithNoise: StrangerNoise}[s.Kind]
+	address := s.Address.String()
+	return n.see(now, c, OfAddress, address, address, 1, "{address}", address, "{key}", p.PublicKey, "{listen}", fmt.Sprint(p.ListenPort))
+}
+
+// unanswered notes who begins handshakes that WireGuard passes over, because it knows no
+// peer with that key.
+func (n *notices) unanswered(now time.Duration, p *Peer) (Finding, bool) {
+	received, answered := p.ReceivedHandshakes, p.SentAnswers
+	before := n.received
+	n.received = received
+	if answered != n.answered {
+		n.answered = answered
+		delete(n.all, noticeKey{StrangerInitiator, n.initiator.String()})
+		return Finding{}, false
+	}
+	if received == before || !p.Initiator.IsValid() {
+		return Finding{}, false
+	}
+	n.initiator = p.Initiator
+	address := p.Initiator.String()
+	return n.see(now, StrangerInitiator, OfAddress, address, address, 1, "{address}", address)
+}
+
+// see notes one sight of a thing, and returns whether it is to be logged.
+func (n *notices) see(now time.Duration, c *Cause, kind Kind, of, key string, packets uint64, blanks ...string) (Finding, bool) {
+	k := noticeKey{c, key}
+	x := n.all[k]
+	if x == nil {
+		if len(n.all) == maxNotices {
+			return Finding{}, false
+		}
+		x = &notice{first: now, said: -repeat}
+		n.all[k] = x
+	}
+	if now-x.last > spell {
+		x.first, x.times, x.packets = now, 0, 0
+	}
+	x.last = now
+	x.times++
+	x.packets += packets
+	x.finding = find(c, kind, of, append(blanks, "{count}", fmt.Sprint(x.packets))...)
+	if x.times < often && c != SameRole || now-x.said < repeat { // one packet proves SameRole
+		return Finding{}, false
+	}
+	if kind == OfAddress {
+		if n.bucket == 0 {
+			return Finding{}, false
+		}
+		n.bucket--
+	}
+	x.said = now
+	return x.finding, true
+}
+
+// live returns what was seen in the last minute, often enough.
+func (n *notices) live(now time.Duration) (all []Finding) {
+	for _, x := range n.all {
+		if x.said >= 0 && now-x.last <= liveTime {
+			all = append(all, x.finding)
+		}
+	}
+	slices.SortFunc(all, func(a, b Finding) int {
+		return cmp.Or(cmp.Compare(a.Cause.Name, b.Cause.Name), cmp.Compare(a.Text, b.Text))
+	})
+	return all
+}

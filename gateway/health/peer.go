@@ -1,0 +1,114 @@
+package health
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+)
+
+// peerHistory is what is remembered of the peer.
+type peerHistory struct {
+	began     bool
+	started   time.Duration
+	handshake int64
+	endpoint  netip.AddrPort
+	bytes     uint64        // received
+	heard     time.Duration // when bytes last grew
+	sent      uint64        // handshakes, at the last look
+	answered  uint64        // SentAnswers at the first look
+
+	// The attempt that nobody has answered yet.
+	waiting                   bool
+	since                     time.Duration
+	sentBefore, answersBefore uint64
+
+	now    Finding
+	bad    bool          // now is a fault
+	faulty time.Duration // since when
+}
+
+// silence is for how long a server hears nothing before it says so: longer than a session
+// lives (device.RejectAfterTime of wireguard-go).
+const silence = 185 * time.Second
+
+// look returns the peer's state, and whether it is another than before.
+func (h *peerHistory) look(now time.Duration, p *Peer) (Finding, bool) {
+	if !h.began || p.Handshake == 0 && h.handshake != 0 { // the latter is another peer
+		sent := h.sent // 0 at first: what was sent before the first look counts
+		*h = peerHistory{began: true, started: now, sent: sent, endpoint: p.Endpoint, answered: p.SentAnswers}
+	}
+	last := *h
+	h.handshake, h.bytes, h.sent, h.endpoint = p.Handshake, p.ReceivedBytes, p.SentHandshakes, p.Endpoint
+
+	alive := h.handshake != last.handshake || h.bytes != last.bytes
+	switch {
+	case alive:
+		h.heard, h.waiting = now, false
+	case !h.waiting && h.sent > last.sent:
+		h.waiting, h.since, h.sentBefore, h.answersBefore = true, now, last.sent, p.ReceivedAnswers
+	}
+	endpoint := p.Endpoint.String()
+	if alive && h.handshake != 0 {
+		h.bad = false
+		switch {
+		case last.bad && last.handshake != 0:
+			return h.become(p, TunnelBack, "{endpoint}", endpoint, "{time}", seconds(now-h.faulty))
+		case last.handshake == 0:
+			return h.become(p, HandshakeMade, "{endpoint}", endpoint)
+		case last.endpoint != h.endpoint:
+			return h.become(p, PeerMoved, "{before}", last.endpoint.String(), "{endpoint}", endpoint)
+		}
+	}
+	c, since := h.fault(now, p)
+	if c == nil || h.bad && h.now.Cause == c {
+		return h.now, false
+	}
+	if !h.bad {
+		h.bad, h.faulty = true, since
+	}
+	return h.become(p, c,
+		"{endpoint}", endpoint, "{configured}", p.Configured, "{error}", p.NameError, "{time}", seconds(now-since),
+		"{sent}", fmt.Sprint(h.sent-h.sentBefore), "{answers}", fmt.Sprint(p.ReceivedAnswers-h.answersBefore),
+		"{received}", fmt.Sprint(p.ReceivedHandshakes), "{port}", fmt.Sprint(p.Endpoint.Port()), "{listen}", fmt.Sprint(p.ListenPort))
+}
+
+func (h *peerHistory) become(p *Peer, c *Cause, blanks ...string) (Finding, bool) {
+	h.now = find(c, OfPeer, p.Name, blanks...)
+	return h.now, true
+}
+
+// knocks says what silence is not.
+var knocks = map[Knock]*Cause{KnockRefused: Refused, KnockNobody: NoHost, KnockNoRoute: NoRouteThere, KnockForbidden: Forbidden}
+
+// fault returns what is wrong, nil if nothing is known to be, and since when it is.
+func (h *peerHistory) fault(now time.Duration, p *Peer) (c *Cause, since time.Duration) {
+	waited := now - h.since
+	switch {
+	case p.NameError != "" && !p.Endpoint.IsValid():
+		return NoName, h.started
+	case h.waiting && p.Knock != KnockSilent && (h.handshake != 0 || waited >= proven): // WireGuard has been patient before
+		return knocks[p.Knock], h.since
+	case h.waiting && waited >= patience && p.ReceivedAnswers > h.answersBefore:
+		return BadAnswer, h.since
+	case h.waiting && waited >= patience && h.handshake != 0:
+		return PeerLost, h.since
+	case h.waiting && waited >= patience:
+		return NoAnswer, h.since
+	case h.waiting || p.Role != "server":
+	case h.handshake != 0 && now-h.heard >= silence:
+		return PeerSilent, h.heard
+	case h.handshake == 0 && now-h.started >= patience && p.ReceivedHandshakes == 0:
+		return NobodyCalls, h.started
+	case h.handshake == 0 && now-h.started >= patience && p.SentAnswers > h.answered:
+		return AnswersLost, h.started
+	}
+	return nil, 0
+}
+
+// seconds is how long something takes, as a sentence says it.
+func seconds(d time.Duration) string {
+	if d < 2*time.Minute {
+		return fmt.Sprintf("%d s", d.Round(time.Second)/time.Second)
+	}
+	return fmt.Sprintf("%d min", d.Round(time.Minute)/time.Minute)
+}

@@ -1,0 +1,306 @@
+package gateway
+
+import (
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"culvert/gateway/config"
+	"culvert/gateway/health"
+	"culvert/gateway/wg"
+	"culvert/geneve"
+	"culvert/nat"
+	"culvert/nat/packet"
+)
+
+// watch has a Judge look at the gateway once a second, and tells what it finds.
+type watch struct {
+	g *Gateway
+
+	mu    sync.Mutex
+	judge *health.Judge // +checklocks:mu
+
+	// The rest is for the goroutine that calls look.
+	knocker knocker
+	rules   map[string]uint64 // packets of each rule that refuses, at the last look
+	made    int64             // the last handshake
+	shown   []geneve.Presence // by nat.Port; room for the next look
+	nodes   []health.Node     // likewise
+}
+
+func newWatch(g *Gateway) *watch {
+	return &watch{g: g, judge: health.NewJudge(), rules: make(map[string]uint64)}
+}
+
+func (w *watch) look(now time.Duration) {
+	w.g.endpoint.AskSilent()
+	o := w.observe(now)
+	w.mu.Lock()
+	changes := w.judge.Look(now, o)
+	w.mu.Unlock()
+	w.tell(changes)
+	w.knocker.tidy()
+}
+
+// maxLines is how many lines a second are logged of one cause: thousands of nodes may come
+// or go at once.
+const maxLines = 10
+
+// tell logs what has changed.
+func (w *watch) tell(changes []health.Finding) {
+	lines := make(map[*health.Cause]int)
+	for _, f := range changes {
+		if lines[f.Cause]++; lines[f.Cause] > maxLines {
+			continue
+		}
+		entry := w.g.log.WithFields(logrus.Fields{"cause": f.Cause.Name, string(f.Kind): f.Of})
+		if f.Cause.Level == health.Warning {
+			entry.Warn(f.Text)
+		} else {
+			entry.Info(f.Text)
+		}
+	}
+	for c, n := range lines {
+		if n > maxLines {
+			w.g.log.WithFields(logrus.Fields{"cause": c.Name, "nodes": n - maxLines}).Info("more nodes of the same cause")
+		}
+	}
+}
+
+// findings returns what is the case.
+func (w *watch) findings(now time.Duration) []health.Finding {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.judge.Findings(now)
+}
+
+// observe reads what a Judge looks at.
+func (w *watch) observe(now time.Duration) *health.Observation {
+	g := w.g
+	g.mu.Lock()
+	c, ports := g.config, g.ports
+	g.mu.Unlock()
+	w.mu.Lock()
+	doubtPeer, doubtful := w.judge.Doubtful()
+	w.mu.Unlock()
+	o := &health.Observation{
+		Peer: w.peer(c), Nodes: w.presences(c, ports), Gateway: c.Geneve.GatewayAddress, Port: c.Geneve.ListenPort,
+		Remote: func(a netip.Addr) bool { return remote(c, a) },
+	}
+	if o.Peer.Handshake != w.made {
+		w.made = o.Peer.Handshake
+		g.wg.Hello()
+	}
+	if doubtPeer && o.Peer.Endpoint.IsValid() {
+		o.Peer.Knock = w.knocker.knock(o.Peer.Endpoint, now)
+	}
+	for _, name := range doubtful {
+		if i := slices.IndexFunc(o.Nodes, func(n health.Node) bool { return n.Name == name }); i >= 0 {
+			o.Nodes[i].Knock = w.knocker.knock(netip.AddrPortFrom(o.Nodes[i].Underlay, c.Geneve.ListenPort), now)
+		}
+	}
+	g.endpoint.Signs(func(s *geneve.Sign) {
+		if sign, ok := signOf(s); ok {
+			if s.Reason != geneve.UnknownNode {
+				sign.Node = g.nodeName(nat.Port(s.Tunnel))
+			}
+			o.Signs = append(o.Signs, sign)
+		}
+	})
+	g.wg.Strangers(func(r wg.Reason, from netip.Addr) {
+		if kind, ok := strangerKinds[r]; ok {
+			o.Strangers = append(o.Strangers, health.Stranger{Kind: kind, Address: from})
+		}
+	})
+	stats := g.engine.Stats()
+	o.Drops = append(w.drops(c, &stats.Outbound, &g.out.counters, false), w.drops(c, &stats.Inbound, &g.in.counters, true)...)
+	return o
+}
+
+var strangerKinds = map[wg.Reason]health.StrangerKind{
+	wg.NotWireGuard: health.StrangerWithNoise, wg.BadMAC1: health.StrangerWithoutKey,
+	wg.HandshakeRate: health.StrangerTooFast, wg.StrangerData: health.StrangerWithData,
+}
+
+func (w *watch) peer(c *config.Config) health.Peer {
+	p := health.Peer{Name: c.Peer, Role: c.WireGuard.Role.String(), Configured: c.WireGuard.Endpoint,
+		ListenPort: w.g.wg.Port(), PublicKey: c.WireGuard.PrivateKey.Public().Base64(), Initiator: w.g.wg.Initiator()}
+	s, err := w.g.wg.PeerStats()
+	if err != nil {
+		return p // it is being closed
+	}
+	p.Endpoint, _ = netip.ParseAddrPort(s.Endpoint) // "" before there is one
+	p.NameError, p.ReceivedBytes = s.Unresolved, s.Received
+	if !s.LastHandshake.IsZero() {
+		p.Handshake = s.LastHandshake.UnixNano()
+	}
+	talk := w.g.wg.Stats().Talk
+	p.SentHandshakes, p.ReceivedHandshakes = talk.SentInitiations, talk.ReceivedInitiations
+	p.SentAnswers, p.ReceivedAnswers = talk.SentAnswers, talk.ReceivedAnswers
+	return p
+}
+
+// presences returns what the nodes show of themselves, until it is called again.
+func (w *watch) presences(c *config.Config, ports config.Ports) []health.Node {
+	clear(w.shown)
+	w.g.endpoint.Presences(func(p geneve.Presence) {
+		for len(w.shown) <= int(p.ID) {
+			w.shown = append(w.shown, geneve.Presence{})
+		}
+		w.shown[p.ID] = p
+	})
+	w.nodes = w.nodes[:0]
+	for i := range c.Geneve.Nodes {
+		n := &c.Geneve.Nodes[i]
+		p := geneve.Presence{}
+		if port := int(ports.ByName[n.Name]); port < len(w.shown) {
+			p = w.shown[port]
+		}
+		w.nodes = append(w.nodes, health.Node{
+			Name: n.Name, Underlay: n.Underlay, Address: n.Address, VNI: uint32(n.VNI), Encap: encapName(n.Encap),
+			ARP: p.ARP, Answered: p.Answered, Asked: p.Asked, Known: p.Known, Silence: p.Silence,
+			Received: p.ReceivedPackets, Sent: p.SentPackets,
+		})
+	}
+	return w.nodes
+}
+
+func encapName(e geneve.Encap) string {
+	if e == geneve.VXLAN {
+		return "vxlan"
+	}
+	return "geneve"
+}
+
+// signOf returns what s means, unless it means nothing.
+func signOf(s *geneve.Sign) (health.Sign, bool) {
+	sign := health.Sign{Source: s.Source, VNI: uint32(s.VNI)}
+	switch {
+	case s.Reason == geneve.UnknownNode:
+		sign.Kind = health.SignUnknownNode
+	case s.Reason == geneve.WrongEncap:
+		sign.Kind = health.SignEncap
+	case s.Reason == geneve.WrongInner:
+		sign.Kind = health.SignInner
+	case s.Reason == geneve.Accepted:
+		sign.Kind, sign.Address = health.SignSender, s.Sender
+	case s.Reason == geneve.OtherARP && s.Target.IsValid():
+		sign.Kind, sign.Address = health.SignTarget, s.Target
+	default:
+		return sign, false
+	}
+	return sign, true
+}
+
+// witness is one dropped packet: where it came from, and its addresses.
+type witness struct {
+	in                  nat.Port
+	source, destination netip.Addr
+}
+
+func newWitnesses() []atomic.Pointer[witness] {
+	all := nat.Reasons()
+	return make([]atomic.Pointer[witness], all[len(all)-1]+1)
+}
+
+// see keeps a packet that was dropped as an example of its reason, if there is none since
+// the last look: all but the first of a second cost a load.
+func (c *counters) see(p *packet.Packet, in nat.Port, r nat.Reason) {
+	if c.witnesses[r].Load() != nil {
+		return
+	}
+	if source, destination, ok := endsOf(p.Bytes()); ok {
+		c.witnesses[r].Store(&witness{in, source, destination})
+	}
+}
+
+// endsOf returns the addresses of an IP packet that may be malformed.
+func endsOf(b []byte) (source, destination netip.Addr, ok bool) {
+	switch {
+	case len(b) >= 20 && b[0]>>4 == 4:
+		return netip.AddrFrom4([4]byte(b[12:])), netip.AddrFrom4([4]byte(b[16:])), true
+	case len(b) >= 40 && b[0]>>4 == 6:
+		return netip.AddrFrom16([16]byte(b[8:])), netip.AddrFrom16([16]byte(b[24:])), true
+	}
+	return netip.Addr{}, netip.Addr{}, false
+}
+
+// drops returns why packets of one direction were dropped since the last look.
+func (w *watch) drops(c *config.Config, d *nat.Direction, own *counters, inbound bool) (drops []health.Drop) {
+	for _, r := range nat.Reasons() {
+		x := own.witnesses[r].Swap(nil)
+		if x == nil {
+			continue
+		}
+		drop := health.Drop{Reason: r.String(), Inbound: inbound, Node: w.g.nodeName(x.in), Total: d.Dropped[r],
+			Source: x.source, Destination: x.destination, Owner: owner(c, x.source), Local: within(c.Local.PodCIDRs, x.destination),
+			Remote: remote(c, x.source) || x.source == c.Geneve.GatewayAddress}
+		tunnel, peer := c.WireGuard.Role.TunnelAddresses()
+		drop.Tunnel = x.source == tunnel
+		drop.Remote = drop.Remote || drop.Tunnel || x.source == peer
+		if r == nat.ReasonFiltered || r == nat.ReasonRejected {
+			drop.Rule = w.rule(c.Rules)
+		}
+		drops = append(drops, drop)
+	}
+	return drops
+}
+
+// rule returns the rule that has refused most packets since it was called last, "" if
+// they are too many to look.
+func (w *watch) rule(rules []nat.FilterRule) (name string) {
+	if len(rules) > maxRuleSeries {
+		return ""
+	}
+	refuses := make(map[string]bool, len(rules))
+	for _, r := range rules {
+		refuses[r.Name] = r.Action != nat.FilterAccept
+	}
+	most := uint64(0)
+	w.g.engine.RuleCounters(func(r nat.RuleCount) {
+		if r.Table != nat.RulesTable || !refuses[r.Rule] {
+			return
+		}
+		if n := r.Packets - w.rules[r.Rule]; n > most {
+			most, name = n, r.Rule
+		}
+		w.rules[r.Rule] = r.Packets
+	})
+	return name
+}
+
+// owner returns the node whose pods a belongs to, "" if there is none.
+func owner(c *config.Config, a netip.Addr) (name string) {
+	bits := -1
+	for i := range c.Geneve.Nodes {
+		for _, p := range c.Geneve.Nodes[i].PodCIDRs {
+			if p.Bits() > bits && p.Contains(a) {
+				name, bits = c.Geneve.Nodes[i].Name, p.Bits()
+			}
+		}
+	}
+	return name
+}
+
+// remote reports whether a is of the remote cluster, as it is seen here.
+func remote(c *config.Config, a netip.Addr) bool {
+	for i := range c.Remote {
+		if r := &c.Remote[i]; r.Seen().Contains(a) {
+			return true
+		}
+	}
+	return false
+}
+
+func within(prefixes []netip.Prefix, a netip.Addr) bool {
+	for _, p := range prefixes {
+		if p.Contains(a) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,106 @@
+package geneve
+
+import (
+	"net/netip"
+	"time"
+)
+
+// A Presence is what a tunnel's other end shows of itself.
+type Presence struct {
+	ID                           uint16
+	ARP                          bool          // the tunnel carries frames: what follows about ARP means something
+	Answered                     bool          // ARP has told the MAC address
+	Asked                        int           // ARP requests since it last did
+	Known                        bool          // a frame or an ARP message has come
+	Silence                      time.Duration // since the last one; meaningless unless Known
+	ReceivedPackets, SentPackets uint64
+}
+
+// Presences calls yield for each tunnel. The packet path waits for it where it needs ARP, so yield is to be quick.
+func (e *Endpoint) Presences(yield func(Presence)) {
+	n, now := &e.neighbours, e.now()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, t := range e.table.Load().ids {
+		if t == nil {
+			continue
+		}
+		nb := &t.neighbour
+		heard := time.Duration(nb.lastHeard.Load())
+		yield(Presence{
+			ID: t.ID, ARP: t.Inner == Ethernet, Answered: nb.confirmed, Asked: nb.unanswered,
+			Known: heard != never, Silence: now - heard,
+			ReceivedPackets: t.receivedPackets.Load(), SentPackets: t.sentPackets.Load(),
+		})
+	}
+}
+
+// maxAsked is how many neighbours AskSilent asks at once: what fits into one socket buffer many times over.
+const maxAsked = 64
+
+// AskSilent asks for neighbours that have been silent for long, or are known by their frames only: whoever is there answers, so that
+// silence means something.
+// It is called once a second. Who does not answer is asked each second at first, then each reachableTime.
+func (e *Endpoint) AskSilent() {
+	n, now := &e.neighbours, e.now()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	ids := e.table.Load().ids
+	asked := 0
+	for range ids {
+		n.nextSilent = (n.nextSilent + 1) % len(ids)
+		t := ids[n.nextSilent]
+		if t == nil || t.Inner != Ethernet || t.neighbour.confirmed && now-time.Duration(t.neighbour.lastHeard.Load()) <= reachableTime {
+			continue
+		}
+		pause := askInterval
+		if t.neighbour.unanswered > maxUnanswered {
+			pause = reachableTime
+		}
+		if now-t.neighbour.asked < pause {
+			continue
+		}
+		n.ask(t, now)
+		if asked++; asked == maxAsked {
+			return
+		}
+	}
+}
+
+// A Sign is a datagram that does not fit how its tunnel is configured, or fits none. There is one for each Reason since Signs
+// was last called: the first.
+type Sign struct {
+	Reason Reason // Accepted: ARP of another sender than the tunnel's Peer, which was answered
+	// Tunnel is the ID of the tunnel that it belongs to, meaningless for UnknownNode.
+	Tunnel         uint16
+	Source         netip.AddrPort // outer
+	VNI            VNI
+	Sender, Target netip.Addr // of ARP
+}
+
+// Signs calls yield for the signs since the last call, and forgets them.
+func (e *Endpoint) Signs(yield func(*Sign)) {
+	for i := range e.signs {
+		if s := e.signs[i].Swap(nil); s != nil {
+			yield(s)
+		}
+	}
+}
+
+// unsigned reports whether there is no sign for a reason yet: all but the first cost this one load.
+func (e *Endpoint) unsigned(r Reason) bool { return e.signs[r].Load() == nil }
+
+func (e *Endpoint) sign(s *Sign) { e.signs[s.Reason].Store(s) }
+
+func (e *Endpoint) signTunnel(r Reason, t *tunnel) {
+	if e.unsigned(r) {
+		e.sign(&Sign{Reason: r, Tunnel: t.ID, VNI: t.VNI})
+	}
+}
+
+// signARP keeps an ARP message, unless it comes from somebody who has no address yet.
+func (e *Endpoint) signARP(r Reason, t *tunnel, m *arp) {
+	if e.unsigned(r) && !m.sender.IsUnspecified() {
+		e.sign(&Sign{Reason: r, Tunnel: t.ID, VNI: t.VNI, Sender: m.sender, Target: m.target})
+	}
+}

@@ -1,0 +1,131 @@
+package geneve
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"culvert/geneve/genevetest"
+)
+
+// TestPresences follows a node from before it is known until it is silent.
+func TestPresences(t *testing.T) {
+	f := newFixture(t)
+	see := func(what string, id uint16, want Presence) {
+		t.Helper()
+		f.e.Presences(func(p Presence) {
+			if p.ID != id {
+				return
+			}
+			if want.ID = id; !p.Known {
+				p.Silence = 0
+			}
+			if p != want {
+				t.Errorf("%s: %+v, want %+v", what, p, want)
+			}
+		})
+	}
+	ask := func() {
+		f.advance(askInterval)
+		f.e.AskSilent()
+	}
+	see("a tunnel without frames", toIP, Presence{})
+	see("before anything", toNode, Presence{ARP: true})
+	ask()
+	f.asked()
+	f.datagrams(f.node) // to the VXLAN tunnel
+	see("when asked", toNode, Presence{ARP: true, Asked: 1})
+	f.ipFrom(nodeMAC)
+	see("heard by a packet", toNode, Presence{ARP: true, Asked: 1, Known: true, ReceivedPackets: 1})
+	f.arpFrom(us, 2, nodeMAC, nodeInner, gatewayInner)
+	see("answered", toNode, Presence{ARP: true, Answered: true, Known: true, ReceivedPackets: 1})
+	f.s.Send(toNode, genevetest.UDP(pod, remotePod, []byte("x")))
+	f.s.Flush()
+	f.advance(5 * time.Second)
+	see("sent to", toNode, Presence{ARP: true, Answered: true, Known: true, ReceivedPackets: 1, SentPackets: 1, Silence: 5 * time.Second})
+	f.advance(reachableTime - 5*time.Second)
+	for range 3 {
+		ask()
+	}
+	see("silent", toNode, Presence{ARP: true, Answered: true, Asked: 3, Known: true, ReceivedPackets: 1, SentPackets: 1, Silence: reachableTime + 3*time.Second})
+}
+
+// TestAskSilent: who is silent is asked, each second at first and then seldom; many are
+// asked in turn.
+func TestAskSilent(t *testing.T) {
+	f := newFixture(t)
+	sent := func() uint64 { return f.e.Stats().ARPSent }
+	for second := range 120 {
+		before := sent()
+		f.e.AskSilent()
+		f.e.AskSilent()
+		want := uint64(3) // all but the tunnel without frames
+		if second > maxUnanswered && second%30 != maxUnanswered {
+			want = 0
+		}
+		if got := sent() - before; got != want {
+			t.Fatalf("second %d: %d requests, want %d", second, got, want)
+		}
+		f.advance(time.Second)
+	}
+	f.resolve()
+	before := sent()
+	f.e.AskSilent()
+	if got := sent() - before; got > 2 {
+		t.Errorf("%d requests, one of them for a node that has just announced itself", got)
+	}
+
+	var tunnels []Tunnel
+	for i := range 3 * maxAsked {
+		tunnels = append(tunnels, Tunnel{ID: uint16(i + 1), VNI: VNI(i + 1), Remote: nodeOuter, Encap: Geneve, Local: gatewayInner, Peer: nodeInner})
+	}
+	if err := f.e.Apply(tunnels); err != nil {
+		t.Fatal(err)
+	}
+	for round := range 4 {
+		before := sent()
+		f.e.AskSilent()
+		want := uint64(maxAsked)
+		if round == 3 {
+			want = 0
+		}
+		if got := sent() - before; got != want {
+			t.Errorf("round %d: %d requests, want %d", round, got, want)
+		}
+	}
+}
+
+// TestSigns: the first datagram of each kind that does not fit tells why, until asked.
+func TestSigns(t *testing.T) {
+	other := netip.MustParseAddr("10.80.0.7")
+	request := func(sender, target netip.Addr) []byte {
+		return genevetest.Geneve(nodeVNI, 0x6558, genevetest.Frame(broadcastMAC, nodeMAC, genevetest.ARP, arpMessage(1, nodeMAC, sender, [6]byte{}, target)))
+	}
+	frame := genevetest.Frame(us, nodeMAC, genevetest.IPv4, genevetest.UDP(pod, remotePod, []byte("x")))
+	for _, tt := range []struct {
+		name     string
+		datagram []byte
+		want     *Sign
+	}{
+		{"what fits", genevetest.Geneve(nodeVNI, 0x6558, frame), nil},
+		{"another VNI", genevetest.Geneve(99, 0x6558, frame), &Sign{Reason: UnknownNode, VNI: 99, Source: netip.AddrPortFrom(nodeOuter, 40000)}},
+		{"another encapsulation", genevetest.Geneve(vxlanVNI, 0x6558, frame), &Sign{Reason: WrongEncap, Tunnel: toVXLAN, VNI: vxlanVNI}},
+		{"no frame", genevetest.Geneve(nodeVNI, 0x800, frame[14:]), &Sign{Reason: WrongInner, Tunnel: toNode, VNI: nodeVNI}},
+		{"ARP from another address", request(other, gatewayInner), &Sign{Reason: Accepted, Tunnel: toNode, VNI: nodeVNI, Sender: other, Target: gatewayInner}},
+		{"ARP for another address", request(nodeInner, other), &Sign{Reason: OtherARP, Tunnel: toNode, VNI: nodeVNI, Sender: nodeInner, Target: other}},
+		{"ARP from and for others", request(other, netip.MustParseAddr("10.80.0.9")), &Sign{Reason: OtherARP, Tunnel: toNode, VNI: nodeVNI, Sender: other, Target: netip.MustParseAddr("10.80.0.9")}},
+		{"an address that is being looked for", request(netip.IPv4Unspecified(), gatewayInner), nil},
+		{"ARP as it is to be", request(nodeInner, gatewayInner), nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := newFixture(t)
+			f.deliver(message(tt.datagram), message(tt.datagram))
+			var got []*Sign
+			f.e.Signs(func(s *Sign) { got = append(got, s) })
+			if tt.want == nil && len(got) > 0 || tt.want != nil && (len(got) != 1 || *got[0] != *tt.want) {
+				t.Errorf("got %+v, want %+v", got, tt.want)
+			}
+			f.e.Signs(func(s *Sign) { t.Errorf("%+v is told twice", s) })
+		})
+	}
+}

@@ -1,0 +1,124 @@
+package integration
+
+import (
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"culvert/gateway/health"
+)
+
+// TestLogsAreDocumented: docs/logs.md has each message and each key that gateways and
+// nodes log, and nothing else.
+func TestLogsAreDocumented(t *testing.T) {
+	text, err := os.ReadFile("../docs/logs.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	doc := string(text)
+	var findings strings.Builder
+	for _, c := range health.Causes() {
+		fmt.Fprintf(&findings, "- `%s` (%s): %s\n", c.Name, c.Level, c.Sentence())
+	}
+	if _, got, _ := strings.Cut(doc, "## Findings"); !strings.Contains(got, "\n\n"+findings.String()) {
+		t.Errorf("docs/logs.md, \"Findings\": want\n%s", findings.String())
+	}
+	messages, keys := logCalls(t)
+	compare := func(what, section, list string, want []string) {
+		t.Helper()
+		_, rest, _ := strings.Cut(doc, "## "+section+"\n")
+		rest, _, _ = strings.Cut(rest, "\n## ")
+		var got []string
+		for _, m := range regexp.MustCompile(list).FindAllStringSubmatch(rest, -1) {
+			got = append(got, m[1])
+		}
+		slices.Sort(want)
+		want = slices.Compact(want)
+		for _, s := range want {
+			if !slices.Contains(got, s) {
+				t.Errorf("docs/logs.md, %q: no %s %s", section, what, s)
+			}
+		}
+		for _, s := range got {
+			if !slices.Contains(want, s) {
+				t.Errorf("docs/logs.md, %q: nobody logs the %s %s", section, what, s)
+			}
+		}
+	}
+	compare("message", "Other messages", "(?m)^- (`.*?` \\(\\w+\\))", messages)
+	// Their names are no literals: logrus' own, and a finding's.
+	keys = append(keys, "time", "level", "msg", "error", string(health.OfPeer), string(health.OfNode), string(health.OfAddress))
+	compare("key", "Keys", "(?m)^- `(\\w+)`", keys)
+}
+
+// logCalls returns the messages that are logged, with their level, and the keys.
+func logCalls(t *testing.T) (messages, keys []string) {
+	levels := map[string]string{"Info": "info", "Warn": "warning", "Error": "error"}
+	for _, folder := range []string{"../gateway", "../cmd/culvert"} {
+		err := filepath.WalkDir(folder, func(name string, d fs.DirEntry, err error) error {
+			if err != nil || d.IsDir() || !strings.HasSuffix(name, ".go") || strings.HasSuffix(name, "_test.go") {
+				return err
+			}
+			file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
+			if err != nil {
+				return err
+			}
+			ast.Inspect(file, func(n ast.Node) bool {
+				switch n := n.(type) {
+				case *ast.CallExpr:
+					f, ok := n.Fun.(*ast.SelectorExpr)
+					if !ok {
+						break
+					}
+					if level := levels[f.Sel.Name]; level != "" && len(n.Args) == 1 {
+						if message := literal(n.Args[0]); message != "" {
+							messages = append(messages, fmt.Sprintf("`%s` (%s)", message, level))
+						}
+					}
+					if f.Sel.Name == "WithField" {
+						keys = append(keys, literal(n.Args[0]))
+					}
+				case *ast.CompositeLit:
+					if f, ok := n.Type.(*ast.SelectorExpr); ok && f.Sel.Name == "Fields" {
+						for _, e := range n.Elts {
+							if key := literal(e.(*ast.KeyValueExpr).Key); key != "" {
+								keys = append(keys, key)
+							}
+						}
+					}
+				}
+				return true
+			})
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(messages) < 10 || len(keys) < 10 {
+		t.Fatalf("messages %q, keys %q", messages, keys)
+	}
+	return messages, keys
+}
+
+// literal returns the string that an expression is or begins with, or "".
+func literal(e ast.Expr) string {
+	switch e := e.(type) {
+	case *ast.BinaryExpr:
+		return literal(e.X)
+	case *ast.BasicLit:
+		if s, err := strconv.Unquote(e.Value); err == nil {
+			return strings.TrimSuffix(s, ": ")
+		}
+	}
+	return ""
+}
