@@ -126,6 +126,7 @@ func (r *Receiver) open(m *udp.Message) {
 	if is := encapOf(m.Data); is != encap && is != Auto { // what is neither, the parser finds a fault with
 		if !t.either(r.now) {
 			r.e.drop(WrongEncap, datagrams)
+			r.e.signTunnel(WrongEncap, t)
 			return
 		}
 		encap = is
