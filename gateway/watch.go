@@ -170,10 +170,10 @@ func (w *watch) presences(c *config.Config, ports config.Ports) []health.Node {
 }
 
 func encapName(e geneve.Encap) string {
-	if e == geneve.VXLAN {
-		return "vxlan"
+	if e == geneve.Auto {
+		return "the one it is known to speak"
 	}
-	return "geneve"
+	return e.String()
 }
 
 // signOf returns what s means, unless it means nothing.

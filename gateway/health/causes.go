@@ -65,7 +65,7 @@ var (
 	NeverThere  = cause("node-no-arp", Warning, "{node} ({underlay}) never answered ARP ({asked} asked)",
 		"is its link up, has it VNI {vni}, the address {address} and the gateway's underlay address, and is UDP {port} open here and there?")
 	NodeRefuses = cause("node-refused", Warning, "nothing listens on UDP {port} of {node} ({underlay}), says that machine",
-		"make the tunnel there (culvert node, or a {encap} link with this port), or correct the underlay address")
+		"make the tunnel there (culvert node, or a link with this port), or correct the underlay address")
 	NodeNobody = cause("node-nobody", Warning, "nobody has the underlay address {underlay} of {node}",
 		"correct it in geneve.nodes, or start that machine")
 	NodeUnroutable = cause("node-unroutable", Warning, "this machine has no route to {node} ({underlay})",
@@ -78,8 +78,8 @@ var (
 		"correct its underlay in geneve.nodes, or the address that the node sends from")
 	WrongVNI = cause("node-vni", Warning, "{node} ({underlay}) sends VNI {seen}, configured {vni}",
 		"make them the same, here in geneve.nodes and at the node")
-	WrongEncap = cause("node-encap", Warning, "{node} ({underlay}) sends another encapsulation than {encap}, which is configured",
-		"leave encap out of geneve.nodes, or make it what the node sends")
+	WrongEncap = cause("node-encap", Warning, "{node} ({underlay}) sends another encapsulation than {encap}",
+		"make encap in geneve.nodes what the node sends, or leave it out: a change is then followed after a minute of silence")
 	WrongInner = cause("node-inner", Warning, "{node} ({underlay}) sends IP in place of Ethernet frames, or the other way round",
 		"make inner in geneve.nodes what the node sends")
 	WrongAddress = cause("node-address", Warning, "{node} calls itself {seen}, configured {address}",
