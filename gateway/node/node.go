@@ -56,6 +56,9 @@ func New(ctx context.Context, c *Config, log logrus.FieldLogger) (*Node, error) 
 		return nil, err
 	}
 	n.log = log.WithFields(logrus.Fields{"node": c.Name, "interface": c.Interface, "mode": n.link.mode(), "vni": c.VNI})
+	if _, err := netip.ParseAddr(c.Gateway); err != nil { // a name, which LoadConfig does not look up
+		c.wayTo(*n.remote.Load(), func(path, format string, args ...any) { n.log.Warn(path + ": " + fmt.Sprintf(format, args...)) })
+	}
 	n.log.WithFields(logrus.Fields{"remote": n.remote.Load(), "mtu": c.MTU, "routes": len(c.Routes)}).Info("link is up")
 	return n, nil
 }

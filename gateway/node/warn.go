@@ -26,7 +26,10 @@ func (c *Config) warn(e *configfile.Errors) {
 			e.Warn(fmt.Sprintf("routes[%d]", i), "%s contains an end of the tunnel; give internal addresses a CIDR of their own", p)
 		}
 	}
-	c.warnUnderlay(e)
+	c.ownAddresses(e.Warn)
+	if gateway, err := netip.ParseAddr(c.Gateway); err == nil { // a name is looked up by New
+		c.wayTo(gateway, e.Warn)
+	}
 	if link, err := netlink.LinkByName(c.Interface); err == nil && link.Attrs().Group != linkGroup {
 		e.Warn("interface", "%s exists and is a %s link that culvert did not make; remove it or choose another name", c.Interface, link.Type())
 	}
@@ -35,24 +38,11 @@ func (c *Config) warn(e *configfile.Errors) {
 	}
 }
 
-func (c *Config) warnUnderlay(e *configfile.Errors) {
-	gateway, err := netip.ParseAddr(c.Gateway)
-	if err != nil {
-		gateway = netip.Addr{} // a name, which is looked up later
-	}
-	link := c.wayTo(gateway, e.Warn)
-	if link != nil && link.Attrs().MTU < c.MTU+overhead {
-		e.Warn("mtu", "%d needs %d bytes on the way to gateway.underlay %s, where %s carries %d; write at most %d, here and at the gateway",
-			c.MTU, c.MTU+overhead, gateway, link.Attrs().Name, link.Attrs().MTU, link.Attrs().MTU-overhead)
-	}
-}
-
-// wayTo returns the link that leads to the gateway's outer address, and says what stands in
-// the way: an underlay address of another machine, no route.
-func (c *Config) wayTo(gateway netip.Addr, say func(path, format string, args ...any)) netlink.Link {
+// ownAddresses says which addresses of the configuration this machine should have, or not.
+func (c *Config) ownAddresses(say func(path, format string, args ...any)) {
 	own, err := netlink.AddrList(nil, netlink.FAMILY_V4)
 	if err != nil {
-		return nil
+		return
 	}
 	here, found := "", false
 	for _, a := range own {
@@ -71,17 +61,18 @@ func (c *Config) wayTo(gateway netip.Addr, say func(path, format string, args ..
 		}
 		say("underlay", "%s is not an address of this machine, whose first is %s; ip -br address shows all", c.Underlay, here)
 	}
-	if !gateway.IsValid() {
-		return nil
-	}
+}
+
+// wayTo says what stands in the way to the gateway's outer address.
+func (c *Config) wayTo(gateway netip.Addr, say func(path, format string, args ...any)) {
 	routes, err := netlink.RouteGet(gateway.AsSlice())
 	if err != nil || len(routes) == 0 {
 		say("gateway.underlay", "this machine has no route to %s (%v); add one, or mend the address", gateway, err)
-		return nil
+		return
 	}
 	link, err := netlink.LinkByIndex(routes[0].LinkIndex)
-	if err != nil {
-		return nil
+	if err == nil && link.Attrs().MTU < c.MTU+overhead {
+		say("mtu", "%d needs %d bytes on the way to gateway.underlay %s, where %s carries %d; write at most %d, here and at the gateway",
+			c.MTU, c.MTU+overhead, gateway, link.Attrs().Name, link.Attrs().MTU, link.Attrs().MTU-overhead)
 	}
-	return link
 }

@@ -1,11 +1,13 @@
 package node
 
 import (
+	"context"
 	"net/netip"
 	"os"
 	"strings"
 	"testing"
 
+	"github.com/sirupsen/logrus/hooks/test"
 	"github.com/vishvananda/netlink"
 )
 
@@ -63,4 +65,32 @@ func TestWarnings(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestWarningsOfName: a gateway that has a name is compared with this machine once the name
+// is looked up.
+func TestWarningsOfName(t *testing.T) {
+	needTUN(t)
+	c := testConfig(t, TUN)
+	lo := up(t, "lo")
+	if err := netlink.LinkSetMTU(lo, 1389); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { netlink.LinkSetMTU(lo, lo.Attrs().MTU) })
+	c.Gateway = "localhost"
+	log, said := test.NewNullLogger()
+	n, err := New(t.Context(), c, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := said.AllEntries()[0].Message
+	if want := "mtu: 1340 needs 1390 bytes on the way to gateway.underlay 127.0.0.1, where lo carries 1389"; !strings.HasPrefix(first, want) {
+		t.Errorf("says %q first, want %q", first, want)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := n.Run(ended); err != nil {
+		t.Error(err)
+	}
+	requireNothingLeft(t, c)
 }

@@ -145,11 +145,13 @@ func (n *Node) silence(ctx context.Context, remote netip.Addr) (cause, remedy st
 	if speaks == TUN {
 		speaks = Geneve
 	}
-	c.wayTo(remote, func(path, format string, args ...any) {
-		if cause == "" {
+	say := func(path, format string, args ...any) {
+		if cause == "" && path != "mtu" { // small packets pass all the same
 			cause, remedy, _ = strings.Cut(path+": "+fmt.Sprintf(format, args...), "; ")
 		}
-	})
+	}
+	c.ownAddresses(say)
+	c.wayTo(remote, say)
 	if cause != "" {
 		return cause, remedy
 	}
