@@ -32,7 +32,7 @@
 // owns what: gateway.go, budget.go. What is due each second: sweep.go; trains.go tells
 // whether trains arrive, encap.go what nodes speak. What can be seen: metrics.go, served by
 // listener.go, seats.go, page.go. What is the case: watch.go has package health look once a
-// second, with what knock.go finds out.
+// second, with what witness.go keeps of dropped packets and knock.go finds out.
 //
 // # Goroutines and buffers
 //

@@ -10,10 +10,10 @@ import (
 type Observation struct {
 	Peer      Peer
 	Nodes     []Node
-	Gateway   netip.Addr // its address for nodes
-	Port      uint16     // of the nodes' tunnels
-	Remote    func(netip.Addr) bool
-	Signs     []Sign
+	Gateway   netip.Addr            // its address for nodes
+	Port      uint16                // of the nodes' tunnels
+	Remote    func(netip.Addr) bool // of the remote cluster, as it is seen here; nil = nobody
+	Signs     []Sign                // since the last observation, as are drops and strangers
 	Drops     []Drop
 	Strangers []Stranger
 }

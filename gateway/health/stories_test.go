@@ -1,0 +1,247 @@
+package health
+
+import (
+	"net/netip"
+	"time"
+)
+
+// calls has the peer called every 5 seconds.
+func calls(second int, o *Observation) { o.Peer.SentHandshakes = uint64(second/5 + 1) }
+
+// server makes the gateway the server.
+func server(o *Observation) {
+	o.Peer.Role, o.Peer.Configured = "server", ""
+	if o.Peer.Endpoint = milan; o.Peer.Handshake == 0 {
+		o.Peer.Endpoint = netip.AddrPort{}
+	}
+}
+
+// drops has packets dropped at these seconds.
+func drops(d Drop, seconds ...int) func(int, *Observation) {
+	return func(second int, o *Observation) {
+		for i, s := range seconds {
+			if s == second {
+				d.Total = uint64(i+1) * 6
+				o.Drops = []Drop{d}
+			}
+		}
+	}
+}
+
+// signs has a sign come each second.
+func signs(s Sign) func(int, *Observation) {
+	return func(second int, o *Observation) { o.Signs = []Sign{s} }
+}
+
+func strangers(kind StrangerKind) func(int, *Observation) {
+	return func(second int, o *Observation) {
+		o.Strangers = []Stranger{{kind, netip.MustParseAddr("203.0.113.5")}}
+	}
+}
+
+func arp(kind SignKind, a string) Sign {
+	return Sign{Kind: kind, Node: "rome-1", VNI: 1, Address: netip.MustParseAddr(a)}
+}
+
+// stories are all that a Judge can say, each with how it comes to that.
+var stories = []struct {
+	name    string
+	seconds int
+	change  func(second int, o *Observation)
+	want    []string
+}{
+	{"the tunnel comes up and stays", 400, func(s int, o *Observation) {
+		o.Peer.SentHandshakes = uint64(1 + s/120)
+		if s > 0 {
+			o.Peer.Handshake, o.Peer.ReceivedBytes = int64(1+s/120), uint64(s)
+		}
+	}, []string{"1 info peer milan: handshake made with 192.0.2.7:51840"}},
+	{"the client's peer never answers", 60, calls, []string{
+		"15 warning peer milan: no handshake answer from 192.0.2.7:51840 for 15 s (4 sent, 0 received): is UDP 51840 open there, is the peer running, and is wireguard.peerPublicKey right here and there? A peer with another key says so in its log"}},
+	{"the peer answers late", 30, func(s int, o *Observation) {
+		if calls(s, o); s >= 20 {
+			o.Peer.Handshake, o.Peer.ReceivedBytes = 1, 100
+		}
+	}, []string{"15 warning peer milan: no handshake answer", "20 info peer milan: handshake made with 192.0.2.7:51840"}},
+	{"the peer is lost and comes back", 200, func(s int, o *Observation) {
+		o.Peer.SentHandshakes, o.Peer.Handshake, o.Peer.ReceivedBytes = 1, 1, uint64(min(s, 50))
+		if s >= 65 {
+			o.Peer.SentHandshakes = uint64(min(s-55, 25)) / 5
+		}
+		if s >= 190 {
+			o.Peer.Handshake = 2
+		}
+	}, []string{"0 info peer milan: handshake made", "80 warning peer milan: the peer at 192.0.2.7:51840 has not answered for 15 s (4 handshakes sent, 0 answered): is it running",
+		"190 info peer milan: handshake made with 192.0.2.7:51840: the tunnel is back after 2 min"}},
+	{"nothing listens at the endpoint", 60, func(s int, o *Observation) { calls(s, o); o.Peer.Knock = KnockRefused }, []string{
+		"3 warning peer milan: nothing listens at 192.0.2.7:51840, says its machine (1 handshakes sent, 0 answered): start the peer, or make the port"}},
+	{"nobody is at the endpoint", 60, func(s int, o *Observation) { calls(s, o); o.Peer.Knock = KnockNobody }, []string{
+		"3 warning peer milan: nobody has the address of 192.0.2.7:51840"}},
+	{"the endpoint has no route", 60, func(s int, o *Observation) { calls(s, o); o.Peer.Knock = KnockNoRoute }, []string{
+		"3 warning peer milan: this machine has no route to 192.0.2.7:51840"}},
+	{"a firewall here", 60, func(s int, o *Observation) { calls(s, o); o.Peer.Knock = KnockForbidden }, []string{
+		"3 warning peer milan: this machine may not send to 192.0.2.7:51840"}},
+	{"a name that nobody knows", 60, func(s int, o *Observation) {
+		o.Peer.Endpoint, o.Peer.Configured, o.Peer.NameError = netip.AddrPort{}, "gw.milan:51840", "no such host"
+	}, []string{"0 warning peer milan: wireguard.endpoint gw.milan:51840 has no address (no such host): correct the name"}},
+	{"the peer's answers are another's", 60, func(s int, o *Observation) { calls(s, o); o.Peer.ReceivedAnswers = uint64(s / 5) }, []string{
+		"15 warning peer milan: the peer at 192.0.2.7:51840 answers, 3 times in 15 s, but with another key"}},
+	{"the peer moves", 60, func(s int, o *Observation) {
+		o.Peer.Handshake, o.Peer.ReceivedBytes = 1, uint64(s)
+		if s >= 30 {
+			o.Peer.Endpoint = netip.MustParseAddrPort("192.0.2.8:1024")
+		}
+	}, []string{"0 info", "30 info peer milan: the peer has moved from 192.0.2.7:51840 to 192.0.2.8:1024"}},
+	{"nobody calls the server", 60, func(_ int, o *Observation) { server(o) }, []string{
+		"15 warning peer milan: no handshake from the peer for 15 s (0 received on UDP 51840): is the peer running, with role client (one side is the server"}},
+	{"the client at last calls the server", 60, func(s int, o *Observation) {
+		if s >= 50 {
+			o.Peer.Handshake, o.Peer.ReceivedBytes = 1, uint64(s)
+		}
+		server(o)
+	}, []string{"15 warning", "50 info peer milan: handshake made with 192.0.2.7:51840"}},
+	{"the server's answers do not arrive", 60, func(s int, o *Observation) {
+		server(o)
+		o.Peer.ReceivedHandshakes, o.Peer.SentAnswers, o.Peer.ReceivedBytes = uint64(s/5), uint64(s/5), uint64(s/5)*148
+		o.Peer.Initiator = milan.Addr()
+	}, []string{"15 warning peer milan: the peer begins handshakes (3 received), is answered, and completes none"}},
+	{"the client falls silent", 400, func(s int, o *Observation) {
+		o.Peer.Handshake, o.Peer.ReceivedBytes = 1, uint64(min(s, 100))
+		server(o)
+	}, []string{"0 info", "285 info peer milan: nothing from the peer at 192.0.2.7:51840 for 3 min"}},
+	{"another peer is configured", 60, func(s int, o *Observation) {
+		if o.Peer.Handshake = 1; s >= 20 {
+			calls(s-20, o)
+			o.Peer.Handshake = 0
+		}
+	}, []string{"0 info", "35 warning peer milan: no handshake answer"}},
+
+	{"a node's first packet", 60, func(s int, o *Observation) { o.Nodes[0].Received = uint64(s / 30) }, []string{
+		"30 info node rome-1: first packet from rome-1 (172.18.0.2)"}},
+	{"a node never answers", 60, func(s int, o *Observation) { o.Nodes[0].Asked = s }, []string{
+		"15 warning node rome-1: rome-1 (172.18.0.2) never answered ARP (15 asked): is its link up, has it VNI 1, the address 10.80.0.2 and the gateway's underlay address, and is UDP 6091 open here and there?"}},
+	{"a node starts late", 60, func(s int, o *Observation) {
+		o.Nodes[0].Asked = s
+		if s > 40 {
+			o.Nodes[0].Asked, o.Nodes[0].Known, o.Nodes[0].Answered = 0, true, true
+		}
+	}, []string{"15 warning node rome-1", "41 info node rome-1: rome-1 (172.18.0.2) is back after 41 s"}},
+	{"nothing listens at a node", 60, func(s int, o *Observation) { o.Nodes[0].Asked, o.Nodes[0].Knock = s, KnockRefused }, []string{
+		"3 warning node rome-1: nothing listens on UDP 6091 of rome-1 (172.18.0.2), says that machine"}},
+	{"nobody has a node's underlay address", 60, func(s int, o *Observation) { o.Nodes[0].Asked, o.Nodes[0].Knock = s, KnockNobody }, []string{
+		"3 warning node rome-1: nobody has the underlay address 172.18.0.2 of rome-1"}},
+	{"no route to a node", 60, func(s int, o *Observation) { o.Nodes[0].Asked, o.Nodes[0].Knock = s, KnockNoRoute }, []string{
+		"3 warning node rome-1: this machine has no route to rome-1 (172.18.0.2)"}},
+	{"a node falls silent and comes back", 90, func(s int, o *Observation) {
+		n := &o.Nodes[0]
+		if n.Received, n.Known, n.Answered = 1, true, true; s >= 40 {
+			n.Asked, n.Silence = s-39, time.Duration(s-10)*time.Second
+		}
+		if s >= 80 {
+			n.Asked, n.Silence = 0, 0
+		}
+	}, []string{"0 info", "42 warning node rome-1: rome-1 (172.18.0.2) has been silent for 32 s and answers no ARP (3 asked)", "80 info node rome-1: rome-1 (172.18.0.2) is back after 70 s"}},
+	{"a node that forwards nothing", 60, func(s int, o *Observation) { o.Nodes[0].Answered, o.Nodes[0].Sent = true, uint64(s) }, []string{
+		"5 warning node rome-1: rome-1 answers ARP, but has sent no packet back for 5 that were sent to it: does it forward (sysctl net.ipv4.ip_forward=1), has it routes to the remote CIDRs via 10.80.0.4"}},
+	{"two packets without answer are no fault", 60, func(s int, o *Observation) { o.Nodes[0].Answered, o.Nodes[0].Sent = true, 2 }, nil},
+	{"a node with another underlay address", 60, signs(Sign{Kind: SignUnknownNode, Source: netip.MustParseAddrPort("172.18.0.9:4711"), VNI: 2}), []string{
+		"1 warning node rome-2: rome-2 sends from 172.18.0.9, configured 172.18.0.3"}},
+	{"a node with another VNI", 60, signs(Sign{Kind: SignUnknownNode, Source: netip.MustParseAddrPort("172.18.0.2:4711"), VNI: 2}), []string{
+		"1 warning node rome-1: rome-1 (172.18.0.2) sends VNI 2, configured 1"}},
+	{"a node with another encapsulation", 60, signs(Sign{Kind: SignEncap, Node: "rome-1"}), []string{
+		"1 warning node rome-1: rome-1 (172.18.0.2) sends another encapsulation than vxlan"}},
+	{"a node without frames", 60, signs(Sign{Kind: SignInner, Node: "rome-1"}), []string{"1 warning node rome-1: rome-1 (172.18.0.2) sends IP in place of"}},
+	{"a node with another address", 60, func(s int, o *Observation) {
+		o.Signs = []Sign{arp(SignSender, "10.80.0.7")}
+		o.Nodes[0].Asked = s
+	}, []string{
+		"3 warning node rome-1: rome-1 calls itself 10.80.0.7, configured 10.80.0.2"}},
+	{"a node that looks for the gateway elsewhere", 60, signs(arp(SignTarget, "10.80.0.9")), []string{
+		"1 warning node rome-1: rome-1 asks for the gateway by 10.80.0.9, which is 10.80.0.4"}},
+	{"a node with another address, which has been told ours", 60, func(s int, o *Observation) {
+		if o.Nodes[0].Asked = s; s == 1 {
+			o.Signs = []Sign{arp(SignSender, "10.80.0.7")}
+		}
+	}, []string{"3 warning node rome-1: rome-1 calls itself 10.80.0.7"}},
+	{"a node with more than one address", 60, func(s int, o *Observation) {
+		o.Signs = []Sign{arp(SignSender, "10.0.1.1")}
+		o.Nodes[0].Answered = true
+	}, nil},
+	{"a node that knows others by ARP", 60, func(s int, o *Observation) {
+		o.Signs = []Sign{arp(SignTarget, "10.80.0.3")}
+		o.Nodes[0].Answered, o.Nodes[0].Received = true, 1
+	}, []string{"0 info"}},
+	{"a route without via", 60, signs(arp(SignTarget, "10.61.1.5")), []string{
+		"1 warning node rome-1: rome-1 asks by ARP for 10.61.1.5, which is behind the gateway: give that node's route a gateway: ip route replace CIDR via 10.80.0.4 dev LINK onlink"}},
+	{"a node that is put right", 60, func(s int, o *Observation) {
+		if s < 10 {
+			o.Signs = []Sign{arp(SignTarget, "10.80.0.9")}
+		} else {
+			o.Nodes[0].Received = 1
+		}
+	}, []string{"1 warning", "10 info node rome-1: rome-1 (172.18.0.2) is back after 9 s"}},
+	{"one odd frame is chance", 100, func(s int, o *Observation) {
+		if s%50 == 7 {
+			o.Signs = []Sign{arp(SignTarget, "10.80.0.9")}
+		}
+	}, nil},
+	{"a node leaves", 60, func(s int, o *Observation) {
+		if o.Nodes[0].Asked = s; s > 20 {
+			o.Nodes = o.Nodes[:1]
+			o.Nodes[0] = healthy().Nodes[1]
+		}
+	}, []string{"15 warning node rome-1"}},
+
+	{"one packet dropped is chance", 60, drops(Drop{Reason: "bad-source", Node: "rome-1", Source: pod, Owner: "rome-2"}, 5, 30, 55), nil},
+	{"a pod of another node", 700, drops(Drop{Reason: "bad-source", Node: "rome-1", Source: pod, Owner: "rome-2"}, 5, 6, 8, 30, 31, 606, 607), []string{
+		"6 warning node rome-1: 12 packets of rome-1 dropped as bad-source: 10.0.1.5 is an address of rome-2", "607 warning node rome-1: 12 packets"}},
+	{"a source of the remote cluster", 60, drops(Drop{Reason: "bad-source", Node: "rome-1", Source: far, Remote: true}, 1, 2), []string{"2 warning node rome-1: 12 packets of rome-1 dropped as bad-source: 10.61.1.5 is an address that this gateway gives"}},
+	{"a source that is none", 60, drops(Drop{Reason: "bad-source", Node: "rome-1", Source: netip.MustParseAddr("224.0.0.1")}, 1, 2), []string{"2 warning node rome-1: 12 packets of rome-1 dropped as bad-source: 224.0.0.1 can be no"}},
+	{"two clients", 60, drops(Drop{Reason: "bad-source", Inbound: true, Source: netip.MustParseAddr("169.254.18.2"), Tunnel: true}, 1), []string{
+		"1 warning peer milan: the peer uses our tunnel address 169.254.18.2: it has the role client, too"}},
+	{"a peer with other CIDRs", 60, drops(Drop{Reason: "bad-source", Inbound: true, Source: pod}, 1, 2), []string{
+		"2 warning peer milan: 12 packets of the peer dropped as bad-source: 10.0.1.5 is in no cidr of network.remote"}},
+	{"unknown sources are off", 60, drops(Drop{Reason: "unknown-source", Node: "rome-1", Source: pod}, 1, 2), []string{"2 warning node rome-1: 12 packets of rome-1 dropped as unknown-source"}},
+	{"a node's route leads nowhere", 60, drops(Drop{Reason: "no-route", Node: "rome-1", Source: pod, Destination: far}, 1, 2), []string{
+		"2 warning node rome-1: 12 packets of rome-1 to 10.61.1.5 dropped as no-route: no remote CIDR has it"}},
+	{"a pod without a node", 60, drops(Drop{Reason: "no-route", Inbound: true, Source: far, Destination: pod, Local: true}, 1, 2), []string{
+		"2 warning peer milan: 12 packets to 10.0.1.5 dropped as no-route: no node has it"}},
+	{"a peer that means others", 60, drops(Drop{Reason: "no-route", Inbound: true, Source: far, Destination: netip.MustParseAddr("10.9.1.5")}, 1, 2), []string{
+		"2 warning peer milan: 12 packets of the peer to 10.9.1.5 dropped as no-route: it is in no CIDR of network.local"}},
+	{"an address that stands for nothing", 60, drops(Drop{Reason: "no-mapping", Inbound: true, Source: far, Destination: pod}, 1, 2), []string{"2 warning peer milan: 12 packets of the peer to 10.0.1.5 dropped as no-mapping"}},
+	{"a rule", 60, drops(Drop{Reason: "filtered", Node: "rome-1", Source: pod, Destination: far, Rule: "no-ping"}, 1, 2), []string{
+		"2 info node rome-1: rule no-ping refuses packets of rome-1, the last from 10.0.1.5 to 10.61.1.5 (filtered, 12)"}},
+	{"a rule that has no name is Kubernetes'", 60, drops(Drop{Reason: "filtered", Source: pod}, 1, 2), nil},
+	{"a service without backends", 60, drops(Drop{Reason: "no-backend", Inbound: true, Source: far, Destination: pod}, 1, 2), []string{"2 warning peer milan: 12 packets to 10.0.1.5 dropped as no-backend"}},
+	{"a full table", 60, drops(Drop{Reason: "table-full", Node: "rome-1", Source: pod}, 1, 2), []string{"2 warning node rome-1: 12 packets dropped as table-full"}},
+	{"no ports left", 60, drops(Drop{Reason: "port-share", Node: "rome-1", Source: pod, Destination: far}, 1, 2), []string{"2 warning node rome-1: 12 packets dropped as port-share: no source port is left towards 10.61.1.5"}},
+	{"malformed packets", 60, drops(Drop{Reason: "malformed", Node: "rome-1", Source: pod}, 1, 2), []string{"2 warning node rome-1: 12 packets of rome-1 dropped as malformed"}},
+	{"what routers drop", 60, drops(Drop{Reason: "ttl-exceeded", Node: "rome-1", Source: pod}, 1, 2, 3), nil},
+
+	{"handshakes for another key", 60, strangers(StrangerWithoutKey), []string{
+		"1 warning address 203.0.113.5: 203.0.113.5 begins handshakes with another public key than ours: if it is the peer, make its wireguard.peerPublicKey ours: KEY="}},
+	{"data of a stranger", 60, strangers(StrangerWithData), []string{"1 warning address 203.0.113.5: 203.0.113.5 sends data messages"}},
+	{"a flood of handshakes", 60, strangers(StrangerTooFast), []string{"1 warning address 203.0.113.5: 203.0.113.5 sends more handshakes"}},
+	{"noise", 60, strangers(StrangerWithNoise), []string{"1 info address 203.0.113.5: 203.0.113.5 sends to UDP 51840 what is not WireGuard"}},
+	{"a peer with another key", 30, func(s int, o *Observation) {
+		server(o)
+		o.Peer.Initiator = netip.Addr{}
+		if s%5 == 2 {
+			o.Peer.ReceivedHandshakes++
+			o.Peer.Initiator = milan.Addr()
+		}
+	}, []string{"7 warning address 192.0.2.7: 192.0.2.7 knows our public key, and has another one than wireguard.peerPublicKey"}},
+	{"a peer whose handshakes are answered a moment later", 60, func(s int, o *Observation) {
+		o.Peer.Handshake = 1
+		o.Peer.Initiator = netip.Addr{}
+		if s%5 == 2 {
+			o.Peer.ReceivedHandshakes++
+			o.Peer.Initiator = milan.Addr()
+		}
+		if s%5 == 3 {
+			o.Peer.SentAnswers++
+		}
+	}, []string{"0 info"}},
+	{"a stranger among the nodes", 60, signs(Sign{Kind: SignUnknownNode, Source: netip.MustParseAddrPort("172.18.0.66:1"), VNI: 66}), []string{
+		"1 info address 172.18.0.66: 172.18.0.66 is no node and sends to the port of the nodes, VNI 66"}},
+}
