@@ -29,7 +29,7 @@ func newLabCommand() *cobra.Command {
 		},
 	}
 	cmd.AddCommand(newLabCheckCommand(), newLabUpCommand(), newLabDownCommand(), newLabExecCommand(),
-		newLabStatusCommand(), newLabProbeCommand(), newLabBenchCommand(), newLabReferenceCommand(), newLabWithoutOffloadsCommand())
+		newLabStatusCommand(), newLabRestartCommand(), newLabBreakCommand(), newLabMendCommand(), newLabProbeCommand(), newLabBenchCommand(), newLabReferenceCommand(), newLabWithoutOffloadsCommand())
 	return cmd
 }
 
@@ -119,6 +119,8 @@ func newLabCheckCommand() *cobra.Command {
 	cmd.Flags().StringVar(&sandbox.Runsc, "runsc", "", "run the gateways in gVisor, by this runsc; needs root and a static busybox")
 	cmd.Flags().StringVar(&sandbox.Groups, "runsc-groups", "", "control groups of these gateways, without -rome and -milan")
 	cmd.Flags().MarkHidden("runsc-groups") // for the tests, which read what gateways needed
+	var faults bool
+	cmd.Flags().BoolVar(&faults, "faults", false, "instead, make each fault of lab break, look for its symptom, and mend it")
 	isJSON := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		asJSON, err := isJSON()
@@ -134,7 +136,7 @@ func newLabCheckCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			o := lab.CheckOptions{Modes: modes, Offloads: offloads, Sandbox: sandbox, JSON: asJSON}
+			o := lab.CheckOptions{Modes: modes, Offloads: offloads, Sandbox: sandbox, Faults: faults, JSON: asJSON}
 			if err := lab.RunChecks(cmd.Context(), dir, o, cmd.OutOrStdout()); err != nil {
 				return failure{err}
 			}
@@ -157,7 +159,7 @@ func newLabUpCommand() *cobra.Command {
 			if err := lab.Detach(os.Args[1:]); err != nil {
 				return err
 			}
-			s, err := lab.GetStatus()
+			s, err := lab.GetStatus(cmd.Context())
 			if err != nil {
 				return failure{err}
 			}
@@ -249,7 +251,7 @@ func newLabStatusCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		s, err := lab.GetStatus()
+		s, err := lab.GetStatus(cmd.Context())
 		if err != nil {
 			return failure{err}
 		}

@@ -43,6 +43,7 @@ type CheckOptions struct {
 	Modes    []node.Mode // each in labs of its own
 	Offloads []bool      // each in labs of its own
 	Sandbox  Sandbox     // around the gateways of all labs
+	Faults   bool        // make and mend each fault there is, and check nothing else
 	JSON     bool        // one object a line instead of a table
 }
 
@@ -60,11 +61,12 @@ func RunChecks(ctx context.Context, dir string, o CheckOptions, out io.Writer) e
 				checks  func(*Lab) []Check
 				skip    bool
 			}{
-				{Standard(mode, offloads), standardChecks, false},
-				{UnequalMTU(mode, offloads), mtuChecks, false},
-				{Outside(mode, offloads), outsideChecks, !offloads}, // about addresses, not about sizes
+				{Standard(mode, offloads), faultChecks, !o.Faults},
+				{Standard(mode, offloads), standardChecks, o.Faults},
+				{UnequalMTU(mode, offloads), mtuChecks, o.Faults},
+				{Outside(mode, offloads), outsideChecks, !offloads || o.Faults}, // about addresses, not about sizes
 				// Its gateways are restarted for each attack, and their memory is watched from outside.
-				{Attacks(mode, offloads), attackChecks, !offloads || mode != attackMode(o.Modes) || o.Sandbox.Runsc != ""},
+				{Attacks(mode, offloads), attackChecks, o.Faults || !offloads || mode != attackMode(o.Modes) || o.Sandbox.Runsc != ""},
 			} {
 				if l.skip {
 					continue
@@ -130,6 +132,9 @@ func (l *Lab) whileRunning(ctx context.Context) (context.Context, context.Cancel
 		go func() {
 			select {
 			case <-p.ended:
+				if p.stopped.Load() {
+					return // a fault, or a restart
+				}
 				cancel(fmt.Errorf("%s ended by itself (%w)", p.Name(), exitError(p.err)))
 			case <-ctx.Done():
 			}

@@ -20,11 +20,23 @@ import (
 // request is the one message of a client to a holder; a request to execute
 // comes with the three standard files.
 type request struct {
-	Host string   `json:"host,omitempty"` // execute there; "" asks for the status
-	Args []string `json:"args,omitempty"`
+	Do   verb     `json:"do"`
+	Host string   `json:"host,omitempty"` // of doExec and doRestart
+	Args []string `json:"args,omitempty"` // a command, or the names of faults
 	Env  []string `json:"env,omitempty"`
 	Dir  string   `json:"dir,omitempty"`
 }
+
+// verb is what a client asks for.
+type verb string
+
+const (
+	doStatus  verb = "status"
+	doExec    verb = "exec"
+	doBreak   verb = "break"
+	doMend    verb = "mend"
+	doRestart verb = "restart"
+)
 
 // response is the holder's one message back.
 type response struct {
@@ -39,6 +51,7 @@ type Status struct {
 	Dir         string          `json:"dir"`
 	Hosts       []HostStatus    `json:"hosts"`
 	Processes   []ProcessStatus `json:"processes"`
+	Broken      []string        `json:"broken"` // faults that lab break has made
 }
 
 // HostStatus is one host.
@@ -76,12 +89,12 @@ func (l *Lab) Serve(ctx context.Context, listening func()) error {
 		}
 		go func() {
 			defer conn.Close()
-			json.NewEncoder(conn).Encode(l.answer(conn))
+			json.NewEncoder(conn).Encode(l.answer(ctx, conn))
 		}()
 	}
 }
 
-func (l *Lab) answer(conn *net.UnixConn) response {
+func (l *Lab) answer(ctx context.Context, conn *net.UnixConn) response {
 	r, files, err := receive(conn)
 	for _, f := range files {
 		defer f.Close()
@@ -89,14 +102,27 @@ func (l *Lab) answer(conn *net.UnixConn) response {
 	if err != nil {
 		return response{Error: err.Error()}
 	}
-	if r.Host == "" {
-		return response{Status: l.status()}
+	if r.Do == doExec {
+		code, err := l.execute(conn, r, files)
+		if err != nil {
+			return response{Error: err.Error()}
+		}
+		return response{Code: code}
 	}
-	code, err := l.execute(conn, r, files)
+	l.turn.Lock()
+	defer l.turn.Unlock()
+	switch r.Do {
+	case doBreak:
+		err = l.Break(ctx, r.Args...)
+	case doMend:
+		err = l.Mend(ctx, r.Args...)
+	case doRestart:
+		err = l.Restart(ctx, r.Host)
+	}
 	if err != nil {
-		return response{Error: err.Error()}
+		return response{Error: fmt.Sprintf("lab %s: %v", r.Do, err)}
 	}
-	return response{Code: code}
+	return response{Status: l.status()}
 }
 
 // execute runs the command until it ends. Each byte the client sends meanwhile
@@ -104,7 +130,7 @@ func (l *Lab) answer(conn *net.UnixConn) response {
 func (l *Lab) execute(conn *net.UnixConn, r *request, files []*os.File) (code int, err error) {
 	h := l.Host(r.Host)
 	if h == nil {
-		return 0, fmt.Errorf("lab exec: no host %q; see: culvert lab status", r.Host)
+		return 0, fmt.Errorf("lab exec: %w", l.noHost(r.Host))
 	}
 	if len(files) != 3 || len(r.Args) == 0 {
 		return 0, errors.New("lab exec: no command")
@@ -190,7 +216,7 @@ func Exec(host string, args []string) (code int, err error) {
 	if err != nil {
 		return 0, fmt.Errorf("lab exec: %w", err)
 	}
-	text, err := json.Marshal(request{Host: host, Args: args, Env: os.Environ(), Dir: dir})
+	text, err := json.Marshal(request{Do: doExec, Host: host, Args: args, Env: os.Environ(), Dir: dir})
 	if err != nil {
 		return 0, err
 	}
@@ -218,20 +244,44 @@ func Exec(host string, args []string) (code int, err error) {
 }
 
 // GetStatus describes the lab that is up.
-func GetStatus() (*Status, error) {
+func GetStatus(ctx context.Context) (*Status, error) { return ask(ctx, request{Do: doStatus}) }
+
+// Break makes faults in the lab that is up; see Lab.Break.
+func Break(ctx context.Context, names []string) (*Status, error) {
+	return ask(ctx, request{Do: doBreak, Args: names})
+}
+
+// Mend takes faults of the lab that is up back; see Lab.Mend.
+func Mend(ctx context.Context, names []string) (*Status, error) {
+	return ask(ctx, request{Do: doMend, Args: names})
+}
+
+// Restart starts a gateway or node of the lab that is up anew; see Lab.Restart.
+func Restart(ctx context.Context, host string) (*Status, error) {
+	return ask(ctx, request{Do: doRestart, Host: host})
+}
+
+// ask sends a request without files. The holder completes what it was asked for
+// also when ctx ends.
+func ask(ctx context.Context, r request) (*Status, error) {
 	conn, err := dialHolder()
 	if err != nil {
 		return nil, err
 	}
 	defer conn.Close()
-	if _, err := conn.Write([]byte("{}\n")); err != nil {
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	defer stop()
+	if err := json.NewEncoder(conn).Encode(r); err != nil {
 		return nil, fmt.Errorf("lab: %w", err)
 	}
-	r, err := readResponse(conn)
+	answer, err := readResponse(conn)
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("lab %s: interrupted; the lab completes it", r.Do)
+	}
 	if err != nil {
 		return nil, err
 	}
-	return r.Status, nil
+	return answer.Status, nil
 }
 
 func dialHolder() (*net.UnixConn, error) {
@@ -259,7 +309,7 @@ func readResponse(conn *net.UnixConn) (*response, error) {
 }
 
 func (l *Lab) status() *Status {
-	s := &Status{Description: l.options.String(), Dir: l.Dir}
+	s := &Status{Description: l.options.String(), Dir: l.Dir, Broken: l.Broken()}
 	for _, h := range l.hosts {
 		host := HostStatus{Name: h.Name, Address: h.Address.String()}
 		for i := range clusters {
