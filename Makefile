@@ -36,8 +36,8 @@ go-version:
 build: go-version ## build bin/culvert, one static binary
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags='-s -w' -o bin/culvert ./cmd/culvert
 
-demo: build ## two clusters in network namespaces, every check with its figure
-	bin/culvert lab check
+demo: build ## two clusters in network namespaces, checked: a line a lab with its figures (V=1: a line a check)
+	bin/culvert lab check --brief $(if $(V),--verbose)
 
 test: go-version ## all tests; as root, or as a user who may make user namespaces
 	@echo '$(GO) test ./...'; $(GO) test -v -timeout 20m ./... 2>&1 | $(RESULTS)

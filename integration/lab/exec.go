@@ -25,6 +25,7 @@ type request struct {
 	Args []string `json:"args,omitempty"` // a command, or the names of faults
 	Env  []string `json:"env,omitempty"`
 	Dir  string   `json:"dir,omitempty"`
+	TTY  bool     `json:"tty,omitempty"` // standard input is a terminal for the command alone
 }
 
 // verb is what a client asks for.
@@ -43,29 +44,6 @@ type response struct {
 	Error  string  `json:"error,omitempty"`
 	Code   int     `json:"code"` // of the command, as a shell gives it
 	Status *Status `json:"status,omitempty"`
-}
-
-// Status describes a lab that is up.
-type Status struct {
-	Description string          `json:"description"`
-	Dir         string          `json:"dir"`
-	Hosts       []HostStatus    `json:"hosts"`
-	Processes   []ProcessStatus `json:"processes"`
-	Broken      []string        `json:"broken"` // faults that lab break has made
-}
-
-// HostStatus is one host.
-type HostStatus struct {
-	Name    string `json:"name"`
-	Address string `json:"address"`
-	Seen    string `json:"seen,omitempty"` // how the other cluster sees it
-}
-
-// ProcessStatus is one gateway or node.
-type ProcessStatus struct {
-	Name    string `json:"name"`
-	Running bool   `json:"running"`
-	Log     string `json:"log"`
 }
 
 const maxRequest = 1 << 20 // bytes; environments are large
@@ -137,9 +115,18 @@ func (l *Lab) execute(conn *net.UnixConn, r *request, files []*os.File) (code in
 	}
 	cmd := exec.Command(r.Args[0], r.Args[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = files[0], files[1], files[2]
-	cmd.Env, cmd.Dir = r.Env, r.Dir
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if err := h.Do(cmd.Start); err != nil {
+	cmd.Env, cmd.Dir = append(r.Env, "PS1="+h.Name+"# "), r.Dir
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: !r.TTY, Setsid: r.TTY, Setctty: r.TTY}
+	err = h.Do(func() error {
+		if err := l.settle(h); err != nil {
+			return err
+		}
+		return cmd.Start()
+	})
+	for _, f := range files {
+		f.Close() // the command's own: when it ends, so does its terminal
+	}
+	if err != nil {
 		return 0, fmt.Errorf("lab exec: %w", err)
 	}
 	ended := make(chan struct{})
@@ -216,14 +203,26 @@ func Exec(host string, args []string) (code int, err error) {
 	if err != nil {
 		return 0, fmt.Errorf("lab exec: %w", err)
 	}
-	text, err := json.Marshal(request{Do: doExec, Host: host, Args: args, Env: os.Environ(), Dir: dir})
+	r := request{Do: doExec, Host: host, Args: args, Env: os.Environ(), Dir: dir, TTY: isTerminal(0)}
+	var t *terminal
+	files := []int{0, 1, 2}
+	if r.TTY {
+		if t, err = openTerminal(); err != nil {
+			return 0, fmt.Errorf("lab exec: %w", err)
+		}
+		files = t.files()
+	}
+	text, err := json.Marshal(r)
 	if err != nil {
 		return 0, err
 	}
-	rights := unix.UnixRights(0, 1, 2)
-	n, _, err := conn.WriteMsgUnix(text, rights, nil)
+	n, _, err := conn.WriteMsgUnix(text, unix.UnixRights(files...), nil)
 	if err == nil && n < len(text) {
 		_, err = conn.Write(text[n:])
+	}
+	if err == nil && t != nil {
+		err = t.connect()
+		defer t.close()
 	}
 	if err != nil {
 		return 0, fmt.Errorf("lab exec: %w", err)
@@ -236,92 +235,9 @@ func Exec(host string, args []string) (code int, err error) {
 			conn.Write([]byte{byte(s.(syscall.Signal))})
 		}
 	}()
-	r, err := readResponse(conn)
+	answer, err := readResponse(conn)
 	if err != nil {
 		return 0, err
 	}
-	return r.Code, nil
-}
-
-// GetStatus describes the lab that is up.
-func GetStatus(ctx context.Context) (*Status, error) { return ask(ctx, request{Do: doStatus}) }
-
-// Break makes faults in the lab that is up; see Lab.Break.
-func Break(ctx context.Context, names []string) (*Status, error) {
-	return ask(ctx, request{Do: doBreak, Args: names})
-}
-
-// Mend takes faults of the lab that is up back; see Lab.Mend.
-func Mend(ctx context.Context, names []string) (*Status, error) {
-	return ask(ctx, request{Do: doMend, Args: names})
-}
-
-// Restart starts a gateway or node of the lab that is up anew; see Lab.Restart.
-func Restart(ctx context.Context, host string) (*Status, error) {
-	return ask(ctx, request{Do: doRestart, Host: host})
-}
-
-// ask sends a request without files. The holder completes what it was asked for
-// also when ctx ends.
-func ask(ctx context.Context, r request) (*Status, error) {
-	conn, err := dialHolder()
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
-	stop := context.AfterFunc(ctx, func() { conn.Close() })
-	defer stop()
-	if err := json.NewEncoder(conn).Encode(r); err != nil {
-		return nil, fmt.Errorf("lab: %w", err)
-	}
-	answer, err := readResponse(conn)
-	if ctx.Err() != nil {
-		return nil, fmt.Errorf("lab %s: interrupted; the lab completes it", r.Do)
-	}
-	if err != nil {
-		return nil, err
-	}
-	return answer.Status, nil
-}
-
-func dialHolder() (*net.UnixConn, error) {
-	dir, err := upDir()
-	if err != nil {
-		return nil, err
-	}
-	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: filepath.Join(dir, socketFile)})
-	if err != nil {
-		return nil, fmt.Errorf("lab: %w; it may still be starting, or see %s/holder.log", err, dir)
-	}
-	return conn, nil
-}
-
-func readResponse(conn *net.UnixConn) (*response, error) {
-	r := new(response)
-	err := json.NewDecoder(conn).Decode(r)
-	if err != nil {
-		return nil, fmt.Errorf("lab: the lab has ended: %w", err)
-	}
-	if r.Error != "" {
-		return nil, errors.New(r.Error)
-	}
-	return r, nil
-}
-
-func (l *Lab) status() *Status {
-	s := &Status{Description: l.options.String(), Dir: l.Dir, Broken: l.Broken()}
-	for _, h := range l.hosts {
-		host := HostStatus{Name: h.Name, Address: h.Address.String()}
-		for i := range clusters {
-			c := &clusters[i]
-			if seen := c.Seen(h.Address); strings.HasPrefix(h.Name, c.Name+"/pod") {
-				host.Seen = seen.String()
-			}
-		}
-		s.Hosts = append(s.Hosts, host)
-	}
-	for _, p := range l.processes {
-		s.Processes = append(s.Processes, ProcessStatus{Name: p.Name(), Running: p.Running(), Log: p.Log})
-	}
-	return s
+	return answer.Code, nil
 }
