@@ -9,6 +9,7 @@
 //	culvert keygen FILE [--public]
 //	culvert ipam list | acquire [PEER KIND REAL] | release PEER [KIND REAL] --config FILE | --file FILE
 //	culvert ipam check FILE [PEER'S FILE]
+//	culvert completion bash | zsh | fish
 //	culvert version [-o json]
 //
 // # Signals

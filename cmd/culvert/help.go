@@ -30,6 +30,11 @@ var examples = map[string]string{
 	"culvert lab probe":     "  culvert lab probe",
 	"culvert lab bench":     "  culvert lab bench --quick",
 	"culvert lab reference": "  culvert lab bench",
+
+	"culvert completion":      "  source <(culvert completion bash)",
+	"culvert completion bash": "  source <(culvert completion bash)\n  culvert completion bash > /etc/bash_completion.d/culvert",
+	"culvert completion zsh":  "  source <(culvert completion zsh)",
+	"culvert completion fish": "  culvert completion fish | source",
 }
 
 // addHelp gives each command its example, and lets mistyped flags suggest the right ones.

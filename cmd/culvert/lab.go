@@ -251,6 +251,7 @@ func newLabExecCommand() *cobra.Command {
 			return nil
 		},
 	}
+	cmd.ValidArgsFunction = completeFirst(lab.HostNames()...)
 	cmd.Flags().SetInterspersed(false) // the first argument ends the flags
 	return cmd
 }

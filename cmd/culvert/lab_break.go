@@ -18,7 +18,8 @@ func newLabBreakCommand() *cobra.Command {
 		Short: "Make faults in the lab that is up, to learn from; without arguments, list them",
 		Long: "Make faults in the lab that is up, beside those that it has, and take them back with lab mend.\n" +
 			"Without arguments, list all faults.",
-		Example: "  culvert lab break\n  culvert lab break missing-route\n  culvert lab mend",
+		Example:           "  culvert lab break\n  culvert lab break missing-route\n  culvert lab mend",
+		ValidArgsFunction: completeFaults(false),
 	}
 	isJSON := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
@@ -63,9 +64,10 @@ func printFaults(out io.Writer) error {
 
 func newLabMendCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:     "mend [FAULT…]",
-		Short:   "Take back faults that lab break has made; without arguments, all",
-		Example: "  culvert lab mend\n  culvert lab mend missing-route",
+		Use:               "mend [FAULT…]",
+		Short:             "Take back faults that lab break has made; without arguments, all",
+		Example:           "  culvert lab mend\n  culvert lab mend missing-route",
+		ValidArgsFunction: completeFaults(true),
 		RunE: func(cmd *cobra.Command, names []string) error {
 			s, err := lab.Mend(cmd.Context(), names)
 			if err != nil {
@@ -83,11 +85,12 @@ func newLabMendCommand() *cobra.Command {
 
 func newLabRestartCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:     "restart CLUSTER/HOST",
-		Short:   "Start a gateway or node of the lab that is up anew",
-		Long:    "Start a gateway or node of the lab that is up anew, with what its file says; also one that was killed.",
-		Example: "  culvert lab restart rome/gateway",
-		Args:    cobra.ExactArgs(1),
+		Use:               "restart CLUSTER/HOST",
+		Short:             "Start a gateway or node of the lab that is up anew",
+		Long:              "Start a gateway or node of the lab that is up anew, with what its file says; also one that was killed.",
+		Example:           "  culvert lab restart rome/gateway",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: completeFirst(culvertHosts()...),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if _, err := lab.Restart(cmd.Context(), args[0]); err != nil {
 				return failure{err}
