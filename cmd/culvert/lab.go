@@ -25,7 +25,7 @@ func newLabCommand() *cobra.Command {
 			"rome/node1, rome/node2, rome/gateway, rome/client, rome/router, and the same of milan.",
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			return errors.New("lab: want check, up, down, exec, status or bench; see --help")
+			return errors.New("lab: want up, exec, status, break, mend, restart, down, check or bench; see --help")
 		},
 	}
 	cmd.AddCommand(newLabCheckCommand(), newLabUpCommand(), newLabDownCommand(), newLabExecCommand(),

@@ -55,7 +55,7 @@ var headlines = []struct{ check, says string }{
 	{"reload under load", "%s under 8 streams"},
 	{"handshakes", "flood %s"},
 	{"new session", "innocents lost 0%.0s"}, // if one had, the check would have failed
-	{"wrong-key-rome", "%s"},
+	{"fault", "first %s"},
 }
 
 // headline is the figures of a lab that matter.

@@ -108,7 +108,7 @@ func (l *Lab) answer(ctx context.Context, conn *net.UnixConn) response {
 func (l *Lab) execute(conn *net.UnixConn, r *request, files []*os.File) (code int, err error) {
 	h := l.Host(r.Host)
 	if h == nil {
-		return 0, fmt.Errorf("lab exec: %w", l.noHost(r.Host))
+		return 0, fmt.Errorf("lab exec: %w", noHost(r.Host))
 	}
 	if len(files) != 3 || len(r.Args) == 0 {
 		return 0, errors.New("lab exec: no command")

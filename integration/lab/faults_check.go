@@ -4,12 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
+	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"culvert/gateway/node"
 )
 
 const (
@@ -28,8 +34,12 @@ func faultChecks(l *Lab) (checks []Check) {
 }
 
 func (l *Lab) checkFault(ctx context.Context, f *Fault) (string, error) {
+	before, err := l.kernels()
+	if err != nil {
+		return "", err
+	}
 	began := time.Now()
-	err := l.Break(ctx, f.Name)
+	err = l.Break(ctx, f.Name)
 	made := time.Since(began)
 	if err == nil {
 		err = l.observe(ctx, f.Symptom)
@@ -44,7 +54,61 @@ func (l *Lab) checkFault(ctx context.Context, f *Fault) (string, error) {
 	if err := l.observe(ctx, healthy); err != nil {
 		return "", fmt.Errorf("after lab mend: %w", err)
 	}
-	return fmt.Sprintf("made in %d ms, mended in %d ms", made.Milliseconds(), time.Since(began).Milliseconds()), nil
+	mended := time.Since(began)
+	after, err := l.kernels()
+	if err != nil {
+		return "", err
+	}
+	if !slices.Equal(before, after) {
+		return "", fmt.Errorf("after lab mend kernels differ: %q, before %q", without(after, before), without(before, after))
+	}
+	return fmt.Sprintf("made in %d ms, mended in %d ms", made.Milliseconds(), mended.Milliseconds()), nil
+}
+
+// kernels lists what faults change in kernels: rules, routes, links and forwarding,
+// of all hosts.
+func (l *Lab) kernels() (lines []string, err error) {
+	for _, h := range l.hosts {
+		err = errors.Join(err, h.Do(func() error {
+			add := func(format string, args ...any) { lines = append(lines, h.Name+" "+fmt.Sprintf(format, args...)) }
+			rules, err := netlink.RuleList(netlink.FAMILY_V4)
+			if err != nil {
+				return err
+			}
+			for _, r := range rules {
+				add("rule %s iif %q", r, r.IifName)
+			}
+			links, err := netlink.LinkList()
+			if err != nil {
+				return err
+			}
+			for _, link := range links {
+				a := link.Attrs()
+				features, err := node.Features(a.Name)
+				if err != nil {
+					return err
+				}
+				add("link %s, mtu %d, %s, segmentation %v", a.Name, a.MTU, a.Flags&net.FlagUp, slices.Contains(features, "tx-tcp-segmentation"))
+				routes, err := netlink.RouteList(link, netlink.FAMILY_V4)
+				if err != nil {
+					return err
+				}
+				for _, r := range routes {
+					add("route %s via %s dev %s, %s, mtu %d", r.Dst, r.Gw, a.Name, r.Scope, r.MTU)
+				}
+			}
+			forwards, err := os.ReadFile("/proc/sys/net/ipv4/ip_forward")
+			add("forwarding %s", forwards)
+			return err
+		}))
+	}
+	slices.Sort(lines)
+	return lines, err
+}
+
+// without returns what is in one list and not in the other.
+func without(a, b []string) []string {
+	return slices.DeleteFunc(slices.Clone(a), func(line string) bool { return slices.Contains(b, line) })
 }
 
 // healthy is that of a lab without faults.

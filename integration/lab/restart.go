@@ -6,13 +6,15 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"culvert/gateway/configfile"
 )
 
 // Restart ends the gateway or node of a host, if it runs, and starts it again with
 // the configuration that is in its file.
 func (l *Lab) Restart(ctx context.Context, host string) error {
 	if l.Host(host) == nil {
-		return l.noHost(host)
+		return noHost(host)
 	}
 	p := l.process(host)
 	if p == nil {
@@ -103,6 +105,9 @@ func (l *Lab) remakeKernelFaults() error {
 }
 
 // noHost is the error about a host that there is not.
-func (l *Lab) noHost(name string) error {
+func noHost(name string) error {
+	if near := configfile.Closest(name, HostNames()); near != "" {
+		return fmt.Errorf("no host %q; did you mean %s?", name, near)
+	}
 	return fmt.Errorf("no host %q; see: culvert lab status", name)
 }
