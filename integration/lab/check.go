@@ -72,11 +72,11 @@ func (o *CheckOptions) labs(mode node.Mode) (all []plannedLab) {
 		}
 		all = append(all, plannedLab{Standard(mode, offloads), standardChecks, 6 * slow}, plannedLab{UnequalMTU(mode, offloads), mtuChecks, 2 * slow})
 		if offloads { // what is about addresses is not about sizes
-			all = append(all, plannedLab{Outside(mode, offloads), outsideChecks, 20})
+			all = append(all, plannedLab{Outside(mode, offloads), outsideChecks, 30})
 		}
 		// Gateways are restarted for each attack, and their memory is watched from outside.
 		if offloads && mode == attackMode(o.Modes) && o.Sandbox.Runsc == "" {
-			all = append(all, plannedLab{Attacks(mode, offloads), attackChecks, 25})
+			all = append(all, plannedLab{Attacks(mode, offloads), attackChecks, 30})
 		}
 	}
 	return all

@@ -50,6 +50,9 @@ const maxRequest = 1 << 20 // bytes; environments are large
 
 // Serve calls listening and answers Exec and GetStatus until ctx is done.
 func (l *Lab) Serve(ctx context.Context, listening func()) error {
+	if err := l.writeHosts(); err != nil {
+		return fmt.Errorf("lab: %w", err)
+	}
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(l.Dir, socketFile)})
 	if err != nil {
 		return fmt.Errorf("lab: %w", err)

@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -58,16 +57,20 @@ func (l *Lab) hostsFile(from *Host) string {
 	return text.String()
 }
 
+// writeHosts writes the hosts file of each host, for every user inside to read.
+func (l *Lab) writeHosts() error {
+	for _, h := range l.hosts {
+		err := l.write("hosts", h.hostname(), []byte(l.hostsFile(h)))
+		if err := errors.Join(err, os.Chmod(l.path("hosts", h.hostname()), 0o644)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // settle gives this thread, and the processes that it starts, the host's name and
 // its view of the others' names. It takes a thread of its own, see onThread.
 func (l *Lab) settle(h *Host) error {
-	file := filepath.Join(l.Dir, "hosts", h.hostname())
-	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-		return err
-	}
-	if err := os.WriteFile(file, []byte(l.hostsFile(h)), 0o644); err != nil {
-		return err
-	}
 	if err := unix.Unshare(unix.CLONE_NEWUTS | unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("new name space: %w", err)
 	}
@@ -76,7 +79,7 @@ func (l *Lab) settle(h *Host) error {
 	}
 	// Where there is no such file there is nothing to mount upon: names do not
 	// resolve, and addresses still do.
-	if err := unix.Mount(file, "/etc/hosts", "", unix.MS_BIND, ""); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := unix.Mount(l.path("hosts", h.hostname()), "/etc/hosts", "", unix.MS_BIND, ""); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("mount /etc/hosts: %w", err)
 	}
 	return nil
