@@ -21,6 +21,9 @@ RESULTS := awk '\
 	                 { all = all $$0 "\n" } \
 	END              { printf "%s", all }'
 
+# Shows one line for all modules that a first build downloads.
+DOWNLOADS := awk '/^go: downloading / { n++; next } { print } END { if (n) print "go: downloaded " n " modules" }'
+
 .DEFAULT_GOAL := help
 .PHONY: help build demo test test-gvisor race fuzz bench lint image release reproducible clean go-version
 
@@ -33,11 +36,12 @@ go-version:
 	printf '%s\n%s\n' $(GO_NEEDED) "$$have" | sort -C -V || \
 	{ echo "make: Go $$have is too old; install $(GO_NEEDED) or newer" >&2; exit 1; }
 
+build: BUILD = CGO_ENABLED=0 $(GO) build -trimpath -ldflags='-s -w' -o bin/culvert ./cmd/culvert
 build: go-version ## build bin/culvert, one static binary
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags='-s -w' -o bin/culvert ./cmd/culvert
+	@echo "$(BUILD)"; $(BUILD) 2>&1 | $(DOWNLOADS)
 
-demo: build ## two clusters in network namespaces, every check with its figure
-	bin/culvert lab check
+demo: build ## two clusters in network namespaces, checked: a line a lab with its figures (V=1: a line a check)
+	bin/culvert lab check --brief$(if $(V), --verbose)
 
 test: go-version ## all tests; as root, or as a user who may make user namespaces
 	@echo '$(GO) test ./...'; $(GO) test -v -timeout 20m ./... 2>&1 | $(RESULTS)

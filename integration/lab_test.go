@@ -99,6 +99,15 @@ func (u *labUser) run(args ...string) (output string, status int) {
 	return string(out), 0
 }
 
+// expect runs it and wants an exit status and a text among what it prints.
+func (u *labUser) expect(wantStatus int, want string, args ...string) {
+	u.t.Helper()
+	out, status := u.run(args...)
+	if status != wantStatus || !strings.Contains(out, want) {
+		u.t.Errorf("lab %v: status %d, want %d with %q:\n%s", args, status, wantStatus, want, out)
+	}
+}
+
 // probe answers, as culvert lab probe does for this user.
 type probeAnswer struct {
 	Name, Answer, Reason string
@@ -244,13 +253,7 @@ func TestLabUpExecDown(t *testing.T) {
 	u := newLabUser(t).ordinary()
 	u.need("vxlan")
 	before := hostLinks(t)
-	expect := func(wantStatus int, want string, args ...string) {
-		t.Helper()
-		out, status := u.run(args...)
-		if status != wantStatus || !strings.Contains(out, want) {
-			t.Errorf("lab %v: status %d, want %d with %q:\n%s", args, status, wantStatus, want, out)
-		}
-	}
+	expect := u.expect
 	expect(1, "none is up", "status")
 	expect(2, "none is up", "exec", "rome/pod1", "--", "true")
 	expect(0, "no lab", "down")

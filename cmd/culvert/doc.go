@@ -5,9 +5,11 @@
 //	culvert init DIR [--here]
 //	culvert help config
 //	culvert lab check | up | down | exec CLUSTER/HOST [--] COMMAND… | status | bench
+//	culvert lab break [FAULT…] | mend [FAULT…] | restart CLUSTER/HOST
 //	culvert keygen FILE [--public]
 //	culvert ipam list | acquire [PEER KIND REAL] | release PEER [KIND REAL] --config FILE | --file FILE
 //	culvert ipam check FILE [PEER'S FILE]
+//	culvert completion bash | zsh | fish
 //	culvert version [-o json]
 //
 // # Signals

@@ -23,13 +23,18 @@ var examples = map[string]string{
 	"culvert ipam release":  "  culvert ipam release milan --config rome/gateway.yaml",
 	"culvert ipam check":    "  culvert ipam check rome/gateway.yaml milan/gateway.yaml",
 	"culvert lab":           "  culvert lab check\n  culvert lab up --mode vxlan",
-	"culvert lab check":     "  culvert lab check --mode tun --offloads off",
-	"culvert lab up":        "  culvert lab up --mode vxlan\n  culvert lab exec rome/pod1 ping -c 3 10.61.1.5",
+	"culvert lab check":     "  culvert lab check --brief\n  culvert lab check --mode tun --offloads off",
+	"culvert lab up":        "  culvert lab up --mode vxlan\n  culvert lab exec rome/pod1 ping -c 3 milan/pod1",
 	"culvert lab down":      "  culvert lab down",
 	"culvert lab status":    "  culvert lab status -o json",
 	"culvert lab probe":     "  culvert lab probe",
 	"culvert lab bench":     "  culvert lab bench --quick",
 	"culvert lab reference": "  culvert lab bench",
+
+	"culvert completion":      "  source <(culvert completion bash)",
+	"culvert completion bash": "  source <(culvert completion bash)\n  culvert completion bash > /etc/bash_completion.d/culvert",
+	"culvert completion zsh":  "  source <(culvert completion zsh)",
+	"culvert completion fish": "  culvert completion fish | source",
 }
 
 // addHelp gives each command its example, and lets mistyped flags suggest the right ones.

@@ -25,11 +25,11 @@ func newLabCommand() *cobra.Command {
 			"rome/node1, rome/node2, rome/gateway, rome/client, rome/router, and the same of milan.",
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			return errors.New("lab: want check, up, down, exec, status or bench; see --help")
+			return errors.New("lab: want up, exec, status, break, mend, restart, down, check or bench; see --help")
 		},
 	}
 	cmd.AddCommand(newLabCheckCommand(), newLabUpCommand(), newLabDownCommand(), newLabExecCommand(),
-		newLabStatusCommand(), newLabProbeCommand(), newLabBenchCommand(), newLabReferenceCommand(), newLabWithoutOffloadsCommand())
+		newLabStatusCommand(), newLabRestartCommand(), newLabBreakCommand(), newLabMendCommand(), newLabProbeCommand(), newLabBenchCommand(), newLabReferenceCommand(), newLabWithoutOffloadsCommand())
 	return cmd
 }
 
@@ -40,7 +40,11 @@ func inHolder(cmd *cobra.Command, fn func(dir string) error) error {
 		if err := lab.EnterHolder(); err != nil {
 			return err
 		}
-		return fn(dir)
+		err := fn(dir)
+		if err != nil && cmd.Context().Err() != nil {
+			return failure{lab.ErrInterrupted}
+		}
+		return err
 	}
 	status, err := lab.Isolate(cmd.Context(), os.Args[1:])
 	if err != nil {
@@ -73,8 +77,8 @@ func (f *labFlags) add(cmd *cobra.Command, mode, offloads string) {
 }
 
 // parse returns the modes and offloads asked for. A mode named must be there;
-// modes that "all" leaves out are told to skip.
-func (f *labFlags) parse(skip func(node.Mode, error)) (modes []node.Mode, offloads []bool, err error) {
+// modes that "all" leaves out are told of by missing.
+func (f *labFlags) parse(missing func(node.Mode, error)) (modes []node.Mode, offloads []bool, err error) {
 	switch f.offloads {
 	case "on":
 		offloads = []bool{true}
@@ -93,12 +97,12 @@ func (f *labFlags) parse(skip func(node.Mode, error)) (modes []node.Mode, offloa
 	if !slices.Contains(all, wanted[0]) {
 		return nil, nil, errors.New("--mode: want geneve, vxlan, tun or all")
 	}
-	modes, missing := lab.Modes(wanted)
+	modes, not := lab.Modes(wanted)
 	for _, m := range wanted {
-		if err := missing[m]; err != nil && f.mode != "all" {
+		if err := not[m]; err != nil && f.mode != "all" {
 			return nil, nil, fmt.Errorf("--mode: no %s here: %w", m, err)
 		} else if err != nil {
-			skip(m, err)
+			missing(m, err)
 		}
 	}
 	if len(modes) == 0 {
@@ -119,22 +123,33 @@ func newLabCheckCommand() *cobra.Command {
 	cmd.Flags().StringVar(&sandbox.Runsc, "runsc", "", "run the gateways in gVisor, by this runsc; needs root and a static busybox")
 	cmd.Flags().StringVar(&sandbox.Groups, "runsc-groups", "", "control groups of these gateways, without -rome and -milan")
 	cmd.Flags().MarkHidden("runsc-groups") // for the tests, which read what gateways needed
+	var faults bool
+	cmd.Flags().BoolVar(&faults, "faults", false, "instead, make each fault of lab break, look for its symptom, and mend it")
+	var brief, verbose bool
+	cmd.Flags().BoolVar(&brief, "brief", false, "one line for each lab, the time left, and what to try next")
+	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "with --brief: a line for each check too")
 	isJSON := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		asJSON, err := isJSON()
 		if err != nil {
 			return err
 		}
+		style := lab.Table
+		switch {
+		case asJSON:
+			style = lab.JSON
+		case brief && verbose:
+			style = lab.Verbose
+		case brief:
+			style = lab.Brief
+		}
 		return inHolder(cmd, func(dir string) error {
-			modes, offloads, err := flags.parse(func(m node.Mode, err error) {
-				if !asJSON {
-					fmt.Fprintf(cmd.OutOrStdout(), "skip nodes %s: %v\n", m, err)
-				}
-			})
+			o := lab.CheckOptions{Sandbox: sandbox, Faults: faults, Style: style, Missing: make(map[node.Mode]error)}
+			var err error
+			o.Modes, o.Offloads, err = flags.parse(func(m node.Mode, err error) { o.Missing[m] = err })
 			if err != nil {
 				return err
 			}
-			o := lab.CheckOptions{Modes: modes, Offloads: offloads, Sandbox: sandbox, JSON: asJSON}
 			if err := lab.RunChecks(cmd.Context(), dir, o, cmd.OutOrStdout()); err != nil {
 				return failure{err}
 			}
@@ -154,14 +169,20 @@ func newLabUpCommand() *cobra.Command {
 			if dir, ok := lab.Inside(); ok {
 				return holdLab(cmd, dir, &flags)
 			}
-			if err := lab.Detach(os.Args[1:]); err != nil {
+			if err := lab.Detach(cmd.Context(), os.Args[1:], reportTo(cmd.OutOrStdout())); errors.Is(err, lab.ErrInterrupted) {
+				return failure{err}
+			} else if err != nil {
 				return err
 			}
-			s, err := lab.GetStatus()
+			s, err := lab.GetStatus(cmd.Context())
 			if err != nil {
 				return failure{err}
 			}
-			return printStatus(cmd.OutOrStdout(), s)
+			if err := printStatus(cmd.OutOrStdout(), s); err != nil {
+				return err
+			}
+			fmt.Fprintln(cmd.OutOrStdout(), "try: culvert lab exec rome/pod1 ping milan/pod1")
+			return nil
 		},
 	}
 	flags.add(cmd, "all", "on")
@@ -187,14 +208,18 @@ func holdLab(cmd *cobra.Command, dir string, flags *labFlags) error {
 	return errors.Join(err, l.Stop())
 }
 
+// reportTo returns a function that prints lines.
+func reportTo(out io.Writer) func(format string, args ...any) {
+	return func(format string, args ...any) { fmt.Fprintf(out, format+"\n", args...) }
+}
+
 func newLabDownCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "down",
 		Short: "End the lab that is up and remove what any lab left behind",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			err := lab.Down(func(format string, args ...any) { fmt.Fprintf(cmd.OutOrStdout(), format+"\n", args...) })
-			if err != nil {
+			if err := lab.Down(reportTo(cmd.OutOrStdout())); err != nil {
 				return failure{err}
 			}
 			return nil
@@ -204,10 +229,11 @@ func newLabDownCommand() *cobra.Command {
 
 func newLabExecCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:     "exec CLUSTER/HOST [--] COMMAND [ARGUMENT…]",
-		Short:   "Run a command inside a host of the lab that is up",
-		Long:    "Run a command inside a host of the lab that is up. Flags after the host are the command's.",
-		Example: "  culvert lab exec rome/pod1 ping -c 3 10.61.1.5",
+		Use:   "exec CLUSTER/HOST [--] COMMAND [ARGUMENT…]",
+		Short: "Run a command inside a host of the lab that is up",
+		Long: "Run a command inside a host of the lab that is up. Flags after the host are the command's. Inside,\n" +
+			"milan/pod1 (and milan-pod1, for what takes no slash) is the address by which that host is seen from there.",
+		Example: "  culvert lab exec rome/pod1 ping -c 3 milan/pod1\n  culvert lab exec milan/node1 bash",
 		Args: func(_ *cobra.Command, args []string) error {
 			_, _, err := splitExec(args)
 			return err
@@ -225,6 +251,7 @@ func newLabExecCommand() *cobra.Command {
 			return nil
 		},
 	}
+	cmd.ValidArgsFunction = completeFirst(lab.HostNames()...)
 	cmd.Flags().SetInterspersed(false) // the first argument ends the flags
 	return cmd
 }
@@ -249,7 +276,7 @@ func newLabStatusCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		s, err := lab.GetStatus()
+		s, err := lab.GetStatus(cmd.Context())
 		if err != nil {
 			return failure{err}
 		}
@@ -271,53 +298,19 @@ func printStatus(out io.Writer, s *lab.Status) error {
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	fmt.Fprintln(w, "PROCESS\tSTATE\tLOG")
+	fmt.Fprintln(w, "PROCESS\tLOG\tSTATE")
 	for _, p := range s.Processes {
 		state := "running"
 		if !p.Running {
-			state = "ended"
+			state = p.Ended
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\n", p.Name, state, strings.TrimPrefix(p.Log, s.Dir+"/"))
+		fmt.Fprintf(w, "%s\t%s\t%s\n", p.Name, strings.TrimPrefix(p.Log, s.Dir+"/"), state)
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	if len(s.Broken) > 0 {
+		fmt.Fprintf(w, "FAULTS  %s; culvert lab mend\n", strings.Join(s.Broken, ", "))
 	}
 	return w.Flush()
-}
-
-// newLabProbeCommand is for the tests, which must know what they may skip.
-func newLabProbeCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "probe", Short: "Tell what labs can use on this machine", Args: cobra.NoArgs}
-	isJSON := outputFlag(cmd)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		asJSON, err := isJSON()
-		if err != nil {
-			return err
-		}
-		return inHolder(cmd, func(string) error {
-			results := make([]probeResult, 0, len(lab.Probes))
-			for _, name := range lab.Probes {
-				r := probeResult{Name: name, Answer: "yes"}
-				if err := lab.Probe(name); errors.Is(err, errors.ErrUnsupported) {
-					r.Answer, r.Reason = "kernel cannot", err.Error()
-				} else if err != nil {
-					r.Answer, r.Reason = "refused here", err.Error()
-				}
-				results = append(results, r)
-			}
-			if asJSON {
-				return json.NewEncoder(cmd.OutOrStdout()).Encode(results)
-			}
-			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
-			for _, r := range results {
-				fmt.Fprintf(w, "%s\t%s\t%s\n", r.Name, r.Answer, r.Reason)
-			}
-			return w.Flush()
-		})
-	}
-	return cmd
-}
-
-// probeResult is one line of lab probe.
-type probeResult struct {
-	Name   string `json:"name"`
-	Answer string `json:"answer"` // yes, kernel cannot, refused here
-	Reason string `json:"reason,omitempty"`
 }

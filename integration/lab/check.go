@@ -2,13 +2,11 @@ package lab
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"culvert/gateway/node"
@@ -38,52 +36,75 @@ type Result struct {
 // checkTimeout bounds one check.
 const checkTimeout = 2 * time.Minute
 
-// CheckOptions say what to check.
+// CheckOptions say what to check, and how to tell of it.
 type CheckOptions struct {
-	Modes    []node.Mode // each in labs of its own
-	Offloads []bool      // each in labs of its own
-	Sandbox  Sandbox     // around the gateways of all labs
-	JSON     bool        // one object a line instead of a table
+	Modes    []node.Mode         // each in labs of its own
+	Missing  map[node.Mode]error // modes that were wanted too, and why they are not there
+	Offloads []bool              // each in labs of its own
+	Sandbox  Sandbox             // around the gateways of all labs
+	Faults   bool                // make and mend each fault there is, and check nothing else
+	Style    Style
 }
 
 // ErrFailed means that a check failed; what and why was printed.
 var ErrFailed = errors.New("lab check: not all checks passed")
 
-// RunChecks builds one lab after another below dir, runs their checks and prints
-// a line for each to out.
+// ErrInterrupted means that somebody wanted no more of a lab.
+var ErrInterrupted = errors.New("lab: interrupted; nothing of it is left")
+
+// plannedLab is a lab that is to be checked.
+type plannedLab struct {
+	options Options
+	checks  func(*Lab) []Check
+	seconds float64 // that its checks take on two CPUs, about
+}
+
+// labs returns the labs of a mode.
+func (o *CheckOptions) labs(mode node.Mode) (all []plannedLab) {
+	for _, offloads := range o.Offloads {
+		slow := 1.0 // compared to super-frames
+		if !offloads || mode == node.TUN {
+			slow = 2
+		}
+		if o.Faults {
+			all = append(all, plannedLab{Standard(mode, offloads), faultChecks, 20})
+			continue
+		}
+		all = append(all, plannedLab{Standard(mode, offloads), standardChecks, 6 * slow}, plannedLab{UnequalMTU(mode, offloads), mtuChecks, 2 * slow})
+		if offloads { // what is about addresses is not about sizes
+			all = append(all, plannedLab{Outside(mode, offloads), outsideChecks, 30})
+		}
+		// Gateways are restarted for each attack, and their memory is watched from outside.
+		if offloads && mode == attackMode(o.Modes) && o.Sandbox.Runsc == "" {
+			all = append(all, plannedLab{Attacks(mode, offloads), attackChecks, 30})
+		}
+	}
+	return all
+}
+
+// RunChecks builds one lab after another below dir, runs their checks and tells of
+// them on out.
 func RunChecks(ctx context.Context, dir string, o CheckOptions, out io.Writer) error {
-	p := printer{out: out, json: o.JSON, began: time.Now()}
+	var labs []plannedLab
 	for _, mode := range o.Modes {
-		for _, offloads := range o.Offloads {
-			for _, l := range []struct {
-				options Options
-				checks  func(*Lab) []Check
-				skip    bool
-			}{
-				{Standard(mode, offloads), standardChecks, false},
-				{UnequalMTU(mode, offloads), mtuChecks, false},
-				{Outside(mode, offloads), outsideChecks, !offloads}, // about addresses, not about sizes
-				// Its gateways are restarted for each attack, and their memory is watched from outside.
-				{Attacks(mode, offloads), attackChecks, !offloads || mode != attackMode(o.Modes) || o.Sandbox.Runsc != ""},
-			} {
-				if l.skip {
-					continue
-				}
-				l.options.Sandbox = o.Sandbox
-				name := fmt.Sprintf("lab%d", p.labs)
-				if err := runLab(ctx, filepath.Join(dir, name), l.options, l.checks, &p); err != nil {
-					return err
-				}
-			}
+		labs = append(labs, o.labs(mode)...)
+	}
+	p := newPrinter(out, &o, labs)
+	for i, l := range labs {
+		l.options.Sandbox = o.Sandbox
+		runLab(ctx, filepath.Join(dir, fmt.Sprintf("lab%d", i+1)), l.options, l.checks, p)
+		if ctx.Err() != nil {
+			p.clear()
+			return ErrInterrupted
 		}
 	}
 	return p.finish(dir)
 }
 
-// runLab runs the checks of one lab. Only the end of ctx is an error: whatever
-// else goes wrong is a failed check.
-func runLab(ctx context.Context, dir string, o Options, checks func(*Lab) []Check, p *printer) error {
-	p.lab(o.String())
+// runLab runs the checks of one lab until ctx ends. Whatever goes wrong is a failed
+// check.
+func runLab(ctx context.Context, dir string, o Options, checks func(*Lab) []Check, p *printer) {
+	p.lab(o)
 	var l *Lab
 	p.run(ctx, Check{Name: "start", Path: "2 gateways, 4 nodes", Run: func(ctx context.Context) (string, error) {
 		began := time.Now()
@@ -91,9 +112,7 @@ func runLab(ctx context.Context, dir string, o Options, checks func(*Lab) []Chec
 		l, err = Start(ctx, dir, o)
 		return fmt.Sprintf("ready in %d ms", time.Since(began).Milliseconds()), err
 	}})
-	if p.failedNow > 0 {
-		l.Stop() // what it complains about comes from the failed start
-	} else {
+	if p.failedNow == 0 {
 		checkCtx, cancel := l.whileRunning(ctx)
 		for _, c := range checks(l) {
 			p.run(checkCtx, c)
@@ -101,22 +120,30 @@ func runLab(ctx context.Context, dir string, o Options, checks func(*Lab) []Chec
 				break
 			}
 		}
-		if p.failedNow > 0 {
-			p.drops(ctx, l)
-		}
 		cancel()
-		p.run(context.WithoutCancel(ctx), Check{Name: "stop", Path: "2 gateways, 4 nodes", Run: func(context.Context) (string, error) {
+	}
+	switch {
+	case ctx.Err() != nil:
+		l.Stop() // nobody wants to know any more
+		return
+	case p.failedNow > 0 && p.checksNow == 1:
+		l.Stop() // what it complains about comes from the failed start
+	case p.failedNow > 0:
+		p.drops(ctx, l)
+		fallthrough
+	default:
+		p.run(ctx, Check{Name: "stop", Path: "2 gateways, 4 nodes", Run: func(context.Context) (string, error) {
 			began := time.Now()
 			err := l.Stop()
 			return fmt.Sprintf("ended in %d ms, exit status 0", time.Since(began).Milliseconds()), err
 		}})
 	}
+	p.labEnds()
 	if p.failedNow > 0 {
 		p.logs(l)
-	} else if err := os.RemoveAll(dir); err != nil {
-		return err
+	} else {
+		os.RemoveAll(dir) // if not here, it goes with the holder's folder
 	}
-	return context.Cause(ctx)
 }
 
 // whileRunning returns a context that ends when a gateway or node does: the
@@ -130,114 +157,13 @@ func (l *Lab) whileRunning(ctx context.Context) (context.Context, context.Cancel
 		go func() {
 			select {
 			case <-p.ended:
+				if p.stopped.Load() {
+					return // a fault, or a restart
+				}
 				cancel(fmt.Errorf("%s ended by itself (%w)", p.Name(), exitError(p.err)))
 			case <-ctx.Done():
 			}
 		}()
 	}
 	return ctx, func() { cancel(nil) }
-}
-
-// printer prints results as they come.
-type printer struct {
-	out       io.Writer
-	json      bool
-	began     time.Time
-	labName   string
-	labs      int
-	checks    int
-	failedNow int // in the lab that is running
-	failed    int
-}
-
-const (
-	nameWidth   = 18 // columns of a check's name
-	pathWidth   = 31 // columns of its path
-	figureWidth = 44 // columns of its figure: 100 with the result and the gaps
-	logLines    = 15 // of each process, when a check has failed
-)
-
-func (p *printer) lab(name string) {
-	p.labName, p.failedNow = name, 0
-	p.labs++
-	if !p.json {
-		fmt.Fprintf(p.out, "%s\n", name)
-	}
-}
-
-func (p *printer) run(ctx context.Context, c Check) {
-	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
-	defer cancel()
-	began := time.Now()
-	figure, err := c.Run(ctx)
-	if err != nil && ctx.Err() != nil {
-		err = fmt.Errorf("%w: %w", context.Cause(ctx), err)
-	}
-	r := Result{Lab: p.labName, Check: c.Name, Path: c.Path, Figure: figure, OK: err == nil, Seconds: time.Since(began).Seconds()}
-	p.checks++
-	if err != nil {
-		r.Error, r.Figure = err.Error(), ""
-		p.failed++
-		p.failedNow++
-	}
-	if p.json {
-		json.NewEncoder(p.out).Encode(r)
-		return
-	}
-	mark := "ok  "
-	if !r.OK {
-		mark = "FAIL"
-	}
-	fmt.Fprintln(p.out, strings.TrimRight(fmt.Sprintf("%s %-*s %-*s %s", mark, nameWidth, c.Name, pathWidth, c.Path, r.Figure), " "))
-	for line := range strings.Lines(r.Error) {
-		fmt.Fprintf(p.out, "       %s\n", strings.TrimRight(line, "\n"))
-	}
-}
-
-// drops shows what the gateways have dropped, and why.
-func (p *printer) drops(ctx context.Context, l *Lab) {
-	if p.json {
-		return
-	}
-	for _, process := range l.processes {
-		if process.Args[0] != "gateway" {
-			continue
-		}
-		text, err := gatewayGet(ctx, process.Host, "/metrics")
-		if err != nil {
-			fmt.Fprintf(p.out, "  %s: %v\n", process.Name(), err)
-			continue
-		}
-		for line := range strings.Lines(text) {
-			if strings.HasPrefix(line, "culvert_dropped_packets_total") && !strings.HasSuffix(line, " 0\n") {
-				fmt.Fprintf(p.out, "  %s: %s", process.Host.Name, line)
-			}
-		}
-	}
-}
-
-// logs shows the end of every process's log.
-func (p *printer) logs(l *Lab) {
-	if p.json || l == nil {
-		return
-	}
-	for _, process := range l.processes {
-		fmt.Fprintf(p.out, "  %s, end of %s:\n", process.Name(), process.Log)
-		for line := range strings.Lines(tail(process.Log, logLines)) {
-			fmt.Fprintf(p.out, "    | %s\n", strings.TrimRight(line, "\n"))
-		}
-	}
-}
-
-func (p *printer) finish(dir string) error {
-	if !p.json {
-		fmt.Fprintf(p.out, "%d checks in %d labs, %d failed, %.0f s\n", p.checks, p.labs, p.failed, time.Since(p.began).Seconds())
-	}
-	if p.failed == 0 {
-		return nil
-	}
-	if err := os.WriteFile(filepath.Join(dir, keepFile), nil, 0o600); err != nil {
-		return err
-	}
-	return fmt.Errorf("%w; configurations and logs are in %s until `culvert lab down`", ErrFailed, dir)
 }

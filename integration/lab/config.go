@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"fmt"
 	"net/netip"
+	"strings"
 
 	"sigs.k8s.io/yaml"
 )
@@ -30,19 +31,27 @@ func (l *Lab) writeConfigs() error {
 			return err
 		}
 	}
-	for i := range clusters {
-		c, peer := &clusters[i], &clusters[1-i]
-		if err := l.writeYAML(c.Name, "gateway.yaml", l.gatewayConfig(i)); err != nil {
+	for host, config := range l.configs() {
+		cluster, name, _ := strings.Cut(host, "/")
+		if err := l.writeYAML(cluster, name+".yaml", config); err != nil {
 			return err
-		}
-		for j := range c.Nodes {
-			n := &c.Nodes[j]
-			if err := l.writeYAML(c.Name, n.Name+".yaml", l.nodeConfig(c, peer, n)); err != nil {
-				return err
-			}
 		}
 	}
 	return nil
+}
+
+// configs returns the configurations of all gateways and nodes, by host.
+func (l *Lab) configs() map[string]object {
+	all := make(map[string]object)
+	for i := range clusters {
+		c, peer := &clusters[i], &clusters[1-i]
+		all[c.Name+"/gateway"] = l.gatewayConfig(i)
+		for j := range c.Nodes {
+			n := &c.Nodes[j]
+			all[c.Name+"/"+n.Name] = l.nodeConfig(c, peer, n)
+		}
+	}
+	return all
 }
 
 func (l *Lab) writeYAML(cluster, file string, o object) error {

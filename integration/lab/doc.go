@@ -27,15 +27,29 @@
 // executable as the first process of a new PID namespace, in new mount and
 // network namespaces and, for an ordinary user, in a new user namespace whose
 // root it is. It keeps the hosts' network namespaces as open files and starts
-// gateways, nodes and commands inside them; nothing is bound into the file
-// system and no link ever exists in a namespace that the lab did not make. When
+// gateways, nodes and commands inside them; nothing is bound into the machine's
+// file system and no link ever exists in a namespace that the lab did not make. When
 // the holder ends, in whatever way, the kernel kills every process of its PID
 // namespace, and with the last of them all namespaces, links, routes and
 // sockets go. What can remain is a folder with the state file, configurations
 // and logs, which Down removes.
 //
 // The state file is written before the holder may make anything. It names the
-// holder by process ID and start time, so that Down never kills a stranger.
+// holder by process ID and start time, so that Down never kills a stranger, and
+// that every command tells a lab that is up from one that was killed.
+//
+// A command in a host has a UTS namespace of its own, with the host's name, and a
+// mount namespace with an /etc/hosts in which names of hosts stand for what is seen
+// from there: milan/pod1 is 10.61.1.5 in rome and 10.0.1.5 in milan. A terminal gets
+// there as another one, whose master the client holds: so a shell controls its jobs.
+//
+// # Faults
+//
+// A fault changes configurations, keeps a process off, or changes a host's kernel.
+// Configurations are written anew from the faults that there are, never edited, and
+// whose configuration has changed starts again; so faults go together, and go in any
+// order. Kernels need neither netfilter nor traffic control: a firewall is a rule of
+// policy routing, a hole for large packets a link that is too small for them.
 //
 // With Options.Sandbox a gateway is an OCI container that runsc runs inside the
 // gateway's namespace. Its processes and mounts go as all others do. Its control

@@ -20,11 +20,24 @@ import (
 // request is the one message of a client to a holder; a request to execute
 // comes with the three standard files.
 type request struct {
-	Host string   `json:"host,omitempty"` // execute there; "" asks for the status
-	Args []string `json:"args,omitempty"`
+	Do   verb     `json:"do"`
+	Host string   `json:"host,omitempty"` // of doExec and doRestart
+	Args []string `json:"args,omitempty"` // a command, or the names of faults
 	Env  []string `json:"env,omitempty"`
 	Dir  string   `json:"dir,omitempty"`
+	TTY  bool     `json:"tty,omitempty"` // standard input is a terminal for the command alone
 }
+
+// verb is what a client asks for.
+type verb string
+
+const (
+	doStatus  verb = "status"
+	doExec    verb = "exec"
+	doBreak   verb = "break"
+	doMend    verb = "mend"
+	doRestart verb = "restart"
+)
 
 // response is the holder's one message back.
 type response struct {
@@ -33,32 +46,13 @@ type response struct {
 	Status *Status `json:"status,omitempty"`
 }
 
-// Status describes a lab that is up.
-type Status struct {
-	Description string          `json:"description"`
-	Dir         string          `json:"dir"`
-	Hosts       []HostStatus    `json:"hosts"`
-	Processes   []ProcessStatus `json:"processes"`
-}
-
-// HostStatus is one host.
-type HostStatus struct {
-	Name    string `json:"name"`
-	Address string `json:"address"`
-	Seen    string `json:"seen,omitempty"` // how the other cluster sees it
-}
-
-// ProcessStatus is one gateway or node.
-type ProcessStatus struct {
-	Name    string `json:"name"`
-	Running bool   `json:"running"`
-	Log     string `json:"log"`
-}
-
 const maxRequest = 1 << 20 // bytes; environments are large
 
 // Serve calls listening and answers Exec and GetStatus until ctx is done.
 func (l *Lab) Serve(ctx context.Context, listening func()) error {
+	if err := l.writeHosts(); err != nil {
+		return fmt.Errorf("lab: %w", err)
+	}
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(l.Dir, socketFile)})
 	if err != nil {
 		return fmt.Errorf("lab: %w", err)
@@ -76,12 +70,12 @@ func (l *Lab) Serve(ctx context.Context, listening func()) error {
 		}
 		go func() {
 			defer conn.Close()
-			json.NewEncoder(conn).Encode(l.answer(conn))
+			json.NewEncoder(conn).Encode(l.answer(ctx, conn))
 		}()
 	}
 }
 
-func (l *Lab) answer(conn *net.UnixConn) response {
+func (l *Lab) answer(ctx context.Context, conn *net.UnixConn) response {
 	r, files, err := receive(conn)
 	for _, f := range files {
 		defer f.Close()
@@ -89,14 +83,27 @@ func (l *Lab) answer(conn *net.UnixConn) response {
 	if err != nil {
 		return response{Error: err.Error()}
 	}
-	if r.Host == "" {
-		return response{Status: l.status()}
+	if r.Do == doExec {
+		code, err := l.execute(conn, r, files)
+		if err != nil {
+			return response{Error: err.Error()}
+		}
+		return response{Code: code}
 	}
-	code, err := l.execute(conn, r, files)
+	l.turn.Lock()
+	defer l.turn.Unlock()
+	switch r.Do {
+	case doBreak:
+		err = l.Break(ctx, r.Args...)
+	case doMend:
+		err = l.Mend(ctx, r.Args...)
+	case doRestart:
+		err = l.Restart(ctx, r.Host)
+	}
 	if err != nil {
-		return response{Error: err.Error()}
+		return response{Error: fmt.Sprintf("lab %s: %v", r.Do, err)}
 	}
-	return response{Code: code}
+	return response{Status: l.status()}
 }
 
 // execute runs the command until it ends. Each byte the client sends meanwhile
@@ -104,16 +111,25 @@ func (l *Lab) answer(conn *net.UnixConn) response {
 func (l *Lab) execute(conn *net.UnixConn, r *request, files []*os.File) (code int, err error) {
 	h := l.Host(r.Host)
 	if h == nil {
-		return 0, fmt.Errorf("lab exec: no host %q; see: culvert lab status", r.Host)
+		return 0, fmt.Errorf("lab exec: %w", noHost(r.Host))
 	}
 	if len(files) != 3 || len(r.Args) == 0 {
 		return 0, errors.New("lab exec: no command")
 	}
 	cmd := exec.Command(r.Args[0], r.Args[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = files[0], files[1], files[2]
-	cmd.Env, cmd.Dir = r.Env, r.Dir
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if err := h.Do(cmd.Start); err != nil {
+	cmd.Env, cmd.Dir = append(r.Env, "PS1="+h.Name+"# "), r.Dir
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: !r.TTY, Setsid: r.TTY, Setctty: r.TTY}
+	err = h.Do(func() error {
+		if err := l.settle(h); err != nil {
+			return err
+		}
+		return cmd.Start()
+	})
+	for _, f := range files {
+		f.Close() // the command's own: when it ends, so does its terminal
+	}
+	if err != nil {
 		return 0, fmt.Errorf("lab exec: %w", err)
 	}
 	ended := make(chan struct{})
@@ -190,14 +206,26 @@ func Exec(host string, args []string) (code int, err error) {
 	if err != nil {
 		return 0, fmt.Errorf("lab exec: %w", err)
 	}
-	text, err := json.Marshal(request{Host: host, Args: args, Env: os.Environ(), Dir: dir})
+	r := request{Do: doExec, Host: host, Args: args, Env: os.Environ(), Dir: dir, TTY: isTerminal(0)}
+	var t *terminal
+	files := []int{0, 1, 2}
+	if r.TTY {
+		if t, err = openTerminal(); err != nil {
+			return 0, fmt.Errorf("lab exec: %w", err)
+		}
+		files = t.files()
+	}
+	text, err := json.Marshal(r)
 	if err != nil {
 		return 0, err
 	}
-	rights := unix.UnixRights(0, 1, 2)
-	n, _, err := conn.WriteMsgUnix(text, rights, nil)
+	n, _, err := conn.WriteMsgUnix(text, unix.UnixRights(files...), nil)
 	if err == nil && n < len(text) {
 		_, err = conn.Write(text[n:])
+	}
+	if err == nil && t != nil {
+		err = t.connect()
+		defer t.close()
 	}
 	if err != nil {
 		return 0, fmt.Errorf("lab exec: %w", err)
@@ -210,68 +238,9 @@ func Exec(host string, args []string) (code int, err error) {
 			conn.Write([]byte{byte(s.(syscall.Signal))})
 		}
 	}()
-	r, err := readResponse(conn)
+	answer, err := readResponse(conn)
 	if err != nil {
 		return 0, err
 	}
-	return r.Code, nil
-}
-
-// GetStatus describes the lab that is up.
-func GetStatus() (*Status, error) {
-	conn, err := dialHolder()
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
-	if _, err := conn.Write([]byte("{}\n")); err != nil {
-		return nil, fmt.Errorf("lab: %w", err)
-	}
-	r, err := readResponse(conn)
-	if err != nil {
-		return nil, err
-	}
-	return r.Status, nil
-}
-
-func dialHolder() (*net.UnixConn, error) {
-	dir, err := upDir()
-	if err != nil {
-		return nil, err
-	}
-	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: filepath.Join(dir, socketFile)})
-	if err != nil {
-		return nil, fmt.Errorf("lab: %w; it may still be starting, or see %s/holder.log", err, dir)
-	}
-	return conn, nil
-}
-
-func readResponse(conn *net.UnixConn) (*response, error) {
-	r := new(response)
-	err := json.NewDecoder(conn).Decode(r)
-	if err != nil {
-		return nil, fmt.Errorf("lab: the lab has ended: %w", err)
-	}
-	if r.Error != "" {
-		return nil, errors.New(r.Error)
-	}
-	return r, nil
-}
-
-func (l *Lab) status() *Status {
-	s := &Status{Description: l.options.String(), Dir: l.Dir}
-	for _, h := range l.hosts {
-		host := HostStatus{Name: h.Name, Address: h.Address.String()}
-		for i := range clusters {
-			c := &clusters[i]
-			if seen := c.Seen(h.Address); strings.HasPrefix(h.Name, c.Name+"/pod") {
-				host.Seen = seen.String()
-			}
-		}
-		s.Hosts = append(s.Hosts, host)
-	}
-	for _, p := range l.processes {
-		s.Processes = append(s.Processes, ProcessStatus{Name: p.Name(), Running: p.Running(), Log: p.Log})
-	}
-	return s
+	return answer.Code, nil
 }

@@ -10,6 +10,7 @@ import (
 	"os/signal"
 	"runtime"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -36,7 +37,7 @@ func Isolate(ctx context.Context, args []string) (status int, err error) {
 	// The kernel kills the holder when the thread that started it ends.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	h, err := newHolder(KindCheck, args)
+	h, err := newHolder(KindCheck, args, nil)
 	if err != nil {
 		return 0, err
 	}
@@ -48,36 +49,48 @@ func Isolate(ctx context.Context, args []string) (status int, err error) {
 	}
 	stop := make(chan struct{})
 	defer close(stop)
-	go func() {
-		signals := make(chan os.Signal, 1)
-		signal.Notify(signals, os.Interrupt, unix.SIGTERM)
-		defer signal.Stop(signals)
-		select {
-		case <-ctx.Done():
-		case <-stop:
-			return
-		}
-		h.cmd.Process.Signal(unix.SIGTERM)
-		select {
-		case <-signals: // asked twice
-			h.cmd.Process.Kill()
-		case <-stop:
-		}
-	}()
+	go h.handOnSignals(ctx, stop)
 	err = h.cmd.Wait()
 	if exit := new(exec.ExitError); errors.As(err, &exit) {
 		if exit.ExitCode() < 0 {
-			return 0, fmt.Errorf("lab: the holder was killed (%s); nothing of the lab is left", exit)
+			return 0, fmt.Errorf("lab: its first process was killed (%s); nothing of the lab is left", exit)
 		}
 		return exit.ExitCode(), nil
 	}
 	return 0, err
 }
 
+// handOnSignals ends the holder when ctx ends, in good order first.
+func (h *holder) handOnSignals(ctx context.Context, stop <-chan struct{}) {
+	select {
+	case <-ctx.Done():
+	case <-stop:
+		return
+	}
+	signals := make(chan os.Signal, 1) // from here on: the one that ended ctx was asked for once
+	signal.Notify(signals, os.Interrupt, unix.SIGTERM)
+	defer signal.Stop(signals)
+	again := time.NewTicker(100 * time.Millisecond)
+	defer again.Stop()
+	for {
+		// The first process of a PID namespace hears nothing before it listens.
+		h.cmd.Process.Signal(unix.SIGTERM)
+		select {
+		case <-again.C:
+		case <-signals: // asked twice
+			h.cmd.Process.Kill()
+			return
+		case <-stop:
+			return
+		}
+	}
+}
+
 // Detach runs this executable with the given arguments as a holder that goes on
-// after this process, and returns when it has called Ready.
-func Detach(args []string) (err error) {
-	h, err := newHolder(KindUp, args)
+// after this process, and returns when it has called Ready. If ctx ends before,
+// nothing is left.
+func Detach(ctx context.Context, args []string, report func(format string, args ...any)) (err error) {
+	h, err := newHolder(KindUp, args, report)
 	if err != nil {
 		return err
 	}
@@ -103,7 +116,11 @@ func Detach(args []string) (err error) {
 	if err != nil {
 		return err
 	}
-	said, err := io.ReadAll(ready)
+	enough := context.AfterFunc(ctx, func() { h.cmd.Process.Kill() })
+	said, err := io.ReadAll(ready) // ends with the holder
+	if !enough() {
+		return ErrInterrupted
+	}
 	if err != nil {
 		return err
 	}
@@ -144,8 +161,8 @@ type holder struct {
 }
 
 // newHolder makes the lab's folder. Nothing of it is running yet.
-func newHolder(kind Kind, args []string) (*holder, error) {
-	dir, err := newDir(kind)
+func newHolder(kind Kind, args []string, report func(format string, args ...any)) (*holder, error) {
+	dir, err := newDir(kind, report)
 	if err != nil {
 		return nil, err
 	}

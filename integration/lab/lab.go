@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
+	"sync"
 	"time"
 
 	"culvert/gateway/node"
@@ -68,6 +70,9 @@ type Lab struct {
 	publicKey [len(clusters)]string // of each gateway
 	hosts     []*Host
 	processes []*Process
+	broken    []*Fault
+
+	turn sync.Mutex // Serve changes and describes the lab for one client at a time
 }
 
 // startTimeout is how long a gateway or node may take until it serves.
@@ -129,13 +134,16 @@ func (l *Lab) Processes() []*Process { return l.processes }
 // Stop ends all processes in good order, in at most stopTimeout, and lets go of
 // the namespaces. The error tells of processes that did not end well.
 func (l *Lab) Stop() error {
+	l.turn.Lock()
+	defer l.turn.Unlock()
 	var errs []error
 	var running []*Process
 	for _, p := range l.processes {
-		if p.Running() {
+		switch {
+		case p.Running():
 			running = append(running, p)
 			p.terminate()
-		} else {
+		case !p.stopped.Load():
 			errs = append(errs, fmt.Errorf("%s ended by itself: %w; see %s", p.Name(), exitError(p.err), p.Log))
 		}
 	}
@@ -155,17 +163,14 @@ func (l *Lab) Stop() error {
 // tries again only after 5 seconds.
 func (l *Lab) startProcesses(ctx context.Context) error {
 	for _, c := range []*Cluster{&clusters[1], &clusters[0]} {
-		gateway, err := l.startProcess(l.Host(c.Name+"/gateway"), false, "gateway", "--config", l.path(c.Name, "gateway.yaml"))
+		gateway, err := l.startCulvert(c.Name + "/gateway")
 		if err != nil {
 			return err
 		}
-		gateway.ready = gatewayReady
 		for _, n := range c.Nodes {
-			p, err := l.startProcess(l.Host(c.Name+"/"+n.Name), true, "node", "--config", l.path(c.Name, n.Name+".yaml"))
-			if err != nil {
+			if _, err := l.startCulvert(c.Name + "/" + n.Name); err != nil {
 				return err
 			}
-			p.ready = nodeReady
 		}
 		if err := gateway.waitReady(ctx); err != nil {
 			return err
@@ -177,6 +182,20 @@ func (l *Lab) startProcesses(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// startCulvert starts the gateway or node of a host.
+func (l *Lab) startCulvert(host string) (*Process, error) {
+	cluster, name, _ := strings.Cut(host, "/")
+	kind, ready := "node", nodeReady
+	if name == "gateway" {
+		kind, ready = "gateway", gatewayReady
+	}
+	p, err := l.startProcess(l.Host(host), kind == "node", kind, "--config", l.path(cluster, name+".yaml"))
+	if err == nil {
+		p.ready = ready
+	}
+	return p, err
 }
 
 func (l *Lab) path(cluster, file string) string { return filepath.Join(l.Dir, cluster, file) }

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -29,10 +30,11 @@ type Process struct {
 	Args []string // such as gateway --config FILE
 	Log  string   // file with its standard output and error
 
-	cmd   *exec.Cmd
-	ended chan struct{} // closed when it has ended
-	err   error         // what Wait returned, once ended is closed
-	ready func(context.Context, *Host) error
+	cmd     *exec.Cmd
+	ended   chan struct{} // closed when it has ended
+	err     error         // what Wait returned, once ended is closed
+	stopped atomic.Bool   // asked to end
+	ready   func(context.Context, *Host) error
 }
 
 // startProcess starts this executable inside a host. A process that is not
@@ -47,7 +49,7 @@ func (l *Lab) startProcess(h *Host, privileged bool, args ...string) (*Process, 
 		Host: h, Args: args, Log: filepath.Join(logs, strings.ReplaceAll(h.Name, "/", "-")+".log"),
 		cmd: exec.Command("/proc/self/exe", args...), ended: make(chan struct{}),
 	}
-	log, err := os.Create(p.Log)
+	log, err := os.OpenFile(p.Log, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, err
 	}
@@ -175,26 +177,29 @@ func gatewayGet(ctx context.Context, h *Host, path string) (string, error) {
 	return string(body), err
 }
 
-// nodeReady looks for what the node makes last: the routes through its link.
+// nodeReady looks for what the node makes last: the route to what its configuration
+// names last, the other cluster's external CIDR.
 func nodeReady(_ context.Context, h *Host) error {
+	last := ipNet(otherCluster(clusterOf(h.Name)).SeenExt)
 	return h.Do(func() error {
 		l, err := netlink.LinkByName(tunnelLink)
 		if err != nil {
 			return err
 		}
-		routes, err := netlink.RouteList(l, netlink.FAMILY_V4)
-		if err != nil {
-			return err
+		routes, err := netlink.RouteListFiltered(netlink.FAMILY_V4,
+			&netlink.Route{LinkIndex: l.Attrs().Index, Dst: last}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_DST)
+		if err == nil && len(routes) == 0 {
+			err = fmt.Errorf("%s has no route to %s", tunnelLink, last)
 		}
-		if len(routes) < 3 { // the gateway's address, two CIDRs
-			return fmt.Errorf("%s has %d routes of 3", tunnelLink, len(routes))
-		}
-		return nil
+		return err
 	})
 }
 
 // terminate asks the process to end.
-func (p *Process) terminate() { p.signal(unix.SIGTERM) }
+func (p *Process) terminate() {
+	p.stopped.Store(true)
+	p.signal(unix.SIGTERM)
+}
 
 // signal sends a signal to the process.
 func (p *Process) signal(n unix.Signal) error {

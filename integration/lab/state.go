@@ -38,7 +38,7 @@ const downTimeout = 20 * time.Second
 // state is the content of a lab's state file.
 type state struct {
 	Kind   Kind    `json:"kind"`
-	Owner  process `json:"owner"`  // of a check: the command that waits for it
+	Owner  process `json:"owner"`  // the command that started it, and waits for a check
 	Holder process `json:"holder"` // none before it was started
 }
 
@@ -74,35 +74,89 @@ func baseDir() (string, error) {
 	return base, nil
 }
 
-// newDir makes the folder of a new lab, with a state file that names no holder.
-func newDir(kind Kind) (string, error) {
+// newDir makes the folder of a new lab, with a state file that names no holder. It
+// removes what is left of a lab that was up, and reports so.
+func newDir(kind Kind, report func(format string, args ...any)) (string, error) {
 	base, err := baseDir()
 	if err != nil {
 		return "", err
 	}
-	var dir string
-	if kind == KindUp {
-		dir = filepath.Join(base, string(kind))
-		err = os.Mkdir(dir, 0o700)
-		if errors.Is(err, fs.ErrExist) {
-			return "", errors.New("lab: there is one up already, or what is left of one; see: culvert lab status, culvert lab down")
+	if kind == KindCheck {
+		dir, err := os.MkdirTemp(base, string(kind)+"-")
+		if err != nil {
+			return "", fmt.Errorf("lab: %w", err)
 		}
-	} else {
-		dir, err = os.MkdirTemp(base, string(kind)+"-")
+		return dir, noteHolder(dir, kind, 0)
 	}
+	// One command at a time looks whether there is a lab, and makes one.
+	lock, err := os.Open(base)
 	if err != nil {
+		return "", err
+	}
+	defer lock.Close()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		return "", fmt.Errorf("lab: lock %s: %w", base, err)
+	}
+	dir := filepath.Join(base, string(kind))
+	switch now, err := stateOf(dir); {
+	case err != nil:
+		return "", err
+	case now == isUp:
+		return "", errors.New("lab: there is one up already; see: culvert lab status, culvert lab down")
+	case now == isStarting:
+		return "", errors.New("lab: another command is starting one; see: culvert lab status")
+	case now == isDead:
+		if err := os.RemoveAll(dir); err != nil {
+			return "", err
+		}
+		report("removed what was left of a lab that was killed")
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil {
 		return "", fmt.Errorf("lab: %w", err)
 	}
-	return dir, state{Kind: kind}.write(dir)
+	return dir, noteHolder(dir, kind, 0)
 }
 
-// noteHolder writes the holder into the lab's state file.
+// What a lab's folder is of.
+type condition int
+
+const (
+	isNone     condition = iota // there is no folder
+	isStarting                  // a lab without a holder so far
+	isUp
+	isDead // a lab whose holder was killed
+)
+
+func stateOf(dir string) (condition, error) {
+	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+		return isNone, nil
+	}
+	s, err := readState(dir)
+	if err != nil {
+		return isNone, err
+	}
+	for _, p := range []struct {
+		process
+		means condition
+	}{{s.Holder, isUp}, {s.Owner, isStarting}} {
+		if running, err := p.running(); err != nil || running {
+			return p.means, err
+		}
+	}
+	return isDead, nil
+}
+
+// noteHolder writes the owner, which is this process, and the holder, 0 for none,
+// into the lab's state file.
 func noteHolder(dir string, kind Kind, pid int) error {
 	s := state{Kind: kind}
 	for _, p := range []struct {
 		pid int
 		to  *process
 	}{{os.Getpid(), &s.Owner}, {pid, &s.Holder}} {
+		if p.pid == 0 {
+			continue
+		}
 		start, err := startTime(p.pid)
 		if err != nil {
 			return fmt.Errorf("lab: the holder ended at once: %w", err)
@@ -271,16 +325,16 @@ func upDir() (string, error) {
 		return "", err
 	}
 	dir := filepath.Join(base, string(KindUp))
-	s, err := readState(dir)
-	if err != nil {
+	switch now, err := stateOf(dir); {
+	case err != nil:
 		return "", err
-	}
-	running, err := s.Holder.running()
-	if err != nil {
-		return "", err
-	}
-	if !running {
+	case now == isNone:
 		return "", errors.New("lab: none is up; start one with: culvert lab up")
+	case now == isStarting:
+		return "", errors.New("lab: none is up so far, it is being built; ask again")
+	case now == isDead:
+		return "", fmt.Errorf("lab: none is up: its first process was killed, and all others ended with it; start another with culvert lab up,"+
+			" or remove its files, %s, with culvert lab down", dir)
 	}
 	return dir, nil
 }

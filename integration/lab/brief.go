@@ -1,0 +1,114 @@
+package lab
+
+import (
+	"fmt"
+	"strings"
+	"time"
+)
+
+// picture is the way of a packet. Each line has a figure to look for.
+const picture = `  rome, pods 10.0.0.0/16                                               milan, pods 10.0.0.0/16 as well
+  pod1 10.0.1.5 ── node1 ═╗                                              ╔═ node1 ── pod1 10.0.1.5
+  Geneve, UDP 6091        ╠═ culvert ══ WireGuard, UDP 51840 ══ culvert ═╣  Geneve, UDP 6091
+  pod2 10.0.2.6 ── node2 ═╝                                              ╚═ node2 ── pod2 10.0.130.7
+  sees milan as 10.61.0.0/16                                           sees rome as 10.62.0.0/16
+`
+
+// Columns of a brief line: 100 with the result, the count, the time and the gaps.
+const (
+	briefName   = 33
+	briefFigure = 44
+)
+
+// next is what to try when all is well.
+func next(culvert string) string {
+	return fmt.Sprintf(`next: 1. %[1]s lab up                                   two clusters that stay, in 0.2 s
+      2. %[1]s lab exec rome/pod1 ping milan/pod1       from one to the other
+      3. %[1]s lab break missing-route                  %[2]d faults to learn from; lab mend
+      4. %[1]s init try --here                          your own network, in 8 commands
+`, culvert, len(faults))
+}
+
+// brief describes the lab in a few words.
+func (o Options) brief() string {
+	frames := "ordinary frames"
+	if o.Offloads {
+		frames = "super-frames"
+	}
+	switch {
+	case o.Attacks:
+		frames = "attacks"
+	case o.Outside:
+		frames = "services, outside"
+	case o.Rome.MTU != o.Milan.MTU:
+		frames += fmt.Sprintf(", mtu %d", o.Milan.MTU)
+	}
+	return fmt.Sprintf("%s, %s", o.Mode, frames)
+}
+
+// headlines are the checks whose figures matter most, as far as the first comma or
+// semicolon.
+var headlines = []struct{ check, says string }{
+	{"ping", "ping %s"},
+	{"tcp upload", "TCP %s"},
+	{"too big, far mtu", "too big: %s"},
+	{"reload under load", "%s under 8 streams"},
+	{"handshakes", "flood %s"},
+	{"new session", "innocents lost 0%.0s"}, // if one had, the check would have failed
+	{"fault", "first %s"},
+}
+
+// headline is the figures of a lab that matter.
+func (p *printer) headline() string {
+	var all []string
+	for _, h := range headlines {
+		if figure := p.figures[h.check]; figure != "" {
+			figure = figure[:strings.IndexAny(figure+";", ",;")]
+			all = append(all, fmt.Sprintf(h.says, figure))
+		}
+	}
+	if p.failedNow > 0 {
+		all = append([]string{fmt.Sprintf("%d failed", p.failedNow)}, all...)
+	}
+	return strings.Join(all, ", ")
+}
+
+// left tells how many seconds all that is planned still takes, by what the labs so
+// far took; "" if nothing is.
+func (p *printer) left() string {
+	var planned float64
+	for _, l := range p.plan[p.ended:] {
+		planned += l.seconds
+	}
+	if planned == 0 {
+		return ""
+	}
+	pace := 1.0 // of this machine
+	if p.ended > 0 {
+		var done float64
+		for _, l := range p.plan[:p.ended] {
+			done += l.seconds
+		}
+		pace = p.endedAt.Sub(p.began).Seconds() / done
+	}
+	rest := planned * pace
+	if p.ended < p.labs { // one is running
+		rest = max(rest-time.Since(p.labBegan).Seconds(), rest-p.plan[p.ended].seconds*pace)
+	}
+	return fmt.Sprintf(", about %.0f s to go", rest)
+}
+
+// working shows on a terminal what is being checked.
+func (p *printer) working(c Check) {
+	if p.terminal {
+		p.clear()
+		fmt.Fprintf(p.out, "     %s: %s %s%s", p.options.brief(), c.Name, c.Path, p.left())
+	}
+}
+
+// clear wipes away what working has shown.
+func (p *printer) clear() {
+	if p.terminal {
+		fmt.Fprint(p.out, "\r\x1b[K")
+	}
+}

@@ -1,0 +1,188 @@
+package lab
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"sigs.k8s.io/yaml"
+
+	"culvert/gateway/configfile"
+	"culvert/gateway/node"
+)
+
+// Fault is one of the mistakes that a lab can make, to learn from and to test by.
+// Faults of a node are made at rome/node1, faults of a gateway at rome's unless the
+// name says milan.
+type Fault struct {
+	Name    string  `json:"name"`    // what culvert lab break takes
+	Does    string  `json:"does"`    // what it does
+	Cause   string  `json:"cause"`   // what is wrong, in the words of who looks for it
+	Remedy  string  `json:"remedy"`  // what takes it back, in the words of who mends it by hand
+	Symptom Symptom `json:"symptom"` // what users notice
+
+	files  map[string]func(config object) // by host, what it changes in the host's configuration
+	off    string                         // host whose gateway or node does not run
+	kernel []kernelFault
+	not    node.Mode // in which there is no such fault
+}
+
+// Symptom is what users notice of a fault.
+type Symptom string
+
+// All symptoms of faults.
+const (
+	AllCut     Symptom = "no pod reaches the other cluster"
+	FirstCut   Symptom = "rome/pod1 and milan do not reach each other; rome/pod2 and milan do"
+	AllLarge   Symptom = "small packets pass, large ones vanish"
+	FirstLarge Symptom = "rome/pod1's small packets pass, its large ones vanish; rome/pod2's all pass"
+	SlowTCP    Symptom = "everything passes, TCP in tiny segments"
+	Harmless   Symptom = "everything passes, as a node is found by what it sends"
+)
+
+// kernelFault is a change of a host's kernel. Both functions run inside the host;
+// do may be called again, and undo when there is nothing to take back.
+type kernelFault struct {
+	host     string
+	do, undo func(l *Lab) error
+}
+
+// Faults returns all faults there are.
+func Faults() []Fault { return slices.Clone(faults) }
+
+func findFault(name string) (*Fault, error) {
+	i := slices.IndexFunc(faults, func(f Fault) bool { return f.Name == name })
+	if i < 0 {
+		var names []string
+		for _, f := range faults {
+			names = append(names, f.Name)
+		}
+		if near := configfile.Closest(name, names); near != "" {
+			return nil, fmt.Errorf("no fault %q; did you mean %s?", name, near)
+		}
+		return nil, fmt.Errorf("no fault %q; culvert lab break lists them", name)
+	}
+	return &faults[i], nil
+}
+
+// Broken returns the names of the faults that are made, in the order they were.
+func (l *Lab) Broken() []string {
+	names := []string{}
+	for _, f := range l.broken {
+		names = append(names, f.Name)
+	}
+	return names
+}
+
+// Break makes faults, beside those that are made already. It returns when the
+// gateways and nodes that they concern run with them.
+func (l *Lab) Break(ctx context.Context, names ...string) error {
+	broken := slices.Clone(l.broken)
+	for _, name := range names {
+		f, err := findFault(name)
+		if err != nil {
+			return err
+		}
+		if f.not == l.options.Mode {
+			return fmt.Errorf("%s: there is no such fault with nodes %s; start the lab with another --mode", name, f.not)
+		}
+		if !slices.Contains(broken, f) {
+			broken = append(broken, f)
+		}
+	}
+	return l.setBroken(ctx, broken)
+}
+
+// Mend takes faults back; all of them if none is named.
+func (l *Lab) Mend(ctx context.Context, names ...string) error {
+	if len(names) == 0 {
+		return l.setBroken(ctx, nil)
+	}
+	broken := slices.Clone(l.broken)
+	for _, name := range names {
+		f, err := findFault(name)
+		if err != nil {
+			return err
+		}
+		i := slices.Index(broken, f)
+		if i < 0 {
+			return fmt.Errorf("%s: the lab does not have this fault; culvert lab status tells those it has", name)
+		}
+		broken = slices.Delete(broken, i, i+1)
+	}
+	return l.setBroken(ctx, broken)
+}
+
+// setBroken leaves the lab with these faults. What fails does not hinder the rest.
+func (l *Lab) setBroken(ctx context.Context, broken []*Fault) error {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	before := l.broken
+	l.broken = broken
+	var errs []error
+	for _, f := range before {
+		if !slices.Contains(broken, f) {
+			errs = append(errs, l.eachKernel(f, false))
+		}
+	}
+	restart, err := l.rewriteConfigs()
+	errs = append(errs, err)
+	for _, f := range slices.Concat(before, broken) {
+		if f.off != "" && slices.Contains(before, f) != slices.Contains(broken, f) {
+			restart = append(restart, f.off)
+		}
+	}
+	return errors.Join(append(errs, l.restart(ctx, restart))...)
+}
+
+// eachKernel makes or takes back what a fault changes in kernels.
+func (l *Lab) eachKernel(f *Fault, do bool) error {
+	for _, k := range f.kernel {
+		change := k.undo
+		if do {
+			change = k.do
+		}
+		if err := l.Host(k.host).Do(func() error { return change(l) }); err != nil {
+			return fmt.Errorf("%s: %s: %w", f.Name, k.host, err)
+		}
+	}
+	return nil
+}
+
+// edit makes the faults' changes in the configuration of a host.
+func (l *Lab) edit(host string, config object) object {
+	for _, f := range l.broken {
+		if change := f.files[host]; change != nil {
+			change(config)
+		}
+	}
+	return config
+}
+
+// rewriteConfigs writes the configurations that differ from their files, and
+// returns whose they are.
+func (l *Lab) rewriteConfigs() (changed []string, err error) {
+	for host, config := range l.configs() {
+		text, err := yaml.Marshal(l.edit(host, config))
+		if err != nil {
+			return changed, err
+		}
+		cluster, name, _ := strings.Cut(host, "/")
+		old, err := os.ReadFile(l.path(cluster, name+".yaml"))
+		if err != nil {
+			return changed, err
+		}
+		if bytes.Equal(old, text) {
+			continue
+		}
+		if err := l.write(cluster, name+".yaml", text); err != nil {
+			return changed, err
+		}
+		changed = append(changed, host)
+	}
+	return changed, nil
+}

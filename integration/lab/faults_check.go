@@ -1,0 +1,217 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"culvert/gateway/node"
+)
+
+const (
+	faultPace     = 20 * time.Millisecond  // between two pings
+	faultPatience = 250 * time.Millisecond // for which what a fault cuts must stay silent
+)
+
+// faultChecks make each fault there is, look for its symptom, and take it back.
+func faultChecks(l *Lab) (checks []Check) {
+	for i := range faults {
+		if f := &faults[i]; f.not != l.options.Mode {
+			checks = append(checks, Check{"fault", f.Name, func(ctx context.Context) (string, error) { return l.checkFault(ctx, f) }})
+		}
+	}
+	return checks
+}
+
+func (l *Lab) checkFault(ctx context.Context, f *Fault) (string, error) {
+	before, err := l.kernels()
+	if err != nil {
+		return "", err
+	}
+	began := time.Now()
+	err = l.Break(ctx, f.Name)
+	made := time.Since(began)
+	if err == nil {
+		err = l.observe(ctx, f.Symptom)
+	}
+	if err != nil {
+		err = fmt.Errorf("%s; want: %s: %w", f.Does, f.Symptom, err)
+	}
+	began = time.Now()
+	if err := errors.Join(err, l.Mend(ctx, f.Name)); err != nil {
+		return "", err
+	}
+	if err := l.observe(ctx, healthy); err != nil {
+		return "", fmt.Errorf("after lab mend: %w", err)
+	}
+	mended := time.Since(began)
+	after, err := l.kernels()
+	if err != nil {
+		return "", err
+	}
+	if !slices.Equal(before, after) {
+		return "", fmt.Errorf("after lab mend kernels differ: %q, before %q", without(after, before), without(before, after))
+	}
+	return fmt.Sprintf("made in %d ms, mended in %d ms", made.Milliseconds(), mended.Milliseconds()), nil
+}
+
+// kernels lists what faults change in kernels: rules, routes, links and forwarding,
+// of all hosts.
+func (l *Lab) kernels() (lines []string, err error) {
+	for _, h := range l.hosts {
+		err = errors.Join(err, h.Do(func() error {
+			add := func(format string, args ...any) { lines = append(lines, h.Name+" "+fmt.Sprintf(format, args...)) }
+			rules, err := netlink.RuleList(netlink.FAMILY_V4)
+			if err != nil {
+				return err
+			}
+			for _, r := range rules {
+				add("rule %s iif %q", r, r.IifName)
+			}
+			links, err := netlink.LinkList()
+			if err != nil {
+				return err
+			}
+			for _, link := range links {
+				a := link.Attrs()
+				features, err := node.Features(a.Name)
+				if err != nil {
+					return err
+				}
+				add("link %s, mtu %d, %s, segmentation %v", a.Name, a.MTU, a.Flags&net.FlagUp, slices.Contains(features, "tx-tcp-segmentation"))
+				routes, err := netlink.RouteList(link, netlink.FAMILY_V4)
+				if err != nil {
+					return err
+				}
+				for _, r := range routes {
+					add("route %s via %s dev %s, %s, mtu %d", r.Dst, r.Gw, a.Name, r.Scope, r.MTU)
+				}
+			}
+			forwards, err := os.ReadFile("/proc/sys/net/ipv4/ip_forward")
+			add("forwarding %s", forwards)
+			return err
+		}))
+	}
+	slices.Sort(lines)
+	return lines, err
+}
+
+// without returns what is in one list and not in the other.
+func without(a, b []string) []string {
+	return slices.DeleteFunc(slices.Clone(a), func(line string) bool { return slices.Contains(b, line) })
+}
+
+// healthy is that of a lab without faults.
+const healthy Symptom = "everything passes"
+
+// passes tells what of which size still passes with a symptom, of the first node's
+// pod and of the second's.
+func (s Symptom) passes(first, large bool) bool {
+	switch s {
+	case AllCut:
+		return false
+	case FirstCut:
+		return !first
+	case AllLarge:
+		return !large
+	case FirstLarge:
+		return !first || !large
+	}
+	return true
+}
+
+// observe fails unless the lab shows the symptom: what passes passes soon, and
+// nothing else does.
+func (l *Lab) observe(ctx context.Context, want Symptom) error {
+	var errs []error
+	var mu sync.Mutex
+	try := func(passes bool) {
+		var trials sync.WaitGroup
+		for _, pair := range [][2]string{{"rome/pod1", "milan/pod1"}, {"rome/pod2", "milan/pod2"}} {
+			for _, size := range []int{84, 1340} {
+				if want.passes(strings.HasSuffix(pair[0], "1"), size > 84) != passes {
+					continue
+				}
+				for _, e := range []*ends{l.pair(pair[0], pair[1]), l.pair(pair[1], pair[0])} {
+					trials.Go(func() {
+						err := e.observe(ctx, size, passes)
+						mu.Lock()
+						defer mu.Unlock()
+						errs = append(errs, err)
+					})
+				}
+			}
+		}
+		trials.Wait()
+	}
+	try(true)
+	if errors.Join(errs...) == nil {
+		try(false)
+	}
+	if want == SlowTCP {
+		near, err := l.pair("rome/pod1", "milan/pod1").stream(ctx, 1000, 1000)
+		if err == nil && near.firstMSS > 216 {
+			err = fmt.Errorf("segments of %d bytes, want at most 216", near.firstMSS)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// observe pings until there is an answer, which must come soon, or must not.
+func (e *ends) observe(ctx context.Context, size int, answers bool) error {
+	limit := faultPatience
+	if answers {
+		limit = reachTimeout
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	err := e.answered(ctx, size)
+	if err == nil && !answers {
+		return fmt.Errorf("%s: packets of %d bytes pass", e.path(), size)
+	}
+	if err != nil && answers {
+		return fmt.Errorf("%s: packets of %d bytes do not pass: %w", e.path(), size, err)
+	}
+	return nil
+}
+
+// answered pings with packets of size bytes until there is an answer, or ctx is done.
+func (e *ends) answered(ctx context.Context, size int) error {
+	s, err := newSocket(e.from, unix.SOCK_DGRAM, unix.IPPROTO_ICMP)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	if err := s.setTimeout(faultPace); err != nil {
+		return err
+	}
+	pace := time.NewTicker(faultPace)
+	defer pace.Stop()
+	request, reply := make([]byte, size-20), make([]byte, size)
+	for sequence := uint16(0); ; sequence++ {
+		// Without a route there is nothing to connect to, yet.
+		err := s.connect(netip.AddrPortFrom(e.target, 0))
+		if err == nil {
+			var rtt time.Duration
+			if rtt, err = s.echo(request, reply, sequence); err == nil && rtt < pingTimeout {
+				return nil
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return errors.Join(context.Cause(ctx), err)
+		case <-pace.C:
+		}
+	}
+}

@@ -1,0 +1,113 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"culvert/gateway/configfile"
+)
+
+// Restart ends the gateway or node of a host, if it runs, and starts it again with
+// the configuration that is in its file.
+func (l *Lab) Restart(ctx context.Context, host string) error {
+	if l.Host(host) == nil {
+		return noHost(host)
+	}
+	p := l.process(host)
+	if p == nil {
+		return fmt.Errorf("%s runs no culvert: restart a gateway or a node, such as %s/node1", host, clusterOf(host).Name)
+	}
+	if f := l.offBy(host); f != nil {
+		return fmt.Errorf("%s is kept off by the fault %s; take it back first: culvert lab mend %s", host, f.Name, f.Name)
+	}
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	if err := l.stop(p); err != nil {
+		return err
+	}
+	return errors.Join(l.startAgain(ctx, host), l.remakeKernelFaults())
+}
+
+// restart ends the gateways and nodes of hosts and starts those again that no fault
+// keeps off. A gateway comes with the other one, the server first: a client finds
+// out only after a while that its server has forgotten their session.
+func (l *Lab) restart(ctx context.Context, hosts []string) error {
+	if slices.ContainsFunc(hosts, func(name string) bool { return strings.HasSuffix(name, "/gateway") }) {
+		both := []string{clusters[1].Name + "/gateway", clusters[0].Name + "/gateway"}
+		hosts = append(both, slices.DeleteFunc(hosts, func(name string) bool { return slices.Contains(both, name) })...)
+	}
+	var errs []error
+	for _, name := range hosts {
+		errs = append(errs, l.stop(l.process(name)))
+	}
+	for _, name := range hosts {
+		if l.offBy(name) == nil {
+			errs = append(errs, l.startAgain(ctx, name))
+		}
+	}
+	return errors.Join(append(errs, l.remakeKernelFaults())...)
+}
+
+// stop ends a process, if it runs.
+func (l *Lab) stop(p *Process) error {
+	p.stopped.Store(true)
+	if !p.Running() {
+		return nil
+	}
+	p.terminate()
+	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
+	defer cancel()
+	return p.waitStopped(ctx)
+}
+
+// startAgain starts the gateway or node of a host in the place of one that has
+// ended, and waits until it serves.
+func (l *Lab) startAgain(ctx context.Context, host string) error {
+	place := slices.Index(l.processes, l.process(host))
+	p, err := l.startCulvert(host) // at the end of the list
+	if err != nil {
+		return err
+	}
+	l.processes[place] = p
+	l.processes = l.processes[:len(l.processes)-1]
+	return p.waitReady(ctx)
+}
+
+// process returns the gateway or node of a host, or nil.
+func (l *Lab) process(host string) *Process {
+	i := slices.IndexFunc(l.processes, func(p *Process) bool { return p.Host.Name == host })
+	if i < 0 {
+		return nil
+	}
+	return l.processes[i]
+}
+
+// offBy returns the fault that keeps a host's process from running, or nil.
+func (l *Lab) offBy(host string) *Fault {
+	i := slices.IndexFunc(l.broken, func(f *Fault) bool { return f.off == host })
+	if i < 0 {
+		return nil
+	}
+	return l.broken[i]
+}
+
+// remakeKernelFaults makes the kernels' faults, and those again that went with the
+// link of a node that has been restarted.
+func (l *Lab) remakeKernelFaults() error {
+	var errs []error
+	for _, f := range l.broken {
+		errs = append(errs, l.eachKernel(f, true))
+	}
+	return errors.Join(errs...)
+}
+
+// noHost is the error about a host that there is not.
+func noHost(name string) error {
+	if near := configfile.Closest(name, HostNames()); near != "" {
+		return fmt.Errorf("no host %q; did you mean %s?", name, near)
+	}
+	return fmt.Errorf("no host %q; see: culvert lab status", name)
+}

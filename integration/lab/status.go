@@ -1,0 +1,138 @@
+package lab
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// Status describes a lab that is up.
+type Status struct {
+	Description string          `json:"description"`
+	Dir         string          `json:"dir"`
+	Hosts       []HostStatus    `json:"hosts"`
+	Processes   []ProcessStatus `json:"processes"`
+	Broken      []string        `json:"broken"` // faults that lab break has made
+}
+
+// HostStatus is one host.
+type HostStatus struct {
+	Name    string `json:"name"`
+	Address string `json:"address"`
+	Seen    string `json:"seen,omitempty"` // how the other cluster sees it
+}
+
+// ProcessStatus is one gateway or node.
+type ProcessStatus struct {
+	Name    string `json:"name"`
+	Host    string `json:"host"`
+	Running bool   `json:"running"`
+	Ended   string `json:"ended,omitempty"` // why it does not run
+	Log     string `json:"log"`
+}
+
+// GetStatus describes the lab that is up.
+func GetStatus(ctx context.Context) (*Status, error) { return ask(ctx, request{Do: doStatus}) }
+
+// Break makes faults in the lab that is up; see Lab.Break.
+func Break(ctx context.Context, names []string) (*Status, error) {
+	return ask(ctx, request{Do: doBreak, Args: names})
+}
+
+// Mend takes faults of the lab that is up back; see Lab.Mend.
+func Mend(ctx context.Context, names []string) (*Status, error) {
+	return ask(ctx, request{Do: doMend, Args: names})
+}
+
+// Restart starts a gateway or node of the lab that is up anew; see Lab.Restart.
+func Restart(ctx context.Context, host string) (*Status, error) {
+	return ask(ctx, request{Do: doRestart, Host: host})
+}
+
+// ask sends a request without files. The holder completes what it was asked for
+// also when ctx ends.
+func ask(ctx context.Context, r request) (*Status, error) {
+	conn, err := dialHolder()
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	defer stop()
+	if err := json.NewEncoder(conn).Encode(r); err != nil {
+		return nil, fmt.Errorf("lab: %w", err)
+	}
+	answer, err := readResponse(conn)
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("lab %s: interrupted; the lab completes it", r.Do)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return answer.Status, nil
+}
+
+// dialTime is how long a holder may take that begins, or ends.
+const dialTime = 5 * time.Second
+
+func dialHolder() (*net.UnixConn, error) {
+	for began := time.Now(); ; time.Sleep(pollInterval) {
+		dir, err := upDir()
+		if err != nil {
+			return nil, err
+		}
+		conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: filepath.Join(dir, socketFile)})
+		if err == nil {
+			return conn, nil
+		}
+		if time.Since(began) > dialTime {
+			return nil, fmt.Errorf("lab: %w; it may still be starting, or see %s/holder.log", err, dir)
+		}
+	}
+}
+
+func readResponse(conn *net.UnixConn) (*response, error) {
+	r := new(response)
+	err := json.NewDecoder(conn).Decode(r)
+	if err != nil {
+		return nil, fmt.Errorf("lab: the lab has ended: %w", err)
+	}
+	if r.Error != "" {
+		return nil, errors.New(r.Error)
+	}
+	return r, nil
+}
+
+func (l *Lab) status() *Status {
+	s := &Status{Description: l.options.String(), Dir: l.Dir, Broken: l.Broken()}
+	for _, h := range l.hosts {
+		host := HostStatus{Name: h.Name, Address: h.Address.String()}
+		for i := range clusters {
+			c := &clusters[i]
+			if seen := c.Seen(h.Address); strings.HasPrefix(h.Name, c.Name+"/pod") {
+				host.Seen = seen.String()
+			}
+		}
+		s.Hosts = append(s.Hosts, host)
+	}
+	for _, p := range l.processes {
+		s.Processes = append(s.Processes, ProcessStatus{Name: p.Name(), Host: p.Host.Name, Running: p.Running(), Ended: l.whyEnded(p), Log: p.Log})
+	}
+	return s
+}
+
+// whyEnded tells why a process does not run; "" if it does.
+func (l *Lab) whyEnded(p *Process) string {
+	if p.Running() {
+		return ""
+	}
+	if f := l.offBy(p.Host.Name); f != nil {
+		return "kept off by " + f.Name
+	}
+	return exitError(p.err).Error() + "; culvert lab restart " + p.Host.Name
+}

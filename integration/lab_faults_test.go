@@ -1,0 +1,62 @@
+package integration
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"culvert/integration/lab"
+)
+
+// TestLabFaults makes each fault in a lab, looks for its symptom, and mends it.
+func TestLabFaults(t *testing.T) {
+	for _, mode := range []string{"vxlan", "tun", "geneve"} {
+		t.Run(mode, func(t *testing.T) {
+			u := newLabUser(t)
+			if mode == "vxlan" {
+				u = u.ordinary()
+			}
+			u.need(mode)
+			count, err := u.results(func(t *testing.T, r *lab.Result) {
+				if !r.OK {
+					t.Errorf("%s: %s", r.Lab, r.Error)
+				}
+			}, "--faults", "--mode", mode, "--offloads", "on")
+			if err != nil {
+				t.Error(err)
+			}
+			if least := len(lab.Faults()) - 2; count < least { // in tun mode there is no ARP to break
+				t.Errorf("%d faults and other checks, want %d or more", count, least)
+			}
+			u.requireNothingLeft()
+		})
+	}
+}
+
+// TestLabBreakMendRestart goes the way of somebody who learns.
+func TestLabBreakMendRestart(t *testing.T) {
+	u := newLabUser(t).ordinary()
+	u.need("vxlan")
+	expect := u.expect
+	expect(0, "missing-route", "break")
+	expect(1, "none is up", "break", "missing-route")
+	expect(0, "milan/pod2", "up", "--mode", "vxlan")
+	t.Cleanup(func() { u.run("down") })
+	expect(1, `no fault "missing-rout"; did you mean missing-route?`, "break", "missing-rout")
+	expect(1, "the lab does not have this fault", "mend", "missing-route")
+	expect(0, "rome/pod1 and milan do not reach each other", "break", "missing-route", "node-off")
+	out, _ := u.run("status", "-o", "json")
+	var s lab.Status
+	if err := json.Unmarshal([]byte(out), &s); err != nil || strings.Join(s.Broken, " ") != "missing-route node-off" {
+		t.Errorf("faults %v (%v), want missing-route and node-off", s.Broken, err)
+	}
+	expect(1, "culvert lab mend node-off", "restart", "rome/node1")
+	expect(0, "left: missing-route", "mend", "node-off")
+	expect(0, "rome/node1: restarted", "restart", "rome/node1")
+	expect(0, "no fault", "mend")
+	expect(1, "runs no culvert", "restart", "rome/pod1")
+	expect(1, `no host "rome/pod3"`, "restart", "rome/pod3")
+	expect(0, "milan/gateway: restarted", "restart", "milan/gateway")
+	expect(0, "up: gone", "down")
+	u.requireNothingLeft()
+}
