@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
 
+	"culvert/gateway"
 	"culvert/gateway/node"
 )
 
@@ -42,6 +44,7 @@ func runNode(ctx context.Context, c *node.Config) error {
 	if err != nil {
 		return err
 	}
+	log.WithFields(logrus.Fields{"version": gateway.ReadVersion(), "node": c.Name}).Info("node starting")
 	for _, w := range c.Warnings {
 		log.Warn(w)
 	}
