@@ -34,6 +34,7 @@ func (c *Config) Changes(old *Config) string {
 		{"network.local", c.Local, old.Local},
 		{"nat.unknownSource", c.UnknownSource, old.UnknownSource},
 		{"nat.maxConnections", c.MaxConnections, old.MaxConnections},
+		{"connectionCheck", c.ConnectionCheck, old.ConnectionCheck},
 		{"mssClamp", c.MSSClamp, old.MSSClamp},
 		{"log.level", c.Log.Level, old.Log.Level},
 	} {

@@ -135,7 +135,7 @@ func TestParseErrors(t *testing.T) {
 		{"external auto without memory", "external: 10.70.0.9", "external: auto", "nat.addresses[0].external: auto needs a memory"},
 		{"address auto without memory", "address: 10.70.0.20", "address: auto", "nat.services[0].address: auto needs a memory"},
 		{"control", "mssClamp: 1200", "control: /tmp/x", "control: not supported yet"},
-		{"connection check", "mssClamp: 1200", "connectionCheck: true", "connectionCheck: not supported yet"},
+		{"connection check", "mssClamp: 1200", "connectionCheck: 2s", "connectionCheck: "},
 		{"mapping outside", "external: 10.70.0.9", "external: 10.72.0.9", "nat.addresses[0].external: "},
 		{"mapping of U", "external: 10.70.0.9", "external: 10.70.0.0", "nat.addresses[0].external: "},
 		{"mapping by unknown node", "via: rome-2", "via: rome-9", "nat.addresses[0].via: \"rome-9\" is no node"},
@@ -228,6 +228,32 @@ func TestEmptyFile(t *testing.T) {
 		if !strings.Contains("\n"+err.Error(), "\n"+path+" missing") {
 			t.Errorf("no error for %s in\n%v", path, err)
 		}
+	}
+}
+
+// TestConnectionCheckValue: what the check remembers is bounded.
+func TestConnectionCheckValue(t *testing.T) {
+	c, err := parseText([]byte(goodFile), keyFolder(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		check ConnectionCheck
+		good  bool
+	}{
+		{ConnectionCheck{}, true}, {LiqoConnectionCheck, true}, {ConnectionCheck{Interval: time.Second, Threshold: 1000}, true},
+		{ConnectionCheck{Interval: time.Second}, false}, {ConnectionCheck{Interval: -1, Threshold: 5}, false},
+		{ConnectionCheck{Interval: time.Second, Threshold: 1001}, false},
+		{ConnectionCheck{Interval: time.Millisecond, Threshold: 5}, false},
+	} {
+		c.ConnectionCheck = tt.check
+		if err := c.Validate(); (err == nil) != tt.good {
+			t.Errorf("%+v: %v", tt.check, err)
+		}
+	}
+	with, err := parseText([]byte(goodFile+"connectionCheck: true\n"), keyFolder(t))
+	if err != nil || with.ConnectionCheck != LiqoConnectionCheck {
+		t.Errorf("%+v, %v", with, err)
 	}
 }
 

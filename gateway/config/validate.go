@@ -27,6 +27,12 @@ const (
 	maxRules    = 1 << 19 // after each combination of src, dst and ports has become a rule
 )
 
+// The connection check may neither keep the peer busy nor remember without end.
+const (
+	minInterval  = 100 * time.Millisecond
+	maxThreshold = 1000 // intervals
+)
+
 // maxKeepalive is what WireGuard can be told.
 const maxKeepalive = 65535 * time.Second
 
@@ -55,6 +61,9 @@ func (c *Config) validate(e *configfile.Errors) {
 	}
 	if k := c.WireGuard.Keepalive; k < 0 || k > maxKeepalive {
 		e.Add("wireguard.keepalive", "%v is not a duration from 0s to %v", k, maxKeepalive)
+	}
+	if k := c.ConnectionCheck; k.Interval != 0 && (k.Interval < minInterval || k.Threshold < 1 || k.Threshold > maxThreshold) {
+		e.Add("connectionCheck", "an interval of %v and a threshold of %d; want 0 or at least %v, and 1 to %d", k.Interval, k.Threshold, minInterval, maxThreshold)
 	}
 	if c.WireGuard.ListenPort == c.Geneve.ListenPort {
 		e.Add("geneve.listenPort", "%d is wireguard.listenPort too; both are UDP", c.Geneve.ListenPort)
