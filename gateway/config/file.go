@@ -113,6 +113,7 @@ func parse(e *configfile.Errors, text []byte, dir string) (*Config, error) {
 		return nil, e.Err()
 	}
 	c := f.config(e, dir)
+	c.complete(e)
 	c.validate(e)
 	if err := e.Err(); err != nil {
 		return nil, err

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -228,6 +229,47 @@ func TestEmptyFile(t *testing.T) {
 		if !strings.Contains("\n"+err.Error(), "\n"+path+" missing") {
 			t.Errorf("no error for %s in\n%v", path, err)
 		}
+	}
+}
+
+// TestValueMayLack: a Config that is no file may lack what a source learns while the
+// gateway runs, each alone and all together. A file may lack none of it.
+func TestValueMayLack(t *testing.T) {
+	full, err := parseText([]byte(goodFile), keyFolder(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lacks := map[string]func(*Config){
+		"cluster":                 func(c *Config) { c.Cluster = "" },
+		"wireguard.peerPublicKey": func(c *Config) { c.WireGuard.PeerPublicKey = wgkey.Key{} },
+		"geneve.gatewayAddress":   func(c *Config) { c.Geneve.GatewayAddress = netip.Addr{} },
+		"geneve.nodes":            func(c *Config) { c.Geneve.Nodes, c.Addresses = nil, nil }, // which need one
+		"network.remote.podCIDRs": func(c *Config) { c.Remote = nil },
+		"network.local.podCIDRs": func(c *Config) {
+			c.Local, c.UnknownSource, c.Addresses, c.Services = LocalNetwork{}, netip.Addr{}, nil, nil
+			c.Geneve.Nodes = slices.Clone(c.Geneve.Nodes)
+			for i := range c.Geneve.Nodes {
+				c.Geneve.Nodes[i].PodCIDRs = nil
+			}
+		},
+	}
+	all := *full
+	for name, lack := range lacks {
+		one := *full
+		lack(&one)
+		lack(&all)
+		if err := Check(&one); err != nil {
+			t.Errorf("without %s: %v", name, err)
+		}
+		if err := one.ChangesLive(full); (err != nil) != (name == "cluster") {
+			t.Errorf("%s comes or goes: %v", name, err)
+		}
+	}
+	if err := Check(&all); err != nil {
+		t.Errorf("without all: %v", err)
+	}
+	if tunnels := all.Tunnels(Ports{}); len(tunnels) > 0 {
+		t.Errorf("%d tunnels of a gateway without an address", len(tunnels))
 	}
 }
 

@@ -86,9 +86,12 @@ func (c *Config) NAT(ports Ports, maxConnections int) *nat.Config {
 }
 
 // Tunnels is the part of c that the Geneve endpoint needs; a tunnel's ID is its
-// node's nat.Port.
+// node's nat.Port. Without an internal address, the gateway has none.
 func (c *Config) Tunnels(ports Ports) []geneve.Tunnel {
 	var ts []geneve.Tunnel
+	if !c.Geneve.GatewayAddress.IsValid() {
+		return nil
+	}
 	for _, n := range c.Geneve.Nodes {
 		ts = append(ts, geneve.Tunnel{
 			ID:     uint16(ports.ByName[n.Name]),
