@@ -127,6 +127,29 @@ func arrives(t *testing.T, n *genevetest.Node, payload, source string) {
 	}
 }
 
+// TestNodeReturns: connections of a node's pods outlive its leaving, with the source port
+// that they have.
+func TestNodeReturns(t *testing.T) {
+	p := newPair(t, nil)
+	full := *p.rome.config
+	without := full
+	without.Geneve.Nodes = full.Geneve.Nodes[1:]
+	for _, c := range []*config.Config{nil, &without, &full} {
+		if c != nil {
+			if err := p.rome.Apply(c); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if c == &without {
+			continue
+		}
+		p.rome.nodes[0].Send(udpPacket("10.0.1.5", "10.61.1.7", nil))
+		if v := expect(t, p.milan.nodes[0], "10.62.1.5", "10.0.1.7"); v.SourcePort != 4000 {
+			t.Errorf("from port %d, want 4000", v.SourcePort)
+		}
+	}
+}
+
 // TestLearnAddress: the internal address may change; the nodes then find the gateway at
 // the new one.
 func TestLearnAddress(t *testing.T) {
