@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"sigs.k8s.io/yaml"
@@ -169,4 +170,25 @@ func (k *kubeAPI) audit(t *testing.T, user string) (events []auditEvent) {
 		t.Fatal(err)
 	}
 	return events
+}
+
+// withinRole are the rights of the role as verb group/resource.
+func withinRole(t *testing.T) map[string]bool {
+	t.Helper()
+	rights := make(map[string]bool)
+	for _, r := range readYAML(t, "testdata/liqo-crds/liqo-gateway-ClusterRole.rules.yaml")["rules"].([]any) {
+		for _, group := range field(r.(object), "apiGroups").([]any) {
+			for _, resource := range field(r.(object), "resources").([]any) {
+				for _, verb := range field(r.(object), "verbs").([]any) {
+					rights[fmt.Sprintf("%s %s/%s", verb, group, resource)] = true
+				}
+			}
+		}
+	}
+	return rights
+}
+
+// right is what an event asked for, in the same words.
+func (e *auditEvent) right() string {
+	return strings.TrimSuffix(fmt.Sprintf("%s %s/%s/%s", e.Verb, e.ObjectRef.APIGroup, e.ObjectRef.Resource, e.ObjectRef.Subresource), "/")
 }

@@ -10,7 +10,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/url"
 	"testing"
 )
 
@@ -127,19 +126,20 @@ func (k *kubeClient) dryRun(o object) error {
 	return k.request(http.MethodPatch, pathOf(o)+standInManager+"&fieldValidation=Strict&dryRun=All", "application/apply-patch+yaml", o, nil)
 }
 
+// delete removes a resource.
+func (k *kubeClient) delete(o object) error {
+	return k.request(http.MethodDelete, pathOf(o), "application/json", nil, nil)
+}
+
 // get reads a resource as it is stored.
 func (k *kubeClient) get(o object) (stored object, err error) {
 	return stored, k.request(http.MethodGet, pathOf(o), "application/json", nil, &stored)
 }
 
 // list reads all resources of a kind in a namespace; "" = in all.
-func (k *kubeClient) list(apiVersion, kind, namespace, selector string) ([]object, error) {
+func (k *kubeClient) list(apiVersion, kind, namespace string) ([]object, error) {
 	var list struct{ Items []object }
-	path := kubePath(apiVersion, kind, namespace, "")
-	if selector != "" {
-		path += "?labelSelector=" + url.QueryEscape(selector)
-	}
-	return list.Items, k.request(http.MethodGet, path, "application/json", nil, &list)
+	return list.Items, k.request(http.MethodGet, kubePath(apiVersion, kind, namespace, ""), "application/json", nil, &list)
 }
 
 // field reads a field of a resource by the names on its way; nil if it is not there.

@@ -40,7 +40,11 @@ func TestKubeGateways(t *testing.T) {
 			k.connected()
 		}
 		t.Logf("connected %v after the keys", time.Since(began).Round(time.Millisecond))
-		passes(t, rome, milan)
+		for _, test := range kubeTraffic {
+			for _, way := range [][2]*kubeLab{{rome, milan}, {milan, rome}} {
+				t.Run(test.name+", "+way[0].name+" to "+way[1].name, func(t *testing.T) { test.run(t, way[0], way[1]) })
+			}
+		}
 
 		// A second peering, of another gateway, with a cluster that is not under Liqo.
 		again, turin := rome.peerAgain(&kubeRomeTurin, &kubeTurin), newKubeHosts(t, &kubeTurin)
@@ -58,7 +62,8 @@ func TestKubeGateways(t *testing.T) {
 			testKubePods(t, way[0], way[1])
 			testKubeHosts(t, way[0], way[1])
 		}
-		passes(t, rome, milan)
+		t.Run("changes", func(t *testing.T) { testKubeChanges(t, rome, milan) })
+		t.Run("API server away", func(t *testing.T) { testKubeAway(t, rome, milan) })
 		for _, k := range []*kubeLab{rome, milan, again} {
 			k.requireWithinRole(t)
 		}
@@ -72,16 +77,6 @@ var kubeTraffic = []struct {
 }{
 	{"pods", testKubePods}, {"NodePort", testKubeNodePort}, {"hosts", testKubeHosts},
 	{"mapping", testKubeMapping}, {"MSS", testKubeMSS}, {"ICMP errors", testKubeErrors},
-}
-
-// passes requires all of it, both ways.
-func passes(t *testing.T, rome, milan *kubeLab) {
-	t.Helper()
-	for _, test := range kubeTraffic {
-		for _, way := range [][2]*kubeLab{{rome, milan}, {milan, rome}} {
-			t.Run(test.name+", "+way[0].name+" to "+way[1].name, func(t *testing.T) { test.run(t, way[0], way[1]) })
-		}
-	}
 }
 
 // liqoMode probes for a culvert that runs under Liqo.
@@ -130,9 +125,10 @@ func (k *kubeLab) connected() {
 func (k *kubeLab) requireWithinRole(t *testing.T) {
 	t.Helper()
 	events := k.api.audit(t, k.liqo.user())
+	rights := withinRole(t)
 	for _, e := range events {
-		if e.ResponseStatus.Code == http.StatusForbidden {
-			t.Errorf("%s: %s %s was forbidden", k.name, e.Verb, e.RequestURI)
+		if e.ResponseStatus.Code == http.StatusForbidden || e.ObjectRef.Resource != "" && !rights[e.right()] {
+			t.Errorf("%s: %s %s is beyond the role: status %d", k.name, e.Verb, e.RequestURI, e.ResponseStatus.Code)
 		}
 	}
 	if len(events) == 0 {

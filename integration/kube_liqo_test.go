@@ -1,14 +1,10 @@
 package integration
 
 import (
-	"bytes"
 	"encoding/base64"
-	"os"
 	"path/filepath"
 	"strconv"
 	"testing"
-
-	"sigs.k8s.io/yaml"
 )
 
 const (
@@ -50,23 +46,6 @@ func (l *liqo) apply(objects ...object) {
 	}
 }
 
-// resource is one of Liqo's, with labels in pairs.
-func resource(kind, namespace, name string, spec object, labels ...string) object {
-	meta := object{"name": name, "labels": pairs(labels...)}
-	if namespace != "" {
-		meta["namespace"] = namespace
-	}
-	return object{"apiVersion": liqoVersion, "kind": kind, "metadata": meta, "spec": spec}
-}
-
-func pairs(of ...string) object {
-	labels := make(object)
-	for i := 0; i < len(of); i += 2 {
-		labels[of[i]] = of[i+1]
-	}
-	return labels
-}
-
 // install makes what Liqo's chart brings: resource definitions, its namespace, and the
 // role of a gateway.
 func (l *liqo) install() {
@@ -82,18 +61,10 @@ func (l *liqo) install() {
 		definitions = append(definitions, o)
 	}
 	for _, o := range definitions {
-		eventually(l.t, "definition of "+pathOf(o), func() error {
-			stored, err := l.api.admin.get(o)
-			if err != nil {
-				return err
-			}
-			conditions, _ := field(stored, "status", "conditions").([]any)
-			for _, c := range conditions {
-				if field(c.(object), "type") == "Established" && field(c.(object), "status") == "True" {
-					return nil
-				}
-			}
-			return errNotYet
+		kind := field(o, "spec", "names", "kind").(string)
+		eventually(l.t, kind+" is served", func() error {
+			_, err := l.api.admin.list(liqoVersion, kind, "")
+			return err
 		})
 	}
 	rules := readYAML(l.t, "testdata/liqo-crds/liqo-gateway-ClusterRole.rules.yaml")["rules"]
@@ -124,36 +95,6 @@ func (l *liqo) account() string { return l.remote.name }
 
 // user is how the API server names it.
 func (l *liqo) user() string { return "system:serviceaccount:" + l.tenant() + ":" + l.account() }
-
-func readYAML(t *testing.T, file string) object {
-	t.Helper()
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var o object
-	if err := yaml.Unmarshal(text, &o); err != nil {
-		t.Fatalf("%s: %v", file, err)
-	}
-	return o
-}
-
-// readResources reads a file of several resources.
-func readResources(t *testing.T, file string) (all []object) {
-	t.Helper()
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, document := range bytes.Split(text, []byte("\n---\n")) {
-		var o object
-		if err := yaml.Unmarshal(document, &o); err != nil {
-			t.Fatalf("%s: %v", file, err)
-		}
-		all = append(all, o)
-	}
-	return all
-}
 
 // nodesJoin writes what follows from the nodes alone. Where a node sends from is not
 // known yet.
@@ -324,12 +265,6 @@ func (l *liqo) publicKey(name string, public []byte) object {
 		"liqo.io/remote-cluster-id", l.remote.name, liqoLabel+"gateway-resource", "true")
 }
 
-var fabricRoutes = []string{liqoLabel + "route-category", "gateway", liqoLabel + "route-subcategory", "fabric"}
-
-func subcategory(name string) []string {
-	return []string{liqoLabel + "firewall-category", "gateway", liqoLabel + "firewall-subcategory", name}
-}
-
 // unique are the labels of what only the gateway to one cluster obeys.
 func (l *liqo) unique(what string) []string {
 	return []string{liqoLabel + what + "-category", "gateway", liqoLabel + what + "-unique", l.remote.name}
@@ -338,40 +273,4 @@ func (l *liqo) unique(what string) []string {
 func (l *liqo) applyRoutes(name, table string, labels []string, rules ...object) {
 	l.t.Helper()
 	l.apply(resource("RouteConfiguration", liqoNamespace, name, routeTable(table, rules...), labels...))
-}
-
-func routeTable(name string, rules ...object) object {
-	return object{"table": object{"name": name, "rules": rules}}
-}
-
-func firewall(namespace, name, table string, labels []string, chains ...object) object {
-	return resource("FirewallConfiguration", namespace, name, object{"table": object{"name": table, "family": "IPV4", "chains": chains}}, labels...)
-}
-
-func chain(name, kind, hook string, priority int, rules ...object) object {
-	all := object{}
-	if len(rules) > 0 {
-		all[kind+"Rules"] = rules
-	}
-	return object{"name": name, "type": kind, "hook": hook, "priority": priority, "policy": "accept", "rules": all}
-}
-
-func natRule(name, kind, to string, matches ...object) object {
-	return object{"name": name, "natType": kind, "to": to, "match": matches}
-}
-
-func filterRule(name, action, value string, counter bool, matches ...object) object {
-	rule := object{"name": name, "action": action, "counter": counter, "match": matches}
-	if value != "" {
-		rule["value"] = value
-	}
-	return rule
-}
-
-func matchIP(op, position, value string) object {
-	return object{"op": op, "ip": object{"position": position, "value": value}}
-}
-
-func matchDevice(op, position, value string) object {
-	return object{"op": op, "dev": object{"position": position, "value": value}}
 }

@@ -2,7 +2,6 @@ package integration
 
 import (
 	"errors"
-	"fmt"
 	"maps"
 	"net/http"
 	"path/filepath"
@@ -67,17 +66,7 @@ var kubeVerbs = []string{"get", "list", "watch", "create", "update", "patch", "d
 // testKubeAccount: the gateway's account may do all that the role says, and nothing
 // else that an account without a role may not.
 func testKubeAccount(t *testing.T, k *kubeLab) {
-	rules := readYAML(t, "testdata/liqo-crds/liqo-gateway-ClusterRole.rules.yaml")["rules"].([]any)
-	want := make(map[string]bool)
-	for _, r := range rules {
-		for _, group := range field(r.(object), "apiGroups").([]any) {
-			for _, resource := range field(r.(object), "resources").([]any) {
-				for _, verb := range field(r.(object), "verbs").([]any) {
-					want[fmt.Sprintf("%s %s/%s", verb, group, resource)] = true
-				}
-			}
-		}
-	}
+	want := withinRole(t)
 	resources := k.api.resources(t)
 	for right := range want {
 		resource := strings.Fields(right)[1]
@@ -106,7 +95,7 @@ func testKubeAccount(t *testing.T, k *kubeLab) {
 		t.Fatal(err)
 	}
 	account := newKubeClient(k.gatewayHost, k.api.base, k.api.roots, token)
-	if _, err := account.list(liqoVersion, "FirewallConfiguration", "", ""); err != nil {
+	if _, err := account.list(liqoVersion, "FirewallConfiguration", ""); err != nil {
 		t.Error(err)
 	}
 	err = account.request(http.MethodGet, "/api/v1/namespaces/"+k.liqo.tenant()+"/secrets", "", nil, nil)
