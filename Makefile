@@ -3,6 +3,7 @@ GO_NEEDED := 1.26.3
 GO ?= go
 FUZZTIME ?= 30s
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+KUBEBUILDER_ASSETS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/culvert/kubernetes
 CHECKLOCKS := gvisor.dev/gvisor/tools/checklocks/cmd/checklocks@v0.0.0-20260905035102-160fafc42237
 UNIT := $$($(GO) list ./... | grep -v /integration)
 
@@ -25,7 +26,7 @@ RESULTS := awk '\
 DOWNLOADS := awk '/^go: downloading / { n++; next } { print } END { if (n) print "go: downloaded " n " modules" }'
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-gvisor race fuzz bench lint image release reproducible clean go-version
+.PHONY: help build demo test test-gvisor test-kube kube-assets race fuzz bench lint image release reproducible clean go-version
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
@@ -49,6 +50,18 @@ test: go-version ## all tests; as root, or as a user who may make user namespace
 test-gvisor: go-version ## the checks of two clusters with both gateways in gVisor (root; builds runsc, two minutes, once)
 	@runsc=$$(cd integration/gvisor && CGO_ENABLED=0 $(GO) tool -n runsc); echo "RUNSC=$$runsc $(GO) test -run GVisor ./integration"; \
 	RUNSC=$$runsc $(GO) test -v -count=1 -timeout 20m -run GVisor ./integration 2>&1 | $(RESULTS)
+
+test-kube: kube-assets ## gateways under two Kubernetes API servers (root; builds kube-apiserver and etcd, four minutes, once)
+	@export KUBEBUILDER_ASSETS='$(KUBEBUILDER_ASSETS)'; echo "KUBEBUILDER_ASSETS=$$KUBEBUILDER_ASSETS $(GO) test -run Kube ./integration"; \
+	$(GO) test -v -count=1 -timeout 20m -run Kube ./integration 2>&1 | $(RESULTS)
+
+# A server that is not told its version at build time knows none.
+kube-assets: go-version
+	@cd integration/kubernetes; export CGO_ENABLED=0; version=$$($(GO) list -m -f '{{.Version}}' k8s.io/kubernetes); \
+	minor=$${version#v1.}; v=k8s.io/component-base/version; \
+	$(GO) build -trimpath -ldflags='-s -w' -o '$(KUBEBUILDER_ASSETS)/etcd' go.etcd.io/etcd/server/v3; \
+	$(GO) build -trimpath -ldflags="-s -w -X $$v.gitVersion=$$version -X $$v.gitMajor=1 -X $$v.gitMinor=$${minor%%.*}" \
+		-o '$(KUBEBUILDER_ASSETS)/kube-apiserver' k8s.io/kubernetes/cmd/kube-apiserver
 
 long: go-version ## what the tests do in small, in full: a siege of a minute, a stream beside attacks, a million choices of addresses, ten thousand sequences of changes to rules (one hour)
 	CULVERT_LONG=1 IPAM_LONG=1 $(GO) test -v -count=1 -timeout 90m -run 'TestMemorySiege|TestInnocentThroughput' ./integration

@@ -27,7 +27,7 @@
 //	           ▼
 //	     wg/tun.go Read ─► wireguard-go encrypts ─► wg/bind.go Send ─► peer
 //
-// Files in the order of that walk: outbound.go, inbound.go, queue.go, echo.go, drops.go;
+// Files in the order of that walk: outbound.go, inbound.go, queue.go, echo.go, check.go, drops.go;
 // package wg keeps wireguard-go fed and in bounds. What is desired: package config. What
 // owns what: gateway.go, budget.go. What is due each second: sweep.go; trains.go tells
 // whether trains arrive, encap.go what nodes speak. What can be seen: metrics.go, served by

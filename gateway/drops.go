@@ -12,6 +12,9 @@ const (
 	// DropNoService: addressed to the gateway itself, but not to something that
 	// answers there.
 	DropNoService DropReason = iota
+	// DropBadCheck: for the connection check, and no message of it, none that is waited
+	// for, or more of them than a peer needs.
+	DropBadCheck
 	// DropLocalQueueFull: made by the gateway itself, or turned back into the tunnel,
 	// while its queue was full and its cause had its share of it.
 	DropLocalQueueFull
@@ -21,6 +24,7 @@ const (
 
 var dropReasonNames = [numDropReasons]string{
 	DropNoService:      "no-service",
+	DropBadCheck:       "bad-check",
 	DropLocalQueueFull: "local-queue-full",
 }
 
@@ -31,7 +35,7 @@ func (r DropReason) String() string { return dropReasonNames[r] }
 //
 //	received (nat) = forwarded (nat) + delivered (nat) + drops (nat)
 //	forwarded + generated = sent + held (geneve) + drops (geneve, wg, gateway)
-//	delivered = answered echo requests + answers to probes + DropNoService
+//	delivered = answered echo requests + answers to probes + messages of the check + DropNoService + DropBadCheck
 type counters struct {
 	generated atomic.Uint64 // made by the gateway itself, to be sent this way
 	drops     [numDropReasons]atomic.Uint64

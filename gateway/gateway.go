@@ -30,6 +30,7 @@ type Gateway struct {
 	out      *outbound
 	in       *inbound
 	wg       *wg.Device
+	check    *check
 	uapi     net.Listener // nil = off
 	metrics  *metricsServer
 	watch    *watch
@@ -104,6 +105,8 @@ func (g *Gateway) connectPath(c *config.Config) {
 		Peer:          peer,
 		Log:           g.log.WithField("tunnel", "wireguard"),
 	})
+	g.check = newCheck(own, peer, c.MTU)
+	g.check.begin(c, time.Now())
 	g.out = &outbound{
 		endpoint: g.endpoint,
 		receiver: g.endpoint.NewReceiver(),
@@ -118,6 +121,7 @@ func (g *Gateway) connectPath(c *config.Config) {
 		sender:   g.endpoint.NewSender(),
 		engine:   g.engine,
 		tunnel:   g.wg,
+		check:    g.check,
 		answers:  g.out.queue,
 		piece:    make([]byte, c.MTU),
 	}
@@ -178,6 +182,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 		defer g.uapi.Close()
 	}
 	tasks.Go(func() { g.sweep(ctx) })
+	tasks.Go(func() { g.checkConnection(ctx) })
 	g.metrics.serve()
 	g.logStart(c)
 	g.ready.Store(true)
@@ -289,6 +294,9 @@ func (g *Gateway) commit(p *prepared) {
 	g.endpoint.Commit(p.tunnels)
 	if err := g.wg.SetPeer(peerOf(&p.config.WireGuard)); err != nil {
 		g.log.WithError(err).Warn("the WireGuard device is closed")
+	}
+	if old := g.config; p.config.ConnectionCheck != old.ConnectionCheck || p.config.WireGuard.PeerPublicKey != old.WireGuard.PeerPublicKey {
+		g.check.begin(p.config, time.Now())
 	}
 	changes := p.config.Changes(g.config)
 	g.ports, g.config = p.ports, p.config

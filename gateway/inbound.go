@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"net/netip"
+	"time"
 
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 
@@ -21,8 +22,9 @@ type inbound struct {
 	sender   *geneve.Sender
 	engine   *nat.Engine
 	tunnel   *wg.Device // whose probes are answered
-	answers  *queue     // ICMP errors and answers, back into the tunnel
-	other    *counters  // of outbound, whose way they go
+	check    *check
+	answers  *queue    // ICMP errors and answers, back into the tunnel
+	other    *counters // of outbound, whose way they go
 
 	packet   packet.Packet
 	source   [16]byte // where the source address of packet was before Process
@@ -111,6 +113,15 @@ const (
 // deliver hands p to the gateway's own tunnel address.
 func (in *inbound) deliver(p *packet.Packet, now nat.Time) {
 	if in.tunnel.ProbeAnswered(p.Bytes()) {
+		return
+	}
+	if in.check.mine(p.Bytes()) {
+		switch answer, ok := in.check.receive(p.Bytes(), time.Now()); {
+		case !ok:
+			in.drops[DropBadCheck].Add(1)
+		case answer != nil:
+			in.reply(answer)
+		}
 		return
 	}
 	if !answerEcho(p) {

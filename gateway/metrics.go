@@ -32,6 +32,7 @@ func (g *Gateway) metricsPage(l *seats, size int) []byte {
 	if s, err := g.wg.PeerStats(); err == nil {
 		p.peer(peer, &s, &tunnel)
 	}
+	p.check(peer, g.check.found())
 	p.sockets(g.sockets(&tunnel))
 	p.listener(l)
 	p.build(ReadVersion())
@@ -255,6 +256,21 @@ func (p *page) findings(all []health.Finding) {
 			p.add(1, f.Cause.Name, f.Of)
 		}
 	}
+}
+
+func (p *page) check(peer string, found CheckStatus) {
+	p.family(gauge, "check_connected", "1 if the peer's gateway answers the connection check, 0 if not; absent where none is made.", "peer")
+	if found.State != CheckOff {
+		p.add(bit[found.State == CheckConnected], peer)
+	}
+	p.family(gauge, "check_rtt_seconds", "Time to the peer's gateway and back; absent while it does not answer.", "peer")
+	if found.State == CheckConnected {
+		p.add(found.RTT.Seconds(), peer)
+	}
+	p.family(counter, "check_pings_total", "Pings of the connection check: sent to the peer, answered by it, received from it and answered.", "peer", "ping")
+	p.count(found.Sent, peer, "sent")
+	p.count(found.Answered, peer, "answered")
+	p.count(found.Asked, peer, "received")
 }
 
 // socketFamilies are the metrics of each UDP socket that have one value.

@@ -11,6 +11,7 @@ import (
 	"culvert/gateway/config"
 	"culvert/gateway/health"
 	"culvert/gateway/wg"
+	"culvert/gateway/wgkey"
 	"culvert/geneve"
 	"culvert/nat"
 )
@@ -126,7 +127,7 @@ var strangerKinds = map[wg.Reason]health.StrangerKind{
 
 func (w *watch) peer(c *config.Config) health.Peer {
 	p := health.Peer{Name: c.Peer, Role: c.WireGuard.Role.String(), Configured: c.WireGuard.Endpoint,
-		ListenPort: w.g.wg.Port(), PublicKey: c.WireGuard.PrivateKey.Public().Base64(), Initiator: w.g.wg.Initiator()}
+		ListenPort: w.g.wg.Port(), PublicKey: c.WireGuard.PrivateKey.Public().Base64(), Unknown: c.WireGuard.PeerPublicKey == (wgkey.Key{}), Initiator: w.g.wg.Initiator()}
 	s, err := w.g.wg.PeerStats()
 	if err != nil {
 		return p // it is being closed

@@ -193,7 +193,7 @@ func ipamPeerings(t *testing.T) {
 	}
 
 	toMilan, toParis, atParis := gateways[0], gateways[2], gateways[3]
-	check := holdConnections(t, pods["milan"], romePod, podAt(want[0]), 100)
+	check := holdConnections(t, pods["milan"], romePod, podAddress, podAt(want[0]), 100)
 	toParis.process.stop()
 	atParis.process.stop()
 	toMilan.reload(onePodCIDR)
@@ -231,9 +231,9 @@ func (g *ipamGateway) connectNode() {
 }
 
 // holdConnections opens connections whose check wants an answer of each.
-func holdConnections(t *testing.T, server, client *peerHost, target string, n int) (check func(when string)) {
+func holdConnections(t *testing.T, server, client *peerHost, listen, target string, n int) (check func(when string)) {
 	t.Helper()
-	l, err := server.listen("tcp4", net.JoinHostPort(podAddress, exchangePort))
+	l, err := server.listen("tcp4", net.JoinHostPort(listen, exchangePort))
 	if err != nil {
 		t.Fatal(err)
 	}

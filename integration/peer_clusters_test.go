@@ -133,14 +133,16 @@ func nonZero(page string) string {
 }
 
 // get fetches a page from the metrics address inside the host.
-func (h *peerHost) get(path string) (string, error) {
+func (h *peerHost) get(path string) (string, error) { return h.getFrom(metricsAddress, path) }
+
+func (h *peerHost) getFrom(address, path string) (string, error) {
 	client := http.Client{Timeout: startTimeout, Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(_ context.Context, network, address string) (net.Conn, error) {
 			return h.dial(network, address)
 		},
 	}}
-	response, err := client.Get("http://" + metricsAddress + path)
+	response, err := client.Get("http://" + address + path)
 	if err != nil {
 		return "", err
 	}

@@ -28,7 +28,8 @@ type peerHost struct {
 	name string
 	ns   netns.NsHandle
 
-	group *memoryGroup // that programs are started in; nil = this process's
+	group    *memoryGroup // that programs are started in; nil = this process's
+	confined bool         // programs have a read-only root and cannot gain a capability
 }
 
 func newPeerHost(t *testing.T, name string) *peerHost {
@@ -134,7 +135,15 @@ func (h *peerHost) start(credential *syscall.Credential, program string, args ..
 	if h.group != nil {
 		start = func() error { return h.group.start(p.cmd) }
 	}
-	if err := h.do(start); err != nil {
+	err = h.do(func() error {
+		if h.confined {
+			if err := confine(); err != nil {
+				return err
+			}
+		}
+		return start()
+	})
+	if err != nil {
 		h.t.Fatalf("%s: %v", h.name, err)
 	}
 	go func() {

@@ -30,10 +30,12 @@ func (c *Config) Changes(old *Config) string {
 		{"wireguard.peerPublicKey", c.WireGuard.PeerPublicKey, old.WireGuard.PeerPublicKey},
 		{"wireguard.endpoint", c.WireGuard.Endpoint, old.WireGuard.Endpoint},
 		{"wireguard.keepalive", c.WireGuard.Keepalive, old.WireGuard.Keepalive},
+		{"geneve.gatewayAddress", c.Geneve.GatewayAddress, old.Geneve.GatewayAddress},
 		{"geneve.sourceCheck", c.Geneve.SourceCheck, old.Geneve.SourceCheck},
 		{"network.local", c.Local, old.Local},
 		{"nat.unknownSource", c.UnknownSource, old.UnknownSource},
 		{"nat.maxConnections", c.MaxConnections, old.MaxConnections},
+		{"connectionCheck", c.ConnectionCheck, old.ConnectionCheck},
 		{"mssClamp", c.MSSClamp, old.MSSClamp},
 		{"log.level", c.Log.Level, old.Log.Level},
 	} {

@@ -31,6 +31,8 @@ type Config struct {
 	Rules          []nat.FilterRule // rules
 	MSSClamp       nat.MSSClamp     // mssClamp
 
+	ConnectionCheck ConnectionCheck // connectionCheck
+
 	IPAM  IPAM   // ipam
 	State string // state: folder of what outlives the process, "" = none
 
@@ -49,6 +51,9 @@ const (
 	DefaultMetrics                 = "127.0.0.1:8082"
 )
 
+// LiqoConnectionCheck is Liqo's.
+var LiqoConnectionCheck = ConnectionCheck{Port: 12345, Interval: 2 * time.Second, Threshold: 5}
+
 // WireGuard is the external network's end: one tunnel to one peer.
 type WireGuard struct {
 	Role          Role
@@ -58,6 +63,14 @@ type WireGuard struct {
 	Endpoint      string        // host:port of the peer, client only
 	Keepalive     time.Duration // 0 = off
 	UAPI          bool          // serve the read-only wg(8) socket
+}
+
+// ConnectionCheck says how the gateway asks its peer whether it is there. It answers the
+// peer in any case.
+type ConnectionCheck struct {
+	Port      uint16        // UDP port of both gateways; 0 = Liqo's
+	Interval  time.Duration // between two pings; 0 = none is sent
+	Threshold int           // for so many intervals the peer may be silent
 }
 
 // Geneve is the internal network's end: one tunnel per node.

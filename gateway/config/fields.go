@@ -25,7 +25,7 @@ var fields = []configfile.Field{
 	{Path: "wireguard.uapi", Type: "true or false", Default: "false", Doc: "Serve the socket by which wg show reads the tunnel, in /var/run/wireguard."},
 
 	{Path: "geneve.listenPort", Type: "UDP port, 1 to 65535", Default: "6091", Doc: "Where Geneve and VXLAN arrive, and the port at the nodes to which they are sent."},
-	{Path: "geneve.gatewayAddress", Type: "IPv4 address", Default: required, Doc: "The gateway's own internal address, the next hop of all nodes. It lies in no other CIDR of this file."},
+	{Path: "geneve.gatewayAddress", Type: "IPv4 address", Default: required, Live: true, Doc: "The gateway's own internal address, the next hop of all nodes. It lies in no other CIDR of this file."},
 	{Path: "geneve.sourceCheck", Type: "one of node, cluster", Default: "node", Live: true, Doc: "node refuses what a node sends from another node's pods; cluster lets any node send from all local pods."},
 	{Path: "geneve.nodes[].name", Type: "name", Default: required, Live: true, Doc: "Name of the node, once in this file."},
 	{Path: "geneve.nodes[].vni", Type: "number, 0 to 16777215", Default: required, Live: true, Doc: "Number of the tunnel, the same at the node; it identifies the node."},
@@ -73,6 +73,7 @@ var fields = []configfile.Field{
 	{Path: "ipam.reserved[]", Type: "IPv4 CIDR", Live: true, Doc: "What auto never chooses, because something else has it."},
 	{Path: "ipam.file", Type: "file", Doc: "The memory of what auto chose; without it, ipam.json in state."},
 
+	{Path: "connectionCheck", Type: "true or false", Default: "false", Live: true, Doc: "Ask the peer every two seconds whether it is there, as Liqo's gateways do, for logs and metrics. Another gateway's questions are answered in any case."},
 	{Path: "mssClamp", Type: "auto, off or bytes, 216 to 8960", Default: "auto", Live: true, Doc: "Largest TCP segment that connections may ask for: auto is mtu less 40."},
 	{Path: "metrics", Type: "host:port, or empty", Default: "127.0.0.1:8082", Doc: "Where /metrics, /healthz and /readyz are served; empty is nowhere."},
 	{Path: "log.level", Type: "one of error, warning, info, debug, trace", Default: "info", Live: true, Doc: "What is logged: this and what is worse."},

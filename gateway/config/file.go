@@ -41,9 +41,10 @@ type (
 		IPAM      fileIPAM      `json:"ipam"`
 		State     *scalar       `json:"state"`
 
-		// Parts of the format that this version refuses by name.
-		ConnectionCheck *scalar `json:"connectionCheck"`
-		Control         *scalar `json:"control"`
+		ConnectionCheck scalar `json:"connectionCheck"`
+
+		// A part of the format that this version refuses by name.
+		Control *scalar `json:"control"`
 	}
 	fileWireGuard struct {
 		Role              scalar `json:"role"`
@@ -112,6 +113,7 @@ func parse(e *configfile.Errors, text []byte, dir string) (*Config, error) {
 		return nil, e.Err()
 	}
 	c := f.config(e, dir)
+	c.complete(e)
 	c.validate(e)
 	if err := e.Err(); err != nil {
 		return nil, err
@@ -137,7 +139,12 @@ func (f *file) config(e *configfile.Errors, dir string) *Config {
 	if f.Metrics != nil {
 		c.Metrics = string(*f.Metrics)
 	}
-	f.refuse(e)
+	if f.Control != nil {
+		e.Add("control", "not supported yet; leave the field out")
+	}
+	if e.Bool("connectionCheck", f.ConnectionCheck, false) {
+		c.ConnectionCheck = LiqoConnectionCheck
+	}
 	f.WireGuard.config(e, dir, &c.WireGuard)
 	f.Geneve.config(e, &c.Geneve)
 
@@ -213,17 +220,6 @@ func LoadNetworks(path string) (*Config, error) {
 	f.networks(e, filepath.Dir(path), c)
 	f.Geneve.config(e, &c.Geneve)
 	return c, e.Err()
-}
-
-// refuse names the parts of the format that are not built yet.
-func (f *file) refuse(e *configfile.Errors) {
-	const remedy = "not supported yet; leave the field out"
-	if f.ConnectionCheck != nil && *f.ConnectionCheck != "false" {
-		e.Add("connectionCheck", remedy)
-	}
-	if f.Control != nil {
-		e.Add("control", remedy)
-	}
 }
 
 func (f *fileWireGuard) config(e *configfile.Errors, dir string, c *WireGuard) {

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -135,7 +136,7 @@ func TestParseErrors(t *testing.T) {
 		{"external auto without memory", "external: 10.70.0.9", "external: auto", "nat.addresses[0].external: auto needs a memory"},
 		{"address auto without memory", "address: 10.70.0.20", "address: auto", "nat.services[0].address: auto needs a memory"},
 		{"control", "mssClamp: 1200", "control: /tmp/x", "control: not supported yet"},
-		{"connection check", "mssClamp: 1200", "connectionCheck: true", "connectionCheck: not supported yet"},
+		{"connection check", "mssClamp: 1200", "connectionCheck: 2s", "connectionCheck: "},
 		{"mapping outside", "external: 10.70.0.9", "external: 10.72.0.9", "nat.addresses[0].external: "},
 		{"mapping of U", "external: 10.70.0.9", "external: 10.70.0.0", "nat.addresses[0].external: "},
 		{"mapping by unknown node", "via: rome-2", "via: rome-9", "nat.addresses[0].via: \"rome-9\" is no node"},
@@ -228,6 +229,73 @@ func TestEmptyFile(t *testing.T) {
 		if !strings.Contains("\n"+err.Error(), "\n"+path+" missing") {
 			t.Errorf("no error for %s in\n%v", path, err)
 		}
+	}
+}
+
+// TestValueMayLack: a Config that is no file may lack what a source learns while the
+// gateway runs, each alone and all together. A file may lack none of it.
+func TestValueMayLack(t *testing.T) {
+	full, err := parseText([]byte(goodFile), keyFolder(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lacks := map[string]func(*Config){
+		"cluster":                 func(c *Config) { c.Cluster = "" },
+		"wireguard.peerPublicKey": func(c *Config) { c.WireGuard.PeerPublicKey = wgkey.Key{} },
+		"geneve.gatewayAddress":   func(c *Config) { c.Geneve.GatewayAddress = netip.Addr{} },
+		"geneve.nodes":            func(c *Config) { c.Geneve.Nodes, c.Addresses = nil, nil }, // which need one
+		"network.remote.podCIDRs": func(c *Config) { c.Remote = nil },
+		"network.local.podCIDRs": func(c *Config) {
+			c.Local, c.UnknownSource, c.Addresses, c.Services = LocalNetwork{}, netip.Addr{}, nil, nil
+			c.Geneve.Nodes = slices.Clone(c.Geneve.Nodes)
+			for i := range c.Geneve.Nodes {
+				c.Geneve.Nodes[i].PodCIDRs = nil
+			}
+		},
+	}
+	all := *full
+	for name, lack := range lacks {
+		one := *full
+		lack(&one)
+		lack(&all)
+		if err := Check(&one); err != nil {
+			t.Errorf("without %s: %v", name, err)
+		}
+		if err := one.ChangesLive(full); (err != nil) != (name == "cluster") {
+			t.Errorf("%s comes or goes: %v", name, err)
+		}
+	}
+	if err := Check(&all); err != nil {
+		t.Errorf("without all: %v", err)
+	}
+	if tunnels := all.Tunnels(Ports{}); len(tunnels) > 0 {
+		t.Errorf("%d tunnels of a gateway without an address", len(tunnels))
+	}
+}
+
+// TestConnectionCheckValue: what the check remembers is bounded.
+func TestConnectionCheckValue(t *testing.T) {
+	c, err := parseText([]byte(goodFile), keyFolder(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		check ConnectionCheck
+		good  bool
+	}{
+		{ConnectionCheck{}, true}, {LiqoConnectionCheck, true}, {ConnectionCheck{Interval: time.Second, Threshold: 1000}, true},
+		{ConnectionCheck{Interval: time.Second}, false}, {ConnectionCheck{Interval: -1, Threshold: 5}, false},
+		{ConnectionCheck{Interval: time.Second, Threshold: 1001}, false},
+		{ConnectionCheck{Interval: time.Millisecond, Threshold: 5}, false},
+	} {
+		c.ConnectionCheck = tt.check
+		if err := c.Validate(); (err == nil) != tt.good {
+			t.Errorf("%+v: %v", tt.check, err)
+		}
+	}
+	with, err := parseText([]byte(goodFile+"connectionCheck: true\n"), keyFolder(t))
+	if err != nil || with.ConnectionCheck != LiqoConnectionCheck {
+		t.Errorf("%+v, %v", with, err)
 	}
 }
 

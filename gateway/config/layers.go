@@ -2,43 +2,52 @@ package config
 
 import (
 	"errors"
+	"maps"
 	"net/netip"
 
 	"culvert/geneve"
 	"culvert/nat"
 )
 
-// Ports gives each node its nat.Port. A node keeps its port for as long as its
-// name stays in the configuration, because connections remember ports.
+// Ports gives each node its nat.Port. Connections remember ports, so a node that leaves
+// and comes back has the port that it had, as long as there are others for new nodes.
 type Ports struct {
 	ByName map[string]nat.Port // never changed
+	last   map[nat.Port]string // who had it last
 	next   nat.Port
 }
 
-// Assign returns the ports of nodes, who keep those that they have in p.
+// Assign returns the ports of nodes, who keep those that they have or had in p.
 func (p Ports) Assign(nodes []Node) Ports {
+	had := make(map[string]nat.Port, len(p.last))
+	for port, name := range p.last {
+		had[name] = port
+	}
+	assigned := Ports{make(map[string]nat.Port, len(nodes)), maps.Clone(p.last), p.next}
+	if assigned.last == nil {
+		assigned.last = make(map[nat.Port]string, len(nodes))
+	}
 	inUse := make(map[nat.Port]bool, len(nodes))
-	assigned := make(map[string]nat.Port, len(nodes))
 	for _, n := range nodes {
-		if port, ok := p.ByName[n.Name]; ok {
-			assigned[n.Name] = port
+		if port, ok := had[n.Name]; ok {
+			assigned.ByName[n.Name] = port
 			inUse[port] = true
 		}
 	}
 	for _, n := range nodes {
-		if _, ok := assigned[n.Name]; ok {
+		if _, ok := assigned.ByName[n.Name]; ok {
 			continue
 		}
 		for {
-			p.next = p.next%maxNodes + 1
-			if !inUse[p.next] {
+			assigned.next = assigned.next%maxNodes + 1
+			if !inUse[assigned.next] {
 				break
 			}
 		}
-		assigned[n.Name] = p.next
-		inUse[p.next] = true
+		assigned.ByName[n.Name], assigned.last[assigned.next] = assigned.next, n.Name
+		inUse[assigned.next] = true
 	}
-	return Ports{assigned, p.next}
+	return assigned
 }
 
 // NAT is the part of c that decides about packets; maxConnections is for where c says auto.
@@ -86,9 +95,12 @@ func (c *Config) NAT(ports Ports, maxConnections int) *nat.Config {
 }
 
 // Tunnels is the part of c that the Geneve endpoint needs; a tunnel's ID is its
-// node's nat.Port.
+// node's nat.Port. Without an internal address, the gateway has none.
 func (c *Config) Tunnels(ports Ports) []geneve.Tunnel {
 	var ts []geneve.Tunnel
+	if !c.Geneve.GatewayAddress.IsValid() {
+		return nil
+	}
 	for _, n := range c.Geneve.Nodes {
 		ts = append(ts, geneve.Tunnel{
 			ID:     uint16(ports.ByName[n.Name]),

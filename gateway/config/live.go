@@ -21,7 +21,6 @@ func (c *Config) ChangesLive(old *Config) error {
 	fixed("wireguard.listenPort", c.WireGuard.ListenPort == old.WireGuard.ListenPort)
 	fixed("wireguard.uapi", c.WireGuard.UAPI == old.WireGuard.UAPI)
 	fixed("geneve.listenPort", c.Geneve.ListenPort == old.Geneve.ListenPort)
-	fixed("geneve.gatewayAddress", c.Geneve.GatewayAddress == old.Geneve.GatewayAddress)
 	fixed("state", c.State == old.State)
 	fixed("ipam.file", c.IPAM.File == old.IPAM.File || c.State != old.State)
 	fixed("metrics", c.Metrics == old.Metrics)

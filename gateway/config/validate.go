@@ -27,6 +27,12 @@ const (
 	maxRules    = 1 << 19 // after each combination of src, dst and ports has become a rule
 )
 
+// The connection check may neither keep the peer busy nor remember without end.
+const (
+	minInterval  = 100 * time.Millisecond
+	maxThreshold = 1000 // intervals
+)
+
 // maxKeepalive is what WireGuard can be told.
 const maxKeepalive = 65535 * time.Second
 
@@ -45,7 +51,9 @@ func (c *Config) Validate() error {
 }
 
 func (c *Config) validate(e *configfile.Errors) {
-	e.Name("cluster", c.Cluster, configfile.MaxLabel)
+	if c.Cluster != "" {
+		e.Name("cluster", c.Cluster, configfile.MaxLabel)
+	}
 	e.Name("peer", c.Peer, configfile.MaxLabel)
 	if c.Cluster != "" && c.Cluster == c.Peer {
 		e.Add("peer", "%q is this cluster's own ID", c.Peer)
@@ -55,6 +63,9 @@ func (c *Config) validate(e *configfile.Errors) {
 	}
 	if k := c.WireGuard.Keepalive; k < 0 || k > maxKeepalive {
 		e.Add("wireguard.keepalive", "%v is not a duration from 0s to %v", k, maxKeepalive)
+	}
+	if k := c.ConnectionCheck; k.Interval != 0 && (k.Interval < minInterval || k.Threshold < 1 || k.Threshold > maxThreshold) {
+		e.Add("connectionCheck", "an interval of %v and a threshold of %d; want 0 or at least %v, and 1 to %d", k.Interval, k.Threshold, minInterval, maxThreshold)
 	}
 	if c.WireGuard.ListenPort == c.Geneve.ListenPort {
 		e.Add("geneve.listenPort", "%d is wireguard.listenPort too; both are UDP", c.Geneve.ListenPort)
@@ -76,6 +87,23 @@ func (c *Config) validate(e *configfile.Errors) {
 	c.validateNAT(e, &external)
 	c.validateRules(e)
 	c.validateIPAM(e)
+}
+
+// complete demands what packets need to pass, and what a source may learn later that is
+// no file.
+func (c *Config) complete(e *configfile.Errors) {
+	if c.Cluster == "" {
+		e.Name("cluster", c.Cluster, configfile.MaxLabel)
+	}
+	if len(c.Local.PodCIDRs) == 0 && !e.Bad("network.local.podCIDRs[0]") {
+		e.Missing("network.local.podCIDRs")
+	}
+	if !slices.ContainsFunc(c.Remote, func(r nat.RemoteCIDR) bool { return !r.External }) {
+		e.Add("network.remote.podCIDRs", "missing; name what the peer has, such as {cidr: 10.0.0.0/16, remap: 10.61.0.0/16}")
+	}
+	if len(c.Geneve.Nodes) == 0 {
+		e.Add("geneve.nodes", "missing; a gateway serves at least one node")
+	}
 }
 
 func tooMany(e *configfile.Errors, path string, n, most int) bool {
@@ -127,9 +155,6 @@ func (ps *places) overlap(p netip.Prefix) (path string, q netip.Prefix, overlaps
 }
 
 func (c *Config) validateNetworks(e *configfile.Errors, external *bart.Lite) {
-	if len(c.Local.PodCIDRs) == 0 && !e.Bad("network.local.podCIDRs[0]") {
-		e.Missing("network.local.podCIDRs")
-	}
 	// seen: what this cluster's nodes can address; real: how the remote cluster
 	// names itself, which may equal local CIDRs.
 	var seen, real places
@@ -141,10 +166,8 @@ func (c *Config) validateNetworks(e *configfile.Errors, external *bart.Lite) {
 		seen.claim(e, fmt.Sprintf("network.local.externalCIDRs[%d]", i), p, "")
 	}
 	real.claim(e, "the tunnel addresses", tunnelBlock, "")
-	pods := false
 	for i, path := range c.remotePaths() {
 		r := c.Remote[i]
-		pods = pods || !r.External
 		if r.Real.IsValid() && r.Remapped.IsValid() && r.Real.Bits() != r.Remapped.Bits() {
 			e.Add(path+".remap", "%s and %s differ in length; a remap is 1:1, write a /%d", r.Remapped, r.Real, r.Real.Bits())
 		}
@@ -154,9 +177,6 @@ func (c *Config) validateNetworks(e *configfile.Errors, external *bart.Lite) {
 		} else {
 			seen.claim(e, path+".remap", r.Remapped, "; choose an unused CIDR")
 		}
-	}
-	if !pods {
-		e.Add("network.remote.podCIDRs", "missing; name what the peer has, such as {cidr: 10.0.0.0/16, remap: 10.61.0.0/16}")
 	}
 	if a := c.UnknownSource; a.IsValid() && !external.Contains(a) {
 		e.Add("nat.unknownSource", "%s is in no CIDR of network.local.externalCIDRs", a)
@@ -190,9 +210,6 @@ func isHost(e *configfile.Errors, path string, a netip.Addr) bool {
 }
 
 func (c *Config) validateNodes(e *configfile.Errors) {
-	if len(c.Geneve.Nodes) == 0 {
-		e.Add("geneve.nodes", "missing; a gateway serves at least one node")
-	}
 	var local bart.Lite
 	for _, p := range c.Local.PodCIDRs {
 		local.Insert(p)

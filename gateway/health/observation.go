@@ -26,6 +26,7 @@ type Peer struct {
 	Endpoint   netip.AddrPort // where messages go; the zero AddrPort = nowhere yet
 	ListenPort uint16
 	PublicKey  string // ours
+	Unknown    bool   // its public key is not known yet, so that there is none
 	NameError  string // why Configured has no address; "" = it has
 
 	Handshake          int64      // when the last was made, in any unit; 0 = none

@@ -33,6 +33,10 @@ const silence = 185 * time.Second
 
 // look returns the peer's state, and whether it is another than before.
 func (h *peerHistory) look(now time.Duration, p *Peer) (Finding, bool) {
+	if p.Unknown {
+		*h = peerHistory{sent: p.SentHandshakes}
+		return Finding{}, false
+	}
 	if !h.began || p.Handshake == 0 && h.handshake != 0 { // the latter is another peer
 		sent := h.sent // 0 at first: what was sent before the first look counts
 		*h = peerHistory{began: true, started: now, sent: sent, endpoint: p.Endpoint, answered: p.SentAnswers}

@@ -94,6 +94,10 @@ var stories = []struct {
 	}, []string{"0 info", "30 info peer milan: the peer has moved from 192.0.2.7:51840 to 192.0.2.8:1024"}},
 	{"nobody calls the server", 60, func(_ int, o *Observation) { server(o) }, []string{
 		"15 warning peer milan: no handshake from the peer for 15 s (0 received on UDP 51840): is the peer running, with role client (one side is the server"}},
+	{"nobody can call a server that knows no peer", 100, func(s int, o *Observation) {
+		server(o)
+		o.Peer.Unknown = s < 30 || s >= 60
+	}, []string{"45 warning peer milan: no handshake from the peer for 15 s (0 received"}},
 	{"the client at last calls the server", 60, func(s int, o *Observation) {
 		if s >= 50 {
 			o.Peer.Handshake, o.Peer.ReceivedBytes = 1, uint64(s)

@@ -90,11 +90,6 @@ func (d *Device) Open(path Path, peer Peer) error {
 	if err != nil {
 		return err
 	}
-	if ep, err := netip.ParseAddrPort(peer.Endpoint); err == nil {
-		d.mu.Lock()
-		d.endpoint = ep // nothing to resolve: the first packet finds the peer
-		d.mu.Unlock()
-	}
 	return d.SetPeer(peer)
 }
 
@@ -126,15 +121,16 @@ func (d *Device) Poll() { d.bind.poll() }
 // Port is the port that the sockets are bound to.
 func (d *Device) Port() uint16 { return d.bind.port() }
 
-// SetPeer makes p the only peer. A peer that stays keeps its session and its
-// endpoint, which may have roamed. Another one gets an endpoint when FollowEndpoint has
-// resolved it anew. Of a valid p it fails only when the device is closed.
+// SetPeer makes p the only peer; without a public key there is none. A peer that stays
+// keeps its session and its endpoint, which may have roamed. Another one gets an endpoint
+// at once where that is an address, or when FollowEndpoint has resolved it. Of a valid p
+// it fails only when the device is closed.
 func (d *Device) SetPeer(p Peer) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	old := d.peer
 	d.peer = p
-	first, another := old.PublicKey == (wgkey.Key{}), p.PublicKey != old.PublicKey
+	another := p.PublicKey != old.PublicKey
 	if another || p.Endpoint != old.Endpoint {
 		select {
 		case d.retarget <- struct{}{}:
@@ -142,15 +138,18 @@ func (d *Device) SetPeer(p Peer) error {
 		}
 	}
 	switch {
-	case first:
-		return d.addPeer()
 	case another:
-		d.endpoint = netip.AddrPort{}
-		if err := d.set("public_key="+hexKey(old.PublicKey), "remove=true"); err != nil {
+		if old.PublicKey != (wgkey.Key{}) {
+			if err := d.set("public_key="+hexKey(old.PublicKey), "remove=true"); err != nil {
+				return err
+			}
+		}
+		d.endpoint, _ = netip.ParseAddrPort(p.Endpoint)
+		if err := d.addPeer(); err != nil {
 			return err
 		}
-		return d.addPeer()
-	case p.Keepalive != old.Keepalive:
+		d.greet()
+	case p.PublicKey != (wgkey.Key{}) && p.Keepalive != old.Keepalive:
 		return d.set("public_key="+hexKey(p.PublicKey), "update_only=true", p.keepalive())
 	}
 	return nil
@@ -193,7 +192,7 @@ func (d *Device) Up() error {
 // Preconditions: d.mu is held.
 // +checklocks:d.mu
 func (d *Device) addPeer() error {
-	if d.peer.Endpoint != "" && !d.endpoint.IsValid() {
+	if d.peer.PublicKey == (wgkey.Key{}) || d.peer.Endpoint != "" && !d.endpoint.IsValid() {
 		return nil
 	}
 	lines := []string{

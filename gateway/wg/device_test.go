@@ -32,6 +32,54 @@ func idlePath() Path {
 	}
 }
 
+// TestNoPeer: a device without a peer is up, takes one, gives it up and takes another,
+// wherever that is. DNS is not asked for a peer that is not there.
+func TestNoPeer(t *testing.T) {
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	d := New(Options{PrivateKey: wgkey.NewPrivate(), MTU: 1340, Log: logrus.NewEntry(log)})
+	t.Cleanup(d.Close)
+	if err := errors.Join(d.Open(idlePath(), Peer{Endpoint: "milan.invalid:1"}), d.Up(), d.updateEndpoint(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	port := d.Port()
+	one, other := wgkey.NewPrivate().Public(), wgkey.NewPrivate().Public()
+	for _, step := range []struct {
+		peer     Peer
+		key      wgkey.Key // that the device has afterwards
+		endpoint string
+	}{
+		{Peer{Endpoint: "127.0.0.1:8", Keepalive: time.Second}, wgkey.Key{}, ""},
+		{Peer{PublicKey: one, Endpoint: "127.0.0.1:9", Keepalive: time.Second}, one, "127.0.0.1:9"},
+		{Peer{Endpoint: "127.0.0.1:9", Keepalive: 2 * time.Second}, wgkey.Key{}, ""},
+		{Peer{PublicKey: one, Endpoint: "127.0.0.1:9"}, one, "127.0.0.1:9"},
+		{Peer{PublicKey: other, Endpoint: "127.0.0.1:10"}, other, "127.0.0.1:10"},
+		{Peer{}, wgkey.Key{}, ""},
+		{Peer{PublicKey: one}, one, ""}, // as a server
+	} {
+		if err := d.SetPeer(step.peer); err != nil {
+			t.Fatal(err)
+		}
+		if err := d.setEndpoint(&Peer{}, netip.MustParseAddrPort("127.0.0.1:11")); err != nil { // late, of no peer
+			t.Fatal(err)
+		}
+		text, err := d.device.IpcGet()
+		if err != nil {
+			t.Fatal(err)
+		}
+		keys, s := strings.Count(text, "public_key="), PeerStats{}
+		if s, err = d.PeerStats(); err != nil {
+			t.Fatal(err)
+		}
+		if has := strings.Contains(text, "public_key="+hexKey(step.key)); keys > 1 || has != (step.key != wgkey.Key{}) || (keys == 1) != has || s.Endpoint != step.endpoint {
+			t.Errorf("%+v: %d peers at %q:\n%s", step.peer, keys, s.Endpoint, text)
+		}
+		if d.Port() != port {
+			t.Errorf("%+v: another socket", step.peer)
+		}
+	}
+}
+
 // TestPeerEndpoint: the endpoint of the peer outlives a change of the keepalive, also
 // where it has roamed, and is not given to another peer.
 func TestPeerEndpoint(t *testing.T) {

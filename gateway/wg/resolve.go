@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"strconv"
 	"time"
+
+	"culvert/gateway/wgkey"
 )
 
 // How often the peer's endpoint is resolved: at once until the first answer, then
@@ -50,6 +52,9 @@ func (d *Device) updateEndpoint(ctx context.Context) error {
 	d.mu.Lock()
 	p, current := d.peer, d.endpoint
 	d.mu.Unlock()
+	if p.PublicKey == (wgkey.Key{}) {
+		return nil // SetPeer asks for another look
+	}
 	next, err := resolve(ctx, p.Endpoint, current)
 	if err != nil || next == current {
 		return err

@@ -1,0 +1,56 @@
+package config
+
+import (
+	"fmt"
+	"testing"
+
+	"culvert/nat"
+)
+
+// TestPorts: each node has a port of its own, keeps it, and has it again when it comes
+// back. When all ports have been given away, new nodes get those of nodes that left.
+func TestPorts(t *testing.T) {
+	named := func(from, to int) (nodes []Node) {
+		for i := from; i < to; i++ {
+			nodes = append(nodes, Node{Name: fmt.Sprint(i)})
+		}
+		return nodes
+	}
+	distinct := func(p Ports, n int) {
+		t.Helper()
+		seen := map[nat.Port]bool{}
+		for name, port := range p.ByName {
+			if port == 0 || port > maxNodes || seen[port] {
+				t.Fatalf("%s has port %d", name, port)
+			}
+			seen[port] = true
+		}
+		if len(seen) != n || len(p.last) > maxNodes {
+			t.Fatalf("%d nodes, want %d; %d remembered", len(seen), n, len(p.last))
+		}
+	}
+	first := Ports{}.Assign(named(0, 3))
+	distinct(first, 3)
+	others := first.Assign(named(1, 5))
+	distinct(others, 4)
+	back := others.Assign(named(0, 5))
+	distinct(back, 5)
+	for name, port := range others.ByName {
+		if back.ByName[name] != port {
+			t.Errorf("%s had port %d, has %d", name, port, back.ByName[name])
+		}
+	}
+	if back.ByName["0"] != first.ByName["0"] {
+		t.Errorf("0 had port %d, comes back with %d", first.ByName["0"], back.ByName["0"])
+	}
+	full := back.Assign(named(0, maxNodes))
+	distinct(full, maxNodes)
+	next := full.Assign(named(100, maxNodes+100))
+	distinct(next, maxNodes)
+	for i := 100; i < maxNodes; i++ {
+		if name := fmt.Sprint(i); next.ByName[name] != full.ByName[name] {
+			t.Fatalf("%s had port %d, has %d", name, full.ByName[name], next.ByName[name])
+		}
+	}
+	distinct(next.Assign(named(0, 200)), 200)
+}

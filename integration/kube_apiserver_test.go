@@ -1,0 +1,194 @@
+package integration
+
+import (
+	"bufio"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+)
+
+// kubeAssetsEnv names the folder with etcd and kube-apiserver, as other tests against
+// them do; make test-kube builds them.
+const kubeAssetsEnv = "KUBEBUILDER_ASSETS"
+
+// kubernetes probes for etcd and kube-apiserver.
+var kubernetes = probe{"kubernetes", func() error {
+	dir := os.Getenv(kubeAssetsEnv)
+	if dir == "" {
+		return fmt.Errorf("%s names no folder with etcd and kube-apiserver; see make test-kube", kubeAssetsEnv)
+	}
+	for _, name := range []string{"etcd", "kube-apiserver"} {
+		if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}}
+
+const (
+	adminToken   = "admin"
+	kubeAPIPort  = 6443
+	auditPolicy  = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: Metadata}]\n"
+	kubeServices = "10.96.0.0/16"
+)
+
+// kubeAPI is an API server with RBAC and an audit log, and its etcd, in a host.
+type kubeAPI struct {
+	host  *peerHost
+	dir   string
+	base  string // URL
+	roots []byte // PEM certificates of whom clients trust
+	admin *kubeClient
+
+	etcd, server *peerProcess
+	serverArgs   []string
+}
+
+// startKubeAPI starts them at an address of the host, and returns when the server is
+// ready.
+func startKubeAPI(h *peerHost, address string) *kubeAPI {
+	h.t.Helper()
+	k := &kubeAPI{host: h, dir: h.t.TempDir(), base: fmt.Sprintf("https://%s:%d", address, kubeAPIPort)}
+	k.write("audit.yaml", auditPolicy)
+	k.write("tokens.csv", adminToken+",admin,admin,system:masters\n")
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	k.write("accounts.key", string(pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)})))
+
+	assets := os.Getenv(kubeAssetsEnv)
+	k.etcd = h.start(nil, filepath.Join(assets, "etcd"), "--data-dir="+k.path("etcd"), "--unsafe-no-fsync", "--log-level=warn",
+		"--listen-client-urls=http://127.0.0.1:2379", "--advertise-client-urls=http://127.0.0.1:2379",
+		"--listen-peer-urls=http://127.0.0.1:2380", "--initial-advertise-peer-urls=http://127.0.0.1:2380",
+		"--initial-cluster=default=http://127.0.0.1:2380")
+	eventually(h.t, h.name+": etcd", func() error {
+		conn, err := h.dial("tcp4", "127.0.0.1:2379")
+		if err == nil {
+			conn.Close()
+		}
+		return err
+	})
+	k.serverArgs = []string{
+		"--etcd-servers=http://127.0.0.1:2379", "--bind-address=" + address, "--advertise-address=" + address,
+		fmt.Sprintf("--secure-port=%d", kubeAPIPort), "--cert-dir=" + k.path("certificates"),
+		"--service-cluster-ip-range=" + kubeServices, "--endpoint-reconciler-type=none",
+		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file=" + k.path("accounts.key"),
+		"--service-account-signing-key-file=" + k.path("accounts.key"), "--token-auth-file=" + k.path("tokens.csv"),
+		"--authorization-mode=RBAC", "--audit-policy-file=" + k.path("audit.yaml"), "--audit-log-path=" + k.path("audit.log"),
+		// There is no controller that makes the account of each namespace.
+		"--disable-admission-plugins=ServiceAccount",
+	}
+	k.startServer()
+	return k
+}
+
+// startServer starts the API server, for the first time or again.
+func (k *kubeAPI) startServer() {
+	k.host.t.Helper()
+	k.server = k.host.start(nil, filepath.Join(os.Getenv(kubeAssetsEnv), "kube-apiserver"), k.serverArgs...)
+	eventually(k.host.t, k.host.name+": API server", func() (err error) {
+		if err := k.server.running(); err != nil {
+			k.host.t.Fatal(err)
+		}
+		if err := k.etcd.running(); err != nil {
+			k.host.t.Fatal(err)
+		}
+		if k.roots, err = os.ReadFile(k.path("certificates/apiserver.crt")); err != nil {
+			return err
+		}
+		k.admin = newKubeClient(k.host, k.base, k.roots, adminToken)
+		return k.admin.request(http.MethodGet, "/readyz", "", nil, nil)
+	})
+}
+
+func (k *kubeAPI) path(name string) string { return filepath.Join(k.dir, name) }
+
+func (k *kubeAPI) write(name, text string) {
+	k.host.t.Helper()
+	if err := os.WriteFile(k.path(name), []byte(text), 0o600); err != nil {
+		k.host.t.Fatal(err)
+	}
+}
+
+// token returns a token of a ServiceAccount.
+func (k *kubeAPI) token(namespace, account string) (string, error) {
+	var answer struct{ Status struct{ Token string } }
+	request := object{"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": object{"expirationSeconds": 3600}}
+	err := k.admin.request(http.MethodPost, kubePath("v1", "ServiceAccount", namespace, account)+"/token", "application/json", request, &answer)
+	return answer.Status.Token, err
+}
+
+// kubeconfig is what a client outside a pod needs to be that ServiceAccount.
+func (k *kubeAPI) kubeconfig(token string) ([]byte, error) {
+	return yaml.Marshal(object{
+		"apiVersion": "v1", "kind": "Config", "current-context": "lab",
+		"clusters": []object{{"name": "lab", "cluster": object{"server": k.base, "certificate-authority-data": k.roots}}},
+		"users":    []object{{"name": "lab", "user": object{"token": token}}},
+		"contexts": []object{{"name": "lab", "context": object{"cluster": "lab", "user": "lab"}}},
+	})
+}
+
+// auditEvent is a line of the audit log.
+type auditEvent struct {
+	Verb, RequestURI string
+	User             struct{ Username string }
+	ObjectRef        struct{ Resource, Subresource, APIGroup, Namespace, Name string }
+	ResponseStatus   struct{ Code int }
+}
+
+// audit returns what a user has asked of the API server.
+func (k *kubeAPI) audit(t *testing.T, user string) (events []auditEvent) {
+	t.Helper()
+	log, err := os.Open(k.path("audit.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	lines := bufio.NewScanner(log)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		var e auditEvent
+		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
+			t.Fatalf("%v in %s", err, lines.Bytes())
+		}
+		if e.User.Username == user {
+			events = append(events, e)
+		}
+	}
+	if err := lines.Err(); err != nil {
+		t.Fatal(err)
+	}
+	return events
+}
+
+// withinRole are the rights of the role as verb group/resource.
+func withinRole(t *testing.T) map[string]bool {
+	t.Helper()
+	rights := make(map[string]bool)
+	for _, r := range readYAML(t, "testdata/liqo-crds/liqo-gateway-ClusterRole.rules.yaml")["rules"].([]any) {
+		for _, group := range field(r.(object), "apiGroups").([]any) {
+			for _, resource := range field(r.(object), "resources").([]any) {
+				for _, verb := range field(r.(object), "verbs").([]any) {
+					rights[fmt.Sprintf("%s %s/%s", verb, group, resource)] = true
+				}
+			}
+		}
+	}
+	return rights
+}
+
+// right is what an event asked for, in the same words.
+func (e *auditEvent) right() string {
+	return strings.TrimSuffix(fmt.Sprintf("%s %s/%s/%s", e.Verb, e.ObjectRef.APIGroup, e.ObjectRef.Resource, e.ObjectRef.Subresource), "/")
+}

@@ -1,0 +1,216 @@
+package integration
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"testing"
+	"time"
+)
+
+// How long a gateway may take to obey a change, and one that it finds when an API server
+// that was away is back.
+const (
+	kubeSoon = time.Second
+	kubeBack = 5 * time.Second
+)
+
+// kubeProbe asks something from inside a host; each time as a new connection.
+type kubeProbe struct {
+	from *peerHost
+	to   string
+}
+
+const kubeProbePort = "5300"
+
+// answerProbes answers them at an address of a host until the test ends.
+func answerProbes(t *testing.T, h *peerHost, address string) {
+	t.Helper()
+	var server net.PacketConn
+	err := h.do(func() (err error) {
+		server, err = net.ListenPacket("udp4", net.JoinHostPort(address, kubeProbePort))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { server.Close() })
+	go func() {
+		b := make([]byte, 64)
+		for {
+			n, from, err := server.ReadFrom(b)
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			if err == nil {
+				server.WriteTo(b[:n], from)
+			}
+		}
+	}()
+}
+
+func (p kubeProbe) ask() error {
+	conn, err := p.from.dial("udp4", net.JoinHostPort(p.to, kubeProbePort))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(100 * time.Millisecond))
+	if _, err := conn.Write([]byte("?")); err != nil {
+		return err
+	}
+	_, err = conn.Read(make([]byte, 64))
+	return err
+}
+
+// await asks until it works, or does not, and returns how long that took.
+func (p kubeProbe) await(t *testing.T, what string, works bool, limit time.Duration) time.Duration {
+	t.Helper()
+	began := time.Now()
+	for {
+		asked := time.Since(began)
+		err := p.ask()
+		if (err == nil) == works {
+			return asked
+		}
+		if asked > limit {
+			t.Errorf("%s: %s to %s works: %v (%v), after %v", what, p.from.name, p.to, err == nil, err, asked)
+			return asked
+		}
+	}
+}
+
+// kubeProbes are between the second pods, nodes and clients of rome and milan.
+type kubeProbes struct {
+	out, in kubeProbe // pods to pods
+	host    kubeProbe // a node of rome to a pod of milan
+	mapping kubeProbe // to the client of rome
+	theirs  kubeProbe // to that of milan
+}
+
+func (p *kubeProbes) all() []kubeProbe { return []kubeProbe{p.out, p.in, p.host, p.mapping, p.theirs} }
+
+// newKubeProbes answers all probes until the test ends; each works.
+func newKubeProbes(t *testing.T, rome, milan *kubeLab) *kubeProbes {
+	t.Helper()
+	pod2 := &kubeNodes[1]
+	for _, k := range []*kubeLab{rome, milan} {
+		answerProbes(t, k.pods[1], k.pod(pod2, 5))
+		answerProbes(t, k.client, k.kubeEnd.client())
+	}
+	p := &kubeProbes{
+		out:     kubeProbe{rome.pods[1], milan.seen(milan.pod(pod2, 5))},
+		in:      kubeProbe{milan.pods[1], rome.seen(rome.pod(pod2, 5))},
+		host:    kubeProbe{rome.nodes[1], milan.seen(milan.pod(pod2, 5))},
+		mapping: kubeProbe{milan.pods[1], rome.seen(kubeMapped)},
+		theirs:  kubeProbe{rome.pods[1], milan.seen(kubeMapped)},
+	}
+	for _, one := range p.all() {
+		one.await(t, "at first", true, kubeSoon)
+	}
+	return p
+}
+
+// testKubeChanges deletes and makes again, one after another, what rome's gateway obeys.
+// What depends on a resource goes and comes with it; other connections stay.
+func testKubeChanges(t *testing.T, rome, milan *kubeLab) {
+	p := newKubeProbes(t, rome, milan)
+	pod1 := &kubeNodes[0]
+	held := holdConnections(t, milan.pods[0], rome.pods[0], milan.pod(pod1, 5), milan.seen(milan.pod(pod1, 5)), 500)
+	tenant := rome.liqo.tenant()
+	var slowest time.Duration
+	for _, change := range []struct {
+		kind, namespace, name string
+		ends                  []kubeProbe
+	}{
+		{"FirewallConfiguration", "default", "external-host-remap-ipmapping-gw", []kubeProbe{p.mapping}},
+		{"FirewallConfiguration", tenant, "milan-remap-podcidr", []kubeProbe{p.out, p.host}},
+		{"FirewallConfiguration", tenant, "milan-remap-externalcidr", []kubeProbe{p.theirs}},
+		{"FirewallConfiguration", liqoNamespace, "service-nodeport-routing", nil},
+		{"FirewallConfiguration", liqoNamespace, "gw-mss-clamping", nil},
+		{"RouteConfiguration", tenant, "milan-gw-ext", []kubeProbe{p.out, p.host, p.theirs}},
+		{"RouteConfiguration", liqoNamespace, "node2-gw-node", []kubeProbe{p.in}},
+		{"RouteConfiguration", liqoNamespace, "node1-extcidr", []kubeProbe{p.mapping}},
+		{"RouteConfiguration", liqoNamespace, "node2-service-nodeport-routing", nil},
+		{"GeneveTunnel", tenant, "milan-node2", []kubeProbe{p.out, p.in, p.host}},
+		{"InternalNode", "", "node2", []kubeProbe{p.out, p.in, p.host}},
+		{"InternalFabric", tenant, "milan", p.all()},
+		{"PublicKey", tenant, "milan", p.all()},
+	} {
+		what := change.kind + " " + change.name
+		stored, err := rome.api.admin.get(resource(change.kind, change.namespace, change.name, nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		again := resource(change.kind, change.namespace, change.name, stored["spec"].(object))
+		again["metadata"].(object)["labels"] = field(stored, "metadata", "labels")
+		if change.kind == "InternalNode" {
+			again["status"] = stored["status"]
+		}
+		if err := rome.api.admin.delete(again); err != nil {
+			t.Fatal(err)
+		}
+		for _, one := range change.ends {
+			slowest = max(slowest, one.await(t, what+" deleted", false, kubeSoon))
+		}
+		rome.liqo.apply(again)
+		for _, one := range p.all() {
+			slowest = max(slowest, one.await(t, what+" made again", true, kubeSoon))
+		}
+		held(what)
+		rome.requireApplied(t, what, again)
+	}
+	t.Logf("each change was obeyed within %v", slowest.Round(time.Millisecond))
+}
+
+// testKubeAway kills the API server of rome: traffic goes on, and what changes when it is
+// back is obeyed soon.
+func testKubeAway(t *testing.T, rome, milan *kubeLab) {
+	p := newKubeProbes(t, rome, milan)
+	pod1 := &kubeNodes[0]
+	held := holdConnections(t, milan.pods[0], rome.pods[0], milan.pod(pod1, 5), milan.seen(milan.pod(pod1, 5)), 20)
+	rome.api.server.cmd.Process.Kill()
+	<-rome.api.server.ended
+	for away := time.Now(); time.Since(away) < 3*time.Second; {
+		for _, one := range p.all() {
+			one.await(t, "without API server", true, kubeSoon)
+		}
+		held("without API server")
+	}
+	rome.api.startServer()
+	rome.liqo.api = rome.api
+	mapping := rome.liqo.mapping("external-host", kubeMapped, rome.kubeEnd.client())
+	if err := rome.api.admin.delete(mapping); err != nil {
+		t.Fatal(err)
+	}
+	took := p.mapping.await(t, "API server is back, mapping deleted", false, kubeBack)
+	t.Logf("obeyed %v after the API server was back", took.Round(time.Millisecond))
+	rome.liqo.apply(mapping)
+	for _, one := range p.all() {
+		one.await(t, "API server is back", true, kubeBack)
+	}
+	held("API server is back")
+	rome.requireApplied(t, "mapping", mapping)
+}
+
+// requireApplied waits for what the gateway says of a firewall or route resource: one
+// condition of its own.
+func (k *kubeLab) requireApplied(t *testing.T, what string, o object) {
+	t.Helper()
+	if kind := o["kind"]; kind != "FirewallConfiguration" && kind != "RouteConfiguration" {
+		return
+	}
+	eventually(t, what+": condition", func() error {
+		stored, err := k.api.admin.get(o)
+		if err != nil {
+			return err
+		}
+		conditions, _ := field(stored, "status", "conditions").([]any)
+		own := slices.DeleteFunc(conditions, func(c any) bool { return field(c.(object), "host") != k.liqo.account() })
+		if len(own) != 1 || field(own[0].(object), "type") != "Applied" || field(own[0].(object), "status") != "True" {
+			return fmt.Errorf("conditions of %s: %v", k.liqo.account(), own)
+		}
+		return nil
+	})
+}

@@ -1,0 +1,230 @@
+package integration
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// TestKubeGateways carries pods' traffic between two clusters with the same CIDRs, by
+// gateways that know nothing but what the API servers tell them.
+func TestKubeGateways(t *testing.T) {
+	isolated(t, func(t *testing.T) {
+		rome, milan := newKubeLabs(t)
+		labs := []*kubeLab{rome, milan}
+		// One as the image's user, one as OpenShift's restricted-v2 makes it.
+		for _, g := range []struct {
+			*kubeLab
+			uid, gid uint32
+		}{{rome, unprivilegedUID, unprivilegedUID}, {milan, 1000680000, 0}} {
+			p := g.startLiqoGateway(g.uid, g.gid)
+			// Liqo waits for a ready pod before it makes anything else.
+			g.ready(p)
+			p.requireConfined(t, g.uid, g.gid)
+		}
+		for _, k := range labs {
+			k.liqoSteps()
+			k.startNodes()
+		}
+		began := time.Now()
+		// The server's first: a client whose handshake finds no peer tries again after
+		// five seconds.
+		milan.liqo.keysExchanged(rome.key.PublicKey().Bytes())
+		rome.liqo.keysExchanged(milan.key.PublicKey().Bytes())
+		for _, k := range labs {
+			k.connected()
+		}
+		t.Logf("connected %v after the keys", time.Since(began).Round(time.Millisecond))
+		for _, test := range kubeTraffic {
+			for _, way := range [][2]*kubeLab{{rome, milan}, {milan, rome}} {
+				t.Run(test.name+", "+way[0].name+" to "+way[1].name, func(t *testing.T) { test.run(t, way[0], way[1]) })
+			}
+		}
+
+		// A second peering, of another gateway, with a cluster that is not under Liqo.
+		again, turin := rome.peerAgain(&kubeRomeTurin, &kubeTurin), newKubeHosts(t, &kubeTurin)
+		turin.liqo = &liqo{t: t, here: &kubeTurin, remote: &kubeRomeTurin}
+		again.connect(turin)
+		again.ready(again.startLiqoGateway(unprivilegedUID, unprivilegedUID))
+		again.liqo.configure()
+		again.liqo.gatewayRuns()
+		again.liqo.keysExchanged(turin.key.PublicKey().Bytes())
+		turin.startFileGateway(again.key.PublicKey())
+		again.startNodes()
+		turin.startNodes()
+		again.connected()
+		for _, way := range [][2]*kubeLab{{again, turin}, {turin, again}} {
+			testKubePods(t, way[0], way[1])
+			testKubeHosts(t, way[0], way[1])
+		}
+		t.Run("changes", func(t *testing.T) { testKubeChanges(t, rome, milan) })
+		t.Run("API server away", func(t *testing.T) { testKubeAway(t, rome, milan) })
+		for _, k := range []*kubeLab{rome, milan, again} {
+			k.requireWithinRole(t)
+		}
+	}, kubernetes, liqoMode)
+}
+
+// kubeTraffic is what must pass from each cluster to the other.
+var kubeTraffic = []struct {
+	name string
+	run  func(t *testing.T, from, to *kubeLab)
+}{
+	{"pods", testKubePods}, {"NodePort", testKubeNodePort}, {"hosts", testKubeHosts},
+	{"mapping", testKubeMapping}, {"MSS", testKubeMSS}, {"ICMP errors", testKubeErrors},
+}
+
+// liqoMode probes for a culvert that runs under Liqo.
+var liqoMode = probe{"liqo", func() error {
+	binary, err := culvertBinary()
+	if err != nil {
+		return err
+	}
+	out, err := exec.Command(binary, "gateway", "--help").CombinedOutput()
+	if err == nil && !strings.Contains(string(out), "--liqo") {
+		err = errors.New("culvert gateway has no --liqo")
+	}
+	return err
+}}
+
+// ready waits until the gateway says that it is ready.
+func (k *kubeLab) ready(p *peerProcess) {
+	k.t.Helper()
+	eventually(k.t, k.gatewayHost.name+": /readyz", func() error {
+		if err := p.running(); err != nil {
+			k.t.Fatal(err)
+		}
+		_, err := k.gatewayHost.getFrom(healthAddress, "/readyz")
+		return err
+	})
+}
+
+// connected waits until the gateway says so in its Connection.
+func (k *kubeLab) connected() {
+	k.t.Helper()
+	name := resource("Connection", k.liqo.tenant(), "gw-"+k.liqo.account(), nil)
+	eventually(k.t, k.name+": Connection", func() error {
+		stored, err := k.api.admin.get(name)
+		if err != nil {
+			return err
+		}
+		if status := field(stored, "status", "value"); status != "Connected" {
+			return fmt.Errorf("it is %v", status)
+		}
+		return nil
+	})
+}
+
+// requireWithinRole looks into the audit log: the gateway asked for nothing that it
+// may not have.
+func (k *kubeLab) requireWithinRole(t *testing.T) {
+	t.Helper()
+	events := k.api.audit(t, k.liqo.user())
+	rights := withinRole(t)
+	for _, e := range events {
+		if e.ResponseStatus.Code == http.StatusForbidden || e.ObjectRef.Resource != "" && !rights[e.right()] {
+			t.Errorf("%s: %s %s is beyond the role: status %d", k.name, e.Verb, e.RequestURI, e.ResponseStatus.Code)
+		}
+	}
+	if len(events) == 0 {
+		t.Errorf("%s: the audit log has nothing of %s", k.name, k.liqo.user())
+	}
+}
+
+const kubeBytes = 1 << 20
+
+// testKubePods: pods of both nodes reach pods of both nodes.
+func testKubePods(t *testing.T, from, to *kubeLab) {
+	for i, pod := range from.pods {
+		for j, other := range to.pods {
+			target := to.seen(to.pod(&kubeNodes[j], 5))
+			pingThrough(pod, target)
+			e := exchange{from: pod, to: other, listen: to.pod(&kubeNodes[j], 5), dial: target, source: from.seen(from.pod(&kubeNodes[i], 5)), bytes: kubeBytes}
+			e.run(t)
+			e.datagrams(t, 1, 1312, 4000)
+		}
+	}
+}
+
+// testKubeNodePort: what comes to a node for a remote pod returns by that node.
+func testKubeNodePort(t *testing.T, from, to *kubeLab) {
+	from.nodePort(5201, to.seen(to.pod(&kubeNodes[1], 5)))
+	for _, n := range kubeNodes {
+		e := exchange{from: from.client, to: to.pods[1], listen: to.pod(&kubeNodes[1], 5), dial: from.address(n.number),
+			source: from.seen(from.unknown()), bytes: kubeBytes}
+		e.run(t)
+	}
+}
+
+// testKubeHosts: what the nodes themselves send comes from the address that stands for
+// unknown sources.
+func testKubeHosts(t *testing.T, from, to *kubeLab) {
+	for _, node := range from.nodes {
+		e := exchange{from: node, to: to.pods[0], listen: to.pod(&kubeNodes[0], 5), dial: to.seen(to.pod(&kubeNodes[0], 5)),
+			source: from.seen(from.unknown()), bytes: kubeBytes}
+		e.run(t)
+	}
+}
+
+// testKubeMapping: an external address leads to a host outside the cluster, by the node
+// that the gateway runs on.
+func testKubeMapping(t *testing.T, from, to *kubeLab) {
+	e := exchange{from: from.pods[1], to: to.client, listen: to.kubeEnd.client(), dial: to.seen(kubeMapped),
+		source: to.address(kubeNodes[to.on].number), bytes: kubeBytes}
+	e.run(t)
+}
+
+// testKubeMSS: no segment that arrives is larger than the tunnels carry, although the
+// pods believe so.
+func testKubeMSS(t *testing.T, from, to *kubeLab) {
+	l, err := to.pods[0].listen("tcp4", to.pod(&kubeNodes[0], 5)+":5202")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	for _, end := range []*kubeLab{from, to} {
+		link := "link set " + end.nodes[0].name + " mtu "
+		end.pods[0].ip(link + "1500")
+		defer end.pods[0].ip(fmt.Sprint(link, kubeMTU))
+	}
+	conn, err := from.pods[0].dial("tcp4", to.seen(to.pod(&kubeNodes[0], 5))+":5202")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	accepted, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer accepted.Close()
+	want := fmt.Sprintf("mss:%d ", kubeMTU-40-12) // with timestamps
+	for pod, port := range map[*peerHost]string{from.pods[0]: "dport", to.pods[0]: "sport"} {
+		if out := pod.run("ss", "-tinH", port, "=", ":5202"); !strings.Contains(out, want) {
+			t.Errorf("%s: want %q in %s", pod.name, want, out)
+		}
+	}
+}
+
+// testKubeErrors: the ICMP error of a remote pod arrives, and quotes what was sent.
+func testKubeErrors(t *testing.T, from, to *kubeLab) {
+	conn, err := from.pods[0].dial("udp4", to.seen(to.pod(&kubeNodes[1], 5))+":5203")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	eventually(t, "port unreachable", func() error {
+		if _, err := conn.Write([]byte("nobody listens")); errors.Is(err, syscall.ECONNREFUSED) {
+			return nil
+		}
+		return errNotYet
+	})
+	// A node asks for three seconds who has the address, if it is asked at all.
+	if out, err := from.pods[0].try("", "ping", "-c", "1", "-W", "5", to.seen(to.pod(&kubeNodes[0], 99))); err == nil || !strings.Contains(err.Error(), "Unreachable") {
+		t.Errorf("ping of nobody: %s%v", out, err)
+	}
+}
