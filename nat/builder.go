@@ -248,7 +248,7 @@ func (b *builder) addChain(t *Table, c *Chain, s stage, at func() string) {
 func (r *rule) complete(t *Table, c *Chain, from *Rule, tcp bool) error {
 	translation := false
 	switch r.action {
-	case ActionDNAT, ActionSNAT, ActionMasquerade, actionRefuseSource:
+	case ActionDNAT, ActionSNAT, ActionMasquerade, ActionRefuseSource:
 		translation = true
 	case ActionAccept, ActionDrop, ActionReject, ActionCTMark, ActionMetaMarkFromCT, ActionSetMark, ActionClampMSS, ActionNoTrack:
 	default:
@@ -256,6 +256,11 @@ func (r *rule) complete(t *Table, c *Chain, from *Rule, tcp bool) error {
 	}
 	if translation != (c.Type == ChainNAT) {
 		return fmt.Errorf("action %s in a chain of type %s", r.action, c.Type)
+	}
+	for i := range from.Match {
+		if from.Match[i].NoReturn && (c.Type != ChainNAT || c.Hook != HookPostrouting) {
+			return fmt.Errorf("match of NoReturn in a chain of type %s at hook %s", c.Type, c.Hook)
+		}
 	}
 	if c.Hook == HookOutput && r.action != ActionNoTrack {
 		return fmt.Errorf("action %s at hook output, where nothing passes", r.action)

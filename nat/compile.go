@@ -264,7 +264,7 @@ func (c *Config) remapTable(name string, external bool) Table {
 
 // unknownSourceTable gives U to what the remote cluster could not answer. Under Liqo the nodes do it.
 func (c *Config) unknownSourceTable(name string, f Family) Table {
-	r := Rule{Name: "unknown-source", Match: []Match{notFromTunnel, toTunnel}, Action: actionRefuseSource}
+	r := Rule{Name: "unknown-source", Match: []Match{notFromTunnel, toTunnel}, Action: ActionRefuseSource}
 	for _, local := range [][]netip.Prefix{c.LocalPodCIDRs, c.LocalExternalCIDRs} {
 		for _, p := range local {
 			if f.sees(p.Addr()) {

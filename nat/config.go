@@ -12,6 +12,9 @@ type Config struct {
 	// LocalPodCIDRs and LocalExternalCIDRs are the local cluster's own, as the remote cluster's gateway knows them.
 	LocalPodCIDRs, LocalExternalCIDRs []netip.Prefix
 	Remote                            []RemoteCIDR
+	// FromTunnel and NotFromNodes, where not nil, stand in place of Remote in the check of sources: what the peer may send from, and
+	// what nodes may not. LocalPodCIDRs then count for nothing; the pods are the addresses that routes lead to nodes.
+	FromTunnel, NotFromNodes []netip.Prefix `json:",omitempty"`
 	// GatewayAddress is the gateway's internal address, TunnelAddress and PeerTunnelAddress the ends of the WireGuard tunnel. What is not
 	// known yet is the zero Addr, and no packet has it.
 	GatewayAddress, TunnelAddress, PeerTunnelAddress netip.Addr

@@ -13,7 +13,7 @@ import (
 func (e *Engine) icmpError(p *packet.Packet, t *packet.Tuple, in Port, now Time) Verdict {
 	s := e.snapshot
 	source, destination := t.Source(), t.Destination()
-	if in == Tunnel && source != s.peer && !packet.Forwardable(source) && !s.real.Contains(source) || in != Tunnel && !s.admits(source, in) {
+	if in == Tunnel && source != s.peer && !packet.Forwardable(source) && !s.admitted.Contains(source) || in != Tunnel && !s.admits(source, in) {
 		return drop(ReasonBadSource)
 	}
 	var q packet.Packet
@@ -128,7 +128,7 @@ func (s *snapshot) errorSource(source, sentTo netip.Addr, in, out Port) netip.Ad
 		return sentTo
 	}
 	switch {
-	case out != Tunnel || s.pods.Contains(source):
+	case out != Tunnel || s.isPod(source):
 		return source
 	case s.unknown.IsValid() && s.unknown.Is4() == source.Is4():
 		return s.unknown

@@ -2,6 +2,7 @@ package nat
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
 	"strconv"
@@ -19,10 +20,11 @@ const (
 type view struct {
 	src, dst  netip.Addr // never IPv4 mapped into IPv6
 	proto     uint8
-	l4        [4]byte // the first bytes of the transport header
-	hasL4     bool    // false: the packet has fewer, and no comparison of ports holds
-	in, out   Port    // noPort before routing
-	untracked bool    // no connection belongs to the packet
+	l4        [4]byte  // the first bytes of the transport header
+	hasL4     bool     // false: the packet has fewer, and no comparison of ports holds
+	in, out   Port     // noPort before routing
+	untracked bool     // no connection belongs to the packet
+	rules     *ruleset // that tell whether a route leads back; nil where nothing asks
 }
 
 // A field is what a comparison looks at.
@@ -36,6 +38,7 @@ const (
 	fieldDestination
 	fieldSourcePort
 	fieldDestinationPort
+	fieldNoReturn
 )
 
 // A comparison is one compiled test of a rule.
@@ -67,6 +70,8 @@ func (c *comparison) holds(v *view) bool {
 		return v.hasL4 && c.holdsPort(binary.BigEndian.Uint16(v.l4[:2]))
 	case fieldDestinationPort:
 		return v.hasL4 && c.holdsPort(binary.BigEndian.Uint16(v.l4[2:]))
+	case fieldNoReturn:
+		return v.rules != nil && !v.rules.returns(v.src, v.dst)
 	}
 	return false
 }
@@ -108,7 +113,7 @@ func (c *comparison) never() bool {
 func comparisons(matches []Match) (n int) {
 	for i := range matches {
 		m := &matches[i]
-		for _, there := range [...]bool{m.Proto != "", m.Dev != Operand{}, m.IP != Operand{}, m.Port != Operand{}} {
+		for _, there := range [...]bool{m.Proto != "", m.Dev != Operand{}, m.IP != Operand{}, m.Port != Operand{}, m.NoReturn} {
 			if there {
 				n++
 			}
@@ -159,6 +164,12 @@ func (b *builder) match(all []comparison, m *Match, family Family) ([]comparison
 			return all, err
 		}
 		all = append(all, c)
+	}
+	if m.NoReturn {
+		if negate {
+			return all, errors.New("op neq does not go with NoReturn")
+		}
+		all = append(all, comparison{field: fieldNoReturn})
 	}
 	return all, nil
 }

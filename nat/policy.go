@@ -151,6 +151,12 @@ func (r *ruleset) route(in Port, mark uint32, src, dst netip.Addr) (nextHop, boo
 	return hop, true
 }
 
+// returns reports whether a route leads packets from the tunnel to source, whatever their mark.
+func (r *ruleset) returns(source, from netip.Addr) bool {
+	_, ok := r.route(Tunnel, 0, from, source)
+	return ok
+}
+
 // best returns the class's offer or, if that comes first, the other.
 func (p *policy) best(k class, src, dst netip.Addr, other *routeOffer) *routeOffer {
 	r, _ := p.classes.get(k)

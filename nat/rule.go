@@ -111,8 +111,8 @@ const (
 	ActionDNAT       RuleAction = "dnat"       // translate the destination; prerouting
 	ActionSNAT       RuleAction = "snat"       // translate the source; postrouting
 	ActionMasquerade RuleAction = "masquerade" // translate the source to the gateway's own address on the way out; postrouting
-
-	actionRefuseSource RuleAction = "refuse-source" // generated only: drop what would need the unknown source while it is off
+	// ActionRefuseSource drops what would need the unknown source while there is none. It is no action of Liqo's.
+	ActionRefuseSource RuleAction = "refuse-source"
 )
 
 // tunnelDevice is the name that rules use for the WireGuard tunnel.
@@ -126,6 +126,9 @@ type Match struct {
 	Dev   Operand // a device's full name; in or out
 	IP    Operand // an address, a CIDR or a range "a-b"; src or dst
 	Port  Operand // a port, or a range "a-b" that is compared for inclusion whatever Op says; src or dst
+	// NoReturn holds for packets to whose source no route leads back from the tunnel. Only nat chains at postrouting may ask. It is no
+	// match of Liqo's.
+	NoReturn bool `json:",omitempty"`
 }
 
 // Op is equality or its negation.

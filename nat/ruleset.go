@@ -304,7 +304,7 @@ func (r *ruleset) nat(s stage, v *view) binding {
 			b.kind, b.addr = r.masquerade(v)
 		case ActionDrop:
 			b.kind, b.rule = bindDrop, nil
-		case actionRefuseSource:
+		case ActionRefuseSource:
 			b.kind = bindNoSource
 		}
 		if b.kind != bindNone {

@@ -25,6 +25,7 @@ type snapshot struct {
 type siteConfig struct {
 	localPods, localExternal       []netip.Prefix
 	remote                         []RemoteCIDR
+	fromTunnel, notFromNodes       []netip.Prefix
 	gateway, tunnel, peer, unknown netip.Addr // unknown is U; the zero Addr if off
 	mtu                            int
 	check                          SourceCheck
@@ -36,6 +37,8 @@ type site struct {
 	pods, external bart.Lite
 	seen           bart.Table[*remap] // destination as seen here → real
 	real           bart.Table[*remap] // real source → as seen here
+	// admitted are sources from the tunnel, refused those from nodes.
+	admitted, refused bart.Lite
 }
 
 // surroundings are the routes of a Config.
@@ -57,7 +60,7 @@ func compile(c *Config, previous *snapshot) (s *snapshot, all bool) {
 		s.maxEntries = DefaultMaxConnections
 	}
 	is := siteConfig{
-		c.LocalPodCIDRs, c.LocalExternalCIDRs, c.Remote,
+		c.LocalPodCIDRs, c.LocalExternalCIDRs, c.Remote, c.FromTunnel, c.NotFromNodes,
 		c.GatewayAddress, c.TunnelAddress, c.PeerTunnelAddress, c.UnknownSource, c.MTU, c.SourceCheck,
 	}
 	if s.site == nil || !reflect.DeepEqual(s.siteConfig, is) {
@@ -74,6 +77,7 @@ func compile(c *Config, previous *snapshot) (s *snapshot, all bool) {
 
 func newSite(is siteConfig) *site {
 	is.localPods, is.localExternal, is.remote = slices.Clone(is.localPods), slices.Clone(is.localExternal), slices.Clone(is.remote)
+	is.fromTunnel, is.notFromNodes = slices.Clone(is.fromTunnel), slices.Clone(is.notFromNodes)
 	s := &site{siteConfig: is}
 	for _, p := range is.localPods {
 		s.pods.Insert(p)
@@ -85,6 +89,18 @@ func newSite(is siteConfig) *site {
 		there, back := remapPair(r.Seen(), r.Real)
 		s.seen.Insert(r.Seen(), there)
 		s.real.Insert(r.Real, back)
+		if is.fromTunnel == nil {
+			s.admitted.Insert(r.Real)
+		}
+		if is.notFromNodes == nil {
+			s.refused.Insert(r.Seen())
+		}
+	}
+	for _, p := range is.fromTunnel {
+		s.admitted.Insert(p)
+	}
+	for _, p := range is.notFromNodes {
+		s.refused.Insert(p)
 	}
 	return s
 }
@@ -103,9 +119,9 @@ func newSurroundings(c *Config) *surroundings {
 // comes whatever can be a host's address, but for the gateway's own, those of the remote cluster and those of other nodes.
 func (s *snapshot) admits(source netip.Addr, in Port) bool {
 	if in == Tunnel {
-		return s.real.Contains(source) || source == s.peer
+		return s.admitted.Contains(source) || source == s.peer
 	}
-	return packet.Forwardable(source) && !s.own(source) && !s.seen.Contains(source) && !s.foreign(source, in)
+	return packet.Forwardable(source) && !s.own(source) && !s.refused.Contains(source) && !s.foreign(source, in)
 }
 
 // foreign reports whether a lives at another node than in.
@@ -129,6 +145,15 @@ func (s *snapshot) noRoute(destination netip.Addr) Verdict {
 		return refuse(ReasonNoRoute, packet.HostUnreachable)
 	}
 	return refuse(ReasonNoRoute, packet.NetUnreachable)
+}
+
+// isPod reports whether the remote cluster knows a by its own address.
+func (s *snapshot) isPod(a netip.Addr) bool {
+	if s.fromTunnel == nil {
+		return s.pods.Contains(a)
+	}
+	hop, ok := s.rules.route(Tunnel, 0, s.peer, a)
+	return ok && hop.port != Tunnel
 }
 
 // own reports whether a is an address of the gateway or of either end of the WireGuard tunnel.

@@ -163,6 +163,7 @@ func (tr *traversal) bindDestination(e *Engine, r *ruleset, v *view, now Time) b
 // bindSource runs the postrouting nat chains. What goes back to a node after a translation of its destination gets the gateway's own
 // source, so that the answer comes back too (hairpinning: RFC 4787, Section 6, REQ-9). Given tables decide alone, as a kernel's do.
 func (tr *traversal) bindSource(s *snapshot, v *view) bool {
+	v.rules = s.rules
 	tr.snat = s.rules.nat(stageSNAT, v)
 	switch tr.snat.kind {
 	case bindNone:

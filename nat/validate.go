@@ -217,6 +217,12 @@ func (c *Config) validatePrefixes(k *checker) {
 	}
 	k.disjoint(local)
 	k.disjoint(realOnes)
+	for i, p := range c.FromTunnel {
+		k.prefix(fmt.Sprintf("FromTunnel[%d]", i), p)
+	}
+	for i, p := range c.NotFromNodes {
+		k.prefix(fmt.Sprintf("NotFromNodes[%d]", i), p)
+	}
 }
 
 func (c *Config) validateMTU(k *checker) {
