@@ -52,8 +52,8 @@ var importRules = []importRule{
 	{"geneve", []string{"culvert/geneve", "golang.org/x/net", "golang.org/x/sys"},
 		"a codec and a socket, usable without the rest"},
 	{"ipam", []string{"github.com/gaissmai/bart"}, "arithmetic on prefixes"},
-	{"kube", []string{"culvert/gateway", "culvert/ipam", "k8s.io", "sigs.k8s.io", "github.com/liqotech/liqo", "github.com/sirupsen/logrus"},
-		"Kubernetes stops here"},
+	{"kube", []string{"culvert/gateway/config", "culvert/nat", "k8s.io/apimachinery", "k8s.io/client-go", "github.com/sirupsen/logrus"},
+		"Kubernetes stops here; Liqo is no dependency"},
 }
 
 // exact lists import paths of which the packages below are not allowed with them.

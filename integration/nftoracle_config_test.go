@@ -105,7 +105,7 @@ func planOf(c *nat.Config) plan {
 	return p
 }
 
-// capturedConfigs returns the configurations of gateways as Liqo's own controllers made them; nat's tests write these files.
+// capturedConfigs returns the configurations of gateways as Liqo's own controllers made them; kube's tests write these files.
 func capturedConfigs(t *testing.T) []*nat.Config {
 	t.Helper()
 	files, err := filepath.Glob("../nat/testdata/liqo-crs/*/*.json")

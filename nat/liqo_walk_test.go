@@ -1,14 +1,8 @@
 package nat
 
 import (
-	"bytes"
-	"encoding/json"
-	"flag"
 	"fmt"
 	"net/netip"
-	"os"
-	"path/filepath"
-	"slices"
 	"testing"
 
 	"culvert/nat/packet"
@@ -94,83 +88,12 @@ func expect(t *testing.T, what string, w walked, src, dst string, out Port) {
 	}
 }
 
-// Every table that the captures have for gateways is loaded: six kinds of tables and four sets of routes.
-func TestLiqoGeneratedSetsLoad(t *testing.T) {
-	for _, remote := range []string{"cluster-b", "cluster-c"} {
-		eachCapture(t, remote, func(t *testing.T, capture string, g capturedGateway) {
-			want := []string{
-				remote + "-remap-podcidr",                     // no. 1
-				remote + "-remap-externalcidr",                // no. 2
-				"external-host-remap-ipmapping-gw",            // no. 3
-				"offloaded-remap-ipmapping-gw",                //
-				remote + "-unknown-source-remap-ipmapping-gw", //
-				"service-nodeport-routing",                    // no. 4
-				"gw-mss-clamping",                             // no. 5
-				remote + "-gw-ext",                            // routes
-				"n1-gw-node", "n2-gw-node",                    //
-				"n1-service-nodeport-routing", "n2-service-nodeport-routing",
-				"n1-extcidr",
-			}
-			if capture == "main-557c199cf-options" {
-				want = append(want, "gw-notrack") // no. 6
-			}
-			for _, name := range want {
-				if !slices.Contains(g.loaded, name) {
-					t.Errorf("%s is not loaded", name)
-				}
-			}
-			if slices.Contains(g.loaded, "n2-extcidr") {
-				t.Error("n2-extcidr is loaded by a gateway on n1")
-			}
-			if len(g.marks) != 2 {
-				t.Errorf("marks %v", g.marks)
-			}
-		})
-	}
-}
-
-var updateCaptures = flag.Bool("update", false, "write the configurations of the captured gateways anew")
-
-// The configuration of each captured gateway is checked in for the comparison with the kernel, which needs it without Liqo's format.
-func TestLiqoConfigurations(t *testing.T) {
-	for _, remote := range []string{"cluster-b", "cluster-c"} {
-		eachCapture(t, remote, func(t *testing.T, capture string, g capturedGateway) {
-			want, err := json.MarshalIndent(g.config, "", "\t")
-			if err != nil {
-				t.Fatal(err)
-			}
-			want = append(want, '\n')
-			name := filepath.Join("testdata", "liqo-crs", capture, remote+".json")
-			if *updateCaptures {
-				if err := os.WriteFile(name, want, 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			got, err := os.ReadFile(name)
-			if err != nil || !bytes.Equal(got, want) {
-				t.Errorf("%s is not what the captured resources say (%v); go test -run %s -update", name, err, t.Name())
-			}
-			var c Config
-			if err := json.Unmarshal(got, &c); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := New([16]byte{}, &c); err != nil {
-				t.Errorf("%s: %v", name, err)
-			}
-		})
-	}
-}
-
 // The tables of nodes are no gateway's, but they are the same language.
 func TestLiqoNodeTables(t *testing.T) {
 	for _, capture := range captures {
 		c := randomNodes()
 		c.Routing = []PolicyTable{}
-		for _, f := range loadCapture[crFirewall](t, capture, "firewallconfigurations.yaml") {
-			if f.Metadata.Labels["networking.liqo.io/firewall-category"] == "fabric" {
-				c.Firewall = append(c.Firewall, f.table(t))
-			}
-		}
+		loadCapture(t, capture, "nodes.tables", &c.Firewall)
 		r, err := newRuleset(c)
 		if err != nil {
 			t.Fatalf("%s: %v", capture, err)

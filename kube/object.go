@@ -1,0 +1,111 @@
+package kube
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
+	"time"
+
+	"culvert/nat"
+)
+
+// The kinds of resources that a gateway watches, all of group networking.liqo.io.
+const (
+	KindFirewall  = "FirewallConfiguration"
+	KindRoute     = "RouteConfiguration"
+	KindTunnel    = "GeneveTunnel"
+	KindFabric    = "InternalFabric"
+	KindNode      = "InternalNode"
+	KindPublicKey = "PublicKey"
+)
+
+// An Object is one resource as the API server has it. Its parts are read when its kind is known, so that one that cannot be read
+// concerns nothing else.
+type Object struct {
+	APIVersion string          `json:"apiVersion"`
+	Kind       string          `json:"kind"`
+	Metadata   Metadata        `json:"metadata"`
+	Spec       json.RawMessage `json:"spec,omitempty"`
+	Status     json.RawMessage `json:"status,omitempty"`
+}
+
+// Metadata is what is used of a resource's metadata.
+type Metadata struct {
+	Name      string            `json:"name"`
+	Namespace string            `json:"namespace,omitempty"`
+	UID       string            `json:"uid,omitempty"`
+	Labels    map[string]string `json:"labels,omitempty"`
+	Created   time.Time         `json:"creationTimestamp"`
+}
+
+// Key returns the name under which the resource's rules are known.
+func (o *Object) Key() nat.Key {
+	return nat.Key{Kind: o.Kind, Namespace: o.Metadata.Namespace, Name: o.Metadata.Name}
+}
+
+// compare orders resources of one kind by creation time, namespace and name.
+func (m *Metadata) compare(o *Metadata) int {
+	if c := m.Created.Compare(o.Created); c != 0 {
+		return c
+	}
+	if c := strings.Compare(m.Namespace, o.Namespace); c != 0 {
+		return c
+	}
+	return strings.Compare(m.Name, o.Name)
+}
+
+// The order of rules has room for seconds until 2038, and for as many more of what comes last.
+const orderLast = 1 << 31
+
+// order returns the place of the resource's chains and rules among those of equal priority. Equal ones go by namespace and name.
+func (m *Metadata) order(last bool) int64 {
+	n := min(max(m.Created.Unix(), 0), orderLast-1)
+	if last {
+		n += orderLast
+	}
+	return n
+}
+
+// faults collects everything that is wrong with one resource, each with the path of its field.
+type faults []string
+
+func (f *faults) add(field, format string, args ...any) {
+	*f = append(*f, field+": "+fmt.Sprintf(format, args...))
+}
+
+func (f faults) String() string { return strings.Join(f, "; ") }
+
+// read fills to from a part of a resource, which is at field.
+func (f *faults) read(field string, part json.RawMessage, to any) {
+	if len(part) == 0 {
+		return
+	}
+	err := json.Unmarshal(part, to)
+	var wrong *json.UnmarshalTypeError
+	if !errors.As(err, &wrong) {
+		if err != nil {
+			f.add(field, "%v", err)
+		}
+		return
+	}
+	if wrong.Field != "" {
+		field += "." + wrong.Field
+	}
+	want, of := wrong.Type.Kind(), wrong.Value
+	switch {
+	case strings.HasPrefix(of, "number ") && want != reflect.String:
+		f.add(field, "%s is out of range", of)
+	case want == reflect.String:
+		f.add(field, "a %s, where a string belongs", of)
+	case want == reflect.Bool:
+		f.add(field, "a %s, where true or false belongs", of)
+	case want == reflect.Slice:
+		f.add(field, "a %s, where a list belongs", of)
+	case want == reflect.Struct:
+		f.add(field, "a %s, where an object belongs", of)
+	default:
+		f.add(field, "a %s, where a number belongs", of)
+	}
+}

@@ -1,0 +1,101 @@
+package kube
+
+import (
+	"encoding/json"
+	"strconv"
+
+	"culvert/nat"
+)
+
+// A Condition is what a resource says about this gateway. The schema has no room for a reason.
+type Condition struct {
+	Host   string `json:"host"`
+	Type   string `json:"type"`
+	Status string `json:"status"`
+	Since  string `json:"lastTransitionTime,omitempty"`
+}
+
+// applied is the type of the one condition that a gateway writes.
+const applied = "Applied"
+
+// conditionStatus is the status of a resource that has conditions.
+type conditionStatus struct {
+	Conditions []Condition `json:"conditions,omitempty"`
+}
+
+// readCondition takes the gateway's own condition, if it is there once.
+func (it *item) readCondition(o *Object, self *Self) {
+	var status conditionStatus
+	if json.Unmarshal(o.Status, &status) != nil {
+		return
+	}
+	for i, c := range status.Conditions {
+		if c.Host != self.Name {
+			continue
+		}
+		if it.condition != nil {
+			it.condition = nil
+			return
+		}
+		it.condition = &status.Conditions[i]
+	}
+}
+
+// A Verdict is the condition that a resource ought to have.
+type Verdict struct {
+	Key     nat.Key
+	Applied bool
+}
+
+// Verdicts returns those that differ from what the resources say.
+func (s *State) Verdicts() []Verdict {
+	var all []Verdict
+	for _, kind := range []string{KindFirewall, KindRoute} {
+		for key, it := range s.items[kind] {
+			good := it.why() == ""
+			if c := it.condition; c == nil || c.Type != applied || c.Status != conditionWord(good) {
+				all = append(all, Verdict{key, good})
+			}
+		}
+	}
+	return all
+}
+
+func conditionWord(good bool) string {
+	word := strconv.FormatBool(good)
+	return string(word[0]-'a'+'A') + word[1:]
+}
+
+// setCondition returns a resource's conditions with that of host as it ought to be. What others say stays as it is.
+func setCondition(all []any, host string, good bool, now string) []any {
+	next := make([]any, 0, len(all)+1)
+	mine := map[string]any{"host": host, "type": applied, "status": conditionWord(good), "lastTransitionTime": now}
+	for _, c := range all {
+		if m, ok := c.(map[string]any); ok && m["host"] == host {
+			if m["status"] == mine["status"] && m["type"] == applied && m["lastTransitionTime"] != nil {
+				mine["lastTransitionTime"] = m["lastTransitionTime"]
+			}
+			continue
+		}
+		next = append(next, c)
+	}
+	return append(next, mine)
+}
+
+// An Event tells whoever looks at a resource why it is not obeyed.
+type Event struct {
+	Kind     string
+	Metadata Metadata
+	Message  string
+}
+
+func (s *State) event(it *item, message string) {
+	s.events = append(s.events, Event{it.key.Kind, it.meta, message})
+}
+
+// Events returns what there is to tell since it was called last. Each cause is told once.
+func (s *State) Events() []Event {
+	all := s.events
+	s.events = nil
+	return all
+}

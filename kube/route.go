@@ -1,0 +1,162 @@
+package kube
+
+import (
+	"fmt"
+	"math"
+	"net/netip"
+
+	"culvert/nat"
+)
+
+// routeSpec is the spec of a RouteConfiguration.
+type routeSpec struct {
+	Table struct {
+		Name  string      `json:"name"`
+		Rules []routeRule `json:"rules"`
+	} `json:"table"`
+}
+
+type routeRule struct {
+	Destination string  `json:"dst"`
+	Source      string  `json:"src"`
+	In          string  `json:"iif"`
+	Out         string  `json:"oif"`
+	Mark        int64   `json:"fwmark"`
+	Priority    int64   `json:"priority"`
+	Routes      []route `json:"routes"`
+}
+
+// A route is all that a gateway looks at: a source is a hint for what a host itself sends, a scope and onlink say how the kernel finds
+// the neighbour.
+type route struct {
+	Destination string `json:"dst"`
+	Source      string `json:"src"`
+	Via         string `json:"gw"`
+	Device      string `json:"dev"`
+	NextHops    []hop  `json:"nextHops"`
+}
+
+type hop struct {
+	Via    string `json:"gw"`
+	Device string `json:"dev"`
+}
+
+// table returns the routing table that the spec says. If f has grown, it is not to be used. Of several next hops, a route has the one
+// that leads to the tunnel whose other end is peer.
+func (s *routeSpec) table(peer netip.Addr, f *faults) nat.PolicyTable {
+	t := nat.PolicyTable{Name: s.Table.Name}
+	if t.Name == "" {
+		f.add("spec.table.name", "missing")
+	}
+	if len(s.Table.Rules) == 0 {
+		f.add("spec.table.rules", "missing; a table needs at least one")
+	}
+	for i := range s.Table.Rules {
+		from := &s.Table.Rules[i]
+		path := fmt.Sprintf("spec.table.rules[%d]", i)
+		r := nat.PolicyRule{In: device(from.In), Out: device(from.Out), Mark: uint32(from.Mark), Priority: int(from.Priority)}
+		if from.Mark < 0 || from.Mark > math.MaxUint32 {
+			f.add(path+".fwmark", "%d is no number from 0 to %d", from.Mark, uint32(math.MaxUint32))
+		}
+		if from.Priority < 0 || from.Priority > math.MaxUint32 {
+			f.add(path+".priority", "%d is no number from 0 to %d", from.Priority, uint32(math.MaxUint32))
+		}
+		if from.Destination != "" {
+			r.Destination = readPrefix(path+".dst", from.Destination, f)
+		}
+		if from.Source != "" {
+			r.Source = readPrefix(path+".src", from.Source, f)
+		}
+		if d, s := r.Destination, r.Source; d.IsValid() && s.IsValid() && d.Addr().Is4() != s.Addr().Is4() {
+			f.add(path+".src", "%s is of another family than dst %s", s, d)
+		}
+		for j := range from.Routes {
+			r.Routes = append(r.Routes, from.Routes[j].route(fmt.Sprintf("%s.routes[%d]", path, j), peer, f))
+		}
+		t.Rules = append(t.Rules, r)
+	}
+	return t
+}
+
+func (r *route) route(path string, peer netip.Addr, f *faults) nat.PolicyRoute {
+	out := nat.PolicyRoute{Device: device(r.Device)}
+	if r.Destination == "" {
+		f.add(path+".dst", "missing")
+	} else {
+		out.Destination = readPrefix(path+".dst", r.Destination, f)
+	}
+	if r.Source != "" {
+		readAddress(path+".src", r.Source, f)
+	}
+	if r.Via != "" {
+		out.Via = readAddress(path+".gw", r.Via, f)
+	}
+	if len(r.NextHops) == 0 {
+		if r.Via == "" && r.Device == "" {
+			f.add(path, "neither gw nor dev")
+		}
+		return out
+	}
+	if r.Via != "" || r.Device != "" {
+		f.add(path+".nextHops", "beside gw or dev")
+	}
+	chosen := false
+	for i := range r.NextHops {
+		h := &r.NextHops[i]
+		at := fmt.Sprintf("%s.nextHops[%d]", path, i)
+		var via netip.Addr
+		if h.Via != "" {
+			via = readAddress(at+".gw", h.Via, f)
+		} else if h.Device == "" {
+			f.add(at, "neither gw nor dev")
+		}
+		ours := device(h.Device) == tunnelDevice || h.Device == "" && via == peer
+		if i == 0 || ours && !chosen {
+			out.Via, out.Device = via, device(h.Device)
+		}
+		chosen = chosen || ours
+	}
+	return out
+}
+
+// readPrefix reads a CIDR. Bits of the host are no fault, and count for nothing.
+func readPrefix(path, value string, f *faults) netip.Prefix {
+	p, err := netip.ParsePrefix(value)
+	if err != nil || p.Addr().Is4In6() {
+		f.add(path, "%q is no CIDR", value)
+		return netip.Prefix{}
+	}
+	return p.Masked()
+}
+
+func readAddress(path, value string, f *faults) netip.Addr {
+	a, err := netip.ParseAddr(value)
+	if err != nil || !a.Is4() {
+		f.add(path, "%q is no IPv4 address", value)
+		return netip.Addr{}
+	}
+	return a
+}
+
+// toTunnel returns the destinations that the table leads to the peer.
+func toTunnel(t *nat.PolicyTable, peer netip.Addr) []netip.Prefix {
+	var all []netip.Prefix
+	for i := range t.Rules {
+		r := &t.Rules[i]
+		if r.In == tunnelDevice || r.Out != "" {
+			continue
+		}
+		for _, route := range r.Routes {
+			if route.Device != tunnelDevice && (route.Device != "" || route.Via != peer) {
+				continue
+			}
+			switch to, only := route.Destination, r.Destination; {
+			case !only.IsValid() || only.Overlaps(to) && only.Bits() <= to.Bits():
+				all = append(all, to)
+			case only.Overlaps(to):
+				all = append(all, only)
+			}
+		}
+	}
+	return all
+}

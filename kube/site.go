@@ -1,0 +1,421 @@
+package kube
+
+import (
+	"cmp"
+	"encoding/base64"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"culvert/nat"
+	"culvert/nat/packet"
+)
+
+// A Site is what the resources say about the gateway and its surroundings, beside rules and routes. It is valid in itself: what
+// contradicts the rest is left out, and its resource is named.
+type Site struct {
+	PeerPublicKey  [32]byte   // all zero: none yet
+	GatewayAddress netip.Addr // invalid: none yet
+	Nodes          []Node
+	UnknownSource  netip.Addr // invalid: none yet
+	// Remote pairs the real CIDRs of the remote cluster with those under which the local one sees them. Only the translation of ICMP
+	// errors about packets without a connection asks for it.
+	Remote []nat.RemoteCIDR
+	// FromTunnel are the sources that the peer may send from, NotFromNodes those that nodes may not send from.
+	FromTunnel, NotFromNodes []netip.Prefix
+}
+
+// A Node is one node of the local cluster and the tunnel to it.
+type Node struct {
+	Name, Device      string
+	VNI               uint32
+	Underlay, Address netip.Addr
+}
+
+// maxNodes is how many nodes a gateway takes.
+const maxNodes = 32768
+
+// tunnelBlock is where Liqo puts tunnel addresses; nothing else may lie in it.
+var tunnelBlock = netip.MustParsePrefix("169.254.18.0/24")
+
+// fabricSpec is what is used of an InternalFabric's spec.
+type fabricSpec struct {
+	MTU         int      `json:"mtu"`
+	RemoteCIDRs []string `json:"remoteCIDRs"`
+	Interface   struct {
+		Gateway struct {
+			IP string `json:"ip"`
+		} `json:"gateway"`
+	} `json:"interface"`
+}
+
+type fabric struct {
+	mtu     int
+	address netip.Addr
+	remote  []netip.Prefix
+}
+
+func (s *fabricSpec) fabric(f *faults) *fabric {
+	out := &fabric{mtu: s.MTU, address: readHost("spec.interface.gateway.ip", s.Interface.Gateway.IP, f)}
+	for i, c := range s.RemoteCIDRs {
+		out.remote = append(out.remote, readPrefix(fmt.Sprintf("spec.remoteCIDRs[%d]", i), c, f))
+	}
+	return out
+}
+
+// nodeSpec and nodeStatus are what is used of an InternalNode.
+type nodeSpec struct {
+	Interface struct {
+		Gateway struct {
+			Name string `json:"name"`
+		} `json:"gateway"`
+		Node struct {
+			IP string `json:"ip"`
+		} `json:"node"`
+	} `json:"interface"`
+}
+
+type nodeStatus struct {
+	NodeIP struct {
+		Local  string `json:"local"`
+		Remote string `json:"remote"`
+	} `json:"nodeIP"`
+}
+
+type internalNode struct {
+	device            string
+	address, underlay netip.Addr
+	waiting           string // for which field; "" = none
+}
+
+func readNode(o *Object, self *Self, f *faults) *internalNode {
+	var spec nodeSpec
+	var status nodeStatus
+	f.read("spec", o.Spec, &spec)
+	f.read("status", o.Status, &status)
+	out := &internalNode{
+		device:  spec.Interface.Gateway.Name,
+		address: readHost("spec.interface.node.ip", spec.Interface.Node.IP, f),
+	}
+	switch out.device {
+	case "":
+		f.add("spec.interface.gateway.name", "missing")
+	case tunnelDevice, anyTunnel:
+		f.add("spec.interface.gateway.name", "%q is the WireGuard tunnel's", out.device)
+	}
+	field, value := "status.nodeIP.remote", status.NodeIP.Remote
+	if o.Metadata.Name == self.Node {
+		field, value = "status.nodeIP.local", status.NodeIP.Local
+	}
+	if value == "" {
+		out.waiting = field
+		return out
+	}
+	out.underlay = readAddress(field, value, f)
+	if a := out.underlay; a.IsValid() && (a.IsUnspecified() || a.IsMulticast()) {
+		f.add(field, "%s is no host's address", a)
+	}
+	return out
+}
+
+// readHost reads an address of the internal network.
+func readHost(field, value string, f *faults) netip.Addr {
+	if value == "" {
+		f.add(field, "missing")
+		return netip.Addr{}
+	}
+	a := readAddress(field, value, f)
+	if a.IsValid() && !packet.Forwardable(a) {
+		f.add(field, "%s is no address of a host behind a router", a)
+	}
+	return a
+}
+
+// tunnelSpec is what is used of a GeneveTunnel's spec.
+type tunnelSpec struct {
+	ID   *int64 `json:"id"`
+	Node struct {
+		Name string `json:"name"`
+	} `json:"internalNodeRef"`
+	Fabric struct {
+		Name string `json:"name"`
+	} `json:"internalFabricRef"`
+}
+
+func (s *tunnelSpec) check(f *faults) {
+	switch {
+	case s.ID == nil:
+		f.add("spec.id", "missing")
+	case *s.ID < 0 || *s.ID >= 1<<24:
+		f.add("spec.id", "%d is no number from 0 to %d", *s.ID, 1<<24-1)
+	}
+	if s.Node.Name == "" {
+		f.add("spec.internalNodeRef.name", "missing")
+	}
+	if s.Fabric.Name == "" {
+		f.add("spec.internalFabricRef.name", "missing")
+	}
+}
+
+// keySpec is the spec of a PublicKey.
+type keySpec struct {
+	PublicKey string `json:"publicKey"`
+}
+
+func (s *keySpec) key(f *faults) (key [32]byte) {
+	b, err := base64.StdEncoding.DecodeString(s.PublicKey)
+	switch {
+	case err != nil:
+		f.add("spec.publicKey", "no base64: %v", err)
+	case len(b) != len(key):
+		f.add("spec.publicKey", "%d bytes, not %d", len(b), len(key))
+	default:
+		key = [32]byte(b)
+	}
+	return key
+}
+
+// A derivation collects the Site and what stands in its way.
+type derivation struct {
+	*State
+	site    Site
+	fault   map[nat.Key]string // of resources that are good alone
+	waiting []string
+}
+
+// derive returns what all resources together say. It depends on nothing else.
+func (s *State) derive() *derivation {
+	d := &derivation{State: s, fault: map[nat.Key]string{}}
+	d.peer()
+	d.unknownSource()
+	if name, f := d.fabric(); f != nil {
+		d.site.GatewayAddress = f.address
+		d.site.NotFromNodes = sortedPrefixes(f.remote)
+		d.nodes(name)
+	}
+	d.remote()
+	return d
+}
+
+// of returns the good resources of a kind by creation time, namespace and name.
+func (s *State) of(kind string) []*item {
+	var all []*item
+	for _, it := range s.items[kind] {
+		if it.parsed != nil {
+			all = append(all, it)
+		}
+	}
+	slices.SortFunc(all, func(a, b *item) int { return a.meta.compare(&b.meta) })
+	return all
+}
+
+// peer takes the newest key.
+func (d *derivation) peer() {
+	keys := d.of(KindPublicKey)
+	if len(keys) == 0 {
+		d.waiting = append(d.waiting, "no PublicKey of cluster "+d.self.Remote)
+		return
+	}
+	newest := keys[len(keys)-1]
+	d.site.PeerPublicKey = newest.parsed.([32]byte)
+	for _, k := range keys[:len(keys)-1] {
+		d.fault[k.key] = fmt.Sprintf("spec.publicKey: PublicKey %s is newer and in use", newest.meta.Name)
+	}
+}
+
+// fabric takes the first one.
+func (d *derivation) fabric() (name string, f *fabric) {
+	fabrics := d.of(KindFabric)
+	if len(fabrics) == 0 {
+		d.waiting = append(d.waiting, "no InternalFabric of cluster "+d.self.Remote)
+		return "", nil
+	}
+	first := fabrics[0]
+	for _, other := range fabrics[1:] {
+		d.fault[other.key] = fmt.Sprintf("metadata.labels: InternalFabric %s is of cluster %s too, and older", first.meta.Name, d.self.Remote)
+	}
+	f = first.parsed.(*fabric)
+	if f.mtu != 0 && f.mtu != d.self.MTU {
+		d.fault[first.key] = fmt.Sprintf("spec.mtu: %d is not the %d of --mtu, which stays", f.mtu, d.self.MTU)
+	}
+	return first.meta.Name, f
+}
+
+// unknownSource finds U in the rules that mark connections from it.
+func (d *derivation) unknownSource() {
+	for _, it := range d.of(KindFirewall) {
+		if p := it.parsed.(*piece); p.unknown.IsValid() {
+			d.site.UnknownSource = p.unknown
+			return
+		}
+	}
+	d.waiting = append(d.waiting, "no FirewallConfiguration "+nodePortTable)
+}
+
+// nodes takes the tunnels of a fabric whose nodes are there.
+func (d *derivation) nodes(fabric string) {
+	names, devices := map[string]nat.Key{}, map[string]nat.Key{}
+	vnis, addresses := map[int64]nat.Key{}, map[netip.Addr]nat.Key{}
+	for _, it := range d.of(KindTunnel) {
+		t := it.parsed.(*tunnelSpec)
+		key := nat.Key{Kind: KindNode, Name: t.Node.Name}
+		node := d.items[KindNode][key]
+		if t.Fabric.Name != fabric {
+			d.fault[it.key] = fmt.Sprintf("spec.internalFabricRef.name: %s is not %s, the InternalFabric of this gateway", t.Fabric.Name, fabric)
+			continue
+		}
+		if other, ok := vnis[*t.ID]; ok {
+			d.fault[it.key] = fmt.Sprintf("spec.id: %d is that of GeneveTunnel %s too", *t.ID, other.Name)
+			continue
+		}
+		vnis[*t.ID] = it.key
+		if other, ok := names[t.Node.Name]; ok {
+			d.fault[it.key] = fmt.Sprintf("spec.internalNodeRef.name: GeneveTunnel %s leads to %s too", other.Name, t.Node.Name)
+			continue
+		}
+		names[t.Node.Name] = it.key
+		if node == nil || node.parsed == nil { // what is wrong with one that is there has been said
+			d.waiting = append(d.waiting, fmt.Sprintf("GeneveTunnel %s: no InternalNode %s", it.meta.Name, t.Node.Name))
+			continue
+		}
+		n := node.parsed.(*internalNode)
+		var conflict faults
+		claim(&conflict, devices, key, "spec.interface.gateway.name", n.device)
+		claim(&conflict, addresses, key, "spec.interface.node.ip", n.address)
+		if n.address == d.site.GatewayAddress {
+			conflict.add("spec.interface.node.ip", "%s is InternalFabric %s's spec.interface.gateway.ip too", n.address, fabric)
+		}
+		switch {
+		case len(conflict) > 0:
+			d.fault[key] = conflict.String()
+		case n.waiting != "":
+			d.waiting = append(d.waiting, fmt.Sprintf("InternalNode %s: no %s", key.Name, n.waiting))
+		case len(d.site.Nodes) == maxNodes:
+			d.fault[it.key] = fmt.Sprintf("spec.internalNodeRef.name: a gateway takes at most %d nodes", maxNodes)
+		default:
+			d.site.Nodes = append(d.site.Nodes, Node{
+				Name: key.Name, Device: n.device, VNI: uint32(*t.ID), Underlay: n.underlay, Address: n.address,
+			})
+		}
+	}
+	slices.SortFunc(d.site.Nodes, func(a, b Node) int { return cmp.Compare(a.Name, b.Name) })
+}
+
+// claim notes that a node has something which only one may have.
+func claim[T comparable](f *faults, of map[T]nat.Key, key nat.Key, field string, value T) {
+	if other, ok := of[value]; ok {
+		f.add(field, "%v is that of InternalNode %s too", value, other.Name)
+		return
+	}
+	of[value] = key
+}
+
+// remote finds the CIDRs of the remote cluster in the routes to the tunnel and in the tables that translate them.
+func (d *derivation) remote() {
+	real := map[netip.Prefix]bool{}
+	for _, it := range d.items[KindRoute] {
+		if p, ok := it.parsed.(*piece); ok {
+			for _, to := range p.toTunnel {
+				real[to] = true
+			}
+		}
+	}
+	d.site.FromTunnel = sortedPrefixes(slices.AppendSeq([]netip.Prefix{}, maps.Keys(real))) // not nil: none are not all
+	seen := map[netip.Prefix]netip.Prefix{}
+	for _, it := range d.of(KindFirewall) {
+		for _, m := range it.parsed.(*piece).remaps {
+			if _, ok := seen[m.Real]; !ok {
+				seen[m.Real] = m.Remapped
+			}
+		}
+	}
+	var taken []netip.Prefix
+	free := func(p netip.Prefix) bool {
+		return !slices.ContainsFunc(taken, p.Overlaps) && !p.Contains(d.site.GatewayAddress) &&
+			!p.Contains(d.site.UnknownSource) && !p.Overlaps(tunnelBlock)
+	}
+	for i, r := range d.site.FromTunnel {
+		as, ok := seen[r]
+		if !ok {
+			as = r
+		}
+		among := slices.Contains(d.site.NotFromNodes, as)
+		overlaps := i > 0 && slices.ContainsFunc(d.site.Remote, func(o nat.RemoteCIDR) bool { return o.Real.Overlaps(r) })
+		if !among || overlaps || !free(as) || r.Overlaps(tunnelBlock) {
+			continue
+		}
+		taken = append(taken, as)
+		d.site.Remote = append(d.site.Remote, nat.RemoteCIDR{Real: r, Remapped: as})
+	}
+}
+
+func sortedPrefixes(all []netip.Prefix) []netip.Prefix {
+	all = slices.Clone(all)
+	slices.SortFunc(all, netip.Prefix.Compare)
+	return slices.Compact(all)
+}
+
+// The marks of connections by the node that they came from: Liqo's own are small.
+const nodeMark = 1 << 24
+
+// priorityReturn puts a routing rule behind all others.
+const priorityReturn = 1 << 30
+
+// rules returns what the gateway adds to the rules of resources. A source to which no route leads back belongs to a node or to a client
+// of one, whose CNI bypassed the rules that Liqo gives nodes: it gets U, and the answers go to that node. They run before those of
+// resources, so that a mark which Liqo gives is the one that stays.
+func (s *Site) rules(self *Self) map[nat.Key]nat.Resource {
+	if self.KeepUnknown {
+		return nil
+	}
+	in := func(op nat.Op, device string) nat.Match {
+		return nat.Match{Op: op, Dev: nat.Operand{Value: device, Position: nat.PositionIn}}
+	}
+	out := nat.Match{Op: nat.OpEqual, Dev: nat.Operand{Value: tunnelDevice, Position: nat.PositionOut}}
+	unknown := nat.Rule{
+		Name: "unknown-source", Action: nat.ActionRefuseSource,
+		Match: []nat.Match{in(nat.OpNotEqual, tunnelDevice), out, {Op: nat.OpEqual, NoReturn: true}},
+	}
+	if u := s.UnknownSource; u.IsValid() {
+		unknown.Action, unknown.To = nat.ActionSNAT, u.String()
+		unknown.Match = append(unknown.Match, nat.Match{Op: nat.OpNotEqual, IP: nat.Operand{Value: u.String(), Position: nat.PositionSource}})
+	}
+	all := map[nat.Key]nat.Resource{
+		{Kind: "Gateway", Namespace: self.Namespace, Name: self.Name}: {Order: -1, Tables: []nat.Table{{
+			Name: "unknown-source", Family: nat.FamilyIPv4,
+			Chains: []nat.Chain{
+				{
+					Name: "unknown-source", Type: nat.ChainNAT, Hook: nat.HookPostrouting, Priority: nat.PrioritySNAT + 1,
+					Rules: []nat.Rule{unknown},
+				},
+				{
+					Name: "return", Type: nat.ChainFilter, Hook: nat.HookPrerouting, Priority: nat.PriorityFilter,
+					Rules: []nat.Rule{{
+						Name: "return", Match: []nat.Match{in(nat.OpEqual, tunnelDevice)}, Action: nat.ActionMetaMarkFromCT, NoCounter: true,
+					}},
+				},
+			},
+		}}},
+	}
+	for _, n := range s.Nodes {
+		mark := nodeMark | n.VNI
+		all[nat.Key{Kind: KindNode, Name: n.Name}] = nat.Resource{
+			Order: -1,
+			Tables: []nat.Table{{
+				Name: n.Name + "-return", Family: nat.FamilyIPv4,
+				Chains: []nat.Chain{{
+					Name: "return", Type: nat.ChainFilter, Hook: nat.HookForward, Priority: nat.PriorityFilter,
+					Rules: []nat.Rule{{
+						Name: n.Name, Match: []nat.Match{in(nat.OpEqual, n.Device), out}, Action: nat.ActionCTMark, Value: mark, NoCounter: true,
+					}},
+				}},
+			}},
+			Routing: []nat.PolicyTable{{Name: n.Name + "-return", Rules: []nat.PolicyRule{{
+				Mark: mark, Priority: priorityReturn,
+				Routes: []nat.PolicyRoute{{Destination: netip.PrefixFrom(netip.IPv4Unspecified(), 0), Device: n.Device}},
+			}}}},
+		}
+	}
+	return all
+}

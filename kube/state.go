@@ -1,0 +1,374 @@
+package kube
+
+import (
+	"maps"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+
+	"culvert/nat"
+	"culvert/nat/packet"
+)
+
+// Self is what a gateway is told about itself.
+type Self struct {
+	Name, Namespace string
+	Remote          string // the remote cluster's ID
+	Node            string // that the gateway runs on
+	Server          bool
+	MTU             int
+	// KeepUnknown leaves sources alone to which no route leads back. Otherwise they become U, and answers to them go to their node.
+	KeepUnknown bool
+}
+
+// peer returns the peer's tunnel address.
+func (s *Self) peer() netip.Addr {
+	if s.Server {
+		return netip.AddrFrom4([4]byte{169, 254, 18, 2})
+	}
+	return netip.AddrFrom4([4]byte{169, 254, 18, 1})
+}
+
+// The labels that say which gateways a resource is for.
+const (
+	labelRemote   = "liqo.io/remote-cluster-id"
+	labelFirewall = "networking.liqo.io/firewall-"
+	labelRoute    = "networking.liqo.io/route-"
+	category      = "category"
+	subcategory   = "subcategory"
+	unique        = "unique"
+	forGateways   = "gateway"
+	ipMapping     = "ip-mapping"
+)
+
+// selects reports whether a resource is for this gateway.
+func (s *Self) selects(o *Object) bool {
+	l := o.Metadata.Labels
+	switch o.Kind {
+	case KindFirewall:
+		sub := l[labelFirewall+subcategory]
+		return l[labelFirewall+category] == forGateways &&
+			(sub == "all-gateways" || sub == "fabric" || sub == ipMapping || l[labelFirewall+unique] == s.Remote)
+	case KindRoute:
+		sub, only := l[labelRoute+subcategory], l[labelRoute+unique]
+		return l[labelRoute+category] == forGateways && (sub == "fabric" || sub == "fabric-node" && only == s.Node || only == s.Remote)
+	case KindPublicKey, KindFabric:
+		return o.Metadata.Namespace == s.Namespace && l[labelRemote] == s.Remote
+	case KindTunnel:
+		return o.Metadata.Namespace == s.Namespace
+	case KindNode:
+		return true
+	}
+	return false
+}
+
+// A State is what all resources together say. It depends on which resources there are, not on the order in which they came; but a
+// PublicKey that is spoilt keeps the key that it had. It belongs to one goroutine.
+type State struct {
+	self    Self
+	items   map[string]map[nat.Key]*item // by kind
+	dirty   map[nat.Key]bool             // rules that have changed, by resource
+	again   bool                         // the Site may have changed
+	applied Site
+	own     map[nat.Key]nat.Resource // what the Site adds to the rules
+	said    map[nat.Key]string       // the fault that the Site has found with a resource
+	waiting []string
+	events  []Event
+}
+
+// An item is a resource that is for this gateway.
+type item struct {
+	key       nat.Key
+	meta      Metadata
+	parsed    any        // by kind: *piece, *fabric, *internalNode, *tunnelSpec, [32]byte; nil if the resource is left out
+	fault     string     // why
+	refused   string     // why the gateway did not take its rules
+	condition *Condition // that the resource has of this gateway
+}
+
+// A piece is what a FirewallConfiguration or RouteConfiguration stands for.
+type piece struct {
+	nat.Resource
+	unknown  netip.Addr       // U, if these are the rules that mark connections from it
+	remaps   []nat.RemoteCIDR // that it translates
+	toTunnel []netip.Prefix   // that it leads to the peer
+}
+
+// NewState returns the State of a cluster without resources.
+func NewState(self Self) *State {
+	s := &State{
+		self: self, items: map[string]map[nat.Key]*item{}, dirty: map[nat.Key]bool{}, own: map[nat.Key]nat.Resource{},
+		said: map[nat.Key]string{}, again: true,
+	}
+	for _, kind := range []string{KindFirewall, KindRoute, KindTunnel, KindFabric, KindNode, KindPublicKey} {
+		s.items[kind] = map[nat.Key]*item{}
+	}
+	return s
+}
+
+// Put takes a resource as it is now.
+func (s *State) Put(o *Object) {
+	key := o.Key()
+	if !s.self.selects(o) {
+		s.Delete(key)
+		return
+	}
+	old := s.items[o.Kind][key]
+	it := &item{key: key, meta: o.Metadata}
+	var f faults
+	it.parse(o, &s.self, &f)
+	if it.fault = f.String(); it.fault != "" {
+		it.parsed = nil
+		if o.Kind == KindPublicKey && old != nil {
+			it.parsed = old.parsed
+		}
+	}
+	if it.fault != "" && (old == nil || old.fault != it.fault || old.meta.UID != it.meta.UID) {
+		s.event(it, it.fault)
+	}
+	s.items[o.Kind][key] = it
+	s.changed(key, old, it)
+}
+
+// Delete forgets a resource.
+func (s *State) Delete(key nat.Key) {
+	if old := s.items[key.Kind][key]; old != nil {
+		delete(s.items[key.Kind], key)
+		s.changed(key, old, nil)
+	}
+}
+
+// changed notes what has to be looked at again.
+func (s *State) changed(key nat.Key, old, it *item) {
+	if old != nil && it != nil {
+		it.refused = old.refused
+		if old.meta.Created.Equal(it.meta.Created) && reflect.DeepEqual(old.parsed, it.parsed) {
+			return
+		}
+	}
+	switch key.Kind {
+	case KindFirewall, KindRoute:
+		s.dirty[key] = true
+		s.again = s.again || old.concerns() || it.concerns()
+	default:
+		s.again = true
+	}
+}
+
+// concerns reports whether the Site depends on the item's rules.
+func (it *item) concerns() bool {
+	if it == nil {
+		return false
+	}
+	p, ok := it.parsed.(*piece)
+	return ok && (p.unknown.IsValid() || p.remaps != nil || p.toTunnel != nil)
+}
+
+func (it *item) parse(o *Object, self *Self, f *faults) {
+	switch o.Kind {
+	case KindFirewall:
+		var spec firewallSpec
+		if f.read("spec", o.Spec, &spec); len(*f) == 0 {
+			t := spec.table(f)
+			p := &piece{Resource: nat.Resource{Tables: []nat.Table{t}}, unknown: unknownSource(&t), remaps: remaps(&t)}
+			p.Order = o.Metadata.order(o.Metadata.Labels[labelFirewall+subcategory] == ipMapping)
+			it.parsed = p
+		}
+		it.readCondition(o, self)
+	case KindRoute:
+		var spec routeSpec
+		if f.read("spec", o.Spec, &spec); len(*f) == 0 {
+			t := spec.table(self.peer(), f)
+			p := &piece{Resource: nat.Resource{Routing: []nat.PolicyTable{t}}, toTunnel: toTunnel(&t, self.peer())}
+			p.Order = o.Metadata.order(false)
+			it.parsed = p
+		}
+		it.readCondition(o, self)
+	case KindFabric:
+		var spec fabricSpec
+		f.read("spec", o.Spec, &spec)
+		it.parsed = spec.fabric(f)
+	case KindNode:
+		it.parsed = readNode(o, self, f)
+	case KindTunnel:
+		spec := &tunnelSpec{}
+		if f.read("spec", o.Spec, spec); len(*f) == 0 {
+			spec.check(f)
+		}
+		it.parsed = spec
+	case KindPublicKey:
+		var spec keySpec
+		if f.read("spec", o.Spec, &spec); len(*f) == 0 {
+			it.parsed = spec.key(f)
+		}
+	}
+}
+
+// nodePortTable is the table that marks connections from U by their node.
+const nodePortTable = "service-nodeport-routing"
+
+// unknownSource returns the address whose connections the table marks, if that is what it is for.
+func unknownSource(t *nat.Table) netip.Addr {
+	if t.Name != nodePortTable {
+		return netip.Addr{}
+	}
+	for _, c := range t.Chains {
+		for _, r := range c.Rules {
+			if r.Action != nat.ActionCTMark && r.Action != nat.ActionMetaMarkFromCT {
+				continue
+			}
+			for _, m := range r.Match {
+				if a, err := netip.ParseAddr(m.IP.Value); err == nil && m.Op == nat.OpEqual && packet.Forwardable(a) {
+					return a
+				}
+			}
+		}
+	}
+	return netip.Addr{}
+}
+
+// remaps returns the CIDRs whose addresses the table translates 1:1 towards the tunnel.
+func remaps(t *nat.Table) []nat.RemoteCIDR {
+	var all []nat.RemoteCIDR
+	for _, c := range t.Chains {
+		for _, r := range c.Rules {
+			real, err := netip.ParsePrefix(r.To)
+			if err != nil || r.Action != nat.ActionDNAT {
+				continue
+			}
+			for _, m := range r.Match {
+				seen, err := netip.ParsePrefix(m.IP.Value)
+				if err == nil && m.Op == nat.OpEqual && m.IP.Position == nat.PositionDestination &&
+					seen == seen.Masked() && seen.Bits() == real.Bits() && seen.Addr().Is4() == real.Addr().Is4() {
+					all = append(all, nat.RemoteCIDR{Real: real.Masked(), Remapped: seen})
+				}
+			}
+		}
+	}
+	return all
+}
+
+// Changes are what a gateway has to do. Rules come by the key of their resource.
+type Changes struct {
+	Site   *Site // nil: as it was
+	Delete []nat.Key
+	Put    []Put
+}
+
+// A Put is the rules of one resource.
+type Put struct {
+	Key      nat.Key
+	Resource nat.Resource
+}
+
+// Changes returns what has changed since it was called last.
+func (s *State) Changes() Changes {
+	var c Changes
+	if s.again {
+		s.again = false
+		d := s.derive()
+		s.waiting = d.waiting
+		s.say(d.fault)
+		if !reflect.DeepEqual(s.applied, d.site) {
+			s.applied = d.site
+			c.Site = &d.site
+			s.replaceOwn(&c)
+		}
+	}
+	if len(s.dirty) == 0 {
+		return c
+	}
+	for key := range s.dirty {
+		it := s.items[key.Kind][key]
+		if it == nil || it.parsed == nil {
+			c.Delete = append(c.Delete, key)
+			continue
+		}
+		c.Put = append(c.Put, Put{key, it.parsed.(*piece).Resource})
+	}
+	// What was refused may find room.
+	for _, kind := range []string{KindFirewall, KindRoute} {
+		for key, it := range s.items[kind] {
+			if it.refused != "" && it.parsed != nil && !s.dirty[key] {
+				c.Put = append(c.Put, Put{key, it.parsed.(*piece).Resource})
+			}
+		}
+	}
+	clear(s.dirty)
+	slices.SortFunc(c.Delete, compareKeys)
+	slices.SortFunc(c.Put, func(a, b Put) int { return compareKeys(a.Key, b.Key) })
+	return c
+}
+
+func compareKeys(a, b nat.Key) int { return strings.Compare(a.String(), b.String()) }
+
+// say tells of each fault that the Site has found and had not before.
+func (s *State) say(fault map[nat.Key]string) {
+	for _, key := range slices.SortedFunc(maps.Keys(fault), compareKeys) {
+		it := s.items[key.Kind][key]
+		if cause := it.meta.UID + fault[key]; s.said[key] != cause {
+			s.event(it, fault[key])
+			s.said[key] = cause
+		}
+	}
+	maps.DeleteFunc(s.said, func(key nat.Key, _ string) bool { _, ok := fault[key]; return !ok })
+}
+
+// replaceOwn puts the rules that follow from the Site in place of those that did.
+func (s *State) replaceOwn(c *Changes) {
+	own := s.applied.rules(&s.self)
+	for _, key := range slices.SortedFunc(maps.Keys(s.own), compareKeys) {
+		if _, ok := own[key]; !ok {
+			c.Delete = append(c.Delete, key)
+		}
+	}
+	for _, key := range slices.SortedFunc(maps.Keys(own), compareKeys) {
+		if !reflect.DeepEqual(own[key], s.own[key]) {
+			c.Put = append(c.Put, Put{key, own[key]})
+		}
+	}
+	s.own = own
+}
+
+// Refused says what the gateway answered when the rules of a resource were put: nil, or why it did not take them.
+func (s *State) Refused(key nat.Key, err error) {
+	it := s.items[key.Kind][key]
+	if it == nil {
+		return
+	}
+	why := ""
+	if err != nil {
+		why = "spec.table: " + err.Error()
+	}
+	if why != "" && why != it.refused {
+		s.event(it, why)
+	}
+	it.refused = why
+}
+
+// Waiting returns what a gateway has to have, and is not there.
+func (s *State) Waiting() []string { return s.waiting }
+
+// Faults returns why resources are left out.
+func (s *State) Faults() map[nat.Key]string {
+	all := map[nat.Key]string{}
+	for _, items := range s.items {
+		for key, it := range items {
+			if why := it.why(); why != "" {
+				all[key] = why
+			}
+		}
+	}
+	for key, cause := range s.said {
+		all[key] = strings.TrimPrefix(cause, s.items[key.Kind][key].meta.UID)
+	}
+	return all
+}
+
+func (it *item) why() string {
+	if it.fault != "" {
+		return it.fault
+	}
+	return it.refused
+}
