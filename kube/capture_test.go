@@ -18,14 +18,6 @@ import (
 
 var update = flag.Bool("update", false, "write the tables of the captured gateways anew, for the tests of nat")
 
-func prefixes(all ...string) []netip.Prefix {
-	var ps []netip.Prefix
-	for _, s := range all {
-		ps = append(ps, netip.MustParsePrefix(s))
-	}
-	return ps
-}
-
 // The tables of each captured gateway are those that nat's tests walk packets through, and that a lab has compared with the kernel.
 func TestCapturesGiveTheRulesThatNatHasChecked(t *testing.T) {
 	for _, capture := range captures {

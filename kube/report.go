@@ -89,6 +89,11 @@ type Event struct {
 	Message  string
 }
 
+// Key names the resource.
+func (e *Event) Key() nat.Key {
+	return nat.Key{Kind: e.Kind, Namespace: e.Metadata.Namespace, Name: e.Metadata.Name}
+}
+
 func (s *State) event(it *item, message string) {
 	s.events = append(s.events, Event{it.key.Kind, it.meta, message})
 }

@@ -1,0 +1,166 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/util/retry"
+)
+
+// A Check is what the connection check knows: whether the peer answers, since nothing was heard of it for too long it does not, or
+// neither yet.
+type Check struct {
+	State   CheckState
+	Latency time.Duration
+	At      time.Time // of the latency
+}
+
+// CheckState is the result of the connection check.
+type CheckState uint8
+
+// The results. A check that is off takes the peer for connected, as Liqo's does.
+const (
+	CheckPending CheckState = iota
+	CheckConnected
+	CheckLost
+)
+
+// The values of a Connection's status.
+const (
+	connecting = "Connecting"
+	connected  = "Connected"
+	failed     = "Error"
+)
+
+// noLatency stands for a latency that is not known.
+const noLatency = "N/A"
+
+// A connection is what is used of a Connection's status.
+type connection struct {
+	value, latency string
+	at             time.Time
+}
+
+func (s *Source) connectionName() string { return "gw-" + s.identity.Name }
+
+// saw takes the Connection as the API server has it, nil if there is none.
+func (s *Source) saw(o any) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.connection = nil
+	if u, ok := o.(*unstructured.Unstructured); ok && u.GetName() == s.connectionName() {
+		s.connection = readConnection(u)
+	}
+	s.complete[kindConnection] = true
+	s.changed()
+	return nil
+}
+
+func readConnection(u *unstructured.Unstructured) *connection {
+	text := func(path ...string) string {
+		v, _, _ := unstructured.NestedString(u.Object, append([]string{"status"}, path...)...)
+		return v
+	}
+	c := &connection{value: text("value"), latency: text("latency", "value")}
+	c.at, _ = time.Parse(time.RFC3339, text("latency", "timestamp"))
+	return c
+}
+
+// wanted returns the status that the Connection ought to have, and whether that is to be written.
+func (c *connection) wanted(t *todo, refresh time.Duration) (next connection, write bool) {
+	next = connection{value: c.value, latency: noLatency}
+	switch {
+	case !t.hasPeer || t.check.State == CheckLost:
+		next.value = failed
+	case t.check.State == CheckConnected:
+		next.value, next.latency, next.at = connected, formatLatency(t.check.Latency), t.check.At
+	case c.value == "":
+		next.value = connecting
+	default:
+		return *c, false // what another life of this gateway has found stays until this one knows
+	}
+	return next, next.value != c.value || next.at.Sub(c.at) >= refresh
+}
+
+// formatLatency writes a latency as Liqo does.
+func formatLatency(d time.Duration) string {
+	switch {
+	case d == 0:
+		return noLatency
+	case d < time.Millisecond:
+		return fmt.Sprintf("%d\u03bcs", d.Microseconds())
+	}
+	return fmt.Sprintf("%dms", d.Milliseconds())
+}
+
+// writeConnection makes the Connection if there is a peer, and keeps its status.
+func (s *Source) writeConnection(ctx context.Context, t *todo, have *connection) error {
+	client := s.resource(kindConnection).Namespace(s.identity.Namespace)
+	if have == nil {
+		if !t.hasPeer {
+			return nil
+		}
+		_, err := client.Create(ctx, s.newConnection(), metav1.CreateOptions{})
+		if err != nil && !apierrors.IsAlreadyExists(err) {
+			s.causes.note(ctx, "create", resources[kindConnection], err)
+			return err
+		}
+		s.causes.note(ctx, "create", resources[kindConnection], nil)
+		have = &connection{}
+	}
+	if _, write := have.wanted(t, s.identity.Refresh); !write {
+		return nil
+	}
+	verb := "get"
+	err := retry.OnError(conflictBackoff, apierrors.IsConflict, func() error {
+		verb = "get"
+		u, err := client.Get(ctx, s.connectionName(), metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		next, write := readConnection(u).wanted(t, s.identity.Refresh)
+		if !write {
+			return nil
+		}
+		latency := map[string]any{"value": next.latency}
+		if !next.at.IsZero() {
+			latency["timestamp"] = next.at.UTC().Format(time.RFC3339)
+		}
+		u.Object["status"] = map[string]any{"value": next.value, "latency": latency}
+		verb = "update"
+		_, err = client.UpdateStatus(ctx, u, metav1.UpdateOptions{})
+		return err
+	})
+	if apierrors.IsNotFound(err) {
+		return nil // it is made again
+	}
+	s.causes.note(ctx, verb, resources[kindConnection]+"/status", err)
+	return err
+}
+
+func (s *Source) newConnection() *unstructured.Unstructured {
+	id, api := &s.identity, group+"/"+version
+	side := map[bool]string{true: "Server", false: "Client"}[id.Server]
+	return &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": api,
+		"kind":       kindConnection,
+		"metadata": map[string]any{
+			"name":      s.connectionName(),
+			"namespace": id.Namespace,
+			"labels":    map[string]any{labelRemote: id.Remote},
+			"ownerReferences": []any{map[string]any{
+				"apiVersion": api, "kind": "Gateway" + side, "name": id.Name, "uid": id.UID,
+			}},
+		},
+		"spec": map[string]any{
+			"type": side,
+			"gatewayRef": map[string]any{
+				"apiVersion": api, "kind": "WgGateway" + side, "name": id.Name, "namespace": id.Namespace, "uid": id.UID,
+			},
+		},
+	}}
+}

@@ -1,0 +1,520 @@
+package kube
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/client-go/dynamic/fake"
+	kubetesting "k8s.io/client-go/testing"
+	"sigs.k8s.io/yaml"
+
+	"culvert/nat"
+)
+
+func init() {
+	utilruntime.ErrorHandlers = nil // one of them counts on time that is no bubble's
+}
+
+// A cluster is an API server that is played, with a Source that follows it.
+type cluster struct {
+	t      *testing.T
+	api    *fake.FakeDynamicClient
+	source *Source
+	log    bytes.Buffer
+
+	mu sync.Mutex
+	fakeGateway
+	check   Check
+	commits int
+}
+
+func (c *cluster) Apply(s *Site) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.site = *s
+	c.sites++
+	return nil
+}
+
+func (c *cluster) Put(key nat.Key, r nat.Resource) error {
+	if err := accepted(r); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if strings.Contains(key.Name, "too-much") {
+		return errors.New("nat: more rules than there is room for")
+	}
+	c.pieces[key] = r
+	return nil
+}
+
+func (c *cluster) Delete(key nat.Key) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.pieces, key)
+}
+
+func (c *cluster) CommitRules() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.commits++
+}
+
+func (c *cluster) Check() Check {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.check
+}
+
+func (c *cluster) setCheck(check Check) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.check = check
+}
+
+func gvr(kind string) schema.GroupVersionResource {
+	return schema.GroupVersionResource{Group: group, Version: version, Resource: resources[kind]}
+}
+
+func unstructuredOf(t testing.TB, o *Object) *unstructured.Unstructured {
+	t.Helper()
+	o.APIVersion = group + "/" + version
+	text, err := json.Marshal(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	u := &unstructured.Unstructured{}
+	if err := json.Unmarshal(text, &u.Object); err != nil {
+		t.Fatal(err)
+	}
+	if o.Kind != KindTunnel { // numbers are int64 where the API machinery has read them; only ids matter
+		return u
+	}
+	spec := u.Object["spec"].(map[string]any)
+	if id, ok := spec["id"].(float64); ok {
+		spec["id"] = int64(id)
+	}
+	return u
+}
+
+// inCluster runs f in a bubble of time with a Source of cluster-b's gateway that runs.
+func inCluster(t *testing.T, objects []*Object, prepare func(*cluster), f func(*cluster)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		kinds := map[schema.GroupVersionResource]string{events: "EventList"}
+		for kind := range resources {
+			kinds[gvr(kind)] = kind + "List"
+		}
+		c := &cluster{t: t, fakeGateway: *newFakeGateway()}
+		c.api = fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), kinds)
+		for _, o := range objects {
+			if err := c.api.Tracker().Create(gvr(o.Kind), unstructuredOf(t, o), o.Metadata.Namespace); err != nil {
+				t.Fatal(err)
+			}
+		}
+		log := logrus.New()
+		log.SetOutput(&c.log)
+		log.SetFormatter(&logrus.JSONFormatter{})
+		c.source = NewSource(c.api, Identity{Self: gatewayOf("cluster-b"), UID: "gateway-uid", Pod: "pod-1", Refresh: 10 * time.Second}, logrus.NewEntry(log))
+		if prepare != nil {
+			prepare(c)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { c.source.Run(ctx, c); close(done) }()
+		defer func() { cancel(); <-done }()
+		c.settle()
+		f(c)
+	})
+}
+
+// settle lets everything that is due happen.
+func (c *cluster) settle() {
+	time.Sleep(5 * time.Second)
+	synctest.Wait()
+}
+
+func (c *cluster) get(kind, namespace, name string) *unstructured.Unstructured {
+	c.t.Helper()
+	o, err := c.api.Tracker().Get(gvr(kind), namespace, name)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return o.(*unstructured.Unstructured)
+}
+
+func (c *cluster) update(o *Object) {
+	c.t.Helper()
+	if err := c.api.Tracker().Update(gvr(o.Kind), unstructuredOf(c.t, o), o.Metadata.Namespace); err != nil {
+		c.t.Fatal(err)
+	}
+	c.settle()
+}
+
+func (c *cluster) delete(kind, namespace, name string) {
+	c.t.Helper()
+	if err := c.api.Tracker().Delete(gvr(kind), namespace, name); err != nil {
+		c.t.Fatal(err)
+	}
+	c.settle()
+}
+
+// conditions returns the conditions of a resource, as "host type status".
+func (c *cluster) conditions(kind, namespace, name string) []string {
+	c.t.Helper()
+	all, _, err := unstructured.NestedSlice(c.get(kind, namespace, name).Object, "status", "conditions")
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	var texts []string
+	for _, x := range all {
+		m := x.(map[string]any)
+		if _, err := time.Parse(time.RFC3339, m["lastTransitionTime"].(string)); err != nil || len(m) != 4 {
+			c.t.Errorf("condition %v: %v", m, err)
+		}
+		texts = append(texts, fmt.Sprintf("%s %s %s", m["host"], m["type"], m["status"]))
+	}
+	return texts
+}
+
+// writes returns what was written since it was called last, as "verb resource".
+func (c *cluster) writes() []string {
+	var all []string
+	for _, a := range c.api.Actions() {
+		switch a.GetVerb() {
+		case "create", "update", "patch", "delete":
+			all = append(all, fullName(a))
+		}
+	}
+	c.api.ClearActions()
+	return all
+}
+
+func fullName(a kubetesting.Action) string {
+	name := a.GetVerb() + " " + a.GetResource().Resource
+	if a.GetSubresource() != "" {
+		name += "/" + a.GetSubresource()
+	}
+	return name
+}
+
+// checkRole fails if anything was done that the role of Liqo's gateways does not grant.
+func (c *cluster) checkRole(actions []kubetesting.Action) {
+	c.t.Helper()
+	var role struct {
+		Rules []struct{ APIGroups, Resources, Verbs []string }
+	}
+	text, err := os.ReadFile("testdata/liqo-gateway-ClusterRole.rules.yaml")
+	if err == nil {
+		err = yaml.Unmarshal(text, &role)
+	}
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	granted := map[string]bool{}
+	for _, r := range role.Rules {
+		for _, resource := range r.Resources {
+			for _, verb := range r.Verbs {
+				granted[verb+" "+resource] = true
+			}
+		}
+	}
+	if len(granted) < 20 || len(actions) == 0 {
+		c.t.Fatalf("%d grants, %d actions", len(granted), len(actions))
+	}
+	for _, a := range actions {
+		if !granted[fullName(a)] {
+			c.t.Errorf("%s is not granted", fullName(a))
+		}
+	}
+}
+
+func TestSourceAppliesCaptureAndSaysSo(t *testing.T) {
+	objects := loadCapture(t, captures[0])
+	want, _ := outcomeWith(objects...)
+	inCluster(t, objects, nil, func(c *cluster) {
+		if !c.source.Ready() || c.sites != 1 || !maps.EqualFunc(c.pieces, want.pieces, func(a, b nat.Resource) bool { return a.Order == b.Order }) {
+			t.Errorf("ready %v, %d sites, %d pieces of %d\n%s", c.source.Ready(), c.sites, len(c.pieces), len(want.pieces), &c.log)
+		}
+		for key := range want.verdicts {
+			if got := c.conditions(key.Kind, key.Namespace, key.Name); !slices.Equal(got, []string{"cluster-b Applied True"}) {
+				t.Errorf("%s: %q", key, got)
+			}
+		}
+		if got := c.conditions(KindFirewall, "liqo-tenant-cluster-c", "cluster-c-remap-podcidr"); got != nil {
+			t.Errorf("another gateway's resource: %q", got)
+		}
+		c.checkRole(c.api.Actions())
+		c.writes()
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if w := c.writes(); len(w) > 0 {
+			t.Errorf("in an hour without a change: %q", w)
+		}
+	})
+}
+
+func TestNothingIsAppliedBeforeEveryListIsComplete(t *testing.T) {
+	for kind := range resources {
+		t.Run(kind, func(t *testing.T) {
+			var mu sync.Mutex
+			refused := true
+			inCluster(t, loadCapture(t, captures[0]), func(c *cluster) {
+				c.api.PrependReactor("list", resources[kind], func(kubetesting.Action) (bool, runtime.Object, error) {
+					mu.Lock()
+					defer mu.Unlock()
+					return refused, nil, apierrors.NewForbidden(gvr(kind).GroupResource(), "", errors.New("no"))
+				})
+			}, func(c *cluster) {
+				time.Sleep(time.Minute)
+				synctest.Wait()
+				if c.source.Ready() || c.sites > 0 || len(c.pieces) > 0 || c.commits > 0 || len(c.writes()) > 0 {
+					t.Error("applied before all is known")
+				}
+				said := strings.Count(c.log.String(), `"level":"warning"`)
+				if want := fmt.Sprintf(`"resource":%q,`, resources[kind]); said != 1 || !strings.Contains(c.log.String(), want) || !strings.Contains(c.log.String(), `"verb":"list"`) {
+					t.Errorf("%d warnings, want one that names list and %s:\n%s", said, resources[kind], &c.log)
+				}
+				mu.Lock()
+				refused = false
+				mu.Unlock()
+				c.settle()
+				if !c.source.Ready() || c.sites != 1 || len(c.pieces) == 0 {
+					t.Error("not applied when all is known")
+				}
+			})
+		})
+	}
+}
+
+func TestAPIServerAwayIsOneCause(t *testing.T) {
+	inCluster(t, nil, func(c *cluster) {
+		c.api.PrependReactor("*", "*", func(kubetesting.Action) (bool, runtime.Object, error) {
+			return true, nil, errors.New("connection refused")
+		})
+	}, func(c *cluster) {
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if n := strings.Count(c.log.String(), "\n"); n != 1 || c.source.Ready() {
+			t.Errorf("%d lines:\n%s", n, &c.log)
+		}
+	})
+}
+
+// Twenty gateways write to one resource at a time, and none loses another's entry.
+func TestConditionsOfOthersSurvive(t *testing.T) {
+	objects := loadCapture(t, captures[0])
+	i := slices.IndexFunc(objects, func(o *Object) bool { return o.Metadata.Name == mssTable })
+	shared := *objects[i]
+	shared.Status = json.RawMessage(`{"conditions": [{"host": "other", "type": "Applied", "status": "False", "lastTransitionTime": "2026-01-01T00:00:00Z"},
+		{"host": "cluster-b", "type": "Error", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}`)
+	objects[i] = &shared
+	conflicts := 0
+	inCluster(t, objects, func(c *cluster) {
+		c.api.PrependReactor("update", resources[KindFirewall], func(a kubetesting.Action) (bool, runtime.Object, error) {
+			u := a.(kubetesting.UpdateAction).GetObject().(*unstructured.Unstructured)
+			if u.GetName() != mssTable || conflicts == 7 {
+				return false, nil, nil
+			}
+			conflicts++ // somebody was faster
+			now := c.get(KindFirewall, u.GetNamespace(), u.GetName()).DeepCopy()
+			all, _, _ := unstructured.NestedSlice(now.Object, "status", "conditions")
+			all = append(all, map[string]any{"host": fmt.Sprintf("gateway-%d", conflicts), "type": "Applied", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"})
+			if err := unstructured.SetNestedSlice(now.Object, all, "status", "conditions"); err != nil {
+				t.Error(err)
+			}
+			if err := c.api.Tracker().Update(gvr(KindFirewall), now, now.GetNamespace()); err != nil {
+				t.Error(err)
+			}
+			return true, nil, apierrors.NewConflict(gvr(KindFirewall).GroupResource(), mssTable, errors.New("changed"))
+		})
+	}, func(c *cluster) {
+		got := c.conditions(KindFirewall, "liqo", mssTable)
+		slices.Sort(got)
+		want := []string{"cluster-b Applied True", "other Applied False"}
+		for n := range 7 {
+			want = append(want, fmt.Sprintf("gateway-%d Applied True", n+1))
+		}
+		slices.Sort(want)
+		if !slices.Equal(got, want) {
+			t.Errorf("conditions %q, want %q", got, want)
+		}
+	})
+}
+
+func (c *cluster) eventsOn(uid string) (messages []string) {
+	list, err := c.api.Tracker().List(events, schema.GroupVersionKind{Version: "v1", Kind: "Event"}, "")
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	for _, e := range list.(*unstructured.UnstructuredList).Items {
+		involved := e.Object["involvedObject"].(map[string]any)
+		if involved["uid"] == uid {
+			messages = append(messages, e.Object["message"].(string))
+		}
+		if e.Object["type"] != "Warning" || e.GetNamespace() == "" || e.Object["apiVersion"] != "v1" {
+			c.t.Errorf("Event %v", e.Object)
+		}
+	}
+	return messages
+}
+
+func TestMalformedResourceGetsConditionAndOneEvent(t *testing.T) {
+	objects := loadCapture(t, captures[0])
+	bad := allSpoilt[3].object(t, objects, 3)
+	node := (&spoilt{kind: KindNode, name: "n1", path: "spec.interface.node.ip", value: "x"}).object(t, objects, 4)
+	full := (&spoilt{kind: KindFirewall, name: mssTable, path: "spec.table.name", value: "good"}).object(t, objects, 5)
+	full.Metadata.Name = "too-much"
+	inCluster(t, append(objects, bad, node, full), nil, func(c *cluster) {
+		for _, o := range []*Object{bad, full} {
+			if got := c.conditions(o.Kind, o.Metadata.Namespace, o.Metadata.Name); !slices.Equal(got, []string{"cluster-b Applied False"}) {
+				t.Errorf("%s: conditions %q", o.Metadata.Name, got)
+			}
+		}
+		for _, want := range []struct{ uid, message string }{
+			{bad.Metadata.UID, "spec.table.name: a number, where a string belongs"},
+			{node.Metadata.UID, `spec.interface.node.ip: "x" is no IPv4 address`},
+			{full.Metadata.UID, "spec.table: nat: more rules than there is room for"},
+		} {
+			if got := c.eventsOn(want.uid); !slices.Equal(got, []string{want.message}) {
+				t.Errorf("Events %q, want %q", got, want.message)
+			}
+		}
+		c.checkRole(c.api.Actions())
+		c.writes()
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if w := c.writes(); len(w) > 0 {
+			t.Errorf("told again: %q", w)
+		}
+		mended := *bad
+		for _, o := range objects {
+			if o.Metadata.Name == natTable && o.Kind == KindFirewall {
+				mended.Spec = o.Spec
+			}
+		}
+		c.update(&mended)
+		if got := c.conditions(bad.Kind, bad.Metadata.Namespace, bad.Metadata.Name); !slices.Equal(got, []string{"cluster-b Applied True"}) {
+			t.Errorf("mended: conditions %q", got)
+		}
+	})
+}
+
+func TestDeletedResourceTakesItsRulesWithIt(t *testing.T) {
+	inCluster(t, loadCapture(t, captures[0]), nil, func(c *cluster) {
+		key := nat.Key{Kind: KindFirewall, Namespace: "liqo", Name: mssTable}
+		if _, there := c.pieces[key]; !there {
+			t.Fatal("no rules")
+		}
+		before := c.commits
+		c.delete(key.Kind, key.Namespace, key.Name)
+		if _, there := c.pieces[key]; there || c.commits != before+1 {
+			t.Error("the rules stay")
+		}
+	})
+}
+
+func (c *cluster) connection() string {
+	u := c.get(kindConnection, "liqo-tenant-cluster-b", "gw-cluster-b")
+	status, _ := u.Object["status"].(map[string]any)
+	text, err := json.Marshal(status)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return string(text)
+}
+
+func (c *cluster) expectConnection(want string) {
+	c.t.Helper()
+	if got := c.connection(); got != want {
+		c.t.Errorf("status %s, want %s", got, want)
+	}
+}
+
+func TestConnection(t *testing.T) {
+	objects := loadCapture(t, captures[0])
+	inCluster(t, objects, nil, func(c *cluster) {
+		u := c.get(kindConnection, "liqo-tenant-cluster-b", "gw-cluster-b")
+		delete(u.Object, "status")
+		got, err := json.Marshal(u.Object)
+		want := `{"apiVersion":"networking.liqo.io/v1beta1","kind":"Connection","metadata":{"labels":{"liqo.io/remote-cluster-id":"cluster-b"},` +
+			`"name":"gw-cluster-b","namespace":"liqo-tenant-cluster-b","ownerReferences":[{"apiVersion":"networking.liqo.io/v1beta1",` +
+			`"kind":"GatewayServer","name":"cluster-b","uid":"gateway-uid"}]},"spec":{"gatewayRef":{"apiVersion":"networking.liqo.io/v1beta1",` +
+			`"kind":"WgGatewayServer","name":"cluster-b","namespace":"liqo-tenant-cluster-b","uid":"gateway-uid"},"type":"Server"}}`
+		if err != nil || string(got) != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+		c.expectConnection(`{"latency":{"value":"N/A"},"value":"Connecting"}`)
+
+		at := time.Now()
+		c.setCheck(Check{CheckConnected, 12345 * time.Microsecond, at})
+		c.settle()
+		stamp := at.UTC().Format(time.RFC3339)
+		c.expectConnection(`{"latency":{"timestamp":"` + stamp + `","value":"12ms"},"value":"Connected"}`)
+
+		// The latency is refreshed no more often than it is told to be.
+		c.writes()
+		for i := range 60 {
+			c.setCheck(Check{CheckConnected, 850 * time.Microsecond, at.Add(time.Duration(i) * time.Second)})
+			time.Sleep(time.Second)
+		}
+		synctest.Wait()
+		if w := c.writes(); len(w) < 5 || len(w) > 6 {
+			t.Errorf("%d writes in a minute", len(w))
+		}
+		if !strings.Contains(c.connection(), `"value":"850μs"`) {
+			t.Error(c.connection())
+		}
+
+		c.setCheck(Check{State: CheckLost})
+		c.settle()
+		c.expectConnection(`{"latency":{"value":"N/A"},"value":"Error"}`)
+
+		// Deleted by hand, it is made again.
+		c.setCheck(Check{CheckConnected, 2 * time.Millisecond, at})
+		c.delete(kindConnection, "liqo-tenant-cluster-b", "gw-cluster-b")
+		c.expectConnection(`{"latency":{"timestamp":"` + stamp + `","value":"2ms"},"value":"Connected"}`)
+
+		// Without a key there is no peer.
+		c.delete(KindPublicKey, "liqo-tenant-cluster-b", "peer")
+		if c.site.PeerPublicKey != [32]byte{} {
+			t.Error("the peer stays")
+		}
+		c.expectConnection(`{"latency":{"value":"N/A"},"value":"Error"}`)
+		c.checkRole(c.api.Actions())
+	})
+}
+
+func TestConnectionNeedsAKey(t *testing.T) {
+	inCluster(t, nil, nil, func(c *cluster) {
+		if _, err := c.api.Tracker().Get(gvr(kindConnection), "liqo-tenant-cluster-b", "gw-cluster-b"); !apierrors.IsNotFound(err) {
+			t.Errorf("a Connection without a peer's key: %v", err)
+		}
+	})
+}
+
+// A gateway that begins anew leaves what it said before, until it knows.
+func TestConnectionSurvivesARestart(t *testing.T) {
+	old := object(t, `{kind: Connection, metadata: {name: gw-cluster-b, namespace: liqo-tenant-cluster-b}, status: {value: Connected, latency: {value: 3ms, timestamp: "1999-01-01T00:00:00Z"}}}`)
+	inCluster(t, append(loadCapture(t, captures[0]), old), nil, func(c *cluster) {
+		c.expectConnection(`{"latency":{"timestamp":"1999-01-01T00:00:00Z","value":"3ms"},"value":"Connected"}`)
+	})
+}

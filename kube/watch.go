@@ -1,0 +1,200 @@
+package kube
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"culvert/nat"
+)
+
+const (
+	group   = "networking.liqo.io"
+	version = "v1beta1"
+
+	kindConnection = "Connection"
+)
+
+// resources are the names under which the API server has the kinds.
+var resources = map[string]string{
+	KindFirewall: "firewallconfigurations", KindRoute: "routeconfigurations", KindTunnel: "genevetunnels", KindFabric: "internalfabrics",
+	KindNode: "internalnodes", KindPublicKey: "publickeies", kindConnection: "connections",
+}
+
+func (s *Source) resource(kind string) dynamic.NamespaceableResourceInterface {
+	return s.client.Resource(schema.GroupVersionResource{Group: group, Version: version, Resource: resources[kind]})
+}
+
+// A watched is a set of resources that a Source follows. The API server chooses them as far as a selector can.
+type watched struct {
+	kind   string
+	own    bool // only those of the gateway's namespace
+	labels string
+	fields string
+}
+
+func (s *Source) watches() []watched {
+	peers := labelRemote + "=" + s.identity.Remote
+	return []watched{
+		{kind: KindFirewall, labels: labelFirewall + category + "=" + forGateways},
+		{kind: KindRoute, labels: labelRoute + category + "=" + forGateways},
+		{kind: KindTunnel, own: true},
+		{kind: KindFabric, own: true, labels: peers},
+		{kind: KindNode},
+		{kind: KindPublicKey, own: true, labels: peers},
+		{kind: kindConnection, own: true, fields: "metadata.name=" + s.connectionName()},
+	}
+}
+
+// backoff is how long a watch that has failed waits: short enough that what has changed meanwhile is known soon after the API server is
+// back.
+var backoff = wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 5, Cap: 2 * time.Second}
+
+// follow keeps the State as the API server says until ctx ends.
+func (s *Source) follow(ctx context.Context, w watched) {
+	var client dynamic.ResourceInterface = s.resource(w.kind)
+	if w.own {
+		client = s.resource(w.kind).Namespace(s.identity.Namespace)
+	}
+	choose := func(o *metav1.ListOptions) { o.LabelSelector, o.FieldSelector = w.labels, w.fields }
+	lw := &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			choose(&o)
+			l, err := client.List(ctx, o)
+			s.causes.note(ctx, "list", resources[w.kind], err)
+			return l, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			choose(&o)
+			i, err := client.Watch(ctx, o)
+			s.causes.note(ctx, "watch", resources[w.kind], err)
+			return i, err
+		},
+	}
+	backoff := backoff
+	ctx = klog.NewContext(ctx, klog.Logger{}) // causes has said it
+	cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(lw, plainLists{}), &unstructured.Unstructured{}, sink{s, w.kind},
+		cache.ReflectorOptions{Name: "culvert", TypeDescription: w.kind, Backoff: &backoff}).RunWithContext(ctx)
+}
+
+// plainLists lets a reflector list and then watch, which every API server can.
+type plainLists struct{}
+
+// IsWatchListSemanticsUnSupported is asked by client-go.
+func (plainLists) IsWatchListSemanticsUnSupported() bool { return true }
+
+// A sink takes what a reflector reads, and keeps nothing of it.
+type sink struct {
+	*Source
+	kind string
+}
+
+func (k sink) Add(o any) error {
+	if k.kind == kindConnection {
+		return k.saw(o)
+	}
+	x, err := k.object(o)
+	if err == nil {
+		k.put(x)
+	}
+	return nil
+}
+
+func (k sink) Update(o any) error { return k.Add(o) }
+
+func (k sink) Delete(o any) error {
+	if k.kind == kindConnection {
+		return k.saw(nil)
+	}
+	if u, ok := o.(*unstructured.Unstructured); ok {
+		k.remove(nat.Key{Kind: k.kind, Namespace: u.GetNamespace(), Name: u.GetName()})
+	}
+	return nil
+}
+
+func (k sink) Replace(all []any, _ string) error {
+	if k.kind == kindConnection {
+		var o any
+		for _, o = range all {
+			break
+		}
+		return k.saw(o)
+	}
+	objects := make([]*Object, 0, len(all))
+	for _, o := range all {
+		if x, err := k.object(o); err == nil {
+			objects = append(objects, x)
+		}
+	}
+	k.take(k.kind, objects)
+	return nil
+}
+
+func (k sink) Resync() error { return nil }
+
+// object reads a resource. What the API server has checked itself, the metadata, can be read.
+func (k sink) object(o any) (*Object, error) {
+	u, ok := o.(*unstructured.Unstructured)
+	if !ok {
+		return nil, fmt.Errorf("kube: a %T is no resource", o)
+	}
+	x := &Object{
+		APIVersion: group + "/" + version, Kind: k.kind,
+		Metadata: Metadata{
+			Name: u.GetName(), Namespace: u.GetNamespace(), UID: string(u.GetUID()), Labels: u.GetLabels(), Created: u.GetCreationTimestamp().Time,
+		},
+	}
+	var err error
+	if x.Spec, err = json.Marshal(u.Object["spec"]); err != nil {
+		return nil, err
+	}
+	x.Status, err = json.Marshal(u.Object["status"])
+	return x, err
+}
+
+// note logs why a resource cannot be asked for, once for each cause. With an API server that is away, all resources have one.
+func (c *causes) note(ctx context.Context, verb, resource string, err error) {
+	if ctx.Err() != nil {
+		return
+	}
+	var status apierrors.APIStatus
+	var cause string
+	switch {
+	case err == nil:
+	case apierrors.IsResourceExpired(err), apierrors.IsGone(err), apierrors.IsConflict(err):
+		return // it lists or reads again
+	case errors.As(err, &status):
+		cause = verb + " " + resource
+	default:
+		cause = "away"
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err == nil {
+		for _, was := range []string{"away", verb + " " + resource} {
+			if c.told[was] {
+				delete(c.told, was)
+				c.log.WithFields(logrus.Fields{"verb": verb, "resource": resource}).Info("the API server answers again")
+			}
+		}
+		return
+	}
+	if !c.told[cause] {
+		c.told[cause] = true
+		c.log.WithError(err).WithFields(logrus.Fields{"verb": verb, "resource": resource}).Warn("the API server cannot be asked; trying again")
+	}
+}

@@ -1,0 +1,128 @@
+package kube
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/util/retry"
+
+	"culvert/nat"
+)
+
+// writePatience bounds one write.
+const writePatience = 10 * time.Second
+
+// write writes what is to be written. What fails is tried again: apply notes it anew as long as the resources do not say it.
+func (s *Source) write(ctx context.Context) {
+	s.mu.Lock()
+	t, have := s.todo, s.connection
+	s.todo.events = nil
+	s.mu.Unlock()
+	try := func(f func(context.Context) error) bool {
+		ctx, cancel := context.WithTimeout(ctx, writePatience)
+		defer cancel()
+		return f(ctx) == nil
+	}
+	try(func(ctx context.Context) error { return s.writeConnection(ctx, &t, have) })
+	for i := range t.events {
+		if !try(func(ctx context.Context) error { return s.writeEvent(ctx, &t.events[i]) }) {
+			s.mu.Lock()
+			s.todo.events = append(t.events[i:], s.todo.events...)
+			s.mu.Unlock()
+			break
+		}
+	}
+	for _, key := range slices.SortedFunc(maps.Keys(t.verdicts), compareKeys) {
+		if ctx.Err() != nil {
+			return
+		}
+		try(func(ctx context.Context) error { return s.writeCondition(ctx, key, t.verdicts[key]) })
+	}
+}
+
+// writeCondition says on a resource whether this gateway obeys it. Others write there too: what has changed since it was read is read
+// again.
+func (s *Source) writeCondition(ctx context.Context, key nat.Key, good bool) error {
+	client := s.resource(key.Kind).Namespace(key.Namespace)
+	verb := "get"
+	err := retry.OnError(conflictBackoff, apierrors.IsConflict, func() error {
+		verb = "get"
+		u, err := client.Get(ctx, key.Name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		was, _, _ := unstructured.NestedSlice(u.Object, "status", "conditions")
+		next := setCondition(was, s.identity.Name, good, s.now().UTC().Format(time.RFC3339))
+		if sameConditions(was, next) {
+			return nil
+		}
+		if err := unstructured.SetNestedSlice(u.Object, next, "status", "conditions"); err != nil {
+			return err
+		}
+		verb = "update"
+		_, err = client.UpdateStatus(ctx, u, metav1.UpdateOptions{})
+		return err
+	})
+	if apierrors.IsNotFound(err) {
+		return nil // it has gone
+	}
+	s.causes.note(ctx, verb, resources[key.Kind]+"/status", err)
+	return err
+}
+
+// conflictBackoff lets twenty gateways write to one resource.
+var conflictBackoff = wait.Backoff{Duration: 10 * time.Millisecond, Factor: 1.5, Jitter: 1, Steps: 20, Cap: 500 * time.Millisecond}
+
+// sameConditions reports whether nothing is to be written.
+func sameConditions(a, b []any) bool { return fmt.Sprint(a) == fmt.Sprint(b) }
+
+// events is core/v1: the role of a gateway has no other.
+var events = schema.GroupVersionResource{Version: "v1", Resource: "events"}
+
+// maxMessage is the most that an Event's message may have.
+const maxMessage = 1024
+
+// writeEvent makes an Event. Its name follows from what it says, so that a gateway that begins anew does not say it again.
+func (s *Source) writeEvent(ctx context.Context, e *Event) error {
+	id, now := &s.identity, s.now().UTC().Format(time.RFC3339)
+	message := e.Message
+	if len(message) > maxMessage {
+		message = strings.ToValidUTF8(message[:maxMessage-3], "") + "..."
+	}
+	namespace := cmp.Or(e.Metadata.Namespace, metav1.NamespaceDefault)
+	sum := sha256.Sum256([]byte(id.Namespace + "/" + id.Name + "/" + e.Metadata.UID + "/" + message))
+	name := e.Metadata.Name
+	name = fmt.Sprintf("%s.%x", name[:min(len(name), 200)], sum[:8])
+	involved := map[string]any{"apiVersion": group + "/" + version, "kind": e.Kind, "name": e.Metadata.Name, "uid": e.Metadata.UID}
+	if e.Metadata.Namespace != "" {
+		involved["namespace"] = e.Metadata.Namespace
+	}
+	_, err := s.client.Resource(events).Namespace(namespace).Create(ctx, &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "v1", "kind": "Event",
+		"metadata":       map[string]any{"name": name, "namespace": namespace},
+		"involvedObject": involved,
+		"type":           "Warning", "reason": "NotApplied", "message": message,
+		"source":         map[string]any{"component": "culvert", "host": id.Node},
+		"firstTimestamp": now, "lastTimestamp": now, "count": int64(1),
+		"reportingComponent": "culvert", "reportingInstance": cmp.Or(id.Pod, id.Name),
+	}}, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		err = nil
+	}
+	s.causes.note(ctx, "create", "events", err)
+	if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) || apierrors.IsInvalid(err) {
+		return nil // it will be so again
+	}
+	return err
+}
