@@ -33,8 +33,10 @@ type Gateway struct {
 	check    *check
 	uapi     net.Listener // nil = off
 	metrics  *metricsServer
+	health   *metricsServer
 	watch    *watch
 	ready    atomic.Bool
+	source   func() bool // reports whether what the gateway learns from is ready; nil: it is
 
 	mu     sync.Mutex
 	config *config.Config // +checklocks:mu
@@ -88,7 +90,10 @@ func (g *Gateway) open(c *config.Config, internal geneve.Options) (err error) {
 			return fmt.Errorf("wireguard.uapi: %w; or set uapi: false", err)
 		}
 	}
-	g.metrics, err = newMetricsServer(c.Metrics, g)
+	if g.metrics, err = newMetricsServer("metrics", c.Metrics, g); err != nil {
+		return err
+	}
+	g.health, err = newMetricsServer("health", c.Health, g)
 	return err
 }
 
@@ -184,8 +189,9 @@ func (g *Gateway) Run(ctx context.Context) error {
 	tasks.Go(func() { g.sweep(ctx) })
 	tasks.Go(func() { g.checkConnection(ctx) })
 	g.metrics.serve()
-	g.logStart(c)
+	g.health.serve()
 	g.ready.Store(true)
+	g.logStart(c)
 
 	select {
 	case <-ctx.Done():
@@ -314,6 +320,9 @@ func (g *Gateway) close() {
 	}
 	if g.wg != nil {
 		g.wg.Close()
+	}
+	if g.health != nil {
+		g.health.close()
 	}
 	if g.metrics != nil {
 		g.metrics.close()

@@ -34,8 +34,9 @@ const (
 	socketBuffer = 32 << 10
 )
 
-// newMetricsServer opens the listener; serve starts answering.
-func newMetricsServer(address string, g *Gateway) (*metricsServer, error) {
+// newMetricsServer opens the listener of a field of the configuration; serve starts
+// answering. Only that of metrics has any.
+func newMetricsServer(field, address string, g *Gateway) (*metricsServer, error) {
 	if address == "" {
 		return &metricsServer{}, nil
 	}
@@ -43,17 +44,18 @@ func newMetricsServer(address string, g *Gateway) (*metricsServer, error) {
 	l, err := lc.Listen(context.Background(), "tcp", address)
 	if err != nil {
 		if errors.Is(err, syscall.EADDRINUSE) {
-			return nil, fmt.Errorf("metrics: %s is in use; stop what uses it, choose another address or turn metrics off with \"\"", address)
+			return nil, fmt.Errorf("%s: %s is in use; stop what uses it, choose another address or turn %s off with \"\"", field, address, field)
 		}
-		return nil, fmt.Errorf("metrics: %w", err)
+		return nil, fmt.Errorf("%s: %w", field, err)
 	}
 	m := &metricsServer{listener: newSeats(l)}
-	printer := newPrinter(func(size int) []byte { return g.metricsPage(m.listener, size) })
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", printer)
+	if field == "metrics" {
+		mux.Handle("GET /metrics", newPrinter(func(size int) []byte { return g.metricsPage(m.listener, size) }))
+	}
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if !g.ready.Load() {
+		if !g.ready.Load() || g.source != nil && !g.source() {
 			http.Error(w, "starting or stopping", http.StatusServiceUnavailable)
 			return
 		}

@@ -268,7 +268,7 @@ func TestListenerErrors(t *testing.T) {
 		l := logrus.New()
 		l.SetOutput(&text)
 		l.SetFormatter(&logrus.JSONFormatter{DisableTimestamp: true})
-		m, err := newMetricsServer("127.0.0.1:0", &Gateway{log: logrus.NewEntry(l)})
+		m, err := newMetricsServer("metrics", "127.0.0.1:0", &Gateway{log: logrus.NewEntry(l)})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -33,6 +33,7 @@ func (c *Config) Changes(old *Config) string {
 		{"geneve.gatewayAddress", c.Geneve.GatewayAddress, old.Geneve.GatewayAddress},
 		{"geneve.sourceCheck", c.Geneve.SourceCheck, old.Geneve.SourceCheck},
 		{"network.local", c.Local, old.Local},
+		{"sources", c.Given, old.Given},
 		{"nat.unknownSource", c.UnknownSource, old.UnknownSource},
 		{"nat.maxConnections", c.MaxConnections, old.MaxConnections},
 		{"connectionCheck", c.ConnectionCheck, old.ConnectionCheck},

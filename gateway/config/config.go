@@ -31,12 +31,16 @@ type Config struct {
 	Rules          []nat.FilterRule // rules
 	MSSClamp       nat.MSSClamp     // mssClamp
 
+	// Given is for a source that brings rules of its own, piece by piece.
+	Given Given
+
 	ConnectionCheck ConnectionCheck // connectionCheck
 
 	IPAM  IPAM   // ipam
 	State string // state: folder of what outlives the process, "" = none
 
 	Metrics string // metrics: listen address, empty = off
+	Health  string // listen address of /healthz and /readyz alone, empty = beside metrics
 	Log     Log
 
 	// Warnings are about what the file may mean but probably does not, one line each.
@@ -84,12 +88,20 @@ type Geneve struct {
 // Node is one node of the local cluster and the tunnel to it.
 type Node struct {
 	Name     string
+	Device   string // what given rules call the node's tunnel; "" means Name
 	VNI      geneve.VNI
 	Underlay netip.Addr // outer address of the node's tunnel endpoint
 	Address  netip.Addr // the node's internal address
 	PodCIDRs []netip.Prefix
 	Encap    geneve.Encap // Auto is what the node is heard to speak
 	Inner    geneve.Inner
+}
+
+// Given says that no rules are to be made of the other fields, and which sources packets may have where no CIDRs are known to tell.
+type Given struct {
+	Rules        bool
+	FromTunnel   []netip.Prefix // what the peer may send from
+	NotFromNodes []netip.Prefix // what nodes may not send from
 }
 
 // LocalNetwork is what lies behind this gateway.

@@ -70,6 +70,10 @@ func (c *Config) NAT(ports Ports, maxConnections int) *nat.Config {
 	if nc.MaxConnections == 0 {
 		nc.MaxConnections = maxConnections
 	}
+	if g := &c.Given; g.Rules {
+		nc.Firewall, nc.Routing = []nat.Table{}, []nat.PolicyTable{}
+		nc.FromTunnel, nc.NotFromNodes = notNil(g.FromTunnel), notNil(g.NotFromNodes)
+	}
 	for _, m := range c.Addresses {
 		nc.Addresses = append(nc.Addresses, nat.AddressMapping{External: m.External, Internal: m.Internal, Via: ports.ByName[m.Via]})
 	}
@@ -85,13 +89,21 @@ func (c *Config) NAT(ports Ports, maxConnections int) *nat.Config {
 	}
 	for _, n := range c.Geneve.Nodes {
 		port := ports.ByName[n.Name]
-		nc.Nodes = append(nc.Nodes, nat.Node{Port: port, Name: n.Name, Address: n.Address})
+		nc.Nodes = append(nc.Nodes, nat.Node{Port: port, Name: n.Name, Device: n.Device, Address: n.Address})
 		nc.Routes = append(nc.Routes, nat.Route{Prefix: netip.PrefixFrom(n.Address, n.Address.BitLen()), Port: port})
 		for _, cidr := range n.PodCIDRs {
 			nc.Routes = append(nc.Routes, nat.Route{Prefix: cidr, Port: port})
 		}
 	}
 	return nc
+}
+
+// notNil lets an empty list stand for itself.
+func notNil(all []netip.Prefix) []netip.Prefix {
+	if all == nil {
+		return []netip.Prefix{}
+	}
+	return all
 }
 
 // Tunnels is the part of c that the Geneve endpoint needs; a tunnel's ID is its

@@ -21,9 +21,10 @@ func (c *Config) ChangesLive(old *Config) error {
 	fixed("wireguard.listenPort", c.WireGuard.ListenPort == old.WireGuard.ListenPort)
 	fixed("wireguard.uapi", c.WireGuard.UAPI == old.WireGuard.UAPI)
 	fixed("geneve.listenPort", c.Geneve.ListenPort == old.Geneve.ListenPort)
+	fixed("rules", c.Given.Rules == old.Given.Rules)
 	fixed("state", c.State == old.State)
 	fixed("ipam.file", c.IPAM.File == old.IPAM.File || c.State != old.State)
-	fixed("metrics", c.Metrics == old.Metrics)
+	fixed("metrics", c.Metrics == old.Metrics && c.Health == old.Health)
 	fixed("log.format", c.Log.Format == old.Log.Format)
 	return errors.Join(errs...)
 }

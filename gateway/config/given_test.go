@@ -1,0 +1,29 @@
+package config
+
+import (
+	"net/netip"
+	"testing"
+
+	"culvert/nat"
+)
+
+// Where rules come from elsewhere, none are made, and no source is admitted unless it is said so.
+func TestGivenRules(t *testing.T) {
+	node := Node{Name: "rome-1", Device: "liqo.x", VNI: 1, Underlay: netip.MustParseAddr("192.0.2.1"), Address: netip.MustParseAddr("10.80.0.2")}
+	c := &Config{Peer: "milan", MTU: DefaultMTU, WireGuard: WireGuard{Role: Server, ListenPort: 1}, Given: Given{Rules: true}}
+	c.Geneve.ListenPort, c.Geneve.Nodes = 2, []Node{node}
+	if err := Check(c); err != nil {
+		t.Fatal(err)
+	}
+	nc := c.NAT(Ports{}.Assign(c.Geneve.Nodes), 0)
+	if nc.Firewall == nil || nc.Routing == nil || nc.FromTunnel == nil || nc.NotFromNodes == nil {
+		t.Errorf("generated: %+v", nc)
+	}
+	if want := (nat.Node{Port: 1, Name: "rome-1", Device: "liqo.x", Address: node.Address}); len(nc.Nodes) != 1 || nc.Nodes[0] != want {
+		t.Errorf("nodes %+v, want %+v", nc.Nodes, want)
+	}
+	c.Given.FromTunnel = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}
+	if nc := c.NAT(Ports{}, 0); len(nc.FromTunnel) != 1 {
+		t.Errorf("from the tunnel %v", nc.FromTunnel)
+	}
+}
