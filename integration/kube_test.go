@@ -38,7 +38,7 @@ func testKubeCaptures(t *testing.T, k *kubeLab) {
 	tried := 0
 	for _, capture := range captures {
 		for _, file := range []string{"firewallconfigurations.yaml", "routeconfigurations.yaml"} {
-			for _, o := range readResources(t, filepath.Join("../nat/testdata/liqo-crs", capture, file)) {
+			for _, o := range readResources(t, filepath.Join("../kube/testdata", capture, file)) {
 				meta := o["metadata"].(object)
 				for _, name := range []string{"uid", "resourceVersion", "creationTimestamp", "generation"} {
 					delete(meta, name)

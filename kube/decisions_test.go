@@ -2,13 +2,11 @@ package kube
 
 import (
 	"bytes"
-	"cmp"
-	"maps"
-	"net/netip"
-	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"culvert/gateway/config"
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
@@ -19,43 +17,35 @@ const start = nat.Time(time.Hour)
 // The nodes of every capture.
 const portN1, portN2 = nat.Port(1), nat.Port(2)
 
-// config returns what nat is to do, all of it at once.
-func (g *fakeGateway) config(self Self) *nat.Config {
-	other := self
-	other.Server = !self.Server
-	s := &g.site
-	c := &nat.Config{
-		GatewayAddress: s.GatewayAddress, TunnelAddress: other.peer(), PeerTunnelAddress: self.peer(), MTU: self.MTU,
-		UnknownSource: s.UnknownSource, Remote: s.Remote, FromTunnel: s.FromTunnel, NotFromNodes: s.NotFromNodes,
-		SourceCheck: nat.SourceCheckCluster, Firewall: []nat.Table{}, Routing: []nat.PolicyTable{},
-	}
-	if u := s.UnknownSource; u.IsValid() {
-		c.LocalExternalCIDRs = []netip.Prefix{netip.PrefixFrom(u, 32)}
-	}
-	for i, n := range s.Nodes {
-		c.Nodes = append(c.Nodes, nat.Node{Port: nat.Port(i + 1), Name: n.Name, Device: n.Device, Address: n.Address})
-	}
-	keys := slices.SortedFunc(maps.Keys(g.pieces), func(a, b nat.Key) int {
-		return cmp.Or(cmp.Compare(g.pieces[a].Order, g.pieces[b].Order), compareKeys(a, b))
-	})
-	for _, key := range keys {
-		c.Firewall, c.Routing = append(c.Firewall, g.pieces[key].Tables...), append(c.Routing, g.pieces[key].Routing...)
-	}
-	return c
-}
-
-func capturedEngine(t *testing.T, self Self) *nat.Engine {
+// engine returns one that works as g was told, and is told the rules piece by piece.
+func (g *fakeGateway) engine(t testing.TB, self Self) *nat.Engine {
 	t.Helper()
-	s, g := NewState(self), newFakeGateway()
-	for _, o := range loadCapture(t, captures[0]) {
-		s.Put(o)
+	base := baseOf(self.Remote)
+	if !self.Server {
+		base.WireGuard.Role = config.Client
 	}
-	g.take(s)
-	e, err := nat.New([16]byte{1}, g.config(self))
+	c := g.site.Config(base)
+	e, err := nat.New([16]byte{1}, c.NAT(config.Ports{}.Assign(c.Geneve.Nodes), 0))
 	if err != nil {
 		t.Fatal(err)
 	}
+	for key, r := range g.pieces {
+		if err := e.Put(key, r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e.CommitRules()
 	return e
+}
+
+func capturedEngine(t testing.TB, self Self, more ...*Object) *nat.Engine {
+	t.Helper()
+	s, g := NewState(self), newFakeGateway()
+	for _, o := range append(loadCapture(t, captures[0]), more...) {
+		s.Put(o)
+	}
+	g.take(s)
+	return g.engine(t, self)
 }
 
 func udp(source, destination string, from, to uint16) nattest.IP {
@@ -161,4 +151,35 @@ func TestErrorsOfPodsKeepTheirSource(t *testing.T) {
 		unreachable := nattest.IP{Source: source, Destination: remotePodHere, Body: nattest.ICMP{Type: 3, Code: 3, Payload: arrived.Bytes()}}
 		expectSent(t, e, portN1, unreachable, want, remotePod, nat.Tunnel)
 	}
+}
+
+const dropText = `{kind: FirewallConfiguration, metadata: {name: no-PORT, namespace: default, uid: PORT, creationTimestamp: "2026-11-21T00:00:00Z",
+	labels: {networking.liqo.io/firewall-category: gateway, networking.liqo.io/firewall-subcategory: all-gateways}},
+	spec: {table: {name: user, family: IPV4, chains: [{name: c, type: filter, hook: forward, policy: accept, priority: 0, rules: {filterRules: [
+	{name: r, action: drop, counter: true, match: [{op: eq, proto: {value: udp}, dev: {value: "liqo-tunnel*", position: in}}, {op: eq, port: {value: "PORT", position: dst}}]}]}}]}}}`
+
+// Two resources whose tables have one name are two tables, and every tunnel of a gateway is the one that it has.
+func TestTablesOfOneName(t *testing.T) {
+	var drops []*Object
+	for _, port := range []string{"80", "81"} {
+		drops = append(drops, object(t, strings.ReplaceAll(dropText, "PORT", port)))
+	}
+	e := capturedEngine(t, gatewayOf("cluster-b"), drops...)
+	expectDropped(t, e, nat.Tunnel, udp(remotePod, podN1, 7, 80), nat.ReasonFiltered)
+	expectDropped(t, e, nat.Tunnel, udp(remotePod, podN1, 7, 81), nat.ReasonFiltered)
+	expectSent(t, e, nat.Tunnel, udp(remotePod, podN1, 7, 82), remotePodHere, podN1, portN1)
+	expectSent(t, e, portN1, udp(podN1, remotePodHere, 7, 80), podN1, remotePod, nat.Tunnel)
+}
+
+const routeText = `{kind: RouteConfiguration, metadata: {name: user, namespace: default, uid: r, creationTimestamp: "2026-11-21T00:00:00Z",
+	labels: {networking.liqo.io/route-category: gateway, networking.liqo.io/route-unique: cluster-b}},
+	spec: {table: {name: user, rules: [{iif: liqo.klqsmd2krc, routes: [{dst: 172.16.0.0/12, nextHops: [
+	{gw: 169.254.18.6, dev: liqo-tunnel1, weight: 1}, {gw: 169.254.18.2, dev: liqo-tunnel, weight: 1}]}]}]}}}`
+
+// Of several next hops, the one that leads to the tunnel is taken, and what it leads to may send.
+func TestNextHops(t *testing.T) {
+	e := capturedEngine(t, gatewayOf("cluster-b"), object(t, routeText))
+	expectSent(t, e, portN1, udp(podN1, "172.16.0.9", 7, 80), podN1, "172.16.0.9", nat.Tunnel)
+	expectSent(t, e, nat.Tunnel, udp("172.16.0.9", podN1, 80, 7), "172.16.0.9", podN1, portN1)
+	expectSent(t, e, nat.Tunnel, udp("172.16.0.10", podN1, 80, 7), "172.16.0.10", podN1, portN1)
 }

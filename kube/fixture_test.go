@@ -11,6 +11,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
+	"culvert/gateway/config"
 	"culvert/nat"
 )
 
@@ -77,6 +78,9 @@ func (g *fakeGateway) take(s *State) {
 	c := s.Changes()
 	if c.Site != nil {
 		g.site = *c.Site
+		if err := config.Check(g.site.Config(baseOf(s.self.Remote))); err != nil {
+			panic(err)
+		}
 		g.sites++
 	}
 	for _, key := range c.Delete {

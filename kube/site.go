@@ -98,6 +98,9 @@ func readNode(o *Object, self *Self, f *faults) *internalNode {
 		device:  spec.Interface.Gateway.Name,
 		address: readHost("spec.interface.node.ip", spec.Interface.Node.IP, f),
 	}
+	if nat.ReservedName(o.Metadata.Name) {
+		f.add("metadata.name", "%q is a name of the gateway's own", o.Metadata.Name)
+	}
 	switch out.device {
 	case "":
 		f.add("spec.interface.gateway.name", "missing")
@@ -236,6 +239,10 @@ func (d *derivation) fabric() (name string, f *fabric) {
 		d.fault[other.key] = fmt.Sprintf("metadata.labels: InternalFabric %s is of cluster %s too, and older", first.meta.Name, d.self.Remote)
 	}
 	f = first.parsed.(*fabric)
+	if f.address == d.site.UnknownSource {
+		d.fault[first.key] = fmt.Sprintf("spec.interface.gateway.ip: %s is the unknown-source address too", f.address)
+		return "", nil
+	}
 	if f.mtu != 0 && f.mtu != d.self.MTU {
 		d.fault[first.key] = fmt.Sprintf("spec.mtu: %d is not the %d of --mtu, which stays", f.mtu, d.self.MTU)
 	}
@@ -257,6 +264,7 @@ func (d *derivation) unknownSource() {
 func (d *derivation) nodes(fabric string) {
 	names, devices := map[string]nat.Key{}, map[string]nat.Key{}
 	vnis, addresses := map[int64]nat.Key{}, map[netip.Addr]nat.Key{}
+	taken := map[netip.Addr]string{d.site.UnknownSource: "the unknown-source address", d.site.GatewayAddress: "InternalFabric " + fabric + "'s spec.interface.gateway.ip"}
 	for _, it := range d.of(KindTunnel) {
 		t := it.parsed.(*tunnelSpec)
 		key := nat.Key{Kind: KindNode, Name: t.Node.Name}
@@ -283,8 +291,8 @@ func (d *derivation) nodes(fabric string) {
 		var conflict faults
 		claim(&conflict, devices, key, "spec.interface.gateway.name", n.device)
 		claim(&conflict, addresses, key, "spec.interface.node.ip", n.address)
-		if n.address == d.site.GatewayAddress {
-			conflict.add("spec.interface.node.ip", "%s is InternalFabric %s's spec.interface.gateway.ip too", n.address, fabric)
+		if what, ok := taken[n.address]; ok {
+			conflict.add("spec.interface.node.ip", "%s is %s too", n.address, what)
 		}
 		switch {
 		case len(conflict) > 0:
@@ -332,8 +340,8 @@ func (d *derivation) remote() {
 	}
 	var taken []netip.Prefix
 	free := func(p netip.Prefix) bool {
-		return !slices.ContainsFunc(taken, p.Overlaps) && !p.Contains(d.site.GatewayAddress) &&
-			!p.Contains(d.site.UnknownSource) && !p.Overlaps(tunnelBlock)
+		return !slices.ContainsFunc(taken, p.Overlaps) && !p.Contains(d.site.GatewayAddress) && !p.Contains(d.site.UnknownSource) &&
+			!p.Overlaps(tunnelBlock) && !slices.ContainsFunc(d.site.Nodes, func(n Node) bool { return p.Contains(n.Address) })
 	}
 	for i, r := range d.site.FromTunnel {
 		as, ok := seen[r]

@@ -10,13 +10,14 @@ import (
 	"github.com/sirupsen/logrus"
 	"k8s.io/client-go/dynamic"
 
+	"culvert/gateway/config"
 	"culvert/nat"
 )
 
 // Gateway is what a Source drives. Apply is everything but the rules, which go piece by piece: CommitRules publishes what was put and
 // deleted.
 type Gateway interface {
-	Apply(*Site) error
+	Apply(*config.Config) error
 	Put(nat.Key, nat.Resource) error
 	Delete(nat.Key)
 	CommitRules()
@@ -28,7 +29,8 @@ type Gateway interface {
 // list is complete, so that a restart cuts no connection; while the API server is away, all stays as it is.
 //
 // Each watch has a goroutine, which changes the State under mu. Run applies what follows, and is the only one to call the Gateway. A
-// goroutine of its own writes, so that a slow API server does not keep rules waiting.
+// goroutine of its own writes, so that a slow API server does not keep rules waiting. complete has the kinds whose lists are, connection
+// the Connection as the API server has it, nil if there is none.
 type Source struct {
 	client   dynamic.Interface
 	identity Identity
@@ -36,20 +38,22 @@ type Source struct {
 	causes   causes
 	wake     chan struct{} // something has changed
 
+	now     func() time.Time // the clock of conditions and Events
+	waiting []string         // as logged last; only Run uses it
+
 	mu         sync.Mutex
-	state      *State           // +checklocks:mu
-	complete   map[string]bool  // lists, by kind; +checklocks:mu
-	connection *connection      // as the API server has it; nil: not there; +checklocks:mu
-	todo       todo             // +checklocks:mu
-	ready      bool             // +checklocks:mu
-	waiting    []string         // as logged last; only Run uses it
-	now        func() time.Time // the clock of conditions and Events
+	state      *State          // +checklocks:mu
+	complete   map[string]bool // +checklocks:mu
+	connection *connection     // +checklocks:mu
+	todo       todo            // +checklocks:mu
+	ready      bool            // +checklocks:mu
 }
 
 // Identity is what a Source is told about its gateway besides Self.
 type Identity struct {
 	Self
-	UID     string // of the GatewayServer or GatewayClient
+	Base    *config.Config // what no resource says
+	UID     string         // of the GatewayServer or GatewayClient
 	Pod     string
 	Refresh time.Duration // of the Connection's latency
 }
@@ -68,6 +72,18 @@ func NewSource(client dynamic.Interface, id Identity, log *logrus.Entry) *Source
 		client: client, identity: id, log: log, causes: causes{log: log, told: map[string]bool{}}, wake: make(chan struct{}, 1),
 		state: NewState(id.Self), complete: map[string]bool{}, now: time.Now,
 	}
+}
+
+// Note tells of something about the gateway itself, in an Event on its GatewayServer or GatewayClient. It must be called before Run.
+func (s *Source) Note(message string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	kind := "GatewayClient"
+	if s.identity.Server {
+		kind = "GatewayServer"
+	}
+	of := Metadata{Name: s.identity.Name, Namespace: s.identity.Namespace, UID: s.identity.UID}
+	s.state.events = append(s.state.events, Event{kind, of, message})
 }
 
 // Ready reports whether every list has been complete once.
@@ -143,7 +159,7 @@ func (s *Source) apply(g Gateway) bool {
 	}
 	c := s.state.Changes()
 	if c.Site != nil {
-		if err := g.Apply(c.Site); err != nil {
+		if err := g.Apply(c.Site.Config(s.identity.Base)); err != nil {
 			s.log.WithError(err).Error("what the resources say about the gateway is refused, what runs stays")
 		}
 	}
@@ -233,7 +249,7 @@ func (s *Source) remove(key nat.Key) {
 // causes logs each reason for which the API server cannot be asked once, until it can again.
 type causes struct {
 	log *logrus.Entry
-	mu  sync.Mutex
-	// +checklocks:mu
-	told map[string]bool
+
+	mu   sync.Mutex
+	told map[string]bool // +checklocks:mu
 }

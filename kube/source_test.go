@@ -25,6 +25,8 @@ import (
 	kubetesting "k8s.io/client-go/testing"
 	"sigs.k8s.io/yaml"
 
+	"culvert/gateway/config"
+	"culvert/gateway/wgkey"
 	"culvert/nat"
 )
 
@@ -42,13 +44,17 @@ type cluster struct {
 	mu sync.Mutex
 	fakeGateway
 	check   Check
+	config  *config.Config
 	commits int
 }
 
-func (c *cluster) Apply(s *Site) error {
+func (c *cluster) Apply(wanted *config.Config) error {
+	if err := config.Check(wanted); err != nil {
+		c.t.Errorf("a configuration that no gateway takes: %v", err)
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.site = *s
+	c.config = wanted
 	c.sites++
 	return nil
 }
@@ -115,6 +121,13 @@ func unstructuredOf(t testing.TB, o *Object) *unstructured.Unstructured {
 	return u
 }
 
+// baseOf is what flags say of the gateway of a peering.
+func baseOf(remote string) *config.Config {
+	c := &config.Config{Peer: remote, MTU: 1340, WireGuard: config.WireGuard{Role: config.Server, PrivateKey: wgkey.NewPrivate(), ListenPort: 51840}}
+	c.Geneve.ListenPort = 6091
+	return c
+}
+
 // inCluster runs f in a bubble of time with a Source of cluster-b's gateway that runs.
 func inCluster(t *testing.T, objects []*Object, prepare func(*cluster), f func(*cluster)) {
 	t.Helper()
@@ -133,7 +146,7 @@ func inCluster(t *testing.T, objects []*Object, prepare func(*cluster), f func(*
 		log := logrus.New()
 		log.SetOutput(&c.log)
 		log.SetFormatter(&logrus.JSONFormatter{})
-		c.source = NewSource(c.api, Identity{Self: gatewayOf("cluster-b"), UID: "gateway-uid", Pod: "pod-1", Refresh: 10 * time.Second}, logrus.NewEntry(log))
+		c.source = NewSource(c.api, Identity{Self: gatewayOf("cluster-b"), Base: baseOf("cluster-b"), UID: "gateway-uid", Pod: "pod-1", Refresh: 10 * time.Second}, logrus.NewEntry(log))
 		if prepare != nil {
 			prepare(c)
 		}
@@ -495,7 +508,7 @@ func TestConnection(t *testing.T) {
 
 		// Without a key there is no peer.
 		c.delete(KindPublicKey, "liqo-tenant-cluster-b", "peer")
-		if c.site.PeerPublicKey != [32]byte{} {
+		if c.config.WireGuard.PeerPublicKey != (wgkey.Key{}) {
 			t.Error("the peer stays")
 		}
 		c.expectConnection(`{"latency":{"value":"N/A"},"value":"Error"}`)

@@ -5,8 +5,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
-	"maps"
-	"slices"
 	"strings"
 	"time"
 
@@ -43,13 +41,19 @@ func (s *Source) write(ctx context.Context) {
 			break
 		}
 	}
-	for _, key := range slices.SortedFunc(maps.Keys(t.verdicts), compareKeys) {
-		if ctx.Err() != nil {
+	failures := 0
+	for key, good := range t.verdicts { // in any order: one that always fails keeps no other from being written
+		if ctx.Err() != nil || failures == maxFailures {
 			return
 		}
-		try(func(ctx context.Context) error { return s.writeCondition(ctx, key, t.verdicts[key]) })
+		if !try(func(ctx context.Context) error { return s.writeCondition(ctx, key, good) }) {
+			failures++
+		}
 	}
 }
+
+// maxFailures ends a round: an API server that refuses is not asked about all resources every second.
+const maxFailures = 3
 
 // writeCondition says on a resource whether this gateway obeys it. Others write there too: what has changed since it was read is read
 // again.

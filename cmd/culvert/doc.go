@@ -1,6 +1,7 @@
 // Command culvert carries pod traffic between Kubernetes clusters in user space.
 //
 //	culvert gateway --config FILE [--check [-o json]]
+//	culvert gateway --liqo FLAGS
 //	culvert node --config FILE [--check]
 //	culvert init DIR [--here]
 //	culvert help config

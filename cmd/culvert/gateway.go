@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
@@ -22,11 +23,23 @@ import (
 func newGatewayCommand() *cobra.Command {
 	var file, output string
 	var check bool
+	var liqo *liqoFlags
 	cmd := &cobra.Command{
-		Use:   "gateway --config FILE",
+		Use:   "gateway --config FILE | --liqo",
 		Short: "Run the gateway of one cluster towards one remote cluster",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if strange := liqo.strange(); strange != nil && liqo.on {
+				return fmt.Errorf("--%s: not with --liqo, which reads no file", strings.Join(strange, ", --"))
+			} else if strange != nil {
+				return fmt.Errorf("--%s: only with --liqo; add it", strings.Join(strange, ", --"))
+			}
+			if liqo.on {
+				return runLiqo(cmd.Context(), liqo)
+			}
+			if file == "" {
+				return errors.New(`required flag(s) "config" not set`)
+			}
 			if cmd.Flags().Changed("output") && !check {
 				return errors.New("--output: only with --check, which prints and starts nothing; add --check")
 			}
@@ -47,7 +60,7 @@ func newGatewayCommand() *cobra.Command {
 	cmd.Flags().StringVar(&file, "config", "", "configuration `FILE` (YAML)")
 	cmd.Flags().BoolVar(&check, "check", false, "validate the configuration and exit")
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "with --check: text or json")
-	cmd.MarkFlagRequired("config")
+	liqo = addLiqoFlags(cmd.Flags())
 	return cmd
 }
 

@@ -1,0 +1,96 @@
+//go:build !nokube
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
+
+	"culvert/gateway"
+	"culvert/kube"
+)
+
+// liqoGateway is a gateway as a source of resources sees it.
+type liqoGateway struct {
+	*gateway.Gateway
+	pings bool
+}
+
+// Check returns what the connection check has found. Without pings, the peer is taken to be there.
+func (g liqoGateway) Check() kube.Check {
+	if !g.pings {
+		return kube.Check{State: kube.CheckConnected}
+	}
+	s := g.Connection()
+	states := map[gateway.CheckState]kube.CheckState{gateway.CheckConnected: kube.CheckConnected, gateway.CheckError: kube.CheckLost}
+	return kube.Check{State: states[s.State], Latency: s.RTT, At: s.Measured}
+}
+
+// runLiqo runs the gateway that the flags describe until ctx ends.
+func runLiqo(ctx context.Context, flags *liqoFlags) error {
+	l, err := flags.read()
+	client, clientErr := newClient(*flags.text["kubeconfig"])
+	if err := errors.Join(err, clientErr); err != nil {
+		return err
+	}
+	klog.SetLogger(klog.Logger{}) // what matters of it, the source says
+	log, err := newLogger(l.base.Log.Level, l.base.Log.Format)
+	if err != nil {
+		return err
+	}
+	g, err := gateway.New(new(kube.Site).Config(l.base), setLimits(), log)
+	if err != nil {
+		return err
+	}
+	source := kube.NewSource(client, kube.Identity{
+		Self: kube.Self{
+			Name: l.name, Namespace: l.namespace, Remote: l.base.Peer, Node: l.node, Server: l.server(), MTU: int(l.base.MTU),
+			KeepUnknown: l.keepUnknown,
+		},
+		Base: l.base, UID: l.uid, Pod: l.pod, Refresh: l.refresh,
+	}, log.WithField("gateway", l.namespace+"/"+l.name))
+	for _, note := range l.notes {
+		source.Note(note)
+	}
+	g.ReadyWhen(source.Ready)
+	ctx, stop := context.WithCancel(ctx)
+	var tasks sync.WaitGroup
+	defer tasks.Wait()
+	defer stop()
+	tasks.Go(func() { source.Run(ctx, liqoGateway{g, l.pings}) })
+	if err := g.Run(ctx); err != nil {
+		return failure{err}
+	}
+	return nil
+}
+
+// The client asks little in steady state; at the start, each resource gets a condition.
+const (
+	clientQPS   = 100
+	clientBurst = 200
+)
+
+func newClient(kubeconfig string) (dynamic.Interface, error) {
+	var c *rest.Config
+	var err error
+	if kubeconfig != "" {
+		if c, err = clientcmd.BuildConfigFromFlags("", kubeconfig); err != nil {
+			return nil, fmt.Errorf("--kubeconfig: %w", err)
+		}
+	} else if c, err = rest.InClusterConfig(); err != nil {
+		return nil, fmt.Errorf("--kubeconfig: missing, and this is no pod with a service account: %w", err)
+	}
+	c.QPS, c.Burst, c.UserAgent, c.WarningHandler = clientQPS, clientBurst, "culvert", rest.NoWarnings{}
+	client, err := dynamic.NewForConfig(c)
+	if err != nil {
+		return nil, fmt.Errorf("--kubeconfig: %w", err)
+	}
+	return client, nil
+}
