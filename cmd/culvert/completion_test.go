@@ -44,7 +44,7 @@ func TestShellsComplete(t *testing.T) {
 		{"lab up --offloads ", "off", "vxlan"},
 		{"lab status -o ", "json", "vxlan"},
 		{"lab check --", "--brief", "--config"},
-		{"gateway --", "--config", "--mode"},
+		{"gateway --", "--config", "--offloads"},
 		{"completion ", "fish", "powershell"},
 	} {
 		offers := complete(t, strings.Split(test.words, " ")...)
