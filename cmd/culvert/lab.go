@@ -42,7 +42,7 @@ func inHolder(cmd *cobra.Command, fn func(dir string) error) error {
 		}
 		err := fn(dir)
 		if err != nil && cmd.Context().Err() != nil {
-			return failure{lab.ErrInterrupted}
+			os.Exit(exitFailed) // who interrupted it says so
 		}
 		return err
 	}

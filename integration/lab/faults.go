@@ -25,11 +25,14 @@ type Fault struct {
 	Remedy  string  `json:"remedy"`  // what takes it back, in the words of who mends it by hand
 	Symptom Symptom `json:"symptom"` // what users notice
 
-	files  map[string]func(config object) // by host, what it changes in the host's configuration
-	off    string                         // host whose gateway or node does not run
+	files  map[string]change // by host, what it changes in the host's configuration
+	off    string            // host whose gateway or node does not run
 	kernel []kernelFault
 	not    node.Mode // in which there is no such fault
 }
+
+// change changes the configuration of a gateway, or of a node, of a lab of a mode.
+type change func(config object, mode node.Mode)
 
 // Symptom is what users notice of a fault.
 type Symptom string
@@ -157,7 +160,7 @@ func (l *Lab) eachKernel(f *Fault, do bool) error {
 func (l *Lab) edit(host string, config object) object {
 	for _, f := range l.broken {
 		if change := f.files[host]; change != nil {
-			change(config)
+			change(config, l.options.Mode)
 		}
 	}
 	return config

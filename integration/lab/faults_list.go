@@ -108,19 +108,18 @@ var faults = []Fault{{
 	Cause: "wrong internal address of a node", Remedy: "geneve.nodes of rome: address 10.80.0.2 for rome-node1",
 	Symptom: Harmless, files: editFirst("address", "10.80.0.22"),
 }, {
-	Name: "wrong-encap", Does: "the gateway expects VXLAN of a node with Geneve, or Geneve of one with VXLAN",
-	Cause: "wrong encap of a node", Remedy: "geneve.nodes of rome: encap geneve for rome-node1 in modes geneve and tun, vxlan in mode vxlan",
-	Symptom: FirstCut, files: editFirstNode(func(n object) {
-		if n["encap"] == "vxlan" {
+	Name: "wrong-encap", Does: "the gateway is told that node1 speaks VXLAN where it speaks Geneve, or Geneve where it speaks VXLAN",
+	Cause: "wrong encap of a node", Remedy: "geneve.nodes of rome: no encap for rome-node1, or what node1 speaks",
+	Symptom: FirstCut, files: editFirstNode(func(n object, mode node.Mode) {
+		n["encap"] = "vxlan"
+		if mode == node.VXLAN {
 			n["encap"] = "geneve"
-		} else {
-			n["encap"] = "vxlan"
 		}
 	}),
 }, {
 	Name: "overlapping-cidrs", Does: "the gateway looks for rome/pod1 behind node2, whose pod CIDRs overlap node1's",
 	Cause: "overlapping pod CIDRs of nodes", Remedy: "geneve.nodes of rome: podCIDRs of rome-node2 without 10.0.1.0/25",
-	Symptom: FirstCut, files: map[string]func(object){"rome/gateway": func(config object) {
+	Symptom: FirstCut, files: map[string]change{"rome/gateway": func(config object, _ node.Mode) {
 		n := nodesOf(config)[1]
 		n["podCIDRs"] = append(n["podCIDRs"].([]netip.Prefix), netip.MustParsePrefix("10.0.1.0/25"))
 	}},

@@ -14,8 +14,8 @@ import (
 
 // edit changes fields of a host's configuration: pairs of a path and a value, in
 // which nil takes the field away.
-func edit(host string, pairs ...any) map[string]func(object) {
-	return map[string]func(object){host: func(config object) {
+func edit(host string, pairs ...any) map[string]change {
+	return map[string]change{host: func(config object, _ node.Mode) {
 		for i := 0; i < len(pairs); i += 2 {
 			at, path := config, strings.Split(pairs[i].(string), ".")
 			for _, name := range path[:len(path)-1] {
@@ -32,7 +32,7 @@ func edit(host string, pairs ...any) map[string]func(object) {
 
 // wrongCIDR gives a gateway a pod CIDR of the other cluster that it does not have,
 // and the remaps that nodes route. It chooses none, so that it remembers none.
-func wrongCIDR(host, pods, external string) map[string]func(object) {
+func wrongCIDR(host, pods, external string) map[string]change {
 	return edit(host, "state", nil, "ipam", nil, "network.remote", object{
 		"podCIDRs":      []object{{"cidr": "10.9.0.0/16", "remap": pods}},
 		"externalCIDRs": []object{{"cidr": "10.70.0.0/16", "remap": external}},
@@ -40,18 +40,18 @@ func wrongCIDR(host, pods, external string) map[string]func(object) {
 }
 
 // both changes both gateways' configurations.
-func both(pairs ...any) map[string]func(object) {
-	change := edit("", pairs...)[""]
-	return map[string]func(object){"rome/gateway": change, "milan/gateway": change}
+func both(pairs ...any) map[string]change {
+	edit := edit("", pairs...)[""]
+	return map[string]change{"rome/gateway": edit, "milan/gateway": edit}
 }
 
 // editFirst changes a field of what rome's gateway knows of its first node.
-func editFirst(field string, value any) map[string]func(object) {
-	return editFirstNode(func(n object) { n[field] = value })
+func editFirst(field string, value any) map[string]change {
+	return editFirstNode(func(n object, _ node.Mode) { n[field] = value })
 }
 
-func editFirstNode(change func(n object)) map[string]func(object) {
-	return map[string]func(object){"rome/gateway": func(config object) { change(nodesOf(config)[0]) }}
+func editFirstNode(edit change) map[string]change {
+	return map[string]change{"rome/gateway": func(config object, mode node.Mode) { edit(nodesOf(config)[0], mode) }}
 }
 
 func nodesOf(gateway object) []object { return gateway["geneve"].(object)["nodes"].([]object) }

@@ -25,7 +25,7 @@ func TestFaultsAreWhole(t *testing.T) {
 			if before == nil {
 				t.Fatal(f.Name, "changes the configuration of", host)
 			}
-			if change(after); reflect.DeepEqual(before, after) {
+			if change(after, node.VXLAN); reflect.DeepEqual(before, after) {
 				t.Errorf("%s leaves the configuration of %s as it is", f.Name, host)
 			}
 		}

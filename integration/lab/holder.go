@@ -31,8 +31,8 @@ func Inside() (dir string, ok bool) {
 }
 
 // Isolate runs this executable with the given arguments as a holder and returns
-// its exit status when it has ended. It hands on standard input and output, and
-// signals. The holder cannot outlive this process.
+// its exit status when it has ended, or ErrInterrupted if ctx has ended it. It hands
+// on standard input and output. The holder cannot outlive this process.
 func Isolate(ctx context.Context, args []string) (status int, err error) {
 	// The kernel kills the holder when the thread that started it ends.
 	runtime.LockOSThread()
@@ -51,6 +51,9 @@ func Isolate(ctx context.Context, args []string) (status int, err error) {
 	defer close(stop)
 	go h.handOnSignals(ctx, stop)
 	err = h.cmd.Wait()
+	if err != nil && ctx.Err() != nil {
+		return 0, ErrInterrupted
+	}
 	if exit := new(exec.ExitError); errors.As(err, &exit) {
 		if exit.ExitCode() < 0 {
 			return 0, fmt.Errorf("lab: its first process was killed (%s); nothing of the lab is left", exit)
