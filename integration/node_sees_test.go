@@ -36,7 +36,7 @@ func TestNodeSees(t *testing.T) {
 		const well = `msg="the gateway answers"`
 
 		p, says := start()
-		says("the gateway does not answer: UDP port 6091 is closed at 172.18.0.9")
+		says(`msg="the gateway does not answer" error="UDP port 6091 is closed at 172.18.0.9"`)
 		g := startGateway(gateway, romeConfig, own, peer.public)
 		says(well)
 		p.stop()
@@ -44,7 +44,7 @@ func TestNodeSees(t *testing.T) {
 
 		g = startGateway(gateway, strings.Replace(romeConfig, "7340033", "1", 1), own, peer.public)
 		p, says = start()
-		says("the gateway does not answer: nothing comes back from 172.18.0.9:6091")
+		says(`msg="the gateway does not answer" error="nothing comes back from 172.18.0.9:6091"`)
 		p.stop()
 		g.stop()
 
@@ -52,7 +52,7 @@ func TestNodeSees(t *testing.T) {
 		gateway.feed("add table ip way\nadd chain ip way in { type filter hook input priority 0; }\nadd rule ip way in udp length > 1350 drop\n", "nft", "-f", "-")
 		startGateway(gateway, romeConfig, own, peer.public)
 		_, says = start()
-		says("the gateway answers, but packets of 1340 bytes do not come back")
+		says(`msg="the gateway answers, but packets of mtu bytes do not come back" bytes=1340`)
 		gateway.run("nft", "delete table ip way")
 		says(well)
 	}, programs("setpriv", "setpriv"), programs("nft", "nft"))

@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 )
 
@@ -84,7 +85,7 @@ func (s *sight) settled() bool { return s.verdict == answers && s.silent == 0 &&
 // watch looks whether the gateway answers, and says so when that changes.
 func (n *Node) watch(ctx context.Context) {
 	var s sight
-	var said string
+	var said string // the cause of the gateway's silence
 	var saidAt time.Time
 	next := time.NewTimer(0)
 	defer next.Stop()
@@ -95,29 +96,24 @@ func (n *Node) watch(ctx context.Context) {
 		case <-next.C:
 		}
 		changed := s.take(n.link.look())
-		if changed || s.verdict == silent && time.Since(saidAt) >= n.pace.cause {
-			remote := *n.remote.Load()
-			text, remedy := n.config.say(s.verdict), ""
-			switch s.verdict {
-			case short:
-				remedy = fmt.Sprintf("let the way to it carry %d bytes, and write the same mtu and address at both ends", n.config.MTU+overhead)
-			case silent:
-				var cause string
-				cause, remedy = n.silence(ctx, remote)
-				text += ": " + cause
-			}
+		remote := *n.remote.Load()
+		entry := n.log.WithField("remote", remote)
+		switch {
+		case changed && s.verdict == answers:
+			entry.Info("the gateway answers")
+		case changed && s.verdict == short:
+			entry.WithFields(logrus.Fields{"bytes": n.config.MTU, "remedy": fmt.Sprintf(
+				"let the way to it carry %d bytes, and write the same mtu and address at both ends", n.config.MTU+overhead)}).
+				Warn("the gateway answers, but packets of mtu bytes do not come back")
+		case s.verdict == silent && (changed || time.Since(saidAt) >= n.pace.cause):
+			cause, remedy := n.silence(ctx, remote)
 			if ctx.Err() != nil {
 				return
 			}
-			if saidAt = time.Now(); text != said {
-				said = text
-				entry := n.log.WithField("gateway", remote)
-				if s.verdict == answers {
-					entry.Info(text)
-				} else {
-					entry.WithField("remedy", remedy).Warn(text)
-				}
+			if changed || cause != said {
+				entry.WithFields(logrus.Fields{"error": cause, "remedy": remedy}).Warn("the gateway does not answer")
 			}
+			said, saidAt = cause, time.Now()
 		}
 		if s.settled() {
 			next.Reset(n.pace.settled)
@@ -125,17 +121,6 @@ func (n *Node) watch(ctx context.Context) {
 			next.Reset(n.pace.look)
 		}
 	}
-}
-
-// say puts a verdict into words.
-func (c *Config) say(v verdict) string {
-	switch v {
-	case answers:
-		return "the gateway answers"
-	case short:
-		return fmt.Sprintf("the gateway answers, but packets of %d bytes do not come back", c.MTU)
-	}
-	return "the gateway does not answer"
 }
 
 // silence finds out why the gateway at remote does not answer, as far as that can be told

@@ -93,7 +93,7 @@ func TestEchoes(t *testing.T) {
 }
 
 // sees runs a node and returns what waits until it says something.
-func sees(t *testing.T, c *Config) (says func(what, remedy string)) {
+func sees(t *testing.T, c *Config) (says func(what, why, remedy string)) {
 	t.Helper()
 	log, said := test.NewNullLogger()
 	n, err := New(t.Context(), c, log)
@@ -109,7 +109,7 @@ func sees(t *testing.T, c *Config) (says func(what, remedy string)) {
 		requireNothingLeft(t, c)
 	})
 	seen := 0
-	return func(what, remedy string) {
+	return func(what, why, remedy string) {
 		t.Helper()
 		deadline := time.Now().Add(30 * time.Second)
 		for ; time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) { // polling for what the node does by itself
@@ -119,9 +119,10 @@ func sees(t *testing.T, c *Config) (says func(what, remedy string)) {
 				if !strings.HasPrefix(e.Message, "the gateway ") {
 					continue
 				}
+				cause, _ := e.Data["error"].(string)
 				got, _ := e.Data["remedy"].(string)
-				if e.Message != what || !strings.Contains(got, remedy) || (e.Level == logrus.InfoLevel) != (remedy == "") {
-					t.Fatalf("%v: %s, remedy %q; want %s, %q", e.Level, e.Message, got, what, remedy)
+				if e.Message != what || cause != why || !strings.Contains(got, remedy) || (e.Level == logrus.InfoLevel) != (remedy == "") {
+					t.Fatalf("%v: %s, %q, remedy %q; want %s, %q, %q", e.Level, e.Message, cause, got, what, why, remedy)
 				}
 				return
 			}
@@ -154,18 +155,19 @@ func TestTUNSees(t *testing.T) {
 	needTUN(t)
 	c := testConfig(t, TUN)
 	says := sees(t, c)
-	says("the gateway does not answer: nobody is at 172.18.0.9", "mend gateway.underlay")
-	const closed = "the gateway does not answer: UDP port 6091 is closed at 172.18.0.9"
+	const lost = "the gateway does not answer"
+	says(lost, "nobody is at 172.18.0.9", "mend gateway.underlay")
+	const closed = "UDP port 6091 is closed at 172.18.0.9"
 	underlay := gatewayUnderlay(t, "172.18.0.9")
-	says(closed, "start culvert gateway there")
+	says(lost, closed, "start culvert gateway there")
 	e := listenAt(t, c, underlay)
-	says("the gateway does not answer: nothing comes back from 172.18.0.9:6091", "gatewayAddress 10.80.0.4, and for this node vni 1, underlay 172.18.0.2, address 10.80.0.2, encap auto or geneve")
+	says(lost, "nothing comes back from 172.18.0.9:6091", "gatewayAddress 10.80.0.4, and for this node vni 1, underlay 172.18.0.2, address 10.80.0.2, encap auto or geneve")
 	var size atomic.Int64
 	size.Store(1000)
 	go echoServer(e, &size)
-	says("the gateway answers, but packets of 1340 bytes do not come back", "let the way to it carry 1390 bytes")
+	says("the gateway answers, but packets of mtu bytes do not come back", "", "let the way to it carry 1390 bytes")
 	size.Store(2000)
-	says("the gateway answers", "")
+	says("the gateway answers", "", "")
 	e.Close()
-	says(closed, "start culvert gateway there")
+	says(lost, closed, "start culvert gateway there")
 }
