@@ -151,7 +151,7 @@ func (f *file) config(e *configfile.Errors, dir string) *Config {
 	f.networks(e, dir, c)
 
 	switch f.NAT.UnknownSource {
-	case "off":
+	case "off", yamlOff:
 	case "", "auto":
 		if len(c.Local.ExternalCIDRs) > 0 {
 			c.UnknownSource = c.Local.ExternalCIDRs[0].Addr()
@@ -165,13 +165,16 @@ func (f *file) config(e *configfile.Errors, dir string) *Config {
 	}
 	switch f.MSSClamp {
 	case "", "auto":
-	case "off":
+	case "off", yamlOff:
 		c.MSSClamp = nat.MSSOff
 	default:
 		c.MSSClamp = nat.MSSClamp(e.Int("mssClamp", f.MSSClamp, 0, minMSS, int(maxMTU)-40))
 	}
 	return c
 }
+
+// yamlOff is what comes of off without quotes, a boolean in YAML 1.1.
+const yamlOff = "false"
 
 // networks converts the parts that say which addresses are in use and which to choose.
 func (f *file) networks(e *configfile.Errors, dir string, c *Config) {

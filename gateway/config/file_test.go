@@ -299,6 +299,20 @@ func TestConnectionCheckValue(t *testing.T) {
 	}
 }
 
+// TestOff: off means the same with quotes and without, though YAML takes the latter for a
+// boolean.
+func TestOff(t *testing.T) {
+	for _, off := range []string{"off", `"off"`} {
+		text := strings.NewReplacer("mssClamp: 1200", "mssClamp: "+off, "nat:\n", "nat:\n  unknownSource: "+off+"\n").Replace(goodFile)
+		c, err := parseText([]byte(text), keyFolder(t))
+		if err != nil {
+			t.Errorf("%s: %v", off, err)
+		} else if c.MSSClamp != nat.MSSOff || c.UnknownSource.IsValid() {
+			t.Errorf("%s: clamp %v, unknown source %v", off, c.MSSClamp, c.UnknownSource)
+		}
+	}
+}
+
 // TestLeadingMarker: one document may say where it begins, and text may hold lines that
 // look like markers.
 func TestLeadingMarker(t *testing.T) {
