@@ -61,7 +61,7 @@ var fields = []configfile.Field{
 	{Path: "nat.maxConnections", Type: "auto or a number, 1 to 16777216", Default: "auto", Live: true, Doc: "Cap of the connection table; auto follows the memory limit."},
 
 	{Path: "rules[].name", Type: "name", Default: required, Live: true, Doc: "Name of the rule, for metrics. The first rule that matches decides; without any, packets pass."},
-	{Path: "rules[].from", Type: "one of remote, local", Live: true, Doc: "From which cluster the first packet comes; without it, both."},
+	{Path: "rules[].from", Type: "one of remote, local", Live: true, Doc: "From which cluster the packet comes; without it, both. Answers meet the rules, too: one that drops all from remote drops those to connections from local."},
 	{Path: "rules[].src[]", Type: "IPv4 CIDR", Live: true, Doc: "Sources, before they are translated: of the remote cluster its own CIDRs, not their remaps; without it, all."},
 	{Path: "rules[].dst[]", Type: "IPv4 CIDR", Live: true, Doc: "Destinations, after they are translated: of the remote cluster its own CIDRs, of a service its backends; without it, all."},
 	{Path: "rules[].protocol", Type: "one of tcp, udp, sctp, icmp", Live: true, Doc: "Without it, all."},
