@@ -52,6 +52,7 @@ var importRules = []importRule{
 	{"geneve", []string{"culvert/geneve", "golang.org/x/net", "golang.org/x/sys"},
 		"a codec and a socket, usable without the rest"},
 	{"ipam", []string{"github.com/gaissmai/bart"}, "arithmetic on prefixes"},
+	{"kube/template", nil, "templates are objects as JSON has them, made and rendered where no cluster is"},
 	{"kube", []string{"culvert/gateway/config", "culvert/geneve", "culvert/nat", "k8s.io/apimachinery", "k8s.io/client-go", "k8s.io/klog/v2", "github.com/sirupsen/logrus"},
 		"Kubernetes stops here; Liqo is no dependency"},
 }
