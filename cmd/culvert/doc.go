@@ -10,6 +10,7 @@
 //	culvert keygen FILE [--public]
 //	culvert ipam list | acquire [PEER KIND REAL] | release PEER [KIND REAL] --config FILE | --file FILE
 //	culvert ipam check FILE [PEER'S FILE]
+//	culvert liqo template [--offline [--release NAME]] | check NAMESPACE/NAME
 //	culvert completion bash | zsh | fish
 //	culvert version [-o json]
 //
@@ -22,7 +23,8 @@
 // # Exit status
 //
 //	0  done
-//	1  something that had started failed, or a check of the lab did; ipam check: remaps needed
+//	1  something that had started failed, or a check of the lab did; ipam check: remaps needed;
+//	   liqo check: it would not work
 //	2  bad input: arguments, configuration, a port in use, a missing privilege;
 //	   standard error has one line per cause, and nothing is left behind
 //
@@ -36,5 +38,6 @@
 //
 // GOMAXPROCS and GOMEMLIMIT work as in every Go program. Without them the gateway runs
 // Go code on one thread where there are at most two CPUs, and keeps Go's memory below
-// 7/10 of its control group's limit. Nothing else is read.
+// 7/10 of its control group's limit. KUBECONFIG leads culvert liqo to its cluster, as it does kubectl.
+// Nothing else is read.
 package main

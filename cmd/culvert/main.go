@@ -50,6 +50,7 @@ func newRootCommand() *cobra.Command {
 	}
 	root.AddCommand(newGatewayCommand(), newNodeCommand(), newInitCommand(), newLabCommand(), newKeygenCommand(), newIPAMCommand(),
 		newVersionCommand(), newConfigTopic())
+	root.AddCommand(kubeCommands()...)
 	addCompletion(root)
 	addHelp(root)
 	return root
