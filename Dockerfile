@@ -1,6 +1,10 @@
 # The binaries are static: `make image` builds them first, and says by their stamp what they are.
 FROM scratch
-ARG TARGETARCH VERSION REVISION CREATED
+# One to a line: older builders take the first of several.
+ARG TARGETARCH
+ARG VERSION
+ARG REVISION
+ARG CREATED
 LABEL org.opencontainers.image.title="culvert" \
       org.opencontainers.image.version="$VERSION" \
       org.opencontainers.image.revision="$REVISION" \
