@@ -5,10 +5,8 @@ package check
 import (
 	"cmp"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -259,32 +257,10 @@ func (k *checker) resources() {
 	for _, o := range k.Resources {
 		s.Put(o)
 	}
-	for _, p := range s.Changes().Put {
-		s.Refused(p.Key, k.refused(p.Resource))
-	}
+	s.Changes() // looks at what several say together
 	faults := s.Faults()
 	for _, key := range slices.SortedFunc(maps.Keys(faults), func(a, b nat.Key) int { return strings.Compare(a.String(), b.String()) }) {
-		k.wrong("%s would be left out: %s", key, faults[key])
+		// A gateway without a key waits for one.
+		k.Findings = append(k.Findings, Finding{key.Kind != kube.KindPublicKey, fmt.Sprintf("%s would be left out: %s", key, faults[key])})
 	}
-}
-
-// Addresses of the tunnel's ends, the server's first.
-var tunnel = [2]netip.Addr{netip.AddrFrom4([4]byte{169, 254, 18, 1}), netip.AddrFrom4([4]byte{169, 254, 18, 2})}
-
-// refused returns why a gateway would not take the rules of one resource.
-func (k *checker) refused(r nat.Resource) error {
-	c := &nat.Config{MTU: 1340, TunnelAddress: tunnel[1], PeerTunnelAddress: tunnel[0], GatewayAddress: tunnel[1].Next(), Firewall: r.Tables, Routing: r.Routing}
-	if k.self.Server {
-		c.TunnelAddress, c.PeerTunnelAddress = tunnel[0], tunnel[1]
-	}
-	if c.Firewall == nil {
-		c.Firewall = []nat.Table{}
-	}
-	if c.Routing == nil {
-		c.Routing = []nat.PolicyTable{}
-	}
-	if err := nat.Check(c); err != nil {
-		return errors.New(strings.ReplaceAll(err.Error(), "\n", "; "))
-	}
-	return nil
 }

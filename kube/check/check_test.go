@@ -190,6 +190,10 @@ func TestWhatIsSaidBeforeTheSwitch(t *testing.T) {
 
 		{"a family of frames", withResource(`{kind: FirewallConfiguration, metadata: {name: f, namespace: liqo, labels: {networking.liqo.io/firewall-category: gateway, networking.liqo.io/firewall-subcategory: all-gateways}},
  spec: {table: {name: f, family: BRIDGE}}}`), true, "FirewallConfiguration/liqo/f would be left out: spec.table.family: BRIDGE sees frames"},
+		{"a tunnel of another fabric", withResource(`{kind: GeneveTunnel, metadata: {name: t, namespace: liqo-tenant-cluster-b},
+ spec: {id: 77, internalNodeRef: {name: n1}, internalFabricRef: {name: other}}}`), true, "GeneveTunnel/liqo-tenant-cluster-b/t would be left out: spec.internalFabricRef.name"},
+		{"a key of another length", withResource(`{kind: PublicKey, metadata: {name: k, namespace: liqo-tenant-cluster-b, labels: {liqo.io/remote-cluster-id: cluster-b}}, spec: {publicKey: AAAA}}`),
+			false, "PublicKey/liqo-tenant-cluster-b/k would be left out: spec.publicKey"},
 		{"a resource for nodes", withResource(`{kind: FirewallConfiguration, metadata: {name: f, namespace: liqo, labels: {networking.liqo.io/firewall-category: fabric}},
  spec: {table: {name: f, family: BRIDGE}}}`), false, ""},
 		{"a table without rules", withResource(`{kind: RouteConfiguration, metadata: {name: r, namespace: liqo, labels: {networking.liqo.io/route-category: gateway, networking.liqo.io/route-subcategory: fabric}},
