@@ -33,11 +33,14 @@ type Gateway struct {
 	uapi     net.Listener // nil = off
 	metrics  *metricsServer
 	watch    *watch
+	control  *controlServer
 	ready    atomic.Bool
 
 	mu     sync.Mutex
 	config *config.Config // +checklocks:mu
 	ports  config.Ports   // +checklocks:mu
+
+	dropRates dropRates
 }
 
 // New opens every socket of the gateway that c describes and starts its tunnel.
@@ -87,7 +90,10 @@ func (g *Gateway) open(c *config.Config, internal geneve.Options) (err error) {
 			return fmt.Errorf("wireguard.uapi: %w; or set uapi: false", err)
 		}
 	}
-	g.metrics, err = newMetricsServer(c.Metrics, g)
+	if g.metrics, err = newMetricsServer(c.Metrics, g); err != nil {
+		return err
+	}
+	g.control, err = newControlServer(c, g)
 	return err
 }
 
@@ -179,6 +185,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	}
 	tasks.Go(func() { g.sweep(ctx) })
 	g.metrics.serve()
+	g.control.serve()
 	g.logStart(c)
 	g.ready.Store(true)
 
@@ -309,6 +316,9 @@ func (g *Gateway) close() {
 	}
 	if g.metrics != nil {
 		g.metrics.close()
+	}
+	if g.control != nil {
+		g.control.close()
 	}
 }
 

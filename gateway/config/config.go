@@ -34,6 +34,7 @@ type Config struct {
 	IPAM  IPAM   // ipam
 	State string // state: folder of what outlives the process, "" = none
 
+	Control string // control: path of the control socket; ControlAuto = its usual place, if it can be there; "" = off
 	Metrics string // metrics: listen address, empty = off
 	Log     Log
 
@@ -48,6 +49,9 @@ const (
 	DefaultGenevePort              = 6091
 	DefaultMetrics                 = "127.0.0.1:8082"
 )
+
+// ControlAuto leaves the place of the control socket to the gateway.
+const ControlAuto = auto
 
 // WireGuard is the external network's end: one tunnel to one peer.
 type WireGuard struct {

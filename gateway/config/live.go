@@ -24,6 +24,7 @@ func (c *Config) ChangesLive(old *Config) error {
 	fixed("geneve.gatewayAddress", c.Geneve.GatewayAddress == old.Geneve.GatewayAddress)
 	fixed("state", c.State == old.State)
 	fixed("ipam.file", c.IPAM.File == old.IPAM.File || c.State != old.State)
+	fixed("control", c.Control == old.Control)
 	fixed("metrics", c.Metrics == old.Metrics)
 	fixed("log.format", c.Log.Format == old.Log.Format)
 	return errors.Join(errs...)
