@@ -40,6 +40,8 @@ type Gateway struct {
 	config *config.Config // +checklocks:mu
 	ports  config.Ports   // +checklocks:mu
 
+	tap       tap         // of captures
+	capturing atomic.Bool // there is one
 	dropRates dropRates
 	lastView  viewCache
 	watches   atomic.Int32 // of connections
@@ -117,6 +119,7 @@ func (g *Gateway) connectPath(c *config.Config) {
 		receiver: g.endpoint.NewReceiver(),
 		replies:  g.endpoint.NewSender(),
 		engine:   g.engine,
+		tap:      &g.tap,
 		tunnel:   g.wg,
 		queue:    newQueue(g.endpoint.Wake),
 		piece:    make([]byte, c.MTU),
@@ -125,6 +128,7 @@ func (g *Gateway) connectPath(c *config.Config) {
 		endpoint: g.endpoint,
 		sender:   g.endpoint.NewSender(),
 		engine:   g.engine,
+		tap:      &g.tap,
 		tunnel:   g.wg,
 		answers:  g.out.queue,
 		piece:    make([]byte, c.MTU),
