@@ -29,7 +29,7 @@ func TestKubeTemplates(t *testing.T) {
 			name string
 			run  func(*testing.T, *kubeOperator, map[string]object)
 		}{
-			{"restricted", testKubeRestricted}, {"switch and back", testKubeSwitch}, {"check", testKubeCheck},
+			{"restricted", testKubeRestricted}, {"switch and back", testKubeSwitch}, {"check", testKubeCheck}, {"start", testKubeStart},
 		} {
 			t.Run(test.name, func(t *testing.T) { test.run(t, o, templates) })
 		}
@@ -244,4 +244,33 @@ func testKubeCheck(t *testing.T, o *kubeOperator, templates map[string]object) {
 	if !slices.Equal(verbs, []string{"get", "list"}) {
 		t.Errorf("it asked to %q", verbs)
 	}
+}
+
+// testKubeStart: with the arguments of the rendered container, as a user of OpenShift's choice, a gateway becomes ready before anything
+// but its account is there, and stays within its role.
+func testKubeStart(t *testing.T, o *kubeOperator, templates map[string]object) {
+	g := template.Gateway{Name: o.liqo.account(), Namespace: o.liqo.tenant(), ClusterID: o.remote().name, GatewayUID: kubeGatewayUID}
+	g.Spec.MTU, g.Spec.Endpoint.Port, g.Spec.Endpoint.Addresses = kubeMTU, 51840, []string{o.remote().peering}
+	made, err := template.Render(templates[template.ClientKind], g)
+	if err != nil {
+		t.Fatal(err)
+	}
+	container := field(made, "spec", "deployment", "spec", "template", "spec", "containers").([]any)[0]
+	var args []string
+	for _, arg := range field(container.(object), "args").([]any) {
+		args = append(args, strings.NewReplacer("$(NODE_NAME)", kubeNodes[0].name, "$(POD_NAME)", o.liqo.podName()).Replace(arg.(string)))
+	}
+	const uid, gid = 1000680000, 0
+	p := o.startLiqoGateway(uid, gid, args[1:]...)
+	for _, path := range []string{"/healthz", "/readyz"} {
+		eventually(t, path, func() error {
+			if err := p.running(); err != nil {
+				t.Fatal(err)
+			}
+			_, err := o.gatewayHost.getFrom("127.0.0.1:8085", path)
+			return err
+		})
+	}
+	p.requireConfined(t, uid, gid)
+	o.requireWithinRole(t)
 }

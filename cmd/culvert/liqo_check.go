@@ -33,6 +33,8 @@ func newLiqoCheckCommand() *cobra.Command {
 			"Exit status 0: it would work; 1: it would not, and the lines that begin with \"wrong\" say why; 2: it cannot look.",
 		Example: "  culvert liqo check liqo-tenant-milan/milan",
 		Args:    cobra.ExactArgs(1),
+		// Names are those of a cluster.
+		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			namespace, name, ok := strings.Cut(args[0], "/")
 			if !ok || namespace == "" || name == "" || strings.Contains(name, "/") {
