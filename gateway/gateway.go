@@ -35,12 +35,15 @@ type Gateway struct {
 	metrics  *metricsServer
 	health   *metricsServer
 	watch    *watch
+	control  *controlServer
 	ready    atomic.Bool
 	source   func() bool // reports whether what the gateway learns from is ready; nil: it is
 
 	mu     sync.Mutex
 	config *config.Config // +checklocks:mu
 	ports  config.Ports   // +checklocks:mu
+
+	dropRates dropRates
 }
 
 // New opens every socket of the gateway that c describes and starts its tunnel.
@@ -93,7 +96,10 @@ func (g *Gateway) open(c *config.Config, internal geneve.Options) (err error) {
 	if g.metrics, err = newMetricsServer("metrics", c.Metrics, g); err != nil {
 		return err
 	}
-	g.health, err = newMetricsServer("health", c.Health, g)
+	if g.health, err = newMetricsServer("health", c.Health, g); err != nil {
+		return err
+	}
+	g.control, err = newControlServer(c, g)
 	return err
 }
 
@@ -190,6 +196,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	tasks.Go(func() { g.checkConnection(ctx) })
 	g.metrics.serve()
 	g.health.serve()
+	g.control.serve()
 	g.ready.Store(true)
 	g.logStart(c)
 
@@ -326,6 +333,9 @@ func (g *Gateway) close() {
 	}
 	if g.metrics != nil {
 		g.metrics.close()
+	}
+	if g.control != nil {
+		g.control.close()
 	}
 }
 
