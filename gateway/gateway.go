@@ -44,6 +44,8 @@ type Gateway struct {
 	ports  config.Ports   // +checklocks:mu
 
 	dropRates dropRates
+	lastView  viewCache
+	watches   atomic.Int32 // of connections
 }
 
 // New opens every socket of the gateway that c describes and starts its tunnel.

@@ -32,6 +32,7 @@ type Engine struct {
 	limit     limiter
 	stats     Stats
 	scratch   traversal
+	watchers  []*ConnWatch // nil = nobody
 }
 
 // New returns an Engine that works by c, or every fault of c. key keys the choice of ports and backends: an Engine with the same key

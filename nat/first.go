@@ -131,7 +131,7 @@ func (e *Engine) create(p *packet.Packet, tr *traversal, now Time) (hit, Reason)
 	if e.pressed() {
 		e.hurry(now)
 	}
-	if reason := e.room(h.of(shareConnections)); reason != ReasonNone {
+	if reason := e.room(h.of(shareConnections), now); reason != ReasonNone {
 		return hit{}, reason
 	}
 	c, number := tb.add(&tr.from, &answer, s.generation)
@@ -155,6 +155,9 @@ func (e *Engine) create(p *packet.Packet, tr *traversal, now Time) (hit, Reason)
 	}
 	e.cache(c, original, tr)
 	tb.wheel.arm(tb, c, number, now.Add(s.lifetime(c, e.pressed())))
+	if e.watchers != nil {
+		e.tell(c, "", now)
+	}
 	return hit{c, number, original}, ReasonNone
 }
 
@@ -181,8 +184,7 @@ func (e *Engine) hurry(now Time) {
 		if c.lastSeen.Add(shortUnreplied) > now {
 			return
 		}
-		e.table.remove(c, number)
-		e.stats.Expired++
+		e.end(c, number, endExpired, now)
 	}
 }
 
@@ -191,7 +193,7 @@ const yieldTries = 4
 
 // room sees to it that h may have one more connection, or says why not. At its share, it replaces one of the oldest unreplied or else
 // closing connections: its own, or that of a holder with no less. Those that it asks in vain queue up again. Established ones stay.
-func (e *Engine) room(h holder) Reason {
+func (e *Engine) room(h holder, now Time) Reason {
 	tb := &e.table
 	if !tb.shares.full(h, tb.used, e.snapshot.maxEntries) {
 		return ReasonNone
@@ -201,8 +203,7 @@ func (e *Engine) room(h holder) Reason {
 			number := tb.lists[r].first
 			c := tb.at(number)
 			if tb.shares.yields(tb.shares.holder(&c.tuples[original]).of(shareConnections), h) {
-				tb.remove(c, number)
-				e.stats.EarlyDropped++
+				e.end(c, number, endEarlyDropped, now)
 				return ReasonNone
 			}
 			tb.rankAs(c, number, rankSettled)

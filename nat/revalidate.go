@@ -13,8 +13,7 @@ func (e *Engine) revalidate(c *conn, number uint32, now Time) (Reason, bool) {
 	}
 	reason, ok := e.stillBound(c, now)
 	if !ok {
-		e.table.remove(c, number)
-		e.stats.Evicted++
+		e.end(c, number, endEvicted, now)
 		return reason, false
 	}
 	c.generation = s.generation

@@ -14,8 +14,7 @@ func (e *Engine) find(t *packet.Tuple, now Time) (hit, bool) {
 		if c.lastSeen.Add(s.timeouts[c.state]) > now && (c.has(flagReplied) || c.lastSeen.Add(s.lifetime(c, e.pressed())) > now) {
 			return h, true
 		}
-		e.table.remove(c, h.number)
-		e.stats.Expired++
+		e.end(c, h.number, endExpired, now)
 	}
 }
 

@@ -5,6 +5,7 @@
 //	culvert node --config FILE [--check]
 //	culvert init DIR [--here]
 //	culvert status [--watch]
+//	culvert connections [--watch] [delete]
 //	culvert help config
 //	culvert lab check | up | down | exec CLUSTER/HOST [--] COMMAND… | status | bench
 //	culvert lab break [FAULT…] | mend [FAULT…] | restart CLUSTER/HOST

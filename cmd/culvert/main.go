@@ -49,7 +49,7 @@ func newRootCommand() *cobra.Command {
 		DisableSuggestions: true,
 	}
 	root.AddCommand(newGatewayCommand(), newNodeCommand(), newInitCommand(), newLabCommand(), newKeygenCommand(), newIPAMCommand(),
-		newStatusCommand(), newVersionCommand(), newConfigTopic())
+		newStatusCommand(), newConnectionsCommand(), newVersionCommand(), newConfigTopic())
 	addCompletion(root)
 	addHelp(root)
 	return root

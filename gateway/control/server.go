@@ -3,7 +3,6 @@ package control
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"log"
 	"net"
 	"net/http"
@@ -15,15 +14,19 @@ import (
 // several goroutines.
 type Source interface {
 	Status() Status
+	// Connections calls yield for each connection that f selects, until yield returns false.
+	Connections(ctx context.Context, f *Filter, yield func(*Connection) bool) error
+	// DeleteConnections ends those that f selects.
+	DeleteConnections(ctx context.Context, f *Filter) (deleted int, err error)
+	// Events calls yield for each begin and end of a connection that f selects, and with nil
+	// when there is no more for now, until yield returns false or ctx is done.
+	Events(ctx context.Context, f *Filter, yield func(*Event) bool) error
 }
 
 // Error is an answer whose status is not 200.
 type Error struct {
 	Message string `json:"error"`
 }
-
-// errBadRequest marks an error that is the client's.
-type errBadRequest struct{ error }
 
 const (
 	requestTime = 2 * time.Second // to send the head of a request
@@ -44,6 +47,9 @@ func NewServer(s Source, errors *log.Logger) *Server {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v1/status", func(w http.ResponseWriter, _ *http.Request) { answer(w, s.Status()) })
 	mux.HandleFunc("GET /v1/version", func(w http.ResponseWriter, _ *http.Request) { answer(w, s.Status().Version) })
+	mux.HandleFunc("GET /v1/connections", serveConnections(s))
+	mux.HandleFunc("GET /v1/connections/events", serveEvents(s))
+	mux.HandleFunc("DELETE /v1/connections", serveDelete(s))
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
@@ -94,12 +100,5 @@ func fail(w http.ResponseWriter, status int, message string) {
 	json.NewEncoder(w).Encode(Error{message})
 }
 
-// refuse sends err: the client's with status 400, others with 409, for the state of the
-// gateway is against it.
-func refuse(w http.ResponseWriter, err error) {
-	status := http.StatusConflict
-	if errors.As(err, new(errBadRequest)) {
-		status = http.StatusBadRequest
-	}
-	fail(w, status, err.Error())
-}
+// refuse sends err, which says what is wrong with what was asked.
+func refuse(w http.ResponseWriter, err error) { fail(w, http.StatusBadRequest, err.Error()) }
