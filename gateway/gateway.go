@@ -43,6 +43,8 @@ type Gateway struct {
 	config *config.Config // +checklocks:mu
 	ports  config.Ports   // +checklocks:mu
 
+	tap       tap         // of captures
+	capturing atomic.Bool // there is one
 	dropRates dropRates
 	lastView  viewCache
 	watches   atomic.Int32 // of connections
@@ -125,6 +127,7 @@ func (g *Gateway) connectPath(c *config.Config) {
 		receiver: g.endpoint.NewReceiver(),
 		replies:  g.endpoint.NewSender(),
 		engine:   g.engine,
+		tap:      &g.tap,
 		tunnel:   g.wg,
 		queue:    newQueue(g.endpoint.Wake),
 		piece:    make([]byte, c.MTU),
@@ -133,6 +136,7 @@ func (g *Gateway) connectPath(c *config.Config) {
 		endpoint: g.endpoint,
 		sender:   g.endpoint.NewSender(),
 		engine:   g.engine,
+		tap:      &g.tap,
 		tunnel:   g.wg,
 		check:    g.check,
 		answers:  g.out.queue,

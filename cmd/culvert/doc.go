@@ -6,6 +6,7 @@
 //	culvert init DIR [--here]
 //	culvert status [--watch]
 //	culvert connections [--watch] [delete]
+//	culvert capture [--at STAGES] [--drops] [-w FILE]
 //	culvert help config
 //	culvert lab check | up | down | exec CLUSTER/HOST [--] COMMAND… | status | bench
 //	culvert lab break [FAULT…] | mend [FAULT…] | restart CLUSTER/HOST

@@ -3,6 +3,7 @@ package control
 import (
 	"context"
 	"encoding/json"
+	"io"
 	"log"
 	"net"
 	"net/http"
@@ -21,6 +22,9 @@ type Source interface {
 	// Events calls yield for each begin and end of a connection that f selects, and with nil
 	// when there is no more for now, until yield returns false or ctx is done.
 	Events(ctx context.Context, f *Filter, yield func(*Event) bool) error
+	// Capture writes pcapng to w until ctx is done, and calls sent when w has what there is.
+	// It returns how many packets it has written, and how many were lost.
+	Capture(ctx context.Context, o *CaptureOptions, w io.Writer, sent func() error) (packets, lost uint64, err error)
 }
 
 // Error is an answer whose status is not 200.
@@ -50,6 +54,7 @@ func NewServer(s Source, errors *log.Logger) *Server {
 	mux.HandleFunc("GET /v1/connections", serveConnections(s))
 	mux.HandleFunc("GET /v1/connections/events", serveEvents(s))
 	mux.HandleFunc("DELETE /v1/connections", serveDelete(s))
+	mux.HandleFunc("POST /v1/capture", serveCapture(s))
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
