@@ -1,6 +1,8 @@
 package gateway
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net"
 
@@ -51,3 +53,13 @@ func (s *controlServer) close() {
 
 // source is a Gateway as control looks at it.
 type source struct{ g *Gateway }
+
+var errNoReload = errors.New("this gateway has no file to read again")
+
+// Reload implements control.Source.
+func (s source) Reload(ctx context.Context, dryRun bool) (*control.Reloaded, error) {
+	if s.g.reload == nil {
+		return nil, errNoReload
+	}
+	return s.g.reload(ctx, dryRun)
+}

@@ -15,6 +15,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"culvert/gateway/config"
+	"culvert/gateway/control"
 	"culvert/gateway/wg"
 	"culvert/geneve"
 	"culvert/geneve/udp"
@@ -43,8 +44,9 @@ type Gateway struct {
 	config *config.Config // +checklocks:mu
 	ports  config.Ports   // +checklocks:mu
 
-	tap       tap         // of captures
-	capturing atomic.Bool // there is one
+	reload    func(ctx context.Context, dryRun bool) (*control.Reloaded, error) // nil = nobody can
+	tap       tap                                                               // of captures
+	capturing atomic.Bool                                                       // there is one
 	dropRates dropRates
 	lastView  viewCache
 	watches   atomic.Int32 // of connections
@@ -283,6 +285,19 @@ func (g *Gateway) Check(c *config.Config) error {
 	defer g.mu.Unlock()
 	_, err := g.prepare(c)
 	return err
+}
+
+// Changes says in words what differs between c and the running configuration.
+func (g *Gateway) Changes(c *config.Config) string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return c.Changes(g.config)
+}
+
+// SetReload says how the configuration is read again when the control socket asks for that.
+// It is to be called before Run.
+func (g *Gateway) SetReload(reload func(ctx context.Context, dryRun bool) (*control.Reloaded, error)) {
+	g.reload = reload
 }
 
 // prepare does all of Apply that can fail, and changes nothing.

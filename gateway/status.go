@@ -38,7 +38,7 @@ func (s source) Status() control.Status {
 	st := control.Status{
 		Cluster: c.Cluster, Peer: c.Peer, Role: c.WireGuard.Role.String(), MTU: int(c.MTU),
 		Version: control.Version(ReadVersion()), PID: os.Getpid(), Started: time.Now().Add(-up).Round(time.Second), UptimeSeconds: seconds(up),
-		Findings: []control.Finding{},
+		Findings: g.findingStatus(),
 		Tunnel:   g.tunnelStatus(c, &tunnel),
 		Nodes:    g.nodeStatus(c, ports),
 		Table: control.Table{
@@ -59,6 +59,15 @@ func (s source) Status() control.Status {
 
 // seconds is d for JSON, to the millisecond.
 func seconds(d time.Duration) float64 { return d.Round(time.Millisecond).Seconds() }
+
+// findingStatus is what the log has said last of each fault that there is, and what works.
+func (g *Gateway) findingStatus() []control.Finding {
+	list := []control.Finding{}
+	for _, f := range g.watch.findings(time.Since(started)) {
+		list = append(list, control.Finding{Level: f.Cause.Level.String(), Cause: f.Cause.Name, Kind: string(f.Kind), Of: f.Of, Text: f.Text})
+	}
+	return list
+}
 
 func (g *Gateway) tunnelStatus(c *config.Config, s *wg.Stats) control.Tunnel {
 	t := control.Tunnel{State: "down", ListenPort: int(g.wg.Port()), PublicKey: c.WireGuard.PrivateKey.Public().Base64(),
@@ -88,7 +97,7 @@ func (g *Gateway) nodeStatus(c *config.Config, ports config.Ports) []control.Nod
 			continue // removed meanwhile
 		}
 		node := control.Node{
-			Name: n.Name, State: "unresolved", Underlay: n.Underlay, Address: n.Address, VNI: uint32(n.VNI), Encap: n.Encap.String(),
+			Name: n.Name, State: "unresolved", Underlay: n.Underlay, Address: n.Address, VNI: uint32(n.VNI), Encap: s.Encap.String(),
 			PodCIDRs:        n.PodCIDRs,
 			ReceivedPackets: s.ReceivedPackets, ReceivedBytes: s.ReceivedBytes, SentPackets: s.SentPackets, SentBytes: s.SentBytes,
 			HeldPackets: s.Held, Trains: s.Train, TrainsLost: s.LostTrains,

@@ -7,6 +7,7 @@
 //	culvert status [--watch]
 //	culvert connections [--watch] [delete]
 //	culvert capture [--at STAGES] [--drops] [-w FILE]
+//	culvert reload [--dry-run]
 //	culvert help config
 //	culvert lab check | up | down | exec CLUSTER/HOST [--] COMMAND… | status | bench
 //	culvert lab break [FAULT…] | mend [FAULT…] | restart CLUSTER/HOST

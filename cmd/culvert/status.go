@@ -49,10 +49,14 @@ func newStatusCommand() *cobra.Command {
 
 func printGatewayStatus(w io.Writer, s *control.Status) error {
 	fmt.Fprintf(w, "%s to %s, %s, up %s, process %d, culvert %s\n\n", s.Cluster, s.Peer, s.Role, ageText(s.UptimeSeconds), s.PID, s.Version.Version)
+	faults := 0
 	for _, f := range s.Findings {
-		fmt.Fprintf(w, "%s: %s\n", f.Level, f.Text)
+		if f.Level == "warning" { // what works, the tables say
+			fmt.Fprintf(w, "%s\n", wrap("warning: "+f.Text, statusWidth))
+			faults++
+		}
 	}
-	if len(s.Findings) > 0 {
+	if faults > 0 {
 		fmt.Fprintln(w)
 	}
 	t := newTable(w)
@@ -100,6 +104,29 @@ func printGatewayStatus(w io.Writer, s *control.Status) error {
 		fmt.Fprintf(t, "inbound\t%s\t%d\t%.1f\n", d.Reason, d.Packets, d.Rate)
 	}
 	return t.Flush()
+}
+
+// statusWidth is for how wide a terminal the status is printed.
+const statusWidth = 100
+
+// wrap breaks a sentence into lines of at most width, those after the first indented.
+func wrap(text string, width int) string {
+	var b strings.Builder
+	column := 0
+	for i, word := range strings.Fields(text) {
+		switch {
+		case i == 0:
+		case column+1+len(word) > width:
+			b.WriteString("\n  ")
+			column = 2
+		default:
+			b.WriteByte(' ')
+			column++
+		}
+		b.WriteString(word)
+		column += len(word)
+	}
+	return b.String()
 }
 
 func tunnelText(t *control.Tunnel) string {

@@ -22,6 +22,9 @@ type Source interface {
 	// Events calls yield for each begin and end of a connection that f selects, and with nil
 	// when there is no more for now, until yield returns false or ctx is done.
 	Events(ctx context.Context, f *Filter, yield func(*Event) bool) error
+	// Reload reads the configuration again and applies it or, for a dry run, says what that
+	// would change.
+	Reload(ctx context.Context, dryRun bool) (*Reloaded, error)
 	// Capture writes pcapng to w until ctx is done, and calls sent when w has what there is.
 	// It returns how many packets it has written, and how many were lost.
 	Capture(ctx context.Context, o *CaptureOptions, w io.Writer, sent func() error) (packets, lost uint64, err error)
@@ -54,6 +57,7 @@ func NewServer(s Source, errors *log.Logger) *Server {
 	mux.HandleFunc("GET /v1/connections", serveConnections(s))
 	mux.HandleFunc("GET /v1/connections/events", serveEvents(s))
 	mux.HandleFunc("DELETE /v1/connections", serveDelete(s))
+	mux.HandleFunc("POST /v1/reload", serveReload(s))
 	mux.HandleFunc("POST /v1/capture", serveCapture(s))
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)

@@ -65,7 +65,7 @@ type Node struct {
 	Underlay        netip.Addr     `json:"underlay"`
 	Address         netip.Addr     `json:"address"`
 	VNI             uint32         `json:"vni"`
-	Encap           string         `json:"encap"` // geneve or vxlan
+	Encap           string         `json:"encap"` // geneve or vxlan; auto: not heard yet
 	PodCIDRs        []netip.Prefix `json:"podCIDRs"`
 	MAC             string         `json:"mac,omitempty"`
 	SilenceSeconds  *float64       `json:"silenceSeconds,omitempty"` // since the last frame from it
