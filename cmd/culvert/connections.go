@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/netip"
 	"net/url"
@@ -89,7 +88,7 @@ func newConnectionsCommand() *cobra.Command {
 		if watch {
 			return c.watchConnections(gateway, query)
 		}
-		return c.listConnections(gateway, query)
+		return list(c, gateway, "/v1/connections", query, "STATE\tAT\tSOURCE\tDESTINATION\tIDLE\tSENT\tRECEIVED", connectionText)
 	}
 	c.AddCommand(newConnectionsDeleteCommand())
 	return c.Command
@@ -98,34 +97,14 @@ func newConnectionsCommand() *cobra.Command {
 // flushLines is for how many lines columns are aligned: a list may have a million.
 const flushLines = 2000
 
-func (c *clientCommand) listConnections(gateway *control.Client, query url.Values) error {
-	t := newTable(c.OutOrStdout())
-	if c.output == "text" {
-		fmt.Fprintln(t, "STATE\tAT\tSOURCE\tDESTINATION\tIDLE\tSENT\tRECEIVED")
-	}
-	n := 0
-	var failed error
-	err := control.Each(c.Context(), gateway, "/v1/connections", query, func(x *control.Connection) bool {
-		if c.output == "json" {
-			failed = c.line(x)
-			return failed == nil
-		}
-		printConnection(t, x)
-		if n++; n%flushLines == 0 {
-			failed = t.Flush()
-		}
-		return failed == nil
-	})
-	return errors.Join(err, failed, t.Flush())
-}
-
-func printConnection(w io.Writer, x *control.Connection) {
-	fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", stateText(x), x.From, endText(x, x.Original.Source, x.Original.SourcePort),
+func connectionText(x *control.Connection) string {
+	text := fmt.Sprintf("%s\t%s\t%s\t%s\t%s\t%s\t%s\n", stateText(x), x.From, endText(x, x.Original.Source, x.Original.SourcePort),
 		endText(x, x.Original.Destination, x.Original.DestinationPort), ageText(x.IdleSeconds), bytesText(x.Sent.Bytes), bytesText(x.Received.Bytes))
 	if len(x.Uses) > 0 {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t\t\t\n", strings.Join(x.Uses, ", "), x.To,
+		text += fmt.Sprintf("%s\t%s\t%s\t%s\t\t\t\n", strings.Join(x.Uses, ", "), x.To,
 			endText(x, x.Reply.Destination, x.Reply.DestinationPort), endText(x, x.Reply.Source, x.Reply.SourcePort))
 	}
+	return text
 }
 
 // stateText is the state of a connection, or why its packets do not pass.

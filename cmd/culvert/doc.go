@@ -8,6 +8,7 @@
 //	culvert connections [--watch] [delete]
 //	culvert capture [--at STAGES] [--drops] [-w FILE]
 //	culvert reload [--dry-run]
+//	culvert rules | routes
 //	culvert help config
 //	culvert lab check | up | down | exec CLUSTER/HOST [--] COMMAND… | status | bench
 //	culvert lab break [FAULT…] | mend [FAULT…] | restart CLUSTER/HOST

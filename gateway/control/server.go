@@ -14,6 +14,7 @@ import (
 // Source is the gateway, as far as a Server has to know it. Its methods may be called from
 // several goroutines.
 type Source interface {
+	rulesSource
 	Status() Status
 	// Connections calls yield for each connection that f selects, until yield returns false.
 	Connections(ctx context.Context, f *Filter, yield func(*Connection) bool) error
@@ -57,6 +58,8 @@ func NewServer(s Source, errors *log.Logger) *Server {
 	mux.HandleFunc("GET /v1/connections", serveConnections(s))
 	mux.HandleFunc("GET /v1/connections/events", serveEvents(s))
 	mux.HandleFunc("DELETE /v1/connections", serveDelete(s))
+	mux.HandleFunc("GET /v1/rules", serveRules(s))
+	mux.HandleFunc("GET /v1/routes", serveRoutes(s))
 	mux.HandleFunc("POST /v1/reload", serveReload(s))
 	mux.HandleFunc("POST /v1/capture", serveCapture(s))
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
