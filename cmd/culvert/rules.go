@@ -11,6 +11,9 @@ import (
 	"culvert/gateway/control"
 )
 
+// ruleWidth is how wide what a rule says is printed, beside its counters.
+const ruleWidth = 60
+
 func newRulesCommand() *cobra.Command {
 	c := newClientCommand(&cobra.Command{
 		Use:   "rules",
@@ -34,8 +37,11 @@ func newRulesCommand() *cobra.Command {
 			if r.Packets != nil {
 				packets, bytes = fmt.Sprint(*r.Packets), bytesText(*r.Bytes)
 			}
-			return fmt.Sprintf("%s\t%d\t%s\t%s\t%s\n\t\t\t\t%s [%s]\n", r.Stage, r.Priority, packets, bytes, name,
-				strings.TrimSpace(r.Match+" "+r.Action), r.Origin)
+			text := fmt.Sprintf("%s\t%d\t%s\t%s\t%s\n", r.Stage, r.Priority, packets, bytes, name)
+			for line := range strings.Lines(wrap(fmt.Sprintf("%s %s [%s]", r.Match, r.Action, r.Origin), ruleWidth)) {
+				text += "\t\t\t\t" + strings.TrimSuffix(line, "\n") + "\n"
+			}
+			return text
 		})
 	}
 	return c.Command

@@ -15,8 +15,7 @@
 //	GET    /v1/routes                 a Route per line, in the order of evaluation
 //	POST   /v1/reload                 Reloaded; dryRun=true changes nothing
 //	POST   /v1/capture                pcapng, until the request's body ends; see CaptureOptions
-//	GET    /v1/trace                  the last seconds by Go's flight recorder, for go tool trace
-//	GET    /debug/pprof/…             package net/http/pprof
+//	GET    /debug/pprof/…             package net/http/pprof, such as for go tool pprof
 //
 // Filters and options are parameters of the query, named like the flags of the commands.
 // What is said per line is NDJSON, and whole if its last chunk has come. An answer whose
