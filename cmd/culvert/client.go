@@ -122,11 +122,11 @@ func bytesText(n uint64) string {
 		return fmt.Sprintf("%d B", n)
 	}
 	v, unit := float64(n)/(1<<10), 0
-	for v >= 999.5 && unit < 4 {
+	for v >= 999.5 && unit < 5 {
 		v /= 1 << 10
 		unit++
 	}
-	return fmt.Sprintf("%.3g %ciB", v, "KMGTP"[unit])
+	return fmt.Sprintf("%.3g %ciB", v, "KMGTPE"[unit])
 }
 
 // ageText is a duration in its two largest units.
