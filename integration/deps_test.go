@@ -35,7 +35,7 @@ var importRules = []importRule{
 	{"gateway/wgkey", nil, "a key is 32 bytes, and whoever has one needs nothing else"},
 	{"gateway/unixsocket", []string{"golang.org/x/sys/unix"}, "a socket and its folder"},
 	{"gateway/control", nil, "outsiders use its types and its client: the standard library and nothing of the gateway"},
-	{"gateway/capture", []string{"github.com/gopacket/gopacket"}, "it records bytes with a note, and does not know what they mean"},
+	{"gateway/capture", nil, "it records bytes with a note, and does not know what they mean"},
 	{"gateway/config", []string{"culvert/nat", "culvert/geneve", "culvert/ipam", "culvert/gateway/configfile", "culvert/gateway/wgkey", "github.com/gaissmai/bart"},
 		"a configuration is written, read and judged where no gateway runs: values, no sockets, no WireGuard"},
 	{"gateway/wg", []string{"culvert/geneve/udp", "culvert/gateway/wgkey", "culvert/gateway/unixsocket", wireguard, "golang.org/x/crypto/blake2s",

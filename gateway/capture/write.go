@@ -2,13 +2,9 @@ package capture
 
 import (
 	"context"
-	"fmt"
+	"errors"
 	"io"
 	"time"
-
-	"github.com/gopacket/gopacket"
-	"github.com/gopacket/gopacket/layers"
-	"github.com/gopacket/gopacket/pcapgo"
 )
 
 // Result says how much a capture has.
@@ -27,7 +23,7 @@ const (
 // no limit), and then how many packets each interface has lost. sent is called when w has
 // all of a turn.
 func (s *Session) Write(ctx context.Context, w io.Writer, count uint64, sent func() error) (r Result, err error) {
-	ng, index, err := s.begin(w)
+	file, index, err := s.begin(w)
 	if err != nil {
 		return r, err
 	}
@@ -53,7 +49,7 @@ func (s *Session) Write(ctx context.Context, w io.Writer, count uint64, sent fun
 				break
 			}
 			x := &full.records[i]
-			if err := ng.WritePacketWithOptions(x.packet(full.data[from:x.end], index[x.stage])); err != nil {
+			if err := file.packet(index[x.stage], x.at, full.data[from:x.end], x.length, x.outbound, x.note); err != nil {
 				return r, err
 			}
 			from = x.end
@@ -64,11 +60,9 @@ func (s *Session) Write(ctx context.Context, w io.Writer, count uint64, sent fun
 			}
 		}
 		if done {
-			if err := writeStatistics(ng, index, received, lost); err != nil {
-				return r, err
-			}
+			writeStatistics(file, index, received, lost)
 		}
-		if err := ng.Flush(); err != nil {
+		if err := file.flush(); err != nil {
 			return r, err
 		}
 		if err := sent(); err != nil {
@@ -79,53 +73,27 @@ func (s *Session) Write(ctx context.Context, w io.Writer, count uint64, sent fun
 }
 
 // begin writes the section and an interface for each stage that is recorded.
-func (s *Session) begin(w io.Writer) (ng *pcapgo.NgWriter, index [NumStages]int, err error) {
-	options := pcapgo.DefaultNgWriterOptions
-	options.SectionInfo.Application = "culvert"
+func (s *Session) begin(w io.Writer) (file *pcapngWriter, index [NumStages]int, err error) {
+	file = newPcapngWriter(w, "culvert")
+	n := 0
 	for stage := range NumStages {
 		index[stage] = -1
-		if !s.stages[stage] {
-			continue
-		}
-		i := pcapgo.NgInterface{Name: stage.String(), Description: stageTexts[stage], LinkType: layers.LinkTypeRaw, SnapLength: uint32(s.snaplen)}
-		if ng == nil {
-			if ng, err = pcapgo.NewNgWriterInterface(w, i, options); err != nil {
-				return nil, index, err
-			}
-			index[stage] = 0
-		} else if index[stage], err = ng.AddInterface(i); err != nil {
-			return nil, index, err
+		if s.stages[stage] {
+			file.addInterface(stage.String(), stageTexts[stage], s.snaplen)
+			index[stage] = n
+			n++
 		}
 	}
-	if ng == nil {
-		return nil, index, fmt.Errorf("capture: no stage")
+	if n == 0 {
+		return nil, index, errors.New("capture: no stage")
 	}
-	return ng, index, ng.Flush()
+	return file, index, file.flush()
 }
 
-// packet returns what pcapgo is to write.
-func (x *record) packet(data []byte, index int) (gopacket.CaptureInfo, []byte, pcapgo.NgPacketOptions) {
-	flags := pcapgo.NgEpbFlags{Direction: pcapgo.NgEpbFlagDirectionInbound}
-	if x.outbound {
-		flags.Direction = pcapgo.NgEpbFlagDirectionOutbound
-	}
-	o := pcapgo.NgPacketOptions{Flags: &flags}
-	if x.note != "" {
-		o.Comments = []string{x.note}
-	}
-	return gopacket.CaptureInfo{Timestamp: x.at, CaptureLength: len(data), Length: x.length, InterfaceIndex: index}, data, o
-}
-
-func writeStatistics(ng *pcapgo.NgWriter, index [NumStages]int, received, lost [NumStages]uint64) error {
+func writeStatistics(file *pcapngWriter, index [NumStages]int, received, lost [NumStages]uint64) {
 	for stage, i := range index {
-		if i < 0 {
-			continue
-		}
-		if err := ng.WriteInterfaceStats(i, pcapgo.NgInterfaceStatistics{
-			LastUpdate: time.Now(), PacketsReceived: received[stage] + lost[stage], PacketsDropped: lost[stage],
-		}); err != nil {
-			return err
+		if i >= 0 {
+			file.statistics(i, time.Now(), received[stage]+lost[stage], lost[stage])
 		}
 	}
-	return nil
 }
