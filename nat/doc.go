@@ -6,15 +6,15 @@
 //
 //	packet.Packet.Parse  checks everything that later code relies on              package packet
 //	Engine.Process       finds the connection by tuple                            engine.go, table.go, directory.go
-//	  established        applies its translation, cached verdict and route        track.go, forward.go
+//	  established        applies its translation, cached verdict and route        established.go, fit.go
 //	    advance          moves its state and timer                                tcp.go, sctp.go, timeout.go
-//	  first              checks, rules, translation, port: a new connection       first.go, traverse.go, mapping.go, service.go
-//	  fragment           gives later fragments the ports of their first one       reassembly.go
+//	  first              checks, rules, translation, port: a new connection       open.go, evaluate.go, ports.go, service.go
+//	  fragment           gives later fragments the ports of their first one       fragments.go
 //	  icmpError          translates an ICMP error with the packet that it quotes  icmperror.go, pathmtu.go
-//	Engine.AppendError   tells the sender about a dropped packet                  refuse.go, limit.go
+//	Engine.AppendError   tells the sender about a dropped packet                  refuse.go, errorrate.go
 //	packet.Cutter        finishes, segments or fragments what goes on the wire    package packet
 //
-// Rules run in traverse.go: nat chains for the first packet of a connection, filters and routing once for each direction, and again when
+// Rules run in evaluate.go: nat chains for the first packet of a connection, filters and routing once for each direction, and again when
 // a change concerns the connection.
 //
 // # Changes
