@@ -2,105 +2,103 @@ package nat
 
 import "culvert/nat/packet"
 
-// first handles a packet that belongs to no connection.
-func (e *Engine) first(p *packet.Packet, t *packet.Tuple, in Port, now Time) Verdict {
-	s := e.snapshot
-	source, destination := t.Source(), t.Destination()
-	if !s.admits(source, in) {
-		return drop(ReasonBadSource)
+// first decides about a packet that belongs to no connection.
+func (e *Engine) first(d *decision, p *packet.Packet, now Time) {
+	s, tr := e.snapshot, &d.tr
+	source, destination := d.from.Source(), d.from.Destination()
+	if !d.check("source", s.admits(source, d.in)) {
+		d.drop(ReasonBadSource)
+		return
 	}
-	tr := &e.scratch
-	*tr = traversal{from: *t, in: in, first: true}
-	tr.see(p)
-	if s.rules.has(stageRaw) && !tr.raw(s.rules) {
-		return e.dropped(p, tr)
+	tr.start(&d.from, p, d.in, d.trace)
+	if !tr.raw(s.rules) {
+		d.dropped()
+		return
 	}
-	if s.owns(destination, in) {
-		return e.deliver(p, tr)
+	if s.owns(destination, d.in) {
+		e.deliver(d)
+		return
 	}
-	if !packet.Forwardable(destination) {
-		return drop(ReasonBadDestination)
+	if !d.check("destination", packet.Forwardable(destination)) {
+		d.drop(ReasonBadDestination)
+		return
 	}
-	if !p.Forwardable() {
-		return drop(ReasonICMPType)
+	if !d.check("ICMP type", p.Forwardable()) {
+		d.drop(ReasonICMPType)
+		return
 	}
 	if !tr.run(e, s, now) {
-		if in == Tunnel && tr.reason == ReasonNoRoute && tr.dnat.kind == bindNone && s.external.Contains(destination) {
-			return drop(ReasonNoMapping)
+		if d.in == Tunnel && tr.reason == ReasonNoRoute && tr.dnat.kind == bindNone && s.external.Contains(destination) {
+			d.drop(ReasonNoMapping)
+			return
 		}
-		return e.dropped(p, tr)
+		d.dropped()
+		return
 	}
-	return e.open(p, tr, now)
+	e.open(d, p, now)
 }
 
 // raw runs the filters before connection tracking.
 func (tr *traversal) raw(r *ruleset) bool {
+	if !r.has(stageRaw) {
+		return true
+	}
 	v := tr.view()
-	tr.effects.hits = tr.hits[:0]
 	return tr.filter(r, stageRaw, &v)
 }
 
 // deliver runs the input filters for a packet to the gateway itself.
-func (e *Engine) deliver(p *packet.Packet, tr *traversal) Verdict {
-	r := e.snapshot.rules
-	if r.has(stageInput) {
-		v := tr.view()
-		v.untracked = true
-		if !tr.filter(r, stageInput, &v) {
-			return e.dropped(p, tr)
-		}
-		countRules(tr.effects.hits, p.IsSYN(), 1, uint64(p.Len()))
+func (e *Engine) deliver(d *decision) {
+	v := d.tr.view()
+	v.untracked = true
+	if !d.tr.filter(e.snapshot.rules, stageInput, &v) {
+		d.dropped()
+		return
 	}
-	return Verdict{Action: Deliver, Packets: 1}
+	d.counted = uint8(len(d.tr.effects.hits))
+	d.verdict = Verdict{Action: Deliver, Packets: 1}
 }
 
-// dropped counts the rules that a packet met on its way to being dropped.
-func (e *Engine) dropped(p *packet.Packet, tr *traversal) Verdict {
-	countRules(tr.effects.hits, p.IsSYN(), 1, uint64(p.Len()))
-	return refuse(tr.reason, tr.refusal)
+// dropped is the verdict of a traversal. The rules that the packet met on its way count it.
+func (d *decision) dropped() {
+	d.counted = uint8(len(d.tr.effects.hits))
+	d.verdict = refuse(d.tr.reason, d.tr.refusal)
 }
 
-// open makes the connection of its first packet and forwards it. Where the table has no room for it, what needs no state goes on
-// without.
-func (e *Engine) open(p *packet.Packet, tr *traversal, now Time) Verdict {
-	s := e.snapshot
-	pl := plan{to: tr.to, out: tr.out, clamp: tr.clampFor(s), mtu: s.mtu}
-	var v Verdict
-	if !pl.passable(p, &v) {
-		countRules(tr.effects.hits[:entered(tr.effects.hits)], p.IsSYN(), 1, uint64(p.Len()))
-		tr.snat.rule = nil
-		tr.countBindings(1, uint64(p.Len()))
-		return v // it makes no connection
+// open decides about a packet that may pass: it makes a connection or, where the table has no room for it, goes on without if it needs
+// no state.
+func (e *Engine) open(d *decision, p *packet.Packet, now Time) {
+	tr, pl := &d.tr, &d.plan
+	*pl = plan{to: tr.to, out: tr.out, clamp: tr.clampFor(e.snapshot)}
+	e.limits(pl, p, 0, now)
+	if !d.forward(p) { // it makes no connection
+		d.counted = uint8(entered(tr.effects.hits))
+		d.bindings, tr.snat.rule = true, nil
+		return
 	}
-	untracked := false
-	if !tr.effects.notrack && p.FragmentOffset() == 0 {
-		h, reason := e.create(p, tr, now)
-		if h.conn != nil {
-			size := uint64(p.Len())
-			tr.countBindings(1, size)
-			v = Verdict{}
-			evaluated := h.conn.flags & flagEvaluated0
-			h.conn.flags |= flagEvaluated0 // for this packet in any case
-			e.established(h, p, tr.in, now, &v)
-			h.conn.flags = h.conn.flags&^flagEvaluated0 | evaluated
-			return v
+	switch {
+	case !tr.effects.notrack && p.FragmentOffset() == 0:
+		reason := e.place(d, p, now)
+		if d.check("room in the table and among ports", reason == ReasonNone) {
+			pl.to.Words, pl.to.Ports = d.answer.Reversed()
+			if pl.translate(&d.from); pl.ports != 0 && p.Protocol() == packet.SCTP && p.IsFragment() {
+				d.drop(ReasonFragment) // its checksum covers bytes that are elsewhere
+				return
+			}
+			d.effect = effectOpen
+			return
 		}
 		if tr.stateful || !e.returns(tr) {
-			return drop(reason)
+			d.drop(reason)
+			return
 		}
-		untracked = true
-	} else if tr.stateful {
-		return drop(ReasonFragment)
+		d.verdict.Untracked = true
+	case tr.stateful:
+		d.drop(ReasonFragment)
+		return
 	}
-	pl.translate(&tr.from)
-	if p.IsPartial() && p.Protocol() == packet.TCP && e.paths.live(now) {
-		pl.pathMTU = e.paths.lookup(pl.to.Destination(), pl.out == Tunnel, now)
-	}
-	size := uint64(p.Len())
-	v = Verdict{Untracked: untracked}
-	pl.forward(p, &v)
-	countRules(tr.effects.hits, p.IsSYN(), uint64(v.Packets), size)
-	return v
+	pl.translate(&d.from)
+	d.counted = uint8(len(tr.effects.hits))
 }
 
 // returns reports whether answers to an outbound packet find their way without a connection: their route does not depend on the node
@@ -113,104 +111,58 @@ func (e *Engine) returns(tr *traversal) bool {
 	return ok
 }
 
-// create makes a connection, or says why there is none.
-func (e *Engine) create(p *packet.Packet, tr *traversal, now Time) (hit, Reason) {
-	tb, s := &e.table, e.snapshot
+// place decides which tuple answers a new connection and what makes room for it, or says why there is none.
+func (e *Engine) place(d *decision, p *packet.Packet, now Time) Reason {
+	tb, s, tr := &e.table, e.snapshot, &d.tr
 	to, zone := tr.to, tr.out
 	if zone != Tunnel {
 		zone = anyNode
 	}
-	h, shared := tb.shares.holder(&tr.from), tr.sharesPorts(p, s)
-	if shared && tb.portsFull(to.Reply(zone), h) {
-		return hit{}, ReasonPortShare
+	d.holder, d.shared = tb.shares.holder(&d.from), tr.sharesPorts(p, s)
+	if d.shared && tb.portsFull(to.Reply(zone), d.holder, d.predecessor) {
+		return ReasonPortShare
 	}
-	answer, ok := e.choosePort(p, &tr.from, &to, zone, now)
-	if !ok {
-		return hit{}, ReasonPortExhausted
+	d.stale = d.predecessor != 0
+	if !e.choosePort(d, p, &to, zone, now) {
+		return ReasonPortExhausted
 	}
-	if e.pressed() {
-		e.hurry(now)
-	}
-	if reason := e.room(h.of(shareConnections)); reason != ReasonNone {
-		return hit{}, reason
-	}
-	c, number := tb.add(&tr.from, &answer, s.generation)
-	if c == nil {
-		return hit{}, ReasonTableFull
-	}
-	e.stats.Created++
-	if shared {
-		tb.takePort(c, h)
-	}
-	c.lastSeen = now
-	c.addresses, c.ports = packet.Deltas(&tr.from, &to)
-	if tr.service != nil {
-		c.flags |= flagService
-	}
-	c.state = initialState(p)
-	if p.Protocol() == packet.TCP {
-		var s packet.Segment
-		p.Segment(&s)
-		c.state = c.tcp.open(&s, original)
-	}
-	e.cache(c, original, tr)
-	tb.wheel.arm(tb, c, number, now.Add(s.lifetime(c, e.pressed())))
-	return hit{c, number, original}, ReasonNone
-}
-
-func initialState(p *packet.Packet) state {
-	switch p.Protocol() {
-	case packet.UDP, packet.UDPLite:
-		return stateUDP
-	case packet.ICMP, packet.ICMPv6:
-		return stateICMP
-	case packet.SCTP:
-		return stateSCTPOpening
-	}
-	return stateOther
-}
-
-// hurry removes unreplied connections whose short life under pressure is over, the oldest first, two for each new one.
-func (e *Engine) hurry(now Time) {
-	for range 2 {
-		number := e.table.lists[rankUnreplied].first
-		if number == 0 {
-			return
-		}
-		c := e.table.at(number)
-		if c.lastSeen.Add(shortUnreplied) > now {
-			return
-		}
-		e.table.remove(c, number)
-		e.stats.Expired++
-	}
+	return e.room(d, now)
 }
 
 // yieldTries is how many of the oldest connections of a rank are asked to make room.
 const yieldTries = 4
 
-// room sees to it that h may have one more connection, or says why not. At its share, it replaces one of the oldest unreplied or else
-// closing connections: its own, or that of a holder with no less. Those that it asks in vain queue up again. Established ones stay.
-func (e *Engine) room(h holder) Reason {
-	tb := &e.table
-	if !tb.shares.full(h, tb.used, e.snapshot.maxEntries) {
+// room decides which connection, if any, makes room for one more of holder, or says why none does. At its share, a holder replaces the
+// one whose tuple it takes, or else one of the oldest unreplied or closing connections: its own, that of a holder with no less, or
+// one that has expired. Those that it asks in vain queue up again. Established ones stay.
+func (e *Engine) room(d *decision, now Time) Reason {
+	tb, h := &e.table, d.holder.of(shareConnections)
+	if !tb.shares.full(h, tb.used, e.snapshot.maxEntries) || d.predecessor != 0 && e.yields(d.predecessor, h, true) {
 		return ReasonNone
 	}
 	for r := rankUnreplied; r < ranks; r++ {
+		number := tb.lists[r].first
 		for range min(yieldTries, tb.lists[r].length) {
-			number := tb.lists[r].first
 			c := tb.at(number)
-			if tb.shares.yields(tb.shares.holder(&c.tuples[original]).of(shareConnections), h) {
-				tb.remove(c, number)
-				e.stats.EarlyDropped++
+			if number != d.predecessor && e.yields(number, h, !e.alive(c, now)) {
+				d.victim = number
 				return ReasonNone
 			}
-			tb.rankAs(c, number, rankSettled)
-			tb.rankAs(c, number, r)
+			d.asked[r]++
+			number = c.next
 		}
 	}
 	if tb.used >= e.snapshot.maxEntries {
 		return ReasonTableFull
 	}
 	return ReasonConnectionShare
+}
+
+// yields reports whether a connection makes room for h. over: its time is.
+func (e *Engine) yields(number uint32, h holder, over bool) bool {
+	tb := &e.table
+	if over && !tb.shares.full(h, tb.used-1, e.snapshot.maxEntries) {
+		return true
+	}
+	return tb.shares.yields(tb.shares.holder(&tb.at(number).tuples[original]).of(shareConnections), h)
 }

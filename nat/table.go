@@ -42,13 +42,13 @@ type hit struct {
 	conn      *conn
 	number    uint32
 	direction int
+	slot      uint32 // where it was found in its segment
 }
 
-// lookup finds the connection that a packet with tuple t belongs to.
-func (tb *table) lookup(t *packet.Tuple) (hit, bool) {
-	hash := tb.directory.hash(t)
+// search finds the connection that a packet with tuple t, of which hash is the hash, belongs to. It begins at slot i of a segment.
+func (tb *table) search(t *packet.Tuple, hash, i uint32) (hit, bool) {
 	s := tb.directory.segment(hash)
-	for i := hash % segmentSlots; s[i] != 0; i = (i + 1) % segmentSlots {
+	for ; s[i] != 0; i = (i + 1) % segmentSlots {
 		if uint32(s[i]>>32) != hash {
 			continue
 		}
@@ -56,7 +56,7 @@ func (tb *table) lookup(t *packet.Tuple) (hit, bool) {
 		c := tb.at(r.number())
 		if k := &c.tuples[r.direction()]; k.Words == t.Words && k.Ports == t.Ports && k.Protocol == t.Protocol && k.IPv6 == t.IPv6 &&
 			(k.Link == t.Link || k.Link == anyNode && t.Link != Tunnel || t.Link == anyNode && k.Link != Tunnel) {
-			return hit{c, r.number(), r.direction()}, true
+			return hit{c, r.number(), r.direction(), i}, true
 		}
 	}
 	return hit{}, false
