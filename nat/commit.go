@@ -15,16 +15,6 @@ func (e *Engine) commit(d *decision, p *packet.Packet, now Time) {
 		}
 	}
 	switch d.effect {
-	case effectPass:
-		e.pass(d, p, now)
-	case effectOpen:
-		e.requeue(d)
-		e.insert(d, p, now)
-	case effectRefused:
-		e.countHits(c, d.hit.direction, p, 1)
-	case effectUnfit:
-		l := &e.hits.lists[c.hits[d.hit.direction]]
-		l.count(l.entered, p.IsSYN(), 1, uint64(p.Len()))
 	case effectNone:
 		e.requeue(d)
 		d.apply(p)
@@ -32,6 +22,27 @@ func (e *Engine) commit(d *decision, p *packet.Packet, now Time) {
 		if d.teaches {
 			e.paths.learn(d.path, now)
 		}
+	case effectRefused:
+		e.countHits(c, d.hit.direction, p, 1)
+	case effectUnfit:
+		l := &e.hits.lists[c.hits[d.hit.direction]]
+		l.count(l.entered, p.IsSYN(), 1, uint64(p.Len()))
+	case effectOpen:
+		e.requeue(d)
+		if !e.insert(d, p, now) {
+			break
+		}
+		c = d.hit.conn
+		fallthrough
+	case effectPass:
+		dir := d.hit.direction
+		d.plan.rewrite(p)
+		c.packets[dir] += uint64(d.verdict.Packets)
+		c.bytes[dir] += uint64(p.Len())
+		if c.hits[dir] != 0 {
+			e.countHits(c, dir, p, uint64(d.verdict.Packets))
+		}
+		e.advance(c, d.hit.number, dir, p, now)
 	}
 	if d.part != partNone {
 		e.commitFragment(d, p, now)
@@ -57,16 +68,6 @@ func (d *decision) countRules(p *packet.Packet) {
 	if d.bindings {
 		d.tr.countBindings(packets, size)
 	}
-}
-
-// pass forwards a packet of the connection of hit.
-func (e *Engine) pass(d *decision, p *packet.Packet, now Time) {
-	c, dir := d.hit.conn, d.hit.direction
-	d.apply(p)
-	c.packets[dir] += uint64(d.verdict.Packets)
-	c.bytes[dir] += uint64(p.Len())
-	e.countHits(c, dir, p, uint64(d.verdict.Packets))
-	e.advance(c, d.hit.number, dir, p, now)
 }
 
 // advance takes a forwarded packet into the connection's state and timer.
@@ -127,8 +128,8 @@ func (e *Engine) cache(c *conn, d int, tr *traversal) {
 	c.hits[d] = e.hits.number(&tr.effects)
 }
 
-// insert makes a connection of its first packet.
-func (e *Engine) insert(d *decision, p *packet.Packet, now Time) {
+// insert makes a connection of its first packet. It returns false if that is dropped instead.
+func (e *Engine) insert(d *decision, p *packet.Packet, now Time) bool {
 	tb, s, tr := &e.table, e.snapshot, &d.tr
 	if d.stale {
 		e.clear(&d.from, now)
@@ -140,7 +141,7 @@ func (e *Engine) insert(d *decision, p *packet.Packet, now Time) {
 	c, number := tb.add(&d.from, &d.answer, s.generation)
 	if c == nil { // more equal hashes than chance makes
 		d.drop(ReasonTableFull)
-		return
+		return false
 	}
 	e.stats.Created++
 	if d.shared {
@@ -163,10 +164,10 @@ func (e *Engine) insert(d *decision, p *packet.Packet, now Time) {
 	tb.wheel.start(now)
 	tb.wheel.arm(tb, c, number, now.Add(s.lifetime(c, e.pressed())))
 	d.hit = hit{conn: c, number: number, direction: original}
-	e.pass(d, p, now)
 	if e.pressed() {
 		e.hurry(now)
 	}
+	return true
 }
 
 // clear removes the expired connections of a tuple that a new one gets.
@@ -174,7 +175,7 @@ func (e *Engine) clear(t *packet.Tuple, now Time) {
 	tb := &e.table
 	hash := tb.directory.hash(t)
 	for {
-		h, ok := tb.search(t, hash, hash%segmentSlots)
+		h, _, ok := tb.search(t, hash, hash%segmentSlots)
 		if !ok || e.alive(h.conn, now) {
 			return
 		}

@@ -91,14 +91,17 @@ func (e *Engine) decide(d *decision, p *packet.Packet, in Port, now Time) {
 }
 
 func (d *decision) reset(in Port) {
-	d.in, d.outline, d.verdict, d.from = in, outline{}, Verdict{}, packet.Tuple{}
+	d.in = in
+	d.outline = outline{}
+	d.verdict = Verdict{}
+	d.from = packet.Tuple{}
 }
 
 func (d *decision) drop(r Reason) { d.verdict = drop(r) }
 
 // dispatch finds the connection of a whole packet, or of a fragment whose ports are known, or has one made.
 func (e *Engine) dispatch(d *decision, p *packet.Packet, now Time) {
-	if p.Forwardable() && !e.notracked(d, p) {
+	if p.Forwardable() && (e.snapshot.rules.notracks == 0 || !e.notracked(d, p)) {
 		if p.IsICMPError() {
 			e.icmpError(d, p, now)
 			return
@@ -116,25 +119,21 @@ func (e *Engine) dispatch(d *decision, p *packet.Packet, now Time) {
 
 // notracked reports whether the rules keep the packet from connections, or drop it before them.
 func (e *Engine) notracked(d *decision, p *packet.Packet) bool {
-	r := e.snapshot.rules
-	if r.notracks == 0 {
-		return false
-	}
 	d.tr.start(&d.from, p, d.in, nil) // whoever comes next runs the rules again, and tells
-	return !d.tr.raw(r) || d.tr.effects.notrack
+	return !d.tr.raw(e.snapshot.rules) || d.tr.effects.notrack
 }
 
 // find looks up a connection that is alive and not gone. Where there is none, it returns the hit on one of those that it passed over.
 func (e *Engine) find(t *packet.Tuple, gone uint32, now Time) (hit, bool) {
 	tb := &e.table
 	hash := tb.directory.hash(t)
-	h, ok := tb.search(t, hash, hash%segmentSlots)
-	if !ok || h.number != gone && e.alive(h.conn, now) {
+	h, slot, ok := tb.search(t, hash, hash%segmentSlots)
+	if !ok || gone == 0 && e.alive(h.conn, now) {
 		return h, ok
 	}
 	over := h
 	for ok && (h.number == gone || !e.alive(h.conn, now)) {
-		h, ok = tb.search(t, hash, (h.slot+1)%segmentSlots)
+		h, slot, ok = tb.search(t, hash, (slot+1)%segmentSlots)
 	}
 	if !ok {
 		return over, false
@@ -144,6 +143,5 @@ func (e *Engine) find(t *packet.Tuple, gone uint32, now Time) (hit, bool) {
 
 // alive reports whether a connection's time is not over, whether or not the timer wheel has reached it.
 func (e *Engine) alive(c *conn, now Time) bool {
-	s := e.snapshot
-	return c.lastSeen.Add(s.timeouts[c.state]) > now && (c.has(flagReplied) || c.lastSeen.Add(s.lifetime(c, e.pressed())) > now)
+	return c.lastSeen.Add(e.snapshot.lifetime(c, e.pressed())) > now
 }

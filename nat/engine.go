@@ -253,13 +253,14 @@ func (d *Direction) count(v *Verdict) {
 // Forward, the bytes of p have been rewritten and a Cutter makes of them what goes out at Verdict.Out; otherwise they are as they
 // came. now must not run backwards by more than the skew between two callers.
 func (e *Engine) Process(p *packet.Packet, in Port, now Time) Verdict {
-	e.mu.Lock()
-	defer e.mu.Unlock()
 	d := &e.scratch
+	e.mu.Lock()
 	e.decide(d, p, in, now)
 	e.commit(d, p, now)
 	e.expire(now, packetBudget)
-	return d.verdict
+	v := d.verdict
+	e.mu.Unlock()
+	return v
 }
 
 // packetBudget is how many expired connections a packet looks after.

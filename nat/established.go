@@ -51,7 +51,9 @@ func (e *Engine) established(d *decision, p *packet.Packet, now Time) bool {
 	}
 	pl.to.Words, pl.to.Ports = c.tuples[1-dir].Reversed()
 	pl.addresses, pl.ports = c.deltas(dir)
-	e.limits(pl, p, c.tcp.mss[1-dir], now)
+	if pl.mtu = s.mtu; p.IsPartial() {
+		e.limits(pl, p, c.tcp.mss[1-dir], now)
+	}
 	if pl.ports != 0 && p.Protocol() == packet.SCTP && p.IsFragment() {
 		d.drop(ReasonFragment) // its checksum covers bytes that are elsewhere
 		return true
@@ -65,15 +67,11 @@ func (e *Engine) established(d *decision, p *packet.Packet, now Time) bool {
 	return true
 }
 
-// limits notes what bounds the size of a packet, and of the segments of a super-frame.
+// limits notes what bounds the segments of a super-frame.
 func (e *Engine) limits(pl *plan, p *packet.Packet, peerMSS uint16, now Time) {
-	pl.mtu, pl.pathMTU, pl.peerMSS = e.snapshot.mtu, 0, 0
-	if p.IsPartial() && p.Protocol() == packet.TCP {
-		pl.peerMSS = peerMSS
-		if e.paths.live(now) {
-			pl.to.IPv6 = p.IsIPv6()
-			pl.pathMTU = e.paths.lookup(pl.to.Destination(), pl.out == Tunnel, now)
-		}
+	if pl.peerMSS, pl.pathMTU = peerMSS, 0; e.paths.live(now) {
+		pl.to.IPv6 = p.IsIPv6()
+		pl.pathMTU = e.paths.lookup(pl.to.Destination(), pl.out == Tunnel, now)
 	}
 }
 

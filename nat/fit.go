@@ -42,18 +42,20 @@ func (d *decision) forward(p *packet.Packet) bool {
 	// RFC 1812, Section 5.3.1; RFC 8200, Section 3.
 	if p.Hops() <= 1 {
 		*v = refuse(ReasonTTLExceeded, packet.TimeExceeded)
-	} else if v.Packets = 1; d.plan.fit(p, v) {
+	} else if v.Packets = 1; d.plan.fits(p) || d.plan.fit(p, v) {
 		v.Action, v.Out = Forward, d.plan.out
 	}
 	return d.check("TTL and size", v.Action == Forward)
 }
 
-// fit decides how a packet larger than the MTU goes on: in segments, in fragments or, returning false, not at all.
+// fits reports whether a packet goes on as it is.
+func (pl *plan) fits(p *packet.Packet) bool {
+	return p.Len() <= pl.mtu && !p.IsPartial() && p.SegmentSize == 0
+}
+
+// fit decides how a packet larger than the MTU, a super-frame or a train goes on: in segments, in fragments or, returning false, not at all.
 func (pl *plan) fit(p *packet.Packet, v *Verdict) bool {
 	n := p.Len()
-	if n <= pl.mtu && !p.IsPartial() && p.SegmentSize == 0 {
-		return true
-	}
 	if p.IsPartial() && p.Protocol() == packet.TCP && p.SegmentSize == 0 {
 		pl.fitTCP(p, v)
 		return true

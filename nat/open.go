@@ -69,8 +69,10 @@ func (d *decision) dropped() {
 // no state.
 func (e *Engine) open(d *decision, p *packet.Packet, now Time) {
 	tr, pl := &d.tr, &d.plan
-	*pl = plan{to: tr.to, out: tr.out, clamp: tr.clampFor(e.snapshot)}
-	e.limits(pl, p, 0, now)
+	*pl = plan{to: tr.to, out: tr.out, clamp: tr.clampFor(e.snapshot), mtu: e.snapshot.mtu}
+	if p.IsPartial() {
+		e.limits(pl, p, 0, now)
+	}
 	if !d.forward(p) { // it makes no connection
 		d.counted = uint8(entered(tr.effects.hits))
 		d.bindings, tr.snat.rule = true, nil

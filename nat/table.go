@@ -42,11 +42,11 @@ type hit struct {
 	conn      *conn
 	number    uint32
 	direction int
-	slot      uint32 // where it was found in its segment
 }
 
-// search finds the connection that a packet with tuple t, of which hash is the hash, belongs to. It begins at slot i of a segment.
-func (tb *table) search(t *packet.Tuple, hash, i uint32) (hit, bool) {
+// search finds the connection that a packet with tuple t, of which hash is the hash, belongs to. It begins at slot i of the
+// segment, and returns the one where it ends.
+func (tb *table) search(t *packet.Tuple, hash, i uint32) (h hit, slot uint32, ok bool) {
 	s := tb.directory.segment(hash)
 	for ; s[i] != 0; i = (i + 1) % segmentSlots {
 		if uint32(s[i]>>32) != hash {
@@ -56,10 +56,10 @@ func (tb *table) search(t *packet.Tuple, hash, i uint32) (hit, bool) {
 		c := tb.at(r.number())
 		if k := &c.tuples[r.direction()]; k.Words == t.Words && k.Ports == t.Ports && k.Protocol == t.Protocol && k.IPv6 == t.IPv6 &&
 			(k.Link == t.Link || k.Link == anyNode && t.Link != Tunnel || t.Link == anyNode && k.Link != Tunnel) {
-			return hit{c, r.number(), r.direction(), i}, true
+			return hit{c, r.number(), r.direction()}, i, true
 		}
 	}
-	return hit{}, false
+	return hit{}, 0, false
 }
 
 // add makes a connection of two tuples and puts it into the slab, the directory and the list of unreplied ones. It returns nil if
