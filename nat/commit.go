@@ -9,10 +9,7 @@ func (e *Engine) commit(d *decision, p *packet.Packet, now Time) {
 		e.renew(c, d.hit.number, d.renewal, d.home)
 	}
 	if d.finding != findNone {
-		e.cache(c, d.hit.direction, &d.tr)
-		if d.finding == findOne {
-			c.flags &^= flagEvaluated0 << d.hit.direction
-		}
+		e.learn(d)
 	}
 	switch d.effect {
 	case effectNone:
@@ -96,6 +93,14 @@ func (e *Engine) advance(c *conn, number uint32, d int, p *packet.Packet, now Ti
 			e.table.rankAs(c, number, rankOf(c.state))
 		}
 		e.reschedule(c, number, now)
+	}
+}
+
+// learn has a connection keep what rules and routing have said about a direction.
+func (e *Engine) learn(d *decision) {
+	c, dir := d.hit.conn, d.hit.direction
+	if e.cache(c, dir, &d.tr); d.finding == findOne {
+		c.flags &^= flagEvaluated0 << dir
 	}
 }
 
