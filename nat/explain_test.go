@@ -355,3 +355,65 @@ func TestExplainIsProcess(t *testing.T) {
 	}
 	t.Logf("%v\n%v\n%v", actions, reasons, rules)
 }
+
+// Explain names rules, routes and services with their origin, and the rule that was nearest to let a packet through.
+func TestExplainSteps(t *testing.T) {
+	e, _ := explained(t)
+	extra := Key{"firewall-of-others", "liqo", "extra"}
+	for _, tt := range []struct {
+		name string
+		in   Port
+		p    nattest.IP
+		want Verdict
+		step Step // of which Source and Destination are not compared
+	}{
+		{"a chain's policy", 9, nattest.IP{Source: "10.200.1.200", Destination: "10.71.2.6", Body: nattest.UDP{DestinationPort: 11}},
+			drop(ReasonFiltered), Step{Kind: StepRule, Name: "extra/guard", Origin: Origin{extra, "tables[0].chains[2].policy"}, Passed: true, Detail: "drop"}},
+		{"what it would take", 9, nattest.IP{Source: "10.200.1.200", Destination: "10.71.2.6", Body: nattest.UDP{DestinationPort: 11}},
+			drop(ReasonFiltered), Step{Kind: StepNearest, Name: "extra/guard/few", Origin: Origin{extra, "tables[0].chains[2].rules[0]"}, Detail: "for source 10.200.1.0/25"}},
+		{"a rule that does not match", 9, nattest.IP{Source: "10.200.1.200", Destination: "10.71.2.6", Body: nattest.UDP{DestinationPort: 11}},
+			drop(ReasonFiltered), Step{Kind: StepRule, Name: "extra/raw/untracked", Origin: Origin{extra, "tables[0].chains[0].rules[0]"}, Detail: "for destination port 6091"}},
+		{"a source of another cluster", Tunnel, nattest.IP{Source: "9.9.9.9", Destination: "10.200.1.5", Body: nattest.UDP{}},
+			drop(ReasonBadSource), Step{Name: "source"}},
+		{"a mapping", Tunnel, nattest.IP{Source: "10.200.2.6", Destination: "10.70.0.11", Body: nattest.UDP{DestinationPort: 53}},
+			Verdict{Action: Forward, Out: 9, Packets: 1}, Step{Kind: StepRule, Name: "10.70.0.11-remap-ipmapping-gw/prerouting/10.70.0.11", Origin: Origin{Key: Key{Kind: kindMapping, Name: "10.70.0.11"}}, Passed: true, Detail: "dnat 10.200.1.3/32"}},
+		{"a service", Tunnel, nattest.IP{Source: "10.200.2.6", Destination: "10.70.0.21", Body: nattest.TCP{DestinationPort: 80, Flags: nattest.SYN}},
+			refuse(ReasonNoBackend, packet.PortUnreachable), Step{Kind: StepService, Name: "empty", Origin: Origin{Key: Key{Kind: kindService, Name: "empty 10.70.0.21:80/6"}}, Passed: true}},
+		{"a route", Tunnel, nattest.IP{Source: "10.200.2.6", Destination: "10.200.1.5", Body: nattest.UDP{DestinationPort: 53}},
+			Verdict{Action: Forward, Out: 9, Packets: 1}, Step{Kind: StepRoute, Name: "milan-2/1", Origin: Origin{Key: Key{Kind: kindNode, Name: "milan-2"}}, Passed: true, Detail: "to link 9, with mark 0"}},
+		{"no route", 9, nattest.IP{Source: "10.200.1.5", Destination: "8.8.8.8", Body: nattest.UDP{DestinationPort: 53}},
+			refuse(ReasonNoRoute, packet.NetUnreachable), Step{Kind: StepRoute, Detail: "nowhere, with mark 0"}},
+	} {
+		var p packet.Packet
+		p.Parse(tt.p.Bytes())
+		var steps recorder
+		if got := e.Explain(&p, tt.in, 1, &steps); got != tt.want {
+			t.Errorf("%s: %+v, want %+v", tt.name, got, tt.want)
+		}
+		if !slices.ContainsFunc(steps.steps, func(s Step) bool {
+			s.Source, s.Destination = netip.AddrPort{}, netip.AddrPort{}
+			return s == tt.step
+		}) {
+			t.Errorf("%s: no step %+v among\n%s", tt.name, tt.step, &steps)
+		}
+	}
+}
+
+// A connection is explained by the rules that its direction's first packet met.
+func TestExplainConnection(t *testing.T) {
+	e, _ := explained(t)
+	b := nattest.IP{Source: "10.200.1.5", Destination: "10.71.2.6", Body: nattest.UDP{SourcePort: 7, DestinationPort: 53}}.Bytes()
+	for i := range 3 {
+		var p packet.Packet
+		var steps recorder
+		p.Parse(slices.Clone(b))
+		e.Explain(&p, 9, 1, &steps)
+		connection := slices.IndexFunc(steps.steps, func(s Step) bool { return s.Kind == StepConnection })
+		rule := slices.IndexFunc(steps.steps, func(s Step) bool { return s.Name == "extra/guard/not 11" && s.Passed })
+		if (connection >= 0) != (i > 0) || rule < 0 {
+			t.Errorf("packet %d: connection at %d, rule at %d\n%s", i, connection, rule, &steps)
+		}
+		p.Parse(slices.Clone(b))
+		e.Process(&p, 9, 1)
+	}
+}
