@@ -197,7 +197,7 @@ func (r *rule) missing(v *view) (all []string) {
 
 var fieldNames = [...]string{
 	fieldProto: "protocol", fieldIn: "in", fieldOut: "out", fieldSource: "source", fieldDestination: "destination",
-	fieldSourcePort: "source port", fieldDestinationPort: "destination port",
+	fieldSourcePort: "source port", fieldDestinationPort: "destination port", fieldNoReturn: "a source without a route back",
 }
 
 // String returns what the comparison asks for.
@@ -207,6 +207,8 @@ func (c *comparison) String() string {
 		name += " not"
 	}
 	switch c.field {
+	case fieldNoReturn:
+		return name
 	case fieldSource, fieldDestination:
 		if c.span != nil {
 			return fmt.Sprintf("%s %s-%s", name, c.span[0], c.span[1])
