@@ -69,6 +69,8 @@ func fingerprint(e *Engine, seed maphash.Seed) uint64 {
 	var sum uint64
 	sum += entries(seed, f.index) + entries(seed, e.clients.index) + entries(seed, e.clients.lists) + entries(seed, e.hits.numbers)
 	sum += entries(seed, e.limit.links) + entries(seed, e.limit.each)
+	e.apply.Lock()
+	defer e.apply.Unlock()
 	for _, p := range e.set.pieces {
 		for _, c := range p.chains {
 			for i := range c.rules {

@@ -66,7 +66,7 @@ func decided(r *ruleset, v view, mark uint32) string {
 	return b.String()
 }
 
-// CULVERT_LONG has TestSetIsWhatIsInIt try as many sequences and packets as `make long` says.
+// CULVERT_LONG has tests try as many sequences and packets as `make long` says.
 const longEnv = "CULVERT_LONG"
 
 // However a set came about, by whatever puts, deletions, refusals and commits of drafts beside each other, it decides as one that was made
