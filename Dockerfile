@@ -1,11 +1,15 @@
-# The binary is static: `make image` builds it first, and says by its stamp what it is.
+# The binaries are static: `make image` builds them first, and says by their stamp what they are.
 FROM scratch
-ARG VERSION REVISION CREATED
+# One to a line: older builders take the first of several.
+ARG TARGETARCH
+ARG VERSION
+ARG REVISION
+ARG CREATED
 LABEL org.opencontainers.image.title="culvert" \
       org.opencontainers.image.version="$VERSION" \
       org.opencontainers.image.revision="$REVISION" \
       org.opencontainers.image.created="$CREATED" \
       org.opencontainers.image.licenses="Apache-2.0"
-COPY bin/culvert /culvert
+COPY dist/culvert-linux-$TARGETARCH /culvert
 USER 65532:65532
 ENTRYPOINT ["/culvert"]

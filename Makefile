@@ -26,7 +26,7 @@ RESULTS := awk '\
 DOWNLOADS := awk '/^go: downloading / { n++; next } { print } END { if (n) print "go: downloaded " n " modules" }'
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-gvisor test-kube kube-assets race fuzz bench lint image release reproducible clean go-version
+.PHONY: help build demo test test-gvisor test-kube kube-assets race fuzz bench lint image release reproducible size clean go-version
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
@@ -93,15 +93,17 @@ lint: go-version ## gofmt, go vet, staticcheck; what a mutex guards is used unde
 	! $(GO) vet -vettool=bin/checklocks -inferred=false $(UNIT) 2>&1 | grep -v '^#\|_test\.go:'
 
 # What `go version -m` shows of the binary: the version, or the value of a build setting.
-stamp = $$($(GO) version -m bin/culvert | awk '$(1)')
+stamp = $$($(GO) version -m dist/culvert-linux-amd64 | awk '$(1)')
 
-image: build ## container image culvert:latest, from scratch, by buildah, podman or docker
-	@for tool in buildah podman docker; do \
-	  command -v $$tool >/dev/null && exec $$tool build -t culvert:latest \
+image: release ## container images culvert:latest-amd64 and -arm64, and culvert:latest of this machine's kind, by buildah, podman or docker
+	@tool=$$(command -v buildah podman docker | head -n 1); [ -n "$$tool" ] || { echo "make: image needs buildah, podman or docker" >&2; exit 1; }; \
+	for arch in amd64 arm64; do \
+	  $$tool build --platform linux/$$arch -t culvert:latest-$$arch --build-arg TARGETARCH=$$arch \
 	    --build-arg VERSION="$(call stamp,$$1 == "mod" {print $$3})" \
 	    --build-arg REVISION="$(call stamp,sub(/vcs.revision=/, "", $$2) {print $$2})" \
 	    --build-arg CREATED="$(call stamp,sub(/vcs.time=/, "", $$2) {print $$2})" .; \
-	done; echo "make: image needs buildah, podman or docker" >&2; exit 1
+	done; \
+	$$tool tag culvert:latest-$$($(GO) env GOHOSTARCH) culvert:latest
 
 # The same commit and the same Go give the same bytes, on whatever machine.
 release: go-version ## binaries for linux/amd64 and linux/arm64 with checksums, in dist
@@ -118,6 +120,12 @@ reproducible: ## build the release of the last commit twice, in other folders wi
 	for copy in one another/place; do GOCACHE=$$dir/cache/$$copy $(MAKE) -s -C $$dir/$$copy release; done; \
 	for file in culvert-linux-amd64 culvert-linux-arm64 SHA256SUMS; do cmp $$dir/{one,another/place}/dist/$$file; done; \
 	! grep -aqF $$dir $$dir/one/dist/culvert-*; echo "both builds are the same, byte by byte"
+
+size: go-version ## the stripped binary is at most 32 MiB, and 15 MiB without Kubernetes
+	@mkdir -p bin; for build in culvert:32: culvert-nokube:15:nokube; do IFS=: read -r name most tags <<<$$build; \
+	  CGO_ENABLED=0 $(GO) build -trimpath -tags "$$tags" -ldflags='-s -w' -o bin/$$name ./cmd/culvert; \
+	  bytes=$$(stat -c %s bin/$$name); echo "bin/$$name: $$bytes bytes, at most $$((most << 20))"; [ $$bytes -le $$((most << 20)) ]; \
+	done
 
 clean: ## remove what make built
 	rm -rf bin dist

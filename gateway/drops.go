@@ -1,6 +1,12 @@
 package gateway
 
-import "sync/atomic"
+import (
+	"sync/atomic"
+
+	"culvert/gateway/wg"
+	"culvert/geneve"
+	"culvert/nat"
+)
 
 // DropReason is why the gateway itself dropped a packet. The reasons of the
 // tunnel headers are geneve.Reason, those of the packet's contents nat.Reason, those
@@ -40,4 +46,31 @@ type counters struct {
 	generated atomic.Uint64 // made by the gateway itself, to be sent this way
 	drops     [numDropReasons]atomic.Uint64
 	witnesses []atomic.Pointer[witness] // by nat.Reason
+}
+
+// eachDrop calls yield for each counter of dropped packets, of every layer.
+func eachDrop(g *Gateway, s *nat.Stats, tunnels *geneve.Stats, tunnel *wg.Stats, yield func(direction, reason string, packets uint64)) {
+	for _, d := range []struct {
+		name string
+		nat  *nat.Direction
+		own  *counters
+		wg   *[wg.NumReasons]uint64
+	}{{"outbound", &s.Outbound, &g.out.counters, &tunnel.Outbound}, {"inbound", &s.Inbound, &g.in.counters, &tunnel.Inbound}} {
+		for _, r := range nat.Reasons() {
+			yield(d.name, r.String(), d.nat.Dropped[r])
+		}
+		for r := range numDropReasons {
+			yield(d.name, r.String(), d.own.drops[r].Load())
+		}
+		for r := range wg.NumReasons {
+			yield(d.name, r.String(), d.wg[r])
+		}
+	}
+	for r := geneve.Accepted + 1; r < geneve.NumReasons; r++ {
+		direction := "outbound"
+		if r >= geneve.UnknownTunnel {
+			direction = "inbound"
+		}
+		yield(direction, r.String(), tunnels.Drops[r])
+	}
 }

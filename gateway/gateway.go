@@ -15,6 +15,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"culvert/gateway/config"
+	"culvert/gateway/control"
 	"culvert/gateway/wg"
 	"culvert/geneve"
 	"culvert/geneve/udp"
@@ -35,12 +36,20 @@ type Gateway struct {
 	metrics  *metricsServer
 	health   *metricsServer
 	watch    *watch
+	control  *controlServer
 	ready    atomic.Bool
 	source   func() bool // reports whether what the gateway learns from is ready; nil: it is
 
 	mu     sync.Mutex
 	config *config.Config // +checklocks:mu
 	ports  config.Ports   // +checklocks:mu
+
+	reload    func(ctx context.Context, dryRun bool) (*control.Reloaded, error) // nil = nobody can
+	tap       tap                                                               // of captures
+	capturing atomic.Bool                                                       // there is one
+	dropRates dropRates
+	lastView  viewCache
+	watches   atomic.Int32 // of connections
 }
 
 // New opens every socket of the gateway that c describes and starts its tunnel.
@@ -93,7 +102,10 @@ func (g *Gateway) open(c *config.Config, internal geneve.Options) (err error) {
 	if g.metrics, err = newMetricsServer("metrics", c.Metrics, g); err != nil {
 		return err
 	}
-	g.health, err = newMetricsServer("health", c.Health, g)
+	if g.health, err = newMetricsServer("health", c.Health, g); err != nil {
+		return err
+	}
+	g.control, err = newControlServer(c, g)
 	return err
 }
 
@@ -117,6 +129,7 @@ func (g *Gateway) connectPath(c *config.Config) {
 		receiver: g.endpoint.NewReceiver(),
 		replies:  g.endpoint.NewSender(),
 		engine:   g.engine,
+		tap:      &g.tap,
 		tunnel:   g.wg,
 		queue:    newQueue(g.endpoint.Wake),
 		piece:    make([]byte, c.MTU),
@@ -125,6 +138,7 @@ func (g *Gateway) connectPath(c *config.Config) {
 		endpoint: g.endpoint,
 		sender:   g.endpoint.NewSender(),
 		engine:   g.engine,
+		tap:      &g.tap,
 		tunnel:   g.wg,
 		check:    g.check,
 		answers:  g.out.queue,
@@ -190,6 +204,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	tasks.Go(func() { g.checkConnection(ctx) })
 	g.metrics.serve()
 	g.health.serve()
+	g.control.serve()
 	g.ready.Store(true)
 	g.logStart(c)
 
@@ -272,6 +287,19 @@ func (g *Gateway) Check(c *config.Config) error {
 	return err
 }
 
+// Changes says in words what differs between c and the running configuration.
+func (g *Gateway) Changes(c *config.Config) string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return c.Changes(g.config)
+}
+
+// SetReload says how the configuration is read again when the control socket asks for that.
+// It is to be called before Run.
+func (g *Gateway) SetReload(reload func(ctx context.Context, dryRun bool) (*control.Reloaded, error)) {
+	g.reload = reload
+}
+
 // prepare does all of Apply that can fail, and changes nothing.
 //
 // Preconditions: g.mu is held.
@@ -326,6 +354,9 @@ func (g *Gateway) close() {
 	}
 	if g.metrics != nil {
 		g.metrics.close()
+	}
+	if g.control != nil {
+		g.control.close()
 	}
 }
 

@@ -21,6 +21,8 @@ type inbound struct {
 	pollAt   nat.Time
 	sender   *geneve.Sender
 	engine   *nat.Engine
+	tap      *tap
+	sight    sight
 	tunnel   *wg.Device // whose probes are answered
 	check    *check
 	answers  *queue    // ICMP errors and answers, back into the tunnel
@@ -51,11 +53,21 @@ func (in *inbound) decide(data []byte, now nat.Time) {
 	p := &in.packet
 	p.Parse(data) // Process drops what is malformed
 	copy(in.source[:], data[min(sourceAt, len(data)):])
+	r := in.tap.Load()
+	if r != nil {
+		in.sight.take(r, p, data, nat.Tunnel)
+	}
 	v := in.engine.Process(p, nat.Tunnel, now)
+	if r != nil {
+		in.sight.tell(r, p, nat.Tunnel, &v, now)
+	}
 	held := v.Held
 	in.act(p, v, now)
 	for ; held > 0; held-- {
 		if v, ok := in.engine.Release(p, in.fragment[:], nat.Tunnel, now); ok {
+			if r != nil {
+				in.sight.tellReleased(r, p, nat.Tunnel, &v, now)
+			}
 			in.act(p, v, now)
 		}
 	}
@@ -126,6 +138,9 @@ func (in *inbound) deliver(p *packet.Packet, now nat.Time) {
 	}
 	if !answerEcho(p) {
 		in.drops[DropNoService].Add(1)
+		if r := in.tap.Load(); r != nil {
+			in.sight.tellRefused(r, nat.Tunnel, DropNoService, now)
+		}
 		in.refuse(p, portUnreachable, now)
 		return
 	}

@@ -67,7 +67,7 @@ func newMetricsServer(field, address string, g *Gateway) (*metricsServer, error)
 		ReadTimeout:       requestTime,
 		WriteTimeout:      answerTime,
 		MaxHeaderBytes:    maxHeader,
-		ErrorLog:          newErrorLog(g.log),
+		ErrorLog:          newErrorLog(g.log, "metrics"),
 	}
 	// One request per connection: what is sent beyond it waits in vain, and no connection is ever idle.
 	m.server.SetKeepAlivesEnabled(false)
@@ -101,9 +101,10 @@ func (m *metricsServer) close() {
 	m.listener.Close()
 }
 
-// newErrorLog returns a log for net/http, whose lines go to ours: one each ten seconds.
-func newErrorLog(to *logrus.Entry) *log.Logger {
-	return log.New(&errorLog{to: to, pace: rate.Sometimes{Interval: 10 * time.Second}}, "", 0)
+// newErrorLog returns a log for the net/http of a listener, whose lines go to ours: one each
+// ten seconds.
+func newErrorLog(to *logrus.Entry, listener string) *log.Logger {
+	return log.New(&errorLog{to: to.WithField("listener", listener), pace: rate.Sometimes{Interval: 10 * time.Second}}, "", 0)
 }
 
 type errorLog struct {
@@ -113,7 +114,7 @@ type errorLog struct {
 
 // Write implements io.Writer.
 func (l *errorLog) Write(line []byte) (int, error) {
-	l.pace.Do(func() { l.to.WithField("listener", "metrics").Warn(strings.TrimSpace(string(line))) })
+	l.pace.Do(func() { l.to.Warn(strings.TrimSpace(string(line))) })
 	return len(line), nil
 }
 

@@ -46,8 +46,7 @@ func (p *page) packets(s *nat.Stats, tunnels *geneve.Stats, tunnel *wg.Stats, g 
 		name string
 		nat  *nat.Direction
 		own  *counters
-		wg   *[wg.NumReasons]uint64
-	}{{"outbound", &s.Outbound, &g.out.counters, &tunnel.Outbound}, {"inbound", &s.Inbound, &g.in.counters, &tunnel.Inbound}}
+	}{{"outbound", &s.Outbound, &g.out.counters}, {"inbound", &s.Inbound, &g.in.counters}}
 
 	for _, f := range []struct {
 		name, help string
@@ -75,35 +74,20 @@ func (p *page) packets(s *nat.Stats, tunnels *geneve.Stats, tunnel *wg.Stats, g 
 	}
 
 	p.family(counter, "dropped_packets_total", "Inner packets dropped, by reason.", "direction", "reason")
-	for _, d := range directions {
-		for _, r := range nat.Reasons() {
-			p.count(d.nat.Dropped[r], d.name, r.String())
-		}
-		for r := range numDropReasons {
-			p.count(d.own.drops[r].Load(), d.name, r.String())
-		}
-		for r := range wg.NumReasons {
-			p.count(d.wg[r], d.name, r.String())
-		}
-	}
-	for r := geneve.Accepted + 1; r < geneve.NumReasons; r++ {
-		direction := "outbound"
-		if r >= geneve.UnknownTunnel {
-			direction = "inbound"
-		}
-		p.count(tunnels.Drops[r], direction, r.String())
-	}
+	eachDrop(g, s, tunnels, tunnel, func(direction, reason string, packets uint64) { p.count(packets, direction, reason) })
 }
 
 func (p *page) connections(s *nat.Stats) {
 	p.one(gauge, "connections", "Connections in the table.", float64(s.Connections))
 	p.one(gauge, "connections_unreplied", "Connections in the table that have had no answer.", float64(s.Unreplied))
 	p.one(gauge, "connections_max", "Cap of the connection table.", float64(s.MaxConnections))
+	p.one(gauge, "connections_pressed", "1 if the table is so full that connections without an answer live 30 s only.", bit[s.Pressed])
 	p.one(counter, "connections_created_total", "Connections made.", float64(s.Created))
-	p.family(counter, "connections_removed_total", "Connections removed: expired, evicted with their configuration, dropped early for others.", "reason")
+	p.family(counter, "connections_removed_total", "Connections removed: expired, evicted with their configuration, dropped early for others, deleted by command.", "reason")
 	p.count(s.Expired, "expired")
 	p.count(s.Evicted, "evicted")
 	p.count(s.EarlyDropped, "early-dropped")
+	p.count(s.Deleted, "deleted")
 }
 
 // shares reports the tables that sources share, and what the shares have cost them.

@@ -24,6 +24,8 @@ type outbound struct {
 	receiver *geneve.Receiver
 	replies  *geneve.Sender // ICMP errors back to nodes
 	engine   *nat.Engine
+	tap      *tap
+	sight    sight
 	tunnel   *wg.Device // to poll
 	pollAt   nat.Time
 	other    *counters // of inbound, whose way errors and answers go
@@ -103,6 +105,9 @@ func (o *outbound) next(now nat.Time) bool {
 	if o.held > 0 {
 		o.held--
 		if v, ok := o.engine.Release(p, o.fragment[:], o.from, now); ok {
+			if r := o.tap.Load(); r != nil {
+				o.sight.tellReleased(r, p, o.from, &v, now)
+			}
 			o.act(p, v, now)
 			return true
 		}
@@ -114,7 +119,14 @@ func (o *outbound) next(now nat.Time) bool {
 	p.Parse(frame.Data) // Process drops what is malformed
 	p.SegmentSize = frame.SegmentSize
 	o.from = nat.Port(frame.Tunnel)
+	r := o.tap.Load()
+	if r != nil {
+		o.sight.take(r, p, frame.Data, o.from)
+	}
 	v := o.engine.Process(p, o.from, now)
+	if r != nil {
+		o.sight.tell(r, p, o.from, &v, now)
+	}
 	o.held = v.Held
 	o.act(p, v, now)
 	return true
@@ -163,6 +175,9 @@ func (o *outbound) reply(to nat.Port, packet []byte) {
 func (o *outbound) deliver(p *packet.Packet, from nat.Port, now nat.Time) {
 	if !answerEcho(p) {
 		o.drops[DropNoService].Add(1)
+		if r := o.tap.Load(); r != nil {
+			o.sight.tellRefused(r, from, DropNoService, now)
+		}
 		o.refuse(p, from, portUnreachable, now)
 		return
 	}

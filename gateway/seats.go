@@ -12,7 +12,8 @@ import (
 // seats is a listener with room for maxSeats connections. It closes those beyond at
 // once. A network holds at most as many seats as stay free, and an address at most as
 // many as its network may still take: one alone gets 11, and neither an address nor the
-// others of its network can lock out an address elsewhere.
+// others of its network can lock out an address elsewhere. Who comes without an address,
+// by a Unix socket, may have all seats.
 type seats struct {
 	net.Listener
 	refused atomic.Uint64
@@ -41,7 +42,10 @@ func (s *seats) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		network, address := origin(c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr())
+		var network, address netip.Prefix
+		if from, ok := c.RemoteAddr().(*net.TCPAddr); ok {
+			network, address = origin(from.AddrPort().Addr())
+		}
 		if s.take(network, address) {
 			leave := sync.OnceFunc(func() { s.leave(network, address) })
 			return &seated{c, time.Now().Add(seatTime), leave}, nil
@@ -69,7 +73,7 @@ func (s *seats) take(network, address netip.Prefix) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	free := maxSeats - s.total
-	if s.taken[address] >= free-s.taken[network] {
+	if free == 0 || address.IsValid() && s.taken[address] >= free-s.taken[network] {
 		return false
 	}
 	s.total++

@@ -48,6 +48,26 @@ func TestSeats(t *testing.T) {
 	}
 }
 
+// TestSeatsWithoutAddresses: who comes by a Unix socket finds each seat, and leaves it.
+func TestSeatsWithoutAddresses(t *testing.T) {
+	s := newSeats(nil)
+	for range 2 {
+		got := 0
+		for s.take(netip.Prefix{}, netip.Prefix{}) {
+			got++
+		}
+		if got != maxSeats {
+			t.Errorf("%d seats, want %d", got, maxSeats)
+		}
+		for range got {
+			s.leave(netip.Prefix{}, netip.Prefix{})
+		}
+	}
+	if s.inUse() != 0 || len(s.taken) != 0 {
+		t.Errorf("%d seats in use in the end, %v", s.inUse(), s.taken)
+	}
+}
+
 func addresses(format string, n int, others ...string) (all []string) {
 	for i := range n {
 		all = append(all, fmt.Sprintf(format, i))

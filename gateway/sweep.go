@@ -23,6 +23,10 @@ func (g *Gateway) sweep(ctx context.Context) {
 		g.tellEncaps()
 		g.wg.Settle()
 		g.watch.look(time.Since(started))
+		g.dropRates.note(time.Since(started), func() map[dropKey]uint64 {
+			stats, tunnels, tunnel := g.engine.Stats(), g.endpoint.Stats(), g.wg.Stats()
+			return g.drops(&stats, &tunnels, &tunnel)
+		})
 	}
 	defer g.watch.knocker.close()
 	sweepBeside(ctx, func() bool { return g.engine.Sweep(clock()) }, duties)

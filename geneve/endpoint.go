@@ -35,6 +35,7 @@ type Endpoint struct {
 	table      atomic.Pointer[table]
 
 	applyMu sync.Mutex // one Apply at a time
+	tap     atomic.Pointer[func(*Datagram)]
 
 	drops                [NumReasons]atomic.Uint64
 	signs                [NumReasons]atomic.Pointer[Sign]

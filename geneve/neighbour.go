@@ -232,6 +232,13 @@ func (n *neighbours) parts(i int) [][]byte {
 
 // flush sends n.trains, which hold so many datagrams.
 func (n *neighbours) flush(datagrams int) {
+	if tap := n.e.tap.Load(); tap != nil {
+		for i := range n.trains {
+			for _, part := range n.trains[i].Parts {
+				(*tap)(&Datagram{Outbound: true, Peer: n.trains[i].Destination, Data: part})
+			}
+		}
+	}
 	sent, _ := n.sender.Send(n.trains)
 	n.e.drop(SendFailed, uint64(datagrams-sent))
 }

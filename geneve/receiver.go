@@ -2,6 +2,7 @@ package geneve
 
 import (
 	"encoding/binary"
+	"net/netip"
 	"time"
 
 	"culvert/geneve/udp"
@@ -33,6 +34,7 @@ type Receiver struct {
 	// The opened message.
 	t           *tunnel
 	encap       Encap
+	source      netip.AddrPort
 	rest        []byte // datagrams not handed out
 	pieceSize   int    // their size; the last may be shorter
 	segmentSize int    // of the inner UDP train, else 0
@@ -79,6 +81,9 @@ func (r *Receiver) Next() (p Packet, ok bool) {
 		piece := r.rest[:min(r.pieceSize, len(r.rest))]
 		r.rest = r.rest[len(piece):]
 		ip, reason := r.e.decap(r.t, r.encap, piece, r.tos, r.now)
+		if tap := r.e.tap.Load(); tap != nil {
+			(*tap)(&Datagram{Peer: r.source, Tunnel: r.t.ID, Data: piece, Inner: ip, Reason: reason})
+		}
 		if reason != Accepted {
 			r.e.drop(reason, 1)
 			r.e.signTunnel(reason, r.t)
@@ -107,6 +112,7 @@ func (r *Receiver) open(m *udp.Message) {
 	r.account()
 	if len(m.Data) < headerLen {
 		r.e.drop(Truncated, 1)
+		r.show(m.Source, m.Data, 0, Truncated)
 		return
 	}
 	datagrams := uint64(1)
@@ -117,6 +123,7 @@ func (r *Receiver) open(m *udp.Message) {
 	t := r.e.table.Load().find(parseVNI(m.Data), m.Source.Addr())
 	if t == nil {
 		r.e.drop(UnknownNode, datagrams)
+		r.show(m.Source, m.Data, m.SegmentSize, UnknownNode)
 		if r.e.unsigned(UnknownNode) {
 			r.e.sign(&Sign{Reason: UnknownNode, Source: m.Source, VNI: parseVNI(m.Data)})
 		}
@@ -127,16 +134,18 @@ func (r *Receiver) open(m *udp.Message) {
 		if !t.either(r.now) {
 			r.e.drop(WrongEncap, datagrams)
 			r.e.signTunnel(WrongEncap, t)
+			r.show(m.Source, m.Data, m.SegmentSize, WrongEncap)
 			return
 		}
 		encap = is
 	}
-	r.t, r.encap, r.tos = t, encap, m.TOS
+	r.t, r.source, r.encap, r.tos = t, m.Source, encap, m.TOS
 	r.rest, r.pieceSize, r.segmentSize = m.Data, len(m.Data), 0
 	if datagrams > 1 {
 		if reason := r.shape(m); reason != Accepted {
 			r.e.drop(reason, datagrams)
 			r.e.signTunnel(reason, t)
+			r.show(m.Source, m.Data, m.SegmentSize, reason)
 			r.rest = nil
 		}
 	}

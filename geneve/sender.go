@@ -108,6 +108,9 @@ func (s *Sender) Commit(n int) Reason {
 		if to.mac() == 0 {
 			var r Reason
 			if r, to = s.e.neighbours.hold(t, packet); to.mac() == 0 {
+				if tap := s.e.tap.Load(); tap != nil && r != Accepted {
+					(*tap)(&Datagram{Outbound: true, Peer: t.destination, Tunnel: t.ID, Inner: packet, Reason: r})
+				}
 				return s.e.drop(r, 1)
 			}
 		}
@@ -116,6 +119,9 @@ func (s *Sender) Commit(n int) Reason {
 		}
 	}
 	t.encap(datagram, to, etherTypeOf(packet))
+	if tap := s.e.tap.Load(); tap != nil {
+		(*tap)(&Datagram{Outbound: true, Peer: t.destination, Tunnel: t.ID, Data: datagram, Inner: packet})
+	}
 	// RFC 6040, Section 4.1: in normal mode the outer ECN field is a copy of the inner one. DSCP is not copied.
 	s.add(t, datagram, ecnOf(packet))
 	s.used += len(datagram)

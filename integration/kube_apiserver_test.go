@@ -86,6 +86,7 @@ func startKubeAPI(h *peerHost, address string) *kubeAPI {
 		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file=" + k.path("accounts.key"),
 		"--service-account-signing-key-file=" + k.path("accounts.key"), "--token-auth-file=" + k.path("tokens.csv"),
 		"--authorization-mode=RBAC", "--audit-policy-file=" + k.path("audit.yaml"), "--audit-log-path=" + k.path("audit.log"),
+		"--allow-privileged=true", // as every cluster with Liqo has it
 		// There is no controller that makes the account of each namespace.
 		"--disable-admission-plugins=ServiceAccount",
 	}

@@ -86,6 +86,8 @@ var kubePlurals = map[string]string{
 	"PublicKey":                "publickeies", "Connection": "connections", "GeneveTunnel": "genevetunnels",
 	"InternalFabric": "internalfabrics", "InternalNode": "internalnodes",
 	"FirewallConfiguration": "firewallconfigurations", "RouteConfiguration": "routeconfigurations",
+	"Deployment": "deployments", "GatewayServer": "gatewayservers", "GatewayClient": "gatewayclients",
+	"WgGatewayServerTemplate": "wggatewayservertemplates", "WgGatewayClientTemplate": "wggatewayclienttemplates",
 }
 
 // kubePath is where a resource is.

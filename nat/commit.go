@@ -6,7 +6,7 @@ import "culvert/nat/packet"
 func (e *Engine) commit(d *decision, p *packet.Packet, now Time) {
 	c := d.hit.conn
 	if d.renewal != renewNone {
-		e.renew(c, d.hit.number, d.renewal, d.home)
+		e.renew(c, d.hit.number, d.renewal, d.home, now)
 	}
 	if d.finding != findNone {
 		e.learn(d)
@@ -106,11 +106,10 @@ func (e *Engine) learn(d *decision) {
 
 // renew takes a connection into the newest generation, or removes it. home is where its packets go, which is where answers come from,
 // until that is found anew.
-func (e *Engine) renew(c *conn, number uint32, r renewal, home Port) {
+func (e *Engine) renew(c *conn, number uint32, r renewal, home Port, now Time) {
 	switch r {
 	case renewEvict:
-		e.table.remove(c, number)
-		e.stats.Evicted++
+		e.end(c, number, endEvicted, now)
 		return
 	case renewAnew:
 		c.flags &^= flagEvaluated0 | flagEvaluated1
@@ -168,6 +167,9 @@ func (e *Engine) insert(d *decision, p *packet.Packet, now Time) bool {
 	tr.countBindings(1, uint64(p.Len()))
 	tb.wheel.start(now)
 	tb.wheel.arm(tb, c, number, now.Add(s.lifetime(c, e.pressed())))
+	if e.watchers != nil {
+		e.tell(c, "", now)
+	}
 	d.hit = hit{conn: c, number: number, direction: original}
 	if e.pressed() {
 		e.hurry(now)
@@ -184,20 +186,18 @@ func (e *Engine) clear(t *packet.Tuple, now Time) {
 		if !ok || e.alive(h.conn, now) {
 			return
 		}
-		tb.remove(h.conn, h.number)
-		e.stats.Expired++
+		e.end(h.conn, h.number, endExpired, now)
 	}
 }
 
 // makeRoom removes a connection for another.
 func (e *Engine) makeRoom(number uint32, now Time) {
 	c := e.table.at(number)
+	why := endExpired
 	if e.alive(c, now) {
-		e.stats.EarlyDropped++
-	} else {
-		e.stats.Expired++
+		why = endEarlyDropped
 	}
-	e.table.remove(c, number)
+	e.end(c, number, why, now)
 }
 
 // requeue puts the connections that were asked in vain to make room behind the others of their rank.
@@ -227,8 +227,7 @@ func (e *Engine) hurry(now Time) {
 		if c.lastSeen.Add(shortUnreplied) > now {
 			return
 		}
-		e.table.remove(c, number)
-		e.stats.Expired++
+		e.end(c, number, endExpired, now)
 	}
 }
 

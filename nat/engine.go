@@ -31,6 +31,7 @@ type Engine struct {
 	paths     pathTable
 	limit     limiter
 	stats     Stats
+	watchers  []*ConnWatch // nil = nobody
 	scratch   decision
 }
 
@@ -179,16 +180,18 @@ func (e *Engine) Apply(c *Config) error {
 }
 
 // Stats are the counters of an Engine. The ledger of each direction is Received = Forwarded + Delivered + Held + Σ Dropped, in packets
-// after segmentation; of the table it is Connections = Created − Expired − Evicted − EarlyDropped.
+// after segmentation; of the table it is Connections = Created − Expired − Evicted − EarlyDropped − Deleted.
 type Stats struct {
 	Outbound, Inbound Direction
 	Connections       int // in the table
 	Unreplied         int // of them
 	MaxConnections    int
+	Pressed           bool // the table is so full that unreplied connections live shortUnreplied
 	Created           uint64
 	Expired           uint64 // their time had come
 	Evicted           uint64 // their configuration had gone
 	EarlyDropped      uint64 // made room for others
+	Deleted           uint64 // by Delete
 	Uncounted         uint64 // packets that not all of their rules counted
 	Datagrams         int    // in fragments, of which parts are missing
 	DatagramsReplaced uint64 // incomplete ones that made room for others
@@ -213,7 +216,7 @@ func (e *Engine) Stats() Stats {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	st := e.stats
-	st.Connections, st.MaxConnections = e.table.used, e.snapshot.maxEntries
+	st.Connections, st.MaxConnections, st.Pressed = e.table.used, e.snapshot.maxEntries, e.pressed()
 	st.Unreplied = e.table.lists[rankUnreplied].length
 	st.Datagrams = e.fragments.partial.length
 	st.ErrorsLimited = e.limit.refused

@@ -195,14 +195,14 @@ func (r *rule) missing(v *view) (all []string) {
 	return all
 }
 
-var fieldNames = [...]string{
+var comparedNames = [...]string{
 	fieldProto: "protocol", fieldIn: "in", fieldOut: "out", fieldSource: "source", fieldDestination: "destination",
 	fieldSourcePort: "source port", fieldDestinationPort: "destination port", fieldNoReturn: "a source without a route back",
 }
 
 // String returns what the comparison asks for.
 func (c *comparison) String() string {
-	name := fieldNames[c.field]
+	name := comparedNames[c.field]
 	if c.negate {
 		name += " not"
 	}

@@ -95,7 +95,7 @@ func (e *Engine) revalidateSome(now Time, budget int) bool {
 			d := &e.scratch
 			d.outline, d.hit = outline{}, hit{conn: c, number: r.at}
 			e.recheck(d, now)
-			e.renew(c, r.at, d.renewal, d.home)
+			e.renew(c, r.at, d.renewal, d.home, now)
 		}
 	}
 	return r.left == 0

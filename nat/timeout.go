@@ -150,8 +150,7 @@ func (e *Engine) expire(now Time, budget int) int {
 		c := tb.at(number)
 		deadline := c.lastSeen.Add(e.snapshot.lifetime(c, e.pressed()))
 		if deadline <= now {
-			tb.remove(c, number)
-			e.stats.Expired++
+			e.end(c, number, endExpired, now)
 			continue
 		}
 		w.unlink(tb, c, number)

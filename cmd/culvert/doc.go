@@ -4,12 +4,18 @@
 //	culvert gateway --liqo FLAGS
 //	culvert node --config FILE [--check]
 //	culvert init DIR [--here]
+//	culvert status [--watch]
+//	culvert connections [--watch] [delete]
+//	culvert capture [--at STAGES] [--drops] [-w FILE]
+//	culvert reload [--dry-run]
+//	culvert rules | routes
 //	culvert help config
 //	culvert lab check | up | down | exec CLUSTER/HOST [--] COMMAND… | status | bench
 //	culvert lab break [FAULT…] | mend [FAULT…] | restart CLUSTER/HOST
 //	culvert keygen FILE [--public]
 //	culvert ipam list | acquire [PEER KIND REAL] | release PEER [KIND REAL] --config FILE | --file FILE
 //	culvert ipam check FILE [PEER'S FILE]
+//	culvert liqo template [--offline [--release NAME]] | check NAMESPACE/NAME
 //	culvert completion bash | zsh | fish
 //	culvert version [-o json]
 //
@@ -22,9 +28,19 @@
 // # Exit status
 //
 //	0  done
-//	1  something that had started failed, or a check of the lab did; ipam check: remaps needed
+//	1  something that had started failed, or a check of the lab did; ipam check: remaps needed;
+//	   liqo check: it would not work
 //	2  bad input: arguments, configuration, a port in use, a missing privilege;
 //	   standard error has one line per cause, and nothing is left behind
+//
+// The commands that ask a running gateway (status …) end with 2 when none answers or the
+// gateway refuses what was asked, and with 1 when it goes away while it answers.
+//
+// # The control socket
+//
+// A gateway serves a Unix socket that only its own user may connect to; package
+// culvert/gateway/control says what it answers. Commands find it by themselves where one
+// gateway runs, else by --socket.
 //
 // # Privileges
 //
@@ -36,5 +52,8 @@
 //
 // GOMAXPROCS and GOMEMLIMIT work as in every Go program. Without them the gateway runs
 // Go code on one thread where there are at most two CPUs, and keeps Go's memory below
-// 7/10 of its control group's limit. Nothing else is read.
+// 7/10 of its control group's limit. KUBECONFIG leads culvert liqo to its cluster, as it does
+// kubectl. XDG_RUNTIME_DIR says where control sockets are, which without it are in /run, or
+// for another user than root in a folder of its own of the temporary folder. Nothing else is
+// read.
 package main

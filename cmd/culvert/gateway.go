@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -18,6 +19,7 @@ import (
 
 	"culvert/gateway"
 	"culvert/gateway/config"
+	"culvert/gateway/control"
 )
 
 func newGatewayCommand() *cobra.Command {
@@ -86,6 +88,8 @@ func runGateway(ctx context.Context, file string, c *config.Config) error {
 		return err
 	}
 	logRemaps(log, remapped)
+	r := &reloader{g: g, file: file, log: log}
+	g.SetReload(r.reload)
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP)
 	defer signal.Stop(hup)
@@ -97,7 +101,9 @@ func runGateway(ctx context.Context, file string, c *config.Config) error {
 			case <-ctx.Done():
 				return
 			case <-hup:
-				reload(ctx, g, file, log)
+				if _, err := r.reload(ctx, false); err != nil {
+					log.WithError(err).Error("configuration refused, the running one stays")
+				}
 			}
 		}
 	}()
@@ -112,25 +118,45 @@ const lockPatience = 30 * time.Second
 
 var errLockPatience = fmt.Errorf("waited %v", lockPatience)
 
-// reload applies file; a file that is bad in any way changes nothing.
-func reload(ctx context.Context, g *gateway.Gateway, file string, log *logrus.Logger) {
+// A reloader reads a gateway's file again.
+type reloader struct {
+	g    *gateway.Gateway
+	file string
+	log  *logrus.Logger
+	mu   sync.Mutex // one at a time
+}
+
+// reload applies the file, or says what that would do. A file that is bad in any way changes
+// nothing.
+func (r *reloader) reload(ctx context.Context, dryRun bool) (*control.Reloaded, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	ctx, cancel := context.WithTimeoutCause(ctx, lockPatience, errLockPatience)
 	defer cancel()
-	c, err := config.Load(file)
-	var remapped *config.Remapped
-	if err == nil {
-		remapped, err = config.Remap(ctx, c, time.Now(), false, g.Check)
-	}
-	if err == nil {
-		err = g.Apply(remapped.Config)
-	}
+	c, err := config.Load(r.file)
 	if err != nil {
-		log.WithError(err).Error("configuration refused, the running one stays")
-		return
+		return nil, err
+	}
+	remapped, err := config.Remap(ctx, c, time.Now(), dryRun, r.g.Check)
+	if err != nil {
+		return nil, err
+	}
+	done := &control.Reloaded{DryRun: dryRun, Changes: r.g.Changes(remapped.Config), Warnings: remapped.Warnings}
+	for _, a := range remapped.Choices {
+		if a.New {
+			done.Chosen = append(done.Chosen, fmt.Sprintf("%s: %s", a.Path, a.RemappedText()))
+		}
+	}
+	if dryRun {
+		return done, nil
+	}
+	if err := r.g.Apply(remapped.Config); err != nil {
+		return nil, err
 	}
 	level, _ := logrus.ParseLevel(c.Log.Level) // Load has checked it
-	log.SetLevel(level)
-	logRemaps(log, remapped)
+	r.log.SetLevel(level)
+	logRemaps(r.log, remapped)
+	return done, nil
 }
 
 func logRemaps(log *logrus.Logger, r *config.Remapped) {

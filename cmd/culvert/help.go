@@ -16,6 +16,7 @@ var examples = map[string]string{
 	"culvert":               "  culvert lab up\n  culvert init rome-milan --here\n  culvert help config",
 	"culvert gateway":       "  culvert gateway --config rome/gateway.yaml --check\n  culvert gateway --config rome/gateway.yaml",
 	"culvert node":          "  culvert node --config rome/nodes/rome-1.yaml --check\n  sudo culvert node --config rome/nodes/rome-1.yaml",
+	"culvert status":        "  culvert status\n  culvert status --watch\n  culvert status --socket rome -o json | jq .tunnel.state",
 	"culvert keygen":        "  culvert keygen rome.key > rome.pub\n  culvert keygen --public rome.key",
 	"culvert ipam":          "  culvert ipam check rome/gateway.yaml milan/gateway.yaml\n  culvert ipam list --config rome/gateway.yaml",
 	"culvert ipam list":     "  culvert ipam list --config rome/gateway.yaml",

@@ -1,31 +1,22 @@
 package main
 
 import (
-	"embed"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
-	"strings"
-	"text/template"
+	"slices"
 
 	"culvert/gateway/config"
 	"culvert/gateway/configfile"
 	"culvert/gateway/node"
 )
 
-//go:embed init_templates
-var initTemplates embed.FS
-
 // write writes everything into dir, which it removes again if the gateway or the nodes
 // would refuse what it has written.
 func (p *initPlan) write(dir string, out io.Writer) (err error) {
 	if err := exists(dir); err != nil {
-		return err
-	}
-	templates, err := template.ParseFS(initTemplates, "init_templates/*")
-	if err != nil {
 		return err
 	}
 	defer func() {
@@ -34,22 +25,22 @@ func (p *initPlan) write(dir string, out io.Writer) (err error) {
 		}
 	}()
 	// Folders and keys are this user's alone; nodes and gateways need one folder each.
-	render := func(name, from string, data any) error {
+	render := func(name, from string, nodes []initNode, words []string) error {
 		if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
 			return err
 		}
-		var text strings.Builder
-		if err := templates.ExecuteTemplate(&text, from, data); err != nil {
+		text, err := fill(from, nodes, words)
+		if err != nil {
 			return err
 		}
-		return os.WriteFile(name, []byte(text.String()), 0o600)
+		return os.WriteFile(name, []byte(text), 0o600)
 	}
 	for _, s := range []*initSide{p.Client, p.Server} {
 		folder := filepath.Join(dir, s.Cluster)
-		files := []error{render(filepath.Join(folder, "gateway.yaml"), "gateway.yaml", s),
+		files := []error{render(filepath.Join(folder, "gateway.yaml"), "gateway.yaml", s.Nodes, s.words()),
 			os.WriteFile(filepath.Join(folder, "gateway.schema.json"), configfile.Schema("culvert gateway", config.Fields()), 0o600)}
 		for _, n := range s.Nodes {
-			files = append(files, render(filepath.Join(folder, "nodes", n.Name+".yaml"), "node.yaml", n))
+			files = append(files, render(filepath.Join(folder, "nodes", n.Name+".yaml"), "node.yaml", nil, n.words()))
 		}
 		files = append(files, os.WriteFile(filepath.Join(folder, "nodes", "node.schema.json"), configfile.Schema("culvert node", node.Fields()), 0o600))
 		key, err := readOrMakeKey(filepath.Join(folder, "gateway.key"), false)
@@ -70,17 +61,15 @@ func (p *initPlan) write(dir string, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	data := struct {
-		*initPlan
-		Dir, Program string
-	}{p, dir, program}
+	nodes, words, how := slices.Concat(p.Client.Nodes, p.Server.Nodes), p.words(dir, program), "START.txt"
 	if p.Here {
-		if err := render(filepath.Join(dir, "here.sh"), "here.sh", data); err != nil {
+		how = "here.txt"
+		if err := render(filepath.Join(dir, "here.sh"), "here.sh", nodes, words); err != nil {
 			return err
 		}
 	}
 	start := filepath.Join(dir, "START.txt")
-	if err := render(start, "START.txt", data); err != nil {
+	if err := render(start, how, nodes, words); err != nil {
 		return err
 	}
 	text, err := os.ReadFile(start)

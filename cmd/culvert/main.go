@@ -49,7 +49,8 @@ func newRootCommand() *cobra.Command {
 		DisableSuggestions: true,
 	}
 	root.AddCommand(newGatewayCommand(), newNodeCommand(), newInitCommand(), newLabCommand(), newKeygenCommand(), newIPAMCommand(),
-		newVersionCommand(), newConfigTopic())
+		newStatusCommand(), newConnectionsCommand(), newCaptureCommand(), newReloadCommand(), newRulesCommand(), newRoutesCommand(), newVersionCommand(), newConfigTopic())
+	root.AddCommand(kubeCommands()...)
 	addCompletion(root)
 	addHelp(root)
 	return root

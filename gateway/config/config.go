@@ -39,6 +39,7 @@ type Config struct {
 	IPAM  IPAM   // ipam
 	State string // state: folder of what outlives the process, "" = none
 
+	Control string // control: path of the control socket; ControlAuto = its usual place, if it can be there; "" = off
 	Metrics string // metrics: listen address, empty = off
 	Health  string // listen address of /healthz and /readyz alone, empty = beside metrics
 	Log     Log
@@ -57,6 +58,9 @@ const (
 
 // LiqoConnectionCheck is Liqo's.
 var LiqoConnectionCheck = ConnectionCheck{Port: 12345, Interval: 2 * time.Second, Threshold: 5}
+
+// ControlAuto leaves the place of the control socket to the gateway.
+const ControlAuto = auto
 
 // WireGuard is the external network's end: one tunnel to one peer.
 type WireGuard struct {

@@ -61,7 +61,7 @@ var fields = []configfile.Field{
 	{Path: "nat.maxConnections", Type: "auto or a number, 1 to 16777216", Default: "auto", Live: true, Doc: "Cap of the connection table; auto follows the memory limit."},
 
 	{Path: "rules[].name", Type: "name", Default: required, Live: true, Doc: "Name of the rule, for metrics. The first rule that matches decides; without any, packets pass."},
-	{Path: "rules[].from", Type: "one of remote, local", Live: true, Doc: "From which cluster the first packet comes; without it, both."},
+	{Path: "rules[].from", Type: "one of remote, local", Live: true, Doc: "From which cluster the packet comes; without it, both. Answers meet the rules, too: one that drops all from remote drops those to connections from local."},
 	{Path: "rules[].src[]", Type: "IPv4 CIDR", Live: true, Doc: "Sources, before they are translated: of the remote cluster its own CIDRs, not their remaps; without it, all."},
 	{Path: "rules[].dst[]", Type: "IPv4 CIDR", Live: true, Doc: "Destinations, after they are translated: of the remote cluster its own CIDRs, of a service its backends; without it, all."},
 	{Path: "rules[].protocol", Type: "one of tcp, udp, sctp, icmp", Live: true, Doc: "Without it, all."},
@@ -75,6 +75,7 @@ var fields = []configfile.Field{
 
 	{Path: "connectionCheck", Type: "true or false", Default: "false", Live: true, Doc: "Ask the peer every two seconds whether it is there, as Liqo's gateways do, for logs and metrics. Another gateway's questions are answered in any case."},
 	{Path: "mssClamp", Type: "auto, off or bytes, 216 to 8960", Default: "auto", Live: true, Doc: "Largest TCP segment that connections may ask for: auto is mtu less 40."},
+	{Path: "control", Type: "auto, a file, or empty", Default: "auto", Doc: "The Unix socket by which culvert status and the other commands reach this gateway, mode 0600; relative to this file. auto is culvert/CLUSTER-PEER.sock in $XDG_RUNTIME_DIR, or else in /run for root; the gateway goes without it where it cannot be made. Empty is none."},
 	{Path: "metrics", Type: "host:port, or empty", Default: "127.0.0.1:8082", Doc: "Where /metrics, /healthz and /readyz are served; empty is nowhere."},
 	{Path: "log.level", Type: "one of error, warning, info, debug, trace", Default: "info", Live: true, Doc: "What is logged: this and what is worse."},
 	{Path: "log.format", Type: "one of text, json", Default: "text", Doc: "How it is logged."},

@@ -18,7 +18,8 @@ import (
 	"culvert/nat"
 )
 
-// auto is the word for a value that ipam chooses. In a Config that value is invalid.
+// auto is the word for a value that ipam chooses, which in a Config is invalid, and for the
+// usual place of the control socket.
 const auto = "auto"
 
 type (
@@ -36,15 +37,13 @@ type (
 		NAT       fileNAT       `json:"nat"`
 		Rules     []fileRule    `json:"rules"`
 		MSSClamp  scalar        `json:"mssClamp"`
+		Control   *scalar       `json:"control"`
 		Metrics   *scalar       `json:"metrics"`
 		Log       fileLog       `json:"log"`
 		IPAM      fileIPAM      `json:"ipam"`
 		State     *scalar       `json:"state"`
 
 		ConnectionCheck scalar `json:"connectionCheck"`
-
-		// A part of the format that this version refuses by name.
-		Control *scalar `json:"control"`
 	}
 	fileWireGuard struct {
 		Role              scalar `json:"role"`
@@ -130,17 +129,21 @@ func (f *file) config(e *configfile.Errors, dir string) *Config {
 		Cluster: string(f.Cluster),
 		Peer:    string(f.Peer),
 		MTU:     TunnelMTU(e.Int("mtu", f.MTU, int(DefaultMTU), int(minMTU), int(maxMTU))),
+		Control: ControlAuto,
 		Metrics: DefaultMetrics,
 		Log: Log{
 			Level:  e.OneOf("log.level", f.Log.Level, "info", "error", "warning", "debug", "trace"),
 			Format: e.OneOf("log.format", f.Log.Format, "text", "json"),
 		},
 	}
+	if f.Control != nil && *f.Control != auto {
+		c.Control = ""
+		if *f.Control != "" {
+			c.Control = pathOf(e, "control", dir, *f.Control)
+		}
+	}
 	if f.Metrics != nil {
 		c.Metrics = string(*f.Metrics)
-	}
-	if f.Control != nil {
-		e.Add("control", "not supported yet; leave the field out")
 	}
 	if e.Bool("connectionCheck", f.ConnectionCheck, false) {
 		c.ConnectionCheck = LiqoConnectionCheck
@@ -151,7 +154,7 @@ func (f *file) config(e *configfile.Errors, dir string) *Config {
 	f.networks(e, dir, c)
 
 	switch f.NAT.UnknownSource {
-	case "off":
+	case "off", yamlOff:
 	case "", "auto":
 		if len(c.Local.ExternalCIDRs) > 0 {
 			c.UnknownSource = c.Local.ExternalCIDRs[0].Addr()
@@ -165,13 +168,16 @@ func (f *file) config(e *configfile.Errors, dir string) *Config {
 	}
 	switch f.MSSClamp {
 	case "", "auto":
-	case "off":
+	case "off", yamlOff:
 		c.MSSClamp = nat.MSSOff
 	default:
 		c.MSSClamp = nat.MSSClamp(e.Int("mssClamp", f.MSSClamp, 0, minMSS, int(maxMTU)-40))
 	}
 	return c
 }
+
+// yamlOff is what comes of off without quotes, a boolean in YAML 1.1.
+const yamlOff = "false"
 
 // networks converts the parts that say which addresses are in use and which to choose.
 func (f *file) networks(e *configfile.Errors, dir string, c *Config) {

@@ -135,7 +135,8 @@ func TestParseErrors(t *testing.T) {
 		{"control in ipam.file", "mssClamp: 1200", `ipam: {file: "a\nb"}`, "ipam.file: "},
 		{"external auto without memory", "external: 10.70.0.9", "external: auto", "nat.addresses[0].external: auto needs a memory"},
 		{"address auto without memory", "address: 10.70.0.20", "address: auto", "nat.services[0].address: auto needs a memory"},
-		{"control", "mssClamp: 1200", "control: /tmp/x", "control: not supported yet"},
+		{"control characters in control", "mssClamp: 1200", `control: "a\nb"`, "control: "},
+		{"control too long", "mssClamp: 1200", "control: /" + strings.Repeat("x", 107), "control: "},
 		{"connection check", "mssClamp: 1200", "connectionCheck: 2s", "connectionCheck: "},
 		{"mapping outside", "external: 10.70.0.9", "external: 10.72.0.9", "nat.addresses[0].external: "},
 		{"mapping of U", "external: 10.70.0.9", "external: 10.70.0.0", "nat.addresses[0].external: "},
@@ -296,6 +297,20 @@ func TestConnectionCheckValue(t *testing.T) {
 	with, err := parseText([]byte(goodFile+"connectionCheck: true\n"), keyFolder(t))
 	if err != nil || with.ConnectionCheck != LiqoConnectionCheck {
 		t.Errorf("%+v, %v", with, err)
+	}
+}
+
+// TestOff: off means the same with quotes and without, though YAML takes the latter for a
+// boolean.
+func TestOff(t *testing.T) {
+	for _, off := range []string{"off", `"off"`} {
+		text := strings.NewReplacer("mssClamp: 1200", "mssClamp: "+off, "nat:\n", "nat:\n  unknownSource: "+off+"\n").Replace(goodFile)
+		c, err := parseText([]byte(text), keyFolder(t))
+		if err != nil {
+			t.Errorf("%s: %v", off, err)
+		} else if c.MSSClamp != nat.MSSOff || c.UnknownSource.IsValid() {
+			t.Errorf("%s: clamp %v, unknown source %v", off, c.MSSClamp, c.UnknownSource)
+		}
 	}
 }
 

@@ -24,6 +24,7 @@ func (c *Config) ChangesLive(old *Config) error {
 	fixed("rules", c.Given.Rules == old.Given.Rules)
 	fixed("state", c.State == old.State)
 	fixed("ipam.file", c.IPAM.File == old.IPAM.File || c.State != old.State)
+	fixed("control", c.Control == old.Control)
 	fixed("metrics", c.Metrics == old.Metrics && c.Health == old.Health)
 	fixed("log.format", c.Log.Format == old.Log.Format)
 	return errors.Join(errs...)

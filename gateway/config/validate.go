@@ -36,6 +36,9 @@ const (
 // maxKeepalive is what WireGuard can be told.
 const maxKeepalive = 65535 * time.Second
 
+// maxSocketPath is how long the path of a Unix socket may be, in bytes (unix(7)).
+const maxSocketPath = 107
+
 // tunnelBlock is where Liqo puts tunnel addresses; nothing else may lie in it.
 var tunnelBlock = netip.MustParsePrefix("169.254.18.0/24")
 
@@ -69,6 +72,9 @@ func (c *Config) validate(e *configfile.Errors) {
 	}
 	if c.WireGuard.ListenPort == c.Geneve.ListenPort {
 		e.Add("geneve.listenPort", "%d is wireguard.listenPort too; both are UDP", c.Geneve.ListenPort)
+	}
+	if n := len(c.Control); n > maxSocketPath {
+		e.Add("control", "%d bytes; the path of a socket has at most %d", n, maxSocketPath)
 	}
 	validateMetrics(e, c.Metrics)
 	// The caps come first: what follows takes time for each element.

@@ -28,6 +28,7 @@ type bind struct {
 	admission    *admission             // of all others
 	receiveStops atomic.Uint64          // receive errors waited out
 	trains       peerTrains             // whether they may be sent
+	tap          atomic.Pointer[func(*Message)]
 
 	receiveBuffer int // bytes of each leg's; 0: the default
 }
@@ -160,6 +161,11 @@ func (b *bind) Send(bufs [][]byte, ep conn.Endpoint) error {
 	}
 	for _, l := range *legs {
 		if l.is4 == to.Addr().Is4() {
+			if tap := b.tap.Load(); tap != nil {
+				for _, m := range bufs {
+					(*tap)(&Message{Outbound: true, Peer: to, Data: m})
+				}
+			}
 			err := l.send(bufs, to, &b.trains)
 			data := dataMessages(bufs)
 			b.out.take(data)
@@ -235,7 +241,7 @@ func (b *bind) receive(l *leg, packets [][]byte, sizes []int, eps []conn.Endpoin
 			time.Sleep(receiveBackoff)
 		}
 	}
-	n, data := l.take(b.admission, packets, sizes, eps)
+	n, data := l.take(b.admission, b.tap.Load(), packets, sizes, eps)
 	b.in.give(data)
 	return n, nil // n may be 0
 }
@@ -264,7 +270,7 @@ func (b *bind) poll() {
 
 // take moves received datagrams that a admits into packets. It returns how many, and
 // how many of them are data messages.
-func (l *leg) take(a *admission, packets [][]byte, sizes []int, eps []conn.Endpoint) (n, data int) {
+func (l *leg) take(a *admission, tap *func(*Message), packets [][]byte, sizes []int, eps []conn.Endpoint) (n, data int) {
 	for n < len(packets) && l.next < l.filled {
 		m := &l.messages[l.next]
 		rest := m.Data[l.offset:]
@@ -272,7 +278,15 @@ func (l *leg) take(a *admission, packets [][]byte, sizes []int, eps []conn.Endpo
 		if m.SegmentSize > 0 && m.SegmentSize < size {
 			size = m.SegmentSize
 		}
-		if kind, ok := a.admit(rest[:size], m.Source.Addr()); ok {
+		kind, ok := a.admit(rest[:size], m.Source.Addr())
+		if tap != nil {
+			shown := Message{Peer: m.Source, Data: rest[:size], Dropped: !ok}
+			if !ok {
+				shown.Reason = a.refusal(kind, rest[:size])
+			}
+			(*tap)(&shown)
+		}
+		if ok {
 			sizes[n] = copy(packets[n], rest[:size])
 			eps[n] = l.endpoint(m.Source)
 			buffer := uintptr(0)

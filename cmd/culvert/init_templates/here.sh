@@ -1,32 +1,26 @@
 #!/bin/sh
-# Two network namespaces, {{.Client.Cluster}} and {{.Server.Cluster}}, each a node with one pod's address: sh here.sh up | down
+# Two network namespaces, <client> and <server>, each a node with one pod's address: sh here.sh up | down
 set -e
 case "$1" in
 up)
-{{- range .Client.Nodes}}{{template "namespace" .}}
-{{- end}}
-{{- range .Server.Nodes}}{{template "namespace" .}}
-{{- end}}
+each| 	ip netns add <cluster>
+each| 	ip link add cv-<cluster> type veth peer name eth0 netns <cluster>
+each| 	ip address add <gateway>/30 dev cv-<cluster>
+each| 	ip link set cv-<cluster> up
+each| 	ip -n <cluster> link set lo up
+each| 	ip -n <cluster> link set eth0 up
+each| 	ip -n <cluster> address add <underlay>/30 dev eth0
+each| 	ip -n <cluster> address add <pod>/32 dev lo
+each| 	ip netns exec <cluster> sysctl -qw net.ipv4.ip_forward=1
 	;;
 down)
-	ip link delete cv-{{.Client.Cluster}}
-	ip link delete cv-{{.Server.Cluster}}
-	ip netns delete {{.Client.Cluster}}
-	ip netns delete {{.Server.Cluster}}
+	ip link delete cv-<client>
+	ip link delete cv-<server>
+	ip netns delete <client>
+	ip netns delete <server>
 	;;
 *)
 	echo "want: sh here.sh up | down" >&2
 	exit 2
 	;;
 esac
-{{- define "namespace"}}
-	ip netns add {{.Side.Cluster}}
-	ip link add cv-{{.Side.Cluster}} type veth peer name eth0 netns {{.Side.Cluster}}
-	ip address add {{.Side.Underlay}}/30 dev cv-{{.Side.Cluster}}
-	ip link set cv-{{.Side.Cluster}} up
-	ip -n {{.Side.Cluster}} link set lo up
-	ip -n {{.Side.Cluster}} link set eth0 up
-	ip -n {{.Side.Cluster}} address add {{.Underlay}}/30 dev eth0
-	ip -n {{.Side.Cluster}} address add {{.PodOf}}/32 dev lo
-	ip netns exec {{.Side.Cluster}} sysctl -qw net.ipv4.ip_forward=1
-{{- end}}

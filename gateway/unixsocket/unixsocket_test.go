@@ -1,4 +1,4 @@
-package wg
+package unixsocket
 
 import (
 	"errors"
@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -13,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestPrivateSocketOfAnotherUser: nobody but the owner can connect, whatever the umask,
+// TestAnotherUser: nobody but the owner can connect, whatever the umask,
 // and the owner can.
-func TestPrivateSocketOfAnotherUser(t *testing.T) {
+func TestAnotherUser(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("not root: cannot become another user")
 	}
@@ -28,7 +29,7 @@ func TestPrivateSocketOfAnotherUser(t *testing.T) {
 		}
 	}
 	defer unix.Umask(unix.Umask(0))
-	l, err := listenPrivate(dir, "cv-rome.sock")
+	l, err := Listen(filepath.Join(dir, "cv-rome.sock"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,9 +64,9 @@ func connectAs(uid int, path string) error {
 	return <-result
 }
 
-// TestPrivateSocketLeavesUmask: files that other goroutines make meanwhile get the mode
+// TestUmask: files that other goroutines make meanwhile get the mode
 // that they ask for.
-func TestPrivateSocketLeavesUmask(t *testing.T) {
+func TestUmask(t *testing.T) {
 	defer unix.Umask(unix.Umask(0o022))
 	dir := t.TempDir()
 	var done atomic.Bool
@@ -74,7 +75,7 @@ func TestPrivateSocketLeavesUmask(t *testing.T) {
 	listening.Go(func() {
 		defer done.Store(true)
 		for range 500 {
-			l, err := listenPrivate(dir, "cv-rome.sock")
+			l, err := Listen(filepath.Join(dir, "cv-rome.sock"))
 			if err != nil {
 				t.Error(err)
 				return
@@ -94,21 +95,34 @@ func TestPrivateSocketLeavesUmask(t *testing.T) {
 	}
 }
 
-// TestPrivateSocketPlace: the socket of a killed process is replaced, that of a living
-// one and other files are left alone, and no name leads out of the folder.
-func TestPrivateSocketPlace(t *testing.T) {
+// TestPlace: the socket of a killed process is replaced, that of a living one and other
+// files are left alone, and so is that of one that is too busy to answer.
+func TestPlace(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "wireguard") // made on the way
-	killed, err := listenPrivate(dir, "killed")
+	killed, err := Listen(filepath.Join(dir, "killed"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	killed.(*net.UnixListener).SetUnlinkOnClose(false)
 	killed.Close()
-	running, err := listenPrivate(dir, "running")
+	running, err := Listen(filepath.Join(dir, "running"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer running.Close()
+	busy, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(busy)
+	if err := errors.Join(unix.Bind(busy, &unix.SockaddrUnix{Name: filepath.Join(dir, "busy")}), unix.Listen(busy, 0)); err != nil {
+		t.Fatal(err)
+	}
+	waiting, err := net.Dial("unix", filepath.Join(dir, "busy")) // fills its backlog
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer waiting.Close()
 	if err := os.WriteFile(filepath.Join(dir, "file"), []byte("kept"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -116,10 +130,10 @@ func TestPrivateSocketPlace(t *testing.T) {
 		name string
 		good bool
 	}{
-		{"killed", true}, {"running", false}, {"file", false},
-		{"../out", false}, {"cv-/../../x", false}, {"a/b", false}, {"", false}, {"a\x00b", false},
+		{"killed", true}, {"running", false}, {"busy", false}, {"file", false},
+		{strings.Repeat("x", MaxPath), false},
 	} {
-		l, err := listenPrivate(dir, tt.name)
+		l, err := Listen(filepath.Join(dir, tt.name))
 		if good := err == nil; good != tt.good {
 			t.Errorf("%q: %v", tt.name, err)
 		}

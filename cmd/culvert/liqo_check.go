@@ -1,0 +1,175 @@
+//go:build !nokube
+
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+
+	"culvert/kube"
+	"culvert/kube/check"
+	"culvert/kube/template"
+)
+
+func newLiqoCheckCommand() *cobra.Command {
+	var o operator
+	var templates string
+	cmd := &cobra.Command{
+		Use:   "check NAMESPACE/NAME",
+		Short: "Say what would happen if a gateway of Liqo were switched to culvert",
+		Long: "Say what would happen if the GatewayServer or GatewayClient NAME were switched to culvert, and print the\n" +
+			"commands to switch and to go back. It only reads: with your rights, not with those of the gateway.\n" +
+			"Exit status 0: it would work; 1: it would not, and the lines that begin with \"wrong\" say why; 2: it cannot look.",
+		Example: "  culvert liqo check liqo-tenant-milan/milan",
+		Args:    cobra.ExactArgs(1),
+		// Names are those of a cluster.
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			namespace, name, ok := strings.Cut(args[0], "/")
+			if !ok || namespace == "" || name == "" || strings.Contains(name, "/") {
+				return fmt.Errorf("%q: want NAMESPACE/NAME of a GatewayServer or GatewayClient; see kubectl get gatewayservers,gatewayclients -A", args[0])
+			}
+			client, err := o.client()
+			if err != nil {
+				return err
+			}
+			c, err := (&liqoReader{ctx: cmd.Context(), client: client}).read(namespace, name, templates)
+			if err != nil {
+				return err
+			}
+			report, err := check.Check(c)
+			if err != nil {
+				return err
+			}
+			return printReport(cmd.OutOrStdout(), report)
+		},
+	}
+	o.add(cmd)
+	cmd.Flags().StringVar(&templates, "template-namespace", "", "`NAMESPACE` of culvert's templates (default: that of the gateway's present one)")
+	return cmd
+}
+
+func printReport(w io.Writer, r *check.Report) error {
+	lines := []string{r.Gateway}
+	for _, f := range r.Findings {
+		word := "note"
+		if f.Wrong {
+			word = "wrong"
+		}
+		lines = append(lines, word+": "+f.Text)
+	}
+	verdict, works := "culvert would work here.", r.Works()
+	if !works {
+		verdict = "culvert would not work here."
+	}
+	lines = append(lines, verdict, "To switch:", "    "+r.Switch, "To go back:", "    "+r.Back)
+	_, err := fmt.Fprintln(w, strings.Join(lines, "\n"))
+	if err == nil && !works {
+		err = failure{errors.New("it would not work; mend what is wrong above")}
+	}
+	return err
+}
+
+// A liqoReader reads what is to be judged, and collects what it may not or cannot read.
+type liqoReader struct {
+	ctx    context.Context
+	client dynamic.Interface
+	errs   []error
+}
+
+// gatewayResources are what gateways obey, with the label by which Liqo marks those of gateways; own ones are those of the tenant's
+// namespace.
+var gatewayResources = []struct {
+	name, labels string
+	own          bool
+}{
+	{"firewallconfigurations", "networking.liqo.io/firewall-category=gateway", false},
+	{"routeconfigurations", "networking.liqo.io/route-category=gateway", false},
+	{"internalnodes", "", false},
+	{"internalfabrics", "", true}, {"genevetunnels", "", true}, {"publickeies", "", true},
+}
+
+func (r *liqoReader) read(namespace, name, templates string) (*check.Cluster, error) {
+	c := &check.Cluster{Gateway: r.get(liqoResource("gatewayservers"), namespace, name)}
+	resource, ours := "wggatewayservertemplates", template.ServerName
+	reference := "serverTemplateRef"
+	if c.Gateway == nil && r.errs == nil {
+		c.Gateway = r.get(liqoResource("gatewayclients"), namespace, name)
+		resource, ours, reference = "wggatewayclienttemplates", template.ClientName, "clientTemplateRef"
+	}
+	if c.Gateway == nil {
+		return nil, errors.Join(append(r.errs, fmt.Errorf("%s/%s: no such GatewayServer or GatewayClient; see kubectl get gatewayservers,gatewayclients -A", namespace, name))...)
+	}
+	present, _ := template.Field(c.Gateway, "spec", reference, "namespace").(string)
+	c.TemplateNamespace = cmp.Or(templates, present, "liqo")
+	c.Template = r.get(liqoResource(resource), c.TemplateNamespace, ours)
+	c.Namespace = r.get(schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}, "", namespace)
+	c.Deployment = r.get(schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}, namespace, "gw-"+name)
+	c.Policies = r.list(schema.GroupVersionResource{Group: "networking.k8s.io", Version: "v1", Resource: "networkpolicies"}, namespace, "")
+	for _, kind := range gatewayResources {
+		of := ""
+		if kind.own {
+			of = namespace
+		}
+		for _, o := range r.list(liqoResource(kind.name), of, kind.labels) {
+			x := &kube.Object{}
+			text, err := json.Marshal(o)
+			if err == nil {
+				err = json.Unmarshal(text, x)
+			}
+			if err != nil {
+				r.errs = append(r.errs, fmt.Errorf("%s: %w", kind.name, err))
+				continue
+			}
+			c.Resources = append(c.Resources, x)
+		}
+	}
+	return c, errors.Join(r.errs...)
+}
+
+// get returns an object; nil if it is not there.
+func (r *liqoReader) get(resource schema.GroupVersionResource, namespace, name string) map[string]any {
+	o, err := r.client.Resource(resource).Namespace(namespace).Get(r.ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		// A resource that the cluster does not have at all is not found either, but has no name.
+		if status := apierrors.APIStatus(nil); errors.As(err, &status) && status.Status().Details != nil && status.Status().Details.Name != "" {
+			return nil
+		}
+	}
+	if err != nil {
+		r.errs = append(r.errs, fmt.Errorf("get %s %s: %w", resource.Resource, name, err))
+		return nil
+	}
+	return o.Object
+}
+
+// page is how many objects are asked for at once.
+const page = 500
+
+func (r *liqoReader) list(resource schema.GroupVersionResource, namespace, labels string) (all []map[string]any) {
+	o := metav1.ListOptions{LabelSelector: labels, Limit: page}
+	for {
+		l, err := r.client.Resource(resource).Namespace(namespace).List(r.ctx, o)
+		if err != nil {
+			r.errs = append(r.errs, fmt.Errorf("list %s: %w", resource.Resource, err))
+			return nil
+		}
+		for i := range l.Items {
+			all = append(all, l.Items[i].Object)
+		}
+		if o.Continue = l.GetContinue(); o.Continue == "" {
+			return all
+		}
+	}
+}

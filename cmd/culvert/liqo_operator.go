@@ -1,0 +1,57 @@
+//go:build !nokube
+
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// kubeCommands are those that need Kubernetes.
+func kubeCommands() []*cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "liqo",
+		Short:   "Put gateways in the place of Liqo's",
+		Long:    "Put gateways in the place of Liqo's. Both commands read from a cluster, and change nothing there.",
+		Example: "  culvert liqo template | kubectl apply -f -\n  culvert liqo check liqo-tenant-milan/milan",
+		Args:    cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			return errors.New("liqo: want template or check; see --help")
+		},
+	}
+	cmd.AddCommand(newLiqoTemplateCommand(), newLiqoCheckCommand())
+	return []*cobra.Command{cmd}
+}
+
+// An operator reads from a cluster what the user may read.
+type operator struct{ kubeconfig, context string }
+
+func (o *operator) add(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&o.kubeconfig, "kubeconfig", "", "`FILE` that leads to the cluster (default: what kubectl takes)")
+	cmd.Flags().StringVar(&o.context, "context", "", "`NAME` of the context there (default: the current one)")
+}
+
+func (o *operator) client() (dynamic.Interface, error) {
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	rules.ExplicitPath = o.kubeconfig
+	c, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: o.context}).ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("--kubeconfig: %w", err)
+	}
+	c.QPS, c.Burst, c.UserAgent = clientQPS, clientBurst, "culvert"
+	client, err := dynamic.NewForConfig(c)
+	if err != nil {
+		return nil, fmt.Errorf("--kubeconfig: %w", err)
+	}
+	return client, nil
+}
+
+// liqoResource is a kind of Liqo's, by its name in paths.
+func liqoResource(name string) schema.GroupVersionResource {
+	return schema.GroupVersionResource{Group: "networking.liqo.io", Version: "v1beta1", Resource: name}
+}

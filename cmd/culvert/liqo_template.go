@@ -1,0 +1,120 @@
+//go:build !nokube
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"culvert/kube/template"
+)
+
+// templateFlags say which templates are taken over.
+type templateFlags struct {
+	operator
+	namespace, server, client string
+	image                     string
+	offline                   bool
+	release                   string
+}
+
+func newLiqoTemplateCommand() *cobra.Command {
+	var f templateFlags
+	cmd := &cobra.Command{
+		Use:   "template",
+		Short: "Print the templates by which Liqo starts culvert",
+		Long: "Print a " + template.ServerKind + " and a " + template.ClientKind + ", " + template.ServerName + " and " + template.ClientName + ",\n" +
+			"for kubectl apply. They are made of Liqo's own, which are read from the cluster: names, labels, selectors,\n" +
+			"the Service, scheduling, pull secrets and the values of flags are the same, so that a gateway that is there\n" +
+			"can be switched. Standard error has a line for each thing that is left out.",
+		Example: "  culvert liqo template --image registry.example/culvert:1.0 | kubectl apply -f -\n" +
+			"  culvert liqo template --offline --release liqo",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if cmd.Flags().Changed("release") && !f.offline {
+				return errors.New("--release: only with --offline; the templates in the cluster have it")
+			}
+			stocks, err := f.stock(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return printTemplates(cmd.OutOrStdout(), cmd.ErrOrStderr(), f.image, stocks)
+		},
+	}
+	f.add(cmd)
+	cmd.Flags().StringVar(&f.namespace, "namespace", "liqo", "`NAMESPACE` of Liqo and its templates")
+	cmd.Flags().StringVar(&f.server, "server-template", "wireguard-server", "`NAME` of Liqo's "+template.ServerKind)
+	cmd.Flags().StringVar(&f.client, "client-template", "wireguard-client", "`NAME` of Liqo's "+template.ClientKind)
+	cmd.Flags().StringVar(&f.image, "image", template.Image, "`NAME` of culvert's image in your registry")
+	cmd.Flags().BoolVar(&f.offline, "offline", false, "read no cluster: take what Liqo's chart has by default")
+	cmd.Flags().StringVar(&f.release, "release", "liqo", "with --offline: `NAME` of Liqo's Helm release, which is part of every selector")
+	for _, name := range []string{"kubeconfig", "context", "server-template", "client-template"} {
+		cmd.MarkFlagsMutuallyExclusive("offline", name)
+	}
+	return cmd
+}
+
+// stock returns Liqo's own templates.
+func (f *templateFlags) stock(ctx context.Context) ([]map[string]any, error) {
+	if f.offline {
+		return []map[string]any{template.Default(true, f.release, f.namespace), template.Default(false, f.release, f.namespace)}, nil
+	}
+	client, err := f.operator.client()
+	if err != nil {
+		return nil, err
+	}
+	var stocks []map[string]any
+	var errs []error
+	for _, t := range []struct{ flag, resource, name string }{
+		{"--server-template", "wggatewayservertemplates", f.server}, {"--client-template", "wggatewayclienttemplates", f.client},
+	} {
+		o, err := client.Resource(liqoResource(t.resource)).Namespace(f.namespace).Get(ctx, t.name, metav1.GetOptions{})
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %s in --namespace %s: %w; see kubectl get %s --all-namespaces", t.flag, t.name, f.namespace, err, t.resource))
+			continue
+		}
+		stocks = append(stocks, o.Object)
+	}
+	return stocks, errors.Join(errs...)
+}
+
+const templatesHeader = "# Templates by which Liqo starts culvert's gateways: culvert liqo template. Then: culvert liqo check.\n"
+
+func printTemplates(out, diag io.Writer, image string, stocks []map[string]any) error {
+	text := []byte(templatesHeader)
+	var told []string
+	var errs []error
+	for i, stock := range stocks {
+		made, notes, err := template.From(stock, image)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%v %v: %w", stock["kind"], template.Field(stock, "metadata", "name"), err))
+			continue
+		}
+		for _, note := range notes {
+			if !slices.Contains(told, note) {
+				told = append(told, note)
+				fmt.Fprintf(diag, "culvert: note: %s\n", note)
+			}
+		}
+		doc, err := yaml.Marshal(made)
+		if err != nil {
+			return err
+		}
+		if i > 0 {
+			text = append(text, "---\n"...)
+		}
+		text = append(text, doc...)
+	}
+	if len(errs) > 0 {
+		return errors.Join(errs...)
+	}
+	_, err := out.Write(text)
+	return err
+}

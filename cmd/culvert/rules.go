@@ -1,0 +1,105 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net/url"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"culvert/gateway/control"
+)
+
+// ruleWidth is how wide what a rule says is printed, beside its counters.
+const ruleWidth = 60
+
+func newRulesCommand() *cobra.Command {
+	c := newClientCommand(&cobra.Command{
+		Use:   "rules",
+		Short: "List the compiled rules of a running gateway, with what they have matched",
+		Long: "List the compiled rules of a running gateway in the order in which packets meet them. The second\n" +
+			"line of each says what it matches and does, and where it comes from.",
+		Example: "  culvert rules\n  culvert rules -o json | jq 'select(.packets > 0)'",
+		Args:    cobra.NoArgs,
+	}, "text", "json")
+	c.RunE = func(*cobra.Command, []string) error {
+		gateway, err := c.gateway()
+		if err != nil {
+			return err
+		}
+		return list(c, gateway, "/v1/rules", nil, "STAGE\tPRIORITY\tPACKETS\tBYTES\tRULE", func(r *control.Rule) string {
+			name := r.Table + "/" + r.Chain
+			if r.Name != "" && r.Name != r.Chain {
+				name += "/" + r.Name
+			}
+			packets, bytes := "-", "-"
+			if r.Packets != nil {
+				packets, bytes = fmt.Sprint(*r.Packets), bytesText(*r.Bytes)
+			}
+			text := fmt.Sprintf("%s\t%d\t%s\t%s\t%s\n", r.Stage, r.Priority, packets, bytes, name)
+			for line := range strings.Lines(wrap(fmt.Sprintf("%s %s [%s]", r.Match, r.Action, r.Origin), ruleWidth)) {
+				text += "\t\t\t\t" + strings.TrimSuffix(line, "\n") + "\n"
+			}
+			return text
+		})
+	}
+	return c.Command
+}
+
+func newRoutesCommand() *cobra.Command {
+	c := newClientCommand(&cobra.Command{
+		Use:     "routes",
+		Short:   "List the compiled routes of a running gateway",
+		Long:    "List the compiled routes of a running gateway in the order of their rules. Of the first rule that\nfits and has a route, the longest prefix is used.",
+		Example: "  culvert routes\n  culvert routes -o json | jq 'select(.to == \"rome-1\")'",
+		Args:    cobra.NoArgs,
+	}, "text", "json")
+	c.RunE = func(*cobra.Command, []string) error {
+		gateway, err := c.gateway()
+		if err != nil {
+			return err
+		}
+		return list(c, gateway, "/v1/routes", nil, "PRIORITY\tDESTINATION\tTO\tFROM\tMARK\tSOURCE\tORIGIN", func(r *control.Route) string {
+			to := r.To
+			if r.Via != "" {
+				to += " via " + r.Via
+			}
+			mark := "any"
+			if r.Mark != 0 {
+				mark = fmt.Sprint(r.Mark)
+			}
+			return fmt.Sprintf("%d\t%s\t%s\t%s\t%s\t%s\t%s\n", r.Priority, r.Destination, to, orAny(r.In), mark, orAny(r.Source), r.Origin)
+		})
+	}
+	return c.Command
+}
+
+func orAny(s string) string {
+	if s == "" {
+		return "any"
+	}
+	return s
+}
+
+// list prints a list of the gateway as a table, or as NDJSON.
+func list[T any](c *clientCommand, gateway *control.Client, path string, query url.Values, head string, row func(*T) string) error {
+	t := newTable(c.OutOrStdout())
+	if c.output == "text" {
+		fmt.Fprintln(t, head)
+	}
+	n := 0
+	var failed error
+	err := control.Each(c.Context(), gateway, path, query, func(v *T) bool {
+		if c.output == "json" {
+			failed = c.line(v)
+			return failed == nil
+		}
+		fmt.Fprint(t, row(v))
+		if n++; n%flushLines == 0 {
+			failed = t.Flush()
+		}
+		return failed == nil
+	})
+	return errors.Join(err, failed, t.Flush())
+}

@@ -1,0 +1,182 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"culvert/gateway/control"
+)
+
+func newStatusCommand() *cobra.Command {
+	var watch bool
+	c := newClientCommand(&cobra.Command{
+		Use:   "status",
+		Short: "Show how a running gateway does: tunnel, nodes, connections, drops",
+		Args:  cobra.NoArgs,
+	}, "text", "json", "yaml")
+	c.Flags().BoolVarP(&watch, "watch", "w", false, "show it again each second, until interrupted; with -o json a line each")
+	c.RunE = func(*cobra.Command, []string) error {
+		gateway, err := c.gateway()
+		if err != nil {
+			return err
+		}
+		draw := func(w io.Writer) error {
+			s, err := gateway.Status(c.Context())
+			if err == nil && c.output == "text" {
+				err = printGatewayStatus(w, s)
+			} else if err == nil && watch {
+				err = c.line(s)
+			} else if err == nil {
+				err = c.print(s)
+			}
+			return err
+		}
+		if watch {
+			if c.output == "yaml" {
+				return fmt.Errorf("--output: --watch has text or json")
+			}
+			return c.redraw(draw)
+		}
+		return draw(c.OutOrStdout())
+	}
+	return c.Command
+}
+
+func printGatewayStatus(w io.Writer, s *control.Status) error {
+	fmt.Fprintf(w, "%s to %s, %s, up %s, process %d, culvert %s\n\n", s.Cluster, s.Peer, s.Role, ageText(s.UptimeSeconds), s.PID, s.Version.Version)
+	faults := 0
+	for _, f := range s.Findings {
+		if f.Level == "warning" { // what works, the tables say
+			fmt.Fprintf(w, "%s\n", wrap("warning: "+f.Text, statusWidth))
+			faults++
+		}
+	}
+	if faults > 0 {
+		fmt.Fprintln(w)
+	}
+	t := newTable(w)
+	fmt.Fprintf(t, "tunnel\t%s\n", tunnelText(&s.Tunnel))
+	fmt.Fprintf(t, "connections\t%s\n", tableText(&s.Table))
+	fmt.Fprintf(t, "outbound\t%s\n", trafficText(&s.Outbound))
+	fmt.Fprintf(t, "inbound\t%s\n", trafficText(&s.Inbound))
+	fmt.Fprintf(t, "memory\t%s\n", memoryText(&s.Memory))
+	t.Flush()
+
+	fmt.Fprintln(t, "\nNODE\tSTATE\tUNDERLAY\tENCAP\tVNI\tHEARD\tRECEIVED\tSENT\tTRAINS")
+	for _, n := range s.Nodes {
+		heard := "-"
+		if n.SilenceSeconds != nil {
+			heard = ageText(*n.SilenceSeconds) + " ago"
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\n", n.Name, n.State, n.Underlay, n.Encap, n.VNI, heard,
+			bytesText(n.ReceivedBytes), bytesText(n.SentBytes), onOff(n.Trains))
+	}
+	t.Flush()
+
+	fmt.Fprintln(t, "\nSOCKET\tRECEIVED\tSENT\tBUFFERS\tGRO\tGSO\tOVERFLOWS\tREFUSED")
+	for _, name := range slices.Sorted(maps.Keys(s.Sockets)) {
+		k := s.Sockets[name]
+		overflows, refused := "unknown", uint64(0)
+		if k.Overflows != nil {
+			overflows = fmt.Sprint(*k.Overflows)
+		}
+		for _, n := range k.SendDrops {
+			refused += n
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s, %s\t%s\t%s\t%s\t%d\n", name, bytesText(k.ReceivedBytes), bytesText(k.SentBytes),
+			bytesText(uint64(k.ReceiveBuffer)), bytesText(uint64(k.SendBuffer)), onOff(k.GRO), onOff(k.GSO), overflows, refused)
+	}
+	t.Flush()
+
+	if len(s.Outbound.Drops)+len(s.Inbound.Drops) == 0 {
+		return nil
+	}
+	fmt.Fprintln(t, "\nDROPPED\tREASON\tPACKETS\tPER SECOND")
+	for _, d := range s.Outbound.Drops {
+		fmt.Fprintf(t, "outbound\t%s\t%d\t%.1f\n", d.Reason, d.Packets, d.Rate)
+	}
+	for _, d := range s.Inbound.Drops {
+		fmt.Fprintf(t, "inbound\t%s\t%d\t%.1f\n", d.Reason, d.Packets, d.Rate)
+	}
+	return t.Flush()
+}
+
+// statusWidth is for how wide a terminal the status is printed.
+const statusWidth = 100
+
+// wrap breaks a sentence into lines of at most width, those after the first indented.
+func wrap(text string, width int) string {
+	var b strings.Builder
+	column := 0
+	for i, word := range strings.Fields(text) {
+		switch {
+		case i == 0:
+		case column+1+len(word) > width:
+			b.WriteString("\n  ")
+			column = 2
+		default:
+			b.WriteByte(' ')
+			column++
+		}
+		b.WriteString(word)
+		column += len(word)
+	}
+	return b.String()
+}
+
+func tunnelText(t *control.Tunnel) string {
+	endpoint := t.Endpoint
+	if endpoint == "" {
+		endpoint = "no endpoint yet"
+	}
+	handshake := "never a handshake"
+	if t.HandshakeSeconds != nil {
+		handshake = "handshake " + ageText(*t.HandshakeSeconds) + " ago"
+	}
+	return fmt.Sprintf("%s, %s, %s; %s received, %s sent, trains %s",
+		t.State, endpoint, handshake, bytesText(t.ReceivedBytes), bytesText(t.SentBytes), onOff(t.Trains))
+}
+
+func tableText(t *control.Table) string {
+	text := fmt.Sprintf("%d of %d (%.0f %%), %d without an answer, %d made", t.Connections, t.Max,
+		100*float64(t.Connections)/float64(max(t.Max, 1)), t.Unreplied, t.Created)
+	if t.Pressed {
+		text += "; nearly full: those without an answer live 30 s"
+	}
+	return text
+}
+
+func trafficText(t *control.Traffic) string {
+	dropped := uint64(0)
+	for _, d := range t.Drops {
+		dropped += d.Packets
+	}
+	parts := []string{fmt.Sprintf("%d packets, %d forwarded, %d delivered here, %d dropped", t.Received, t.Forwarded, t.Delivered, dropped)}
+	if t.Untracked > 0 {
+		parts = append(parts, fmt.Sprintf("%d untracked", t.Untracked))
+	}
+	if t.Asymmetric > 0 {
+		parts = append(parts, fmt.Sprintf("%d asymmetric", t.Asymmetric))
+	}
+	return strings.Join(parts, ", ")
+}
+
+func memoryText(m *control.Memory) string {
+	text := bytesText(m.Resident) + " resident, " + bytesText(m.Heap) + " of Go objects"
+	if m.HeapLimit > 0 {
+		text += ", limit " + bytesText(uint64(m.HeapLimit))
+	}
+	return text
+}
+
+func onOff(on bool) string {
+	if on {
+		return "on"
+	}
+	return "off"
+}

@@ -1,0 +1,169 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+
+	"culvert/gateway/capture"
+	"culvert/gateway/control"
+	"culvert/nat"
+	"culvert/nat/packet"
+)
+
+// A tap is where a recording is attached to the packet path. Without one, it costs each
+// packet a load and a branch.
+type tap = atomic.Pointer[recording]
+
+// A recording is a capture under way.
+type recording struct {
+	*capture.Session
+	engine *nat.Engine
+	filter nat.ConnFilter
+	all    bool // filter selects everything
+	names  *view
+
+	geneve, wireguard netip.AddrPort // our ends of the tunnels
+}
+
+// A sight is what one direction remembers of the packet under way while somebody captures.
+type sight struct {
+	before []byte // the packet as it came, or the beginning of it
+	length int
+	tuple  packet.Tuple
+	parsed bool
+
+	key  noteKey // of note
+	note string
+}
+
+type noteKey struct {
+	action   nat.Action
+	reason   nat.Reason
+	in, out  nat.Port
+	original packet.Tuple
+	known    bool
+}
+
+// take remembers a packet before the engine changes it.
+func (x *sight) take(r *recording, p *packet.Packet, data []byte, in nat.Port) {
+	x.before = append(x.before[:0], data[:r.Room(len(data))]...)
+	x.length = len(data)
+	x.look(p, in)
+}
+
+func (x *sight) look(p *packet.Packet, in nat.Port) {
+	x.tuple = packet.Tuple{}
+	if x.parsed = p.Fault() == packet.NoFault; x.parsed {
+		p.Tuple(&x.tuple, in)
+	}
+}
+
+// tell records the packet that take remembers, and what the engine has made of it.
+func (x *sight) tell(r *recording, p *packet.Packet, in nat.Port, v *nat.Verdict, now nat.Time) {
+	dropped, outbound := v.Action == nat.Drop, in != nat.Tunnel
+	pre, post := r.Wants(capture.Pre, dropped), v.Action == nat.Forward && r.Wants(capture.Post, false)
+	if !pre && !post {
+		return
+	}
+	c, known := r.connection(&x.tuple, v.Out, now)
+	if !r.all && !(x.parsed && r.filter.Selects(&c)) {
+		return
+	}
+	note := x.noteOf(r, in, v, &c, known)
+	if pre {
+		r.Add(capture.Pre, outbound, note, x.length, x.before)
+	}
+	if post {
+		b := p.Bytes()
+		r.Add(capture.Post, outbound, note, len(b), b)
+	}
+}
+
+// tellReleased records a fragment that waited for the first one of its packet. That it came
+// was told then.
+func (x *sight) tellReleased(r *recording, p *packet.Packet, in nat.Port, v *nat.Verdict, now nat.Time) {
+	x.look(p, in)
+	if v.Action == nat.Drop {
+		x.take(r, p, p.Bytes(), in)
+		x.tell(r, p, in, v, now)
+		return
+	}
+	c, known := r.connection(&x.tuple, v.Out, now)
+	if b := p.Bytes(); r.Wants(capture.Post, false) && (r.all || r.filter.Selects(&c)) {
+		r.Add(capture.Post, in != nat.Tunnel, x.noteOf(r, in, v, &c, known), len(b), b)
+	}
+}
+
+// tellRefused records the packet that take remembers as dropped by the gateway itself.
+func (x *sight) tellRefused(r *recording, in nat.Port, reason DropReason, now nat.Time) {
+	c, _ := r.connection(&x.tuple, in, now)
+	if r.Wants(capture.Pre, true) && (r.all || x.parsed && r.filter.Selects(&c)) {
+		r.Add(capture.Pre, in != nat.Tunnel, "drop: "+reason.String()+", from "+r.names.names[in], x.length, x.before)
+	}
+}
+
+// connection returns that of a packet with tuple t, or what would be known of it.
+func (r *recording) connection(t *packet.Tuple, out nat.Port, now nat.Time) (c nat.ConnInfo, known bool) {
+	if c, known = r.engine.FindConnection(t, now); known {
+		return c, true
+	}
+	return nat.ConnInfo{Original: *t, Reply: t.Reply(out), Out: [2]nat.Port{out, t.Link}}, false
+}
+
+// noteOf returns the comment on a packet. Packets of one connection have the same, mostly.
+func (x *sight) noteOf(r *recording, in nat.Port, v *nat.Verdict, c *nat.ConnInfo, known bool) string {
+	key := noteKey{v.Action, v.Reason, in, v.Out, c.Original, known}
+	if x.note != "" && x.key == key {
+		return x.note
+	}
+	text := v.Action.String()
+	switch v.Action {
+	case nat.Drop:
+		text += ": " + v.Reason.String() + ", from " + r.names.names[in]
+	case nat.Forward:
+		text += " from " + r.names.names[in] + " to " + r.names.names[v.Out]
+	default:
+		text += ", from " + r.names.names[in]
+	}
+	if known {
+		o, a := tupleOf(&c.Original), tupleOf(&c.Reply)
+		text += fmt.Sprintf("; connection %s %v > %v", control.ProtocolName(c.Original.Protocol), o.From(), o.To())
+		if a.To() != o.From() || a.From() != o.To() {
+			text += fmt.Sprintf(", translated to %v > %v", a.To(), a.From())
+		}
+	}
+	x.key, x.note = key, text
+	return text
+}
+
+var errCaptures = errors.New("somebody else captures already; end that first")
+
+// Capture implements control.Source.
+func (s source) Capture(ctx context.Context, o *control.CaptureOptions, w io.Writer, sent func() error) (packets, lost uint64, err error) {
+	g := s.g
+	var stages []capture.Stage
+	for _, name := range o.At {
+		i := slices.Index(capture.Stages(), name)
+		if i < 0 {
+			return 0, 0, fmt.Errorf("at: no stage %q; there are %v", name, capture.Stages())
+		}
+		stages = append(stages, capture.Stage(i))
+	}
+	r := &recording{engine: g.engine, names: s.view(), all: o.Filter.IsZero()}
+	if r.filter, err = r.names.filter(&o.Filter); err != nil {
+		return 0, 0, err
+	}
+	r.Session = capture.NewSession(stages, o.Drops, o.Snaplen)
+	if !g.capturing.CompareAndSwap(false, true) {
+		return 0, 0, errCaptures
+	}
+	defer g.capturing.Store(false)
+	defer r.attach(g)()
+	result, err := r.Write(ctx, w, o.Count, sent)
+	return result.Packets, result.Lost, err
+}

@@ -1,0 +1,170 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/gopacket/gopacket/pcapgo"
+
+	"culvert/gateway/config"
+	"culvert/gateway/control"
+	"culvert/gateway/wg"
+	"culvert/nat/nattest"
+)
+
+// captured runs traffic while a capture with the given options is under way, and returns
+// what each packet of it says: its stage, the addresses if it is an inner packet, the comment.
+func captured(t *testing.T, p *pair, client *control.Client, o control.CaptureOptions, traffic func()) (lines []string) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var file bytes.Buffer
+	done := make(chan error, 1)
+	go func() {
+		_, lost, err := client.Capture(ctx, &o, &file)
+		if err == nil && lost > 0 {
+			err = errors.New("packets were lost")
+		}
+		done <- err
+	}()
+	for p.rome.tap.Load() == nil {
+		select {
+		case err := <-done:
+			t.Fatal(err)
+		default:
+		}
+	}
+	traffic()
+	cancel()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	r, err := pcapgo.NewNgReader(&file, pcapgo.DefaultNgReaderOptions)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for {
+		data, ci, options, err := r.ReadPacketDataWithOptions()
+		if errors.Is(err, io.EOF) {
+			return lines
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		i, _ := r.Interface(ci.InterfaceIndex)
+		line := i.Name
+		view, err := nattest.Check(data)
+		if err != nil && i.Name != "geneve" {
+			t.Errorf("%s: %v", i.Name, err)
+		}
+		if i.Name == "pre" || i.Name == "post" {
+			line += " " + view.Source.String() + ">" + view.Destination.String()
+		}
+		lines = append(lines, strings.TrimSpace(line+" "+strings.Join(options.Comments, "|")))
+	}
+}
+
+// TestCapture: each stage shows the packet as it is there, drops of every layer have their
+// reason, and filters are for both sides of a translation.
+func TestCapture(t *testing.T) {
+	p, client := newControlled(t, func(rome, _ *config.Config) { rome.WireGuard.Keepalive = 0 })
+	const connection = "; connection udp 10.0.1.5:4000 > 10.61.1.7:53, translated to 10.0.1.5:4000 > 10.0.1.7:53"
+	stranger, err := net.Dial("udp4", fmt.Sprintf("127.0.0.1:%d", p.rome.wg.Port()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stranger.Close()
+	traffic := func() {
+		p.rome.nodes[0].Send(udpPacket("127.0.0.1", "10.61.1.7", nil))
+		p.rome.nodes[0].Send(udpPacket("10.0.1.5", "10.80.0.4", nil)) // no-service
+		before := p.rome.wg.Stats().Inbound[wg.NotWireGuard]
+		stranger.Write([]byte("noise"))
+		for p.rome.wg.Stats().Inbound[wg.NotWireGuard] == before && t.Context().Err() == nil {
+			continue // until the noise has been refused
+		}
+		p.rome.nodes[0].Send(udpPacket("10.0.1.5", "10.61.1.7", []byte("there")))
+		expect(t, p.milan.nodes[0], "10.62.1.5", "10.0.1.7")
+		p.milan.nodes[0].Send(udpPacket("10.0.1.7", "10.62.1.5", []byte("and back"))) // another connection
+		for {
+			if v, err := nattest.Check(p.rome.nodes[0].Receive()); err == nil && string(v.Payload) == "and back" {
+				return
+			}
+		}
+	}
+	traffic()
+	filter := func(query string) control.Filter {
+		v, err := url.ParseQuery(query)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f, err := control.ParseFilter(v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return f
+	}
+	for _, tt := range []struct {
+		name    string
+		options control.CaptureOptions
+		want    []string // among the lines
+		not     []string // parts of lines that are not
+	}{
+		{"before and after", control.CaptureOptions{At: []string{"pre", "post"}}, []string{
+			"pre 10.0.1.5>10.61.1.7 forward from rome-1 to tunnel" + connection,
+			"post 10.0.1.5>10.0.1.7 forward from rome-1 to tunnel" + connection,
+			"pre 127.0.0.1>10.61.1.7 drop: bad-source, from rome-1",
+			"pre 10.0.1.5>10.80.0.4 drop: no-service, from rome-1",
+		}, []string{"geneve", "wireguard"}},
+		{"drops", control.CaptureOptions{Drops: true}, []string{
+			"pre 127.0.0.1>10.61.1.7 drop: bad-source, from rome-1", "pre 10.0.1.5>10.80.0.4 drop: no-service, from rome-1", "wireguard drop: not-wireguard",
+		}, []string{"forward", "post", "deliver"}},
+		{"tunnels", control.CaptureOptions{At: []string{"geneve", "wireguard"}}, []string{"geneve", "wireguard", "wireguard drop: not-wireguard"},
+			[]string{"pre", "post"}},
+		{"by the translated address", control.CaptureOptions{At: []string{"pre", "post"}, Filter: filter("address=10.0.1.7&address=10.61.1.7&protocol=udp")}, []string{
+			"pre 10.0.1.5>10.61.1.7 forward from rome-1 to tunnel" + connection, "post 10.0.1.5>10.0.1.7 forward from rome-1 to tunnel" + connection,
+		}, []string{"drop"}},
+		{"by another node", control.CaptureOptions{At: []string{"geneve", "pre", "post"}, Filter: filter("node=rome-2")}, nil, []string{""}},
+	} {
+		lines := captured(t, p, client, tt.options, traffic)
+		for _, want := range tt.want {
+			if !slices.Contains(lines, want) {
+				t.Errorf("%s: no %q among %q", tt.name, want, lines)
+			}
+		}
+		for _, not := range tt.not {
+			if slices.ContainsFunc(lines, func(line string) bool { return strings.Contains(line, not) }) {
+				t.Errorf("%s: %q in %q", tt.name, not, lines)
+			}
+		}
+	}
+	if p.rome.tap.Load() != nil {
+		t.Error("the tap is left")
+	}
+}
+
+// TestOneCapture: a second capture is refused, and bad options are.
+func TestOneCapture(t *testing.T) {
+	p, client := newControlled(t, nil)
+	captured(t, p, client, control.CaptureOptions{}, func() {
+		if _, _, err := client.Capture(t.Context(), &control.CaptureOptions{}, io.Discard); err == nil || !strings.Contains(err.Error(), "captures already") {
+			t.Errorf("a second capture: %v", err)
+		}
+	})
+	for want, o := range map[string]control.CaptureOptions{
+		"no stage": {At: []string{"pre", "moon"}},
+		"no node":  {Filter: control.Filter{Node: "nope"}},
+	} {
+		if _, _, err := client.Capture(t.Context(), &o, io.Discard); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: %v", o, err)
+		}
+	}
+	captured(t, p, client, control.CaptureOptions{}, func() {})
+}

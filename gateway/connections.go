@@ -1,0 +1,267 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"culvert/gateway/config"
+	"culvert/gateway/control"
+	"culvert/nat"
+	"culvert/nat/packet"
+)
+
+// A pacer gives packets their turn: who has worked for paceWork sleeps. It does not yield,
+// for the reason that sweepPause gives.
+type pacer struct{ began time.Time }
+
+const paceWork = 300 * time.Microsecond
+
+func newPacer() *pacer { return &pacer{time.Now()} }
+
+// rest is to be called often. It returns false if ctx is done.
+func (p *pacer) rest(ctx context.Context) bool {
+	if time.Since(p.began) >= paceWork {
+		time.Sleep(sweepPause)
+		p.began = time.Now()
+	}
+	return ctx.Err() == nil
+}
+
+// Connections implements control.Source.
+func (s source) Connections(ctx context.Context, f *control.Filter, yield func(*control.Connection) bool) error {
+	v := s.view()
+	filter, err := v.filter(f)
+	if err != nil {
+		return err
+	}
+	var list []nat.ConnInfo
+	pace := newPacer()
+	for at, more := nat.Cursor(0), true; more && pace.rest(ctx); {
+		list, at, more = s.g.engine.Connections(at, &filter, clock(), list[:0])
+		for i := range list {
+			if !yield(v.connection(&list[i])) {
+				return nil
+			}
+		}
+	}
+	return ctx.Err()
+}
+
+// DeleteConnections implements control.Source.
+func (s source) DeleteConnections(ctx context.Context, f *control.Filter) (deleted int, err error) {
+	filter, err := s.view().filter(f)
+	if err != nil {
+		return 0, err
+	}
+	pace := newPacer()
+	for at, more := nat.Cursor(0), true; more && pace.rest(ctx); {
+		var n int
+		n, at, more = s.g.engine.DeleteConnections(at, &filter, clock())
+		deleted += n
+	}
+	if deleted > 0 {
+		s.g.log.WithField("connections", deleted).Info("deleted by command")
+	}
+	return deleted, ctx.Err()
+}
+
+const (
+	maxWatches   = 4
+	watchRoom    = 4096 // events, of less than 300 bytes each
+	watchLatency = 50 * time.Millisecond
+)
+
+var errWatches = fmt.Errorf("%d others watch connections already; end one of them", maxWatches)
+
+// Events implements control.Source.
+func (s source) Events(ctx context.Context, f *control.Filter, yield func(*control.Event) bool) error {
+	filter, err := s.view().filter(f)
+	if err != nil {
+		return err
+	}
+	if s.g.watches.Add(1) > maxWatches {
+		s.g.watches.Add(-1)
+		return errWatches
+	}
+	defer s.g.watches.Add(-1)
+	watch := s.g.engine.Watch(filter, watchRoom)
+	defer watch.Close()
+	var list []nat.ConnEvent
+	for {
+		var lost uint64
+		list, lost = watch.Take(list[:0])
+		now, at := clock(), time.Now()
+		v := s.view()
+		for i := range list {
+			e := &list[i]
+			event := control.Event{Time: at.Add(-time.Duration(now - e.At)), Kind: "new", Connection: v.connection(&e.ConnInfo)}
+			if e.Ended != "" {
+				event.Kind, event.Reason = "ended", e.Ended
+			}
+			if !yield(&event) {
+				return nil
+			}
+		}
+		if lost > 0 && !yield(&control.Event{Time: at, Kind: "lost", Lost: lost}) {
+			return nil
+		}
+		pause := watchLatency
+		if len(list) > 0 {
+			pause = sweepPause // there may be more
+		} else if !yield(nil) {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(pause):
+		}
+	}
+}
+
+// A view is what names in connections mean by one configuration.
+type view struct {
+	ports    map[string]nat.Port
+	names    map[nat.Port]string
+	services map[serviceKey]string
+	mapped   map[netip.Addr]bool // external addresses of mappings
+	unknown  netip.Addr
+}
+
+type serviceKey struct {
+	address  netip.Addr
+	port     uint16
+	protocol uint8
+}
+
+func (s source) view() *view {
+	g := s.g
+	g.mu.Lock()
+	c, ports := g.config, g.ports
+	g.mu.Unlock()
+	if v := g.lastView.Load(); v != nil && v.config == c {
+		return v.view
+	}
+	v := newView(c, ports)
+	g.lastView.Store(&cachedView{c, v})
+	return v
+}
+
+// A cachedView is the view of a configuration, which may have 100,000 names.
+type cachedView struct {
+	config *config.Config
+	view   *view
+}
+
+type viewCache = atomic.Pointer[cachedView]
+
+func newView(c *config.Config, ports config.Ports) *view {
+	v := &view{ports: ports.ByName, names: map[nat.Port]string{nat.Tunnel: tunnelName}, services: make(map[serviceKey]string),
+		mapped: make(map[netip.Addr]bool), unknown: c.UnknownSource}
+	for name, port := range ports.ByName {
+		v.names[port] = name
+	}
+	for _, s := range c.Services {
+		v.services[serviceKey{s.Address, s.Port, s.Protocol}] = s.Name
+	}
+	for _, m := range c.Addresses {
+		v.mapped[m.External] = true
+	}
+	return v
+}
+
+// tunnelName stands for the peer where nodes have names. No node can have it who wants to be
+// found by a filter.
+const tunnelName = "tunnel"
+
+// filter translates names.
+func (v *view) filter(f *control.Filter) (nat.ConnFilter, error) {
+	filter := nat.ConnFilter{Addresses: f.Addresses, Ports: f.Ports, State: f.State}
+	var errs []error
+	var err error
+	if filter.Protocol, err = control.ProtocolNumber(f.Protocol); err != nil {
+		errs = append(errs, err)
+	}
+	if f.Node == tunnelName {
+		filter.Link = new(nat.Port)
+	} else if f.Node != "" {
+		port, ok := v.ports[f.Node]
+		if !ok {
+			errs = append(errs, fmt.Errorf("node: no node %q; there are %s", f.Node, some(slices.Sorted(maps.Keys(v.ports)))))
+		}
+		filter.Link = &port
+	}
+	if f.State != "" && !slices.Contains(nat.States(), f.State) {
+		errs = append(errs, fmt.Errorf("state: no state %q; there are %s", f.State, strings.Join(nat.States(), ", ")))
+	}
+	return filter, errors.Join(errs...)
+}
+
+// some lists the first of names.
+func some(names []string) string {
+	const most = 10
+	if len(names) > most {
+		return fmt.Sprintf("%s and %d others", strings.Join(names[:most], ", "), len(names)-most)
+	}
+	return strings.Join(append(names, tunnelName), ", ")
+}
+
+func (v *view) connection(c *nat.ConnInfo) *control.Connection {
+	refused := func(d int) string {
+		if c.Verdict[d] == nat.ReasonNone {
+			return ""
+		}
+		return c.Verdict[d].String()
+	}
+	return &control.Connection{
+		Protocol: control.ProtocolName(c.Original.Protocol), State: c.State, Replied: c.Replied, Mark: c.Mark,
+		From: v.names[c.Original.Link], To: v.names[c.Out[0]],
+		Original: tupleOf(&c.Original), Reply: tupleOf(&c.Reply),
+		Uses: v.uses(c), Refused: refused(0), RefusedReply: refused(1),
+		IdleSeconds: seconds(c.Idle), LeftSeconds: seconds(c.Left),
+		Sent: control.Volume{Packets: c.Packets[0], Bytes: c.Bytes[0]}, Received: control.Volume{Packets: c.Packets[1], Bytes: c.Bytes[1]},
+	}
+}
+
+func tupleOf(t *packet.Tuple) control.Tuple {
+	return control.Tuple{Source: t.Source(), SourcePort: t.SourcePort(), Destination: t.Destination(), DestinationPort: t.DestinationPort()}
+}
+
+// uses says what has translated the addresses of c: they tell, because no two things
+// translate one address.
+func (v *view) uses(c *nat.ConnInfo) (uses []string) {
+	destination := c.Original.Destination()
+	if destination != c.Reply.Source() || c.Service {
+		name := v.services[serviceKey{destination, c.Original.DestinationPort(), c.Original.Protocol}]
+		switch {
+		case c.Service && name != "":
+			uses = append(uses, "service "+name)
+		case c.Service:
+			uses = append(uses, "service")
+		case v.mapped[destination]:
+			uses = append(uses, "address "+destination.String())
+		default:
+			uses = append(uses, "remap")
+		}
+	}
+	source := c.Reply.Destination()
+	if source == c.Original.Source() {
+		return uses
+	}
+	switch {
+	case source == v.unknown:
+		return append(uses, "unknown-source")
+	case v.mapped[source]:
+		return append(uses, "address "+source.String())
+	case slices.Contains(uses, "remap"):
+		return uses
+	}
+	return append(uses, "remap")
+}

@@ -1,0 +1,157 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// CaptureOptions say what is captured.
+type CaptureOptions struct {
+	// At are the stages: geneve, pre, post, wireguard; none = all.
+	At      []string
+	Drops   bool // only what is dropped
+	Filter  Filter
+	Count   uint64 // of packets, after which the capture ends; 0 = none
+	Snaplen int    // bytes of a packet that are kept; 0 = all
+}
+
+// Values returns o as parameters of a query.
+func (o *CaptureOptions) Values() url.Values {
+	v := o.Filter.Values()
+	for _, stage := range o.At {
+		v.Add("at", stage)
+	}
+	if o.Drops {
+		v.Set("drops", "true")
+	}
+	if o.Count > 0 {
+		v.Set("count", strconv.FormatUint(o.Count, 10))
+	}
+	if o.Snaplen > 0 {
+		v.Set("snaplen", strconv.Itoa(o.Snaplen))
+	}
+	return v
+}
+
+func parseCapture(v url.Values) (o CaptureOptions, err error) {
+	o.At = v["at"]
+	v = cloneWithout(v, "at")
+	var errs []error
+	if o.Filter, err = ParseFilter(v, "drops", "count", "snaplen"); err != nil {
+		errs = append(errs, err)
+	}
+	o.Drops = v.Get("drops") == "true"
+	if s := v.Get("count"); s != "" {
+		if o.Count, err = strconv.ParseUint(s, 10, 64); err != nil {
+			errs = append(errs, fmt.Errorf("count: %q is no number of packets", s))
+		}
+	}
+	if s := v.Get("snaplen"); s != "" {
+		if o.Snaplen, err = strconv.Atoi(s); err != nil || o.Snaplen < 0 {
+			errs = append(errs, fmt.Errorf("snaplen: %q is no number of bytes", s))
+		}
+	}
+	return o, errors.Join(errs...)
+}
+
+func cloneWithout(v url.Values, name string) url.Values {
+	c := make(url.Values, len(v))
+	for key, values := range v {
+		if key != name {
+			c[key] = values
+		}
+	}
+	return c
+}
+
+// Trailers of a capture.
+const (
+	TrailerPackets = "Culvert-Packets"
+	TrailerLost    = "Culvert-Lost"
+)
+
+func serveCapture(s Source) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		o, err := parseCapture(r.URL.Query())
+		if err != nil {
+			refuse(w, err)
+			return
+		}
+		control := http.NewResponseController(w)
+		control.EnableFullDuplex() // HTTP/1.1 on a socket of ours: it can
+		ctx, cancel := context.WithCancel(r.Context())
+		defer cancel()
+		go func() {
+			io.Copy(io.Discard, r.Body)
+			cancel()
+		}()
+		out := &begun{w: w}
+		packets, lost, err := s.Capture(ctx, &o, out, func() error {
+			control.SetWriteDeadline(time.Now().Add(answerTime))
+			return control.Flush()
+		})
+		switch {
+		case err != nil && !out.yes:
+			refuse(w, err)
+		case err != nil:
+			panic(http.ErrAbortHandler) // the last chunk does not come
+		default:
+			w.Header().Set(TrailerPackets, strconv.FormatUint(packets, 10))
+			w.Header().Set(TrailerLost, strconv.FormatUint(lost, 10))
+		}
+	}
+}
+
+// begun is an answer that may still be an Error until something is written.
+type begun struct {
+	w   http.ResponseWriter
+	yes bool
+}
+
+func (b *begun) Write(p []byte) (int, error) {
+	if !b.yes {
+		b.yes = true
+		b.w.Header().Set("Content-Type", "application/vnd.tcpdump.pcap")
+		b.w.Header().Set("Trailer", strings.Join([]string{TrailerPackets, TrailerLost}, ", "))
+	}
+	return b.w.Write(p)
+}
+
+// Capture writes pcapng to w until ctx is done, and returns how many packets it has and how
+// many were lost.
+func (c *Client) Capture(ctx context.Context, o *CaptureOptions, w io.Writer) (packets, lost uint64, err error) {
+	body, end := io.Pipe()
+	defer end.Close()
+	// The end of the body asks for the end of the capture; who does not answer is left.
+	lasting, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	defer context.AfterFunc(ctx, func() {
+		end.Close()
+		time.AfterFunc(answerTime, cancel)
+	})()
+	response, err := c.Open(lasting, http.MethodPost, "/v1/capture", o.Values(), body)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer response.Body.Close()
+	if _, err := io.Copy(w, response.Body); err != nil {
+		return 0, 0, fmt.Errorf("%s: the capture is cut off: %w", c.Path, err)
+	}
+	packets, _ = strconv.ParseUint(response.Trailer.Get(TrailerPackets), 10, 64)
+	lost, _ = strconv.ParseUint(response.Trailer.Get(TrailerLost), 10, 64)
+	return packets, lost, nil
+}
+
+// From is the source with its port.
+func (t *Tuple) From() netip.AddrPort { return netip.AddrPortFrom(t.Source, t.SourcePort) }
+
+// To is the destination with its port.
+func (t *Tuple) To() netip.AddrPort { return netip.AddrPortFrom(t.Destination, t.DestinationPort) }

@@ -1,0 +1,189 @@
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+)
+
+// A Client asks the gateway at one socket.
+type Client struct {
+	Path string
+	http http.Client
+}
+
+// NewClient returns a Client for the socket at path.
+func NewClient(path string) *Client {
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", path)
+	}
+	return &Client{path, http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true, DisableCompression: true}}}
+}
+
+// ErrNoGateway says that no gateway answers at a socket.
+var ErrNoGateway = errors.New("no gateway answers there")
+
+// Find returns a Client for the gateway that is meant by name: the path of a socket, or its
+// file's name without .sock, or the cluster's name; "" is the only one that runs.
+func Find(ctx context.Context, name string) (*Client, error) {
+	if strings.Contains(name, "/") {
+		c := NewClient(name)
+		return c, c.alive(ctx)
+	}
+	var running []*Client
+	var closed error
+	for _, path := range Paths() {
+		base := strings.TrimSuffix(filepath.Base(path), ".sock")
+		if name != "" && name != base && !strings.HasPrefix(base, name+"-") {
+			continue
+		}
+		c := NewClient(path)
+		switch err := c.alive(ctx); {
+		case err == nil:
+			running = append(running, c)
+		case !errors.Is(err, ErrNoGateway):
+			closed = err
+		}
+	}
+	switch {
+	case len(running) == 1:
+		return running[0], nil
+	case len(running) > 1:
+		var names []string
+		for _, c := range running {
+			names = append(names, c.Path)
+		}
+		return nil, fmt.Errorf("--socket: %d gateways run here; choose one: %s", len(running), strings.Join(names, ", "))
+	case closed != nil:
+		return nil, closed
+	}
+	if _, err := os.ReadDir("/run/culvert"); errors.Is(err, fs.ErrPermission) {
+		return nil, errors.New("/run/culvert cannot be read: gateways of root have their sockets there; run this as root (sudo), or name a socket by --socket")
+	}
+	if name != "" {
+		return nil, fmt.Errorf("--socket: no gateway %q runs here; give the path of its socket (control in its configuration)", name)
+	}
+	return nil, errors.New("no gateway of this user runs here; start one, or name its socket by --socket (control in its configuration)")
+}
+
+// alive reports whether somebody listens.
+func (c *Client) alive(ctx context.Context) error {
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", c.Path)
+	if err != nil {
+		return c.explain(err)
+	}
+	return conn.Close()
+}
+
+// explain says in an error of connecting what to do.
+func (c *Client) explain(err error) error {
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		owner := "its owner"
+		if info, e := os.Stat(c.Path); e == nil {
+			owner = fmt.Sprintf("user %d, who runs that gateway", info.Sys().(*syscall.Stat_t).Uid)
+			if strings.HasSuffix(owner, " 0, who runs that gateway") {
+				owner = "root, who runs that gateway (sudo)"
+			}
+		}
+		return fmt.Errorf("%s: permission denied; run this as %s", c.Path, owner)
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
+		return fmt.Errorf("%s: %w; is it running, and is control in its configuration this socket?", c.Path, ErrNoGateway)
+	}
+	return fmt.Errorf("%s: %w", c.Path, err)
+}
+
+// Open sends a request and returns its answer, which is to be closed. body may be nil. An
+// Error of the gateway is returned as an error.
+func (c *Client) Open(ctx context.Context, method, path string, query url.Values, body io.Reader) (*http.Response, error) {
+	target := "http://gateway" + path
+	if len(query) > 0 {
+		target += "?" + query.Encode()
+	}
+	request, err := http.NewRequestWithContext(ctx, method, target, body)
+	if err != nil {
+		return nil, err
+	}
+	response, err := c.http.Do(request)
+	if err != nil {
+		if inner := new(url.Error); errors.As(err, &inner) {
+			err = inner.Err
+		}
+		if errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) {
+			err = errors.New("the gateway closed the connection: it has too many, or is stopping")
+		}
+		return nil, c.explain(err)
+	}
+	if response.StatusCode == http.StatusOK {
+		return response, nil
+	}
+	defer response.Body.Close()
+	var e Error
+	text, _ := io.ReadAll(io.LimitReader(response.Body, 1<<20))
+	if json.Unmarshal(text, &e) != nil || e.Message == "" {
+		e.Message = response.Status
+	}
+	return nil, &e
+}
+
+// Error implements error.
+func (e *Error) Error() string { return e.Message }
+
+// Get asks for one value.
+func (c *Client) Get(ctx context.Context, method, path string, query url.Values, v any) error {
+	response, err := c.Open(ctx, method, path, query, nil)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	if err := json.NewDecoder(response.Body).Decode(v); err != nil {
+		return fmt.Errorf("%s: the answer is cut off: %w", c.Path, err)
+	}
+	return nil
+}
+
+// Each asks for a list and calls yield for each line of it, until yield returns false.
+func Each[T any](ctx context.Context, c *Client, path string, query url.Values, yield func(*T) bool) error {
+	response, err := c.Open(ctx, http.MethodGet, path, query, nil)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	for d := json.NewDecoder(response.Body); ; {
+		v := new(T)
+		switch err := d.Decode(v); {
+		case errors.Is(err, io.EOF), ctx.Err() != nil:
+			return nil
+		case err != nil:
+			return fmt.Errorf("%s: the answer is cut off: %w", c.Path, err)
+		}
+		if !yield(v) {
+			return nil
+		}
+	}
+}
+
+// Status asks how the gateway does.
+func (c *Client) Status(ctx context.Context) (*Status, error) {
+	s := new(Status)
+	return s, c.Get(ctx, http.MethodGet, "/v1/status", nil, s)
+}
+
+// Sockets returns the base names of the sockets in Paths, for completion in shells.
+func Sockets() (names []string) {
+	for _, path := range Paths() {
+		names = append(names, strings.TrimSuffix(filepath.Base(path), ".sock"))
+	}
+	return slices.Compact(names)
+}

@@ -1,0 +1,58 @@
+package control
+
+import (
+	"net/netip"
+	"net/url"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+// TestParametersRoundTrip: what a client writes, a server reads.
+func TestParametersRoundTrip(t *testing.T) {
+	for _, o := range []CaptureOptions{
+		{},
+		{At: []string{"pre", "wireguard"}, Drops: true, Count: 1 << 40, Snaplen: 96},
+		{Filter: Filter{Addresses: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::1/128")}, Ports: []uint16{0, 65535},
+			Protocol: "tcp", Node: "rome-1", State: "established"}},
+	} {
+		got, err := parseCapture(o.Values())
+		if err != nil || !reflect.DeepEqual(got, o) {
+			t.Errorf("%+v becomes %+v, %v", o, got, err)
+		}
+		f, err := ParseFilter(o.Filter.Values())
+		if err != nil || !reflect.DeepEqual(f, o.Filter) || f.IsZero() != (o.Filter.Ports == nil) {
+			t.Errorf("%+v becomes %+v, %v", o.Filter, f, err)
+		}
+	}
+}
+
+// TestBadParameters: each is named, and all at once.
+func TestBadParameters(t *testing.T) {
+	for query, want := range map[string][]string{
+		"port=x&address=10.0.0":     {`port: "x"`, `address: "10.0.0"`},
+		"protocol=256":              {"protocol: "},
+		"protocol=tcp&protocol=udp": {"protocol: given 2 times"},
+		"nodes=rome-1":              {"nodes: unknown parameter"},
+		"count=-1&snaplen=-1":       {"count: ", "snaplen: "},
+	} {
+		v, err := url.ParseQuery(query)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = parseCapture(v)
+		for _, w := range want {
+			if err == nil || !strings.Contains(err.Error(), w) {
+				t.Errorf("%s: %v, want %q", query, err, w)
+			}
+		}
+	}
+}
+
+// TestAddressesOfHosts: an address is the prefix of one host, a prefix loses its host bits.
+func TestAddressesOfHosts(t *testing.T) {
+	f, err := ParseFilter(url.Values{"address": {"10.1.2.3", "10.1.2.3/8", "fd00::1"}})
+	if err != nil || len(f.Addresses) != 3 || f.Addresses[0].String() != "10.1.2.3/32" || f.Addresses[1].String() != "10.0.0.0/8" || f.Addresses[2].String() != "fd00::1/128" {
+		t.Errorf("%+v, %v", f, err)
+	}
+}

@@ -1,0 +1,129 @@
+package control
+
+import (
+	"net/netip"
+	"time"
+)
+
+// Status is how a gateway does.
+type Status struct {
+	Cluster       string            `json:"cluster"`
+	Peer          string            `json:"peer"`
+	Role          string            `json:"role"` // client or server
+	Version       Version           `json:"version"`
+	PID           int               `json:"pid"`
+	Started       time.Time         `json:"started"`
+	UptimeSeconds float64           `json:"uptimeSeconds"`
+	MTU           int               `json:"mtu"` // of inner packets
+	Findings      []Finding         `json:"findings"`
+	Tunnel        Tunnel            `json:"tunnel"`
+	Nodes         []Node            `json:"nodes"`
+	Table         Table             `json:"table"`
+	Outbound      Traffic           `json:"outbound"` // to the peer
+	Inbound       Traffic           `json:"inbound"`  // from the peer
+	Sockets       map[string]Socket `json:"sockets"`
+	Memory        Memory            `json:"memory"`
+}
+
+// Version says which build of culvert a program is.
+type Version struct {
+	Version  string `json:"version"`            // of the module; "(devel)" outside a repository
+	Revision string `json:"revision,omitempty"` // commit
+	Time     string `json:"time,omitempty"`     // of the commit, RFC 3339
+	Modified bool   `json:"modified"`           // the tree had changes that are in no commit
+	Go       string `json:"go"`
+	Platform string `json:"platform"`
+}
+
+// A Finding is something that is the case, with its reason and what to do about it.
+type Finding struct {
+	Level string `json:"level"` // warning, or info
+	Cause string `json:"cause"` // its name
+	Kind  string `json:"kind"`  // what Of names: peer, node, …
+	Of    string `json:"of"`
+	Text  string `json:"text"`
+}
+
+// Tunnel is the WireGuard tunnel to the peer.
+type Tunnel struct {
+	State            string     `json:"state"`    // up; stale: no handshake for so long that its keys are void; down: never one
+	Endpoint         string     `json:"endpoint"` // where messages go; "" = nowhere yet
+	ListenPort       int        `json:"listenPort"`
+	PublicKey        string     `json:"publicKey"` // ours
+	LastHandshake    *time.Time `json:"lastHandshake,omitempty"`
+	HandshakeSeconds *float64   `json:"handshakeSeconds,omitempty"` // since then
+	ReceivedBytes    uint64     `json:"receivedBytes"`
+	SentBytes        uint64     `json:"sentBytes"`
+	Trains           bool       `json:"trains"` // UDP_SEGMENT is used
+	TrainsLost       uint64     `json:"trainsLost"`
+}
+
+// Node is a node and the Geneve or VXLAN tunnel to it.
+type Node struct {
+	Name            string         `json:"name"`
+	State           string         `json:"state"` // up; silent: not heard for a minute; unresolved: it has not answered ARP
+	Underlay        netip.Addr     `json:"underlay"`
+	Address         netip.Addr     `json:"address"`
+	VNI             uint32         `json:"vni"`
+	Encap           string         `json:"encap"` // geneve or vxlan; auto: not heard yet
+	PodCIDRs        []netip.Prefix `json:"podCIDRs"`
+	MAC             string         `json:"mac,omitempty"`
+	SilenceSeconds  *float64       `json:"silenceSeconds,omitempty"` // since the last frame from it
+	ReceivedPackets uint64         `json:"receivedPackets"`          // inner ones
+	ReceivedBytes   uint64         `json:"receivedBytes"`
+	SentPackets     uint64         `json:"sentPackets"`
+	SentBytes       uint64         `json:"sentBytes"`
+	HeldPackets     int            `json:"heldPackets"` // that wait for its MAC address
+	Trains          bool           `json:"trains"`
+	TrainsLost      uint64         `json:"trainsLost"`
+}
+
+// Table is the table of connections.
+type Table struct {
+	Connections  int    `json:"connections"`
+	Unreplied    int    `json:"unreplied"` // of them
+	Max          int    `json:"max"`
+	Pressed      bool   `json:"pressed"` // so full that what is not answered lives 30 s only
+	Created      uint64 `json:"created"`
+	Expired      uint64 `json:"expired"`
+	Evicted      uint64 `json:"evicted"`      // their configuration had gone
+	EarlyDropped uint64 `json:"earlyDropped"` // made room for others
+	Deleted      uint64 `json:"deleted"`      // by command
+}
+
+// Traffic is what became of the inner packets of one direction.
+type Traffic struct {
+	Received   uint64 `json:"received"`
+	Forwarded  uint64 `json:"forwarded"`
+	Delivered  uint64 `json:"delivered"`
+	Untracked  uint64 `json:"untracked"`  // of the forwarded: without a connection
+	Asymmetric uint64 `json:"asymmetric"` // of the forwarded: came from another node than answers go to
+	Drops      []Drop `json:"drops"`      // reasons that there were
+}
+
+// A Drop is a reason for which packets were dropped.
+type Drop struct {
+	Reason  string  `json:"reason"`
+	Packets uint64  `json:"packets"`
+	Rate    float64 `json:"rate"` // packets per second, over the last 10 to 20 s
+}
+
+// Socket is a UDP socket.
+type Socket struct {
+	ReceivedBytes uint64            `json:"receivedBytes"`
+	SentBytes     uint64            `json:"sentBytes"`
+	Overflows     *uint64           `json:"overflows,omitempty"` // datagrams lost since the receive buffer was full; absent where the kernel does not tell
+	SendDrops     map[string]uint64 `json:"sendDrops,omitempty"` // datagrams that the kernel refused, by reason
+	ReceiveBuffer int               `json:"receiveBuffer"`       // bytes granted
+	SendBuffer    int               `json:"sendBuffer"`
+	GRO           bool              `json:"gro"`
+	GSO           bool              `json:"gso"`
+	RefusedTrains uint64            `json:"refusedTrains"`
+}
+
+// Memory is what the process has and may have, in bytes.
+type Memory struct {
+	Resident  uint64 `json:"resident"`  // 0 where the kernel does not tell
+	Heap      uint64 `json:"heap"`      // in use by Go objects
+	HeapLimit int64  `json:"heapLimit"` // aim of Go's collector; 0 = none
+}

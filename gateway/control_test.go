@@ -1,0 +1,195 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"culvert/gateway/config"
+	"culvert/gateway/control"
+	"culvert/geneve"
+)
+
+// newControlled returns a pair of clusters, and a client of rome's control socket.
+func newControlled(t testing.TB, edit func(rome, milan *config.Config)) (*pair, *control.Client) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "rome.sock")
+	p := newPair(t, func(rome, milan *config.Config) {
+		rome.Control = path
+		if edit != nil {
+			edit(rome, milan)
+		}
+	})
+	return p, control.NewClient(path)
+}
+
+// TestStatus: what a status says is what has happened, and the socket is the owner's alone.
+func TestStatus(t *testing.T) {
+	p, client := newControlled(t, nil)
+	p.rome.nodes[0].Send(udpPacket("127.0.0.1", "10.61.1.7", nil)) // bad-source
+	p.rome.nodes[0].Send(udpPacket("10.0.1.5", "10.61.1.7", nil))
+	expect(t, p.milan.nodes[0], "10.62.1.5", "10.0.1.7")
+
+	s, err := client.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.Cluster != "rome" || s.Peer != "milan" || s.Role != "client" || s.PID != os.Getpid() || s.MTU != int(config.DefaultMTU) {
+		t.Errorf("%+v", s)
+	}
+	if s.Tunnel.State != "up" || s.Tunnel.HandshakeSeconds == nil || s.Tunnel.Endpoint != p.rome.config.WireGuard.Endpoint || s.Tunnel.SentBytes == 0 {
+		t.Errorf("tunnel %+v", s.Tunnel)
+	}
+	if len(s.Nodes) != 2 || s.Nodes[0].State != "up" || s.Nodes[0].SilenceSeconds == nil || s.Nodes[0].ReceivedPackets != 2 || s.Nodes[0].Encap != "geneve" ||
+		s.Nodes[1].State != "unresolved" || s.Nodes[1].Name != "rome-2" || s.Nodes[1].Encap != "vxlan" {
+		t.Errorf("nodes %+v", s.Nodes)
+	}
+	if s.Table.Connections != 1 || s.Table.Created != 1 || s.Table.Unreplied != 1 || s.Table.Pressed {
+		t.Errorf("table %+v", s.Table)
+	}
+	if d := s.Outbound.Drops; s.Outbound.Received != 2 || s.Outbound.Forwarded != 1 || len(d) != 1 || d[0].Reason != "bad-source" || d[0].Packets != 1 || d[0].Rate <= 0 {
+		t.Errorf("outbound %+v", s.Outbound)
+	}
+	if k := s.Sockets["geneve"]; k.ReceivedBytes == 0 || k.Overflows == nil || k.ReceiveBuffer == 0 {
+		t.Errorf("sockets %+v", s.Sockets)
+	}
+	if s.Memory.Resident == 0 || s.Memory.Heap == 0 {
+		t.Errorf("memory %+v", s.Memory)
+	}
+	if info, err := os.Stat(client.Path); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v", info.Mode(), err)
+	}
+	p.rome.stop()
+	if _, err := os.Stat(client.Path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the socket is left: %v", err)
+	}
+	if _, err := client.Status(t.Context()); !errors.Is(err, control.ErrNoGateway) {
+		t.Errorf("a gateway that has stopped: %v", err)
+	}
+}
+
+// TestStatusShowsNoSecret: nothing that the socket serves has the private key.
+func TestStatusShowsNoSecret(t *testing.T) {
+	p, client := newControlled(t, nil)
+	key := p.rome.config.WireGuard.PrivateKey
+	for _, path := range []string{"/v1/status", "/debug/pprof/goroutine?debug=2", "/debug/pprof/cmdline"} {
+		path, query, _ := strings.Cut(path, "?")
+		response, err := client.Open(t.Context(), http.MethodGet, path, map[string][]string{"debug": {strings.TrimPrefix(query, "debug=")}}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(response.Body)
+		response.Body.Close()
+		if err != nil || len(text) == 0 || bytes.Contains(text, []byte(key.Base64())) || bytes.Contains(text, key[:]) {
+			t.Errorf("%s: %v, %q", path, err, text)
+		}
+	}
+}
+
+// TestDropRates: a rate is that of the last 10 to 20 s, whatever was before.
+func TestDropRates(t *testing.T) {
+	var r dropRates
+	key := dropKey{"inbound", "no-route"}
+	total := uint64(0)
+	drops := func() map[dropKey]uint64 { return map[dropKey]uint64{key: total} }
+	for second := range 60 {
+		now := time.Duration(second) * time.Second
+		if second < 30 {
+			total += 100
+		}
+		r.note(now, drops)
+		outbound, inbound := r.of(drops(), now)
+		if len(outbound) != 0 || len(inbound) != 1 || inbound[0].Packets != total {
+			t.Fatalf("after %v: %v, %v", now, outbound, inbound)
+		}
+		switch rate := inbound[0].Rate; {
+		case second > 1 && second < 30 && (rate < 90 || rate > 110), second >= 50 && rate != 0:
+			t.Errorf("after %v: %.1f per second", now, rate)
+		}
+	}
+}
+
+// TestControlPlace: a socket that is asked for is a condition of starting, the usual one is
+// not, and a refused start leaves another gateway's socket alone.
+func TestControlPlace(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("XDG_RUNTIME_DIR", dir)
+	open := func(path string) (*Gateway, string, error) {
+		t.Helper()
+		c := clusterConfig("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16")
+		c.WireGuard.PeerPublicKey, c.WireGuard.Endpoint = c.WireGuard.PrivateKey, "127.0.0.1:9"
+		for i := range c.Geneve.Nodes {
+			c.Geneve.Nodes[i].Underlay = netip.AddrFrom4([4]byte{127, 0, 50, byte(2 + i)})
+		}
+		c.Control = path
+		var text bytes.Buffer
+		log := logrus.New()
+		log.SetOutput(&text)
+		g, err := newGateway(c, Budget{}, log, geneve.Options{Listen: netip.MustParseAddrPort("127.0.0.1:0")})
+		return g, text.String(), err
+	}
+	first, log, err := open(config.ControlAuto)
+	if err != nil || log != "" {
+		t.Fatal(err, log)
+	}
+	defer first.close()
+	usual := filepath.Join(dir, "culvert", "rome-milan.sock")
+	if first.control.listener.Addr().String() != usual {
+		t.Errorf("the usual place is %s", first.control.listener.Addr())
+	}
+	second, log, err := open(config.ControlAuto)
+	if err != nil || !strings.Contains(log, usual+" is in use by another process") {
+		t.Fatal(err, log)
+	}
+	second.close()
+	if _, _, err := open(usual); err == nil || !strings.Contains(err.Error(), "control: "+usual+" is in use by another process; stop it") {
+		t.Fatal(err)
+	}
+	if conn, err := net.Dial("unix", usual); err != nil {
+		t.Errorf("the first gateway's socket: %v", err)
+	} else {
+		conn.Close()
+	}
+	off, log, err := open("")
+	if err != nil || log != "" || off.control.listener != nil {
+		t.Fatal(err, log)
+	}
+	off.close()
+}
+
+// TestControlIsBounded: idle connections take the seats and no more, the next is told, and
+// when the idle ones have been thrown out there is room again.
+func TestControlIsBounded(t *testing.T) {
+	_, client := newControlled(t, nil)
+	var idle net.Conn
+	for range maxSeats {
+		conn, err := net.Dial("unix", client.Path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		idle = conn
+	}
+	if _, err := client.Status(t.Context()); err == nil || !strings.Contains(err.Error(), "too many") {
+		t.Errorf("one more: %v", err)
+	}
+	io.Copy(io.Discard, idle) // until it is thrown out
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	for err := errors.New(""); err != nil; _, err = client.Status(ctx) {
+		if ctx.Err() != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,41 @@
+package gateway
+
+import (
+	"context"
+
+	"culvert/gateway/control"
+	"culvert/nat"
+)
+
+// link names a port.
+func (v *view) link(p nat.Port) string { return v.names[p] }
+
+// Rules implements control.Source.
+func (s source) Rules(ctx context.Context, yield func(*control.Rule) bool) error {
+	pace := newPacer()
+	s.g.engine.ListRules(s.view().link, func(r *nat.RuleInfo) bool {
+		rule := control.Rule{Origin: r.Origin.String(), Stage: r.Stage, Priority: r.Priority, Table: r.Table, Chain: r.Chain, Name: r.Rule,
+			Match: r.Match, Action: r.Action}
+		if r.Counted {
+			rule.Packets, rule.Bytes = &r.Packets, &r.Bytes
+		}
+		return pace.rest(ctx) && yield(&rule)
+	})
+	return ctx.Err()
+}
+
+// Routes implements control.Source.
+func (s source) Routes(ctx context.Context, yield func(*control.Route) bool) error {
+	pace := newPacer()
+	s.g.engine.ListRoutes(s.view().link, func(r *nat.RouteInfo) bool {
+		route := control.Route{Origin: r.Origin.String(), Rule: r.Rule, Priority: r.Priority, In: r.In, Mark: r.Mark, Destination: r.Destination.String(), To: r.To}
+		if r.Source.IsValid() {
+			route.Source = r.Source.String()
+		}
+		if r.Via.IsValid() {
+			route.Via = r.Via.String()
+		}
+		return pace.rest(ctx) && yield(&route)
+	})
+	return ctx.Err()
+}

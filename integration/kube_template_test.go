@@ -1,0 +1,276 @@
+package integration
+
+import (
+	"encoding/json"
+	"errors"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+
+	"culvert/kube/template"
+)
+
+// TestKubeTemplates puts culvert's templates in the place of Liqo's, before an API server that judges what they make.
+func TestKubeTemplates(t *testing.T) {
+	isolated(t, func(t *testing.T) {
+		k := newKubeLab(t, &kubeRome, &kubeMilan)
+		for _, stock := range []map[string]any{template.Default(true, "liqo", liqoNamespace), template.Default(false, "liqo", liqoNamespace)} {
+			field(stock, "metadata").(object)["name"] = map[any]string{template.ServerKind: "wireguard-server", template.ClientKind: "wireguard-client"}[stock["kind"]]
+			k.liqo.apply(stock)
+		}
+		o := newKubeOperator(k)
+		templates := o.printTemplates(t)
+		for _, test := range []struct {
+			name string
+			run  func(*testing.T, *kubeOperator, map[string]object)
+		}{
+			{"restricted", testKubeRestricted}, {"switch and back", testKubeSwitch}, {"check", testKubeCheck}, {"start", testKubeStart},
+		} {
+			t.Run(test.name, func(t *testing.T) { test.run(t, o, templates) })
+		}
+	}, kubernetes, liqoMode)
+}
+
+// A kubeOperator runs culvert as a user who may read everything, and nothing else.
+type kubeOperator struct {
+	*kubeLab
+	file string // kubeconfig
+}
+
+const kubeReader = "reader"
+
+func newKubeOperator(k *kubeLab) *kubeOperator {
+	k.t.Helper()
+	k.liqo.apply(
+		object{"apiVersion": "v1", "kind": "ServiceAccount", "metadata": object{"name": kubeReader, "namespace": liqoNamespace}},
+		object{"apiVersion": rbac + "/v1", "kind": "ClusterRole", "metadata": object{"name": kubeReader},
+			"rules": []object{{"apiGroups": []string{"*"}, "resources": []string{"*"}, "verbs": []string{"get", "list"}}}},
+		object{"apiVersion": rbac + "/v1", "kind": "ClusterRoleBinding", "metadata": object{"name": kubeReader},
+			"roleRef":  object{"apiGroup": rbac, "kind": "ClusterRole", "name": kubeReader},
+			"subjects": []object{{"kind": "ServiceAccount", "name": kubeReader, "namespace": liqoNamespace}}},
+	)
+	token, err := k.api.token(liqoNamespace, kubeReader)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	text, err := k.api.kubeconfig(token)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	o := &kubeOperator{k, filepath.Join(k.t.TempDir(), "kubeconfig")}
+	if err := os.WriteFile(o.file, text, 0o600); err != nil {
+		k.t.Fatal(err)
+	}
+	return o
+}
+
+// culvert runs a command of culvert liqo.
+func (o *kubeOperator) culvert(args ...string) (string, error) {
+	return o.gatewayHost.try("", os.Getenv(binaryEnv), append(append([]string{"liqo"}, args...), "--kubeconfig", o.file)...)
+}
+
+// printTemplates makes what is printed, as kubectl apply does, and returns it by kind.
+func (o *kubeOperator) printTemplates(t *testing.T) map[string]object {
+	t.Helper()
+	printed, err := o.culvert("template", "--image", "registry.invalid/culvert:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	templates := map[string]object{}
+	for _, document := range strings.Split(printed, "\n---\n") {
+		var one object
+		if err := yaml.Unmarshal([]byte(document), &one); err != nil {
+			t.Fatal(err)
+		}
+		o.liqo.apply(one)
+		// The schema of a template takes anything: what counts is what is stored.
+		stored, err := o.api.admin.get(one)
+		if err != nil {
+			t.Fatal(err)
+		}
+		templates[one["kind"].(string)] = stored
+	}
+	return templates
+}
+
+// kubeGateways are the captured gateways.
+var kubeGateways = []struct{ template, gateway, made string }{
+	{template.ServerKind, "gatewayservers", "wggatewayservers"}, {template.ClientKind, "gatewayclients", "wggatewayclients"},
+}
+
+// deployments returns that of a captured gateway, and what ours would be, as Liqo's controller makes them.
+func deployments(t *testing.T, capture, kind string, templates map[string]object) (stock, ours object) {
+	t.Helper()
+	for _, g := range kubeGateways {
+		if g.template != kind {
+			continue
+		}
+		from := readYAML(t, filepath.Join("../kube/testdata", capture, g.gateway+".yaml"))
+		meta := from["metadata"].(object)
+		gateway := template.Gateway{
+			Name: meta["name"].(string), Namespace: meta["namespace"].(string), GatewayUID: meta["uid"].(string),
+			ClusterID: field(meta, "labels", "liqo.io/remote-cluster-id").(string),
+		}
+		spec, err := json.Marshal(from["spec"])
+		if err == nil {
+			err = json.Unmarshal(spec, &gateway.Spec)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		made, err := template.Render(templates[kind], gateway)
+		if err != nil {
+			t.Fatal(err)
+		}
+		captured := readYAML(t, filepath.Join("../kube/testdata", capture, g.made+".yaml"))
+		return deployment(captured, gateway.Namespace, gateway.Name), deployment(made, gateway.Namespace, gateway.Name)
+	}
+	t.Fatalf("no gateway of a %s", kind)
+	return nil, nil
+}
+
+// deployment is what Liqo's controller makes: it names the Deployment, and says which Secret has the keys.
+func deployment(made object, namespace, name string) object {
+	spec := field(made, "spec", "deployment", "spec").(object)
+	for _, v := range field(spec, "template", "spec", "volumes").([]any) {
+		if v := v.(object); v["name"] == "wireguard-config" {
+			v["secret"] = object{"secretName": "gw-" + name}
+		}
+	}
+	return object{"apiVersion": "apps/v1", "kind": "Deployment", "spec": spec,
+		"metadata": object{"name": "gw-" + name, "namespace": namespace, "labels": field(made, "spec", "deployment", "metadata", "labels")}}
+}
+
+// podFrom is the pod that a Deployment would start.
+func podFrom(deployment object, namespace string) object {
+	return object{"apiVersion": "v1", "kind": "Pod", "spec": field(deployment, "spec", "template", "spec"),
+		"metadata": object{"name": "gw", "namespace": namespace, "labels": field(deployment, "spec", "template", "metadata", "labels")}}
+}
+
+// testKubeRestricted: where pods may do nothing that needs a right, Liqo's is refused and ours starts.
+func testKubeRestricted(t *testing.T, o *kubeOperator, templates map[string]object) {
+	o.liqo.apply(object{"apiVersion": "v1", "kind": "Namespace",
+		"metadata": object{"name": "restricted", "labels": object{"pod-security.kubernetes.io/enforce": "restricted"}}})
+	for _, capture := range captures {
+		for _, g := range kubeGateways {
+			stock, ours := deployments(t, capture, g.template, templates)
+			refused := new(kubeError)
+			if err := o.api.admin.dryRun(podFrom(stock, "restricted")); !errors.As(err, &refused) || refused.Code != http.StatusForbidden ||
+				!strings.Contains(refused.Message, `violates PodSecurity "restricted`) {
+				t.Errorf("%s %s: Liqo's pod: %v", capture, g.made, err)
+			}
+			if err := o.api.admin.dryRun(podFrom(ours, "restricted")); err != nil {
+				t.Errorf("%s %s: our pod: %v", capture, g.made, err)
+			}
+		}
+	}
+}
+
+// testKubeSwitch: the Deployment of each captured gateway becomes ours and Liqo's again, as Liqo's controller would do it. With another
+// release's selector it cannot.
+func testKubeSwitch(t *testing.T, o *kubeOperator, templates map[string]object) {
+	other, _, err := template.From(template.Default(true, "another", liqoNamespace), template.Image)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, capture := range captures {
+		for _, g := range kubeGateways {
+			stock, ours := deployments(t, capture, g.template, templates)
+			o.liqo.apply(object{"apiVersion": "v1", "kind": "Namespace", "metadata": object{"name": field(stock, "metadata", "namespace")}})
+			put := func(d object) error {
+				return o.api.admin.request(http.MethodPut, pathOf(d)+"?fieldValidation=Strict", "application/json", d, nil)
+			}
+			collection := strings.TrimSuffix(pathOf(stock), "/"+field(stock, "metadata", "name").(string))
+			if err := o.api.admin.request(http.MethodPost, collection, "application/json", stock, nil); err != nil {
+				t.Fatalf("%s %s: %v", capture, g.made, err)
+			}
+			for _, step := range []object{ours, stock, ours} {
+				if err := put(step); err != nil {
+					t.Errorf("%s %s: %v", capture, g.made, err)
+				}
+			}
+			if g.template == template.ServerKind {
+				_, foreign := deployments(t, capture, g.template, map[string]object{g.template: other})
+				refused := new(kubeError)
+				if err := put(foreign); !errors.As(err, &refused) || refused.Code != http.StatusUnprocessableEntity {
+					t.Errorf("%s: a selector of another release: %v", capture, err)
+				}
+			}
+			if err := o.api.admin.request(http.MethodDelete, pathOf(stock), "application/json", nil, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// testKubeCheck: with the rights to read and no others, check says what would happen before and after an obstacle comes.
+func testKubeCheck(t *testing.T, o *kubeOperator, templates map[string]object) {
+	const name = "cluster-b"
+	stock, _ := deployments(t, "v1.2.0", template.ServerKind, templates)
+	namespace := field(stock, "metadata", "namespace").(string)
+	gateway := readYAML(t, "../kube/testdata/v1.2.0/gatewayservers.yaml")
+	for _, stale := range []string{"uid", "resourceVersion", "creationTimestamp", "generation"} {
+		delete(gateway["metadata"].(object), stale)
+	}
+	delete(gateway, "status")
+	o.liqo.apply(object{"apiVersion": "v1", "kind": "Namespace", "metadata": object{"name": namespace}}, gateway, stock)
+	o.liqoSteps()
+	said, err := o.culvert("check", namespace+"/"+name)
+	if err != nil || !strings.Contains(said, "culvert would work here.") {
+		t.Errorf("%v\n%s", err, said)
+	}
+	bridge := firewall(liqoNamespace, "bridge", "bridge", subcategory("all-gateways"))
+	table := field(bridge, "spec", "table").(object)
+	table["family"], table["chains"] = "BRIDGE", []object{}
+	o.liqo.apply(bridge)
+	if said, err := o.culvert("check", namespace+"/"+name); err == nil || !strings.Contains(err.Error()+said, "spec.table.family") {
+		t.Errorf("with a table of frames: %v\n%s", err, said)
+	}
+	var verbs []string
+	for _, e := range o.api.audit(t, "system:serviceaccount:"+liqoNamespace+":"+kubeReader) {
+		if e.ResponseStatus.Code == http.StatusForbidden {
+			t.Errorf("%s %s was forbidden", e.Verb, e.RequestURI)
+		}
+		if !slices.Contains(verbs, e.Verb) {
+			verbs = append(verbs, e.Verb)
+		}
+	}
+	slices.Sort(verbs)
+	if !slices.Equal(verbs, []string{"get", "list"}) {
+		t.Errorf("it asked to %q", verbs)
+	}
+}
+
+// testKubeStart: with the arguments of the rendered container, as a user of OpenShift's choice, a gateway becomes ready before anything
+// but its account is there, and stays within its role.
+func testKubeStart(t *testing.T, o *kubeOperator, templates map[string]object) {
+	g := template.Gateway{Name: o.liqo.account(), Namespace: o.liqo.tenant(), ClusterID: o.remote().name, GatewayUID: kubeGatewayUID}
+	g.Spec.MTU, g.Spec.Endpoint.Port, g.Spec.Endpoint.Addresses = kubeMTU, 51840, []string{o.remote().peering}
+	made, err := template.Render(templates[template.ClientKind], g)
+	if err != nil {
+		t.Fatal(err)
+	}
+	container := field(made, "spec", "deployment", "spec", "template", "spec", "containers").([]any)[0]
+	var args []string
+	for _, arg := range field(container.(object), "args").([]any) {
+		args = append(args, strings.NewReplacer("$(NODE_NAME)", kubeNodes[0].name, "$(POD_NAME)", o.liqo.podName()).Replace(arg.(string)))
+	}
+	const uid, gid = 1000680000, 0
+	p := o.startLiqoGateway(uid, gid, args[1:]...)
+	for _, path := range []string{"/healthz", "/readyz"} {
+		eventually(t, path, func() error {
+			if err := p.running(); err != nil {
+				t.Fatal(err)
+			}
+			_, err := o.gatewayHost.getFrom("127.0.0.1:8085", path)
+			return err
+		})
+	}
+	p.requireConfined(t, uid, gid)
+	o.requireWithinRole(t)
+}

@@ -1,0 +1,132 @@
+package integration
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"culvert/gateway/control"
+)
+
+// culvert runs culvert as this user and returns what it printed, and its exit status.
+func (u *labUser) culvert(args ...string) (stdout, stderr string, status int) {
+	u.t.Helper()
+	var out, diag bytes.Buffer
+	cmd := u.command()
+	cmd.Args = append(cmd.Args[:1], args...)
+	cmd.Stdout, cmd.Stderr = &out, &diag
+	err := cmd.Run()
+	if exit := new(exec.ExitError); err != nil && !errors.As(err, &exit) {
+		u.t.Fatal(err)
+	}
+	return out.String(), diag.String(), cmd.ProcessState.ExitCode()
+}
+
+// TestOperating runs each command that asks a gateway as its user would, beside the gateways
+// of a lab, and tables are no wider than a terminal of 100 columns.
+func TestOperating(t *testing.T) {
+	needPrograms(t, []probe{probeTshark})
+	u := newLabUser(t).ordinary()
+	u.need("vxlan")
+	want := func(status int, text string, args ...string) string {
+		t.Helper()
+		out, diag, got := u.culvert(args...)
+		if got != status || !strings.Contains(out+diag, text) {
+			t.Errorf("culvert %s: status %d, want %d and %q:\n%s%s", strings.Join(args, " "), got, status, text, out, diag)
+		}
+		for line := range strings.Lines(out) {
+			if n := utf8.RuneCountInString(strings.TrimRight(line, " \n")); n > 100 && !strings.HasPrefix(line, "{") && out[0] != '{' {
+				t.Errorf("culvert %s: %d columns: %s", strings.Join(args, " "), n, line)
+			}
+		}
+		return out
+	}
+	want(2, "--socket", "status") // none runs
+	u.up()
+	want(2, "2 gateways run here", "status")
+	want(2, "--socket", "status", "--socket", "paris")
+	want(0, "rome to milan, client", "status", "--socket", "rome")
+
+	file := filepath.Join(u.runtime, "ping.pcapng")
+	capture := u.command()
+	capture.Args = append(capture.Args[:1], "capture", "--socket", "rome", "--at", "pre,post", "--protocol", "icmp", "-a", "10.61.1.5", "-w", file)
+	var lost bytes.Buffer
+	capture.Stderr = &lost
+	if err := capture.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(20 * time.Second); ; { // its file has its head when the capture has begun
+		if info, err := os.Stat(file); err == nil && info.Size() > 0 {
+			break
+		} else if time.Now().After(deadline) {
+			t.Fatalf("no capture: %s", lost.String())
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	u.expect(0, " 0% packet loss", "exec", "rome/pod1", "--", "ping", "-c", "3", "-i", "0.2", "10.61.1.5")
+	capture.Process.Signal(syscall.SIGINT)
+	if err := capture.Wait(); err != nil || !strings.Contains(lost.String(), "12 packets captured, 0 lost") {
+		t.Errorf("capture: %v, %s", err, lost.String())
+	}
+	out, err := exec.Command("tshark", "-r", file, "-Y", "_ws.expert.severity == error or _ws.malformed").Output()
+	if err != nil || len(out) > 0 {
+		t.Errorf("tshark: %v, %s", err, out)
+	}
+	out, err = exec.Command("tshark", "-r", file, "-T", "fields", "-e", "frame.interface_name", "-e", "ip.dst", "-e", "frame.comment", "-c", "2").Output()
+	if s := string(out); err != nil || !strings.Contains(s, "pre\t10.61.1.5\tforward from rome-node1 to tunnel; connection icmp 10.0.1.5:") || !strings.Contains(s, "post\t10.0.1.5\t") {
+		t.Errorf("tshark: %v, %s", err, s)
+	}
+
+	var c control.Connection
+	if err := json.Unmarshal([]byte(want(0, "", "connections", "--socket", "rome", "--address", "10.61.1.5", "-o", "json")), &c); err != nil ||
+		c.From != "rome-node1" || c.To != "tunnel" || c.Sent.Packets != 3 || c.Received.Packets != 3 || c.Uses[0] != "remap" {
+		t.Errorf("%+v, %v", c, err)
+	}
+	want(0, "10.61.1.5", "connections", "--socket", "rome", "--node", "rome-node1")
+	want(2, "rome-node1, rome-node2, tunnel", "connections", "--socket", "rome", "--node", "nope")
+	want(2, "connections delete: which?", "connections", "delete", "--socket", "rome")
+	want(0, "1 connections deleted", "connections", "delete", "--socket", "rome", "--address", "10.61.1.5")
+	want(0, "remap-podcidr/outgoing/10.61.0.0/16", "rules", "--socket", "rome")
+	want(0, "10.0.1.0/24", "routes", "--socket", "rome")
+	want(0, `"stage":"dnat"`, "rules", "--socket", "rome", "-o", "json")
+
+	config := filepath.Join(u.runtime, "culvert/lab/up/rome/gateway.yaml")
+	text, err := os.ReadFile(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write := func(more string) {
+		t.Helper()
+		if err := os.WriteFile(config, append(bytes.Clone(text), more...), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("\nrules: [{name: no-ssh, from: remote, protocol: tcp, ports: \"22\", action: drop}]\n")
+	want(0, "would change: rules: 1 added (no-ssh)", "reload", "--dry-run", "--socket", "rome")
+	want(0, "applied: rules: 1 added (no-ssh)", "reload", "--socket", "rome")
+	want(0, "nothing would change", "reload", "--dry-run", "--socket", "rome")
+	want(0, "no-ssh", "rules", "--socket", "rome")
+	write("\nmtuu: 3\n")
+	want(2, "mtuu: no such field; did you mean mtu?", "reload", "--socket", "rome")
+
+	if os.Getuid() == 0 {
+		other := *u
+		other.runtime = "/" // the first user's is closed to this one
+		other.credential = &syscall.Credential{Uid: 65533, Gid: 65533}
+		path := filepath.Join(u.runtime, "culvert/lab/up/culvert/rome-milan.sock")
+		if _, diag, status := other.culvert("status", "--socket", path); status != 2 || !strings.Contains(diag, "permission denied; run this as ") || strings.Count(diag, "\n") != 1 {
+			t.Errorf("another user: status %d, %s", status, diag)
+		}
+	}
+	os.Remove(file)
+	u.expect(0, "gone", "down")
+	u.requireNothingLeft()
+}

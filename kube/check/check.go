@@ -1,0 +1,266 @@
+// Package check says, before a gateway of Liqo is switched to culvert, what would happen. It judges what was read from a cluster, and
+// speaks to none.
+package check
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"culvert/kube"
+	"culvert/kube/template"
+	"culvert/nat"
+)
+
+// Cluster is what was read. Objects are as JSON has them; nil is what is not there.
+type Cluster struct {
+	Gateway    map[string]any   // the GatewayServer or GatewayClient
+	Namespace  map[string]any   // that it is in
+	Template   map[string]any   // culvert's
+	Deployment map[string]any   // that runs
+	Policies   []map[string]any // NetworkPolicies of the namespace
+	Resources  []*kube.Object   // that gateways obey, of the whole cluster
+	// TemplateNamespace is where culvert's template is looked for.
+	TemplateNamespace string
+}
+
+// A Finding is one thing to know before the switch.
+type Finding struct {
+	Wrong bool // the gateway would not work
+	Text  string
+}
+
+// A Report is what is known before the switch.
+type Report struct {
+	Gateway      string // which one
+	Findings     []Finding
+	Switch, Back string // commands
+}
+
+// Works reports whether nothing is wrong.
+func (r *Report) Works() bool {
+	return !slices.ContainsFunc(r.Findings, func(f Finding) bool { return f.Wrong })
+}
+
+// The labels and names that Liqo gives.
+const (
+	labelRemote = "liqo.io/remote-cluster-id"
+	serverKind  = "GatewayServer"
+	group       = "networking.liqo.io"
+)
+
+// An end is what differs between the two ends of a tunnel.
+type end struct{ plural, reference, stock, kind, ours string }
+
+var (
+	serverEnd = end{"gatewayservers", "serverTemplateRef", "wireguard-server", template.ServerKind, template.ServerName}
+	clientEnd = end{"gatewayclients", "clientTemplateRef", "wireguard-client", template.ClientKind, template.ClientName}
+)
+
+// A checker collects what it finds.
+type checker struct {
+	*Cluster
+	Report
+	end  end
+	self kube.Self
+	made map[string]any // what Liqo's operator would make of the template
+}
+
+// Check judges what was read. An error says that it is not enough.
+func Check(c *Cluster) (*Report, error) {
+	k := &checker{Cluster: c, end: clientEnd}
+	g, err := k.gateway()
+	if err != nil {
+		return nil, err
+	}
+	k.commands()
+	k.render(g)
+	k.deployment()
+	k.podSecurity()
+	k.networkPolicies()
+	k.ports(g)
+	k.resources()
+	return &k.Report, nil
+}
+
+func (k *checker) wrong(format string, args ...any) {
+	k.Findings = append(k.Findings, Finding{true, fmt.Sprintf(format, args...)})
+}
+
+func (k *checker) note(format string, args ...any) {
+	k.Findings = append(k.Findings, Finding{false, fmt.Sprintf(format, args...)})
+}
+
+func text(o any, path ...string) string {
+	s, _ := template.Field(o, path...).(string)
+	return s
+}
+
+// decode reads a part of an object.
+func decode(part, to any) error {
+	b, err := json.Marshal(part)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(b, to)
+}
+
+// gateway reads the GatewayServer or GatewayClient.
+func (k *checker) gateway() (g template.Gateway, err error) {
+	k.self.Server = k.Cluster.Gateway["kind"] == serverKind
+	if k.self.Server {
+		k.end = serverEnd
+	}
+	o := k.Cluster.Gateway
+	g = template.Gateway{
+		Name: text(o, "metadata", "name"), Namespace: text(o, "metadata", "namespace"), GatewayUID: text(o, "metadata", "uid"),
+		ClusterID: text(o, "metadata", "labels", labelRemote),
+	}
+	if g.ClusterID == "" {
+		return g, fmt.Errorf("%v %s/%s: no label %s: Liqo makes no gateway of it", o["kind"], g.Namespace, g.Name, labelRemote)
+	}
+	if err := decode(o["spec"], &g.Spec); err != nil {
+		return g, fmt.Errorf("%v %s/%s: spec: %w", o["kind"], g.Namespace, g.Name, err)
+	}
+	g.SecretName = g.Spec.SecretRef.Name
+	k.self.Name, k.self.Namespace, k.self.Remote, k.self.MTU = g.Name, g.Namespace, g.ClusterID, g.Spec.MTU
+	k.self.Node = text(o, "status", "internalEndpoint", "node")
+	k.Report.Gateway = fmt.Sprintf("%v %s/%s towards %s", o["kind"], g.Namespace, g.Name, g.ClusterID)
+	return g, nil
+}
+
+// commands are one patch each: the reference is all that differs.
+func (k *checker) commands() {
+	name, namespace := text(k.Cluster.Gateway, "spec", k.end.reference, "name"), text(k.Cluster.Gateway, "spec", k.end.reference, "namespace")
+	if name == k.end.ours && namespace == k.TemplateNamespace {
+		k.note("it has culvert's template already; the way back is to %s, as Liqo's chart calls its own", k.end.stock)
+		name = k.end.stock
+	}
+	patch := func(name, namespace string) string {
+		return fmt.Sprintf(`kubectl patch %s.%s -n %s %s --type merge -p '{"spec":{"%s":{"name":"%s","namespace":"%s"}}}'`,
+			k.end.plural, group, k.self.Namespace, k.self.Name, k.end.reference, name, namespace)
+	}
+	k.Switch, k.Back = patch(k.end.ours, k.TemplateNamespace), patch(name, namespace)
+}
+
+func (k *checker) render(g template.Gateway) {
+	if k.Template == nil {
+		k.wrong("%s %s: not in namespace %s; make it: culvert liqo template | kubectl apply -f -", k.end.kind, k.end.ours, k.TemplateNamespace)
+		return
+	}
+	made, err := template.Render(k.Template, g)
+	if err != nil {
+		k.wrong("%s %s: %v; make it anew: culvert liqo template | kubectl apply -f -", k.end.kind, k.end.ours, err)
+		return
+	}
+	k.made = made
+	for _, c := range containers(k.pod()) {
+		if image, _ := c["image"].(string); image == template.Image {
+			k.note("image %s names no registry; nodes have to have it, or give culvert liqo template --image", image)
+		}
+	}
+}
+
+// pod is the pod that the switch would make.
+func (k *checker) pod() map[string]any {
+	return podOf(template.Field(k.made, "spec", "deployment"))
+}
+
+func podOf(deployment any) map[string]any {
+	pod, _ := template.Field(deployment, "spec", "template", "spec").(map[string]any)
+	return pod
+}
+
+func containers(pod map[string]any) (all []map[string]any) {
+	for _, name := range []string{"initContainers", "containers"} {
+		list, _ := pod[name].([]any)
+		for _, c := range list {
+			if c, ok := c.(map[string]any); ok {
+				all = append(all, c)
+			}
+		}
+	}
+	return all
+}
+
+// flag returns the value of a flag of any container.
+func flag(pod map[string]any, names ...string) string {
+	for _, c := range containers(pod) {
+		for _, f := range template.Flags(c) {
+			if slices.Contains(names, f.Name) {
+				return f.Value
+			}
+		}
+	}
+	return ""
+}
+
+// deployment compares what runs with what would. Nobody can change the selector of a Deployment: Liqo's controller would fail for ever.
+func (k *checker) deployment() {
+	if k.Deployment == nil {
+		k.note("no Deployment gw-%s runs; there is nothing to compare with", k.self.Name)
+		return
+	}
+	if n := fmt.Sprint(template.Field(k.Deployment, "spec", "replicas")); n != "1" && n != "<nil>" {
+		k.note("1 replica instead of %s", n)
+	}
+	if k.made == nil {
+		return
+	}
+	was, _ := template.Field(k.Deployment, "spec", "selector", "matchLabels").(map[string]any)
+	is, _ := template.Field(k.made, "spec", "deployment", "spec", "selector", "matchLabels").(map[string]any)
+	labels := template.Field(k.made, "spec", "deployment", "spec", "template", "metadata", "labels")
+	names := maps.Clone(was)
+	maps.Copy(names, is)
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		if was[name] != is[name] {
+			k.wrong("selector of Deployment gw-%s: label %s is %v there and would be %v, and no selector can be changed; "+
+				"make the template anew from the cluster's own: culvert liqo template | kubectl apply -f -", k.self.Name, name, shown(was[name]), shown(is[name]))
+		} else if label := template.Field(labels, name); label != is[name] {
+			k.wrong("label %s of the pod: %v, and the selector wants %v", name, shown(label), is[name])
+		}
+	}
+	was6091, is6091 := cmp.Or(flag(podOf(k.Deployment), "geneve-port"), genevePort), k.geneve()
+	if was6091 != is6091 {
+		k.wrong("--geneve-port: nodes send to %s, and the gateway would listen at %s; make the template anew from the cluster's own: "+
+			"culvert liqo template | kubectl apply -f -", was6091, is6091)
+	}
+}
+
+func shown(v any) any {
+	if v == nil {
+		return "missing"
+	}
+	return v
+}
+
+const (
+	genevePort    = "6091"
+	wireguardPort = "51840"
+)
+
+func (k *checker) geneve() string { return cmp.Or(flag(k.pod(), "geneve-port"), genevePort) }
+
+// ports notes what culvert does not do with several.
+func (k *checker) ports(g template.Gateway) {
+	if all := g.Spec.Endpoint.Ports; len(all) > 1 {
+		k.note("spec.endpoint.ports: of %v culvert uses the first: one tunnel carries all", all)
+	}
+}
+
+// resources tries all that gateways obey. What cannot be obeyed is left out whole.
+func (k *checker) resources() {
+	s := kube.NewState(k.self)
+	for _, o := range k.Resources {
+		s.Put(o)
+	}
+	s.Changes() // looks at what several say together
+	faults := s.Faults()
+	for _, key := range slices.SortedFunc(maps.Keys(faults), func(a, b nat.Key) int { return strings.Compare(a.String(), b.String()) }) {
+		// A gateway without a key waits for one.
+		k.Findings = append(k.Findings, Finding{key.Kind != kube.KindPublicKey, fmt.Sprintf("%s would be left out: %s", key, faults[key])})
+	}
+}

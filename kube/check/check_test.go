@@ -1,0 +1,287 @@
+package check
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+
+	"culvert/kube"
+	"culvert/kube/template"
+)
+
+// object reads YAML with the types that a client of the API server has.
+func object(t *testing.T, text string) map[string]any {
+	t.Helper()
+	var o map[string]any
+	if err := yaml.Unmarshal([]byte(text), &o); err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+func readFile(t *testing.T, path ...string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(append([]string{".."}, path...)...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// captured returns the cluster of a capture before the switch, with culvert's template of the chart's defaults in it.
+func captured(t *testing.T, server bool) *Cluster {
+	t.Helper()
+	const capture = "v1.2.0"
+	gateway, made := "gatewayclients", "wggatewayclients"
+	if server {
+		gateway, made = "gatewayservers", "wggatewayservers"
+	}
+	c := &Cluster{
+		Gateway: object(t, readFile(t, "testdata", capture, gateway+".yaml")), TemplateNamespace: "liqo",
+		Namespace: object(t, "metadata: {name: liqo-tenant-cluster-b}"),
+	}
+	c.Deployment, _ = template.Field(object(t, readFile(t, "testdata", capture, made+".yaml")), "spec", "deployment").(map[string]any)
+	var err error
+	if c.Template, _, err = template.From(template.Default(server, "liqo", "liqo"), "registry.invalid/culvert:1"); err != nil {
+		t.Fatal(err)
+	}
+	for _, kind := range []string{"firewallconfigurations", "routeconfigurations", "internalnodes", "internalfabrics", "genevetunnels"} {
+		for _, doc := range strings.Split(readFile(t, "testdata", capture, kind+".yaml"), "\n---\n") {
+			c.Resources = append(c.Resources, resource(t, doc))
+		}
+	}
+	return c
+}
+
+func resource(t *testing.T, text string) *kube.Object {
+	t.Helper()
+	o := &kube.Object{}
+	if err := yaml.Unmarshal([]byte(text), o); err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+func checked(t *testing.T, c *Cluster) *Report {
+	t.Helper()
+	r, err := Check(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// A gateway that Liqo has made of its chart's defaults can be switched, and the commands say how.
+func TestACapturedGatewayCanBeSwitched(t *testing.T) {
+	for _, tt := range []struct {
+		server              bool
+		gateway, change, to string
+	}{
+		{true, "GatewayServer liqo-tenant-cluster-b/cluster-b towards cluster-b",
+			`kubectl patch gatewayservers.networking.liqo.io -n liqo-tenant-cluster-b cluster-b --type merge -p '{"spec":{"serverTemplateRef":{"name":"`, "server"},
+		{false, "GatewayClient liqo-tenant-cluster-c/cluster-c towards cluster-c",
+			`kubectl patch gatewayclients.networking.liqo.io -n liqo-tenant-cluster-c cluster-c --type merge -p '{"spec":{"clientTemplateRef":{"name":"`, "client"},
+	} {
+		r := checked(t, captured(t, tt.server))
+		if len(r.Findings) > 0 || !r.Works() || r.Gateway != tt.gateway {
+			t.Errorf("%s: %+v", r.Gateway, r.Findings)
+		}
+		const end = `","namespace":"liqo"}}}'`
+		if r.Switch != tt.change+"culvert-"+tt.to+end || r.Back != tt.change+"wireguard-"+tt.to+end {
+			t.Errorf("commands\n%s\n%s", r.Switch, r.Back)
+		}
+	}
+}
+
+// set changes a field of an object.
+func set(o map[string]any, value any, path ...string) {
+	last := len(path) - 1
+	for _, name := range path[:last] {
+		next, _ := o[name].(map[string]any)
+		if next == nil {
+			next = map[string]any{}
+			o[name] = next
+		}
+		o = next
+	}
+	if o[path[last]] = value; value == nil {
+		delete(o, path[last])
+	}
+}
+
+func enforce(level string) func(*testing.T, *Cluster) {
+	return func(_ *testing.T, c *Cluster) { set(c.Namespace, level, "metadata", "labels", labelEnforce) }
+}
+
+func withPolicy(spec string) func(*testing.T, *Cluster) {
+	return func(t *testing.T, c *Cluster) {
+		c.Policies = append(c.Policies, object(t, "metadata: {name: deny}\nspec: "+spec))
+	}
+}
+
+func withResource(text string) func(*testing.T, *Cluster) {
+	return func(t *testing.T, c *Cluster) { c.Resources = append(c.Resources, resource(t, text)) }
+}
+
+// podPath leads to a pod in a Deployment; templatePath to the Deployment in a template.
+var (
+	podPath      = []string{"spec", "template", "spec"}
+	templatePath = []string{"spec", "template", "spec", "deployment"}
+)
+
+func TestWhatIsSaidBeforeTheSwitch(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		change func(*testing.T, *Cluster)
+		wrong  bool
+		want   string // in the one finding; "": none
+	}{
+		{"no template", func(_ *testing.T, c *Cluster) { c.Template = nil }, true, "WgGatewayServerTemplate culvert-server: not in namespace liqo; make it"},
+		{"another release", func(t *testing.T, c *Cluster) {
+			c.Template, _, _ = template.From(template.Default(true, "liqo-2", "liqo"), "registry.invalid/culvert:1")
+		}, true, "label app.kubernetes.io/instance is liqo-cluster-b there and would be liqo-2-cluster-b"},
+		{"a selector with more labels", func(t *testing.T, c *Cluster) { set(c.Deployment, "here", "spec", "selector", "matchLabels", "edge") }, true,
+			"label edge is here there and would be missing"},
+		{"a pod that its selector does not find", func(t *testing.T, c *Cluster) {
+			set(c.Template, "x", append(templatePath, "spec", "template", "metadata", "labels", "app.kubernetes.io/part-of")...)
+		}, true, "label app.kubernetes.io/part-of of the pod: x, and the selector wants liqo"},
+		{"a template for another version", func(t *testing.T, c *Cluster) {
+			set(c.Template, "{{ .Spec.Nothing }}", append(templatePath, "metadata", "name")...)
+		}, true, "make it anew"},
+		{"another Geneve port", func(t *testing.T, c *Cluster) {
+			pod := template.Field(c.Deployment, podPath...).(map[string]any)
+			for _, one := range containers(pod) {
+				for i, arg := range one["args"].([]any) {
+					if arg == "--geneve-port=6091" {
+						one["args"].([]any)[i] = "--geneve-port=6081"
+					}
+				}
+			}
+		}, true, "--geneve-port: nodes send to 6081, and the gateway would listen at 6091"},
+		{"an image without a registry", func(t *testing.T, c *Cluster) {
+			c.Template, _, _ = template.From(template.Default(true, "liqo", "liqo"), template.Image)
+		}, false, "image culvert:latest names no registry"},
+		{"two replicas", func(t *testing.T, c *Cluster) { set(c.Deployment, 2, "spec", "replicas") }, false, "1 replica instead of 2"},
+		{"no Deployment", func(t *testing.T, c *Cluster) { c.Deployment = nil }, false, "no Deployment gw-cluster-b runs"},
+		{"switched already", func(t *testing.T, c *Cluster) { set(c.Gateway, "culvert-server", "spec", "serverTemplateRef", "name") }, false,
+			"it has culvert's template already; the way back is to wireguard-server"},
+		{"several ports", func(t *testing.T, c *Cluster) { set(c.Gateway, []any{51840, 51841}, "spec", "endpoint", "ports") }, false,
+			"spec.endpoint.ports: of [51840 51841] culvert uses the first"},
+
+		{"level privileged", enforce("privileged"), false, ""},
+		{"level baseline", enforce("baseline"), false, "baseline of namespace liqo-tenant-cluster-b refuses the pod that runs, so that the way back is closed"},
+		{"level restricted", enforce("restricted"), false, "restricted of namespace liqo-tenant-cluster-b refuses the pod that runs"},
+
+		{"a policy on other pods", withPolicy("{podSelector: {matchLabels: {app: other}}}"), false, ""},
+		{"a policy that lets in nothing", withPolicy("{podSelector: {}}"), true, "NetworkPolicy deny lets no UDP 6091 and 51840 in"},
+		{"a policy that lets in TCP", withPolicy("{podSelector: {}, ingress: [{ports: [{port: 6091}, {protocol: TCP}]}]}"), true, "lets no UDP 6091 and 51840 in"},
+		{"a policy that lets in one port", withPolicy("{podSelector: {}, ingress: [{ports: [{protocol: UDP, port: 6091}]}]}"), true, "lets no UDP 51840 in"},
+		{"a policy that lets in a range", withPolicy("{podSelector: {}, ingress: [{ports: [{protocol: UDP, port: 6000, endPort: 60000}]}]}"), false,
+			"NetworkPolicy deny selects the pod, and lets its ports in"},
+		{"a policy that lets in what comes from somewhere", withPolicy("{podSelector: {}, ingress: [{from: [{podSelector: {}}]}]}"), false, "selects the pod, and lets its ports in"},
+		{"a policy for what goes out", withPolicy("{podSelector: {}, policyTypes: [Egress]}"), false, "NetworkPolicy deny restricts what the pod sends"},
+		{"a policy of expressions", withPolicy("{podSelector: {matchExpressions: [{key: networking.liqo.io/component, operator: In, values: [gateway]}]}}"), true, "lets no UDP"},
+		{"a policy that nobody can read", withPolicy("{podSelector: 7}"), false, "NetworkPolicy deny cannot be read"},
+
+		{"a family of frames", withResource(`{kind: FirewallConfiguration, metadata: {name: f, namespace: liqo, labels: {networking.liqo.io/firewall-category: gateway, networking.liqo.io/firewall-subcategory: all-gateways}},
+ spec: {table: {name: f, family: BRIDGE}}}`), true, "FirewallConfiguration/liqo/f would be left out: spec.table.family: BRIDGE sees frames"},
+		{"a tunnel of another fabric", withResource(`{kind: GeneveTunnel, metadata: {name: t, namespace: liqo-tenant-cluster-b},
+ spec: {id: 77, internalNodeRef: {name: n1}, internalFabricRef: {name: other}}}`), true, "GeneveTunnel/liqo-tenant-cluster-b/t would be left out: spec.internalFabricRef.name"},
+		{"a key of another length", withResource(`{kind: PublicKey, metadata: {name: k, namespace: liqo-tenant-cluster-b, labels: {liqo.io/remote-cluster-id: cluster-b}}, spec: {publicKey: AAAA}}`),
+			false, "PublicKey/liqo-tenant-cluster-b/k would be left out: spec.publicKey"},
+		{"a resource for nodes", withResource(`{kind: FirewallConfiguration, metadata: {name: f, namespace: liqo, labels: {networking.liqo.io/firewall-category: fabric}},
+ spec: {table: {name: f, family: BRIDGE}}}`), false, ""},
+		{"a table without rules", withResource(`{kind: RouteConfiguration, metadata: {name: r, namespace: liqo, labels: {networking.liqo.io/route-category: gateway, networking.liqo.io/route-subcategory: fabric}},
+ spec: {table: {name: r}}}`), true, "RouteConfiguration/liqo/r would be left out: spec.table.rules: missing"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c := captured(t, true)
+			tt.change(t, c)
+			r := checked(t, c)
+			if tt.want == "" {
+				if len(r.Findings) > 0 {
+					t.Errorf("%+v", r.Findings)
+				}
+				return
+			}
+			if len(r.Findings) != 1 || r.Findings[0].Wrong != tt.wrong || !strings.Contains(r.Findings[0].Text, tt.want) || r.Works() == tt.wrong {
+				t.Errorf("%+v, want one, wrong %v: %s", r.Findings, tt.wrong, tt.want)
+			}
+		})
+	}
+}
+
+// The policy among the manifests lets in what a gateway needs, beside one that lets in nothing.
+func TestTheExamplePolicyIsEnough(t *testing.T) {
+	for _, server := range []bool{true, false} {
+		c := captured(t, server)
+		withPolicy("{podSelector: {}}")(t, c)
+		if r := checked(t, c); r.Works() {
+			t.Error("a policy that lets in nothing is no fault")
+		}
+		c.Policies = append(c.Policies, object(t, readFile(t, "manifests", "networkpolicy.yaml")))
+		if r := checked(t, c); !r.Works() {
+			t.Errorf("%+v", r.Findings)
+		}
+	}
+}
+
+func TestAGatewayThatLiqoDoesNotMake(t *testing.T) {
+	for _, tt := range []struct {
+		value any
+		path  []string
+		want  string
+	}{
+		{nil, []string{"metadata", "labels", labelRemote}, "no label liqo.io/remote-cluster-id"},
+		{"large", []string{"spec", "mtu"}, "spec: json: cannot unmarshal string"},
+	} {
+		c := captured(t, true)
+		set(c.Gateway, tt.value, tt.path...)
+		if r, err := Check(c); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%v, %v, want %q", r, err, tt.want)
+		}
+	}
+}
+
+// Each line is the pod that passes, changed in one way.
+func TestPodSecurity(t *testing.T) {
+	const good = `{"securityContext": {"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}},
+"volumes": [{"name": "v", "emptyDir": {}}],
+"containers": [{"name": "c", "ports": [{"containerPort": 1}], "securityContext": {"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}}}]}`
+	for _, tt := range []struct{ old, new, baseline, restricted string }{
+		{"", "", "", ""},
+		{`{"securityContext"`, `{"hostNetwork": true, "securityContext"`, "spec.hostNetwork", "spec.hostNetwork"},
+		{`"emptyDir": {}`, `"hostPath": {}`, "volume v: hostPath", "volume v: hostPath"},
+		{`"emptyDir": {}`, `"nfs": {}`, "", "volume v: nfs"},
+		{`"containerPort": 1`, `"hostPort": 1`, "hostPort 1", "hostPort 1"},
+		{`"drop": ["ALL"]`, `"drop": ["ALL"], "add": ["NET_ADMIN"]`, "adds capability NET_ADMIN", "adds capability NET_ADMIN"},
+		{`"drop": ["ALL"]`, `"drop": ["ALL"], "add": ["CHOWN"]`, "", "adds capability CHOWN"},
+		{`"drop": ["ALL"]`, `"drop": ["ALL"], "add": ["NET_BIND_SERVICE"]`, "", ""},
+		{`"drop": ["ALL"]`, `"drop": ["CHOWN"]`, "", "does not drop ALL"},
+		{`"allowPrivilegeEscalation": false, `, "", "", "allowPrivilegeEscalation is not false"},
+		{`"allowPrivilegeEscalation": false`, `"privileged": true, "allowPrivilegeEscalation": false`, "privileged", "privileged"},
+		{`"runAsNonRoot": true, `, "", "", "runAsNonRoot is not true"},
+		{`"runAsNonRoot": true`, `"runAsNonRoot": true, "runAsUser": 0`, "", "runAsUser 0"},
+		{`"RuntimeDefault"`, `"Unconfined"`, "seccompProfile Unconfined", "seccompProfile Unconfined"},
+		{`, "seccompProfile": {"type": "RuntimeDefault"}`, "", "", "no seccompProfile"},
+	} {
+		if !strings.Contains(good, tt.old) {
+			t.Fatalf("no %q in the pod", tt.old)
+		}
+		var pod map[string]any
+		if err := json.NewDecoder(bytes.NewReader([]byte(strings.Replace(good, tt.old, tt.new, 1)))).Decode(&pod); err != nil {
+			t.Fatal(err)
+		}
+		for level, want := range map[string]string{"privileged": "", "baseline": tt.baseline, "restricted": tt.restricted} {
+			faults := podFaults(pod, level)
+			if (want == "") != (len(faults) == 0) || want != "" && (len(faults) != 1 || !strings.Contains(faults[0], want)) {
+				t.Errorf("%s instead of %s, %s: %q, want %q", tt.new, tt.old, level, faults, want)
+			}
+		}
+	}
+}

@@ -1,0 +1,155 @@
+package template
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+const (
+	keysName  = "wireguard-config"
+	keysDir   = "/etc/wireguard/keys"
+	runVolume = "run"
+	runDir    = "/run/culvert"
+	runSize   = "16Mi"
+
+	// What a gateway was seen to need: 22 MiB after a load with few connections, 0.2 of a core with 200 nodes whose pods change all the
+	// time. By its limit it sizes its table of connections: a quarter of a million.
+	requestCPU, requestMemory, limitMemory = "100m", "64Mi", "256Mi"
+
+	healthFlag, metricsFlag = "health-probe-bind-address", "metrics-address"
+	// metricsPort is the name by which Liqo's PodMonitor finds a port to scrape.
+	healthPort, metricsPort = "healthz", "wg-metrics"
+	defaultHealth           = ":8083"
+)
+
+// taken are the flags whose values our gateway has of Liqo's. Their names differ between its releases.
+var taken = []string{
+	"mtu", "listen-port", "listen-ports", "endpoint-address", "endpoint-port", "endpoint-ports", "keys-dir", "geneve-port",
+	"ping-enabled", "ping-port", "ping-interval", "ping-loss-threshold", "ping-update-status-interval", metricsFlag, healthFlag,
+}
+
+// known are Liqo's other flags: who the gateway is, which our template says itself, and what concerns a kernel, several containers or
+// several replicas.
+var known = []string{
+	"name", "namespace", "remote-cluster-id", "gateway-uid", "mode", "node-name", "pod-name",
+	"container-name", "concurrent-containers-names", "reconcile-timeout", "leader-election", "leader-election-lease-duration",
+	"leader-election-renew-deadline", "leader-election-retry-period", "enable-nft-monitor", "enable-route-monitor",
+	"disable-kernel-version-check", "minimum-kernel-version", "enable-multipath-hash-policy", "global-labels", "global-annotations",
+	"enable-connection-controller", "ping-buffer-size", "dns-check-interval", "implementation", "preserve-client-endpoint",
+	"geneve-cleanup-interval", "disable-arp",
+}
+
+// readFlags returns the values of the flags that ours has too. Of several containers with one flag, the one that runs WireGuard is
+// right: its port of metrics is the one that is scraped for a tunnel.
+func (t *taker) readFlags(containers []map[string]any) map[string]string {
+	containers = slices.Clone(containers)
+	slices.SortStableFunc(containers, func(a, b map[string]any) int {
+		return strings.Compare(fmt.Sprint(b["name"] == "wireguard"), fmt.Sprint(a["name"] == "wireguard"))
+	})
+	values := map[string]string{}
+	for _, c := range containers {
+		ours := false
+		for _, f := range Flags(c) {
+			ours = ours || f.Name == "gateway-uid"
+			if _, have := values[f.Name]; slices.Contains(taken, f.Name) && !have {
+				values[f.Name] = f.Value
+			} else if !have && !slices.Contains(known, f.Name) {
+				t.note("--%s of container %v is left out; culvert has no such flag", f.Name, c["name"])
+			}
+		}
+		if !ours {
+			t.note("container %v is left out; culvert's pod has one", c["name"])
+		}
+	}
+	return values
+}
+
+// A Flag is one argument of a container.
+type Flag struct{ Name, Value string }
+
+// Flags reads the arguments of a container.
+func Flags(container map[string]any) (flags []Flag) {
+	args := slices.Concat(list(container["command"]), list(container["args"]))
+	for i := 0; i < len(args); i++ {
+		arg, _ := args[i].(string)
+		name, isFlag := strings.CutPrefix(arg, "-")
+		if !isFlag {
+			continue
+		}
+		name, value, ok := strings.Cut(strings.TrimPrefix(name, "-"), "=")
+		if !ok && i+1 < len(args) && !strings.HasPrefix(fmt.Sprint(args[i+1]), "-") {
+			i++
+			value = fmt.Sprint(args[i])
+		}
+		flags = append(flags, Flag{name, value})
+	}
+	return flags
+}
+
+// container returns ours. Every flag holds its value, for a string that is a number alone becomes one when it is rendered.
+func (t *taker) container(flags map[string]string, pullPolicy any) map[string]any {
+	mode := "client"
+	if t.server {
+		mode = "server"
+	}
+	args := []any{
+		"gateway", "--liqo", "--name={{ .Name }}", "--namespace={{ .Namespace }}", "--remote-cluster-id={{ .ClusterID }}",
+		"--gateway-uid={{ .GatewayUID }}", "--mode=" + mode, "--node-name=$(NODE_NAME)", "--pod-name=$(POD_NAME)",
+	}
+	if flags[healthFlag] == "" || flags[healthFlag] == "0" {
+		flags[healthFlag] = defaultHealth // the probes need it
+	}
+	for _, name := range taken {
+		if value, ok := flags[name]; ok {
+			if value == "" {
+				value = "true"
+			}
+			args = append(args, "--"+name+"="+value)
+		}
+	}
+	ports := []any{t.port(flags, healthFlag, healthPort)}
+	if v := flags[metricsFlag]; v != "" && v != "0" {
+		ports = append(ports, t.port(flags, metricsFlag, metricsPort))
+	}
+	keys := keysDir
+	if dir := flags["keys-dir"]; dir != "" {
+		keys = dir
+	}
+	return map[string]any{
+		"name": "culvert", "image": t.image, "imagePullPolicy": pullPolicy, "args": args, "ports": ports,
+		"env": []any{fromField("NODE_NAME", "spec.nodeName"), fromField("POD_NAME", "metadata.name")},
+		"volumeMounts": []any{
+			map[string]any{"name": keysName, "mountPath": keys, "readOnly": true},
+			map[string]any{"name": runVolume, "mountPath": runDir},
+		},
+		"resources": map[string]any{
+			"requests": map[string]any{"cpu": requestCPU, "memory": requestMemory},
+			"limits":   map[string]any{"memory": limitMemory},
+		},
+		"securityContext": map[string]any{
+			"allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": map[string]any{"drop": []any{"ALL"}},
+		},
+		"livenessProbe":  probe("/healthz", 10),
+		"readinessProbe": probe("/readyz", 2),
+	}
+}
+
+// port is the container's port of a flag that says where to listen.
+func (t *taker) port(flags map[string]string, flag, name string) any {
+	_, text, _ := strings.Cut(flags[flag], ":")
+	n, err := strconv.ParseUint(text, 10, 16)
+	if err != nil {
+		t.fail("--%s=%s: want :PORT", flag, flags[flag])
+	}
+	return map[string]any{"name": name, "containerPort": int64(n), "protocol": "TCP"}
+}
+
+func probe(path string, period int64) any {
+	return map[string]any{"httpGet": map[string]any{"path": path, "port": healthPort}, "periodSeconds": period}
+}
+
+func fromField(name, path string) any {
+	return map[string]any{"name": name, "valueFrom": map[string]any{"fieldRef": map[string]any{"fieldPath": path}}}
+}

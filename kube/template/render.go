@@ -1,0 +1,110 @@
+package template
+
+import (
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+	"text/template"
+)
+
+// A Gateway is what a template is rendered for: a GatewayServer or GatewayClient.
+type Gateway struct {
+	Name, Namespace, GatewayUID string
+	ClusterID                   string // of the remote cluster
+	SecretName                  string
+	Spec                        Spec
+}
+
+// Spec is as much of its spec as a template can ask for.
+type Spec struct {
+	MTU      int `json:"mtu"`
+	Endpoint struct {
+		Addresses      []string `json:"addresses"`
+		Port           int32    `json:"port"`
+		Ports          []int32  `json:"ports"`
+		NodePort       int32    `json:"nodePort"`
+		NodePorts      []int32  `json:"nodePorts"`
+		ServiceType    string   `json:"serviceType"`
+		LoadBalancerIP string   `json:"loadBalancerIP"`
+		Protocol       string   `json:"protocol"`
+	} `json:"endpoint"`
+	SecretRef struct {
+		Name string `json:"name"`
+	} `json:"secretRef"`
+}
+
+// Render returns what Liqo's operator makes of a template for a gateway. Each string is rendered, and one that is then a number
+// becomes one, except beside or below labels and annotations.
+func Render(t map[string]any, g Gateway) (map[string]any, error) {
+	made := map[string]any{"apiVersion": Field(t, "spec", "objectKind", "apiVersion"), "kind": Field(t, "spec", "objectKind", "kind")}
+	for _, part := range []string{"metadata", "spec"} {
+		rendered, err := render("spec.template."+part, Field(t, "spec", "template", part), g, part == "metadata")
+		if err != nil {
+			return nil, err
+		}
+		made[part] = rendered
+	}
+	return made, nil
+}
+
+// firstVariable finds what decides whether a value is there at all.
+var firstVariable = regexp.MustCompile(`{{\s*(\S+)\s*}}`)
+
+func render(path string, v any, g Gateway, text bool) (any, error) {
+	switch v := v.(type) {
+	case nil:
+		return nil, fmt.Errorf("%s: null, which ends Liqo's operator; leave the field out", path)
+	case string:
+		t, err := template.New(path).Parse(v)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		var out strings.Builder
+		if err := t.Execute(&out, g); err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		if n, err := strconv.Atoi(out.String()); err == nil && !text {
+			return int64(n), nil
+		}
+		return out.String(), nil
+	case map[string]any:
+		return renderMap(path, v, g, text || v["labels"] != nil || v["annotations"] != nil)
+	case []any:
+		all := make([]any, 0, len(v))
+		for i, one := range v {
+			rendered, err := render(fmt.Sprintf("%s[%d]", path, i), one, g, text)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, rendered)
+		}
+		return all, nil
+	}
+	if text {
+		return fmt.Sprint(v), nil
+	}
+	return v, nil
+}
+
+// renderMap leaves out a field whose name begins with a question mark if the first variable of its value is empty.
+func renderMap(path string, m map[string]any, g Gateway, text bool) (any, error) {
+	made := make(map[string]any, len(m))
+	for name, value := range m {
+		optional := false
+		if bare, ok := strings.CutPrefix(name, "?"); ok {
+			s, _ := value.(string)
+			if found := firstVariable.FindStringSubmatch(s); found != nil {
+				name, value, optional = bare, "{{if "+found[1]+"}}"+s+"{{end}}", true
+			}
+		}
+		rendered, err := render(path+"."+name, value, g, text)
+		if err != nil {
+			return nil, err
+		}
+		if !optional || rendered != "" {
+			made[name] = rendered
+		}
+	}
+	return made, nil
+}

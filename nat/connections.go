@@ -1,0 +1,134 @@
+package nat
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	"culvert/nat/packet"
+)
+
+// A ConnInfo is a tracked connection as others see it. Its tuples are where packets of each direction come in, and what they get is the
+// reverse of the other: Original is the first packet's as it came, Reply that of its answer.
+type ConnInfo struct {
+	Original, Reply packet.Tuple
+	Out             [2]Port // where packets of each direction go; of Reply meaningless before Replied
+	State           string
+	Replied         bool
+	Service         bool      // its destination is a backend of a Service
+	Verdict         [2]Reason // ReasonNone: packets of the direction are forwarded
+	Mark            uint32
+	Idle            time.Duration // since its last packet
+	Left            time.Duration // to live, if no other comes
+	Packets, Bytes  [2]uint64     // by direction
+}
+
+// States returns the states that a connection can have.
+func States() []string { return slices.Clone(stateNames[:]) }
+
+func (e *Engine) info(c *conn, now Time) ConnInfo {
+	idle := time.Duration(max(now-c.lastSeen, 0))
+	return ConnInfo{
+		Original: c.tuples[original], Reply: c.tuples[reply], Out: c.out, State: c.state.String(), Replied: c.has(flagReplied),
+		Service: c.has(flagService), Verdict: c.verdict, Mark: c.mark, Idle: idle, Left: max(e.snapshot.lifetime(c, e.pressed())-idle, 0),
+		Packets: c.packets, Bytes: c.bytes,
+	}
+}
+
+// A ConnFilter selects connections; its zero fields select all.
+type ConnFilter struct {
+	Addresses []netip.Prefix // each has an address of the connection, before or after translation
+	Ports     []uint16       // each is a port of the connection, before or after translation, or its ICMP identifier
+	Protocol  uint8
+	Link      *Port // its packets come from there or go there
+	State     string
+}
+
+// Selects reports whether f selects c.
+func (f *ConnFilter) Selects(c *ConnInfo) bool {
+	return f.tuples(&c.Original, &c.Reply) && f.link(c.Original.Link, c.Out) && (f.State == "" || f.State == c.State)
+}
+
+// selects is Selects for an entry of the table. It is fast, as it runs under the Engine's lock.
+func (f *ConnFilter) selects(c *conn) bool {
+	return f.tuples(&c.tuples[original], &c.tuples[reply]) && f.link(c.tuples[original].Link, c.out) &&
+		(f.State == "" || f.State == c.state.String())
+}
+
+func (f *ConnFilter) link(in Port, out [2]Port) bool {
+	return f.Link == nil || *f.Link == in || *f.Link == out[original]
+}
+
+func (f *ConnFilter) tuples(first, answer *packet.Tuple) bool {
+	if f.Protocol != 0 && f.Protocol != first.Protocol {
+		return false
+	}
+	for _, port := range f.Ports {
+		if port != first.SourcePort() && port != first.DestinationPort() && port != answer.SourcePort() && port != answer.DestinationPort() {
+			return false
+		}
+	}
+	for i := range f.Addresses {
+		p := &f.Addresses[i]
+		if !p.Contains(first.Source()) && !p.Contains(first.Destination()) && !p.Contains(answer.Source()) && !p.Contains(answer.Destination()) {
+			return false
+		}
+	}
+	return true
+}
+
+// A Cursor is a place in the table of connections; the zero Cursor is its begin.
+type Cursor uint32
+
+// listBudget is how many entries of the table Connections and DeleteConnections look at while packets wait.
+const listBudget = 64
+
+// Connections appends to list those of the next listBudget entries of the table that f selects, and returns the place to go on; more is
+// false at the end. A connection that is there from the first call to the last is listed once.
+func (e *Engine) Connections(at Cursor, f *ConnFilter, now Time, list []ConnInfo) (all []ConnInfo, next Cursor, more bool) {
+	next, more = e.some(at, func(c *conn, _ uint32) {
+		if f.selects(c) {
+			list = append(list, e.info(c, now))
+		}
+	})
+	return list, next, more
+}
+
+// DeleteConnections ends those of the next listBudget entries that f selects. Their next packets are the first of other connections.
+func (e *Engine) DeleteConnections(at Cursor, f *ConnFilter, now Time) (deleted int, next Cursor, more bool) {
+	next, more = e.some(at, func(c *conn, number uint32) {
+		if f.selects(c) {
+			e.end(c, number, endDeleted, now)
+			deleted++
+		}
+	})
+	return deleted, next, more
+}
+
+// some calls visit, under the lock, for the connections among the next listBudget entries.
+func (e *Engine) some(at Cursor, visit func(c *conn, number uint32)) (next Cursor, more bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	first := uint32(at) + 1 // entry 0 is never used
+	end := min(first+listBudget, e.table.high)
+	for n := first; n < end; n++ {
+		if c := e.table.at(n); c.live() {
+			visit(c, n)
+		}
+	}
+	if end <= first {
+		return at, false
+	}
+	return Cursor(end - 1), end < e.table.high
+}
+
+// FindConnection returns the connection of a packet that has tuple t.
+func (e *Engine) FindConnection(t *packet.Tuple, now Time) (c ConnInfo, ok bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	h, ok := e.find(t, 0, now)
+	if ok {
+		c = e.info(h.conn, now)
+	}
+	return c, ok
+}
