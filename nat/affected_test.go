@@ -40,9 +40,9 @@ func TestChangeConcernsFew(t *testing.T) {
 					in       Port
 					from, to netip.Addr
 				}{{Tunnel, addr("10.1.2.6"), mapped(i)}, {Port(i%30 + 1), pod(i), addr("10.129.2.6")}} {
-					e.scratch.in = anyNode // a traversal overwrites it
+					e.scratch.tr.in = anyNode // a traversal overwrites it
 					v, _ := send(e, p.in, p.from, p.to, 4000, 53)
-					if e.scratch.in != anyNode {
+					if e.scratch.tr.in != anyNode {
 						looked++
 					}
 					if v.Action != Forward {
@@ -97,9 +97,9 @@ func TestHistoryEnds(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		e.scratch.in = anyNode
+		e.scratch.tr.in = anyNode
 		send(e, Tunnel, addr("10.200.3.9"), addr("10.70.0.9"), 1, 2)
-		if got := e.scratch.in != anyNode; got != want {
+		if got := e.scratch.tr.in != anyNode; got != want {
 			t.Errorf("%d commits missed: looked at %v, want %v", missed, got, want)
 		}
 	}
@@ -278,12 +278,12 @@ func TestAffectedIsAllThatIsConcerned(t *testing.T) {
 				if len(flows) > 0 && r.IntN(3) > 0 {
 					p = flows[r.IntN(len(flows))]
 				}
-				before := few.scratch.in
-				few.scratch.in = anyNode
+				before := few.scratch.tr.in
+				few.scratch.tr.in = anyNode
 				got, b := send(few, p.in, p.from, p.to, p.sourcePort, p.destinationPort)
-				if few.scratch.in == anyNode {
+				if few.scratch.tr.in == anyNode {
 					spared++
-					few.scratch.in = before
+					few.scratch.tr.in = before
 				}
 				want, wanted := send(all, p.in, p.from, p.to, p.sourcePort, p.destinationPort)
 				if marks {

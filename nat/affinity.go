@@ -52,12 +52,16 @@ func (t *affinityTable) at(number uint32) *affinity {
 	return &t.made[number/chunkEntries][number%chunkEntries]
 }
 
+func (s *service) identity() serviceIdentity {
+	return serviceIdentity{s.config.Name, s.config.Port, s.config.Protocol}
+}
+
 // list returns the clients of a service.
 func (t *affinityTable) list(s *service) *clientList {
 	if t.index == nil {
 		t.index, t.lists, t.high = map[affinityKey]uint32{}, map[serviceIdentity]*clientList{}, 1
 	}
-	identity := serviceIdentity{s.config.Name, s.config.Port, s.config.Protocol}
+	identity := s.identity()
 	l := t.lists[identity]
 	if l == nil {
 		t.named++
@@ -76,35 +80,50 @@ func (k *affinityKey) holder(s *shares) holder {
 	return s.identify(address, 1<<32|uint64(k.list)).of(shareAffinities)
 }
 
-// sticky returns the backend of the client in words: the one that it had, or else one that is chosen and remembered.
-func (e *Engine) sticky(s *service, words *pickWords, now Time) int32 {
+// backend returns the backend that a client of a service had, if that is known and still there.
+func (t *affinityTable) backend(s *service, client *pickWords, now Time) (int32, bool) {
+	l := t.lists[s.identity()]
+	if l == nil {
+		return 0, false
+	}
+	number, ok := t.index[affinityKey{l.id, [2]uint64{client[1], client[2]}}]
+	if !ok || t.at(number).expires <= now {
+		return 0, false
+	}
+	n, ok := s.present[t.at(number).backend]
+	return n, ok
+}
+
+// remember notes that a client of a service has got a backend.
+func (e *Engine) remember(s *service, client *pickWords, backend int32, now Time) {
+	if s.config.Affinity != AffinityClientIP {
+		return
+	}
 	t := &e.clients
 	l := t.list(s)
 	timeout := s.config.AffinityTimeout
 	if timeout == 0 {
 		timeout = defaultAffinityTimeout
 	}
-	key := affinityKey{l.id, [2]uint64{words[1], words[2]}}
+	key, seed := affinityKey{l.id, [2]uint64{client[1], client[2]}}, s.seeds[backend]
 	if number, ok := t.index[key]; ok {
 		a := t.at(number)
-		if n, ok := s.present[a.backend]; ok && a.expires > now {
+		if a.backend == seed && a.expires > now {
 			t.unlink(l, a)
 			t.push(l, a, number)
 			a.expires = now.Add(timeout)
-			return n
+			return
 		}
 		e.forget(l, number)
 	}
-	n := s.choose(e.hashKey, words)
 	if e.remembers(l, &key, now) {
 		number := t.take()
 		a := t.at(number)
-		*a = affinity{key: key, backend: s.seeds[n], expires: now.Add(timeout)}
+		*a = affinity{key: key, backend: seed, expires: now.Add(timeout)}
 		t.push(l, a, number)
 		t.index[key] = number
 		e.table.shares.take(key.holder(&e.table.shares))
 	}
-	return n
 }
 
 // remembers sees to it that there is a place for one more client. A service at its share forgets the one that was longest away; an IPv6

@@ -36,6 +36,7 @@ type builder struct {
 	draft  *draft
 	origin *origin
 	piece  *piece
+	table  int32               // that is being compiled, by its place among those of resource; -1: resource stands for it
 	old    map[string]*counter // by path, of the piece that this one replaces
 	faults []error
 }
@@ -65,6 +66,7 @@ func (d *draft) compile(key Key, r Resource, old *piece) (*piece, error) {
 			b.fault("table "+t.Name, "there is another table of this name")
 		}
 		names[t.Name] = true
+		b.table = given(i, len(r.Tables))
 		b.addTable(t)
 	}
 	clear(names)
@@ -75,15 +77,25 @@ func (d *draft) compile(key Key, r Resource, old *piece) (*piece, error) {
 			b.fault("routing table "+t.Name, "there is another table of this name")
 		}
 		names[t.Name] = true
+		b.table = given(i, len(r.Routing))
 		b.addRouting(t)
 	}
 	if r.Service != nil {
 		b.piece.service = newService(*r.Service)
+		b.piece.service.origin = b.origin
 	}
 	if err := errors.Join(b.faults...); err != nil {
 		return nil, err
 	}
 	return b.piece, nil
+}
+
+// given returns the place of a table, of which a resource has n, or -1 for one that the resource stands for.
+func given(place, n int) int32 {
+	if place < n {
+		return int32(place)
+	}
+	return -1
 }
 
 // port returns the port of a device by name or of a neighbour by address, unknownPort while there is none.
@@ -125,7 +137,7 @@ func (b *builder) addTable(t *Table) {
 			b.fault(at(), "more than %d rules", maxRules)
 			return
 		}
-		b.addChain(t, c, s, at)
+		b.addChain(t, c, int32(i), s, at)
 	}
 }
 
@@ -180,10 +192,10 @@ func stageOf(c *Chain) (stage, error) {
 	return 0, fmt.Errorf("unknown hook %q", c.Hook)
 }
 
-func (b *builder) addChain(t *Table, c *Chain, s stage, at func() string) {
+func (b *builder) addChain(t *Table, c *Chain, place int32, s stage, at func() string) {
 	compiled := &chain{
-		stage: s, priority: c.Priority, origin: b.origin, number: int32(len(b.piece.chains)), name: t.Name + "/" + c.Name,
-		rank: rankOfChain(c.Priority, b.origin.order),
+		stage: s, priority: c.Priority, origin: b.origin, number: int32(len(b.piece.chains)), table: b.table, at: place,
+		name: t.Name + "/" + c.Name, rank: rankOfChain(c.Priority, b.origin.order),
 	}
 	n := len(c.Rules)
 	if c.Policy == PolicyDrop {
@@ -331,7 +343,7 @@ func (b *builder) addRouting(t *PolicyTable) {
 		}
 		compiled := &policyRule{
 			name: t.Name + "/" + strconv.Itoa(i+1), priority: r.Priority, given: r.Priority,
-			origin: b.origin, number: int32(len(b.piece.routing)), class: classOf(anyPort, r.Mark), source: r.Source,
+			origin: b.origin, number: int32(len(b.piece.routing)), table: b.table, class: classOf(anyPort, r.Mark), source: r.Source,
 		}
 		if r.Source.IsValid() {
 			compiled.source = r.Source.Masked() // unlike nftables, a policy rule ignores host bits

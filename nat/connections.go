@@ -126,7 +126,7 @@ func (e *Engine) some(at Cursor, visit func(c *conn, number uint32)) (next Curso
 func (e *Engine) FindConnection(t *packet.Tuple, now Time) (c ConnInfo, ok bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	h, ok := e.table.lookup(t)
+	h, ok := e.find(t, 0, now)
 	if ok {
 		c = e.info(h.conn, now)
 	}

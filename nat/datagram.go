@@ -96,18 +96,47 @@ func (l *datagramList) remove(g *datagram) {
 	l.length--
 }
 
-// datagram returns the datagram of a fragment, making it if there is room.
-func (e *Engine) datagram(p *packet.Packet, t *packet.Tuple, now Time) *datagram {
+func newDatagramKey(p *packet.Packet, t *packet.Tuple) datagramKey {
+	return datagramKey{words: t.Words, id: p.FragmentID(), link: t.Link, protocol: t.Protocol, v6: t.IPv6}
+}
+
+// datagram finds the datagram of a fragment, or decides what makes room for it. It returns false if nothing does.
+func (e *Engine) datagram(d *decision, p *packet.Packet, now Time) bool {
 	f, s := &e.fragments, &e.table.shares
-	f.expire(e, now)
-	key := datagramKey{words: t.Words, id: p.FragmentID(), link: t.Link, protocol: t.Protocol, v6: t.IPv6}
-	if g := f.index[key]; g != nil {
-		return g
+	d.reassembly = reassembly{}
+	r := &d.reassembly
+	if g := f.index[newDatagramKey(p, &d.from)]; g != nil && g.expires > now {
+		r.datagram = g
+		return true
+	} else if g != nil {
+		r.expired = g
 	}
-	h := s.holder(t)
-	if s.full(h.of(shareDatagrams), f.partial.length, maxDatagrams) && !f.makeRoom(e, h, shareDatagrams, nil) {
-		return nil
+	h := s.holder(&d.from)
+	if !s.full(h.of(shareDatagrams), f.partial.length, maxDatagrams) {
+		return true
 	}
+	r.victim = f.victim(s, h, shareDatagrams, nil, now)
+	return r.victim != nil
+}
+
+// victim returns the oldest incomplete datagram that makes room for h: it or, for shareHeld, fragments that wait for it.
+func (f *fragmentTable) victim(s *shares, h holder, r resource, but *datagram, now Time) *datagram {
+	g := f.partial.first
+	for i := 0; i < datagramTries && g != nil; i, g = i+1, g.next {
+		if g == but || g.known && g.held != nil && g.expires > now || r == shareHeld && g.held == nil {
+			continue
+		}
+		over := g.expires <= now
+		if s.yields(g.holder.of(r), h.of(r)) || over && r == shareDatagrams && !s.full(h.of(r), f.partial.length-1, maxDatagrams) ||
+			over && r == shareHeld && !s.full(h.of(r), f.holds-1, maxHeld) {
+			return g
+		}
+	}
+	return nil
+}
+
+// add makes a datagram.
+func (f *fragmentTable) add(e *Engine, key datagramKey, h holder, now Time) *datagram {
 	if f.spare == nil && f.made == maxDatagrams {
 		f.forget(e, f.complete.first, ReasonNone)
 	}
@@ -124,24 +153,18 @@ func (e *Engine) datagram(p *packet.Packet, t *packet.Tuple, now Time) *datagram
 	*g = datagram{key: key, holder: h, expires: now.Add(fragmentLifetime)}
 	f.index[key] = g
 	f.partial.push(g)
-	s.take(h.of(shareDatagrams))
+	e.table.shares.take(h.of(shareDatagrams))
 	return g
 }
 
-// makeRoom forgets the oldest incomplete datagram that makes room for h: it or, for shareHeld, fragments that wait for it.
-func (f *fragmentTable) makeRoom(e *Engine, h holder, r resource, but *datagram) bool {
-	g := f.partial.first
-	for i := 0; i < datagramTries && g != nil; i, g = i+1, g.next {
-		if g == but || g.known && g.held != nil || r == shareHeld && g.held == nil {
-			continue
-		}
-		if e.table.shares.yields(g.holder.of(r), h.of(r)) {
-			f.forget(e, g, ReasonFragmentLimit)
-			e.stats.DatagramsReplaced++
-			return true
-		}
+// replace forgets a datagram for another.
+func (f *fragmentTable) replace(e *Engine, g *datagram, now Time) {
+	if g.expires <= now {
+		f.forget(e, g, ReasonFragment)
+		return
 	}
-	return false
+	f.forget(e, g, ReasonFragmentLimit)
+	e.stats.DatagramsReplaced++
 }
 
 // forget takes a datagram out of the table. Fragments that still wait for it are dropped for reason.
@@ -182,16 +205,26 @@ func (f *fragmentTable) expire(e *Engine, now Time) {
 	}
 }
 
-// overlaps marks the bytes of a fragment as seen and reports whether some were seen before. What overlaps is dropped, so that no receiver
-// can be made to see other bytes than a filter did (RFC 1858; RFC 5722, Section 4).
+// blocksOf returns the first and the last block of 8 bytes of a fragment.
+func blocksOf(p *packet.Packet) (first, last int) {
+	return p.FragmentOffset() / 8, (p.FragmentOffset() + p.Len() - p.HeaderLen() - 1) / 8
+}
+
+// overlaps reports whether some bytes of a fragment were seen before. What overlaps is dropped, so that no receiver can be made to see
+// other bytes than a filter did (RFC 1858; RFC 5722, Section 4).
 func (g *datagram) overlaps(p *packet.Packet) bool {
-	first := p.FragmentOffset() / 8
-	last := (p.FragmentOffset() + p.Len() - p.HeaderLen() - 1) / 8
+	first, last := blocksOf(p)
 	for i := first; i <= last; i++ {
 		if g.blocks[i/64]&(1<<(i%64)) != 0 {
 			return true
 		}
 	}
+	return false
+}
+
+// see notes the bytes of a fragment.
+func (g *datagram) see(p *packet.Packet) {
+	first, last := blocksOf(p)
 	for i := first; i <= last; i++ {
 		g.blocks[i/64] |= 1 << (i % 64)
 	}
@@ -199,5 +232,4 @@ func (g *datagram) overlaps(p *packet.Packet) bool {
 	if !p.MoreFragments() {
 		g.total = last + 1
 	}
-	return false
 }

@@ -5,16 +5,22 @@
 // # A packet's way
 //
 //	packet.Packet.Parse  checks everything that later code relies on              package packet
-//	Engine.Process       finds the connection by tuple                            engine.go, table.go, directory.go
-//	  established        applies its translation, cached verdict and route        track.go, forward.go
-//	    advance          moves its state and timer                                tcp.go, sctp.go, timeout.go
-//	  first              checks, rules, translation, port: a new connection       first.go, traverse.go, mapping.go, service.go
-//	  fragment           gives later fragments the ports of their first one       reassembly.go
-//	  icmpError          translates an ICMP error with the packet that it quotes  icmperror.go, pathmtu.go
-//	Engine.AppendError   tells the sender about a dropped packet                  refuse.go, limit.go
+//	Engine.Process       decides, then commits                                    engine.go
+//	  decide             finds the connection by tuple                            decide.go, table.go, directory.go
+//	    established      finds its translation, cached verdict and route          established.go, fit.go
+//	    first            checks, rules, translation, port: a new connection       open.go, evaluate.go, ports.go, service.go
+//	    fragment         gives later fragments the ports of their first one       fragments.go
+//	    icmpError        finds what an ICMP error quotes, and its connection      icmperror.go, pathmtu.go
+//	  commit             rewrites the packet; makes, moves and removes            commit.go
+//	    advance          moves a connection's state and timer                     tcp.go, sctp.go, timeout.go
+//	Engine.Explain       decides, tells each step, and rewrites the packet only   explain.go
+//	Engine.AppendError   tells the sender about a dropped packet                  refuse.go, errorrate.go
 //	packet.Cutter        finishes, segments or fragments what goes on the wire    package packet
 //
-// Rules run in traverse.go: nat chains for the first packet of a connection, filters and routing once for each direction, and again when
+// decide only reads. What commit is to do, and to which connections, is in the decision: a connection that has expired is not found, and
+// goes when another takes its tuple or its place, or when its slot of the timer wheel comes up after a packet.
+//
+// Rules run in evaluate.go: nat chains for the first packet of a connection, filters and routing once for each direction, and again when
 // a change concerns the connection.
 //
 // # Changes

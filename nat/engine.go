@@ -31,8 +31,8 @@ type Engine struct {
 	paths     pathTable
 	limit     limiter
 	stats     Stats
-	scratch   traversal
 	watchers  []*ConnWatch // nil = nobody
+	scratch   decision
 }
 
 // New returns an Engine that works by c, or every fault of c. key keys the choice of ports and backends: an Engine with the same key
@@ -101,11 +101,11 @@ func (e *Engine) current() *snapshot {
 func (e *Engine) Commit(p *Prepared) {
 	e.apply.Lock()
 	defer e.apply.Unlock()
-	e.commit(p)
+	e.adopt(p)
 }
 
 // +checklocks:e.apply
-func (e *Engine) commit(p *Prepared) {
+func (e *Engine) adopt(p *Prepared) {
 	if p != e.prepared {
 		panic("nat: commit of what was not prepared last")
 	}
@@ -175,7 +175,7 @@ func (e *Engine) Apply(c *Config) error {
 	if err != nil {
 		return err
 	}
-	e.commit(p)
+	e.adopt(p)
 	return nil
 }
 
@@ -255,59 +255,16 @@ func (d *Direction) count(v *Verdict) {
 // Process decides what becomes of the packet p, filled by Parse, that came in at port in at time now. If the verdict is
 // Forward, the bytes of p have been rewritten and a Cutter makes of them what goes out at Verdict.Out; otherwise they are as they
 // came. now must not run backwards by more than the skew between two callers.
-func (e *Engine) Process(p *packet.Packet, in Port, now Time) Verdict {
-	var v Verdict
+func (e *Engine) Process(p *packet.Packet, in Port, now Time) (v Verdict) {
+	d := &e.scratch
 	e.mu.Lock()
-	e.process(p, in, now, &v)
-	e.stats.of(in).count(&v)
+	e.decide(d, p, in, now)
+	e.commit(d, p, now)
+	e.expire(now, packetBudget)
+	v = d.verdict
 	e.mu.Unlock()
 	return v
 }
 
-func (e *Engine) process(p *packet.Packet, in Port, now Time, v *Verdict) {
-	switch p.Fault() {
-	case packet.Malformed:
-		*v = drop(ReasonMalformed)
-		return
-	case packet.SourceRoute:
-		*v = drop(ReasonSourceRoute)
-		return
-	}
-	e.expire(now, packetBudget)
-	var t packet.Tuple
-	p.Tuple(&t, in)
-	if p.IsFragment() {
-		*v = e.fragment(p, &t, in, now)
-		return
-	}
-	e.dispatch(p, &t, in, now, v)
-}
-
 // packetBudget is how many expired connections a packet looks after.
 const packetBudget = 4
-
-// dispatch finds the connection of a whole packet, or of a fragment whose ports are known, or makes one.
-func (e *Engine) dispatch(p *packet.Packet, t *packet.Tuple, in Port, now Time, v *Verdict) {
-	if p.Forwardable() && !e.notracked(p, t, in) {
-		if p.IsICMPError() {
-			*v = e.icmpError(p, t, in, now)
-			return
-		}
-		if h, ok := e.find(t, now); ok && e.established(h, p, in, now, v) {
-			return
-		}
-	}
-	*v = e.first(p, t, in, now)
-}
-
-// notracked reports whether the rules keep the packet from connections, or drop it before them.
-func (e *Engine) notracked(p *packet.Packet, t *packet.Tuple, in Port) bool {
-	r := e.snapshot.rules
-	if r.notracks == 0 {
-		return false
-	}
-	tr := &e.scratch
-	*tr = traversal{from: *t, in: in, first: true}
-	tr.see(p)
-	return !tr.raw(r) || tr.effects.notrack
-}

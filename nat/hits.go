@@ -66,9 +66,6 @@ func (l *hitList) count(n uint8, syn bool, packets, bytes uint64) {
 
 // countHits counts packets of direction d of c.
 func (e *Engine) countHits(c *conn, d int, p *packet.Packet, packets uint64) {
-	if c.hits[d] == 0 {
-		return
-	}
 	l := &e.hits.lists[c.hits[d]]
 	if l.short {
 		e.stats.Uncounted += packets

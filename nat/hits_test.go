@@ -84,10 +84,10 @@ func TestHitsAreBounded(t *testing.T) {
 				if v := e.arrive(64); v.Action != Forward {
 					t.Fatalf("%v %v", v.Action, v.Reason)
 				}
-				if i > 0 && e.scratch.in != anyNode {
+				if i > 0 && e.scratch.tr.in != anyNode {
 					t.Fatal("an established packet has met the rules")
 				}
-				e.scratch.in = anyNode
+				e.scratch.tr.in = anyNode
 			}
 			if len(h.lists) > maxHitLists {
 				t.Errorf("%d lists", len(h.lists))

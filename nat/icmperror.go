@@ -10,111 +10,137 @@ import (
 // goes to the sender of what it quotes or nowhere (RFC 5508, Section 4.2), and neither makes, refreshes nor ends a connection (Section
 // 4.3, REQ-6). Sequence numbers that it quotes are for the sender to judge, as with Linux's nf_conntrack; what the gateway itself
 // learns from an error, learnPath judges.
-func (e *Engine) icmpError(p *packet.Packet, t *packet.Tuple, in Port, now Time) Verdict {
-	s := e.snapshot
-	source, destination := t.Source(), t.Destination()
-	if in == Tunnel && source != s.peer && !packet.Forwardable(source) && !s.admitted.Contains(source) || in != Tunnel && !s.admits(source, in) {
-		return drop(ReasonBadSource)
+func (e *Engine) icmpError(d *decision, p *packet.Packet, now Time) {
+	s, in := e.snapshot, d.in
+	source, destination := d.from.Source(), d.from.Destination()
+	bad := in == Tunnel && source != s.peer && !packet.Forwardable(source) && !s.admitted.Contains(source) || in != Tunnel && !s.admits(source, in)
+	if !d.check("source", !bad) {
+		d.drop(ReasonBadSource)
+		return
 	}
-	var q packet.Packet
-	if !p.IsValidICMP() || !p.Quoted(&q) {
-		return drop(ReasonMalformed)
+	if !d.check("quotation", p.IsValidICMP() && p.Quoted(&d.quote)) {
+		d.drop(ReasonMalformed)
+		return
 	}
-	var quoted packet.Tuple
-	q.Tuple(&quoted, 0)
+	quoted := &d.quoted[0]
+	*quoted = packet.Tuple{}
+	d.quote.Tuple(quoted, 0)
 	if in != Tunnel && s.foreign(quoted.Destination(), in) {
-		return drop(ReasonBadSource) // what it quotes was sent to another node
+		d.drop(ReasonBadSource) // what it quotes was sent to another node
+		return
 	}
+	owned := s.owns(destination, in)
 	if quoted.Source() != destination {
-		if s.owns(destination, in) {
-			return Verdict{Action: Deliver, Packets: 1}
+		if d.drop(ReasonICMPUnrelated); owned {
+			d.verdict = Verdict{Action: Deliver, Packets: 1}
 		}
-		return drop(ReasonICMPUnrelated)
+		return
 	}
-	if h, ok := e.quotedConn(&quoted, in, now); ok {
-		return e.relayTracked(p, &q, t, &quoted, h, in, now)
-	}
-	switch {
-	case s.owns(destination, in):
-		return Verdict{Action: Deliver, Packets: 1}
+	var tracked bool
+	d.hit, tracked = e.quotedConn(quoted, in, now)
+	switch d.check("connection of what is quoted", tracked); {
+	case tracked:
+		e.relayTracked(d, p, now)
+	case owned:
+		d.verdict = Verdict{Action: Deliver, Packets: 1}
 	case !packet.Forwardable(destination):
-		return drop(ReasonBadDestination)
+		d.drop(ReasonBadDestination)
 	case in == Tunnel:
-		return e.relayFromTunnel(p, &q, t, &quoted)
+		e.relayFromTunnel(d, p)
+	default:
+		e.relayFromNode(d, p)
 	}
-	return e.relayFromNode(p, &q, t, &quoted, in)
 }
 
 // quotedConn finds the connection of a quoted packet: its answer would be found. The direction of the hit is that of the answer.
 func (e *Engine) quotedConn(quoted *packet.Tuple, in Port, now Time) (hit, bool) {
 	answer := quoted.Reply(in)
-	if h, ok := e.find(&answer, now); ok || in == Tunnel {
+	if h, ok := e.find(&answer, 0, now); ok || in == Tunnel {
 		return h, ok
 	}
 	answer.Link = anyNode // sent by way of another node than the error
-	return e.find(&answer, now)
+	return e.find(&answer, 0, now)
 }
 
 // relayTracked translates an error about a packet of a connection: the quoted packet becomes what its sender sent.
-func (e *Engine) relayTracked(p, q *packet.Packet, t, quoted *packet.Tuple, h hit, in Port, now Time) Verdict {
-	s, c, d := e.snapshot, h.conn, h.direction
+func (e *Engine) relayTracked(d *decision, p *packet.Packet, now Time) {
+	s, c, dir := e.snapshot, d.hit.conn, d.hit.direction
+	evaluated := c.flags&(flagEvaluated0<<dir) != 0
 	if c.generation != s.generation {
-		if _, ok := e.revalidate(c, h.number, now); !ok {
-			return drop(ReasonICMPUnrelated)
+		if e.recheck(d, now); d.renewal == renewEvict {
+			d.drop(ReasonICMPUnrelated)
+			return
 		}
+		evaluated = evaluated && d.renewal == renewAsIs
 	}
-	if c.flags&(flagEvaluated0<<d) == 0 {
-		e.evaluate(c, d, nil, in, now)
-		c.flags &^= flagEvaluated0 << d // the error is not one of the direction's packets
+	reason, out := c.verdict[dir], c.out[dir]
+	if !evaluated {
+		e.evaluate(d, nil, now)
+		d.finding = findOne // the error is not one of the direction's packets
+		reason, out = d.tr.reason, d.tr.out
 	}
-	if r := c.verdict[d]; r != ReasonNone {
-		return drop(r)
+	if reason != ReasonNone {
+		d.drop(reason)
+		return
 	}
-	sent := c.tuples[1-d]
-	pl := plan{to: *t, out: c.out[d], mtu: s.mtu}
-	pl.to.SetDestination(sent.Source())
-	pl.to.SetSource(s.errorSource(t.Source(), sent.Destination(), in, pl.out))
-	v := pl.relay(p, q, t, quoted, &sent)
-	if v.Action == Forward {
-		e.learnPath(c, 1-d, p, q, quoted, in, now)
+	sent := c.tuples[1-dir]
+	d.plan = plan{to: d.from, out: out}
+	d.plan.to.SetDestination(sent.Source())
+	e.relay(d, p, &sent)
+	if d.verdict.Action == Forward {
+		e.learnPath(d, p)
 	}
-	return v
 }
 
 // relayFromTunnel translates an error about a packet that left through the tunnel without a connection: by prefixes alone.
-func (e *Engine) relayFromTunnel(p, q *packet.Packet, t, quoted *packet.Tuple) Verdict {
-	s := e.snapshot
+func (e *Engine) relayFromTunnel(d *decision, p *packet.Packet) {
+	s, quoted := e.snapshot, &d.quoted[0]
 	r, ok := s.real.Lookup(quoted.Destination())
-	if !ok || s.external.Contains(t.Destination()) {
-		return drop(ReasonICMPUnrelated)
+	if !ok || s.external.Contains(d.from.Destination()) {
+		d.drop(ReasonICMPUnrelated)
+		return
 	}
 	sent := *quoted
 	sent.SetDestination(r.apply(quoted.Destination()))
-	hop, ok := s.rules.route(Tunnel, 0, quoted.Destination(), t.Destination())
-	if !ok {
-		return drop(ReasonNoRoute)
+	hop, ok := s.rules.route(Tunnel, 0, quoted.Destination(), d.from.Destination())
+	if !d.check("route", ok) {
+		d.drop(ReasonNoRoute)
+		return
 	}
-	pl := plan{to: *t, out: hop.port, mtu: s.mtu}
-	pl.to.SetSource(s.errorSource(t.Source(), sent.Destination(), Tunnel, pl.out))
-	return pl.relay(p, q, t, quoted, &sent)
+	d.plan = plan{to: d.from, out: hop.port}
+	e.relay(d, p, &sent)
 }
 
 // relayFromNode does the same for a packet that came out of the tunnel, or went from node to node.
-func (e *Engine) relayFromNode(p, q *packet.Packet, t, quoted *packet.Tuple, in Port) Verdict {
-	s := e.snapshot
-	sent, pl := *quoted, plan{to: *t, out: Tunnel, mtu: s.mtu}
+func (e *Engine) relayFromNode(d *decision, p *packet.Packet) {
+	s, quoted := e.snapshot, &d.quoted[0]
+	sent := *quoted
+	d.plan = plan{to: d.from, out: Tunnel}
 	if r, ok := s.seen.Lookup(quoted.Source()); ok {
 		sent.SetSource(r.apply(quoted.Source()))
-		pl.to.SetDestination(sent.Source())
+		d.plan.to.SetDestination(sent.Source())
 	} else {
-		hop, ok := s.rules.route(in, 0, t.Source(), t.Destination())
-		if !ok {
-			return drop(ReasonNoRoute)
+		hop, ok := s.rules.route(d.in, 0, d.from.Source(), d.from.Destination())
+		if !d.check("route", ok) {
+			d.drop(ReasonNoRoute)
+			return
 		}
-		pl.out = hop.port
+		d.plan.out = hop.port
 	}
-	pl.to.SetSource(s.errorSource(t.Source(), sent.Destination(), in, pl.out))
-	return pl.relay(p, q, t, quoted, &sent)
+	e.relay(d, p, &sent)
+}
+
+// relay forwards an ICMP error by the destination and port in plan. What it quotes becomes sent.
+func (e *Engine) relay(d *decision, p *packet.Packet, sent *packet.Tuple) {
+	pl := &d.plan
+	pl.mtu = e.snapshot.mtu
+	pl.to.SetSource(e.snapshot.errorSource(d.from.Source(), sent.Destination(), d.in, pl.out))
+	pl.translate(&d.from)
+	if !d.forward(p) {
+		d.verdict.Refusal = packet.NoRefusal // RFC 1122, Section 3.2.2: never about an error
+		return
+	}
+	d.relays, d.quoted[1] = true, *sent
 }
 
 // errorSource returns the source of a translated error. From the tunnel: as seen here if it lies in a remote CIDR, else the address
@@ -134,16 +160,4 @@ func (s *snapshot) errorSource(source, sentTo netip.Addr, in, out Port) netip.Ad
 		return s.unknown
 	}
 	return sentTo
-}
-
-// relay forwards the ICMP error p, whose quotation q becomes to.
-func (pl *plan) relay(p, q *packet.Packet, t, from, to *packet.Tuple) Verdict {
-	pl.translate(t)
-	var v Verdict
-	if !pl.forward(p, &v) {
-		v.Refusal = packet.NoRefusal // RFC 1122, Section 3.2.2: never about an error
-		return v
-	}
-	p.RewriteQuoted(q, from, to)
-	return v
 }

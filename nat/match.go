@@ -25,6 +25,7 @@ type view struct {
 	in, out   Port     // noPort before routing
 	untracked bool     // no connection belongs to the packet
 	rules     *ruleset // that tell whether a route leads back; nil where nothing asks
+	trace     Tracer   // nil, but for Explain
 }
 
 // A field is what a comparison looks at.

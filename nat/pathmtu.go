@@ -104,12 +104,13 @@ func (p *path) shares(other *path) int {
 	return 2*pathWays + 1
 }
 
-// learnPath takes from an ICMP error p, which came in at port in, the path MTU of the segments that direction d of c sends. q is what p
-// quotes.
+// learnPath takes from an ICMP error p, which is about a packet of the connection of d, the path MTU of the segments that its receiver
+// sends.
 //
 // Only a segment in flight tells: who has not seen it does not know its number (RFC 5927, Section 7.2). Other protocols teach nothing,
 // because only TCP is cut to the path MTU, and every connection whose segments are too big hears of it.
-func (e *Engine) learnPath(c *conn, d int, p, q *packet.Packet, quoted *packet.Tuple, in Port, now Time) {
+func (e *Engine) learnPath(d *decision, p *packet.Packet) {
+	c, q, to := d.hit.conn, &d.quote, 1-d.hit.direction
 	mtu := p.AnnouncedMTU()
 	if mtu == 0 || mtu >= e.snapshot.mtu || q.Protocol() != packet.TCP || !q.HasPorts() {
 		return
@@ -117,15 +118,16 @@ func (e *Engine) learnPath(c *conn, d int, p, q *packet.Packet, quoted *packet.T
 	if p.IsIPv6() && mtu < minMTU6 {
 		return // RFC 8201, Section 4
 	}
-	if !c.tcp.inFlight(q.SequenceNumber(), d) {
+	if !c.tcp.inFlight(q.SequenceNumber(), to) {
 		return
 	}
-	destination, sender := quoted.Destination(), c.tuples[d].Source()
-	e.paths.learn(path{
+	destination, sender := d.quoted[0].Destination(), c.tuples[to].Source()
+	d.teaches = true
+	d.path = path{
 		destination: destination.As16(),
 		sender:      sender.As16(),
-		link:        c.out[1-d],
-		tunnel:      in == Tunnel,
+		link:        d.plan.out,
+		tunnel:      d.in == Tunnel,
 		mtu:         uint16(max(mtu, minPathMTU)),
-	}, now)
+	}
 }

@@ -106,6 +106,7 @@ type policyRule struct {
 	given    int // the priority as it was written: 0 means before all that are there
 	origin   *origin
 	number   int32 // in the resource
+	table    int32 // among Resource.Routing; -1: the resource stands for it
 	class    class
 	source   netip.Prefix
 	offers   []routeOffer

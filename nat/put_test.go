@@ -304,7 +304,7 @@ func TestLiqoResourcesByKey(t *testing.T) {
 				if got != want {
 					t.Fatalf("%+v with mark %d:\n%+v, want\n%+v", v, mark, got, want)
 				}
-				if !want.noRoute {
+				if want.reason != ReasonNoRoute {
 					forwarded++
 				}
 			}

@@ -2,36 +2,32 @@ package nat
 
 import "net/netip"
 
-// revalidate looks at a connection after the configuration has changed. If that concerns it, a first packet must still be admitted and
-// get the same addresses, and verdicts and routes are found anew. It returns false if not, and removes the connection; for
+// recheck decides what becomes of the connection of hit after the configuration has changed. If that concerns it, a first packet must
+// still be admitted and get the same addresses, and verdicts and routes are found anew. Else its configuration has gone; for
 // ReasonNoBackend its ends are to be told.
-func (e *Engine) revalidate(c *conn, number uint32, now Time) (Reason, bool) {
-	s := e.snapshot
-	if !e.history.concerns(c, s.generation) {
-		c.generation = s.generation
-		return ReasonNone, true
+func (e *Engine) recheck(d *decision, now Time) Reason {
+	c := d.hit.conn
+	if !e.history.concerns(c, e.snapshot.generation) {
+		d.renewal = renewAsIs
+		return ReasonNone
 	}
-	reason, ok := e.stillBound(c, now)
-	if !ok {
-		e.end(c, number, endEvicted, now)
-		return reason, false
+	reason, ok := e.stillBound(&d.tr, c, now)
+	if d.renewal, d.home = renewAnew, d.tr.out; !ok {
+		d.renewal, d.predecessor = renewEvict, d.hit.number
 	}
-	c.generation = s.generation
-	c.flags &^= flagEvaluated0 | flagEvaluated1
-	c.out[original] = e.scratch.out // until it is evaluated: the node that answers come from
-	return ReasonNone, true
+	return reason
 }
 
 // stillBound compares the translation of c with the one that it would get now. Ports are kept, and so are backends of a service
 // unless its onRemoval says otherwise.
-func (e *Engine) stillBound(c *conn, now Time) (Reason, bool) {
+func (e *Engine) stillBound(tr *traversal, c *conn, now Time) (Reason, bool) {
 	s := e.snapshot
 	in := c.tuples[original].Link
 	if _, ok := s.rules.links.get(classOf(in, 0)); !ok || !s.admits(c.tuples[original].Source(), in) {
 		return ReasonNone, false
 	}
-	tr := &e.scratch
-	*tr = traversal{from: c.tuples[original], in: in, first: true, keep: c.to(original), keeping: true}
+	tr.start(&c.tuples[original], nil, in, nil)
+	tr.keep, tr.keeping = c.to(original), true
 	tr.effects.connMark = c.mark
 	ok := tr.run(e, s, now)
 	if service := tr.service; service != nil {
@@ -96,7 +92,10 @@ func (e *Engine) revalidateSome(now Time, budget int) bool {
 		}
 		c := e.table.at(r.at)
 		if c.live() && c.generation != e.snapshot.generation {
-			e.revalidate(c, r.at, now)
+			d := &e.scratch
+			d.outline, d.hit = outline{}, hit{conn: c, number: r.at}
+			e.recheck(d, now)
+			e.renew(c, r.at, d.renewal, d.home, now)
 		}
 	}
 	return r.left == 0

@@ -37,31 +37,18 @@ func mapped(i int) netip.Addr {
 	return netip.AddrFrom4([4]byte{10, 65 + byte(i>>16), byte(i >> 8), byte(i)})
 }
 
-// first takes the first packet of a connection through every stage.
-func first(r *ruleset, v view, e *effects) (Port, bool) {
-	for _, s := range []stage{stageRaw, stagePreDNAT} {
-		if r.filter(s, &v, e) != ruleAccept {
-			return 0, false
+// evaluation takes the first packet of a connection through every stage again and again.
+func evaluation(tb testing.TB, r *ruleset, v view) func() *traversal {
+	e, s := &Engine{}, &snapshot{rules: r, site: &site{}, surroundings: &surroundings{}}
+	tr := traversalOf(v, 0, nil)
+	from := tr.from
+	return func() *traversal {
+		tr.start(&from, nil, v.in, nil)
+		if !tr.raw(r) || !tr.run(e, s, 0) {
+			tb.Fatalf("%v to %v: no way: %v", v.src, v.dst, tr.reason)
 		}
+		return tr
 	}
-	if b := r.nat(stageDNAT, &v); b.addr.IsValid() {
-		v.dst = b.addr
-	}
-	r.filter(stagePrerouting, &v, e)
-	hop, ok := r.route(v.in, e.mark, v.src, v.dst)
-	if !ok {
-		return 0, false
-	}
-	v.out = hop.port
-	for _, s := range []stage{stageForward, stagePreSNAT} {
-		if r.filter(s, &v, e) != ruleAccept {
-			return 0, false
-		}
-	}
-	if b := r.nat(stageSNAT, &v); b.addr.IsValid() {
-		v.src = b.addr
-	}
-	return hop.port, r.filter(stagePostrouting, &v, e) == ruleAccept
 }
 
 var evaluations = []struct {
@@ -79,15 +66,10 @@ func TestRulesDoNotAllocate(t *testing.T) {
 		c := sized(n)
 		c.Rules = []FilterRule{{Name: "drop", Source: []netip.Prefix{pfx("203.0.113.0/24")}, Action: FilterDrop}}
 		r := compiled(t, c)
-		buf := make([]*rule, 0, 8)
 		for _, ev := range evaluations {
-			v := ev.make(n - 1)
+			run := evaluation(t, r, ev.make(n-1))
 			if got := testing.AllocsPerRun(200, func() {
-				e := effects{hits: buf[:0]}
-				if _, ok := first(r, v, &e); !ok {
-					t.Fatalf("%s, %d: no way", ev.name, n)
-				}
-				countRules(e.hits, true, 1, 60)
+				countRules(run().effects.hits, true, 1, 60)
 			}); got != 0 {
 				t.Errorf("%s, %d: %v allocations", ev.name, n, got)
 			}
@@ -134,19 +116,15 @@ func BenchmarkFirstPacketRules(b *testing.B) {
 	for _, n := range []int{10, 1000, 50000} {
 		r := compiled(b, sized(n))
 		for _, ev := range evaluations {
-			views := make([]view, 512)
-			for i := range views {
-				views[i] = ev.make(i * 97 % n)
+			runs := make([]func() *traversal, 512)
+			for i := range runs {
+				runs[i] = evaluation(b, r, ev.make(i*97%n))
 			}
 			b.Run(fmt.Sprintf("%s/N=%d/rules=%d", ev.name, n, len(r.all())), func(b *testing.B) {
 				b.ReportAllocs()
-				var buf [8]*rule
 				start := usedTime(b)
 				for i := 0; b.Loop(); i++ {
-					e := effects{hits: buf[:0]}
-					if _, ok := first(r, views[i%len(views)], &e); !ok {
-						b.Fatal("no way")
-					}
+					runs[i%len(runs)]()
 				}
 				b.ReportMetric(float64(usedTime(b)-start)/float64(b.N)/float64(seal), "seals/op")
 			})

@@ -55,6 +55,8 @@ type chain struct {
 	priority int32
 	origin   *origin
 	number   int32  // in the resource
+	table    int32  // among Resource.Tables; -1: the resource stands for it
+	at       int32  // in its table
 	name     string // table/chain
 	rank     uint64 // orders chains by priority and order, as far as these fit: a quick answer in most cases
 	rules    []rule
@@ -183,6 +185,9 @@ func (r *ruleset) filter(s stage, v *view, e *effects) ruleVerdict {
 		}
 	}
 	for rule := w.next(); rule != nil; rule = w.next() {
+		if v.trace != nil {
+			traceRule(v, rule)
+		}
 		if !rule.matches(v) {
 			continue
 		}
@@ -276,6 +281,9 @@ type binding struct {
 func (r *ruleset) nat(s stage, v *view) binding {
 	if s == stageDNAT && v.in == Tunnel && v.hasL4 {
 		if service, ok := r.services.get(serviceAddress{v.dst, binary.BigEndian.Uint16(v.l4[2:]), v.proto}); ok {
+			if v.trace != nil {
+				traceService(v, service)
+			}
 			return binding{kind: bindService, service: service}
 		}
 	}
@@ -291,6 +299,9 @@ func (r *ruleset) nat(s stage, v *view) binding {
 		}
 	}
 	for rule := w.next(); rule != nil; rule = w.next() {
+		if v.trace != nil {
+			traceRule(v, rule)
+		}
 		if !rule.matches(v) {
 			continue
 		}

@@ -22,6 +22,7 @@ func (a serviceAddress) hash() uint64 {
 // A service is a compiled Service.
 type service struct {
 	config Service
+	origin *origin
 	// total is the sum of all weights, and until[i] that of the backends up to i.
 	total   uint64
 	until   []uint64
@@ -59,19 +60,26 @@ func (s *service) has(backend netip.AddrPort) bool {
 	return ok
 }
 
-// pick returns the backend for a new connection of client. It is a function of the key, the service, the client and, with affinity,
+// pick returns the backend for a new connection of a client. It is a function of the key, the service, the client and, with affinity,
 // of the client's earlier connections: so a packet in mid-stream finds the backend that its connection had. False: there is none.
-func (s *service) pick(e *Engine, client netip.AddrPort, now Time) (Backend, bool) {
+func (s *service) pick(e *Engine, client *pickWords, now Time) (int32, bool) {
 	if s.total == 0 {
-		return Backend{}, false
+		return 0, false
 	}
-	words := pickWords{uint64(client.Port())<<32 | uint64(s.config.Port)<<16 | uint64(s.config.Protocol)}
-	words[1], words[2] = addressWords(client.Addr())
-	words[3], words[4] = addressWords(s.config.Address)
 	if s.config.Affinity == AffinityClientIP {
-		return s.config.Backends[e.sticky(s, &words, now)], true
+		if n, ok := e.clients.backend(s, client, now); ok {
+			return n, true
+		}
 	}
-	return s.config.Backends[s.choose(e.hashKey, &words)], true
+	return s.choose(e.hashKey, client), true
+}
+
+// client returns what a choice for a client hashes.
+func (s *service) client(a netip.AddrPort) pickWords {
+	words := pickWords{uint64(a.Port())<<32 | uint64(s.config.Port)<<16 | uint64(s.config.Protocol)}
+	words[1], words[2] = addressWords(a.Addr())
+	words[3], words[4] = addressWords(s.config.Address)
+	return words
 }
 
 // pickWords are what a choice hashes: ports and protocol, the client's address, the service's address.

@@ -51,11 +51,13 @@ func client(r *rand.Rand) netip.AddrPort {
 
 // pickIndex returns the backend's place in the order of serviceOf.
 func pickIndex(e *Engine, s *service, c netip.AddrPort, now Time) int {
-	b, ok := s.pick(e, c, now)
+	words := s.client(c)
+	n, ok := s.pick(e, &words, now)
 	if !ok {
 		return -1
 	}
-	return int(b.Address.As4()[2])
+	e.remember(s, &words, n, now)
+	return int(s.config.Backends[n].Address.As4()[2])
 }
 
 func TestServiceWeights(t *testing.T) {
@@ -85,9 +87,7 @@ func TestServiceDeterminism(t *testing.T) {
 		differ := 0
 		for range 1000 {
 			c := client(r)
-			x, _ := a.pick(e, c, 0)
-			y, _ := b.pick(e, c, Time(time.Hour))
-			z, _ := b.pick(other, c, 0)
+			x, y, z := pickIndex(e, a, c, 0), pickIndex(e, b, c, Time(time.Hour)), pickIndex(other, b, c, 0)
 			if x != y {
 				t.Fatalf("balance %d: %v and %v for %v", balance, x, y, c)
 			}
@@ -305,7 +305,7 @@ func TestServiceAffinityMemory(t *testing.T) {
 
 func TestServiceWithoutBackends(t *testing.T) {
 	for _, affinity := range []Affinity{AffinityNone, AffinityClientIP} {
-		if _, ok := serviceOf(BalanceRandom, affinity).pick(picker(hashKey{}), netip.MustParseAddrPort("10.71.2.6:1"), 0); ok {
+		if pickIndex(picker(hashKey{}), serviceOf(BalanceRandom, affinity), netip.MustParseAddrPort("10.71.2.6:1"), 0) >= 0 {
 			t.Error("a backend out of none")
 		}
 	}
@@ -320,7 +320,8 @@ func BenchmarkServicePick(b *testing.B) {
 				b.ReportAllocs()
 				c, e := client(r), picker(hashKey{1, 2})
 				for b.Loop() {
-					s.pick(e, c, 0)
+					words := s.client(c)
+					s.pick(e, &words, 0)
 				}
 			})
 		}

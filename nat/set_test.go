@@ -37,8 +37,8 @@ func (m ruleMaker) randomResource(k int) (Key, Resource) {
 	return key, r
 }
 
-// decision is all that a set decides about a packet, in words.
-func decision(r *ruleset, v view, mark uint32) string {
+// decided is all that a set decides about a packet, in words.
+func decided(r *ruleset, v view, mark uint32) string {
 	var b strings.Builder
 	e := effects{hits: make([]*rule, 0, 1000), connMark: 77}
 	for st := range stages {
@@ -66,7 +66,7 @@ func decision(r *ruleset, v view, mark uint32) string {
 	return b.String()
 }
 
-// CULVERT_LONG has TestSetIsWhatIsInIt try as many sequences and packets as `make long` says.
+// CULVERT_LONG has tests try as many sequences and packets as `make long` says.
 const longEnv = "CULVERT_LONG"
 
 // However a set came about, by whatever puts, deletions, refusals and commits of drafts beside each other, it decides as one that was made
@@ -136,7 +136,7 @@ func TestSetIsWhatIsInIt(t *testing.T) {
 		}
 		for range packets {
 			v, mark := m.view(), uint32(m.IntN(4))
-			if got, want := decision(r, v, mark), decision(want, v, mark); got != want {
+			if got, want := decided(r, v, mark), decided(want, v, mark); got != want {
 				t.Fatalf("sequence %d, %+v:\n%s\nwant\n%s", sequence, v, got, want)
 			}
 		}

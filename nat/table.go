@@ -44,11 +44,11 @@ type hit struct {
 	direction int
 }
 
-// lookup finds the connection that a packet with tuple t belongs to.
-func (tb *table) lookup(t *packet.Tuple) (hit, bool) {
-	hash := tb.directory.hash(t)
+// search finds the connection that a packet with tuple t, of which hash is the hash, belongs to. It begins at slot i of the
+// segment, and returns the one where it ends.
+func (tb *table) search(t *packet.Tuple, hash, i uint32) (h hit, slot uint32, ok bool) {
 	s := tb.directory.segment(hash)
-	for i := hash % segmentSlots; s[i] != 0; i = (i + 1) % segmentSlots {
+	for ; s[i] != 0; i = (i + 1) % segmentSlots {
 		if uint32(s[i]>>32) != hash {
 			continue
 		}
@@ -56,10 +56,10 @@ func (tb *table) lookup(t *packet.Tuple) (hit, bool) {
 		c := tb.at(r.number())
 		if k := &c.tuples[r.direction()]; k.Words == t.Words && k.Ports == t.Ports && k.Protocol == t.Protocol && k.IPv6 == t.IPv6 &&
 			(k.Link == t.Link || k.Link == anyNode && t.Link != Tunnel || t.Link == anyNode && k.Link != Tunnel) {
-			return hit{c, r.number(), r.direction()}, true
+			return hit{c, r.number(), r.direction()}, i, true
 		}
 	}
-	return hit{}, false
+	return hit{}, 0, false
 }
 
 // add makes a connection of two tuples and puts it into the slab, the directory and the list of unreplied ones. It returns nil if

@@ -87,6 +87,13 @@ type wheel struct {
 	slots   [wheelSlots]uint32
 }
 
+// start begins with the slot of now, if the wheel has not begun.
+func (w *wheel) start(now Time) {
+	if !w.started {
+		w.started, w.tick = true, int64(now)/int64(wheelTick)
+	}
+}
+
 // arm puts c into the slot of its deadline, or the furthest one. Preconditions: c is in no slot.
 func (w *wheel) arm(tb *table, c *conn, number uint32, deadline Time) {
 	tick := int64(deadline)/int64(wheelTick) + 1
@@ -125,10 +132,8 @@ func (e *Engine) expire(now Time, budget int) int {
 	if now < w.due {
 		return budget
 	}
+	w.start(now)
 	target := int64(now) / int64(wheelTick)
-	if !w.started {
-		w.started, w.tick = true, target
-	}
 	if target-w.tick > wheelSlots {
 		w.tick = target - wheelSlots // each slot comes up once
 	}

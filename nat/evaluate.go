@@ -21,27 +21,36 @@ type traversal struct {
 	first      bool
 	dnat, snat binding
 	service    *service // that the packet is addressed to
-	stateful   bool     // the translation needs a connection
+	client     pickWords
+	backend    int32 // that service picks for client
+	stateful   bool  // the translation needs a connection
 	reason     Reason
 	refusal    packet.Refusal
 	effects    effects
 	hits       [maxHits]*rule
-	head       [4]byte // the first bytes of a transport header without ports
+	head       [4]byte // the first bytes of the transport header, at which rules with ports look whatever the protocol
 	hasHead    bool
 
 	// For the first tuple of a connection that exists, keep is where its packets go: a service's backend is not chosen anew.
 	keep    packet.Tuple
 	keeping bool
+
+	trace Tracer
+}
+
+// start makes tr that of a first packet, which may be nil, with tuple from.
+func (tr *traversal) start(from *packet.Tuple, p *packet.Packet, in Port, trace Tracer) {
+	*tr = traversal{from: *from, in: in, first: true, trace: trace}
+	tr.effects.hits = tr.hits[:0]
+	if p != nil {
+		tr.head, tr.hasHead = p.TransportHead()
+	}
 }
 
 // run returns false if the packet is to be dropped, for reason.
 func (tr *traversal) run(e *Engine, s *snapshot, now Time) bool {
 	r := s.rules
 	v := tr.view()
-	tr.service = nil
-	if tr.effects.hits == nil {
-		tr.effects.hits = tr.hits[:0]
-	}
 	if !tr.first {
 		if !tr.filter(r, stageRaw, &v) {
 			return false
@@ -65,6 +74,9 @@ func (tr *traversal) run(e *Engine, s *snapshot, now Time) bool {
 		return false
 	}
 	hop, ok := r.route(tr.in, tr.effects.mark, v.src, v.dst)
+	if tr.trace != nil {
+		traceRoute(&v, &hop, tr.effects.mark, ok)
+	}
 	if !ok {
 		return tr.refuse(s.noRoute(v.dst))
 	}
@@ -82,17 +94,10 @@ func (tr *traversal) run(e *Engine, s *snapshot, now Time) bool {
 	return tr.filter(r, stagePostrouting, &v)
 }
 
-// see takes along the first bytes of p's transport header, at which rules with ports look whatever the protocol. p may be nil.
-func (tr *traversal) see(p *packet.Packet) {
-	if p != nil {
-		tr.head, tr.hasHead = p.TransportHead()
-	}
-}
-
 // view returns what rules see of the packet as it came.
 func (tr *traversal) view() view {
 	t := &tr.from
-	v := view{src: t.Source(), dst: t.Destination(), proto: t.Protocol, in: tr.in, out: noPort, untracked: tr.effects.notrack}
+	v := view{src: t.Source(), dst: t.Destination(), proto: t.Protocol, in: tr.in, out: noPort, untracked: tr.effects.notrack, trace: tr.trace}
 	if usesPorts(t.Protocol) {
 		v.hasL4 = true
 		binary.BigEndian.PutUint32(v.l4[:], t.Ports)
@@ -123,12 +128,15 @@ func (tr *traversal) filter(r *ruleset, s stage, v *view) bool {
 	switch r.filter(s, v, &tr.effects) {
 	case ruleDrop:
 		tr.reason = ReasonFiltered
-		return false
 	case ruleReject:
 		tr.reason, tr.refusal = ReasonRejected, packet.NetUnreachable
-		return false
+	default:
+		return true
 	}
-	return true
+	if tr.trace != nil {
+		traceNearest(v, tr.effects.by)
+	}
+	return false
 }
 
 // bindDestination runs the prerouting nat chains.
@@ -148,10 +156,12 @@ func (tr *traversal) bindDestination(e *Engine, r *ruleset, v *view, now Time) b
 			tr.to.SetDestinationPort(tr.keep.DestinationPort())
 			return true
 		}
-		b, ok := tr.service.pick(e, netip.AddrPortFrom(v.src, tr.from.SourcePort()), now)
-		if !ok {
+		tr.client = tr.service.client(netip.AddrPortFrom(v.src, tr.from.SourcePort()))
+		var ok bool
+		if tr.backend, ok = tr.service.pick(e, &tr.client, now); !ok {
 			return tr.refuse(refuse(ReasonNoBackend, packet.PortUnreachable))
 		}
+		b := &tr.service.config.Backends[tr.backend]
 		tr.to.SetDestination(b.Address)
 		tr.to.SetDestinationPort(b.Port)
 	case bindDrop:

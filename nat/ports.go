@@ -35,11 +35,18 @@ func (tb *table) portSpace(t *packet.Tuple) (space uint64, most int) {
 	return space ^ uint64(sharePorts)<<32, int(n) * portsNumerator / portsDenominator
 }
 
-// portsFull reports whether h may take no more ports of the space of answer.
-func (tb *table) portsFull(answer packet.Tuple, h holder) bool {
+// portsFull reports whether h may take no more ports of the space of answer. It may have that of the connection whose place it takes.
+func (tb *table) portsFull(answer packet.Tuple, h holder, predecessor uint32) bool {
 	space, most := tb.portSpace(&answer)
 	used := tb.shares.held(space)
-	return used >= most/portsUncontended && tb.shares.full(h.within(space), used, most)
+	if used < most/portsUncontended || !tb.shares.full(h.within(space), used, most) {
+		return false
+	}
+	if predecessor == 0 || !tb.at(predecessor).has(flagPort) {
+		return true
+	}
+	given, _ := tb.portSpace(&tb.at(predecessor).tuples[reply])
+	return given != space
 }
 
 // takePort counts the port of a new connection.
@@ -71,14 +78,14 @@ func (tb *table) givePort(c *conn) {
 //
 // The choice depends on address and port of the destination: RFC 4787, Section 4.1, REQ-1, is not met on purpose; one U serves 64,512
 // connections to each remote address and port.
-func (e *Engine) choosePort(p *packet.Packet, from, to *packet.Tuple, zone Port, now Time) (answer packet.Tuple, ok bool) {
-	answer = to.Reply(zone)
-	if _, taken := e.find(&answer, now); !taken {
-		return answer, true
+func (e *Engine) choosePort(d *decision, p *packet.Packet, to *packet.Tuple, zone Port, now Time) bool {
+	if e.answers(d, to, zone, now) {
+		return true
 	}
 	if !p.HasPorts() && !p.HasIdentifier() {
-		return answer, false
+		return false
 	}
+	from := &d.from
 	low, n := portRange(to.SourcePort(), p.HasIdentifier())
 	h := e.hashKey.sum(from.Words[0], from.Words[1], from.Words[2], from.Words[3], uint64(from.Ports), uint64(from.Link)<<8|uint64(from.Protocol))
 	for range portTries {
@@ -87,13 +94,22 @@ func (e *Engine) choosePort(p *packet.Packet, from, to *packet.Tuple, zone Port,
 		if p.HasIdentifier() {
 			to.SetDestinationPort(port)
 		}
-		answer = to.Reply(zone)
-		if _, taken := e.find(&answer, now); !taken {
-			return answer, true
+		if e.answers(d, to, zone, now) {
+			return true
 		}
 		h = h*6364136223846793005 + 1442695040888963407 // anywhere else: ports in use cluster (Knuth's MMIX generator)
 	}
-	return answer, false
+	return false
+}
+
+// answers makes the reply of to the answer of a new connection, if no other has it.
+func (e *Engine) answers(d *decision, to *packet.Tuple, zone Port, now Time) bool {
+	d.answer = to.Reply(zone)
+	h, taken := e.find(&d.answer, d.predecessor, now)
+	if !taken && h.number != 0 {
+		d.stale = true
+	}
+	return !taken
 }
 
 // portRange returns the ports that may stand for port: a privileged one is replaced by a privileged one, others by others (RFC 4787,

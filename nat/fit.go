@@ -21,37 +21,41 @@ func (pl *plan) translate(from *packet.Tuple) {
 	pl.addresses, pl.ports = packet.Deltas(from, &pl.to)
 }
 
-// forward checks TTL and size and then, only then, rewrites the packet. It returns false if v is to drop.
-func (pl *plan) forward(p *packet.Packet, v *Verdict) bool {
-	if !pl.passable(p, v) {
-		return false
-	}
-	v.Action, v.Out = Forward, pl.out
+// rewrite gives a packet that is forwarded what the plan says.
+func (pl *plan) rewrite(p *packet.Packet) {
 	if pl.clamp != 0 && p.IsSYN() {
 		p.ClampMSS(pl.clamp)
 	}
 	p.Rewrite(&pl.to, pl.addresses, pl.ports)
 	p.DecrementHops()
-	return true
+	if pl.ports != 0 && p.Protocol() == packet.SCTP {
+		p.SumSCTP()
+	}
+	if p.SegmentSize > 0 && p.SegmentSize >= p.Len()-p.HeaderLen()-8 {
+		p.SegmentSize = 0 // one datagram is no train
+	}
 }
 
-// passable checks TTL and size. It returns false if v is to drop.
-func (pl *plan) passable(p *packet.Packet, v *Verdict) bool {
+// forward is the verdict on a packet that may pass, if TTL and size allow: otherwise it returns false.
+func (d *decision) forward(p *packet.Packet) bool {
+	v := &d.verdict
 	// RFC 1812, Section 5.3.1; RFC 8200, Section 3.
 	if p.Hops() <= 1 {
 		*v = refuse(ReasonTTLExceeded, packet.TimeExceeded)
-		return false
+	} else if v.Packets = 1; d.plan.fits(p) || d.plan.fit(p, v) {
+		v.Action, v.Out = Forward, d.plan.out
 	}
-	v.Packets = 1
-	return pl.fit(p, v)
+	return d.check("TTL and size", v.Action == Forward)
 }
 
-// fit decides how a packet larger than the MTU goes on: in segments, in fragments or, returning false, not at all.
+// fits reports whether a packet goes on as it is.
+func (pl *plan) fits(p *packet.Packet) bool {
+	return p.Len() <= pl.mtu && !p.IsPartial() && p.SegmentSize == 0
+}
+
+// fit decides how a packet larger than the MTU, a super-frame or a train goes on: in segments, in fragments or, returning false, not at all.
 func (pl *plan) fit(p *packet.Packet, v *Verdict) bool {
 	n := p.Len()
-	if n <= pl.mtu && !p.IsPartial() && p.SegmentSize == 0 {
-		return true
-	}
 	if p.IsPartial() && p.Protocol() == packet.TCP && p.SegmentSize == 0 {
 		pl.fitTCP(p, v)
 		return true
@@ -65,8 +69,6 @@ func (pl *plan) fit(p *packet.Packet, v *Verdict) bool {
 		if payload := n - header - 8; payload > p.SegmentSize {
 			unit = header + 8 + p.SegmentSize
 			units = (payload + p.SegmentSize - 1) / p.SegmentSize
-		} else {
-			p.SegmentSize = 0
 		}
 		v.Packets = units
 	}

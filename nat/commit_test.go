@@ -1,0 +1,67 @@
+package nat
+
+import (
+	"testing"
+	"time"
+
+	"culvert/nat/nattest"
+	"culvert/nat/packet"
+)
+
+// The rules of the input hook count what is delivered, also where no chain runs before connection tracking.
+func TestInputRulesCount(t *testing.T) {
+	c := milan()
+	e, err := New([16]byte{}, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Put(Key{"firewall-of-others", "", "input"}, Resource{Tables: []Table{{Name: "own", Family: FamilyIPv4, Chains: []Chain{
+		{Name: "input", Type: ChainFilter, Hook: HookInput, Rules: []Rule{{Name: "pings", Match: []Match{{Proto: "icmp"}}, Action: ActionAccept}}},
+	}}}}); err != nil {
+		t.Fatal(err)
+	}
+	e.CommitRules()
+	var p packet.Packet
+	p.Parse(nattest.IP{Source: "10.200.1.5", Destination: "10.80.0.4", Body: nattest.ICMP{Type: 8}}.Bytes())
+	if v := e.Process(&p, 9, 1); v.Action != Deliver {
+		t.Fatalf("%v %v", v.Action, v.Reason)
+	}
+	var got uint64
+	e.RuleCounters(func(r RuleCount) {
+		if r.Rule == "pings" {
+			got = r.Packets
+		}
+	})
+	if got != 1 {
+		t.Errorf("%d packets counted, want 1", got)
+	}
+}
+
+// A flow whose connection has expired takes its place again in a full table, and a new one that of any that has expired, though no packet
+// has come since to clear them away.
+func TestExpiredMakeRoom(t *testing.T) {
+	for name, source := range map[string]string{"the same flow": "10.200.1.1", "another flow": "10.200.1.77"} {
+		c := milan()
+		c.MaxConnections = 100
+		e, err := New([16]byte{}, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range uint16(200) {
+			send(e, 9, addr("10.200.1.1"), addr("10.71.2.6"), 1000+i, 53)
+		}
+		full := e.Stats().Connections
+		var p packet.Packet
+		p.Parse(nattest.IP{Source: source, Destination: "10.71.2.6", Body: nattest.UDP{SourcePort: 1199, DestinationPort: 53}}.Bytes())
+		in := Port(9)
+		if source == "10.200.1.77" {
+			in = 4
+		}
+		if v := e.Process(&p, in, Time(time.Hour)); v.Action != Forward || v.Untracked {
+			t.Errorf("%s: %+v", name, v)
+		}
+		if st := e.Stats(); full < 33 || st.EarlyDropped != uint64(200-full) || st.Created != 201 || uint64(st.Connections) != st.Created-st.Expired-st.EarlyDropped {
+			t.Errorf("%s: %d connections before, then %+v", name, full, st)
+		}
+	}
+}

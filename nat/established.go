@@ -1,0 +1,103 @@
+package nat
+
+import "culvert/nat/packet"
+
+// established decides about a packet of a connection that exists. It returns false if the connection is over since its configuration
+// has gone, and the packet is the first of another.
+func (e *Engine) established(d *decision, p *packet.Packet, now Time) bool {
+	s, c, dir := e.snapshot, d.hit.conn, d.hit.direction
+	home, evaluated := c.out[original], c.flags&(flagEvaluated0<<dir) != 0
+	if c.generation != s.generation {
+		reason := e.recheck(d, now)
+		switch {
+		case reason != ReasonNone:
+			d.verdict = refuse(reason, packet.PortUnreachable)
+			if p.Protocol() == packet.TCP {
+				d.verdict.Refusal = packet.Reset
+			}
+			return true
+		case d.renewal == renewEvict:
+			return false
+		case d.renewal == renewAnew:
+			home, evaluated = d.home, false
+		}
+	}
+	if d.trace != nil {
+		e.traceConnection(d, evaluated)
+	}
+	// The tuple of an answer from a node fits whichever node it comes from.
+	asymmetric := dir == reply && c.tuples[reply].Link == anyNode && d.in != home
+	if asymmetric && s.foreign(c.tuples[reply].Source(), d.in) {
+		d.drop(ReasonBadSource)
+		return true
+	}
+	pl := &d.plan
+	reason := c.verdict[dir]
+	pl.out, pl.clamp = c.out[dir], c.clamp[dir]
+	switch {
+	case !evaluated || asymmetric:
+		e.evaluate(d, p, now)
+		// What rules say about another port than the entry holds, only that port's packets are told.
+		if d.finding = findAll; asymmetric {
+			d.finding = findOne
+		}
+		reason, pl.out, pl.clamp = d.tr.reason, d.tr.out, d.tr.clampFor(s)
+	case d.trace != nil:
+		e.evaluate(d, p, now) // to tell what the direction's first packet met
+	}
+	if reason != ReasonNone {
+		e.refused(d, reason)
+		return true
+	}
+	pl.to.Words, pl.to.Ports = c.tuples[1-dir].Reversed()
+	pl.addresses, pl.ports = c.deltas(dir)
+	if pl.mtu = s.mtu; p.IsPartial() {
+		e.limits(pl, p, c.tcp.mss[1-dir], now)
+	}
+	if pl.ports != 0 && p.Protocol() == packet.SCTP && p.IsFragment() {
+		d.drop(ReasonFragment) // its checksum covers bytes that are elsewhere
+		return true
+	}
+	if !d.forward(p) {
+		d.effect = effectUnfit
+		return true
+	}
+	d.effect = effectPass
+	d.verdict.Asymmetric = asymmetric
+	return true
+}
+
+// limits notes what bounds the segments of a super-frame.
+func (e *Engine) limits(pl *plan, p *packet.Packet, peerMSS uint16, now Time) {
+	if pl.peerMSS, pl.pathMTU = peerMSS, 0; e.paths.live(now) {
+		pl.to.IPv6 = p.IsIPv6()
+		pl.pathMTU = e.paths.lookup(pl.to.Destination(), pl.out == Tunnel, now)
+	}
+}
+
+// refused is the verdict on a packet of a connection that filters or routing refuse.
+func (e *Engine) refused(d *decision, r Reason) {
+	d.effect = effectRefused
+	switch r {
+	case ReasonRejected:
+		d.verdict = refuse(r, packet.NetUnreachable)
+	case ReasonNoRoute:
+		to := d.hit.conn.to(d.hit.direction)
+		d.verdict = e.snapshot.noRoute(to.Destination())
+	default:
+		d.drop(r)
+	}
+}
+
+// evaluate runs the filters and the route for the direction of hit.
+func (e *Engine) evaluate(d *decision, p *packet.Packet, now Time) {
+	c, dir, tr := d.hit.conn, d.hit.direction, &d.tr
+	tr.start(&c.tuples[dir], p, d.in, d.trace)
+	tr.first, tr.to = false, c.to(dir)
+	tr.effects.connMark = c.mark
+	tr.run(e, e.snapshot, now)
+	if dir == reply && e.snapshot.rules.generated {
+		// They mark by the node that a packet comes from. That of an answer must not replace the node of origin.
+		tr.effects.connMarkSet = false
+	}
+}

@@ -1,0 +1,421 @@
+package nat
+
+import (
+	"bytes"
+	"fmt"
+	"hash/maphash"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+	"unsafe"
+
+	"culvert/nat/nattest"
+	"culvert/nat/packet"
+)
+
+// A recorder takes steps down.
+type recorder struct{ steps []Step }
+
+func (r *recorder) Trace(s Step) { r.steps = append(r.steps, s) }
+
+// String shows the steps.
+func (r *recorder) String() string {
+	var b strings.Builder
+	for _, s := range r.steps {
+		fmt.Fprintf(&b, "%s %q %s: %v, %s (%s to %s)\n", s.Kind, s.Name, s.Origin, s.Passed, s.Detail, s.Source, s.Destination)
+	}
+	return b.String()
+}
+
+// fingerprint hashes all that an Engine keeps, byte for byte: its own memory, and what that leads to and packets may change.
+func fingerprint(e *Engine, seed maphash.Seed) uint64 {
+	var h maphash.Hash
+	h.SetSeed(seed)
+	// From the snapshot on, to the end: counters, lists, the wheel, path MTUs, and what the last packet left in scratch.
+	h.Write(unsafe.Slice((*byte)(unsafe.Pointer(&e.snapshot)), unsafe.Sizeof(*e)-unsafe.Offsetof(e.snapshot)))
+	raw(&h, e.table.chunks)
+	for _, c := range e.table.chunks {
+		raw(&h, c[:])
+	}
+	raw(&h, e.table.directory.buckets)
+	for _, b := range e.table.directory.buckets {
+		raw(&h, b.slots[:])
+	}
+	for i := range e.table.shares.shards {
+		raw(&h, e.table.shares.shards[i].identities)
+		raw(&h, e.table.shares.shards[i].counts)
+	}
+	raw(&h, e.hits.lists)
+	for _, c := range e.clients.made {
+		raw(&h, c[:])
+	}
+	f := &e.fragments
+	raw(&h, f.ready)
+	for _, g := range []*datagram{f.partial.first, f.complete.first, f.spare} {
+		for ; g != nil; g = g.next {
+			raw(&h, unsafe.Slice(g, 1))
+			for w := g.held; w != nil; w = w.next {
+				raw(&h, unsafe.Slice(w, 1))
+			}
+		}
+	}
+	for w := f.heldSpare; w != nil; w = w.next {
+		raw(&h, unsafe.Slice(w, 1))
+	}
+	// Maps have no order of their own.
+	var sum uint64
+	sum += entries(seed, f.index) + entries(seed, e.clients.index) + entries(seed, e.clients.lists) + entries(seed, e.hits.numbers)
+	sum += entries(seed, e.limit.links) + entries(seed, e.limit.each)
+	e.apply.Lock()
+	defer e.apply.Unlock()
+	for _, p := range e.set.pieces {
+		for _, c := range p.chains {
+			for i := range c.rules {
+				if r := &c.rules[i]; r.counter != nil {
+					sum += maphash.Comparable(seed, [3]uint64{uint64(uintptr(unsafe.Pointer(r))), r.counter.packets.Load(), r.counter.bytes.Load()})
+				}
+			}
+		}
+	}
+	return h.Sum64() + sum
+}
+
+func raw[T any](h *maphash.Hash, s []T) {
+	if len(s) > 0 {
+		var one T
+		h.Write(unsafe.Slice((*byte)(unsafe.Pointer(&s[0])), len(s)*int(unsafe.Sizeof(one))))
+	}
+}
+
+func entries[K, V comparable](seed maphash.Seed, m map[K]V) (sum uint64) {
+	for k, v := range m {
+		sum += maphash.Comparable(seed, struct {
+			k K
+			v V
+		}{k, v})
+	}
+	return sum
+}
+
+// A trafficMaker makes packets that meet every kind of rule, and get every verdict and reason.
+type trafficMaker struct {
+	ruleMaker
+	sent []sentPacket // some that were forwarded, as they went out
+}
+
+type sentPacket struct {
+	bytes []byte
+	tuple packet.Tuple
+}
+
+func (m *trafficMaker) host(prefix string, n int) string { return prefix + fmt.Sprint(1+m.IntN(n)) }
+
+// body returns a transport header and payload of up to n bytes.
+func (m *trafficMaker) body(source, destination uint16, n int) nattest.Body {
+	payload := make([]byte, m.IntN(n+1))
+	switch m.IntN(4) {
+	case 0:
+		return nattest.UDP{SourcePort: source, DestinationPort: destination, Payload: payload}
+	case 1:
+		return nattest.SCTP{SourcePort: source, DestinationPort: destination, Tag: 7, Chunks: []byte{byte(m.IntN(15)), 0, 0, 4}}
+	}
+	flags := []uint8{nattest.SYN, nattest.SYN | nattest.ACK, nattest.ACK, nattest.ACK, nattest.FIN | nattest.ACK, nattest.RST}[m.IntN(6)]
+	s := nattest.TCP{SourcePort: source, DestinationPort: destination, Seq: 100, Ack: 100, Flags: flags, Window: 65535, Payload: payload}
+	if flags&nattest.SYN != 0 {
+		s.Options = []byte{2, 4, 5, 180}
+	}
+	return s
+}
+
+// flood returns a packet of a client that takes all the ports that it can get.
+func (m *trafficMaker) flood() []byte {
+	return nattest.IP{Source: "11.11.11.250", Destination: "10.71.2.77", Body: nattest.UDP{SourcePort: uint16(512 + m.IntN(512)), DestinationPort: 53}}.Bytes()
+}
+
+// next returns a packet and where it comes in.
+func (m *trafficMaker) next() (in Port, b []byte) {
+	node := one(m.ruleMaker, Port(4), 9)
+	p := nattest.IP{TTL: uint8(one(m.ruleMaker, 1, 64, 64, 64, 64, 64, 64, 64)), ID: uint16(m.IntN(60)), Body: m.body(uint16(1000+m.IntN(40)), uint16(one(m.ruleMaker, 53, 80, 443, 6091)), 60)}
+	pod, remote := m.host("10.200.1.", 20), m.host("10.71.2.", 5)
+	p.Source, p.Destination, in = pod, remote, 9
+	switch m.IntN(22) {
+	case 0:
+		p.Source, p.Destination, in = m.host("10.200.2.", 5), pod, Tunnel
+	case 1, 2: // clients that share U
+		p.Source, in = m.host("11.11.11.", 200), node
+		p.Body = m.body(uint16(512+m.IntN(512)), 53, 10)
+		p.MF = m.IntN(8) == 0
+	case 3:
+		p.Source, p.Destination, in = m.host("10.200.2.", 9), "10.70.0."+fmt.Sprint(one(m.ruleMaker, 9, 10, 11, 20, 21, 22, 99)), Tunnel
+		p.Body = m.body(uint16(1000+m.IntN(40)), one(m.ruleMaker, uint16(80), 81), 10)
+	case 4: // IPv6, which has no U
+		p.Source, p.Destination, in = one(m.ruleMaker, "fd00:200:0:1::5", "2001:db8::7"), m.host("fd00:71:0:4001::", 5), 4
+	case 5:
+		p.Source, in = one(m.ruleMaker, "10.71.2.6", "10.80.0.4", "127.0.0.1"), node
+	case 6:
+		p.Destination = one(m.ruleMaker, "224.0.0.5", "8.8.8.8", "10.200.99.5", "255.255.255.255", "10.80.0.4")
+	case 7:
+		p.Body, p.DF = nattest.UDP{SourcePort: 5000, DestinationPort: 80, Payload: make([]byte, 1400)}, m.IntN(2) == 0
+	case 8:
+		p.Options = []byte{131, 3, 4, 0}
+	case 9: // what has no ports to choose from
+		p.Source, p.Body, in = m.host("11.11.11.", 200), nattest.Raw{Protocol: 47, Payload: make([]byte, 8)}, node
+	case 10:
+		p.Body = nattest.ICMP{Type: one(m.ruleMaker, uint8(5), 8, 9, 0, 3), Rest: uint32(m.IntN(4)) << 16, Payload: make([]byte, 28)}
+	case 11, 12, 13: // fragments of few datagrams
+		offset := 8 * m.IntN(12)
+		p.Offset, p.MF, in = offset+8, m.IntN(3) > 0, one(m.ruleMaker, Tunnel, 9)
+		p.Body = nattest.Raw{Protocol: packet.UDP, Payload: make([]byte, 8*(1+m.IntN(6)))}
+		if offset == 0 {
+			p.Offset, p.MF, p.Body = 0, true, nattest.UDP{SourcePort: 1000, DestinationPort: 53, Payload: make([]byte, 8)}
+		}
+		if m.IntN(4) == 0 && offset > 0 {
+			p.Body = nattest.Raw{Protocol: packet.UDP, Payload: make([]byte, 2400)}
+		}
+		if in == Tunnel {
+			p.Source, p.Destination = "10.200.2.6", one(m.ruleMaker, "10.70.0.9", "10.70.0.10", "10.200.1.7")
+		} else if m.IntN(2) == 0 {
+			p.Source, in = m.host("11.11.11.", 3), 4
+		}
+	case 14, 15, 16, 17: // answers
+		if len(m.sent) > 0 {
+			if s := &m.sent[m.IntN(len(m.sent))]; !packet.IsICMP(s.tuple.Protocol) {
+				t := s.tuple
+				p.Source, p.Destination, in = t.Destination().String(), t.Source().String(), t.Link
+				p.Body = m.body(t.DestinationPort(), t.SourcePort(), 30)
+				if t.Link != Tunnel && m.IntN(4) == 0 {
+					in = node
+				}
+			}
+		}
+	case 18, 19: // errors about what was sent
+		if len(m.sent) > 0 {
+			s := &m.sent[m.IntN(len(m.sent))]
+			router := one(m.ruleMaker, s.tuple.Destination().String(), m.host("10.200.1.", 250))
+			e := nattest.ICMP{Type: 3, Code: 1, Payload: s.bytes[:min(len(s.bytes), 28)]}
+			if m.IntN(2) == 0 {
+				e.Code, e.Rest = 4, 900
+			}
+			if s.tuple.IPv6 {
+				e, router = nattest.ICMP{Type: 1, Payload: s.bytes[:min(len(s.bytes), 60)]}, s.tuple.Destination().String()
+			}
+			p.Source, p.Destination, p.Body, in = router, s.tuple.Source().String(), e, s.tuple.Link
+			if m.IntN(6) == 0 && !s.tuple.IPv6 {
+				p.Destination = m.host("10.200.1.", 20)
+			}
+		}
+	case 20: // whose checksum is elsewhere
+		p.Source, p.MF, in = m.host("11.11.11.", 200), true, node
+		p.Body = nattest.SCTP{SourcePort: 700, DestinationPort: 53, Tag: 7, Chunks: make([]byte, 12)}
+	case 21: // met by the rules of the test
+		p.Source, p.Body = m.host("10.200.1.", 250), m.body(7, one(m.ruleMaker, uint16(7), 9, 11, 13), 0)
+	}
+	b = p.Bytes()
+	if m.IntN(40) == 0 {
+		b = b[:m.IntN(len(b))]
+	}
+	return in, b
+}
+
+// explained is a configuration with every kind of rule.
+func explained(t *testing.T) (*Engine, *Config) {
+	t.Helper()
+	c := milan()
+	c.MaxConnections = 3000
+	c.Services = append(c.Services,
+		Service{Name: "empty", Address: addr("10.70.0.21"), Port: 80, Protocol: packet.TCP},
+		Service{Name: "sticky", Address: addr("10.70.0.22"), Port: 80, Protocol: packet.TCP, Affinity: AffinityClientIP, Backends: slices.Clone(c.Services[0].Backends)})
+	c.Rules = []FilterRule{
+		{Name: "let", Source: []netip.Prefix{pfx("10.200.1.240/29")}, Ports: []PortRange{{7, 7}}, Protocol: packet.TCP, Action: FilterAccept},
+		{Name: "drop", Ports: []PortRange{{7, 7}}, Protocol: packet.TCP, Action: FilterDrop},
+		{Name: "reject", Ports: []PortRange{{9, 9}}, Protocol: packet.TCP, Action: FilterReject},
+	}
+	e, err := New([16]byte{1}, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	udp := func(port string) []Match {
+		return []Match{{Proto: "udp"}, {Port: Operand{port, PositionDestination}}}
+	}
+	if err := e.Put(Key{"firewall-of-others", "liqo", "extra"}, Resource{Order: 9, Tables: []Table{{
+		Name: "extra", Family: FamilyIPv4, Chains: []Chain{
+			{Name: "raw", Type: ChainFilter, Hook: HookPrerouting, Priority: PriorityRaw, Rules: []Rule{
+				{Name: "untracked", Match: udp("6091"), Action: ActionNoTrack}}},
+			{Name: "masquerade", Type: ChainNAT, Hook: HookPostrouting, Priority: PrioritySNAT, Rules: []Rule{
+				{Name: "own", Match: append(udp("9"), source("10.200.1.0/24")), Action: ActionMasquerade}}},
+			{Name: "guard", Type: ChainFilter, Hook: HookForward, Policy: PolicyDrop, Rules: []Rule{
+				{Name: "few", Match: append(udp("11"), source("10.200.1.0/25")), Action: ActionAccept},
+				{Name: "not 11", Match: []Match{{Op: OpNotEqual, Port: Operand{"11", PositionDestination}}}, Action: ActionAccept},
+				{Name: "others", Match: []Match{{Op: OpEqual, IP: Operand{"0.0.0.0/0", PositionSource}, Proto: "47"}}, Action: ActionAccept},
+				{Name: "icmp", Match: []Match{{Proto: "icmp"}}, Action: ActionAccept},
+				{Name: "mss", Match: []Match{{Proto: "tcp"}}, Action: ActionClampMSS, Value: 1000}}},
+		},
+	}}}); err != nil {
+		t.Fatal(err)
+	}
+	e.CommitRules()
+	return e, c
+}
+
+// What Explain says of a packet is what Process then does with it, and Explain changes nothing that the Engine keeps.
+func TestExplainIsProcess(t *testing.T) {
+	n := 18_000
+	if os.Getenv(longEnv) != "" {
+		n = 200_000
+	}
+	e, c := explained(t)
+	m := &trafficMaker{ruleMaker: newRuleMaker(seedOfRules(t))}
+	seed := maphash.MakeSeed()
+	actions, reasons := map[Action]int{}, map[Reason]int{}
+	kinds, rules := map[StepKind]int{}, map[string]int{}
+	now := Time(time.Hour)
+	var work [4096]byte
+	for i := range n {
+		switch now = now.Add(time.Duration(m.IntN(20)) * time.Millisecond); {
+		case i%500 == 0: // another size of the table, other mappings
+			c.MaxConnections = 3000
+			if i%3000 < 1500 {
+				c.MaxConnections = 10 + m.IntN(40)
+			}
+			c.Addresses[0].Internal = netip.AddrFrom4([4]byte{192, 0, 2, byte(20 + m.IntN(9))})
+			c.Services[0].Backends[0].Port = uint16(8080 + m.IntN(3))
+			if err := e.Apply(c); err != nil {
+				t.Fatal(err)
+			}
+		case i%5000 == 4999:
+			now = now.Add(200 * time.Hour)
+		case i%700 == 699:
+			now = now.Add(time.Duration(m.IntN(200)) * time.Second)
+		}
+		in, b := m.next()
+		if i%3000 > 2000 && m.IntN(2) == 0 {
+			in, b = 4, m.flood()
+		}
+		var p, q packet.Packet
+		p.Parse(slices.Clone(b))
+		q.Parse(slices.Clone(b))
+		var steps recorder
+		before := fingerprint(e, seed)
+		said := e.Explain(&p, in, now, &steps)
+		if fingerprint(e, seed) != before {
+			t.Fatalf("packet %d, %x from link %d: Explain has changed something\n%s", i, b, in, &steps)
+		}
+		if did := e.Process(&q, in, now); did != said || !bytes.Equal(p.Bytes(), q.Bytes()) || p.SegmentSize != q.SegmentSize {
+			t.Fatalf("packet %d, %x from link %d: %+v with %x, and Explain said %+v with %x\n%s", i, b, in, did, q.Bytes(), said, p.Bytes(), &steps)
+		}
+		for held := said.Held; held > 0; held-- {
+			if v, ok := e.Release(&q, work[:], in, now); !ok {
+				t.Fatalf("packet %d: %d fragments were said to wait, and %d are left: %v", i, said.Held, held, v)
+			}
+		}
+		actions[said.Action]++
+		if said.Action == Drop {
+			reasons[said.Reason]++
+		}
+		if said.Action == Forward && said.SegmentSize == 0 {
+			s := sentPacket{bytes: bytes.Clone(q.Bytes())}
+			if q.Parse(s.bytes); q.Fault() == packet.NoFault && q.FragmentOffset() == 0 {
+				if q.Tuple(&s.tuple, said.Out); len(m.sent) < 200 {
+					m.sent = append(m.sent, s)
+				} else {
+					m.sent[m.IntN(len(m.sent))] = s
+				}
+			}
+		}
+		for _, s := range steps.steps {
+			kinds[s.Kind]++
+			if s.Kind == StepRule && s.Passed {
+				action, _, _ := strings.Cut(s.Detail, " ")
+				rules[action]++
+			}
+		}
+	}
+	want := n / 2000
+	for _, r := range Reasons() {
+		if reasons[r] < want {
+			t.Errorf("%d packets dropped for %v, want %d", reasons[r], r, want)
+		}
+	}
+	for _, a := range []Action{Drop, Forward, Deliver, Hold} {
+		if actions[a] < want {
+			t.Errorf("%d times %v, want %d", actions[a], a, want)
+		}
+	}
+	for _, a := range []RuleAction{ActionAccept, ActionDrop, ActionReject, ActionCTMark, ActionMetaMarkFromCT, ActionSetMark, ActionClampMSS,
+		ActionNoTrack, ActionDNAT, ActionSNAT, ActionMasquerade, ActionRefuseSource} {
+		if rules[string(a)] < want {
+			t.Errorf("%d packets met a rule with action %s, want %d", rules[string(a)], a, want)
+		}
+	}
+	for k := range stepNames {
+		if kinds[StepKind(k)] < want {
+			t.Errorf("%d steps of kind %v, want %d", kinds[StepKind(k)], StepKind(k), want)
+		}
+	}
+	t.Logf("%v\n%v\n%v", actions, reasons, rules)
+}
+
+// Explain names rules, routes and services with their origin, and the rule that was nearest to let a packet through.
+func TestExplainSteps(t *testing.T) {
+	e, _ := explained(t)
+	extra := Key{"firewall-of-others", "liqo", "extra"}
+	for _, tt := range []struct {
+		name string
+		in   Port
+		p    nattest.IP
+		want Verdict
+		step Step // of which Source and Destination are not compared
+	}{
+		{"a chain's policy", 9, nattest.IP{Source: "10.200.1.200", Destination: "10.71.2.6", Body: nattest.UDP{DestinationPort: 11}},
+			drop(ReasonFiltered), Step{Kind: StepRule, Name: "extra/guard", Origin: Origin{extra, "tables[0].chains[2].policy"}, Passed: true, Detail: "drop"}},
+		{"what it would take", 9, nattest.IP{Source: "10.200.1.200", Destination: "10.71.2.6", Body: nattest.UDP{DestinationPort: 11}},
+			drop(ReasonFiltered), Step{Kind: StepNearest, Name: "extra/guard/few", Origin: Origin{extra, "tables[0].chains[2].rules[0]"}, Detail: "for source 10.200.1.0/25"}},
+		{"a rule that does not match", 9, nattest.IP{Source: "10.200.1.200", Destination: "10.71.2.6", Body: nattest.UDP{DestinationPort: 11}},
+			drop(ReasonFiltered), Step{Kind: StepRule, Name: "extra/raw/untracked", Origin: Origin{extra, "tables[0].chains[0].rules[0]"}, Detail: "for destination port 6091"}},
+		{"a source of another cluster", Tunnel, nattest.IP{Source: "9.9.9.9", Destination: "10.200.1.5", Body: nattest.UDP{}},
+			drop(ReasonBadSource), Step{Name: "source"}},
+		{"a mapping", Tunnel, nattest.IP{Source: "10.200.2.6", Destination: "10.70.0.11", Body: nattest.UDP{DestinationPort: 53}},
+			Verdict{Action: Forward, Out: 9, Packets: 1}, Step{Kind: StepRule, Name: "10.70.0.11-remap-ipmapping-gw/prerouting/10.70.0.11", Origin: Origin{Key: Key{Kind: kindMapping, Name: "10.70.0.11"}}, Passed: true, Detail: "dnat 10.200.1.3/32"}},
+		{"a service", Tunnel, nattest.IP{Source: "10.200.2.6", Destination: "10.70.0.21", Body: nattest.TCP{DestinationPort: 80, Flags: nattest.SYN}},
+			refuse(ReasonNoBackend, packet.PortUnreachable), Step{Kind: StepService, Name: "empty", Origin: Origin{Key: Key{Kind: kindService, Name: "empty 10.70.0.21:80/6"}}, Passed: true}},
+		{"a route", Tunnel, nattest.IP{Source: "10.200.2.6", Destination: "10.200.1.5", Body: nattest.UDP{DestinationPort: 53}},
+			Verdict{Action: Forward, Out: 9, Packets: 1}, Step{Kind: StepRoute, Name: "milan-2/1", Origin: Origin{Key: Key{Kind: kindNode, Name: "milan-2"}}, Passed: true, Detail: "to link 9, with mark 0"}},
+		{"no route", 9, nattest.IP{Source: "10.200.1.5", Destination: "8.8.8.8", Body: nattest.UDP{DestinationPort: 53}},
+			refuse(ReasonNoRoute, packet.NetUnreachable), Step{Kind: StepRoute, Detail: "nowhere, with mark 0"}},
+	} {
+		var p packet.Packet
+		p.Parse(tt.p.Bytes())
+		var steps recorder
+		if got := e.Explain(&p, tt.in, 1, &steps); got != tt.want {
+			t.Errorf("%s: %+v, want %+v", tt.name, got, tt.want)
+		}
+		if !slices.ContainsFunc(steps.steps, func(s Step) bool {
+			s.Source, s.Destination = netip.AddrPort{}, netip.AddrPort{}
+			return s == tt.step
+		}) {
+			t.Errorf("%s: no step %+v among\n%s", tt.name, tt.step, &steps)
+		}
+	}
+}
+
+// A connection is explained by the rules that its direction's first packet met.
+func TestExplainConnection(t *testing.T) {
+	e, _ := explained(t)
+	b := nattest.IP{Source: "10.200.1.5", Destination: "10.71.2.6", Body: nattest.UDP{SourcePort: 7, DestinationPort: 53}}.Bytes()
+	for i := range 3 {
+		var p packet.Packet
+		var steps recorder
+		p.Parse(slices.Clone(b))
+		e.Explain(&p, 9, 1, &steps)
+		connection := slices.IndexFunc(steps.steps, func(s Step) bool { return s.Kind == StepConnection })
+		rule := slices.IndexFunc(steps.steps, func(s Step) bool { return s.Name == "extra/guard/not 11" && s.Passed })
+		if (connection >= 0) != (i > 0) || rule < 0 {
+			t.Errorf("packet %d: connection at %d, rule at %d\n%s", i, connection, rule, &steps)
+		}
+		p.Parse(slices.Clone(b))
+		e.Process(&p, 9, 1)
+	}
+}

@@ -1,0 +1,234 @@
+package nat
+
+import (
+	"slices"
+
+	"culvert/nat/packet"
+)
+
+// Virtual reassembly: fragments are forwarded one by one, but share the ports of their first one. Later fragments that come before it
+// wait, unless their translation does not depend on a connection (RFC 4787, Section 11, REQ-14).
+
+// A part is what commit makes of a fragment.
+type part uint8
+
+const (
+	partNone     part = iota
+	partUnknown       // it belongs to no datagram that is remembered
+	partNew           // it is noted
+	partHeld          // it is noted, and waits for the first one
+	partReleased      // it was noted when it came
+)
+
+// A reassembly is what a fragment does to datagrams.
+type reassembly struct {
+	datagram       *datagram // nil: one is made
+	expired        *datagram // that had its key
+	victim, waiter *datagram // that make room for the datagram, and for the fragment that waits
+}
+
+// fragment decides about a fragment, the first one or a later one.
+func (e *Engine) fragment(d *decision, p *packet.Packet, now Time) {
+	d.part = partUnknown
+	known := e.datagram(d, p, now)
+	g := d.reassembly.datagram
+	switch d.check("room among datagrams", known); {
+	case !known && p.FragmentOffset() == 0:
+		e.dispatch(d, p, now)
+		return
+	case !known:
+		if !e.stateless(d, p, now) {
+			d.drop(ReasonFragmentLimit)
+		}
+		return
+	case !d.check("overlap", g == nil || !g.overlaps(p)):
+		d.drop(ReasonFragmentOverlap)
+		return
+	}
+	d.part = partNew
+	if p.FragmentOffset() > 0 {
+		e.later(d, p, now)
+		return
+	}
+	e.dispatch(d, p, now)
+	if g != nil {
+		for h := g.held; h != nil; h = h.next {
+			d.verdict.Held++
+		}
+	}
+}
+
+// later decides about a later fragment.
+func (e *Engine) later(d *decision, p *packet.Packet, now Time) {
+	g := d.reassembly.datagram
+	switch {
+	case !d.check("first fragment", g != nil && g.known):
+		if !e.stateless(d, p, now) {
+			e.wait(d, p, now)
+		}
+	case g.reason != ReasonNone:
+		d.drop(g.reason)
+	case g.icmpError && g.action == Deliver:
+		d.verdict = Verdict{Action: Deliver, Packets: 1}
+	case g.icmpError:
+		d.plan = plan{to: g.to, out: g.out, mtu: e.snapshot.mtu}
+		d.plan.translate(&d.from)
+		if !d.forward(p) {
+			d.verdict.Refusal = packet.NoRefusal // RFC 1122, Section 3.2.2: never about an error
+		}
+	default:
+		d.from.Ports = g.ports
+		e.dispatch(d, p, now)
+	}
+}
+
+// stateless decides about a later fragment whose first one is unknown, if no connection has a say in it.
+func (e *Engine) stateless(d *decision, p *packet.Packet, now Time) bool {
+	s, in := e.snapshot, d.in
+	source, destination := d.from.Source(), d.from.Destination()
+	admitted := s.admits(source, in)
+	if !admitted && in == Tunnel && packet.IsICMP(d.from.Protocol) && packet.Forwardable(source) {
+		return false // it may be of an ICMP error, which any router sends
+	}
+	if !admitted || s.owns(destination, in) || !packet.Forwardable(destination) {
+		e.first(d, p, now)
+		return true
+	}
+	tr := &d.tr
+	tr.start(&d.from, nil, in, d.trace)
+	if !tr.raw(s.rules) {
+		d.dropped()
+		return true
+	}
+	tracked := !tr.effects.notrack
+	if tracked && in == Tunnel && s.external.Contains(destination) {
+		return false
+	}
+	if !tr.run(e, s, now) {
+		d.dropped()
+		return true
+	}
+	if tracked && (tr.stateful || !e.returns(tr)) {
+		return false
+	}
+	e.open(d, p, now)
+	return true
+}
+
+// wait decides whether a fragment may wait for the first one.
+func (e *Engine) wait(d *decision, p *packet.Packet, now Time) {
+	f, s, r := &e.fragments, &e.table.shares, &d.reassembly
+	h := s.holder(&d.from)
+	full := p.Len() > heldSize
+	if !full && s.full(h.of(shareHeld), f.holds, maxHeld) {
+		// What makes room for the datagram may make room for its fragment too.
+		if r.victim == nil || r.victim.held == nil || !s.yields(r.victim.holder.of(shareHeld), h.of(shareHeld)) {
+			r.waiter = f.victim(s, h, shareHeld, r.datagram, now)
+			full = r.waiter == nil
+		}
+	}
+	if !d.check("room to wait for the first fragment", !full) {
+		d.drop(ReasonFragmentLimit)
+		return
+	}
+	d.part, d.verdict = partHeld, Verdict{Action: Hold, Packets: 1}
+}
+
+// commitFragment does what d says to the datagram of a fragment.
+func (e *Engine) commitFragment(d *decision, p *packet.Packet, now Time) {
+	f, r := &e.fragments, &d.reassembly
+	g := r.datagram
+	if d.part == partUnknown {
+		f.expire(e, now)
+		return
+	}
+	if r.waiter != nil {
+		f.replace(e, r.waiter, now)
+	}
+	if r.expired != nil && r.expired != r.waiter {
+		f.forget(e, r.expired, ReasonFragment)
+	}
+	if r.victim != nil && r.victim != r.waiter && r.victim != r.expired {
+		f.replace(e, r.victim, now)
+	}
+	if g == nil {
+		g = f.add(e, newDatagramKey(p, &d.from), e.table.shares.holder(&d.from), now)
+	}
+	if d.part != partReleased {
+		g.see(p)
+	}
+	if p.FragmentOffset() == 0 {
+		f.know(g, d, p)
+	} else if d.part == partHeld {
+		f.hold(e, g, p)
+	}
+	f.settle(e, g, now)
+	f.expire(e, now)
+}
+
+// know notes what has become of the first fragment, which becomes of all.
+func (f *fragmentTable) know(g *datagram, d *decision, p *packet.Packet) {
+	g.known, g.ports = true, d.from.Ports
+	if d.verdict.Action == Drop {
+		g.reason = d.verdict.Reason
+	} else if p.IsICMPError() {
+		g.icmpError, g.action, g.out = true, d.verdict.Action, d.verdict.Out
+		p.Tuple(&g.to, 0)
+	}
+	if g.held != nil {
+		f.ready = append(f.ready, g)
+	}
+}
+
+// hold keeps a fragment until the first one comes.
+func (f *fragmentTable) hold(e *Engine, g *datagram, p *packet.Packet) {
+	h := f.heldSpare
+	if h != nil {
+		f.heldSpare = h.next
+	} else {
+		h = new(heldFragment)
+	}
+	h.length = copy(h.bytes[:], p.Bytes())
+	h.next, g.held = g.held, h
+	f.holds++
+	e.table.shares.take(g.holder.of(shareHeld))
+}
+
+// unhold takes a fragment from those that wait for g.
+func (f *fragmentTable) unhold(e *Engine, g *datagram) *heldFragment {
+	h := g.held
+	g.held = h.next
+	h.next, f.heldSpare = f.heldSpare, h
+	f.holds--
+	e.table.shares.give(g.holder.of(shareHeld))
+	if g.held == nil {
+		f.ready = slices.DeleteFunc(f.ready, func(r *datagram) bool { return r == g })
+	}
+	return h
+}
+
+// Release processes a fragment that waited for its first one, which the caller has just processed: while Verdict.Held of that one was
+// positive, it calls Release once for each. The fragment is copied to b, which needs room for 2048 bytes, and p made its view. It
+// returns false if none is left.
+func (e *Engine) Release(p *packet.Packet, b []byte, in Port, now Time) (Verdict, bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	f := &e.fragments
+	i := slices.IndexFunc(f.ready, func(g *datagram) bool { return g.key.link == in })
+	if i < 0 {
+		return Verdict{}, false
+	}
+	g := f.ready[i]
+	h := f.unhold(e, g)
+	p.Parse(b[:copy(b, h.bytes[:h.length])])
+	d := &e.scratch
+	d.reset(in)
+	p.Tuple(&d.from, in)
+	d.part, d.reassembly = partReleased, reassembly{datagram: g}
+	e.later(d, p, now)
+	st := e.stats.of(in)
+	st.Held--
+	st.Received-- // counted when it was held
+	e.commit(d, p, now)
+	return d.verdict, true
+}

@@ -1,0 +1,170 @@
+package nat
+
+import "culvert/nat/packet"
+
+// first decides about a packet that belongs to no connection.
+func (e *Engine) first(d *decision, p *packet.Packet, now Time) {
+	s, tr := e.snapshot, &d.tr
+	source, destination := d.from.Source(), d.from.Destination()
+	if !d.check("source", s.admits(source, d.in)) {
+		d.drop(ReasonBadSource)
+		return
+	}
+	tr.start(&d.from, p, d.in, d.trace)
+	if !tr.raw(s.rules) {
+		d.dropped()
+		return
+	}
+	if s.owns(destination, d.in) {
+		e.deliver(d)
+		return
+	}
+	if !d.check("destination", packet.Forwardable(destination)) {
+		d.drop(ReasonBadDestination)
+		return
+	}
+	if !d.check("ICMP type", p.Forwardable()) {
+		d.drop(ReasonICMPType)
+		return
+	}
+	if !tr.run(e, s, now) {
+		if d.in == Tunnel && tr.reason == ReasonNoRoute && tr.dnat.kind == bindNone && s.external.Contains(destination) {
+			d.drop(ReasonNoMapping)
+			return
+		}
+		d.dropped()
+		return
+	}
+	e.open(d, p, now)
+}
+
+// raw runs the filters before connection tracking.
+func (tr *traversal) raw(r *ruleset) bool {
+	if !r.has(stageRaw) {
+		return true
+	}
+	v := tr.view()
+	return tr.filter(r, stageRaw, &v)
+}
+
+// deliver runs the input filters for a packet to the gateway itself.
+func (e *Engine) deliver(d *decision) {
+	v := d.tr.view()
+	v.untracked = true
+	if !d.tr.filter(e.snapshot.rules, stageInput, &v) {
+		d.dropped()
+		return
+	}
+	d.counted = uint8(len(d.tr.effects.hits))
+	d.verdict = Verdict{Action: Deliver, Packets: 1}
+}
+
+// dropped is the verdict of a traversal. The rules that the packet met on its way count it.
+func (d *decision) dropped() {
+	d.counted = uint8(len(d.tr.effects.hits))
+	d.verdict = refuse(d.tr.reason, d.tr.refusal)
+}
+
+// open decides about a packet that may pass: it makes a connection or, where the table has no room for it, goes on without if it needs
+// no state.
+func (e *Engine) open(d *decision, p *packet.Packet, now Time) {
+	tr, pl := &d.tr, &d.plan
+	*pl = plan{to: tr.to, out: tr.out, clamp: tr.clampFor(e.snapshot), mtu: e.snapshot.mtu}
+	if p.IsPartial() {
+		e.limits(pl, p, 0, now)
+	}
+	if !d.forward(p) { // it makes no connection
+		d.counted = uint8(entered(tr.effects.hits))
+		d.bindings, tr.snat.rule = true, nil
+		return
+	}
+	switch {
+	case !tr.effects.notrack && p.FragmentOffset() == 0:
+		reason := e.place(d, p, now)
+		if d.check("room in the table and among ports", reason == ReasonNone) {
+			pl.to.Words, pl.to.Ports = d.answer.Reversed()
+			if pl.translate(&d.from); pl.ports != 0 && p.Protocol() == packet.SCTP && p.IsFragment() {
+				d.drop(ReasonFragment) // its checksum covers bytes that are elsewhere
+				return
+			}
+			d.effect = effectOpen
+			return
+		}
+		if tr.stateful || !e.returns(tr) {
+			d.drop(reason)
+			return
+		}
+		d.verdict.Untracked = true
+	case tr.stateful:
+		d.drop(ReasonFragment)
+		return
+	}
+	pl.translate(&d.from)
+	d.counted = uint8(len(tr.effects.hits))
+}
+
+// returns reports whether answers to an outbound packet find their way without a connection: their route does not depend on the node
+// that the packet came from.
+func (e *Engine) returns(tr *traversal) bool {
+	if tr.in == Tunnel || tr.out != Tunnel {
+		return true
+	}
+	_, ok := e.snapshot.rules.route(Tunnel, 0, tr.to.Destination(), tr.from.Source())
+	return ok
+}
+
+// place decides which tuple answers a new connection and what makes room for it, or says why there is none.
+func (e *Engine) place(d *decision, p *packet.Packet, now Time) Reason {
+	tb, s, tr := &e.table, e.snapshot, &d.tr
+	to, zone := tr.to, tr.out
+	if zone != Tunnel {
+		zone = anyNode
+	}
+	d.holder, d.shared = tb.shares.holder(&d.from), tr.sharesPorts(p, s)
+	if d.shared && tb.portsFull(to.Reply(zone), d.holder, d.predecessor) {
+		return ReasonPortShare
+	}
+	d.stale = d.predecessor != 0
+	if !e.choosePort(d, p, &to, zone, now) {
+		return ReasonPortExhausted
+	}
+	return e.room(d, now)
+}
+
+// yieldTries is how many of the oldest connections of a rank are asked to make room.
+const yieldTries = 4
+
+// room decides which connection, if any, makes room for one more of holder, or says why none does. At its share, a holder replaces the
+// one whose tuple it takes, or else one of the oldest unreplied or closing connections: its own, that of a holder with no less, or
+// one that has expired. Those that it asks in vain queue up again. Established ones stay.
+func (e *Engine) room(d *decision, now Time) Reason {
+	tb, h := &e.table, d.holder.of(shareConnections)
+	if !tb.shares.full(h, tb.used, e.snapshot.maxEntries) || d.predecessor != 0 && e.yields(d.predecessor, h, true) {
+		return ReasonNone
+	}
+	for r := rankUnreplied; r < ranks; r++ {
+		number := tb.lists[r].first
+		for range min(yieldTries, tb.lists[r].length) {
+			c := tb.at(number)
+			if number != d.predecessor && e.yields(number, h, !e.alive(c, now)) {
+				d.victim = number
+				return ReasonNone
+			}
+			d.asked[r]++
+			number = c.next
+		}
+	}
+	if tb.used >= e.snapshot.maxEntries {
+		return ReasonTableFull
+	}
+	return ReasonConnectionShare
+}
+
+// yields reports whether a connection makes room for h. over: its time is.
+func (e *Engine) yields(number uint32, h holder, over bool) bool {
+	tb := &e.table
+	if over && !tb.shares.full(h, tb.used-1, e.snapshot.maxEntries) {
+		return true
+	}
+	return tb.shares.yields(tb.shares.holder(&tb.at(number).tuples[original]).of(shareConnections), h)
+}
