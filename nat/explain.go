@@ -189,37 +189,10 @@ func (r *rule) missing(v *view) (all []string) {
 	}
 	for i := range r.tests {
 		if c := &r.tests[i]; !c.holds(v) {
-			all = append(all, c.String())
+			all = append(all, c.text(linkNumber))
 		}
 	}
 	return all
 }
 
-var comparedNames = [...]string{
-	fieldProto: "protocol", fieldIn: "in", fieldOut: "out", fieldSource: "source", fieldDestination: "destination",
-	fieldSourcePort: "source port", fieldDestinationPort: "destination port", fieldNoReturn: "a source without a route back",
-}
-
-// String returns what the comparison asks for.
-func (c *comparison) String() string {
-	name := comparedNames[c.field]
-	if c.negate {
-		name += " not"
-	}
-	switch c.field {
-	case fieldNoReturn:
-		return name
-	case fieldSource, fieldDestination:
-		if c.span != nil {
-			return fmt.Sprintf("%s %s-%s", name, c.span[0], c.span[1])
-		}
-		return fmt.Sprintf("%s %s", name, c.prefix)
-	case fieldSourcePort, fieldDestinationPort:
-		if c.lo != c.hi {
-			return fmt.Sprintf("%s %d-%d", name, c.lo, c.hi)
-		}
-	case fieldIn, fieldOut:
-		return fmt.Sprintf("%s link %d", name, c.lo)
-	}
-	return fmt.Sprintf("%s %d", name, c.lo)
-}
+func linkNumber(link Port) string { return fmt.Sprintf("link %d", link) }

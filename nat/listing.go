@@ -65,13 +65,15 @@ func (r *rule) matchText(link func(Port) string) string {
 }
 
 var fieldNames = [...]string{fieldProto: "protocol", fieldIn: "in", fieldOut: "out", fieldSource: "src", fieldDestination: "dst",
-	fieldSourcePort: "sport", fieldDestinationPort: "dport"}
+	fieldSourcePort: "sport", fieldDestinationPort: "dport", fieldNoReturn: "src without a route back"}
 
 var protocolNames = map[uint8]string{1: "icmp", 6: "tcp", 17: "udp", 58: "icmpv6", 132: "sctp"}
 
 func (c *comparison) text(link func(Port) string) string {
 	var value string
 	switch c.field {
+	case fieldNoReturn:
+		return fieldNames[c.field]
 	case fieldProto:
 		if value = protocolNames[uint8(c.lo)]; value == "" {
 			value = fmt.Sprint(c.lo)
