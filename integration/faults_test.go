@@ -235,7 +235,7 @@ func (l *faultLab) until(cluster, part string) {
 func (l *faultLab) gatewayIn(h *peerHost, config string, own keyPair, peer string) *peerProcess {
 	l.t.Helper()
 	dir := l.t.TempDir()
-	for name, text := range map[string]string{"gateway.yaml": config, "own.key": own.private + "\n", "peer.pub": peer + "\n"} {
+	for name, text := range map[string]string{"gateway.yaml": config + "\ncontrol: gateway.sock\n", "own.key": own.private + "\n", "peer.pub": peer + "\n"} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			l.t.Fatal(err)
 		}

@@ -47,6 +47,7 @@ network:
     podCIDRs: [{cidr: 10.0.0.0/16, remap: 10.61.0.0/16}]
     externalCIDRs: [{cidr: 10.70.0.0/16, remap: 10.71.0.0/16}]
 metrics: 127.0.0.1:8082
+control: ""
 `
 
 const milanConfig = `
@@ -63,6 +64,7 @@ network:
     podCIDRs: [{cidr: 10.0.0.0/16, remap: 10.62.0.0/16}]
     externalCIDRs: [{cidr: 10.70.0.0/16, remap: 10.72.0.0/16}]
 metrics: 127.0.0.1:8082
+control: ""
 `
 
 // Numbers of the tunnels in those configurations.

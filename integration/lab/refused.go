@@ -84,7 +84,6 @@ func (l *Lab) refusals(i int) []refusal {
 		{want: "wireguard.peerPublicKey: not a WireGuard key", change: at(wg, "peerPublicKey", "short")},
 		{want: "wireguard.peerPublicKey: is the public key", change: at(wg, "peerPublicKey", l.publicKey[i])},
 		{want: "geneve.listenPort: cannot change", change: at(gnv, "listenPort", 6092)},
-		{want: "geneve.gatewayAddress: cannot change", change: at(gnv, "gatewayAddress", "10.80.0.99")},
 		{want: "geneve.gatewayAddress: 0.0.0.0", change: at(gnv, "gatewayAddress", "0.0.0.0")},
 		{want: "geneve.sourceCheck: ", change: at(gnv, "sourceCheck", "pod")},
 		{want: "geneve.nodes: missing", change: at(gnv, "nodes", []object{})},
