@@ -14,8 +14,8 @@ const (
 	runDir    = "/run/culvert"
 	runSize   = "16Mi"
 
-	// What a gateway was seen to need: 22 MiB after a load with few connections, 0.2 of a core with 200 nodes whose pods change all the
-	// time. By its limit it sizes its table of connections: a quarter of a million.
+	// A gateway was seen to need 22 MiB after a load with few connections. By its limit it sizes its table of connections: a quarter of
+	// a million.
 	requestCPU, requestMemory, limitMemory = "100m", "64Mi", "256Mi"
 
 	healthFlag, metricsFlag = "health-probe-bind-address", "metrics-address"
