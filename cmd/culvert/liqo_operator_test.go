@@ -82,19 +82,26 @@ func TestLiqoFlagsAreOurs(t *testing.T) {
 
 // A fakeCluster answers as an API server does, with what it holds.
 type fakeCluster struct {
-	objects map[string]any // by path
-
 	mu sync.Mutex
 	// +checklocks:mu
+	objects map[string]any // by path
+	// +checklocks:mu
 	asked []string
+}
+
+// put adds an object while the server runs.
+func (c *fakeCluster) put(path string, object any) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.objects[path] = object
 }
 
 func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c.mu.Lock()
 	c.asked = append(c.asked, r.Method)
+	o, ok := c.objects[r.URL.Path]
 	c.mu.Unlock()
 	w.Header().Set("Content-Type", "application/json")
-	o, ok := c.objects[r.URL.Path]
 	if !ok {
 		w.WriteHeader(http.StatusNotFound)
 		parts := strings.Split(r.URL.Path, "/")
@@ -162,7 +169,7 @@ func TestLiqoCommandsRead(t *testing.T) {
 	if status != 0 || diag != "" || !strings.Contains(printed, "instance: edge-{{ .Name }}") {
 		t.Fatalf("template: status %d\n%s%s", status, printed, diag)
 	}
-	c.objects[liqoAPI+"/namespaces/liqo/wggatewayservertemplates/culvert-server"] = templates(t, printed)[0]
+	c.put(liqoAPI+"/namespaces/liqo/wggatewayservertemplates/culvert-server", templates(t, printed)[0])
 	out, diag, status = check()
 	if status != 0 || diag != "" || !strings.Contains(out, "culvert would work here.\nTo switch:\n    kubectl patch gatewayservers") {
 		t.Errorf("with a template: status %d\n%s%s", status, out, diag)
