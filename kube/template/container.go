@@ -14,7 +14,7 @@ const (
 	runDir    = "/run/culvert"
 	runSize   = "16Mi"
 
-	// A gateway was seen to need 22 MiB after a load with few connections. By its limit it sizes its table of connections: a quarter of
+	// A gateway was seen to need 26 MiB after a load with few connections. By its limit it sizes its table of connections: a quarter of
 	// a million.
 	requestCPU, requestMemory, limitMemory = "100m", "64Mi", "256Mi"
 
