@@ -11,8 +11,10 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"sigs.k8s.io/yaml"
 )
@@ -52,7 +54,11 @@ type kubeAPI struct {
 
 	etcd, server *peerProcess
 	serverArgs   []string
+	starts       []kubeStart
 }
+
+// kubeStart is the time in which a server answers and does not know the roles yet.
+type kubeStart struct{ began, ready time.Time }
 
 // startKubeAPI starts them at an address of the host, and returns when the server is
 // ready.
@@ -97,6 +103,7 @@ func startKubeAPI(h *peerHost, address string) *kubeAPI {
 // startServer starts the API server, for the first time or again.
 func (k *kubeAPI) startServer() {
 	k.host.t.Helper()
+	began := time.Now()
 	k.server = k.host.start(nil, filepath.Join(os.Getenv(kubeAssetsEnv), "kube-apiserver"), k.serverArgs...)
 	eventually(k.host.t, k.host.name+": API server", func() (err error) {
 		if err := k.server.running(); err != nil {
@@ -111,6 +118,13 @@ func (k *kubeAPI) startServer() {
 		k.admin = newKubeClient(k.host, k.base, k.roots, adminToken)
 		return k.admin.request(http.MethodGet, "/readyz", "", nil, nil)
 	})
+	k.starts = append(k.starts, kubeStart{began, time.Now()})
+}
+
+// starting reports whether the server was not ready then: it forbids what it has not read
+// the role of.
+func (k *kubeAPI) starting(at time.Time) bool {
+	return slices.ContainsFunc(k.starts, func(s kubeStart) bool { return at.After(s.began) && at.Before(s.ready) })
 }
 
 func (k *kubeAPI) path(name string) string { return filepath.Join(k.dir, name) }
@@ -146,6 +160,7 @@ type auditEvent struct {
 	User             struct{ Username string }
 	ObjectRef        struct{ Resource, Subresource, APIGroup, Namespace, Name string }
 	ResponseStatus   struct{ Code int }
+	Received         time.Time `json:"requestReceivedTimestamp"`
 }
 
 // audit returns what a user has asked of the API server.
