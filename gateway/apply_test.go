@@ -15,7 +15,7 @@ func TestPrepareRefusal(t *testing.T) {
 	p := newPair(t, nil)
 	p.rome.nodes[1].Send(udpPacket("10.0.2.5", "10.61.1.7", []byte("before")))
 	expect(t, p.milan.nodes[0], "10.62.2.5", "10.0.1.7")
-	before, ports := p.rome.engine.Stats(), p.rome.ports
+	before, links := p.rome.engine.Stats(), p.rome.links
 
 	// A Config that no file makes: without its second node, and with one that has no
 	// underlay address, which matters to the tunnels alone.
@@ -33,8 +33,8 @@ func TestPrepareRefusal(t *testing.T) {
 	if after := p.rome.engine.Stats(); after != before {
 		t.Errorf("%+v before, %+v after", before, after)
 	}
-	if !reflect.DeepEqual(p.rome.ports, ports) {
-		t.Errorf("ports %v before, %v after", ports, p.rome.ports)
+	if !reflect.DeepEqual(p.rome.links, links) {
+		t.Errorf("links %v before, %v after", links, p.rome.links)
 	}
 	p.milan.nodes[0].Send(udpPacket("10.0.1.7", "10.62.2.5", []byte("after")))
 	expect(t, p.rome.nodes[1], "10.61.1.7", "10.0.2.5")

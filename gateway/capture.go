@@ -44,19 +44,19 @@ type sight struct {
 type noteKey struct {
 	action   nat.Action
 	reason   nat.Reason
-	in, out  nat.Port
+	in, out  nat.Link
 	original packet.Tuple
 	known    bool
 }
 
 // take remembers a packet before the engine changes it.
-func (x *sight) take(r *recording, p *packet.Packet, data []byte, in nat.Port) {
+func (x *sight) take(r *recording, p *packet.Packet, data []byte, in nat.Link) {
 	x.before = append(x.before[:0], data[:r.Room(len(data))]...)
 	x.length = len(data)
 	x.look(p, in)
 }
 
-func (x *sight) look(p *packet.Packet, in nat.Port) {
+func (x *sight) look(p *packet.Packet, in nat.Link) {
 	x.tuple = packet.Tuple{}
 	if x.parsed = p.Fault() == packet.NoFault; x.parsed {
 		p.Tuple(&x.tuple, in)
@@ -64,7 +64,7 @@ func (x *sight) look(p *packet.Packet, in nat.Port) {
 }
 
 // tell records the packet that take remembers, and what the engine has made of it.
-func (x *sight) tell(r *recording, p *packet.Packet, in nat.Port, v *nat.Verdict, now nat.Time) {
+func (x *sight) tell(r *recording, p *packet.Packet, in nat.Link, v *nat.Verdict, now nat.Time) {
 	dropped, outbound := v.Action == nat.Drop, in != nat.Tunnel
 	pre, post := r.Wants(capture.Pre, dropped), v.Action == nat.Forward && r.Wants(capture.Post, false)
 	if !pre && !post {
@@ -86,7 +86,7 @@ func (x *sight) tell(r *recording, p *packet.Packet, in nat.Port, v *nat.Verdict
 
 // tellReleased records a fragment that waited for the first one of its packet. That it came
 // was told then.
-func (x *sight) tellReleased(r *recording, p *packet.Packet, in nat.Port, v *nat.Verdict, now nat.Time) {
+func (x *sight) tellReleased(r *recording, p *packet.Packet, in nat.Link, v *nat.Verdict, now nat.Time) {
 	x.look(p, in)
 	if v.Action == nat.Drop {
 		x.take(r, p, p.Bytes(), in)
@@ -100,7 +100,7 @@ func (x *sight) tellReleased(r *recording, p *packet.Packet, in nat.Port, v *nat
 }
 
 // tellRefused records the packet that take remembers as dropped by the gateway itself.
-func (x *sight) tellRefused(r *recording, in nat.Port, reason DropReason, now nat.Time) {
+func (x *sight) tellRefused(r *recording, in nat.Link, reason DropReason, now nat.Time) {
 	c, _ := r.connection(&x.tuple, in, now)
 	if r.Wants(capture.Pre, true) && (r.all || x.parsed && r.filter.Selects(&c)) {
 		r.Add(capture.Pre, in != nat.Tunnel, "drop: "+reason.String()+", from "+r.names.names[in], x.length, x.before)
@@ -108,15 +108,15 @@ func (x *sight) tellRefused(r *recording, in nat.Port, reason DropReason, now na
 }
 
 // connection returns that of a packet with tuple t, or what would be known of it.
-func (r *recording) connection(t *packet.Tuple, out nat.Port, now nat.Time) (c nat.ConnInfo, known bool) {
+func (r *recording) connection(t *packet.Tuple, out nat.Link, now nat.Time) (c nat.ConnInfo, known bool) {
 	if c, known = r.engine.FindConnection(t, now); known {
 		return c, true
 	}
-	return nat.ConnInfo{Original: *t, Reply: t.Reply(out), Out: [2]nat.Port{out, t.Link}}, false
+	return nat.ConnInfo{Original: *t, Reply: t.Reply(out), Out: [2]nat.Link{out, t.Link}}, false
 }
 
 // noteOf returns the comment on a packet. Packets of one connection have the same, mostly.
-func (x *sight) noteOf(r *recording, in nat.Port, v *nat.Verdict, c *nat.ConnInfo, known bool) string {
+func (x *sight) noteOf(r *recording, in nat.Link, v *nat.Verdict, c *nat.ConnInfo, known bool) string {
 	key := noteKey{v.Action, v.Reason, in, v.Out, c.Original, known}
 	if x.note != "" && x.key == key {
 		return x.note

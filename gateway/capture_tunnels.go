@@ -31,7 +31,7 @@ func (r *recording) attach(g *Gateway) (detach func()) {
 // tellGeneve records a datagram of a node. The filter is for the packet in it.
 func (r *recording) tellGeneve(d *geneve.Datagram) {
 	dropped := d.Reason != geneve.Accepted
-	if !r.Wants(capture.Geneve, dropped) || !r.all && !r.selects(d.Inner, nat.Port(d.Tunnel), d.Outbound) {
+	if !r.Wants(capture.Geneve, dropped) || !r.all && !r.selects(d.Inner, nat.Link(d.Tunnel), d.Outbound) {
 		return
 	}
 	note := ""
@@ -67,12 +67,12 @@ func (r *recording) tellWireGuard(m *wg.Message) {
 
 // selects reports whether the filter selects an inner packet of the node at link. It looks
 // at no connection: what the packet has there is what counts.
-func (r *recording) selects(inner []byte, link nat.Port, outbound bool) bool {
+func (r *recording) selects(inner []byte, link nat.Link, outbound bool) bool {
 	var p packet.Packet
 	if p.Parse(inner) != packet.NoFault {
 		return false
 	}
-	c := nat.ConnInfo{Out: [2]nat.Port{link, link}}
+	c := nat.ConnInfo{Out: [2]nat.Link{link, link}}
 	p.Tuple(&c.Original, link)
 	c.Reply = c.Original.Reply(link)
 	if found, ok := r.engine.FindConnection(&c.Original, clock()); ok && !outbound {

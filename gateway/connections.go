@@ -128,8 +128,8 @@ func (s source) Events(ctx context.Context, f *control.Filter, yield func(*contr
 
 // A view is what names in connections mean by one configuration.
 type view struct {
-	ports    map[string]nat.Port
-	names    map[nat.Port]string
+	links    map[string]nat.Link
+	names    map[nat.Link]string
 	services map[serviceKey]string
 	mapped   map[netip.Addr]bool // external addresses of mappings
 	unknown  netip.Addr
@@ -144,12 +144,12 @@ type serviceKey struct {
 func (s source) view() *view {
 	g := s.g
 	g.mu.Lock()
-	c, ports := g.config, g.ports
+	c, links := g.config, g.links
 	g.mu.Unlock()
 	if v := g.lastView.Load(); v != nil && v.config == c {
 		return v.view
 	}
-	v := newView(c, ports)
+	v := newView(c, links)
 	g.lastView.Store(&cachedView{c, v})
 	return v
 }
@@ -162,11 +162,11 @@ type cachedView struct {
 
 type viewCache = atomic.Pointer[cachedView]
 
-func newView(c *config.Config, ports config.Ports) *view {
-	v := &view{ports: ports.ByName, names: map[nat.Port]string{nat.Tunnel: tunnelName}, services: make(map[serviceKey]string),
+func newView(c *config.Config, links config.Links) *view {
+	v := &view{links: links.ByName, names: map[nat.Link]string{nat.Tunnel: tunnelName}, services: make(map[serviceKey]string),
 		mapped: make(map[netip.Addr]bool), unknown: c.UnknownSource}
-	for name, port := range ports.ByName {
-		v.names[port] = name
+	for name, link := range links.ByName {
+		v.names[link] = name
 	}
 	for _, s := range c.Services {
 		v.services[serviceKey{s.Address, s.Port, s.Protocol}] = s.Name
@@ -190,13 +190,13 @@ func (v *view) filter(f *control.Filter) (nat.ConnFilter, error) {
 		errs = append(errs, err)
 	}
 	if f.Node == tunnelName {
-		filter.Link = new(nat.Port)
+		filter.Link = new(nat.Link)
 	} else if f.Node != "" {
-		port, ok := v.ports[f.Node]
+		link, ok := v.links[f.Node]
 		if !ok {
-			errs = append(errs, fmt.Errorf("node: no node %q; there are %s", f.Node, some(slices.Sorted(maps.Keys(v.ports)))))
+			errs = append(errs, fmt.Errorf("node: no node %q; there are %s", f.Node, some(slices.Sorted(maps.Keys(v.links)))))
 		}
-		filter.Link = &port
+		filter.Link = &link
 	}
 	if f.State != "" && !slices.Contains(nat.States(), f.State) {
 		errs = append(errs, fmt.Errorf("state: no state %q; there are %s", f.State, strings.Join(nat.States(), ", ")))

@@ -10,7 +10,7 @@ import (
 // tellEncaps tells what nodes were found to speak whose encapsulation is auto.
 func (g *Gateway) tellEncaps() {
 	for _, change := range g.endpoint.EncapChanges() {
-		entry := g.log.WithFields(logrus.Fields{"node": g.nodeName(nat.Port(change.Tunnel)), "encap": change.Is.String()})
+		entry := g.log.WithFields(logrus.Fields{"node": g.nodeName(nat.Link(change.Tunnel)), "encap": change.Is.String()})
 		if change.Was == geneve.Auto {
 			entry.Info("the node is heard, and answered in kind")
 		} else {

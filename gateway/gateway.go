@@ -42,7 +42,7 @@ type Gateway struct {
 
 	mu     sync.Mutex
 	config *config.Config // +checklocks:mu
-	ports  config.Ports   // +checklocks:mu
+	links  config.Links   // +checklocks:mu
 
 	reload    func(ctx context.Context, dryRun bool) (*control.Reloaded, error) // nil = nobody can
 	tap       tap                                                               // of captures
@@ -79,14 +79,14 @@ func newGateway(c *config.Config, budget Budget, log *logrus.Logger, internal ge
 //
 // +checklocksignore
 func (g *Gateway) open(c *config.Config, internal geneve.Options) (err error) {
-	g.ports = g.ports.Assign(c.Geneve.Nodes)
-	if g.engine, err = nat.New(newPortKey(), c.NAT(g.ports, g.budget.Connections)); err != nil {
+	g.links = g.links.Assign(c.Geneve.Nodes)
+	if g.engine, err = nat.New(newPortKey(), c.NAT(g.links, g.budget.Connections)); err != nil {
 		return err
 	}
 	if g.endpoint, err = geneve.Listen(internal); err != nil {
 		return socketError("geneve.listenPort", c.Geneve.ListenPort, err)
 	}
-	if err := g.endpoint.Apply(c.Tunnels(g.ports)); err != nil {
+	if err := g.endpoint.Apply(c.Tunnels(g.links)); err != nil {
 		return err
 	}
 	g.connectPath(c)
@@ -254,7 +254,7 @@ func (g *Gateway) sockets(tunnel *wg.Stats) map[string]udp.Stats {
 // prepared is a configuration that every layer has accepted.
 type prepared struct {
 	config  *config.Config
-	ports   config.Ports
+	links   config.Links
 	rules   *nat.Prepared
 	tunnels *geneve.Prepared
 }
@@ -308,12 +308,12 @@ func (g *Gateway) prepare(c *config.Config) (*prepared, error) {
 	if err := c.ChangesLive(g.config); err != nil {
 		return nil, err
 	}
-	p := &prepared{config: c, ports: g.ports.Assign(c.Geneve.Nodes)}
+	p := &prepared{config: c, links: g.links.Assign(c.Geneve.Nodes)}
 	var err error
-	if p.rules, err = g.engine.Prepare(c.NAT(p.ports, g.budget.Connections)); err != nil {
+	if p.rules, err = g.engine.Prepare(c.NAT(p.links, g.budget.Connections)); err != nil {
 		return nil, err
 	}
-	if p.tunnels, err = g.endpoint.Prepare(c.Tunnels(p.ports)); err != nil {
+	if p.tunnels, err = g.endpoint.Prepare(c.Tunnels(p.links)); err != nil {
 		return nil, err
 	}
 	return p, nil
@@ -333,7 +333,7 @@ func (g *Gateway) commit(p *prepared) {
 		g.check.begin(p.config, time.Now())
 	}
 	changes := p.config.Changes(g.config)
-	g.ports, g.config = p.ports, p.config
+	g.links, g.config = p.links, p.config
 	g.log.Info("configuration applied: " + changes)
 }
 

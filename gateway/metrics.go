@@ -19,7 +19,7 @@ func (g *Gateway) metricsPage(l *seats, size int) []byte {
 	p := new(page)
 	p.text.Grow(size + size/8)
 	g.mu.Lock()
-	peer, ports, rules := g.config.Peer, g.ports.ByName, g.config.Rules
+	peer, links, rules := g.config.Peer, g.links.ByName, g.config.Rules
 	g.mu.Unlock()
 
 	stats, tunnels, tunnel := g.engine.Stats(), g.endpoint.Stats(), g.wg.Stats()
@@ -28,7 +28,7 @@ func (g *Gateway) metricsPage(l *seats, size int) []byte {
 	p.shares(&stats)
 	p.rules(rules, g.engine.RuleCounters)
 	p.neighbours(&tunnels)
-	p.nodes(ports, g.endpoint.TunnelStats)
+	p.nodes(links, g.endpoint.TunnelStats)
 	if s, err := g.wg.PeerStats(); err == nil {
 		p.peer(peer, &s, &tunnel)
 	}
@@ -169,14 +169,14 @@ var nodeFamilies = []struct {
 	{counter, "trains_refused_total", "Trains to a node that the gateway's kernel refused.", func(s *geneve.TunnelStats) float64 { return float64(s.RefusedTrains) }},
 }
 
-func (p *page) nodes(ports map[string]nat.Port, stats func(uint16) (geneve.TunnelStats, bool)) {
+func (p *page) nodes(links map[string]nat.Link, stats func(uint16) (geneve.TunnelStats, bool)) {
 	type node struct {
 		name  string
 		stats geneve.TunnelStats
 	}
-	nodes := make([]node, 0, len(ports))
-	for _, name := range slices.Sorted(maps.Keys(ports)) {
-		if s, ok := stats(uint16(ports[name])); ok {
+	nodes := make([]node, 0, len(links))
+	for _, name := range slices.Sorted(maps.Keys(links)) {
+		if s, ok := stats(uint16(links[name])); ok {
 			nodes = append(nodes, node{name, s})
 		}
 	}

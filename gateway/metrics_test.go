@@ -113,7 +113,7 @@ func TestEachCounterHasAReader(t *testing.T) {
 			page.peer("milan", &wg.PeerStats{}, s.(*wg.Stats))
 		}},
 		{&geneve.TunnelStats{MAC: mac}, func(page *page, s any) {
-			page.nodes(map[string]nat.Port{"rome-1": 1}, func(uint16) (geneve.TunnelStats, bool) { return *s.(*geneve.TunnelStats), true })
+			page.nodes(map[string]nat.Link{"rome-1": 1}, func(uint16) (geneve.TunnelStats, bool) { return *s.(*geneve.TunnelStats), true })
 		}},
 		{&udp.Stats{OverflowsKnown: true}, func(page *page, s any) { page.sockets(map[string]udp.Stats{"geneve": *s.(*udp.Stats)}) }},
 	} {
@@ -214,9 +214,9 @@ func TestRuleMetrics(t *testing.T) {
 
 // BenchmarkMetricsPage prints the metrics of 5,000 nodes.
 func BenchmarkMetricsPage(b *testing.B) {
-	ports := map[string]nat.Port{}
+	links := map[string]nat.Link{}
 	for i := range 5000 {
-		ports[fmt.Sprintf("node-%d.example.internal", i)] = nat.Port(i + 1)
+		links[fmt.Sprintf("node-%d.example.internal", i)] = nat.Link(i + 1)
 	}
 	stats := geneve.TunnelStats{ReceivedPackets: 123456789, SentBytes: 1 << 40, MAC: net.HardwareAddr{1, 2, 3, 4, 5, 6}}
 	b.ReportAllocs()
@@ -224,7 +224,7 @@ func BenchmarkMetricsPage(b *testing.B) {
 	for b.Loop() {
 		page := new(page)
 		page.text.Grow(size + size/8)
-		page.nodes(ports, func(uint16) (geneve.TunnelStats, bool) { return stats, true })
+		page.nodes(links, func(uint16) (geneve.TunnelStats, bool) { return stats, true })
 		size = page.text.Len()
 	}
 	b.ReportMetric(float64(size), "bytes/page")

@@ -32,7 +32,7 @@ type outbound struct {
 	queue    *queue
 
 	packet   packet.Packet // the packet under way,
-	from     nat.Port      // where it came from,
+	from     nat.Link      // where it came from,
 	cutter   packet.Cutter // and what is left of it
 	cutting  bool
 	held     int // fragments that waited for it
@@ -118,7 +118,7 @@ func (o *outbound) next(now nat.Time) bool {
 	}
 	p.Parse(frame.Data) // Process drops what is malformed
 	p.SegmentSize = frame.SegmentSize
-	o.from = nat.Port(frame.Tunnel)
+	o.from = nat.Link(frame.Tunnel)
 	r := o.tap.Load()
 	if r != nil {
 		o.sight.take(r, p, frame.Data, o.from)
@@ -159,20 +159,20 @@ func (o *outbound) act(p *packet.Packet, v nat.Verdict, now nat.Time) {
 }
 
 // refuse tells the sender of p why it was dropped, where that is due.
-func (o *outbound) refuse(p *packet.Packet, to nat.Port, v nat.Verdict, now nat.Time) {
+func (o *outbound) refuse(p *packet.Packet, to nat.Link, v nat.Verdict, now nat.Time) {
 	if answer := o.engine.AppendError(o.scratch[:0], p, to, v, now); answer != nil {
 		o.reply(to, answer)
 		o.scratch = answer // grown, once
 	}
 }
 
-func (o *outbound) reply(to nat.Port, packet []byte) {
+func (o *outbound) reply(to nat.Link, packet []byte) {
 	o.other.generated.Add(1)
 	o.replies.Send(uint16(to), packet)
 }
 
 // deliver hands p to the gateway's own address.
-func (o *outbound) deliver(p *packet.Packet, from nat.Port, now nat.Time) {
+func (o *outbound) deliver(p *packet.Packet, from nat.Link, now nat.Time) {
 	if !answerEcho(p) {
 		o.drops[DropNoService].Add(1)
 		if r := o.tap.Load(); r != nil {

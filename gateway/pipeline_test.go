@@ -36,9 +36,9 @@ func newPipeline(t testing.TB) *pipeline {
 		c.Geneve.Nodes[i].Underlay = netip.AddrFrom4([4]byte{127, 0, 30, byte(2 + i)})
 	}
 	g := &Gateway{config: c, log: logrus.NewEntry(logrus.New())}
-	g.ports = g.ports.Assign(c.Geneve.Nodes)
+	g.links = g.links.Assign(c.Geneve.Nodes)
 	var err error
-	if g.engine, err = nat.New([16]byte{1}, c.NAT(g.ports, 0)); err != nil {
+	if g.engine, err = nat.New([16]byte{1}, c.NAT(g.links, 0)); err != nil {
 		t.Fatal(err)
 	}
 	n := c.Geneve.Nodes[0]
@@ -54,7 +54,7 @@ func newPipeline(t testing.TB) *pipeline {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { g.endpoint.Close() })
-	if err := g.endpoint.Apply(c.Tunnels(g.ports)); err != nil {
+	if err := g.endpoint.Apply(c.Tunnels(g.links)); err != nil {
 		t.Fatal(err)
 	}
 	g.connectPath(c)

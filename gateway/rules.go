@@ -8,7 +8,7 @@ import (
 )
 
 // link names a port.
-func (v *view) link(p nat.Port) string { return v.names[p] }
+func (v *view) link(p nat.Link) string { return v.names[p] }
 
 // Rules implements control.Source.
 func (s source) Rules(ctx context.Context, yield func(*control.Rule) bool) error {

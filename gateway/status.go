@@ -31,7 +31,7 @@ const silentTime = time.Minute
 func (s source) Status() control.Status {
 	g := s.g
 	g.mu.Lock()
-	c, ports := g.config, g.ports
+	c, links := g.config, g.links
 	g.mu.Unlock()
 	stats, tunnels, tunnel := g.engine.Stats(), g.endpoint.Stats(), g.wg.Stats()
 	up := time.Since(started)
@@ -40,7 +40,7 @@ func (s source) Status() control.Status {
 		Version: control.Version(ReadVersion()), PID: os.Getpid(), Started: time.Now().Add(-up).Round(time.Second), UptimeSeconds: seconds(up),
 		Findings: g.findingStatus(),
 		Tunnel:   g.tunnelStatus(c, &tunnel),
-		Nodes:    g.nodeStatus(c, ports),
+		Nodes:    g.nodeStatus(c, links),
 		Table: control.Table{
 			Connections: stats.Connections, Unreplied: stats.Unreplied, Max: stats.MaxConnections, Pressed: stats.Pressed,
 			Created: stats.Created, Expired: stats.Expired, Evicted: stats.Evicted, EarlyDropped: stats.EarlyDropped, Deleted: stats.Deleted,
@@ -89,10 +89,10 @@ func (g *Gateway) tunnelStatus(c *config.Config, s *wg.Stats) control.Tunnel {
 	return t
 }
 
-func (g *Gateway) nodeStatus(c *config.Config, ports config.Ports) []control.Node {
+func (g *Gateway) nodeStatus(c *config.Config, links config.Links) []control.Node {
 	nodes := make([]control.Node, 0, len(c.Geneve.Nodes))
 	for _, n := range c.Geneve.Nodes {
-		s, ok := g.endpoint.TunnelStats(uint16(ports.ByName[n.Name]))
+		s, ok := g.endpoint.TunnelStats(uint16(links.ByName[n.Name]))
 		if !ok {
 			continue // removed meanwhile
 		}

@@ -15,7 +15,7 @@ const (
 // probeTrains looks whether trains arrive, and tells what has changed.
 func (g *Gateway) probeTrains(now time.Duration) {
 	for _, change := range g.endpoint.ProbeTrains() {
-		entry := g.log.WithField("node", g.nodeName(nat.Port(change.Tunnel)))
+		entry := g.log.WithField("node", g.nodeName(nat.Link(change.Tunnel)))
 		if change.On {
 			entry.Info("trains arrive at the node again")
 		} else {
@@ -32,12 +32,12 @@ func (g *Gateway) probeTrains(now time.Duration) {
 	}
 }
 
-// nodeName returns the name of the node that has a port.
-func (g *Gateway) nodeName(port nat.Port) string {
+// nodeName returns the name of the node that has a link.
+func (g *Gateway) nodeName(link nat.Link) string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for name, p := range g.ports.ByName {
-		if p == port {
+	for name, p := range g.links.ByName {
+		if p == link {
 			return name
 		}
 	}

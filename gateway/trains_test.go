@@ -230,7 +230,7 @@ func TestNodeLosesTrains(t *testing.T) {
 	p.meet()
 	node := p.rome.nodes[0]
 	node.LoseTrains(true)
-	port := uint16(p.rome.ports.ByName["rome-1"])
+	port := uint16(p.rome.links.ByName["rome-1"])
 	for seconds := 0; ; seconds++ {
 		if s, _ := p.rome.endpoint.TunnelStats(port); !s.Train {
 			break
@@ -249,7 +249,7 @@ func TestNodeLosesTrains(t *testing.T) {
 	if s, _ := p.rome.endpoint.TunnelStats(port); s.LostTrains != 1 {
 		t.Errorf("%+v", s)
 	}
-	if s, _ := p.rome.endpoint.TunnelStats(uint16(p.rome.ports.ByName["rome-2"])); !s.Train {
+	if s, _ := p.rome.endpoint.TunnelStats(uint16(p.rome.links.ByName["rome-2"])); !s.Train {
 		t.Errorf("the other node: %+v", s)
 	}
 }

@@ -27,7 +27,7 @@ type watch struct {
 	knocker knocker
 	rules   map[string]uint64 // packets of each rule that refuses, at the last look
 	made    int64             // the last handshake
-	shown   []geneve.Presence // by nat.Port; room for the next look
+	shown   []geneve.Presence // by nat.Link; room for the next look
 	nodes   []health.Node     // likewise
 }
 
@@ -81,13 +81,13 @@ func (w *watch) findings(now time.Duration) []health.Finding {
 func (w *watch) observe(now time.Duration) *health.Observation {
 	g := w.g
 	g.mu.Lock()
-	c, ports := g.config, g.ports
+	c, links := g.config, g.links
 	g.mu.Unlock()
 	w.mu.Lock()
 	doubtPeer, doubtful := w.judge.Doubtful()
 	w.mu.Unlock()
 	o := &health.Observation{
-		Peer: w.peer(c), Nodes: w.presences(c, ports), Gateway: c.Geneve.GatewayAddress, Port: c.Geneve.ListenPort,
+		Peer: w.peer(c), Nodes: w.presences(c, links), Gateway: c.Geneve.GatewayAddress, Port: c.Geneve.ListenPort,
 		Remote: func(a netip.Addr) bool { return remote(c, a) },
 	}
 	if o.Peer.Handshake != w.made {
@@ -105,7 +105,7 @@ func (w *watch) observe(now time.Duration) *health.Observation {
 	g.endpoint.Signs(func(s *geneve.Sign) {
 		if sign, ok := signOf(s); ok {
 			if s.Reason != geneve.UnknownNode {
-				sign.Node = g.nodeName(nat.Port(s.Tunnel))
+				sign.Node = g.nodeName(nat.Link(s.Tunnel))
 			}
 			o.Signs = append(o.Signs, sign)
 		}
@@ -144,7 +144,7 @@ func (w *watch) peer(c *config.Config) health.Peer {
 }
 
 // presences returns what the nodes show of themselves, until it is called again.
-func (w *watch) presences(c *config.Config, ports config.Ports) []health.Node {
+func (w *watch) presences(c *config.Config, links config.Links) []health.Node {
 	clear(w.shown)
 	w.g.endpoint.Presences(func(p geneve.Presence) {
 		for len(w.shown) <= int(p.ID) {
@@ -156,8 +156,8 @@ func (w *watch) presences(c *config.Config, ports config.Ports) []health.Node {
 	for i := range c.Geneve.Nodes {
 		n := &c.Geneve.Nodes[i]
 		p := geneve.Presence{}
-		if port := int(ports.ByName[n.Name]); port < len(w.shown) {
-			p = w.shown[port]
+		if link := int(links.ByName[n.Name]); link < len(w.shown) {
+			p = w.shown[link]
 		}
 		w.nodes = append(w.nodes, health.Node{
 			Name: n.Name, Underlay: n.Underlay, Address: n.Address, VNI: uint32(n.VNI), Encap: encapName(n.Encap),

@@ -12,7 +12,7 @@ import (
 
 // witness is one dropped packet: where it came from, and its addresses.
 type witness struct {
-	in                  nat.Port
+	in                  nat.Link
 	source, destination netip.Addr
 }
 
@@ -23,7 +23,7 @@ func newWitnesses() []atomic.Pointer[witness] {
 
 // see keeps a packet that was dropped as an example of its reason, if there is none since
 // the last look: all but the first of a second cost a load.
-func (c *counters) see(p *packet.Packet, in nat.Port, r nat.Reason) {
+func (c *counters) see(p *packet.Packet, in nat.Link, r nat.Reason) {
 	if c.witnesses[r].Load() != nil {
 		return
 	}

@@ -139,7 +139,7 @@ type comparison struct {
 	routing         []nat.PolicyTable
 	limit           int // packets of a round
 	// record, if not nil, is told about each packet that fares equally to the last byte.
-	record func(now nat.Time, in nat.Port, b []byte, sent []output)
+	record func(now nat.Time, in nat.Link, b []byte, sent []output)
 }
 
 const (
@@ -191,7 +191,7 @@ func (c *comparison) round(m *maker, config *nat.Config) {
 }
 
 // one compares what becomes of one packet.
-func (c *comparison) one(engine *nat.Engine, kernel *oracle, f *flow, in nat.Port, b []byte) {
+func (c *comparison) one(engine *nat.Engine, kernel *oracle, f *flow, in nat.Link, b []byte) {
 	c.now = c.now.Add(time.Millisecond)
 	verdict, want := c.process(engine, in, b)
 	got, err := kernel.inject(in, b)
@@ -202,7 +202,7 @@ func (c *comparison) one(engine *nat.Engine, kernel *oracle, f *flow, in nat.Por
 	describe := func() string {
 		return fmt.Sprintf("packet at port %d:\n%s%v\nnft:\n%s\nrouting:\n%s", in, dump(b), viewOf(b), nftText(c.tables), routingText(c.routing))
 	}
-	if v, _ := nattest.Check(b); isError(v) && (len(got) != len(want) || len(want) > 0 && got[0].port != want[0].port) {
+	if v, _ := nattest.Check(b); isError(v) && (len(got) != len(want) || len(want) > 0 && got[0].link != want[0].link) {
 		c.counts["difference: the engine filters and routes an ICMP error as its connection, the kernel by its own addresses"]++
 		return
 	}
@@ -211,7 +211,7 @@ func (c *comparison) one(engine *nat.Engine, kernel *oracle, f *flow, in nat.Por
 			c.counts["difference: "+verdict.Reason.String()+": "+why]++
 			return
 		}
-		c.t.Errorf("the engine says %v %v, the kernel sends at port %d:\n%s%v\n%s", verdict.Action, verdict.Reason, got[0].port,
+		c.t.Errorf("the engine says %v %v, the kernel sends at link %d:\n%s%v\n%s", verdict.Action, verdict.Reason, got[0].link,
 			dump(got[0].bytes), viewOf(got[0].bytes), describe())
 		return
 	}
@@ -231,7 +231,7 @@ func (c *comparison) one(engine *nat.Engine, kernel *oracle, f *flow, in nat.Por
 	if len(got) != len(want) {
 		c.t.Errorf("the engine sends %d packets, the kernel %d\n%s", len(want), len(got), describe())
 		for _, x := range want {
-			c.t.Logf("engine at port %d: %v", x.port, viewOf(x.bytes))
+			c.t.Logf("engine at link %d: %v", x.link, viewOf(x.bytes))
 		}
 		return
 	}
@@ -243,13 +243,13 @@ func (c *comparison) one(engine *nat.Engine, kernel *oracle, f *flow, in nat.Por
 		return
 	}
 	for i := range want {
-		if oddMSS(want[i].bytes) && got[i].port == want[i].port && equalButTCPChecksum(got[i].bytes, want[i].bytes) {
+		if oddMSS(want[i].bytes) && got[i].link == want[i].link && equalButTCPChecksum(got[i].bytes, want[i].bytes) {
 			c.counts["difference: the kernel's checksum is wrong for an MSS option at an odd offset"]++
 			continue
 		}
-		if got[i].port != want[i].port || !equalPackets(got[i].bytes, want[i].bytes) {
-			c.t.Errorf("packet %d: the engine sends at port %d\n%s%v\nthe kernel at port %d\n%s%v\n%s", i, want[i].port, dump(want[i].bytes),
-				viewOf(want[i].bytes), got[i].port, dump(got[i].bytes), viewOf(got[i].bytes), describe())
+		if got[i].link != want[i].link || !equalPackets(got[i].bytes, want[i].bytes) {
+			c.t.Errorf("packet %d: the engine sends at link %d\n%s%v\nthe kernel at link %d\n%s%v\n%s", i, want[i].link, dump(want[i].bytes),
+				viewOf(want[i].bytes), got[i].link, dump(got[i].bytes), viewOf(got[i].bytes), describe())
 			return
 		}
 	}
@@ -269,11 +269,11 @@ func (c *comparison) one(engine *nat.Engine, kernel *oracle, f *flow, in nat.Por
 	if b[0]>>4 == 6 {
 		c.counts["  of them IPv6"]++
 	}
-	f.learn(in, want[0].port, want[0].bytes)
+	f.learn(in, want[0].link, want[0].bytes)
 }
 
 // process runs a packet through the engine.
-func (c *comparison) process(engine *nat.Engine, in nat.Port, b []byte) (nat.Verdict, []output) {
+func (c *comparison) process(engine *nat.Engine, in nat.Link, b []byte) (nat.Verdict, []output) {
 	var p packet.Packet
 	if r := p.Parse(slices.Clone(b)); r != packet.NoFault {
 		c.t.Fatalf("parse: %v\n%s%s", r, dump(b), viewOf(b))
@@ -303,7 +303,7 @@ func (c *comparison) wait(kernel *oracle, b []byte, sent []output, want int, lim
 			case idOf(o.bytes) == idOf(b):
 				got = append(got, o)
 			default:
-				c.t.Errorf("a packet of another time from the kernel at port %d:\n%s", o.port, dump(o.bytes))
+				c.t.Errorf("a packet of another time from the kernel at link %d:\n%s", o.link, dump(o.bytes))
 			}
 		}
 		if len(got) >= want || time.Now().After(deadline) {

@@ -39,16 +39,16 @@ func (m *maker) config() *nat.Config {
 		c.UnknownSource = oracleOwn[0].Addr()
 	}
 	c.MSSClamp = pick(m, nat.MSSAuto, nat.MSSAuto, nat.MSSOff, nat.MSSClamp(1200))
-	node := func() nat.Port { return pick(m, c.Nodes...).Port }
+	node := func() nat.Link { return pick(m, c.Nodes...).Link }
 	for _, p := range []string{
 		"10.1.0.0/20", "10.1.0.4/30", "10.1.0.5/32", "10.1.128.0/17", "10.9.32.0/20", "fd00:1::/64", "fd00:1::3/128", "fd00:1:0:1::/64",
 	} {
 		if maybe() {
-			c.Routes = append(c.Routes, nat.Route{Prefix: netip.MustParsePrefix(p), Port: node()})
+			c.Routes = append(c.Routes, nat.Route{Prefix: netip.MustParsePrefix(p), Link: node()})
 		}
 	}
 	for _, n := range c.Nodes {
-		c.Routes = append(c.Routes, nat.Route{Prefix: netip.PrefixFrom(n.Address, 32), Port: n.Port})
+		c.Routes = append(c.Routes, nat.Route{Prefix: netip.PrefixFrom(n.Address, 32), Link: n.Link})
 	}
 	if maybe() {
 		c.Addresses = append(c.Addresses,
@@ -78,7 +78,7 @@ func planOf(c *nat.Config) plan {
 	var p plan
 	host := func(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 	for _, n := range c.Nodes {
-		p.nodes = append(p.nodes, n.Port)
+		p.nodes = append(p.nodes, n.Link)
 		p.nodeSources = append(p.nodeSources, host(n.Address))
 	}
 	for _, r := range c.Routes {

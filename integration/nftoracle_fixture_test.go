@@ -105,9 +105,9 @@ func newRecorder(t *testing.T, c *nat.Config) *recorder {
 }
 
 // write records a packet and what the kernel made of it.
-func (r *recorder) write(now nat.Time, in nat.Port, b []byte, sent []output) {
-	packet := func(port nat.Port, side int, b []byte) {
-		at := slices.IndexFunc(r.devices, func(d oracleDevice) bool { return d.port == port })
+func (r *recorder) write(now nat.Time, in nat.Link, b []byte, sent []output) {
+	packet := func(link nat.Link, side int, b []byte) {
+		at := slices.IndexFunc(r.devices, func(d oracleDevice) bool { return d.link == link })
 		err := r.writer.WritePacket(gopacket.CaptureInfo{
 			Timestamp: time.Unix(0, int64(now)).UTC(), CaptureLength: len(b), Length: len(b), InterfaceIndex: 2*at + side,
 		}, b)
@@ -117,7 +117,7 @@ func (r *recorder) write(now nat.Time, in nat.Port, b []byte, sent []output) {
 	}
 	packet(in, 0, b)
 	for _, o := range sent {
-		packet(o.port, 1, o.bytes)
+		packet(o.link, 1, o.bytes)
 	}
 }
 

@@ -21,7 +21,7 @@ import (
 // oracleDevice is a TUN device of the oracle, which stands for a port of the engine.
 type oracleDevice struct {
 	name    string
-	port    nat.Port
+	link    nat.Link
 	address string // what masquerade and the kernel's own messages use
 }
 
@@ -44,7 +44,7 @@ func oracleDevicesOf(c *nat.Config) []oracleDevice {
 		if name == "" {
 			name = n.Name
 		}
-		all = append(all, oracleDevice{name, n.Port, host(c.GatewayAddress)})
+		all = append(all, oracleDevice{name, n.Link, host(c.GatewayAddress)})
 	}
 	return all
 }
@@ -229,13 +229,13 @@ func (o *oracle) loadRouting(t *nat.PolicyTable, table int) error {
 
 // An output is a packet that the kernel sent, and where.
 type output struct {
-	port  nat.Port
+	link  nat.Link
 	bytes []byte
 }
 
 // inject gives the kernel a packet that comes in at port, and returns what the kernel has sent by the time that it has taken it.
-func (o *oracle) inject(port nat.Port, b []byte) ([]output, error) {
-	at := slices.IndexFunc(o.devices, func(d oracleDevice) bool { return d.port == port })
+func (o *oracle) inject(link nat.Link, b []byte) ([]output, error) {
+	at := slices.IndexFunc(o.devices, func(d oracleDevice) bool { return d.link == link })
 	if _, err := unix.Write(o.files[at], b); err != nil {
 		return nil, err
 	}
@@ -255,7 +255,7 @@ func (o *oracle) drain() ([]output, error) {
 			if err != nil {
 				return nil, err
 			}
-			all = append(all, output{o.devices[i].port, slices.Clone(buf[:n])})
+			all = append(all, output{o.devices[i].link, slices.Clone(buf[:n])})
 		}
 	}
 	return all, nil

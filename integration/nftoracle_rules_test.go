@@ -44,7 +44,7 @@ func oracleConfig() *nat.Config {
 			nat.RemoteCIDR{Real: oracleExternal[i], Remapped: oracleAlias[i], External: true})
 	}
 	for i, d := range oracleDevices[1:] {
-		c.Nodes = append(c.Nodes, nat.Node{Port: d.port, Name: fmt.Sprint("node-", i), Device: d.name, Address: netip.AddrFrom4([4]byte{10, 80, 0, byte(10 + i)})})
+		c.Nodes = append(c.Nodes, nat.Node{Link: d.link, Name: fmt.Sprint("node-", i), Device: d.name, Address: netip.AddrFrom4([4]byte{10, 80, 0, byte(10 + i)})})
 	}
 	return c
 }
@@ -60,7 +60,7 @@ type maker struct {
 // A plan says which addresses packets have; a prefix that is there twice comes twice as often.
 type plan struct {
 	onlyIPv4                          bool
-	nodes                             []nat.Port
+	nodes                             []nat.Link
 	nodeSources, nodeDestinations     []netip.Prefix
 	tunnelSources, tunnelDestinations []netip.Prefix
 }
@@ -81,7 +81,7 @@ func oraclePlan() plan {
 		tunnelDestinations: both(oraclePods, oraclePods, oracleOwn, oracleOutside),
 	}
 	for _, d := range oracleDevices[1:] {
-		p.nodes = append(p.nodes, d.port)
+		p.nodes = append(p.nodes, d.link)
 	}
 	return p
 }

@@ -11,7 +11,7 @@ import (
 
 // An end is where the packets of one direction of a flow start, as that side sees the flow.
 type end struct {
-	port         nat.Port // of the device that they come in at
+	link         nat.Link // of the device that they come in at
 	src, dst     netip.Addr
 	sport, dport uint16
 	last         []byte // what last came out at this side, as ICMP errors quote it
@@ -56,10 +56,10 @@ func (m *maker) newFlow(number int) *flow {
 	e := &f.ends[0]
 	e.open = true
 	if m.IntN(2) == 0 {
-		e.port = nat.Tunnel
+		e.link = nat.Tunnel
 		e.src, e.dst = m.from(m.plan.tunnelSources, f.v6), m.from(m.plan.tunnelDestinations, f.v6)
 	} else {
-		e.port = pick(m, m.plan.nodes...)
+		e.link = pick(m, m.plan.nodes...)
 		e.src, e.dst = m.from(m.plan.nodeSources, f.v6), m.from(m.plan.nodeDestinations, f.v6)
 	}
 	e.sport, e.dport = uint16(1024+number), pick(m, uint16(80), 443, 53, 8080)
@@ -151,7 +151,7 @@ func (m *maker) script(protocol uint8) []flowStep {
 }
 
 // next returns the flow's next packet with where it comes in, or nil when the flow is over.
-func (m *maker) next(f *flow, id uint16) (nat.Port, []byte) {
+func (m *maker) next(f *flow, id uint16) (nat.Link, []byte) {
 	for ; f.step < len(f.script); f.step++ {
 		s := f.script[f.step]
 		e := &f.ends[s.from]
@@ -164,9 +164,9 @@ func (m *maker) next(f *flow, id uint16) (nat.Port, []byte) {
 		}
 		f.step++
 		if s.icmpErr {
-			return e.port, m.icmpError(f, e, id)
+			return e.link, m.icmpError(f, e, id)
 		}
-		return e.port, m.packet(f, s, e, id)
+		return e.link, m.packet(f, s, e, id)
 	}
 	return 0, nil
 }
@@ -238,7 +238,7 @@ func (m *maker) icmpError(f *flow, e *end, id uint16) []byte {
 	router := e.src // as the answers of this end have it
 	if m.IntN(3) > 0 {
 		sources := m.plan.nodeSources
-		if e.port == nat.Tunnel {
+		if e.link == nat.Tunnel {
 			sources = m.plan.tunnelSources
 		}
 		router = m.from(sources, f.v6)
@@ -262,19 +262,19 @@ func (m *maker) icmpError(f *flow, e *end, id uint16) []byte {
 }
 
 // learn takes what came out of the gateway into the flow: the other end can answer.
-func (f *flow) learn(in, out nat.Port, sent []byte) {
+func (f *flow) learn(in, out nat.Link, sent []byte) {
 	v, err := nattest.Check(sent)
 	if err != nil || isError(v) || v.Offset > 0 || v.MF {
 		return
 	}
 	from := 0
-	if f.ends[1].open && f.ends[1].port == in && f.script[f.step-1].from == 1 {
+	if f.ends[1].open && f.ends[1].link == in && f.script[f.step-1].from == 1 {
 		from, f.answered = 1, true
 	}
 	other := &f.ends[1-from]
 	other.last = sent
 	if from == 0 && !other.open {
-		*other = end{port: out, src: v.Destination, dst: v.Source, sport: v.DestinationPort, dport: v.SourcePort, last: sent, open: true}
+		*other = end{link: out, src: v.Destination, dst: v.Source, sport: v.DestinationPort, dport: v.SourcePort, last: sent, open: true}
 		if f.protocol == protoOther {
 			other.sport, other.dport = f.ends[0].dport, f.ends[0].sport
 		}
@@ -282,8 +282,8 @@ func (f *flow) learn(in, out nat.Port, sent []byte) {
 }
 
 // moved reports whether the flow's packets went out elsewhere before, while a rule masquerades.
-func (f *flow) moved(tables []nat.Table, out nat.Port) bool {
-	return f.ends[1].open && f.ends[1].port != out && slices.ContainsFunc(tables, func(t nat.Table) bool {
+func (f *flow) moved(tables []nat.Table, out nat.Link) bool {
+	return f.ends[1].open && f.ends[1].link != out && slices.ContainsFunc(tables, func(t nat.Table) bool {
 		return slices.ContainsFunc(t.Chains, func(c nat.Chain) bool {
 			return slices.ContainsFunc(c.Rules, func(r nat.Rule) bool { return r.Action == nat.ActionMasquerade })
 		})

@@ -62,7 +62,7 @@ func checkSite(t *testing.T, s *Site, checked *nat.Config) {
 	t.Helper()
 	var nodes []nat.Node
 	for i, n := range s.Nodes {
-		nodes = append(nodes, nat.Node{Port: nat.Port(i + 1), Name: n.Name, Address: n.Address, Device: n.Device})
+		nodes = append(nodes, nat.Node{Link: nat.Link(i + 1), Name: n.Name, Address: n.Address, Device: n.Device})
 	}
 	if !slices.Equal(nodes, checked.Nodes) {
 		t.Errorf("nodes %v, want %v", nodes, checked.Nodes)

@@ -13,7 +13,7 @@ import (
 type liveGateway struct {
 	t      *testing.T
 	engine *nat.Engine
-	ports  config.Ports
+	links  config.Links
 	self   Self
 }
 
@@ -22,8 +22,8 @@ func (g *liveGateway) take(s *State) {
 	c := s.Changes()
 	if c.Site != nil {
 		all := c.Site.Config(baseOf(g.self.Remote))
-		g.ports = g.ports.Assign(all.Geneve.Nodes)
-		if err := g.engine.Apply(all.NAT(g.ports, 0)); err != nil {
+		g.links = g.links.Assign(all.Geneve.Nodes)
+		if err := g.engine.Apply(all.NAT(g.links, 0)); err != nil {
 			g.t.Fatal(err)
 		}
 	}
@@ -46,12 +46,12 @@ type flow struct {
 
 // passes reports whether both directions of a flow pass, as they should.
 func (g *liveGateway) passes(f flow) error {
-	v, out := send(g.t, g.engine, g.ports.ByName[f.node], udp(f.pod, remotePodHere, f.port, 80))
+	v, out := send(g.t, g.engine, g.links.ByName[f.node], udp(f.pod, remotePodHere, f.port, 80))
 	if v.Action != nat.Forward || out.Source.String() != f.pod || out.Destination.String() != remotePod {
 		return fmt.Errorf("outbound %v %v, %s > %s", v.Action, v.Reason, out.Source, out.Destination)
 	}
 	v, in := send(g.t, g.engine, nat.Tunnel, udp(remotePod, f.pod, 80, f.port))
-	if v.Action != nat.Forward || in.Source.String() != remotePodHere || in.Destination.String() != f.pod || v.Out != g.ports.ByName[f.node] {
+	if v.Action != nat.Forward || in.Source.String() != remotePodHere || in.Destination.String() != f.pod || v.Out != g.links.ByName[f.node] {
 		return fmt.Errorf("inbound %v %v, %s > %s to %d", v.Action, v.Reason, in.Source, in.Destination, v.Out)
 	}
 	return nil
@@ -62,7 +62,7 @@ func (g *liveGateway) passes(f flow) error {
 func TestEachResourceGoesAndComes(t *testing.T) {
 	self := gatewayOf("cluster-b")
 	objects := loadCapture(t, captures[0])
-	e, err := nat.New([16]byte{1}, new(Site).Config(baseOf(self.Remote)).NAT(config.Ports{}, 0))
+	e, err := nat.New([16]byte{1}, new(Site).Config(baseOf(self.Remote)).NAT(config.Links{}, 0))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,7 +15,7 @@ import (
 const start = nat.Time(time.Hour)
 
 // The nodes of every capture.
-const portN1, portN2 = nat.Port(1), nat.Port(2)
+const linkN1, linkN2 = nat.Link(1), nat.Link(2)
 
 // engine returns one that works as g was told, and is told the rules piece by piece.
 func (g *fakeGateway) engine(t testing.TB, self Self) *nat.Engine {
@@ -25,7 +25,7 @@ func (g *fakeGateway) engine(t testing.TB, self Self) *nat.Engine {
 		base.WireGuard.Role = config.Client
 	}
 	c := g.site.Config(base)
-	e, err := nat.New([16]byte{1}, c.NAT(config.Ports{}.Assign(c.Geneve.Nodes), 0))
+	e, err := nat.New([16]byte{1}, c.NAT(config.Links{}.Assign(c.Geneve.Nodes), 0))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,7 +53,7 @@ func udp(source, destination string, from, to uint16) nattest.IP {
 }
 
 // send returns the verdict and what goes on, as "source > destination".
-func send(t *testing.T, e *nat.Engine, in nat.Port, p nattest.IP) (nat.Verdict, nattest.View) {
+func send(t *testing.T, e *nat.Engine, in nat.Link, p nattest.IP) (nat.Verdict, nattest.View) {
 	t.Helper()
 	work := bytes.Clone(p.Bytes())
 	var parsed packet.Packet
@@ -72,7 +72,7 @@ func send(t *testing.T, e *nat.Engine, in nat.Port, p nattest.IP) (nat.Verdict, 
 	return v, view
 }
 
-func expectSent(t *testing.T, e *nat.Engine, in nat.Port, p nattest.IP, source, destination string, out nat.Port) {
+func expectSent(t *testing.T, e *nat.Engine, in nat.Link, p nattest.IP, source, destination string, out nat.Link) {
 	t.Helper()
 	v, view := send(t, e, in, p)
 	if v.Action != nat.Forward || v.Out != out || view.Source.String() != source || view.Destination.String() != destination {
@@ -81,7 +81,7 @@ func expectSent(t *testing.T, e *nat.Engine, in nat.Port, p nattest.IP, source, 
 	}
 }
 
-func expectDropped(t *testing.T, e *nat.Engine, in nat.Port, p nattest.IP, want nat.Reason) {
+func expectDropped(t *testing.T, e *nat.Engine, in nat.Link, p nattest.IP, want nat.Reason) {
 	t.Helper()
 	if v, _ := send(t, e, in, p); v.Action != nat.Drop || v.Reason != want {
 		t.Errorf("%s > %s from %d: %v %v, want drop %v", p.Source, p.Destination, in, v.Action, v.Reason, want)
@@ -98,24 +98,24 @@ const (
 
 func TestSourceWithoutRouteBackGetsUAndIsPinned(t *testing.T) {
 	e := capturedEngine(t, gatewayOf("cluster-b"))
-	expectSent(t, e, portN2, udp(nodeOfItsOwn, remotePodHere, 4000, 80), unknownAddress, remotePod, nat.Tunnel)
-	expectSent(t, e, nat.Tunnel, udp(remotePod, unknownAddress, 80, 4000), remotePodHere, nodeOfItsOwn, portN2)
+	expectSent(t, e, linkN2, udp(nodeOfItsOwn, remotePodHere, 4000, 80), unknownAddress, remotePod, nat.Tunnel)
+	expectSent(t, e, nat.Tunnel, udp(remotePod, unknownAddress, 80, 4000), remotePodHere, nodeOfItsOwn, linkN2)
 	// A client of another node has the same address, as seen from there: its answers go there.
-	expectSent(t, e, portN1, udp(nodeOfItsOwn, remotePodHere, 4001, 80), unknownAddress, remotePod, nat.Tunnel)
-	expectSent(t, e, nat.Tunnel, udp(remotePod, unknownAddress, 80, 4001), remotePodHere, nodeOfItsOwn, portN1)
+	expectSent(t, e, linkN1, udp(nodeOfItsOwn, remotePodHere, 4001, 80), unknownAddress, remotePod, nat.Tunnel)
+	expectSent(t, e, nat.Tunnel, udp(remotePod, unknownAddress, 80, 4001), remotePodHere, nodeOfItsOwn, linkN1)
 }
 
 func TestSourceWithRouteBackIsLeftAlone(t *testing.T) {
 	e := capturedEngine(t, gatewayOf("cluster-b"))
-	expectSent(t, e, portN2, udp(podN2, remotePodHere, 4000, 80), podN2, remotePod, nat.Tunnel)
+	expectSent(t, e, linkN2, udp(podN2, remotePodHere, 4000, 80), podN2, remotePod, nat.Tunnel)
 	// Its answers follow the route, not the node that it came from.
-	expectSent(t, e, portN1, udp(podN2, remotePodHere, 4001, 80), podN2, remotePod, nat.Tunnel)
-	expectSent(t, e, nat.Tunnel, udp(remotePod, podN2, 80, 4001), remotePodHere, podN2, portN2)
+	expectSent(t, e, linkN1, udp(podN2, remotePodHere, 4001, 80), podN2, remotePod, nat.Tunnel)
+	expectSent(t, e, nat.Tunnel, udp(remotePod, podN2, 80, 4001), remotePodHere, podN2, linkN2)
 }
 
 func TestLiqosOwnMarksWin(t *testing.T) {
 	e := capturedEngine(t, gatewayOf("cluster-b"))
-	for port, node := range []nat.Port{portN1, portN2} {
+	for port, node := range []nat.Link{linkN1, linkN2} {
 		from := uint16(5000 + port)
 		expectSent(t, e, node, udp(unknownAddress, remotePodHere, from, 80), unknownAddress, remotePod, nat.Tunnel)
 		expectSent(t, e, nat.Tunnel, udp(remotePod, unknownAddress, 80, from), remotePodHere, unknownAddress, node)
@@ -126,7 +126,7 @@ func TestLiqosOwnMarksWin(t *testing.T) {
 func TestUnknownSourceIsKeptAsTheKernelDoes(t *testing.T) {
 	self := gatewayOf("cluster-b")
 	self.KeepUnknown = true
-	expectSent(t, capturedEngine(t, self), portN2, udp(nodeOfItsOwn, remotePodHere, 4000, 80), nodeOfItsOwn, remotePod, nat.Tunnel)
+	expectSent(t, capturedEngine(t, self), linkN2, udp(nodeOfItsOwn, remotePodHere, 4000, 80), nodeOfItsOwn, remotePod, nat.Tunnel)
 }
 
 func TestSourcesAreAdmittedByRoutes(t *testing.T) {
@@ -136,20 +136,20 @@ func TestSourcesAreAdmittedByRoutes(t *testing.T) {
 		if remote == "cluster-c" {
 			good, seen = "10.245.3.4", "10.245.3.4"
 		}
-		expectSent(t, e, nat.Tunnel, udp(good, podN1, 7, 80), seen, podN1, portN1)
+		expectSent(t, e, nat.Tunnel, udp(good, podN1, 7, 80), seen, podN1, linkN1)
 		expectDropped(t, e, nat.Tunnel, udp("10.99.0.1", podN1, 7, 80), nat.ReasonBadSource)
-		expectDropped(t, e, portN1, udp(seen, podN2, 7, 80), nat.ReasonBadSource)
+		expectDropped(t, e, linkN1, udp(seen, podN2, 7, 80), nat.ReasonBadSource)
 	}
 }
 
 // The remote cluster knows a pod that reports an error, but not a node.
 func TestErrorsOfPodsKeepTheirSource(t *testing.T) {
 	e := capturedEngine(t, gatewayOf("cluster-b"))
-	expectSent(t, e, nat.Tunnel, udp(remotePod, podN1, 7, 80), remotePodHere, podN1, portN1)
+	expectSent(t, e, nat.Tunnel, udp(remotePod, podN1, 7, 80), remotePodHere, podN1, linkN1)
 	arrived := udp(remotePodHere, podN1, 7, 80)
 	for source, want := range map[string]string{podN1: podN1, "192.0.2.11": unknownAddress} {
 		unreachable := nattest.IP{Source: source, Destination: remotePodHere, Body: nattest.ICMP{Type: 3, Code: 3, Payload: arrived.Bytes()}}
-		expectSent(t, e, portN1, unreachable, want, remotePod, nat.Tunnel)
+		expectSent(t, e, linkN1, unreachable, want, remotePod, nat.Tunnel)
 	}
 }
 
@@ -167,8 +167,8 @@ func TestTablesOfOneName(t *testing.T) {
 	e := capturedEngine(t, gatewayOf("cluster-b"), drops...)
 	expectDropped(t, e, nat.Tunnel, udp(remotePod, podN1, 7, 80), nat.ReasonFiltered)
 	expectDropped(t, e, nat.Tunnel, udp(remotePod, podN1, 7, 81), nat.ReasonFiltered)
-	expectSent(t, e, nat.Tunnel, udp(remotePod, podN1, 7, 82), remotePodHere, podN1, portN1)
-	expectSent(t, e, portN1, udp(podN1, remotePodHere, 7, 80), podN1, remotePod, nat.Tunnel)
+	expectSent(t, e, nat.Tunnel, udp(remotePod, podN1, 7, 82), remotePodHere, podN1, linkN1)
+	expectSent(t, e, linkN1, udp(podN1, remotePodHere, 7, 80), podN1, remotePod, nat.Tunnel)
 }
 
 const routeText = `{kind: RouteConfiguration, metadata: {name: user, namespace: default, uid: r, creationTimestamp: "2026-11-21T00:00:00Z",
@@ -179,7 +179,7 @@ const routeText = `{kind: RouteConfiguration, metadata: {name: user, namespace: 
 // Of several next hops, the one that leads to the tunnel is taken, and what it leads to may send.
 func TestNextHops(t *testing.T) {
 	e := capturedEngine(t, gatewayOf("cluster-b"), object(t, routeText))
-	expectSent(t, e, portN1, udp(podN1, "172.16.0.9", 7, 80), podN1, "172.16.0.9", nat.Tunnel)
-	expectSent(t, e, nat.Tunnel, udp("172.16.0.9", podN1, 80, 7), "172.16.0.9", podN1, portN1)
-	expectSent(t, e, nat.Tunnel, udp("172.16.0.10", podN1, 80, 7), "172.16.0.10", podN1, portN1)
+	expectSent(t, e, linkN1, udp(podN1, "172.16.0.9", 7, 80), podN1, "172.16.0.9", nat.Tunnel)
+	expectSent(t, e, nat.Tunnel, udp("172.16.0.9", podN1, 80, 7), "172.16.0.9", podN1, linkN1)
+	expectSent(t, e, nat.Tunnel, udp("172.16.0.10", podN1, 80, 7), "172.16.0.10", podN1, linkN1)
 }

@@ -9,16 +9,16 @@ import (
 // maxAffected is how many prefixes are told apart before a commit is said to concern all connections.
 const maxAffected = 1 << 12
 
-// An Affected says which connections a commit concerns: those with an address in Prefixes, a port in Ports or a mark in Marks.
+// An Affected says which connections a commit concerns: those with an address in Prefixes, a link in Links or a mark in Marks.
 type Affected struct {
 	All      bool
 	Prefixes bart.Lite
-	Ports    map[Port]struct{}
+	Links    map[Link]struct{}
 	Marks    map[uint32]struct{}
 }
 
 func newAffected(all bool) *Affected {
-	return &Affected{All: all, Ports: map[Port]struct{}{}, Marks: map[uint32]struct{}{}}
+	return &Affected{All: all, Links: map[Link]struct{}{}, Marks: map[uint32]struct{}{}}
 }
 
 func (a *Affected) prefix(p netip.Prefix) {
@@ -31,9 +31,9 @@ func (a *Affected) prefix(p netip.Prefix) {
 	}
 }
 
-func (a *Affected) port(p Port) {
+func (a *Affected) link(p Link) {
 	if !a.All {
-		a.Ports[p] = struct{}{}
+		a.Links[p] = struct{}{}
 	}
 }
 
@@ -44,7 +44,7 @@ func (a *Affected) rule(r *rule) {
 	case k.prefix.IsValid():
 		a.prefix(k.prefix)
 	case k.device == fieldIn, k.device == fieldOut:
-		a.port(k.port)
+		a.link(k.link)
 	default:
 		*a = Affected{All: true}
 	}
@@ -70,7 +70,7 @@ func (s *Set) concern(a *Affected, p *piece) {
 		a.prefix(netip.PrefixFrom(p.service.config.Address, p.service.config.Address.BitLen()))
 	}
 	if d := p.resource.Device; d != nil {
-		a.port(d.Port)
+		a.link(d.Link)
 	}
 }
 
@@ -97,10 +97,10 @@ func (a *Affected) concerns(c *conn) bool {
 	}
 	for d := range c.tuples {
 		t := &c.tuples[d]
-		if _, ok := a.Ports[t.Link]; ok {
+		if _, ok := a.Links[t.Link]; ok {
 			return true
 		}
-		if _, ok := a.Ports[c.out[d]]; ok {
+		if _, ok := a.Links[c.out[d]]; ok {
 			return true
 		}
 		if a.Prefixes.Contains(t.Source()) || a.Prefixes.Contains(t.Destination()) {

@@ -12,7 +12,7 @@ import (
 	"culvert/nat/packet"
 )
 
-func send(e *Engine, in Port, source, destination netip.Addr, sourcePort, destinationPort uint16) (Verdict, []byte) {
+func send(e *Engine, in Link, source, destination netip.Addr, sourcePort, destinationPort uint16) (Verdict, []byte) {
 	b := nattest.IP{
 		Source: source.String(), Destination: destination.String(), TTL: 9,
 		Body: nattest.UDP{SourcePort: sourcePort, DestinationPort: destinationPort},
@@ -37,9 +37,9 @@ func TestChangeConcernsFew(t *testing.T) {
 			t.Helper()
 			for i := range n {
 				for _, p := range []struct {
-					in       Port
+					in       Link
 					from, to netip.Addr
-				}{{Tunnel, addr("10.1.2.6"), mapped(i)}, {Port(i%30 + 1), pod(i), addr("10.129.2.6")}} {
+				}{{Tunnel, addr("10.1.2.6"), mapped(i)}, {Link(i%30 + 1), pod(i), addr("10.129.2.6")}} {
 					e.scratch.tr.in = anyNode // a traversal overwrites it
 					v, _ := send(e, p.in, p.from, p.to, 4000, 53)
 					if e.scratch.tr.in != anyNode {
@@ -164,7 +164,7 @@ func alter(r *rand.Rand, c *Config, marks bool) string {
 	case 1:
 		m := &c.Addresses[r.IntN(len(c.Addresses))]
 		if m.Via = 0; r.IntN(2) == 0 {
-			m.Via = c.Nodes[r.IntN(len(c.Nodes))].Port
+			m.Via = c.Nodes[r.IntN(len(c.Nodes))].Link
 		}
 		return "via"
 	case 2:
@@ -177,12 +177,12 @@ func alter(r *rand.Rand, c *Config, marks bool) string {
 		c.Nodes[0].Device, c.Nodes[1].Device = c.Nodes[1].device(), c.Nodes[0].device()
 		return "node device"
 	case 5:
-		c.Routes[r.IntN(len(c.Routes))].Port = c.Nodes[r.IntN(len(c.Nodes))].Port
+		c.Routes[r.IntN(len(c.Routes))].Link = c.Nodes[r.IntN(len(c.Nodes))].Link
 		return "route"
 	case 6:
 		b := &c.Services[0].Backends[r.IntN(2)]
 		if b.Address = addr("10.200.1.5"); r.IntN(2) == 0 {
-			b.Address, b.Via = host(), c.Nodes[0].Port
+			b.Address, b.Via = host(), c.Nodes[0].Link
 		}
 		c.Services[0].OnRemoval = OnRemoval(r.IntN(2))
 		return "backend"
@@ -255,7 +255,7 @@ func TestAffectedIsAllThatIsConcerned(t *testing.T) {
 		}
 		all, _ := New([16]byte{}, c)
 		type packet struct {
-			in                          Port
+			in                          Link
 			from, to                    netip.Addr
 			sourcePort, destinationPort uint16
 		}

@@ -17,7 +17,7 @@ func TestReturnPath(t *testing.T) {
 	_, clientOut, _ := forwarded(t, e, node1, client.Bytes(), start)
 	returned(t, e, pod, node1, podOut, nat.Tunnel, start)
 	c := rome()
-	c.Routes[0].Port, c.Routes[1].Port = node2, node1 // the pod CIDR moves
+	c.Routes[0].Link, c.Routes[1].Link = node2, node1 // the pod CIDR moves
 	if err := e.Apply(c); err != nil {
 		t.Fatal(err)
 	}
@@ -41,8 +41,8 @@ func TestEviction(t *testing.T) {
 		{"the mapping", func(c *nat.Config) { c.Addresses = nil }, 3},
 		{"the mapped host", func(c *nat.Config) { c.Addresses[0].Internal = address("192.0.2.99") }, 3},
 		{"the node of the client", func(c *nat.Config) {
-			c.Nodes[0].Port = 9
-			c.Routes[0].Port, c.Routes[2].Port, c.Routes[3].Port, c.Routes[6].Port = node2, node2, node2, node2
+			c.Nodes[0].Link = 9
+			c.Routes[0].Link, c.Routes[2].Link, c.Routes[3].Link, c.Routes[6].Link = node2, node2, node2, node2
 		}, 2},
 		{"the pod's route", func(c *nat.Config) { c.Routes[1].Prefix = prefix("10.200.8.0/23") }, 3},
 		{"U", func(c *nat.Config) { c.UnknownSource = address("10.70.0.1") }, 3},
@@ -52,7 +52,7 @@ func TestEviction(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			e := engine(t, base)
-			for p, in := range map[*nattest.IP]nat.Port{&podCIDR: node1, &client: node1, &host: nat.Tunnel, &inbound: nat.Tunnel} {
+			for p, in := range map[*nattest.IP]nat.Link{&podCIDR: node1, &client: node1, &host: nat.Tunnel, &inbound: nat.Tunnel} {
 				forwarded(t, e, in, p.Bytes(), start)
 			}
 			c := rome()

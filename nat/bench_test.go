@@ -78,7 +78,7 @@ type stream struct {
 	v6 bool
 }
 
-func newStream(v6 bool, in nat.Port) stream {
+func newStream(v6 bool, in nat.Link) stream {
 	p := tcp("10.200.1.0", "10.71.0.1", 1, 443, nattest.ACK, "")
 	if v6 {
 		p.Source, p.Destination = "fd00:200:0:1::1", "fd00:71:0:4000::1"
@@ -94,7 +94,7 @@ func newStream(v6 bool, in nat.Port) stream {
 }
 
 // packet writes packet i to work: the low 16 bits of i are the pod's port, the others count the remote pods.
-func (s *stream) packet(work []byte, i int, in nat.Port) []byte {
+func (s *stream) packet(work []byte, i int, in nat.Link) []byte {
 	b := work[:copy(work, s.b)]
 	host, port := 18, 20 // of the remote pod, of the local port
 	if in == nat.Tunnel {
@@ -142,7 +142,7 @@ func load(b *testing.B, e *nat.Engine, n int, v6 bool) {
 	}
 }
 
-func benchmarkEstablished(b *testing.B, n int, v6 bool, in nat.Port, pick func() int) {
+func benchmarkEstablished(b *testing.B, n int, v6 bool, in nat.Link, pick func() int) {
 	e := engine(b, func(c *nat.Config) { c.MaxConnections = 4 * n })
 	load(b, e, n, v6)
 	s := newStream(v6, in)
@@ -176,8 +176,8 @@ func BenchmarkBuild(b *testing.B) {
 func BenchmarkEstablished(b *testing.B) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for _, v6 := range []bool{false, true} {
-		for _, in := range []nat.Port{node1, nat.Tunnel} {
-			name := map[bool]string{false: "IPv4", true: "IPv6"}[v6] + map[nat.Port]string{node1: "/outbound", nat.Tunnel: "/inbound"}[in]
+		for _, in := range []nat.Link{node1, nat.Tunnel} {
+			name := map[bool]string{false: "IPv4", true: "IPv6"}[v6] + map[nat.Link]string{node1: "/outbound", nat.Tunnel: "/inbound"}[in]
 			b.Run(name+"/1000", func(b *testing.B) {
 				benchmarkEstablished(b, 1000, v6, in, func() int { return r.IntN(1000) })
 			})

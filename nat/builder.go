@@ -28,7 +28,7 @@ type piece struct {
 // A mention is a device, by name, or a neighbour, by address, that a piece names, and the port that it has led to.
 type mention struct {
 	what any
-	port Port
+	link Link
 }
 
 // A builder compiles one resource, and collects everything that is wrong with it.
@@ -98,12 +98,12 @@ func given(place, n int) int32 {
 	return -1
 }
 
-// port returns the port of a device by name or of a neighbour by address, unknownPort while there is none.
-func (b *builder) port(what any) Port {
+// port returns the link of a device by name or of a neighbour by address, unknownLink while there is none.
+func (b *builder) link(what any) Link {
 	if d := b.piece.resource.Device; d != nil && (what == any(d.Name) || what == any(d.Address)) {
-		return d.Port
+		return d.Link
 	}
-	p := b.draft.port(what)
+	p := b.draft.link(what)
 	if p != Tunnel && p != firstNode {
 		b.piece.mentions = append(b.piece.mentions, mention{what, p})
 	}
@@ -343,7 +343,7 @@ func (b *builder) addRouting(t *PolicyTable) {
 		}
 		compiled := &policyRule{
 			name: t.Name + "/" + strconv.Itoa(i+1), priority: r.Priority, given: r.Priority,
-			origin: b.origin, number: int32(len(b.piece.routing)), table: b.table, class: classOf(anyPort, r.Mark), source: r.Source,
+			origin: b.origin, number: int32(len(b.piece.routing)), table: b.table, class: classOf(anyLink, r.Mark), source: r.Source,
 		}
 		if r.Source.IsValid() {
 			compiled.source = r.Source.Masked() // unlike nftables, a policy rule ignores host bits
@@ -353,8 +353,8 @@ func (b *builder) addRouting(t *PolicyTable) {
 	for i := range t.Rules {
 		r, compiled := &t.Rules[i], b.piece.routing[first+i]
 		if r.In != "" {
-			in := b.port(r.In)
-			if in == unknownPort {
+			in := b.link(r.In)
+			if in == unknownLink {
 				continue
 			}
 			compiled.class = classOf(in, r.Mark)
@@ -381,14 +381,14 @@ func (b *builder) addRoute(table *bart.Table[routeOffer], r *PolicyRoute, at fun
 		b.fault(at(), "route to %s: neither via nor device", dst)
 		return
 	}
-	var port Port
+	var link Link
 	if r.Device != "" {
-		port = b.port(r.Device)
+		link = b.link(r.Device)
 	} else {
-		port = b.port(r.Via)
+		link = b.link(r.Via)
 	}
-	if _, exists := table.Get(dst); port != unknownPort && !exists { // the kernel refuses a second route to the same destination
-		table.Insert(dst, routeOffer{bits: dst.Bits(), port: port, via: r.Via})
+	if _, exists := table.Get(dst); link != unknownLink && !exists { // the kernel refuses a second route to the same destination
+		table.Insert(dst, routeOffer{bits: dst.Bits(), link: link, via: r.Via})
 	}
 }
 

@@ -16,7 +16,7 @@ func TestCapRanks(t *testing.T) {
 	e := engine(t, func(c *nat.Config) { c.MaxConnections = most })
 	source := func(i int) string { return fmt.Sprintf("203.0.%d.%d", 113+i/200, 1+i%200) }
 	next := 0
-	open := func(in nat.Port) nattest.View {
+	open := func(in nat.Link) nattest.View {
 		next++
 		return handshake(t, e, in, source(next), 2000, start)
 	}
@@ -90,7 +90,7 @@ func TestCapRanks(t *testing.T) {
 	body.Flags = nattest.SYN
 	for _, b := range pieces(nattest.IP{Source: source(next), Destination: "10.71.3.9", Body: body}, 304, 99) {
 		if v, _ := process(t, e, node2, b, start); v.Action == nat.Forward {
-			t.Errorf("a fragment of what finds no room is forwarded to port %d", v.Out)
+			t.Errorf("a fragment of what finds no room is forwarded to link %d", v.Out)
 		}
 	}
 	check("fragments")

@@ -14,7 +14,7 @@ func TestChecks(t *testing.T) {
 	multicast := nattest.IP{Source: "10.200.1.5", Destination: "224.0.0.251", Body: nattest.UDP{}}
 	tests := []struct {
 		name                string
-		in                  nat.Port
+		in                  nat.Link
 		source, destination string
 		want                nat.Reason
 		answer              packet.Refusal
@@ -67,7 +67,7 @@ func TestChecks(t *testing.T) {
 func TestDeliver(t *testing.T) {
 	tests := []struct {
 		name                string
-		in                  nat.Port
+		in                  nat.Link
 		source, destination string
 	}{
 		{"pod to the internal address", node1, "10.200.1.5", "10.80.0.4"},
@@ -133,14 +133,14 @@ func TestICMPTypes(t *testing.T) {
 
 func TestConfigFaults(t *testing.T) {
 	bad := rome()
-	bad.Nodes[1].Port = bad.Nodes[0].Port
+	bad.Nodes[1].Link = bad.Nodes[0].Link
 	bad.LocalPodCIDRs[1] = netip.MustParsePrefix("10.71.128.0/17")
 	bad.Remote[1].Remapped = prefix("10.72.48.0/21")
 	bad.Remote[2].Real = netip.Prefix{}
 	bad.GatewayAddress = netip.Addr{}
 	bad.MTU = 1200
 	bad.UnknownSource = address("192.0.2.1")
-	bad.Routes[0].Port = 99
+	bad.Routes[0].Link = 99
 	bad.Addresses = []nat.AddressMapping{{External: address("10.70.0.0"), Internal: address("::1"), Via: 5}}
 	bad.Rules = []nat.FilterRule{{Name: "a", Ports: []nat.PortRange{{First: 2, Last: 1}}}}
 	e := engine(t)

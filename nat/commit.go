@@ -106,7 +106,7 @@ func (e *Engine) learn(d *decision) {
 
 // renew takes a connection into the newest generation, or removes it. home is where its packets go, which is where answers come from,
 // until that is found anew.
-func (e *Engine) renew(c *conn, number uint32, r renewal, home Port, now Time) {
+func (e *Engine) renew(c *conn, number uint32, r renewal, home Link, now Time) {
 	switch r {
 	case renewEvict:
 		e.end(c, number, endEvicted, now)

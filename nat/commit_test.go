@@ -53,7 +53,7 @@ func TestExpiredMakeRoom(t *testing.T) {
 		full := e.Stats().Connections
 		var p packet.Packet
 		p.Parse(nattest.IP{Source: source, Destination: "10.71.2.6", Body: nattest.UDP{SourcePort: 1199, DestinationPort: 53}}.Bytes())
-		in := Port(9)
+		in := Link(9)
 		if source == "10.200.1.77" {
 			in = 4
 		}

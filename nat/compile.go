@@ -10,7 +10,7 @@ import (
 // mean the same. The order of translations and the return path follow from them.
 
 // outboundMark is on the packets from nodes that are addressed to the remote cluster as the local one sees it. With overlapping
-// CIDRs the translated destination alone cannot tell them from local traffic. Marks below 1<<16 are ports of nodes.
+// CIDRs the translated destination alone cannot tell them from local traffic. Marks below 1<<16 are links of nodes.
 const outboundMark = 1 << 16
 
 // The priorities of generated policy rules.
@@ -89,8 +89,8 @@ func (c *Config) resources() []namedResource {
 	routes, devices := c.nodeRoutes(), c.devices()
 	for i := range c.Nodes {
 		n := &c.Nodes[i]
-		r := Resource{Order: orderReturn, Device: &Device{n.Port, n.device(), n.Address}}
-		rules := n.rules(routes[n.Port])
+		r := Resource{Order: orderReturn, Device: &Device{n.Link, n.device(), n.Address}}
+		rules := n.rules(routes[n.Link])
 		switch {
 		case c.Firewall == nil && c.Routing == nil:
 			r.Node = &rules
@@ -137,7 +137,7 @@ func (c *Config) resources() []namedResource {
 }
 
 // mapping returns what an address mapping stands for.
-func (c *Config) mapping(m AddressMapping, devices map[Port]string) Resource {
+func (c *Config) mapping(m AddressMapping, devices map[Link]string) Resource {
 	rules := MappingRules{External: m.External, Internal: m.Internal, Pod: contains(c.LocalPodCIDRs, m.Internal), Device: devices[m.Via]}
 	switch {
 	case c.Firewall == nil && c.Routing == nil:
@@ -154,7 +154,7 @@ func (c *Config) mapping(m AddressMapping, devices map[Port]string) Resource {
 func (c *Config) network() network {
 	n := network{own: c.masquerades(), generated: c.Firewall == nil}
 	if len(c.Nodes) > 0 {
-		n.first = c.Nodes[0].Port
+		n.first = c.Nodes[0].Link
 	}
 	return n
 }
@@ -302,7 +302,7 @@ type NodeRules struct {
 }
 
 func (n *Node) rules(prefixes []netip.Prefix) NodeRules {
-	return NodeRules{Name: n.Name, Device: n.device(), Mark: uint32(n.Port), Prefixes: prefixes}
+	return NodeRules{Name: n.Name, Device: n.device(), Mark: uint32(n.Link), Prefixes: prefixes}
 }
 
 // returnTable remembers the node that a connection towards the tunnel came from.
@@ -409,13 +409,13 @@ func (c *Config) PolicyTables() []PolicyTable {
 		return c.Routing
 	}
 	all := []PolicyTable{c.outboundRoutes()}
-	routes, hosts := c.nodeRoutes(), map[Port][]PolicyRoute{}
-	add := func(h netip.Addr, via Port) {
+	routes, hosts := c.nodeRoutes(), map[Link][]PolicyRoute{}
+	add := func(h netip.Addr, via Link) {
 		if via == 0 && (len(c.Nodes) == 0 || contains(c.LocalPodCIDRs, h)) {
 			return
 		}
 		if via == 0 {
-			via = c.Nodes[0].Port
+			via = c.Nodes[0].Link
 		}
 		hosts[via] = append(hosts[via], PolicyRoute{Destination: netip.PrefixFrom(h, h.BitLen())})
 	}
@@ -429,9 +429,9 @@ func (c *Config) PolicyTables() []PolicyTable {
 	}
 	for i := range c.Nodes {
 		n := &c.Nodes[i]
-		rules := n.rules(routes[n.Port])
+		rules := n.rules(routes[n.Link])
 		all = append(all, rules.routing()...)
-		if hosts := hosts[n.Port]; hosts != nil {
+		if hosts := hosts[n.Link]; hosts != nil {
 			for i := range hosts {
 				hosts[i].Device = n.device()
 			}
@@ -455,10 +455,10 @@ func (c *Config) outboundRoutes() PolicyTable {
 }
 
 // nodeRoutes returns the prefixes of Routes by node.
-func (c *Config) nodeRoutes() map[Port][]netip.Prefix {
-	all := map[Port][]netip.Prefix{}
+func (c *Config) nodeRoutes() map[Link][]netip.Prefix {
+	all := map[Link][]netip.Prefix{}
 	for _, r := range c.Routes {
-		all[r.Port] = append(all[r.Port], r.Prefix)
+		all[r.Link] = append(all[r.Link], r.Prefix)
 	}
 	return all
 }
@@ -488,7 +488,7 @@ func (n *NodeRules) routing() []PolicyTable {
 }
 
 // backendRoutes return the way to backends outside of the cluster.
-func (c *Config) backendRoutes(s *Service, devices map[Port]string) []PolicyTable {
+func (c *Config) backendRoutes(s *Service, devices map[Link]string) []PolicyTable {
 	var routes []PolicyRoute
 	for _, b := range s.Backends {
 		if b.Via == 0 && contains(c.LocalPodCIDRs, b.Address) {
@@ -503,10 +503,10 @@ func (c *Config) backendRoutes(s *Service, devices map[Port]string) []PolicyTabl
 }
 
 // devices returns what tables call the tunnels of nodes by port: for 0, that of the first node.
-func (c *Config) devices() map[Port]string {
-	all := map[Port]string{0: firstNodeDevice}
+func (c *Config) devices() map[Link]string {
+	all := map[Link]string{0: firstNodeDevice}
 	for i := range c.Nodes {
-		all[c.Nodes[i].Port] = c.Nodes[i].device()
+		all[c.Nodes[i].Link] = c.Nodes[i].device()
 	}
 	return all
 }

@@ -15,8 +15,8 @@ func pfx(s string) netip.Prefix { return netip.MustParsePrefix(s) }
 func milan() *Config {
 	return &Config{
 		Nodes: []Node{
-			{Port: 4, Name: "milan-1", Address: addr("10.80.0.2")},
-			{Port: 9, Name: "milan-2", Address: addr("10.80.0.3"), Device: "liqo.milan2"},
+			{Link: 4, Name: "milan-1", Address: addr("10.80.0.2")},
+			{Link: 9, Name: "milan-2", Address: addr("10.80.0.3"), Device: "liqo.milan2"},
 		},
 		LocalPodCIDRs:      []netip.Prefix{pfx("10.200.0.0/16"), pfx("10.64.32.0/19"), pfx("fd00:200::/50")},
 		LocalExternalCIDRs: []netip.Prefix{pfx("10.70.0.0/16"), pfx("fd00:70::/64")},
@@ -69,7 +69,7 @@ func TestGeneratedWalks(t *testing.T) {
 		dst, src netip.Addr // what conntrack restores
 		wantSrc  string
 		wantDst  string
-		out      Port // noPort: no route
+		out      Link // noLink: no route
 		connMark uint32
 		dnat     bindKind
 		snat     bindKind
@@ -104,14 +104,14 @@ func TestGeneratedWalks(t *testing.T) {
 		{"a mapping's source rule is not for the tunnel", from(Tunnel, "10.70.0.9", "10.200.1.5"), 0, false, none, none, "10.74.0.9", "10.200.1.5", 9, 0, bindNone, bindPrefix},
 		{"nor for a host with the same address as a mapped one", from(Tunnel, "10.99.70.1", "10.70.0.9"), 0, false, none, none, "10.99.70.1", "192.0.2.10", 4, 0, bindAddress, bindNone},
 
-		{"no way: pod on no node", from(Tunnel, "10.200.2.6", "10.200.99.5"), 0, false, none, none, "10.200.2.6", "10.200.99.5", noPort, 0, bindNone, bindNone},
-		{"no way: elsewhere", from(4, "10.200.1.5", "8.8.8.8"), 0, false, none, none, "10.200.1.5", "8.8.8.8", noPort, 0, bindNone, bindNone},
-		{"no way: a real remote address that is remapped is a local one", from(4, "10.200.1.5", "10.200.99.6"), 0, false, none, none, "10.200.1.5", "10.200.99.6", noPort, 0, bindNone, bindNone},
-		{"from the tunnel nothing goes back", from(Tunnel, "10.200.2.6", "10.99.70.1"), 0, false, none, none, "10.200.2.6", "10.99.70.1", noPort, 0, bindNone, bindNone},
+		{"no way: pod on no node", from(Tunnel, "10.200.2.6", "10.200.99.5"), 0, false, none, none, "10.200.2.6", "10.200.99.5", noLink, 0, bindNone, bindNone},
+		{"no way: elsewhere", from(4, "10.200.1.5", "8.8.8.8"), 0, false, none, none, "10.200.1.5", "8.8.8.8", noLink, 0, bindNone, bindNone},
+		{"no way: a real remote address that is remapped is a local one", from(4, "10.200.1.5", "10.200.99.6"), 0, false, none, none, "10.200.1.5", "10.200.99.6", noLink, 0, bindNone, bindNone},
+		{"from the tunnel nothing goes back", from(Tunnel, "10.200.2.6", "10.99.70.1"), 0, false, none, none, "10.200.2.6", "10.99.70.1", noLink, 0, bindNone, bindNone},
 	}
 	for _, tt := range tests {
 		w := walkPacket(r, tt.packet, tt.mark, !tt.reply, tt.dst, tt.src)
-		if (w.reason == ReasonNoRoute) != (tt.out == noPort) || w.out != tt.out || w.src != addr(tt.wantSrc) || w.dst != addr(tt.wantDst) {
+		if (w.reason == ReasonNoRoute) != (tt.out == noLink) || w.out != tt.out || w.src != addr(tt.wantSrc) || w.dst != addr(tt.wantDst) {
 			t.Errorf("%s: %v → %v at port %d, want %s → %s at %d", tt.name, w.src, w.dst, w.out, tt.wantSrc, tt.wantDst, tt.out)
 		}
 		if w.connMark != tt.connMark || w.dnat != tt.dnat || w.snat != tt.snat {
@@ -141,9 +141,9 @@ func TestGeneratedService(t *testing.T) {
 			t.Errorf("another %s: %+v", name, b)
 		}
 	}
-	for dst, port := range map[string]Port{"10.200.1.5": 9, "198.51.100.7": 9, "192.0.2.10": 4} {
-		if hop, ok := r.route(Tunnel, 0, v.src, addr(dst)); !ok || hop.port != port {
-			t.Errorf("route to %s: %+v %v, want port %d", dst, hop, ok, port)
+	for dst, link := range map[string]Link{"10.200.1.5": 9, "198.51.100.7": 9, "192.0.2.10": 4} {
+		if hop, ok := r.route(Tunnel, 0, v.src, addr(dst)); !ok || hop.link != link {
+			t.Errorf("route to %s: %+v %v, want port %d", dst, hop, ok, link)
 		}
 	}
 }
@@ -171,7 +171,7 @@ func TestGeneratedFilter(t *testing.T) {
 	}
 	r := compiled(t, c)
 	tests := []struct {
-		in       Port
+		in       Link
 		src, dst string
 		proto    uint8
 		port     uint16
@@ -200,7 +200,7 @@ func TestGeneratedFilter(t *testing.T) {
 			v.dst = b.addr
 		}
 		hop, _ := r.route(v.in, outboundMark*uint32(min(v.in, 1)), v.src, v.dst)
-		v.out = hop.port
+		v.out = hop.link
 		e := effects{hits: make([]*rule, 0, 8)}
 		if got := r.filter(stageForward, &v, &e); got != tt.verdict {
 			t.Errorf("%+v: %v", tt, got)
@@ -224,9 +224,9 @@ func TestGeneratedMSS(t *testing.T) {
 		c.MSSClamp = clamp
 		r := compiled(t, c)
 		for i, pair := range [][2]string{{"10.200.1.5", "10.200.2.6"}, {"fd00:200:0:1::5", "fd00:200:0:1::6"}} {
-			for _, ports := range [][2]Port{{4, Tunnel}, {Tunnel, 9}} {
-				v := from(ports[0], pair[0], pair[1])
-				v.out = ports[1]
+			for _, links := range [][2]Link{{4, Tunnel}, {Tunnel, 9}} {
+				v := from(links[0], pair[0], pair[1])
+				v.out = links[1]
 				var e effects
 				r.filter(stageForward, &v, &e)
 				if e.mss != want[i].mss || e.routeMSS != want[i].routeMSS {

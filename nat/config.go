@@ -51,7 +51,7 @@ const DefaultMaxConnections = 1 << 18
 
 // A Node is one node of the local cluster.
 type Node struct {
-	Port    Port
+	Link    Link
 	Name    string
 	Address netip.Addr // the node's internal address
 	Device  string     // what Firewall and Routing call the node's tunnel; "" means Name
@@ -76,7 +76,7 @@ func (r RemoteCIDR) Seen() netip.Prefix {
 // A Route leads a prefix to a node.
 type Route struct {
 	Prefix netip.Prefix
-	Port   Port
+	Link   Link
 }
 
 // SourceCheck is how far a node may speak for others.
@@ -91,7 +91,7 @@ const (
 // An AddressMapping lets one address of a local external CIDR stand for a host that the remote cluster has no route to.
 type AddressMapping struct {
 	External, Internal netip.Addr
-	Via                Port // the node through which Internal is reached; 0 means the first node
+	Via                Link // the node through which Internal is reached; 0 means the first node
 }
 
 // A Service is one address and port of a local external CIDR, reached from the tunnel, that stands for several backends.
@@ -112,7 +112,7 @@ type Backend struct {
 	Address netip.Addr
 	Port    uint16
 	Weight  int  // 0 means 1
-	Via     Port // as in AddressMapping, for backends that no route leads to
+	Via     Link // as in AddressMapping, for backends that no route leads to
 }
 
 // Balance is how a Service chooses a backend.

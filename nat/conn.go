@@ -20,7 +20,7 @@ type conn struct {
 	hits       [2]uint16 // the counting rules that each direction's packets hit, by number in ruleHits
 	// addresses and ports are the deltas of direction original; those of reply are their complements.
 	addresses, ports uint16
-	out              [2]Port
+	out              [2]Link
 	clamp            [2]uint16 // bound for the MSS option of SYNs; 0 = off
 	verdict          [2]Reason // ReasonNone: forward
 	state            state

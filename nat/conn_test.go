@@ -10,7 +10,7 @@ import (
 )
 
 // returned sends the answer to what came out of e, and expects it at the port and address that the first packet came from.
-func returned(t *testing.T, e *nat.Engine, sent nattest.IP, in nat.Port, out nattest.View, outPort nat.Port, now nat.Time) nattest.View {
+func returned(t *testing.T, e *nat.Engine, sent nattest.IP, in nat.Link, out nattest.View, outLink nat.Link, now nat.Time) nattest.View {
 	t.Helper()
 	answer := nattest.IP{Source: out.Destination.String(), Destination: out.Source.String()}
 	switch body := sent.Body.(type) {
@@ -29,9 +29,9 @@ func returned(t *testing.T, e *nat.Engine, sent nattest.IP, in nat.Port, out nat
 	case nattest.Raw:
 		answer.Body = body
 	}
-	v, back, _ := forwarded(t, e, outPort, answer.Bytes(), now)
+	v, back, _ := forwarded(t, e, outLink, answer.Bytes(), now)
 	if v.Out != in {
-		t.Fatalf("the answer goes to port %d, want %d", v.Out, in)
+		t.Fatalf("the answer goes to link %d, want %d", v.Out, in)
 	}
 	expect(t, back, sent.Destination, sent.Source)
 	original, _ := nattest.Check(sent.Bytes())
@@ -45,7 +45,7 @@ func returned(t *testing.T, e *nat.Engine, sent nattest.IP, in nat.Port, out nat
 func TestUnknownSource(t *testing.T) {
 	tests := []struct {
 		name, source string
-		in           nat.Port
+		in           nat.Link
 		want         string
 	}{
 		{"a node's internal address", "10.80.0.3", node2, "10.70.0.0"},
@@ -139,7 +139,7 @@ func TestPortRange(t *testing.T) {
 	ok := 0
 	for i := range 3000 {
 		p := udp(fmt.Sprintf("203.0.%d.%d", 113+i/250, 1+i%250), "10.71.3.9", 500, 500)
-		v, out := process(t, e, []nat.Port{node1, node2}[i%2], p.Bytes(), start)
+		v, out := process(t, e, []nat.Link{node1, node2}[i%2], p.Bytes(), start)
 		if v.Action != nat.Forward {
 			if v.Reason != nat.ReasonPortShare {
 				t.Fatal(v.Reason)

@@ -12,7 +12,7 @@ import (
 // reverse of the other: Original is the first packet's as it came, Reply that of its answer.
 type ConnInfo struct {
 	Original, Reply packet.Tuple
-	Out             [2]Port // where packets of each direction go; of Reply meaningless before Replied
+	Out             [2]Link // where packets of each direction go; of Reply meaningless before Replied
 	State           string
 	Replied         bool
 	Service         bool      // its destination is a backend of a Service
@@ -40,7 +40,7 @@ type ConnFilter struct {
 	Addresses []netip.Prefix // each has an address of the connection, before or after translation
 	Ports     []uint16       // each is a port of the connection, before or after translation, or its ICMP identifier
 	Protocol  uint8
-	Link      *Port // its packets come from there or go there
+	Link      *Link // its packets come from there or go there
 	State     string
 }
 
@@ -55,7 +55,7 @@ func (f *ConnFilter) selects(c *conn) bool {
 		(f.State == "" || f.State == c.state.String())
 }
 
-func (f *ConnFilter) link(in Port, out [2]Port) bool {
+func (f *ConnFilter) link(in Link, out [2]Link) bool {
 	return f.Link == nil || *f.Link == in || *f.Link == out[original]
 }
 

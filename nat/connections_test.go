@@ -27,7 +27,7 @@ func TestConnectionFilters(t *testing.T) {
 	forwarded(t, e, nat.Tunnel, udp("10.200.3.9", "10.200.1.5", 7, 9).Bytes(), start)                         // from the peer
 	forwarded(t, e, node1, udp("fd00:200:0:1::5", "fd00:71:0:4000::7", 1, 2).Bytes(), start.Add(time.Second)) // IPv6
 	forwarded(t, e, node1, nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9", Body: nattest.ICMP{Type: 8, Rest: 77 << 16}}.Bytes(), start)
-	port := func(p nat.Port) *nat.Port { return &p }
+	port := func(p nat.Link) *nat.Link { return &p }
 	for _, tt := range []struct {
 		name   string
 		filter nat.ConnFilter
@@ -63,7 +63,7 @@ func TestConnectionFilters(t *testing.T) {
 	}
 	c := connections(e, nat.ConnFilter{State: "established"}, start.Add(time.Minute))[0]
 	if c.Original.String() != "6 203.0.113.9:2000>10.71.3.9:80@1" || c.Reply.Source() != address("10.200.3.9") || c.Reply.Destination() != address("10.70.0.0") ||
-		!c.Replied || c.Idle != time.Minute || c.Left != 120*time.Hour-time.Minute || c.Packets != [2]uint64{2, 1} || c.Bytes[0] == 0 || c.Out != [2]nat.Port{nat.Tunnel, node1} {
+		!c.Replied || c.Idle != time.Minute || c.Left != 120*time.Hour-time.Minute || c.Packets != [2]uint64{2, 1} || c.Bytes[0] == 0 || c.Out != [2]nat.Link{nat.Tunnel, node1} {
 		t.Errorf("%+v", c)
 	}
 	if found, ok := e.FindConnection(&c.Reply, start.Add(time.Minute)); !ok || found != c {

@@ -33,7 +33,7 @@ type fragmentTable struct {
 type datagramKey struct {
 	words    [4]uint64 // addresses
 	id       uint32
-	link     Port
+	link     Link
 	protocol uint8
 	v6       bool
 }
@@ -50,7 +50,7 @@ type datagram struct {
 	reason         Reason // why it was dropped
 	icmpError      bool   // it is an ICMP error; what became of the first fragment, becomes of the later ones
 	action         Action
-	out            Port
+	out            Link
 	to             packet.Tuple // addresses that the first fragment got
 	ports          uint32
 	seen           int         // blocks of 8 bytes that were seen

@@ -7,7 +7,7 @@ type decision struct {
 	trace   Tracer // nil, but for Explain
 	verdict Verdict
 	from    packet.Tuple // as the packet came
-	in      Port
+	in      Link
 	outline
 	hit  hit  // the packet's connection, if effect or renewal is about one
 	plan plan // how a packet that is forwarded is rewritten
@@ -35,7 +35,7 @@ type outline struct {
 	stale       bool  // effectOpen: expired connections have its tuples
 	relays      bool  // the packet is an ICMP error with a quotation
 	teaches     bool  // it tells a path MTU
-	home        Port  // renewAnew: where the connection's packets go
+	home        Link  // renewAnew: where the connection's packets go
 	asked       [ranks]uint8
 	victim      uint32 // the connection that makes room
 	predecessor uint32 // the connection that had the packet's tuple, and is over
@@ -72,7 +72,7 @@ const (
 )
 
 // decide fills d. It only reads: the packet, the connections and all else that the Engine knows.
-func (e *Engine) decide(d *decision, p *packet.Packet, in Port, now Time) {
+func (e *Engine) decide(d *decision, p *packet.Packet, in Link, now Time) {
 	d.reset(in)
 	switch p.Fault() {
 	case packet.Malformed:
@@ -90,7 +90,7 @@ func (e *Engine) decide(d *decision, p *packet.Packet, in Port, now Time) {
 	e.dispatch(d, p, now)
 }
 
-func (d *decision) reset(in Port) {
+func (d *decision) reset(in Link) {
 	d.in = in
 	d.outline = outline{}
 	d.verdict = Verdict{}

@@ -33,7 +33,7 @@
 // The Config is one source of resources, Engine.Put another, with kinds of its own. What each has put and not committed is a draft
 // (draft.go); a commit publishes one of them. Rules and routes that name a device or neighbour which comes, goes or moves compile anew.
 //
-// Each commit makes a generation, and says in an Affected which addresses, ports and marks its changes could matter to (affected.go). A
+// Each commit makes a generation, and says in an Affected which addresses, links and marks its changes could matter to (affected.go). A
 // connection of an older generation that no commit since concerns takes the new generation with its cached verdicts and routes, when a
 // packet or the sweep meets it; the others are looked at by revalidate.go. So are those that have missed more than 64 commits. What the
 // two clusters are to each other (CIDRs, addresses, MTU, source check) concerns all. An answer that comes from another node than its

@@ -62,8 +62,8 @@ func (d *draft) taken(what any) (Key, bool) {
 	return Key{}, false
 }
 
-// port returns the port of a device by name or of a neighbour by address, unknownPort if there is none.
-func (d *draft) port(what any) Port {
+// port returns the link of a device by name or of a neighbour by address, unknownLink if there is none.
+func (d *draft) link(what any) Link {
 	switch what {
 	case tunnelDevice:
 		return Tunnel
@@ -71,9 +71,9 @@ func (d *draft) port(what any) Port {
 		return firstNode
 	}
 	if key, ok := d.owner(what); ok {
-		return d.current(key).resource.Device.Port
+		return d.current(key).resource.Device.Link
 	}
-	return unknownPort
+	return unknownLink
 }
 
 // Put makes r the resource of key. If something is wrong with r, it says all of it and key keeps what it had.
@@ -136,7 +136,7 @@ func (d *draft) add(rules int) {
 func (r *Resource) claims() []any {
 	var all []any
 	if d := r.Device; d != nil {
-		all = append(all, d.Name, d.Port)
+		all = append(all, d.Name, d.Link)
 		if d.Address.IsValid() {
 			all = append(all, d.Address)
 		}
@@ -151,7 +151,7 @@ func describe(what any) string {
 	switch x := what.(type) {
 	case string:
 		return fmt.Sprintf("device %q", x)
-	case Port:
+	case Link:
 		return fmt.Sprintf("device number %d", x)
 	case serviceAddress:
 		return fmt.Sprintf("address %s port %d", x.addr, x.port)
@@ -163,7 +163,7 @@ func describe(what any) string {
 func (d *draft) recompile() {
 	stale := map[Key]*piece{}
 	look := func(key Key, p *piece) {
-		if p != nil && slices.ContainsFunc(p.mentions, func(m mention) bool { return d.port(m.what) != m.port }) {
+		if p != nil && slices.ContainsFunc(p.mentions, func(m mention) bool { return d.link(m.what) != m.link }) {
 			stale[key] = p
 		}
 	}

@@ -224,7 +224,7 @@ func (e *Engine) Stats() Stats {
 	return st
 }
 
-func (s *Stats) of(in Port) *Direction {
+func (s *Stats) of(in Link) *Direction {
 	if in == Tunnel {
 		return &s.Inbound
 	}
@@ -252,10 +252,10 @@ func (d *Direction) count(v *Verdict) {
 	}
 }
 
-// Process decides what becomes of the packet p, filled by Parse, that came in at port in at time now. If the verdict is
+// Process decides what becomes of the packet p, filled by Parse, that came in at link in at time now. If the verdict is
 // Forward, the bytes of p have been rewritten and a Cutter makes of them what goes out at Verdict.Out; otherwise they are as they
 // came. now must not run backwards by more than the skew between two callers.
-func (e *Engine) Process(p *packet.Packet, in Port, now Time) (v Verdict) {
+func (e *Engine) Process(p *packet.Packet, in Link, now Time) (v Verdict) {
 	d := &e.scratch
 	e.mu.Lock()
 	e.decide(d, p, in, now)

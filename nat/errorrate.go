@@ -20,7 +20,7 @@ const (
 type limiter struct {
 	window Time // when the next one begins
 	sent   int
-	links  map[Port]int
+	links  map[Link]int
 	each   map[[16]byte]bucket
 
 	refused uint64
@@ -31,7 +31,7 @@ type bucket struct{ empty Time }
 
 func (l *limiter) init() {
 	l.window = Time(-1 << 62)
-	l.links, l.each = map[Port]int{}, map[[16]byte]bucket{}
+	l.links, l.each = map[Link]int{}, map[[16]byte]bucket{}
 }
 
 // take takes a token, if there is one.
@@ -46,7 +46,7 @@ func (b *bucket) take(now Time, rate, burst int64) bool {
 }
 
 // allow reports whether an error may be sent through link to destination now.
-func (l *limiter) allow(link Port, destination netip.Addr, now Time) bool {
+func (l *limiter) allow(link Link, destination netip.Addr, now Time) bool {
 	if now >= l.window {
 		l.window, l.sent = now.Add(errorWindow), 0
 		clear(l.links)

@@ -15,8 +15,8 @@ const maxHits = 8
 type traversal struct {
 	from packet.Tuple // as the packet came
 	to   packet.Tuple // as it goes
-	in   Port
-	out  Port
+	in   Link
+	out  Link
 	// first: the nat chains run, and to is a result.
 	first      bool
 	dnat, snat binding
@@ -39,7 +39,7 @@ type traversal struct {
 }
 
 // start makes tr that of a first packet, which may be nil, with tuple from.
-func (tr *traversal) start(from *packet.Tuple, p *packet.Packet, in Port, trace Tracer) {
+func (tr *traversal) start(from *packet.Tuple, p *packet.Packet, in Link, trace Tracer) {
 	*tr = traversal{from: *from, in: in, first: true, trace: trace}
 	tr.effects.hits = tr.hits[:0]
 	if p != nil {
@@ -80,7 +80,7 @@ func (tr *traversal) run(e *Engine, s *snapshot, now Time) bool {
 	if !ok {
 		return tr.refuse(s.noRoute(v.dst))
 	}
-	tr.out, v.out = hop.port, hop.port
+	tr.out, v.out = hop.link, hop.link
 	if !tr.filter(r, stageForward, &v) || !tr.filter(r, stagePreSNAT, &v) {
 		return false
 	}
@@ -97,7 +97,7 @@ func (tr *traversal) run(e *Engine, s *snapshot, now Time) bool {
 // view returns what rules see of the packet as it came.
 func (tr *traversal) view() view {
 	t := &tr.from
-	v := view{src: t.Source(), dst: t.Destination(), proto: t.Protocol, in: tr.in, out: noPort, untracked: tr.effects.notrack, trace: tr.trace}
+	v := view{src: t.Source(), dst: t.Destination(), proto: t.Protocol, in: tr.in, out: noLink, untracked: tr.effects.notrack, trace: tr.trace}
 	if usesPorts(t.Protocol) {
 		v.hasL4 = true
 		binary.BigEndian.PutUint32(v.l4[:], t.Ports)

@@ -65,7 +65,7 @@ func (o Origin) String() string {
 
 // Explain decides about a packet as Process would at this moment, and tells t each step; t may be nil. It rewrites p as Process
 // would, for a Cutter to make the packets of that go out, and changes nothing else: the Engine stays as it is.
-func (e *Engine) Explain(p *packet.Packet, in Port, now Time, t Tracer) Verdict {
+func (e *Engine) Explain(p *packet.Packet, in Link, now Time, t Tracer) Verdict {
 	d := &decision{trace: t}
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -135,9 +135,9 @@ func traceService(v *view, service *service) {
 func traceRoute(v *view, hop *nextHop, mark uint32, ok bool) {
 	s := v.step(StepRoute, "", ok, fmt.Sprintf("nowhere, with mark %d", mark))
 	if ok {
-		s.Name, s.Detail = hop.rule.name, fmt.Sprintf("to link %d, with mark %d", hop.port, mark)
+		s.Name, s.Detail = hop.rule.name, fmt.Sprintf("to link %d, with mark %d", hop.link, mark)
 		if hop.via.IsValid() {
-			s.Detail = fmt.Sprintf("to link %d via %s, with mark %d", hop.port, hop.via, mark)
+			s.Detail = fmt.Sprintf("to link %d via %s, with mark %d", hop.link, hop.via, mark)
 		}
 		s.Origin = Origin{Key: hop.rule.origin.key}
 		if at := strings.LastIndexByte(s.Name, '/'); hop.rule.table >= 0 {
@@ -195,4 +195,4 @@ func (r *rule) missing(v *view) (all []string) {
 	return all
 }
 
-func linkNumber(link Port) string { return fmt.Sprintf("link %d", link) }
+func linkNumber(link Link) string { return fmt.Sprintf("link %d", link) }

@@ -136,8 +136,8 @@ func (m *trafficMaker) flood() []byte {
 }
 
 // next returns a packet and where it comes in.
-func (m *trafficMaker) next() (in Port, b []byte) {
-	node := one(m.ruleMaker, Port(4), 9)
+func (m *trafficMaker) next() (in Link, b []byte) {
+	node := one(m.ruleMaker, Link(4), 9)
 	p := nattest.IP{TTL: uint8(one(m.ruleMaker, 1, 64, 64, 64, 64, 64, 64, 64)), ID: uint16(m.IntN(60)), Body: m.body(uint16(1000+m.IntN(40)), uint16(one(m.ruleMaker, 53, 80, 443, 6091)), 60)}
 	pod, remote := m.host("10.200.1.", 20), m.host("10.71.2.", 5)
 	p.Source, p.Destination, in = pod, remote, 9
@@ -364,7 +364,7 @@ func TestExplainSteps(t *testing.T) {
 	extra := Key{"firewall-of-others", "liqo", "extra"}
 	for _, tt := range []struct {
 		name string
-		in   Port
+		in   Link
 		p    nattest.IP
 		want Verdict
 		step Step // of which Source and Destination are not compared

@@ -9,7 +9,7 @@ const minSegment = 48
 type plan struct {
 	to               packet.Tuple // addresses and ports that it gets
 	addresses, ports uint16       // deltas from what it has
-	out              Port
+	out              Link
 	pathMTU          int    // learnt from too-big messages; 0 = none
 	peerMSS          uint16 // MSS of the SYN that travelled towards the sender; 0 = unknown
 	clamp            uint16 // bound for the MSS option of a SYN; 0 = off

@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	node1, node2 nat.Port = 1, 7
+	node1, node2 nat.Link = 1, 7
 	start                 = nat.Time(time.Hour)
 )
 
@@ -24,8 +24,8 @@ func address(s string) netip.Addr  { return netip.MustParseAddr(s) }
 func rome() *nat.Config {
 	return &nat.Config{
 		Nodes: []nat.Node{
-			{Port: node1, Name: "rome-1", Address: address("10.80.0.2")},
-			{Port: node2, Name: "rome-2", Address: address("10.80.0.3")},
+			{Link: node1, Name: "rome-1", Address: address("10.80.0.2")},
+			{Link: node2, Name: "rome-2", Address: address("10.80.0.3")},
 		},
 		LocalPodCIDRs:      []netip.Prefix{prefix("10.200.0.0/16"), prefix("10.64.32.0/19"), prefix("fd00:200::/50")},
 		LocalExternalCIDRs: []netip.Prefix{prefix("10.70.0.0/16"), prefix("fd00:70::/64")},
@@ -42,10 +42,10 @@ func rome() *nat.Config {
 		MTU:               1340,
 		UnknownSource:     address("10.70.0.0"),
 		Routes: []nat.Route{
-			{Prefix: prefix("10.200.1.0/24"), Port: node1}, {Prefix: prefix("10.200.2.0/23"), Port: node2},
-			{Prefix: prefix("10.64.32.0/20"), Port: node1}, {Prefix: prefix("10.80.0.2/32"), Port: node1},
-			{Prefix: prefix("10.80.0.3/32"), Port: node2}, {Prefix: prefix("10.200.1.77/32"), Port: node2},
-			{Prefix: prefix("fd00:200:0:1::/64"), Port: node1},
+			{Prefix: prefix("10.200.1.0/24"), Link: node1}, {Prefix: prefix("10.200.2.0/23"), Link: node2},
+			{Prefix: prefix("10.64.32.0/20"), Link: node1}, {Prefix: prefix("10.80.0.2/32"), Link: node1},
+			{Prefix: prefix("10.80.0.3/32"), Link: node2}, {Prefix: prefix("10.200.1.77/32"), Link: node2},
+			{Prefix: prefix("fd00:200:0:1::/64"), Link: node1},
 		},
 	}
 }
@@ -68,12 +68,12 @@ func speakForAll(c *nat.Config) { c.SourceCheck = nat.SourceCheckCluster }
 
 // process runs one packet through e and the Cutter and returns the verdict and what goes on the wire, every packet of which is
 // checked in full. It fails if bytes change without a Forward, or if Verdict.Packets is wrong.
-func process(t testing.TB, e *nat.Engine, in nat.Port, b []byte, now nat.Time) (nat.Verdict, [][]byte) {
+func process(t testing.TB, e *nat.Engine, in nat.Link, b []byte, now nat.Time) (nat.Verdict, [][]byte) {
 	t.Helper()
 	return processTrain(t, e, in, b, 0, now)
 }
 
-func processTrain(t testing.TB, e *nat.Engine, in nat.Port, b []byte, segment int, now nat.Time) (nat.Verdict, [][]byte) {
+func processTrain(t testing.TB, e *nat.Engine, in nat.Link, b []byte, segment int, now nat.Time) (nat.Verdict, [][]byte) {
 	t.Helper()
 	work := bytes.Clone(b)
 	var p packet.Packet
@@ -123,7 +123,7 @@ func cut(t testing.TB, p *packet.Packet, v nat.Verdict) [][]byte {
 }
 
 // forwarded is process for a packet that must go on as exactly one.
-func forwarded(t testing.TB, e *nat.Engine, in nat.Port, b []byte, now nat.Time) (nat.Verdict, nattest.View, []byte) {
+func forwarded(t testing.TB, e *nat.Engine, in nat.Link, b []byte, now nat.Time) (nat.Verdict, nattest.View, []byte) {
 	t.Helper()
 	v, out := process(t, e, in, b, now)
 	if v.Action != nat.Forward || len(out) != 1 {
@@ -137,7 +137,7 @@ func forwarded(t testing.TB, e *nat.Engine, in nat.Port, b []byte, now nat.Time)
 }
 
 // dropped is process for a packet that must be dropped.
-func dropped(t testing.TB, e *nat.Engine, in nat.Port, b []byte, now nat.Time, want nat.Reason) nat.Verdict {
+func dropped(t testing.TB, e *nat.Engine, in nat.Link, b []byte, now nat.Time, want nat.Reason) nat.Verdict {
 	t.Helper()
 	v, _ := process(t, e, in, b, now)
 	if v.Action != nat.Drop || v.Reason != want {
@@ -147,7 +147,7 @@ func dropped(t testing.TB, e *nat.Engine, in nat.Port, b []byte, now nat.Time, w
 }
 
 // answer returns the error that e makes for a dropped packet, checked, or nil.
-func answer(t testing.TB, e *nat.Engine, in nat.Port, b []byte, v nat.Verdict, now nat.Time) []byte {
+func answer(t testing.TB, e *nat.Engine, in nat.Link, b []byte, v nat.Verdict, now nat.Time) []byte {
 	t.Helper()
 	var p packet.Packet
 	p.Parse(b)

@@ -11,7 +11,7 @@ import (
 // A call is a TCP connection from a pod of the local cluster to one of the remote cluster. Both ends count from 1000 on.
 type call struct {
 	e                 *nat.Engine
-	node              nat.Port
+	node              nat.Link
 	local, seen, real string // seen and real are the remote pod
 	port              uint16
 }

@@ -287,7 +287,7 @@ func TestMSS(t *testing.T) {
 	for _, test := range tests {
 		for _, flags := range []uint8{nattest.SYN, nattest.SYN | nattest.ACK, nattest.ACK} {
 			for _, partial := range []bool{false, true} {
-				for _, in := range []nat.Port{node1, nat.Tunnel} {
+				for _, in := range []nat.Link{node1, nat.Tunnel} {
 					t.Run(fmt.Sprintf("%s/%#x/%t/%d", test.name, flags, partial, in), func(t *testing.T) {
 						e := engine(t, func(c *nat.Config) { c.MSSClamp = test.clamp })
 						p := nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9",
@@ -324,7 +324,7 @@ func TestAllocations(t *testing.T) {
 	expired.TTL = 1
 	buffer, scratch := make([]byte, 65536), make([]byte, 0, 2048)
 	for name, test := range map[string]struct {
-		in nat.Port
+		in nat.Link
 		b  []byte
 	}{
 		"IPv4":        {node1, udp("10.200.1.5", "10.71.3.9", 1, 2).Bytes()},
@@ -374,7 +374,7 @@ func TestConnectionAllocations(t *testing.T) {
 		work := make([]byte, 2048)
 		var q packet.Packet
 		now := start
-		run := func(in nat.Port, b []byte) {
+		run := func(in nat.Link, b []byte) {
 			q.Parse(work[:copy(work, b)])
 			if v := e.Process(&q, in, now); v.Action != nat.Forward || v.Untracked {
 				t.Fatalf("%v %v", v.Action, v.Reason)

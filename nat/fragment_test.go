@@ -40,7 +40,7 @@ func pieces(p nattest.IP, size int, id uint32) [][]byte {
 }
 
 // deliver processes packets in their order, releases what was held, and returns what went out.
-func deliver(t *testing.T, e *nat.Engine, in nat.Port, packets [][]byte, now nat.Time) [][]byte {
+func deliver(t *testing.T, e *nat.Engine, in nat.Link, packets [][]byte, now nat.Time) [][]byte {
 	t.Helper()
 	var all [][]byte
 	for _, b := range packets {
@@ -245,7 +245,7 @@ func TestFragmentedICMPErrors(t *testing.T) {
 	r := rand.New(rand.NewPCG(seed, 0))
 	tests := []struct {
 		name                                 string
-		in, out                              nat.Port
+		in, out                              nat.Link
 		router, quotedSource, quotedDest     string
 		wantSource, wantDest, wantQ, wantQTo string
 	}{

@@ -210,7 +210,7 @@ func (f *fragmentTable) unhold(e *Engine, g *datagram) *heldFragment {
 // Release processes a fragment that waited for its first one, which the caller has just processed: while Verdict.Held of that one was
 // positive, it calls Release once for each. The fragment is copied to b, which needs room for 2048 bytes, and p made its view. It
 // returns false if none is left.
-func (e *Engine) Release(p *packet.Packet, b []byte, in Port, now Time) (Verdict, bool) {
+func (e *Engine) Release(p *packet.Packet, b []byte, in Link, now Time) (Verdict, bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	f := &e.fragments

@@ -74,8 +74,8 @@ func FuzzPacket(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, b []byte, in uint8, segment uint16) {
 		e := busy(t)
-		ports := [...]nat.Port{nat.Tunnel, node1, node2}
-		from := ports[int(in)%len(ports)]
+		links := [...]nat.Link{nat.Tunnel, node1, node2}
+		from := links[int(in)%len(links)]
 		work := bytes.Clone(b)
 		var p packet.Packet
 		fault := p.Parse(work)
@@ -209,7 +209,7 @@ func playSequence(t *testing.T, ops []byte) {
 			process(t, e, nat.Tunnel, p.Bytes(), now)
 			continue
 		}
-		in := []nat.Port{node1, node2}[ops[4]>>6&1]
+		in := []nat.Link{node1, node2}[ops[4]>>6&1]
 		p := nattest.IP{Source: local, Destination: to, Body: body}
 		v, out := process(t, e, in, p.Bytes(), now)
 		if v.Action != nat.Forward || v.Untracked {

@@ -44,7 +44,7 @@ func TestNoReturn(t *testing.T) {
 	_, view, _ = forwarded(t, e, node1, udp("172.16.0.9", "192.0.2.9", 1, 2).Bytes(), start)
 	expect(t, view, "10.70.0.0", "192.0.2.9")
 	ledger(t, e)
-	e.ListRules(func(nat.Port) string { return "tunnel" }, func(r *nat.RuleInfo) bool {
+	e.ListRules(func(nat.Link) string { return "tunnel" }, func(r *nat.RuleInfo) bool {
 		if want := "out tunnel src without a route back"; r.Rule == "no-return" && r.Match != want {
 			t.Errorf("listed as %q, want %q", r.Match, want)
 		}

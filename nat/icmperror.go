@@ -53,7 +53,7 @@ func (e *Engine) icmpError(d *decision, p *packet.Packet, now Time) {
 }
 
 // quotedConn finds the connection of a quoted packet: its answer would be found. The direction of the hit is that of the answer.
-func (e *Engine) quotedConn(quoted *packet.Tuple, in Port, now Time) (hit, bool) {
+func (e *Engine) quotedConn(quoted *packet.Tuple, in Link, now Time) (hit, bool) {
 	answer := quoted.Reply(in)
 	if h, ok := e.find(&answer, 0, now); ok || in == Tunnel {
 		return h, ok
@@ -107,7 +107,7 @@ func (e *Engine) relayFromTunnel(d *decision, p *packet.Packet) {
 		d.drop(ReasonNoRoute)
 		return
 	}
-	d.plan = plan{to: d.from, out: hop.port}
+	d.plan = plan{to: d.from, out: hop.link}
 	e.relay(d, p, &sent)
 }
 
@@ -125,7 +125,7 @@ func (e *Engine) relayFromNode(d *decision, p *packet.Packet) {
 			d.drop(ReasonNoRoute)
 			return
 		}
-		d.plan.out = hop.port
+		d.plan.out = hop.link
 	}
 	e.relay(d, p, &sent)
 }
@@ -146,7 +146,7 @@ func (e *Engine) relay(d *decision, p *packet.Packet, sent *packet.Tuple) {
 // errorSource returns the source of a translated error. From the tunnel: as seen here if it lies in a remote CIDR, else the address
 // that the quoted packet was sent to, as Linux's NAT has it and strict reverse-path filters accept. To the tunnel: its own if the
 // remote cluster knows it, else U, else again the destination of the quoted packet. Between nodes: its own.
-func (s *snapshot) errorSource(source, sentTo netip.Addr, in, out Port) netip.Addr {
+func (s *snapshot) errorSource(source, sentTo netip.Addr, in, out Link) netip.Addr {
 	if in == Tunnel {
 		if r, ok := s.real.Lookup(source); ok {
 			return r.apply(source)

@@ -14,7 +14,7 @@ import (
 func TestICMPErrors(t *testing.T) {
 	tests := []struct {
 		name                           string
-		in, out                        nat.Port
+		in, out                        nat.Link
 		router                         string
 		quotedSource, quotedDest       string
 		wantSource, wantDest           string
@@ -55,7 +55,7 @@ func TestICMPErrors(t *testing.T) {
 					b := nattest.IP{Source: test.router, Destination: test.quotedSource, Body: m}.Bytes()
 					v, got, out := forwarded(t, e, test.in, b, start)
 					if v.Out != test.out {
-						t.Fatalf("to port %d", v.Out)
+						t.Fatalf("to link %d", v.Out)
 					}
 					expect(t, got, test.wantSource, test.wantDest)
 					quoted, err := nattest.Quoted(out)
@@ -103,7 +103,7 @@ func TestICMPErrorUnrelated(t *testing.T) {
 	inner := nattest.IP{Source: "10.200.1.5", Destination: "10.200.3.9", Body: nattest.ICMP{Type: 3, Payload: quote("10.200.3.9", "10.200.1.5")}}.Bytes()
 	tests := []struct {
 		name   string
-		in     nat.Port
+		in     nat.Link
 		to     string
 		quoted []byte
 		want   nat.Reason
@@ -171,7 +171,7 @@ func TestHairpinICMPError(t *testing.T) {
 		m := nattest.IP{Source: "198.51.100.1", Destination: "10.80.0.4", Body: nattest.ICMP{Type: 11, Payload: sent}}
 		v, got, out := forwarded(t, e, node2, m.Bytes(), start)
 		if v.Out != node1 {
-			t.Fatalf("to port %d", v.Out)
+			t.Fatalf("to link %d", v.Out)
 		}
 		expect(t, got, "198.51.100.1", "10.200.1.5")
 		quoted, err := nattest.CheckQuoted(out)
@@ -200,7 +200,7 @@ func TestTrackedICMPErrors(t *testing.T) {
 				m := nattest.IP{Source: router.source, Destination: "10.70.0.0", Body: nattest.ICMP{Type: 11, Payload: b}}.Bytes()
 				v, got, out := forwarded(t, e, nat.Tunnel, m, start)
 				if v.Out != node2 {
-					t.Fatalf("goes to port %d", v.Out)
+					t.Fatalf("goes to link %d", v.Out)
 				}
 				expect(t, got, router.want, "203.0.113.9")
 				quoted, err := nattest.Quoted(out)

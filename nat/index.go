@@ -20,7 +20,7 @@ type stageRules struct {
 // A ruleIndex finds the rules of one stage that a packet could match without looking at the others. Rules are told apart first by
 // the device that they ask for, then by their longest prefix. Each is in exactly one list; lists are in the order of evaluation.
 type ruleIndex struct {
-	in, out bucketsByPort
+	in, out bucketsByLink
 	any     *ruleBucket
 }
 
@@ -53,10 +53,10 @@ func (b *ruleBucket) has(n int) bool {
 	return b.wide > linear
 }
 
-// A bucketsByPort finds a ruleBucket in pages by the two bytes of a port. It is immutable.
-type bucketsByPort struct{ pages *[256]*[256]*ruleBucket }
+// A bucketsByLink finds a ruleBucket in pages by the two bytes of a link. It is immutable.
+type bucketsByLink struct{ pages *[256]*[256]*ruleBucket }
 
-func (m bucketsByPort) get(p Port) *ruleBucket {
+func (m bucketsByLink) get(p Link) *ruleBucket {
 	if m.pages == nil || m.pages[p>>8] == nil {
 		return nil
 	}
@@ -64,7 +64,7 @@ func (m bucketsByPort) get(p Port) *ruleBucket {
 }
 
 // with returns m after changes, sharing the pages of all other ports.
-func (m bucketsByPort) with(changes map[Port]*listDelta) bucketsByPort {
+func (m bucketsByLink) with(changes map[Link]*listDelta) bucketsByLink {
 	if len(changes) == 0 {
 		return m
 	}
@@ -83,7 +83,7 @@ func (m bucketsByPort) with(changes map[Port]*listDelta) bucketsByPort {
 		}
 		(*page)[p&0xff] = m.get(p).with(change)
 	}
-	return bucketsByPort{pages}
+	return bucketsByLink{pages}
 }
 
 // A listDelta is how a list of rules changes.
@@ -136,7 +136,7 @@ func (s stageRules) with(d *listDelta) stageRules {
 
 func (x *ruleIndex) with(d *listDelta) *ruleIndex {
 	var any listDelta
-	in, out := map[Port]*listDelta{}, map[Port]*listDelta{}
+	in, out := map[Link]*listDelta{}, map[Link]*listDelta{}
 	of := func(k *ruleKey) *listDelta {
 		m := in
 		switch k.device {
@@ -146,10 +146,10 @@ func (x *ruleIndex) with(d *listDelta) *ruleIndex {
 		default:
 			return &any
 		}
-		if m[k.port] == nil {
-			m[k.port] = &listDelta{}
+		if m[k.link] == nil {
+			m[k.link] = &listDelta{}
 		}
-		return m[k.port]
+		return m[k.link]
 	}
 	for _, r := range d.add {
 		if k := r.key(); !k.never {
@@ -271,8 +271,8 @@ func withLists(t *ruleTable, d map[netip.Prefix]*listDelta) *ruleTable {
 // A ruleKey is what every packet that a rule matches has in common.
 type ruleKey struct {
 	never  bool  // no packet matches
-	device field // fieldIn or fieldOut with port; any other field means no device
-	port   Port
+	device field // fieldIn or fieldOut with link; any other field means no device
+	link   Link
 	source bool         // prefix holds the source, not the destination
 	prefix netip.Prefix // the zero Prefix: no common prefix
 }
@@ -304,10 +304,10 @@ func (r *rule) key() ruleKey {
 		}
 		switch c.field {
 		case fieldIn:
-			k.device, k.port = fieldIn, Port(c.lo)
+			k.device, k.link = fieldIn, Link(c.lo)
 		case fieldOut:
 			if k.device != fieldIn {
-				k.device, k.port = fieldOut, Port(c.lo)
+				k.device, k.link = fieldOut, Link(c.lo)
 			}
 		case fieldSource, fieldDestination:
 			if c.prefix.Bits() > max(0, k.prefix.Bits()) {

@@ -51,10 +51,10 @@ func replay(t *testing.T, name string, c *nat.Config) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ports := map[string]nat.Port{"liqo-tunnel": nat.Tunnel}
+	links := map[string]nat.Link{"liqo-tunnel": nat.Tunnel}
 	for _, n := range c.Nodes {
-		if ports[n.Name] = n.Port; n.Device != "" {
-			ports[n.Device] = n.Port
+		if links[n.Name] = n.Link; n.Device != "" {
+			links[n.Device] = n.Link
 		}
 	}
 	packets := readCapture(t, name)
@@ -64,11 +64,11 @@ func replay(t *testing.T, name string, c *nat.Config) {
 		if p.out {
 			t.Fatalf("packet %d comes out of nowhere", i+1)
 		}
-		v, sent := process(t, e, ports[p.device], p.bytes, p.at)
+		v, sent := process(t, e, links[p.device], p.bytes, p.at)
 		i++
 		for n := 0; i < len(packets) && packets[i].out; i, n = i+1, n+1 {
 			want := packets[i]
-			if n >= len(sent) || v.Out != ports[want.device] || !bytes.Equal(sent[n], want.bytes) {
+			if n >= len(sent) || v.Out != links[want.device] || !bytes.Equal(sent[n], want.bytes) {
 				got, _ := nattest.Check(p.bytes)
 				t.Fatalf("packet %d (%v → %v, protocol %d): verdict %+v, sent %x, want %x at %s", i, got.Source, got.Destination, got.Protocol, v, sent,
 					want.bytes, want.device)

@@ -27,23 +27,23 @@ func loadCapture(t testing.TB, capture, file string, to any) {
 type capturedGateway struct {
 	*ruleset
 	config *Config
-	marks  map[string]Port // of the nodes, from the ctmark rules
-	pods   map[Port]string // one on each node
+	marks  map[string]Link // of the nodes, from the ctmark rules
+	pods   map[Link]string // one on each node
 }
 
 // The nodes of every capture.
-const portN1, portN2 = Port(1), Port(2)
+const linkN1, linkN2 = Link(1), Link(2)
 
 // captured compiles what the gateway of a peering selects by its labels. The tables of the peering come before those of single
 // addresses, so that a source from the tunnel is remapped rather than taken for a mapped host.
 func captured(t testing.TB, capture, remote string) capturedGateway {
 	t.Helper()
-	g := capturedGateway{config: &Config{}, marks: map[string]Port{}, pods: map[Port]string{}}
+	g := capturedGateway{config: &Config{}, marks: map[string]Link{}, pods: map[Link]string{}}
 	loadCapture(t, capture, remote+".json", g.config)
-	ports := map[string]Port{"n1": portN1, "n2": portN2}
+	links := map[string]Link{"n1": linkN1, "n2": linkN2}
 	for _, table := range g.config.Routing {
-		if port, ok := ports[table.Name]; ok {
-			g.pods[port] = table.Rules[1].Routes[0].Destination.Addr().String()
+		if link, ok := links[table.Name]; ok {
+			g.pods[link] = table.Rules[1].Routes[0].Destination.Addr().String()
 		}
 	}
 	var err error
@@ -52,7 +52,7 @@ func captured(t testing.TB, capture, remote string) capturedGateway {
 	}
 	for _, r := range g.all() {
 		if r.action == ActionCTMark {
-			g.marks[fmt.Sprint(r.value)] = ports[r.name]
+			g.marks[fmt.Sprint(r.value)] = links[r.name]
 		}
 	}
 	if len(g.marks) != 2 || len(g.pods) != 2 {

@@ -13,7 +13,7 @@ import (
 // A walked packet is what became of one on its way through all stages.
 type walked struct {
 	src, dst   netip.Addr // as it goes on
-	out        Port       // noPort: there is no route
+	out        Link       // noLink: there is no route
 	via        string     // what routing led by
 	reason     Reason
 	dnat, snat bindKind
@@ -40,7 +40,7 @@ func walkPacket(r *ruleset, v view, connMark uint32, first bool, dst, src netip.
 		tr.run(&Engine{}, &snapshot{rules: r, site: &site{}, surroundings: &surroundings{}}, 0)
 	}
 	w := walked{
-		src: tr.to.Source(), dst: tr.to.Destination(), out: noPort, reason: tr.reason, dnat: tr.dnat.kind, snat: tr.snat.kind,
+		src: tr.to.Source(), dst: tr.to.Destination(), out: noLink, reason: tr.reason, dnat: tr.dnat.kind, snat: tr.snat.kind,
 		mark: tr.effects.mark, connMark: tr.effects.connMark, routeMSS: tr.effects.routeMSS, mss: tr.effects.mss,
 	}
 	for _, s := range steps.steps {
@@ -62,7 +62,7 @@ func traversalOf(v view, connMark uint32, t Tracer) *traversal {
 	return tr
 }
 
-func from(in Port, src, dst string) view {
+func from(in Link, src, dst string) view {
 	return view{src: addr(src), dst: addr(dst), proto: packet.TCP, l4: [4]byte{156, 64, 1, 187}, hasL4: true, in: in}
 }
 
@@ -72,7 +72,7 @@ func eachCapture(t *testing.T, remote string, f func(t *testing.T, capture strin
 	}
 }
 
-func expect(t *testing.T, what string, w walked, src, dst string, out Port) {
+func expect(t *testing.T, what string, w walked, src, dst string, out Link) {
 	t.Helper()
 	if w.reason != ReasonNone || w.src != addr(src) || w.dst != addr(dst) || w.out != out {
 		t.Errorf("%s: %v → %v at port %d, %v; want %s → %s at %d", what, w.src, w.dst, w.out, w.reason, src, dst, out)
@@ -112,30 +112,30 @@ func TestLiqoNodeTables(t *testing.T) {
 // Both clusters have the same pod CIDR.
 func TestLiqoWalkOverlap(t *testing.T) {
 	eachCapture(t, "cluster-b", func(t *testing.T, _ string, g capturedGateway) {
-		none, pod1, pod2 := netip.Addr{}, g.pods[portN1], g.pods[portN2]
+		none, pod1, pod2 := netip.Addr{}, g.pods[linkN1], g.pods[linkN2]
 		// Step 2: outwards, the destination is translated.
-		w := walkPacket(g.ruleset, from(portN2, pod2, "10.71.3.4"), 0, true, none, none)
+		w := walkPacket(g.ruleset, from(linkN2, pod2, "10.71.3.4"), 0, true, none, none)
 		expect(t, "step 2", w, pod2, "10.244.3.4", Tunnel)
 		if w.dnat != bindPrefix || w.snat != bindNone || !strings.Contains(w.via, "via 169.254.18.2,") || !w.routeMSS || w.connMark != 0 {
 			t.Errorf("step 2: %+v", w)
 		}
 		// Step 3: inwards, the source is. The pod is one of n1.
 		w = walkPacket(g.ruleset, from(Tunnel, "10.244.3.4", pod1), 0, true, none, none)
-		expect(t, "step 3", w, "10.71.3.4", pod1, portN1)
+		expect(t, "step 3", w, "10.71.3.4", pod1, linkN1)
 		if w.dnat != bindNone || w.snat != bindPrefix || w.routeMSS {
 			t.Errorf("step 3: %+v", w)
 		}
 		// Step 5: the reply of step 3; conntrack restores its destination.
-		w = walkPacket(g.ruleset, from(portN1, pod1, "10.71.3.4"), 0, false, addr("10.244.3.4"), none)
+		w = walkPacket(g.ruleset, from(linkN1, pod1, "10.71.3.4"), 0, false, addr("10.244.3.4"), none)
 		expect(t, "step 5, out", w, pod1, "10.244.3.4", Tunnel)
 		// And that of step 2; conntrack restores its source.
 		w = walkPacket(g.ruleset, from(Tunnel, "10.244.3.4", pod2), 0, false, none, addr("10.71.3.4"))
-		expect(t, "step 5, in", w, "10.71.3.4", pod2, portN2)
+		expect(t, "step 5, in", w, "10.71.3.4", pod2, linkN2)
 		// External CIDRs overlap too.
-		w = walkPacket(g.ruleset, from(portN1, pod1, "10.68.0.77"), 0, true, none, none)
+		w = walkPacket(g.ruleset, from(linkN1, pod1, "10.68.0.77"), 0, true, none, none)
 		expect(t, "external, out", w, pod1, "10.70.0.77", Tunnel)
 		w = walkPacket(g.ruleset, from(Tunnel, "10.70.0.77", pod1), 0, true, none, none)
-		expect(t, "external, in", w, "10.68.0.77", pod1, portN1)
+		expect(t, "external, in", w, "10.68.0.77", pod1, linkN1)
 		// The iif of the rules prevents loops: what comes from the tunnel for a pod that is on no node does not go back.
 		if w = walkPacket(g.ruleset, from(Tunnel, "10.244.3.4", "10.244.200.200"), 0, true, none, none); w.reason != ReasonNoRoute {
 			t.Errorf("a pod on no node: %+v", w)
@@ -146,29 +146,29 @@ func TestLiqoWalkOverlap(t *testing.T) {
 // Pod CIDRs differ and are not translated; external ones are.
 func TestLiqoWalkNoOverlap(t *testing.T) {
 	eachCapture(t, "cluster-c", func(t *testing.T, _ string, g capturedGateway) {
-		none, pod1 := netip.Addr{}, g.pods[portN1]
-		w := walkPacket(g.ruleset, from(portN1, pod1, "10.245.3.4"), 0, true, none, none)
+		none, pod1 := netip.Addr{}, g.pods[linkN1]
+		w := walkPacket(g.ruleset, from(linkN1, pod1, "10.245.3.4"), 0, true, none, none)
 		expect(t, "out", w, pod1, "10.245.3.4", Tunnel)
 		if w.dnat != bindNone || !strings.Contains(w.via, "via 169.254.18.1,") {
 			t.Errorf("out: %+v", w)
 		}
 		w = walkPacket(g.ruleset, from(Tunnel, "10.245.3.4", pod1), 0, true, none, none)
-		expect(t, "in", w, "10.245.3.4", pod1, portN1)
+		expect(t, "in", w, "10.245.3.4", pod1, linkN1)
 		if w.snat != bindNone {
 			t.Errorf("in: %+v", w)
 		}
-		w = walkPacket(g.ruleset, from(portN1, pod1, "10.69.0.9"), 0, true, none, none)
+		w = walkPacket(g.ruleset, from(linkN1, pod1, "10.69.0.9"), 0, true, none, none)
 		expect(t, "external, out", w, pod1, "10.71.0.9", Tunnel)
 		w = walkPacket(g.ruleset, from(Tunnel, "10.71.0.9", pod1), 0, true, none, none)
-		expect(t, "external, in", w, "10.69.0.9", pod1, portN1)
+		expect(t, "external, in", w, "10.69.0.9", pod1, linkN1)
 	})
 }
 
 // All nodes share the address U, and the connection's mark leads the reply back to the right one.
 func TestLiqoWalkNodePort(t *testing.T) {
 	eachCapture(t, "cluster-b", func(t *testing.T, _ string, g capturedGateway) {
-		none, pod2 := netip.Addr{}, g.pods[portN2]
-		for _, node := range []Port{portN1, portN2} {
+		none, pod2 := netip.Addr{}, g.pods[linkN2]
+		for _, node := range []Link{linkN1, linkN2} {
 			// Step 3.
 			w := walkPacket(g.ruleset, from(node, "10.70.0.0", "10.71.1.4"), 0, true, none, none)
 			expect(t, "step 3", w, "10.70.0.0", "10.244.1.4", Tunnel)
@@ -184,9 +184,9 @@ func TestLiqoWalkNodePort(t *testing.T) {
 		}
 		// Step 4, at the other gateway: U is an address of the peer's external CIDR.
 		w := walkPacket(g.ruleset, from(Tunnel, "10.70.0.0", pod2), 0, true, none, none)
-		expect(t, "step 4", w, "10.68.0.0", pod2, portN2)
+		expect(t, "step 4", w, "10.68.0.0", pod2, linkN2)
 		// Step 5.
-		w = walkPacket(g.ruleset, from(portN2, pod2, "10.68.0.0"), 0, false, addr("10.70.0.0"), none)
+		w = walkPacket(g.ruleset, from(linkN2, pod2, "10.68.0.0"), 0, false, addr("10.70.0.0"), none)
 		expect(t, "step 5", w, pod2, "10.70.0.0", Tunnel)
 		// Without a connection nothing tells which node U is.
 		if w = walkPacket(g.ruleset, from(Tunnel, "10.244.1.4", "10.70.0.0"), 0, true, none, none); w.reason != ReasonNoRoute {
@@ -198,7 +198,7 @@ func TestLiqoWalkNodePort(t *testing.T) {
 // An address of the external CIDR stands for a host.
 func TestLiqoWalkMapping(t *testing.T) {
 	eachCapture(t, "cluster-b", func(t *testing.T, capture string, g capturedGateway) {
-		none, pod2 := netip.Addr{}, g.pods[portN2]
+		none, pod2 := netip.Addr{}, g.pods[linkN2]
 		external, offloaded, pod := "10.70.0.5", "10.70.0.7", "10.244.0.9"
 		switch capture {
 		case "v1.2.0":
@@ -207,28 +207,28 @@ func TestLiqoWalkMapping(t *testing.T) {
 			external, offloaded, pod = "10.70.0.4", "10.70.0.6", "10.244.0.10"
 		}
 		w := walkPacket(g.ruleset, from(Tunnel, "10.244.3.4", external), 0, true, none, none)
-		expect(t, "to the host", w, "10.71.3.4", "192.0.2.77", portN1)
+		expect(t, "to the host", w, "10.71.3.4", "192.0.2.77", linkN1)
 		if w.dnat != bindAddress || !strings.Contains(w.via, "via 10.80.0.2,") && !strings.Contains(w.via, "via 10.80.0.1,") {
 			t.Errorf("to the host: %+v", w)
 		}
-		w = walkPacket(g.ruleset, from(portN1, "192.0.2.77", "10.71.3.4"), 0, false, addr("10.244.3.4"), addr(external))
+		w = walkPacket(g.ruleset, from(linkN1, "192.0.2.77", "10.71.3.4"), 0, false, addr("10.244.3.4"), addr(external))
 		expect(t, "its reply", w, external, "10.244.3.4", Tunnel)
 		// An offloaded pod is reached through the node of the gateway, wherever it is.
 		w = walkPacket(g.ruleset, from(Tunnel, "10.244.3.4", offloaded), 0, true, none, none)
-		expect(t, "to the offloaded pod", w, "10.71.3.4", pod, portN1)
+		expect(t, "to the offloaded pod", w, "10.71.3.4", pod, linkN1)
 		// The remote cluster has a host of its own at the address that is mapped here: its source is remapped, not taken for ours.
 		w = walkPacket(g.ruleset, from(Tunnel, external, pod2), 0, true, none, none)
-		expect(t, "from the same address over there", w, "10.68.0."+external[len("10.70.0."):], pod2, portN2)
+		expect(t, "from the same address over there", w, "10.68.0."+external[len("10.70.0."):], pod2, linkN2)
 		// Leaf to leaf (Section 3.8): the remapped pod CIDR of another peering goes to the gateway's own node.
 		w = walkPacket(g.ruleset, from(Tunnel, "10.244.3.4", "10.245.0.9"), 0, true, none, none)
-		expect(t, "leaf to leaf", w, "10.71.3.4", "10.245.0.9", portN1)
+		expect(t, "leaf to leaf", w, "10.71.3.4", "10.245.0.9", linkN1)
 	})
 }
 
 // The fabric's own Geneve packets are not tracked.
 func TestLiqoNotrack(t *testing.T) {
 	g := captured(t, "main-557c199cf-options", "cluster-b")
-	v := from(portN1, "10.244.0.1", "10.71.3.4")
+	v := from(linkN1, "10.244.0.1", "10.71.3.4")
 	v.proto, v.l4 = packet.UDP, [4]byte{0, 99, 6091 >> 8, 6091 & 0xff}
 	var e effects
 	if g.filter(stageRaw, &v, &e); !e.notrack {

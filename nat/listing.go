@@ -27,7 +27,7 @@ var stageNames = [stages]string{
 
 // ListRules calls yield for each rule, in the order of evaluation, until it returns false. link names a Port. It keeps neither packets
 // nor, while yield runs, a new configuration waiting.
-func (e *Engine) ListRules(link func(Port) string, yield func(*RuleInfo) bool) {
+func (e *Engine) ListRules(link func(Link) string, yield func(*RuleInfo) bool) {
 	e.apply.Lock()
 	var all []*chain
 	for _, p := range e.set.pieces {
@@ -56,7 +56,7 @@ func (e *Engine) ListRules(link func(Port) string, yield func(*RuleInfo) bool) {
 	}
 }
 
-func (r *rule) matchText(link func(Port) string) string {
+func (r *rule) matchText(link func(Link) string) string {
 	var parts []string
 	for i := range r.tests {
 		parts = append(parts, r.tests[i].text(link))
@@ -69,7 +69,7 @@ var fieldNames = [...]string{fieldProto: "protocol", fieldIn: "in", fieldOut: "o
 
 var protocolNames = map[uint8]string{1: "icmp", 6: "tcp", 17: "udp", 58: "icmpv6", 132: "sctp"}
 
-func (c *comparison) text(link func(Port) string) string {
+func (c *comparison) text(link func(Link) string) string {
 	var value string
 	switch c.field {
 	case fieldNoReturn:
@@ -80,8 +80,8 @@ func (c *comparison) text(link func(Port) string) string {
 		}
 	case fieldIn, fieldOut:
 		value = "nowhere" // a device that there is not
-		if Port(c.lo) != unknownPort {
-			value = link(Port(c.lo))
+		if Link(c.lo) != unknownLink {
+			value = link(Link(c.lo))
 		}
 	case fieldSource, fieldDestination:
 		switch value = c.prefix.String(); {
@@ -136,7 +136,7 @@ type RouteInfo struct {
 }
 
 // ListRoutes calls yield for each route, in the order of rules, until it returns false.
-func (e *Engine) ListRoutes(link func(Port) string, yield func(*RouteInfo) bool) {
+func (e *Engine) ListRoutes(link func(Link) string, yield func(*RouteInfo) bool) {
 	e.apply.Lock()
 	var rules []policyRule // copies: a commit may give them other priorities
 	for _, key := range slices.SortedFunc(maps.Keys(e.set.pieces), Key.compare) {
@@ -156,14 +156,14 @@ func (e *Engine) ListRoutes(link func(Port) string, yield func(*RouteInfo) bool)
 		r := &rules[i]
 		for _, o := range r.offers {
 			info := RouteInfo{Origin: r.origin.key, Rule: r.name, Priority: r.priority, Mark: uint32(r.class), Source: r.source, Destination: o.at, Via: o.via}
-			if in := r.class.port(); in != anyPort {
+			if in := r.class.link(); in != anyLink {
 				info.In = link(in)
 			}
-			port := o.port
-			if port == firstNode {
-				port = first
+			to := o.link
+			if to == firstNode {
+				to = first
 			}
-			if info.To = link(port); !yield(&info) {
+			if info.To = link(to); !yield(&info) {
 				return
 			}
 		}

@@ -24,7 +24,7 @@ func TestListRulesAndRoutes(t *testing.T) {
 	}
 	e.CommitRules()
 	dropped(t, e, node1, udp("10.200.1.5", "10.71.3.9", 4000, 5354).Bytes(), start, nat.ReasonFiltered)
-	link := func(p nat.Port) string {
+	link := func(p nat.Link) string {
 		if p == nat.Tunnel {
 			return "tunnel"
 		}

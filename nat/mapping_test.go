@@ -19,7 +19,7 @@ func TestAddressMapping(t *testing.T) {
 	}
 	tests := []struct {
 		external, internal string
-		via                nat.Port
+		via                nat.Link
 	}{{"10.70.0.9", "192.0.2.10", node2}, {"10.70.0.8", "192.0.2.11", node1}, {"10.70.0.7", "10.200.2.44", node2}}
 	for _, test := range tests {
 		t.Run("from the tunnel to "+test.internal, func(t *testing.T) {
@@ -27,7 +27,7 @@ func TestAddressMapping(t *testing.T) {
 			p := tcp("10.200.3.9", test.external, 40000, 80, nattest.SYN, "")
 			v, out, _ := forwarded(t, e, nat.Tunnel, p.Bytes(), start)
 			if v.Out != test.via {
-				t.Fatalf("leaves by port %d", v.Out)
+				t.Fatalf("leaves by link %d", v.Out)
 			}
 			expect(t, out, "10.71.3.9", test.internal)
 			returned(t, e, p, nat.Tunnel, out, test.via, start)
@@ -44,7 +44,7 @@ func TestAddressMapping(t *testing.T) {
 			}
 			// That does not move the connection.
 			if v, _, _ := forwarded(t, e, nat.Tunnel, p.Bytes(), start); v.Out != test.via {
-				t.Fatalf("moved to port %d", v.Out)
+				t.Fatalf("moved to link %d", v.Out)
 			}
 		})
 	}
@@ -72,7 +72,7 @@ func TestAddressMapping(t *testing.T) {
 		p := tcp("10.200.1.5", "10.70.0.9", 40000, 80, nattest.SYN, "")
 		v, out, _ := forwarded(t, e, node1, p.Bytes(), start)
 		if v.Out != node2 {
-			t.Fatalf("leaves by port %d", v.Out)
+			t.Fatalf("leaves by link %d", v.Out)
 		}
 		expect(t, out, "10.80.0.4", "192.0.2.10")
 		returned(t, e, p, node1, out, node2, start)

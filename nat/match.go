@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	noPort      Port = 0xfffe // a view's port that is not known, or not yet
-	unknownPort Port = 0xfffd // compiled from a device that no port has; no view carries it
+	noLink      Link = 0xfffe // a view's link that is not known, or not yet
+	unknownLink Link = 0xfffd // compiled from a device that no link has; no view carries it
 )
 
 // A view is what rules see of a packet at one stage.
@@ -22,7 +22,7 @@ type view struct {
 	proto     uint8
 	l4        [4]byte  // the first bytes of the transport header
 	hasL4     bool     // false: the packet has fewer, and no comparison of ports holds
-	in, out   Port     // noPort before routing
+	in, out   Link     // noLink before routing
 	untracked bool     // no connection belongs to the packet
 	rules     *ruleset // that tell whether a route leads back; nil where nothing asks
 	trace     Tracer   // nil, but for Explain
@@ -60,9 +60,9 @@ func (c *comparison) holds(v *view) bool {
 	case fieldProto:
 		return v.proto == uint8(c.lo)
 	case fieldIn:
-		return (v.in == Port(c.lo)) != c.negate
+		return (v.in == Link(c.lo)) != c.negate
 	case fieldOut:
-		return (v.out == Port(c.lo)) != c.negate
+		return (v.out == Link(c.lo)) != c.negate
 	case fieldSource:
 		return c.holdsAddress(v.src)
 	case fieldDestination:
@@ -103,7 +103,7 @@ func (c *comparison) never() bool {
 	}
 	switch c.field {
 	case fieldIn, fieldOut:
-		return Port(c.lo) == unknownPort
+		return Link(c.lo) == unknownLink
 	case fieldSource, fieldDestination:
 		return c.hostBits
 	}
@@ -149,7 +149,7 @@ func (b *builder) match(all []comparison, m *Match, family Family) ([]comparison
 		default:
 			return all, fmt.Errorf("dev position %q is neither in nor out", m.Dev.Position)
 		}
-		c.lo = uint16(b.port(m.Dev.Value))
+		c.lo = uint16(b.link(m.Dev.Value))
 		all = append(all, c)
 	}
 	if m.IP != (Operand{}) {

@@ -27,7 +27,7 @@ type modelEnd struct {
 type modelConn struct {
 	icmp     bool
 	inbound  bool
-	node     nat.Port // of origin, or the one that leads to the destination
+	node     nat.Link // of origin, or the one that leads to the destination
 	local    modelEnd // as nodes see it
 	seen     modelEnd // the remote end as nodes see it
 	mapped   modelEnd // the local end as the tunnel sees it
@@ -70,7 +70,7 @@ func (m *model) expire(now nat.Time) {
 }
 
 // outbound finds the connection of a packet from a node.
-func (m *model) outbound(in nat.Port, icmp bool, local, seen modelEnd) *modelConn {
+func (m *model) outbound(in nat.Link, icmp bool, local, seen modelEnd) *modelConn {
 	for _, c := range m.connections {
 		if c.icmp == icmp && c.local == local && c.seen == seen && (c.inbound || c.node == in) {
 			return c
@@ -90,7 +90,7 @@ func (m *model) fromTunnel(icmp bool, real, mapped modelEnd) *modelConn {
 }
 
 // source returns the link and the address that a connection came from.
-func (c *modelConn) source() (nat.Port, netip.Addr) {
+func (c *modelConn) source() (nat.Link, netip.Addr) {
 	if c.inbound {
 		return nat.Tunnel, c.real.addr
 	}
@@ -98,7 +98,7 @@ func (c *modelConn) source() (nat.Port, netip.Addr) {
 }
 
 // held returns what a link holds, and what an address of it does.
-func (m *model) held(link nat.Port, addr netip.Addr) (of, all int) {
+func (m *model) held(link nat.Link, addr netip.Addr) (of, all int) {
 	for _, c := range m.connections {
 		if l, a := c.source(); l == link {
 			all++
@@ -111,7 +111,7 @@ func (m *model) held(link nat.Port, addr netip.Addr) (of, all int) {
 }
 
 // room makes room for a connection of a source, or returns false.
-func (m *model) room(link nat.Port, addr netip.Addr, now nat.Time) bool {
+func (m *model) room(link nat.Link, addr netip.Addr, now nat.Time) bool {
 	if m.pressed() {
 		for range 2 {
 			for _, c := range m.connections {
@@ -172,7 +172,7 @@ func (x *ether) fail(format string, args ...any) {
 	x.t.Fatalf(format, args...)
 }
 
-func (x *ether) send(in nat.Port, icmp, request bool, from, to modelEnd) (nat.Verdict, *nattest.View) {
+func (x *ether) send(in nat.Link, icmp, request bool, from, to modelEnd) (nat.Verdict, *nattest.View) {
 	p := nattest.IP{Source: from.addr.String(), Destination: to.addr.String()}
 	switch {
 	case !icmp:
@@ -199,10 +199,10 @@ func (x *ether) send(in nat.Port, icmp, request bool, from, to modelEnd) (nat.Ve
 	return v, &view
 }
 
-func (x *ether) expect(v nat.Verdict, got *nattest.View, out nat.Port, from, to modelEnd) {
+func (x *ether) expect(v nat.Verdict, got *nattest.View, out nat.Link, from, to modelEnd) {
 	x.t.Helper()
 	if v.Action != nat.Forward || v.Out != out {
-		x.fail("%v %v to port %d, want port %d", v.Action, v.Reason, v.Out, out)
+		x.fail("%v %v to link %d, want link %d", v.Action, v.Reason, v.Out, out)
 	}
 	if got.Source != from.addr || got.Destination != to.addr || got.SourcePort != from.port || got.DestinationPort != to.port {
 		x.fail("%s:%d > %s:%d, want %v > %v", got.Source, got.SourcePort, got.Destination, got.DestinationPort, from, to)
@@ -262,11 +262,11 @@ func (x *ether) step() {
 			x.fail("%d connections, the model has had %d and has %d", got, alive, len(x.m.connections))
 		}
 	case k < 11:
-		x.fromNode([]nat.Port{node1, node2}[x.r.IntN(2)], icmp, local, seen, real)
+		x.fromNode([]nat.Link{node1, node2}[x.r.IntN(2)], icmp, local, seen, real)
 	case k < 15 && len(x.m.connections) > 0:
 		c := x.m.connections[x.r.IntN(len(x.m.connections))]
 		if x.r.IntN(2) == 0 {
-			x.fromNode([]nat.Port{node1, node2}[x.r.IntN(2)], c.icmp, c.local, c.seen, c.real)
+			x.fromNode([]nat.Link{node1, node2}[x.r.IntN(2)], c.icmp, c.local, c.seen, c.real)
 			return
 		}
 		x.fromTunnel(c.icmp, c.real, c.mapped)
@@ -275,7 +275,7 @@ func (x *ether) step() {
 	}
 }
 
-func (x *ether) fromNode(in nat.Port, icmp bool, local, seen, real modelEnd) {
+func (x *ether) fromNode(in nat.Link, icmp bool, local, seen, real modelEnd) {
 	real.port = seen.port // that of a translated identifier is for its own connection only
 	c := x.m.outbound(in, icmp, local, seen)
 	request := c == nil || !c.inbound

@@ -116,16 +116,16 @@ func (e *Engine) returns(tr *traversal) bool {
 // place decides which tuple answers a new connection and what makes room for it, or says why there is none.
 func (e *Engine) place(d *decision, p *packet.Packet, now Time) Reason {
 	tb, s, tr := &e.table, e.snapshot, &d.tr
-	to, zone := tr.to, tr.out
-	if zone != Tunnel {
-		zone = anyNode
+	to, link := tr.to, tr.out
+	if link != Tunnel {
+		link = anyNode
 	}
 	d.holder, d.shared = tb.shares.holder(&d.from), tr.sharesPorts(p, s)
-	if d.shared && tb.portsFull(to.Reply(zone), d.holder, d.predecessor) {
+	if d.shared && tb.portsFull(to.Reply(link), d.holder, d.predecessor) {
 		return ReasonPortShare
 	}
 	d.stale = d.predecessor != 0
-	if !e.choosePort(d, p, &to, zone, now) {
+	if !e.choosePort(d, p, &to, link, now) {
 		return ReasonPortExhausted
 	}
 	return e.room(d, now)

@@ -15,7 +15,7 @@ func BenchmarkBothDirections(b *testing.B) {
 	const connections = 1000
 	e := engine(b)
 	load(b, e, connections, false)
-	one := func(in nat.Port, n int) {
+	one := func(in nat.Link, n int) {
 		var p packet.Packet
 		work := make([]byte, 2048)
 		s := newStream(false, in)

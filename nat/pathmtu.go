@@ -27,7 +27,7 @@ type pathTable struct {
 type path struct {
 	destination [16]byte
 	sender      [16]byte // of the segment that was too big
-	link        Port     // where the sender is
+	link        Link     // where the sender is
 	tunnel      bool     // the destination is reached through the tunnel
 	mtu         uint16
 	expires     Time

@@ -72,7 +72,7 @@ func TestPathMTUShares(t *testing.T) {
 		name     string
 		pods     int // that flood, behind node 1
 		innocent string
-		node     nat.Port
+		node     nat.Link
 	}{
 		{"one pod, beside others of its node", 1, "10.200.1.%d", node1},
 		{"many pods of a node, beside another node", 100, "10.200.2.%d", node2},

@@ -40,16 +40,16 @@ type PolicyRoute struct {
 // mainPriority is that of the kernel's main table. A rule without priority gets one less than the least that is there.
 const mainPriority = 32766
 
-// firstNodeDevice stands in a PolicyRoute for the device of the first node, whichever that is, and firstNode for its port: a change
+// firstNodeDevice stands in a PolicyRoute for the device of the first node, whichever that is, and firstNode for its link: a change
 // of the first node then changes no route.
 const (
 	firstNodeDevice      = "first node"
-	firstNode       Port = 0xfffb
+	firstNode       Link = 0xfffb
 )
 
 // A nextHop is where routing leads.
 type nextHop struct {
-	port Port
+	link Link
 	via  netip.Addr // the zero Addr: the destination itself
 	rule *policyRule
 }
@@ -68,12 +68,12 @@ type class uint64
 
 func (k class) hash() uint64 { return uint64(k) ^ uint64(k)>>32 }
 
-func classOf(in Port, mark uint32) class { return class(in)<<32 | class(mark) }
+func classOf(in Link, mark uint32) class { return class(in)<<32 | class(mark) }
 
-func (k class) port() Port { return Port(k >> 32) }
+func (k class) link() Link { return Link(k >> 32) }
 
-// anyPort in a class stands for every port.
-const anyPort Port = 0xfffc
+// anyLink in a class stands for every link.
+const anyLink Link = 0xfffc
 
 // routes are those of a class: for any source, and for sources in a prefix.
 type routes struct {
@@ -95,7 +95,7 @@ type routeOffer struct {
 	at   netip.Prefix
 	rule *policyRule
 	bits int // of the route, which may be wider than the rule's destination
-	port Port
+	link Link
 	via  netip.Addr
 }
 
@@ -129,11 +129,11 @@ func compareOffers(a, b *routeOffer) int {
 }
 
 // route returns where a packet goes, by policy rules and the longest prefix in their tables.
-func (r *ruleset) route(in Port, mark uint32, src, dst netip.Addr) (nextHop, bool) {
+func (r *ruleset) route(in Link, mark uint32, src, dst netip.Addr) (nextHop, bool) {
 	p := &r.policy
 	best := p.plain.best(src, dst, nil)
 	if mark != 0 {
-		best = p.best(classOf(anyPort, mark), src, dst, best)
+		best = p.best(classOf(anyLink, mark), src, dst, best)
 	}
 	if p.devices > 0 {
 		best = p.best(classOf(in, 0), src, dst, best)
@@ -144,9 +144,9 @@ func (r *ruleset) route(in Port, mark uint32, src, dst netip.Addr) (nextHop, boo
 	if best == nil {
 		return nextHop{}, false
 	}
-	hop := nextHop{best.port, best.via, best.rule}
-	if hop.port == firstNode {
-		hop.port = r.first
+	hop := nextHop{best.link, best.via, best.rule}
+	if hop.link == firstNode {
+		hop.link = r.first
 		return hop, r.first != 0
 	}
 	return hop, true
@@ -267,12 +267,12 @@ func (p policy) with(changes policyChanges) policy {
 		if classes[k] = nil; stays {
 			classes[k] = &r
 		}
-		if k.port() != anyPort && there != stays {
+		if k.link() != anyLink && there != stays {
 			devices += map[bool]int{true: 1, false: -1}[stays]
 		}
 	}
 	all := p.classes.with(classes)
-	plain, _ := all.get(classOf(anyPort, 0))
+	plain, _ := all.get(classOf(anyLink, 0))
 	return policy{plain, all, devices}
 }
 

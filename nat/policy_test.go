@@ -18,23 +18,23 @@ func TestPolicyStatements(t *testing.T) {
 	tests := []struct {
 		statement string
 		tables    []PolicyTable
-		in        Port
+		in        Link
 		mark      uint32
-		want      Port // noPort: no route
+		want      Link // noLink: no route
 	}{
 		{"a rule without selectors fits all", []PolicyTable{table("a", PolicyRule{Routes: to(n1, "10.0.0.0/8")})}, 5, 0, 1},
 		{"longest prefix in the table", []PolicyTable{table("a", PolicyRule{Routes: append(to(n1, "10.0.0.0/8", "10.1.2.4/32"), to(n2, "10.1.2.0/24")...)})}, 5, 0, 2},
 		{"all routes of all rules are in the one table", []PolicyTable{table("a",
 			PolicyRule{In: n2, Routes: to(n2, "10.1.2.3/32")}, PolicyRule{In: n1, Routes: to(n1, "10.0.0.0/8")})}, 1, 0, 2},
-		{"iif selects", []PolicyTable{table("a", PolicyRule{In: n1, Routes: to(n1, "10.0.0.0/8")})}, 2, 0, noPort},
-		{"an unknown iif fits nothing", []PolicyTable{table("a", PolicyRule{In: "eth0", Routes: to(n1, "10.0.0.0/8")})}, 5, 0, noPort},
-		{"oif fits nothing that is forwarded", []PolicyTable{table("a", PolicyRule{Out: n1, Routes: to(n1, "10.0.0.0/8")})}, 5, 0, noPort},
-		{"fwmark has no mask", []PolicyTable{table("a", PolicyRule{Mark: 1, Routes: to(n1, "10.0.0.0/8")})}, 5, 3, noPort},
+		{"iif selects", []PolicyTable{table("a", PolicyRule{In: n1, Routes: to(n1, "10.0.0.0/8")})}, 2, 0, noLink},
+		{"an unknown iif fits nothing", []PolicyTable{table("a", PolicyRule{In: "eth0", Routes: to(n1, "10.0.0.0/8")})}, 5, 0, noLink},
+		{"oif fits nothing that is forwarded", []PolicyTable{table("a", PolicyRule{Out: n1, Routes: to(n1, "10.0.0.0/8")})}, 5, 0, noLink},
+		{"fwmark has no mask", []PolicyTable{table("a", PolicyRule{Mark: 1, Routes: to(n1, "10.0.0.0/8")})}, 5, 3, noLink},
 		{"fwmark selects", []PolicyTable{table("a", PolicyRule{Mark: 3, Routes: to(n1, "10.0.0.0/8")})}, 5, 3, 1},
 		{"a rule without fwmark fits every mark", []PolicyTable{table("a", PolicyRule{Routes: to(n1, "10.0.0.0/8")})}, 5, 3, 1},
-		{"dst selects", []PolicyTable{table("a", dst("10.2.0.0/16", PolicyRule{Routes: to(n1, "10.0.0.0/8")}))}, 5, 0, noPort},
+		{"dst selects", []PolicyTable{table("a", dst("10.2.0.0/16", PolicyRule{Routes: to(n1, "10.0.0.0/8")}))}, 5, 0, noLink},
 		{"dst with host bits selects its network, unlike in a firewall rule", []PolicyTable{table("a", dst("10.1.2.9/24", PolicyRule{Routes: to(n1, "10.0.0.0/8")}))}, 5, 0, 1},
-		{"src selects", []PolicyTable{table("a", PolicyRule{Source: pfx("172.16.0.0/12"), Routes: to(n1, "10.0.0.0/8")})}, 5, 0, noPort},
+		{"src selects", []PolicyTable{table("a", PolicyRule{Source: pfx("172.16.0.0/12"), Routes: to(n1, "10.0.0.0/8")})}, 5, 0, noLink},
 		{"src selects: fits", []PolicyTable{table("a", PolicyRule{Source: pfx("10.9.0.0/16"), Routes: to(n1, "10.0.0.0/8")})}, 5, 0, 1},
 		{"the lower priority first", []PolicyTable{table("a", PolicyRule{Priority: 20, Routes: to(n1, "10.1.2.3/32")}),
 			table("b", PolicyRule{Priority: 10, Routes: to(n2, "10.0.0.0/8")})}, 5, 0, 2},
@@ -53,9 +53,9 @@ func TestPolicyStatements(t *testing.T) {
 		{"a route to a device that does not exist is not there", []PolicyTable{table("a", PolicyRule{Routes: to("liqo.zzz9", "10.1.2.3/32")},
 			PolicyRule{Routes: to(n1, "10.0.0.0/8")})}, 5, 0, 1},
 		{"a device goes before an address", []PolicyTable{table("a", PolicyRule{Routes: []PolicyRoute{{pfx("10.0.0.0/8"), addr("10.80.0.3"), n1}}})}, 5, 0, 1},
-		{"families do not mix", []PolicyTable{table("a", PolicyRule{Routes: to(n1, "::/0")})}, 5, 0, noPort},
+		{"families do not mix", []PolicyTable{table("a", PolicyRule{Routes: to(n1, "::/0")})}, 5, 0, noLink},
 		{"a default route", []PolicyTable{table("a", PolicyRule{Routes: to(n1, "0.0.0.0/0")})}, 5, 0, 1},
-		{"no rules, no route", nil, 5, 0, noPort},
+		{"no rules, no route", nil, 5, 0, noLink},
 	}
 	for _, tt := range tests {
 		c := randomNodes()
@@ -67,10 +67,10 @@ func TestPolicyStatements(t *testing.T) {
 		}
 		hop, ok := r.route(tt.in, tt.mark, addr("10.9.9.9"), addr("10.1.2.3"))
 		if !ok {
-			hop.port = noPort
+			hop.link = noLink
 		}
-		if hop.port != tt.want {
-			t.Errorf("%s: port %d, want %d", tt.statement, hop.port, tt.want)
+		if hop.link != tt.want {
+			t.Errorf("%s: link %d, want %d", tt.statement, hop.link, tt.want)
 		}
 	}
 }

@@ -78,8 +78,8 @@ func (tb *table) givePort(c *conn) {
 //
 // The choice depends on address and port of the destination: RFC 4787, Section 4.1, REQ-1, is not met on purpose; one U serves 64,512
 // connections to each remote address and port.
-func (e *Engine) choosePort(d *decision, p *packet.Packet, to *packet.Tuple, zone Port, now Time) bool {
-	if e.answers(d, to, zone, now) {
+func (e *Engine) choosePort(d *decision, p *packet.Packet, to *packet.Tuple, link Link, now Time) bool {
+	if e.answers(d, to, link, now) {
 		return true
 	}
 	if !p.HasPorts() && !p.HasIdentifier() {
@@ -94,7 +94,7 @@ func (e *Engine) choosePort(d *decision, p *packet.Packet, to *packet.Tuple, zon
 		if p.HasIdentifier() {
 			to.SetDestinationPort(port)
 		}
-		if e.answers(d, to, zone, now) {
+		if e.answers(d, to, link, now) {
 			return true
 		}
 		h = h*6364136223846793005 + 1442695040888963407 // anywhere else: ports in use cluster (Knuth's MMIX generator)
@@ -103,8 +103,8 @@ func (e *Engine) choosePort(d *decision, p *packet.Packet, to *packet.Tuple, zon
 }
 
 // answers makes the reply of to the answer of a new connection, if no other has it.
-func (e *Engine) answers(d *decision, to *packet.Tuple, zone Port, now Time) bool {
-	d.answer = to.Reply(zone)
+func (e *Engine) answers(d *decision, to *packet.Tuple, link Link, now Time) bool {
+	d.answer = to.Reply(link)
 	h, taken := e.find(&d.answer, d.predecessor, now)
 	if !taken && h.number != 0 {
 		d.stale = true

@@ -11,7 +11,7 @@ import (
 )
 
 // handshake opens a TCP connection from a node and returns its first packet as it went out.
-func handshake(t testing.TB, e *nat.Engine, in nat.Port, source string, port uint16, now nat.Time) nattest.View {
+func handshake(t testing.TB, e *nat.Engine, in nat.Link, source string, port uint16, now nat.Time) nattest.View {
 	t.Helper()
 	_, out, _ := forwarded(t, e, in, tcp(source, "10.71.3.9", port, 80, nattest.SYN, "").Bytes(), now)
 	answer := nattest.IP{Source: out.Destination.String(), Destination: out.Source.String(), Body: nattest.TCP{SourcePort: 80,
@@ -50,7 +50,7 @@ func TestFlood(t *testing.T) {
 		p := nattest.IP{Source: "10.200.3.9", Destination: "10.70.0.0", Body: nattest.TCP{SourcePort: 80, DestinationPort: out[i].SourcePort,
 			Seq: 5001, Ack: 1001, Flags: nattest.ACK, Payload: []byte("x")}}
 		if v, _, _ := forwarded(t, e, nat.Tunnel, p.Bytes(), start.Add(time.Second)); v.Out != node1 {
-			t.Fatalf("connection %d is answered at port %d", i, v.Out)
+			t.Fatalf("connection %d is answered at link %d", i, v.Out)
 		}
 	}
 	ledger(t, e)
@@ -74,7 +74,7 @@ func TestCap(t *testing.T) {
 	}
 	tests := []struct {
 		name      string
-		in        nat.Port
+		in        nat.Link
 		p         nattest.IP
 		untracked bool
 	}{

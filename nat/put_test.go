@@ -58,11 +58,11 @@ func TestPutBesideConfig(t *testing.T) {
 	expect("deleted", ReasonFiltered)
 	c.MTU = 1400
 	other := *c
-	other.Nodes = append(other.Nodes[:2:2], Node{Port: 50, Name: "z", Address: addr("10.80.0.50")})
+	other.Nodes = append(other.Nodes[:2:2], Node{Link: 50, Name: "z", Address: addr("10.80.0.50")})
 	if _, err := e.Prepare(&other); err != nil {
 		t.Fatal(err)
 	}
-	device := Resource{Device: &Device{Port: 50, Name: "z"}}
+	device := Resource{Device: &Device{Link: 50, Name: "z"}}
 	if err := e.Put(Key{Kind: "Node", Name: "z"}, device); err == nil {
 		t.Fatal("what is prepared has its device taken")
 	}
@@ -103,16 +103,16 @@ func TestPutRefuses(t *testing.T) {
 		{firewallX, dropping(in("milan-1")), ""},
 		{firewallX, dropping(Match{IP: Operand{"10.0.0.300", PositionSource}}), `ip "10.0.0.300" is no address`},
 		{Key{Kind: "node", Name: "x"}, dropping(), "use another kind"},
-		{Key{Kind: "Node", Name: "a"}, Resource{Device: &Device{Port: 9, Name: "a"}}, "device number 9 is taken by node/milan-2"},
-		{Key{Kind: "Node", Name: "a"}, Resource{Device: &Device{Port: 50, Name: "milan-1"}}, `device "milan-1" is taken by node/milan-1`},
-		{Key{Kind: "Node", Name: "a"}, Resource{Device: &Device{Port: 50, Name: "liqo-tunnel"}}, `taken by network/tunnel`},
-		{Key{Kind: "Node", Name: "a"}, Resource{Device: &Device{Port: 50, Name: "a", Address: addr("10.80.0.3")}}, `10.80.0.3 is taken by node/milan-2`},
-		{Key{Kind: "Node", Name: "a"}, Resource{Device: &Device{Port: 50}}, "Device.Name: a device needs a name"},
+		{Key{Kind: "Node", Name: "a"}, Resource{Device: &Device{Link: 9, Name: "a"}}, "device number 9 is taken by node/milan-2"},
+		{Key{Kind: "Node", Name: "a"}, Resource{Device: &Device{Link: 50, Name: "milan-1"}}, `device "milan-1" is taken by node/milan-1`},
+		{Key{Kind: "Node", Name: "a"}, Resource{Device: &Device{Link: 50, Name: "liqo-tunnel"}}, `taken by network/tunnel`},
+		{Key{Kind: "Node", Name: "a"}, Resource{Device: &Device{Link: 50, Name: "a", Address: addr("10.80.0.3")}}, `10.80.0.3 is taken by node/milan-2`},
+		{Key{Kind: "Node", Name: "a"}, Resource{Device: &Device{Link: 50}}, "Device.Name: a device needs a name"},
 		{Key{Kind: "Node", Name: "a"}, Resource{Device: &Device{Name: "a"}}, "Device.Port: 0 is reserved"},
-		{Key{Kind: "Node", Name: "a"}, Resource{Device: &Device{Port: 50, Name: "a", Address: addr("::ffff:1.2.3.4")}}, "Device.Address"},
+		{Key{Kind: "Node", Name: "a"}, Resource{Device: &Device{Link: 50, Name: "a", Address: addr("::ffff:1.2.3.4")}}, "Device.Address"},
 		{Key{Kind: "Service", Name: "a"}, Resource{Service: &Service{}}, "Service.Address"},
 		{Key{Kind: "Service", Name: "a"}, Resource{Service: &milan().Services[0]}, "taken by service/web 10.70.0.20:80/6"},
-		{Key{Kind: "Node", Name: "a"}, Resource{Device: &Device{Port: 50, Name: "a", Address: addr("10.80.0.50")}}, ""},
+		{Key{Kind: "Node", Name: "a"}, Resource{Device: &Device{Link: 50, Name: "a", Address: addr("10.80.0.50")}}, ""},
 	} {
 		err := e.Put(tt.key, tt.r)
 		if got := fmt.Sprint(err); tt.want == "" && err != nil || !strings.Contains(got, tt.want) {
@@ -122,7 +122,7 @@ func TestPutRefuses(t *testing.T) {
 	// A Config cannot take what a resource has either, nor does it know a resource by its own keys.
 	e.CommitRules()
 	c := milan()
-	c.Nodes = append(c.Nodes, Node{Port: 51, Name: "a", Address: addr("10.80.0.51")})
+	c.Nodes = append(c.Nodes, Node{Link: 51, Name: "a", Address: addr("10.80.0.51")})
 	if err := e.Apply(c); err == nil || !strings.Contains(err.Error(), `device "a" is taken by Node/a`) {
 		t.Error(err)
 	}
@@ -147,7 +147,7 @@ func TestDevicesComeAndGo(t *testing.T) {
 		}
 		e.CommitRules()
 	}
-	try := func(when string, source string, want Reason, out Port) {
+	try := func(when string, source string, want Reason, out Link) {
 		t.Helper()
 		v, _ := send(e, 50, addr(source), addr("198.51.100.7"), 1, 2)
 		if v.Reason != want || v.Out != out {
@@ -159,12 +159,12 @@ func TestDevicesComeAndGo(t *testing.T) {
 	put("route", Resource{Routing: []PolicyTable{{Name: "r", Rules: []PolicyRule{
 		{In: "n50", Priority: 1, Routes: []PolicyRoute{{Destination: pfx("198.51.100.0/24"), Via: addr("10.80.0.60")}}}}}}})
 	try("no device", "10.1.0.1", ReasonNoRoute, 0)
-	put("n50", Resource{Device: &Device{Port: 50, Name: "n50"}})
+	put("n50", Resource{Device: &Device{Link: 50, Name: "n50"}})
 	try("the neighbour is missing", "10.1.0.1", ReasonNoRoute, 0)
-	put("n60", Resource{Device: &Device{Port: 60, Name: "n60", Address: addr("10.80.0.60")}})
+	put("n60", Resource{Device: &Device{Link: 60, Name: "n60", Address: addr("10.80.0.60")}})
 	try("all there", "10.1.0.1", ReasonNone, 60)
 	try("the rule's", "10.1.0.2", ReasonFiltered, 0)
-	put("n60", Resource{Device: &Device{Port: 61, Name: "n60", Address: addr("10.80.0.60")}})
+	put("n60", Resource{Device: &Device{Link: 61, Name: "n60", Address: addr("10.80.0.60")}})
 	try("the neighbour has moved", "10.1.0.1", ReasonNone, 61)
 	put("all", dropping(source("10.1.0.3")))
 	if st := e.Stats(); st.Connections != 1 || st.Evicted != 0 {
@@ -191,7 +191,7 @@ func TestRuleConcernsAsymmetricAnswer(t *testing.T) {
 	if v, _ := send(e, Tunnel, remote, pod, 1, 2); v.Out != 4 || v.Action != Forward {
 		t.Fatalf("%+v", v)
 	}
-	answer := func(when string, from Port, want Reason) {
+	answer := func(when string, from Link, want Reason) {
 		t.Helper()
 		if v, _ := send(e, from, pod, seen, 2, 1); v.Reason != want || want == ReasonNone && v.Asymmetric != (from == 9) {
 			t.Errorf("%s: an answer by %d: %+v, want %v", when, from, v, want)
@@ -222,7 +222,7 @@ func TestConfigOfNothing(t *testing.T) {
 	}
 	for _, tt := range []struct {
 		c        Config
-		in       Port
+		in       Link
 		from, to string
 		want     Reason
 		source   string
@@ -259,7 +259,7 @@ func TestLiqoResourcesByKey(t *testing.T) {
 			var all []namedResource
 			for i := range g.config.Nodes {
 				n := &g.config.Nodes[i]
-				all = append(all, namedResource{Key{"Node", "", n.Name}, Resource{Device: &Device{n.Port, n.device(), n.Address}}})
+				all = append(all, namedResource{Key{"Node", "", n.Name}, Resource{Device: &Device{n.Link, n.device(), n.Address}}})
 			}
 			for i, table := range g.config.Firewall {
 				all = append(all, namedResource{Key{"FirewallConfiguration", "liqo", table.Name}, Resource{Order: int64(i), Tables: []Table{table}}})
@@ -277,7 +277,7 @@ func TestLiqoResourcesByKey(t *testing.T) {
 			if e.CommitRules(); errors.Join(faults...) != nil {
 				t.Fatal(errors.Join(faults...))
 			}
-			ports := []Port{Tunnel, portN1, portN2}
+			links := []Link{Tunnel, linkN1, linkN2}
 			addresses := []netip.Addr{addr("10.80.0.3"), addr("198.51.100.7")}
 			for _, pod := range g.pods {
 				addresses = append(addresses, addr(pod))
@@ -297,7 +297,7 @@ func TestLiqoResourcesByKey(t *testing.T) {
 			}
 			forwarded := 0
 			for range 5000 {
-				v := from(one(m, ports...), one(m, addresses...).String(), one(m, addresses...).String())
+				v := from(one(m, links...), one(m, addresses...).String(), one(m, addresses...).String())
 				mark, first := one(m, uint32(0), 1, 2, 3), r.IntN(2) == 0
 				got := walkPacket(e.snapshot.rules, v, mark, first, netip.Addr{}, netip.Addr{})
 				want := walkPacket(g.ruleset, v, mark, first, netip.Addr{}, netip.Addr{})

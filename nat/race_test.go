@@ -17,7 +17,7 @@ func TestConcurrency(t *testing.T) {
 	e := engine(t, func(c *nat.Config) { c.MaxConnections = 200 })
 	var work, watch sync.WaitGroup
 	done := make(chan struct{})
-	for _, in := range []nat.Port{node1, nat.Tunnel} {
+	for _, in := range []nat.Link{node1, nat.Tunnel} {
 		work.Add(1)
 		go func() {
 			defer work.Done()

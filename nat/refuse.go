@@ -6,10 +6,10 @@ import (
 	"culvert/nat/packet"
 )
 
-// AppendError appends to dst the packet that tells the sender of p what v says, to be sent to port in, and returns the extended
+// AppendError appends to dst the packet that tells the sender of p what v says, to be sent to link in, and returns the extended
 // slice. It returns nil if none is due, because v holds no refusal or Packet.Refusable forbids it, or if the rate limit says no. p
 // must be as Process left it. It allocates nothing if dst has room for 1280 bytes.
-func (e *Engine) AppendError(dst []byte, p *packet.Packet, in Port, v Verdict, now Time) []byte {
+func (e *Engine) AppendError(dst []byte, p *packet.Packet, in Link, v Verdict, now Time) []byte {
 	if v.Action != Drop || !p.Refusable(v.Refusal) {
 		return nil
 	}
@@ -33,7 +33,7 @@ func (e *Engine) AppendError(dst []byte, p *packet.Packet, in Port, v Verdict, n
 
 // refusalSource returns the address that errors of our own come from: the gateway's internal address towards nodes; U, or else its tunnel
 // address, towards the tunnel. It returns the zero Addr if there is none of the family.
-func (s *snapshot) refusalSource(in Port, v6 bool) netip.Addr {
+func (s *snapshot) refusalSource(in Link, v6 bool) netip.Addr {
 	a := s.gateway
 	if in == Tunnel {
 		if a = s.unknown; !a.IsValid() {

@@ -23,7 +23,7 @@ func TestAppendError(t *testing.T) {
 	six.Body = long.Body
 	tests := []struct {
 		name       string
-		in         nat.Port
+		in         nat.Link
 		p          nattest.IP
 		change     func(*nat.Config)
 		source     string
@@ -86,8 +86,8 @@ func TestNoAppendError(t *testing.T) {
 
 func TestErrorRate(t *testing.T) {
 	e := engine(t)
-	send := func(in nat.Port, host int, now nat.Time) bool {
-		pods := map[nat.Port]string{node1: "10.64.32", node2: "10.200.2"}[in]
+	send := func(in nat.Link, host int, now nat.Time) bool {
+		pods := map[nat.Link]string{node1: "10.64.32", node2: "10.200.2"}[in]
 		p := udp(fmt.Sprintf("%s.%d", pods, 1+host), "10.71.3.9", 1, 2)
 		p.TTL = 1
 		b := p.Bytes()
@@ -109,7 +109,7 @@ func TestErrorRate(t *testing.T) {
 	// One node gets half of the 200, another one half of what is left then.
 	e, n = engine(t), 0
 	for _, want := range []int{100, 150} {
-		in := map[int]nat.Port{100: node1, 150: node2}[want]
+		in := map[int]nat.Link{100: node1, 150: node2}[want]
 		for host := range 250 {
 			if send(in, host, start) {
 				n++

@@ -12,7 +12,7 @@ import (
 func TestRemap(t *testing.T) {
 	tests := []struct {
 		name                 string
-		in, out              nat.Port
+		in, out              nat.Link
 		source, destination  string
 		source2, destinaton2 string
 	}{
@@ -48,7 +48,7 @@ func TestRemap(t *testing.T) {
 					in := p.Bytes()
 					v, got, _ := forwarded(t, e, test.in, in, start)
 					if v.Out != test.out {
-						t.Fatalf("goes to port %d, want %d", v.Out, test.out)
+						t.Fatalf("goes to link %d, want %d", v.Out, test.out)
 					}
 					expect(t, got, test.source2, test.destinaton2)
 					if got.TTL != p.TTL-1 || got.TOS != p.TOS || got.DF != p.DF || got.ID != p.ID && !v6 {

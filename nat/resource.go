@@ -141,7 +141,7 @@ func same[T comparable](a, b *T) bool {
 
 // A Device is a tunnel that rules and routes may name.
 type Device struct {
-	Port    Port
+	Link    Link
 	Name    string
 	Address netip.Addr // of the other end: routes go via it; the zero Addr if none does
 }

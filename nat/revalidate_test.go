@@ -114,12 +114,12 @@ func TestManyServices(t *testing.T) {
 
 // The numbers that rules use for "no device", "a device that nobody has", "any device" and "the first node" are no node's.
 func TestReservedPorts(t *testing.T) {
-	for _, port := range []nat.Port{nat.Tunnel, 0xfffa, 0xfffb, 0xfffc, 0xfffd, 0xfffe, 0xffff} {
+	for _, link := range []nat.Link{nat.Tunnel, 0xfffa, 0xfffb, 0xfffc, 0xfffd, 0xfffe, 0xffff} {
 		c := rome()
-		c.Nodes = append(c.Nodes, nat.Node{Port: port, Name: "rome-3", Address: address("10.80.0.9")})
+		c.Nodes = append(c.Nodes, nat.Node{Link: link, Name: "rome-3", Address: address("10.80.0.9")})
 		_, err := nat.New([16]byte{}, c)
-		if reserved := err != nil && err.Error() == fmt.Sprintf("nat: config: Nodes[2].Port: %d is reserved", port); reserved != (port != 0xfffa) {
-			t.Errorf("port %#x: %v", port, err)
+		if reserved := err != nil && err.Error() == fmt.Sprintf("nat: config: Nodes[2].Port: %d is reserved", link); reserved != (link != 0xfffa) {
+			t.Errorf("port %#x: %v", link, err)
 		}
 	}
 }

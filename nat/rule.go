@@ -5,7 +5,7 @@ package nat
 //
 // Three things differ from the kernel. Chains of equal priority run in the order of their tables, where the kernel runs the one that
 // was registered last first. A connection's direction keeps the verdict of one packet until the configuration or the connection's mark
-// changes, where the kernel asks the filter chains about each; packets of one direction differ to rules only in what ports look at
+// changes, where the kernel asks the filter chains about each; packets of one direction differ to rules only in what links look at
 // where a protocol has none. And an ICMP error fares as its connection does, where the kernel looks at the error's own addresses.
 
 // A Table is a named set of chains for one address family.

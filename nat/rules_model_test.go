@@ -13,8 +13,8 @@ import (
 type slowRules struct {
 	tables  []Table
 	routing []PolicyTable
-	devices map[string]Port
-	via     map[netip.Addr]Port
+	devices map[string]Link
+	via     map[netip.Addr]Link
 }
 
 // slowChain is a chain with its table.
@@ -92,8 +92,8 @@ func (s *slowRules) matches(r *Rule, v *view) bool {
 			if m.Dev.Position == "out" {
 				at = v.out
 			}
-			port, known := s.devices[m.Dev.Value]
-			if (known && port == at) == not {
+			link, known := s.devices[m.Dev.Value]
+			if (known && link == at) == not {
 				return false
 			}
 		}
@@ -291,7 +291,7 @@ func slowCombine(cidr string, a netip.Addr) netip.Addr {
 }
 
 // route goes through the rules in the kernel's order and through the routes of each one's table.
-func (s *slowRules) route(in Port, mark uint32, src, dst netip.Addr) (Port, netip.Addr, bool) {
+func (s *slowRules) route(in Link, mark uint32, src, dst netip.Addr) (Link, netip.Addr, bool) {
 	type listed struct {
 		pref  int
 		rule  *PolicyRule
@@ -319,13 +319,13 @@ func (s *slowRules) route(in Port, mark uint32, src, dst netip.Addr) (Port, neti
 		if r.Out != "" || r.Mark != 0 && r.Mark != mark {
 			continue
 		}
-		if port, ok := s.devices[r.In]; r.In != "" && (!ok || port != in) {
+		if link, ok := s.devices[r.In]; r.In != "" && (!ok || link != in) {
 			continue
 		}
 		if r.Source.IsValid() && !r.Source.Contains(src) || r.Destination.IsValid() && !r.Destination.Contains(dst) {
 			continue
 		}
-		best, port, via := -1, Port(0), netip.Addr{}
+		best, link, via := -1, Link(0), netip.Addr{}
 		for _, other := range l.table.Rules {
 			for _, route := range other.Routes {
 				if !route.Destination.Contains(dst) || route.Destination.Bits() <= best {
@@ -336,12 +336,12 @@ func (s *slowRules) route(in Port, mark uint32, src, dst netip.Addr) (Port, neti
 					p, ok = s.devices[route.Device]
 				}
 				if ok {
-					best, port, via = route.Destination.Bits(), p, route.Via
+					best, link, via = route.Destination.Bits(), p, route.Via
 				}
 			}
 		}
 		if best >= 0 {
-			return port, via, true
+			return link, via, true
 		}
 	}
 	return 0, netip.Addr{}, false

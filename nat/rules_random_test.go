@@ -23,9 +23,9 @@ func one[T any](m ruleMaker, of ...T) T { return of[m.IntN(len(of))] }
 func randomNodes() *Config {
 	return &Config{
 		Nodes: []Node{
-			{Port: 1, Name: "rome-1", Device: "liqo.abcdefghij", Address: netip.MustParseAddr("10.80.0.2")},
-			{Port: 2, Name: "rome-2", Address: netip.MustParseAddr("10.80.0.3")},
-			{Port: 900, Name: "rome-3", Device: "liqo.zzz", Address: netip.MustParseAddr("fd80::3")},
+			{Link: 1, Name: "rome-1", Device: "liqo.abcdefghij", Address: netip.MustParseAddr("10.80.0.2")},
+			{Link: 2, Name: "rome-2", Address: netip.MustParseAddr("10.80.0.3")},
+			{Link: 900, Name: "rome-3", Device: "liqo.zzz", Address: netip.MustParseAddr("fd80::3")},
 		},
 		GatewayAddress:    netip.MustParseAddr("10.80.0.4"),
 		TunnelAddress:     netip.MustParseAddr("169.254.18.2"),
@@ -194,7 +194,7 @@ func (m ruleMaker) view() view {
 		proto: one(m, uint8(6), 17, 132, 1, 47),
 		hasL4: m.IntN(8) != 0,
 		in:    one(m, Tunnel, 1, 2, 900, 5),
-		out:   one(m, Tunnel, 1, 2, 900, noPort),
+		out:   one(m, Tunnel, 1, 2, 900, noLink),
 	}
 	v.untracked = m.IntN(8) == 0
 	if v.hasL4 {
@@ -256,11 +256,11 @@ func differences(r *ruleset, s *slowRules, v view, mark uint32) []string {
 		differ(fmt.Sprint("effects at stage ", st), got, want)
 	}
 	hop, ok := r.route(v.in, mark, v.src, v.dst)
-	port, via, want := s.route(v.in, mark, v.src, v.dst)
+	link, via, want := s.route(v.in, mark, v.src, v.dst)
 	if !ok {
-		hop.port, hop.via = 0, netip.Addr{}
+		hop.link, hop.via = 0, netip.Addr{}
 	}
-	differ(fmt.Sprint("route with mark ", mark), fmt.Sprint(hop.port, hop.via, ok), fmt.Sprint(port, via, want))
+	differ(fmt.Sprint("route with mark ", mark), fmt.Sprint(hop.link, hop.via, ok), fmt.Sprint(link, via, want))
 	return all
 }
 

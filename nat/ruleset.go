@@ -43,7 +43,7 @@ type network struct {
 	own [2]masquerade
 	// generated: the tables come from the other fields of the Config, so that what a kernel's rules could not do is allowed too.
 	generated bool
-	first     Port // the node that hosts outside of the cluster are reached through unless something else is said
+	first     Link // the node that hosts outside of the cluster are reached through unless something else is said
 }
 
 // A masquerade holds the gateway's address by family on the way to one side: [0] the tunnel, [1] the nodes.

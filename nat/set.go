@@ -35,8 +35,8 @@ func (s *Set) commit(d *draft) (*ruleset, *Affected) {
 		if n.own != next.own || n.generated != next.generated {
 			a.All = true
 		}
-		a.port(n.first)
-		a.port(next.first) // what had none is looked at in any case
+		a.link(n.first)
+		a.link(next.first) // what had none is looked at in any case
 		next.network = *n
 	}
 	c := changes{links: map[class]*struct{}{}, services: map[serviceAddress]**service{}, routing: policyChanges{}}
@@ -114,7 +114,7 @@ func (s *Set) takeOut(key Key, p *piece, c *changes) {
 		c.services[addressOf(&p.service.config)] = nil
 	}
 	if d := p.resource.Device; d != nil {
-		c.links[classOf(d.Port, 0)] = nil
+		c.links[classOf(d.Link, 0)] = nil
 	}
 	for _, m := range p.mentions {
 		if keys := s.mentions[m.what]; keys != nil {
@@ -145,7 +145,7 @@ func (s *Set) putIn(key Key, p *piece, c *changes) {
 		c.services[addressOf(&p.service.config)] = &p.service
 	}
 	if d := p.resource.Device; d != nil {
-		c.links[classOf(d.Port, 0)] = new(struct{})
+		c.links[classOf(d.Link, 0)] = new(struct{})
 	}
 	for _, m := range p.mentions {
 		if s.mentions[m.what] == nil {

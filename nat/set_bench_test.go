@@ -55,7 +55,7 @@ func BenchmarkChange(b *testing.B) {
 	runtime.ReadMemStats(&after)
 	const connections = 300_000
 	for i := range connections {
-		if v, _ := send(e, Port(i%5000+1), pod(i%50_000), addr("10.129.2.6"), uint16(1+i/50_000), 53); v.Action != Forward || v.Untracked {
+		if v, _ := send(e, Link(i%5000+1), pod(i%50_000), addr("10.129.2.6"), uint16(1+i/50_000), 53); v.Action != Forward || v.Untracked {
 			b.Fatalf("connection %d: %+v", i, v)
 		}
 	}

@@ -27,8 +27,8 @@ func (r *ruleset) all() []*rule {
 			}
 			bucket(x.any)
 			for p := range 1 << 16 {
-				bucket(x.in.get(Port(p)))
-				bucket(x.out.get(Port(p)))
+				bucket(x.in.get(Link(p)))
+				bucket(x.out.get(Link(p)))
 			}
 		}
 		slices.SortFunc(found, compareRules)
@@ -61,10 +61,10 @@ func (r *ruleset) service(name string) (found *service) {
 
 // slow returns the rules of c, uncompiled.
 func (c *Config) slow() *slowRules {
-	s := &slowRules{c.Firewall, c.Routing, map[string]Port{tunnelDevice: Tunnel}, map[netip.Addr]Port{c.PeerTunnelAddress: Tunnel}}
+	s := &slowRules{c.Firewall, c.Routing, map[string]Link{tunnelDevice: Tunnel}, map[netip.Addr]Link{c.PeerTunnelAddress: Tunnel}}
 	for i := range c.Nodes {
 		n := &c.Nodes[i]
-		s.devices[n.device()], s.via[n.Address] = n.Port, n.Port
+		s.devices[n.device()], s.via[n.Address] = n.Link, n.Link
 	}
 	return s
 }

@@ -20,7 +20,7 @@ func (m ruleMaker) randomResource(k int) (Key, Resource) {
 	case 0:
 		// Devices by number, so that two resources claim the same one now and then.
 		n := m.IntN(3)
-		r.Device = &Device{Port(n + 1), []string{"liqo.abcdefghij", "rome-2", "eth0"}[n], netip.AddrFrom4([4]byte{10, 80, 0, byte(n + 2)})}
+		r.Device = &Device{Link(n + 1), []string{"liqo.abcdefghij", "rome-2", "eth0"}[n], netip.AddrFrom4([4]byte{10, 80, 0, byte(n + 2)})}
 	case 1:
 		r.Tables = m.tables()
 	case 2:
@@ -59,7 +59,7 @@ func decided(r *ruleset, v view, mark uint32) string {
 		fmt.Fprint(&b, hit.chain.origin.key, hit.path(), " ")
 	}
 	hop, ok := r.route(v.in, mark, v.src, v.dst)
-	fmt.Fprint(&b, e.mark, e.connMark, e.notrack, e.mss, e.routeMSS, hop.port, hop.via, ok)
+	fmt.Fprint(&b, e.mark, e.connMark, e.notrack, e.mss, e.routeMSS, hop.link, hop.via, ok)
 	if ok {
 		fmt.Fprint(&b, hop.rule.origin.key, hop.rule.name)
 	}
@@ -105,7 +105,7 @@ func TestSetIsWhatIsInIt(t *testing.T) {
 				d.discard()
 				begin(i)
 			case 1, 2:
-				d.network = &network{first: one(m, Port(1), 2)}
+				d.network = &network{first: one(m, Link(1), 2)}
 				r, _ = s.commit(d)
 				for key, resource := range pending[i] {
 					if delete(in, key); resource != nil {
@@ -169,8 +169,8 @@ func TestSetChangesLittle(t *testing.T) {
 			t.Errorf("%v affected: %v", a, got)
 		}
 	}
-	if affected.All || len(affected.Ports) > 0 || len(affected.Marks) > 0 {
-		t.Errorf("affected: all %v, ports %v, marks %v", affected.All, affected.Ports, affected.Marks)
+	if affected.All || len(affected.Links) > 0 || len(affected.Marks) > 0 {
+		t.Errorf("affected: all %v, ports %v, marks %v", affected.All, affected.Links, affected.Marks)
 	}
 	for st := range stages {
 		if st != stageDNAT && st != stageSNAT && before.stages[st].ruleIndex != after.stages[st].ruleIndex {
@@ -189,7 +189,7 @@ func TestSetRefusesByKey(t *testing.T) {
 	d := s.draft()
 	good := Resource{Tables: []Table{oneChain(FamilyIPv4, ChainFilter, HookForward, 0, Rule{Action: ActionDrop})}}
 	bad := Resource{Tables: []Table{oneChain(FamilyIPv4, ChainFilter, HookForward, 0, Rule{Action: "explode"})}}
-	device := Resource{Device: &Device{Port: 1, Name: "rome-1", Address: addr("10.80.0.2")}}
+	device := Resource{Device: &Device{Link: 1, Name: "rome-1", Address: addr("10.80.0.2")}}
 	service := Resource{Service: &Service{Address: addr("10.70.0.20"), Port: 80, Protocol: packet.TCP}}
 	for _, step := range []struct {
 		name string
@@ -199,7 +199,7 @@ func TestSetRefusesByKey(t *testing.T) {
 		{"a", good, ""}, {"a", bad, `unknown action "explode"`},
 		{"b", device, ""}, {"c", device, `device "rome-1" is taken by kind/b`},
 		{"d", service, ""}, {"e", service, "10.70.0.20 port 80 is taken by kind/d"},
-		{"c", Resource{Device: &Device{Port: 2, Name: "rome-2", Address: addr("10.80.0.2")}}, "address 10.80.0.2 is taken by kind/b"},
+		{"c", Resource{Device: &Device{Link: 2, Name: "rome-2", Address: addr("10.80.0.2")}}, "address 10.80.0.2 is taken by kind/b"},
 	} {
 		err := d.Put(Key{Kind: "kind", Name: step.name}, step.r)
 		if got := fmt.Sprint(errors.Unwrap(err), err); step.want == "" && err != nil || !strings.Contains(got, step.want) {

@@ -130,9 +130,9 @@ func playShares(t *testing.T, ops []byte) {
 		t.Fatal(err)
 	}
 	now := Time(time.Hour)
-	links := []Port{Tunnel}
+	links := []Link{Tunnel}
 	for _, n := range c.Nodes {
-		links = append(links, n.Port)
+		links = append(links, n.Link)
 	}
 	local, remote := c.LocalPodCIDRs[0].Addr().As4(), c.Remote[0].Real.Addr().As4()
 	seen, service := c.Remote[0].Seen().Addr().As4(), c.Services[0].Address.As4()

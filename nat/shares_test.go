@@ -12,7 +12,7 @@ import (
 
 // flood sends n packets, one from each of the ports from 1024 on and then again, and returns how many were forwarded, and the reason
 // for which the last one was not.
-func flood(t testing.TB, e *nat.Engine, in nat.Port, p nattest.IP, n int, now nat.Time) (passed int, last nat.Reason) {
+func flood(t testing.TB, e *nat.Engine, in nat.Link, p nattest.IP, n int, now nat.Time) (passed int, last nat.Reason) {
 	t.Helper()
 	b := p.Bytes()
 	work := make([]byte, len(b))
@@ -60,14 +60,14 @@ func TestPortFlood(t *testing.T) {
 func TestPortsNearExhaustion(t *testing.T) {
 	e := engine(t, func(c *nat.Config) {
 		for i := range 20 {
-			c.Nodes = append(c.Nodes, nat.Node{Port: nat.Port(100 + i), Name: fmt.Sprint("n", i), Address: address(fmt.Sprintf("10.80.1.%d", i))})
+			c.Nodes = append(c.Nodes, nat.Node{Link: nat.Link(100 + i), Name: fmt.Sprint("n", i), Address: address(fmt.Sprintf("10.80.1.%d", i))})
 		}
 		c.MaxConnections = 1 << 20
 	})
 	total := 0
 	for i := range 20 {
 		for j := range 12 {
-			n, _ := flood(t, e, nat.Port(100+i), udp(fmt.Sprintf("203.0.%d.%d", i, j), "10.71.3.9", 1, 9000), 40000>>min(i, 8), start)
+			n, _ := flood(t, e, nat.Link(100+i), udp(fmt.Sprintf("203.0.%d.%d", i, j), "10.71.3.9", 1, 9000), 40000>>min(i, 8), start)
 			total += n
 		}
 	}
@@ -178,7 +178,7 @@ func TestSharesAreExact(t *testing.T) {
 }
 
 // fragmented reports whether a datagram in three fragments, the first one last, comes through whole.
-func fragmented(t *testing.T, e *nat.Engine, in nat.Port, p nattest.IP, id uint32, now nat.Time) bool {
+func fragmented(t *testing.T, e *nat.Engine, in nat.Link, p nattest.IP, id uint32, now nat.Time) bool {
 	t.Helper()
 	parts := pieces(p, 800, id)
 	return nattest.Reassemble(deliver(t, e, in, [][]byte{parts[2], parts[1], parts[0]}, now)) != nil
@@ -198,7 +198,7 @@ func TestFragmentFlood(t *testing.T) {
 	}
 	innocents := []struct {
 		name string
-		in   nat.Port
+		in   nat.Link
 		p    nattest.IP
 	}{
 		{"U of another node", node2, big("198.51.100.7", "10.71.3.9", 1, 2)},

@@ -44,7 +44,7 @@ type site struct {
 // surroundings are the routes of a Config.
 type surroundings struct {
 	routes []Route
-	homes  bart.Table[Port] // sources that one node alone may send from
+	homes  bart.Table[Link] // sources that one node alone may send from
 }
 
 // compile turns a Config into the snapshot that follows previous, without rules. It shares what has not changed. all: what has concerns
@@ -109,7 +109,7 @@ func newSurroundings(c *Config) *surroundings {
 	s := &surroundings{routes: slices.Clone(c.Routes)}
 	if c.SourceCheck == SourceCheckNode {
 		for _, r := range c.Routes {
-			s.homes.Insert(r.Prefix, r.Port)
+			s.homes.Insert(r.Prefix, r.Link)
 		}
 	}
 	return s
@@ -117,7 +117,7 @@ func newSurroundings(c *Config) *surroundings {
 
 // admits is the source check. From the tunnel only the remote cluster may speak, by its real addresses, and the peer. From a node
 // comes whatever can be a host's address, but for the gateway's own, those of the remote cluster and those of other nodes.
-func (s *snapshot) admits(source netip.Addr, in Port) bool {
+func (s *snapshot) admits(source netip.Addr, in Link) bool {
 	if in == Tunnel {
 		return s.admitted.Contains(source) || source == s.peer
 	}
@@ -125,13 +125,13 @@ func (s *snapshot) admits(source netip.Addr, in Port) bool {
 }
 
 // foreign reports whether a lives at another node than in.
-func (s *snapshot) foreign(a netip.Addr, in Port) bool {
+func (s *snapshot) foreign(a netip.Addr, in Link) bool {
 	home, ok := s.homes.Lookup(a)
 	return ok && home != in
 }
 
 // owns reports whether a packet is for the gateway itself: its internal address from nodes, its tunnel address from the tunnel.
-func (s *snapshot) owns(destination netip.Addr, in Port) bool {
+func (s *snapshot) owns(destination netip.Addr, in Link) bool {
 	if in == Tunnel {
 		return destination == s.tunnel
 	}
@@ -153,7 +153,7 @@ func (s *snapshot) isPod(a netip.Addr) bool {
 		return s.pods.Contains(a)
 	}
 	hop, ok := s.rules.route(Tunnel, 0, s.peer, a)
-	return ok && hop.port != Tunnel
+	return ok && hop.link != Tunnel
 }
 
 // own reports whether a is an address of the gateway or of either end of the WireGuard tunnel.

@@ -74,14 +74,14 @@ func TestSourceFollowsRoutes(t *testing.T) {
 		dropped(t, e, other, answer.Bytes(), start, nat.ReasonBadSource)
 		home, other = other, home
 		c := rome()
-		c.Routes[1].Port = home
+		c.Routes[1].Link = home
 		if err := e.Apply(c); err != nil {
 			t.Fatal(err)
 		}
 		dropped(t, e, other, answer.Bytes(), start, nat.ReasonBadSource)
 	}
 	c := rome()
-	c.Routes[1].Port = home
+	c.Routes[1].Link = home
 	speakForAll(c)
 	if err := e.Apply(c); err != nil {
 		t.Fatal(err)

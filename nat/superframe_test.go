@@ -94,7 +94,7 @@ func TestSuperFrameCrafted(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			for _, way := range []struct {
-				in       nat.Port
+				in       nat.Link
 				from, to string
 			}{{node1, "10.200.1.5", "10.71.3.9"}, {nat.Tunnel, "10.200.3.9", "10.200.1.5"}} {
 				e := engine(t)

@@ -18,7 +18,7 @@ const (
 	maxMTU  = 65535
 	// maxEntries bounds MaxConnections: 3 GiB of connections.
 	maxEntries = 1 << 24
-	// firstReserved is the least of the ports that stand for no node: firstNode, anyPort, unknownPort, noPort and anyNode.
+	// firstReserved is the least of the links that stand for no node: firstNode, anyLink, unknownLink, noLink and anyNode.
 	firstReserved = firstNode
 )
 
@@ -26,7 +26,7 @@ const (
 type checker struct {
 	of       string
 	faults   []error
-	nodes    map[Port]bool
+	nodes    map[Link]bool
 	external bart.Lite // the local external CIDRs
 }
 
@@ -63,7 +63,7 @@ func (k *checker) address(path string, a netip.Addr) bool {
 }
 
 // node checks a reference to a node; 0 is allowed where the first node is the default.
-func (k *checker) node(path string, p Port, zero bool) {
+func (k *checker) node(path string, p Link, zero bool) {
 	if !(p == 0 && zero) && !k.nodes[p] {
 		k.fault(path, "port %d is no node", p)
 	}
@@ -71,9 +71,9 @@ func (k *checker) node(path string, p Port, zero bool) {
 
 // validate returns every fault of c, joined, or nil.
 func (c *Config) validate() error {
-	k := &checker{of: "config", nodes: make(map[Port]bool, len(c.Nodes))}
+	k := &checker{of: "config", nodes: make(map[Link]bool, len(c.Nodes))}
 	for _, n := range c.Nodes {
-		k.nodes[n.Port] = true
+		k.nodes[n.Link] = true
 	}
 	for _, p := range c.LocalExternalCIDRs {
 		k.external.Insert(p)
@@ -96,8 +96,8 @@ func (r *Resource) validate(key Key) error {
 		if d.Name == "" {
 			k.fault("Device.Name", "a device needs a name")
 		}
-		if d.Port == Tunnel || d.Port >= firstReserved {
-			k.fault("Device.Port", "%d is reserved", d.Port)
+		if d.Link == Tunnel || d.Link >= firstReserved {
+			k.fault("Device.Port", "%d is reserved", d.Link)
 		}
 		if d.Address.IsValid() {
 			k.address("Device.Address", d.Address)
@@ -111,14 +111,14 @@ func (r *Resource) validate(key Key) error {
 }
 
 func (c *Config) validateNodes(k *checker) {
-	ports, names, addresses := map[Port]int{}, map[string]int{}, map[netip.Addr]int{}
+	links, names, addresses := map[Link]int{}, map[string]int{}, map[netip.Addr]int{}
 	for i, n := range c.Nodes {
 		path := fmt.Sprintf("Nodes[%d]", i)
-		if n.Port == Tunnel || n.Port >= firstReserved {
-			k.fault(path+".Port", "%d is reserved", n.Port)
+		if n.Link == Tunnel || n.Link >= firstReserved {
+			k.fault(path+".Port", "%d is reserved", n.Link)
 		}
-		if j, ok := ports[n.Port]; ok {
-			k.fault(path+".Port", "%d is also Nodes[%d]", n.Port, j)
+		if j, ok := links[n.Link]; ok {
+			k.fault(path+".Port", "%d is also Nodes[%d]", n.Link, j)
 		}
 		if j, ok := names[n.Name]; ok {
 			k.fault(path+".Name", "%q is also Nodes[%d]", n.Name, j)
@@ -131,7 +131,7 @@ func (c *Config) validateNodes(k *checker) {
 				k.fault(path+".Address", "%s is also GatewayAddress", n.Address)
 			}
 		}
-		ports[n.Port], names[n.Name], addresses[n.Address] = i, i, i
+		links[n.Link], names[n.Name], addresses[n.Address] = i, i, i
 	}
 	for path, a := range c.ownAddresses() {
 		if a.IsValid() { // else it is not known yet
@@ -147,7 +147,7 @@ func (c *Config) validateNodes(k *checker) {
 			}
 			seen[r.Prefix] = i
 		}
-		k.node(path+".Port", r.Port, false)
+		k.node(path+".Port", r.Link, false)
 	}
 }
 

@@ -6,14 +6,14 @@ import (
 	"culvert/nat/packet"
 )
 
-// A Port names where a packet comes from or goes to. The caller chooses the numbers and keeps them stable across Apply.
-type Port = packet.Link
+// A Link names where a packet comes from or goes to. The caller chooses the numbers and keeps them stable across Apply.
+type Link = packet.Link
 
 const (
-	// Tunnel is the port of the WireGuard tunnel to the remote cluster. Nodes are numbered from 1.
-	Tunnel Port = 0
+	// Tunnel is the link of the WireGuard tunnel to the remote cluster. Nodes are numbered from 1.
+	Tunnel Link = 0
 	// anyNode stands for every node in the reply tuple of a connection that came out of the tunnel.
-	anyNode Port = 0xffff
+	anyNode Link = 0xffff
 )
 
 // Time is a reading of a monotonic clock in nanoseconds. The package never reads a clock of its own.
@@ -57,7 +57,7 @@ type Verdict struct {
 	Action  Action
 	Reason  Reason         // why Action is Drop
 	Refusal packet.Refusal // what the sender is told, by AppendError
-	Out     Port           // where a forwarded packet goes
+	Out     Link           // where a forwarded packet goes
 	// SegmentSize is the TCP payload, in bytes, of each segment of a forwarded super-frame; 0 means no segmentation.
 	SegmentSize int
 	// MTU, if positive, is the size in bytes to which a forwarded IPv4 packet is fragmented, or what TooBig reports.

@@ -4,7 +4,7 @@
 // A Config comes from Load, or from whoever fills one in. Remap replaces what it leaves
 // to ipam (auto) by what was chosen; Check says whether every layer of a gateway would
 // take the result. A Config is not changed after that: a gateway compares the next one
-// with it (ChangesLive) and keeps the ports of nodes that stay (Ports).
+// with it (ChangesLive) and keeps the links of nodes that stay (Links).
 //
 // Each error and warning begins with the path of its field in the file, such as
 // geneve.nodes[1].vni, also where no file was read.

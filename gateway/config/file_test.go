@@ -269,7 +269,7 @@ func TestValueMayLack(t *testing.T) {
 	if err := Check(&all); err != nil {
 		t.Errorf("without all: %v", err)
 	}
-	if tunnels := all.Tunnels(Ports{}); len(tunnels) > 0 {
+	if tunnels := all.Tunnels(Links{}); len(tunnels) > 0 {
 		t.Errorf("%d tunnels of a gateway without an address", len(tunnels))
 	}
 }

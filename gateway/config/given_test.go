@@ -15,15 +15,15 @@ func TestGivenRules(t *testing.T) {
 	if err := Check(c); err != nil {
 		t.Fatal(err)
 	}
-	nc := c.NAT(Ports{}.Assign(c.Geneve.Nodes), 0)
+	nc := c.NAT(Links{}.Assign(c.Geneve.Nodes), 0)
 	if nc.Firewall == nil || nc.Routing == nil || nc.FromTunnel == nil || nc.NotFromNodes == nil {
 		t.Errorf("generated: %+v", nc)
 	}
-	if want := (nat.Node{Port: 1, Name: "rome-1", Device: "liqo.x", Address: node.Address}); len(nc.Nodes) != 1 || nc.Nodes[0] != want {
+	if want := (nat.Node{Link: 1, Name: "rome-1", Device: "liqo.x", Address: node.Address}); len(nc.Nodes) != 1 || nc.Nodes[0] != want {
 		t.Errorf("nodes %+v, want %+v", nc.Nodes, want)
 	}
 	c.Given.FromTunnel = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}
-	if nc := c.NAT(Ports{}, 0); len(nc.FromTunnel) != 1 {
+	if nc := c.NAT(Links{}, 0); len(nc.FromTunnel) != 1 {
 		t.Errorf("from the tunnel %v", nc.FromTunnel)
 	}
 }

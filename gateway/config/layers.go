@@ -9,29 +9,29 @@ import (
 	"culvert/nat"
 )
 
-// Ports gives each node its nat.Port. Connections remember ports, so a node that leaves
-// and comes back has the port that it had, as long as there are others for new nodes.
-type Ports struct {
-	ByName map[string]nat.Port // never changed
-	last   map[nat.Port]string // who had it last
-	next   nat.Port
+// Links gives each node its nat.Link. Connections remember links, so a node that leaves
+// and comes back has the link that it had, as long as there are others for new nodes.
+type Links struct {
+	ByName map[string]nat.Link // never changed
+	last   map[nat.Link]string // who had it last
+	next   nat.Link
 }
 
-// Assign returns the ports of nodes, who keep those that they have or had in p.
-func (p Ports) Assign(nodes []Node) Ports {
-	had := make(map[string]nat.Port, len(p.last))
-	for port, name := range p.last {
-		had[name] = port
+// Assign returns the links of nodes, who keep those that they have or had in l.
+func (l Links) Assign(nodes []Node) Links {
+	had := make(map[string]nat.Link, len(l.last))
+	for link, name := range l.last {
+		had[name] = link
 	}
-	assigned := Ports{make(map[string]nat.Port, len(nodes)), maps.Clone(p.last), p.next}
+	assigned := Links{make(map[string]nat.Link, len(nodes)), maps.Clone(l.last), l.next}
 	if assigned.last == nil {
-		assigned.last = make(map[nat.Port]string, len(nodes))
+		assigned.last = make(map[nat.Link]string, len(nodes))
 	}
-	inUse := make(map[nat.Port]bool, len(nodes))
+	inUse := make(map[nat.Link]bool, len(nodes))
 	for _, n := range nodes {
-		if port, ok := had[n.Name]; ok {
-			assigned.ByName[n.Name] = port
-			inUse[port] = true
+		if link, ok := had[n.Name]; ok {
+			assigned.ByName[n.Name] = link
+			inUse[link] = true
 		}
 	}
 	for _, n := range nodes {
@@ -51,7 +51,7 @@ func (p Ports) Assign(nodes []Node) Ports {
 }
 
 // NAT is the part of c that decides about packets; maxConnections is for where c says auto.
-func (c *Config) NAT(ports Ports, maxConnections int) *nat.Config {
+func (c *Config) NAT(links Links, maxConnections int) *nat.Config {
 	own, peer := c.WireGuard.Role.TunnelAddresses()
 	nc := &nat.Config{
 		LocalPodCIDRs:      c.Local.PodCIDRs,
@@ -75,7 +75,7 @@ func (c *Config) NAT(ports Ports, maxConnections int) *nat.Config {
 		nc.FromTunnel, nc.NotFromNodes = notNil(g.FromTunnel), notNil(g.NotFromNodes)
 	}
 	for _, m := range c.Addresses {
-		nc.Addresses = append(nc.Addresses, nat.AddressMapping{External: m.External, Internal: m.Internal, Via: ports.ByName[m.Via]})
+		nc.Addresses = append(nc.Addresses, nat.AddressMapping{External: m.External, Internal: m.Internal, Via: links.ByName[m.Via]})
 	}
 	for _, s := range c.Services {
 		ns := nat.Service{
@@ -83,16 +83,16 @@ func (c *Config) NAT(ports Ports, maxConnections int) *nat.Config {
 			Balance: s.Balance, Affinity: s.Affinity, AffinityTimeout: s.AffinityTimeout, OnRemoval: s.OnRemoval,
 		}
 		for _, b := range s.Backends {
-			ns.Backends = append(ns.Backends, nat.Backend{Address: b.Address, Port: b.Port, Weight: b.Weight, Via: ports.ByName[b.Via]})
+			ns.Backends = append(ns.Backends, nat.Backend{Address: b.Address, Port: b.Port, Weight: b.Weight, Via: links.ByName[b.Via]})
 		}
 		nc.Services = append(nc.Services, ns)
 	}
 	for _, n := range c.Geneve.Nodes {
-		port := ports.ByName[n.Name]
-		nc.Nodes = append(nc.Nodes, nat.Node{Port: port, Name: n.Name, Device: n.Device, Address: n.Address})
-		nc.Routes = append(nc.Routes, nat.Route{Prefix: netip.PrefixFrom(n.Address, n.Address.BitLen()), Port: port})
+		link := links.ByName[n.Name]
+		nc.Nodes = append(nc.Nodes, nat.Node{Link: link, Name: n.Name, Device: n.Device, Address: n.Address})
+		nc.Routes = append(nc.Routes, nat.Route{Prefix: netip.PrefixFrom(n.Address, n.Address.BitLen()), Link: link})
 		for _, cidr := range n.PodCIDRs {
-			nc.Routes = append(nc.Routes, nat.Route{Prefix: cidr, Port: port})
+			nc.Routes = append(nc.Routes, nat.Route{Prefix: cidr, Link: link})
 		}
 	}
 	return nc
@@ -107,15 +107,15 @@ func notNil(all []netip.Prefix) []netip.Prefix {
 }
 
 // Tunnels is the part of c that the Geneve endpoint needs; a tunnel's ID is its
-// node's nat.Port. Without an internal address, the gateway has none.
-func (c *Config) Tunnels(ports Ports) []geneve.Tunnel {
+// node's nat.Link. Without an internal address, the gateway has none.
+func (c *Config) Tunnels(links Links) []geneve.Tunnel {
 	var ts []geneve.Tunnel
 	if !c.Geneve.GatewayAddress.IsValid() {
 		return nil
 	}
 	for _, n := range c.Geneve.Nodes {
 		ts = append(ts, geneve.Tunnel{
-			ID:     uint16(ports.ByName[n.Name]),
+			ID:     uint16(links.ByName[n.Name]),
 			VNI:    n.VNI,
 			Remote: n.Underlay,
 			Encap:  n.Encap,
@@ -135,7 +135,7 @@ func Check(c *Config) error {
 	if err := c.Validate(); err != nil {
 		return err
 	}
-	ports := Ports{}.Assign(c.Geneve.Nodes)
+	links := Links{}.Assign(c.Geneve.Nodes)
 	// Validate finds what these would find. An error without a path is a bug there.
-	return errors.Join(nat.Check(c.NAT(ports, 0)), geneve.Check(c.Tunnels(ports), false))
+	return errors.Join(nat.Check(c.NAT(links, 0)), geneve.Check(c.Tunnels(links), false))
 }

@@ -16,28 +16,28 @@ func TestPorts(t *testing.T) {
 		}
 		return nodes
 	}
-	distinct := func(p Ports, n int) {
+	distinct := func(p Links, n int) {
 		t.Helper()
-		seen := map[nat.Port]bool{}
-		for name, port := range p.ByName {
-			if port == 0 || port > maxNodes || seen[port] {
-				t.Fatalf("%s has port %d", name, port)
+		seen := map[nat.Link]bool{}
+		for name, link := range p.ByName {
+			if link == 0 || link > maxNodes || seen[link] {
+				t.Fatalf("%s has link %d", name, link)
 			}
-			seen[port] = true
+			seen[link] = true
 		}
 		if len(seen) != n || len(p.last) > maxNodes {
 			t.Fatalf("%d nodes, want %d; %d remembered", len(seen), n, len(p.last))
 		}
 	}
-	first := Ports{}.Assign(named(0, 3))
+	first := Links{}.Assign(named(0, 3))
 	distinct(first, 3)
 	others := first.Assign(named(1, 5))
 	distinct(others, 4)
 	back := others.Assign(named(0, 5))
 	distinct(back, 5)
-	for name, port := range others.ByName {
-		if back.ByName[name] != port {
-			t.Errorf("%s had port %d, has %d", name, port, back.ByName[name])
+	for name, link := range others.ByName {
+		if back.ByName[name] != link {
+			t.Errorf("%s had port %d, has %d", name, link, back.ByName[name])
 		}
 	}
 	if back.ByName["0"] != first.ByName["0"] {

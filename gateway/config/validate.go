@@ -21,7 +21,7 @@ import (
 // Caps of the lists of a configuration. With them, all rules together stay below the
 // cap of nat.
 const (
-	maxNodes    = 32768 // nat.Port numbers them with room to spare
+	maxNodes    = 32768 // nat.Link numbers them with room to spare
 	maxMappings = 65536 // of nat.addresses, and of nat.services
 	maxRemotes  = 65536
 	maxRules    = 1 << 19 // after each combination of src, dst and ports has become a rule

@@ -81,7 +81,7 @@ func Check(c *Cluster) (*Report, error) {
 	k.deployment()
 	k.podSecurity()
 	k.networkPolicies()
-	k.ports(g)
+	k.links(g)
 	k.resources()
 	return &k.Report, nil
 }
@@ -245,7 +245,7 @@ const (
 func (k *checker) geneve() string { return cmp.Or(flag(k.pod(), "geneve-port"), genevePort) }
 
 // ports notes what culvert does not do with several.
-func (k *checker) ports(g template.Gateway) {
+func (k *checker) links(g template.Gateway) {
 	if all := g.Spec.Endpoint.Ports; len(all) > 1 {
 		k.note("spec.endpoint.ports: of %v culvert uses the first: one tunnel carries all", all)
 	}
