@@ -126,7 +126,7 @@ func newLabCheckCommand() *cobra.Command {
 	var faults bool
 	cmd.Flags().BoolVar(&faults, "faults", false, "instead, make each fault of lab break, look for its symptom, and mend it")
 	var brief, verbose bool
-	cmd.Flags().BoolVar(&brief, "brief", false, "one line for each lab, the time left, and what to try next")
+	cmd.Flags().BoolVar(&brief, "brief", false, "in short: a line for each lab, super-frames only, services in one mode")
 	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "with --brief: a line for each check too")
 	isJSON := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -142,6 +142,9 @@ func newLabCheckCommand() *cobra.Command {
 			style = lab.Verbose
 		case brief:
 			style = lab.Brief
+		}
+		if brief && !cmd.Flags().Changed("offloads") {
+			flags.offloads = "on"
 		}
 		return inHolder(cmd, func(dir string) error {
 			o := lab.CheckOptions{Sandbox: sandbox, Faults: faults, Style: style, Missing: make(map[node.Mode]error)}

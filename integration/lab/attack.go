@@ -22,9 +22,9 @@ func Attacks(mode node.Mode, offloads bool) Options {
 	return o
 }
 
-// attackMode is the one of the modes that the attacks run in: they are about the
+// onceMode is the one of the modes for what is tried in one only, since it is about the
 // gateways, which are the same in all.
-func attackMode(modes []node.Mode) node.Mode {
+func onceMode(modes []node.Mode) node.Mode {
 	if slices.Contains(modes, node.VXLAN) {
 		return node.VXLAN
 	}

@@ -71,11 +71,15 @@ func (o *CheckOptions) labs(mode node.Mode) (all []plannedLab) {
 			continue
 		}
 		all = append(all, plannedLab{Standard(mode, offloads), standardChecks, 6 * slow}, plannedLab{UnequalMTU(mode, offloads), mtuChecks, 2 * slow})
-		if offloads { // what is about addresses is not about sizes
-			all = append(all, plannedLab{Outside(mode, offloads), outsideChecks, 30})
+		once := offloads && mode == onceMode(o.Modes)
+		switch { // what is about addresses is not about sizes
+		case once && !o.Style.short():
+			all = append(all, plannedLab{Outside(mode, offloads), refusedChecks, 45})
+		case once || offloads && !o.Style.short():
+			all = append(all, plannedLab{Outside(mode, offloads), outsideChecks, 25})
 		}
 		// Gateways are restarted for each attack, and their memory is watched from outside.
-		if offloads && mode == attackMode(o.Modes) && o.Sandbox.Runsc == "" {
+		if once && o.Sandbox.Runsc == "" {
 			all = append(all, plannedLab{Attacks(mode, offloads), attackChecks, 30})
 		}
 	}

@@ -27,6 +27,12 @@ func outsideChecks(l *Lab) []Check {
 	return append(checks, l.logCheck("rule-drops"))
 }
 
+// refusedChecks are outsideChecks and what files that are refused do to all of it.
+func refusedChecks(l *Lab) []Check {
+	all := outsideChecks(l)
+	return slices.Insert(all, len(all)-1, Check{"reload, bad files", "both gateways", l.checkRefused})
+}
+
 // nodePortChecks are services that a cluster offers outside and that end at a
 // remote pod.
 func (l *Lab) nodePortChecks() []Check {

@@ -86,7 +86,6 @@ func (p *Process) said(text string) (int, error) {
 func (l *Lab) reloadChecks() []Check {
 	return []Check{
 		{"reload, rules", "milan/pod1 → rome/pod1", l.checkRules},
-		{"reload, bad files", "both gateways", l.checkRefused},
 		{"reload under load", "both gateways, 8 streams", l.checkReload},
 	}
 }
