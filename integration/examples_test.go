@@ -36,7 +36,7 @@ func (h *peerHost) asRoot(line string) {
 // TestInitHere: the commands that culvert init --here prints, as they stand, make two
 // clusters whose pods reach each other, and remove them.
 func TestInitHere(t *testing.T) {
-	isolated(t, func(t *testing.T) {
+	beside(t, func(t *testing.T) {
 		h := newPeerHost(t, "machine")
 		dir := filepath.Join(t.TempDir(), "d")
 		printed := h.run(os.Getenv(binaryEnv), "init", dir, "--here")
@@ -60,7 +60,7 @@ func TestInitHere(t *testing.T) {
 
 // TestInit: what culvert init writes for machines of one's own works unedited there.
 func TestInit(t *testing.T) {
-	isolated(t, func(t *testing.T) {
+	beside(t, func(t *testing.T) {
 		binary, dir := os.Getenv(binaryEnv), filepath.Join(t.TempDir(), "d")
 		x := &examples{t: t, dir: dir, milan: newPeerHost(t, "milan-1"), romeGateway: newPeerHost(t, "rome-gw")}
 		rome, milanGateway := newPeerHost(t, "rome-1"), newPeerHost(t, "milan-gw")
@@ -123,7 +123,7 @@ exec $CULVERT_PEER_BINARY $(echo "$@" | sed "s|/etc/culvert|$volume|")
 // TestExamples: the files of docs/examples make two clusters. The nodes of rome are made
 // in as many ways as there are, and the pods of each reach milan's and are reached.
 func TestExamples(t *testing.T) {
-	isolated(t, func(t *testing.T) {
+	beside(t, func(t *testing.T) {
 		dir, binary := newExamples(t), os.Getenv(binaryEnv)
 		x := &examples{t: t, dir: dir, milan: newPeerHost(t, "milan-1")}
 		x.romeGateway = newPeerHost(t, "rome-gw")

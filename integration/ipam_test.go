@@ -124,7 +124,7 @@ func podAt(remaps map[string]string) string {
 // TestIPAMPeerings: five restarts of everything in random order, and one peer that is
 // removed and added again, leave all remaps as they were. The pods talk each time, and 100
 // connections of the other peering do not notice.
-func TestIPAMPeerings(t *testing.T) { isolated(t, ipamPeerings) }
+func TestIPAMPeerings(t *testing.T) { beside(t, ipamPeerings) }
 
 func ipamPeerings(t *testing.T) {
 	romePod, romeNode := newPeerHost(t, "rome-pod"), newPeerHost(t, "rome-node")
@@ -289,7 +289,7 @@ func refuseRelease(t *testing.T, g *ipamGateway) {
 
 // TestIPAMFullDisk: on a file system that is full, nothing is given out and the file stays
 // as it is; with room again, all goes on.
-func TestIPAMFullDisk(t *testing.T) { isolated(t, ipamFullDisk) }
+func TestIPAMFullDisk(t *testing.T) { beside(t, ipamFullDisk) }
 
 func ipamFullDisk(t *testing.T) {
 	dir := t.TempDir()

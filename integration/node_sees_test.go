@@ -11,7 +11,7 @@ import (
 // TestNodeSees: culvert node, which has one capability and a link of the kernel, says
 // whether the gateway answers, and why not.
 func TestNodeSees(t *testing.T) {
-	isolated(t, func(t *testing.T) {
+	beside(t, func(t *testing.T) {
 		gateway, node := newPeerHost(t, "rome-gw"), newPeerHost(t, "rome-1")
 		join(gateway, node, "172.18.0.9/24", "172.18.0.2/24", 1500)
 		own, peer := newKeyPair(t), newKeyPair(t)

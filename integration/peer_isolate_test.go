@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -64,6 +65,18 @@ func needPrograms(t *testing.T, probes []probe) {
 	}
 }
 
+// daemonsPath adds to PATH where Debian keeps daemons, and an ordinary PATH does not look.
+var daemonsPath = sync.OnceFunc(func() { os.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin") })
+
+// beside is isolated for a test that mostly waits: all of these run beside each other,
+// after the others.
+func beside(t *testing.T, body func(*testing.T), probes ...probe) {
+	if os.Getenv(isolatedEnv) != t.Name() {
+		t.Parallel()
+	}
+	isolated(t, body, probes...)
+}
+
 // isolated runs body in new namespaces if the probes succeed.
 func isolated(t *testing.T, body func(*testing.T), probes ...probe) {
 	if os.Getenv(isolatedEnv) == t.Name() {
@@ -73,8 +86,7 @@ func isolated(t *testing.T, body func(*testing.T), probes ...probe) {
 		body(t)
 		return
 	}
-	// Debian keeps daemons where an ordinary PATH does not look.
-	t.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin")
+	daemonsPath()
 	user := newLabUser(t)
 	user.need("root", "tun", "vxlan", "nft")
 	needPrograms(t, append([]probe{programs("iproute2", "ip")}, probes...))

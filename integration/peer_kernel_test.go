@@ -26,7 +26,7 @@ const romeIPNode = `    - {name: rome-2, vni: 66051, underlay: 172.18.0.2, addre
 // TestPeerKernelGeneve has a kernel with Geneve as the node of rome: first with a
 // link made by hand, as other software makes it, then with culvert node.
 func TestPeerKernelGeneve(t *testing.T) {
-	isolated(t, func(t *testing.T) {
+	beside(t, func(t *testing.T) {
 		c := newMilan(t)
 		g := startGuest(c.romeGateway, "172.18.0.2/24", "172.18.0.9/24")
 		config := strings.Replace(romeConfig, "  nodes:\n", "  nodes:\n"+romeIPNode, 1)
@@ -101,7 +101,7 @@ func (g *guest) state() string {
 // TestPeerKernelWireGuard has a kernel as all of milan: its WireGuard, its
 // nftables translate the prefixes as culvert would, and a pod behind it.
 func TestPeerKernelWireGuard(t *testing.T) {
-	isolated(t, func(t *testing.T) {
+	beside(t, func(t *testing.T) {
 		c := &clusters{romeGateway: newPeerHost(t, "rome-gw"), romeKey: newKeyPair(t), milanKey: newKeyPair(t)}
 		g := startGuest(c.romeGateway, "192.0.2.7/24", "192.0.2.1/24")
 		g.pod(kernelMTU)

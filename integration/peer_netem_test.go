@@ -9,7 +9,7 @@ import (
 // TestPeerNetem has a kernel with netem as the only router between the gateways:
 // it delays, loses and reorders what they send each other.
 func TestPeerNetem(t *testing.T) {
-	isolated(t, func(t *testing.T) {
+	beside(t, func(t *testing.T) {
 		var g *guest
 		c := newMilanAcross(t, func(rome, milan *peerHost) {
 			wan := newPeerHost(t, "wan")

@@ -94,7 +94,7 @@ func newOVSClusters(t *testing.T, tunnelOptions string) (*clusters, *openVSwitch
 }
 
 func TestPeerOpenVSwitch(t *testing.T) {
-	isolated(t, func(t *testing.T) {
+	beside(t, func(t *testing.T) {
 		c, o := newOVSClusters(t, "options:csum=true")
 		pingThrough(c.romePod, milanPodAtRome)
 		pingThrough(c.milanPod, romePodAtMilan)

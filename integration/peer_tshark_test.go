@@ -176,7 +176,7 @@ func TestPeerComplaint(t *testing.T) {
 // TestPeerTshark has tshark dissect both what we send to Open vSwitch and what it
 // sends to us.
 func TestPeerTshark(t *testing.T) {
-	isolated(t, func(t *testing.T) {
+	beside(t, func(t *testing.T) {
 		c, _ := newOVSClusters(t, "")
 		capture := startCapture(c.romeGateway, c.romeNode.name)
 		pingThrough(c.romePod, milanPodAtRome)

@@ -19,7 +19,7 @@ const (
 
 // TestPeerWgShow has wg(8) look at the gateway's tunnel, and try to change it.
 func TestPeerWgShow(t *testing.T) {
-	isolated(t, func(t *testing.T) {
+	beside(t, func(t *testing.T) {
 		began := time.Now().Truncate(time.Second)
 		c := newVXLANClusters(t)
 		pingThrough(c.romePod, milanPodAtRome)

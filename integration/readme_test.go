@@ -128,7 +128,7 @@ func answered(t *testing.T, p *peerProcess) {
 func TestReadmeHere(t *testing.T) {
 	for _, kind := range []string{"culvert", "vxlan"} {
 		t.Run(kind, func(t *testing.T) {
-			isolated(t, func(t *testing.T) {
+			beside(t, func(t *testing.T) {
 				commands, ping := readmeHere(t, kind)
 				w := newAsWritten(newPeerHost(t, "machine"), t.TempDir())
 				var nodes []*peerProcess
@@ -148,7 +148,7 @@ func TestReadmeHere(t *testing.T) {
 
 // TestReadmeGeneve is TestReadmeHere on a machine whose kernel has Geneve.
 func TestReadmeGeneve(t *testing.T) {
-	isolated(t, func(t *testing.T) {
+	beside(t, func(t *testing.T) {
 		g := startGuest(newPeerHost(t, "machine"), "192.0.2.1/24", "192.0.2.9/24")
 		for _, kind := range []string{"culvert", "geneve"} {
 			commands, ping := readmeHere(t, kind)
@@ -178,7 +178,7 @@ func TestReadmeGeneve(t *testing.T) {
 // TestReadmeFiles: README's four files, each where its first line says and started as it says,
 // make two clusters.
 func TestReadmeFiles(t *testing.T) {
-	isolated(t, func(t *testing.T) {
+	beside(t, func(t *testing.T) {
 		readme := blocks(t, "../README.md")
 		rome, milan := newPeerHost(t, "rome-gw"), newPeerHost(t, "milan-gw")
 		x := &examples{t: t, romeGateway: rome, milan: newPeerHost(t, "milan-1")}
