@@ -20,8 +20,8 @@ import (
 	"culvert/gateway/wgkey"
 	"culvert/geneve"
 	"culvert/geneve/genevetest"
-	"culvert/nat"
 	"culvert/nat/nattest"
+	"culvert/nat/rules"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -50,7 +50,7 @@ func clusterConfig(name, peer string, role config.Role, podRemap, externalRemap 
 			},
 		},
 		Local: config.LocalNetwork{PodCIDRs: []netip.Prefix{prefix("10.0.0.0/16")}, ExternalCIDRs: []netip.Prefix{prefix("10.70.0.0/16")}},
-		Remote: []nat.RemoteCIDR{
+		Remote: []rules.RemoteCIDR{
 			{Real: prefix("10.0.0.0/16"), Remapped: prefix(podRemap)},
 			{Real: prefix("10.70.0.0/16"), Remapped: prefix(externalRemap), External: true},
 		},
@@ -328,7 +328,7 @@ func TestApply(t *testing.T) {
 	expect(t, p.milan.nodes[0], "10.62.1.5", "10.0.1.7")
 
 	next := *p.rome.config
-	next.Remote = append([]nat.RemoteCIDR(nil), next.Remote...)
+	next.Remote = append([]rules.RemoteCIDR(nil), next.Remote...)
 	next.Remote[0].Remapped = netip.MustParsePrefix("10.99.0.0/16")
 	if err := p.rome.Apply(&next); err != nil {
 		t.Fatal(err)
@@ -343,7 +343,7 @@ func TestApply(t *testing.T) {
 		t.Errorf("Apply of what takes a restart: %v", err)
 	}
 	bad = next
-	bad.Remote = append([]nat.RemoteCIDR(nil), next.Remote...)
+	bad.Remote = append([]rules.RemoteCIDR(nil), next.Remote...)
 	bad.Remote[0].Remapped = bad.Local.PodCIDRs[0]
 	if err := p.rome.Apply(&bad); err == nil {
 		t.Error("Apply of overlapping CIDRs succeeded")

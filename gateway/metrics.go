@@ -11,6 +11,7 @@ import (
 	"culvert/geneve"
 	"culvert/geneve/udp"
 	"culvert/nat"
+	"culvert/nat/rules"
 )
 
 // metricsPage reads the counters; nothing is counted twice for it. Each lock that the
@@ -108,27 +109,27 @@ const maxRuleSeries = 1000
 
 // rules reports what the rules have matched: those of the configuration by name, the
 // generated ones by table.
-func (p *page) rules(configured []nat.FilterRule, each func(func(nat.RuleCount))) {
-	named := make(map[string]*nat.RuleCount)
+func (p *page) rules(configured []rules.FilterRule, each func(func(rules.RuleCount))) {
+	named := make(map[string]*rules.RuleCount)
 	for _, r := range configured[:min(len(configured), maxRuleSeries)] {
-		named[r.Name] = &nat.RuleCount{Rule: r.Name}
+		named[r.Name] = &rules.RuleCount{Rule: r.Name}
 	}
-	tables := make(map[string]*nat.RuleCount)
-	each(func(c nat.RuleCount) {
+	tables := make(map[string]*rules.RuleCount)
+	each(func(c rules.RuleCount) {
 		t := tables[c.Table]
 		if t == nil {
-			t = &nat.RuleCount{Table: c.Table}
+			t = &rules.RuleCount{Table: c.Table}
 			tables[c.Table] = t
 		}
 		t.Packets += c.Packets
 		t.Bytes += c.Bytes
-		if c.Table == nat.RulesTable && named[c.Rule] != nil {
+		if c.Table == rules.RulesTable && named[c.Rule] != nil {
 			*named[c.Rule] = c
 		}
 	})
 	for _, f := range []struct {
 		label, help string
-		counts      map[string]*nat.RuleCount
+		counts      map[string]*rules.RuleCount
 	}{
 		{"rule", "of a rule of the configuration", named},
 		{"table", "of all rules of a table that are counted", tables},

@@ -18,6 +18,7 @@ import (
 	"culvert/geneve"
 	"culvert/geneve/udp"
 	"culvert/nat"
+	"culvert/nat/rules"
 )
 
 // TestMetrics: the three pages answer, every drop reason is a label from the start,
@@ -179,18 +180,18 @@ func TestOverflowsThatNobodyCounts(t *testing.T) {
 
 // TestRuleMetrics: rules have metrics by their name, up to a number; tables count all.
 func TestRuleMetrics(t *testing.T) {
-	var rules []nat.FilterRule
+	var filters []rules.FilterRule
 	for i := range 2 * maxRuleSeries {
-		rules = append(rules, nat.FilterRule{Name: fmt.Sprint("rule ", i)})
+		filters = append(filters, rules.FilterRule{Name: fmt.Sprint("rule ", i)})
 	}
-	rules[0].Name = "a \"quoted\"\\\n{name}"
+	filters[0].Name = "a \"quoted\"\\\n{name}"
 	p := new(page)
-	p.rules(rules, func(yield func(nat.RuleCount)) {
-		for _, r := range rules {
-			yield(nat.RuleCount{Table: nat.RulesTable, Chain: "forward", Rule: r.Name, Packets: 2, Bytes: 100})
+	p.rules(filters, func(yield func(rules.RuleCount)) {
+		for _, r := range filters {
+			yield(rules.RuleCount{Table: rules.RulesTable, Chain: "forward", Rule: r.Name, Packets: 2, Bytes: 100})
 		}
-		yield(nat.RuleCount{Table: "remap-podcidr", Chain: "outgoing", Rule: rules[1].Name, Packets: 7, Bytes: 70})
-		yield(nat.RuleCount{Table: "remap-podcidr", Chain: "incoming", Rule: "x", Packets: 1, Bytes: 1})
+		yield(rules.RuleCount{Table: "remap-podcidr", Chain: "outgoing", Rule: filters[1].Name, Packets: 7, Bytes: 70})
+		yield(rules.RuleCount{Table: "remap-podcidr", Chain: "incoming", Rule: "x", Packets: 1, Bytes: 1})
 	})
 	text := p.text.String()
 	for _, line := range []string{

@@ -5,6 +5,7 @@ import (
 
 	"culvert/gateway/control"
 	"culvert/nat"
+	"culvert/nat/rules"
 )
 
 // link names a port.
@@ -13,7 +14,7 @@ func (v *view) link(p nat.Link) string { return v.names[p] }
 // Rules implements control.Source.
 func (s source) Rules(ctx context.Context, yield func(*control.Rule) bool) error {
 	pace := newPacer()
-	s.g.engine.ListRules(s.view().link, func(r *nat.RuleInfo) bool {
+	s.g.engine.ListRules(s.view().link, func(r *rules.RuleInfo) bool {
 		rule := control.Rule{Origin: r.Origin.String(), Stage: r.Stage, Priority: r.Priority, Table: r.Table, Chain: r.Chain, Name: r.Rule,
 			Match: r.Match, Action: r.Action}
 		if r.Counted {
@@ -27,7 +28,7 @@ func (s source) Rules(ctx context.Context, yield func(*control.Rule) bool) error
 // Routes implements control.Source.
 func (s source) Routes(ctx context.Context, yield func(*control.Route) bool) error {
 	pace := newPacer()
-	s.g.engine.ListRoutes(s.view().link, func(r *nat.RouteInfo) bool {
+	s.g.engine.ListRoutes(s.view().link, func(r *rules.RouteInfo) bool {
 		route := control.Route{Origin: r.Origin.String(), Rule: r.Rule, Priority: r.Priority, In: r.In, Mark: r.Mark, Destination: r.Destination.String(), To: r.To}
 		if r.Source.IsValid() {
 			route.Source = r.Source.String()

@@ -8,6 +8,7 @@ import (
 	"culvert/gateway/health"
 	"culvert/nat"
 	"culvert/nat/packet"
+	"culvert/nat/rules"
 )
 
 // witness is one dropped packet: where it came from, and its addresses.
@@ -66,17 +67,17 @@ func (w *watch) drops(c *config.Config, d *nat.Direction, own *counters, inbound
 
 // rule returns the rule that has refused most packets since it was called last, "" if
 // they are too many to look.
-func (w *watch) rule(rules []nat.FilterRule) (name string) {
-	if len(rules) > maxRuleSeries {
+func (w *watch) rule(filters []rules.FilterRule) (name string) {
+	if len(filters) > maxRuleSeries {
 		return ""
 	}
-	refuses := make(map[string]bool, len(rules))
-	for _, r := range rules {
-		refuses[r.Name] = r.Action != nat.FilterAccept
+	refuses := make(map[string]bool, len(filters))
+	for _, r := range filters {
+		refuses[r.Name] = r.Action != rules.FilterAccept
 	}
 	most := uint64(0)
-	w.g.engine.RuleCounters(func(r nat.RuleCount) {
-		if r.Table != nat.RulesTable || !refuses[r.Rule] {
+	w.g.engine.RuleCounters(func(r rules.RuleCount) {
+		if r.Table != rules.RulesTable || !refuses[r.Rule] {
 			return
 		}
 		if n := r.Packets - w.rules[r.Rule]; n > most {

@@ -20,6 +20,7 @@ import (
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
+	"culvert/nat/rules"
 )
 
 var (
@@ -135,8 +136,8 @@ type comparison struct {
 	packets, rounds int
 	counts          map[string]int
 	now             nat.Time
-	tables          []nat.Table
-	routing         []nat.PolicyTable
+	tables          []rules.Table
+	routing         []rules.PolicyTable
 	limit           int // packets of a round
 	// record, if not nil, is told about each packet that fares equally to the last byte.
 	record func(now nat.Time, in nat.Link, b []byte, sent []output)
@@ -377,7 +378,7 @@ func viewOf(b []byte) string {
 }
 
 // routingText writes policy tables as ip-rule(8) and ip-route(8) would show them.
-func routingText(tables []nat.PolicyTable) string {
+func routingText(tables []rules.PolicyTable) string {
 	var b strings.Builder
 	for _, t := range tables {
 		for _, r := range t.Rules {

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"culvert/nat"
+	"culvert/nat/rules"
 )
 
 // config returns a random configuration without tables: every field that generates rules comes and goes.
@@ -26,45 +27,45 @@ func (m *maker) config() *nat.Config {
 		}
 	}
 	if maybe() { // both clusters use the same pod CIDR
-		c.Remote[0] = nat.RemoteCIDR{Real: oraclePods[0], Remapped: oracleSeen[0]}
+		c.Remote[0] = rules.RemoteCIDR{Real: oraclePods[0], Remapped: oracleSeen[0]}
 	}
 	if maybe() { // and the same external CIDR
 		for i := range c.Remote {
 			if c.Remote[i].External && c.Remote[i].Real.Addr().Is4() {
-				c.Remote[i] = nat.RemoteCIDR{Real: oracleOwn[0], Remapped: netip.MustParsePrefix("10.6.0.0/16"), External: true}
+				c.Remote[i] = rules.RemoteCIDR{Real: oracleOwn[0], Remapped: netip.MustParsePrefix("10.6.0.0/16"), External: true}
 			}
 		}
 	}
 	if maybe() {
 		c.UnknownSource = oracleOwn[0].Addr()
 	}
-	c.MSSClamp = pick(m, nat.MSSAuto, nat.MSSAuto, nat.MSSOff, nat.MSSClamp(1200))
+	c.MSSClamp = pick(m, rules.MSSAuto, rules.MSSAuto, rules.MSSOff, rules.MSSClamp(1200))
 	node := func() nat.Link { return pick(m, c.Nodes...).Link }
 	for _, p := range []string{
 		"10.1.0.0/20", "10.1.0.4/30", "10.1.0.5/32", "10.1.128.0/17", "10.9.32.0/20", "fd00:1::/64", "fd00:1::3/128", "fd00:1:0:1::/64",
 	} {
 		if maybe() {
-			c.Routes = append(c.Routes, nat.Route{Prefix: netip.MustParsePrefix(p), Link: node()})
+			c.Routes = append(c.Routes, rules.Route{Prefix: netip.MustParsePrefix(p), Link: node()})
 		}
 	}
 	for _, n := range c.Nodes {
-		c.Routes = append(c.Routes, nat.Route{Prefix: netip.PrefixFrom(n.Address, 32), Link: n.Link})
+		c.Routes = append(c.Routes, rules.Route{Prefix: netip.PrefixFrom(n.Address, 32), Link: n.Link})
 	}
 	if maybe() {
 		c.Addresses = append(c.Addresses,
-			nat.AddressMapping{External: netip.MustParseAddr("10.7.0.9"), Internal: netip.MustParseAddr("172.20.0.10")},
-			nat.AddressMapping{External: netip.MustParseAddr("10.7.1.9"), Internal: netip.MustParseAddr("172.21.0.10"), Via: node()},
-			nat.AddressMapping{External: netip.MustParseAddr("10.7.0.10"), Internal: netip.MustParseAddr("10.1.0.5")},
-			nat.AddressMapping{External: netip.MustParseAddr("fd00:7::9"), Internal: netip.MustParseAddr("fd00:8::9")})
+			rules.AddressMapping{External: netip.MustParseAddr("10.7.0.9"), Internal: netip.MustParseAddr("172.20.0.10")},
+			rules.AddressMapping{External: netip.MustParseAddr("10.7.1.9"), Internal: netip.MustParseAddr("172.21.0.10"), Via: node()},
+			rules.AddressMapping{External: netip.MustParseAddr("10.7.0.10"), Internal: netip.MustParseAddr("10.1.0.5")},
+			rules.AddressMapping{External: netip.MustParseAddr("fd00:7::9"), Internal: netip.MustParseAddr("fd00:8::9")})
 	}
 	for range m.IntN(4) {
-		r := nat.FilterRule{Name: string(rune('a' + len(c.Rules))), From: pick(m, nat.FromAnywhere, nat.FromLocal, nat.FromRemote),
-			Action: pick(m, nat.FilterAccept, nat.FilterDrop, nat.FilterReject)}
+		r := rules.FilterRule{Name: string(rune('a' + len(c.Rules))), From: pick(m, rules.FromAnywhere, rules.FromLocal, rules.FromRemote),
+			Action: pick(m, rules.FilterAccept, rules.FilterDrop, rules.FilterReject)}
 		for range m.IntN(3) {
 			r.Destination = append(r.Destination, netip.PrefixFrom(m.in(oraclePods[0]), 30).Masked())
 		}
 		if r.Protocol = pick(m, uint8(0), protoTCP, protoUDP); r.Protocol != 0 {
-			r.Ports = []nat.PortRange{{First: 53, Last: 53}, {First: 8000, Last: 8100}}
+			r.Ports = []rules.PortRange{{First: 53, Last: 53}, {First: 8000, Last: 8100}}
 		}
 		if r.Protocol != 0 || r.Destination != nil {
 			c.Rules = append(c.Rules, r)
@@ -143,7 +144,7 @@ func liqoPlan(c *nat.Config) plan {
 	for _, t := range c.Firewall {
 		for _, chain := range t.Chains {
 			for _, r := range chain.Rules {
-				if a, err := netip.ParseAddr(r.Match[0].IP.Value); err == nil && r.Action == nat.ActionDNAT && !strings.Contains(r.To, "/") {
+				if a, err := netip.ParseAddr(r.Match[0].IP.Value); err == nil && r.Action == rules.ActionDNAT && !strings.Contains(r.To, "/") {
 					p.tunnelDestinations = append(p.tunnelDestinations, netip.PrefixFrom(a, 32))
 				}
 			}

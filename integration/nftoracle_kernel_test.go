@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"culvert/nat"
+	"culvert/nat/rules"
 )
 
 // oracleDevice is a TUN device of the oracle, which stands for a port of the engine.
@@ -154,7 +155,7 @@ func (o *oracle) device(d oracleDevice) error {
 }
 
 // load installs tables and policy tables, written by the rules of this file and not by nat's.
-func (o *oracle) load(tables []nat.Table, routing []nat.PolicyTable) error {
+func (o *oracle) load(tables []rules.Table, routing []rules.PolicyTable) error {
 	return o.do(func() error {
 		cmd := exec.Command("nft", "-f", "-")
 		// Of chains with equal priority the kernel runs the one that came last first.
@@ -189,7 +190,7 @@ func netOf(p netip.Prefix) *net.IPNet {
 }
 
 // loadRouting adds rules in their order, so that the kernel chooses the priorities that are not given, and the routes.
-func (o *oracle) loadRouting(t *nat.PolicyTable, table int) error {
+func (o *oracle) loadRouting(t *rules.PolicyTable, table int) error {
 	for i := range t.Rules {
 		r := &t.Rules[i]
 		for _, family := range []int{unix.AF_INET, unix.AF_INET6} {

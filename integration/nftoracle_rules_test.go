@@ -6,6 +6,7 @@ import (
 	"net/netip"
 
 	"culvert/nat"
+	"culvert/nat/rules"
 )
 
 // The address plan of the oracle. No two prefixes are of one size with the same neighbours, and the remapped ones do not begin where
@@ -28,23 +29,21 @@ func prefixes(v4, v6 string) [2]netip.Prefix {
 
 // oracleConfig is the engine's configuration but for the rules.
 func oracleConfig() *nat.Config {
-	c := &nat.Config{
+	c := &nat.Config{MTU: oracleMTU, MaxConnections: 1 << 16, Config: rules.Config{
 		LocalPodCIDRs:      oraclePods[:],
 		LocalExternalCIDRs: oracleOwn[:],
 		GatewayAddress:     netip.MustParseAddr("10.80.0.4"),
 		TunnelAddress:      netip.MustParseAddr("169.254.18.2"),
 		PeerTunnelAddress:  netip.MustParseAddr("169.254.18.1"),
-		MTU:                oracleMTU,
-		MaxConnections:     1 << 16,
-	}
+	}}
 	for i := range 2 {
 		c.Remote = append(c.Remote,
-			nat.RemoteCIDR{Real: oracleRemote[i], Remapped: oracleSeen[i]},
-			nat.RemoteCIDR{Real: oracleFlat[i]},
-			nat.RemoteCIDR{Real: oracleExternal[i], Remapped: oracleAlias[i], External: true})
+			rules.RemoteCIDR{Real: oracleRemote[i], Remapped: oracleSeen[i]},
+			rules.RemoteCIDR{Real: oracleFlat[i]},
+			rules.RemoteCIDR{Real: oracleExternal[i], Remapped: oracleAlias[i], External: true})
 	}
 	for i, d := range oracleDevices[1:] {
-		c.Nodes = append(c.Nodes, nat.Node{Link: d.link, Name: fmt.Sprint("node-", i), Device: d.name, Address: netip.AddrFrom4([4]byte{10, 80, 0, byte(10 + i)})})
+		c.Nodes = append(c.Nodes, rules.Node{Link: d.link, Name: fmt.Sprint("node-", i), Device: d.name, Address: netip.AddrFrom4([4]byte{10, 80, 0, byte(10 + i)})})
 	}
 	return c
 }
@@ -145,22 +144,22 @@ func (m *maker) operand(v6 bool) string {
 
 var oracleNames = []string{"liqo-tunnel", "liqo.abcdefghij", "rome-2", "liqo.zzz", "eth0", "liqo-tunne"}
 
-func (m *maker) match(v6 bool) nat.Match {
-	x := nat.Match{Op: pick(m, nat.OpEqual, nat.OpEqual, nat.OpEqual, nat.OpNotEqual)}
-	for x == (nat.Match{Op: x.Op}) {
+func (m *maker) match(v6 bool) rules.Match {
+	x := rules.Match{Op: pick(m, rules.OpEqual, rules.OpEqual, rules.OpEqual, rules.OpNotEqual)}
+	for x == (rules.Match{Op: x.Op}) {
 		if m.IntN(6) == 0 {
 			x.Proto = pick(m, "tcp", "udp", "253")
 		}
 		if m.IntN(3) == 0 {
-			x.Dev = nat.Operand{Value: pick(m, oracleNames...), Position: pick(m, nat.PositionIn, nat.PositionOut)}
+			x.Dev = rules.Operand{Value: pick(m, oracleNames...), Position: pick(m, rules.PositionIn, rules.PositionOut)}
 		}
 		if m.IntN(2) == 0 {
-			x.IP = nat.Operand{Value: m.operand(v6), Position: pick(m, nat.PositionSource, nat.PositionDestination)}
+			x.IP = rules.Operand{Value: m.operand(v6), Position: pick(m, rules.PositionSource, rules.PositionDestination)}
 		}
 		if m.IntN(8) == 0 {
-			x.Port = nat.Operand{Value: pick(m, "80", "443", "80-443", "20000-40000"), Position: nat.PositionSource}
+			x.Port = rules.Operand{Value: pick(m, "80", "443", "80-443", "20000-40000"), Position: rules.PositionSource}
 			if m.IntN(2) == 0 { // of an ICMP message that is the checksum, which differs from packet to packet
-				x.Port.Position, x.Proto = nat.PositionDestination, pick(m, "tcp", "udp", "253")
+				x.Port.Position, x.Proto = rules.PositionDestination, pick(m, "tcp", "udp", "253")
 			}
 		}
 	}
@@ -169,40 +168,40 @@ func (m *maker) match(v6 bool) nat.Match {
 
 // tables returns random tables. No two chains of a hook have the same priority, and no filter chain one of conntrack's or nat's: what
 // the kernel does then depends on which came first.
-func (m *maker) tables() []nat.Table {
+func (m *maker) tables() []rules.Table {
 	used := map[string]bool{}
-	priority := func(h nat.Hook, t nat.ChainType) int32 {
+	priority := func(h rules.Hook, t rules.ChainType) int32 {
 		for {
 			p := int32(m.IntN(600) - 350)
-			if t == nat.ChainNAT {
-				p = max(p, nat.PriorityConntrack+1)
+			if t == rules.ChainNAT {
+				p = max(p, rules.PriorityConntrack+1)
 			}
-			if m.IntN(4) == 0 && t == nat.ChainFilter {
+			if m.IntN(4) == 0 && t == rules.ChainFilter {
 				p = pick(m, int32(-300), -150, 0)
 			}
 			key := fmt.Sprint(h, p)
-			if !used[key] && (t == nat.ChainNAT || p != -200 && p != -100 && p != 100) {
+			if !used[key] && (t == rules.ChainNAT || p != -200 && p != -100 && p != 100) {
 				used[key] = true
 				return p
 			}
 		}
 	}
-	var all []nat.Table
+	var all []rules.Table
 	for i := range 1 + m.IntN(4) {
-		t := nat.Table{Name: fmt.Sprint("t", i), Family: pick(m, nat.FamilyIPv4, nat.FamilyIPv4, nat.FamilyINET, nat.FamilyIPv6)}
+		t := rules.Table{Name: fmt.Sprint("t", i), Family: pick(m, rules.FamilyIPv4, rules.FamilyIPv4, rules.FamilyINET, rules.FamilyIPv6)}
 		for j := range 1 + m.IntN(4) {
-			c := nat.Chain{Name: fmt.Sprint("c", j), Type: pick(m, nat.ChainFilter, nat.ChainNAT)}
-			c.Hook = pick(m, nat.HookPrerouting, nat.HookForward, nat.HookPostrouting)
-			if c.Type == nat.ChainNAT {
-				c.Hook = pick(m, nat.HookPrerouting, nat.HookPostrouting)
+			c := rules.Chain{Name: fmt.Sprint("c", j), Type: pick(m, rules.ChainFilter, rules.ChainNAT)}
+			c.Hook = pick(m, rules.HookPrerouting, rules.HookForward, rules.HookPostrouting)
+			if c.Type == rules.ChainNAT {
+				c.Hook = pick(m, rules.HookPrerouting, rules.HookPostrouting)
 			}
-			if m.IntN(12) == 0 && c.Type == nat.ChainFilter {
-				c.Policy = nat.PolicyDrop
+			if m.IntN(12) == 0 && c.Type == rules.ChainFilter {
+				c.Policy = rules.PolicyDrop
 			}
 			c.Priority = priority(c.Hook, c.Type)
 			for k := range pick(m, 0, 1, 2, 4, 15) {
 				r := m.rule(fmt.Sprint("r", k), &t, &c)
-				m.notrack = m.notrack || r.Action == nat.ActionNoTrack
+				m.notrack = m.notrack || r.Action == rules.ActionNoTrack
 				c.Rules = append(c.Rules, r)
 			}
 			t.Chains = append(t.Chains, c)
@@ -212,55 +211,55 @@ func (m *maker) tables() []nat.Table {
 	return all
 }
 
-func (m *maker) rule(name string, t *nat.Table, c *nat.Chain) nat.Rule {
-	v6 := t.Family == nat.FamilyIPv6 || t.Family == nat.FamilyINET && m.IntN(3) == 0
-	r := nat.Rule{Name: name}
+func (m *maker) rule(name string, t *rules.Table, c *rules.Chain) rules.Rule {
+	v6 := t.Family == rules.FamilyIPv6 || t.Family == rules.FamilyINET && m.IntN(3) == 0
+	r := rules.Rule{Name: name}
 	switch {
-	case c.Type == nat.ChainFilter:
-		r.Action = pick(m, nat.ActionCTMark, nat.ActionMetaMarkFromCT, nat.ActionSetMark, nat.ActionClampMSS, nat.ActionAccept,
-			nat.ActionAccept, nat.ActionNoTrack, nat.ActionDrop, nat.ActionReject)
-		if r.Action == nat.ActionReject && c.Hook != nat.HookForward || r.Action == nat.ActionNoTrack && c.Hook != nat.HookPrerouting {
-			r.Action = nat.ActionAccept
+	case c.Type == rules.ChainFilter:
+		r.Action = pick(m, rules.ActionCTMark, rules.ActionMetaMarkFromCT, rules.ActionSetMark, rules.ActionClampMSS, rules.ActionAccept,
+			rules.ActionAccept, rules.ActionNoTrack, rules.ActionDrop, rules.ActionReject)
+		if r.Action == rules.ActionReject && c.Hook != rules.HookForward || r.Action == rules.ActionNoTrack && c.Hook != rules.HookPrerouting {
+			r.Action = rules.ActionAccept
 		}
-	case c.Hook == nat.HookPrerouting:
-		r.Action, r.To = nat.ActionDNAT, m.target(v6)
+	case c.Hook == rules.HookPrerouting:
+		r.Action, r.To = rules.ActionDNAT, m.target(v6)
 	default:
-		r.Action, r.To = nat.ActionSNAT, m.target(v6)
+		r.Action, r.To = rules.ActionSNAT, m.target(v6)
 		if m.IntN(6) == 0 {
-			r.Action, r.To = nat.ActionMasquerade, ""
+			r.Action, r.To = rules.ActionMasquerade, ""
 		}
 	}
 	protocol, negated := "", false
 	for range pick(m, 1, 1, 2, 2, 3) {
 		x := m.match(v6)
-		if protocol != "" || r.Action == nat.ActionClampMSS { // nft refuses two protocols in one rule
+		if protocol != "" || r.Action == rules.ActionClampMSS { // nft refuses two protocols in one rule
 			x.Proto = ""
-			if x.Port.Position == nat.PositionDestination && r.Action != nat.ActionClampMSS {
-				x.Port = nat.Operand{}
+			if x.Port.Position == rules.PositionDestination && r.Action != rules.ActionClampMSS {
+				x.Port = rules.Operand{}
 			}
 		}
-		if x.Port != (nat.Operand{}) && x.Op == nat.OpNotEqual {
+		if x.Port != (rules.Operand{}) && x.Op == rules.OpNotEqual {
 			if negated { // nft 1.0.6 merges "sport ≠ a and dport ≠ b" into "not both"
-				x.Port = nat.Operand{}
+				x.Port = rules.Operand{}
 			}
 			negated = true
 		}
 		protocol += x.Proto
-		if x != (nat.Match{Op: x.Op}) {
+		if x != (rules.Match{Op: x.Op}) {
 			r.Match = append(r.Match, x)
 		}
 	}
 	switch r.Action {
-	case nat.ActionCTMark, nat.ActionSetMark:
+	case rules.ActionCTMark, rules.ActionSetMark:
 		r.Value = m.Uint32N(4)
-	case nat.ActionClampMSS:
-		r.Match = append(r.Match, nat.Match{Proto: "tcp"})
+	case rules.ActionClampMSS:
+		r.Match = append(r.Match, rules.Match{Proto: "tcp"})
 		r.Value = pick(m, uint32(0), 536, 1300, 65535)
-		if c.Hook == nat.HookPrerouting {
+		if c.Hook == rules.HookPrerouting {
 			r.Value = max(r.Value, 1200) // no route is known there
 		}
-	case nat.ActionDrop, nat.ActionReject: // of little only, or else nothing passes
-		r.Match = append(r.Match, nat.Match{IP: nat.Operand{Value: m.in(m.pool(v6)).String(), Position: pick(m, nat.PositionSource, nat.PositionDestination)}})
+	case rules.ActionDrop, rules.ActionReject: // of little only, or else nothing passes
+		r.Match = append(r.Match, rules.Match{IP: rules.Operand{Value: m.in(m.pool(v6)).String(), Position: pick(m, rules.PositionSource, rules.PositionDestination)}})
 	}
 	return r
 }
@@ -278,24 +277,24 @@ func (m *maker) target(v6 bool) string {
 }
 
 // routing returns random policy tables on top of one that knows the way to every pool.
-func (m *maker) routing() []nat.PolicyTable {
+func (m *maker) routing() []rules.PolicyTable {
 	device := func() string { return pick(m, oracleDevices...).name }
-	var base nat.PolicyRule
+	var base rules.PolicyRule
 	base.Priority = 20000
 	for _, p := range oraclePools {
 		name := device()
 		for i := range 2 {
-			base.Routes = append(base.Routes, nat.PolicyRoute{Destination: p[i], Device: name})
+			base.Routes = append(base.Routes, rules.PolicyRoute{Destination: p[i], Device: name})
 		}
 	}
-	all := []nat.PolicyTable{{Name: "base", Rules: []nat.PolicyRule{base}}}
+	all := []rules.PolicyTable{{Name: "base", Rules: []rules.PolicyRule{base}}}
 	// The kernel chooses priorities for each family by itself, nat for both; without priority there is only one here.
 	chosen := m.IntN(2) == 0
 	for i := range m.IntN(5) {
-		t := nat.PolicyTable{Name: fmt.Sprint("t", i)}
+		t := rules.PolicyTable{Name: fmt.Sprint("t", i)}
 		for j := range 1 + m.IntN(4) {
 			v6 := !chosen && m.IntN(3) == 0
-			r := nat.PolicyRule{Mark: pick(m, uint32(0), 0, 0, 1, 2, 3)}
+			r := rules.PolicyRule{Mark: pick(m, uint32(0), 0, 0, 1, 2, 3)}
 			if !chosen {
 				// Equal in several tables, never in one: the kernel takes a rule for one that exists if what it names is equal,
 				// and what it leaves open is not looked at.
@@ -314,7 +313,7 @@ func (m *maker) routing() []nat.PolicyTable {
 				r.Out = device()
 			}
 			for range 1 + m.IntN(6) {
-				r.Routes = append(r.Routes, nat.PolicyRoute{Destination: m.prefix(v6).Masked(), Device: pick(m, device(), device(), device(), "eth0")})
+				r.Routes = append(r.Routes, rules.PolicyRoute{Destination: m.prefix(v6).Masked(), Device: pick(m, device(), device(), device(), "eth0")})
 			}
 			t.Rules = append(t.Rules, r)
 		}

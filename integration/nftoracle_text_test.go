@@ -5,20 +5,20 @@ import (
 	"net/netip"
 	"strings"
 
-	"culvert/nat"
+	"culvert/nat/rules"
 )
 
 // nftText writes tables in nft's language, with the expressions that Liqo emits for each match and action. Tables and chains get
 // other names, as nft does not take all of ours.
-func nftText(tables []nat.Table) string {
+func nftText(tables []rules.Table) string {
 	var b strings.Builder
 	for i, t := range tables {
-		family := map[nat.Family]string{nat.FamilyIPv4: "ip", nat.FamilyIPv6: "ip6", nat.FamilyINET: "inet"}[t.Family]
+		family := map[rules.Family]string{rules.FamilyIPv4: "ip", rules.FamilyIPv6: "ip6", rules.FamilyINET: "inet"}[t.Family]
 		fmt.Fprintf(&b, "table %s t%d {\n", family, i)
 		for j, c := range t.Chains {
 			policy := c.Policy
 			if policy == "" {
-				policy = nat.PolicyAccept
+				policy = rules.PolicyAccept
 			}
 			fmt.Fprintf(&b, "\tchain c%d {\n\t\ttype %s hook %s priority %d; policy %s;\n", j, c.Type, c.Hook, c.Priority, policy)
 			for k := range c.Rules {
@@ -31,19 +31,19 @@ func nftText(tables []nat.Table) string {
 	return b.String()
 }
 
-func nftRule(r *nat.Rule, f nat.Family) string {
+func nftRule(r *rules.Rule, f rules.Family) string {
 	var words []string
 	add := func(format string, args ...any) { words = append(words, fmt.Sprintf(format, args...)) }
 	for _, m := range r.Match {
 		op := ""
-		if m.Op == nat.OpNotEqual {
+		if m.Op == rules.OpNotEqual {
 			op = "!= "
 		}
 		if m.Proto != "" {
 			add("meta l4proto %s", m.Proto)
 		}
 		if m.Dev.Value != "" {
-			add("%sifname %s%q", map[nat.Position]string{nat.PositionIn: "i", nat.PositionOut: "o"}[m.Dev.Position], op, m.Dev.Value)
+			add("%sifname %s%q", map[rules.Position]string{rules.PositionIn: "i", rules.PositionOut: "o"}[m.Dev.Position], op, m.Dev.Value)
 		}
 		if m.IP.Value != "" {
 			add("%s", nftAddress(m.IP, op))
@@ -52,10 +52,10 @@ func nftRule(r *nat.Rule, f nat.Family) string {
 			if strings.Contains(m.Port.Value, "-") {
 				op = "" // a range ignores the operator
 			}
-			add("@th,%d,16 %s%s", map[nat.Position]int{nat.PositionSource: 0, nat.PositionDestination: 16}[m.Port.Position], op, m.Port.Value)
+			add("@th,%d,16 %s%s", map[rules.Position]int{rules.PositionSource: 0, rules.PositionDestination: 16}[m.Port.Position], op, m.Port.Value)
 		}
 	}
-	if r.Action == nat.ActionClampMSS {
+	if r.Action == rules.ActionClampMSS {
 		add("tcp flags & syn != 0")
 	}
 	if !r.NoCounter {
@@ -66,12 +66,12 @@ func nftRule(r *nat.Rule, f nat.Family) string {
 }
 
 // nftAddress compares (packet & mask) with the address as written.
-func nftAddress(o nat.Operand, op string) string {
+func nftAddress(o rules.Operand, op string) string {
 	family := "ip"
 	if strings.Contains(o.Value, ":") {
 		family = "ip6"
 	}
-	field := family + " " + map[nat.Position]string{nat.PositionSource: "saddr", nat.PositionDestination: "daddr"}[o.Position]
+	field := family + " " + map[rules.Position]string{rules.PositionSource: "saddr", rules.PositionDestination: "daddr"}[o.Position]
 	p, err := netip.ParsePrefix(o.Value)
 	if err != nil {
 		return fmt.Sprintf("%s %s%s", field, op, o.Value)
@@ -87,14 +87,14 @@ func nftAddress(o nat.Operand, op string) string {
 	return fmt.Sprintf("%s & %s %s%s", field, m, op, p.Addr())
 }
 
-func nftAction(r *nat.Rule, f nat.Family) string {
+func nftAction(r *rules.Rule, f rules.Family) string {
 	switch r.Action {
-	case nat.ActionDNAT, nat.ActionSNAT:
+	case rules.ActionDNAT, rules.ActionSNAT:
 		if strings.Contains(r.To, "-") {
 			return "" // Liqo emits nothing for a range
 		}
 		family := ""
-		if f == nat.FamilyINET {
+		if f == rules.FamilyINET {
 			family = " ip"
 			if strings.Contains(r.To, ":") {
 				family = " ip6"
@@ -104,21 +104,21 @@ func nftAction(r *nat.Rule, f nat.Family) string {
 			return fmt.Sprintf("%s%s prefix to %s", r.Action, family, r.To)
 		}
 		return fmt.Sprintf("%s%s to %s", r.Action, family, r.To)
-	case nat.ActionReject:
+	case rules.ActionReject:
 		switch f {
-		case nat.FamilyIPv4:
+		case rules.FamilyIPv4:
 			return "reject with icmp type net-unreachable"
-		case nat.FamilyIPv6:
+		case rules.FamilyIPv6:
 			return "reject with icmpv6 type no-route"
 		}
 		return "reject with icmpx type no-route"
-	case nat.ActionCTMark:
+	case rules.ActionCTMark:
 		return fmt.Sprintf("ct mark set %d", r.Value)
-	case nat.ActionMetaMarkFromCT:
+	case rules.ActionMetaMarkFromCT:
 		return "meta mark set ct mark"
-	case nat.ActionSetMark:
+	case rules.ActionSetMark:
 		return fmt.Sprintf("meta mark set %d", r.Value)
-	case nat.ActionClampMSS:
+	case rules.ActionClampMSS:
 		if r.Value == 0 {
 			return "tcp option maxseg size set rt mtu"
 		}

@@ -7,6 +7,7 @@ import (
 
 	"culvert/nat"
 	"culvert/nat/nattest"
+	"culvert/nat/rules"
 )
 
 // An end is where the packets of one direction of a flow start, as that side sees the flow.
@@ -282,10 +283,10 @@ func (f *flow) learn(in, out nat.Link, sent []byte) {
 }
 
 // moved reports whether the flow's packets went out elsewhere before, while a rule masquerades.
-func (f *flow) moved(tables []nat.Table, out nat.Link) bool {
-	return f.ends[1].open && f.ends[1].link != out && slices.ContainsFunc(tables, func(t nat.Table) bool {
-		return slices.ContainsFunc(t.Chains, func(c nat.Chain) bool {
-			return slices.ContainsFunc(c.Rules, func(r nat.Rule) bool { return r.Action == nat.ActionMasquerade })
+func (f *flow) moved(tables []rules.Table, out nat.Link) bool {
+	return f.ends[1].open && f.ends[1].link != out && slices.ContainsFunc(tables, func(t rules.Table) bool {
+		return slices.ContainsFunc(t.Chains, func(c rules.Chain) bool {
+			return slices.ContainsFunc(c.Rules, func(r rules.Rule) bool { return r.Action == rules.ActionMasquerade })
 		})
 	})
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"culvert/nat"
+	"culvert/nat/rules"
 )
 
 var update = flag.Bool("update", false, "write the tables of the captured gateways anew, for the tests of nat")
@@ -60,9 +61,9 @@ func TestCapturesGiveTheRulesThatNatHasChecked(t *testing.T) {
 
 func checkSite(t *testing.T, s *Site, checked *nat.Config) {
 	t.Helper()
-	var nodes []nat.Node
+	var nodes []rules.Node
 	for i, n := range s.Nodes {
-		nodes = append(nodes, nat.Node{Link: nat.Link(i + 1), Name: n.Name, Address: n.Address, Device: n.Device})
+		nodes = append(nodes, rules.Node{Link: nat.Link(i + 1), Name: n.Name, Address: n.Address, Device: n.Device})
 	}
 	if !slices.Equal(nodes, checked.Nodes) {
 		t.Errorf("nodes %v, want %v", nodes, checked.Nodes)
@@ -78,7 +79,7 @@ func checkSite(t *testing.T, s *Site, checked *nat.Config) {
 		t.Errorf("from the tunnel %v, not from nodes %v; want %v, %v", s.FromTunnel, s.NotFromNodes, real, seen)
 	}
 	for _, r := range s.Remote {
-		if !slices.ContainsFunc(checked.Remote, func(o nat.RemoteCIDR) bool { return r.Real == o.Real && r.Seen() == o.Seen() }) {
+		if !slices.ContainsFunc(checked.Remote, func(o rules.RemoteCIDR) bool { return r.Real == o.Real && r.Seen() == o.Seen() }) {
 			t.Errorf("%v is no pair of %v", r, checked.Remote)
 		}
 	}
@@ -90,7 +91,7 @@ func checkSite(t *testing.T, s *Site, checked *nat.Config) {
 // The tables of nodes are no gateway's, but they are the same language.
 func TestNodeTablesAreTheSameLanguage(t *testing.T) {
 	for _, capture := range captures {
-		var all []nat.Table
+		var all []rules.Table
 		for _, o := range loadCapture(t, capture) {
 			if o.Kind != KindFirewall || o.Metadata.Labels[labelFirewall+category] != "fabric" {
 				continue
@@ -106,7 +107,7 @@ func TestNodeTablesAreTheSameLanguage(t *testing.T) {
 		if *update {
 			writeJSON(t, name, all)
 		}
-		var checked []nat.Table
+		var checked []rules.Table
 		text, err := os.ReadFile(name)
 		if err == nil {
 			err = json.Unmarshal(text, &checked)

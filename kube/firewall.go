@@ -6,24 +6,24 @@ import (
 	"strconv"
 	"strings"
 
-	"culvert/nat"
+	"culvert/nat/rules"
 )
 
 // firewallSpec is the spec of a FirewallConfiguration.
 type firewallSpec struct {
 	Table struct {
 		Name   string          `json:"name"`
-		Family nat.Family      `json:"family"`
+		Family rules.Family    `json:"family"`
 		Chains []firewallChain `json:"chains"`
 	} `json:"table"`
 }
 
 type firewallChain struct {
-	Name     string        `json:"name"`
-	Type     nat.ChainType `json:"type"`
-	Hook     nat.Hook      `json:"hook"`
-	Policy   nat.Policy    `json:"policy"`
-	Priority int32         `json:"priority"`
+	Name     string          `json:"name"`
+	Type     rules.ChainType `json:"type"`
+	Hook     rules.Hook      `json:"hook"`
+	Policy   rules.Policy    `json:"policy"`
+	Priority int32           `json:"priority"`
 	Rules    struct {
 		NAT    []natRule    `json:"natRules"`
 		Filter []filterRule `json:"filterRules"`
@@ -33,21 +33,21 @@ type firewallChain struct {
 
 type natRule struct {
 	Name  string          `json:"name"`
-	Type  nat.RuleAction  `json:"natType"`
+	Type  rules.Action    `json:"natType"`
 	To    string          `json:"to"`
 	Match []firewallMatch `json:"match"`
 }
 
 type filterRule struct {
 	Name    string          `json:"name"`
-	Action  nat.RuleAction  `json:"action"`
+	Action  rules.Action    `json:"action"`
 	Value   string          `json:"value"`
 	Counter *bool           `json:"counter"`
 	Match   []firewallMatch `json:"match"`
 }
 
 type firewallMatch struct {
-	Op    nat.Op   `json:"op"`
+	Op    rules.Op `json:"op"`
 	IP    *operand `json:"ip"`
 	Port  *operand `json:"port"`
 	Dev   *operand `json:"dev"`
@@ -57,8 +57,8 @@ type firewallMatch struct {
 }
 
 type operand struct {
-	Value    string       `json:"value"`
-	Position nat.Position `json:"position"`
+	Value    string         `json:"value"`
+	Position rules.Position `json:"position"`
 }
 
 // tunnelDevice is what resources call the WireGuard tunnel, and anyTunnel what they call all of a gateway's, of which here is one.
@@ -75,14 +75,14 @@ func device(name string) string {
 }
 
 // table returns the table that the spec says. If f has grown, it is not to be used.
-func (s *firewallSpec) table(f *faults) nat.Table {
+func (s *firewallSpec) table(f *faults) rules.Table {
 	from := &s.Table
-	t := nat.Table{Name: from.Name, Family: from.Family}
+	t := rules.Table{Name: from.Name, Family: from.Family}
 	if from.Name == "" {
 		f.add("spec.table.name", "missing")
 	}
 	switch from.Family {
-	case nat.FamilyINET, nat.FamilyIPv4, nat.FamilyIPv6:
+	case rules.FamilyINET, rules.FamilyIPv4, rules.FamilyIPv6:
 	case "ARP", "BRIDGE", "NETDEV":
 		f.add("spec.table.family", "%s sees frames, and a gateway passes on packets only", from.Family)
 		return t
@@ -116,22 +116,22 @@ func once(f *faults, names map[string]int, path, name string, i int) {
 func (c *firewallChain) check(path string, f *faults) bool {
 	before := len(*f)
 	switch c.Hook {
-	case nat.HookPrerouting, nat.HookInput, nat.HookForward, nat.HookOutput, nat.HookPostrouting:
+	case rules.HookPrerouting, rules.HookInput, rules.HookForward, rules.HookOutput, rules.HookPostrouting:
 	case "ingress":
 		f.add(path+".hook", "ingress belongs to a device driver; packets of a gateway's tunnels first meet prerouting")
 	default:
 		f.add(path+".hook", "%q is no hook", c.Hook)
 	}
 	switch c.Type {
-	case nat.ChainFilter:
-	case nat.ChainNAT:
+	case rules.ChainFilter:
+	case rules.ChainNAT:
 		switch c.Hook {
-		case nat.HookInput, nat.HookOutput:
+		case rules.HookInput, rules.HookOutput:
 			f.add(path+".hook", "type nat at %s translates the gateway's own traffic, which is never translated", c.Hook)
-		case nat.HookForward:
+		case rules.HookForward:
 			f.add(path+".hook", "type nat is at prerouting or postrouting, not at forward")
 		}
-		if c.Priority <= nat.PriorityConntrack {
+		if c.Priority <= rules.PriorityConntrack {
 			f.add(path+".priority", "type nat at %d, where no connection is known yet", c.Priority)
 		}
 	case "route":
@@ -140,9 +140,9 @@ func (c *firewallChain) check(path string, f *faults) bool {
 		f.add(path+".type", "%q is neither filter nor nat", c.Type)
 	}
 	switch c.Policy {
-	case nat.PolicyAccept, "":
-	case nat.PolicyDrop:
-		if c.Hook == nat.HookOutput {
+	case rules.PolicyAccept, "":
+	case rules.PolicyDrop:
+		if c.Hook == rules.HookOutput {
 			f.add(path+".policy", "drop at output, which what the gateway itself sends does not pass")
 		}
 	default:
@@ -151,19 +151,19 @@ func (c *firewallChain) check(path string, f *faults) bool {
 	return len(*f) == before
 }
 
-func (c *firewallChain) chain(path string, family nat.Family, f *faults) nat.Chain {
-	out := nat.Chain{Name: c.Name, Type: c.Type, Hook: c.Hook, Priority: c.Priority, Policy: c.Policy}
+func (c *firewallChain) chain(path string, family rules.Family, f *faults) rules.Chain {
+	out := rules.Chain{Name: c.Name, Type: c.Type, Hook: c.Hook, Priority: c.Priority, Policy: c.Policy}
 	if len(c.Rules.Route) > 0 {
 		f.add(path+".rules.routeRules", "re-route packets that the host itself sends, and a gateway forwards")
 	}
-	if c.Type != nat.ChainNAT && len(c.Rules.NAT) > 0 {
+	if c.Type != rules.ChainNAT && len(c.Rules.NAT) > 0 {
 		f.add(path+".rules.natRules", "in a chain of type %s", c.Type)
 	}
-	if c.Type != nat.ChainFilter && len(c.Rules.Filter) > 0 {
+	if c.Type != rules.ChainFilter && len(c.Rules.Filter) > 0 {
 		f.add(path+".rules.filterRules", "in a chain of type %s", c.Type)
 	}
 	names := map[string]int{}
-	add := func(path string, i int, r nat.Rule, matches []firewallMatch) {
+	add := func(path string, i int, r rules.Rule, matches []firewallMatch) {
 		if r.Name == "" {
 			r.Name = fmt.Sprintf("rule-%d", i) // Liqo's webhook, which names rules, can be told to stay out
 		}
@@ -177,24 +177,24 @@ func (c *firewallChain) chain(path string, family nat.Family, f *faults) nat.Cha
 		r := &c.Rules.NAT[i]
 		at := fmt.Sprintf("%s.rules.natRules[%d]", path, i)
 		r.check(at, c.Hook, family, f)
-		add(at, i, nat.Rule{Name: r.Name, Action: r.Type, To: r.To}, r.Match)
+		add(at, i, rules.Rule{Name: r.Name, Action: r.Type, To: r.To}, r.Match)
 	}
 	for i := range c.Rules.Filter {
 		r := &c.Rules.Filter[i]
 		at := fmt.Sprintf("%s.rules.filterRules[%d]", path, i)
 		value := r.check(at, c.Hook, f)
-		add(at, i, nat.Rule{Name: r.Name, Action: r.Action, Value: value, NoCounter: r.Counter != nil && !*r.Counter}, r.Match)
+		add(at, i, rules.Rule{Name: r.Name, Action: r.Action, Value: value, NoCounter: r.Counter != nil && !*r.Counter}, r.Match)
 	}
 	return out
 }
 
-func (r *natRule) check(path string, hook nat.Hook, family nat.Family, f *faults) {
-	want := nat.HookPostrouting
+func (r *natRule) check(path string, hook rules.Hook, family rules.Family, f *faults) {
+	want := rules.HookPostrouting
 	switch r.Type {
-	case nat.ActionDNAT:
-		want = nat.HookPrerouting
-	case nat.ActionSNAT:
-	case nat.ActionMasquerade:
+	case rules.ActionDNAT:
+		want = rules.HookPrerouting
+	case rules.ActionSNAT:
+	case rules.ActionMasquerade:
 		if r.To != "" {
 			f.add(path+".to", "masquerade takes no address")
 		}
@@ -205,13 +205,13 @@ func (r *natRule) check(path string, hook nat.Hook, family nat.Family, f *faults
 	if hook != want {
 		f.add(path+".natType", "%s is at %s, not at %s", r.Type, want, hook)
 	}
-	if r.Type != nat.ActionMasquerade {
+	if r.Type != rules.ActionMasquerade {
 		checkAddress(path+".to", r.To, family, f)
 	}
 }
 
 // check returns the value of the rule as a number.
-func (r *filterRule) check(path string, hook nat.Hook, f *faults) (value uint32) {
+func (r *filterRule) check(path string, hook rules.Hook, f *faults) (value uint32) {
 	number := func(most uint64) {
 		n, err := strconv.ParseUint(r.Value, 10, 32)
 		if err != nil || n > most {
@@ -220,18 +220,18 @@ func (r *filterRule) check(path string, hook nat.Hook, f *faults) (value uint32)
 		value = uint32(n)
 	}
 	switch r.Action {
-	case nat.ActionAccept, nat.ActionDrop, nat.ActionMetaMarkFromCT, nat.ActionNoTrack:
-	case nat.ActionReject:
-		if hook == nat.HookPostrouting {
+	case rules.ActionAccept, rules.ActionDrop, rules.ActionMetaMarkFromCT, rules.ActionNoTrack:
+	case rules.ActionReject:
+		if hook == rules.HookPostrouting {
 			f.add(path+".action", "reject at postrouting")
 		}
-	case nat.ActionCTMark:
+	case rules.ActionCTMark:
 		number(1<<32 - 1)
-	case nat.ActionClampMSS:
+	case rules.ActionClampMSS:
 		if r.Value != "" {
 			number(1<<16 - 1)
 		}
-		if value == 0 && (hook == nat.HookPrerouting || hook == nat.HookInput) {
+		if value == 0 && (hook == rules.HookPrerouting || hook == rules.HookInput) {
 			f.add(path+".value", "missing; at %s no route is known to tell it", hook)
 		}
 		if !r.tcp() {
@@ -240,7 +240,7 @@ func (r *filterRule) check(path string, hook nat.Hook, f *faults) (value uint32)
 	default:
 		f.add(path+".action", "%q is no action", r.Action)
 	}
-	if hook == nat.HookOutput && r.Action != nat.ActionNoTrack {
+	if hook == rules.HookOutput && r.Action != rules.ActionNoTrack {
 		f.add(path+".action", "%s at output, which what the gateway itself sends does not pass", r.Action)
 	}
 	return value
@@ -255,16 +255,16 @@ func (r *filterRule) tcp() bool {
 	return false
 }
 
-func (m *firewallMatch) match(path string, family nat.Family, f *faults) nat.Match {
-	out := nat.Match{Op: m.Op}
-	if m.Op != nat.OpEqual && m.Op != nat.OpNotEqual {
+func (m *firewallMatch) match(path string, family rules.Family, f *faults) rules.Match {
+	out := rules.Match{Op: m.Op}
+	if m.Op != rules.OpEqual && m.Op != rules.OpNotEqual {
 		f.add(path+".op", "%q is neither eq nor neq", m.Op)
 	}
-	position := func(path string, o *operand, a, b nat.Position) nat.Operand {
+	position := func(path string, o *operand, a, b rules.Position) rules.Operand {
 		if o.Position != a && o.Position != b {
 			f.add(path+".position", "%q is neither %s nor %s", o.Position, a, b)
 		}
-		return nat.Operand{Value: o.Value, Position: o.Position}
+		return rules.Operand{Value: o.Value, Position: o.Position}
 	}
 	if p := m.Proto; p != nil {
 		if out.Proto = p.Value; p.Value != "tcp" && p.Value != "udp" {
@@ -272,26 +272,26 @@ func (m *firewallMatch) match(path string, family nat.Family, f *faults) nat.Mat
 		}
 	}
 	if d := m.Dev; d != nil {
-		out.Dev = position(path+".dev", d, nat.PositionIn, nat.PositionOut)
+		out.Dev = position(path+".dev", d, rules.PositionIn, rules.PositionOut)
 		if out.Dev.Value = device(d.Value); d.Value == "" {
 			f.add(path+".dev.value", "missing")
 		}
 	}
 	if a := m.IP; a != nil {
-		out.IP = position(path+".ip", a, nat.PositionSource, nat.PositionDestination)
+		out.IP = position(path+".ip", a, rules.PositionSource, rules.PositionDestination)
 		checkAddress(path+".ip.value", a.Value, family, f)
 	}
 	if p := m.Port; p != nil {
-		out.Port = position(path+".port", p, nat.PositionSource, nat.PositionDestination)
+		out.Port = position(path+".port", p, rules.PositionSource, rules.PositionDestination)
 		checkPort(path+".port.value", p.Value, f)
 	}
 	return out
 }
 
 // checkAddress reports what is no address, CIDR or ascending range of the family.
-func checkAddress(path, value string, family nat.Family, f *faults) {
+func checkAddress(path, value string, family rules.Family, f *faults) {
 	fits := func(a netip.Addr) bool {
-		return a.Zone() == "" && !a.Is4In6() && (family == nat.FamilyINET || a.Is4() == (family == nat.FamilyIPv4))
+		return a.Zone() == "" && !a.Is4In6() && (family == rules.FamilyINET || a.Is4() == (family == rules.FamilyIPv4))
 	}
 	if first, last, ok := strings.Cut(value, "-"); ok {
 		a, errA := netip.ParseAddr(first)

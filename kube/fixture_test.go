@@ -13,6 +13,7 @@ import (
 
 	"culvert/gateway/config"
 	"culvert/nat"
+	"culvert/nat/rules"
 )
 
 // What Liqo's own controllers made, for two nodes and two peerings of overlapping clusters, in three versions and settings.
@@ -67,11 +68,11 @@ func publicKey(t testing.TB, remote, name, created string, octet byte) *Object {
 // A fakeGateway holds what it was told, and refuses what nat refuses.
 type fakeGateway struct {
 	site   Site
-	pieces map[nat.Key]nat.Resource
+	pieces map[rules.Key]rules.Resource
 	sites  int
 }
 
-func newFakeGateway() *fakeGateway { return &fakeGateway{pieces: map[nat.Key]nat.Resource{}} }
+func newFakeGateway() *fakeGateway { return &fakeGateway{pieces: map[rules.Key]rules.Resource{}} }
 
 // take does what s wants.
 func (g *fakeGateway) take(s *State) {
@@ -96,7 +97,7 @@ func (g *fakeGateway) take(s *State) {
 }
 
 // accepted returns why nat would not take a resource.
-func accepted(r nat.Resource) error {
+func accepted(r rules.Resource) error {
 	c := baseConfig()
 	c.Firewall, c.Routing = append(c.Firewall, r.Tables...), append(c.Routing, r.Routing...)
 	return nat.Check(c)
@@ -106,20 +107,21 @@ func baseConfig() *nat.Config {
 	g := gatewayOf("cluster-b")
 	own := g
 	own.Server = !own.Server
-	c := &nat.Config{MTU: 1340, Firewall: []nat.Table{}, Routing: []nat.PolicyTable{}, PeerTunnelAddress: g.peer(), TunnelAddress: own.peer()}
+	c := &nat.Config{MTU: 1340}
+	c.Firewall, c.Routing, c.PeerTunnelAddress, c.TunnelAddress = []rules.Table{}, []rules.PolicyTable{}, g.peer(), own.peer()
 	c.GatewayAddress = c.TunnelAddress.Next().Next().Next()
 	return c
 }
 
 // tables returns the tables of resources in the order in which nat runs them.
-func (g *fakeGateway) tables() (firewall []nat.Table, routing []nat.PolicyTable) {
-	var keys []nat.Key
+func (g *fakeGateway) tables() (firewall []rules.Table, routing []rules.PolicyTable) {
+	var keys []rules.Key
 	for key := range g.pieces {
 		if key.Kind == KindFirewall || key.Kind == KindRoute {
 			keys = append(keys, key)
 		}
 	}
-	slices.SortFunc(keys, func(a, b nat.Key) int {
+	slices.SortFunc(keys, func(a, b rules.Key) int {
 		return cmp.Or(cmp.Compare(g.pieces[a].Order, g.pieces[b].Order), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
 	for _, key := range keys {

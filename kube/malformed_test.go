@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"culvert/nat"
+	"culvert/nat/rules"
 )
 
 // A spoilt resource is a copy of a captured one with one value put in place of what is at path. A value of nil takes it away.
@@ -214,14 +214,14 @@ func put(t *testing.T, m map[string]any, path string, value any) {
 // An outcome is all that follows from resources.
 type outcome struct {
 	site     Site
-	pieces   map[nat.Key]nat.Resource
-	faults   map[nat.Key]string
-	verdicts map[nat.Key]bool
+	pieces   map[rules.Key]rules.Resource
+	faults   map[rules.Key]string
+	verdicts map[rules.Key]bool
 	waiting  []string
 }
 
 func outcomeOf(s *State, g *fakeGateway) outcome {
-	o := outcome{g.site, g.pieces, s.Faults(), map[nat.Key]bool{}, s.Waiting()}
+	o := outcome{g.site, g.pieces, s.Faults(), map[rules.Key]bool{}, s.Waiting()}
 	for _, v := range s.Verdicts() {
 		o.verdicts[v.Key] = v.Applied
 	}

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"culvert/nat"
+	"culvert/nat/rules"
 )
 
 // The kinds of resources that a gateway watches, all of group networking.liqo.io.
@@ -41,8 +41,8 @@ type Metadata struct {
 }
 
 // Key returns the name under which the resource's rules are known.
-func (o *Object) Key() nat.Key {
-	return nat.Key{Kind: o.Kind, Namespace: o.Metadata.Namespace, Name: o.Metadata.Name}
+func (o *Object) Key() rules.Key {
+	return rules.Key{Kind: o.Kind, Namespace: o.Metadata.Namespace, Name: o.Metadata.Name}
 }
 
 // compare orders resources of one kind by creation time, namespace and name.

@@ -4,7 +4,7 @@ import (
 	"encoding/json"
 	"strconv"
 
-	"culvert/nat"
+	"culvert/nat/rules"
 )
 
 // A Condition is what a resource says about this gateway. The schema has no room for a reason.
@@ -43,7 +43,7 @@ func (it *item) readCondition(o *Object, self *Self) {
 
 // A Verdict is the condition that a resource ought to have.
 type Verdict struct {
-	Key     nat.Key
+	Key     rules.Key
 	Applied bool
 }
 
@@ -90,8 +90,8 @@ type Event struct {
 }
 
 // Key names the resource.
-func (e *Event) Key() nat.Key {
-	return nat.Key{Kind: e.Kind, Namespace: e.Metadata.Namespace, Name: e.Metadata.Name}
+func (e *Event) Key() rules.Key {
+	return rules.Key{Kind: e.Kind, Namespace: e.Metadata.Namespace, Name: e.Metadata.Name}
 }
 
 func (s *State) event(it *item, message string) {

@@ -5,7 +5,7 @@ import (
 	"math"
 	"net/netip"
 
-	"culvert/nat"
+	"culvert/nat/rules"
 )
 
 // routeSpec is the spec of a RouteConfiguration.
@@ -43,8 +43,8 @@ type hop struct {
 
 // table returns the routing table that the spec says. If f has grown, it is not to be used. Of several next hops, a route has the one
 // that leads to the tunnel whose other end is peer.
-func (s *routeSpec) table(peer netip.Addr, f *faults) nat.PolicyTable {
-	t := nat.PolicyTable{Name: s.Table.Name}
+func (s *routeSpec) table(peer netip.Addr, f *faults) rules.PolicyTable {
+	t := rules.PolicyTable{Name: s.Table.Name}
 	if t.Name == "" {
 		f.add("spec.table.name", "missing")
 	}
@@ -54,7 +54,7 @@ func (s *routeSpec) table(peer netip.Addr, f *faults) nat.PolicyTable {
 	for i := range s.Table.Rules {
 		from := &s.Table.Rules[i]
 		path := fmt.Sprintf("spec.table.rules[%d]", i)
-		r := nat.PolicyRule{In: device(from.In), Out: device(from.Out), Mark: uint32(from.Mark), Priority: int(from.Priority)}
+		r := rules.PolicyRule{In: device(from.In), Out: device(from.Out), Mark: uint32(from.Mark), Priority: int(from.Priority)}
 		if from.Mark < 0 || from.Mark > math.MaxUint32 {
 			f.add(path+".fwmark", "%d is no number from 0 to %d", from.Mark, uint32(math.MaxUint32))
 		}
@@ -78,8 +78,8 @@ func (s *routeSpec) table(peer netip.Addr, f *faults) nat.PolicyTable {
 	return t
 }
 
-func (r *route) route(path string, peer netip.Addr, f *faults) nat.PolicyRoute {
-	out := nat.PolicyRoute{Device: device(r.Device)}
+func (r *route) route(path string, peer netip.Addr, f *faults) rules.PolicyRoute {
+	out := rules.PolicyRoute{Device: device(r.Device)}
 	if r.Destination == "" {
 		f.add(path+".dst", "missing")
 	} else {
@@ -139,7 +139,7 @@ func readAddress(path, value string, f *faults) netip.Addr {
 }
 
 // toTunnel returns the destinations that the table leads to the peer.
-func toTunnel(t *nat.PolicyTable, peer netip.Addr) []netip.Prefix {
+func toTunnel(t *rules.PolicyTable, peer netip.Addr) []netip.Prefix {
 	var all []netip.Prefix
 	for i := range t.Rules {
 		r := &t.Rules[i]

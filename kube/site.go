@@ -8,8 +8,8 @@ import (
 	"net/netip"
 	"slices"
 
-	"culvert/nat"
 	"culvert/nat/packet"
+	"culvert/nat/rules"
 )
 
 // A Site is what the resources say about the gateway and its surroundings, beside rules and routes. It is valid in itself: what
@@ -21,7 +21,7 @@ type Site struct {
 	UnknownSource  netip.Addr // invalid: none yet
 	// Remote pairs the real CIDRs of the remote cluster with those under which the local one sees them. Only the translation of ICMP
 	// errors about packets without a connection asks for it.
-	Remote []nat.RemoteCIDR
+	Remote []rules.RemoteCIDR
 	// FromTunnel are the sources that the peer may send from, NotFromNodes those that nodes may not send from.
 	FromTunnel, NotFromNodes []netip.Prefix
 }
@@ -98,7 +98,7 @@ func readNode(o *Object, self *Self, f *faults) *internalNode {
 		device:  spec.Interface.Gateway.Name,
 		address: readHost("spec.interface.node.ip", spec.Interface.Node.IP, f),
 	}
-	if nat.ReservedName(o.Metadata.Name) {
+	if rules.ReservedName(o.Metadata.Name) {
 		f.add("metadata.name", "%q is a name of the gateway's own", o.Metadata.Name)
 	}
 	switch out.device {
@@ -183,13 +183,13 @@ func (s *keySpec) key(f *faults) (key [32]byte) {
 type derivation struct {
 	*State
 	site    Site
-	fault   map[nat.Key]string // of resources that are good alone
+	fault   map[rules.Key]string // of resources that are good alone
 	waiting []string
 }
 
 // derive returns what all resources together say. It depends on nothing else.
 func (s *State) derive() *derivation {
-	d := &derivation{State: s, fault: map[nat.Key]string{}}
+	d := &derivation{State: s, fault: map[rules.Key]string{}}
 	d.peer()
 	d.unknownSource()
 	if name, f := d.fabric(); f != nil {
@@ -262,12 +262,12 @@ func (d *derivation) unknownSource() {
 
 // nodes takes the tunnels of a fabric whose nodes are there.
 func (d *derivation) nodes(fabric string) {
-	names, devices := map[string]nat.Key{}, map[string]nat.Key{}
-	vnis, addresses := map[int64]nat.Key{}, map[netip.Addr]nat.Key{}
+	names, devices := map[string]rules.Key{}, map[string]rules.Key{}
+	vnis, addresses := map[int64]rules.Key{}, map[netip.Addr]rules.Key{}
 	taken := map[netip.Addr]string{d.site.UnknownSource: "the unknown-source address", d.site.GatewayAddress: "InternalFabric " + fabric + "'s spec.interface.gateway.ip"}
 	for _, it := range d.of(KindTunnel) {
 		t := it.parsed.(*tunnelSpec)
-		key := nat.Key{Kind: KindNode, Name: t.Node.Name}
+		key := rules.Key{Kind: KindNode, Name: t.Node.Name}
 		node := d.items[KindNode][key]
 		if t.Fabric.Name != fabric {
 			d.fault[it.key] = fmt.Sprintf("spec.internalFabricRef.name: %s is not %s, the InternalFabric of this gateway", t.Fabric.Name, fabric)
@@ -311,7 +311,7 @@ func (d *derivation) nodes(fabric string) {
 }
 
 // claim notes that a node has something which only one may have.
-func claim[T comparable](f *faults, of map[T]nat.Key, key nat.Key, field string, value T) {
+func claim[T comparable](f *faults, of map[T]rules.Key, key rules.Key, field string, value T) {
 	if other, ok := of[value]; ok {
 		f.add(field, "%v is that of InternalNode %s too", value, other.Name)
 		return
@@ -349,12 +349,12 @@ func (d *derivation) remote() {
 			as = r
 		}
 		among := slices.Contains(d.site.NotFromNodes, as)
-		overlaps := i > 0 && slices.ContainsFunc(d.site.Remote, func(o nat.RemoteCIDR) bool { return o.Real.Overlaps(r) })
+		overlaps := i > 0 && slices.ContainsFunc(d.site.Remote, func(o rules.RemoteCIDR) bool { return o.Real.Overlaps(r) })
 		if !among || overlaps || !free(as) || r.Overlaps(tunnelBlock) {
 			continue
 		}
 		taken = append(taken, as)
-		d.site.Remote = append(d.site.Remote, nat.RemoteCIDR{Real: r, Remapped: as})
+		d.site.Remote = append(d.site.Remote, rules.RemoteCIDR{Real: r, Remapped: as})
 	}
 }
 
@@ -373,34 +373,34 @@ const priorityReturn = 1 << 30
 // rules returns what the gateway adds to the rules of resources. A source to which no route leads back belongs to a node or to a client
 // of one, whose CNI bypassed the rules that Liqo gives nodes: it gets U, and the answers go to that node. They run before those of
 // resources, so that a mark which Liqo gives is the one that stays.
-func (s *Site) rules(self *Self) map[nat.Key]nat.Resource {
+func (s *Site) rules(self *Self) map[rules.Key]rules.Resource {
 	if self.KeepUnknown {
 		return nil
 	}
-	in := func(op nat.Op, device string) nat.Match {
-		return nat.Match{Op: op, Dev: nat.Operand{Value: device, Position: nat.PositionIn}}
+	in := func(op rules.Op, device string) rules.Match {
+		return rules.Match{Op: op, Dev: rules.Operand{Value: device, Position: rules.PositionIn}}
 	}
-	out := nat.Match{Op: nat.OpEqual, Dev: nat.Operand{Value: tunnelDevice, Position: nat.PositionOut}}
-	unknown := nat.Rule{
-		Name: "unknown-source", Action: nat.ActionRefuseSource,
-		Match: []nat.Match{in(nat.OpNotEqual, tunnelDevice), out, {Op: nat.OpEqual, NoReturn: true}},
+	out := rules.Match{Op: rules.OpEqual, Dev: rules.Operand{Value: tunnelDevice, Position: rules.PositionOut}}
+	unknown := rules.Rule{
+		Name: "unknown-source", Action: rules.ActionRefuseSource,
+		Match: []rules.Match{in(rules.OpNotEqual, tunnelDevice), out, {Op: rules.OpEqual, NoReturn: true}},
 	}
 	if u := s.UnknownSource; u.IsValid() {
-		unknown.Action, unknown.To = nat.ActionSNAT, u.String()
-		unknown.Match = append(unknown.Match, nat.Match{Op: nat.OpNotEqual, IP: nat.Operand{Value: u.String(), Position: nat.PositionSource}})
+		unknown.Action, unknown.To = rules.ActionSNAT, u.String()
+		unknown.Match = append(unknown.Match, rules.Match{Op: rules.OpNotEqual, IP: rules.Operand{Value: u.String(), Position: rules.PositionSource}})
 	}
-	all := map[nat.Key]nat.Resource{
-		{Kind: "Gateway", Namespace: self.Namespace, Name: self.Name}: {Order: -1, Tables: []nat.Table{{
-			Name: "unknown-source", Family: nat.FamilyIPv4,
-			Chains: []nat.Chain{
+	all := map[rules.Key]rules.Resource{
+		{Kind: "Gateway", Namespace: self.Namespace, Name: self.Name}: {Order: -1, Tables: []rules.Table{{
+			Name: "unknown-source", Family: rules.FamilyIPv4,
+			Chains: []rules.Chain{
 				{
-					Name: "unknown-source", Type: nat.ChainNAT, Hook: nat.HookPostrouting, Priority: nat.PrioritySNAT + 1,
-					Rules: []nat.Rule{unknown},
+					Name: "unknown-source", Type: rules.ChainNAT, Hook: rules.HookPostrouting, Priority: rules.PrioritySNAT + 1,
+					Rules: []rules.Rule{unknown},
 				},
 				{
-					Name: "return", Type: nat.ChainFilter, Hook: nat.HookPrerouting, Priority: nat.PriorityFilter,
-					Rules: []nat.Rule{{
-						Name: "return", Match: []nat.Match{in(nat.OpEqual, tunnelDevice)}, Action: nat.ActionMetaMarkFromCT, NoCounter: true,
+					Name: "return", Type: rules.ChainFilter, Hook: rules.HookPrerouting, Priority: rules.PriorityFilter,
+					Rules: []rules.Rule{{
+						Name: "return", Match: []rules.Match{in(rules.OpEqual, tunnelDevice)}, Action: rules.ActionMetaMarkFromCT, NoCounter: true,
 					}},
 				},
 			},
@@ -408,20 +408,20 @@ func (s *Site) rules(self *Self) map[nat.Key]nat.Resource {
 	}
 	for _, n := range s.Nodes {
 		mark := nodeMark | n.VNI
-		all[nat.Key{Kind: KindNode, Name: n.Name}] = nat.Resource{
+		all[rules.Key{Kind: KindNode, Name: n.Name}] = rules.Resource{
 			Order: -1,
-			Tables: []nat.Table{{
-				Name: n.Name + "-return", Family: nat.FamilyIPv4,
-				Chains: []nat.Chain{{
-					Name: "return", Type: nat.ChainFilter, Hook: nat.HookForward, Priority: nat.PriorityFilter,
-					Rules: []nat.Rule{{
-						Name: n.Name, Match: []nat.Match{in(nat.OpEqual, n.Device), out}, Action: nat.ActionCTMark, Value: mark, NoCounter: true,
+			Tables: []rules.Table{{
+				Name: n.Name + "-return", Family: rules.FamilyIPv4,
+				Chains: []rules.Chain{{
+					Name: "return", Type: rules.ChainFilter, Hook: rules.HookForward, Priority: rules.PriorityFilter,
+					Rules: []rules.Rule{{
+						Name: n.Name, Match: []rules.Match{in(rules.OpEqual, n.Device), out}, Action: rules.ActionCTMark, Value: mark, NoCounter: true,
 					}},
 				}},
 			}},
-			Routing: []nat.PolicyTable{{Name: n.Name + "-return", Rules: []nat.PolicyRule{{
+			Routing: []rules.PolicyTable{{Name: n.Name + "-return", Rules: []rules.PolicyRule{{
 				Mark: mark, Priority: priorityReturn,
-				Routes: []nat.PolicyRoute{{Destination: netip.PrefixFrom(netip.IPv4Unspecified(), 0), Device: n.Device}},
+				Routes: []rules.PolicyRoute{{Destination: netip.PrefixFrom(netip.IPv4Unspecified(), 0), Device: n.Device}},
 			}}}},
 		}
 	}

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"culvert/nat"
+	"culvert/nat/rules"
 )
 
 const (
@@ -119,7 +119,7 @@ func TestNewestPublicKeyWins(t *testing.T) {
 	if octet() != 1 {
 		t.Error("the older key is not in use")
 	}
-	s.Delete(nat.Key{Kind: KindPublicKey, Namespace: "liqo-tenant-cluster-b", Name: "old"})
+	s.Delete(rules.Key{Kind: KindPublicKey, Namespace: "liqo-tenant-cluster-b", Name: "old"})
 	if octet() != 0 {
 		t.Error("the peer stays without a key")
 	}

@@ -11,15 +11,15 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"culvert/gateway/config"
-	"culvert/nat"
+	"culvert/nat/rules"
 )
 
 // Gateway is what a Source drives. Apply is everything but the rules, which go piece by piece: CommitRules publishes what was put and
 // deleted.
 type Gateway interface {
 	Apply(*config.Config) error
-	Put(nat.Key, nat.Resource) error
-	Delete(nat.Key)
+	Put(rules.Key, rules.Resource) error
+	Delete(rules.Key)
 	CommitRules()
 	// Check returns what the connection check knows.
 	Check() Check
@@ -60,7 +60,7 @@ type Identity struct {
 
 // todo is what is to be written.
 type todo struct {
-	verdicts map[nat.Key]bool
+	verdicts map[rules.Key]bool
 	events   []Event
 	check    Check
 	hasPeer  bool
@@ -181,7 +181,7 @@ func (s *Source) apply(g Gateway) bool {
 		s.log.Info("all resources are known")
 	}
 	s.logWaiting()
-	s.todo.verdicts = map[nat.Key]bool{}
+	s.todo.verdicts = map[rules.Key]bool{}
 	for _, v := range s.state.Verdicts() {
 		s.todo.verdicts[v.Key] = v.Applied
 	}
@@ -218,7 +218,7 @@ func (s *Source) logWaiting() {
 func (s *Source) take(kind string, all []*Object) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	there := make(map[nat.Key]bool, len(all))
+	there := make(map[rules.Key]bool, len(all))
 	for _, o := range all {
 		there[o.Key()] = true
 		s.state.Put(o)
@@ -239,7 +239,7 @@ func (s *Source) put(o *Object) {
 	s.changed()
 }
 
-func (s *Source) remove(key nat.Key) {
+func (s *Source) remove(key rules.Key) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.state.Delete(key)

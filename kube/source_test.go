@@ -27,7 +27,7 @@ import (
 
 	"culvert/gateway/config"
 	"culvert/gateway/wgkey"
-	"culvert/nat"
+	"culvert/nat/rules"
 )
 
 func init() {
@@ -59,7 +59,7 @@ func (c *cluster) Apply(wanted *config.Config) error {
 	return nil
 }
 
-func (c *cluster) Put(key nat.Key, r nat.Resource) error {
+func (c *cluster) Put(key rules.Key, r rules.Resource) error {
 	if err := accepted(r); err != nil {
 		return err
 	}
@@ -72,7 +72,7 @@ func (c *cluster) Put(key nat.Key, r nat.Resource) error {
 	return nil
 }
 
-func (c *cluster) Delete(key nat.Key) {
+func (c *cluster) Delete(key rules.Key) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.pieces, key)
@@ -264,7 +264,7 @@ func TestSourceAppliesCaptureAndSaysSo(t *testing.T) {
 	objects := loadCapture(t, captures[0])
 	want, _ := outcomeWith(objects...)
 	inCluster(t, objects, nil, func(c *cluster) {
-		if !c.source.Ready() || c.sites != 1 || !maps.EqualFunc(c.pieces, want.pieces, func(a, b nat.Resource) bool { return a.Order == b.Order }) {
+		if !c.source.Ready() || c.sites != 1 || !maps.EqualFunc(c.pieces, want.pieces, func(a, b rules.Resource) bool { return a.Order == b.Order }) {
 			t.Errorf("ready %v, %d sites, %d pieces of %d\n%s", c.source.Ready(), c.sites, len(c.pieces), len(want.pieces), &c.log)
 		}
 		for key := range want.verdicts {
@@ -433,7 +433,7 @@ func TestMalformedResourceGetsConditionAndOneEvent(t *testing.T) {
 
 func TestDeletedResourceTakesItsRulesWithIt(t *testing.T) {
 	inCluster(t, loadCapture(t, captures[0]), nil, func(c *cluster) {
-		key := nat.Key{Kind: KindFirewall, Namespace: "liqo", Name: mssTable}
+		key := rules.Key{Kind: KindFirewall, Namespace: "liqo", Name: mssTable}
 		if _, there := c.pieces[key]; !there {
 			t.Fatal("no rules")
 		}

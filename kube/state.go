@@ -7,8 +7,8 @@ import (
 	"slices"
 	"strings"
 
-	"culvert/nat"
 	"culvert/nat/packet"
+	"culvert/nat/rules"
 )
 
 // Self is what a gateway is told about itself.
@@ -67,19 +67,19 @@ func (s *Self) selects(o *Object) bool {
 // PublicKey that is spoilt keeps the key that it had. It belongs to one goroutine.
 type State struct {
 	self    Self
-	items   map[string]map[nat.Key]*item // by kind
-	dirty   map[nat.Key]bool             // rules that have changed, by resource
-	again   bool                         // the Site may have changed
+	items   map[string]map[rules.Key]*item // by kind
+	dirty   map[rules.Key]bool             // rules that have changed, by resource
+	again   bool                           // the Site may have changed
 	applied Site
-	own     map[nat.Key]nat.Resource // what the Site adds to the rules
-	said    map[nat.Key]string       // the fault that the Site has found with a resource
+	own     map[rules.Key]rules.Resource // what the Site adds to the rules
+	said    map[rules.Key]string         // the fault that the Site has found with a resource
 	waiting []string
 	events  []Event
 }
 
 // An item is a resource that is for this gateway.
 type item struct {
-	key       nat.Key
+	key       rules.Key
 	meta      Metadata
 	parsed    any        // by kind: *piece, *fabric, *internalNode, *tunnelSpec, [32]byte; nil if the resource is left out
 	fault     string     // why
@@ -89,20 +89,20 @@ type item struct {
 
 // A piece is what a FirewallConfiguration or RouteConfiguration stands for.
 type piece struct {
-	nat.Resource
-	unknown  netip.Addr       // U, if these are the rules that mark connections from it
-	remaps   []nat.RemoteCIDR // that it translates
-	toTunnel []netip.Prefix   // that it leads to the peer
+	rules.Resource
+	unknown  netip.Addr         // U, if these are the rules that mark connections from it
+	remaps   []rules.RemoteCIDR // that it translates
+	toTunnel []netip.Prefix     // that it leads to the peer
 }
 
 // NewState returns the State of a cluster without resources.
 func NewState(self Self) *State {
 	s := &State{
-		self: self, items: map[string]map[nat.Key]*item{}, dirty: map[nat.Key]bool{}, own: map[nat.Key]nat.Resource{},
-		said: map[nat.Key]string{}, again: true,
+		self: self, items: map[string]map[rules.Key]*item{}, dirty: map[rules.Key]bool{}, own: map[rules.Key]rules.Resource{},
+		said: map[rules.Key]string{}, again: true,
 	}
 	for _, kind := range []string{KindFirewall, KindRoute, KindTunnel, KindFabric, KindNode, KindPublicKey} {
-		s.items[kind] = map[nat.Key]*item{}
+		s.items[kind] = map[rules.Key]*item{}
 	}
 	return s
 }
@@ -132,7 +132,7 @@ func (s *State) Put(o *Object) {
 }
 
 // Delete forgets a resource.
-func (s *State) Delete(key nat.Key) {
+func (s *State) Delete(key rules.Key) {
 	if old := s.items[key.Kind][key]; old != nil {
 		delete(s.items[key.Kind], key)
 		s.changed(key, old, nil)
@@ -140,7 +140,7 @@ func (s *State) Delete(key nat.Key) {
 }
 
 // changed notes what has to be looked at again.
-func (s *State) changed(key nat.Key, old, it *item) {
+func (s *State) changed(key rules.Key, old, it *item) {
 	if old != nil && it != nil {
 		it.refused = old.refused
 		if old.meta.Created.Equal(it.meta.Created) && reflect.DeepEqual(old.parsed, it.parsed) {
@@ -171,7 +171,7 @@ func (it *item) parse(o *Object, self *Self, f *faults) {
 		var spec firewallSpec
 		if f.read("spec", o.Spec, &spec); len(*f) == 0 {
 			t := spec.table(f)
-			p := &piece{Resource: nat.Resource{Tables: []nat.Table{t}}, unknown: unknownSource(&t), remaps: remaps(&t)}
+			p := &piece{Resource: rules.Resource{Tables: []rules.Table{t}}, unknown: unknownSource(&t), remaps: remaps(&t)}
 			p.Order = o.Metadata.order(o.Metadata.Labels[labelFirewall+subcategory] == ipMapping)
 			it.parsed = p
 		}
@@ -180,7 +180,7 @@ func (it *item) parse(o *Object, self *Self, f *faults) {
 		var spec routeSpec
 		if f.read("spec", o.Spec, &spec); len(*f) == 0 {
 			t := spec.table(self.peer(), f)
-			p := &piece{Resource: nat.Resource{Routing: []nat.PolicyTable{t}}, toTunnel: toTunnel(&t, self.peer())}
+			p := &piece{Resource: rules.Resource{Routing: []rules.PolicyTable{t}}, toTunnel: toTunnel(&t, self.peer())}
 			p.Order = o.Metadata.order(false)
 			it.parsed = p
 		}
@@ -209,17 +209,17 @@ func (it *item) parse(o *Object, self *Self, f *faults) {
 const nodePortTable = "service-nodeport-routing"
 
 // unknownSource returns the address whose connections the table marks, if that is what it is for.
-func unknownSource(t *nat.Table) netip.Addr {
+func unknownSource(t *rules.Table) netip.Addr {
 	if t.Name != nodePortTable {
 		return netip.Addr{}
 	}
 	for _, c := range t.Chains {
 		for _, r := range c.Rules {
-			if r.Action != nat.ActionCTMark && r.Action != nat.ActionMetaMarkFromCT {
+			if r.Action != rules.ActionCTMark && r.Action != rules.ActionMetaMarkFromCT {
 				continue
 			}
 			for _, m := range r.Match {
-				if a, err := netip.ParseAddr(m.IP.Value); err == nil && m.Op == nat.OpEqual && packet.Forwardable(a) {
+				if a, err := netip.ParseAddr(m.IP.Value); err == nil && m.Op == rules.OpEqual && packet.Forwardable(a) {
 					return a
 				}
 			}
@@ -229,19 +229,19 @@ func unknownSource(t *nat.Table) netip.Addr {
 }
 
 // remaps returns the CIDRs whose addresses the table translates 1:1 towards the tunnel.
-func remaps(t *nat.Table) []nat.RemoteCIDR {
-	var all []nat.RemoteCIDR
+func remaps(t *rules.Table) []rules.RemoteCIDR {
+	var all []rules.RemoteCIDR
 	for _, c := range t.Chains {
 		for _, r := range c.Rules {
 			real, err := netip.ParsePrefix(r.To)
-			if err != nil || r.Action != nat.ActionDNAT {
+			if err != nil || r.Action != rules.ActionDNAT {
 				continue
 			}
 			for _, m := range r.Match {
 				seen, err := netip.ParsePrefix(m.IP.Value)
-				if err == nil && m.Op == nat.OpEqual && m.IP.Position == nat.PositionDestination &&
+				if err == nil && m.Op == rules.OpEqual && m.IP.Position == rules.PositionDestination &&
 					seen == seen.Masked() && seen.Bits() == real.Bits() && seen.Addr().Is4() == real.Addr().Is4() {
-					all = append(all, nat.RemoteCIDR{Real: real.Masked(), Remapped: seen})
+					all = append(all, rules.RemoteCIDR{Real: real.Masked(), Remapped: seen})
 				}
 			}
 		}
@@ -252,14 +252,14 @@ func remaps(t *nat.Table) []nat.RemoteCIDR {
 // Changes are what a gateway has to do. Rules come by the key of their resource.
 type Changes struct {
 	Site   *Site // nil: as it was
-	Delete []nat.Key
+	Delete []rules.Key
 	Put    []Put
 }
 
 // A Put is the rules of one resource.
 type Put struct {
-	Key      nat.Key
-	Resource nat.Resource
+	Key      rules.Key
+	Resource rules.Resource
 }
 
 // Changes returns what has changed since it was called last.
@@ -301,10 +301,10 @@ func (s *State) Changes() Changes {
 	return c
 }
 
-func compareKeys(a, b nat.Key) int { return strings.Compare(a.String(), b.String()) }
+func compareKeys(a, b rules.Key) int { return strings.Compare(a.String(), b.String()) }
 
 // say tells of each fault that the Site has found and had not before.
-func (s *State) say(fault map[nat.Key]string) {
+func (s *State) say(fault map[rules.Key]string) {
 	for _, key := range slices.SortedFunc(maps.Keys(fault), compareKeys) {
 		it := s.items[key.Kind][key]
 		if cause := it.meta.UID + fault[key]; s.said[key] != cause {
@@ -312,7 +312,7 @@ func (s *State) say(fault map[nat.Key]string) {
 			s.said[key] = cause
 		}
 	}
-	maps.DeleteFunc(s.said, func(key nat.Key, _ string) bool { _, ok := fault[key]; return !ok })
+	maps.DeleteFunc(s.said, func(key rules.Key, _ string) bool { _, ok := fault[key]; return !ok })
 }
 
 // replaceOwn puts the rules that follow from the Site in place of those that did.
@@ -332,7 +332,7 @@ func (s *State) replaceOwn(c *Changes) {
 }
 
 // Refused says what the gateway answered when the rules of a resource were put: nil, or why it did not take them.
-func (s *State) Refused(key nat.Key, err error) {
+func (s *State) Refused(key rules.Key, err error) {
 	it := s.items[key.Kind][key]
 	if it == nil {
 		return
@@ -351,8 +351,8 @@ func (s *State) Refused(key nat.Key, err error) {
 func (s *State) Waiting() []string { return s.waiting }
 
 // Faults returns why resources are left out.
-func (s *State) Faults() map[nat.Key]string {
-	all := map[nat.Key]string{}
+func (s *State) Faults() map[rules.Key]string {
+	all := map[rules.Key]string{}
 	for _, items := range s.items {
 		for key, it := range items {
 			if why := it.why(); why != "" {

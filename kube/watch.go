@@ -19,7 +19,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
-	"culvert/nat"
+	"culvert/nat/rules"
 )
 
 const (
@@ -121,7 +121,7 @@ func (k sink) Delete(o any) error {
 		return k.saw(nil)
 	}
 	if u, ok := o.(*unstructured.Unstructured); ok {
-		k.remove(nat.Key{Kind: k.kind, Namespace: u.GetNamespace(), Name: u.GetName()})
+		k.remove(rules.Key{Kind: k.kind, Namespace: u.GetNamespace(), Name: u.GetName()})
 	}
 	return nil
 }

@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/util/retry"
 
-	"culvert/nat"
+	"culvert/nat/rules"
 )
 
 // writePatience bounds one write.
@@ -57,7 +57,7 @@ const maxFailures = 3
 
 // writeCondition says on a resource whether this gateway obeys it. Others write there too: what has changed since it was read is read
 // again.
-func (s *Source) writeCondition(ctx context.Context, key nat.Key, good bool) error {
+func (s *Source) writeCondition(ctx context.Context, key rules.Key, good bool) error {
 	client := s.resource(key.Kind).Namespace(key.Namespace)
 	verb := "get"
 	err := retry.OnError(conflictBackoff, apierrors.IsConflict, func() error {

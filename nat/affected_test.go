@@ -10,6 +10,7 @@ import (
 
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
+	"culvert/nat/rules"
 )
 
 func send(e *Engine, in Link, source, destination netip.Addr, sourcePort, destinationPort uint16) (Verdict, []byte) {
@@ -40,9 +41,9 @@ func TestChangeConcernsFew(t *testing.T) {
 					in       Link
 					from, to netip.Addr
 				}{{Tunnel, addr("10.1.2.6"), mapped(i)}, {Link(i%30 + 1), pod(i), addr("10.129.2.6")}} {
-					e.scratch.tr.in = anyNode // a traversal overwrites it
+					e.scratch.tr.In = anyNode // a traversal overwrites it
 					v, _ := send(e, p.in, p.from, p.to, 4000, 53)
-					if e.scratch.tr.in != anyNode {
+					if e.scratch.tr.In != anyNode {
 						looked++
 					}
 					if v.Action != Forward {
@@ -97,9 +98,9 @@ func TestHistoryEnds(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		e.scratch.tr.in = anyNode
+		e.scratch.tr.In = anyNode
 		send(e, Tunnel, addr("10.200.3.9"), addr("10.70.0.9"), 1, 2)
-		if got := e.scratch.tr.in != anyNode; got != want {
+		if got := e.scratch.tr.In != anyNode; got != want {
 			t.Errorf("%d commits missed: looked at %v, want %v", missed, got, want)
 		}
 	}
@@ -107,13 +108,13 @@ func TestHistoryEnds(t *testing.T) {
 
 // When most numbers for lists of counters are taken, a commit begins anew, and connections count on.
 func TestHitsBeginAnew(t *testing.T) {
-	e := counting(t, 1)
+	e, tables := counting(t, 1)
 	e.arrive(64)
 	for len(e.hits.lists) <= hitEpoch {
-		e.hits.lists = append(e.hits.lists, hitList{})
+		e.hits.lists = append(e.hits.lists, rules.Hits{})
 	}
 	c := milan()
-	c.Firewall = e.set.pieces[Key{Kind: "firewall", Name: "t"}].resource.Tables
+	c.Firewall = tables
 	if err := e.Apply(c); err != nil {
 		t.Fatal(err)
 	}
@@ -128,36 +129,13 @@ func TestHitsBeginAnew(t *testing.T) {
 	}
 }
 
-// Nodes may exchange their addresses, and services theirs, in one change. Services with several ports have one name.
-func TestExchange(t *testing.T) {
-	c := milan()
-	c.Services = append(c.Services,
-		Service{Name: "dns", Address: addr("10.70.0.21"), Port: 80, Protocol: packet.TCP},
-		Service{Name: "dns", Address: addr("10.70.0.21"), Port: 81, Protocol: packet.TCP})
-	e, err := New([16]byte{}, c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.Nodes[0].Address, c.Nodes[1].Address = c.Nodes[1].Address, c.Nodes[0].Address
-	c.Services[0].Address, c.Services[1].Address = c.Services[1].Address, c.Services[0].Address
-	if err := e.Apply(c); err != nil {
-		t.Fatal(err)
-	}
-	for port, want := range map[uint16]string{80: "10.70.0.20", 81: "10.70.0.21"} {
-		s, ok := e.snapshot.rules.services.get(serviceAddress{addr(want), port, packet.TCP})
-		if !ok || s.config.Name != "dns" {
-			t.Errorf("port %d of %s is not the service's", port, want)
-		}
-	}
-}
-
 // alter changes something about c. Where rules mark connections, the node that answers come from is not kept exactly, and not checked.
 func alter(r *rand.Rand, c *Config, marks bool) string {
 	host := func() netip.Addr { return netip.AddrFrom4([4]byte{192, 0, 2, byte(10 + r.IntN(6))}) }
 	switch r.IntN(12) {
 	case 0:
 		m := &c.Addresses[r.IntN(len(c.Addresses))]
-		if h := host(); !slices.ContainsFunc(c.Addresses, func(m AddressMapping) bool { return m.Internal == h }) {
+		if h := host(); !slices.ContainsFunc(c.Addresses, func(m rules.AddressMapping) bool { return m.Internal == h }) {
 			m.Internal = h
 		}
 		return "mapping"
@@ -174,7 +152,7 @@ func alter(r *rand.Rand, c *Config, marks bool) string {
 		c.Nodes[0].Address, c.Nodes[1].Address = c.Nodes[1].Address, c.Nodes[0].Address
 		return "node address"
 	case 4:
-		c.Nodes[0].Device, c.Nodes[1].Device = c.Nodes[1].device(), c.Nodes[0].device()
+		c.Nodes[0].Device, c.Nodes[1].Device = device(&c.Nodes[1]), device(&c.Nodes[0])
 		return "node device"
 	case 5:
 		c.Routes[r.IntN(len(c.Routes))].Link = c.Nodes[r.IntN(len(c.Nodes))].Link
@@ -184,12 +162,12 @@ func alter(r *rand.Rand, c *Config, marks bool) string {
 		if b.Address = addr("10.200.1.5"); r.IntN(2) == 0 {
 			b.Address, b.Via = host(), c.Nodes[0].Link
 		}
-		c.Services[0].OnRemoval = OnRemoval(r.IntN(2))
+		c.Services[0].OnRemoval = rules.OnRemoval(r.IntN(2))
 		return "backend"
 	case 7:
 		c.Rules = nil
 		for i := range r.IntN(3) {
-			f := FilterRule{Name: fmt.Sprint("f", i), From: From(r.IntN(3)), Action: FilterAction(r.IntN(3))}
+			f := rules.FilterRule{Name: fmt.Sprint("f", i), From: rules.From(r.IntN(3)), Action: rules.FilterAction(r.IntN(3))}
 			if r.IntN(4) > 0 {
 				f.Destination = []netip.Prefix{netip.PrefixFrom(host(), 31).Masked(), pfx("10.200.1.0/30")}
 			}
@@ -208,36 +186,40 @@ func alter(r *rand.Rand, c *Config, marks bool) string {
 		return "source check"
 	case 10:
 		c.Firewall, c.Routing = nil, nil
-		m := newRuleMaker(r.Uint64())
 		if marks && r.IntN(2) == 0 {
-			c.Firewall = []Table{markTable(r), mssTable("mss", FamilyIPv4, 1000)}
-			c.Routing = append((&Config{Nodes: c.Nodes, Routes: c.Routes, Remote: c.Remote, PeerTunnelAddress: c.PeerTunnelAddress}).PolicyTables(),
-				PolicyTable{Name: "marked", Rules: []PolicyRule{{Mark: uint32(1 + r.IntN(3)), Priority: 50, Routes: []PolicyRoute{
-					{Destination: pfx("0.0.0.0/0"), Device: one(m, tunnelDevice, c.Nodes[0].device())}}}}})
+			c.Firewall = []rules.Table{markTable(r), clampTable}
+			c.Routing = append((&rules.Config{Nodes: c.Nodes, Routes: c.Routes, Remote: c.Remote, PeerTunnelAddress: c.PeerTunnelAddress}).PolicyTables(),
+				rules.PolicyTable{Name: "marked", Rules: []rules.PolicyRule{{Mark: uint32(1 + r.IntN(3)), Priority: 50, Routes: []rules.PolicyRoute{
+					{Destination: pfx("0.0.0.0/0"), Device: one(r, "liqo-tunnel", device(&c.Nodes[0]))}}}}})
 		}
 		return "tables"
 	}
 	return "nothing"
 }
 
+// clampTable lowers the MSS of what goes to the tunnel.
+var clampTable = rules.Table{Name: "mss", Family: rules.FamilyIPv4, Chains: []rules.Chain{{Name: "c", Type: rules.ChainFilter, Hook: rules.HookForward, Rules: []rules.Rule{{
+	Name:  "out",
+	Match: []rules.Match{{Proto: "tcp"}, {Dev: rules.Operand{Value: "liqo-tunnel", Position: rules.PositionOut}}}, Action: rules.ActionClampMSS, Value: 1000,
+}}}}}
+
 // markTable marks packets and connections, both directions alike.
-func markTable(r *rand.Rand) Table {
-	m := ruleMaker{r}
-	prefix, action := one(m, "10.70.0.9", "10.99.64.0/18", "10.200.1.0/24"), one(m, ActionSetMark, ActionCTMark)
+func markTable(r *rand.Rand) rules.Table {
+	prefix, action := one(r, "10.70.0.9", "10.99.64.0/18", "10.200.1.0/24"), one(r, rules.ActionSetMark, rules.ActionCTMark)
 	first, second := uint32(1+r.IntN(3)), uint32(1+r.IntN(3))
-	chain := Chain{Name: "mark", Type: ChainFilter, Hook: HookPrerouting, Priority: PriorityMangle}
-	for i, match := range [][]Match{{source(prefix)}, {destination(prefix)}} {
+	chain := rules.Chain{Name: "mark", Type: rules.ChainFilter, Hook: rules.HookPrerouting, Priority: rules.PriorityMangle}
+	for i, match := range [][]rules.Match{{ip(prefix, rules.PositionSource)}, {ip(prefix, rules.PositionDestination)}} {
 		chain.Rules = append(chain.Rules,
-			Rule{Name: fmt.Sprint("connection", i), Match: match, Action: ActionCTMark, Value: first},
-			Rule{Name: fmt.Sprint("packet", i), Match: match, Action: action, Value: second})
+			rules.Rule{Name: fmt.Sprint("connection", i), Match: match, Action: rules.ActionCTMark, Value: first},
+			rules.Rule{Name: fmt.Sprint("packet", i), Match: match, Action: action, Value: second})
 	}
-	chain.Rules = append(chain.Rules, Rule{Name: "restore", Match: []Match{fromTunnel}, Action: ActionMetaMarkFromCT})
-	return Table{Name: "marks", Family: FamilyIPv4, Chains: []Chain{chain}}
+	chain.Rules = append(chain.Rules, rules.Rule{Name: "restore", Match: []rules.Match{in("liqo-tunnel")}, Action: rules.ActionMetaMarkFromCT})
+	return rules.Table{Name: "marks", Family: rules.FamilyIPv4, Chains: []rules.Chain{chain}}
 }
 
 // Whatever changes, a connection that the change is said not to concern fares as one that is looked at.
 func TestAffectedIsAllThatIsConcerned(t *testing.T) {
-	seed := seedOfRules(t)
+	seed := randomSeed(t)
 	runs := 60
 	if testing.Short() {
 		runs = 10
@@ -266,24 +248,24 @@ func TestAffectedIsAllThatIsConcerned(t *testing.T) {
 			if fmt.Sprint(err) != fmt.Sprint(same) {
 				t.Fatalf("run %d, step %d, %s: %v, %v", run, step, changed, err, same)
 			}
-			all.history[all.snapshot.generation%historyLength] = newAffected(true)
+			all.history[all.snapshot.generation%historyLength] = &rules.Affected{All: true}
 			for range 60 {
 				p := packet{
-					one(ruleMaker{r}, Tunnel, 4, 9), netip.AddrFrom4([4]byte{10, 200, 1, byte(1 + r.IntN(6))}),
-					one(ruleMaker{r}, addr("10.71.1.4"), addr("10.99.64.5"), addr("10.75.64.5"), addr("192.0.2.12")), uint16(r.IntN(3)), 80,
+					one(r, Tunnel, 4, 9), netip.AddrFrom4([4]byte{10, 200, 1, byte(1 + r.IntN(6))}),
+					one(r, addr("10.71.1.4"), addr("10.99.64.5"), addr("10.75.64.5"), addr("192.0.2.12")), uint16(r.IntN(3)), 80,
 				}
 				if p.in == Tunnel {
-					p.to = one(ruleMaker{r}, addr("10.70.0.9"), addr("10.70.0.10"), addr("10.70.0.11"), addr("10.200.1.3"), addr("10.70.0.20"), addr("10.64.32.7"))
+					p.to = one(r, addr("10.70.0.9"), addr("10.70.0.10"), addr("10.70.0.11"), addr("10.200.1.3"), addr("10.70.0.20"), addr("10.64.32.7"))
 				}
 				if len(flows) > 0 && r.IntN(3) > 0 {
 					p = flows[r.IntN(len(flows))]
 				}
-				before := few.scratch.tr.in
-				few.scratch.tr.in = anyNode
+				before := few.scratch.tr.In
+				few.scratch.tr.In = anyNode
 				got, b := send(few, p.in, p.from, p.to, p.sourcePort, p.destinationPort)
-				if few.scratch.tr.in == anyNode {
+				if few.scratch.tr.In == anyNode {
 					spared++
-					few.scratch.tr.in = before
+					few.scratch.tr.In = before
 				}
 				want, wanted := send(all, p.in, p.from, p.to, p.sourcePort, p.destinationPort)
 				if marks {

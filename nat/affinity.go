@@ -1,6 +1,10 @@
 package nat
 
-import "time"
+import (
+	"time"
+
+	"culvert/nat/rules"
+)
 
 const (
 	// defaultAffinityTimeout is Kubernetes' default for service.spec.sessionAffinityConfig.clientIP.timeoutSeconds.
@@ -52,16 +56,26 @@ func (t *affinityTable) at(number uint32) *affinity {
 	return &t.made[number/chunkEntries][number%chunkEntries]
 }
 
-func (s *service) identity() serviceIdentity {
-	return serviceIdentity{s.config.Name, s.config.Port, s.config.Protocol}
+func identityOf(s *rules.Service) serviceIdentity { return serviceIdentity{s.Name, s.Port, s.Protocol} }
+
+// backend returns the place of the backend for a new connection of a client. It is a function of the key, the service, the client and,
+// with affinity, of the client's earlier connections: so a packet in mid-stream finds the backend that its connection had.
+// Preconditions: there is a backend.
+func (e *Engine) backend(b *rules.Balancer, client *rules.Client, now Time) int32 {
+	if b.Service.Affinity == rules.AffinityClientIP {
+		if n, ok := e.clients.backend(b, client, now); ok {
+			return n
+		}
+	}
+	return b.Choose(e.hashKey.Sum(client[:]...))
 }
 
 // list returns the clients of a service.
-func (t *affinityTable) list(s *service) *clientList {
+func (t *affinityTable) list(s *rules.Service) *clientList {
 	if t.index == nil {
 		t.index, t.lists, t.high = map[affinityKey]uint32{}, map[serviceIdentity]*clientList{}, 1
 	}
-	identity := s.identity()
+	identity := identityOf(s)
 	l := t.lists[identity]
 	if l == nil {
 		t.named++
@@ -81,31 +95,30 @@ func (k *affinityKey) holder(s *shares) holder {
 }
 
 // backend returns the backend that a client of a service had, if that is known and still there.
-func (t *affinityTable) backend(s *service, client *pickWords, now Time) (int32, bool) {
-	l := t.lists[s.identity()]
+func (t *affinityTable) backend(b *rules.Balancer, client *rules.Client, now Time) (int32, bool) {
+	l := t.lists[identityOf(&b.Service)]
 	if l == nil {
 		return 0, false
 	}
-	number, ok := t.index[affinityKey{l.id, [2]uint64{client[1], client[2]}}]
+	number, ok := t.index[affinityKey{l.id, client.Address()}]
 	if !ok || t.at(number).expires <= now {
 		return 0, false
 	}
-	n, ok := s.present[t.at(number).backend]
-	return n, ok
+	return b.Find(t.at(number).backend)
 }
 
 // remember notes that a client of a service has got a backend.
-func (e *Engine) remember(s *service, client *pickWords, backend int32, now Time) {
-	if s.config.Affinity != AffinityClientIP {
+func (e *Engine) remember(b *rules.Balancer, client *rules.Client, backend int32, now Time) {
+	if b.Service.Affinity != rules.AffinityClientIP {
 		return
 	}
 	t := &e.clients
-	l := t.list(s)
-	timeout := s.config.AffinityTimeout
+	l := t.list(&b.Service)
+	timeout := b.Service.AffinityTimeout
 	if timeout == 0 {
 		timeout = defaultAffinityTimeout
 	}
-	key, seed := affinityKey{l.id, [2]uint64{client[1], client[2]}}, s.seeds[backend]
+	key, seed := affinityKey{l.id, client.Address()}, b.Seed(backend)
 	if number, ok := t.index[key]; ok {
 		a := t.at(number)
 		if a.backend == seed && a.expires > now {

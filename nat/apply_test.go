@@ -7,6 +7,7 @@ import (
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
+	"culvert/nat/rules"
 )
 
 // No. 4: what no podCIDRs route can find is pinned to its node; pods follow the current routes.
@@ -27,8 +28,8 @@ func TestReturnPath(t *testing.T) {
 
 // Connections survive a change of the configuration, unless what they need has gone.
 func TestEviction(t *testing.T) {
-	mapping := nat.AddressMapping{External: address("10.70.0.9"), Internal: address("192.0.2.10"), Via: node2}
-	base := func(c *nat.Config) { c.Addresses = []nat.AddressMapping{mapping} }
+	mapping := rules.AddressMapping{External: address("10.70.0.9"), Internal: address("192.0.2.10"), Via: node2}
+	base := func(c *nat.Config) { c.Addresses = []rules.AddressMapping{mapping} }
 	podCIDR, client := udp("10.200.1.5", "10.71.3.9", 7, 8), udp("203.0.113.9", "10.71.3.9", 7, 8)
 	host, inbound := udp("10.200.3.9", "10.70.0.9", 7, 8), udp("10.200.3.9", "10.200.2.5", 7, 8)
 	tests := []struct {
@@ -37,7 +38,7 @@ func TestEviction(t *testing.T) {
 		left   int // of 4 connections
 	}{
 		{"nothing", func(*nat.Config) {}, 4},
-		{"a filter", func(c *nat.Config) { c.Rules = []nat.FilterRule{{Name: "none", Action: nat.FilterDrop}} }, 4},
+		{"a filter", func(c *nat.Config) { c.Rules = []rules.FilterRule{{Name: "none", Action: rules.FilterDrop}} }, 4},
 		{"the mapping", func(c *nat.Config) { c.Addresses = nil }, 3},
 		{"the mapped host", func(c *nat.Config) { c.Addresses[0].Internal = address("192.0.2.99") }, 3},
 		{"the node of the client", func(c *nat.Config) {
@@ -77,16 +78,16 @@ func TestFilterChange(t *testing.T) {
 	p := tcp("10.200.1.5", "10.71.3.9", 40000, 22, nattest.SYN, "")
 	_, out, _ := forwarded(t, e, node1, p.Bytes(), start)
 	returned(t, e, p, node1, out, nat.Tunnel, start)
-	for _, action := range []nat.FilterAction{nat.FilterDrop, nat.FilterReject} {
+	for _, action := range []rules.FilterAction{rules.FilterDrop, rules.FilterReject} {
 		c := rome()
-		c.Rules = []nat.FilterRule{{Name: "no-ssh", From: nat.FromLocal, Protocol: 6, Ports: []nat.PortRange{{First: 22, Last: 22}}, Action: action}}
+		c.Rules = []rules.FilterRule{{Name: "no-ssh", From: rules.FromLocal, Protocol: 6, Ports: []rules.PortRange{{First: 22, Last: 22}}, Action: action}}
 		if err := e.Apply(c); err != nil {
 			t.Fatal(err)
 		}
-		want := map[nat.FilterAction]nat.Reason{nat.FilterDrop: nat.ReasonFiltered, nat.FilterReject: nat.ReasonRejected}[action]
+		want := map[rules.FilterAction]nat.Reason{rules.FilterDrop: nat.ReasonFiltered, rules.FilterReject: nat.ReasonRejected}[action]
 		for range 2 {
 			v := dropped(t, e, node1, p.Bytes(), start, want)
-			if got := v.Refusal == packet.NetUnreachable; got != (action == nat.FilterReject) {
+			if got := v.Refusal == packet.NetUnreachable; got != (action == rules.FilterReject) {
 				t.Fatalf("answer %d", v.Refusal)
 			}
 		}

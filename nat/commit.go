@@ -1,6 +1,9 @@
 package nat
 
-import "culvert/nat/packet"
+import (
+	"culvert/nat/packet"
+	"culvert/nat/rules"
+)
 
 // commit does what d says: to the packet, the connections, the counters and all else that the Engine keeps.
 func (e *Engine) commit(d *decision, p *packet.Packet, now Time) {
@@ -23,7 +26,7 @@ func (e *Engine) commit(d *decision, p *packet.Packet, now Time) {
 		e.countHits(c, d.hit.direction, p, 1)
 	case effectUnfit:
 		l := &e.hits.lists[c.hits[d.hit.direction]]
-		l.count(l.entered, p.IsSYN(), 1, uint64(p.Len()))
+		l.Count(l.Entered, p.IsSYN(), 1, uint64(p.Len()))
 	case effectOpen:
 		e.requeue(d)
 		if !e.insert(d, p, now) {
@@ -61,9 +64,9 @@ func (d *decision) apply(p *packet.Packet) {
 // countRules counts the packet for the rules that it met, where no connection remembers them.
 func (d *decision) countRules(p *packet.Packet) {
 	packets, size := uint64(d.verdict.Packets), uint64(p.Len())
-	countRules(d.tr.effects.hits[:d.counted], p.IsSYN(), packets, size)
+	d.tr.CountHits(d.counted, p.IsSYN(), packets, size)
 	if d.bindings {
-		d.tr.countBindings(packets, size)
+		d.tr.CountBindings(true, packets, size)
 	}
 }
 
@@ -119,17 +122,17 @@ func (e *Engine) renew(c *conn, number uint32, r renewal, home Link, now Time) {
 }
 
 // cache stores the outcome of a traversal.
-func (e *Engine) cache(c *conn, d int, tr *traversal) {
+func (e *Engine) cache(c *conn, d int, tr *rules.Traversal) {
 	s := e.snapshot
-	c.verdict[d] = tr.reason
-	c.out[d] = tr.out
-	c.clamp[d] = tr.clampFor(s)
+	c.verdict[d] = reasonOf(tr.Outcome)
+	c.out[d] = tr.Out
+	c.clamp[d] = tr.MaxSegment(s.mtu)
 	c.flags |= flagEvaluated0 << d
-	if tr.effects.connMarkSet && tr.effects.connMark != c.mark {
-		c.mark = tr.effects.connMark
+	if tr.ConnMark != c.mark {
+		c.mark = tr.ConnMark
 		c.flags &^= flagEvaluated0 | flagEvaluated1 // with another mark the next packet may fare otherwise, in both directions
 	}
-	c.hits[d] = e.hits.number(&tr.effects)
+	c.hits[d] = e.hits.number(tr)
 }
 
 // insert makes a connection of its first packet. It returns false if that is dropped instead.
@@ -153,9 +156,9 @@ func (e *Engine) insert(d *decision, p *packet.Packet, now Time) bool {
 	}
 	c.lastSeen = now
 	c.addresses, c.ports = d.plan.addresses, d.plan.ports
-	if tr.service != nil {
+	if tr.Service != nil {
 		c.flags |= flagService
-		e.remember(tr.service, &tr.client, tr.backend, now)
+		e.remember(tr.Service, &tr.Client, tr.Backend, now)
 	}
 	c.state = initialState(p)
 	if p.Protocol() == packet.TCP {
@@ -164,7 +167,7 @@ func (e *Engine) insert(d *decision, p *packet.Packet, now Time) bool {
 		c.state = c.tcp.open(&s, original)
 	}
 	e.cache(c, original, tr)
-	tr.countBindings(1, uint64(p.Len()))
+	tr.CountBindings(false, 1, uint64(p.Len()))
 	tb.wheel.start(now)
 	tb.wheel.arm(tb, c, number, now.Add(s.lifetime(c, e.pressed())))
 	if e.watchers != nil {

@@ -6,6 +6,7 @@ import (
 
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
+	"culvert/nat/rules"
 )
 
 // The rules of the input hook count what is delivered, also where no chain runs before connection tracking.
@@ -15,8 +16,8 @@ func TestInputRulesCount(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := e.Put(Key{"firewall-of-others", "", "input"}, Resource{Tables: []Table{{Name: "own", Family: FamilyIPv4, Chains: []Chain{
-		{Name: "input", Type: ChainFilter, Hook: HookInput, Rules: []Rule{{Name: "pings", Match: []Match{{Proto: "icmp"}}, Action: ActionAccept}}},
+	if err := e.Put(rules.Key{Kind: "firewall-of-others", Name: "input"}, rules.Resource{Tables: []rules.Table{{Name: "own", Family: rules.FamilyIPv4, Chains: []rules.Chain{
+		{Name: "input", Type: rules.ChainFilter, Hook: rules.HookInput, Rules: []rules.Rule{{Name: "pings", Match: []rules.Match{{Proto: "icmp"}}, Action: rules.ActionAccept}}},
 	}}}}); err != nil {
 		t.Fatal(err)
 	}
@@ -27,7 +28,7 @@ func TestInputRulesCount(t *testing.T) {
 		t.Fatalf("%v %v", v.Action, v.Reason)
 	}
 	var got uint64
-	e.RuleCounters(func(r RuleCount) {
+	e.RuleCounters(func(r rules.RuleCount) {
 		if r.Rule == "pings" {
 			got = r.Packets
 		}

@@ -7,19 +7,20 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"culvert/nat"
+	"culvert/nat/rules"
 )
 
 // TestRuleCounters: a rule is yielded once, however many combinations it stands for, under its own name, whatever is in that;
 // mappings, of which there are many, are yielded under one table; uncounted rules are not yielded.
 func TestRuleCounters(t *testing.T) {
 	e := engine(t, func(c *nat.Config) {
-		c.Addresses = []nat.AddressMapping{
+		c.Addresses = []rules.AddressMapping{
 			{External: address("10.70.0.5"), Internal: address("10.200.1.5")},
 			{External: address("10.70.0.6"), Internal: address("10.200.1.6")},
 		}
-		c.Rules = []nat.FilterRule{
-			{Name: "no/dns", Action: nat.FilterDrop, Protocol: 17, Ports: []nat.PortRange{{First: 53, Last: 53}, {First: 853, Last: 853}}},
-			{Name: "pods", From: nat.FromLocal, Source: c.LocalPodCIDRs[:2], Destination: []netip.Prefix{prefix("10.200.0.0/16"), prefix("10.64.0.0/20")}},
+		c.Rules = []rules.FilterRule{
+			{Name: "no/dns", Action: rules.FilterDrop, Protocol: 17, Ports: []rules.PortRange{{First: 53, Last: 53}, {First: 853, Last: 853}}},
+			{Name: "pods", From: rules.FromLocal, Source: c.LocalPodCIDRs[:2], Destination: []netip.Prefix{prefix("10.200.0.0/16"), prefix("10.64.0.0/20")}},
 			{Name: "nothing", Protocol: 132},
 		}
 	})
@@ -32,16 +33,16 @@ func TestRuleCounters(t *testing.T) {
 	forwarded(t, e, nat.Tunnel, udp("10.200.9.9", "10.70.0.5", 4000, 5000).Bytes(), start)
 	forwarded(t, e, nat.Tunnel, udp("10.200.9.9", "10.70.0.6", 4000, 5000).Bytes(), start)
 
-	got := map[nat.RuleCount]int{}
-	e.RuleCounters(func(c nat.RuleCount) {
-		if c.Table == nat.RulesTable || c.Table == "remap-ipmapping-gw" {
+	got := map[rules.RuleCount]int{}
+	e.RuleCounters(func(c rules.RuleCount) {
+		if c.Table == rules.RulesTable || c.Table == "remap-ipmapping-gw" {
 			got[c]++
 		}
 		if c.Table == "gw-ext" {
 			t.Errorf("%+v: not a counted rule", c)
 		}
 	})
-	want := map[nat.RuleCount]int{
+	want := map[rules.RuleCount]int{
 		{Table: "rules", Chain: "forward", Rule: "no/dns", Packets: 2, Bytes: 2 * length}:                1,
 		{Table: "rules", Chain: "forward", Rule: "pods", Packets: 3, Bytes: 3 * length}:                  1,
 		{Table: "rules", Chain: "forward", Rule: "nothing"}:                                              1,

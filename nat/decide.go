@@ -1,17 +1,20 @@
 package nat
 
-import "culvert/nat/packet"
+import (
+	"culvert/nat/packet"
+	"culvert/nat/rules"
+)
 
 // A decision is what becomes of a packet, and what commit does about it.
 type decision struct {
-	trace   Tracer // nil, but for Explain
+	trace   rules.Tracer // nil, but for Explain
 	verdict Verdict
 	from    packet.Tuple // as the packet came
 	in      Link
 	outline
 	hit  hit  // the packet's connection, if effect or renewal is about one
 	plan plan // how a packet that is forwarded is rewritten
-	tr   traversal
+	tr   rules.Traversal
 
 	// Of effectOpen.
 	holder holder
@@ -29,8 +32,8 @@ type outline struct {
 	renewal     renewal
 	finding     finding
 	part        part
-	counted     uint8 // how many of the rules in tr.effects.hits count the packet
-	bindings    bool  // so do those in tr.dnat and tr.snat
+	counted     uint8 // how many of the rules that tr has hit count the packet
+	bindings    bool  // so does what bound its destination
 	shared      bool  // effectOpen: others use the connection's source
 	stale       bool  // effectOpen: expired connections have its tuples
 	relays      bool  // the packet is an ICMP error with a quotation
@@ -101,7 +104,7 @@ func (d *decision) drop(r Reason) { d.verdict = drop(r) }
 
 // dispatch finds the connection of a whole packet, or of a fragment whose ports are known, or has one made.
 func (e *Engine) dispatch(d *decision, p *packet.Packet, now Time) {
-	if p.Forwardable() && (e.snapshot.rules.notracks == 0 || !e.notracked(d, p)) {
+	if p.Forwardable() && (!e.snapshot.rules.NoTracks() || !e.notracked(d, p)) {
 		if p.IsICMPError() {
 			e.icmpError(d, p, now)
 			return
@@ -119,8 +122,8 @@ func (e *Engine) dispatch(d *decision, p *packet.Packet, now Time) {
 
 // notracked reports whether the rules keep the packet from connections, or drop it before them.
 func (e *Engine) notracked(d *decision, p *packet.Packet) bool {
-	d.tr.start(&d.from, p, d.in, nil) // whoever comes next runs the rules again, and tells
-	return !d.tr.raw(e.snapshot.rules) || d.tr.effects.notrack
+	d.tr.Start(&d.from, p, d.in, nil) // whoever comes next runs the rules again, and tells
+	return !d.tr.Raw(e.snapshot.rules) || d.tr.NoTrack
 }
 
 // find looks up a connection that is alive and not gone. Where there is none, it returns the hit on one of those that it passed over.

@@ -8,7 +8,7 @@
 //	Engine.Process       decides, then commits                                    engine.go
 //	  decide             finds the connection by tuple                            decide.go, table.go, directory.go
 //	    established      finds its translation, cached verdict and route          established.go, fit.go
-//	    first            checks, rules, translation, port: a new connection       open.go, evaluate.go, ports.go, service.go
+//	    first            checks, rules, translation, port: a new connection       open.go, evaluate.go, ports.go, affinity.go
 //	    fragment         gives later fragments the ports of their first one       fragments.go
 //	    icmpError        finds what an ICMP error quotes, and its connection      icmperror.go, pathmtu.go
 //	  commit             rewrites the packet; makes, moves and removes            commit.go
@@ -20,20 +20,15 @@
 // decide only reads. What commit is to do, and to which connections, is in the decision: a connection that has expired is not found, and
 // goes when another takes its tuple or its place, or when its slot of the timer wheel comes up after a packet.
 //
-// Rules run in evaluate.go: nat chains for the first packet of a connection, filters and routing once for each direction, and again when
-// a change concerns the connection.
+// Rules run in evaluate.go, by package rules: nat chains for the first packet of a connection, filters and routing once for each direction,
+// and again when a change concerns the connection.
 //
 // # Changes
 //
-// The desired state of the rules is a Set of resources with keys: nodes, mappings, services, tables (compile.go makes them of a Config).
-// A resource that is put compiles alone to a piece (builder.go), and a fault belongs to its key. Commit takes the old piece's rules and
-// routes out of persistent indexes (index.go, walk.go, policy.go) and puts the new ones in: the ruleset that it returns is immutable and shares all
-// else with the one before. A resource that is as it was is no change.
+// The desired state of the rules is a rules.Set of resources with keys. The Config is one source of them, Engine.Put another, with kinds of
+// its own. Each commit of what one of them has put publishes an immutable rules.Ruleset that shares with the one before what has not changed.
 //
-// The Config is one source of resources, Engine.Put another, with kinds of its own. What each has put and not committed is a draft
-// (draft.go); a commit publishes one of them. Rules and routes that name a device or neighbour which comes, goes or moves compile anew.
-//
-// Each commit makes a generation, and says in an Affected which addresses, links and marks its changes could matter to (affected.go). A
+// Each commit makes a generation, and says in an Affected which addresses, links and marks its changes could matter to. A
 // connection of an older generation that no commit since concerns takes the new generation with its cached verdicts and routes, when a
 // packet or the sweep meets it; the others are looked at by revalidate.go. So are those that have missed more than 64 commits. What the
 // two clusters are to each other (CIDRs, addresses, MTU, source check) concerns all. An answer that comes from another node than its

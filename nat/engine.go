@@ -1,22 +1,23 @@
 package nat
 
 import (
-	"fmt"
 	"sync"
 
 	"culvert/nat/packet"
+	"culvert/nat/rules"
+	"culvert/nat/siphash"
 )
 
 // An Engine translates and filters the packets of one gateway. Its methods may be called from several goroutines; it is built for
 // two, one per direction, that share one lock for the tens of nanoseconds that a packet needs it.
 type Engine struct {
-	hashKey hashKey // of port and backend choice; constant for the life of the saved state
+	hashKey siphash.Key // of port and backend choice; constant for the life of the saved state
 
 	apply sync.Mutex // taken before mu
 	// +checklocks:apply
-	set *Set
+	set *rules.Set
 	// +checklocks:apply
-	put *draft // of Put and Delete, for the next CommitRules
+	put *rules.Draft // of Put and Delete, for the next CommitRules
 	// +checklocks:apply
 	prepared *Prepared // what may be committed; nil: nothing
 
@@ -38,8 +39,8 @@ type Engine struct {
 // New returns an Engine that works by c, or every fault of c. key keys the choice of ports and backends: an Engine with the same key
 // gives a packet in mid-stream the ports that an earlier one gave its connection.
 func New(key [16]byte, c *Config) (*Engine, error) {
-	set := newSet()
-	e := &Engine{hashKey: newHashKey(key), set: set, put: set.draft(), snapshot: &snapshot{}, hits: newRuleHits()}
+	set := rules.NewSet()
+	e := &Engine{hashKey: siphash.NewKey(key), set: set, put: set.Draft(), snapshot: &snapshot{}, hits: newRuleHits()}
 	e.table.init()
 	e.paths.init()
 	e.limit.init()
@@ -54,13 +55,13 @@ func Check(c *Config) error {
 	if err := c.validate(); err != nil {
 		return err
 	}
-	_, err := newSet().replace(c)
+	_, err := rules.NewSet().Replace(&c.Config)
 	return err
 }
 
 // Prepared is a Config that an Engine has compiled.
 type Prepared struct {
-	rules    *draft
+	rules    *rules.Draft
 	snapshot *snapshot // without rules
 	all      bool      // it concerns all connections, whatever rules have changed
 }
@@ -76,17 +77,17 @@ func (e *Engine) Prepare(c *Config) (*Prepared, error) {
 // +checklocks:e.apply
 func (e *Engine) prepare(c *Config) (*Prepared, error) {
 	if e.prepared != nil {
-		e.prepared.rules.discard()
+		e.prepared.rules.Discard()
 		e.prepared = nil
 	}
 	if err := c.validate(); err != nil {
 		return nil, err
 	}
-	rules, err := e.set.replace(c)
+	draft, err := e.set.Replace(&c.Config)
 	if err != nil {
 		return nil, err
 	}
-	e.prepared = &Prepared{rules: rules}
+	e.prepared = &Prepared{rules: draft}
 	e.prepared.snapshot, e.prepared.all = compile(c, e.current())
 	return e.prepared, nil
 }
@@ -113,18 +114,18 @@ func (e *Engine) adopt(p *Prepared) {
 	e.publish(p.snapshot, p.rules, p.all)
 }
 
-// publish commits rules and lets packets meet them as part of s. all: that concerns all connections.
+// publish commits draft and lets packets meet them as part of s. all: that concerns all connections.
 //
 // +checklocks:e.apply
-func (e *Engine) publish(s *snapshot, rules *draft, all bool) {
-	var affected *Affected
-	if s.rules, affected = e.set.commit(rules); all {
-		affected = newAffected(true)
+func (e *Engine) publish(s *snapshot, draft *rules.Draft, all bool) {
+	var affected *rules.Affected
+	if s.rules, affected = e.set.Commit(draft); all {
+		affected = &rules.Affected{All: true}
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if len(e.hits.lists) > hitEpoch {
-		e.hits, affected = newRuleHits(), newAffected(true)
+		e.hits, affected = newRuleHits(), &rules.Affected{All: true}
 	}
 	s.generation = e.snapshot.generation + 1
 	e.history[s.generation%historyLength] = affected
@@ -134,37 +135,29 @@ func (e *Engine) publish(s *snapshot, rules *draft, all bool) {
 
 // Put makes r the resource of key in what the next CommitRules publishes, beside those that the Config stands for. If something is wrong
 // with r, the error says so by field, and key keeps what it had. Tables may name devices and neighbours before they exist.
-func (e *Engine) Put(key Key, r Resource) error {
-	if key.configured() {
-		return fmt.Errorf("nat: %s: resources of kind %s come from the configuration; use another kind", key, key.Kind)
-	}
-	if err := r.validate(key); err != nil {
-		return err
-	}
+func (e *Engine) Put(key rules.Key, r rules.Resource) error {
 	e.apply.Lock()
 	defer e.apply.Unlock()
 	return e.put.Put(key, r)
 }
 
 // Delete removes the resource of key, if Put has made one, from what the next CommitRules publishes.
-func (e *Engine) Delete(key Key) {
+func (e *Engine) Delete(key rules.Key) {
 	e.apply.Lock()
 	defer e.apply.Unlock()
-	if !key.configured() {
-		e.put.Delete(key)
-	}
+	e.put.Delete(key)
 }
 
 // CommitRules publishes what was put and deleted since the last time. Connections that this does not concern are not looked at.
 func (e *Engine) CommitRules() {
 	e.apply.Lock()
 	defer e.apply.Unlock()
-	if len(e.put.pieces) == 0 {
+	if e.put.Empty() {
 		return
 	}
 	next := *e.current()
 	e.publish(&next, e.put, false)
-	e.put = e.set.draft()
+	e.put = e.set.Draft()
 }
 
 // Apply is Prepare and then Commit.

@@ -41,7 +41,7 @@ func (e *Engine) established(d *decision, p *packet.Packet, now Time) bool {
 		if d.finding = findAll; asymmetric {
 			d.finding = findOne
 		}
-		reason, pl.out, pl.clamp = d.tr.reason, d.tr.out, d.tr.clampFor(s)
+		reason, pl.out, pl.clamp = reasonOf(d.tr.Outcome), d.tr.Out, d.tr.MaxSegment(s.mtu)
 	case d.trace != nil:
 		e.evaluate(d, p, now) // to tell what the direction's first packet met
 	}
@@ -92,12 +92,11 @@ func (e *Engine) refused(d *decision, r Reason) {
 // evaluate runs the filters and the route for the direction of hit.
 func (e *Engine) evaluate(d *decision, p *packet.Packet, now Time) {
 	c, dir, tr := d.hit.conn, d.hit.direction, &d.tr
-	tr.start(&c.tuples[dir], p, d.in, d.trace)
-	tr.first, tr.to = false, c.to(dir)
-	tr.effects.connMark = c.mark
-	tr.run(e, e.snapshot, now)
-	if dir == reply && e.snapshot.rules.generated {
+	tr.Start(&c.tuples[dir], p, d.in, d.trace)
+	tr.Follow(c.to(dir), c.mark)
+	e.traverse(tr, now)
+	if dir == reply && e.snapshot.rules.Generated() {
 		// They mark by the node that a packet comes from. That of an answer must not replace the node of origin.
-		tr.effects.connMarkSet = false
+		tr.ConnMark = c.mark
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"hash/maphash"
+	"math/rand/v2"
 	"net/netip"
 	"os"
 	"slices"
@@ -14,12 +15,13 @@ import (
 
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
+	"culvert/nat/rules"
 )
 
 // A recorder takes steps down.
-type recorder struct{ steps []Step }
+type recorder struct{ steps []rules.Step }
 
-func (r *recorder) Trace(s Step) { r.steps = append(r.steps, s) }
+func (r *recorder) Trace(s rules.Step) { r.steps = append(r.steps, s) }
 
 // String shows the steps.
 func (r *recorder) String() string {
@@ -71,15 +73,7 @@ func fingerprint(e *Engine, seed maphash.Seed) uint64 {
 	sum += entries(seed, e.limit.links) + entries(seed, e.limit.each)
 	e.apply.Lock()
 	defer e.apply.Unlock()
-	for _, p := range e.set.pieces {
-		for _, c := range p.chains {
-			for i := range c.rules {
-				if r := &c.rules[i]; r.counter != nil {
-					sum += maphash.Comparable(seed, [3]uint64{uint64(uintptr(unsafe.Pointer(r))), r.counter.packets.Load(), r.counter.bytes.Load()})
-				}
-			}
-		}
-	}
+	e.set.Rules().Counters(func(c rules.RuleCount) { sum += maphash.Comparable(seed, c) })
 	return h.Sum64() + sum
 }
 
@@ -102,7 +96,7 @@ func entries[K, V comparable](seed maphash.Seed, m map[K]V) (sum uint64) {
 
 // A trafficMaker makes packets that meet every kind of rule, and get every verdict and reason.
 type trafficMaker struct {
-	ruleMaker
+	*rand.Rand
 	sent []sentPacket // some that were forwarded, as they went out
 }
 
@@ -137,8 +131,8 @@ func (m *trafficMaker) flood() []byte {
 
 // next returns a packet and where it comes in.
 func (m *trafficMaker) next() (in Link, b []byte) {
-	node := one(m.ruleMaker, Link(4), 9)
-	p := nattest.IP{TTL: uint8(one(m.ruleMaker, 1, 64, 64, 64, 64, 64, 64, 64)), ID: uint16(m.IntN(60)), Body: m.body(uint16(1000+m.IntN(40)), uint16(one(m.ruleMaker, 53, 80, 443, 6091)), 60)}
+	node := one(m.Rand, Link(4), 9)
+	p := nattest.IP{TTL: uint8(one(m.Rand, 1, 64, 64, 64, 64, 64, 64, 64)), ID: uint16(m.IntN(60)), Body: m.body(uint16(1000+m.IntN(40)), uint16(one(m.Rand, 53, 80, 443, 6091)), 60)}
 	pod, remote := m.host("10.200.1.", 20), m.host("10.71.2.", 5)
 	p.Source, p.Destination, in = pod, remote, 9
 	switch m.IntN(22) {
@@ -149,14 +143,14 @@ func (m *trafficMaker) next() (in Link, b []byte) {
 		p.Body = m.body(uint16(512+m.IntN(512)), 53, 10)
 		p.MF = m.IntN(8) == 0
 	case 3:
-		p.Source, p.Destination, in = m.host("10.200.2.", 9), "10.70.0."+fmt.Sprint(one(m.ruleMaker, 9, 10, 11, 20, 21, 22, 99)), Tunnel
-		p.Body = m.body(uint16(1000+m.IntN(40)), one(m.ruleMaker, uint16(80), 81), 10)
+		p.Source, p.Destination, in = m.host("10.200.2.", 9), "10.70.0."+fmt.Sprint(one(m.Rand, 9, 10, 11, 20, 21, 22, 99)), Tunnel
+		p.Body = m.body(uint16(1000+m.IntN(40)), one(m.Rand, uint16(80), 81), 10)
 	case 4: // IPv6, which has no U
-		p.Source, p.Destination, in = one(m.ruleMaker, "fd00:200:0:1::5", "2001:db8::7"), m.host("fd00:71:0:4001::", 5), 4
+		p.Source, p.Destination, in = one(m.Rand, "fd00:200:0:1::5", "2001:db8::7"), m.host("fd00:71:0:4001::", 5), 4
 	case 5:
-		p.Source, in = one(m.ruleMaker, "10.71.2.6", "10.80.0.4", "127.0.0.1"), node
+		p.Source, in = one(m.Rand, "10.71.2.6", "10.80.0.4", "127.0.0.1"), node
 	case 6:
-		p.Destination = one(m.ruleMaker, "224.0.0.5", "8.8.8.8", "10.200.99.5", "255.255.255.255", "10.80.0.4")
+		p.Destination = one(m.Rand, "224.0.0.5", "8.8.8.8", "10.200.99.5", "255.255.255.255", "10.80.0.4")
 	case 7:
 		p.Body, p.DF = nattest.UDP{SourcePort: 5000, DestinationPort: 80, Payload: make([]byte, 1400)}, m.IntN(2) == 0
 	case 8:
@@ -164,10 +158,10 @@ func (m *trafficMaker) next() (in Link, b []byte) {
 	case 9: // what has no ports to choose from
 		p.Source, p.Body, in = m.host("11.11.11.", 200), nattest.Raw{Protocol: 47, Payload: make([]byte, 8)}, node
 	case 10:
-		p.Body = nattest.ICMP{Type: one(m.ruleMaker, uint8(5), 8, 9, 0, 3), Rest: uint32(m.IntN(4)) << 16, Payload: make([]byte, 28)}
+		p.Body = nattest.ICMP{Type: one(m.Rand, uint8(5), 8, 9, 0, 3), Rest: uint32(m.IntN(4)) << 16, Payload: make([]byte, 28)}
 	case 11, 12, 13: // fragments of few datagrams
 		offset := 8 * m.IntN(12)
-		p.Offset, p.MF, in = offset+8, m.IntN(3) > 0, one(m.ruleMaker, Tunnel, 9)
+		p.Offset, p.MF, in = offset+8, m.IntN(3) > 0, one(m.Rand, Tunnel, 9)
 		p.Body = nattest.Raw{Protocol: packet.UDP, Payload: make([]byte, 8*(1+m.IntN(6)))}
 		if offset == 0 {
 			p.Offset, p.MF, p.Body = 0, true, nattest.UDP{SourcePort: 1000, DestinationPort: 53, Payload: make([]byte, 8)}
@@ -176,7 +170,7 @@ func (m *trafficMaker) next() (in Link, b []byte) {
 			p.Body = nattest.Raw{Protocol: packet.UDP, Payload: make([]byte, 2400)}
 		}
 		if in == Tunnel {
-			p.Source, p.Destination = "10.200.2.6", one(m.ruleMaker, "10.70.0.9", "10.70.0.10", "10.200.1.7")
+			p.Source, p.Destination = "10.200.2.6", one(m.Rand, "10.70.0.9", "10.70.0.10", "10.200.1.7")
 		} else if m.IntN(2) == 0 {
 			p.Source, in = m.host("11.11.11.", 3), 4
 		}
@@ -194,7 +188,7 @@ func (m *trafficMaker) next() (in Link, b []byte) {
 	case 18, 19: // errors about what was sent
 		if len(m.sent) > 0 {
 			s := &m.sent[m.IntN(len(m.sent))]
-			router := one(m.ruleMaker, s.tuple.Destination().String(), m.host("10.200.1.", 250))
+			router := one(m.Rand, s.tuple.Destination().String(), m.host("10.200.1.", 250))
 			e := nattest.ICMP{Type: 3, Code: 1, Payload: s.bytes[:min(len(s.bytes), 28)]}
 			if m.IntN(2) == 0 {
 				e.Code, e.Rest = 4, 900
@@ -211,7 +205,7 @@ func (m *trafficMaker) next() (in Link, b []byte) {
 		p.Source, p.MF, in = m.host("11.11.11.", 200), true, node
 		p.Body = nattest.SCTP{SourcePort: 700, DestinationPort: 53, Tag: 7, Chunks: make([]byte, 12)}
 	case 21: // met by the rules of the test
-		p.Source, p.Body = m.host("10.200.1.", 250), m.body(7, one(m.ruleMaker, uint16(7), 9, 11, 13), 0)
+		p.Source, p.Body = m.host("10.200.1.", 250), m.body(7, one(m.Rand, uint16(7), 9, 11, 13), 0)
 	}
 	b = p.Bytes()
 	if m.IntN(40) == 0 {
@@ -226,32 +220,32 @@ func explained(t *testing.T) (*Engine, *Config) {
 	c := milan()
 	c.MaxConnections = 3000
 	c.Services = append(c.Services,
-		Service{Name: "empty", Address: addr("10.70.0.21"), Port: 80, Protocol: packet.TCP},
-		Service{Name: "sticky", Address: addr("10.70.0.22"), Port: 80, Protocol: packet.TCP, Affinity: AffinityClientIP, Backends: slices.Clone(c.Services[0].Backends)})
-	c.Rules = []FilterRule{
-		{Name: "let", Source: []netip.Prefix{pfx("10.200.1.240/29")}, Ports: []PortRange{{7, 7}}, Protocol: packet.TCP, Action: FilterAccept},
-		{Name: "drop", Ports: []PortRange{{7, 7}}, Protocol: packet.TCP, Action: FilterDrop},
-		{Name: "reject", Ports: []PortRange{{9, 9}}, Protocol: packet.TCP, Action: FilterReject},
+		rules.Service{Name: "empty", Address: addr("10.70.0.21"), Port: 80, Protocol: packet.TCP},
+		rules.Service{Name: "sticky", Address: addr("10.70.0.22"), Port: 80, Protocol: packet.TCP, Affinity: rules.AffinityClientIP, Backends: slices.Clone(c.Services[0].Backends)})
+	c.Rules = []rules.FilterRule{
+		{Name: "let", Source: []netip.Prefix{pfx("10.200.1.240/29")}, Ports: []rules.PortRange{{First: 7, Last: 7}}, Protocol: packet.TCP, Action: rules.FilterAccept},
+		{Name: "drop", Ports: []rules.PortRange{{First: 7, Last: 7}}, Protocol: packet.TCP, Action: rules.FilterDrop},
+		{Name: "reject", Ports: []rules.PortRange{{First: 9, Last: 9}}, Protocol: packet.TCP, Action: rules.FilterReject},
 	}
 	e, err := New([16]byte{1}, c)
 	if err != nil {
 		t.Fatal(err)
 	}
-	udp := func(port string) []Match {
-		return []Match{{Proto: "udp"}, {Port: Operand{port, PositionDestination}}}
+	udp := func(port string) []rules.Match {
+		return []rules.Match{{Proto: "udp"}, {Port: rules.Operand{Value: port, Position: rules.PositionDestination}}}
 	}
-	if err := e.Put(Key{"firewall-of-others", "liqo", "extra"}, Resource{Order: 9, Tables: []Table{{
-		Name: "extra", Family: FamilyIPv4, Chains: []Chain{
-			{Name: "raw", Type: ChainFilter, Hook: HookPrerouting, Priority: PriorityRaw, Rules: []Rule{
-				{Name: "untracked", Match: udp("6091"), Action: ActionNoTrack}}},
-			{Name: "masquerade", Type: ChainNAT, Hook: HookPostrouting, Priority: PrioritySNAT, Rules: []Rule{
-				{Name: "own", Match: append(udp("9"), source("10.200.1.0/24")), Action: ActionMasquerade}}},
-			{Name: "guard", Type: ChainFilter, Hook: HookForward, Policy: PolicyDrop, Rules: []Rule{
-				{Name: "few", Match: append(udp("11"), source("10.200.1.0/25")), Action: ActionAccept},
-				{Name: "not 11", Match: []Match{{Op: OpNotEqual, Port: Operand{"11", PositionDestination}}}, Action: ActionAccept},
-				{Name: "others", Match: []Match{{Op: OpEqual, IP: Operand{"0.0.0.0/0", PositionSource}, Proto: "47"}}, Action: ActionAccept},
-				{Name: "icmp", Match: []Match{{Proto: "icmp"}}, Action: ActionAccept},
-				{Name: "mss", Match: []Match{{Proto: "tcp"}}, Action: ActionClampMSS, Value: 1000}}},
+	if err := e.Put(rules.Key{Kind: "firewall-of-others", Namespace: "liqo", Name: "extra"}, rules.Resource{Order: 9, Tables: []rules.Table{{
+		Name: "extra", Family: rules.FamilyIPv4, Chains: []rules.Chain{
+			{Name: "raw", Type: rules.ChainFilter, Hook: rules.HookPrerouting, Priority: rules.PriorityRaw, Rules: []rules.Rule{
+				{Name: "untracked", Match: udp("6091"), Action: rules.ActionNoTrack}}},
+			{Name: "masquerade", Type: rules.ChainNAT, Hook: rules.HookPostrouting, Priority: rules.PrioritySNAT, Rules: []rules.Rule{
+				{Name: "own", Match: append(udp("9"), ip("10.200.1.0/24", rules.PositionSource)), Action: rules.ActionMasquerade}}},
+			{Name: "guard", Type: rules.ChainFilter, Hook: rules.HookForward, Policy: rules.PolicyDrop, Rules: []rules.Rule{
+				{Name: "few", Match: append(udp("11"), ip("10.200.1.0/25", rules.PositionSource)), Action: rules.ActionAccept},
+				{Name: "not 11", Match: []rules.Match{{Op: rules.OpNotEqual, Port: rules.Operand{Value: "11", Position: rules.PositionDestination}}}, Action: rules.ActionAccept},
+				{Name: "others", Match: []rules.Match{{Op: rules.OpEqual, IP: rules.Operand{Value: "0.0.0.0/0", Position: rules.PositionSource}, Proto: "47"}}, Action: rules.ActionAccept},
+				{Name: "icmp", Match: []rules.Match{{Proto: "icmp"}}, Action: rules.ActionAccept},
+				{Name: "mss", Match: []rules.Match{{Proto: "tcp"}}, Action: rules.ActionClampMSS, Value: 1000}}},
 		},
 	}}}); err != nil {
 		t.Fatal(err)
@@ -267,10 +261,10 @@ func TestExplainIsProcess(t *testing.T) {
 		n = 200_000
 	}
 	e, c := explained(t)
-	m := &trafficMaker{ruleMaker: newRuleMaker(seedOfRules(t))}
+	m := &trafficMaker{Rand: rand.New(rand.NewPCG(randomSeed(t), 7))}
 	seed := maphash.MakeSeed()
 	actions, reasons := map[Action]int{}, map[Reason]int{}
-	kinds, rules := map[StepKind]int{}, map[string]int{}
+	kinds, actionsOfRules := map[rules.StepKind]int{}, map[string]int{}
 	now := Time(time.Hour)
 	var work [4096]byte
 	for i := range n {
@@ -327,9 +321,9 @@ func TestExplainIsProcess(t *testing.T) {
 		}
 		for _, s := range steps.steps {
 			kinds[s.Kind]++
-			if s.Kind == StepRule && s.Passed {
+			if s.Kind == rules.StepRule && s.Passed {
 				action, _, _ := strings.Cut(s.Detail, " ")
-				rules[action]++
+				actionsOfRules[action]++
 			}
 		}
 	}
@@ -344,47 +338,47 @@ func TestExplainIsProcess(t *testing.T) {
 			t.Errorf("%d times %v, want %d", actions[a], a, want)
 		}
 	}
-	for _, a := range []RuleAction{ActionAccept, ActionDrop, ActionReject, ActionCTMark, ActionMetaMarkFromCT, ActionSetMark, ActionClampMSS,
-		ActionNoTrack, ActionDNAT, ActionSNAT, ActionMasquerade, ActionRefuseSource} {
-		if rules[string(a)] < want {
-			t.Errorf("%d packets met a rule with action %s, want %d", rules[string(a)], a, want)
+	for _, a := range []rules.Action{rules.ActionAccept, rules.ActionDrop, rules.ActionReject, rules.ActionCTMark, rules.ActionMetaMarkFromCT, rules.ActionSetMark, rules.ActionClampMSS,
+		rules.ActionNoTrack, rules.ActionDNAT, rules.ActionSNAT, rules.ActionMasquerade, rules.ActionRefuseSource} {
+		if actionsOfRules[string(a)] < want {
+			t.Errorf("%d packets met a rule with action %s, want %d", actionsOfRules[string(a)], a, want)
 		}
 	}
-	for k := range stepNames {
-		if kinds[StepKind(k)] < want {
-			t.Errorf("%d steps of kind %v, want %d", kinds[StepKind(k)], StepKind(k), want)
+	for k := range rules.StepNearest + 1 {
+		if kinds[k] < want {
+			t.Errorf("%d steps of kind %v, want %d", kinds[k], k, want)
 		}
 	}
-	t.Logf("%v\n%v\n%v", actions, reasons, rules)
+	t.Logf("%v\n%v\n%v", actions, reasons, actionsOfRules)
 }
 
 // Explain names rules, routes and services with their origin, and the rule that was nearest to let a packet through.
 func TestExplainSteps(t *testing.T) {
 	e, _ := explained(t)
-	extra := Key{"firewall-of-others", "liqo", "extra"}
+	extra := rules.Key{Kind: "firewall-of-others", Namespace: "liqo", Name: "extra"}
 	for _, tt := range []struct {
 		name string
 		in   Link
 		p    nattest.IP
 		want Verdict
-		step Step // of which Source and Destination are not compared
+		step rules.Step // of which Source and Destination are not compared
 	}{
 		{"a chain's policy", 9, nattest.IP{Source: "10.200.1.200", Destination: "10.71.2.6", Body: nattest.UDP{DestinationPort: 11}},
-			drop(ReasonFiltered), Step{Kind: StepRule, Name: "extra/guard", Origin: Origin{extra, "tables[0].chains[2].policy"}, Passed: true, Detail: "drop"}},
+			drop(ReasonFiltered), rules.Step{Kind: rules.StepRule, Name: "extra/guard", Origin: rules.Origin{Key: extra, Field: "tables[0].chains[2].policy"}, Passed: true, Detail: "drop"}},
 		{"what it would take", 9, nattest.IP{Source: "10.200.1.200", Destination: "10.71.2.6", Body: nattest.UDP{DestinationPort: 11}},
-			drop(ReasonFiltered), Step{Kind: StepNearest, Name: "extra/guard/few", Origin: Origin{extra, "tables[0].chains[2].rules[0]"}, Detail: "for src 10.200.1.0/25"}},
+			drop(ReasonFiltered), rules.Step{Kind: rules.StepNearest, Name: "extra/guard/few", Origin: rules.Origin{Key: extra, Field: "tables[0].chains[2].rules[0]"}, Detail: "for src 10.200.1.0/25"}},
 		{"a rule that does not match", 9, nattest.IP{Source: "10.200.1.200", Destination: "10.71.2.6", Body: nattest.UDP{DestinationPort: 11}},
-			drop(ReasonFiltered), Step{Kind: StepRule, Name: "extra/raw/untracked", Origin: Origin{extra, "tables[0].chains[0].rules[0]"}, Detail: "for dport 6091"}},
+			drop(ReasonFiltered), rules.Step{Kind: rules.StepRule, Name: "extra/raw/untracked", Origin: rules.Origin{Key: extra, Field: "tables[0].chains[0].rules[0]"}, Detail: "for dport 6091"}},
 		{"a source of another cluster", Tunnel, nattest.IP{Source: "9.9.9.9", Destination: "10.200.1.5", Body: nattest.UDP{}},
-			drop(ReasonBadSource), Step{Name: "source"}},
+			drop(ReasonBadSource), rules.Step{Name: "source"}},
 		{"a mapping", Tunnel, nattest.IP{Source: "10.200.2.6", Destination: "10.70.0.11", Body: nattest.UDP{DestinationPort: 53}},
-			Verdict{Action: Forward, Out: 9, Packets: 1}, Step{Kind: StepRule, Name: "10.70.0.11-remap-ipmapping-gw/prerouting/10.70.0.11", Origin: Origin{Key: Key{Kind: kindMapping, Name: "10.70.0.11"}}, Passed: true, Detail: "dnat 10.200.1.3/32"}},
+			Verdict{Action: Forward, Out: 9, Packets: 1}, rules.Step{Kind: rules.StepRule, Name: "10.70.0.11-remap-ipmapping-gw/prerouting/10.70.0.11", Origin: rules.Origin{Key: rules.Key{Kind: "mapping", Name: "10.70.0.11"}}, Passed: true, Detail: "dnat 10.200.1.3/32"}},
 		{"a service", Tunnel, nattest.IP{Source: "10.200.2.6", Destination: "10.70.0.21", Body: nattest.TCP{DestinationPort: 80, Flags: nattest.SYN}},
-			refuse(ReasonNoBackend, packet.PortUnreachable), Step{Kind: StepService, Name: "empty", Origin: Origin{Key: Key{Kind: kindService, Name: "empty 10.70.0.21:80/6"}}, Passed: true}},
+			refuse(ReasonNoBackend, packet.PortUnreachable), rules.Step{Kind: rules.StepService, Name: "empty", Origin: rules.Origin{Key: rules.Key{Kind: "service", Name: "empty 10.70.0.21:80/6"}}, Passed: true}},
 		{"a route", Tunnel, nattest.IP{Source: "10.200.2.6", Destination: "10.200.1.5", Body: nattest.UDP{DestinationPort: 53}},
-			Verdict{Action: Forward, Out: 9, Packets: 1}, Step{Kind: StepRoute, Name: "milan-2/1", Origin: Origin{Key: Key{Kind: kindNode, Name: "milan-2"}}, Passed: true, Detail: "to link 9, with mark 0"}},
+			Verdict{Action: Forward, Out: 9, Packets: 1}, rules.Step{Kind: rules.StepRoute, Name: "milan-2/1", Origin: rules.Origin{Key: rules.Key{Kind: "node", Name: "milan-2"}}, Passed: true, Detail: "to link 9, with mark 0"}},
 		{"no route", 9, nattest.IP{Source: "10.200.1.5", Destination: "8.8.8.8", Body: nattest.UDP{DestinationPort: 53}},
-			refuse(ReasonNoRoute, packet.NetUnreachable), Step{Kind: StepRoute, Detail: "nowhere, with mark 0"}},
+			refuse(ReasonNoRoute, packet.NetUnreachable), rules.Step{Kind: rules.StepRoute, Detail: "nowhere, with mark 0"}},
 	} {
 		var p packet.Packet
 		p.Parse(tt.p.Bytes())
@@ -392,7 +386,7 @@ func TestExplainSteps(t *testing.T) {
 		if got := e.Explain(&p, tt.in, 1, &steps); got != tt.want {
 			t.Errorf("%s: %+v, want %+v", tt.name, got, tt.want)
 		}
-		if !slices.ContainsFunc(steps.steps, func(s Step) bool {
+		if !slices.ContainsFunc(steps.steps, func(s rules.Step) bool {
 			s.Source, s.Destination = netip.AddrPort{}, netip.AddrPort{}
 			return s == tt.step
 		}) {
@@ -410,8 +404,8 @@ func TestExplainConnection(t *testing.T) {
 		var steps recorder
 		p.Parse(slices.Clone(b))
 		e.Explain(&p, 9, 1, &steps)
-		connection := slices.IndexFunc(steps.steps, func(s Step) bool { return s.Kind == StepConnection })
-		rule := slices.IndexFunc(steps.steps, func(s Step) bool { return s.Name == "extra/guard/not 11" && s.Passed })
+		connection := slices.IndexFunc(steps.steps, func(s rules.Step) bool { return s.Kind == rules.StepConnection })
+		rule := slices.IndexFunc(steps.steps, func(s rules.Step) bool { return s.Name == "extra/guard/not 11" && s.Passed })
 		if (connection >= 0) != (i > 0) || rule < 0 {
 			t.Errorf("packet %d: connection at %d, rule at %d\n%s", i, connection, rule, &steps)
 		}

@@ -9,6 +9,7 @@ import (
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
+	"culvert/nat/rules"
 )
 
 const (
@@ -22,14 +23,14 @@ func address(s string) netip.Addr  { return netip.MustParseAddr(s) }
 // rome is the configuration of the tests: both clusters use 10.200.0.0/16 and 10.70.0.0/16; other CIDRs are of other sizes, one is
 // not remapped, and IPv6 prefixes do not end on a byte.
 func rome() *nat.Config {
-	return &nat.Config{
-		Nodes: []nat.Node{
+	return &nat.Config{MTU: 1340, Config: rules.Config{
+		Nodes: []rules.Node{
 			{Link: node1, Name: "rome-1", Address: address("10.80.0.2")},
 			{Link: node2, Name: "rome-2", Address: address("10.80.0.3")},
 		},
 		LocalPodCIDRs:      []netip.Prefix{prefix("10.200.0.0/16"), prefix("10.64.32.0/19"), prefix("fd00:200::/50")},
 		LocalExternalCIDRs: []netip.Prefix{prefix("10.70.0.0/16"), prefix("fd00:70::/64")},
-		Remote: []nat.RemoteCIDR{
+		Remote: []rules.RemoteCIDR{
 			{Real: prefix("10.200.0.0/16"), Remapped: prefix("10.71.0.0/16")},
 			{Real: prefix("10.64.0.0/20"), Remapped: prefix("10.72.48.0/20")},
 			{Real: prefix("10.99.64.0/18")},
@@ -39,15 +40,14 @@ func rome() *nat.Config {
 		GatewayAddress:    address("10.80.0.4"),
 		TunnelAddress:     address("169.254.18.2"),
 		PeerTunnelAddress: address("169.254.18.1"),
-		MTU:               1340,
 		UnknownSource:     address("10.70.0.0"),
-		Routes: []nat.Route{
+		Routes: []rules.Route{
 			{Prefix: prefix("10.200.1.0/24"), Link: node1}, {Prefix: prefix("10.200.2.0/23"), Link: node2},
 			{Prefix: prefix("10.64.32.0/20"), Link: node1}, {Prefix: prefix("10.80.0.2/32"), Link: node1},
 			{Prefix: prefix("10.80.0.3/32"), Link: node2}, {Prefix: prefix("10.200.1.77/32"), Link: node2},
 			{Prefix: prefix("fd00:200:0:1::/64"), Link: node1},
 		},
-	}
+	}}
 }
 
 func engine(t testing.TB, change ...func(*nat.Config)) *nat.Engine {

@@ -10,6 +10,7 @@ import (
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
+	"culvert/nat/rules"
 )
 
 // A super-frame is cut into segments that a receiver puts together again.
@@ -266,23 +267,23 @@ func TestMSS(t *testing.T) {
 	mss := func(v uint16) []byte { return []byte{2, 4, byte(v >> 8), byte(v)} }
 	tests := []struct {
 		name    string
-		clamp   nat.MSSClamp
+		clamp   rules.MSSClamp
 		v6      bool
 		options []byte
 		want    []byte
 	}{
-		{"lowered", nat.MSSAuto, false, mss(1460), mss(1300)},
-		{"lowered for IPv6", nat.MSSAuto, true, mss(1440), mss(1280)},
-		{"never raised", nat.MSSAuto, false, mss(1200), mss(1200)},
+		{"lowered", rules.MSSAuto, false, mss(1460), mss(1300)},
+		{"lowered for IPv6", rules.MSSAuto, true, mss(1440), mss(1280)},
+		{"never raised", rules.MSSAuto, false, mss(1200), mss(1200)},
 		{"a number", 1000, false, mss(1460), mss(1000)},
 		{"a number for IPv6", 1000, true, mss(1460), mss(980)},
-		{"off", nat.MSSOff, false, mss(1460), mss(1460)},
-		{"no option", nat.MSSAuto, false, []byte{4, 2, 1, 1}, []byte{4, 2, 1, 1}},
-		{"odd offset", nat.MSSAuto, false, []byte{1, 2, 4, 5, 180, 1, 1, 1}, []byte{1, 2, 4, 5, 20, 1, 1, 1}},
-		{"behind others", nat.MSSAuto, false, []byte{3, 3, 7, 4, 2, 2, 4, 5, 180, 0, 9, 9}, []byte{3, 3, 7, 4, 2, 2, 4, 5, 20, 0, 9, 9}},
-		{"behind the end", nat.MSSAuto, false, []byte{0, 2, 4, 5, 180, 1, 1, 1}, []byte{0, 2, 4, 5, 180, 1, 1, 1}},
-		{"broken option", nat.MSSAuto, false, []byte{9, 1, 2, 4, 5, 180, 1, 1}, []byte{9, 1, 2, 4, 5, 180, 1, 1}},
-		{"option cut off", nat.MSSAuto, false, []byte{1, 1, 2, 4}, []byte{1, 1, 2, 4}},
+		{"off", rules.MSSOff, false, mss(1460), mss(1460)},
+		{"no option", rules.MSSAuto, false, []byte{4, 2, 1, 1}, []byte{4, 2, 1, 1}},
+		{"odd offset", rules.MSSAuto, false, []byte{1, 2, 4, 5, 180, 1, 1, 1}, []byte{1, 2, 4, 5, 20, 1, 1, 1}},
+		{"behind others", rules.MSSAuto, false, []byte{3, 3, 7, 4, 2, 2, 4, 5, 180, 0, 9, 9}, []byte{3, 3, 7, 4, 2, 2, 4, 5, 20, 0, 9, 9}},
+		{"behind the end", rules.MSSAuto, false, []byte{0, 2, 4, 5, 180, 1, 1, 1}, []byte{0, 2, 4, 5, 180, 1, 1, 1}},
+		{"broken option", rules.MSSAuto, false, []byte{9, 1, 2, 4, 5, 180, 1, 1}, []byte{9, 1, 2, 4, 5, 180, 1, 1}},
+		{"option cut off", rules.MSSAuto, false, []byte{1, 1, 2, 4}, []byte{1, 1, 2, 4}},
 	}
 	for _, test := range tests {
 		for _, flags := range []uint8{nattest.SYN, nattest.SYN | nattest.ACK, nattest.ACK} {

@@ -10,6 +10,7 @@ import (
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
+	"culvert/nat/rules"
 )
 
 // pieces cuts the packet p into fragments of size bytes.
@@ -154,7 +155,7 @@ func TestFragmentOverlap(t *testing.T) {
 // A dropped first fragment takes the later ones with it.
 func TestFragmentFiltered(t *testing.T) {
 	e := engine(t, func(c *nat.Config) {
-		c.Rules = []nat.FilterRule{{Name: "dns", Protocol: 17, Ports: []nat.PortRange{{First: 53, Last: 53}}, Action: nat.FilterDrop}}
+		c.Rules = []rules.FilterRule{{Name: "dns", Protocol: 17, Ports: []rules.PortRange{{First: 53, Last: 53}}, Action: rules.FilterDrop}}
 	})
 	p := nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9", Body: nattest.UDP{SourcePort: 1, DestinationPort: 53, Payload: make([]byte, 3000)}}
 	for _, b := range pieces(p, 1200, 3) {
@@ -307,36 +308,36 @@ func TestFragmentedICMPErrors(t *testing.T) {
 }
 
 // withRaw puts a rule before connection tracking.
-func withRaw(action nat.RuleAction, m nat.Match) func(*nat.Config) {
+func withRaw(action rules.Action, m rules.Match) func(*nat.Config) {
 	return func(c *nat.Config) {
-		c.Firewall = append(c.Tables(), nat.Table{Name: "raw", Family: nat.FamilyIPv4, Chains: []nat.Chain{{Name: "raw", Type: nat.ChainFilter,
-			Hook: nat.HookPrerouting, Priority: nat.PriorityRaw, Rules: []nat.Rule{{Name: "raw", Match: []nat.Match{m}, Action: action}}}}})
+		c.Firewall = append(c.Tables(), rules.Table{Name: "raw", Family: rules.FamilyIPv4, Chains: []rules.Chain{{Name: "raw", Type: rules.ChainFilter,
+			Hook: rules.HookPrerouting, Priority: rules.PriorityRaw, Rules: []rules.Rule{{Name: "raw", Match: []rules.Match{m}, Action: action}}}}})
 	}
 }
 
 // Fragments meet the rules before connection tracking in whatever order they come: before the first one is known, on release, and when
 // there is no place for their datagram.
 func TestFragmentsMeetRawRules(t *testing.T) {
-	from := func(source string) nat.Match {
-		return nat.Match{IP: nat.Operand{Value: source, Position: nat.PositionSource}}
+	from := func(source string) rules.Match {
+		return rules.Match{IP: rules.Operand{Value: source, Position: rules.PositionSource}}
 	}
-	toPort := func(source string) nat.Match {
+	toPort := func(source string) rules.Match {
 		m := from(source)
-		m.Proto, m.Port = "udp", nat.Operand{Value: "2", Position: nat.PositionDestination}
+		m.Proto, m.Port = "udp", rules.Operand{Value: "2", Position: rules.PositionDestination}
 		return m
 	}
 	tests := []struct {
 		name   string
 		source string
-		action nat.RuleAction
-		match  func(string) nat.Match
+		action rules.Action
+		match  func(string) rules.Match
 	}{
-		{"a pod is dropped", "10.200.1.5", nat.ActionDrop, from},
-		{"an unknown source is dropped", "203.0.113.9", nat.ActionDrop, from},
-		{"an unknown source is dropped by port", "203.0.113.9", nat.ActionDrop, toPort},
-		{"a pod is not tracked", "10.200.1.5", nat.ActionNoTrack, from},
-		{"an unknown source is not tracked", "203.0.113.9", nat.ActionNoTrack, from},
-		{"an unknown source is not tracked by port", "203.0.113.9", nat.ActionNoTrack, toPort},
+		{"a pod is dropped", "10.200.1.5", rules.ActionDrop, from},
+		{"an unknown source is dropped", "203.0.113.9", rules.ActionDrop, from},
+		{"an unknown source is dropped by port", "203.0.113.9", rules.ActionDrop, toPort},
+		{"a pod is not tracked", "10.200.1.5", rules.ActionNoTrack, from},
+		{"an unknown source is not tracked", "203.0.113.9", rules.ActionNoTrack, from},
+		{"an unknown source is not tracked by port", "203.0.113.9", rules.ActionNoTrack, toPort},
 	}
 	for _, test := range tests {
 		for _, order := range [][]int{{0, 1, 2}, {2, 1, 0}, {1, 0, 2}} {
@@ -345,10 +346,10 @@ func TestFragmentsMeetRawRules(t *testing.T) {
 				parts := pieces(nattest.IP{Source: test.source, Destination: "10.99.64.9",
 					Body: nattest.UDP{SourcePort: 1, DestinationPort: 2, Payload: make([]byte, 2000)}}, 800, 3)
 				out := deliver(t, e, node1, [][]byte{parts[order[0]], parts[order[1]], parts[order[2]]}, start)
-				if st := e.Stats(); st.Connections != 0 || test.action == nat.ActionDrop && st.Outbound.Dropped[nat.ReasonFiltered] != 3 {
+				if st := e.Stats(); st.Connections != 0 || test.action == rules.ActionDrop && st.Outbound.Dropped[nat.ReasonFiltered] != 3 {
 					t.Fatalf("%+v", st)
 				}
-				if test.action == nat.ActionNoTrack {
+				if test.action == rules.ActionNoTrack {
 					got, err := nattest.Check(nattest.Reassemble(out))
 					if err != nil {
 						t.Fatal(err)
@@ -360,14 +361,14 @@ func TestFragmentsMeetRawRules(t *testing.T) {
 		}
 	}
 	t.Run("what is not tracked is not translated", func(t *testing.T) {
-		e := engine(t, withRaw(nat.ActionNoTrack, from("10.200.1.5")))
+		e := engine(t, withRaw(rules.ActionNoTrack, from("10.200.1.5")))
 		parts := pieces(nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9", Body: nattest.UDP{Payload: make([]byte, 2000)}}, 800, 3)
 		for _, i := range []int{2, 0, 1} {
 			dropped(t, e, node1, parts[i], start, nat.ReasonNoRoute) // it leads to the real address
 		}
 	})
 	t.Run("no place", func(t *testing.T) {
-		e := engine(t, withRaw(nat.ActionDrop, from("10.200.1.5")))
+		e := engine(t, withRaw(rules.ActionDrop, from("10.200.1.5")))
 		part := func(source string, id uint16) []byte {
 			return nattest.IP{Source: source, Destination: "10.71.3.9", ID: id, Offset: 800, Body: nattest.Raw{Protocol: 17, Payload: make([]byte, 8)}}.Bytes()
 		}

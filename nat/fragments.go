@@ -95,20 +95,20 @@ func (e *Engine) stateless(d *decision, p *packet.Packet, now Time) bool {
 		return true
 	}
 	tr := &d.tr
-	tr.start(&d.from, nil, in, d.trace)
-	if !tr.raw(s.rules) {
-		d.dropped()
+	tr.Start(&d.from, nil, in, d.trace)
+	if !tr.Raw(s.rules) {
+		d.dropped(s)
 		return true
 	}
-	tracked := !tr.effects.notrack
+	tracked := !tr.NoTrack
 	if tracked && in == Tunnel && s.external.Contains(destination) {
 		return false
 	}
-	if !tr.run(e, s, now) {
-		d.dropped()
+	if !e.traverse(tr, now) {
+		d.dropped(s)
 		return true
 	}
-	if tracked && (tr.stateful || !e.returns(tr)) {
+	if tracked && (tr.Stateful || !e.returns(tr)) {
 		return false
 	}
 	e.open(d, p, now)

@@ -8,14 +8,15 @@ import (
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
+	"culvert/nat/rules"
 )
 
 // busy returns an engine with connections of every kind, so that fuzzed packets meet some.
 func busy(t testing.TB) *nat.Engine {
 	e := engine(t, func(c *nat.Config) {
-		c.Addresses = []nat.AddressMapping{{External: address("10.70.0.9"), Internal: address("192.0.2.10"), Via: node2}}
-		c.Services = []nat.Service{service(nat.Backend{Address: address("10.200.1.5"), Port: 8080})}
-		c.Rules = []nat.FilterRule{{Name: "no-telnet", Protocol: 6, Ports: []nat.PortRange{{First: 23, Last: 23}}, Action: nat.FilterReject}}
+		c.Addresses = []rules.AddressMapping{{External: address("10.70.0.9"), Internal: address("192.0.2.10"), Via: node2}}
+		c.Services = []rules.Service{service(rules.Backend{Address: address("10.200.1.5"), Port: 8080})}
+		c.Rules = []rules.FilterRule{{Name: "no-telnet", Protocol: 6, Ports: []rules.PortRange{{First: 23, Last: 23}}, Action: rules.FilterReject}}
 	})
 	for _, source := range []string{"10.200.1.5", "203.0.113.9", "10.70.0.0"} {
 		for _, body := range nattest.Bodies(false) {
@@ -166,7 +167,7 @@ func playSequence(t *testing.T, ops []byte) {
 	}
 	e := engine(t, func(c *nat.Config) {
 		c.MaxConnections = 40
-		c.Addresses = []nat.AddressMapping{{External: address("10.70.0.9"), Internal: address("192.0.2.10"), Via: node2}}
+		c.Addresses = []rules.AddressMapping{{External: address("10.70.0.9"), Internal: address("192.0.2.10"), Via: node2}}
 	})
 	now := start
 	locals := []string{"10.200.1.5", "203.0.113.9", "10.70.0.0", "192.0.2.10", "10.80.0.2", "10.200.2.9"}

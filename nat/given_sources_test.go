@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"culvert/nat"
+	"culvert/nat/rules"
 )
 
 // given lets prefixes that are given decide about sources, and a rule about those without a route back.
@@ -12,14 +13,14 @@ func given(c *nat.Config) {
 	c.FromTunnel = []netip.Prefix{prefix("192.0.2.0/24")}
 	c.NotFromNodes = []netip.Prefix{prefix("198.51.100.0/24")}
 	c.SourceCheck = nat.SourceCheckCluster
-	c.Firewall = []nat.Table{{Name: "unknown-source", Family: nat.FamilyIPv4, Chains: []nat.Chain{{
-		Name: "c", Type: nat.ChainNAT, Hook: nat.HookPostrouting, Priority: nat.PrioritySNAT,
-		Rules: []nat.Rule{{
-			Name: "no-return", Action: nat.ActionSNAT, To: "10.70.0.0",
-			Match: []nat.Match{{Dev: nat.Operand{Value: "liqo-tunnel", Position: nat.PositionOut}, NoReturn: true}},
+	c.Firewall = []rules.Table{{Name: "unknown-source", Family: rules.FamilyIPv4, Chains: []rules.Chain{{
+		Name: "c", Type: rules.ChainNAT, Hook: rules.HookPostrouting, Priority: rules.PrioritySNAT,
+		Rules: []rules.Rule{{
+			Name: "no-return", Action: rules.ActionSNAT, To: "10.70.0.0",
+			Match: []rules.Match{{Dev: rules.Operand{Value: "liqo-tunnel", Position: rules.PositionOut}, NoReturn: true}},
 		}},
 	}}}}
-	c.Routing = []nat.PolicyTable{{Name: "all", Rules: []nat.PolicyRule{{Routes: []nat.PolicyRoute{
+	c.Routing = []rules.PolicyTable{{Name: "all", Rules: []rules.PolicyRule{{Routes: []rules.PolicyRoute{
 		{Destination: prefix("10.200.1.0/24"), Device: "rome-1"},
 		{Destination: prefix("0.0.0.0/1"), Via: address("169.254.18.1")},
 		{Destination: prefix("192.0.2.0/24"), Via: address("169.254.18.1")},
@@ -44,7 +45,7 @@ func TestNoReturn(t *testing.T) {
 	_, view, _ = forwarded(t, e, node1, udp("172.16.0.9", "192.0.2.9", 1, 2).Bytes(), start)
 	expect(t, view, "10.70.0.0", "192.0.2.9")
 	ledger(t, e)
-	e.ListRules(func(nat.Link) string { return "tunnel" }, func(r *nat.RuleInfo) bool {
+	e.ListRules(func(nat.Link) string { return "tunnel" }, func(r *rules.RuleInfo) bool {
 		if want := "out tunnel src without a route back"; r.Rule == "no-return" && r.Match != want {
 			t.Errorf("listed as %q, want %q", r.Match, want)
 		}

@@ -5,30 +5,37 @@ import (
 
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
+	"culvert/nat/rules"
 )
 
 // counting returns an engine whose rules count what comes from the tunnel: n in prerouting, a translation and one in forward.
-func counting(t *testing.T, n int) *Engine {
+func counting(t *testing.T, n int) (*Engine, []rules.Table) {
 	t.Helper()
-	early := Chain{Name: "early", Type: ChainFilter, Hook: HookPrerouting, Priority: PriorityMangle}
+	early := rules.Chain{Name: "early", Type: rules.ChainFilter, Hook: rules.HookPrerouting, Priority: rules.PriorityMangle}
 	for i := range n {
-		early.Rules = append(early.Rules, Rule{Name: string(rune('a' + i)), Action: ActionSetMark})
+		early.Rules = append(early.Rules, rules.Rule{Name: string(rune('a' + i)), Action: rules.ActionSetMark})
 	}
 	c := milan()
-	c.Firewall = []Table{{Name: "t", Family: FamilyIPv4, Chains: []Chain{
+	c.Firewall = []rules.Table{{Name: "t", Family: rules.FamilyIPv4, Chains: []rules.Chain{
 		early,
-		{Name: "dnat", Type: ChainNAT, Hook: HookPrerouting, Priority: PriorityDNAT, Rules: []Rule{{Name: "to", Action: ActionDNAT, To: "10.200.1.6"}}},
-		{Name: "late", Type: ChainFilter, Hook: HookForward, Rules: []Rule{{Name: "a", Action: ActionSetMark}}},
+		{Name: "dnat", Type: rules.ChainNAT, Hook: rules.HookPrerouting, Priority: rules.PriorityDNAT, Rules: []rules.Rule{{Name: "to", Action: rules.ActionDNAT, To: "10.200.1.6"}}},
+		{Name: "late", Type: rules.ChainFilter, Hook: rules.HookForward, Rules: []rules.Rule{{Name: "a", Action: rules.ActionSetMark}}},
 	}}}
 	e, err := New([16]byte{}, c)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return e
+	return e, c.Firewall
 }
 
 func (e *Engine) counted(rule string) uint64 {
-	return e.snapshot.rules.counters()["t/"+rule].packets.Load()
+	var n uint64
+	e.RuleCounters(func(c rules.RuleCount) {
+		if c.Table == "t" && c.Chain+"/"+c.Rule == rule {
+			n = c.Packets
+		}
+	})
+	return n
 }
 
 func (e *Engine) arrive(ttl uint8) Verdict {
@@ -39,7 +46,7 @@ func (e *Engine) arrive(ttl uint8) Verdict {
 
 // A kernel drops what is too old or too large between routing and the forward hook. The rules before have counted it.
 func TestRefusedPacketsAreCounted(t *testing.T) {
-	e := counting(t, 1)
+	e, _ := counting(t, 1)
 	steps := []struct {
 		name               string
 		ttl                uint8
@@ -63,31 +70,32 @@ func TestRefusedPacketsAreCounted(t *testing.T) {
 // However many rules count, and however many lists of them there are, an established packet does not meet the rules again. What is
 // not counted shows.
 func TestHitsAreBounded(t *testing.T) {
+	const listed = 8 // in rules.Hits
 	tests := []struct {
 		name                      string
 		rules, lists              int
 		early, forward, uncounted uint64
 	}{
 		{"few", 1, 2, 3, 3, 0},
-		{"as many as are listed", maxHits - 1, 2, 3, 3, 0},
-		{"more rules than are listed", maxHits, 2, 3, 0, 3},
+		{"as many as are listed", listed - 1, 2, 3, 3, 0},
+		{"more rules than are listed", listed, 2, 3, 0, 3},
 		{"no list left", 1, maxHitLists, 0, 0, 3},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			e := counting(t, test.rules)
+			e, _ := counting(t, test.rules)
 			h := &e.hits
 			for len(h.lists) < test.lists {
-				h.lists = append(h.lists, hitList{})
+				h.lists = append(h.lists, rules.Hits{})
 			}
 			for i := range 3 {
 				if v := e.arrive(64); v.Action != Forward {
 					t.Fatalf("%v %v", v.Action, v.Reason)
 				}
-				if i > 0 && e.scratch.tr.in != anyNode {
+				if i > 0 && e.scratch.tr.In != anyNode {
 					t.Fatal("an established packet has met the rules")
 				}
-				e.scratch.tr.in = anyNode
+				e.scratch.tr.In = anyNode
 			}
 			if len(h.lists) > maxHitLists {
 				t.Errorf("%d lists", len(h.lists))

@@ -77,7 +77,7 @@ func (e *Engine) relayTracked(d *decision, p *packet.Packet, now Time) {
 	if !evaluated {
 		e.evaluate(d, nil, now)
 		d.finding = findOne // the error is not one of the direction's packets
-		reason, out = d.tr.reason, d.tr.out
+		reason, out = reasonOf(d.tr.Outcome), d.tr.Out
 	}
 	if reason != ReasonNone {
 		d.drop(reason)
@@ -102,12 +102,12 @@ func (e *Engine) relayFromTunnel(d *decision, p *packet.Packet) {
 	}
 	sent := *quoted
 	sent.SetDestination(r.apply(quoted.Destination()))
-	hop, ok := s.rules.route(Tunnel, 0, quoted.Destination(), d.from.Destination())
+	out, ok := s.rules.Route(Tunnel, 0, quoted.Destination(), d.from.Destination())
 	if !d.check("route", ok) {
 		d.drop(ReasonNoRoute)
 		return
 	}
-	d.plan = plan{to: d.from, out: hop.link}
+	d.plan = plan{to: d.from, out: out}
 	e.relay(d, p, &sent)
 }
 
@@ -120,12 +120,12 @@ func (e *Engine) relayFromNode(d *decision, p *packet.Packet) {
 		sent.SetSource(r.apply(quoted.Source()))
 		d.plan.to.SetDestination(sent.Source())
 	} else {
-		hop, ok := s.rules.route(d.in, 0, d.from.Source(), d.from.Destination())
+		out, ok := s.rules.Route(d.in, 0, d.from.Source(), d.from.Destination())
 		if !d.check("route", ok) {
 			d.drop(ReasonNoRoute)
 			return
 		}
-		d.plan.out = hop.link
+		d.plan.out = out
 	}
 	e.relay(d, p, &sent)
 }

@@ -8,6 +8,7 @@ import (
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
+	"culvert/nat/rules"
 )
 
 // A router beyond the tunnel, or one before the pod, complains about a packet of ours. It may have any address.
@@ -163,7 +164,7 @@ func TestICMPErrorRefreshesNothing(t *testing.T) {
 // RFC 5508, Section 5, REQ-7: a router between the node and a mapped host complains about a hairpinned packet.
 func TestHairpinICMPError(t *testing.T) {
 	e := engine(t, func(c *nat.Config) {
-		c.Addresses = []nat.AddressMapping{{External: address("10.70.0.9"), Internal: address("192.0.2.10"), Via: node2}}
+		c.Addresses = []rules.AddressMapping{{External: address("10.70.0.9"), Internal: address("192.0.2.10"), Via: node2}}
 	})
 	for _, body := range []nattest.Body{nattest.ICMP{Type: 8, Rest: 7 << 16}, nattest.UDP{SourcePort: 1, DestinationPort: 2}} {
 		p := nattest.IP{Source: "10.200.1.5", Destination: "10.70.0.9", Body: body}

@@ -7,18 +7,19 @@ import (
 	"testing"
 
 	"culvert/nat"
+	"culvert/nat/rules"
 )
 
 // Rules are listed in the order in which a packet meets them, whatever resource they come from, with what they match, and what has
 // matched; routes in the order of their rules.
 func TestListRulesAndRoutes(t *testing.T) {
 	e := engine(t, func(c *nat.Config) {
-		c.Rules = []nat.FilterRule{{Name: "no-dns", From: nat.FromLocal, Protocol: 17, Ports: []nat.PortRange{{First: 53, Last: 53}, {First: 5353, Last: 5355}}, Action: nat.FilterDrop}}
+		c.Rules = []rules.FilterRule{{Name: "no-dns", From: rules.FromLocal, Protocol: 17, Ports: []rules.PortRange{{First: 53, Last: 53}, {First: 5353, Last: 5355}}, Action: rules.FilterDrop}}
 	})
-	key := nat.Key{Kind: "FirewallConfiguration", Namespace: "liqo", Name: "mine"}
-	if err := e.Put(key, nat.Resource{Tables: []nat.Table{{Name: "mine", Family: nat.FamilyIPv4, Chains: []nat.Chain{
-		{Name: "early", Type: nat.ChainFilter, Hook: nat.HookPrerouting, Priority: nat.PriorityRaw, Policy: nat.PolicyDrop, Rules: []nat.Rule{
-			{Name: "others", Match: []nat.Match{{Op: nat.OpNotEqual, IP: nat.Operand{Value: "192.0.2.1-192.0.2.9", Position: nat.PositionSource}}}, Action: nat.ActionAccept},
+	key := rules.Key{Kind: "FirewallConfiguration", Namespace: "liqo", Name: "mine"}
+	if err := e.Put(key, rules.Resource{Tables: []rules.Table{{Name: "mine", Family: rules.FamilyIPv4, Chains: []rules.Chain{
+		{Name: "early", Type: rules.ChainFilter, Hook: rules.HookPrerouting, Priority: rules.PriorityRaw, Policy: rules.PolicyDrop, Rules: []rules.Rule{
+			{Name: "others", Match: []rules.Match{{Op: rules.OpNotEqual, IP: rules.Operand{Value: "192.0.2.1-192.0.2.9", Position: rules.PositionSource}}}, Action: rules.ActionAccept},
 		}}}}}}); err != nil {
 		t.Fatal(err)
 	}
@@ -30,39 +31,39 @@ func TestListRulesAndRoutes(t *testing.T) {
 		}
 		return fmt.Sprintf("node%d", p)
 	}
-	var rules []string
-	e.ListRules(link, func(r *nat.RuleInfo) bool {
-		rules = append(rules, fmt.Sprintf("%s %s/%s/%s %s: %s: %s %d", r.Stage, r.Table, r.Chain, r.Rule, r.Origin, r.Match, r.Action, r.Packets))
+	var listed []string
+	e.ListRules(link, func(r *rules.RuleInfo) bool {
+		listed = append(listed, fmt.Sprintf("%s %s/%s/%s %s: %s: %s %d", r.Stage, r.Table, r.Chain, r.Rule, r.Origin, r.Match, r.Action, r.Packets))
 		return true
 	})
 	for i, want := range []string{
 		"raw mine/early/others FirewallConfiguration/liqo/mine: src not 192.0.2.1-192.0.2.9: accept 1",
 		"raw mine/early/ FirewallConfiguration/liqo/mine: : drop 0",
 	} {
-		if rules[i] != want {
-			t.Errorf("rule %d: %q, want %q", i, rules[i], want)
+		if listed[i] != want {
+			t.Errorf("rule %d: %q, want %q", i, listed[i], want)
 		}
 	}
-	at := slices.IndexFunc(rules, func(s string) bool {
+	at := slices.IndexFunc(listed, func(s string) bool {
 		return strings.HasPrefix(s, "forward rules/") && strings.Contains(s, "dport 5353-5355")
 	})
-	if at < 0 || !strings.Contains(rules[at], "protocol udp") || !strings.Contains(rules[at], "in not tunnel") || !strings.HasSuffix(rules[at], "drop 1") ||
-		!strings.Contains(rules[at], " network/rules: ") {
-		t.Errorf("at %d of %q", at, rules)
+	if at < 0 || !strings.Contains(listed[at], "protocol udp") || !strings.Contains(listed[at], "in not tunnel") || !strings.HasSuffix(listed[at], "drop 1") ||
+		!strings.Contains(listed[at], " network/rules: ") {
+		t.Errorf("at %d of %q", at, listed)
 	}
-	remap := slices.IndexFunc(rules, func(s string) bool { return strings.HasPrefix(s, "dnat ") && strings.Contains(s, "dst 10.71.0.0/16") })
-	if remap < 2 || remap > at || !strings.Contains(rules[remap], "dnat 10.200.0.0/16") {
-		t.Errorf("remap at %d of %q", remap, rules)
+	remap := slices.IndexFunc(listed, func(s string) bool { return strings.HasPrefix(s, "dnat ") && strings.Contains(s, "dst 10.71.0.0/16") })
+	if remap < 2 || remap > at || !strings.Contains(listed[remap], "dnat 10.200.0.0/16") {
+		t.Errorf("remap at %d of %q", remap, listed)
 	}
 	n := 0
-	e.ListRules(link, func(*nat.RuleInfo) bool { n++; return n < 3 })
+	e.ListRules(link, func(*rules.RuleInfo) bool { n++; return n < 3 })
 	if n != 3 {
 		t.Errorf("%d rules after an end at 3", n)
 	}
 
 	var routes []string
 	last := 0
-	e.ListRoutes(link, func(r *nat.RouteInfo) bool {
+	e.ListRoutes(link, func(r *rules.RouteInfo) bool {
 		if r.Priority < last {
 			t.Errorf("%+v after priority %d", r, last)
 		}

@@ -6,12 +6,13 @@ import (
 
 	"culvert/nat"
 	"culvert/nat/nattest"
+	"culvert/nat/rules"
 )
 
 // nat.addresses: an address of the local external CIDR stands for a host outside, both ways.
 func TestAddressMapping(t *testing.T) {
 	change := func(c *nat.Config) {
-		c.Addresses = []nat.AddressMapping{
+		c.Addresses = []rules.AddressMapping{
 			{External: address("10.70.0.9"), Internal: address("192.0.2.10"), Via: node2},
 			{External: address("10.70.0.8"), Internal: address("192.0.2.11")},
 			{External: address("10.70.0.7"), Internal: address("10.200.2.44")},
@@ -79,13 +80,13 @@ func TestAddressMapping(t *testing.T) {
 	})
 }
 
-func service(backends ...nat.Backend) nat.Service {
-	return nat.Service{Name: "web", Address: address("10.70.0.20"), Port: 80, Protocol: 6, Backends: backends}
+func service(backends ...rules.Backend) rules.Service {
+	return rules.Service{Name: "web", Address: address("10.70.0.20"), Port: 80, Protocol: 6, Backends: backends}
 }
 
 func TestService(t *testing.T) {
-	backends := []nat.Backend{{Address: address("10.200.1.5"), Port: 8080, Weight: 3}, {Address: address("192.0.2.50"), Port: 8081, Via: node2}}
-	e := engine(t, func(c *nat.Config) { c.Services = []nat.Service{service(backends...)} })
+	backends := []rules.Backend{{Address: address("10.200.1.5"), Port: 8080, Weight: 3}, {Address: address("192.0.2.50"), Port: 8081, Via: node2}}
+	e := engine(t, func(c *nat.Config) { c.Services = []rules.Service{service(backends...)} })
 	count := map[string]int{}
 	for i := range 400 {
 		p := tcp("10.200.3.9", "10.70.0.20", uint16(20000+i), 80, nattest.SYN, "")
@@ -103,30 +104,30 @@ func TestService(t *testing.T) {
 		t.Fatalf("chosen %v", count)
 	}
 	dropped(t, e, nat.Tunnel, tcp("10.200.3.9", "10.70.0.20", 5, 81, nattest.SYN, "").Bytes(), start, nat.ReasonNoMapping)
-	empty := engine(t, func(c *nat.Config) { c.Services = []nat.Service{service()} })
+	empty := engine(t, func(c *nat.Config) { c.Services = []rules.Service{service()} })
 	dropped(t, empty, nat.Tunnel, tcp("10.200.3.9", "10.70.0.20", 5, 80, nattest.SYN, "").Bytes(), start, nat.ReasonNoBackend)
 }
 
 // onRemoval: the connections of a backend that leaves go on, or are reset.
 func TestBackendLeaves(t *testing.T) {
-	leaving, staying := nat.Backend{Address: address("10.200.1.5"), Port: 8080}, nat.Backend{Address: address("10.200.1.6"), Port: 8080}
-	for _, on := range []nat.OnRemoval{nat.RemovalKeep, nat.RemovalReset} {
-		for _, rest := range [][]nat.Backend{{staying}, nil} {
+	leaving, staying := rules.Backend{Address: address("10.200.1.5"), Port: 8080}, rules.Backend{Address: address("10.200.1.6"), Port: 8080}
+	for _, on := range []rules.OnRemoval{rules.RemovalKeep, rules.RemovalReset} {
+		for _, rest := range [][]rules.Backend{{staying}, nil} {
 			t.Run(fmt.Sprintf("%d/%d", on, len(rest)), func(t *testing.T) {
 				s := service(leaving)
 				s.OnRemoval = on
-				e := engine(t, func(c *nat.Config) { c.Services = []nat.Service{s} })
+				e := engine(t, func(c *nat.Config) { c.Services = []rules.Service{s} })
 				p := tcp("10.200.3.9", "10.70.0.20", 40000, 80, nattest.SYN, "")
 				_, out, _ := forwarded(t, e, nat.Tunnel, p.Bytes(), start)
 				returned(t, e, p, nat.Tunnel, out, node1, start)
 				c := rome()
 				s.Backends = rest
-				c.Services = []nat.Service{s}
+				c.Services = []rules.Service{s}
 				if err := e.Apply(c); err != nil {
 					t.Fatal(err)
 				}
 				data := tcp("10.200.3.9", "10.70.0.20", 40000, 80, nattest.ACK, "data").Bytes()
-				if on == nat.RemovalKeep {
+				if on == rules.RemovalKeep {
 					_, out, _ = forwarded(t, e, nat.Tunnel, data, start)
 					expect(t, out, "10.71.3.9", "10.200.1.5")
 					returned(t, e, p, nat.Tunnel, out, node1, start)

@@ -1,6 +1,9 @@
 package nat
 
-import "culvert/nat/packet"
+import (
+	"culvert/nat/packet"
+	"culvert/nat/rules"
+)
 
 // first decides about a packet that belongs to no connection.
 func (e *Engine) first(d *decision, p *packet.Packet, now Time) {
@@ -10,9 +13,9 @@ func (e *Engine) first(d *decision, p *packet.Packet, now Time) {
 		d.drop(ReasonBadSource)
 		return
 	}
-	tr.start(&d.from, p, d.in, d.trace)
-	if !tr.raw(s.rules) {
-		d.dropped()
+	tr.Start(&d.from, p, d.in, d.trace)
+	if !tr.Raw(s.rules) {
+		d.dropped(s)
 		return
 	}
 	if s.owns(destination, d.in) {
@@ -27,59 +30,47 @@ func (e *Engine) first(d *decision, p *packet.Packet, now Time) {
 		d.drop(ReasonICMPType)
 		return
 	}
-	if !tr.run(e, s, now) {
-		if d.in == Tunnel && tr.reason == ReasonNoRoute && tr.dnat.kind == bindNone && s.external.Contains(destination) {
+	if !e.traverse(tr, now) {
+		if d.in == Tunnel && tr.Outcome == rules.NoRoute && !tr.Bound() && s.external.Contains(destination) {
 			d.drop(ReasonNoMapping)
 			return
 		}
-		d.dropped()
+		d.dropped(s)
 		return
 	}
 	e.open(d, p, now)
 }
 
-// raw runs the filters before connection tracking.
-func (tr *traversal) raw(r *ruleset) bool {
-	if !r.has(stageRaw) {
-		return true
-	}
-	v := tr.view()
-	return tr.filter(r, stageRaw, &v)
-}
-
 // deliver runs the input filters for a packet to the gateway itself.
 func (e *Engine) deliver(d *decision) {
-	v := d.tr.view()
-	v.untracked = true
-	if !d.tr.filter(e.snapshot.rules, stageInput, &v) {
-		d.dropped()
+	if !d.tr.Input(e.snapshot.rules) {
+		d.dropped(e.snapshot)
 		return
 	}
-	d.counted = uint8(len(d.tr.effects.hits))
+	d.counted = d.tr.HitCount()
 	d.verdict = Verdict{Action: Deliver, Packets: 1}
 }
 
 // dropped is the verdict of a traversal. The rules that the packet met on its way count it.
-func (d *decision) dropped() {
-	d.counted = uint8(len(d.tr.effects.hits))
-	d.verdict = refuse(d.tr.reason, d.tr.refusal)
+func (d *decision) dropped(s *snapshot) {
+	d.counted = d.tr.HitCount()
+	d.verdict = s.refusal(&d.tr)
 }
 
 // open decides about a packet that may pass: it makes a connection or, where the table has no room for it, goes on without if it needs
 // no state.
 func (e *Engine) open(d *decision, p *packet.Packet, now Time) {
 	tr, pl := &d.tr, &d.plan
-	*pl = plan{to: tr.to, out: tr.out, clamp: tr.clampFor(e.snapshot), mtu: e.snapshot.mtu}
+	*pl = plan{to: tr.To, out: tr.Out, clamp: tr.MaxSegment(e.snapshot.mtu), mtu: e.snapshot.mtu}
 	if p.IsPartial() {
 		e.limits(pl, p, 0, now)
 	}
 	if !d.forward(p) { // it makes no connection
-		d.counted = uint8(entered(tr.effects.hits))
-		d.bindings, tr.snat.rule = true, nil
+		d.counted, d.bindings = tr.EnteredHits(), true
 		return
 	}
 	switch {
-	case !tr.effects.notrack && p.FragmentOffset() == 0:
+	case !tr.NoTrack && p.FragmentOffset() == 0:
 		reason := e.place(d, p, now)
 		if d.check("room in the table and among ports", reason == ReasonNone) {
 			pl.to.Words, pl.to.Ports = d.answer.Reversed()
@@ -90,37 +81,37 @@ func (e *Engine) open(d *decision, p *packet.Packet, now Time) {
 			d.effect = effectOpen
 			return
 		}
-		if tr.stateful || !e.returns(tr) {
+		if tr.Stateful || !e.returns(tr) {
 			d.drop(reason)
 			return
 		}
 		d.verdict.Untracked = true
-	case tr.stateful:
+	case tr.Stateful:
 		d.drop(ReasonFragment)
 		return
 	}
 	pl.translate(&d.from)
-	d.counted = uint8(len(tr.effects.hits))
+	d.counted = tr.HitCount()
 }
 
 // returns reports whether answers to an outbound packet find their way without a connection: their route does not depend on the node
 // that the packet came from.
-func (e *Engine) returns(tr *traversal) bool {
-	if tr.in == Tunnel || tr.out != Tunnel {
+func (e *Engine) returns(tr *rules.Traversal) bool {
+	if tr.In == Tunnel || tr.Out != Tunnel {
 		return true
 	}
-	_, ok := e.snapshot.rules.route(Tunnel, 0, tr.to.Destination(), tr.from.Source())
+	_, ok := e.snapshot.rules.Route(Tunnel, 0, tr.To.Destination(), tr.From.Source())
 	return ok
 }
 
 // place decides which tuple answers a new connection and what makes room for it, or says why there is none.
 func (e *Engine) place(d *decision, p *packet.Packet, now Time) Reason {
 	tb, s, tr := &e.table, e.snapshot, &d.tr
-	to, link := tr.to, tr.out
+	to, link := tr.To, tr.Out
 	if link != Tunnel {
 		link = anyNode
 	}
-	d.holder, d.shared = tb.shares.holder(&d.from), tr.sharesPorts(p, s)
+	d.holder, d.shared = tb.shares.holder(&d.from), sharesPorts(tr, p, s)
 	if d.shared && tb.portsFull(to.Reply(link), d.holder, d.predecessor) {
 		return ReasonPortShare
 	}

@@ -1,6 +1,9 @@
 package nat
 
-import "culvert/nat/packet"
+import (
+	"culvert/nat/packet"
+	"culvert/nat/rules"
+)
 
 const (
 	// portTries bounds the search for a free port.
@@ -12,12 +15,11 @@ const (
 )
 
 // sharesPorts reports whether others use the source that the packets of a new connection get: U, or what another rule binds sources to.
-func (tr *traversal) sharesPorts(p *packet.Packet, s *snapshot) bool {
+func sharesPorts(tr *rules.Traversal, p *packet.Packet, s *snapshot) bool {
 	if !p.HasPorts() && !p.HasIdentifier() {
 		return false
 	}
-	source := tr.to.Source()
-	return tr.snat.kind == bindAddress || source == s.unknown || tr.snat.kind == bindNone && source != tr.from.Source()
+	return tr.SharesSource() || tr.To.Source() == s.unknown
 }
 
 // portSpace returns the identity of the ports that keep connections with answers like t apart, those of one source towards one
@@ -87,7 +89,7 @@ func (e *Engine) choosePort(d *decision, p *packet.Packet, to *packet.Tuple, lin
 	}
 	from := &d.from
 	low, n := portRange(to.SourcePort(), p.HasIdentifier())
-	h := e.hashKey.sum(from.Words[0], from.Words[1], from.Words[2], from.Words[3], uint64(from.Ports), uint64(from.Link)<<8|uint64(from.Protocol))
+	h := e.hashKey.Sum(from.Words[0], from.Words[1], from.Words[2], from.Words[3], uint64(from.Ports), uint64(from.Link)<<8|uint64(from.Protocol))
 	for range portTries {
 		port := uint16(low + uint32(h>>32)%n)
 		to.SetSourcePort(port)

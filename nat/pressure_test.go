@@ -8,6 +8,7 @@ import (
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
+	"culvert/nat/rules"
 )
 
 // handshake opens a TCP connection from a node and returns its first packet as it went out.
@@ -60,7 +61,7 @@ func TestFlood(t *testing.T) {
 func TestCap(t *testing.T) {
 	const most = 50
 	config := func(c *nat.Config) {
-		c.Addresses = []nat.AddressMapping{{External: address("10.70.0.9"), Internal: address("192.0.2.10")}}
+		c.Addresses = []rules.AddressMapping{{External: address("10.70.0.9"), Internal: address("192.0.2.10")}}
 	}
 	e := engine(t, config)
 	for i := range most {

@@ -1,22 +1,26 @@
 package nat
 
 import (
-	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net/netip"
 	"strings"
 	"testing"
+
+	"culvert/nat/rules"
 )
 
-var firewallX = Key{"FirewallConfiguration", "liqo", "x"}
+var firewallX = rules.Key{Kind: "FirewallConfiguration", Namespace: "liqo", Name: "x"}
 
 // dropping drops what matches.
-func dropping(match ...Match) Resource {
-	return Resource{Tables: []Table{oneChain(FamilyIPv4, ChainFilter, HookForward, 0, Rule{Match: match, Action: ActionDrop})}}
+func dropping(match ...rules.Match) rules.Resource {
+	return rules.Resource{Tables: []rules.Table{{Name: "t", Family: rules.FamilyIPv4, Chains: []rules.Chain{{
+		Name: "c", Type: rules.ChainFilter, Hook: rules.HookForward, Rules: []rules.Rule{{Name: "drop", Match: match, Action: rules.ActionDrop}},
+	}}}}}
 }
 
-func in(device string) Match { return Match{Dev: Operand{device, PositionIn}} }
+func in(device string) rules.Match {
+	return rules.Match{Dev: rules.Operand{Value: device, Position: rules.PositionIn}}
+}
 
 // What is put is published by CommitRules alone, and neither a Config nor what it stands for gets in its way.
 func TestPutBesideConfig(t *testing.T) {
@@ -33,7 +37,7 @@ func TestPutBesideConfig(t *testing.T) {
 			t.Fatalf("%s: %v, want %v", when, v.Reason, want)
 		}
 	}
-	put := func(k Key, r Resource) {
+	put := func(k rules.Key, r rules.Resource) {
 		t.Helper()
 		if err := e.Put(k, r); err != nil {
 			t.Fatal(err)
@@ -58,19 +62,19 @@ func TestPutBesideConfig(t *testing.T) {
 	expect("deleted", ReasonFiltered)
 	c.MTU = 1400
 	other := *c
-	other.Nodes = append(other.Nodes[:2:2], Node{Link: 50, Name: "z", Address: addr("10.80.0.50")})
+	other.Nodes = append(other.Nodes[:2:2], rules.Node{Link: 50, Name: "z", Address: addr("10.80.0.50")})
 	if _, err := e.Prepare(&other); err != nil {
 		t.Fatal(err)
 	}
-	device := Resource{Device: &Device{Link: 50, Name: "z"}}
-	if err := e.Put(Key{Kind: "Node", Name: "z"}, device); err == nil {
+	device := rules.Resource{Device: &rules.Device{Link: 50, Name: "z"}}
+	if err := e.Put(rules.Key{Kind: "Node", Name: "z"}, device); err == nil {
 		t.Fatal("what is prepared has its device taken")
 	}
 	p, err := e.Prepare(c)
 	if err != nil {
 		t.Fatal(err)
 	}
-	put(Key{Kind: "Node", Name: "z"}, device) // what is prepared no longer has it
+	put(rules.Key{Kind: "Node", Name: "z"}, device) // what is prepared no longer has it
 	e.CommitRules()
 	expect("the deletion committed", ReasonNone)
 	put(firewallX, dropping(in("milan-1")))
@@ -96,23 +100,23 @@ func TestPutRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, tt := range []struct {
-		key  Key
-		r    Resource
+		key  rules.Key
+		r    rules.Resource
 		want string
 	}{
 		{firewallX, dropping(in("milan-1")), ""},
-		{firewallX, dropping(Match{IP: Operand{"10.0.0.300", PositionSource}}), `ip "10.0.0.300" is no address`},
-		{Key{Kind: "node", Name: "x"}, dropping(), "use another kind"},
-		{Key{Kind: "Node", Name: "a"}, Resource{Device: &Device{Link: 9, Name: "a"}}, "device number 9 is taken by node/milan-2"},
-		{Key{Kind: "Node", Name: "a"}, Resource{Device: &Device{Link: 50, Name: "milan-1"}}, `device "milan-1" is taken by node/milan-1`},
-		{Key{Kind: "Node", Name: "a"}, Resource{Device: &Device{Link: 50, Name: "liqo-tunnel"}}, `taken by network/tunnel`},
-		{Key{Kind: "Node", Name: "a"}, Resource{Device: &Device{Link: 50, Name: "a", Address: addr("10.80.0.3")}}, `10.80.0.3 is taken by node/milan-2`},
-		{Key{Kind: "Node", Name: "a"}, Resource{Device: &Device{Link: 50}}, "Device.Name: a device needs a name"},
-		{Key{Kind: "Node", Name: "a"}, Resource{Device: &Device{Name: "a"}}, "Device.Port: 0 is reserved"},
-		{Key{Kind: "Node", Name: "a"}, Resource{Device: &Device{Link: 50, Name: "a", Address: addr("::ffff:1.2.3.4")}}, "Device.Address"},
-		{Key{Kind: "Service", Name: "a"}, Resource{Service: &Service{}}, "Service.Address"},
-		{Key{Kind: "Service", Name: "a"}, Resource{Service: &milan().Services[0]}, "taken by service/web 10.70.0.20:80/6"},
-		{Key{Kind: "Node", Name: "a"}, Resource{Device: &Device{Link: 50, Name: "a", Address: addr("10.80.0.50")}}, ""},
+		{firewallX, dropping(rules.Match{IP: rules.Operand{Value: "10.0.0.300", Position: rules.PositionSource}}), `ip "10.0.0.300" is no address`},
+		{rules.Key{Kind: "node", Name: "x"}, dropping(), "use another kind"},
+		{rules.Key{Kind: "Node", Name: "a"}, rules.Resource{Device: &rules.Device{Link: 9, Name: "a"}}, "device number 9 is taken by node/milan-2"},
+		{rules.Key{Kind: "Node", Name: "a"}, rules.Resource{Device: &rules.Device{Link: 50, Name: "milan-1"}}, `device "milan-1" is taken by node/milan-1`},
+		{rules.Key{Kind: "Node", Name: "a"}, rules.Resource{Device: &rules.Device{Link: 50, Name: "liqo-tunnel"}}, `taken by network/tunnel`},
+		{rules.Key{Kind: "Node", Name: "a"}, rules.Resource{Device: &rules.Device{Link: 50, Name: "a", Address: addr("10.80.0.3")}}, `10.80.0.3 is taken by node/milan-2`},
+		{rules.Key{Kind: "Node", Name: "a"}, rules.Resource{Device: &rules.Device{Link: 50}}, "Device.Name: a device needs a name"},
+		{rules.Key{Kind: "Node", Name: "a"}, rules.Resource{Device: &rules.Device{Name: "a"}}, "Device.Link: 0 is reserved"},
+		{rules.Key{Kind: "Node", Name: "a"}, rules.Resource{Device: &rules.Device{Link: 50, Name: "a", Address: addr("::ffff:1.2.3.4")}}, "Device.Address"},
+		{rules.Key{Kind: "Service", Name: "a"}, rules.Resource{Service: &rules.Service{}}, "Service.Address"},
+		{rules.Key{Kind: "Service", Name: "a"}, rules.Resource{Service: &milan().Services[0]}, "taken by service/web 10.70.0.20:80/6"},
+		{rules.Key{Kind: "Node", Name: "a"}, rules.Resource{Device: &rules.Device{Link: 50, Name: "a", Address: addr("10.80.0.50")}}, ""},
 	} {
 		err := e.Put(tt.key, tt.r)
 		if got := fmt.Sprint(err); tt.want == "" && err != nil || !strings.Contains(got, tt.want) {
@@ -122,12 +126,12 @@ func TestPutRefuses(t *testing.T) {
 	// A Config cannot take what a resource has either, nor does it know a resource by its own keys.
 	e.CommitRules()
 	c := milan()
-	c.Nodes = append(c.Nodes, Node{Link: 51, Name: "a", Address: addr("10.80.0.51")})
+	c.Nodes = append(c.Nodes, rules.Node{Link: 51, Name: "a", Address: addr("10.80.0.51")})
 	if err := e.Apply(c); err == nil || !strings.Contains(err.Error(), `device "a" is taken by Node/a`) {
 		t.Error(err)
 	}
-	e.Delete(Key{Kind: "node", Name: "milan-1"})
-	e.Delete(Key{Kind: "Node", Name: "nobody"})
+	e.Delete(rules.Key{Kind: "node", Name: "milan-1"})
+	e.Delete(rules.Key{Kind: "Node", Name: "nobody"})
 	e.CommitRules()
 	if v, _ := send(e, 4, addr("10.200.3.9"), addr("10.71.1.4"), 1, 2); v.Reason != ReasonFiltered {
 		t.Errorf("%v: the key has not what it had", v.Reason)
@@ -136,13 +140,13 @@ func TestPutRefuses(t *testing.T) {
 
 // Rules and routes may name a device before it exists. Connections from it live as long as it does.
 func TestDevicesComeAndGo(t *testing.T) {
-	e, err := New([16]byte{}, &Config{MTU: 1340, Firewall: []Table{}, Routing: []PolicyTable{}})
+	e, err := New([16]byte{}, &Config{MTU: 1340, Config: rules.Config{Firewall: []rules.Table{}, Routing: []rules.PolicyTable{}}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	put := func(name string, r Resource) {
+	put := func(name string, r rules.Resource) {
 		t.Helper()
-		if err := e.Put(Key{"kind", "", name}, r); err != nil {
+		if err := e.Put(rules.Key{Kind: "kind", Name: name}, r); err != nil {
 			t.Fatal(err)
 		}
 		e.CommitRules()
@@ -155,22 +159,22 @@ func TestDevicesComeAndGo(t *testing.T) {
 		}
 	}
 	try("nothing is there", "10.1.0.1", ReasonNoRoute, 0)
-	put("rule", dropping(in("n50"), source("10.1.0.2")))
-	put("route", Resource{Routing: []PolicyTable{{Name: "r", Rules: []PolicyRule{
-		{In: "n50", Priority: 1, Routes: []PolicyRoute{{Destination: pfx("198.51.100.0/24"), Via: addr("10.80.0.60")}}}}}}})
+	put("rule", dropping(in("n50"), ip("10.1.0.2", rules.PositionSource)))
+	put("route", rules.Resource{Routing: []rules.PolicyTable{{Name: "r", Rules: []rules.PolicyRule{
+		{In: "n50", Priority: 1, Routes: []rules.PolicyRoute{{Destination: pfx("198.51.100.0/24"), Via: addr("10.80.0.60")}}}}}}})
 	try("no device", "10.1.0.1", ReasonNoRoute, 0)
-	put("n50", Resource{Device: &Device{Link: 50, Name: "n50"}})
+	put("n50", rules.Resource{Device: &rules.Device{Link: 50, Name: "n50"}})
 	try("the neighbour is missing", "10.1.0.1", ReasonNoRoute, 0)
-	put("n60", Resource{Device: &Device{Link: 60, Name: "n60", Address: addr("10.80.0.60")}})
+	put("n60", rules.Resource{Device: &rules.Device{Link: 60, Name: "n60", Address: addr("10.80.0.60")}})
 	try("all there", "10.1.0.1", ReasonNone, 60)
 	try("the rule's", "10.1.0.2", ReasonFiltered, 0)
-	put("n60", Resource{Device: &Device{Link: 61, Name: "n60", Address: addr("10.80.0.60")}})
+	put("n60", rules.Resource{Device: &rules.Device{Link: 61, Name: "n60", Address: addr("10.80.0.60")}})
 	try("the neighbour has moved", "10.1.0.1", ReasonNone, 61)
-	put("all", dropping(source("10.1.0.3")))
+	put("all", dropping(ip("10.1.0.3", rules.PositionSource)))
 	if st := e.Stats(); st.Connections != 1 || st.Evicted != 0 {
 		t.Errorf("%d connections, %d evicted", st.Connections, st.Evicted)
 	}
-	e.Delete(Key{"kind", "", "n50"})
+	e.Delete(rules.Key{Kind: "kind", Name: "n50"})
 	e.CommitRules()
 	for !e.Sweep(1) {
 	}
@@ -216,10 +220,10 @@ func TestRuleConcernsAsymmetricAnswer(t *testing.T) {
 // A gateway can begin with nothing: no packet passes, and none gets an address that is not there.
 func TestConfigOfNothing(t *testing.T) {
 	nothing := Config{MTU: 1340}
-	hairpin := Config{
-		MTU: 1340, Nodes: milan().Nodes, LocalExternalCIDRs: milan().LocalExternalCIDRs, Addresses: milan().Addresses[:1],
-		Remote: []RemoteCIDR{{Real: pfx("10.71.0.0/16")}},
-	}
+	hairpin := Config{MTU: 1340, Config: rules.Config{
+		Nodes: milan().Nodes, LocalExternalCIDRs: milan().LocalExternalCIDRs, Addresses: milan().Addresses[:1],
+		Remote: []rules.RemoteCIDR{{Real: pfx("10.71.0.0/16")}},
+	}}
 	for _, tt := range []struct {
 		c        Config
 		in       Link
@@ -241,76 +245,5 @@ func TestConfigOfNothing(t *testing.T) {
 		if source := netip.AddrFrom4([4]byte(b[12:])).String(); v.Reason != tt.want || source != tt.source {
 			t.Errorf("%s to %s: %v from %s, want %v from %s", tt.from, tt.to, v.Reason, source, tt.want, tt.source)
 		}
-	}
-}
-
-// The resources of Liqo's captures, each under its own key and in any order, mean what they mean in one Config.
-func TestLiqoResourcesByKey(t *testing.T) {
-	for _, remote := range []string{"cluster-b", "cluster-c"} {
-		eachCapture(t, remote, func(t *testing.T, capture string, g capturedGateway) {
-			r := rand.New(rand.NewPCG(1, 2))
-			m := ruleMaker{r}
-			c := *g.config
-			c.Nodes, c.Firewall, c.Routing = nil, []Table{}, []PolicyTable{}
-			e, err := New([16]byte{}, &c)
-			if err != nil {
-				t.Fatal(err)
-			}
-			var all []namedResource
-			for i := range g.config.Nodes {
-				n := &g.config.Nodes[i]
-				all = append(all, namedResource{Key{"Node", "", n.Name}, Resource{Device: &Device{n.Link, n.device(), n.Address}}})
-			}
-			for i, table := range g.config.Firewall {
-				all = append(all, namedResource{Key{"FirewallConfiguration", "liqo", table.Name}, Resource{Order: int64(i), Tables: []Table{table}}})
-			}
-			for i, table := range g.config.Routing {
-				all = append(all, namedResource{Key{"RouteConfiguration", "liqo", table.Name}, Resource{Order: int64(i), Routing: []PolicyTable{table}}})
-			}
-			r.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
-			var faults []error
-			for i := range all {
-				if faults = append(faults, e.Put(all[i].key, all[i].Resource)); r.IntN(4) == 0 {
-					e.CommitRules()
-				}
-			}
-			if e.CommitRules(); errors.Join(faults...) != nil {
-				t.Fatal(errors.Join(faults...))
-			}
-			links := []Link{Tunnel, linkN1, linkN2}
-			addresses := []netip.Addr{addr("10.80.0.3"), addr("198.51.100.7")}
-			for _, pod := range g.pods {
-				addresses = append(addresses, addr(pod))
-			}
-			for _, n := range g.config.Nodes {
-				addresses = append(addresses, n.Address)
-			}
-			for _, rule := range g.all() {
-				for i := range rule.tests {
-					if p := rule.tests[i].prefix; p.IsValid() {
-						addresses = append(addresses, p.Addr(), p.Addr().Next())
-					}
-				}
-				if rule.to.IsValid() {
-					addresses = append(addresses, rule.to.Addr(), rule.to.Addr().Next())
-				}
-			}
-			forwarded := 0
-			for range 5000 {
-				v := from(one(m, links...), one(m, addresses...).String(), one(m, addresses...).String())
-				mark, first := one(m, uint32(0), 1, 2, 3), r.IntN(2) == 0
-				got := walkPacket(e.snapshot.rules, v, mark, first, netip.Addr{}, netip.Addr{})
-				want := walkPacket(g.ruleset, v, mark, first, netip.Addr{}, netip.Addr{})
-				if got != want {
-					t.Fatalf("%+v with mark %d:\n%+v, want\n%+v", v, mark, got, want)
-				}
-				if want.reason != ReasonNoRoute {
-					forwarded++
-				}
-			}
-			if forwarded < 500 {
-				t.Errorf("%d packets of 5000 have a route", forwarded)
-			}
-		})
 	}
 }

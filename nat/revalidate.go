@@ -1,6 +1,10 @@
 package nat
 
-import "net/netip"
+import (
+	"net/netip"
+
+	"culvert/nat/rules"
+)
 
 // recheck decides what becomes of the connection of hit after the configuration has changed. If that concerns it, a first packet must
 // still be admitted and get the same addresses, and verdicts and routes are found anew. Else its configuration has gone; for
@@ -12,7 +16,7 @@ func (e *Engine) recheck(d *decision, now Time) Reason {
 		return ReasonNone
 	}
 	reason, ok := e.stillBound(&d.tr, c, now)
-	if d.renewal, d.home = renewAnew, d.tr.out; !ok {
+	if d.renewal, d.home = renewAnew, d.tr.Out; !ok {
 		d.renewal, d.predecessor = renewEvict, d.hit.number
 	}
 	return reason
@@ -20,40 +24,30 @@ func (e *Engine) recheck(d *decision, now Time) Reason {
 
 // stillBound compares the translation of c with the one that it would get now. Ports are kept, and so are backends of a service
 // unless its onRemoval says otherwise.
-func (e *Engine) stillBound(tr *traversal, c *conn, now Time) (Reason, bool) {
+func (e *Engine) stillBound(tr *rules.Traversal, c *conn, now Time) (Reason, bool) {
 	s := e.snapshot
 	in := c.tuples[original].Link
-	if _, ok := s.rules.links.get(classOf(in, 0)); !ok || !s.admits(c.tuples[original].Source(), in) {
+	if !s.rules.HasLink(in) || !s.admits(c.tuples[original].Source(), in) {
 		return ReasonNone, false
 	}
-	tr.start(&c.tuples[original], nil, in, nil)
-	tr.keep, tr.keeping = c.to(original), true
-	tr.effects.connMark = c.mark
-	ok := tr.run(e, s, now)
-	if service := tr.service; service != nil {
-		backend := netip.AddrPortFrom(tr.keep.Destination(), tr.keep.DestinationPort())
-		if !c.has(flagService) || !service.has(backend) && service.config.OnRemoval == RemovalReset {
+	keep := c.to(original)
+	tr.Start(&c.tuples[original], nil, in, nil)
+	tr.Keep(keep, c.mark)
+	ok := e.traverse(tr, now)
+	if b := tr.Service; b != nil {
+		backend := netip.AddrPortFrom(keep.Destination(), keep.DestinationPort())
+		if !c.has(flagService) || !b.Has(backend) && b.Service.OnRemoval == rules.RemovalReset {
 			return ReasonNoBackend, false
 		}
-	} else if c.has(flagService) && (ok || tr.reason == ReasonNoRoute) {
+	} else if c.has(flagService) && (ok || tr.Outcome == rules.NoRoute) {
 		return ReasonNoBackend, false // the service is gone
 	}
 	if !ok {
 		// Filters may change their mind once more; what is addressed to nowhere, or now to somebody else, is over.
-		filtered := tr.reason == ReasonFiltered || tr.reason == ReasonRejected
-		return ReasonNone, filtered && tr.keepsAddresses()
+		filtered := tr.Outcome == rules.Filtered || tr.Outcome == rules.Rejected
+		return ReasonNone, filtered && tr.KeepsAddresses()
 	}
-	return ReasonNone, tr.to.Words == tr.keep.Words
-}
-
-// keepsAddresses reports whether a traversal that ended early was on the way to keep: each address is that before or after translation.
-func (tr *traversal) keepsAddresses() bool {
-	if tr.dnat.kind == bindNone && tr.snat.kind == bindNone {
-		return true
-	}
-	source, destination := tr.to.Source(), tr.to.Destination()
-	return (source == tr.from.Source() || source == tr.keep.Source()) &&
-		(destination == tr.from.Destination() || destination == tr.keep.Destination())
+	return ReasonNone, tr.To.Words == keep.Words
 }
 
 // sweepBudget is how many connections Sweep looks at: a full traversal of the rules for each takes about as long as a batch of packets.

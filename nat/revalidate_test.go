@@ -8,6 +8,7 @@ import (
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
+	"culvert/nat/rules"
 )
 
 // A sweep looks at few connections at a time, and gets around the table however often the configuration changes meanwhile.
@@ -85,12 +86,12 @@ func TestSweepBesideNewConnections(t *testing.T) {
 // Services beyond the 32,767th are services like the others: their connections end with their backend.
 func TestManyServices(t *testing.T) {
 	const n = 32_770
-	backend := nat.Backend{Address: address("10.200.1.5"), Port: 8080}
-	services := make([]nat.Service, n)
+	backend := rules.Backend{Address: address("10.200.1.5"), Port: 8080}
+	services := make([]rules.Service, n)
 	at := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 70, 1 + byte(i>>8), byte(i)}) }
 	for i := range services {
-		services[i] = nat.Service{Name: at(i).String(), Address: at(i), Port: 80, Protocol: 6, OnRemoval: nat.RemovalReset,
-			Backends: []nat.Backend{backend}}
+		services[i] = rules.Service{Name: at(i).String(), Address: at(i), Port: 80, Protocol: 6, OnRemoval: rules.RemovalReset,
+			Backends: []rules.Backend{backend}}
 	}
 	e := engine(t, func(c *nat.Config) { c.Services = services })
 	to := func(i int, flags uint8) []byte { return tcp("10.200.3.9", at(i).String(), 4000, 80, flags, "").Bytes() }
@@ -98,7 +99,7 @@ func TestManyServices(t *testing.T) {
 		forwarded(t, e, nat.Tunnel, to(i, nattest.SYN), start)
 	}
 	for i := range services {
-		services[i].Backends = []nat.Backend{{Address: address("10.200.1.6"), Port: 8080}}
+		services[i].Backends = []rules.Backend{{Address: address("10.200.1.6"), Port: 8080}}
 	}
 	c := rome()
 	c.Services = services
@@ -113,13 +114,13 @@ func TestManyServices(t *testing.T) {
 }
 
 // The numbers that rules use for "no device", "a device that nobody has", "any device" and "the first node" are no node's.
-func TestReservedPorts(t *testing.T) {
+func TestReservedLinks(t *testing.T) {
 	for _, link := range []nat.Link{nat.Tunnel, 0xfffa, 0xfffb, 0xfffc, 0xfffd, 0xfffe, 0xffff} {
 		c := rome()
-		c.Nodes = append(c.Nodes, nat.Node{Link: link, Name: "rome-3", Address: address("10.80.0.9")})
+		c.Nodes = append(c.Nodes, rules.Node{Link: link, Name: "rome-3", Address: address("10.80.0.9")})
 		_, err := nat.New([16]byte{}, c)
-		if reserved := err != nil && err.Error() == fmt.Sprintf("nat: config: Nodes[2].Port: %d is reserved", link); reserved != (link != 0xfffa) {
-			t.Errorf("port %#x: %v", link, err)
+		if reserved := err != nil && err.Error() == fmt.Sprintf("rules: config: Nodes[2].Link: %d is reserved", link); reserved != (link != 0xfffa) {
+			t.Errorf("link %#x: %v", link, err)
 		}
 	}
 }

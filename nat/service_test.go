@@ -11,34 +11,24 @@ import (
 	"testing"
 	"time"
 
+	"culvert/nat/nattest"
 	"culvert/nat/packet"
+	"culvert/nat/rules"
+	"culvert/nat/siphash"
 )
 
-// The reference vectors of SipHash-2-4 for inputs of 0, 8, 16 and 40 bytes 00 01 02 …, with key 00 … 0f.
-func TestSipHashVectors(t *testing.T) {
-	var key [16]byte
-	for i := range key {
-		key[i] = byte(i)
+func serviceOf(balance rules.Balance, affinity rules.Affinity, weights ...int) *rules.Balancer {
+	s := rules.Service{Name: "web", Address: addr("10.70.0.20"), Port: 80, Protocol: packet.TCP, Balance: balance, Affinity: affinity}
+	for i, w := range weights {
+		s.Backends = append(s.Backends, rules.Backend{Address: netip.AddrFrom4([4]byte{10, 200, byte(i), 5}), Port: 8080, Weight: w})
 	}
-	k := newHashKey(key)
-	words := []uint64{0x0706050403020100, 0x0f0e0d0c0b0a0908, 0x1716151413121110, 0x1f1e1d1c1b1a1918, 0x2726252423222120}
-	for n, want := range map[int]uint64{0: 0x726fdb47dd0e0e31, 1: 0x93f5f5799a932462, 2: 0x3f2acc7f57c29bdb} {
-		if got := k.sum(words[:n]...); got != want {
-			t.Errorf("%d words: %#x, want %#x", n, got, want)
-		}
-	}
+	return rules.NewBalancer(s)
 }
 
-func serviceOf(balance Balance, affinity Affinity, weights ...int) *service {
-	s := Service{Name: "web", Address: addr("10.70.0.20"), Port: 80, Protocol: packet.TCP, Balance: balance, Affinity: affinity}
-	for i, w := range weights {
-		s.Backends = append(s.Backends, Backend{Address: netip.AddrFrom4([4]byte{10, 200, byte(i), 5}), Port: 8080, Weight: w})
-	}
-	return newService(s)
-}
+var key, otherKey = siphash.NewKey([16]byte{1, 8: 2}), siphash.NewKey([16]byte{1, 8: 3})
 
 // picker returns an engine that chooses by key and remembers up to 1,024 clients.
-func picker(key hashKey) *Engine {
+func picker(key siphash.Key) *Engine {
 	e := &Engine{hashKey: key, snapshot: &snapshot{maxEntries: 1024 * affinityRatio}}
 	e.table.init()
 	return e
@@ -50,19 +40,16 @@ func client(r *rand.Rand) netip.AddrPort {
 }
 
 // pickIndex returns the backend's place in the order of serviceOf.
-func pickIndex(e *Engine, s *service, c netip.AddrPort, now Time) int {
-	words := s.client(c)
-	n, ok := s.pick(e, &words, now)
-	if !ok {
-		return -1
-	}
+func pickIndex(e *Engine, s *rules.Balancer, c netip.AddrPort, now Time) int {
+	words := s.Client(c)
+	n := e.backend(s, &words, now)
 	e.remember(s, &words, n, now)
-	return int(s.config.Backends[n].Address.As4()[2])
+	return int(s.Service.Backends[n].Address.As4()[2])
 }
 
 func TestServiceWeights(t *testing.T) {
-	for _, balance := range []Balance{BalanceRandom, BalanceHash} {
-		e, s := picker(hashKey{1, 2}), serviceOf(balance, AffinityNone, 1, 5, 0, 3) // 0 means 1
+	for _, balance := range []rules.Balance{rules.BalanceRandom, rules.BalanceHash} {
+		e, s := picker(key), serviceOf(balance, rules.AffinityNone, 1, 5, 0, 3) // 0 means 1
 		r := rand.New(rand.NewPCG(1, 2))
 		var got [4]int
 		const clients = 40000
@@ -80,9 +67,9 @@ func TestServiceWeights(t *testing.T) {
 
 // The choice is a function of key and client, and another key makes another one.
 func TestServiceDeterminism(t *testing.T) {
-	for _, balance := range []Balance{BalanceRandom, BalanceHash} {
-		a, b := serviceOf(balance, AffinityNone, 1, 1, 1, 1, 1), serviceOf(balance, AffinityNone, 1, 1, 1, 1, 1)
-		e, other := picker(hashKey{1, 2}), picker(hashKey{1, 3})
+	for _, balance := range []rules.Balance{rules.BalanceRandom, rules.BalanceHash} {
+		a, b := serviceOf(balance, rules.AffinityNone, 1, 1, 1, 1, 1), serviceOf(balance, rules.AffinityNone, 1, 1, 1, 1, 1)
+		e, other := picker(key), picker(otherKey)
 		r := rand.New(rand.NewPCG(3, 4))
 		differ := 0
 		for range 1000 {
@@ -103,8 +90,8 @@ func TestServiceDeterminism(t *testing.T) {
 
 // Of a consistent hash, a backend that leaves moves its own clients only, and one that comes takes its share and moves no others.
 func TestServiceConsistency(t *testing.T) {
-	before, after := serviceOf(BalanceHash, AffinityNone, 2, 1, 3, 1), serviceOf(BalanceHash, AffinityNone, 2, 1, 3)
-	e, r := picker(hashKey{1, 2}), rand.New(rand.NewPCG(5, 6))
+	before, after := serviceOf(rules.BalanceHash, rules.AffinityNone, 2, 1, 3, 1), serviceOf(rules.BalanceHash, rules.AffinityNone, 2, 1, 3)
+	e, r := picker(key), rand.New(rand.NewPCG(5, 6))
 	moved := 0
 	for range 7000 {
 		c := client(r)
@@ -122,7 +109,7 @@ func TestServiceConsistency(t *testing.T) {
 }
 
 func TestServiceAffinity(t *testing.T) {
-	e, s := picker(hashKey{1, 2}), serviceOf(BalanceRandom, AffinityClientIP, 1, 1, 1, 1, 1, 1, 1)
+	e, s := picker(key), serviceOf(rules.BalanceRandom, rules.AffinityClientIP, 1, 1, 1, 1, 1, 1, 1)
 	host := addr("10.71.2.6")
 	first := pickIndex(e, s, netip.AddrPortFrom(host, 1), 1)
 	const step = Time(time.Hour)
@@ -137,7 +124,7 @@ func TestServiceAffinity(t *testing.T) {
 		t.Errorf("another client has the same backend; choose other addresses for this test")
 	}
 	// Without affinity the port decides, as it does again once the time is over.
-	free := serviceOf(BalanceRandom, AffinityNone, 1, 1, 1, 1, 1, 1, 1)
+	free := serviceOf(rules.BalanceRandom, rules.AffinityNone, 1, 1, 1, 1, 1, 1, 1)
 	late := uint16(0)
 	for pickIndex(e, free, netip.AddrPortFrom(host, late), 0) == first {
 		late++
@@ -154,33 +141,24 @@ func TestServiceAffinity(t *testing.T) {
 // Affinity survives a new configuration, for the backends that are still there; a client of another goes to a new one.
 func TestServiceAffinityAcrossApply(t *testing.T) {
 	c := milan()
-	c.Services[0].Affinity, c.Services[0].Backends = AffinityClientIP, nil
+	c.Services[0].Affinity, c.Services[0].Backends = rules.AffinityClientIP, nil
 	for i := range byte(6) {
-		c.Services[0].Backends = append(c.Services[0].Backends, Backend{Address: netip.AddrFrom4([4]byte{10, 200, i, 5}), Port: 8080})
+		c.Services[0].Backends = append(c.Services[0].Backends, rules.Backend{Address: netip.AddrFrom4([4]byte{10, 200, i, 5}), Port: 8080})
 	}
-	set := newSet()
-	commit := func() *ruleset {
-		t.Helper()
-		r, err := set.make(c)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return r
-	}
-	first := commit()
+	first := rules.NewBalancer(c.Services[0])
 	backends := slices.Clone(c.Services[0].Backends)
-	e, r := picker(hashKey{1, 2}), rand.New(rand.NewPCG(7, 8))
+	e, r := picker(key), rand.New(rand.NewPCG(7, 8))
 	before := map[netip.AddrPort]int{}
 	for range 60 {
 		x := client(r)
-		before[x] = pickIndex(e, first.service("web"), x, 5)
+		before[x] = pickIndex(e, first, x, 5)
 	}
 	// Another backend in place of the first, and the others in another order.
-	c.Services[0].Backends = append(slices.Clone(backends[2:6]), backends[1], Backend{Address: addr("10.200.9.5"), Port: 8080})
-	second, gone := commit(), 0
+	c.Services[0].Backends = append(slices.Clone(backends[2:6]), backends[1], rules.Backend{Address: addr("10.200.9.5"), Port: 8080})
+	second, gone := rules.NewBalancer(c.Services[0]), 0
 	for x, old := range before {
 		again := netip.AddrPortFrom(x.Addr(), x.Port()+1) // a new connection of the same client
-		got := pickIndex(e, second.service("web"), again, 6)
+		got := pickIndex(e, second, again, 6)
 		if old != 0 && got != old || got == 0 {
 			t.Fatalf("client %v: backend %d before, %d after", x, old, got)
 		}
@@ -191,7 +169,7 @@ func TestServiceAffinityAcrossApply(t *testing.T) {
 	if gone == 0 {
 		t.Error("no client had the backend that left")
 	}
-	if second.service("web").has(netip.MustParseAddrPort("10.200.0.5:8080")) || !second.service("web").has(netip.MustParseAddrPort("10.200.9.5:8080")) {
+	if second.Has(netip.MustParseAddrPort("10.200.0.5:8080")) || !second.Has(netip.MustParseAddrPort("10.200.9.5:8080")) {
 		t.Error("has: the backends of the second configuration are wrong")
 	}
 }
@@ -199,9 +177,9 @@ func TestServiceAffinityAcrossApply(t *testing.T) {
 // More clients than the table holds cost no more memory, and a new one always gets a backend; it replaces the one that was longest away.
 // The clients of other services are remembered.
 func TestServiceAffinityFlood(t *testing.T) {
-	e, r := picker(hashKey{1, 2}), rand.New(rand.NewPCG(9, 10))
-	flooded, other := serviceOf(BalanceRandom, AffinityClientIP, 1, 1, 1), serviceOf(BalanceRandom, AffinityClientIP, 1, 1, 1, 1, 1, 1, 1)
-	other.config.Name = "other"
+	e, r := picker(key), rand.New(rand.NewPCG(9, 10))
+	flooded, other := serviceOf(rules.BalanceRandom, rules.AffinityClientIP, 1, 1, 1), serviceOf(rules.BalanceRandom, rules.AffinityClientIP, 1, 1, 1, 1, 1, 1, 1)
+	other.Service.Name = "other"
 	host := func(i int) netip.AddrPort {
 		return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 71, 9, byte(i)}), uint16(r.Uint32()))
 	}
@@ -236,8 +214,8 @@ func TestServiceAffinityFlood(t *testing.T) {
 
 // The hosts of one IPv6 /64 replace nobody else's.
 func TestServiceAffinityFloodIPv6(t *testing.T) {
-	e, r := picker(hashKey{1, 2}), rand.New(rand.NewPCG(11, 12))
-	s := serviceOf(BalanceRandom, AffinityClientIP, 1, 1, 1, 1, 1, 1, 1)
+	e, r := picker(key), rand.New(rand.NewPCG(11, 12))
+	s := serviceOf(rules.BalanceRandom, rules.AffinityClientIP, 1, 1, 1, 1, 1, 1, 1)
 	innocent := func(i int) netip.AddrPort {
 		return netip.AddrPortFrom(netip.AddrFrom16([16]byte{0xfd, 7: byte(i), 15: 1}), uint16(r.Uint32()))
 	}
@@ -262,10 +240,10 @@ func TestServiceAffinityFloodIPv6(t *testing.T) {
 
 // What was too long away gives its place back, also of services that are gone.
 func TestServiceAffinityExpires(t *testing.T) {
-	e, r := picker(hashKey{1, 2}), rand.New(rand.NewPCG(13, 14))
+	e, r := picker(key), rand.New(rand.NewPCG(13, 14))
 	for i := range 300 {
-		s := serviceOf(BalanceRandom, AffinityClientIP, 1)
-		s.config.Name = fmt.Sprint(i)
+		s := serviceOf(rules.BalanceRandom, rules.AffinityClientIP, 1)
+		s.Service.Name = fmt.Sprint(i)
 		pickIndex(e, s, client(r), 0)
 	}
 	for range 1000 {
@@ -280,7 +258,7 @@ func TestServiceAffinityExpires(t *testing.T) {
 func TestServiceAffinityMemory(t *testing.T) {
 	c := milan()
 	service := c.Services[0]
-	service.Affinity = AffinityClientIP
+	service.Affinity = rules.AffinityClientIP
 	c.Services = nil
 	for i := range 300 {
 		service.Name, service.Port = fmt.Sprint(i), uint16(1000+i)
@@ -304,24 +282,32 @@ func TestServiceAffinityMemory(t *testing.T) {
 }
 
 func TestServiceWithoutBackends(t *testing.T) {
-	for _, affinity := range []Affinity{AffinityNone, AffinityClientIP} {
-		if pickIndex(picker(hashKey{}), serviceOf(BalanceRandom, affinity), netip.MustParseAddrPort("10.71.2.6:1"), 0) >= 0 {
-			t.Error("a backend out of none")
+	for _, affinity := range []rules.Affinity{rules.AffinityNone, rules.AffinityClientIP} {
+		c := milan()
+		c.Services[0].Backends, c.Services[0].Affinity = nil, affinity
+		e, err := New([16]byte{}, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var p packet.Packet
+		p.Parse(nattest.IP{Source: "10.200.2.6", Destination: "10.70.0.20", Body: nattest.TCP{DestinationPort: 80, Flags: nattest.SYN}}.Bytes())
+		if v := e.Process(&p, Tunnel, 1); v != refuse(ReasonNoBackend, packet.PortUnreachable) {
+			t.Errorf("a backend out of none: %+v", v)
 		}
 	}
 }
 
 func BenchmarkServicePick(b *testing.B) {
 	for _, n := range []int{2, 10, 100} {
-		for _, balance := range []Balance{BalanceRandom, BalanceHash} {
-			s := serviceOf(balance, AffinityNone, make([]int, n)...)
+		for _, balance := range []rules.Balance{rules.BalanceRandom, rules.BalanceHash} {
+			s := serviceOf(balance, rules.AffinityNone, make([]int, n)...)
 			r := rand.New(rand.NewPCG(1, 2))
 			b.Run(fmt.Sprintf("balance=%d/backends=%d", balance, n), func(b *testing.B) {
 				b.ReportAllocs()
-				c, e := client(r), picker(hashKey{1, 2})
+				c, e := client(r), picker(key)
 				for b.Loop() {
-					words := s.client(c)
-					s.pick(e, &words, 0)
+					words := s.Client(c)
+					e.backend(s, &words, 0)
 				}
 			})
 		}

@@ -7,25 +7,26 @@ import (
 	"testing"
 
 	"culvert/nat/packet"
+	"culvert/nat/rules"
 )
 
 // goalSize returns a configuration with 5,000 nodes, 500 services and, apart, 50,000 mappings as resources.
-func goalSize() (*Config, func(i int, internal netip.Addr) namedResource) {
+func goalSize() (*Config, func(i int, internal netip.Addr) (rules.Key, rules.Resource)) {
 	c := sized(50_000)
-	mappings, devices := c.Addresses, c.devices()
+	mappings := c.Addresses
 	c.Addresses, c.Routes, c.MaxConnections = nil, c.Routes[:len(c.Nodes)], 1<<19 // a pod CIDR each
 	for i := range 500 {
-		c.Services = append(c.Services, Service{
+		c.Services = append(c.Services, rules.Service{
 			Name: fmt.Sprint("s", i), Address: netip.AddrFrom4([4]byte{10, 67, byte(i >> 8), byte(i)}), Port: 80, Protocol: packet.TCP,
-			Backends: []Backend{{Address: pod(i), Port: 8080}},
+			Backends: []rules.Backend{{Address: pod(i), Port: 8080}},
 		})
 	}
-	return c, func(i int, internal netip.Addr) namedResource {
-		m := mappings[i]
+	return c, func(i int, internal netip.Addr) (rules.Key, rules.Resource) {
+		m := rules.MappingRules{External: mappings[i].External, Internal: mappings[i].Internal, Device: c.Nodes[0].Name}
 		if internal.IsValid() {
 			m.Internal = internal
 		}
-		return namedResource{Key{"IP", "default", m.External.String()}, c.mapping(m, devices)}
+		return rules.Key{Kind: "IP", Namespace: "default", Name: m.External.String()}, rules.Resource{Mapping: &m}
 	}
 }
 
@@ -33,8 +34,8 @@ func goalSize() (*Config, func(i int, internal netip.Addr) namedResource) {
 // processor time and 256 KiB of garbage for a change, 1 s for all in the beginning, and 100 MiB for the rules that live.
 func BenchmarkChange(b *testing.B) {
 	c, mapping := goalSize()
-	put := func(e *Engine, r namedResource) {
-		if err := e.Put(r.key, r.Resource); err != nil {
+	put := func(e *Engine, key rules.Key, r rules.Resource) {
+		if err := e.Put(key, r); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -47,7 +48,8 @@ func BenchmarkChange(b *testing.B) {
 		b.Fatal(err)
 	}
 	for i := range 50_000 {
-		put(e, mapping(i, netip.Addr{}))
+		key, r := mapping(i, netip.Addr{})
+		put(e, key, r)
 	}
 	e.CommitRules()
 	first := usedTime(b) - used
@@ -63,7 +65,8 @@ func BenchmarkChange(b *testing.B) {
 	b.ResetTimer()
 	used = usedTime(b)
 	for i := range b.N {
-		put(e, mapping(i%50_000, netip.AddrFrom4([4]byte{198, byte(18 + i>>16&1), byte(i >> 8), byte(i)})))
+		key, r := mapping(i%50_000, netip.AddrFrom4([4]byte{198, byte(18 + i>>16&1), byte(i >> 8), byte(i)}))
+		put(e, key, r)
 		e.CommitRules()
 	}
 	b.ReportMetric(float64(usedTime(b)-used)/float64(b.N)/1e3, "cpu-µs/change")

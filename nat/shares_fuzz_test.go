@@ -7,6 +7,7 @@ import (
 
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
+	"culvert/nat/rules"
 )
 
 // recount compares every share counter of e with what is in its tables.
@@ -81,7 +82,7 @@ func sharesConfig() *Config {
 	c := milan()
 	c.MaxConnections = 40
 	for i := range c.Services {
-		c.Services[i].Affinity = AffinityClientIP
+		c.Services[i].Affinity = rules.AffinityClientIP
 	}
 	return c
 }

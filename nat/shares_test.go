@@ -8,6 +8,7 @@ import (
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
+	"culvert/nat/rules"
 )
 
 // flood sends n packets, one from each of the ports from 1024 on and then again, and returns how many were forwarded, and the reason
@@ -60,7 +61,7 @@ func TestPortFlood(t *testing.T) {
 func TestPortsNearExhaustion(t *testing.T) {
 	e := engine(t, func(c *nat.Config) {
 		for i := range 20 {
-			c.Nodes = append(c.Nodes, nat.Node{Link: nat.Link(100 + i), Name: fmt.Sprint("n", i), Address: address(fmt.Sprintf("10.80.1.%d", i))})
+			c.Nodes = append(c.Nodes, rules.Node{Link: nat.Link(100 + i), Name: fmt.Sprint("n", i), Address: address(fmt.Sprintf("10.80.1.%d", i))})
 		}
 		c.MaxConnections = 1 << 20
 	})
@@ -221,9 +222,9 @@ func TestFragmentFlood(t *testing.T) {
 	for _, a := range attacks {
 		t.Run(a.name, func(t *testing.T) {
 			e := engine(t, func(c *nat.Config) {
-				c.Addresses = []nat.AddressMapping{{External: address("10.70.0.9"), Internal: address("192.0.2.10")}}
-				c.Services = []nat.Service{{Name: "dns", Address: address("10.70.0.20"), Port: 53, Protocol: 17,
-					Backends: []nat.Backend{{Address: address("10.200.1.5"), Port: 53}}}}
+				c.Addresses = []rules.AddressMapping{{External: address("10.70.0.9"), Internal: address("192.0.2.10")}}
+				c.Services = []rules.Service{{Name: "dns", Address: address("10.70.0.20"), Port: 53, Protocol: 17,
+					Backends: []rules.Backend{{Address: address("10.200.1.5"), Port: 53}}}}
 			})
 			now, id := start, uint32(0)
 			for i := range a.n {

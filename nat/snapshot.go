@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"culvert/nat/packet"
+	"culvert/nat/rules"
 
 	"github.com/gaissmai/bart"
 )
@@ -14,7 +15,7 @@ import (
 // A snapshot is a compiled Config. It is immutable once published, but for the counters of its rules.
 type snapshot struct {
 	generation uint32
-	rules      *ruleset
+	rules      *rules.Ruleset
 	timeouts   [states]time.Duration
 	maxEntries int
 	*site
@@ -24,7 +25,7 @@ type snapshot struct {
 // A siteConfig is what a Config says about the two clusters and the gateway.
 type siteConfig struct {
 	localPods, localExternal       []netip.Prefix
-	remote                         []RemoteCIDR
+	remote                         []rules.RemoteCIDR
 	fromTunnel, notFromNodes       []netip.Prefix
 	gateway, tunnel, peer, unknown netip.Addr // unknown is U; the zero Addr if off
 	mtu                            int
@@ -43,7 +44,7 @@ type site struct {
 
 // surroundings are the routes of a Config.
 type surroundings struct {
-	routes []Route
+	routes []rules.Route
 	homes  bart.Table[Link] // sources that one node alone may send from
 }
 
@@ -152,8 +153,8 @@ func (s *snapshot) isPod(a netip.Addr) bool {
 	if s.fromTunnel == nil {
 		return s.pods.Contains(a)
 	}
-	hop, ok := s.rules.route(Tunnel, 0, s.peer, a)
-	return ok && hop.link != Tunnel
+	out, ok := s.rules.Route(Tunnel, 0, s.peer, a)
+	return ok && out != Tunnel
 }
 
 // own reports whether a is an address of the gateway or of either end of the WireGuard tunnel.

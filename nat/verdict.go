@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"culvert/nat/packet"
+	"culvert/nat/rules"
 )
 
 // A Link names where a packet comes from or goes to. The caller chooses the numbers and keeps them stable across Apply.
@@ -11,7 +12,7 @@ type Link = packet.Link
 
 const (
 	// Tunnel is the link of the WireGuard tunnel to the remote cluster. Nodes are numbered from 1.
-	Tunnel Link = 0
+	Tunnel = rules.Tunnel
 	// anyNode stands for every node in the reply tuple of a connection that came out of the tunnel.
 	anyNode Link = 0xffff
 )

@@ -13,7 +13,7 @@ import (
 
 	"culvert/gateway/config"
 	"culvert/ipam"
-	"culvert/nat"
+	"culvert/nat/rules"
 )
 
 // checkedSide is what one cluster would see of the other.
@@ -102,20 +102,20 @@ func checkPeering(files []string) ([]checkedSide, error) {
 }
 
 // remoteOf is what c's peer has to see.
-func remoteOf(c *config.Config) []nat.RemoteCIDR {
-	var rs []nat.RemoteCIDR
+func remoteOf(c *config.Config) []rules.RemoteCIDR {
+	var rs []rules.RemoteCIDR
 	for _, p := range c.Local.PodCIDRs {
-		rs = append(rs, nat.RemoteCIDR{Real: p, Remapped: p})
+		rs = append(rs, rules.RemoteCIDR{Real: p, Remapped: p})
 	}
 	for _, p := range c.Local.ExternalCIDRs {
-		rs = append(rs, nat.RemoteCIDR{Real: p, Remapped: p, External: true})
+		rs = append(rs, rules.RemoteCIDR{Real: p, Remapped: p, External: true})
 	}
 	return rs
 }
 
 // checkSide checks what c would see of a peer that has remote. Only if c is this machine's
 // gateway's do the networks that this machine is connected to count.
-func checkSide(file string, c config.Config, remote []nat.RemoteCIDR, peer string, here bool) checkedSide {
+func checkSide(file string, c config.Config, remote []rules.RemoteCIDR, peer string, here bool) checkedSide {
 	side := checkedSide{File: file, Cluster: c.Cluster, Peer: peer, Overlaps: []overlap{}, Seen: []seen{}}
 	written, memory := c.Remote, c.IPAM.File != ""
 	changed := len(written) != len(remote) || c.Peer != peer
@@ -123,7 +123,7 @@ func checkSide(file string, c config.Config, remote []nat.RemoteCIDR, peer strin
 	taken := slices.DeleteFunc(c.Taken(), func(t ipam.Taken) bool { return t.Connected && !here })
 	own := len(taken)
 	for _, r := range remote {
-		at := slices.IndexFunc(written, func(w nat.RemoteCIDR) bool { return w.Real == r.Real && w.External == r.External })
+		at := slices.IndexFunc(written, func(w rules.RemoteCIDR) bool { return w.Real == r.Real && w.External == r.External })
 		if at >= 0 {
 			r.Remapped = written[at].Remapped
 		}

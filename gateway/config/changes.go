@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"culvert/nat"
+	"culvert/nat/rules"
 )
 
 // maxNamed is how many names Changes lists of each kind.
@@ -16,8 +16,8 @@ const maxNamed = 5
 func (c *Config) Changes(old *Config) string {
 	var d difference
 	d.of("nodes", listOf(old.Geneve.Nodes, func(n Node) string { return n.Name }), listOf(c.Geneve.Nodes, func(n Node) string { return n.Name }))
-	d.of("rules", listOf(old.Rules, func(r nat.FilterRule) string { return r.Name }), listOf(c.Rules, func(r nat.FilterRule) string { return r.Name }))
-	remap := func(r nat.RemoteCIDR) string { return r.Real.String() }
+	d.of("rules", listOf(old.Rules, func(r rules.FilterRule) string { return r.Name }), listOf(c.Rules, func(r rules.FilterRule) string { return r.Name }))
+	remap := func(r rules.RemoteCIDR) string { return r.Real.String() }
 	d.of("remote CIDRs", listOf(old.Remote, remap), listOf(c.Remote, remap))
 	mapping := func(m AddressMapping) string { return m.External.String() }
 	d.of("address mappings", listOf(old.Addresses, mapping), listOf(c.Addresses, mapping))
@@ -63,7 +63,7 @@ func listOf[T any](all []T, name func(T) string) (list []named) {
 	return list
 }
 
-func names(rules []nat.FilterRule) (list []string) {
+func names(rules []rules.FilterRule) (list []string) {
 	for _, r := range rules {
 		list = append(list, r.Name)
 	}

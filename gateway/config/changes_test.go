@@ -6,7 +6,7 @@ import (
 	"slices"
 	"testing"
 
-	"culvert/nat"
+	"culvert/nat/rules"
 )
 
 // TestChanges: what a reload has changed is said in words.
@@ -16,8 +16,8 @@ func TestChanges(t *testing.T) {
 		for _, name := range []string{"rome-1", "rome-2", "rome-3"} {
 			c.Geneve.Nodes = append(c.Geneve.Nodes, Node{Name: name})
 		}
-		c.Rules = []nat.FilterRule{{Name: "a"}, {Name: "b"}}
-		c.Remote = []nat.RemoteCIDR{{Real: netip.MustParsePrefix("10.0.0.0/16"), Remapped: netip.MustParsePrefix("10.61.0.0/16")}}
+		c.Rules = []rules.FilterRule{{Name: "a"}, {Name: "b"}}
+		c.Remote = []rules.RemoteCIDR{{Real: netip.MustParsePrefix("10.0.0.0/16"), Remapped: netip.MustParsePrefix("10.61.0.0/16")}}
 		c.Addresses = []AddressMapping{{External: netip.MustParseAddr("10.70.0.9")}}
 		c.Services = []Service{{Name: "web"}}
 		return c
@@ -39,7 +39,7 @@ func TestChanges(t *testing.T) {
 				c.Geneve.Nodes = append(c.Geneve.Nodes, Node{Name: name})
 			}
 		}, "nodes: 6 added"},
-		{"rules", func(c *Config) { c.Rules = append(c.Rules[:1], nat.FilterRule{Name: "c"}) }, "rules: 1 added (c), 1 removed (b)"},
+		{"rules", func(c *Config) { c.Rules = append(c.Rules[:1], rules.FilterRule{Name: "c"}) }, "rules: 1 added (c), 1 removed (b)"},
 		{"the order of rules", func(c *Config) { slices.Reverse(c.Rules) }, "rules: reordered"},
 		{"a remap", func(c *Config) { c.Remote[0].Remapped = netip.MustParsePrefix("10.63.0.0/16") }, "remote CIDRs: 1 changed (10.0.0.0/16)"},
 		{"a mapping", func(c *Config) { c.Addresses[0].Via = "rome-1" }, "address mappings: 1 changed (10.70.0.9)"},

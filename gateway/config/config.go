@@ -7,6 +7,7 @@ import (
 	"culvert/gateway/wgkey"
 	"culvert/geneve"
 	"culvert/nat"
+	"culvert/nat/rules"
 )
 
 // Config is the desired state of one gateway: an immutable value that the YAML
@@ -22,14 +23,14 @@ type Config struct {
 	WireGuard WireGuard
 	Geneve    Geneve
 	Local     LocalNetwork
-	Remote    []nat.RemoteCIDR // network.remote; Real equals Remapped where nothing is remapped
+	Remote    []rules.RemoteCIDR // network.remote; Real equals Remapped where nothing is remapped
 
-	UnknownSource  netip.Addr       // nat.unknownSource; the zero Addr drops unknown sources
-	Addresses      []AddressMapping // nat.addresses
-	Services       []Service        // nat.services
-	MaxConnections int              // nat.maxConnections; 0 = auto
-	Rules          []nat.FilterRule // rules
-	MSSClamp       nat.MSSClamp     // mssClamp
+	UnknownSource  netip.Addr         // nat.unknownSource; the zero Addr drops unknown sources
+	Addresses      []AddressMapping   // nat.addresses
+	Services       []Service          // nat.services
+	MaxConnections int                // nat.maxConnections; 0 = auto
+	Rules          []rules.FilterRule // rules
+	MSSClamp       rules.MSSClamp     // mssClamp
 
 	// Given is for a source that brings rules of its own, piece by piece.
 	Given Given
@@ -121,16 +122,16 @@ type AddressMapping struct {
 }
 
 // Service is one address and port of a local external CIDR that stands for
-// several backends. The fields are those of nat.Service.
+// several backends. The fields are those of rules.Service.
 type Service struct {
 	Name            string
 	Address         netip.Addr
 	Port            uint16
 	Protocol        uint8
-	Balance         nat.Balance
-	Affinity        nat.Affinity
+	Balance         rules.Balance
+	Affinity        rules.Affinity
 	AffinityTimeout time.Duration
-	OnRemoval       nat.OnRemoval
+	OnRemoval       rules.OnRemoval
 	Backends        []Backend
 }
 

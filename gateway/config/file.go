@@ -16,6 +16,7 @@ import (
 	"culvert/gateway/wgkey"
 	"culvert/geneve"
 	"culvert/nat"
+	"culvert/nat/rules"
 )
 
 // auto is the word for a value that ipam chooses, which in a Config is invalid, and for the
@@ -169,9 +170,9 @@ func (f *file) config(e *configfile.Errors, dir string) *Config {
 	switch f.MSSClamp {
 	case "", "auto":
 	case "off", yamlOff:
-		c.MSSClamp = nat.MSSOff
+		c.MSSClamp = rules.MSSOff
 	default:
-		c.MSSClamp = nat.MSSClamp(e.Int("mssClamp", f.MSSClamp, 0, minMSS, int(maxMTU)-40))
+		c.MSSClamp = rules.MSSClamp(e.Int("mssClamp", f.MSSClamp, 0, minMSS, int(maxMTU)-40))
 	}
 	return c
 }
@@ -340,11 +341,11 @@ func (f *fileGeneve) config(e *configfile.Errors, c *Geneve) {
 	}
 }
 
-func remaps(e *configfile.Errors, path string, list []fileRemap, external bool) []nat.RemoteCIDR {
-	var rs []nat.RemoteCIDR
+func remaps(e *configfile.Errors, path string, list []fileRemap, external bool) []rules.RemoteCIDR {
+	var rs []rules.RemoteCIDR
 	for i, f := range list {
 		at := fmt.Sprintf("%s[%d].", path, i)
-		r := nat.RemoteCIDR{Real: e.Prefix(at+"cidr", f.CIDR), External: external}
+		r := rules.RemoteCIDR{Real: e.Prefix(at+"cidr", f.CIDR), External: external}
 		switch f.Remap {
 		case "":
 			r.Remapped = r.Real

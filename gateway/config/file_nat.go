@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"culvert/gateway/configfile"
-	"culvert/nat"
+	"culvert/nat/rules"
 )
 
 type (
@@ -93,13 +93,13 @@ func (f *fileService) service(e *configfile.Errors, at string) Service {
 		AffinityTimeout: e.Duration(at+"affinityTimeout", f.AffinityTimeout, 0, maxAffinityTimeout),
 	}
 	if e.OneOf(at+"balance", f.Balance, "random", "hash") == "hash" {
-		s.Balance = nat.BalanceHash
+		s.Balance = rules.BalanceHash
 	}
 	if e.OneOf(at+"affinity", f.Affinity, "none", "clientIP") == "clientIP" {
-		s.Affinity = nat.AffinityClientIP
+		s.Affinity = rules.AffinityClientIP
 	}
 	if e.OneOf(at+"onRemoval", f.OnRemoval, "keep", "reset") == "reset" {
-		s.OnRemoval = nat.RemovalReset
+		s.OnRemoval = rules.RemovalReset
 	}
 	if len(f.Backends) == 0 {
 		e.Add(at+"backends", "missing; a service stands for at least one backend")
@@ -124,8 +124,8 @@ func port(e *configfile.Errors, path string, s scalar) uint16 {
 	return uint16(e.Int(path, s, 0, 1, 65535))
 }
 
-func (f *fileRule) rule(e *configfile.Errors, at string) nat.FilterRule {
-	r := nat.FilterRule{
+func (f *fileRule) rule(e *configfile.Errors, at string) rules.FilterRule {
+	r := rules.FilterRule{
 		Name:        string(f.Name),
 		Source:      e.Prefixes(at+".src", f.Src),
 		Destination: e.Prefixes(at+".dst", f.Dst),
@@ -133,9 +133,9 @@ func (f *fileRule) rule(e *configfile.Errors, at string) nat.FilterRule {
 	}
 	switch e.OneOf(at+".from", f.From, "", "remote", "local") {
 	case "remote":
-		r.From = nat.FromRemote
+		r.From = rules.FromRemote
 	case "local":
-		r.From = nat.FromLocal
+		r.From = rules.FromLocal
 	}
 	if f.Protocol != "" {
 		r.Protocol = protocols[e.OneOf(at+".protocol", f.Protocol, "tcp", "udp", "sctp", "icmp")]
@@ -146,20 +146,20 @@ func (f *fileRule) rule(e *configfile.Errors, at string) nat.FilterRule {
 	if e.Text(at+".action", f.Action) != "" {
 		switch e.OneOf(at+".action", f.Action, "accept", "drop", "reject") {
 		case "drop":
-			r.Action = nat.FilterDrop
+			r.Action = rules.FilterDrop
 		case "reject":
-			r.Action = nat.FilterReject
+			r.Action = rules.FilterReject
 		}
 	}
 	return r
 }
 
 // portRanges reads "22" or "22,8000-8080".
-func portRanges(e *configfile.Errors, path string, s scalar) []nat.PortRange {
+func portRanges(e *configfile.Errors, path string, s scalar) []rules.PortRange {
 	if s == "" {
 		return nil
 	}
-	var ranges []nat.PortRange
+	var ranges []rules.PortRange
 	for part := range strings.SplitSeq(string(s), ",") {
 		first, last, isRange := strings.Cut(strings.TrimSpace(part), "-")
 		if !isRange {
@@ -171,7 +171,7 @@ func portRanges(e *configfile.Errors, path string, s scalar) []nat.PortRange {
 			e.Add(path, "%q is not a port or a range such as 8000-8080", part)
 			return nil
 		}
-		ranges = append(ranges, nat.PortRange{First: uint16(low), Last: uint16(high)})
+		ranges = append(ranges, rules.PortRange{First: uint16(low), Last: uint16(high)})
 	}
 	return ranges
 }

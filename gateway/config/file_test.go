@@ -14,7 +14,7 @@ import (
 	"culvert/gateway/configfile"
 	"culvert/gateway/wgkey"
 	"culvert/geneve"
-	"culvert/nat"
+	"culvert/nat/rules"
 )
 
 // goodFile has a value for nearly every field.
@@ -88,7 +88,7 @@ func TestParse(t *testing.T) {
 		t.Errorf("without remap, %v is seen as %v", c.Remote[1].Real, c.Remote[1].Remapped)
 	}
 	rule := c.Rules[0]
-	if rule.Action != nat.FilterDrop || rule.From != nat.FromRemote || rule.Protocol != 6 || rule.Ports[1] != (nat.PortRange{First: 8000, Last: 8080}) {
+	if rule.Action != rules.FilterDrop || rule.From != rules.FromRemote || rule.Protocol != 6 || rule.Ports[1] != (rules.PortRange{First: 8000, Last: 8080}) {
 		t.Errorf("got rule %+v", rule)
 	}
 	if c.MSSClamp != 1200 || c.Metrics != "" || c.Log.Format != "json" {
@@ -308,7 +308,7 @@ func TestOff(t *testing.T) {
 		c, err := parseText([]byte(text), keyFolder(t))
 		if err != nil {
 			t.Errorf("%s: %v", off, err)
-		} else if c.MSSClamp != nat.MSSOff || c.UnknownSource.IsValid() {
+		} else if c.MSSClamp != rules.MSSOff || c.UnknownSource.IsValid() {
 			t.Errorf("%s: clamp %v, unknown source %v", off, c.MSSClamp, c.UnknownSource)
 		}
 	}

@@ -4,7 +4,7 @@ import (
 	"net/netip"
 	"testing"
 
-	"culvert/nat"
+	"culvert/nat/rules"
 )
 
 // Where rules come from elsewhere, none are made, and no source is admitted unless it is said so.
@@ -19,7 +19,7 @@ func TestGivenRules(t *testing.T) {
 	if nc.Firewall == nil || nc.Routing == nil || nc.FromTunnel == nil || nc.NotFromNodes == nil {
 		t.Errorf("generated: %+v", nc)
 	}
-	if want := (nat.Node{Link: 1, Name: "rome-1", Device: "liqo.x", Address: node.Address}); len(nc.Nodes) != 1 || nc.Nodes[0] != want {
+	if want := (rules.Node{Link: 1, Name: "rome-1", Device: "liqo.x", Address: node.Address}); len(nc.Nodes) != 1 || nc.Nodes[0] != want {
 		t.Errorf("nodes %+v, want %+v", nc.Nodes, want)
 	}
 	c.Given.FromTunnel = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}

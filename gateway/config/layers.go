@@ -7,6 +7,7 @@ import (
 
 	"culvert/geneve"
 	"culvert/nat"
+	"culvert/nat/rules"
 )
 
 // Links gives each node its nat.Link. Connections remember links, so a node that leaves
@@ -53,46 +54,44 @@ func (l Links) Assign(nodes []Node) Links {
 // NAT is the part of c that decides about packets; maxConnections is for where c says auto.
 func (c *Config) NAT(links Links, maxConnections int) *nat.Config {
 	own, peer := c.WireGuard.Role.TunnelAddresses()
-	nc := &nat.Config{
+	nc := &nat.Config{MTU: int(c.MTU), SourceCheck: c.Geneve.SourceCheck, MaxConnections: c.MaxConnections}
+	nc.Config = rules.Config{
 		LocalPodCIDRs:      c.Local.PodCIDRs,
 		LocalExternalCIDRs: c.Local.ExternalCIDRs,
 		Remote:             c.Remote,
 		GatewayAddress:     c.Geneve.GatewayAddress,
-		SourceCheck:        c.Geneve.SourceCheck,
 		TunnelAddress:      own,
 		PeerTunnelAddress:  peer,
-		MTU:                int(c.MTU),
 		MSSClamp:           c.MSSClamp,
 		UnknownSource:      c.UnknownSource,
 		Rules:              c.Rules,
-		MaxConnections:     c.MaxConnections,
 	}
 	if nc.MaxConnections == 0 {
 		nc.MaxConnections = maxConnections
 	}
 	if g := &c.Given; g.Rules {
-		nc.Firewall, nc.Routing = []nat.Table{}, []nat.PolicyTable{}
+		nc.Firewall, nc.Routing = []rules.Table{}, []rules.PolicyTable{}
 		nc.FromTunnel, nc.NotFromNodes = notNil(g.FromTunnel), notNil(g.NotFromNodes)
 	}
 	for _, m := range c.Addresses {
-		nc.Addresses = append(nc.Addresses, nat.AddressMapping{External: m.External, Internal: m.Internal, Via: links.ByName[m.Via]})
+		nc.Addresses = append(nc.Addresses, rules.AddressMapping{External: m.External, Internal: m.Internal, Via: links.ByName[m.Via]})
 	}
 	for _, s := range c.Services {
-		ns := nat.Service{
+		ns := rules.Service{
 			Name: s.Name, Address: s.Address, Port: s.Port, Protocol: s.Protocol,
 			Balance: s.Balance, Affinity: s.Affinity, AffinityTimeout: s.AffinityTimeout, OnRemoval: s.OnRemoval,
 		}
 		for _, b := range s.Backends {
-			ns.Backends = append(ns.Backends, nat.Backend{Address: b.Address, Port: b.Port, Weight: b.Weight, Via: links.ByName[b.Via]})
+			ns.Backends = append(ns.Backends, rules.Backend{Address: b.Address, Port: b.Port, Weight: b.Weight, Via: links.ByName[b.Via]})
 		}
 		nc.Services = append(nc.Services, ns)
 	}
 	for _, n := range c.Geneve.Nodes {
 		link := links.ByName[n.Name]
-		nc.Nodes = append(nc.Nodes, nat.Node{Link: link, Name: n.Name, Device: n.Device, Address: n.Address})
-		nc.Routes = append(nc.Routes, nat.Route{Prefix: netip.PrefixFrom(n.Address, n.Address.BitLen()), Link: link})
+		nc.Nodes = append(nc.Nodes, rules.Node{Link: link, Name: n.Name, Device: n.Device, Address: n.Address})
+		nc.Routes = append(nc.Routes, rules.Route{Prefix: netip.PrefixFrom(n.Address, n.Address.BitLen()), Link: link})
 		for _, cidr := range n.PodCIDRs {
-			nc.Routes = append(nc.Routes, nat.Route{Prefix: cidr, Link: link})
+			nc.Routes = append(nc.Routes, rules.Route{Prefix: cidr, Link: link})
 		}
 	}
 	return nc

@@ -14,8 +14,8 @@ import (
 	"culvert/gateway/configfile"
 	"culvert/gateway/wgkey"
 	"culvert/geneve"
-	"culvert/nat"
 	"culvert/nat/packet"
+	"culvert/nat/rules"
 )
 
 // Caps of the lists of a configuration. With them, all rules together stay below the
@@ -104,7 +104,7 @@ func (c *Config) complete(e *configfile.Errors) {
 	if len(c.Local.PodCIDRs) == 0 && !e.Bad("network.local.podCIDRs[0]") {
 		e.Missing("network.local.podCIDRs")
 	}
-	if !slices.ContainsFunc(c.Remote, func(r nat.RemoteCIDR) bool { return !r.External }) {
+	if !slices.ContainsFunc(c.Remote, func(r rules.RemoteCIDR) bool { return !r.External }) {
 		e.Add("network.remote.podCIDRs", "missing; name what the peer has, such as {cidr: 10.0.0.0/16, remap: 10.61.0.0/16}")
 	}
 	if len(c.Geneve.Nodes) == 0 {
@@ -225,7 +225,7 @@ func (c *Config) validateNodes(e *configfile.Errors) {
 	for i, n := range c.Geneve.Nodes {
 		at := fmt.Sprintf("geneve.nodes[%d].", i)
 		e.Name(at+"name", n.Name, configfile.MaxDomain)
-		if nat.ReservedName(n.Name) {
+		if rules.ReservedName(n.Name) {
 			e.Add(at+"name", "%q is a name of the gateway's own; choose another", n.Name)
 		}
 		if j, ok := names[n.Name]; ok && n.Name != "" {

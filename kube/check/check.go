@@ -12,7 +12,7 @@ import (
 
 	"culvert/kube"
 	"culvert/kube/template"
-	"culvert/nat"
+	"culvert/nat/rules"
 )
 
 // Cluster is what was read. Objects are as JSON has them; nil is what is not there.
@@ -259,7 +259,7 @@ func (k *checker) resources() {
 	}
 	s.Changes() // looks at what several say together
 	faults := s.Faults()
-	for _, key := range slices.SortedFunc(maps.Keys(faults), func(a, b nat.Key) int { return strings.Compare(a.String(), b.String()) }) {
+	for _, key := range slices.SortedFunc(maps.Keys(faults), func(a, b rules.Key) int { return strings.Compare(a.String(), b.String()) }) {
 		// A gateway without a key waits for one.
 		k.Findings = append(k.Findings, Finding{key.Kind != kube.KindPublicKey, fmt.Sprintf("%s would be left out: %s", key, faults[key])})
 	}

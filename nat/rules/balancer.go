@@ -1,0 +1,129 @@
+package rules
+
+import (
+	"encoding/binary"
+	"math"
+	"net/netip"
+	"slices"
+
+	"culvert/nat/siphash"
+)
+
+// A serviceAddress is what a packet from outside is addressed to.
+type serviceAddress struct {
+	addr     netip.Addr
+	port     uint16
+	protocol uint8
+}
+
+func (a serviceAddress) hash() uint64 {
+	high, low := addressWords(a.addr)
+	return high ^ low ^ uint64(a.port)<<8 ^ uint64(a.protocol)
+}
+
+// addressOf returns what packets for the service are addressed to.
+func addressOf(c *Service) serviceAddress { return serviceAddress{c.Address, c.Port, c.Protocol} }
+
+// A Balancer is a compiled Service. It is immutable.
+type Balancer struct {
+	Service Service
+	origin  *origin
+	// total is the sum of all weights, and until[i] that of the backends up to i.
+	total   uint64
+	until   []uint64
+	seeds   []uint64         // of the backends' addresses and ports, for rendezvous
+	present map[uint64]int32 // backends by seed
+}
+
+// NewBalancer compiles s.
+func NewBalancer(s Service) *Balancer {
+	s.Backends = slices.Clone(s.Backends)
+	b := &Balancer{Service: s, present: make(map[uint64]int32, len(s.Backends))}
+	for i, backend := range s.Backends {
+		b.total += uint64(weight(backend))
+		b.until = append(b.until, b.total)
+		seed := backendSeed(netip.AddrPortFrom(backend.Address, backend.Port))
+		b.seeds = append(b.seeds, seed)
+		b.present[seed] = int32(i)
+	}
+	return b
+}
+
+// backendSeed is the same for a backend in whatever configuration it is.
+func backendSeed(a netip.AddrPort) uint64 {
+	high, low := addressWords(a.Addr())
+	return siphash.Key{}.Sum(high, low, uint64(a.Port()))
+}
+
+func weight(b Backend) int { return max(1, b.Weight) }
+
+// Has reports whether a backend is one of the service's.
+func (b *Balancer) Has(backend netip.AddrPort) bool {
+	_, ok := b.present[backendSeed(backend)]
+	return ok
+}
+
+// Seed returns what names a backend whatever its place in the service.
+func (b *Balancer) Seed(backend int32) uint64 { return b.seeds[backend] }
+
+// Find returns the place of the backend that a seed names, if it is one of the service's.
+func (b *Balancer) Find(seed uint64) (int32, bool) {
+	n, ok := b.present[seed]
+	return n, ok
+}
+
+// A Client is what the choice for a new connection depends on, in words: ports and protocol, the client's address, the service's address.
+type Client [5]uint64
+
+// Client returns that of a connection from a.
+func (b *Balancer) Client(a netip.AddrPort) Client {
+	c := Client{uint64(a.Port())<<32 | uint64(b.Service.Port)<<16 | uint64(b.Service.Protocol)}
+	c[1], c[2] = addressWords(a.Addr())
+	c[3], c[4] = addressWords(b.Service.Address)
+	return c
+}
+
+// Address returns the words of the client's address.
+func (c *Client) Address() [2]uint64 { return [2]uint64{c[1], c[2]} }
+
+func addressWords(a netip.Addr) (high, low uint64) {
+	b := a.As16()
+	return binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:])
+}
+
+// Choose returns the backend for a client of which hash is a hash. Preconditions: there is a backend.
+func (b *Balancer) Choose(hash uint64) int32 {
+	if b.Service.Balance == BalanceHash {
+		return b.rendezvous(hash)
+	}
+	at := hash % b.total
+	low, high := 0, len(b.until)-1
+	for low < high {
+		if middle := (low + high) / 2; b.until[middle] > at {
+			high = middle
+		} else {
+			low = middle + 1
+		}
+	}
+	return int32(low)
+}
+
+// rendezvous returns the backend with the highest weighted score (Schindelhauer and Schomaker, "Weighted distributed hash tables",
+// 2005): the share of each is exactly its weight, and a backend that comes or goes moves no client of another.
+func (b *Balancer) rendezvous(hash uint64) int32 {
+	best, at := math.Inf(-1), 0
+	for i := range b.Service.Backends {
+		u := (float64(mix(hash^b.seeds[i])>>11) + 0.5) / (1 << 53) // in (0, 1)
+		if score := -float64(weight(b.Service.Backends[i])) / math.Log(u); score > best {
+			best, at = score, i
+		}
+	}
+	return int32(at)
+}
+
+// mix is the finalizer of MurmurHash3. Unlike the hash of a client, which is keyed, it need not resist anybody.
+func mix(h uint64) uint64 {
+	h = (h ^ h>>33) * 0xff51afd7ed558ccd
+	h = (h ^ h>>33) * 0xc4ceb9fe1a85ec53
+	return h ^ h>>33
+}

@@ -1,0 +1,129 @@
+package rules
+
+import (
+	"encoding/binary"
+	"net/netip"
+)
+
+// A bindKind says what a nat stage decided.
+type bindKind uint8
+
+const (
+	bindNone     bindKind = iota // no rule matched
+	bindAddress                  // translate to addr
+	bindPrefix                   // translate to addr, 1:1
+	bindService                  // translate to a backend of service
+	bindDrop                     // drop: the policy of a chain, or masquerade without an address
+	bindNoSource                 // drop: the source is unknown to the remote cluster
+)
+
+// A binding is the translation that the first packet of a connection gets.
+type binding struct {
+	kind    bindKind
+	addr    netip.Addr
+	service *Balancer
+	rule    *rule // nil: none
+}
+
+// bind runs the nat chains of stage s, stageDNAT or stageSNAT. The first rule that matches binds; as each stage has one kind of
+// manipulation, no later chain can add to it.
+func (r *Ruleset) bind(s stage, v *view) binding {
+	if s == stageDNAT && v.in == Tunnel && v.hasL4 {
+		if service, ok := r.services.get(serviceAddress{v.dst, binary.BigEndian.Uint16(v.l4[2:]), v.proto}); ok {
+			if v.trace != nil {
+				traceService(v, service)
+			}
+			return binding{kind: bindService, service: service}
+		}
+	}
+	if !r.has(s) {
+		return binding{}
+	}
+	w := walk{list: r.stages[s].few}
+	if x := r.stages[s].ruleIndex; x != nil {
+		var found lists
+		found.find(x, v)
+		if w.list = found.first[0]; found.n > 1 {
+			w.many = &found
+		}
+	}
+	for rule := w.next(); rule != nil; rule = w.next() {
+		if v.trace != nil {
+			traceRule(v, rule)
+		}
+		if !rule.matches(v) {
+			continue
+		}
+		b := binding{rule: rule}
+		switch rule.action {
+		case ActionDNAT:
+			b.kind, b.addr = rule.translate(v.dst)
+		case ActionSNAT:
+			b.kind, b.addr = rule.translate(v.src)
+		case ActionMasquerade:
+			b.kind, b.addr = r.masquerade(v)
+		case ActionDrop:
+			b.kind, b.rule = bindDrop, nil
+		case ActionRefuseSource:
+			b.kind = bindNoSource
+		}
+		if b.kind != bindNone {
+			return b
+		}
+	}
+	return binding{}
+}
+
+// translate returns what becomes of a under a snat or dnat rule.
+func (r *rule) translate(a netip.Addr) (bindKind, netip.Addr) {
+	switch to := r.to; {
+	case !to.IsValid() || to.Addr().Is4() != a.Is4():
+		return bindNone, netip.Addr{}
+	case to.IsSingleIP():
+		return bindAddress, to.Addr()
+	default:
+		return bindPrefix, combine(to, a)
+	}
+}
+
+// combine returns the address with p's network bits and a's host bits. Preconditions: equal families.
+func combine(p netip.Prefix, a netip.Addr) netip.Addr {
+	to, host := p.Addr().As16(), a.As16()
+	at := p.Bits()
+	if a.Is4() {
+		at += 96
+	}
+	for i := range to {
+		switch n := at - 8*i; {
+		case n <= 0:
+			to[i] = host[i]
+		case n < 8:
+			mask := byte(0xff) << (8 - n)
+			to[i] = to[i]&mask | host[i]&^mask
+		}
+	}
+	if a.Is4() {
+		return netip.AddrFrom16(to).Unmap()
+	}
+	return netip.AddrFrom16(to)
+}
+
+func (r *Ruleset) masquerade(v *view) (bindKind, netip.Addr) {
+	a := r.ownAddress(v)
+	if !a.IsValid() {
+		return bindDrop, netip.Addr{} // nf_nat_masquerade_ipv4 drops without an address too
+	}
+	return bindAddress, a
+}
+
+// ownAddress returns the gateway's address on the way out that is of the packet's family, the zero Addr if there is none.
+func (r *Ruleset) ownAddress(v *view) netip.Addr {
+	side := &r.own[0]
+	if v.out != Tunnel {
+		side = &r.own[1]
+	}
+	if v.src.Is4() {
+		return side.v4
+	}
+	return side.v6
+}

@@ -1,0 +1,112 @@
+package rules
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+
+	"github.com/gaissmai/bart"
+)
+
+// addRouting compiles a policy table: what is left of a rule is where it stands, its class and its offers.
+func (b *builder) addRouting(t *PolicyTable) {
+	table := new(bart.Table[routeOffer])
+	first := len(b.piece.routing)
+	for i := range t.Rules {
+		r := &t.Rules[i]
+		at := func() string { return fmt.Sprintf("routing table %s rule %d", t.Name, i+1) }
+		if r.Priority < 0 {
+			b.fault(at(), "priority %d is negative", r.Priority)
+		}
+		for _, p := range []netip.Prefix{r.Destination, r.Source} {
+			if p.IsValid() && p.Addr().Is4In6() {
+				b.fault(at(), "%s is IPv4 mapped into IPv6", p)
+			}
+		}
+		for j := range r.Routes {
+			b.addRoute(table, &r.Routes[j], at)
+		}
+		compiled := &policyRule{
+			name: t.Name + "/" + strconv.Itoa(i+1), priority: r.Priority, given: r.Priority,
+			origin: b.origin, number: int32(len(b.piece.routing)), table: b.table, class: classOf(anyLink, r.Mark), source: r.Source,
+		}
+		if r.Source.IsValid() {
+			compiled.source = r.Source.Masked() // unlike nftables, a policy rule ignores host bits
+		}
+		b.piece.routing = append(b.piece.routing, compiled)
+	}
+	for i := range t.Rules {
+		r, compiled := &t.Rules[i], b.piece.routing[first+i]
+		if r.In != "" {
+			in := b.link(r.In)
+			if in == unknownLink {
+				continue
+			}
+			compiled.class = classOf(in, r.Mark)
+		}
+		if r.Out == "" { // a forwarded packet is bound to no device
+			compiled.offer(r.Destination, table)
+		}
+	}
+}
+
+func (b *builder) addRoute(table *bart.Table[routeOffer], r *PolicyRoute, at func() string) {
+	dst := r.Destination
+	switch {
+	case !dst.IsValid():
+		b.fault(at(), "a route needs a destination")
+		return
+	case dst != dst.Masked():
+		b.fault(at(), "route to %s: host bits are set", dst)
+		return
+	case dst.Addr().Is4In6() || r.Via.Is4In6():
+		b.fault(at(), "route to %s: an address is IPv4 mapped into IPv6", dst)
+		return
+	case !r.Via.IsValid() && r.Device == "":
+		b.fault(at(), "route to %s: neither via nor device", dst)
+		return
+	}
+	var link Link
+	if r.Device != "" {
+		link = b.link(r.Device)
+	} else {
+		link = b.link(r.Via)
+	}
+	if _, exists := table.Get(dst); link != unknownLink && !exists { // the kernel refuses a second route to the same destination
+		table.Insert(dst, routeOffer{bits: dst.Bits(), link: link, via: r.Via})
+	}
+}
+
+// offer works the routes of the rule's table into what the rule offers.
+func (r *policyRule) offer(destination netip.Prefix, table *bart.Table[routeOffer]) {
+	add := func(at netip.Prefix, o routeOffer) {
+		o.at, o.rule = at, r
+		r.offers = append(r.offers, o)
+	}
+	if !destination.IsValid() {
+		for dst, o := range table.All() {
+			add(dst, o)
+		}
+		return
+	}
+	destination = destination.Masked()
+	if o, ok := table.LookupPrefix(destination); ok {
+		add(destination, o)
+	}
+	for dst, o := range table.Subnets(destination) {
+		if dst != destination {
+			add(dst, o)
+		}
+	}
+}
+
+// withPriority returns a copy of the rule that has another priority.
+func (r *policyRule) withPriority(n int) *policyRule {
+	c := *r
+	c.priority, c.offers = n, slices.Clone(r.offers)
+	for i := range c.offers {
+		c.offers[i].rule = &c
+	}
+	return &c
+}

@@ -1,0 +1,258 @@
+package rules
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+)
+
+// A Draft is what has been put and deleted and not been committed. The drafts of one Set have different keys.
+type Draft struct {
+	set     *Set
+	network *network       // nil: as it is
+	pieces  map[Key]*piece // nil: to be deleted
+	claims  map[any]*Key   // nil: given back
+	rules   int            // how many more there will be
+}
+
+// Draft returns a new one. It counts until it is committed or discarded.
+func (s *Set) Draft() *Draft {
+	d := &Draft{set: s, pieces: map[Key]*piece{}, claims: map[any]*Key{}}
+	s.drafts = append(s.drafts, d)
+	return d
+}
+
+// Discard forgets d.
+func (d *Draft) Discard() {
+	s := d.set
+	s.rules -= d.rules
+	s.drafts = slices.DeleteFunc(s.drafts, func(o *Draft) bool { return o == d })
+}
+
+// current returns the piece of key as d leaves it, or nil.
+func (d *Draft) current(key Key) *piece {
+	if p, ok := d.pieces[key]; ok {
+		return p
+	}
+	return d.set.pieces[key]
+}
+
+// owner returns who has what as d leaves it.
+func (d *Draft) owner(what any) (Key, bool) {
+	if key, ok := d.claims[what]; ok {
+		if key == nil {
+			return Key{}, false
+		}
+		return *key, true
+	}
+	key, ok := d.set.claims[what]
+	return key, ok
+}
+
+// taken returns who has what as d or another draft leaves it.
+func (d *Draft) taken(what any) (Key, bool) {
+	if key, ok := d.owner(what); ok {
+		return key, true
+	}
+	for _, o := range d.set.drafts {
+		if key := o.claims[what]; key != nil {
+			return *key, true
+		}
+	}
+	return Key{}, false
+}
+
+// link returns the link of a device by name or of a neighbour by address, unknownLink if there is none.
+func (d *Draft) link(what any) Link {
+	switch what {
+	case tunnelDevice:
+		return Tunnel
+	case firstNodeDevice:
+		return firstNode
+	}
+	if key, ok := d.owner(what); ok {
+		return d.current(key).resource.Device.Link
+	}
+	return unknownLink
+}
+
+// Empty reports whether nothing has been put or deleted.
+func (d *Draft) Empty() bool { return len(d.pieces) == 0 }
+
+// Put makes r the resource of key, beside those that a Config stands for. If something is wrong with r, the error says so by field, and
+// key keeps what it had. Tables may name devices and neighbours before they exist.
+func (d *Draft) Put(key Key, r Resource) error {
+	if key.configured() {
+		return fmt.Errorf("rules: %s: resources of kind %s come from the configuration; use another kind", key, key.Kind)
+	}
+	if err := r.validate(key); err != nil {
+		return err
+	}
+	return d.put(key, r)
+}
+
+// Delete removes the resource of key, if Put has made one.
+func (d *Draft) Delete(key Key) {
+	if !key.configured() {
+		d.remove(key)
+	}
+}
+
+// put is Put for a resource without faults in its fields.
+func (d *Draft) put(key Key, r Resource) error {
+	old := d.current(key)
+	if old != nil && old.resource.equal(&r) {
+		return nil
+	}
+	claims := r.claims()
+	for _, what := range claims {
+		if other, taken := d.taken(what); taken && other != key {
+			return fmt.Errorf("rules: %s: %s is taken by %s", key, describe(what), other)
+		}
+	}
+	counted := old
+	if counted == nil {
+		counted = d.set.pieces[key] // deleted and put again
+	}
+	p, err := d.compile(key, r.clone(), counted)
+	if err != nil {
+		return err
+	}
+	more := p.rules
+	if old != nil {
+		more -= old.rules
+	}
+	if d.set.rules+more > maxRules {
+		return fmt.Errorf("rules: %s: more than %d rules in all; delete others first", key, maxRules)
+	}
+	d.remove(key)
+	for _, what := range claims {
+		d.claims[what] = &key
+	}
+	d.pieces[key] = p
+	d.add(p.rules)
+	return nil
+}
+
+// remove removes the resource of key, if there is one.
+func (d *Draft) remove(key Key) {
+	if old := d.current(key); old != nil {
+		for _, what := range old.resource.claims() {
+			if _, committed := d.set.claims[what]; committed {
+				d.claims[what] = nil
+			} else {
+				delete(d.claims, what)
+			}
+		}
+		d.pieces[key] = nil
+		d.add(-old.rules)
+	}
+}
+
+func (d *Draft) add(rules int) {
+	d.rules += rules
+	d.set.rules += rules
+}
+
+// claims returns what only one resource may have: the name and link of a device, the address that it leads to, a service's address.
+func (r *Resource) claims() []any {
+	var all []any
+	if d := r.Device; d != nil {
+		all = append(all, d.Name, d.Link)
+		if d.Address.IsValid() {
+			all = append(all, d.Address)
+		}
+	}
+	if r.Service != nil {
+		all = append(all, addressOf(r.Service))
+	}
+	return all
+}
+
+func describe(what any) string {
+	switch x := what.(type) {
+	case string:
+		return fmt.Sprintf("device %q", x)
+	case Link:
+		return fmt.Sprintf("device number %d", x)
+	case serviceAddress:
+		return fmt.Sprintf("address %s port %d", x.addr, x.port)
+	}
+	return fmt.Sprintf("address %s", what)
+}
+
+// recompile compiles anew the pieces that name devices which have come, gone or moved since they were compiled.
+func (d *Draft) recompile() {
+	stale := map[Key]*piece{}
+	look := func(key Key, p *piece) {
+		if p != nil && slices.ContainsFunc(p.mentions, func(m mention) bool { return d.link(m.what) != m.link }) {
+			stale[key] = p
+		}
+	}
+	for key, p := range d.pieces {
+		look(key, p)
+	}
+	for what := range d.claims {
+		for key := range d.set.mentions[what] {
+			look(key, d.current(key))
+		}
+	}
+	for key, p := range stale {
+		again, err := d.compile(key, p.resource, p)
+		if err != nil {
+			panic("rules: a resource was good and is not: " + err.Error()) // devices decide about nothing that could be wrong
+		}
+		d.pieces[key] = again
+	}
+}
+
+// The kinds of resources that a Config stands for. Others are left to Draft.Put.
+const (
+	kindNetwork  = "network"
+	kindNode     = "node"
+	kindFirewall = "firewall"
+	kindRouting  = "routing"
+	kindMapping  = "mapping"
+	kindService  = "service"
+)
+
+// configured reports whether a resource of this key belongs to the Config.
+func (k Key) configured() bool {
+	switch k.Kind {
+	case kindNetwork, kindNode, kindFirewall, kindRouting, kindMapping, kindService:
+		return true
+	}
+	return false
+}
+
+// Replace returns a Draft in which the resources of c stand in place of those of the Config before, or all that is wrong with them.
+// Preconditions: c.Validate finds no fault.
+func (s *Set) Replace(c *Config) (*Draft, error) {
+	d := s.Draft()
+	network := c.network()
+	d.network = &network
+	resources := c.resources()
+	keep := make(map[Key]*Resource, len(resources))
+	var faults []error
+	for i := range resources {
+		r := &resources[i]
+		if _, ok := keep[r.key]; ok {
+			faults = append(faults, fmt.Errorf("rules: %s: there is another of this name", r.key))
+		}
+		keep[r.key] = &r.Resource
+	}
+	// What goes makes room for what comes: a device or an address may have another owner.
+	for key, old := range s.pieces {
+		if r := keep[key]; r == nil && key.configured() || r != nil && !slices.Equal(r.claims(), old.resource.claims()) {
+			d.remove(key)
+		}
+	}
+	for i := range resources {
+		faults = append(faults, d.put(resources[i].key, resources[i].Resource))
+	}
+	if err := errors.Join(faults...); err != nil {
+		d.Discard()
+		return nil, err
+	}
+	return d, nil
+}

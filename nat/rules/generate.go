@@ -1,0 +1,234 @@
+package rules
+
+import (
+	"fmt"
+	"net/netip"
+)
+
+// A Config without Firewall and Routing generates them: the tables that Liqo's controllers make, under the same names where they
+// mean the same. The order of translations and the return path follow from them.
+
+// outboundMark is on the packets from nodes that are addressed to the remote cluster as the local one sees it. With overlapping
+// CIDRs the translated destination alone cannot tell them from local traffic. Marks below 1<<16 are links of nodes.
+const outboundMark = 1 << 16
+
+// The priorities of generated policy rules.
+const (
+	priorityOutbound = 100 // what is marked outbound, to the tunnel
+	priorityPods     = 400 // minus the length of the prefix, so that the longest of all nodes' comes first
+	priorityReturn   = 500 // what nothing above leads back, to the node that its connection came from
+	priorityVia      = 600 // mapped hosts and backends outside of the cluster
+)
+
+// device returns what tables call the node's tunnel.
+func (n *Node) device() string {
+	if n.Device != "" {
+		return n.Device
+	}
+	return n.Name
+}
+
+// masquerades returns the gateway's own addresses on the way to the tunnel and to the nodes.
+func (c *Config) masquerades() [2]masquerade {
+	var own [2]masquerade
+	for i, a := range []netip.Addr{c.TunnelAddress, c.GatewayAddress} {
+		if a.Is4() {
+			own[i].v4 = a
+		} else {
+			own[i].v6 = a
+		}
+	}
+	return own
+}
+
+// A namedResource is a resource with its key.
+type namedResource struct {
+	key Key
+	Resource
+}
+
+// The order of generated chains of one hook and priority: that of Tables.
+const (
+	orderMapping = iota
+	orderRemap
+	orderUnknown
+	orderOutbound
+	orderRules
+	orderReturn
+	orderMSS
+)
+
+// resources returns what c stands for, piece by piece. The tunnel comes first, so that no node can take its name.
+func (c *Config) resources() []namedResource {
+	all := make([]namedResource, 0, 8+len(c.Nodes)+len(c.Addresses)+len(c.Services))
+	add := func(kind, name string, r Resource) { all = append(all, namedResource{Key{Kind: kind, Name: name}, r}) }
+	add(kindNetwork, "tunnel", Resource{Device: &Device{Tunnel, tunnelDevice, c.PeerTunnelAddress}})
+	routes, devices := c.nodeRoutes(), c.devices()
+	for i := range c.Nodes {
+		n := &c.Nodes[i]
+		r := Resource{Order: orderReturn, Device: &Device{n.Link, n.device(), n.Address}}
+		rules := n.rules(routes[n.Link])
+		switch {
+		case c.Firewall == nil && c.Routing == nil:
+			r.Node = &rules
+		case c.Firewall == nil:
+			r.Tables = []Table{returnTable([]NodeRules{rules})}
+		case c.Routing == nil:
+			r.Routing = rules.routing()
+		}
+		add(kindNode, n.Name, r)
+	}
+	for i, t := range c.Firewall {
+		add(kindFirewall, t.Name, Resource{Order: int64(i), Tables: c.Firewall[i : i+1]})
+	}
+	for i, t := range c.Routing {
+		add(kindRouting, t.Name, Resource{Order: int64(i), Routing: c.Routing[i : i+1]})
+	}
+	for _, m := range c.Addresses {
+		add(kindMapping, m.External.String(), c.mapping(m, devices))
+	}
+	for i := range c.Services {
+		s := &c.Services[i]
+		r := Resource{Order: orderMapping, Service: s}
+		if c.Routing == nil {
+			r.Routing = c.backendRoutes(s, devices)
+		}
+		add(kindService, fmt.Sprintf("%s %s:%d/%d", s.Name, s.Address, s.Port, s.Protocol), r) // one of a name for each of its ports
+	}
+	if c.Routing == nil {
+		add(kindNetwork, "routes", Resource{Routing: []PolicyTable{c.outboundRoutes()}})
+	}
+	if c.Firewall != nil {
+		return all
+	}
+	add(kindNetwork, "remap", Resource{Order: orderRemap, Tables: []Table{c.remapTable("remap-podcidr", false), c.remapTable("remap-externalcidr", true)}})
+	add(kindNetwork, "unknown-source", Resource{Order: orderUnknown, Tables: []Table{
+		c.unknownSourceTable("unknown-source", FamilyIPv4), c.unknownSourceTable("unknown-source-6", FamilyIPv6)}})
+	add(kindNetwork, "outbound", Resource{Order: orderOutbound, Tables: []Table{c.outboundTable()}})
+	add(kindNetwork, "rules", Resource{Order: orderRules, Tables: []Table{c.filterTable()}})
+	add(kindNetwork, "return", Resource{Order: orderReturn, Tables: []Table{restoreTable()}})
+	if tables := c.mssTables(); tables != nil {
+		add(kindNetwork, "mss", Resource{Order: orderMSS, Tables: tables})
+	}
+	return all
+}
+
+// mapping returns what an address mapping stands for.
+func (c *Config) mapping(m AddressMapping, devices map[Link]string) Resource {
+	rules := MappingRules{External: m.External, Internal: m.Internal, Pod: contains(c.LocalPodCIDRs, m.Internal), Device: devices[m.Via]}
+	switch {
+	case c.Firewall == nil && c.Routing == nil:
+		return Resource{Order: orderMapping, Mapping: &rules}
+	case c.Firewall == nil:
+		return Resource{Order: orderMapping, Tables: []Table{rules.table()}}
+	case c.Routing == nil:
+		return Resource{Order: orderMapping, Routing: rules.routing()}
+	}
+	return Resource{Order: orderMapping}
+}
+
+// network returns what rules need to know about the gateway itself.
+func (c *Config) network() network {
+	n := network{own: c.masquerades(), generated: c.Firewall == nil}
+	if len(c.Nodes) > 0 {
+		n.first = c.Nodes[0].Link
+	}
+	return n
+}
+
+func (n *Node) rules(prefixes []netip.Prefix) NodeRules {
+	return NodeRules{Name: n.Name, Device: n.device(), Mark: uint32(n.Link), Prefixes: prefixes}
+}
+
+func contains(prefixes []netip.Prefix, a netip.Addr) bool {
+	for _, p := range prefixes {
+		if p.Contains(a) {
+			return true
+		}
+	}
+	return false
+}
+
+// PolicyTables returns Routing or, if that is nil, the policy tables that the other fields stand for.
+func (c *Config) PolicyTables() []PolicyTable {
+	if c.Routing != nil {
+		return c.Routing
+	}
+	all := []PolicyTable{c.outboundRoutes()}
+	routes, hosts := c.nodeRoutes(), map[Link][]PolicyRoute{}
+	add := func(h netip.Addr, via Link) {
+		if via == 0 && (len(c.Nodes) == 0 || contains(c.LocalPodCIDRs, h)) {
+			return
+		}
+		if via == 0 {
+			via = c.Nodes[0].Link
+		}
+		hosts[via] = append(hosts[via], PolicyRoute{Destination: netip.PrefixFrom(h, h.BitLen())})
+	}
+	for _, m := range c.Addresses {
+		add(m.Internal, m.Via)
+	}
+	for _, s := range c.Services {
+		for _, b := range s.Backends {
+			add(b.Address, b.Via)
+		}
+	}
+	for i := range c.Nodes {
+		n := &c.Nodes[i]
+		rules := n.rules(routes[n.Link])
+		all = append(all, rules.routing()...)
+		if hosts := hosts[n.Link]; hosts != nil {
+			for i := range hosts {
+				hosts[i].Device = n.device()
+			}
+			all = append(all, hostRoutes(n.Name, hosts))
+		}
+	}
+	return all
+}
+
+// outboundRoutes lead what is marked outbound to the tunnel.
+func (c *Config) outboundRoutes() PolicyTable {
+	outbound := PolicyRule{Mark: outboundMark, Priority: priorityOutbound}
+	device := ""
+	if !c.PeerTunnelAddress.IsValid() {
+		device = tunnelDevice
+	}
+	for _, r := range c.Remote {
+		outbound.Routes = append(outbound.Routes, PolicyRoute{Destination: r.Real, Via: c.PeerTunnelAddress, Device: device})
+	}
+	return PolicyTable{Name: "gw-ext", Rules: []PolicyRule{outbound}}
+}
+
+// nodeRoutes returns the prefixes of Routes by node.
+func (c *Config) nodeRoutes() map[Link][]netip.Prefix {
+	all := map[Link][]netip.Prefix{}
+	for _, r := range c.Routes {
+		all[r.Link] = append(all[r.Link], r.Prefix)
+	}
+	return all
+}
+
+// backendRoutes return the way to backends outside of the cluster.
+func (c *Config) backendRoutes(s *Service, devices map[Link]string) []PolicyTable {
+	var routes []PolicyRoute
+	for _, b := range s.Backends {
+		if b.Via == 0 && contains(c.LocalPodCIDRs, b.Address) {
+			continue
+		}
+		routes = append(routes, PolicyRoute{Destination: netip.PrefixFrom(b.Address, b.Address.BitLen()), Device: devices[b.Via]})
+	}
+	if routes == nil {
+		return nil
+	}
+	return []PolicyTable{hostRoutes(s.Name, routes)}
+}
+
+// devices returns what tables call the tunnels of nodes by port: for 0, that of the first node.
+func (c *Config) devices() map[Link]string {
+	all := map[Link]string{0: firstNodeDevice}
+	for i := range c.Nodes {
+		all[c.Nodes[i].Link] = c.Nodes[i].device()
+	}
+	return all
+}

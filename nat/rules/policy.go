@@ -1,0 +1,198 @@
+package rules
+
+import (
+	"cmp"
+	"net/netip"
+
+	"github.com/gaissmai/bart"
+)
+
+// The policy routing types mirror Liqo's RouteConfiguration.
+
+// A PolicyTable is a routing table with the rules that lead to it. All routes of all its rules are in the one table.
+type PolicyTable struct {
+	Name  string
+	Rules []PolicyRule
+}
+
+// A PolicyRule leads packets that fit all of its selectors to the table. When the table has no route, the next rule is tried.
+type PolicyRule struct {
+	Destination, Source netip.Prefix // the zero Prefix: any
+	In                  string       // the device that the packet came from; "": any
+	// Out is the device that a packet's sender has bound itself to. What a gateway forwards has no such device.
+	Out  string
+	Mark uint32 // the whole mark; 0: any
+	// Priority orders rules, the lowest first and equal ones as they come. 0 puts the rule before all that are there, as the kernel
+	// does.
+	Priority int
+	Routes   []PolicyRoute
+}
+
+// A PolicyRoute leads to a device, or to that of a neighbour: a node's internal address or the peer's tunnel address. While
+// neither exists, the route does not.
+type PolicyRoute struct {
+	Destination netip.Prefix
+	Via         netip.Addr
+	Device      string // goes before Via
+}
+
+// mainPriority is that of the kernel's main table. A rule without priority gets one less than the least that is there.
+const mainPriority = 32766
+
+// firstNodeDevice stands in a PolicyRoute for the device of the first node, whichever that is, and firstNode for its link: a change
+// of the first node then changes no route.
+const (
+	firstNodeDevice      = "first node"
+	firstNode       Link = 0xfffb
+)
+
+// A nextHop is where routing leads.
+type nextHop struct {
+	link Link
+	via  netip.Addr // the zero Addr: the destination itself
+	rule *policyRule
+}
+
+// A policy is the compiled form of all policy tables. Rules with the same device and mark form a class. What is left of a rule
+// then is a destination and a table; both are worked into one table for the whole class, whose prefixes know the first rule in
+// order that has a route for them, so that a lookup does not depend on how many rules and tables there are. It is immutable.
+type policy struct {
+	plain   *routes // of the class of all packets, which is among classes too
+	classes cowMap[class, *routes]
+	devices int // classes that ask for a device
+}
+
+// A class is the port that packets come from and their whole mark, or 0 for any mark, in one word.
+type class uint64
+
+func (k class) hash() uint64 { return uint64(k) ^ uint64(k)>>32 }
+
+func classOf(in Link, mark uint32) class { return class(in)<<32 | class(mark) }
+
+func (k class) link() Link { return Link(k >> 32) }
+
+// anyLink in a class stands for every link.
+const anyLink Link = 0xfffc
+
+// routes are those of a class: for any source, and for sources in a prefix.
+type routes struct {
+	all     *routeTable
+	sources *bart.Table[*routeTable]
+}
+
+// A routeTable finds the best route for a destination by its longest prefix.
+type routeTable = bart.Table[routeCell]
+
+// A routeCell holds the routes of several rules for one prefix.
+type routeCell struct {
+	offers []*routeOffer // the first rule's first
+	best   *routeOffer   // of these and those of all wider prefixes
+}
+
+// A routeOffer is a rule's route.
+type routeOffer struct {
+	at   netip.Prefix
+	rule *policyRule
+	bits int // of the route, which may be wider than the rule's destination
+	link Link
+	via  netip.Addr
+}
+
+// A policyRule is a compiled PolicyRule.
+type policyRule struct {
+	name     string // table/number
+	priority int
+	given    int // the priority as it was written: 0 means before all that are there
+	origin   *origin
+	number   int32 // in the resource
+	table    int32 // among Resource.Routing; -1: the resource stands for it
+	class    class
+	source   netip.Prefix
+	offers   []routeOffer
+}
+
+// compareWritten tells which rule stands first in the tables.
+func compareWritten(r, o *policyRule) int {
+	if r.origin != o.origin {
+		return r.origin.compare(o.origin)
+	}
+	return cmp.Compare(r.number, o.number)
+}
+
+// compareOffers tells which of two offers for an address is used: that of the rule that comes first.
+func compareOffers(a, b *routeOffer) int {
+	if a.rule.priority != b.rule.priority {
+		return cmp.Compare(a.rule.priority, b.rule.priority)
+	}
+	return compareWritten(a.rule, b.rule)
+}
+
+// route returns where a packet goes, by policy rules and the longest prefix in their tables.
+func (r *Ruleset) route(in Link, mark uint32, src, dst netip.Addr) (nextHop, bool) {
+	p := &r.policy
+	best := p.plain.best(src, dst, nil)
+	if mark != 0 {
+		best = p.best(classOf(anyLink, mark), src, dst, best)
+	}
+	if p.devices > 0 {
+		best = p.best(classOf(in, 0), src, dst, best)
+		if mark != 0 {
+			best = p.best(classOf(in, mark), src, dst, best)
+		}
+	}
+	if best == nil {
+		return nextHop{}, false
+	}
+	hop := nextHop{best.link, best.via, best.rule}
+	if hop.link == firstNode {
+		hop.link = r.first
+		return hop, r.first != 0
+	}
+	return hop, true
+}
+
+// Route returns where a packet goes.
+func (r *Ruleset) Route(in Link, mark uint32, src, dst netip.Addr) (out Link, ok bool) {
+	hop, ok := r.route(in, mark, src, dst)
+	return hop.link, ok
+}
+
+// returns reports whether a route leads packets from the tunnel to source, whatever their mark.
+func (r *Ruleset) returns(source, from netip.Addr) bool {
+	_, ok := r.route(Tunnel, 0, from, source)
+	return ok
+}
+
+// best returns the class's offer or, if that comes first, the other.
+func (p *policy) best(k class, src, dst netip.Addr, other *routeOffer) *routeOffer {
+	r, _ := p.classes.get(k)
+	return r.best(src, dst, other)
+}
+
+func (r *routes) best(src, dst netip.Addr, other *routeOffer) *routeOffer {
+	if r == nil {
+		return other
+	}
+	if r.all != nil {
+		other = betterIn(r.all, dst, other)
+	}
+	if r.sources == nil {
+		return other
+	}
+	for bits := src.BitLen(); bits >= 0; bits-- {
+		at, table, ok := r.sources.LookupPrefixLPM(netip.PrefixFrom(src, bits))
+		if !ok {
+			break
+		}
+		other = betterIn(table, dst, other)
+		bits = at.Bits()
+	}
+	return other
+}
+
+func betterIn(t *routeTable, dst netip.Addr, other *routeOffer) *routeOffer {
+	if c, ok := t.Lookup(dst); ok && (other == nil || compareOffers(c.best, other) < 0) {
+		return c.best
+	}
+	return other
+}

@@ -1,0 +1,147 @@
+package rules
+
+import (
+	"cmp"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+)
+
+// A Key names a resource, whatever source it comes from.
+type Key struct{ Kind, Namespace, Name string }
+
+func (k Key) compare(o Key) int {
+	switch {
+	case k.Kind != o.Kind:
+		return strings.Compare(k.Kind, o.Kind)
+	case k.Namespace != o.Namespace:
+		return strings.Compare(k.Namespace, o.Namespace)
+	}
+	return strings.Compare(k.Name, o.Name)
+}
+
+// An origin is where a chain or a policy rule comes from, and with that its place among others of its priority.
+type origin struct {
+	key   Key
+	order int64
+}
+
+func (o *origin) compare(p *origin) int {
+	if o.order != p.order {
+		return cmp.Compare(o.order, p.order)
+	}
+	return o.key.compare(p.key)
+}
+
+// String returns kind/namespace/name, or kind/name without a namespace.
+func (k Key) String() string {
+	if k.Namespace == "" {
+		return k.Kind + "/" + k.Name
+	}
+	return k.Kind + "/" + k.Namespace + "/" + k.Name
+}
+
+// A Resource is one part of the desired state. All of it comes, changes and goes together.
+type Resource struct {
+	// Order says which resource's chains and policy rules come first among those of equal priority; equal ones go by key.
+	Order   int64
+	Device  *Device
+	Tables  []Table
+	Routing []PolicyTable
+	Service *Service
+	// Mapping and Node stand for tables that a cluster has many of, and take less room.
+	Mapping *MappingRules
+	Node    *NodeRules
+}
+
+// tables returns Tables with those that the Resource stands for.
+func (r *Resource) tables() []Table {
+	all := r.Tables
+	if r.Mapping != nil {
+		all = append(all[:len(all):len(all)], r.Mapping.table())
+	}
+	if r.Node != nil {
+		all = append(all[:len(all):len(all)], returnTable([]NodeRules{*r.Node}))
+	}
+	return all
+}
+
+// routing returns Routing with the tables that the Resource stands for.
+func (r *Resource) routing() []PolicyTable {
+	all := r.Routing
+	if r.Mapping != nil {
+		all = append(all[:len(all):len(all)], r.Mapping.routing()...)
+	}
+	if r.Node != nil {
+		all = append(all[:len(all):len(all)], r.Node.routing()...)
+	}
+	return all
+}
+
+// clone returns a copy that shares nothing with r that a caller could change.
+func (r *Resource) clone() Resource {
+	c := *r
+	c.Tables = slices.Clone(c.Tables)
+	for i := range c.Tables {
+		t := &c.Tables[i]
+		t.Chains = slices.Clone(t.Chains)
+		for j := range t.Chains {
+			rules := slices.Clone(t.Chains[j].Rules)
+			for k := range rules {
+				rules[k].Match = slices.Clone(rules[k].Match)
+			}
+			t.Chains[j].Rules = rules
+		}
+	}
+	c.Routing = slices.Clone(c.Routing)
+	for i := range c.Routing {
+		rules := slices.Clone(c.Routing[i].Rules)
+		for j := range rules {
+			rules[j].Routes = slices.Clone(rules[j].Routes)
+		}
+		c.Routing[i].Rules = rules
+	}
+	c.Device, c.Mapping, c.Node, c.Service = copied(r.Device), copied(r.Mapping), copied(r.Node), copied(r.Service)
+	if c.Node != nil {
+		c.Node.Prefixes = slices.Clone(c.Node.Prefixes)
+	}
+	if c.Service != nil {
+		c.Service.Backends = slices.Clone(c.Service.Backends)
+	}
+	return c
+}
+
+func copied[T any](p *T) *T {
+	if p == nil {
+		return nil
+	}
+	c := *p
+	return &c
+}
+
+// equal reports whether r and o say the same.
+func (r *Resource) equal(o *Resource) bool {
+	if r.Order != o.Order || !same(r.Device, o.Device) || !same(r.Mapping, o.Mapping) || (r.Node == nil) != (o.Node == nil) {
+		return false
+	}
+	if n, m := r.Node, o.Node; n != nil && (n.Name != m.Name || n.Device != m.Device || n.Mark != m.Mark || !slices.Equal(n.Prefixes, m.Prefixes)) {
+		return false
+	}
+	if len(r.Tables)+len(o.Tables)+len(r.Routing)+len(o.Routing) == 0 && r.Service == o.Service {
+		return true // as most are; the rest is slow
+	}
+	return reflect.DeepEqual(r.Tables, o.Tables) && reflect.DeepEqual(r.Routing, o.Routing) && reflect.DeepEqual(r.Service, o.Service)
+}
+
+// same reports whether both are nil or both lead to equal values.
+func same[T comparable](a, b *T) bool {
+	return a == b || a != nil && b != nil && *a == *b
+}
+
+// A Device is a tunnel that rules and routes may name.
+type Device struct {
+	Link    Link
+	Name    string
+	Address netip.Addr // of the other end: routes go via it; the zero Addr if none does
+}

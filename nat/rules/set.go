@@ -1,0 +1,199 @@
+package rules
+
+import "slices"
+
+// A Set is the desired state of the rules, put together piece by piece in drafts. It belongs to one goroutine; what Commit returns is
+// immutable. The order in which resources are put does not matter.
+type Set struct {
+	pieces    map[Key]*piece
+	claims    map[any]Key // who has a device name, an address, a port or a service's address: there is one of each
+	drafts    []*Draft
+	rules     int                      // with those of drafts
+	mentions  map[any]map[Key]struct{} // the pieces that name a device or a neighbour
+	unordered int                      // policy rules without a priority of their own
+	marks     map[uint32]int           // how many rules set a packet's mark, by its value
+	committed *Ruleset
+}
+
+// NewSet returns a Set of nothing.
+func NewSet() *Set {
+	return &Set{
+		pieces:    map[Key]*piece{},
+		claims:    map[any]Key{},
+		mentions:  map[any]map[Key]struct{}{},
+		marks:     map[uint32]int{},
+		committed: &Ruleset{},
+	}
+}
+
+// Commit returns what is in d, as rules, and the connections that the change concerns. It cannot fail: Put has refused what could
+// not be. What was committed before stays valid, and so do other drafts.
+func (s *Set) Commit(d *Draft) (*Ruleset, *Affected) {
+	a := newAffected(len(s.pieces) == 0)
+	d.recompile()
+	next := *s.committed
+	if n := d.network; n != nil && *n != next.network {
+		if n.own != next.own || n.generated != next.generated {
+			a.All = true
+		}
+		a.link(n.first)
+		a.link(next.first) // what had none is looked at in any case
+		next.network = *n
+	}
+	c := changes{links: map[class]*struct{}{}, services: map[serviceAddress]**Balancer{}, routing: policyChanges{}}
+	for key := range d.pieces {
+		if old := s.pieces[key]; old != nil {
+			s.concern(a, old)
+			s.takeOut(key, old, &c)
+		}
+	}
+	for key, p := range d.pieces {
+		if p == nil {
+			delete(s.pieces, key)
+			continue
+		}
+		s.concern(a, p)
+		s.putIn(key, p, &c)
+	}
+	for what, key := range d.claims {
+		if key == nil {
+			delete(s.claims, what)
+		} else {
+			s.claims[what] = *key
+		}
+	}
+	if s.unordered > 0 {
+		s.resolve(c.routing, a)
+	}
+	for st := range c.rules {
+		next.stages[st] = next.stages[st].with(&c.rules[st])
+	}
+	next.notracks += actions(c.rules[stageRaw].add, ActionNoTrack) - actions(c.rules[stageRaw].remove, ActionNoTrack)
+	next.links = next.links.with(c.links)
+	next.services = next.services.with(c.services)
+	next.policy = next.policy.with(c.routing)
+	s.rules += d.rules // Discard takes them off
+	d.Discard()
+	s.committed = &next
+	return &next, a
+}
+
+// actions returns how many of rules have an action.
+func actions(rules []*rule, action Action) (n int) {
+	for _, r := range rules {
+		if r.action == action {
+			n++
+		}
+	}
+	return n
+}
+
+// changes collects what a commit does to the indexes.
+type changes struct {
+	rules    [stages]listDelta
+	links    map[class]*struct{}
+	services map[serviceAddress]**Balancer
+	routing  policyChanges
+}
+
+func (s *Set) takeOut(key Key, p *piece, c *changes) {
+	for _, chain := range p.chains {
+		if chain.stage < stages {
+			for i := range chain.rules {
+				c.rules[chain.stage].remove = append(c.rules[chain.stage].remove, &chain.rules[i])
+				s.countMark(&chain.rules[i], -1)
+			}
+		}
+	}
+	for _, r := range p.routing {
+		c.routing.remove(r)
+		if r.given == 0 {
+			s.unordered--
+		}
+	}
+	if p.service != nil {
+		c.services[addressOf(&p.service.Service)] = nil
+	}
+	if d := p.resource.Device; d != nil {
+		c.links[classOf(d.Link, 0)] = nil
+	}
+	for _, m := range p.mentions {
+		if keys := s.mentions[m.what]; keys != nil {
+			if delete(keys, key); len(keys) == 0 {
+				delete(s.mentions, m.what)
+			}
+		}
+	}
+}
+
+func (s *Set) putIn(key Key, p *piece, c *changes) {
+	s.pieces[key] = p
+	for _, chain := range p.chains {
+		if chain.stage < stages { // hook output is shown, and never met
+			for i := range chain.rules {
+				c.rules[chain.stage].add = append(c.rules[chain.stage].add, &chain.rules[i])
+				s.countMark(&chain.rules[i], 1)
+			}
+		}
+	}
+	for _, r := range p.routing {
+		c.routing.add(r)
+		if r.given == 0 {
+			s.unordered++
+		}
+	}
+	if p.service != nil {
+		c.services[addressOf(&p.service.Service)] = &p.service
+	}
+	if d := p.resource.Device; d != nil {
+		c.links[classOf(d.Link, 0)] = new(struct{})
+	}
+	for _, m := range p.mentions {
+		if s.mentions[m.what] == nil {
+			s.mentions[m.what] = map[Key]struct{}{}
+		}
+		s.mentions[m.what][key] = struct{}{}
+	}
+}
+
+func (s *Set) countMark(r *rule, by int) {
+	if r.action != ActionSetMark {
+		return
+	}
+	if s.marks[r.value] += by; s.marks[r.value] == 0 {
+		delete(s.marks, r.value)
+	}
+}
+
+// resolve gives the policy rules without a priority of their own the one that follows from all others.
+func (s *Set) resolve(routing policyChanges, a *Affected) {
+	var all []*policyRule
+	owner := map[*policyRule]*piece{}
+	for _, p := range s.pieces {
+		for _, r := range p.routing {
+			all = append(all, r)
+			owner[r] = p
+		}
+	}
+	resolve(all, func(r *policyRule, priority int) {
+		p, again := owner[r], r.withPriority(priority)
+		routing.replace(r, again)
+		s.concernRouted(a, r)
+		p.routing = slices.Clone(p.routing)
+		p.routing[slices.Index(p.routing, r)] = again
+	})
+}
+
+// replace changes a rule that may have been added by the same commit.
+func (c policyChanges) replace(r, by *policyRule) {
+	for i := range r.offers {
+		o := &r.offers[i]
+		d := c.at(routeSetKey{r.class, r.source}, o.at)
+		if i := slices.Index(d.add, o); i >= 0 {
+			d.add = slices.Delete(d.add, i, i+1)
+		} else {
+			d.remove = append(d.remove, o)
+		}
+	}
+	c.add(by)
+}

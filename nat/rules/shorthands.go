@@ -1,0 +1,100 @@
+package rules
+
+import (
+	"net/netip"
+)
+
+// MappingRules let External stand for Internal, which is reached through Device.
+type MappingRules struct {
+	External, Internal netip.Addr
+	Device             string
+	Pod                bool // Internal is a pod: the remote cluster knows it by its own address, and a route leads to it
+}
+
+// table translates. Liqo's own table has a source rule without a condition on devices; here it is for packets towards the tunnel
+// only, and spares pods.
+func (m *MappingRules) table() Table {
+	external, internal := m.External.String(), m.Internal.String()
+	t := Table{
+		Name:   external + "-remap-ipmapping-gw",
+		Family: familyOf(m.External),
+		Chains: []Chain{{
+			Name: "prerouting", Type: ChainNAT, Hook: HookPrerouting, Priority: PriorityDNAT,
+			Rules: []Rule{{Name: external, Match: []Match{destination(external)}, Action: ActionDNAT, To: internal}},
+		}},
+	}
+	if !m.Pod {
+		t.Chains = append(t.Chains, Chain{
+			Name: "postrouting", Type: ChainNAT, Hook: HookPostrouting, Priority: PrioritySNAT,
+			Rules: []Rule{{
+				Name:   external,
+				Match:  []Match{source(internal), notFromTunnel, toTunnel},
+				Action: ActionSNAT,
+				To:     external,
+			}},
+		})
+	}
+	return t
+}
+
+// routing leads to Internal. A host in a pod CIDR goes where its route leads, unless a node is named.
+func (m *MappingRules) routing() []PolicyTable {
+	if m.Pod && m.Device == firstNodeDevice {
+		return nil
+	}
+	return []PolicyTable{hostRoutes(m.External.String(), []PolicyRoute{{Destination: netip.PrefixFrom(m.Internal, m.Internal.BitLen()), Device: m.Device}})}
+}
+
+// NodeRules lead to a node and back to it.
+type NodeRules struct {
+	Name, Device string
+	Mark         uint32         // of connections that came from it
+	Prefixes     []netip.Prefix // that live there
+}
+
+// returnTable remembers the node that a connection towards the tunnel came from.
+func returnTable(nodes []NodeRules) Table {
+	mark := Chain{Name: "mark-to-conntrack", Type: ChainFilter, Hook: HookForward}
+	for i := range nodes {
+		n := &nodes[i]
+		mark.Rules = append(mark.Rules, Rule{
+			Name:      n.Name,
+			Match:     []Match{{Dev: Operand{n.Device, PositionIn}}, toTunnel},
+			Action:    ActionCTMark,
+			Value:     n.Mark,
+			NoCounter: true,
+		})
+	}
+	return Table{Name: returnTableName, Family: FamilyINET, Chains: []Chain{mark}}
+}
+
+const returnTableName = "service-nodeport-routing"
+
+// routing leads to the node: its prefixes, and what belongs to connections that came from it.
+func (n *NodeRules) routing() []PolicyTable {
+	var all []PolicyTable
+	if len(n.Prefixes) > 0 {
+		t := PolicyTable{Name: n.Name}
+		for _, p := range n.Prefixes {
+			t.Rules = append(t.Rules, PolicyRule{
+				Destination: p,
+				Priority:    priorityPods - p.Bits(),
+				Routes:      []PolicyRoute{{Destination: p, Device: n.Device}},
+			})
+		}
+		all = append(all, t)
+	}
+	return append(all, PolicyTable{Name: n.Name + "-" + returnTableName, Rules: []PolicyRule{{
+		Mark:     n.Mark,
+		Priority: priorityReturn,
+		Routes: []PolicyRoute{
+			{Destination: netip.PrefixFrom(netip.IPv4Unspecified(), 0), Device: n.Device},
+			{Destination: netip.PrefixFrom(netip.IPv6Unspecified(), 0), Device: n.Device},
+		},
+	}}})
+}
+
+// hostRoutes is a table that leads to hosts outside of the cluster.
+func hostRoutes(name string, routes []PolicyRoute) PolicyTable {
+	return PolicyTable{Name: name + "-extcidr", Rules: []PolicyRule{{Priority: priorityVia, Routes: routes}}}
+}

@@ -1,0 +1,159 @@
+package rules
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+)
+
+// A Tracer is told what a packet meets on its way, in order. The packets of all others wait meanwhile, so that it takes the steps down
+// and returns. It may not call who decides about the packet.
+type Tracer interface{ Trace(Step) }
+
+// A Step is one thing that was consulted about a packet.
+type Step struct {
+	Kind   StepKind
+	Name   string // of a check, or as Kind says
+	Origin Origin // the zero Origin: no part of the desired state
+	Passed bool   // the check allows the packet; the connection, rule or route is one for it
+	Detail string // what follows, or why not
+	// Source and Destination are what a rule, route or service sees of the packet: translations change them on its way. The ports are
+	// 0 where it has none.
+	Source, Destination netip.AddrPort
+}
+
+// A StepKind says what was consulted.
+type StepKind uint8
+
+// The kinds of steps.
+const (
+	StepCheck      StepKind = iota
+	StepConnection          // named by its number in the table
+	StepRule                // table/chain/rule, or table/chain for the policy of a chain
+	StepService             // the name of a service that the packet is addressed to
+	StepRoute               // table/number of the policy rule that leads on; "" if none does
+	StepNearest             // the rule that would have accepted the packet and asks for least else; after the rule that did not
+)
+
+var stepNames = [...]string{"check", "connection", "rule", "service", "route", "nearest"}
+
+// String returns the kind's name.
+func (k StepKind) String() string {
+	if int(k) < len(stepNames) {
+		return stepNames[k]
+	}
+	return "unknown"
+}
+
+// An Origin is the part of the desired state that a rule or route comes from.
+type Origin struct {
+	Key
+	Field string // such as "tables[0].chains[1].rules[2]"; "" for all of a resource that only stands for rules
+}
+
+// String returns the key and the field.
+func (o Origin) String() string {
+	if o.Field == "" {
+		return o.Key.String()
+	}
+	return o.Key.String() + " " + o.Field
+}
+
+// step returns a step with what the rules see of the packet.
+func (v *view) step(kind StepKind, name string, passed bool, detail string) Step {
+	var source, destination uint16
+	if v.hasL4 && usesPorts(v.proto) {
+		source, destination = binary.BigEndian.Uint16(v.l4[:]), binary.BigEndian.Uint16(v.l4[2:])
+	}
+	return Step{
+		Kind: kind, Name: name, Passed: passed, Detail: detail,
+		Source: netip.AddrPortFrom(v.src, source), Destination: netip.AddrPortFrom(v.dst, destination),
+	}
+}
+
+func traceRule(v *view, r *rule) {
+	detail := string(r.action)
+	if missing := r.missing(v); missing != nil {
+		detail = "for " + strings.Join(missing, ", ")
+	} else if r.value != 0 {
+		detail += " " + strconv.FormatUint(uint64(r.value), 10)
+	} else if r.to.IsValid() {
+		detail += " " + r.to.String()
+	}
+	s := v.step(StepRule, r.path(), r.matches(v), detail)
+	s.Origin = r.origin()
+	v.trace.Trace(s)
+}
+
+func traceService(v *view, service *Balancer) {
+	s := v.step(StepService, service.Service.Name, true, "")
+	s.Origin.Key = service.origin.key
+	v.trace.Trace(s)
+}
+
+func traceRoute(v *view, hop *nextHop, mark uint32, ok bool) {
+	s := v.step(StepRoute, "", ok, fmt.Sprintf("nowhere, with mark %d", mark))
+	if ok {
+		s.Name, s.Detail = hop.rule.name, fmt.Sprintf("to link %d, with mark %d", hop.link, mark)
+		if hop.via.IsValid() {
+			s.Detail = fmt.Sprintf("to link %d via %s, with mark %d", hop.link, hop.via, mark)
+		}
+		s.Origin = Origin{Key: hop.rule.origin.key}
+		if at := strings.LastIndexByte(s.Name, '/'); hop.rule.table >= 0 {
+			n, _ := strconv.Atoi(s.Name[at+1:])
+			s.Origin.Field = fmt.Sprintf("routing[%d].rules[%d]", hop.rule.table, n-1)
+		}
+	}
+	v.trace.Trace(s)
+}
+
+// traceNearest tells which rule of the chain of by, which drops or rejects, would have accepted the packet before, if one could.
+func traceNearest(v *view, by *rule) {
+	var nearest *rule
+	var least []string
+	for i := range by.chain.rules[:by.number] {
+		r := &by.chain.rules[i]
+		if r.action != ActionAccept {
+			continue
+		}
+		if missing := r.missing(v); nearest == nil || len(missing) < len(least) {
+			nearest, least = r, missing
+		}
+	}
+	if nearest == nil {
+		return
+	}
+	s := v.step(StepNearest, nearest.path(), false, "for "+strings.Join(least, ", "))
+	s.Origin = nearest.origin()
+	v.trace.Trace(s)
+}
+
+// origin returns where a rule comes from.
+func (r *rule) origin() Origin {
+	o := Origin{Key: r.chain.origin.key}
+	switch c := r.chain; {
+	case c.table < 0:
+	case r.policy:
+		o.Field = fmt.Sprintf("tables[%d].chains[%d].policy", c.table, c.at)
+	default:
+		o.Field = fmt.Sprintf("tables[%d].chains[%d].rules[%d]", c.table, c.at, r.number)
+	}
+	return o
+}
+
+// missing returns what a rule asks for and v is not, nil if the rule matches.
+func (r *rule) missing(v *view) (all []string) {
+	if r.family&familiesOf(v.src) == 0 {
+		all = append(all, "the other address family")
+	}
+	for i := range r.tests {
+		if c := &r.tests[i]; !c.holds(v) {
+			all = append(all, c.text(linkNumber))
+		}
+	}
+	return all
+}
+
+func linkNumber(link Link) string { return fmt.Sprintf("link %d", link) }
