@@ -179,6 +179,9 @@ type Stats struct {
 	Connections       int // in the table
 	Unreplied         int // of them
 	MaxConnections    int
+	Ports             int  // and identifiers that keep connections with the same source apart
+	BusiestPorts      int  // of them, towards the remote address and port that has most
+	BusiestPortsMax   int  // that may be towards that one
 	Pressed           bool // the table is so full that unreplied connections live shortUnreplied
 	Created           uint64
 	Expired           uint64 // their time had come
@@ -211,6 +214,7 @@ func (e *Engine) Stats() Stats {
 	st := e.stats
 	st.Connections, st.MaxConnections, st.Pressed = e.table.used, e.snapshot.maxEntries, e.pressed()
 	st.Unreplied = e.table.lists[rankUnreplied].length
+	st.Ports, st.BusiestPorts, st.BusiestPortsMax = e.table.ports.all, e.table.ports.used, e.table.ports.most
 	st.Datagrams = e.fragments.partial.length
 	st.ErrorsLimited = e.limit.refused
 	st.Clients, st.MaxClients = e.clients.used, e.snapshot.maxEntries/affinityRatio

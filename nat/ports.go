@@ -14,6 +14,29 @@ const (
 	portsUncontended = 64
 )
 
+// portUse knows how many ports are in use, and in which space most are, as its last new connections tell.
+type portUse struct {
+	all        int
+	busiest    uint64
+	used, most int // of the busiest
+}
+
+// take notes that a space has one port more in use.
+func (u *portUse) take(space uint64, used, most int) {
+	u.all++
+	if space == u.busiest || used*u.most >= u.used*most {
+		u.busiest, u.used, u.most = space, used, most
+	}
+}
+
+// give notes that a space has one port less in use.
+func (u *portUse) give(space uint64) {
+	u.all--
+	if space == u.busiest {
+		u.used--
+	}
+}
+
 // sharesPorts reports whether others use the source that the packets of a new connection get: U, or what another rule binds sources to.
 func sharesPorts(tr *rules.Traversal, p *packet.Packet, s *snapshot) bool {
 	if !p.HasPorts() && !p.HasIdentifier() {
@@ -59,7 +82,7 @@ func (tb *table) takePort(c *conn, h holder) {
 		tb.shares.take(h.within(space))
 	}
 	c.flags |= flagPort
-	tb.shares.add(space)
+	tb.ports.take(space, tb.shares.add(space), most)
 }
 
 // givePort takes back what takePort has counted.
@@ -69,6 +92,7 @@ func (tb *table) givePort(c *conn) {
 	}
 	space, _ := tb.portSpace(&c.tuples[reply])
 	tb.shares.drop(space)
+	tb.ports.give(space)
 	if c.has(flagPortShare) {
 		tb.shares.give(tb.shares.holder(&c.tuples[original]).within(space))
 	}

@@ -130,7 +130,8 @@ func (sh *shareShard) find(identity uint64) (int, bool) {
 	return i, sh.identities[i] != 0
 }
 
-func (s *shares) add(identity uint64) {
+// add gives an identity one more, and returns how much it has.
+func (s *shares) add(identity uint64) int {
 	sh := s.shard(&identity)
 	i, ok := sh.find(identity)
 	if !ok {
@@ -142,6 +143,7 @@ func (s *shares) add(identity uint64) {
 		sh.used++
 	}
 	sh.counts[i]++
+	return int(sh.counts[i])
 }
 
 // drop takes one from what an identity has. Preconditions: it has some.

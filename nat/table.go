@@ -19,6 +19,7 @@ type table struct {
 	wheel     wheel
 	lists     [ranks]connList
 	shares    shares
+	ports     portUse
 }
 
 // A connList is a doubly linked list of one rank, the oldest first.
