@@ -3,6 +3,7 @@ package gateway
 import (
 	"sync/atomic"
 
+	"culvert/gateway/latency"
 	"culvert/gateway/wg"
 	"culvert/geneve"
 	"culvert/nat"
@@ -45,7 +46,9 @@ func (r DropReason) String() string { return dropReasonNames[r] }
 type counters struct {
 	generated atomic.Uint64 // made by the gateway itself, to be sent this way
 	drops     [numDropReasons]atomic.Uint64
+	decided   latency.Histogram         // how long it took to decide about a batch
 	witnesses []atomic.Pointer[witness] // by nat.Reason
+	seen      []uint64                  // packets of each nat.Reason at the last look; for watch
 }
 
 // eachDrop calls yield for each counter of dropped packets, of every layer.

@@ -6,6 +6,7 @@ import (
 
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 
+	"culvert/gateway/latency"
 	"culvert/gateway/wg"
 	"culvert/geneve"
 	"culvert/nat"
@@ -34,6 +35,8 @@ type inbound struct {
 	fragment fragmentRoom
 	piece    []byte // of MTU bytes, on its way back into the tunnel
 	scratch  []byte
+	sample   latency.Sampler
+	sent     latency.Histogram // batches to nodes
 }
 
 // write is Write of the Path.
@@ -42,11 +45,23 @@ func (in *inbound) write(bufs [][]byte, offset int) {
 	for _, b := range bufs {
 		in.decide(b[offset:], now)
 	}
-	in.sender.Flush()
+	if in.sample.Picks(len(bufs)) {
+		in.flushTimed(now)
+	} else {
+		in.sender.Flush()
+	}
 	if now >= in.pollAt {
 		in.pollAt = now.Add(pollInterval)
 		in.endpoint.Poll()
 	}
+}
+
+// flushTimed flushes, and notes how long that and what was done since begun took.
+func (in *inbound) flushTimed(begun nat.Time) {
+	decided := clock()
+	in.decided.Observe(time.Duration(decided - begun))
+	in.sender.Flush()
+	in.sent.Observe(time.Duration(clock() - decided))
 }
 
 func (in *inbound) decide(data []byte, now nat.Time) {

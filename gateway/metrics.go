@@ -33,6 +33,7 @@ func (g *Gateway) metricsPage(l *seats, size int) []byte {
 	if s, err := g.wg.PeerStats(); err == nil {
 		p.peer(peer, &s, &tunnel)
 	}
+	p.stages(&tunnel, g)
 	p.check(peer, g.check.found())
 	p.sockets(g.sockets(&tunnel))
 	p.listener(l)
@@ -84,6 +85,9 @@ func (p *page) connections(s *nat.Stats) {
 	p.one(gauge, "connections_max", "Cap of the connection table.", float64(s.MaxConnections))
 	p.one(gauge, "connections_pressed", "1 if the table is so full that connections without an answer live 30 s only.", bit[s.Pressed])
 	p.one(counter, "connections_created_total", "Connections made.", float64(s.Created))
+	p.one(gauge, "ports", "Source ports and ICMP identifiers that the gateway keeps apart for connections.", float64(s.Ports))
+	p.one(gauge, "ports_busiest", "Those towards the remote address and port that has most.", float64(s.BusiestPorts))
+	p.one(gauge, "ports_busiest_max", "How many there may be towards that one.", float64(s.BusiestPortsMax))
 	p.family(counter, "connections_removed_total", "Connections removed: expired, evicted with their configuration, dropped early for others, deleted by command.", "reason")
 	p.count(s.Expired, "expired")
 	p.count(s.Evicted, "evicted")
@@ -225,6 +229,18 @@ func (p *page) peer(name string, s *wg.PeerStats, tunnel *wg.Stats) {
 	p.count(tunnel.Talk.ReceivedInitiations, "initiation", name, "received")
 	p.count(tunnel.Talk.SentAnswers, "answer", name, "sent")
 	p.count(tunnel.Talk.ReceivedAnswers, "answer", name, "received")
+}
+
+// stages reports how long packets take on the stages of their way.
+func (p *page) stages(tunnel *wg.Stats, g *Gateway) {
+	out, in, sent := g.out.decided.Counts(), g.in.decided.Counts(), g.in.sent.Counts()
+	p.family("histogram", "stage_duration_seconds", "How long a batch of packets spends in a stage of its way; one in 256 packets tells.", "direction", "stage")
+	p.histogram(&out, "outbound", "decide")
+	p.histogram(&tunnel.Encrypt, "outbound", "encrypt")
+	p.histogram(&tunnel.Send, "outbound", "send")
+	p.histogram(&tunnel.Decrypt, "inbound", "decrypt")
+	p.histogram(&in, "inbound", "decide")
+	p.histogram(&sent, "inbound", "send")
 }
 
 // build says which build this is.

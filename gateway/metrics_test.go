@@ -112,6 +112,7 @@ func TestEachCounterHasAReader(t *testing.T) {
 		{&wg.Stats{}, func(page *page, s any) {
 			page.packets(&nat.Stats{}, &geneve.Stats{}, s.(*wg.Stats), p.rome.Gateway)
 			page.peer("milan", &wg.PeerStats{}, s.(*wg.Stats))
+			page.stages(s.(*wg.Stats), p.rome.Gateway)
 		}},
 		{&geneve.TunnelStats{MAC: mac}, func(page *page, s any) {
 			page.nodes(map[string]nat.Link{"rome-1": 1}, func(uint16) (geneve.TunnelStats, bool) { return *s.(*geneve.TunnelStats), true })

@@ -7,6 +7,7 @@ import (
 	"os"
 	"time"
 
+	"culvert/gateway/latency"
 	"culvert/gateway/wg"
 	"culvert/geneve"
 	"culvert/geneve/udp"
@@ -35,6 +36,7 @@ type outbound struct {
 	from     nat.Link      // where it came from,
 	cutter   packet.Cutter // and what is left of it
 	cutting  bool
+	sample   latency.Sampler
 	held     int // fragments that waited for it
 	fragment fragmentRoom
 	scratch  []byte // for ICMP errors
@@ -61,6 +63,9 @@ func (o *outbound) read(bufs [][]byte, sizes []int, offset int) (int, error) {
 			o.tunnel.Poll()
 		}
 		n := o.fill(bufs, sizes, offset, now)
+		if n > 0 && o.sample.Picks(n) {
+			o.decided.Observe(time.Duration(clock() - now))
+		}
 		o.replies.Flush()
 		if n > 0 {
 			return n, nil

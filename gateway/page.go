@@ -4,8 +4,11 @@ import (
 	"bytes"
 	"fmt"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
+
+	"culvert/gateway/latency"
 )
 
 // A page is a metrics page in the making, in Prometheus' text format 0.0.4. Families
@@ -64,6 +67,26 @@ func (p *page) count(value uint64, labels ...string) { p.add(float64(value), lab
 func (p *page) one(kind, name, help string, value float64) {
 	p.family(kind, name, help)
 	p.add(value)
+}
+
+// histogram adds a sample of a histogram.
+func (p *page) histogram(c *latency.Counts, labels ...string) {
+	name, names := p.name, p.labels
+	p.name, p.labels = name+"_bucket", append(slices.Clone(names), "le")
+	total := uint64(0)
+	for i, n := range c.Buckets {
+		total += n
+		bound := "+Inf"
+		if i < len(latency.Bounds) {
+			bound = strconv.FormatFloat(latency.Bounds[i].Seconds(), 'g', -1, 64)
+		}
+		p.count(total, append(slices.Clone(labels), bound)...)
+	}
+	p.name, p.labels = name+"_sum", names
+	p.add(c.Sum.Seconds(), labels...)
+	p.name = name + "_count"
+	p.count(total, labels...)
+	p.name = name
 }
 
 // bit is the value of a yes or no.

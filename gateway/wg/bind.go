@@ -12,6 +12,7 @@ import (
 
 	"golang.zx2c4.com/wireguard/conn"
 
+	"culvert/gateway/latency"
 	"culvert/geneve/udp"
 )
 
@@ -26,8 +27,9 @@ type bind struct {
 	active       atomic.Pointer[leg]    // the last that received
 	out, in      *window                // of data messages
 	admission    *admission             // of all others
-	receiveStops atomic.Uint64          // receive errors waited out
-	trains       peerTrains             // whether they may be sent
+	passed       passages
+	receiveStops atomic.Uint64 // receive errors waited out
+	trains       peerTrains    // whether they may be sent
 	tap          atomic.Pointer[func(*Message)]
 
 	receiveBuffer int // bytes of each leg's; 0: the default
@@ -46,6 +48,7 @@ type leg struct {
 	offset    int
 	endpoints [endpointCache]*endpoint
 	handed    []uintptr // buffers of the data messages handed over last, by place; 0 = no such message
+	sample    latency.Sampler
 
 	mu     sync.Mutex
 	sender *udp.Sender // +checklocks:mu
@@ -166,7 +169,14 @@ func (b *bind) Send(bufs [][]byte, ep conn.Endpoint) error {
 					(*tap)(&Message{Outbound: true, Peer: to, Data: m})
 				}
 			}
+			timed, begun := b.passed.encrypt.leave(bufs), time.Time{}
+			if timed {
+				begun = time.Now()
+			}
 			err := l.send(bufs, to, &b.trains)
+			if timed {
+				b.passed.send.Observe(time.Since(begun))
+			}
 			data := dataMessages(bufs)
 			b.out.take(data)
 			if data < len(bufs) {
@@ -243,6 +253,9 @@ func (b *bind) receive(l *leg, packets [][]byte, sizes []int, eps []conn.Endpoin
 	}
 	n, data := l.take(b.admission, b.tap.Load(), packets, sizes, eps)
 	b.in.give(data)
+	if n > 0 {
+		b.passed.decrypt.enter(n, func(i int) uintptr { return l.handed[i] }, l.sample.Picks(n))
+	}
 	return n, nil // n may be 0
 }
 

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"culvert/gateway/latency"
 	"culvert/geneve/udp"
 )
 
@@ -58,6 +59,9 @@ type Stats struct {
 	Talk              Talk               // handshakes
 	ReceivePauses     uint64             // of a receiver, after an error that the kernel reported
 	Sockets           []udp.Stats        // IPv4 first
+
+	// How long sampled batches took in wireguard-go, each way, and to be sent to the peer.
+	Encrypt, Decrypt, Send latency.Counts
 }
 
 // Stats returns the counters.
@@ -69,6 +73,9 @@ func (d *Device) Stats() Stats {
 		LostTrains:    d.probe.losses.Load(),
 		ReceivePauses: d.bind.receiveStops.Load(),
 		Sockets:       d.bind.stats(),
+		Encrypt:       d.bind.passed.encrypt.Counts(),
+		Decrypt:       d.bind.passed.decrypt.Counts(),
+		Send:          d.bind.passed.send.Counts(),
 	}
 	s.Outbound[TunnelDiscard] = uint64(d.bind.out.gone.Load())
 	s.Inbound[TunnelDiscard] = uint64(d.bind.in.gone.Load())

@@ -5,6 +5,8 @@ import (
 	"sync"
 
 	"golang.zx2c4.com/wireguard/tun"
+
+	"culvert/gateway/latency"
 )
 
 // stalledBatch times device.QueueStagedSize packets is what waits for a session.
@@ -21,13 +23,15 @@ type tunDevice struct {
 	path   Path
 	out    *window // packets that wireguard-go has not sent
 	in     *window // packets that it has not decrypted
+	passed *passages
+	sample latency.Sampler // of Read
 	mtu    int
 	events chan tun.Event
 	once   sync.Once
 }
 
-func newTunDevice(path Path, out, in *window, mtu int) *tunDevice {
-	return &tunDevice{path: path, out: out, in: in, mtu: mtu, events: make(chan tun.Event)}
+func newTunDevice(path Path, out, in *window, passed *passages, mtu int) *tunDevice {
+	return &tunDevice{path: path, out: out, in: in, passed: passed, mtu: mtu, events: make(chan tun.Event)}
 }
 
 // File returns nil: there is no kernel device.
@@ -43,6 +47,9 @@ func (d *tunDevice) Read(bufs [][]byte, sizes []int, offset int) (int, error) {
 	}
 	n, err := d.path.Read(bufs, sizes, offset)
 	d.out.give(n)
+	if n > 0 {
+		d.passed.encrypt.enter(n, func(i int) uintptr { return bufferOf(bufs[i]) }, d.sample.Picks(n))
+	}
 	return n, err
 }
 
@@ -50,6 +57,7 @@ func (d *tunDevice) Read(bufs [][]byte, sizes []int, offset int) (int, error) {
 //
 // borrowed: bufs belong to wireguard-go again when Write returns.
 func (d *tunDevice) Write(bufs [][]byte, offset int) (int, error) {
+	d.passed.decrypt.leave(bufs)
 	d.path.Write(bufs, offset)
 	d.in.take(len(bufs))
 	return len(bufs), nil
