@@ -145,6 +145,7 @@ func (g *Gateway) connectPath(c *config.Config) {
 		piece:    make([]byte, c.MTU),
 	}
 	g.out.witnesses, g.in.witnesses = newWitnesses(), newWitnesses()
+	g.out.seen, g.in.seen = make([]uint64, len(g.out.witnesses)), make([]uint64, len(g.in.witnesses))
 	g.out.other, g.in.other = &g.in.counters, &g.out.counters
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"culvert/gateway/config"
 	"culvert/gateway/control"
+	"culvert/gateway/health"
 	"culvert/gateway/wg"
 	"culvert/geneve"
 	"culvert/geneve/udp"
@@ -43,9 +44,11 @@ func (s source) Status() control.Status {
 		Nodes:    g.nodeStatus(c, links),
 		Table: control.Table{
 			Connections: stats.Connections, Unreplied: stats.Unreplied, Max: stats.MaxConnections, Pressed: stats.Pressed,
+			Ports: stats.Ports, BusiestPorts: stats.BusiestPorts, BusiestPortsMax: stats.BusiestPortsMax,
 			Created: stats.Created, Expired: stats.Expired, Evicted: stats.Evicted, EarlyDropped: stats.EarlyDropped, Deleted: stats.Deleted,
 		},
 		Outbound: trafficStatus(&stats.Outbound), Inbound: trafficStatus(&stats.Inbound),
+		Refused: g.watch.refusals.all(),
 		Sockets: make(map[string]control.Socket),
 		Memory:  g.memoryStatus(),
 	}
@@ -213,7 +216,8 @@ func (r *dropRates) of(drops map[dropKey]uint64, now time.Duration) (outbound, i
 		if packets == 0 {
 			continue
 		}
-		d := control.Drop{Reason: key.reason, Packets: packets}
+		means, remedy := health.Explain(key.reason)
+		d := control.Drop{Reason: key.reason, Packets: packets, Means: means, Remedy: remedy}
 		d.Rate = float64(packets-since.drops[key]) / max(now-since.at, time.Second).Seconds()
 		if key.direction == "outbound" {
 			outbound = append(outbound, d)

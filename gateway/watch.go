@@ -23,6 +23,8 @@ type watch struct {
 	mu    sync.Mutex
 	judge *health.Judge // +checklocks:mu
 
+	refusals refusals
+
 	// The rest is for the goroutine that calls look.
 	knocker knocker
 	rules   map[string]uint64 // packets of each rule that refuses, at the last look
@@ -103,6 +105,7 @@ func (w *watch) observe(now time.Duration) *health.Observation {
 		}
 	}
 	g.endpoint.Signs(func(s *geneve.Sign) {
+		w.refusedSign(s)
 		if sign, ok := signOf(s); ok {
 			if s.Reason != geneve.UnknownNode {
 				sign.Node = g.nodeName(nat.Link(s.Tunnel))
@@ -111,6 +114,7 @@ func (w *watch) observe(now time.Duration) *health.Observation {
 		}
 	})
 	g.wg.Strangers(func(r wg.Reason, from netip.Addr) {
+		w.refusedStranger(r, from)
 		if kind, ok := strangerKinds[r]; ok {
 			o.Strangers = append(o.Strangers, health.Stranger{Kind: kind, Address: from})
 		}

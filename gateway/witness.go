@@ -15,6 +15,8 @@ import (
 type witness struct {
 	in                  nat.Link
 	source, destination netip.Addr
+	protocol            string    // "" = malformed
+	ports               [2]uint16 // of source and destination; 0 = none
 }
 
 func newWitnesses() []atomic.Pointer[witness] {
@@ -29,7 +31,9 @@ func (c *counters) see(p *packet.Packet, in nat.Link, r nat.Reason) {
 		return
 	}
 	if source, destination, ok := endsOf(p.Bytes()); ok {
-		c.witnesses[r].Store(&witness{in, source, destination})
+		x := &witness{in: in, source: source, destination: destination}
+		x.describe(p)
+		c.witnesses[r].Store(x)
 	}
 }
 
@@ -61,6 +65,8 @@ func (w *watch) drops(c *config.Config, d *nat.Direction, own *counters, inbound
 			drop.Rule = w.rule(c.Rules)
 		}
 		drops = append(drops, drop)
+		w.refused(x, r, inbound, drop.Total-own.seen[r])
+		own.seen[r] = drop.Total
 	}
 	return drops
 }

@@ -21,6 +21,7 @@ type Status struct {
 	Table         Table             `json:"table"`
 	Outbound      Traffic           `json:"outbound"` // to the peer
 	Inbound       Traffic           `json:"inbound"`  // from the peer
+	Refused       []Refusal         `json:"refused"`  // the last, newest first
 	Sockets       map[string]Socket `json:"sockets"`
 	Memory        Memory            `json:"memory"`
 }
@@ -80,10 +81,15 @@ type Node struct {
 
 // Table is the table of connections.
 type Table struct {
-	Connections  int    `json:"connections"`
-	Unreplied    int    `json:"unreplied"` // of them
-	Max          int    `json:"max"`
-	Pressed      bool   `json:"pressed"` // so full that what is not answered lives 30 s only
+	Connections int  `json:"connections"`
+	Unreplied   int  `json:"unreplied"` // of them
+	Max         int  `json:"max"`
+	Pressed     bool `json:"pressed"` // so full that what is not answered lives 30 s only
+	Ports       int  `json:"ports"`   // source ports and identifiers that keep connections apart
+	// Of them, those towards the remote address and port that has most, and how many it may have.
+	BusiestPorts    int `json:"busiestPorts"`
+	BusiestPortsMax int `json:"busiestPortsMax"`
+
 	Created      uint64 `json:"created"`
 	Expired      uint64 `json:"expired"`
 	Evicted      uint64 `json:"evicted"`      // their configuration had gone
@@ -105,7 +111,22 @@ type Traffic struct {
 type Drop struct {
 	Reason  string  `json:"reason"`
 	Packets uint64  `json:"packets"`
-	Rate    float64 `json:"rate"` // packets per second, over the last 10 to 20 s
+	Rate    float64 `json:"rate"`             // packets per second, over the last 10 to 20 s
+	Means   string  `json:"means"`            // in a sentence
+	Remedy  string  `json:"remedy,omitempty"` // what to do; "" = nothing
+}
+
+// A Refusal is an example of packets that were dropped. Of those of one second and reason,
+// the gateway looks at the first; the others are counted with it.
+type Refusal struct {
+	Time        time.Time `json:"time"` // of the last
+	Direction   string    `json:"direction"`
+	Reason      string    `json:"reason"`
+	From        string    `json:"from,omitempty"` // name of a node; tunnel is the peer; "" = a stranger
+	Protocol    string    `json:"protocol,omitempty"`
+	Source      string    `json:"source"` // address, and port if it has one; of a stranger, the outer ones
+	Destination string    `json:"destination,omitempty"`
+	Packets     uint64    `json:"packets"`
 }
 
 // Socket is a UDP socket.

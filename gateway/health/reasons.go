@@ -1,0 +1,91 @@
+package health
+
+// reason is what a drop reason means and what to do about it, of which a Finding knows more
+// where the gateway has an example that says who and why.
+type reason struct{ means, remedy string }
+
+// Remedies of several reasons.
+const (
+	nothingToDo = "" // it is as it should be
+	findSender  = "find who sends so: culvert capture --drops"
+	nodesTunnel = "compare the node's tunnel with its entry in geneve.nodes: encap, inner, VNI"
+	spoilt      = "look for what spoils packets on the way: a NIC's offloads, a path that cuts them"
+	keepOut     = "keep it out by a firewall"
+)
+
+// reasons has every reason for which a packet can be dropped.
+var reasons = map[string]reason{
+	// Inner packets, both ways.
+	"malformed":        {"A length, version or checksum in the packet is wrong.", spoilt},
+	"source-route":     {"The packet says itself by which way it is to go.", findSender},
+	"bad-source":       {"The sender's address may not come from there.", "give the CIDR to the node that its pods are on (podCIDRs in geneve.nodes), or correct network.remote"},
+	"bad-destination":  {"Multicast, broadcast, loopback or link-local addresses do not pass.", findSender},
+	"unknown-source":   {"The sender is no pod, and nat.unknownSource is off.", "add its CIDR to network.local.podCIDRs, or leave out nat.unknownSource: off"},
+	"no-mapping":       {"The destination stands for nothing.", "add it to nat.addresses or nat.services, or let the sender stop"},
+	"no-route":         {"No node and no remote CIDR has the destination.", "add its CIDR to podCIDRs of its node, or make routes and remaps the same: culvert routes"},
+	"ttl-exceeded":     {"The packet has passed as many routers as it may; traceroute does so on purpose.", "look for a loop of routes if it goes on"},
+	"too-big":          {"The packet is larger than the path's MTU and may not be cut; its sender has been told.", "give pods the MTU of the gateway if it goes on"},
+	"icmp-unrelated":   {"An ICMP error about a packet that did not pass here.", nothingToDo},
+	"icmp-type":        {"An ICMP message that routers do not forward.", nothingToDo},
+	"port-exhausted":   {"No source port is left towards the destination.", "spread the connections over more destinations or sources"},
+	"port-share":       {"The sender has its share of the ports towards the destination.", "find who opens so many: culvert connections"},
+	"table-full":       {"The connection table is full.", "raise nat.maxConnections and the memory limit"},
+	"connection-share": {"The sender has its share of the connection table.", "find who opens so many: culvert connections"},
+	"fragment":         {"A fragment whose first one has not come.", "look for losses before the gateway, and for an MTU that is smaller there"},
+	"fragment-overlap": {"Fragments of one packet overlap, as only attacks do.", findSender},
+	"fragment-limit":   {"Too many packets in fragments at once.", "give senders a smaller MTU, so that they do not fragment"},
+	"filtered":         {"A rule drops it.", "culvert rules shows which; change it if that is not meant"},
+	"rejected":         {"A rule rejects it, and the sender has been told.", "culvert rules shows which; change it if that is not meant"},
+	"no-backend":       {"Its service has no backend.", "give the service in nat.services a backend"},
+
+	// The gateway's own addresses.
+	"no-service":       {"It is for the gateway itself, where nothing answers.", nothingToDo},
+	"bad-check":        {"It is for the connection check, and no answer that the gateway waits for.", "make connectionCheck the same at both gateways"},
+	"local-queue-full": {"The gateway's own answers came faster than they could be sent.", findSender},
+	"output":           {"A rule does not let the gateway's own packet out.", "culvert rules shows which; change it if that is not meant"},
+
+	// Datagrams of nodes.
+	"truncated":           {"A datagram is shorter than its headers, or longer than the receive buffer.", spoilt},
+	"unknown-node":        {"No node has this VNI and outer source.", "add it to geneve.nodes, correct VNI or underlay there, or " + keepOut},
+	"wrong-encap":         {"The node sends Geneve where VXLAN is configured, or the other way round.", nodesTunnel},
+	"bad-version":         {"A Geneve version that nobody knows.", nodesTunnel},
+	"bad-flags":           {"VXLAN without a VNI.", nodesTunnel},
+	"bad-options":         {"Geneve options whose lengths do not add up.", spoilt},
+	"control-packet":      {"A control message of Geneve, which has none for gateways.", nothingToDo},
+	"critical-option":     {"A Geneve option that must be understood, and is not.", "turn it off at the node"},
+	"unknown-protocol":    {"Geneve that carries neither Ethernet nor IP.", nodesTunnel},
+	"wrong-inner":         {"The node sends IP where Ethernet is configured, or the other way round.", nodesTunnel},
+	"bad-train":           {"Datagrams that the kernel has merged do not fit together.", "turn off UDP GRO on the interface of the nodes if it goes on"},
+	"bad-mac":             {"The sender's MAC address is none of one station.", nodesTunnel},
+	"other-mac":           {"The frame is for another station.", nothingToDo},
+	"multicast":           {"A frame for many that is no ARP.", nothingToDo},
+	"neighbour-discovery": {"IPv6 on the node's link looks for neighbours; there are none.", nothingToDo},
+	"unknown-ethertype":   {"A frame that is neither IP nor ARP.", nothingToDo},
+	"bad-arp":             {"ARP that contradicts itself, or claims the gateway's address.", "look for a second owner of geneve.gatewayAddress"},
+	"other-arp":           {"ARP that asks for another address than the gateway's.", "give that node's route a gateway (via geneve.gatewayAddress, onlink)"},
+	"arp-rate":            {"More ARP requests than are answered.", findSender},
+	"bad-length":          {"The inner packet's length is wrong.", spoilt},
+	"ecn":                 {"Congestion was marked on the way, on a packet that cannot say so (RFC 6040).", nothingToDo},
+
+	// Packets to nodes.
+	"unknown-tunnel": {"The node has been removed meanwhile.", nothingToDo},
+	"bad-packet":     {"What was to be sent to a node is no whole packet.", spoilt},
+	"too-long":       {"The packet does not fit a datagram with the tunnel's headers.", "make mtu smaller"},
+	"hold-full":      {"The node's MAC address is not known, and enough packets wait for it.", "is the node's link up, and does it answer ARP?"},
+	"unresolved":     {"The node has not answered ARP.", "is the node's link up, and does it answer ARP?"},
+	"send-failed":    {"The kernel refused a datagram.", "culvert status says of the socket why; look at routes and firewall of this machine"},
+
+	// WireGuard.
+	"tunnel-discard": {"There was no session with the peer, or a message was no part of one: forged, repeated or too late.", "if it goes on, see what is said of the peer"},
+	"not-wireguard":  {"It is no message of WireGuard.", keepOut},
+	"bad-mac1":       {"A handshake of somebody who does not know this gateway's public key.", "if it is the peer, give it this gateway's public key; else " + keepOut},
+	"handshake-rate": {"More handshakes than a peer needs.", keepOut},
+	"stranger-data":  {"Data of a session from another address than the peer's.", "if the peer has moved, wait for its next handshake; else " + keepOut},
+}
+
+// Explain says what a drop reason means, "" if there is no such reason, and what to do about it,
+// "" if that is nothing.
+func Explain(name string) (means, remedy string) {
+	r := reasons[name]
+	return r.means, r.remedy
+}
