@@ -9,6 +9,7 @@
 //	culvert capture [--at STAGES] [--drops] [-w FILE]
 //	culvert reload [--dry-run]
 //	culvert rules | routes
+//	culvert page [--port PORT]
 //	culvert help config
 //	culvert lab check | up | down | exec CLUSTER/HOST [--] COMMAND… | status | bench
 //	culvert lab break [FAULT…] | mend [FAULT…] | restart CLUSTER/HOST

@@ -185,6 +185,7 @@ func newLabUpCommand() *cobra.Command {
 				return err
 			}
 			fmt.Fprintln(cmd.OutOrStdout(), "try: culvert lab exec rome/pod1 ping milan/pod1")
+			fmt.Fprintln(cmd.OutOrStdout(), "see: culvert page    # both gateways in a browser")
 			return nil
 		},
 	}

@@ -37,9 +37,26 @@ var ErrNoGateway = errors.New("no gateway answers there")
 // Find returns a Client for the gateway that is meant by name: the path of a socket, or its
 // file's name without .sock, or the cluster's name; "" is the only one that runs.
 func Find(ctx context.Context, name string) (*Client, error) {
+	running, err := Running(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	if len(running) > 1 {
+		var names []string
+		for _, c := range running {
+			names = append(names, c.Path)
+		}
+		return nil, fmt.Errorf("--socket: %d gateways run here; choose one: %s", len(running), strings.Join(names, ", "))
+	}
+	return running[0], nil
+}
+
+// Running returns a Client for each gateway that is meant by name, one at least; "" is all
+// that run.
+func Running(ctx context.Context, name string) ([]*Client, error) {
 	if strings.Contains(name, "/") {
 		c := NewClient(name)
-		return c, c.alive(ctx)
+		return []*Client{c}, c.alive(ctx)
 	}
 	var running []*Client
 	var closed error
@@ -56,16 +73,10 @@ func Find(ctx context.Context, name string) (*Client, error) {
 			closed = err
 		}
 	}
-	switch {
-	case len(running) == 1:
-		return running[0], nil
-	case len(running) > 1:
-		var names []string
-		for _, c := range running {
-			names = append(names, c.Path)
-		}
-		return nil, fmt.Errorf("--socket: %d gateways run here; choose one: %s", len(running), strings.Join(names, ", "))
-	case closed != nil:
+	if len(running) > 0 {
+		return running, nil
+	}
+	if closed != nil {
 		return nil, closed
 	}
 	if _, err := os.ReadDir("/run/culvert"); errors.Is(err, fs.ErrPermission) {
