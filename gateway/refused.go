@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"culvert/gateway/control"
+	"culvert/gateway/health"
 	"culvert/gateway/wg"
 	"culvert/geneve"
 	"culvert/nat"
@@ -55,13 +56,16 @@ func (w *watch) refused(x *witness, r nat.Reason, inbound bool, packets uint64) 
 	})
 }
 
-// refusedSign remembers a datagram that is no node's, or none as that node is to send.
+// refusedSign remembers a datagram that is no node's, or none as that node is to send. What
+// needs no remedy, such as how IPv6 looks for neighbours, is not remembered.
 func (w *watch) refusedSign(s *geneve.Sign) {
-	if s.Reason == geneve.Accepted || s.Reason == geneve.OtherARP {
+	if _, remedy := health.Explain(s.Reason.String()); remedy == "" {
 		return
 	}
-	x := control.Refusal{Time: time.Now(), Direction: directionName(false), Reason: s.Reason.String(), Protocol: "udp", Source: s.Source.String(), Packets: 1}
-	if s.Reason != geneve.UnknownNode {
+	x := control.Refusal{Time: time.Now(), Direction: directionName(false), Reason: s.Reason.String(), Packets: 1}
+	if s.Reason == geneve.UnknownNode {
+		x.Protocol, x.Source = "udp", s.Source.String()
+	} else {
 		x.From = w.g.linkName(nat.Link(s.Tunnel))
 	}
 	w.refusals.note(x)

@@ -50,9 +50,12 @@ func TestLastRefused(t *testing.T) {
 	w.refusedStranger(wg.NotWireGuard, netip.MustParseAddr("192.0.2.9"))
 	w.refusedSign(&geneve.Sign{Reason: geneve.UnknownNode, Source: netip.MustParseAddrPort("192.0.2.8:6081")})
 	w.refusedSign(&geneve.Sign{Reason: geneve.Accepted})
+	w.refusedSign(&geneve.Sign{Reason: geneve.NeighbourDiscovery, Tunnel: 1}) // as it should be
+	w.refusedSign(&geneve.Sign{Reason: geneve.WrongEncap, Tunnel: uint16(rome.links.ByName["rome-2"])})
 
 	s := source{rome.Gateway}.Status()
 	want := []control.Refusal{
+		{Direction: "outbound", Reason: "wrong-encap", From: "rome-2", Packets: 1},
 		{Direction: "outbound", Reason: "unknown-node", Protocol: "udp", Source: "192.0.2.8:6081", Packets: 1},
 		{Direction: "inbound", Reason: "not-wireguard", Protocol: "udp", Source: "192.0.2.9", Packets: 1},
 		{Direction: "outbound", Reason: "no-route", From: "rome-1", Protocol: "udp", Source: "10.0.1.5:4000", Destination: "192.0.2.1:53", Packets: 4},

@@ -124,7 +124,7 @@ type Refusal struct {
 	Reason      string    `json:"reason"`
 	From        string    `json:"from,omitempty"` // name of a node; tunnel is the peer; "" = a stranger
 	Protocol    string    `json:"protocol,omitempty"`
-	Source      string    `json:"source"` // address, and port if it has one; of a stranger, the outer ones
+	Source      string    `json:"source,omitempty"` // address, and port if it has one; of a stranger, the outer ones
 	Destination string    `json:"destination,omitempty"`
 	Packets     uint64    `json:"packets"`
 }
