@@ -54,6 +54,7 @@ func TestOperating(t *testing.T) {
 	want(2, "2 gateways run here", "status")
 	want(2, "--socket", "status", "--socket", "paris")
 	want(0, "rome to milan, client", "status", "--socket", "rome")
+	u.readPage("milan", "rome")
 
 	file := filepath.Join(u.runtime, "ping.pcapng")
 	capture := u.command()

@@ -1,15 +1,20 @@
 package integration
 
 import (
+	"bufio"
+	"encoding/json"
+	"fmt"
 	"io"
 	"log"
 	"net"
+	"net/http"
 	"net/http/httptest"
 	"net/netip"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -209,5 +214,38 @@ func TestPage(t *testing.T) {
 	}
 	if i := slices.IndexFunc(b.asked, func(url string) bool { return !strings.HasPrefix(url, server.URL+page.Path()) }); i >= 0 || len(b.asked) < 4 {
 		t.Errorf("the page asks for %s", b.asked)
+	}
+}
+
+// readPage runs culvert page as this user until it has said how the gateways of some clusters do.
+func (u *labUser) readPage(clusters ...string) {
+	u.t.Helper()
+	cmd := u.command()
+	cmd.Args = append(cmd.Args[:1], "page")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		u.t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		u.t.Fatal(err)
+	}
+	address, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		u.t.Errorf("culvert page: %v, %q", err, address)
+	}
+	for i, cluster := range clusters {
+		var s control.Status
+		response, err := http.Get(fmt.Sprintf("%sstatus/%d", strings.TrimSpace(address), i))
+		if err == nil {
+			err = json.NewDecoder(response.Body).Decode(&s)
+			response.Body.Close()
+		}
+		if err != nil || s.Cluster != cluster {
+			u.t.Errorf("culvert page: status of %q, %v; want that of %s", s.Cluster, err, cluster)
+		}
+	}
+	cmd.Process.Signal(syscall.SIGINT)
+	if err := cmd.Wait(); err != nil {
+		u.t.Errorf("culvert page: %v", err)
 	}
 }
