@@ -29,8 +29,7 @@ func families(text string) map[string][]string {
 			all[fields[2]], kinds[fields[2]] = nil, fields[3]
 			continue
 		}
-		name, rest, _ := strings.Cut(strings.TrimSpace(line), " ")
-		name, rest, _ = strings.Cut(name, "{")
+		name, rest, _ := strings.Cut(line[:max(0, strings.LastIndexByte(line, ' '))], "{")
 		if base := histogramSuffix.ReplaceAllString(name, ""); kinds[base] == "histogram" {
 			name = base
 		}

@@ -58,7 +58,9 @@ func newBrowser(t *testing.T) *browser {
 		fromChild.Close()
 	})
 	b := &browser{t: t, to: toChild, from: bufio.NewReader(fromChild)}
-	var targets struct{ TargetInfos []struct{ TargetID, Type string } }
+	var targets struct {
+		TargetInfos []struct{ TargetID, Type string }
+	}
 	b.call("Target.getTargets", nil, &targets)
 	for _, target := range targets.TargetInfos {
 		if target.Type == "page" {
@@ -130,7 +132,9 @@ func (b *browser) note(method string, event json.RawMessage) {
 	case "Runtime.exceptionThrown":
 		b.faults = append(b.faults, string(event))
 	case "Log.entryAdded":
-		var e struct{ Entry struct{ Source, Level, Text string } }
+		var e struct {
+			Entry struct{ Source, Level, Text string }
+		}
 		if json.Unmarshal(event, &e) == nil && e.Entry.Level == "error" && e.Entry.Source != "network" {
 			b.faults = append(b.faults, e.Entry.Text)
 		}
