@@ -106,6 +106,7 @@ const lowContrast = `[...document.querySelectorAll("body *")].filter(e => e.chec
 // dark, in a wide window and in a narrow one, by mouse and by keyboard, and when it loses one.
 func TestPage(t *testing.T) {
 	needPrograms(t, []probe{programs("chromium", "chromium")})
+	t.Parallel()
 	dir := t.TempDir()
 	rome, milan := &shownGateway{}, &shownGateway{change: milanOf}
 	stop := rome.serve(t, filepath.Join(dir, "rome-milan.sock"))
