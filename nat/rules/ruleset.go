@@ -168,14 +168,8 @@ func (r *Ruleset) filter(s stage, v *view, e *Effects) ruleVerdict {
 	if !r.has(s) {
 		return ruleAccept
 	}
-	w := walk{list: r.stages[s].few}
-	if x := r.stages[s].ruleIndex; x != nil {
-		var found lists
-		found.find(x, v)
-		if w.list = found.first[0]; found.n > 1 {
-			w.many = &found
-		}
-	}
+	var found lists
+	w := r.stages[s].walk(v, &found)
 	for rule := w.next(); rule != nil; rule = w.next() {
 		if v.trace != nil {
 			traceRule(v, rule)
