@@ -190,7 +190,8 @@ func (v *view) filter(f *control.Filter) (nat.ConnFilter, error) {
 		errs = append(errs, err)
 	}
 	if f.Node == tunnelName {
-		filter.Link = new(nat.Link)
+		tunnel := nat.Tunnel
+		filter.Link = &tunnel
 	} else if f.Node != "" {
 		link, ok := v.links[f.Node]
 		if !ok {

@@ -60,7 +60,7 @@ func (dir *directory) init() {
 func (dir *directory) hash(t *packet.Tuple) uint32 {
 	k := &dir.secrets
 	last := uint64(t.Ports)<<32 | uint64(t.Protocol)<<8
-	if t.Link != Tunnel {
+	if !t.Link.Outside() {
 		last |= 1
 	}
 	h := k[0]

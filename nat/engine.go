@@ -198,7 +198,7 @@ type Stats struct {
 	ErrorsLimited     uint64 // errors that the rate limits kept from being sent
 }
 
-// A Direction counts the packets from the nodes (outbound) or from the tunnel (inbound).
+// A Direction counts the packets from inside links (outbound) or from outside ones (inbound).
 type Direction struct {
 	Received, Forwarded, Delivered uint64
 	Held                           uint64 // fragments that wait for their first one at this moment
@@ -222,7 +222,7 @@ func (e *Engine) Stats() Stats {
 }
 
 func (s *Stats) of(in Link) *Direction {
-	if in == Tunnel {
+	if in.Outside() {
 		return &s.Inbound
 	}
 	return &s.Outbound

@@ -71,7 +71,7 @@ func (e *Engine) established(d *decision, p *packet.Packet, now Time) bool {
 func (e *Engine) limits(pl *plan, p *packet.Packet, peerMSS uint16, now Time) {
 	if pl.peerMSS, pl.pathMTU = peerMSS, 0; e.paths.live(now) {
 		pl.to.IPv6 = p.IsIPv6()
-		pl.pathMTU = e.paths.lookup(pl.to.Destination(), pl.out == Tunnel, now)
+		pl.pathMTU = e.paths.lookup(pl.to.Destination(), wayOf(pl.out), now)
 	}
 }
 

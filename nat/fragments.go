@@ -87,7 +87,7 @@ func (e *Engine) stateless(d *decision, p *packet.Packet, now Time) bool {
 	s, in := e.snapshot, d.in
 	source, destination := d.from.Source(), d.from.Destination()
 	admitted := s.admits(source, in)
-	if !admitted && in == Tunnel && packet.IsICMP(d.from.Protocol) && packet.Forwardable(source) {
+	if !admitted && in.Outside() && packet.IsICMP(d.from.Protocol) && packet.Forwardable(source) {
 		return false // it may be of an ICMP error, which any router sends
 	}
 	if !admitted || s.owns(destination, in) || !packet.Forwardable(destination) {
@@ -101,7 +101,7 @@ func (e *Engine) stateless(d *decision, p *packet.Packet, now Time) bool {
 		return true
 	}
 	tracked := !tr.NoTrack
-	if tracked && in == Tunnel && s.external.Contains(destination) {
+	if tracked && in.Outside() && s.external.Contains(destination) {
 		return false
 	}
 	if !e.traverse(tr, now) {

@@ -13,7 +13,7 @@ import (
 func (e *Engine) icmpError(d *decision, p *packet.Packet, now Time) {
 	s, in := e.snapshot, d.in
 	source, destination := d.from.Source(), d.from.Destination()
-	bad := in == Tunnel && source != s.peer && !packet.Forwardable(source) && !s.admitted.Contains(source) || in != Tunnel && !s.admits(source, in)
+	bad := !s.admits(source, in) && !(in.Outside() && packet.Forwardable(source))
 	if !d.check("source", !bad) {
 		d.drop(ReasonBadSource)
 		return
@@ -25,7 +25,7 @@ func (e *Engine) icmpError(d *decision, p *packet.Packet, now Time) {
 	quoted := &d.quoted[0]
 	*quoted = packet.Tuple{}
 	d.quote.Tuple(quoted, 0)
-	if in != Tunnel && s.foreign(quoted.Destination(), in) {
+	if !in.Outside() && s.foreign(quoted.Destination(), in) {
 		d.drop(ReasonBadSource) // what it quotes was sent to another node
 		return
 	}
@@ -45,7 +45,7 @@ func (e *Engine) icmpError(d *decision, p *packet.Packet, now Time) {
 		d.verdict = Verdict{Action: Deliver, Packets: 1}
 	case !packet.Forwardable(destination):
 		d.drop(ReasonBadDestination)
-	case in == Tunnel:
+	case in.Outside():
 		e.relayFromTunnel(d, p)
 	default:
 		e.relayFromNode(d, p)
@@ -55,7 +55,7 @@ func (e *Engine) icmpError(d *decision, p *packet.Packet, now Time) {
 // quotedConn finds the connection of a quoted packet: its answer would be found. The direction of the hit is that of the answer.
 func (e *Engine) quotedConn(quoted *packet.Tuple, in Link, now Time) (hit, bool) {
 	answer := quoted.Reply(in)
-	if h, ok := e.find(&answer, 0, now); ok || in == Tunnel {
+	if h, ok := e.find(&answer, 0, now); ok || in.Outside() {
 		return h, ok
 	}
 	answer.Link = anyNode // sent by way of another node than the error
@@ -102,7 +102,7 @@ func (e *Engine) relayFromTunnel(d *decision, p *packet.Packet) {
 	}
 	sent := *quoted
 	sent.SetDestination(r.apply(quoted.Destination()))
-	out, ok := s.rules.Route(Tunnel, 0, quoted.Destination(), d.from.Destination())
+	out, ok := s.rules.Route(d.in, 0, quoted.Destination(), d.from.Destination())
 	if !d.check("route", ok) {
 		d.drop(ReasonNoRoute)
 		return
@@ -115,7 +115,7 @@ func (e *Engine) relayFromTunnel(d *decision, p *packet.Packet) {
 func (e *Engine) relayFromNode(d *decision, p *packet.Packet) {
 	s, quoted := e.snapshot, &d.quoted[0]
 	sent := *quoted
-	d.plan = plan{to: d.from, out: Tunnel}
+	d.plan = plan{to: d.from, out: Tunnel} // where the remote CIDRs of the Config are
 	if r, ok := s.seen.Lookup(quoted.Source()); ok {
 		sent.SetSource(r.apply(quoted.Source()))
 		d.plan.to.SetDestination(sent.Source())
@@ -147,14 +147,14 @@ func (e *Engine) relay(d *decision, p *packet.Packet, sent *packet.Tuple) {
 // that the quoted packet was sent to, as Linux's NAT has it and strict reverse-path filters accept. To the tunnel: its own if the
 // remote cluster knows it, else U, else again the destination of the quoted packet. Between nodes: its own.
 func (s *snapshot) errorSource(source, sentTo netip.Addr, in, out Link) netip.Addr {
-	if in == Tunnel {
+	if in.Outside() {
 		if r, ok := s.real.Lookup(source); ok {
 			return r.apply(source)
 		}
 		return sentTo
 	}
 	switch {
-	case out != Tunnel || s.isPod(source):
+	case !out.Outside() || s.isPod(source, out):
 		return source
 	case s.unknown.IsValid() && s.unknown.Is4() == source.Is4():
 		return s.unknown

@@ -31,7 +31,7 @@ func (e *Engine) first(d *decision, p *packet.Packet, now Time) {
 		return
 	}
 	if !e.traverse(tr, now) {
-		if d.in == Tunnel && tr.Outcome == rules.NoRoute && !tr.Bound() && s.external.Contains(destination) {
+		if d.in.Outside() && tr.Outcome == rules.NoRoute && !tr.Bound() && s.external.Contains(destination) {
 			d.drop(ReasonNoMapping)
 			return
 		}
@@ -97,20 +97,17 @@ func (e *Engine) open(d *decision, p *packet.Packet, now Time) {
 // returns reports whether answers to an outbound packet find their way without a connection: their route does not depend on the node
 // that the packet came from.
 func (e *Engine) returns(tr *rules.Traversal) bool {
-	if tr.In == Tunnel || tr.Out != Tunnel {
+	if tr.In.Outside() || !tr.Out.Outside() {
 		return true
 	}
-	_, ok := e.snapshot.rules.Route(Tunnel, 0, tr.To.Destination(), tr.From.Source())
+	_, ok := e.snapshot.rules.Route(tr.Out, 0, tr.To.Destination(), tr.From.Source())
 	return ok
 }
 
 // place decides which tuple answers a new connection and what makes room for it, or says why there is none.
 func (e *Engine) place(d *decision, p *packet.Packet, now Time) Reason {
 	tb, s, tr := &e.table, e.snapshot, &d.tr
-	to, link := tr.To, tr.Out
-	if link != Tunnel {
-		link = anyNode
-	}
+	to, link := tr.To, wayOf(tr.Out)
 	d.holder, d.shared = tb.shares.holder(&d.from), sharesPorts(tr, p, s)
 	if d.shared && tb.portsFull(to.Reply(link), d.holder, d.predecessor) {
 		return ReasonPortShare

@@ -28,7 +28,7 @@ type path struct {
 	destination [16]byte
 	sender      [16]byte // of the segment that was too big
 	link        Link     // where the sender is
-	tunnel      bool     // the destination is reached through the tunnel
+	way         Link     // through which the destination is reached
 	mtu         uint16
 	expires     Time
 }
@@ -39,18 +39,18 @@ func (pt *pathTable) init() { pt.seed = maphash.MakeSeed() }
 func (pt *pathTable) live(now Time) bool { return now < pt.until }
 
 // lookup returns the path MTU towards a destination, 0 if none was learnt.
-func (pt *pathTable) lookup(a netip.Addr, tunnel bool, now Time) int {
-	if _, known := pt.find(a.As16(), tunnel, now); known != nil {
+func (pt *pathTable) lookup(a netip.Addr, way Link, now Time) int {
+	if _, known := pt.find(a.As16(), way, now); known != nil {
 		return int(known.mtu)
 	}
 	return 0
 }
 
 // find returns the set of a destination, and its entry or nil.
-func (pt *pathTable) find(destination [16]byte, tunnel bool, now Time) (set *[pathWays]path, known *path) {
+func (pt *pathTable) find(destination [16]byte, way Link, now Time) (set *[pathWays]path, known *path) {
 	set = &pt.sets[maphash.Bytes(pt.seed, destination[:])%pathSets]
 	for i := range set {
-		if p := &set[i]; p.destination == destination && p.tunnel == tunnel && p.expires > now {
+		if p := &set[i]; p.destination == destination && p.way == way && p.expires > now {
 			return set, p
 		}
 	}
@@ -60,7 +60,7 @@ func (pt *pathTable) find(destination [16]byte, tunnel bool, now Time) (set *[pa
 // learn lowers the path MTU towards a destination for pathLifetime.
 func (pt *pathTable) learn(p path, now Time) {
 	p.expires = now.Add(pathLifetime)
-	set, known := pt.find(p.destination, p.tunnel, now)
+	set, known := pt.find(p.destination, p.way, now)
 	switch {
 	case known == nil:
 		known = p.displace(set, now)
@@ -127,7 +127,7 @@ func (e *Engine) learnPath(d *decision, p *packet.Packet) {
 		destination: destination.As16(),
 		sender:      sender.As16(),
 		link:        d.plan.out,
-		tunnel:      d.in == Tunnel,
+		way:         wayOf(d.in),
 		mtu:         uint16(max(mtu, minPathMTU)),
 	}
 }

@@ -31,13 +31,13 @@ func (e *Engine) AppendError(dst []byte, p *packet.Packet, in Link, v Verdict, n
 	return p.AppendRefusal(dst, v.Refusal, from, v.MTU)
 }
 
-// refusalSource returns the address that errors of our own come from: the gateway's internal address towards nodes; U, or else its tunnel
-// address, towards the tunnel. It returns the zero Addr if there is none of the family.
+// refusalSource returns the address that errors of our own come from: the gateway's internal address towards nodes; U, or else its own
+// address on an outside link, towards that. It returns the zero Addr if there is none of the family.
 func (s *snapshot) refusalSource(in Link, v6 bool) netip.Addr {
 	a := s.gateway
-	if in == Tunnel {
+	if in.Outside() {
 		if a = s.unknown; !a.IsValid() {
-			a = s.tunnel
+			a = s.rules.Own(in)
 		}
 	}
 	if a.Is6() == v6 {

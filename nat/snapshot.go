@@ -38,8 +38,7 @@ type site struct {
 	pods, external bart.Lite
 	seen           bart.Table[*remap] // destination as seen here → real
 	real           bart.Table[*remap] // real source → as seen here
-	// admitted are sources from the tunnel, refused those from nodes.
-	admitted, refused bart.Lite
+	refused        bart.Lite          // sources from nodes
 }
 
 // surroundings are the routes of a Config.
@@ -90,15 +89,9 @@ func newSite(is siteConfig) *site {
 		there, back := remapPair(r.Seen(), r.Real)
 		s.seen.Insert(r.Seen(), there)
 		s.real.Insert(r.Real, back)
-		if is.fromTunnel == nil {
-			s.admitted.Insert(r.Real)
-		}
 		if is.notFromNodes == nil {
 			s.refused.Insert(r.Seen())
 		}
-	}
-	for _, p := range is.fromTunnel {
-		s.admitted.Insert(p)
 	}
 	for _, p := range is.notFromNodes {
 		s.refused.Insert(p)
@@ -116,11 +109,11 @@ func newSurroundings(c *Config) *surroundings {
 	return s
 }
 
-// admits is the source check. From the tunnel only the remote cluster may speak, by its real addresses, and the peer. From a node
+// admits is the source check. From an outside link only the cluster there may speak, by its real addresses, and the peer. From a node
 // comes whatever can be a host's address, but for the gateway's own, those of the remote cluster and those of other nodes.
 func (s *snapshot) admits(source netip.Addr, in Link) bool {
-	if in == Tunnel {
-		return s.admitted.Contains(source) || source == s.peer
+	if in.Outside() {
+		return s.rules.Admits(in, source)
 	}
 	return packet.Forwardable(source) && !s.own(source) && !s.refused.Contains(source) && !s.foreign(source, in)
 }
@@ -131,10 +124,10 @@ func (s *snapshot) foreign(a netip.Addr, in Link) bool {
 	return ok && home != in
 }
 
-// owns reports whether a packet is for the gateway itself: its internal address from nodes, its tunnel address from the tunnel.
+// owns reports whether a packet is for the gateway itself: its internal address from nodes, its own on an outside link from there.
 func (s *snapshot) owns(destination netip.Addr, in Link) bool {
-	if in == Tunnel {
-		return destination == s.tunnel
+	if in.Outside() {
+		return destination == s.rules.Own(in)
 	}
 	return destination == s.gateway
 }
@@ -148,13 +141,13 @@ func (s *snapshot) noRoute(destination netip.Addr) Verdict {
 	return refuse(ReasonNoRoute, packet.NetUnreachable)
 }
 
-// isPod reports whether the remote cluster knows a by its own address.
-func (s *snapshot) isPod(a netip.Addr) bool {
+// isPod reports whether the cluster at an outside link knows a by its own address.
+func (s *snapshot) isPod(a netip.Addr, at Link) bool {
 	if s.fromTunnel == nil {
 		return s.pods.Contains(a)
 	}
-	out, ok := s.rules.Route(Tunnel, 0, s.peer, a)
-	return ok && out != Tunnel
+	out, ok := s.rules.Route(at, 0, s.peer, a)
+	return ok && !out.Outside()
 }
 
 // own reports whether a is an address of the gateway or of either end of the WireGuard tunnel.

@@ -56,7 +56,7 @@ func (tb *table) search(t *packet.Tuple, hash, i uint32) (h hit, slot uint32, ok
 		r := reference(s[i])
 		c := tb.at(r.number())
 		if k := &c.tuples[r.direction()]; k.Words == t.Words && k.Ports == t.Ports && k.Protocol == t.Protocol && k.IPv6 == t.IPv6 &&
-			(k.Link == t.Link || k.Link == anyNode && t.Link != Tunnel || t.Link == anyNode && k.Link != Tunnel) {
+			(k.Link == t.Link || k.Link == anyNode && !t.Link.Outside() || t.Link == anyNode && !k.Link.Outside()) {
 			return hit{c, r.number(), r.direction()}, i, true
 		}
 	}

@@ -11,11 +11,19 @@ import (
 type Link = packet.Link
 
 const (
-	// Tunnel is the link of the WireGuard tunnel to the remote cluster. Nodes are numbered from 1.
+	// Tunnel is the link of the WireGuard tunnel that a Config is about. Nodes are numbered from 1.
 	Tunnel = rules.Tunnel
-	// anyNode stands for every node in the reply tuple of a connection that came out of the tunnel.
+	// anyNode stands for every inside link: in the reply tuple of a connection that goes to one, and for the way of a path MTU.
 	anyNode Link = 0xffff
 )
+
+// wayOf returns the link, or anyNode if it is inside: a node can be reached through others.
+func wayOf(out Link) Link {
+	if out.Outside() {
+		return out
+	}
+	return anyNode
+}
 
 // Time is a reading of a monotonic clock in nanoseconds. The package never reads a clock of its own.
 type Time int64

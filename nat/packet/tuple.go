@@ -7,10 +7,6 @@ import (
 	"net/netip"
 )
 
-// A Link is the number of where packets come in or go out, such as a tunnel. The bytes of a packet do not tell it: whoever receives them
-// chooses the numbers.
-type Link uint16
-
 // A Tuple names one direction of a connection: addresses, ports or ICMP identifier, protocol, and the link where its packets come in.
 // It is made of words, so that it is compared and checksummed without a loop. Two tuples are equal if all fields are.
 type Tuple struct {

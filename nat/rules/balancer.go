@@ -9,7 +9,7 @@ import (
 	"culvert/nat/siphash"
 )
 
-// A serviceAddress is what a packet from outside is addressed to.
+// A serviceAddress is what a packet from an outside link is addressed to.
 type serviceAddress struct {
 	addr     netip.Addr
 	port     uint16

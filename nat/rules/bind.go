@@ -28,7 +28,7 @@ type binding struct {
 // bind runs the nat chains of stage s, stageDNAT or stageSNAT. The first rule that matches binds; as each stage has one kind of
 // manipulation, no later chain can add to it.
 func (r *Ruleset) bind(s stage, v *view) binding {
-	if s == stageDNAT && v.in == Tunnel && v.hasL4 {
+	if s == stageDNAT && v.in.Outside() && v.hasL4 {
 		if service, ok := r.services.get(serviceAddress{v.dst, binary.BigEndian.Uint16(v.l4[2:]), v.proto}); ok {
 			if v.trace != nil {
 				traceService(v, service)
@@ -39,14 +39,8 @@ func (r *Ruleset) bind(s stage, v *view) binding {
 	if !r.has(s) {
 		return binding{}
 	}
-	w := walk{list: r.stages[s].few}
-	if x := r.stages[s].ruleIndex; x != nil {
-		var found lists
-		found.find(x, v)
-		if w.list = found.first[0]; found.n > 1 {
-			w.many = &found
-		}
-	}
+	var found lists
+	w := r.stages[s].walk(v, &found)
 	for rule := w.next(); rule != nil; rule = w.next() {
 		if v.trace != nil {
 			traceRule(v, rule)
@@ -118,12 +112,12 @@ func (r *Ruleset) masquerade(v *view) (bindKind, netip.Addr) {
 
 // ownAddress returns the gateway's address on the way out that is of the packet's family, the zero Addr if there is none.
 func (r *Ruleset) ownAddress(v *view) netip.Addr {
-	side := &r.own[0]
-	if v.out != Tunnel {
-		side = &r.own[1]
+	a := r.gateway
+	if v.out.Outside() {
+		a = r.Own(v.out)
 	}
-	if v.src.Is4() {
-		return side.v4
+	if a.Is4() != v.src.Is4() {
+		return netip.Addr{}
 	}
-	return side.v6
+	return a
 }

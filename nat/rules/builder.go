@@ -17,6 +17,7 @@ type piece struct {
 	chains   []*chain
 	routing  []*policyRule
 	service  *Balancer
+	facts    *linkFacts
 	rules    int
 	mentions []mention
 }
@@ -76,6 +77,9 @@ func (d *Draft) compile(key Key, r Resource, old *piece) (*piece, error) {
 		b.table = given(i, len(r.Routing))
 		b.addRouting(t)
 	}
+	if r.Device != nil {
+		b.piece.facts = newFacts(r.Device)
+	}
 	if r.Service != nil {
 		b.piece.service = NewBalancer(*r.Service)
 		b.piece.service.origin = b.origin
@@ -100,7 +104,7 @@ func (b *builder) link(what any) Link {
 		return d.Link
 	}
 	p := b.draft.link(what)
-	if p != Tunnel && p != firstNode {
+	if what != tunnelDevice && what != firstNodeDevice {
 		b.piece.mentions = append(b.piece.mentions, mention{what, p})
 	}
 	return p

@@ -28,17 +28,15 @@ func (n *Node) device() string {
 	return n.Name
 }
 
-// masquerades returns the gateway's own addresses on the way to the tunnel and to the nodes.
-func (c *Config) masquerades() [2]masquerade {
-	var own [2]masquerade
-	for i, a := range []netip.Addr{c.TunnelAddress, c.GatewayAddress} {
-		if a.Is4() {
-			own[i].v4 = a
-		} else {
-			own[i].v6 = a
+// tunnel returns the tunnel to the peer.
+func (c *Config) tunnel() *Device {
+	sources := c.FromTunnel
+	if sources == nil {
+		for _, r := range c.Remote {
+			sources = append(sources, r.Real)
 		}
 	}
-	return own
+	return &Device{Link: Tunnel, Name: tunnelDevice, Address: c.PeerTunnelAddress, Own: c.TunnelAddress, Sources: sources}
 }
 
 // A namedResource is a resource with its key.
@@ -62,11 +60,11 @@ const (
 func (c *Config) resources() []namedResource {
 	all := make([]namedResource, 0, 8+len(c.Nodes)+len(c.Addresses)+len(c.Services))
 	add := func(kind, name string, r Resource) { all = append(all, namedResource{Key{Kind: kind, Name: name}, r}) }
-	add(kindNetwork, "tunnel", Resource{Device: &Device{Tunnel, tunnelDevice, c.PeerTunnelAddress}})
+	add(kindNetwork, "tunnel", Resource{Device: c.tunnel()})
 	routes, devices := c.nodeRoutes(), c.devices()
 	for i := range c.Nodes {
 		n := &c.Nodes[i]
-		r := Resource{Order: orderReturn, Device: &Device{n.Link, n.device(), n.Address}}
+		r := Resource{Order: orderReturn, Device: &Device{Link: n.Link, Name: n.device(), Address: n.Address}}
 		rules := n.rules(routes[n.Link])
 		switch {
 		case c.Firewall == nil && c.Routing == nil:
@@ -129,7 +127,7 @@ func (c *Config) mapping(m AddressMapping, devices map[Link]string) Resource {
 
 // network returns what rules need to know about the gateway itself.
 func (c *Config) network() network {
-	n := network{own: c.masquerades(), generated: c.Firewall == nil}
+	n := network{gateway: c.GatewayAddress, generated: c.Firewall == nil}
 	if len(c.Nodes) > 0 {
 		n.first = c.Nodes[0].Link
 	}

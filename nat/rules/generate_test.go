@@ -198,7 +198,11 @@ func TestGeneratedFilter(t *testing.T) {
 		if b := r.bind(stageDNAT, &v); b.addr.IsValid() {
 			v.dst = b.addr
 		}
-		hop, _ := r.route(v.in, outboundMark*uint32(min(v.in, 1)), v.src, v.dst)
+		mark := uint32(outboundMark)
+		if v.in.Outside() {
+			mark = 0
+		}
+		hop, _ := r.route(v.in, mark, v.src, v.dst)
 		v.out = hop.link
 		e := Effects{hits: make([]*rule, 0, 8)}
 		if got := r.filter(stageForward, &v, &e); got != tt.verdict {

@@ -20,7 +20,7 @@ type stageRules struct {
 // A ruleIndex finds the rules of one stage that a packet could match without looking at the others. Rules are told apart first by
 // the device that they ask for, then by their longest prefix. Each is in exactly one list; lists are in the order of evaluation.
 type ruleIndex struct {
-	in, out bucketsByLink
+	in, out byLink[ruleBucket]
 	any     *ruleBucket
 }
 
@@ -53,37 +53,13 @@ func (b *ruleBucket) has(n int) bool {
 	return b.wide > linear
 }
 
-// A bucketsByLink finds a ruleBucket in pages by the two bytes of a link. It is immutable.
-type bucketsByLink struct{ pages *[256]*[256]*ruleBucket }
-
-func (m bucketsByLink) get(p Link) *ruleBucket {
-	if m.pages == nil || m.pages[p>>8] == nil {
-		return nil
+// withBuckets returns m after changes to the rules of links.
+func withBuckets(m byLink[ruleBucket], changes map[Link]*listDelta) byLink[ruleBucket] {
+	next := make(map[Link]*ruleBucket, len(changes))
+	for l, change := range changes {
+		next[l] = m.get(l).with(change)
 	}
-	return m.pages[p>>8][p&0xff]
-}
-
-// with returns m after changes, sharing the pages of all other ports.
-func (m bucketsByLink) with(changes map[Link]*listDelta) bucketsByLink {
-	if len(changes) == 0 {
-		return m
-	}
-	pages, own := new([256]*[256]*ruleBucket), [256]bool{}
-	if m.pages != nil {
-		*pages = *m.pages
-	}
-	for p, change := range changes {
-		page := &pages[p>>8]
-		if !own[p>>8] {
-			own[p>>8] = true
-			old := *page
-			if *page = new([256]*ruleBucket); old != nil {
-				**page = *old
-			}
-		}
-		(*page)[p&0xff] = m.get(p).with(change)
-	}
-	return bucketsByLink{pages}
+	return m.with(next)
 }
 
 // A listDelta is how a list of rules changes.
@@ -163,7 +139,7 @@ func (x *ruleIndex) with(d *listDelta) *ruleIndex {
 			b.remove = append(b.remove, r)
 		}
 	}
-	return &ruleIndex{in: x.in.with(in), out: x.out.with(out), any: x.any.with(&any)}
+	return &ruleIndex{in: withBuckets(x.in, in), out: withBuckets(x.out, out), any: x.any.with(&any)}
 }
 
 // with returns the bucket that follows b, which may be nil, or nil if nothing is left.

@@ -267,7 +267,7 @@ func TestLiqoResourcesByKey(t *testing.T) {
 			var all []namedResource
 			for i := range g.config.Nodes {
 				n := &g.config.Nodes[i]
-				all = append(all, namedResource{Key{"Node", "", n.Name}, Resource{Device: &Device{n.Link, n.device(), n.Address}}})
+				all = append(all, namedResource{Key{"Node", "", n.Name}, Resource{Device: &Device{Link: n.Link, Name: n.device(), Address: n.Address}}})
 			}
 			for i, table := range g.config.Firewall {
 				all = append(all, namedResource{Key{"FirewallConfiguration", "liqo", table.Name}, Resource{Order: int64(i), Tables: []Table{table}}})

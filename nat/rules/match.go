@@ -72,7 +72,11 @@ func (c *comparison) holds(v *view) bool {
 	case fieldDestinationPort:
 		return v.hasL4 && c.holdsPort(binary.BigEndian.Uint16(v.l4[2:]))
 	case fieldNoReturn:
-		return v.rules != nil && !v.rules.returns(v.src, v.dst)
+		if v.rules == nil {
+			return false
+		}
+		_, back := v.rules.Route(v.out, 0, v.dst, v.src)
+		return !back
 	}
 	return false
 }

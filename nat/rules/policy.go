@@ -157,12 +157,6 @@ func (r *Ruleset) Route(in Link, mark uint32, src, dst netip.Addr) (out Link, ok
 	return hop.link, ok
 }
 
-// returns reports whether a route leads packets from the tunnel to source, whatever their mark.
-func (r *Ruleset) returns(source, from netip.Addr) bool {
-	_, ok := r.route(Tunnel, 0, from, source)
-	return ok
-}
-
 // best returns the class's offer or, if that comes first, the other.
 func (p *policy) best(k class, src, dst netip.Addr, other *routeOffer) *routeOffer {
 	r, _ := p.classes.get(k)

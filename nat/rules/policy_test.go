@@ -88,3 +88,29 @@ func TestPolicyNames(t *testing.T) {
 		t.Errorf("rule %s", name)
 	}
 }
+
+// A route via the peer leads to the tunnel as long as the peer has that address, whoever has put it.
+func TestRouteFollowsPeer(t *testing.T) {
+	c, s := randomNodes(), NewSet()
+	c.Firewall, c.Routing = []Table{}, []PolicyTable{}
+	if _, err := s.make(c); err != nil {
+		t.Fatal(err)
+	}
+	d := s.Draft()
+	if err := d.Put(Key{Kind: "kind", Name: "via"}, Resource{Routing: []PolicyTable{{Name: "r", Rules: []PolicyRule{{Routes: []PolicyRoute{
+		{Destination: pfx("10.0.0.0/8"), Via: c.PeerTunnelAddress}}}}}}}); err != nil {
+		t.Fatal(err)
+	}
+	r, _ := s.Commit(d)
+	if out, ok := r.Route(1, 0, addr("10.9.9.9"), addr("10.1.2.3")); !ok || out != Tunnel {
+		t.Errorf("to link %d, %v", out, ok)
+	}
+	c.PeerTunnelAddress = addr("169.254.18.77")
+	r, err := s.make(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, ok := r.Route(1, 0, addr("10.9.9.9"), addr("10.1.2.3")); ok {
+		t.Errorf("via an address that the peer has no more: to link %d", out)
+	}
+}

@@ -103,6 +103,9 @@ func (r *Resource) clone() Resource {
 		c.Routing[i].Rules = rules
 	}
 	c.Device, c.Mapping, c.Node, c.Service = copied(r.Device), copied(r.Mapping), copied(r.Node), copied(r.Service)
+	if c.Device != nil {
+		c.Device.Sources = slices.Clone(c.Device.Sources)
+	}
 	if c.Node != nil {
 		c.Node.Prefixes = slices.Clone(c.Node.Prefixes)
 	}
@@ -122,7 +125,7 @@ func copied[T any](p *T) *T {
 
 // equal reports whether r and o say the same.
 func (r *Resource) equal(o *Resource) bool {
-	if r.Order != o.Order || !same(r.Device, o.Device) || !same(r.Mapping, o.Mapping) || (r.Node == nil) != (o.Node == nil) {
+	if r.Order != o.Order || !r.Device.equal(o.Device) || !same(r.Mapping, o.Mapping) || (r.Node == nil) != (o.Node == nil) {
 		return false
 	}
 	if n, m := r.Node, o.Node; n != nil && (n.Name != m.Name || n.Device != m.Device || n.Mark != m.Mark || !slices.Equal(n.Prefixes, m.Prefixes)) {
@@ -144,4 +147,14 @@ type Device struct {
 	Link    Link
 	Name    string
 	Address netip.Addr // of the other end: routes go via it; the zero Addr if none does
+	// Own is the gateway's address on an outside link: packets to it are for the gateway, and masquerade gives it as source.
+	Own netip.Addr
+	// Sources are what may send from an outside link, besides Address.
+	Sources []netip.Prefix
+}
+
+// equal reports whether d and o, either of which may be nil, say the same.
+func (d *Device) equal(o *Device) bool {
+	return d == o || d != nil && o != nil && d.Link == o.Link && d.Name == o.Name && d.Address == o.Address && d.Own == o.Own &&
+		slices.Equal(d.Sources, o.Sources)
 }

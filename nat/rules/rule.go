@@ -126,7 +126,7 @@ type Match struct {
 	Dev   Operand // a device's full name; in or out
 	IP    Operand // an address, a CIDR or a range "a-b"; src or dst
 	Port  Operand // a port, or a range "a-b" that is compared for inclusion whatever Op says; src or dst
-	// NoReturn holds for packets to whose source no route leads back from the tunnel. Only nat chains at postrouting may ask. It is no
+	// NoReturn holds for packets to whose source no route leads back from where they go. Only nat chains at postrouting may ask. It is no
 	// match of Liqo's.
 	NoReturn bool `json:",omitempty"`
 }

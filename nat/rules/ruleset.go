@@ -29,7 +29,7 @@ const (
 // with its predecessor what has not changed, and is safe for concurrent use; no evaluation allocates or locks.
 type Ruleset struct {
 	stages   [stages]stageRules
-	links    cowMap[class, struct{}] // of the links that resources have, without a mark
+	links    byLink[linkFacts]
 	services cowMap[serviceAddress, *Balancer]
 	policy   policy
 	notracks int // rules of stageRaw that say notrack
@@ -42,22 +42,13 @@ func (r *Ruleset) NoTracks() bool { return r.notracks > 0 }
 // Generated reports whether the tables follow from the Config, so that what a kernel's rules could not do is allowed too.
 func (r *Ruleset) Generated() bool { return r.generated }
 
-// HasLink reports whether a resource has the link.
-func (r *Ruleset) HasLink(l Link) bool {
-	_, ok := r.links.get(classOf(l, 0))
-	return ok
-}
-
 // A network is what rules need to know about the gateway itself.
 type network struct {
-	own [2]masquerade
+	gateway netip.Addr // its address on inside links
 	// generated: the tables come from the other fields of the Config, so that what a kernel's rules could not do is allowed too.
 	generated bool
 	first     Link // the node that hosts outside of the cluster are reached through unless something else is said
 }
-
-// A masquerade holds the gateway's address by family on the way to one side: [0] the tunnel, [1] the nodes.
-type masquerade struct{ v4, v6 netip.Addr }
 
 // A chain is a compiled Chain. Its rules come behind those of all chains that are before it.
 type chain struct {
@@ -177,14 +168,8 @@ func (r *Ruleset) filter(s stage, v *view, e *Effects) ruleVerdict {
 	if !r.has(s) {
 		return ruleAccept
 	}
-	w := walk{list: r.stages[s].few}
-	if x := r.stages[s].ruleIndex; x != nil {
-		var found lists
-		found.find(x, v)
-		if w.list = found.first[0]; found.n > 1 {
-			w.many = &found
-		}
-	}
+	var found lists
+	w := r.stages[s].walk(v, &found)
 	for rule := w.next(); rule != nil; rule = w.next() {
 		if v.trace != nil {
 			traceRule(v, rule)

@@ -33,14 +33,14 @@ func (s *Set) Commit(d *Draft) (*Ruleset, *Affected) {
 	d.recompile()
 	next := *s.committed
 	if n := d.network; n != nil && *n != next.network {
-		if n.own != next.own || n.generated != next.generated {
+		if n.gateway != next.gateway || n.generated != next.generated {
 			a.All = true
 		}
 		a.link(n.first)
 		a.link(next.first) // what had none is looked at in any case
 		next.network = *n
 	}
-	c := changes{links: map[class]*struct{}{}, services: map[serviceAddress]**Balancer{}, routing: policyChanges{}}
+	c := changes{links: map[Link]*linkFacts{}, services: map[serviceAddress]**Balancer{}, routing: policyChanges{}}
 	for key := range d.pieces {
 		if old := s.pieces[key]; old != nil {
 			s.concern(a, old)
@@ -91,7 +91,7 @@ func actions(rules []*rule, action Action) (n int) {
 // changes collects what a commit does to the indexes.
 type changes struct {
 	rules    [stages]listDelta
-	links    map[class]*struct{}
+	links    map[Link]*linkFacts
 	services map[serviceAddress]**Balancer
 	routing  policyChanges
 }
@@ -115,7 +115,7 @@ func (s *Set) takeOut(key Key, p *piece, c *changes) {
 		c.services[addressOf(&p.service.Service)] = nil
 	}
 	if d := p.resource.Device; d != nil {
-		c.links[classOf(d.Link, 0)] = nil
+		c.links[d.Link] = nil
 	}
 	for _, m := range p.mentions {
 		if keys := s.mentions[m.what]; keys != nil {
@@ -146,7 +146,7 @@ func (s *Set) putIn(key Key, p *piece, c *changes) {
 		c.services[addressOf(&p.service.Service)] = &p.service
 	}
 	if d := p.resource.Device; d != nil {
-		c.links[classOf(d.Link, 0)] = new(struct{})
+		c.links[d.Link] = p.facts
 	}
 	for _, m := range p.mentions {
 		if s.mentions[m.what] == nil {

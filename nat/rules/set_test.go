@@ -20,7 +20,7 @@ func (m ruleMaker) randomResource(k int) (Key, Resource) {
 	case 0:
 		// Devices by number, so that two resources claim the same one now and then.
 		n := m.IntN(3)
-		r.Device = &Device{Link(n + 1), []string{"liqo.abcdefghij", "rome-2", "eth0"}[n], netip.AddrFrom4([4]byte{10, 80, 0, byte(n + 2)})}
+		r.Device = &Device{Link: Link(n + 1), Name: []string{"liqo.abcdefghij", "rome-2", "eth0"}[n], Address: netip.AddrFrom4([4]byte{10, 80, 0, byte(n + 2)})}
 	case 1:
 		r.Tables = m.tables()
 	case 2:

@@ -233,7 +233,7 @@ func (tr *Traversal) bindSource(r *Ruleset) bool {
 	switch tr.snat.kind {
 	case bindNone:
 		hairpin := r.generated && (tr.dnat.kind == bindAddress || tr.dnat.kind == bindService)
-		if own := r.ownAddress(v); hairpin && tr.In != Tunnel && tr.Out != Tunnel && own.IsValid() {
+		if own := r.ownAddress(v); hairpin && !tr.In.Outside() && !tr.Out.Outside() && own.IsValid() {
 			tr.Stateful = true
 			tr.To.SetSource(own)
 		}

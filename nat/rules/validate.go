@@ -14,9 +14,6 @@ import (
 const (
 	// minClamp and maxClamp bound MSSClamp. The largest packet has 65535 bytes, and 40 are its IPv4 and TCP headers.
 	minClamp, maxClamp = 64, 65535 - 40
-	// firstReserved is the least of the links that stand for no node: firstNode, anyLink, unknownLink, noLink, and the last, which is left
-	// to who keeps connections.
-	firstReserved = firstNode
 )
 
 // A checker collects every fault of a Config or of a Resource, each with the path of its field.
@@ -90,8 +87,17 @@ func (r *Resource) validate(key Key) error {
 		if d.Name == "" {
 			k.fault("Device.Name", "a device needs a name")
 		}
-		if d.Link == Tunnel || d.Link >= firstReserved {
+		if d.Link == 0 || d.Link > packet.LastOutside {
 			k.fault("Device.Link", "%d is reserved", d.Link)
+		}
+		if !d.Link.Outside() && (d.Own.IsValid() || d.Sources != nil) {
+			k.fault("Device", "link %d is inside, where Own and Sources are the configuration's", d.Link)
+		}
+		if d.Own.IsValid() {
+			k.address("Device.Own", d.Own)
+		}
+		for i, p := range d.Sources {
+			k.prefix(fmt.Sprintf("Device.Sources[%d]", i), p)
 		}
 		if d.Address.IsValid() {
 			k.address("Device.Address", d.Address)
@@ -108,7 +114,7 @@ func (c *Config) validateNodes(k *checker) {
 	links, names, addresses := map[Link]int{}, map[string]int{}, map[netip.Addr]int{}
 	for i, n := range c.Nodes {
 		path := fmt.Sprintf("Nodes[%d]", i)
-		if n.Link == Tunnel || n.Link >= firstReserved {
+		if n.Link == 0 || n.Link >= packet.FirstOutside {
 			k.fault(path+".Link", "%d is reserved", n.Link)
 		}
 		if j, ok := links[n.Link]; ok {

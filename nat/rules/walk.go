@@ -21,6 +21,19 @@ type lists struct {
 	more  [][]*rule // those that first has no room for
 }
 
+// walk returns the way through the rules that a packet could match. found, which is empty, has room for their lists.
+func (s *stageRules) walk(v *view, found *lists) walk {
+	if s.ruleIndex == nil {
+		return walk{list: s.few}
+	}
+	found.find(s.ruleIndex, v)
+	w := walk{list: found.first[0]}
+	if found.n > 1 {
+		w.many = found
+	}
+	return w
+}
+
 // find fills l with what x has for v.
 func (l *lists) find(x *ruleIndex, v *view) {
 	l.addBucket(x.any, v)
