@@ -46,7 +46,7 @@ type noteKey struct {
 	reason   nat.Reason
 	in, out  nat.Link
 	original packet.Tuple
-	known    bool
+	id       uint64
 }
 
 // take remembers a packet before the engine changes it.
@@ -117,7 +117,7 @@ func (r *recording) connection(t *packet.Tuple, out nat.Link, now nat.Time) (c n
 
 // noteOf returns the comment on a packet. Packets of one connection have the same, mostly.
 func (x *sight) noteOf(r *recording, in nat.Link, v *nat.Verdict, c *nat.ConnInfo, known bool) string {
-	key := noteKey{v.Action, v.Reason, in, v.Out, c.Original, known}
+	key := noteKey{v.Action, v.Reason, in, v.Out, c.Original, c.ID}
 	if x.note != "" && x.key == key {
 		return x.note
 	}
@@ -132,7 +132,7 @@ func (x *sight) noteOf(r *recording, in nat.Link, v *nat.Verdict, c *nat.ConnInf
 	}
 	if known {
 		o, a := tupleOf(&c.Original), tupleOf(&c.Reply)
-		text += fmt.Sprintf("; connection %s %v > %v", control.ProtocolName(c.Original.Protocol), o.From(), o.To())
+		text += fmt.Sprintf("; connection %d %s %v > %v", c.ID, control.ProtocolName(c.Original.Protocol), o.From(), o.To())
 		if a.To() != o.From() || a.From() != o.To() {
 			text += fmt.Sprintf(", translated to %v > %v", a.To(), a.From())
 		}

@@ -76,7 +76,7 @@ func captured(t *testing.T, p *pair, client *control.Client, o control.CaptureOp
 // reason, and filters are for both sides of a translation.
 func TestCapture(t *testing.T) {
 	p, client := newControlled(t, func(rome, _ *config.Config) { rome.WireGuard.Keepalive = 0 })
-	const connection = "; connection udp 10.0.1.5:4000 > 10.61.1.7:53, translated to 10.0.1.5:4000 > 10.0.1.7:53"
+	const connection = "; connection 1 udp 10.0.1.5:4000 > 10.61.1.7:53, translated to 10.0.1.5:4000 > 10.0.1.7:53"
 	stranger, err := net.Dial("udp4", fmt.Sprintf("127.0.0.1:%d", p.rome.wg.Port()))
 	if err != nil {
 		t.Fatal(err)

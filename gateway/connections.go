@@ -222,6 +222,7 @@ func (v *view) connection(c *nat.ConnInfo) *control.Connection {
 		return c.Verdict[d].String()
 	}
 	return &control.Connection{
+		ID:       c.ID,
 		Protocol: control.ProtocolName(c.Original.Protocol), State: c.State, Replied: c.Replied, Mark: c.Mark,
 		From: v.names[c.Original.Link], To: v.names[c.Out[0]],
 		Original: tupleOf(&c.Original), Reply: tupleOf(&c.Reply),

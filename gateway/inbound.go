@@ -29,8 +29,8 @@ type inbound struct {
 	answers  *queue    // ICMP errors and answers, back into the tunnel
 	other    *counters // of outbound, whose way they go
 
-	packet   packet.Packet
-	source   [16]byte // where the source address of packet was before Process
+	packets  [nat.MaxLoad]packet.Packet
+	source   [16]byte // what the packet under way had as its source address
 	cutter   packet.Cutter
 	fragment fragmentRoom
 	piece    []byte // of MTU bytes, on its way back into the tunnel
@@ -41,11 +41,19 @@ type inbound struct {
 
 // write is Write of the Path.
 func (in *inbound) write(bufs [][]byte, offset int) {
-	now := clock()
-	for _, b := range bufs {
-		in.decide(b[offset:], now)
+	now, sampled := clock(), in.sample.Picks(len(bufs))
+	for len(bufs) > 0 {
+		batch := bufs[:min(len(bufs), nat.MaxLoad)]
+		bufs = bufs[len(batch):]
+		for i, b := range batch {
+			in.packets[i].Parse(b[offset:]) // Process drops what is malformed
+		}
+		in.engine.Load(in.packets[:len(batch)], nat.Tunnel)
+		for i, b := range batch {
+			in.decide(&in.packets[i], b[offset:], now)
+		}
 	}
-	if in.sample.Picks(len(bufs)) {
+	if sampled {
 		in.flushTimed(now)
 	} else {
 		in.sender.Flush()
@@ -64,9 +72,8 @@ func (in *inbound) flushTimed(begun nat.Time) {
 	in.sent.Observe(time.Duration(clock() - decided))
 }
 
-func (in *inbound) decide(data []byte, now nat.Time) {
-	p := &in.packet
-	p.Parse(data) // Process drops what is malformed
+// decide decides about p, of which the bytes are data.
+func (in *inbound) decide(p *packet.Packet, data []byte, now nat.Time) {
 	copy(in.source[:], data[min(sourceAt, len(data)):])
 	r := in.tap.Load()
 	if r != nil {

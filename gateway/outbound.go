@@ -32,8 +32,9 @@ type outbound struct {
 	other    *counters // of inbound, whose way errors and answers go
 	queue    *queue
 
-	packet   packet.Packet // the packet under way,
-	from     nat.Link      // where it came from,
+	arrivals arrivals
+	packet   packet.Packet // a fragment that has waited
+	from     nat.Link      // where the packet under way came from,
 	cutter   packet.Cutter // and what is left of it
 	cutting  bool
 	sample   latency.Sampler
@@ -41,6 +42,14 @@ type outbound struct {
 	fragment fragmentRoom
 	scratch  []byte // for ICMP errors
 	piece    []byte // of MTU bytes, for what the gateway's own address answers
+}
+
+// arrivals are packets from nodes, from next to end still to be decided about. What they
+// say stays valid until the receiver is filled again, when there is none left.
+type arrivals struct {
+	frames    [nat.MaxLoad]geneve.Packet
+	packets   [nat.MaxLoad]packet.Packet // parsed
+	next, end int
 }
 
 // pollInterval is how often the goroutine of a busy direction lets the other
@@ -106,8 +115,8 @@ func (o *outbound) fill(bufs [][]byte, sizes []int, offset int, now nat.Time) in
 // next decides about the next packet: a fragment that waited for the one before, or
 // what came from a node. It returns false if there is none.
 func (o *outbound) next(now nat.Time) bool {
-	p := &o.packet
 	if o.held > 0 {
+		p := &o.packet
 		o.held--
 		if v, ok := o.engine.Release(p, o.fragment[:], o.from, now); ok {
 			if r := o.tap.Load(); r != nil {
@@ -117,12 +126,12 @@ func (o *outbound) next(now nat.Time) bool {
 			return true
 		}
 	}
-	frame, ok := o.receiver.Next()
-	if !ok {
+	a := &o.arrivals
+	if a.next == a.end && !o.gather() {
 		return false
 	}
-	p.Parse(frame.Data) // Process drops what is malformed
-	p.SegmentSize = frame.SegmentSize
+	p, frame := &a.packets[a.next], &a.frames[a.next]
+	a.next++
 	o.from = nat.Link(frame.Tunnel)
 	r := o.tap.Load()
 	if r != nil {
@@ -135,6 +144,24 @@ func (o *outbound) next(now nat.Time) bool {
 	o.held = v.Held
 	o.act(p, v, now)
 	return true
+}
+
+// gather parses what is here, and has the engine load what it needs for it. It returns
+// false if nothing is.
+func (o *outbound) gather() bool {
+	a := &o.arrivals
+	for a.next, a.end = 0, 0; a.end < len(a.frames); a.end++ {
+		frame, ok := o.receiver.Next()
+		if !ok {
+			break
+		}
+		a.frames[a.end] = frame
+		p := &a.packets[a.end]
+		p.Parse(frame.Data) // Process drops what is malformed
+		p.SegmentSize = frame.SegmentSize
+	}
+	o.engine.Load(a.packets[:a.end], nat.Link(a.frames[0].Tunnel))
+	return a.end > 0
 }
 
 // sendProbe queues a packet by which the way to the peer is probed.

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -82,13 +83,13 @@ func TestOperating(t *testing.T) {
 		t.Errorf("tshark: %v, %s", err, out)
 	}
 	out, err = exec.Command("tshark", "-r", file, "-T", "fields", "-e", "frame.interface_name", "-e", "ip.dst", "-e", "frame.comment", "-c", "2").Output()
-	if s := string(out); err != nil || !strings.Contains(s, "pre\t10.61.1.5\tforward from rome-node1 to tunnel; connection icmp 10.0.1.5:") || !strings.Contains(s, "post\t10.0.1.5\t") {
+	if s := string(out); err != nil || !regexp.MustCompile(`pre\t10\.61\.1\.5\tforward from rome-node1 to tunnel; connection \d+ icmp 10\.0\.1\.5:`).MatchString(s) || !strings.Contains(s, "post\t10.0.1.5\t") {
 		t.Errorf("tshark: %v, %s", err, s)
 	}
 
 	var c control.Connection
 	if err := json.Unmarshal([]byte(want(0, "", "connections", "--socket", "rome", "--address", "10.61.1.5", "-o", "json")), &c); err != nil ||
-		c.From != "rome-node1" || c.To != "tunnel" || c.Sent.Packets != 3 || c.Received.Packets != 3 || c.Uses[0] != "remap" {
+		c.ID == 0 || c.From != "rome-node1" || c.To != "tunnel" || c.Sent.Packets != 3 || c.Received.Packets != 3 || c.Uses[0] != "remap" {
 		t.Errorf("%+v, %v", c, err)
 	}
 	want(0, "10.61.1.5", "connections", "--socket", "rome", "--node", "rome-node1")

@@ -3,15 +3,15 @@ package nat
 import "culvert/nat/rules"
 
 // concerns reports whether a commit could change something about a connection. What has no route is always asked for one again.
-func concerns(a *rules.Affected, c *conn) bool {
+func concerns(a *rules.Affected, tb *table, c *conn) bool {
 	if a.All || c.verdict[original] == ReasonNoRoute || c.verdict[reply] == ReasonNoRoute {
 		return true
 	}
 	if _, ok := a.Marks[c.mark]; ok {
 		return true
 	}
-	for d := range c.tuples {
-		t := &c.tuples[d]
+	for d := range c.keys {
+		t := tb.tuple(c, d)
 		if _, ok := a.Links[t.Link]; ok {
 			return true
 		}
@@ -32,12 +32,12 @@ const historyLength = 64
 type history [historyLength]*rules.Affected
 
 // concerns reports whether a commit since the connection's generation concerns it.
-func (h *history) concerns(c *conn, generation uint32) bool {
+func (h *history) concerns(tb *table, c *conn, generation uint32) bool {
 	if generation-c.generation > historyLength {
 		return true
 	}
 	for g := generation; g != c.generation; g-- {
-		if concerns(h[g%historyLength], c) {
+		if concerns(h[g%historyLength], tb, c) {
 			return true
 		}
 	}

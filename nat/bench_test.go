@@ -2,6 +2,7 @@ package nat_test
 
 import (
 	"encoding/binary"
+	"fmt"
 	"math/rand/v2"
 	"runtime"
 	"syscall"
@@ -64,8 +65,14 @@ func startMeter(b *testing.B) meter {
 
 func (m meter) report(b *testing.B) {
 	b.Helper()
+	m.reportOf(b, processorTime(b)-m.begin)
+}
+
+// reportOf is report for a part of the time.
+func (m meter) reportOf(b *testing.B, own time.Duration) {
+	b.Helper()
 	b.StopTimer()
-	perOp := float64(processorTime(b)-m.begin) / float64(b.N)
+	perOp := float64(own) / float64(b.N)
 	yard := min(m.seal, seal(b))
 	b.ReportMetric(perOp/yard, "seals/op")
 	b.ReportMetric(yard, "ns/seal")
@@ -122,12 +129,18 @@ func (s *stream) packet(work []byte, i int, in nat.Link) []byte {
 }
 
 // load fills e with n connections that have seen packets both ways.
-func load(b *testing.B, e *nat.Engine, n int, v6 bool) {
+func load(b testing.TB, e *nat.Engine, n int, v6 bool) {
+	b.Helper()
+	loadMore(b, e, 0, n, v6)
+}
+
+// loadMore adds connections to the first ones of load, up to n.
+func loadMore(b testing.TB, e *nat.Engine, first, n int, v6 bool) {
 	b.Helper()
 	var p packet.Packet
 	work := make([]byte, 2048)
 	there, back := newStream(v6, node1), newStream(v6, nat.Tunnel)
-	for i := range n {
+	for i := first; i < n; i++ {
 		p.Parse(there.packet(work, i, node1))
 		if v := e.Process(&p, node1, start); v.Action != nat.Forward || v.Untracked {
 			b.Fatalf("connection %d: %v %v", i, v.Action, v.Reason)
@@ -142,21 +155,27 @@ func load(b *testing.B, e *nat.Engine, n int, v6 bool) {
 	}
 }
 
-func benchmarkEstablished(b *testing.B, n int, v6 bool, in nat.Link, pick func() int) {
+// benchmarkEstablished measures packets of n connections in batches, each of which is loaded, as the gateway does.
+func benchmarkEstablished(b *testing.B, n int, v6 bool, in nat.Link, batch int, pick func() int) {
 	e := engine(b, func(c *nat.Config) { c.MaxConnections = 4 * n })
 	load(b, e, n, v6)
 	s := newStream(v6, in)
-	work := make([]byte, 2048)
-	var p packet.Packet
+	var work [nat.MaxLoad][128]byte
+	packets := make([]packet.Packet, batch)
 	order := make([]int32, 1<<20)
 	for i := range order {
 		order[i] = int32(pick())
 	}
 	m := startMeter(b)
-	for i := range b.N {
-		p.Parse(s.packet(work, int(order[i%len(order)]), in))
-		if e.Process(&p, in, start).Action != nat.Forward {
-			b.Fatal("not forwarded")
+	for i := 0; i < b.N; i += batch {
+		for j := range packets {
+			packets[j].Parse(s.packet(work[j][:], int(order[(i+j)%len(order)]), in))
+		}
+		e.Load(packets, in)
+		for j := range packets {
+			if e.Process(&packets[j], in, start).Action != nat.Forward {
+				b.Fatal("not forwarded")
+			}
 		}
 	}
 	m.report(b)
@@ -178,38 +197,95 @@ func BenchmarkEstablished(b *testing.B) {
 	for _, v6 := range []bool{false, true} {
 		for _, in := range []nat.Link{node1, nat.Tunnel} {
 			name := map[bool]string{false: "IPv4", true: "IPv6"}[v6] + map[nat.Link]string{node1: "/outbound", nat.Tunnel: "/inbound"}[in]
-			b.Run(name+"/1000", func(b *testing.B) {
-				benchmarkEstablished(b, 1000, v6, in, func() int { return r.IntN(1000) })
-			})
-			b.Run(name+"/1000000/uniform", func(b *testing.B) {
-				benchmarkEstablished(b, 1e6, v6, in, func() int { return r.IntN(1e6) })
-			})
-			b.Run(name+"/1000000/zipf", func(b *testing.B) {
-				z := rand.NewZipf(r, 1.1, 1, 1e6-1)
-				benchmarkEstablished(b, 1e6, v6, in, func() int { return int(z.Uint64()) })
-			})
+			zipf := rand.NewZipf(r, 1.1, 1, 1e6-1)
+			for _, x := range []struct {
+				name     string
+				n, batch int
+				pick     func() int
+			}{
+				{"1000", 1000, nat.MaxLoad, func() int { return r.IntN(1000) }},
+				{"1000/one by one", 1000, 1, func() int { return r.IntN(1000) }},
+				{"1000000/uniform", 1e6, nat.MaxLoad, func() int { return r.IntN(1e6) }},
+				{"1000000/zipf", 1e6, nat.MaxLoad, func() int { return int(zipf.Uint64()) }},
+				{"1000000/zipf/one by one", 1e6, 1, func() int { return int(zipf.Uint64()) }},
+			} {
+				b.Run(name+"/"+x.name, func(b *testing.B) { benchmarkEstablished(b, x.n, v6, in, x.batch, x.pick) })
+			}
 		}
 	}
 }
 
-// BenchmarkFirst is a new connection per packet, in a table that grows to its cap and then makes room.
+// BenchmarkFirst is a new connection per packet: in tables between 1,000 and 1,000,000 connections whose directories are as full as they
+// get, of which it prints how full, in batches, and in one where each makes room for the next.
 func BenchmarkFirst(b *testing.B) {
 	for _, v6 := range []bool{false, true} {
-		b.Run(map[bool]string{false: "IPv4", true: "IPv6"}[v6], func(b *testing.B) {
-			e := engine(b, func(c *nat.Config) { c.MaxConnections = 3e6 })
+		family := map[bool]string{false: "IPv4", true: "IPv6"}[v6]
+		e, held := engine(b, func(c *nat.Config) { c.MaxConnections = 4e6 }), 0
+		for n := nat.FullSegment; n < 1e6; n *= 2 {
+			if n < 1000 {
+				continue
+			}
+			b.Run(fmt.Sprintf("%s/%d", family, n), func(b *testing.B) {
+				loadMore(b, e, held, n, v6)
+				held = n
+				benchmarkFirst(b, e, n, v6)
+			})
+		}
+		b.Run(family+"/making room", func(b *testing.B) {
+			const most = 1 << 17
+			e := engine(b, func(c *nat.Config) { c.MaxConnections = 3 * most })
 			s := newStream(v6, node1)
 			work := make([]byte, 2048)
 			var p packet.Packet
-			m := startMeter(b)
-			for i := range b.N {
+			open := func(i int) {
 				p.Parse(s.packet(work, i, node1))
 				if e.Process(&p, node1, start).Action != nat.Forward {
 					b.Fatal("not forwarded")
 				}
 			}
+			for i := range most {
+				open(i)
+			}
+			m := startMeter(b)
+			for i := range b.N {
+				open(most + i)
+			}
 			m.report(b)
 		})
 	}
+}
+
+// benchmarkFirst adds connections to n, and removes them outside of the measurement.
+func benchmarkFirst(b *testing.B, e *nat.Engine, n int, v6 bool) {
+	s := newStream(v6, node1)
+	var work [nat.MaxLoad][128]byte
+	packets := make([]packet.Packet, nat.MaxLoad)
+	var own time.Duration
+	m := startMeter(b)
+	added := 0
+	for added < b.N {
+		begin := processorTime(b)
+		for i := 0; i < n/32; i += len(packets) {
+			added += len(packets)
+			for j := range packets {
+				packets[j].Parse(s.packet(work[j][:], n+i+j, node1))
+			}
+			e.Load(packets, node1)
+			for j := range packets {
+				if v := e.Process(&packets[j], node1, start); v.Action != nat.Forward || v.Untracked {
+					b.Fatal("not forwarded")
+				}
+			}
+		}
+		own += processorTime(b) - begin
+		b.StopTimer()
+		for at, more := nat.Cursor(n), true; more; { // the n have the first places
+			_, at, more = e.DeleteConnections(at, &nat.ConnFilter{}, start)
+		}
+		b.StartTimer()
+	}
+	b.ReportMetric(e.DirectoryFill(), "full")
+	m.reportOf(b, time.Duration(float64(own)*float64(b.N)/float64(added)))
 }
 
 // BenchmarkMemory prints bytes per connection with a million of them, and what they add to a garbage collection: of one pod, and, which

@@ -75,13 +75,13 @@ func (e *Engine) advance(c *conn, number uint32, d int, p *packet.Packet, now Ti
 	c.lastSeen = max(c.lastSeen, now)
 	was := c.state
 	switch {
-	case c.tuples[original].Protocol == packet.TCP:
+	case c.keys[original].protocol == packet.TCP:
 		if p.HasPorts() {
 			var s packet.Segment
 			p.Segment(&s)
 			c.state = c.tcp.next(c.state, &s, d)
 		}
-	case c.tuples[original].Protocol == packet.SCTP:
+	case c.keys[original].protocol == packet.SCTP:
 		if p.HasPorts() {
 			c.state = c.tcp.sctpNext(c.state, p, d, d == reply || c.has(flagReplied))
 		}
@@ -169,9 +169,9 @@ func (e *Engine) insert(d *decision, p *packet.Packet, now Time) bool {
 	e.cache(c, original, tr)
 	tr.CountBindings(false, 1, uint64(p.Len()))
 	tb.wheel.start(now)
-	tb.wheel.arm(tb, c, number, now.Add(s.lifetime(c, e.pressed())))
+	tb.wheel.arm(tb, number, now.Add(s.lifetime(c, e.pressed())))
 	if e.watchers != nil {
-		e.tell(c, "", now)
+		e.tell(c, number, "", now)
 	}
 	d.hit = hit{conn: c, number: number, direction: original}
 	if e.pressed() {

@@ -2,17 +2,18 @@ package nat
 
 import "culvert/nat/packet"
 
-// The directions of a connection are those of its tuples: a packet that matches tuples[original] is rewritten to the reverse of
-// tuples[reply], and the other way round.
+// The directions of a connection are those of its tuples: a packet that matches that of original is rewritten to the reverse of that
+// of reply, and the other way round.
 const (
 	original = 0
 	reply    = 1
 )
 
-// A conn is one tracked connection. It holds no pointers, so that the garbage collector skips the slab and the slab can be saved. Its
-// 192 bytes are three cache lines: what finds it, what decides, what counts.
+// A conn is what each packet of a tracked connection reads and writes. Its 128 bytes are two cache lines: what finds it and decides, what
+// counts. It holds no pointers, so that the garbage collector skips the slab. What else there is to a connection is its coldPart and, for
+// IPv6, its addresses.
 type conn struct {
-	tuples [2]packet.Tuple
+	keys [2]tupleKey
 
 	lastSeen   Time
 	generation uint32 // of the snapshot that verdict, out, clamp and hits come from
@@ -22,14 +23,31 @@ type conn struct {
 	addresses, ports uint16
 	out              [2]Link
 	clamp            [2]uint16 // bound for the MSS option of SYNs; 0 = off
-	verdict          [2]Reason // ReasonNone: forward
-	state            state
-	flags            connFlags
 
-	tcp     tcpState
 	packets [2]uint64 // by direction, after segmentation
 	bytes   [2]uint64
+	tcp     tcpState
+	verdict [2]Reason // ReasonNone: forward
+	state   state
+	flags   connFlags
+}
 
+// A tupleKey is a tuple as an entry holds it.
+type tupleKey struct {
+	addresses uint64 // IPv4: those of the tuple, its Words[0]; IPv6: where table.wide has those of both tuples
+	ports     uint32
+	link      Link
+	protocol  uint8
+	ipv6      bool
+}
+
+func newTupleKey(t *packet.Tuple) tupleKey {
+	return tupleKey{addresses: t.Words[0], ports: t.Ports, link: t.Link, protocol: t.Protocol, ipv6: t.IPv6}
+}
+
+// A coldPart is the part of an entry that packets of an established connection leave alone.
+type coldPart struct {
+	id             uint64 // names the connection that has the entry, or else the next one
 	next, previous uint32 // in the list of its rank
 	// wheelNext and wheelPrevious are neighbours in the list of a timer slot. For the first of the list, wheelPrevious is the slot with
 	// slotBit set. wheelNext also links free entries.
@@ -64,9 +82,6 @@ const (
 func (c *conn) live() bool { return c.generation != 0 }
 
 func (c *conn) rank() rank { return rank(c.flags & rankMask) }
-
-// to returns the tuple that packets of direction d get.
-func (c *conn) to(d int) packet.Tuple { return c.tuples[1-d].Reply(0) }
 
 // deltas returns what to add to sums for packets of direction d.
 func (c *conn) deltas(d int) (addresses, ports uint16) {

@@ -9,8 +9,10 @@ import (
 )
 
 // A ConnInfo is a tracked connection as others see it. Its tuples are where packets of each direction come in, and what they get is the
-// reverse of the other: Original is the first packet's as it came, Reply that of its answer.
+// reverse of the other: Original is the first packet's as it came, Reply that of its answer. No other connection of the Engine has or will
+// have its ID.
 type ConnInfo struct {
+	ID              uint64 // 0: there is no connection
 	Original, Reply packet.Tuple
 	Out             [2]Link // where packets of each direction go; of Reply meaningless before Replied
 	State           string
@@ -26,10 +28,10 @@ type ConnInfo struct {
 // States returns the states that a connection can have.
 func States() []string { return slices.Clone(stateNames[:]) }
 
-func (e *Engine) info(c *conn, now Time) ConnInfo {
+func (e *Engine) info(c *conn, number uint32, now Time) ConnInfo {
 	idle := time.Duration(max(now-c.lastSeen, 0))
 	return ConnInfo{
-		Original: c.tuples[original], Reply: c.tuples[reply], Out: c.out, State: c.state.String(), Replied: c.has(flagReplied),
+		ID: e.id(number), Original: e.table.tuple(c, original), Reply: e.table.tuple(c, reply), Out: c.out, State: c.state.String(), Replied: c.has(flagReplied),
 		Service: c.has(flagService), Verdict: c.verdict, Mark: c.mark, Idle: idle, Left: max(e.snapshot.lifetime(c, e.pressed())-idle, 0),
 		Packets: c.packets, Bytes: c.bytes,
 	}
@@ -50,9 +52,9 @@ func (f *ConnFilter) Selects(c *ConnInfo) bool {
 }
 
 // selects is Selects for an entry of the table. It is fast, as it runs under the Engine's lock.
-func (f *ConnFilter) selects(c *conn) bool {
-	return f.tuples(&c.tuples[original], &c.tuples[reply]) && f.link(c.tuples[original].Link, c.out) &&
-		(f.State == "" || f.State == c.state.String())
+func (f *ConnFilter) selects(tb *table, c *conn) bool {
+	first, answer := tb.tuple(c, original), tb.tuple(c, reply)
+	return f.tuples(&first, &answer) && f.link(first.Link, c.out) && (f.State == "" || f.State == c.state.String())
 }
 
 func (f *ConnFilter) link(in Link, out [2]Link) bool {
@@ -86,9 +88,9 @@ const listBudget = 64
 // Connections appends to list those of the next listBudget entries of the table that f selects, and returns the place to go on; more is
 // false at the end. A connection that is there from the first call to the last is listed once.
 func (e *Engine) Connections(at Cursor, f *ConnFilter, now Time, list []ConnInfo) (all []ConnInfo, next Cursor, more bool) {
-	next, more = e.some(at, func(c *conn, _ uint32) {
-		if f.selects(c) {
-			list = append(list, e.info(c, now))
+	next, more = e.some(at, func(c *conn, number uint32) {
+		if f.selects(&e.table, c) {
+			list = append(list, e.info(c, number, now))
 		}
 	})
 	return list, next, more
@@ -97,7 +99,7 @@ func (e *Engine) Connections(at Cursor, f *ConnFilter, now Time, list []ConnInfo
 // DeleteConnections ends those of the next listBudget entries that f selects. Their next packets are the first of other connections.
 func (e *Engine) DeleteConnections(at Cursor, f *ConnFilter, now Time) (deleted int, next Cursor, more bool) {
 	next, more = e.some(at, func(c *conn, number uint32) {
-		if f.selects(c) {
+		if f.selects(&e.table, c) {
 			e.end(c, number, endDeleted, now)
 			deleted++
 		}
@@ -128,7 +130,25 @@ func (e *Engine) FindConnection(t *packet.Tuple, now Time) (c ConnInfo, ok bool)
 	defer e.mu.Unlock()
 	h, ok := e.find(t, 0, now)
 	if ok {
-		c = e.info(h.conn, now)
+		c = e.info(h.conn, h.number, now)
 	}
 	return c, ok
+}
+
+// id names a connection: it is the ID of its ConnInfo.
+func (e *Engine) id(number uint32) uint64 { return e.table.cold(number).id }
+
+// Connection returns the connection that has an ID, if it is alive.
+func (e *Engine) Connection(id uint64, now Time) (c ConnInfo, ok bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	number := uint32(id % idStep)
+	if number == 0 || number >= e.table.high || e.id(number) != id {
+		return ConnInfo{}, false
+	}
+	x := e.table.at(number)
+	if !x.live() || !e.alive(x, now) {
+		return ConnInfo{}, false
+	}
+	return e.info(x, number, now), true
 }

@@ -169,3 +169,66 @@ func TestWatch(t *testing.T) {
 	}
 	ledger(t, e)
 }
+
+// No two connections have one ID, however often their places in the table are taken again; the ID leads to the connection as long as it
+// lives, and to none later.
+func TestConnectionIDs(t *testing.T) {
+	e := engine(t)
+	w := e.Watch(nat.ConnFilter{}, 1000)
+	defer w.Close()
+	seen := map[uint64]string{}
+	const rounds, each = 20, 10
+	now := start
+	for round := range rounds {
+		var all []nat.ConnInfo
+		for i := range each {
+			forwarded(t, e, node1, udp(fmt.Sprintf("203.0.113.%d", 1+i), "10.71.3.9", uint16(round), 53).Bytes(), now)
+			forwarded(t, e, node1, udp(fmt.Sprintf("fd00:200:0:1::%d", 1+i), "fd00:71:0:4000::7", uint16(round), 53).Bytes(), now)
+		}
+		all = connections(e, nat.ConnFilter{}, now)
+		if len(all) != 2*each {
+			t.Fatalf("round %d: %d connections", round, len(all))
+		}
+		for _, c := range all {
+			name := c.Original.String()
+			if was, taken := seen[c.ID]; taken || c.ID == 0 {
+				t.Fatalf("round %d: %s has ID %d, which %s had", round, name, c.ID, was)
+			}
+			seen[c.ID] = name
+			if got, ok := e.Connection(c.ID, now); !ok || got != c {
+				t.Fatalf("ID %d leads to %+v, %v, want %+v", c.ID, got, ok, c)
+			}
+		}
+		if round%2 == 0 {
+			e.DeleteConnections(0, &nat.ConnFilter{}, now)
+		} else {
+			now = now.Add(10 * time.Minute)
+			if _, ok := e.Connection(all[0].ID, now); ok {
+				t.Fatalf("ID %d leads to a connection whose time is over", all[0].ID)
+			}
+			for !e.Sweep(now) {
+			}
+		}
+		for id := range seen {
+			if got, ok := e.Connection(id, now); ok {
+				t.Fatalf("ID %d of %s, which has ended, leads to %+v", id, seen[id], got)
+			}
+		}
+		events, _ := w.Take(nil)
+		for ; len(events) > 0; events, _ = w.Take(nil) {
+			for _, ev := range events {
+				if seen[ev.ID] != ev.Original.String() {
+					t.Fatalf("an event about %s has ID %d, of %q", ev.Original.String(), ev.ID, seen[ev.ID])
+				}
+			}
+		}
+	}
+	if len(seen) != rounds*2*each {
+		t.Errorf("%d IDs", len(seen))
+	}
+	for _, id := range []uint64{0, 1 << 20, 1 << 63, 1<<64 - 1} {
+		if got, ok := e.Connection(id, now); ok {
+			t.Errorf("ID %d leads to %+v", id, got)
+		}
+	}
+}

@@ -26,8 +26,8 @@ func (e *Engine) established(d *decision, p *packet.Packet, now Time) bool {
 		e.traceConnection(d, evaluated)
 	}
 	// The tuple of an answer from a node fits whichever node it comes from.
-	asymmetric := dir == reply && c.tuples[reply].Link == anyNode && d.in != home
-	if asymmetric && s.foreign(c.tuples[reply].Source(), d.in) {
+	asymmetric := dir == reply && c.keys[reply].link == anyNode && d.in != home
+	if asymmetric && s.foreign(d.from.Source(), d.in) {
 		d.drop(ReasonBadSource)
 		return true
 	}
@@ -49,7 +49,7 @@ func (e *Engine) established(d *decision, p *packet.Packet, now Time) bool {
 		e.refused(d, reason)
 		return true
 	}
-	pl.to.Words, pl.to.Ports = c.tuples[1-dir].Reversed()
+	e.table.reverse(&pl.to, c, 1-dir)
 	pl.addresses, pl.ports = c.deltas(dir)
 	if pl.mtu = s.mtu; p.IsPartial() {
 		e.limits(pl, p, c.tcp.mss[1-dir], now)
@@ -82,7 +82,7 @@ func (e *Engine) refused(d *decision, r Reason) {
 	case ReasonRejected:
 		d.verdict = refuse(r, packet.NetUnreachable)
 	case ReasonNoRoute:
-		to := d.hit.conn.to(d.hit.direction)
+		to := e.table.to(d.hit.conn, d.hit.direction)
 		d.verdict = e.snapshot.noRoute(to.Destination())
 	default:
 		d.drop(r)
@@ -92,8 +92,9 @@ func (e *Engine) refused(d *decision, r Reason) {
 // evaluate runs the filters and the route for the direction of hit.
 func (e *Engine) evaluate(d *decision, p *packet.Packet, now Time) {
 	c, dir, tr := d.hit.conn, d.hit.direction, &d.tr
-	tr.Start(&c.tuples[dir], p, d.in, d.trace)
-	tr.Follow(c.to(dir), c.mark)
+	from := e.table.tuple(c, dir)
+	tr.Start(&from, p, d.in, d.trace)
+	tr.Follow(e.table.to(c, dir), c.mark)
 	e.traverse(tr, now)
 	if dir == reply && e.snapshot.rules.Generated() {
 		// They mark by the node that a packet comes from. That of an answer must not replace the node of origin.

@@ -40,7 +40,10 @@ func fingerprint(e *Engine, seed maphash.Seed) uint64 {
 	h.Write(unsafe.Slice((*byte)(unsafe.Pointer(&e.snapshot)), unsafe.Sizeof(*e)-unsafe.Offsetof(e.snapshot)))
 	raw(&h, e.table.chunks)
 	for _, c := range e.table.chunks {
-		raw(&h, c[:])
+		raw(&h, unsafe.Slice(c, 1))
+	}
+	for _, w := range e.table.wide.chunks {
+		raw(&h, w[:])
 	}
 	raw(&h, e.table.directory.buckets)
 	for _, b := range e.table.directory.buckets {

@@ -83,7 +83,7 @@ func (e *Engine) relayTracked(d *decision, p *packet.Packet, now Time) {
 		d.drop(reason)
 		return
 	}
-	sent := c.tuples[1-dir]
+	sent := e.table.tuple(c, 1-dir)
 	d.plan = plan{to: d.from, out: out}
 	d.plan.to.SetDestination(sent.Source())
 	e.relay(d, p, &sent)

@@ -139,7 +139,7 @@ func (e *Engine) room(d *decision, now Time) Reason {
 				return ReasonNone
 			}
 			d.asked[r]++
-			number = c.next
+			number = tb.cold(number).next
 		}
 	}
 	if tb.used >= e.snapshot.maxEntries {
@@ -154,5 +154,5 @@ func (e *Engine) yields(number uint32, h holder, over bool) bool {
 	if over && !tb.shares.full(h, tb.used-1, e.snapshot.maxEntries) {
 		return true
 	}
-	return tb.shares.yields(tb.shares.holder(&tb.at(number).tuples[original]).of(shareConnections), h)
+	return tb.shares.yields(tb.holder(tb.at(number)).of(shareConnections), h)
 }

@@ -121,7 +121,8 @@ func (e *Engine) learnPath(d *decision, p *packet.Packet) {
 	if !c.tcp.inFlight(q.SequenceNumber(), to) {
 		return
 	}
-	destination, sender := d.quoted[0].Destination(), c.tuples[to].Source()
+	sent := e.table.tuple(c, to)
+	destination, sender := d.quoted[0].Destination(), sent.Source()
 	d.teaches = true
 	d.path = path{
 		destination: destination.As16(),

@@ -70,13 +70,15 @@ func (tb *table) portsFull(answer packet.Tuple, h holder, predecessor uint32) bo
 	if predecessor == 0 || !tb.at(predecessor).has(flagPort) {
 		return true
 	}
-	given, _ := tb.portSpace(&tb.at(predecessor).tuples[reply])
+	t := tb.tuple(tb.at(predecessor), reply)
+	given, _ := tb.portSpace(&t)
 	return given != space
 }
 
 // takePort counts the port of a new connection.
 func (tb *table) takePort(c *conn, h holder) {
-	space, most := tb.portSpace(&c.tuples[reply])
+	t := tb.tuple(c, reply)
+	space, most := tb.portSpace(&t)
 	if tb.shares.held(space) >= most/portsUncontended {
 		c.flags |= flagPortShare
 		tb.shares.take(h.within(space))
@@ -90,11 +92,12 @@ func (tb *table) givePort(c *conn) {
 	if !c.has(flagPort) {
 		return
 	}
-	space, _ := tb.portSpace(&c.tuples[reply])
+	t := tb.tuple(c, reply)
+	space, _ := tb.portSpace(&t)
 	tb.shares.drop(space)
 	tb.ports.give(space)
 	if c.has(flagPortShare) {
-		tb.shares.give(tb.shares.holder(&c.tuples[original]).within(space))
+		tb.shares.give(tb.holder(c).within(space))
 	}
 }
 

@@ -11,7 +11,7 @@ import (
 // ReasonNoBackend its ends are to be told.
 func (e *Engine) recheck(d *decision, now Time) Reason {
 	c := d.hit.conn
-	if !e.history.concerns(c, e.snapshot.generation) {
+	if !e.history.concerns(&e.table, c, e.snapshot.generation) {
 		d.renewal = renewAsIs
 		return ReasonNone
 	}
@@ -26,12 +26,13 @@ func (e *Engine) recheck(d *decision, now Time) Reason {
 // unless its onRemoval says otherwise.
 func (e *Engine) stillBound(tr *rules.Traversal, c *conn, now Time) (Reason, bool) {
 	s := e.snapshot
-	in := c.tuples[original].Link
-	if !s.rules.HasLink(in) || !s.admits(c.tuples[original].Source(), in) {
+	from := e.table.tuple(c, original)
+	in := from.Link
+	if !s.rules.HasLink(in) || !s.admits(from.Source(), in) {
 		return ReasonNone, false
 	}
-	keep := c.to(original)
-	tr.Start(&c.tuples[original], nil, in, nil)
+	keep := e.table.to(c, original)
+	tr.Start(&from, nil, in, nil)
 	tr.Keep(keep, c.mark)
 	ok := e.traverse(tr, now)
 	if b := tr.Service; b != nil {

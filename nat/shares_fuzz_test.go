@@ -26,12 +26,13 @@ func recount(t testing.TB, e *Engine) {
 			continue
 		}
 		connections++
-		h := s.holder(&c.tuples[original])
+		h := e.table.holder(c)
 		take(h.of(shareConnections))
 		if !c.has(flagPort) {
 			continue
 		}
-		space, _ := e.table.portSpace(&c.tuples[reply])
+		t := e.table.tuple(c, reply)
+		space, _ := e.table.portSpace(&t)
 		want[space]++
 		if c.has(flagPortShare) {
 			take(h.within(space))

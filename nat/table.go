@@ -1,9 +1,16 @@
 package nat
 
-import "culvert/nat/packet"
+import (
+	"math/bits"
+
+	"culvert/nat/packet"
+)
 
 const (
 	chunkEntries = 1 << 10
+	// idStep is between the ids of connections that have one entry after the other. The lower bits of an id are the entry's number, which
+	// is at most maxEntries; the others come round after 2^39 connections of one entry.
+	idStep = 2 * maxEntries
 	// pressure is the share of the cap above which unreplied connections live shortUnreplied.
 	pressureNumerator, pressureDenominator = 3, 4
 )
@@ -11,15 +18,22 @@ const (
 // A table holds the connections: a slab of entries in chunks that never move, found through the directory, expired by the wheel.
 // Entry 0 is never used: its number means none.
 type table struct {
-	chunks    []*[chunkEntries]conn
+	chunks    []*chunk
 	free      uint32 // first of the free entries
 	high      uint32 // entries that were ever used, entry 0 included
 	used      int
+	wide      wideSlab
 	directory directory
 	wheel     wheel
 	lists     [ranks]connList
 	shares    shares
 	ports     portUse
+}
+
+// A chunk is 19 pages of 8 KiB, in which the allocator counts: none is wasted, and entries begin at cache lines.
+type chunk struct {
+	conns [chunkEntries]conn
+	cold  [chunkEntries]coldPart
 }
 
 // A connList is a doubly linked list of one rank, the oldest first.
@@ -35,7 +49,41 @@ func (tb *table) init() {
 }
 
 func (tb *table) at(number uint32) *conn {
-	return &tb.chunks[number/chunkEntries][number%chunkEntries]
+	return &tb.chunks[number/chunkEntries].conns[number%chunkEntries]
+}
+
+func (tb *table) cold(number uint32) *coldPart {
+	return &tb.chunks[number/chunkEntries].cold[number%chunkEntries]
+}
+
+// tuple returns the tuple of packets of direction d.
+func (tb *table) tuple(c *conn, d int) packet.Tuple {
+	k := &c.keys[d]
+	t := packet.Tuple{Ports: k.ports, Link: k.link, Protocol: k.protocol, IPv6: k.ipv6}
+	if k.ipv6 {
+		t.Words = tb.wide.at(k.addresses)[d]
+	} else {
+		t.Words[0] = k.addresses
+	}
+	return t
+}
+
+// reverse gives t the addresses and ports of the tuple of direction d, with source and destination exchanged.
+func (tb *table) reverse(t *packet.Tuple, c *conn, d int) {
+	k := &c.keys[d]
+	t.Ports = bits.RotateLeft32(k.ports, 16)
+	if k.ipv6 {
+		w := &tb.wide.at(k.addresses)[d]
+		t.Words = [4]uint64{w[2], w[3], w[0], w[1]}
+		return
+	}
+	t.Words = [4]uint64{bits.RotateLeft64(k.addresses, 32)}
+}
+
+// to returns the tuple that packets of direction d get.
+func (tb *table) to(c *conn, d int) packet.Tuple {
+	t := tb.tuple(c, 1-d)
+	return t.Reply(0)
 }
 
 // A hit is a connection that was found, its number, and the direction of the packet.
@@ -55,8 +103,9 @@ func (tb *table) search(t *packet.Tuple, hash, i uint32) (h hit, slot uint32, ok
 		}
 		r := reference(s[i])
 		c := tb.at(r.number())
-		if k := &c.tuples[r.direction()]; k.Words == t.Words && k.Ports == t.Ports && k.Protocol == t.Protocol && k.IPv6 == t.IPv6 &&
-			(k.Link == t.Link || k.Link == anyNode && !t.Link.Outside() || t.Link == anyNode && !k.Link.Outside()) {
+		if k := &c.keys[r.direction()]; k.ports == t.Ports && k.protocol == t.Protocol && k.ipv6 == t.IPv6 &&
+			(k.link == t.Link || k.link == anyNode && !t.Link.Outside() || t.Link == anyNode && !k.link.Outside()) &&
+			(!t.IPv6 && k.addresses == t.Words[0] || t.IPv6 && tb.wide.at(k.addresses)[r.direction()] == t.Words) {
 			return hit{c, r.number(), r.direction()}, i, true
 		}
 	}
@@ -68,16 +117,21 @@ func (tb *table) search(t *packet.Tuple, hash, i uint32) (h hit, slot uint32, ok
 func (tb *table) add(first, answer *packet.Tuple, generation uint32) (*conn, uint32) {
 	number := tb.free
 	if number != 0 {
-		tb.free = tb.at(number).wheelNext
+		tb.free = tb.cold(number).wheelNext
 	} else {
 		number = tb.high
 		if number%chunkEntries == 0 || len(tb.chunks) == 0 {
-			tb.chunks = append(tb.chunks, new([chunkEntries]conn))
+			tb.chunks = append(tb.chunks, new(chunk))
 		}
 		tb.high++
+		tb.cold(number).id = uint64(number)
 	}
 	c := tb.at(number)
-	*c = conn{tuples: [2]packet.Tuple{*first, *answer}, generation: generation}
+	*c = conn{keys: [2]tupleKey{newTupleKey(first), newTupleKey(answer)}, generation: generation}
+	if first.IPv6 {
+		at := tb.wide.take(&[2][4]uint64{first.Words, answer.Words})
+		c.keys[original].addresses, c.keys[reply].addresses = at, at
+	}
 	h0, h1 := tb.directory.hash(first), tb.directory.hash(answer)
 	ok := tb.directory.insert(h0, newReference(number, original))
 	if ok && !tb.directory.insert(h1, newReference(number, reply)) {
@@ -89,6 +143,7 @@ func (tb *table) add(first, answer *packet.Tuple, generation uint32) (*conn, uin
 		return nil, 0
 	}
 	tb.used++
+	tb.cold(number).wheelNext = 0
 	tb.shares.take(tb.shares.holder(first).of(shareConnections))
 	tb.rankAs(c, number, rankUnreplied)
 	return c, number
@@ -96,20 +151,31 @@ func (tb *table) add(first, answer *packet.Tuple, generation uint32) (*conn, uin
 
 // remove takes a connection out of everything.
 func (tb *table) remove(c *conn, number uint32) {
-	for d := range c.tuples {
-		tb.directory.remove(tb.directory.hash(&c.tuples[d]), newReference(number, d))
+	for d := range c.keys {
+		t := tb.tuple(c, d)
+		tb.directory.remove(tb.directory.hash(&t), newReference(number, d))
 	}
-	tb.shares.give(tb.shares.holder(&c.tuples[original]).of(shareConnections))
+	tb.shares.give(tb.holder(c).of(shareConnections))
 	tb.givePort(c)
 	tb.rankAs(c, number, rankSettled)
-	tb.wheel.unlink(tb, c, number)
+	tb.wheel.unlink(tb, number)
 	tb.used--
 	tb.release(c, number)
 }
 
 func (tb *table) release(c *conn, number uint32) {
-	*c = conn{wheelNext: tb.free}
+	if k := &c.keys[original]; k.ipv6 {
+		tb.wide.give(k.addresses)
+	}
+	cold := tb.cold(number)
+	*c, *cold = conn{}, coldPart{id: cold.id + idStep, wheelNext: tb.free}
 	tb.free = number
+}
+
+// holder returns who sent the first packet of a connection.
+func (tb *table) holder(c *conn) holder {
+	t := tb.tuple(c, original)
+	return tb.shares.holder(&t)
 }
 
 // replied notes the first packet of direction reply.
@@ -123,29 +189,30 @@ func (tb *table) rankAs(c *conn, number uint32, to rank) {
 	if c.rank() == to {
 		return
 	}
+	at := tb.cold(number)
 	if c.rank() != rankSettled {
 		l := &tb.lists[c.rank()]
-		if c.previous != 0 {
-			tb.at(c.previous).next = c.next
+		if at.previous != 0 {
+			tb.cold(at.previous).next = at.next
 		} else {
-			l.first = c.next
+			l.first = at.next
 		}
-		if c.next != 0 {
-			tb.at(c.next).previous = c.previous
+		if at.next != 0 {
+			tb.cold(at.next).previous = at.previous
 		} else {
-			l.last = c.previous
+			l.last = at.previous
 		}
 		l.length--
 	}
 	c.flags = c.flags&^rankMask | connFlags(to)
-	c.next, c.previous = 0, 0
+	at.next, at.previous = 0, 0
 	if to == rankSettled {
 		return
 	}
 	l := &tb.lists[to]
-	c.previous = l.last
+	at.previous = l.last
 	if l.last != 0 {
-		tb.at(l.last).next = number
+		tb.cold(l.last).next = number
 	} else {
 		l.first = number
 	}

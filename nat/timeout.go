@@ -94,15 +94,15 @@ func (w *wheel) start(now Time) {
 	}
 }
 
-// arm puts c into the slot of its deadline, or the furthest one. Preconditions: c is in no slot.
-func (w *wheel) arm(tb *table, c *conn, number uint32, deadline Time) {
+// arm puts a connection into the slot of its deadline, or the furthest one. Preconditions: it is in no slot.
+func (w *wheel) arm(tb *table, number uint32, deadline Time) {
 	tick := int64(deadline)/int64(wheelTick) + 1
 	tick = max(min(tick, w.tick+wheelSlots-1), w.tick+1)
 	slot := uint32(tick % wheelSlots)
-	head := &w.slots[slot]
-	c.wheelNext, c.wheelPrevious = *head, slotBit|slot
+	head, at := &w.slots[slot], tb.cold(number)
+	at.wheelNext, at.wheelPrevious = *head, slotBit|slot
 	if *head != 0 {
-		tb.at(*head).wheelPrevious = number
+		tb.cold(*head).wheelPrevious = number
 	}
 	*head = number
 }
@@ -110,20 +110,21 @@ func (w *wheel) arm(tb *table, c *conn, number uint32, deadline Time) {
 // slotBit tells a slot from a connection's number.
 const slotBit = 1 << 31
 
-// unlink takes c out of its slot, if it is in one.
-func (w *wheel) unlink(tb *table, c *conn, number uint32) {
+// unlink takes a connection out of its slot, if it is in one.
+func (w *wheel) unlink(tb *table, number uint32) {
+	at := tb.cold(number)
 	switch {
-	case c.wheelPrevious == 0:
+	case at.wheelPrevious == 0:
 		return
-	case c.wheelPrevious&slotBit != 0:
-		w.slots[c.wheelPrevious&^slotBit] = c.wheelNext
+	case at.wheelPrevious&slotBit != 0:
+		w.slots[at.wheelPrevious&^slotBit] = at.wheelNext
 	default:
-		tb.at(c.wheelPrevious).wheelNext = c.wheelNext
+		tb.cold(at.wheelPrevious).wheelNext = at.wheelNext
 	}
-	if c.wheelNext != 0 {
-		tb.at(c.wheelNext).wheelPrevious = c.wheelPrevious
+	if at.wheelNext != 0 {
+		tb.cold(at.wheelNext).wheelPrevious = at.wheelPrevious
 	}
-	c.wheelNext, c.wheelPrevious = 0, 0
+	at.wheelNext, at.wheelPrevious = 0, 0
 }
 
 // expire looks at up to budget connections whose slot has come, and returns what is left of the budget: 0 if there may be more.
@@ -153,8 +154,8 @@ func (e *Engine) expire(now Time, budget int) int {
 			e.end(c, number, endExpired, now)
 			continue
 		}
-		w.unlink(tb, c, number)
-		w.arm(tb, c, number, deadline)
+		w.unlink(tb, number)
+		w.arm(tb, number, deadline)
 	}
 	w.due = Time(target+1) * Time(wheelTick)
 	return budget
@@ -167,6 +168,6 @@ func (e *Engine) pressed() bool {
 
 // reschedule moves c's timer when its state may have shortened its life.
 func (e *Engine) reschedule(c *conn, number uint32, now Time) {
-	e.table.wheel.unlink(&e.table, c, number)
-	e.table.wheel.arm(&e.table, c, number, now.Add(e.snapshot.lifetime(c, e.pressed())))
+	e.table.wheel.unlink(&e.table, number)
+	e.table.wheel.arm(&e.table, number, now.Add(e.snapshot.lifetime(c, e.pressed())))
 }

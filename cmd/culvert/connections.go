@@ -88,7 +88,7 @@ func newConnectionsCommand() *cobra.Command {
 		if watch {
 			return c.watchConnections(gateway, query)
 		}
-		return list(c, gateway, "/v1/connections", query, "STATE\tAT\tSOURCE\tDESTINATION\tIDLE\tSENT\tRECEIVED", connectionText)
+		return list(c, gateway, "/v1/connections", query, "ID\tSTATE\tAT\tSOURCE\tDESTINATION\tIDLE\tSENT\tRECEIVED", connectionText)
 	}
 	c.AddCommand(newConnectionsDeleteCommand())
 	return c.Command
@@ -98,10 +98,10 @@ func newConnectionsCommand() *cobra.Command {
 const flushLines = 2000
 
 func connectionText(x *control.Connection) string {
-	text := fmt.Sprintf("%s\t%s\t%s\t%s\t%s\t%s\t%s\n", stateText(x), x.From, endText(x, x.Original.Source, x.Original.SourcePort),
+	text := fmt.Sprintf("%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", x.ID, stateText(x), x.From, endText(x, x.Original.Source, x.Original.SourcePort),
 		endText(x, x.Original.Destination, x.Original.DestinationPort), ageText(x.IdleSeconds), bytesText(x.Sent.Bytes), bytesText(x.Received.Bytes))
 	if len(x.Uses) > 0 {
-		text += fmt.Sprintf("%s\t%s\t%s\t%s\t\t\t\n", strings.Join(x.Uses, ", "), x.To,
+		text += fmt.Sprintf("\t%s\t%s\t%s\t%s\t\t\t\n", strings.Join(x.Uses, ", "), x.To,
 			endText(x, x.Reply.Destination, x.Reply.DestinationPort), endText(x, x.Reply.Source, x.Reply.SourcePort))
 	}
 	return text
@@ -139,7 +139,7 @@ func (c *clientCommand) watchConnections(gateway *control.Client, query url.Valu
 			if e.Kind == "ended" {
 				end = fmt.Sprintf(": %s, %s sent, %s received", e.Reason, bytesText(x.Sent.Bytes), bytesText(x.Received.Bytes))
 			}
-			_, failed = fmt.Fprintf(c.OutOrStdout(), "%s  %-5s  %s  %s %s > %s%s\n", e.Time.Local().Format("15:04:05.000"), e.Kind, x.From, x.Protocol,
+			_, failed = fmt.Fprintf(c.OutOrStdout(), "%s  %-5s  %d  %s  %s %s > %s%s\n", e.Time.Local().Format("15:04:05.000"), e.Kind, x.ID, x.From, x.Protocol,
 				endText(x, x.Original.Source, x.Original.SourcePort), endText(x, x.Original.Destination, x.Original.DestinationPort), end)
 		}
 		return failed == nil

@@ -30,7 +30,7 @@ type StepKind uint8
 // The kinds of steps.
 const (
 	StepCheck      StepKind = iota
-	StepConnection          // named by its number in the table
+	StepConnection          // named by its ID
 	StepRule                // table/chain/rule, or table/chain for the policy of a chain
 	StepService             // the name of a service that the packet is addressed to
 	StepRoute               // table/number of the policy rule that leads on; "" if none does

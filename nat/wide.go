@@ -1,0 +1,39 @@
+package nat
+
+// A wideSlab holds the addresses of IPv6 connections, so that those of IPv4 have no room for them: one cache line each, in chunks that
+// never move.
+type wideSlab struct {
+	chunks []*wideChunk
+	free   uint64 // first of the free ones, each of which begins with the next; 0 = none
+	high   uint64 // how many were ever used, with the first, which never is
+}
+
+// A wideChunk holds those of chunkEntries connections, as in Tuple.Words, by direction.
+type wideChunk [chunkEntries][2][4]uint64
+
+func (s *wideSlab) at(number uint64) *[2][4]uint64 {
+	return &s.chunks[number/chunkEntries][number%chunkEntries]
+}
+
+// take keeps a copy of addresses, and returns where.
+func (s *wideSlab) take(addresses *[2][4]uint64) uint64 {
+	number := s.free
+	if number != 0 {
+		s.free = s.at(number)[0][0]
+	} else {
+		if s.high%chunkEntries == 0 {
+			s.chunks = append(s.chunks, new(wideChunk))
+		}
+		s.high = max(s.high, 1)
+		number = s.high
+		s.high++
+	}
+	*s.at(number) = *addresses
+	return number
+}
+
+// give takes back what is kept at number.
+func (s *wideSlab) give(number uint64) {
+	s.at(number)[0][0] = s.free
+	s.free = number
+}
