@@ -19,12 +19,11 @@ func (t *tunnel) probeMAC(p udp.Probe) mac { return t.self + mac(p+1)<<42 }
 
 // probeOf returns the probe that an answer to the given MAC address is for.
 func (t *tunnel) probeOf(to mac) (udp.Probe, bool) {
-	for p := range udp.NumProbes {
-		if to == t.probeMAC(p) {
-			return p, true
-		}
+	if (to^t.self)&(1<<42-1) != 0 {
+		return 0, false
 	}
-	return 0, false
+	p := udp.Probe(to>>42 - t.self>>42 - 1)
+	return p, p < firstLarge+NumLargeProbes
 }
 
 // ProbeTrains looks, for tunnels to which trains are sent, whether they arrive: see udp.TrainProbe. It is to be called once a second, by
@@ -65,12 +64,7 @@ func (n *neighbours) sendProbes(t *tunnel, now time.Duration) bool {
 		return false
 	}
 	for p := range udp.NumProbes {
-		frame := n.frames[p][:]
-		t.encap(frame, to, etherTypeARP)
-		from := t.probeMAC(p)
-		from.put(frame[headerLen+6:])
-		m := arp{operation: arpRequest, senderMAC: from, sender: netip.IPv4Unspecified(), target: t.Peer}
-		m.put(frame[maxHeader:])
+		n.putProbe(n.frames[p][:], t, to, p)
 	}
 	single, first, second := n.frames[udp.ProbeSingle][:], n.frames[udp.ProbeFirst][:], n.frames[udp.ProbeSecond][:]
 	n.trains = append(n.trains[:0],
@@ -80,4 +74,50 @@ func (n *neighbours) sendProbes(t *tunnel, now time.Duration) bool {
 	n.e.arpSent.Add(uint64(udp.NumProbes))
 	train := &n.trains[1]
 	return !train.Single && train.Sent == 2
+}
+
+// Numbers of large probes are behind those of trains, as many as there are bits for them in a MAC address.
+const (
+	firstLarge = udp.NumProbes
+	// NumLargeProbes is how many large probes can be told apart.
+	NumLargeProbes = 60
+)
+
+// AskLarge sends the probe with a number, below NumLargeProbes, that fills the tunnel like an IP packet of size bytes. Who gets it answers in
+// few bytes, so that an answer tells of the way there alone; LargeAnswers tells of those. What follows the message in its frame is padding to
+// everybody.
+func (e *Endpoint) AskLarge(id uint16, number uint8, size int) {
+	t := e.table.Load().byID(id)
+	if t == nil || t.Inner != Ethernet || number >= NumLargeProbes || size > t.maxPacket() {
+		return
+	}
+	n := &e.neighbours
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	to := t.neighbour.load()
+	if to.mac() == 0 || n.closed {
+		return
+	}
+	frame := make([]byte, maxHeader+max(size, arpLen))
+	n.putProbe(frame, t, to, firstLarge+udp.Probe(number))
+	n.trains = append(n.trains[:0], udp.Train{Destination: t.destination, Parts: append(n.parts(0), frame)})
+	n.flush(1)
+	e.arpSent.Add(1)
+}
+
+// LargeAnswers returns a bit for each number of AskLarge that a tunnel has answered since it was last called.
+func (e *Endpoint) LargeAnswers(id uint16) uint64 {
+	if t := e.table.Load().byID(id); t != nil {
+		return t.largeAnswers.Swap(0)
+	}
+	return 0
+}
+
+// putProbe writes a probe to t at the begin of frame.
+func (n *neighbours) putProbe(frame []byte, t *tunnel, to speaker, p udp.Probe) {
+	t.encap(frame, to, etherTypeARP)
+	from := t.probeMAC(p)
+	from.put(frame[headerLen+6:])
+	m := arp{operation: arpRequest, senderMAC: from, sender: netip.IPv4Unspecified(), target: t.Peer}
+	m.put(frame[maxHeader:])
 }

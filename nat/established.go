@@ -51,7 +51,10 @@ func (e *Engine) established(d *decision, p *packet.Packet, now Time) bool {
 	}
 	e.table.reverse(&pl.to, c, 1-dir)
 	pl.addresses, pl.ports = c.deltas(dir)
-	if pl.mtu = s.mtu; p.IsPartial() {
+	if pl.mtu = s.mtu; e.narrow != nil {
+		e.keepNarrow(pl, p, d.in)
+	}
+	if p.IsPartial() {
 		e.limits(pl, p, c.tcp.mss[1-dir], now)
 	}
 	if pl.ports != 0 && p.Protocol() == packet.SCTP && p.IsFragment() {

@@ -61,20 +61,21 @@ func printGatewayStatus(w io.Writer, s *control.Status) error {
 	}
 	t := newTable(w)
 	fmt.Fprintf(t, "tunnel\t%s\n", tunnelText(&s.Tunnel))
+	fmt.Fprintf(t, "mtu\t%d; %s to the peer and back\n", s.MTU, pathText(&s.Tunnel.Path))
 	fmt.Fprintf(t, "connections\t%s\n", tableText(&s.Table))
 	fmt.Fprintf(t, "outbound\t%s\n", trafficText(&s.Outbound))
 	fmt.Fprintf(t, "inbound\t%s\n", trafficText(&s.Inbound))
 	fmt.Fprintf(t, "memory\t%s\n", memoryText(&s.Memory))
 	t.Flush()
 
-	fmt.Fprintln(t, "\nNODE\tSTATE\tUNDERLAY\tENCAP\tVNI\tHEARD\tRECEIVED\tSENT\tTRAINS")
+	fmt.Fprintln(t, "\nNODE\tSTATE\tUNDERLAY\tENCAP\tVNI\tHEARD\tRECEIVED\tSENT\tTRAINS\tMTU")
 	for _, n := range s.Nodes {
 		heard := "-"
 		if n.SilenceSeconds != nil {
 			heard = ageText(*n.SilenceSeconds) + " ago"
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\n", n.Name, n.State, n.Underlay, n.Encap, n.VNI, heard,
-			bytesText(n.ReceivedBytes), bytesText(n.SentBytes), onOff(n.Trains))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s\n", n.Name, n.State, n.Underlay, n.Encap, n.VNI, heard,
+			bytesText(n.ReceivedBytes), bytesText(n.SentBytes), onOff(n.Trains), pathText(&n.Path))
 	}
 	t.Flush()
 
@@ -140,6 +141,17 @@ func tunnelText(t *control.Tunnel) string {
 	}
 	return fmt.Sprintf("%s, %s, %s; %s received, %s sent, trains %s",
 		t.State, endpoint, handshake, bytesText(t.ReceivedBytes), bytesText(t.SentBytes), onOff(t.Trains))
+}
+
+// pathText is what a path was found to carry, marked where that is less than configured; "-" is nothing known.
+func pathText(p *control.Path) string {
+	switch {
+	case p.MTU == 0:
+		return "-"
+	case p.Narrow != "":
+		return fmt.Sprintf("%d!", p.MTU)
+	}
+	return fmt.Sprint(p.MTU)
 }
 
 func tableText(t *control.Table) string {
