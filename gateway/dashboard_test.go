@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"culvert/gateway/health"
+	"culvert/gateway/pathmtu"
 	"culvert/gateway/wg"
 	"culvert/geneve"
 	"culvert/geneve/udp"
@@ -60,6 +61,7 @@ func fullPage(t *testing.T) string {
 	})
 	p.peer("milan", &wg.PeerStats{}, &wg.Stats{})
 	p.stages(&wg.Stats{}, g)
+	p.paths("milan", nil, map[nat.Link]pathmtu.Result{nat.Tunnel: {Size: 1340}})
 	p.check("milan", CheckStatus{State: CheckConnected})
 	p.sockets(map[string]udp.Stats{"geneve": {OverflowsKnown: true}})
 	p.listener(newSeats(nil))

@@ -67,7 +67,7 @@ func (e *Engine) keepNarrow(pl *plan, p *packet.Packet, in Link) {
 // TCP senders believe it, as it quotes the byte that the other end is waiting for (RFC 5927, Section 4.1).
 func (e *Engine) TellNarrow(at Cursor, link Link, list [][]byte) (all [][]byte, next Cursor, more bool) {
 	next, more = e.some(at, func(c *conn, _ uint32) {
-		for d := range c.tuples {
+		for d := range c.keys {
 			if message := e.tooBigAhead(c, d, link); message != nil {
 				list = append(list, message)
 			}
@@ -78,7 +78,8 @@ func (e *Engine) TellNarrow(at Cursor, link Link, list [][]byte) (all [][]byte, 
 
 // tooBigAhead returns the message for the sender of one direction of a connection, nil if none is due.
 func (e *Engine) tooBigAhead(c *conn, d int, link Link) []byte {
-	s, t, in := e.snapshot, &c.tuples[d], c.tuples[d].Link
+	s, t := e.snapshot, e.table.tuple(c, d)
+	in := t.Link
 	if in == anyNode {
 		in = c.out[original]
 	}
@@ -86,7 +87,7 @@ func (e *Engine) tooBigAhead(c *conn, d int, link Link) []byte {
 	if in != link || d == reply && !c.has(flagReplied) || mtu >= s.mtu || !from.IsValid() {
 		return nil
 	}
-	q := packet.Quote{Tuple: *t, Length: s.mtu}
+	q := packet.Quote{Tuple: t, Length: s.mtu}
 	switch {
 	case t.Protocol == packet.TCP && c.tcp.flags[1-d]&tcpAcked != 0:
 		q.SequenceNumber = c.tcp.ack[1-d]
