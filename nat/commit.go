@@ -171,7 +171,7 @@ func (e *Engine) insert(d *decision, p *packet.Packet, now Time) bool {
 	tb.wheel.start(now)
 	tb.wheel.arm(tb, c, number, now.Add(s.lifetime(c, e.pressed())))
 	if e.watchers != nil {
-		e.tell(c, "", now)
+		e.tell(c, number, "", now)
 	}
 	d.hit = hit{conn: c, number: number, direction: original}
 	if e.pressed() {

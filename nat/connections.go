@@ -11,6 +11,7 @@ import (
 // A ConnInfo is a tracked connection as others see it. Its tuples are where packets of each direction come in, and what they get is the
 // reverse of the other: Original is the first packet's as it came, Reply that of its answer.
 type ConnInfo struct {
+	ID              uint64
 	Original, Reply packet.Tuple
 	Out             [2]Link // where packets of each direction go; of Reply meaningless before Replied
 	State           string
@@ -26,10 +27,10 @@ type ConnInfo struct {
 // States returns the states that a connection can have.
 func States() []string { return slices.Clone(stateNames[:]) }
 
-func (e *Engine) info(c *conn, now Time) ConnInfo {
+func (e *Engine) info(c *conn, number uint32, now Time) ConnInfo {
 	idle := time.Duration(max(now-c.lastSeen, 0))
 	return ConnInfo{
-		Original: c.tuples[original], Reply: c.tuples[reply], Out: c.out, State: c.state.String(), Replied: c.has(flagReplied),
+		ID: e.id(number), Original: c.tuples[original], Reply: c.tuples[reply], Out: c.out, State: c.state.String(), Replied: c.has(flagReplied),
 		Service: c.has(flagService), Verdict: c.verdict, Mark: c.mark, Idle: idle, Left: max(e.snapshot.lifetime(c, e.pressed())-idle, 0),
 		Packets: c.packets, Bytes: c.bytes,
 	}
@@ -86,9 +87,9 @@ const listBudget = 64
 // Connections appends to list those of the next listBudget entries of the table that f selects, and returns the place to go on; more is
 // false at the end. A connection that is there from the first call to the last is listed once.
 func (e *Engine) Connections(at Cursor, f *ConnFilter, now Time, list []ConnInfo) (all []ConnInfo, next Cursor, more bool) {
-	next, more = e.some(at, func(c *conn, _ uint32) {
+	next, more = e.some(at, func(c *conn, number uint32) {
 		if f.selects(c) {
-			list = append(list, e.info(c, now))
+			list = append(list, e.info(c, number, now))
 		}
 	})
 	return list, next, more
@@ -128,7 +129,24 @@ func (e *Engine) FindConnection(t *packet.Tuple, now Time) (c ConnInfo, ok bool)
 	defer e.mu.Unlock()
 	h, ok := e.find(t, 0, now)
 	if ok {
-		c = e.info(h.conn, now)
+		c = e.info(h.conn, h.number, now)
 	}
 	return c, ok
+}
+
+// id names a connection: it is the ID of its ConnInfo.
+func (e *Engine) id(number uint32) uint64 { return uint64(number) }
+
+// Connection returns the connection that has an ID, if it is alive.
+func (e *Engine) Connection(id uint64, now Time) (c ConnInfo, ok bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if id == 0 || id >= uint64(e.table.high) {
+		return c, false
+	}
+	number := uint32(id)
+	if x := e.table.at(number); x.live() && e.alive(x, now) {
+		return e.info(x, number, now), true
+	}
+	return c, false
 }

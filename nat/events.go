@@ -28,7 +28,7 @@ func (e *Engine) end(c *conn, number uint32, why end, now Time) {
 		e.stats.Deleted++
 	}
 	if e.watchers != nil {
-		e.tell(c, endNames[why], now)
+		e.tell(c, number, endNames[why], now)
 	}
 	e.table.remove(c, number)
 }
@@ -85,14 +85,14 @@ func (w *ConnWatch) Take(list []ConnEvent) (all []ConnEvent, lost uint64) {
 }
 
 // tell keeps an event for each who wants it.
-func (e *Engine) tell(c *conn, ended string, now Time) {
+func (e *Engine) tell(c *conn, number uint32, ended string, now Time) {
 	for _, w := range e.watchers {
 		switch {
 		case !w.filter.selects(c):
 		case w.length == len(w.events):
 			w.lost++
 		default:
-			w.events[(w.first+w.length)%len(w.events)] = ConnEvent{now, ended, e.info(c, now)}
+			w.events[(w.first+w.length)%len(w.events)] = ConnEvent{now, ended, e.info(c, number, now)}
 			w.length++
 		}
 	}

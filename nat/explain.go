@@ -40,7 +40,7 @@ func (e *Engine) traceConnection(d *decision, evaluated bool) {
 	}
 	t := &c.tuples[d.hit.direction]
 	d.trace.Trace(rules.Step{
-		Kind: rules.StepConnection, Name: strconv.FormatUint(uint64(d.hit.number), 10), Passed: true,
+		Kind: rules.StepConnection, Name: strconv.FormatUint(e.id(d.hit.number), 10), Passed: true,
 		Detail: fmt.Sprintf("%s, direction %s, mark %d; %s", c.state, direction, c.mark, known),
 		Source: netip.AddrPortFrom(t.Source(), t.SourcePort()), Destination: netip.AddrPortFrom(t.Destination(), t.DestinationPort()),
 	})

@@ -14,6 +14,7 @@ import (
 // A Connection is what the gateway keeps of a flow. Original is its first packet as it came
 // in, Reply the answer as that comes in; what lies between them is the translation.
 type Connection struct {
+	ID       uint64   `json:"id"`
 	Protocol string   `json:"protocol"` // tcp, udp, sctp, icmp, icmpv6, or a number
 	State    string   `json:"state"`
 	From     string   `json:"from"` // name of the node that the first packet came from; "tunnel" is the peer
