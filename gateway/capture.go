@@ -7,6 +7,8 @@ import (
 	"io"
 	"net/netip"
 	"slices"
+	"strings"
+	"sync"
 	"sync/atomic"
 
 	"culvert/gateway/capture"
@@ -15,9 +17,30 @@ import (
 	"culvert/nat/packet"
 )
 
-// A tap is where a recording is attached to the packet path. Without one, it costs each
-// packet a load and a branch.
-type tap = atomic.Pointer[recording]
+// A tap is where those who look at packets are attached to the packet path. Without any, it
+// costs each packet a load and a branch.
+type tap = atomic.Pointer[lookers]
+
+// lookers are those who look at packets; what is nil does not.
+type lookers struct {
+	recording *recording
+	next      *nextTrace
+}
+
+// look has change put others in the place of the lookers.
+func (g *Gateway) look(change func(*lookers)) {
+	g.looking.Lock()
+	defer g.looking.Unlock()
+	var l lookers
+	if old := g.tap.Load(); old != nil {
+		l = *old
+	}
+	if change(&l); l == (lookers{}) {
+		g.tap.Store(nil)
+		return
+	}
+	g.tap.Store(&l)
+}
 
 // A recording is a capture under way.
 type recording struct {
@@ -27,7 +50,15 @@ type recording struct {
 	all    bool // filter selects everything
 	names  *view
 
+	verdict string   // "" = any
+	reasons []string // none = any
+	rule    string   // table/chain/rule, or rule, that a packet meets; "" = any
+
 	geneve, wireguard netip.AddrPort // our ends of the tunnels
+
+	telling sync.Mutex
+	// outbound and inbound, that were told or are older than the recording
+	discards [2]uint64 // +checklocks:telling
 }
 
 // A sight is what one direction remembers of the packet under way while somebody captures.
@@ -36,6 +67,7 @@ type sight struct {
 	length int
 	tuple  packet.Tuple
 	parsed bool
+	met    bool // the recording's rule
 
 	key  noteKey // of note
 	note string
@@ -49,11 +81,24 @@ type noteKey struct {
 	id       uint64
 }
 
-// take remembers a packet before the engine changes it.
-func (x *sight) take(r *recording, p *packet.Packet, data []byte, in nat.Link) {
+// take looks at a packet before the engine does.
+func (x *sight) take(l *lookers, p *packet.Packet, data []byte, in nat.Link, now nat.Time) {
+	if l.next != nil {
+		l.next.offer(p, data, in, now)
+	}
+	if l.recording != nil {
+		x.remember(l.recording, p, data, in)
+	}
+}
+
+// remember keeps a packet as it is before the engine changes it.
+func (x *sight) remember(r *recording, p *packet.Packet, data []byte, in nat.Link) {
 	x.before = append(x.before[:0], data[:r.Room(len(data))]...)
 	x.length = len(data)
 	x.look(p, in)
+	if r.rule != "" {
+		x.met = r.meets(data, p.SegmentSize, in)
+	}
 }
 
 func (x *sight) look(p *packet.Packet, in nat.Link) {
@@ -64,17 +109,21 @@ func (x *sight) look(p *packet.Packet, in nat.Link) {
 }
 
 // tell records the packet that take remembers, and what the engine has made of it.
-func (x *sight) tell(r *recording, p *packet.Packet, in nat.Link, v *nat.Verdict, now nat.Time) {
+func (x *sight) tell(l *lookers, p *packet.Packet, in nat.Link, v *nat.Verdict, now nat.Time) {
+	r := l.recording
+	if r == nil {
+		return
+	}
 	dropped, outbound := v.Action == nat.Drop, in != nat.Tunnel
 	pre, post := r.Wants(capture.Pre, dropped), v.Action == nat.Forward && r.Wants(capture.Post, false)
-	if !pre && !post {
+	if !pre && !post || r.rule != "" && !x.met || !r.match(v.Action.String(), v.Reason.String()) {
 		return
 	}
 	c, known := r.connection(&x.tuple, v.Out, now)
 	if !r.all && !(x.parsed && r.filter.Selects(&c)) {
 		return
 	}
-	note := x.noteOf(r, in, v, &c, known)
+	note := x.noteOf(r, p, in, v, &c, known)
 	if pre {
 		r.Add(capture.Pre, outbound, note, x.length, x.before)
 	}
@@ -86,24 +135,44 @@ func (x *sight) tell(r *recording, p *packet.Packet, in nat.Link, v *nat.Verdict
 
 // tellReleased records a fragment that waited for the first one of its packet. That it came
 // was told then.
-func (x *sight) tellReleased(r *recording, p *packet.Packet, in nat.Link, v *nat.Verdict, now nat.Time) {
+func (x *sight) tellReleased(l *lookers, p *packet.Packet, in nat.Link, v *nat.Verdict, now nat.Time) {
+	r := l.recording
+	if r == nil {
+		return
+	}
 	x.look(p, in)
 	if v.Action == nat.Drop {
-		x.take(r, p, p.Bytes(), in)
-		x.tell(r, p, in, v, now)
+		x.remember(r, p, p.Bytes(), in)
+		x.tell(l, p, in, v, now)
 		return
 	}
 	c, known := r.connection(&x.tuple, v.Out, now)
-	if b := p.Bytes(); r.Wants(capture.Post, false) && (r.all || r.filter.Selects(&c)) {
-		r.Add(capture.Post, in != nat.Tunnel, x.noteOf(r, in, v, &c, known), len(b), b)
+	if b := p.Bytes(); r.Wants(capture.Post, false) && r.rule == "" && r.match(v.Action.String(), "") && (r.all || r.filter.Selects(&c)) {
+		r.Add(capture.Post, in != nat.Tunnel, x.noteOf(r, p, in, v, &c, known), len(b), b)
 	}
 }
 
 // tellRefused records the packet that take remembers as dropped by the gateway itself.
-func (x *sight) tellRefused(r *recording, in nat.Link, reason DropReason, now nat.Time) {
+func (x *sight) tellRefused(l *lookers, in nat.Link, reason DropReason, now nat.Time) {
+	r := l.recording
+	if r == nil {
+		return
+	}
 	c, _ := r.connection(&x.tuple, in, now)
-	if r.Wants(capture.Pre, true) && (r.all || x.parsed && r.filter.Selects(&c)) {
+	if r.Wants(capture.Pre, true) && (r.rule == "" || x.met) && r.match(nat.Drop.String(), reason.String()) && (r.all || x.parsed && r.filter.Selects(&c)) {
 		r.Add(capture.Pre, in != nat.Tunnel, "drop: "+reason.String()+", from "+r.names.names[in], x.length, x.before)
+	}
+}
+
+// tellLost records a packet as it would have gone out, which is lost behind the engine: this one or, where others take its room, one
+// like it.
+func (x *sight) tellLost(l *lookers, reason string, packet []byte) {
+	r := l.recording
+	if r == nil || !r.Wants(capture.Post, true) || r.rule != "" && !x.met || !r.match(nat.Drop.String(), reason) {
+		return
+	}
+	if c, _ := r.connection(&x.tuple, nat.Tunnel, clock()); r.all || r.filter.Selects(&c) {
+		r.Add(capture.Post, x.tuple.Link != nat.Tunnel, "drop: "+reason, len(packet), packet)
 	}
 }
 
@@ -116,7 +185,7 @@ func (r *recording) connection(t *packet.Tuple, out nat.Link, now nat.Time) (c n
 }
 
 // noteOf returns the comment on a packet. Packets of one connection have the same, mostly.
-func (x *sight) noteOf(r *recording, in nat.Link, v *nat.Verdict, c *nat.ConnInfo, known bool) string {
+func (x *sight) noteOf(r *recording, p *packet.Packet, in nat.Link, v *nat.Verdict, c *nat.ConnInfo, known bool) string {
 	key := noteKey{v.Action, v.Reason, in, v.Out, c.Original, c.ID}
 	if x.note != "" && x.key == key {
 		return x.note
@@ -125,6 +194,9 @@ func (x *sight) noteOf(r *recording, in nat.Link, v *nat.Verdict, c *nat.ConnInf
 	switch v.Action {
 	case nat.Drop:
 		text += ": " + v.Reason.String() + ", from " + r.names.names[in]
+		if v.Reason == nat.ReasonFiltered || v.Reason == nat.ReasonRejected {
+			text += r.ruleText(p, in)
+		}
 	case nat.Forward:
 		text += " from " + r.names.names[in] + " to " + r.names.names[v.Out]
 	default:
@@ -132,9 +204,9 @@ func (x *sight) noteOf(r *recording, in nat.Link, v *nat.Verdict, c *nat.ConnInf
 	}
 	if known {
 		o, a := tupleOf(&c.Original), tupleOf(&c.Reply)
-		text += fmt.Sprintf("; connection %d %s %v > %v", c.ID, control.ProtocolName(c.Original.Protocol), o.From(), o.To())
+		text += fmt.Sprintf("; connection %d, %s %v > %v", c.ID, control.ProtocolName(c.Original.Protocol), o.From(), o.To())
 		if a.To() != o.From() || a.From() != o.To() {
-			text += fmt.Sprintf(", translated to %v > %v", a.To(), a.From())
+			text += fmt.Sprintf(", translated by %s to %v > %v", strings.Join(r.names.uses(c), ", "), a.To(), a.From())
 		}
 	}
 	x.key, x.note = key, text
@@ -154,11 +226,15 @@ func (s source) Capture(ctx context.Context, o *control.CaptureOptions, w io.Wri
 		}
 		stages = append(stages, capture.Stage(i))
 	}
-	r := &recording{engine: g.engine, names: s.view(), all: o.Filter.IsZero()}
-	if r.filter, err = r.names.filter(&o.Filter); err != nil {
+	r := &recording{engine: g.engine, names: s.view(), all: o.Filter.IsZero(), verdict: o.Verdict, reasons: o.Reasons, rule: o.Rule}
+	if r.filter, err = r.names.filter(&o.Filter); err == nil {
+		err = r.check(g)
+	}
+	if err != nil {
 		return 0, 0, err
 	}
-	r.Session = capture.NewSession(stages, o.Drops, o.Snaplen)
+	drops := o.Drops || o.Verdict == nat.Drop.String() || len(o.Reasons) > 0
+	r.Session = capture.NewSession(stages, drops, o.Snaplen)
 	if !g.capturing.CompareAndSwap(false, true) {
 		return 0, 0, errCaptures
 	}

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"fmt"
 	"net/netip"
 
 	"gvisor.dev/gvisor/pkg/tcpip"
@@ -17,12 +18,16 @@ import (
 // attach has the packet path and the tunnels show r what they have; the function that it
 // returns ends that.
 func (r *recording) attach(g *Gateway) (detach func()) {
+	s := g.wg.Stats()
+	r.telling.Lock()
+	r.discards = [2]uint64{s.Outbound[wg.TunnelDiscard], s.Inbound[wg.TunnelDiscard]}
+	r.telling.Unlock()
 	r.geneve, r.wireguard = g.endpoint.LocalAddr(), netip.AddrPortFrom(netip.IPv4Unspecified(), g.wg.Port())
 	g.endpoint.SetTap(r.tellGeneve)
 	g.wg.SetTap(r.tellWireGuard)
-	g.tap.Store(r)
+	g.look(func(l *lookers) { l.recording = r })
 	return func() {
-		g.tap.Store(nil)
+		g.look(func(l *lookers) { l.recording = nil })
 		g.endpoint.SetTap(nil)
 		g.wg.SetTap(nil)
 	}
@@ -31,7 +36,7 @@ func (r *recording) attach(g *Gateway) (detach func()) {
 // tellGeneve records a datagram of a node. The filter is for the packet in it.
 func (r *recording) tellGeneve(d *geneve.Datagram) {
 	dropped := d.Reason != geneve.Accepted
-	if !r.Wants(capture.Geneve, dropped) || !r.all && !r.selects(d.Inner, nat.Link(d.Tunnel), d.Outbound) {
+	if !r.Wants(capture.Geneve, dropped) || !r.matchTunnel(dropped, d.Reason.String()) || !r.all && !r.selects(d.Inner, nat.Link(d.Tunnel), d.Outbound) {
 		return
 	}
 	note := ""
@@ -47,8 +52,11 @@ func (r *recording) tellGeneve(d *geneve.Datagram) {
 
 // tellWireGuard records a message of WireGuard. Nobody sees what is in it: the filter is for
 // its outer addresses.
-func (r *recording) tellWireGuard(m *wg.Message) {
-	if !r.Wants(capture.WireGuard, m.Dropped) {
+func (r *recording) tellWireGuard(m *wg.Message) { r.addMessage(m, "") }
+
+// addMessage adds a note to that of a drop.
+func (r *recording) addMessage(m *wg.Message, note string) {
+	if !r.Wants(capture.WireGuard, m.Dropped) || !r.matchTunnel(m.Dropped, m.Reason.String()) {
 		return
 	}
 	if !r.all {
@@ -58,11 +66,34 @@ func (r *recording) tellWireGuard(m *wg.Message) {
 			return
 		}
 	}
-	note := ""
 	if m.Dropped {
-		note = "drop: " + m.Reason.String()
+		note = "drop: " + m.Reason.String() + note
 	}
 	r.addOuter(capture.WireGuard, m.Outbound, note, r.wireguard, m.Peer, m.Data)
+}
+
+// tellDiscards has a recording say what wireguard-go has discarded since the last look. It does so in silence: that some are missing is
+// all that is known of them, so that one datagram without content stands for all of a look.
+func (g *Gateway) tellDiscards() {
+	l := g.tap.Load()
+	if l == nil || l.recording == nil {
+		return
+	}
+	r, s := l.recording, g.wg.Stats()
+	r.telling.Lock()
+	defer r.telling.Unlock()
+	now := [2]uint64{s.Outbound[wg.TunnelDiscard], s.Inbound[wg.TunnelDiscard]}
+	var endpoint netip.AddrPort // zero: there is none yet
+	if p, err := g.wg.PeerStats(); err == nil {
+		endpoint, _ = netip.ParseAddrPort(p.Endpoint)
+	}
+	for i, why := range []string{"without a session, or its queue was full", "forged, replayed or of no session"} {
+		if n := now[i] - r.discards[i]; n > 0 {
+			r.addMessage(&wg.Message{Outbound: i == 0, Peer: endpoint, Dropped: true, Reason: wg.TunnelDiscard},
+				fmt.Sprintf(", %d packets, %s; what was in them is not known", n, why))
+		}
+	}
+	r.discards = now
 }
 
 // selects reports whether the filter selects an inner packet of the node at link. It looks

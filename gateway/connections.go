@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -128,6 +129,8 @@ func (s source) Events(ctx context.Context, f *control.Filter, yield func(*contr
 
 // A view is what names in connections mean by one configuration.
 type view struct {
+	config   *config.Config
+	places   func() config.Places
 	links    map[string]nat.Link
 	names    map[nat.Link]string
 	services map[serviceKey]string
@@ -147,23 +150,18 @@ func (s source) view() *view {
 	c, links := g.config, g.links
 	g.mu.Unlock()
 	if v := g.lastView.Load(); v != nil && v.config == c {
-		return v.view
+		return v
 	}
 	v := newView(c, links)
-	g.lastView.Store(&cachedView{c, v})
+	g.lastView.Store(v)
 	return v
 }
 
-// A cachedView is the view of a configuration, which may have 100,000 names.
-type cachedView struct {
-	config *config.Config
-	view   *view
-}
-
-type viewCache = atomic.Pointer[cachedView]
+// A viewCache keeps the view of a configuration, which may have 100,000 names.
+type viewCache = atomic.Pointer[view]
 
 func newView(c *config.Config, links config.Links) *view {
-	v := &view{links: links.ByName, names: map[nat.Link]string{nat.Tunnel: tunnelName}, services: make(map[serviceKey]string),
+	v := &view{config: c, places: sync.OnceValue(c.Places), links: links.ByName, names: map[nat.Link]string{nat.Tunnel: tunnelName}, services: make(map[serviceKey]string),
 		mapped: make(map[netip.Addr]bool), unknown: c.UnknownSource}
 	for name, link := range links.ByName {
 		v.names[link] = name
@@ -222,8 +220,7 @@ func (v *view) connection(c *nat.ConnInfo) *control.Connection {
 		return c.Verdict[d].String()
 	}
 	return &control.Connection{
-		ID:       c.ID,
-		Protocol: control.ProtocolName(c.Original.Protocol), State: c.State, Replied: c.Replied, Mark: c.Mark,
+		ID: c.ID, Protocol: control.ProtocolName(c.Original.Protocol), State: c.State, Replied: c.Replied, Mark: c.Mark,
 		From: v.names[c.Original.Link], To: v.names[c.Out[0]],
 		Original: tupleOf(&c.Original), Reply: tupleOf(&c.Reply),
 		Uses: v.uses(c), Refused: refused(0), RefusedReply: refused(1),

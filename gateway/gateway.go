@@ -46,7 +46,8 @@ type Gateway struct {
 	links  config.Links   // +checklocks:mu
 
 	reload    func(ctx context.Context, dryRun bool) (*control.Reloaded, error) // nil = nobody can
-	tap       tap                                                               // of captures
+	tap       tap                                                               // of captures and traces
+	looking   sync.Mutex                                                        // changes of tap
 	capturing atomic.Bool                                                       // there is one
 	dropRates dropRates
 	lastView  viewCache

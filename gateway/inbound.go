@@ -78,7 +78,7 @@ func (in *inbound) decide(p *packet.Packet, data []byte, now nat.Time) {
 	copy(in.source[:], data[min(sourceAt, len(data)):])
 	r := in.tap.Load()
 	if r != nil {
-		in.sight.take(r, p, data, nat.Tunnel)
+		in.sight.take(r, p, data, nat.Tunnel, now)
 	}
 	v := in.engine.Process(p, nat.Tunnel, now)
 	if r != nil {
@@ -104,7 +104,7 @@ func (in *inbound) act(p *packet.Packet, v nat.Verdict, now nat.Time) {
 			in.hairpin(p, v)
 			return
 		}
-		forward(in.sender, &in.cutter, p, v)
+		forward(in.sender, &in.cutter, p, v, in.tap.Load(), &in.sight)
 	case nat.Deliver:
 		in.deliver(p, now)
 	case nat.Drop:
@@ -135,6 +135,9 @@ func (in *inbound) push(packet []byte) {
 	}
 	if !in.answers.push(of, packet) {
 		in.other.drops[DropLocalQueueFull].Add(1)
+		if l := in.tap.Load(); l != nil {
+			in.sight.tellLost(l, DropLocalQueueFull.String(), packet)
+		}
 	}
 }
 
@@ -154,6 +157,9 @@ func (in *inbound) deliver(p *packet.Packet, now nat.Time) {
 		switch answer, ok := in.check.receive(p.Bytes(), time.Now()); {
 		case !ok:
 			in.drops[DropBadCheck].Add(1)
+			if l := in.tap.Load(); l != nil {
+				in.sight.tellRefused(l, nat.Tunnel, DropBadCheck, now)
+			}
 		case answer != nil:
 			in.reply(answer)
 		}
@@ -182,16 +188,19 @@ func (in *inbound) hairpin(p *packet.Packet, v nat.Verdict) {
 }
 
 // forward writes what p becomes straight behind its new headers, for the node v.Out.
-func forward(to *geneve.Sender, cutter *packet.Cutter, p *packet.Packet, v nat.Verdict) {
+func forward(to *geneve.Sender, cutter *packet.Cutter, p *packet.Packet, v nat.Verdict, l *lookers, x *sight) {
 	size := len(p.Bytes())
 	if v.MTU > 0 {
 		size = min(size, v.MTU)
 	}
 	cutter.Start(p, v.SegmentSize, v.MTU)
-	for range v.Packets {
+	for i := range v.Packets {
 		room, reason := to.Reserve(uint16(v.Out), size)
-		if reason != geneve.Accepted {
-			continue // counted by the sender, packet by packet
+		if reason != geneve.Accepted { // counted by the sender, packet by packet
+			if l != nil && i == 0 {
+				x.tellLost(l, reason.String(), p.Bytes())
+			}
+			continue
 		}
 		to.Commit(cutter.Next(room))
 	}

@@ -136,7 +136,7 @@ func (o *outbound) next(now nat.Time) bool {
 	o.from = nat.Link(frame.Tunnel)
 	r := o.tap.Load()
 	if r != nil {
-		o.sight.take(r, p, frame.Data, o.from)
+		o.sight.take(r, p, frame.Data, o.from, now)
 	}
 	v := o.engine.Process(p, o.from, now)
 	if r != nil {
@@ -170,6 +170,9 @@ func (o *outbound) sendProbe(packet []byte) {
 	o.generated.Add(1)
 	if !o.queue.push(netip.Addr{}, packet) {
 		o.drops[DropLocalQueueFull].Add(1)
+		if l := o.tap.Load(); l != nil {
+			new(sight).tellLost(l, DropLocalQueueFull.String(), packet) // of another goroutine than o.sight
+		}
 	}
 }
 
@@ -182,7 +185,7 @@ func (o *outbound) act(p *packet.Packet, v nat.Verdict, now nat.Time) {
 			o.cutting = true
 			return
 		}
-		forward(o.replies, &o.cutter, p, v) // to another node, or back
+		forward(o.replies, &o.cutter, p, v, o.tap.Load(), &o.sight) // to another node, or back
 	case nat.Deliver:
 		o.deliver(p, o.from, now)
 	case nat.Drop:

@@ -13,9 +13,9 @@ func (v *view) link(p nat.Link) string { return v.names[p] }
 
 // Rules implements control.Source.
 func (s source) Rules(ctx context.Context, yield func(*control.Rule) bool) error {
-	pace := newPacer()
-	s.g.engine.ListRules(s.view().link, func(r *rules.RuleInfo) bool {
-		rule := control.Rule{Origin: r.Origin.String(), Stage: r.Stage, Priority: r.Priority, Table: r.Table, Chain: r.Chain, Name: r.Rule,
+	pace, v := newPacer(), s.view()
+	s.g.engine.ListRules(v.link, func(r *rules.RuleInfo) bool {
+		rule := control.Rule{Origin: r.Origin.String(), Field: v.places().Field(r.Origin, r.Rule), Stage: r.Stage, Priority: r.Priority, Table: r.Table, Chain: r.Chain, Name: r.Rule,
 			Match: r.Match, Action: r.Action}
 		if r.Counted {
 			rule.Packets, rule.Bytes = &r.Packets, &r.Bytes
@@ -27,9 +27,9 @@ func (s source) Rules(ctx context.Context, yield func(*control.Rule) bool) error
 
 // Routes implements control.Source.
 func (s source) Routes(ctx context.Context, yield func(*control.Route) bool) error {
-	pace := newPacer()
-	s.g.engine.ListRoutes(s.view().link, func(r *rules.RouteInfo) bool {
-		route := control.Route{Origin: r.Origin.String(), Rule: r.Rule, Priority: r.Priority, In: r.In, Mark: r.Mark, Destination: r.Destination.String(), To: r.To}
+	pace, v := newPacer(), s.view()
+	s.g.engine.ListRoutes(v.link, func(r *rules.RouteInfo) bool {
+		route := control.Route{Origin: r.Origin.String(), Field: v.places().Field(r.Origin, ""), Rule: r.Rule, Priority: r.Priority, In: r.In, Mark: r.Mark, Destination: r.Destination.String(), To: r.To}
 		if r.Source.IsValid() {
 			route.Source = r.Source.String()
 		}

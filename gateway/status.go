@@ -3,6 +3,7 @@ package gateway
 import (
 	"bytes"
 	"cmp"
+	"encoding/hex"
 	"os"
 	"runtime/metrics"
 	"slices"
@@ -52,6 +53,9 @@ func (s source) Status() control.Status {
 		Refused: g.watch.refusals.all(),
 		Sockets: make(map[string]control.Socket),
 		Memory:  g.memoryStatus(),
+	}
+	if c.File != (config.File{}) {
+		st.ConfigFile, st.ConfigSum = c.File.Path, hex.EncodeToString(c.File.Sum[:])
 	}
 	drops := g.drops(&stats, &tunnels, &tunnel)
 	st.Outbound.Drops, st.Inbound.Drops = g.dropRates.of(drops, time.Since(started))

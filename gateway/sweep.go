@@ -22,6 +22,7 @@ func (g *Gateway) sweep(ctx context.Context) {
 		g.probeTrains(time.Since(started))
 		g.tellEncaps()
 		g.wg.Settle()
+		g.tellDiscards()
 		g.watch.look(time.Since(started))
 		g.dropRates.note(time.Since(started), func() map[dropKey]uint64 {
 			stats, tunnels, tunnel := g.engine.Stats(), g.endpoint.Stats(), g.wg.Stats()

@@ -55,12 +55,8 @@ func (w *watch) drops(c *config.Config, d *nat.Direction, own *counters, inbound
 		if x == nil {
 			continue
 		}
-		drop := health.Drop{Reason: r.String(), Inbound: inbound, Node: w.g.nodeName(x.in), Total: d.Dropped[r],
-			Source: x.source, Destination: x.destination, Owner: owner(c, x.source), Local: within(c.Local.PodCIDRs, x.destination),
-			Remote: remote(c, x.source) || x.source == c.Geneve.GatewayAddress}
-		tunnel, peer := c.WireGuard.Role.TunnelAddresses()
-		drop.Tunnel = x.source == tunnel
-		drop.Remote = drop.Remote || drop.Tunnel || x.source == peer
+		drop := dropOf(c, r, inbound, w.g.nodeName(x.in), x.source, x.destination)
+		drop.Total = d.Dropped[r]
 		if r == nat.ReasonFiltered || r == nat.ReasonRejected {
 			drop.Rule = w.rule(c.Rules)
 		}
@@ -69,6 +65,16 @@ func (w *watch) drops(c *config.Config, d *nat.Direction, own *counters, inbound
 		own.seen[r] = drop.Total
 	}
 	return drops
+}
+
+// dropOf is what is known of a packet that was dropped.
+func dropOf(c *config.Config, r nat.Reason, inbound bool, node string, source, destination netip.Addr) health.Drop {
+	tunnel, peer := c.WireGuard.Role.TunnelAddresses()
+	return health.Drop{
+		Reason: r.String(), Inbound: inbound, Node: node, Source: source, Destination: destination,
+		Owner: owner(c, source), Local: within(c.Local.PodCIDRs, destination), Tunnel: source == tunnel,
+		Remote: remote(c, source) || source == c.Geneve.GatewayAddress || source == tunnel || source == peer,
+	}
 }
 
 // rule returns the rule that has refused most packets since it was called last, "" if

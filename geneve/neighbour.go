@@ -245,6 +245,9 @@ func (n *neighbours) flush(datagrams int) {
 	}
 	sent, _ := n.sender.Send(n.trains)
 	n.e.drop(SendFailed, uint64(datagrams-sent))
+	for i := range n.trains {
+		n.e.showUnsent(&n.trains[i])
+	}
 }
 
 // hold keeps a packet until the neighbour of t is known, and asks for it. to is not 0 when it has become known meanwhile: then
@@ -315,6 +318,7 @@ func (n *neighbours) discardNewest(t *tunnel) {
 	last := len(nb.held) - 1
 	room := nb.held[last].room()
 	n.e.drop(HoldFull, 1)
+	n.e.showRefused(t, nb.held[last].buffer[t.templateLen:], HoldFull)
 	nb.held[last] = held{}
 	nb.held = nb.held[:last]
 	nb.heldBytes -= room
@@ -380,6 +384,9 @@ func (n *neighbours) release(t *tunnel, to speaker) {
 func (n *neighbours) discard(t *tunnel, r Reason) {
 	if len(t.neighbour.held) > 0 {
 		n.e.drop(r, uint64(len(t.neighbour.held)))
+		for i := range t.neighbour.held {
+			n.e.showRefused(t, t.neighbour.held[i].buffer[t.templateLen:], r)
+		}
 		n.forget(t)
 	}
 }

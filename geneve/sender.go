@@ -97,6 +97,7 @@ func (s *Sender) Commit(n int) Reason {
 	datagram := s.arena[s.used : s.used+t.templateLen+n]
 	packet := datagram[t.templateLen:]
 	if !isIP(packet) {
+		s.e.showRefused(t, packet, BadPacket)
 		return s.e.drop(BadPacket, 1)
 	}
 	if !s.fresh {
@@ -108,8 +109,8 @@ func (s *Sender) Commit(n int) Reason {
 		if to.mac() == 0 {
 			var r Reason
 			if r, to = s.e.neighbours.hold(t, packet); to.mac() == 0 {
-				if tap := s.e.tap.Load(); tap != nil && r != Accepted {
-					(*tap)(&Datagram{Outbound: true, Peer: t.destination, Tunnel: t.ID, Inner: packet, Reason: r})
+				if r != Accepted {
+					s.e.showRefused(t, packet, r)
 				}
 				return s.e.drop(r, 1)
 			}
@@ -183,7 +184,10 @@ func (s *Sender) Flush() error {
 			o.t.refusedTrains.Add(1)
 			o.t.singleUntil.Store(int64(s.now + singleTime))
 		}
-		s.e.drop(SendFailed, uint64(o.datagrams-train.Sent))
+		if lost := o.datagrams - train.Sent; lost > 0 {
+			s.e.drop(SendFailed, uint64(lost))
+			s.e.showUnsent(train)
+		}
 	}
 	s.used, s.trains, s.open = 0, s.trains[:0], s.open[:0]
 	if now := s.e.now(); now-s.now >= stallTime {

@@ -1,6 +1,12 @@
 package geneve
 
-import "net/netip"
+import (
+	"bytes"
+	"net/netip"
+	"slices"
+
+	"culvert/geneve/udp"
+)
 
 // A Datagram is what a tap is shown: one of a tunnel's, or a packet that never became one.
 type Datagram struct {
@@ -35,5 +41,28 @@ func (r *Receiver) show(source netip.AddrPort, data []byte, size int, reason Rea
 		n := min(size, len(data))
 		(*tap)(&Datagram{Peer: source, Data: data[:n], Reason: reason})
 		data = data[n:]
+	}
+}
+
+// showRefused calls the tap, if there is one, for a packet to a tunnel that never becomes a datagram.
+func (e *Endpoint) showRefused(t *tunnel, packet []byte, reason Reason) {
+	if tap := e.tap.Load(); tap != nil {
+		(*tap)(&Datagram{Outbound: true, Peer: t.destination, Tunnel: t.ID, Inner: packet, Reason: reason})
+	}
+}
+
+// showUnsent calls the tap, if there is one, for the datagrams of a train that the kernel has not taken.
+func (e *Endpoint) showUnsent(train *udp.Train) {
+	tap := e.tap.Load()
+	if tap == nil {
+		return
+	}
+	all := bytes.Join(train.Parts, nil)
+	size := train.SegmentSize
+	if size <= 0 {
+		size = len(all)
+	}
+	for datagram := range slices.Chunk(all[min(train.Sent*size, len(all)):], size) {
+		(*tap)(&Datagram{Outbound: true, Peer: train.Destination, Data: datagram, Reason: SendFailed})
 	}
 }

@@ -4,10 +4,11 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -29,6 +30,17 @@ func (u *labUser) culvert(args ...string) (stdout, stderr string, status int) {
 		u.t.Fatal(err)
 	}
 	return out.String(), diag.String(), cmd.ProcessState.ExitCode()
+}
+
+// examplesOf returns the arguments of the commands that a help text gives as examples, up to a pipe.
+func examplesOf(help string) (all [][]string) {
+	_, rest, _ := strings.Cut(help, "Examples:\n")
+	examples, _, _ := strings.Cut(rest, "\n\n")
+	for line := range strings.Lines(examples) {
+		command, _, _ := strings.Cut(line, " | ")
+		all = append(all, strings.Fields(command)[1:])
+	}
+	return all
 }
 
 // TestOperating runs each command that asks a gateway as its user would, beside the gateways
@@ -83,7 +95,8 @@ func TestOperating(t *testing.T) {
 		t.Errorf("tshark: %v, %s", err, out)
 	}
 	out, err = exec.Command("tshark", "-r", file, "-T", "fields", "-e", "frame.interface_name", "-e", "ip.dst", "-e", "frame.comment", "-c", "2").Output()
-	if s := string(out); err != nil || !regexp.MustCompile(`pre\t10\.61\.1\.5\tforward from rome-node1 to tunnel; connection \d+ icmp 10\.0\.1\.5:`).MatchString(s) || !strings.Contains(s, "post\t10.0.1.5\t") {
+	if s := string(out); err != nil || !strings.Contains(s, "pre\t10.61.1.5\tforward from rome-node1 to tunnel; connection ") ||
+		!strings.Contains(s, ", icmp 10.0.1.5:") || !strings.Contains(s, ", translated by remap to 10.0.1.5:") || !strings.Contains(s, "post\t10.0.1.5\t") {
 		t.Errorf("tshark: %v, %s", err, s)
 	}
 
@@ -93,6 +106,20 @@ func TestOperating(t *testing.T) {
 		t.Errorf("%+v, %v", c, err)
 	}
 	want(0, "10.61.1.5", "connections", "--socket", "rome", "--node", "rome-node1")
+	want(0, "- action: ", "rules", "--socket", "rome", "-o", "yaml")
+	flow := fmt.Sprint(c.ID)
+	want(0, "connection  "+flow+": icmp, direction original", "trace", "--socket", "rome", "--flow", flow)
+	want(0, "drop: no-route: no remote CIDR has it", "trace", "--socket", "rome", "tcp", "10.0.1.5", "8.8.8.8:443")
+	want(2, "in no node's podCIDRs; say where the packet comes in", "trace", "--socket", "rome", "tcp", "172.16.0.1", "10.61.1.5:80")
+	ours := strings.NewReplacer("--flow 17", "--flow "+flow, "rome-1", "rome-node1")
+	for _, command := range []string{"status", "connections", "trace", "rules", "routes", "reload", "connections delete"} {
+		help, _, _ := u.culvert(append(strings.Fields(command), "--help")...)
+		for _, example := range examplesOf(help) {
+			if !slices.Contains(example, "--watch") && !slices.Contains(example, "--next") {
+				want(0, "", append(strings.Fields(ours.Replace(strings.Join(example, " "))), "--socket", "rome")...)
+			}
+		}
+	}
 	want(2, "rome-node1, rome-node2, tunnel", "connections", "--socket", "rome", "--node", "nope")
 	want(2, "connections delete: which?", "connections", "delete", "--socket", "rome")
 	want(0, "1 connections deleted", "connections", "delete", "--socket", "rome", "--address", "10.61.1.5")
@@ -115,7 +142,8 @@ func TestOperating(t *testing.T) {
 	want(0, "would change: rules: 1 added (no-ssh)", "reload", "--dry-run", "--socket", "rome")
 	want(0, "applied: rules: 1 added (no-ssh)", "reload", "--socket", "rome")
 	want(0, "nothing would change", "reload", "--dry-run", "--socket", "rome")
-	want(0, "no-ssh", "rules", "--socket", "rome")
+	want(0, "gateway.yaml:", "rules", "--socket", "rome")
+	want(0, "gateway.yaml:", "trace", "--socket", "rome", "--from", "tunnel", "tcp", "10.0.1.5", "10.0.1.5:22")
 	write("\nmtuu: 3\n")
 	want(2, "mtuu: no such field; did you mean mtu?", "reload", "--socket", "rome")
 

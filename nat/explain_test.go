@@ -23,6 +23,8 @@ type recorder struct{ steps []rules.Step }
 
 func (r *recorder) Trace(s rules.Step) { r.steps = append(r.steps, s) }
 
+func (r *recorder) LinkName(l Link) string { return fmt.Sprintf("link %d", l) }
+
 // String shows the steps.
 func (r *recorder) String() string {
 	var b strings.Builder
@@ -369,13 +371,13 @@ func TestExplainSteps(t *testing.T) {
 		{"a chain's policy", 9, nattest.IP{Source: "10.200.1.200", Destination: "10.71.2.6", Body: nattest.UDP{DestinationPort: 11}},
 			drop(ReasonFiltered), rules.Step{Kind: rules.StepRule, Name: "extra/guard", Origin: rules.Origin{Key: extra, Field: "tables[0].chains[2].policy"}, Passed: true, Detail: "drop"}},
 		{"what it would take", 9, nattest.IP{Source: "10.200.1.200", Destination: "10.71.2.6", Body: nattest.UDP{DestinationPort: 11}},
-			drop(ReasonFiltered), rules.Step{Kind: rules.StepNearest, Name: "extra/guard/few", Origin: rules.Origin{Key: extra, Field: "tables[0].chains[2].rules[0]"}, Detail: "for src 10.200.1.0/25"}},
+			drop(ReasonFiltered), rules.Step{Kind: rules.StepNearest, Name: "extra/guard/few", Origin: rules.Origin{Key: extra, Field: "tables[0].chains[2].rules[0]"}, Detail: "only for src 10.200.1.0/25"}},
 		{"a rule that does not match", 9, nattest.IP{Source: "10.200.1.200", Destination: "10.71.2.6", Body: nattest.UDP{DestinationPort: 11}},
-			drop(ReasonFiltered), rules.Step{Kind: rules.StepRule, Name: "extra/raw/untracked", Origin: rules.Origin{Key: extra, Field: "tables[0].chains[0].rules[0]"}, Detail: "for dport 6091"}},
+			drop(ReasonFiltered), rules.Step{Kind: rules.StepRule, Name: "extra/raw/untracked", Origin: rules.Origin{Key: extra, Field: "tables[0].chains[0].rules[0]"}, Detail: "only for dport 6091"}},
 		{"a source of another cluster", Tunnel, nattest.IP{Source: "9.9.9.9", Destination: "10.200.1.5", Body: nattest.UDP{}},
 			drop(ReasonBadSource), rules.Step{Name: "source"}},
 		{"a mapping", Tunnel, nattest.IP{Source: "10.200.2.6", Destination: "10.70.0.11", Body: nattest.UDP{DestinationPort: 53}},
-			Verdict{Action: Forward, Out: 9, Packets: 1}, rules.Step{Kind: rules.StepRule, Name: "10.70.0.11-remap-ipmapping-gw/prerouting/10.70.0.11", Origin: rules.Origin{Key: rules.Key{Kind: "mapping", Name: "10.70.0.11"}}, Passed: true, Detail: "dnat 10.200.1.3/32"}},
+			Verdict{Action: Forward, Out: 9, Packets: 1}, rules.Step{Kind: rules.StepRule, Name: "10.70.0.11-remap-ipmapping-gw/prerouting/10.70.0.11", Origin: rules.Origin{Key: rules.Key{Kind: "mapping", Name: "10.70.0.11"}}, Passed: true, Detail: "dnat 10.200.1.3"}},
 		{"a service", Tunnel, nattest.IP{Source: "10.200.2.6", Destination: "10.70.0.21", Body: nattest.TCP{DestinationPort: 80, Flags: nattest.SYN}},
 			refuse(ReasonNoBackend, packet.PortUnreachable), rules.Step{Kind: rules.StepService, Name: "empty", Origin: rules.Origin{Key: rules.Key{Kind: "service", Name: "empty 10.70.0.21:80/6"}}, Passed: true}},
 		{"a route", Tunnel, nattest.IP{Source: "10.200.2.6", Destination: "10.200.1.5", Body: nattest.UDP{DestinationPort: 53}},

@@ -63,8 +63,13 @@ func (c *clientCommand) print(v any) error {
 	return printJSON(c.OutOrStdout(), v)
 }
 
-// line prints v as a line of NDJSON.
-func (c *clientCommand) line(v any) error { return json.NewEncoder(c.OutOrStdout()).Encode(v) }
+// line prints v as a line of NDJSON, or as an element of a list of YAML.
+func (c *clientCommand) line(v any) error {
+	if c.output == "yaml" {
+		return c.print([]any{v})
+	}
+	return json.NewEncoder(c.OutOrStdout()).Encode(v)
+}
 
 // lost says that a stream ended before the user did.
 func (c *clientCommand) lost(err error) error {

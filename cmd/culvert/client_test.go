@@ -1,8 +1,11 @@
 package main
 
 import (
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/spf13/cobra"
 )
 
 func TestTexts(t *testing.T) {
@@ -27,7 +30,21 @@ func TestClientErrors(t *testing.T) {
 		{"status --socket /no/such.sock", "/no/such.sock: no gateway answers there; is it running"},
 		{"status --socket no-such-gateway-xyz", "--socket"},
 		{"status -o xml", "--output: want text, json or yaml"},
-		{"connections -o yaml", "--output: want text or json"},
+		{"connections -o xml", "--output: want text, json or yaml"},
+		{"trace", "which packet? Describe it, such as tcp 10.0.1.5:40000"},
+		{"trace tcp 10.0.1.5 10.61.1.5", "destination: tcp needs a port; write 10.61.1.5:PORT"},
+		{"trace tcp 10.0.1.5:1 fd00::1", "destination: fd00::1 is of another family than source 10.0.1.5"},
+		{"trace tpc 10.0.1.5 10.61.1.5:80", "protocol: \"tpc\" is neither tcp"},
+		{"trace tcp 10.0.1.256 10.61.1.5:80", "source: \"10.0.1.256\" is no address such as 10.0.1.5"},
+		{"trace icmp 10.0.1.5:7 10.61.1.5", "icmp has no ports"},
+		{"trace udp 10.0.1.5 10.61.1.5:80 --flags syn", "flags: udp has none"},
+		{"trace tcp 10.0.1.5 10.61.1.5:80 --flags sin", "flags: \"sin\" is none of fin, syn"},
+		{"trace --next tcp 10.0.1.5 10.61.1.5:80", "--next takes no packet"},
+		{"trace --flow 3 --next", "give one of them"},
+		{"trace tcp 10.0.1.5 10.61.1.5:80 --node rome-1", "--node: only with --next"},
+		{"trace --flow 3 --size 100", "--size: only with a packet that is described"},
+		{"trace --flow 0", "0 is no connection's ID"},
+		{"trace --flow 3 --socket /no/such.sock", "no gateway answers there"},
 		{"connections --port 70000", "--port: \"70000\" is no number"},
 		{"connections --address 10.0.0.0/33", "--address: \"10.0.0.0/33\" is neither an address nor a prefix"},
 		{"connections --protocol foo", "--protocol: \"foo\" is neither tcp"},
@@ -40,6 +57,54 @@ func TestClientErrors(t *testing.T) {
 		out, diag, status := run(t, strings.Fields(tt.args)...)
 		if status != exitBadInput || out != "" || strings.Count(diag, "\n") != 1 || !strings.Contains(diag, tt.want) {
 			t.Errorf("culvert %s: status %d, %q, %q; want %q", tt.args, status, out, diag, tt.want)
+		}
+	}
+}
+
+// TestExamplesOfClients: what --help shows of each command that asks a gateway has only to find one.
+func TestExamplesOfClients(t *testing.T) {
+	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
+	n := 0
+	visit(newRootCommand(), func(cmd *cobra.Command) {
+		if cmd.Flags().Lookup("socket") == nil {
+			return
+		}
+		for line := range strings.Lines(cmd.Example) {
+			command, _, _ := strings.Cut(line, " | ")
+			args := strings.Fields(command)[1:]
+			out, diag, status := run(t, append(args, "--socket", "/no/such.sock")...)
+			if status != exitBadInput || out != "" || !strings.Contains(diag, "/no/such.sock: no gateway answers there") {
+				t.Errorf("culvert %s: status %d, %q, %q", strings.Join(args, " "), status, out, diag)
+			}
+			n++
+		}
+	})
+	if n < 15 {
+		t.Errorf("%d examples", n)
+	}
+}
+
+// TestClientsAreAlike: each command that asks a gateway takes its socket, and prints text, JSON and YAML unless it writes a capture;
+// a shell completes what its flags take.
+func TestClientsAreAlike(t *testing.T) {
+	for _, name := range []string{"status", "connections", "connections delete", "trace", "rules", "routes", "reload", "capture"} {
+		if socket := complete(t, append(strings.Fields(name), "--")...); !slices.Contains(socket, "--socket") {
+			t.Errorf("culvert %s has no --socket: %q", name, socket)
+		}
+		if outputs := complete(t, append(strings.Fields(name), "-o", "")...); name != "capture" && !slices.Equal(outputs, []string{"text", "json", "yaml"}) {
+			t.Errorf("culvert %s -o: %q", name, outputs)
+		}
+		if name := append(strings.Fields(name), "--protocol", ""); name[0] != "status" && name[0] != "rules" && name[0] != "routes" && name[0] != "reload" {
+			if protocols := complete(t, name...); !slices.Contains(protocols, "sctp") {
+				t.Errorf("culvert %s: %q", name, protocols)
+			}
+		}
+	}
+	for words, want := range map[string]string{
+		"trace ": "udp", "trace --from ": "tunnel", "trace --flags ": "syn", "capture --at ": "post", "capture --verdict ": "deliver", "version -o ": "yaml",
+	} {
+		if offers := complete(t, strings.Split(words, " ")...); !slices.Contains(offers, want) {
+			t.Errorf("culvert %s: %q", words, offers)
 		}
 	}
 }

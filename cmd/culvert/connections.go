@@ -73,7 +73,7 @@ func newConnectionsCommand() *cobra.Command {
 			"what came from who began it.",
 		Example: "  culvert connections --node rome-1 --protocol tcp\n  culvert connections --watch -o json",
 		Args:    cobra.NoArgs,
-	}, "text", "json")
+	}, "text", "json", "yaml")
 	flags.add(c, true)
 	c.Flags().BoolVarP(&watch, "watch", "w", false, "print those that begin and end from now on, until interrupted")
 	c.RunE = func(*cobra.Command, []string) error {
@@ -88,7 +88,7 @@ func newConnectionsCommand() *cobra.Command {
 		if watch {
 			return c.watchConnections(gateway, query)
 		}
-		return list(c, gateway, "/v1/connections", query, "ID\tSTATE\tAT\tSOURCE\tDESTINATION\tIDLE\tSENT\tRECEIVED", connectionText)
+		return list(c, gateway, "/v1/connections", query, "ID\tSTATE\tAT\tSOURCE\tDESTINATION\tIDLE\tSENT\tRECEIVED", nil, connectionText)
 	}
 	c.AddCommand(newConnectionsDeleteCommand())
 	return c.Command
@@ -130,7 +130,7 @@ func (c *clientCommand) watchConnections(gateway *control.Client, query url.Valu
 	var failed error
 	err := control.Each(c.Context(), gateway, "/v1/connections/events", query, func(e *control.Event) bool {
 		switch x := e.Connection; {
-		case c.output == "json":
+		case c.output != "text":
 			failed = c.line(e)
 		case x == nil:
 			_, failed = fmt.Fprintf(c.OutOrStdout(), "%s  %d events were lost: too many at one time\n", e.Time.Local().Format("15:04:05.000"), e.Lost)
@@ -155,7 +155,7 @@ func newConnectionsDeleteCommand() *cobra.Command {
 		Short:   "End connections; their next packets begin others, by the rules of then",
 		Example: "  culvert connections delete --address 10.0.1.5 --port 443",
 		Args:    cobra.NoArgs,
-	}, "text", "json")
+	}, "text", "json", "yaml")
 	flags.add(c, true)
 	c.Flags().BoolVar(&all, "all", false, "end every connection")
 	c.RunE = func(*cobra.Command, []string) error {
@@ -177,7 +177,7 @@ func newConnectionsDeleteCommand() *cobra.Command {
 		if err := gateway.Get(c.Context(), http.MethodDelete, "/v1/connections", query, &d); err != nil {
 			return err
 		}
-		if c.output == "json" {
+		if c.output != "text" {
 			return c.print(d)
 		}
 		_, err = fmt.Fprintf(c.OutOrStdout(), "%d connections deleted\n", d.Connections)

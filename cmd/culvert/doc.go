@@ -6,6 +6,7 @@
 //	culvert init DIR [--here]
 //	culvert status [--watch]
 //	culvert connections [--watch] [delete]
+//	culvert trace [--from NODE] PROTOCOL SOURCE DESTINATION | --flow ID | --next
 //	culvert capture [--at STAGES] [--drops] [-w FILE]
 //	culvert reload [--dry-run]
 //	culvert rules | routes
@@ -18,7 +19,7 @@
 //	culvert ipam check FILE [PEER'S FILE]
 //	culvert liqo template [--offline [--release NAME]] | check NAMESPACE/NAME
 //	culvert completion bash | zsh | fish
-//	culvert version [-o json]
+//	culvert version [-o json | yaml]
 //
 // # Signals
 //
@@ -35,7 +36,8 @@
 //	   standard error has one line per cause, and nothing is left behind
 //
 // The commands that ask a running gateway (status …) end with 2 when none answers or the
-// gateway refuses what was asked, and with 1 when it goes away while it answers.
+// gateway refuses what was asked, and with 1 when it goes away while it answers. trace ends
+// with 0 whatever becomes of the packet.
 //
 // # The control socket
 //

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/url"
@@ -22,13 +23,14 @@ func newRulesCommand() *cobra.Command {
 			"line of each says what it matches and does, and where it comes from.",
 		Example: "  culvert rules\n  culvert rules -o json | jq 'select(.packets > 0)'",
 		Args:    cobra.NoArgs,
-	}, "text", "json")
+	}, "text", "json", "yaml")
 	c.RunE = func(*cobra.Command, []string) error {
 		gateway, err := c.gateway()
 		if err != nil {
 			return err
 		}
-		return list(c, gateway, "/v1/rules", nil, "STAGE\tPRIORITY\tPACKETS\tBYTES\tRULE", func(r *control.Rule) string {
+		place := c.places(gateway)
+		return list(c, gateway, "/v1/rules", nil, "STAGE\tPRIORITY\tPACKETS\tBYTES\tRULE", func(r *control.Rule) { r.Place = place(r.Field) }, func(r *control.Rule) string {
 			name := r.Table + "/" + r.Chain
 			if r.Name != "" && r.Name != r.Chain {
 				name += "/" + r.Name
@@ -38,7 +40,7 @@ func newRulesCommand() *cobra.Command {
 				packets, bytes = fmt.Sprint(*r.Packets), bytesText(*r.Bytes)
 			}
 			text := fmt.Sprintf("%s\t%d\t%s\t%s\t%s\n", r.Stage, r.Priority, packets, bytes, name)
-			for line := range strings.Lines(wrap(fmt.Sprintf("%s %s [%s]", r.Match, r.Action, r.Origin), ruleWidth)) {
+			for line := range strings.Lines(wrap(fmt.Sprintf("%s %s [%s]", r.Match, r.Action, originText(r.Origin, r.Field, r.Place)), ruleWidth)) {
 				text += "\t\t\t\t" + strings.TrimSuffix(line, "\n") + "\n"
 			}
 			return text
@@ -54,13 +56,14 @@ func newRoutesCommand() *cobra.Command {
 		Long:    "List the compiled routes of a running gateway in the order of their rules. Of the first rule that\nfits and has a route, the longest prefix is used.",
 		Example: "  culvert routes\n  culvert routes -o json | jq 'select(.to == \"rome-1\")'",
 		Args:    cobra.NoArgs,
-	}, "text", "json")
+	}, "text", "json", "yaml")
 	c.RunE = func(*cobra.Command, []string) error {
 		gateway, err := c.gateway()
 		if err != nil {
 			return err
 		}
-		return list(c, gateway, "/v1/routes", nil, "PRIORITY\tDESTINATION\tTO\tFROM\tMARK\tSOURCE\tORIGIN", func(r *control.Route) string {
+		place := c.places(gateway)
+		return list(c, gateway, "/v1/routes", nil, "PRIORITY\tDESTINATION\tTO\tFROM\tMARK\tSOURCE\tORIGIN", func(r *control.Route) { r.Place = place(r.Field) }, func(r *control.Route) string {
 			to := r.To
 			if r.Via != "" {
 				to += " via " + r.Via
@@ -69,7 +72,8 @@ func newRoutesCommand() *cobra.Command {
 			if r.Mark != 0 {
 				mark = fmt.Sprint(r.Mark)
 			}
-			return fmt.Sprintf("%d\t%s\t%s\t%s\t%s\t%s\t%s\n", r.Priority, r.Destination, to, orAny(r.In), mark, orAny(r.Source), r.Origin)
+			return fmt.Sprintf("%d\t%s\t%s\t%s\t%s\t%s\t%s\n", r.Priority, r.Destination, to, orAny(r.In), mark, orAny(r.Source),
+				cmp.Or(r.Place, r.Origin))
 		})
 	}
 	return c.Command
@@ -82,8 +86,8 @@ func orAny(s string) string {
 	return s
 }
 
-// list prints a list of the gateway as a table, or as NDJSON.
-func list[T any](c *clientCommand, gateway *control.Client, path string, query url.Values, head string, row func(*T) string) error {
+// list prints a list of the gateway as a table, as NDJSON or as YAML. complete, which may be nil, adds what the gateway does not know.
+func list[T any](c *clientCommand, gateway *control.Client, path string, query url.Values, head string, complete func(*T), row func(*T) string) error {
 	t := newTable(c.OutOrStdout())
 	if c.output == "text" {
 		fmt.Fprintln(t, head)
@@ -91,15 +95,22 @@ func list[T any](c *clientCommand, gateway *control.Client, path string, query u
 	n := 0
 	var failed error
 	err := control.Each(c.Context(), gateway, path, query, func(v *T) bool {
-		if c.output == "json" {
+		n++
+		if complete != nil {
+			complete(v)
+		}
+		if c.output != "text" {
 			failed = c.line(v)
 			return failed == nil
 		}
 		fmt.Fprint(t, row(v))
-		if n++; n%flushLines == 0 {
+		if n%flushLines == 0 {
 			failed = t.Flush()
 		}
 		return failed == nil
 	})
+	if n == 0 && err == nil && c.output == "yaml" {
+		_, failed = fmt.Fprintln(c.OutOrStdout(), "[]")
+	}
 	return errors.Join(err, failed, t.Flush())
 }

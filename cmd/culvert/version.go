@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/spf13/cobra"
+	"sigs.k8s.io/yaml"
 
 	"culvert/gateway"
 )
@@ -26,10 +27,17 @@ func newVersionCommand() *cobra.Command {
 				encoder := json.NewEncoder(cmd.OutOrStdout())
 				encoder.SetIndent("", "  ")
 				return encoder.Encode(b)
+			case "yaml":
+				text, err := yaml.Marshal(b)
+				if err == nil {
+					_, err = cmd.OutOrStdout().Write(text)
+				}
+				return err
 			}
-			return errors.New("--output: want text or json")
+			return errors.New("--output: want text, json or yaml")
 		},
 	}
-	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	cmd.Flags().StringVarP(&output, "output", "o", "text", "text, json or yaml")
+	cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"text", "json", "yaml"}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }

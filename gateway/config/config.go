@@ -45,8 +45,16 @@ type Config struct {
 	Health  string // listen address of /healthz and /readyz alone, empty = beside metrics
 	Log     Log
 
+	File File // that it was read from
+
 	// Warnings are about what the file may mean but probably does not, one line each.
 	Warnings []string
+}
+
+// A File is one that a Config was read from; the zero File is none.
+type File struct {
+	Path string   // absolute
+	Sum  [32]byte // SHA-256 of its text, which may have changed since
 }
 
 // Defaults of the configuration, Liqo's.

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -104,7 +105,14 @@ func Load(path string) (*Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--config: %s: %w", path, err)
 	}
-	return parse(&configfile.Errors{File: path, Fields: fields}, text, filepath.Dir(path))
+	c, err := parse(&configfile.Errors{File: path, Fields: fields}, text, filepath.Dir(path))
+	if err != nil {
+		return nil, err
+	}
+	if c.File.Path, err = filepath.Abs(path); err == nil {
+		c.File.Sum = sha256.Sum256(text)
+	}
+	return c, nil
 }
 
 func parse(e *configfile.Errors, text []byte, dir string) (*Config, error) {

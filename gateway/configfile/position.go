@@ -30,12 +30,29 @@ func newPositions(text []byte) *positions {
 	return p
 }
 
+// Lines returns a function that finds the line of a field by its path; 0 is a field that the text has not.
+func Lines(text []byte) func(path string) (line int) {
+	p := newPositions(text)
+	return func(path string) (line int) {
+		if line, _, there := p.lookUp(path); there {
+			return line
+		}
+		return 0
+	}
+}
+
 // find returns the line and column of the field at path, or of the innermost mapping
 // or list around it that is there. They begin with 1; 0, 0 = unknown.
 func (p *positions) find(path string) (line, column int) {
+	line, column, _ = p.lookUp(path)
+	return line, column
+}
+
+// lookUp is find, and tells whether the field itself is there.
+func (p *positions) lookUp(path string) (line, column int, there bool) {
 	node := p.root
 	if node == nil {
-		return 0, 0
+		return 0, 0, false
 	}
 	line, column = node.Line, node.Column
 	for _, step := range strings.FieldsFunc(path, func(r rune) bool { return r == '.' || r == '[' }) {
@@ -47,14 +64,14 @@ func (p *positions) find(path string) (line, column int) {
 		case isIndex && node.Kind == goyaml3.SequenceNode:
 			i, err := strconv.Atoi(at)
 			if err != nil || i >= len(node.Content) {
-				return line, column
+				return line, column, false
 			}
 			node = node.Content[i]
 			line, column = node.Line, node.Column
 		case !isIndex && node.Kind == goyaml3.MappingNode:
 			i, ok := p.key(node, step)
 			if !ok {
-				return line, column
+				return line, column, false
 			}
 			key, value := node.Content[i], node.Content[i+1]
 			line, column = key.Line, key.Column
@@ -63,10 +80,10 @@ func (p *positions) find(path string) (line, column int) {
 			}
 			node = value
 		default:
-			return line, column
+			return line, column, false
 		}
 	}
-	return line, column
+	return line, column, true
 }
 
 func (p *positions) key(mapping *goyaml3.Node, name string) (int, bool) {

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -21,7 +22,14 @@ type CaptureOptions struct {
 	Filter  Filter
 	Count   uint64 // of packets, after which the capture ends; 0 = none
 	Snaplen int    // bytes of a packet that are kept; 0 = all
+	// Verdict, Reasons and Rule select packets by what becomes of them.
+	Verdict string   // forward, drop, deliver or hold; "" = any
+	Reasons []string // it is dropped for one of them; none = any
+	Rule    string   // rule, or table/chain/rule, that it meets; "" = any
 }
+
+// Verdicts are what can become of a packet.
+var Verdicts = []string{"forward", "drop", "deliver", "hold"}
 
 // Values returns o as parameters of a query.
 func (o *CaptureOptions) Values() url.Values {
@@ -31,6 +39,15 @@ func (o *CaptureOptions) Values() url.Values {
 	}
 	if o.Drops {
 		v.Set("drops", "true")
+	}
+	for _, reason := range o.Reasons {
+		v.Add("reason", reason)
+	}
+	if o.Verdict != "" {
+		v.Set("verdict", o.Verdict)
+	}
+	if o.Rule != "" {
+		v.Set("rule", o.Rule)
 	}
 	if o.Count > 0 {
 		v.Set("count", strconv.FormatUint(o.Count, 10))
@@ -42,13 +59,16 @@ func (o *CaptureOptions) Values() url.Values {
 }
 
 func parseCapture(v url.Values) (o CaptureOptions, err error) {
-	o.At = v["at"]
-	v = cloneWithout(v, "at")
+	o.At, o.Reasons = v["at"], v["reason"]
+	v = cloneWithout(v, "at", "reason")
 	var errs []error
-	if o.Filter, err = ParseFilter(v, "drops", "count", "snaplen"); err != nil {
+	if o.Filter, err = ParseFilter(v, "drops", "count", "snaplen", "verdict", "rule"); err != nil {
 		errs = append(errs, err)
 	}
-	o.Drops = v.Get("drops") == "true"
+	o.Drops, o.Rule = v.Get("drops") == "true", v.Get("rule")
+	if o.Verdict = v.Get("verdict"); o.Verdict != "" && !slices.Contains(Verdicts, o.Verdict) {
+		errs = append(errs, fmt.Errorf("verdict: %q is none of %s", o.Verdict, strings.Join(Verdicts, ", ")))
+	}
 	if s := v.Get("count"); s != "" {
 		if o.Count, err = strconv.ParseUint(s, 10, 64); err != nil {
 			errs = append(errs, fmt.Errorf("count: %q is no number of packets", s))
@@ -62,10 +82,10 @@ func parseCapture(v url.Values) (o CaptureOptions, err error) {
 	return o, errors.Join(errs...)
 }
 
-func cloneWithout(v url.Values, name string) url.Values {
+func cloneWithout(v url.Values, names ...string) url.Values {
 	c := make(url.Values, len(v))
 	for key, values := range v {
-		if key != name {
+		if !slices.Contains(names, key) {
 			c[key] = values
 		}
 	}
@@ -93,11 +113,9 @@ func serveCapture(s Source) http.HandlerFunc {
 			io.Copy(io.Discard, r.Body)
 			cancel()
 		}()
-		out := &begun{w: w}
-		packets, lost, err := s.Capture(ctx, &o, out, func() error {
-			control.SetWriteDeadline(time.Now().Add(answerTime))
-			return control.Flush()
-		})
+		out := &begun{w: w, control: control}
+		packets, lost, err := s.Capture(ctx, &o, out, out.flush)
+		out.renew(time.Now()) // for the last chunk
 		switch {
 		case err != nil && !out.yes:
 			refuse(w, err)
@@ -112,8 +130,10 @@ func serveCapture(s Source) http.HandlerFunc {
 
 // begun is an answer that may still be an Error until something is written.
 type begun struct {
-	w   http.ResponseWriter
-	yes bool
+	w       http.ResponseWriter
+	control *http.ResponseController
+	yes     bool
+	renewed time.Time
 }
 
 func (b *begun) Write(p []byte) (int, error) {
@@ -122,7 +142,21 @@ func (b *begun) Write(p []byte) (int, error) {
 		b.w.Header().Set("Content-Type", "application/vnd.tcpdump.pcap")
 		b.w.Header().Set("Trailer", strings.Join([]string{TrailerPackets, TrailerLost}, ", "))
 	}
+	if now := time.Now(); now.Sub(b.renewed) > time.Second {
+		b.renew(now)
+	}
 	return b.w.Write(p)
+}
+
+func (b *begun) flush() error {
+	b.renew(time.Now())
+	return b.control.Flush()
+}
+
+// renew gives the client its time anew. The gateway's own, between two writes, does not count.
+func (b *begun) renew(now time.Time) {
+	b.control.SetWriteDeadline(now.Add(answerTime))
+	b.renewed = now
 }
 
 // Capture writes pcapng to w until ctx is done, and returns how many packets it has and how

@@ -13,6 +13,7 @@ func TestParametersRoundTrip(t *testing.T) {
 	for _, o := range []CaptureOptions{
 		{},
 		{At: []string{"pre", "wireguard"}, Drops: true, Count: 1 << 40, Snaplen: 96},
+		{Verdict: "drop", Reasons: []string{"filtered", "no-route"}, Rule: "rules/forward/no-ssh"},
 		{Filter: Filter{Addresses: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::1/128")}, Ports: []uint16{0, 65535},
 			Protocol: "tcp", Node: "rome-1", State: "established"}},
 	} {
@@ -35,6 +36,7 @@ func TestBadParameters(t *testing.T) {
 		"protocol=tcp&protocol=udp": {"protocol: given 2 times"},
 		"nodes=rome-1":              {"nodes: unknown parameter"},
 		"count=-1&snaplen=-1":       {"count: ", "snaplen: "},
+		"verdict=accept":            {"verdict: \"accept\" is none of forward, drop"},
 	} {
 		v, err := url.ParseQuery(query)
 		if err != nil {

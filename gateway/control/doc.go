@@ -13,6 +13,7 @@
 //	DELETE /v1/connections            Deleted; takes a Filter that is not empty, or all=true
 //	GET    /v1/rules                  a Rule per line, in the order of evaluation
 //	GET    /v1/routes                 a Route per line, in the order of evaluation
+//	GET    /v1/trace                  a Trace per line; see TraceOptions
 //	POST   /v1/reload                 Reloaded; dryRun=true changes nothing
 //	POST   /v1/capture                pcapng, until the request's body ends; see CaptureOptions
 //	GET    /debug/pprof/…             package net/http/pprof, such as for go tool pprof

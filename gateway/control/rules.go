@@ -7,8 +7,10 @@ import (
 
 // A Rule is a compiled rule, with what it has matched.
 type Rule struct {
-	Origin   string `json:"origin"` // kind/name, or kind/namespace/name, of what it comes from
-	Stage    string `json:"stage"`  // where on a packet's way; the order of a listing is that of evaluation
+	Origin   string `json:"origin"`          // kind/name, or kind/namespace/name, of what it comes from
+	Field    string `json:"field,omitempty"` // of the configuration file, such as rules[0]
+	Place    string `json:"place,omitempty"` // file:line of Field; the gateway leaves that to its clients, who can read the file
+	Stage    string `json:"stage"`           // where on a packet's way; the order of a listing is that of evaluation
 	Priority int32  `json:"priority"`
 	Table    string `json:"table"`
 	Chain    string `json:"chain"`
@@ -23,6 +25,8 @@ type Rule struct {
 // A Route is a route of a compiled rule of policy routing.
 type Route struct {
 	Origin      string `json:"origin"`
+	Field       string `json:"field,omitempty"` // as in Rule
+	Place       string `json:"place,omitempty"`
 	Rule        string `json:"rule"` // table/number
 	Priority    int    `json:"priority"`
 	In          string `json:"in,omitempty"` // node, or tunnel, that packets come from

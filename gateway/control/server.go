@@ -15,6 +15,7 @@ import (
 // several goroutines.
 type Source interface {
 	rulesSource
+	traceSource
 	Status() Status
 	// Connections calls yield for each connection that f selects, until yield returns false.
 	Connections(ctx context.Context, f *Filter, yield func(*Connection) bool) error
@@ -62,6 +63,7 @@ func NewServer(s Source, errors *log.Logger) *Server {
 	mux.HandleFunc("GET /v1/routes", serveRoutes(s))
 	mux.HandleFunc("POST /v1/reload", serveReload(s))
 	mux.HandleFunc("POST /v1/capture", serveCapture(s))
+	mux.HandleFunc("GET /v1/trace", serveTrace(s))
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)

@@ -24,6 +24,9 @@ type Status struct {
 	Refused       []Refusal         `json:"refused"`  // the last, newest first
 	Sockets       map[string]Socket `json:"sockets"`
 	Memory        Memory            `json:"memory"`
+	// The configuration file and the SHA-256 of its text when it was read; absent where there is none.
+	ConfigFile string `json:"configFile,omitempty"`
+	ConfigSum  string `json:"configSHA256,omitempty"`
 }
 
 // Version says which build of culvert a program is.

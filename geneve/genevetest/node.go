@@ -173,6 +173,17 @@ func (n *Node) Receive() []byte {
 	}
 }
 
+// Drain forgets the packets that wait for Receive.
+func (n *Node) Drain() {
+	for {
+		select {
+		case <-n.packets:
+		default:
+			return
+		}
+	}
+}
+
 // LoseTrains makes the node drop what arrives as a train, as some kernels do, or lets it pass again. It needs UDP_GRO, without which the
 // node's socket cannot tell.
 func (n *Node) LoseTrains(lose bool) { n.lossy.Store(lose) }

@@ -76,3 +76,6 @@ type recorder struct{ steps []Step }
 
 // Trace implements Tracer.
 func (r *recorder) Trace(s Step) { r.steps = append(r.steps, s) }
+
+// LinkName implements Tracer.
+func (r *recorder) LinkName(Link) string { return "" }

@@ -10,7 +10,10 @@ import (
 
 // A Tracer is told what a packet meets on its way, in order. The packets of all others wait meanwhile, so that it takes the steps down
 // and returns. It may not call who decides about the packet.
-type Tracer interface{ Trace(Step) }
+type Tracer interface {
+	Trace(Step)
+	LinkName(Link) string
+}
 
 // A Step is one thing that was consulted about a packet.
 type Step struct {
@@ -74,13 +77,9 @@ func (v *view) step(kind StepKind, name string, passed bool, detail string) Step
 }
 
 func traceRule(v *view, r *rule) {
-	detail := string(r.action)
+	detail := r.actionText()
 	if missing := r.missing(v); missing != nil {
-		detail = "for " + strings.Join(missing, ", ")
-	} else if r.value != 0 {
-		detail += " " + strconv.FormatUint(uint64(r.value), 10)
-	} else if r.to.IsValid() {
-		detail += " " + r.to.String()
+		detail = "only for " + strings.Join(missing, ", ")
 	}
 	s := v.step(StepRule, r.path(), r.matches(v), detail)
 	s.Origin = r.origin()
@@ -96,9 +95,9 @@ func traceService(v *view, service *Balancer) {
 func traceRoute(v *view, hop *nextHop, mark uint32, ok bool) {
 	s := v.step(StepRoute, "", ok, fmt.Sprintf("nowhere, with mark %d", mark))
 	if ok {
-		s.Name, s.Detail = hop.rule.name, fmt.Sprintf("to link %d, with mark %d", hop.link, mark)
+		s.Name, s.Detail = hop.rule.name, fmt.Sprintf("to %s, with mark %d", v.trace.LinkName(hop.link), mark)
 		if hop.via.IsValid() {
-			s.Detail = fmt.Sprintf("to link %d via %s, with mark %d", hop.link, hop.via, mark)
+			s.Detail = fmt.Sprintf("to %s via %s, with mark %d", v.trace.LinkName(hop.link), hop.via, mark)
 		}
 		s.Origin = Origin{Key: hop.rule.origin.key}
 		if at := strings.LastIndexByte(s.Name, '/'); hop.rule.table >= 0 {
@@ -125,7 +124,7 @@ func traceNearest(v *view, by *rule) {
 	if nearest == nil {
 		return
 	}
-	s := v.step(StepNearest, nearest.path(), false, "for "+strings.Join(least, ", "))
+	s := v.step(StepNearest, nearest.path(), false, "only for "+strings.Join(least, ", "))
 	s.Origin = nearest.origin()
 	v.trace.Trace(s)
 }
@@ -150,10 +149,8 @@ func (r *rule) missing(v *view) (all []string) {
 	}
 	for i := range r.tests {
 		if c := &r.tests[i]; !c.holds(v) {
-			all = append(all, c.text(linkNumber))
+			all = append(all, c.text(v.trace.LinkName))
 		}
 	}
 	return all
 }
-
-func linkNumber(link Link) string { return fmt.Sprintf("link %d", link) }

@@ -1,0 +1,57 @@
+package config
+
+import (
+	"fmt"
+
+	"culvert/nat/rules"
+)
+
+// Places says which field of the file each rule, route or service of c comes from.
+type Places map[place]string
+
+// A place is a resource and, where that stands for a list, the name of a rule in it; "" is the
+// resource itself.
+type place struct {
+	key  rules.Key
+	rule string
+}
+
+// Places returns those of c. What is not of the file, such as the resources of given rules, has none.
+func (c *Config) Places() Places {
+	all := Places{
+		{rules.Key{Kind: "network", Name: "unknown-source"}, ""}: "nat.unknownSource",
+		{rules.Key{Kind: "network", Name: "mss"}, ""}:            "mssClamp",
+		{rules.Key{Kind: "network", Name: "routes"}, ""}:         "network.remote",
+		{rules.Key{Kind: "network", Name: "outbound"}, ""}:       "network.remote",
+		{rules.Key{Kind: "network", Name: "return"}, ""}:         "geneve.nodes",
+	}
+	for i, path := range c.remotePaths() {
+		for _, resource := range []string{"remap", "outbound"} {
+			all[place{rules.Key{Kind: "network", Name: resource}, c.Remote[i].Seen().String()}] = path
+		}
+	}
+	for i := range c.Rules {
+		all[place{rules.Key{Kind: "network", Name: "rules"}, c.Rules[i].Name}] = fmt.Sprintf("rules[%d]", i)
+	}
+	for i := range c.Geneve.Nodes {
+		all[place{rules.Key{Kind: "node", Name: c.Geneve.Nodes[i].Name}, ""}] = fmt.Sprintf("geneve.nodes[%d]", i)
+	}
+	for i := range c.Addresses {
+		all[place{rules.Key{Kind: "mapping", Name: c.Addresses[i].External.String()}, ""}] = fmt.Sprintf("nat.addresses[%d]", i)
+	}
+	for i := range c.Services {
+		s := &c.Services[i]
+		name := fmt.Sprintf("%s %s:%d/%d", s.Name, s.Address, s.Port, s.Protocol)
+		all[place{rules.Key{Kind: "service", Name: name}, ""}] = fmt.Sprintf("nat.services[%d]", i)
+	}
+	return all
+}
+
+// Field returns the path of what a rule of a resource comes from, "" where nothing in the file
+// says it.
+func (p Places) Field(key rules.Key, rule string) string {
+	if path := p[place{key, rule}]; path != "" {
+		return path
+	}
+	return p[place{key, ""}]
+}

@@ -1,0 +1,312 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"culvert/gateway/config"
+	"culvert/gateway/control"
+	"culvert/gateway/health"
+	"culvert/gateway/wg"
+	"culvert/geneve"
+	"culvert/nat"
+	"culvert/nat/packet"
+	"culvert/nat/rules"
+)
+
+// Trace implements control.Source.
+func (s source) Trace(ctx context.Context, o *control.TraceOptions, yield func(*control.Trace) bool) error {
+	v := s.view()
+	switch {
+	case o.Next:
+		return s.traceNext(ctx, v, &o.Filter, yield)
+	case o.Connection != 0:
+		return s.traceConnection(v, o.Connection, yield)
+	}
+	in, err := v.sender(o)
+	if err != nil {
+		return err
+	}
+	b, err := described(o)
+	if err == nil {
+		yield(s.g.explain(v, b, 0, in, clock()))
+	}
+	return err
+}
+
+// sender returns where a described packet comes in.
+func (v *view) sender(o *control.TraceOptions) (nat.Link, error) {
+	name := o.From
+	if name == tunnelName {
+		return nat.Tunnel, nil
+	}
+	if name == "" {
+		name = owner(v.config, o.Source.Addr())
+	}
+	if link, ok := v.links[name]; ok {
+		return link, nil
+	}
+	nodes := some(slices.Sorted(maps.Keys(v.links)))
+	if name == "" {
+		return 0, fmt.Errorf("from: %s is in no node's podCIDRs; say where the packet comes in, by one of %s", o.Source.Addr(), nodes)
+	}
+	return 0, fmt.Errorf("from: no node %q; there are %s", name, nodes)
+}
+
+// traceConnection explains the packets that both ends of a connection would send next.
+func (s source) traceConnection(v *view, id uint64, yield func(*control.Trace) bool) error {
+	now := clock()
+	c, ok := s.g.engine.Connection(id, now)
+	if !ok {
+		return fmt.Errorf("connection %d: there is none, or none any more; culvert connections lists them", id)
+	}
+	for _, next := range []struct {
+		tuple *packet.Tuple
+		reply bool
+		in    nat.Link
+	}{{&c.Original, false, c.Original.Link}, {&c.Reply, true, c.Out[0]}} {
+		b, err := ofConnection(next.tuple, next.reply)
+		if err != nil {
+			return err
+		}
+		if !yield(s.g.explain(v, b, 0, next.in, now)) {
+			break
+		}
+	}
+	return nil
+}
+
+// A tracer takes the steps of the engine down.
+type tracer struct {
+	names  *view
+	places config.Places
+	trace  *control.Trace
+	routed netip.Addr // where a route was looked for last
+}
+
+// LinkName implements rules.Tracer.
+func (t *tracer) LinkName(l nat.Link) string { return t.names.link(l) }
+
+// Trace implements rules.Tracer.
+func (t *tracer) Trace(s rules.Step) {
+	step := control.TraceStep{Kind: s.Kind.String(), Name: s.Name, Passed: s.Passed, Detail: s.Detail}
+	if s.Origin != (rules.Origin{}) {
+		step.Origin, step.Field = s.Origin.Key.String(), s.Origin.Field
+		rule := ""
+		if parts := strings.SplitN(s.Name, "/", 3); len(parts) == 3 { // table/chain/rule
+			rule = parts[2]
+		}
+		if field := t.places.Field(s.Origin.Key, rule); field != "" {
+			step.Field = field
+		}
+	}
+	if s.Kind == rules.StepRoute {
+		t.routed = s.Destination.Addr()
+	}
+	if s.Source.IsValid() {
+		step.From, step.To = endText(s.Source.Addr(), s.Source.Port()), endText(s.Destination.Addr(), s.Destination.Port())
+		if strings.HasPrefix(t.trace.Packet.Protocol, "icmp") { // a connection has the identifier in place of ports
+			step.From, step.To = s.Source.Addr().String(), s.Destination.Addr().String()
+		}
+	}
+	t.add(step)
+}
+
+func (t *tracer) add(s control.TraceStep) { t.trace.Steps = append(t.trace.Steps, s) }
+
+// explain says what the gateway does with packet b that comes in at a link, and changes nothing but b. segment is the SegmentSize of the
+// packet.
+func (g *Gateway) explain(v *view, b []byte, segment int, in nat.Link, now nat.Time) *control.Trace {
+	t := &control.Trace{From: v.link(in), Packet: packetOf(b), Steps: []control.TraceStep{}}
+	steps := &tracer{names: v, places: v.places(), trace: t}
+	if !g.traceDecode(steps, in) {
+		return t
+	}
+	var p packet.Packet
+	p.Parse(b)
+	p.SegmentSize = segment
+	d := g.engine.Explain(&p, in, now, steps)
+	t.Verdict, t.Asymmetric = d.Action.String(), d.Asymmetric
+	switch d.Action {
+	case nat.Forward:
+		g.traceForward(steps, &p, &d)
+	case nat.Deliver:
+		g.traceDelivery(t, &p, in)
+	case nat.Drop:
+		t.Reason, t.Told = d.Reason.String(), told(&p, &d)
+		if d.MTU > 0 {
+			t.MTU = d.MTU
+		}
+		if source, destination, ok := endsOf(b); ok {
+			drop := dropOf(v.config, d.Reason, in == nat.Tunnel, t.From, source, destination)
+			t.Why = drop.Why(&health.Peer{Name: v.config.Peer, Role: v.config.WireGuard.Role.String()})
+		}
+		g.traceNearest(steps, d.Reason)
+	}
+	return t
+}
+
+// packetOf describes an IP packet, which may be malformed.
+func packetOf(b []byte) control.TracePacket {
+	x := control.TracePacket{Length: len(b), Bytes: bytes.Clone(b)}
+	var p packet.Packet
+	if p.Parse(b) == packet.NoFault {
+		var t packet.Tuple
+		p.Tuple(&t, 0)
+		x.Protocol, x.Tuple, x.Length = control.ProtocolName(t.Protocol), tupleOf(&t), p.Len()
+	}
+	return x
+}
+
+func dropped(t *control.Trace, reason, why string) {
+	t.Verdict, t.Reason, t.Why = nat.Drop.String(), reason, why
+}
+
+// traceDecode tells by what a packet of a link is known to be one, and whether there is such a tunnel.
+func (g *Gateway) traceDecode(steps *tracer, in nat.Link) bool {
+	if in == nat.Tunnel {
+		steps.add(control.TraceStep{Kind: "decode", Name: "wireguard", Passed: true, Detail: "as a session with the peer brings it"})
+		return true
+	}
+	s, ok := g.endpoint.TunnelStats(uint16(in))
+	step := control.TraceStep{Kind: "decode", Name: "geneve", Passed: ok}
+	if i := slices.IndexFunc(steps.names.config.Geneve.Nodes, func(n config.Node) bool { return n.Name == steps.trace.From }); i >= 0 {
+		n := &steps.names.config.Geneve.Nodes[i]
+		step.Detail = fmt.Sprintf("%s has VNI %d and sends from %s", n.Name, n.VNI, n.Underlay)
+		key := rules.Key{Kind: "node", Name: n.Name}
+		step.Origin, step.Field = key.String(), steps.places.Field(key, "")
+	}
+	if ok && s.Encap == geneve.VXLAN {
+		step.Name = s.Encap.String()
+	}
+	steps.add(step)
+	if !ok {
+		dropped(steps.trace, geneve.UnknownNode.String(), "there is no tunnel to the node: it has gone, or has no addresses yet")
+	}
+	return ok
+}
+
+// traceForward cuts what is forwarded as the packet path does, and tells what becomes of it behind the gateway's decision.
+func (g *Gateway) traceForward(steps *tracer, p *packet.Packet, d *nat.Verdict) {
+	t, v := steps.trace, steps.names
+	t.To, t.MTU = v.link(d.Out), d.MTU
+	var cutter packet.Cutter
+	cutter.Start(p, d.SegmentSize, d.MTU)
+	room := make([]byte, max(p.Len(), 1<<16))
+	for n := cutter.Next(room); n > 0; n = cutter.Next(room) {
+		t.Sent = append(t.Sent, packetOf(room[:n]))
+	}
+	if d.Out == nat.Tunnel {
+		t.Egress = g.tunnelEgress()
+		return
+	}
+	n := &config.Node{}
+	if i := slices.IndexFunc(v.config.Geneve.Nodes, func(n config.Node) bool { return n.Name == t.To }); i >= 0 {
+		n = &v.config.Geneve.Nodes[i]
+	}
+	s, ok := g.endpoint.TunnelStats(uint16(d.Out))
+	switch {
+	case !ok:
+		t.Sent = nil
+		dropped(t, geneve.UnknownTunnel.String(), "there is no tunnel to the node: it has gone, or has no addresses yet")
+	case n.Inner == geneve.Ethernet && s.MAC == nil:
+		t.Egress = fmt.Sprintf("waits until %s answers ARP for %s; if it does not, the packet is dropped as %s", n.Name, n.Address, geneve.Unresolved)
+	default:
+		t.Egress = fmt.Sprintf("%s with VNI %d to %s", s.Encap, n.VNI, n.Underlay)
+	}
+}
+
+// tunnelEgress tells what WireGuard does with a packet for the peer.
+func (g *Gateway) tunnelEgress() string {
+	s, err := g.wg.PeerStats()
+	switch {
+	case err != nil || s.Endpoint == "":
+		return fmt.Sprintf("the peer's endpoint is not known: the packet is dropped as %s", wg.TunnelDiscard)
+	case s.LastHandshake.IsZero() || time.Since(s.LastHandshake) >= sessionLifetime:
+		return fmt.Sprintf("no session with %s: the packet waits for a handshake; if none is made, it is dropped as %s", s.Endpoint, wg.TunnelDiscard)
+	}
+	return fmt.Sprintf("encrypted to %s, handshake %v ago", s.Endpoint, time.Since(s.LastHandshake).Round(time.Second))
+}
+
+// traceDelivery tells what the gateway answers to a packet that is for itself. It rewrites p.
+func (g *Gateway) traceDelivery(t *control.Trace, p *packet.Packet, in nat.Link) {
+	t.To = "gateway"
+	switch {
+	case in == nat.Tunnel && g.check.mine(p.Bytes()):
+		t.Egress = "a message of the connection check"
+	case answerEcho(p):
+		t.Egress = "the gateway answers the echo request"
+	case in == nat.Tunnel && t.Packet.Protocol == "icmp":
+		t.Egress = "an answer, if the gateway has asked; else it is dropped as " + DropNoService.String()
+	default:
+		dropped(t, DropNoService.String(), "the gateway itself answers pings and no more there")
+		t.To, t.Told = "", told(p, &portUnreachable)
+	}
+}
+
+var refusalTexts = map[packet.Refusal]string{
+	packet.NetUnreachable: "ICMP: network unreachable", packet.HostUnreachable: "ICMP: host unreachable", packet.PortUnreachable: "ICMP: port unreachable",
+	packet.Prohibited: "ICMP: prohibited", packet.TooBig: "ICMP: too big", packet.TimeExceeded: "ICMP: time exceeded", packet.Reset: "TCP: reset",
+}
+
+// told is what the sender of p is told, "" if nothing.
+func told(p *packet.Packet, d *nat.Verdict) string {
+	if !p.Refusable(d.Refusal) {
+		return ""
+	}
+	return refusalTexts[d.Refusal]
+}
+
+// traceNearest adds what leads other packets on, where tables have nothing for this one.
+func (g *Gateway) traceNearest(steps *tracer, r nat.Reason) {
+	switch r {
+	case nat.ReasonNoRoute:
+		g.nearestRoute(steps)
+	case nat.ReasonNoMapping:
+		destination := steps.trace.Packet.Destination
+		for key, name := range steps.names.services {
+			if key.address == destination {
+				steps.add(control.TraceStep{Kind: rules.StepNearest.String(), Name: name,
+					Detail: fmt.Sprintf("only for protocol %s, dport %d", control.ProtocolName(key.protocol), key.port)})
+			}
+		}
+	}
+}
+
+// nearestRoute adds the route to the packet's destination that asks for least else.
+func (g *Gateway) nearestRoute(steps *tracer) {
+	var nearest rules.RouteInfo
+	var least []string
+	g.engine.ListRoutes(steps.names.link, func(r *rules.RouteInfo) bool {
+		if !r.Destination.Contains(steps.routed) {
+			return true
+		}
+		var missing []string
+		if r.In != "" && r.In != steps.trace.From {
+			missing = append(missing, "in "+r.In)
+		}
+		if r.Source.IsValid() && !r.Source.Contains(steps.trace.Packet.Source) {
+			missing = append(missing, "src "+r.Source.String())
+		}
+		if r.Mark != 0 {
+			missing = append(missing, fmt.Sprintf("mark %d", r.Mark))
+		}
+		if least == nil || len(missing) < len(least) {
+			nearest, least = *r, missing
+		}
+		return true
+	})
+	if least == nil {
+		return
+	}
+	steps.add(control.TraceStep{
+		Kind: rules.StepNearest.String(), Name: nearest.Rule, Detail: fmt.Sprintf("to %s, only for %s", nearest.To, strings.Join(least, ", ")),
+		Origin: nearest.Origin.String(), Field: steps.places.Field(nearest.Origin, ""),
+	})
+}

@@ -1,0 +1,74 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"sync/atomic"
+
+	"culvert/gateway/control"
+	"culvert/nat"
+	"culvert/nat/packet"
+)
+
+// A nextTrace waits for a packet to explain, on the packet path.
+type nextTrace struct {
+	g      *Gateway
+	names  *view
+	filter nat.ConnFilter
+	all    bool // filter selects everything
+	found  atomic.Bool
+	trace  chan *control.Trace // of room for one
+}
+
+// offer explains the packet under way, just before the engine decides about it, if nothing was found yet and the filter selects it.
+func (n *nextTrace) offer(p *packet.Packet, data []byte, in nat.Link, now nat.Time) {
+	if n.found.Load() || !n.all && !n.selects(p, in, now) || n.found.Swap(true) {
+		return
+	}
+	n.trace <- n.g.explain(n.names, bytes.Clone(data), p.SegmentSize, in, now)
+}
+
+// selects reports whether the filter selects a packet, by its own addresses or by those of its connection.
+func (n *nextTrace) selects(p *packet.Packet, in nat.Link, now nat.Time) bool {
+	if p.Fault() != packet.NoFault {
+		return false
+	}
+	c := nat.ConnInfo{Out: [2]nat.Link{in, in}}
+	p.Tuple(&c.Original, in)
+	c.Reply = c.Original.Reply(in)
+	if n.filter.Selects(&c) {
+		return true
+	}
+	c, ok := n.g.engine.FindConnection(&c.Original, now)
+	return ok && n.filter.Selects(&c)
+}
+
+// traceNext explains the next packet that a filter selects.
+func (s source) traceNext(ctx context.Context, v *view, f *control.Filter, yield func(*control.Trace) bool) error {
+	filter, err := v.filter(f)
+	if err != nil {
+		return err
+	}
+	n := &nextTrace{g: s.g, names: v, filter: filter, all: f.IsZero(), trace: make(chan *control.Trace, 1)}
+	v.places() // off the packet path
+	busy := false
+	s.g.look(func(l *lookers) {
+		if busy = l.next != nil; !busy {
+			l.next = n
+		}
+	})
+	if busy {
+		return errTraces
+	}
+	defer s.g.look(func(l *lookers) { l.next = nil })
+	yield(nil) // it has begun
+	select {
+	case <-ctx.Done():
+	case t := <-n.trace:
+		yield(t)
+	}
+	return nil
+}
+
+var errTraces = fmt.Errorf("somebody else waits for a packet already; end that first")
