@@ -45,6 +45,8 @@ type Config struct {
 	Health  string // listen address of /healthz and /readyz alone, empty = beside metrics
 	Log     Log
 
+	LiqoMetrics bool // metrics have the names of Liqo's gateway beside ours
+
 	// Warnings are about what the file may mean but probably does not, one line each.
 	Warnings []string
 }
