@@ -52,6 +52,10 @@ func (s source) Status() control.Status {
 		Sockets: make(map[string]control.Socket),
 		Memory:  g.memoryStatus(),
 	}
+	if g.teacher != nil {
+		r := g.teacher.Resources()
+		st.Resources = &r
+	}
 	drops := g.drops(&stats, &tunnels, &tunnel)
 	st.Outbound.Drops, st.Inbound.Drops = g.dropRates.of(drops, time.Since(started))
 	for name, socket := range g.sockets(&tunnel) {
