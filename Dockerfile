@@ -10,6 +10,8 @@ LABEL org.opencontainers.image.title="culvert" \
       org.opencontainers.image.revision="$REVISION" \
       org.opencontainers.image.created="$CREATED" \
       org.opencontainers.image.licenses="Apache-2.0"
-COPY dist/culvert-linux-$TARGETARCH /culvert
+COPY dist/culvert-linux-$TARGETARCH /usr/bin/culvert
+# For kubectl exec, which gets the name of the program alone.
+ENV PATH=/usr/bin
 USER 65532:65532
-ENTRYPOINT ["/culvert"]
+ENTRYPOINT ["/usr/bin/culvert"]

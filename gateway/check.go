@@ -40,6 +40,16 @@ type CheckStatus struct {
 	Sent     uint64        // pings
 	Answered uint64        // pings of ours that the peer has answered
 	Asked    uint64        // pings of the peer that we have answered
+	// RTTs are the numbers of answers within each of rttBounds and none before, and of those that took longer; RTTSum is how long all took.
+	RTTs   [len(rttBounds) + 1]uint64
+	RTTSum time.Duration
+}
+
+// rttBounds are those of the histogram of Liqo's gateway, so that what both have measured adds up.
+var rttBounds = [...]time.Duration{
+	10000 * time.Microsecond, 15000 * time.Microsecond, 20000 * time.Microsecond, 36250 * time.Microsecond, 52500 * time.Microsecond,
+	68750 * time.Microsecond, 85000 * time.Microsecond, 101250 * time.Microsecond, 117500 * time.Microsecond, 133750 * time.Microsecond,
+	150000 * time.Microsecond, 178380 * time.Microsecond, 212129 * time.Microsecond, 252264 * time.Microsecond, 299992 * time.Microsecond,
 }
 
 // checkMessage is a datagram of Liqo's connection check, which is an object of JSON.
@@ -207,8 +217,12 @@ func (c *check) answered(m *checkMessage, now time.Time) bool {
 	if i < 0 || m.ClusterID != c.cluster {
 		return false
 	}
-	c.status.State, c.status.RTT, c.status.Measured = CheckConnected, now.Sub(c.waiting[i]), now
+	rtt := now.Sub(c.waiting[i])
+	c.status.State, c.status.RTT, c.status.Measured = CheckConnected, rtt, now
 	c.status.Answered++
+	within, _ := slices.BinarySearch(rttBounds[:], rtt)
+	c.status.RTTs[within]++
+	c.status.RTTSum += rtt
 	c.heard = now
 	c.waiting = slices.Delete(c.waiting, 0, i+1)
 	return true

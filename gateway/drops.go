@@ -25,6 +25,9 @@ const (
 	// DropLocalQueueFull: made by the gateway itself, or turned back into the tunnel,
 	// while its queue was full and its cause had its share of it.
 	DropLocalQueueFull
+	// DropOutput: made by the gateway itself, and a rule or policy at output or
+	// postrouting does not let it out.
+	DropOutput
 
 	numDropReasons
 )
@@ -33,6 +36,7 @@ var dropReasonNames = [numDropReasons]string{
 	DropNoService:      "no-service",
 	DropBadCheck:       "bad-check",
 	DropLocalQueueFull: "local-queue-full",
+	DropOutput:         "output",
 }
 
 func (r DropReason) String() string { return dropReasonNames[r] }

@@ -39,7 +39,7 @@ type Gateway struct {
 	watch    *watch
 	control  *controlServer
 	ready    atomic.Bool
-	source   func() bool // reports whether what the gateway learns from is ready; nil: it is
+	teacher  Teacher // nil: a file
 
 	mu     sync.Mutex
 	config *config.Config // +checklocks:mu
@@ -68,7 +68,10 @@ func New(c *config.Config, budget Budget, log *logrus.Logger) (*Gateway, error) 
 }
 
 func newGateway(c *config.Config, budget Budget, log *logrus.Logger, internal geneve.Options) (*Gateway, error) {
-	g := &Gateway{log: log.WithField("cluster", c.Cluster), budget: budget, config: c}
+	g := &Gateway{log: logrus.NewEntry(log), budget: budget, config: c}
+	if c.Cluster != "" {
+		g.log = g.log.WithField("cluster", c.Cluster)
+	}
 	g.watch = newWatch(g)
 	if err := g.open(c, internal); err != nil {
 		g.close()

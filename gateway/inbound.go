@@ -124,6 +124,10 @@ func (in *inbound) refuse(p *packet.Packet, v nat.Verdict, now nat.Time) {
 // reply queues packet for the tunnel; outbound counts it as sent when it takes it.
 func (in *inbound) reply(packet []byte) {
 	in.other.generated.Add(1)
+	if !in.engine.LetsOut(packet, nat.Tunnel) {
+		in.other.drops[DropOutput].Add(1)
+		return
+	}
 	in.push(packet)
 }
 

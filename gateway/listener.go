@@ -55,7 +55,7 @@ func newMetricsServer(field, address string, g *Gateway) (*metricsServer, error)
 	}
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if !g.ready.Load() || g.source != nil && !g.source() {
+		if !g.ready.Load() || g.teacher != nil && !g.teacher.Ready() {
 			http.Error(w, "starting or stopping", http.StatusServiceUnavailable)
 			return
 		}

@@ -21,7 +21,7 @@ func (g *Gateway) metricsPage(l *seats, size int) []byte {
 	p := new(page)
 	p.text.Grow(size + size/8)
 	g.mu.Lock()
-	peer, links, rules := g.config.Peer, g.links.ByName, g.config.Rules
+	peer, links, rules, liqo := g.config.Peer, g.links.ByName, g.config.Rules, g.config.LiqoMetrics
 	g.mu.Unlock()
 
 	stats, tunnels, tunnel := g.engine.Stats(), g.endpoint.Stats(), g.wg.Stats()
@@ -31,11 +31,15 @@ func (g *Gateway) metricsPage(l *seats, size int) []byte {
 	p.rules(rules, g.engine.RuleCounters)
 	p.neighbours(&tunnels)
 	p.nodes(links, g.endpoint.TunnelStats)
+	found := g.check.found()
 	if s, err := g.wg.PeerStats(); err == nil {
 		p.peer(peer, &s, &tunnel)
+		if liqo {
+			p.liqo(peer, &s, &found)
+		}
 	}
 	p.stages(&tunnel, g)
-	p.check(peer, g.check.found())
+	p.check(peer, found)
 	p.paths(peer, links, g.paths.known())
 	p.sockets(g.sockets(&tunnel))
 	p.listener(l)

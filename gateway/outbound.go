@@ -168,6 +168,10 @@ func (o *outbound) gather() bool {
 // sendProbe queues a packet by which the way to the peer is probed.
 func (o *outbound) sendProbe(packet []byte) {
 	o.generated.Add(1)
+	if !o.engine.LetsOut(packet, nat.Tunnel) {
+		o.drops[DropOutput].Add(1)
+		return
+	}
 	if !o.queue.push(netip.Addr{}, packet) {
 		o.drops[DropLocalQueueFull].Add(1)
 		if l := o.tap.Load(); l != nil {
@@ -204,6 +208,10 @@ func (o *outbound) refuse(p *packet.Packet, to nat.Link, v nat.Verdict, now nat.
 
 func (o *outbound) reply(to nat.Link, packet []byte) {
 	o.other.generated.Add(1)
+	if !o.engine.LetsOut(packet, to) {
+		o.other.drops[DropOutput].Add(1)
+		return
+	}
 	o.replies.Send(uint16(to), packet)
 }
 

@@ -29,9 +29,14 @@ const (
 // yieldEvery is for how many samples the page keeps packets waiting, about 20 µs.
 const yieldEvery = 128
 
-// family begins a family: add adds its samples.
+// family begins a family of ours: add adds its samples.
 func (p *page) family(kind, name, help string, labels ...string) {
-	p.name, p.labels = "culvert_"+name, labels
+	p.begin(kind, "culvert_"+name, help, labels...)
+}
+
+// begin begins a family under its whole name.
+func (p *page) begin(kind, name, help string, labels ...string) {
+	p.name, p.labels = name, labels
 	fmt.Fprintf(&p.text, "# HELP %s %s\n# TYPE %s %s\n", p.name, help, p.name, kind)
 }
 

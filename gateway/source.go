@@ -1,9 +1,18 @@
 package gateway
 
-import "culvert/nat/rules"
+import (
+	"culvert/gateway/control"
+	"culvert/nat/rules"
+)
 
-// ReadyWhen makes /readyz wait for what the gateway learns from. It must be called before Run.
-func (g *Gateway) ReadyWhen(ready func() bool) { g.source = ready }
+// A Teacher is what a gateway learns from in place of a file.
+type Teacher interface {
+	Ready() bool                  // /readyz waits for it
+	Resources() control.Resources // what has come of them
+}
+
+// LearnFrom makes the gateway tell how it stands with t. It must be called before Run.
+func (g *Gateway) LearnFrom(t Teacher) { g.teacher = t }
 
 // Put makes r the resource of key in the rules that the next CommitRules publishes. An error
 // belongs to the key, which keeps what it had.

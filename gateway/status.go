@@ -57,6 +57,10 @@ func (s source) Status() control.Status {
 	if c.File != (config.File{}) {
 		st.ConfigFile, st.ConfigSum = c.File.Path, hex.EncodeToString(c.File.Sum[:])
 	}
+	if g.teacher != nil {
+		r := g.teacher.Resources()
+		st.Resources = &r
+	}
 	drops := g.drops(&stats, &tunnels, &tunnel)
 	st.Outbound.Drops, st.Inbound.Drops = g.dropRates.of(drops, time.Since(started))
 	for name, socket := range g.sockets(&tunnel) {

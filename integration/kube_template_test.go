@@ -272,5 +272,6 @@ func testKubeStart(t *testing.T, o *kubeOperator, templates map[string]object) {
 		})
 	}
 	p.requireConfined(t, uid, gid)
+	o.requireStatus(t, p, uid, gid)
 	o.requireWithinRole(t)
 }

@@ -71,7 +71,7 @@ func readConnection(u *unstructured.Unstructured) *connection {
 }
 
 // wanted returns the status that the Connection ought to have, and whether that is to be written.
-func (c *connection) wanted(t *todo, refresh time.Duration) (next connection, write bool) {
+func (c *connection) wanted(t *writes, refresh time.Duration) (next connection, write bool) {
 	next = connection{value: c.value, latency: noLatency}
 	switch {
 	case !t.hasPeer || t.check.State == CheckLost:
@@ -98,7 +98,7 @@ func formatLatency(d time.Duration) string {
 }
 
 // writeConnection makes the Connection if there is a peer, and keeps its status.
-func (s *Source) writeConnection(ctx context.Context, t *todo, have *connection) error {
+func (s *Source) writeConnection(ctx context.Context, t *writes, have *connection) error {
 	client := s.resource(kindConnection).Namespace(s.identity.Namespace)
 	if have == nil {
 		if !t.hasPeer {

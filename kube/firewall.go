@@ -140,11 +140,7 @@ func (c *firewallChain) check(path string, f *faults) bool {
 		f.add(path+".type", "%q is neither filter nor nat", c.Type)
 	}
 	switch c.Policy {
-	case rules.PolicyAccept, "":
-	case rules.PolicyDrop:
-		if c.Hook == rules.HookOutput {
-			f.add(path+".policy", "drop at output, which what the gateway itself sends does not pass")
-		}
+	case rules.PolicyAccept, rules.PolicyDrop, "":
 	default:
 		f.add(path+".policy", "%q is neither accept nor drop", c.Policy)
 	}
@@ -239,9 +235,6 @@ func (r *filterRule) check(path string, hook rules.Hook, f *faults) (value uint3
 		}
 	default:
 		f.add(path+".action", "%q is no action", r.Action)
-	}
-	if hook == rules.HookOutput && r.Action != rules.ActionNoTrack {
-		f.add(path+".action", "%s at output, which what the gateway itself sends does not pass", r.Action)
 	}
 	return value
 }

@@ -38,14 +38,18 @@ type Source struct {
 	causes   causes
 	wake     chan struct{} // something has changed
 
-	now     func() time.Time // the clock of conditions and Events
-	waiting []string         // as logged last; only Run uses it
+	now func() time.Time // the clock of conditions and Events
+	// Of Run alone.
+	waiting []string // as logged last
+	site    *Site    // that the gateway is still to take; nil: none
+	hasPeer bool     // in the Site that it has taken
 
 	mu         sync.Mutex
 	state      *State          // +checklocks:mu
 	complete   map[string]bool // +checklocks:mu
 	connection *connection     // +checklocks:mu
-	todo       todo            // +checklocks:mu
+	refused    string          // +checklocks:mu
+	writes     writes          // +checklocks:mu
 	ready      bool            // +checklocks:mu
 }
 
@@ -58,8 +62,8 @@ type Identity struct {
 	Refresh time.Duration // of the Connection's latency
 }
 
-// todo is what is to be written.
-type todo struct {
+// writes are what is to be written.
+type writes struct {
 	verdicts map[rules.Key]bool
 	events   []Event
 	check    Check
@@ -78,6 +82,11 @@ func NewSource(client dynamic.Interface, id Identity, log *logrus.Entry) *Source
 func (s *Source) Note(message string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.note(message)
+}
+
+// +checklocks:s.mu
+func (s *Source) note(message string) {
 	kind := "GatewayClient"
 	if s.identity.Server {
 		kind = "GatewayServer"
@@ -159,10 +168,9 @@ func (s *Source) apply(g Gateway) bool {
 	}
 	c := s.state.Changes()
 	if c.Site != nil {
-		if err := g.Apply(c.Site.Config(s.identity.Base)); err != nil {
-			s.log.WithError(err).Error("what the resources say about the gateway is refused, what runs stays")
-		}
+		s.site = c.Site
 	}
+	s.applySite(g)
 	for _, key := range c.Delete {
 		g.Delete(key)
 	}
@@ -181,18 +189,52 @@ func (s *Source) apply(g Gateway) bool {
 		s.log.Info("all resources are known")
 	}
 	s.logWaiting()
-	s.todo.verdicts = map[rules.Key]bool{}
+	s.writes.verdicts = map[rules.Key]bool{}
 	for _, v := range s.state.Verdicts() {
-		s.todo.verdicts[v.Key] = v.Applied
+		s.writes.verdicts[v.Key] = v.Applied
 	}
 	for _, e := range s.state.Events() {
 		s.log.WithFields(logrus.Fields{"resource": e.Key().String(), "cause": e.Message}).Warn("a resource cannot be obeyed")
-		if len(s.todo.events) < maxEvents {
-			s.todo.events = append(s.todo.events, e)
+		if len(s.writes.events) < maxEvents {
+			s.writes.events = append(s.writes.events, e)
 		}
 	}
-	s.todo.check, s.todo.hasPeer = check, s.state.applied.PeerPublicKey != [32]byte{}
+	s.writes.check, s.writes.hasPeer = check, s.hasPeer
 	return true
+}
+
+// applySite hands the Site to g. One that is refused is tried again in the next round: what it did not go with may have gone by then.
+//
+// +checklocks:s.mu
+func (s *Source) applySite(g Gateway) {
+	if s.site == nil {
+		return
+	}
+	err := g.Apply(s.site.Config(s.identity.Base))
+	if err == nil {
+		s.hasPeer, s.site, s.refused = s.site.PeerPublicKey != [32]byte{}, nil, ""
+		return
+	}
+	if why := "what the resources say about the gateway is refused, and what runs stays: " + err.Error(); why != s.refused {
+		s.refused = why
+		s.note(why)
+	}
+}
+
+// Resources returns what the gateway has to have and does not, and why resources are left out.
+func (s *Source) Resources() (waiting []string, leftOut map[rules.Key]string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	waiting = slices.Clone(s.state.Waiting())
+	if s.refused != "" {
+		waiting = append(waiting, s.refused)
+	}
+	for _, w := range s.watches() {
+		if !s.complete[w.kind] {
+			waiting = append(waiting, "the list of "+resources[w.kind])
+		}
+	}
+	return waiting, s.state.Faults()
 }
 
 // maxEvents caps the Events that wait for an API server; the log has all of them.

@@ -44,6 +44,7 @@ type cluster struct {
 	mu sync.Mutex
 	fakeGateway
 	check   Check
+	refusal error // of Apply
 	config  *config.Config
 	commits int
 }
@@ -54,6 +55,9 @@ func (c *cluster) Apply(wanted *config.Config) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.refusal != nil {
+		return c.refusal
+	}
 	c.config = wanted
 	c.sites++
 	return nil
@@ -529,5 +533,56 @@ func TestConnectionSurvivesARestart(t *testing.T) {
 	old := object(t, `{kind: Connection, metadata: {name: gw-cluster-b, namespace: liqo-tenant-cluster-b}, status: {value: Connected, latency: {value: 3ms, timestamp: "1999-01-01T00:00:00Z"}}}`)
 	inCluster(t, append(loadCapture(t, captures[0]), old), nil, func(c *cluster) {
 		c.expectConnection(`{"latency":{"timestamp":"1999-01-01T00:00:00Z","value":"3ms"},"value":"Connected"}`)
+	})
+}
+
+// What a gateway refuses as a whole is said once, in the log, in an Event and to who asks, and tried again though no resource changes.
+func TestRefusedSiteIsTriedAgain(t *testing.T) {
+	refuse := func(c *cluster, err error) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.refusal = err
+	}
+	inCluster(t, loadCapture(t, captures[0]), func(c *cluster) { refuse(c, errors.New("geneve.nodes: too many of them")) }, func(c *cluster) {
+		if c.sites != 0 || len(c.pieces) == 0 || !c.source.Ready() {
+			t.Errorf("%d sites, %d pieces", c.sites, len(c.pieces))
+		}
+		const said = "what the resources say about the gateway is refused, and what runs stays: geneve.nodes: too many of them"
+		if n := strings.Count(c.log.String(), said); n != 1 {
+			t.Errorf("said %d times\n%s", n, &c.log)
+		}
+		made, err := c.api.Tracker().List(events, schema.GroupVersionKind{Version: "v1", Kind: "Event"}, "liqo-tenant-cluster-b")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if all := made.(*unstructured.UnstructuredList).Items; len(all) != 1 || all[0].Object["message"] != said ||
+			all[0].Object["involvedObject"].(map[string]any)["kind"] != "GatewayServer" {
+			t.Errorf("Events: %v", all)
+		}
+		if waiting, _ := c.source.Resources(); !slices.Equal(waiting, []string{said}) {
+			t.Errorf("waiting: %q", waiting)
+		}
+		if _, err := c.api.Tracker().Get(gvr(kindConnection), "liqo-tenant-cluster-b", "gw-cluster-b"); !apierrors.IsNotFound(err) {
+			t.Errorf("a Connection without a peer: %v", err)
+		}
+		refuse(c, nil)
+		c.settle()
+		if waiting, leftOut := c.source.Resources(); c.sites != 1 || c.config.WireGuard.PeerPublicKey == (wgkey.Key{}) || len(waiting)+len(leftOut) > 0 {
+			t.Errorf("%d sites, waiting %q, left out %v", c.sites, waiting, leftOut)
+		}
+		c.get(kindConnection, "liqo-tenant-cluster-b", "gw-cluster-b")
+	})
+}
+
+// Who asks is told what is missing and why a resource is left out.
+func TestResourcesForWhoAsks(t *testing.T) {
+	objects := loadCapture(t, captures[0])
+	bad := allSpoilt[4].object(t, objects, 4)
+	objects = slices.DeleteFunc(objects, func(o *Object) bool { return o.Kind == KindPublicKey })
+	inCluster(t, append(objects, bad), nil, func(c *cluster) {
+		waiting, leftOut := c.source.Resources()
+		if !slices.Equal(waiting, []string{"no PublicKey of cluster cluster-b"}) || len(leftOut) != 1 || !strings.HasPrefix(leftOut[bad.Key()], "spec.table.family: ") {
+			t.Errorf("waiting %q, left out %v", waiting, leftOut)
+		}
 	})
 }

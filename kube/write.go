@@ -24,8 +24,8 @@ const writePatience = 10 * time.Second
 // write writes what is to be written. What fails is tried again: apply notes it anew as long as the resources do not say it.
 func (s *Source) write(ctx context.Context) {
 	s.mu.Lock()
-	t, have := s.todo, s.connection
-	s.todo.events = nil
+	t, have := s.writes, s.connection
+	s.writes.events = nil
 	s.mu.Unlock()
 	try := func(f func(context.Context) error) bool {
 		ctx, cancel := context.WithTimeout(ctx, writePatience)
@@ -36,7 +36,7 @@ func (s *Source) write(ctx context.Context) {
 	for i := range t.events {
 		if !try(func(ctx context.Context) error { return s.writeEvent(ctx, &t.events[i]) }) {
 			s.mu.Lock()
-			s.todo.events = append(t.events[i:], s.todo.events...)
+			s.writes.events = append(t.events[i:], s.writes.events...)
 			s.mu.Unlock()
 			break
 		}

@@ -35,6 +35,7 @@ type Engine struct {
 	stats     Stats
 	watchers  []*ConnWatch // nil = nobody
 	scratch   decision
+	made      packet.Packet // by the gateway itself: scratch of LetsOut
 }
 
 // New returns an Engine that works by c, or every fault of c. key keys the choice of ports and backends: an Engine with the same key

@@ -41,7 +41,7 @@ func (e *Engine) first(d *decision, p *packet.Packet, now Time) {
 	e.open(d, p, now)
 }
 
-// deliver runs the input filters for a packet to the gateway itself.
+// deliver runs the filters for a packet to the gateway itself.
 func (e *Engine) deliver(d *decision) {
 	if !d.tr.Input(e.snapshot.rules) {
 		d.dropped(e.snapshot)

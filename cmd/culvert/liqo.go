@@ -6,6 +6,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"sync"
 
 	"k8s.io/client-go/dynamic"
@@ -14,7 +17,9 @@ import (
 	"k8s.io/klog/v2"
 
 	"culvert/gateway"
+	"culvert/gateway/control"
 	"culvert/kube"
+	"culvert/nat/rules"
 )
 
 // liqoGateway is a gateway as a source of resources sees it.
@@ -33,6 +38,22 @@ func (g liqoGateway) Check() kube.Check {
 	return kube.Check{State: states[s.State], Latency: s.RTT, At: s.Measured}
 }
 
+// liqoSource is a source of resources as a gateway tells of it.
+type liqoSource struct {
+	*kube.Source
+	name string
+}
+
+// Resources implements gateway.Teacher.
+func (s liqoSource) Resources() control.Resources {
+	waiting, leftOut := s.Source.Resources()
+	r := control.Resources{Gateway: s.name, Ready: s.Ready(), Waiting: append([]string{}, waiting...), LeftOut: []control.LeftOut{}}
+	for _, key := range slices.SortedFunc(maps.Keys(leftOut), func(a, b rules.Key) int { return strings.Compare(a.String(), b.String()) }) {
+		r.LeftOut = append(r.LeftOut, control.LeftOut{Resource: key.String(), Reason: leftOut[key]})
+	}
+	return r
+}
+
 // runLiqo runs the gateway that the flags describe until ctx ends.
 func runLiqo(ctx context.Context, flags *liqoFlags) error {
 	l, err := flags.read()
@@ -49,17 +70,18 @@ func runLiqo(ctx context.Context, flags *liqoFlags) error {
 	if err != nil {
 		return err
 	}
+	name := l.namespace + "/" + l.name
 	source := kube.NewSource(client, kube.Identity{
 		Self: kube.Self{
 			Name: l.name, Namespace: l.namespace, Remote: l.base.Peer, Node: l.node, Server: l.server(), MTU: int(l.base.MTU),
 			KeepUnknown: l.keepUnknown,
 		},
 		Base: l.base, UID: l.uid, Pod: l.pod, Refresh: l.refresh,
-	}, log.WithField("gateway", l.namespace+"/"+l.name))
+	}, log.WithField("gateway", name))
 	for _, note := range l.notes {
 		source.Note(note)
 	}
-	g.ReadyWhen(source.Ready)
+	g.LearnFrom(liqoSource{source, name})
 	ctx, stop := context.WithCancel(ctx)
 	var tasks sync.WaitGroup
 	defer tasks.Wait()

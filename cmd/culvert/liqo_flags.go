@@ -89,7 +89,9 @@ func (l *liqoFlags) read() (*liqo, error) {
 		}
 		return d
 	}
-	c := &config.Config{Peer: get("remote-cluster-id"), Log: config.Log{Level: "info", Format: "text"}}
+	c := &config.Config{
+		Peer: get("remote-cluster-id"), Control: config.ControlAuto, LiqoMetrics: true, Log: config.Log{Level: "info", Format: "text"},
+	}
 	out := &liqo{
 		base: c, name: get("name"), namespace: get("namespace"), uid: get("gateway-uid"), node: get("node-name"), pod: get("pod-name"),
 		kubeconfig: get("kubeconfig"),

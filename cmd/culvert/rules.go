@@ -20,7 +20,8 @@ func newRulesCommand() *cobra.Command {
 		Use:   "rules",
 		Short: "List the compiled rules of a running gateway, with what they have matched",
 		Long: "List the compiled rules of a running gateway in the order in which packets meet them. The second\n" +
-			"line of each says what it matches and does, and where it comes from.",
+			"line of each says what it matches and does, and where it comes from. Under Liqo, the resources that\n" +
+			"are left out follow, with the reason; culvert status -o json has them, too.",
 		Example: "  culvert rules\n  culvert rules -o json | jq 'select(.packets > 0)'",
 		Args:    cobra.NoArgs,
 	}, "text", "json", "yaml")
@@ -30,7 +31,7 @@ func newRulesCommand() *cobra.Command {
 			return err
 		}
 		place := c.places(gateway)
-		return list(c, gateway, "/v1/rules", nil, "STAGE\tPRIORITY\tPACKETS\tBYTES\tRULE", func(r *control.Rule) { r.Place = place(r.Field) }, func(r *control.Rule) string {
+		err = list(c, gateway, "/v1/rules", nil, "STAGE\tPRIORITY\tPACKETS\tBYTES\tRULE", func(r *control.Rule) { r.Place = place(r.Field) }, func(r *control.Rule) string {
 			name := r.Table + "/" + r.Chain
 			if r.Name != "" && r.Name != r.Chain {
 				name += "/" + r.Name
@@ -45,6 +46,15 @@ func newRulesCommand() *cobra.Command {
 			}
 			return text
 		})
+		if err != nil || c.output != "text" {
+			return err
+		}
+		s, err := gateway.Status(c.Context())
+		if err == nil && s.Resources != nil && len(s.Resources.LeftOut) > 0 {
+			fmt.Fprintln(c.OutOrStdout())
+			printLeftOut(c.OutOrStdout(), s.Resources)
+		}
+		return err
 	}
 	return c.Command
 }

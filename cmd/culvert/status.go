@@ -48,13 +48,24 @@ func newStatusCommand() *cobra.Command {
 }
 
 func printGatewayStatus(w io.Writer, s *control.Status) error {
-	fmt.Fprintf(w, "%s to %s, %s, up %s, process %d, culvert %s\n\n", s.Cluster, s.Peer, s.Role, ageText(s.UptimeSeconds), s.PID, s.Version.Version)
+	name := s.Cluster
+	if s.Resources != nil {
+		name = "gateway " + s.Resources.Gateway
+	}
+	fmt.Fprintf(w, "%s to %s, %s, up %s, process %d, culvert %s\n\n", name, s.Peer, s.Role, ageText(s.UptimeSeconds), s.PID, s.Version.Version)
 	faults := 0
 	for _, f := range s.Findings {
 		if f.Level == "warning" { // what works, the tables say
 			fmt.Fprintf(w, "%s\n", wrap("warning: "+f.Text, statusWidth))
 			faults++
 		}
+	}
+	if s.Resources != nil {
+		for _, waiting := range s.Resources.Waiting {
+			fmt.Fprintf(w, "%s\n", wrap("waiting: "+waiting, statusWidth))
+			faults++
+		}
+		faults += printLeftOut(w, s.Resources)
 	}
 	if faults > 0 {
 		fmt.Fprintln(w)
@@ -105,6 +116,14 @@ func printGatewayStatus(w io.Writer, s *control.Status) error {
 		fmt.Fprintf(t, "inbound\t%s\t%d\t%.1f\n", d.Reason, d.Packets, d.Rate)
 	}
 	return t.Flush()
+}
+
+// printLeftOut says which resources are not obeyed and why, and returns how many.
+func printLeftOut(w io.Writer, r *control.Resources) int {
+	for _, left := range r.LeftOut {
+		fmt.Fprintf(w, "%s\n", wrap("left out: "+left.Resource+": "+left.Reason, statusWidth))
+	}
+	return len(r.LeftOut)
 }
 
 // statusWidth is for how wide a terminal the status is printed.

@@ -47,6 +47,8 @@ type Config struct {
 
 	File File // that it was read from
 
+	LiqoMetrics bool // metrics have the names of Liqo's gateway beside ours
+
 	// Warnings are about what the file may mean but probably does not, one line each.
 	Warnings []string
 }

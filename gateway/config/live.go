@@ -25,7 +25,7 @@ func (c *Config) ChangesLive(old *Config) error {
 	fixed("state", c.State == old.State)
 	fixed("ipam.file", c.IPAM.File == old.IPAM.File || c.State != old.State)
 	fixed("control", c.Control == old.Control)
-	fixed("metrics", c.Metrics == old.Metrics && c.Health == old.Health)
+	fixed("metrics", c.Metrics == old.Metrics && c.Health == old.Health && c.LiqoMetrics == old.LiqoMetrics)
 	fixed("log.format", c.Log.Format == old.Log.Format)
 	return errors.Join(errs...)
 }

@@ -58,3 +58,16 @@ func TestAddressesOfHosts(t *testing.T) {
 		t.Errorf("%+v, %v", f, err)
 	}
 }
+
+// TestDefaultPath: a gateway has its socket where programs of its user have theirs, under the names that it knows.
+func TestDefaultPath(t *testing.T) {
+	t.Setenv("XDG_RUNTIME_DIR", "/somewhere")
+	for _, tt := range []struct{ cluster, peer, want string }{
+		{"rome", "milan", "/somewhere/culvert/rome-milan.sock"},
+		{"", "milan", "/somewhere/culvert/milan.sock"},
+	} {
+		if got := DefaultPath(tt.cluster, tt.peer); got != tt.want {
+			t.Errorf("%q and %q: %s, want %s", tt.cluster, tt.peer, got, tt.want)
+		}
+	}
+}

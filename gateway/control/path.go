@@ -5,22 +5,32 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"syscall"
 )
+
+// podDirectory is where a pod has a volume for what its gateway keeps, whatever user that is.
+const podDirectory = "/run/culvert"
 
 // runtimeDirectory is where programs of this user keep their sockets.
 func runtimeDirectory() string {
 	if dir := os.Getenv("XDG_RUNTIME_DIR"); dir != "" {
 		return dir
 	}
-	if os.Getuid() == 0 {
-		return "/run"
+	const writable = 2 // access(2): W_OK
+	if os.Getuid() == 0 || syscall.Access(podDirectory, writable) == nil {
+		return filepath.Dir(podDirectory)
 	}
 	return filepath.Join(os.TempDir(), "culvert-"+strconv.Itoa(os.Getuid()))
 }
 
 // DefaultPath is where a gateway of this user has its socket unless it is told another place.
+// Who does not know its cluster has the peer's name alone.
 func DefaultPath(cluster, peer string) string {
-	return filepath.Join(runtimeDirectory(), "culvert", cluster+"-"+peer+".sock")
+	name := peer
+	if cluster != "" {
+		name = cluster + "-" + peer
+	}
+	return filepath.Join(runtimeDirectory(), "culvert", name+".sock")
 }
 
 // Paths returns the sockets in the places where gateways of this user and of root, and those

@@ -7,7 +7,7 @@ import (
 
 // Status is how a gateway does.
 type Status struct {
-	Cluster       string            `json:"cluster"`
+	Cluster       string            `json:"cluster"` // "" under Liqo, which does not tell
 	Peer          string            `json:"peer"`
 	Role          string            `json:"role"` // client or server
 	Version       Version           `json:"version"`
@@ -16,6 +16,7 @@ type Status struct {
 	UptimeSeconds float64           `json:"uptimeSeconds"`
 	MTU           int               `json:"mtu"` // of inner packets
 	Findings      []Finding         `json:"findings"`
+	Resources     *Resources        `json:"resources,omitempty"` // of a gateway that learns from a cluster's resources
 	Tunnel        Tunnel            `json:"tunnel"`
 	Nodes         []Node            `json:"nodes"`
 	Table         Table             `json:"table"`
@@ -46,6 +47,20 @@ type Finding struct {
 	Kind  string `json:"kind"`  // what Of names: peer, node, …
 	Of    string `json:"of"`
 	Text  string `json:"text"`
+}
+
+// Resources is what a gateway makes of the resources that it learns from.
+type Resources struct {
+	Gateway string    `json:"gateway"` // namespace/name
+	Ready   bool      `json:"ready"`   // all have been read
+	Waiting []string  `json:"waiting"` // for what is not there, or is refused
+	LeftOut []LeftOut `json:"leftOut"`
+}
+
+// A LeftOut is a resource that is not obeyed.
+type LeftOut struct {
+	Resource string `json:"resource"` // kind/namespace/name
+	Reason   string `json:"reason"`   // begins with the field
 }
 
 // Tunnel is the WireGuard tunnel to the peer.

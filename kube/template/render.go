@@ -5,7 +5,6 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"text/template"
 )
 
 // A Gateway is what a template is rendered for: a GatewayServer or GatewayClient.
@@ -56,18 +55,14 @@ func render(path string, v any, g Gateway, text bool) (any, error) {
 	case nil:
 		return nil, fmt.Errorf("%s: null, which ends Liqo's operator; leave the field out", path)
 	case string:
-		t, err := template.New(path).Parse(v)
+		out, err := expand(path, v, g)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", path, err)
+			return nil, err
 		}
-		var out strings.Builder
-		if err := t.Execute(&out, g); err != nil {
-			return nil, fmt.Errorf("%s: %w", path, err)
-		}
-		if n, err := strconv.Atoi(out.String()); err == nil && !text {
+		if n, err := strconv.Atoi(out); err == nil && !text {
 			return int64(n), nil
 		}
-		return out.String(), nil
+		return out, nil
 	case map[string]any:
 		return renderMap(path, v, g, text || v["labels"] != nil || v["annotations"] != nil)
 	case []any:

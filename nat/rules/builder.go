@@ -180,7 +180,7 @@ func stageOf(c *Chain) (stage, error) {
 		if c.Hook == HookInput {
 			return stageInput, nil
 		}
-		return stages, nil
+		return stageOutput, nil
 	case HookForward:
 		if nat {
 			return 0, errors.New("type nat has no hook forward")
@@ -244,9 +244,6 @@ func (b *builder) addChain(t *Table, c *Chain, place int32, s stage, at func() s
 	switch c.Policy {
 	case PolicyAccept, "":
 	case PolicyDrop:
-		if s == stages {
-			b.fault(at(), "policy drop at hook output, where nothing passes")
-		}
 		compiled.rules = append(compiled.rules, rule{
 			rank: compiled.rank, chain: compiled, number: int32(len(c.Rules)), family: t.Family.bits(), action: ActionDrop, policy: true,
 		})
@@ -273,9 +270,6 @@ func (r *rule) complete(t *Table, c *Chain, from *Rule, tcp bool) error {
 		if from.Match[i].NoReturn && (c.Type != ChainNAT || c.Hook != HookPostrouting) {
 			return fmt.Errorf("match of NoReturn in a chain of type %s at hook %s", c.Type, c.Hook)
 		}
-	}
-	if c.Hook == HookOutput && r.action != ActionNoTrack {
-		return fmt.Errorf("action %s at hook output, where nothing passes", r.action)
 	}
 	if (r.action == ActionDNAT) != (c.Hook == HookPrerouting) && translation {
 		return fmt.Errorf("action %s at hook %s", r.action, c.Hook)

@@ -21,7 +21,7 @@ type RuleInfo struct {
 }
 
 var stageNames = [stages]string{
-	stageRaw: "raw", stagePreDNAT: "pre-dnat", stageDNAT: "dnat", stagePrerouting: "prerouting", stageInput: "input", stageForward: "forward",
+	stageRaw: "raw", stagePreDNAT: "pre-dnat", stageDNAT: "dnat", stagePrerouting: "prerouting", stageInput: "input", stageOutput: "output", stageForward: "forward",
 	stagePreSNAT: "pre-snat", stageSNAT: "snat", stagePostrouting: "postrouting",
 }
 

@@ -55,6 +55,8 @@ func (s *slowRules) at(st stage) []slowChain {
 		return s.chains("prerouting", "filter", -100, highest)
 	case stageInput:
 		return s.chains("input", "filter", lowest, highest)
+	case stageOutput:
+		return s.chains("output", "filter", lowest, highest)
 	case stageForward:
 		return s.chains("forward", "filter", lowest, highest)
 	case stagePreSNAT:

@@ -109,8 +109,8 @@ func (m ruleMaker) rule(name string, actions []Action, f Family) Rule {
 func (m ruleMaker) chain(name string, f Family, size int) Chain {
 	c := Chain{Name: name, Type: ChainFilter, Policy: one(m, PolicyAccept, "", "", "", PolicyDrop)}
 	actions := []Action{ActionAccept, ActionDrop, ActionCTMark, ActionMetaMarkFromCT, ActionSetMark, ActionClampMSS, ActionNoTrack}
-	switch c.Hook = one(m, HookPrerouting, HookForward, HookPostrouting, HookInput); c.Hook {
-	case HookPrerouting, HookForward, HookInput:
+	switch c.Hook = one(m, HookPrerouting, HookForward, HookPostrouting, HookInput, HookOutput); c.Hook {
+	case HookPrerouting, HookForward, HookInput, HookOutput:
 		actions = append(actions, ActionReject)
 	}
 	if m.IntN(3) == 0 {

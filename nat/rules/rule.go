@@ -48,8 +48,8 @@ const (
 // Hook is a place on a packet's way through the gateway.
 type Hook string
 
-// The hooks. Nothing passes the output hook, as the gateway's own packets meet no rules, so that only notrack is allowed there;
-// nftables' ingress belongs to a device driver and is refused.
+// The hooks. What is for the gateway's own addresses passes the filters of prerouting and input, and what the gateway itself makes those of
+// output and postrouting; neither has connections or is translated. nftables' ingress belongs to a device driver and is refused.
 const (
 	HookPrerouting  Hook = "prerouting"
 	HookInput       Hook = "input"

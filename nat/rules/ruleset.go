@@ -18,6 +18,7 @@ const (
 	stageDNAT                     // prerouting nat chains: the first packet of a connection
 	stagePrerouting               // prerouting filters that see the translated destination; their mark decides routing
 	stageInput                    // input filters: packets for the gateway's own addresses
+	stageOutput                   // output filters: packets that the gateway itself makes
 	stageForward                  // forward filters: destination translated, source not yet
 	stagePreSNAT                  // postrouting filters that see the source as it came
 	stageSNAT                     // postrouting nat chains: the first packet of a connection
@@ -38,6 +39,11 @@ type Ruleset struct {
 
 // NoTracks reports whether rules keep packets from connections.
 func (r *Ruleset) NoTracks() bool { return r.notracks > 0 }
+
+// FiltersOutput reports whether there is a filter that what the gateway itself makes could meet.
+func (r *Ruleset) FiltersOutput() bool {
+	return r.has(stageOutput) || r.has(stagePreSNAT) || r.has(stagePostrouting)
+}
 
 // Generated reports whether the tables follow from the Config, so that what a kernel's rules could not do is allowed too.
 func (r *Ruleset) Generated() bool { return r.generated }

@@ -247,14 +247,14 @@ func TestFilterStatements(t *testing.T) {
 			packetView(), ruleAccept, Effects{mark: 2, ConnMark: 5}, "b/c/rulea a/c/rulea"},
 		{"postrouting runs last", []Table{filter("a", "postrouting", 0, act("set-mark", 2)), filter("b", "forward", 300, act("set-mark", 1))},
 			packetView(), ruleAccept, Effects{mark: 2, ConnMark: 5}, "b/c/rulea a/c/rulea"},
-		{"output is met by nothing", []Table{filter("a", "output", -300, act("notrack", 0))}, packetView(), ruleAccept, Effects{ConnMark: 5}, ""},
+		{"what is forwarded meets no output", []Table{filter("a", "output", -300, act("drop", 0))}, packetView(), ruleAccept, Effects{ConnMark: 5}, ""},
 	}
 	for _, tt := range tests {
 		r := rulesOf(t, tt.tables...)
 		e := Effects{ConnMark: 5, hits: make([]*rule, 0, 8)}
 		var verdict ruleVerdict
 		for s := stageRaw; s < stages && verdict == ruleAccept; s++ {
-			if s != stageDNAT && s != stageSNAT && s != stageInput {
+			if s != stageDNAT && s != stageSNAT && s != stageInput && s != stageOutput {
 				verdict = r.filter(s, tt.packet, &e)
 			}
 		}
@@ -385,8 +385,6 @@ func TestRefusals(t *testing.T) {
 		{table("IPV4", Chain{Name: "c", Type: "nat", Hook: "input"}), "translates the gateway's own traffic"},
 		{table("IPV4", Chain{Name: "c", Type: "nat", Hook: "output"}), "translates the gateway's own traffic"},
 		{table("IPV4", Chain{Name: "c", Type: "filter", Hook: "forward", Policy: "x"}), `unknown policy "x"`},
-		{table("IPV4", Chain{Name: "c", Type: "filter", Hook: "output", Policy: "drop"}), "where nothing passes"},
-		{table("IPV4", chain("filter", "output", Rule{Action: "drop"})), "action drop at hook output"},
 		{table("IPV4", chain("filter", "forward", Rule{Action: "dnat", To: "10.0.0.1"})), "action dnat in a chain of type filter"},
 		{table("IPV4", chain("nat", "prerouting", Rule{Action: "drop"})), "action drop in a chain of type nat"},
 		{table("IPV4", chain("nat", "prerouting", Rule{Action: "snat", To: "10.0.0.1"})), "action snat at hook prerouting"},

@@ -87,7 +87,14 @@ func (tr *Traversal) Raw(r *Ruleset) bool {
 func (tr *Traversal) Input(r *Ruleset) bool {
 	tr.look()
 	tr.view.untracked = true
-	return tr.filter(r, stageInput)
+	return tr.filter(r, stagePreDNAT) && tr.filter(r, stagePrerouting) && tr.filter(r, stageInput)
+}
+
+// Output runs the filters for packets that the gateway itself makes and that leave by out. It returns false if they drop the packet.
+func (tr *Traversal) Output(r *Ruleset, out Link) bool {
+	tr.look()
+	tr.view.in, tr.view.out, tr.view.untracked = noLink, out, true
+	return tr.filter(r, stageOutput) && tr.filter(r, stagePreSNAT) && tr.filter(r, stagePostrouting)
 }
 
 // Enter takes the packet up to where a service has a backend chosen. It returns false if the packet is to be dropped, for Outcome. Raw has

@@ -1,0 +1,37 @@
+package gateway
+
+import (
+	"testing"
+
+	"culvert/nat/nattest"
+	"culvert/nat/rules"
+)
+
+// TestOutputRules: rules at output keep what the gateway itself makes for a node or the peer, which is counted, and nothing else.
+func TestOutputRules(t *testing.T) {
+	p := newPair(t, nil)
+	drop := func(to string) rules.Rule {
+		return rules.Rule{Name: to, Action: rules.ActionDrop, Match: []rules.Match{{Proto: "icmp", IP: rules.Operand{Value: to, Position: rules.PositionDestination}}}}
+	}
+	if err := p.rome.Put(rules.Key{Kind: "user", Name: "output"}, rules.Resource{Tables: []rules.Table{{Name: "own", Family: rules.FamilyIPv4, Chains: []rules.Chain{
+		{Name: "c", Type: rules.ChainFilter, Hook: rules.HookOutput, Rules: []rules.Rule{drop("10.0.1.5"), drop("169.254.18.1")}},
+	}}}}); err != nil {
+		t.Fatal(err)
+	}
+	p.rome.CommitRules()
+	ping := func(source, destination string) []byte {
+		return nattest.IP{Source: source, Destination: destination, Body: nattest.ICMP{Type: 8, Rest: 7}}.Bytes()
+	}
+	node := p.rome.nodes[0]
+	node.Send(ping("10.0.1.5", "10.80.0.4"))
+	node.Send(ping("10.0.1.6", "10.80.0.4"))
+	expect(t, node, "10.80.0.4", "10.0.1.6")
+	if made, dropped := p.rome.in.generated.Load(), p.rome.in.drops[DropOutput].Load(); made != 2 || dropped != 1 {
+		t.Errorf("to nodes: %d made, %d dropped", made, dropped)
+	}
+	made := p.rome.out.generated.Load()
+	p.rome.out.sendProbe(ping("169.254.18.2", "169.254.18.1"))
+	if more, dropped := p.rome.out.generated.Load()-made, p.rome.out.drops[DropOutput].Load(); more != 1 || dropped != 1 {
+		t.Errorf("to the peer: %d made, %d dropped", more, dropped)
+	}
+}
