@@ -27,7 +27,7 @@ type liqoCheck struct {
 // clock of another time zone. It is found connected and has answers; what is no message
 // of the check is counted and changes nothing.
 func TestPeerCheck(t *testing.T) {
-	isolated(t, func(t *testing.T) {
+	beside(t, func(t *testing.T) {
 		rome, milan := newPeerHost(t, "rome-gw"), newPeerHost(t, "milan-gw")
 		join(rome, milan, "192.0.2.1/24", "192.0.2.7/24", 1500)
 		romeKey, milanKey := newKeyPair(t), newKeyPair(t)
