@@ -51,6 +51,7 @@ type kubeAPI struct {
 	base  string // URL
 	roots []byte // PEM certificates of whom clients trust
 	admin *kubeClient
+	relay *kubeRelay // by which gateways reach it
 
 	etcd, server *peerProcess
 	serverArgs   []string
@@ -96,6 +97,7 @@ func startKubeAPI(h *peerHost, address string) *kubeAPI {
 		// There is no controller that makes the account of each namespace.
 		"--disable-admission-plugins=ServiceAccount",
 	}
+	k.relay = startKubeRelay(h, address)
 	k.startServer()
 	return k
 }
@@ -148,7 +150,7 @@ func (k *kubeAPI) token(namespace, account string) (string, error) {
 func (k *kubeAPI) kubeconfig(token string) ([]byte, error) {
 	return yaml.Marshal(object{
 		"apiVersion": "v1", "kind": "Config", "current-context": "lab",
-		"clusters": []object{{"name": "lab", "cluster": object{"server": k.base, "certificate-authority-data": k.roots}}},
+		"clusters": []object{{"name": "lab", "cluster": object{"server": "https://" + k.relay.listener.Addr().String(), "certificate-authority-data": k.roots}}},
 		"users":    []object{{"name": "lab", "user": object{"token": token}}},
 		"contexts": []object{{"name": "lab", "context": object{"cluster": "lab", "user": "lab"}}},
 	})

@@ -2,19 +2,13 @@ package integration
 
 import (
 	"errors"
-	"fmt"
 	"net"
-	"slices"
 	"testing"
 	"time"
 )
 
-// How long a gateway may take to obey a change, and one that it finds when an API server
-// that was away is back.
-const (
-	kubeSoon = time.Second
-	kubeBack = 5 * time.Second
-)
+// kubeSoon is how long a gateway may take to obey a change.
+const kubeSoon = time.Second
 
 // kubeProbe asks something from inside a host; each time as a new connection.
 type kubeProbe struct {
@@ -81,6 +75,19 @@ func (p kubeProbe) await(t *testing.T, what string, works bool, limit time.Durat
 	}
 }
 
+// awaitAll awaits the same of several at once, and returns how long the slowest took.
+func awaitAll(t *testing.T, what string, works bool, probes []kubeProbe) (slowest time.Duration) {
+	t.Helper()
+	took := make(chan time.Duration, len(probes))
+	for _, one := range probes {
+		go func() { took <- one.await(t, what, works, kubeSoon) }()
+	}
+	for range probes {
+		slowest = max(slowest, <-took)
+	}
+	return slowest
+}
+
 // kubeProbes are between the second pods, nodes and clients of rome and milan.
 type kubeProbes struct {
 	out, in kubeProbe // pods to pods
@@ -139,78 +146,15 @@ func testKubeChanges(t *testing.T, rome, milan *kubeLab) {
 		{"PublicKey", tenant, "milan", p.all()},
 	} {
 		what := change.kind + " " + change.name
-		stored, err := rome.api.admin.get(resource(change.kind, change.namespace, change.name, nil))
-		if err != nil {
-			t.Fatal(err)
-		}
-		again := resource(change.kind, change.namespace, change.name, stored["spec"].(object))
-		again["metadata"].(object)["labels"] = field(stored, "metadata", "labels")
-		if change.kind == "InternalNode" {
-			again["status"] = stored["status"]
-		}
+		again := rome.asApplied(t, change.kind, change.namespace, change.name)
 		if err := rome.api.admin.delete(again); err != nil {
 			t.Fatal(err)
 		}
-		for _, one := range change.ends {
-			slowest = max(slowest, one.await(t, what+" deleted", false, kubeSoon))
-		}
+		slowest = max(slowest, awaitAll(t, what+" deleted", false, change.ends))
 		rome.liqo.apply(again)
-		for _, one := range p.all() {
-			slowest = max(slowest, one.await(t, what+" made again", true, kubeSoon))
-		}
+		slowest = max(slowest, awaitAll(t, what+" made again", true, p.all()))
 		held(what)
-		rome.requireApplied(t, what, again)
+		rome.requireApplied(t, what, again, startTimeout)
 	}
 	t.Logf("each change was obeyed within %v", slowest.Round(time.Millisecond))
-}
-
-// testKubeAway kills the API server of rome: traffic goes on, and what changes when it is
-// back is obeyed soon.
-func testKubeAway(t *testing.T, rome, milan *kubeLab) {
-	p := newKubeProbes(t, rome, milan)
-	pod1 := &kubeNodes[0]
-	held := holdConnections(t, milan.pods[0], rome.pods[0], milan.pod(pod1, 5), milan.seen(milan.pod(pod1, 5)), 20)
-	rome.api.server.cmd.Process.Kill()
-	<-rome.api.server.ended
-	for away := time.Now(); time.Since(away) < 3*time.Second; {
-		for _, one := range p.all() {
-			one.await(t, "without API server", true, kubeSoon)
-		}
-		held("without API server")
-	}
-	rome.api.startServer()
-	rome.liqo.api = rome.api
-	mapping := rome.liqo.mapping("external-host", kubeMapped, rome.kubeEnd.client())
-	if err := rome.api.admin.delete(mapping); err != nil {
-		t.Fatal(err)
-	}
-	took := p.mapping.await(t, "API server is back, mapping deleted", false, kubeBack)
-	t.Logf("obeyed %v after the API server was back", took.Round(time.Millisecond))
-	rome.liqo.apply(mapping)
-	for _, one := range p.all() {
-		one.await(t, "API server is back", true, kubeBack)
-	}
-	held("API server is back")
-	rome.requireApplied(t, "mapping", mapping)
-}
-
-// requireApplied waits for what the gateway says of a firewall or route resource: one
-// condition of its own.
-func (k *kubeLab) requireApplied(t *testing.T, what string, o object) {
-	t.Helper()
-	if kind := o["kind"]; kind != "FirewallConfiguration" && kind != "RouteConfiguration" {
-		return
-	}
-	eventually(t, what+": condition", func() error {
-		stored, err := k.api.admin.get(o)
-		if err != nil {
-			return err
-		}
-		conditions, _ := field(stored, "status", "conditions").([]any)
-		own := slices.DeleteFunc(conditions, func(c any) bool { return field(c.(object), "host") != k.liqo.account() })
-		if len(own) != 1 || field(own[0].(object), "type") != "Applied" || field(own[0].(object), "status") != "True" {
-			return fmt.Errorf("conditions of %s: %v", k.liqo.account(), own)
-		}
-		return nil
-	})
 }

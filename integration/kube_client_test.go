@@ -2,13 +2,12 @@ package integration
 
 import (
 	"bytes"
-	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"testing"
 )
@@ -30,8 +29,7 @@ func newKubeClient(h *peerHost, base string, roots []byte, token string) *kubeCl
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM(roots)
 	return &kubeClient{t: h.t, base: base, token: token, http: http.Client{Transport: &http.Transport{
-		TLSClientConfig: &tls.Config{RootCAs: pool},
-		DialContext:     func(_ context.Context, network, address string) (net.Conn, error) { return h.dial(network, address) },
+		TLSClientConfig: &tls.Config{RootCAs: pool}, DialContext: h.dialContext, MaxIdleConnsPerHost: kubeWriters,
 	}}}
 }
 
@@ -131,6 +129,16 @@ func (k *kubeClient) dryRun(o object) error {
 // delete removes a resource.
 func (k *kubeClient) delete(o object) error {
 	return k.request(http.MethodDelete, pathOf(o), "application/json", nil, nil)
+}
+
+// replaceStatus stores the status of a resource if it is still the one that was read.
+func (k *kubeClient) replaceStatus(o object) error {
+	return k.request(http.MethodPut, pathOf(o)+"/status", "application/json", o, nil)
+}
+
+func isConflict(err error) bool {
+	refused := new(kubeError)
+	return errors.As(err, &refused) && refused.Code == http.StatusConflict
 }
 
 // get reads a resource as it is stored.

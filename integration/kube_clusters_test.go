@@ -19,7 +19,8 @@ type kubeLab struct {
 	t                            *testing.T
 	network, gatewayHost, client *peerHost
 	nodes, pods                  []*peerHost
-	nodeProcesses                []*peerProcess
+	culvert                      *peerProcess   // its gateway under Liqo
+	nodeProcesses                []*peerProcess // of this peering
 	api                          *kubeAPI
 	liqo                         *liqo            // of this peering
 	key                          *ecdh.PrivateKey // of its gateway
@@ -38,7 +39,7 @@ func newKubeLab(t *testing.T, here, remote *kubeEnd) *kubeLab {
 	t.Helper()
 	k := newKubeHosts(t, here)
 	k.api = startKubeAPI(k.join("api", k.kubeEnd.api()), k.kubeEnd.api())
-	k.liqo = &liqo{t: t, api: k.api, here: here, remote: remote}
+	k.liqo = &liqo{t: t, api: k.api, here: here, remote: remote, nodes: kubeNodes}
 	k.liqo.install()
 	k.liqo.admit()
 	return k
@@ -82,7 +83,7 @@ func (k *kubeLab) peerAgain(here, remote *kubeEnd) *kubeLab {
 	k.t.Helper()
 	again := *k
 	again.kubeEnd, again.nodeProcesses = here, nil
-	again.liqo = &liqo{t: k.t, api: k.api, here: here, remote: remote}
+	again.liqo = &liqo{t: k.t, api: k.api, here: here, remote: remote, nodes: kubeNodes}
 	again.liqo.admit()
 	again.addGateway("gw-" + remote.name)
 	return &again
@@ -145,7 +146,26 @@ func (e *kubeEnd) tunnelAddress(n *kubeNode) string {
 // routes, and its translations in the nodes' kernels.
 func (k *kubeLab) startNodes() {
 	k.t.Helper()
+	k.startTunnels()
 	remote := k.remote()
+	for _, h := range k.nodes {
+		h.feed(fmt.Sprintf(`table ip liqo-%[7]s {
+	chain prerouting { type nat hook prerouting priority -100; ip daddr %[1]s dnat to %[2]s; }
+	chain pre-postrouting {
+		type nat hook postrouting priority 99
+		ip daddr { %[3]s, %[4]s } ip saddr %[5]s accept
+		ip daddr { %[3]s, %[4]s } snat to %[6]s
+		ip daddr %[2]s masquerade
+	}
+}`, kubeMapped, k.kubeEnd.client(), remote.seenPods, remote.seenExt, k.kubeEnd.pods, k.unknown(), remote.name), "nft", "-f", "-")
+	}
+}
+
+// startTunnels starts those of the nodes to the gateway where it is.
+func (k *kubeLab) startTunnels() {
+	k.t.Helper()
+	remote := k.remote()
+	k.nodeProcesses = nil
 	for i, h := range k.nodes {
 		n := &kubeNodes[i]
 		text, err := yaml.Marshal(object{
@@ -161,15 +181,6 @@ func (k *kubeLab) startNodes() {
 			k.t.Fatal(err)
 		}
 		k.nodeProcesses = append(k.nodeProcesses, h.start(nil, os.Getenv(binaryEnv), "node", "--config", file))
-		h.feed(fmt.Sprintf(`table ip liqo-%[7]s {
-	chain prerouting { type nat hook prerouting priority -100; ip daddr %[1]s dnat to %[2]s; }
-	chain pre-postrouting {
-		type nat hook postrouting priority 99
-		ip daddr { %[3]s, %[4]s } ip saddr %[5]s accept
-		ip daddr { %[3]s, %[4]s } snat to %[6]s
-		ip daddr %[2]s masquerade
-	}
-}`, kubeMapped, k.kubeEnd.client(), remote.seenPods, remote.seenExt, k.kubeEnd.pods, k.unknown(), remote.name), "nft", "-f", "-")
 	}
 }
 
@@ -215,7 +226,8 @@ func (k *kubeLab) startLiqoGateway(uid, gid uint32, more ...string) *peerProcess
 	if k.mode == "client" {
 		args = append(args, "--endpoint-address="+k.remote().peering)
 	}
-	return k.gatewayHost.startAs(uid, gid, os.Getenv(binaryEnv), append(args, more...)...)
+	k.culvert = k.gatewayHost.startAs(uid, gid, os.Getenv(binaryEnv), append(args, more...)...)
+	return k.culvert
 }
 
 // startFileGateway starts a gateway by a file, of a cluster without Kubernetes.

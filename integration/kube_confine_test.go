@@ -42,7 +42,10 @@ func confine() error {
 			return fmt.Errorf("drop capability %d: %w", c, err)
 		}
 	}
-	return unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("renounce privileges: %w", err)
+	}
+	return restrict()
 }
 
 // startAs starts a program as a user with a group and no others.
@@ -60,7 +63,7 @@ func (p *peerProcess) requireConfined(t *testing.T, uid, gid uint32) {
 	}
 	const none = "0000000000000000"
 	for name, want := range map[string]string{
-		"CapInh": none, "CapPrm": none, "CapEff": none, "CapBnd": none, "CapAmb": none, "NoNewPrivs": "1",
+		"CapInh": none, "CapPrm": none, "CapEff": none, "CapBnd": none, "CapAmb": none, "NoNewPrivs": "1", "Seccomp": "2", // by a filter
 		"Uid": fmt.Sprintf("%d\t%[1]d\t%[1]d\t%[1]d", uid), "Gid": fmt.Sprintf("%d\t%[1]d\t%[1]d\t%[1]d", gid),
 	} {
 		if status[name] != want {

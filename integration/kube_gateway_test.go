@@ -40,6 +40,10 @@ func TestKubeGateways(t *testing.T) {
 			k.connected()
 		}
 		t.Logf("connected %v after the keys", time.Since(began).Round(time.Millisecond))
+		idle := rome.culvert.resident(t)
+		if t.Logf("%d MiB resident", idle>>20); idle > kubeIdle {
+			t.Errorf("%d bytes resident, want %d", idle, kubeIdle)
+		}
 		for _, test := range kubeTraffic {
 			for _, way := range [][2]*kubeLab{{rome, milan}, {milan, rome}} {
 				t.Run(test.name+", "+way[0].name+" to "+way[1].name, func(t *testing.T) { test.run(t, way[0], way[1]) })
@@ -63,7 +67,12 @@ func TestKubeGateways(t *testing.T) {
 			testKubeHosts(t, way[0], way[1])
 		}
 		t.Run("changes", func(t *testing.T) { testKubeChanges(t, rome, milan) })
+		t.Run("edits", func(t *testing.T) { testKubeEdits(t, rome, milan) })
+		t.Run("keys", func(t *testing.T) { testKubeKeys(t, rome, milan) })
+		t.Run("writers", func(t *testing.T) { testKubeWriters(t, rome, rome, again) })
+		t.Run("watches cut", func(t *testing.T) { testKubeCut(t, rome, milan) })
 		t.Run("API server away", func(t *testing.T) { testKubeAway(t, rome, milan) })
+		t.Run("gateway moves", func(t *testing.T) { testKubeMove(t, rome, milan) })
 		for _, k := range []*kubeLab{rome, milan, again} {
 			k.requireWithinRole(t)
 		}
@@ -107,17 +116,19 @@ func (k *kubeLab) ready(p *peerProcess) {
 // connected waits until the gateway says so in its Connection.
 func (k *kubeLab) connected() {
 	k.t.Helper()
-	name := resource("Connection", k.liqo.tenant(), "gw-"+k.liqo.account(), nil)
-	eventually(k.t, k.name+": Connection", func() error {
-		stored, err := k.api.admin.get(name)
-		if err != nil {
-			return err
-		}
-		if status := field(stored, "status", "value"); status != "Connected" {
-			return fmt.Errorf("it is %v", status)
-		}
-		return nil
-	})
+	eventually(k.t, k.name+": Connection", k.isConnected)
+}
+
+// isConnected reads what the Connection says.
+func (k *kubeLab) isConnected() error {
+	stored, err := k.api.admin.get(resource("Connection", k.liqo.tenant(), "gw-"+k.liqo.account(), nil))
+	if err != nil {
+		return err
+	}
+	if status := field(stored, "status", "value"); status != "Connected" {
+		return fmt.Errorf("it is %v", status)
+	}
+	return nil
 }
 
 // requireWithinRole looks into the audit log: the gateway asked for nothing that it

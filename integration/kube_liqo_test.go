@@ -24,6 +24,7 @@ type liqo struct {
 	api    *kubeAPI
 	here   *kubeEnd
 	remote *kubeEnd
+	nodes  []kubeNode
 }
 
 // tenant is the namespace of the peering.
@@ -101,8 +102,8 @@ func (l *liqo) user() string { return "system:serviceaccount:" + l.tenant() + ":
 func (l *liqo) nodesJoin() {
 	l.t.Helper()
 	var marks []object
-	for i := range kubeNodes {
-		n := &kubeNodes[i]
+	for i := range l.nodes {
+		n := &l.nodes[i]
 		mark := strconv.Itoa(n.number)
 		l.apply(resource("InternalNode", "", n.name,
 			object{"interface": object{"gateway": object{"name": n.device}, "node": object{"ip": n.internal}}}))
@@ -173,8 +174,8 @@ func (l *liqo) gatewayRuns() {
 			"mtu": kubeMTU, "remoteCIDRs": []string{l.remote.seenPods, l.remote.seenExt}, "gatewayIP": l.here.gateway(),
 			"interface": object{"gateway": object{"ip": l.here.internal}, "node": object{"name": "liqo." + l.remote.name}},
 		}, "liqo.io/remote-cluster-id", l.remote.name))
-	for i := range kubeNodes {
-		l.apply(l.tunnel(&kubeNodes[i]))
+	for i := range l.nodes {
+		l.apply(l.tunnel(&l.nodes[i]))
 	}
 	l.externalTraffic()
 }
@@ -193,7 +194,7 @@ func (l *liqo) tunnel(n *kubeNode) object {
 func (l *liqo) externalTraffic() {
 	l.t.Helper()
 	var rules []object
-	for _, n := range kubeNodes {
+	for _, n := range l.nodes {
 		for _, cidr := range []string{l.remote.pods, l.remote.external} { // of the remote cluster, as it names them
 			rules = append(rules, object{"iif": n.device, "dst": cidr, "routes": []object{{"dst": cidr, "gw": l.peerTunnel()}}})
 		}
@@ -205,8 +206,8 @@ func (l *liqo) externalTraffic() {
 // find out.
 func (l *liqo) nodesMeasured() {
 	l.t.Helper()
-	for i := range kubeNodes {
-		n := &kubeNodes[i]
+	for i := range l.nodes {
+		n := &l.nodes[i]
 		local, remote := l.here.outer(n)
 		node := resource("InternalNode", "", n.name,
 			object{"interface": object{"gateway": object{"name": n.device}, "node": object{"ip": n.internal}}})
@@ -243,6 +244,10 @@ func (l *liqo) externalRoutes(n *kubeNode) {
 // podsRun leads what comes from the tunnel for a node's pods to the node.
 func (l *liqo) podsRun(n *kubeNode, pods ...string) {
 	l.t.Helper()
+	l.apply(l.podRoutes(n, pods...))
+}
+
+func (l *liqo) podRoutes(n *kubeNode, pods ...string) object {
 	rules := []object{{"dst": n.internal + "/32", "routes": []object{{"dst": n.internal + "/32", "dev": n.device, "scope": "link"}}}}
 	if len(pods) > 0 {
 		var routes []object
@@ -251,7 +256,7 @@ func (l *liqo) podsRun(n *kubeNode, pods ...string) {
 		}
 		rules = append(rules, object{"iif": liqoTunnel, "routes": routes})
 	}
-	l.applyRoutes(n.name+"-gw-node", n.name, fabricRoutes, rules...)
+	return resource("RouteConfiguration", liqoNamespace, n.name+"-gw-node", routeTable(n.name, rules...), fabricRoutes...)
 }
 
 // keysExchanged gives the gateway the key of the other, which is what comes last.

@@ -71,6 +71,10 @@ func (e *kubeEnd) api() string     { return e.address(60) }
 // outer are the addresses that a node has for its tunnels: towards a gateway on
 // itself, and to those elsewhere.
 func (e *kubeEnd) outer(n *kubeNode) (local, remote string) {
+	if n.number > len(kubeNodes) {
+		one := fmt.Sprintf("%s.%d", kubeCrowdNodes, n.number)
+		return one, one
+	}
 	return e.address(100 + n.number), e.address(n.number)
 }
 

@@ -17,7 +17,7 @@ import (
 
 // TestKubeTemplates puts culvert's templates in the place of Liqo's, before an API server that judges what they make.
 func TestKubeTemplates(t *testing.T) {
-	isolated(t, func(t *testing.T) {
+	beside(t, func(t *testing.T) {
 		k := newKubeLab(t, &kubeRome, &kubeMilan)
 		for _, stock := range []map[string]any{template.Default(true, "liqo", liqoNamespace), template.Default(false, "liqo", liqoNamespace)} {
 			field(stock, "metadata").(object)["name"] = map[any]string{template.ServerKind: "wireguard-server", template.ClientKind: "wireguard-client"}[stock["kind"]]

@@ -14,7 +14,7 @@ import (
 // server with the resource definitions of Liqo, the rights that its role of a gateway
 // has, and what stands in for its controllers.
 func TestKubeControlPlane(t *testing.T) {
-	isolated(t, func(t *testing.T) {
+	beside(t, func(t *testing.T) {
 		k := newKubeLab(t, &kubeRome, &kubeMilan)
 		for _, test := range []struct {
 			name string

@@ -191,7 +191,13 @@ func (p *peerProcess) running() error {
 // eventually calls condition until it holds or startTimeout has passed.
 func eventually(t *testing.T, what string, condition func() error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
+	eventuallyWithin(t, startTimeout, what, condition)
+}
+
+// eventuallyWithin is eventually with a limit of its own.
+func eventuallyWithin(t *testing.T, limit time.Duration, what string, condition func() error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
@@ -203,7 +209,7 @@ func eventually(t *testing.T, what string, condition func() error) {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			t.Fatalf("%s: not within %v: %v", what, startTimeout, err)
+			t.Fatalf("%s: not within %v: %v", what, limit, err)
 		}
 	}
 }
@@ -230,6 +236,10 @@ func (h *peerHost) dial(network, address string) (conn net.Conn, err error) {
 		return err
 	})
 	return conn, err
+}
+
+func (h *peerHost) dialContext(_ context.Context, network, address string) (net.Conn, error) {
+	return h.dial(network, address)
 }
 
 func (h *peerHost) listen(network, address string) (l net.Listener, err error) {

@@ -7,18 +7,22 @@ func concerns(a *rules.Affected, tb *table, c *conn) bool {
 	if a.All || c.verdict[original] == ReasonNoRoute || c.verdict[reply] == ReasonNoRoute {
 		return true
 	}
-	if _, ok := a.Marks[c.mark]; ok {
-		return true
+	if len(a.Marks) > 0 {
+		if _, ok := a.Marks[c.mark]; ok {
+			return true
+		}
 	}
 	for d := range c.keys {
 		t := tb.tuple(c, d)
-		if _, ok := a.Links[t.Link]; ok {
-			return true
+		if len(a.Links) > 0 { // asked for each connection, an empty map takes its time
+			if _, ok := a.Links[t.Link]; ok {
+				return true
+			}
+			if _, ok := a.Links[c.out[d]]; ok {
+				return true
+			}
 		}
-		if _, ok := a.Links[c.out[d]]; ok {
-			return true
-		}
-		if a.Prefixes.Contains(t.Source()) || a.Prefixes.Contains(t.Destination()) {
+		if a.Contains(t.Source()) || a.Contains(t.Destination()) {
 			return true
 		}
 	}

@@ -2,6 +2,7 @@ package rules
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/gaissmai/bart"
 )
@@ -15,6 +16,9 @@ type Affected struct {
 	Prefixes bart.Lite
 	Links    map[Link]struct{}
 	Marks    map[uint32]struct{}
+
+	// cover contains all Prefixes of IPv4, and of IPv6. Most connections are outside, which is soon told.
+	cover [2]netip.Prefix
 }
 
 func newAffected(all bool) *Affected {
@@ -28,7 +32,26 @@ func (a *Affected) prefix(p netip.Prefix) {
 		*a = Affected{All: true}
 	default:
 		a.Prefixes.Insert(p)
+		c := &a.cover[family(p.Addr())]
+		if !c.IsValid() {
+			*c = p
+		}
+		for *c = netip.PrefixFrom(c.Addr(), min(c.Bits(), p.Bits())).Masked(); !c.Contains(p.Addr()); {
+			*c = netip.PrefixFrom(c.Addr(), c.Bits()-1).Masked()
+		}
 	}
+}
+
+func family(a netip.Addr) int {
+	if a.Is4() {
+		return 0
+	}
+	return 1
+}
+
+// Contains reports whether an address is in one of Prefixes.
+func (a *Affected) Contains(address netip.Addr) bool {
+	return a.cover[family(address)].Contains(address) && a.Prefixes.Contains(address)
 }
 
 func (a *Affected) link(p Link) {
@@ -50,9 +73,10 @@ func (a *Affected) rule(r *rule) {
 	}
 }
 
-// concern notes the packets that a piece could match or lead.
-func (s *Set) concern(a *Affected, p *piece) {
-	if a.All {
+// concern notes the packets that a piece could match or lead, and other, which is before or after it, does not lead as well. Both may
+// be nil.
+func (s *Set) concern(a *Affected, p, other *piece) {
+	if a.All || p == nil {
 		return
 	}
 	for _, c := range p.chains {
@@ -64,7 +88,7 @@ func (s *Set) concern(a *Affected, p *piece) {
 		}
 	}
 	for _, r := range p.routing {
-		s.concernRouted(a, r)
+		s.concernRouted(a, r, other.leads(r))
 	}
 	if p.service != nil {
 		a.prefix(netip.PrefixFrom(p.service.Service.Address, p.service.Service.Address.BitLen()))
@@ -74,15 +98,48 @@ func (s *Set) concern(a *Affected, p *piece) {
 	}
 }
 
-// concernRouted notes the packets that a policy rule could lead. A route for every address does not tell them apart. Their mark does,
-// unless rules give it to packets whatever the mark of their connection: what such a rule does is not kept with the connection.
-func (s *Set) concernRouted(a *Affected, r *policyRule) {
+// concernRouted notes the packets that a policy rule could lead, but for where it leads as well before or after. A route for every
+// address does not tell them apart. Their mark does, unless rules give it to packets whatever the mark of their connection: what such a
+// rule does is not kept with the connection.
+func (s *Set) concernRouted(a *Affected, r *policyRule, as map[lead]bool) {
 	mark := uint32(r.class)
 	for i := range r.offers {
-		if at := r.offers[i].at; at.Bits() > 0 || mark == 0 || s.marks[mark] > 0 || a.All {
+		at := r.offers[i].at
+		switch {
+		case as[r.offers[i].lead()]:
+		case at.Bits() > 0 || mark == 0 || s.marks[mark] > 0 || a.All:
 			a.prefix(at)
-		} else {
+		default:
 			a.Marks[mark] = struct{}{}
 		}
 	}
+}
+
+// A lead is what an offer says but for its rule.
+type lead struct {
+	at   netip.Prefix
+	bits int
+	link Link
+	via  netip.Addr
+}
+
+func (o *routeOffer) lead() lead { return lead{o.at, o.bits, o.link, o.via} }
+
+// leads returns where the piece's rule leads that stands in the place of r and asks for the same, nil if there is none.
+func (p *piece) leads(r *policyRule) map[lead]bool {
+	if p == nil {
+		return nil
+	}
+	i := slices.IndexFunc(p.routing, func(o *policyRule) bool {
+		return o.number == r.number && o.table == r.table && o.priority == r.priority && o.class == r.class && o.source == r.source &&
+			o.origin.compare(r.origin) == 0
+	})
+	if i < 0 {
+		return nil
+	}
+	all := make(map[lead]bool, len(p.routing[i].offers))
+	for j := range p.routing[i].offers {
+		all[p.routing[i].offers[j].lead()] = true
+	}
+	return all
 }

@@ -41,9 +41,10 @@ func (s *Set) Commit(d *Draft) (*Ruleset, *Affected) {
 		next.network = *n
 	}
 	c := changes{links: map[Link]*linkFacts{}, services: map[serviceAddress]**Balancer{}, routing: policyChanges{}}
+	before := make(map[Key]*piece, len(d.pieces))
 	for key := range d.pieces {
 		if old := s.pieces[key]; old != nil {
-			s.concern(a, old)
+			before[key] = old
 			s.takeOut(key, old, &c)
 		}
 	}
@@ -52,7 +53,6 @@ func (s *Set) Commit(d *Draft) (*Ruleset, *Affected) {
 			delete(s.pieces, key)
 			continue
 		}
-		s.concern(a, p)
 		s.putIn(key, p, &c)
 	}
 	for what, key := range d.claims {
@@ -63,7 +63,11 @@ func (s *Set) Commit(d *Draft) (*Ruleset, *Affected) {
 		}
 	}
 	if s.unordered > 0 {
-		s.resolve(c.routing, a)
+		s.resolve(c.routing, a, d.pieces)
+	}
+	for key, p := range d.pieces {
+		s.concern(a, before[key], p)
+		s.concern(a, p, before[key])
 	}
 	for st := range c.rules {
 		next.stages[st] = next.stages[st].with(&c.rules[st])
@@ -165,11 +169,14 @@ func (s *Set) countMark(r *rule, by int) {
 	}
 }
 
-// resolve gives the policy rules without a priority of their own the one that follows from all others.
-func (s *Set) resolve(routing policyChanges, a *Affected) {
+// resolve gives the policy rules without a priority of their own the one that follows from all others. What it changes about pieces
+// that are fresh is not noted.
+func (s *Set) resolve(routing policyChanges, a *Affected, fresh map[Key]*piece) {
 	var all []*policyRule
 	owner := map[*policyRule]*piece{}
-	for _, p := range s.pieces {
+	isFresh := map[*piece]bool{}
+	for key, p := range s.pieces {
+		_, isFresh[p] = fresh[key]
 		for _, r := range p.routing {
 			all = append(all, r)
 			owner[r] = p
@@ -178,7 +185,9 @@ func (s *Set) resolve(routing policyChanges, a *Affected) {
 	resolve(all, func(r *policyRule, priority int) {
 		p, again := owner[r], r.withPriority(priority)
 		routing.replace(r, again)
-		s.concernRouted(a, r)
+		if !isFresh[p] {
+			s.concernRouted(a, r, nil)
+		}
 		p.routing = slices.Clone(p.routing)
 		p.routing[slices.Index(p.routing, r)] = again
 	})

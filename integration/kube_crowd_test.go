@@ -1,0 +1,220 @@
+package integration
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/net/ipv4"
+
+	"culvert/gateway/config"
+	"culvert/geneve"
+)
+
+// A kubeCrowd is all nodes of a large cluster but the first two, on one host. They answer
+// ARP, and tell which packets come to them.
+type kubeCrowd struct {
+	lab   *kubeLab
+	nodes []kubeNode
+	conn  *ipv4.PacketConn
+	far   net.PacketConn // in a pod of the other cluster
+
+	changes int // of pods so far
+	known   int // of pods of the last node, each of which the gateway has obeyed
+
+	mu      sync.Mutex
+	waiting map[netip.Addr]chan<- geneve.VNI // by pod; +checklocks:mu
+}
+
+const (
+	kubeCrowdHost  = 70
+	kubeCrowdNodes = "198.18.0" // the first three bytes of their addresses
+	kubeCrowdPods  = 50         // of each
+	kubeCrowdLast  = 20         // of a node's pods, which no test lives to see changed
+	kubeDiscard    = 9          // port that nobody answers at
+)
+
+// crowdNode is a node of the crowd; its number is not that of another node.
+func crowdNode(number int) kubeNode {
+	return kubeNode{fmt.Sprintf("crowd%d", number), number, fmt.Sprintf("10.80.1.%d", number), fmt.Sprintf("liqo.crowd%05d", number)}
+}
+
+// addCrowd makes the cluster one of so many nodes. What asks for their pods does so in far.
+func (k *kubeLab) addCrowd(nodes int, far *peerHost) *kubeCrowd {
+	k.t.Helper()
+	c := &kubeCrowd{lab: k, waiting: make(map[netip.Addr]chan<- geneve.VNI)}
+	h := k.join("crowd", k.address(kubeCrowdHost))
+	h.ip("route add local " + kubeCrowdNodes + ".0/24 dev lo")
+	k.gatewayHost.ip("route add " + kubeCrowdNodes + ".0/24 via " + k.address(kubeCrowdHost))
+	open := func(h *peerHost, port int) (conn net.PacketConn) {
+		err := h.do(func() (err error) {
+			conn, err = net.ListenPacket("udp4", fmt.Sprintf(":%d", port))
+			return err
+		})
+		if err != nil {
+			k.t.Fatal(err)
+		}
+		k.t.Cleanup(func() { conn.Close() })
+		return conn
+	}
+	c.conn, c.far = ipv4.NewPacketConn(open(h, config.DefaultGenevePort)), open(far, 0)
+	go c.receive()
+	for number := len(kubeNodes) + 1; number <= nodes; number++ {
+		c.nodes = append(c.nodes, crowdNode(number))
+	}
+	k.liqo.nodes = append(slices.Clone(kubeNodes), c.nodes...)
+	k.liqoSteps()
+	for i := range c.nodes {
+		k.liqo.podsRun(&c.nodes[i], c.podsOf(&c.nodes[i], 0)...)
+	}
+	return c
+}
+
+// podsOf are a node's after so many changes, each of which has ended the oldest.
+func (c *kubeCrowd) podsOf(n *kubeNode, changes int) []string {
+	pods := make([]string, kubeCrowdPods)
+	for i := range pods {
+		pods[i] = c.pod(n, changes+i)
+	}
+	return pods
+}
+
+func (c *kubeCrowd) pod(n *kubeNode, i int) string { return c.lab.pod(n, byte(1+i%250)) }
+
+// receive answers ARP, and tells what else comes, until the socket is closed.
+func (c *kubeCrowd) receive() {
+	b := make([]byte, 1<<16)
+	for {
+		size, _, from, err := c.conn.ReadFrom(b)
+		if err != nil {
+			return
+		}
+		h, frame, reason := geneve.ParseHeader(b[:size])
+		if reason != geneve.Accepted || len(frame) < 14+20 {
+			continue
+		}
+		switch inner := frame[14:]; {
+		case binary.BigEndian.Uint16(frame[12:]) == 0x0806 && len(inner) >= 28 && inner[7] == 1:
+			to := inner[24:28] // the node's own address
+			answer := c.frame(h.VNI, 0x0806, append(append([]byte{0, 1, 8, 0, 6, 4, 0, 2}, crowdMAC(h.VNI)...), to...), inner[8:18])
+			c.send(h.VNI, answer, from)
+		case inner[0]>>4 == 4:
+			to, _ := netip.AddrFromSlice(inner[16:20])
+			c.mu.Lock()
+			if waits := c.waiting[to]; waits != nil {
+				delete(c.waiting, to)
+				waits <- h.VNI
+			}
+			c.mu.Unlock()
+		}
+	}
+}
+
+func crowdMAC(vni geneve.VNI) []byte {
+	mac := geneve.MAC(vni, geneve.Node)
+	return mac[:]
+}
+
+// frame makes a datagram of a node to the gateway.
+func (c *kubeCrowd) frame(vni geneve.VNI, etherType uint16, parts ...[]byte) []byte {
+	b := binary.BigEndian.AppendUint32([]byte{0, 0, 0x65, 0x58}, uint32(vni)<<8)
+	gateway := geneve.MAC(vni, geneve.Gateway)
+	b = binary.BigEndian.AppendUint16(append(append(b, gateway[:]...), crowdMAC(vni)...), etherType)
+	for _, part := range parts {
+		b = append(b, part...)
+	}
+	return b
+}
+
+func (c *kubeCrowd) send(vni geneve.VNI, datagram []byte, to net.Addr) error {
+	node := net.ParseIP(fmt.Sprintf("%s.%d", kubeCrowdNodes, int(vni)-c.lab.firstVNI+1))
+	_, err := c.conn.WriteTo(datagram, &ipv4.ControlMessage{Src: node}, to)
+	return err
+}
+
+// ask sends something to a pod from the other cluster, and returns the tunnel that it
+// comes out of, if it does.
+func (c *kubeCrowd) ask(pod string, patience time.Duration) (vni geneve.VNI, ok bool) {
+	to, arrived := netip.MustParseAddr(pod), make(chan geneve.VNI, 1)
+	c.mu.Lock()
+	c.waiting[to] = arrived
+	c.mu.Unlock()
+	defer func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.waiting[to] == arrived {
+			delete(c.waiting, to)
+		}
+	}()
+	c.far.WriteTo([]byte("?"), &net.UDPAddr{IP: net.ParseIP(c.lab.seen(pod)), Port: kubeDiscard})
+	select {
+	case vni = <-arrived:
+		return vni, true
+	case <-time.After(patience):
+		return 0, false
+	}
+}
+
+// await asks until what is sent to a pod comes to a node, nil for none, and returns how
+// long that took.
+func (c *kubeCrowd) await(t *testing.T, pod string, n *kubeNode, limit time.Duration) time.Duration {
+	t.Helper()
+	patience := 20 * time.Millisecond
+	if n == nil {
+		patience = 100 * time.Millisecond
+	}
+	for began := time.Now(); ; {
+		asked := time.Since(began)
+		vni, ok := c.ask(pod, patience)
+		if ok == (n != nil) && (n == nil || int(vni) == c.lab.vni(n)) {
+			return asked
+		}
+		if asked > limit {
+			t.Errorf("pod %s: comes out of a tunnel: %v (%d), after %v", pod, ok, vni, asked)
+			return asked
+		}
+	}
+}
+
+// connect makes connections of the last pods of each node with a pod of the other
+// cluster, so many each, and goes on until the gateway has them all.
+func (c *kubeCrowd) connect(t *testing.T, to string, each int) {
+	t.Helper()
+	const (
+		pace  = 20_000 // a second
+		batch = 200
+	)
+	want := float64(len(c.nodes) * kubeCrowdLast * each)
+	gateway := &net.UDPAddr{IP: net.ParseIP(c.lab.gateway()), Port: config.DefaultGenevePort}
+	destination := netip.MustParseAddr(to).As4()
+	eventually(t, "connections", func() error {
+		sent, began := 0, time.Now()
+		for i := range c.nodes {
+			n := &c.nodes[i]
+			for pod := kubeCrowdPods - kubeCrowdLast; pod < kubeCrowdPods; pod++ {
+				source := netip.MustParseAddr(c.pod(n, pod)).As4()
+				for port := range each {
+					ip := append(append([]byte{0x45, 0, 0, 28, 0, 0, 0x40, 0, 64, 17, 0, 0}, source[:]...), destination[:]...)
+					sumHeader(ip)
+					udp := binary.BigEndian.AppendUint16(nil, uint16(1024+port))
+					vni := geneve.VNI(c.lab.vni(n))
+					if err := c.send(vni, c.frame(vni, 0x0800, ip, append(udp, 0, kubeDiscard, 0, 8, 0, 0)), gateway); err != nil {
+						return err
+					}
+					if sent++; sent%batch == 0 {
+						time.Sleep(time.Duration(sent)*time.Second/pace - time.Since(began))
+					}
+				}
+			}
+		}
+		if got := c.lab.gatewayHost.metric("culvert_connections"); got < want {
+			return fmt.Errorf("the gateway has %.0f of %.0f", got, want)
+		}
+		return nil
+	})
+}

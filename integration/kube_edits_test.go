@@ -1,0 +1,353 @@
+package integration
+
+import (
+	"crypto/ecdh"
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// kubeEdit changes a resource in place.
+type kubeEdit struct {
+	what string
+	edit func(object)
+	ends []kubeProbe // what no longer works
+}
+
+// testKubeEdits changes field after field of what rome's gateway obeys, in place, and
+// changes it back. What depends on it follows; what does not stays, and no connection of
+// other pods is cut.
+func testKubeEdits(t *testing.T, rome, milan *kubeLab) {
+	p := newKubeProbes(t, rome, milan)
+	pod1 := &kubeNodes[0]
+	held := holdConnections(t, milan.pods[0], rome.pods[0], milan.pod(pod1, 5), milan.seen(milan.pod(pod1, 5)), 500)
+	tenant := rome.liqo.tenant()
+	firewall, route := "FirewallConfiguration", "RouteConfiguration"
+	const gone = "10.99.0.0/16"
+	pod2 := milan.pod(&kubeNodes[1], 5)
+	drop := func(action string) func(object) { return putFilter(action, pod2) }
+	fromNode2, toPod2 := []kubeProbe{p.out, p.host}, []kubeProbe{p.in}
+	natRule := func(chain int, rest ...any) []any {
+		return append([]any{"spec", "table", "chains", chain, "rules", "natRules", 0}, rest...)
+	}
+	filterRule := func(chain, rule int, rest ...any) []any {
+		return append([]any{"spec", "table", "chains", chain, "rules", "filterRules", rule}, rest...)
+	}
+	rule := func(rule int, rest ...any) []any { return append([]any{"spec", "table", "rules", rule}, rest...) }
+	var slowest time.Duration
+	edits := 0
+	for _, of := range []struct {
+		kind, namespace, name string
+		edits                 []kubeEdit
+	}{
+		{firewall, "default", "external-host-remap-ipmapping-gw", []kubeEdit{
+			{"another host", put(rome.address(51), natRule(0, "to")...), []kubeProbe{p.mapping}},
+			{"another address", put("10.70.0.9", natRule(0, "match", 0, "ip", "value")...), []kubeProbe{p.mapping}},
+			{"the source's address", put("src", natRule(0, "match", 0, "ip", "position")...), []kubeProbe{p.mapping}},
+			{"another rule's name", put("other", natRule(0, "name")...), nil},
+			{"another chain's name", put("other", "spec", "table", "chains", 0, "name"), nil},
+			{"another priority", put(-99, "spec", "table", "chains", 0, "priority"), nil},
+			{"family INET", put("INET", "spec", "table", "family"), nil},
+			{"no rule", put([]any{}, "spec", "table", "chains", 0, "rules", "natRules"), []kubeProbe{p.mapping}},
+			{"another category", put("fabric", "metadata", "labels", liqoLabel+"firewall-category"), []kubeProbe{p.mapping}},
+			{"another subcategory", put("other", "metadata", "labels", liqoLabel+"firewall-subcategory"), []kubeProbe{p.mapping}},
+		}},
+		{firewall, tenant, "milan-remap-podcidr", []kubeEdit{
+			{"a part of the CIDR", put("10.71.1.0/24", natRule(0, "match", 0, "ip", "value")...), fromNode2},
+			{"from the tunnel", put("eq", natRule(0, "match", 2, "op")...), fromNode2},
+			{"another cluster's", put("turin", "metadata", "labels", liqoLabel+"firewall-unique"), fromNode2},
+		}},
+		{firewall, tenant, "milan-remap-externalcidr", []kubeEdit{
+			{"another CIDR", put(gone, natRule(0, "to")...), []kubeProbe{p.theirs}},
+			{"from another device", put(kubeNodes[1].device, natRule(0, "match", 1, "dev", "value")...), []kubeProbe{p.theirs}},
+		}},
+		{firewall, liqoNamespace, "service-nodeport-routing", []kubeEdit{
+			{"another mark", put("9", filterRule(0, 1, "value")...), []kubeProbe{p.host}},
+			{"another action", put("accept", filterRule(0, 1, "action")...), nil}, // ours leads back without it
+		}},
+		{firewall, liqoNamespace, "gw-mss-clamping", []kubeEdit{
+			{"drop of a pod", drop("drop"), fromNode2},
+			{"reject of a pod", drop("reject"), fromNode2},
+			{"accept of a pod", drop("accept"), nil},
+			{"policy drop", put("drop", "spec", "table", "chains", 0, "policy"), p.all()},
+			{"another hook", put("postrouting", "spec", "table", "chains", 0, "hook"), nil},
+			{"counter", put(false, filterRule(0, 0, "counter")...), nil},
+		}},
+		{route, tenant, "milan-gw-ext", []kubeEdit{
+			// One rule's alone would leave the route of the other, which the table has for both.
+			{"another router", all(put("169.254.18.9", rule(0, "routes", 0, "gw")...), put("169.254.18.9", rule(2, "routes", 0, "gw")...)), fromNode2},
+			{"from another device", put("liqo.nobody", rule(2, "iif")...), fromNode2},
+			{"another destination", put(gone, rule(2, "dst")...), fromNode2},
+			{"another source", put(gone, rule(2, "src")...), fromNode2},
+			{"another mark", put(77, rule(2, "fwmark")...), fromNode2},
+			{"a priority", put(100, rule(2, "priority")...), nil},
+			{"another cluster's", put("turin", "metadata", "labels", liqoLabel+"route-unique"), append([]kubeProbe{p.theirs}, fromNode2...)},
+		}},
+		{route, liqoNamespace, "node2-gw-node", []kubeEdit{
+			{"another pod", put(rome.pod(&kubeNodes[1], 6)+"/32", rule(1, "routes", 0, "dst")...), toPod2},
+			{"another node", put("10.80.0.77", rule(1, "routes", 0, "gw")...), toPod2},
+			{"from another device", put("liqo.nobody", rule(1, "iif")...), toPod2},
+			{"to nothing", put([]any{}, rule(1, "routes")...), toPod2},
+			{"another subcategory", put("other", "metadata", "labels", liqoLabel+"route-subcategory"), toPod2},
+		}},
+		{route, liqoNamespace, "node1-extcidr", []kubeEdit{
+			{"another host", put(rome.address(51)+"/32", rule(1, "routes", 0, "dst")...), []kubeProbe{p.mapping}},
+			{"another node's", put("node2", "metadata", "labels", liqoLabel+"route-unique"), []kubeProbe{p.mapping}},
+		}},
+		{route, liqoNamespace, "node2-service-nodeport-routing", []kubeEdit{
+			{"another mark", put(9, rule(0, "fwmark")...), []kubeProbe{p.host}},
+			{"another address", put("10.70.0.9/32", rule(0, "dst")...), []kubeProbe{p.host}},
+		}},
+		{"GeneveTunnel", tenant, "milan-node2", []kubeEdit{
+			{"another VNI", put(77, "spec", "id"), append(toPod2, fromNode2...)},
+			{"another node", put("node9", "spec", "internalNodeRef", "name"), append(toPod2, fromNode2...)},
+			{"another fabric", put("other", "spec", "internalFabricRef", "name"), append(toPod2, fromNode2...)},
+		}},
+		{"InternalNode", "", "node2", []kubeEdit{
+			{"another device", put("liqo.other", "spec", "interface", "gateway", "name"), fromNode2},
+			{"another internal address", put("10.80.0.77", "spec", "interface", "node", "ip"), toPod2},
+			{"another address", put(rome.address(77), "status", "nodeIP", "remote"), toPod2},
+			{"another address on itself", put(rome.address(77), "status", "nodeIP", "local"), nil},
+		}},
+		{"InternalNode", "", "node1", []kubeEdit{
+			{"another address on itself", put(rome.address(77), "status", "nodeIP", "local"), []kubeProbe{p.mapping}},
+			{"another address", put(rome.address(77), "status", "nodeIP", "remote"), nil},
+		}},
+		{"InternalFabric", tenant, "milan", []kubeEdit{
+			{"another MTU", put(1300, "spec", "mtu"), nil},
+			{"another cluster's", put("turin", "metadata", "labels", "liqo.io/remote-cluster-id"), p.all()},
+			{"fewer remote CIDRs", put([]string{milan.seenPods}, "spec", "remoteCIDRs"), nil},
+		}},
+		{"PublicKey", tenant, "milan", []kubeEdit{
+			{"another key", put(newPublicKey(t), "spec", "publicKey"), p.all()},
+			{"a key of two bytes", put("AAE=", "spec", "publicKey"), nil},
+			{"another cluster's", put("turin", "metadata", "labels", "liqo.io/remote-cluster-id"), p.all()},
+		}},
+	} {
+		was := rome.asApplied(t, of.kind, of.namespace, of.name)
+		for _, e := range of.edits {
+			what := of.kind + " " + of.name + ": " + e.what
+			changed := cloneObject(t, was)
+			e.edit(changed)
+			rome.liqo.apply(changed)
+			works, lasting := e.ends == nil, e.ends
+			if works {
+				lasting = p.all()
+			}
+			slowest = max(slowest, awaitAll(t, what, works, lasting))
+			rome.liqo.apply(was)
+			slowest = max(slowest, awaitAll(t, what+", and back", true, p.all()))
+			edits++
+		}
+		held(of.kind + " " + of.name)
+		rome.requireApplied(t, of.name, was, kubeSoon)
+	}
+	rome.testKubeClamp(t, milan)
+	t.Logf("%d edits, each obeyed within %v", edits, slowest.Round(time.Millisecond))
+}
+
+// testKubeClamp changes what segments are clamped to.
+func (k *kubeLab) testKubeClamp(t *testing.T, other *kubeLab) {
+	n := &kubeNodes[1]
+	l, err := other.pods[1].listen("tcp4", net.JoinHostPort(other.pod(n, 5), "5204"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	segments := func() (size int, err error) {
+		conn, err := k.pods[1].dial("tcp4", net.JoinHostPort(other.seen(other.pod(n, 5)), "5204"))
+		if err != nil {
+			return 0, err
+		}
+		defer conn.Close()
+		accepted, err := l.Accept()
+		if err != nil {
+			return 0, err
+		}
+		defer accepted.Close()
+		raw, err := accepted.(*net.TCPConn).SyscallConn()
+		if err != nil {
+			return 0, err
+		}
+		raw.Control(func(fd uintptr) { size, err = unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_MAXSEG) })
+		return size, err
+	}
+	const timestamps = 12
+	was := k.asApplied(t, "FirewallConfiguration", liqoNamespace, "gw-mss-clamping")
+	for _, clamp := range []struct {
+		value string
+		want  int
+	}{{"1000", 1000}, {"0", kubeMTU - 40}} {
+		changed := cloneObject(t, was)
+		put(clamp.value, "spec", "table", "chains", 0, "rules", "filterRules", 0, "value")(changed)
+		k.liqo.apply(changed)
+		eventuallyWithin(t, kubeSoon, "segments of "+clamp.value, func() error {
+			if got, err := segments(); err != nil || got != clamp.want-timestamps {
+				return fmt.Errorf("%d bytes, want %d (%v)", got, clamp.want-timestamps, err)
+			}
+			return nil
+		})
+	}
+}
+
+// testKubeKeys changes the keys of the peer, and deletes the Connection by hand.
+func testKubeKeys(t *testing.T, rome, milan *kubeLab) {
+	p := newKubeProbes(t, rome, milan)
+	first := rome.asApplied(t, "PublicKey", rome.liqo.tenant(), "milan")
+	second := resource("PublicKey", rome.liqo.tenant(), "second", object{"publicKey": newPublicKey(t)},
+		"liqo.io/remote-cluster-id", "milan", liqoLabel+"gateway-resource", "true")
+	rome.liqo.apply(second)
+	awaitAll(t, "a second key, of nobody", false, p.all())
+	rome.requireEvent(t, first, "PublicKey second is newer and in use")
+	if err := rome.api.admin.delete(second); err != nil {
+		t.Fatal(err)
+	}
+	awaitAll(t, "the second key is gone", true, p.all())
+
+	spoilt := cloneObject(t, first)
+	put("AAE=", "spec", "publicKey")(spoilt)
+	rome.liqo.apply(spoilt)
+	rome.requireEvent(t, first, "spec.publicKey: 2 bytes, not 32")
+	awaitAll(t, "a key of two bytes", true, p.all())
+	rome.liqo.apply(first)
+
+	connection := resource("Connection", rome.liqo.tenant(), "gw-milan", nil)
+	if err := rome.api.admin.delete(connection); err != nil {
+		t.Fatal(err)
+	}
+	eventuallyWithin(t, kubeBack, "Connection is made again", rome.isConnected)
+	awaitAll(t, "the Connection was deleted", true, p.all())
+}
+
+// testKubeMove moves the gateway of rome to another address, as a pod that is made again,
+// and gives milan's another key.
+func testKubeMove(t *testing.T, rome, milan *kubeLab) {
+	p := newKubeProbes(t, rome, milan)
+	pod1 := &kubeNodes[0]
+	held := holdConnections(t, milan.pods[0], rome.pods[0], milan.pod(pod1, 5), milan.seen(milan.pod(pod1, 5)), 100)
+	works := func(what string) {
+		t.Helper()
+		for _, one := range p.all() {
+			one.await(t, what, true, kubeBack)
+		}
+		held(what)
+	}
+
+	moved := *rome.kubeEnd
+	moved.gatewayN = 19
+	link := rome.network.name
+	rome.culvert.stop()
+	rome.gatewayHost.ip(fmt.Sprintf("address del %s/24 dev %s", rome.gateway(), link), fmt.Sprintf("address add %s/24 dev %s", moved.gateway(), link))
+	rome.kubeEnd, rome.liqo.here = &moved, &moved
+	rome.ready(rome.startLiqoGateway(unprivilegedUID, unprivilegedUID))
+	rome.liqo.gatewayRuns()
+	for _, node := range rome.nodeProcesses {
+		node.stop()
+	}
+	rome.startTunnels()
+	works("the gateway has moved")
+
+	key, err := ecdh.X25519().GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	milan.culvert.stop()
+	milan.key = key
+	milan.ready(milan.startLiqoGateway(1000680000, 0))
+	awaitAll(t, "milan has another key, and rome the old one", false, p.all())
+	rome.liqo.keysExchanged(key.PublicKey().Bytes())
+	works("milan has another key")
+	rome.connected()
+	milan.connected()
+}
+
+// asApplied returns a resource as what stands in for Liqo's controllers would write it.
+func (k *kubeLab) asApplied(t *testing.T, kind, namespace, name string) object {
+	t.Helper()
+	stored, err := k.api.admin.get(resource(kind, namespace, name, nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := resource(kind, namespace, name, stored["spec"].(object))
+	o["metadata"].(object)["labels"] = field(stored, "metadata", "labels")
+	if kind == "InternalNode" {
+		o["status"] = stored["status"]
+	}
+	return o
+}
+
+// requireEvent waits for an Event on a resource that says something.
+func (k *kubeLab) requireEvent(t *testing.T, o object, what string) {
+	t.Helper()
+	meta := o["metadata"].(object)
+	eventuallyWithin(t, kubeBack, fmt.Sprintf("Event %q", what), func() error {
+		events, err := k.api.admin.list("v1", "Event", meta["namespace"].(string))
+		if err != nil {
+			return err
+		}
+		if !slices.ContainsFunc(events, func(e object) bool {
+			return field(e, "involvedObject", "kind") == o["kind"] && field(e, "involvedObject", "name") == meta["name"] &&
+				field(e, "type") == "Warning" && strings.Contains(field(e, "message").(string), what)
+		}) {
+			return fmt.Errorf("none among %d", len(events))
+		}
+		return nil
+	})
+}
+
+// newPublicKey is one of nobody.
+func newPublicKey(t *testing.T) string {
+	t.Helper()
+	return newKeyPair(t).public
+}
+
+func cloneObject(t *testing.T, o object) (clone object) {
+	t.Helper()
+	text, err := json.Marshal(o)
+	if err == nil {
+		err = json.Unmarshal(text, &clone)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return clone
+}
+
+// put returns what sets a field, which is at a path of names and indices.
+func put(value any, path ...any) func(object) {
+	return func(o object) {
+		var at any = o
+		for _, step := range path[:len(path)-1] {
+			if i, ok := step.(int); ok {
+				at = at.([]any)[i]
+			} else {
+				at = at.(object)[step.(string)]
+			}
+		}
+		at.(object)[path[len(path)-1].(string)] = value
+	}
+}
+
+// all makes several edits one.
+func all(edits ...func(object)) func(object) {
+	return func(o object) {
+		for _, edit := range edits {
+			edit(o)
+		}
+	}
+}
+
+// putFilter returns what makes a rule about a destination the first one of a table.
+func putFilter(action, destination string) func(object) {
+	return func(o object) {
+		rules := o["spec"].(object)["table"].(object)["chains"].([]any)[0].(object)["rules"].(object)
+		rules["filterRules"] = append([]any{filterRule("pod", action, "", true, matchIP("eq", "dst", destination))}, rules["filterRules"].([]any)...)
+	}
+}

@@ -1,0 +1,138 @@
+package integration
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"sync"
+	"testing"
+)
+
+// kubeRelay is the way by which gateways reach the API server, which a test may cut.
+// It sees no more than bytes.
+type kubeRelay struct {
+	listener net.Listener
+
+	mu     sync.Mutex
+	closed bool                  // +checklocks:mu
+	conns  map[*net.TCPConn]bool // +checklocks:mu
+}
+
+const kubeRelayPort = kubeAPIPort + 1
+
+// startKubeRelay relays to the API server at an address of the host until the test ends.
+func startKubeRelay(h *peerHost, address string) *kubeRelay {
+	h.t.Helper()
+	l, err := h.listen("tcp4", net.JoinHostPort(address, strconv.Itoa(kubeRelayPort)))
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	r := &kubeRelay{listener: l, conns: make(map[*net.TCPConn]bool)}
+	h.t.Cleanup(func() {
+		l.Close()
+		r.cut(true)
+	})
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			if err == nil && r.add(conn) {
+				go r.carry(h, conn, net.JoinHostPort(address, strconv.Itoa(kubeAPIPort)))
+			}
+		}
+	}()
+	return r
+}
+
+// carry joins a connection with one to the API server.
+func (r *kubeRelay) carry(h *peerHost, client net.Conn, to string) {
+	defer r.drop(client)
+	server, err := h.dial("tcp4", to)
+	if err != nil || !r.add(server) {
+		return
+	}
+	defer r.drop(server)
+	go func() {
+		defer r.drop(client)
+		io.Copy(client, server)
+	}()
+	io.Copy(server, client)
+}
+
+// add returns false where nothing is relayed.
+func (r *kubeRelay) add(conn net.Conn) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	c := conn.(*net.TCPConn)
+	c.SetLinger(0) // it ends with a reset, as that of a process that is killed
+	if r.closed {
+		c.Close()
+		return false
+	}
+	r.conns[c] = true
+	return true
+}
+
+func (r *kubeRelay) drop(conn net.Conn) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	conn.Close()
+	delete(r.conns, conn.(*net.TCPConn))
+}
+
+// cut ends all connections, and those that come until open, if closed.
+func (r *kubeRelay) cut(closed bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closed = closed
+	for c := range r.conns {
+		c.Close()
+	}
+	clear(r.conns)
+}
+
+// open relays again.
+func (r *kubeRelay) open() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closed = false
+}
+
+// compact makes etcd forget all but what is stored at present.
+func (k *kubeAPI) compact(t *testing.T) {
+	t.Helper()
+	etcd := &kubeClient{t: t, base: "http://127.0.0.1:2379", http: http.Client{Transport: &http.Transport{DialContext: k.host.dialContext}}}
+	var found struct{ Header struct{ Revision string } }
+	if err := etcd.request(http.MethodPost, "/v3/kv/range", "application/json", object{"key": "AA=="}, &found); err != nil {
+		t.Fatal(err)
+	}
+	err := etcd.request(http.MethodPost, "/v3/kv/compaction", "application/json", object{"revision": found.Header.Revision, "physical": true}, nil)
+	if err != nil {
+		t.Fatalf("compact at revision %s: %v", found.Header.Revision, err)
+	}
+}
+
+// requireExpired fails unless the API server refuses to watch from a version on, as too
+// old.
+func (k *kubeAPI) requireExpired(t *testing.T, kind, resourceVersion string) {
+	t.Helper()
+	path := kubePath(liqoVersion, kind, "", "") + "?watch=1&timeoutSeconds=1&resourceVersion=" + resourceVersion
+	eventually(t, "a watch is refused", func() error {
+		var event struct{ Object struct{ Code int } }
+		err := k.admin.request(http.MethodGet, path, "", nil, &event)
+		if refused := new(kubeError); errors.As(err, &refused) {
+			event.Object.Code = refused.Code
+		} else if err != nil {
+			return err
+		}
+		if event.Object.Code != http.StatusGone { // too early, perhaps
+			return fmt.Errorf("status %d, want %d", event.Object.Code, http.StatusGone)
+		}
+		return nil
+	})
+}

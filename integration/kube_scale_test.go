@@ -1,0 +1,247 @@
+package integration
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// kubeScale is how large the large cluster is, and for how long its pods change.
+type kubeScale struct {
+	nodes, each int // nodes; connections of each of their last pods
+	lasts       time.Duration
+	pairs       int // of streams that are compared
+}
+
+var (
+	kubeSmall = kubeScale{nodes: 22, each: 5, lasts: 3 * time.Second}
+	kubeLarge = kubeScale{nodes: 202, each: 25, lasts: time.Minute, pairs: 9}
+)
+
+const (
+	kubePace   = 50 * time.Millisecond // between two changes of pods
+	kubeCores  = 0.2                   // that a gateway may need for them
+	kubeMemory = 120 << 20             // that it may have resident
+	kubeIdle   = 60 << 20              // in a cluster of two nodes, without traffic
+	kubeKeeps  = 0.95                  // of its rate a stream keeps beside them
+
+	kubeStreamPort = "5205"
+	kubeStreamWarm = 500 * time.Millisecond
+	kubeStreamTime = 2 * time.Second
+)
+
+// TestKubeScale changes twenty pods a second in a cluster of many nodes. Each change is
+// obeyed within a second, and costs neither much of the CPU nor a stream its rate.
+func TestKubeScale(t *testing.T) {
+	isolated(t, func(t *testing.T) {
+		scale := kubeSmall
+		if os.Getenv(longEnv) != "" {
+			scale = kubeLarge
+		}
+		rome, milan := newKubeLab(t, &kubeRome, &kubeMilan), newKubeHosts(t, &kubeMilan)
+		milan.liqo = &liqo{t: t, here: &kubeMilan, remote: &kubeRome}
+		rome.connect(milan)
+		rome.ready(rome.startLiqoGateway(unprivilegedUID, unprivilegedUID))
+		milan.startFileGateway(rome.key.PublicKey())
+		crowd := rome.addCrowd(scale.nodes, milan.pods[0])
+		rome.startNodes()
+		milan.startNodes()
+		rome.liqo.keysExchanged(milan.key.PublicKey().Bytes())
+		rome.connected()
+		for i := range crowd.nodes {
+			n := &crowd.nodes[i]
+			crowd.await(t, crowd.pod(n, kubeCrowdPods-1), n, kubeBack)
+			rome.requireApplied(t, n.name, rome.liqo.podRoutes(n), startTimeout)
+		}
+		pingThrough(rome.pods[0], milan.seen(milan.pod(&kubeNodes[0], 5)))
+
+		farPod := milan.seen(milan.pod(&kubeNodes[1], 5))
+		crowd.connect(t, farPod, scale.each)
+		before, began := rome.culvert.cpu(t), time.Now()
+		took := crowd.churn(t, scale.lasts, nil)
+		cores := (rome.culvert.cpu(t) - before).Seconds() / time.Since(began).Seconds()
+		slices.Sort(took)
+		t.Logf("%d nodes, %.0f connections: %d changes of pods obeyed within %v, half of them within %v; %.3f of a core, %d MiB resident",
+			scale.nodes, rome.gatewayHost.metric("culvert_connections"), len(took), took[len(took)-1].Round(time.Millisecond),
+			took[len(took)/2].Round(time.Millisecond), cores, rome.culvert.resident(t)>>20)
+		if cores > kubeCores {
+			t.Errorf("%.3f of a core, want %.1f", cores, kubeCores)
+		}
+
+		if scale.pairs > 0 {
+			crowd.compare(t, milan, scale.pairs, func() { crowd.connect(t, farPod, scale.each) })
+		}
+		if got := rome.culvert.resident(t); got > kubeMemory {
+			t.Errorf("%d bytes resident, want %d", got, kubeMemory)
+		}
+	}, kubernetes, liqoMode)
+}
+
+// churn changes a pod of one node after the other until stop or, if that is nil, for so
+// long. It returns how long each change took to be obeyed, if it did not have to stop.
+func (c *kubeCrowd) churn(t *testing.T, lasts time.Duration, stop <-chan struct{}) []time.Duration {
+	var (
+		writing sync.WaitGroup
+		mu      sync.Mutex
+		took    []time.Duration
+		ended   <-chan time.Time
+	)
+	if stop == nil {
+		ended = time.After(lasts)
+	}
+	tick := time.NewTicker(kubePace)
+	defer tick.Stop()
+	defer writing.Wait()
+	for {
+		select {
+		case <-stop:
+			return nil
+		case <-ended:
+			writing.Wait()
+			return took
+		case <-tick.C:
+		}
+		churned := len(c.nodes) - 1 // the last is for caughtUp
+		n, round := &c.nodes[c.changes%churned], c.changes/churned+1
+		c.changes++
+		writing.Go(func() {
+			if err := c.lab.api.admin.apply(c.lab.liqo.podRoutes(n, c.podsOf(n, round)...)); err != nil {
+				t.Error(err)
+				return
+			}
+			if stop != nil {
+				return
+			}
+			came := c.await(t, c.pod(n, round+kubeCrowdPods-1), n, kubeSoon)
+			went := c.await(t, c.pod(n, round-1), nil, kubeSoon)
+			mu.Lock()
+			defer mu.Unlock()
+			took = append(took, max(came, went))
+		})
+	}
+}
+
+// compare measures streams beside changes of pods, with a gateway that watches and with
+// one that cannot, in turn.
+func (c *kubeCrowd) compare(t *testing.T, other *kubeLab, pairs int, refresh func()) {
+	t.Helper()
+	stop, churning := make(chan struct{}), sync.WaitGroup{}
+	churning.Go(func() { c.churn(t, 0, stop) })
+	relay := c.lab.api.relay
+	var rates [2][]float64
+	for pair := range pairs {
+		for i, open := range []bool{false, true} {
+			if relay.cut(!open); open {
+				c.caughtUp(t)
+			}
+			rates[i] = append(rates[i], c.lab.stream(t, other))
+		}
+		if pair%4 == 3 { // connections live two minutes
+			refresh()
+		}
+	}
+	close(stop)
+	churning.Wait()
+	for _, r := range rates {
+		slices.Sort(r)
+	}
+	off, on := rates[0][pairs/2], rates[1][pairs/2]
+	t.Logf("a stream of %.0f Mbit/s (%.0f to %.0f), with watches off %.0f (%.0f to %.0f): %.2f; %.0f connections", on, rates[1][0], rates[1][pairs-1],
+		off, rates[0][0], rates[0][pairs-1], on/off, c.lab.gatewayHost.metric("culvert_connections"))
+	if on < kubeKeeps*off {
+		t.Errorf("the stream keeps %.2f of its rate, want %.2f", on/off, kubeKeeps)
+	}
+}
+
+// caughtUp waits until the gateway knows what has changed while it could not watch.
+func (c *kubeCrowd) caughtUp(t *testing.T) {
+	t.Helper()
+	n := &c.nodes[len(c.nodes)-1]
+	c.known++
+	c.lab.liqo.podsRun(n, c.podsOf(n, c.known)...)
+	c.await(t, c.pod(n, c.known+kubeCrowdPods-1), n, kubeBack)
+}
+
+// stream returns the rate of one TCP stream to the other cluster in Mbit/s.
+func (k *kubeLab) stream(t *testing.T, other *kubeLab) float64 {
+	t.Helper()
+	n := &kubeNodes[0]
+	l, err := other.pods[0].listen("tcp4", net.JoinHostPort(other.pod(n, 5), kubeStreamPort))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	conn, err := k.pods[0].dial("tcp4", net.JoinHostPort(other.seen(other.pod(n, 5)), kubeStreamPort))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	sink, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sink.Close()
+	var arrived atomic.Int64
+	go func() {
+		for b := make([]byte, 1<<17); ; {
+			n, err := sink.Read(b)
+			arrived.Add(int64(n))
+			if err != nil {
+				return
+			}
+		}
+	}()
+	go func() {
+		for b := make([]byte, 1<<17); ; {
+			if _, err := conn.Write(b); err != nil {
+				return
+			}
+		}
+	}()
+	time.Sleep(kubeStreamWarm)
+	from, had := time.Now(), arrived.Load()
+	time.Sleep(kubeStreamTime)
+	return float64(arrived.Load()-had) * 8 / 1e6 / time.Since(from).Seconds()
+}
+
+// cpu is the time that the process has had.
+func (p *peerProcess) cpu(t *testing.T) time.Duration {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(text), ") ") // behind its name
+	var ticks int
+	for _, field := range strings.Fields(rest)[11:13] { // utime and stime
+		n, err := strconv.Atoi(field)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ticks += n
+	}
+	return time.Duration(ticks) * time.Second / 100 // USER_HZ
+}
+
+// resident is how many bytes of the process are in memory.
+func (p *peerProcess) resident(t *testing.T) int {
+	t.Helper()
+	for name, value := range p.lines(t, "status", ":") {
+		if name == "VmRSS" {
+			kib, err := strconv.Atoi(strings.Fields(value)[0])
+			if err != nil {
+				t.Fatal(err)
+			}
+			return kib << 10
+		}
+	}
+	t.Fatal("no VmRSS")
+	return 0
+}
