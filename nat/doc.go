@@ -46,6 +46,10 @@
 // from; the reply tuple names the answers as they come in on the other side. A packet that matches one tuple is rewritten to the
 // reverse of the other.
 //
+// Links are inside, towards nodes, or outside, towards other clusters; the number says which. An inside link can be reached through
+// others, so that the answers of a connection may come by any; those from outside come by the link that they belong to. An outside link
+// has its own address, and only what its Device lets may send from there. That of the Config is Tunnel; further ones are put.
+//
 // Each cluster sees the other's pod and external CIDRs under prefixes of its own choice (RemoteCIDR). The gateway where a packet
 // leaves its cluster translates the destination, as seen to real; the gateway where it enters translates the source, real to as
 // seen. Both are 1:1 and need no state: they are right after a restart, in mid-stream, for fragments, and when the table is full.

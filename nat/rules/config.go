@@ -76,7 +76,7 @@ type AddressMapping struct {
 	Via                Link // the node through which Internal is reached; 0 means the first node
 }
 
-// A Service is one address and port of a local external CIDR, reached from the tunnel, that stands for several backends.
+// A Service is one address and port of a local external CIDR, reached from outside links, that stands for several backends.
 type Service struct {
 	Name            string
 	Address         netip.Addr

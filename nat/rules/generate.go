@@ -222,7 +222,7 @@ func (c *Config) backendRoutes(s *Service, devices map[Link]string) []PolicyTabl
 	return []PolicyTable{hostRoutes(s.Name, routes)}
 }
 
-// devices returns what tables call the tunnels of nodes by port: for 0, that of the first node.
+// devices returns what tables call the tunnels of nodes by link: for 0, that of the first node.
 func (c *Config) devices() map[Link]string {
 	all := map[Link]string{0: firstNodeDevice}
 	for i := range c.Nodes {

@@ -62,7 +62,7 @@ type policy struct {
 	devices int // classes that ask for a device
 }
 
-// A class is the port that packets come from and their whole mark, or 0 for any mark, in one word.
+// A class is the link that packets come from and their whole mark, or 0 for any mark, in one word.
 type class uint64
 
 func (k class) hash() uint64 { return uint64(k) ^ uint64(k)>>32 }

@@ -6,7 +6,7 @@ import "slices"
 // immutable. The order in which resources are put does not matter.
 type Set struct {
 	pieces    map[Key]*piece
-	claims    map[any]Key // who has a device name, an address, a port or a service's address: there is one of each
+	claims    map[any]Key // who has a device name, an address, a link or a service's address: there is one of each
 	drafts    []*Draft
 	rules     int                      // with those of drafts
 	mentions  map[any]map[Key]struct{} // the pieces that name a device or a neighbour
