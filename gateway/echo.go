@@ -45,8 +45,16 @@ func answerEcho(p *packet.Packet) bool {
 	tos, _ := ip.TOS()
 	ip.SetTOS(tos&^ecnMask, 0)
 	ip.SetTTL(ttl)
+	n := shortAnswer(ip)
+	if n < len(ip) {
+		ip.SetTotalLength(uint16(n))
+		icmp := header.ICMPv4(ip.Payload())
+		icmp.SetChecksum(0)
+		icmp.SetChecksum(^checksum.Checksum(icmp, 0))
+	}
 	ip.SetChecksum(0)
 	ip.SetChecksum(^ip.CalculateChecksum())
+	p.Parse(ip[:n])
 	return true
 }
 

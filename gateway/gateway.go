@@ -32,6 +32,7 @@ type Gateway struct {
 	in       *inbound
 	wg       *wg.Device
 	check    *check
+	paths    *paths
 	uapi     net.Listener // nil = off
 	metrics  *metricsServer
 	health   *metricsServer
@@ -124,6 +125,7 @@ func (g *Gateway) connectPath(c *config.Config) {
 	})
 	g.check = newCheck(own, peer, c.MTU)
 	g.check.begin(c, time.Now())
+	g.paths = newPaths(g, c.MTU)
 	g.out = &outbound{
 		endpoint: g.endpoint,
 		receiver: g.endpoint.NewReceiver(),
@@ -132,6 +134,7 @@ func (g *Gateway) connectPath(c *config.Config) {
 		tap:      &g.tap,
 		tunnel:   g.wg,
 		queue:    newQueue(g.endpoint.Wake),
+		paths:    g.paths,
 		piece:    make([]byte, c.MTU),
 	}
 	g.in = &inbound{
@@ -141,6 +144,7 @@ func (g *Gateway) connectPath(c *config.Config) {
 		tap:      &g.tap,
 		tunnel:   g.wg,
 		check:    g.check,
+		paths:    g.paths,
 		answers:  g.out.queue,
 		piece:    make([]byte, c.MTU),
 	}
@@ -203,6 +207,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	}
 	tasks.Go(func() { g.sweep(ctx) })
 	tasks.Go(func() { g.checkConnection(ctx) })
+	tasks.Go(func() { g.probePaths(ctx) })
 	g.metrics.serve()
 	g.health.serve()
 	g.control.serve()

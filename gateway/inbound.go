@@ -26,6 +26,7 @@ type inbound struct {
 	sight    sight
 	tunnel   *wg.Device // whose probes are answered
 	check    *check
+	paths    *paths    // whose answers come here
 	answers  *queue    // ICMP errors and answers, back into the tunnel
 	other    *counters // of outbound, whose way they go
 
@@ -139,7 +140,7 @@ const (
 
 // deliver hands p to the gateway's own tunnel address.
 func (in *inbound) deliver(p *packet.Packet, now nat.Time) {
-	if in.tunnel.ProbeAnswered(p.Bytes()) {
+	if in.tunnel.ProbeAnswered(p.Bytes()) || in.paths.answered(nat.Tunnel, p.Bytes()) {
 		return
 	}
 	if in.check.mine(p.Bytes()) {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"culvert/gateway/health"
+	"culvert/gateway/pathmtu"
 	"culvert/gateway/wg"
 	"culvert/geneve"
 	"culvert/geneve/udp"
@@ -35,6 +36,7 @@ func (g *Gateway) metricsPage(l *seats, size int) []byte {
 	}
 	p.stages(&tunnel, g)
 	p.check(peer, g.check.found())
+	p.paths(peer, links, g.paths.known())
 	p.sockets(g.sockets(&tunnel))
 	p.listener(l)
 	p.build(ReadVersion())
@@ -272,6 +274,19 @@ func (p *page) check(peer string, found CheckStatus) {
 	p.count(found.Sent, peer, "sent")
 	p.count(found.Answered, peer, "answered")
 	p.count(found.Asked, peer, "received")
+}
+
+// paths reports what probes have told of path MTUs.
+func (p *page) paths(peer string, links map[string]nat.Link, known map[nat.Link]pathmtu.Result) {
+	p.family(gauge, "path_mtu_bytes", "Largest inner packet that passes to a node or the peer and back; absent while no probe has been answered.", "kind", "of")
+	if r, ok := known[nat.Tunnel]; ok {
+		p.add(float64(r.Size), string(health.OfPeer), peer)
+	}
+	for _, name := range slices.Sorted(maps.Keys(links)) {
+		if r, ok := known[links[name]]; ok {
+			p.add(float64(r.Size), string(health.OfNode), name)
+		}
+	}
 }
 
 // socketFamilies are the metrics of each UDP socket that have one value.

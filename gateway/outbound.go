@@ -31,6 +31,7 @@ type outbound struct {
 	pollAt   nat.Time
 	other    *counters // of inbound, whose way errors and answers go
 	queue    *queue
+	paths    *paths // whose answers come here
 
 	packet   packet.Packet // the packet under way,
 	from     nat.Link      // where it came from,
@@ -178,6 +179,9 @@ func (o *outbound) reply(to nat.Link, packet []byte) {
 
 // deliver hands p to the gateway's own address.
 func (o *outbound) deliver(p *packet.Packet, from nat.Link, now nat.Time) {
+	if o.paths.answered(from, p.Bytes()) {
+		return
+	}
 	if !answerEcho(p) {
 		o.drops[DropNoService].Add(1)
 		if r := o.tap.Load(); r != nil {

@@ -13,6 +13,7 @@ import (
 	"culvert/gateway/config"
 	"culvert/gateway/control"
 	"culvert/gateway/health"
+	"culvert/gateway/pathmtu"
 	"culvert/gateway/wg"
 	"culvert/geneve"
 	"culvert/geneve/udp"
@@ -35,13 +36,13 @@ func (s source) Status() control.Status {
 	c, links := g.config, g.links
 	g.mu.Unlock()
 	stats, tunnels, tunnel := g.engine.Stats(), g.endpoint.Stats(), g.wg.Stats()
-	up := time.Since(started)
+	up, known := time.Since(started), g.paths.known()
 	st := control.Status{
 		Cluster: c.Cluster, Peer: c.Peer, Role: c.WireGuard.Role.String(), MTU: int(c.MTU),
 		Version: control.Version(ReadVersion()), PID: os.Getpid(), Started: time.Now().Add(-up).Round(time.Second), UptimeSeconds: seconds(up),
 		Findings: g.findingStatus(),
-		Tunnel:   g.tunnelStatus(c, &tunnel),
-		Nodes:    g.nodeStatus(c, links),
+		Tunnel:   g.tunnelStatus(c, &tunnel, known[nat.Tunnel]),
+		Nodes:    g.nodeStatus(c, links, known),
 		Table: control.Table{
 			Connections: stats.Connections, Unreplied: stats.Unreplied, Max: stats.MaxConnections, Pressed: stats.Pressed,
 			Ports: stats.Ports, BusiestPorts: stats.BusiestPorts, BusiestPortsMax: stats.BusiestPortsMax,
@@ -72,9 +73,9 @@ func (g *Gateway) findingStatus() []control.Finding {
 	return list
 }
 
-func (g *Gateway) tunnelStatus(c *config.Config, s *wg.Stats) control.Tunnel {
+func (g *Gateway) tunnelStatus(c *config.Config, s *wg.Stats, path pathmtu.Result) control.Tunnel {
 	t := control.Tunnel{State: "down", ListenPort: int(g.wg.Port()), PublicKey: c.WireGuard.PrivateKey.Public().Base64(),
-		Trains: s.Trains, TrainsLost: s.LostTrains}
+		Trains: s.Trains, TrainsLost: s.LostTrains, Path: pathStatus(c, path)}
 	p, err := g.wg.PeerStats()
 	if err != nil {
 		return t // it is being closed
@@ -92,7 +93,7 @@ func (g *Gateway) tunnelStatus(c *config.Config, s *wg.Stats) control.Tunnel {
 	return t
 }
 
-func (g *Gateway) nodeStatus(c *config.Config, links config.Links) []control.Node {
+func (g *Gateway) nodeStatus(c *config.Config, links config.Links, known map[nat.Link]pathmtu.Result) []control.Node {
 	nodes := make([]control.Node, 0, len(c.Geneve.Nodes))
 	for _, n := range c.Geneve.Nodes {
 		s, ok := g.endpoint.TunnelStats(uint16(links.ByName[n.Name]))
@@ -104,6 +105,7 @@ func (g *Gateway) nodeStatus(c *config.Config, links config.Links) []control.Nod
 			PodCIDRs:        n.PodCIDRs,
 			ReceivedPackets: s.ReceivedPackets, ReceivedBytes: s.ReceivedBytes, SentPackets: s.SentPackets, SentBytes: s.SentBytes,
 			HeldPackets: s.Held, Trains: s.Train, TrainsLost: s.LostTrains,
+			Path: pathStatus(c, known[links.ByName[n.Name]]),
 		}
 		switch {
 		case s.MAC != nil:
@@ -120,6 +122,16 @@ func (g *Gateway) nodeStatus(c *config.Config, links config.Links) []control.Nod
 		nodes = append(nodes, node)
 	}
 	return nodes
+}
+
+func pathStatus(c *config.Config, r pathmtu.Result) (p control.Path) {
+	if r.Known {
+		p.MTU = r.Size
+	}
+	if r.Known && r.Size < int(c.MTU) {
+		p.Narrow = r.Way.String()
+	}
+	return p
 }
 
 func trafficStatus(d *nat.Direction) control.Traffic {

@@ -92,6 +92,7 @@ func (w *watch) observe(now time.Duration) *health.Observation {
 		Peer: w.peer(c), Nodes: w.presences(c, links), Gateway: c.Geneve.GatewayAddress, Port: c.Geneve.ListenPort,
 		Remote: func(a netip.Addr) bool { return remote(c, a) },
 	}
+	o.Paths = w.paths(c, o.Peer.Endpoint.Addr())
 	if o.Peer.Handshake != w.made {
 		w.made = o.Peer.Handshake
 		g.wg.Hello()
@@ -197,4 +198,23 @@ func signOf(s *geneve.Sign) (health.Sign, bool) {
 		return sign, false
 	}
 	return sign, true
+}
+
+// paths returns the narrow ones.
+func (w *watch) paths(c *config.Config, peer netip.Addr) (all []health.Path) {
+	for link, r := range w.g.paths.narrow() {
+		x := health.Path{Kind: health.OfPeer, Of: c.Peer, To: peer, Size: r.Size, Configured: int(c.MTU), Way: r.Way.String()}
+		x.Wire = int(c.MTU.WireGuardWireMTU(peer.Is6()))
+		if link != nat.Tunnel {
+			name := w.g.nodeName(link)
+			i := slices.IndexFunc(c.Geneve.Nodes, func(n config.Node) bool { return n.Name == name })
+			if i < 0 {
+				continue
+			}
+			x.Kind, x.Of, x.To = health.OfNode, name, c.Geneve.Nodes[i].Underlay
+			x.Wire = int(c.MTU.GeneveWireMTU(x.To.Is6()))
+		}
+		all = append(all, x)
+	}
+	return all
 }

@@ -44,6 +44,7 @@ var importRules = []importRule{
 		gvisor + "tcpip", gvisor + "tcpip/header", gvisor + "tcpip/checksum", "github.com/sirupsen/logrus", "golang.org/x/sys/unix"},
 		"wireguard-go is fed and bounded here by whoever has packets: no NAT, no Geneve, no configuration"},
 	{"gateway/health", nil, "observations in, sentences out: no sockets, no clock, no logging"},
+	{"gateway/pathmtu", nil, "sizes and times in, probes and sizes out: no sockets, no clock, no packets"},
 	{"gateway/node", []string{"culvert/geneve", "culvert/geneve/udp", "culvert/gateway/configfile", "github.com/vishvananda/netlink", "golang.org/x/sys",
 		wireguard + "/tun", "github.com/sirupsen/logrus"},
 		"the node end needs the kernel's links, not the gateway"},

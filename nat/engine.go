@@ -30,6 +30,7 @@ type Engine struct {
 	fragments fragmentTable
 	clients   affinityTable
 	paths     pathTable
+	narrow    narrowLinks
 	limit     limiter
 	stats     Stats
 	watchers  []*ConnWatch // nil = nobody

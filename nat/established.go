@@ -51,7 +51,10 @@ func (e *Engine) established(d *decision, p *packet.Packet, now Time) bool {
 	}
 	pl.to.Words, pl.to.Ports = c.tuples[1-dir].Reversed()
 	pl.addresses, pl.ports = c.deltas(dir)
-	if pl.mtu = s.mtu; p.IsPartial() {
+	if pl.mtu = s.mtu; e.narrow != nil {
+		e.keepNarrow(pl, p, d.in)
+	}
+	if p.IsPartial() {
 		e.limits(pl, p, c.tcp.mss[1-dir], now)
 	}
 	if pl.ports != 0 && p.Protocol() == packet.SCTP && p.IsFragment() {

@@ -71,7 +71,7 @@ func (e *Engine) later(d *decision, p *packet.Packet, now Time) {
 	case g.icmpError && g.action == Deliver:
 		d.verdict = Verdict{Action: Deliver, Packets: 1}
 	case g.icmpError:
-		d.plan = plan{to: g.to, out: g.out, mtu: e.snapshot.mtu}
+		d.plan = plan{to: g.to, out: g.out, mtu: e.narrow.of(g.out, p.IsIPv6(), e.snapshot.mtu)}
 		d.plan.translate(&d.from)
 		if !d.forward(p) {
 			d.verdict.Refusal = packet.NoRefusal // RFC 1122, Section 3.2.2: never about an error

@@ -133,7 +133,7 @@ func (e *Engine) relayFromNode(d *decision, p *packet.Packet) {
 // relay forwards an ICMP error by the destination and port in plan. What it quotes becomes sent.
 func (e *Engine) relay(d *decision, p *packet.Packet, sent *packet.Tuple) {
 	pl := &d.plan
-	pl.mtu = e.snapshot.mtu
+	pl.mtu = e.narrow.of(pl.out, p.IsIPv6(), e.snapshot.mtu)
 	pl.to.SetSource(e.snapshot.errorSource(d.from.Source(), sent.Destination(), d.in, pl.out))
 	pl.translate(&d.from)
 	if !d.forward(p) {

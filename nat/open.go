@@ -62,6 +62,9 @@ func (d *decision) dropped(s *snapshot) {
 func (e *Engine) open(d *decision, p *packet.Packet, now Time) {
 	tr, pl := &d.tr, &d.plan
 	*pl = plan{to: tr.To, out: tr.Out, clamp: tr.MaxSegment(e.snapshot.mtu), mtu: e.snapshot.mtu}
+	if e.narrow != nil {
+		e.keepNarrow(pl, p, d.in)
+	}
 	if p.IsPartial() {
 		e.limits(pl, p, 0, now)
 	}

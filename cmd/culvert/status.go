@@ -67,14 +67,14 @@ func printGatewayStatus(w io.Writer, s *control.Status) error {
 	fmt.Fprintf(t, "memory\t%s\n", memoryText(&s.Memory))
 	t.Flush()
 
-	fmt.Fprintln(t, "\nNODE\tSTATE\tUNDERLAY\tENCAP\tVNI\tHEARD\tRECEIVED\tSENT\tTRAINS")
+	fmt.Fprintln(t, "\nNODE\tSTATE\tUNDERLAY\tENCAP\tVNI\tHEARD\tRECEIVED\tSENT\tTRAINS\tMTU")
 	for _, n := range s.Nodes {
 		heard := "-"
 		if n.SilenceSeconds != nil {
 			heard = ageText(*n.SilenceSeconds) + " ago"
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\n", n.Name, n.State, n.Underlay, n.Encap, n.VNI, heard,
-			bytesText(n.ReceivedBytes), bytesText(n.SentBytes), onOff(n.Trains))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s\n", n.Name, n.State, n.Underlay, n.Encap, n.VNI, heard,
+			bytesText(n.ReceivedBytes), bytesText(n.SentBytes), onOff(n.Trains), pathText(&n.Path))
 	}
 	t.Flush()
 
@@ -138,8 +138,19 @@ func tunnelText(t *control.Tunnel) string {
 	if t.HandshakeSeconds != nil {
 		handshake = "handshake " + ageText(*t.HandshakeSeconds) + " ago"
 	}
-	return fmt.Sprintf("%s, %s, %s; %s received, %s sent, trains %s",
-		t.State, endpoint, handshake, bytesText(t.ReceivedBytes), bytesText(t.SentBytes), onOff(t.Trains))
+	return fmt.Sprintf("%s, %s, %s; %s received, %s sent, trains %s, mtu %s",
+		t.State, endpoint, handshake, bytesText(t.ReceivedBytes), bytesText(t.SentBytes), onOff(t.Trains), pathText(&t.Path))
+}
+
+// pathText is what a path was found to carry; "-" is nothing known.
+func pathText(p *control.Path) string {
+	switch {
+	case p.MTU == 0:
+		return "-"
+	case p.Narrow != "":
+		return fmt.Sprintf("%d!", p.MTU)
+	}
+	return fmt.Sprint(p.MTU)
 }
 
 func tableText(t *control.Table) string {

@@ -57,6 +57,7 @@ type Tunnel struct {
 	SentBytes        uint64     `json:"sentBytes"`
 	Trains           bool       `json:"trains"` // UDP_SEGMENT is used
 	TrainsLost       uint64     `json:"trainsLost"`
+	Path             Path       `json:"path"`
 }
 
 // Node is a node and the Geneve or VXLAN tunnel to it.
@@ -77,6 +78,13 @@ type Node struct {
 	HeldPackets     int            `json:"heldPackets"` // that wait for its MAC address
 	Trains          bool           `json:"trains"`
 	TrainsLost      uint64         `json:"trainsLost"`
+	Path            Path           `json:"path"`
+}
+
+// Path is what probes have told of a way there and back.
+type Path struct {
+	MTU    int    `json:"mtu,omitempty"`    // the largest inner packet that passes; absent while no probe has been answered
+	Narrow string `json:"narrow,omitempty"` // where those of the configured mtu vanish: on the way "to", "from", or "to or from" there; absent where they pass
 }
 
 // Table is the table of connections.

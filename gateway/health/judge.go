@@ -10,12 +10,13 @@ import (
 type Judge struct {
 	peer    peerHistory
 	nodes   map[string]*nodeHistory
+	paths   paths
 	notices notices
 }
 
 // NewJudge returns a Judge that knows nothing yet.
 func NewJudge() *Judge {
-	return &Judge{nodes: make(map[string]*nodeHistory), notices: newNotices()}
+	return &Judge{nodes: make(map[string]*nodeHistory), paths: make(paths), notices: newNotices()}
 }
 
 // patience is for how long the peer or a node may keep quiet before that is a fault. It
@@ -52,6 +53,7 @@ func (j *Judge) Look(now time.Duration, o *Observation) (changes []Finding) {
 			}
 		}
 	}
+	changes = append(changes, j.paths.look(o)...)
 	return append(changes, j.notices.look(now, o, signs[""])...)
 }
 
@@ -68,6 +70,7 @@ func (j *Judge) Findings(now time.Duration) (all []Finding) {
 		}
 	}
 	slices.SortFunc(all[first:], func(a, b Finding) int { return strings.Compare(a.Of, b.Of) })
+	all = append(all, j.paths.findings()...)
 	return append(all, j.notices.live(now)...)
 }
 

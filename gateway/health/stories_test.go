@@ -196,6 +196,27 @@ var stories = []struct {
 		}
 	}, []string{"15 warning node rome-1"}},
 
+	{"a path that swallows large packets", 60, func(s int, o *Observation) {
+		node := Path{Kind: OfNode, Of: "rome-1", To: netip.MustParseAddr("172.18.0.2"), Size: 1246, Configured: 1340, Wire: 1390, Way: "to"}
+		peer := Path{Kind: OfPeer, Of: "milan", To: milan.Addr(), Size: 1232, Configured: 1340, Wire: 1400, Way: "to or from"}
+		switch {
+		case s >= 50:
+			o.Nodes, o.Paths = healthy().Nodes[1:], nil
+		case s >= 40:
+			o.Paths = []Path{node}
+		case s >= 30:
+			o.Paths = nil
+		case s >= 20:
+			node.Size, node.Way = 1240, "from"
+			o.Paths = []Path{peer, node}
+		case s >= 10:
+			o.Paths = []Path{peer, node}
+		}
+	}, []string{
+		"10 warning peer milan: packets of more than 1232 bytes vanish on the way to or from the peer (192.0.2.7), mtu is 1340; senders are kept to what passes: let IP packets of 1400 bytes pass there, or set mtu: 1232 in both clusters",
+		"10 warning node rome-1: packets of more than 1246 bytes vanish on the way to rome-1 (172.18.0.2), mtu is 1340; senders are kept to what passes: let IP packets of 1390 bytes pass there, or set mtu: 1246 in both clusters",
+		"20 warning node rome-1: packets of more than 1240 bytes vanish on the way from rome-1",
+		"30 info", "30 info", "40 warning node rome-1"}},
 	{"one packet dropped is chance", 60, drops(Drop{Reason: "bad-source", Node: "rome-1", Source: pod, Owner: "rome-2"}, 5, 30, 55), nil},
 	{"a pod of another node", 700, drops(Drop{Reason: "bad-source", Node: "rome-1", Source: pod, Owner: "rome-2"}, 5, 6, 8, 30, 31, 606, 607), []string{
 		"6 warning node rome-1: 12 packets of rome-1 dropped as bad-source: 10.0.1.5 is an address of rome-2", "607 warning node rome-1: 12 packets"}},

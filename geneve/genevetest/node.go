@@ -42,6 +42,10 @@ type Node struct {
 	socket  *udp.Socket
 	packets chan []byte
 	lossy   atomic.Bool
+	there   atomic.Int64 // largest inner packet that gets here; 0 = any
+	back    atomic.Int64 // largest answer to an echo request that leaves
+	asked   atomic.Int64 // echo requests sent to the node, lost ones included
+	replied atomic.Int64
 
 	mu         sync.Mutex
 	sender     *udp.Sender
@@ -173,6 +177,35 @@ func (n *Node) Receive() []byte {
 // node's socket cannot tell.
 func (n *Node) LoseTrains(lose bool) { n.lossy.Store(lose) }
 
+// LoseLarge makes IP packets to the node vanish, and its answers to echo requests, if they are larger; 0 is no bound.
+func (n *Node) LoseLarge(there, back int) {
+	n.there.Store(int64(there))
+	n.back.Store(int64(back))
+}
+
+// Echoes returns how many echo requests of the gateway were on their way to the node, and how many answers it has sent.
+func (n *Node) Echoes() (asked, replied int) { return int(n.asked.Load()), int(n.replied.Load()) }
+
+// echo answers, as a kernel does, an echo request of the gateway; it returns false for anything else.
+func (n *Node) echo(ip []byte) bool {
+	const request, reply = 8, 0
+	if len(ip) < 28 || ip[0] != 0x45 || ip[9] != 1 || ip[20] != request || netip.AddrFrom4([4]byte(ip[12:])) != n.GatewayAddress {
+		return false
+	}
+	ip = bytes.Clone(ip)
+	copy(ip[12:], n.Address.AsSlice())
+	copy(ip[16:], n.GatewayAddress.AsSlice())
+	ip[20] = reply
+	sum := uint32(binary.BigEndian.Uint16(ip[22:])) + request<<8 // RFC 1624; the type is the upper half of its word
+	binary.BigEndian.PutUint16(ip[22:], uint16(sum+sum>>16))
+	if back := n.back.Load(); back == 0 || int64(len(ip)) <= back {
+		n.Send(ip)
+		n.replied.Add(1)
+	}
+	n.asked.Add(1)
+	return true
+}
+
 // run receives until the socket is closed.
 func (n *Node) run() {
 	m := make([]udp.Message, 4)
@@ -218,7 +251,7 @@ func (n *Node) datagram(b []byte) {
 	}
 	b = b[len(header):]
 	if n.IP {
-		n.deliver(b)
+		n.take(b)
 		return
 	}
 	to, from, etherType, b := [6]byte(b), [6]byte(b[6:]), binary.BigEndian.Uint16(b[12:]), b[14:]
@@ -233,7 +266,20 @@ func (n *Node) datagram(b []byte) {
 			n.SendRaw(n.tunnel(Frame(from, n.MAC, ARP, n.arp(2, from, netip.AddrFrom4([4]byte(b[14:]))))))
 		}
 	default:
-		n.deliver(b)
+		n.take(b)
+	}
+}
+
+// take handles a received IP packet.
+func (n *Node) take(ip []byte) {
+	if there := n.there.Load(); there != 0 && int64(len(ip)) > there {
+		if len(ip) > 28 && ip[9] == 1 && ip[20] == 8 {
+			n.asked.Add(1)
+		}
+		return
+	}
+	if !n.echo(ip) {
+		n.deliver(ip)
 	}
 }
 

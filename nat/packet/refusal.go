@@ -171,3 +171,45 @@ func putIPv6(b []byte, from, to netip.Addr, protocol uint8) {
 	copy(b[8:], source[:])
 	copy(b[24:], destination[:])
 }
+
+// A Quote is a packet as an ICMP error quotes it that was made without the packet.
+type Quote struct {
+	Tuple          Tuple
+	Length         int    // of the packet, in bytes
+	SequenceNumber uint32 // of TCP
+}
+
+// MaxTooBig is room for what AppendTooBig appends.
+const MaxTooBig = 2*header.IPv6MinimumSize + header.ICMPv6MinimumSize + header.TCPMinimumSize
+
+// AppendTooBig appends to dst the packet by which the sender of q, of TCP or UDP, is told that mtu is the most that passes, and returns the
+// extended slice. It comes from address from, which has the family of q, and allocates nothing if dst has room for MaxTooBig bytes.
+func (q *Quote) AppendTooBig(dst []byte, from netip.Addr, mtu int) []byte {
+	var b [header.IPv6MinimumSize + header.TCPMinimumSize]byte
+	t, head, rest := &q.Tuple, header.IPv4MinimumSize, header.UDPMinimumSize
+	if t.Protocol == TCP {
+		rest = header.TCPMinimumSize
+	}
+	if t.IPv6 {
+		head = header.IPv6MinimumSize
+		putIPv6(b[:head], t.Source(), t.Destination(), t.Protocol)
+		b[0], b[1] = 0x60, 0
+		binary.BigEndian.PutUint16(b[4:], uint16(q.Length-head))
+	} else {
+		putIPv4(b[:head], t.Source(), t.Destination(), t.Protocol)
+		adjustAt(b[:], 10, delta(refusalTOS, 0))
+		adjustAt(b[:], 10, delta(uint16(head), uint16(q.Length)))
+		b[1] = 0
+		binary.BigEndian.PutUint16(b[2:], uint16(q.Length))
+	}
+	m := b[head:]
+	binary.BigEndian.PutUint32(m, t.Ports)
+	if t.Protocol == TCP {
+		binary.BigEndian.PutUint32(m[4:], q.SequenceNumber)
+		m[12], m[13] = header.TCPMinimumSize/4<<4, ACK
+	} else {
+		binary.BigEndian.PutUint16(m[4:], uint16(q.Length-head))
+	}
+	p := Packet{data: b[:head+rest], v6: t.IPv6}
+	return p.AppendRefusal(dst, TooBig, from, mtu)
+}

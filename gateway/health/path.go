@@ -1,0 +1,74 @@
+package health
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// Of paths.
+var (
+	NarrowPeer = cause("peer-path-mtu", Warning, "packets of more than {size} bytes vanish on the way {way} the peer ({address}), mtu is {mtu}; senders are kept to what passes",
+		"let IP packets of {wire} bytes pass there, or set mtu: {size} in both clusters")
+	NarrowNode = cause("node-path-mtu", Warning, "packets of more than {size} bytes vanish on the way {way} {node} ({address}), mtu is {mtu}; senders are kept to what passes",
+		"let IP packets of {wire} bytes pass there, or set mtu: {size} in both clusters")
+	PathWide = cause("path-mtu-restored", Note, "packets of mtu bytes pass to and from {node} again", "")
+)
+
+// A Path is a way to the peer or to a node, and back, that carries less than is configured.
+type Path struct {
+	Kind       Kind
+	Of         string     // name of the peer or node
+	To         netip.Addr // outer address; the zero Addr: unknown
+	Size       int        // the largest inner packet that passes
+	Configured int        // mtu
+	Wire       int        // bytes of the IP packets around those of Configured
+	Way        string     // where larger ones vanish: on the way to, from, or to or from it
+}
+
+type pathKey struct {
+	kind Kind
+	of   string
+}
+
+// paths are what was said of each.
+type paths map[pathKey]Finding
+
+func (p paths) look(o *Observation) (changes []Finding) {
+	narrow := make(map[pathKey]bool, len(o.Paths))
+	for i := range o.Paths {
+		x := &o.Paths[i]
+		key, f := pathKey{x.Kind, x.Of}, x.finding()
+		narrow[key] = true
+		if p[key] != f {
+			p[key] = f
+			changes = append(changes, f)
+		}
+	}
+	for key, f := range p {
+		if narrow[key] {
+			continue
+		}
+		delete(p, key)
+		if key.kind == OfPeer || slices.ContainsFunc(o.Nodes, func(n Node) bool { return n.Name == key.of }) { // else it has left
+			changes = append(changes, find(PathWide, f.Kind, f.Of, "{node}", f.Of))
+		}
+	}
+	return changes
+}
+
+func (x *Path) finding() Finding {
+	c := NarrowNode
+	if x.Kind == OfPeer {
+		c = NarrowPeer
+	}
+	return find(c, x.Kind, x.Of, "{node}", x.Of, "{address}", x.To.String(), "{size}", fmt.Sprint(x.Size), "{mtu}", fmt.Sprint(x.Configured),
+		"{wire}", fmt.Sprint(x.Wire), "{way}", x.Way)
+}
+
+// findings returns what is the case.
+func (p paths) findings() []Finding {
+	return slices.SortedFunc(maps.Values(p), func(a, b Finding) int { return strings.Compare(a.Text, b.Text) })
+}

@@ -1,0 +1,290 @@
+package pathmtu
+
+import "time"
+
+const (
+	// Floor is the least size that a Search finds, whatever probes say: every IPv4 host takes as much (RFC 791, Section 3.1). So who
+	// swallows probes costs itself no more than that.
+	Floor = 576
+	// Small is the size of the probe that tells whether probes are answered at all.
+	Small = 100
+
+	// answerTime is how long an answer may take. RFC 8899, Section 5.1.1, demands a second and would rather have 15; so late answers
+	// count, too.
+	answerTime = time.Second
+	// confirmInterval lies between two probes of a size that passes, on a leg that is in use.
+	confirmInterval = 2 * time.Second
+	// muteInterval lies between two probes of an end that has not answered lossesForBlackHole of them, of whatever size.
+	muteInterval = 15 * time.Second
+	// lossesForBlackHole is how many probes of one size are lost, one after the other, where it does not pass (RFC 8899, Section 5.1.2).
+	lossesForBlackHole = 3
+	// raiseInterval is how long a smaller size is kept before larger ones are tried. RFC 8899, Section 5.1.1, has 10 minutes for all
+	// paths; here only a path that fell again soon after it rose has to wait as long (raiseLong). A probe costs one packet.
+	raiseInterval = time.Minute
+	raiseLong     = 10 * time.Minute
+
+	// sizesAtOnce is how many sizes between two are tried at once, step what their distance is in the end.
+	sizesAtOnce = 16
+	sizesAbove  = 6 // how many above them, so that one that gets through shows that others were lost by chance
+	step        = 4
+)
+
+// Way is where packets vanish.
+type Way uint8
+
+// Ways. An end that merely answers pings tells no direction.
+const (
+	Either Way = iota
+	There
+	Back
+)
+
+func (w Way) String() string { return [...]string{"to or from", "to", "from"}[w] }
+
+// A Probe is an echo request.
+type Probe struct {
+	Size int // of the IP packet
+	// Short asks for a short answer, which tells of the way there alone. Who does not know that answers as to any other.
+	Short bool
+}
+
+// Result is what is known of a leg.
+type Result struct {
+	Size  int  // the largest packet that passes both ways, as far as is known
+	Known bool // a probe has told; else Size is the configured one
+	Way   Way  // where larger ones vanish
+}
+
+type phase uint8
+
+const (
+	settled phase = iota
+	doubting
+	rising
+)
+
+// A round is the probes sent at one time, and what became of them.
+type round struct {
+	nonce    uint64
+	at       time.Duration
+	probes   []Probe
+	answered []bool
+	open     bool
+}
+
+// A Search is the state of one leg.
+type Search struct {
+	Result
+	ceiling int
+	cut     int // the other end sends larger answers in fragments; so nothing is known of larger packets; 0 = it does not
+	arp     bool
+
+	phase    phase
+	losses   int // probes of Size lost, one after the other, while small ones were answered
+	mute     int // rounds in a row in which no small one was
+	lo, hi   int // a size that passes, 0 if none is known, and one that does not, 0 if none was tried
+	raiseAt  time.Duration
+	rose     time.Duration // when Size grew last; 0 = never
+	now, was round
+	late     bool // a probe of Size was answered after its round
+	short    bool // the other end gives short answers
+	there    bool // it has given one to a probe that would not have come back whole
+}
+
+// New returns a Search that never finds more than ceiling. arp: Short probes have other means than echo requests, which the other end
+// is known to answer.
+func New(ceiling int, arp bool) *Search {
+	return &Search{Result: Result{Size: ceiling}, ceiling: ceiling, arp: arp}
+}
+
+// Look is to be called now and then, at least once in confirmInterval. nonce has to be new and unforeseeable; used says whether anybody
+// uses the leg. The caller sends the probes that it returns, in order, the n-th with number n: the one that matters most comes first, as
+// hosts limit how many they answer. changed: Result is another one.
+func (s *Search) Look(now time.Duration, nonce uint64, used bool) (probes []Probe, changed bool) {
+	r := &s.now
+	if r.open {
+		if now-r.at < answerTime {
+			return nil, false
+		}
+		r.open = false
+		changed = s.conclude(now)
+	}
+	if !s.due(now, used) {
+		return nil, changed
+	}
+	if s.phase == settled && s.Size < s.ceiling && now >= s.raiseAt {
+		s.phase, s.lo, s.hi = rising, s.Size, s.ceiling+1
+	}
+	s.now, s.was = s.was, s.now
+	*r = round{nonce: nonce, at: now, probes: s.plan(r.probes[:0]), open: true}
+	r.answered = make([]bool, len(r.probes))
+	return r.probes, changed
+}
+
+func (s *Search) due(now time.Duration, used bool) bool {
+	since := now - s.now.at
+	switch {
+	case s.now.nonce == 0 && s.was.nonce == 0:
+		return used
+	case s.mute >= lossesForBlackHole:
+		return used && since >= muteInterval
+	case s.phase != settled:
+		return true
+	}
+	return used && since >= confirmInterval
+}
+
+// target is the largest size that is both believed in and answered whole.
+func (s *Search) target() int {
+	if s.cut > 0 && s.cut < s.Size {
+		return s.cut
+	}
+	return s.Size
+}
+
+// plan returns the probes of the next round. Sizes fall, so that no two of them make a train that is longer than two datagrams.
+func (s *Search) plan(p []Probe) []Probe {
+	target := s.target()
+	p = append(p, Probe{Size: target})
+	switch s.phase {
+	case doubting:
+		p = append(p, Probe{Size: target, Short: true})
+		if s.hi == 0 {
+			s.hi = target
+		}
+		p = between(p, s.hi-1, target, sizesAbove)
+		p = between(p, max(s.lo, Floor-1), s.hi, sizesAtOnce)
+	case rising:
+		if s.hi > s.ceiling {
+			p = append(p, Probe{Size: s.ceiling})
+		}
+		p = between(p, s.lo, min(s.hi, s.ceiling), sizesAtOnce)
+	}
+	return append(p, Probe{Size: Small, Short: true})
+}
+
+// between appends up to n sizes between two, the largest first.
+func between(p []Probe, lo, hi, n int) []Probe {
+	last := hi
+	for i := n; i > 0; i-- {
+		if size := lo + (hi-lo)*i/(n+1); size > lo && size < last {
+			p = append(p, Probe{Size: size})
+			last = size
+		}
+	}
+	return p
+}
+
+// Answered takes note of an answer: of which round and number, and how large. fragment: it is the first part of more. It returns false if
+// nobody waits for such an answer.
+func (s *Search) Answered(nonce uint64, number, size int, fragment bool) bool {
+	r := &s.now
+	if nonce != r.nonce {
+		if r = &s.was; nonce != r.nonce {
+			return false
+		}
+	}
+	if nonce == 0 || number >= len(r.probes) {
+		return false
+	}
+	p := r.probes[number]
+	switch {
+	case p.Short && size < p.Size:
+		s.short = true
+		s.there = s.there || p.Size > Small
+	case fragment: // the whole request has arrived, and the answer is cut to the other end's own MTU
+		s.cut = max(size, Floor)
+	case size < p.Size || p.Short && p.Size > Small:
+		return true // it proves nothing
+	}
+	if !r.open {
+		s.late = s.late || number == 0 && p.Size >= s.target()
+	}
+	r.answered[number] = true
+	return true
+}
+
+// AnsweredThere takes note of an answer to a Short probe by other means than an echo.
+func (s *Search) AnsweredThere() { s.there = true }
+
+// conclude ends a round.
+func (s *Search) conclude(now time.Duration) (changed bool) {
+	r := &s.now
+	last := len(r.probes) - 1
+	late := s.late
+	s.late = false
+	switch {
+	case r.answered[0] || late:
+		s.mute, s.losses, s.there = 0, 0, false
+		changed = !s.Known
+		s.Known = true
+		if s.phase == rising {
+			return s.rise(now) || changed
+		}
+		s.settle()
+		return changed
+	case !r.answered[last]:
+		// Nothing is answered, or no more than by chance: that says nothing of sizes.
+		if s.mute++; s.mute >= lossesForBlackHole {
+			s.losses = 0
+			s.settle()
+		}
+		return false
+	}
+	s.mute = 0
+	if s.phase != doubting {
+		s.phase, s.lo, s.hi, s.there = doubting, 0, 0, false
+	} else {
+		s.narrow()
+	}
+	if s.losses++; s.losses < lossesForBlackHole || s.hi-max(s.lo, Floor-1) > step {
+		return false
+	}
+	s.fall(now)
+	return true
+}
+
+// narrow sets lo and hi by what was answered.
+func (s *Search) narrow() {
+	for i, p := range s.now.probes {
+		if s.now.answered[i] && !p.Short {
+			s.lo = max(s.lo, p.Size)
+		}
+	}
+	for i, p := range s.now.probes {
+		if !s.now.answered[i] && !p.Short && p.Size > s.lo && (p.Size < s.hi || s.hi <= s.lo) {
+			s.hi = p.Size
+		}
+	}
+}
+
+func (s *Search) fall(now time.Duration) {
+	s.Way = Either
+	switch {
+	case s.there:
+		s.Way = Back
+	case s.short || s.arp:
+		s.Way = There
+	}
+	s.Size, s.Known, s.losses = min(max(s.lo, Floor), s.Size), true, 0
+	pause := raiseInterval
+	if s.rose != 0 && now-s.rose < raiseLong {
+		pause = raiseLong
+	}
+	s.raiseAt = now + pause
+	s.settle()
+}
+
+func (s *Search) rise(now time.Duration) (changed bool) {
+	s.narrow()
+	if s.lo > s.Size+step || s.lo > s.Size && s.lo == s.ceiling {
+		s.Size, s.rose, changed = s.lo, now, true
+	}
+	if s.hi-s.lo <= step || s.Size >= s.ceiling {
+		s.raiseAt = now + raiseInterval
+		s.settle()
+	}
+	return changed
+}
+
+func (s *Search) settle() { s.phase, s.lo, s.hi = settled, 0, 0 }

@@ -1,0 +1,299 @@
+package pathmtu
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+)
+
+// wire is a path and what is at its end.
+type wire struct {
+	there, back int           // what each way carries; 0 = everything
+	short       bool          // the end gives short answers
+	arp         bool          // Short probes have other means
+	own         int           // MTU of the end, which sends larger answers in fragments; 0 = none
+	answers     bool          // the end answers
+	limit       int           // answers a second that it gives; 0 = any number
+	loss        float64       // of each packet
+	delay       time.Duration // of each answer
+	unused      bool
+}
+
+// sight is what a test saw of a Search.
+type sight struct {
+	at time.Duration
+	Result
+}
+
+const tick = 1050 * time.Millisecond
+
+// drive runs a Search for a while over a wire that changes, and returns each change of what is known and how many probes were sent.
+func drive(ceiling int, arp bool, lasts time.Duration, seed uint64, change func(now time.Duration, w *wire)) (seen []sight, s *Search, probes, bytes int) {
+	random := rand.New(rand.NewPCG(seed, 1))
+	w := &wire{answers: true}
+	s = New(ceiling, arp)
+	type answer struct {
+		at           time.Duration
+		nonce        uint64
+		number, size int
+		fragment     bool
+	}
+	var under []answer
+	tokens := 0.0
+	for now := time.Duration(0); now < lasts; now += tick {
+		change(now, w)
+		for _, a := range under {
+			if a.at <= now {
+				s.Answered(a.nonce, a.number, a.size, a.fragment)
+			}
+		}
+		kept := under[:0]
+		for _, a := range under {
+			if a.at > now {
+				kept = append(kept, a)
+			}
+		}
+		under = kept
+		if w.limit > 0 {
+			tokens = min(tokens+float64(w.limit)*tick.Seconds(), float64(w.limit))
+		}
+		nonce := random.Uint64() | 1
+		sent, changed := s.Look(now, nonce, !w.unused)
+		if changed {
+			seen = append(seen, sight{now, s.Result})
+		}
+		for i, p := range sent {
+			probes, bytes = probes+1, bytes+p.Size
+			if w.there > 0 && p.Size > w.there || random.Float64() < w.loss || !w.answers {
+				continue
+			}
+			if w.arp && p.Short && p.Size > Small {
+				s.AnsweredThere()
+				continue
+			}
+			if w.limit > 0 {
+				if tokens < 1 {
+					continue
+				}
+				tokens--
+			}
+			size, fragment := p.Size, false
+			if p.Short && w.short {
+				size = 44
+			}
+			if w.own > 0 && size > w.own {
+				size, fragment = 20+(w.own-20)&^7, true
+			}
+			if w.back > 0 && size > w.back || random.Float64() < w.loss {
+				continue
+			}
+			under = append(under, answer{now + w.delay + time.Millisecond, nonce, i, size, fragment})
+		}
+	}
+	return seen, s, probes, bytes
+}
+
+const hole = 1246
+
+// TestHoleIsFound: a path that begins to swallow large packets is found out within 10 s, as exactly as it pays, and by its direction where
+// the other end lets that be told.
+func TestHoleIsFound(t *testing.T) {
+	ends := []struct {
+		name        string
+		short, arp  bool
+		there, back Way // what is found of a hole there, and back
+	}{{"pings", false, false, Either, Either}, {"culvert", true, false, There, Back}, {"ARP", false, true, There, Back}}
+	for _, end := range ends {
+		for _, tt := range []struct {
+			name        string
+			there, back int
+			want        Way
+		}{{"there", hole, 0, end.there}, {"back", 0, hole, end.back}, {"both ways", hole, hole, end.there}} {
+			for _, ceiling := range []int{1340, 1400, 8950} {
+				for _, begins := range []time.Duration{0, 60 * time.Second, 61 * time.Second, 62 * time.Second} {
+					t.Run(fmt.Sprintf("%s/%s/%d/%v", end.name, tt.name, ceiling, begins), func(t *testing.T) {
+						seen, s, _, _ := drive(ceiling, end.arp, begins+10*time.Second, 1, func(now time.Duration, w *wire) {
+							w.short, w.arp = end.short, end.arp
+							if now >= begins {
+								w.there, w.back = tt.there, tt.back
+							}
+						})
+						if s.Size > hole || s.Size < hole-step || !s.Known || s.Way != tt.want {
+							t.Errorf("after 10 s: %+v, want %d to %d, way %q; seen %v", s.Result, hole-step, hole, tt.want, seen)
+						}
+						for _, x := range seen {
+							if x.Size < hole-step {
+								t.Errorf("%v: %d for a while", x.at, x.Size)
+							}
+						}
+					})
+				}
+			}
+		}
+	}
+}
+
+// TestHoleOfAnySize: whatever passes, that is found.
+func TestHoleOfAnySize(t *testing.T) {
+	for limit := Floor; limit < 1340; limit++ {
+		_, s, _, _ := drive(1340, false, 10*time.Second, 1, func(_ time.Duration, w *wire) { w.back = limit })
+		if s.Size > limit || s.Size < limit-step {
+			t.Fatalf("%d passes, found %d", limit, s.Size)
+		}
+	}
+	for _, limit := range []int{Small, 300, Floor - 1} {
+		_, s, _, _ := drive(1340, false, time.Minute, 1, func(_ time.Duration, w *wire) { w.back = limit })
+		if s.Size != Floor {
+			t.Fatalf("%d passes, found %d, want the floor", limit, s.Size)
+		}
+	}
+}
+
+// TestNoHole: what is no black hole lowers nothing.
+func TestNoHole(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		change func(now time.Duration, w *wire)
+		known  bool
+	}{
+		{"a path that carries all", func(time.Duration, *wire) {}, true},
+		{"nobody answers", func(_ time.Duration, w *wire) { w.answers = false }, false},
+		{"nobody answers any more", func(now time.Duration, w *wire) { w.answers = now < time.Minute }, true},
+		{"the path is cut now and then", func(now time.Duration, w *wire) { w.answers = now/(10*time.Second)%2 == 0 }, true},
+		{"answers take 3 s", func(_ time.Duration, w *wire) { w.delay = 3 * time.Second }, true},
+		{"answers take 1.5 s", func(_ time.Duration, w *wire) { w.delay = 1500 * time.Millisecond }, true},
+		{"two answers a second", func(_ time.Duration, w *wire) { w.limit = 2 }, true},
+		{"one answer a second", func(_ time.Duration, w *wire) { w.limit = 1 }, true},
+		{"the other end has a smaller MTU", func(_ time.Duration, w *wire) { w.own = 1280 }, true},
+		{"the other end has a larger MTU", func(_ time.Duration, w *wire) { w.own = 1400 }, true},
+		{"nobody uses it", func(_ time.Duration, w *wire) { w.unused, w.there = true, 800 }, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			seen, s, _, _ := drive(1340, false, time.Hour, 1, tt.change)
+			if s.Size != 1340 || s.Known != tt.known {
+				t.Errorf("found %+v; %v", s.Result, seen)
+			}
+		})
+	}
+}
+
+// TestLossIsNoHole: a path that loses packets of any size keeps its own, or nearly, for hours.
+func TestLossIsNoHole(t *testing.T) {
+	for _, loss := range []float64{0.01, 0.05, 0.1, 0.2} {
+		for seed := range uint64(20) {
+			seen, _, _, _ := drive(1340, false, time.Hour, seed, func(_ time.Duration, w *wire) { w.loss = loss })
+			for _, x := range seen {
+				if x.Size < 1240 {
+					t.Errorf("loss %v, seed %d: %d at %v", loss, seed, x.Size, x.at)
+				}
+			}
+		}
+	}
+}
+
+// TestHoleWithLoss: loss hides no hole.
+func TestHoleWithLoss(t *testing.T) {
+	for seed := range uint64(50) {
+		_, s, _, _ := drive(1340, false, 20*time.Second, seed, func(_ time.Duration, w *wire) { w.loss, w.there = 0.05, hole })
+		if s.Size > hole || s.Size < hole-60 {
+			t.Errorf("seed %d: %+v", seed, s.Result)
+		}
+	}
+}
+
+// TestPathRises: a path that carries more again is found within raiseInterval; one that keeps falling is asked less often.
+func TestPathRises(t *testing.T) {
+	at := func(seen []sight, size int, from time.Duration) time.Duration {
+		for _, x := range seen {
+			if x.Size == size && x.at >= from {
+				return x.at
+			}
+		}
+		return -1
+	}
+	seen, s, _, _ := drive(1340, false, 5*time.Minute, 1, func(now time.Duration, w *wire) {
+		if w.there = 0; now < 2*time.Minute {
+			w.there = hole
+		}
+	})
+	if up := at(seen, 1340, 2*time.Minute); up < 0 || up > 2*time.Minute+raiseInterval+3*tick {
+		t.Errorf("whole again at %v; %v", up, seen)
+	}
+	if s.Size != 1340 {
+		t.Errorf("in the end %+v", s.Result)
+	}
+	_, s, _, _ = drive(1340, false, 5*time.Minute, 1, func(now time.Duration, w *wire) {
+		if w.there = hole; now > 2*time.Minute {
+			w.there = 1290
+		}
+	})
+	if s.Size > 1290 || s.Size < 1290-step {
+		t.Errorf("a path that rises in part: %+v", s.Result)
+	}
+	seen, _, _, _ = drive(1340, false, 2*time.Hour, 1, func(now time.Duration, w *wire) {
+		if w.there = 0; now/(30*time.Second)%2 == 0 {
+			w.there = hole
+		}
+	})
+	if len(seen) > 60 {
+		t.Errorf("a path that rises and falls each minute has changed %d times in two hours", len(seen))
+	}
+}
+
+// TestProbesAreFew bounds what probing costs.
+func TestProbesAreFew(t *testing.T) {
+	for _, tt := range []struct {
+		name         string
+		change       func(time.Duration, *wire)
+		probes, size int // a second, at most
+	}{
+		{"a path that carries all", func(time.Duration, *wire) {}, 1, 750},
+		{"a narrow path", func(_ time.Duration, w *wire) { w.there = hole }, 2, 1500},
+		{"a dead end", func(_ time.Duration, w *wire) { w.answers = false }, 1, 100},
+		{"an end that answers small ones alone", func(_ time.Duration, w *wire) { w.there = Small }, 2, 1500},
+		{"an idle path", func(_ time.Duration, w *wire) { w.unused = true }, 0, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			const lasts = time.Hour
+			_, _, probes, bytes := drive(1340, false, lasts, 1, tt.change)
+			if most := tt.probes * int(lasts.Seconds()); probes > most {
+				t.Errorf("%d probes, want at most %d", probes, most)
+			}
+			if most := tt.size * int(lasts.Seconds()); bytes > most {
+				t.Errorf("%d bytes, want at most %d", bytes, most)
+			}
+		})
+	}
+}
+
+// TestForgedAnswers: who has not seen a probe cannot answer it, and no answer makes a path larger than configured or smaller than Floor.
+func TestForgedAnswers(t *testing.T) {
+	s := New(1340, false)
+	if s.Answered(0, 0, 1340, false) {
+		t.Error("an answer before there is a probe")
+	}
+	probes, _ := s.Look(0, 77, true)
+	for _, a := range []struct {
+		nonce        uint64
+		number, size int
+		want         bool
+	}{{0, 0, 1340, false}, {78, 0, 1340, false}, {77, len(probes), 1340, false}, {77, 65535, 1340, false}, {77, 0, 1339, true}, {77, 0, 20, true}} {
+		if got := s.Answered(a.nonce, a.number, a.size, false); got != a.want {
+			t.Errorf("%+v: %v", a, got)
+		}
+	}
+	if s.Look(tick, 79, true); s.Known {
+		t.Error("an answer that is shorter than its probe counts")
+	}
+	random := rand.New(rand.NewPCG(1, 1))
+	for i := range 20000 {
+		s.Look(time.Duration(i+2)*tick, uint64(i+100), true)
+		for range random.IntN(30) {
+			s.Answered(uint64(i+100-random.IntN(3)), random.IntN(30), random.IntN(70000), random.IntN(5) == 0)
+		}
+		if s.Size < Floor || s.Size > 1340 || s.target() < Floor {
+			t.Fatalf("%+v", s)
+		}
+	}
+}

@@ -1,0 +1,328 @@
+package gateway
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/checksum"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+
+	"culvert/gateway/config"
+	"culvert/gateway/pathmtu"
+	"culvert/geneve"
+	"culvert/nat"
+)
+
+// paths finds the path MTU of the legs in use, and has the engine keep to it: see package
+// pathmtu. A leg is the way to a node, or to the peer, and back.
+type paths struct {
+	g      *Gateway
+	sender *geneve.Sender
+
+	mu   sync.Mutex
+	legs map[nat.Link]*pathLeg // +checklocks:mu
+
+	// The rest is for the goroutine that calls look.
+	shown  []geneve.Presence
+	next   nat.Link // where to go on, where not all legs were looked at
+	packet []byte
+}
+
+// pathLeg is one leg.
+type pathLeg struct {
+	search    *pathmtu.Search
+	own, peer netip.Addr // between which probes travel
+	reachable bool
+	packets   uint64 // both ways, without those of probes
+	probes    uint64 // of probes, both ways
+	busy      time.Duration
+	seen      bool // by follow
+	nonce     uint64
+	sending   []pathmtu.Probe
+}
+
+const (
+	// pathInterval lies between two looks at the legs: a little more than an answer may take.
+	pathInterval = 1050 * time.Millisecond
+	// busyTime is for how long a leg counts as in use after a packet. Who sends large
+	// packets alone, into a black hole, is not heard while they vanish.
+	busyTime = 30 * time.Second
+	// maxPathLegs is how many legs are probed in one look, in turn.
+	maxPathLegs = 256
+	// probePace lies between two probes to one leg, so that each leaves alone.
+	probePace = 2 * time.Millisecond
+	// tellPace lies between two parts of the table of connections.
+	tellPace = time.Millisecond
+)
+
+func newPaths(g *Gateway, mtu config.TunnelMTU) *paths {
+	return &paths{g: g, sender: g.endpoint.NewSender(), legs: make(map[nat.Link]*pathLeg), packet: make([]byte, mtu)}
+}
+
+// probePaths looks for path MTUs until ctx ends.
+func (g *Gateway) probePaths(ctx context.Context) {
+	tick := time.NewTicker(pathInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		for _, link := range g.paths.look(time.Since(started)) {
+			g.paths.tell(ctx, link)
+		}
+	}
+}
+
+// look sends the probes that are due. It returns the links whose paths have become
+// narrower, unless it is the way there alone.
+func (p *paths) look(now time.Duration) (narrower []nat.Link) {
+	p.mu.Lock()
+	p.follow(now)
+	due, longest := p.due(), 0
+	for _, link := range due {
+		leg := p.legs[link]
+		size := leg.search.Size
+		var changed bool
+		leg.nonce = newNonce()
+		leg.sending, changed = leg.search.Look(now, leg.nonce, leg.reachable && leg.busy != 0 && now-leg.busy < busyTime)
+		longest = max(longest, len(leg.sending))
+		if changed {
+			p.g.engine.SetPathMTU(link, leg.search.Size)
+			if leg.search.Size < size && leg.search.Way != pathmtu.There {
+				narrower = append(narrower, link)
+			}
+		}
+	}
+	p.mu.Unlock()
+	for number := range longest {
+		for _, link := range due {
+			p.probe(link, number)
+		}
+		p.sender.Flush()
+		time.Sleep(probePace)
+	}
+	return narrower
+}
+
+// newNonce returns what nobody can foresee: who has not seen a probe cannot answer it.
+func newNonce() uint64 {
+	var b [8]byte
+	rand.Read(b[:])
+	return max(binary.BigEndian.Uint64(b[:]), 1)
+}
+
+// follow makes the legs those of the configuration, and notes which are in use.
+//
+// +checklocks:p.mu
+func (p *paths) follow(now time.Duration) {
+	g := p.g
+	g.mu.Lock()
+	c, links := g.config, g.links
+	g.mu.Unlock()
+	clear(p.shown)
+	g.endpoint.Presences(func(x geneve.Presence) {
+		for len(p.shown) <= int(x.ID) {
+			p.shown = append(p.shown, geneve.Presence{})
+		}
+		p.shown[x.ID] = x
+	})
+	own, peer := c.WireGuard.Role.TunnelAddresses()
+	stats := g.engine.Stats()
+	p.keep(nat.Tunnel, own, peer, c.MTU).use(g.peerKnown(), stats.Outbound.Forwarded+stats.Inbound.Forwarded, now)
+	for i := range c.Geneve.Nodes {
+		n := &c.Geneve.Nodes[i]
+		link := links.ByName[n.Name]
+		if int(link) >= len(p.shown) || !n.Address.Is4() || !c.Geneve.GatewayAddress.Is4() {
+			continue
+		}
+		x := &p.shown[link]
+		leg := p.keep(link, c.Geneve.GatewayAddress, n.Address, c.MTU)
+		leg.use(!x.ARP || x.Answered, x.ReceivedPackets+x.SentPackets-leg.probes, now)
+	}
+	for link, leg := range p.legs {
+		if !leg.seen {
+			delete(p.legs, link)
+			g.engine.SetPathMTU(link, 0)
+		}
+		leg.seen = false
+	}
+}
+
+// keep returns the leg of a link, a new one if there is none between these addresses.
+//
+// +checklocks:p.mu
+func (p *paths) keep(link nat.Link, own, peer netip.Addr, mtu config.TunnelMTU) *pathLeg {
+	leg := p.legs[link]
+	if leg == nil || leg.own != own || leg.peer != peer {
+		leg = &pathLeg{search: pathmtu.New(int(mtu), false), own: own, peer: peer}
+		p.legs[link] = leg
+		p.g.engine.SetPathMTU(link, 0)
+	}
+	leg.seen = true
+	return leg
+}
+
+// use notes how many packets have used the leg by now.
+func (leg *pathLeg) use(reachable bool, packets uint64, now time.Duration) {
+	leg.reachable = reachable
+	if packets != leg.packets {
+		leg.packets, leg.busy = packets, now
+	}
+}
+
+// due returns the legs whose turn it is.
+//
+// +checklocks:p.mu
+func (p *paths) due() []nat.Link {
+	all := slices.Sorted(maps.Keys(p.legs))
+	if len(all) <= maxPathLegs {
+		return all
+	}
+	at, _ := slices.BinarySearch(all, p.next)
+	turn := slices.Concat(all[at:], all[:at])
+	p.next = turn[maxPathLegs]
+	return turn[:maxPathLegs]
+}
+
+// Probes are ICMP echo requests: behind their 8 bytes of header come shortMark, or zeros,
+// then the nonce of their round, and zeros.
+const (
+	pathIdent  = 0x636d // "cm"
+	markAt     = header.IPv4MinimumSize + header.ICMPv4MinimumSize
+	nonceAt    = markAt + 8
+	shortReply = nonceAt + 8
+)
+
+// shortMark asks for an answer that ends behind the nonce, which tells of the way there
+// alone. Who is no culvert answers as to any other request, with all of it.
+const shortMark = "culvert>"
+
+// probe sends a leg the probe with a number, if it has one.
+func (p *paths) probe(link nat.Link, number int) {
+	p.mu.Lock()
+	leg := p.legs[link]
+	if leg == nil || number >= len(leg.sending) {
+		p.mu.Unlock()
+		return
+	}
+	leg.probes++
+	b := leg.request(p.packet, number)
+	p.mu.Unlock()
+	p.send(link, b)
+}
+
+// request makes the probe with a number.
+func (leg *pathLeg) request(room []byte, number int) []byte {
+	probe := leg.sending[number]
+	b := room[:min(probe.Size, len(room))]
+	clear(b)
+	ip := header.IPv4(b)
+	ip.Encode(&header.IPv4Fields{
+		TotalLength: uint16(len(b)), TTL: echoTTL, Protocol: uint8(header.ICMPv4ProtocolNumber), Flags: header.IPv4FlagDontFragment,
+		SrcAddr: tcpip.AddrFrom4(leg.own.As4()), DstAddr: tcpip.AddrFrom4(leg.peer.As4()),
+	})
+	ip.SetChecksum(^ip.CalculateChecksum())
+	if probe.Short {
+		copy(b[markAt:], shortMark)
+	}
+	binary.BigEndian.PutUint64(b[nonceAt:], leg.nonce)
+	icmp := header.ICMPv4(ip.Payload())
+	icmp.SetType(header.ICMPv4Echo)
+	icmp.SetIdent(pathIdent)
+	icmp.SetSequence(uint16(number))
+	icmp.SetChecksum(^checksum.Checksum(icmp, 0))
+	return b
+}
+
+// answered takes note of an answer to a probe; false if b, a packet to the gateway itself,
+// is none. Its checksum is not looked at: the nonce is what nobody else has.
+func (p *paths) answered(link nat.Link, b []byte) bool {
+	ip := header.IPv4(b)
+	if header.IPVersion(b) != header.IPv4Version || ip.TransportProtocol() != header.ICMPv4ProtocolNumber || ip.FragmentOffset() != 0 ||
+		ip.HeaderLength() != header.IPv4MinimumSize || len(b) < shortReply {
+		return false
+	}
+	icmp := header.ICMPv4(ip.Payload())
+	if icmp.Type() != header.ICMPv4EchoReply || icmp.Ident() != pathIdent {
+		return false
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	leg := p.legs[link]
+	if leg == nil || ip.SourceAddress() != tcpip.AddrFrom4(leg.peer.As4()) {
+		return false
+	}
+	leg.probes++
+	return leg.search.Answered(binary.BigEndian.Uint64(b[nonceAt:]), int(icmp.Sequence()), len(b), ip.More())
+}
+
+// shortAnswer returns how much of an answer the sender of the request wants back: all, or
+// less.
+func shortAnswer(b []byte) int {
+	ip := header.IPv4(b)
+	if len(b) > shortReply && !ip.More() && ip.HeaderLength() == header.IPv4MinimumSize && string(b[markAt:nonceAt]) == shortMark {
+		return shortReply
+	}
+	return len(b)
+}
+
+// tell has those know of a narrow path whose packets come by it. It takes a millisecond
+// for 64 connections.
+func (p *paths) tell(ctx context.Context, link nat.Link) {
+	pace := time.NewTicker(tellPace)
+	defer pace.Stop()
+	var list [][]byte
+	for at, more := nat.Cursor(0), true; more; {
+		list, at, more = p.g.engine.TellNarrow(at, link, list[:0])
+		for _, message := range list {
+			p.send(link, message)
+		}
+		p.sender.Flush()
+		select {
+		case <-ctx.Done():
+			return
+		case <-pace.C:
+		}
+	}
+}
+
+// send sends a packet of the gateway's own to a leg, at the latest with the next Flush.
+func (p *paths) send(link nat.Link, packet []byte) {
+	if link == nat.Tunnel {
+		p.g.out.sendProbe(packet)
+		return
+	}
+	p.g.in.generated.Add(1)
+	p.sender.Send(uint16(link), packet)
+}
+
+// known returns what probes have told of each leg.
+func (p *paths) known() map[nat.Link]pathmtu.Result {
+	return p.results(func(r *pathmtu.Result) bool { return r.Known })
+}
+
+// narrow returns the legs that carry less than is configured.
+func (p *paths) narrow() map[nat.Link]pathmtu.Result {
+	return p.results(func(r *pathmtu.Result) bool { return r.Size < len(p.packet) })
+}
+
+func (p *paths) results(wanted func(*pathmtu.Result) bool) map[nat.Link]pathmtu.Result {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	results := make(map[nat.Link]pathmtu.Result)
+	for link, leg := range p.legs {
+		if r := &leg.search.Result; wanted(r) {
+			results[link] = *r
+		}
+	}
+	return results
+}

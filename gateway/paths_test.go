@@ -1,0 +1,152 @@
+package gateway
+
+import (
+	"encoding/binary"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	logtest "github.com/sirupsen/logrus/hooks/test"
+
+	"culvert/gateway/config"
+	"culvert/gateway/wgkey"
+	"culvert/geneve/genevetest"
+	"culvert/nat"
+	"culvert/nat/nattest"
+)
+
+// pathTest is a gateway whose legs are looked at by a clock of the test's own.
+type pathTest struct {
+	*cluster
+	t    *testing.T
+	said *logtest.Hook
+	now  time.Duration
+	sent map[nat.Link]int // probes
+}
+
+func newPathTest(t *testing.T, net byte) *pathTest {
+	log, said := logtest.NewNullLogger()
+	c := clusterConfig("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16")
+	c.WireGuard.PeerPublicKey = wgkey.NewPrivate().Public()
+	c.WireGuard.Endpoint = "127.0.0.1:9"
+	p := &pathTest{t: t, cluster: open(t, c, net, log, nil), said: said, sent: make(map[nat.Link]int)}
+	t.Cleanup(func() {
+		p.watch.knocker.close()
+		p.close()
+	})
+	return p
+}
+
+// waitFor calls condition until it holds.
+func waitFor(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	deadline := time.After(genevetest.Timeout)
+	for !condition() {
+		select {
+		case <-deadline:
+			t.Fatalf("%s: not within %v", what, genevetest.Timeout)
+		case <-time.After(time.Millisecond):
+		}
+	}
+}
+
+// look lets the legs be looked at for a while in which the first node's is in use, and waits for the answers of each round.
+func (p *pathTest) look(lasts time.Duration) {
+	p.t.Helper()
+	const link, other nat.Link = 1, 2
+	for end := p.now + lasts; p.now < end; p.now += pathInterval {
+		p.nodes[0].Send(udpPacket("10.0.1.5", "10.61.1.7", nil))
+		before := p.engine.Stats().Outbound.Forwarded
+		waitFor(p.t, "a packet", func() bool { return p.engine.Stats().Outbound.Forwarded >= before })
+		p.paths.look(p.now)
+		p.paths.mu.Lock()
+		p.sent[link] += len(p.paths.legs[link].sending)
+		p.sent[other] += len(p.paths.legs[other].sending)
+		p.paths.mu.Unlock()
+		waitFor(p.t, "answers", func() bool {
+			asked, replied := p.nodes[0].Echoes()
+			p.paths.mu.Lock()
+			defer p.paths.mu.Unlock()
+			return asked == p.sent[link] && int(p.paths.legs[link].probes) == asked+replied
+		})
+		p.watch.look(p.now)
+	}
+}
+
+// TestPathOfNode: a path to a node that swallows large packets is found within 10 s, by its
+// direction; the gateway keeps to it, says so, and says so again when it is whole.
+func TestPathOfNode(t *testing.T) {
+	for i, tt := range []struct {
+		name        string
+		there, back int
+		way         string
+	}{{"there", 1246, 0, "to"}, {"back", 0, 1246, "from"}} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			p := newPathTest(t, byte(60+i))
+			p.nodes[1].Send(udpPacket("10.0.2.5", "10.61.1.7", nil)) // so that it is there
+			p.look(10 * time.Second)
+			if p.sent[2] > 40 {
+				t.Errorf("%d probes to a node that is not in use", p.sent[2])
+			}
+			metric := func(size int) string { return fmt.Sprintf("culvert_path_mtu_bytes{kind=%q,of=%q} %d\n", "node", "rome-1", size) }
+			if page := string(p.metricsPage(newSeats(nil), 0)); !strings.Contains(page, metric(1340)) {
+				t.Errorf("no line %s", metric(1340))
+			}
+			p.nodes[0].LoseLarge(tt.there, tt.back)
+			p.look(10 * time.Second)
+
+			s := source{p.Gateway}.Status()
+			size := s.Nodes[0].Path.MTU
+			if size > 1246 || size < 1242 || s.Nodes[0].Path.Narrow != tt.way {
+				t.Fatalf("status says %+v, want about 1246, %q", s.Nodes[0].Path, tt.way)
+			}
+			if s.Nodes[1].Path.Narrow != "" || s.Tunnel.Path.Narrow != "" {
+				t.Errorf("others are narrow too: %+v, %+v", s.Nodes[1].Path, s.Tunnel.Path)
+			}
+			if page := string(p.metricsPage(newSeats(nil), 0)); !strings.Contains(page, metric(size)) {
+				t.Errorf("no line %s", metric(size))
+			}
+			want := fmt.Sprintf("packets of more than %d bytes vanish on the way %s rome-1", size, tt.way)
+			if n := p.count(want, logrus.WarnLevel); n != 1 {
+				t.Errorf("%d times in the log: %s", n, want)
+			}
+			p.tooBig(size)
+
+			p.nodes[0].LoseLarge(0, 0)
+			p.look(70 * time.Second)
+			if s := (source{p.Gateway}).Status(); s.Nodes[0].Path.MTU != 1340 || s.Nodes[0].Path.Narrow != "" {
+				t.Errorf("status says %+v, want 1340", s.Nodes[0].Path)
+			}
+			if n := p.count("packets of mtu bytes pass to and from rome-1 again", logrus.InfoLevel); n != 1 {
+				t.Errorf("%d times in the log that the path is whole", n)
+			}
+		})
+	}
+}
+
+// count returns how often the log says something.
+func (p *pathTest) count(message string, level logrus.Level) (n int) {
+	for _, e := range p.said.AllEntries() {
+		if e.Level == level && strings.HasPrefix(e.Message, message) {
+			n++
+		}
+	}
+	return n
+}
+
+// tooBig has a pod of the second node send one of the first a packet that does not fit.
+func (p *pathTest) tooBig(size int) {
+	p.t.Helper()
+	p.nodes[1].Send(nattest.IP{Source: "10.0.2.5", Destination: "10.0.1.5", DF: true,
+		Body: nattest.UDP{SourcePort: 1, DestinationPort: 2, Payload: nattest.Payload(size+1-28, 1)}}.Bytes())
+	v, err := nattest.Check(p.nodes[1].Receive())
+	if err != nil || v.Protocol != 1 || v.Body[0] != 3 || v.Body[1] != 4 {
+		p.t.Fatalf("no too-big message: %v, % x", err, v.Body)
+	}
+	if got := int(binary.BigEndian.Uint16(v.Body[6:])); got != size {
+		p.t.Errorf("told %d, want %d", got, size)
+	}
+}
