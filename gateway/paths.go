@@ -42,6 +42,8 @@ type pathLeg struct {
 	reachable bool
 	packets   uint64 // both ways, without those of probes
 	probes    uint64 // of probes, both ways
+	large     uint64 // answers to geneve.Endpoint.AskLarge
+	arp       bool   // there may be such
 	busy      time.Duration
 	seen      bool // by follow
 	nonce     uint64
@@ -137,7 +139,7 @@ func (p *paths) follow(now time.Duration) {
 	})
 	own, peer := c.WireGuard.Role.TunnelAddresses()
 	stats := g.engine.Stats()
-	p.keep(nat.Tunnel, own, peer, c.MTU).use(g.peerKnown(), stats.Outbound.Forwarded+stats.Inbound.Forwarded, now)
+	p.keep(nat.Tunnel, own, peer, false, c.MTU).use(g.peerKnown(), stats.Outbound.Forwarded+stats.Inbound.Forwarded, now)
 	for i := range c.Geneve.Nodes {
 		n := &c.Geneve.Nodes[i]
 		link := links.ByName[n.Name]
@@ -145,8 +147,12 @@ func (p *paths) follow(now time.Duration) {
 			continue
 		}
 		x := &p.shown[link]
-		leg := p.keep(link, c.Geneve.GatewayAddress, n.Address, c.MTU)
-		leg.use(!x.ARP || x.Answered, x.ReceivedPackets+x.SentPackets-leg.probes, now)
+		leg := p.keep(link, c.Geneve.GatewayAddress, n.Address, x.ARP, c.MTU)
+		leg.use(!x.ARP || x.Known, x.ReceivedPackets+x.SentPackets-leg.probes, now)
+		if x.LargeAnswers != leg.large {
+			leg.large = x.LargeAnswers
+			leg.search.AnsweredThere()
+		}
 	}
 	for link, leg := range p.legs {
 		if !leg.seen {
@@ -160,10 +166,10 @@ func (p *paths) follow(now time.Duration) {
 // keep returns the leg of a link, a new one if there is none between these addresses.
 //
 // +checklocks:p.mu
-func (p *paths) keep(link nat.Link, own, peer netip.Addr, mtu config.TunnelMTU) *pathLeg {
+func (p *paths) keep(link nat.Link, own, peer netip.Addr, arp bool, mtu config.TunnelMTU) *pathLeg {
 	leg := p.legs[link]
-	if leg == nil || leg.own != own || leg.peer != peer {
-		leg = &pathLeg{search: pathmtu.New(int(mtu), false), own: own, peer: peer}
+	if leg == nil || leg.own != own || leg.peer != peer || leg.arp != arp {
+		leg = &pathLeg{search: pathmtu.New(int(mtu), arp), own: own, peer: peer, arp: arp}
 		p.legs[link] = leg
 		p.g.engine.SetPathMTU(link, 0)
 	}
@@ -212,6 +218,11 @@ func (p *paths) probe(link nat.Link, number int) {
 	leg := p.legs[link]
 	if leg == nil || number >= len(leg.sending) {
 		p.mu.Unlock()
+		return
+	}
+	if probe := leg.sending[number]; leg.arp && probe.Short && probe.Size > pathmtu.Small {
+		p.mu.Unlock()
+		p.g.endpoint.AskLarge(uint16(link), probe.Size)
 		return
 	}
 	leg.probes++

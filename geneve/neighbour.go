@@ -116,7 +116,11 @@ func (n *neighbours) arp(t *tunnel, to mac, from speaker, b []byte, now time.Dur
 		if m.operation != arpReply {
 			return OtherMAC
 		}
-		t.probe.Answered(probe)
+		if probe == largeProbe {
+			t.largeAnswers.Add(1)
+		} else {
+			t.probe.Answered(probe)
+		}
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -19,7 +19,7 @@ func (t *tunnel) probeMAC(p udp.Probe) mac { return t.self + mac(p+1)<<42 }
 
 // probeOf returns the probe that an answer to the given MAC address is for.
 func (t *tunnel) probeOf(to mac) (udp.Probe, bool) {
-	for p := range udp.NumProbes {
+	for p := range largeProbe + 1 {
 		if to == t.probeMAC(p) {
 			return p, true
 		}
@@ -65,12 +65,7 @@ func (n *neighbours) sendProbes(t *tunnel, now time.Duration) bool {
 		return false
 	}
 	for p := range udp.NumProbes {
-		frame := n.frames[p][:]
-		t.encap(frame, to, etherTypeARP)
-		from := t.probeMAC(p)
-		from.put(frame[headerLen+6:])
-		m := arp{operation: arpRequest, senderMAC: from, sender: netip.IPv4Unspecified(), target: t.Peer}
-		m.put(frame[maxHeader:])
+		n.putProbe(n.frames[p][:], t, to, p)
 	}
 	single, first, second := n.frames[udp.ProbeSingle][:], n.frames[udp.ProbeFirst][:], n.frames[udp.ProbeSecond][:]
 	n.trains = append(n.trains[:0],
@@ -80,4 +75,37 @@ func (n *neighbours) sendProbes(t *tunnel, now time.Duration) bool {
 	n.e.arpSent.Add(uint64(udp.NumProbes))
 	train := &n.trains[1]
 	return !train.Single && train.Sent == 2
+}
+
+// largeProbe stands behind those of trains.
+const largeProbe = udp.NumProbes
+
+// AskLarge sends a probe that fills the tunnel like an IP packet of size bytes. Who gets it answers in few bytes, so that an answer tells of
+// the way there alone; Presence counts those. The size is what follows the message in its frame, which is padding to everybody.
+func (e *Endpoint) AskLarge(id uint16, size int) {
+	t := e.table.Load().byID(id)
+	if t == nil || t.Inner != Ethernet || size > t.maxPacket() {
+		return
+	}
+	n := &e.neighbours
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	to := t.neighbour.load()
+	if to.mac() == 0 || n.closed {
+		return
+	}
+	frame := make([]byte, maxHeader+max(size, arpLen))
+	n.putProbe(frame, t, to, largeProbe)
+	n.trains = append(n.trains[:0], udp.Train{Destination: t.destination, Parts: append(n.parts(0), frame)})
+	n.flush(1)
+	e.arpSent.Add(1)
+}
+
+// putProbe writes a probe to t at the begin of frame.
+func (n *neighbours) putProbe(frame []byte, t *tunnel, to speaker, p udp.Probe) {
+	t.encap(frame, to, etherTypeARP)
+	from := t.probeMAC(p)
+	from.put(frame[headerLen+6:])
+	m := arp{operation: arpRequest, senderMAC: from, sender: netip.IPv4Unspecified(), target: t.Peer}
+	m.put(frame[maxHeader:])
 }

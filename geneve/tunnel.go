@@ -114,6 +114,7 @@ type tunnelState struct {
 	sentTrains, lostTrains         atomic.Uint64
 	refusedTrains                  atomic.Uint64
 	encapChanges                   atomic.Uint64
+	largeAnswers                   atomic.Uint64 // to AskLarge
 	singleUntil                    atomic.Int64 // time.Duration of Options.Now: the kernel refused a train
 }
 

@@ -258,6 +258,7 @@ func (n *Node) datagram(b []byte) {
 	switch {
 	case etherType == ARP && to != n.MAC && to != broadcast, etherType != ARP && to != n.MAC:
 		n.tb.Errorf("genevetest: node %v: frame to % x, want % x", n.Address, to, n.MAC)
+	case etherType == ARP && n.there.Load() != 0 && int64(len(b)) > n.there.Load():
 	case etherType == ARP:
 		if sender := netip.AddrFrom4([4]byte(b[14:])); sender == n.GatewayAddress {
 			n.learn(from)
