@@ -85,7 +85,7 @@ func (g *Gateway) probePaths(ctx context.Context) {
 }
 
 // look sends the probes that are due. It returns the links whose paths have become
-// narrower, unless it is the way there alone.
+// narrower.
 func (p *paths) look(now time.Duration) (narrower []nat.Link) {
 	p.mu.Lock()
 	p.follow(now)
@@ -99,7 +99,7 @@ func (p *paths) look(now time.Duration) (narrower []nat.Link) {
 		longest = max(longest, len(leg.sending))
 		if changed {
 			p.g.engine.SetPathMTU(link, leg.search.Size)
-			if leg.search.Size < size && leg.search.Way != pathmtu.There {
+			if leg.search.Size < size {
 				narrower = append(narrower, link)
 			}
 		}

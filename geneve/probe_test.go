@@ -197,7 +197,7 @@ func TestProbeAnswers(t *testing.T) {
 		{"a request", genevetest.Frame(marker[1], nodeMAC, genevetest.ARP, arpMessage(1, nodeMAC, nodeInner, [6]byte{}, gatewayInner)), OtherMAC},
 		{"another sender inside", genevetest.Frame(marker[1], nodeMAC, genevetest.ARP, arpMessage(2, station, nodeInner, marker[1], netip.IPv4Unspecified())), BadARP},
 		{"a packet", genevetest.Frame(marker[1], nodeMAC, genevetest.IPv4, ipPacket(1, 100)), OtherMAC},
-		{"the next MAC address", genevetest.Frame([6]byte{0x12, us[1], us[2], us[3], us[4], us[5]}, nodeMAC, genevetest.ARP, arpMessage(2, nodeMAC, nodeInner, marker[1], netip.IPv4Unspecified())), OtherMAC},
+		{"the next MAC address", genevetest.Frame([6]byte{0x16, us[1], us[2], us[3], us[4], us[5]}, nodeMAC, genevetest.ARP, arpMessage(2, nodeMAC, nodeInner, marker[1], netip.IPv4Unspecified())), OtherMAC},
 		{"of another VNI", genevetest.Frame(probeMACs(node2VNI)[1], nodeMAC, genevetest.ARP, arpMessage(2, nodeMAC, nodeInner, marker[1], netip.IPv4Unspecified())), OtherMAC},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

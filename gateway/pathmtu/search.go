@@ -35,8 +35,8 @@ type Way uint8
 // Ways. An end that merely answers pings tells no direction.
 const (
 	Either Way = iota
-	There
-	Back
+	There      // and back, too, for all that is known
+	Back       // alone
 )
 
 func (w Way) String() string { return [...]string{"to or from", "to", "from"}[w] }
