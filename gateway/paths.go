@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/binary"
 	"maps"
+	"math/bits"
 	"net/netip"
 	"slices"
 	"sync"
@@ -42,8 +43,8 @@ type pathLeg struct {
 	reachable bool
 	packets   uint64 // both ways, without those of probes
 	probes    uint64 // of probes, both ways
-	large     uint64 // answers to geneve.Endpoint.AskLarge
-	arp       bool   // there may be such
+	arp       bool   // the other end answers ARP
+	rounds    uint
 	busy      time.Duration
 	seen      bool // by follow
 	nonce     uint64
@@ -96,7 +97,10 @@ func (p *paths) look(now time.Duration) (narrower []nat.Link) {
 		var changed bool
 		leg.nonce = newNonce()
 		leg.sending, changed = leg.search.Look(now, leg.nonce, leg.reachable && leg.busy != 0 && now-leg.busy < busyTime)
-		longest = max(longest, len(leg.sending))
+		if len(leg.sending) > 0 {
+			leg.rounds++
+			longest = max(longest, len(leg.sending))
+		}
 		if changed {
 			p.g.engine.SetPathMTU(link, leg.search.Size)
 			if leg.search.Size < size {
@@ -149,9 +153,8 @@ func (p *paths) follow(now time.Duration) {
 		x := &p.shown[link]
 		leg := p.keep(link, c.Geneve.GatewayAddress, n.Address, x.ARP, c.MTU)
 		leg.use(!x.ARP || x.Known, x.ReceivedPackets+x.SentPackets-leg.probes, now)
-		if x.LargeAnswers != leg.large {
-			leg.large = x.LargeAnswers
-			leg.search.AnsweredThere()
+		for answers := g.endpoint.LargeAnswers(uint16(link)) >> leg.firstLarge(); answers != 0; answers &= answers - 1 {
+			leg.search.AnsweredARP(bits.TrailingZeros64(answers))
 		}
 	}
 	for link, leg := range p.legs {
@@ -184,6 +187,9 @@ func (leg *pathLeg) use(reachable bool, packets uint64, now time.Duration) {
 		leg.packets, leg.busy = packets, now
 	}
 }
+
+// firstLarge is the number of the first of a round's large probes by ARP. Rounds take turns, so that late answers do not count.
+func (leg *pathLeg) firstLarge() int { return int(leg.rounds%2) * pathmtu.MaxProbes }
 
 // due returns the legs whose turn it is.
 //
@@ -220,9 +226,10 @@ func (p *paths) probe(link nat.Link, number int) {
 		p.mu.Unlock()
 		return
 	}
-	if probe := leg.sending[number]; leg.arp && probe.Short && probe.Size > pathmtu.Small {
+	if probe := leg.sending[number]; probe.Kind == pathmtu.ARP {
+		first := leg.firstLarge()
 		p.mu.Unlock()
-		p.g.endpoint.AskLarge(uint16(link), probe.Size)
+		p.g.endpoint.AskLarge(uint16(link), uint8(first+number), probe.Size)
 		return
 	}
 	leg.probes++
@@ -242,7 +249,7 @@ func (leg *pathLeg) request(room []byte, number int) []byte {
 		SrcAddr: tcpip.AddrFrom4(leg.own.As4()), DstAddr: tcpip.AddrFrom4(leg.peer.As4()),
 	})
 	ip.SetChecksum(^ip.CalculateChecksum())
-	if probe.Short {
+	if probe.Kind == pathmtu.ShortEcho {
 		copy(b[markAt:], shortMark)
 	}
 	binary.BigEndian.PutUint64(b[nonceAt:], leg.nonce)

@@ -64,8 +64,8 @@ func (p *pathTest) look(lasts time.Duration) {
 		p.paths.look(p.now)
 		p.paths.mu.Lock()
 		for _, probe := range p.paths.legs[link].sending {
-			if !probe.Short || probe.Size == pathmtu.Small {
-				p.sent++ // others are ARP
+			if probe.Kind != pathmtu.ARP {
+				p.sent++
 			}
 		}
 		p.paths.mu.Unlock()

@@ -126,7 +126,7 @@ func (g *Gateway) nodeStatus(c *config.Config, links config.Links, known map[nat
 
 func pathStatus(c *config.Config, r pathmtu.Result) (p control.Path) {
 	if r.Known {
-		p.MTU = r.Size
+		p.MTU, p.OneWay = r.Size, r.OneWay
 	}
 	if r.Known && r.Size < int(c.MTU) {
 		p.Narrow = r.Way.String()

@@ -116,8 +116,8 @@ func (n *neighbours) arp(t *tunnel, to mac, from speaker, b []byte, now time.Dur
 		if m.operation != arpReply {
 			return OtherMAC
 		}
-		if probe == largeProbe {
-			t.largeAnswers.Add(1)
+		if probe >= firstLarge {
+			t.largeAnswers.Or(1 << (probe - firstLarge))
 		} else {
 			t.probe.Answered(probe)
 		}

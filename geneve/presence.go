@@ -14,7 +14,6 @@ type Presence struct {
 	Known                        bool          // a frame or an ARP message has come
 	Silence                      time.Duration // since the last one; meaningless unless Known
 	ReceivedPackets, SentPackets uint64
-	LargeAnswers                 uint64 // to AskLarge
 }
 
 // Presences calls yield for each tunnel. The packet path waits for it where it needs ARP, so yield is to be quick.
@@ -32,7 +31,6 @@ func (e *Endpoint) Presences(yield func(Presence)) {
 			ID: t.ID, ARP: t.Inner == Ethernet, Answered: nb.confirmed, Asked: nb.unanswered,
 			Known: heard != never, Silence: now - heard,
 			ReceivedPackets: t.receivedPackets.Load(), SentPackets: t.sentPackets.Load(),
-			LargeAnswers: t.largeAnswers.Load(),
 		})
 	}
 }

@@ -19,12 +19,11 @@ func (t *tunnel) probeMAC(p udp.Probe) mac { return t.self + mac(p+1)<<42 }
 
 // probeOf returns the probe that an answer to the given MAC address is for.
 func (t *tunnel) probeOf(to mac) (udp.Probe, bool) {
-	for p := range largeProbe + 1 {
-		if to == t.probeMAC(p) {
-			return p, true
-		}
+	if (to^t.self)&(1<<42-1) != 0 {
+		return 0, false
 	}
-	return 0, false
+	p := udp.Probe(to>>42 - t.self>>42 - 1)
+	return p, p < firstLarge+NumLargeProbes
 }
 
 // ProbeTrains looks, for tunnels to which trains are sent, whether they arrive: see udp.TrainProbe. It is to be called once a second, by
@@ -77,14 +76,19 @@ func (n *neighbours) sendProbes(t *tunnel, now time.Duration) bool {
 	return !train.Single && train.Sent == 2
 }
 
-// largeProbe stands behind those of trains.
-const largeProbe = udp.NumProbes
+// Numbers of large probes are behind those of trains, as many as there are bits for them in a MAC address.
+const (
+	firstLarge = udp.NumProbes
+	// NumLargeProbes is how many large probes can be told apart.
+	NumLargeProbes = 60
+)
 
-// AskLarge sends a probe that fills the tunnel like an IP packet of size bytes. Who gets it answers in few bytes, so that an answer tells of
-// the way there alone; Presence counts those. The size is what follows the message in its frame, which is padding to everybody.
-func (e *Endpoint) AskLarge(id uint16, size int) {
+// AskLarge sends the probe with a number, below NumLargeProbes, that fills the tunnel like an IP packet of size bytes. Who gets it answers in
+// few bytes, so that an answer tells of the way there alone; LargeAnswers tells of those. What follows the message in its frame is padding to
+// everybody.
+func (e *Endpoint) AskLarge(id uint16, number uint8, size int) {
 	t := e.table.Load().byID(id)
-	if t == nil || t.Inner != Ethernet || size > t.maxPacket() {
+	if t == nil || t.Inner != Ethernet || number >= NumLargeProbes || size > t.maxPacket() {
 		return
 	}
 	n := &e.neighbours
@@ -95,10 +99,18 @@ func (e *Endpoint) AskLarge(id uint16, size int) {
 		return
 	}
 	frame := make([]byte, maxHeader+max(size, arpLen))
-	n.putProbe(frame, t, to, largeProbe)
+	n.putProbe(frame, t, to, firstLarge+udp.Probe(number))
 	n.trains = append(n.trains[:0], udp.Train{Destination: t.destination, Parts: append(n.parts(0), frame)})
 	n.flush(1)
 	e.arpSent.Add(1)
+}
+
+// LargeAnswers returns a bit for each number of AskLarge that a tunnel has answered since it was last called.
+func (e *Endpoint) LargeAnswers(id uint16) uint64 {
+	if t := e.table.Load().byID(id); t != nil {
+		return t.largeAnswers.Swap(0)
+	}
+	return 0
 }
 
 // putProbe writes a probe to t at the begin of frame.

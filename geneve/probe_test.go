@@ -197,7 +197,7 @@ func TestProbeAnswers(t *testing.T) {
 		{"a request", genevetest.Frame(marker[1], nodeMAC, genevetest.ARP, arpMessage(1, nodeMAC, nodeInner, [6]byte{}, gatewayInner)), OtherMAC},
 		{"another sender inside", genevetest.Frame(marker[1], nodeMAC, genevetest.ARP, arpMessage(2, station, nodeInner, marker[1], netip.IPv4Unspecified())), BadARP},
 		{"a packet", genevetest.Frame(marker[1], nodeMAC, genevetest.IPv4, ipPacket(1, 100)), OtherMAC},
-		{"the next MAC address", genevetest.Frame([6]byte{0x16, us[1], us[2], us[3], us[4], us[5]}, nodeMAC, genevetest.ARP, arpMessage(2, nodeMAC, nodeInner, marker[1], netip.IPv4Unspecified())), OtherMAC},
+		{"another MAC address", genevetest.Frame([6]byte{0x06, us[1], us[2], us[3], us[4], us[5] ^ 1}, nodeMAC, genevetest.ARP, arpMessage(2, nodeMAC, nodeInner, marker[1], netip.IPv4Unspecified())), OtherMAC},
 		{"of another VNI", genevetest.Frame(probeMACs(node2VNI)[1], nodeMAC, genevetest.ARP, arpMessage(2, nodeMAC, nodeInner, marker[1], netip.IPv4Unspecified())), OtherMAC},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -325,4 +325,41 @@ func probeRounds(t *testing.T, gateway *Endpoint, clock *time.Duration, received
 		*clock += time.Second
 	}
 	return changes
+}
+
+// TestAskLarge: a large probe fills the tunnel like a packet, its answer is known by its number, and train probes are not disturbed.
+func TestAskLarge(t *testing.T) {
+	f := newFixture(t)
+	f.e.AskLarge(toNode, 0, 1340)
+	f.silent(f.node) // nobody knows its MAC address
+	f.resolve()
+	for _, ask := range []struct {
+		id     uint16
+		number uint8
+		size   int
+	}{{99, 0, 1340}, {toNode, NumLargeProbes, 1340}, {toNode, 0, udp.MaxPayload}} {
+		f.e.AskLarge(ask.id, ask.number, ask.size)
+	}
+	f.silent(f.node)
+	for _, number := range []uint8{0, 5, NumLargeProbes - 1} {
+		f.e.AskLarge(toNode, number, 1340)
+		from := toGateway(nodeVNI)
+		from[0] = byte(0x02 + 4*(4+number))
+		want := append(genevetest.Geneve(nodeVNI, 0x6558,
+			genevetest.Frame(nodeMAC, from, genevetest.ARP, arpMessage(1, from, netip.IPv4Unspecified(), [6]byte{}, nodeInner))), make([]byte, 1340-arpLen)...)
+		if got, _ := f.datagrams(f.node); len(got) != 1 || !bytes.Equal(got[0], want) {
+			t.Fatalf("probe %d\n% x\nwant\n% x", number, got, want)
+		}
+		if answers := f.e.LargeAnswers(toNode); answers != 0 {
+			t.Fatalf("answers %b before there are any", answers)
+		}
+		f.deliver(message(genevetest.Geneve(nodeVNI, 0x6558,
+			genevetest.Frame(from, nodeMAC, genevetest.ARP, arpMessage(2, nodeMAC, nodeInner, from, netip.IPv4Unspecified())))))
+		if answers := f.e.LargeAnswers(toNode); answers != 1<<number {
+			t.Errorf("answers %b to probe %d", answers, number)
+		}
+	}
+	if answers := f.e.LargeAnswers(toNode2) | f.e.LargeAnswers(99); answers != 0 {
+		t.Errorf("others have answered: %b", answers)
+	}
 }

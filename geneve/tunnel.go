@@ -114,8 +114,8 @@ type tunnelState struct {
 	sentTrains, lostTrains         atomic.Uint64
 	refusedTrains                  atomic.Uint64
 	encapChanges                   atomic.Uint64
-	largeAnswers                   atomic.Uint64 // to AskLarge
-	singleUntil                    atomic.Int64 // time.Duration of Options.Now: the kernel refused a train
+	largeAnswers                   atomic.Uint64 // by number, since LargeAnswers was last called
+	singleUntil                    atomic.Int64  // time.Duration of Options.Now: the kernel refused a train
 }
 
 func newTunnel(t Tunnel, port uint16, state *tunnelState) *tunnel {

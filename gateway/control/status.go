@@ -84,6 +84,7 @@ type Node struct {
 // Path is what probes have told of a way there and back.
 type Path struct {
 	MTU    int    `json:"mtu,omitempty"`    // the largest inner packet that passes; absent while no probe has been answered
+	OneWay bool   `json:"oneWay,omitempty"` // of the way there alone; the end answers no ping, which would tell of the way back
 	Narrow string `json:"narrow,omitempty"` // where those of the configured mtu vanish: on the way "to", "from", or "to or from" there; absent where they pass
 }
 

@@ -19,7 +19,7 @@ const (
 	// lossesForBlackHole is how many probes of one size are lost, one after the other, where it does not pass (RFC 8899, Section 5.1.2).
 	lossesForBlackHole = 3
 	// raiseInterval is how long a smaller size is kept before larger ones are tried. RFC 8899, Section 5.1.1, has 10 minutes for all
-	// paths; here only a path that fell again soon after it rose has to wait as long (raiseLong). A probe costs one packet.
+	// paths; here only a path that fell again soon after it rose has to wait as long (raiseLong).
 	raiseInterval = time.Minute
 	raiseLong     = 10 * time.Minute
 
@@ -41,18 +41,34 @@ const (
 
 func (w Way) String() string { return [...]string{"to or from", "to", "from"}[w] }
 
-// A Probe is an echo request.
+// Kind is the kind of a Probe.
+type Kind uint8
+
+const (
+	// Echo is an ICMP echo request: its answer is as long.
+	Echo Kind = iota
+	// ShortEcho asks for a short answer besides, which tells of the way there alone. Who does not know that answers as to any other.
+	ShortEcho
+	// ARP is an ARP request with padding, which no answer repeats.
+	ARP
+)
+
+// A Probe is a request that fills the path like an IP packet of so many bytes.
 type Probe struct {
-	Size int // of the IP packet
-	// Short asks for a short answer, which tells of the way there alone. Who does not know that answers as to any other.
-	Short bool
+	Size int
+	Kind Kind
 }
+
+// MaxProbes is how many probes there are in a round, at most.
+const MaxProbes = sizesAtOnce + sizesAbove + 4
 
 // Result is what is known of a leg.
 type Result struct {
 	Size  int  // the largest packet that passes both ways, as far as is known
 	Known bool // a probe has told; else Size is the configured one
 	Way   Way  // where larger ones vanish
+	// OneWay: the other end answers no echo requests. So Size is that of the way there, and nothing tells of the way back.
+	OneWay bool
 }
 
 type phase uint8
@@ -88,11 +104,10 @@ type Search struct {
 	now, was round
 	late     bool // a probe of Size was answered after its round
 	short    bool // the other end gives short answers
-	there    bool // it has given one to a probe that would not have come back whole
+	there    bool // a probe of Size got there
 }
 
-// New returns a Search that never finds more than ceiling. arp: Short probes have other means than echo requests, which the other end
-// is known to answer.
+// New returns a Search that never finds more than ceiling. arp: the other end answers ARP.
 func New(ceiling int, arp bool) *Search {
 	return &Search{Result: Result{Size: ceiling}, ceiling: ceiling, arp: arp}
 }
@@ -128,7 +143,7 @@ func (s *Search) due(now time.Duration, used bool) bool {
 		return used
 	case s.mute >= lossesForBlackHole:
 		return used && since >= muteInterval
-	case s.phase != settled:
+	case s.phase != settled, s.mute > 0 && !s.Known:
 		return true
 	}
 	return used && since >= confirmInterval
@@ -142,33 +157,46 @@ func (s *Search) target() int {
 	return s.Size
 }
 
-// plan returns the probes of the next round. Sizes fall, so that no two of them make a train that is longer than two datagrams.
+// plan returns the probes of the next round. Sizes fall, so that no two of them make a train that is longer than two datagrams. The last
+// one is a small echo request; where nobody answers such, a small one by ARP stands before it.
 func (s *Search) plan(p []Probe) []Probe {
-	target := s.target()
-	p = append(p, Probe{Size: target})
+	target, kind := s.target(), Echo
+	if s.OneWay {
+		kind = ARP
+	}
+	p = append(p, Probe{target, kind})
 	switch s.phase {
 	case doubting:
-		p = append(p, Probe{Size: target, Short: true})
 		if s.hi == 0 {
 			s.hi = target
 		}
-		p = between(p, s.hi-1, target, sizesAbove)
-		p = between(p, max(s.lo, Floor-1), s.hi, sizesAtOnce)
+		switch {
+		case s.OneWay:
+		case s.arp:
+			p = append(p, Probe{target, ARP})
+		default:
+			p = append(p, Probe{target, ShortEcho})
+		}
+		p = between(p, kind, s.hi-1, target, sizesAbove)
+		p = between(p, kind, max(s.lo, Floor-1), s.hi, sizesAtOnce)
 	case rising:
 		if s.hi > s.ceiling {
-			p = append(p, Probe{Size: s.ceiling})
+			p = append(p, Probe{s.ceiling, kind})
 		}
-		p = between(p, s.lo, min(s.hi, s.ceiling), sizesAtOnce)
+		p = between(p, kind, s.lo, min(s.hi, s.ceiling), sizesAtOnce)
 	}
-	return append(p, Probe{Size: Small, Short: true})
+	if s.OneWay {
+		p = append(p, Probe{Small, ARP})
+	}
+	return append(p, Probe{Small, ShortEcho})
 }
 
 // between appends up to n sizes between two, the largest first.
-func between(p []Probe, lo, hi, n int) []Probe {
+func between(p []Probe, kind Kind, lo, hi, n int) []Probe {
 	last := hi
 	for i := n; i > 0; i-- {
 		if size := lo + (hi-lo)*i/(n+1); size > lo && size < last {
-			p = append(p, Probe{Size: size})
+			p = append(p, Probe{size, kind})
 			last = size
 		}
 	}
@@ -187,32 +215,49 @@ func (s *Search) Answered(nonce uint64, number, size int, fragment bool) bool {
 	if nonce == 0 || number >= len(r.probes) {
 		return false
 	}
-	p := r.probes[number]
-	switch {
-	case p.Short && size < p.Size:
+	switch p := r.probes[number]; {
+	case p.Kind == ARP:
+		return false
+	case p.Kind == ShortEcho && size < p.Size:
 		s.short = true
 		s.there = s.there || p.Size > Small
 	case fragment: // the whole request has arrived, and the answer is cut to the other end's own MTU
 		s.cut = max(size, Floor)
-	case size < p.Size || p.Short && p.Size > Small:
+	case size < p.Size || p.Kind == ShortEcho && p.Size > Small:
 		return true // it proves nothing
 	}
 	if !r.open {
-		s.late = s.late || number == 0 && p.Size >= s.target()
+		s.late = s.late || number == 0 && r.probes[0].Size >= s.target()
 	}
 	r.answered[number] = true
 	return true
 }
 
-// AnsweredThere takes note of an answer to a Short probe by other means than an echo.
-func (s *Search) AnsweredThere() { s.there = true }
+// AnsweredARP takes note of an answer to the ARP probe with a number of this round.
+func (s *Search) AnsweredARP(number int) {
+	switch r := &s.now; {
+	case number >= len(r.probes) || r.probes[number].Kind != ARP:
+	case s.OneWay:
+		r.answered[number] = true
+	default:
+		s.there = true
+	}
+}
 
 // conclude ends a round.
 func (s *Search) conclude(now time.Duration) (changed bool) {
 	r := &s.now
-	last := len(r.probes) - 1
-	late := s.late
+	late, echo := s.late, r.answered[len(r.probes)-1]
 	s.late = false
+	if s.OneWay && echo {
+		s.OneWay = false // from here on; ARP says nothing of the way back
+		s.settle()
+		return true
+	}
+	small := echo
+	if s.OneWay {
+		small = r.answered[len(r.probes)-2]
+	}
 	switch {
 	case r.answered[0] || late:
 		s.mute, s.losses, s.there = 0, 0, false
@@ -223,11 +268,14 @@ func (s *Search) conclude(now time.Duration) (changed bool) {
 		}
 		s.settle()
 		return changed
-	case !r.answered[last]:
+	case !small:
 		// Nothing is answered, or no more than by chance: that says nothing of sizes.
-		if s.mute++; s.mute >= lossesForBlackHole {
+		if s.mute++; s.mute == lossesForBlackHole {
 			s.losses = 0
 			s.settle()
+			if s.arp && !s.OneWay {
+				s.OneWay, s.mute = true, 0
+			}
 		}
 		return false
 	}
@@ -247,12 +295,12 @@ func (s *Search) conclude(now time.Duration) (changed bool) {
 // narrow sets lo and hi by what was answered.
 func (s *Search) narrow() {
 	for i, p := range s.now.probes {
-		if s.now.answered[i] && !p.Short {
+		if s.now.answered[i] && p.Kind != ShortEcho {
 			s.lo = max(s.lo, p.Size)
 		}
 	}
 	for i, p := range s.now.probes {
-		if !s.now.answered[i] && !p.Short && p.Size > s.lo && (p.Size < s.hi || s.hi <= s.lo) {
+		if !s.now.answered[i] && p.Kind == s.now.probes[0].Kind && p.Size > s.lo && (p.Size < s.hi || s.hi <= s.lo) {
 			s.hi = p.Size
 		}
 	}

@@ -11,7 +11,7 @@ import (
 type wire struct {
 	there, back int           // what each way carries; 0 = everything
 	short       bool          // the end gives short answers
-	arp         bool          // Short probes have other means
+	deaf        bool          // the end answers ARP alone
 	own         int           // MTU of the end, which sends larger answers in fragments; 0 = none
 	answers     bool          // the end answers
 	limit       int           // answers a second that it gives; 0 = any number
@@ -68,8 +68,11 @@ func drive(ceiling int, arp bool, lasts time.Duration, seed uint64, change func(
 			if w.there > 0 && p.Size > w.there || random.Float64() < w.loss || !w.answers {
 				continue
 			}
-			if w.arp && p.Short && p.Size > Small {
-				s.AnsweredThere()
+			if p.Kind == ARP {
+				s.AnsweredARP(i)
+				continue
+			}
+			if w.deaf {
 				continue
 			}
 			if w.limit > 0 {
@@ -79,7 +82,7 @@ func drive(ceiling int, arp bool, lasts time.Duration, seed uint64, change func(
 				tokens--
 			}
 			size, fragment := p.Size, false
-			if p.Short && w.short {
+			if p.Kind == ShortEcho && w.short {
 				size = 44
 			}
 			if w.own > 0 && size > w.own {
@@ -114,7 +117,7 @@ func TestHoleIsFound(t *testing.T) {
 				for _, begins := range []time.Duration{0, 60 * time.Second, 61 * time.Second, 62 * time.Second} {
 					t.Run(fmt.Sprintf("%s/%s/%d/%v", end.name, tt.name, ceiling, begins), func(t *testing.T) {
 						seen, s, _, _ := drive(ceiling, end.arp, begins+10*time.Second, 1, func(now time.Duration, w *wire) {
-							w.short, w.arp = end.short, end.arp
+							w.short = end.short
 							if now >= begins {
 								w.there, w.back = tt.there, tt.back
 							}
@@ -131,6 +134,26 @@ func TestHoleIsFound(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestARPAlone: of an end that answers no echo requests the way there is found, and what it answers later counts.
+func TestARPAlone(t *testing.T) {
+	_, s, _, _ := drive(1340, true, time.Hour, 1, func(_ time.Duration, w *wire) { w.deaf, w.back = true, 800 })
+	if want := (Result{Size: 1340, Known: true, OneWay: true}); s.Result != want {
+		t.Errorf("a hole on the way back: %+v, want %+v", s.Result, want)
+	}
+	_, s, _, _ = drive(1340, true, 70*time.Second, 1, func(now time.Duration, w *wire) {
+		if w.deaf = true; now > time.Minute {
+			w.there = hole
+		}
+	})
+	if s.Size > hole || s.Size < hole-step || s.Way != There || !s.OneWay {
+		t.Errorf("a hole on the way there: %+v", s.Result)
+	}
+	_, s, _, _ = drive(1340, true, 2*time.Minute, 1, func(now time.Duration, w *wire) { w.deaf, w.back = now < time.Minute, hole })
+	if s.Size > hole || s.Size < hole-step || s.Way != Back || s.OneWay {
+		t.Errorf("it has begun to answer: %+v", s.Result)
 	}
 }
 

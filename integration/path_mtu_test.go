@@ -1,0 +1,136 @@
+package integration
+
+import (
+	"fmt"
+	"net"
+	"sync/atomic"
+	"time"
+
+	"culvert/gateway/node"
+)
+
+// holeMTU is the size of the largest IP packet that passes a hole.
+const holeMTU = 1296
+
+// pathTime is how soon TCP goes on after a hole has opened.
+const pathTime = 15 * time.Second
+
+// holes are paths that swallow large packets in one direction, without a word, while a TCP connection goes on.
+var holes = []fault{
+	hole("to a node", "node-path-mtu", "on the way to rome-1 (172.18.0.2), mtu is 1340", func(l *faultLab) { l.swallow(l.gateway, l.node, "172.18.0.2", 24) }),
+	hole("from a node", "node-path-mtu", "on the way from rome-1 (172.18.0.2), mtu is 1340", func(l *faultLab) { l.swallow(l.node, l.gateway, "172.18.0.9", 24) }).answering(),
+	hole("to the peer", "peer-path-mtu", "on the way to the peer (192.0.2.7), mtu is 1340", func(l *faultLab) { l.swallow(l.gateway, l.milanGateway, "192.0.2.7", 24) }),
+	hole("from the peer", "peer-path-mtu", "on the way from the peer (192.0.2.7), mtu is 1340", func(l *faultLab) { l.swallow(l.milanGateway, l.gateway, "192.0.2.1", 24) }),
+}
+
+func hole(where, cause, says string, make func(*faultLab)) fault {
+	return fault{name: "large packets vanish on the way " + where, inLog: "rome", cause: cause, says: says, later: func(l *faultLab) {
+		c := l.newFlow()
+		defer c.close()
+		c.moves(1<<20, startTimeout)
+		make(l)
+		c.moves(1<<20, pathTime)
+		d := l.newFlow()
+		defer d.close()
+		d.moves(1<<20, pathTime)
+	}}
+}
+
+// answering has the node answer pings of its gateway, to whose address it has no route otherwise.
+func (f fault) answering() fault {
+	f.make = func(l *faultLab) { l.script += "route add 10.80.0.4 dev tunnel\n" }
+	return f
+}
+
+// swallow makes packets larger than holeMTU vanish on the link from one host to another: that end of the link takes no larger ones, while
+// the routes of both claim that all is well. A link leaves room for a VLAN tag.
+func (l *faultLab) swallow(from, to *peerHost, address string, bits int) {
+	l.t.Helper()
+	for h, other := range map[*peerHost]*peerHost{from: to, to: from} {
+		err := h.do(func() error {
+			// Links pass super-frames of any size.
+			return node.SetFeatures(other.name, false, "tx-tcp-segmentation", "tx-generic-segmentation", "tx-udp_tnl-segmentation",
+				"tx-udp_tnl-csum-segmentation", node.FeatureUDPSegmentation)
+		})
+		if err != nil {
+			l.t.Fatal(err)
+		}
+	}
+	_, network, err := net.ParseCIDR(fmt.Sprintf("%s/%d", address, bits))
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	to.ip(fmt.Sprintf("link set %s mtu %d", from.name, holeMTU-4), fmt.Sprintf("route replace %s dev %s src %s mtu 1500", network, from.name, address))
+}
+
+// flowPace lies between two chunks of 64 KiB: 50 Mbit/s.
+const flowPace = 10 * time.Millisecond
+
+// tcpFlow is a TCP connection between the pods that goes on both ways.
+type tcpFlow struct {
+	l         *faultLab
+	ends      [2]net.Conn
+	delivered [2]atomic.Int64 // bytes
+}
+
+func (l *faultLab) newFlow() *tcpFlow {
+	l.t.Helper()
+	listener, err := l.milan1.listen("tcp4", "10.0.1.5:0")
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	defer listener.Close()
+	c := &tcpFlow{l: l}
+	c.ends[0], err = l.pod.dial("tcp4", fmt.Sprintf("10.61.1.5:%d", listener.Addr().(*net.TCPAddr).Port))
+	if err == nil {
+		c.ends[1], err = listener.Accept()
+	}
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	for i, conn := range c.ends {
+		go func() {
+			pace := time.NewTicker(flowPace)
+			defer pace.Stop()
+			for chunk := make([]byte, 64<<10); ; <-pace.C {
+				if _, err := conn.Write(chunk); err != nil {
+					return
+				}
+			}
+		}()
+		go func() {
+			buffer := make([]byte, 256<<10)
+			for {
+				n, err := conn.Read(buffer)
+				if c.delivered[i].Add(int64(n)); err != nil {
+					return
+				}
+			}
+		}()
+	}
+	return c
+}
+
+// moves waits until so many bytes more have arrived at both ends.
+func (c *tcpFlow) moves(bytes int64, limit time.Duration) {
+	c.l.t.Helper()
+	began, before := time.Now(), [2]int64{c.delivered[0].Load(), c.delivered[1].Load()}
+	eventually(c.l.t, "a TCP connection", func() error {
+		for i := range before {
+			if n := c.delivered[i].Load() - before[i]; n < bytes {
+				return fmt.Errorf("%d bytes have come to end %d", n, i)
+			}
+		}
+		return nil
+	})
+	took := time.Since(began)
+	if c.l.t.Logf("%d bytes each way after %.1f s", bytes, took.Seconds()); took > limit {
+		c.l.t.Errorf("that took %v, want at most %v", took, limit)
+	}
+}
+
+func (c *tcpFlow) close() {
+	for _, conn := range c.ends {
+		conn.Close()
+	}
+}
