@@ -54,9 +54,10 @@ type pathLeg struct {
 const (
 	// pathInterval lies between two looks at the legs: a little more than an answer may take.
 	pathInterval = 1050 * time.Millisecond
-	// busyTime is for how long a leg counts as in use after a packet. Who sends large
-	// packets alone, into a black hole, is not heard while they vanish.
-	busyTime = 30 * time.Second
+	// busyTime is for how long a leg counts as in use after a packet: longer than there is
+	// between two probes. Who sends large packets alone, into a black hole, is not heard
+	// while they vanish.
+	busyTime = 5 * time.Second
 	// maxPathLegs is how many legs are probed in one look, in turn.
 	maxPathLegs = 256
 	// probePace lies between two probes to one leg, so that each leaves alone.

@@ -7,6 +7,7 @@ import (
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
+	"culvert/nat/rules"
 )
 
 // tooBigOf returns the MTU of a Fragmentation Needed or Packet Too Big message.
@@ -87,20 +88,20 @@ func TestNarrowPath(t *testing.T) {
 func TestNarrowMSS(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
-		clamp nat.MSSClamp
+		clamp rules.MSSClamp
 		link  nat.Link
 		mtu   int
 		want  uint16 // MSS of both SYNs, IPv4
 		want6 uint16
 	}{
-		{"no narrow path", nat.MSSAuto, 0, 0, 1300, 1280},
-		{"the way to the peer", nat.MSSAuto, nat.Tunnel, 1292, 1252, 1232},
-		{"the way to the node", nat.MSSAuto, node1, 1292, 1252, 1232},
-		{"that of another node", nat.MSSAuto, node2, 1292, 1300, 1280},
-		{"less than IPv6 needs", nat.MSSAuto, node1, 600, 560, 1220},
-		{"no clamp", nat.MSSOff, node1, 1292, 1252, 1232},
+		{"no narrow path", rules.MSSAuto, 0, 0, 1300, 1280},
+		{"the way to the peer", rules.MSSAuto, nat.Tunnel, 1292, 1252, 1232},
+		{"the way to the node", rules.MSSAuto, node1, 1292, 1252, 1232},
+		{"that of another node", rules.MSSAuto, node2, 1292, 1300, 1280},
+		{"less than IPv6 needs", rules.MSSAuto, node1, 600, 560, 1220},
+		{"no clamp", rules.MSSOff, node1, 1292, 1252, 1232},
 		{"a clamp below", 1000, node1, 1292, 1000, 980},
-		{"no clamp, no narrow path", nat.MSSOff, 0, 0, 1460, 1460},
+		{"no clamp, no narrow path", rules.MSSOff, 0, 0, 1460, 1460},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			e := engine(t, func(c *nat.Config) { c.MSSClamp = tt.clamp })

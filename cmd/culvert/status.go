@@ -61,6 +61,7 @@ func printGatewayStatus(w io.Writer, s *control.Status) error {
 	}
 	t := newTable(w)
 	fmt.Fprintf(t, "tunnel\t%s\n", tunnelText(&s.Tunnel))
+	fmt.Fprintf(t, "mtu\t%d; %s to the peer and back\n", s.MTU, pathText(&s.Tunnel.Path))
 	fmt.Fprintf(t, "connections\t%s\n", tableText(&s.Table))
 	fmt.Fprintf(t, "outbound\t%s\n", trafficText(&s.Outbound))
 	fmt.Fprintf(t, "inbound\t%s\n", trafficText(&s.Inbound))
@@ -138,11 +139,11 @@ func tunnelText(t *control.Tunnel) string {
 	if t.HandshakeSeconds != nil {
 		handshake = "handshake " + ageText(*t.HandshakeSeconds) + " ago"
 	}
-	return fmt.Sprintf("%s, %s, %s; %s received, %s sent, trains %s, mtu %s",
-		t.State, endpoint, handshake, bytesText(t.ReceivedBytes), bytesText(t.SentBytes), onOff(t.Trains), pathText(&t.Path))
+	return fmt.Sprintf("%s, %s, %s; %s received, %s sent, trains %s",
+		t.State, endpoint, handshake, bytesText(t.ReceivedBytes), bytesText(t.SentBytes), onOff(t.Trains))
 }
 
-// pathText is what a path was found to carry; "-" is nothing known.
+// pathText is what a path was found to carry, marked where that is less than configured; "-" is nothing known.
 func pathText(p *control.Path) string {
 	switch {
 	case p.MTU == 0:
