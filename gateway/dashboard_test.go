@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"culvert/gateway/health"
+	"culvert/gateway/pathmtu"
 	"culvert/gateway/wg"
 	"culvert/geneve"
 	"culvert/geneve/udp"
@@ -61,6 +62,7 @@ func fullPage(t *testing.T) string {
 	p.peer("milan", &wg.PeerStats{}, &wg.Stats{})
 	p.stages(&wg.Stats{}, g)
 	p.check("milan", CheckStatus{State: CheckConnected})
+	p.paths("milan", nil, map[nat.Link]pathmtu.Result{nat.Tunnel: {}})
 	p.sockets(map[string]udp.Stats{"geneve": {OverflowsKnown: true}})
 	p.listener(newSeats(nil))
 	p.build(Version{})
