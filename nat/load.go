@@ -23,31 +23,36 @@ func (e *Engine) Load(packets []packet.Packet, in Link) (known int) {
 	if tb.used < loadFrom {
 		return 0
 	}
-	var hashes [MaxLoad]uint32
+	// A processor overlaps what lies within a few hundred instructions: what waits for memory does nothing else.
+	var hashes, numbers, generations [MaxLoad]uint32
 	var slots [MaxLoad]uint64
 	for i := range packets {
 		if p := &packets[i]; p.Fault() == packet.NoFault {
 			var t packet.Tuple
 			p.Tuple(&t, in)
 			hashes[i] = tb.directory.hash(&t)
-			slots[i] = tb.directory.segment(hashes[i])[hashes[i]%segmentSlots]
 		}
 	}
-	for i := range packets {
-		hash, slot := hashes[i], slots[i]
+	for i, hash := range hashes[:len(packets)] {
+		slots[i] = tb.directory.segment(hash)[hash%segmentSlots]
+	}
+	for i, hash := range hashes[:len(packets)] {
+		slot := slots[i]
 		for at := hash + 1; slot != 0 && uint32(slot>>32) != hash; at++ {
 			slot = tb.directory.segment(hash)[at%segmentSlots]
 		}
-		if slot != 0 && tb.touch(reference(slot).number()) {
+		numbers[i] = reference(slot).number()
+	}
+	for i, number := range numbers[:len(packets)] {
+		c := tb.at(number)
+		generations[i] = c.generation + uint32(c.state) // one from each of its cache lines
+	}
+	for i, number := range numbers[:len(packets)] {
+		// An entry that is found has a generation, and an IPv6 connection addresses.
+		k := &tb.at(number).keys[original]
+		if generations[i] != 0 && (!k.ipv6 || tb.wide.at(k.addresses)[original] != [4]uint64{}) {
 			known++
 		}
 	}
 	return known
-}
-
-// touch reads from each cache line that packets of a connection need. It is true for every connection, which the compiler does not know.
-func (tb *table) touch(number uint32) bool {
-	c := tb.at(number)
-	k := &c.keys[original]
-	return c.state < states && (!k.ipv6 || tb.wide.at(k.addresses)[original] != [4]uint64{})
 }
