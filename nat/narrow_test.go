@@ -49,7 +49,7 @@ func TestNarrowPath(t *testing.T) {
 					p.Parse(b)
 					return v, out, e.AppendError(nil, &p, tt.in, v, start)
 				}
-				v, out, refusal := send(narrow+1, true)
+				v, _, refusal := send(narrow+1, true)
 				if !tt.bounded {
 					if v.Action != nat.Forward {
 						t.Fatalf("first %v: %v %v", first, v.Action, v.Reason)
@@ -63,7 +63,8 @@ func TestNarrowPath(t *testing.T) {
 				if err != nil || tooBigOf(view) != narrow {
 					t.Fatalf("told %d (%v), want %d", tooBigOf(view), err, narrow)
 				}
-				if v, out, _ = send(narrow+1, false); v.Action != nat.Forward || len(out) != 2 {
+				v, out, _ := send(narrow+1, false)
+				if v.Action != nat.Forward || len(out) != 2 {
 					t.Fatalf("first %v: %v in %d parts, want 2 fragments", first, v.Action, len(out))
 				}
 				for _, b := range out {

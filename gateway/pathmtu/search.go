@@ -270,13 +270,15 @@ func (s *Search) conclude(now time.Duration) (changed bool) {
 		return changed
 	case !small:
 		// Nothing is answered, or no more than by chance: that says nothing of sizes.
-		if s.mute++; s.mute == lossesForBlackHole {
-			s.losses = 0
-			s.settle()
-			if s.arp && !s.OneWay {
-				s.OneWay, s.mute = true, 0
-			}
+		s.mute++
+		switch {
+		case s.arp && !s.OneWay && (s.mute == lossesForBlackHole || !s.Known):
+			s.OneWay, s.mute = true, 0
+		case s.mute != lossesForBlackHole:
+			return false
 		}
+		s.losses = 0
+		s.settle()
 		return false
 	}
 	s.mute = 0
