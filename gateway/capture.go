@@ -176,6 +176,13 @@ func (x *sight) tellLost(l *lookers, reason string, packet []byte) {
 	}
 }
 
+// tellMade records a packet that the gateway has made and lost, in whichever goroutine.
+func tellMade(t *tap, reason DropReason, packet []byte) {
+	if l := t.Load(); l != nil {
+		new(sight).tellLost(l, reason.String(), packet)
+	}
+}
+
 // connection returns that of a packet with tuple t, or what would be known of it.
 func (r *recording) connection(t *packet.Tuple, out nat.Link, now nat.Time) (c nat.ConnInfo, known bool) {
 	if c, known = r.engine.FindConnection(t, now); known {

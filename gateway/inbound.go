@@ -126,6 +126,7 @@ func (in *inbound) reply(packet []byte) {
 	in.other.generated.Add(1)
 	if !in.engine.LetsOut(packet, nat.Tunnel) {
 		in.other.drops[DropOutput].Add(1)
+		tellMade(in.tap, DropOutput, packet)
 		return
 	}
 	in.push(packet)

@@ -170,13 +170,12 @@ func (o *outbound) sendProbe(packet []byte) {
 	o.generated.Add(1)
 	if !o.engine.LetsOut(packet, nat.Tunnel) {
 		o.drops[DropOutput].Add(1)
+		tellMade(o.tap, DropOutput, packet)
 		return
 	}
 	if !o.queue.push(netip.Addr{}, packet) {
 		o.drops[DropLocalQueueFull].Add(1)
-		if l := o.tap.Load(); l != nil {
-			new(sight).tellLost(l, DropLocalQueueFull.String(), packet) // of another goroutine than o.sight
-		}
+		tellMade(o.tap, DropLocalQueueFull, packet)
 	}
 }
 
@@ -210,6 +209,7 @@ func (o *outbound) reply(to nat.Link, packet []byte) {
 	o.other.generated.Add(1)
 	if !o.engine.LetsOut(packet, to) {
 		o.other.drops[DropOutput].Add(1)
+		tellMade(o.tap, DropOutput, packet)
 		return
 	}
 	o.replies.Send(uint16(to), packet)

@@ -184,6 +184,17 @@ func TestEveryReasonShows(t *testing.T) {
 	})
 	ways := p.ofPackets(with)
 	maps.Copy(ways, p.ofTunnels())
+	ways["output"] = func() {
+		keep := rules.Chain{Name: "c", Type: rules.ChainFilter, Hook: rules.HookOutput, Rules: []rules.Rule{
+			{Name: "keep", Action: rules.ActionDrop, Match: []rules.Match{{IP: rules.Operand{Value: "10.0.1.6", Position: rules.PositionDestination}}}},
+		}}
+		table := rules.Table{Name: "own", Family: rules.FamilyIPv4, Chains: []rules.Chain{keep}}
+		if err := p.rome.Put(rules.Key{Kind: "user", Name: "output"}, rules.Resource{Tables: []rules.Table{table}}); err != nil {
+			t.Fatal(err)
+		}
+		p.rome.CommitRules()
+		p.inner(nattest.IP{Source: "10.0.1.6", Destination: "10.80.0.4", Body: nattest.ICMP{Type: 8, Rest: 7}})
+	}
 	if s := p.rome.endpoint.Stats().Socket; !s.GRO || !s.GSO {
 		t.Log("this kernel merges no trains, so that none is a bad one")
 		delete(ways, "bad-train")
