@@ -54,6 +54,10 @@ var (
 		"is the peer running, with role client (one side is the server, the other the client), is its wireguard.endpoint an address of this gateway, and is UDP {listen} open here?")
 	AnswersLost = cause("answers-lost", Warning, "the peer begins handshakes ({received} received), is answered, and completes none",
 		"do answers reach it? A firewall or NAT must let UDP from port {listen} of this gateway through")
+	PeerLoss = cause("peer-loss", Warning, "{lost} of the last {of} requests through the tunnel to {endpoint} were lost",
+		"look for a full or faulty link between the gateways, and for overflows and refusals of sockets in culvert status here and there")
+	DataLost = cause("data-lost", Warning, "handshakes with {endpoint} are made, but nothing has come through the tunnel for {time} ({of} requests, 0 answered)",
+		"does a firewall let all of UDP {port} pass, and not only the first messages? A peer that answers no pings and has nothing to say looks the same")
 	PeerSilent = cause("peer-silent", Note, "nothing from the peer at {endpoint} for {time}",
 		"is it running? One without traffic and wireguard.keepalive is silent, too")
 )
@@ -72,6 +76,8 @@ var (
 		"correct its underlay address in geneve.nodes, or add a route")
 	NodeSilent = cause("node-silent", Warning, "{node} ({underlay}) has been silent for {time} and answers no ARP ({asked} asked)",
 		"is it running, and is its link up?")
+	NodeLoss = cause("node-loss", Warning, "{lost} of the last {of} ARP requests to {node} ({underlay}) were lost",
+		"look for a full or faulty link on the way to that node")
 	NoReturn = cause("node-no-return", Warning, "{node} answers ARP, but has sent no packet back for {sent} that were sent to it",
 		"does it forward (sysctl net.ipv4.ip_forward=1), has it routes to the remote CIDRs via {gateway}, and does its firewall let pods' traffic pass?")
 	WrongUnderlay = cause("node-underlay", Warning, "{node} sends from {source}, configured {underlay}",

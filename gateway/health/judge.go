@@ -21,7 +21,7 @@ func NewJudge() *Judge {
 
 // patience is for how long the peer or a node may keep quiet before that is a fault. It
 // is three attempts of WireGuard, and the time that a node takes to start.
-const patience = 15 * time.Second
+const patience = 12 * time.Second
 
 // proven is for how long they may where a kernel says that they are not there: as long as
 // Linux looks for a neighbour.

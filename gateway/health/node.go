@@ -88,7 +88,7 @@ func (h *nodeHistory) fault(now time.Duration, n *Node, o *Observation) (c *Caus
 	if c := h.shown(n, o); c != nil {
 		return c, h.signAt
 	}
-	silent := h.doubtful && (!n.Known || n.Silence >= signTime)
+	silent := h.doubtful && (!n.Known || n.Silence >= deafTime)
 	switch {
 	case silent && nodeKnocks[n.Knock] != nil && now-h.started >= proven:
 		return nodeKnocks[n.Knock], h.started

@@ -32,6 +32,7 @@ type notices struct {
 	initiator netip.Addr // of handshakes that nobody has answered
 	received  uint64
 	answered  uint64
+	passage   passage
 }
 
 type dropKey struct {
@@ -89,6 +90,7 @@ func (n *notices) look(now time.Duration, o *Observation, sign *Sign) (said []Fi
 		say(n.see(now, StrangerGeneve, OfAddress, address, address, 1, "{address}", address, "{seen}", fmt.Sprint(sign.VNI)))
 	}
 	say(n.unanswered(now, &o.Peer))
+	n.losses(now, o, say)
 	return said
 }
 

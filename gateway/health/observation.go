@@ -38,6 +38,16 @@ type Peer struct {
 	ReceivedBytes      uint64     // of messages of its session
 	Knock              Knock      // what became of a datagram to Endpoint
 	Initiator          netip.Addr // who sent an initiation since the last observation
+	ReceivedPackets    uint64     // out of the tunnel
+	Pings              Pings      // by the connection check, or while packets pass
+}
+
+// Pings are requests through the tunnel that the peer's gateway answers.
+type Pings struct {
+	RTT            time.Duration // of the last one; 0 = nothing tells
+	Requests, Lost int           // the last ones, and how many of them had no answer
+	Sent           uint64        // all of them
+	Missed         int           // since the last answer; 0 where there never was one
 }
 
 // Node is a node and the tunnel to it.
@@ -52,6 +62,7 @@ type Node struct {
 	Silence           time.Duration // since the last frame of it; meaningless before the first
 	Known             bool          // there was a frame
 	Received, Sent    uint64        // inner packets
+	Requests, Lost    int           // the last ARP requests, and how many of them had no answer
 	Knock             Knock
 }
 

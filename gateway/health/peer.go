@@ -16,6 +16,10 @@ type peerHistory struct {
 	heard     time.Duration // when bytes last grew
 	sent      uint64        // handshakes, at the last look
 	answered  uint64        // SentAnswers at the first look
+	packets   uint64        // out of the tunnel
+	passed    time.Duration // when packets last grew, or the first handshake was made
+	deaf      bool          // requests through the tunnel are not answered any longer
+	deafAt    int64         // handshake at the beginning of that
 
 	// The attempt that nobody has answered yet.
 	waiting                   bool
@@ -31,6 +35,9 @@ type peerHistory struct {
 // lives (device.RejectAfterTime of wireguard-go).
 const silence = 185 * time.Second
 
+// missedPings is how many requests a peer that has answered them may leave without answer.
+const missedPings = 4
+
 // look returns the peer's state, and whether it is another than before.
 func (h *peerHistory) look(now time.Duration, p *Peer) (Finding, bool) {
 	if p.Unknown {
@@ -42,12 +49,21 @@ func (h *peerHistory) look(now time.Duration, p *Peer) (Finding, bool) {
 		*h = peerHistory{began: true, started: now, sent: sent, endpoint: p.Endpoint, answered: p.SentAnswers}
 	}
 	last := *h
-	h.handshake, h.bytes, h.sent, h.endpoint = p.Handshake, p.ReceivedBytes, p.SentHandshakes, p.Endpoint
+	h.handshake, h.bytes, h.sent, h.endpoint, h.packets = p.Handshake, p.ReceivedBytes, p.SentHandshakes, p.Endpoint, p.ReceivedPackets
+	if h.packets != last.packets || last.handshake == 0 {
+		h.passed = now
+	}
+	// Handshakes and keepalives alone are not what a tunnel is for.
+	if h.deaf = p.Pings.Missed >= missedPings && h.packets == last.packets; h.deaf && !last.deaf {
+		h.deafAt = h.handshake
+	}
 
-	alive := h.handshake != last.handshake || h.bytes != last.bytes
+	alive := (h.handshake != last.handshake || h.bytes != last.bytes) && !h.deaf
 	switch {
 	case alive:
 		h.heard, h.waiting = now, false
+	case h.deaf && !h.waiting: // WireGuard itself notices after 15 s
+		h.waiting, h.since, h.sentBefore, h.answersBefore = true, h.passed, last.sent, p.ReceivedAnswers
 	case !h.waiting && h.sent > last.sent:
 		h.waiting, h.since, h.sentBefore, h.answersBefore = true, now, last.sent, p.ReceivedAnswers
 	}
@@ -73,7 +89,7 @@ func (h *peerHistory) look(now time.Duration, p *Peer) (Finding, bool) {
 	return h.become(p, c,
 		"{endpoint}", endpoint, "{configured}", p.Configured, "{error}", p.NameError, "{time}", seconds(now-since),
 		"{sent}", fmt.Sprint(h.sent-h.sentBefore), "{answers}", fmt.Sprint(p.ReceivedAnswers-h.answersBefore),
-		"{received}", fmt.Sprint(p.ReceivedHandshakes), "{port}", fmt.Sprint(p.Endpoint.Port()), "{listen}", fmt.Sprint(p.ListenPort))
+		"{received}", fmt.Sprint(p.ReceivedHandshakes), "{port}", fmt.Sprint(p.Endpoint.Port()), "{of}", fmt.Sprint(p.Pings.Missed), "{listen}", fmt.Sprint(p.ListenPort))
 }
 
 func (h *peerHistory) become(p *Peer, c *Cause, blanks ...string) (Finding, bool) {
@@ -92,6 +108,8 @@ func (h *peerHistory) fault(now time.Duration, p *Peer) (c *Cause, since time.Du
 		return NoName, h.started
 	case h.waiting && p.Knock != KnockSilent && (h.handshake != 0 || waited >= proven): // WireGuard has been patient before
 		return knocks[p.Knock], h.since
+	case h.deaf && h.handshake != h.deafAt && waited >= patience:
+		return DataLost, h.since
 	case h.waiting && waited >= patience && p.ReceivedAnswers > h.answersBefore:
 		return BadAnswer, h.since
 	case h.waiting && waited >= patience && h.handshake != 0:
