@@ -16,6 +16,8 @@ import (
 type Source interface {
 	rulesSource
 	Status() Status
+	// Doctor says what the gateway's machine gives it.
+	Doctor() []Condition
 	// Connections calls yield for each connection that f selects, until yield returns false.
 	Connections(ctx context.Context, f *Filter, yield func(*Connection) bool) error
 	// DeleteConnections ends those that f selects.
@@ -54,6 +56,7 @@ func NewServer(s Source, errors *log.Logger) *Server {
 	ctx, cancel := context.WithCancel(context.Background())
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v1/status", func(w http.ResponseWriter, _ *http.Request) { answer(w, s.Status()) })
+	mux.HandleFunc("GET /v1/doctor", func(w http.ResponseWriter, _ *http.Request) { answer(w, s.Doctor()) })
 	mux.HandleFunc("GET /v1/version", func(w http.ResponseWriter, _ *http.Request) { answer(w, s.Status().Version) })
 	mux.HandleFunc("GET /v1/connections", serveConnections(s))
 	mux.HandleFunc("GET /v1/connections/events", serveEvents(s))
