@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"sync"
 	"time"
 
 	"culvert/gateway/control"
@@ -100,4 +101,25 @@ func (w *watch) pingDue(now time.Duration, handshake int64) bool {
 	defer w.mu.Unlock()
 	lately := func(g *grown) bool { return g.count > 0 && now-g.at < pingTime }
 	return lately(&w.peer.received) || lately(&w.peer.sent)
+}
+
+// linkCounts are packets of each link, few enough for a lock.
+type linkCounts struct {
+	mu      sync.Mutex
+	packets map[nat.Link]uint64 // +checklocks:mu
+}
+
+func (c *linkCounts) add(link nat.Link) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.packets == nil {
+		c.packets = make(map[nat.Link]uint64)
+	}
+	c.packets[link]++
+}
+
+func (c *linkCounts) of(link nat.Link) uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.packets[link]
 }

@@ -81,6 +81,9 @@ func (w *watch) findings(now time.Duration) []health.Finding {
 	return w.judge.Findings(now)
 }
 
+// headersOfTCP is the size of those of IPv4 and TCP without options.
+const headersOfTCP = 40
+
 // observe reads what a Judge looks at.
 func (w *watch) observe(now time.Duration) *health.Observation {
 	g := w.g
@@ -92,6 +95,7 @@ func (w *watch) observe(now time.Duration) *health.Observation {
 	w.mu.Unlock()
 	o := &health.Observation{
 		Peer: w.seePeer(c), Nodes: w.presences(c, links), Gateway: c.Geneve.GatewayAddress, Port: c.Geneve.ListenPort,
+		MSS: int(c.MSSClamp), Fits: int(c.MTU) - headersOfTCP,
 		Remote: func(a netip.Addr) bool { return remote(c, a) },
 	}
 	o.Paths = w.paths(c, o.Peer.Endpoint.Addr())
@@ -100,11 +104,11 @@ func (w *watch) observe(now time.Duration) *health.Observation {
 		g.wg.Hello()
 	}
 	if doubtPeer && o.Peer.Endpoint.IsValid() {
-		o.Peer.Knock = w.knocker.knock(o.Peer.Endpoint, now)
+		o.Peer.Knock = w.knocker.knock(o.Peer.Endpoint, now, peerKnocks)
 	}
 	for _, name := range doubtful {
 		if i := slices.IndexFunc(o.Nodes, func(n health.Node) bool { return n.Name == name }); i >= 0 {
-			o.Nodes[i].Knock = w.knocker.knock(netip.AddrPortFrom(o.Nodes[i].Underlay, c.Geneve.ListenPort), now)
+			o.Nodes[i].Knock = w.knocker.knock(netip.AddrPortFrom(o.Nodes[i].Underlay, c.Geneve.ListenPort), now, nodeKnocks)
 		}
 	}
 	g.endpoint.Signs(func(s *geneve.Sign) {
@@ -173,7 +177,7 @@ func (w *watch) presences(c *config.Config, links config.Links) []health.Node {
 		w.nodes = append(w.nodes, health.Node{
 			Name: n.Name, Underlay: n.Underlay, Address: n.Address, VNI: uint32(n.VNI), Encap: encapName(n.Encap),
 			ARP: p.ARP, Answered: p.Answered, Asked: p.Asked, Known: p.Known, Silence: p.Silence,
-			Received: p.ReceivedPackets, Sent: p.SentPackets, Requests: p.Requests, Lost: p.Lost,
+			Received: p.ReceivedPackets, Sent: p.SentPackets, Requests: p.Requests, Lost: p.Lost, Local: w.g.out.local.of(links.ByName[n.Name]),
 		})
 	}
 	return w.nodes

@@ -35,7 +35,7 @@ type neighbour struct {
 	recent      udp.Recent
 	rtt         time.Duration // of the last request that was answered
 	removed     bool          // the tunnel is no longer configured: nothing may be held
-	unanswered  int           // requests since ARP has last told
+	unanswered  int           // requests since the last reply
 	asked       time.Duration
 	held        []held
 	heldBytes   int // room that they take
@@ -133,7 +133,9 @@ func (n *neighbours) arp(t *tunnel, to mac, from speaker, b []byte, now time.Dur
 		if m.operation == arpReply && !probed {
 			nb.measure(now)
 		}
-		nb.confirmed, nb.unanswered = true, 0
+		if nb.confirmed = true; m.operation == arpReply { // who asks may not hear us
+			nb.unanswered = 0
+		}
 		n.learn(t, from, now)
 	}
 	switch {

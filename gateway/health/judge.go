@@ -54,7 +54,8 @@ func (j *Judge) Look(now time.Duration, o *Observation) (changes []Finding) {
 		}
 	}
 	changes = append(changes, j.paths.look(o)...)
-	return append(changes, j.notices.look(now, o, signs[""])...)
+	changes = append(changes, j.notices.look(now, o, signs[""])...)
+	return append(changes, j.losses(now, o)...)
 }
 
 // Findings returns what is the case: of the peer, of each node by name, of what is
@@ -117,5 +118,5 @@ func (j *Judge) Doubtful() (peer bool, nodes []string) {
 		}
 	}
 	slices.Sort(nodes) // the same ones again: an answer takes time
-	return j.peer.waiting, nodes[:min(len(nodes), maxDoubtful)]
+	return j.peer.waiting || j.peer.missed >= missedPings, nodes[:min(len(nodes), maxDoubtful)]
 }

@@ -9,10 +9,8 @@ const (
 	// Of so many requests, a fifth lost is no chance.
 	lossRequests = 20
 	lossShare    = 5
-	// deafTime is for how long nothing may come through a tunnel with a session, and
-	// deafRequests how many requests may go without answer in it.
-	deafTime     = 10 * time.Second
-	deafRequests = 6
+	// deafTime is for how long nothing may come from a node that answers no ARP.
+	deafTime = 8 * time.Second
 )
 
 // lossy reports whether more requests are lost than a good path loses. Where all are, it
@@ -21,38 +19,25 @@ func lossy(requests, lost int) bool {
 	return requests >= lossRequests && lost*lossShare >= requests && lost < requests
 }
 
-// passage is what is remembered of what comes through the tunnel.
-type passage struct {
-	packets   uint64
-	at        time.Duration // when they last grew
-	handshake int64
-	session   time.Duration // when it began
-	pings     uint64
-}
+// calm is for how long there has to be no other trouble: longer than the requests go back
+// that are looked at.
+const calm = 40 * time.Second
 
-// losses notes what is lost on the way to the peer and to nodes.
-func (n *notices) losses(now time.Duration, o *Observation, say func(Finding, bool)) {
-	p, last := &o.Peer, n.passage
-	if p.ReceivedPackets != last.packets {
-		n.passage.packets, n.passage.at = p.ReceivedPackets, now
-	}
-	if first := last.handshake == 0; p.Handshake != 0 && first {
-		n.passage.session = now
-	}
-	n.passage.handshake, n.passage.pings = p.Handshake, p.Pings.Sent
-	quiet := now - max(n.passage.at, n.passage.session)
-	lost, of := p.Pings.Lost, p.Pings.Requests
-	switch {
-	case p.Handshake == 0 || p.Pings.Sent == last.pings: // nobody asks
-	case lossy(of, lost):
-		say(n.see(now, PeerLoss, OfPeer, p.Name, p.Name, 1, "{endpoint}", p.Endpoint.String(), "{lost}", fmt.Sprint(lost), "{of}", fmt.Sprint(of)))
-	case of >= deafRequests && lost == of && p.Pings.Missed == 0 && quiet >= deafTime: // one that has answered, its state is about
-		say(n.see(now, DataLost, OfPeer, p.Name, p.Name, 1, "{endpoint}", p.Endpoint.String(), "{time}", seconds(quiet),
-			"{of}", fmt.Sprint(of), "{port}", fmt.Sprint(p.Endpoint.Port())))
-	}
-	for i := range o.Nodes {
-		if d := &o.Nodes[i]; d.Asked < asks && lossy(d.Requests, d.Lost) {
-			say(n.see(now, NodeLoss, OfNode, d.Name, d.Name, 1, "{node}", d.Name, "{underlay}", d.Underlay.String(), "{lost}", fmt.Sprint(d.Lost), "{of}", fmt.Sprint(d.Requests)))
+// losses notes what is lost on the way to the peer and to nodes that are well otherwise.
+func (j *Judge) losses(now time.Duration, o *Observation) (said []Finding) {
+	see := func(c *Cause, kind Kind, of string, lost, requests int, blanks ...string) {
+		if f, ok := j.notices.see(now, c, kind, of, of, 1, append(blanks, "{lost}", fmt.Sprint(lost), "{of}", fmt.Sprint(requests))...); ok {
+			said = append(said, f)
 		}
 	}
+	if p := &o.Peer; j.peer.pinged == now && now-j.peer.troubled > calm && lossy(p.Pings.Requests, p.Pings.Lost) {
+		see(PeerLoss, OfPeer, p.Name, p.Pings.Lost, p.Pings.Requests, "{endpoint}", p.Endpoint.String())
+	}
+	for i := range o.Nodes {
+		n := &o.Nodes[i]
+		if h := j.nodes[n.Name]; now-h.troubled > calm && lossy(n.Requests, n.Lost) {
+			see(NodeLoss, OfNode, n.Name, n.Lost, n.Requests, "{node}", n.Name, "{underlay}", n.Underlay.String())
+		}
+	}
+	return said
 }

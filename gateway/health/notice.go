@@ -32,7 +32,6 @@ type notices struct {
 	initiator netip.Addr // of handshakes that nobody has answered
 	received  uint64
 	answered  uint64
-	passage   passage
 }
 
 type dropKey struct {
@@ -50,6 +49,8 @@ const (
 	repeat = 10 * time.Minute
 	// liveTime is for how long a thing counts as the case after it was seen.
 	liveTime = time.Minute
+	// smallMSS is what every host takes (RFC 9293, Section 3.7.1). Less is hardly meant.
+	smallMSS = 536
 	// maxNotices bounds what is remembered, and a flood of strangers. What comes beyond
 	// counts only in the metrics.
 	maxNotices = 256
@@ -89,8 +90,10 @@ func (n *notices) look(now time.Duration, o *Observation, sign *Sign) (said []Fi
 		address := sign.Source.Addr().String()
 		say(n.see(now, StrangerGeneve, OfAddress, address, address, 1, "{address}", address, "{seen}", fmt.Sprint(sign.VNI)))
 	}
+	if o.MSS > 0 && o.MSS < smallMSS {
+		say(n.see(now, SmallMSS, OfPeer, o.Peer.Name, "", 1, "{mss}", fmt.Sprint(o.MSS), "{fits}", fmt.Sprint(o.Fits)))
+	}
 	say(n.unanswered(now, &o.Peer))
-	n.losses(now, o, say)
 	return said
 }
 

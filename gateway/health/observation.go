@@ -14,6 +14,7 @@ type Observation struct {
 	Gateway   netip.Addr            // its address for nodes
 	Port      uint16                // of the nodes' tunnels
 	Remote    func(netip.Addr) bool // of the remote cluster, as it is seen here; nil = nobody
+	MSS, Fits int                   // what TCP segments are cut to, and what fits; MSS 0 = the same
 	Signs     []Sign                // since the last observation, as are drops and strangers
 	Drops     []Drop
 	Strangers []Stranger
@@ -62,6 +63,7 @@ type Node struct {
 	Silence           time.Duration // since the last frame of it; meaningless before the first
 	Known             bool          // there was a frame
 	Received, Sent    uint64        // inner packets
+	Local             uint64        // of them: for the gateway itself, which sends about as many
 	Requests, Lost    int           // the last ARP requests, and how many of them had no answer
 	Knock             Knock
 }
