@@ -63,8 +63,8 @@ kube-assets: go-version
 	$(GO) build -trimpath -ldflags="-s -w -X $$v.gitVersion=$$version -X $$v.gitMajor=1 -X $$v.gitMinor=$${minor%%.*}" \
 		-o '$(KUBEBUILDER_ASSETS)/kube-apiserver' k8s.io/kubernetes/cmd/kube-apiserver
 
-long: go-version ## what the tests do in small, in full: a siege of a minute, a stream beside attacks, a million choices of addresses, ten thousand sequences of changes to rules, 200,000 packets explained (one hour)
-	CULVERT_LONG=1 IPAM_LONG=1 $(GO) test -v -count=1 -timeout 90m -run 'TestMemorySiege|TestInnocentThroughput' ./integration
+long: go-version ## what the tests do in small, in full: a siege of a minute, a stream beside attacks, a million choices of addresses, ten thousand sequences of changes to rules, 200,000 packets explained, all faults named by the status (one hour)
+	CULVERT_LONG=1 IPAM_LONG=1 $(GO) test -v -count=1 -timeout 90m -run 'TestMemorySiege|TestInnocentThroughput|TestLabFaultsNamed' ./integration
 	IPAM_LONG=1 $(GO) test -v -count=1 -timeout 90m ./ipam
 	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 90m -run 'TestSetIsWhatIsInIt|TestExplainIsProcess' ./nat
 
