@@ -19,7 +19,9 @@ func FaultReference() string {
 			fmt.Fprintf(&b, "  - not named: %s\n", f.Untold)
 		} else {
 			named++
-			fmt.Fprintf(&b, "  - `%s` of %s: %s\n", f.Named.Cause, f.Named.Cluster, f.Named.sentence())
+			for n := f.Named; n != nil; n = n.Or {
+				fmt.Fprintf(&b, "  - `%s` of %s: %s\n", n.Cause, n.Cluster, n.sentence())
+			}
 		}
 		fmt.Fprintf(&b, "  - mended by: %s\n", f.Remedy)
 	}

@@ -144,7 +144,8 @@ var faults = []Fault{{
 	Name: "wrong-address", Does: "the gateway knows node1 by another internal address than node1 has",
 	Cause: "wrong internal address of a node", Remedy: "geneve.nodes of rome: address 10.80.0.2 for rome-node1",
 	Symptom: Harmless, files: editFirst("address", "10.80.0.22"),
-	Named: rome("node-deaf", "rome-node1 (172.18.0.2) sends, and answers no ARP for 10.80.0.22 (… asked)"),
+	Named: &Named{"rome", "node-address", "rome-node1 calls itself 10.80.0.2, configured 10.80.0.22", nil,
+		rome("node-deaf", "rome-node1 (172.18.0.2) sends, and answers no ARP for 10.80.0.22 (… asked)")},
 }, {
 	Name: "wrong-encap", Does: "the gateway is told that node1 speaks VXLAN where it speaks Geneve, or Geneve where it speaks VXLAN",
 	Cause: "wrong encap of a node", Remedy: "geneve.nodes of rome: no encap for rome-node1, or what node1 speaks",

@@ -21,15 +21,18 @@ import (
 type Named struct {
 	Cluster string   `json:"cluster"` // whose gateway says it
 	Cause   string   `json:"cause"`
-	Says    string   `json:"says"` // the sentence up to its remedy; … stands for counts and times
-	Besides []string `json:"besides,omitempty"`
+	Says    string   `json:"says"`              // the sentence up to its remedy; … stands for counts and times
+	Besides []string `json:"besides,omitempty"` // causes that are found too, and are true
+	Or      *Named   `json:"or,omitempty"`      // says it as well; which one, chance decides
 }
 
 // rome and milan say what the status of their gateways is.
-func rome(cause, says string, besides ...string) *Named { return &Named{"rome", cause, says, besides} }
+func rome(cause, says string, besides ...string) *Named {
+	return &Named{"rome", cause, says, besides, nil}
+}
 
 func milan(cause, says string, besides ...string) *Named {
-	return &Named{"milan", cause, says, besides}
+	return &Named{"milan", cause, says, besides, nil}
 }
 
 // namedWithin is how soon a fault is to be named.
@@ -131,7 +134,7 @@ func (l *Lab) waitNamed(ctx context.Context, f *Fault, before []finding, began t
 		var others []string
 		for _, x := range l.findings(ctx) {
 			switch {
-			case x.cluster == f.Named.Cluster && x.Cause == f.Named.Cause && !slices.Contains(before, x) && f.Named.pattern().MatchString(x.Text):
+			case !slices.Contains(before, x) && (f.Named.is(&x) || f.Named.Or != nil && f.Named.Or.is(&x)):
 				text = x.Text
 			case x.Level == "warning" && !slices.Contains(before, x) && !slices.Contains(f.Named.Besides, x.Cause):
 				others = append(others, fmt.Sprintf("%s: %s: %s", x.cluster, x.Cause, x.Text))
@@ -153,9 +156,11 @@ func (l *Lab) waitNamed(ctx context.Context, f *Fault, before []finding, began t
 	}
 }
 
-// pattern matches the sentence, its numbers and times left open, and any remedy.
-func (n *Named) pattern() *regexp.Regexp {
-	return regexp.MustCompile("^" + strings.ReplaceAll(regexp.QuoteMeta(n.Says), "…", `.+?`) + "(: |$)")
+// is reports whether x is what n says, in its words: counts and times are left open, and so is
+// the remedy.
+func (n *Named) is(x *finding) bool {
+	words := regexp.MustCompile("^" + strings.ReplaceAll(regexp.QuoteMeta(n.Says), "…", `.+?`) + "(: |$)")
+	return x.cluster == n.Cluster && x.Cause == n.Cause && words.MatchString(x.Text)
 }
 
 // usePace lies between two attempts of a user.

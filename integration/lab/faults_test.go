@@ -21,10 +21,13 @@ func TestFaultsAreWhole(t *testing.T) {
 		switch {
 		case (f.Named == nil) == (f.Untold == ""):
 			t.Error(f.Name, "is named by a status, or there is something that none can tell")
-		case f.Named != nil && !saidOf(f.Named):
-			t.Errorf("%s: %q is no sentence of cause %s", f.Name, f.Named.Says, f.Named.Cause)
 		case f.Named != nil:
 			named++
+		}
+		for n := f.Named; n != nil; n = n.Or {
+			if !saidOf(n) {
+				t.Errorf("%s: %q is no sentence of cause %s", f.Name, n.Says, n.Cause)
+			}
 		}
 		if len(f.files) == 0 && f.off == "" && len(f.kernel) == 0 {
 			t.Error(f.Name, "breaks nothing")
