@@ -98,9 +98,9 @@ func (w *watch) pingDue(now time.Duration, handshake int64) bool {
 		return false
 	}
 	w.mu.Lock()
-	defer w.mu.Unlock()
-	lately := func(g *grown) bool { return g.count > 0 && now-g.at < pingTime }
-	return lately(&w.peer.received) || lately(&w.peer.sent)
+	last := max(w.peer.received.at, w.peer.sent.at)
+	w.mu.Unlock()
+	return last > 0 && now-last < pingTime || w.g.wg.Pings().Missed > 0
 }
 
 // linkCounts are packets of each link, few enough for a lock.
