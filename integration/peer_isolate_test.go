@@ -93,7 +93,11 @@ func isolated(t *testing.T, body func(*testing.T), probes ...probe) {
 	// The kernel kills the new process when the thread that started it ends.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	cmd := exec.Command("/proc/self/exe", "-test.v", "-test.timeout=4m", "-test.run=^"+regexp.QuoteMeta(t.Name())+"$")
+	limit := "4m"
+	if os.Getenv(longEnv) != "" {
+		limit = "15m"
+	}
+	cmd := exec.Command("/proc/self/exe", "-test.v", "-test.timeout="+limit, fmt.Sprintf("-test.parallel=%d", faultsAtOnce), "-test.run=^"+regexp.QuoteMeta(t.Name())+"$")
 	cmd.Env = append(os.Environ(), isolatedEnv+"="+t.Name(), binaryEnv+"="+user.binary)
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWNET,
