@@ -14,7 +14,9 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 
 	"culvert/gateway/config"
+	"culvert/gateway/wg"
 	"culvert/gateway/wgkey"
+	"culvert/geneve/udp"
 )
 
 // CheckState says what the connection check knows of the connection to the peer.
@@ -34,12 +36,11 @@ func (s CheckState) String() string {
 
 // CheckStatus is what the connection check has found.
 type CheckStatus struct {
+	wg.Pings // RTT is 0 unless CheckConnected
 	State    CheckState
-	RTT      time.Duration // of the last ping that was answered; 0 unless CheckConnected
-	Measured time.Time     // when RTT was; zero unless CheckConnected
-	Sent     uint64        // pings
-	Answered uint64        // pings of ours that the peer has answered
-	Asked    uint64        // pings of the peer that we have answered
+	Measured time.Time // when RTT was; zero unless CheckConnected
+	Answered uint64    // pings of ours that the peer has answered
+	Asked    uint64    // pings of the peer that we have answered
 	// RTTs are the numbers of answers within each of rttBounds and none before, and of those that took longer; RTTSum is how long all took.
 	RTTs   [len(rttBounds) + 1]uint64
 	RTTSum time.Duration
@@ -101,6 +102,7 @@ type check struct {
 	heard time.Time // +checklocks:mu
 	// when the next ping is due
 	due    time.Time   // +checklocks:mu
+	recent udp.Recent  // +checklocks:mu
 	status CheckStatus // +checklocks:mu
 }
 
@@ -120,7 +122,7 @@ func (c *check) begin(with *config.Config, now time.Time) {
 	if c.config.Port == 0 {
 		c.config.Port = config.LiqoConnectionCheck.Port
 	}
-	c.status.State, c.status.RTT, c.status.Measured = CheckOff, 0, time.Time{}
+	c.status.State, c.status.RTT, c.status.Measured, c.recent = CheckOff, 0, time.Time{}, udp.Recent{}
 	if c.config.Interval > 0 && with.WireGuard.PeerPublicKey != (wgkey.Key{}) {
 		c.status.State = CheckConnecting
 	}
@@ -134,7 +136,12 @@ func (c *check) begin(with *config.Config, now time.Time) {
 func (c *check) found() CheckStatus {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.status
+	s := c.status
+	s.Lost, s.Requests = c.recent.Lost()
+	if s.Answered > 0 {
+		s.Missed = len(c.waiting)
+	}
+	return s
 }
 
 // tick returns the ping that is due, or nil, and when to call it again; the zero Time
@@ -172,6 +179,7 @@ func (c *check) ping(now time.Time) []byte {
 	}
 	c.waiting = append(c.waiting, now)
 	c.status.Sent++
+	c.recent.Request()
 	stamp, _ := json.Marshal(now) // these two cannot fail before the year 10000
 	b, _ := json.Marshal(checkMessage{ClusterID: c.cluster, Type: checkPing, Stamp: stamp})
 	return c.datagram(c.config.Port, b)
@@ -224,6 +232,7 @@ func (c *check) answered(m *checkMessage, now time.Time) bool {
 	c.status.RTTs[within]++
 	c.status.RTTSum += rtt
 	c.heard = now
+	c.recent.Answer(len(c.waiting) - 1 - i)
 	c.waiting = slices.Delete(c.waiting, 0, i+1)
 	return true
 }

@@ -37,6 +37,7 @@ type Gateway struct {
 	metrics  *metricsServer
 	health   *metricsServer
 	watch    *watch
+	progress progress
 	control  *controlServer
 	ready    atomic.Bool
 	teacher  Teacher // nil: a file
@@ -209,6 +210,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 		tasks.Go(func() { g.wg.ServeUAPI(g.uapi) })
 		defer g.uapi.Close()
 	}
+	g.lookAtProgress()
 	tasks.Go(func() { g.sweep(ctx) })
 	tasks.Go(func() { g.checkConnection(ctx) })
 	tasks.Go(func() { g.probePaths(ctx) })

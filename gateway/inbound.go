@@ -155,7 +155,7 @@ const (
 
 // deliver hands p to the gateway's own tunnel address.
 func (in *inbound) deliver(p *packet.Packet, now nat.Time) {
-	if in.tunnel.ProbeAnswered(p.Bytes()) || in.paths.answered(nat.Tunnel, p.Bytes()) {
+	if in.tunnel.EchoAnswered(p.Bytes(), time.Duration(now)) || in.paths.answered(nat.Tunnel, p.Bytes()) {
 		return
 	}
 	if in.check.mine(p.Bytes()) {

@@ -27,27 +27,29 @@ type door struct {
 	used bool
 }
 
-// knockInterval lies between two datagrams: more than the 3 s that Linux looks for a
-// neighbour, and so much that a peer that gets them does not call them noise.
-const knockInterval = 15 * time.Second
+// How far apart datagrams are: a machine that has much to refuse does not say so to each;
+// and a peer that gets them is not to call them noise.
+const (
+	nodeKnocks = time.Second
+	peerKnocks = 15 * time.Second
+)
 
 // knock returns what is known of the one at to. It does not block.
-func (k *knocker) knock(to netip.AddrPort, now time.Duration) health.Knock {
+func (k *knocker) knock(to netip.AddrPort, now, interval time.Duration) health.Knock {
 	if k.doors == nil {
 		k.doors = make(map[netip.AddrPort]*door)
 	}
 	d := k.doors[to]
 	if d == nil {
-		d = &door{at: now - knockInterval}
+		d = &door{at: now - interval}
 		k.doors[to] = d
 	}
 	d.used = true
 	if err := d.pending(); err != nil {
 		d.is = knockOf(err)
 	}
-	if now-d.at >= knockInterval {
+	if now-d.at >= interval {
 		d.at = now
-		d.close()
 		if err := d.send(to); err != nil {
 			d.is = knockOf(err)
 		}
@@ -81,6 +83,10 @@ func (d *door) close() {
 }
 
 func (d *door) send(to netip.AddrPort) (err error) {
+	if d.conn != nil {
+		_, err = d.conn.Write(nil)
+		return err
+	}
 	if d.conn, err = net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to)); err != nil {
 		d.conn = nil
 		return err

@@ -13,7 +13,7 @@ import (
 )
 
 // TestKnock: a port at which nobody listens is told from one at which somebody is silent,
-// who gets one empty datagram in knockInterval.
+// who gets one empty datagram in peerKnocks.
 func TestKnock(t *testing.T) {
 	listen := func() (*net.UDPConn, netip.AddrPort) {
 		conn, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
@@ -31,11 +31,11 @@ func TestKnock(t *testing.T) {
 	for second := range 31 {
 		now := time.Duration(second) * time.Second
 		k.tidy()
-		if is := k.knock(open, now); is != health.KnockSilent {
+		if is := k.knock(open, now, peerKnocks); is != health.KnockSilent {
 			t.Fatalf("second %d: who listens is %v", second, is)
 		}
 		// The loopback answers before the datagram is sent.
-		if is := k.knock(closed, now); second > 0 && is != health.KnockRefused {
+		if is := k.knock(closed, now, peerKnocks); second > 0 && is != health.KnockRefused {
 			t.Fatalf("second %d: who does not listen is %v", second, is)
 		}
 	}

@@ -53,7 +53,13 @@ func newMetricsServer(field, address string, g *Gateway) (*metricsServer, error)
 	if field == "metrics" {
 		mux.Handle("GET /metrics", newPrinter(func(size int) []byte { return g.metricsPage(m.listener, size) }))
 	}
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
+		if fault := g.progress.fault(time.Since(started)); fault != "" {
+			http.Error(w, fault, http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	})
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		if !g.ready.Load() || g.teacher != nil && !g.teacher.Ready() {
 			http.Error(w, "starting or stopping", http.StatusServiceUnavailable)

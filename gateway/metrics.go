@@ -300,6 +300,7 @@ var socketFamilies = []struct {
 }{
 	{counter, "received_messages_total", "Messages received; a merged train is one.", func(s *udp.Stats) float64 { return float64(s.ReceivedMessages) }},
 	{counter, "received_bytes_total", "Bytes received, without UDP headers.", func(s *udp.Stats) float64 { return float64(s.ReceivedBytes) }},
+	{gauge, "waiting", "1 if a message is there that nobody has received yet.", func(s *udp.Stats) float64 { return bit[s.Waits] }},
 	{counter, "receive_errors_total", "Errors of datagrams sent earlier that the kernel reported.", func(s *udp.Stats) float64 { return float64(s.ReceiveErrors) }},
 	{counter, "truncated_messages_total", "Messages lost because they were longer than their buffer.", func(s *udp.Stats) float64 { return float64(s.Truncated) }},
 	{counter, "sent_datagrams_total", "Datagrams sent.", func(s *udp.Stats) float64 { return float64(s.SentDatagrams) }},

@@ -40,6 +40,7 @@ type outbound struct {
 	cutting  bool
 	sample   latency.Sampler
 	held     int // fragments that waited for it
+	local    linkCounts
 	fragment fragmentRoom
 	scratch  []byte // for ICMP errors
 	piece    []byte // of MTU bytes, for what the gateway's own address answers
@@ -217,6 +218,7 @@ func (o *outbound) reply(to nat.Link, packet []byte) {
 
 // deliver hands p to the gateway's own address.
 func (o *outbound) deliver(p *packet.Packet, from nat.Link, now nat.Time) {
+	o.local.add(from)
 	if o.paths.answered(from, p.Bytes()) {
 		return
 	}

@@ -43,7 +43,7 @@ func (s source) Status() control.Status {
 		Version: control.Version(ReadVersion()), PID: os.Getpid(), Started: time.Now().Add(-up).Round(time.Second), UptimeSeconds: seconds(up),
 		Findings: g.findingStatus(),
 		Tunnel:   g.tunnelStatus(c, &tunnel, known[nat.Tunnel]),
-		Nodes:    g.nodeStatus(c, links, known),
+		Nodes:    g.nodeStatus(c, links, known, time.Since(started)),
 		Table: control.Table{
 			Connections: stats.Connections, Unreplied: stats.Unreplied, Max: stats.MaxConnections, Pressed: stats.Pressed,
 			Ports: stats.Ports, BusiestPorts: stats.BusiestPorts, BusiestPortsMax: stats.BusiestPortsMax,
@@ -83,7 +83,11 @@ func (g *Gateway) findingStatus() []control.Finding {
 
 func (g *Gateway) tunnelStatus(c *config.Config, s *wg.Stats, path pathmtu.Result) control.Tunnel {
 	t := control.Tunnel{State: "down", ListenPort: int(g.wg.Port()), PublicKey: c.WireGuard.PrivateKey.Public().Base64(),
-		Trains: s.Trains, TrainsLost: s.LostTrains, Path: pathStatus(c, path)}
+		Trains: s.Trains, TrainsLost: s.LostTrains, Path: pathStatus(c, path), Configured: c.WireGuard.Endpoint}
+	t.Leg = g.watch.leg(nat.Tunnel, time.Since(started))
+	if f := g.check.found(); f.State != CheckOff {
+		t.Check = &control.Check{State: f.State.String(), Sent: f.Sent, Answered: f.Answered, Asked: f.Asked}
+	}
 	p, err := g.wg.PeerStats()
 	if err != nil {
 		return t // it is being closed
@@ -101,7 +105,7 @@ func (g *Gateway) tunnelStatus(c *config.Config, s *wg.Stats, path pathmtu.Resul
 	return t
 }
 
-func (g *Gateway) nodeStatus(c *config.Config, links config.Links, known map[nat.Link]pathmtu.Result) []control.Node {
+func (g *Gateway) nodeStatus(c *config.Config, links config.Links, known map[nat.Link]pathmtu.Result, now time.Duration) []control.Node {
 	nodes := make([]control.Node, 0, len(c.Geneve.Nodes))
 	for _, n := range c.Geneve.Nodes {
 		s, ok := g.endpoint.TunnelStats(uint16(links.ByName[n.Name]))
@@ -109,6 +113,7 @@ func (g *Gateway) nodeStatus(c *config.Config, links config.Links, known map[nat
 			continue // removed meanwhile
 		}
 		node := control.Node{
+			Leg:  g.watch.leg(links.ByName[n.Name], now),
 			Name: n.Name, State: "unresolved", Underlay: n.Underlay, Address: n.Address, VNI: uint32(n.VNI), Encap: s.Encap.String(),
 			PodCIDRs:        n.PodCIDRs,
 			ReceivedPackets: s.ReceivedPackets, ReceivedBytes: s.ReceivedBytes, SentPackets: s.SentPackets, SentBytes: s.SentBytes,

@@ -24,6 +24,7 @@ func (g *Gateway) sweep(ctx context.Context) {
 		g.wg.Settle()
 		g.tellDiscards()
 		g.watch.look(time.Since(started))
+		g.lookAtProgress()
 		g.dropRates.note(time.Since(started), func() map[dropKey]uint64 {
 			stats, tunnels, tunnel := g.engine.Stats(), g.endpoint.Stats(), g.wg.Stats()
 			return g.drops(&stats, &tunnels, &tunnel)

@@ -22,6 +22,8 @@ type watch struct {
 
 	mu    sync.Mutex
 	judge *health.Judge // +checklocks:mu
+	links []traffic     // +checklocks:mu
+	peer  traffic       // +checklocks:mu
 
 	refusals refusals
 
@@ -38,7 +40,7 @@ func newWatch(g *Gateway) *watch {
 }
 
 func (w *watch) look(now time.Duration) {
-	w.g.endpoint.AskSilent()
+	w.g.endpoint.AskAll()
 	o := w.observe(now)
 	w.mu.Lock()
 	changes := w.judge.Look(now, o)
@@ -79,6 +81,9 @@ func (w *watch) findings(now time.Duration) []health.Finding {
 	return w.judge.Findings(now)
 }
 
+// headersOfTCP is the size of those of IPv4 and TCP without options.
+const headersOfTCP = 40
+
 // observe reads what a Judge looks at.
 func (w *watch) observe(now time.Duration) *health.Observation {
 	g := w.g
@@ -89,7 +94,8 @@ func (w *watch) observe(now time.Duration) *health.Observation {
 	doubtPeer, doubtful := w.judge.Doubtful()
 	w.mu.Unlock()
 	o := &health.Observation{
-		Peer: w.peer(c), Nodes: w.presences(c, links), Gateway: c.Geneve.GatewayAddress, Port: c.Geneve.ListenPort,
+		Peer: w.seePeer(c), Nodes: w.presences(c, links), Gateway: c.Geneve.GatewayAddress, Port: c.Geneve.ListenPort,
+		MSS: int(c.MSSClamp), Fits: int(c.MTU) - headersOfTCP,
 		Remote: func(a netip.Addr) bool { return remote(c, a) },
 	}
 	o.Paths = w.paths(c, o.Peer.Endpoint.Addr())
@@ -98,11 +104,11 @@ func (w *watch) observe(now time.Duration) *health.Observation {
 		g.wg.Hello()
 	}
 	if doubtPeer && o.Peer.Endpoint.IsValid() {
-		o.Peer.Knock = w.knocker.knock(o.Peer.Endpoint, now)
+		o.Peer.Knock = w.knocker.knock(o.Peer.Endpoint, now, peerKnocks)
 	}
 	for _, name := range doubtful {
 		if i := slices.IndexFunc(o.Nodes, func(n health.Node) bool { return n.Name == name }); i >= 0 {
-			o.Nodes[i].Knock = w.knocker.knock(netip.AddrPortFrom(o.Nodes[i].Underlay, c.Geneve.ListenPort), now)
+			o.Nodes[i].Knock = w.knocker.knock(netip.AddrPortFrom(o.Nodes[i].Underlay, c.Geneve.ListenPort), now, nodeKnocks)
 		}
 	}
 	g.endpoint.Signs(func(s *geneve.Sign) {
@@ -120,7 +126,11 @@ func (w *watch) observe(now time.Duration) *health.Observation {
 			o.Strangers = append(o.Strangers, health.Stranger{Kind: kind, Address: from})
 		}
 	})
-	stats := g.engine.Stats()
+	stats, pings := g.engine.Stats(), g.pings()
+	o.Peer.ReceivedPackets, o.Peer.Pings = stats.Inbound.Received, health.Pings{RTT: pings.RTT, Requests: pings.Requests, Lost: pings.Lost, Sent: pings.Sent, Missed: pings.Missed}
+	if w.passes(&stats, w.shown, pings, now); w.pingDue(now, o.Peer.Handshake) {
+		g.wg.Ping(now)
+	}
 	o.Drops = append(w.drops(c, &stats.Outbound, &g.out.counters, false), w.drops(c, &stats.Inbound, &g.in.counters, true)...)
 	return o
 }
@@ -130,7 +140,7 @@ var strangerKinds = map[wg.Reason]health.StrangerKind{
 	wg.HandshakeRate: health.StrangerTooFast, wg.StrangerData: health.StrangerWithData,
 }
 
-func (w *watch) peer(c *config.Config) health.Peer {
+func (w *watch) seePeer(c *config.Config) health.Peer {
 	p := health.Peer{Name: c.Peer, Role: c.WireGuard.Role.String(), Configured: c.WireGuard.Endpoint,
 		ListenPort: w.g.wg.Port(), PublicKey: c.WireGuard.PrivateKey.Public().Base64(), Unknown: c.WireGuard.PeerPublicKey == (wgkey.Key{}), Initiator: w.g.wg.Initiator()}
 	s, err := w.g.wg.PeerStats()
@@ -167,7 +177,7 @@ func (w *watch) presences(c *config.Config, links config.Links) []health.Node {
 		w.nodes = append(w.nodes, health.Node{
 			Name: n.Name, Underlay: n.Underlay, Address: n.Address, VNI: uint32(n.VNI), Encap: encapName(n.Encap),
 			ARP: p.ARP, Answered: p.Answered, Asked: p.Asked, Known: p.Known, Silence: p.Silence,
-			Received: p.ReceivedPackets, Sent: p.SentPackets,
+			Received: p.ReceivedPackets, Sent: p.SentPackets, Requests: p.Requests, Lost: p.Lost, Local: w.g.out.local.of(links.ByName[n.Name]),
 		})
 	}
 	return w.nodes

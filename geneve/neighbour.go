@@ -17,6 +17,7 @@ const (
 	holdTime         = 3 * time.Second
 	askInterval      = time.Second      // between two requests for one neighbour
 	maxUnanswered    = 3                // requests, after which ARP's word no longer stands against what frames say
+	silentInterval   = 5 * time.Second  // between two for one that has not answered maxUnanswered
 	reachableTime    = 30 * time.Second // silence after which a neighbour in use is asked again (RFC 4861, Section 10)
 	heardGranularity = time.Second      // how exactly the last frame's time is kept
 	maxAnswers       = 20               // ARP requests answered per tunnel and second
@@ -30,8 +31,11 @@ type neighbour struct {
 
 	// The rest is guarded by neighbours.mu.
 	confirmed   bool // ARP has told the MAC address
-	removed     bool // the tunnel is no longer configured: nothing may be held
-	unanswered  int  // requests since ARP has last told
+	waiting     bool // the last request has had no answer
+	recent      udp.Recent
+	rtt         time.Duration // of the last request that was answered
+	removed     bool          // the tunnel is no longer configured: nothing may be held
+	unanswered  int           // requests since the last reply
 	asked       time.Duration
 	held        []held
 	heldBytes   int // room that they take
@@ -73,7 +77,7 @@ type neighbours struct {
 	timer   *time.Timer // runs while anything waits; nil before the first
 	closed  bool
 
-	nextSilent int // tunnel that AskSilent has looked at last
+	nextAsked int // tunnel that AskAll has looked at last
 }
 
 // heard notes an accepted IP frame from the given station of tunnel t.
@@ -126,7 +130,12 @@ func (n *neighbours) arp(t *tunnel, to mac, from speaker, b []byte, now time.Dur
 	defer n.mu.Unlock()
 	nb := &t.neighbour
 	if m.sender == t.Peer {
-		nb.confirmed, nb.unanswered = true, 0
+		if m.operation == arpReply && !probed {
+			nb.measure(now)
+		}
+		if nb.confirmed = true; m.operation == arpReply { // who asks may not hear us
+			nb.unanswered = 0
+		}
 		n.learn(t, from, now)
 	}
 	switch {
@@ -148,6 +157,19 @@ func (n *neighbours) arp(t *tunnel, to mac, from speaker, b []byte, now time.Dur
 	}
 	n.e.arpReceived.Add(1)
 	return Accepted
+}
+
+// measure notes an answer to a request. Who was away has lost nothing meanwhile.
+func (n *neighbour) measure(now time.Duration) {
+	if !n.waiting {
+		return
+	}
+	if !n.confirmed || n.unanswered > maxUnanswered {
+		n.recent = udp.Recent{}
+		n.recent.Request()
+	}
+	n.waiting, n.rtt = false, now-n.asked
+	n.recent.Answer(0)
 }
 
 // learn takes from for the neighbour and sends what has waited for it.
@@ -176,8 +198,9 @@ func (n *neighbours) ask(t *tunnel, now time.Duration) {
 	if now-nb.asked < askInterval || n.closed || nb.removed {
 		return
 	}
-	nb.asked = now
+	nb.asked, nb.waiting = now, true
 	nb.unanswered++
+	nb.recent.Request()
 	request := &arp{operation: arpRequest, senderMAC: t.self, sender: t.Local, target: t.Peer}
 	if !t.either(now) {
 		n.send(t, newSpeaker(t.spoken(), macBroadcast), request)

@@ -14,6 +14,8 @@ type Presence struct {
 	Known                        bool          // a frame or an ARP message has come
 	Silence                      time.Duration // since the last one; meaningless unless Known
 	ReceivedPackets, SentPackets uint64
+	RTT                          time.Duration // of the last ARP request; 0 where none of the last ones was answered
+	Requests, Lost               int           // the last ARP requests, and how many of them had no answer
 }
 
 // Presences calls yield for each tunnel. The packet path waits for it where it needs ARP, so yield is to be quick.
@@ -27,35 +29,39 @@ func (e *Endpoint) Presences(yield func(Presence)) {
 		}
 		nb := &t.neighbour
 		heard := time.Duration(nb.lastHeard.Load())
-		yield(Presence{
+		p := Presence{
 			ID: t.ID, ARP: t.Inner == Ethernet, Answered: nb.confirmed, Asked: nb.unanswered,
 			Known: heard != never, Silence: now - heard,
 			ReceivedPackets: t.receivedPackets.Load(), SentPackets: t.sentPackets.Load(),
-		})
+		}
+		if p.Lost, p.Requests = nb.recent.Lost(); nb.unanswered <= maxUnanswered {
+			p.RTT = nb.rtt
+		}
+		yield(p)
 	}
 }
 
-// maxAsked is how many neighbours AskSilent asks at once: what fits into one socket buffer many times over.
+// maxAsked is how many neighbours AskAll asks at once: what fits into one socket buffer many times over.
 const maxAsked = 64
 
-// AskSilent asks for neighbours that have been silent for long, or are known by their frames only: whoever is there answers, so that
-// silence means something.
-// It is called once a second. Who does not answer is asked each second at first, then each reachableTime.
-func (e *Endpoint) AskSilent() {
+// AskAll asks neighbours whether they are there, at most maxAsked and all in turn. Whoever is there answers, so that silence means
+// something; the answers tell how far it is and what is lost on the way.
+// It is called once a second. Who does not answer is asked each second at first, then each silentInterval.
+func (e *Endpoint) AskAll() {
 	n, now := &e.neighbours, e.now()
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	ids := e.table.Load().ids
 	asked := 0
 	for range ids {
-		n.nextSilent = (n.nextSilent + 1) % len(ids)
-		t := ids[n.nextSilent]
-		if t == nil || t.Inner != Ethernet || t.neighbour.confirmed && now-time.Duration(t.neighbour.lastHeard.Load()) <= reachableTime {
+		n.nextAsked = (n.nextAsked + 1) % len(ids)
+		t := ids[n.nextAsked]
+		if t == nil || t.Inner != Ethernet {
 			continue
 		}
 		pause := askInterval
 		if t.neighbour.unanswered > maxUnanswered {
-			pause = reachableTime
+			pause = silentInterval
 		}
 		if now-t.neighbour.asked < pause {
 			continue

@@ -43,6 +43,8 @@ var importRules = []importRule{
 	{"gateway/wg", []string{"culvert/geneve/udp", "culvert/gateway/latency", "culvert/gateway/wgkey", "culvert/gateway/unixsocket", wireguard, "golang.org/x/crypto/blake2s",
 		gvisor + "tcpip", gvisor + "tcpip/header", gvisor + "tcpip/checksum", "github.com/sirupsen/logrus", "golang.org/x/sys/unix"},
 		"wireguard-go is fed and bounded here by whoever has packets: no NAT, no Geneve, no configuration"},
+	{"gateway/doctor", []string{"culvert/gateway/control", "culvert/geneve/udp", "golang.org/x/crypto/chacha20poly1305", "golang.org/x/sys/cpu"},
+		"it looks at a machine, with or without a gateway on it"},
 	{"gateway/health", nil, "observations in, sentences out: no sockets, no clock, no logging"},
 	{"gateway/pathmtu", nil, "sizes and times in, probes and sizes out: no sockets, no clock, no packets"},
 	{"gateway/node", []string{"culvert/geneve", "culvert/geneve/udp", "culvert/gateway/configfile", "github.com/vishvananda/netlink", "golang.org/x/sys",

@@ -2,6 +2,7 @@ package integration
 
 import (
 	"encoding/json"
+	"os"
 	"strings"
 	"testing"
 
@@ -31,6 +32,30 @@ func TestLabFaults(t *testing.T) {
 			u.requireNothingLeft()
 		})
 	}
+}
+
+// quicklyNamed are faults of each kind that take no patience.
+const quicklyNamed = "both-clients,peer-off,rule-drops,wrong-remap-rome,wrong-vni,overlapping-cidrs"
+
+// TestLabFaultsNamed: while somebody tries to use a path that a fault has broken, culvert status
+// names the cause, in the words of docs/faults.md, and what it says besides is true.
+func TestLabFaultsNamed(t *testing.T) {
+	t.Parallel()
+	names, want := quicklyNamed, strings.Count(quicklyNamed, ",")+1
+	if os.Getenv(longEnv) != "" {
+		names, want = "all", len(lab.Faults())
+	}
+	u := newLabUser(t).ordinary()
+	u.need("vxlan")
+	count, err := u.results(func(t *testing.T, r *lab.Result) {
+		if !r.OK {
+			t.Errorf("%s: %s", r.Lab, r.Error)
+		}
+	}, "--named", names, "--mode", "vxlan", "--offloads", "on")
+	if err != nil || count != want+2 { // start and stop
+		t.Errorf("%d checks, want %d: %v", count, want+2, err)
+	}
+	u.requireNothingLeft()
 }
 
 // TestLabBreakMendRestart goes the way of somebody who learns.

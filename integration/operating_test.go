@@ -68,6 +68,7 @@ func TestOperating(t *testing.T) {
 	want(2, "--socket", "status", "--socket", "paris")
 	want(0, "rome to milan, client", "status", "--socket", "rome")
 	u.readPage("milan", "rome")
+	want(0, "RFC 8439", "doctor", "--socket", "rome")
 
 	file := filepath.Join(u.runtime, "ping.pcapng")
 	capture := u.command()

@@ -6,13 +6,19 @@ import (
 	"testing"
 
 	"github.com/spf13/cobra"
+
+	"culvert/gateway/control"
 )
+
+func leg(rtt float64) *control.Leg { return &control.Leg{RTTSeconds: &rtt} }
 
 func TestTexts(t *testing.T) {
 	for _, tt := range []struct{ got, want string }{
 		{bytesText(0), "0 B"}, {bytesText(1023), "1023 B"}, {bytesText(1024), "1 KiB"}, {bytesText(1023 << 10), "0.999 MiB"}, {bytesText(123456789), "118 MiB"},
 		{bytesText(5 << 40), "5 TiB"}, {bytesText(1 << 63), "8 EiB"},
 		{ageText(0.4), "0s"}, {ageText(59.9), "59s"}, {ageText(61), "1m1s"}, {ageText(3600 * 25), "1d1h"}, {ageText(7300), "2h1m"},
+		{rttText(&control.Leg{}), "-"}, {rttText(leg(0.000412)), "0.41 ms"}, {rttText(leg(0.01234)), "12.3 ms"}, {rttText(leg(1.234)), "1234 ms"},
+		{rttText(&control.Leg{Requests: 32, RequestsLost: 4}), "-, 4/32 lost"}, {agoText(nil), "never"},
 		{wrap("a short one", 20), "a short one"}, {wrap("words that do not fit in one", 12), "words that\n  do not fit\n  in one"},
 		{wrap("unbreakablewordislong x", 5), "unbreakablewordislong\n  x"},
 	} {

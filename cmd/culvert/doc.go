@@ -5,6 +5,7 @@
 //	culvert node --config FILE [--check]
 //	culvert init DIR [--here]
 //	culvert status [--watch]
+//	culvert doctor [--config FILE | --socket SOCKET]
 //	culvert connections [--watch] [delete]
 //	culvert trace [--from NODE] PROTOCOL SOURCE DESTINATION | --flow ID | --next
 //	culvert capture [--at STAGES] [--drops] [-w FILE]
@@ -31,7 +32,7 @@
 //
 //	0  done
 //	1  something that had started failed, or a check of the lab did; ipam check: remaps needed;
-//	   liqo check: it would not work
+//	   liqo check: it would not work; doctor: a gateway cannot work here
 //	2  bad input: arguments, configuration, a port in use, a missing privilege;
 //	   standard error has one line per cause, and nothing is left behind
 //

@@ -13,6 +13,7 @@ import (
 	"culvert/gateway/config"
 	"culvert/gateway/configfile"
 	"culvert/gateway/node"
+	"culvert/integration/lab"
 )
 
 var update = flag.Bool("update", false, "write the generated files of docs/")
@@ -22,6 +23,7 @@ var update = flag.Bool("update", false, "write the generated files of docs/")
 func TestGeneratedDocs(t *testing.T) {
 	for name, want := range map[string]string{
 		"config.md":                  configReference(),
+		"faults.md":                  lab.FaultReference(),
 		"schema/gateway.schema.json": string(configfile.Schema("culvert gateway", config.Fields())),
 		"schema/node.schema.json":    string(configfile.Schema("culvert node", node.Fields())),
 	} {

@@ -125,6 +125,8 @@ func newLabCheckCommand() *cobra.Command {
 	cmd.Flags().MarkHidden("runsc-groups") // for the tests, which read what gateways needed
 	var faults bool
 	cmd.Flags().BoolVar(&faults, "faults", false, "instead, make each fault of lab break, look for its symptom, and mend it")
+	var named []string
+	cmd.Flags().StringSliceVar(&named, "named", nil, "instead, make these `FAULTS` of lab break, or all, and wait until culvert status names each")
 	var brief, verbose bool
 	cmd.Flags().BoolVar(&brief, "brief", false, "in short: a line for each lab, super-frames only, services in one mode")
 	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "with --brief: a line for each check too")
@@ -147,7 +149,7 @@ func newLabCheckCommand() *cobra.Command {
 			flags.offloads = "on"
 		}
 		return inHolder(cmd, func(dir string) error {
-			o := lab.CheckOptions{Sandbox: sandbox, Faults: faults, Style: style, Missing: make(map[node.Mode]error)}
+			o := lab.CheckOptions{Sandbox: sandbox, Faults: faults, Named: named, Style: style, Missing: make(map[node.Mode]error)}
 			var err error
 			o.Modes, o.Offloads, err = flags.parse(func(m node.Mode, err error) { o.Missing[m] = err })
 			if err != nil {

@@ -49,7 +49,7 @@ func newRootCommand() *cobra.Command {
 		DisableSuggestions: true,
 	}
 	root.AddCommand(newGatewayCommand(), newNodeCommand(), newInitCommand(), newLabCommand(), newKeygenCommand(), newIPAMCommand(),
-		newStatusCommand(), newConnectionsCommand(), newTraceCommand(), newCaptureCommand(), newReloadCommand(), newRulesCommand(), newRoutesCommand(), newPageCommand(), newVersionCommand(), newConfigTopic())
+		newStatusCommand(), newConnectionsCommand(), newTraceCommand(), newCaptureCommand(), newReloadCommand(), newRulesCommand(), newRoutesCommand(), newPageCommand(), newDoctorCommand(), newVersionCommand(), newConfigTopic())
 	root.AddCommand(kubeCommands()...)
 	addCompletion(root)
 	addHelp(root)

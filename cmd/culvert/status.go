@@ -53,40 +53,37 @@ func printGatewayStatus(w io.Writer, s *control.Status) error {
 		name = "gateway " + s.Resources.Gateway
 	}
 	fmt.Fprintf(w, "%s to %s, %s, up %s, process %d, culvert %s\n\n", name, s.Peer, s.Role, ageText(s.UptimeSeconds), s.PID, s.Version.Version)
-	faults := 0
+	told := 0
 	for _, f := range s.Findings {
-		if f.Level == "warning" { // what works, the tables say
-			fmt.Fprintf(w, "%s\n", wrap("warning: "+f.Text, statusWidth))
-			faults++
+		if !shown[f.Cause] {
+			fmt.Fprintf(w, "%s\n", wrap(f.Level+": "+f.Text, statusWidth))
+			told++
 		}
 	}
 	if s.Resources != nil {
 		for _, waiting := range s.Resources.Waiting {
 			fmt.Fprintf(w, "%s\n", wrap("waiting: "+waiting, statusWidth))
-			faults++
+			told++
 		}
-		faults += printLeftOut(w, s.Resources)
+		told += printLeftOut(w, s.Resources)
 	}
-	if faults > 0 {
+	if told > 0 {
 		fmt.Fprintln(w)
 	}
 	t := newTable(w)
 	fmt.Fprintf(t, "tunnel\t%s\n", tunnelText(&s.Tunnel))
 	fmt.Fprintf(t, "mtu\t%d; %s to the peer and back\n", s.MTU, pathText(&s.Tunnel.Path))
+	fmt.Fprintf(t, "peer\t%s\n", peerText(&s.Tunnel))
 	fmt.Fprintf(t, "connections\t%s\n", tableText(&s.Table))
 	fmt.Fprintf(t, "outbound\t%s\n", trafficText(&s.Outbound))
 	fmt.Fprintf(t, "inbound\t%s\n", trafficText(&s.Inbound))
 	fmt.Fprintf(t, "memory\t%s\n", memoryText(&s.Memory))
 	t.Flush()
 
-	fmt.Fprintln(t, "\nNODE\tSTATE\tUNDERLAY\tENCAP\tVNI\tHEARD\tRECEIVED\tSENT\tTRAINS\tMTU")
+	fmt.Fprintln(t, "\nNODE\tSTATE\tUNDERLAY\tTUNNEL\tRTT\tRECEIVED\tSENT\tTRAINS\tMTU")
 	for _, n := range s.Nodes {
-		heard := "-"
-		if n.SilenceSeconds != nil {
-			heard = ageText(*n.SilenceSeconds) + " ago"
-		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s\n", n.Name, n.State, n.Underlay, n.Encap, n.VNI, heard,
-			bytesText(n.ReceivedBytes), bytesText(n.SentBytes), onOff(n.Trains), pathText(&n.Path))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s %d\t%s\t%s\t%s\t%s\t%s\n", n.Name, n.State, n.Underlay, n.Encap, n.VNI, rttText(&n.Leg),
+			lastText(n.ReceivedBytes, n.LastReceivedSeconds), lastText(n.SentBytes, n.LastSentSeconds), onOff(n.Trains), pathText(&n.Path))
 	}
 	t.Flush()
 
@@ -158,6 +155,9 @@ func tunnelText(t *control.Tunnel) string {
 	if t.HandshakeSeconds != nil {
 		handshake = "handshake " + ageText(*t.HandshakeSeconds) + " ago"
 	}
+	if t.Configured != "" && t.Configured != t.Endpoint {
+		endpoint += " (configured " + t.Configured + ")"
+	}
 	return fmt.Sprintf("%s, %s, %s; %s received, %s sent, trains %s",
 		t.State, endpoint, handshake, bytesText(t.ReceivedBytes), bytesText(t.SentBytes), onOff(t.Trains))
 }
@@ -171,6 +171,48 @@ func pathText(p *control.Path) string {
 		return fmt.Sprintf("%d!", p.MTU)
 	}
 	return fmt.Sprint(p.MTU)
+}
+
+// shown are the causes of findings that the tables show: of what works.
+var shown = map[string]bool{"handshake-made": true, "tunnel-restored": true, "path-mtu-restored": true, "node-heard": true, "node-restored": true}
+
+// peerText says what passes through the tunnel.
+func peerText(t *control.Tunnel) string {
+	text := fmt.Sprintf("rtt %s; last packet received %s, sent %s", rttText(&t.Leg), agoText(t.LastReceivedSeconds), agoText(t.LastSentSeconds))
+	if c := t.Check; c != nil {
+		text += fmt.Sprintf("; check: %s, %d of %d answered", c.State, c.Answered, c.Sent)
+	}
+	return text
+}
+
+// rttText is the time there and back, with three digits, and what is lost.
+func rttText(l *control.Leg) string {
+	text := "-"
+	if l.RTTSeconds != nil {
+		ms := *l.RTTSeconds * 1e3
+		text = fmt.Sprintf("%.*f ms", max(0, 3-len(fmt.Sprint(int(ms)))), ms)
+	}
+	if l.RequestsLost > 0 {
+		text += fmt.Sprintf(", %d/%d lost", l.RequestsLost, l.Requests)
+	}
+	return text
+}
+
+// agoText says how long ago something was.
+func agoText(seconds *float64) string {
+	if seconds == nil {
+		return "never"
+	}
+	return ageText(*seconds) + " ago"
+}
+
+// lastText is how much there was, and how long ago the last of it.
+func lastText(bytes uint64, seconds *float64) string {
+	text := bytesText(bytes)
+	if seconds != nil {
+		text += ", " + ageText(*seconds)
+	}
+	return text
 }
 
 func tableText(t *control.Table) string {

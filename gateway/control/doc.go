@@ -8,6 +8,7 @@
 //
 //	GET    /v1/status                 Status
 //	GET    /v1/version                Version
+//	GET    /v1/doctor                 a list of Conditions
 //	GET    /v1/connections            a Connection per line, those that a Filter selects
 //	GET    /v1/connections/events     an Event per line, until the client goes
 //	DELETE /v1/connections            Deleted; takes a Filter that is not empty, or all=true

@@ -17,6 +17,8 @@ type Source interface {
 	rulesSource
 	traceSource
 	Status() Status
+	// Doctor says what the gateway's machine gives it.
+	Doctor() []Condition
 	// Connections calls yield for each connection that f selects, until yield returns false.
 	Connections(ctx context.Context, f *Filter, yield func(*Connection) bool) error
 	// DeleteConnections ends those that f selects.
@@ -55,6 +57,7 @@ func NewServer(s Source, errors *log.Logger) *Server {
 	ctx, cancel := context.WithCancel(context.Background())
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v1/status", func(w http.ResponseWriter, _ *http.Request) { answer(w, s.Status()) })
+	mux.HandleFunc("GET /v1/doctor", func(w http.ResponseWriter, _ *http.Request) { answer(w, s.Doctor()) })
 	mux.HandleFunc("GET /v1/version", func(w http.ResponseWriter, _ *http.Request) { answer(w, s.Status().Version) })
 	mux.HandleFunc("GET /v1/connections", serveConnections(s))
 	mux.HandleFunc("GET /v1/connections/events", serveEvents(s))

@@ -65,8 +65,10 @@ type LeftOut struct {
 
 // Tunnel is the WireGuard tunnel to the peer.
 type Tunnel struct {
-	State            string     `json:"state"`    // up; stale: no handshake for so long that its keys are void; down: never one
-	Endpoint         string     `json:"endpoint"` // where messages go; "" = nowhere yet
+	Leg
+	State            string     `json:"state"`                // up; stale: no handshake for so long that its keys are void; down: never one
+	Endpoint         string     `json:"endpoint"`             // where messages go; "" = nowhere yet
+	Configured       string     `json:"configured,omitempty"` // wireguard.endpoint; a peer that roams is elsewhere
 	ListenPort       int        `json:"listenPort"`
 	PublicKey        string     `json:"publicKey"` // ours
 	LastHandshake    *time.Time `json:"lastHandshake,omitempty"`
@@ -76,10 +78,30 @@ type Tunnel struct {
 	Trains           bool       `json:"trains"` // UDP_SEGMENT is used
 	TrainsLost       uint64     `json:"trainsLost"`
 	Path             Path       `json:"path"`
+	Check            *Check     `json:"check,omitempty"` // the connection check; absent where none is made
+}
+
+// Leg is the way to a node or to the peer, and back. How far that is, ARP requests to the node
+// tell; for the peer the connection check, or else pings while there is traffic.
+type Leg struct {
+	LastReceivedSeconds *float64 `json:"lastReceivedSeconds,omitempty"` // since the last packet from there that was sent on; absent: none
+	LastSentSeconds     *float64 `json:"lastSentSeconds,omitempty"`     // since the last packet that was sent there
+	RTTSeconds          *float64 `json:"rttSeconds,omitempty"`          // there and back; absent where nothing tells
+	Requests            int      `json:"requests"`                      // the last of those that measure it
+	RequestsLost        int      `json:"requestsLost"`                  // of them
+}
+
+// Check is the connection check, by which Liqo's gateways ask each other.
+type Check struct {
+	State    string `json:"state"` // connecting, connected or error
+	Sent     uint64 `json:"sent"`
+	Answered uint64 `json:"answered"`
+	Asked    uint64 `json:"asked"` // by the peer, and answered
 }
 
 // Node is a node and the Geneve or VXLAN tunnel to it.
 type Node struct {
+	Leg
 	Name            string         `json:"name"`
 	State           string         `json:"state"` // up; silent: not heard for a minute; unresolved: it has not answered ARP
 	Underlay        netip.Addr     `json:"underlay"`

@@ -49,11 +49,17 @@ var (
 	BadAnswer = cause("bad-answer", Warning, "the peer at {endpoint} answers, {answers} times in {time}, but with another key",
 		"make wireguard.peerPublicKey the key that `culvert keygen` printed at the peer")
 	PeerLost = cause("peer-lost", Warning, "the peer at {endpoint} has not answered for {time} ({sent} handshakes sent, 0 answered)",
-		"is it running, and is UDP {port} open there?")
+		"is it running, is UDP {port} open there, and are answers to UDP {listen} let in here?")
 	NobodyCalls = cause("no-handshake", Warning, "no handshake from the peer for {time} (0 received on UDP {listen})",
 		"is the peer running, with role client (one side is the server, the other the client), is its wireguard.endpoint an address of this gateway, and is UDP {listen} open here?")
 	AnswersLost = cause("answers-lost", Warning, "the peer begins handshakes ({received} received), is answered, and completes none",
 		"do answers reach it? A firewall or NAT must let UDP from port {listen} of this gateway through")
+	PeerLoss = cause("peer-loss", Warning, "{lost} of the last {of} requests through the tunnel to {endpoint} were lost",
+		"look for a full or faulty link between the gateways, and for overflows and refusals of sockets in culvert status here and there")
+	DataLost = cause("data-lost", Warning, "handshakes with {endpoint} are made, but nothing has come through the tunnel for {time}",
+		"does a firewall let all of UDP {port} pass, and not only the first messages? A peer that answers no pings and has nothing to say looks the same")
+	PeerMute = cause("peer-mute", Warning, "the peer at {endpoint} sends, and has answered none of {missed} requests for {time}",
+		"is UDP {port} open there? A peer that answers pings no longer looks the same")
 	PeerSilent = cause("peer-silent", Note, "nothing from the peer at {endpoint} for {time}",
 		"is it running? One without traffic and wireguard.keepalive is silent, too")
 )
@@ -71,9 +77,15 @@ var (
 	NodeUnroutable = cause("node-unroutable", Warning, "this machine has no route to {node} ({underlay})",
 		"correct its underlay address in geneve.nodes, or add a route")
 	NodeSilent = cause("node-silent", Warning, "{node} ({underlay}) has been silent for {time} and answers no ARP ({asked} asked)",
-		"is it running, and is its link up?")
+		"is it running, is its link up, has it the gateway's underlay address, and is UDP {port} open here and there?")
+	NodeDeaf = cause("node-deaf", Warning, "{node} ({underlay}) sends, and answers no ARP for {address} ({asked} asked)",
+		"does its firewall let UDP {port} of this gateway in, and is that the address of its link?")
+	NodeLoss = cause("node-loss", Warning, "{lost} of the last {of} ARP requests to {node} ({underlay}) were lost",
+		"look for a full or faulty link on the way to that node")
 	NoReturn = cause("node-no-return", Warning, "{node} answers ARP, but has sent no packet back for {sent} that were sent to it",
 		"does it forward (sysctl net.ipv4.ip_forward=1), has it routes to the remote CIDRs via {gateway}, and does its firewall let pods' traffic pass?")
+	OneWay = cause("node-one-way", Note, "{node} has sent no packet for {time}, and {sent} were sent to it",
+		"if answers are due: does it forward (sysctl net.ipv4.ip_forward=1), have it and its pods routes to the remote CIDRs via {gateway}, and does its firewall let pods' traffic pass? One-way traffic looks the same")
 	WrongUnderlay = cause("node-underlay", Warning, "{node} sends from {source}, configured {underlay}",
 		"correct its underlay in geneve.nodes, or the address that the node sends from")
 	WrongVNI = cause("node-vni", Warning, "{node} ({underlay}) sends VNI {seen}, configured {vni}",
@@ -120,6 +132,8 @@ var (
 		"raise nat.maxConnections and the memory limit, or find who opens so many (culvert_connections)")
 	PortsFull = cause("ports-full", Warning, "{count} packets dropped as {reason}: no source port is left towards {destination}",
 		"spread the connections over more destinations or sources, or find who opens so many")
+	SmallMSS = cause("small-mss", Note, "mssClamp cuts TCP into segments of {mss} bytes, where {fits} fit",
+		"make mssClamp auto, or leave it out")
 	Malformed = cause("malformed", Warning, "{count} packets of {node} dropped as malformed", "look for what sends so, or what spoils packets on the way")
 )
 

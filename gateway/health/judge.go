@@ -21,7 +21,7 @@ func NewJudge() *Judge {
 
 // patience is for how long the peer or a node may keep quiet before that is a fault. It
 // is three attempts of WireGuard, and the time that a node takes to start.
-const patience = 15 * time.Second
+const patience = 12 * time.Second
 
 // proven is for how long they may where a kernel says that they are not there: as long as
 // Linux looks for a neighbour.
@@ -54,7 +54,8 @@ func (j *Judge) Look(now time.Duration, o *Observation) (changes []Finding) {
 		}
 	}
 	changes = append(changes, j.paths.look(o)...)
-	return append(changes, j.notices.look(now, o, signs[""])...)
+	changes = append(changes, j.notices.look(now, o, signs[""])...)
+	return append(changes, j.losses(now, o)...)
 }
 
 // Findings returns what is the case: of the peer, of each node by name, of what is
@@ -117,5 +118,5 @@ func (j *Judge) Doubtful() (peer bool, nodes []string) {
 		}
 	}
 	slices.Sort(nodes) // the same ones again: an answer takes time
-	return j.peer.waiting, nodes[:min(len(nodes), maxDoubtful)]
+	return j.peer.waiting || j.peer.missed >= missedPings, nodes[:min(len(nodes), maxDoubtful)]
 }

@@ -49,6 +49,8 @@ const (
 	repeat = 10 * time.Minute
 	// liveTime is for how long a thing counts as the case after it was seen.
 	liveTime = time.Minute
+	// smallMSS is what every host takes (RFC 9293, Section 3.7.1). Less is hardly meant.
+	smallMSS = 536
 	// maxNotices bounds what is remembered, and a flood of strangers. What comes beyond
 	// counts only in the metrics.
 	maxNotices = 256
@@ -87,6 +89,9 @@ func (n *notices) look(now time.Duration, o *Observation, sign *Sign) (said []Fi
 	if sign != nil && sign.Kind == SignUnknownNode {
 		address := sign.Source.Addr().String()
 		say(n.see(now, StrangerGeneve, OfAddress, address, address, 1, "{address}", address, "{seen}", fmt.Sprint(sign.VNI)))
+	}
+	if o.MSS > 0 && o.MSS < smallMSS {
+		say(n.see(now, SmallMSS, OfPeer, o.Peer.Name, "", 1, "{mss}", fmt.Sprint(o.MSS), "{fits}", fmt.Sprint(o.Fits)))
 	}
 	say(n.unanswered(now, &o.Peer))
 	return said

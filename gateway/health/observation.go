@@ -14,6 +14,7 @@ type Observation struct {
 	Gateway   netip.Addr            // its address for nodes
 	Port      uint16                // of the nodes' tunnels
 	Remote    func(netip.Addr) bool // of the remote cluster, as it is seen here; nil = nobody
+	MSS, Fits int                   // what TCP segments are cut to, and what fits; MSS 0 = the same
 	Signs     []Sign                // since the last observation, as are drops and strangers
 	Drops     []Drop
 	Strangers []Stranger
@@ -38,6 +39,16 @@ type Peer struct {
 	ReceivedBytes      uint64     // of messages of its session
 	Knock              Knock      // what became of a datagram to Endpoint
 	Initiator          netip.Addr // who sent an initiation since the last observation
+	ReceivedPackets    uint64     // out of the tunnel
+	Pings              Pings      // by the connection check, or while packets pass
+}
+
+// Pings are requests through the tunnel that the peer's gateway answers.
+type Pings struct {
+	RTT            time.Duration // of the last one; 0 = nothing tells
+	Requests, Lost int           // the last ones, and how many of them had no answer
+	Sent           uint64        // all of them
+	Missed         int           // since the last answer; 0 where there never was one
 }
 
 // Node is a node and the tunnel to it.
@@ -52,6 +63,8 @@ type Node struct {
 	Silence           time.Duration // since the last frame of it; meaningless before the first
 	Known             bool          // there was a frame
 	Received, Sent    uint64        // inner packets
+	Local             uint64        // of them: for the gateway itself, which sends about as many
+	Requests, Lost    int           // the last ARP requests, and how many of them had no answer
 	Knock             Knock
 }
 

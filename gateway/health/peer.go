@@ -16,6 +16,15 @@ type peerHistory struct {
 	heard     time.Duration // when bytes last grew
 	sent      uint64        // handshakes, at the last look
 	answered  uint64        // SentAnswers at the first look
+	packets   uint64        // out of the tunnel
+	voice     time.Duration // when there was more than a handshake, or the first of these
+	pings     uint64        // requests sent through the tunnel
+	pinged    time.Duration // when the last was
+	deaf      bool          // packets go in and none come out
+	deafAt    int64         // handshake at the beginning of that
+	missed    int           // requests since the last that was answered
+	missedAt  time.Duration // when they began to be missed
+	troubled  time.Duration // when it last was that, at fault or called in vain
 
 	// The attempt that nobody has answered yet.
 	waiting                   bool
@@ -31,6 +40,16 @@ type peerHistory struct {
 // lives (device.RejectAfterTime of wireguard-go).
 const silence = 185 * time.Second
 
+// missedPings is how many requests a peer that has answered them may leave without answer.
+// Of one that sends packets meanwhile, mutePings.
+const (
+	missedPings = 4
+	mutePings   = 8
+)
+
+// pingMemory is for how long after the last request its fate means something.
+const pingMemory = 30 * time.Second
+
 // look returns the peer's state, and whether it is another than before.
 func (h *peerHistory) look(now time.Duration, p *Peer) (Finding, bool) {
 	if p.Unknown {
@@ -43,13 +62,21 @@ func (h *peerHistory) look(now time.Duration, p *Peer) (Finding, bool) {
 	}
 	last := *h
 	h.handshake, h.bytes, h.sent, h.endpoint = p.Handshake, p.ReceivedBytes, p.SentHandshakes, p.Endpoint
+	h.packets, h.pings = p.ReceivedPackets, p.Pings.Sent
+	h.listen(now, p, &last)
 
-	alive := h.handshake != last.handshake || h.bytes != last.bytes
+	heard := (h.handshake != last.handshake || h.bytes != last.bytes) && !h.deaf
+	alive := heard && !h.mute() && (h.missed < missedPings || p.Knock == KnockSilent)
 	switch {
-	case alive:
+	case heard:
 		h.heard, h.waiting = now, false
+	case h.deaf && !h.waiting: // WireGuard itself notices after 15 s
+		h.waiting, h.since, h.sentBefore, h.answersBefore = true, h.voice, last.sent, p.ReceivedAnswers
 	case !h.waiting && h.sent > last.sent:
 		h.waiting, h.since, h.sentBefore, h.answersBefore = true, now, last.sent, p.ReceivedAnswers
+	}
+	if h.waiting || h.bad {
+		h.troubled = now
 	}
 	endpoint := p.Endpoint.String()
 	if alive && h.handshake != 0 {
@@ -73,8 +100,31 @@ func (h *peerHistory) look(now time.Duration, p *Peer) (Finding, bool) {
 	return h.become(p, c,
 		"{endpoint}", endpoint, "{configured}", p.Configured, "{error}", p.NameError, "{time}", seconds(now-since),
 		"{sent}", fmt.Sprint(h.sent-h.sentBefore), "{answers}", fmt.Sprint(p.ReceivedAnswers-h.answersBefore),
-		"{received}", fmt.Sprint(p.ReceivedHandshakes), "{port}", fmt.Sprint(p.Endpoint.Port()), "{listen}", fmt.Sprint(p.ListenPort))
+		"{received}", fmt.Sprint(p.ReceivedHandshakes), "{port}", fmt.Sprint(p.Endpoint.Port()), "{listen}", fmt.Sprint(p.ListenPort), "{missed}", fmt.Sprint(h.missed))
 }
+
+// listen finds out whether what comes through the tunnel is more than handshakes, which are
+// not what it is for. Who gets packets and has nothing to say sends a keepalive after 10 s
+// (WireGuard paper, Section 6.5), and who has answered requests does so again.
+func (h *peerHistory) listen(now time.Duration, p *Peer, last *peerHistory) {
+	if h.pings > last.pings {
+		h.pinged = now
+	}
+	if h.missed = p.Pings.Missed; h.missed == 0 {
+		h.missedAt = now
+	}
+	switch {
+	case last.handshake == 0 || h.packets != last.packets || h.bytes != last.bytes && h.handshake == last.handshake:
+		h.voice, h.deaf = now, false
+	case now-h.pinged > pingMemory:
+		h.deaf = false
+	case !h.deaf && (p.Pings.Missed >= missedPings || h.pings > last.pings && now-h.voice >= patience):
+		h.deaf, h.deafAt = true, h.handshake
+	}
+}
+
+// mute reports whether the peer, which has answered requests, sends and answers none.
+func (h *peerHistory) mute() bool { return h.missed >= mutePings && !h.deaf }
 
 func (h *peerHistory) become(p *Peer, c *Cause, blanks ...string) (Finding, bool) {
 	h.now = find(c, OfPeer, p.Name, blanks...)
@@ -92,12 +142,18 @@ func (h *peerHistory) fault(now time.Duration, p *Peer) (c *Cause, since time.Du
 		return NoName, h.started
 	case h.waiting && p.Knock != KnockSilent && (h.handshake != 0 || waited >= proven): // WireGuard has been patient before
 		return knocks[p.Knock], h.since
+	case h.missed >= missedPings && p.Knock != KnockSilent && h.handshake != 0:
+		return knocks[p.Knock], h.missedAt
+	case h.deaf && h.handshake != h.deafAt && waited >= patience:
+		return DataLost, h.since
 	case h.waiting && waited >= patience && p.ReceivedAnswers > h.answersBefore:
 		return BadAnswer, h.since
 	case h.waiting && waited >= patience && h.handshake != 0:
 		return PeerLost, h.since
 	case h.waiting && waited >= patience:
 		return NoAnswer, h.since
+	case !h.waiting && h.handshake != 0 && h.mute():
+		return PeerMute, h.missedAt
 	case h.waiting || p.Role != "server":
 	case h.handshake != 0 && now-h.heard >= silence:
 		return PeerSilent, h.heard

@@ -16,6 +16,12 @@ func server(o *Observation) {
 	}
 }
 
+// passing has packets and pings pass through the tunnel.
+func passing(second int, o *Observation) {
+	o.Peer.Handshake, o.Peer.ReceivedBytes, o.Peer.ReceivedPackets = 1, uint64(second)*100, uint64(second)
+	o.Peer.Pings = Pings{RTT: time.Millisecond, Requests: 32, Sent: uint64(second)}
+}
+
 // drops has packets dropped at these seconds.
 func drops(d Drop, seconds ...int) func(int, *Observation) {
 	return func(second int, o *Observation) {
@@ -57,12 +63,12 @@ var stories = []struct {
 		}
 	}, []string{"1 info peer milan: handshake made with 192.0.2.7:51840"}},
 	{"the client's peer never answers", 60, calls, []string{
-		"15 warning peer milan: no handshake answer from 192.0.2.7:51840 for 15 s (4 sent, 0 received): is UDP 51840 open there, is the peer running, and is wireguard.peerPublicKey right here and there? A peer with another key says so in its log"}},
+		"12 warning peer milan: no handshake answer from 192.0.2.7:51840 for 12 s (3 sent, 0 received): is UDP 51840 open there, is the peer running, and is wireguard.peerPublicKey right here and there? A peer with another key says so in its log"}},
 	{"the peer answers late", 30, func(s int, o *Observation) {
 		if calls(s, o); s >= 20 {
 			o.Peer.Handshake, o.Peer.ReceivedBytes = 1, 100
 		}
-	}, []string{"15 warning peer milan: no handshake answer", "20 info peer milan: handshake made with 192.0.2.7:51840"}},
+	}, []string{"12 warning peer milan: no handshake answer", "20 info peer milan: handshake made with 192.0.2.7:51840"}},
 	{"the peer is lost and comes back", 200, func(s int, o *Observation) {
 		o.Peer.SentHandshakes, o.Peer.Handshake, o.Peer.ReceivedBytes = 1, 1, uint64(min(s, 50))
 		if s >= 65 {
@@ -71,7 +77,7 @@ var stories = []struct {
 		if s >= 190 {
 			o.Peer.Handshake = 2
 		}
-	}, []string{"0 info peer milan: handshake made", "80 warning peer milan: the peer at 192.0.2.7:51840 has not answered for 15 s (4 handshakes sent, 0 answered): is it running",
+	}, []string{"0 info peer milan: handshake made", "77 warning peer milan: the peer at 192.0.2.7:51840 has not answered for 12 s (3 handshakes sent, 0 answered): is it running",
 		"190 info peer milan: handshake made with 192.0.2.7:51840: the tunnel is back after 2 min"}},
 	{"nothing listens at the endpoint", 60, func(s int, o *Observation) { calls(s, o); o.Peer.Knock = KnockRefused }, []string{
 		"3 warning peer milan: nothing listens at 192.0.2.7:51840, says its machine (1 handshakes sent, 0 answered): start the peer, or make the port"}},
@@ -85,30 +91,94 @@ var stories = []struct {
 		o.Peer.Endpoint, o.Peer.Configured, o.Peer.NameError = netip.AddrPort{}, "gw.milan:51840", "no such host"
 	}, []string{"0 warning peer milan: wireguard.endpoint gw.milan:51840 has no address (no such host): correct the name"}},
 	{"the peer's answers are another's", 60, func(s int, o *Observation) { calls(s, o); o.Peer.ReceivedAnswers = uint64(s / 5) }, []string{
-		"15 warning peer milan: the peer at 192.0.2.7:51840 answers, 3 times in 15 s, but with another key"}},
+		"12 warning peer milan: the peer at 192.0.2.7:51840 answers, 2 times in 12 s, but with another key"}},
 	{"the peer moves", 60, func(s int, o *Observation) {
 		o.Peer.Handshake, o.Peer.ReceivedBytes = 1, uint64(s)
 		if s >= 30 {
 			o.Peer.Endpoint = netip.MustParseAddrPort("192.0.2.8:1024")
 		}
 	}, []string{"0 info", "30 info peer milan: the peer has moved from 192.0.2.7:51840 to 192.0.2.8:1024"}},
+	{"some pings are lost", 100, func(s int, o *Observation) {
+		passing(s, o)
+		o.Peer.Pings.Lost = 8
+	}, []string{"0 info", "42 warning peer milan: 8 of the last 32 requests through the tunnel to 192.0.2.7:51840 were lost: look for a full or faulty link"}},
+	{"few pings are lost", 100, func(s int, o *Observation) {
+		passing(s, o)
+		o.Peer.Pings.Lost = 6
+	}, []string{"0 info"}},
+	{"nobody pings any more", 100, func(s int, o *Observation) {
+		passing(s, o)
+		o.Peer.Pings.Lost, o.Peer.Pings.Sent = 31, 31
+	}, []string{"0 info"}},
+	{"handshakes are made, and nothing else passes", 60, func(s int, o *Observation) {
+		o.Peer.Handshake, o.Peer.ReceivedBytes = int64(1+s/15), uint64(s/15)
+		o.Peer.Pings = Pings{Requests: min(s, 32), Lost: min(s, 32), Sent: uint64(s)}
+	}, []string{"0 info", "12 warning peer milan: the peer at 192.0.2.7:51840 has not answered for 12 s",
+		"15 warning peer milan: handshakes with 192.0.2.7:51840 are made, but nothing has come through the tunnel for 15 s: does a firewall"}},
+	{"a peer that answers no pings", 60, func(s int, o *Observation) {
+		passing(s, o)
+		o.Peer.Pings = Pings{Requests: min(s, 32), Lost: min(s, 32), Sent: uint64(s)}
+	}, []string{"0 info"}},
+	{"a peer that answers no pings is gone", 60, func(s int, o *Observation) {
+		passing(min(s, 30), o)
+		o.Peer.Pings = Pings{Requests: min(s, 32), Lost: min(s, 32), Sent: uint64(s)}
+	}, []string{"0 info", "42 warning peer milan: the peer at 192.0.2.7:51840 has not answered for 12 s (0 handshakes sent, 0 answered): is it running"}},
+	{"a peer that is sent nothing", 60, func(s int, o *Observation) {
+		passing(min(s, 30), o)
+	}, []string{"0 info"}},
+	{"a peer that does not hear", 60, func(s int, o *Observation) {
+		passing(s, o)
+		if o.Peer.Pings.Missed = max(s-20, 0); s >= 40 {
+			o.Peer.Pings.Missed = 0
+		}
+	}, []string{"0 info", "28 warning peer milan: the peer at 192.0.2.7:51840 sends, and has answered none of 8 requests for 8 s: is UDP 51840 open there?",
+		"40 info peer milan: handshake made with 192.0.2.7:51840: the tunnel is back after 20 s"}},
+	{"a firewall here, in mid-session", 40, func(s int, o *Observation) {
+		passing(s, o)
+		if o.Peer.Pings.Missed = max(s-20, 0); s >= 25 {
+			o.Peer.Knock = KnockForbidden
+		}
+	}, []string{"0 info", "25 warning peer milan: this machine may not send to 192.0.2.7:51840"}},
+	{"a peer that answered pings is gone", 60, func(s int, o *Observation) {
+		passing(min(s, 30), o)
+		o.Peer.Pings.Missed = max(s-30, 0)
+		o.Peer.SentHandshakes = uint64(1 + max(s-40, 0)/5)
+	}, []string{"0 info", "42 warning peer milan: the peer at 192.0.2.7:51840 has not answered for 12 s (0 handshakes sent, 0 answered)"}},
+	{"one whose machine says that it is gone", 60, func(s int, o *Observation) {
+		passing(min(s, 30), o)
+		if o.Peer.Pings.Missed = max(s-30, 0); s > 34 {
+			o.Peer.Knock = KnockRefused
+		}
+	}, []string{"0 info", "35 warning peer milan: nothing listens at 192.0.2.7:51840"}},
+	{"the tunnel loses all but handshakes for a while", 90, func(s int, o *Observation) {
+		passing(min(s, 30), o)
+		o.Peer.Pings.Missed, o.Peer.Pings.Sent = max(s-30, 0), uint64(s)
+		o.Peer.Handshake += int64(s / 45)
+		o.Peer.ReceivedBytes += uint64(s / 45)
+		if s >= 70 {
+			passing(s, o)
+			o.Peer.Handshake += int64(s / 45)
+		}
+	}, []string{"0 info", "42 warning peer milan: the peer at 192.0.2.7:51840 has not answered",
+		"45 warning peer milan: handshakes with 192.0.2.7:51840 are made, but nothing has come through the tunnel for 15 s: does a firewall",
+		"70 info peer milan: handshake made with 192.0.2.7:51840: the tunnel is back after 40 s"}},
 	{"nobody calls the server", 60, func(_ int, o *Observation) { server(o) }, []string{
-		"15 warning peer milan: no handshake from the peer for 15 s (0 received on UDP 51840): is the peer running, with role client (one side is the server"}},
+		"12 warning peer milan: no handshake from the peer for 12 s (0 received on UDP 51840): is the peer running, with role client (one side is the server"}},
 	{"nobody can call a server that knows no peer", 100, func(s int, o *Observation) {
 		server(o)
 		o.Peer.Unknown = s < 30 || s >= 60
-	}, []string{"45 warning peer milan: no handshake from the peer for 15 s (0 received"}},
+	}, []string{"42 warning peer milan: no handshake from the peer for 12 s (0 received"}},
 	{"the client at last calls the server", 60, func(s int, o *Observation) {
 		if s >= 50 {
 			o.Peer.Handshake, o.Peer.ReceivedBytes = 1, uint64(s)
 		}
 		server(o)
-	}, []string{"15 warning", "50 info peer milan: handshake made with 192.0.2.7:51840"}},
+	}, []string{"12 warning", "50 info peer milan: handshake made with 192.0.2.7:51840"}},
 	{"the server's answers do not arrive", 60, func(s int, o *Observation) {
 		server(o)
 		o.Peer.ReceivedHandshakes, o.Peer.SentAnswers, o.Peer.ReceivedBytes = uint64(s/5), uint64(s/5), uint64(s/5)*148
 		o.Peer.Initiator = milan.Addr()
-	}, []string{"15 warning peer milan: the peer begins handshakes (3 received), is answered, and completes none"}},
+	}, []string{"12 warning peer milan: the peer begins handshakes (2 received), is answered, and completes none"}},
 	{"the client falls silent", 400, func(s int, o *Observation) {
 		o.Peer.Handshake, o.Peer.ReceivedBytes = 1, uint64(min(s, 100))
 		server(o)
@@ -118,18 +188,18 @@ var stories = []struct {
 			calls(s-20, o)
 			o.Peer.Handshake = 0
 		}
-	}, []string{"0 info", "35 warning peer milan: no handshake answer"}},
+	}, []string{"0 info", "32 warning peer milan: no handshake answer"}},
 
 	{"a node's first packet", 60, func(s int, o *Observation) { o.Nodes[0].Received = uint64(s / 30) }, []string{
 		"30 info node rome-1: first packet from rome-1 (172.18.0.2)"}},
 	{"a node never answers", 60, func(s int, o *Observation) { o.Nodes[0].Asked = s }, []string{
-		"15 warning node rome-1: rome-1 (172.18.0.2) never answered ARP (15 asked): is its link up, has it VNI 1, the address 10.80.0.2 and the gateway's underlay address, and is UDP 6091 open here and there?"}},
+		"12 warning node rome-1: rome-1 (172.18.0.2) never answered ARP (12 asked): is its link up, has it VNI 1, the address 10.80.0.2 and the gateway's underlay address, and is UDP 6091 open here and there?"}},
 	{"a node starts late", 60, func(s int, o *Observation) {
 		o.Nodes[0].Asked = s
 		if s > 40 {
 			o.Nodes[0].Asked, o.Nodes[0].Known, o.Nodes[0].Answered = 0, true, true
 		}
-	}, []string{"15 warning node rome-1", "41 info node rome-1: rome-1 (172.18.0.2) is back after 41 s"}},
+	}, []string{"12 warning node rome-1", "41 info node rome-1: rome-1 (172.18.0.2) is back after 41 s"}},
 	{"nothing listens at a node", 60, func(s int, o *Observation) { o.Nodes[0].Asked, o.Nodes[0].Knock = s, KnockRefused }, []string{
 		"3 warning node rome-1: nothing listens on UDP 6091 of rome-1 (172.18.0.2), says that machine"}},
 	{"nobody has a node's underlay address", 60, func(s int, o *Observation) { o.Nodes[0].Asked, o.Nodes[0].Knock = s, KnockNobody }, []string{
@@ -145,8 +215,49 @@ var stories = []struct {
 			n.Asked, n.Silence = 0, 0
 		}
 	}, []string{"0 info", "42 warning node rome-1: rome-1 (172.18.0.2) has been silent for 32 s and answers no ARP (3 asked)", "80 info node rome-1: rome-1 (172.18.0.2) is back after 70 s"}},
+	{"a node's link loses frames", 100, func(s int, o *Observation) {
+		n := &o.Nodes[0]
+		n.Received, n.Known, n.Answered, n.Requests, n.Lost = 1, true, true, 32, 8
+	}, []string{"0 info", "42 warning node rome-1: 8 of the last 32 ARP requests to rome-1 (172.18.0.2) were lost: look for"}},
 	{"a node that forwards nothing", 60, func(s int, o *Observation) { o.Nodes[0].Answered, o.Nodes[0].Sent = true, uint64(s) }, []string{
 		"5 warning node rome-1: rome-1 answers ARP, but has sent no packet back for 5 that were sent to it: does it forward (sysctl net.ipv4.ip_forward=1), has it routes to the remote CIDRs via 10.80.0.4"}},
+	{"a node that sends and does not hear", 60, func(s int, o *Observation) {
+		n := &o.Nodes[0]
+		n.Answered, n.Known, n.Received, n.Silence = true, true, uint64(s+1), time.Second
+		if s >= 20 {
+			n.Asked = min(s-19, 5)
+		}
+		if s >= 40 {
+			n.Asked, n.Silence = 0, 0
+		}
+	}, []string{"0 info", "27 warning node rome-1: rome-1 (172.18.0.2) sends, and answers no ARP for 10.80.0.2 (5 asked): does its firewall", "40 info node rome-1: rome-1 (172.18.0.2) is back after 19 s"}},
+	{"a node that looks elsewhere from now on", 60, func(s int, o *Observation) {
+		n := &o.Nodes[0]
+		n.Answered, n.Known, n.Received, n.Sent = true, true, uint64(min(s, 20)), uint64(s)
+		if s > 20 {
+			o.Signs = []Sign{arp(SignTarget, "10.80.0.9")}
+		}
+	}, []string{"1 info", "24 warning node rome-1: rome-1 asks for the gateway by 10.80.0.9, which is 10.80.0.4"}},
+	{"a node that ceases to send", 60, func(s int, o *Observation) {
+		n := &o.Nodes[0]
+		n.Answered, n.Known, n.Received, n.Sent = true, true, uint64(min(s, 20)), uint64(min(s, 45))
+		if s >= 50 {
+			n.Received = 25
+		}
+	}, []string{"1 info", "30 info node rome-1: rome-1 has sent no packet for 10 s, and 10 were sent to it: if answers are due: does it forward", "50 info node rome-1: rome-1 (172.18.0.2) is back after 30 s"}},
+	{"a node whose pings are answered, and whose pods are not heard", 60, func(s int, o *Observation) {
+		n := &o.Nodes[0]
+		n.Answered, n.Known, n.Local = true, true, uint64(s)
+		n.Received, n.Sent = n.Local+uint64(min(s, 20)), n.Local+uint64(s)
+	}, []string{"1 info", "30 info node rome-1: rome-1 has sent no packet for 10 s, and 10 were sent to it"}},
+	{"a node that only pings", 60, func(s int, o *Observation) {
+		n := &o.Nodes[0]
+		n.Answered, n.Known, n.Local, n.Received, n.Sent = true, true, uint64(s), uint64(s), uint64(s)
+	}, []string{"1 info"}},
+	{"a node without traffic", 60, func(s int, o *Observation) {
+		n := &o.Nodes[0]
+		n.Answered, n.Known, n.Received, n.Sent = true, true, uint64(min(s, 20)), uint64(min(s, 22))
+	}, []string{"1 info"}},
 	{"two packets without answer are no fault", 60, func(s int, o *Observation) { o.Nodes[0].Answered, o.Nodes[0].Sent = true, 2 }, nil},
 	{"a node with another underlay address", 60, signs(Sign{Kind: SignUnknownNode, Source: netip.MustParseAddrPort("172.18.0.9:4711"), VNI: 2}), []string{
 		"1 warning node rome-2: rome-2 sends from 172.18.0.9, configured 172.18.0.3"}},
@@ -184,6 +295,16 @@ var stories = []struct {
 			o.Nodes[0].Received = 1
 		}
 	}, []string{"1 warning", "10 info node rome-1: rome-1 (172.18.0.2) is back after 9 s"}},
+	{"a node that is put right, and then not", 60, func(s int, o *Observation) {
+		n := &o.Nodes[0]
+		n.Answered, n.Known, n.Received, n.Sent = true, true, uint64(max(s-10, 0)), uint64(s)
+		switch {
+		case s < 10:
+			o.Signs = []Sign{arp(SignTarget, "10.61.1.5")}
+		case s > 15:
+			n.Received = 5
+		}
+	}, []string{"1 warning node rome-1: rome-1 asks by ARP for 10.61.1.5", "11 info node rome-1: rome-1 (172.18.0.2) is back after 10 s", "25 info node rome-1: rome-1 has sent no packet for 10 s"}},
 	{"one odd frame is chance", 100, func(s int, o *Observation) {
 		if s%50 == 7 {
 			o.Signs = []Sign{arp(SignTarget, "10.80.0.9")}
@@ -194,7 +315,7 @@ var stories = []struct {
 			o.Nodes = o.Nodes[:1]
 			o.Nodes[0] = healthy().Nodes[1]
 		}
-	}, []string{"15 warning node rome-1"}},
+	}, []string{"12 warning node rome-1"}},
 
 	{"a path that swallows large packets", 60, func(s int, o *Observation) {
 		node := Path{Kind: OfNode, Of: "rome-1", To: netip.MustParseAddr("172.18.0.2"), Size: 1246, Configured: 1340, Wire: 1390, Way: "to"}
@@ -238,6 +359,9 @@ var stories = []struct {
 		"2 info node rome-1: rule no-ping refuses packets of rome-1, the last from 10.0.1.5 to 10.61.1.5 (filtered, 12)"}},
 	{"a rule that has no name is Kubernetes'", 60, drops(Drop{Reason: "filtered", Source: pod}, 1, 2), nil},
 	{"a service without backends", 60, drops(Drop{Reason: "no-backend", Inbound: true, Source: far, Destination: pod}, 1, 2), []string{"2 warning peer milan: 12 packets to 10.0.1.5 dropped as no-backend"}},
+	{"a clamp that cuts TCP to pieces", 30, func(_ int, o *Observation) { o.MSS, o.Fits = 216, 1300 }, []string{
+		"1 info peer milan: mssClamp cuts TCP into segments of 216 bytes, where 1300 fit: make mssClamp auto"}},
+	{"a clamp that may be meant", 30, func(_ int, o *Observation) { o.MSS, o.Fits = 1200, 1300 }, nil},
 	{"a full table", 60, drops(Drop{Reason: "table-full", Node: "rome-1", Source: pod}, 1, 2), []string{"2 warning node rome-1: 12 packets dropped as table-full"}},
 	{"no ports left", 60, drops(Drop{Reason: "port-share", Node: "rome-1", Source: pod, Destination: far}, 1, 2), []string{"2 warning node rome-1: 12 packets dropped as port-share: no source port is left towards 10.61.1.5"}},
 	{"malformed packets", 60, drops(Drop{Reason: "malformed", Node: "rome-1", Source: pod}, 1, 2), []string{"2 warning node rome-1: 12 packets of rome-1 dropped as malformed"}},

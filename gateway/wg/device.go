@@ -23,6 +23,7 @@ type Device struct {
 	options Options
 	bind    *bind
 	probe   *peerProbe
+	pings   pings
 	device  *device.Device // nil before Open
 
 	mu sync.Mutex
@@ -139,6 +140,7 @@ func (d *Device) SetPeer(p Peer) error {
 	}
 	switch {
 	case another:
+		d.pings.reset()
 		if old.PublicKey != (wgkey.Key{}) {
 			if err := d.set("public_key="+hexKey(old.PublicKey), "remove=true"); err != nil {
 				return err

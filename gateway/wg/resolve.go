@@ -11,10 +11,10 @@ import (
 	"culvert/gateway/wgkey"
 )
 
-// How often the peer's endpoint is resolved: at once until the first answer, then
-// slowly while the tunnel works and faster while it does not.
+// How often the peer's endpoint is resolved: at once until the first answer, with each
+// call in vain, and slowly while there is no session and nobody calls.
 const (
-	resolveRetry    = 5 * time.Second
+	resolveRetry    = 5 * time.Second // no shorter than device.RekeyTimeout of wireguard-go, between two calls
 	resolveInterval = time.Minute
 	sessionLifetime = 180 * time.Second // device.RejectAfterTime
 )
@@ -24,10 +24,18 @@ const (
 // endpoint of a working session, which may have roamed.
 func (d *Device) FollowEndpoint(ctx context.Context) {
 	again := true // resolve even if there is a session
+	var calls calls
+	var resolved time.Time
 	for {
-		wait := resolveInterval
-		if s, _ := d.PeerStats(); again || time.Since(s.LastHandshake) > sessionLifetime {
-			again = false
+		s, _ := d.PeerStats()
+		now := time.Now()
+		vain := calls.vain(s.LastHandshake, d.bind.admission.talk.sentInitiations.Load())
+		dead := now.Sub(s.LastHandshake) > sessionLifetime
+		if again || vain || dead && now.Sub(resolved) >= resolveInterval {
+			again, resolved = false, now
+			if dead && !s.LastHandshake.IsZero() {
+				d.comeHome(s.Endpoint)
+			}
 			err := d.updateEndpoint(ctx)
 			if ctx.Err() != nil {
 				return
@@ -35,7 +43,7 @@ func (d *Device) FollowEndpoint(ctx context.Context) {
 			d.unresolved.Store(nil)
 			if err != nil {
 				d.unresolved.Store(&err)
-				again, wait = true, resolveRetry
+				again = true
 			}
 		}
 		select {
@@ -43,8 +51,35 @@ func (d *Device) FollowEndpoint(ctx context.Context) {
 			return
 		case <-d.retarget:
 			again = true
-		case <-time.After(wait):
+		case <-time.After(resolveRetry):
 		}
+	}
+}
+
+// calls are the handshakes that are begun.
+type calls struct {
+	made         time.Time // the last handshake that was completed
+	before, last uint64    // how many were begun before it, and at the last look
+}
+
+// vain reports whether one was begun since the last look, and is not the first since a
+// handshake was completed: WireGuard begins another only if there is no answer.
+func (c *calls) vain(made time.Time, begun uint64) bool {
+	if !made.Equal(c.made) {
+		c.made, c.before = made, begun
+	}
+	grown := begun != c.last
+	c.last = begun
+	return grown && begun-c.before > 1
+}
+
+// comeHome forgets the resolved endpoint if the device has another one: a peer that roamed,
+// and whose session has ended, may be back where its name says.
+func (d *Device) comeHome(at string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if at != d.endpoint.String() {
+		d.endpoint = netip.AddrPort{}
 	}
 }
 

@@ -108,9 +108,15 @@ func (d *Device) ProbeTrains(now time.Duration) (change TrainChange, changed boo
 	return TrainChange{d.probe.endpoint, !d.probe.Lost()}, changed
 }
 
-// ProbeAnswered takes note of an answer to a probe; false if b, a packet to our tunnel
-// address, is none.
-func (d *Device) ProbeAnswered(b []byte) bool { return d.probe.answer(b) }
+// EchoAnswered takes note of an answer to a probe or a ping; false if b, a packet to our
+// tunnel address, is none.
+func (d *Device) EchoAnswered(b []byte, now time.Duration) bool {
+	sequence, ok := d.probe.answer(b)
+	if ok && sequence >= pingSequence {
+		d.pings.answer(sequence-pingSequence, now)
+	}
+	return ok
+}
 
 // look is called once a second by one goroutine.
 func (p *peerProbe) look(now time.Duration) (changed bool) {
@@ -178,22 +184,26 @@ func (p *peerProbe) echo(sequence uint16, size int) {
 // there are two of us. It is called by the goroutine that calls ProbeTrains.
 func (d *Device) Hello() { d.probe.echo(helloSequence, singleEcho) }
 
-const helloSequence = uint16(udp.NumProbes) // behind those of the probes
+// Sequence numbers behind those of the probes.
+const (
+	helloSequence = uint16(udp.NumProbes)
+	pingSequence  = helloSequence + 1 // and pingSequences - 1 more
+)
 
-// answer takes note of an answer to a probe; false if b, a packet to the tunnel
-// address, is none.
-func (p *peerProbe) answer(b []byte) bool {
+// answer takes note of an answer to a probe, and returns which echo request b answers;
+// false if b, a packet to the tunnel address, answers none.
+func (p *peerProbe) answer(b []byte) (sequence uint16, ok bool) {
 	ip := header.IPv4(b)
 	if header.IPVersion(b) != header.IPv4Version || ip.TransportProtocol() != header.ICMPv4ProtocolNumber || ip.More() ||
 		ip.FragmentOffset() != 0 || ip.SourceAddress() != tcpip.AddrFrom4(p.peer.As4()) {
-		return false
+		return 0, false
 	}
 	icmp := header.ICMPv4(ip.Payload())
-	if len(icmp) < header.ICMPv4MinimumSize || icmp.Type() != header.ICMPv4EchoReply || icmp.Ident() != probeIdent || icmp.Sequence() > helloSequence {
-		return false
+	if len(icmp) < header.ICMPv4MinimumSize || icmp.Type() != header.ICMPv4EchoReply || icmp.Ident() != probeIdent || icmp.Sequence() >= pingSequence+pingSequences {
+		return 0, false
 	}
-	if icmp.Sequence() != helloSequence {
-		p.Answered(udp.Probe(icmp.Sequence()))
+	if sequence = icmp.Sequence(); sequence < helloSequence {
+		p.Answered(udp.Probe(sequence))
 	}
-	return true
+	return sequence, true
 }

@@ -91,7 +91,7 @@ func TestPeerRoams(t *testing.T) {
 		reply.SetSourceAddress(tcpip.AddrFrom4(peer.As4()))
 		reply.SetDestinationAddress(tcpip.AddrFrom4(own.As4()))
 		header.ICMPv4(reply.Payload()).SetType(header.ICMPv4EchoReply)
-		if !p.answer(reply) {
+		if _, ok := p.answer(reply); !ok {
 			t.Error("the reply is no answer")
 		}
 	}

@@ -190,13 +190,22 @@ func (s *Socket) Stats() Stats {
 		ReceiveCalls: c.receiveCalls.Load(), ReceivedMessages: c.receivedMessages.Load(), ReceivedBytes: c.receivedBytes.Load(),
 		Overflows: overflows, OverflowsKnown: known, Truncated: c.truncated.Load(), ReceiveErrors: c.receiveErrors.Load(),
 		SendCalls: c.sendCalls.Load(), SentDatagrams: c.sentDatagrams.Load(), SentBytes: c.sentBytes.Load(),
-		RefusedTrains: c.refusedTrains.Load(),
-		GRO:           s.gro, GSO: s.gso.Load(), ReceiveBuffer: s.receiveBuffer, SendBuffer: s.sendBuffer,
+		RefusedTrains: c.refusedTrains.Load(), Waits: s.waits(),
+		GRO: s.gro, GSO: s.gso.Load(), ReceiveBuffer: s.receiveBuffer, SendBuffer: s.sendBuffer,
 	}
 	for i := range st.SendDrops {
 		st.SendDrops[i] = c.sendDrops[i].Load()
 	}
 	return st
+}
+
+// waits asks the kernel whether a message can be received. One without payload does not count.
+func (s *Socket) waits() (waits bool) {
+	s.raw.Control(func(fd uintptr) {
+		n, err := unix.IoctlGetInt(int(fd), unix.TIOCINQ) // udp(7): FIONREAD
+		waits = err == nil && n > 0
+	})
+	return waits
 }
 
 // overflows asks the kernel how many datagrams it has dropped at the receive buffer. It does not know after Close, and gVisor

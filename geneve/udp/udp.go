@@ -100,6 +100,7 @@ type Stats struct {
 	ReceiveCalls, SendCalls uint64 // system calls, also receives that found nothing
 	ReceivedMessages        uint64 // messages delivered, a merged train counting once
 	ReceivedBytes           uint64
+	Waits                   bool   // a message is there that nobody has received yet
 	SentDatagrams           uint64 // datagrams that the kernel took, those of trains counted one by one
 	SentBytes               uint64
 	Overflows               uint64 // datagrams the kernel dropped because the receive buffer was full; wraps at 2^32

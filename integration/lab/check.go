@@ -43,6 +43,7 @@ type CheckOptions struct {
 	Offloads []bool              // each in labs of its own
 	Sandbox  Sandbox             // around the gateways of all labs
 	Faults   bool                // make and mend each fault there is, and check nothing else
+	Named    []string            // make these faults, or all, wait until a status names them, and check nothing else
 	Style    Style
 }
 
@@ -65,6 +66,10 @@ func (o *CheckOptions) labs(mode node.Mode) (all []plannedLab) {
 		slow := 1.0 // compared to super-frames
 		if !offloads || mode == node.TUN {
 			slow = 2
+		}
+		if len(o.Named) > 0 {
+			all = append(all, plannedLab{Standard(mode, offloads), namedChecks(o.Named), 10 * float64(len(o.Named))})
+			continue
 		}
 		if o.Faults {
 			all = append(all, plannedLab{Standard(mode, offloads), faultChecks, 20})

@@ -24,6 +24,8 @@ type Fault struct {
 	Cause   string  `json:"cause"`   // what is wrong, in the words of who looks for it
 	Remedy  string  `json:"remedy"`  // what takes it back, in the words of who mends it by hand
 	Symptom Symptom `json:"symptom"` // what users notice
+	Named   *Named  `json:"named,omitempty"`
+	Untold  string  `json:"untold,omitempty"` // what no gateway can tell, where it is not named
 
 	files  map[string]change // by host, what it changes in the host's configuration
 	off    string            // host whose gateway or node does not run

@@ -90,6 +90,17 @@ func blockUDP(host, link string, port uint16) []kernelFault {
 	}}
 }
 
+// forbidUDP refuses to send to a UDP port, as a firewall or a network policy does.
+func forbidUDP(host string, port uint16) []kernelFault {
+	forbid := netlink.NewRule()
+	forbid.Family, forbid.Priority, forbid.Type = unix.AF_INET, blockPriority, unix.RTN_PROHIBIT
+	forbid.IifName, forbid.IPProto, forbid.Dport = "lo", unix.IPPROTO_UDP, netlink.NewRulePortRange(port, port)
+	return []kernelFault{{host,
+		func(*Lab) error { return unless(unix.EEXIST, netlink.RuleAdd(forbid)) },
+		func(*Lab) error { return unless(unix.ENOENT, netlink.RuleDel(forbid)) },
+	}}
+}
+
 // unless forgives an error: of what is made or taken back already.
 func unless(forgiven, err error) error {
 	if errors.Is(err, forgiven) {

@@ -2,20 +2,33 @@ package lab
 
 import (
 	"reflect"
+	"regexp"
 	"testing"
 
+	"culvert/gateway/health"
 	"culvert/gateway/node"
 )
 
 // TestFaultsAreWhole wants each fault to say all there is to say, and to break
 // something: a configuration, a process or a kernel.
 func TestFaultsAreWhole(t *testing.T) {
-	seen := make(map[string]bool)
+	seen, named := make(map[string]bool), 0
 	for _, f := range Faults() {
 		if f.Name == "" || f.Does == "" || f.Cause == "" || f.Remedy == "" || f.Symptom == "" || seen[f.Name] || seen[f.Cause] {
 			t.Errorf("%+v: something is empty, or another fault's", f)
 		}
 		seen[f.Name], seen[f.Cause] = true, true
+		switch {
+		case (f.Named == nil) == (f.Untold == ""):
+			t.Error(f.Name, "is named by a status, or there is something that none can tell")
+		case f.Named != nil:
+			named++
+		}
+		for n := f.Named; n != nil; n = n.Or {
+			if !saidOf(n) {
+				t.Errorf("%s: %q is no sentence of cause %s", f.Name, n.Says, n.Cause)
+			}
+		}
 		if len(f.files) == 0 && f.off == "" && len(f.kernel) == 0 {
 			t.Error(f.Name, "breaks nothing")
 		}
@@ -30,4 +43,17 @@ func TestFaultsAreWhole(t *testing.T) {
 			}
 		}
 	}
+	if total := len(Faults()); total < 40 || named < 36 {
+		t.Errorf("%d of %d faults are named, want 36 of 40 at least", named, total)
+	}
+}
+
+// saidOf reports whether the sentence is one of its cause, whose blanks it has filled in.
+func saidOf(n *Named) bool {
+	for _, c := range health.Causes() {
+		if c.Name == n.Cause {
+			return regexp.MustCompile("^" + regexp.MustCompile(`\\\{\w+\\\}`).ReplaceAllString(regexp.QuoteMeta(c.Says), ".+") + "$").MatchString(n.Says)
+		}
+	}
+	return false
 }

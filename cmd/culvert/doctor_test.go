@@ -1,0 +1,64 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"path/filepath"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"sigs.k8s.io/yaml"
+
+	"culvert/gateway/control"
+)
+
+// TestDoctor: the examples of its help run, without a gateway: a table that fits, JSON and YAML
+// that say the same; and a port that is taken is found with its holder, exit status 1.
+func TestDoctor(t *testing.T) {
+	dir, port := folder(t)
+	file := filepath.Join(dir, "gateway.yaml")
+	out, diag, status := run(t, "doctor", "--config", file)
+	if status != 0 || diag != "" || !strings.Contains(out, fmt.Sprintf("UDP %d is free", port)) || !strings.Contains(out, "RFC 8439") {
+		t.Errorf("status %d, %s%s", status, out, diag)
+	}
+	for line := range strings.Lines(out) {
+		if n := utf8.RuneCountInString(strings.TrimRight(line, "\n")); n > statusWidth {
+			t.Errorf("%d columns: %s", n, line)
+		}
+	}
+	var byJSON, byYAML []control.Condition
+	out, _, _ = run(t, "doctor", "-o", "json", "--config", file)
+	if err := json.Unmarshal([]byte(out), &byJSON); err != nil {
+		t.Error(err)
+	}
+	out, _, _ = run(t, "doctor", "-o", "yaml", "--config", file)
+	if err := yaml.Unmarshal([]byte(out), &byYAML); err != nil || len(byYAML) != len(byJSON) || byYAML[0] != byJSON[0] || byJSON[0].Name != "receive buffer" {
+		t.Errorf("%v, %+v, %+v", err, byYAML, byJSON)
+	}
+
+	taken, err := net.ListenUDP("udp4", &net.UDPAddr{Port: port})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	out, diag, status = run(t, "doctor", "--config", file)
+	if status != exitFailed || !strings.Contains(out, "bad   geneve.listenPort") || strings.Count(diag, "\n") != 1 ||
+		!strings.Contains(diag, fmt.Sprintf("geneve.listenPort: UDP %d is taken by ", port)) || !strings.Contains(diag, "; stop that, or choose another geneve.listenPort") {
+		t.Errorf("status %d, %s%s", status, out, diag)
+	}
+
+	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
+	for args, want := range map[string]string{
+		"doctor --socket /no/such.sock":               "/no/such.sock: no gateway answers there",
+		"doctor --socket rome --config " + file:       "none of the others can be",
+		"doctor --config " + filepath.Join(dir, "no"): "no such file",
+		"doctor --output xml":                         "--output: want text, json or yaml",
+	} {
+		out, diag, status := run(t, strings.Fields(args)...)
+		if status != exitBadInput || out != "" || strings.Count(diag, "\n") != 1 || !strings.Contains(diag, want) {
+			t.Errorf("culvert %s: status %d, %q, %q; want %q", args, status, out, diag, want)
+		}
+	}
+}

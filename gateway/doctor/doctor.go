@@ -1,0 +1,137 @@
+// Package doctor finds out what a machine gives a gateway: socket buffers, offloads,
+// memory, ports and the means to encrypt; what is missing costs something, and the package
+// says what, and what to do about it.
+//
+// It opens a socket for itself, changes nothing and keeps nothing. It measures no network:
+// what becomes of packets on their way, a running gateway's status tells.
+package doctor
+
+import (
+	"fmt"
+	"runtime"
+
+	"culvert/gateway/control"
+	"culvert/geneve/udp"
+)
+
+// States of a condition.
+const (
+	good = "good"
+	poor = "poor" // it costs something
+	bad  = "bad"  // a gateway cannot work so
+)
+
+// Memory is how much a gateway may have.
+type Memory struct {
+	Limit       int64  // bytes; 0 = none
+	By          string // who sets it
+	Connections int    // that the table holds
+}
+
+// Subject is what is examined.
+type Subject struct {
+	Sockets map[string]udp.Stats // of a running gateway; nil = one is opened to see
+	Memory  Memory
+	Ports   []Port // that are to be free
+}
+
+// minReceiveBuffer is where measurements begin to show losses: one train takes up to
+// 64 KiB, which the kernel books as about twice that. minSendBuffer holds as many trains as
+// wait for a link of 1 Gbit/s that is busy for a millisecond.
+const (
+	minReceiveBuffer = 1 << 20
+	minSendBuffer    = 128 << 10
+)
+
+// Examine returns what it finds, in the order in which it is to be told.
+func Examine(s *Subject) []control.Condition {
+	sockets := s.Sockets
+	var all []control.Condition
+	if sockets == nil {
+		socket, err := udp.Listen("udp4", loopback, udp.Options{})
+		if err != nil {
+			all = append(all, control.Condition{Name: "UDP sockets", State: bad, Found: "none: " + err.Error(),
+				Costs: "a gateway needs two", Remedy: "let this user open UDP sockets; a seccomp profile or the limit of open files may forbid it"})
+		} else {
+			defer socket.Close()
+			sockets = map[string]udp.Stats{"a socket made to see": socket.Stats()}
+		}
+	}
+	if len(sockets) > 0 {
+		all = append(all, ofSockets(sockets)...)
+	}
+	all = append(all, s.Memory.condition(), processors())
+	for i := range s.Ports {
+		all = append(all, s.Ports[i].condition())
+	}
+	return append(all, cipher(), features())
+}
+
+// ofSockets returns what the worst of the sockets has.
+func ofSockets(sockets map[string]udp.Stats) []control.Condition {
+	receive, send, known := int(^uint(0)>>1), int(^uint(0)>>1), true
+	gro, gso := true, true
+	for _, s := range sockets {
+		receive, send = min(receive, s.ReceiveBuffer), min(send, s.SendBuffer)
+		gro, gso, known = gro && s.GRO, gso && s.GSO, known && s.OverflowsKnown
+	}
+	buffer := func(name string, bytes, least int, costs, sysctl string) control.Condition {
+		c := control.Condition{Name: name, State: good, Found: fmt.Sprintf("%s of %s", size(int64(bytes)), size(udp.DefaultSocketBuffer))}
+		if bytes < least {
+			c.State, c.Costs = poor, costs
+			c.Remedy = fmt.Sprintf("sysctl -w %s=%d on the node (what a Pod may not set), or give the process CAP_NET_ADMIN", sysctl, udp.DefaultSocketBuffer)
+		}
+		return c
+	}
+	offload := func(name string, on bool, costs, remedy string) control.Condition {
+		if on {
+			return control.Condition{Name: name, State: good, Found: "on"}
+		}
+		return control.Condition{Name: name, State: poor, Found: "off: this kernel does not have it", Costs: costs, Remedy: remedy}
+	}
+	counter := control.Condition{Name: "overflow counter", State: good, Found: "the kernel tells"}
+	if !known {
+		counter = control.Condition{Name: "overflow counter", State: poor, Found: "the kernel does not tell",
+			Costs: "what is lost because a receive buffer is full appears nowhere", Remedy: "none in gVisor; elsewhere Linux 4.12 or later"}
+	}
+	return []control.Condition{
+		buffer("receive buffer", receive, minReceiveBuffer, "bursts are lost, and TCP slows down", "net.core.rmem_max"),
+		buffer("send buffer", send, minSendBuffer, "senders wait for the link more often, or lose datagrams", "net.core.wmem_max"),
+		offload("UDP_SEGMENT (GSO)", gso, "a system call for few datagrams: a third of the rate without both offloads", "Linux 4.18 or later; none in gVisor"),
+		offload("UDP_GRO", gro, "each datagram is received by itself: a third of the rate without both offloads", "Linux 5.12 or later; none in gVisor"),
+		counter,
+	}
+}
+
+// fewMemory is where the table of connections begins to be a small one.
+const fewMemory = 64 << 20
+
+func (m *Memory) condition() control.Condition {
+	c := control.Condition{Name: "memory", State: good, Found: fmt.Sprintf("no limit; up to %d connections", m.Connections)}
+	switch {
+	case m.Limit == 0:
+	case m.Limit < fewMemory:
+		c.State = poor
+		c.Costs = "few connections, and smaller receive buffers"
+		c.Remedy = "raise the limit to 128 MiB, which holds 131072 connections"
+		fallthrough
+	default:
+		c.Found = fmt.Sprintf("%s by %s; up to %d connections", size(m.Limit), m.By, m.Connections)
+	}
+	return c
+}
+
+func processors() control.Condition {
+	cpus, procs := runtime.NumCPU(), runtime.GOMAXPROCS(0)
+	return control.Condition{Name: "CPUs", State: good, Found: fmt.Sprintf("%d, Go code on %d at once", cpus, procs)}
+}
+
+// size is n in the largest unit that it fills.
+func size(n int64) string {
+	units := []string{"bytes", "KiB", "MiB", "GiB"}
+	v, i := float64(n), 0
+	for ; v >= 1<<10 && i < len(units)-1; i++ {
+		v /= 1 << 10
+	}
+	return fmt.Sprintf("%.4g %s", v, units[i])
+}

@@ -1,0 +1,121 @@
+package doctor
+
+import (
+	"net"
+	"os"
+	"strings"
+	"testing"
+
+	"culvert/gateway/control"
+	"culvert/geneve/udp"
+)
+
+// whole are sockets with everything.
+func whole(change func(*udp.Stats)) map[string]udp.Stats {
+	s := udp.Stats{ReceiveBuffer: 4 << 20, SendBuffer: 4 << 20, GRO: true, GSO: true, OverflowsKnown: true}
+	all := map[string]udp.Stats{"geneve": s}
+	if change != nil {
+		change(&s)
+	}
+	all["wireguard"] = s
+	return all
+}
+
+// TestConditions: what a machine does not give is poor, with what that costs and what to do,
+// whichever of the sockets lacks it.
+func TestConditions(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		subject Subject
+		poor    string // which one
+		found   string
+	}{
+		{"a machine with everything", Subject{Sockets: whole(nil)}, "", "4 MiB of 4 MiB"},
+		{"a small receive buffer", Subject{Sockets: whole(func(s *udp.Stats) { s.ReceiveBuffer = 212992 })}, "receive buffer", "208 KiB of 4 MiB"},
+		{"a small send buffer", Subject{Sockets: whole(func(s *udp.Stats) { s.SendBuffer = 64 << 10 })}, "send buffer", "64 KiB of 4 MiB"},
+		{"no UDP_SEGMENT", Subject{Sockets: whole(func(s *udp.Stats) { s.GSO = false })}, "UDP_SEGMENT (GSO)", "off"},
+		{"no UDP_GRO", Subject{Sockets: whole(func(s *udp.Stats) { s.GRO = false })}, "UDP_GRO", "off"},
+		{"nobody counts overflows", Subject{Sockets: whole(func(s *udp.Stats) { s.OverflowsKnown = false })}, "overflow counter", "does not tell"},
+		{"no limit", Subject{Sockets: whole(nil), Memory: Memory{Connections: 1 << 20}}, "", "no limit; up to 1048576 connections"},
+		{"much memory", Subject{Sockets: whole(nil), Memory: Memory{128 << 20, "the control group", 131072}}, "", "128 MiB by the control group; up to 131072 connections"},
+		{"little memory", Subject{Sockets: whole(nil), Memory: Memory{32 << 20, "GOMEMLIMIT", 46811}}, "memory", "32 MiB by GOMEMLIMIT; up to 46811 connections"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			all := Examine(&tt.subject)
+			var told bool
+			for _, c := range all[:7] { // the rest is about this machine
+				told = told || strings.Contains(c.Found, tt.found)
+				if want := c.Name == tt.poor; (c.State == poor) != want || (c.State == good) == want || (c.Costs != "") != want || (c.Remedy != "") != want {
+					t.Errorf("%+v", c)
+				}
+			}
+			if !told {
+				t.Errorf("%+v: nothing was found to be %q", all, tt.found)
+			}
+		})
+	}
+}
+
+// TestHere: without a gateway a socket is opened to see.
+func TestHere(t *testing.T) {
+	seen := make(map[string]control.Condition)
+	for _, c := range Examine(new(Subject)) {
+		if seen[c.Name].Name != "" || c.State != good && c.State != poor {
+			t.Errorf("%+v", c)
+		}
+		seen[c.Name] = c
+	}
+	for _, name := range []string{"receive buffer", "UDP_GRO", "overflow counter", "memory", "CPUs", "cipher", "CPU features"} {
+		if seen[name].Found == "" {
+			t.Errorf("nothing about %s", name)
+		}
+	}
+	if c := seen["cipher"]; c.State != good || !strings.Contains(c.Found, "RFC 8439") || !strings.Contains(c.Found, "Gbit/s a core") {
+		t.Errorf("%+v", c)
+	}
+}
+
+// TestCipherThatIsWrong: one bit of the vector is enough.
+func TestCipherThatIsWrong(t *testing.T) {
+	for _, b := range [][]byte{vector.nonce, vector.data, vector.plain, vector.sealed} {
+		b[3] ^= 1
+		if c := cipher(); c.State != bad || c.Remedy == "" {
+			t.Errorf("%+v", c)
+		}
+		b[3] ^= 1
+	}
+}
+
+// TestPorts: a port is free, or the one who has it is named.
+func TestPorts(t *testing.T) {
+	u, err := net.ListenPacket("udp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	name, err := os.ReadFile("/proc/self/comm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ports := []Port{{"geneve.listenPort", "udp", u.LocalAddr().String()}, {"metrics", "tcp", l.Addr().String()}}
+	for _, p := range ports {
+		c := p.condition()
+		if want := " is taken by " + strings.TrimSpace(string(name)) + ", process "; c.State != bad || !strings.Contains(c.Found, want) || !strings.Contains(c.Remedy, p.Field) {
+			t.Errorf("%+v, want %q", c, want)
+		}
+	}
+	u.Close()
+	l.Close()
+	for _, p := range ports {
+		if c := p.condition(); c.State != good || c.Found != strings.ToUpper(p.Network)+" "+p.Address+" is free" {
+			t.Errorf("%+v", c)
+		}
+	}
+	odd := Port{"health", "tcp", "nowhere:1:2"}
+	if c := odd.condition(); c.State != bad || c.Remedy != "correct health" {
+		t.Errorf("%+v", c)
+	}
+}

@@ -1,0 +1,55 @@
+package gateway
+
+import (
+	"fmt"
+	"math"
+	"runtime/debug"
+	"slices"
+
+	"github.com/KimMachineGun/automemlimit/memlimit"
+
+	"culvert/gateway/config"
+	"culvert/gateway/control"
+	"culvert/gateway/doctor"
+)
+
+// Examine says what this machine would give a gateway that c describes, or one with the
+// default ports.
+func Examine(c *config.Config) []control.Condition {
+	if c == nil {
+		c = &config.Config{Metrics: config.DefaultMetrics, WireGuard: config.WireGuard{ListenPort: config.DefaultWireGuardPort}, Geneve: config.Geneve{ListenPort: config.DefaultGenevePort}}
+	}
+	ports := slices.DeleteFunc([]doctor.Port{
+		{Field: "wireguard.listenPort", Network: "udp", Address: fmt.Sprintf(":%d", c.WireGuard.ListenPort)},
+		{Field: "geneve.listenPort", Network: "udp", Address: fmt.Sprintf(":%d", c.Geneve.ListenPort)},
+		{Field: "metrics", Network: "tcp", Address: c.Metrics},
+		{Field: "health", Network: "tcp", Address: c.Health},
+	}, func(p doctor.Port) bool { return p.Address == "" || p.Address == ":0" }) // off, and any that is free
+	b := ReadBudget()
+	return doctor.Examine(&doctor.Subject{Memory: b.memory(), Ports: ports})
+}
+
+// Doctor implements control.Source.
+func (s source) Doctor() []control.Condition {
+	tunnel := s.g.wg.Stats()
+	m := s.g.budget.memory()
+	m.Connections = s.g.engine.Stats().MaxConnections
+	return doctor.Examine(&doctor.Subject{Sockets: s.g.sockets(&tunnel), Memory: m})
+}
+
+// memory returns the limit that b follows, and who sets it.
+func (b *Budget) memory() doctor.Memory {
+	m := doctor.Memory{Connections: b.Connections}
+	group, err := memlimit.FromCgroup()
+	if err != nil || group > math.MaxInt64 {
+		group = 0
+	}
+	heap := debug.SetMemoryLimit(-1) // what divide made of the group's, unless GOMEMLIMIT says so
+	switch {
+	case heap != math.MaxInt64 && heap != b.Heap && (group == 0 || heap/7*10 < int64(group)):
+		m.Limit, m.By = heap, "GOMEMLIMIT"
+	case group > 0:
+		m.Limit, m.By = int64(group), "the control group"
+	}
+	return m
+}

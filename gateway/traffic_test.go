@@ -1,0 +1,75 @@
+package gateway
+
+import (
+	"testing"
+	"time"
+
+	"culvert/gateway/config"
+	"culvert/gateway/control"
+	"culvert/geneve/genevetest"
+	"culvert/nat"
+)
+
+// TestStatusMeasures: while packets pass, a status says how far nodes and the peer are, what is
+// lost on the way and when the last packet passed; for the peer by pings, or by the connection
+// check where there is one.
+func TestStatusMeasures(t *testing.T) {
+	for _, check := range []bool{false, true} {
+		p, client := newControlled(t, func(rome, _ *config.Config) {
+			if check {
+				rome.ConnectionCheck = config.ConnectionCheck{Port: 12345, Interval: 100 * time.Millisecond, Threshold: 5}
+			}
+		})
+		p.rome.nodes[0].Send(udpPacket("10.0.1.5", "10.61.1.7", nil))
+		expect(t, p.milan.nodes[0], "10.62.1.5", "10.0.1.7")
+		measured := func(l *control.Leg) bool {
+			return l.RTTSeconds != nil && *l.RTTSeconds > 0 && *l.RTTSeconds < 1 && l.Requests > 0 && l.RequestsLost == 0
+		}
+		for deadline := time.Now().Add(genevetest.Timeout); ; time.Sleep(20 * time.Millisecond) {
+			s, err := client.Status(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			node := &s.Nodes[0]
+			if measured(&s.Tunnel.Leg) && measured(&node.Leg) {
+				if s.Tunnel.LastSentSeconds == nil || s.Tunnel.LastReceivedSeconds != nil || node.LastReceivedSeconds == nil || node.LastSentSeconds != nil {
+					t.Errorf("a packet from a node to the peer: %+v, %+v", s.Tunnel.Leg, node.Leg)
+				}
+				if c := s.Tunnel.Check; (c != nil) != check || check && (c.State != "connected" || c.Answered == 0) {
+					t.Errorf("check %+v", c)
+				}
+				if sent := p.rome.wg.Pings().Sent; (sent == 0) != check {
+					t.Errorf("%d pings beside the connection check: %v", sent, check)
+				}
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("nothing is measured: tunnel %+v, node %+v", s.Tunnel, node)
+			}
+		}
+		p.rome.stop()
+		p.milan.stop()
+	}
+}
+
+// TestGrown: what a counter grew last at is said to the second, and nothing of one that never grew.
+func TestGrown(t *testing.T) {
+	w := newWatch(new(Gateway))
+	stats := new(nat.Stats)
+	for second := range 30 {
+		if second < 10 {
+			stats.Outbound.Forwarded += 5
+		}
+		w.peer.sent.look(stats.Outbound.Forwarded, time.Duration(second)*time.Second)
+	}
+	if age := w.peer.sent.since(29 * time.Second); age == nil || *age != 20 {
+		t.Errorf("%v, want 20 s", age)
+	}
+	if age := w.peer.received.since(29 * time.Second); age != nil {
+		t.Errorf("%v of what never came", *age)
+	}
+	w.peer.sent.look(0, 30*time.Second) // another node has the link
+	if age := w.peer.sent.since(31 * time.Second); age != nil {
+		t.Errorf("%v of another node", *age)
+	}
+}

@@ -1,0 +1,35 @@
+package udp
+
+import "math/bits"
+
+// Recent tells how many of the last requests on a path were answered. The zero value has had none.
+type Recent struct {
+	answered uint32 // a bit for each of the last requests, the last one's lowest
+	requests int    // that have a bit
+}
+
+// recentRequests is how many requests are remembered.
+const recentRequests = 32
+
+// Request notes a request.
+func (r *Recent) Request() {
+	r.answered <<= 1
+	r.requests = min(r.requests+1, recentRequests)
+}
+
+// Answer notes the answer to the request that so many others have followed.
+func (r *Recent) Answer(followed int) {
+	if followed >= 0 && followed < r.requests {
+		r.answered |= 1 << followed
+	}
+}
+
+// Lost returns how many of the last requests have had no answer, and of how many that is. The last request does not count before it has
+// an answer or a successor.
+func (r *Recent) Lost() (lost, of int) {
+	answered, of := r.answered, r.requests
+	if of > 0 && answered&1 == 0 {
+		answered, of = answered>>1, of-1
+	}
+	return of - bits.OnesCount32(answered&(1<<of-1)), of
+}

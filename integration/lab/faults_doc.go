@@ -1,0 +1,48 @@
+package lab
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+
+	"culvert/gateway/health"
+)
+
+// FaultReference is the page of all faults with what culvert status says of each.
+func FaultReference() string {
+	var b strings.Builder
+	named := 0
+	for i := range faults {
+		f := &faults[i]
+		fmt.Fprintf(&b, "- `%s`: %s\n", f.Name, f.Does)
+		if f.Named == nil {
+			fmt.Fprintf(&b, "  - not named: %s\n", f.Untold)
+		} else {
+			named++
+			for n := f.Named; n != nil; n = n.Or {
+				fmt.Fprintf(&b, "  - `%s` of %s: %s\n", n.Cause, n.Cluster, n.sentence())
+			}
+		}
+		fmt.Fprintf(&b, "  - mended by: %s\n", f.Remedy)
+	}
+	return fmt.Sprintf(`# Faults
+
+Ways to break the path between pods of two clusters, and what `+"`culvert status`"+` says of each in at most %d seconds while somebody tries
+to use it: %d of %d are named. … stands for counts, times and what else may differ. This page is generated;
+`+"`culvert lab check --named all --mode vxlan --offloads on`"+` makes each fault, reads the status, and mends it, `+"`culvert lab break FAULT`"+` makes
+it in a lab that is up, to learn from.
+
+%s`, int(namedWithin.Seconds()), named, len(faults), b.String())
+}
+
+var blank = regexp.MustCompile(`\{\w+\}`)
+
+// sentence is what a status says with its remedy.
+func (n *Named) sentence() string {
+	for _, c := range health.Causes() {
+		if c.Name == n.Cause && c.Remedy != "" {
+			return n.Says + ": " + blank.ReplaceAllString(c.Remedy, "…")
+		}
+	}
+	return n.Says
+}

@@ -1,0 +1,200 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	gatewaycontrol "culvert/gateway/control"
+)
+
+// Named is what culvert status says of a fault while users try to reach each other.
+type Named struct {
+	Cluster string   `json:"cluster"` // whose gateway says it
+	Cause   string   `json:"cause"`
+	Says    string   `json:"says"`              // the sentence up to its remedy; … stands for counts and times
+	Besides []string `json:"besides,omitempty"` // causes that are found too, and are true
+	Or      *Named   `json:"or,omitempty"`      // says it as well; which one, chance decides
+}
+
+// rome and milan say what the status of their gateways is.
+func rome(cause, says string, besides ...string) *Named {
+	return &Named{"rome", cause, says, besides, nil}
+}
+
+func milan(cause, says string, besides ...string) *Named {
+	return &Named{"milan", cause, says, besides, nil}
+}
+
+// namedWithin is how soon a fault is to be named.
+const namedWithin = 15 * time.Second
+
+// namedChecks make faults, wait until a gateway's status names them, and take them back.
+func namedChecks(names []string) func(*Lab) []Check {
+	return func(l *Lab) (checks []Check) {
+		for i := range faults {
+			f := &faults[i]
+			if f.not != l.options.Mode && (slices.Contains(names, f.Name) || slices.Contains(names, "all")) {
+				checks = append(checks, Check{"named", f.Name, func(ctx context.Context) (string, error) { return l.checkNamed(ctx, f) }})
+			}
+		}
+		return checks
+	}
+}
+
+func (l *Lab) checkNamed(ctx context.Context, f *Fault) (string, error) {
+	users, stop := context.WithCancel(ctx)
+	var trials sync.WaitGroup
+	trials.Go(func() { l.useAll(users) })
+	defer trials.Wait()
+	defer stop()
+	if err := l.waitMeasured(ctx); err != nil {
+		return "", err
+	}
+	before := l.findings(ctx)
+	if err := l.Break(ctx, f.Name); err != nil {
+		return "", err
+	}
+	began := time.Now()
+	found, err := l.waitNamed(ctx, f, before, began)
+	took := time.Since(began)
+	mended := errors.Join(l.Mend(ctx, f.Name), l.observe(ctx, healthy))
+	if mended != nil {
+		mended = fmt.Errorf("after lab mend: %w", mended)
+	}
+	if err := errors.Join(err, mended); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("after %.0f s: %s", took.Seconds(), found), nil
+}
+
+// waitMeasured waits until the gateways know how far each other and the nodes are, as those
+// do that have been in use.
+func (l *Lab) waitMeasured(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
+	defer cancel()
+	for i := range clusters {
+		for {
+			s, err := l.gatewayStatus(ctx, i)
+			if err == nil && s.Tunnel.RTTSeconds != nil && !slices.ContainsFunc(s.Nodes, func(n gatewaycontrol.Node) bool { return n.RTTSeconds == nil }) {
+				break
+			}
+			select {
+			case <-ctx.Done():
+				return fmt.Errorf("the gateway of %s has not measured its ways: %+v, %w", clusters[i].Name, s, context.Cause(ctx))
+			case <-time.After(100 * time.Millisecond):
+			}
+		}
+	}
+	return nil
+}
+
+// gatewayStatus asks the gateway of clusters[i].
+func (l *Lab) gatewayStatus(ctx context.Context, i int) (*gatewaycontrol.Status, error) {
+	socket := clusters[i].Name + "-" + clusters[1-i].Name + ".sock"
+	return gatewaycontrol.NewClient(filepath.Join(l.Dir, "culvert", socket)).Status(ctx)
+}
+
+// finding is one of a cluster's gateway.
+type finding struct {
+	cluster string
+	gatewaycontrol.Finding
+}
+
+// findings returns what both gateways know. One that does not answer knows nothing.
+func (l *Lab) findings(ctx context.Context) (all []finding) {
+	for i := range clusters {
+		s, err := l.gatewayStatus(ctx, i)
+		if err != nil {
+			continue
+		}
+		for _, f := range s.Findings {
+			all = append(all, finding{clusters[i].Name, f})
+		}
+	}
+	return all
+}
+
+// waitNamed waits until the status names the fault, and wants it to be in the words that the
+// list has, and no other fault to be named.
+func (l *Lab) waitNamed(ctx context.Context, f *Fault, before []finding, began time.Time) (text string, err error) {
+	if f.Named == nil {
+		return f.Untold, nil
+	}
+	for {
+		var others []string
+		for _, x := range l.findings(ctx) {
+			switch {
+			case !slices.Contains(before, x) && (f.Named.is(&x) || f.Named.Or != nil && f.Named.Or.is(&x)):
+				text = x.Text
+			case x.Level == "warning" && !slices.Contains(before, x) && !slices.Contains(f.Named.Besides, x.Cause):
+				others = append(others, fmt.Sprintf("%s: %s: %s", x.cluster, x.Cause, x.Text))
+			}
+		}
+		switch {
+		case text != "" && len(others) > 0:
+			return "", fmt.Errorf("%s: besides %s there is\n%s", f.Does, f.Named.Cause, strings.Join(others, "\n"))
+		case text != "":
+			return text, nil
+		case time.Since(began) > namedWithin:
+			return "", fmt.Errorf("%s: the status of %s does not say in %v: %s: %s; but\n%s", f.Does, f.Named.Cluster, namedWithin, f.Named.Cause, f.Named.Says, strings.Join(others, "\n"))
+		}
+		select {
+		case <-ctx.Done():
+			return "", context.Cause(ctx)
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// is reports whether x is what n says, in its words: counts and times are left open, and so is
+// the remedy.
+func (n *Named) is(x *finding) bool {
+	words := regexp.MustCompile("^" + strings.ReplaceAll(regexp.QuoteMeta(n.Says), "…", `.+?`) + "(: |$)")
+	return x.cluster == n.Cluster && x.Cause == n.Cause && words.MatchString(x.Text)
+}
+
+// usePace lies between two attempts of a user.
+const usePace = time.Second
+
+// useAll has pods of both clusters ping each other until ctx ends.
+func (l *Lab) useAll(ctx context.Context) {
+	var users sync.WaitGroup
+	for _, pair := range [][2]string{{"rome/pod1", "milan/pod1"}, {"rome/pod2", "milan/pod2"}} {
+		for _, e := range []*ends{l.pair(pair[0], pair[1]), l.pair(pair[1], pair[0])} {
+			users.Go(func() {
+				for ctx.Err() == nil {
+					e.ping(84)
+					select {
+					case <-ctx.Done():
+					case <-time.After(usePace):
+					}
+				}
+			})
+		}
+	}
+	users.Wait()
+}
+
+// ping sends one echo request, and waits for an answer as little as users who send many.
+func (e *ends) ping(size int) error {
+	s, err := newSocket(e.from, unix.SOCK_DGRAM, unix.IPPROTO_ICMP)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	if err := errors.Join(s.setTimeout(faultPace), s.connect(netip.AddrPortFrom(e.target, 0))); err != nil {
+		return err
+	}
+	_, err = s.echo(make([]byte, size-20), make([]byte, size), 0)
+	return err
+}
