@@ -43,10 +43,12 @@ type Symptom string
 const (
 	AllCut     Symptom = "no pod reaches the other cluster"
 	FirstCut   Symptom = "rome/pod1 and milan do not reach each other; rome/pod2 and milan do"
+	FirstDeaf  Symptom = "milan does not reach rome/pod1, which reaches milan: answers take the way back of their requests"
 	AllLarge   Symptom = "small packets pass, large ones vanish"
 	FirstLarge Symptom = "rome/pod1's small packets pass, its large ones vanish; rome/pod2's all pass"
 	SlowTCP    Symptom = "everything passes, TCP in tiny segments"
 	Harmless   Symptom = "everything passes, as a node is found by what it sends"
+	Unmeasured Symptom = "everything passes, and no gateway can ping the other"
 )
 
 // kernelFault is a change of a host's kernel. Both functions run inside the host;

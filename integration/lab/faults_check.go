@@ -114,10 +114,12 @@ func without(a, b []string) []string {
 // healthy is that of a lab without faults.
 const healthy Symptom = "everything passes"
 
-// passes tells what of which size still passes with a symptom, of the first node's
-// pod and of the second's.
-func (s Symptom) passes(first, large bool) bool {
+// passes tells what of which size still passes with a symptom, from whom.
+func (s Symptom) passes(from string, large bool) bool {
+	first := strings.HasSuffix(from, "/pod1")
 	switch s {
+	case FirstDeaf:
+		return from != "milan/pod1"
 	case AllCut:
 		return false
 	case FirstCut:
@@ -139,10 +141,10 @@ func (l *Lab) observe(ctx context.Context, want Symptom) error {
 		var trials sync.WaitGroup
 		for _, pair := range [][2]string{{"rome/pod1", "milan/pod1"}, {"rome/pod2", "milan/pod2"}} {
 			for _, size := range []int{84, 1340} {
-				if want.passes(strings.HasSuffix(pair[0], "1"), size > 84) != passes {
-					continue
-				}
 				for _, e := range []*ends{l.pair(pair[0], pair[1]), l.pair(pair[1], pair[0])} {
+					if want.passes(e.from.Name, size > 84) != passes {
+						continue
+					}
 					trials.Go(func() {
 						err := e.observe(ctx, size, passes)
 						mu.Lock()

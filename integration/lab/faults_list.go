@@ -53,7 +53,7 @@ var faults = []Fault{{
 }, {
 	Name: "both-clients", Does: "both gateways are clients, and have one tunnel address",
 	Cause: "both gateways are clients", Remedy: "wireguard of milan: role server, without an endpoint",
-	Symptom: AllCut, files: edit("milan/gateway", "wireguard.role", "client", "wireguard.endpoint", "192.0.2.1:51840"),
+	Symptom: Unmeasured, files: edit("milan/gateway", "wireguard.role", "client", "wireguard.endpoint", "192.0.2.1:51840"),
 	Named: rome("same-role", "the peer uses our tunnel address 169.254.18.2: it has the role client, too"),
 }, {
 	Name: "peer-off", Does: "milan's gateway does not run",
@@ -167,7 +167,7 @@ var faults = []Fault{{
 }, {
 	Name: "wrong-pod-cidr", Does: "the gateway takes node1's pods for 10.0.3.0/24",
 	Cause: "wrong pod CIDR of a node", Remedy: "geneve.nodes of rome: podCIDRs 10.0.1.0/24 for rome-node1",
-	Symptom: FirstCut, files: editFirst("podCIDRs", []string{"10.0.3.0/24"}),
+	Symptom: FirstDeaf, files: editFirst("podCIDRs", []string{"10.0.3.0/24"}),
 	Named: rome("no-route-node", "… packets to 10.0.1.5 dropped as no-route: no node has it"),
 }, {
 	Name: "no-unknown-source", Does: "the gateway does not know node1's pods, and drops unknown sources",
