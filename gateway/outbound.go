@@ -218,10 +218,10 @@ func (o *outbound) reply(to nat.Link, packet []byte) {
 
 // deliver hands p to the gateway's own address.
 func (o *outbound) deliver(p *packet.Packet, from nat.Link, now nat.Time) {
-	o.local.add(from)
 	if o.paths.answered(from, p.Bytes()) {
 		return
 	}
+	o.local.add(from)
 	if !answerEcho(p) {
 		o.drops[DropNoService].Add(1)
 		if r := o.tap.Load(); r != nil {

@@ -43,6 +43,7 @@ type pathLeg struct {
 	reachable bool
 	packets   uint64 // both ways, without those of probes
 	probes    uint64 // of probes, both ways
+	answers   uint64 // of them
 	arp       bool   // the other end answers ARP
 	rounds    uint
 	busy      time.Duration
@@ -281,6 +282,7 @@ func (p *paths) answered(link nat.Link, b []byte) bool {
 		return false
 	}
 	leg.probes++
+	leg.answers++
 	return leg.search.Answered(binary.BigEndian.Uint64(b[nonceAt:]), int(icmp.Sequence()), len(b), ip.More())
 }
 
@@ -327,6 +329,16 @@ func (p *paths) send(link nat.Link, packet []byte) {
 // known returns what probes have told of each leg.
 func (p *paths) known() map[nat.Link]pathmtu.Result {
 	return p.results(func(r *pathmtu.Result) bool { return r.Known })
+}
+
+// counts returns how many probes were sent at a link, and how many answers came.
+func (p *paths) counts(link nat.Link) (sent, answered uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if leg := p.legs[link]; leg != nil {
+		return leg.probes - leg.answers, leg.answers
+	}
+	return 0, 0
 }
 
 // narrow returns the legs that carry less than is configured.

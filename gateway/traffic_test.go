@@ -32,7 +32,7 @@ func TestStatusMeasures(t *testing.T) {
 			}
 			node := &s.Nodes[0]
 			if measured(&s.Tunnel.Leg) && measured(&node.Leg) {
-				if s.Tunnel.LastSentSeconds == nil || s.Tunnel.LastReceivedSeconds != nil || node.LastReceivedSeconds == nil || node.LastSentSeconds != nil {
+				if s.Tunnel.LastSentSeconds == nil || s.Tunnel.LastReceivedSeconds != nil || node.LastReceivedSeconds == nil { // the gateway itself may send to a node
 					t.Errorf("a packet from a node to the peer: %+v, %+v", s.Tunnel.Leg, node.Leg)
 				}
 				if c := s.Tunnel.Check; (c != nil) != check || check && (c.State != "connected" || c.Answered == 0) {

@@ -174,10 +174,13 @@ func (w *watch) presences(c *config.Config, links config.Links) []health.Node {
 		if link := int(links.ByName[n.Name]); link < len(w.shown) {
 			p = w.shown[link]
 		}
+		local := w.g.out.local.of(links.ByName[n.Name]) // each is answered
+		probes, answers := w.g.paths.counts(links.ByName[n.Name])
 		w.nodes = append(w.nodes, health.Node{
 			Name: n.Name, Underlay: n.Underlay, Address: n.Address, VNI: uint32(n.VNI), Encap: encapName(n.Encap),
 			ARP: p.ARP, Answered: p.Answered, Asked: p.Asked, Known: p.Known, Silence: p.Silence,
-			Received: p.ReceivedPackets, Sent: p.SentPackets, Requests: p.Requests, Lost: p.Lost, Local: w.g.out.local.of(links.ByName[n.Name]),
+			Received: p.ReceivedPackets, Sent: p.SentPackets, Requests: p.Requests, Lost: p.Lost,
+			LocalReceived: local + answers, LocalSent: local + probes,
 		})
 	}
 	return w.nodes

@@ -103,7 +103,7 @@ func (h *nodeHistory) look(now time.Duration, n *Node, o *Observation, s *Sign) 
 
 // pods returns how many packets came from pods, and how many were for them.
 func (n *Node) pods() (received, sent uint64) {
-	return n.Received - min(n.Local, n.Received), n.Sent - min(n.Local, n.Sent)
+	return n.Received - min(n.LocalReceived, n.Received), n.Sent - min(n.LocalSent, n.Sent)
 }
 
 // owed returns how many packets were sent to pods since the last one from them.

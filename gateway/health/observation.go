@@ -63,9 +63,10 @@ type Node struct {
 	Silence           time.Duration // since the last frame of it; meaningless before the first
 	Known             bool          // there was a frame
 	Received, Sent    uint64        // inner packets
-	Local             uint64        // of them: for the gateway itself, which sends about as many
-	Requests, Lost    int           // the last ARP requests, and how many of them had no answer
-	Knock             Knock
+	// Of them, those for and of the gateway itself.
+	LocalReceived, LocalSent uint64
+	Requests, Lost           int // the last ARP requests, and how many of them had no answer
+	Knock                    Knock
 }
 
 // Knock is what this machine's kernel says of a datagram to somebody who does not answer.

@@ -247,12 +247,12 @@ var stories = []struct {
 	}, []string{"1 info", "30 info node rome-1: rome-1 has sent no packet for 10 s, and 10 were sent to it: if answers are due: does it forward", "50 info node rome-1: rome-1 (172.18.0.2) is back after 30 s"}},
 	{"a node whose pings are answered, and whose pods are not heard", 60, func(s int, o *Observation) {
 		n := &o.Nodes[0]
-		n.Answered, n.Known, n.Local = true, true, uint64(s)
-		n.Received, n.Sent = n.Local+uint64(min(s, 20)), n.Local+uint64(s)
+		n.Answered, n.Known, n.LocalReceived, n.LocalSent = true, true, uint64(s), uint64(2*s)
+		n.Received, n.Sent = n.LocalReceived+uint64(min(s, 20)), n.LocalSent+uint64(s)
 	}, []string{"1 info", "30 info node rome-1: rome-1 has sent no packet for 10 s, and 10 were sent to it"}},
 	{"a node that only pings", 60, func(s int, o *Observation) {
 		n := &o.Nodes[0]
-		n.Answered, n.Known, n.Local, n.Received, n.Sent = true, true, uint64(s), uint64(s), uint64(s)
+		n.Answered, n.Known, n.LocalReceived, n.LocalSent, n.Received, n.Sent = true, true, uint64(s), uint64(2*s), uint64(s), uint64(2*s)
 	}, []string{"1 info"}},
 	{"a node without traffic", 60, func(s int, o *Observation) {
 		n := &o.Nodes[0]

@@ -222,7 +222,8 @@ var faults = []Fault{{
 	Name: "underlay-down", Does: "node1's cable is out",
 	Cause: "a node's underlay is down", Remedy: "at the router: ip link set node1 up",
 	Symptom: FirstCut, kernel: cableOut(),
-	Named: rome("node-nobody", "nobody has the underlay address 172.18.0.2 of rome-node1", "node-silent"),
+	Named: &Named{"rome", "node-silent", "rome-node1 (172.18.0.2) has been silent for … and answers no ARP (… asked)", nil,
+		rome("node-nobody", "nobody has the underlay address 172.18.0.2 of rome-node1")},
 }, {
 	Name: "pod-without-route", Does: "rome/pod1 has no default route",
 	Cause: "a pod has no route", Remedy: "at rome/pod1: ip route add default via 10.0.1.1",
