@@ -54,7 +54,8 @@ type recording struct {
 	reasons []string // none = any
 	rule    string   // table/chain/rule, or rule, that a packet meets; "" = any
 
-	geneve, wireguard netip.AddrPort // our ends of the tunnels
+	geneve    netip.AddrPort // our ends of the tunnels
+	wireguard netip.AddrPort
 
 	telling sync.Mutex
 	// outbound and inbound, that were told or are older than the recording
