@@ -54,7 +54,8 @@ type recording struct {
 	reasons []string // none = any
 	rule    string   // table/chain/rule, or rule, that a packet meets; "" = any
 
-	geneve, wireguard netip.AddrPort // our ends of the tunnels
+	geneve    netip.AddrPort // our ends of the tunnels
+	wireguard netip.AddrPort
 
 	telling sync.Mutex
 	// outbound and inbound, that were told or are older than the recording
@@ -176,10 +177,17 @@ func (x *sight) tellLost(l *lookers, reason string, packet []byte) {
 	}
 }
 
-// tellMade records a packet that the gateway has made and lost, in whichever goroutine.
-func tellMade(t *tap, reason DropReason, packet []byte) {
-	if l := t.Load(); l != nil {
-		new(sight).tellLost(l, reason.String(), packet)
+// tellMade records a packet that the gateway has made for a link and lost, in whichever goroutine.
+func tellMade(t *tap, reason DropReason, packet []byte, out nat.Link) {
+	if l := t.Load(); l != nil && l.recording != nil {
+		l.recording.addLost(capture.Post, out == nat.Tunnel, reason.String(), "", packet, out)
+	}
+}
+
+// addLost records a packet, at its link, that no sight remembers. Rules and connections are not asked about it.
+func (r *recording) addLost(at capture.Stage, outbound bool, reason, from string, packet []byte, link nat.Link) {
+	if r.Wants(at, true) && r.matchTunnel(true, reason) && (r.all || r.selects(packet, link, true)) {
+		r.Add(at, outbound, "drop: "+reason+from, len(packet), packet)
 	}
 }
 

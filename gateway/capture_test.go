@@ -8,6 +8,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"net/netip"
 	"net/url"
 	"os"
 	"os/exec"
@@ -15,6 +16,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/gopacket/gopacket/pcapgo"
 
@@ -194,6 +196,58 @@ func TestOneCapture(t *testing.T) {
 		}
 	}
 	captured(t, p, client, control.CaptureOptions{}, func() {})
+}
+
+// TestCaptureOfWaitingFragments: a fragment whose first one never comes shows twice, as it comes and as it is dropped.
+func TestCaptureOfWaitingFragments(t *testing.T) {
+	p, client := newControlled(t, nil)
+	later := nattest.IP{Source: "203.0.113.9", Destination: "10.61.1.7", ID: 7, Offset: 800, Body: nattest.Raw{Protocol: 17, Payload: nattest.Payload(80, 1)}}
+	traffic := func() {
+		p.rome.nodes[0].Send(later.Bytes())
+		awaits(t, func() bool { return p.rome.engine.Stats().Outbound.Held == 1 }, "a fragment that waits")
+		p.rome.engine.Sweep(clock().Add(31 * time.Second))
+	}
+	const held, dropped = "pre 203.0.113.9>10.61.1.7 hold, from rome-1", "pre 203.0.113.9>10.61.1.7 drop: fragment, from rome-1"
+	at := func(address string) control.Filter {
+		return control.Filter{Addresses: []netip.Prefix{netip.MustParsePrefix(address)}}
+	}
+	for _, tt := range []struct {
+		name    string
+		options control.CaptureOptions
+		want    []string
+	}{
+		{"all", control.CaptureOptions{At: []string{"pre"}}, []string{held, dropped}},
+		{"drops of its address", control.CaptureOptions{Drops: true, Filter: at("203.0.113.9/32")}, []string{dropped}},
+		{"of another address", control.CaptureOptions{At: []string{"pre"}, Filter: at("203.0.113.8/32")}, nil},
+		{"by reason", control.CaptureOptions{Reasons: []string{"fragment"}}, []string{dropped}},
+		{"by another reason", control.CaptureOptions{Reasons: []string{"filtered"}}, nil},
+	} {
+		if lines := captured(t, p, client, tt.options, traffic); !slices.Equal(lines, tt.want) {
+			t.Errorf("%s: %q, want %q", tt.name, lines, tt.want)
+		}
+	}
+}
+
+// TestCaptureOfOwnPackets: what the gateway makes and rules at output keep is filtered by its addresses and its node.
+func TestCaptureOfOwnPackets(t *testing.T) {
+	p, client := newControlled(t, nil)
+	drop := rules.Rule{Name: "no", Action: rules.ActionDrop, Match: []rules.Match{{IP: rules.Operand{Value: "10.0.1.5", Position: rules.PositionDestination}}}}
+	if err := p.rome.Put(rules.Key{Kind: "user", Name: "output"}, rules.Resource{Tables: []rules.Table{{Name: "own", Family: rules.FamilyIPv4,
+		Chains: []rules.Chain{{Name: "c", Type: rules.ChainFilter, Hook: rules.HookOutput, Rules: []rules.Rule{drop}}}}}}); err != nil {
+		t.Fatal(err)
+	}
+	p.rome.CommitRules()
+	traffic := func() {
+		before := p.rome.in.drops[DropOutput].Load()
+		p.rome.nodes[0].Send(echo("10.0.1.5", "10.80.0.4", 64, 8))
+		awaits(t, func() bool { return p.rome.in.drops[DropOutput].Load() > before }, "a drop")
+	}
+	for node, want := range map[string][]string{"rome-1": {"post 10.80.0.4>10.0.1.5 drop: output"}, "rome-2": nil} {
+		o := control.CaptureOptions{Drops: true, Filter: control.Filter{Node: node, Addresses: []netip.Prefix{netip.MustParsePrefix("10.0.1.5/32")}}}
+		if lines := captured(t, p, client, o, traffic); !slices.Equal(lines, want) {
+			t.Errorf("node %s: %q, want %q", node, lines, want)
+		}
+	}
 }
 
 // TestLongCapture: tshark finds no error in a capture of many packets, forwarded and dropped ones, at all stages.

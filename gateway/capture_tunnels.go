@@ -25,9 +25,11 @@ func (r *recording) attach(g *Gateway) (detach func()) {
 	r.geneve, r.wireguard = g.endpoint.LocalAddr(), netip.AddrPortFrom(netip.IPv4Unspecified(), g.wg.Port())
 	g.endpoint.SetTap(r.tellGeneve)
 	g.wg.SetTap(r.tellWireGuard)
+	g.engine.TapFragments(r.tellWaiting)
 	g.look(func(l *lookers) { l.recording = r })
 	return func() {
 		g.look(func(l *lookers) { l.recording = nil })
+		g.engine.TapFragments(nil)
 		g.endpoint.SetTap(nil)
 		g.wg.SetTap(nil)
 	}
@@ -48,6 +50,11 @@ func (r *recording) tellGeneve(d *geneve.Datagram) {
 		return
 	}
 	r.addOuter(capture.Geneve, d.Outbound, note, r.geneve, d.Peer, d.Data)
+}
+
+// tellWaiting records a fragment that is dropped while it waits for the first one of its packet. That it came was told then.
+func (r *recording) tellWaiting(fragment []byte, in nat.Link, why nat.Reason) {
+	r.addLost(capture.Pre, in != nat.Tunnel, why.String(), ", from "+r.names.names[in], fragment, in)
 }
 
 // tellWireGuard records a message of WireGuard. Nobody sees what is in it: the filter is for
@@ -96,8 +103,8 @@ func (g *Gateway) tellDiscards() {
 	r.discards = now
 }
 
-// selects reports whether the filter selects an inner packet of the node at link. It looks
-// at no connection: what the packet has there is what counts.
+// selects reports whether the filter selects an inner packet of link. It looks for a
+// connection only of what is inbound: of what is outbound the packet's own tuple counts.
 func (r *recording) selects(inner []byte, link nat.Link, outbound bool) bool {
 	var p packet.Packet
 	if p.Parse(inner) != packet.NoFault {
@@ -106,7 +113,10 @@ func (r *recording) selects(inner []byte, link nat.Link, outbound bool) bool {
 	c := nat.ConnInfo{Out: [2]nat.Link{link, link}}
 	p.Tuple(&c.Original, link)
 	c.Reply = c.Original.Reply(link)
-	if found, ok := r.engine.FindConnection(&c.Original, clock()); ok && !outbound {
+	if outbound {
+		return r.filter.Selects(&c)
+	}
+	if found, ok := r.engine.FindConnection(&c.Original, clock()); ok {
 		c = found
 	}
 	return r.filter.Selects(&c)

@@ -31,6 +31,7 @@ func answerEcho(p *packet.Packet) bool {
 		// RFC 1624, Section 3, equation 3: HC' = ~(~HC + ~m + m')
 		const fromRequest, toReply = uint16(header.ICMPv4Echo) << 8, uint16(header.ICMPv4EchoReply) << 8
 		icmp.SetChecksum(^checksum.Combine(checksum.Combine(^icmp.Checksum(), ^fromRequest), toReply))
+		packet.KeepZeroSum(icmp, icmp[2:])
 	} else {
 		// Nothing in it tells a request from a reply: two gateways that answer each
 		// other must come to an end.

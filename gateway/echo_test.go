@@ -37,6 +37,7 @@ func TestAnswerEcho(t *testing.T) {
 		{"echo request", request(func(*nattest.IP, *nattest.ICMP) {}), 64},
 		{"of no bytes", request(func(_ *nattest.IP, icmp *nattest.ICMP) { icmp.Payload = nil }), 64},
 		{"whose checksum is 0", request(func(_ *nattest.IP, icmp *nattest.ICMP) { icmp.Rest, icmp.Payload = 0xf7ff_0000, nil }), 64},
+		{"of nothing but zeros", request(func(_ *nattest.IP, icmp *nattest.ICMP) { icmp.Rest, icmp.Payload = 0, make([]byte, 56) }), 64},
 		{"not to be fragmented", request(func(ip *nattest.IP, _ *nattest.ICMP) { ip.DF = true }), 64},
 		{"with congestion marks", request(func(ip *nattest.IP, _ *nattest.ICMP) { ip.TOS = 0xb8 | 3 }), 64},
 		{"with options", request(func(ip *nattest.IP, _ *nattest.ICMP) { ip.Options = route }), 64},

@@ -223,7 +223,9 @@ func (g *Gateway) Run(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
 		g.ready.Store(false)
+		g.mu.Lock() // what is being applied ends first: the log has its level
 		g.log.Info("stopping")
+		g.mu.Unlock()
 		return nil
 	case <-g.wg.Wait():
 		return errors.New("gateway: the WireGuard device stopped by itself; its log says why")
@@ -344,9 +346,13 @@ func (g *Gateway) commit(p *prepared) {
 	if old := g.config; p.config.ConnectionCheck != old.ConnectionCheck || p.config.WireGuard.PeerPublicKey != old.WireGuard.PeerPublicKey {
 		g.check.begin(p.config, time.Now())
 	}
-	changes := p.config.Changes(g.config)
+	changes, level, before := p.config.Changes(g.config), p.config.Log.Level, g.config.Log.Level
 	g.links, g.config = p.links, p.config
 	g.log.Info("configuration applied: " + changes)
+	if level != before {
+		level, _ := logrus.ParseLevel(level) // who read it has checked it
+		g.log.Logger.SetLevel(level)
+	}
 }
 
 // close closes what open opened, in the order that lets each part end: the

@@ -126,7 +126,7 @@ func (in *inbound) reply(packet []byte) {
 	in.other.generated.Add(1)
 	if !in.engine.LetsOut(packet, nat.Tunnel) {
 		in.other.drops[DropOutput].Add(1)
-		tellMade(in.tap, DropOutput, packet)
+		tellMade(in.tap, DropOutput, packet, nat.Tunnel)
 		return
 	}
 	in.push(packet)

@@ -93,6 +93,52 @@ func TestLogInjection(t *testing.T) {
 	}
 }
 
+// An endAtApply ends a gateway as soon as it says that it has applied a configuration.
+type endAtApply struct{ end func() }
+
+func (endAtApply) Levels() []logrus.Level { return logrus.AllLevels }
+
+func (h endAtApply) Fire(e *logrus.Entry) error {
+	if strings.HasPrefix(e.Message, "configuration applied") {
+		h.end()
+	}
+	return nil
+}
+
+// TestLogLevel: the log has the level that a configuration gives it before anything else is logged, though the gateway ends at once.
+func TestLogLevel(t *testing.T) {
+	log, lines := logLines(t, new(logrus.TextFormatter))
+	c := clusterConfig("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16")
+	c.WireGuard.PeerPublicKey = wgkey.NewPrivate().Public()
+	cl := open(t, c, 41, log, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	log.AddHook(endAtApply{cancel})
+	done := make(chan error)
+	go func() { done <- cl.Run(ctx) }()
+	for line := range lines {
+		if strings.Contains(line, "gateway running") {
+			break
+		}
+	}
+	changed := *c
+	changed.Log.Level = "error"
+	if err := cl.Apply(&changed); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	log.SetOutput(io.Discard)
+	for len(lines) > 0 {
+		if line := <-lines; strings.Contains(line, "stopping") {
+			t.Errorf("at level error: %s", line)
+		}
+	}
+	if log.GetLevel() != logrus.ErrorLevel {
+		t.Errorf("level %v", log.GetLevel())
+	}
+}
+
 // bareMessage returns a message of WireGuard, of a type and size, that is nobody's.
 func bareMessage(kind byte, size int) []byte {
 	m := make([]byte, size)

@@ -171,12 +171,12 @@ func (o *outbound) sendProbe(packet []byte) {
 	o.generated.Add(1)
 	if !o.engine.LetsOut(packet, nat.Tunnel) {
 		o.drops[DropOutput].Add(1)
-		tellMade(o.tap, DropOutput, packet)
+		tellMade(o.tap, DropOutput, packet, nat.Tunnel)
 		return
 	}
 	if !o.queue.push(netip.Addr{}, packet) {
 		o.drops[DropLocalQueueFull].Add(1)
-		tellMade(o.tap, DropLocalQueueFull, packet)
+		tellMade(o.tap, DropLocalQueueFull, packet, nat.Tunnel)
 	}
 }
 
@@ -210,7 +210,7 @@ func (o *outbound) reply(to nat.Link, packet []byte) {
 	o.other.generated.Add(1)
 	if !o.engine.LetsOut(packet, to) {
 		o.other.drops[DropOutput].Add(1)
-		tellMade(o.tap, DropOutput, packet)
+		tellMade(o.tap, DropOutput, packet, to)
 		return
 	}
 	o.replies.Send(uint16(to), packet)

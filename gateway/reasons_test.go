@@ -373,8 +373,10 @@ func (p *losingPair) ofTunnels() map[string]func() {
 		"tunnel-discard": func() {}, // of those, some that have passed
 		"hold-full":      func() { ghost("ghost", 99, 70) },
 		"unknown-tunnel": func() {
-			awaits(p.t, func() bool { return p.lost("hold-full") })
-			gone("ghost")
+			held := p.rome.endpoint.Stats().Held
+			ghost("brief", 96, 1)
+			awaits(p.t, func() bool { return p.rome.endpoint.Stats().Held > held }, "a packet that is held")
+			gone("brief")
 		},
 		"send-failed": func() { // from a socket that is bound to loopback
 			p.apply(func(c *config.Config) {

@@ -19,8 +19,9 @@ const maxRefusals = 32
 
 // refusals remembers which packets were refused last, of each kind one a second at most.
 type refusals struct {
-	mu   sync.Mutex
-	list []control.Refusal // newest first; +checklocks:mu
+	mu sync.Mutex
+	// newest first
+	list []control.Refusal // +checklocks:mu
 }
 
 // note remembers x, and adds it to what was alike.

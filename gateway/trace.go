@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+
 	"culvert/gateway/config"
 	"culvert/gateway/control"
 	"culvert/gateway/health"
@@ -242,12 +244,19 @@ func (g *Gateway) traceDelivery(t *control.Trace, p *packet.Packet, in nat.Link)
 		t.Egress = "a message of the connection check"
 	case answerEcho(p):
 		t.Egress = "the gateway answers the echo request"
-	case in == nat.Tunnel && t.Packet.Protocol == "icmp":
+	case isEchoReply(p.Bytes()):
 		t.Egress = "an answer, if the gateway has asked; else it is dropped as " + DropNoService.String()
 	default:
 		dropped(t, DropNoService.String(), "the gateway itself answers pings and no more there")
 		t.To, t.Told = "", told(p, &portUnreachable)
 	}
+}
+
+// isEchoReply reports whether b may answer a probe of the path MTU or of trains.
+func isEchoReply(b []byte) bool {
+	ip := header.IPv4(b)
+	return header.IPVersion(b) == header.IPv4Version && ip.TransportProtocol() == header.ICMPv4ProtocolNumber && ip.FragmentOffset() == 0 &&
+		header.ICMPv4(ip.Payload()).Type() == header.ICMPv4EchoReply
 }
 
 var refusalTexts = map[packet.Refusal]string{

@@ -417,3 +417,17 @@ func TestTraceRefuses(t *testing.T) {
 		}
 	}
 }
+
+// TestTraceOfAnswers: what may answer a probe of the gateway's is said to, wherever it comes from; other ICMP is dropped.
+func TestTraceOfAnswers(t *testing.T) {
+	p, _ := newTraced(t)
+	v := source{p.rome.Gateway}.view()
+	for icmpType, want := range map[uint8]string{0: "deliver an answer, if the gateway has asked", 13: "drop "} {
+		for in, ends := range map[nat.Link][2]string{v.links["rome-1"]: {"10.80.0.2", "10.80.0.4"}, nat.Tunnel: {"169.254.18.1", "169.254.18.2"}} {
+			b := nattest.IP{Source: ends[0], Destination: ends[1], Body: nattest.ICMP{Type: icmpType, Payload: make([]byte, 16)}}.Bytes()
+			if x := p.rome.explain(v, b, 0, in, clock()); !strings.HasPrefix(x.Verdict+" "+x.Egress, want) {
+				t.Errorf("type %d from %s: %s, %q; want %q", icmpType, x.From, x.Verdict, x.Egress, want)
+			}
+		}
+	}
+}

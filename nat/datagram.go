@@ -173,7 +173,9 @@ func (f *fragmentTable) forget(e *Engine, g *datagram, reason Reason) {
 		d := e.stats.of(g.key.link)
 		d.Held--
 		d.Dropped[reason]++
-		f.unhold(e, g)
+		if h := f.unhold(e, g); e.lost != nil {
+			e.lost(h.bytes[:h.length], g.key.link, reason)
+		}
 	}
 	if g.complete {
 		f.complete.remove(g)

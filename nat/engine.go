@@ -34,6 +34,7 @@ type Engine struct {
 	limit     limiter
 	stats     Stats
 	watchers  []*ConnWatch // nil = nobody
+	lost      func(fragment []byte, in Link, why Reason)
 	scratch   decision
 	made      packet.Packet // by the gateway itself: scratch of LetsOut
 }

@@ -166,6 +166,13 @@ func TestFragmentFiltered(t *testing.T) {
 // Held fragments whose first one never comes are dropped when their time is over, and counted.
 func TestFragmentsHeld(t *testing.T) {
 	e := engine(t)
+	told := map[nat.Reason]uint64{}
+	e.TapFragments(func(b []byte, in nat.Link, why nat.Reason) {
+		if v, err := nattest.Check(b); err != nil || v.Offset != 1000 || in != node1 {
+			t.Errorf("told of link %d, offset %d: %v", in, v.Offset, err)
+		}
+		told[why]++
+	})
 	for i := range 300 {
 		p := nattest.IP{Source: fmt.Sprintf("203.0.113.%d", 1+i%250), Destination: "10.71.3.9",
 			Body: nattest.UDP{SourcePort: 1, DestinationPort: 2, Payload: make([]byte, 2000)}}
@@ -183,6 +190,9 @@ func TestFragmentsHeld(t *testing.T) {
 	e.Sweep(start.Add(31 * time.Second))
 	if d := e.Stats().Outbound; d.Held != 0 || d.Dropped[nat.ReasonFragment] != held {
 		t.Fatalf("%d held, %d dropped of %d", d.Held, d.Dropped[nat.ReasonFragment], held)
+	}
+	if told[nat.ReasonFragment] != held {
+		t.Fatalf("told of %v, want %d", told, held)
 	}
 	ledger(t, e)
 	// A large one is not held.

@@ -232,3 +232,11 @@ func (e *Engine) Release(p *packet.Packet, b []byte, in Link, now Time) (Verdict
 	e.commit(d, p, now)
 	return d.verdict, true
 }
+
+// TapFragments has tap called for each fragment that is dropped while it waits; nil ends that. A tap may call no method of e, as it runs
+// under its lock, and keep nothing of the fragment.
+func (e *Engine) TapFragments(tap func(fragment []byte, in Link, why Reason)) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.lost = tap
+}

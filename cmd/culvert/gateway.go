@@ -153,8 +153,6 @@ func (r *reloader) reload(ctx context.Context, dryRun bool) (*control.Reloaded, 
 	if err := r.g.Apply(remapped.Config); err != nil {
 		return nil, err
 	}
-	level, _ := logrus.ParseLevel(c.Log.Level) // Load has checked it
-	r.log.SetLevel(level)
 	logRemaps(r.log, remapped)
 	return done, nil
 }

@@ -51,6 +51,15 @@ func TestBadParameters(t *testing.T) {
 	}
 }
 
+// TestBadTraceParameters: the name of one stands in the error as it was given.
+func TestBadTraceParameters(t *testing.T) {
+	for name, want := range map[string]string{"50%size": "50%size: unknown parameter", "size": `size: "0" is no number of bytes from 1 to 65535`} {
+		if _, err := ParseTrace(url.Values{name: {"0"}}); err == nil || err.Error() != want {
+			t.Errorf("%q, want %q", err, want)
+		}
+	}
+}
+
 // TestAddressesOfHosts: an address is the prefix of one host, a prefix loses its host bits.
 func TestAddressesOfHosts(t *testing.T) {
 	f, err := ParseFilter(url.Values{"address": {"10.1.2.3", "10.1.2.3/8", "fd00::1"}})

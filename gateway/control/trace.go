@@ -119,7 +119,7 @@ func ParseTrace(v url.Values) (o TraceOptions, err error) {
 	}
 	var errs []error
 	note := func(name, format string, args ...any) {
-		errs = append(errs, fmt.Errorf(name+": "+format, args...))
+		errs = append(errs, fmt.Errorf("%s: %w", name, fmt.Errorf(format, args...)))
 	}
 	for name, values := range v {
 		value := values[0]

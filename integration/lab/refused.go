@@ -204,16 +204,16 @@ func rejected(ctx context.Context, e *ends) error {
 	return nil
 }
 
-// noTraceTries is how often something that has nothing to do with the file, such as a
-// keepalive, may happen between two looks.
-const noTraceTries = 5
+// noTracePatience is for how long something that has nothing to do with the file, such as
+// a keepalive or a probe of the path MTU, may happen between every two looks.
+const noTracePatience = 20 * time.Second
 
 // noTrace sends SIGHUP, wants a refusal for the given reason, and compares the gateway's
 // counters and sockets before and after.
 func (l *Lab) noTrace(ctx context.Context, i int, want string) error {
 	p := l.gateway(i)
 	var difference string
-	for range noTraceTries {
+	for began := time.Now(); time.Since(began) < noTracePatience; {
 		before, err := p.settled(ctx)
 		if err != nil {
 			return err

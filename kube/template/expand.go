@@ -58,6 +58,9 @@ func (x *expander) walk(n parse.Node, dot reflect.Value) error {
 	case *parse.WithNode:
 		return x.branch(&n.BranchNode, dot, func(v reflect.Value) error { return x.walk(n.List, v) })
 	case *parse.RangeNode:
+		if n.Pipe.IsAssign { // to variables that are anywhere
+			return fmt.Errorf("%s: culvert does not know this; declare variables by :=", n.Pipe)
+		}
 		return x.branch(&n.BranchNode, dot, func(v reflect.Value) error { return x.each(n, v) })
 	default:
 		return fmt.Errorf("%s: culvert does not know this", n)

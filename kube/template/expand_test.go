@@ -57,6 +57,7 @@ func TestExpandAsTextTemplate(t *testing.T) {
 func TestExpandWhatIsNotKnown(t *testing.T) {
 	for text, want := range map[string]string{
 		"{{ lt 1 2 }}": "the function lt", "{{ range 3 }}x{{ end }}": "a int has no elements", "{{ 1.5 }}": "1.5: culvert does not know this",
+		"{{ range $, $ = .Spec.Endpoint.Ports }}x{{ end }}": "culvert does not know this", "{{ $x := 1 }}{{ range $x = .Spec.Endpoint.Ports }}x{{ end }}": "culvert does not know this",
 		"{{ template \"x\" }}": "culvert does not know this", "{{ index }}": "index: ",
 	} {
 		if got, err := expand("spec.x", text, Gateway{}); err == nil || !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), "spec.x: ") {

@@ -30,8 +30,12 @@ func (p *Packet) Rewrite(to *Tuple, addresses, ports uint16) {
 		field := add(binary.BigEndian.Uint16(b[p.checksumAt:]), addresses)
 		binary.BigEndian.PutUint16(b[p.checksumAt:], field)
 		return
-	case p.protocol == ICMP:
-		addresses = 0 // RFC 792: no pseudo-header
+	case p.protocol == ICMP: // RFC 792: no pseudo-header
+		if ports != 0 {
+			adjustAt(b, p.checksumAt, ports)
+			KeepZeroSum(b[p.transport:], b[p.checksumAt:])
+		}
+		return
 	case p.protocol == UDP && b[p.checksumAt] == 0 && b[p.checksumAt+1] == 0:
 		return // RFC 768: the sender made none
 	}
@@ -44,6 +48,14 @@ func (p *Packet) Rewrite(to *Tuple, addresses, ports uint16) {
 // avoidZero writes a computed checksum of zero as all ones (RFC 768; RFC 3828, Section 3.1).
 func avoidZero(field []byte) {
 	if field[0] == 0 && field[1] == 0 {
+		field[0], field[1] = 0xff, 0xff
+	}
+}
+
+// KeepZeroSum writes an adjusted checksum of zero as all ones where what it covers is nothing but zeros, such as an echo reply with
+// identifier, sequence number and payload 0: the sum of that is the other zero, which equation 3 of RFC 1624, Section 3, never gives.
+func KeepZeroSum(covered, field []byte) {
+	if field[0] == 0 && field[1] == 0 && sum(covered) == 0 {
 		field[0], field[1] = 0xff, 0xff
 	}
 }

@@ -104,6 +104,21 @@ func TestRewriteToZero(t *testing.T) {
 	}
 }
 
+// An echo reply that becomes nothing but zeros gets a checksum that its receiver takes.
+func TestRewriteToNothingButZeros(t *testing.T) {
+	for _, n := range []int{0, 1, 56} {
+		p := parse(t, endpoints(false, nattest.IP{Body: nattest.ICMP{Rest: 1234 << 16, Payload: make([]byte, n)}}).Bytes())
+		var to packet.Tuple
+		p.Tuple(&to, 0)
+		to.SetSourcePort(0)
+		to.SetDestinationPort(0)
+		rewrite(p, to)
+		if v, err := nattest.Check(p.Bytes()); err != nil || v.SourcePort != 0 {
+			t.Errorf("%d bytes: identifier %d, %v: %x", n, v.SourcePort, err, v.Body)
+		}
+	}
+}
+
 // A quotation is rewritten with the error around it, wherever it ends.
 func TestRewriteQuoted(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
