@@ -54,10 +54,11 @@
 //
 // # Environment
 //
-// GOMAXPROCS and GOMEMLIMIT work as in every Go program. Without them the gateway runs
-// Go code on one thread where there are at most two CPUs, and keeps Go's memory below
-// 7/10 of its control group's limit. KUBECONFIG leads culvert liqo to its cluster, as it does
-// kubectl. XDG_RUNTIME_DIR says where control sockets are, which without it are in /run, or
-// for another user than root in a folder of its own of the temporary folder. Nothing else is
+// GOMAXPROCS, GOMEMLIMIT and GOGC work as in every Go program. Without them the gateway
+// runs Go code on one thread where there are at most two CPUs, keeps Go's memory below
+// 7/10 of its control group's limit, and lets it grow by half of what is in use before it
+// is collected. KUBECONFIG leads culvert liqo to its cluster, as it does kubectl.
+// XDG_RUNTIME_DIR says where control sockets are, which without it are in /run, or for
+// another user than root in a folder of its own of the temporary folder. Nothing else is
 // read.
 package main

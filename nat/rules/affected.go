@@ -101,12 +101,12 @@ func (s *Set) concern(a *Affected, p, other *piece) {
 // concernRouted notes the packets that a policy rule could lead, but for where it leads as well before or after. A route for every
 // address does not tell them apart. Their mark does, unless rules give it to packets whatever the mark of their connection: what such a
 // rule does is not kept with the connection.
-func (s *Set) concernRouted(a *Affected, r *policyRule, as map[lead]bool) {
+func (s *Set) concernRouted(a *Affected, r *policyRoutes, as map[lead]bool) {
 	mark := uint32(r.class)
-	for i := range r.offers {
-		at := r.offers[i].at
+	for _, o := range r.offers {
+		at := o.at
 		switch {
-		case as[r.offers[i].lead()]:
+		case as[o.lead()]:
 		case at.Bits() > 0 || mark == 0 || s.marks[mark] > 0 || a.All:
 			a.prefix(at)
 		default:
@@ -126,11 +126,11 @@ type lead struct {
 func (o *routeOffer) lead() lead { return lead{o.at, o.bits, o.link, o.via} }
 
 // leads returns where the piece's rule leads that stands in the place of r and asks for the same, nil if there is none.
-func (p *piece) leads(r *policyRule) map[lead]bool {
+func (p *piece) leads(r *policyRoutes) map[lead]bool {
 	if p == nil {
 		return nil
 	}
-	i := slices.IndexFunc(p.routing, func(o *policyRule) bool {
+	i := slices.IndexFunc(p.routing, func(o *policyRoutes) bool {
 		return o.number == r.number && o.table == r.table && o.priority == r.priority && o.class == r.class && o.source == r.source &&
 			o.origin.compare(r.origin) == 0
 	})
@@ -138,8 +138,8 @@ func (p *piece) leads(r *policyRule) map[lead]bool {
 		return nil
 	}
 	all := make(map[lead]bool, len(p.routing[i].offers))
-	for j := range p.routing[i].offers {
-		all[p.routing[i].offers[j].lead()] = true
+	for _, o := range p.routing[i].offers {
+		all[o.lead()] = true
 	}
 	return all
 }

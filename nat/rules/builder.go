@@ -15,7 +15,7 @@ const maxRules = 1 << 20
 type piece struct {
 	resource Resource
 	chains   []*chain
-	routing  []*policyRule
+	routing  []*policyRoutes
 	service  *Balancer
 	facts    *linkFacts
 	rules    int

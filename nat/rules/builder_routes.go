@@ -3,7 +3,6 @@ package rules
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 	"strconv"
 
 	"github.com/gaissmai/bart"
@@ -27,10 +26,10 @@ func (b *builder) addRouting(t *PolicyTable) {
 		for j := range r.Routes {
 			b.addRoute(table, &r.Routes[j], at)
 		}
-		compiled := &policyRule{
+		compiled := &policyRoutes{policyRule: &policyRule{
 			name: t.Name + "/" + strconv.Itoa(i+1), priority: r.Priority, given: r.Priority,
 			origin: b.origin, number: int32(len(b.piece.routing)), table: b.table, class: classOf(anyLink, r.Mark), source: r.Source,
-		}
+		}}
 		if r.Source.IsValid() {
 			compiled.source = r.Source.Masked() // unlike nftables, a policy rule ignores host bits
 		}
@@ -79,10 +78,10 @@ func (b *builder) addRoute(table *bart.Table[routeOffer], r *PolicyRoute, at fun
 }
 
 // offer works the routes of the rule's table into what the rule offers.
-func (r *policyRule) offer(destination netip.Prefix, table *bart.Table[routeOffer]) {
+func (r *policyRoutes) offer(destination netip.Prefix, table *bart.Table[routeOffer]) {
 	add := func(at netip.Prefix, o routeOffer) {
-		o.at, o.rule = at, r
-		r.offers = append(r.offers, o)
+		o.at, o.rule = at, r.policyRule
+		r.offers = append(r.offers, &o)
 	}
 	if !destination.IsValid() {
 		for dst, o := range table.All() {
@@ -102,11 +101,14 @@ func (r *policyRule) offer(destination netip.Prefix, table *bart.Table[routeOffe
 }
 
 // withPriority returns a copy of the rule that has another priority.
-func (r *policyRule) withPriority(n int) *policyRule {
-	c := *r
-	c.priority, c.offers = n, slices.Clone(r.offers)
-	for i := range c.offers {
-		c.offers[i].rule = &c
+func (r *policyRoutes) withPriority(n int) *policyRoutes {
+	rule := *r.policyRule
+	rule.priority = n
+	c := &policyRoutes{&rule, make([]*routeOffer, len(r.offers))}
+	for i, o := range r.offers {
+		again := *o
+		again.rule = &rule
+		c.offers[i] = &again
 	}
-	return &c
+	return c
 }

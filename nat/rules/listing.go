@@ -178,7 +178,7 @@ type RouteInfo struct {
 
 // A RouteList is the routes of a Set at one moment. It may be read while the Set changes.
 type RouteList struct {
-	rules []policyRule // copies: a commit may give them other priorities
+	rules []policyRoutes // copies: a commit may give them other priorities
 	first Link
 }
 
@@ -196,11 +196,11 @@ func (s *Set) Routes() RouteList {
 // Each calls yield for each route, in the order of rules, until it returns false. link names a Link.
 func (l RouteList) Each(link func(Link) string, yield func(*RouteInfo) bool) {
 	rules := slices.Clone(l.rules)
-	slices.SortStableFunc(rules, func(a, b policyRule) int {
+	slices.SortStableFunc(rules, func(a, b policyRoutes) int {
 		if a.priority != b.priority {
 			return a.priority - b.priority
 		}
-		return compareWritten(&a, &b)
+		return compareWritten(a.policyRule, b.policyRule)
 	})
 	for i := range rules {
 		r := &rules[i]

@@ -98,7 +98,7 @@ type routeOffer struct {
 	via  netip.Addr
 }
 
-// A policyRule is a compiled PolicyRule.
+// A policyRule is a compiled PolicyRule without its routes: where it stands, and what it asks for.
 type policyRule struct {
 	name     string // table/number
 	priority int
@@ -108,13 +108,21 @@ type policyRule struct {
 	table    int32 // among Resource.Routing; -1: the resource stands for it
 	class    class
 	source   netip.Prefix
-	offers   []routeOffer
+}
+
+// policyRoutes are a policyRule and its routes. Neither a rule nor an offer leads back to them, so that an offer which outlives its
+// neighbours does not keep them in memory.
+type policyRoutes struct {
+	*policyRule
+	offers []*routeOffer
 }
 
 // compareWritten tells which rule stands first in the tables.
 func compareWritten(r, o *policyRule) int {
 	if r.origin != o.origin {
-		return r.origin.compare(o.origin)
+		if c := r.origin.compare(o.origin); c != 0 {
+			return c
+		}
 	}
 	return cmp.Compare(r.number, o.number)
 }

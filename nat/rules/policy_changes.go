@@ -34,20 +34,79 @@ func (c policyChanges) at(k routeSetKey, p netip.Prefix) *routeDelta {
 	return d
 }
 
-func (c policyChanges) add(r *policyRule) {
-	for i := range r.offers {
-		o := &r.offers[i]
+func (c policyChanges) add(r *policyRoutes) {
+	for _, o := range r.offers {
 		d := c.at(routeSetKey{r.class, r.source}, o.at)
 		d.add = append(d.add, o)
 	}
 }
 
-func (c policyChanges) remove(r *policyRule) {
-	for i := range r.offers {
-		o := &r.offers[i]
+func (c policyChanges) remove(r *policyRoutes) {
+	for _, o := range r.offers {
 		d := c.at(routeSetKey{r.class, r.source}, o.at)
 		d.remove = append(d.remove, o)
 	}
+}
+
+// settle drops what is removed and added again: it stays.
+func (c policyChanges) settle() {
+	for k, set := range c {
+		for p, d := range set {
+			d.add = slices.DeleteFunc(d.add, func(o *routeOffer) bool {
+				i := slices.Index(d.remove, o)
+				if i >= 0 {
+					d.remove = slices.Delete(d.remove, i, i+1)
+				}
+				return i >= 0
+			})
+			if len(d.add)+len(d.remove) == 0 {
+				delete(set, p)
+			}
+		}
+		if len(set) == 0 {
+			delete(c, k)
+		}
+	}
+}
+
+// inherit lets p, which comes in place of old, keep the policy rules and offers of old as far as they say the same: what has not
+// changed stays in the tables.
+func (p *piece) inherit(old *piece) {
+	for i, r := range p.routing[:min(len(p.routing), len(old.routing))] {
+		was := old.routing[i]
+		if !was.same(r.policyRule) {
+			continue
+		}
+		r.policyRule = was.policyRule
+		there := make(map[lead]*routeOffer, len(was.offers))
+		for _, o := range was.offers {
+			there[o.lead()] = o
+		}
+		for i, o := range r.offers {
+			if o.rule = r.policyRule; there[o.lead()] != nil {
+				r.offers[i] = there[o.lead()]
+			}
+		}
+	}
+}
+
+// same reports whether r and o, of two pieces of one key, differ in nothing but a priority that follows from other rules.
+func (r *policyRule) same(o *policyRule) bool {
+	a, b := *r, *o
+	a.origin, b.origin, a.priority, b.priority = nil, nil, 0, 0
+	return a == b && r.origin.compare(o.origin) == 0
+}
+
+// sameRules reports whether two pieces have the same policy rules, whatever their routes.
+func sameRules(p, o *piece) bool {
+	var a, b []*policyRoutes
+	if p != nil {
+		a = p.routing
+	}
+	if o != nil {
+		b = o.routing
+	}
+	return slices.EqualFunc(a, b, func(r, s *policyRoutes) bool { return r.policyRule == s.policyRule })
 }
 
 // with returns the policy after changes.
@@ -168,8 +227,8 @@ func (d *routeDelta) apply(offers []*routeOffer) []*routeOffer {
 
 // resolve gives rules without a priority of their own what the kernel gives them (fib_default_rule_pref): one less than the least that
 // is there, in the order in which they are written. It reports those whose priority changes by it.
-func resolve(all []*policyRule, changed func(r *policyRule, priority int)) {
-	slices.SortFunc(all, compareWritten)
+func resolve(all []*policyRoutes, changed func(r *policyRoutes, priority int)) {
+	slices.SortFunc(all, func(r, o *policyRoutes) int { return compareWritten(r.policyRule, o.policyRule) })
 	least := mainPriority
 	for _, r := range all {
 		priority := r.given

@@ -42,11 +42,16 @@ func (s *Set) Commit(d *Draft) (*Ruleset, *Affected) {
 	}
 	c := changes{links: map[Link]*linkFacts{}, services: map[serviceAddress]**Balancer{}, routing: policyChanges{}}
 	before := make(map[Key]*piece, len(d.pieces))
-	for key := range d.pieces {
-		if old := s.pieces[key]; old != nil {
-			before[key] = old
+	reordered := false
+	for key, p := range d.pieces {
+		old := s.pieces[key]
+		if old != nil {
+			if before[key] = old; p != nil {
+				p.inherit(old)
+			}
 			s.takeOut(key, old, &c)
 		}
+		reordered = reordered || !sameRules(old, p)
 	}
 	for key, p := range d.pieces {
 		if p == nil {
@@ -62,7 +67,7 @@ func (s *Set) Commit(d *Draft) (*Ruleset, *Affected) {
 			s.claims[what] = *key
 		}
 	}
-	if s.unordered > 0 {
+	if c.routing.settle(); s.unordered > 0 && reordered {
 		s.resolve(c.routing, a, d.pieces)
 	}
 	for key, p := range d.pieces {
@@ -172,8 +177,8 @@ func (s *Set) countMark(r *rule, by int) {
 // resolve gives the policy rules without a priority of their own the one that follows from all others. What it changes about pieces
 // that are fresh is not noted.
 func (s *Set) resolve(routing policyChanges, a *Affected, fresh map[Key]*piece) {
-	var all []*policyRule
-	owner := map[*policyRule]*piece{}
+	var all []*policyRoutes
+	owner := map[*policyRoutes]*piece{}
 	isFresh := map[*piece]bool{}
 	for key, p := range s.pieces {
 		_, isFresh[p] = fresh[key]
@@ -182,7 +187,7 @@ func (s *Set) resolve(routing policyChanges, a *Affected, fresh map[Key]*piece) 
 			owner[r] = p
 		}
 	}
-	resolve(all, func(r *policyRule, priority int) {
+	resolve(all, func(r *policyRoutes, priority int) {
 		p, again := owner[r], r.withPriority(priority)
 		routing.replace(r, again)
 		if !isFresh[p] {
@@ -194,9 +199,8 @@ func (s *Set) resolve(routing policyChanges, a *Affected, fresh map[Key]*piece) 
 }
 
 // replace changes a rule that may have been added by the same commit.
-func (c policyChanges) replace(r, by *policyRule) {
-	for i := range r.offers {
-		o := &r.offers[i]
+func (c policyChanges) replace(r, by *policyRoutes) {
+	for _, o := range r.offers {
 		d := c.at(routeSetKey{r.class, r.source}, o.at)
 		if i := slices.Index(d.add, o); i >= 0 {
 			d.add = slices.Delete(d.add, i, i+1)
