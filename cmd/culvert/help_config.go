@@ -62,7 +62,7 @@ Geneve and VXLAN are neither encrypted nor authenticated. Let UDP 6091 in from t
 ## Sizes
 
 - A gateway runs in 64 MiB of memory, also under a flood.
-- A connection takes 256 bytes. A quarter of the memory limit is the table's, at most 1,048,576
+- A connection takes at most 256 bytes. A quarter of the memory limit is the table's, at most 1,048,576
   connections: 65,536 of them in 64 MiB. nat.maxConnections sets another cap.
 - A node in the file takes 4 KB of memory, an entry of nat.addresses 4 KB.
 - At most 32,768 nodes, and 65,536 each of nat.addresses, nat.services and remote CIDRs.

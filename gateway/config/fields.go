@@ -74,7 +74,7 @@ var fields = []configfile.Field{
 	{Path: "ipam.file", Type: "file", Doc: "The memory of what auto chose; without it, ipam.json in state."},
 
 	{Path: "connectionCheck", Type: "true or false", Default: "false", Live: true, Doc: "Ask the peer every two seconds whether it is there, as Liqo's gateways do, for logs and metrics. Another gateway's questions are answered in any case."},
-	{Path: "mssClamp", Type: "auto, off or bytes, 216 to 8960", Default: "auto", Live: true, Doc: "Largest TCP segment that connections may ask for: auto is mtu less 40."},
+	{Path: "mssClamp", Type: "auto, off or bytes, 216 to 8960", Default: "auto", Live: true, Doc: "Largest TCP segment that connections may ask for: auto is mtu less 40, off leaves it to them, unless a path is found that carries less than mtu."},
 	{Path: "control", Type: "auto, a file, or empty", Default: "auto", Doc: "The Unix socket by which culvert status and the other commands reach this gateway, mode 0600; relative to this file. auto is culvert/CLUSTER-PEER.sock in $XDG_RUNTIME_DIR, or else in /run for root; the gateway goes without it where it cannot be made. Empty is none."},
 	{Path: "metrics", Type: "host:port, or empty", Default: "127.0.0.1:8082", Doc: "Where /metrics, /healthz and /readyz are served; empty is nowhere."},
 	{Path: "log.level", Type: "one of error, warning, info, debug, trace", Default: "info", Live: true, Doc: "What is logged: this and what is worse."},
