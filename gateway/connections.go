@@ -43,11 +43,13 @@ func (s source) Connections(ctx context.Context, f *control.Filter, yield func(*
 		return err
 	}
 	var list []nat.ConnInfo
+	var connection control.Connection // one for all: the collector, which sweeps what a million leave, makes packets wait
 	pace := newPacer()
 	for at, more := nat.Cursor(0), true; more && pace.rest(ctx); {
 		list, at, more = s.g.engine.Connections(at, &filter, clock(), list[:0])
 		for i := range list {
-			if !yield(v.connection(&list[i])) {
+			connection = v.connection(&list[i])
+			if !yield(&connection) {
 				return nil
 			}
 		}
@@ -102,7 +104,8 @@ func (s source) Events(ctx context.Context, f *control.Filter, yield func(*contr
 		v := s.view()
 		for i := range list {
 			e := &list[i]
-			event := control.Event{Time: at.Add(-time.Duration(now - e.At)), Kind: "new", Connection: v.connection(&e.ConnInfo)}
+			connection := v.connection(&e.ConnInfo)
+			event := control.Event{Time: at.Add(-time.Duration(now - e.At)), Kind: "new", Connection: &connection}
 			if e.Ended != "" {
 				event.Kind, event.Reason = "ended", e.Ended
 			}
@@ -212,14 +215,14 @@ func some(names []string) string {
 	return strings.Join(append(names, tunnelName), ", ")
 }
 
-func (v *view) connection(c *nat.ConnInfo) *control.Connection {
+func (v *view) connection(c *nat.ConnInfo) control.Connection {
 	refused := func(d int) string {
 		if c.Verdict[d] == nat.ReasonNone {
 			return ""
 		}
 		return c.Verdict[d].String()
 	}
-	return &control.Connection{
+	return control.Connection{
 		ID: c.ID, Protocol: control.ProtocolName(c.Original.Protocol), State: c.State, Replied: c.Replied, Mark: c.Mark,
 		From: v.names[c.Original.Link], To: v.names[c.Out[0]],
 		Original: tupleOf(&c.Original), Reply: tupleOf(&c.Reply),

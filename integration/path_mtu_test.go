@@ -3,6 +3,8 @@ package integration
 import (
 	"fmt"
 	"net"
+	"net/netip"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -15,40 +17,50 @@ const holeMTU = 1296
 // pathTime is how soon TCP goes on after a hole has opened.
 const pathTime = 15 * time.Second
 
-// holes are paths that swallow large packets in one direction, without a word, while a TCP connection goes on.
-var holes = []fault{
-	hole("to a node", "node-path-mtu", "on the way to rome-1 (172.18.0.2), mtu is 1340", func(l *faultLab) { l.swallow(l.gateway, l.node, "172.18.0.2", 24) }),
-	hole("from a node", "node-path-mtu", "on the way from rome-1 (172.18.0.2), mtu is 1340", func(l *faultLab) { l.swallow(l.node, l.gateway, "172.18.0.9", 24) }).answering(),
-	hole("to the peer", "peer-path-mtu", "on the way to the peer (192.0.2.7), mtu is 1340", func(l *faultLab) { l.swallow(l.gateway, l.milanGateway, "192.0.2.7", 24) }),
-	hole("from the peer", "peer-path-mtu", "on the way from the peer (192.0.2.7), mtu is 1340", func(l *faultLab) { l.swallow(l.milanGateway, l.gateway, "192.0.2.1", 24) }),
+// A hole is a path that swallows large packets in one direction, without a word.
+type hole struct {
+	way     string
+	cause   string
+	says    string
+	ends    func(*faultLab) (from, to *peerHost)
+	address string // of to
+	into    int    // the end of a tcpFlow that data come to through it
 }
 
-func hole(where, cause, says string, make func(*faultLab)) fault {
-	return fault{name: "large packets vanish on the way " + where, inLog: "rome", cause: cause, says: says, later: func(l *faultLab) {
-		c := l.newFlow()
-		defer c.close()
-		c.moves(1<<20, startTimeout)
-		make(l)
-		c.moves(1<<20, pathTime)
-		d := l.newFlow()
-		defer d.close()
-		d.moves(1<<20, pathTime)
-	}}
+var holes = []hole{
+	{"to a node", "node-path-mtu", "on the way to rome-1 (172.18.0.2), mtu is 1340", func(l *faultLab) (from, to *peerHost) { return l.gateway, l.node }, "172.18.0.2", 0},
+	{"from a node", "node-path-mtu", "on the way from rome-1 (172.18.0.2), mtu is 1340", func(l *faultLab) (from, to *peerHost) { return l.node, l.gateway }, "172.18.0.9", 1},
+	{"to the peer", "peer-path-mtu", "on the way to the peer (192.0.2.7), mtu is 1340", func(l *faultLab) (from, to *peerHost) { return l.gateway, l.milanGateway }, "192.0.2.7", 1},
+	{"from the peer", "peer-path-mtu", "on the way from the peer (192.0.2.7), mtu is 1340", func(l *faultLab) (from, to *peerHost) { return l.milanGateway, l.gateway }, "192.0.2.1", 0},
+}
+
+// holeFaults open holes while a TCP connection goes on.
+func holeFaults() (all []fault) {
+	for _, h := range holes {
+		all = append(all, fault{name: "large packets vanish on the way " + h.way, make: answering, inLog: "rome", cause: h.cause, says: h.says, later: func(l *faultLab) {
+			c := l.newFlow(flowPace, 0, 1)
+			defer c.close()
+			c.moves(1<<20, startTimeout)
+			l.cutTrains(&h)
+			l.swallow(&h)
+			c.moves(1<<20, pathTime)
+			d := l.newFlow(flowPace, 0, 1)
+			defer d.close()
+			d.moves(1<<20, pathTime)
+		}})
+	}
+	return all
 }
 
 // answering has the node answer pings of its gateway, to whose address it has no route otherwise.
-func (f fault) answering() fault {
-	f.make = func(l *faultLab) { l.script += "route add 10.80.0.4 dev tunnel\n" }
-	return f
-}
+func answering(l *faultLab) { l.script += "route add 10.80.0.4 dev tunnel\n" }
 
-// swallow makes packets larger than holeMTU vanish on the link from one host to another: that end of the link takes no larger ones, while
-// the routes of both claim that all is well. A link leaves room for a VLAN tag.
-func (l *faultLab) swallow(from, to *peerHost, address string, bits int) {
+// cutTrains has the link of a hole carry no super-frames, which pass whatever their size.
+func (l *faultLab) cutTrains(h *hole) {
 	l.t.Helper()
-	for h, other := range map[*peerHost]*peerHost{from: to, to: from} {
-		err := h.do(func() error {
-			// Links pass super-frames of any size.
+	from, to := h.ends(l)
+	for end, other := range map[*peerHost]*peerHost{from: to, to: from} {
+		err := end.do(func() error {
 			return node.SetFeatures(other.name, false, "tx-tcp-segmentation", "tx-generic-segmentation", "tx-udp_tnl-segmentation",
 				"tx-udp_tnl-csum-segmentation", node.FeatureUDPSegmentation)
 		})
@@ -56,24 +68,29 @@ func (l *faultLab) swallow(from, to *peerHost, address string, bits int) {
 			l.t.Fatal(err)
 		}
 	}
-	_, network, err := net.ParseCIDR(fmt.Sprintf("%s/%d", address, bits))
-	if err != nil {
-		l.t.Fatal(err)
-	}
-	to.ip(fmt.Sprintf("link set %s mtu %d", from.name, holeMTU-4), fmt.Sprintf("route replace %s dev %s src %s mtu 1500", network, from.name, address))
+}
+
+// swallow makes packets larger than holeMTU vanish: the far end of the link takes no larger ones, while the routes of both ends claim that
+// all is well. A link leaves room for a VLAN tag.
+func (l *faultLab) swallow(h *hole) {
+	l.t.Helper()
+	from, to := h.ends(l)
+	network := netip.PrefixFrom(netip.MustParseAddr(h.address), 24).Masked()
+	to.ip(fmt.Sprintf("link set %s mtu %d", from.name, holeMTU-4), fmt.Sprintf("route replace %s dev %s src %s mtu 1500", network, from.name, h.address))
 }
 
 // flowPace lies between two chunks of 64 KiB: 50 Mbit/s.
 const flowPace = 10 * time.Millisecond
 
-// tcpFlow is a TCP connection between the pods that goes on both ways.
+// tcpFlow is a TCP connection between the pods, of which ends[0] is in rome.
 type tcpFlow struct {
 	l         *faultLab
 	ends      [2]net.Conn
 	delivered [2]atomic.Int64 // bytes
 }
 
-func (l *faultLab) newFlow() *tcpFlow {
+// newFlow makes a connection whose named ends write, pace between two chunks, or as much as they can.
+func (l *faultLab) newFlow(pace time.Duration, writers ...int) *tcpFlow {
 	l.t.Helper()
 	listener, err := l.milan1.listen("tcp4", "10.0.1.5:0")
 	if err != nil {
@@ -90,9 +107,10 @@ func (l *faultLab) newFlow() *tcpFlow {
 	}
 	for i, conn := range c.ends {
 		go func() {
-			pace := time.NewTicker(flowPace)
-			defer pace.Stop()
-			for chunk := make([]byte, 64<<10); ; <-pace.C {
+			if !slices.Contains(writers, i) {
+				return
+			}
+			for chunk := make([]byte, 64<<10); ; time.Sleep(pace) {
 				if _, err := conn.Write(chunk); err != nil {
 					return
 				}

@@ -19,7 +19,7 @@ type Source interface {
 	Status() Status
 	// Doctor says what the gateway's machine gives it.
 	Doctor() []Condition
-	// Connections calls yield for each connection that f selects, until yield returns false.
+	// Connections calls yield for each connection that f selects, until yield returns false. What yield was given is its own until it returns.
 	Connections(ctx context.Context, f *Filter, yield func(*Connection) bool) error
 	// DeleteConnections ends those that f selects.
 	DeleteConnections(ctx context.Context, f *Filter) (deleted int, err error)

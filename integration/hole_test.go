@@ -1,0 +1,120 @@
+package integration
+
+import (
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"culvert/integration/lab"
+)
+
+const (
+	// holeShare is what a stream has of its rate after a hole has opened: its packets are smaller by a twelfth.
+	holeShare = 0.8
+	holeRuns  = 5 // seconds of which the median is taken
+)
+
+// TestHoleRate: a stream that fills the path does so again soon after a hole has opened. Through the reference gateway, which is shown
+// beside it, it stands still.
+func TestHoleRate(t *testing.T) {
+	if os.Getenv(longEnv) == "" {
+		t.Skipf("a measurement of four minutes, which needs a quiet machine: %s is not set", longEnv)
+	}
+	isolated(t, func(t *testing.T) {
+		for i, h := range holes {
+			for j, gateway := range []string{"culvert", "reference"} {
+				t.Run(h.way+", "+gateway, func(t *testing.T) {
+					l := newFaultLab(t, string(rune('a'+2*i+j)))
+					answering(l)
+					if gateway == "culvert" {
+						l.start(func(*faultLab) {})
+					} else {
+						l.startReference()
+					}
+					l.cutTrains(&h)
+					c := l.newFlow(0, 1-h.into)
+					defer c.close()
+					before := c.rate(h.into)
+					l.swallow(&h)
+					began := time.Now()
+					for again := 0.0; again < holeShare*before && time.Since(began) < pathTime; {
+						again = c.second(h.into)
+					}
+					took := time.Since(began)
+					after := c.rate(h.into)
+					t.Logf("%.0f Mbit/s; %.1f s after the hole has opened %.0f, %.2f of it", before, took.Seconds(), after, after/before)
+					if gateway == "culvert" && after < holeShare*before {
+						t.Errorf("want %.2f of it", holeShare)
+					}
+				})
+			}
+		}
+	})
+}
+
+// rate returns what comes to an end in Mbit/s.
+func (c *tcpFlow) rate(end int) float64 {
+	rates := make([]float64, holeRuns)
+	for i := range rates {
+		rates[i] = c.second(end)
+	}
+	return slices.Sorted(slices.Values(rates))[holeRuns/2]
+}
+
+func (c *tcpFlow) second(end int) float64 {
+	began, had := time.Now(), c.delivered[end].Load()
+	time.Sleep(time.Second)
+	return float64(c.delivered[end].Load()-had) * 8 / 1e6 / time.Since(began).Seconds()
+}
+
+// startReference starts the reference gateway in both clusters.
+func (l *faultLab) startReference() {
+	l.t.Helper()
+	address, prefix := netip.MustParseAddr, netip.MustParsePrefix
+	for _, side := range []struct {
+		h              *peerHost
+		own, peer      keyPair
+		tunnel, remote string
+		c              lab.ReferenceConfig
+	}{
+		{l.milanGateway, l.milanKey, l.romeKey, "169.254.18.1/30", "10.62.0.0/16", lab.ReferenceConfig{Underlay: address("172.19.0.9"),
+			Nodes: []lab.ReferenceNode{{VNI: 1, Underlay: address("172.19.0.2")}}}},
+		{l.gateway, l.romeKey, l.milanKey, "169.254.18.2/30", "10.61.0.0/16", lab.ReferenceConfig{Underlay: address("172.18.0.9"),
+			Endpoint: netip.MustParseAddrPort("192.0.2.7:51840"), Nodes: []lab.ReferenceNode{{VNI: 1, Underlay: address("172.18.0.2")}}}},
+	} {
+		c := &side.c
+		c.Internal, c.TunnelAddress, c.MTU, c.ListenPort = address("10.80.0.4"), prefix(side.tunnel), 1340, 51840
+		c.PrivateKey, c.PeerPublicKey = hexKey(l.t, side.own.private), hexKey(l.t, side.peer.public)
+		c.Nodes[0].Address, c.Nodes[0].PodCIDR = address("10.80.0.2"), prefix("10.0.1.0/24")
+		c.Remaps = []lab.ReferenceRemap{{Real: prefix("10.0.0.0/16"), Remapped: prefix(side.remote)}}
+		text, err := json.Marshal(c)
+		if err != nil {
+			l.t.Fatal(err)
+		}
+		file := filepath.Join(l.t.TempDir(), "reference.json")
+		if err := os.WriteFile(file, text, 0o600); err != nil {
+			l.t.Fatal(err)
+		}
+		side.h.start(nil, os.Getenv(binaryEnv), "lab", "reference", "--config", file)
+	}
+	l.node.ip(l.script)
+	eventually(l.t, "a ping through the reference gateway", func() error {
+		_, err := l.pod.try("", "ping", "-c", "1", "-W", "1", "10.61.1.5") // the reference translates no source that is no pod
+		return err
+	})
+}
+
+func hexKey(t *testing.T, text string) string {
+	t.Helper()
+	key, err := base64.StdEncoding.DecodeString(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return hex.EncodeToString(key)
+}

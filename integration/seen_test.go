@@ -1,0 +1,263 @@
+package integration
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"culvert/gateway/control"
+)
+
+// newSeen makes two clusters, and a client of the control socket of rome's gateway, which has room for four million connections.
+func newSeen(t *testing.T) (*clusters, *control.Client) {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.Chown(dir, unprivilegedUID, unprivilegedUID); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(filepath.Dir(dir), 0o711); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "rome.sock")
+	c := newVXLANClusters(t)
+	c.romeCulvert.stop()
+	c.romeCulvert = startGateway(c.romeGateway, strings.Replace(romeConfig, `control: ""`, "control: "+path+"\nnat: {maxConnections: 4000000}", 1),
+		c.romeKey, c.milanKey.public)
+	pingThrough(c.romePod, milanPodAtRome)
+	return c, control.NewClient(path)
+}
+
+const (
+	statusTime = 50 * time.Millisecond // that a status may take
+	beatTime   = time.Millisecond      // that a listing may hold a packet up
+	beatPause  = 300 * time.Microsecond
+	beatPort   = 9
+	listings   = 5
+)
+
+// TestMillionConnections: beside a million connections a status comes at once, and packets pass while all of them are listed.
+func TestMillionConnections(t *testing.T) {
+	if os.Getenv(longEnv) == "" {
+		t.Skipf("a measurement of two minutes, which needs a quiet machine: %s is not set", longEnv)
+	}
+	isolated(t, func(t *testing.T) {
+		const want = 1_000_000
+		c, client := newSeen(t)
+		c.fillTable(t, client, want)
+		c.milanPod.answerBeats()
+		// What comes first shows what a gateway does, and not what else this machine does.
+		c.romeCulvert.comesFirst(t)
+		c.milanCulvert.comesFirst(t)
+
+		var took []time.Duration
+		for range 21 {
+			began := time.Now()
+			c.romeGateway.run(os.Getenv(binaryEnv), "status", "--socket", client.Path)
+			took = append(took, time.Since(began))
+		}
+		slices.Sort(took)
+		t.Logf("culvert status: %v, %v to %v", took[10], took[0], took[20])
+		if took[10] > statusTime {
+			t.Errorf("a status takes %v, want %v", took[10], statusTime)
+		}
+
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		quiet := c.beats(t, func() { <-ctx.Done() })
+		cancel()
+		t.Logf("without a listing: %v", quiet)
+		var latest []time.Duration
+		for range listings {
+			lines := 0
+			began := time.Now()
+			listing := c.beats(t, func() { lines = list(t, client) })
+			t.Logf("%d connections in %.1f s: %v", lines, time.Since(began).Seconds(), listing)
+			if lines < want {
+				t.Errorf("%d connections are listed, want %d", lines, want)
+			}
+			latest = append(latest, listing.at(1))
+		}
+		// What this machine does beside it makes answers late, too: the best listing shows what the gateway does.
+		if best := slices.Min(latest) - quiet.at(0.5); best > beatTime {
+			t.Errorf("while connections are listed a packet waits for %v, want %v", best, beatTime)
+		}
+	})
+}
+
+// fillTable has a pod of rome send datagrams that the far kernel drops for their checksum, from and to as many ports as it takes.
+func (c *clusters) fillTable(t *testing.T, client *control.Client, connections int) {
+	t.Helper()
+	fill := vxlanFrames(romeVNI, nodeMAC(c.romeNode), unix.IPPROTO_UDP, always(10, 0, 1, 7), always(10, 61, 1, 5))
+	began := time.Now()
+	f := &flood{name: "new connections", from: c.romeNode, to: "172.18.0.9:6091", size: 90, rate: 100_000, fill: func(b []byte) {
+		fill(b)
+		binary.BigEndian.PutUint16(b[vxlanLen+20+6:], 0xbaad)
+	}}
+	for have := 0; have < connections; {
+		f.sent = 0
+		if err := f.run(time.Now(), time.Now().Add(time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		s, err := client.Status(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if have = s.Table.Connections; time.Since(began) > time.Minute {
+			t.Fatalf("%d connections in %v", have, time.Since(began))
+		}
+	}
+	t.Logf("the table is full after %v", time.Since(began).Round(time.Second))
+}
+
+// list reads all connections, and counts them.
+func list(t *testing.T, client *control.Client) (lines int) {
+	t.Helper()
+	response, err := client.Open(t.Context(), http.MethodGet, "/v1/connections", nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	for buffer := make([]byte, 1<<17); ; {
+		n, err := response.Body.Read(buffer)
+		lines += bytes.Count(buffer[:n], []byte("\n"))
+		if err == io.EOF {
+			return lines
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// comeFirst gives a thread, and those that it will start, the machine before all that are not of real time; 0 is this one.
+func comeFirst(thread int) error {
+	return unix.SchedSetAttr(thread, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_RR, Priority: 1}, 0)
+}
+
+// comesFirst does that to a process.
+func (p *peerProcess) comesFirst(t *testing.T) {
+	t.Helper()
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", p.cmd.Process.Pid))
+	for _, path := range threads {
+		id, _ := strconv.Atoi(filepath.Base(path))
+		err = errors.Join(err, comeFirst(id))
+	}
+	if err != nil || len(threads) == 0 {
+		t.Fatalf("%d threads: %v", len(threads), err)
+	}
+}
+
+// datagrams opens a UDP socket that blocks inside the host.
+func (h *peerHost) datagrams() (fd int) {
+	h.t.Helper()
+	err := h.do(func() (err error) {
+		fd, err = unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		return err
+	})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return fd
+}
+
+// answerBeats answers each datagram at beatPort with an empty one until the test ends.
+func (h *peerHost) answerBeats() {
+	h.t.Helper()
+	fd := h.datagrams()
+	if err := unix.Bind(fd, &unix.SockaddrInet4{Port: beatPort}); err != nil {
+		h.t.Fatal(err)
+	}
+	answered := make(chan struct{})
+	h.t.Cleanup(func() {
+		unix.Shutdown(fd, unix.SHUT_RDWR)
+		<-answered
+		unix.Close(fd)
+	})
+	go onPeerThread(func() error {
+		defer close(answered)
+		if err := comeFirst(0); err != nil {
+			return err
+		}
+		for {
+			_, from, err := unix.Recvfrom(fd, make([]byte, 16), 0)
+			if err == nil && from == nil { // shut down
+				return nil
+			}
+			if err == nil {
+				err = unix.Sendto(fd, nil, 0, from)
+			}
+			if err != nil && err != unix.EINTR {
+				return err
+			}
+		}
+	})
+}
+
+// beats has a pod ask a pod of the other cluster, time after time until during returns, and returns how long answers took, the quickest first.
+func (c *clusters) beats(t *testing.T, during func()) (took pulses) {
+	t.Helper()
+	limit := unix.NsecToTimeval(startTimeout.Nanoseconds())
+	fd := c.romePod.datagrams()
+	defer unix.Close(fd)
+	err := errors.Join(unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit),
+		unix.Connect(fd, &unix.SockaddrInet4{Addr: [4]byte{10, 61, 1, 5}, Port: beatPort}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		during()
+	}()
+	err = onPeerThread(func() error {
+		if err := comeFirst(0); err != nil {
+			return err
+		}
+		answer := make([]byte, 16)
+		for {
+			select {
+			case <-over:
+				return nil
+			default:
+			}
+			began := time.Now()
+			if _, err := unix.Write(fd, nil); err != nil {
+				return err
+			}
+			_, err := unix.Read(fd, answer)
+			for err == unix.EINTR {
+				_, err = unix.Read(fd, answer)
+			}
+			if err != nil {
+				return fmt.Errorf("no answer: %w", err)
+			}
+			took = append(took, time.Since(began))
+			time.Sleep(beatPause)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(took)
+	return took
+}
+
+// pulses are how long answers took, the quickest first.
+type pulses []time.Duration
+
+func (p pulses) at(share float64) time.Duration { return p[int(share*float64(len(p)-1))] }
+
+func (p pulses) String() string {
+	return fmt.Sprintf("%d answers after %v, of 1000 one later than %v, one at %v", len(p), p.at(0.5), p.at(0.999), p.at(1))
+}

@@ -1,0 +1,150 @@
+package integration
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"culvert/gateway/control"
+)
+
+const (
+	watchedRounds = 75
+	watchedWarm   = 150 * time.Millisecond
+	watchedTime   = 500 * time.Millisecond
+
+	watchedShare  = 0.98 // of its rate a stream keeps while its gateway is looked at
+	capturedShare = 0.5  // and while all packets are captured
+)
+
+// TestWatchedThroughput: a stream is as fast while somebody asks for the status and the metrics twice a second, watches connections and
+// waits for a packet that does not come, and half as fast at least while all packets are captured. Each is compared with the moments
+// beside it in which nobody looks.
+func TestWatchedThroughput(t *testing.T) {
+	if os.Getenv(longEnv) == "" {
+		t.Skipf("a measurement of four minutes, which needs a quiet machine: %s is not set", longEnv)
+	}
+	isolated(t, func(t *testing.T) {
+		c, client := newSeen(t)
+		c.sink()
+		conn, err := c.romePod.dial("tcp4", net.JoinHostPort(milanPodAtRome, sinkPort))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		go func() {
+			for block := bytes.Repeat([]byte{'x'}, 1<<17); ; {
+				if _, err := conn.Write(block); err != nil {
+					return
+				}
+			}
+		}()
+		var alone, watched, captured []float64
+		var packets, lost uint64
+		for range watchedRounds {
+			before := rate(func() {})
+			stop := c.watch(t, client)
+			seen := rate(func() { c.ask(t, client) })
+			stop()
+			between := rate(func() {})
+			stop = captureAll(t, client, &packets, &lost)
+			taken := rate(func() {})
+			stop()
+			alone = append(alone, before, between)
+			watched, captured = append(watched, 2*seen/(before+between)), append(captured, taken/between)
+		}
+		t.Logf("alone %.0f Mbit/s (%s); %d packets captured, %d lost", median(alone), quarters(alone), packets, lost)
+		for _, x := range []struct {
+			what   string
+			shares []float64
+			want   float64
+		}{{"watched", watched, watchedShare}, {"captured", captured, capturedShare}} {
+			t.Logf("%s: %.3f of that (%s)", x.what, median(x.shares), quarters(x.shares))
+			if median(x.shares) < x.want {
+				t.Errorf("%s, the stream keeps %.3f of its rate, want %.2f", x.what, median(x.shares), x.want)
+			}
+		}
+		if packets == 0 {
+			t.Error("nothing was captured")
+		}
+	})
+}
+
+// rate returns what reaches the sink in Mbit/s while meanwhile runs.
+func rate(meanwhile func()) float64 {
+	time.Sleep(watchedWarm)
+	from, had := time.Now(), sunk.Load()
+	meanwhile()
+	time.Sleep(watchedTime - time.Since(from))
+	return float64(sunk.Load()-had) * 8 / 1e6 / time.Since(from).Seconds()
+}
+
+// ask asks for the status and the metrics.
+func (c *clusters) ask(t *testing.T, client *control.Client) {
+	if _, err := client.Status(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if _, err := c.romeGateway.get("/metrics"); err != nil {
+		t.Error(err)
+	}
+}
+
+// watch watches connections, and waits for a packet from an address that nobody has, until stop.
+func (c *clusters) watch(t *testing.T, client *control.Client) (stop func()) {
+	nobody := control.TraceOptions{Next: true, Filter: control.Filter{Addresses: []netip.Prefix{netip.MustParsePrefix("203.0.113.9/32")}}}
+	ctx, cancel := context.WithCancel(t.Context())
+	var wait sync.WaitGroup
+	for path, query := range map[string]url.Values{"/v1/connections/events": nil, "/v1/trace": nobody.Values()} {
+		response, err := client.Open(ctx, http.MethodGet, path, query, nil)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		wait.Go(func() {
+			defer response.Body.Close()
+			io.Copy(io.Discard, response.Body)
+			if ctx.Err() == nil {
+				t.Errorf("%s ended", path)
+			}
+		})
+	}
+	return func() {
+		cancel()
+		wait.Wait()
+	}
+}
+
+// captureAll captures everything until stop.
+func captureAll(t *testing.T, client *control.Client, packets, lost *uint64) (stop func()) {
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		p, l, err := client.Capture(ctx, &control.CaptureOptions{}, io.Discard)
+		if *packets, *lost = *packets+p, *lost+l; ctx.Err() == nil {
+			t.Errorf("the capture ended: %v", err)
+		}
+	}()
+	return func() {
+		cancel()
+		<-ended
+	}
+}
+
+// quarters says between what the middle half of the values lies.
+func quarters(values []float64) string {
+	sorted := slices.Sorted(slices.Values(values))
+	return fmt.Sprintf("half of the runs %.4g to %.4g", sorted[len(sorted)/4], sorted[3*len(sorted)/4])
+}
+
+func median(values []float64) float64 { return slices.Sorted(slices.Values(values))[len(values)/2] }
