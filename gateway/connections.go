@@ -43,7 +43,7 @@ func (s source) Connections(ctx context.Context, f *control.Filter, yield func(*
 		return err
 	}
 	var list []nat.ConnInfo
-	var connection control.Connection // one for all: the collector, which sweeps what a million leave, makes packets wait
+	var connection control.Connection // one for all of them
 	pace := newPacer()
 	for at, more := nat.Cursor(0), true; more && pace.rest(ctx); {
 		list, at, more = s.g.engine.Connections(at, &filter, clock(), list[:0])
