@@ -149,7 +149,7 @@ func newLabCheckCommand() *cobra.Command {
 			flags.offloads = "on"
 		}
 		return inHolder(cmd, func(dir string) error {
-			o := lab.CheckOptions{Sandbox: sandbox, Faults: faults, Named: named, Style: style, Missing: make(map[node.Mode]error)}
+			o := lab.CheckOptions{Sandbox: sandbox, Faults: faults, Short: brief, Named: named, Style: style, Missing: make(map[node.Mode]error)}
 			var err error
 			o.Modes, o.Offloads, err = flags.parse(func(m node.Mode, err error) { o.Missing[m] = err })
 			if err != nil {

@@ -44,6 +44,7 @@ type CheckOptions struct {
 	Sandbox  Sandbox             // around the gateways of all labs
 	Faults   bool                // make and mend each fault there is, and check nothing else
 	Named    []string            // make these faults, or all, wait until a status names them, and check nothing else
+	Short    bool                // for who waits: services in one mode, and no bad files
 	Style    Style
 }
 
@@ -78,9 +79,9 @@ func (o *CheckOptions) labs(mode node.Mode) (all []plannedLab) {
 		all = append(all, plannedLab{Standard(mode, offloads), standardChecks, 6 * slow}, plannedLab{UnequalMTU(mode, offloads), mtuChecks, 2 * slow})
 		once := offloads && mode == onceMode(o.Modes)
 		switch { // what is about addresses is not about sizes
-		case once && !o.Style.short():
+		case once && !o.Short:
 			all = append(all, plannedLab{Outside(mode, offloads), refusedChecks, 45})
-		case once || offloads && !o.Style.short():
+		case once || offloads && !o.Short:
 			all = append(all, plannedLab{Outside(mode, offloads), outsideChecks, 25})
 		}
 		// Gateways are restarted for each attack, and their memory is watched from outside.

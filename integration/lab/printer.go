@@ -19,15 +19,12 @@ type Style int
 
 // A table has one line for each check, which scripts may read. Brief has one line
 // for each lab, and what a newcomer wants to know; Verbose has that and the table.
-// Both are for who waits: what does not differ between the modes is tried in one.
 const (
 	Table Style = iota
 	JSON        // one object a line
 	Brief
 	Verbose
 )
-
-func (s Style) short() bool { return s == Brief || s == Verbose }
 
 // printer prints results as they come.
 type printer struct {
@@ -60,7 +57,7 @@ func newPrinter(out io.Writer, o *CheckOptions, plan []plannedLab) *printer {
 	if f, ok := out.(*os.File); ok && o.Style == Brief {
 		p.terminal = isTerminal(int(f.Fd()))
 	}
-	if o.Style.short() {
+	if o.Style == Brief || o.Style == Verbose {
 		fmt.Fprint(out, picture)
 	}
 	if o.Style == Table || o.Style == Verbose {
@@ -199,7 +196,7 @@ func (p *printer) finish(dir string) error {
 		}
 		return fmt.Errorf("%w; configurations and logs are in %s until `culvert lab down`", ErrFailed, dir)
 	}
-	if p.o.Style.short() {
+	if p.o.Style == Brief || p.o.Style == Verbose {
 		fmt.Fprint(p.out, next(os.Args[0]))
 	}
 	return nil
