@@ -1,6 +1,9 @@
 package pathmtu
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 const (
 	// Floor is the least size that a Search finds, whatever probes say: every IPv4 host takes as much (RFC 791, Section 3.1). So who
@@ -14,10 +17,10 @@ const (
 	answerTime = time.Second
 	// confirmInterval lies between two probes of a size that passes, on a leg that is in use.
 	confirmInterval = 2 * time.Second
-	// muteInterval lies between two probes of an end that has not answered lossesForBlackHole of them, of whatever size.
+	// muteInterval lies between two probes of an end that has answered nothing in muteRounds.
 	muteInterval = 15 * time.Second
-	// lossesForBlackHole is how many probes of one size are lost, one after the other, where it does not pass (RFC 8899, Section 5.1.2).
-	lossesForBlackHole = 3
+	// muteRounds is how many rounds in a row nothing is answered in before an end counts as one that answers nothing.
+	muteRounds = 3
 	// raiseInterval is how long a smaller size is kept before larger ones are tried. RFC 8899, Section 5.1.1, has 10 minutes for all
 	// paths; here only a path that fell again soon after it rose has to wait as long (raiseLong).
 	raiseInterval = time.Minute
@@ -27,6 +30,12 @@ const (
 	sizesAtOnce = 16
 	sizesAbove  = 6 // how many above them, so that one that gets through shows that others were lost by chance
 	step        = 4
+
+	// Loss for want of room, as in a flood, tells nothing of sizes (RFC 4821, Section 7.6.4): it befalls two that are step apart alike.
+	// So it takes edgeProof answers to probes of the one, and none to those of the other; by chance that comes once in 2^edgeProof.
+	// RFC 8899, Section 5.1.2, would have three losses.
+	edgePairs = 8 // probes of each of the two in a round
+	edgeProof = 2 * edgePairs
 )
 
 // Way is where packets vanish.
@@ -96,9 +105,9 @@ type Search struct {
 	arp     bool
 
 	phase    phase
-	losses   int // probes of Size lost, one after the other, while small ones were answered
-	mute     int // rounds in a row in which no small one was
+	mute     int // rounds in a row in which nothing was answered
 	lo, hi   int // a size that passes, 0 if none is known, and one that does not, 0 if none was tried
+	proof    int // answers at lo since there was one at hi, these being step apart
 	raiseAt  time.Duration
 	rose     time.Duration // when Size grew last; 0 = never
 	now, was round
@@ -141,7 +150,7 @@ func (s *Search) due(now time.Duration, used bool) bool {
 	switch {
 	case s.now.nonce == 0 && s.was.nonce == 0:
 		return used
-	case s.mute >= lossesForBlackHole:
+	case s.mute >= muteRounds:
 		return used && since >= muteInterval
 	case s.phase != settled, s.mute > 0 && !s.Known:
 		return true
@@ -157,7 +166,13 @@ func (s *Search) target() int {
 	return s.Size
 }
 
-// plan returns the probes of the next round. Sizes fall, so that no two of them make a train that is longer than two datagrams. The last
+// below is the size that stands for all that pass: lo, or the small one where no other is known to.
+func (s *Search) below() int { return max(s.lo, Small) }
+
+// edge reports whether lo and hi are as near to each other as it pays.
+func (s *Search) edge() bool { return s.hi > 0 && s.hi-max(s.lo, Floor-1) <= step }
+
+// plan returns the probes of the next round. Sizes fall, or alternate, so that no more than two of them make a train. The last
 // one is a small echo request; where nobody answers such, a small one by ARP stands before it.
 func (s *Search) plan(p []Probe) []Probe {
 	target, kind := s.target(), Echo
@@ -178,7 +193,13 @@ func (s *Search) plan(p []Probe) []Probe {
 			p = append(p, Probe{target, ShortEcho})
 		}
 		p = between(p, kind, s.hi-1, target, sizesAbove)
-		p = between(p, kind, max(s.lo, Floor-1), s.hi, sizesAtOnce)
+		if !s.edge() {
+			p = between(p, kind, max(s.lo, Floor-1), s.hi, sizesAtOnce)
+			break
+		}
+		for range edgePairs {
+			p = append(p, Probe{s.hi, kind}, Probe{s.below(), kind})
+		}
 	case rising:
 		if s.hi > s.ceiling {
 			p = append(p, Probe{s.ceiling, kind})
@@ -215,7 +236,8 @@ func (s *Search) Answered(nonce uint64, number, size int, fragment bool) bool {
 	if nonce == 0 || number >= len(r.probes) {
 		return false
 	}
-	switch p := r.probes[number]; {
+	p := r.probes[number]
+	switch {
 	case p.Kind == ARP:
 		return false
 	case p.Kind == ShortEcho && size < p.Size:
@@ -225,6 +247,9 @@ func (s *Search) Answered(nonce uint64, number, size int, fragment bool) bool {
 		s.cut = max(size, Floor)
 	case size < p.Size || p.Kind == ShortEcho && p.Size > Small:
 		return true // it proves nothing
+	}
+	if p.Kind == Echo && p.Size == r.probes[0].Size {
+		number = 0
 	}
 	if !r.open {
 		s.late = s.late || number == 0 && r.probes[0].Size >= s.target()
@@ -237,6 +262,8 @@ func (s *Search) Answered(nonce uint64, number, size int, fragment bool) bool {
 func (s *Search) AnsweredARP(number int) {
 	switch r := &s.now; {
 	case number >= len(r.probes) || r.probes[number].Kind != ARP:
+	case s.OneWay && r.probes[number].Size == r.probes[0].Size:
+		r.answered[0] = true
 	case s.OneWay:
 		r.answered[number] = true
 	default:
@@ -254,13 +281,9 @@ func (s *Search) conclude(now time.Duration) (changed bool) {
 		s.settle()
 		return true
 	}
-	small := echo
-	if s.OneWay {
-		small = r.answered[len(r.probes)-2]
-	}
 	switch {
 	case r.answered[0] || late:
-		s.mute, s.losses, s.there = 0, 0, false
+		s.mute, s.there = 0, false
 		changed = !s.Known
 		s.Known = true
 		if s.phase == rising {
@@ -268,36 +291,57 @@ func (s *Search) conclude(now time.Duration) (changed bool) {
 		}
 		s.settle()
 		return changed
-	case !small:
-		// Nothing is answered, or no more than by chance: that says nothing of sizes.
+	case !slices.Contains(r.answered, true): // that says nothing of sizes
 		s.mute++
 		switch {
-		case s.arp && !s.OneWay && (s.mute == lossesForBlackHole || !s.Known):
+		case s.arp && !s.OneWay && (s.mute == muteRounds || !s.Known):
 			s.OneWay, s.mute = true, 0
-		case s.mute != lossesForBlackHole:
+		case s.mute != muteRounds:
 			return false
 		}
-		s.losses = 0
 		s.settle()
 		return false
 	}
 	s.mute = 0
-	if s.phase != doubting {
+	switch {
+	case s.phase == doubting:
+		if s.prove(); s.proof >= edgeProof {
+			s.fall(now)
+			return true
+		}
+	case s.Size > Floor:
 		s.phase, s.lo, s.hi, s.there = doubting, 0, 0, false
-	} else {
-		s.narrow()
+	default: // there is nothing smaller to find
+		s.raiseAt = now + raiseInterval
+		s.settle()
 	}
-	if s.losses++; s.losses < lossesForBlackHole || s.hi-max(s.lo, Floor-1) > step {
-		return false
+	return false
+}
+
+// prove narrows lo and hi, and once they are near to each other counts what tells a black hole from loss.
+func (s *Search) prove() {
+	edge, lo, hi := s.edge(), s.lo, s.hi
+	s.narrow()
+	switch {
+	case s.lo != lo || s.hi != hi:
+		s.proof = 0
+	case edge:
+		answers := 0
+		for i, p := range s.now.probes[:len(s.now.probes)-1] {
+			if s.now.answered[i] && p.Size == s.below() {
+				answers++
+			}
+		}
+		if s.proof += answers; answers == 0 && lo > 0 { // it does not pass any more
+			s.lo, s.hi, s.proof = 0, lo, 0
+		}
 	}
-	s.fall(now)
-	return true
 }
 
 // narrow sets lo and hi by what was answered.
 func (s *Search) narrow() {
 	for i, p := range s.now.probes {
-		if s.now.answered[i] && p.Kind != ShortEcho {
+		if s.now.answered[i] && p.Kind != ShortEcho && p.Size >= Floor {
 			s.lo = max(s.lo, p.Size)
 		}
 	}
@@ -316,7 +360,7 @@ func (s *Search) fall(now time.Duration) {
 	case s.short || s.arp:
 		s.Way = There
 	}
-	s.Size, s.Known, s.losses = min(max(s.lo, Floor), s.Size), true, 0
+	s.Size, s.Known = min(max(s.lo, Floor), s.Size), true
 	pause := raiseInterval
 	if s.rose != 0 && now-s.rose < raiseLong {
 		pause = raiseLong
@@ -337,4 +381,4 @@ func (s *Search) rise(now time.Duration) (changed bool) {
 	return changed
 }
 
-func (s *Search) settle() { s.phase, s.lo, s.hi = settled, 0, 0 }
+func (s *Search) settle() { s.phase, s.lo, s.hi, s.proof = settled, 0, 0, 0 }

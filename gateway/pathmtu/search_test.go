@@ -16,6 +16,7 @@ type wire struct {
 	answers     bool          // the end answers
 	limit       int           // answers a second that it gives; 0 = any number
 	loss        float64       // of each packet
+	lossGrows   bool          // with its size: loss is that of one of 1340 bytes
 	delay       time.Duration // of each answer
 	unused      bool
 }
@@ -40,6 +41,13 @@ func drive(ceiling int, arp bool, lasts time.Duration, seed uint64, change func(
 		fragment     bool
 	}
 	var under []answer
+	lost := func(size int) bool {
+		loss := w.loss
+		if w.lossGrows {
+			loss *= float64(size) / 1340
+		}
+		return random.Float64() < loss
+	}
 	tokens := 0.0
 	for now := time.Duration(0); now < lasts; now += tick {
 		change(now, w)
@@ -65,7 +73,7 @@ func drive(ceiling int, arp bool, lasts time.Duration, seed uint64, change func(
 		}
 		for i, p := range sent {
 			probes, bytes = probes+1, bytes+p.Size
-			if w.there > 0 && p.Size > w.there || random.Float64() < w.loss || !w.answers {
+			if w.there > 0 && p.Size > w.there || lost(p.Size) || !w.answers {
 				continue
 			}
 			if p.Kind == ARP {
@@ -88,7 +96,7 @@ func drive(ceiling int, arp bool, lasts time.Duration, seed uint64, change func(
 			if w.own > 0 && size > w.own {
 				size, fragment = 20+(w.own-20)&^7, true
 			}
-			if w.back > 0 && size > w.back || random.Float64() < w.loss {
+			if w.back > 0 && size > w.back || lost(size) {
 				continue
 			}
 			under = append(under, answer{now + w.delay + time.Millisecond, nonce, i, size, fragment})
@@ -201,14 +209,19 @@ func TestNoHole(t *testing.T) {
 	}
 }
 
-// TestLossIsNoHole: a path that loses packets of any size keeps its own, or nearly, for hours.
+// TestLossIsNoHole: a path that loses packets of any size, few or nearly all as in a flood, keeps its own. A queue of bytes that is full
+// takes small ones rather than large ones.
 func TestLossIsNoHole(t *testing.T) {
-	for _, loss := range []float64{0.01, 0.05, 0.1, 0.2} {
-		for seed := range uint64(20) {
-			seen, _, _, _ := drive(1340, false, time.Hour, seed, func(_ time.Duration, w *wire) { w.loss = loss })
-			for _, x := range seen {
-				if x.Size < 1240 {
-					t.Errorf("loss %v, seed %d: %d at %v", loss, seed, x.Size, x.at)
+	for _, loss := range []float64{0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9} {
+		for _, arp := range []bool{false, true} {
+			for _, bytes := range []bool{false, true} {
+				for seed := range uint64(10) {
+					seen, _, _, _ := drive(1340, arp, time.Hour, seed, func(_ time.Duration, w *wire) { w.loss, w.lossGrows = loss, bytes })
+					for _, x := range seen {
+						if x.Size < 1340 {
+							t.Errorf("loss %v, ARP %v, of bytes %v, seed %d: %d at %v", loss, arp, bytes, seed, x.Size, x.at)
+						}
+					}
 				}
 			}
 		}
@@ -217,10 +230,29 @@ func TestLossIsNoHole(t *testing.T) {
 
 // TestHoleWithLoss: loss hides no hole.
 func TestHoleWithLoss(t *testing.T) {
-	for seed := range uint64(50) {
-		_, s, _, _ := drive(1340, false, 20*time.Second, seed, func(_ time.Duration, w *wire) { w.loss, w.there = 0.05, hole })
-		if s.Size > hole || s.Size < hole-60 {
-			t.Errorf("seed %d: %+v", seed, s.Result)
+	for _, tt := range []struct {
+		loss float64
+		time time.Duration
+	}{{0.05, 20 * time.Second}, {0.2, time.Minute}, {0.4, 5 * time.Minute}} {
+		for seed := range uint64(50) {
+			_, s, _, _ := drive(1340, false, tt.time, seed, func(_ time.Duration, w *wire) { w.loss, w.there = tt.loss, hole })
+			if s.Size > hole || s.Size < hole-step {
+				t.Errorf("loss %v, seed %d: %+v after %v", tt.loss, seed, s.Result, tt.time)
+			}
+		}
+	}
+}
+
+// TestHoleWidthChanges: a path that becomes narrower still while it is being measured is measured anew.
+func TestHoleWidthChanges(t *testing.T) {
+	for changes := range 10 * time.Second / tick {
+		_, s, _, _ := drive(1340, false, 30*time.Second, 1, func(now time.Duration, w *wire) {
+			if w.there = hole; now >= changes*tick {
+				w.there = 900
+			}
+		})
+		if s.Size > 900 || s.Size < 900-step {
+			t.Errorf("narrower after %v: %+v", changes*tick, s.Result)
 		}
 	}
 }
