@@ -10,17 +10,8 @@ UNIT := $$($(GO) list ./... | grep -v /integration)
 SHELL := /bin/bash
 .SHELLFLAGS := -e -o pipefail -c
 
-# Shows of `go test -v` what a reader wants: each package's result, why tests were
-# skipped, and everything of a package that failed.
-RESULTS := awk '\
-	/^ok |^ok\t/      { printf "%s", skips; print; all = skips = ""; fflush(); next } \
-	/^FAIL\t/        { printf "%s", all; print; all = skips = ""; fflush(); next } \
-	/^\?/            { next } \
-	/^=== (RUN|NAME|CONT)/ { test = $$3 } \
-	/^ +[^ ]+:[0-9]+: / { said[test] = $$0; sub(/^ +/, "", said[test]) } \
-	/^ *--- SKIP/    { skips = skips $$2 " " $$3 " " said[$$3] "\n" } \
-	                 { all = all $$0 "\n" } \
-	END              { printf "%s", all }'
+# Shows of `go test -v` what a reader wants.
+RESULTS := awk -f .ci/results.awk
 
 # Shows one line for all modules that a first build downloads.
 DOWNLOADS := awk '/^go: downloading / { n++; next } { print } END { if (n) print "go: downloaded " n " modules" }'
