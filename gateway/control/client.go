@@ -131,8 +131,9 @@ func (c *Client) Open(ctx context.Context, method, path string, query url.Values
 		if inner := new(url.Error); errors.As(err, &inner) {
 			err = inner.Err
 		}
-		if errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) {
-			err = errors.New("the gateway closed the connection: it has too many, or is stopping")
+		// Whom the gateway has no room for it closes the connection to, which shows in many ways.
+		if dial := new(net.OpError); ctx.Err() == nil && !(errors.As(err, &dial) && dial.Op == "dial") {
+			err = fmt.Errorf("the gateway gave no answer (%w): it has too many connections, or is stopping", err)
 		}
 		return nil, c.explain(err)
 	}

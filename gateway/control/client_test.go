@@ -1,0 +1,36 @@
+package control
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestTooManyConnections: a gateway that closes a connection at once is understood, also where it has done so before the request is sent.
+func TestTooManyConnections(t *testing.T) {
+	c := NewClient(filepath.Join(t.TempDir(), "socket"))
+	l, err := net.Listen("unix", c.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	c.http.Transport = &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		near, err := new(net.Dialer).DialContext(ctx, "unix", c.Path)
+		if err != nil {
+			return nil, err
+		}
+		far, err := l.Accept()
+		if err != nil {
+			return nil, err
+		}
+		return near, far.Close()
+	}}
+	for range 100 {
+		if _, err := c.Status(t.Context()); err == nil || !strings.Contains(err.Error(), "it has too many connections, or is stopping") {
+			t.Fatal(err)
+		}
+	}
+}
