@@ -17,6 +17,10 @@ var floods = []struct {
 
 const floodTime = 6 * time.Second // of each
 
+// floodFaults are what a gateway may say of floods: that much is lost, also of what it asks nodes and the peer. That a path has become
+// narrow is not among them.
+var floodFaults = []string{"node-deaf", "node-silent", "node-loss", "node-restored", "peer-loss", "peer-mute", "data-lost", "tunnel-restored"}
+
 // sandboxChecks are about what gVisor tells a gateway of the machine.
 func (l *Lab) sandboxChecks() []Check {
 	there, back := l.pair("rome/pod1", "milan/pod1"), l.pair("milan/pod1", "rome/pod1")
@@ -30,7 +34,7 @@ func (l *Lab) sandboxChecks() []Check {
 				func(ctx context.Context) (string, error) { return l.checkSandboxFlood(ctx, e, f.bits, f.size) }})
 		}
 	}
-	return checks
+	return append(checks, l.logCheck(floodFaults...))
 }
 
 // checkSandboxSockets wants the send buffer that was asked for, where gVisor

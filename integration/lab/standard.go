@@ -93,10 +93,11 @@ func standardChecks(l *Lab) []Check {
 		Check{"ping under load", first.path(), func(ctx context.Context) (string, error) { return first.checkPingUnderLoad(ctx, bulk) }},
 		Check{"outer ecn", first.path(), func(ctx context.Context) (string, error) { return first.checkECN(ctx, l.Host("milan/node1")) }},
 		Check{"socket offloads", "both gateways", l.checkOffloads})
+	checks = append(checks, l.logCheck())
 	if l.options.Sandbox.Runsc != "" {
 		checks = append(checks, l.sandboxChecks()...)
 	}
-	return append(checks, l.logCheck())
+	return checks
 }
 
 // checkCapabilities fails for a gateway that has any capability.
