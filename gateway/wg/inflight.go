@@ -18,10 +18,12 @@ type window struct {
 	gone   atomic.Int64 // packets that it did not give back
 
 	progress chan struct{} // some came back
-	stalled  atomic.Bool   // what was inside has counted as gone, and nothing has come back since
+	stalled  atomic.Bool   // what was inside has been given up, and nothing has come back since
 
 	mu    sync.Mutex
 	timer *time.Timer // +checklocks:mu
+	// given up, and neither back nor counted as gone: since the last look of settleIdle, and before
+	missing [2]int64 // +checklocks:mu
 	// counted as gone, and came back
 	late int64 // +checklocks:mu
 	// handed at the last look of settleIdle
@@ -32,9 +34,10 @@ const (
 	// windowPackets is two full batches: one in the cipher, one read or sent. More
 	// only wait longer inside.
 	windowPackets = 2 * BatchSize
-	// windowPatience is for how many ticks nothing may come back before what is missing
-	// counts as gone. Whatever wireguard-go still has to do takes less than one, but
-	// this process does not get each tick's time where there is little CPU.
+	// windowPatience is for how many ticks nothing may come back before what is inside is
+	// given up, which makes room. Whatever wireguard-go still has to do takes less than one,
+	// but this process does not get each tick's time where there is little CPU. So only what
+	// has not come back in a second counts as gone.
 	windowPatience = 8
 	windowTick     = time.Millisecond
 )
@@ -69,13 +72,13 @@ func (w *window) discard(n int) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	fresh := min(int64(n), max(0, w.handed.Load()-w.done.Load())) // the rest has counted as gone
+	fresh := min(int64(n), max(0, w.handed.Load()-w.done.Load())) // the rest has been given up
 	w.handed.Add(-fresh)
 	w.gone.Add(fresh)
 }
 
 // wait blocks while the window is full. It returns false while the window is open only
-// because what was inside counts as gone.
+// because what was inside has been given up.
 func (w *window) wait() bool {
 	w.forgive()
 	if !w.full() {
@@ -98,52 +101,55 @@ func (w *window) wait() bool {
 			continue
 		}
 		if quiet++; quiet == windowPatience || w.stalled.Load() {
-			w.settle()
+			inside := max(0, w.handed.Load()-w.done.Load())
+			w.handed.Add(-inside)
+			w.missing[0] += inside
 			w.stalled.Store(true)
 		}
 	}
 	return !w.stalled.Load()
 }
 
-// forgive keeps what had counted as gone and came back all the same from widening
-// the window.
+// forgive keeps what was given up and came back all the same from widening the window.
 func (w *window) forgive() {
 	if w.done.Load() <= w.handed.Load() {
 		return
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if n := w.done.Load() - w.handed.Load(); n > 0 {
-		w.handed.Add(n)
-		w.late += n
+	n := max(0, w.done.Load()-w.handed.Load())
+	w.handed.Add(n)
+	for _, i := range [...]int{1, 0} {
+		found := min(n, w.missing[i])
+		w.missing[i] -= found
+		n -= found
 	}
+	w.late += n
 }
 
-// settle counts what is inside as gone.
+// lose counts n packets as gone.
 //
 // Preconditions: w.mu is held.
 // +checklocks:w.mu
-func (w *window) settle() {
-	n := w.handed.Load() - w.done.Load()
-	if n <= 0 {
-		return
-	}
-	w.handed.Add(-n)
+func (w *window) lose(n int64) {
 	known := min(n, w.late) // counted before
 	w.late -= known
 	w.gone.Add(n - known)
 }
 
-// settleIdle is called once a second: what was inside a second ago, when nothing has
-// moved since, is gone, or waits for a session that may never come.
+// settleIdle is called once a second: what was missing a second ago is gone, and so is what
+// was inside then, when nothing has moved since, or it waits for a session that may never
+// come.
 func (w *window) settleIdle() {
 	w.forgive()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if handed := w.handed.Load(); handed != w.idleHanded {
-		w.idleHanded = handed
-		return
+	w.lose(w.missing[1])
+	w.missing = [2]int64{0, w.missing[0]}
+	handed := w.handed.Load()
+	if inside := handed - w.done.Load(); handed == w.idleHanded && inside > 0 {
+		handed = w.handed.Add(-inside)
+		w.lose(inside)
 	}
-	w.settle()
-	w.idleHanded = w.handed.Load()
+	w.idleHanded = handed
 }
