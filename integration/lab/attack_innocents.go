@@ -24,6 +24,7 @@ type innocent struct {
 	what string // requests, in the plural
 	n    int    // how many after the flood; while it lasts, as many as there is time for
 	ask  func(ctx context.Context) error
+	late func() int // how many answers have come that ask has no longer waited for; nil: none can
 
 	every time.Duration // pause before each request
 	most  int           // of requests while the flood lasts, or 0
@@ -41,6 +42,7 @@ const (
 // toll is what came of an innocent's requests.
 type toll struct {
 	asked, again, lost int
+	late               int   // of those asked again
 	err                error // of the first one lost
 }
 
@@ -108,6 +110,11 @@ func (l *Lab) beside(ctx context.Context, floods []*flood, innocents ...*innocen
 	}
 	asking.Wait()
 	<-ended
+	for i, in := range innocents {
+		if in.late != nil {
+			tolls[i].late = in.late()
+		}
+	}
 	if err := errors.Join(append(errs, ctx.Err())...); err != nil {
 		return "", err
 	}
@@ -123,6 +130,7 @@ func judgeTolls(figures []string, innocents []*innocent, tolls []toll, kernel in
 	var errs []error
 	again := 0
 	for i, t := range tolls {
+		t.again = max(0, t.again-t.late)
 		again += t.again
 		if t.lost > 0 {
 			errs = append(errs, fmt.Errorf("%d of %d %s lost, %d attempts each: %w", t.lost, t.asked, innocents[i].what, attempts, t.err))
@@ -183,24 +191,62 @@ func (l *Lab) kernelLosses() (n int, err error) {
 
 // datagrams asks an echo server, from a port of its own for each question.
 func datagrams(what string, n int, e *ends, port int) *innocent {
-	return &innocent{what: what, n: n, ask: func(ctx context.Context) error {
+	q := &questioner{timeout: askTimeout}
+	return &innocent{what: what, n: n, late: q.late, ask: func(ctx context.Context) error {
 		conn, err := e.dialUDP(ctx, port)
 		if err != nil {
 			return err
 		}
-		defer conn.Close()
-		question := fmt.Appendf(nil, "question from %s", conn.LocalAddr())
-		if _, err := conn.Write(question); err != nil {
-			return err
-		}
-		conn.SetReadDeadline(time.Now().Add(askTimeout))
-		answer := make([]byte, 2*len(question))
-		m, err := conn.Read(answer)
-		if err == nil && !bytes.Equal(answer[:m], question) {
-			err = fmt.Errorf("answer %q to %q", answer[:m], question)
-		}
-		return err
+		return q.ask(conn)
 	}}
+}
+
+// questioner asks over connections, one question each. It keeps those without an answer: what comes after its timeout, as where there
+// is little CPU, is not lost.
+type questioner struct {
+	timeout    time.Duration
+	unanswered []net.Conn
+}
+
+func (q *questioner) ask(conn net.Conn) error {
+	if _, err := conn.Write(questionOver(conn)); err != nil {
+		return errors.Join(err, conn.Close())
+	}
+	conn.SetReadDeadline(time.Now().Add(q.timeout))
+	err := answerOver(conn)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		q.unanswered = append(q.unanswered, conn)
+		return err
+	}
+	return errors.Join(err, conn.Close())
+}
+
+// late counts the answers that have come all the same, and closes the connections.
+func (q *questioner) late() (n int) {
+	deadline := time.Now().Add(q.timeout)
+	for _, conn := range q.unanswered {
+		conn.SetReadDeadline(deadline)
+		if answerOver(conn) == nil {
+			n++
+		}
+		conn.Close()
+	}
+	q.unanswered = nil
+	return n
+}
+
+func questionOver(conn net.Conn) []byte {
+	return fmt.Appendf(nil, "question from %s", conn.LocalAddr())
+}
+
+func answerOver(conn net.Conn) error {
+	question := questionOver(conn)
+	answer := make([]byte, 2*len(question))
+	n, err := conn.Read(answer)
+	if err == nil && !bytes.Equal(answer[:n], question) {
+		err = fmt.Errorf("answer %q to %q", answer[:n], question)
+	}
+	return err
 }
 
 // echoRequests pings with packets of size bytes.
