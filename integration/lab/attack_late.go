@@ -1,0 +1,58 @@
+package lab
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"time"
+)
+
+// questioner asks over connections, one question each. It keeps those without an answer: what comes after its timeout, as where there
+// is little CPU, is not lost.
+type questioner struct {
+	timeout    time.Duration
+	unanswered []net.Conn
+}
+
+func (q *questioner) ask(conn net.Conn) error {
+	if _, err := conn.Write(questionOver(conn)); err != nil {
+		return errors.Join(err, conn.Close())
+	}
+	conn.SetReadDeadline(time.Now().Add(q.timeout))
+	err := answerOver(conn)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		q.unanswered = append(q.unanswered, conn)
+		return err
+	}
+	return errors.Join(err, conn.Close())
+}
+
+// late counts the answers that have come all the same, and closes the connections.
+func (q *questioner) late() (n int) {
+	deadline := time.Now().Add(q.timeout)
+	for _, conn := range q.unanswered {
+		conn.SetReadDeadline(deadline)
+		if answerOver(conn) == nil {
+			n++
+		}
+		conn.Close()
+	}
+	q.unanswered = nil
+	return n
+}
+
+func questionOver(conn net.Conn) []byte {
+	return fmt.Appendf(nil, "question from %s", conn.LocalAddr())
+}
+
+func answerOver(conn net.Conn) error {
+	question := questionOver(conn)
+	answer := make([]byte, 2*len(question))
+	n, err := conn.Read(answer)
+	if err == nil && !bytes.Equal(answer[:n], question) {
+		err = fmt.Errorf("answer %q to %q", answer[:n], question)
+	}
+	return err
+}
