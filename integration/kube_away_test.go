@@ -57,7 +57,7 @@ func testKubeAway(t *testing.T, rome, milan *kubeLab) {
 	api.requireExpired(t, "RouteConfiguration", before)
 	api.relay.open()
 	back := time.Now()
-	another2 := kubeProbe{milan.pods[1], rome.seen(kubeMapped2)}
+	another2 := kubeProbe{from: milan.pods[1], to: rome.seen(kubeMapped2)}
 	p.mapping.await(t, "API server is back, mapping was deleted", false, kubeBack)
 	p.in.await(t, "API server is back, pod was replaced", false, kubeBack)
 	another2.await(t, "API server is back, mapping was made", true, kubeBack)

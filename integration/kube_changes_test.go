@@ -14,11 +14,13 @@ const kubeSoon = time.Second
 type kubeProbe struct {
 	from *peerHost
 	to   string
+	ping bool // by ICMP
 }
 
 const kubeProbePort = "5300"
 
-// answerProbes answers them at an address of a host until the test ends.
+// answerProbes answers them at an address of a host until the test ends, each with the
+// address that it comes from.
 func answerProbes(t *testing.T, h *peerHost, address string) {
 	t.Helper()
 	var server net.PacketConn
@@ -33,29 +35,35 @@ func answerProbes(t *testing.T, h *peerHost, address string) {
 	go func() {
 		b := make([]byte, 64)
 		for {
-			n, from, err := server.ReadFrom(b)
+			_, from, err := server.ReadFrom(b)
 			if errors.Is(err, net.ErrClosed) {
 				return
 			}
 			if err == nil {
-				server.WriteTo(b[:n], from)
+				server.WriteTo([]byte(from.(*net.UDPAddr).IP.String()), from)
 			}
 		}
 	}()
 }
 
-func (p kubeProbe) ask() error {
+// ask returns the address that it is answered as.
+func (p kubeProbe) ask() (source string, err error) {
+	if p.ping {
+		_, err := p.from.try("", "ping", "-c", "1", "-W", "0.1", p.to)
+		return "", err
+	}
 	conn, err := p.from.dial("udp4", net.JoinHostPort(p.to, kubeProbePort))
 	if err != nil {
-		return err
+		return "", err
 	}
 	defer conn.Close()
 	conn.SetDeadline(time.Now().Add(100 * time.Millisecond))
 	if _, err := conn.Write([]byte("?")); err != nil {
-		return err
+		return "", err
 	}
-	_, err = conn.Read(make([]byte, 64))
-	return err
+	b := make([]byte, 64)
+	n, err := conn.Read(b)
+	return string(b[:n]), err
 }
 
 // await asks until it works, or does not, and returns how long that took.
@@ -64,7 +72,7 @@ func (p kubeProbe) await(t *testing.T, what string, works bool, limit time.Durat
 	began := time.Now()
 	for {
 		asked := time.Since(began)
-		err := p.ask()
+		_, err := p.ask()
 		if (err == nil) == works {
 			return asked
 		}
@@ -94,8 +102,10 @@ type kubeProbes struct {
 	host    kubeProbe // a node of rome to a pod of milan
 	mapping kubeProbe // to the client of rome
 	theirs  kubeProbe // to that of milan
+	gateway kubeProbe // a node of rome to its gateway
 }
 
+// all are those that pass the tunnel.
 func (p *kubeProbes) all() []kubeProbe { return []kubeProbe{p.out, p.in, p.host, p.mapping, p.theirs} }
 
 // newKubeProbes answers all probes until the test ends; each works.
@@ -107,13 +117,14 @@ func newKubeProbes(t *testing.T, rome, milan *kubeLab) *kubeProbes {
 		answerProbes(t, k.client, k.kubeEnd.client())
 	}
 	p := &kubeProbes{
-		out:     kubeProbe{rome.pods[1], milan.seen(milan.pod(pod2, 5))},
-		in:      kubeProbe{milan.pods[1], rome.seen(rome.pod(pod2, 5))},
-		host:    kubeProbe{rome.nodes[1], milan.seen(milan.pod(pod2, 5))},
-		mapping: kubeProbe{milan.pods[1], rome.seen(kubeMapped)},
-		theirs:  kubeProbe{rome.pods[1], milan.seen(kubeMapped)},
+		out:     kubeProbe{from: rome.pods[1], to: milan.seen(milan.pod(pod2, 5))},
+		in:      kubeProbe{from: milan.pods[1], to: rome.seen(rome.pod(pod2, 5))},
+		host:    kubeProbe{from: rome.nodes[1], to: milan.seen(milan.pod(pod2, 5))},
+		mapping: kubeProbe{from: milan.pods[1], to: rome.seen(kubeMapped)},
+		theirs:  kubeProbe{from: rome.pods[1], to: milan.seen(kubeMapped)},
+		gateway: kubeProbe{rome.nodes[1], rome.internal, true},
 	}
-	for _, one := range p.all() {
+	for _, one := range append(p.all(), p.gateway) {
 		one.await(t, "at first", true, kubeSoon)
 	}
 	return p

@@ -84,7 +84,7 @@ var kubePlurals = map[string]string{
 	"PublicKey":                "publickeies", "Connection": "connections", "GeneveTunnel": "genevetunnels",
 	"InternalFabric": "internalfabrics", "InternalNode": "internalnodes",
 	"FirewallConfiguration": "firewallconfigurations", "RouteConfiguration": "routeconfigurations",
-	"Deployment": "deployments", "GatewayServer": "gatewayservers", "GatewayClient": "gatewayclients",
+	"NetworkPolicy": "networkpolicies", "Deployment": "deployments", "GatewayServer": "gatewayservers", "GatewayClient": "gatewayclients",
 	"WgGatewayServerTemplate": "wggatewayservertemplates", "WgGatewayClientTemplate": "wggatewayclienttemplates",
 }
 

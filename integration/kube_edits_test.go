@@ -5,13 +5,10 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"fmt"
-	"net"
 	"slices"
 	"strings"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // kubeEdit changes a resource in place.
@@ -32,7 +29,7 @@ func testKubeEdits(t *testing.T, rome, milan *kubeLab) {
 	firewall, route := "FirewallConfiguration", "RouteConfiguration"
 	const gone = "10.99.0.0/16"
 	pod2 := milan.pod(&kubeNodes[1], 5)
-	drop := func(action string) func(object) { return putFilter(action, pod2) }
+	ofPod := matchIP("eq", "dst", pod2)
 	fromNode2, toPod2 := []kubeProbe{p.out, p.host}, []kubeProbe{p.in}
 	natRule := func(chain int, rest ...any) []any {
 		return append([]any{"spec", "table", "chains", chain, "rules", "natRules", 0}, rest...)
@@ -73,13 +70,14 @@ func testKubeEdits(t *testing.T, rome, milan *kubeLab) {
 			{"another action", put("accept", filterRule(0, 1, "action")...), nil}, // ours leads back without it
 		}},
 		{firewall, liqoNamespace, "gw-mss-clamping", []kubeEdit{
-			{"drop of a pod", drop("drop"), fromNode2},
-			{"reject of a pod", drop("reject"), fromNode2},
-			{"accept of a pod", drop("accept"), nil},
+			{"drop of a pod", putFilter("drop", ofPod), fromNode2},
+			{"reject of a pod", putFilter("reject", ofPod), fromNode2},
+			{"accept of a pod", putFilter("accept", ofPod), nil},
 			{"policy drop", put("drop", "spec", "table", "chains", 0, "policy"), p.all()},
 			{"another hook", put("postrouting", "spec", "table", "chains", 0, "hook"), nil},
 			{"counter", put(false, filterRule(0, 0, "counter")...), nil},
 		}},
+		{firewall, liqoNamespace, "gw-mss-clamping", matchEdits(rome, p)},
 		{route, tenant, "milan-gw-ext", []kubeEdit{
 			// One rule's alone would leave the route of the other, which the table has for both.
 			{"another router", all(put("169.254.18.9", rule(0, "routes", 0, "gw")...), put("169.254.18.9", rule(2, "routes", 0, "gw")...)), fromNode2},
@@ -123,6 +121,7 @@ func testKubeEdits(t *testing.T, rome, milan *kubeLab) {
 		{"InternalFabric", tenant, "milan", []kubeEdit{
 			{"another MTU", put(1300, "spec", "mtu"), nil},
 			{"another cluster's", put("turin", "metadata", "labels", "liqo.io/remote-cluster-id"), p.all()},
+			{"another internal address", put("10.80.0.44", "spec", "interface", "gateway", "ip"), []kubeProbe{p.gateway}},
 			{"fewer remote CIDRs", put([]string{milan.seenPods}, "spec", "remoteCIDRs"), nil},
 		}},
 		{"PublicKey", tenant, "milan", []kubeEdit{
@@ -143,58 +142,15 @@ func testKubeEdits(t *testing.T, rome, milan *kubeLab) {
 			}
 			slowest = max(slowest, awaitAll(t, what, works, lasting))
 			rome.liqo.apply(was)
-			slowest = max(slowest, awaitAll(t, what+", and back", true, p.all()))
+			slowest = max(slowest, awaitAll(t, what+", and back", true, append(p.all(), p.gateway)))
 			edits++
 		}
 		held(of.kind + " " + of.name)
 		rome.requireApplied(t, of.name, was, kubeSoon)
 	}
+	rome.testKubeUnknown(t, p, milan)
 	rome.testKubeClamp(t, milan)
 	t.Logf("%d edits, each obeyed within %v", edits, slowest.Round(time.Millisecond))
-}
-
-// testKubeClamp changes what segments are clamped to.
-func (k *kubeLab) testKubeClamp(t *testing.T, other *kubeLab) {
-	n := &kubeNodes[1]
-	l, err := other.pods[1].listen("tcp4", net.JoinHostPort(other.pod(n, 5), "5204"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	segments := func() (size int, err error) {
-		conn, err := k.pods[1].dial("tcp4", net.JoinHostPort(other.seen(other.pod(n, 5)), "5204"))
-		if err != nil {
-			return 0, err
-		}
-		defer conn.Close()
-		accepted, err := l.Accept()
-		if err != nil {
-			return 0, err
-		}
-		defer accepted.Close()
-		raw, err := accepted.(*net.TCPConn).SyscallConn()
-		if err != nil {
-			return 0, err
-		}
-		raw.Control(func(fd uintptr) { size, err = unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_MAXSEG) })
-		return size, err
-	}
-	const timestamps = 12
-	was := k.asApplied(t, "FirewallConfiguration", liqoNamespace, "gw-mss-clamping")
-	for _, clamp := range []struct {
-		value string
-		want  int
-	}{{"1000", 1000}, {"0", kubeMTU - 40}} {
-		changed := cloneObject(t, was)
-		put(clamp.value, "spec", "table", "chains", 0, "rules", "filterRules", 0, "value")(changed)
-		k.liqo.apply(changed)
-		eventuallyWithin(t, kubeSoon, "segments of "+clamp.value, func() error {
-			if got, err := segments(); err != nil || got != clamp.want-timestamps {
-				return fmt.Errorf("%d bytes, want %d (%v)", got, clamp.want-timestamps, err)
-			}
-			return nil
-		})
-	}
 }
 
 // testKubeKeys changes the keys of the peer, and deletes the Connection by hand.
@@ -344,10 +300,10 @@ func all(edits ...func(object)) func(object) {
 	}
 }
 
-// putFilter returns what makes a rule about a destination the first one of a table.
-func putFilter(action, destination string) func(object) {
+// putFilter returns what makes a rule the first one of a table.
+func putFilter(action string, match ...object) func(object) {
 	return func(o object) {
 		rules := o["spec"].(object)["table"].(object)["chains"].([]any)[0].(object)["rules"].(object)
-		rules["filterRules"] = append([]any{filterRule("pod", action, "", true, matchIP("eq", "dst", destination))}, rules["filterRules"].([]any)...)
+		rules["filterRules"] = append([]any{filterRule("first", action, "", true, match...)}, rules["filterRules"].([]any)...)
 	}
 }

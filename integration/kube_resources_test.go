@@ -96,3 +96,11 @@ func matchIP(op, position, value string) object {
 func matchDevice(op, position, value string) object {
 	return object{"op": op, "dev": object{"position": position, "value": value}}
 }
+
+func matchPort(op, position, value string) object {
+	return object{"op": op, "port": object{"position": position, "value": value}}
+}
+
+func matchProto(value string) object {
+	return object{"op": "eq", "proto": object{"value": value}}
+}

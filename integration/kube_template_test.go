@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"net/http"
@@ -9,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"sigs.k8s.io/yaml"
 
@@ -29,7 +31,8 @@ func TestKubeTemplates(t *testing.T) {
 			name string
 			run  func(*testing.T, *kubeOperator, map[string]object)
 		}{
-			{"restricted", testKubeRestricted}, {"switch and back", testKubeSwitch}, {"check", testKubeCheck}, {"start", testKubeStart},
+			{"restricted", testKubeRestricted}, {"switch and back", testKubeSwitch}, {"check", testKubeCheck}, {"start", testKubeStart}, {"policy", testKubePolicy},
+			{"peer", testKubePeer},
 		} {
 			t.Run(test.name, func(t *testing.T) { test.run(t, o, templates) })
 		}
@@ -273,5 +276,32 @@ func testKubeStart(t *testing.T, o *kubeOperator, templates map[string]object) {
 	}
 	p.requireConfined(t, uid, gid)
 	o.requireStatus(t, p, uid, gid)
+	o.requireWithinRole(t)
+}
+
+// testKubePolicy: the API server takes the example of a NetworkPolicy.
+func testKubePolicy(t *testing.T, o *kubeOperator, _ map[string]object) {
+	policy := readYAML(t, "../kube/manifests/networkpolicy.yaml")
+	policy["metadata"].(object)["namespace"] = o.liqo.tenant()
+	if err := o.api.admin.dryRun(policy); err != nil {
+		t.Error(err)
+	}
+}
+
+// testKubePeer: the gateway of testKubeStart finds a peer that speaks nothing but the connection check, and heeds nothing else from it.
+func testKubePeer(t *testing.T, o *kubeOperator, _ map[string]object) {
+	milan := newPeerHost(t, "milan-gw")
+	join(o.gatewayHost, milan, o.peering+"/24", o.remote().peering+"/24", 1500)
+	key := newKeyPair(t)
+	startWireGuard(t, milan, key, base64.StdEncoding.EncodeToString(o.key.PublicKey().Bytes()))
+	peer := startCheckPeer(t, milan)
+	public, err := base64.StdEncoding.DecodeString(key.public)
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	o.liqo.keysExchanged(public)
+	peer.converse(t, o.gatewayHost, o.isConnected)
+	t.Logf("found and questioned within %v of its key", time.Since(began).Round(time.Millisecond))
 	o.requireWithinRole(t)
 }

@@ -23,97 +23,114 @@ type liqoCheck struct {
 	TimeStamp time.Time `json:"timeStamp"`
 }
 
-// TestPeerCheck has a peer that speaks Liqo's connection check and nothing else, by a
-// clock of another time zone. It is found connected and has answers; what is no message
-// of the check is counted and changes nothing.
+// TestPeerCheck has a peer that speaks Liqo's connection check and nothing else. It is
+// found connected and has answers; what is no message of the check is counted and changes
+// nothing.
 func TestPeerCheck(t *testing.T) {
 	beside(t, func(t *testing.T) {
 		rome, milan := newPeerHost(t, "rome-gw"), newPeerHost(t, "milan-gw")
 		join(rome, milan, "192.0.2.1/24", "192.0.2.7/24", 1500)
 		romeKey, milanKey := newKeyPair(t), newKeyPair(t)
 		startWireGuard(t, milan, milanKey, romeKey.public)
-		var socket net.PacketConn
-		err := milan.do(func() (err error) {
-			socket, err = net.ListenPacket("udp4", "169.254.18.1:12345")
-			return err
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { socket.Close() })
-		zone := time.FixedZone("", 5*60*60+30*60)
-		pongs := make(chan liqoCheck, 10)
-		go func() {
-			for b := make([]byte, 2000); ; {
-				n, from, err := socket.ReadFrom(b)
-				if errors.Is(err, net.ErrClosed) {
-					return
-				}
-				var m liqoCheck
-				if err != nil || json.Unmarshal(b[:n], &m) != nil {
-					continue
-				}
-				if m.MsgType == "PONG" {
-					pongs <- m
-					continue
-				}
-				m.MsgType, m.TimeStamp = "PONG", m.TimeStamp.In(zone)
-				if answer, err := json.Marshal(m); err == nil {
-					socket.WriteTo(answer, from)
-				}
-			}
-		}()
-
+		peer := startCheckPeer(t, milan)
 		startGateway(rome, romeConfig+"connectionCheck: true\n", romeKey, milanKey.public)
-		connected := func() error {
+		peer.converse(t, rome, func() error {
 			if rome.metric(`culvert_check_connected{peer="milan"}`) != 1 {
 				return errNotYet
 			}
 			return nil
-		}
-		eventually(t, "the peer is connected", connected)
-		gateway := &net.UDPAddr{IP: net.IPv4(169, 254, 18, 2), Port: 12345}
-		ask := func(clock int64) {
-			t.Helper()
-			ping := liqoCheck{"rome", "PING", time.Unix(clock, 123456789).In(zone)}
-			text, err := json.Marshal(ping)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := socket.WriteTo(text, gateway); err != nil {
-				t.Fatal(err)
-			}
-			select {
-			case m := <-pongs:
-				if m.ClusterID != ping.ClusterID || !m.TimeStamp.Equal(ping.TimeStamp) {
-					t.Errorf("%s is answered by %+v", text, m)
-				}
-			case <-time.After(startTimeout):
-				t.Fatalf("%s is not answered", text)
-			}
-		}
-		ask(1_000_000_000) // by a clock of 2001
-
-		const bad = `culvert_dropped_packets_total{direction="inbound",reason="bad-check"}`
-		before := rome.metric(bad)
-		odd := []string{
-			"junk", `{"clusterID":"rome","msgType":"PUNG","timeStamp":"2026-11-20T12:00:00Z"}`,
-			`{"clusterID":"` + strings.Repeat("x", 1100) + `","msgType":"PING","timeStamp":"2026-11-20T12:00:00Z"}`,
-			`{"clusterID":"paris","msgType":"PONG","timeStamp":"2026-11-20T12:00:00.5+05:30"}`,
-		}
-		for _, text := range odd {
-			if _, err := socket.WriteTo([]byte(text), gateway); err != nil {
-				t.Fatal(err)
-			}
-		}
-		ask(2_000_000_000) // later than the gateway's
-		if got := rome.metric(bad) - before; got != float64(len(odd)) {
-			t.Errorf("%v messages are counted as bad, want %d", got, len(odd))
-		}
-		if err := connected(); err != nil {
-			t.Error("the peer is no longer connected")
-		}
+		})
 	})
+}
+
+// A checkPeer answers pings by a clock of another time zone, and sends what it is told.
+type checkPeer struct {
+	socket net.PacketConn
+	zone   *time.Location
+	pongs  chan liqoCheck
+}
+
+// startCheckPeer answers at the tunnel address of a server until the test ends.
+func startCheckPeer(t *testing.T, h *peerHost) *checkPeer {
+	t.Helper()
+	p := &checkPeer{zone: time.FixedZone("", 5*60*60+30*60), pongs: make(chan liqoCheck, 10)}
+	err := h.do(func() (err error) {
+		p.socket, err = net.ListenPacket("udp4", "169.254.18.1:12345")
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.socket.Close() })
+	go func() {
+		for b := make([]byte, 2000); ; {
+			n, from, err := p.socket.ReadFrom(b)
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			var m liqoCheck
+			if err != nil || json.Unmarshal(b[:n], &m) != nil {
+				continue
+			}
+			if m.MsgType == "PONG" {
+				p.pongs <- m
+				continue
+			}
+			m.MsgType, m.TimeStamp = "PONG", m.TimeStamp.In(p.zone)
+			if answer, err := json.Marshal(m); err == nil {
+				p.socket.WriteTo(answer, from)
+			}
+		}
+	}()
+	return p
+}
+
+// converse has the peer found connected, asks the gateway of a host, and sends it what it
+// must not heed.
+func (p *checkPeer) converse(t *testing.T, rome *peerHost, connected func() error) {
+	t.Helper()
+	eventually(t, "the peer is connected", connected)
+	gateway := &net.UDPAddr{IP: net.IPv4(169, 254, 18, 2), Port: 12345}
+	ask := func(clock int64) {
+		t.Helper()
+		ping := liqoCheck{"rome", "PING", time.Unix(clock, 123456789).In(p.zone)}
+		text, err := json.Marshal(ping)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := p.socket.WriteTo(text, gateway); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case m := <-p.pongs:
+			if m.ClusterID != ping.ClusterID || !m.TimeStamp.Equal(ping.TimeStamp) {
+				t.Errorf("%s is answered by %+v", text, m)
+			}
+		case <-time.After(startTimeout):
+			t.Fatalf("%s is not answered", text)
+		}
+	}
+	ask(1_000_000_000) // by a clock of 2001
+
+	const bad = `culvert_dropped_packets_total{direction="inbound",reason="bad-check"}`
+	before := rome.metric(bad)
+	odd := []string{
+		"junk", `{"clusterID":"rome","msgType":"PUNG","timeStamp":"2026-11-20T12:00:00Z"}`,
+		`{"clusterID":"` + strings.Repeat("x", 1100) + `","msgType":"PING","timeStamp":"2026-11-20T12:00:00Z"}`,
+		`{"clusterID":"paris","msgType":"PONG","timeStamp":"2026-11-20T12:00:00.5+05:30"}`,
+	}
+	for _, text := range odd {
+		if _, err := p.socket.WriteTo([]byte(text), gateway); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ask(2_000_000_000) // later than the gateway's
+	if got := rome.metric(bad) - before; got != float64(len(odd)) {
+		t.Errorf("%v messages are counted as bad, want %d", got, len(odd))
+	}
+	if err := connected(); err != nil {
+		t.Error("the peer is no longer connected")
+	}
 }
 
 // startWireGuard makes a host the server of a tunnel, by wireguard-go and nothing else.

@@ -159,7 +159,9 @@ func (k sink) object(o any) (*Object, error) {
 		},
 	}
 	var err error
-	if x.Spec, err = json.Marshal(u.Object["spec"]); err != nil {
+	if raw, ok := u.Object["spec"].(json.RawMessage); ok {
+		x.Spec = raw
+	} else if x.Spec, err = json.Marshal(u.Object["spec"]); err != nil {
 		return nil, err
 	}
 	x.Status, err = json.Marshal(u.Object["status"])

@@ -110,7 +110,7 @@ func newClient(kubeconfig string) (dynamic.Interface, error) {
 		return nil, fmt.Errorf("--kubeconfig: missing, and this is no pod with a service account: %w", err)
 	}
 	c.QPS, c.Burst, c.UserAgent, c.WarningHandler = clientQPS, clientBurst, "culvert", rest.NoWarnings{}
-	client, err := dynamic.NewForConfig(c)
+	client, err := kube.NewClient(c)
 	if err != nil {
 		return nil, fmt.Errorf("--kubeconfig: %w", err)
 	}

@@ -124,6 +124,20 @@ func withPolicy(spec string) func(*testing.T, *Cluster) {
 	}
 }
 
+// withMetrics turns them on before a policy comes.
+func withMetrics(policy string) func(*testing.T, *Cluster) {
+	return func(t *testing.T, c *Cluster) {
+		stock := template.Default(true, "liqo", "liqo")
+		one := containers(podOf(template.Field(stock, templatePath...)))[1]
+		one["args"] = append(one["args"].([]any), "--metrics-address=:8084")
+		var err error
+		if c.Template, _, err = template.From(stock, "registry.invalid/culvert:1"); err != nil {
+			t.Fatal(err)
+		}
+		withPolicy(policy)(t, c)
+	}
+}
+
 func withResource(text string) func(*testing.T, *Cluster) {
 	return func(t *testing.T, c *Cluster) { c.Resources = append(c.Resources, resource(t, text)) }
 }
@@ -184,6 +198,11 @@ func TestWhatIsSaidBeforeTheSwitch(t *testing.T) {
 		{"a policy that lets in a range", withPolicy("{podSelector: {}, ingress: [{ports: [{protocol: UDP, port: 6000, endPort: 60000}]}]}"), false,
 			"NetworkPolicy deny selects the pod, and lets its ports in"},
 		{"a policy that lets in what comes from somewhere", withPolicy("{podSelector: {}, ingress: [{from: [{podSelector: {}}]}]}"), false, "selects the pod, and lets its ports in"},
+		{"a policy that lets nobody read metrics", withMetrics("{podSelector: {}, ingress: [{ports: [{protocol: UDP}, {port: 8085}]}]}"), false,
+			"lets its ports in, but not TCP 8084, by which metrics are scraped; whether"},
+		{"a policy that lets metrics be read", withMetrics("{podSelector: {}, ingress: [{ports: [{protocol: UDP}, {port: wg-metrics}]}]}"), false, "lets its ports in; whether"},
+		{"a policy that lets in TCP to the port of metrics", withMetrics("{podSelector: {}, ingress: [{ports: [{protocol: UDP}]}, {ports: [{port: 8084}]}]}"), false,
+			"lets its ports in; whether"},
 		{"a policy for what goes out", withPolicy("{podSelector: {}, policyTypes: [Egress]}"), false, "NetworkPolicy deny restricts what the pod sends"},
 		{"a policy of expressions", withPolicy("{podSelector: {matchExpressions: [{key: networking.liqo.io/component, operator: In, values: [gateway]}]}}"), true, "lets no UDP"},
 		{"a policy that nobody can read", withPolicy("{podSelector: 7}"), false, "NetworkPolicy deny cannot be read"},

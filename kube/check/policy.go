@@ -70,27 +70,33 @@ func (k *checker) networkPolicies() {
 		needed = append(needed, cmp.Or(first, wireguardPort))
 	}
 	shut := slices.DeleteFunc(needed, func(port string) bool {
-		return slices.ContainsFunc(rules, func(r policyRule) bool { return r.letsIn(port) })
+		return letsIn(rules, "UDP", port, "")
 	})
 	if len(shut) > 0 {
 		k.wrong("NetworkPolicy %s lets no UDP %s in; add one that does, such as kube/manifests/networkpolicy.yaml",
 			strings.Join(names, ", "), strings.Join(shut, " and "))
 		return
 	}
-	k.note("NetworkPolicy %s selects the pod, and lets its ports in; whether from the peer and from all nodes is not looked at", strings.Join(names, ", "))
+	but := ""
+	if _, port, ok := strings.Cut(flag(k.pod(), "metrics-address"), ":"); ok && !letsIn(rules, "TCP", port, template.MetricsPort) {
+		but = ", but not TCP " + port + ", by which metrics are scraped"
+	}
+	k.note("NetworkPolicy %s selects the pod, and lets its ports in%s; whether from the peer and from all nodes is not looked at", strings.Join(names, ", "), but)
 }
 
-// letsIn reports whether the rule lets in UDP to a port.
-func (r *policyRule) letsIn(port string) bool {
+// letsIn reports whether one of the rules lets in a protocol to a port, which may have a name. Without a protocol, TCP is meant.
+func letsIn(rules []policyRule, protocol, port, name string) bool {
 	n, err := strconv.ParseFloat(port, 64)
-	for _, p := range r.Ports {
-		if p.Protocol != "UDP" {
-			continue
+	return slices.ContainsFunc(rules, func(r policyRule) bool {
+		for _, p := range r.Ports {
+			if cmp.Or(p.Protocol, "TCP") != protocol {
+				continue
+			}
+			first, isNumber := p.Port.(float64)
+			if p.Port == nil || name != "" && p.Port == name || isNumber && err == nil && first <= n && n <= max(first, p.EndPort) {
+				return true
+			}
 		}
-		first, isNumber := p.Port.(float64)
-		if p.Port == nil || isNumber && err == nil && first <= n && n <= max(first, p.EndPort) {
-			return true
-		}
-	}
-	return len(r.Ports) == 0
+		return len(r.Ports) == 0
+	})
 }

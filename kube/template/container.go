@@ -18,10 +18,11 @@ const (
 	// limit it sizes its table of connections: a quarter of a million.
 	requestCPU, requestMemory, limitMemory = "100m", "64Mi", "256Mi"
 
-	healthFlag, metricsFlag = "health-probe-bind-address", "metrics-address"
-	// metricsPort is the name by which Liqo's PodMonitor finds a port to scrape.
-	healthPort, metricsPort = "healthz", "wg-metrics"
-	defaultHealth           = ":8083"
+	healthFlag, metricsFlag   = "health-probe-bind-address", "metrics-address"
+	healthPort, defaultHealth = "healthz", ":8083"
+
+	// MetricsPort is the name by which Liqo's PodMonitor finds a port to scrape.
+	MetricsPort = "wg-metrics"
 )
 
 // taken are the flags whose values our gateway has of Liqo's. Their names differ between its releases.
@@ -111,7 +112,7 @@ func (t *taker) container(flags map[string]string, pullPolicy any) map[string]an
 	}
 	ports := []any{t.port(flags, healthFlag, healthPort)}
 	if v := flags[metricsFlag]; v != "" && v != "0" {
-		ports = append(ports, t.port(flags, metricsFlag, metricsPort))
+		ports = append(ports, t.port(flags, metricsFlag, MetricsPort))
 	}
 	keys := keysDir
 	if dir := flags["keys-dir"]; dir != "" {

@@ -1,0 +1,116 @@
+package kube
+
+import (
+	"encoding/json"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	utiljson "k8s.io/apimachinery/pkg/util/json"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+)
+
+// NewClient returns a client whose objects have their spec as it came, as a json.RawMessage: that of a node's routes is by far the
+// largest part, and is read by its own type. Such objects cannot be copied by their DeepCopy.
+func NewClient(c *rest.Config) (dynamic.Interface, error) {
+	c = dynamic.ConfigFor(c)
+	c.NegotiatedSerializer = rawSpecs{c.NegotiatedSerializer}
+	client, err := rest.UnversionedRESTClientFor(c)
+	if err != nil {
+		return nil, err
+	}
+	return dynamic.New(client), nil
+}
+
+// rawSpecs are the serializers of a dynamic client, of which that of JSON leaves specs alone.
+type rawSpecs struct{ runtime.NegotiatedSerializer }
+
+// SupportedMediaTypes is asked by client-go.
+func (s rawSpecs) SupportedMediaTypes() []runtime.SerializerInfo {
+	all := s.NegotiatedSerializer.SupportedMediaTypes()
+	for i := range all {
+		if all[i].MediaType == runtime.ContentTypeJSON {
+			all[i].Serializer = rawSpec{all[i].Serializer}
+		}
+	}
+	return all
+}
+
+type rawSpec struct{ runtime.Serializer }
+
+// Decode reads a list, an object, or what the API server says instead.
+func (s rawSpec) Decode(data []byte, defaults *schema.GroupVersionKind, into runtime.Object) (runtime.Object, *schema.GroupVersionKind, error) {
+	var list *unstructured.UnstructuredList
+	var one *unstructured.Unstructured
+	switch o := into.(type) {
+	case *unstructured.UnstructuredList:
+		list = o
+	case *unstructured.Unstructured:
+		one = o
+	case nil:
+		one = &unstructured.Unstructured{}
+	default:
+		return s.Serializer.Decode(data, defaults, into)
+	}
+	o, err := readObject(data)
+	if err != nil {
+		return nil, nil, err
+	}
+	meta := unstructured.Unstructured{Object: o}
+	kind := meta.GroupVersionKind()
+	if kind.Group == "" && kind.Kind == "Status" {
+		return s.Serializer.Decode(data, defaults, into)
+	}
+	if list == nil {
+		one.Object = o
+		return one, &kind, nil
+	}
+	items, _ := o["items"].([]unstructured.Unstructured)
+	delete(o, "items")
+	list.Object, list.Items = o, items
+	return list, &kind, nil
+}
+
+// readObject reads an object but for the parts that nobody asks for as they are.
+func readObject(data []byte) (map[string]any, error) {
+	var parts map[string]json.RawMessage
+	if err := json.Unmarshal(data, &parts); err != nil {
+		return nil, err
+	}
+	o := make(map[string]any, len(parts))
+	for name, part := range parts {
+		var value any
+		var err error
+		switch name {
+		case "spec", "managedFields":
+			value = part
+		case "metadata":
+			value, err = readObject(part)
+		case "items":
+			value, err = readItems(part)
+		default:
+			err = utiljson.Unmarshal(part, &value)
+		}
+		if err != nil {
+			return nil, err
+		}
+		o[name] = value
+	}
+	return o, nil
+}
+
+func readItems(data []byte) ([]unstructured.Unstructured, error) {
+	var parts []json.RawMessage
+	if err := json.Unmarshal(data, &parts); err != nil {
+		return nil, err
+	}
+	items := make([]unstructured.Unstructured, len(parts))
+	for i, part := range parts {
+		var err error
+		if items[i].Object, err = readObject(part); err != nil {
+			return nil, err
+		}
+	}
+	return items, nil
+}
