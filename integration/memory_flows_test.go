@@ -15,7 +15,8 @@ import (
 type echoFlow struct {
 	name   string
 	conn   net.Conn
-	rounds atomic.Int64 // blocks that came back
+	pause  time.Duration // after each block
+	rounds atomic.Int64  // blocks that came back
 	stop   atomic.Bool
 	ended  chan error
 }
@@ -53,7 +54,7 @@ func (c *clusters) echoFlows(t *testing.T, eachWay int) (flows []*echoFlow) {
 
 // serveEcho sends back what comes, until the test ends.
 func serveEcho(h *peerHost) {
-	l, err := h.listen("tcp4", net.JoinHostPort(podAddress, echoPort))
+	l, err := h.listen("tcp4", ":"+echoPort)
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -90,6 +91,7 @@ func (f *echoFlow) run(seed uint64) error {
 			return fmt.Errorf("block %d came back as another", f.rounds.Load())
 		}
 		f.rounds.Add(1)
+		time.Sleep(f.pause)
 	}
 	if err := f.conn.(*net.TCPConn).CloseWrite(); err != nil {
 		return err

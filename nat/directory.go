@@ -23,6 +23,7 @@ type directory struct {
 	secrets [7]uint64
 	depth   uint // buckets are chosen by this many leading bits of the hash
 	buckets []bucketEntry
+	slab    slab[segment]
 	scratch segment
 }
 
@@ -51,7 +52,7 @@ func (dir *directory) init() {
 	for i := range dir.secrets {
 		dir.secrets[i] = maphash.Comparable(seed, i)
 	}
-	dir.buckets = []bucketEntry{{slots: new(segment)}}
+	dir.buckets = []bucketEntry{{slots: dir.slab.next()}}
 }
 
 // hash is keyed by the process. It tells the two sides of the gateway apart but not nodes, so that one search finds both a tuple of a
@@ -134,7 +135,7 @@ func (dir *directory) split(hash uint32) bool {
 	}
 	depth := run[0].depth + 1
 	low := bucketEntry{slots: run[0].slots, depth: depth}
-	high := bucketEntry{slots: new(segment), depth: depth}
+	high := bucketEntry{slots: dir.slab.next(), depth: depth}
 	dir.scratch, *low.slots = *low.slots, segment{}
 	for _, slot := range dir.scratch {
 		side := &low

@@ -19,6 +19,7 @@ const (
 // Entry 0 is never used: its number means none.
 type table struct {
 	chunks    []*chunk
+	slab      slab[chunk]
 	free      uint32 // first of the free entries
 	high      uint32 // entries that were ever used, entry 0 included
 	used      int
@@ -121,7 +122,7 @@ func (tb *table) add(first, answer *packet.Tuple, generation uint32) (*conn, uin
 	} else {
 		number = tb.high
 		if number%chunkEntries == 0 || len(tb.chunks) == 0 {
-			tb.chunks = append(tb.chunks, new(chunk))
+			tb.chunks = append(tb.chunks, tb.slab.next())
 		}
 		tb.high++
 		tb.cold(number).id = uint64(number)

@@ -4,6 +4,7 @@ package nat
 // never move.
 type wideSlab struct {
 	chunks []*wideChunk
+	slab   slab[wideChunk]
 	free   uint64 // first of the free ones, each of which begins with the next; 0 = none
 	high   uint64 // how many were ever used, with the first, which never is
 }
@@ -22,7 +23,7 @@ func (s *wideSlab) take(addresses *[2][4]uint64) uint64 {
 		s.free = s.at(number)[0][0]
 	} else {
 		if s.high%chunkEntries == 0 {
-			s.chunks = append(s.chunks, new(wideChunk))
+			s.chunks = append(s.chunks, s.slab.next())
 		}
 		s.high = max(s.high, 1)
 		number = s.high

@@ -55,28 +55,8 @@ func (d *Draft) compile(key Key, r Resource, old *piece) (*piece, error) {
 			}
 		}
 	}
-	names := map[string]bool{}
-	tables := r.tables()
-	for i := range tables {
-		t := &tables[i]
-		if names[t.Name] {
-			b.fault("table "+t.Name, "there is another table of this name")
-		}
-		names[t.Name] = true
-		b.table = given(i, len(r.Tables))
-		b.addTable(t)
-	}
-	clear(names)
-	routing := r.routing()
-	for i := range routing {
-		t := &routing[i]
-		if names[t.Name] {
-			b.fault("routing table "+t.Name, "there is another table of this name")
-		}
-		names[t.Name] = true
-		b.table = given(i, len(r.Routing))
-		b.addRouting(t)
-	}
+	addTables(&b, "table", r.tables(), len(r.Tables), func(t *Table) string { return t.Name }, b.addTable)
+	addTables(&b, "routing table", r.routing(), len(r.Routing), func(t *PolicyTable) string { return t.Name }, b.addRouting)
 	if r.Device != nil {
 		b.piece.facts = newFacts(r.Device)
 	}
@@ -90,12 +70,21 @@ func (d *Draft) compile(key Key, r Resource, old *piece) (*piece, error) {
 	return b.piece, nil
 }
 
-// given returns the place of a table, of which a resource has n, or -1 for one that the resource stands for.
-func given(place, n int) int32 {
-	if place < n {
-		return int32(place)
+// addTables adds tables, which have different names. The resource was given the first ones, and stands for the others.
+func addTables[T any](b *builder, what string, tables []T, given int, name func(*T) string, add func(*T)) {
+	names := make(map[string]bool, len(tables))
+	for i := range tables {
+		t := &tables[i]
+		if n := name(t); names[n] {
+			b.fault(what+" "+n, "there is another table of this name")
+		} else {
+			names[n] = true
+		}
+		if b.table = int32(i); i >= given {
+			b.table = -1
+		}
+		add(t)
 	}
-	return -1
 }
 
 // link returns the link of a device by name or of a neighbour by address, unknownLink while there is none.

@@ -1,0 +1,7 @@
+//go:build !linux
+
+package nat
+
+import "unsafe"
+
+func preferLargePages(unsafe.Pointer, uintptr) {}
