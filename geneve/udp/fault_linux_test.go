@@ -37,7 +37,7 @@ func TestSendFaults(t *testing.T) {
 			if !from.GSO() {
 				t.Skip("probe offloads: this kernel has no UDP_SEGMENT")
 			}
-			s, calls, left := from.NewSender(), 0, tt.errnos
+			s, calls, left := from.NewSender().(*sender), 0, tt.errnos
 			s.call = func(fd uintptr) bool {
 				var errno unix.Errno
 				if len(left) > 0 {
