@@ -20,8 +20,10 @@ type window struct {
 	progress chan struct{} // some came back
 	stalled  atomic.Bool   // what was inside has counted as gone, and nothing has come back since
 
-	mu    sync.Mutex
-	timer *time.Timer // +checklocks:mu
+	waiting sync.Mutex  // of who waits; the others need not
+	timer   *time.Timer // +checklocks:waiting
+
+	mu sync.Mutex
 	// counted as gone, and came back
 	late int64 // +checklocks:mu
 	// handed at the last look of settleIdle
@@ -81,8 +83,8 @@ func (w *window) wait() bool {
 	if !w.full() {
 		return !w.stalled.Load()
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	w.waiting.Lock()
+	defer w.waiting.Unlock()
 	for quiet := 0; w.full(); {
 		before := w.done.Load()
 		w.timer.Reset(windowTick)
@@ -98,7 +100,9 @@ func (w *window) wait() bool {
 			continue
 		}
 		if quiet++; quiet == windowPatience || w.stalled.Load() {
+			w.mu.Lock()
 			w.settle()
+			w.mu.Unlock()
 			w.stalled.Store(true)
 		}
 	}
