@@ -186,7 +186,7 @@ func (s *side) halt() {
 	if err := s.stop(); err != nil {
 		s.w.fail("%s stops: %v", s.config.Cluster, err)
 	}
-	s.stop = nil
+	s.stop, s.w.restarted = nil, s.w.now()
 }
 
 // resume starts another gateway, which knows nothing of the one before, unless one runs.
@@ -197,6 +197,7 @@ func (s *side) resume() {
 	if err := s.start(); err != nil {
 		s.w.fail("%s starts: %v", s.config.Cluster, err)
 	}
+	s.w.restarted = s.w.now()
 }
 
 func (s *side) restart() {

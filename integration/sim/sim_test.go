@@ -3,6 +3,7 @@ package sim
 import (
 	"encoding/hex"
 	"flag"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -39,6 +40,9 @@ type result struct {
 // play runs a schedule in a bubble of its own.
 func play(t *testing.T, s schedule) (r result) {
 	t.Helper()
+	// A goroutine that waits for a mutex keeps the clock of a bubble from going on, and so does one that spins.
+	stuck := time.AfterFunc(stuckTime, func() { panic(fmt.Sprintf("sim: time stands still: -schedule=%x", []byte(s))) })
+	defer stuck.Stop()
 	synctest.Test(t, func(t *testing.T) {
 		var seed uint64
 		for _, b := range s {
@@ -113,6 +117,9 @@ var (
 	seedFlag     = flag.Uint64("seed", 1, "of TestSchedules: the first")
 	countFlag    = flag.Int("schedules", 0, "of TestSchedules: how many; 0: a few, or very many if CULVERT_LONG is set")
 )
+
+// stuckTime is far more than any schedule takes.
+const stuckTime = 2 * time.Minute
 
 const (
 	faultsEach = 22 // in a random schedule

@@ -156,7 +156,7 @@ func (c *conn) segment(client bool, v nattest.View) {
 		}
 	}
 	if v.Flags&nattest.RST != 0 {
-		if c.over == "" && c.starts == [2]int{c.t.w.sides[0].starts, c.t.w.sides[1].starts} {
+		if c.over == "" && c.t.w.steady(c.since) {
 			c.t.w.fail("%v: reset, and not by its ends", c)
 		}
 		c.end("reset")

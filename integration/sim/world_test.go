@@ -24,8 +24,8 @@ type world struct {
 	traffic *traffic
 	sides   [2]*side
 	faults  int // that have begun
-	restful time.Duration
-	calm    time.Duration // when the last fault was over
+
+	restarted time.Duration // when a gateway was stopped or started last; 0: never
 
 	mu        sync.Mutex
 	events    events                                                    // +checklocks:mu
