@@ -115,6 +115,7 @@ var (
 	scheduleFlag = flag.String("schedule", "", "of TestReplay: the bytes in hex")
 	replaysFlag  = flag.Int("replays", 100, "of TestReplay: how often")
 	seedFlag     = flag.Uint64("seed", 1, "of TestSchedules: the first")
+	packetsFlag  = flag.Int("packets", 0, "of TestSchedules: after how many that reach a pod it ends; 0: any number")
 	countFlag    = flag.Int("schedules", 0, "of TestSchedules: how many; 0: a few, or very many if CULVERT_LONG is set")
 )
 
@@ -147,8 +148,11 @@ func TestSchedules(t *testing.T) {
 		r := play(t, s)
 		packets, carried, happened, lasted = packets+r.packets, carried+r.carried, happened+r.faults, lasted+r.lasted
 		if r.failure != "" {
-			t.Logf("seed %d, after %d schedules", *seedFlag+uint64(i), i)
+			t.Logf("seed %d, after %d schedules, %d packets\n%s", *seedFlag+uint64(i), i, packets, r.failure)
 			report(t, s, r)
+			return
+		}
+		if *packetsFlag > 0 && packets >= *packetsFlag {
 			return
 		}
 		if i%1000 == 999 {

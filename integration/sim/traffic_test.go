@@ -299,6 +299,6 @@ func (t *traffic) arriveError(n *node, v nattest.View, b []byte) {
 // told heeds an ICMP error (RFC 1191, Section 4).
 func (c *conn) told(v nattest.View) {
 	if mtu := int(v.Body[6])<<8 | int(v.Body[7]); v.Body[0] == 3 && v.Body[1] == 4 && mtu >= 100 {
-		c.size = min(c.size, mtu-20-20)
+		c.size = min(c.size, mtu-20-8-helloBytes) // TCP has 20 there
 	}
 }
