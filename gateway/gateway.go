@@ -26,6 +26,7 @@ import (
 type Gateway struct {
 	log      *logrus.Entry
 	budget   Budget
+	udp      udp.Options // of the sockets of both tunnels
 	engine   *nat.Engine
 	endpoint *geneve.Endpoint
 	out      *outbound
@@ -59,17 +60,23 @@ type Gateway struct {
 // On error nothing is left open. The error names the field of the configuration
 // that could not be satisfied.
 func New(c *config.Config, budget Budget, log *logrus.Logger) (*Gateway, error) {
+	return NewOver(c, budget, log, nil)
+}
+
+// NewOver is New on a network of the caller's, on which open opens sockets. The kernel is
+// asked nothing.
+func NewOver(c *config.Config, budget Budget, log *logrus.Logger, open func(network string, at netip.AddrPort) (udp.Conn, error)) (*Gateway, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
 	return newGateway(c, budget, log, geneve.Options{
 		Listen: netip.AddrPortFrom(netip.IPv4Unspecified(), c.Geneve.ListenPort),
-		UDP:    udp.Options{ReceiveBuffer: budget.ReceiveBuffer},
+		UDP:    udp.Options{ReceiveBuffer: budget.ReceiveBuffer, Open: open},
 	})
 }
 
 func newGateway(c *config.Config, budget Budget, log *logrus.Logger, internal geneve.Options) (*Gateway, error) {
-	g := &Gateway{log: logrus.NewEntry(log), budget: budget, config: c}
+	g := &Gateway{log: logrus.NewEntry(log), budget: budget, udp: internal.UDP, config: c}
 	if c.Cluster != "" {
 		g.log = g.log.WithField("cluster", c.Cluster)
 	}
@@ -120,13 +127,13 @@ func (g *Gateway) open(c *config.Config, internal geneve.Options) (err error) {
 func (g *Gateway) connectPath(c *config.Config) {
 	own, peer := c.WireGuard.Role.TunnelAddresses()
 	g.wg = wg.New(wg.Options{
-		PrivateKey:    c.WireGuard.PrivateKey,
-		ListenPort:    c.WireGuard.ListenPort,
-		MTU:           int(c.MTU),
-		ReceiveBuffer: g.budget.ReceiveBuffer,
-		Own:           own,
-		Peer:          peer,
-		Log:           g.log.WithField("tunnel", "wireguard"),
+		PrivateKey: c.WireGuard.PrivateKey,
+		ListenPort: c.WireGuard.ListenPort,
+		MTU:        int(c.MTU),
+		Sockets:    g.udp,
+		Own:        own,
+		Peer:       peer,
+		Log:        g.log.WithField("tunnel", "wireguard"),
 	})
 	g.check = newCheck(own, peer, c.MTU)
 	g.check.begin(c, time.Now())

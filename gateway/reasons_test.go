@@ -30,7 +30,7 @@ type losingPair struct {
 	t      *testing.T
 	client *control.Client
 	node   *genevetest.Node // speaks Geneve
-	sender *udp.Sender      // of the node's address, from another port
+	sender udp.Sender       // of the node's address, from another port
 }
 
 func newLosingPair(t *testing.T, edit func(rome *config.Config)) *losingPair {

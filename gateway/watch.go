@@ -36,7 +36,7 @@ type watch struct {
 }
 
 func newWatch(g *Gateway) *watch {
-	return &watch{g: g, judge: health.NewJudge(), rules: make(map[string]uint64)}
+	return &watch{g: g, judge: health.NewJudge(), knocker: knocker{deaf: g.udp.Open != nil}, rules: make(map[string]uint64)}
 }
 
 func (w *watch) look(now time.Duration) {

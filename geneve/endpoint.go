@@ -27,7 +27,7 @@ type Options struct {
 
 // Endpoint is one end of all tunnels that share a UDP port.
 type Endpoint struct {
-	socket     *udp.Socket
+	socket     udp.Conn
 	is6        bool
 	remotePort uint16
 	now        func() time.Duration
@@ -64,13 +64,13 @@ func (t *table) byID(id uint16) *tunnel {
 	return t.ids[id]
 }
 
-// Listen opens the socket. There are no tunnels before Apply. Errors are those of udp.Listen.
+// Listen opens the socket. There are no tunnels before Apply. Errors are those of udp.Open.
 func Listen(o Options) (*Endpoint, error) {
 	network, is6 := "udp4", o.Listen.Addr().Is6() && !o.Listen.Addr().Is4In6()
 	if is6 {
 		network = "udp6"
 	}
-	socket, err := udp.Listen(network, netip.AddrPortFrom(o.Listen.Addr().Unmap(), o.Listen.Port()), o.UDP)
+	socket, err := udp.Open(network, netip.AddrPortFrom(o.Listen.Addr().Unmap(), o.Listen.Port()), o.UDP)
 	if err != nil {
 		return nil, fmt.Errorf("geneve: %w", err)
 	}

@@ -68,7 +68,7 @@ type neighbours struct {
 	e *Endpoint
 
 	mu      sync.Mutex
-	sender  *udp.Sender
+	sender  udp.Sender
 	trains  []udp.Train
 	frames  [udp.NumProbes][maxHeader + arpLen]byte // of one flush
 	waiting []*tunnel                               // those with held packets

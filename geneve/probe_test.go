@@ -73,7 +73,7 @@ func (f *fixture) look(want ...TrainChange) {
 }
 
 // needOffloads skips the test on kernels without trains.
-func needOffloads(t *testing.T, s *udp.Socket) {
+func needOffloads(t *testing.T, s udp.Conn) {
 	t.Helper()
 	if st := s.Stats(); !st.GSO || !st.GRO {
 		t.Skipf("probe udp-offloads: UDP_SEGMENT %v, UDP_GRO %v", st.GSO, st.GRO)

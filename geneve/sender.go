@@ -22,7 +22,7 @@ const (
 // Sender is one goroutine's way to send to tunnels. It copies packets into an arena of its own until Flush, or until it is full.
 type Sender struct {
 	e      *Endpoint
-	out    *udp.Sender
+	out    udp.Sender
 	arena  []byte
 	used   int
 	trains []udp.Train

@@ -32,12 +32,12 @@ type bind struct {
 	trains       peerTrains    // whether they may be sent
 	tap          atomic.Pointer[func(*Message)]
 
-	receiveBuffer int // bytes of each leg's; 0: the default
+	sockets udp.Options // of each leg
 }
 
 // leg is the socket of one address family.
 type leg struct {
-	socket *udp.Socket
+	socket udp.Conn
 	is4    bool
 
 	// What the receive goroutine has read but not handed over: messages[next:filled],
@@ -51,7 +51,7 @@ type leg struct {
 	sample    latency.Sampler
 
 	mu     sync.Mutex
-	sender *udp.Sender // +checklocks:mu
+	sender udp.Sender  // +checklocks:mu
 	trains []udp.Train // +checklocks:mu
 }
 
@@ -75,13 +75,13 @@ func (b *bind) Open(port uint16) ([]conn.ReceiveFunc, uint16, error) {
 	if b.legs != nil {
 		return nil, 0, conn.ErrBindAlreadyOpen
 	}
-	v4, err := openLeg("udp4", netip.IPv4Unspecified(), port, b.receiveBuffer)
+	v4, err := openLeg("udp4", netip.IPv4Unspecified(), port, b.sockets)
 	if err != nil {
 		return nil, 0, err
 	}
 	legs := []*leg{v4}
 	port = v4.socket.LocalAddr().Port()
-	v6, err := openLeg("udp6", netip.IPv6Unspecified(), port, b.receiveBuffer)
+	v6, err := openLeg("udp6", netip.IPv6Unspecified(), port, b.sockets)
 	switch {
 	case err == nil:
 		legs = append(legs, v6)
@@ -100,8 +100,8 @@ func (b *bind) Open(port uint16) ([]conn.ReceiveFunc, uint16, error) {
 	return fns, port, nil
 }
 
-func openLeg(network string, addr netip.Addr, port uint16, receiveBuffer int) (*leg, error) {
-	s, err := udp.Listen(network, netip.AddrPortFrom(addr, port), udp.Options{ReceiveBuffer: receiveBuffer})
+func openLeg(network string, addr netip.Addr, port uint16, o udp.Options) (*leg, error) {
+	s, err := udp.Open(network, netip.AddrPortFrom(addr, port), o)
 	if err != nil {
 		return nil, err
 	}

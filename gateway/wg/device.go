@@ -14,6 +14,7 @@ import (
 	"golang.zx2c4.com/wireguard/device"
 
 	"culvert/gateway/wgkey"
+	"culvert/geneve/udp"
 )
 
 // Device is a wireguard-go device with one peer. It owns the device's keys, the peer and
@@ -38,12 +39,12 @@ type Device struct {
 
 // Options are what a Device has for life.
 type Options struct {
-	PrivateKey    wgkey.Key
-	ListenPort    uint16     // 0 = any
-	MTU           int        // of inner packets
-	ReceiveBuffer int        // bytes of each socket's; 0: the default
-	Own, Peer     netip.Addr // tunnel addresses, between which trains are probed
-	Log           *logrus.Entry
+	PrivateKey wgkey.Key
+	ListenPort uint16 // 0 = any
+	MTU        int    // of inner packets
+	Sockets    udp.Options
+	Own, Peer  netip.Addr // tunnel addresses, between which trains are probed
+	Log        *logrus.Entry
 }
 
 // Peer is the other end of the tunnel.
@@ -74,7 +75,7 @@ type Path struct {
 func New(o Options) *Device {
 	d := &Device{options: o, retarget: make(chan struct{}, 1)}
 	d.bind = newBind(newWindow(), newWindow(), newAdmission(o.PrivateKey.Public()))
-	d.bind.receiveBuffer = o.ReceiveBuffer
+	d.bind.sockets = o.Sockets
 	d.probe = newPeerProbe(d.bind, o.Own, o.Peer)
 	return d
 }

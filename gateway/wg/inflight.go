@@ -20,8 +20,10 @@ type window struct {
 	progress chan struct{} // some came back
 	stalled  atomic.Bool   // what was inside has been given up, and nothing has come back since
 
-	mu    sync.Mutex
-	timer *time.Timer // +checklocks:mu
+	waiting sync.Mutex  // of who waits; the others need not
+	timer   *time.Timer // +checklocks:waiting
+
+	mu sync.Mutex
 	// given up, and neither back nor counted as gone: since the last look of settleIdle, and before
 	missing [2]int64 // +checklocks:mu
 	// counted as gone, and came back
@@ -84,8 +86,8 @@ func (w *window) wait() bool {
 	if !w.full() {
 		return !w.stalled.Load()
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	w.waiting.Lock()
+	defer w.waiting.Unlock()
 	for quiet := 0; w.full(); {
 		before := w.done.Load()
 		w.timer.Reset(windowTick)
@@ -101,9 +103,11 @@ func (w *window) wait() bool {
 			continue
 		}
 		if quiet++; quiet == windowPatience || w.stalled.Load() {
+			w.mu.Lock()
 			inside := max(0, w.handed.Load()-w.done.Load())
 			w.handed.Add(-inside)
 			w.missing[0] += inside
+			w.mu.Unlock()
 			w.stalled.Store(true)
 		}
 	}

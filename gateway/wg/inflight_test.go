@@ -113,3 +113,20 @@ func TestWindowDiscard(t *testing.T) {
 		t.Error("narrower for what was discarded late")
 	}
 }
+
+// TestFullWindowHoldsUpNobody: who waits for room keeps nobody from counting what is lost, which is done for the whole gateway once a
+// second.
+func TestFullWindowHoldsUpNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWindow()
+		w.give(windowPackets)
+		go w.wait()
+		synctest.Wait()
+		if !w.mu.TryLock() {
+			t.Error("settleIdle would wait with it")
+		} else {
+			w.mu.Unlock()
+		}
+		w.take(1)
+	})
+}

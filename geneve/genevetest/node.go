@@ -48,7 +48,7 @@ type Node struct {
 	replied atomic.Int64
 
 	mu         sync.Mutex
-	sender     *udp.Sender
+	sender     udp.Sender
 	gatewayMAC [6]byte
 	resolved   chan struct{} // closed when gatewayMAC is known
 }

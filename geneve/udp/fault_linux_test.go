@@ -37,7 +37,7 @@ func TestSendFaults(t *testing.T) {
 			if !from.GSO() {
 				t.Skip("probe offloads: this kernel has no UDP_SEGMENT")
 			}
-			s, calls, left := from.NewSender(), 0, tt.errnos
+			s, calls, left := from.NewSender().(*sender), 0, tt.errnos
 			s.call = func(fd uintptr) bool {
 				var errno unix.Errno
 				if len(left) > 0 {
@@ -77,7 +77,7 @@ func TestSendFaults(t *testing.T) {
 // TestSendBufferFull: a Sender that finds the send buffer full waits without calling the kernel again, until Close.
 func TestSendBufferFull(t *testing.T) {
 	from := listen(t, "udp4", netip.AddrFrom4([4]byte{127, 0, 0, 1}), Options{})
-	s, calls, full := from.NewSender(), 0, make(chan bool)
+	s, calls, full := from.NewSender().(*sender), 0, make(chan bool)
 	s.call = func(uintptr) bool {
 		if calls++; calls == 1 {
 			close(full)

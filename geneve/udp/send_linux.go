@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Sender is one goroutine's way to send on a Socket. It owns message headers, no packets.
-type Sender struct {
+// sender is the Sender of a Socket. It owns message headers, no packets.
+type sender struct {
 	socket   *Socket
 	headers  []unix.Mmsghdr
 	names    []sockaddr
@@ -31,9 +31,9 @@ type load struct {
 	train, datagrams, bytes int
 }
 
-// NewSender returns a Sender for use by one goroutine.
-func (s *Socket) NewSender() *Sender {
-	t := &Sender{socket: s}
+// NewSender implements Conn.
+func (s *Socket) NewSender() Sender {
+	t := &sender{socket: s}
 	t.call = func(fd uintptr) bool {
 		t.n, t.errno = sendmmsg(fd, t.headers[t.from:])
 		return t.errno != unix.EAGAIN // false: the send buffer is full, wait until there is room
@@ -41,12 +41,8 @@ func (s *Socket) NewSender() *Sender {
 	return t
 }
 
-// Send sends all trains in order and returns how many datagrams the kernel took. It blocks while the send buffer is full. A
-// datagram that the kernel refuses is dropped and counted by its Reason, and the rest is sent all the same: a short count means
-// undeliverable datagrams, not a failed batch.
-//
-// The error is nil when everything was taken, net.ErrClosed after Close, else the errno of the first datagram refused.
-func (s *Sender) Send(trains []Train) (sent int, err error) {
+// Send implements Sender.
+func (s *sender) Send(trains []Train) (sent int, err error) {
 	for i := range trains {
 		trains[i].Sent = 0
 	}
@@ -66,7 +62,7 @@ func (s *Sender) Send(trains []Train) (sent int, err error) {
 }
 
 // plan builds the headers for as many trains as one call should take, at least one, and returns their number.
-func (s *Sender) plan(trains []Train) int {
+func (s *sender) plan(trains []Train) int {
 	gso := s.socket.gso.Load()
 	// Count first: a slice that grew while it is filled would leave pointers to its old array behind.
 	messages, iovecs, planned := 0, 0, 0
@@ -94,7 +90,7 @@ func (s *Sender) plan(trains []Train) int {
 }
 
 // reserve empties the header arrays and makes room.
-func (s *Sender) reserve(messages, iovecs int) {
+func (s *sender) reserve(messages, iovecs int) {
 	if messages > cap(s.headers) {
 		s.headers = make([]unix.Mmsghdr, 0, max(messages, maxMessages))
 		s.names = make([]sockaddr, cap(s.headers))
@@ -108,7 +104,7 @@ func (s *Sender) reserve(messages, iovecs int) {
 }
 
 // add appends one message with the given parts.
-func (s *Sender) add(t *Train, l load, parts [][]byte) {
+func (s *sender) add(t *Train, l load, parts [][]byte) {
 	first := len(s.iovecs)
 	for _, p := range parts {
 		s.gather(p)
@@ -117,7 +113,7 @@ func (s *Sender) add(t *Train, l load, parts [][]byte) {
 }
 
 // addSingles appends one message for each datagram of t.
-func (s *Sender) addSingles(t *Train, index, bytes int) {
+func (s *sender) addSingles(t *Train, index, bytes int) {
 	first, room := len(s.iovecs), t.SegmentSize
 	for _, p := range t.Parts {
 		for len(p) > 0 {
@@ -133,13 +129,13 @@ func (s *Sender) addSingles(t *Train, index, bytes int) {
 }
 
 // gather appends one iovec.
-func (s *Sender) gather(p []byte) {
+func (s *sender) gather(p []byte) {
 	s.iovecs = append(s.iovecs, unix.Iovec{Base: unsafe.SliceData(p)})
 	s.iovecs[len(s.iovecs)-1].SetLen(len(p))
 }
 
 // finish appends the header for the iovecs from first on.
-func (s *Sender) finish(t *Train, l load, first int) {
+func (s *sender) finish(t *Train, l load, first int) {
 	i := len(s.headers)
 	s.headers = s.headers[:i+1]
 	s.sent = append(s.sent, l)
@@ -169,7 +165,7 @@ func (s *Sender) finish(t *Train, l load, first int) {
 
 // destination writes to as the kernel's address and returns its length. An address of the other family is written as
 // such: the kernel refuses it.
-func (s *Sender) destination(name *sockaddr, to netip.AddrPort) uint32 {
+func (s *sender) destination(name *sockaddr, to netip.AddrPort) uint32 {
 	*name = sockaddr{}
 	binary.BigEndian.PutUint16((*[2]byte)(unsafe.Pointer(&name.Port))[:], to.Port())
 	addr := to.Addr()
@@ -205,7 +201,7 @@ func scope(zone string) uint32 {
 
 // flush hands the planned messages to the kernel. It returns how many trains are done with: all, or those before a train that
 // the kernel refused as one, which is now marked Single and must be planned again.
-func (s *Sender) flush(trains []Train) (done, sent int, err error) {
+func (s *sender) flush(trains []Train) (done, sent int, err error) {
 	var bytes, calls uint64
 	defer func() {
 		c := &s.socket.stats

@@ -26,6 +26,8 @@ type Options struct {
 	ReceiveBuffer, SendBuffer int
 	// NoGRO and NoGSO leave UDP_GRO and UDP_SEGMENT off even where the kernel has them.
 	NoGRO, NoGSO bool
+	// Open opens what Open returns, in place of the kernel (nil: the kernel does).
+	Open func(network string, addr netip.AddrPort) (Conn, error)
 }
 
 // Message is one received datagram, or one train that the kernel has merged.

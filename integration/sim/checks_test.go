@@ -1,0 +1,111 @@
+package sim
+
+import (
+	"sync/atomic"
+	"testing/synctest"
+	"time"
+
+	"culvert/gateway"
+	"culvert/gateway/config"
+	"culvert/geneve"
+	"culvert/nat"
+)
+
+const (
+	// recovery is how long after the last fault everything works again: WireGuard notices a dead session after 15 s, and repeats a
+	// lost handshake after 5 s, each with some jitter (WireGuard paper, Sections 6.2 and 6.4).
+	recovery = 25 * time.Second
+	// patience is how long an answer may take when nothing is wrong.
+	patience = 8 * time.Second
+)
+
+// judgeRecovery has each connection go on, and new ones of each kind begin.
+func (w *world) judgeRecovery(calm time.Duration) {
+	w.traffic.slow = true
+	w.run(calm + recovery)
+	var waiting []*conn
+	before := make(map[*conn]int)
+	for _, c := range w.traffic.conns {
+		if c.over == "" {
+			waiting = append(waiting, c)
+			before[c] = c.answered
+		}
+	}
+	for _, s := range w.sides {
+		for k := range kinds {
+			for _, tcp := range []bool{false, true} {
+				waiting = append(waiting, w.traffic.begin(k, tcp, s))
+			}
+		}
+	}
+	w.run(w.now() + patience)
+	for _, c := range waiting {
+		if c.over == "" && c.answered == before[c] {
+			w.fail("%v: no answer for %v, %v after the last fault", c, patience, w.now()-calm)
+		}
+	}
+}
+
+// judgeLedgers has everybody be silent, and looks whether each gateway knows what became of each packet.
+func (w *world) judgeLedgers() {
+	w.traffic.closing = true
+	for _, c := range w.traffic.conns {
+		c.end("the end")
+	}
+	w.run(w.now() + 3*time.Second)
+	synctest.Wait()
+	for _, s := range w.sides {
+		s.judgeLedger()
+	}
+}
+
+func (s *side) judgeLedger() {
+	balance := func(what string, in, out uint64) {
+		if in != out {
+			s.w.fail("%s: the ledger is not balanced: %s: %d came, and there are reasons for %d", s.config.Cluster, what, in, out)
+		}
+	}
+	stats, tunnels := s.engine().Stats(), s.endpoint().Stats()
+	for name, d := range map[string]*nat.Direction{"outbound": &stats.Outbound, "inbound": &stats.Inbound} {
+		balance(name+" in nat", d.Received, d.Forwarded+d.Delivered+d.Held+sum(d.Dropped[:]))
+	}
+	var received, sent uint64
+	for _, link := range private[config.Links](s.gateway, "links").ByName {
+		if t, ok := s.endpoint().TunnelStats(uint16(link)); ok {
+			received += t.ReceivedPackets
+			sent += t.SentPackets
+		}
+	}
+	balance("datagrams of nodes", tunnels.Socket.ReceivedMessages, received+tunnels.ARPReceived+sum(tunnels.Drops[1:geneve.UnknownTunnel]))
+	balance("packets of nodes", received, stats.Outbound.Received)
+
+	lost := func(way string) uint64 { // what gateway.DropReason counts, but what is dropped before it is to be sent
+		drops := privateAt[[4]atomic.Uint64](s.gateway, way, "counters", "drops")
+		return drops[gateway.DropLocalQueueFull].Load() + drops[gateway.DropOutput].Load()
+	}
+	made := func(way string) uint64 {
+		return privateAt[atomic.Uint64](s.gateway, way, "counters", "generated").Load()
+	}
+	through := func(way string) (given, back uint64) {
+		window := func(name string) int64 { return privateAt[atomic.Int64](s.wg(), "bind", way, name).Load() }
+		late := *privateAt[int64](s.wg(), "bind", way, "late")
+		return uint64(window("handed") + window("gone") - late), uint64(window("done"))
+	}
+	given, back := through("out")
+	balance("packets for the peer", stats.Outbound.Forwarded+made("out"), given+lost("out"))
+	balance("messages to the peer", s.data.Load(), back)
+	_, back = through("in")
+	balance("packets of the peer", back, stats.Inbound.Received)
+	balance("packets for nodes", stats.Inbound.Forwarded+made("in"), sent+uint64(tunnels.Held)+sum(tunnels.Drops[geneve.UnknownTunnel:])+lost("in"))
+
+	if stats.Connections > maxConnections || tunnels.Held > 256 {
+		s.w.fail("%s: %d connections, %d packets held", s.config.Cluster, stats.Connections, tunnels.Held)
+	}
+}
+
+func sum(all []uint64) (n uint64) {
+	for _, x := range all {
+		n += x
+	}
+	return n
+}

@@ -1,0 +1,104 @@
+package sim
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// mutants are faults of the product, each made by one replacement, that the simulation has to find.
+var mutants = []struct {
+	fault    string
+	file     string
+	old, new string
+}{
+	{"the checksum of an answer keeps the port's difference", "nat/conn.go",
+		"packet.Negate(c.addresses), packet.Negate(c.ports)", "packet.Negate(c.addresses), c.ports"},
+	{"two connections get one port", "nat/ports.go",
+		"\treturn !taken", "\treturn !taken || d.shared"},
+	{"what a neighbour never came for is not counted", "geneve/neighbour.go",
+		"\t\tn.e.drop(r, uint64(len(t.neighbour.held)))\n", ""},
+	{"of a batch, only so many messages count as sent", "gateway/wg/bind.go",
+		"\t\t\tb.out.take(data)", "\t\t\tb.out.take(min(data, 3))"},
+	{"a full window waits for ever for what WireGuard has discarded", "gateway/wg/inflight.go",
+		"quiet == windowPatience || w.stalled.Load()", "quiet < 0"},
+	{"an ICMP error quotes what nobody has sent", "nat/icmperror.go",
+		"\td.relays, d.quoted[1] = true, *sent", "\td.relays = sent == nil"},
+	{"the queue of answers does not wake who is to take them", "gateway/queue.go",
+		"\tif len(q.packets) == 1 {", "\tif len(q.packets) == 2 {"},
+	{"a peer may begin a handshake twice a minute", "gateway/wg/admission.go",
+		"\tallPace = limit{10 * time.Millisecond, 8}", "\tallPace = limit{30 * time.Second, 1}"},
+	{"a reload ends connections that it does not concern", "nat/revalidate.go",
+		"\t\td.renewal = renewAsIs", "\t\td.renewal, d.predecessor = renewEvict, d.hit.number"},
+	{"nobody is told that a packet is too long", "nat/refuse.go",
+		"\tif v.Action != Drop || ", "\tif v.Action != Drop || v.MTU > 0 || "},
+}
+
+// mutantPackets is within how many packets each is found.
+const mutantPackets = 1_000_000
+
+// TestMutants: each is one replacement in the product as it is; and with CULVERT_LONG, each is found.
+func TestMutants(t *testing.T) {
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range mutants {
+		t.Run(strings.ReplaceAll(m.fault, " ", "-"), func(t *testing.T) {
+			file := filepath.Join(root, m.file)
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n := strings.Count(string(text), m.old); n != 1 {
+				t.Fatalf("%s has %q %d times, want once", m.file, m.old, n)
+			}
+			if os.Getenv("CULVERT_LONG") != "" {
+				t.Log(find(t, file, strings.Replace(string(text), m.old, m.new, 1)))
+			}
+		})
+	}
+}
+
+var (
+	foundAfter = regexp.MustCompile(`seed \d+, after \d+ schedules, \d+ packets\n.*\n`)
+	standsAt   = regexp.MustCompile(`sim: time stands still: .*`)
+)
+
+// find runs schedules with another text in place of a file's until one fails, and returns how that was found.
+func find(t *testing.T, file, text string) string {
+	t.Helper()
+	dir := t.TempDir()
+	mutant, overlay, binary := filepath.Join(dir, filepath.Base(file)), filepath.Join(dir, "overlay.json"), filepath.Join(dir, "sim.test")
+	replace, err := json.Marshal(map[string]any{"Replace": map[string]string{file: mutant}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range map[string][]byte{mutant: []byte(text), overlay: replace} {
+		if err := os.WriteFile(name, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if out, err := exec.Command("go", "test", "-c", "-vet=off", "-overlay", overlay, "-o", binary, ".").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	run := exec.Command(binary, "-test.v", "-test.timeout=30m", "-test.run=^TestSchedules$", fmt.Sprintf("-packets=%d", mutantPackets))
+	run.Env = append(os.Environ(), "CULVERT_LONG=1")
+	out, err := run.CombinedOutput()
+	if err == nil {
+		t.Fatalf("not found: %s", out)
+	}
+	if how := foundAfter.Find(out); how != nil {
+		return string(how)
+	}
+	how := standsAt.Find(out)
+	if how == nil {
+		t.Fatalf("found nothing, and failed: %s", out)
+	}
+	return string(how)
+}

@@ -1,0 +1,151 @@
+package sim
+
+import (
+	"fmt"
+	"time"
+)
+
+// A schedule is a string of bytes. The first two say how much traffic there is and from what chance begins; each three after that are a
+// fault: which, where or how much, and when.
+type schedule []byte
+
+const (
+	scheduleHead = 2
+	faultBytes   = 3
+	maxFaults    = 64
+)
+
+// faults are what may happen, by the first byte. begin returns what ends it, after a while, or nil if it is over at once; what is
+// restarted is away for a while, too.
+var faults = []struct {
+	name  string
+	begin func(w *world, how byte) (end func())
+}{
+	{"delay", func(w *world, how byte) func() {
+		return w.spoil(how, func(l *leg, on bool) { l.delay = when(on, time.Duration(how)*2*time.Millisecond) })
+	}},
+	{"loss", func(w *world, how byte) func() {
+		return w.spoil(how, func(l *leg, on bool) { l.loss = when(on, 8+int(how)/2) })
+	}},
+	{"duplicates", func(w *world, how byte) func() {
+		return w.spoil(how, func(l *leg, on bool) { l.twice = when(on, 16+int(how)/2) })
+	}},
+	{"disorder", func(w *world, how byte) func() {
+		return w.spoil(how, func(l *leg, on bool) { l.jitter = when(on, time.Duration(1+how)*time.Millisecond) })
+	}},
+	{"corruption", func(w *world, how byte) func() {
+		w.traffic.garbled = true
+		return w.spoil(how, func(l *leg, on bool) { l.garbled = when(on, 8+int(how)/4) })
+	}},
+	{"one way", func(w *world, how byte) func() {
+		return w.spoil(how, func(l *leg, on bool) { l.down = on })
+	}},
+	{"partition", func(w *world, how byte) func() {
+		all := []*leg{w.sides[0].toPeer, w.sides[1].toPeer}
+		if how%2 == 1 {
+			n := w.sides[how/2%2].nodes[how/4%2]
+			all = []*leg{n.up, n.down}
+		}
+		return spoilAll(all, func(l *leg, on bool) { l.down = on })
+	}},
+	{"small mtu", func(w *world, how byte) func() {
+		return w.spoil(how, func(l *leg, on bool) { l.mtu = when(on, 1500-int(how)) })
+	}},
+	{"restart", func(w *world, how byte) func() {
+		w.sides[how%2].restart()
+		return nil
+	}},
+	{"stop and start", func(w *world, how byte) func() {
+		s := w.sides[how%2]
+		s.halt()
+		return func() { s.resume() }
+	}},
+	{"reload", func(w *world, how byte) func() {
+		if s := w.sides[how%2]; s.stop != nil {
+			s.reload(how)
+		}
+		return nil
+	}},
+	{"roam", func(w *world, how byte) func() {
+		w.sides[0].moveTo(how % 8)
+		return nil
+	}},
+	{"crowd", func(w *world, how byte) func() {
+		for range how%16 + 1 {
+			w.traffic.beginAny()
+		}
+		return nil
+	}},
+}
+
+// when returns x if on, else nothing.
+func when[T any](on bool, x T) T {
+	if !on {
+		var none T
+		return none
+	}
+	return x
+}
+
+// spoil changes a leg, and changes it back at its end.
+func (w *world) spoil(how byte, change func(l *leg, on bool)) (end func()) {
+	// Half of it happens between the gateways.
+	l := w.legs[int(how/2)%len(w.legs)]
+	if how%2 == 0 {
+		l = w.sides[how/2%2].toPeer
+	}
+	return spoilAll([]*leg{l}, change)
+}
+
+func spoilAll(all []*leg, change func(l *leg, on bool)) (end func()) {
+	for _, l := range all {
+		l.set(func(l *leg) { change(l, true) })
+	}
+	return func() {
+		for _, l := range all {
+			l.set(func(l *leg) { change(l, false) })
+		}
+	}
+}
+
+// times returns for how long a fault lasts, and when the next one begins after it has.
+func times(b byte) (lasts, next time.Duration) {
+	return time.Duration(1+b%16) * 150 * time.Millisecond, time.Duration(b/16) * 100 * time.Millisecond
+}
+
+// play lets the faults of s happen, and returns when the last one is over.
+func (s schedule) play(w *world) (calm time.Duration) {
+	if len(s) < scheduleHead {
+		return w.now()
+	}
+	at := time.Second
+	for rest := s[scheduleHead:]; len(rest) >= faultBytes && w.faults < maxFaults; rest = rest[faultBytes:] {
+		f, how := &faults[int(rest[0])%len(faults)], rest[1]
+		lasts, next := times(rest[2])
+		w.faults++
+		w.after(at, func() {
+			w.note("%s (%d) begins", f.name, how)
+			if end := f.begin(w, how); end != nil {
+				w.after(lasts, func() {
+					end()
+					w.note("%s (%d) is over", f.name, how)
+				})
+			}
+		})
+		calm = max(calm, at+lasts)
+		at += next
+	}
+	return w.now() + calm
+}
+
+// String lists the faults.
+func (s schedule) String() string {
+	text := fmt.Sprintf("%x:", []byte(s))
+	at := time.Second
+	for rest := s[min(len(s), scheduleHead):]; len(rest) >= faultBytes; rest = rest[faultBytes:] {
+		lasts, next := times(rest[2])
+		text += fmt.Sprintf(" %s(%d)@%v+%v", faults[int(rest[0])%len(faults)].name, rest[1], at, lasts)
+		at += next
+	}
+	return text
+}

@@ -1,0 +1,245 @@
+package sim
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/netip"
+	"reflect"
+	"runtime"
+	"sync/atomic"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"github.com/sirupsen/logrus"
+	"golang.zx2c4.com/wireguard/device"
+
+	"culvert/gateway"
+	"culvert/gateway/config"
+	"culvert/gateway/wg"
+	"culvert/gateway/wgkey"
+	"culvert/geneve"
+	"culvert/geneve/udp"
+	"culvert/nat"
+	"culvert/nat/packet"
+	"culvert/nat/rules"
+)
+
+// side is one cluster: its gateway and its nodes.
+type side struct {
+	w       *world
+	index   int
+	config  *config.Config
+	peer    *side
+	nodes   []*node
+	toPeer  *leg
+	wan     atomic.Pointer[netip.AddrPort] // where the peer's datagrams come to
+	gateway *gateway.Gateway
+	stop    func() error
+	starts  int // of the gateway
+	data    atomic.Uint64
+}
+
+// The addresses of both clusters are the same but for the underlay, and each sees the other's by remaps.
+const (
+	maxConnections = 4096
+	wanPort        = config.DefaultWireGuardPort
+)
+
+var (
+	prefix       = netip.MustParsePrefix
+	addr         = netip.MustParseAddr
+	podsOfNode   = [][]netip.Addr{{addr("10.0.1.5"), addr("10.0.1.6")}, {addr("10.0.2.5"), addr("10.0.3.9")}}
+	guestsOfNode = []netip.Addr{addr("172.18.0.10"), addr("172.18.0.11")} // what no CIDR knows, such as a node's own address
+	mappedHost   = addr("10.111.0.9")                                     // behind the first node
+	mapping      = addr("10.70.0.5")
+	service      = netip.MustParseAddrPort("10.70.0.20:80")
+	unknown      = addr("10.70.0.0")
+	backends     = []netip.AddrPort{netip.MustParseAddrPort("10.0.1.6:8080"), netip.MustParseAddrPort("10.0.3.9:8080")}
+	podRemap     = []string{"10.61.0.0/16", "10.62.0.0/16"} // of the other side's pods
+	outerRemap   = []string{"10.71.0.0/16", "10.72.0.0/16"} // of the other side's external addresses
+	names        = []string{"rome", "milan"}
+)
+
+// remap returns a as the side with an index sees it if it is the other side's.
+func remap(index int, a netip.Addr) netip.Addr {
+	b := a.As4()
+	to := podRemap[index]
+	if b[1] == 70 {
+		to = outerRemap[index]
+	}
+	b[1] = prefix(to).Addr().As4()[1]
+	return netip.AddrFrom4(b)
+}
+
+func newSide(w *world, index int) *side {
+	s := &side{w: w, index: index}
+	name := names[index]
+	s.config = &config.Config{
+		Cluster: name, Peer: names[1-index], MTU: config.DefaultMTU,
+		WireGuard: config.WireGuard{Role: config.Role(index), PrivateKey: wgkey.NewPrivate(), ListenPort: wanPort, Keepalive: 25 * time.Second},
+		Geneve:    config.Geneve{ListenPort: config.DefaultGenevePort, GatewayAddress: addr("10.80.0.4")},
+		Local:     config.LocalNetwork{PodCIDRs: []netip.Prefix{prefix("10.0.0.0/16")}, ExternalCIDRs: []netip.Prefix{prefix("10.70.0.0/16")}},
+		Remote: []rules.RemoteCIDR{
+			{Real: prefix("10.0.0.0/16"), Remapped: prefix(podRemap[index])},
+			{Real: prefix("10.70.0.0/16"), Remapped: prefix(outerRemap[index]), External: true},
+		},
+		UnknownSource:   unknown,
+		Addresses:       []config.AddressMapping{{External: mapping, Internal: mappedHost, Via: name + "-1"}},
+		MaxConnections:  maxConnections,
+		ConnectionCheck: config.LiqoConnectionCheck,
+		Log:             config.Log{Level: "info", Format: "text"},
+	}
+	for _, p := range []uint8{packet.TCP, packet.UDP} {
+		service := config.Service{Name: fmt.Sprintf("web-%d", p), Address: service.Addr(), Port: service.Port(), Protocol: p}
+		for _, b := range backends {
+			service.Backends = append(service.Backends, config.Backend{Address: b.Addr(), Port: b.Port(), Weight: 1})
+		}
+		s.config.Services = append(s.config.Services, service)
+	}
+	cidrs := []netip.Prefix{prefix("10.0.1.0/24"), prefix("10.0.2.0/23")}
+	for i := range cidrs {
+		n := config.Node{
+			Name: fmt.Sprintf("%s-%d", name, i+1), VNI: geneve.VNI(11 + i), Address: netip.AddrFrom4([4]byte{10, 80, 0, byte(2 + i)}),
+			Underlay: netip.AddrFrom4([4]byte{192, 168, byte(1 + index), byte(2 + i)}), PodCIDRs: cidrs[i : i+1], Encap: []geneve.Encap{geneve.Geneve, geneve.VXLAN}[i],
+		}
+		s.config.Geneve.Nodes = append(s.config.Geneve.Nodes, n)
+		s.nodes = append(s.nodes, newNode(s, i))
+	}
+	s.moveTo(0)
+	return s
+}
+
+// underlay is where the nodes find the gateway.
+func (s *side) underlay() netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 168, byte(1 + s.index), 1}), config.DefaultGenevePort)
+}
+
+// moveTo makes the address, or the NAT in front of it, another one.
+func (s *side) moveTo(place byte) {
+	old, at := s.wan.Load(), netip.AddrPortFrom(netip.AddrFrom4([4]byte{203, 0, 113, byte(1+s.index) + 10*place}), wanPort)
+	if s.wan.Store(&at); old != nil && *old != at {
+		s.w.mu.Lock()
+		defer s.w.mu.Unlock()
+		if receive := s.w.receivers[*old]; receive != nil {
+			delete(s.w.receivers, *old)
+			s.w.receivers[at] = receive
+		}
+	}
+}
+
+// open opens the sockets of the gateway.
+func (s *side) open(network string, at netip.AddrPort) (udp.Conn, error) {
+	if network == "udp6" {
+		return nil, syscall.EAFNOSUPPORT
+	}
+	var c *socket
+	place := func() netip.AddrPort { return s.underlay() }
+	send := func(to netip.AddrPort, data []byte) {
+		for _, n := range s.nodes {
+			if n.underlay.Addr() == to.Addr() {
+				s.w.carry(n.down, s.underlay(), to, data)
+			}
+		}
+	}
+	if at.Port() == wanPort {
+		place = func() netip.AddrPort { return *s.wan.Load() }
+		send = func(to netip.AddrPort, data []byte) {
+			if len(data) > device.MessageKeepaliveSize && data[0] == device.MessageTransportType {
+				s.data.Add(1)
+			}
+			s.w.carry(s.toPeer, place(), to, data)
+		}
+	}
+	c = newSocket(netip.AddrPortFrom(netip.IPv4Unspecified(), at.Port()), send, func() { s.w.listen(place(), nil) })
+	s.w.listen(place(), c.arrive)
+	return c, nil
+}
+
+// start starts the gateway.
+func (s *side) start() error {
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	s.data.Store(0)
+	g, err := gateway.NewOver(s.config, gateway.Budget{}, log, s.open)
+	if err != nil {
+		return err
+	}
+	unfinalize(private[*device.Device](g, "wg", "device").LookupPeer(device.NoisePublicKey(s.config.WireGuard.PeerPublicKey)))
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- g.Run(ctx) }()
+	s.gateway, s.starts = g, s.starts+1
+	s.stop = func() error {
+		cancel()
+		return <-done
+	}
+	return nil
+}
+
+// halt stops the gateway, unless it has been.
+func (s *side) halt() {
+	if s.stop == nil {
+		return
+	}
+	if err := s.stop(); err != nil {
+		s.w.fail("%s stops: %v", s.config.Cluster, err)
+	}
+	s.stop, s.w.restarted = nil, s.w.now()
+}
+
+// resume starts another gateway, which knows nothing of the one before, unless one runs.
+func (s *side) resume() {
+	if s.stop != nil {
+		return
+	}
+	if err := s.start(); err != nil {
+		s.w.fail("%s starts: %v", s.config.Cluster, err)
+	}
+	s.w.restarted = s.w.now()
+}
+
+func (s *side) restart() {
+	s.halt()
+	s.resume()
+}
+
+// reload applies a configuration that differs in what no connection uses.
+func (s *side) reload(variant byte) {
+	c := *s.config
+	c.Addresses = append(c.Addresses[:1:1], config.AddressMapping{
+		External: netip.AddrFrom4([4]byte{10, 70, 1, variant}), Internal: netip.AddrFrom4([4]byte{10, 112, 0, variant}), Via: c.Geneve.Nodes[0].Name})
+	if err := s.gateway.Apply(&c); err != nil {
+		s.w.fail("%s reloads: %v", c.Cluster, err)
+	}
+	s.config = &c
+}
+
+func (s *side) engine() *nat.Engine        { return private[*nat.Engine](s.gateway, "engine") }
+func (s *side) endpoint() *geneve.Endpoint { return private[*geneve.Endpoint](s.gateway, "endpoint") }
+func (s *side) wg() *wg.Device             { return private[*wg.Device](s.gateway, "wg") }
+
+// private returns the field of a pointer's struct, or of the structs that lie on the way there, that other packages cannot see.
+func private[T any](of any, names ...string) T { return *privateAt[T](of, names...) }
+
+// privateAt returns where that field is.
+func privateAt[T any](of any, names ...string) *T {
+	v := reflect.ValueOf(of)
+	for _, name := range names {
+		for v.Kind() == reflect.Pointer {
+			v = v.Elem()
+		}
+		v = v.FieldByName(name)
+	}
+	return (*T)(unsafe.Pointer(v.UnsafeAddr()))
+}
+
+// unfinalize takes the finalizers off the queues of a peer. They run outside the bubble, where nobody may touch its channels.
+func unfinalize(peer *device.Peer) {
+	queues := reflect.ValueOf(peer).Elem().FieldByName("queue")
+	for _, name := range []string{"inbound", "outbound"} {
+		q := queues.FieldByName(name)
+		runtime.SetFinalizer(reflect.NewAt(q.Type(), unsafe.Pointer(q.UnsafeAddr())).Elem().Interface(), nil)
+	}
+}
