@@ -79,6 +79,9 @@ func (r *round) extend(end uint32) { r.end, r.left = end, end-1 }
 // revalidateSome returns false if some of the round is left.
 func (e *Engine) revalidateSome(now Time, budget int) bool {
 	r := &e.round
+	if r.left == 0 {
+		return true
+	}
 	for ; r.left > 0 && budget > 0; budget-- {
 		r.left--
 		r.at++
@@ -93,5 +96,9 @@ func (e *Engine) revalidateSome(now Time, budget int) bool {
 			e.renew(c, r.at, d.renewal, d.home, now)
 		}
 	}
-	return r.left == 0
+	if r.left > 0 {
+		return false
+	}
+	e.history.settle(e.snapshot.generation)
+	return true
 }
