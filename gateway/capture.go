@@ -221,7 +221,7 @@ func (x *sight) noteOf(r *recording, p *packet.Packet, in nat.Link, v *nat.Verdi
 		o, a := tupleOf(&c.Original), tupleOf(&c.Reply)
 		text += fmt.Sprintf("; connection %d, %s %v > %v", c.ID, control.ProtocolName(c.Original.Protocol), o.From(), o.To())
 		if a.To() != o.From() || a.From() != o.To() {
-			text += fmt.Sprintf(", translated by %s to %v > %v", strings.Join(r.names.uses(c), ", "), a.To(), a.From())
+			text += fmt.Sprintf(", translated by %s to %v > %v", strings.Join(r.names.uses(c, nil), ", "), a.To(), a.From())
 		}
 	}
 	x.key, x.note = key, text

@@ -48,7 +48,7 @@ func (s source) Connections(ctx context.Context, f *control.Filter, yield func(*
 	for at, more := nat.Cursor(0), true; more && pace.rest(ctx); {
 		list, at, more = s.g.engine.Connections(at, &filter, clock(), list[:0])
 		for i := range list {
-			connection = v.connection(&list[i])
+			connection = v.connection(&list[i], connection.Uses[:0])
 			if !yield(&connection) {
 				return nil
 			}
@@ -104,7 +104,7 @@ func (s source) Events(ctx context.Context, f *control.Filter, yield func(*contr
 		v := s.view()
 		for i := range list {
 			e := &list[i]
-			connection := v.connection(&e.ConnInfo)
+			connection := v.connection(&e.ConnInfo, nil)
 			event := control.Event{Time: at.Add(-time.Duration(now - e.At)), Kind: "new", Connection: &connection}
 			if e.Ended != "" {
 				event.Kind, event.Reason = "ended", e.Ended
@@ -136,10 +136,13 @@ type view struct {
 	places   func() config.Places
 	links    map[string]nat.Link
 	names    map[nat.Link]string
-	services map[serviceKey]string
-	mapped   map[netip.Addr]bool // external addresses of mappings
+	services map[serviceKey]served
+	mapped   map[netip.Addr]string // what uses says of external addresses of mappings
 	unknown  netip.Addr
 }
+
+// served is a service: its name, and what uses says of it.
+type served struct{ name, use string }
 
 type serviceKey struct {
 	address  netip.Addr
@@ -164,16 +167,16 @@ func (s source) view() *view {
 type viewCache = atomic.Pointer[view]
 
 func newView(c *config.Config, links config.Links) *view {
-	v := &view{config: c, places: sync.OnceValue(c.Places), links: links.ByName, names: map[nat.Link]string{nat.Tunnel: tunnelName}, services: make(map[serviceKey]string),
-		mapped: make(map[netip.Addr]bool), unknown: c.UnknownSource}
+	v := &view{config: c, places: sync.OnceValue(c.Places), links: links.ByName, names: map[nat.Link]string{nat.Tunnel: tunnelName}, services: make(map[serviceKey]served),
+		mapped: make(map[netip.Addr]string), unknown: c.UnknownSource}
 	for name, link := range links.ByName {
 		v.names[link] = name
 	}
 	for _, s := range c.Services {
-		v.services[serviceKey{s.Address, s.Port, s.Protocol}] = s.Name
+		v.services[serviceKey{s.Address, s.Port, s.Protocol}] = served{s.Name, strings.TrimSpace("service " + s.Name)}
 	}
 	for _, m := range c.Addresses {
-		v.mapped[m.External] = true
+		v.mapped[m.External] = "address " + m.External.String()
 	}
 	return v
 }
@@ -215,7 +218,8 @@ func some(names []string) string {
 	return strings.Join(append(names, tunnelName), ", ")
 }
 
-func (v *view) connection(c *nat.ConnInfo) control.Connection {
+// connection describes c; what translates it is appended to uses.
+func (v *view) connection(c *nat.ConnInfo, uses []string) control.Connection {
 	refused := func(d int) string {
 		if c.Verdict[d] == nat.ReasonNone {
 			return ""
@@ -226,7 +230,7 @@ func (v *view) connection(c *nat.ConnInfo) control.Connection {
 		ID: c.ID, Protocol: control.ProtocolName(c.Original.Protocol), State: c.State, Replied: c.Replied, Mark: c.Mark,
 		From: v.names[c.Original.Link], To: v.names[c.Out[0]],
 		Original: tupleOf(&c.Original), Reply: tupleOf(&c.Reply),
-		Uses: v.uses(c), Refused: refused(0), RefusedReply: refused(1),
+		Uses: v.uses(c, uses), Refused: refused(0), RefusedReply: refused(1),
 		IdleSeconds: seconds(c.Idle), LeftSeconds: seconds(c.Left),
 		Sent: control.Volume{Packets: c.Packets[0], Bytes: c.Bytes[0]}, Received: control.Volume{Packets: c.Packets[1], Bytes: c.Bytes[1]},
 	}
@@ -236,19 +240,19 @@ func tupleOf(t *packet.Tuple) control.Tuple {
 	return control.Tuple{Source: t.Source(), SourcePort: t.SourcePort(), Destination: t.Destination(), DestinationPort: t.DestinationPort()}
 }
 
-// uses says what has translated the addresses of c: they tell, because no two things
+// uses appends what has translated the addresses of c: they tell, because no two things
 // translate one address.
-func (v *view) uses(c *nat.ConnInfo) (uses []string) {
+func (v *view) uses(c *nat.ConnInfo, uses []string) []string {
 	destination := c.Original.Destination()
 	if destination != c.Reply.Source() || c.Service {
-		name := v.services[serviceKey{destination, c.Original.DestinationPort(), c.Original.Protocol}]
+		use := v.services[serviceKey{destination, c.Original.DestinationPort(), c.Original.Protocol}].use
 		switch {
-		case c.Service && name != "":
-			uses = append(uses, "service "+name)
+		case c.Service && use != "":
+			uses = append(uses, use)
 		case c.Service:
 			uses = append(uses, "service")
-		case v.mapped[destination]:
-			uses = append(uses, "address "+destination.String())
+		case v.mapped[destination] != "":
+			uses = append(uses, v.mapped[destination])
 		default:
 			uses = append(uses, "remap")
 		}
@@ -260,8 +264,8 @@ func (v *view) uses(c *nat.ConnInfo) (uses []string) {
 	switch {
 	case source == v.unknown:
 		return append(uses, "unknown-source")
-	case v.mapped[source]:
-		return append(uses, "address "+source.String())
+	case v.mapped[source] != "":
+		return append(uses, v.mapped[source])
 	case slices.Contains(uses, "remap"):
 		return uses
 	}

@@ -279,9 +279,9 @@ func (g *Gateway) traceNearest(steps *tracer, r nat.Reason) {
 		g.nearestRoute(steps)
 	case nat.ReasonNoMapping:
 		destination := steps.trace.Packet.Destination
-		for key, name := range steps.names.services {
+		for key, service := range steps.names.services {
 			if key.address == destination {
-				steps.add(control.TraceStep{Kind: rules.StepNearest.String(), Name: name,
+				steps.add(control.TraceStep{Kind: rules.StepNearest.String(), Name: service.name,
 					Detail: fmt.Sprintf("only for protocol %s, dport %d", control.ProtocolName(key.protocol), key.port)})
 			}
 		}

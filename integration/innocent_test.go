@@ -170,14 +170,13 @@ func (c *clusters) sink() {
 	}()
 }
 
-// innocentRun returns what a stream reaches beside a flood, in Mbit/s.
-func (c *clusters) innocentRun(t *testing.T, f *flood) float64 {
+// stream fills the path from rome's pod to the sink until it is closed.
+func (c *clusters) stream(t *testing.T) net.Conn {
 	t.Helper()
 	conn, err := c.romePod.dial("tcp4", net.JoinHostPort(milanPodAtRome, sinkPort))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close()
 	go func() {
 		for block := bytes.Repeat([]byte{'x'}, 1<<17); ; {
 			if _, err := conn.Write(block); err != nil {
@@ -185,13 +184,26 @@ func (c *clusters) innocentRun(t *testing.T, f *flood) float64 {
 			}
 		}
 	}()
+	return conn
+}
+
+// sinkRate returns what reaches the sink in Mbit/s for a while, in which meanwhile runs, after a while that does not count.
+func sinkRate(warm, lasts time.Duration, meanwhile func()) float64 {
+	time.Sleep(warm)
+	from, had := time.Now(), sunk.Load()
+	meanwhile()
+	time.Sleep(lasts - time.Since(from))
+	return float64(sunk.Load()-had) * 8 / 1e6 / time.Since(from).Seconds()
+}
+
+// innocentRun returns what a stream reaches beside a flood, in Mbit/s.
+func (c *clusters) innocentRun(t *testing.T, f *flood) float64 {
+	t.Helper()
+	defer c.stream(t).Close()
 	began := time.Now()
 	ended := make(chan error, 1)
 	go func() { ended <- f.run(began, began.Add(innocentWarm+innocentTime)) }()
-	time.Sleep(innocentWarm)
-	from, had := time.Now(), sunk.Load()
-	time.Sleep(innocentTime)
-	rate := float64(sunk.Load()-had) * 8 / 1e6 / time.Since(from).Seconds()
+	rate := sinkRate(innocentWarm, innocentTime, func() {})
 	if err := <-ended; err != nil {
 		t.Fatal(err)
 	}

@@ -46,7 +46,7 @@ func examplesOf(help string) (all [][]string) {
 // TestOperating runs each command that asks a gateway as its user would, beside the gateways
 // of a lab, and tables are no wider than a terminal of 100 columns.
 func TestOperating(t *testing.T) {
-	needPrograms(t, []probe{probeTshark})
+	needPrograms(t, []probe{probeTshark, programs("bash", "bash")})
 	u := newLabUser(t).ordinary()
 	u.need("vxlan")
 	want := func(status int, text string, args ...string) string {
@@ -112,18 +112,27 @@ func TestOperating(t *testing.T) {
 	want(0, "connection  "+flow+": icmp, direction original", "trace", "--socket", "rome", "--flow", flow)
 	want(0, "drop: no-route: no remote CIDR has it", "trace", "--socket", "rome", "tcp", "10.0.1.5", "8.8.8.8:443")
 	want(2, "in no node's podCIDRs; say where the packet comes in", "trace", "--socket", "rome", "tcp", "172.16.0.1", "10.61.1.5:80")
-	ours := strings.NewReplacer("--flow 17", "--flow "+flow, "rome-1", "rome-node1")
-	for _, command := range []string{"status", "connections", "trace", "rules", "routes", "reload", "connections delete"} {
+	ours := strings.NewReplacer("--flow 17", "--flow "+flow, "--port 8090", "--port 0", "rome-1", "rome-node1")
+	for _, command := range []string{"status", "connections", "trace", "capture", "rules", "routes", "reload", "page", "connections delete"} {
 		help, _, _ := u.culvert(append(strings.Fields(command), "--help")...)
 		for _, example := range examplesOf(help) {
-			if !slices.Contains(example, "--watch") && !slices.Contains(example, "--next") {
-				want(0, "", append(strings.Fields(ours.Replace(strings.Join(example, " "))), "--socket", "rome")...)
+			args := strings.Fields(ours.Replace(strings.Join(example, " ")))
+			if !slices.Contains(args, "--socket") {
+				args = append(args, "--socket", "rome")
+			}
+			if lasting(args) {
+				u.interrupted(args...)
+			} else {
+				want(0, "", args...)
 			}
 		}
 	}
 	want(2, "rome-node1, rome-node2, tunnel", "connections", "--socket", "rome", "--node", "nope")
 	want(2, "connections delete: which?", "connections", "delete", "--socket", "rome")
-	want(0, "1 connections deleted", "connections", "delete", "--socket", "rome", "--address", "10.61.1.5")
+	if deleted := want(0, " connections deleted", "connections", "delete", "--socket", "rome", "--address", "10.61.1.5"); strings.HasPrefix(deleted, "0 ") {
+		t.Error(deleted)
+	}
+	want(0, "0 connections deleted", "connections", "delete", "--socket", "rome", "--address", "10.61.1.5")
 	want(0, "remap-podcidr/outgoing/10.61.0.0/16", "rules", "--socket", "rome")
 	want(0, "10.0.1.0/24", "routes", "--socket", "rome")
 	want(0, `"stage":"dnat"`, "rules", "--socket", "rome", "-o", "json")
@@ -139,9 +148,13 @@ func TestOperating(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	write("\nrules: [{name: no-ssh, from: remote, protocol: tcp, ports: \"22\", action: drop}]\n")
-	want(0, "would change: rules: 1 added (no-ssh)", "reload", "--dry-run", "--socket", "rome")
-	want(0, "applied: rules: 1 added (no-ssh)", "reload", "--socket", "rome")
+	write("\nrules: [{name: no-ssh-in, from: remote, protocol: tcp, ports: \"22\", action: drop}]\n")
+	for _, c := range readmeCommands(t) {
+		if missing := c.missing(want(0, "", append(c.args, "--socket", "rome")...)); len(missing) > 0 {
+			t.Errorf("culvert %s does not print what README shows: %q", strings.Join(c.args, " "), missing)
+		}
+	}
+	want(0, "applied: rules: 1 added (no-ssh-in)", "reload", "--socket", "rome")
 	want(0, "nothing would change", "reload", "--dry-run", "--socket", "rome")
 	want(0, "gateway.yaml:", "rules", "--socket", "rome")
 	want(0, "gateway.yaml:", "trace", "--socket", "rome", "--from", "tunnel", "tcp", "10.0.1.5", "10.0.1.5:22")

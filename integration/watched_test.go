@@ -1,11 +1,9 @@
 package integration
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/netip"
 	"net/url"
@@ -37,18 +35,8 @@ func TestWatchedThroughput(t *testing.T) {
 	isolated(t, func(t *testing.T) {
 		c, client := newSeen(t)
 		c.sink()
-		conn, err := c.romePod.dial("tcp4", net.JoinHostPort(milanPodAtRome, sinkPort))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer conn.Close()
-		go func() {
-			for block := bytes.Repeat([]byte{'x'}, 1<<17); ; {
-				if _, err := conn.Write(block); err != nil {
-					return
-				}
-			}
-		}()
+		defer c.stream(t).Close()
+		rate := func(meanwhile func()) float64 { return sinkRate(watchedWarm, watchedTime, meanwhile) }
 		var alone, watched, captured []float64
 		var packets, lost uint64
 		for range watchedRounds {
@@ -78,15 +66,6 @@ func TestWatchedThroughput(t *testing.T) {
 			t.Error("nothing was captured")
 		}
 	})
-}
-
-// rate returns what reaches the sink in Mbit/s while meanwhile runs.
-func rate(meanwhile func()) float64 {
-	time.Sleep(watchedWarm)
-	from, had := time.Now(), sunk.Load()
-	meanwhile()
-	time.Sleep(watchedTime - time.Since(from))
-	return float64(sunk.Load()-had) * 8 / 1e6 / time.Since(from).Seconds()
 }
 
 // ask asks for the status and the metrics.

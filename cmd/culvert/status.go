@@ -239,10 +239,12 @@ func trafficText(t *control.Traffic) string {
 	return strings.Join(parts, ", ")
 }
 
+// memoryText says what of the memory is in use. What Go counts includes pages that nobody has touched, and may be more than is resident: it
+// is shown beside the limit that it is for.
 func memoryText(m *control.Memory) string {
-	text := bytesText(m.Resident) + " resident, " + bytesText(m.Heap) + " of Go objects"
+	text := bytesText(m.Resident) + " resident"
 	if m.HeapLimit > 0 {
-		text += ", limit " + bytesText(uint64(m.HeapLimit))
+		text += "; Go counts " + bytesText(m.Heap) + ", with pages not touched yet, and aims at " + bytesText(uint64(m.HeapLimit))
 	}
 	return text
 }

@@ -1,9 +1,16 @@
 package control
 
 import (
+	"bufio"
 	"encoding/json"
 	"net/http"
 	"time"
+)
+
+// linesRoom is what lines writes at once, for each write wakes the client; a connection has up to lineRoom of it.
+const (
+	linesRoom = 32 << 10
+	lineRoom  = 1 << 10
 )
 
 // lines writes NDJSON. Nothing is sent before the first line or flush, so that an error
@@ -11,6 +18,7 @@ import (
 type lines struct {
 	w       http.ResponseWriter
 	control *http.ResponseController
+	buffer  *bufio.Writer
 	encoder *json.Encoder
 	begun   bool
 	waiting int // lines since the last flush
@@ -18,7 +26,8 @@ type lines struct {
 }
 
 func newLines(w http.ResponseWriter) *lines {
-	return &lines{w: w, control: http.NewResponseController(w), encoder: json.NewEncoder(w)}
+	buffer := bufio.NewWriterSize(w, linesRoom)
+	return &lines{w: w, control: http.NewResponseController(w), buffer: buffer, encoder: json.NewEncoder(buffer)}
 }
 
 // begin sends the head of the answer.
@@ -40,6 +49,16 @@ func (l *lines) line(v any) bool {
 	return l.encoder.Encode(v) == nil
 }
 
+// connection sends c as a line, and leaves no garbage.
+func (l *lines) connection(c *Connection) bool {
+	l.begin()
+	if l.buffer.Available() < lineRoom {
+		l.buffer.Flush()
+	}
+	_, err := l.buffer.Write(append(c.appendJSON(l.buffer.AvailableBuffer()), '\n'))
+	return err == nil
+}
+
 // flush sends what waits.
 func (l *lines) flush() bool {
 	if l.begun && l.waiting == 0 {
@@ -47,7 +66,7 @@ func (l *lines) flush() bool {
 	}
 	l.begin()
 	l.waiting = 0
-	return l.control.Flush() == nil
+	return l.buffer.Flush() == nil && l.control.Flush() == nil
 }
 
 // end is the end of a list that may have failed.
@@ -59,6 +78,7 @@ func (l *lines) end(err error) {
 		panic(http.ErrAbortHandler) // the last chunk does not come: the list is not whole
 	default:
 		l.begin()
+		l.buffer.Flush()
 	}
 }
 
@@ -77,7 +97,7 @@ func withFilter(serve func(http.ResponseWriter, *http.Request, *Filter), others 
 func serveConnections(s Source) http.HandlerFunc {
 	return withFilter(func(w http.ResponseWriter, r *http.Request, f *Filter) {
 		l := newLines(w)
-		l.end(s.Connections(r.Context(), f, func(c *Connection) bool { return l.line(c) }))
+		l.end(s.Connections(r.Context(), f, l.connection))
 	})
 }
 

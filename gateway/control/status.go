@@ -194,6 +194,6 @@ type Socket struct {
 // Memory is what the process has and may have, in bytes.
 type Memory struct {
 	Resident  uint64 `json:"resident"`  // 0 where the kernel does not tell
-	Heap      uint64 `json:"heap"`      // in use by Go objects
+	Heap      uint64 `json:"heap"`      // in use by Go objects, with pages of them that nobody has touched yet: may be more than Resident
 	HeapLimit int64  `json:"heapLimit"` // aim of Go's collector; 0 = none
 }
