@@ -119,8 +119,8 @@ func (c *Config) Tunnels(links Links) []geneve.Tunnel {
 			Remote: n.Underlay,
 			Encap:  n.Encap,
 			Inner:  n.Inner,
-			Local:  c.Geneve.GatewayAddress,
-			Peer:   n.Address,
+			Local:  geneve.Pair{V4: c.Geneve.GatewayAddress},
+			Peer:   geneve.Pair{V4: n.Address},
 			Role:   geneve.Gateway,
 		})
 	}
