@@ -105,7 +105,7 @@ func TestRouteFollowsPeer(t *testing.T) {
 	if out, ok := r.Route(1, 0, addr("10.9.9.9"), addr("10.1.2.3")); !ok || out != Tunnel {
 		t.Errorf("to link %d, %v", out, ok)
 	}
-	c.PeerTunnelAddress = addr("169.254.18.77")
+	c.PeerTunnelAddress = PairOf(addr("169.254.18.77"))
 	r, err := s.make(c)
 	if err != nil {
 		t.Fatal(err)

@@ -23,13 +23,13 @@ func one[T any](m ruleMaker, of ...T) T { return of[m.IntN(len(of))] }
 func randomNodes() *Config {
 	return &Config{
 		Nodes: []Node{
-			{Link: 1, Name: "rome-1", Device: "liqo.abcdefghij", Address: netip.MustParseAddr("10.80.0.2")},
-			{Link: 2, Name: "rome-2", Address: netip.MustParseAddr("10.80.0.3")},
-			{Link: 900, Name: "rome-3", Device: "liqo.zzz", Address: netip.MustParseAddr("fd80::3")},
+			{Link: 1, Name: "rome-1", Device: "liqo.abcdefghij", Address: PairOf(netip.MustParseAddr("10.80.0.2"))},
+			{Link: 2, Name: "rome-2", Address: PairOf(netip.MustParseAddr("10.80.0.3"))},
+			{Link: 900, Name: "rome-3", Device: "liqo.zzz", Address: PairOf(netip.MustParseAddr("fd80::3"))},
 		},
-		GatewayAddress:    netip.MustParseAddr("10.80.0.4"),
-		TunnelAddress:     netip.MustParseAddr("169.254.18.2"),
-		PeerTunnelAddress: netip.MustParseAddr("169.254.18.1"),
+		GatewayAddress:    PairOf(netip.MustParseAddr("10.80.0.4")),
+		TunnelAddress:     PairOf(netip.MustParseAddr("169.254.18.2")),
+		PeerTunnelAddress: PairOf(netip.MustParseAddr("169.254.18.1")),
 	}
 }
 
