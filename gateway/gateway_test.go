@@ -100,7 +100,7 @@ func open(t testing.TB, c *config.Config, net byte, log *logrus.Logger, now func
 	for _, n := range c.Geneve.Nodes {
 		cl.nodes = append(cl.nodes, genevetest.NewNode(t, genevetest.NodeConfig{
 			Listen: netip.AddrPortFrom(n.Underlay, cl.endpoint.LocalAddr().Port()), Gateway: cl.endpoint.LocalAddr(),
-			VNI: uint32(n.VNI), VXLAN: n.Encap == geneve.VXLAN, Address: n.Address, GatewayAddress: c.Geneve.GatewayAddress,
+			VNI: uint32(n.VNI), VXLAN: n.Encap == geneve.VXLAN, Address: n.Address.V4, GatewayAddress: c.Geneve.GatewayAddress.V4,
 		}))
 	}
 	return cl

@@ -205,7 +205,7 @@ func signOf(s *geneve.Sign) (health.Sign, bool) {
 		sign.Kind = health.SignInner
 	case s.Reason == geneve.Accepted:
 		sign.Kind, sign.Address = health.SignSender, s.Sender
-	case s.Reason == geneve.OtherARP && s.Target.IsValid():
+	case (s.Reason == geneve.OtherARP || s.Reason == geneve.OtherND) && s.Target.IsValid():
 		sign.Kind, sign.Address = health.SignTarget, s.Target
 	default:
 		return sign, false

@@ -25,12 +25,12 @@ var fields = []configfile.Field{
 	{Path: "wireguard.uapi", Type: "true or false", Default: "false", Doc: "Serve the socket by which wg show reads the tunnel, in /var/run/wireguard."},
 
 	{Path: "geneve.listenPort", Type: "UDP port, 1 to 65535", Default: "6091", Doc: "Where Geneve and VXLAN arrive, and the port at the nodes to which they are sent."},
-	{Path: "geneve.gatewayAddress", Type: "IP address, or a list of one of each family", Default: required, Live: true, Doc: "The gateway's own internal address, the next hop of all nodes. It lies in no other CIDR of this file."},
+	{Path: "geneve.gatewayAddress", Type: configfile.OneOrPair, Default: required, Live: true, Doc: "The gateway's own internal address, the next hop of all nodes. It lies in no other CIDR of this file."},
 	{Path: "geneve.sourceCheck", Type: "one of node, cluster", Default: "node", Live: true, Doc: "node refuses what a node sends from another node's pods; cluster lets any node send from all local pods."},
 	{Path: "geneve.nodes[].name", Type: "name", Default: required, Live: true, Doc: "Name of the node, once in this file."},
 	{Path: "geneve.nodes[].vni", Type: "number, 0 to 16777215", Default: required, Live: true, Doc: "Number of the tunnel, the same at the node; it identifies the node."},
 	{Path: "geneve.nodes[].underlay", Type: "IPv4 address", Default: required, Live: true, Doc: "The node's address in the network that it shares with the gateway."},
-	{Path: "geneve.nodes[].address", Type: "IP address, or a list of one of each family", Default: required, Live: true, Doc: "The node's internal address, inside the tunnel, of the families of gatewayAddress."},
+	{Path: "geneve.nodes[].address", Type: configfile.OneOrPair, Default: required, Live: true, Doc: "The node's internal address, inside the tunnel, of the families of gatewayAddress."},
 	{Path: "geneve.nodes[].podCIDRs[]", Type: "CIDR", Live: true, Doc: "The pods of this node, a part of network.local.podCIDRs."},
 	{Path: "geneve.nodes[].encap", Type: "one of auto, geneve, vxlan", Default: "auto", Live: true, Doc: "What the node's tunnel speaks. auto answers in what the node is heard in first, and drops the other until the node has been silent for 60 s; the others refuse it for good."},
 	{Path: "geneve.nodes[].inner", Type: "one of ethernet, ip", Default: "ethernet", Live: true, Doc: "What the tunnel carries: frames, or packets for links without Ethernet, which only Geneve carries."},
@@ -42,7 +42,7 @@ var fields = []configfile.Field{
 	{Path: "network.remote.externalCIDRs[].cidr", Type: "CIDR", Default: required, Live: true, Doc: "External CIDR of the remote cluster, as it is called there."},
 	{Path: "network.remote.externalCIDRs[].remap", Type: "CIDR, or auto", Live: true, Doc: "By which addresses this cluster sees it, of the same length: a CIDR, or auto to have one chosen and remembered; without it, by its own."},
 
-	{Path: "nat.unknownSource", Type: "auto, off, an IP address, or a list of one of each family", Default: "auto", Live: true, Doc: "What sources that are no pods get: auto is the first address of the first external CIDR of each family, off drops their packets."},
+	{Path: "nat.unknownSource", Type: "auto, off, or " + configfile.OneOrPair, Default: "auto", Live: true, Doc: "What sources that are no pods get: auto is the first address of the first external CIDR of each family, off drops their packets."},
 	{Path: "nat.addresses[].external", Type: "IP address, or auto", Default: required, Live: true, Doc: "An address of a local external CIDR that stands for one host; auto chooses one and remembers it."},
 	{Path: "nat.addresses[].internal", Type: "IP address", Default: required, Live: true, Doc: "That host."},
 	{Path: "nat.addresses[].via", Type: "name of a node", Live: true, Doc: "The node that leads to a host outside of the pod CIDRs; without it, the first."},

@@ -121,8 +121,8 @@ func (c *Config) Tunnels(links Links) []geneve.Tunnel {
 			Remote: n.Underlay,
 			Encap:  n.Encap,
 			Inner:  n.Inner,
-			Local:  c.Geneve.GatewayAddress.V4,
-			Peer:   n.Address.V4,
+			Local:  geneve.Pair(c.Geneve.GatewayAddress),
+			Peer:   geneve.Pair(n.Address),
 			Role:   geneve.Gateway,
 		})
 	}

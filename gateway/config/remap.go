@@ -103,7 +103,7 @@ func (c *Config) hostOwner(m *AddressMapping) ipam.Owner {
 func (c *Config) serviceOwner(s *Service) ipam.Owner {
 	name := s.Name
 	if s.family().Is6() {
-		name += " IPv6"
+		name += ".ipv6"
 	}
 	return ipam.Owner{Peer: c.Peer, Kind: ipam.Service, Real: name}
 }

@@ -93,7 +93,7 @@ func (l *tunLink) mode() Mode { return TUN }
 func (l *tunLink) setRemote(remote netip.Addr) error {
 	return l.endpoint.Apply([]geneve.Tunnel{{
 		ID: tunnelID, VNI: geneve.VNI(l.config.VNI), Remote: remote, Encap: geneve.Geneve, Inner: geneve.Ethernet,
-		Local: l.config.Address, Peer: l.config.GatewayAddress, Role: geneve.Node,
+		Local: geneve.Pair{V4: l.config.Address}, Peer: geneve.Pair{V4: l.config.GatewayAddress}, Role: geneve.Node,
 	}})
 }
 

@@ -48,7 +48,7 @@ func listenAt(t *testing.T, c *Config, underlay netip.Addr) *geneve.Endpoint {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { e.Close() })
-	err = e.Apply([]geneve.Tunnel{{ID: 7, VNI: geneve.VNI(c.VNI), Remote: c.Underlay, Local: c.GatewayAddress, Peer: c.Address, Role: geneve.Gateway}})
+	err = e.Apply([]geneve.Tunnel{{ID: 7, VNI: geneve.VNI(c.VNI), Remote: c.Underlay, Local: geneve.Pair{V4: c.GatewayAddress}, Peer: geneve.Pair{V4: c.Address}, Role: geneve.Gateway}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -98,7 +98,7 @@ func TestRouteFollowsPeer(t *testing.T) {
 	}
 	d := s.Draft()
 	if err := d.Put(Key{Kind: "kind", Name: "via"}, Resource{Routing: []PolicyTable{{Name: "r", Rules: []PolicyRule{{Routes: []PolicyRoute{
-		{Destination: pfx("10.0.0.0/8"), Via: c.PeerTunnelAddress}}}}}}}); err != nil {
+		{Destination: pfx("10.0.0.0/8"), Via: c.PeerTunnelAddress.V4}}}}}}}); err != nil {
 		t.Fatal(err)
 	}
 	r, _ := s.Commit(d)

@@ -216,7 +216,7 @@ func differences(r *Ruleset, s *slowRules, v view, mark uint32) []string {
 	slow := slowEffects{connMark: 77}
 	for st := range stages {
 		if st == stageDNAT || st == stageSNAT {
-			b, want := r.bind(st, &v), s.nat(st, &v, [2]netip.Addr{r.Own(Tunnel), r.gateway})
+			b, want := r.bind(st, &v), s.nat(st, &v, [2]Pair{r.Own(Tunnel), r.gateway})
 			got := slowBinding{b.kind, b.addr, ""}
 			if b.rule != nil {
 				got.by = b.rule.path()
