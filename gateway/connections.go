@@ -16,6 +16,7 @@ import (
 	"culvert/gateway/control"
 	"culvert/nat"
 	"culvert/nat/packet"
+	"culvert/nat/rules"
 )
 
 // A pacer gives packets their turn: who has worked for paceWork sleeps. It does not yield,
@@ -138,7 +139,7 @@ type view struct {
 	names    map[nat.Link]string
 	services map[serviceKey]string
 	mapped   map[netip.Addr]bool // external addresses of mappings
-	unknown  netip.Addr
+	unknown  rules.Pair
 }
 
 type serviceKey struct {
@@ -258,7 +259,7 @@ func (v *view) uses(c *nat.ConnInfo) (uses []string) {
 		return uses
 	}
 	switch {
-	case source == v.unknown:
+	case v.unknown.Has(source):
 		return append(uses, "unknown-source")
 	case v.mapped[source]:
 		return append(uses, "address "+source.String())

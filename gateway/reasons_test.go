@@ -212,7 +212,7 @@ func TestEveryReasonShows(t *testing.T) {
 		},
 		"unknown-source": func() {
 			awaits(t, func() bool { return p.lost("table-full") })
-			p.apply(func(c *config.Config) { c.UnknownSource = netip.Addr{} })
+			p.apply(func(c *config.Config) { c.UnknownSource = rules.Pair{} })
 			p.inner(with(func(ip *nattest.IP) { ip.Source = "203.0.113.9" }))
 		},
 	}))

@@ -80,7 +80,7 @@ func TestChangesMissNothing(t *testing.T) {
 		case reflect.Array:
 			v.Index(0).SetUint(7)
 		case reflect.Struct:
-			v.Set(reflect.ValueOf(netip.MustParseAddr("10.70.0.1")))
+			v.Set(reflect.ValueOf(rules.PairOf(netip.MustParseAddr("10.70.0.1"))))
 		default:
 			if v.CanUint() {
 				v.SetUint(1)

@@ -13,7 +13,7 @@ import (
 
 type (
 	fileNAT struct {
-		UnknownSource  scalar        `json:"unknownSource"`
+		UnknownSource  list          `json:"unknownSource"`
 		Addresses      []fileMapping `json:"addresses"`
 		Services       []fileService `json:"services"`
 		MaxConnections scalar        `json:"maxConnections"`
@@ -58,7 +58,7 @@ const (
 )
 
 // protocols are the names that rules and services may use, IANA's numbers.
-var protocols = map[string]uint8{"tcp": 6, "udp": 17, "sctp": 132, "icmp": 1}
+var protocols = map[string]uint8{"tcp": 6, "udp": 17, "sctp": 132, "icmp": 1, "icmpv6": 58}
 
 func (f *fileNAT) config(e *configfile.Errors, c *Config) {
 	if f.MaxConnections != "auto" {
@@ -68,7 +68,7 @@ func (f *fileNAT) config(e *configfile.Errors, c *Config) {
 		at := fmt.Sprintf("nat.addresses[%d].", i)
 		c.Addresses = append(c.Addresses, AddressMapping{
 			External: addrOrAuto(e, at+"external", m.External),
-			Internal: e.Addr(at+"internal", m.Internal),
+			Internal: e.IP(at+"internal", m.Internal),
 			Via:      string(m.Via),
 		})
 	}
@@ -81,7 +81,7 @@ func addrOrAuto(e *configfile.Errors, path string, s scalar) netip.Addr {
 	if s == auto {
 		return netip.Addr{}
 	}
-	return e.Addr(path, s)
+	return e.IP(path, s)
 }
 
 func (f *fileService) service(e *configfile.Errors, at string) Service {
@@ -107,7 +107,7 @@ func (f *fileService) service(e *configfile.Errors, at string) Service {
 	for i, b := range f.Backends {
 		at := fmt.Sprintf("%sbackends[%d].", at, i)
 		s.Backends = append(s.Backends, Backend{
-			Address: e.Addr(at+"address", b.Address),
+			Address: e.IP(at+"address", b.Address),
 			Port:    port(e, at+"port", b.Port),
 			Weight:  e.Int(at+"weight", b.Weight, 1, 1, maxWeight),
 			Via:     string(b.Via),
@@ -138,9 +138,9 @@ func (f *fileRule) rule(e *configfile.Errors, at string) rules.FilterRule {
 		r.From = rules.FromLocal
 	}
 	if f.Protocol != "" {
-		r.Protocol = protocols[e.OneOf(at+".protocol", f.Protocol, "tcp", "udp", "sctp", "icmp")]
+		r.Protocol = protocols[e.OneOf(at+".protocol", f.Protocol, "tcp", "udp", "sctp", "icmp", "icmpv6")]
 	}
-	if len(r.Ports) > 0 && (r.Protocol == 0 || r.Protocol == protocols["icmp"]) {
+	if len(r.Ports) > 0 && (r.Protocol == 0 || r.Protocol == protocols["icmp"] || r.Protocol == protocols["icmpv6"]) {
 		e.Add(at+".ports", "ports need protocol: tcp, udp or sctp")
 	}
 	if e.Text(at+".action", f.Action) != "" {

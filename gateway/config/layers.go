@@ -89,7 +89,9 @@ func (c *Config) NAT(links Links, maxConnections int) *nat.Config {
 	for _, n := range c.Geneve.Nodes {
 		link := links.ByName[n.Name]
 		nc.Nodes = append(nc.Nodes, rules.Node{Link: link, Name: n.Name, Device: n.Device, Address: n.Address})
-		nc.Routes = append(nc.Routes, rules.Route{Prefix: netip.PrefixFrom(n.Address, n.Address.BitLen()), Link: link})
+		for a := range n.Address.All() {
+			nc.Routes = append(nc.Routes, rules.Route{Prefix: netip.PrefixFrom(a, a.BitLen()), Link: link})
+		}
 		for _, cidr := range n.PodCIDRs {
 			nc.Routes = append(nc.Routes, rules.Route{Prefix: cidr, Link: link})
 		}
@@ -119,8 +121,8 @@ func (c *Config) Tunnels(links Links) []geneve.Tunnel {
 			Remote: n.Underlay,
 			Encap:  n.Encap,
 			Inner:  n.Inner,
-			Local:  geneve.Pair{V4: c.Geneve.GatewayAddress},
-			Peer:   geneve.Pair{V4: n.Address},
+			Local:  geneve.Pair(c.Geneve.GatewayAddress),
+			Peer:   geneve.Pair(n.Address),
 			Role:   geneve.Gateway,
 		})
 	}

@@ -29,7 +29,7 @@ func autoConfig(t *testing.T) *Config {
 func TestTaken(t *testing.T) {
 	c := autoConfig(t)
 	c.Addresses = append(c.Addresses, AddressMapping{External: netip.MustParseAddr("10.70.0.5"), Internal: netip.MustParseAddr("192.0.2.11")})
-	c.UnknownSource = netip.MustParseAddr("10.70.0.7")
+	c.UnknownSource.V4 = netip.MustParseAddr("10.70.0.7")
 	var got []string
 	for _, taken := range c.Taken() {
 		if !taken.Connected {

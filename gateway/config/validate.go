@@ -89,6 +89,7 @@ func (c *Config) validate(e *configfile.Errors) {
 		external.Insert(p)
 	}
 	c.validateNetworks(e, &external)
+	c.validateFamilies(e)
 	c.validateNodes(e)
 	c.validateNAT(e, &external)
 	c.validateRules(e)
@@ -164,17 +165,23 @@ func (c *Config) validateNetworks(e *configfile.Errors, external *bart.Lite) {
 	// seen: what this cluster's nodes can address; real: how the remote cluster
 	// names itself, which may equal local CIDRs.
 	var seen, real places
-	seen.claim(e, "the tunnel addresses", tunnelBlock, "")
+	for _, ps := range []*places{&seen, &real} {
+		ps.claim(e, "the tunnel addresses", tunnelBlock, "")
+		for _, r := range reserved {
+			ps.claim(e, r.name, r.prefix, "")
+		}
+	}
 	for i, p := range c.Local.PodCIDRs {
 		seen.claim(e, fmt.Sprintf("network.local.podCIDRs[%d]", i), p, "")
 	}
 	for i, p := range c.Local.ExternalCIDRs {
 		seen.claim(e, fmt.Sprintf("network.local.externalCIDRs[%d]", i), p, "")
 	}
-	real.claim(e, "the tunnel addresses", tunnelBlock, "")
 	for i, path := range c.remotePaths() {
 		r := c.Remote[i]
-		if r.Real.IsValid() && r.Remapped.IsValid() && r.Real.Bits() != r.Remapped.Bits() {
+		switch {
+		case !sameFamily(e, path+".remap", r.Remapped.Addr(), r.Real.Addr()):
+		case r.Real.IsValid() && r.Remapped.IsValid() && r.Real.Bits() != r.Remapped.Bits():
 			e.Add(path+".remap", "%s and %s differ in length; a remap is 1:1, write a /%d", r.Remapped, r.Real, r.Real.Bits())
 		}
 		real.claim(e, path+".cidr", r.Real, "")
@@ -184,8 +191,10 @@ func (c *Config) validateNetworks(e *configfile.Errors, external *bart.Lite) {
 			seen.claim(e, path+".remap", r.Remapped, "; choose an unused CIDR")
 		}
 	}
-	if a := c.UnknownSource; a.IsValid() && !external.Contains(a) {
-		e.Add("nat.unknownSource", "%s is in no CIDR of network.local.externalCIDRs", a)
+	for a := range c.UnknownSource.All() {
+		if !external.Contains(a) {
+			e.Add("nat.unknownSource", "%s is in no CIDR of network.local.externalCIDRs", a)
+		}
 	}
 	hosts := map[netip.Addr]string{}
 	host := func(path string, a netip.Addr) {
@@ -200,9 +209,13 @@ func (c *Config) validateNetworks(e *configfile.Errors, external *bart.Lite) {
 		}
 		hosts[a] = path
 	}
-	host("geneve.gatewayAddress", c.Geneve.GatewayAddress)
+	for a := range c.Geneve.GatewayAddress.All() {
+		host("geneve.gatewayAddress", a)
+	}
 	for i, n := range c.Geneve.Nodes {
-		host(fmt.Sprintf("geneve.nodes[%d].address", i), n.Address)
+		for a := range n.Address.All() {
+			host(fmt.Sprintf("geneve.nodes[%d].address", i), a)
+		}
 	}
 }
 
@@ -287,7 +300,7 @@ func (c *Config) validateNAT(e *configfile.Errors, external *bart.Lite) {
 		case !isHost(e, path, a):
 		case !external.Contains(a):
 			e.Add(path, "%s is in no CIDR of network.local.externalCIDRs", a)
-		case a == c.UnknownSource:
+		case c.UnknownSource.Has(a):
 			e.Add(path, "%s is the unknown-source address; choose another", a)
 		}
 	}
@@ -308,6 +321,7 @@ func (c *Config) validateNAT(e *configfile.Errors, external *bart.Lite) {
 		via(at+"via", m.Via)
 		once(mapped, at+"external", m.External)
 		isHost(e, at+"internal", m.Internal)
+		sameFamily(e, at+"internal", m.Internal, m.External)
 		once(hosts, at+"internal", m.Internal)
 	}
 	for i, s := range c.Services {
@@ -324,7 +338,9 @@ func (c *Config) validateNAT(e *configfile.Errors, external *bart.Lite) {
 		}
 		for k, b := range s.Backends {
 			via(fmt.Sprintf("%sbackends[%d].via", at, k), b.Via)
-			isHost(e, fmt.Sprintf("%sbackends[%d].address", at, k), b.Address)
+			path := fmt.Sprintf("%sbackends[%d].address", at, k)
+			isHost(e, path, b.Address)
+			sameFamily(e, path, b.Address, s.Address)
 		}
 	}
 }
@@ -339,6 +355,7 @@ func (c *Config) validateRules(e *configfile.Errors) {
 			e.Add(path, "%q is rules[%d] too", r.Name, j)
 		}
 		names[r.Name] = i
+		validateRuleFamilies(e, fmt.Sprintf("rules[%d]", i), &c.Rules[i])
 		n := 1
 		for _, any := range []int{len(r.Source), len(r.Destination), len(r.Ports)} {
 			n = min(n*max(any, 1), maxRules+1)
