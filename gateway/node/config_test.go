@@ -112,7 +112,7 @@ func TestConfigRefuses(t *testing.T) {
 		{"underlay is a name", replace("172.18.0.2", "rome-1.example"), []string{"underlay: "}},
 		{"underlay is loopback", replace("172.18.0.2", "127.0.0.1"), []string{"underlay: 127.0.0.1"}},
 		{"ends of unlike families", replace("10.80.0.2", `"fd80::2"`), []string{
-			"gateway.address: has no IPv6 address like fd80::2, that of the other end", "address: has no IPv4 address like 10.80.0.4, that of the other end",
+			"address: has no IPv4 address like 10.80.0.4, that of the other end", "gateway.address: has no IPv6 address like fd80::2, that of the other end",
 			"routes[0]: 10.61.0.0/16 is IPv4, and address is not", "routes[1]: 10.71.0.0/16 is IPv4"}},
 		{"one end has more", replace("10.80.0.2", `[10.80.0.2, "fd80::2"]`), []string{"gateway.address: has no IPv6 address like fd80::2"}},
 		{"two of one family", replace("10.80.0.2", "[10.80.0.2, 10.80.0.3]"), []string{"address[1]: 10.80.0.3 is a second IPv4 address beside 10.80.0.2"}},

@@ -133,44 +133,38 @@ func TestTUNCarriesPackets(t *testing.T) {
 	requireNothingLeft(t, c)
 }
 
-// TestCarriesFamilies: both ends find each other by neighbour discovery where there is no IPv4, and packets of each family that the
+// TestTUNCarriesFamilies: both ends find each other by neighbour discovery where there is no IPv4, and packets of each family that the
 // configuration has pass.
-func TestCarriesFamilies(t *testing.T) {
-	for _, mode := range []Mode{TUN, VXLAN} {
-		for _, tt := range []struct {
-			name    string
-			change  *strings.Replacer
-			targets []string
-		}{
-			{"IPv6", v6only, []string{"fd00:61::5"}},
-			{"both", dual, []string{"fd00:61::5", "10.61.1.5"}},
-		} {
-			t.Run(string(mode)+"/"+tt.name, func(t *testing.T) {
-				if mode == TUN {
-					needTUN(t)
-				} else {
-					needKind(t, mode)
-				}
-				c := testConfigOf(t, mode, tt.change.Replace(goodFile))
-				seen := make(chan netip.Addr, 1)
-				e := gatewayEnd(t, c, "172.18.0.9")
-				go reflect(e, seen)
-				stop := start(t, c)
-				for _, to := range tt.targets {
-					talk(t, to)
-				}
-				if source := <-seen; source != c.Address.V6 {
-					t.Errorf("the gateway saw source %s, want %s", source, c.Address.V6)
-				}
-				if s := e.Stats(); tt.change == v6only && (s.NDReceived == 0 || s.ARPReceived+s.ARPSent > 0) {
-					t.Errorf("%d messages of neighbour discovery received, %d of ARP; want some, none", s.NDReceived, s.ARPReceived)
-				}
-				if err := stop(); err != nil {
-					t.Error("Run returned", err)
-				}
-				requireNothingLeft(t, c)
-			})
-		}
+func TestTUNCarriesFamilies(t *testing.T) {
+	needTUN(t)
+	for _, tt := range []struct {
+		name    string
+		change  *strings.Replacer
+		targets []string
+	}{
+		{"IPv6", v6only, []string{"fd00:61::5"}},
+		{"both", dual, []string{"fd00:61::5", "10.61.1.5"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c := testConfigOf(t, TUN, tt.change.Replace(goodFile))
+			seen := make(chan netip.Addr, 1)
+			e := gatewayEnd(t, c, "172.18.0.9")
+			go reflect(e, seen)
+			stop := start(t, c)
+			for _, to := range tt.targets {
+				talk(t, to)
+			}
+			if source := <-seen; source != c.Address.V6 {
+				t.Errorf("the gateway saw source %s, want %s", source, c.Address.V6)
+			}
+			if s := e.Stats(); tt.change == v6only && (s.NDReceived == 0 || s.ARPReceived+s.ARPSent > 0) {
+				t.Errorf("%d messages of neighbour discovery received, %d of ARP; want some, none", s.NDReceived, s.ARPReceived)
+			}
+			if err := stop(); err != nil {
+				t.Error("Run returned", err)
+			}
+			requireNothingLeft(t, c)
+		})
 	}
 }
 
