@@ -331,7 +331,7 @@ func (p *losingPair) ofTunnels() map[string]func() {
 	ghost := func(name string, n byte, packets int) { // packets for a node that never answers
 		p.apply(func(c *config.Config) {
 			c.Geneve.Nodes = append(c.Geneve.Nodes, config.Node{Name: name, VNI: geneve.VNI(n), Underlay: netip.AddrFrom4([4]byte{127, 0, 10, n}),
-				Address: netip.AddrFrom4([4]byte{10, 80, 0, n}), PodCIDRs: []netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, n, 0}), 24)}})
+				Address: rules.PairOf(netip.AddrFrom4([4]byte{10, 80, 0, n})), PodCIDRs: []netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, n, 0}), 24)}})
 		})
 		for range packets {
 			p.node.Send(udpPacket("10.0.1.5", fmt.Sprintf("10.0.%d.5", n), nil))
@@ -381,7 +381,7 @@ func (p *losingPair) ofTunnels() map[string]func() {
 		"send-failed": func() { // from a socket that is bound to loopback
 			p.apply(func(c *config.Config) {
 				c.Geneve.Nodes = append(c.Geneve.Nodes, config.Node{Name: "far", VNI: 98, Underlay: netip.MustParseAddr("192.0.2.98"), Inner: geneve.IP,
-					Address: netip.MustParseAddr("10.80.0.98"), PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.98.0/24")}})
+					Address: rules.PairOf(netip.MustParseAddr("10.80.0.98")), PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.98.0/24")}})
 			})
 			p.node.Send(udpPacket("10.0.1.5", "10.0.98.5", nil))
 		},

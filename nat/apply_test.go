@@ -1,7 +1,6 @@
 package nat_test
 
 import (
-	"net/netip"
 	"testing"
 
 	"culvert/nat"

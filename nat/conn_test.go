@@ -2,7 +2,6 @@ package nat_test
 
 import (
 	"fmt"
-	"net/netip"
 	"testing"
 
 	"culvert/nat"

@@ -3,13 +3,13 @@ package nat_test
 import (
 	"bytes"
 	"fmt"
-	"net/netip"
 	"testing"
 	"time"
 
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
+	"culvert/nat/rules"
 )
 
 // TestAppendError follows the errors that we originate.

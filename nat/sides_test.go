@@ -23,7 +23,7 @@ func twoTunnels(t *testing.T, tables ...rules.Table) *nat.Engine {
 	})
 	device := rules.Device{Link: paris, Name: "paris", Address: rules.PairOf(address("169.254.19.1")), Own: rules.PairOf(address("169.254.19.2")), Sources: []netip.Prefix{prefix("10.98.0.0/16")}}
 	routing := rules.PolicyTable{Name: "paris", Rules: []rules.PolicyRule{
-		{Priority: 50, Routes: []rules.PolicyRoute{{Destination: prefix("10.98.0.0/16"), Via: device.Address}}},
+		{Priority: 50, Routes: []rules.PolicyRoute{{Destination: prefix("10.98.0.0/16"), Via: device.Address.V4}}},
 		{Priority: 51, In: "paris", Routes: []rules.PolicyRoute{{Destination: prefix("10.99.64.0/18"), Device: "liqo-tunnel"}}},
 	}}
 	if err := e.Put(parisKey, rules.Resource{Device: &device, Tables: tables, Routing: []rules.PolicyTable{routing}}); err != nil {

@@ -26,7 +26,7 @@ func (l *List) UnmarshalJSON(b []byte) error {
 // Is reports whether the list is the one word.
 func (l List) Is(word Scalar) bool { return len(l) == 1 && l[0] == word }
 
-// Pair requires one address, or one of each family in a list.
+// Pair requires one address, or one of each family in a list. It returns none if one of them is bad.
 func (e *Errors) Pair(path string, l List) (v4, v6 netip.Addr) {
 	switch {
 	case len(l) == 0 || l.Is(""):
@@ -42,13 +42,16 @@ func (e *Errors) Pair(path string, l List) (v4, v6 netip.Addr) {
 			at = fmt.Sprintf("%s[%d]", path, i)
 		}
 		a := e.IP(at, s)
+		if !a.IsValid() {
+			return netip.Addr{}, netip.Addr{}
+		}
 		of, family := &v6, "IPv6"
 		if a.Is4() {
 			of, family = &v4, "IPv4"
 		}
-		if of.IsValid() && a.IsValid() {
+		if of.IsValid() {
 			e.Add(at, "%s is a second %s address beside %s; keep one of each family", a, family, *of)
-			continue
+			return netip.Addr{}, netip.Addr{}
 		}
 		*of = a
 	}
