@@ -98,11 +98,16 @@ func (e *ends) checkFragments(ctx context.Context) (string, error) {
 	overhead := udpOverhead(e.target)
 	sizes := []int{smallMTU - overhead, smallMTU - overhead + 1, largeMTU - overhead, 5000}
 	for _, size := range sizes {
-		if err := echoUDP(conn, size, uint64(size)); err != nil {
+		err := echoUDP(conn, size, uint64(size))
+		// With IPv6, each end may have to learn the size of the path by a datagram that is lost.
+		for tries := 0; e.target.Is6() && err != nil && tries < 2; tries++ {
+			err = echoUDP(conn, size, uint64(size))
+		}
+		if err != nil {
 			return "", err
 		}
 	}
-	if sources := server.close(); len(sources) != 1 || sources[e.wantSource] != len(sizes) {
+	if sources := server.close(); len(sources) != 1 || sources[e.wantSource] < len(sizes) || !e.target.Is6() && sources[e.wantSource] > len(sizes) {
 		return "", fmt.Errorf("%s saw datagrams from %v, want %d from %s", e.to.Name, sources, len(sizes), e.wantSource)
 	}
 	return fmt.Sprintf("datagrams of %v bytes", sizes), nil

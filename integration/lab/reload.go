@@ -214,6 +214,14 @@ func (l *Lab) checkReload(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%d reloads, %d MiB, SHA-256 equal", reloads, 2*int64(len(streams))*bulk>>20), nil
 }
 
+// thirdNode is the internal address of a node that no lab has.
+func (l *Lab) thirdNode() any {
+	if l.options.Dual {
+		return []string{"10.80.0.77", "fd80::77"}
+	}
+	return "10.80.0.77"
+}
+
 // change returns one of several changes that touch none of the streams.
 func (l *Lab) change(i, n int) func(config object) {
 	c := &clusters[i]
@@ -227,7 +235,7 @@ func (l *Lab) change(i, n int) func(config object) {
 		func(config object) {
 			geneve := config["geneve"].(object)
 			geneve["nodes"] = append(geneve["nodes"].([]object), object{"name": c.Name + "-node3", "vni": 77, "underlay": remap(netip.MustParseAddr("0.0.0.77"), c.Underlay),
-				"address": "10.80.0.77", "podCIDRs": []string{"10.0.77.0/24"}})
+				"address": l.thirdNode(), "podCIDRs": []string{"10.0.77.0/24"}})
 		},
 		func(config object) {
 			nat := config["nat"].(object)

@@ -55,7 +55,7 @@ func (p *plan) of(host string) *Cluster {
 // anywhere is the default route of p's family.
 func (c *Cluster) anywhere() netip.Prefix {
 	if c.Internal.Is6() {
-		return netip.MustParsePrefix("::/0")
+		return everywhere6
 	}
 	return everywhere
 }
