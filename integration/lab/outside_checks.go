@@ -12,7 +12,7 @@ const smallStream = 3<<20 + 7
 
 // outsideChecks are the promises about packets whose addresses are no pods'.
 func outsideChecks(l *Lab) []Check {
-	return append(append(l.ofFamilies(l.sourcesChecks), l.reloadChecks()...), l.logCheck("rule-drops"))
+	return append(l.ofFamilies(l.sourcesChecks), l.logCheck("rule-drops"))
 }
 
 // sourcesChecks are those of one family.
@@ -27,7 +27,8 @@ func (l *Lab) sourcesChecks(p *plan) []Check {
 	checks = append(checks, l.serviceChecks(p)...)
 	checks = append(checks, l.sctpChecks(p)...)
 	checks = append(checks, l.fragmentChecks(p)...)
-	return append(checks, l.errorChecks(p)...)
+	checks = append(checks, l.errorChecks(p)...)
+	return append(checks, l.reloadChecks(p)...)
 }
 
 // refusedChecks are outsideChecks and what files that are refused do to all of it.
@@ -76,6 +77,9 @@ func (l *Lab) sourceChecks(p *plan) []Check {
 		return e
 	}
 	client := from("rome/client", rome.Client, u)
+	if p.is6() {
+		client.size = smallMTU // no router fragments the replies
+	}
 	var checks []Check
 	for _, c := range []struct {
 		name string

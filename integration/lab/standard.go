@@ -16,14 +16,14 @@ const (
 	streamBytes = 104 << 20 // each way, of a TCP check
 )
 
-// sandboxPart is the part of a check's bytes that is sent through gVisor, where
-// all takes much longer.
-const sandboxPart = 4
+// lessPart is the part of a check's bytes that is sent through gVisor, where all takes
+// much longer, and in dual labs, which are about addresses.
+const lessPart = 4
 
-// amount is n bytes, or the part of them for gateways in a sandbox.
+// amount is n bytes, or the part of them for labs that send less.
 func (l *Lab) amount(n int64) int64 {
-	if l.options.Sandbox.Runsc != "" {
-		return n / sandboxPart
+	if l.options.Sandbox.Runsc != "" || l.options.Dual {
+		return n / lessPart
 	}
 	return n
 }
@@ -33,6 +33,7 @@ type ends struct {
 	from, to           *Host
 	local              netip.Addr // source address of from, or the zero Addr for its kernel's choice
 	target, wantSource netip.Addr // how each sees the other
+	size               int        // bytes of the largest ping; 0: the pods' MTU
 }
 
 func (e *ends) path() string { return e.from.Name + " → " + e.to.Name }
@@ -72,6 +73,7 @@ func (l *Lab) ofFamilies(list func(*plan) []Check) (checks []Check) {
 	for _, p := range l.plans() {
 		if l.options.Dual && !p.is6() {
 			e := l.pairOf(p, "rome/pod2", "milan/pod2")
+			e.size = min(l.options.Rome.MTU, l.options.Milan.MTU)
 			checks = append(checks, Check{"first contact", e.path(), func(ctx context.Context) (string, error) { return l.firstContact(ctx, e.from, e.target) }},
 				Check{"ping", e.path(), e.checkPing}, Check{"tcp both ways", e.path(), func(ctx context.Context) (string, error) { return e.checkStream(ctx, smallStream, smallStream+1) }})
 			continue
@@ -185,7 +187,11 @@ func (e *ends) checkPing(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	rtts, err := p.series(ctx, e.target, pings, []int{84, 84, 1340})
+	largest := largeMTU
+	if e.size > 0 {
+		largest = e.size
+	}
+	rtts, err := p.series(ctx, e.target, pings, []int{84, 84, largest})
 	sources, watchErr := wait()
 	if err != nil {
 		return "", err
