@@ -231,7 +231,11 @@ func FuzzReceive(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Cleanup(func() { e.Close() })
-	if err := e.Apply(append(fixtureTunnels(), openTunnel)); err != nil {
+	f.Add(inFrame(us, nodeMAC, genevetest.Solicit(nodeInner6, gatewayInner6, nodeMAC, false)), 0, uint8(0), false)
+	f.Add(inFrame(us, nodeMAC, genevetest.Advertise(nodeInner6, gatewayInner6, whenSolicited|overriding, nodeMAC)), 0, uint8(0), false)
+	tunnels := append(fixtureTunnels(), openTunnel)
+	tunnels[0] = tunnel6(true)
+	if err := e.Apply(tunnels); err != nil {
 		f.Fatal(err)
 	}
 	r := e.NewReceiver()
@@ -260,7 +264,7 @@ func FuzzReceive(f *testing.F) {
 		if used > len(data) {
 			t.Fatalf("%d packets of %d bytes with their headers from a message of %d", packets, used, len(data))
 		}
-		if packets == 0 && e.Drops() == before && e.Stats().ARPReceived == stats.ARPReceived {
+		if packets == 0 && e.Drops() == before && e.Stats().ARPReceived+e.Stats().NDReceived == stats.ARPReceived+stats.NDReceived {
 			t.Fatal("nothing came out and nothing was counted")
 		}
 	})

@@ -93,7 +93,7 @@ func (l *tunLink) mode() Mode { return TUN }
 func (l *tunLink) setRemote(remote netip.Addr) error {
 	return l.endpoint.Apply([]geneve.Tunnel{{
 		ID: tunnelID, VNI: geneve.VNI(l.config.VNI), Remote: remote, Encap: geneve.Geneve, Inner: geneve.Ethernet,
-		Local: geneve.Pair{V4: l.config.Address}, Peer: geneve.Pair{V4: l.config.GatewayAddress}, Role: geneve.Node,
+		Local: l.config.Address, Peer: l.config.GatewayAddress, Role: geneve.Node,
 	}})
 }
 
@@ -155,7 +155,7 @@ func (l *tunLink) probeTrains(ctx context.Context, log logrus.FieldLogger) {
 func (l *tunLink) look() (small, whole answer) {
 	small, whole = l.echoes.last(smallEcho), l.echoes.last(wholeEcho)
 	l.echoes.next()
-	l.asker.Send(tunnelID, l.echoes.request(echoLen))
+	l.asker.Send(tunnelID, l.echoes.request(l.echoes.least()))
 	l.asker.Send(tunnelID, l.echoes.request(l.config.MTU))
 	l.asker.Flush()
 	return small, whole

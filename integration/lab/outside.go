@@ -5,6 +5,7 @@ import (
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"culvert/gateway/node"
 )
@@ -54,9 +55,9 @@ func (l *Lab) addOutside(c, peer *Cluster) error {
 		{"router", func() error { return addRoute(peer.SeenExt, first.Underlay) }},
 		{"client", func() error { return addAddress("eth0", netip.PrefixFrom(c.Mapped, c.Outside.Bits())) }},
 		{second.Name, func() error { return addAddress("eth0", netip.PrefixFrom(c.VIP, c.Underlay.Bits())) }},
-		{first.PodName, func() error { return addAddress("lo", netip.PrefixFrom(behindFirst, 32)) }},
-		{first.PodName, func() error { return addAddress("lo", netip.PrefixFrom(behindOther, 32)) }},
-		{first.Name, func() error { return addRoute(behindPod, first.Pod) }},
+		{first.PodName, func() error { return addAddress("lo", netip.PrefixFrom(c.BehindFirst, c.BehindFirst.BitLen())) }},
+		{first.PodName, func() error { return addAddress("lo", netip.PrefixFrom(c.BehindOther, c.BehindOther.BitLen())) }},
+		{first.Name, func() error { return addRoute(c.Behind, first.Pod) }},
 	} {
 		if err := l.Host(c.Name + "/" + step.host).Do(step.add); err != nil {
 			return fmt.Errorf("%s: %w", step.host, err)
@@ -71,32 +72,50 @@ func addAddress(link string, address netip.Prefix) error {
 	if err != nil {
 		return err
 	}
-	if err := netlink.AddrAdd(l, &netlink.Addr{IPNet: ipNet(address)}); err != nil {
+	a := &netlink.Addr{IPNet: ipNet(address)}
+	if address.Addr().Is6() {
+		a.Flags = unix.IFA_F_NODAD
+	}
+	if err := netlink.AddrAdd(l, a); err != nil {
 		return fmt.Errorf("address %s: %w", address, err)
 	}
 	return nil
 }
 
-// natConfig is the nat part of a gateway's configuration.
-func (c *Cluster) natConfig() object {
+// natConfig is the nat part of a gateway's configuration, for the families of cs, which are one cluster.
+func natConfig(cs ...*Cluster) object {
+	addresses, services := []object{}, []object{}
+	for _, c := range cs {
+		a, s := c.mapped()
+		addresses, services = append(addresses, a), append(services, s...)
+	}
+	return object{"addresses": addresses, "services": services}
+}
+
+// suffix ends the names of the services of c.
+func (c *Cluster) suffix() string {
+	if c.Internal.Is6() {
+		return "6"
+	}
+	return ""
+}
+
+func (c *Cluster) mapped() (address object, services []object) {
 	var backends []object
 	for _, n := range c.Nodes {
 		backends = append(backends, object{"address": n.Pod, "port": backendPort})
 	}
 	service := func(name string, address netip.Addr, more object) object {
-		o := object{"name": name, "address": address, "port": servicePort, "protocol": "tcp", "backends": backends}
+		o := object{"name": name + c.suffix(), "address": address, "port": servicePort, "protocol": "tcp", "backends": backends}
 		for k, v := range more {
 			o[k] = v
 		}
 		return o
 	}
-	return object{
-		"addresses": []object{{"external": c.MappedAs, "internal": c.Mapped, "via": c.Name + "-" + c.Nodes[0].Name}},
-		"services": []object{
-			service("balanced", balanced, nil),
-			service("sticky", sticky, object{"affinity": "clientIP"}),
-			service("strict", strict, object{"balance": "hash", "onRemoval": "reset"}),
-		},
+	return object{"external": c.MappedAs, "internal": c.Mapped, "via": c.Name + "-" + c.Nodes[0].Name}, []object{
+		service("balanced", c.Balanced, nil),
+		service("sticky", c.Sticky, object{"affinity": "clientIP"}),
+		service("strict", c.Strict, object{"balance": "hash", "onRemoval": "reset"}),
 	}
 }
 
