@@ -171,10 +171,14 @@ func newView(c *config.Config, links config.Links) *view {
 		v.names[link] = name
 	}
 	for _, s := range c.Services {
-		v.services[serviceKey{s.Address, s.Port, s.Protocol}] = s.Name
+		for a := range s.Address.All() {
+			v.services[serviceKey{a, s.Port, s.Protocol}] = s.Name
+		}
 	}
 	for _, m := range c.Addresses {
-		v.mapped[m.External] = true
+		for a := range m.External.All() {
+			v.mapped[a] = true
+		}
 	}
 	return v
 }

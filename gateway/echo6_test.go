@@ -48,8 +48,8 @@ func TestAnswerEchoIPv6(t *testing.T) {
 		{"echo reply", request(func(_ *nattest.IP, icmp *nattest.ICMP) { icmp.Type = 129 }), 0},
 		{"neighbour solicitation", request(func(_ *nattest.IP, icmp *nattest.ICMP) { icmp.Type = 135 }), 0},
 		{"UDP", udpPacket("fd00:10:0:1::5", "fd80::4", nil), 0},
-		{"ICMP of IPv4", request(func(ip *nattest.IP, _ *nattest.ICMP) {
-			ip.Body = nattest.Raw{Protocol: 1, Payload: []byte{8, 0, 0, 0, 0, 0, 0, 0}}
+		{"another protocol", request(func(ip *nattest.IP, _ *nattest.ICMP) {
+			ip.Body = nattest.Raw{Protocol: 47, Payload: []byte{128, 0, 0, 0, 0, 0, 0, 0}}
 		}), 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

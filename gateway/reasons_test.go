@@ -180,7 +180,7 @@ func TestEveryReasonShows(t *testing.T) {
 			{Name: "drop", Protocol: 17, Ports: []rules.PortRange{{First: 7, Last: 7}}, Action: rules.FilterDrop},
 			{Name: "reject", Protocol: 17, Ports: []rules.PortRange{{First: 9, Last: 9}}, Action: rules.FilterReject},
 		}
-		rome.Services = []config.Service{{Name: "empty", Address: netip.MustParseAddr("10.70.0.21"), Port: 80, Protocol: 17}}
+		rome.Services = []config.Service{{Name: "empty", Address: rules.PairOf(netip.MustParseAddr("10.70.0.21")), Port: 80, Protocol: 17}}
 	})
 	ways := p.ofPackets(with)
 	maps.Copy(ways, p.ofTunnels())

@@ -18,7 +18,7 @@ func TestChanges(t *testing.T) {
 		}
 		c.Rules = []rules.FilterRule{{Name: "a"}, {Name: "b"}}
 		c.Remote = []rules.RemoteCIDR{{Real: netip.MustParsePrefix("10.0.0.0/16"), Remapped: netip.MustParsePrefix("10.61.0.0/16")}}
-		c.Addresses = []AddressMapping{{External: netip.MustParseAddr("10.70.0.9")}}
+		c.Addresses = []AddressMapping{{External: rules.PairOf(netip.MustParseAddr("10.70.0.9"))}}
 		c.Services = []Service{{Name: "web"}}
 		return c
 	}

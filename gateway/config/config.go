@@ -125,17 +125,19 @@ type LocalNetwork struct {
 	ExternalCIDRs []netip.Prefix
 }
 
-// AddressMapping is one address of a local external CIDR that stands for a host.
+// AddressMapping is one address of a local external CIDR that stands for a host, or one for
+// each family of the host.
 type AddressMapping struct {
-	External, Internal netip.Addr
+	External, Internal rules.Pair
 	Via                string // name of the node that leads to Internal; "" = the first
 }
 
 // Service is one address and port of a local external CIDR that stands for
-// several backends. The fields are those of rules.Service.
+// several backends, or one address for the backends of each family. The fields are those
+// of rules.Service.
 type Service struct {
 	Name            string
-	Address         netip.Addr
+	Address         rules.Pair
 	Port            uint16
 	Protocol        uint8
 	Balance         rules.Balance

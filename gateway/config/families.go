@@ -82,6 +82,16 @@ func sameFamily(e *configfile.Errors, path string, a, b netip.Addr) bool {
 	return false
 }
 
+// sameFamilies is sameFamily for pairs: each address has one to be translated to.
+func sameFamilies(e *configfile.Errors, path string, a, b rules.Pair) {
+	for _, v6 := range []bool{false, true} {
+		x, y := a.Of(v6), b.Of(v6)
+		if a.IsValid() && b.IsValid() && x.IsValid() != y.IsValid() {
+			e.Add(path, "%s does not go with %s; write addresses of the same families", a, b)
+		}
+	}
+}
+
 // validateRuleFamilies finds rules that no packet can match, because they ask for two families.
 func validateRuleFamilies(e *configfile.Errors, path string, r *rules.FilterRule) {
 	src, dst := familiesOf(r.Source), familiesOf(r.Destination)

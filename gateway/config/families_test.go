@@ -17,9 +17,9 @@ var dualFile = strings.NewReplacer(
 	"local:  {podCIDRs: [10.0.0.0/16], externalCIDRs: [10.70.0.0/16]}", `local:  {podCIDRs: [10.0.0.0/16, "fd00:10::/48"], externalCIDRs: [10.70.0.0/16, "fd00:70::/48"]}`,
 	"{cidr: 10.200.0.0/20}]", `{cidr: 10.200.0.0/20}, {cidr: "fd00:10::/48", remap: "fd00:61::/48"}]`,
 	"remap: 10.71.0.0/16}]", `remap: 10.71.0.0/16}, {cidr: "fd00:70::/48", remap: "fd00:71::/48"}]`,
-	"via: rome-2}]", `via: rome-2}, {external: "fd00:70::9", internal: "2001:db8::10"}]`,
+	"via: rome-2}]", `via: rome-2}, {external: [10.70.0.10, "fd00:70::9"], internal: ["2001:db8::10", 192.0.2.11]}]`,
 	"weight: 3}]}", `weight: 3}]}
-    - {name: web6, address: "fd00:70::20", port: 80, backends: [{address: "fd00:10:0:1::5", port: 8080}]}`,
+    - {name: both, address: [10.70.0.21, "fd00:70::20"], port: 80, backends: [{address: 10.0.1.6, port: 80}, {address: "fd00:10:0:1::5", port: 8080}]}`,
 	"action: drop}", `action: drop}
   - {name: no-ping-in, from: remote, protocol: icmpv6, src: ["fd00:10::/48"], action: drop}`,
 ).Replace(goodFile)
@@ -107,9 +107,11 @@ func TestParseDualErrors(t *testing.T) {
 		{"external CIDR of multicast", `10.70.0.0/16, "fd00:70::/48"]}`, `10.70.0.0/16, "fd00:70::/48", "ff00::/16"]}`, "network.local.externalCIDRs[2]: ff00::/16 overlaps the multicast addresses (ff00::/8)"},
 		{"CIDR mapped into IPv6", `10.70.0.0/16, "fd00:70::/48"]}`, `10.70.0.0/16, "fd00:70::/48", "::ffff:10.1.0.0/112"]}`, "network.local.externalCIDRs[2]: ::ffff:10.1.0.0/112 is IPv4 mapped into IPv6; write it as IPv4"},
 		{"no MTU for IPv6", "mtu: 1400", "mtu: 1279", "mtu: 1279, and geneve.gatewayAddress is of IPv6, which needs 1280; write 1280 or more, or leave IPv6 out"},
-		{"mapping into the other family", `internal: "2001:db8::10"`, "internal: 192.0.2.99", "nat.addresses[1].internal: 192.0.2.99 is of IPv4 and fd00:70::9 is not; nothing translates between them, write two of one family"},
-		{"mapping onto the unknown source", `external: "fd00:70::9"`, `external: "fd00:70::"`, "nat.addresses[1].external: fd00:70:: is the unknown-source address; choose another"},
-		{"backend of the other family", `address: "fd00:10:0:1::5"`, "address: 10.0.1.5", "nat.services[1].backends[0].address: 10.0.1.5 is of IPv4 and fd00:70::20 is not; nothing translates between them, write two of one family"},
+		{"unequal pairs of a mapping", `internal: ["2001:db8::10", 192.0.2.11]`, "internal: 192.0.2.11", "nat.addresses[1].internal: 192.0.2.11 does not go with 10.70.0.10, fd00:70::9; write addresses of the same families"},
+		{"mapping into the other family", `external: [10.70.0.10, "fd00:70::9"], internal: ["2001:db8::10", 192.0.2.11]`, `external: 10.70.0.10, internal: "2001:db8::10"`, "nat.addresses[1].internal: 2001:db8::10 does not go with 10.70.0.10; write addresses of the same families"},
+		{"mapping onto the unknown source", `"fd00:70::9"`, `"fd00:70::"`, "nat.addresses[1].external: fd00:70:: is the unknown-source address; choose another"},
+		{"service without backend of a family", `{address: "fd00:10:0:1::5", port: 8080}`, "{address: 10.0.1.5, port: 8080}", "nat.services[1].address: fd00:70::20 has no backend of IPv6; add one, or leave the address out"},
+		{"backend of the other family", `[10.70.0.21, "fd00:70::20"]`, "10.70.0.21", "nat.services[1].backends[1].address: fd00:10:0:1::5 is of IPv6, and the service's address 10.70.0.21 is not; add one of IPv6 there"},
 		{"unknown source elsewhere", "nat:\n", "nat:\n  unknownSource: [10.70.0.1, \"fd00:99::1\"]\n", "nat.unknownSource: fd00:99::1 is in no CIDR of network.local.externalCIDRs"},
 		{"rule between families", `protocol: icmpv6, src: ["fd00:10::/48"]`, `src: ["fd00:10::/48"], dst: [10.0.0.0/8]`, "rules[1].dst: of other families than src, so that no packet matches; write two rules"},
 		{"ICMP of the other family", "protocol: icmpv6", "protocol: icmp", "rules[1].protocol: icmp, and src or dst are of the other family, so that no packet matches; write icmpv6"},
@@ -145,7 +147,7 @@ func TestFamilyWithoutGateway(t *testing.T) {
 
 // TestAutoOfAFamily: what auto chooses for a mapped host or a service is of its family.
 func TestAutoOfAFamily(t *testing.T) {
-	edit := strings.NewReplacer(`external: "fd00:70::9"`, "external: auto", `address: "fd00:70::20"`, "address: auto", "mssClamp: 1200", "state: s")
+	edit := strings.NewReplacer(`external: [10.70.0.10, "fd00:70::9"]`, "external: auto", `address: [10.70.0.21, "fd00:70::20"]`, "address: auto", "mssClamp: 1200", "state: s")
 	if _, err := parseText([]byte(edit.Replace(dualFile)), keyFolder(t)); err != nil {
 		t.Error(err)
 	}

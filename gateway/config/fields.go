@@ -13,7 +13,7 @@ const required = configfile.Required
 var fields = []configfile.Field{
 	{Path: "cluster", Type: "name", Default: required, Doc: "Name of this cluster: it stands in logs and metrics, and must differ from peer."},
 	{Path: "peer", Type: "name", Default: required, Doc: "Name of the remote cluster, for logs, metrics and the memory of remaps."},
-	{Path: "mtu", Type: "bytes, 576 to 9000", Default: "1340", Doc: "At least 1280 where addresses of this file are IPv6. Largest inner packet of both tunnels; the underlay carries 50 bytes more to nodes, 60 more to the peer (80 over IPv6). The same at nodes and pods."},
+	{Path: "mtu", Type: "bytes, 576 to 9000", Default: "1340", Doc: "Largest inner packet of both tunnels, 1280 or more with IPv6 inside; the underlay carries 50 bytes more to nodes, 60 more to the peer (80 over IPv6). The same at nodes and pods."},
 
 	{Path: "wireguard.role", Type: "one of client, server", Default: required, Doc: "The server listens on a known port and learns where its peer is; the client knows the server's endpoint. One of the two gateways is each."},
 	{Path: "wireguard.privateKeyFile", Type: "file", Default: required, Doc: "This gateway's private key, made by culvert keygen; relative to this file."},
@@ -25,7 +25,7 @@ var fields = []configfile.Field{
 	{Path: "wireguard.uapi", Type: "true or false", Default: "false", Doc: "Serve the socket by which wg show reads the tunnel, in /var/run/wireguard."},
 
 	{Path: "geneve.listenPort", Type: "UDP port, 1 to 65535", Default: "6091", Doc: "Where Geneve and VXLAN arrive, and the port at the nodes to which they are sent."},
-	{Path: "geneve.gatewayAddress", Type: configfile.OneOrPair, Default: required, Live: true, Doc: "The gateway's own internal address, the next hop of all nodes. It lies in no other CIDR of this file."},
+	{Path: "geneve.gatewayAddress", Type: configfile.OneOrPair, Default: required, Live: true, Doc: "The gateway's own internal address, the next hop of all nodes, such as 10.80.0.4 or [10.80.0.4, \"fd80::4\"]. It lies in no other CIDR of this file."},
 	{Path: "geneve.sourceCheck", Type: "one of node, cluster", Default: "node", Live: true, Doc: "node refuses what a node sends from another node's pods; cluster lets any node send from all local pods."},
 	{Path: "geneve.nodes[].name", Type: "name", Default: required, Live: true, Doc: "Name of the node, once in this file."},
 	{Path: "geneve.nodes[].vni", Type: "number, 0 to 16777215", Default: required, Live: true, Doc: "Number of the tunnel, the same at the node; it identifies the node."},
@@ -43,11 +43,11 @@ var fields = []configfile.Field{
 	{Path: "network.remote.externalCIDRs[].remap", Type: "CIDR, or auto", Live: true, Doc: "By which addresses this cluster sees it, of the same length: a CIDR, or auto to have one chosen and remembered; without it, by its own."},
 
 	{Path: "nat.unknownSource", Type: "auto, off, or " + configfile.OneOrPair, Default: "auto", Live: true, Doc: "What sources that are no pods get: auto is the first address of the first external CIDR of each family, off drops their packets."},
-	{Path: "nat.addresses[].external", Type: "IP address, or auto", Default: required, Live: true, Doc: "An address of a local external CIDR that stands for one host; auto chooses one and remembers it."},
-	{Path: "nat.addresses[].internal", Type: "IP address", Default: required, Live: true, Doc: "That host."},
+	{Path: "nat.addresses[].external", Type: "auto, or " + configfile.OneOrPair, Default: required, Live: true, Doc: "An address of a local external CIDR that stands for one host, or one for each family of internal; auto chooses and remembers them."},
+	{Path: "nat.addresses[].internal", Type: configfile.OneOrPair, Default: required, Live: true, Doc: "That host."},
 	{Path: "nat.addresses[].via", Type: "name of a node", Live: true, Doc: "The node that leads to a host outside of the pod CIDRs; without it, the first."},
 	{Path: "nat.services[].name", Type: "name", Default: required, Live: true, Doc: "Name of the service, for logs and metrics."},
-	{Path: "nat.services[].address", Type: "IP address, or auto", Default: required, Live: true, Doc: "An address of a local external CIDR; auto chooses one and remembers it."},
+	{Path: "nat.services[].address", Type: "auto, or " + configfile.OneOrPair, Default: required, Live: true, Doc: "An address of a local external CIDR, or one for the backends of each family; auto chooses and remembers them."},
 	{Path: "nat.services[].port", Type: "port, 1 to 65535", Default: required, Live: true, Doc: "The port that stands for the backends."},
 	{Path: "nat.services[].protocol", Type: "one of tcp, udp, sctp", Default: "tcp", Live: true, Doc: "Its protocol."},
 	{Path: "nat.services[].balance", Type: "one of random, hash", Default: "random", Live: true, Doc: "How a backend is chosen: by weighted chance, or by a consistent hash of the client's address and port."},

@@ -2,7 +2,6 @@ package config
 
 import (
 	"fmt"
-	"net/netip"
 	"strconv"
 	"strings"
 	"time"
@@ -19,13 +18,13 @@ type (
 		MaxConnections scalar        `json:"maxConnections"`
 	}
 	fileMapping struct {
-		External scalar `json:"external"`
-		Internal scalar `json:"internal"`
+		External list   `json:"external"`
+		Internal list   `json:"internal"`
 		Via      scalar `json:"via"`
 	}
 	fileService struct {
 		Name            scalar        `json:"name"`
-		Address         scalar        `json:"address"`
+		Address         list          `json:"address"`
 		Port            scalar        `json:"port"`
 		Protocol        scalar        `json:"protocol"`
 		Balance         scalar        `json:"balance"`
@@ -67,8 +66,8 @@ func (f *fileNAT) config(e *configfile.Errors, c *Config) {
 	for i, m := range f.Addresses {
 		at := fmt.Sprintf("nat.addresses[%d].", i)
 		c.Addresses = append(c.Addresses, AddressMapping{
-			External: addrOrAuto(e, at+"external", m.External),
-			Internal: e.IP(at+"internal", m.Internal),
+			External: pairOrAuto(e, at+"external", m.External),
+			Internal: pair(e, at+"internal", m.Internal),
 			Via:      string(m.Via),
 		})
 	}
@@ -77,17 +76,17 @@ func (f *fileNAT) config(e *configfile.Errors, c *Config) {
 	}
 }
 
-func addrOrAuto(e *configfile.Errors, path string, s scalar) netip.Addr {
-	if s == auto {
-		return netip.Addr{}
+func pairOrAuto(e *configfile.Errors, path string, l list) rules.Pair {
+	if l.Is(auto) {
+		return rules.Pair{}
 	}
-	return e.IP(path, s)
+	return pair(e, path, l)
 }
 
 func (f *fileService) service(e *configfile.Errors, at string) Service {
 	s := Service{
 		Name:            string(f.Name),
-		Address:         addrOrAuto(e, at+"address", f.Address),
+		Address:         pairOrAuto(e, at+"address", f.Address),
 		Port:            port(e, at+"port", f.Port),
 		Protocol:        protocols[e.OneOf(at+"protocol", f.Protocol, "tcp", "udp", "sctp")],
 		AffinityTimeout: e.Duration(at+"affinityTimeout", f.AffinityTimeout, 0, maxAffinityTimeout),

@@ -28,7 +28,7 @@ type IPAM struct {
 type automatic struct {
 	path   string
 	owner  ipam.Owner
-	family netip.Addr // what it stands for, or one of several: the choice is of this family
+	family netip.Addr // what it stands for, or one of several: the choice is of its family
 	set    func(ipam.Entry)
 }
 
@@ -51,24 +51,32 @@ func (c *Config) automatics() []automatic {
 		}
 	}
 	for i := range c.Addresses {
-		if m := &c.Addresses[i]; !m.External.IsValid() && m.Internal.IsValid() {
-			as = append(as, automatic{fmt.Sprintf("nat.addresses[%d].external", i), c.hostOwner(m), m.Internal, func(e ipam.Entry) { m.External = e.Remapped.Addr() }})
+		m := &c.Addresses[i]
+		if m.External.IsValid() {
+			continue
+		}
+		for a := range m.Internal.All() {
+			as = append(as, automatic{fmt.Sprintf("nat.addresses[%d].external", i), c.hostOwner(a), a, func(e ipam.Entry) { m.External.Set(e.Remapped.Addr()) }})
 		}
 	}
 	for i := range c.Services {
-		if s := &c.Services[i]; !s.Address.IsValid() && s.Name != "" {
-			as = append(as, automatic{fmt.Sprintf("nat.services[%d].address", i), c.serviceOwner(s), s.family(), func(e ipam.Entry) { s.Address = e.Remapped.Addr() }})
+		s := &c.Services[i]
+		if s.Address.IsValid() || s.Name == "" {
+			continue
+		}
+		for a := range s.families().All() {
+			as = append(as, automatic{fmt.Sprintf("nat.services[%d].address", i), c.serviceOwner(s, a), a, func(e ipam.Entry) { s.Address.Set(e.Remapped.Addr()) }})
 		}
 	}
 	return as
 }
 
-// family returns an address of the service's family: a backend's where its own is not chosen yet.
-func (s *Service) family() netip.Addr {
-	if !s.Address.IsValid() && len(s.Backends) > 0 {
-		return s.Backends[0].Address
+// families returns a backend of each family that has any.
+func (s *Service) families() (p rules.Pair) {
+	for _, b := range s.Backends {
+		p.Set(b.Address)
 	}
-	return s.Address
+	return p
 }
 
 // remotePaths returns the path of each of c.Remote.
@@ -95,14 +103,14 @@ func (c *Config) remoteOwner(i int) ipam.Owner {
 	return ipam.Owner{Peer: c.Peer, Kind: kind, Real: c.Remote[i].Real.String()}
 }
 
-func (c *Config) hostOwner(m *AddressMapping) ipam.Owner {
-	return ipam.Owner{Peer: c.Peer, Kind: ipam.Host, Real: m.Internal.String()}
+func (c *Config) hostOwner(internal netip.Addr) ipam.Owner {
+	return ipam.Owner{Peer: c.Peer, Kind: ipam.Host, Real: internal.String()}
 }
 
-// serviceOwner is one for all services of a name and a family, which so share an address.
-func (c *Config) serviceOwner(s *Service) ipam.Owner {
+// serviceOwner is one for all services of a name and a's family, which so share an address.
+func (c *Config) serviceOwner(s *Service, a netip.Addr) ipam.Owner {
 	name := s.Name
-	if s.family().Is6() {
+	if a.Is6() {
 		name += ".ipv6"
 	}
 	return ipam.Owner{Peer: c.Peer, Kind: ipam.Service, Real: name}
@@ -162,10 +170,14 @@ func (c *Config) Taken() []ipam.Taken {
 	}
 	both("nat.unknownSource", c.UnknownSource)
 	for i := range c.Addresses {
-		host(fmt.Sprintf("nat.addresses[%d].external", i), c.Addresses[i].External, c.hostOwner(&c.Addresses[i]))
+		for a := range c.Addresses[i].External.All() {
+			host(fmt.Sprintf("nat.addresses[%d].external", i), a, c.hostOwner(c.Addresses[i].Internal.Of(a.Is6())))
+		}
 	}
 	for i := range c.Services {
-		host(fmt.Sprintf("nat.services[%d].address", i), c.Services[i].Address, c.serviceOwner(&c.Services[i]))
+		for a := range c.Services[i].Address.All() {
+			host(fmt.Sprintf("nat.services[%d].address", i), a, c.serviceOwner(&c.Services[i], a))
+		}
 	}
 	return append(ts, Connected()...)
 }

@@ -317,30 +317,41 @@ func (c *Config) validateNAT(e *configfile.Errors, external *bart.Lite) {
 	}
 	for i, m := range c.Addresses {
 		at := fmt.Sprintf("nat.addresses[%d].", i)
-		ours(at+"external", m.External)
 		via(at+"via", m.Via)
-		once(mapped, at+"external", m.External)
-		isHost(e, at+"internal", m.Internal)
-		sameFamily(e, at+"internal", m.Internal, m.External)
-		once(hosts, at+"internal", m.Internal)
+		sameFamilies(e, at+"internal", m.Internal, m.External)
+		for a := range m.External.All() {
+			ours(at+"external", a)
+			once(mapped, at+"external", a)
+		}
+		for a := range m.Internal.All() {
+			isHost(e, at+"internal", a)
+			once(hosts, at+"internal", a)
+		}
 	}
 	for i, s := range c.Services {
 		at := fmt.Sprintf("nat.services[%d].", i)
 		e.Name(at+"name", s.Name, configfile.MaxLabel)
-		ours(at+"address", s.Address)
-		t := target{s.Address, s.Protocol, s.Port}
-		if other, ok := claimed[t]; ok && s.Address.IsValid() {
-			e.Add(at+"port", "%s port %d is %s too", s.Address, s.Port, other)
-		}
-		claimed[t] = at + "port"
-		if other, ok := mapped[s.Address]; ok {
-			e.Add(at+"address", "%s is %s too", s.Address, other)
+		for a := range s.Address.All() {
+			ours(at+"address", a)
+			t := target{a, s.Protocol, s.Port}
+			if other, ok := claimed[t]; ok {
+				e.Add(at+"port", "%s port %d is %s too", a, s.Port, other)
+			}
+			claimed[t] = at + "port"
+			if other, ok := mapped[a]; ok {
+				e.Add(at+"address", "%s is %s too", a, other)
+			}
+			if len(s.Backends) > 0 && !s.families().Of(a.Is6()).IsValid() {
+				e.Add(at+"address", "%s has no backend of %s; add one, or leave the address out", a, familyOf(a))
+			}
 		}
 		for k, b := range s.Backends {
 			via(fmt.Sprintf("%sbackends[%d].via", at, k), b.Via)
 			path := fmt.Sprintf("%sbackends[%d].address", at, k)
 			isHost(e, path, b.Address)
-			sameFamily(e, path, b.Address, s.Address)
+			if b.Address.IsValid() && s.Address.IsValid() && !s.Address.Of(b.Address.Is6()).IsValid() {
+				e.Add(path, "%s is of %s, and the service's address %s is not; add one of %[2]s there", b.Address, familyOf(b.Address), s.Address)
+			}
 		}
 	}
 }

@@ -12,14 +12,19 @@ type Pair struct{ V4, V6 netip.Addr }
 // PairOf returns the Pair of addresses, at most one of each family; the zero Addr is of none.
 func PairOf(addresses ...netip.Addr) (p Pair) {
 	for _, a := range addresses {
-		switch {
-		case a.Is4():
-			p.V4 = a
-		case a.IsValid():
-			p.V6 = a
-		}
+		p.Set(a)
 	}
 	return p
+}
+
+// Set makes a the address of its family; the zero Addr has none.
+func (p *Pair) Set(a netip.Addr) {
+	switch {
+	case a.Is4():
+		p.V4 = a
+	case a.IsValid():
+		p.V6 = a
+	}
 }
 
 // Of returns the address of one family, the zero Addr if there is none.
