@@ -101,6 +101,7 @@ func open(t testing.TB, c *config.Config, net byte, log *logrus.Logger, now func
 		cl.nodes = append(cl.nodes, genevetest.NewNode(t, genevetest.NodeConfig{
 			Listen: netip.AddrPortFrom(n.Underlay, cl.endpoint.LocalAddr().Port()), Gateway: cl.endpoint.LocalAddr(),
 			VNI: uint32(n.VNI), VXLAN: n.Encap == geneve.VXLAN, Address: n.Address.V4, GatewayAddress: c.Geneve.GatewayAddress.V4,
+			Address6: n.Address.V6, GatewayAddress6: c.Geneve.GatewayAddress.V6,
 		}))
 	}
 	return cl
