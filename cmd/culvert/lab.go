@@ -137,6 +137,10 @@ func newLabCheckCommand() *cobra.Command {
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
 		if len(names) == 0 {
 			names = lab.LabNames()
+			if err := lab.Probe("ipv6"); err != nil {
+				fmt.Fprintln(cmd.ErrOrStderr(), "left out: the labs with IPv6, which this kernel has not:", err)
+				names = names[:1]
+			}
 		}
 		asJSON, err := isJSON()
 		if err != nil {

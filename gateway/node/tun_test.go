@@ -13,6 +13,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"github.com/sirupsen/logrus/hooks/test"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"culvert/geneve"
 	"culvert/geneve/genevetest"
@@ -151,6 +152,7 @@ func TestTUNCarriesFamilies(t *testing.T) {
 			e := gatewayEnd(t, c, "172.18.0.9")
 			go reflect(e, seen)
 			stop := start(t, c)
+			untilLocal(t, c.Address.V6)
 			for _, to := range tt.targets {
 				talk(t, to)
 			}
@@ -165,6 +167,20 @@ func TestTUNCarriesFamilies(t *testing.T) {
 			}
 			requireNothingLeft(t, c)
 		})
+	}
+}
+
+// untilLocal waits until the kernel takes packets to an IPv6 address that it was given: it makes the route later.
+func untilLocal(t *testing.T, a netip.Addr) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) { // polling for the kernel
+		routes, err := netlink.RouteGet(a.AsSlice())
+		if err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s is not local: %v, %v", a, routes, err)
+		}
 	}
 }
 

@@ -2,6 +2,7 @@ package lab
 
 import (
 	"fmt"
+	"math"
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
@@ -53,10 +54,10 @@ func (l *Lab) addOutside(c, peer *Cluster) error {
 	}{
 		{"router", func() error { return addRoute(peer.SeenPods, first.Underlay) }},
 		{"router", func() error { return addRoute(peer.SeenExt, first.Underlay) }},
-		{"client", func() error { return addAddress("eth0", netip.PrefixFrom(c.Mapped, c.Outside.Bits())) }},
-		{second.Name, func() error { return addAddress("eth0", netip.PrefixFrom(c.VIP, c.Underlay.Bits())) }},
-		{first.PodName, func() error { return addAddress("lo", netip.PrefixFrom(c.BehindFirst, c.BehindFirst.BitLen())) }},
-		{first.PodName, func() error { return addAddress("lo", netip.PrefixFrom(c.BehindOther, c.BehindOther.BitLen())) }},
+		{"client", func() error { return addSecond("eth0", netip.PrefixFrom(c.Mapped, c.Outside.Bits())) }},
+		{second.Name, func() error { return addSecond("eth0", netip.PrefixFrom(c.VIP, c.Underlay.Bits())) }},
+		{first.PodName, func() error { return addSecond("lo", netip.PrefixFrom(c.BehindFirst, c.BehindFirst.BitLen())) }},
+		{first.PodName, func() error { return addSecond("lo", netip.PrefixFrom(c.BehindOther, c.BehindOther.BitLen())) }},
 		{first.Name, func() error { return addRoute(c.Behind, first.Pod) }},
 	} {
 		if err := l.Host(c.Name + "/" + step.host).Do(step.add); err != nil {
@@ -68,16 +69,28 @@ func (l *Lab) addOutside(c, peer *Cluster) error {
 
 // addAddress adds an address to a link of this thread's namespace.
 func addAddress(link string, address netip.Prefix) error {
+	return giveAddress(link, &netlink.Addr{IPNet: ipNet(address)})
+}
+
+// addSecond adds an address from which the host sends nothing unless it is told to.
+func addSecond(link string, address netip.Prefix) error {
+	a := &netlink.Addr{IPNet: ipNet(address)}
+	if address.Addr().Is6() {
+		a.ValidLft, a.PreferedLft = math.MaxInt32, 0 // deprecated (RFC 6724, Section 5, rule 3)
+	}
+	return giveAddress(link, a)
+}
+
+func giveAddress(link string, a *netlink.Addr) error {
 	l, err := netlink.LinkByName(link)
 	if err != nil {
 		return err
 	}
-	a := &netlink.Addr{IPNet: ipNet(address)}
-	if address.Addr().Is6() {
+	if a.IP.To4() == nil {
 		a.Flags = unix.IFA_F_NODAD
 	}
 	if err := netlink.AddrAdd(l, a); err != nil {
-		return fmt.Errorf("address %s: %w", address, err)
+		return fmt.Errorf("address %s: %w", a.IPNet, err)
 	}
 	return nil
 }
