@@ -7,6 +7,7 @@ import (
 
 	"culvert/gateway/config"
 	"culvert/gateway/wgkey"
+	"culvert/nat/rules"
 )
 
 // TestPrepareRefusal: a layer that refuses what validation accepted leaves nothing
@@ -20,7 +21,7 @@ func TestPrepareRefusal(t *testing.T) {
 	// A Config that no file makes: without its second node, and with one that has no
 	// underlay address, which matters to the tunnels alone.
 	next := *p.rome.config
-	next.Geneve.Nodes = []config.Node{next.Geneve.Nodes[0], {Name: "third", VNI: 99, Address: netip.MustParseAddr("10.80.0.9")}}
+	next.Geneve.Nodes = []config.Node{next.Geneve.Nodes[0], {Name: "third", VNI: 99, Address: rules.PairOf(netip.MustParseAddr("10.80.0.9"))}}
 	if err := next.Validate(); err != nil {
 		t.Fatal(err)
 	}

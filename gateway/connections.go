@@ -16,6 +16,7 @@ import (
 	"culvert/gateway/control"
 	"culvert/nat"
 	"culvert/nat/packet"
+	"culvert/nat/rules"
 )
 
 // A pacer gives packets their turn: who has worked for paceWork sleeps. It does not yield,
@@ -138,7 +139,7 @@ type view struct {
 	names    map[nat.Link]string
 	services map[serviceKey]served
 	mapped   map[netip.Addr]string // what uses says of external addresses of mappings
-	unknown  netip.Addr
+	unknown  rules.Pair
 }
 
 // served is a service: its name, and what uses says of it.
@@ -173,10 +174,14 @@ func newView(c *config.Config, links config.Links) *view {
 		v.names[link] = name
 	}
 	for _, s := range c.Services {
-		v.services[serviceKey{s.Address, s.Port, s.Protocol}] = served{s.Name, strings.TrimSpace("service " + s.Name)}
+		for a := range s.Address.All() {
+			v.services[serviceKey{a, s.Port, s.Protocol}] = served{s.Name, strings.TrimSpace("service " + s.Name)}
+		}
 	}
 	for _, m := range c.Addresses {
-		v.mapped[m.External] = "address " + m.External.String()
+		for a := range m.External.All() {
+			v.mapped[a] = "address " + a.String()
+		}
 	}
 	return v
 }
@@ -262,7 +267,7 @@ func (v *view) uses(c *nat.ConnInfo, uses []string) []string {
 		return uses
 	}
 	switch {
-	case source == v.unknown:
+	case v.unknown.Has(source):
 		return append(uses, "unknown-source")
 	case v.mapped[source] != "":
 		return append(uses, v.mapped[source])

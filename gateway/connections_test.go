@@ -13,6 +13,7 @@ import (
 	"culvert/gateway/config"
 	"culvert/gateway/control"
 	"culvert/nat/nattest"
+	"culvert/nat/rules"
 )
 
 // listed returns what the gateway lists for a query.
@@ -34,8 +35,8 @@ func listed(t *testing.T, client *control.Client, query string) (all []*control.
 // TestConnectionsSayWhatTranslates: what is listed names nodes, and what each connection uses.
 func TestConnectionsSayWhatTranslates(t *testing.T) {
 	p, client := newControlled(t, func(rome, _ *config.Config) {
-		rome.Addresses = []config.AddressMapping{{External: netip.MustParseAddr("10.70.0.9"), Internal: netip.MustParseAddr("192.0.2.10"), Via: "rome-1"}}
-		rome.Services = []config.Service{{Name: "web", Address: netip.MustParseAddr("10.70.0.20"), Port: 53, Protocol: 17,
+		rome.Addresses = []config.AddressMapping{{External: rules.PairOf(netip.MustParseAddr("10.70.0.9")), Internal: rules.PairOf(netip.MustParseAddr("192.0.2.10")), Via: "rome-1"}}
+		rome.Services = []config.Service{{Name: "web", Address: rules.PairOf(netip.MustParseAddr("10.70.0.20")), Port: 53, Protocol: 17,
 			Backends: []config.Backend{{Address: netip.MustParseAddr("10.0.1.7"), Port: 5353}}}}
 	})
 	rome, milan := p.rome.nodes[0], p.milan.nodes[0]

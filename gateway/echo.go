@@ -17,8 +17,11 @@ const echoTTL = 64
 // Fragments are answered one by one, and the sender of the request puts together what
 // it has cut. So the gateway keeps nothing, and nobody can fill what it does not have.
 func answerEcho(p *packet.Packet) bool {
+	if p.IsIPv6() {
+		return answerEcho6(p)
+	}
 	ip := header.IPv4(p.Bytes())
-	if header.IPVersion(ip) != header.IPv4Version || ip.TransportProtocol() != header.ICMPv4ProtocolNumber {
+	if ip.TransportProtocol() != header.ICMPv4ProtocolNumber {
 		return false
 	}
 	ttl := uint8(echoTTL)

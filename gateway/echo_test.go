@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"bytes"
+	"encoding/binary"
 	"syscall"
 	"testing"
 
@@ -49,7 +50,6 @@ func TestAnswerEcho(t *testing.T) {
 		{"timestamp request", request(func(_ *nattest.IP, icmp *nattest.ICMP) { icmp.Type = 13 }), 0},
 		{"first fragment of a timestamp request", request(func(ip *nattest.IP, icmp *nattest.ICMP) { ip.MF, icmp.Type = true, 13 }), 0},
 		{"UDP", udpPacket("10.0.1.5", "10.80.0.4", nil), 0},
-		{"IPv6", nattest.IP{Source: "fd00::5", Destination: "fd00::4", Body: nattest.ICMP{Type: 128}}.Bytes(), 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var p packet.Packet
@@ -101,19 +101,23 @@ func FuzzAnswerEcho(f *testing.F) {
 	for _, b := range fragment(whole, 40) {
 		f.Add(b)
 	}
+	six := nattest.IP{Source: "fd00::5", Destination: "fd80::4", Body: nattest.ICMP{Type: 128, Payload: nattest.Payload(9, 1)}}
+	f.Add(six.Bytes())
+	six.First, six.Extensions, six.Body = 44, [][]byte{{0, 0, 3, 0x21, 0, 0, 0, 9}}, nattest.Raw{Protocol: packet.ICMPv6, Payload: nattest.Payload(80, 1)}
+	f.Add(six.Bytes())
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var p packet.Packet
-		if p.Parse(b) != packet.NoFault || header.IPVersion(b) != header.IPv4Version {
+		if p.Parse(b) != packet.NoFault {
 			return
 		}
 		size := len(p.Bytes())
-		valid := nattest.Checksum(header.IPv4(p.Bytes()).Payload()) == 0
+		valid := echoSumValid(&p)
 		for answers := 0; answerEcho(&p); answers++ {
 			reply := p.Bytes()
 			if p.Parse(reply) != packet.NoFault || len(p.Bytes()) != size {
 				t.Fatalf("reply % x does not parse", reply)
 			}
-			if ip := header.IPv4(reply); ip.FragmentOffset() == 0 && (nattest.Checksum(ip.Payload()) == 0) != valid {
+			if p.FragmentOffset() == 0 && echoSumValid(&p) != valid {
 				t.Fatalf("request's checksum valid: %v; reply's not so: % x", valid, reply)
 			}
 			if answers > echoTTL {
@@ -121,6 +125,17 @@ func FuzzAnswerEcho(f *testing.F) {
 			}
 		}
 	})
+}
+
+// echoSumValid reports whether the checksum of ICMP or ICMPv6 is right, of a fragment as if it were whole.
+func echoSumValid(p *packet.Packet) bool {
+	b := p.Bytes()
+	if !p.IsIPv6() {
+		return nattest.Checksum(header.IPv4(b).Payload()) == 0
+	}
+	body := b[p.HeaderLen():]
+	pseudo := binary.BigEndian.AppendUint32(bytes.Clone(b[8:40]), uint32(len(body)))
+	return nattest.Checksum(append(binary.BigEndian.AppendUint32(pseudo, uint32(p.Protocol())), body...)) == 0
 }
 
 // TestOwnAddressIsNotFilled: fragments of datagrams that never become whole do not keep

@@ -131,11 +131,11 @@ func (g *Gateway) connectPath(c *config.Config) {
 		ListenPort: c.WireGuard.ListenPort,
 		MTU:        int(c.MTU),
 		Sockets:    g.udp,
-		Own:        own,
-		Peer:       peer,
+		Own:        own.V4,
+		Peer:       peer.V4,
 		Log:        g.log.WithField("tunnel", "wireguard"),
 	})
-	g.check = newCheck(own, peer, c.MTU)
+	g.check = newCheck(own.V4, peer.V4, c.MTU)
 	g.check.begin(c, time.Now())
 	g.paths = newPaths(g, c.MTU)
 	g.out = &outbound{

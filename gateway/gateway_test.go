@@ -43,10 +43,10 @@ func clusterConfig(name, peer string, role config.Role, podRemap, externalRemap 
 		WireGuard: config.WireGuard{Role: role, PrivateKey: wgkey.NewPrivate(), Keepalive: 25 * time.Second},
 		Geneve: config.Geneve{
 			ListenPort:     config.DefaultGenevePort,
-			GatewayAddress: netip.MustParseAddr("10.80.0.4"),
+			GatewayAddress: rules.PairOf(netip.MustParseAddr("10.80.0.4")),
 			Nodes: []config.Node{
-				{Name: name + "-1", VNI: 11, Address: netip.MustParseAddr("10.80.0.2"), PodCIDRs: []netip.Prefix{prefix("10.0.1.0/24")}},
-				{Name: name + "-2", VNI: 7, Address: netip.MustParseAddr("10.80.0.3"), PodCIDRs: []netip.Prefix{prefix("10.0.2.0/23")}, Encap: geneve.VXLAN},
+				{Name: name + "-1", VNI: 11, Address: rules.PairOf(netip.MustParseAddr("10.80.0.2")), PodCIDRs: []netip.Prefix{prefix("10.0.1.0/24")}},
+				{Name: name + "-2", VNI: 7, Address: rules.PairOf(netip.MustParseAddr("10.80.0.3")), PodCIDRs: []netip.Prefix{prefix("10.0.2.0/23")}, Encap: geneve.VXLAN},
 			},
 		},
 		Local: config.LocalNetwork{PodCIDRs: []netip.Prefix{prefix("10.0.0.0/16")}, ExternalCIDRs: []netip.Prefix{prefix("10.70.0.0/16")}},
@@ -54,7 +54,7 @@ func clusterConfig(name, peer string, role config.Role, podRemap, externalRemap 
 			{Real: prefix("10.0.0.0/16"), Remapped: prefix(podRemap)},
 			{Real: prefix("10.70.0.0/16"), Remapped: prefix(externalRemap), External: true},
 		},
-		UnknownSource: netip.MustParseAddr("10.70.0.0"),
+		UnknownSource: rules.PairOf(netip.MustParseAddr("10.70.0.0")),
 		Log:           config.Log{Level: "info", Format: "text"},
 	}
 }
@@ -100,7 +100,8 @@ func open(t testing.TB, c *config.Config, net byte, log *logrus.Logger, now func
 	for _, n := range c.Geneve.Nodes {
 		cl.nodes = append(cl.nodes, genevetest.NewNode(t, genevetest.NodeConfig{
 			Listen: netip.AddrPortFrom(n.Underlay, cl.endpoint.LocalAddr().Port()), Gateway: cl.endpoint.LocalAddr(),
-			VNI: uint32(n.VNI), VXLAN: n.Encap == geneve.VXLAN, Address: n.Address, GatewayAddress: c.Geneve.GatewayAddress,
+			VNI: uint32(n.VNI), VXLAN: n.Encap == geneve.VXLAN, Address: n.Address.V4, GatewayAddress: c.Geneve.GatewayAddress.V4,
+			Address6: n.Address.V6, GatewayAddress6: c.Geneve.GatewayAddress.V6,
 		}))
 	}
 	return cl

@@ -49,7 +49,7 @@ func TestLearn(t *testing.T) {
 		n.Underlay = netip.AddrFrom4([4]byte{127, 0, 30, byte(2 + i)})
 		rome.nodes = append(rome.nodes, genevetest.NewNode(t, genevetest.NodeConfig{
 			Listen: netip.AddrPortFrom(n.Underlay, listens.Port()), Gateway: listens, VNI: uint32(n.VNI), VXLAN: n.Encap == geneve.VXLAN,
-			Address: n.Address, GatewayAddress: full.Geneve.GatewayAddress,
+			Address: n.Address.V4, GatewayAddress: full.Geneve.GatewayAddress.V4,
 		}))
 	}
 	now := nothing
@@ -154,10 +154,10 @@ func TestNodeReturns(t *testing.T) {
 // the new one.
 func TestLearnAddress(t *testing.T) {
 	moved := netip.MustParseAddr("10.80.0.99")
-	p := newPair(t, func(rome, _ *config.Config) { rome.Geneve.GatewayAddress = moved }) // the nodes look for this one
+	p := newPair(t, func(rome, _ *config.Config) { rome.Geneve.GatewayAddress.V4 = moved }) // the nodes look for this one
 	for _, a := range []netip.Addr{netip.MustParseAddr("10.80.0.4"), moved} {
 		next := *p.rome.config
-		next.Geneve.GatewayAddress = a
+		next.Geneve.GatewayAddress.V4 = a
 		if err := p.rome.Apply(&next); err != nil {
 			t.Fatal(err)
 		}

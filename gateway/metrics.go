@@ -160,6 +160,9 @@ func (p *page) neighbours(s *geneve.Stats) {
 	p.family(counter, "arp_messages_total", "ARP messages: of nodes and for us, and ours.", "way")
 	p.count(s.ARPReceived, "received")
 	p.count(s.ARPSent, "sent")
+	p.family(counter, "nd_messages_total", "Messages of IPv6 neighbour discovery: of nodes and for us, and ours.", "way")
+	p.count(s.NDReceived, "received")
+	p.count(s.NDSent, "sent")
 	p.one(counter, "neighbours_doubted_total", "Neighbours forgotten, because they were silent while the send buffer was full.", float64(s.Doubted))
 	p.one(gauge, "held_packets", "Inner packets that wait for a node's answer to ARP.", float64(s.Held))
 }

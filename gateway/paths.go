@@ -145,15 +145,16 @@ func (p *paths) follow(now time.Duration) {
 	})
 	own, peer := c.WireGuard.Role.TunnelAddresses()
 	stats := g.engine.Stats()
-	p.keep(nat.Tunnel, own, peer, false, c.MTU).use(g.peerKnown(), stats.Outbound.Forwarded+stats.Inbound.Forwarded, now)
+	p.keep(nat.Tunnel, own.V4, peer.V4, false, c.MTU).use(g.peerKnown(), stats.Outbound.Forwarded+stats.Inbound.Forwarded, now)
 	for i := range c.Geneve.Nodes {
 		n := &c.Geneve.Nodes[i]
 		link := links.ByName[n.Name]
-		if int(link) >= len(p.shown) || !n.Address.Is4() || !c.Geneve.GatewayAddress.Is4() {
+		own, peer := c.Geneve.GatewayAddress.V4, n.Address.V4
+		if int(link) >= len(p.shown) || !own.IsValid() || !peer.IsValid() {
 			continue
 		}
 		x := &p.shown[link]
-		leg := p.keep(link, c.Geneve.GatewayAddress, n.Address, x.ARP, c.MTU)
+		leg := p.keep(link, own, peer, x.ARP, c.MTU)
 		leg.use(!x.ARP || x.Known, x.ReceivedPackets+x.SentPackets-leg.probes, now)
 		for answers := g.endpoint.LargeAnswers(uint16(link)) >> leg.firstLarge(); answers != 0; answers &= answers - 1 {
 			leg.search.AnsweredARP(bits.TrailingZeros64(answers))

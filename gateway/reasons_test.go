@@ -33,10 +33,16 @@ type losingPair struct {
 	sender udp.Sender       // of the node's address, from another port
 }
 
+var losingGateway6 = netip.MustParseAddr("fd80::4")
+
 func newLosingPair(t *testing.T, edit func(rome *config.Config)) *losingPair {
 	p := &losingPair{t: t}
 	p.pair, p.client = newControlled(t, func(rome, _ *config.Config) {
 		rome.Metrics = "127.0.0.1:0"
+		rome.Geneve.GatewayAddress.V6 = losingGateway6
+		for i := range rome.Geneve.Nodes {
+			rome.Geneve.Nodes[i].Address.V6 = netip.AddrFrom16([16]byte{0xfd, 0x80, 15: byte(100 + i)})
+		}
 		edit(rome)
 	})
 	p.node = p.rome.nodes[0]
@@ -180,7 +186,7 @@ func TestEveryReasonShows(t *testing.T) {
 			{Name: "drop", Protocol: 17, Ports: []rules.PortRange{{First: 7, Last: 7}}, Action: rules.FilterDrop},
 			{Name: "reject", Protocol: 17, Ports: []rules.PortRange{{First: 9, Last: 9}}, Action: rules.FilterReject},
 		}
-		rome.Services = []config.Service{{Name: "empty", Address: netip.MustParseAddr("10.70.0.21"), Port: 80, Protocol: 17}}
+		rome.Services = []config.Service{{Name: "empty", Address: rules.PairOf(netip.MustParseAddr("10.70.0.21")), Port: 80, Protocol: 17}}
 	})
 	ways := p.ofPackets(with)
 	maps.Copy(ways, p.ofTunnels())
@@ -212,7 +218,7 @@ func TestEveryReasonShows(t *testing.T) {
 		},
 		"unknown-source": func() {
 			awaits(t, func() bool { return p.lost("table-full") })
-			p.apply(func(c *config.Config) { c.UnknownSource = netip.Addr{} })
+			p.apply(func(c *config.Config) { c.UnknownSource = rules.Pair{} })
 			p.inner(with(func(ip *nattest.IP) { ip.Source = "203.0.113.9" }))
 		},
 	}))
@@ -324,14 +330,22 @@ func (p *losingPair) ofTunnels() map[string]func() {
 		}
 	}
 	ip := udpPacket("10.0.1.5", "10.61.1.7", nil)
-	solicitation := append([]byte{0x60, 0, 0, 0, 0, 24, 58, 255, 0xfe, 0x80, 15: 1, 23: 0, 24: 0xff, 25: 2, 39: 1}, append([]byte{135}, make([]byte, 23)...)...)
+	solicitation := append([]byte{0x60, 0, 0, 0, 0, 24, 58, 255, 0xfe, 0x80, 15: 1, 23: 0, 24: 0xff, 25: 2, 39: 1}, append([]byte{133}, make([]byte, 23)...)...)
+	discovery := func(n int, ip []byte) func() {
+		return func() {
+			for range n {
+				frame(us, p.node.MAC, genevetest.IPv6, ip)()
+			}
+		}
+	}
+	node6, other6 := netip.MustParseAddr("fd80::64"), netip.MustParseAddr("fd80::99")
 	message := func(n, size int, kind byte) func() {
 		return func() { p.port(n, append([]byte{kind}, make([]byte, size-1)...)) }
 	}
 	ghost := func(name string, n byte, packets int) { // packets for a node that never answers
 		p.apply(func(c *config.Config) {
 			c.Geneve.Nodes = append(c.Geneve.Nodes, config.Node{Name: name, VNI: geneve.VNI(n), Underlay: netip.AddrFrom4([4]byte{127, 0, 10, n}),
-				Address: netip.AddrFrom4([4]byte{10, 80, 0, n}), PodCIDRs: []netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, n, 0}), 24)}})
+				Address: rules.PairOf(netip.AddrFrom4([4]byte{10, 80, 0, n}), netip.AddrFrom16([16]byte{0xfd, 0x80, 15: n})), PodCIDRs: []netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, n, 0}), 24)}})
 		})
 		for range packets {
 			p.node.Send(udpPacket("10.0.1.5", fmt.Sprintf("10.0.%d.5", n), nil))
@@ -362,6 +376,9 @@ func (p *losingPair) ofTunnels() map[string]func() {
 		"bad-arp":             arp(1, request(10, 80, 0, 4)[:27]...),
 		"other-arp":           arp(1, request(10, 80, 0, 9)...),
 		"arp-rate":            arp(100, request(10, 80, 0, 4)...),
+		"bad-nd":              discovery(1, genevetest.Solicit(node6, losingGateway6, [6]byte{2, 9, 9, 9, 9, 9}, false)),
+		"other-nd":            discovery(1, genevetest.Solicit(node6, other6, p.node.MAC, false)),
+		"nd-rate":             discovery(100, genevetest.Solicit(node6, losingGateway6, p.node.MAC, false)),
 		"ecn":                 func() { p.outer(udp.Train{Parts: [][]byte{good}, TOS: 3}) },
 		"bad-train": func() {
 			p.outer(udp.Train{SegmentSize: len(good), Parts: [][]byte{good, bytes.Repeat([]byte{0}, len(good))}})
@@ -381,7 +398,7 @@ func (p *losingPair) ofTunnels() map[string]func() {
 		"send-failed": func() { // from a socket that is bound to loopback
 			p.apply(func(c *config.Config) {
 				c.Geneve.Nodes = append(c.Geneve.Nodes, config.Node{Name: "far", VNI: 98, Underlay: netip.MustParseAddr("192.0.2.98"), Inner: geneve.IP,
-					Address: netip.MustParseAddr("10.80.0.98"), PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.98.0/24")}})
+					Address: rules.PairOf(netip.MustParseAddr("10.80.0.98"), netip.MustParseAddr("fd80::98")), PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.98.0/24")}})
 			})
 			p.node.Send(udpPacket("10.0.1.5", "10.0.98.5", nil))
 		},

@@ -114,7 +114,7 @@ func (g *Gateway) nodeStatus(c *config.Config, links config.Links, known map[nat
 		}
 		node := control.Node{
 			Leg:  g.watch.leg(links.ByName[n.Name], now),
-			Name: n.Name, State: "unresolved", Underlay: n.Underlay, Address: n.Address, VNI: uint32(n.VNI), Encap: s.Encap.String(),
+			Name: n.Name, State: "unresolved", Underlay: n.Underlay, Address: n.Address.First(), VNI: uint32(n.VNI), Encap: s.Encap.String(),
 			PodCIDRs:        n.PodCIDRs,
 			ReceivedPackets: s.ReceivedPackets, ReceivedBytes: s.ReceivedBytes, SentPackets: s.SentPackets, SentBytes: s.SentBytes,
 			HeldPackets: s.Held, Trains: s.Train, TrainsLost: s.LostTrains,

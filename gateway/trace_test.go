@@ -26,8 +26,8 @@ func newTraced(t testing.TB) (*pair, *control.Client) {
 	return newControlled(t, func(rome, milan *config.Config) {
 		milan.MTU = 1280
 		for i, c := range []*config.Config{rome, milan} {
-			c.Addresses = []config.AddressMapping{{External: netip.MustParseAddr("10.70.0.9"), Internal: netip.MustParseAddr("192.0.2.10"), Via: c.Geneve.Nodes[i].Name}}
-			c.Services = []config.Service{{Name: "web", Address: netip.MustParseAddr("10.70.0.20"), Port: 53, Protocol: 17, Backends: []config.Backend{
+			c.Addresses = []config.AddressMapping{{External: rules.PairOf(netip.MustParseAddr("10.70.0.9")), Internal: rules.PairOf(netip.MustParseAddr("192.0.2.10")), Via: c.Geneve.Nodes[i].Name}}
+			c.Services = []config.Service{{Name: "web", Address: rules.PairOf(netip.MustParseAddr("10.70.0.20")), Port: 53, Protocol: 17, Backends: []config.Backend{
 				{Address: netip.MustParseAddr("10.0.1.7"), Port: 5353, Weight: 1}, {Address: netip.MustParseAddr("10.0.2.7"), Port: 5353, Weight: 1}}}}
 			c.Rules = []rules.FilterRule{
 				{Name: "let", Source: []netip.Prefix{netip.MustParsePrefix("10.0.1.240/29")}, Protocol: 17, Ports: []rules.PortRange{{First: 7, Last: 7}}, Action: rules.FilterAccept},

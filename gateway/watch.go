@@ -94,7 +94,7 @@ func (w *watch) observe(now time.Duration) *health.Observation {
 	doubtPeer, doubtful := w.judge.Doubtful()
 	w.mu.Unlock()
 	o := &health.Observation{
-		Peer: w.seePeer(c), Nodes: w.presences(c, links), Gateway: c.Geneve.GatewayAddress, Port: c.Geneve.ListenPort,
+		Peer: w.seePeer(c), Nodes: w.presences(c, links), Gateway: c.Geneve.GatewayAddress.First(), Port: c.Geneve.ListenPort,
 		MSS: int(c.MSSClamp), Fits: int(c.MTU) - headersOfTCP,
 		Remote: func(a netip.Addr) bool { return remote(c, a) },
 	}
@@ -177,7 +177,7 @@ func (w *watch) presences(c *config.Config, links config.Links) []health.Node {
 		local := w.g.out.local.of(links.ByName[n.Name]) // each is answered
 		probes, answers := w.g.paths.counts(links.ByName[n.Name])
 		w.nodes = append(w.nodes, health.Node{
-			Name: n.Name, Underlay: n.Underlay, Address: n.Address, VNI: uint32(n.VNI), Encap: encapName(n.Encap),
+			Name: n.Name, Underlay: n.Underlay, Address: n.Address.First(), VNI: uint32(n.VNI), Encap: encapName(n.Encap),
 			ARP: p.ARP, Answered: p.Answered, Asked: p.Asked, Known: p.Known, Silence: p.Silence,
 			Received: p.ReceivedPackets, Sent: p.SentPackets, Requests: p.Requests, Lost: p.Lost,
 			LocalReceived: local + answers, LocalSent: local + probes,
@@ -205,7 +205,7 @@ func signOf(s *geneve.Sign) (health.Sign, bool) {
 		sign.Kind = health.SignInner
 	case s.Reason == geneve.Accepted:
 		sign.Kind, sign.Address = health.SignSender, s.Sender
-	case s.Reason == geneve.OtherARP && s.Target.IsValid():
+	case (s.Reason == geneve.OtherARP || s.Reason == geneve.OtherND) && s.Target.IsValid():
 		sign.Kind, sign.Address = health.SignTarget, s.Target
 	default:
 		return sign, false

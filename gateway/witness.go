@@ -72,8 +72,8 @@ func dropOf(c *config.Config, r nat.Reason, inbound bool, node string, source, d
 	tunnel, peer := c.WireGuard.Role.TunnelAddresses()
 	return health.Drop{
 		Reason: r.String(), Inbound: inbound, Node: node, Source: source, Destination: destination,
-		Owner: owner(c, source), Local: within(c.Local.PodCIDRs, destination), Tunnel: source == tunnel,
-		Remote: remote(c, source) || source == c.Geneve.GatewayAddress || source == tunnel || source == peer,
+		Owner: owner(c, source), Local: within(c.Local.PodCIDRs, destination), Tunnel: tunnel.Has(source),
+		Remote: remote(c, source) || c.Geneve.GatewayAddress.Has(source) || tunnel.Has(source) || peer.Has(source),
 	}
 }
 

@@ -146,7 +146,7 @@ func BenchmarkEncap(b *testing.B) {
 				defer e.Close()
 				var set []Tunnel
 				for i := range tunnels {
-					set = append(set, Tunnel{ID: uint16(i), VNI: VNI(i), Remote: nodeOuter, Local: gatewayInner, Peer: nodeInner})
+					set = append(set, Tunnel{ID: uint16(i), VNI: VNI(i), Remote: nodeOuter, Local: Pair{V4: gatewayInner}, Peer: Pair{V4: nodeInner}})
 				}
 				if err := e.Apply(set); err != nil {
 					b.Fatal(err)

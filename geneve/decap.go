@@ -13,7 +13,7 @@ const (
 )
 
 // decap takes the headers off one datagram of tunnel t, which is encapsulated like that, and returns the inner IP packet, without padding. A datagram that was for
-// ourselves (ARP) gives no packet and Accepted. borrowed: the packet is a part of b and may have been rewritten (ECN).
+// ourselves (ARP, neighbour discovery) gives no packet and Accepted. borrowed: the packet is a part of b and may have been rewritten (ECN).
 func (e *Endpoint) decap(t *tunnel, encap Encap, b []byte, tos uint8, now time.Duration) ([]byte, Reason) {
 	inner, protocol, r := t.header(encap, b)
 	if r != Accepted {
@@ -43,7 +43,7 @@ func (e *Endpoint) frame(t *tunnel, encap Encap, b []byte, tos uint8, now time.D
 	case etherType != etherTypeIPv4 && etherType != etherTypeIPv6:
 		return nil, UnknownEtherType
 	case etherType == etherTypeIPv6 && isNeighbourDiscovery(inner):
-		return nil, NeighbourDiscovery
+		return nil, e.neighbours.discover(t, to, newSpeaker(encap, from), inner, now)
 	case to&macGroup != 0:
 		return nil, Multicast
 	case to != t.self:

@@ -1,6 +1,6 @@
 // Package geneve is the tunnel between a gateway and its nodes: Geneve (RFC 8926) or VXLAN (RFC 7348) over one UDP socket, with
 // what real kernels do to it taken care of. It hands out inner IP packets and takes inner IP packets; everything below,
-// the tunnel header, the inner Ethernet and its ARP, the trains of UDP_GRO and UDP_SEGMENT, stays inside.
+// the tunnel header, the inner Ethernet with its ARP and neighbour discovery, the trains of UDP_GRO and UDP_SEGMENT, stays inside.
 //
 // # Receiving
 //
@@ -10,7 +10,8 @@
 //	Receiver.open        which tunnel, which shape        receiver.go
 //	encapOf              which encapsulation              encap.go
 //	tunnel.header        tunnel header                    tunnel.go, header.go, option.go, vxlan.go
-//	Endpoint.frame       inner Ethernet, ARP              decap.go, arp.go, neighbour.go
+//	Endpoint.frame       inner Ethernet                   decap.go
+//	neighbours           ARP, neighbour discovery         arp.go, nd.go, discover.go, neighbour.go
 //	decapECN             congestion marks (RFC 6040)      ecn.go
 //
 // Accepted is only what comes from the outer address, with the VNI, in the encapsulation of a configured tunnel. No address of
@@ -31,10 +32,12 @@
 // # Neighbours
 //
 // The inner Ethernet of a tunnel has two stations: we, with a MAC address derived from VNI and role, and the peer, whose
-// address is learnt. ARP tells it for certain; as long as ARP has not, the source of the last accepted frame counts. A frame from
-// another source than ARP told makes us ask again, and only silence makes it count: a second station behind a node's bridge does not
-// divert the tunnel, a node that re-created its link is found at once. Requests go out in both encapsulations while
-// nothing tells which of them the peer speaks. Neighbours are IPv4 only: IPv6 packets travel in frames to the same MAC address, and neighbour discovery that kernel links emit is counted and dropped.
+// address is learnt. ARP (RFC 826) or IPv6 neighbour discovery (RFC 4861) tells it for certain; as long as neither has, the source of the last accepted
+// frame counts. A frame from another source than was told makes us ask again, and only silence makes it count: a second station behind a node's bridge
+// does not divert the tunnel, a node that re-created its link is found at once. Requests go out in both encapsulations while
+// nothing tells which of them the peer speaks. Packets of both families go to the same station, so it is asked for by ARP where the tunnel has IPv4
+// addresses, else by neighbour discovery. Both are answered for our addresses, in all at most maxAnswers a second. Routers are neither looked for nor
+// played: what a kernel link asks or reports besides is counted and dropped.
 //
 // # Goroutines and locks
 //

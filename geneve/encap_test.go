@@ -12,7 +12,7 @@ import (
 )
 
 // openTunnel is a tunnel to nodeOuter whose encapsulation is open.
-var openTunnel = Tunnel{ID: 5, VNI: 8, Remote: nodeOuter, Local: gatewayInner, Peer: nodeInner}
+var openTunnel = Tunnel{ID: 5, VNI: 8, Remote: nodeOuter, Local: Pair{V4: gatewayInner}, Peer: Pair{V4: nodeInner}}
 
 // openEncap returns what makes datagrams of the open tunnel's node, in one encapsulation.
 func openEncap(e Encap) func(etherType uint16, payload []byte) []byte {

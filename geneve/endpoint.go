@@ -40,6 +40,7 @@ type Endpoint struct {
 	drops                [NumReasons]atomic.Uint64
 	signs                [NumReasons]atomic.Pointer[Sign]
 	arpReceived, arpSent atomic.Uint64
+	ndReceived, ndSent   atomic.Uint64
 	doubted              atomic.Uint64
 }
 
@@ -191,6 +192,7 @@ func (e *Endpoint) drop(r Reason, packets uint64) Reason {
 type Stats struct {
 	Drops                [NumReasons]uint64 // packets by Reason; merged datagrams count one by one
 	ARPReceived, ARPSent uint64             // messages of the neighbours that were for us, and ours
+	NDReceived, NDSent   uint64             // the same of IPv6 neighbour discovery
 	Held                 int                // packets that wait for a neighbour
 	Doubted              uint64             // neighbours forgotten because they were silent while the send buffer was full
 	Socket               udp.Stats
@@ -210,7 +212,11 @@ func (e *Endpoint) Stats() Stats {
 	n.mu.Lock()
 	held := n.held
 	n.mu.Unlock()
-	return Stats{Drops: e.Drops(), ARPReceived: e.arpReceived.Load(), ARPSent: e.arpSent.Load(), Held: held, Doubted: e.doubted.Load(), Socket: e.socket.Stats()}
+	return Stats{
+		Drops:       e.Drops(),
+		ARPReceived: e.arpReceived.Load(), ARPSent: e.arpSent.Load(), NDReceived: e.ndReceived.Load(), NDSent: e.ndSent.Load(),
+		Held: held, Doubted: e.doubted.Load(), Socket: e.socket.Stats(),
+	}
 }
 
 // TunnelStats is a snapshot of one tunnel's counters. Packets and bytes are inner ones; a super-frame is one packet.

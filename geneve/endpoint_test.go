@@ -40,10 +40,10 @@ const (
 
 func fixtureTunnels() []Tunnel {
 	return []Tunnel{
-		{ID: toNode, VNI: nodeVNI, Remote: nodeOuter, Encap: Geneve, Local: gatewayInner, Peer: nodeInner},
-		{ID: toVXLAN, VNI: vxlanVNI, Remote: nodeOuter, Encap: VXLAN, Local: gatewayInner, Peer: nodeInner},
+		{ID: toNode, VNI: nodeVNI, Remote: nodeOuter, Encap: Geneve, Local: Pair{V4: gatewayInner}, Peer: Pair{V4: nodeInner}},
+		{ID: toVXLAN, VNI: vxlanVNI, Remote: nodeOuter, Encap: VXLAN, Local: Pair{V4: gatewayInner}, Peer: Pair{V4: nodeInner}},
 		{ID: toIP, VNI: ipVNI, Remote: nodeOuter, Inner: IP},
-		{ID: toNode2, VNI: node2VNI, Remote: node2Outer, Encap: Geneve, Local: gatewayInner, Peer: node2Inner},
+		{ID: toNode2, VNI: node2VNI, Remote: node2Outer, Encap: Geneve, Local: Pair{V4: gatewayInner}, Peer: Pair{V4: node2Inner}},
 	}
 }
 
@@ -224,7 +224,7 @@ func TestApply(t *testing.T) {
 
 func TestApplyErrors(t *testing.T) {
 	f := newFixture(t)
-	good := Tunnel{ID: 9, VNI: 77, Remote: nodeOuter, Local: gatewayInner, Peer: nodeInner}
+	good := Tunnel{ID: 9, VNI: 77, Remote: nodeOuter, Local: Pair{V4: gatewayInner}, Peer: Pair{V4: nodeInner}}
 	with := func(change func(*Tunnel)) []Tunnel {
 		other := good
 		other.ID, other.VNI = 10, 78
@@ -242,9 +242,9 @@ func TestApplyErrors(t *testing.T) {
 		"inner":                with(func(t *Tunnel) { t.Inner = 2 }),
 		"role":                 with(func(t *Tunnel) { t.Role = 2 }),
 		"IP over VXLAN":        with(func(t *Tunnel) { t.Encap, t.Inner = VXLAN, IP }),
-		"no peer":              with(func(t *Tunnel) { t.Peer = netip.Addr{} }),
-		"no local":             with(func(t *Tunnel) { t.Local = netip.Addr{} }),
-		"peer of IPv6":         with(func(t *Tunnel) { t.Peer = netip.IPv6Loopback() }),
+		"no peer":              with(func(t *Tunnel) { t.Peer = Pair{} }),
+		"no local":             with(func(t *Tunnel) { t.Local = Pair{} }),
+		"peer of IPv6":         with(func(t *Tunnel) { t.Peer.V4 = netip.IPv6Loopback() }),
 		"same inner addresses": with(func(t *Tunnel) { t.Peer = t.Local }),
 	}
 	for name, tunnels := range tests {

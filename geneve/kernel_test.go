@@ -132,7 +132,7 @@ func kernelNode(t *testing.T, o udp.Options) (node netns.NsHandle, e *Endpoint) 
 		e, err = Listen(Options{Listen: netip.AddrPortFrom(gatewayVeth, kernelPort), UDP: o})
 	})
 	check(err)
-	check(e.Apply([]Tunnel{{ID: 1, VNI: vxlanVNI, Remote: nodeVeth, Encap: VXLAN, Local: gatewayInner, Peer: nodeInner}}))
+	check(e.Apply([]Tunnel{{ID: 1, VNI: vxlanVNI, Remote: nodeVeth, Encap: VXLAN, Local: Pair{V4: gatewayInner}, Peer: Pair{V4: nodeInner}}}))
 	return node, e
 }
 

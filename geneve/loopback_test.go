@@ -70,10 +70,10 @@ func TestGatewayAndNode(t *testing.T) {
 						t.Fatal(err)
 					}
 					node.remotePort = gateway.LocalAddr().Port()
-					if err := gateway.Apply([]Tunnel{{ID: 2, VNI: 300, Remote: u.node, Encap: shape.encap, Inner: shape.inner, Local: gatewayInner, Peer: nodeInner}}); err != nil {
+					if err := gateway.Apply([]Tunnel{{ID: 2, VNI: 300, Remote: u.node, Encap: shape.encap, Inner: shape.inner, Local: Pair{V4: gatewayInner}, Peer: Pair{V4: nodeInner}}}); err != nil {
 						t.Fatal(err)
 					}
-					if err := node.Apply([]Tunnel{{ID: 0, VNI: 300, Remote: u.gateway, Encap: shape.encap, Inner: shape.inner, Local: nodeInner, Peer: gatewayInner, Role: Node}}); err != nil {
+					if err := node.Apply([]Tunnel{{ID: 0, VNI: 300, Remote: u.gateway, Encap: shape.encap, Inner: shape.inner, Local: Pair{V4: nodeInner}, Peer: Pair{V4: gatewayInner}, Role: Node}}); err != nil {
 						t.Fatal(err)
 					}
 					atGateway, atNode := make(chan Packet, 200), make(chan Packet, 200)
@@ -131,7 +131,7 @@ func TestFakeNode(t *testing.T) {
 		c.Address, c.GatewayAddress = nodeInner, gatewayInner
 		node := genevetest.NewNode(t, c)
 		e.remotePort = node.Underlay().Port()
-		tunnel := Tunnel{ID: 1, VNI: VNI(c.VNI), Remote: nodeOuter, Local: gatewayInner, Peer: nodeInner}
+		tunnel := Tunnel{ID: 1, VNI: VNI(c.VNI), Remote: nodeOuter, Local: Pair{V4: gatewayInner}, Peer: Pair{V4: nodeInner}}
 		if c.VXLAN {
 			tunnel.Encap = VXLAN
 		}
@@ -231,7 +231,11 @@ func FuzzReceive(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Cleanup(func() { e.Close() })
-	if err := e.Apply(append(fixtureTunnels(), openTunnel)); err != nil {
+	f.Add(inFrame(us, nodeMAC, genevetest.Solicit(nodeInner6, gatewayInner6, nodeMAC, false)), 0, uint8(0), false)
+	f.Add(inFrame(us, nodeMAC, genevetest.Advertise(nodeInner6, gatewayInner6, whenSolicited|overriding, nodeMAC)), 0, uint8(0), false)
+	tunnels := append(fixtureTunnels(), openTunnel)
+	tunnels[0] = tunnel6(true)
+	if err := e.Apply(tunnels); err != nil {
 		f.Fatal(err)
 	}
 	r := e.NewReceiver()
@@ -260,7 +264,7 @@ func FuzzReceive(f *testing.F) {
 		if used > len(data) {
 			t.Fatalf("%d packets of %d bytes with their headers from a message of %d", packets, used, len(data))
 		}
-		if packets == 0 && e.Drops() == before && e.Stats().ARPReceived == stats.ARPReceived {
+		if packets == 0 && e.Drops() == before && e.Stats().ARPReceived+e.Stats().NDReceived == stats.ARPReceived+stats.NDReceived {
 			t.Fatal("nothing came out and nothing was counted")
 		}
 	})

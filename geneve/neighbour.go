@@ -16,11 +16,11 @@ const (
 	minHeldBytes     = 2 << 10 // room that a packet takes at least, so that small ones are bounded in number
 	holdTime         = 3 * time.Second
 	askInterval      = time.Second      // between two requests for one neighbour
-	maxUnanswered    = 3                // requests, after which ARP's word no longer stands against what frames say
+	maxUnanswered    = 3                // requests, after which the peer's word no longer stands against what frames say
 	silentInterval   = 5 * time.Second  // between two for one that has not answered maxUnanswered
 	reachableTime    = 30 * time.Second // silence after which a neighbour in use is asked again (RFC 4861, Section 10)
 	heardGranularity = time.Second      // how exactly the last frame's time is kept
-	maxAnswers       = 20               // ARP requests answered per tunnel and second
+	maxAnswers       = 20               // requests answered per tunnel and second
 	never            = -time.Hour
 )
 
@@ -30,7 +30,7 @@ type neighbour struct {
 	lastHeard atomic.Int64  // time.Duration of the last accepted frame from it
 
 	// The rest is guarded by neighbours.mu.
-	confirmed   bool // ARP has told the MAC address
+	confirmed   bool // ARP or neighbour discovery has told the MAC address
 	waiting     bool // the last request has had no answer
 	recent      udp.Recent
 	rtt         time.Duration // of the last request that was answered
@@ -40,7 +40,7 @@ type neighbour struct {
 	held        []held
 	heldBytes   int // room that they take
 	heldSince   time.Duration
-	answered    int // ARP requests answered since answersFrom
+	answered    int // requests answered since answersFrom
 	answersFrom time.Duration
 }
 
@@ -63,15 +63,15 @@ type held struct {
 // room is the room that the packet takes among those that wait.
 func (h *held) room() int { return max(len(h.buffer), minHeldBytes) }
 
-// neighbours is the slow path of all tunnels: ARP, and packets that wait for it.
+// neighbours is the slow path of all tunnels: ARP, neighbour discovery, and packets that wait for them.
 type neighbours struct {
 	e *Endpoint
 
 	mu      sync.Mutex
 	sender  udp.Sender
 	trains  []udp.Train
-	frames  [udp.NumProbes][maxHeader + arpLen]byte // of one flush
-	waiting []*tunnel                               // those with held packets
+	frames  [udp.NumProbes][maxHeader + max(arpLen, ndPacketLen)]byte // of one flush
+	waiting []*tunnel                                                 // those with held packets
 	held    int
 	bytes   int         // room that is taken, of maxHeldBytes
 	timer   *time.Timer // runs while anything waits; nil before the first
@@ -91,7 +91,7 @@ func (n *neighbours) heard(t *tunnel, from speaker, now time.Duration) {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	// Another station, or the peer with a new link: ARP decides, and if nobody answers, the one that still talks. A link of another
+	// Another station, or the peer with a new link: asking decides, and if nobody answers, the one that still talks. A link of another
 	// encapsulation is a new one, and the old one is silent, or the frame would have been dropped.
 	silence := now - time.Duration(nb.lastHeard.Load())
 	if nb.confirmed && nb.load().encap() == from.encap() && (nb.unanswered < maxUnanswered || silence < maxUnanswered*askInterval) {
@@ -105,14 +105,14 @@ func (n *neighbours) heard(t *tunnel, from speaker, now time.Duration) {
 // arp handles an ARP message that came in a frame of tunnel t.
 func (n *neighbours) arp(t *tunnel, to mac, from speaker, b []byte, now time.Duration) Reason {
 	m, ok := parseARP(b)
-	if !ok || m.senderMAC != from.mac() || m.sender == t.Local || to&macGroup != 0 && to != macBroadcast {
+	if !ok || m.senderMAC != from.mac() || m.sender == t.Local.V4 || to&macGroup != 0 && to != macBroadcast {
 		return BadARP
 	}
 	probe, probed := t.probeOf(to)
 	if to != macBroadcast && to != t.self && !probed {
 		return OtherMAC
 	}
-	if m.sender != t.Peer && (m.operation == arpReply || m.target != t.Local) {
+	if m.sender != t.Peer.V4 && (m.operation == arpReply || m.target != t.Local.V4) {
 		n.e.signARP(OtherARP, t, &m)
 		return OtherARP
 	}
@@ -120,43 +120,55 @@ func (n *neighbours) arp(t *tunnel, to mac, from speaker, b []byte, now time.Dur
 		if m.operation != arpReply {
 			return OtherMAC
 		}
-		if probe >= firstLarge {
-			t.largeAnswers.Or(1 << (probe - firstLarge))
-		} else {
-			t.probe.Answered(probe)
-		}
+		t.answered(probe)
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	nb := &t.neighbour
-	if m.sender == t.Peer {
-		if m.operation == arpReply && !probed {
-			nb.measure(now)
-		}
-		if nb.confirmed = true; m.operation == arpReply { // who asks may not hear us
-			nb.unanswered = 0
-		}
-		n.learn(t, from, now)
+	if m.sender == t.Peer.V4 {
+		n.told(t, from, m.operation == arpReply, probed, now)
 	}
 	switch {
-	case m.target == t.Local && m.operation == arpRequest:
-		if now-nb.answersFrom >= time.Second {
-			nb.answersFrom, nb.answered = now, 0
-		}
-		if nb.answered == maxAnswers {
+	case m.target == t.Local.V4 && m.operation == arpRequest:
+		if !t.neighbour.mayAnswer(now) {
 			return ARPRate
 		}
-		nb.answered++
-		if m.sender != t.Peer {
+		if m.sender != t.Peer.V4 {
 			n.e.signARP(Accepted, t, &m)
 		}
-		n.send(t, from, &arp{operation: arpReply, senderMAC: t.self, sender: t.Local, targetMAC: from.mac(), target: m.sender})
+		n.sendARP(t, from, &arp{operation: arpReply, senderMAC: t.self, sender: t.Local.V4, targetMAC: from.mac(), target: m.sender})
 	case m.operation == arpRequest && m.target != m.sender: // equal: the peer announces itself (RFC 5227, Section 3)
 		n.e.signARP(OtherARP, t, &m)
 		return OtherARP
 	}
 	n.e.arpReceived.Add(1)
 	return Accepted
+}
+
+// told takes the word of the peer itself for where it is; reply says that it answers, or speaks as if it did, and probed that it answers a
+// probe.
+//
+// Preconditions: n.mu is held.
+func (n *neighbours) told(t *tunnel, from speaker, reply, probed bool, now time.Duration) {
+	nb := &t.neighbour
+	if reply && !probed {
+		nb.measure(now)
+	}
+	if nb.confirmed = true; reply { // who asks may not hear us
+		nb.unanswered = 0
+	}
+	n.learn(t, from, now)
+}
+
+// mayAnswer counts a request that is to be answered and reports whether it may be.
+func (n *neighbour) mayAnswer(now time.Duration) bool {
+	if now-n.answersFrom >= time.Second {
+		n.answersFrom, n.answered = now, 0
+	}
+	if n.answered == maxAnswers {
+		return false
+	}
+	n.answered++
+	return true
 }
 
 // measure notes an answer to a request. Who was away has lost nothing meanwhile.
@@ -190,7 +202,7 @@ func (n *neighbours) learn(t *tunnel, from speaker, now time.Duration) {
 	nb.store(from)
 }
 
-// ask sends an ARP request for the peer, in both encapsulations where it may speak either, unless it has just done so.
+// ask asks for the peer, in both encapsulations where it may speak either, unless it has just done so.
 //
 // Preconditions: n.mu is held.
 func (n *neighbours) ask(t *tunnel, now time.Duration) {
@@ -201,14 +213,26 @@ func (n *neighbours) ask(t *tunnel, now time.Duration) {
 	nb.asked, nb.waiting = now, true
 	nb.unanswered++
 	nb.recent.Request()
-	request := &arp{operation: arpRequest, senderMAC: t.self, sender: t.Local, target: t.Peer}
 	if !t.either(now) {
-		n.send(t, newSpeaker(t.spoken(), macBroadcast), request)
+		n.request(t, t.spoken())
 		return
 	}
 	for e := Geneve; e <= VXLAN; e++ {
-		n.send(t, newSpeaker(e, macBroadcast), request)
+		n.request(t, e)
 	}
+}
+
+// request asks everybody in a tunnel for the peer. The peer is one station for both families, so one of them is enough.
+//
+// Preconditions: n.mu is held.
+func (n *neighbours) request(t *tunnel, e Encap) {
+	if t.Local.V4.IsValid() {
+		n.sendARP(t, newSpeaker(e, macBroadcast), &arp{operation: arpRequest, senderMAC: t.self, sender: t.Local.V4, target: t.Peer.V4})
+		return
+	}
+	// To the group also where the address is known, other than RFC 4861, Section 7.3.3: a link that was made anew has another.
+	group := solicitedNode(t.Peer.V6)
+	n.sendND(t, newSpeaker(e, groupMAC(group)), &nd{kind: ndSolicitation, source: t.Local.V6, destination: group, target: t.Peer.V6, link: t.self})
 }
 
 // confirm asks for a neighbour that packets are sent to and that has been silent.
@@ -237,16 +261,31 @@ func (n *neighbours) doubt(now time.Duration) {
 	}
 }
 
-// send sends one ARP message.
+// sendARP sends one ARP message.
 //
 // Preconditions: n.mu is held.
-func (n *neighbours) send(t *tunnel, to speaker, m *arp) {
-	frame := n.frames[0][:]
+func (n *neighbours) sendARP(t *tunnel, to speaker, m *arp) {
+	frame := n.frames[0][:maxHeader+arpLen]
 	t.encap(frame, to, etherTypeARP)
 	m.put(frame[maxHeader:])
+	n.sendFrame(t, frame)
+	n.e.arpSent.Add(1)
+}
+
+// sendND sends one message of neighbour discovery.
+//
+// Preconditions: n.mu is held.
+func (n *neighbours) sendND(t *tunnel, to speaker, m *nd) {
+	frame := n.frames[0][:maxHeader+ndPacketLen]
+	t.encap(frame, to, etherTypeIPv6)
+	m.put(frame[maxHeader:])
+	n.sendFrame(t, frame)
+	n.e.ndSent.Add(1)
+}
+
+func (n *neighbours) sendFrame(t *tunnel, frame []byte) {
 	n.trains = append(n.trains[:0], udp.Train{Destination: t.destination, Parts: append(n.parts(0), frame)})
 	n.flush(1)
-	n.e.arpSent.Add(1)
 }
 
 // parts returns the emptied Parts of the i-th train of the previous flush, so that no train allocates them anew.

@@ -299,7 +299,7 @@ func (f *fixture) manyTunnels(count int) {
 	f.Helper()
 	var tunnels []Tunnel
 	for i := range count {
-		tunnels = append(tunnels, Tunnel{ID: uint16(i), VNI: VNI(i), Remote: nodeOuter, Local: gatewayInner, Peer: nodeInner})
+		tunnels = append(tunnels, Tunnel{ID: uint16(i), VNI: VNI(i), Remote: nodeOuter, Local: Pair{V4: gatewayInner}, Peer: Pair{V4: nodeInner}})
 	}
 	if err := f.e.Apply(tunnels); err != nil {
 		f.Fatal(err)

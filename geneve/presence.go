@@ -8,14 +8,14 @@ import (
 // A Presence is what a tunnel's other end shows of itself.
 type Presence struct {
 	ID                           uint16
-	ARP                          bool          // the tunnel carries frames: what follows about ARP means something
-	Answered                     bool          // ARP has told the MAC address
-	Asked                        int           // ARP requests since it last did
-	Known                        bool          // a frame or an ARP message has come
+	ARP                          bool          // the tunnel carries frames, so that the peer is asked for: what follows about that means something
+	Answered                     bool          // ARP or neighbour discovery has told the MAC address
+	Asked                        int           // requests since it last did
+	Known                        bool          // a frame has come
 	Silence                      time.Duration // since the last one; meaningless unless Known
 	ReceivedPackets, SentPackets uint64
-	RTT                          time.Duration // of the last ARP request; 0 where none of the last ones was answered
-	Requests, Lost               int           // the last ARP requests, and how many of them had no answer
+	RTT                          time.Duration // of the last request; 0 where none of the last ones was answered
+	Requests, Lost               int           // the last requests, and how many of them had no answer
 }
 
 // Presences calls yield for each tunnel. The packet path waits for it where it needs ARP, so yield is to be quick.
@@ -76,12 +76,12 @@ func (e *Endpoint) AskAll() {
 // A Sign is a datagram that does not fit how its tunnel is configured, or fits none. There is one for each Reason since Signs
 // was last called: the first.
 type Sign struct {
-	Reason Reason // Accepted: ARP of another sender than the tunnel's Peer, which was answered
+	Reason Reason // Accepted: another sender than the tunnel's Peer asked for our address, and was answered
 	// Tunnel is the ID of the tunnel that it belongs to, meaningless for UnknownNode.
 	Tunnel         uint16
 	Source         netip.AddrPort // outer
 	VNI            VNI
-	Sender, Target netip.Addr // of ARP
+	Sender, Target netip.Addr // of ARP or neighbour discovery
 }
 
 // Signs calls yield for the signs since the last call, and forgets them.
@@ -108,5 +108,12 @@ func (e *Endpoint) signTunnel(r Reason, t *tunnel) {
 func (e *Endpoint) signARP(r Reason, t *tunnel, m *arp) {
 	if e.unsigned(r) && !m.sender.IsUnspecified() {
 		e.sign(&Sign{Reason: r, Tunnel: t.ID, VNI: t.VNI, Sender: m.sender, Target: m.target})
+	}
+}
+
+// signND keeps a message of neighbour discovery, unless it comes from somebody who has no address yet.
+func (e *Endpoint) signND(r Reason, t *tunnel, m *nd) {
+	if e.unsigned(r) && !m.source.IsUnspecified() {
+		e.sign(&Sign{Reason: r, Tunnel: t.ID, VNI: t.VNI, Sender: m.source, Target: m.target})
 	}
 }

@@ -96,7 +96,7 @@ func TestAskAll(t *testing.T) {
 	}
 	var tunnels []Tunnel
 	for i := range 3 * maxAsked {
-		tunnels = append(tunnels, Tunnel{ID: uint16(i + 1), VNI: VNI(i + 1), Remote: nodeOuter, Encap: Geneve, Local: gatewayInner, Peer: nodeInner})
+		tunnels = append(tunnels, Tunnel{ID: uint16(i + 1), VNI: VNI(i + 1), Remote: nodeOuter, Encap: Geneve, Local: Pair{V4: gatewayInner}, Peer: Pair{V4: nodeInner}})
 	}
 	if err := f.e.Apply(tunnels); err != nil {
 		t.Fatal(err)

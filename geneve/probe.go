@@ -30,7 +30,8 @@ func (t *tunnel) probeOf(to mac) (udp.Probe, bool) {
 // one goroutine, and returns what has changed. A tunnel whose trains are lost is sent single datagrams until trains arrive.
 //
 // The probes are ARP requests for the peer's address with the sender address 0.0.0.0 (RFC 5227, Section 2.1.1), which every station
-// answers and none learns from. So tunnels that carry IP directly are not probed.
+// answers and none learns from; where there is no IPv4, neighbour solicitations of link-local addresses that nobody sends to. So tunnels that carry IP
+// directly are not probed.
 func (e *Endpoint) ProbeTrains() (changes []TrainChange) {
 	if !e.socket.GSO() {
 		return nil // Senders send single datagrams as it is
@@ -63,15 +64,15 @@ func (n *neighbours) sendProbes(t *tunnel, now time.Duration) bool {
 	if to.mac() == 0 || n.closed || now < time.Duration(t.singleUntil.Load()) {
 		return false
 	}
+	size := maxHeader + t.probeLen()
 	for p := range udp.NumProbes {
-		n.putProbe(n.frames[p][:], t, to, p)
+		n.putProbe(n.frames[p][:size], t, to, p)
 	}
-	single, first, second := n.frames[udp.ProbeSingle][:], n.frames[udp.ProbeFirst][:], n.frames[udp.ProbeSecond][:]
+	single, first, second := n.frames[udp.ProbeSingle][:size], n.frames[udp.ProbeFirst][:size], n.frames[udp.ProbeSecond][:size]
 	n.trains = append(n.trains[:0],
 		udp.Train{Destination: t.destination, Parts: append(n.parts(0), single)},
 		udp.Train{Destination: t.destination, SegmentSize: len(first), Parts: append(n.parts(1), first, second)})
 	n.flush(int(udp.NumProbes))
-	n.e.arpSent.Add(uint64(udp.NumProbes))
 	train := &n.trains[1]
 	return !train.Single && train.Sent == 2
 }
@@ -98,11 +99,10 @@ func (e *Endpoint) AskLarge(id uint16, number uint8, size int) {
 	if to.mac() == 0 || n.closed {
 		return
 	}
-	frame := make([]byte, maxHeader+max(size, arpLen))
+	frame := make([]byte, maxHeader+max(size, t.probeLen()))
 	n.putProbe(frame, t, to, firstLarge+udp.Probe(number))
 	n.trains = append(n.trains[:0], udp.Train{Destination: t.destination, Parts: append(n.parts(0), frame)})
 	n.flush(1)
-	e.arpSent.Add(1)
 }
 
 // LargeAnswers returns a bit for each number of AskLarge that a tunnel has answered since it was last called.
@@ -113,11 +113,36 @@ func (e *Endpoint) LargeAnswers(id uint16) uint64 {
 	return 0
 }
 
-// putProbe writes a probe to t at the begin of frame.
+// probeLen is the size in bytes of a probe without its headers and padding.
+func (t *tunnel) probeLen() int {
+	if t.Local.V4.IsValid() {
+		return arpLen
+	}
+	return ndPacketLen
+}
+
+// putProbe writes a probe to t at the begin of frame, and counts it.
 func (n *neighbours) putProbe(frame []byte, t *tunnel, to speaker, p udp.Probe) {
-	t.encap(frame, to, etherTypeARP)
 	from := t.probeMAC(p)
+	if t.Local.V4.IsValid() {
+		t.encap(frame, to, etherTypeARP)
+		m := arp{operation: arpRequest, senderMAC: from, sender: netip.IPv4Unspecified(), target: t.Peer.V4}
+		m.put(frame[maxHeader:])
+		n.e.arpSent.Add(1)
+	} else {
+		t.encap(frame, to, etherTypeIPv6)
+		m := nd{kind: ndSolicitation, source: from.linkLocal(), destination: t.Peer.V6, target: t.Peer.V6, link: from}
+		m.put(frame[maxHeader:])
+		n.e.ndSent.Add(1)
+	}
 	from.put(frame[headerLen+6:])
-	m := arp{operation: arpRequest, senderMAC: from, sender: netip.IPv4Unspecified(), target: t.Peer}
-	m.put(frame[maxHeader:])
+}
+
+// answered takes note of the answer to a probe.
+func (t *tunnel) answered(p udp.Probe) {
+	if p >= firstLarge {
+		t.largeAnswers.Or(1 << (p - firstLarge))
+	} else {
+		t.probe.Answered(p)
+	}
 }

@@ -248,11 +248,11 @@ func TestProbeNode(t *testing.T) {
 	t.Cleanup(func() { gateway.Close() })
 	needOffloads(t, gateway.socket)
 	node.remotePort = gateway.LocalAddr().Port()
-	tunnel := Tunnel{ID: 2, VNI: 300, Remote: nodeOuter, Encap: Geneve, Local: gatewayInner, Peer: nodeInner}
+	tunnel := Tunnel{ID: 2, VNI: 300, Remote: nodeOuter, Encap: Geneve, Local: Pair{V4: gatewayInner}, Peer: Pair{V4: nodeInner}}
 	if err := gateway.Apply([]Tunnel{tunnel}); err != nil {
 		t.Fatal(err)
 	}
-	if err := node.Apply([]Tunnel{{VNI: 300, Remote: gatewayOuter, Local: nodeInner, Peer: gatewayInner, Role: Node}}); err != nil {
+	if err := node.Apply([]Tunnel{{VNI: 300, Remote: gatewayOuter, Local: Pair{V4: nodeInner}, Peer: Pair{V4: gatewayInner}, Role: Node}}); err != nil {
 		t.Fatal(err)
 	}
 	atNode := make(chan Packet, 200)

@@ -21,12 +21,15 @@ const (
 	BadTrain           // merged by the kernel, but neither a train of datagrams nor one inner UDP train
 	BadMAC             // inner source MAC is a group, zero or our own
 	OtherMAC           // inner destination MAC of another station
-	Multicast          // inner group or broadcast frame that is not ARP
-	NeighbourDiscovery // IPv6 neighbour discovery or multicast listener report of a link that came up
+	Multicast          // inner group or broadcast frame that is neither ARP nor neighbour discovery
+	NeighbourDiscovery // IPv6 neighbour discovery of a link that came up, router solicitation, multicast listener report
 	UnknownEtherType   // inner frame that is neither IP nor ARP
 	BadARP             // malformed ARP, or one that contradicts its frame or claims our address
 	OtherARP           // ARP about an address that is not ours
 	ARPRate            // more ARP requests than are answered
+	BadND              // malformed IPv6 neighbour discovery, or one that contradicts its frame or claims our address
+	OtherND            // IPv6 neighbour discovery about an address that is not ours
+	NDRate             // more neighbour solicitations than are answered
 	BadLength          // inner IP header with a wrong version or length
 	ECN                // congestion marked outside on a packet that does not understand the mark
 
@@ -42,7 +45,7 @@ const (
 var reasonNames = [NumReasons]string{
 	"accepted", "truncated", "unknown-node", "wrong-encap", "bad-version", "bad-flags", "bad-options", "control-packet",
 	"critical-option", "unknown-protocol", "wrong-inner", "bad-train", "bad-mac", "other-mac", "multicast",
-	"neighbour-discovery", "unknown-ethertype", "bad-arp", "other-arp", "arp-rate", "bad-length", "ecn",
+	"neighbour-discovery", "unknown-ethertype", "bad-arp", "other-arp", "arp-rate", "bad-nd", "other-nd", "nd-rate", "bad-length", "ecn",
 	"unknown-tunnel", "bad-packet", "too-long", "hold-full", "unresolved", "send-failed",
 }
 

@@ -36,10 +36,13 @@ type Tunnel struct {
 	Remote netip.Addr // outer address of the other end
 	Encap  Encap      // Auto is Geneve where the tunnel carries IP
 	Inner  Inner
-	// Local and Peer are the inner IPv4 addresses of the two ends, for ARP. A tunnel that carries IP needs none.
-	Local, Peer netip.Addr
+	// Local and Peer are the inner addresses of the two ends, for ARP and neighbour discovery. A tunnel that carries IP needs none.
+	Local, Peer Pair
 	Role        Role
 }
+
+// A Pair is the addresses of one station; the zero Addr is none of a family.
+type Pair struct{ V4, V6 netip.Addr }
 
 // validate returns what is wrong with t on a socket of the given family.
 func (t *Tunnel) validate(is6 bool) error {
@@ -56,8 +59,17 @@ func (t *Tunnel) validate(is6 bool) error {
 	check(t.Role <= Node, "unknown role %d", t.Role)
 	check(t.Encap != VXLAN || t.Inner != IP, "VXLAN carries Ethernet only")
 	if t.Inner == Ethernet {
-		check(t.Local.Is4() && t.Peer.Is4(), "inner addresses %v and %v: neighbours are IPv4 only", t.Local, t.Peer)
-		check(t.Local != t.Peer, "both ends have the inner address %v", t.Local)
+		check(t.Local != Pair{}, "no inner addresses")
+		for _, ends := range [][2]netip.Addr{{t.Local.V4, t.Peer.V4}, {t.Local.V6, t.Peer.V6}} {
+			check(ends[0].IsValid() == ends[1].IsValid(), "inner addresses %v and %v: one end lacks a family", ends[0], ends[1])
+			check(!ends[0].IsValid() || ends[0] != ends[1], "both ends have the inner address %v", ends[0])
+		}
+		for _, a := range []netip.Addr{t.Local.V4, t.Peer.V4} {
+			check(!a.IsValid() || a.Is4(), "inner address %v is not IPv4", a)
+		}
+		for _, a := range []netip.Addr{t.Local.V6, t.Peer.V6} {
+			check(!a.IsValid() || a.Is6() && !a.Is4In6() && a.Zone() == "", "inner address %v is not IPv6", a)
+		}
 	}
 	return errors.Join(errs...)
 }

@@ -239,7 +239,15 @@ func TestLab(t *testing.T) {
 		t.Skip("no mode is here")
 	}
 	u := newLabUser(t)
-	u.check(100*modes, "--mode", "all", "--offloads", "both")
+	u.check(100*modes, "ipv4", "--mode", "all", "--offloads", "both")
+	u.requireNothingLeft()
+}
+
+// TestLabDual has both families inside: all that is promised for IPv4 is tried over IPv6.
+func TestLabDual(t *testing.T) {
+	u := newLabUser(t)
+	u.need("vxlan", "ipv6")
+	u.check(80, "dual", "--mode", "vxlan", "--offloads", "on")
 	u.requireNothingLeft()
 }
 

@@ -37,7 +37,7 @@ func (m *maker) config() *nat.Config {
 		}
 	}
 	if maybe() {
-		c.UnknownSource = oracleOwn[0].Addr()
+		c.UnknownSource.V4 = oracleOwn[0].Addr()
 	}
 	c.MSSClamp = pick(m, rules.MSSAuto, rules.MSSAuto, rules.MSSOff, rules.MSSClamp(1200))
 	node := func() nat.Link { return pick(m, c.Nodes...).Link }
@@ -49,7 +49,7 @@ func (m *maker) config() *nat.Config {
 		}
 	}
 	for _, n := range c.Nodes {
-		c.Routes = append(c.Routes, rules.Route{Prefix: netip.PrefixFrom(n.Address, 32), Link: n.Link})
+		c.Routes = append(c.Routes, rules.Route{Prefix: netip.PrefixFrom(n.Address.V4, 32), Link: n.Link})
 	}
 	if maybe() {
 		c.Addresses = append(c.Addresses,
@@ -80,7 +80,7 @@ func planOf(c *nat.Config) plan {
 	host := func(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 	for _, n := range c.Nodes {
 		p.nodes = append(p.nodes, n.Link)
-		p.nodeSources = append(p.nodeSources, host(n.Address))
+		p.nodeSources = append(p.nodeSources, host(n.Address.V4))
 	}
 	for _, r := range c.Routes {
 		p.nodeSources = append(p.nodeSources, r.Prefix)
@@ -99,7 +99,7 @@ func planOf(c *nat.Config) plan {
 		p.tunnelDestinations = append(p.tunnelDestinations, host(a.External), host(a.External))
 	}
 	if c.UnknownSource.IsValid() {
-		p.nodeSources = append(p.nodeSources, host(c.UnknownSource))
+		p.nodeSources = append(p.nodeSources, host(c.UnknownSource.V4))
 	}
 	p.nodeSources = append(p.nodeSources, oracleOutside[:]...)
 	p.nodeDestinations = append(p.nodeDestinations, oracleOutside[0], oraclePods[0], oraclePods[1])

@@ -39,13 +39,13 @@ var oracleDevices = []oracleDevice{
 // oracleDevicesOf returns the devices of a configuration.
 func oracleDevicesOf(c *nat.Config) []oracleDevice {
 	host := func(a netip.Addr) string { return netip.PrefixFrom(a, a.BitLen()).String() }
-	all := []oracleDevice{{"liqo-tunnel", nat.Tunnel, host(c.TunnelAddress)}}
+	all := []oracleDevice{{"liqo-tunnel", nat.Tunnel, host(c.TunnelAddress.V4)}}
 	for _, n := range c.Nodes {
 		name := n.Device
 		if name == "" {
 			name = n.Name
 		}
-		all = append(all, oracleDevice{name, n.Link, host(c.GatewayAddress)})
+		all = append(all, oracleDevice{name, n.Link, host(c.GatewayAddress.V4)})
 	}
 	return all
 }
@@ -61,9 +61,9 @@ type oracle struct {
 // newOracle makes the namespace for a configuration and loads its rules. All of it happens on one thread, with which the namespace
 // ends.
 func newOracle(c *nat.Config) (*oracle, error) {
-	o := &oracle{devices: oracleDevicesOf(c), via: map[netip.Addr]string{c.PeerTunnelAddress: "liqo-tunnel"}, calls: make(chan func())}
+	o := &oracle{devices: oracleDevicesOf(c), via: map[netip.Addr]string{c.PeerTunnelAddress.V4: "liqo-tunnel"}, calls: make(chan func())}
 	for i, n := range c.Nodes {
-		o.via[n.Address] = o.devices[i+1].name
+		o.via[n.Address.V4] = o.devices[i+1].name
 	}
 	made := make(chan error)
 	go func() {

@@ -32,9 +32,9 @@ func oracleConfig() *nat.Config {
 	c := &nat.Config{MTU: oracleMTU, MaxConnections: 1 << 16, Config: rules.Config{
 		LocalPodCIDRs:      oraclePods[:],
 		LocalExternalCIDRs: oracleOwn[:],
-		GatewayAddress:     netip.MustParseAddr("10.80.0.4"),
-		TunnelAddress:      netip.MustParseAddr("169.254.18.2"),
-		PeerTunnelAddress:  netip.MustParseAddr("169.254.18.1"),
+		GatewayAddress:     rules.PairOf(netip.MustParseAddr("10.80.0.4")),
+		TunnelAddress:      rules.PairOf(netip.MustParseAddr("169.254.18.2")),
+		PeerTunnelAddress:  rules.PairOf(netip.MustParseAddr("169.254.18.1")),
 	}}
 	for i := range 2 {
 		c.Remote = append(c.Remote,
@@ -43,7 +43,7 @@ func oracleConfig() *nat.Config {
 			rules.RemoteCIDR{Real: oracleExternal[i], Remapped: oracleAlias[i], External: true})
 	}
 	for i, d := range oracleDevices[1:] {
-		c.Nodes = append(c.Nodes, rules.Node{Link: d.link, Name: fmt.Sprint("node-", i), Device: d.name, Address: netip.AddrFrom4([4]byte{10, 80, 0, byte(10 + i)})})
+		c.Nodes = append(c.Nodes, rules.Node{Link: d.link, Name: fmt.Sprint("node-", i), Device: d.name, Address: rules.PairOf(netip.AddrFrom4([4]byte{10, 80, 0, byte(10 + i)}))})
 	}
 	return c
 }

@@ -63,12 +63,12 @@ func checkSite(t *testing.T, s *Site, checked *nat.Config) {
 	t.Helper()
 	var nodes []rules.Node
 	for i, n := range s.Nodes {
-		nodes = append(nodes, rules.Node{Link: nat.Link(i + 1), Name: n.Name, Address: n.Address, Device: n.Device})
+		nodes = append(nodes, rules.Node{Link: nat.Link(i + 1), Name: n.Name, Address: rules.PairOf(n.Address), Device: n.Device})
 	}
 	if !slices.Equal(nodes, checked.Nodes) {
 		t.Errorf("nodes %v, want %v", nodes, checked.Nodes)
 	}
-	if s.GatewayAddress == (netip.Addr{}) || s.UnknownSource != checked.UnknownSource || s.PeerPublicKey == [32]byte{} {
+	if s.GatewayAddress == (netip.Addr{}) || s.UnknownSource != checked.UnknownSource.V4 || s.PeerPublicKey == [32]byte{} {
 		t.Errorf("site %+v", s)
 	}
 	var real, seen []netip.Prefix

@@ -6,22 +6,23 @@ import (
 	"culvert/gateway/config"
 	"culvert/geneve"
 	"culvert/nat"
+	"culvert/nat/rules"
 )
 
 // Config returns base with what the resources say. The sources of packets are checked by the Site, and rules come from resources.
 func (s *Site) Config(base *config.Config) *config.Config {
 	c := *base
 	c.WireGuard.PeerPublicKey = s.PeerPublicKey
-	c.Geneve.GatewayAddress = s.GatewayAddress
+	c.Geneve.GatewayAddress = rules.PairOf(s.GatewayAddress)
 	c.Geneve.SourceCheck = nat.SourceCheckCluster // a pod may leave by another node than it lives on
 	c.Geneve.Nodes = make([]config.Node, 0, len(s.Nodes))
 	for _, n := range s.Nodes {
 		c.Geneve.Nodes = append(c.Geneve.Nodes, config.Node{
-			Name: n.Name, Device: n.Device, VNI: geneve.VNI(n.VNI), Underlay: n.Underlay, Address: n.Address,
+			Name: n.Name, Device: n.Device, VNI: geneve.VNI(n.VNI), Underlay: n.Underlay, Address: rules.PairOf(n.Address),
 		})
 	}
 	c.Local = config.LocalNetwork{}
-	c.UnknownSource = s.UnknownSource
+	c.UnknownSource = rules.PairOf(s.UnknownSource)
 	if u := s.UnknownSource; u.IsValid() {
 		c.Local.ExternalCIDRs = []netip.Prefix{netip.PrefixFrom(u, u.BitLen())}
 	}

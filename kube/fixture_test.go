@@ -108,8 +108,8 @@ func baseConfig() *nat.Config {
 	own := g
 	own.Server = !own.Server
 	c := &nat.Config{MTU: 1340}
-	c.Firewall, c.Routing, c.PeerTunnelAddress, c.TunnelAddress = []rules.Table{}, []rules.PolicyTable{}, g.peer(), own.peer()
-	c.GatewayAddress = c.TunnelAddress.Next().Next().Next()
+	c.Firewall, c.Routing, c.PeerTunnelAddress, c.TunnelAddress = []rules.Table{}, []rules.PolicyTable{}, rules.PairOf(g.peer()), rules.PairOf(own.peer())
+	c.GatewayAddress = rules.PairOf(own.peer().Next().Next().Next())
 	return c
 }
 

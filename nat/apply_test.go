@@ -1,7 +1,6 @@
 package nat_test
 
 import (
-	"net/netip"
 	"testing"
 
 	"culvert/nat"
@@ -46,8 +45,8 @@ func TestEviction(t *testing.T) {
 			c.Routes[0].Link, c.Routes[2].Link, c.Routes[3].Link, c.Routes[6].Link = node2, node2, node2, node2
 		}, 2},
 		{"the pod's route", func(c *nat.Config) { c.Routes[1].Prefix = prefix("10.200.8.0/23") }, 3},
-		{"U", func(c *nat.Config) { c.UnknownSource = address("10.70.0.1") }, 3},
-		{"U off", func(c *nat.Config) { c.UnknownSource = netip.Addr{} }, 3},
+		{"U", func(c *nat.Config) { c.UnknownSource = rules.PairOf(address("10.70.0.1")) }, 3},
+		{"U off", func(c *nat.Config) { c.UnknownSource = rules.Pair{} }, 3},
 		{"the remap", func(c *nat.Config) { c.Remote[0].Remapped = prefix("10.75.0.0/16") }, 0},
 	}
 	for _, test := range tests {

@@ -139,9 +139,9 @@ func TestConfigFaults(t *testing.T) {
 	bad.LocalPodCIDRs[1] = netip.MustParsePrefix("10.71.128.0/17")
 	bad.Remote[1].Remapped = prefix("10.72.48.0/21")
 	bad.Remote[2].Real = netip.Prefix{}
-	bad.GatewayAddress = netip.Addr{}
+	bad.GatewayAddress = rules.Pair{}
 	bad.MTU = 1200
-	bad.UnknownSource = address("192.0.2.1")
+	bad.UnknownSource = rules.PairOf(address("192.0.2.1"))
 	bad.Routes[0].Link = 99
 	bad.Addresses = []rules.AddressMapping{{External: address("10.70.0.0"), Internal: address("::1"), Via: 5}}
 	bad.Rules = []rules.FilterRule{{Name: "a", Ports: []rules.PortRange{{First: 2, Last: 1}}}}

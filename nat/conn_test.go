@@ -2,11 +2,11 @@ package nat_test
 
 import (
 	"fmt"
-	"net/netip"
 	"testing"
 
 	"culvert/nat"
 	"culvert/nat/nattest"
+	"culvert/nat/rules"
 )
 
 // returned sends the answer to what came out of e, and expects it at the port and address that the first packet came from.
@@ -74,7 +74,7 @@ func TestUnknownSource(t *testing.T) {
 		}
 	}
 	t.Run("off", func(t *testing.T) {
-		e := engine(t, func(c *nat.Config) { c.UnknownSource = netip.Addr{} })
+		e := engine(t, func(c *nat.Config) { c.UnknownSource = rules.Pair{} })
 		dropped(t, e, node1, udp("203.0.113.9", "10.71.3.9", 1, 2).Bytes(), start, nat.ReasonUnknownSource)
 		forwarded(t, e, node1, udp("10.70.0.0", "10.71.3.9", 1, 2).Bytes(), start)
 	})

@@ -10,7 +10,7 @@ const (
 	// In each errorWindow, errorsMost go out. Of these, a link has at most as many as are left.
 	errorsMost  = 200
 	errorWindow = 200 * time.Millisecond
-	// Towards one destination, errorRateEach go out in a second, errorBurstEach of them at once.
+	// Towards one address, or one /64 of IPv6, errorRateEach go out in a second, errorBurstEach of them at once.
 	errorRateEach, errorBurstEach = 20, 20
 	// errorDestinations is more than can have been sent errors since a bucket became full again.
 	errorDestinations = 4 * errorsMost * int(errorBurstEach*time.Second/errorRateEach/errorWindow)
@@ -51,7 +51,7 @@ func (l *limiter) allow(link Link, destination netip.Addr, now Time) bool {
 		l.window, l.sent = now.Add(errorWindow), 0
 		clear(l.links)
 	}
-	key := destination.As16()
+	key := holderOf(destination)
 	b, ok := l.each[key]
 	if !ok {
 		b.empty = Time(-1 << 62) // full
@@ -67,6 +67,15 @@ func (l *limiter) allow(link Link, destination netip.Addr, now Time) bool {
 	l.links[link]++
 	l.sent++
 	return true
+}
+
+// holderOf returns what a rate or a share is kept by: an address of IPv4, or the /64 of one of IPv6, in which a host has as many as it likes.
+func holderOf(a netip.Addr) [16]byte {
+	b := a.As16()
+	if a.Is6() {
+		clear(b[8:])
+	}
+	return b
 }
 
 // purge forgets the buckets that are full again.

@@ -25,8 +25,8 @@ func address(s string) netip.Addr  { return netip.MustParseAddr(s) }
 func rome() *nat.Config {
 	return &nat.Config{MTU: 1340, Config: rules.Config{
 		Nodes: []rules.Node{
-			{Link: node1, Name: "rome-1", Address: address("10.80.0.2")},
-			{Link: node2, Name: "rome-2", Address: address("10.80.0.3")},
+			{Link: node1, Name: "rome-1", Address: rules.PairOf(address("10.80.0.2"))},
+			{Link: node2, Name: "rome-2", Address: rules.PairOf(address("10.80.0.3"))},
 		},
 		LocalPodCIDRs:      []netip.Prefix{prefix("10.200.0.0/16"), prefix("10.64.32.0/19"), prefix("fd00:200::/50")},
 		LocalExternalCIDRs: []netip.Prefix{prefix("10.70.0.0/16"), prefix("fd00:70::/64")},
@@ -37,10 +37,10 @@ func rome() *nat.Config {
 			{Real: prefix("10.70.0.0/16"), Remapped: prefix("10.74.0.0/16"), External: true},
 			{Real: prefix("fd00:200::/50"), Remapped: prefix("fd00:71:0:4000::/50")},
 		},
-		GatewayAddress:    address("10.80.0.4"),
-		TunnelAddress:     address("169.254.18.2"),
-		PeerTunnelAddress: address("169.254.18.1"),
-		UnknownSource:     address("10.70.0.0"),
+		GatewayAddress:    rules.PairOf(address("10.80.0.4")),
+		TunnelAddress:     rules.PairOf(address("169.254.18.2")),
+		PeerTunnelAddress: rules.PairOf(address("169.254.18.1")),
+		UnknownSource:     rules.PairOf(address("10.70.0.0")),
 		Routes: []rules.Route{
 			{Prefix: prefix("10.200.1.0/24"), Link: node1}, {Prefix: prefix("10.200.2.0/23"), Link: node2},
 			{Prefix: prefix("10.64.32.0/20"), Link: node1}, {Prefix: prefix("10.80.0.2/32"), Link: node1},

@@ -197,7 +197,7 @@ func playSequence(t *testing.T, ops []byte) {
 			c := rome()
 			c.MaxConnections = 40
 			if ops[5]%2 == 0 {
-				c.UnknownSource = address("10.70.0.1")
+				c.UnknownSource = rules.PairOf(address("10.70.0.1"))
 			}
 			if err := e.Apply(c); err != nil {
 				t.Fatal(err)

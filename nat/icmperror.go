@@ -153,11 +153,11 @@ func (s *snapshot) errorSource(source, sentTo netip.Addr, in, out Link) netip.Ad
 		}
 		return sentTo
 	}
-	switch {
-	case !out.Outside() || s.isPod(source, out):
+	if !out.Outside() || s.isPod(source, out) {
 		return source
-	case s.unknown.IsValid() && s.unknown.Is4() == source.Is4():
-		return s.unknown
+	}
+	if u := s.unknown.Of(source.Is6()); u.IsValid() {
+		return u
 	}
 	return sentTo
 }

@@ -42,7 +42,7 @@ func sharesPorts(tr *rules.Traversal, p *packet.Packet, s *snapshot) bool {
 	if !p.HasPorts() && !p.HasIdentifier() {
 		return false
 	}
-	return tr.SharesSource() || tr.To.Source() == s.unknown
+	return tr.SharesSource() || s.unknown.Has(tr.To.Source())
 }
 
 // portSpace returns the identity of the ports that keep connections with answers like t apart, those of one source towards one

@@ -62,7 +62,7 @@ func TestPutBesideConfig(t *testing.T) {
 	expect("deleted", ReasonFiltered)
 	c.MTU = 1400
 	other := *c
-	other.Nodes = append(other.Nodes[:2:2], rules.Node{Link: 50, Name: "z", Address: addr("10.80.0.50")})
+	other.Nodes = append(other.Nodes[:2:2], rules.Node{Link: 50, Name: "z", Address: rules.PairOf(addr("10.80.0.50"))})
 	if _, err := e.Prepare(&other); err != nil {
 		t.Fatal(err)
 	}
@@ -110,13 +110,13 @@ func TestPutRefuses(t *testing.T) {
 		{rules.Key{Kind: "Node", Name: "a"}, rules.Resource{Device: &rules.Device{Link: 9, Name: "a"}}, "device number 9 is taken by node/milan-2"},
 		{rules.Key{Kind: "Node", Name: "a"}, rules.Resource{Device: &rules.Device{Link: 50, Name: "milan-1"}}, `device "milan-1" is taken by node/milan-1`},
 		{rules.Key{Kind: "Node", Name: "a"}, rules.Resource{Device: &rules.Device{Link: 50, Name: "liqo-tunnel"}}, `taken by network/tunnel`},
-		{rules.Key{Kind: "Node", Name: "a"}, rules.Resource{Device: &rules.Device{Link: 50, Name: "a", Address: addr("10.80.0.3")}}, `10.80.0.3 is taken by node/milan-2`},
+		{rules.Key{Kind: "Node", Name: "a"}, rules.Resource{Device: &rules.Device{Link: 50, Name: "a", Address: rules.PairOf(addr("10.80.0.3"))}}, `10.80.0.3 is taken by node/milan-2`},
 		{rules.Key{Kind: "Node", Name: "a"}, rules.Resource{Device: &rules.Device{Link: 50}}, "Device.Name: a device needs a name"},
 		{rules.Key{Kind: "Node", Name: "a"}, rules.Resource{Device: &rules.Device{Name: "a"}}, "Device.Link: 0 is reserved"},
-		{rules.Key{Kind: "Node", Name: "a"}, rules.Resource{Device: &rules.Device{Link: 50, Name: "a", Address: addr("::ffff:1.2.3.4")}}, "Device.Address"},
+		{rules.Key{Kind: "Node", Name: "a"}, rules.Resource{Device: &rules.Device{Link: 50, Name: "a", Address: rules.PairOf(addr("::ffff:1.2.3.4"))}}, "Device.Address"},
 		{rules.Key{Kind: "Service", Name: "a"}, rules.Resource{Service: &rules.Service{}}, "Service.Address"},
 		{rules.Key{Kind: "Service", Name: "a"}, rules.Resource{Service: &milan().Services[0]}, "taken by service/web 10.70.0.20:80/6"},
-		{rules.Key{Kind: "Node", Name: "a"}, rules.Resource{Device: &rules.Device{Link: 50, Name: "a", Address: addr("10.80.0.50")}}, ""},
+		{rules.Key{Kind: "Node", Name: "a"}, rules.Resource{Device: &rules.Device{Link: 50, Name: "a", Address: rules.PairOf(addr("10.80.0.50"))}}, ""},
 	} {
 		err := e.Put(tt.key, tt.r)
 		if got := fmt.Sprint(err); tt.want == "" && err != nil || !strings.Contains(got, tt.want) {
@@ -126,7 +126,7 @@ func TestPutRefuses(t *testing.T) {
 	// A Config cannot take what a resource has either, nor does it know a resource by its own keys.
 	e.CommitRules()
 	c := milan()
-	c.Nodes = append(c.Nodes, rules.Node{Link: 51, Name: "a", Address: addr("10.80.0.51")})
+	c.Nodes = append(c.Nodes, rules.Node{Link: 51, Name: "a", Address: rules.PairOf(addr("10.80.0.51"))})
 	if err := e.Apply(c); err == nil || !strings.Contains(err.Error(), `device "a" is taken by Node/a`) {
 		t.Error(err)
 	}
@@ -165,10 +165,10 @@ func TestDevicesComeAndGo(t *testing.T) {
 	try("no device", "10.1.0.1", ReasonNoRoute, 0)
 	put("n50", rules.Resource{Device: &rules.Device{Link: 50, Name: "n50"}})
 	try("the neighbour is missing", "10.1.0.1", ReasonNoRoute, 0)
-	put("n60", rules.Resource{Device: &rules.Device{Link: 60, Name: "n60", Address: addr("10.80.0.60")}})
+	put("n60", rules.Resource{Device: &rules.Device{Link: 60, Name: "n60", Address: rules.PairOf(addr("10.80.0.60"))}})
 	try("all there", "10.1.0.1", ReasonNone, 60)
 	try("the rule's", "10.1.0.2", ReasonFiltered, 0)
-	put("n60", rules.Resource{Device: &rules.Device{Link: 61, Name: "n60", Address: addr("10.80.0.60")}})
+	put("n60", rules.Resource{Device: &rules.Device{Link: 61, Name: "n60", Address: rules.PairOf(addr("10.80.0.60"))}})
 	try("the neighbour has moved", "10.1.0.1", ReasonNone, 61)
 	put("all", dropping(ip("10.1.0.3", rules.PositionSource)))
 	if st := e.Stats(); st.Connections != 1 || st.Evicted != 0 {

@@ -34,14 +34,11 @@ func (e *Engine) AppendError(dst []byte, p *packet.Packet, in Link, v Verdict, n
 // refusalSource returns the address that errors of our own come from: the gateway's internal address towards nodes; U, or else its own
 // address on an outside link, towards that. It returns the zero Addr if there is none of the family.
 func (s *snapshot) refusalSource(in Link, v6 bool) netip.Addr {
-	a := s.gateway
-	if in.Outside() {
-		if a = s.unknown; !a.IsValid() {
-			a = s.rules.Own(in)
-		}
+	if !in.Outside() {
+		return s.gateway.Of(v6)
 	}
-	if a.Is6() == v6 {
-		return a
+	if u := s.unknown.Of(v6); u.IsValid() {
+		return u
 	}
-	return netip.Addr{}
+	return s.rules.Own(in).Of(v6)
 }

@@ -3,13 +3,13 @@ package nat_test
 import (
 	"bytes"
 	"fmt"
-	"net/netip"
 	"testing"
 	"time"
 
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
+	"culvert/nat/rules"
 )
 
 // TestAppendError follows the errors that we originate.
@@ -33,11 +33,11 @@ func TestAppendError(t *testing.T) {
 	}{
 		{"too big, to a node", node1, long, nil, "10.80.0.4", 3, 4, 1340, 576},
 		{"time exceeded, to the tunnel", nat.Tunnel, expired, nil, "10.70.0.0", 11, 0, 0, 28 + 35},
-		{"time exceeded, to the tunnel, U off", nat.Tunnel, expired, func(c *nat.Config) { c.UnknownSource = netip.Addr{} },
+		{"time exceeded, to the tunnel, U off", nat.Tunnel, expired, func(c *nat.Config) { c.UnknownSource = rules.Pair{} },
 			"169.254.18.2", 11, 0, 0, 28 + 35},
 		{"host unreachable", nat.Tunnel, udp("10.200.3.9", "10.200.99.1", 1, 2), nil, "10.70.0.0", 3, 1, 0, 28 + 35},
 		{"net unreachable", node1, udp("10.200.1.5", "192.0.2.1", 1, 2), nil, "10.80.0.4", 3, 0, 0, 28 + 35},
-		{"IPv6 too big", node1, six, func(c *nat.Config) { c.GatewayAddress = address("fd00:80::4") }, "fd00:80::4", 2, 0, 1340, 1280},
+		{"IPv6 too big", node1, six, func(c *nat.Config) { c.GatewayAddress = rules.PairOf(address("fd00:80::4")) }, "fd00:80::4", 2, 0, 1340, 1280},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {

@@ -118,7 +118,7 @@ func TestManyServices(t *testing.T) {
 func TestReservedLinks(t *testing.T) {
 	for _, link := range []nat.Link{0, nat.Tunnel, 0xfeff, 0xffef, 0xfff0, 0xfffb, 0xfffc, 0xfffd, 0xfffe, 0xffff} {
 		c := rome()
-		c.Nodes = append(c.Nodes, rules.Node{Link: link, Name: "rome-3", Address: address("10.80.0.9")})
+		c.Nodes = append(c.Nodes, rules.Node{Link: link, Name: "rome-3", Address: rules.PairOf(address("10.80.0.9"))})
 		_, err := nat.New([16]byte{}, c)
 		if reserved := err != nil && err.Error() == fmt.Sprintf("rules: config: Nodes[2].Link: %d is reserved", link); reserved != (link != 0xfeff) {
 			t.Errorf("link %#x: %v", link, err)

@@ -61,7 +61,7 @@ func TestPortFlood(t *testing.T) {
 func TestPortsNearExhaustion(t *testing.T) {
 	e := engine(t, func(c *nat.Config) {
 		for i := range 20 {
-			c.Nodes = append(c.Nodes, rules.Node{Link: nat.Link(100 + i), Name: fmt.Sprint("n", i), Address: address(fmt.Sprintf("10.80.1.%d", i))})
+			c.Nodes = append(c.Nodes, rules.Node{Link: nat.Link(100 + i), Name: fmt.Sprint("n", i), Address: rules.PairOf(address(fmt.Sprintf("10.80.1.%d", i)))})
 		}
 		c.MaxConnections = 1 << 20
 	})

@@ -21,9 +21,9 @@ func twoTunnels(t *testing.T, tables ...rules.Table) *nat.Engine {
 		c.Services = []rules.Service{{Name: "web", Address: address("10.70.0.20"), Port: 80, Protocol: packet.UDP,
 			Backends: []rules.Backend{{Address: address("10.200.1.5"), Port: 8080}}}}
 	})
-	device := rules.Device{Link: paris, Name: "paris", Address: address("169.254.19.1"), Own: address("169.254.19.2"), Sources: []netip.Prefix{prefix("10.98.0.0/16")}}
+	device := rules.Device{Link: paris, Name: "paris", Address: rules.PairOf(address("169.254.19.1")), Own: rules.PairOf(address("169.254.19.2")), Sources: []netip.Prefix{prefix("10.98.0.0/16")}}
 	routing := rules.PolicyTable{Name: "paris", Rules: []rules.PolicyRule{
-		{Priority: 50, Routes: []rules.PolicyRoute{{Destination: prefix("10.98.0.0/16"), Via: device.Address}}},
+		{Priority: 50, Routes: []rules.PolicyRoute{{Destination: prefix("10.98.0.0/16"), Via: device.Address.V4}}},
 		{Priority: 51, In: "paris", Routes: []rules.PolicyRoute{{Destination: prefix("10.99.64.0/18"), Device: "liqo-tunnel"}}},
 	}}
 	if err := e.Put(parisKey, rules.Resource{Device: &device, Tables: tables, Routing: []rules.PolicyTable{routing}}); err != nil {
@@ -106,7 +106,7 @@ func TestTunnelsComeAndGo(t *testing.T) {
 	forwarded(t, e, nat.Tunnel, udp("10.99.64.9", "10.200.1.5", 53, 4000).Bytes(), start)
 	put := func(sources ...netip.Prefix) {
 		t.Helper()
-		r := rules.Resource{Device: &rules.Device{Link: paris, Name: "paris", Address: address("169.254.19.1"), Sources: sources}}
+		r := rules.Resource{Device: &rules.Device{Link: paris, Name: "paris", Address: rules.PairOf(address("169.254.19.1")), Sources: sources}}
 		if err := e.Put(parisKey, r); err != nil {
 			t.Fatal(err)
 		}

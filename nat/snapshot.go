@@ -27,7 +27,7 @@ type siteConfig struct {
 	localPods, localExternal       []netip.Prefix
 	remote                         []rules.RemoteCIDR
 	fromTunnel, notFromNodes       []netip.Prefix
-	gateway, tunnel, peer, unknown netip.Addr // unknown is U; the zero Addr if off
+	gateway, tunnel, peer, unknown rules.Pair // unknown is U; the zero Addr of a family for which it is off
 	mtu                            int
 	check                          SourceCheck
 }
@@ -127,9 +127,9 @@ func (s *snapshot) foreign(a netip.Addr, in Link) bool {
 // owns reports whether a packet is for the gateway itself: its internal address from nodes, its own on an outside link from there.
 func (s *snapshot) owns(destination netip.Addr, in Link) bool {
 	if in.Outside() {
-		return destination == s.rules.Own(in)
+		return s.rules.Own(in).Has(destination)
 	}
-	return destination == s.gateway
+	return s.gateway.Has(destination)
 }
 
 // noRoute is the verdict on what leads nowhere: a pod without a node is unreachable as a host, all else as a network (RFC 1812,
@@ -146,9 +146,11 @@ func (s *snapshot) isPod(a netip.Addr, at Link) bool {
 	if s.fromTunnel == nil {
 		return s.pods.Contains(a)
 	}
-	out, ok := s.rules.Route(at, 0, s.peer, a)
+	out, ok := s.rules.Route(at, 0, s.peer.Of(a.Is6()), a)
 	return ok && !out.Outside()
 }
 
 // own reports whether a is an address of the gateway or of either end of the WireGuard tunnel.
-func (s *snapshot) own(a netip.Addr) bool { return a == s.gateway || a == s.tunnel || a == s.peer }
+func (s *snapshot) own(a netip.Addr) bool {
+	return s.gateway.Has(a) || s.tunnel.Has(a) || s.peer.Has(a)
+}

@@ -141,9 +141,16 @@ type initNode struct {
 func (a *initAnswers) plan() (*initPlan, error) {
 	e := new(configfile.Errors)
 	p := &initPlan{Here: a.here}
+	cidr := func(flag, text string) netip.Prefix {
+		p := e.Prefix(flag, configfile.Scalar(text))
+		if p.Addr().Is6() {
+			e.Add(flag, "%s is of IPv6, which init does not write; give the IPv4 CIDR, and add the IPv6 ones to the files", p)
+		}
+		return p
+	}
 	side := func(prefix, name, pods, gatewayAddress, nodes string) *initSide {
 		s := &initSide{Cluster: name, Plan: p, Port: config.DefaultGenevePort, Metrics: config.DefaultMetrics}
-		s.Pods = e.Prefix("--"+prefix+"pods", configfile.Scalar(pods))
+		s.Pods = cidr("--"+prefix+"pods", pods)
 		s.Underlay = e.Addr("--"+prefix+"gateway", configfile.Scalar(gatewayAddress))
 		for i, text := range strings.Fields(nodes) {
 			flag := "--" + prefix + "nodes"
@@ -157,7 +164,7 @@ func (a *initAnswers) plan() (*initPlan, error) {
 			s.Nodes = append(s.Nodes, initNode{
 				Name: name, VNI: i + 1, Side: s,
 				Underlay: e.Addr(flag, configfile.Scalar(underlay)),
-				Pods:     e.Prefix(flag, configfile.Scalar(pods)),
+				Pods:     cidr(flag, pods),
 			})
 		}
 		return s

@@ -9,6 +9,7 @@ import (
 
 	"culvert/gateway/config"
 	"culvert/gateway/node"
+	"culvert/geneve"
 )
 
 // romeMilan answers every question of culvert init.
@@ -75,8 +76,8 @@ func TestInit(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					if c.VNI != uint32(n.VNI) || c.Underlay != n.Underlay || c.Address != n.Address || c.Port != own.Geneve.ListenPort ||
-						c.GatewayAddress != own.Geneve.GatewayAddress || c.Routes[0] != own.Remote[0].Remapped || c.Routes[1] != own.Remote[1].Remapped {
+					if c.VNI != uint32(n.VNI) || c.Underlay != n.Underlay || c.Address != geneve.Pair(n.Address) || c.Port != own.Geneve.ListenPort ||
+						c.GatewayAddress != geneve.Pair(own.Geneve.GatewayAddress) || c.Routes[0] != own.Remote[0].Remapped || c.Routes[1] != own.Remote[1].Remapped {
 						t.Errorf("%s: node %+v, gateway %+v", n.Name, c, n)
 					}
 				}

@@ -114,9 +114,12 @@ func (f *labFlags) parse(missing func(node.Mode, error)) (modes []node.Mode, off
 func newLabCheckCommand() *cobra.Command {
 	var flags labFlags
 	cmd := &cobra.Command{
-		Use:   "check",
+		Use:   "check [" + strings.Join(lab.LabNames(), "|") + "]…",
 		Short: "Build labs, check them, take them down; exit status 0 only if all passed",
-		Args:  cobra.NoArgs,
+		Long: "Build labs, check them, take them down; exit status 0 only if all passed. ipv4 are the labs with IPv4 inside, dual those\n" +
+			"with both families; without a name, all are checked.",
+		Args:      cobra.OnlyValidArgs,
+		ValidArgs: lab.LabNames(),
 	}
 	flags.add(cmd, "all", "both")
 	var sandbox lab.Sandbox
@@ -131,7 +134,14 @@ func newLabCheckCommand() *cobra.Command {
 	cmd.Flags().BoolVar(&brief, "brief", false, "in short: a line for each lab, super-frames only, services in one mode")
 	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "with --brief: a line for each check too")
 	isJSON := outputFlag(cmd)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+	cmd.RunE = func(cmd *cobra.Command, names []string) error {
+		if len(names) == 0 {
+			names = lab.LabNames()
+			if err := lab.Probe("ipv6"); err != nil {
+				fmt.Fprintln(cmd.ErrOrStderr(), "left out: the labs with IPv6, which this kernel has not:", err)
+				names = names[:1]
+			}
+		}
 		asJSON, err := isJSON()
 		if err != nil {
 			return err
@@ -149,7 +159,7 @@ func newLabCheckCommand() *cobra.Command {
 			flags.offloads = "on"
 		}
 		return inHolder(cmd, func(dir string) error {
-			o := lab.CheckOptions{Sandbox: sandbox, Faults: faults, Short: brief, Named: named, Style: style, Missing: make(map[node.Mode]error)}
+			o := lab.CheckOptions{Labs: names, Sandbox: sandbox, Faults: faults, Short: brief, Named: named, Style: style, Missing: make(map[node.Mode]error)}
 			var err error
 			o.Modes, o.Offloads, err = flags.parse(func(m node.Mode, err error) { o.Missing[m] = err })
 			if err != nil {

@@ -18,7 +18,7 @@ func TestChanges(t *testing.T) {
 		}
 		c.Rules = []rules.FilterRule{{Name: "a"}, {Name: "b"}}
 		c.Remote = []rules.RemoteCIDR{{Real: netip.MustParsePrefix("10.0.0.0/16"), Remapped: netip.MustParsePrefix("10.61.0.0/16")}}
-		c.Addresses = []AddressMapping{{External: netip.MustParseAddr("10.70.0.9")}}
+		c.Addresses = []AddressMapping{{External: rules.PairOf(netip.MustParseAddr("10.70.0.9"))}}
 		c.Services = []Service{{Name: "web"}}
 		return c
 	}
@@ -80,7 +80,7 @@ func TestChangesMissNothing(t *testing.T) {
 		case reflect.Array:
 			v.Index(0).SetUint(7)
 		case reflect.Struct:
-			v.Set(reflect.ValueOf(netip.MustParseAddr("10.70.0.1")))
+			v.Set(reflect.ValueOf(rules.PairOf(netip.MustParseAddr("10.70.0.1"))))
 		default:
 			if v.CanUint() {
 				v.SetUint(1)

@@ -25,7 +25,7 @@ type Config struct {
 	Local     LocalNetwork
 	Remote    []rules.RemoteCIDR // network.remote; Real equals Remapped where nothing is remapped
 
-	UnknownSource  netip.Addr         // nat.unknownSource; the zero Addr drops unknown sources
+	UnknownSource  rules.Pair         // nat.unknownSource; without an address, unknown sources of the family are dropped
 	Addresses      []AddressMapping   // nat.addresses
 	Services       []Service          // nat.services
 	MaxConnections int                // nat.maxConnections; 0 = auto
@@ -95,7 +95,7 @@ type ConnectionCheck struct {
 // Geneve is the internal network's end: one tunnel per node.
 type Geneve struct {
 	ListenPort     uint16
-	GatewayAddress netip.Addr // the gateway's internal address, the same on every VNI
+	GatewayAddress rules.Pair // the gateway's internal address, the same on every VNI
 	SourceCheck    nat.SourceCheck
 	Nodes          []Node
 }
@@ -106,7 +106,7 @@ type Node struct {
 	Device   string // what given rules call the node's tunnel; "" means Name
 	VNI      geneve.VNI
 	Underlay netip.Addr // outer address of the node's tunnel endpoint
-	Address  netip.Addr // the node's internal address
+	Address  rules.Pair // the node's internal address
 	PodCIDRs []netip.Prefix
 	Encap    geneve.Encap // Auto is what the node is heard to speak
 	Inner    geneve.Inner
@@ -125,17 +125,19 @@ type LocalNetwork struct {
 	ExternalCIDRs []netip.Prefix
 }
 
-// AddressMapping is one address of a local external CIDR that stands for a host.
+// AddressMapping is one address of a local external CIDR that stands for a host, or one for
+// each family of the host.
 type AddressMapping struct {
-	External, Internal netip.Addr
+	External, Internal rules.Pair
 	Via                string // name of the node that leads to Internal; "" = the first
 }
 
 // Service is one address and port of a local external CIDR that stands for
-// several backends. The fields are those of rules.Service.
+// several backends, or one address for the backends of each family. The fields are those
+// of rules.Service.
 type Service struct {
 	Name            string
-	Address         netip.Addr
+	Address         rules.Pair
 	Port            uint16
 	Protocol        uint8
 	Balance         rules.Balance
@@ -169,11 +171,11 @@ const (
 	Server
 )
 
-// Tunnel addresses, the first /30 block of Liqo's 169.254.18.0/24 (liqo
-// pkg/gateway/tunnel).
+// Tunnel addresses: of IPv4 the first /30 block of Liqo's 169.254.18.0/24 (liqo
+// pkg/gateway/tunnel), of IPv6 the same as link-local addresses.
 var (
-	serverTunnelAddress = netip.AddrFrom4([4]byte{169, 254, 18, 1})
-	clientTunnelAddress = netip.AddrFrom4([4]byte{169, 254, 18, 2})
+	serverTunnelAddress = rules.PairOf(netip.MustParseAddr("169.254.18.1"), netip.MustParseAddr("fe80::a9fe:1201"))
+	clientTunnelAddress = rules.PairOf(netip.MustParseAddr("169.254.18.2"), netip.MustParseAddr("fe80::a9fe:1202"))
 )
 
 func (r Role) String() string {
@@ -184,7 +186,7 @@ func (r Role) String() string {
 }
 
 // TunnelAddresses returns the two ends of the WireGuard tunnel, ours first.
-func (r Role) TunnelAddresses() (own, peer netip.Addr) {
+func (r Role) TunnelAddresses() (own, peer rules.Pair) {
 	if r == Server {
 		return serverTunnelAddress, clientTunnelAddress
 	}

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -26,6 +27,7 @@ const auto = "auto"
 
 type (
 	scalar = configfile.Scalar
+	list   = configfile.List
 
 	// file mirrors the YAML configuration file; every leaf is read later, so that
 	// all errors are found in one run.
@@ -59,7 +61,7 @@ type (
 	}
 	fileGeneve struct {
 		ListenPort     scalar     `json:"listenPort"`
-		GatewayAddress scalar     `json:"gatewayAddress"`
+		GatewayAddress list       `json:"gatewayAddress"`
 		SourceCheck    scalar     `json:"sourceCheck"`
 		Nodes          []fileNode `json:"nodes"`
 	}
@@ -67,7 +69,7 @@ type (
 		Name     scalar   `json:"name"`
 		VNI      scalar   `json:"vni"`
 		Underlay scalar   `json:"underlay"`
-		Address  scalar   `json:"address"`
+		Address  list     `json:"address"`
 		PodCIDRs []scalar `json:"podCIDRs"`
 		Encap    scalar   `json:"encap"`
 		Inner    scalar   `json:"inner"`
@@ -162,14 +164,12 @@ func (f *file) config(e *configfile.Errors, dir string) *Config {
 
 	f.networks(e, dir, c)
 
-	switch f.NAT.UnknownSource {
-	case "off", yamlOff:
-	case "", "auto":
-		if len(c.Local.ExternalCIDRs) > 0 {
-			c.UnknownSource = c.Local.ExternalCIDRs[0].Addr()
-		}
+	switch u := f.NAT.UnknownSource; {
+	case u.Is("off"), u.Is(yamlOff):
+	case len(u) == 0, u.Is(""), u.Is(auto):
+		c.UnknownSource = firstAddresses(c.Local.ExternalCIDRs)
 	default:
-		c.UnknownSource = e.Addr("nat.unknownSource", f.NAT.UnknownSource)
+		c.UnknownSource = pair(e, "nat.unknownSource", u)
 	}
 	f.NAT.config(e, c)
 	for i := range f.Rules {
@@ -183,6 +183,24 @@ func (f *file) config(e *configfile.Errors, dir string) *Config {
 		c.MSSClamp = rules.MSSClamp(e.Int("mssClamp", f.MSSClamp, 0, minMSS, int(maxMTU)-40))
 	}
 	return c
+}
+
+// firstAddresses returns the first address of the first CIDR of each family: of IPv6 it is the subnet-router anycast address (RFC
+// 4291, Section 2.6.1), which no host has either.
+func firstAddresses(cidrs []netip.Prefix) (first rules.Pair) {
+	for _, p := range slices.Backward(cidrs) {
+		if p.Addr().Is4() {
+			first.V4 = p.Addr()
+		} else {
+			first.V6 = p.Addr()
+		}
+	}
+	return first
+}
+
+func pair(e *configfile.Errors, path string, l list) (p rules.Pair) {
+	p.V4, p.V6 = e.Pair(path, l)
+	return p
 }
 
 // yamlOff is what comes of off without quotes, a boolean in YAML 1.1.
@@ -318,7 +336,7 @@ func hostPort(e *configfile.Errors, path string, s scalar) string {
 
 func (f *fileGeneve) config(e *configfile.Errors, c *Geneve) {
 	c.ListenPort = uint16(e.Int("geneve.listenPort", f.ListenPort, DefaultGenevePort, 1, 65535))
-	c.GatewayAddress = e.Addr("geneve.gatewayAddress", f.GatewayAddress)
+	c.GatewayAddress = pair(e, "geneve.gatewayAddress", f.GatewayAddress)
 	if e.OneOf("geneve.sourceCheck", f.SourceCheck, "node", "cluster") == "cluster" {
 		c.SourceCheck = nat.SourceCheckCluster
 	}
@@ -330,7 +348,7 @@ func (f *fileGeneve) config(e *configfile.Errors, c *Geneve) {
 		node := Node{
 			Name:     string(n.Name),
 			Underlay: e.Addr(at+"underlay", n.Underlay),
-			Address:  e.Addr(at+"address", n.Address),
+			Address:  pair(e, at+"address", n.Address),
 			PodCIDRs: e.Prefixes(at+"podCIDRs", n.PodCIDRs),
 		}
 		if e.Text(at+"vni", n.VNI) != "" {

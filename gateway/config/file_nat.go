@@ -2,7 +2,6 @@ package config
 
 import (
 	"fmt"
-	"net/netip"
 	"strconv"
 	"strings"
 	"time"
@@ -13,19 +12,19 @@ import (
 
 type (
 	fileNAT struct {
-		UnknownSource  scalar        `json:"unknownSource"`
+		UnknownSource  list          `json:"unknownSource"`
 		Addresses      []fileMapping `json:"addresses"`
 		Services       []fileService `json:"services"`
 		MaxConnections scalar        `json:"maxConnections"`
 	}
 	fileMapping struct {
-		External scalar `json:"external"`
-		Internal scalar `json:"internal"`
+		External list   `json:"external"`
+		Internal list   `json:"internal"`
 		Via      scalar `json:"via"`
 	}
 	fileService struct {
 		Name            scalar        `json:"name"`
-		Address         scalar        `json:"address"`
+		Address         list          `json:"address"`
 		Port            scalar        `json:"port"`
 		Protocol        scalar        `json:"protocol"`
 		Balance         scalar        `json:"balance"`
@@ -58,7 +57,7 @@ const (
 )
 
 // protocols are the names that rules and services may use, IANA's numbers.
-var protocols = map[string]uint8{"tcp": 6, "udp": 17, "sctp": 132, "icmp": 1}
+var protocols = map[string]uint8{"tcp": 6, "udp": 17, "sctp": 132, "icmp": 1, "icmpv6": 58}
 
 func (f *fileNAT) config(e *configfile.Errors, c *Config) {
 	if f.MaxConnections != "auto" {
@@ -67,8 +66,8 @@ func (f *fileNAT) config(e *configfile.Errors, c *Config) {
 	for i, m := range f.Addresses {
 		at := fmt.Sprintf("nat.addresses[%d].", i)
 		c.Addresses = append(c.Addresses, AddressMapping{
-			External: addrOrAuto(e, at+"external", m.External),
-			Internal: e.Addr(at+"internal", m.Internal),
+			External: pairOrAuto(e, at+"external", m.External),
+			Internal: pair(e, at+"internal", m.Internal),
 			Via:      string(m.Via),
 		})
 	}
@@ -77,17 +76,17 @@ func (f *fileNAT) config(e *configfile.Errors, c *Config) {
 	}
 }
 
-func addrOrAuto(e *configfile.Errors, path string, s scalar) netip.Addr {
-	if s == auto {
-		return netip.Addr{}
+func pairOrAuto(e *configfile.Errors, path string, l list) rules.Pair {
+	if l.Is(auto) {
+		return rules.Pair{}
 	}
-	return e.Addr(path, s)
+	return pair(e, path, l)
 }
 
 func (f *fileService) service(e *configfile.Errors, at string) Service {
 	s := Service{
 		Name:            string(f.Name),
-		Address:         addrOrAuto(e, at+"address", f.Address),
+		Address:         pairOrAuto(e, at+"address", f.Address),
 		Port:            port(e, at+"port", f.Port),
 		Protocol:        protocols[e.OneOf(at+"protocol", f.Protocol, "tcp", "udp", "sctp")],
 		AffinityTimeout: e.Duration(at+"affinityTimeout", f.AffinityTimeout, 0, maxAffinityTimeout),
@@ -107,7 +106,7 @@ func (f *fileService) service(e *configfile.Errors, at string) Service {
 	for i, b := range f.Backends {
 		at := fmt.Sprintf("%sbackends[%d].", at, i)
 		s.Backends = append(s.Backends, Backend{
-			Address: e.Addr(at+"address", b.Address),
+			Address: e.IP(at+"address", b.Address),
 			Port:    port(e, at+"port", b.Port),
 			Weight:  e.Int(at+"weight", b.Weight, 1, 1, maxWeight),
 			Via:     string(b.Via),
@@ -138,9 +137,9 @@ func (f *fileRule) rule(e *configfile.Errors, at string) rules.FilterRule {
 		r.From = rules.FromLocal
 	}
 	if f.Protocol != "" {
-		r.Protocol = protocols[e.OneOf(at+".protocol", f.Protocol, "tcp", "udp", "sctp", "icmp")]
+		r.Protocol = protocols[e.OneOf(at+".protocol", f.Protocol, "tcp", "udp", "sctp", "icmp", "icmpv6")]
 	}
-	if len(r.Ports) > 0 && (r.Protocol == 0 || r.Protocol == protocols["icmp"]) {
+	if len(r.Ports) > 0 && (r.Protocol == 0 || r.Protocol == protocols["icmp"] || r.Protocol == protocols["icmpv6"]) {
 		e.Add(at+".ports", "ports need protocol: tcp, udp or sctp")
 	}
 	if e.Text(at+".action", f.Action) != "" {

@@ -81,7 +81,7 @@ func TestParse(t *testing.T) {
 	if first.Inner != geneve.IP || first.Encap != geneve.Auto || second.VNI != 1<<24-1 || second.Encap != geneve.VXLAN || len(second.PodCIDRs) != 2 {
 		t.Errorf("got nodes %+v", c.Geneve.Nodes)
 	}
-	if want := netip.MustParseAddr("10.70.0.0"); c.UnknownSource != want {
+	if want := rules.PairOf(netip.MustParseAddr("10.70.0.0")); c.UnknownSource != want {
 		t.Errorf("unknown source %v, want %v", c.UnknownSource, want)
 	}
 	if c.Remote[1].Remapped != c.Remote[1].Real {
@@ -173,7 +173,7 @@ func TestParseErrors(t *testing.T) {
 		{"escape sequence in a field's name", "mtu: 1400", `"\e[31m": 3`, `\x1b[31m: no such field`},
 		{"line break in a key file's name", "rome.key", `"rome\nforged"`, `\nforged": no such file or directory; make a key with culvert keygen`},
 		{"line break in a remapped CIDR", "{cidr: 10.70.0.0/16, remap: 10.71.0.0/16}", `{cidr: "10.70.0.0/16\nforged", remap: 10.71.0.0/16}`, `network.remote.externalCIDRs[0].cidr: "10.70.0.0/16\nforged" is not a CIDR`},
-		{"line break in a zone", "gatewayAddress: 10.80.0.4", `gatewayAddress: "fe80::1%a\nforged"`, "geneve.gatewayAddress: fe80::1: IPv6 is not supported yet"},
+		{"line break in a zone", "gatewayAddress: 10.80.0.4", `gatewayAddress: "fe80::1%a\nforged"`, "geneve.gatewayAddress: fe80::1 has a zone"},
 		{"line break in the endpoint's host", `"192.0.2.7:51840"`, `"milan\nforged:51840"`, `wireguard.endpoint: "milan\nforged" is neither an address nor a host name`},
 		{"line break in the endpoint's zone", `"192.0.2.7:51840"`, `"[fe80::1%a\nforged]:51840"`, `wireguard.endpoint: "fe80::1%a\nforged" is neither`},
 		{"metrics without a port", `metrics: ""`, "metrics: 127.0.0.1", `metrics: "127.0.0.1" is not host:port`},
@@ -243,11 +243,11 @@ func TestValueMayLack(t *testing.T) {
 	lacks := map[string]func(*Config){
 		"cluster":                 func(c *Config) { c.Cluster = "" },
 		"wireguard.peerPublicKey": func(c *Config) { c.WireGuard.PeerPublicKey = wgkey.Key{} },
-		"geneve.gatewayAddress":   func(c *Config) { c.Geneve.GatewayAddress = netip.Addr{} },
+		"geneve.gatewayAddress":   func(c *Config) { c.Geneve.GatewayAddress = rules.Pair{} },
 		"geneve.nodes":            func(c *Config) { c.Geneve.Nodes, c.Addresses = nil, nil }, // which need one
 		"network.remote.podCIDRs": func(c *Config) { c.Remote = nil },
 		"network.local.podCIDRs": func(c *Config) {
-			c.Local, c.UnknownSource, c.Addresses, c.Services = LocalNetwork{}, netip.Addr{}, nil, nil
+			c.Local, c.UnknownSource, c.Addresses, c.Services = LocalNetwork{}, rules.Pair{}, nil, nil
 			c.Geneve.Nodes = slices.Clone(c.Geneve.Nodes)
 			for i := range c.Geneve.Nodes {
 				c.Geneve.Nodes[i].PodCIDRs = nil

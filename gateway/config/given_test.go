@@ -9,7 +9,7 @@ import (
 
 // Where rules come from elsewhere, none are made, and no source is admitted unless it is said so.
 func TestGivenRules(t *testing.T) {
-	node := Node{Name: "rome-1", Device: "liqo.x", VNI: 1, Underlay: netip.MustParseAddr("192.0.2.1"), Address: netip.MustParseAddr("10.80.0.2")}
+	node := Node{Name: "rome-1", Device: "liqo.x", VNI: 1, Underlay: netip.MustParseAddr("192.0.2.1"), Address: rules.PairOf(netip.MustParseAddr("10.80.0.2"))}
 	c := &Config{Peer: "milan", MTU: DefaultMTU, WireGuard: WireGuard{Role: Server, ListenPort: 1}, Given: Given{Rules: true}}
 	c.Geneve.ListenPort, c.Geneve.Nodes = 2, []Node{node}
 	if err := Check(c); err != nil {

@@ -74,22 +74,30 @@ func (c *Config) NAT(links Links, maxConnections int) *nat.Config {
 		nc.FromTunnel, nc.NotFromNodes = notNil(g.FromTunnel), notNil(g.NotFromNodes)
 	}
 	for _, m := range c.Addresses {
-		nc.Addresses = append(nc.Addresses, rules.AddressMapping{External: m.External, Internal: m.Internal, Via: links.ByName[m.Via]})
+		for a := range m.External.All() {
+			nc.Addresses = append(nc.Addresses, rules.AddressMapping{External: a, Internal: m.Internal.Of(a.Is6()), Via: links.ByName[m.Via]})
+		}
 	}
 	for _, s := range c.Services {
-		ns := rules.Service{
-			Name: s.Name, Address: s.Address, Port: s.Port, Protocol: s.Protocol,
-			Balance: s.Balance, Affinity: s.Affinity, AffinityTimeout: s.AffinityTimeout, OnRemoval: s.OnRemoval,
+		for a := range s.Address.All() {
+			ns := rules.Service{
+				Name: s.Name, Address: a, Port: s.Port, Protocol: s.Protocol,
+				Balance: s.Balance, Affinity: s.Affinity, AffinityTimeout: s.AffinityTimeout, OnRemoval: s.OnRemoval,
+			}
+			for _, b := range s.Backends {
+				if b.Address.Is4() == a.Is4() {
+					ns.Backends = append(ns.Backends, rules.Backend{Address: b.Address, Port: b.Port, Weight: b.Weight, Via: links.ByName[b.Via]})
+				}
+			}
+			nc.Services = append(nc.Services, ns)
 		}
-		for _, b := range s.Backends {
-			ns.Backends = append(ns.Backends, rules.Backend{Address: b.Address, Port: b.Port, Weight: b.Weight, Via: links.ByName[b.Via]})
-		}
-		nc.Services = append(nc.Services, ns)
 	}
 	for _, n := range c.Geneve.Nodes {
 		link := links.ByName[n.Name]
 		nc.Nodes = append(nc.Nodes, rules.Node{Link: link, Name: n.Name, Device: n.Device, Address: n.Address})
-		nc.Routes = append(nc.Routes, rules.Route{Prefix: netip.PrefixFrom(n.Address, n.Address.BitLen()), Link: link})
+		for a := range n.Address.All() {
+			nc.Routes = append(nc.Routes, rules.Route{Prefix: netip.PrefixFrom(a, a.BitLen()), Link: link})
+		}
 		for _, cidr := range n.PodCIDRs {
 			nc.Routes = append(nc.Routes, rules.Route{Prefix: cidr, Link: link})
 		}
@@ -119,8 +127,8 @@ func (c *Config) Tunnels(links Links) []geneve.Tunnel {
 			Remote: n.Underlay,
 			Encap:  n.Encap,
 			Inner:  n.Inner,
-			Local:  c.Geneve.GatewayAddress,
-			Peer:   n.Address,
+			Local:  geneve.Pair(c.Geneve.GatewayAddress),
+			Peer:   geneve.Pair(n.Address),
 			Role:   geneve.Gateway,
 		})
 	}

@@ -37,12 +37,16 @@ func (c *Config) Places() Places {
 		all[place{rules.Key{Kind: "node", Name: c.Geneve.Nodes[i].Name}, ""}] = fmt.Sprintf("geneve.nodes[%d]", i)
 	}
 	for i := range c.Addresses {
-		all[place{rules.Key{Kind: "mapping", Name: c.Addresses[i].External.String()}, ""}] = fmt.Sprintf("nat.addresses[%d]", i)
+		for a := range c.Addresses[i].External.All() {
+			all[place{rules.Key{Kind: "mapping", Name: a.String()}, ""}] = fmt.Sprintf("nat.addresses[%d]", i)
+		}
 	}
 	for i := range c.Services {
 		s := &c.Services[i]
-		name := fmt.Sprintf("%s %s:%d/%d", s.Name, s.Address, s.Port, s.Protocol)
-		all[place{rules.Key{Kind: "service", Name: name}, ""}] = fmt.Sprintf("nat.services[%d]", i)
+		for a := range s.Address.All() {
+			name := fmt.Sprintf("%s %s:%d/%d", s.Name, a, s.Port, s.Protocol)
+			all[place{rules.Key{Kind: "service", Name: name}, ""}] = fmt.Sprintf("nat.services[%d]", i)
+		}
 	}
 	return all
 }

@@ -13,6 +13,7 @@ import (
 
 	"culvert/gateway/configfile"
 	"culvert/ipam"
+	"culvert/nat/rules"
 )
 
 // IPAM says where CIDRs and addresses that the file calls auto come from, and where
@@ -25,9 +26,20 @@ type IPAM struct {
 
 // automatic is a value that the configuration leaves to ipam: in the Config, it is invalid.
 type automatic struct {
-	path  string
-	owner ipam.Owner
-	set   func(ipam.Entry)
+	path   string
+	owner  ipam.Owner
+	family netip.Addr // what it stands for, or one of several: the choice is of its family
+	set    func(ipam.Entry)
+}
+
+// externalOf returns the first external CIDR of a's family, the zero Prefix if there is none.
+func (c *Config) externalOf(a netip.Addr) netip.Prefix {
+	for _, p := range c.Local.ExternalCIDRs {
+		if p.Addr().Is4() == a.Is4() {
+			return p
+		}
+	}
+	return netip.Prefix{}
 }
 
 // automatics lists what c leaves to ipam. Their set changes c.
@@ -35,20 +47,36 @@ func (c *Config) automatics() []automatic {
 	var as []automatic
 	for i, path := range c.remotePaths() {
 		if r := &c.Remote[i]; !r.Remapped.IsValid() && r.Real.IsValid() {
-			as = append(as, automatic{path + ".remap", c.remoteOwner(i), func(e ipam.Entry) { r.Remapped = e.Remapped }})
+			as = append(as, automatic{path + ".remap", c.remoteOwner(i), r.Real.Addr(), func(e ipam.Entry) { r.Remapped = e.Remapped }})
 		}
 	}
 	for i := range c.Addresses {
-		if m := &c.Addresses[i]; !m.External.IsValid() && m.Internal.IsValid() {
-			as = append(as, automatic{fmt.Sprintf("nat.addresses[%d].external", i), c.hostOwner(m), func(e ipam.Entry) { m.External = e.Remapped.Addr() }})
+		m := &c.Addresses[i]
+		if m.External.IsValid() {
+			continue
+		}
+		for a := range m.Internal.All() {
+			as = append(as, automatic{fmt.Sprintf("nat.addresses[%d].external", i), c.hostOwner(a), a, func(e ipam.Entry) { m.External.Set(e.Remapped.Addr()) }})
 		}
 	}
 	for i := range c.Services {
-		if s := &c.Services[i]; !s.Address.IsValid() && s.Name != "" {
-			as = append(as, automatic{fmt.Sprintf("nat.services[%d].address", i), c.serviceOwner(s), func(e ipam.Entry) { s.Address = e.Remapped.Addr() }})
+		s := &c.Services[i]
+		if s.Address.IsValid() || s.Name == "" {
+			continue
+		}
+		for a := range s.families().All() {
+			as = append(as, automatic{fmt.Sprintf("nat.services[%d].address", i), c.serviceOwner(s, a), a, func(e ipam.Entry) { s.Address.Set(e.Remapped.Addr()) }})
 		}
 	}
 	return as
+}
+
+// families returns a backend of each family that has any.
+func (s *Service) families() (p rules.Pair) {
+	for _, b := range s.Backends {
+		p.Set(b.Address)
+	}
+	return p
 }
 
 // remotePaths returns the path of each of c.Remote.
@@ -75,13 +103,17 @@ func (c *Config) remoteOwner(i int) ipam.Owner {
 	return ipam.Owner{Peer: c.Peer, Kind: kind, Real: c.Remote[i].Real.String()}
 }
 
-func (c *Config) hostOwner(m *AddressMapping) ipam.Owner {
-	return ipam.Owner{Peer: c.Peer, Kind: ipam.Host, Real: m.Internal.String()}
+func (c *Config) hostOwner(internal netip.Addr) ipam.Owner {
+	return ipam.Owner{Peer: c.Peer, Kind: ipam.Host, Real: internal.String()}
 }
 
-// serviceOwner is one for all services of a name, which so share an address.
-func (c *Config) serviceOwner(s *Service) ipam.Owner {
-	return ipam.Owner{Peer: c.Peer, Kind: ipam.Service, Real: s.Name}
+// serviceOwner is one for all services of a name and a's family, which so share an address.
+func (c *Config) serviceOwner(s *Service, a netip.Addr) ipam.Owner {
+	name := s.Name
+	if a.Is6() {
+		name += ".ipv6"
+	}
+	return ipam.Owner{Peer: c.Peer, Kind: ipam.Service, Real: name}
 }
 
 // Owners returns the owner of everything that c leaves to ipam.
@@ -107,6 +139,11 @@ func (c *Config) Taken() []ipam.Taken {
 		}
 	}
 	nobody := ipam.Owner{}
+	both := func(name string, d rules.Pair) {
+		for a := range d.All() {
+			host(name, a, nobody)
+		}
+	}
 	add("the tunnel addresses", tunnelBlock, nobody)
 	for _, list := range []struct {
 		path     string
@@ -123,20 +160,24 @@ func (c *Config) Taken() []ipam.Taken {
 	for i, path := range c.remotePaths() {
 		add(path, c.Remote[i].Remapped, c.remoteOwner(i))
 	}
-	host("geneve.gatewayAddress", c.Geneve.GatewayAddress, nobody)
+	both("geneve.gatewayAddress", c.Geneve.GatewayAddress)
 	for i, n := range c.Geneve.Nodes {
-		host(fmt.Sprintf("geneve.nodes[%d].address", i), n.Address, nobody)
+		both(fmt.Sprintf("geneve.nodes[%d].address", i), n.Address)
 		host(fmt.Sprintf("geneve.nodes[%d].underlay", i), n.Underlay, nobody)
 	}
 	if endpoint, err := netip.ParseAddrPort(c.WireGuard.Endpoint); err == nil {
 		host("wireguard.endpoint", endpoint.Addr().Unmap(), nobody)
 	}
-	host("nat.unknownSource", c.UnknownSource, nobody)
+	both("nat.unknownSource", c.UnknownSource)
 	for i := range c.Addresses {
-		host(fmt.Sprintf("nat.addresses[%d].external", i), c.Addresses[i].External, c.hostOwner(&c.Addresses[i]))
+		for a := range c.Addresses[i].External.All() {
+			host(fmt.Sprintf("nat.addresses[%d].external", i), a, c.hostOwner(c.Addresses[i].Internal.Of(a.Is6())))
+		}
 	}
 	for i := range c.Services {
-		host(fmt.Sprintf("nat.services[%d].address", i), c.Services[i].Address, c.serviceOwner(&c.Services[i]))
+		for a := range c.Services[i].Address.All() {
+			host(fmt.Sprintf("nat.services[%d].address", i), a, c.serviceOwner(&c.Services[i], a))
+		}
 	}
 	return append(ts, Connected()...)
 }
@@ -170,8 +211,8 @@ func (c *Config) validateIPAM(e *configfile.Errors) {
 		switch {
 		case c.IPAM.File == "":
 			e.Add(a.path, "auto needs a memory: set state to a folder that outlives this process, or ipam.file")
-		case address && len(c.Local.ExternalCIDRs) == 0:
-			e.Add(a.path, "auto needs a CIDR to choose from in network.local.externalCIDRs")
+		case address && !c.externalOf(a.family).IsValid():
+			e.Add(a.path, "auto needs a CIDR to choose from in network.local.externalCIDRs, of %s", familyOf(a.family))
 		}
 	}
 }
@@ -238,7 +279,7 @@ func (c *Config) Preview(l *ipam.Ledger, taken []ipam.Taken, now time.Time) (*Re
 			if a.owner.Kind == ipam.Pod || a.owner.Kind == ipam.External {
 				_, err = l.Network(plan, a.owner, netip.MustParsePrefix(a.owner.Real), now)
 			} else {
-				_, err = l.Address(plan, a.owner, c.Local.ExternalCIDRs[0], now)
+				_, err = l.Address(plan, a.owner, c.externalOf(a.family), now)
 			}
 			if err != nil {
 				errs = append(errs, fmt.Errorf("%s: %w", a.path, err))

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"culvert/ipam"
+	"culvert/nat/rules"
 )
 
 // autoConfig is goodFile with a memory and something auto of each kind.
@@ -28,8 +29,8 @@ func autoConfig(t *testing.T) *Config {
 // TestTaken: everything that a configuration has a use for is named as the file does.
 func TestTaken(t *testing.T) {
 	c := autoConfig(t)
-	c.Addresses = append(c.Addresses, AddressMapping{External: netip.MustParseAddr("10.70.0.5"), Internal: netip.MustParseAddr("192.0.2.11")})
-	c.UnknownSource = netip.MustParseAddr("10.70.0.7")
+	c.Addresses = append(c.Addresses, AddressMapping{External: rules.PairOf(netip.MustParseAddr("10.70.0.5")), Internal: rules.PairOf(netip.MustParseAddr("192.0.2.11"))})
+	c.UnknownSource.V4 = netip.MustParseAddr("10.70.0.7")
 	var got []string
 	for _, taken := range c.Taken() {
 		if !taken.Connected {

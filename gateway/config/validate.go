@@ -89,6 +89,7 @@ func (c *Config) validate(e *configfile.Errors) {
 		external.Insert(p)
 	}
 	c.validateNetworks(e, &external)
+	c.validateFamilies(e)
 	c.validateNodes(e)
 	c.validateNAT(e, &external)
 	c.validateRules(e)
@@ -164,17 +165,23 @@ func (c *Config) validateNetworks(e *configfile.Errors, external *bart.Lite) {
 	// seen: what this cluster's nodes can address; real: how the remote cluster
 	// names itself, which may equal local CIDRs.
 	var seen, real places
-	seen.claim(e, "the tunnel addresses", tunnelBlock, "")
+	for _, ps := range []*places{&seen, &real} {
+		ps.claim(e, "the tunnel addresses", tunnelBlock, "")
+		for _, r := range reserved {
+			ps.claim(e, r.name, r.prefix, "")
+		}
+	}
 	for i, p := range c.Local.PodCIDRs {
 		seen.claim(e, fmt.Sprintf("network.local.podCIDRs[%d]", i), p, "")
 	}
 	for i, p := range c.Local.ExternalCIDRs {
 		seen.claim(e, fmt.Sprintf("network.local.externalCIDRs[%d]", i), p, "")
 	}
-	real.claim(e, "the tunnel addresses", tunnelBlock, "")
 	for i, path := range c.remotePaths() {
 		r := c.Remote[i]
-		if r.Real.IsValid() && r.Remapped.IsValid() && r.Real.Bits() != r.Remapped.Bits() {
+		switch {
+		case !sameFamily(e, path+".remap", r.Remapped.Addr(), r.Real.Addr()):
+		case r.Real.IsValid() && r.Remapped.IsValid() && r.Real.Bits() != r.Remapped.Bits():
 			e.Add(path+".remap", "%s and %s differ in length; a remap is 1:1, write a /%d", r.Remapped, r.Real, r.Real.Bits())
 		}
 		real.claim(e, path+".cidr", r.Real, "")
@@ -184,8 +191,10 @@ func (c *Config) validateNetworks(e *configfile.Errors, external *bart.Lite) {
 			seen.claim(e, path+".remap", r.Remapped, "; choose an unused CIDR")
 		}
 	}
-	if a := c.UnknownSource; a.IsValid() && !external.Contains(a) {
-		e.Add("nat.unknownSource", "%s is in no CIDR of network.local.externalCIDRs", a)
+	for a := range c.UnknownSource.All() {
+		if !external.Contains(a) {
+			e.Add("nat.unknownSource", "%s is in no CIDR of network.local.externalCIDRs", a)
+		}
 	}
 	hosts := map[netip.Addr]string{}
 	host := func(path string, a netip.Addr) {
@@ -200,9 +209,13 @@ func (c *Config) validateNetworks(e *configfile.Errors, external *bart.Lite) {
 		}
 		hosts[a] = path
 	}
-	host("geneve.gatewayAddress", c.Geneve.GatewayAddress)
+	for a := range c.Geneve.GatewayAddress.All() {
+		host("geneve.gatewayAddress", a)
+	}
 	for i, n := range c.Geneve.Nodes {
-		host(fmt.Sprintf("geneve.nodes[%d].address", i), n.Address)
+		for a := range n.Address.All() {
+			host(fmt.Sprintf("geneve.nodes[%d].address", i), a)
+		}
 	}
 }
 
@@ -287,7 +300,7 @@ func (c *Config) validateNAT(e *configfile.Errors, external *bart.Lite) {
 		case !isHost(e, path, a):
 		case !external.Contains(a):
 			e.Add(path, "%s is in no CIDR of network.local.externalCIDRs", a)
-		case a == c.UnknownSource:
+		case c.UnknownSource.Has(a):
 			e.Add(path, "%s is the unknown-source address; choose another", a)
 		}
 	}
@@ -304,27 +317,41 @@ func (c *Config) validateNAT(e *configfile.Errors, external *bart.Lite) {
 	}
 	for i, m := range c.Addresses {
 		at := fmt.Sprintf("nat.addresses[%d].", i)
-		ours(at+"external", m.External)
 		via(at+"via", m.Via)
-		once(mapped, at+"external", m.External)
-		isHost(e, at+"internal", m.Internal)
-		once(hosts, at+"internal", m.Internal)
+		sameFamilies(e, at+"internal", m.Internal, m.External)
+		for a := range m.External.All() {
+			ours(at+"external", a)
+			once(mapped, at+"external", a)
+		}
+		for a := range m.Internal.All() {
+			isHost(e, at+"internal", a)
+			once(hosts, at+"internal", a)
+		}
 	}
 	for i, s := range c.Services {
 		at := fmt.Sprintf("nat.services[%d].", i)
 		e.Name(at+"name", s.Name, configfile.MaxLabel)
-		ours(at+"address", s.Address)
-		t := target{s.Address, s.Protocol, s.Port}
-		if other, ok := claimed[t]; ok && s.Address.IsValid() {
-			e.Add(at+"port", "%s port %d is %s too", s.Address, s.Port, other)
-		}
-		claimed[t] = at + "port"
-		if other, ok := mapped[s.Address]; ok {
-			e.Add(at+"address", "%s is %s too", s.Address, other)
+		for a := range s.Address.All() {
+			ours(at+"address", a)
+			t := target{a, s.Protocol, s.Port}
+			if other, ok := claimed[t]; ok {
+				e.Add(at+"port", "%s port %d is %s too", a, s.Port, other)
+			}
+			claimed[t] = at + "port"
+			if other, ok := mapped[a]; ok {
+				e.Add(at+"address", "%s is %s too", a, other)
+			}
+			if len(s.Backends) > 0 && !s.families().Of(a.Is6()).IsValid() {
+				e.Add(at+"address", "%s has no backend of %s; add one, or leave the address out", a, familyOf(a))
+			}
 		}
 		for k, b := range s.Backends {
 			via(fmt.Sprintf("%sbackends[%d].via", at, k), b.Via)
-			isHost(e, fmt.Sprintf("%sbackends[%d].address", at, k), b.Address)
+			path := fmt.Sprintf("%sbackends[%d].address", at, k)
+			isHost(e, path, b.Address)
+			if b.Address.IsValid() && s.Address.IsValid() && !s.Address.Of(b.Address.Is6()).IsValid() {
+				e.Add(path, "%s is of %s, and the service's address %s is not; add one of %[2]s there", b.Address, familyOf(b.Address), s.Address)
+			}
 		}
 	}
 }
@@ -339,6 +366,7 @@ func (c *Config) validateRules(e *configfile.Errors) {
 			e.Add(path, "%q is rules[%d] too", r.Name, j)
 		}
 		names[r.Name] = i
+		validateRuleFamilies(e, fmt.Sprintf("rules[%d]", i), &c.Rules[i])
 		n := 1
 		for _, any := range []int{len(r.Source), len(r.Destination), len(r.Ports)} {
 			n = min(n*max(any, 1), maxRules+1)

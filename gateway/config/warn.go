@@ -102,8 +102,17 @@ func (c *Config) warnNAT(e *configfile.Errors) {
 			}
 		}
 	}
-	if !c.UnknownSource.IsValid() && len(c.Local.ExternalCIDRs) == 0 {
-		e.Warn("network.local.externalCIDRs", "none, so packets of nodes and of all that is no pod are dropped; choose an unused CIDR such as 10.70.0.0/16")
+	for a := range c.Geneve.GatewayAddress.All() {
+		if c.externalOf(a).IsValid() {
+			continue
+		}
+		which, such := "none", "10.70.0.0/16"
+		if a.Is6() {
+			which, such = "none of IPv6", "fd00:70::/48"
+		} else if c.Geneve.GatewayAddress.V6.IsValid() {
+			which = "none of IPv4"
+		}
+		e.Warn("network.local.externalCIDRs", "%s, so packets of nodes and of all that is no pod are dropped; choose an unused CIDR such as %s", which, such)
 	}
 }
 

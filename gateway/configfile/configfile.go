@@ -268,7 +268,7 @@ func (e *Errors) Addr(path string, s Scalar) netip.Addr {
 	return netip.Addr{}
 }
 
-// Prefix requires an IPv4 prefix without host bits.
+// Prefix requires a prefix of either family without host bits.
 func (e *Errors) Prefix(path string, s Scalar) netip.Prefix {
 	if e.Text(path, s) == "" {
 		return netip.Prefix{}
@@ -277,8 +277,8 @@ func (e *Errors) Prefix(path string, s Scalar) netip.Prefix {
 	switch {
 	case err != nil:
 		e.Add(path, "%q is not a CIDR such as 10.0.0.0/16", s)
-	case !p.Addr().Is4():
-		e.Add(path, "%s: IPv6 is not supported yet", s)
+	case p.Addr().Is4In6():
+		e.Add(path, "%s is IPv4 mapped into IPv6; write it as IPv4", p)
 	case p.Masked() != p:
 		e.Add(path, "%s has bits set behind its prefix length; write %s", s, p.Masked())
 		return p.Masked() // what was meant, so that later checks find no errors that are none

@@ -18,6 +18,9 @@ type Field struct {
 	Doc     string // one sentence
 }
 
+// OneOrPair ends the type of a field that Pair reads.
+const OneOrPair = "IP address, or a list of one of each family"
+
 // Required stands for the default of a field that has none and must be there.
 const Required = "required"
 
@@ -99,6 +102,10 @@ func Schema(title string, fields []Field) []byte {
 func (f *Field) describe(s schema) {
 	s["description"] = f.Doc
 	s["type"] = []string{"string", "number"}
+	if strings.HasSuffix(f.Type, OneOrPair) {
+		s["type"] = []string{"string", "array"}
+		s["items"], s["minItems"], s["maxItems"] = schema{"type": "string"}, 1, 2
+	}
 	if f.Default != "" && f.Default != Required {
 		s["default"] = f.Default
 	}

@@ -58,6 +58,9 @@ func distance(a, b string) int {
 func Leaves(v any) []string { return leaves(reflect.TypeOf(v), "") }
 
 func leaves(t reflect.Type, path string) (all []string) {
+	if t == reflect.TypeFor[List]() {
+		return []string{path} // its brackets may be left out
+	}
 	switch t.Kind() {
 	case reflect.Pointer:
 		return leaves(t.Elem(), path)

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"culvert/gateway/configfile"
+	"culvert/geneve"
 )
 
 // Mode says which kind of link carries the tunnel.
@@ -27,9 +28,10 @@ const (
 	DefaultPort      = 6091 // Liqo's Geneve port
 	DefaultInterface = "culvert0"
 
-	minMTU = 576   // bytes; every IPv4 host takes this much (RFC 1122, Section 3.3.3)
-	maxMTU = 65485 // bytes; 65,535 less 50 of outer headers
-	maxVNI = 1<<24 - 1
+	minMTU  = 576   // bytes; every IPv4 host takes this much (RFC 1122, Section 3.3.3)
+	minMTU6 = 1280  // bytes; every link of IPv6 carries this much (RFC 8200, Section 5)
+	maxMTU  = 65485 // bytes; 65,535 less 50 of outer headers
+	maxVNI  = 1<<24 - 1
 )
 
 // Config is one node's end of its tunnel to a gateway.
@@ -37,9 +39,9 @@ type Config struct {
 	Name           string         // of the node, for logs
 	Underlay       netip.Addr     // local outer address
 	Gateway        string         // outer address or host name of the gateway
-	GatewayAddress netip.Addr     // internal address of the gateway
+	GatewayAddress geneve.Pair    // internal addresses of the gateway, of the families of Address
 	VNI            uint32         // of (gateway, node)
-	Address        netip.Addr     // internal address of this node
+	Address        geneve.Pair    // internal addresses of this node
 	MTU            int            // bytes of the largest inner packet
 	Port           uint16         // UDP port of both ends
 	Mode           Mode           // kind of link
@@ -57,10 +59,10 @@ type file struct {
 	Underlay configfile.Scalar `json:"underlay"`
 	Gateway  struct {
 		Underlay configfile.Scalar `json:"underlay"`
-		Address  configfile.Scalar `json:"address"`
+		Address  configfile.List   `json:"address"`
 	} `json:"gateway"`
 	VNI       configfile.Scalar   `json:"vni"`
-	Address   configfile.Scalar   `json:"address"`
+	Address   configfile.List     `json:"address"`
 	MTU       configfile.Scalar   `json:"mtu"`
 	Port      configfile.Scalar   `json:"port"`
 	Mode      configfile.Scalar   `json:"mode"`
@@ -87,9 +89,9 @@ func parse(e *configfile.Errors, text []byte) (*Config, error) {
 		Name:           e.Text("name", f.Name),
 		Underlay:       e.Addr("underlay", f.Underlay),
 		Gateway:        e.Text("gateway.underlay", f.Gateway.Underlay),
-		GatewayAddress: e.Addr("gateway.address", f.Gateway.Address),
+		GatewayAddress: pair(e, "gateway.address", f.Gateway.Address),
 		VNI:            vni(e, f.VNI),
-		Address:        e.Addr("address", f.Address),
+		Address:        pair(e, "address", f.Address),
 		MTU:            e.Int("mtu", f.MTU, DefaultMTU, minMTU, maxMTU),
 		Port:           uint16(e.Int("port", f.Port, DefaultPort, 1, 65535)),
 		Mode:           Mode(e.OneOf("mode", f.Mode, string(Auto), string(Geneve), string(VXLAN), string(TUN))),
@@ -106,6 +108,11 @@ func parse(e *configfile.Errors, text []byte) (*Config, error) {
 	c.warn(e)
 	c.Warnings = e.Warnings()
 	return c, nil
+}
+
+func pair(e *configfile.Errors, path string, l configfile.List) (p geneve.Pair) {
+	p.V4, p.V6 = e.Pair(path, l)
+	return p
 }
 
 // vni requires a VNI; 0 is one, so there is no default.
@@ -139,17 +146,10 @@ func (c *Config) validate(e *configfile.Errors) {
 	} else if c.Gateway != "" && !configfile.IsHostName(c.Gateway) {
 		e.Add("gateway.underlay", "%q is neither an address nor a host name", c.Gateway)
 	}
-	for _, field := range []struct {
-		path    string
-		address netip.Addr
-	}{{"underlay", c.Underlay}, {"address", c.Address}, {"gateway.address", c.GatewayAddress}} {
-		if field.address.IsValid() && !unicast(field.address) {
-			e.Add(field.path, "%s is no host's address", field.address)
-		}
+	if c.Underlay.IsValid() && !unicast(c.Underlay) {
+		e.Add("underlay", "%s is no host's address", c.Underlay)
 	}
-	if c.Address.IsValid() && c.Address == c.GatewayAddress {
-		e.Add("gateway.address", "%s is this node's own address", c.Address)
-	}
+	c.validateEnds(e)
 	routes := make(map[netip.Prefix]int, len(c.Routes))
 	for i, p := range c.Routes {
 		path := fmt.Sprintf("routes[%d]", i)
@@ -157,6 +157,9 @@ func (c *Config) validate(e *configfile.Errors) {
 			e.Add(path, "%s is routes[%d] again", p, j)
 		}
 		routes[p] = i
+		if c.Address != (geneve.Pair{}) && !of(c.Address, p.Addr()).IsValid() {
+			e.Add(path, "%s is %s, and address is not; write a list of one address of each family at address and gateway.address, or leave the route out", p, family(p.Addr()))
+		}
 		if p.Contains(c.Underlay) {
 			e.Add(path, "%s contains underlay %s: the tunnel would run through itself", p, c.Underlay)
 		}
@@ -164,6 +167,70 @@ func (c *Config) validate(e *configfile.Errors) {
 			e.Add(path, "%s contains gateway.underlay %s: the tunnel would run through itself", p, g)
 		}
 	}
+}
+
+// validateEnds checks the addresses of both ends of the tunnel.
+func (c *Config) validateEnds(e *configfile.Errors) {
+	none := geneve.Pair{}
+	own, gateway := c.Address, c.GatewayAddress
+	for _, both := range [][2]netip.Addr{{own.V4, gateway.V4}, {own.V6, gateway.V6}} {
+		for i, path := range []string{"address", "gateway.address"} {
+			a, other := both[i], both[1-i]
+			switch {
+			case !a.IsValid() && other.IsValid() && own != none && gateway != none:
+				e.Add(path, "has no %s address like %s, that of the other end; write both families at both ends, or the same one", family(other), other)
+			case !a.IsValid():
+			case !unicast(a):
+				e.Add(path, "%s is no host's address", a)
+			case a.Is6() && a.IsLinkLocalUnicast():
+				e.Add(path, "%s is an address of one link; write one of a unique local prefix, such as fd80::2", a)
+			case i == 1 && a == other:
+				e.Add(path, "%s is this node's own address", a)
+			}
+		}
+	}
+	if own.V6.IsValid() && c.MTU < minMTU6 {
+		e.Add("mtu", "%d, and address is IPv6, which needs %d; write that or more, here and at the gateway", c.MTU, minMTU6)
+	}
+}
+
+// ends are the internal addresses of one family.
+type ends struct{ own, gateway netip.Addr }
+
+// ends returns those of each family that there is, of IPv4 first.
+func (c *Config) ends() (all []ends) {
+	for _, e := range []ends{{c.Address.V4, c.GatewayAddress.V4}, {c.Address.V6, c.GatewayAddress.V6}} {
+		if e.own.IsValid() {
+			all = append(all, e)
+		}
+	}
+	return all
+}
+
+// of returns the address of p that is of a's family.
+func of(p geneve.Pair, a netip.Addr) netip.Addr {
+	if a.Is4() {
+		return p.V4
+	}
+	return p.V6
+}
+
+func family(a netip.Addr) string {
+	if a.Is4() {
+		return "IPv4"
+	}
+	return "IPv6"
+}
+
+// written returns p as a configuration file has it.
+func written(p geneve.Pair) string {
+	switch {
+	case !p.V6.IsValid():
+		return p.V4.String()
+	case !p.V4.IsValid():
+		return p.V6.String()
+	}
+	return fmt.Sprintf(`[%s, "%s"]`, p.V4, p.V6)
 }
 
 // unicast reports whether a can be the address of one host.

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"culvert/geneve"
 )
 
 const goodFile = `
@@ -31,8 +33,8 @@ var comparePrefixes = cmp.Options{
 func TestLoadConfig(t *testing.T) {
 	want := &Config{
 		Name: "rome-1", Underlay: netip.MustParseAddr("172.18.0.2"),
-		Gateway: "172.18.0.9", GatewayAddress: netip.MustParseAddr("10.80.0.4"),
-		VNI: 1, Address: netip.MustParseAddr("10.80.0.2"),
+		Gateway: "172.18.0.9", GatewayAddress: geneve.Pair{V4: netip.MustParseAddr("10.80.0.4")},
+		VNI: 1, Address: geneve.Pair{V4: netip.MustParseAddr("10.80.0.2")},
 		MTU: 1340, Port: 6091, Mode: Auto,
 		Routes:    []netip.Prefix{netip.MustParsePrefix("10.61.0.0/16"), netip.MustParsePrefix("10.71.0.0/16")},
 		Interface: "culvert0",
@@ -62,6 +64,33 @@ func TestLoadConfig(t *testing.T) {
 	}
 }
 
+// dual makes a file one with both families.
+var dual = strings.NewReplacer("address: 10.80.0.4", `address: [10.80.0.4, "fd80::4"]`, "address: 10.80.0.2", `address: ["fd80::2", 10.80.0.2]`,
+	"10.71.0.0/16", "10.71.0.0/16, \"fd00:61::/48\"")
+
+// v6only makes a file one with IPv6 alone.
+var v6only = strings.NewReplacer("10.80.0.4", `"fd80::4"`, "10.80.0.2", `"fd80::2"`, "10.61.0.0/16, 10.71.0.0/16", `"fd00:61::/48"`)
+
+func TestLoadFamilies(t *testing.T) {
+	four, six := netip.MustParseAddr("10.80.0.2"), netip.MustParseAddr("fd80::2")
+	for _, tt := range []struct {
+		name, file string
+		want       geneve.Pair
+		routes     int
+	}{
+		{"IPv4", goodFile, geneve.Pair{V4: four}, 2},
+		{"IPv6", v6only.Replace(goodFile), geneve.Pair{V6: six}, 1},
+		{"both", dual.Replace(goodFile), geneve.Pair{V4: four, V6: six}, 3},
+	} {
+		c, err := parseConfig([]byte(tt.file))
+		if err != nil {
+			t.Errorf("%s: %v", tt.name, err)
+		} else if c.Address != tt.want || len(c.Routes) != tt.routes {
+			t.Errorf("%s: address %v, %d routes; want %v, %d", tt.name, c.Address, len(c.Routes), tt.want, tt.routes)
+		}
+	}
+}
+
 func TestConfigRefuses(t *testing.T) {
 	replace := func(old, new string) string {
 		if !strings.Contains(goodFile, old) {
@@ -82,7 +111,18 @@ func TestConfigRefuses(t *testing.T) {
 		{"routes is text", replace("[10.61.0.0/16, 10.71.0.0/16]", "10.61.0.0/16"), []string{"routes: want a list"}},
 		{"underlay is a name", replace("172.18.0.2", "rome-1.example"), []string{"underlay: "}},
 		{"underlay is loopback", replace("172.18.0.2", "127.0.0.1"), []string{"underlay: 127.0.0.1"}},
-		{"IPv6", replace("10.80.0.2", `"fd00::2"`), []string{"address: fd00::2: IPv6 is not supported yet"}},
+		{"ends of unlike families", replace("10.80.0.2", `"fd80::2"`), []string{
+			"address: has no IPv4 address like 10.80.0.4, that of the other end", "gateway.address: has no IPv6 address like fd80::2, that of the other end",
+			"routes[0]: 10.61.0.0/16 is IPv4, and address is not", "routes[1]: 10.71.0.0/16 is IPv4"}},
+		{"one end has more", replace("10.80.0.2", `[10.80.0.2, "fd80::2"]`), []string{"gateway.address: has no IPv6 address like fd80::2"}},
+		{"two of one family", replace("10.80.0.2", "[10.80.0.2, 10.80.0.3]"), []string{"address[1]: 10.80.0.3 is a second IPv4 address beside 10.80.0.2"}},
+		{"three addresses", replace("10.80.0.2", `[10.80.0.2, "fd80::2", "fd80::3"]`), []string{"address: 3 addresses; write one, or a list of one"}},
+		{"IPv6 without room", dual.Replace(replace("1340", "1279")), []string{"mtu: 1279, and address is IPv6, which needs 1280"}},
+		{"link-local address", v6only.Replace(strings.NewReplacer("10.80.0.2", `"fe80::2"`).Replace(goodFile)), []string{"address: fe80::2 is an address of one link; write one of a unique local prefix"}},
+		{"group as gateway", strings.NewReplacer("fd80::4", "ff02::4").Replace(v6only.Replace(goodFile)), []string{"gateway.address: ff02::4 is no host's address"}},
+		{"gateway has this node's IPv6 address", strings.NewReplacer("fd80::4", "fd80::2").Replace(dual.Replace(goodFile)), []string{"gateway.address: fd80::2 is this node's own"}},
+		{"IPv6 route without address", replace("10.71.0.0/16", `"fd00:61::/48"`), []string{"routes[1]: fd00:61::/48 is IPv6, and address is not; write a list"}},
+		{"underlay is IPv6", replace("underlay: 172.18.0.2", `underlay: "fd00::2"`), []string{"underlay: fd00::2: IPv6 is not supported yet"}},
 		{"bad gateway name", replace("172.18.0.9", "-gateway"), []string{"gateway.underlay: "}},
 		{"gateway is IPv6", replace("172.18.0.9", `"fd00::9"`), []string{"gateway.underlay: fd00::9: IPv6"}},
 		{"gateway is this node", replace("172.18.0.9", "172.18.0.2"), []string{"gateway.underlay: 172.18.0.2 is this node's own"}},

@@ -9,60 +9,88 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An ICMP echo packet: IPv4 header, ICMP header, a cookie by which its answer is told from
+// An echo packet: IP header, ICMP header, a cookie by which its answer is told from
 // those to others, and whatever makes it long.
 const (
 	ipv4Len   = 20
+	ipv6Len   = 40
 	icmpLen   = 8
 	cookieLen = 8
-	echoLen   = ipv4Len + icmpLen + cookieLen
 
-	echoRequest = 8
-	echoReply   = 0
+	echoRequest  = 8 // RFC 792
+	echoReply    = 0
+	echoRequest6 = 128 // RFC 4443, Section 4
+	echoReply6   = 129
 )
 
-// echoes are ICMP echo requests to the gateway's internal address, and what has come
-// back.
+// echoes are echo requests to the gateway's internal address of one family, and what has
+// come back.
 type echoes struct {
-	source, gateway netip.Addr
-	cookie          [cookieLen]byte
-	sequence        uint16 // of the last request; 0 = none
-	back            [2]atomic.Uint32
+	ends
+	cookie   [cookieLen]byte
+	sequence uint16 // of the last request; 0 = none
+	back     [2]atomic.Uint32
 }
 
-// What echoes.back counts by: requests of echoLen bytes, and of mtu bytes.
+// What echoes.back counts by: requests of least bytes, and of mtu bytes.
 const (
 	smallEcho = iota
 	wholeEcho
 )
 
+// newEchoes is for the first family of c: both go to one station, and through one
+// process there.
 func newEchoes(c *Config) *echoes {
-	e := &echoes{source: c.Address, gateway: c.GatewayAddress}
+	e := &echoes{ends: c.ends()[0]}
 	rand.Read(e.cookie[:])
 	return e
 }
 
-// request makes an echo request, as an IPv4 packet of the given size.
+// header is the size in bytes of the IP header of a request.
+func (e *echoes) header() int {
+	if e.own.Is4() {
+		return ipv4Len
+	}
+	return ipv6Len
+}
+
+// least is the size in bytes of the smallest request.
+func (e *echoes) least() int { return e.header() + icmpLen + cookieLen }
+
+// request makes an echo request, as an IP packet of the given size.
 func (e *echoes) request(size int) []byte {
 	b := make([]byte, size)
-	b[0], b[8], b[9] = 0x45, 64, unix.IPPROTO_ICMP
-	b[6] = 0x40 // don't fragment
-	binary.BigEndian.PutUint16(b[2:], uint16(size))
-	source, gateway := e.source.As4(), e.gateway.As4()
-	copy(b[12:], source[:])
-	copy(b[16:], gateway[:])
-	binary.BigEndian.PutUint16(b[10:], sum(b[:ipv4Len]))
-	icmp := b[ipv4Len:]
-	icmp[0] = echoRequest
+	icmp := b[e.header():]
 	binary.BigEndian.PutUint16(icmp[6:], e.sequence)
 	copy(icmp[icmpLen:], e.cookie[:])
-	binary.BigEndian.PutUint16(icmp[2:], sum(icmp))
+	if e.own.Is4() {
+		b[0], b[8], b[9] = 0x45, 64, unix.IPPROTO_ICMP
+		b[6] = 0x40 // don't fragment
+		binary.BigEndian.PutUint16(b[2:], uint16(size))
+		copy(b[12:], e.own.AsSlice())
+		copy(b[16:], e.gateway.AsSlice())
+		binary.BigEndian.PutUint16(b[10:], ^sum(0, b[:ipv4Len]))
+		icmp[0] = echoRequest
+		binary.BigEndian.PutUint16(icmp[2:], ^sum(0, icmp))
+		return b
+	}
+	b[0], b[6], b[7] = 6<<4, unix.IPPROTO_ICMPV6, 64
+	binary.BigEndian.PutUint16(b[4:], uint16(len(icmp)))
+	copy(b[8:], e.own.AsSlice())
+	copy(b[24:], e.gateway.AsSlice())
+	icmp[0] = echoRequest6
+	// RFC 4443, Section 2.3: the pseudo-header counts.
+	binary.BigEndian.PutUint16(icmp[2:], ^sum(uint32(len(icmp))+unix.IPPROTO_ICMPV6, b[8:]))
 	return b
 }
 
 // answered takes note of an ICMP message from the gateway; false if it is no answer to e.
 func (e *echoes) answered(icmp []byte) bool {
-	if len(icmp) < icmpLen+cookieLen || icmp[0] != echoReply || [cookieLen]byte(icmp[icmpLen:]) != e.cookie {
+	reply := byte(echoReply)
+	if e.own.Is6() {
+		reply = echoReply6
+	}
+	if len(icmp) < icmpLen+cookieLen || icmp[0] != reply || [cookieLen]byte(icmp[icmpLen:]) != e.cookie {
 		return false
 	}
 	kind := smallEcho
@@ -73,9 +101,15 @@ func (e *echoes) answered(icmp []byte) bool {
 	return true
 }
 
-// answeredIn is answered for an IPv4 packet.
+// answeredIn is answered for an IP packet.
 func (e *echoes) answeredIn(b []byte) bool {
-	return len(b) >= echoLen && b[0] == 0x45 && b[9] == unix.IPPROTO_ICMP && netip.AddrFrom4([4]byte(b[12:])) == e.gateway && e.answered(b[ipv4Len:])
+	switch {
+	case len(b) < e.least():
+		return false
+	case e.own.Is4():
+		return b[0] == 0x45 && b[9] == unix.IPPROTO_ICMP && netip.AddrFrom4([4]byte(b[12:])) == e.gateway && e.answered(b[ipv4Len:])
+	}
+	return b[0]>>4 == 6 && b[6] == unix.IPPROTO_ICMPV6 && netip.AddrFrom16([16]byte(b[8:])) == e.gateway && e.answered(b[ipv6Len:])
 }
 
 // last tells whether the last request of a kind has come back.
@@ -92,9 +126,8 @@ func (e *echoes) last(kind int) answer {
 // next begins another round.
 func (e *echoes) next() { e.sequence = max(e.sequence+1, 1) }
 
-// sum is the internet checksum (RFC 1071) of b, whose checksum field is 0.
-func sum(b []byte) uint16 {
-	var s uint32
+// sum is the sum of the internet checksum (RFC 1071) of b and what was summed before.
+func sum(s uint32, b []byte) uint16 {
 	for ; len(b) > 1; b = b[2:] {
 		s += uint32(binary.BigEndian.Uint16(b))
 	}
@@ -102,5 +135,5 @@ func sum(b []byte) uint16 {
 		s += uint32(b[0]) << 8
 	}
 	s = s>>16 + s&0xffff
-	return ^uint16(s>>16 + s)
+	return uint16(s>>16 + s)
 }

@@ -23,11 +23,10 @@ type kernelLink struct {
 	name  string
 	index int
 
-	gateway netip.Addr // internal address
-	mtu     int
-	failed  bool // the kernel has asked for it in vain, since it was last there
-	echoes  *echoes
-	ping    int // ping socket; -1 = this process may not have one
+	mtu    int
+	failed bool // the kernel has asked for it in vain, since it was last there
+	echoes *echoes
+	ping   int // ping socket; -1 = this process may not have one
 }
 
 // openKernel creates the link and brings it up. The error is
@@ -49,7 +48,7 @@ func openKernel(c *Config, kind Mode, remote netip.Addr) (link, error) {
 	if err != nil {
 		return nil, fmt.Errorf("node: %s is gone as soon as it was made: %w", c.Interface, err)
 	}
-	l := &kernelLink{kind: kind, name: c.Interface, index: made.Attrs().Index, gateway: c.GatewayAddress, echoes: newEchoes(c), mtu: c.MTU, ping: -1}
+	l := &kernelLink{kind: kind, name: c.Interface, index: made.Attrs().Index, echoes: newEchoes(c), mtu: c.MTU, ping: -1}
 	if err := l.start(); err != nil {
 		return nil, errors.Join(linkError(c, kind, err), l.close())
 	}
@@ -95,18 +94,18 @@ func (l *kernelLink) run(ctx context.Context, _ logrus.FieldLogger) error {
 	return nil
 }
 
-// look asks the kernel, which finds the gateway by ARP in the tunnel. Packets of mtu bytes
-// are tried where this process may have a ping socket (net.ipv4.ping_group_range), else
-// they are taken for what ARP says.
+// look asks the kernel, which finds the gateway by ARP or neighbour discovery in the
+// tunnel. Packets of mtu bytes are tried where this process may have a ping socket
+// (net.ipv4.ping_group_range), else they are taken for what the kernel has found.
 func (l *kernelLink) look() (small, whole answer) {
 	small = l.neighbour()
 	// NTF_USE asks as if there were a packet for it, also anew what has failed.
-	err := netlink.NeighSet(&netlink.Neigh{LinkIndex: l.index, Family: unix.AF_INET, Flags: netlink.NTF_USE, IP: l.gateway.AsSlice()})
+	err := netlink.NeighSet(&netlink.Neigh{LinkIndex: l.index, Family: l.family(), Flags: netlink.NTF_USE, IP: l.echoes.gateway.AsSlice()})
 	if err != nil {
 		return untold, untold // the link is gone
 	}
 	if l.ping < 0 && l.echoes.sequence == 0 {
-		l.ping = openPing(l.echoes.source)
+		l.ping = openPing(l.echoes.own)
 	}
 	if l.ping < 0 {
 		return small, small
@@ -121,18 +120,26 @@ func (l *kernelLink) look() (small, whole answer) {
 	}
 	whole = l.echoes.last(wholeEcho)
 	l.echoes.next()
-	unix.Sendto(l.ping, l.echoes.request(l.mtu)[ipv4Len:], 0, &unix.SockaddrInet4{Addr: l.gateway.As4()})
+	unix.Sendto(l.ping, l.echoes.request(l.mtu)[l.echoes.header():], 0, sockaddr(l.echoes.gateway))
 	return small, whole
 }
 
-// neighbour tells whether the gateway has answered the kernel's ARP.
+// family is that of the addresses by which the gateway is looked for.
+func (l *kernelLink) family() int {
+	if l.echoes.gateway.Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}
+
+// neighbour tells whether the gateway has answered the kernel.
 func (l *kernelLink) neighbour() answer {
-	neighbours, err := netlink.NeighList(l.index, unix.AF_INET)
+	neighbours, err := netlink.NeighList(l.index, l.family())
 	if err != nil {
 		return untold
 	}
 	for _, n := range neighbours {
-		if a, _ := netip.AddrFromSlice(n.IP.To4()); a != l.gateway {
+		if a, _ := netip.AddrFromSlice(n.IP); a.Unmap() != l.echoes.gateway {
 			continue
 		}
 		switch n.State {
@@ -152,17 +159,26 @@ func (l *kernelLink) neighbour() answer {
 // openPing opens a socket that sends echo requests from an address without fragmenting
 // them. It returns -1 if this process may not have one.
 func openPing(source netip.Addr) int {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMP)
+	family, protocol, level, option, value := unix.AF_INET, unix.IPPROTO_ICMP, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE
+	if source.Is6() {
+		family, protocol, level, option, value = unix.AF_INET6, unix.IPPROTO_ICMPV6, unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_PROBE
+	}
+	fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, protocol)
 	if err != nil {
 		return -1
 	}
-	err = errors.Join(unix.Bind(fd, &unix.SockaddrInet4{Addr: source.As4()}),
-		unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE))
-	if err != nil {
+	if err := errors.Join(unix.Bind(fd, sockaddr(source)), unix.SetsockoptInt(fd, level, option, value)); err != nil {
 		unix.Close(fd)
 		return -1
 	}
 	return fd
+}
+
+func sockaddr(a netip.Addr) unix.Sockaddr {
+	if a.Is4() {
+		return &unix.SockaddrInet4{Addr: a.As4()}
+	}
+	return &unix.SockaddrInet6{Addr: a.As16()}
 }
 
 func (l *kernelLink) close() error {
@@ -216,7 +232,7 @@ func removeLeftover(name string) error {
 	return nil
 }
 
-// configure gives the link the node's internal address, a route to the
+// configure gives the link the node's internal addresses, routes to the
 // gateway's, and the routes through it.
 func configure(c *Config) error {
 	l, err := netlink.LinkByName(c.Interface)
@@ -224,14 +240,25 @@ func configure(c *Config) error {
 		return fmt.Errorf("node: configure %s: %w", c.Interface, err)
 	}
 	index := l.Attrs().Index
-	gateway := c.GatewayAddress.AsSlice()
-	address := &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(c.Address, 32)), Scope: unix.RT_SCOPE_UNIVERSE}
-	if err := netlink.AddrAdd(l, address); err != nil {
-		return fmt.Errorf("address: give %s to %s: %w", c.Address, c.Interface, err)
+	var routes []netlink.Route
+	for _, e := range c.ends() {
+		address := &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(e.own, e.own.BitLen())), Scope: unix.RT_SCOPE_UNIVERSE}
+		if e.own.Is6() {
+			address.Flags = unix.IFA_F_NODAD // it is there when the link is: the tunnel has two stations, of known addresses
+		}
+		err := netlink.AddrAdd(l, address)
+		switch {
+		case e.own.Is6() && (errors.Is(err, unix.EACCES) || errors.Is(err, unix.EOPNOTSUPP)):
+			return fmt.Errorf("address: IPv6 is turned off on this node, so %s cannot have %s; turn it on (net.ipv6.conf.default.disable_ipv6) or leave IPv6 out here: %w",
+				c.Interface, e.own, err)
+		case err != nil:
+			return fmt.Errorf("address: give %s to %s: %w", e.own, c.Interface, err)
+		}
+		routes = append(routes, netlink.Route{LinkIndex: index, Scope: netlink.SCOPE_LINK, Dst: ipNet(netip.PrefixFrom(e.gateway, e.gateway.BitLen()))})
 	}
-	routes := []netlink.Route{{LinkIndex: index, Scope: netlink.SCOPE_LINK, Dst: ipNet(netip.PrefixFrom(c.GatewayAddress, 32))}}
 	for _, p := range c.Routes {
-		routes = append(routes, netlink.Route{LinkIndex: index, Dst: ipNet(p), Gw: gateway, Flags: int(netlink.FLAG_ONLINK)})
+		gateway := of(c.GatewayAddress, p.Addr())
+		routes = append(routes, netlink.Route{LinkIndex: index, Dst: ipNet(p), Gw: gateway.AsSlice(), Flags: int(netlink.FLAG_ONLINK)})
 	}
 	for _, r := range routes {
 		err := netlink.RouteAdd(&r)

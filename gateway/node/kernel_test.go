@@ -19,6 +19,11 @@ import (
 // testConfig is a node whose underlay is the veth link ul0, made here.
 func testConfig(t *testing.T, mode Mode) *Config {
 	t.Helper()
+	return testConfigOf(t, mode, goodFile)
+}
+
+func testConfigOf(t *testing.T, mode Mode, file string) *Config {
+	t.Helper()
 	veth := netlink.NewVeth(netlink.NewLinkAttrs())
 	veth.Name, veth.PeerName = "ul0", "ul1"
 	if err := netlink.LinkAdd(veth); err != nil {
@@ -33,7 +38,7 @@ func testConfig(t *testing.T, mode Mode) *Config {
 	if err := netlink.AddrAdd(up(t, "ul0"), &netlink.Addr{IPNet: ipNet(netip.MustParsePrefix("172.18.0.2/24"))}); err != nil {
 		t.Fatal(err)
 	}
-	c, err := parseConfig([]byte(strings.Replace(goodFile, "auto", string(mode), 1)))
+	c, err := parseConfig([]byte(strings.Replace(file, "auto", string(mode), 1)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,13 +72,13 @@ func quiet() *logrus.Logger {
 	return log
 }
 
-func routesOf(t *testing.T, name string) []netlink.Route {
+func routesOf(t *testing.T, name string, family int) []netlink.Route {
 	t.Helper()
 	l, err := netlink.LinkByName(name)
 	if err != nil {
 		return nil
 	}
-	routes, err := netlink.RouteList(l, netlink.FAMILY_V4)
+	routes, err := netlink.RouteList(l, family)
 	if err != nil && !errors.Is(err, unix.ENODEV) {
 		t.Fatal(err)
 	}
@@ -86,7 +91,7 @@ func requireNothingLeft(t *testing.T, c *Config) {
 	if l, err := netlink.LinkByName(c.Interface); err == nil {
 		t.Errorf("%s is still there: a %s link", c.Interface, l.Type())
 	}
-	all, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{}, 0)
+	all, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,7 +128,7 @@ func TestKernelLink(t *testing.T) {
 	for _, mode := range []Mode{VXLAN, Geneve} {
 		t.Run(string(mode), func(t *testing.T) {
 			needKind(t, mode)
-			c := testConfig(t, mode)
+			c := testConfigOf(t, mode, dual.Replace(goodFile))
 			c.MTU, c.VNI, c.Port = 1290, 70001, 6097
 			stop := start(t, c)
 
@@ -148,13 +153,25 @@ func TestKernelLink(t *testing.T) {
 			if err != nil || len(addresses) != 1 || addresses[0].IPNet.String() != "10.80.0.2/32" {
 				t.Error("addresses:", addresses, err)
 			}
-			var routes []string
-			for _, r := range routesOf(t, c.Interface) {
-				routes = append(routes, r.Dst.String()+" via "+r.Gw.String())
+			addresses, err = netlink.AddrList(l, netlink.FAMILY_V6)
+			if err != nil || !slices.ContainsFunc(addresses, func(a netlink.Addr) bool {
+				return a.IPNet.String() == "fd80::2/128" && a.Flags&unix.IFA_F_TENTATIVE == 0
+			}) {
+				t.Error("IPv6 addresses:", addresses, err)
 			}
-			want := []string{"10.61.0.0/16 via 10.80.0.4", "10.71.0.0/16 via 10.80.0.4", "10.80.0.4/32 via <nil>"}
-			if !slices.Equal(routes, want) {
-				t.Errorf("routes %q, want %q", routes, want)
+			for family, want := range map[int][]string{
+				netlink.FAMILY_V4: {"10.61.0.0/16 via 10.80.0.4", "10.71.0.0/16 via 10.80.0.4", "10.80.0.4/32 via <nil>"},
+				netlink.FAMILY_V6: {"fd00:61::/48 via fd80::4", "fd80::2/128 via <nil>", "fd80::4/128 via <nil>"},
+			} {
+				var routes []string
+				for _, r := range routesOf(t, c.Interface, family) {
+					if !r.Dst.IP.IsLinkLocalUnicast() {
+						routes = append(routes, r.Dst.String()+" via "+r.Gw.String())
+					}
+				}
+				if !slices.Equal(routes, want) {
+					t.Errorf("routes %q, want %q", routes, want)
+				}
 			}
 
 			if err := stop(); err != nil {

@@ -155,7 +155,7 @@ func (l *tunLink) probeTrains(ctx context.Context, log logrus.FieldLogger) {
 func (l *tunLink) look() (small, whole answer) {
 	small, whole = l.echoes.last(smallEcho), l.echoes.last(wholeEcho)
 	l.echoes.next()
-	l.asker.Send(tunnelID, l.echoes.request(echoLen))
+	l.asker.Send(tunnelID, l.echoes.request(l.echoes.least()))
 	l.asker.Send(tunnelID, l.echoes.request(l.config.MTU))
 	l.asker.Flush()
 	return small, whole

@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/sirupsen/logrus"
 	"github.com/sirupsen/logrus/hooks/test"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"culvert/geneve"
 	"culvert/geneve/genevetest"
@@ -55,23 +57,27 @@ func listenAt(t *testing.T, c *Config, underlay netip.Addr) *geneve.Endpoint {
 	return e
 }
 
-// reflect sends every IPv4 packet back to its sender: with the addresses
-// swapped all checksums stay right. The first source it saw goes to seen.
+// reflect sends every UDP packet back to its sender: with the addresses
+// swapped all checksums stay right. The sources it sees go to seen while there is room.
 func reflect(e *geneve.Endpoint, seen chan<- netip.Addr) {
 	receiver, sender := e.NewReceiver(), e.NewSender()
 	for receiver.Fill() == nil {
 		for p, ok := receiver.Next(); ok; p, ok = receiver.Next() {
-			if p.Data[0]>>4 != 4 {
+			at, size, protocol := 12, 4, p.Data[9]
+			if p.Data[0]>>4 == 6 {
+				at, size, protocol = 8, 16, p.Data[6]
+			}
+			if protocol != 17 && protocol != 44 { // UDP, or an IPv6 fragment
 				continue
 			}
-			source := netip.AddrFrom4([4]byte(p.Data[12:16]))
+			source, _ := netip.AddrFromSlice(p.Data[at : at+size])
 			select {
 			case seen <- source:
 			default:
 			}
 			back := bytes.Clone(p.Data)
-			copy(back[12:16], p.Data[16:20])
-			copy(back[16:20], p.Data[12:16])
+			copy(back[at:], p.Data[at+size:at+2*size])
+			copy(back[at+size:], source.AsSlice())
 			sender.Send(7, back)
 		}
 		sender.Flush()
@@ -82,7 +88,11 @@ func reflect(e *geneve.Endpoint, seen chan<- netip.Addr) {
 // sent to, so that a reflected one arrives here.
 func talk(t *testing.T, to string) {
 	t.Helper()
-	conn, err := net.ListenUDP("udp4", &net.UDPAddr{})
+	network := "udp4"
+	if strings.Contains(to, ":") {
+		network = "udp6"
+	}
+	conn, err := net.ListenUDP(network, &net.UDPAddr{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,13 +125,63 @@ func TestTUNCarriesPackets(t *testing.T) {
 	stop := start(t, c)
 	talk(t, "10.61.1.5")
 	talk(t, "10.71.0.9")
-	if source := <-first; source != c.Address {
+	if source := <-first; source != c.Address.V4 {
 		t.Errorf("the gateway saw source %s, want %s", source, c.Address)
 	}
 	if err := stop(); err != nil {
 		t.Error("Run returned", err)
 	}
 	requireNothingLeft(t, c)
+}
+
+// TestTUNCarriesFamilies: both ends find each other by neighbour discovery where there is no IPv4, and packets of each family that the
+// configuration has pass.
+func TestTUNCarriesFamilies(t *testing.T) {
+	needTUN(t)
+	for _, tt := range []struct {
+		name    string
+		change  *strings.Replacer
+		targets []string
+	}{
+		{"IPv6", v6only, []string{"fd00:61::5"}},
+		{"both", dual, []string{"fd00:61::5", "10.61.1.5"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c := testConfigOf(t, TUN, tt.change.Replace(goodFile))
+			seen := make(chan netip.Addr, 1)
+			e := gatewayEnd(t, c, "172.18.0.9")
+			go reflect(e, seen)
+			stop := start(t, c)
+			untilLocal(t, c.Address.V6)
+			for _, to := range tt.targets {
+				talk(t, to)
+			}
+			if source := <-seen; source != c.Address.V6 {
+				t.Errorf("the gateway saw source %s, want %s", source, c.Address.V6)
+			}
+			if s := e.Stats(); tt.change == v6only && (s.NDReceived == 0 || s.ARPReceived+s.ARPSent > 0) {
+				t.Errorf("%d messages of neighbour discovery received, %d of ARP; want some, none", s.NDReceived, s.ARPReceived)
+			}
+			if err := stop(); err != nil {
+				t.Error("Run returned", err)
+			}
+			requireNothingLeft(t, c)
+		})
+	}
+}
+
+// untilLocal waits until the kernel takes packets to an IPv6 address that it was given: it makes the route later.
+func untilLocal(t *testing.T, a netip.Addr) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) { // polling for the kernel
+		routes, err := netlink.RouteGet(a.AsSlice())
+		if err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s is not local: %v, %v", a, routes, err)
+		}
+	}
 }
 
 // TestTUNLosesTrains: where trains to the gateway are lost, the node notices, says so
@@ -131,7 +191,7 @@ func TestTUNLosesTrains(t *testing.T) {
 	c := testConfig(t, TUN)
 	gateway := genevetest.NewNode(t, genevetest.NodeConfig{
 		Listen: netip.AddrPortFrom(gatewayUnderlay(t, "172.18.0.9"), c.Port), Gateway: netip.AddrPortFrom(c.Underlay, c.Port),
-		VNI: c.VNI, Address: c.GatewayAddress, GatewayAddress: c.Address,
+		VNI: c.VNI, Address: c.GatewayAddress.V4, GatewayAddress: c.Address.V4,
 	})
 	gateway.LoseTrains(true)
 	log, said := test.NewNullLogger()
@@ -148,7 +208,7 @@ func TestTUNLosesTrains(t *testing.T) {
 	sender := endpoint.NewSender()
 	sendTrain := func(content string) {
 		for i := range 3 {
-			from, to := netip.AddrPortFrom(c.Address, 1), netip.MustParseAddrPort("10.61.1.5:1")
+			from, to := netip.AddrPortFrom(c.Address.V4, 1), netip.MustParseAddrPort("10.61.1.5:1")
 			sender.Send(tunnelID, genevetest.UDP(from, to, fmt.Appendf(nil, "%s %d", content, i)))
 		}
 		sender.Flush()

@@ -22,8 +22,10 @@ func (c *Config) warn(e *configfile.Errors) {
 		e.Warn("routes", "none, so nothing goes to the gateway; name the remote CIDRs, which culvert gateway --check -o json lists")
 	}
 	for i, p := range c.Routes {
-		if p.Contains(c.GatewayAddress) || p.Contains(c.Address) {
-			e.Warn(fmt.Sprintf("routes[%d]", i), "%s contains an end of the tunnel; give internal addresses a CIDR of their own", p)
+		for _, ends := range c.ends() {
+			if p.Contains(ends.gateway) || p.Contains(ends.own) {
+				e.Warn(fmt.Sprintf("routes[%d]", i), "%s contains an end of the tunnel; give internal addresses a CIDR of their own", p)
+			}
 		}
 	}
 	c.ownAddresses(e.Warn)
@@ -33,25 +35,35 @@ func (c *Config) warn(e *configfile.Errors) {
 	if link, err := netlink.LinkByName(c.Interface); err == nil && link.Attrs().Group != linkGroup {
 		e.Warn("interface", "%s exists and is a %s link that culvert did not make; remove it or choose another name", c.Interface, link.Type())
 	}
-	if b, err := os.ReadFile("/proc/sys/net/ipv4/ip_forward"); err == nil && strings.TrimSpace(string(b)) == "0" {
-		e.Warn("routes", "this machine forwards no packets, so pods reach nothing; sysctl -w net.ipv4.ip_forward=1")
+	for _, f := range []struct {
+		own          netip.Addr
+		what, sysctl string
+	}{
+		{c.Address.V4, "packets, so pods reach nothing", "net.ipv4.ip_forward"},
+		{c.Address.V6, "IPv6 packets, so pods reach nothing over IPv6", "net.ipv6.conf.all.forwarding"},
+	} {
+		b, err := os.ReadFile("/proc/sys/" + strings.ReplaceAll(f.sysctl, ".", "/"))
+		if err == nil && f.own.IsValid() && strings.TrimSpace(string(b)) == "0" {
+			e.Warn("routes", "this machine forwards no %s; sysctl -w %s=1", f.what, f.sysctl)
+		}
 	}
 }
 
 // ownAddresses says which addresses of the configuration this machine should have, or not.
 func (c *Config) ownAddresses(say func(path, format string, args ...any)) {
-	own, err := netlink.AddrList(nil, netlink.FAMILY_V4)
+	own, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
 	if err != nil {
 		return
 	}
 	here, found := "", false
 	for _, a := range own {
-		ip, _ := netip.AddrFromSlice(a.IP.To4())
+		ip, _ := netip.AddrFromSlice(a.IP)
+		ip = ip.Unmap()
 		found = found || ip == c.Underlay
-		if ip == c.GatewayAddress {
+		if ip == of(c.GatewayAddress, ip) {
 			say("gateway.address", "%s is an address of this machine; give the gateway's", ip)
 		}
-		if here == "" && !ip.IsLoopback() {
+		if here == "" && ip.Is4() && !ip.IsLoopback() {
 			here = ip.String()
 		}
 	}

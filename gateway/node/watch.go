@@ -153,7 +153,7 @@ func (n *Node) silence(ctx context.Context, remote netip.Addr) (cause, remedy st
 	}
 	return fmt.Sprintf("nothing comes back from %s", at),
 		fmt.Sprintf("see that it runs, that UDP %d is open both ways, and that its file has gatewayAddress %s, and for this node vni %d, underlay %s, address %s, encap auto or %s",
-			c.Port, c.GatewayAddress, c.VNI, c.Underlay, c.Address, speaks)
+			c.Port, written(c.GatewayAddress), c.VNI, c.Underlay, written(c.Address), speaks)
 }
 
 // knock sends an empty datagram to the gateway's port and returns the error that comes

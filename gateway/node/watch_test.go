@@ -48,30 +48,38 @@ func TestSight(t *testing.T) {
 
 // TestEchoes: requests are whole and right, and nobody else's answer counts.
 func TestEchoes(t *testing.T) {
-	c := &Config{Address: netip.MustParseAddr("10.80.0.2"), GatewayAddress: netip.MustParseAddr("10.80.0.4")}
+	t.Run("IPv4", func(t *testing.T) { testEchoes(t, "10.80.0.2", "10.80.0.4", 20) })
+	t.Run("IPv6", func(t *testing.T) { testEchoes(t, "fd80::2", "fd80::4", 40) })
+}
+
+func testEchoes(t *testing.T, own, gateway string, header int) {
+	both := ends{netip.MustParseAddr(own), netip.MustParseAddr(gateway)}
+	c := &Config{Address: geneve.Pair{V6: both.own}, GatewayAddress: geneve.Pair{V6: both.gateway}}
+	if header == 20 {
+		c = &Config{Address: geneve.Pair{V4: both.own}, GatewayAddress: geneve.Pair{V4: both.gateway}}
+	}
 	e, other := newEchoes(c), newEchoes(c)
 	if e.last(smallEcho) != untold || e.last(wholeEcho) != untold {
 		t.Error("told before anything was asked")
 	}
 	e.next()
 	other.next()
-	reply := func(request []byte) []byte {
-		b := bytes.Clone(request)
-		copy(b[12:16], request[16:20])
-		copy(b[16:20], request[12:16])
-		b[20] = echoReply
-		return b
-	}
 	whole := e.request(1341) // odd
-	if sum(whole[:20]) != 0 || sum(whole[20:]) != 0 || len(whole) != 1341 {
-		t.Errorf("checksums wrong in % x", whole[:echoLen])
+	pseudo := uint32(1341-40) + 58
+	if header == 20 {
+		pseudo = 0
+		if sum(0, whole[:20]) != 0xffff || sum(0, whole[20:]) != 0xffff {
+			t.Errorf("checksums wrong in % x", whole[:e.least()])
+		}
+	} else if sum(pseudo, whole[8:]) != 0xffff || len(whole) != 1341 {
+		t.Errorf("checksum wrong in % x", whole[:e.least()])
 	}
-	late := reply(e.request(echoLen))
+	late := reply(e.request(e.least()))
 	fromAnother := reply(whole)
-	fromAnother[15]++
+	fromAnother[header-len(both.own.AsSlice())-1]++
 	for name, b := range map[string][]byte{
-		"request": whole, "of another node": reply(other.request(1341)), "from another": fromAnother, "cut short": reply(whole)[:echoLen-1],
-		"empty": nil, "with options": append([]byte{0x46}, reply(whole)[1:]...),
+		"request": whole, "of another node": reply(other.request(1341)), "from another": fromAnother, "cut short": reply(whole)[:e.least()-1],
+		"empty": nil, "with options, or of another version": append([]byte{whole[0] + 1<<(header/20*4-4)}, reply(whole)[1:]...),
 	} {
 		if e.answeredIn(b) {
 			t.Errorf("%s is taken for an answer", name)
@@ -90,6 +98,19 @@ func TestEchoes(t *testing.T) {
 	if e.sequence == 0 {
 		t.Error("a round without a number")
 	}
+}
+
+// reply makes the answer of an echo request, but for its checksum.
+func reply(request []byte) []byte {
+	b := bytes.Clone(request)
+	at, size, kind := 12, 4, byte(echoReply)
+	if b[0]>>4 == 6 {
+		at, size, kind = 8, 16, echoReply6
+	}
+	copy(b[at:], request[at+size:at+2*size])
+	copy(b[at+size:], request[at:at+size])
+	b[at+2*size] = kind
+	return b
 }
 
 // sees runs a node and returns what waits until it says something.
@@ -136,14 +157,11 @@ func echoServer(e *geneve.Endpoint, size *atomic.Int64) {
 	receiver, sender := e.NewReceiver(), e.NewSender()
 	for receiver.Fill() == nil {
 		for p, ok := receiver.Next(); ok; p, ok = receiver.Next() {
-			if len(p.Data) > int(size.Load()) || p.Data[0] != 0x45 || p.Data[9] != 1 || p.Data[20] != echoRequest {
-				continue
+			echo4 := p.Data[0] == 0x45 && p.Data[9] == 1 && p.Data[20] == echoRequest
+			echo6 := p.Data[0] == 0x60 && p.Data[6] == 58 && p.Data[40] == echoRequest6
+			if (echo4 || echo6) && len(p.Data) <= int(size.Load()) {
+				sender.Send(7, reply(p.Data))
 			}
-			back := bytes.Clone(p.Data)
-			copy(back[12:16], p.Data[16:20])
-			copy(back[16:20], p.Data[12:16])
-			back[20] = echoReply
-			sender.Send(7, back)
 		}
 		sender.Flush()
 	}
@@ -170,4 +188,18 @@ func TestTUNSees(t *testing.T) {
 	says("the gateway answers", "", "")
 	e.Close()
 	says(lost, closed, "start culvert gateway there")
+}
+
+// TestTUNSeesIPv6: without IPv4, the gateway is asked over IPv6.
+func TestTUNSeesIPv6(t *testing.T) {
+	needTUN(t)
+	c := testConfigOf(t, TUN, v6only.Replace(goodFile))
+	e := gatewayEnd(t, c, "172.18.0.9")
+	var size atomic.Int64
+	size.Store(1000)
+	go echoServer(e, &size)
+	says := sees(t, c)
+	says("the gateway answers, but packets of mtu bytes do not come back", "", "let the way to it carry 1390 bytes")
+	size.Store(2000)
+	says("the gateway answers", "", "")
 }

@@ -18,8 +18,8 @@ import (
 )
 
 // Device is a wireguard-go device with one peer. It owns the device's keys, the peer and
-// the peer's endpoint. Allowed IPs are 0.0.0.0/0 as in Liqo; who takes the packets checks
-// their sources.
+// the peer's endpoint. Allowed IPs are 0.0.0.0/0, as in Liqo, and ::/0; who takes the
+// packets checks their sources.
 type Device struct {
 	options Options
 	bind    *bind
@@ -205,7 +205,7 @@ func (d *Device) addPeer() error {
 	if d.endpoint.IsValid() {
 		lines = append(lines, "endpoint="+d.endpoint.String())
 	}
-	return d.set(append(lines, "replace_allowed_ips=true", "allowed_ip=0.0.0.0/0")...)
+	return d.set(append(lines, "replace_allowed_ips=true", "allowed_ip=0.0.0.0/0", "allowed_ip=::/0")...)
 }
 
 func (d *Device) set(lines ...string) error {

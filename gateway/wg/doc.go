@@ -25,6 +25,6 @@
 //
 // # What it does not do
 //
-// It has one peer, whose allowed IPs are all of IPv4: who takes the packets checks their
+// It has one peer, whose allowed IPs are all of IPv4 and IPv6: who takes the packets checks their
 // sources. It neither reads nor sets the outer ECN bits.
 package wg

@@ -29,13 +29,15 @@ type NodeConfig struct {
 	VNI            uint32
 	VXLAN          bool       // else Geneve
 	IP             bool       // IP directly inside Geneve, no Ethernet and no ARP
-	Address        netip.Addr // its inner address
+	Address        netip.Addr // its inner IPv4 address; the zero Addr where the tunnel has IPv6 alone
 	GatewayAddress netip.Addr // the gateway's
 	MAC            [6]byte    // its inner MAC address (zero: one made of the address)
+
+	Address6, GatewayAddress6 netip.Addr // IPv6, where the tunnel has that
 }
 
-// Node is the node end of a tunnel as a kernel would be: it answers ARP for its address, asks for the gateway's, and carries IP
-// packets.
+// Node is the node end of a tunnel as a kernel would be: it answers ARP and neighbour solicitations for its addresses, asks for the
+// gateway's, and carries IP packets.
 type Node struct {
 	NodeConfig
 	tb      testing.TB
@@ -65,8 +67,11 @@ func NewNode(tb testing.TB, c NodeConfig) *Node {
 		tb.Fatal(err)
 	}
 	if c.MAC == [6]byte{} {
-		a := c.Address.As4()
-		c.MAC = [6]byte{0x02, 'n', a[0], a[1], a[2], a[3]}
+		a := c.Address6.AsSlice()
+		if c.Address.IsValid() {
+			a = c.Address.AsSlice()
+		}
+		c.MAC = [6]byte{0x02, 'n', a[len(a)-4], a[len(a)-3], a[len(a)-2], a[len(a)-1]}
 	}
 	n := &Node{NodeConfig: c, tb: tb, socket: socket, packets: make(chan []byte, 4096), sender: socket.NewSender(), resolved: make(chan struct{})}
 	done := make(chan struct{})
@@ -138,17 +143,22 @@ func (n *Node) tunnel(frame []byte) []byte {
 	return Geneve(n.VNI, 0x6558, frame)
 }
 
-// GatewayMAC returns the gateway's MAC address, which it asks for by ARP.
+// GatewayMAC returns the gateway's MAC address, which it asks for by ARP, or else by neighbour discovery.
 func (n *Node) GatewayMAC() [6]byte {
 	n.tb.Helper()
 	select {
 	case <-n.resolved:
 	default:
-		n.SendRaw(n.tunnel(Frame(broadcast, n.MAC, ARP, n.arp(1, [6]byte{}, n.GatewayAddress))))
+		if n.GatewayAddress.IsValid() {
+			n.SendRaw(n.tunnel(Frame(broadcast, n.MAC, ARP, n.arp(1, [6]byte{}, n.GatewayAddress))))
+		} else {
+			question := Solicit(n.Address6, n.GatewayAddress6, n.MAC, true)
+			n.SendRaw(n.tunnel(Frame(GroupMAC(netip.AddrFrom16([16]byte(question[24:]))), n.MAC, IPv6, question)))
+		}
 		select {
 		case <-n.resolved:
 		case <-time.After(Timeout):
-			n.tb.Fatalf("genevetest: node %v: no ARP answer for %v", n.Address, n.GatewayAddress)
+			n.tb.Fatalf("genevetest: node %v %v: no answer for %v %v", n.Address, n.Address6, n.GatewayAddress, n.GatewayAddress6)
 		}
 	}
 	n.mu.Lock()
@@ -267,6 +277,7 @@ func (n *Node) datagram(b []byte) {
 	}
 	to, from, etherType, b := [6]byte(b), [6]byte(b[6:]), binary.BigEndian.Uint16(b[12:]), b[14:]
 	switch {
+	case etherType == IPv6 && n.discover(to, from, b):
 	case etherType == ARP && to != n.MAC && to != broadcast, etherType != ARP && to != n.MAC:
 		n.tb.Errorf("genevetest: node %v: frame to % x, want % x", n.Address, to, n.MAC)
 	case etherType == ARP && n.there.Load() != 0 && int64(len(b)) > n.there.Load():

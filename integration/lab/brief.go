@@ -43,6 +43,9 @@ func (o Options) brief() string {
 	case o.Rome.MTU != o.Milan.MTU:
 		frames += fmt.Sprintf(", mtu %d", o.Milan.MTU)
 	}
+	if o.Dual {
+		frames += ", IPv6"
+	}
 	return fmt.Sprintf("%s, %s", o.Mode, frames)
 }
 

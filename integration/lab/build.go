@@ -8,7 +8,10 @@ import (
 // underlayMTU is that of every link but the pods'.
 const underlayMTU = 1500
 
-var everywhere = netip.MustParsePrefix("0.0.0.0/0")
+var (
+	everywhere  = netip.MustParsePrefix("0.0.0.0/0")
+	everywhere6 = netip.MustParsePrefix("::/0")
+)
 
 // buildCluster makes the hosts of a cluster and the links between them.
 func (l *Lab) buildCluster(c *Cluster, o *ClusterOptions) error {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"culvert/gateway/node"
@@ -41,6 +42,7 @@ type CheckOptions struct {
 	Modes    []node.Mode         // each in labs of its own
 	Missing  map[node.Mode]error // modes that were wanted too, and why they are not there
 	Offloads []bool              // each in labs of its own
+	Labs     []string            // of LabNames
 	Sandbox  Sandbox             // around the gateways of all labs
 	Faults   bool                // make and mend each fault there is, and check nothing else
 	Named    []string            // make these faults, or all, wait until a status names them, and check nothing else
@@ -61,8 +63,36 @@ type plannedLab struct {
 	seconds float64 // that its checks take on two CPUs, about
 }
 
+// Kinds of labs: with IPv4 alone, and with both families inside.
+const (
+	ipv4Labs = "ipv4"
+	dualLabs = "dual"
+)
+
+// LabNames are the names of the kinds of labs that there are.
+func LabNames() []string { return []string{ipv4Labs, dualLabs} }
+
 // labs returns the labs of a mode.
 func (o *CheckOptions) labs(mode node.Mode) (all []plannedLab) {
+	if len(o.Named) > 0 || o.Faults || slices.Contains(o.Labs, ipv4Labs) {
+		all = o.ipv4Labs(mode)
+	}
+	// What is about the family is not about modes and frames.
+	if len(o.Named) == 0 && !o.Faults && mode == onceMode(o.Modes) && slices.Contains(o.Labs, dualLabs) {
+		dual := func(of Options, checks func(*Lab) []Check, seconds float64) {
+			of.Dual = true
+			all = append(all, plannedLab{of, checks, seconds})
+		}
+		dual(Standard(mode, o.Offloads[0]), standardChecks, 7)
+		if !o.Short {
+			dual(UnequalMTU(mode, o.Offloads[0]), mtuChecks, 3)
+			dual(Outside(mode, o.Offloads[0]), outsideChecks, 25)
+		}
+	}
+	return all
+}
+
+func (o *CheckOptions) ipv4Labs(mode node.Mode) (all []plannedLab) {
 	for _, offloads := range o.Offloads {
 		slow := 1.0 // compared to super-frames
 		if !offloads || mode == node.TUN {

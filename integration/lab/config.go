@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"sigs.k8s.io/yaml"
@@ -44,11 +45,10 @@ func (l *Lab) writeConfigs() error {
 func (l *Lab) configs() map[string]object {
 	all := make(map[string]object)
 	for i := range clusters {
-		c, peer := &clusters[i], &clusters[1-i]
+		c := &clusters[i]
 		all[c.Name+"/gateway"] = l.gatewayConfig(i)
 		for j := range c.Nodes {
-			n := &c.Nodes[j]
-			all[c.Name+"/"+n.Name] = l.nodeConfig(c, peer, n)
+			all[c.Name+"/"+c.Nodes[j].Name] = l.nodeConfig(i, j)
 		}
 	}
 	return all
@@ -70,39 +70,67 @@ func (l *Lab) gatewayConfig(i int) object {
 		wireguard["endpoint"] = fmt.Sprintf("%s:51840", peer.Peering.Addr())
 	}
 	var nodes []object
-	for _, n := range c.Nodes {
-		nodes = append(nodes, object{"name": c.Name + "-" + n.Name, "vni": n.VNI, "underlay": n.Underlay, "address": n.Internal,
-			"podCIDRs": []netip.Prefix{n.PodCIDR.Masked()}})
+	for j, n := range c.Nodes {
+		var address []netip.Addr
+		var pods []netip.Prefix
+		for _, p := range l.plans() {
+			address, pods = append(address, p[i].Nodes[j].Internal), append(pods, p[i].Nodes[j].PodCIDR.Masked())
+		}
+		nodes = append(nodes, object{"name": c.Name + "-" + n.Name, "vni": n.VNI, "underlay": n.Underlay, "address": oneOrBoth(address), "podCIDRs": pods})
+	}
+	var own []netip.Addr
+	var both []*Cluster
+	var pods, externals, pools []netip.Prefix
+	var remotePods, remoteExternals []object
+	for _, p := range l.plans() {
+		c, peer := &p[i], &p[1-i]
+		own, both = append(own, c.Internal), append(both, c)
+		pods, externals, pools = append(pods, c.PodCIDR), append(externals, c.External), append(pools, peer.SeenPods, peer.SeenExt)
+		remotePods = append(remotePods, object{"cidr": peer.PodCIDR, "remap": "auto"})
+		remoteExternals = append(remoteExternals, object{"cidr": peer.External, "remap": "auto"})
 	}
 	options := l.options.of(c)
 	config := object{
 		"cluster": c.Name, "peer": peer.Name, "mtu": options.MTU,
 		"wireguard": wireguard,
-		"geneve":    object{"gatewayAddress": c.Internal, "nodes": nodes},
+		"geneve":    object{"gatewayAddress": oneOrBoth(own), "nodes": nodes},
 		"network": object{
-			"local": object{"podCIDRs": []netip.Prefix{c.PodCIDR}, "externalCIDRs": []netip.Prefix{c.External}},
-			"remote": object{
-				"podCIDRs":      []object{{"cidr": peer.PodCIDR, "remap": "auto"}},
-				"externalCIDRs": []object{{"cidr": peer.External, "remap": "auto"}},
-			},
+			"local":  object{"podCIDRs": pods, "externalCIDRs": externals},
+			"remote": object{"podCIDRs": remotePods, "externalCIDRs": remoteExternals},
 		},
-		// Two pools of one block each: the first choice falls into the first.
-		"ipam":     object{"pools": []netip.Prefix{peer.SeenPods, peer.SeenExt}},
+		// Two pools of one block each for a family: the first choice falls into the first.
+		"ipam":     object{"pools": pools},
 		"state":    l.path(c.Name, "state"),
 		"mssClamp": options.MSSClamp,
 		"metrics":  metricsAddress,
 	}
 	if l.options.Outside {
-		config["nat"] = c.natConfig()
+		config["nat"] = natConfig(both...)
 	}
 	return config
 }
 
-func (l *Lab) nodeConfig(c, peer *Cluster, n *ClusterNode) object {
+// nodeConfig returns the configuration of a node of clusters[i].
+func (l *Lab) nodeConfig(i, j int) object {
+	c, n := &clusters[i], &clusters[i].Nodes[j]
+	var address, gateway []netip.Addr
+	var routes []netip.Prefix
+	for _, p := range slices.Backward(l.plans()) { // the route of IPv4 last: nodeReady looks for that
+		address, gateway = append(address, p[i].Nodes[j].Internal), append(gateway, p[i].Internal)
+		routes = append(routes, p[1-i].SeenPods, p[1-i].SeenExt)
+	}
 	return object{
 		"name": c.Name + "-" + n.Name, "underlay": n.Underlay,
-		"gateway": object{"underlay": c.Gateway, "address": c.Internal},
-		"vni":     n.VNI, "address": n.Internal, "mtu": l.options.of(c).NodeMTU, "mode": l.options.Mode,
-		"routes": []netip.Prefix{peer.SeenPods, peer.SeenExt}, "interface": tunnelLink,
+		"gateway": object{"underlay": c.Gateway, "address": oneOrBoth(gateway)},
+		"vni":     n.VNI, "address": oneOrBoth(address), "mtu": l.options.of(c).NodeMTU, "mode": l.options.Mode,
+		"routes": routes, "interface": tunnelLink,
 	}
+}
+
+// oneOrBoth is the addresses of a field as a file has them.
+func oneOrBoth(families []netip.Addr) any {
+	if len(families) == 1 {
+		return families[0]
+	}
+	return families
 }

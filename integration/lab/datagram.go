@@ -29,14 +29,17 @@ type echoServer struct {
 }
 
 func newEchoServer(h *Host) (*echoServer, error) {
-	conn, err := h.ListenPacket("udp4", net.JoinHostPort(h.Address.String(), "0"))
+	conn, err := h.ListenPacket(over("udp", h.Address), net.JoinHostPort(h.Address.String(), "0"))
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", h.Name, err)
 	}
-	// Echoes may be fragmented on the way, whatever the way here could carry.
-	if err := setMTUDiscovery(conn.(*net.UDPConn), unix.IP_PMTUDISC_DONT); err != nil {
-		conn.Close()
-		return nil, err
+	// Echoes may be fragmented on the way, whatever the way here could carry. With IPv6 they
+	// are fragmented here alone, for the path that is known.
+	if !h.Address.Is6() {
+		if err := setMTUDiscovery(conn.(*net.UDPConn), unix.IP_PMTUDISC_DONT); err != nil {
+			conn.Close()
+			return nil, err
+		}
 	}
 	s := &echoServer{conn: conn.(*net.UDPConn), done: make(chan struct{}), sources: make(map[netip.Addr]int)}
 	go func() {
@@ -70,7 +73,7 @@ func (s *echoServer) close() map[netip.Addr]int {
 
 // dialUDP connects a UDP socket of the near pod to a port of the far one.
 func (e *ends) dialUDP(ctx context.Context, port int) (*net.UDPConn, error) {
-	conn, err := e.from.DialFrom(ctx, "udp4", netip.AddrPortFrom(e.local, 0), netip.AddrPortFrom(e.target, uint16(port)), nil)
+	conn, err := e.from.DialFrom(ctx, over("udp", e.target), netip.AddrPortFrom(e.local, 0), netip.AddrPortFrom(e.target, uint16(port)), nil)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", e.from.Name, err)
 	}
@@ -139,7 +142,7 @@ const (
 // checkTrains sends UDP_SEGMENT trains both ways; every datagram must arrive,
 // in order and of its size. The receiver answers each train before the next.
 func (e *ends) checkTrains(ctx context.Context) (string, error) {
-	packetConn, err := e.to.ListenPacket("udp4", net.JoinHostPort(e.to.Address.String(), "0"))
+	packetConn, err := e.to.ListenPacket(over("udp", e.to.Address), net.JoinHostPort(e.to.Address.String(), "0"))
 	if err != nil {
 		return "", fmt.Errorf("%s: %w", e.to.Name, err)
 	}

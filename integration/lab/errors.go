@@ -8,7 +8,6 @@ import (
 	"os"
 	"time"
 
-	"golang.org/x/net/ipv4"
 	"golang.org/x/sys/unix"
 )
 
@@ -16,15 +15,15 @@ import (
 const errorPort = 42000
 
 // errorChecks are about ICMP errors that come from beyond the tunnel.
-func (l *Lab) errorChecks() []Check {
-	rome, milan := &clusters[0], &clusters[1]
-	pod := l.Host("rome/pod1")
+func (l *Lab) errorChecks(p *plan) []Check {
+	rome, milan := &p[0], &p[1]
+	pod := l.host(p, "rome/pod1")
 	mapped := &ends{from: pod, to: l.Host("milan/client").at(milan.Mapped), target: milan.Seen(milan.MappedAs), wantSource: rome.Seen(pod.Address)}
 	// Whoever speaks of a mapped host has no address that rome knows.
 	u := milan.Seen(milan.UnknownSource())
 	hops := []netip.Addr{rome.Nodes[0].PodCIDR.Addr(), rome.Internal, u, u, u, mapped.target}
 	return []Check{
-		{"port unreachable", "rome → milan/pod2", l.checkUnreachable},
+		{"port unreachable", "rome → milan/pod2", func(ctx context.Context) (string, error) { return l.checkUnreachable(ctx, p) }},
 		{"traceroute, router", mapped.path(), func(ctx context.Context) (string, error) { return checkTrace(ctx, mapped.from, mapped.target, hops) }},
 		{"too big, router", mapped.path(), func(ctx context.Context) (string, error) { return mapped.checkTooBig(ctx, u) }},
 	}
@@ -33,17 +32,17 @@ func (l *Lab) errorChecks() []Check {
 // checkUnreachable lets pods, nodes and hosts behind a pod send from the same
 // port to a port of a remote pod that is closed. Each must hear of its own
 // datagram, once, and of no other's.
-func (l *Lab) checkUnreachable(ctx context.Context) (string, error) {
-	rome := &clusters[0]
+func (l *Lab) checkUnreachable(ctx context.Context, plan *plan) (string, error) {
+	rome := &plan[0]
 	senders := []*ends{}
 	for _, s := range []struct {
 		host  string
 		local netip.Addr
 	}{
-		{"rome/pod1", rome.Nodes[0].Pod}, {"rome/pod2", rome.Nodes[1].Pod}, {"rome/pod1", behindFirst}, {"rome/pod1", behindOther},
+		{"rome/pod1", rome.Nodes[0].Pod}, {"rome/pod2", rome.Nodes[1].Pod}, {"rome/pod1", rome.BehindFirst}, {"rome/pod1", rome.BehindOther},
 		{"rome/node1", rome.Nodes[0].Underlay}, {"rome/node2", rome.Nodes[1].Underlay}, {"rome/client", rome.Client},
 	} {
-		e := l.pair(s.host, "milan/pod2")
+		e := l.pairOf(plan, s.host, "milan/pod2")
 		e.local = s.local
 		senders = append(senders, e)
 	}
@@ -62,7 +61,7 @@ func (l *Lab) checkUnreachable(ctx context.Context) (string, error) {
 			}
 			defer watchers[e.from].close()
 		}
-		conn, err := e.from.DialFrom(ctx, "udp4", netip.AddrPortFrom(e.local, errorPort), netip.AddrPortFrom(e.target, port), nil)
+		conn, err := e.from.DialFrom(ctx, over("udp", e.target), netip.AddrPortFrom(e.local, errorPort), netip.AddrPortFrom(e.target, port), nil)
 		if err != nil {
 			return "", fmt.Errorf("%s: %w", e.from.Name, err)
 		}
@@ -87,7 +86,7 @@ func (l *Lab) checkUnreachable(ctx context.Context) (string, error) {
 			if err != nil {
 				return "", err
 			}
-			if a.message.Type != ipv4.ICMPTypeDestinationUnreachable || a.quote == nil {
+			if a.message.Type != p.types().unreachable || a.quote == nil {
 				continue
 			}
 			if a.from != senders[0].target || a.quote.destination != a.from || a.quote.sourcePort != errorPort {

@@ -47,7 +47,7 @@ func (f *forwarder) start(ctx context.Context, client netip.Addr) (err error) {
 			return fmt.Errorf("%s: replies to %s: %w", f.node.Name, client, err)
 		}
 	}
-	f.listener, err = f.node.Listen("tcp4", f.entrance.String())
+	f.listener, err = f.node.Listen(over("tcp", f.entrance.Addr()), f.entrance.String())
 	if err != nil {
 		return errors.Join(fmt.Errorf("%s: %w", f.node.Name, err), f.close())
 	}
@@ -74,13 +74,17 @@ func (f *forwarder) takeReplies(client netip.Addr) error {
 	if err != nil {
 		return err
 	}
-	route := &netlink.Route{LinkIndex: lo.Attrs().Index, Table: transparentTable, Dst: ipNet(everywhere), Type: unix.RTN_LOCAL, Scope: unix.RT_SCOPE_HOST}
+	all, family := everywhere, unix.AF_INET
+	if client.Is6() {
+		all, family = everywhere6, unix.AF_INET6
+	}
+	route := &netlink.Route{LinkIndex: lo.Attrs().Index, Table: transparentTable, Dst: ipNet(all), Type: unix.RTN_LOCAL, Scope: unix.RT_SCOPE_HOST}
 	if err := netlink.RouteAdd(route); err != nil {
 		return err
 	}
 	rule := netlink.NewRule()
-	rule.IifName, rule.Table, rule.Family = tunnelLink, transparentTable, unix.AF_INET
-	rule.Dst = ipNet(netip.PrefixFrom(client, 32))
+	rule.IifName, rule.Table, rule.Family = tunnelLink, transparentTable, family
+	rule.Dst = ipNet(netip.PrefixFrom(client, client.BitLen()))
 	f.undo = func() error { return errors.Join(netlink.RuleDel(rule), netlink.RouteDel(route)) }
 	return netlink.RuleAdd(rule)
 }
@@ -93,11 +97,16 @@ func (f *forwarder) forward(ctx context.Context, client *net.TCPConn) error {
 	var prepare func(int) error
 	if f.keepClient {
 		local = from
-		prepare = func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_TRANSPARENT, 1) }
+		prepare = func(fd int) error {
+			if from.Addr().Is6() {
+				return unix.SetsockoptInt(fd, unix.SOL_IPV6, unix.IPV6_TRANSPARENT, 1)
+			}
+			return unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_TRANSPARENT, 1)
+		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
-	second, err := f.node.DialFrom(ctx, "tcp4", local, f.target, prepare)
+	second, err := f.node.DialFrom(ctx, over("tcp", f.target.Addr()), local, f.target, prepare)
 	if err != nil {
 		return fmt.Errorf("%s: connect for %s: %w", f.node.Name, from, err)
 	}
@@ -154,13 +163,21 @@ func (f *forwarder) close() error {
 // proxyV1 is what HAProxy sends with send-proxy (HAProxy's proxy-protocol.txt,
 // section 2.1).
 func proxyV1(client, entrance netip.AddrPort) []byte {
-	return fmt.Appendf(nil, "PROXY TCP4 %s %s %d %d\r\n", client.Addr(), entrance.Addr(), client.Port(), entrance.Port())
+	family := "TCP4"
+	if client.Addr().Is6() {
+		family = "TCP6"
+	}
+	return fmt.Appendf(nil, "PROXY %s %s %s %d %d\r\n", family, client.Addr(), entrance.Addr(), client.Port(), entrance.Port())
 }
 
 // proxyV2 is what HAProxy sends with send-proxy-v2 (section 2.2): signature,
-// version 2 and command PROXY, TCP over IPv4, length, addresses, ports.
+// version 2 and command PROXY, TCP over IPv4 or IPv6, length, addresses, ports.
 func proxyV2(client, entrance netip.AddrPort) []byte {
-	b := append([]byte("\r\n\r\n\x00\r\nQUIT\n"), 0x21, 0x11, 0, 12)
+	family, length := byte(0x11), byte(12)
+	if client.Addr().Is6() {
+		family, length = 0x21, 36
+	}
+	b := append([]byte("\r\n\r\n\x00\r\nQUIT\n"), 0x21, family, 0, length)
 	b = append(append(b, client.Addr().AsSlice()...), entrance.Addr().AsSlice()...)
 	return append(b, byte(client.Port()>>8), byte(client.Port()), byte(entrance.Port()>>8), byte(entrance.Port()))
 }

@@ -19,7 +19,7 @@ const (
 	moreFragments   = 0x2000
 )
 
-// fragmentedUDP makes the IPv4 fragments of a datagram with a full checksum.
+// fragmentedUDP makes the fragments of a datagram with a full checksum.
 func fragmentedUDP(from, to netip.AddrPort, id uint16, payload []byte) (packets [][]byte) {
 	length := 8 + len(payload)
 	udp := make([]byte, 8, length)
@@ -27,7 +27,7 @@ func fragmentedUDP(from, to netip.AddrPort, id uint16, payload []byte) (packets 
 	binary.BigEndian.PutUint16(udp[2:], to.Port())
 	binary.BigEndian.PutUint16(udp[4:], uint16(length))
 	udp = append(udp, payload...)
-	pseudo := append(append(from.Addr().AsSlice(), to.Addr().AsSlice()...), 0, unix.IPPROTO_UDP, byte(length>>8), byte(length))
+	pseudo := append(append(from.Addr().AsSlice(), to.Addr().AsSlice()...), 0, unix.IPPROTO_UDP, byte(length>>8), byte(length)) // that of IPv6 adds up to the same
 	sum := ^onesSum(onesSum(0, pseudo), udp)
 	if sum == 0 {
 		sum = 0xffff // RFC 768
@@ -35,6 +35,10 @@ func fragmentedUDP(from, to netip.AddrPort, id uint16, payload []byte) (packets 
 	binary.BigEndian.PutUint16(udp[6:], sum)
 	for at := 0; at < length; at += fragmentBytes {
 		part := udp[at:min(at+fragmentBytes, length)]
+		if from.Addr().Is6() {
+			packets = append(packets, fragment6(from.Addr(), to.Addr(), id, at, at+len(part) < length, part))
+			continue
+		}
 		b := make([]byte, 20, 20+len(part))
 		b[0], b[8], b[9] = 0x45, maxTTL, unix.IPPROTO_UDP
 		binary.BigEndian.PutUint16(b[2:], uint16(20+len(part)))
@@ -49,6 +53,23 @@ func fragmentedUDP(from, to netip.AddrPort, id uint16, payload []byte) (packets 
 		packets = append(packets, append(b, part...)) // the kernel fills in the header's checksum
 	}
 	return packets
+}
+
+// fragment6 makes an IPv6 fragment (RFC 8200, Section 4.5) of a UDP datagram.
+func fragment6(from, to netip.Addr, id uint16, at int, more bool, part []byte) []byte {
+	b := make([]byte, 48, 48+len(part))
+	b[0], b[6], b[7] = 6<<4, unix.IPPROTO_FRAGMENT, maxTTL
+	binary.BigEndian.PutUint16(b[4:], uint16(8+len(part)))
+	copy(b[8:], from.AsSlice())
+	copy(b[24:], to.AsSlice())
+	b[40] = unix.IPPROTO_UDP
+	offset := uint16(at) // in units of 8 bytes, above 3 other bits
+	if more {
+		offset |= 1
+	}
+	binary.BigEndian.PutUint16(b[42:], offset)
+	binary.BigEndian.PutUint32(b[44:], uint32(id))
+	return append(b, part...)
 }
 
 // onesSum adds b, which starts at an even offset, to a one's complement sum.
@@ -67,9 +88,9 @@ func onesSum(sum uint16, b []byte) uint16 {
 	return uint16(total)
 }
 
-func (l *Lab) fragmentChecks() []Check {
-	e := l.pair("rome/pod1", "milan/pod2")
-	e.local, e.wantSource = behindFirst, clusters[0].Seen(clusters[0].UnknownSource())
+func (l *Lab) fragmentChecks(p *plan) []Check {
+	e := l.pairOf(p, "rome/pod1", "milan/pod2")
+	e.local, e.wantSource = p[0].BehindFirst, p[0].Seen(p[0].UnknownSource())
 	return []Check{{"fragment orders", e.path(), e.checkFragmentOrders}}
 }
 
@@ -117,16 +138,32 @@ type fragmentEnd struct {
 }
 
 func newFragmentEnd(h *Host, local netip.Addr) (*fragmentEnd, error) {
-	raw, err := newSocket(h, unix.SOCK_RAW, unix.IPPROTO_RAW) // implies IP_HDRINCL
+	raw, err := newRawSocket(h, local.Is6())
 	if err != nil {
 		return nil, err
 	}
-	conn, err := h.ListenPacket("udp4", net.JoinHostPort(local.String(), "0"))
+	conn, err := h.ListenPacket(over("udp", local), net.JoinHostPort(local.String(), "0"))
 	if err != nil {
 		raw.close()
 		return nil, fmt.Errorf("%s: %w", h.Name, err)
 	}
 	return &fragmentEnd{h, raw, conn.(*net.UDPConn), conn.LocalAddr().(*net.UDPAddr).AddrPort()}, nil
+}
+
+// newRawSocket opens a socket that sends whole packets of its own making.
+func newRawSocket(h *Host, six bool) (*socket, error) {
+	if !six {
+		return newSocket(h, unix.SOCK_RAW, unix.IPPROTO_RAW) // implies IP_HDRINCL
+	}
+	s := &socket{fd: -1}
+	err := h.Do(func() (err error) {
+		s.fd, err = unix.Socket(unix.AF_INET6, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%s: raw IPv6 socket: %w", h.Name, err)
+	}
+	return s, nil
 }
 
 func (f *fragmentEnd) close() {
@@ -141,7 +178,11 @@ func (f *fragmentEnd) send(to netip.AddrPort, id uint16, order []int) error {
 		return fmt.Errorf("%d fragments, want %d", len(packets), len(order))
 	}
 	for _, n := range order {
-		if err := unix.Sendto(f.raw.fd, packets[n], 0, &unix.SockaddrInet4{Addr: to.Addr().As4()}); err != nil {
+		var destination unix.Sockaddr = &unix.SockaddrInet6{Addr: to.Addr().As16()}
+		if to.Addr().Is4() {
+			destination = &unix.SockaddrInet4{Addr: to.Addr().As4()}
+		}
+		if err := unix.Sendto(f.raw.fd, packets[n], 0, destination); err != nil {
 			return fmt.Errorf("%s: send fragment %d: %w", f.host.Name, n, err)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"syscall"
 
 	"github.com/vishvananda/netlink"
@@ -97,7 +98,7 @@ func (h *Host) Dial(ctx context.Context, network, address string) (conn net.Conn
 func (h *Host) DialFrom(ctx context.Context, network string, local, to netip.AddrPort, prepare func(fd int) error) (conn net.Conn, err error) {
 	dialer := net.Dialer{Control: func(_, _ string, raw syscall.RawConn) (err error) {
 		e := raw.Control(func(fd uintptr) {
-			if network != "udp4" || local.Port() != 0 {
+			if !strings.HasPrefix(network, "udp") || local.Port() != 0 {
 				err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
 			}
 			if err == nil && prepare != nil {
@@ -106,7 +107,7 @@ func (h *Host) DialFrom(ctx context.Context, network string, local, to netip.Add
 		})
 		return errors.Join(e, err)
 	}}
-	if local.Addr().IsValid() && network == "udp4" {
+	if local.Addr().IsValid() && strings.HasPrefix(network, "udp") {
 		dialer.LocalAddr = net.UDPAddrFromAddrPort(local)
 	} else if local.Addr().IsValid() {
 		dialer.LocalAddr = net.TCPAddrFromAddrPort(local)

@@ -14,6 +14,8 @@ import (
 
 	"golang.org/x/net/icmp"
 	"golang.org/x/net/ipv4"
+	"golang.org/x/net/ipv6"
+	"golang.org/x/sys/unix"
 )
 
 // replyTimeout is how long an answer may take; within one machine it takes less
@@ -23,9 +25,11 @@ const replyTimeout = 2 * time.Second
 // maxTTL is more hops than any path of a lab has.
 const maxTTL = 64
 
-// pinger sends ICMP echo requests from a host and reads all ICMP that arrives.
+// pinger sends ICMP echo requests from a host and reads all ICMP that arrives, of the
+// family of the host's address.
 type pinger struct {
 	conn *icmp.PacketConn
+	six  bool
 	id   int
 	seq  int
 }
@@ -35,9 +39,13 @@ var pingID atomic.Int32
 
 // newPinger opens a raw ICMP socket: it also shows errors, with what they quote.
 func newPinger(h *Host) (*pinger, error) {
-	p := &pinger{id: 0x4000 | int(pingID.Add(1)&0x3fff)}
+	p := &pinger{six: h.Address.Is6(), id: 0x4000 | int(pingID.Add(1)&0x3fff)}
+	network, all := "ip4:icmp", "0.0.0.0"
+	if p.six {
+		network, all = "ip6:ipv6-icmp", "::"
+	}
 	err := h.Do(func() (err error) {
-		p.conn, err = icmp.ListenPacket("ip4:icmp", "0.0.0.0")
+		p.conn, err = icmp.ListenPacket(network, all)
 		return err
 	})
 	if err != nil {
@@ -60,16 +68,21 @@ type answer struct {
 // it: a reply, or an error that quotes it.
 func (p *pinger) echo(to netip.Addr, size, ttl int) (*answer, error) {
 	p.seq++
-	data := make([]byte, max(0, size-28)) // IPv4 and ICMP headers
+	data := make([]byte, max(0, size-udpOverhead(to))) // an ICMP header is as long as that of UDP
 	for i := range data {
 		data[i] = byte(i + p.seq)
 	}
-	request := icmp.Message{Type: ipv4.ICMPTypeEcho, Body: &icmp.Echo{ID: p.id, Seq: p.seq & 0xffff, Data: data}}
+	request := icmp.Message{Type: p.types().echo, Body: &icmp.Echo{ID: p.id, Seq: p.seq & 0xffff, Data: data}}
 	packet, err := request.Marshal(nil)
 	if err != nil {
 		return nil, err
 	}
-	if err := p.conn.IPv4PacketConn().SetTTL(ttl); err != nil {
+	if p.six {
+		err = p.conn.IPv6PacketConn().SetHopLimit(ttl)
+	} else {
+		err = p.conn.IPv4PacketConn().SetTTL(ttl)
+	}
+	if err != nil {
 		return nil, err
 	}
 	began := time.Now()
@@ -87,7 +100,7 @@ func (p *pinger) echo(to netip.Addr, size, ttl int) (*answer, error) {
 		a.rtt = time.Since(began)
 		switch body := a.message.Body.(type) {
 		case *icmp.Echo:
-			if a.message.Type != ipv4.ICMPTypeEchoReply || body.ID != p.id || body.Seq != p.seq&0xffff {
+			if a.message.Type != p.types().reply || body.ID != p.id || body.Seq != p.seq&0xffff {
 				continue
 			}
 			if a.from != to {
@@ -98,7 +111,7 @@ func (p *pinger) echo(to netip.Addr, size, ttl int) (*answer, error) {
 			}
 			return a, nil
 		default:
-			if a.quote != nil && a.quote.protocol == 1 && a.quote.echoID == p.id {
+			if a.quote != nil && a.quote.protocol == p.types().protocol && a.quote.echoID == p.id {
 				return a, nil
 			}
 		}
@@ -115,12 +128,25 @@ func (p *pinger) read(deadline time.Time) (*answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	message, err := icmp.ParseMessage(1, buffer[:n])
+	message, err := icmp.ParseMessage(p.types().protocol, buffer[:n])
 	if err != nil {
 		return nil, fmt.Errorf("ICMP message from %s: %w", from, err)
 	}
 	source, _ := netip.AddrFromSlice(from.(*net.IPAddr).IP)
-	return &answer{from: source.Unmap(), message: message, quote: quoted(message, buffer[:n])}, nil
+	return &answer{from: source.Unmap(), message: message, quote: p.quoted(message, buffer[:n])}, nil
+}
+
+// icmpTypes are the messages of a family that the checks know.
+type icmpTypes struct {
+	protocol                               int
+	echo, reply, timeExceeded, unreachable icmp.Type
+}
+
+func (p *pinger) types() *icmpTypes {
+	if p.six {
+		return &icmpTypes{unix.IPPROTO_ICMPV6, ipv6.ICMPTypeEchoRequest, ipv6.ICMPTypeEchoReply, ipv6.ICMPTypeTimeExceeded, ipv6.ICMPTypeDestinationUnreachable}
+	}
+	return &icmpTypes{unix.IPPROTO_ICMP, ipv4.ICMPTypeEcho, ipv4.ICMPTypeEchoReply, ipv4.ICMPTypeTimeExceeded, ipv4.ICMPTypeDestinationUnreachable}
 }
 
 // quote is the packet inside an ICMP error.
@@ -133,15 +159,21 @@ type quote struct {
 }
 
 // quoted returns what an ICMP error quotes, or nil if the message is none.
-func quoted(m *icmp.Message, raw []byte) *quote {
+func (p *pinger) quoted(m *icmp.Message, raw []byte) *quote {
 	var data []byte
+	mtu := 0
 	switch body := m.Body.(type) {
+	case *icmp.PacketTooBig:
+		data, mtu = body.Data, body.MTU
 	case *icmp.DstUnreach:
 		data = body.Data
 	case *icmp.TimeExceeded:
 		data = body.Data
 	default:
 		return nil
+	}
+	if p.six {
+		return quoted6(data, mtu)
 	}
 	h, err := icmp.ParseIPv4Header(data)
 	if err != nil || len(data) < h.Len+8 {
@@ -156,6 +188,18 @@ func quoted(m *icmp.Message, raw []byte) *quote {
 	const fragmentationNeeded = 4
 	if m.Type == ipv4.ICMPTypeDestinationUnreachable && m.Code == fragmentationNeeded {
 		q.mtu = int(binary.BigEndian.Uint16(raw[6:])) // RFC 1191, Section 4
+	}
+	return q
+}
+
+func quoted6(data []byte, mtu int) *quote {
+	if len(data) < 48 || data[0]>>4 != 6 {
+		return nil
+	}
+	q := &quote{protocol: int(data[6]), sourcePort: binary.BigEndian.Uint16(data[40:]), mtu: mtu,
+		source: netip.AddrFrom16([16]byte(data[8:])), destination: netip.AddrFrom16([16]byte(data[24:]))}
+	if q.protocol == unix.IPPROTO_ICMPV6 {
+		q.echoID = int(binary.BigEndian.Uint16(data[44:]))
 	}
 	return q
 }
@@ -179,7 +223,7 @@ func watchEchoes(h *Host, id, n int) (wait func() ([]netip.Addr, error), err err
 				done <- err
 				return
 			}
-			if e, ok := a.message.Body.(*icmp.Echo); ok && a.message.Type == ipv4.ICMPTypeEcho && e.ID == id {
+			if e, ok := a.message.Body.(*icmp.Echo); ok && a.message.Type == w.types().echo && e.ID == id {
 				seen = append(seen, a.from)
 			}
 		}

@@ -21,6 +21,7 @@ type Options struct {
 	Outside  bool      // hosts outside the clusters take part, see Outside
 	Sandbox  Sandbox   // around each gateway
 	Attacks  bool      // some hosts are hostile, see Attacks
+	Dual     bool      // IPv6 inside too
 	Rome     ClusterOptions
 	Milan    ClusterOptions
 }
@@ -50,6 +51,9 @@ func (o Options) String() string {
 	if o.Rome.MTU != o.Milan.MTU {
 		s += fmt.Sprintf(", mtu %d and %d", o.Rome.MTU, o.Milan.MTU)
 	}
+	if o.Dual {
+		s += ", IPv4 and IPv6"
+	}
 	if o.Outside {
 		s += ", mappings, services, outside hosts"
 	}
@@ -69,6 +73,7 @@ type Lab struct {
 	options   Options
 	publicKey [len(clusters)]string // of each gateway
 	hosts     []*Host
+	six       map[string]*Host // the same by name, with their IPv6 addresses
 	processes []*Process
 	broken    []*Fault
 
@@ -82,7 +87,7 @@ const startTimeout = 20 * time.Second
 // works only in the holder, see Isolate. The caller calls Stop also after an
 // error, which says where the logs are.
 func Start(ctx context.Context, dir string, o Options) (*Lab, error) {
-	l := &Lab{Dir: dir, options: o}
+	l := &Lab{Dir: dir, options: o, six: make(map[string]*Host)}
 	for i := range clusters {
 		if err := l.buildCluster(&clusters[i], o.of(&clusters[i])); err != nil {
 			return l, fmt.Errorf("lab: build %s: %w", clusters[i].Name, err)
@@ -91,10 +96,17 @@ func Start(ctx context.Context, dir string, o Options) (*Lab, error) {
 	if err := l.peer(); err != nil {
 		return l, fmt.Errorf("lab: %w", err)
 	}
-	if o.Outside {
-		for i := range clusters {
-			if err := l.addOutside(&clusters[i], &clusters[1-i]); err != nil {
-				return l, fmt.Errorf("lab: outside of %s: %w", clusters[i].Name, err)
+	for _, p := range l.plans() {
+		for i := range p {
+			if p.is6() {
+				if err := l.addIPv6(&p[i]); err != nil {
+					return l, fmt.Errorf("lab: IPv6: %w", err)
+				}
+			}
+			if o.Outside {
+				if err := l.addOutside(&p[i], &p[1-i]); err != nil {
+					return l, fmt.Errorf("lab: outside of %s: %w", p[i].Name, err)
+				}
 			}
 		}
 	}

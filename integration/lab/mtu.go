@@ -19,10 +19,20 @@ const (
 	largeMTU = 1340
 	smallMTU = 1280
 
-	udpOverhead = 28 // bytes of IPv4 and UDP headers
-	tcpOverhead = 40 // bytes of IPv4 and TCP headers without options
-	tcpOptions  = 12 // bytes of options in each segment: timestamps
+	tcpOptions = 12 // bytes of options in each segment: timestamps
 )
+
+// ipHeader is the size in bytes of an IP header without options.
+func ipHeader(a netip.Addr) int {
+	if a.Is6() {
+		return 40
+	}
+	return 20
+}
+
+// udpOverhead and tcpOverhead are the bytes of headers without options before a payload.
+func udpOverhead(a netip.Addr) int { return ipHeader(a) + 8 }
+func tcpOverhead(a netip.Addr) int { return ipHeader(a) + 20 }
 
 // UnequalMTU is a lab in which only milan's gateway has the small MTU, so that
 // it must answer too-big packets of its own nodes, and through the tunnel those
@@ -34,13 +44,16 @@ func UnequalMTU(mode node.Mode, offloads bool) Options {
 	return Options{Mode: mode, Offloads: offloads, Rome: large, Milan: small}
 }
 
-// mtuChecks are the promises of a lab with unequal MTUs. A pod remembers the path
+// mtuChecks are the promises of a lab with unequal MTUs.
+func mtuChecks(l *Lab) []Check { return append(l.ofFamilies(l.sizeChecks), l.logCheck()) }
+
+// sizeChecks are those of one family. A pod remembers the path
 // MTU it has learnt, and tells it in the MSS it sends, so each pair of pods is
 // used for one thing.
-func mtuChecks(l *Lab) []Check {
-	far, own := l.pair("rome/pod1", "milan/pod1"), l.pair("milan/pod2", "rome/pod2")
-	farTCP, ownTCP := l.pair("rome/pod1", "milan/pod2"), l.pair("milan/pod1", "rome/pod2")
-	milan := &clusters[1]
+func (l *Lab) sizeChecks(p *plan) []Check {
+	far, own := l.pairOf(p, "rome/pod1", "milan/pod1"), l.pairOf(p, "milan/pod2", "rome/pod2")
+	farTCP, ownTCP := l.pairOf(p, "rome/pod1", "milan/pod2"), l.pairOf(p, "milan/pod1", "rome/pod2")
+	milan := &p[1]
 	bulk := l.amount(streamBytes)
 	// A gateway that gets super-frames cuts them to its own MTU, and need not
 	// tell the pod.
@@ -48,16 +61,21 @@ func mtuChecks(l *Lab) []Check {
 	tooBig := func(e *ends, from netip.Addr) func(context.Context) (string, error) {
 		return func(ctx context.Context) (string, error) { return e.checkTooBig(ctx, from) }
 	}
-	return []Check{
-		{"first contact", far.path(), func(ctx context.Context) (string, error) { return l.firstContact(ctx, far.from, far.target) }},
-		{"fragments", far.path(), far.checkFragments},
-		{"fragments", own.path(), own.checkFragments},
+	fragments := []Check{{"fragments", far.path(), far.checkFragments}, {"fragments", own.path(), own.checkFragments}}
+	checks := []Check{{"first contact", far.path(), func(ctx context.Context) (string, error) { return l.firstContact(ctx, far.from, far.target) }}}
+	if !p.is6() {
+		checks = append(checks, fragments...)
+	}
+	checks = append(checks, []Check{
 		{"too big, own mtu", own.path(), tooBig(own, milan.Internal)},
 		{"too big, far mtu", far.path(), tooBig(far, milan.Seen(milan.UnknownSource()))},
 		{"tcp over own mtu", ownTCP.path(), func(ctx context.Context) (string, error) { return ownTCP.checkSegments(ctx, bulk, superFrames) }},
 		{"tcp over far mtu", farTCP.path(), func(ctx context.Context) (string, error) { return farTCP.checkSegments(ctx, bulk, false) }},
-		l.logCheck(),
+	}...)
+	if p.is6() { // routers fragment nothing (RFC 8200, Section 5), so pods must have learnt what fits
+		checks = append(checks, fragments...)
 	}
+	return checks
 }
 
 // checkFragments echoes datagrams that may be fragmented and have to be.
@@ -72,16 +90,24 @@ func (e *ends) checkFragments(ctx context.Context) (string, error) {
 		return "", err
 	}
 	defer conn.Close()
-	if err := setMTUDiscovery(conn, unix.IP_PMTUDISC_DONT); err != nil {
-		return "", err
-	}
-	sizes := []int{smallMTU - udpOverhead, smallMTU - udpOverhead + 1, largeMTU - udpOverhead, 5000}
-	for _, size := range sizes {
-		if err := echoUDP(conn, size, uint64(size)); err != nil {
+	if !e.target.Is6() { // where there are routers that fragment
+		if err := setMTUDiscovery(conn, unix.IP_PMTUDISC_DONT); err != nil {
 			return "", err
 		}
 	}
-	if sources := server.close(); len(sources) != 1 || sources[e.wantSource] != len(sizes) {
+	overhead := udpOverhead(e.target)
+	sizes := []int{smallMTU - overhead, smallMTU - overhead + 1, largeMTU - overhead, 5000}
+	for _, size := range sizes {
+		err := echoUDP(conn, size, uint64(size))
+		// With IPv6, each end may have to learn the size of the path by a datagram that is lost.
+		for tries := 0; e.target.Is6() && err != nil && tries < 2; tries++ {
+			err = echoUDP(conn, size, uint64(size))
+		}
+		if err != nil {
+			return "", err
+		}
+	}
+	if sources := server.close(); len(sources) != 1 || sources[e.wantSource] < len(sizes) || !e.target.Is6() && sources[e.wantSource] > len(sizes) {
 		return "", fmt.Errorf("%s saw datagrams from %v, want %d from %s", e.to.Name, sources, len(sizes), e.wantSource)
 	}
 	return fmt.Sprintf("datagrams of %v bytes", sizes), nil
@@ -110,7 +136,7 @@ func (e *ends) checkTooBig(ctx context.Context, wantFrom netip.Addr) (string, er
 		return "", err
 	}
 	began := time.Now()
-	if _, err := conn.Write(make([]byte, largeMTU-udpOverhead)); err != nil {
+	if _, err := conn.Write(make([]byte, largeMTU-udpOverhead(e.target))); err != nil {
 		return "", fmt.Errorf("send a packet of %d bytes: %w", largeMTU, err)
 	}
 	a, err := p.tooBig(began.Add(replyTimeout))
@@ -138,10 +164,10 @@ func (e *ends) checkTooBig(ctx context.Context, wantFrom netip.Addr) (string, er
 		}
 		time.Sleep(pollInterval)
 	}
-	if err := echoUDP(conn, smallMTU-udpOverhead, 0); err != nil && !errors.Is(err, unix.EMSGSIZE) {
+	if err := echoUDP(conn, smallMTU-udpOverhead(e.target), 0); err != nil && !errors.Is(err, unix.EMSGSIZE) {
 		return "", err
 	} else if err != nil { // the error of the first datagram, reported once
-		if err := echoUDP(conn, smallMTU-udpOverhead, 0); err != nil {
+		if err := echoUDP(conn, smallMTU-udpOverhead(e.target), 0); err != nil {
 			return "", err
 		}
 	}
@@ -173,7 +199,8 @@ func (e *ends) checkSegments(ctx context.Context, bulk int64, mayKeep bool) (str
 	if err != nil {
 		return "", err
 	}
-	const first, last = largeMTU - tcpOverhead - tcpOptions, smallMTU - tcpOverhead - tcpOptions
+	overhead := tcpOverhead(e.target) + tcpOptions
+	first, last := largeMTU-overhead, smallMTU-overhead
 	if near.firstMSS != first || near.lastMSS != last && !(mayKeep && near.lastMSS == first) {
 		return "", fmt.Errorf("segments of %d bytes at first and %d at last, want %d and %d", near.firstMSS, near.lastMSS, first, last)
 	}
@@ -181,19 +208,29 @@ func (e *ends) checkSegments(ctx context.Context, bulk int64, mayKeep bool) (str
 	return fmt.Sprintf("%.2f Gbit/s, segments %d, then %d", rate, near.firstMSS, near.lastMSS), nil
 }
 
-// setMTUDiscovery sets IP_MTU_DISCOVER, see ip(7).
+// setMTUDiscovery sets IP_MTU_DISCOVER, see ip(7), or IPV6_MTU_DISCOVER, which has the same values.
 func setMTUDiscovery(conn *net.UDPConn, how int) error {
-	return control(conn, func(fd int) error { return unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, how) })
+	level, option := unix.IPPROTO_IP, unix.IP_MTU_DISCOVER
+	if isIPv6(conn) {
+		level, option = unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER
+	}
+	return control(conn, func(fd int) error { return unix.SetsockoptInt(fd, level, option, how) })
 }
 
 // pathMTU returns what the kernel knows of a connected socket's path.
 func pathMTU(conn *net.UDPConn) (mtu int, err error) {
+	level, option := unix.IPPROTO_IP, unix.IP_MTU
+	if isIPv6(conn) {
+		level, option = unix.IPPROTO_IPV6, unix.IPV6_MTU
+	}
 	err = control(conn, func(fd int) (err error) {
-		mtu, err = unix.GetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_MTU)
+		mtu, err = unix.GetsockoptInt(fd, level, option)
 		return err
 	})
 	return mtu, err
 }
+
+func isIPv6(conn *net.UDPConn) bool { return conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Is6() }
 
 func control(conn *net.UDPConn, fn func(fd int) error) error {
 	raw, err := conn.SyscallConn()

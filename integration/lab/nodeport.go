@@ -37,9 +37,9 @@ type nodePortCheck struct {
 }
 
 // nodePort enters by one node of a host's cluster.
-func (l *Lab) nodePort(client, node, pod string) *nodePortCheck {
-	c, far := clusterOf(client), clusterOf(pod)
-	n := &nodePortCheck{client: l.Host(client), nodes: []*Host{l.Host(node)}, pod: l.Host(pod)}
+func (l *Lab) nodePort(p *plan, client, node, pod string) *nodePortCheck {
+	c, far := p.of(client), p.of(pod)
+	n := &nodePortCheck{client: l.host(p, client), nodes: []*Host{l.host(p, node)}, pod: l.host(p, pod)}
 	n.entrance = n.nodes[0].Address
 	n.target, n.source = far.Seen(n.pod.Address), c.Seen(c.UnknownSource())
 	for i := range c.Nodes {
@@ -55,7 +55,7 @@ func (n *nodePortCheck) path() string { return n.client.Name + " → " + n.pod.N
 // listen opens the pod's service and hands out what each connection was like,
 // after it has read the header that must come first.
 func (n *nodePortCheck) listen(ctx context.Context) (port uint16, seen chan *transfer, stop func(), err error) {
-	listener, err := n.pod.Listen("tcp4", net.JoinHostPort(n.pod.Address.String(), "0"))
+	listener, err := n.pod.Listen(over("tcp", n.pod.Address), net.JoinHostPort(n.pod.Address.String(), "0"))
 	if err != nil {
 		return 0, nil, nil, fmt.Errorf("%s: %w", n.pod.Name, err)
 	}
@@ -148,7 +148,7 @@ func (n *nodePortCheck) streams(ctx context.Context, forwarders []*forwarder, ea
 		for i := range each {
 			local := netip.AddrPortFrom(n.client.Address, uint16(collidingPort+i))
 			go func() {
-				conn, err := n.client.DialFrom(ctx, "tcp4", local, f.entrance, nil)
+				conn, err := n.client.DialFrom(ctx, over("tcp", f.entrance.Addr()), local, f.entrance, nil)
 				if err != nil {
 					near <- &transfer{err: fmt.Errorf("connect to %s: %w", f.entrance, err)}
 					return

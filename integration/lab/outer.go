@@ -111,7 +111,11 @@ func (e *ends) checkECN(ctx context.Context, node *Host) (string, error) {
 	const dscp = 46 << 2 // expedited forwarding (RFC 3246)
 	buffer := make([]byte, 65536)
 	for ecn := range 4 {
-		if err := control(conn, func(fd int) error { return unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_TOS, dscp|ecn) }); err != nil {
+		level, option := unix.IPPROTO_IP, unix.IP_TOS
+		if isIPv6(conn) {
+			level, option = unix.IPPROTO_IPV6, unix.IPV6_TCLASS
+		}
+		if err := control(conn, func(fd int) error { return unix.SetsockoptInt(fd, level, option, dscp|ecn) }); err != nil {
 			return "", err
 		}
 		payload := fmt.Appendf(nil, "ECN %d of %s at %d", ecn, e.path(), time.Now().UnixNano())

@@ -2,9 +2,11 @@ package lab
 
 import (
 	"fmt"
+	"math"
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"culvert/gateway/node"
 )
@@ -52,11 +54,11 @@ func (l *Lab) addOutside(c, peer *Cluster) error {
 	}{
 		{"router", func() error { return addRoute(peer.SeenPods, first.Underlay) }},
 		{"router", func() error { return addRoute(peer.SeenExt, first.Underlay) }},
-		{"client", func() error { return addAddress("eth0", netip.PrefixFrom(c.Mapped, c.Outside.Bits())) }},
-		{second.Name, func() error { return addAddress("eth0", netip.PrefixFrom(c.VIP, c.Underlay.Bits())) }},
-		{first.PodName, func() error { return addAddress("lo", netip.PrefixFrom(behindFirst, 32)) }},
-		{first.PodName, func() error { return addAddress("lo", netip.PrefixFrom(behindOther, 32)) }},
-		{first.Name, func() error { return addRoute(behindPod, first.Pod) }},
+		{"client", func() error { return addSecond("eth0", netip.PrefixFrom(c.Mapped, c.Outside.Bits())) }},
+		{second.Name, func() error { return addSecond("eth0", netip.PrefixFrom(c.VIP, c.Underlay.Bits())) }},
+		{first.PodName, func() error { return addSecond("lo", netip.PrefixFrom(c.BehindFirst, c.BehindFirst.BitLen())) }},
+		{first.PodName, func() error { return addSecond("lo", netip.PrefixFrom(c.BehindOther, c.BehindOther.BitLen())) }},
+		{first.Name, func() error { return addRoute(c.Behind, first.Pod) }},
 	} {
 		if err := l.Host(c.Name + "/" + step.host).Do(step.add); err != nil {
 			return fmt.Errorf("%s: %w", step.host, err)
@@ -67,36 +69,66 @@ func (l *Lab) addOutside(c, peer *Cluster) error {
 
 // addAddress adds an address to a link of this thread's namespace.
 func addAddress(link string, address netip.Prefix) error {
+	return giveAddress(link, &netlink.Addr{IPNet: ipNet(address)})
+}
+
+// addSecond adds an address from which the host sends nothing unless it is told to.
+func addSecond(link string, address netip.Prefix) error {
+	a := &netlink.Addr{IPNet: ipNet(address)}
+	if address.Addr().Is6() {
+		a.ValidLft, a.PreferedLft = math.MaxInt32, 0 // deprecated (RFC 6724, Section 5, rule 3)
+	}
+	return giveAddress(link, a)
+}
+
+func giveAddress(link string, a *netlink.Addr) error {
 	l, err := netlink.LinkByName(link)
 	if err != nil {
 		return err
 	}
-	if err := netlink.AddrAdd(l, &netlink.Addr{IPNet: ipNet(address)}); err != nil {
-		return fmt.Errorf("address %s: %w", address, err)
+	if a.IP.To4() == nil {
+		a.Flags = unix.IFA_F_NODAD
+	}
+	if err := netlink.AddrAdd(l, a); err != nil {
+		return fmt.Errorf("address %s: %w", a.IPNet, err)
 	}
 	return nil
 }
 
-// natConfig is the nat part of a gateway's configuration.
-func (c *Cluster) natConfig() object {
+// natConfig is the nat part of a gateway's configuration, for the families of cs, which are one cluster.
+func natConfig(cs ...*Cluster) object {
+	addresses, services := []object{}, []object{}
+	for _, c := range cs {
+		a, s := c.mapped()
+		addresses, services = append(addresses, a), append(services, s...)
+	}
+	return object{"addresses": addresses, "services": services}
+}
+
+// suffix ends the names of the services of c.
+func (c *Cluster) suffix() string {
+	if c.Internal.Is6() {
+		return "6"
+	}
+	return ""
+}
+
+func (c *Cluster) mapped() (address object, services []object) {
 	var backends []object
 	for _, n := range c.Nodes {
 		backends = append(backends, object{"address": n.Pod, "port": backendPort})
 	}
 	service := func(name string, address netip.Addr, more object) object {
-		o := object{"name": name, "address": address, "port": servicePort, "protocol": "tcp", "backends": backends}
+		o := object{"name": name + c.suffix(), "address": address, "port": servicePort, "protocol": "tcp", "backends": backends}
 		for k, v := range more {
 			o[k] = v
 		}
 		return o
 	}
-	return object{
-		"addresses": []object{{"external": c.MappedAs, "internal": c.Mapped, "via": c.Name + "-" + c.Nodes[0].Name}},
-		"services": []object{
-			service("balanced", balanced, nil),
-			service("sticky", sticky, object{"affinity": "clientIP"}),
-			service("strict", strict, object{"balance": "hash", "onRemoval": "reset"}),
-		},
+	return object{"external": c.MappedAs, "internal": c.Mapped, "via": c.Name + "-" + c.Nodes[0].Name}, []object{
+		service("balanced", c.Balanced, nil),
+		service("sticky", c.Sticky, object{"affinity": "clientIP"}),
+		service("strict", c.Strict, object{"balance": "hash", "onRemoval": "reset"}),
 	}
 }
 

@@ -12,19 +12,23 @@ const smallStream = 3<<20 + 7
 
 // outsideChecks are the promises about packets whose addresses are no pods'.
 func outsideChecks(l *Lab) []Check {
-	first := l.pair("rome/pod1", "milan/pod1")
+	return append(l.ofFamilies(l.sourcesChecks), l.logCheck("rule-drops"))
+}
+
+// sourcesChecks are those of one family.
+func (l *Lab) sourcesChecks(p *plan) []Check {
+	first := l.pairOf(p, "rome/pod1", "milan/pod1")
 	checks := []Check{
 		{"first contact", first.path(), func(ctx context.Context) (string, error) { return l.firstContact(ctx, first.from, first.target) }},
 	}
-	checks = append(checks, l.nodePortChecks()...)
-	checks = append(checks, l.sourceChecks()...)
-	checks = append(checks, l.mappingChecks()...)
-	checks = append(checks, l.serviceChecks()...)
-	checks = append(checks, l.sctpChecks()...)
-	checks = append(checks, l.fragmentChecks()...)
-	checks = append(checks, l.errorChecks()...)
-	checks = append(checks, l.reloadChecks()...)
-	return append(checks, l.logCheck("rule-drops"))
+	checks = append(checks, l.nodePortChecks(p)...)
+	checks = append(checks, l.sourceChecks(p)...)
+	checks = append(checks, l.mappingChecks(p)...)
+	checks = append(checks, l.serviceChecks(p)...)
+	checks = append(checks, l.sctpChecks(p)...)
+	checks = append(checks, l.fragmentChecks(p)...)
+	checks = append(checks, l.errorChecks(p)...)
+	return append(checks, l.reloadChecks(p)...)
 }
 
 // refusedChecks are outsideChecks and what files that are refused do to all of it.
@@ -35,18 +39,18 @@ func refusedChecks(l *Lab) []Check {
 
 // nodePortChecks are services that a cluster offers outside and that end at a
 // remote pod.
-func (l *Lab) nodePortChecks() []Check {
-	cluster := l.nodePort("rome/client", "rome/node1", "milan/pod1")
-	local := l.nodePort("rome/client", "rome/node1", "milan/pod1")
+func (l *Lab) nodePortChecks(p *plan) []Check {
+	cluster := l.nodePort(p, "rome/client", "rome/node1", "milan/pod1")
+	local := l.nodePort(p, "rome/client", "rome/node1", "milan/pod1")
 	local.keepClient = true
-	both := l.nodePort("rome/client", "rome/node1", "milan/pod2")
+	both := l.nodePort(p, "rome/client", "rome/node1", "milan/pod2")
 	both.keepClient = true
-	both.nodes = append(both.nodes, l.Host("rome/node2"))
-	back := l.nodePort("milan/client", "milan/node2", "rome/pod1")
+	both.nodes = append(both.nodes, l.host(p, "rome/node2"))
+	back := l.nodePort(p, "milan/client", "milan/node2", "rome/pod1")
 	back.keepClient = true
 	vip := func(header func(client, entrance netip.AddrPort) []byte) *nodePortCheck {
-		n := l.nodePort("rome/client", "rome/node2", "milan/pod1")
-		n.entrance, n.header = clusters[0].VIP, header
+		n := l.nodePort(p, "rome/client", "rome/node2", "milan/pod1")
+		n.entrance, n.header = p[0].VIP, header
 		return n
 	}
 	plain, v1, v2 := vip(nil), vip(proxyV1), vip(proxyV2)
@@ -63,16 +67,19 @@ func (l *Lab) nodePortChecks() []Check {
 
 // sourceChecks try every kind of source that the other cluster cannot answer,
 // and some that it can.
-func (l *Lab) sourceChecks() []Check {
-	rome := &clusters[0]
+func (l *Lab) sourceChecks(p *plan) []Check {
+	rome := &p[0]
 	u := rome.Seen(rome.UnknownSource())
 	node := &rome.Nodes[0]
 	from := func(host string, local, want netip.Addr) *ends {
-		e := l.pair(host, "milan/pod2")
+		e := l.pairOf(p, host, "milan/pod2")
 		e.local, e.wantSource = local, want
 		return e
 	}
 	client := from("rome/client", rome.Client, u)
+	if p.is6() {
+		client.size = smallMTU // no router fragments the replies
+	}
 	var checks []Check
 	for _, c := range []struct {
 		name string
@@ -82,7 +89,7 @@ func (l *Lab) sourceChecks() []Check {
 		{"source node", from("rome/node1", node.Underlay, u)},
 		{"source internal", from("rome/node1", node.Internal, u)},
 		{"source outside", client},
-		{"source behind pod", from("rome/pod1", behindFirst, u)},
+		{"source behind pod", from("rome/pod1", rome.BehindFirst, u)},
 	} {
 		checks = append(checks, Check{c.name, c.e.path(), c.e.checkSource})
 	}
@@ -107,11 +114,11 @@ func (e *ends) checkSource(ctx context.Context) (string, error) {
 
 // mappingChecks reach a host outside by the address that stands for it, and the
 // other way.
-func (l *Lab) mappingChecks() []Check {
+func (l *Lab) mappingChecks(p *plan) []Check {
 	var checks []Check
-	for i := range clusters {
-		c, peer := &clusters[i], &clusters[1-i]
-		pod := l.Host(peer.Name + "/" + peer.Nodes[i].PodName)
+	for i := range p {
+		c, peer := &p[i], &p[1-i]
+		pod := l.host(p, peer.Name+"/"+peer.Nodes[i].PodName)
 		host := l.Host(c.Name + "/client").at(c.Mapped)
 		in := &ends{from: pod, to: host, target: c.Seen(c.MappedAs), wantSource: peer.Seen(pod.Address)}
 		out := &ends{from: host, to: pod, local: c.Mapped, target: peer.Seen(pod.Address), wantSource: c.Seen(c.MappedAs)}

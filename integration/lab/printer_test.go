@@ -39,7 +39,7 @@ func TestBriefReport(t *testing.T) {
 		{Modes: []node.Mode{node.Geneve, node.VXLAN, node.TUN}},
 		{Modes: []node.Mode{node.TUN}, Missing: map[node.Mode]error{node.Geneve: errors.ErrUnsupported, node.VXLAN: errors.ErrUnsupported}},
 	} {
-		o.Offloads, o.Short, o.Style = []bool{true, false}, true, Brief
+		o.Labs, o.Offloads, o.Short, o.Style = LabNames(), []bool{true, false}, true, Brief
 		lines, err := printed(t, o, passes)
 		if err != nil {
 			t.Error(err)

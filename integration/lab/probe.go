@@ -15,7 +15,7 @@ import (
 )
 
 // Probes are what labs and tests may need of a machine.
-var Probes = []string{"root", "tun", "vxlan", "geneve", "nft"}
+var Probes = []string{"root", "tun", "vxlan", "geneve", "nft", "ipv6"}
 
 // Probe tries one of Probes, inside a holder. The answer is nil for yes, an
 // errors.ErrUnsupported if this kernel cannot, and anything else if it could
@@ -36,6 +36,11 @@ func Probe(name string) error {
 		return probeLink(&netlink.Geneve{LinkAttrs: attrs, ID: 1, Remote: net.IPv4(192, 0, 2, 1), Dport: 6081})
 	case "nft":
 		return probeNFT()
+	case "ipv6":
+		if _, err := os.Stat("/proc/sys/net/ipv6"); err != nil {
+			return fmt.Errorf("%w: %w", errors.ErrUnsupported, err)
+		}
+		return nil
 	}
 	return fmt.Errorf("no probe %q", name)
 }

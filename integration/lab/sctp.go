@@ -66,7 +66,7 @@ type sctpEnd struct {
 }
 
 func newSCTPEnd(h *Host, local netip.Addr) (*sctpEnd, error) {
-	conn, err := h.ListenPacket("ip4:132", local.String())
+	conn, err := h.ListenPacket(over("ip", local)+":132", local.String())
 	if err != nil {
 		return nil, fmt.Errorf("%s: raw SCTP socket: %w", h.Name, err)
 	}
@@ -102,15 +102,15 @@ func (e *sctpEnd) expect(kind byte, from netip.Addr, tag uint32, value []byte) (
 	return p, nil
 }
 
-func (l *Lab) sctpChecks() []Check {
-	return []Check{{"sctp, colliding", "rome/pod1 → milan/pod1", l.checkSCTP}}
+func (l *Lab) sctpChecks(p *plan) []Check {
+	return []Check{{"sctp, colliding", "rome/pod1 → milan/pod1", func(ctx context.Context) (string, error) { return l.checkSCTP(ctx, p) }}}
 }
 
 // checkSCTP opens two associations from hosts behind a pod that use the same
 // port: both become U, one with another port, so its CRC32c must be made anew.
-func (l *Lab) checkSCTP(ctx context.Context) (string, error) {
-	e := l.pair("rome/pod1", "milan/pod1")
-	rome := &clusters[0]
+func (l *Lab) checkSCTP(_ context.Context, p *plan) (string, error) {
+	e := l.pairOf(p, "rome/pod1", "milan/pod1")
+	rome := &p[0]
 	u := rome.Seen(rome.UnknownSource())
 	far, err := newSCTPEnd(e.to, e.to.Address)
 	if err != nil {
@@ -118,7 +118,7 @@ func (l *Lab) checkSCTP(ctx context.Context) (string, error) {
 	}
 	defer far.conn.Close()
 	var near []*sctpEnd
-	for _, local := range []netip.Addr{behindFirst, behindOther} {
+	for _, local := range []netip.Addr{rome.BehindFirst, rome.BehindOther} {
 		n, err := newSCTPEnd(e.from, local)
 		if err != nil {
 			return "", err

@@ -28,7 +28,7 @@ type nameServer struct {
 }
 
 func newNameServer(h *Host, port uint16) (*nameServer, error) {
-	listener, err := h.Listen("tcp4", netip.AddrPortFrom(h.Address, port).String())
+	listener, err := h.Listen(over("tcp", h.Address), netip.AddrPortFrom(h.Address, port).String())
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", h.Name, err)
 	}
@@ -77,7 +77,7 @@ type call struct {
 func newCall(ctx context.Context, from *Host, to netip.AddrPort) (*call, error) {
 	ctx, cancel := context.WithTimeout(ctx, replyTimeout)
 	defer cancel()
-	conn, err := from.Dial(ctx, "tcp4", to.String())
+	conn, err := from.Dial(ctx, over("tcp", to.Addr()), to.String())
 	if err != nil {
 		return nil, err
 	}
@@ -106,32 +106,33 @@ func (c *call) ask() (name, source string, err error) {
 // serviceCheck reaches services of one cluster from a pod of the other.
 type serviceCheck struct {
 	lab     *Lab
-	cluster int // of the services, in clusters
+	plan    *plan
+	cluster int // of the services, in the plan
 	from    *Host
 	others  *Host // the other pod there
 	source  netip.Addr
 }
 
 // serviceChecks try services with two backends.
-func (l *Lab) serviceChecks() []Check {
+func (l *Lab) serviceChecks(p *plan) []Check {
 	var checks []Check
-	for i := range clusters {
-		peer := &clusters[1-i]
-		s := &serviceCheck{lab: l, cluster: i, from: l.Host(peer.Name + "/pod1"), others: l.Host(peer.Name + "/pod2")}
+	for i := range p {
+		c, peer := &p[i], &p[1-i]
+		s := &serviceCheck{lab: l, plan: p, cluster: i, from: l.host(p, peer.Name+"/pod1"), others: l.host(p, peer.Name+"/pod2")}
 		s.source = peer.Seen(s.from.Address)
-		for _, c := range []struct {
+		for _, service := range []struct {
 			name    string
 			address netip.Addr
 			run     func(context.Context, netip.AddrPort) (string, error)
 		}{
-			{"service balance", balanced, s.balance},
-			{"service affinity", sticky, s.affinity},
-			{"service removal", balanced, s.removalKeeps},
-			{"service reset", strict, s.removalResets},
+			{"service balance", c.Balanced, s.balance},
+			{"service affinity", c.Sticky, s.affinity},
+			{"service removal", c.Balanced, s.removalKeeps},
+			{"service reset", c.Strict, s.removalResets},
 		} {
-			to := netip.AddrPortFrom(clusters[i].Seen(c.address), servicePort)
-			checks = append(checks, Check{c.name, s.from.Name + " → " + to.String(), func(ctx context.Context) (string, error) {
-				return s.withBackends(ctx, to, c.run)
+			to := netip.AddrPortFrom(c.Seen(service.address), servicePort)
+			checks = append(checks, Check{service.name, s.from.Name + " → " + to.String(), func(ctx context.Context) (string, error) {
+				return s.withBackends(ctx, to, service.run)
 			}})
 		}
 	}
@@ -140,8 +141,8 @@ func (l *Lab) serviceChecks() []Check {
 
 // withBackends runs a check while both backends serve.
 func (s *serviceCheck) withBackends(ctx context.Context, to netip.AddrPort, run func(context.Context, netip.AddrPort) (string, error)) (string, error) {
-	for _, n := range clusters[s.cluster].Nodes {
-		server, err := newNameServer(s.lab.Host(clusters[s.cluster].Name+"/"+n.PodName), backendPort)
+	for _, n := range s.plan[s.cluster].Nodes {
+		server, err := newNameServer(s.lab.host(s.plan, s.plan[s.cluster].Name+"/"+n.PodName), backendPort)
 		if err != nil {
 			return "", err
 		}
@@ -152,7 +153,7 @@ func (s *serviceCheck) withBackends(ctx context.Context, to netip.AddrPort, run 
 
 // calls makes connections one after another and counts who answered.
 func (s *serviceCheck) calls(ctx context.Context, from *Host, to netip.AddrPort, n int) (map[string]int, error) {
-	want := clusterOf(from.Name).Seen(from.Address).String()
+	want := s.plan.of(from.Name).Seen(from.Address).String()
 	seen := make(map[string]int)
 	for range n {
 		c, err := newCall(ctx, from, to)
@@ -239,10 +240,10 @@ func (s *serviceCheck) oneEach(ctx context.Context, to netip.AddrPort) (map[stri
 
 // without takes the first pod from the named service and returns what puts it back.
 func (s *serviceCheck) without(ctx context.Context, service string) (leaving, staying string, restore func() error, err error) {
-	c := &clusters[s.cluster]
+	c := &s.plan[s.cluster]
 	err = s.lab.reload(ctx, s.cluster, func(config object) {
 		for _, o := range config["nat"].(object)["services"].([]object) {
-			if o["name"] == service {
+			if o["name"] == service+c.suffix() {
 				o["backends"] = o["backends"].([]object)[1:]
 			}
 		}

@@ -8,8 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/net/ipv4"
-
 	"culvert/ipam"
 )
 
@@ -18,14 +16,14 @@ const (
 	streamBytes = 104 << 20 // each way, of a TCP check
 )
 
-// sandboxPart is the part of a check's bytes that is sent through gVisor, where
-// all takes much longer.
-const sandboxPart = 4
+// lessPart is the part of a check's bytes that is sent through gVisor, where all takes
+// much longer, and in dual labs, which are about addresses.
+const lessPart = 4
 
-// amount is n bytes, or the part of them for gateways in a sandbox.
+// amount is n bytes, or the part of them for labs that send less.
 func (l *Lab) amount(n int64) int64 {
-	if l.options.Sandbox.Runsc != "" {
-		return n / sandboxPart
+	if l.options.Sandbox.Runsc != "" || l.options.Dual {
+		return n / lessPart
 	}
 	return n
 }
@@ -35,14 +33,18 @@ type ends struct {
 	from, to           *Host
 	local              netip.Addr // source address of from, or the zero Addr for its kernel's choice
 	target, wantSource netip.Addr // how each sees the other
+	size               int        // bytes of the largest ping; 0: the pods' MTU
 }
 
 func (e *ends) path() string { return e.from.Name + " → " + e.to.Name }
 
-// pair looks from one pod to another of the other cluster.
-func (l *Lab) pair(from, to string) *ends {
-	e := &ends{from: l.Host(from), to: l.Host(to)}
-	e.target, e.wantSource = clusterOf(to).Seen(e.to.Address), clusterOf(from).Seen(e.from.Address)
+// pair looks from one pod to another of the other cluster, over IPv4.
+func (l *Lab) pair(from, to string) *ends { return l.pairOf(&clusters, from, to) }
+
+// pairOf is pair over the family of a plan.
+func (l *Lab) pairOf(p *plan, from, to string) *ends {
+	e := &ends{from: l.host(p, from), to: l.host(p, to)}
+	e.target, e.wantSource = p.of(to).Seen(e.to.Address), p.of(from).Seen(e.from.Address)
 	return e
 }
 
@@ -54,32 +56,64 @@ func clusterOf(host string) *Cluster {
 
 // standardChecks are the promises of a lab whose MTUs agree.
 func standardChecks(l *Lab) []Check {
-	first := l.pair("rome/pod1", "milan/pod1")
-	bulk := l.amount(streamBytes)
 	checks := []Check{
 		{"unprivileged", "both gateways", l.checkCapabilities},
 		{"remap: auto", "both gateways", l.checkRemaps},
+	}
+	checks = append(checks, l.ofFamilies(l.trafficChecks)...)
+	checks = append(checks, Check{"socket offloads", "both gateways", l.checkOffloads}, l.logCheck())
+	if l.options.Sandbox.Runsc != "" {
+		checks = append(checks, l.sandboxChecks()...)
+	}
+	return checks
+}
+
+// ofFamilies is the checks of one list for each family of the lab. A dual lab tries IPv4, which the others do, in short.
+func (l *Lab) ofFamilies(list func(*plan) []Check) (checks []Check) {
+	for _, p := range l.plans() {
+		if l.options.Dual && !p.is6() {
+			e := l.pairOf(p, "rome/pod2", "milan/pod2")
+			e.size = min(l.options.Rome.MTU, l.options.Milan.MTU)
+			checks = append(checks, Check{"first contact", e.path(), func(ctx context.Context) (string, error) { return l.firstContact(ctx, e.from, e.target) }},
+				Check{"ping", e.path(), e.checkPing}, Check{"tcp both ways", e.path(), func(ctx context.Context) (string, error) { return e.checkStream(ctx, smallStream, smallStream+1) }})
+			continue
+		}
+		for _, c := range list(p) {
+			if p.is6() {
+				c.Path += " IPv6"
+			}
+			checks = append(checks, c)
+		}
+	}
+	return checks
+}
+
+// trafficChecks are what pods of one family are promised.
+func (l *Lab) trafficChecks(p *plan) []Check {
+	first := l.pairOf(p, "rome/pod1", "milan/pod1")
+	bulk := l.amount(streamBytes)
+	checks := []Check{
 		{"first contact", first.path(), func(ctx context.Context) (string, error) { return l.firstContact(ctx, first.from, first.target) }},
 	}
 	for _, from := range []string{"pod1", "pod2"} {
 		for _, to := range []string{"pod1", "pod2"} {
-			for _, e := range []*ends{l.pair("rome/"+from, "milan/"+to), l.pair("milan/"+to, "rome/"+from)} {
+			for _, e := range []*ends{l.pairOf(p, "rome/"+from, "milan/"+to), l.pairOf(p, "milan/"+to, "rome/"+from)} {
 				checks = append(checks, Check{"ping", e.path(), e.checkPing})
 			}
 		}
 	}
-	for i := range clusters {
-		c := &clusters[i]
+	for i := range p {
+		c := &p[i]
 		for _, host := range []string{c.Nodes[0].Name, c.Nodes[1].Name, c.Nodes[0].PodName} {
-			h := l.Host(c.Name + "/" + host)
+			h := l.host(p, c.Name+"/"+host)
 			checks = append(checks, Check{"ping gateway", h.Name + " → " + c.Internal.String(),
 				func(context.Context) (string, error) { return checkInternal(h, c.Internal) }})
 		}
 	}
-	for i := range clusters {
-		checks = append(checks, l.traceChecks(&clusters[i], &clusters[1-i])...)
+	for i := range p {
+		checks = append(checks, l.traceChecks(p, i)...)
 	}
-	for _, e := range []*ends{first, l.pair("milan/pod2", "rome/pod2")} {
+	for _, e := range []*ends{first, l.pairOf(p, "milan/pod2", "rome/pod2")} {
 		checks = append(checks,
 			Check{"udp echo", e.path(), e.checkUDP},
 			Check{"udp trains", e.path(), e.checkTrains},
@@ -87,17 +121,11 @@ func standardChecks(l *Lab) []Check {
 			Check{"tcp download", e.path(), func(ctx context.Context) (string, error) { return e.checkStream(ctx, 0, bulk) }},
 		)
 	}
-	cross := l.pair("rome/pod2", "milan/pod1")
-	checks = append(checks,
+	cross := l.pairOf(p, "rome/pod2", "milan/pod1")
+	return append(checks,
 		Check{"tcp both ways", cross.path(), func(ctx context.Context) (string, error) { return cross.checkStream(ctx, bulk, bulk) }},
 		Check{"ping under load", first.path(), func(ctx context.Context) (string, error) { return first.checkPingUnderLoad(ctx, bulk) }},
-		Check{"outer ecn", first.path(), func(ctx context.Context) (string, error) { return first.checkECN(ctx, l.Host("milan/node1")) }},
-		Check{"socket offloads", "both gateways", l.checkOffloads})
-	checks = append(checks, l.logCheck())
-	if l.options.Sandbox.Runsc != "" {
-		checks = append(checks, l.sandboxChecks()...)
-	}
-	return checks
+		Check{"outer ecn", first.path(), func(ctx context.Context) (string, error) { return first.checkECN(ctx, l.Host("milan/node1")) }})
 }
 
 // checkCapabilities fails for a gateway that has any capability.
@@ -120,21 +148,32 @@ func (l *Lab) checkCapabilities(ctx context.Context) (string, error) {
 // checkRemaps reads what each gateway has chosen for the other cluster's CIDRs.
 func (l *Lab) checkRemaps(context.Context) (string, error) {
 	var seen []string
-	for i := range clusters {
-		c, peer := &clusters[i], &clusters[1-i]
-		ledger, err := ipam.Open(l.path(c.Name, "state/ipam.json")).Read()
+	for _, p := range l.plans() {
+		all, err := l.remapsOf(p)
 		if err != nil {
 			return "", err
+		}
+		seen = append(seen, fmt.Sprintf("%s seen as %s", p[0].PodCIDR, strings.Join(all, ", ")))
+	}
+	return strings.Join(seen, "; "), nil
+}
+
+func (l *Lab) remapsOf(p *plan) (seen []string, err error) {
+	for i := range p {
+		c, peer := &p[i], &p[1-i]
+		ledger, err := ipam.Open(l.path(c.Name, "state/ipam.json")).Read()
+		if err != nil {
+			return nil, err
 		}
 		for kind, want := range map[ipam.Kind][2]netip.Prefix{ipam.Pod: {peer.PodCIDR, peer.SeenPods}, ipam.External: {peer.External, peer.SeenExt}} {
 			e, _ := ledger.Find(ipam.Owner{Peer: peer.Name, Kind: kind, Real: want[0].String()})
 			if e.Remapped != want[1] {
-				return "", fmt.Errorf("%s remembers %q for %s of %s, want %s", c.Name, e.RemappedText(), want[0], peer.Name, want[1])
+				return nil, fmt.Errorf("%s remembers %q for %s of %s, want %s", c.Name, e.RemappedText(), want[0], peer.Name, want[1])
 			}
 		}
 		seen = append(seen, peer.SeenPods.String())
 	}
-	return fmt.Sprintf("%s seen as %s", clusters[0].PodCIDR, strings.Join(seen, ", ")), nil
+	return seen, nil
 }
 
 // checkPing sends requests of the default size, and some that fill the MTU.
@@ -148,7 +187,11 @@ func (e *ends) checkPing(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	rtts, err := p.series(ctx, e.target, pings, []int{84, 84, 1340})
+	largest := largeMTU
+	if e.size > 0 {
+		largest = e.size
+	}
+	rtts, err := p.series(ctx, e.target, pings, []int{84, 84, largest})
 	sources, watchErr := wait()
 	if err != nil {
 		return "", err
@@ -176,7 +219,7 @@ func (p *pinger) series(ctx context.Context, to netip.Addr, n int, sizes []int) 
 		if err != nil {
 			return nil, err
 		}
-		if a.message.Type != ipv4.ICMPTypeEchoReply {
+		if a.message.Type != p.types().reply {
 			return nil, fmt.Errorf("%v (code %d) from %s, want an echo reply", a.message.Type, a.message.Code, a.from)
 		}
 		rtts = append(rtts, a.rtt)
@@ -209,9 +252,10 @@ func checkInternal(h *Host, internal netip.Addr) (string, error) {
 }
 
 // traceChecks follow the path hop by hop.
-func (l *Lab) traceChecks(c, peer *Cluster) []Check {
+func (l *Lab) traceChecks(p *plan, i int) []Check {
+	c, peer := &p[i], &p[1-i]
 	n, far := c.Nodes[0], peer.Nodes[1]
-	pod := l.Host(c.Name + "/" + n.PodName)
+	pod := l.host(p, c.Name+"/"+n.PodName)
 	target := peer.Seen(far.Pod)
 	u := peer.Seen(peer.UnknownSource())
 	trace := func(to netip.Addr, want ...netip.Addr) func(context.Context) (string, error) {
@@ -240,10 +284,10 @@ func checkTrace(ctx context.Context, from *Host, to netip.Addr, want []netip.Add
 			return "", fmt.Errorf("hop %d after %v: %w", ttl, hops, err)
 		}
 		hops = append(hops, a.from)
-		if a.message.Type == ipv4.ICMPTypeEchoReply {
+		if a.message.Type == p.types().reply {
 			break
 		}
-		if a.message.Type != ipv4.ICMPTypeTimeExceeded {
+		if a.message.Type != p.types().timeExceeded {
 			return "", fmt.Errorf("hop %d: %v (code %d) from %s, want time exceeded", ttl, a.message.Type, a.message.Code, a.from)
 		}
 		if a.quote.source != from.Address || a.quote.destination != to {

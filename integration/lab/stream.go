@@ -65,7 +65,7 @@ const dialTimeout = 5 * time.Second
 // stream compares SHA-256 sums and the addresses the pods saw, and returns the
 // near end.
 func (e *ends) stream(ctx context.Context, up, down int64) (*transfer, error) {
-	listener, err := e.to.Listen("tcp4", net.JoinHostPort(e.to.Address.String(), "0"))
+	listener, err := e.to.Listen(over("tcp", e.to.Address), net.JoinHostPort(e.to.Address.String(), "0"))
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", e.to.Name, err)
 	}
@@ -84,7 +84,7 @@ func (e *ends) stream(ctx context.Context, up, down int64) (*transfer, error) {
 	port := listener.Addr().(*net.TCPAddr).Port
 	dialing, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
-	conn, err := e.from.DialFrom(dialing, "tcp4", netip.AddrPortFrom(e.local, 0), netip.AddrPortFrom(e.target, uint16(port)), nil)
+	conn, err := e.from.DialFrom(dialing, over("tcp", e.target), netip.AddrPortFrom(e.local, 0), netip.AddrPortFrom(e.target, uint16(port)), nil)
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
 	}

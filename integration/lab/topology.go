@@ -28,6 +28,10 @@ type Cluster struct {
 	SeenPods netip.Prefix // remapped: how the other cluster sees PodCIDR
 	SeenExt  netip.Prefix // remapped: how the other cluster sees External
 	Nodes    []ClusterNode
+
+	Behind                   netip.Prefix // hosts behind the first pod, and two of them
+	BehindFirst, BehindOther netip.Addr
+	Balanced, Sticky, Strict netip.Addr // of services; real, of External
 }
 
 // ClusterNode is a node and the pod on it.
@@ -41,8 +45,11 @@ type ClusterNode struct {
 	Pod      netip.Addr
 }
 
-// clusters is the address plan of every lab.
-var clusters = [2]Cluster{{
+// plan is the addresses of both clusters, of one family.
+type plan [2]Cluster
+
+// clusters is the address plan of every lab; a dual one has clusters6 beside it.
+var clusters = plan{{
 	Name: "rome", Role: "client",
 	Underlay: netip.MustParsePrefix("172.18.0.1/24"),
 	Outside:  netip.MustParsePrefix("203.0.113.1/24"), Client: netip.MustParseAddr("203.0.113.10"),
@@ -57,6 +64,7 @@ var clusters = [2]Cluster{{
 		{"node2", 2, netip.MustParseAddr("172.18.0.3"), netip.MustParseAddr("10.80.0.3"),
 			netip.MustParsePrefix("10.0.2.1/24"), "pod2", netip.MustParseAddr("10.0.2.6")},
 	},
+	Behind: behindPod, BehindFirst: behindFirst, BehindOther: behindOther, Balanced: balanced, Sticky: sticky, Strict: strict,
 }, {
 	Name: "milan", Role: "server",
 	Underlay: netip.MustParsePrefix("172.19.0.1/24"),
@@ -72,6 +80,7 @@ var clusters = [2]Cluster{{
 		{"node2", 102, netip.MustParseAddr("172.19.0.3"), netip.MustParseAddr("10.80.0.3"),
 			netip.MustParsePrefix("10.0.128.1/17"), "pod2", netip.MustParseAddr("10.0.130.7")},
 	},
+	Behind: behindPod, BehindFirst: behindFirst, BehindOther: behindOther, Balanced: balanced, Sticky: sticky, Strict: strict,
 }}
 
 // UnknownSource is the address that stands for unknown sources (U).
@@ -89,12 +98,13 @@ func (c *Cluster) Seen(a netip.Addr) netip.Addr {
 
 // remap keeps the host bits of a.
 func remap(a netip.Addr, to netip.Prefix) netip.Addr {
-	host, network := a.As4(), to.Masked().Addr().As4()
-	mask := net.CIDRMask(to.Bits(), 32)
+	host, network := a.AsSlice(), to.Masked().Addr().AsSlice()
+	mask := net.CIDRMask(to.Bits(), to.Addr().BitLen())
 	for i := range host {
 		host[i] = network[i] | host[i]&^mask[i]
 	}
-	return netip.AddrFrom4(host)
+	b, _ := netip.AddrFromSlice(host)
+	return b
 }
 
 // linkEnd is one end of a veth pair.

@@ -77,7 +77,7 @@ func (n *node) ask() {
 	}
 }
 
-func (n *node) gatewayAddress() netip.Addr { return n.side.config.Geneve.GatewayAddress }
+func (n *node) gatewayAddress() netip.Addr { return n.side.config.Geneve.GatewayAddress.V4 }
 
 // arp returns an ARP message from the node.
 func (n *node) arp(operation byte, to [6]byte, target netip.Addr) []byte {

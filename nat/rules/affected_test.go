@@ -24,7 +24,7 @@ func TestAffectedByOnePod(t *testing.T) {
 		return a
 	}
 	d := s.Draft()
-	if err := d.Put(Key{Kind: "device"}, Resource{Device: &Device{Name: "liqo-node", Address: netip.MustParseAddr("10.80.0.1"), Link: 1}}); err != nil {
+	if err := d.Put(Key{Kind: "device"}, Resource{Device: &Device{Name: "liqo-node", Address: PairOf(netip.MustParseAddr("10.80.0.1")), Link: 1}}); err != nil {
 		t.Fatal(err)
 	}
 	s.Commit(d)

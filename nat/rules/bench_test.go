@@ -16,13 +16,13 @@ func sized(n int) *Config {
 	c := milan()
 	c.Nodes, c.Routes, c.Addresses, c.Services = nil, nil, nil, nil
 	c.LocalPodCIDRs, c.LocalExternalCIDRs = []netip.Prefix{pfx("10.0.0.0/12")}, []netip.Prefix{pfx("10.64.0.0/14")}
-	c.UnknownSource = addr("10.64.0.0")
+	c.UnknownSource = PairOf(addr("10.64.0.0"))
 	c.Remote = []RemoteCIDR{{Real: pfx("10.0.0.0/12"), Remapped: pfx("10.128.0.0/12")}, {Real: pfx("10.64.0.0/14"), Remapped: pfx("10.68.0.0/14"), External: true}}
 	nodes := max(2, min(n/10, 5000))
 	for i := range nodes {
-		c.Nodes = append(c.Nodes, Node{Link: Link(i + 1), Name: fmt.Sprint("node-", i+1), Address: netip.AddrFrom4([4]byte{10, 80, byte(i >> 8), byte(i)})})
+		c.Nodes = append(c.Nodes, Node{Link: Link(i + 1), Name: fmt.Sprint("node-", i+1), Address: PairOf(netip.AddrFrom4([4]byte{10, 80, byte(i >> 8), byte(i)}))})
 	}
-	c.GatewayAddress = addr("10.81.0.1")
+	c.GatewayAddress = PairOf(addr("10.81.0.1"))
 	for i := range n {
 		c.Routes = append(c.Routes, Route{netip.PrefixFrom(pod(i), 32), Link(i%nodes + 1)})
 		c.Addresses = append(c.Addresses, AddressMapping{External: mapped(i), Internal: netip.AddrFrom4([4]byte{192, 1 + byte(i>>16), byte(i >> 8), byte(i)})})

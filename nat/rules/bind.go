@@ -112,12 +112,9 @@ func (r *Ruleset) masquerade(v *view) (bindKind, netip.Addr) {
 
 // ownAddress returns the gateway's address on the way out that is of the packet's family, the zero Addr if there is none.
 func (r *Ruleset) ownAddress(v *view) netip.Addr {
-	a := r.gateway
+	own := r.gateway
 	if v.out.Outside() {
-		a = r.Own(v.out)
+		own = r.Own(v.out)
 	}
-	if a.Is4() != v.src.Is4() {
-		return netip.Addr{}
-	}
-	return a
+	return own.Of(v.src.Is6())
 }

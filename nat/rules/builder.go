@@ -89,7 +89,7 @@ func addTables[T any](b *builder, what string, tables []T, given int, name func(
 
 // link returns the link of a device by name or of a neighbour by address, unknownLink while there is none.
 func (b *builder) link(what any) Link {
-	if d := b.piece.resource.Device; d != nil && (what == any(d.Name) || what == any(d.Address)) {
+	if d := b.piece.resource.Device; d != nil && (what == any(d.Name) || what == any(d.Address.V4) || what == any(d.Address.V6)) {
 		return d.Link
 	}
 	p := b.draft.link(what)

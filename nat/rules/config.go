@@ -18,11 +18,11 @@ type Config struct {
 	FromTunnel, NotFromNodes []netip.Prefix `json:",omitempty"`
 	// GatewayAddress is the gateway's internal address, TunnelAddress and PeerTunnelAddress the ends of the WireGuard tunnel. What is not
 	// known yet is the zero Addr, and no packet has it.
-	GatewayAddress, TunnelAddress, PeerTunnelAddress netip.Addr
+	GatewayAddress, TunnelAddress, PeerTunnelAddress Pair
 	MSSClamp                                         MSSClamp
 	// UnknownSource is U, the source that packets from nodes get whose own source the remote cluster could not answer. The zero
-	// Addr turns it off: such packets are dropped.
-	UnknownSource netip.Addr
+	// Addr turns it off for a family: such packets are dropped.
+	UnknownSource Pair
 	// Routes lead packets to nodes by longest prefix. What the remote cluster owns needs none: it follows from Remote.
 	Routes    []Route
 	Addresses []AddressMapping
@@ -44,8 +44,8 @@ func ReservedName(name string) bool {
 type Node struct {
 	Link    Link
 	Name    string
-	Address netip.Addr // the node's internal address
-	Device  string     // what Firewall and Routing call the node's tunnel; "" means Name
+	Address Pair   // the node's internal address
+	Device  string // what Firewall and Routing call the node's tunnel; "" means Name
 }
 
 // A RemoteCIDR is a pod CIDR or external CIDR of the remote cluster.

@@ -154,13 +154,13 @@ func (d *Draft) add(rules int) {
 	d.set.rules += rules
 }
 
-// claims returns what only one resource may have: the name and link of a device, the address that it leads to, a service's address.
+// claims returns what only one resource may have: the name and link of a device, the addresses that it leads to, a service's address.
 func (r *Resource) claims() []any {
 	var all []any
 	if d := r.Device; d != nil {
 		all = append(all, d.Name, d.Link)
-		if d.Address.IsValid() {
-			all = append(all, d.Address)
+		for a := range d.Address.All() {
+			all = append(all, a)
 		}
 	}
 	if r.Service != nil {

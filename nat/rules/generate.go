@@ -188,12 +188,12 @@ func (c *Config) PolicyTables() []PolicyTable {
 // outboundRoutes lead what is marked outbound to the tunnel.
 func (c *Config) outboundRoutes() PolicyTable {
 	outbound := PolicyRule{Mark: outboundMark, Priority: priorityOutbound}
-	device := ""
-	if !c.PeerTunnelAddress.IsValid() {
-		device = tunnelDevice
-	}
 	for _, r := range c.Remote {
-		outbound.Routes = append(outbound.Routes, PolicyRoute{Destination: r.Real, Via: c.PeerTunnelAddress, Device: device})
+		route := PolicyRoute{Destination: r.Real, Via: c.PeerTunnelAddress.Of(r.Real.Addr().Is6())}
+		if !route.Via.IsValid() {
+			route.Device = tunnelDevice
+		}
+		outbound.Routes = append(outbound.Routes, route)
 	}
 	return PolicyTable{Name: "gw-ext", Rules: []PolicyRule{outbound}}
 }

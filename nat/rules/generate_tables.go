@@ -84,7 +84,7 @@ func (c *Config) unknownSourceTable(name string, f Family) Table {
 			}
 		}
 	}
-	if u := c.UnknownSource; u.IsValid() && f.sees(u) {
+	if u := c.UnknownSource.Of(f == FamilyIPv6); u.IsValid() {
 		r.Action, r.To = ActionSNAT, u.String()
 	}
 	return Table{Name: name, Family: f, Chains: []Chain{{

@@ -15,8 +15,8 @@ func pfx(s string) netip.Prefix { return netip.MustParsePrefix(s) }
 func milan() *Config {
 	return &Config{
 		Nodes: []Node{
-			{Link: 4, Name: "milan-1", Address: addr("10.80.0.2")},
-			{Link: 9, Name: "milan-2", Address: addr("10.80.0.3"), Device: "liqo.milan2"},
+			{Link: 4, Name: "milan-1", Address: PairOf(addr("10.80.0.2"))},
+			{Link: 9, Name: "milan-2", Address: PairOf(addr("10.80.0.3")), Device: "liqo.milan2"},
 		},
 		LocalPodCIDRs:      []netip.Prefix{pfx("10.200.0.0/16"), pfx("10.64.32.0/19"), pfx("fd00:200::/50")},
 		LocalExternalCIDRs: []netip.Prefix{pfx("10.70.0.0/16"), pfx("fd00:70::/64")},
@@ -26,8 +26,8 @@ func milan() *Config {
 			{Real: pfx("10.70.0.0/16"), Remapped: pfx("10.74.0.0/16"), External: true},
 			{Real: pfx("fd00:200::/50"), Remapped: pfx("fd00:71:0:4000::/50")},
 		},
-		GatewayAddress: addr("10.80.0.4"), TunnelAddress: addr("169.254.18.1"), PeerTunnelAddress: addr("169.254.18.2"),
-		UnknownSource: addr("10.70.0.0"),
+		GatewayAddress: PairOf(addr("10.80.0.4")), TunnelAddress: PairOf(addr("169.254.18.1")), PeerTunnelAddress: PairOf(addr("169.254.18.2")),
+		UnknownSource: PairOf(addr("10.70.0.0")),
 		Routes: []Route{
 			{pfx("10.200.0.0/20"), 4}, {pfx("10.200.1.0/24"), 9}, {pfx("10.200.1.77/32"), 4}, {pfx("10.64.32.0/20"), 9},
 			{pfx("10.80.0.2/32"), 4}, {pfx("10.80.0.3/32"), 9}, {pfx("fd00:200:0:1::/64"), 4},
@@ -149,7 +149,7 @@ func TestGeneratedService(t *testing.T) {
 
 func TestGeneratedUnknownSourceOff(t *testing.T) {
 	c := milan()
-	c.UnknownSource = netip.Addr{}
+	c.UnknownSource = Pair{}
 	r := compiled(t, c)
 	for src, want := range map[string]bindKind{
 		"11.11.11.7": bindNoSource, "10.80.0.3": bindNoSource, "192.0.2.10": bindAddress, "10.200.1.5": bindNone, "10.70.0.0": bindNone,

@@ -50,10 +50,16 @@ func (r *Ruleset) counters() map[string]*Counter {
 
 // slow returns the rules of c, uncompiled.
 func (c *Config) slow() *slowRules {
-	s := &slowRules{c.Firewall, c.Routing, map[string]Link{tunnelDevice: Tunnel}, map[netip.Addr]Link{c.PeerTunnelAddress: Tunnel}}
+	s := &slowRules{c.Firewall, c.Routing, map[string]Link{tunnelDevice: Tunnel}, map[netip.Addr]Link{}}
+	for a := range c.PeerTunnelAddress.All() {
+		s.via[a] = Tunnel
+	}
 	for i := range c.Nodes {
 		n := &c.Nodes[i]
-		s.devices[n.device()], s.via[n.Address] = n.Link, n.Link
+		s.devices[n.device()] = n.Link
+		for a := range n.Address.All() {
+			s.via[a] = n.Link
+		}
 	}
 	return s
 }

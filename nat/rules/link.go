@@ -16,7 +16,7 @@ const Tunnel = packet.FirstOutside
 
 // linkFacts are what a Ruleset knows about a link. Of an inside link, that there is one.
 type linkFacts struct {
-	own, peer netip.Addr
+	own, peer Pair
 	sources   bart.Lite
 }
 
@@ -36,18 +36,18 @@ func newFacts(d *Device) *linkFacts {
 // HasLink reports whether a resource has the link.
 func (r *Ruleset) HasLink(l Link) bool { return r.links.get(l) != nil }
 
-// Own returns the gateway's address on an outside link, the zero Addr if it has none.
-func (r *Ruleset) Own(l Link) netip.Addr {
+// Own returns the gateway's addresses on an outside link, of which it may have none.
+func (r *Ruleset) Own(l Link) Pair {
 	if p := r.links.get(l); p != nil {
 		return p.own
 	}
-	return netip.Addr{}
+	return Pair{}
 }
 
 // Admits reports whether an address may send from an outside link.
 func (r *Ruleset) Admits(in Link, source netip.Addr) bool {
 	p := r.links.get(in)
-	return p != nil && (p.sources.Contains(source) || source == p.peer)
+	return p != nil && (p.sources.Contains(source) || p.peer.Has(source))
 }
 
 // A byLink finds values in pages by the two bytes of a link. It is immutable.

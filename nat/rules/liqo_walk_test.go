@@ -293,7 +293,7 @@ func TestLiqoResourcesByKey(t *testing.T) {
 				addresses = append(addresses, addr(pod))
 			}
 			for _, n := range g.config.Nodes {
-				addresses = append(addresses, n.Address)
+				addresses = append(addresses, n.Address.V4)
 			}
 			for _, rule := range g.all() {
 				for i := range rule.tests {

@@ -226,7 +226,7 @@ type slowBinding struct {
 	by   string
 }
 
-func (s *slowRules) nat(st stage, v *view, own [2]netip.Addr) slowBinding {
+func (s *slowRules) nat(st stage, v *view, own [2]Pair) slowBinding {
 	for _, c := range s.at(st) {
 		if !c.family(v.src) {
 			continue
@@ -243,12 +243,15 @@ func (s *slowRules) nat(st stage, v *view, own [2]netip.Addr) slowBinding {
 			b := slowBinding{by: c.path(r)}
 			switch {
 			case r.Action == "masquerade":
-				b.addr, b.kind = own[1], bindAddress
+				at := own[1]
 				if v.out == Tunnel {
-					b.addr = own[0]
+					at = own[0]
 				}
-				if b.addr.Is4() != v.src.Is4() {
-					b.addr, b.kind = netip.Addr{}, bindDrop
+				if b.addr, b.kind = at.V6, bindAddress; v.src.Is4() {
+					b.addr = at.V4
+				}
+				if !b.addr.IsValid() {
+					b.kind = bindDrop
 				}
 			case strings.Contains(r.To, "-"):
 				continue

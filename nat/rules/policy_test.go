@@ -98,14 +98,14 @@ func TestRouteFollowsPeer(t *testing.T) {
 	}
 	d := s.Draft()
 	if err := d.Put(Key{Kind: "kind", Name: "via"}, Resource{Routing: []PolicyTable{{Name: "r", Rules: []PolicyRule{{Routes: []PolicyRoute{
-		{Destination: pfx("10.0.0.0/8"), Via: c.PeerTunnelAddress}}}}}}}); err != nil {
+		{Destination: pfx("10.0.0.0/8"), Via: c.PeerTunnelAddress.V4}}}}}}}); err != nil {
 		t.Fatal(err)
 	}
 	r, _ := s.Commit(d)
 	if out, ok := r.Route(1, 0, addr("10.9.9.9"), addr("10.1.2.3")); !ok || out != Tunnel {
 		t.Errorf("to link %d, %v", out, ok)
 	}
-	c.PeerTunnelAddress = addr("169.254.18.77")
+	c.PeerTunnelAddress = PairOf(addr("169.254.18.77"))
 	r, err := s.make(c)
 	if err != nil {
 		t.Fatal(err)

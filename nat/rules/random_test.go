@@ -23,13 +23,13 @@ func one[T any](m ruleMaker, of ...T) T { return of[m.IntN(len(of))] }
 func randomNodes() *Config {
 	return &Config{
 		Nodes: []Node{
-			{Link: 1, Name: "rome-1", Device: "liqo.abcdefghij", Address: netip.MustParseAddr("10.80.0.2")},
-			{Link: 2, Name: "rome-2", Address: netip.MustParseAddr("10.80.0.3")},
-			{Link: 900, Name: "rome-3", Device: "liqo.zzz", Address: netip.MustParseAddr("fd80::3")},
+			{Link: 1, Name: "rome-1", Device: "liqo.abcdefghij", Address: PairOf(netip.MustParseAddr("10.80.0.2"))},
+			{Link: 2, Name: "rome-2", Address: PairOf(netip.MustParseAddr("10.80.0.3"))},
+			{Link: 900, Name: "rome-3", Device: "liqo.zzz", Address: PairOf(netip.MustParseAddr("fd80::3"))},
 		},
-		GatewayAddress:    netip.MustParseAddr("10.80.0.4"),
-		TunnelAddress:     netip.MustParseAddr("169.254.18.2"),
-		PeerTunnelAddress: netip.MustParseAddr("169.254.18.1"),
+		GatewayAddress:    PairOf(netip.MustParseAddr("10.80.0.4")),
+		TunnelAddress:     PairOf(netip.MustParseAddr("169.254.18.2")),
+		PeerTunnelAddress: PairOf(netip.MustParseAddr("169.254.18.1")),
 	}
 }
 
@@ -216,7 +216,7 @@ func differences(r *Ruleset, s *slowRules, v view, mark uint32) []string {
 	slow := slowEffects{connMark: 77}
 	for st := range stages {
 		if st == stageDNAT || st == stageSNAT {
-			b, want := r.bind(st, &v), s.nat(st, &v, [2]netip.Addr{r.Own(Tunnel), r.gateway})
+			b, want := r.bind(st, &v), s.nat(st, &v, [2]Pair{r.Own(Tunnel), r.gateway})
 			got := slowBinding{b.kind, b.addr, ""}
 			if b.rule != nil {
 				got.by = b.rule.path()

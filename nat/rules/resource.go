@@ -146,9 +146,9 @@ func same[T comparable](a, b *T) bool {
 type Device struct {
 	Link    Link
 	Name    string
-	Address netip.Addr // of the other end: routes go via it; the zero Addr if none does
+	Address Pair // of the other end: routes go via it; the zero Addr if none does
 	// Own is the gateway's address on an outside link: packets to it are for the gateway, and masquerade gives it as source.
-	Own netip.Addr
+	Own Pair
 	// Sources are what may send from an outside link, besides Address.
 	Sources []netip.Prefix
 }

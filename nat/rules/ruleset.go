@@ -50,7 +50,7 @@ func (r *Ruleset) Generated() bool { return r.generated }
 
 // A network is what rules need to know about the gateway itself.
 type network struct {
-	gateway netip.Addr // its address on inside links
+	gateway Pair // its address on inside links
 	// generated: the tables come from the other fields of the Config, so that what a kernel's rules could not do is allowed too.
 	generated bool
 	first     Link // the node that hosts outside of the cluster are reached through unless something else is said

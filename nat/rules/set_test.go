@@ -20,7 +20,7 @@ func (m ruleMaker) randomResource(k int) (Key, Resource) {
 	case 0:
 		// Devices by number, so that two resources claim the same one now and then.
 		n := m.IntN(3)
-		r.Device = &Device{Link: Link(n + 1), Name: []string{"liqo.abcdefghij", "rome-2", "eth0"}[n], Address: netip.AddrFrom4([4]byte{10, 80, 0, byte(n + 2)})}
+		r.Device = &Device{Link: Link(n + 1), Name: []string{"liqo.abcdefghij", "rome-2", "eth0"}[n], Address: PairOf(netip.AddrFrom4([4]byte{10, 80, 0, byte(n + 2)}))}
 	case 1:
 		r.Tables = m.tables()
 	case 2:
@@ -189,7 +189,7 @@ func TestSetRefusesByKey(t *testing.T) {
 	d := s.Draft()
 	good := Resource{Tables: []Table{oneChain(FamilyIPv4, ChainFilter, HookForward, 0, Rule{Action: ActionDrop})}}
 	bad := Resource{Tables: []Table{oneChain(FamilyIPv4, ChainFilter, HookForward, 0, Rule{Action: "explode"})}}
-	device := Resource{Device: &Device{Link: 1, Name: "rome-1", Address: addr("10.80.0.2")}}
+	device := Resource{Device: &Device{Link: 1, Name: "rome-1", Address: PairOf(addr("10.80.0.2"))}}
 	service := Resource{Service: &Service{Address: addr("10.70.0.20"), Port: 80, Protocol: packet.TCP}}
 	for _, step := range []struct {
 		name string
@@ -199,7 +199,7 @@ func TestSetRefusesByKey(t *testing.T) {
 		{"a", good, ""}, {"a", bad, `unknown action "explode"`},
 		{"b", device, ""}, {"c", device, `device "rome-1" is taken by kind/b`},
 		{"d", service, ""}, {"e", service, "10.70.0.20 port 80 is taken by kind/d"},
-		{"c", Resource{Device: &Device{Link: 2, Name: "rome-2", Address: addr("10.80.0.2")}}, "address 10.80.0.2 is taken by kind/b"},
+		{"c", Resource{Device: &Device{Link: 2, Name: "rome-2", Address: PairOf(addr("10.80.0.2"))}}, "address 10.80.0.2 is taken by kind/b"},
 	} {
 		err := d.Put(Key{Kind: "kind", Name: step.name}, step.r)
 		if got := fmt.Sprint(errors.Unwrap(err), err); step.want == "" && err != nil || !strings.Contains(got, step.want) {

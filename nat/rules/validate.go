@@ -56,6 +56,17 @@ func (k *checker) address(path string, a netip.Addr) bool {
 	return false
 }
 
+// addresses checks those of d that there are: the others are not known yet, or of a family that is not used.
+func (k *checker) addresses(path string, d Pair) {
+	if d.V4.IsValid() && !d.V4.Is4() || d.V6.Is4() {
+		k.fault(path, "%s has a family in the other's place", d)
+		return
+	}
+	for a := range d.All() {
+		k.address(path, a)
+	}
+}
+
 // node checks a reference to a node; 0 is allowed where the first node is the default.
 func (k *checker) node(path string, p Link, zero bool) {
 	if !(p == 0 && zero) && !k.nodes[p] {
@@ -93,15 +104,11 @@ func (r *Resource) validate(key Key) error {
 		if !d.Link.Outside() && (d.Own.IsValid() || d.Sources != nil) {
 			k.fault("Device", "link %d is inside, where Own and Sources are the configuration's", d.Link)
 		}
-		if d.Own.IsValid() {
-			k.address("Device.Own", d.Own)
-		}
+		k.addresses("Device.Own", d.Own)
 		for i, p := range d.Sources {
 			k.prefix(fmt.Sprintf("Device.Sources[%d]", i), p)
 		}
-		if d.Address.IsValid() {
-			k.address("Device.Address", d.Address)
-		}
+		k.addresses("Device.Address", d.Address)
 	}
 	if r.Service != nil {
 		k.address("Service.Address", r.Service.Address)
@@ -123,20 +130,23 @@ func (c *Config) validateNodes(k *checker) {
 		if j, ok := names[n.Name]; ok {
 			k.fault(path+".Name", "%q is also Nodes[%d]", n.Name, j)
 		}
-		if k.address(path+".Address", n.Address) {
-			if j, ok := addresses[n.Address]; ok {
-				k.fault(path+".Address", "%s is also Nodes[%d]", n.Address, j)
-			}
-			if n.Address == c.GatewayAddress {
-				k.fault(path+".Address", "%s is also GatewayAddress", n.Address)
-			}
+		if !n.Address.IsValid() {
+			k.fault(path+".Address", "not an address")
 		}
-		links[n.Link], names[n.Name], addresses[n.Address] = i, i, i
+		k.addresses(path+".Address", n.Address)
+		for a := range n.Address.All() {
+			if j, ok := addresses[a]; ok {
+				k.fault(path+".Address", "%s is also Nodes[%d]", a, j)
+			}
+			if c.GatewayAddress.Has(a) {
+				k.fault(path+".Address", "%s is also GatewayAddress", a)
+			}
+			addresses[a] = i
+		}
+		links[n.Link], names[n.Name] = i, i
 	}
-	for path, a := range c.ownAddresses() {
-		if a.IsValid() { // else it is not known yet
-			k.address(path, a)
-		}
+	for path, own := range c.ownAddresses() {
+		k.addresses(path, own)
 	}
 	seen := map[netip.Prefix]int{}
 	for i, r := range c.Routes {
@@ -152,8 +162,8 @@ func (c *Config) validateNodes(k *checker) {
 }
 
 // ownAddresses returns the addresses of the gateway and of the tunnel by field.
-func (c *Config) ownAddresses() iter.Seq2[string, netip.Addr] {
-	return func(yield func(string, netip.Addr) bool) {
+func (c *Config) ownAddresses() iter.Seq2[string, Pair] {
+	return func(yield func(string, Pair) bool) {
 		_ = yield("GatewayAddress", c.GatewayAddress) && yield("TunnelAddress", c.TunnelAddress) && yield("PeerTunnelAddress", c.PeerTunnelAddress)
 	}
 }
@@ -208,10 +218,12 @@ func (c *Config) validatePrefixes(k *checker) {
 			k.fault(path+".Remapped", "%s has another length or family than %s", r.Remapped, r.Real)
 		}
 	}
-	for path, a := range c.ownAddresses() {
+	for path, own := range c.ownAddresses() {
 		for i, r := range c.Remote {
-			if r.Seen().Contains(a) {
-				k.fault(path, "%s lies in Remote[%d], seen as %s", a, i, r.Seen())
+			for a := range own.All() {
+				if r.Seen().Contains(a) {
+					k.fault(path, "%s lies in Remote[%d], seen as %s", a, i, r.Seen())
+				}
 			}
 		}
 	}
@@ -229,8 +241,10 @@ func (c *Config) validateUnknownSource(k *checker) {
 	if c.MSSClamp < MSSOff || c.MSSClamp > 0 && c.MSSClamp < minClamp || c.MSSClamp > maxClamp {
 		k.fault("MSSClamp", "%d is not MSSAuto, MSSOff or between %d and %d", c.MSSClamp, minClamp, maxClamp)
 	}
-	if c.UnknownSource.IsValid() && !k.external.Contains(c.UnknownSource) {
-		k.fault("UnknownSource", "%s lies in no local external CIDR", c.UnknownSource)
+	for u := range c.UnknownSource.All() {
+		if !k.external.Contains(u) {
+			k.fault("UnknownSource", "%s lies in no local external CIDR", u)
+		}
 	}
 }
 
@@ -244,7 +258,7 @@ func (c *Config) validateMappings(k *checker) {
 	for i, m := range c.Addresses {
 		path := fmt.Sprintf("Addresses[%d]", i)
 		if k.address(path+".External", m.External) {
-			if !k.external.Contains(m.External) || m.External == c.UnknownSource {
+			if !k.external.Contains(m.External) || c.UnknownSource.Has(m.External) {
 				k.fault(path+".External", "%s is U or lies in no local external CIDR", m.External)
 			}
 			if j, ok := external[m.External]; ok {
@@ -264,7 +278,7 @@ func (c *Config) validateMappings(k *checker) {
 	}
 	for i, s := range c.Services {
 		path := fmt.Sprintf("Services[%d]", i)
-		if k.address(path+".Address", s.Address) && (!k.external.Contains(s.Address) || s.Address == c.UnknownSource) {
+		if k.address(path+".Address", s.Address) && (!k.external.Contains(s.Address) || c.UnknownSource.Has(s.Address)) {
 			k.fault(path+".Address", "%s is U or lies in no local external CIDR", s.Address)
 		}
 		if j, ok := external[s.Address]; ok {
