@@ -63,7 +63,7 @@ func fullPage(t *testing.T) string {
 	p.stages(&wg.Stats{}, g)
 	p.paths("milan", nil, map[nat.Link]pathmtu.Result{nat.Tunnel: {Size: 1340}})
 	p.check("milan", CheckStatus{State: CheckConnected})
-	p.paths("milan", nil, map[nat.Link]pathmtu.Result{nat.Tunnel: {}})
+	p.legs("milan", nil, func(nat.Link) traffic { return traffic{rtt: 1} })
 	p.sockets(map[string]udp.Stats{"geneve": {OverflowsKnown: true}})
 	p.listener(newSeats(nil))
 	p.build(Version{})

@@ -40,6 +40,7 @@ func (g *Gateway) metricsPage(l *seats, size int) []byte {
 	}
 	p.stages(&tunnel, g)
 	p.check(peer, found)
+	p.legs(peer, links, g.watch.of)
 	p.paths(peer, links, g.paths.known())
 	p.sockets(g.sockets(&tunnel))
 	p.listener(l)
