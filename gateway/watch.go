@@ -13,6 +13,7 @@ import (
 	"culvert/gateway/wg"
 	"culvert/gateway/wgkey"
 	"culvert/geneve"
+	"culvert/geneve/udp"
 	"culvert/nat"
 )
 
@@ -151,7 +152,9 @@ func (w *watch) seePeer(c *config.Config) health.Peer {
 	if !s.LastHandshake.IsZero() {
 		p.Handshake = s.LastHandshake.UnixNano()
 	}
-	talk := w.g.wg.Stats().Talk
+	stats := w.g.wg.Stats()
+	p.TrainsLost = !stats.Trains && slices.ContainsFunc(stats.Sockets, func(s udp.Stats) bool { return s.GSO })
+	talk := stats.Talk
 	p.SentHandshakes, p.ReceivedHandshakes = talk.SentInitiations, talk.ReceivedInitiations
 	p.SentAnswers, p.ReceivedAnswers = talk.SentAnswers, talk.ReceivedAnswers
 	return p
@@ -179,7 +182,7 @@ func (w *watch) presences(c *config.Config, links config.Links) []health.Node {
 			Name: n.Name, Underlay: n.Underlay, Address: n.Address, VNI: uint32(n.VNI), Encap: encapName(n.Encap),
 			ARP: p.ARP, Answered: p.Answered, Asked: p.Asked, Known: p.Known, Silence: p.Silence,
 			Received: p.ReceivedPackets, Sent: p.SentPackets, Requests: p.Requests, Lost: p.Lost,
-			LocalReceived: local + answers, LocalSent: local + probes,
+			LocalReceived: local + answers, LocalSent: local + probes, TrainsLost: p.TrainsLost,
 		})
 	}
 	return w.nodes
