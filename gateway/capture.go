@@ -142,13 +142,15 @@ func (x *sight) tellReleased(l *lookers, p *packet.Packet, in nat.Link, v *nat.V
 		return
 	}
 	x.look(p, in)
+	met := x.met // by the first one
 	if v.Action == nat.Drop {
 		x.remember(r, p, p.Bytes(), in)
+		x.met = met
 		x.tell(l, p, in, v, now)
 		return
 	}
 	c, known := r.connection(&x.tuple, v.Out, now)
-	if b := p.Bytes(); r.Wants(capture.Post, false) && r.rule == "" && r.match(v.Action.String(), "") && (r.all || r.filter.Selects(&c)) {
+	if b := p.Bytes(); r.Wants(capture.Post, false) && (r.rule == "" || met) && r.match(v.Action.String(), "") && (r.all || r.filter.Selects(&c)) {
 		r.Add(capture.Post, in != nat.Tunnel, x.noteOf(r, p, in, v, &c, known), len(b), b)
 	}
 }
@@ -179,15 +181,22 @@ func (x *sight) tellLost(l *lookers, reason string, packet []byte) {
 
 // tellMade records a packet that the gateway has made for a link and lost, in whichever goroutine.
 func tellMade(t *tap, reason DropReason, packet []byte, out nat.Link) {
-	if l := t.Load(); l != nil && l.recording != nil {
-		l.recording.addLost(capture.Post, out == nat.Tunnel, reason.String(), "", packet, out)
+	l := t.Load()
+	if l == nil || l.recording == nil {
+		return
 	}
+	r, met := l.recording, ruleTracer{of: l.recording}
+	if reason == DropOutput {
+		r.engine.ExplainOut(packet, out, &met)
+	}
+	r.addLost(capture.Post, out == nat.Tunnel, reason.String(), met.by(), packet, out, met.met)
 }
 
-// addLost records a packet, at its link, that no sight remembers. Rules and connections are not asked about it.
-func (r *recording) addLost(at capture.Stage, outbound bool, reason, from string, packet []byte, link nat.Link) {
-	if r.Wants(at, true) && r.matchTunnel(true, reason) && (r.all || r.selects(packet, link, true)) {
-		r.Add(at, outbound, "drop: "+reason+from, len(packet), packet)
+// addLost records a packet, at its link, that no sight remembers; met says whether it has met the recording's rule. Connections are not asked
+// about it.
+func (r *recording) addLost(at capture.Stage, outbound bool, reason, more string, packet []byte, link nat.Link, met bool) {
+	if r.Wants(at, true) && (r.rule == "" || met) && r.match(nat.Drop.String(), reason) && (r.all || r.selects(packet, link, true)) {
+		r.Add(at, outbound, "drop: "+reason+more, len(packet), packet)
 	}
 }
 

@@ -85,10 +85,16 @@ func (r *recording) meets(data []byte, segment int, in nat.Link) bool {
 
 // ruleText names the rule that has refused a packet.
 func (r *recording) ruleText(p *packet.Packet, in nat.Link) string {
-	if t := r.rulesOf(p.Bytes(), p.SegmentSize, in); t.last != "" {
-		return ", by rule " + t.last
+	t := r.rulesOf(p.Bytes(), p.SegmentSize, in)
+	return t.by()
+}
+
+// by names the rule that was met last.
+func (t *ruleTracer) by() string {
+	if t.last == "" {
+		return ""
 	}
-	return ""
+	return ", by rule " + t.last
 }
 
 // rulesOf has the engine explain a copy of a packet.

@@ -242,8 +242,17 @@ func TestCaptureOfOwnPackets(t *testing.T) {
 		p.rome.nodes[0].Send(echo("10.0.1.5", "10.80.0.4", 64, 8))
 		awaits(t, func() bool { return p.rome.in.drops[DropOutput].Load() > before }, "a drop")
 	}
-	for node, want := range map[string][]string{"rome-1": {"post 10.80.0.4>10.0.1.5 drop: output"}, "rome-2": nil} {
-		o := control.CaptureOptions{Drops: true, Filter: control.Filter{Node: node, Addresses: []netip.Prefix{netip.MustParsePrefix("10.0.1.5/32")}}}
+	for _, tt := range []struct {
+		node, rule string
+		want       []string
+	}{
+		{"rome-1", "", []string{"post 10.80.0.4>10.0.1.5 drop: output, by rule own/c/no"}},
+		{"rome-2", "", nil},
+		{"rome-1", "no", []string{"post 10.80.0.4>10.0.1.5 drop: output, by rule own/c/no"}},
+		{"rome-1", "remap-podcidr/outgoing/10.61.0.0/16", nil},
+	} {
+		node, want := tt.node+" "+tt.rule, tt.want
+		o := control.CaptureOptions{Drops: true, Rule: tt.rule, Filter: control.Filter{Node: tt.node, Addresses: []netip.Prefix{netip.MustParsePrefix("10.0.1.5/32")}}}
 		if lines := captured(t, p, client, o, traffic); !slices.Equal(lines, want) {
 			t.Errorf("node %s: %q, want %q", node, lines, want)
 		}

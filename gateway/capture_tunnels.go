@@ -54,7 +54,7 @@ func (r *recording) tellGeneve(d *geneve.Datagram) {
 
 // tellWaiting records a fragment that is dropped while it waits for the first one of its packet. That it came was told then.
 func (r *recording) tellWaiting(fragment []byte, in nat.Link, why nat.Reason) {
-	r.addLost(capture.Pre, in != nat.Tunnel, why.String(), ", from "+r.names.names[in], fragment, in)
+	r.addLost(capture.Pre, in != nat.Tunnel, why.String(), ", from "+r.names.names[in], fragment, in, false)
 }
 
 // tellWireGuard records a message of WireGuard. Nobody sees what is in it: the filter is for

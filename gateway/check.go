@@ -122,7 +122,8 @@ func (c *check) begin(with *config.Config, now time.Time) {
 	if c.config.Port == 0 {
 		c.config.Port = config.LiqoConnectionCheck.Port
 	}
-	c.status.State, c.status.RTT, c.status.Measured, c.recent = CheckOff, 0, time.Time{}, udp.Recent{}
+	c.status.State, c.status.RTT, c.status.Measured = CheckOff, 0, time.Time{}
+	c.recent.Forget(0)
 	if c.config.Interval > 0 && with.WireGuard.PeerPublicKey != (wgkey.Key{}) {
 		c.status.State = CheckConnecting
 	}
@@ -138,6 +139,7 @@ func (c *check) found() CheckStatus {
 	defer c.mu.Unlock()
 	s := c.status
 	s.Lost, s.Requests = c.recent.Lost()
+	s.Sent, s.AllMissed = c.recent.Totals()
 	if s.Answered > 0 {
 		s.Missed = len(c.waiting)
 	}
@@ -178,7 +180,6 @@ func (c *check) ping(now time.Time) []byte {
 		c.waiting = slices.Delete(c.waiting, 0, 1)
 	}
 	c.waiting = append(c.waiting, now)
-	c.status.Sent++
 	c.recent.Request()
 	stamp, _ := json.Marshal(now) // these two cannot fail before the year 10000
 	b, _ := json.Marshal(checkMessage{ClusterID: c.cluster, Type: checkPing, Stamp: stamp})

@@ -63,9 +63,10 @@ func fullPage(t *testing.T) string {
 	p.stages(&wg.Stats{}, g)
 	p.paths("milan", nil, map[nat.Link]pathmtu.Result{nat.Tunnel: {Size: 1340}})
 	p.check("milan", CheckStatus{State: CheckConnected})
-	p.paths("milan", nil, map[nat.Link]pathmtu.Result{nat.Tunnel: {}})
+	p.legs("milan", nil, func(nat.Link) traffic { return traffic{rtt: 1} })
 	p.sockets(map[string]udp.Stats{"geneve": {OverflowsKnown: true}})
 	p.listener(newSeats(nil))
+	p.flight()
 	p.build(Version{})
 	p.findings([]health.Finding{{Cause: health.NodeSilent, Of: "rome-1"}})
 	text := p.text.String()
@@ -81,6 +82,7 @@ func fullPage(t *testing.T) string {
 // notShown are the metrics that the dashboard leaves out, and why.
 var notShown = map[string]string{
 	"culvert_socket_waiting":                     "what /healthz looks at; an overflow is what it comes to",
+	"culvert_flight_recorder_bytes":              "for a minute, while somebody looks into how a gateway runs",
 	"culvert_listener_connections":               "about whoever reads the metrics",
 	"culvert_listener_refused_connections_total": "about whoever reads the metrics",
 }

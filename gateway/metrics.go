@@ -40,9 +40,11 @@ func (g *Gateway) metricsPage(l *seats, size int) []byte {
 	}
 	p.stages(&tunnel, g)
 	p.check(peer, found)
+	p.legs(peer, links, g.watch.of)
 	p.paths(peer, links, g.paths.known())
 	p.sockets(g.sockets(&tunnel))
 	p.listener(l)
+	p.flight()
 	p.build(ReadVersion())
 	p.findings(g.watch.findings(time.Since(started)))
 	return p.text.Bytes()
@@ -250,6 +252,11 @@ func (p *page) stages(tunnel *wg.Stats, g *Gateway) {
 	p.histogram(&tunnel.Decrypt, "inbound", "decrypt")
 	p.histogram(&in, "inbound", "decide")
 	p.histogram(&sent, "inbound", "send")
+}
+
+// flight reports whether somebody waits for a slow batch.
+func (p *page) flight() {
+	p.one(gauge, "flight_recorder_bytes", "What Go's flight recorder may keep while somebody waits for a slow batch; 0 if nobody does.", float64(flightRecorded.Load()))
 }
 
 // build says which build this is.

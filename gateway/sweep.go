@@ -13,6 +13,9 @@ const (
 	// packets only when a P has nothing else to run: a goroutine that merely yields
 	// would hold up packets for 10 ms.
 	sweepPause = time.Millisecond
+	// askPace lies between two requests by ARP: many times as long as one takes to be
+	// answered by a node that is near.
+	askPace = time.Millisecond
 )
 
 // sweep removes connections whose time has come while no packets do it, and looks
@@ -23,6 +26,7 @@ func (g *Gateway) sweep(ctx context.Context) {
 		g.tellEncaps()
 		g.wg.Settle()
 		g.tellDiscards()
+		g.endpoint.AskAll(func() { time.Sleep(askPace) })
 		g.watch.look(time.Since(started))
 		g.lookAtProgress()
 		g.dropRates.note(time.Since(started), func() map[dropKey]uint64 {

@@ -147,11 +147,22 @@ func (g *Gateway) explain(v *view, b []byte, segment int, in nat.Link, now nat.T
 		}
 		if source, destination, ok := endsOf(b); ok {
 			drop := dropOf(v.config, d.Reason, in == nat.Tunnel, t.From, source, destination)
+			drop.Rule = lastRule(t.Steps)
 			t.Why = drop.Why(&health.Peer{Name: v.config.Peer, Role: v.config.WireGuard.Role.String()})
 		}
 		g.traceNearest(steps, d.Reason)
 	}
 	return t
+}
+
+// lastRule names the rule that was met last: it is the one that refuses a packet which a rule refuses.
+func lastRule(steps []control.TraceStep) (name string) {
+	for i := range steps {
+		if s := &steps[i]; s.Kind == rules.StepRule.String() && s.Passed {
+			name = s.Name
+		}
+	}
+	return name
 }
 
 // packetOf describes an IP packet, which may be malformed.

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"net/netip"
+	"slices"
 	"sync/atomic"
 
 	"culvert/gateway/control"
@@ -16,17 +18,28 @@ type nextTrace struct {
 	g      *Gateway
 	names  *view
 	filter nat.ConnFilter
-	all    bool // filter selects everything
+	all    bool         // filter selects everything
+	own    []netip.Addr // of the gateway itself, whose packets are passed over
 	found  atomic.Bool
 	trace  chan *control.Trace // of room for one
 }
 
 // offer explains the packet under way, just before the engine decides about it, if nothing was found yet and the filter selects it.
 func (n *nextTrace) offer(p *packet.Packet, data []byte, in nat.Link, now nat.Time) {
-	if n.found.Load() || !n.all && !n.selects(p, in, now) || n.found.Swap(true) {
+	if n.found.Load() || n.isOwn(p) || !n.all && !n.selects(p, in, now) || n.found.Swap(true) {
 		return
 	}
 	n.trace <- n.g.explain(n.names, bytes.Clone(data), p.SegmentSize, in, now)
+}
+
+// isOwn reports whether a packet is for an address of the gateway itself that the filter does not name: most of them answer its probes.
+func (n *nextTrace) isOwn(p *packet.Packet) bool {
+	if n.own == nil || p.Fault() != packet.NoFault {
+		return false
+	}
+	var t packet.Tuple
+	p.Tuple(&t, 0)
+	return slices.Contains(n.own, t.Destination())
 }
 
 // selects reports whether the filter selects a packet, by its own addresses or by those of its connection.
@@ -51,6 +64,10 @@ func (s source) traceNext(ctx context.Context, v *view, f *control.Filter, yield
 		return err
 	}
 	n := &nextTrace{g: s.g, names: v, filter: filter, all: f.IsZero(), trace: make(chan *control.Trace, 1)}
+	if len(f.Addresses) == 0 {
+		own, _ := v.config.WireGuard.Role.TunnelAddresses()
+		n.own = slices.AppendSeq(slices.Collect(own.All()), v.config.Geneve.GatewayAddress.All())
+	}
 	v.places() // off the packet path
 	busy := false
 	s.g.look(func(l *lookers) {

@@ -308,11 +308,11 @@ func TestTraceTells(t *testing.T) {
 			control.TraceStep{Kind: "decode", Name: "vxlan", Passed: true, Detail: "rome-2 has VNI 7 and sends from 127.0.10.3", Origin: "node/rome-2", Field: "geneve.nodes[1]"}},
 		{"a connection", udpTrace("rome-1", "10.0.1.5:4000", "10.61.1.7:53"), "forward", "tunnel encrypted to",
 			control.TraceStep{Kind: "connection", Name: "1", Passed: true, Detail: "udp, direction original, mark 1; this packet meets the rules"}},
-		{"a rule", udpTrace("rome-1", "10.0.1.5:4000", "10.61.1.7:7"), "drop; filtered", "",
+		{"a rule", udpTrace("rome-1", "10.0.1.5:4000", "10.61.1.7:7"), "drop; filtered; rule rules/forward/drop refuses it: change rules if that is not meant", "",
 			control.TraceStep{Kind: "rule", Name: "rules/forward/drop", Passed: true, Detail: "drop", Origin: "network/rules", Field: "rules[1]"}},
-		{"what would let it through", udpTrace("rome-1", "10.0.1.5:4000", "10.61.1.7:7"), "drop; filtered", "",
+		{"what would let it through", udpTrace("rome-1", "10.0.1.5:4000", "10.61.1.7:7"), "drop; filtered; rule rules/forward/drop refuses it: change rules if that is not meant", "",
 			control.TraceStep{Kind: "nearest", Name: "rules/forward/let", Detail: "only for src 10.0.1.240/29", Origin: "network/rules", Field: "rules[0]"}},
-		{"what it is told", udpTrace("rome-1", "10.0.1.5:4000", "10.61.1.7:9"), "drop; rejected; ICMP: network unreachable", "",
+		{"what it is told", udpTrace("rome-1", "10.0.1.5:4000", "10.61.1.7:9"), "drop; rejected; rule rules/forward/reject refuses it: change rules if that is not meant; ICMP: network unreachable", "",
 			control.TraceStep{Kind: "rule", Name: "rules/forward/reject", Passed: true, Detail: "reject", Origin: "network/rules", Field: "rules[2]"}},
 		{"another node's pod", tcpTrace("rome-1", "10.0.2.5:40000", "10.61.1.7:80"), "drop; bad-source; 10.0.2.5 is an address of rome-2: give the CIDR to the node that its pods are on", "",
 			control.TraceStep{Kind: "check", Name: "source"}},
@@ -397,6 +397,37 @@ func TestTraceNext(t *testing.T) {
 		t.Errorf("%+v", x)
 	}
 	awaits(t, func() bool { return p.rome.tap.Load() == nil })
+}
+
+// TestTraceNextPassesOverTheGateways: what is for the gateway itself, such as answers to its probes, is explained only to who names an address of it.
+func TestTraceNextPassesOverTheGateways(t *testing.T) {
+	p, client := newTraced(t)
+	for _, tt := range []struct {
+		filter control.Filter
+		want   string // destination
+	}{
+		{control.Filter{Protocol: "icmp"}, "10.61.1.7"},
+		{control.Filter{}, "10.61.1.7"},
+		{control.Filter{Addresses: []netip.Prefix{netip.MustParsePrefix("10.80.0.4/32")}}, "10.80.0.4"},
+	} {
+		found := make(chan *control.Trace, 1)
+		o := control.TraceOptions{Next: true, Filter: tt.filter}
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() {
+			control.Each(ctx, client, "/v1/trace", o.Values(), func(x *control.Trace) bool {
+				found <- x
+				return false
+			})
+		}()
+		awaits(t, func() bool { return p.rome.tap.Load() != nil })
+		p.rome.nodes[0].Send(echo("10.0.1.5", "10.80.0.4", 64, 8))
+		p.rome.nodes[0].Send(echo("10.0.1.5", "10.61.1.7", 64, 8))
+		if x := <-found; x.Packet.Destination.String() != tt.want {
+			t.Errorf("%+v: it is for %s, want %s", tt.filter, x.Packet.Destination, tt.want)
+		}
+		cancel()
+		awaits(t, func() bool { return p.rome.tap.Load() == nil })
+	}
 }
 
 // TestTraceRefuses: what cannot be explained is said by the name of what is wrong.

@@ -37,19 +37,25 @@ type traffic struct {
 	received, sent grown
 	rtt            time.Duration // 0 = nothing tells
 	requests, lost int           // the last of those by which rtt is measured
+	all, allMissed uint64        // of those since the start; see udp.Recent.Totals
 }
 
-// leg returns what has passed at a link.
-func (w *watch) leg(link nat.Link, now time.Duration) control.Leg {
+// of returns what has passed at a link; nothing if there has been no look since it was made.
+func (w *watch) of(link nat.Link) traffic {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	t := w.peer
-	if link != nat.Tunnel {
-		if int(link) >= len(w.links) {
-			return control.Leg{} // there has been no look since it was made
-		}
-		t = w.links[link]
+	switch {
+	case link == nat.Tunnel:
+		return w.peer
+	case int(link) < len(w.links):
+		return w.links[link]
 	}
+	return traffic{}
+}
+
+// leg is of for a status.
+func (w *watch) leg(link nat.Link, now time.Duration) control.Leg {
+	t := w.of(link)
 	l := control.Leg{LastReceivedSeconds: t.received.since(now), LastSentSeconds: t.sent.since(now), Requests: t.requests, RequestsLost: t.lost}
 	if t.rtt > 0 {
 		rtt := t.rtt.Seconds()
@@ -83,12 +89,12 @@ func (w *watch) passes(stats *nat.Stats, shown []geneve.Presence, pings wg.Pings
 		p, t := &shown[i], &w.links[i]
 		t.received.look(p.ReceivedPackets, now)
 		t.sent.look(p.SentPackets, now)
-		t.rtt, t.requests, t.lost = p.RTT, p.Requests, p.Lost
+		t.rtt, t.requests, t.lost, t.all, t.allMissed = p.RTT, p.Requests, p.Lost, p.AllRequests, p.AllMissed
 	}
 	t := &w.peer
 	t.received.look(stats.Inbound.Forwarded, now)
 	t.sent.look(stats.Outbound.Forwarded, now)
-	t.rtt, t.requests, t.lost = pings.RTT, pings.Requests, pings.Lost
+	t.rtt, t.requests, t.lost, t.all, t.allMissed = pings.RTT, pings.Requests, pings.Lost, pings.Sent, pings.AllMissed
 }
 
 // pingDue reports whether the peer is to be pinged: it has made a handshake lately, packets

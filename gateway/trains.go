@@ -6,30 +6,10 @@ import (
 	"culvert/nat"
 )
 
-// What to do when trains are lost: known faults of kernels, by version.
-const (
-	nodeRemedy = "update the node's kernel to 6.8.5 or later, but not 7.0 to 7.1.4"
-	peerRemedy = "update the kernels of both gateways' nodes if they are 7.0 to 7.1.4, or turn tx-udp-segmentation of the network interface off"
-)
-
-// probeTrains looks whether trains arrive, and tells what has changed.
+// probeTrains looks whether trains arrive. The watch tells what that has found.
 func (g *Gateway) probeTrains(now time.Duration) {
-	for _, change := range g.endpoint.ProbeTrains() {
-		entry := g.log.WithField("node", g.nodeName(nat.Link(change.Tunnel)))
-		if change.On {
-			entry.Info("trains arrive at the node again")
-		} else {
-			entry.WithField("remedy", nodeRemedy).Warn("the node loses UDP_SEGMENT trains: sending it single datagrams, which is slower")
-		}
-	}
-	if change, changed := g.wg.ProbeTrains(now); changed {
-		entry := g.log.WithField("endpoint", change.Endpoint)
-		if change.On {
-			entry.Info("sending trains to the peer again")
-		} else {
-			entry.WithField("remedy", peerRemedy).Warn("UDP_SEGMENT trains do not arrive at the peer: sending single datagrams, which is slower")
-		}
-	}
+	g.endpoint.ProbeTrains()
+	g.wg.ProbeTrains(now)
 }
 
 // nodeName returns the name of the node that has a link.

@@ -13,6 +13,7 @@ import (
 	"github.com/sirupsen/logrus/hooks/test"
 
 	"culvert/gateway/config"
+	"culvert/gateway/health"
 	"culvert/geneve/genevetest"
 	"culvert/geneve/udp"
 	"culvert/nat/nattest"
@@ -131,6 +132,7 @@ func (p *lossyPair) second() {
 	p.t.Helper()
 	p.now.Add(int64(time.Second))
 	p.rome.probeTrains(time.Duration(p.now.Load()))
+	p.rome.watch.look(time.Duration(p.now.Load()))
 	p.meet()
 }
 
@@ -153,10 +155,10 @@ func bulkPacket(port uint16, source, destination string, payload []byte) []byte 
 		SourcePort: port, DestinationPort: 2, Seq: 1000, Ack: 1, Flags: nattest.ACK, Payload: payload, Partial: true}}.Bytes()
 }
 
-// said counts what rome has logged at a level with a field.
-func (p *lossyPair) said(level logrus.Level, field string) (n int) {
+// said counts how often rome has logged a cause of somebody.
+func (p *lossyPair) said(cause *health.Cause, of string) (n int) {
 	for _, e := range p.log.AllEntries() {
-		if _, ok := e.Data[field]; ok && e.Level == level {
+		if e.Data["cause"] == cause.Name && (e.Data["peer"] == of || e.Data["node"] == of) && e.Level == logrus.WarnLevel {
 			n++
 		}
 	}
@@ -197,7 +199,7 @@ func TestPeerLosesTrains(t *testing.T) {
 	if n := p.relay.trains.Load() - trains; n != 0 {
 		t.Errorf("%d trains while they are lost", n)
 	}
-	if n := p.said(logrus.WarnLevel, "remedy"); n != 1 || p.rome.wg.Stats().LostTrains != 1 {
+	if n := p.said(health.PeerTrains, "milan"); n != 1 || p.rome.wg.Stats().LostTrains != 1 {
 		t.Errorf("%d warnings, %d losses counted; want 1, 1", n, p.rome.wg.Stats().LostTrains)
 	}
 
@@ -219,7 +221,7 @@ func TestPeerLosesTrains(t *testing.T) {
 	if p.relay.trains.Load() == trains {
 		t.Error("bulk traffic without a train")
 	}
-	if n := p.said(logrus.WarnLevel, "remedy"); n != 1 {
+	if n := p.said(health.PeerTrains, "milan"); n != 1 {
 		t.Errorf("%d warnings, want 1", n)
 	}
 }
@@ -243,8 +245,8 @@ func TestNodeLosesTrains(t *testing.T) {
 		p.second()
 	}
 	bulk(t, p.milan.nodes[0], node, 2, "10.0.1.7", "10.62.1.5")
-	if e := p.log.LastEntry(); e == nil || e.Level != logrus.WarnLevel || e.Data["node"] != "rome-1" || e.Data["remedy"] != nodeRemedy {
-		t.Errorf("last log entry %+v", e)
+	if n := p.said(health.NodeTrains, "rome-1"); n != 1 {
+		t.Errorf("%d warnings, want 1", n)
 	}
 	if s, _ := p.rome.endpoint.TunnelStats(port); s.LostTrains != 1 {
 		t.Errorf("%+v", s)

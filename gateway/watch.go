@@ -13,6 +13,7 @@ import (
 	"culvert/gateway/wg"
 	"culvert/gateway/wgkey"
 	"culvert/geneve"
+	"culvert/geneve/udp"
 	"culvert/nat"
 )
 
@@ -40,7 +41,6 @@ func newWatch(g *Gateway) *watch {
 }
 
 func (w *watch) look(now time.Duration) {
-	w.g.endpoint.AskAll()
 	o := w.observe(now)
 	w.mu.Lock()
 	changes := w.judge.Look(now, o)
@@ -129,7 +129,7 @@ func (w *watch) observe(now time.Duration) *health.Observation {
 	stats, pings := g.engine.Stats(), g.pings()
 	o.Peer.ReceivedPackets, o.Peer.Pings = stats.Inbound.Received, health.Pings{RTT: pings.RTT, Requests: pings.Requests, Lost: pings.Lost, Sent: pings.Sent, Missed: pings.Missed}
 	if w.passes(&stats, w.shown, pings, now); w.pingDue(now, o.Peer.Handshake) {
-		g.wg.Ping(now)
+		g.wg.Ping(time.Since(started)) // now is long ago, where much was looked at
 	}
 	o.Drops = append(w.drops(c, &stats.Outbound, &g.out.counters, false), w.drops(c, &stats.Inbound, &g.in.counters, true)...)
 	return o
@@ -152,7 +152,9 @@ func (w *watch) seePeer(c *config.Config) health.Peer {
 	if !s.LastHandshake.IsZero() {
 		p.Handshake = s.LastHandshake.UnixNano()
 	}
-	talk := w.g.wg.Stats().Talk
+	stats := w.g.wg.Stats()
+	p.TrainsLost = !stats.Trains && slices.ContainsFunc(stats.Sockets, func(s udp.Stats) bool { return s.GSO })
+	talk := stats.Talk
 	p.SentHandshakes, p.ReceivedHandshakes = talk.SentInitiations, talk.ReceivedInitiations
 	p.SentAnswers, p.ReceivedAnswers = talk.SentAnswers, talk.ReceivedAnswers
 	return p
@@ -180,7 +182,7 @@ func (w *watch) presences(c *config.Config, links config.Links) []health.Node {
 			Name: n.Name, Underlay: n.Underlay, Address: n.Address.First(), VNI: uint32(n.VNI), Encap: encapName(n.Encap),
 			ARP: p.ARP, Answered: p.Answered, Asked: p.Asked, Known: p.Known, Silence: p.Silence,
 			Received: p.ReceivedPackets, Sent: p.SentPackets, Requests: p.Requests, Lost: p.Lost,
-			LocalReceived: local + answers, LocalSent: local + probes,
+			LocalReceived: local + answers, LocalSent: local + probes, TrainsLost: p.TrainsLost,
 		})
 	}
 	return w.nodes

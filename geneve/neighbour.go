@@ -15,12 +15,12 @@ const (
 	maxHeldBytes     = 2 << 20 // room for what waits for all neighbours
 	minHeldBytes     = 2 << 10 // room that a packet takes at least, so that small ones are bounded in number
 	holdTime         = 3 * time.Second
-	askInterval      = time.Second      // between two requests for one neighbour
-	maxUnanswered    = 3                // requests, after which the peer's word no longer stands against what frames say
-	silentInterval   = 5 * time.Second  // between two for one that has not answered maxUnanswered
-	reachableTime    = 30 * time.Second // silence after which a neighbour in use is asked again (RFC 4861, Section 10)
-	heardGranularity = time.Second      // how exactly the last frame's time is kept
-	maxAnswers       = 20               // requests answered per tunnel and second
+	askInterval      = 900 * time.Millisecond // between two requests for one neighbour: a little less than between two calls of AskAll
+	maxUnanswered    = 3                      // requests, after which the peer's word no longer stands against what frames say
+	silentInterval   = 5 * time.Second        // between two for one that has not answered maxUnanswered
+	reachableTime    = 30 * time.Second       // silence after which a neighbour in use is asked again (RFC 4861, Section 10)
+	heardGranularity = time.Second            // how exactly the last frame's time is kept
+	maxAnswers       = 20                     // requests answered per tunnel and second
 	never            = -time.Hour
 )
 
@@ -31,12 +31,9 @@ type neighbour struct {
 
 	// The rest is guarded by neighbours.mu.
 	confirmed   bool // ARP or neighbour discovery has told the MAC address
-	waiting     bool // the last request has had no answer
-	recent      udp.Recent
-	rtt         time.Duration // of the last request that was answered
-	removed     bool          // the tunnel is no longer configured: nothing may be held
-	unanswered  int           // requests since the last reply
-	asked       time.Duration
+	requests    requests
+	removed     bool // the tunnel is no longer configured: nothing may be held
+	unanswered  int  // requests since the last reply
 	held        []held
 	heldBytes   int // room that they take
 	heldSince   time.Duration
@@ -45,7 +42,7 @@ type neighbour struct {
 }
 
 func (n *neighbour) init(e Encap) {
-	n.asked, n.answersFrom = never, never
+	n.requests.at, n.answersFrom = never, never
 	n.lastHeard.Store(int64(never))
 	n.store(newSpeaker(e, 0))
 }
@@ -151,7 +148,7 @@ func (n *neighbours) arp(t *tunnel, to mac, from speaker, b []byte, now time.Dur
 func (n *neighbours) told(t *tunnel, from speaker, reply, probed bool, now time.Duration) {
 	nb := &t.neighbour
 	if reply && !probed {
-		nb.measure(now)
+		nb.requests.answer(now, !nb.confirmed || nb.unanswered > maxUnanswered)
 	}
 	if nb.confirmed = true; reply { // who asks may not hear us
 		nb.unanswered = 0
@@ -169,19 +166,6 @@ func (n *neighbour) mayAnswer(now time.Duration) bool {
 	}
 	n.answered++
 	return true
-}
-
-// measure notes an answer to a request. Who was away has lost nothing meanwhile.
-func (n *neighbour) measure(now time.Duration) {
-	if !n.waiting {
-		return
-	}
-	if !n.confirmed || n.unanswered > maxUnanswered {
-		n.recent = udp.Recent{}
-		n.recent.Request()
-	}
-	n.waiting, n.rtt = false, now-n.asked
-	n.recent.Answer(0)
 }
 
 // learn takes from for the neighbour and sends what has waited for it.
@@ -207,12 +191,11 @@ func (n *neighbours) learn(t *tunnel, from speaker, now time.Duration) {
 // Preconditions: n.mu is held.
 func (n *neighbours) ask(t *tunnel, now time.Duration) {
 	nb := &t.neighbour
-	if now-nb.asked < askInterval || n.closed || nb.removed {
+	if now-nb.requests.at < askInterval || n.closed || nb.removed {
 		return
 	}
-	nb.asked, nb.waiting = now, true
+	nb.requests.ask(n.e.now()) // a batch of packets may have begun long before
 	nb.unanswered++
-	nb.recent.Request()
 	if !t.either(now) {
 		n.request(t, t.spoken())
 		return

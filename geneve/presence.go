@@ -16,6 +16,8 @@ type Presence struct {
 	ReceivedPackets, SentPackets uint64
 	RTT                          time.Duration // of the last request; 0 where none of the last ones was answered
 	Requests, Lost               int           // the last requests, and how many of them had no answer
+	TrainsLost                   bool          // trains do not arrive there: ProbeTrains has found that
+	AllRequests, AllMissed       uint64        // since there is the tunnel, and how many of them had no answer when the next one was sent
 }
 
 // Presences calls yield for each tunnel. The packet path waits for it where it needs ARP, so yield is to be quick.
@@ -32,44 +34,13 @@ func (e *Endpoint) Presences(yield func(Presence)) {
 		p := Presence{
 			ID: t.ID, ARP: t.Inner == Ethernet, Answered: nb.confirmed, Asked: nb.unanswered,
 			Known: heard != never, Silence: now - heard,
-			ReceivedPackets: t.receivedPackets.Load(), SentPackets: t.sentPackets.Load(),
+			ReceivedPackets: t.receivedPackets.Load(), SentPackets: t.sentPackets.Load(), TrainsLost: t.probe.Lost(),
 		}
-		if p.Lost, p.Requests = nb.recent.Lost(); nb.unanswered <= maxUnanswered {
-			p.RTT = nb.rtt
+		p.AllRequests, p.AllMissed = nb.requests.recent.Totals()
+		if p.Lost, p.Requests = nb.requests.recent.Lost(); nb.unanswered <= maxUnanswered {
+			p.RTT = nb.requests.rtt
 		}
 		yield(p)
-	}
-}
-
-// maxAsked is how many neighbours AskAll asks at once: what fits into one socket buffer many times over.
-const maxAsked = 64
-
-// AskAll asks neighbours whether they are there, at most maxAsked and all in turn. Whoever is there answers, so that silence means
-// something; the answers tell how far it is and what is lost on the way.
-// It is called once a second. Who does not answer is asked each second at first, then each silentInterval.
-func (e *Endpoint) AskAll() {
-	n, now := &e.neighbours, e.now()
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	ids := e.table.Load().ids
-	asked := 0
-	for range ids {
-		n.nextAsked = (n.nextAsked + 1) % len(ids)
-		t := ids[n.nextAsked]
-		if t == nil || t.Inner != Ethernet {
-			continue
-		}
-		pause := askInterval
-		if t.neighbour.unanswered > maxUnanswered {
-			pause = silentInterval
-		}
-		if now-t.neighbour.asked < pause {
-			continue
-		}
-		n.ask(t, now)
-		if asked++; asked == maxAsked {
-			return
-		}
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"culvert/geneve/genevetest"
+	"culvert/geneve/udp"
 )
 
 // TestPresences follows a node from before it is known until it is silent.
@@ -26,36 +27,39 @@ func TestPresences(t *testing.T) {
 		})
 	}
 	ask := func() {
-		f.advance(askInterval)
-		f.e.AskAll()
+		f.advance(time.Second)
+		f.e.AskAll(func() {})
 	}
 	see("a tunnel without frames", toIP, Presence{})
 	see("before anything", toNode, Presence{ARP: true})
 	ask()
 	f.asked()
 	f.datagrams(f.node) // to the VXLAN tunnel
-	see("when asked", toNode, Presence{ARP: true, Asked: 1})
+	see("when asked", toNode, Presence{ARP: true, Asked: 1, AllRequests: 1})
 	f.ipFrom(nodeMAC)
-	see("heard by a packet", toNode, Presence{ARP: true, Asked: 1, Known: true, ReceivedPackets: 1})
+	see("heard by a packet", toNode, Presence{ARP: true, Asked: 1, Known: true, ReceivedPackets: 1, AllRequests: 1})
 	f.advance(2 * time.Millisecond)
 	f.arpFrom(us, 2, nodeMAC, nodeInner, gatewayInner)
-	see("answered", toNode, Presence{ARP: true, Answered: true, Known: true, ReceivedPackets: 1, RTT: 2 * time.Millisecond, Requests: 1})
+	see("answered", toNode, Presence{ARP: true, Answered: true, Known: true, ReceivedPackets: 1, RTT: 2 * time.Millisecond, Requests: 1, AllRequests: 1})
 	f.s.Send(toNode, genevetest.UDP(pod, remotePod, []byte("x")))
 	f.s.Flush()
 	f.advance(5 * time.Second)
-	see("sent to", toNode, Presence{ARP: true, Answered: true, Known: true, ReceivedPackets: 1, SentPackets: 1, Silence: 5 * time.Second, RTT: 2 * time.Millisecond, Requests: 1})
+	see("sent to", toNode, Presence{ARP: true, Answered: true, Known: true, ReceivedPackets: 1, SentPackets: 1, Silence: 5 * time.Second, RTT: 2 * time.Millisecond, Requests: 1,
+		AllRequests: 1})
 	f.advance(reachableTime - 5*time.Second)
 	for range 3 {
 		ask()
 	}
 	see("silent", toNode, Presence{ARP: true, Answered: true, Asked: 3, Known: true, ReceivedPackets: 1, SentPackets: 1, Silence: reachableTime + 3*time.Second,
-		RTT: 2 * time.Millisecond, Requests: 3, Lost: 2})
+		RTT: 2 * time.Millisecond, Requests: 3, Lost: 2, AllRequests: 4, AllMissed: 2})
 	for range 2 {
 		ask()
 	}
-	see("long silent", toNode, Presence{ARP: true, Answered: true, Asked: 4, Known: true, ReceivedPackets: 1, SentPackets: 1, Silence: reachableTime + 5*time.Second, Requests: 4, Lost: 3})
+	see("long silent", toNode, Presence{ARP: true, Answered: true, Asked: 4, Known: true, ReceivedPackets: 1, SentPackets: 1, Silence: reachableTime + 5*time.Second, Requests: 4, Lost: 3,
+		AllRequests: 5, AllMissed: 3})
 	f.arpFrom(us, 2, nodeMAC, nodeInner, gatewayInner)
-	see("back", toNode, Presence{ARP: true, Answered: true, Known: true, ReceivedPackets: 1, SentPackets: 1, RTT: askInterval, Requests: 1})
+	see("back", toNode, Presence{ARP: true, Answered: true, Known: true, ReceivedPackets: 1, SentPackets: 1, RTT: time.Second, Requests: 1,
+		AllRequests: 5, AllMissed: 3})
 }
 
 // TestLostRequests: what a node does not answer now and then is lost on the way.
@@ -63,7 +67,7 @@ func TestLostRequests(t *testing.T) {
 	f := newFixture(t)
 	for second := range 60 {
 		f.advance(askInterval)
-		f.e.AskAll()
+		f.e.AskAll(func() {})
 		if second%4 != 0 {
 			f.arpFrom(us, 2, nodeMAC, nodeInner, gatewayInner)
 			f.arpFrom(us, 2, nodeMAC, nodeInner, gatewayInner) // counts once
@@ -76,6 +80,34 @@ func TestLostRequests(t *testing.T) {
 	})
 }
 
+// TestEachNodeHasItsOwnRTT: what one node takes to answer is not counted for another that is asked in the same round.
+func TestEachNodeHasItsOwnRTT(t *testing.T) {
+	f := newFixture(t)
+	after := map[uint16]time.Duration{toNode: 300 * time.Microsecond, toNode2: 7 * time.Millisecond}
+	answers := map[uint16]udp.Message{
+		toNode:  {Source: netip.AddrPortFrom(nodeOuter, 40000), Data: genevetest.Geneve(nodeVNI, 0x6558, genevetest.Frame(us, nodeMAC, genevetest.ARP, arpMessage(2, nodeMAC, nodeInner, us, gatewayInner)))},
+		toNode2: {Source: netip.AddrPortFrom(node2Outer, 40000), Data: genevetest.Geneve(node2VNI, 0x6558, genevetest.Frame(toGateway(node2VNI), nodeMAC, genevetest.ARP, arpMessage(2, nodeMAC, node2Inner, toGateway(node2VNI), gatewayInner)))},
+	}
+	presences := func() map[uint16]Presence {
+		all := make(map[uint16]Presence)
+		f.e.Presences(func(p Presence) { all[p.ID] = p })
+		return all
+	}
+	f.e.AskAll(func() {
+		for id, p := range presences() {
+			if answer, ok := answers[id]; ok && p.Asked > 0 {
+				f.advance(after[id])
+				f.deliver(answer)
+			}
+		}
+	})
+	for id, p := range presences() {
+		if p.RTT != after[id] {
+			t.Errorf("tunnel %d: %v, want %v", id, p.RTT, after[id])
+		}
+	}
+}
+
 // TestAskAll: all are asked, each second at first and then, where nobody answers, less often;
 // many are asked in turn.
 func TestAskAll(t *testing.T) {
@@ -83,8 +115,8 @@ func TestAskAll(t *testing.T) {
 	sent := func() uint64 { return f.e.Stats().ARPSent }
 	for second := range 120 {
 		before := sent()
-		f.e.AskAll()
-		f.e.AskAll()
+		f.e.AskAll(func() {})
+		f.e.AskAll(func() {})
 		want := uint64(3) // all but the tunnel without frames
 		if second > maxUnanswered && second%5 != maxUnanswered {
 			want = 0
@@ -103,7 +135,7 @@ func TestAskAll(t *testing.T) {
 	}
 	for round := range 4 {
 		before := sent()
-		f.e.AskAll()
+		f.e.AskAll(func() {})
 		want := uint64(maxAsked)
 		if round == 3 {
 			want = 0

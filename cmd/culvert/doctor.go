@@ -4,7 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -14,20 +16,33 @@ import (
 )
 
 func newDoctorCommand() *cobra.Command {
-	var file string
+	var file, trace string
+	var over time.Duration
 	c := newClientCommand(&cobra.Command{
-		Use:   "doctor [--config FILE | --socket SOCKET]",
+		Use:   "doctor [--config FILE | --socket SOCKET | --trace FILE]",
 		Short: "Say what this machine gives a gateway, what that costs and what to do",
 		Long: "Say what this machine gives a gateway: socket buffers, offloads, memory, free ports, a cipher that\n" +
 			"is right and fast. What is poor costs something; with what is bad a gateway cannot work: exit\n" +
-			"status 1. With --socket, a running gateway says what it has.",
-		Example: "  culvert doctor\n  culvert doctor -o json\n  culvert doctor --config rome/gateway.yaml\n  culvert doctor --socket rome",
-		Args:    cobra.NoArgs,
+			"status 1. With --socket, a running gateway says what it has. With --trace, a running gateway records\n" +
+			"how its goroutines run, until a batch of packets takes longer than --over, and the seconds before\n" +
+			"that are written for go tool trace.",
+		Example: "  culvert doctor\n  culvert doctor -o json\n  culvert doctor --config rome/gateway.yaml\n  culvert doctor --socket rome\n" +
+			"  culvert doctor --socket rome --trace slow.trace --over 5ms",
+		Args: cobra.NoArgs,
 	}, "text", "json", "yaml")
 	c.Flags().Lookup("socket").Usage = "ask the gateway of this control `SOCKET`, or of a name such as rome or rome-milan"
 	c.Flags().StringVar(&file, "config", "", "configuration `FILE` whose ports are to be free; without it, the usual ones")
+	c.Flags().StringVar(&trace, "trace", "", "`FILE` for what a running gateway did when a batch of packets took long")
+	c.Flags().DurationVar(&over, "over", 5*time.Millisecond, "with --trace, how long is long")
 	c.MarkFlagsMutuallyExclusive("config", "socket")
+	c.MarkFlagsMutuallyExclusive("config", "trace")
 	c.RunE = func(*cobra.Command, []string) error {
+		if trace != "" {
+			return c.record(trace, over)
+		}
+		if c.Flags().Changed("over") {
+			return errors.New("--over: only with --trace")
+		}
 		conditions, err := c.examine(file)
 		if err != nil {
 			return err
@@ -48,6 +63,39 @@ func newDoctorCommand() *cobra.Command {
 		return nil
 	}
 	return c.Command
+}
+
+// flight says what --trace has written.
+type flight struct {
+	File        string  `json:"file"`
+	TookSeconds float64 `json:"tookSeconds"`
+}
+
+// record has a gateway record how it runs until a batch is slow.
+func (c *clientCommand) record(name string, over time.Duration) (err error) {
+	g, err := c.gateway()
+	if err != nil {
+		return err
+	}
+	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return fmt.Errorf("--trace: %w; choose a file that is not there yet", err)
+	}
+	took, err := g.Flight(c.Context(), over, f, func() {
+		fmt.Fprintf(c.ErrOrStderr(), "recording, until a batch of packets takes longer than %v\n", over)
+	})
+	if err = errors.Join(err, f.Close()); err != nil {
+		os.Remove(name) // what there is of it cannot be read
+		if c.Context().Err() != nil {
+			err = failure{fmt.Errorf("no batch took longer than %v; choose a shorter --over", over)}
+		}
+		return err
+	}
+	if c.output != "text" {
+		return c.print(flight{name, took.Seconds()})
+	}
+	_, err = fmt.Fprintf(c.OutOrStdout(), "a batch took %v; look at the seconds before: go tool trace %s\n", took, name)
+	return err
 }
 
 // examine asks the gateway that is meant, or looks at this machine.

@@ -45,7 +45,7 @@ func newTraceCommand() *cobra.Command {
 	flags.IntVar(&f.ttl, "ttl", 0, "TTL or hop limit; without it, 64")
 	flags.BoolVar(&f.df, "df", false, "the packet may not be fragmented")
 	flags.Uint64Var(&f.connection, "flow", 0, "`ID` of a connection, as culvert connections shows it")
-	flags.BoolVar(&f.next, "next", false, "wait for the next packet that --address, --port, --protocol and --node select")
+	flags.BoolVar(&f.next, "next", false, "wait for the next packet that --address, --port, --protocol and --node select; for the gateway itself, name it by --address")
 	f.filter.add(c, false)
 	c.RegisterFlagCompletionFunc("from", c.nodeNames)
 	c.RegisterFlagCompletionFunc("flags", cobra.FixedCompletions(control.TCPFlags, cobra.ShellCompDirectiveNoFileComp))

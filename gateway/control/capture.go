@@ -113,7 +113,7 @@ func serveCapture(s Source) http.HandlerFunc {
 			io.Copy(io.Discard, r.Body)
 			cancel()
 		}()
-		out := &begun{w: w, control: control}
+		out := &begun{w: w, control: control, kind: "application/vnd.tcpdump.pcap", trailers: TrailerPackets + ", " + TrailerLost}
 		packets, lost, err := s.Capture(ctx, &o, out, out.flush)
 		out.renew(time.Now()) // for the last chunk
 		switch {
@@ -130,18 +130,24 @@ func serveCapture(s Source) http.HandlerFunc {
 
 // begun is an answer that may still be an Error until something is written.
 type begun struct {
-	w       http.ResponseWriter
-	control *http.ResponseController
-	yes     bool
-	renewed time.Time
+	w        http.ResponseWriter
+	control  *http.ResponseController
+	kind     string // of its content
+	trailers string
+	yes      bool
+	renewed  time.Time
+}
+
+func (b *begun) begin() {
+	if !b.yes {
+		b.yes = true
+		b.w.Header().Set("Content-Type", b.kind)
+		b.w.Header().Set("Trailer", b.trailers)
+	}
 }
 
 func (b *begun) Write(p []byte) (int, error) {
-	if !b.yes {
-		b.yes = true
-		b.w.Header().Set("Content-Type", "application/vnd.tcpdump.pcap")
-		b.w.Header().Set("Trailer", strings.Join([]string{TrailerPackets, TrailerLost}, ", "))
-	}
+	b.begin()
 	if now := time.Now(); now.Sub(b.renewed) > time.Second {
 		b.renew(now)
 	}
@@ -149,6 +155,7 @@ func (b *begun) Write(p []byte) (int, error) {
 }
 
 func (b *begun) flush() error {
+	b.begin()
 	b.renew(time.Now())
 	return b.control.Flush()
 }

@@ -53,7 +53,7 @@ func TestBadParameters(t *testing.T) {
 
 // TestBadTraceParameters: the name of one stands in the error as it was given.
 func TestBadTraceParameters(t *testing.T) {
-	for name, want := range map[string]string{"50%size": "50%size: unknown parameter", "size": `size: "0" is no number of bytes from 1 to 65535`} {
+	for name, want := range map[string]string{"50%size": "50%size: unknown parameter", "size": `size: "0" is no number of bytes from 1 to 65535`, "df": `df: "0" is neither true nor false`} {
 		if _, err := ParseTrace(url.Values{name: {"0"}}); err == nil || err.Error() != want {
 			t.Errorf("%q, want %q", err, want)
 		}

@@ -16,6 +16,7 @@ import (
 type Source interface {
 	rulesSource
 	traceSource
+	flightSource
 	Status() Status
 	// Doctor says what the gateway's machine gives it.
 	Doctor() []Condition
@@ -67,6 +68,7 @@ func NewServer(s Source, errors *log.Logger) *Server {
 	mux.HandleFunc("POST /v1/reload", serveReload(s))
 	mux.HandleFunc("POST /v1/capture", serveCapture(s))
 	mux.HandleFunc("GET /v1/trace", serveTrace(s))
+	mux.HandleFunc("GET /debug/flight", serveFlight(s))
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)

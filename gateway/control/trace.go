@@ -161,7 +161,9 @@ func ParseTrace(v url.Values) (o TraceOptions, err error) {
 				note(name, "%q is no number from 1 to 255", value)
 			}
 		case name == "df":
-			o.DF = value == "true"
+			if o.DF = value == "true"; !o.DF && value != "false" {
+				note(name, "%q is neither true nor false", value)
+			}
 		default:
 			note(name, "unknown parameter")
 		}

@@ -11,12 +11,13 @@ type Judge struct {
 	peer    peerHistory
 	nodes   map[string]*nodeHistory
 	paths   paths
+	trains  trains
 	notices notices
 }
 
 // NewJudge returns a Judge that knows nothing yet.
 func NewJudge() *Judge {
-	return &Judge{nodes: make(map[string]*nodeHistory), paths: make(paths), notices: newNotices()}
+	return &Judge{nodes: make(map[string]*nodeHistory), paths: make(paths), trains: make(trains), notices: newNotices()}
 }
 
 // patience is for how long the peer or a node may keep quiet before that is a fault. It
@@ -54,6 +55,7 @@ func (j *Judge) Look(now time.Duration, o *Observation) (changes []Finding) {
 		}
 	}
 	changes = append(changes, j.paths.look(o)...)
+	changes = append(changes, j.trains.look(o)...)
 	changes = append(changes, j.notices.look(now, o, signs[""])...)
 	return append(changes, j.losses(now, o)...)
 }
@@ -72,6 +74,7 @@ func (j *Judge) Findings(now time.Duration) (all []Finding) {
 	}
 	slices.SortFunc(all[first:], func(a, b Finding) int { return strings.Compare(a.Of, b.Of) })
 	all = append(all, j.paths.findings()...)
+	all = append(all, j.trains.findings()...)
 	return append(all, j.notices.live(now)...)
 }
 

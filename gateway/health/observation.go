@@ -41,6 +41,7 @@ type Peer struct {
 	Initiator          netip.Addr // who sent an initiation since the last observation
 	ReceivedPackets    uint64     // out of the tunnel
 	Pings              Pings      // by the connection check, or while packets pass
+	TrainsLost         bool       // trains do not arrive at it
 }
 
 // Pings are requests through the tunnel that the peer's gateway answers.
@@ -67,6 +68,7 @@ type Node struct {
 	LocalReceived, LocalSent uint64
 	Requests, Lost           int // the last ARP requests, and how many of them had no answer
 	Knock                    Knock
+	TrainsLost               bool // trains do not arrive at it
 }
 
 // Knock is what this machine's kernel says of a datagram to somebody who does not answer.

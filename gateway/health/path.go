@@ -52,11 +52,16 @@ func (p paths) look(o *Observation) (changes []Finding) {
 			continue
 		}
 		delete(p, key)
-		if key.kind == OfPeer || slices.ContainsFunc(o.Nodes, func(n Node) bool { return n.Name == key.of }) { // else it has left
+		if o.has(key) {
 			changes = append(changes, find(PathWide, f.Kind, f.Of, "{node}", f.Of))
 		}
 	}
 	return changes
+}
+
+// has reports whether the other end of a path has not left.
+func (o *Observation) has(key pathKey) bool {
+	return key.kind == OfPeer || slices.ContainsFunc(o.Nodes, func(n Node) bool { return n.Name == key.of })
 }
 
 func (x *Path) finding() Finding {

@@ -338,6 +338,16 @@ var stories = []struct {
 		"10 warning node rome-1: packets of more than 1246 bytes vanish on the way to rome-1 (172.18.0.2), mtu is 1340; senders are kept to what passes: let IP packets of 1390 bytes pass there, or set mtu: 1246 in both clusters",
 		"20 warning node rome-1: packets of more than 1240 bytes vanish on the way from rome-1",
 		"30 info", "30 info", "40 warning node rome-1"}},
+	{"trains that are lost, and a node that leaves", 60, func(s int, o *Observation) {
+		o.Peer.TrainsLost, o.Nodes = s >= 10 && s < 20, healthy().Nodes
+		o.Nodes[0].TrainsLost, o.Nodes[1].TrainsLost = s >= 12 && s < 30, s >= 40
+		if s >= 50 {
+			o.Nodes = o.Nodes[:1]
+		}
+	}, []string{
+		"10 warning peer milan: UDP_SEGMENT trains do not arrive at the peer (192.0.2.7): it is sent single datagrams, which is slower: update the kernels of both",
+		"12 warning node rome-1: UDP_SEGMENT trains do not arrive at rome-1 (172.18.0.2): it is sent single datagrams, which is slower: update the node's kernel",
+		"20 info peer milan: milan is sent", "30 info node rome-1: rome-1 is sent", "40 warning node rome-2"}},
 	{"one packet dropped is chance", 60, drops(Drop{Reason: "bad-source", Node: "rome-1", Source: pod, Owner: "rome-2"}, 5, 30, 55), nil},
 	{"a pod of another node", 700, drops(Drop{Reason: "bad-source", Node: "rome-1", Source: pod, Owner: "rome-2"}, 5, 6, 8, 30, 31, 606, 607), []string{
 		"6 warning node rome-1: 12 packets of rome-1 dropped as bad-source: 10.0.1.5 is an address of rome-2", "607 warning node rome-1: 12 packets"}},

@@ -6,8 +6,11 @@ import "strings"
 // that is what should happen to packets now and then.
 func (d *Drop) Why(p *Peer) string {
 	c := d.cause()
-	if c == nil || c == RuleDrops {
+	switch c {
+	case nil:
 		return ""
+	case RuleDrops:
+		return d.fill(p).Replace("rule {rule} refuses it: " + c.Remedy)
 	}
 	says := c.Sentence()
 	if _, after, ok := strings.Cut(says, "dropped as "); ok { // the count and the reason are known

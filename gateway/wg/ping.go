@@ -13,6 +13,7 @@ type Pings struct {
 	Requests, Lost int           // the last ones, and how many of them had no answer
 	Sent           uint64        // all of them
 	Missed         int           // since the last answer; 0 where there never was one
+	AllMissed      uint64        // of Sent, those that had no answer when the next one was sent
 }
 
 // pings counts echo requests to the peer's tunnel address and their answers.
@@ -25,7 +26,6 @@ type pings struct {
 	rtt  time.Duration // +checklocks:mu
 	// requests since the last answer
 	missed int        // +checklocks:mu
-	total  uint64     // +checklocks:mu
 	recent udp.Recent // +checklocks:mu
 }
 
@@ -46,7 +46,8 @@ func (d *Device) Pings() Pings {
 	p := &d.pings
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	found := Pings{Sent: p.total}
+	var found Pings
+	found.Sent, found.AllMissed = p.recent.Totals()
 	found.Lost, found.Requests = p.recent.Lost()
 	if p.rtt != 0 {
 		found.Missed = p.missed
@@ -61,7 +62,8 @@ func (d *Device) Pings() Pings {
 func (p *pings) reset() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.rtt, p.missed, p.recent = 0, 0, udp.Recent{}
+	p.rtt, p.missed = 0, 0
+	p.recent.Forget(0)
 }
 
 // request notes a request and returns its number.
@@ -71,7 +73,6 @@ func (p *pings) request(now time.Duration) uint16 {
 	p.number = (p.number + 1) % pingSequences
 	p.sent = now
 	p.missed++
-	p.total++
 	p.recent.Request()
 	return p.number
 }

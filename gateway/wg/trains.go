@@ -95,18 +95,9 @@ func newPeerProbe(b *bind, own, peer netip.Addr) *peerProbe {
 	return &peerProbe{bind: b, own: own, peer: peer}
 }
 
-// TrainChange says that trains to the peer's endpoint have begun or ceased to be sent.
-type TrainChange struct {
-	Endpoint netip.AddrPort
-	On       bool
-}
-
-// ProbeTrains looks whether trains arrive at the peer, and says so when that has changed.
-// It is called once a second by one goroutine.
-func (d *Device) ProbeTrains(now time.Duration) (change TrainChange, changed bool) {
-	changed = d.probe.look(now)
-	return TrainChange{d.probe.endpoint, !d.probe.Lost()}, changed
-}
+// ProbeTrains looks whether trains arrive at the peer; Stats tells. It is called once a
+// second by one goroutine.
+func (d *Device) ProbeTrains(now time.Duration) { d.probe.look(now) }
 
 // EchoAnswered takes note of an answer to a probe or a ping; false if b, a packet to our
 // tunnel address, is none.

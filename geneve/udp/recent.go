@@ -6,6 +6,8 @@ import "math/bits"
 type Recent struct {
 	answered uint32 // a bit for each of the last requests, the last one's lowest
 	requests int    // that have a bit
+	all      uint64 // requests
+	missed   uint64 // of all, those that had no answer when the next one was sent
 }
 
 // recentRequests is how many requests are remembered.
@@ -13,9 +15,16 @@ const recentRequests = 32
 
 // Request notes a request.
 func (r *Recent) Request() {
+	if r.requests > 0 && r.answered&1 == 0 {
+		r.missed++
+	}
+	r.all++
 	r.answered <<= 1
 	r.requests = min(r.requests+1, recentRequests)
 }
+
+// Forget forgets the requests before the last n, but not in Totals.
+func (r *Recent) Forget(n int) { r.requests = min(r.requests, n) }
 
 // Answer notes the answer to the request that so many others have followed.
 func (r *Recent) Answer(followed int) {
@@ -33,3 +42,6 @@ func (r *Recent) Lost() (lost, of int) {
 	}
 	return of - bits.OnesCount32(answered&(1<<of-1)), of
 }
+
+// Totals returns how many requests there have been, and how many of them had no answer when the next one was sent. Both only grow.
+func (r *Recent) Totals() (requests, missed uint64) { return r.all, r.missed }

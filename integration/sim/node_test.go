@@ -81,7 +81,7 @@ func (n *node) gatewayAddress() netip.Addr { return n.side.config.Geneve.Gateway
 
 // arp returns an ARP message from the node.
 func (n *node) arp(operation byte, to [6]byte, target netip.Addr) []byte {
-	return slices.Concat([]byte{0, 1, 8, 0, 6, 4, 0, operation}, n.mac[:], n.config.Address.AsSlice(), to[:], target.AsSlice())
+	return slices.Concat([]byte{0, 1, 8, 0, 6, 4, 0, operation}, n.mac[:], n.config.Address.V4.AsSlice(), to[:], target.AsSlice())
 }
 
 // receive handles a datagram from the gateway.
@@ -99,7 +99,7 @@ func (n *node) receive(_ netip.AddrPort, b []byte) {
 		if err != nil {
 			return // corrupted
 		}
-		if v.Protocol == icmp && v.Destination == n.config.Address {
+		if v.Protocol == icmp && v.Destination == n.config.Address.V4 {
 			n.answer(v, b)
 			return
 		}
@@ -116,7 +116,7 @@ func (n *node) hear(from [6]byte, b []byte) {
 		}
 		n.waiting = nil
 	}
-	if b[7] == 1 && target == n.config.Address {
+	if b[7] == 1 && target == n.config.Address.V4 {
 		n.frame(from, genevetest.ARP, n.arp(2, from, sender))
 	}
 }

@@ -79,20 +79,20 @@ func newSide(w *world, index int) *side {
 	s.config = &config.Config{
 		Cluster: name, Peer: names[1-index], MTU: config.DefaultMTU,
 		WireGuard: config.WireGuard{Role: config.Role(index), PrivateKey: wgkey.NewPrivate(), ListenPort: wanPort, Keepalive: 25 * time.Second},
-		Geneve:    config.Geneve{ListenPort: config.DefaultGenevePort, GatewayAddress: addr("10.80.0.4")},
+		Geneve:    config.Geneve{ListenPort: config.DefaultGenevePort, GatewayAddress: rules.PairOf(addr("10.80.0.4"))},
 		Local:     config.LocalNetwork{PodCIDRs: []netip.Prefix{prefix("10.0.0.0/16")}, ExternalCIDRs: []netip.Prefix{prefix("10.70.0.0/16")}},
 		Remote: []rules.RemoteCIDR{
 			{Real: prefix("10.0.0.0/16"), Remapped: prefix(podRemap[index])},
 			{Real: prefix("10.70.0.0/16"), Remapped: prefix(outerRemap[index]), External: true},
 		},
-		UnknownSource:   unknown,
-		Addresses:       []config.AddressMapping{{External: mapping, Internal: mappedHost, Via: name + "-1"}},
+		UnknownSource:   rules.PairOf(unknown),
+		Addresses:       []config.AddressMapping{{External: rules.PairOf(mapping), Internal: rules.PairOf(mappedHost), Via: name + "-1"}},
 		MaxConnections:  maxConnections,
 		ConnectionCheck: config.LiqoConnectionCheck,
 		Log:             config.Log{Level: "info", Format: "text"},
 	}
 	for _, p := range []uint8{packet.TCP, packet.UDP} {
-		service := config.Service{Name: fmt.Sprintf("web-%d", p), Address: service.Addr(), Port: service.Port(), Protocol: p}
+		service := config.Service{Name: fmt.Sprintf("web-%d", p), Address: rules.PairOf(service.Addr()), Port: service.Port(), Protocol: p}
 		for _, b := range backends {
 			service.Backends = append(service.Backends, config.Backend{Address: b.Addr(), Port: b.Port(), Weight: 1})
 		}
@@ -101,7 +101,7 @@ func newSide(w *world, index int) *side {
 	cidrs := []netip.Prefix{prefix("10.0.1.0/24"), prefix("10.0.2.0/23")}
 	for i := range cidrs {
 		n := config.Node{
-			Name: fmt.Sprintf("%s-%d", name, i+1), VNI: geneve.VNI(11 + i), Address: netip.AddrFrom4([4]byte{10, 80, 0, byte(2 + i)}),
+			Name: fmt.Sprintf("%s-%d", name, i+1), VNI: geneve.VNI(11 + i), Address: rules.PairOf(netip.AddrFrom4([4]byte{10, 80, 0, byte(2 + i)})),
 			Underlay: netip.AddrFrom4([4]byte{192, 168, byte(1 + index), byte(2 + i)}), PodCIDRs: cidrs[i : i+1], Encap: []geneve.Encap{geneve.Geneve, geneve.VXLAN}[i],
 		}
 		s.config.Geneve.Nodes = append(s.config.Geneve.Nodes, n)
@@ -209,7 +209,7 @@ func (s *side) restart() {
 func (s *side) reload(variant byte) {
 	c := *s.config
 	c.Addresses = append(c.Addresses[:1:1], config.AddressMapping{
-		External: netip.AddrFrom4([4]byte{10, 70, 1, variant}), Internal: netip.AddrFrom4([4]byte{10, 112, 0, variant}), Via: c.Geneve.Nodes[0].Name})
+		External: rules.PairOf(netip.AddrFrom4([4]byte{10, 70, 1, variant})), Internal: rules.PairOf(netip.AddrFrom4([4]byte{10, 112, 0, variant})), Via: c.Geneve.Nodes[0].Name})
 	if err := s.gateway.Apply(&c); err != nil {
 		s.w.fail("%s reloads: %v", c.Cluster, err)
 	}
