@@ -33,15 +33,38 @@ func concerns(a *rules.Affected, tb *table, c *conn) bool {
 const historyLength = 64
 
 // A history holds what the last commits concern, by generation.
-type history [historyLength]*rules.Affected
+type history struct {
+	commits [historyLength]*rules.Affected
+	// since is what the commits after generation from concern together. Most connections have missed several, and none of them matters to
+	// most: that takes one question.
+	since rules.Affected
+	from  uint32
+}
+
+// note adds what the commit of a generation concerns.
+func (h *history) note(generation uint32, a *rules.Affected) {
+	h.commits[generation%historyLength] = a
+	h.since.Add(a)
+}
+
+// settle notes that all connections are of a generation.
+func (h *history) settle(generation uint32) {
+	if h.from != generation {
+		h.since, h.from = rules.Affected{}, generation
+	}
+}
 
 // concerns reports whether a commit since the connection's generation concerns it.
 func (h *history) concerns(tb *table, c *conn, generation uint32) bool {
-	if generation-c.generation > historyLength {
+	missed := generation - c.generation
+	if missed > historyLength {
 		return true
 	}
+	if missed > 1 && missed <= generation-h.from && !concerns(&h.since, tb, c) {
+		return false
+	}
 	for g := generation; g != c.generation; g-- {
-		if concerns(h[g%historyLength], tb, c) {
+		if concerns(h.commits[g%historyLength], tb, c) {
 			return true
 		}
 	}

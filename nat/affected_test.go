@@ -106,6 +106,48 @@ func TestHistoryEnds(t *testing.T) {
 	}
 }
 
+// Of several commits that connections have missed since a sweep saw them all, one concerns one of them, wherever it stands among the others.
+func TestOneOfSeveralCommits(t *testing.T) {
+	const n = 6
+	for which := range n - 1 {
+		c := sized(n)
+		e, err := New([16]byte{}, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		change := func(i, round int) {
+			t.Helper()
+			c.Addresses[i].Internal = netip.AddrFrom4([4]byte{198, 51, 100, byte(n*round + i)})
+			if err := e.Apply(c); err != nil {
+				t.Fatal(err)
+			}
+		}
+		looked := func(i int) bool {
+			t.Helper()
+			e.scratch.tr.In = anyNode
+			if v, _ := send(e, Tunnel, addr("10.1.2.6"), mapped(i), 4000, 53); v.Action != Forward {
+				t.Fatalf("%v", v.Reason)
+			}
+			return e.scratch.tr.In != anyNode
+		}
+		change(which, 1)
+		change(n-1, 1)
+		looked(which)
+		looked(n - 1)
+		for !e.Sweep(1) {
+		}
+		for i := range n - 1 {
+			change(i, 2)
+		}
+		if looked(n - 1) {
+			t.Errorf("mapping %d: nothing has changed about the last one", which)
+		}
+		if !looked(which) {
+			t.Errorf("mapping %d has changed", which)
+		}
+	}
+}
+
 // When most numbers for lists of counters are taken, a commit begins anew, and connections count on.
 func TestHitsBeginAnew(t *testing.T) {
 	e, tables := counting(t, 1)
@@ -248,7 +290,7 @@ func TestAffectedIsAllThatIsConcerned(t *testing.T) {
 			if fmt.Sprint(err) != fmt.Sprint(same) {
 				t.Fatalf("run %d, step %d, %s: %v, %v", run, step, changed, err, same)
 			}
-			all.history[all.snapshot.generation%historyLength] = &rules.Affected{All: true}
+			all.history.note(all.snapshot.generation, &rules.Affected{All: true})
 			for range 60 {
 				p := packet{
 					one(r, Tunnel, 4, 9), netip.AddrFrom4([4]byte{10, 200, 1, byte(1 + r.IntN(6))}),

@@ -131,7 +131,7 @@ func (e *Engine) publish(s *snapshot, draft *rules.Draft, all bool) {
 		e.hits, affected = newRuleHits(), &rules.Affected{All: true}
 	}
 	s.generation = e.snapshot.generation + 1
-	e.history[s.generation%historyLength] = affected
+	e.history.note(s.generation, affected)
 	e.snapshot = s
 	e.round.extend(e.table.high)
 }

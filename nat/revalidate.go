@@ -93,5 +93,9 @@ func (e *Engine) revalidateSome(now Time, budget int) bool {
 			e.renew(c, r.at, d.renewal, d.home, now)
 		}
 	}
-	return r.left == 0
+	if r.left > 0 {
+		return false
+	}
+	e.history.settle(e.snapshot.generation)
+	return true
 }

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"runtime"
 	"testing"
+	"time"
 
 	"culvert/nat/packet"
 	"culvert/nat/rules"
@@ -72,6 +73,50 @@ func BenchmarkChange(b *testing.B) {
 	b.ReportMetric(float64(usedTime(b)-used)/float64(b.N)/1e3, "cpu-µs/change")
 	b.ReportMetric(first.Seconds(), "cpu-s-first")
 	b.ReportMetric(float64(after.HeapAlloc-before.HeapAlloc)/(1<<20), "live-MiB")
+	if st := e.Stats(); st.Connections != connections || st.Evicted != 0 {
+		b.Errorf("%d connections, %d evicted", st.Connections, st.Evicted)
+	}
+}
+
+// BenchmarkSweepAfterChanges goes around 100,000 connections, as a gateway does each second, after 20 of 1,000 mappings have changed.
+func BenchmarkSweepAfterChanges(b *testing.B) {
+	const connections, changes = 100_000, 20
+	c := sized(1000)
+	c.MaxConnections = 2 * connections
+	mappings := c.Addresses
+	c.Addresses = nil
+	e, err := New([16]byte{}, c)
+	if err != nil {
+		b.Fatal(err)
+	}
+	nodes := len(c.Nodes)
+	for i := range connections {
+		if v, _ := send(e, Link(i%nodes+1), pod(i%1000), addr("10.129.2.6"), uint16(1+i/1000), 53); v.Action != Forward || v.Untracked {
+			b.Fatalf("connection %d: %+v", i, v)
+		}
+	}
+	for !e.Sweep(1) {
+	}
+	var used time.Duration
+	rounds := 0
+	for b.Loop() {
+		b.StopTimer()
+		for i := range changes {
+			m := &mappings[(rounds*changes+i)%len(mappings)]
+			r := rules.MappingRules{External: m.External, Internal: netip.AddrFrom4([4]byte{198, 18, byte(rounds), byte(i)}), Device: c.Nodes[0].Name}
+			if err := e.Put(rules.Key{Kind: "IP", Name: m.External.String()}, rules.Resource{Mapping: &r}); err != nil {
+				b.Fatal(err)
+			}
+			e.CommitRules()
+		}
+		b.StartTimer()
+		began := usedTime(b)
+		for !e.Sweep(1) {
+		}
+		used += usedTime(b) - began
+		rounds++
+	}
+	b.ReportMetric(float64(used)/float64(rounds)/1e6, "cpu-ms/round")
 	if st := e.Stats(); st.Connections != connections || st.Evicted != 0 {
 		b.Errorf("%d connections, %d evicted", st.Connections, st.Evicted)
 	}

@@ -1,6 +1,7 @@
 package rules
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -58,6 +59,27 @@ func (a *Affected) link(p Link) {
 	if !a.All {
 		a.Links[p] = struct{}{}
 	}
+}
+
+// Add makes a say what o says too.
+func (a *Affected) Add(o *Affected) {
+	if o.All {
+		*a = Affected{All: true}
+	}
+	if a.All {
+		return
+	}
+	for p := range o.Prefixes.All() {
+		a.prefix(p)
+	}
+	if a.All {
+		return
+	}
+	if a.Links == nil {
+		a.Links, a.Marks = map[Link]struct{}{}, map[uint32]struct{}{}
+	}
+	maps.Copy(a.Links, o.Links)
+	maps.Copy(a.Marks, o.Marks)
 }
 
 // rule notes the packets that a rule could match.

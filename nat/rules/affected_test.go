@@ -43,3 +43,42 @@ func TestAffectedByOnePod(t *testing.T) {
 		t.Errorf("concerned: all %v, links %v, marks %v", a.All, a.Links, a.Marks)
 	}
 }
+
+// What several commits concern together is what each of them does, and nothing else.
+func TestAffectedTogether(t *testing.T) {
+	pod := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}) }
+	var all Affected
+	one, other := newAffected(false), newAffected(false)
+	one.prefix(netip.PrefixFrom(pod(1), 32))
+	one.link(3)
+	other.prefix(netip.MustParsePrefix("10.2.0.0/16"))
+	other.prefix(netip.MustParsePrefix("fd00::/64"))
+	other.Marks[7] = struct{}{}
+	all.Add(one)
+	all.Add(other)
+	all.Add(newAffected(false))
+	for address, want := range map[string]bool{"10.1.0.1": true, "10.1.0.2": false, "10.2.9.9": true, "10.3.0.0": false, "fd00::5": true, "fd01::": false} {
+		if got := all.Contains(netip.MustParseAddr(address)); got != want {
+			t.Errorf("%s is concerned: %v", address, got)
+		}
+	}
+	_, link := all.Links[3]
+	_, mark := all.Marks[7]
+	if all.All || !link || !mark || len(all.Links)+len(all.Marks) != 2 {
+		t.Errorf("all %v, links %v, marks %v", all.All, all.Links, all.Marks)
+	}
+	if _, changed := one.Marks[7]; changed || one.Contains(netip.MustParseAddr("10.2.0.1")) {
+		t.Error("what was added to is another's")
+	}
+	for i := range maxAffected {
+		p := newAffected(false)
+		p.prefix(netip.PrefixFrom(pod(i), 32))
+		all.Add(p)
+	}
+	if !all.All {
+		t.Errorf("%d prefixes are told apart", all.Prefixes.Size())
+	}
+	if all.Add(one); !all.All {
+		t.Error("all is no longer all")
+	}
+}
