@@ -2,8 +2,10 @@ package integration
 
 import (
 	"encoding/binary"
+	"encoding/json"
 	"fmt"
 	"net"
+	"net/http"
 	"net/netip"
 	"slices"
 	"sync"
@@ -29,6 +31,7 @@ type kubeCrowd struct {
 
 	mu      sync.Mutex
 	waiting map[netip.Addr]chan<- geneve.VNI // by pod; +checklocks:mu
+	told    map[string]time.Time             // when a watch told of routes last, by name; +checklocks:mu
 }
 
 const (
@@ -47,7 +50,7 @@ func crowdNode(number int) kubeNode {
 // addCrowd makes the cluster one of so many nodes. What asks for their pods does so in far.
 func (k *kubeLab) addCrowd(nodes int, far *peerHost) *kubeCrowd {
 	k.t.Helper()
-	c := &kubeCrowd{lab: k, waiting: make(map[netip.Addr]chan<- geneve.VNI)}
+	c := &kubeCrowd{lab: k, waiting: make(map[netip.Addr]chan<- geneve.VNI), told: make(map[string]time.Time)}
 	h := k.join("crowd", k.address(kubeCrowdHost))
 	h.ip("route add local " + kubeCrowdNodes + ".0/24 dev lo")
 	k.gatewayHost.ip("route add " + kubeCrowdNodes + ".0/24 via " + k.address(kubeCrowdHost))
@@ -73,6 +76,42 @@ func (k *kubeLab) addCrowd(nodes int, far *peerHost) *kubeCrowd {
 		k.liqo.podsRun(&c.nodes[i], c.podsOf(&c.nodes[i], 0)...)
 	}
 	return c
+}
+
+// watch notes when the API server tells of routes, as it tells the gateway.
+func (c *kubeCrowd) watch(t *testing.T) {
+	t.Helper()
+	admin := c.lab.api.admin
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, admin.base+kubePath(liqoVersion, "RouteConfiguration", "", "")+"?watch=1", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.Header.Set("Authorization", "Bearer "+admin.token)
+	response, err := admin.http.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { response.Body.Close() })
+	go func() {
+		for events := json.NewDecoder(response.Body); ; {
+			var e struct {
+				Object struct{ Metadata struct{ Name string } }
+			}
+			if events.Decode(&e) != nil {
+				return
+			}
+			c.mu.Lock()
+			c.told[e.Object.Metadata.Name] = time.Now()
+			c.mu.Unlock()
+		}
+	}()
+}
+
+// toldOf returns when the watch told of an object last.
+func (c *kubeCrowd) toldOf(o object) time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.told[field(o, "metadata", "name").(string)]
 }
 
 // podsOf are a node's after so many changes, each of which has ended the oldest.

@@ -11,13 +11,15 @@ import (
 	"testing"
 )
 
-// kubeRelay is the way by which gateways reach the API server, which a test may cut.
-// It sees no more than bytes.
+// kubeRelay is the way by which gateways reach the API server, which a test may cut or
+// hold. It sees no more than bytes.
 type kubeRelay struct {
 	listener net.Listener
+	moves    *sync.Cond // of mu: no longer held
 
 	mu     sync.Mutex
 	closed bool                  // +checklocks:mu
+	held   bool                  // +checklocks:mu
 	conns  map[*net.TCPConn]bool // +checklocks:mu
 }
 
@@ -31,6 +33,7 @@ func startKubeRelay(h *peerHost, address string) *kubeRelay {
 		h.t.Fatal(err)
 	}
 	r := &kubeRelay{listener: l, conns: make(map[*net.TCPConn]bool)}
+	r.moves = sync.NewCond(&r.mu)
 	h.t.Cleanup(func() {
 		l.Close()
 		r.cut(true)
@@ -59,9 +62,33 @@ func (r *kubeRelay) carry(h *peerHost, client net.Conn, to string) {
 	defer r.drop(server)
 	go func() {
 		defer r.drop(client)
-		io.Copy(client, server)
+		io.Copy(client, heldReader{server, r})
 	}()
 	io.Copy(server, client)
+}
+
+// A heldReader reads what the API server says, when it is let through.
+type heldReader struct {
+	from  io.Reader
+	relay *kubeRelay
+}
+
+func (h heldReader) Read(b []byte) (int, error) {
+	n, err := h.from.Read(b)
+	h.relay.mu.Lock()
+	defer h.relay.mu.Unlock()
+	for h.relay.held {
+		h.relay.moves.Wait()
+	}
+	return n, err
+}
+
+// hold keeps what the API server says from the gateways, or lets it through.
+func (r *kubeRelay) hold(held bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.held = held
+	r.moves.Broadcast()
 }
 
 // add returns false where nothing is relayed.
@@ -89,7 +116,8 @@ func (r *kubeRelay) drop(conn net.Conn) {
 func (r *kubeRelay) cut(closed bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.closed = closed
+	r.closed, r.held = closed, false
+	r.moves.Broadcast()
 	for c := range r.conns {
 		c.Close()
 	}

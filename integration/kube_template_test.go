@@ -47,6 +47,9 @@ type kubeOperator struct {
 
 const kubeReader = "reader"
 
+// kubeConnects is how long a gateway may take to be connected when all that it needs is there.
+const kubeConnects = 3 * time.Second
+
 func newKubeOperator(k *kubeLab) *kubeOperator {
 	k.t.Helper()
 	k.liqo.apply(
@@ -303,5 +306,16 @@ func testKubePeer(t *testing.T, o *kubeOperator, _ map[string]object) {
 	o.liqo.keysExchanged(public)
 	peer.converse(t, o.gatewayHost, o.isConnected)
 	t.Logf("found and questioned within %v of its key", time.Since(began).Round(time.Millisecond))
+
+	// All is there when the pod is made again.
+	o.kubeLab.culvert.stop()
+	connection := resource("Connection", o.liqo.tenant(), "gw-"+o.liqo.account(), nil)
+	if err := o.api.admin.delete(connection); err != nil {
+		t.Fatal(err)
+	}
+	began = time.Now()
+	o.startLiqoGateway(1000680000, 0)
+	eventuallyWithin(t, kubeConnects, "the gateway is connected again", o.isConnected)
+	t.Logf("connected %v after it was started", time.Since(began).Round(time.Millisecond))
 	o.requireWithinRole(t)
 }
