@@ -48,7 +48,11 @@ func (h *history) note(generation uint32, a *rules.Affected) {
 }
 
 // settle notes that all connections are of a generation.
-func (h *history) settle(generation uint32) { h.since, h.from = rules.Affected{}, generation }
+func (h *history) settle(generation uint32) {
+	if h.from != generation {
+		h.since, h.from = rules.Affected{}, generation
+	}
+}
 
 // concerns reports whether a commit since the connection's generation concerns it.
 func (h *history) concerns(tb *table, c *conn, generation uint32) bool {
