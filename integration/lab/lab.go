@@ -71,6 +71,7 @@ type Lab struct {
 	hosts     []*Host
 	processes []*Process
 	broken    []*Fault
+	loads     map[*Fault]*loading
 
 	turn sync.Mutex // Serve changes and describes the lab for one client at a time
 }
@@ -136,7 +137,7 @@ func (l *Lab) Processes() []*Process { return l.processes }
 func (l *Lab) Stop() error {
 	l.turn.Lock()
 	defer l.turn.Unlock()
-	var errs []error
+	errs := []error{l.endLoads(nil)}
 	var running []*Process
 	for _, p := range l.processes {
 		switch {
