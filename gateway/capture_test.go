@@ -228,6 +228,28 @@ func TestCaptureOfWaitingFragments(t *testing.T) {
 	}
 }
 
+// TestCaptureOfReleasedFragments: a fragment that has waited meets the rules that the first one of its datagram meets.
+func TestCaptureOfReleasedFragments(t *testing.T) {
+	p, client := newControlled(t, nil)
+	id := uint16(7)
+	traffic := func() {
+		id++ // another datagram each time
+		first := nattest.IP{Source: "203.0.113.9", Destination: "10.61.1.7", ID: id, MF: true,
+			Body: nattest.UDP{SourcePort: 4000, DestinationPort: 53, Payload: nattest.Payload(792, 1)}}
+		later := nattest.IP{Source: "203.0.113.9", Destination: "10.61.1.7", ID: id, Offset: 800, Body: nattest.Raw{Protocol: 17, Payload: nattest.Payload(80, 1)}}
+		p.rome.nodes[0].Send(later.Bytes())
+		awaits(t, func() bool { return p.rome.engine.Stats().Outbound.Held == 1 }, "a fragment that waits")
+		p.rome.nodes[0].Send(first.Bytes())
+		p.milan.nodes[0].Receive()
+		p.milan.nodes[0].Receive()
+	}
+	for rule, want := range map[string]int{"remap-podcidr/outgoing/10.61.0.0/16": 2, "remap-podcidr/incoming/10.61.0.0/16": 0} {
+		if lines := captured(t, p, client, control.CaptureOptions{At: []string{"post"}, Rule: rule}, traffic); len(lines) != want {
+			t.Errorf("%s: %q, want %d lines", rule, lines, want)
+		}
+	}
+}
+
 // TestCaptureOfOwnPackets: what the gateway makes and rules at output keep is filtered by its addresses and its node.
 func TestCaptureOfOwnPackets(t *testing.T) {
 	p, client := newControlled(t, nil)

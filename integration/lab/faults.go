@@ -30,6 +30,7 @@ type Fault struct {
 	files  map[string]change // by host, what it changes in the host's configuration
 	off    string            // host whose gateway or node does not run
 	kernel []kernelFault
+	load   load
 	not    node.Mode // in which there is no such fault
 }
 
@@ -49,6 +50,10 @@ const (
 	SlowTCP    Symptom = "everything passes, TCP in tiny segments"
 	Harmless   Symptom = "everything passes, as a node is found by what it sends"
 	Unmeasured Symptom = "everything passes, and no gateway can ping the other"
+	SlowBulk   Symptom = "everything passes, streams from rome more slowly"
+	NewCut     Symptom = "pods reach each other; who needs a place in rome's table, as rome/node1 does, does not reach milan"
+	PortCut    Symptom = "pods reach each other; nobody behind rome's unknown source reaches UDP 9 of milan/pod1"
+	HalfCut    Symptom = "some of rome/pod1's connections pass, the others do not begin; rome/pod2's all pass"
 )
 
 // kernelFault is a change of a host's kernel. Both functions run inside the host;
@@ -136,6 +141,7 @@ func (l *Lab) setBroken(ctx context.Context, broken []*Fault) error {
 			errs = append(errs, l.eachKernel(f, false))
 		}
 	}
+	errs = append(errs, l.endLoads(broken))
 	restart, err := l.rewriteConfigs()
 	errs = append(errs, err)
 	for _, f := range slices.Concat(before, broken) {
@@ -143,7 +149,9 @@ func (l *Lab) setBroken(ctx context.Context, broken []*Fault) error {
 			restart = append(restart, f.off)
 		}
 	}
-	return errors.Join(append(errs, l.restart(ctx, restart))...)
+	errs = append(errs, l.restart(ctx, restart))
+	l.beginLoads()
+	return errors.Join(errs...)
 }
 
 // eachKernel makes or takes back what a fault changes in kernels.

@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	gatewaycontrol "culvert/gateway/control"
 	"culvert/gateway/node"
 )
 
@@ -97,6 +98,15 @@ func (l *Lab) kernels() (lines []string, err error) {
 					add("route %s via %s dev %s, %s, mtu %d", r.Dst, r.Gw, a.Name, r.Scope, r.MTU)
 				}
 			}
+			qdiscs, err := netlink.QdiscList(nil)
+			if err != nil {
+				return err
+			}
+			for _, q := range qdiscs {
+				if q.Type() == "ingress" {
+					add("qdisc %s of link %d", q, q.Attrs().LinkIndex)
+				}
+			}
 			forwards, err := os.ReadFile("/proc/sys/net/ipv4/ip_forward")
 			add("forwarding %s", forwards)
 			return err
@@ -122,7 +132,7 @@ func (s Symptom) passes(from string, large bool) bool {
 		return from != "milan/pod1"
 	case AllCut:
 		return false
-	case FirstCut:
+	case FirstCut, HalfCut: // of the first pair's connections, halfPasses tells
 		return !first
 	case AllLarge:
 		return !large
@@ -142,7 +152,7 @@ func (l *Lab) observe(ctx context.Context, want Symptom) error {
 		for _, pair := range [][2]string{{"rome/pod1", "milan/pod1"}, {"rome/pod2", "milan/pod2"}} {
 			for _, size := range []int{84, 1340} {
 				for _, e := range []*ends{l.pair(pair[0], pair[1]), l.pair(pair[1], pair[0])} {
-					if want.passes(e.from.Name, size > 84) != passes {
+					if want.passes(e.from.Name, size > 84) != passes || want == HalfCut && !passes {
 						continue
 					}
 					trials.Go(func() {
@@ -160,14 +170,84 @@ func (l *Lab) observe(ctx context.Context, want Symptom) error {
 	if errors.Join(errs...) == nil {
 		try(false)
 	}
-	if want == SlowTCP {
-		near, err := l.pair("rome/pod1", "milan/pod1").stream(ctx, 1000, 1000)
+	return errors.Join(append(errs, l.observeMore(ctx, want))...)
+}
+
+// observeMore looks for what pings between pods do not show.
+func (l *Lab) observeMore(ctx context.Context, want Symptom) error {
+	first := l.pair("rome/pod1", "milan/pod1")
+	switch want {
+	case SlowTCP:
+		near, err := first.stream(ctx, 1000, 1000)
 		if err == nil && near.firstMSS > 216 {
 			err = fmt.Errorf("segments of %d bytes, want at most 216", near.firstMSS)
 		}
-		errs = append(errs, err)
+		return err
+	case NewCut:
+		if err := l.awaitDrop(ctx, "table-full", "connection-share"); err != nil {
+			return err
+		}
+		return l.pair("rome/node1", "milan/pod1").observe(ctx, 84, false)
+	case PortCut:
+		return l.awaitDrop(ctx, "port-exhausted", "port-share")
+	case HalfCut:
+		return first.halfPasses(ctx)
 	}
-	return errors.Join(errs...)
+	return nil
+}
+
+// awaitDrop waits until rome's gateway drops packets of its nodes for one of these reasons.
+func (l *Lab) awaitDrop(ctx context.Context, reasons ...string) error {
+	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
+	defer cancel()
+	for {
+		s, err := l.gatewayStatus(ctx, 0)
+		if err == nil && slices.ContainsFunc(s.Outbound.Drops, func(d gatewaycontrol.Drop) bool { return slices.Contains(reasons, d.Reason) }) {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("rome's gateway drops nothing as %s: %w", strings.Join(reasons, " or "), errors.Join(context.Cause(ctx), err))
+		case <-time.After(faultPace):
+		}
+	}
+}
+
+// halfPasses fails unless some of many connections pass, and some do not.
+func (e *ends) halfPasses(ctx context.Context) error {
+	server, err := newEchoServer(e.to)
+	if err != nil {
+		return err
+	}
+	defer server.close()
+	const flows = 64
+	waiting := make(map[net.Conn]bool)
+	for range flows {
+		conn, err := e.dialUDP(ctx, server.port())
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		waiting[conn] = true
+	}
+	for began := time.Now(); len(waiting) == flows && time.Since(began) < reachTimeout; {
+		for conn := range waiting {
+			if _, err := conn.Write([]byte("x")); err != nil {
+				return err
+			}
+		}
+		deadline := time.Now().Add(faultPatience)
+		for conn := range waiting {
+			conn.SetReadDeadline(deadline)
+			if _, err := conn.Read(make([]byte, 1)); err == nil {
+				delete(waiting, conn)
+			}
+		}
+	}
+	if passed := flows - len(waiting); passed == 0 || passed == flows {
+		return fmt.Errorf("%s: %d of %d connections pass", e.path(), passed, flows)
+	}
+	return nil
 }
 
 // observe pings until there is an answer, which must come soon, or must not.

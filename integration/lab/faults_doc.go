@@ -28,11 +28,11 @@ func FaultReference() string {
 	return fmt.Sprintf(`# Faults
 
 Ways to break the path between pods of two clusters, and what `+"`culvert status`"+` says of each in at most %d seconds while somebody tries
-to use it: %d of %d are named. … stands for counts, times and what else may differ. This page is generated;
-`+"`culvert lab check --named all --mode vxlan --offloads on`"+` makes each fault, reads the status, and mends it, `+"`culvert lab break FAULT`"+` makes
+to use it, and the gateway's log in at most %d: %d of %d are named. … stands for counts, times and what else may differ. This page is generated;
+`+"`culvert lab check --named all --mode vxlan --offloads on`"+` makes each fault, reads the status and the log, and mends it, `+"`culvert lab break FAULT`"+` makes
 it in a lab that is up, to learn from.
 
-%s`, int(namedWithin.Seconds()), named, len(faults), b.String())
+%s`, int(namedWithin.Seconds()), int(loggedWithin.Seconds()), named, len(faults), b.String())
 }
 
 var blank = regexp.MustCompile(`\{\w+\}`)

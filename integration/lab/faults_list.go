@@ -79,7 +79,12 @@ var faults = []Fault{{
 	Name: "mtu-hole-peer", Does: fmt.Sprintf("between the gateways, packets of more than %d bytes vanish", holeMTU),
 	Cause: "path MTU between the gateways is too small", Remedy: fmt.Sprintf("let packets of 1400 bytes pass there, or set mtu: %d everywhere", holeMTU-60),
 	Symptom: AllLarge, kernel: peerHole(),
-	Untold: "which packets vanish",
+	Named: rome("peer-path-mtu", "packets of more than … bytes vanish on the way … the peer (192.0.2.7), mtu is 1340; senders are kept to what passes", "peer-path-mtu"),
+}, {
+	Name: "lost-trains", Does: "milan's gateway loses super-frames: batches of datagrams that rome's kernel sends as one, where offloads are on",
+	Cause: "offloads lose trains", Remedy: "at milan/gateway: tc qdisc del dev peer ingress",
+	Symptom: SlowBulk, kernel: loseTrains(), load: streams,
+	Named: rome("peer-trains", "UDP_SEGMENT trains do not arrive at the peer (192.0.2.7): it is sent single datagrams, which is slower", "peer-trains"), // milan misses answers that come as a train
 }, {
 	Name: "rule-drops", Does: "a rule of milan's gateway drops all that comes from rome",
 	Cause: "a rule drops it", Remedy: "rules of milan: without the rule that is called oops",
@@ -90,6 +95,16 @@ var faults = []Fault{{
 	Cause: "mssClamp is too small", Remedy: "mssClamp of both: auto",
 	Symptom: SlowTCP, files: both("mssClamp", 216),
 	Named: rome("small-mss", "mssClamp cuts TCP into segments of 216 bytes, where 1300 fit"),
+}, {
+	Name: "full-table", Does: "rome's gateway has room for 4 connections, and rome/node1 opens one after the other",
+	Cause: "table of connections is full", Remedy: "nat.maxConnections of rome: auto",
+	Symptom: NewCut, files: edit("rome/gateway", "nat", object{"maxConnections": 4}), load: freshPings,
+	Named: rome("table-full", "… packets dropped as …: the connection table is full, the last sender is 10.80.0.2"),
+}, {
+	Name: "exhausted-ports", Does: "rome/node1 uses up the source ports that it gets towards UDP 9 of milan/pod1",
+	Cause: "source ports are exhausted", Remedy: "stop what opens so many; culvert connections delete --socket rome --protocol udp --port 9",
+	Symptom: PortCut, load: takePorts,
+	Named: rome("ports-full", "… packets dropped as …: no source port is left towards 10.61.1.5"),
 }, {
 	Name: "wrong-cidr-rome", Does: "rome's gateway takes milan's pod CIDR for 10.9.0.0/16",
 	Cause: "wrong remote pod CIDR in rome", Remedy: "network.remote.podCIDRs of rome: milan's own, 10.0.0.0/16",
@@ -129,7 +144,12 @@ var faults = []Fault{{
 	Name: "mtu-hole-node", Does: fmt.Sprintf("between node1 and its gateway, packets of more than %d bytes vanish", holeMTU),
 	Cause: "path MTU between node and gateway is too small", Remedy: fmt.Sprintf("let packets of 1390 bytes pass there, or set mtu: %d everywhere", holeMTU-50),
 	Symptom: FirstLarge, kernel: nodeHole(),
-	Untold: "which packets vanish",
+	Named: rome("node-path-mtu", "packets of more than … bytes vanish on the way … rome-node1 (172.18.0.2), mtu is 1340; senders are kept to what passes"),
+}, {
+	Name: "ecmp-half", Does: "one of two equal ways from node1 to its gateway loses everything: every second of the node's outer flows vanishes",
+	Cause: "ECMP drops every second flow", Remedy: "at rome/gateway: delete the blackhole of ip rule",
+	Symptom: HalfCut, kernel: halfFlows(), not: node.TUN,
+	Untold: "which flows vanish: what arrives of the node is well, and the rest looks like pods that keep silent; the unanswered connections of its pods stand in culvert connections",
 }, {
 	Name: "wrong-underlay", Does: "the gateway knows node1 by an underlay address that nobody has",
 	Cause: "wrong underlay address of a node", Remedy: "geneve.nodes of rome: underlay 172.18.0.2 for rome-node1",

@@ -66,28 +66,51 @@ const (
 // blockUDP drops what comes in by a link for a UDP port, as a firewall does. It is
 // a rule of policy routing, for which no kernel needs a firewall.
 func blockUDP(host, link string, port uint16) []kernelFault {
-	block := netlink.NewRule()
-	block.Family, block.Priority, block.Type = unix.AF_INET, blockPriority, unix.RTN_BLACKHOLE
-	block.IifName, block.IPProto, block.Dport = link, unix.IPPROTO_UDP, netlink.NewRulePortRange(port, port)
+	return []kernelFault{blackhole(host, func(*Lab) *netlink.Rule { return udpRule(link, port) })}
+}
+
+// udpRule drops what comes in by a link for a UDP port.
+func udpRule(link string, port uint16) *netlink.Rule {
+	r := netlink.NewRule()
+	r.Family, r.Priority, r.Type = unix.AF_INET, blockPriority, unix.RTN_BLACKHOLE
+	r.IifName, r.IPProto, r.Dport = link, unix.IPPROTO_UDP, netlink.NewRulePortRange(port, port)
+	return r
+}
+
+// halfFlows drops what the first node sends its gateway from the upper half of its source
+// ports, of which each inner flow has one (RFC 8926, Section 3.3; RFC 7348, Section 5).
+func halfFlows() []kernelFault {
+	return []kernelFault{blackhole("rome/gateway", func(l *Lab) *netlink.Rule {
+		r, middle := udpRule("eth0", 6091), uint16(1<<15)
+		if l.options.Mode == node.VXLAN {
+			middle = (32768 + 60999) / 2 // of net.ipv4.ip_local_port_range
+		}
+		r.Src, r.Sport = ipNet(netip.PrefixFrom(clusters[0].Nodes[0].Underlay, 32)), netlink.NewRulePortRange(middle, 1<<16-2) // the kernel takes no 65535
+		return r
+	})}
+}
+
+// blackhole has a host obey a rule before it looks for its own addresses.
+func blackhole(host string, block func(*Lab) *netlink.Rule) kernelFault {
 	own := func(priority int) *netlink.Rule {
 		r := netlink.NewRule()
 		r.Family, r.Priority, r.Table = unix.AF_INET, priority, unix.RT_TABLE_LOCAL
 		return r
 	}
-	return []kernelFault{{host,
-		func(*Lab) error {
+	return kernelFault{host,
+		func(l *Lab) error {
 			return errors.Join(
-				unless(unix.EEXIST, netlink.RuleAdd(block)),
+				unless(unix.EEXIST, netlink.RuleAdd(block(l))),
 				unless(unix.EEXIST, netlink.RuleAdd(own(ownPriority))),
 				unless(unix.ENOENT, netlink.RuleDel(own(0))))
 		},
-		func(*Lab) error {
+		func(l *Lab) error {
 			return errors.Join(
 				unless(unix.EEXIST, netlink.RuleAdd(own(0))),
 				unless(unix.ENOENT, netlink.RuleDel(own(ownPriority))),
-				unless(unix.ENOENT, netlink.RuleDel(block)))
+				unless(unix.ENOENT, netlink.RuleDel(block(l))))
 		},
-	}}
+	}
 }
 
 // forbidUDP refuses to send to a UDP port, as a firewall or a network policy does.

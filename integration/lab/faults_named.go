@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -35,8 +34,11 @@ func milan(cause, says string, besides ...string) *Named {
 	return &Named{"milan", cause, says, besides, nil}
 }
 
-// namedWithin is how soon a fault is to be named.
-const namedWithin = 15 * time.Second
+// namedWithin is how soon a status names a fault, loggedWithin how soon the log does.
+const (
+	namedWithin  = 15 * time.Second
+	loggedWithin = 20 * time.Second
+)
 
 // namedChecks make faults, wait until a gateway's status names them, and take them back.
 func namedChecks(names []string) func(*Lab) []Check {
@@ -60,12 +62,15 @@ func (l *Lab) checkNamed(ctx context.Context, f *Fault) (string, error) {
 	if err := l.waitMeasured(ctx); err != nil {
 		return "", err
 	}
-	before := l.findings(ctx)
+	before, logs := l.findings(ctx), l.logSizes()
 	if err := l.Break(ctx, f.Name); err != nil {
 		return "", err
 	}
 	began := time.Now()
 	found, err := l.waitNamed(ctx, f, before, began)
+	if err == nil && f.Named != nil {
+		err = l.waitLogged(ctx, f, logs, began)
+	}
 	took := time.Since(began)
 	mended := errors.Join(l.Mend(ctx, f.Name), l.observe(ctx, healthy))
 	if mended != nil {
@@ -100,14 +105,18 @@ func (l *Lab) waitMeasured(ctx context.Context) error {
 
 // gatewayStatus asks the gateway of clusters[i].
 func (l *Lab) gatewayStatus(ctx context.Context, i int) (*gatewaycontrol.Status, error) {
-	socket := clusters[i].Name + "-" + clusters[1-i].Name + ".sock"
-	return gatewaycontrol.NewClient(filepath.Join(l.Dir, "culvert", socket)).Status(ctx)
+	return gatewaycontrol.NewClient(l.socket(i)).Status(ctx)
 }
 
 // finding is one of a cluster's gateway.
 type finding struct {
 	cluster string
 	gatewaycontrol.Finding
+}
+
+// same reports whether y is the same thing, whatever has been counted meanwhile.
+func (x finding) same(y finding) bool {
+	return x.cluster == y.cluster && x.Cause == y.Cause && x.Of == y.Of
 }
 
 // findings returns what both gateways know. One that does not answer knows nothing.
@@ -136,7 +145,7 @@ func (l *Lab) waitNamed(ctx context.Context, f *Fault, before []finding, began t
 			switch {
 			case !slices.Contains(before, x) && (f.Named.is(&x) || f.Named.Or != nil && f.Named.Or.is(&x)):
 				text = x.Text
-			case x.Level == "warning" && !slices.Contains(before, x) && !slices.Contains(f.Named.Besides, x.Cause):
+			case x.Level == "warning" && !slices.ContainsFunc(before, x.same) && !slices.Contains(f.Named.Besides, x.Cause):
 				others = append(others, fmt.Sprintf("%s: %s: %s", x.cluster, x.Cause, x.Text))
 			}
 		}

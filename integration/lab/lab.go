@@ -76,6 +76,7 @@ type Lab struct {
 	six       map[string]*Host // the same by name, with their IPv6 addresses
 	processes []*Process
 	broken    []*Fault
+	loads     map[*Fault]*loading
 
 	turn sync.Mutex // Serve changes and describes the lab for one client at a time
 }
@@ -148,7 +149,7 @@ func (l *Lab) Processes() []*Process { return l.processes }
 func (l *Lab) Stop() error {
 	l.turn.Lock()
 	defer l.turn.Unlock()
-	var errs []error
+	errs := []error{l.endLoads(nil)}
 	var running []*Process
 	for _, p := range l.processes {
 		switch {

@@ -1,0 +1,130 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"time"
+
+	gatewaycontrol "culvert/gateway/control"
+)
+
+// load is what somebody does all the while, from when a fault is made until ctx ends.
+type load func(ctx context.Context, l *Lab) error
+
+// loading is the load of a fault under way.
+type loading struct {
+	stop  context.CancelFunc
+	ended chan error
+}
+
+// beginLoads begins those of the faults that are made and have none yet.
+func (l *Lab) beginLoads() {
+	for _, f := range l.broken {
+		if f.load == nil || l.loads[f] != nil {
+			continue
+		}
+		ctx, stop := context.WithCancel(context.Background())
+		under := &loading{stop, make(chan error, 1)}
+		if l.loads == nil {
+			l.loads = make(map[*Fault]*loading)
+		}
+		l.loads[f] = under
+		go func() { under.ended <- f.load(ctx, l) }()
+	}
+}
+
+// endLoads ends those of faults that are not among the given ones.
+func (l *Lab) endLoads(broken []*Fault) (err error) {
+	for f, under := range l.loads {
+		if !slices.Contains(broken, f) {
+			under.stop()
+			if e := <-under.ended; e != nil {
+				err = errors.Join(err, fmt.Errorf("%s: %w", f.Name, e))
+			}
+			delete(l.loads, f)
+		}
+	}
+	return err
+}
+
+// loadPace lies between two steps of a load.
+const loadPace = 50 * time.Millisecond
+
+// repeat calls step until ctx ends.
+func repeat(ctx context.Context, step func() error) error {
+	pace := time.NewTicker(loadPace)
+	defer pace.Stop()
+	for {
+		if err := step(); err != nil && ctx.Err() == nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-pace.C:
+		}
+	}
+}
+
+// freshPings has the first node ping, from a new socket each time: each ping is a new connection
+// of rome's unknown source.
+func freshPings(ctx context.Context, l *Lab) error {
+	e := l.pair("rome/node1", "milan/pod1")
+	return repeat(ctx, func() error {
+		e.ping(84) // whether it is answered or not
+		return nil
+	})
+}
+
+// streams sends in bulk from rome to milan. While trains are lost a stream may well stand still.
+func streams(ctx context.Context, l *Lab) error {
+	e := l.pair("rome/pod1", "milan/pod1")
+	return repeat(ctx, func() error {
+		e.stream(ctx, 1<<20, 1)
+		return nil
+	})
+}
+
+// discardPort is that of the discard protocol (RFC 863), which nobody serves.
+const discardPort = 9
+
+// takePorts uses all source ports of rome's unknown source that one client gets towards milan/pod1,
+// and asks for more.
+func takePorts(ctx context.Context, l *Lab) error {
+	to := netip.AddrPortFrom(l.pair("rome/node1", "milan/pod1").target, discardPort)
+	datagram := func(i int) []byte { return silentUDP(netip.AddrPortFrom(clusters[0].Nodes[0].Underlay, uint16(i)), to) }
+	const ports = 1 << 16
+	f := &flood{l.Host("rome/node1"), ports, datagram}
+	if _, err := f.run(ctx); err != nil {
+		return err
+	}
+	raw, err := newRaw(l.Host("rome/node1"))
+	if err != nil {
+		return err
+	}
+	defer raw.close()
+	i := 0
+	err = repeat(ctx, func() error {
+		i += ports/2 + 1 // sooner or later each
+		return raw.send(datagram(i))
+	})
+	// What was opened goes on for minutes.
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	for i := range clusters {
+		c := gatewaycontrol.NewClient(l.socket(i))
+		filter := gatewaycontrol.Filter{Protocol: "udp", Ports: []uint16{discardPort}}
+		err = errors.Join(err, c.Get(ctx, http.MethodDelete, "/v1/connections", filter.Values(), new(gatewaycontrol.Deleted)))
+	}
+	return err
+}
+
+// socket is the control socket of the gateway of clusters[i].
+func (l *Lab) socket(i int) string {
+	return filepath.Join(l.Dir, "culvert", clusters[i].Name+"-"+clusters[1-i].Name+".sock")
+}

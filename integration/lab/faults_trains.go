@@ -1,0 +1,63 @@
+package lab
+
+import (
+	"errors"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// probeTrain is the length of a train of two probes with its headers: 64 bytes each, 32 of
+// WireGuard's, 28 of UDP and IPv4.
+const probeTrain = 2*(64+32) + 28
+
+// sinkLink is down: what is redirected there is gone.
+const sinkLink = "sink"
+
+// loseTrains drops the super-frames that come to milan's gateway from rome's, by the length in
+// their headers: 2048 bytes or more, which is more than any frame of the link has, or that of
+// the two small datagrams by which gateways look for such a loss.
+func loseTrains() []kernelFault {
+	const host, link = "milan/gateway", "peer"
+	begin := onLink(link, func(l netlink.Link) error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = sinkLink
+		sink := &netlink.Bridge{LinkAttrs: attrs}
+		if err := unless(unix.EEXIST, netlink.LinkAdd(sink)); err != nil {
+			return err
+		}
+		down, err := netlink.LinkByName(sinkLink)
+		if err != nil {
+			return err
+		}
+		err = netlink.QdiscAdd(&netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{
+			LinkIndex: l.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_INGRESS}})
+		if err != nil {
+			return unless(unix.EEXIST, err)
+		}
+		lengths := []netlink.TcU32Key{{Mask: 0xffff, Val: probeTrain}} // the total length (RFC 791, Section 3.1)
+		for bit := uint32(1 << 11); bit < 1<<16; bit <<= 1 {
+			lengths = append(lengths, netlink.TcU32Key{Mask: bit, Val: bit})
+		}
+		for _, key := range lengths {
+			err = errors.Join(err, netlink.FilterAdd(&netlink.U32{
+				FilterAttrs: netlink.FilterAttrs{LinkIndex: l.Attrs().Index, Parent: netlink.MakeHandle(0xffff, 0), Priority: 1, Protocol: unix.ETH_P_IP},
+				RedirIndex:  down.Attrs().Index,
+				Sel:         &netlink.TcU32Sel{Flags: netlink.TC_U32_TERMINAL, Nkeys: 1, Keys: []netlink.TcU32Key{key}},
+			}))
+		}
+		return err
+	})
+	end := onLink(link, func(l netlink.Link) error {
+		err := netlink.QdiscDel(&netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{
+			LinkIndex: l.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_INGRESS}})
+		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) { // there is none
+			err = nil
+		}
+		if sink, e := netlink.LinkByName(sinkLink); e == nil {
+			err = errors.Join(err, netlink.LinkDel(sink))
+		}
+		return err
+	})
+	return []kernelFault{{host, begin, end}}
+}
