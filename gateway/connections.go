@@ -23,7 +23,7 @@ import (
 // for the reason that sweepPause gives.
 type pacer struct{ began time.Time }
 
-const paceWork = 300 * time.Microsecond
+const paceWork = 150 * time.Microsecond
 
 func newPacer() *pacer { return &pacer{time.Now()} }
 
