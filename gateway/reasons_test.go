@@ -208,22 +208,8 @@ func TestEveryReasonShows(t *testing.T) {
 	}
 	maps.Copy(done, p.shown(ways))
 
-	p = newLosingPair(t, func(rome *config.Config) {
-		rome.MaxConnections = 8
-		dual(rome, new(config.Config))
-	})
-	gateway, node := netip.MustParseAddr("fd80::4"), netip.MustParseAddr("fd80::2")
-	discover := func(n int, b []byte) func() {
-		return func() {
-			for range n {
-				p.outer(udp.Train{Parts: [][]byte{genevetest.Geneve(11, 0x6558, genevetest.Frame(p.node.GatewayMAC(), p.node.MAC, genevetest.IPv6, b))}})
-			}
-		}
-	}
+	p = newLosingPair(t, func(rome *config.Config) { rome.MaxConnections = 8 })
 	maps.Copy(done, p.shown(map[string]func(){
-		"bad-nd":   discover(1, genevetest.Solicit(node, gateway, [6]byte{2, 9}, false)),
-		"other-nd": discover(1, genevetest.Solicit(node, netip.MustParseAddr("fd80::9"), p.node.MAC, false)),
-		"nd-rate":  discover(100, genevetest.Solicit(node, gateway, p.node.MAC, false)),
 		"connection-share": func() { p.fillTable() },
 		"table-full": func() {
 			awaits(t, func() bool { return p.lost("connection-share") })

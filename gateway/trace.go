@@ -218,7 +218,11 @@ func (g *Gateway) traceForward(steps *tracer, p *packet.Packet, d *nat.Verdict) 
 		t.Sent = nil
 		dropped(t, geneve.UnknownTunnel.String(), "there is no tunnel to the node: it has gone, or has no addresses yet")
 	case n.Inner == geneve.Ethernet && s.MAC == nil:
-		t.Egress = fmt.Sprintf("waits until %s answers ARP for %s; if it does not, the packet is dropped as %s", n.Name, n.Address.First(), geneve.Unresolved)
+		asked := "ARP"
+		if !n.Address.V4.IsValid() {
+			asked = "neighbour discovery"
+		}
+		t.Egress = fmt.Sprintf("waits until %s answers %s for %s; if it does not, the packet is dropped as %s", n.Name, asked, n.Address.First(), geneve.Unresolved)
 	default:
 		t.Egress = fmt.Sprintf("%s with VNI %d to %s", s.Encap, n.VNI, n.Underlay)
 	}
