@@ -171,8 +171,11 @@ func (l *Lab) checkReload(ctx context.Context, p *plan) (string, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	bulk := int64(reloadBytes)
-	if l.options.Sandbox.Runsc != "" {
+	switch {
+	case l.options.Sandbox.Runsc != "":
 		bulk /= lessPart
+	case l.options.Dual:
+		bulk /= 2
 	}
 	ended := make(chan error, len(streams))
 	for _, e := range streams {
