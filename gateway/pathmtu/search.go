@@ -31,11 +31,12 @@ const (
 	sizesAbove  = 6 // how many above them, so that one that gets through shows that others were lost by chance
 	step        = 4
 
-	// Loss for want of room, as in a flood, tells nothing of sizes (RFC 4821, Section 7.6.4): it befalls two that are step apart alike.
-	// So it takes edgeProof answers to probes of the one, and none to those of the other; by chance that comes once in 2^edgeProof.
-	// RFC 8899, Section 5.1.2, would have three losses.
-	edgePairs = 8 // probes of each of the two in a round
-	edgeProof = 2 * edgePairs
+	// Loss for want of room, as in a flood, tells nothing of sizes (RFC 4821, Section 7.6.4). So an edge has to be proved, against two
+	// odds. Of probes of sizes much alike, all n below it are answered and all n above it lost by chance once in 4^n at most. And of two
+	// sizes that are step apart, the smaller is answered n times before the larger once in 2^n. RFC 8899, Section 5.1.2, would have three
+	// losses.
+	edgePairs = 8  // probes of both sizes in a round
+	edgeProof = 16 // bits
 )
 
 // Way is where packets vanish.
@@ -107,7 +108,7 @@ type Search struct {
 	phase    phase
 	mute     int // rounds in a row in which nothing was answered
 	lo, hi   int // a size that passes, 0 if none is known, and one that does not, 0 if none was tried
-	proof    int // answers at lo since there was one at hi, these being step apart
+	proof    int // bits, that nothing as large as hi passes
 	raiseAt  time.Duration
 	rose     time.Duration // when Size grew last; 0 = never
 	now, was round
@@ -305,7 +306,7 @@ func (s *Search) conclude(now time.Duration) (changed bool) {
 	s.mute = 0
 	switch {
 	case s.phase == doubting:
-		if s.prove(); s.proof >= edgeProof {
+		if s.prove(); s.proof >= edgeProof && s.edge() {
 			s.fall(now)
 			return true
 		}
@@ -318,23 +319,32 @@ func (s *Search) conclude(now time.Duration) (changed bool) {
 	return false
 }
 
-// prove narrows lo and hi, and once they are near to each other counts what tells a black hole from loss.
+// prove narrows lo and hi, and counts what tells a black hole from loss.
 func (s *Search) prove() {
 	edge, lo, hi := s.edge(), s.lo, s.hi
-	s.narrow()
-	switch {
-	case s.lo != lo || s.hi != hi:
+	if s.narrow(); s.lo >= hi { // it does pass
 		s.proof = 0
+		return
+	}
+	passed, missed, above := 0, 0, 0
+	for i, p := range s.now.probes[:len(s.now.probes)-1] {
+		switch {
+		case p.Kind != s.now.probes[0].Kind:
+		case p.Size > s.below():
+			above++
+		case s.now.answered[i]:
+			passed++
+		default:
+			missed++
+		}
+	}
+	switch {
+	case lo > 0 && hi-lo <= sizesAtOnce*step && missed == 0: // the sizes are much alike
+		s.proof += 2 * min(passed, above)
+	case edge && lo > 0 && passed == 0: // lo does not pass any more
+		s.lo, s.hi, s.proof = 0, lo, 0
 	case edge:
-		answers := 0
-		for i, p := range s.now.probes[:len(s.now.probes)-1] {
-			if s.now.answered[i] && p.Size == s.below() {
-				answers++
-			}
-		}
-		if s.proof += answers; answers == 0 && lo > 0 { // it does not pass any more
-			s.lo, s.hi, s.proof = 0, lo, 0
-		}
+		s.proof += passed
 	}
 }
 

@@ -19,7 +19,7 @@ const floodTime = 6 * time.Second // of each
 
 // floodFaults are what a gateway may say of floods: that much is lost, also of what it asks nodes and the peer. That a path has become
 // narrow is not among them.
-var floodFaults = []string{"node-deaf", "node-silent", "node-loss", "node-restored", "peer-loss", "peer-mute", "data-lost", "tunnel-restored"}
+var floodFaults = []string{"node-deaf", "node-silent", "node-loss", "node-one-way", "node-restored", "peer-loss", "peer-mute", "data-lost", "tunnel-restored"}
 
 // sandboxChecks are about what gVisor tells a gateway of the machine.
 func (l *Lab) sandboxChecks() []Check {
