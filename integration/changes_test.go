@@ -93,19 +93,19 @@ func TestChangesBesideStreams(t *testing.T) {
 			cpu[changing] += g.cpu(t) - before
 			return rate
 		}
+		quiet = append(quiet, window(false))
 		for i := range changesRounds {
-			if i%3 == 2 { // connections that are not answered live two minutes
+			changed := window(true)
+			quiet = append(quiet, window(false))
+			shares = append(shares, 2*changed/(quiet[i]+quiet[i+1]))
+			if i%4 == 3 { // connections that are not answered live two minutes
 				c.fillTable(t, g.client, changesConnections)
 			}
-			before := window(false)
-			changed := window(true)
-			after := window(false)
-			quiet, shares = append(quiet, before, after), append(shares, 2*changed/(before+after))
 		}
 		const lasted = changesRounds * changesWindow
 		t.Logf("%d changes in %v; a stream of %.0f Mbit/s (%s) keeps %.3f of its rate (%s); %.3f of a core in all, %.3f without changes; %d MiB resident",
 			g.changes, lasted, median(quiet), quarters(quiet), median(shares), quarters(shares),
-			cpu[true].Seconds()/lasted.Seconds(), cpu[false].Seconds()/2/lasted.Seconds(), g.resident(t)>>20)
+			cpu[true].Seconds()/lasted.Seconds(), cpu[false].Seconds()/(lasted+changesWindow).Seconds(), g.resident(t)>>20)
 		if want := int(lasted / changesPace * 95 / 100); g.changes < want {
 			t.Errorf("%d changes, want %d: more keep the gateway too long", g.changes, want)
 		}

@@ -140,7 +140,13 @@ func (t *tcpState) next(now state, s *packet.Segment, d int) state {
 //
 // An attacker who can speak for one end alone does not get here: the end that takes in his segments answers them (RFC 9293,
 // Section 3.10.7.4; RFC 5961, Section 5), and the answer is acceptable, as is all that the true ends send.
+//
+// What only repeats what was acknowledged, up to a window ago, is no stray: ends that lose each other's acknowledgements send it.
 func (t *tcpState) stray(now state, s *packet.Segment, d int) state {
+	other := 1 - d
+	if t.flags[other]&tcpAcked != 0 && t.ack[other]-(s.Seq+s.Length) <= t.room(other) {
+		return now
+	}
 	if t.flags[d] < strays*tcpStray {
 		t.flags[d] += tcpStray
 	}

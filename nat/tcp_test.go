@@ -306,6 +306,25 @@ func TestTCPResynchronises(t *testing.T) {
 	}
 }
 
+// Ends that do not hear each other say the same again. That tells nothing new, and a connection that is over stays so.
+func TestTCPRepetitions(t *testing.T) {
+	tcp, now, next := inMidLife()
+	fins := [2]packet.Segment{
+		{Seq: next[0], Ack: next[1], Length: 1, Flags: packet.FIN | packet.ACK},
+		{Seq: next[1], Ack: next[0] + 1, Length: 1, Flags: packet.FIN | packet.ACK},
+	}
+	now = tcp.next(now, &fins[0], 0)
+	now = tcp.next(now, &fins[1], 1)
+	now = tcp.next(now, &packet.Segment{Seq: next[0] + 1, Ack: next[1] + 1, Flags: packet.ACK}, 0)
+	for range 2 * strays {
+		for d := range fins {
+			if now = tcp.next(now, &fins[d], d); now != stateTimeWait {
+				t.Fatalf("%v, want %v", now, stateTimeWait)
+			}
+		}
+	}
+}
+
 // Who speaks for one end alone cannot make the gateway forget what it knows: the other end goes on as before.
 func TestTCPKeepsItsGroundAgainstOneSide(t *testing.T) {
 	tcp, now, next := inMidLife()
