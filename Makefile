@@ -59,6 +59,7 @@ long: go-version kube-assets ## in full what the tests do in small: sieges, mill
 	IPAM_LONG=1 $(GO) test -v -count=1 -timeout 90m ./ipam
 	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 90m -run 'TestSetIsWhatIsInIt|TestExplainIsProcess' ./nat/...
 	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 90m -run 'TestTraceIsPath|TestLongCapture' ./gateway
+	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 3h ./integration/sim
 	KUBEBUILDER_ASSETS='$(KUBEBUILDER_ASSETS)' CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 30m -run 'TestKubeGateways|TestKubeScale' ./integration
 
 race: go-version ## the unit tests under the race detector (needs a C compiler)

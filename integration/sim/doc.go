@@ -4,9 +4,17 @@
 //	pods ─ node ─ leg ─ gateway rome ═ leg ═ gateway milan ─ leg ─ node ─ pods
 //
 // A schedule is a string of bytes: how much traffic there is, then faults one after the other. Any bytes are a schedule, so that
-// go test -fuzz can make them; a schedule that fails is printed with a sequence diagram and a capture file, and fails again if it is run
-// again, most of the time: goroutines and the keys of wireguard-go are not the schedule's.
+// go test -fuzz can make them. One that fails is printed with a sequence diagram, and with -artifacts leaves the whole diagram and a
+// capture file; it is run again 100 times, and how often it fails is printed: the order of goroutines and what wireguard-go draws by chance are
+// not the schedule's.
 //
-// What is checked while packets flow and when the last fault is over, checks.go of the tests says. mutants.txt holds faults of the product,
-// each of which the simulation finds.
+// # What is judged
+//
+// Of each packet that reaches a node: whether it is sound, and whether its connection's server, or client, is there (traffic_test.go). Of
+// each connection: that its server always sees the same client, which nobody else is; that its client is answered by whom it has addressed; that
+// nobody resets it; that an ICMP error quotes what its receiver has sent. A gateway that has been restarted may give connections other
+// ports where these need state. When the last fault is over, WireGuard's timers have their time; then every connection goes on, new ones
+// of each kind begin, and at last each gateway's ledger is balanced (checks_test.go).
+//
+// mutants_test.go has faults of the product that the simulation finds.
 package sim

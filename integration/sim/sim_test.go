@@ -2,8 +2,10 @@ package sim
 
 import (
 	"encoding/hex"
+	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -105,60 +107,67 @@ func random(seed uint64, faults int) schedule {
 // TestCalm: nothing goes wrong, and all is as it should be.
 func TestCalm(t *testing.T) {
 	r := play(t, schedule{15, 1})
-	if r.failure != "" {
-		t.Error(r.failure)
+	if r.failure != "" || r.packets < 1000 {
+		t.Errorf("%q after %d packets", r.failure, r.packets)
 	}
 	t.Logf("%d packets reached pods, %d datagrams in %v", r.packets, r.carried, r.lasted)
 }
 
 var (
-	scheduleFlag = flag.String("schedule", "", "of TestReplay: the bytes in hex")
-	replaysFlag  = flag.Int("replays", 100, "of TestReplay: how often")
+	scheduleFlag = flag.String("schedule", "", "of TestSchedules: the only one, its bytes in hex")
+	replaysFlag  = flag.Int("replays", 100, "of TestSchedules: how often one that fails is run again")
 	seedFlag     = flag.Uint64("seed", 1, "of TestSchedules: the first")
+	countFlag    = flag.Int("schedules", 0, "of TestSchedules: how many; 0: a few, or many if CULVERT_LONG is set")
 	packetsFlag  = flag.Int("packets", 0, "of TestSchedules: after how many that reach a pod it ends; 0: any number")
-	countFlag    = flag.Int("schedules", 0, "of TestSchedules: how many; 0: a few, or very many if CULVERT_LONG is set")
 )
-
-// stuckTime is far more than any schedule takes.
-const stuckTime = 2 * time.Minute
 
 const (
 	faultsEach = 22 // in a random schedule
 	fewCount   = 6
-	longCount  = 100_000
+	longCount  = 10_000
+
+	// stuckTime is far more than any schedule takes.
+	stuckTime = 2 * time.Minute
 )
 
 // TestSchedules: whatever fails in whatever order, nothing goes where it does not belong, and soon after all works again.
 func TestSchedules(t *testing.T) {
-	count := *countFlag
+	only, err := hex.DecodeString(*scheduleFlag)
+	if err != nil {
+		t.Fatal(err)
+	}
+	count := fewCount
 	switch {
-	case count > 0:
+	case len(only) > 0:
+		count = 1
+	case *countFlag > 0:
+		count = *countFlag
 	case os.Getenv("CULVERT_LONG") != "":
 		count = longCount
-	default:
-		count = fewCount
 	}
-	var packets, carried, happened int
-	var lasted time.Duration
-	defer func() {
-		t.Logf("seeds from %d on: %d faults, %v, %d datagrams, %d packets reached pods", *seedFlag, happened, lasted.Round(time.Second), carried, packets)
-	}()
+	var sum result
 	for i := range count {
-		s := random(*seedFlag+uint64(i), faultsEach)
-		r := play(t, s)
-		packets, carried, happened, lasted = packets+r.packets, carried+r.carried, happened+r.faults, lasted+r.lasted
-		if r.failure != "" {
-			t.Logf("seed %d, after %d schedules, %d packets\n%s", *seedFlag+uint64(i), i, packets, r.failure)
-			report(t, s, r)
-			return
+		seed := *seedFlag + uint64(i)
+		s := random(seed, faultsEach)
+		if len(only) > 0 {
+			s = only
 		}
-		if *packetsFlag > 0 && packets >= *packetsFlag {
-			return
+		r := play(t, s)
+		sum.packets, sum.carried, sum.faults, sum.lasted = sum.packets+r.packets, sum.carried+r.carried, sum.faults+r.faults, sum.lasted+r.lasted
+		if r.failure != "" {
+			t.Logf("seed %d, after %d schedules, %d packets\n%s", seed, i, sum.packets, r.failure)
+			report(t, s, r)
+			replay(t, s)
+			break
 		}
 		if i%1000 == 999 {
-			t.Logf("%d schedules, %d packets", i+1, packets)
+			t.Logf("%d schedules, %d packets", i+1, sum.packets)
+		}
+		if *packetsFlag > 0 && sum.packets >= *packetsFlag {
+			break
 		}
 	}
+	t.Logf("seeds from %d on: %d faults, %v, %d datagrams, %d packets reached pods", *seedFlag, sum.faults, sum.lasted.Round(time.Second), sum.carried, sum.packets)
 }
 
 // report tells of a failure all that is known.
@@ -166,45 +175,32 @@ func report(t *testing.T, s schedule, r result) {
 	t.Helper()
 	var text strings.Builder
 	r.world.diagram(&text, 80)
-	t.Errorf("%s\n%v\nrun again: go test ./integration/sim -run TestReplay -artifacts -schedule=%x\n%s", r.failure, s, []byte(s), text.String())
+	t.Errorf("%s\n%v\nrun again: go test ./integration/sim -run TestSchedules -artifacts -schedule=%x\n%s", r.failure, s, []byte(s), text.String())
 	dir := t.ArtifactDir()
-	whole, err := os.Create(filepath.Join(dir, "sequence.mmd"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer whole.Close()
-	r.world.diagram(whole, ringSize)
-	packets, err := os.Create(filepath.Join(dir, "packets.pcapng"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer packets.Close()
-	if err := r.world.capture(packets); err != nil {
-		t.Fatal(err)
+	for name, write := range map[string]func(io.Writer) error{
+		"sequence.mmd":   func(to io.Writer) error { r.world.diagram(to, ringSize); return nil },
+		"packets.pcapng": r.world.capture,
+	} {
+		file, err := os.Create(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(write(file), file.Close()); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
-// TestReplay runs one schedule again, many times, and tells how often it fails.
-func TestReplay(t *testing.T) {
-	s, err := hex.DecodeString(*scheduleFlag)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(s) == 0 {
-		t.Skip("replay: no -schedule")
-	}
+// replay runs a schedule again, many times, and tells how often it fails.
+func replay(t *testing.T, s schedule) {
+	t.Helper()
 	failed := 0
-	var last result
 	for range *replaysFlag {
-		if r := play(t, s); r.failure != "" {
+		if play(t, s).failure != "" {
 			failed++
-			last = r
 		}
 	}
 	t.Logf("%d of %d replays fail", failed, *replaysFlag)
-	if failed > 0 {
-		report(t, s, last)
-	}
 }
 
 // FuzzSchedule lets go test -fuzz make schedules.

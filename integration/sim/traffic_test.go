@@ -178,6 +178,8 @@ func (t *traffic) arrive(n *node, v nattest.View, b []byte) {
 	case v.Protocol == icmp:
 		t.arriveError(n, v, b)
 		return
+	case t.w.wasGarbled(v.Protocol, v.Body):
+		return
 	case v.Offset > 0 || v.MF:
 		t.w.fail("%s gets a fragment, and nobody sends packets that may be fragmented: %v > %v", n.config.Name, from, to)
 		return
