@@ -179,7 +179,8 @@ func (x *sight) tellLost(l *lookers, reason string, packet []byte) {
 	}
 }
 
-// tellMade records a packet that the gateway has made for a link and lost, in whichever goroutine.
+// tellMade records a packet that the gateway has made for a link and loses, in whichever goroutine. It is called before the loss is counted,
+// so that whoever sees the count finds the packet recorded.
 func tellMade(t *tap, reason DropReason, packet []byte, out nat.Link) {
 	l := t.Load()
 	if l == nil || l.recording == nil {

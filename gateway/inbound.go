@@ -125,8 +125,8 @@ func (in *inbound) refuse(p *packet.Packet, v nat.Verdict, now nat.Time) {
 func (in *inbound) reply(packet []byte) {
 	in.other.generated.Add(1)
 	if !in.engine.LetsOut(packet, nat.Tunnel) {
-		in.other.drops[DropOutput].Add(1)
 		tellMade(in.tap, DropOutput, packet, nat.Tunnel)
+		in.other.drops[DropOutput].Add(1)
 		return
 	}
 	in.push(packet)

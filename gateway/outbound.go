@@ -170,13 +170,13 @@ func (o *outbound) gather() bool {
 func (o *outbound) sendProbe(packet []byte) {
 	o.generated.Add(1)
 	if !o.engine.LetsOut(packet, nat.Tunnel) {
-		o.drops[DropOutput].Add(1)
 		tellMade(o.tap, DropOutput, packet, nat.Tunnel)
+		o.drops[DropOutput].Add(1)
 		return
 	}
 	if !o.queue.push(netip.Addr{}, packet) {
-		o.drops[DropLocalQueueFull].Add(1)
 		tellMade(o.tap, DropLocalQueueFull, packet, nat.Tunnel)
+		o.drops[DropLocalQueueFull].Add(1)
 	}
 }
 
@@ -209,8 +209,8 @@ func (o *outbound) refuse(p *packet.Packet, to nat.Link, v nat.Verdict, now nat.
 func (o *outbound) reply(to nat.Link, packet []byte) {
 	o.other.generated.Add(1)
 	if !o.engine.LetsOut(packet, to) {
-		o.other.drops[DropOutput].Add(1)
 		tellMade(o.tap, DropOutput, packet, to)
+		o.other.drops[DropOutput].Add(1)
 		return
 	}
 	o.replies.Send(uint16(to), packet)
