@@ -53,6 +53,7 @@ func recorded(t *testing.T, p *pair, client *control.Client, o control.CaptureOp
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
+	awaits(t, func() bool { return p.rome.tap.Load() == nil }, "the end of a capture")
 	return &file
 }
 
