@@ -234,9 +234,9 @@ func TestCaptureOfReleasedFragments(t *testing.T) {
 	p, client := newControlled(t, nil)
 	id := uint16(7)
 	traffic := func() {
-		id++ // another datagram each time
+		id++ // another connection each time: packets of an established one meet no rule
 		first := nattest.IP{Source: "203.0.113.9", Destination: "10.61.1.7", ID: id, MF: true,
-			Body: nattest.UDP{SourcePort: 4000, DestinationPort: 53, Payload: nattest.Payload(792, 1)}}
+			Body: nattest.UDP{SourcePort: 4000 + id, DestinationPort: 53, Payload: nattest.Payload(792, 1)}}
 		later := nattest.IP{Source: "203.0.113.9", Destination: "10.61.1.7", ID: id, Offset: 800, Body: nattest.Raw{Protocol: 17, Payload: nattest.Payload(80, 1)}}
 		p.rome.nodes[0].Send(later.Bytes())
 		awaits(t, func() bool { return p.rome.engine.Stats().Outbound.Held == 1 }, "a fragment that waits")

@@ -38,7 +38,7 @@ func newCaptureCommand() *cobra.Command {
 	c.Flags().BoolVar(&o.Drops, "drops", false, "only what is dropped")
 	c.Flags().StringSliceVar(&o.Reasons, "reason", nil, "only what is dropped for one of `REASONS`, as culvert status names them")
 	c.Flags().StringVar(&o.Verdict, "verdict", "", "only what becomes that: "+strings.Join(control.Verdicts, ", "))
-	c.Flags().StringVar(&o.Rule, "rule", "", "only what meets `RULE`, by its name or table/chain/name")
+	c.Flags().StringVar(&o.Rule, "rule", "", "only what meets `RULE`, by its name or table/chain/name; packets of an established connection meet none")
 	c.Flags().StringVarP(&file, "write", "w", "-", "`FILE`; - is standard output")
 	c.Flags().Uint64VarP(&o.Count, "count", "c", 0, "end after so many packets")
 	c.Flags().IntVar(&o.Snaplen, "snaplen", 0, "keep so many bytes of each packet; 0 is all")
