@@ -23,6 +23,7 @@ import (
 	"culvert/gateway/config"
 	"culvert/gateway/control"
 	"culvert/gateway/wg"
+	"culvert/integration/need"
 	"culvert/nat/nattest"
 	"culvert/nat/rules"
 )
@@ -288,9 +289,8 @@ func TestLongCapture(t *testing.T) {
 	if os.Getenv("CULVERT_LONG") != "" {
 		want = 1_000_000
 	}
-	if _, err := exec.LookPath("tshark"); err != nil {
-		t.Skip("probe tshark: no tshark; install it")
-	}
+	_, err := exec.LookPath("tshark")
+	need.Program(t, "tshark", err)
 	p, client := newTraced(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

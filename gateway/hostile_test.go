@@ -10,6 +10,7 @@ import (
 	"culvert/geneve"
 	"culvert/geneve/genevetest"
 	"culvert/geneve/udp"
+	"culvert/integration/need"
 	"culvert/nat/nattest"
 )
 
@@ -107,9 +108,8 @@ func TestHostileTrains(t *testing.T) {
 	p := newPair(t, nil)
 	node := p.rome.nodes[0]
 	p.marked(t, node, "10.0.1.5", "10.62.1.5", 0)
-	if s := p.rome.endpoint.Stats().Socket; !s.GRO || !s.GSO {
-		t.Skip("probe offloads: this kernel has no UDP_GRO or no UDP_SEGMENT")
-	}
+	s := p.rome.endpoint.Stats().Socket
+	need.Offloads(t, s.GRO && s.GSO)
 	// The node's socket is another's: the port that a node sends from does not matter.
 	socket, err := udp.Listen("udp4", netip.AddrPortFrom(node.Underlay().Addr(), 0), udp.Options{})
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 	"culvert/gateway/health"
 	"culvert/geneve/genevetest"
 	"culvert/geneve/udp"
+	"culvert/integration/need"
 	"culvert/nat/nattest"
 )
 
@@ -90,9 +91,8 @@ func newLossyPair(t *testing.T) *lossyPair {
 	p.now.Store(int64(time.Hour))
 	p.milan = start(t, mc, 22)
 	p.relay = newRelay(t, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), p.milan.wg.Port()))
-	if st := p.relay.socket.Stats(); !st.GSO || !st.GRO {
-		t.Skipf("probe udp-offloads: UDP_SEGMENT %v, UDP_GRO %v", st.GSO, st.GRO)
-	}
+	st := p.relay.socket.Stats()
+	need.Offloads(t, st.GSO && st.GRO)
 	rc.WireGuard.Endpoint = p.relay.socket.LocalAddr().String()
 	log, hook := test.NewNullLogger()
 	p.log = hook

@@ -12,6 +12,7 @@ import (
 
 	"culvert/geneve/genevetest"
 	"culvert/geneve/udp"
+	"culvert/integration/need"
 )
 
 // TestKernelDiscovery: a kernel's link without IPv4 and this package find each other, with nothing told beforehand: the kernel's packet comes out, ours goes in, the
@@ -43,7 +44,7 @@ func TestKernelDiscovery(t *testing.T) {
 		links.RouteAdd(&netlink.Route{LinkIndex: index, Dst: remote, Gw: gatewayInner6.AsSlice()}),
 	} {
 		if err != nil {
-			missing(t, "ipv6", err)
+			need.Kernel(t, "ipv6", err)
 		}
 	}
 	var conn *net.UDPConn

@@ -5,16 +5,15 @@ import (
 	"encoding/binary"
 	"net"
 	"net/netip"
-	"os"
 	"runtime"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"culvert/geneve/genevetest"
 	"culvert/geneve/udp"
+	"culvert/integration/need"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -34,17 +33,6 @@ var (
 	gatewayVeth = netip.MustParseAddr("192.0.2.1")
 	nodeVeth    = netip.MustParseAddr("192.0.2.2")
 )
-
-// missing skips the test because of what a probe has found, or fails it when LAB requires the probe to succeed.
-func missing(t *testing.T, probe string, err error) {
-	t.Helper()
-	required, all := strings.CutPrefix(os.Getenv("LAB"), "require")
-	list := strings.Split(strings.TrimPrefix(required, "="), ",")
-	if all && (required == "" || slices.Contains(list, probe)) {
-		t.Fatalf("probe %s: %v", probe, err)
-	}
-	t.Skipf("probe %s: %v", probe, err)
-}
 
 // inside runs f on a thread in the given namespace.
 func inside(t *testing.T, ns netns.NsHandle, f func()) {
@@ -78,7 +66,7 @@ func newNamespace(t *testing.T) netns.NsHandle {
 	ns, err := netns.New()
 	if err != nil {
 		runtime.UnlockOSThread()
-		missing(t, "root", err)
+		need.Kernel(t, "root", err)
 	}
 	if err := netns.Set(home); err != nil {
 		t.Fatal(err)
@@ -122,7 +110,7 @@ func kernelNode(t *testing.T, o udp.Options) (node netns.NsHandle, e *Endpoint) 
 		LinkAttrs: netlink.LinkAttrs{Name: "cvx0", MTU: 1340}, VxlanId: vxlanVNI, Group: gatewayVeth.AsSlice(), SrcAddr: nodeVeth.AsSlice(), Port: kernelPort,
 	}
 	if err := nodeLinks.LinkAdd(vxlan); err != nil {
-		missing(t, "vxlan", err)
+		need.Kernel(t, "vxlan", err)
 	}
 	link := up(nodeLinks, "cvx0", "10.80.0.2/32")
 	_, remote, _ := net.ParseCIDR("10.61.0.0/16")
@@ -163,7 +151,7 @@ func TestKernelInnerTrain(t *testing.T) {
 			}
 			raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_UDP, unix.UDP_SEGMENT, segment) })
 			if err != nil {
-				missing(t, "udp-segment", err)
+				need.Kernel(t, "udp-offloads", err)
 			}
 			if _, err := c.Write(body); err != nil {
 				t.Fatal(err)

@@ -5,11 +5,13 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
 	"culvert/geneve/genevetest"
 	"culvert/geneve/udp"
+	"culvert/integration/need"
 )
 
 // run receives on e until it is closed, and sends each packet to out.
@@ -55,11 +57,9 @@ func TestGatewayAndNode(t *testing.T) {
 		for _, shape := range shapes {
 			for _, o := range []udp.Options{{}, {NoGRO: true, NoGSO: true}} {
 				t.Run(u.name+"/"+shape.name, func(t *testing.T) {
-					if probe, err := net.ListenPacket("udp", netip.AddrPortFrom(u.gateway, 0).String()); err != nil {
-						t.Skipf("probe: listen on %v: %v", u.gateway, err)
-					} else {
-						probe.Close()
-					}
+					probe, err := net.ListenPacket("udp", netip.AddrPortFrom(u.gateway, 0).String())
+					need.Kernel(t, strings.ToLower(u.name), err)
+					probe.Close()
 					// Real ends share one port number; on one loopback address they cannot.
 					node, err := Listen(Options{Listen: netip.AddrPortFrom(u.node, 0), UDP: o})
 					if err != nil {

@@ -9,6 +9,7 @@ import (
 
 	"culvert/geneve/genevetest"
 	"culvert/geneve/udp"
+	"culvert/integration/need"
 )
 
 // probeMACs are the senders of the probes to a VNI, in the order in which they are sent.
@@ -75,9 +76,8 @@ func (f *fixture) look(want ...TrainChange) {
 // needOffloads skips the test on kernels without trains.
 func needOffloads(t *testing.T, s udp.Conn) {
 	t.Helper()
-	if st := s.Stats(); !st.GSO || !st.GRO {
-		t.Skipf("probe udp-offloads: UDP_SEGMENT %v, UDP_GRO %v", st.GSO, st.GRO)
-	}
+	st := s.Stats()
+	need.Offloads(t, st.GSO && st.GRO)
 }
 
 // TestProbeTrains has a node that loses trains, is repaired, and spoils them in the end.

@@ -10,6 +10,7 @@ import (
 
 	"culvert/geneve/genevetest"
 	"culvert/geneve/udp"
+	"culvert/integration/need"
 )
 
 // ipPacket returns an IPv4 packet of the given size.
@@ -197,9 +198,7 @@ func TestReserve(t *testing.T) {
 func TestRefusedTrain(t *testing.T) {
 	f := newFixture(t)
 	f.know()
-	if !f.e.Stats().Socket.GSO {
-		t.Skip("probe: no UDP_SEGMENT")
-	}
+	need.Offloads(t, f.e.Stats().Socket.GSO)
 	train := func() (single bool) {
 		for i := range 2 {
 			f.s.Send(toNode, ipPacket(i, 32000))

@@ -23,6 +23,7 @@ import (
 	"culvert/gateway"
 	"culvert/gateway/config"
 	"culvert/gateway/control"
+	"culvert/integration/need"
 	"culvert/nat/rules"
 )
 
@@ -57,9 +58,7 @@ func TestChangesBesideStreams(t *testing.T) {
 		runChangingGateway(t, file)
 		return
 	}
-	if os.Getenv(longEnv) == "" {
-		t.Skipf("a measurement of four minutes, which needs a quiet machine: %s is not set", longEnv)
-	}
+	need.Long(t, "a measurement of four minutes, which needs a quiet machine")
 	isolated(t, func(t *testing.T) {
 		c, g := newChangingClusters(t)
 		streams, idle := c.changesFlows(t)

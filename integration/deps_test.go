@@ -153,6 +153,9 @@ func TestTestPackagesOnlyInTests(t *testing.T) {
 			if isDouble(imported) && strings.HasPrefix(imported, "culvert/") {
 				t.Errorf("%s imports the test double %s outside its tests", p.ImportPath, imported)
 			}
+			if imported == "culvert/integration/need" {
+				t.Errorf("%s imports what skips tests outside its tests", p.ImportPath)
+			}
 			if imported == "culvert/integration/lab" && p.ImportPath != "culvert/cmd/culvert" {
 				t.Errorf("%s imports the lab; only cmd/culvert and tests may", p.ImportPath)
 			}

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"culvert/integration/lab"
+	"culvert/integration/need"
 )
 
 const (
@@ -26,9 +27,7 @@ const (
 // TestHoleRate: a stream that fills the path does so again soon after a hole has opened. Through the reference gateway, which is shown
 // beside it, it stands still.
 func TestHoleRate(t *testing.T) {
-	if os.Getenv(longEnv) == "" {
-		t.Skipf("a measurement of four minutes, which needs a quiet machine: %s is not set", longEnv)
-	}
+	need.Long(t, "a measurement of four minutes, which needs a quiet machine")
 	isolated(t, func(t *testing.T) {
 		for i, h := range holes {
 			for j, gateway := range []string{"culvert", "reference"} {

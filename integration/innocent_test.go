@@ -3,7 +3,6 @@ package integration
 import (
 	"bytes"
 	"net"
-	"os"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -11,6 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/device"
+
+	"culvert/integration/need"
 )
 
 const (
@@ -26,9 +27,7 @@ const (
 // harmless packets, each time past a gateway that has just started, and compares the
 // medians.
 func TestInnocentThroughput(t *testing.T) {
-	if os.Getenv(longEnv) == "" {
-		t.Skipf("a measurement of sixteen minutes, which needs a quiet machine: %s is not set", longEnv)
-	}
+	need.Long(t, "a measurement of sixteen minutes, which needs a quiet machine")
 	for _, pair := range innocentPairs {
 		t.Run(pair.name, func(t *testing.T) {
 			isolated(t, func(t *testing.T) {

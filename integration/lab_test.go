@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"culvert/integration/lab"
+	"culvert/integration/need"
 )
 
 // culvertBinary builds the culvert under test, once: static, so that a guest takes
@@ -113,8 +114,7 @@ type probeAnswer struct {
 	Name, Answer, Reason string
 }
 
-// need skips the test, or fails it where LAB requires the probe: LAB=require for
-// all that this kernel can do, LAB=require=tun,vxlan for those.
+// need skips the test where a lab of this user lacks what is named.
 func (u *labUser) need(names ...string) {
 	u.t.Helper()
 	out, status := u.run("probe", "-o", "json")
@@ -129,44 +129,11 @@ func (u *labUser) need(names ...string) {
 		if !slices.Contains(names, a.Name) || a.Answer == "yes" {
 			continue
 		}
-		a.refuse(u.t)
-	}
-}
-
-// refuse skips the test for a probe that did not say yes, or fails it where LAB
-// requires the probe.
-func (a probeAnswer) refuse(t *testing.T) {
-	t.Helper()
-	if labRequires(os.Getenv("LAB"), a) {
-		t.Fatalf("LAB=%s requires probe %s: %s: %s", os.Getenv("LAB"), a.Name, a.Answer, a.Reason)
-	}
-	t.Skipf("probe %s: %s: %s", a.Name, a.Answer, a.Reason)
-}
-
-// labRequires tells whether LAB makes a probe that did not say yes a failure.
-func labRequires(value string, a probeAnswer) bool {
-	if value == "require" {
-		return a.Answer != "kernel cannot"
-	}
-	list, ok := strings.CutPrefix(value, "require=")
-	return ok && slices.Contains(strings.Split(list, ","), a.Name)
-}
-
-func TestLabRequires(t *testing.T) {
-	cannot, refused := probeAnswer{Name: "geneve", Answer: "kernel cannot"}, probeAnswer{Name: "tun", Answer: "refused here"}
-	for _, test := range []struct {
-		value  string
-		answer probeAnswer
-		want   bool
-	}{
-		{"", refused, false}, {"off", refused, false},
-		{"require", refused, true}, {"require", cannot, false},
-		{"require=root,tun", refused, true}, {"require=root,vxlan", refused, false},
-		{"require=geneve", cannot, true}, {"require=", cannot, false},
-	} {
-		if got := labRequires(test.value, test.answer); got != test.want {
-			t.Errorf("LAB=%q, %s %s: %v", test.value, test.answer.Name, test.answer.Answer, got)
+		err := fmt.Errorf("%s: %s", a.Answer, a.Reason)
+		if a.Answer == "kernel cannot" {
+			err = fmt.Errorf("%w: %s", errors.ErrUnsupported, a.Reason)
 		}
+		need.Kernel(u.t, a.Name, err)
 	}
 }
 
@@ -236,7 +203,7 @@ func TestLab(t *testing.T) {
 		})
 	}
 	if modes == 0 {
-		t.Skip("no mode is here")
+		need.Kernel(t, "mode", errors.New("no link of a node is here"))
 	}
 	u := newLabUser(t)
 	u.check(100*modes, "ipv4", "--mode", "all", "--offloads", "both")

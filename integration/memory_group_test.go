@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"culvert/integration/need"
 )
 
 // memoryGroup is a control group with a limit of memory and no swap.
@@ -245,7 +247,7 @@ func (m *groupMount) folder(own, controller string) string {
 }
 
 // needMemoryGroup makes a group until the test ends, and skips the test where that
-// is not possible, or fails it where LAB requires it.
+// is not possible.
 func needMemoryGroup(t *testing.T, limit int) *memoryGroup {
 	t.Helper()
 	return needMemoryGroupNamed(t, fmt.Sprintf("culvert-%s-%d", t.Name(), os.Getpid()), limit)
@@ -254,13 +256,7 @@ func needMemoryGroup(t *testing.T, limit int) *memoryGroup {
 func needMemoryGroupNamed(t *testing.T, name string, limit int) *memoryGroup {
 	t.Helper()
 	g, err := newMemoryGroup(name, limit)
-	if err != nil {
-		a := probeAnswer{"memory-cgroup", "refused here", err.Error()}
-		if errors.Is(err, errors.ErrUnsupported) {
-			a.Answer = "kernel cannot"
-		}
-		a.refuse(t)
-	}
+	need.Kernel(t, "memory-cgroup", err)
 	t.Cleanup(func() {
 		if err := g.remove(); err != nil {
 			t.Error(err)

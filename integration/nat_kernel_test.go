@@ -3,12 +3,10 @@ package integration
 import (
 	"bytes"
 	"encoding/hex"
-	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"os"
 	"os/exec"
 	"slices"
 	"sort"
@@ -17,6 +15,7 @@ import (
 	"time"
 
 	"culvert/integration/lab"
+	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
@@ -65,27 +64,14 @@ func TestLiqoRulesAgainstKernel(t *testing.T) {
 	})
 }
 
-// needKernel skips the test where there is no kernel to compare with, or fails it where LAB requires one.
+// needKernel skips the test where there is no kernel to compare with.
 func needKernel(t *testing.T) {
 	t.Helper()
-	need := func(probe string, err error) {
-		if err == nil {
-			return
-		}
-		a := probeAnswer{probe, "refused here", err.Error()}
-		if errors.Is(err, errors.ErrUnsupported) {
-			a.Answer = "kernel cannot"
-		}
-		if labRequires(os.Getenv("LAB"), a) {
-			t.Fatalf("LAB=%s requires probe %s: %s: %s", os.Getenv("LAB"), a.Name, a.Answer, a.Reason)
-		}
-		t.Skipf("probe %s: %s: %s", a.Name, a.Answer, a.Reason)
-	}
 	for _, probe := range []string{"root", "tun", "nft"} {
-		need(probe, lab.Probe(probe))
+		need.Kernel(t, probe, lab.Probe(probe))
 	}
 	_, err := exec.LookPath("nft")
-	need("nft program", err)
+	need.Program(t, "nft", err)
 }
 
 func compareWithKernel(t *testing.T, packets int, round func(*comparison, *maker)) {

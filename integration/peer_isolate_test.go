@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"culvert/integration/need"
 )
 
 // The tests in peer*_test.go put culvert on one end of a tunnel and a program on
@@ -49,19 +51,11 @@ func programs(name string, names ...string) probe {
 	}}
 }
 
-// needPrograms skips the test if a probe fails, or fails it where LAB names the
-// probe. LAB=require alone is about kernels, and asks for no program.
+// needPrograms skips the test if a probe fails.
 func needPrograms(t *testing.T, probes []probe) {
 	t.Helper()
 	for _, p := range probes {
-		err := p.try()
-		if err == nil {
-			continue
-		}
-		if value := os.Getenv("LAB"); value != "require" && labRequires(value, probeAnswer{Name: p.name}) {
-			t.Fatalf("LAB=%s requires probe %s: %v", value, p.name, err)
-		}
-		t.Skipf("probe %s: %v", p.name, err)
+		need.Program(t, p.name, p.try())
 	}
 }
 

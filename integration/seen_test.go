@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"culvert/gateway/control"
+	"culvert/integration/need"
 )
 
 // newSeen makes two clusters, and a client of the control socket of rome's gateway, which has room for four million connections.
@@ -49,9 +50,7 @@ const (
 
 // TestMillionConnections: beside a million connections a status comes at once, and packets pass while all of them are listed.
 func TestMillionConnections(t *testing.T) {
-	if os.Getenv(longEnv) == "" {
-		t.Skipf("a measurement of two minutes, which needs a quiet machine: %s is not set", longEnv)
-	}
+	need.Long(t, "a measurement of two minutes, which needs a quiet machine")
 	isolated(t, func(t *testing.T) {
 		const want = 1_000_000
 		c, client := newSeen(t)

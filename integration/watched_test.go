@@ -7,13 +7,13 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
-	"os"
 	"slices"
 	"sync"
 	"testing"
 	"time"
 
 	"culvert/gateway/control"
+	"culvert/integration/need"
 )
 
 const (
@@ -29,9 +29,7 @@ const (
 // waits for a packet that does not come, and half as fast at least while all packets are captured. Each is compared with the moments
 // beside it in which nobody looks.
 func TestWatchedThroughput(t *testing.T) {
-	if os.Getenv(longEnv) == "" {
-		t.Skipf("a measurement of four minutes, which needs a quiet machine: %s is not set", longEnv)
-	}
+	need.Long(t, "a measurement of four minutes, which needs a quiet machine")
 	isolated(t, func(t *testing.T) {
 		c, client := newSeen(t)
 		c.sink()

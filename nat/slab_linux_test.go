@@ -1,18 +1,21 @@
 package nat
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strings"
 	"testing"
 	"unsafe"
+
+	"culvert/integration/need"
 )
 
 // TestSlabLargePages: the kernel is asked for large pages where a block lies, and not for what comes before the first one.
 func TestSlabLargePages(t *testing.T) {
 	const setting = "/sys/kernel/mm/transparent_hugepage/enabled"
 	if _, err := os.Stat(setting); err != nil {
-		t.Skipf("this kernel has no transparent huge pages: %v", err)
+		need.Kernel(t, "large-pages", fmt.Errorf("%w: %w", errors.ErrUnsupported, err))
 	}
 	const each = 1 << 20
 	var s slab[[each]byte]

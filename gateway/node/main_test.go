@@ -11,6 +11,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"culvert/integration/need"
 )
 
 // The tests change links and routes, so TestMain runs them all in a child that
@@ -47,7 +49,7 @@ func TestMain(m *testing.M) {
 func needNamespace(t *testing.T) {
 	t.Helper()
 	if os.Getenv(insideEnv) == "" {
-		t.Skip("probe network namespace: clone was refused, see the first line of the output")
+		need.Kernel(t, "namespace", errors.New("clone was refused, see the first line of the output"))
 	}
 	up(t, "lo")
 }
@@ -57,9 +59,7 @@ func needTUN(t *testing.T) {
 	t.Helper()
 	needNamespace(t)
 	f, err := os.OpenFile("/dev/net/tun", os.O_RDWR, 0)
-	if err != nil {
-		t.Skip("probe tun:", err)
-	}
+	need.Kernel(t, "tun", err)
 	f.Close()
 }
 
@@ -73,9 +73,7 @@ func needKind(t *testing.T, kind Mode) {
 	if kind == Geneve {
 		l = &netlink.Geneve{LinkAttrs: attrs, ID: 9999, Remote: []byte{192, 0, 2, 1}, Dport: 9999}
 	}
-	if err := netlink.LinkAdd(l); err != nil {
-		t.Skipf("probe %s: add a link: %v", kind, err)
-	}
+	need.Kernel(t, string(kind), netlink.LinkAdd(l))
 	if err := netlink.LinkDel(l); err != nil {
 		t.Fatal(err)
 	}

@@ -17,6 +17,7 @@ import (
 
 	"culvert/geneve"
 	"culvert/geneve/genevetest"
+	"culvert/integration/need"
 )
 
 // gatewayUnderlay makes an underlay address local until the test ends.
@@ -203,7 +204,7 @@ func TestTUNLosesTrains(t *testing.T) {
 	endpoint := n.link.(*tunLink).endpoint
 	if s := endpoint.Stats().Socket; !s.GSO || !s.GRO {
 		stop()
-		t.Skipf("probe udp-offloads: UDP_SEGMENT %v, UDP_GRO %v", s.GSO, s.GRO)
+		need.Offloads(t, false)
 	}
 	sender := endpoint.NewSender()
 	sendTrain := func(content string) {

@@ -9,6 +9,8 @@ import (
 
 	"github.com/sirupsen/logrus/hooks/test"
 	"github.com/vishvananda/netlink"
+
+	"culvert/integration/need"
 )
 
 // TestWarnings: a file that is valid is compared with this machine.
@@ -29,9 +31,7 @@ func TestWarnings(t *testing.T) {
 	}
 	forward := func(on string) {
 		t.Helper()
-		if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte(on), 0); err != nil {
-			t.Skipf("probe ip_forward: %v", err)
-		}
+		need.Kernel(t, "ip_forward", os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte(on), 0))
 	}
 	t.Cleanup(func() { forward("0") })
 	for _, tt := range []struct {

@@ -12,13 +12,15 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"culvert/integration/need"
 )
 
 // TestAnotherUser: nobody but the owner can connect, whatever the umask,
 // and the owner can.
 func TestAnotherUser(t *testing.T) {
 	if os.Getuid() != 0 {
-		t.Skip("not root: cannot become another user")
+		need.Kernel(t, "root", errors.New("cannot become another user"))
 	}
 	dir := t.TempDir()
 	for p := dir; p != "/"; p = filepath.Dir(p) { // let the other user come this far

@@ -8,15 +8,15 @@ import (
 
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
+
+	"culvert/integration/need"
 )
 
 // TestPeerTrains: where trains are lost the bind sends single datagrams, except one
 // probe that is due, and only to that endpoint.
 func TestPeerTrains(t *testing.T) {
 	a, b, receive, to := bindPair(t)
-	if !a.offload() || !b.stats()[0].GRO {
-		t.Skip("probe udp-offloads: no UDP_SEGMENT or no UDP_GRO")
-	}
+	need.Offloads(t, a.offload() && b.stats()[0].GRO)
 	received := func(want ...int) { // sizes
 		t.Helper()
 		got := newBatch(BatchSize)
@@ -78,9 +78,7 @@ func TestPeerTrains(t *testing.T) {
 // TestPeerRoams: of another endpoint nothing is known.
 func TestPeerRoams(t *testing.T) {
 	b, _, _, _ := bindPair(t)
-	if !b.offload() {
-		t.Skip("probe udp-offloads: no UDP_SEGMENT")
-	}
+	need.Offloads(t, b.offload())
 	own, peer := netip.MustParseAddr("169.254.18.2"), netip.MustParseAddr("169.254.18.1")
 	p := newPeerProbe(b, own, peer)
 	p.send = func(request []byte) { // as if trains were lost

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"culvert/integration/need"
 )
 
 // TestSendFaults has the kernel refuse what a Sender sends, in turn and for good. Each message is offered once for each answer
@@ -34,9 +36,7 @@ func TestSendFaults(t *testing.T) {
 			loopback := netip.AddrFrom4([4]byte{127, 0, 0, 1})
 			to := listen(t, "udp4", loopback, Options{})
 			from := listen(t, "udp4", loopback, Options{})
-			if !from.GSO() {
-				t.Skip("probe offloads: this kernel has no UDP_SEGMENT")
-			}
+			need.Offloads(t, from.GSO())
 			s, calls, left := from.NewSender().(*sender), 0, tt.errnos
 			s.call = func(fd uintptr) bool {
 				var errno unix.Errno

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"culvert/integration/need"
 )
 
 // payload returns size bytes that depend on seed, so that no two datagrams are alike.
@@ -130,9 +132,8 @@ func TestSendReceive(t *testing.T) {
 func TestTrainStaysWhole(t *testing.T) {
 	forEachFamily(t, func(t *testing.T, listen func(Options) *Socket) {
 		from, to := listen(Options{}), listen(Options{})
-		if st := from.Stats(); !st.GSO || !st.GRO {
-			t.Skipf("probe: UDP_SEGMENT %v, UDP_GRO %v", st.GSO, st.GRO)
-		}
+		st := from.Stats()
+		need.Offloads(t, st.GSO && st.GRO)
 		train := Train{Destination: to.LocalAddr(), SegmentSize: 1372, Parts: [][]byte{payload(1, 40*1372+5)}}
 		if _, err := from.NewSender().Send([]Train{train}); err != nil {
 			t.Fatal(err)
@@ -189,9 +190,7 @@ func TestBatchAcrossCalls(t *testing.T) {
 func TestRefusedTrain(t *testing.T) {
 	forEachFamily(t, func(t *testing.T, listen func(Options) *Socket) {
 		from, to := listen(Options{}), listen(Options{})
-		if !from.Stats().GSO {
-			t.Skip("probe: no UDP_SEGMENT")
-		}
+		need.Offloads(t, from.Stats().GSO)
 		before, after := payload(1, 10), payload(2, 20)
 		trains := []Train{
 			{Destination: to.LocalAddr(), Parts: [][]byte{before}},

@@ -7,11 +7,14 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"culvert/integration/need"
 )
 
 // families are the two kinds of socket, with the loopback address that each test uses.
@@ -27,9 +30,7 @@ func forEachFamily(t *testing.T, f func(t *testing.T, listen func(Options) *Sock
 	for _, fam := range families {
 		t.Run(fam.network, func(t *testing.T) {
 			probe, err := net.ListenPacket(fam.network, netip.AddrPortFrom(fam.loopback, 0).String())
-			if err != nil {
-				t.Skipf("probe: listen on %v: %v", fam.loopback, err)
-			}
+			need.Kernel(t, strings.Replace(fam.network, "udp", "ipv", 1), err)
 			probe.Close()
 			f(t, func(o Options) *Socket { return listen(t, fam.network, fam.loopback, o) })
 		})

@@ -7,6 +7,8 @@ import (
 	"os/exec"
 	"syscall"
 	"testing"
+
+	"culvert/integration/need"
 )
 
 // The tests make network namespaces, so TestMain runs them in a child that may,
@@ -41,6 +43,6 @@ func TestMain(m *testing.M) {
 func needNamespaces(t *testing.T) {
 	t.Helper()
 	if os.Getenv(insideEnv) == "" {
-		t.Skip("probe network namespace: clone was refused, see the first line of the output")
+		need.Kernel(t, "namespace", errors.New("clone was refused, see the first line of the output"))
 	}
 }

@@ -10,15 +10,15 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+
+	"culvert/integration/need"
 )
 
 // TestReferenceLeavesNothing runs a reference gateway in a namespace of its own
 // and looks at what is there before, during and after.
 func TestReferenceLeavesNothing(t *testing.T) {
 	needNamespaces(t)
-	if err := MissingForReference(); err != nil {
-		t.Skip("probe", err)
-	}
+	need.Kernel(t, "nft", MissingForReference())
 	l := &Lab{Dir: t.TempDir(), options: Standard("vxlan", true)}
 	if err := l.writeConfigs(); err != nil {
 		t.Fatal(err)

@@ -1,0 +1,71 @@
+package integration
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// skipsItself are tests that skip not by what the machine lacks, by file and function.
+var skipsItself = []string{
+	"nat/pressure_test.go TestGrowth", // go test -short
+}
+
+// TestSkipsHaveProbes: a test skips by a probe of integration/need alone, so that LAB makes each skip a failure.
+func TestSkipsHaveProbes(t *testing.T) {
+	judged, excepted := 0, 0
+	err := filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.IsDir() && strings.HasPrefix(d.Name(), ".") && path != ".." {
+			return fs.SkipDir
+		}
+		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") {
+			return err
+		}
+		name := strings.TrimPrefix(filepath.ToSlash(path), "../")
+		if strings.HasPrefix(name, "integration/need/") {
+			return nil
+		}
+		fset := token.NewFileSet()
+		f, err := parser.ParseFile(fset, path, nil, parser.SkipObjectResolution)
+		if err != nil {
+			return err
+		}
+		judged++
+		for _, at := range f.Decls {
+			function := ""
+			if fn, ok := at.(*ast.FuncDecl); ok {
+				function = fn.Name.Name
+			}
+			for _, skip := range skips(at) {
+				if slices.Contains(skipsItself, name+" "+function) {
+					excepted++
+				} else {
+					t.Errorf("%s: %s skips by itself; let integration/need do it, by the name of a probe", fset.Position(skip), function)
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if judged < 100 || excepted != len(skipsItself) {
+		t.Errorf("%d files were judged, and %d of %d exceptions are there", judged, excepted, len(skipsItself))
+	}
+}
+
+// skips returns where in a declaration the methods of a test that skip it are named.
+func skips(in ast.Node) (at []token.Pos) {
+	ast.Inspect(in, func(n ast.Node) bool {
+		if s, ok := n.(*ast.SelectorExpr); ok && slices.Contains([]string{"Skip", "Skipf", "SkipNow"}, s.Sel.Name) {
+			at = append(at, s.Pos())
+		}
+		return true
+	})
+	return at
+}
