@@ -222,10 +222,13 @@ func TestReadmeFiles(t *testing.T) {
 		}
 		x.reaches(t, node, 1)
 
-		more := blocks(t, "../docs/gateway.md")["yaml 0"]
-		if err := os.WriteFile(filepath.Join(places["rome"].dir, "more.yaml"), []byte(more), 0o644); err != nil {
-			t.Fatal(err)
+		gateway := blocks(t, "../docs/gateway.md")
+		for name, where := range map[string]string{"yaml 0": "rome gateway", "dual.yaml": "rome gateway", "dual-1.yaml": "rome-1 node"} {
+			place, command, _ := strings.Cut(where, " ")
+			if err := os.WriteFile(filepath.Join(places[place].dir, "more.yaml"), []byte(gateway[name]), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			places[place].command("culvert " + command + " --check --config more.yaml")
 		}
-		places["rome"].command("culvert gateway --check --config more.yaml")
 	}, programs("ping", "ping"))
 }

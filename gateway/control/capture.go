@@ -65,7 +65,12 @@ func parseCapture(v url.Values) (o CaptureOptions, err error) {
 	if o.Filter, err = ParseFilter(v, "drops", "count", "snaplen", "verdict", "rule"); err != nil {
 		errs = append(errs, err)
 	}
-	o.Drops, o.Rule = v.Get("drops") == "true", v.Get("rule")
+	if v.Has("drops") {
+		if o.Drops, err = parseBool(v.Get("drops")); err != nil {
+			errs = append(errs, fmt.Errorf("drops: %w", err))
+		}
+	}
+	o.Rule = v.Get("rule")
 	if o.Verdict = v.Get("verdict"); o.Verdict != "" && !slices.Contains(Verdicts, o.Verdict) {
 		errs = append(errs, fmt.Errorf("verdict: %q is none of %s", o.Verdict, strings.Join(Verdicts, ", ")))
 	}

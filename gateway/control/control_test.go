@@ -37,6 +37,8 @@ func TestBadParameters(t *testing.T) {
 		"nodes=rome-1":              {"nodes: unknown parameter"},
 		"count=-1&snaplen=-1":       {"count: ", "snaplen: "},
 		"verdict=accept":            {"verdict: \"accept\" is none of forward, drop"},
+		"drops=yes":                 {`drops: "yes" is neither true nor false`},
+		"drops=":                    {`drops: "" is neither true nor false`},
 	} {
 		v, err := url.ParseQuery(query)
 		if err != nil {

@@ -161,8 +161,8 @@ func ParseTrace(v url.Values) (o TraceOptions, err error) {
 				note(name, "%q is no number from 1 to 255", value)
 			}
 		case name == "df":
-			if o.DF = value == "true"; !o.DF && value != "false" {
-				note(name, "%q is neither true nor false", value)
+			if o.DF, err = parseBool(value); err != nil {
+				note(name, "%w", err)
 			}
 		default:
 			note(name, "unknown parameter")
@@ -172,6 +172,14 @@ func ParseTrace(v url.Values) (o TraceOptions, err error) {
 		return o, err
 	}
 	return o, o.describes()
+}
+
+// parseBool reads what Values writes, and no other word.
+func parseBool(s string) (bool, error) {
+	if s != "true" && s != "false" {
+		return false, fmt.Errorf("%q is neither true nor false", s)
+	}
+	return s == "true", nil
 }
 
 // parseEnd reads an address, with a port or without.

@@ -67,7 +67,7 @@ func (l *Lab) refusals(i int) []refusal {
 		{want: "peer: \\\"a\\\\nlevel=error\\\" is no name", change: at(top, "peer", "a\nlevel=error")},
 		{want: "mtu: cannot change", change: at(top, "mtu", smallMTU)},
 		{want: "mtu: ", change: at(top, "mtu", 90000)},
-		{want: "state: cannot change", change: at(top, "state", "/tmp/x")},
+		{want: "state: cannot change", change: at(top, "state", l.path(c.Name, "elsewhere"))},
 		{want: "metrics: cannot change", change: at(top, "metrics", "127.0.0.1:9999")},
 		{want: "metrics: ", change: at(top, "metrics", "127.0.0.1:99999")},
 		{want: "log.format: cannot change", change: at(top, "log", object{"format": "json"})},
