@@ -93,7 +93,7 @@ func hostileService(n int) netip.Addr {
 // invent. A client of another service keeps its backend, and the gateway its memory.
 func (l *Lab) attackAffinity(ctx context.Context) (string, error) {
 	rome, milan := &clusters[0], &clusters[1]
-	s := &serviceCheck{lab: l, cluster: 0, from: l.Host("milan/pod1")}
+	s := &serviceCheck{lab: l, plan: &clusters, cluster: 0, from: l.Host("milan/pod1")}
 	to := netip.AddrPortFrom(rome.Seen(sticky), servicePort)
 	return s.withBackends(ctx, to, func(ctx context.Context, to netip.AddrPort) (string, error) {
 		c, err := newCall(ctx, s.from, to)
