@@ -45,7 +45,7 @@ const (
 	beatTime   = time.Millisecond      // that a listing may hold a packet up
 	beatPause  = 300 * time.Microsecond
 	beatPort   = 9
-	listings   = 6 // and as many turns without: connections without an answer last two minutes
+	listings   = 4 // and as many turns without: connections without an answer last two minutes
 )
 
 // TestMillionConnections: beside a million connections a status comes at once, and packets pass while all of them are listed.
