@@ -41,6 +41,7 @@ type pathLeg struct {
 	search    *pathmtu.Search
 	own, peer netip.Addr // between which probes travel
 	reachable bool
+	away      bool   // it has left requests by ARP unanswered
 	packets   uint64 // both ways, without those of probes
 	probes    uint64 // of probes, both ways
 	answers   uint64 // of them
@@ -53,6 +54,8 @@ type pathLeg struct {
 }
 
 const (
+	// awayAsked is how many requests by ARP an end leaves unanswered that may be away.
+	awayAsked = 2
 	// pathInterval lies between two looks at the legs: a little more than an answer may take.
 	pathInterval = 1050 * time.Millisecond
 	// busyTime is for how long a leg counts as in use after a packet: longer than there is
@@ -156,6 +159,11 @@ func (p *paths) follow(now time.Duration) {
 		x := &p.shown[link]
 		leg := p.keep(link, own, peer, x.ARP, c.MTU)
 		leg.use(!x.ARP || x.Known, x.ReceivedPackets+x.SentPackets-leg.probes, now)
+		if away := x.ARP && x.Asked > awayAsked; away != leg.away {
+			if leg.away = away; !away {
+				leg.search.Returned()
+			}
+		}
 		for answers := g.endpoint.LargeAnswers(uint16(link)) >> leg.firstLarge(); answers != 0; answers &= answers - 1 {
 			leg.search.AnsweredARP(bits.TrailingZeros64(answers))
 		}

@@ -146,6 +146,9 @@ func (s *Search) Look(now time.Duration, nonce uint64, used bool) (probes []Prob
 	return r.probes, changed
 }
 
+// Returned is to be called when the other end, which has answered nothing, answers otherwise: it is probed at once.
+func (s *Search) Returned() { s.mute = 0 }
+
 func (s *Search) due(now time.Duration, used bool) bool {
 	since := now - s.now.at
 	switch {

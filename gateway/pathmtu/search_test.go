@@ -19,6 +19,7 @@ type wire struct {
 	lossGrows   bool          // with its size: loss is that of one of 1340 bytes
 	delay       time.Duration // of each answer
 	unused      bool
+	returned    bool // the end has answered something else, for the first time after a while
 }
 
 // sight is what a test saw of a Search.
@@ -51,6 +52,10 @@ func drive(ceiling int, arp bool, lasts time.Duration, seed uint64, change func(
 	tokens := 0.0
 	for now := time.Duration(0); now < lasts; now += tick {
 		change(now, w)
+		if w.returned {
+			s.Returned()
+			w.returned = false
+		}
 		for _, a := range under {
 			if a.at <= now {
 				s.Answered(a.nonce, a.number, a.size, a.fragment)
@@ -349,6 +354,22 @@ func TestForgedAnswers(t *testing.T) {
 		}
 		if s.Size < Floor || s.Size > 1340 || s.target() < Floor {
 			t.Fatalf("%+v", s)
+		}
+	}
+}
+
+// TestHoleAfterOutage: of an end that comes back after however long, by another way it may be, a hole is found as soon as of any.
+func TestHoleAfterOutage(t *testing.T) {
+	for away := 1; away < 40; away++ {
+		back := 20*time.Second + time.Duration(away)*tick
+		seen, _, _, _ := drive(1340, true, back+10*time.Second, 1, func(now time.Duration, w *wire) {
+			was := w.answers
+			if w.answers = now < 20*time.Second || now >= back; w.answers && !was {
+				w.there, w.returned = hole, true
+			}
+		})
+		if len(seen) == 0 || seen[len(seen)-1].Size > hole || seen[len(seen)-1].Size < hole-step {
+			t.Errorf("away for %v: %+v", time.Duration(away)*tick, seen)
 		}
 	}
 }
