@@ -82,6 +82,7 @@ func TestDualStack(t *testing.T) {
 		{"no route", "fd80::4", ping("fd00:99::1", 64, 9), 1, 0, 0},
 		{"a pod without node", "fd80::4", ping("fd00:10:0:9::1", 64, 9), 1, 3, 0},
 		{"a port of the gateway", "fd80::4", udpPacket("fd00:10:0:1::5", "fd80::4", nil), 1, 4, 0},
+		{"a ping of the gateway whose answer would not fit", "fd80::4", ping("fd80::4", 64, 1400), 1, 4, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			rome.Send(tt.packet)
@@ -133,5 +134,18 @@ func TestTunnelAddressIPv6(t *testing.T) {
 	expect(t, p.milan.nodes[1], "fd00:62:0:1::5", "fd00:10:0:3::9")
 	if n := p.milan.engine.Stats().Inbound.Delivered; n == 0 {
 		t.Error("the peer's gateway did not get the ping")
+	}
+}
+
+// TestLargePingIPv6: a gateway of IPv4 alone outlives a ping of its IPv6 tunnel address
+// that is larger than the tunnel's MTU, and does not answer it.
+func TestLargePingIPv6(t *testing.T) {
+	p := newPair(t, nil)
+	own, peer := p.rome.config.WireGuard.Role.TunnelAddresses()
+	p.rome.out.sendProbe(nattest.IP{Source: own.V6.String(), Destination: peer.V6.String(),
+		Body: nattest.ICMP{Type: 128, Rest: 1, Payload: nattest.Payload(3000, 1)}}.Bytes())
+	p.marked(t, p.rome.nodes[0], "10.0.1.5", "10.62.1.5", 1)
+	if n := p.milan.in.drops[DropNoService].Load(); n != 1 {
+		t.Errorf("%d packets dropped as no-service, want the ping", n)
 	}
 }

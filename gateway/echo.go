@@ -15,10 +15,11 @@ const echoTTL = 64
 // request the reply, in place. It answers nothing else and then returns false.
 //
 // Fragments are answered one by one, and the sender of the request puts together what
-// it has cut. So the gateway keeps nothing, and nobody can fill what it does not have.
-func answerEcho(p *packet.Packet) bool {
+// it has cut. So the gateway keeps nothing, and nobody can fill what it does not have. An
+// IPv4 answer above mtu bytes is the caller's to cut.
+func answerEcho(p *packet.Packet, mtu int) bool {
 	if p.IsIPv6() {
-		return answerEcho6(p)
+		return answerEcho6(p, mtu)
 	}
 	ip := header.IPv4(p.Bytes())
 	if ip.TransportProtocol() != header.ICMPv4ProtocolNumber {

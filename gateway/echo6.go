@@ -8,11 +8,12 @@ import (
 )
 
 // answerEcho6 is answerEcho for IPv6. What has other extension headers than that of a
-// fragment is not answered: they would stand in the answer too.
-func answerEcho6(p *packet.Packet) bool {
+// fragment is not answered: they would stand in the answer too. Nor is what is larger than
+// mtu: no router cuts it, so that its sender ignores the MTU itself.
+func answerEcho6(p *packet.Packet, mtu int) bool {
 	ip, extensions := header.IPv6(p.Bytes()), p.HeaderLen()-header.IPv6MinimumSize
 	fragment := p.IsFragment() && extensions == header.IPv6FragmentHeaderSize
-	if p.Protocol() != packet.ICMPv6 || extensions != 0 && !fragment {
+	if p.Protocol() != packet.ICMPv6 || p.Len() > mtu || extensions != 0 && !fragment {
 		return false
 	}
 	hops := uint8(echoTTL)

@@ -45,6 +45,9 @@ func TestAnswerEchoIPv6(t *testing.T) {
 		{"with destination options", request(func(ip *nattest.IP, _ *nattest.ICMP) {
 			ip.First, ip.Extensions = 60, [][]byte{{0, 0, 1, 4, 0, 0, 0, 0}}
 		}), 0},
+		{"as large as the MTU", request(func(_ *nattest.IP, icmp *nattest.ICMP) { icmp.Payload = make([]byte, echoMTU-48) }), 64},
+		{"larger", request(func(_ *nattest.IP, icmp *nattest.ICMP) { icmp.Payload = make([]byte, echoMTU-47) }), 0},
+		{"fragment that is larger", part(64, 800, 1, nattest.Raw{Protocol: packet.ICMPv6, Payload: nattest.Payload(echoMTU-44, 1)}), 0},
 		{"echo reply", request(func(_ *nattest.IP, icmp *nattest.ICMP) { icmp.Type = 129 }), 0},
 		{"neighbour solicitation", request(func(_ *nattest.IP, icmp *nattest.ICMP) { icmp.Type = 135 }), 0},
 		{"UDP", udpPacket("fd00:10:0:1::5", "fd80::4", nil), 0},
@@ -57,7 +60,7 @@ func TestAnswerEchoIPv6(t *testing.T) {
 			if r := p.Parse(bytes.Clone(tt.request)); r != packet.NoFault {
 				t.Fatal(r)
 			}
-			if ok := answerEcho(&p); ok != (tt.hops != 0) {
+			if ok := answerEcho(&p, echoMTU); ok != (tt.hops != 0) {
 				t.Fatalf("answered: %v", ok)
 			} else if !ok {
 				if !bytes.Equal(p.Bytes(), tt.request) {

@@ -12,6 +12,8 @@ import (
 	"culvert/nat/packet"
 )
 
+const echoMTU = 1340
+
 // TestAnswerEcho: an echo request, and each fragment of one, becomes its reply; nothing
 // else is answered.
 func TestAnswerEcho(t *testing.T) {
@@ -56,7 +58,7 @@ func TestAnswerEcho(t *testing.T) {
 			if r := p.Parse(bytes.Clone(tt.request)); r != packet.NoFault {
 				t.Fatal(r)
 			}
-			if ok := answerEcho(&p); ok != (tt.ttl != 0) {
+			if ok := answerEcho(&p, echoMTU); ok != (tt.ttl != 0) {
 				t.Fatalf("answered: %v", ok)
 			} else if !ok {
 				if !bytes.Equal(p.Bytes(), tt.request) {
@@ -112,7 +114,7 @@ func FuzzAnswerEcho(f *testing.F) {
 		}
 		size := len(p.Bytes())
 		valid := echoSumValid(&p)
-		for answers := 0; answerEcho(&p); answers++ {
+		for answers := 0; answerEcho(&p, echoMTU); answers++ {
 			reply := p.Bytes()
 			if p.Parse(reply) != packet.NoFault || len(p.Bytes()) != size {
 				t.Fatalf("reply % x does not parse", reply)

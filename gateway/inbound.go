@@ -170,7 +170,7 @@ func (in *inbound) deliver(p *packet.Packet, now nat.Time) {
 		}
 		return
 	}
-	if !answerEcho(p) {
+	if !answerEcho(p, len(in.piece)) {
 		in.drops[DropNoService].Add(1)
 		if r := in.tap.Load(); r != nil {
 			in.sight.tellRefused(r, nat.Tunnel, DropNoService, now)

@@ -222,7 +222,7 @@ func (o *outbound) deliver(p *packet.Packet, from nat.Link, now nat.Time) {
 		return
 	}
 	o.local.add(from)
-	if !answerEcho(p) {
+	if !answerEcho(p, len(o.piece)) {
 		o.drops[DropNoService].Add(1)
 		if r := o.tap.Load(); r != nil {
 			o.sight.tellRefused(r, from, DropNoService, now)

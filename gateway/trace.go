@@ -257,7 +257,7 @@ func (g *Gateway) traceDelivery(t *control.Trace, p *packet.Packet, in nat.Link)
 	switch {
 	case in == nat.Tunnel && g.check.mine(p.Bytes()):
 		t.Egress = "a message of the connection check"
-	case answerEcho(p):
+	case answerEcho(p, len(g.out.piece)):
 		t.Egress = "the gateway answers the echo request"
 	case isEchoReply(p.Bytes()):
 		t.Egress = "an answer, if the gateway has asked; else it is dropped as " + DropNoService.String()
