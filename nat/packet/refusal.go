@@ -34,12 +34,17 @@ const (
 // Refusable reports whether the sender of p, a packet with whatever Fault, may be told r: r is one, and neither RFC 1122, Section 3.2.2,
 // nor RFC 1812, Section 4.3.2.7, nor RFC 4443, Section 2.4 (e), nor, for a Reset, RFC 9293, Section 3.10.7.1, forbid it.
 func (p *Packet) Refusable(r Refusal) bool {
-	if r == NoRefusal || !p.parsed || p.icmpError || p.fragmentOffset > 0 || !p.Forwardable() || r == Reset && !p.resettable() {
+	if r == NoRefusal || !p.parsed || p.icmpError || p.isICMPv6Error() || p.fragmentOffset > 0 || !p.Forwardable() || r == Reset && !p.resettable() {
 		return false
 	}
 	var t Tuple
 	p.Tuple(&t, 0)
 	return Forwardable(t.Source()) && Forwardable(t.Destination())
+}
+
+// isICMPv6Error reports whether p is an ICMPv6 error, perhaps of a type that no RFC names: all below 128 are (RFC 4443, Section 2.1).
+func (p *Packet) isICMPv6Error() bool {
+	return p.protocol == ICMPv6 && p.fragmentOffset == 0 && p.data[p.transport] < 128
 }
 
 // resettable reports whether a RST may answer p: it is a whole TCP segment and no RST itself.

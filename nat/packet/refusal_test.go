@@ -88,6 +88,7 @@ func TestNotRefusable(t *testing.T) {
 	}{
 		"nothing to tell":          {packet.NoRefusal, nattest.IP{Body: nattest.UDP{}}},
 		"ICMP error":               {packet.TimeExceeded, nattest.IP{Body: nattest.ICMP{Type: 3, Payload: quoted}}},
+		"unknown ICMPv6 error":     {packet.TimeExceeded, nattest.IP{Source: "fd00::2", Destination: "fd00::1", Body: nattest.ICMP{Type: 100}}},
 		"redirect":                 {packet.TimeExceeded, nattest.IP{Body: nattest.ICMP{Type: 5}}},
 		"later fragment":           {packet.TimeExceeded, nattest.IP{Offset: 80, Body: nattest.Raw{Protocol: 17, Payload: make([]byte, 8)}}},
 		"reset of a reset":         {packet.Reset, nattest.IP{Body: tcp(nattest.RST)}},
