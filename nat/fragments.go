@@ -90,7 +90,7 @@ func (e *Engine) stateless(d *decision, p *packet.Packet, now Time) bool {
 	if !admitted && in.Outside() && packet.IsICMP(d.from.Protocol) && packet.Forwardable(source) {
 		return false // it may be of an ICMP error, which any router sends
 	}
-	if !admitted || s.owns(destination, in) || !packet.Forwardable(destination) {
+	if !admitted || s.owns(destination, in) || linkLocal6(source) || !packet.Forwardable(destination) {
 		e.first(d, p, now)
 		return true
 	}

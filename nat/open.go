@@ -9,7 +9,7 @@ import (
 func (e *Engine) first(d *decision, p *packet.Packet, now Time) {
 	s, tr := e.snapshot, &d.tr
 	source, destination := d.from.Source(), d.from.Destination()
-	if !d.check("source", s.admits(source, d.in)) {
+	if !d.check("source", s.admits(source, d.in) && (s.owns(destination, d.in) || !linkLocal6(source))) {
 		d.drop(ReasonBadSource)
 		return
 	}

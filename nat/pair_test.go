@@ -74,6 +74,7 @@ func TestSourcesOfIPv6(t *testing.T) {
 		{"to the tunnel's", node1, pod6, "fe80::a9fe:1201", nat.ReasonBadDestination},
 		{"to a group", node1, pod6, "ff05::1", nat.ReasonBadDestination},
 		{"from the peer itself", nat.Tunnel, "fe80::a9fe:1201", "fe80::a9fe:1202", nat.ReasonNone},
+		{"from the peer itself to a pod", nat.Tunnel, "fe80::a9fe:1201", pod6, nat.ReasonBadSource},
 		{"from the peer's pods to the gateway", nat.Tunnel, remoteReal6, "fe80::a9fe:1202", nat.ReasonNone},
 		{"from another link-local", nat.Tunnel, "fe80::5", "fe80::a9fe:1202", nat.ReasonBadSource},
 		{"from ourselves", nat.Tunnel, "fe80::a9fe:1202", "fe80::a9fe:1202", nat.ReasonBadSource},
@@ -89,6 +90,15 @@ func TestSourcesOfIPv6(t *testing.T) {
 			ledger(t, e)
 		})
 	}
+}
+
+// A later fragment that comes first is no way around it.
+func TestFragmentFromThePeerItself(t *testing.T) {
+	e := engine(t, dual)
+	b := nattest.IP{Source: "fe80::a9fe:1201", Destination: pod6, First: 44, Extensions: [][]byte{{0, 0, 0, 80, 0, 0, 0, 9}},
+		Body: nattest.Raw{Protocol: 17, Payload: nattest.Payload(80, 1)}}.Bytes()
+	dropped(t, e, nat.Tunnel, b, start, nat.ReasonBadSource)
+	ledger(t, e)
 }
 
 // Clients of no pod share U of their family, and answers find them.

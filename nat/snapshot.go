@@ -118,6 +118,10 @@ func (s *snapshot) admits(source netip.Addr, in Link) bool {
 	return packet.Forwardable(source) && !s.own(source) && !s.refused.Contains(source) && !s.foreign(source, in)
 }
 
+// linkLocal6 reports whether what comes from a may go no further than to the gateway itself (RFC 4291, Section 2.5.6). Packets from the IPv4
+// address of the peer's gateway, which is link-local too, Liqo's gateway forwards.
+func linkLocal6(a netip.Addr) bool { return a.Is6() && a.IsLinkLocalUnicast() }
+
 // foreign reports whether a lives at another node than in.
 func (s *snapshot) foreign(a netip.Addr, in Link) bool {
 	home, ok := s.homes.Lookup(a)
