@@ -53,6 +53,7 @@ type datagram struct {
 	out            Link
 	to             packet.Tuple // addresses that the first fragment got
 	ports          uint32
+	protocol       uint8       // of the first fragment, as ports
 	seen           int         // blocks of 8 bytes that were seen
 	total          int         // how many there will be; 0 before the last fragment was seen
 	blocks         [128]uint64 // which ones were seen
@@ -97,7 +98,11 @@ func (l *datagramList) remove(g *datagram) {
 }
 
 func newDatagramKey(p *packet.Packet, t *packet.Tuple) datagramKey {
-	return datagramKey{words: t.Words, id: p.FragmentID(), link: t.Link, protocol: t.Protocol, v6: t.IPv6}
+	k := datagramKey{words: t.Words, id: p.FragmentID(), link: t.Link, protocol: t.Protocol, v6: t.IPv6}
+	if k.v6 {
+		k.protocol = 0 // RFC 8200, Section 4.5: fragments of one datagram may name different next headers; the first one's counts
+	}
+	return k
 }
 
 // datagram finds the datagram of a fragment, or decides what makes room for it. It returns false if nothing does.
@@ -209,7 +214,7 @@ func (f *fragmentTable) expire(e *Engine, now Time) {
 
 // blocksOf returns the first and the last block of 8 bytes of a fragment.
 func blocksOf(p *packet.Packet) (first, last int) {
-	return p.FragmentOffset() / 8, (p.FragmentOffset() + p.Len() - p.HeaderLen() - 1) / 8
+	return p.FragmentOffset() / 8, (p.FragmentOffset() + p.FragmentLen() - 1) / 8
 }
 
 // overlaps reports whether some bytes of a fragment were seen before. What overlaps is dropped, so that no receiver can be made to see

@@ -77,7 +77,7 @@ func (e *Engine) later(d *decision, p *packet.Packet, now Time) {
 			d.verdict.Refusal = packet.NoRefusal // RFC 1122, Section 3.2.2: never about an error
 		}
 	default:
-		d.from.Ports = g.ports
+		d.from.Ports, d.from.Protocol = g.ports, g.protocol
 		e.dispatch(d, p, now)
 	}
 }
@@ -168,7 +168,7 @@ func (e *Engine) commitFragment(d *decision, p *packet.Packet, now Time) {
 
 // know notes what has become of the first fragment, which becomes of all.
 func (f *fragmentTable) know(g *datagram, d *decision, p *packet.Packet) {
-	g.known, g.ports = true, d.from.Ports
+	g.known, g.ports, g.protocol = true, d.from.Ports, d.from.Protocol
 	if d.verdict.Action == Drop {
 		g.reason = d.verdict.Reason
 	} else if p.IsICMPError() {

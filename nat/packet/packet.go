@@ -136,6 +136,15 @@ func (p *Packet) IsFragment() bool { return p.fragment }
 // FragmentOffset returns where in the payload of its datagram a fragment begins, in bytes. It is positive for later fragments only.
 func (p *Packet) FragmentOffset() int { return p.fragmentOffset }
 
+// FragmentLen returns how many bytes of its datagram a fragment holds: with IPv6, extension headers behind the Fragment header are among them
+// (RFC 8200, Section 4.5). Preconditions: p.IsFragment().
+func (p *Packet) FragmentLen() int {
+	if p.v6 {
+		return len(p.data) - p.fragmentAt - 8
+	}
+	return len(p.data) - p.transport
+}
+
 // MoreFragments reports whether the packet is a fragment that others follow.
 func (p *Packet) MoreFragments() bool { return p.more }
 
