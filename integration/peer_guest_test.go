@@ -13,6 +13,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // The scripts that build and run a guest with a kernel of its own lie beside
@@ -39,6 +41,15 @@ var probeGuest = probe{"guest", func() error {
 	}
 	dir, err := cacheDir(fmt.Sprintf("culvert-kernel-guest-%x", sha256.Sum256(scripts))[:32])
 	if err != nil {
+		return err
+	}
+	// Tests run side by side, in processes of their own: one builds, the others wait.
+	lock, err := os.Create(filepath.Join(dir, "lock"))
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
 		return err
 	}
 	built := filepath.Join(dir, "built")
