@@ -283,12 +283,13 @@ func TestLabKilled(t *testing.T) {
 			if err := syscall.Kill(victim, syscall.SIGKILL); err != nil {
 				t.Fatalf("kill process %d: %v", victim, err)
 			}
-			rest, err := io.ReadAll(out)
-			if err != nil {
-				t.Fatal(err)
+			for lines.Scan() {
+				if strings.HasPrefix(lines.Text(), "FAIL") { // there are more labs, which lack nothing
+					cmd.Process.Signal(os.Interrupt)
+				}
 			}
 			if err := cmd.Wait(); err == nil {
-				t.Errorf("lab check passed:\n%s", rest)
+				t.Error("lab check passed")
 			}
 			if _, status := u.run("down"); status != 0 {
 				t.Error("lab down: status", status)
