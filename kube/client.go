@@ -2,6 +2,7 @@ package kube
 
 import (
 	"encoding/json"
+	"slices"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -26,9 +27,9 @@ func NewClient(c *rest.Config) (dynamic.Interface, error) {
 // rawSpecs are the serializers of a dynamic client, of which that of JSON leaves specs alone.
 type rawSpecs struct{ runtime.NegotiatedSerializer }
 
-// SupportedMediaTypes is asked by client-go.
+// SupportedMediaTypes is asked by client-go for each request, by several goroutines.
 func (s rawSpecs) SupportedMediaTypes() []runtime.SerializerInfo {
-	all := s.NegotiatedSerializer.SupportedMediaTypes()
+	all := slices.Clone(s.NegotiatedSerializer.SupportedMediaTypes()) // they are the same ones each time
 	for i := range all {
 		if all[i].MediaType == runtime.ContentTypeJSON {
 			all[i].Serializer = rawSpec{all[i].Serializer}

@@ -155,3 +155,17 @@ func TestRefusalsAreUnderstood(t *testing.T) {
 		}
 	}
 }
+
+// However many requests there are, what reads them is not one around the other.
+func TestRequestsDoNotNestDecoders(t *testing.T) {
+	s := rawSpecs{dynamic.ConfigFor(&rest.Config{}).NegotiatedSerializer}
+	for range 2 {
+		for _, info := range s.SupportedMediaTypes() {
+			if raw, ok := info.Serializer.(rawSpec); !ok {
+				t.Errorf("%s: specs do not stay as they are", info.MediaType)
+			} else if _, nested := raw.Serializer.(rawSpec); nested {
+				t.Errorf("%s: a decoder around a decoder", info.MediaType)
+			}
+		}
+	}
+}

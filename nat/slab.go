@@ -18,13 +18,14 @@ type slab[T any] struct {
 }
 
 func (s *slab[T]) next() *T {
-	most := slabBlock / int(unsafe.Sizeof(*new(T)))
+	each := unsafe.Sizeof(*new(T))
+	most := int(slabBlock / each)
 	if s.made++; s.made <= most {
 		return new(T)
 	}
 	if len(s.rest) == 0 {
 		s.rest = make([]T, most)
-		preferLargePages(unsafe.Pointer(&s.rest[0]), slabBlock)
+		preferLargePages(unsafe.Pointer(&s.rest[0]), uintptr(most)*each)
 	}
 	v := &s.rest[0]
 	s.rest = s.rest[1:]
