@@ -123,7 +123,7 @@ func TestGVisor(t *testing.T) {
 		default:
 			t.Errorf("%s: %s", r.Lab, r.Error)
 		}
-	}, append(flags, "--mode", "vxlan", "--offloads", "on")...)
+	}, append(flags, "ipv4", "--mode", "vxlan", "--offloads", "on")...)
 	if exit := new(exec.ExitError); !errors.As(err, &exit) || exit.ExitCode() != 1 {
 		t.Errorf("lab check: %v, want exit status 1 for what gVisor does not have", err)
 	}
