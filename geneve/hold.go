@@ -1,0 +1,195 @@
+package geneve
+
+import (
+	"time"
+
+	"culvert/geneve/udp"
+)
+
+// held is a packet that waits for a MAC address: room for the tunnel's headers, then the packet.
+type held struct {
+	buffer    []byte
+	etherType uint16
+	ecn       uint8
+}
+
+// room is the room that the packet takes among those that wait.
+func (h *held) room() int { return max(len(h.buffer), minHeldBytes) }
+
+// hold keeps a packet until the neighbour of t is known, and asks for it. to is not 0 when it has become known meanwhile: then
+// the packet is not kept and can be sent.
+func (n *neighbours) hold(t *tunnel, packet []byte) (r Reason, to speaker) {
+	now := n.e.now()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	nb := &t.neighbour
+	if to := nb.load(); to.mac() != 0 {
+		return Accepted, to
+	}
+	if nb.removed || n.closed {
+		return UnknownTunnel, 0
+	}
+	room := max(t.templateLen+len(packet), minHeldBytes)
+	if len(nb.held) == maxHeldPerTunnel || !n.makeRoom(t, room) {
+		n.ask(t, now)
+		return HoldFull, 0
+	}
+	h := held{buffer: make([]byte, t.templateLen+len(packet)), etherType: etherTypeOf(packet), ecn: ecnOf(packet)}
+	copy(h.buffer[t.templateLen:], packet)
+	if len(nb.held) == 0 {
+		nb.heldSince = now
+		n.waiting = append(n.waiting, t)
+		if len(n.waiting) == 1 {
+			n.arm()
+		}
+	}
+	nb.held = append(nb.held, h)
+	nb.heldBytes += room
+	n.held++
+	n.bytes += room
+	n.ask(t, now)
+	return Accepted, 0
+}
+
+// makeRoom sees to it that t can hold a packet that takes so much room, and reports whether it can. The share of a tunnel is an equal
+// part of the room: above it, a tunnel gets what is free; below it, what others hold above theirs. So neighbours that
+// never answer cannot keep packets for others from waiting.
+//
+// Preconditions: n.mu is held.
+func (n *neighbours) makeRoom(t *tunnel, room int) bool {
+	for n.bytes+room > maxHeldBytes {
+		tunnels := len(n.waiting)
+		if len(t.neighbour.held) == 0 {
+			tunnels++
+		}
+		if t.neighbour.heldBytes+room > maxHeldBytes/tunnels {
+			return false
+		}
+		most := n.waiting[0] // holds more than its share, or there would be room
+		for _, w := range n.waiting {
+			if w.neighbour.heldBytes > most.neighbour.heldBytes {
+				most = w
+			}
+		}
+		n.discardNewest(most)
+	}
+	return true
+}
+
+// discardNewest drops the packet that came last of those that wait for the neighbour of t.
+//
+// Preconditions: n.mu is held.
+func (n *neighbours) discardNewest(t *tunnel) {
+	nb := &t.neighbour
+	last := len(nb.held) - 1
+	room := nb.held[last].room()
+	n.e.drop(HoldFull, 1)
+	n.e.showRefused(t, nb.held[last].buffer[t.templateLen:], HoldFull)
+	nb.held[last] = held{}
+	nb.held = nb.held[:last]
+	nb.heldBytes -= room
+	n.held--
+	n.bytes -= room
+	if last == 0 {
+		n.forget(t)
+	}
+}
+
+// arm starts the timer that asks again and lets go of what has waited too long.
+func (n *neighbours) arm() {
+	if n.timer == nil {
+		n.timer = time.AfterFunc(askInterval, n.tick)
+	} else {
+		n.timer.Reset(askInterval)
+	}
+}
+
+// tick is the timer's work.
+func (n *neighbours) tick() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	now := n.e.now()
+	for i := len(n.waiting) - 1; i >= 0; i-- { // backwards: discard takes the tunnel off the list
+		if t := n.waiting[i]; now-t.neighbour.heldSince >= holdTime {
+			n.discard(t, Unresolved)
+		} else {
+			n.ask(t, now)
+		}
+	}
+	if len(n.waiting) > 0 {
+		n.arm()
+	}
+}
+
+// release sends what has waited for the neighbour of t.
+//
+// Preconditions: n.mu is held.
+func (n *neighbours) release(t *tunnel, to speaker) {
+	nb := &t.neighbour
+	if len(nb.held) == 0 {
+		return
+	}
+	n.trains = n.trains[:0]
+	for i, h := range nb.held {
+		t.encap(h.buffer, to, h.etherType)
+		n.trains = append(n.trains, udp.Train{Destination: t.destination, Parts: append(n.parts(i), h.buffer), TOS: h.ecn})
+	}
+	n.flush(len(n.trains))
+	for i := range n.trains {
+		train := &n.trains[i]
+		t.sentPackets.Add(uint64(train.Sent))
+		t.sentBytes.Add(uint64(train.Sent * (len(train.Parts[0]) - t.templateLen)))
+		clear(train.Parts) // the buffers are not needed any more
+	}
+	n.forget(t)
+}
+
+// discard drops what waits for the neighbour of t.
+//
+// Preconditions: n.mu is held.
+func (n *neighbours) discard(t *tunnel, r Reason) {
+	if len(t.neighbour.held) > 0 {
+		n.e.drop(r, uint64(len(t.neighbour.held)))
+		for i := range t.neighbour.held {
+			n.e.showRefused(t, t.neighbour.held[i].buffer[t.templateLen:], r)
+		}
+		n.forget(t)
+	}
+}
+
+// forget takes t off the waiting list and frees its packets.
+func (n *neighbours) forget(t *tunnel) {
+	nb := &t.neighbour
+	n.held -= len(nb.held)
+	n.bytes -= nb.heldBytes
+	nb.held, nb.heldBytes = nil, 0
+	for i, w := range n.waiting {
+		if w == t {
+			last := len(n.waiting) - 1
+			n.waiting[i], n.waiting[last] = n.waiting[last], nil
+			n.waiting = n.waiting[:last]
+			break
+		}
+	}
+	if len(n.waiting) == 0 {
+		n.timer.Stop()
+	}
+}
+
+// remove discards what waits for a tunnel that is no longer configured. Senders that still know it can hold nothing more.
+func (n *neighbours) remove(t *tunnel) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	t.neighbour.removed = true
+	n.discard(t, UnknownTunnel)
+}
+
+// close discards all that waits.
+func (n *neighbours) close() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.closed = true
+	for len(n.waiting) > 0 {
+		n.discard(n.waiting[0], Unresolved)
+	}
+}
