@@ -202,7 +202,7 @@ func (r *Records) readConnections() {
 }
 
 // tellsItself reports whether the next packet of a connection, of either direction, would make it again: its translation is that of
-// the clusters' CIDRs, and the answers go to the same node without its mark.
+// the clusters' CIDRs, and a mark, which given rules may ask for, is only that of its node, to which the answers go without it.
 func (e *Engine) tellsItself(c *conn, first, answer *packet.Tuple) bool {
 	s := e.snapshot
 	if c.has(flagService|flagPort) || first.Link.Outside() == answer.Link.Outside() {
@@ -223,6 +223,9 @@ func (e *Engine) tellsItself(c *conn, first, answer *packet.Tuple) bool {
 		to.SetSource(r.apply(destination))
 	}
 	if to.Words != answer.Words || to.Ports != answer.Ports {
+		return false
+	}
+	if c.mark != 0 && !s.rules.Generated() {
 		return false
 	}
 	home, ok := s.rules.Route(answer.Link, 0, to.Source(), source)

@@ -119,6 +119,26 @@ func TestRecords(t *testing.T) {
 	ledger(t, other)
 }
 
+// A mark that given rules have set may decide about filters too.
+func TestRecordsOfMarks(t *testing.T) {
+	for mark := range uint32(2) {
+		change := func(c *nat.Config) {
+			given(c)
+			c.Firewall = append(c.Firewall, rules.Table{Name: "mark", Family: rules.FamilyIPv4, Chains: []rules.Chain{{
+				Name: "c", Type: rules.ChainFilter, Hook: rules.HookPrerouting, Priority: rules.PriorityMangle,
+				Rules: []rules.Rule{{Name: "m", Action: rules.ActionCTMark, Value: mark}},
+			}}})
+		}
+		e, other := engine(t, change), engine(t, change)
+		forwarded(t, e, node1, udp("10.200.1.5", "192.0.2.9", 1, 2).Bytes(), start)
+		restore(other, start, records(e, 0, start))
+		list, _, _ := other.Connections(0, &nat.ConnFilter{}, start, nil)
+		if len(list) != int(mark) || mark > 0 && list[0].Mark != mark {
+			t.Errorf("mark %d: %+v", mark, list)
+		}
+	}
+}
+
 // What a restart of another configuration makes of records.
 func TestRestoreElsewhere(t *testing.T) {
 	saved := records(kept(t), 0, start.Add(2*time.Second))
@@ -338,8 +358,13 @@ func TestRecordsOfChanges(t *testing.T) {
 // No connection gets the ID of another one, however often the gateway restarts.
 func TestRestoredIDs(t *testing.T) {
 	e, seen := kept(t), map[uint64]bool{}
-	for range 5 {
+	for round := range 6 {
 		saved := records(e, 0, start)
+		if round%2 == 1 { // one that makes no connection comes between
+			idle := engine(t, keeping)
+			restore(idle, start, records(e, start.Add(1), start))
+			saved = records(idle, 0, start)
+		}
 		empty(t, e)
 		for i := range 3 {
 			forwarded(t, e, node1, udp("203.0.113.9", "10.71.3.9", uint16(2000+i), 53).Bytes(), start)

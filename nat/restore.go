@@ -28,6 +28,7 @@ type Restore struct {
 	link     func(name string) (Link, bool)
 	now      Time
 	order    bool   // the table was empty: what comes later is not what was met later
+	most     int    // clients
 	rest     []byte // of a block
 	links    []restoredLink
 	services []serviceIdentity
@@ -61,7 +62,7 @@ type Restored struct {
 func (e *Engine) Restore(link func(name string) (Link, bool), now Time) *Restore {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return &Restore{e: e, link: link, now: now, order: e.table.used == 0}
+	return &Restore{e: e, link: link, now: now, order: e.table.used == 0, most: e.snapshot.maxEntries / affinityRatio}
 }
 
 // Write restores what b holds of records. It never fails.
@@ -133,8 +134,9 @@ func (r *Restore) block(b []byte) {
 func (e *Engine) idsAfter(rounds uint64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if rounds < 1<<38 {
-		e.table.firstID = max(e.table.firstID, (rounds+idMargin)*idStep)
+	if tb := &e.table; rounds < 1<<38 {
+		tb.firstID = max(tb.firstID, (rounds+idMargin)*idStep)
+		tb.lastID = max(tb.lastID, tb.firstID)
 	}
 }
 
@@ -155,9 +157,10 @@ func (r *Restore) item(in *fields) {
 			in.short = true
 			return
 		}
-		r.since[1]++
-		c.service = r.services[number-1]
-		r.clients = append(r.clients, c)
+		if r.since[1]++; len(r.clients) < r.most {
+			c.service = r.services[number-1]
+			r.clients = append(r.clients, c)
+		}
 	case itemEnd:
 		of := [2]int{int(in.uvarint(math.MaxUint32)), int(in.uvarint(math.MaxUint32))}
 		r.result.Whole = !in.short && of == r.since && r.result.Damaged+r.result.Foreign == 0
@@ -202,6 +205,7 @@ func (r *Restore) connection(in *fields) {
 	origin, answers := r.links[from-1], restoredLink{anyNode, true}
 	if way > 0 {
 		answers = r.links[way-1]
+		answers.ok = answers.ok && answers.link.Outside()
 	}
 	if !origin.ok || !answers.ok {
 		r.result.UnknownLink++
