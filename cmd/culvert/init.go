@@ -151,7 +151,7 @@ func (a *initAnswers) plan() (*initPlan, error) {
 	side := func(prefix, name, pods, gatewayAddress, nodes string) *initSide {
 		s := &initSide{Cluster: name, Plan: p, Port: config.DefaultGenevePort, Metrics: config.DefaultMetrics}
 		s.Pods = cidr("--"+prefix+"pods", pods)
-		s.Underlay = e.Addr("--"+prefix+"gateway", configfile.Scalar(gatewayAddress))
+		s.Underlay = e.Underlay("--"+prefix+"gateway", configfile.Scalar(gatewayAddress))
 		for i, text := range strings.Fields(nodes) {
 			flag := "--" + prefix + "nodes"
 			name, rest, _ := strings.Cut(text, "=")
@@ -163,7 +163,7 @@ func (a *initAnswers) plan() (*initPlan, error) {
 			e.Name(flag, name, configfile.MaxDomain)
 			s.Nodes = append(s.Nodes, initNode{
 				Name: name, VNI: i + 1, Side: s,
-				Underlay: e.Addr(flag, configfile.Scalar(underlay)),
+				Underlay: e.Underlay(flag, configfile.Scalar(underlay)),
 				Pods:     cidr(flag, pods),
 			})
 		}

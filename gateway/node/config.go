@@ -30,7 +30,7 @@ const (
 
 	minMTU  = 576   // bytes; every IPv4 host takes this much (RFC 1122, Section 3.3.3)
 	minMTU6 = 1280  // bytes; every link of IPv6 carries this much (RFC 8200, Section 5)
-	maxMTU  = 65485 // bytes; 65,535 less 50 of outer headers
+	maxMTU  = 65465 // bytes; 65,535 less 70 of outer headers
 	maxVNI  = 1<<24 - 1
 )
 
@@ -89,7 +89,7 @@ func parse(e *configfile.Errors, text []byte) (*Config, error) {
 	}
 	c := &Config{
 		Name:           e.Text("name", f.Name),
-		Underlay:       e.Addr("underlay", f.Underlay),
+		Underlay:       e.Underlay("underlay", f.Underlay),
 		Gateway:        e.Text("gateway.underlay", f.Gateway.Underlay),
 		GatewayAddress: pair(e, "gateway.address", f.Gateway.Address),
 		VNI:            vni(e, f.VNI),
@@ -138,9 +138,10 @@ func (c *Config) validate(e *configfile.Errors) {
 			c.Interface, unix.IFNAMSIZ-1)
 	}
 	if a, err := netip.ParseAddr(c.Gateway); err == nil {
-		switch {
-		case !a.Is4():
-			e.Add("gateway.underlay", "%s: IPv6 is not supported yet", a)
+		switch e.Underlay("gateway.underlay", configfile.Scalar(c.Gateway)); {
+		case e.Bad("gateway.underlay"):
+		case c.Underlay.IsValid() && a.Is4() != c.Underlay.Is4():
+			e.Add("gateway.underlay", "%s is %s, and underlay %s is not; write addresses of one family", a, family(a), c.Underlay)
 		case !unicast(a):
 			e.Add("gateway.underlay", "%s is no host's address", a)
 		case a == c.Underlay:
