@@ -173,7 +173,7 @@ func (r *Records) readConnections() {
 	e := r.e
 	r.ready = r.room[:0]
 	next, more := e.some(Cursor(r.at), func(c *conn, _ uint32) {
-		if c.lastSeen < r.since || !e.alive(c, r.now) {
+		if r.since != 0 && c.lastSeen < r.since || !e.alive(c, r.now) {
 			return
 		}
 		x := connRecord{

@@ -402,6 +402,13 @@ func TestRestoredTimes(t *testing.T) {
 			t.Errorf("%d connections after %v, want %d", n, test.after, test.want)
 		}
 	}
+	// What restarts twice has not lived longer than the gateway, and was idle before.
+	young, younger := engine(t), engine(t)
+	restore(young, 0, saved)
+	restore(younger, 0, records(young, 0, nat.Time(time.Second)))
+	if got := listed(younger, 0); len(got) != 1 || !strings.Contains(got[0], " 1m41s 19s ") {
+		t.Errorf("after two restarts: %q", got)
+	}
 	if got := restore(engine(t), start, records(e, 0, start.Add(120*time.Second))); got != (nat.Restored{Whole: true}) {
 		t.Errorf("%+v of what is over", got)
 	}
