@@ -167,13 +167,24 @@ func (e *Engine) tellsItself(c *conn, first, answer *packet.Tuple) bool {
 	return ok && home == marked
 }
 
-// affinities returns the services that have clients.
+// affinities returns the services that have clients. Packets wait while they are copied, but not while a map is made of them.
 func (e *Engine) affinities() map[uint32]serviceIdentity {
+	type named struct {
+		list    uint32
+		service serviceIdentity
+	}
 	e.mu.Lock()
-	defer e.mu.Unlock()
-	services := make(map[uint32]serviceIdentity, len(e.clients.lists))
+	n := len(e.clients.lists)
+	e.mu.Unlock()
+	all := make([]named, 0, 2*n+listBudget)
+	e.mu.Lock()
 	for identity, l := range e.clients.lists {
-		services[l.id] = identity
+		all = append(all, named{l.id, identity})
+	}
+	e.mu.Unlock()
+	services := make(map[uint32]serviceIdentity, len(all))
+	for _, x := range all {
+		services[x.list] = x.service
 	}
 	return services
 }
