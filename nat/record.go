@@ -8,75 +8,10 @@ import (
 	"culvert/nat/packet"
 )
 
-// RecordBlock is the size of a block of records in bytes.
-const RecordBlock = 4096
-
-// A block begins with the checksum of the rest, and ends with bytes that mean nothing:
-//
-//	0  CRC-32C of all that follows
-//	4  version
-//	6  length of all items, in bytes
-//	8  how often an entry of the table was used, at most: ids go on from there
-//	16 items, each a byte that tells its kind and then its fields, most of them as uvarints
-//
-// Links and services stand in a block before they are first used there, and count from 1. So no block needs another.
-const (
-	recordVersion = 1
-	recordHeader  = 16
-	// maxRecordName is the longest name of a link or service that is recorded.
-	maxRecordName = 512
-)
-
-var recordSum = crc32.MakeTable(crc32.Castagnoli)
-
-// The kinds of items.
-const (
-	itemLink       = iota + 1 // length, name
-	itemConnection            // a connRecord
-	itemService               // length, name, port, protocol
-	itemClient                // service, address, backend, time left in milliseconds
-	itemEnd                   // how many connections and clients there were
-)
-
-// What is known of a connection.
-const (
-	recordIPv6 = 1 << iota
-	recordReplied
-	recordService
-	recordPort
-	recordOwnMark // the mark is the number of the node that it comes from
-)
-
-var recordFlags = [...]struct {
-	fact uint8
-	flag connFlags
-}{{recordReplied, flagReplied}, {recordService, flagService}, {recordPort, flagPort}}
-
-// A connRecord is a connection to be recorded, or one that was.
-type connRecord struct {
-	first, answer  packet.Tuple
-	idle           time.Duration
-	mark           uint32
-	facts          uint8
-	state          state
-	packets, bytes [2]uint64
-	tcp            tcpState
-}
-
-// A clientRecord is a client of a service with affinity.
-type clientRecord struct {
-	service serviceIdentity
-	address [2]uint64
-	backend uint64
-	left    time.Duration
-}
-
 // Records writes down what an Engine knows and packets could not tell another one that takes over: connections whose translation needs
-// state or whose mark decides where they go, and clients of services with affinity. What is between pods
-// is missing; its next packet makes it again. So are fragments, path MTUs, rate limits, counters of rules, and what rules and routes
-// say, which the next packet of a connection asks anew.
+// state or that have a mark of consequence, and clients of services with affinity.
 //
-// Times are ages: those who restore records go on where the connections were, however long ago that was. No clock that survives a restart
+// Times are ages: who restores records goes on where the connections were, however long ago that was. No clock that survives a restart
 // could be trusted with more, and what is restored too late costs a place in the table, until it expires.
 type Records struct {
 	e     *Engine
@@ -112,10 +47,9 @@ func (r *Records) Next(dst []byte) (all []byte, more bool) {
 	limit := begin + RecordBlock
 	for r.read() {
 		n, links, named := len(all), len(r.links), len(r.named)
-		switch {
-		case len(r.ready) > 0:
+		if len(r.ready) > 0 {
 			all = r.appendConnection(all, &r.ready[0])
-		default:
+		} else {
 			all = r.appendClient(all, &r.known[0])
 		}
 		if len(all) > limit {
@@ -173,7 +107,7 @@ func (r *Records) readConnections() {
 	e := r.e
 	r.ready = r.room[:0]
 	next, more := e.some(Cursor(r.at), func(c *conn, _ uint32) {
-		if c.lastSeen < r.since || !e.alive(c, r.now) {
+		if r.since != 0 && c.lastSeen < r.since || !e.alive(c, r.now) {
 			return
 		}
 		x := connRecord{
@@ -233,13 +167,24 @@ func (e *Engine) tellsItself(c *conn, first, answer *packet.Tuple) bool {
 	return ok && home == marked
 }
 
-// affinities returns the services that have clients.
+// affinities returns the services that have clients. Packets wait while they are copied, but not while a map is made of them.
 func (e *Engine) affinities() map[uint32]serviceIdentity {
+	type named struct {
+		list    uint32
+		service serviceIdentity
+	}
 	e.mu.Lock()
-	defer e.mu.Unlock()
-	services := make(map[uint32]serviceIdentity, len(e.clients.lists))
+	n := len(e.clients.lists)
+	e.mu.Unlock()
+	all := make([]named, 0, 2*n+listBudget)
+	e.mu.Lock()
 	for identity, l := range e.clients.lists {
-		services[l.id] = identity
+		all = append(all, named{l.id, identity})
+	}
+	e.mu.Unlock()
+	services := make(map[uint32]serviceIdentity, len(all))
+	for _, x := range all {
+		services[x.list] = x.service
 	}
 	return services
 }
@@ -270,94 +215,4 @@ func (e *Engine) rounds() uint64 {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.table.lastID / idStep
-}
-
-func (r *Records) appendConnection(b []byte, x *connRecord) []byte {
-	n := len(b)
-	b, from := r.appendLink(b, x.first.Link)
-	way := uint64(0)
-	if x.answer.Link.Outside() {
-		b, way = r.appendLink(b, x.answer.Link)
-	}
-	if from == 0 || way == 0 && x.answer.Link.Outside() {
-		return b[:n]
-	}
-	b = append(b, itemConnection, x.facts, x.first.Protocol, byte(x.state))
-	b = binary.AppendUvarint(binary.AppendUvarint(b, from), way)
-	for _, t := range [...]*packet.Tuple{&x.first, &x.answer} {
-		for _, w := range t.Words[:words(t.IPv6)] {
-			b = binary.LittleEndian.AppendUint64(b, w)
-		}
-		b = binary.LittleEndian.AppendUint32(b, t.Ports)
-	}
-	b = binary.AppendUvarint(b, uint64(x.idle.Milliseconds()))
-	if x.facts&recordOwnMark == 0 {
-		b = binary.AppendUvarint(b, uint64(x.mark))
-	}
-	for d := range x.packets {
-		b = binary.AppendUvarint(binary.AppendUvarint(b, x.packets[d]), x.bytes[d])
-	}
-	if !remembers(x.first.Protocol) {
-		return b
-	}
-	for d := range x.tcp.end {
-		t := &x.tcp
-		b = binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(b, t.end[d]), t.ack[d])
-		b = binary.LittleEndian.AppendUint16(binary.LittleEndian.AppendUint16(b, t.window[d]), t.mss[d])
-		b = append(b, t.shift[d], byte(t.flags[d]&(tcpStray-1)))
-	}
-	return b
-}
-
-// words returns how many words the addresses of a tuple take.
-func words(ipv6 bool) int {
-	if ipv6 {
-		return 4
-	}
-	return 1
-}
-
-// remembers reports whether connections of a protocol have a tcpState.
-func remembers(protocol uint8) bool { return protocol == packet.TCP || protocol == packet.SCTP }
-
-// appendLink returns the number of a link in the block, which it gets now if it has none; 0 if it has no name.
-func (r *Records) appendLink(b []byte, l Link) ([]byte, uint64) {
-	for i, o := range r.links {
-		if o == l {
-			return b, uint64(i + 1)
-		}
-	}
-	name := r.name(l)
-	if name == "" || len(name) > maxRecordName {
-		return b, 0
-	}
-	r.links = append(r.links, l)
-	return appendName(append(b, itemLink), name), uint64(len(r.links))
-}
-
-func appendName(b []byte, name string) []byte {
-	return append(binary.AppendUvarint(b, uint64(len(name))), name...)
-}
-
-func (r *Records) appendClient(b []byte, x *clientRecord) []byte {
-	if len(x.service.name) > maxRecordName {
-		return b
-	}
-	number := uint64(0)
-	for i, o := range r.named {
-		if o == x.service {
-			number = uint64(i + 1)
-		}
-	}
-	if number == 0 {
-		r.named = append(r.named, x.service)
-		number = uint64(len(r.named))
-		b = appendName(append(b, itemService), x.service.name)
-		b = append(binary.LittleEndian.AppendUint16(b, x.service.port), x.service.protocol)
-	}
-	b = binary.AppendUvarint(append(b, itemClient), number)
-	for _, w := range [...]uint64{x.address[0], x.address[1], x.backend} {
-		b = binary.LittleEndian.AppendUint64(b, w)
-	}
-	return binary.AppendUvarint(b, uint64(x.left.Milliseconds()))
 }

@@ -16,8 +16,7 @@ func items(b []byte) []byte { return b[16:][:binary.LittleEndian.Uint16(b[6:])] 
 // add up, and another engine gets all of it.
 func FuzzRestore(f *testing.F) {
 	f.Add(items(records(kept(f), 0, start)), false)
-	saved, _ := small(f)
-	f.Add(items(saved)[:300], true)
+	f.Add(items(records(kept(f), 0, start))[:300], true)
 	f.Fuzz(func(t *testing.T, items []byte, few bool) {
 		most := 1000
 		if few {

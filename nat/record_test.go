@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -27,19 +28,25 @@ func recordLink(name string) (nat.Link, bool) {
 	return 0, false
 }
 
-// records returns what e writes down.
-func records(e *nat.Engine, since, now nat.Time) (b []byte) {
-	r := e.Records(since, now, recordName)
+func write(r *nat.Records) (b []byte) {
 	for more := true; more; {
 		b, more = r.Next(b)
 	}
 	return b
 }
 
-func restore(e *nat.Engine, now nat.Time, b []byte) nat.Restored {
-	r := e.Restore(recordLink, now)
+func read(r *nat.Restore, b []byte) nat.Restored {
 	r.Write(b)
 	return r.End()
+}
+
+// records returns what e writes down.
+func records(e *nat.Engine, since, now nat.Time) []byte {
+	return write(e.Records(since, now, recordName))
+}
+
+func restore(e *nat.Engine, now nat.Time, b []byte) nat.Restored {
+	return read(e.Restore(recordLink, now), b)
 }
 
 // keeping is rome with what makes connections that need records.
@@ -216,46 +223,49 @@ func TestRestoredOrder(t *testing.T) {
 	}
 }
 
+// many has nodes enough to fill a block of records with their names.
+func many(c *nat.Config) {
+	for l := nat.Link(20); l < 30; l++ {
+		c.Nodes = append(c.Nodes, rules.Node{Link: l, Name: fmt.Sprint("n", l), Address: rules.PairOf(netip.AddrFrom4([4]byte{10, 80, 1, byte(l)}))})
+	}
+}
+
+func longName(l nat.Link) string { return fmt.Sprintf("%0500d", l) }
+
+func longLink(name string) (nat.Link, bool) {
+	l, err := strconv.ParseUint(name, 10, 16)
+	return nat.Link(l), err == nil
+}
+
 // small returns two blocks of records and how many connections are in each.
 func small(t testing.TB) (saved []byte, in [2]int) {
-	e := engine(t)
-	for i := range 200 {
-		forwarded(t, e, node1, udp(fmt.Sprintf("203.0.113.%d", i), "10.71.3.9", 2000, 53).Bytes(), start)
-		saved = records(e, 0, start)
-		if in[1] = i + 1 - in[0]; len(saved) == nat.RecordBlock {
-			in[0] = i + 1
-		} else if in[1] > 4 {
-			return saved, in
+	e := engine(t, many)
+	for l := nat.Link(20); l < 30; l++ {
+		forwarded(t, e, l, udp(fmt.Sprintf("203.0.113.%d", l), "10.71.3.9", 2000, 53).Bytes(), start)
+		if saved = write(e.Records(0, start, longName)); len(saved) == nat.RecordBlock {
+			in[0]++
+		} else {
+			in[1]++
 		}
 	}
-	t.Fatalf("%d bytes for 200 connections", len(saved))
-	return nil, in
+	if in[0] < 3 || in[1] < 3 || len(saved) != 2*nat.RecordBlock {
+		t.Fatalf("%d bytes, %d connections", len(saved), in)
+	}
+	return saved, in
 }
 
 // A byte that is wrong costs the block that it is in, and the rest says so.
 func TestRestoreDamaged(t *testing.T) {
-	e := engine(t)
-	var saved []byte
-	var in [2]int // connections in each block
-	for block := range in {
-		for in[block] = range 4 + block {
-			forwarded(t, e, node1, udp(fmt.Sprintf("203.0.113.%d", in[block]), "10.71.3.9", uint16(2000+block), 53).Bytes(), start)
-		}
-		in[block]++
-		saved = append(saved, records(e, 0, start)...)
-		empty(t, e)
-	}
+	saved, in := small(t)
+	e := engine(t, many)
 	for i := range saved {
 		b := bytes.Clone(saved)
 		b[i] ^= byte(1 + i%255)
-		got := restore(e, start, b)
+		got := read(e.Restore(longLink, start), b)
 		if want := (nat.Restored{Connections: in[1-i/nat.RecordBlock], Damaged: 1}); got != want {
 			t.Fatalf("byte %d: %+v, want %+v", i, got, want)
 		}
 		empty(t, e)
-	}
-	if got := restore(e, start, saved); got != (nat.Restored{Connections: in[0] + in[1], Whole: true}) {
-		t.Errorf("nothing damaged: %+v", got)
 	}
 	ledger(t, e)
 }
@@ -263,9 +273,9 @@ func TestRestoreDamaged(t *testing.T) {
 // What is cut off is missing, and the rest says so.
 func TestRestoreTruncated(t *testing.T) {
 	saved, in := small(t)
-	e := engine(t)
+	e := engine(t, many)
 	for n := range saved {
-		got, want := restore(e, start, saved[:n]), nat.Restored{}
+		got, want := read(e.Restore(longLink, start), saved[:n]), nat.Restored{}
 		if n >= nat.RecordBlock {
 			want.Connections = in[0]
 		}
@@ -278,7 +288,7 @@ func TestRestoreTruncated(t *testing.T) {
 		empty(t, e)
 	}
 	// In pieces of any size it is the same.
-	r := e.Restore(recordLink, start)
+	r := e.Restore(longLink, start)
 	for piece := range slices.Chunk(saved, 1000) {
 		r.Write(piece)
 	}
@@ -294,7 +304,7 @@ func TestRestoreForeign(t *testing.T) {
 		b := bytes.Clone(saved)
 		b[4] = version
 		nat.SumRecords(b[:nat.RecordBlock])
-		if got := restore(engine(t), start, b); got != (nat.Restored{Connections: in[1], Foreign: 1}) {
+		if got := read(engine(t, many).Restore(longLink, start), b); got != (nat.Restored{Connections: in[1], Foreign: 1}) {
 			t.Errorf("version %d: %+v", version, got)
 		}
 	}
@@ -401,6 +411,13 @@ func TestRestoredTimes(t *testing.T) {
 		if n := e.Stats().Connections; n != test.want {
 			t.Errorf("%d connections after %v, want %d", n, test.after, test.want)
 		}
+	}
+	// What restarts twice has not lived longer than the gateway, and was idle before.
+	young, younger := engine(t), engine(t)
+	restore(young, 0, saved)
+	restore(younger, 0, records(young, 0, nat.Time(time.Second)))
+	if got := listed(younger, 0); len(got) != 1 || !strings.Contains(got[0], " 1m41s 19s ") {
+		t.Errorf("after two restarts: %q", got)
 	}
 	if got := restore(engine(t), start, records(e, 0, start.Add(120*time.Second))); got != (nat.Restored{Whole: true}) {
 		t.Errorf("%+v of what is over", got)

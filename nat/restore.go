@@ -4,19 +4,13 @@ import (
 	"cmp"
 	"encoding/binary"
 	"hash/crc32"
-	"math"
 	"slices"
-	"time"
 
 	"culvert/nat/packet"
 )
 
-const (
-	// idMargin is how often an entry of the table may have been used since records of it were written: ids go on behind that.
-	idMargin = 1 << 16
-	// maxRecordTime is the longest time in a record, in milliseconds: 30 years.
-	maxRecordTime = 1 << 40
-)
+// idMargin is how often an entry of the table may have been used since records of it were written: ids go on behind that.
+const idMargin = 1 << 16
 
 // A Restore gives an Engine the connections and clients of records. It reads what Records wrote, in whatever pieces it is given.
 //
@@ -138,99 +132,6 @@ func (e *Engine) idsAfter(rounds uint64) {
 		tb.firstID = max(tb.firstID, (rounds+idMargin)*idStep)
 		tb.lastID = max(tb.lastID, tb.firstID)
 	}
-}
-
-// item reads an item, and puts its fields to where they belong.
-func (r *Restore) item(in *fields) {
-	switch in.byte() {
-	case itemLink:
-		l, ok := r.link(in.name())
-		r.links = append(r.links, restoredLink{l, ok})
-	case itemConnection:
-		r.connection(in)
-	case itemService:
-		r.services = append(r.services, serviceIdentity{in.name(), in.uint16(), in.byte()})
-	case itemClient:
-		number := in.uvarint(uint64(len(r.services)))
-		c := clientRecord{address: [2]uint64{in.uint64(), in.uint64()}, backend: in.uint64(), left: in.time()}
-		if in.short || number == 0 {
-			in.short = true
-			return
-		}
-		if r.since[1]++; len(r.clients) < r.most {
-			c.service = r.services[number-1]
-			r.clients = append(r.clients, c)
-		}
-	case itemEnd:
-		of := [2]int{int(in.uvarint(math.MaxUint32)), int(in.uvarint(math.MaxUint32))}
-		r.result.Whole = !in.short && of == r.since && r.result.Damaged+r.result.Foreign == 0
-		r.since = [2]int{}
-	default:
-		in.short = true
-	}
-}
-
-// connection reads a connRecord.
-func (r *Restore) connection(in *fields) {
-	x := connRecord{facts: in.byte()}
-	protocol := in.byte()
-	x.state = state(in.byte())
-	from, way := in.uvarint(uint64(len(r.links))), in.uvarint(uint64(len(r.links)))
-	for _, t := range [...]*packet.Tuple{&x.first, &x.answer} {
-		t.Protocol, t.IPv6 = protocol, x.facts&recordIPv6 != 0
-		for i := range t.Words[:words(t.IPv6)] {
-			t.Words[i] = in.uint64()
-		}
-		t.Ports = in.uint32()
-	}
-	x.idle = in.time()
-	if x.facts&recordOwnMark == 0 {
-		x.mark = uint32(in.uvarint(math.MaxUint32))
-	}
-	for d := range x.packets {
-		x.packets[d], x.bytes[d] = in.uvarint(math.MaxUint64), in.uvarint(math.MaxUint64)
-	}
-	if remembers(protocol) {
-		t := &x.tcp
-		for d := range t.end {
-			t.end[d], t.ack[d] = in.uint32(), in.uint32()
-			t.window[d], t.mss[d] = in.uint16(), in.uint16()
-			t.shift[d], t.flags[d] = min(in.byte(), packet.MaxWindowShift), tcpFlags(in.byte())
-		}
-	}
-	if in.short = in.short || from == 0 || !x.state.suits(protocol); in.short {
-		return
-	}
-	r.since[0]++
-	origin, answers := r.links[from-1], restoredLink{anyNode, true}
-	if way > 0 {
-		answers = r.links[way-1]
-		answers.ok = answers.ok && answers.link.Outside()
-	}
-	if !origin.ok || !answers.ok {
-		r.result.UnknownLink++
-		return
-	}
-	x.first.Link, x.answer.Link = origin.link, answers.link
-	if x.facts&recordOwnMark != 0 {
-		x.mark = uint32(origin.link)
-	}
-	r.ready = append(r.ready, x)
-}
-
-// suits reports whether connections of a protocol can be in the state.
-func (s state) suits(protocol uint8) bool {
-	switch {
-	case protocol == packet.TCP:
-		return s <= stateClosed
-	case protocol == packet.UDP || protocol == packet.UDPLite:
-		return s == stateUDP || s == stateUDPStream
-	case packet.IsICMP(protocol):
-		return s == stateICMP
-	case protocol == packet.SCTP:
-		return s >= stateSCTPOpening && s <= stateSCTPClosing
-	}
-	return s == stateOther
 }
 
 // put restores what is ready, listBudget connections at a time.
@@ -375,39 +276,3 @@ func (r *Restore) remember(some []clientRecord) {
 		}
 	}
 }
-
-// fields reads the fields of items. After the end it reads zeros.
-type fields struct {
-	b     []byte
-	short bool // something was missing, or is not what it can be
-}
-
-func (f *fields) take(n int) []byte {
-	if f.short = f.short || n > len(f.b); f.short {
-		return make([]byte, n)
-	}
-	b := f.b[:n]
-	f.b = f.b[n:]
-	return b
-}
-
-func (f *fields) byte() byte     { return f.take(1)[0] }
-func (f *fields) uint16() uint16 { return binary.LittleEndian.Uint16(f.take(2)) }
-func (f *fields) uint32() uint32 { return binary.LittleEndian.Uint32(f.take(4)) }
-func (f *fields) uint64() uint64 { return binary.LittleEndian.Uint64(f.take(8)) }
-
-// uvarint reads a number that is at most most.
-func (f *fields) uvarint(most uint64) uint64 {
-	v, n := binary.Uvarint(f.b)
-	if f.short = f.short || n <= 0 || v > most; f.short {
-		return 0
-	}
-	f.b = f.b[n:]
-	return v
-}
-
-func (f *fields) time() time.Duration {
-	return time.Duration(f.uvarint(maxRecordTime)) * time.Millisecond
-}
-
-func (f *fields) name() string { return string(f.take(int(f.uvarint(maxRecordName)))) }
