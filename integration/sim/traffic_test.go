@@ -355,7 +355,9 @@ func (c *conn) forgotten() bool { return c.kind == toService && c.to.starts > 1 
 func (c *conn) arriveAtClient(n *node, from, to netip.AddrPort) {
 	switch {
 	case n == c.from && to == c.client && from == c.target:
-	case n == c.from && to == c.client && c.forgotten() && from == netip.AddrPortFrom(c.plan.remap(c.from.side.index, c.server.Addr()), c.server.Port()):
+	case n == c.from && to == c.client && c.forgotten() && slices.ContainsFunc(c.servers, func(s netip.AddrPort) bool {
+		return from == netip.AddrPortFrom(c.plan.remap(c.from.side.index, s.Addr()), s.Port())
+	}):
 		c.end("answered by a server that it does not know, after a restart")
 	case c.kind == fromGuest && !c.t.w.steady(c.lastHeard):
 		c.t.w.note("%v: an answer reaches another guest, who has its port after a restart", c)
