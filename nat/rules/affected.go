@@ -11,6 +11,9 @@ import (
 // maxAffected is how many prefixes are told apart before a commit is said to concern all.
 const maxAffected = 1 << 12
 
+// maxAdded is how many prefixes, and how many links and marks, Add takes over one by one: packets wait for it.
+const maxAdded = 1 << 6
+
 // An Affected says what a commit could matter to: connections with an address in Prefixes, a link in Links or a mark in Marks, or all.
 type Affected struct {
 	All      bool
@@ -61,16 +64,22 @@ func (a *Affected) link(p Link) {
 	}
 }
 
-// Add makes a say what o says too.
+// Add makes a say what o says too. Where that is much, a says more: all that covers the prefixes of o, or simply all.
 func (a *Affected) Add(o *Affected) {
-	if o.All {
+	switch {
+	case a.All:
+	case o.All, len(o.Links)+len(o.Marks) > maxAdded:
 		*a = Affected{All: true}
-	}
-	if a.All {
-		return
-	}
-	for p := range o.Prefixes.All() {
-		a.prefix(p)
+	case o.Prefixes.Size() > maxAdded:
+		for _, p := range o.cover {
+			if p.IsValid() {
+				a.prefix(p)
+			}
+		}
+	default:
+		for p := range o.Prefixes.All() {
+			a.prefix(p)
+		}
 	}
 	if a.All {
 		return
