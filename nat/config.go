@@ -18,6 +18,14 @@ type Config struct {
 	Timeouts       Timeouts
 }
 
+// masquerade returns the ports that a Host gives with its own addresses; none: it is no Host.
+func (c *Config) masquerade() rules.PortRange {
+	if c.Host == nil {
+		return rules.PortRange{}
+	}
+	return c.Host.Ports
+}
+
 // DefaultMaxConnections is the cap of the connection table unless the configuration gives one.
 const DefaultMaxConnections = 1 << 18
 

@@ -4,6 +4,7 @@ import (
 	"math/bits"
 
 	"culvert/nat/packet"
+	"culvert/nat/rules"
 )
 
 const (
@@ -29,6 +30,8 @@ type table struct {
 	lists     [ranks]connList
 	shares    shares
 	ports     portUse
+	// masquerade are the ports that a Host gives with its own addresses; none: those of portRange.
+	masquerade rules.PortRange
 }
 
 // A chunk is 19 pages of 8 KiB, in which the allocator counts: none is wasted, and entries begin at cache lines.
