@@ -18,8 +18,8 @@ type Config struct {
 	Timeouts       Timeouts
 }
 
-// masquerade returns the ports that a Host gives with its own addresses; none: it is no Host.
-func (c *Config) masquerade() rules.PortRange {
+// given returns the source ports of a Host; none: it is no Host.
+func (c *Config) given() rules.PortRange {
 	if c.Host == nil {
 		return rules.PortRange{}
 	}

@@ -52,7 +52,7 @@ func (tb *table) portSpace(t *packet.Tuple) (space uint64, most int) {
 	if packet.IsICMP(t.Protocol) {
 		remote = 0
 	}
-	low, n := tb.portRange(port, packet.IsICMP(t.Protocol), true)
+	low, n := tb.portRange(port, packet.IsICMP(t.Protocol))
 	k := &tb.shares.secrets
 	space = fold(t.Words[0]^k[0], t.Words[1]^k[1])
 	space = fold(space^t.Words[2], t.Words[3]^k[2])
@@ -108,11 +108,9 @@ func (tb *table) givePort(c *conn) {
 // The choice depends on address and port of the destination: RFC 4787, Section 4.1, REQ-1, is not met on purpose; one U serves 64,512
 // connections to each remote address and port.
 func (e *Engine) choosePort(d *decision, p *packet.Packet, to *packet.Tuple, link Link, now Time) bool {
-	low, n := e.table.portRange(to.SourcePort(), p.HasIdentifier(), d.shared)
-	if uint32(to.SourcePort())-low < n || !e.table.masquerades(d.shared) {
-		if e.answers(d, to, link, now) {
-			return true
-		}
+	low, n := e.table.portRange(to.SourcePort(), p.HasIdentifier())
+	if e.table.keeps(to.SourcePort()) && e.answers(d, to, link, now) {
+		return true
 	}
 	if !p.HasPorts() && !p.HasIdentifier() {
 		return false
@@ -143,13 +141,14 @@ func (e *Engine) answers(d *decision, to *packet.Tuple, link Link, now Time) boo
 	return !taken
 }
 
-// masquerades reports whether what shares its source gets a port of a Host, whatever its own.
-func (tb *table) masquerades(shared bool) bool { return shared && tb.masquerade.Last != 0 }
+// keeps reports whether a connection may have its own source port: a Host gives those of its own only.
+func (tb *table) keeps(port uint16) bool {
+	return tb.given.Last == 0 || tb.given.First <= port && port <= tb.given.Last
+}
 
-// portRange returns the ports that may stand for port where others use the source too, or not.
-func (tb *table) portRange(port uint16, identifier, shared bool) (low, n uint32) {
-	if tb.masquerades(shared) {
-		r := tb.masquerade
+// portRange returns the ports that may stand for port.
+func (tb *table) portRange(port uint16, identifier bool) (low, n uint32) {
+	if r := tb.given; r.Last != 0 {
 		return uint32(r.First), uint32(r.Last-r.First) + 1
 	}
 	return portRange(port, identifier)

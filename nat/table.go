@@ -30,8 +30,7 @@ type table struct {
 	lists     [ranks]connList
 	shares    shares
 	ports     portUse
-	// masquerade are the ports that a Host gives with its own addresses; none: those of portRange.
-	masquerade rules.PortRange
+	given     rules.PortRange // the source ports of a Host; none: those of portRange
 }
 
 // A chunk is 19 pages of 8 KiB, in which the allocator counts: none is wasted, and entries begin at cache lines.

@@ -4,12 +4,13 @@ import (
 	"slices"
 
 	"culvert/gateway/configfile"
+	"culvert/gateway/services"
 )
 
 const required = configfile.Required
 
-// fields is the reference of the configuration file; a node reads it once, at its start.
-var fields = []configfile.Field{
+// fields is the reference of the configuration file. Without a tunnel, a node has a name and services only.
+var fields = append([]configfile.Field{
 	{Path: "name", Type: "name", Default: required, Doc: "Name of the node, for logs."},
 	{Path: "underlay", Type: "IPv4 address", Default: required, Doc: "This node's address in the network that it shares with the gateway."},
 	{Path: "gateway.underlay", Type: "IPv4 address or host name", Default: required, Doc: "The gateway's address there; a name is looked up again every 10 s."},
@@ -21,7 +22,7 @@ var fields = []configfile.Field{
 	{Path: "mode", Type: "one of auto, geneve, vxlan, tun", Default: "auto", Doc: "Kind of link: of the kernel, or a TUN device that speaks Geneve; auto is the first that there is."},
 	{Path: "routes[]", Type: "CIDR", Doc: "What goes to the gateway: the remote CIDRs as this cluster sees them. culvert gateway --check -o json lists them."},
 	{Path: "interface", Type: "name of a link, 15 letters at most", Default: "culvert0", Doc: "Name of the link that is made."},
-}
+}, services.Fields...)
 
 // Fields returns the reference of the configuration file.
 func Fields() []configfile.Field { return slices.Clone(fields) }

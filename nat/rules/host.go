@@ -20,10 +20,11 @@ const HostLink Link = 1
 // cluster; of the other fields of a Config, Services and a positive MSSClamp count.
 type Host struct {
 	Addresses []netip.Addr // the node's own; those that a Service of the unspecified address is at, and whose processes ask
-	// Masquerade are the sources that clients get where a backend's answers would not come back through the node. Their ports are of Ports,
-	// which nothing else on the node uses.
+	// Masquerade are the sources that clients get which backends are not to see, or whose answers would not come back through the node.
 	Masquerade Pair
-	Ports      PortRange
+	// Ports are the source ports that all clients get: by them the node's kernel knows the answers that it leads here. Nothing else on the
+	// node uses them.
+	Ports PortRange
 	// ServiceCIDRs are what the addresses of Services are taken from. What is for one that no Service has is dropped.
 	ServiceCIDRs []netip.Prefix
 	// Bridged are CIDRs whose hosts reach each other without the routing of this node.

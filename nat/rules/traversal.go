@@ -24,7 +24,7 @@ type Traversal struct {
 	Client   Client
 	Backend  int32
 	Stateful bool // the translation needs a connection
-	// Masqueraded: a Host has given the client an address of its own, and with it one of its ports.
+	// Masqueraded: a Host has given the client an address of its own.
 	Masqueraded bool
 	Effects
 
