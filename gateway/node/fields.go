@@ -12,11 +12,11 @@ const required = configfile.Required
 // fields is the reference of the configuration file. Without a tunnel, a node has a name and services only.
 var fields = append([]configfile.Field{
 	{Path: "name", Type: "name", Default: required, Doc: "Name of the node, for logs."},
-	{Path: "underlay", Type: "IPv4 address", Default: required, Doc: "This node's address in the network that it shares with the gateway."},
-	{Path: "gateway.underlay", Type: "IPv4 address or host name", Default: required, Doc: "The gateway's address there; a name is looked up again every 10 s."},
-	{Path: "gateway.address", Type: configfile.OneOrPair, Default: required, Doc: "The gateway's geneve.gatewayAddress."},
-	{Path: "vni", Type: "number, 0 to 16777215", Default: required, Doc: "Number of the tunnel: the gateway's vni for this node."},
-	{Path: "address", Type: configfile.OneOrPair, Default: required, Doc: "This node's internal address: the gateway's address for this node."},
+	{Path: "underlay", Type: "IPv4 address", Default: required, Unless: "services", Doc: "This node's address in the network that it shares with the gateway."},
+	{Path: "gateway.underlay", Type: "IPv4 address or host name", Default: required, Unless: "services", Doc: "The gateway's address there; a name is looked up again every 10 s."},
+	{Path: "gateway.address", Type: configfile.OneOrPair, Default: required, Unless: "services", Doc: "The gateway's geneve.gatewayAddress."},
+	{Path: "vni", Type: "number, 0 to 16777215", Default: required, Unless: "services", Doc: "Number of the tunnel: the gateway's vni for this node."},
+	{Path: "address", Type: configfile.OneOrPair, Default: required, Unless: "services", Doc: "This node's internal address: the gateway's address for this node."},
 	{Path: "mtu", Type: "bytes, 576 to 65485", Default: "1340", Doc: "Largest inner packet, the same as the gateway's mtu; the underlay carries 50 bytes more. IPv6 needs 1280."},
 	{Path: "port", Type: "UDP port, 1 to 65535", Default: "6091", Doc: "UDP port of both ends: the gateway's geneve.listenPort."},
 	{Path: "mode", Type: "one of auto, geneve, vxlan, tun", Default: "auto", Doc: "Kind of link: of the kernel, or a TUN device that speaks Geneve; auto is the first that there is."},

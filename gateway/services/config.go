@@ -66,14 +66,14 @@ type Endpoint struct {
 
 // File mirrors the section of the YAML file.
 type File struct {
-	Interface       configfile.Scalar   `json:"interface"`
-	Addresses       []configfile.Scalar `json:"addresses"`
-	Pods            []configfile.Scalar `json:"pods"`
-	Bridged         []configfile.Scalar `json:"bridged"`
-	ServiceCIDRs    []configfile.Scalar `json:"serviceCIDRs"`
-	ClientPorts configfile.Scalar   `json:"clientPorts"`
-	MTU             configfile.Scalar   `json:"mtu"`
-	Serve           []fileService       `json:"serve"`
+	Interface    configfile.Scalar   `json:"interface"`
+	Addresses    []configfile.Scalar `json:"addresses"`
+	Pods         []configfile.Scalar `json:"pods"`
+	Bridged      []configfile.Scalar `json:"bridged"`
+	ServiceCIDRs []configfile.Scalar `json:"serviceCIDRs"`
+	ClientPorts  configfile.Scalar   `json:"clientPorts"`
+	MTU          configfile.Scalar   `json:"mtu"`
+	Serve        []fileService       `json:"serve"`
 }
 
 type fileService struct {

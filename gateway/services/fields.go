@@ -7,7 +7,7 @@ const required = configfile.Required
 // Fields is the reference of the section, whose changes take effect by SIGHUP.
 var Fields = []configfile.Field{
 	{Path: "services.interface", Type: "name of a link, 15 letters at most", Default: DefaultInterface, Doc: "Name of the TUN device that is made."},
-	{Path: "services.addresses[]", Type: "IP address", Default: required, Live: true, Doc: "This node's addresses at which node ports are; backends see the first of each family where they cannot see the client's."},
+	{Path: "services.addresses[]", Type: "IP address, at least one", Live: true, Doc: "This node's addresses at which node ports are; backends see the first of each family where they cannot see the client's."},
 	{Path: "services.pods[]", Type: "CIDR", Live: true, Doc: "The cluster's pod CIDRs; without them backends see no client's address."},
 	{Path: "services.bridged[]", Type: "CIDR", Live: true, Doc: "Pods that reach each other without this node's routing, as with a bridge: this node's pod CIDR."},
 	{Path: "services.serviceCIDRs[]", Type: "CIDR", Live: true, Doc: "What cluster addresses are taken from; all of it is led to the device."},

@@ -57,7 +57,7 @@ func familiesOf(addresses []netip.Addr) (all []int) {
 func newSteering(device string, index int, families []int) (*steering, error) {
 	s := &steering{device: device, index: index, families: families}
 	for _, family := range families {
-		if err := removeOwned(family, func(r *netlink.Rule) bool { return r.Priority != priorityLocal }); err != nil {
+		if err := removeSteers(family); err != nil {
 			return nil, err
 		}
 		if err := s.moveLocal(family); err != nil {
@@ -128,7 +128,15 @@ func restoreLocal(family int) error {
 	return removeOwned(family, func(*netlink.Rule) bool { return true })
 }
 
-// removeOwned removes rules that this package has made, those at the front first.
+// removeSteers removes what leads packets to a device, and then what lets those that it gives back pass by.
+func removeSteers(family int) error {
+	if err := removeOwned(family, func(r *netlink.Rule) bool { return r.Table == tableID }); err != nil {
+		return err
+	}
+	return removeOwned(family, func(r *netlink.Rule) bool { return r.Priority != priorityLocal })
+}
+
+// removeOwned removes rules that this package has made.
 func removeOwned(family int, which func(*netlink.Rule) bool) error {
 	list, err := netlink.RuleList(family)
 	if err != nil {
@@ -218,7 +226,7 @@ func (s *steering) prune(routes []netlink.Route, rules []netlink.Rule) error {
 func (s *steering) close() error {
 	var failed []error
 	for _, family := range s.families {
-		failed = append(failed, removeOwned(family, func(r *netlink.Rule) bool { return r.Priority != priorityLocal }), restoreLocal(family))
+		failed = append(failed, removeSteers(family), restoreLocal(family))
 	}
 	s.rules, s.routes = nil, nil
 	return errors.Join(failed...)
