@@ -4,6 +4,7 @@ import (
 	"math/bits"
 
 	"culvert/nat/packet"
+	"culvert/nat/rules"
 )
 
 const (
@@ -31,6 +32,7 @@ type table struct {
 	lists     [ranks]connList
 	shares    shares
 	ports     portUse
+	given     rules.PortRange // the source ports of a Host; none: those of portRange
 }
 
 // A chunk is 19 pages of 8 KiB, in which the allocator counts: none is wasted, and entries begin at cache lines.
