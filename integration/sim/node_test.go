@@ -71,7 +71,10 @@ func linkLocal(b []byte) bool {
 func summed(sound, garbled []byte) bool {
 	for _, b := range [][]byte{sound, garbled} {
 		v, err := nattest.CheckPartial(packetOf(b))
-		if err == nil && (v.Protocol == packet.TCP || v.Protocol == packet.UDP) && v.Offset == 0 && !v.MF {
+		switch {
+		case v.Offset > 0: // the checksum may miss what is corrupted in two fragments
+			return false
+		case err == nil && (v.Protocol == packet.TCP || v.Protocol == packet.UDP) && !v.MF:
 			return false
 		}
 	}

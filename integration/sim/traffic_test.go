@@ -343,7 +343,7 @@ func (c *conn) arriveAtServer(n *node, from, to netip.AddrPort) {
 // steady reports whether what was so at a time is so until now: no gateway has started since, or shortly before, when what the one before
 // it had sent was still under way.
 func (w *world) steady(since time.Duration) bool {
-	const underWay = 2 * time.Second
+	const underWay = 20 * time.Second
 	return since > w.restarted+underWay || w.restarted == 0
 }
 
