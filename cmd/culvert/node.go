@@ -19,7 +19,7 @@ func newNodeCommand() *cobra.Command {
 		Use:   "node --config FILE",
 		Short: "Run the node end of the tunnel to a gateway",
 		Long: "Run the node end of the tunnel to a gateway: a Geneve, VXLAN or TUN link, its address and its\n" +
-			"routes, all removed at the end. Needs CAP_NET_ADMIN in its network namespace.",
+			"routes, all removed at the end unless keepLinks is true. Needs CAP_NET_ADMIN in its network namespace.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := node.LoadConfig(file)

@@ -47,6 +47,7 @@ type Config struct {
 	Mode           Mode           // kind of link
 	Routes         []netip.Prefix // destinations reached through the gateway
 	Interface      string         // name of the link
+	KeepLinks      bool           // the link outlives this process, and the next one goes on with it
 
 	// Warnings are about what the file may mean but probably does not, one line each.
 	Warnings []string
@@ -68,6 +69,7 @@ type file struct {
 	Mode      configfile.Scalar   `json:"mode"`
 	Routes    []configfile.Scalar `json:"routes"`
 	Interface configfile.Scalar   `json:"interface"`
+	KeepLinks configfile.Scalar   `json:"keepLinks"`
 }
 
 // LoadConfig reads and checks the YAML file at path. The error joins everything
@@ -97,6 +99,7 @@ func parse(e *configfile.Errors, text []byte) (*Config, error) {
 		Mode:           Mode(e.OneOf("mode", f.Mode, string(Auto), string(Geneve), string(VXLAN), string(TUN))),
 		Routes:         e.Prefixes("routes", f.Routes),
 		Interface:      DefaultInterface,
+		KeepLinks:      e.Bool("keepLinks", f.KeepLinks, false),
 	}
 	if f.Interface != "" {
 		c.Interface = string(f.Interface)

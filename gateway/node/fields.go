@@ -21,6 +21,7 @@ var fields = []configfile.Field{
 	{Path: "mode", Type: "one of auto, geneve, vxlan, tun", Default: "auto", Doc: "Kind of link: of the kernel, or a TUN device that speaks Geneve; auto is the first that there is."},
 	{Path: "routes[]", Type: "CIDR", Doc: "What goes to the gateway: the remote CIDRs as this cluster sees them. culvert gateway --check -o json lists them."},
 	{Path: "interface", Type: "name of a link, 15 letters at most", Default: "culvert0", Doc: "Name of the link that is made."},
+	{Path: "keepLinks", Type: "true or false", Default: "false", Doc: "Whether the link, its addresses and its routes stay when this process ends, and the next one goes on with them: kernel links carry packets all the while, a TUN device waits. To remove them: ip link del, or start and end this once without keepLinks."},
 }
 
 // Fields returns the reference of the configuration file.
