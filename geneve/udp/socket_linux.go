@@ -57,8 +57,12 @@ func Listen(network string, addr netip.AddrPort, o Options) (*Socket, error) {
 	if err != nil {
 		return nil, fmt.Errorf("udp: %w", err)
 	}
-	s := &Socket{conn: pc.(*net.UDPConn), is6: network == "udp6"}
-	s.local = s.conn.LocalAddr().(*net.UDPAddr).AddrPort()
+	return newSocket(pc.(*net.UDPConn), o)
+}
+
+func newSocket(conn *net.UDPConn, o Options) (*Socket, error) {
+	s := &Socket{conn: conn, local: conn.LocalAddr().(*net.UDPAddr).AddrPort()}
+	s.is6 = s.local.Addr().Is6() && !s.local.Addr().Is4In6()
 	if err := s.configure(o); err != nil {
 		s.conn.Close()
 		return nil, fmt.Errorf("udp: listen on %v: %w", s.local, err)
