@@ -25,6 +25,8 @@ type paths struct {
 
 	mu   sync.Mutex
 	legs map[nat.Link]*pathLeg // +checklocks:mu
+	// what a gateway before has found
+	expected map[nat.Link]pathmtu.Result // +checklocks:mu
 
 	// The rest is for the goroutine that calls look.
 	shown  []geneve.Presence
@@ -183,9 +185,28 @@ func (p *paths) keep(link nat.Link, own, peer netip.Addr, arp bool, mtu config.T
 		leg = &pathLeg{search: pathmtu.New(int(mtu), arp), own: own, peer: peer, arp: arp}
 		p.legs[link] = leg
 		p.g.engine.SetPathMTU(link, 0)
+		if r, ok := p.expected[link]; ok && r.Size < int(mtu) {
+			leg.search.Result = r
+			p.g.engine.SetPathMTU(link, r.Size)
+		}
+		delete(p.expected, link)
 	}
 	leg.seen = true
 	return leg
+}
+
+// expect takes what a gateway before has found of the leg of a link, until probes say better.
+func (p *paths) expect(link nat.Link, r pathmtu.Result) {
+	if r.Size < pathmtu.Floor || r.Size >= len(p.packet) || r.Way > pathmtu.Back {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.expected == nil {
+		p.expected = make(map[nat.Link]pathmtu.Result)
+	}
+	p.expected[link] = r
+	p.g.engine.SetPathMTU(link, r.Size)
 }
 
 // use notes how many packets have used the leg by now.

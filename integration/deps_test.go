@@ -40,6 +40,7 @@ var importRules = []importRule{
 	{"gateway/config", []string{"culvert/nat", "culvert/geneve", "culvert/ipam", "culvert/gateway/configfile", "culvert/gateway/wgkey", "github.com/gaissmai/bart"},
 		"a configuration is written, read and judged where no gateway runs: values, no sockets, no WireGuard"},
 	{"gateway/state", nil, "a folder and its files"},
+	{"gateway/handover", []string{"culvert/geneve/udp"}, "two processes and their sockets: what these carry is not its business"},
 	{"gateway/latency", nil, "durations and counts"},
 	{"gateway/wg", []string{"culvert/geneve/udp", "culvert/gateway/latency", "culvert/gateway/wgkey", "culvert/gateway/unixsocket", wireguard, "golang.org/x/crypto/blake2s",
 		gvisor + "tcpip", gvisor + "tcpip/header", gvisor + "tcpip/checksum", "github.com/sirupsen/logrus", "golang.org/x/sys/unix"},

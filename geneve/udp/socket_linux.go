@@ -55,7 +55,11 @@ func Listen(network string, addr netip.AddrPort, o Options) (*Socket, error) {
 	if err != nil {
 		return nil, fmt.Errorf("udp: %w", err)
 	}
-	s := &Socket{conn: pc.(*net.UDPConn)}
+	return newSocket(pc.(*net.UDPConn), o)
+}
+
+func newSocket(conn *net.UDPConn, o Options) (*Socket, error) {
+	s := &Socket{conn: conn}
 	s.local = s.conn.LocalAddr().(*net.UDPAddr).AddrPort()
 	s.local = netip.AddrPortFrom(s.local.Addr().Unmap(), s.local.Port())
 	s.is6 = s.local.Addr().Is6()
