@@ -165,6 +165,26 @@ func TestFolderThatCannotBe(t *testing.T) {
 	}
 }
 
+// TestStrangeLock: a lock that is a link is neither followed nor waited for.
+func TestStrangeLock(t *testing.T) {
+	for name, make := range map[string]func(path string) error{
+		"a file": func(path string) error { return os.WriteFile(path, nil, 0o600) },
+		"a FIFO": func(path string) error { return syscall.Mkfifo(path, 0o600) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			root, target := t.TempDir(), filepath.Join(t.TempDir(), "target")
+			folder := filepath.Join(root, "milan")
+			if err := errors.Join(make(target), os.Mkdir(folder, 0o700), os.Symlink(target, filepath.Join(folder, lockFile))); err != nil {
+				t.Fatal(err)
+			}
+			if d, err := Open(root, "milan"); err == nil {
+				d.Close()
+				t.Errorf("a link to %s is taken for a lock", name)
+			}
+		})
+	}
+}
+
 func TestPortKeyIsHidden(t *testing.T) {
 	encoded, err := json.Marshal(someone)
 	if err != nil {
