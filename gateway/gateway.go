@@ -307,10 +307,13 @@ type prepared struct {
 
 // Apply replaces the desired state. A configuration that is not valid, or that
 // changes what cannot change while the gateway runs, is refused whole and leaves no
-// trace.
+// trace. So is any while another process takes over.
 func (g *Gateway) Apply(c *config.Config) error {
 	if err := c.Validate(); err != nil {
 		return err
+	}
+	if g.handing.Load() {
+		return errHanding // the other process would not have it
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -79,7 +79,10 @@ func (g *Gateway) lend(name string, o udp.Options) udp.Options {
 	return o
 }
 
-var errHanding = errors.New("a hand-over to another process is under way; ask again when it has ended")
+var (
+	errHanding = errors.New("a hand-over to another process is under way; ask again when it has ended")
+	errTaking  = errors.New("this gateway has only begun to take over from another process; ask again in some seconds")
+)
 
 // HandOver implements control.Source.
 func (s source) HandOver(o control.TakeoverOptions) (func(*net.UnixConn), error) {
@@ -94,6 +97,8 @@ func (s source) HandOver(o control.TakeoverOptions) (func(*net.UnixConn), error)
 		return nil, fmt.Errorf("this is the gateway of cluster %s towards %s, not of %s towards %s; name the right socket by --takeover", c.Cluster, c.Peer, o.Cluster, o.Peer)
 	case !g.ready.Load():
 		return nil, errors.New("this gateway is starting or stopping")
+	case g.taken.busy():
+		return nil, errTaking
 	case slices.ContainsFunc(g.lent, func(l lentSocket) bool { return l.socket == nil }):
 		return nil, errors.New("this gateway's sockets are not the kernel's")
 	case !g.handing.CompareAndSwap(false, true):
@@ -117,7 +122,6 @@ func (s source) HandOver(o control.TakeoverOptions) (func(*net.UnixConn), error)
 			g.handing.Store(false)
 			return
 		}
-		g.keepFiles(true)
 		g.successor.Store(int64(h.next))
 		close(g.gone)
 	}, nil
@@ -251,6 +255,7 @@ func (h *handing) cut(began nat.Time) error {
 		}
 		end.Paths = append(end.Paths, path)
 	}
+	g.keepFiles(true) // from here on this process may be told to end while the other one carries packets
 	if err := h.line.SendJSON(handover.KindCut, &end, cutTime); err != nil {
 		return err
 	}
@@ -320,6 +325,7 @@ func (h *handing) relayOf(l lentSocket) *handover.Relay {
 // goOn carries packets as before.
 func (h *handing) goOn() {
 	h.g.in.divert.Store(nil)
+	h.g.keepFiles(false)
 	h.g.keeper.stay()
 	for _, l := range h.g.lent {
 		l.conn.Own()

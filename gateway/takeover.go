@@ -341,6 +341,19 @@ func (t *taking) cut(g *Gateway) error {
 	return nil
 }
 
+// busy reports whether finish has still to end.
+func (t *taking) busy() bool {
+	if t == nil {
+		return false
+	}
+	select {
+	case <-t.over:
+		return false
+	default:
+		return true
+	}
+}
+
 // finish carries what the old process decrypts, until the peer sends nothing any more that
 // only it can.
 func (t *taking) finish(g *Gateway) {
