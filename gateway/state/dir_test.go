@@ -107,6 +107,19 @@ func TestDamage(t *testing.T) {
 	}
 }
 
+// TestEndpointOfManyLines: WireGuard is told where the peer is in a line, and a zone that is more than one would tell it of another peer.
+func TestEndpointOfManyLines(t *testing.T) {
+	bent := someone
+	at, err := netip.ParseAddrPort("[fe80::1%x]:1\npublic_key=00\nendpoint=[fe80::1%x]:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	bent.Peer.Endpoint = at
+	if i, err := DecodeIdentity(bent.Encode()); !errors.Is(err, ErrDamaged) {
+		t.Errorf("%q is taken for a place: %v", i.Peer.Endpoint, err)
+	}
+}
+
 // TestWhatIsThere puts all kinds of things where an identity should be: none keeps a gateway from its folder, and each makes room.
 func TestWhatIsThere(t *testing.T) {
 	for name, put := range map[string]func(path string) error{
