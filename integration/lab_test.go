@@ -218,6 +218,20 @@ func TestLabDual(t *testing.T) {
 	u.requireNothingLeft()
 }
 
+// TestLabRestart restarts gateways beside connections; in full it kills them too.
+func TestLabRestart(t *testing.T) {
+	u := newLabUser(t)
+	u.need("vxlan")
+	least, args := 5, []string{"restart", "--mode", "vxlan", "--offloads", "on"}
+	if os.Getenv(longEnv) == "" {
+		args = append(args, "--brief")
+	} else {
+		least = 8
+	}
+	u.check(least, args...)
+	u.requireNothingLeft()
+}
+
 // TestLabOrdinaryUser is the short form of TestLab without root, where /dev/net/tun may be closed.
 func TestLabOrdinaryUser(t *testing.T) {
 	u := newLabUser(t).ordinary()
