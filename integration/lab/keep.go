@@ -48,7 +48,7 @@ func keepChecks(short bool) func(*Lab) []Check {
 			l.logCheck(),
 			// What these lose is a fault with a name.
 			Check{"kill -9, young", fmt.Sprintf("%d of each kind, not saved", youngOf), l.checkYoung},
-			Check{"restart, no state", fmt.Sprintf("%d of each kind", youngOf), l.checkForgotten})
+			Check{"restart, no folder", fmt.Sprintf("%d of each kind", youngOf), l.checkForgotten})
 	}
 }
 
