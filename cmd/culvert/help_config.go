@@ -34,7 +34,8 @@ path. For completion in editors, put a schema of docs/schema into the first line
 ` + configfile.Reference(config.Fields()) + `
 ## The node's file
 
-A node reads it once, at its start.
+A node reads it at its start, and services again at SIGHUP. A node that only serves Services has a name
+and services, and none of what is required for the tunnel.
 
 ` + configfile.Reference(node.Fields()) + configNotes
 }

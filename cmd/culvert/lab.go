@@ -117,8 +117,8 @@ func newLabCheckCommand() *cobra.Command {
 		Use:   "check [" + strings.Join(lab.LabNames(), "|") + "]…",
 		Short: "Build labs, check them, take them down; exit status 0 only if all passed",
 		Long: "Build labs, check them, take them down; exit status 0 only if all passed. ipv4 are the labs with IPv4 inside, dual those\n" +
-			"with both families, v6-inside those with IPv6 alone, v6-outside those with both whose tunnels run over IPv6; without a name,\n" +
-			"all are checked.",
+			"with both families, restart the one whose gateways are restarted, v6-inside those with IPv6 alone, v6-outside those with both\n" +
+			"whose tunnels run over IPv6; without a name, all are checked.",
 		Args:      cobra.OnlyValidArgs,
 		ValidArgs: lab.LabNames(),
 	}
@@ -139,11 +139,11 @@ func newLabCheckCommand() *cobra.Command {
 		if len(names) == 0 {
 			names = lab.LabNames()
 			if brief {
-				names = names[:2]
+				names = names[:3]
 			}
 			if err := lab.Probe("ipv6"); err != nil {
 				fmt.Fprintln(cmd.ErrOrStderr(), "left out: the labs with IPv6, which this kernel has not:", err)
-				names = names[:1]
+				names = slices.DeleteFunc(names, func(name string) bool { return name == "dual" || strings.HasPrefix(name, "v6-") })
 			}
 		}
 		asJSON, err := isJSON()

@@ -37,7 +37,7 @@ func TestLoadConfig(t *testing.T) {
 		VNI: 1, Address: geneve.Pair{V4: netip.MustParseAddr("10.80.0.2")},
 		MTU: 1340, Port: 6091, Mode: Auto,
 		Routes:    []netip.Prefix{netip.MustParsePrefix("10.61.0.0/16"), netip.MustParsePrefix("10.71.0.0/16")},
-		Interface: "culvert0",
+		Interface: "culvert0", Tunnel: true,
 	}
 	file := filepath.Join(t.TempDir(), "node.yaml")
 	if err := os.WriteFile(file, []byte(goodFile), 0o600); err != nil {
@@ -160,5 +160,34 @@ func TestConfigRefuses(t *testing.T) {
 				t.Errorf("%d lines, want %d:\n%v", len(lines), len(test.want), err)
 			}
 		})
+	}
+}
+
+// A file with services needs nothing about a tunnel; one that says anything about it must say all.
+func TestServicesAlone(t *testing.T) {
+	const alone = "name: n1\nservices: {addresses: [172.18.0.2]}\n"
+	c, err := parseConfig([]byte(alone))
+	if err != nil || c.Tunnel || c.Services == nil || c.Services.Node != "n1" {
+		t.Fatalf("%+v, %v", c, err)
+	}
+	for text, want := range map[string]string{
+		alone + "vni: 1\n":                                  "underlay: missing",
+		"name: n1\n":                                        "underlay: missing",
+		"services: {addresses: [172.18.0.2]}\n":             "name: missing",
+		"name: n1\nservices: {}\n":                          "services.addresses: missing",
+		"name: n1\nservices: {adresses: [172.18.0.2]}\n":    "did you mean addresses",
+		goodFile + "services: {addresses: [not-address]}\n": "services.addresses[0]",
+	} {
+		if _, err := parseConfig([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %s", text, err, want)
+		}
+	}
+	both, err := parseConfig([]byte(goodFile + "services: {addresses: [172.18.0.2]}\n"))
+	if err != nil || !both.Tunnel || both.Services == nil {
+		t.Fatalf("%+v, %v", both, err)
+	}
+	tunnel, err := parseConfig([]byte(goodFile))
+	if err != nil || both.SameTunnel(tunnel) || !both.SameTunnel(both) {
+		t.Error("a reload may not tell what has changed")
 	}
 }

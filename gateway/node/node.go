@@ -29,7 +29,9 @@ type link interface {
 	// look tells what the gateway has sent back since the last call, anything and a
 	// packet of mtu bytes, and asks it again. It is called while run runs, by one goroutine.
 	look() (small, whole answer)
-	// close removes the link, with its address and its routes.
+	// keep lets the link outlive close, and this process.
+	keep() error
+	// close removes the link, with its address and its routes, unless it is kept.
 	close() error
 }
 
@@ -43,8 +45,8 @@ type Node struct {
 	unlock func()
 }
 
-// New makes the link, its address and its routes. An error means that nothing
-// was left behind, unless it says so.
+// New makes the link, its address and its routes, or goes on with those that were kept. An
+// error means that nothing was left behind that was not there before, unless it says so.
 func New(ctx context.Context, c *Config, log logrus.FieldLogger) (*Node, error) {
 	unlock, err := lock(c.Interface)
 	if err != nil {
@@ -64,25 +66,37 @@ func New(ctx context.Context, c *Config, log logrus.FieldLogger) (*Node, error) 
 }
 
 func (n *Node) open(ctx context.Context) error {
-	if err := removeLeftover(n.config.Interface); err != nil {
-		return err
+	kind := kept(n.config)
+	if kind == "" {
+		if err := removeLeftover(n.config.Interface); err != nil {
+			return err
+		}
 	}
 	remote, err := n.config.resolve(ctx, netip.Addr{})
 	if err != nil {
 		return err
 	}
 	n.remote.Store(&remote)
-	if n.link, err = openLink(n.config, remote); err != nil {
+	if kind != "" {
+		n.link, err = takeLink(n.config, kind, remote)
+	} else {
+		n.link, err = openLink(n.config, remote)
+	}
+	if err != nil {
 		return err
 	}
-	if err := configure(n.config); err != nil {
+	err = configure(n.config)
+	if err == nil && n.config.KeepLinks {
+		err = n.link.keep()
+	}
+	if err != nil {
 		return errors.Join(err, n.link.close())
 	}
 	return nil
 }
 
-// Run serves the tunnel until ctx is done and removes what New made. It is
-// called once.
+// Run serves the tunnel until ctx is done and removes what New made, unless it is to be
+// kept. It is called once.
 func (n *Node) Run(ctx context.Context) error {
 	defer n.unlock()
 	ctx, cancel := context.WithCancel(ctx)
@@ -94,7 +108,11 @@ func (n *Node) Run(ctx context.Context) error {
 	cancel()
 	beside.Wait()
 	err = errors.Join(err, n.link.close())
-	n.log.Info("link is removed")
+	if n.config.KeepLinks {
+		n.log.WithField("remedy", "to remove it: ip link del "+n.config.Interface).Info("link is kept")
+	} else {
+		n.log.Info("link is removed")
+	}
 	return err
 }
 

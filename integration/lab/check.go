@@ -67,12 +67,13 @@ type plannedLab struct {
 const (
 	ipv4Labs    = "ipv4"
 	dualLabs    = "dual"       // both families inside
+	keepLabs    = "restart"    // gateways are restarted
 	inside6Labs = "v6-inside"  // IPv6 alone inside
 	outer6Labs  = "v6-outside" // both inside, tunnels over IPv6
 )
 
 // LabNames are the names of the kinds of labs that there are.
-func LabNames() []string { return []string{ipv4Labs, dualLabs, inside6Labs, outer6Labs} }
+func LabNames() []string { return []string{ipv4Labs, dualLabs, keepLabs, inside6Labs, outer6Labs} }
 
 // sixLabs are the kinds of labs with IPv6, as they differ from those with IPv4 alone.
 var sixLabs = []struct {
@@ -85,7 +86,7 @@ func (o *CheckOptions) labs(mode node.Mode) (all []plannedLab) {
 	if len(o.Named) > 0 || o.Faults || slices.Contains(o.Labs, ipv4Labs) {
 		all = o.ipv4Labs(mode)
 	}
-	// What is about the family is not about modes and frames.
+	// What is about the family, or about what gateways remember, is not about modes and frames.
 	if len(o.Named) > 0 || o.Faults || mode != onceMode(o.Modes) {
 		return all
 	}
@@ -110,6 +111,13 @@ func (o *CheckOptions) labs(mode node.Mode) (all []plannedLab) {
 		if o.Sandbox.Runsc == "" {
 			add(Attacks(mode, o.Offloads[0]), attackChecks, 30) // over IPv6, inside and outside
 		}
+	}
+	if o.Sandbox.Runsc == "" && slices.Contains(o.Labs, keepLabs) {
+		seconds := 100.0
+		if o.Short {
+			seconds = 5
+		}
+		all = append(all, plannedLab{Keep(Standard(mode, o.Offloads[0])), keepChecks(o.Short), seconds})
 	}
 	return all
 }

@@ -23,6 +23,7 @@ type Options struct {
 	Attacks  bool      // some hosts are hostile, see Attacks
 	Inside   Families  // of pods
 	Outside6 bool      // tunnels run over IPv6
+	Keep     bool      // gateways are restarted, see Keep
 	Rome     ClusterOptions
 	Milan    ClusterOptions
 }
@@ -66,6 +67,9 @@ func (o Options) String() string {
 	if o.Outside6 {
 		s += ", over IPv6"
 	}
+	if o.Keep {
+		s += ", restarts"
+	}
 	if o.Outside {
 		s += ", mappings, services, outside hosts"
 	}
@@ -89,6 +93,7 @@ type Lab struct {
 	processes []*Process
 	broken    []*Fault
 	loads     map[*Fault]*loading
+	crowds    int // that were made
 
 	turn sync.Mutex // Serve changes and describes the lab for one client at a time
 }
