@@ -26,6 +26,7 @@ type flow struct {
 	ends     [2]end
 	step     int
 	answered bool // a packet of the second end has come through
+	told     bool // the kernel has said something about it
 	seq      [2]uint32
 	script   []flowStep
 }
