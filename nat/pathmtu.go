@@ -115,9 +115,6 @@ func (e *Engine) learnPath(d *decision, p *packet.Packet) {
 	if mtu == 0 || mtu >= e.snapshot.mtu || q.Protocol() != packet.TCP || !q.HasPorts() {
 		return
 	}
-	if p.IsIPv6() && mtu < minMTU6 {
-		return // RFC 8201, Section 4
-	}
 	if !c.tcp.inFlight(q.SequenceNumber(), to) {
 		return
 	}
