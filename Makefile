@@ -58,7 +58,7 @@ kube-assets: go-version
 long: go-version kube-assets ## in full what the tests do in small: sieges, millions of packets, 200 nodes, outages (root; two hours)
 	CULVERT_LONG=1 IPAM_LONG=1 $(GO) test -v -count=1 -timeout 90m -run 'TestMemorySiege|TestInnocentThroughput|TestHoleRate|TestMillionConnections|TestWatchedThroughput|TestChangesBesideStreams|TestLabFaultsNamed' ./integration
 	IPAM_LONG=1 $(GO) test -v -count=1 -timeout 90m ./ipam
-	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 90m -run 'TestSetIsWhatIsInIt|TestExplainIsProcess' ./nat/...
+	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 90m -run 'TestSetIsWhatIsInIt|TestExplainIsProcess|TestRestoreModel' ./nat/...
 	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 90m -run 'TestTraceIsPath|TestLongCapture' ./gateway
 	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 3h ./integration/sim
 	KUBEBUILDER_ASSETS='$(KUBEBUILDER_ASSETS)' CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 30m -run 'TestKubeGateways|TestKubeScale' ./integration

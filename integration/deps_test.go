@@ -39,6 +39,7 @@ var importRules = []importRule{
 	{"gateway/capture", nil, "it records bytes with a note, and does not know what they mean"},
 	{"gateway/config", []string{"culvert/nat", "culvert/geneve", "culvert/ipam", "culvert/gateway/configfile", "culvert/gateway/wgkey", "github.com/gaissmai/bart"},
 		"a configuration is written, read and judged where no gateway runs: values, no sockets, no WireGuard"},
+	{"gateway/state", nil, "a folder and its files"},
 	{"gateway/latency", nil, "durations and counts"},
 	{"gateway/wg", []string{"culvert/geneve/udp", "culvert/gateway/latency", "culvert/gateway/wgkey", "culvert/gateway/unixsocket", wireguard, "golang.org/x/crypto/blake2s",
 		gvisor + "tcpip", gvisor + "tcpip/header", gvisor + "tcpip/checksum", "github.com/sirupsen/logrus", "golang.org/x/sys/unix"},

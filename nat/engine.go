@@ -176,7 +176,7 @@ func (e *Engine) Apply(c *Config) error {
 }
 
 // Stats are the counters of an Engine. The ledger of each direction is Received = Forwarded + Delivered + Held + Σ Dropped, in packets
-// after segmentation; of the table it is Connections = Created − Expired − Evicted − EarlyDropped − Deleted.
+// after segmentation; of the table it is Connections = Created + Restored − Expired − Evicted − EarlyDropped − Deleted.
 type Stats struct {
 	Outbound, Inbound Direction
 	Connections       int // in the table
@@ -187,6 +187,7 @@ type Stats struct {
 	BusiestPortsMax   int  // that may be towards that one
 	Pressed           bool // the table is so full that unreplied connections live shortUnreplied
 	Created           uint64
+	Restored          uint64 // by Restore
 	Expired           uint64 // their time had come
 	Evicted           uint64 // their configuration had gone
 	EarlyDropped      uint64 // made room for others

@@ -213,7 +213,7 @@ func ledger(t testing.TB, e *nat.Engine) {
 			t.Fatalf("%s: %d received, %d accounted for: %+v", name, d.Received, sum, d)
 		}
 	}
-	if left := s.Created - s.Expired - s.Evicted - s.EarlyDropped - s.Deleted; uint64(s.Connections) != left {
+	if left := s.Created + s.Restored - s.Expired - s.Evicted - s.EarlyDropped - s.Deleted; uint64(s.Connections) != left {
 		t.Fatalf("%d connections, the counters say %d", s.Connections, left)
 	}
 }

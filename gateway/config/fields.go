@@ -68,7 +68,7 @@ var fields = []configfile.Field{
 	{Path: "rules[].ports", Type: "ports such as 22,8000-8080", Live: true, Doc: "Destination ports; needs protocol tcp, udp or sctp."},
 	{Path: "rules[].action", Type: "one of accept, drop, reject", Default: required, Live: true, Doc: "What becomes of the packet; reject answers with an error."},
 
-	{Path: "state", Type: "folder", Doc: "Where what outlives the process is kept; relative to this file. auto needs it, or ipam.file."},
+	{Path: "state", Type: "folder", Doc: "Where what outlives the process is kept; relative to this file. A gateway writes connections, the key of its port choice and where its peer is into a folder there of the peer's name, each 30 s and at its end, and goes on from that. Gateways of one cluster may share it. auto needs it, or ipam.file."},
 	{Path: "ipam.pools[]", Type: "CIDR", Live: true, Doc: "What auto chooses remaps from; without it, 10.0.0.0/8, 192.168.0.0/16 and 172.16.0.0/12."},
 	{Path: "ipam.reserved[]", Type: "CIDR", Live: true, Doc: "What auto never chooses, because something else has it."},
 	{Path: "ipam.file", Type: "file", Doc: "The memory of what auto chose; without it, ipam.json in state."},

@@ -38,6 +38,8 @@ func (o Options) brief() string {
 	switch {
 	case o.Attacks:
 		frames = "attacks"
+	case o.Keep:
+		frames = "restarts"
 	case o.Outside:
 		frames = "services, outside"
 	case o.Rome.MTU != o.Milan.MTU:

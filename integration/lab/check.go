@@ -63,22 +63,24 @@ type plannedLab struct {
 	seconds float64 // that its checks take on two CPUs, about
 }
 
-// Kinds of labs: with IPv4 alone, and with both families inside.
+// Kinds of labs: with IPv4 alone, with both families inside, and with gateways that are restarted.
 const (
 	ipv4Labs = "ipv4"
 	dualLabs = "dual"
+	keepLabs = "restart"
 )
 
 // LabNames are the names of the kinds of labs that there are.
-func LabNames() []string { return []string{ipv4Labs, dualLabs} }
+func LabNames() []string { return []string{ipv4Labs, dualLabs, keepLabs} }
 
 // labs returns the labs of a mode.
 func (o *CheckOptions) labs(mode node.Mode) (all []plannedLab) {
 	if len(o.Named) > 0 || o.Faults || slices.Contains(o.Labs, ipv4Labs) {
 		all = o.ipv4Labs(mode)
 	}
-	// What is about the family is not about modes and frames.
-	if len(o.Named) == 0 && !o.Faults && mode == onceMode(o.Modes) && slices.Contains(o.Labs, dualLabs) {
+	// What is about the family, or about what gateways remember, is not about modes and frames.
+	once := len(o.Named) == 0 && !o.Faults && mode == onceMode(o.Modes)
+	if once && slices.Contains(o.Labs, dualLabs) {
 		dual := func(of Options, checks func(*Lab) []Check, seconds float64) {
 			of.Dual = true
 			all = append(all, plannedLab{of, checks, seconds})
@@ -88,6 +90,13 @@ func (o *CheckOptions) labs(mode node.Mode) (all []plannedLab) {
 			dual(UnequalMTU(mode, o.Offloads[0]), mtuChecks, 3)
 			dual(Outside(mode, o.Offloads[0]), outsideChecks, 25)
 		}
+	}
+	if once && o.Sandbox.Runsc == "" && slices.Contains(o.Labs, keepLabs) {
+		seconds := 100.0
+		if o.Short {
+			seconds = 5
+		}
+		all = append(all, plannedLab{Keep(Standard(mode, o.Offloads[0])), keepChecks(o.Short), seconds})
 	}
 	return all
 }

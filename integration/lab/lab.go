@@ -22,6 +22,7 @@ type Options struct {
 	Sandbox  Sandbox   // around each gateway
 	Attacks  bool      // some hosts are hostile, see Attacks
 	Dual     bool      // IPv6 inside too
+	Keep     bool      // gateways are restarted, see Keep
 	Rome     ClusterOptions
 	Milan    ClusterOptions
 }
@@ -54,6 +55,9 @@ func (o Options) String() string {
 	if o.Dual {
 		s += ", IPv4 and IPv6"
 	}
+	if o.Keep {
+		s += ", restarts"
+	}
 	if o.Outside {
 		s += ", mappings, services, outside hosts"
 	}
@@ -77,6 +81,7 @@ type Lab struct {
 	processes []*Process
 	broken    []*Fault
 	loads     map[*Fault]*loading
+	crowds    int // that were made
 
 	turn sync.Mutex // Serve changes and describes the lab for one client at a time
 }
