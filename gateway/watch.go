@@ -101,6 +101,14 @@ func (w *watch) observe(now time.Duration) *health.Observation {
 		Remote: func(a netip.Addr) bool { return remote(c, a) },
 	}
 	o.Paths = w.paths(c, o.Peer.Endpoint.Addr())
+	tunnel := g.wg.Stats()
+	for name, s := range g.sockets(&tunnel) {
+		port := c.Geneve.ListenPort
+		if name != "geneve" {
+			port = g.wg.Port()
+		}
+		o.Sockets = append(o.Sockets, health.Socket{Name: name, Port: port, Received: s.ReceivedMessages, Overflows: s.Overflows})
+	}
 	if o.Peer.Handshake != w.made {
 		w.made = o.Peer.Handshake
 		g.wg.Hello()
