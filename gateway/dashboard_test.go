@@ -67,6 +67,7 @@ func fullPage(t *testing.T) string {
 	p.sockets(map[string]udp.Stats{"geneve": {OverflowsKnown: true}})
 	p.listener(newSeats(nil))
 	p.flight()
+	p.kept(g.keeper)
 	p.build(Version{})
 	p.findings([]health.Finding{{Cause: health.NodeSilent, Of: "rome-1"}})
 	text := p.text.String()

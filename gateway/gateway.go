@@ -38,6 +38,7 @@ type Gateway struct {
 	metrics  *metricsServer
 	health   *metricsServer
 	watch    *watch
+	keeper   *keeper
 	progress progress
 	control  *controlServer
 	ready    atomic.Bool
@@ -70,7 +71,7 @@ func NewOver(c *config.Config, budget Budget, log *logrus.Logger, open func(netw
 		return nil, err
 	}
 	return newGateway(c, budget, log, geneve.Options{
-		Listen: netip.AddrPortFrom(netip.IPv4Unspecified(), c.Geneve.ListenPort),
+		Listen: netip.AddrPortFrom(netip.Addr{}, c.Geneve.ListenPort),
 		UDP:    udp.Options{ReceiveBuffer: budget.ReceiveBuffer, Open: open},
 	})
 }
@@ -83,6 +84,7 @@ func newGateway(c *config.Config, budget Budget, log *logrus.Logger, internal ge
 	g.watch = newWatch(g)
 	if err := g.open(c, internal); err != nil {
 		g.close()
+		g.keeper.close()
 		return nil, err
 	}
 	return g, nil
@@ -92,12 +94,19 @@ func newGateway(c *config.Config, budget Budget, log *logrus.Logger, internal ge
 //
 // +checklocksignore
 func (g *Gateway) open(c *config.Config, internal geneve.Options) (err error) {
-	g.links = g.links.Assign(c.Geneve.Nodes)
-	if g.engine, err = nat.New(newPortKey(), c.NAT(g.links, g.budget.Connections)); err != nil {
+	if g.keeper, err = openKeeper(g, c); err != nil {
 		return err
 	}
+	g.links = g.links.Assign(c.Geneve.Nodes)
+	if g.engine, err = nat.New(g.keeper.identity.PortKey, c.NAT(g.links, g.budget.Connections)); err != nil {
+		return err
+	}
+	g.keeper.restore(g.links)
 	if g.endpoint, err = geneve.Listen(internal); err != nil {
 		return socketError("geneve.listenPort", c.Geneve.ListenPort, err)
+	}
+	if err := g.reaches(c); err != nil {
+		return err
 	}
 	if err := g.endpoint.Apply(c.Tunnels(g.links)); err != nil {
 		return err
@@ -172,19 +181,13 @@ func (g *Gateway) openWireGuard(c *config.Config) error {
 		Send:  g.out.sendProbe,
 		Close: func() { g.endpoint.Close() },
 	}
-	if err := g.wg.Open(path, peerOf(&c.WireGuard)); err != nil {
+	if err := g.wg.Open(path, g.keeper.peer(&c.WireGuard)); err != nil {
 		return err
 	}
 	if err := g.wg.Up(); err != nil {
 		return socketError("wireguard.listenPort", c.WireGuard.ListenPort, err)
 	}
 	return nil
-}
-
-// peerOf is the part of c that can change while the device runs. A server learns where
-// its peer is, so c has no endpoint there.
-func peerOf(c *config.WireGuard) wg.Peer {
-	return wg.Peer{PublicKey: c.PeerPublicKey, Endpoint: c.Endpoint, Keepalive: c.Keepalive}
 }
 
 // socketError names the field behind an error of opening a UDP socket.
@@ -201,6 +204,7 @@ func socketError(field string, port uint16, err error) error {
 // Run carries packets until ctx ends or the WireGuard device stops by itself, and
 // closes everything. It must be called once.
 func (g *Gateway) Run(ctx context.Context) error {
+	defer g.keeper.end()
 	defer g.close()
 	ctx, cancel := context.WithCancel(ctx)
 	var tasks sync.WaitGroup
@@ -219,6 +223,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	}
 	g.lookAtProgress()
 	tasks.Go(func() { g.sweep(ctx) })
+	tasks.Go(func() { g.keeper.run(ctx) })
 	tasks.Go(func() { g.checkConnection(ctx) })
 	tasks.Go(func() { g.probePaths(ctx) })
 	g.metrics.serve()
@@ -330,7 +335,10 @@ func (g *Gateway) prepare(c *config.Config) (*prepared, error) {
 		return nil, err
 	}
 	p := &prepared{config: c, links: g.links.Assign(c.Geneve.Nodes)}
-	var err error
+	err := g.reaches(c)
+	if err != nil {
+		return nil, err
+	}
 	if p.rules, err = g.engine.Prepare(c.NAT(p.links, g.budget.Connections)); err != nil {
 		return nil, err
 	}
@@ -340,14 +348,28 @@ func (g *Gateway) prepare(c *config.Config) (*prepared, error) {
 	return p, nil
 }
 
+// reaches finds nodes that no socket of this machine sends to.
+func (g *Gateway) reaches(c *config.Config) error {
+	var errs []error
+	for i := range c.Geneve.Nodes {
+		at := c.Geneve.Nodes[i].Underlay
+		if !g.endpoint.Reaches(at) {
+			errs = append(errs, fmt.Errorf("geneve.nodes[%d].underlay: %s is of IPv6, which this machine has not; give it IPv6 (sysctl net.ipv6.conf.all.disable_ipv6=0) "+
+				"and restart the gateway, or write an IPv4 address", i, at))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // commit does the rest, which cannot fail.
 //
 // Preconditions: g.mu is held.
 // +checklocks:g.mu
 func (g *Gateway) commit(p *prepared) {
 	g.engine.Commit(p.rules)
+	g.keeper.restore(p.links) // before packets come by them
 	g.endpoint.Commit(p.tunnels)
-	if err := g.wg.SetPeer(peerOf(&p.config.WireGuard)); err != nil {
+	if err := g.wg.SetPeer(g.keeper.peer(&p.config.WireGuard)); err != nil {
 		g.log.WithError(err).Warn("the WireGuard device is closed")
 	}
 	if old := g.config; p.config.ConnectionCheck != old.ConnectionCheck || p.config.WireGuard.PeerPublicKey != old.WireGuard.PeerPublicKey {

@@ -47,7 +47,7 @@ func (s source) Status() control.Status {
 		Table: control.Table{
 			Connections: stats.Connections, Unreplied: stats.Unreplied, Max: stats.MaxConnections, Pressed: stats.Pressed,
 			Ports: stats.Ports, BusiestPorts: stats.BusiestPorts, BusiestPortsMax: stats.BusiestPortsMax,
-			Created: stats.Created, Expired: stats.Expired, Evicted: stats.Evicted, EarlyDropped: stats.EarlyDropped, Deleted: stats.Deleted,
+			Created: stats.Created, Restored: stats.Restored, Expired: stats.Expired, Evicted: stats.Evicted, EarlyDropped: stats.EarlyDropped, Deleted: stats.Deleted,
 		},
 		Outbound: trafficStatus(&stats.Outbound), Inbound: trafficStatus(&stats.Inbound),
 		Refused: g.watch.refusals.all(),

@@ -56,7 +56,13 @@ func (t *affinityTable) at(number uint32) *affinity {
 	return &t.made[number/chunkEntries][number%chunkEntries]
 }
 
-func identityOf(s *rules.Service) serviceIdentity { return serviceIdentity{s.Name, s.Port, s.Protocol} }
+// identityOf names a service. All frontends of one remember its clients together, as kube-proxy's do.
+func identityOf(s *rules.Service) serviceIdentity {
+	if s.Frontend != nil {
+		return serviceIdentity{name: s.Name, protocol: s.Protocol}
+	}
+	return serviceIdentity{s.Name, s.Port, s.Protocol}
+}
 
 // backend returns the place of the backend for a new connection of a client. It is a function of the key, the service, the client and,
 // with affinity, of the client's earlier connections: so a packet in mid-stream finds the backend that its connection had.
@@ -71,11 +77,10 @@ func (e *Engine) backend(b *rules.Balancer, client *rules.Client, now Time) int3
 }
 
 // list returns the clients of a service.
-func (t *affinityTable) list(s *rules.Service) *clientList {
+func (t *affinityTable) list(identity serviceIdentity) *clientList {
 	if t.index == nil {
 		t.index, t.lists, t.high = map[affinityKey]uint32{}, map[serviceIdentity]*clientList{}, 1
 	}
-	identity := identityOf(s)
 	l := t.lists[identity]
 	if l == nil {
 		t.named++
@@ -113,7 +118,7 @@ func (e *Engine) remember(b *rules.Balancer, client *rules.Client, backend int32
 		return
 	}
 	t := &e.clients
-	l := t.list(&b.Service)
+	l := t.list(identityOf(&b.Service))
 	timeout := b.Service.AffinityTimeout
 	if timeout == 0 {
 		timeout = defaultAffinityTimeout
@@ -129,14 +134,22 @@ func (e *Engine) remember(b *rules.Balancer, client *rules.Client, backend int32
 		}
 		e.forget(l, number)
 	}
-	if e.remembers(l, &key, now) {
-		number := t.take()
-		a := t.at(number)
-		*a = affinity{key: key, backend: seed, expires: now.Add(timeout)}
-		t.push(l, a, number)
-		t.index[key] = number
-		e.table.shares.take(key.holder(&e.table.shares))
+	e.keep(l, key, seed, now.Add(timeout), now)
+}
+
+// keep makes an entry for a client that has none. It returns false if there is no place for it.
+func (e *Engine) keep(l *clientList, key affinityKey, backend uint64, expires, now Time) bool {
+	if !e.remembers(l, &key, now) {
+		return false
 	}
+	t := &e.clients
+	number := t.take()
+	a := t.at(number)
+	*a = affinity{key: key, backend: backend, expires: expires}
+	t.push(l, a, number)
+	t.index[key] = number
+	e.table.shares.take(key.holder(&e.table.shares))
+	return true
 }
 
 // remembers sees to it that there is a place for one more client. A service at its share forgets the one that was longest away; an IPv6

@@ -40,6 +40,22 @@
 //	affinity        is known by name of the service and address of the backend, whatever else changes
 //	path MTUs, datagrams, rate limits   know nothing of the configuration
 //
+// # Records
+//
+// Another process goes on where an Engine was: Records writes down what it knows (record.go), Restore reads it (restore.go). Links and
+// services go by name, times are ages, and each block of 4096 bytes has a checksum and needs no other.
+//
+//	connections     whose translation needs state, or whose mark decides where they go: tuples, mark, state, TCP's and SCTP's numbers,
+//	                counters, age. At most 128 bytes each over IPv4.
+//	clients         of services with affinity, and the time they have left
+//	IDs             go on behind all that were given out; a connection that is restored gets one of its own
+//	not recorded    what is between pods, or whose next packet makes it again; fragments, path MTUs, rate limits, counters of rules;
+//	                the port key, which New is given; what rules and routes say, which the next packets ask anew
+//
+// Connections are restored that are within their time and that the configuration admits and gives the same addresses; they keep their
+// ports. Time does not pass between the two. The first TCP segment that an established connection's numbers do not fit is believed, as
+// in mid-stream: the numbers may be old.
+//
 // # Model
 //
 // A connection is a pair of tuples. The original tuple names the packets that opened it as they come in, with the node that they come

@@ -1,6 +1,7 @@
 package nat
 
 import (
+	"errors"
 	"sync"
 
 	"culvert/nat/packet"
@@ -45,6 +46,7 @@ func New(key [16]byte, c *Config) (*Engine, error) {
 	set := rules.NewSet()
 	e := &Engine{hashKey: siphash.NewKey(key), set: set, put: set.Draft(), snapshot: &snapshot{}, hits: newRuleHits()}
 	e.table.init()
+	e.table.given, e.table.shares.flat = c.given(), c.Host != nil
 	e.paths.init()
 	e.limit.init()
 	if err := e.Apply(c); err != nil {
@@ -85,6 +87,9 @@ func (e *Engine) prepare(c *Config) (*Prepared, error) {
 	}
 	if err := c.validate(); err != nil {
 		return nil, err
+	}
+	if c.given() != e.table.given {
+		return nil, errors.New("nat: config: Host.Ports: connections have some of them; restart")
 	}
 	draft, err := e.set.Replace(&c.Config)
 	if err != nil {
@@ -176,7 +181,7 @@ func (e *Engine) Apply(c *Config) error {
 }
 
 // Stats are the counters of an Engine. The ledger of each direction is Received = Forwarded + Delivered + Held + Σ Dropped, in packets
-// after segmentation; of the table it is Connections = Created − Expired − Evicted − EarlyDropped − Deleted.
+// after segmentation; of the table it is Connections = Created + Restored − Expired − Evicted − EarlyDropped − Deleted.
 type Stats struct {
 	Outbound, Inbound Direction
 	Connections       int // in the table
@@ -187,6 +192,7 @@ type Stats struct {
 	BusiestPortsMax   int  // that may be towards that one
 	Pressed           bool // the table is so full that unreplied connections live shortUnreplied
 	Created           uint64
+	Restored          uint64 // by Restore
 	Expired           uint64 // their time had come
 	Evicted           uint64 // their configuration had gone
 	EarlyDropped      uint64 // made room for others

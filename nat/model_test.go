@@ -16,7 +16,8 @@ import (
 // A model is a slow connection table: a slice, searched from its start. It knows UDP and ICMP echo over IPv4 and IPv6.
 type model struct {
 	most        int
-	connections []*modelConn // the oldest first
+	life        time.Duration // of all connections; 0: by protocol
+	connections []*modelConn  // the oldest first
 }
 
 type modelEnd struct {
@@ -40,6 +41,9 @@ func (m *model) lifetime(c *modelConn) time.Duration {
 	d := 120 * time.Second
 	if c.icmp {
 		d = 60 * time.Second
+	}
+	if m.life > 0 {
+		d = m.life
 	}
 	if !c.replied && m.pressed() {
 		d = min(d, 30*time.Second)

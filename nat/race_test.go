@@ -71,6 +71,7 @@ func TestConcurrency(t *testing.T) {
 			}
 			e.Sweep(start.Add(time.Duration(i) * time.Millisecond))
 			e.Stats()
+			records(e, 0, start)
 		}
 	}()
 	work.Wait()

@@ -4,6 +4,7 @@ import (
 	"math/bits"
 
 	"culvert/nat/packet"
+	"culvert/nat/rules"
 )
 
 const (
@@ -23,12 +24,15 @@ type table struct {
 	free      uint32 // first of the free entries
 	high      uint32 // entries that were ever used, entry 0 included
 	used      int
+	firstID   uint64 // what ids begin with, a multiple of idStep
+	lastID    uint64 // the highest that was given to an entry
 	wide      wideSlab
 	directory directory
 	wheel     wheel
 	lists     [ranks]connList
 	shares    shares
 	ports     portUse
+	given     rules.PortRange // the source ports of a Host; none: those of portRange
 }
 
 // A chunk is 19 pages of 8 KiB, in which the allocator counts: none is wasted, and entries begin at cache lines.
@@ -129,7 +133,7 @@ func (tb *table) add(first, answer *packet.Tuple, generation uint32) (*conn, uin
 			tb.chunks = append(tb.chunks, tb.slab.next())
 		}
 		tb.high++
-		tb.cold(number).id = uint64(number)
+		tb.name(number, tb.firstID+uint64(number))
 	}
 	c := tb.at(number)
 	*c = conn{keys: [2]tupleKey{newTupleKey(first), newTupleKey(answer)}, generation: generation}
@@ -173,8 +177,15 @@ func (tb *table) release(c *conn, number uint32) {
 		tb.wide.give(k.addresses)
 	}
 	cold := tb.cold(number)
-	*c, *cold = conn{}, coldPart{id: cold.id + idStep, wheelNext: tb.free}
+	*c, *cold = conn{}, coldPart{id: cold.id, wheelNext: tb.free}
+	tb.name(number, cold.id+idStep)
 	tb.free = number
+}
+
+// name gives the next connection of an entry its id.
+func (tb *table) name(number uint32, id uint64) {
+	tb.cold(number).id = id
+	tb.lastID = max(tb.lastID, id)
 }
 
 // holder returns who sent the first packet of a connection.

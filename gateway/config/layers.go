@@ -18,6 +18,26 @@ type Links struct {
 	next   nat.Link
 }
 
+// Name returns a name by which Find finds link in other Links too; "" = nobody has it or had it.
+func (l Links) Name(link nat.Link) string {
+	if link == nat.Tunnel {
+		return tunnelLink
+	}
+	return l.last[link]
+}
+
+// Find returns the link of a name.
+func (l Links) Find(name string) (nat.Link, bool) {
+	if name == tunnelLink {
+		return nat.Tunnel, true
+	}
+	link, ok := l.ByName[name]
+	return link, ok
+}
+
+// tunnelLink is the name of nat.Tunnel, which no node can have.
+const tunnelLink = "(tunnel)"
+
 // Assign returns the links of nodes, who keep those that they have or had in l.
 func (l Links) Assign(nodes []Node) Links {
 	had := make(map[string]nat.Link, len(l.last))
@@ -144,5 +164,5 @@ func Check(c *Config) error {
 	}
 	links := Links{}.Assign(c.Geneve.Nodes)
 	// Validate finds what these would find. An error without a path is a bug there.
-	return errors.Join(nat.Check(c.NAT(links, 0)), geneve.Check(c.Tunnels(links), false))
+	return errors.Join(nat.Check(c.NAT(links, 0)), geneve.Check(c.Tunnels(links)))
 }

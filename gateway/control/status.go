@@ -140,6 +140,7 @@ type Table struct {
 	BusiestPortsMax int `json:"busiestPortsMax"`
 
 	Created      uint64 `json:"created"`
+	Restored     uint64 `json:"restored"` // left by the gateway before
 	Expired      uint64 `json:"expired"`
 	Evicted      uint64 `json:"evicted"`      // their configuration had gone
 	EarlyDropped uint64 `json:"earlyDropped"` // made room for others

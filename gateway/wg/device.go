@@ -50,8 +50,9 @@ type Options struct {
 // Peer is the other end of the tunnel.
 type Peer struct {
 	PublicKey wgkey.Key
-	Endpoint  string        // host:port, "" = the peer comes to us
-	Keepalive time.Duration // 0 = off
+	Endpoint  string         // host:port, "" = the peer comes to us
+	Last      netip.AddrPort // where it was before this process, as far as is known: used until Endpoint or the peer says better
+	Keepalive time.Duration  // 0 = off
 }
 
 // Path is where inner packets come from and go to. Its functions may be called as soon as
@@ -125,7 +126,7 @@ func (d *Device) Port() uint16 { return d.bind.port() }
 
 // SetPeer makes p the only peer; without a public key there is none. A peer that stays
 // keeps its session and its endpoint, which may have roamed. Another one gets an endpoint
-// at once where that is an address, or when FollowEndpoint has resolved it. Of a valid p
+// at once where that is an address or it has a Last, else when FollowEndpoint has resolved it. Of a valid p
 // it fails only when the device is closed.
 func (d *Device) SetPeer(p Peer) error {
 	d.mu.Lock()
@@ -147,7 +148,9 @@ func (d *Device) SetPeer(p Peer) error {
 				return err
 			}
 		}
-		d.endpoint, _ = netip.ParseAddrPort(p.Endpoint)
+		if d.endpoint, _ = netip.ParseAddrPort(p.Endpoint); !d.endpoint.IsValid() {
+			d.endpoint = p.Last
+		}
 		if err := d.addPeer(); err != nil {
 			return err
 		}

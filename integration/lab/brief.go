@@ -38,13 +38,18 @@ func (o Options) brief() string {
 	switch {
 	case o.Attacks:
 		frames = "attacks"
+	case o.Keep:
+		frames = "restarts"
 	case o.Outside:
 		frames = "services, outside"
 	case o.Rome.MTU != o.Milan.MTU:
 		frames += fmt.Sprintf(", mtu %d", o.Milan.MTU)
 	}
-	if o.Dual {
+	if o.Inside != IPv4 {
 		frames += ", IPv6"
+	}
+	if o.Outside6 {
+		frames += " twice"
 	}
 	return fmt.Sprintf("%s, %s", o.Mode, frames)
 }

@@ -106,73 +106,108 @@ func (l *Lab) sctpChecks(p *plan) []Check {
 	return []Check{{"sctp, colliding", "rome/pod1 → milan/pod1", func(ctx context.Context) (string, error) { return l.checkSCTP(ctx, p) }}}
 }
 
-// checkSCTP opens two associations from hosts behind a pod that use the same
-// port: both become U, one with another port, so its CRC32c must be made anew.
-func (l *Lab) checkSCTP(_ context.Context, p *plan) (string, error) {
-	e := l.pairOf(p, "rome/pod1", "milan/pod1")
-	rome := &p[0]
-	u := rome.Seen(rome.UnknownSource())
-	far, err := newSCTPEnd(e.to, e.to.Address)
-	if err != nil {
-		return "", err
+// sctpPair is two associations to a pod from hosts behind another one that use the same port: both become U, one with another port, so
+// its CRC32c must be made anew.
+type sctpPair struct {
+	near      []*sctpEnd
+	far       *sctpEnd
+	u, target netip.Addr
+	ports     []uint16 // as the far end sees them
+}
+
+// sctpTags are of the near and the far end of each association.
+var sctpTags = [][2]uint32{{0x11111111, 0x21212121}, {0x12345678, 0x87654321}}
+
+func (l *Lab) newSCTPPair(p *plan) (s *sctpPair, err error) {
+	e, rome := l.pairOf(p, "rome/pod1", "milan/pod1"), &p[0]
+	s = &sctpPair{u: rome.Seen(rome.UnknownSource()), target: e.target, ports: make([]uint16, len(sctpTags))}
+	if s.far, err = newSCTPEnd(e.to, e.to.Address); err != nil {
+		return nil, err
 	}
-	defer far.conn.Close()
-	var near []*sctpEnd
 	for _, local := range []netip.Addr{rome.BehindFirst, rome.BehindOther} {
 		n, err := newSCTPEnd(e.from, local)
 		if err != nil {
-			return "", err
+			s.close()
+			return nil, err
 		}
-		defer n.conn.Close()
-		near = append(near, n)
+		s.near = append(s.near, n)
 	}
-	ports := make([]uint16, len(near))
-	tags := [][2]uint32{{0x11111111, 0x21212121}, {0x12345678, 0x87654321}} // of the near and the far end
-	// Chunk by chunk for both in turn, so that they are open at once.
-	for _, step := range []struct {
-		kind   byte
-		toward bool // to the far end
-	}{{sctpInit, true}, {sctpInitAck, false}, {sctpCookieEcho, true}, {sctpCookieAck, false}, {sctpData, true}, {sctpSack, false}} {
-		for i := range near {
-			value, tag := sctpValue(step.kind, tags[i]), tags[i][0]
-			if step.toward {
-				tag = tags[i][1]
-			}
-			if step.kind == sctpInit {
-				tag = 0
-			}
-			if !step.toward {
-				if err := far.send(u, &sctpPacket{sctpPort, ports[i], tag, step.kind, value}); err != nil {
-					return "", err
-				}
-				p, err := near[i].expect(step.kind, e.target, tag, value)
-				if err != nil {
-					return "", err
-				}
-				if p.source != sctpPort || p.destination != sctpPort {
-					return "", fmt.Errorf("%s: ports %d to %d, want %d to %[4]d", e.from.Name, p.source, p.destination, sctpPort)
-				}
-				continue
-			}
-			if err := near[i].send(e.target, &sctpPacket{sctpPort, sctpPort, tag, step.kind, value}); err != nil {
-				return "", err
-			}
-			p, err := far.expect(step.kind, u, tag, value)
-			if err != nil {
-				return "", err
-			}
-			if step.kind == sctpInit {
-				ports[i] = p.source
-			}
-			if p.source != ports[i] || p.destination != sctpPort {
-				return "", fmt.Errorf("%s: ports %d to %d, want %d to %d", e.to.Name, p.source, p.destination, ports[i], sctpPort)
-			}
+	return s, nil
+}
+
+func (s *sctpPair) close() {
+	for _, e := range append(s.near, s.far) {
+		e.conn.Close()
+	}
+}
+
+// begin opens both, chunk by chunk in turn, so that they are open at once.
+func (s *sctpPair) begin() error {
+	for _, kind := range []byte{sctpInit, sctpInitAck, sctpCookieEcho, sctpCookieAck, sctpData, sctpSack} {
+		if err := s.step(kind); err != nil {
+			return err
 		}
 	}
-	if ports[0] != sctpPort || ports[1] == sctpPort {
-		return "", fmt.Errorf("%s saw ports %v, want %d and another", e.to.Name, ports, sctpPort)
+	if s.ports[0] != sctpPort || s.ports[1] == sctpPort {
+		return fmt.Errorf("%s saw ports %v, want %d and another", s.far.host.Name, s.ports, sctpPort)
 	}
-	return fmt.Sprintf("from %s, port %d kept, then %d", u, ports[0], ports[1]), nil
+	return nil
+}
+
+// step sends a chunk over each.
+func (s *sctpPair) step(kind byte) error {
+	for i, near := range s.near {
+		value, tag := sctpValue(kind, sctpTags[i]), sctpTags[i][1]
+		switch kind {
+		case sctpInit:
+			tag = 0
+		case sctpInitAck, sctpCookieAck, sctpSack: // of the far end
+			if err := s.back(i, kind, value); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := near.send(s.target, &sctpPacket{sctpPort, sctpPort, tag, kind, value}); err != nil {
+			return err
+		}
+		p, err := s.far.expect(kind, s.u, tag, value)
+		if err != nil {
+			return err
+		}
+		if kind == sctpInit {
+			s.ports[i] = p.source
+		}
+		if p.source != s.ports[i] || p.destination != sctpPort {
+			return fmt.Errorf("%s: ports %d to %d, want %d to %d", s.far.host.Name, p.source, p.destination, s.ports[i], sctpPort)
+		}
+	}
+	return nil
+}
+
+// back sends a chunk from the far end of an association.
+func (s *sctpPair) back(i int, kind byte, value []byte) error {
+	tag := sctpTags[i][0]
+	if err := s.far.send(s.u, &sctpPacket{sctpPort, s.ports[i], tag, kind, value}); err != nil {
+		return err
+	}
+	p, err := s.near[i].expect(kind, s.target, tag, value)
+	if err == nil && (p.source != sctpPort || p.destination != sctpPort) {
+		err = fmt.Errorf("%s: ports %d to %d, want %d to %[4]d", s.near[i].host.Name, p.source, p.destination, sctpPort)
+	}
+	return err
+}
+
+// checkSCTP opens two associations that collide.
+func (l *Lab) checkSCTP(_ context.Context, p *plan) (string, error) {
+	s, err := l.newSCTPPair(p)
+	if err != nil {
+		return "", err
+	}
+	defer s.close()
+	if err := s.begin(); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("from %s, port %d kept, then %d", s.u, s.ports[0], s.ports[1]), nil
 }
 
 // sctpValue is what a chunk carries.

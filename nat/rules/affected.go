@@ -122,11 +122,21 @@ func (s *Set) concern(a *Affected, p, other *piece) {
 		s.concernRouted(a, r, other.leads(r))
 	}
 	if p.service != nil {
-		a.prefix(netip.PrefixFrom(p.service.Service.Address, p.service.Service.Address.BitLen()))
+		for _, to := range s.frontends(p.service.Service.Address) {
+			a.prefix(netip.PrefixFrom(to, to.BitLen()))
+		}
 	}
 	if d := p.resource.Device; d != nil {
 		a.link(d.Link)
 	}
+}
+
+// frontends returns the addresses that a service of an address is at. Where those of the Host change, all is concerned in any case.
+func (s *Set) frontends(a netip.Addr) []netip.Addr {
+	if h := s.committed.host; h != nil && a.IsUnspecified() {
+		return h.Addresses
+	}
+	return []netip.Addr{a}
 }
 
 // concernRouted notes the packets that a policy rule could lead, but for where it leads as well before or after. A route for every

@@ -1,0 +1,275 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/netip"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"culvert/gateway/config"
+	"culvert/gateway/state"
+	"culvert/gateway/wg"
+	"culvert/nat"
+)
+
+// keeper keeps for the next gateway what this one knows and its configuration does not say: the key of port choice, where the peer is,
+// and connections.
+type keeper struct {
+	g        *Gateway
+	dir      *state.Dir // nil = nothing is kept
+	identity state.Identity
+	written  state.Identity // what the folder holds
+	broken   bool           // the last write failed
+
+	mu       sync.Mutex
+	pending  bool     // +checklocks:mu
+	restored restored // +checklocks:mu
+	// when connections were last written
+	saved time.Time // +checklocks:mu
+	// writes that failed
+	failures uint64 // +checklocks:mu
+}
+
+const (
+	keepInterval = 30 * time.Second // between two writes of connections
+	lookInterval = time.Second      // between two looks at where the peer is
+
+	// What is kept may be of a gateway with a larger table, or anything: no more is read than fills the table.
+	maxRecord     = 128     // bytes
+	maxRecordRest = 8 << 20 // for clients of services, and for what blocks leave unused
+
+	// So much is written at a time while packets wait, and after it the keeper sleeps: see sweepPause.
+	keepBurst = 32 * nat.RecordBlock
+	keepPause = time.Millisecond
+)
+
+// openKeeper takes the folder of c's peering and reads what a gateway before this one has left there. It fails only if
+// another gateway runs there: what cannot be used is said, and done without.
+func openKeeper(g *Gateway, c *config.Config) (*keeper, error) {
+	k := &keeper{g: g}
+	k.identity = state.Identity{Cluster: c.Cluster, PortKey: newPortKey()}
+	if c.State == "" {
+		return k, nil
+	}
+	var err error
+	k.dir, err = state.Open(c.State, c.Peer)
+	if errors.Is(err, state.ErrInUse) {
+		return nil, err
+	}
+	if err != nil {
+		k.dir = nil
+		g.log.WithError(err).Warn("state: nothing can be kept: a restart will cost translated connections")
+		return k, nil
+	}
+	switch before, err := k.dir.Identity(c.Cluster); {
+	case err == nil:
+		k.identity, k.written, k.pending = before, before, true
+	case errors.Is(err, fs.ErrNotExist):
+		k.pending = true
+	default:
+		g.log.WithError(err).WithField("folder", k.dir.Path()).Warn("state: the identity there cannot be used: a new one takes its place")
+		k.pending = !errors.Is(err, state.ErrForeign) // nor are its connections ours
+	}
+	if k.identity != k.written {
+		k.keepIdentity() // before a port is chosen by its key
+	}
+	return k, nil
+}
+
+// restore gives the engine the connections that are kept, once: when it first has links. Nothing is written before.
+func (k *keeper) restore(links config.Links) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if !k.pending || len(links.ByName) == 0 {
+		return
+	}
+	k.pending = false
+	f, err := k.dir.Connections()
+	if errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+	if err == nil {
+		defer f.Close()
+		r := k.g.engine.Restore(links.Find, clock())
+		most := int64(k.g.engine.Stats().MaxConnections)*maxRecord + maxRecordRest
+		_, err = io.Copy(r, io.LimitReader(f, most))
+		k.restored = restored{r.End()}
+	}
+	k.tell(err)
+}
+
+// tell says in a line what was restored, and what was not and why.
+//
+// +checklocks:k.mu
+func (k *keeper) tell(err error) {
+	r := &k.restored
+	entry := k.g.log.WithFields(logrus.Fields{"connections": r.Connections, "clients": r.Clients})
+	var missing []string
+	for _, m := range r.missing() {
+		if m.n > 0 {
+			missing = append(missing, fmt.Sprintf("%s %d", m.why, m.n))
+		}
+	}
+	if err != nil {
+		missing = append(missing, err.Error())
+	} else if !r.Whole {
+		missing = append(missing, "the end is missing")
+	}
+	if len(missing) > 0 {
+		entry.Warn("state: connections of the gateway before are restored, but not all: " + strings.Join(missing, ", "))
+		return
+	}
+	entry.Info("state: connections of the gateway before are restored")
+}
+
+// lastOf is where the peer of w was last, if that is known and w does not say where it is.
+func (k *keeper) lastOf(w *config.WireGuard) netip.AddrPort {
+	if p := &k.identity.Peer; p.PublicKey == w.PeerPublicKey.Base64() && p.Configured == w.Endpoint {
+		return p.Endpoint
+	}
+	return netip.AddrPort{}
+}
+
+// restored is what has become of the connections of the gateway before.
+type restored struct{ nat.Restored }
+
+// missing says why connections, or blocks of them, were not restored.
+func (r *restored) missing() []missing {
+	return []missing{{"expired", r.Expired}, {"unknown-link", r.UnknownLink}, {"unbound", r.Unbound}, {"no-room", r.NoRoom},
+		{"damaged-block", r.Damaged}, {"foreign-block", r.Foreign}}
+}
+
+type missing struct {
+	why string
+	n   int
+}
+
+// run keeps things up to date until ctx ends.
+func (k *keeper) run(ctx context.Context) {
+	if k.dir == nil {
+		return
+	}
+	tick := time.NewTicker(lookInterval)
+	defer tick.Stop()
+	due := time.Now().Add(keepInterval)
+	for {
+		k.look()
+		now := time.Now()
+		round := !now.Before(due)
+		if k.identity != k.written && (round || !k.broken) {
+			k.keepIdentity()
+		}
+		if round {
+			due = now.Add(keepInterval)
+			k.keepConnections(func() { time.Sleep(keepPause) })
+		}
+		select {
+		case <-ctx.Done():
+			k.look()
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// look notes where the peer is.
+func (k *keeper) look() {
+	k.g.mu.Lock()
+	w := k.g.config.WireGuard
+	k.g.mu.Unlock()
+	s, err := k.g.wg.PeerStats()
+	if err != nil || s.LastHandshake.IsZero() {
+		return
+	}
+	if at, err := netip.ParseAddrPort(s.Endpoint); err == nil {
+		k.identity.Peer = state.Peer{PublicKey: w.PeerPublicKey.Base64(), Configured: w.Endpoint, Endpoint: at}
+	}
+}
+
+// end writes everything once more and lets go of the folder. No packet moves any more.
+func (k *keeper) end() {
+	if k.dir == nil {
+		return
+	}
+	if k.identity != k.written {
+		k.keepIdentity()
+	}
+	k.keepConnections(func() {})
+	k.dir.Close()
+}
+
+// close lets go of the folder and leaves all there as it is. A keeper that is nil has none.
+func (k *keeper) close() {
+	if k != nil && k.dir != nil {
+		k.dir.Close()
+	}
+}
+
+func (k *keeper) keepIdentity() {
+	err := k.dir.KeepIdentity(&k.identity)
+	if err == nil {
+		k.written = k.identity
+	}
+	k.note(err)
+}
+
+// keepConnections writes all connections, and lets packets go between them by pause.
+func (k *keeper) keepConnections(pause func()) {
+	k.mu.Lock()
+	pending := k.pending
+	k.mu.Unlock()
+	if pending {
+		return // what is kept is more than what is known
+	}
+	k.g.mu.Lock()
+	links := k.g.links
+	k.g.mu.Unlock()
+	err := k.dir.KeepConnections(func(w io.Writer) error {
+		records := k.g.engine.Records(0, clock(), links.Name)
+		buffer := make([]byte, 0, keepBurst)
+		for more := true; more; {
+			buffer = buffer[:0]
+			for more && len(buffer) < keepBurst {
+				buffer, more = records.Next(buffer)
+			}
+			if _, err := w.Write(buffer); err != nil {
+				return err
+			}
+			pause()
+		}
+		return nil
+	})
+	if err == nil {
+		k.mu.Lock()
+		k.saved = time.Now()
+		k.mu.Unlock()
+	}
+	k.note(err)
+}
+
+// note counts a write that failed, and says so if the one before did not.
+func (k *keeper) note(err error) {
+	if err != nil {
+		k.mu.Lock()
+		k.failures++
+		k.mu.Unlock()
+		if !k.broken {
+			k.g.log.WithError(err).Warn("state: cannot be written: a restart would cost connections; make room, and the folder writable")
+		}
+	} else if k.broken {
+		k.g.log.Info("state: is written again")
+	}
+	k.broken = err != nil
+}
+
+// peer is the peer of w, and where it was last.
+func (k *keeper) peer(w *config.WireGuard) wg.Peer {
+	return wg.Peer{PublicKey: w.PeerPublicKey, Endpoint: w.Endpoint, Last: k.lastOf(w), Keepalive: w.Keepalive}
+}

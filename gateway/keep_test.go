@@ -1,0 +1,257 @@
+package gateway
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.zx2c4.com/wireguard/device"
+
+	"culvert/gateway/config"
+	"culvert/gateway/state"
+	"culvert/geneve"
+	"culvert/nat/nattest"
+)
+
+// keepingPair is two gateways with folders, and clients of rome that no CIDR knows: behind both nodes one with one source port, so that
+// one of them keeps it.
+type keepingPair struct {
+	*pair
+	t             *testing.T
+	rc, mc        *config.Config
+	first, second uint16 // ports of U at milan
+}
+
+const (
+	keptClient = "172.18.0.10"
+	keptPort   = 4000
+)
+
+func newKeepingPair(t *testing.T) *keepingPair {
+	k := &keepingPair{t: t}
+	k.pair = newPair(t, func(rc, mc *config.Config) {
+		rc.State, mc.State = t.TempDir(), t.TempDir()
+		k.rc, k.mc = rc, mc
+	})
+	k.mc.WireGuard.ListenPort = k.milan.wg.Port() // rome knows no other
+	k.first, k.second = k.ask(0), k.ask(1)
+	if k.first != keptPort || k.second == keptPort {
+		t.Fatalf("ports of U: %d and %d", k.first, k.second)
+	}
+	return k
+}
+
+// ask sends a datagram of the client behind a node of rome and returns the port that it has at milan.
+func (k *keepingPair) ask(node int) uint16 {
+	k.t.Helper()
+	k.rome.nodes[node].Send(udpPacket(keptClient, "10.61.1.5", []byte("question")))
+	v := expect(k.t, k.milan.nodes[0], "10.72.0.0", "10.0.1.5")
+	return v.SourcePort
+}
+
+// answer sends one from milan to a port of U and wants it at a node of rome.
+func (k *keepingPair) answer(port uint16, node int) {
+	k.t.Helper()
+	k.milan.nodes[0].Send(nattest.IP{Source: "10.0.1.5", Destination: "10.72.0.0",
+		Body: nattest.UDP{SourcePort: 53, DestinationPort: port, Payload: []byte("answer")}}.Bytes())
+	if v := expect(k.t, k.rome.nodes[node], "10.61.1.5", keptClient); v.DestinationPort != keptPort {
+		k.t.Errorf("the client behind node %d got its answer at port %d", node, v.DestinationPort)
+	}
+}
+
+// restart starts the gateway of c anew, and waits until both have a session, without a packet for the other.
+func (k *keepingPair) restart(at **cluster, c *config.Config, net byte) {
+	k.t.Helper()
+	(*at).stop()
+	time.Sleep(2 * device.HandshakeInitationRate) // after the last one, the peer takes no other for so long
+	began := time.Now()
+	*at = start(k.t, c, net)
+	deadline := began.Add(10 * time.Second) // a peer notices after 15 s that its session is dead
+	for _, g := range []*cluster{k.rome, k.milan} {
+		for {
+			if s, err := g.wg.PeerStats(); err != nil {
+				k.t.Fatal(err)
+			} else if s.LastHandshake.After(began) {
+				break
+			}
+			if time.Now().After(deadline) {
+				k.t.Fatal("no handshake")
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}
+}
+
+// TestRestartKeepsConnections: the far end of a translated connection may speak first after a restart, and two clients that use one port
+// keep theirs. Without its folder, a gateway knows neither, and a server waits until its peer notices.
+func TestRestartKeepsConnections(t *testing.T) {
+	k := newKeepingPair(t)
+	for range 2 { // what was restored is kept again
+		k.restart(&k.rome, k.rc, 10)
+		k.answer(k.second, 1)
+		k.answer(k.first, 0)
+	}
+	k.restart(&k.milan, k.mc, 20)
+	k.answer(k.first, 0)
+	// The second one first: without the records, the port would be its own.
+	if second, first := k.ask(1), k.ask(0); first != k.first || second != k.second {
+		t.Errorf("ports of U %d and %d, before %d and %d", first, second, k.first, k.second)
+	}
+	if n := k.rome.engine.Stats().Restored; n != 2 {
+		t.Errorf("%d connections restored, want 2", n)
+	}
+}
+
+// TestKilledKeepsPorts: of a gateway that is killed before it has written connections, the next one has the key, and gives a client that
+// goes on in mid-stream the port that it had.
+func TestKilledKeepsPorts(t *testing.T) {
+	k := newKeepingPair(t)
+	folder := t.TempDir()
+	if err := os.CopyFS(folder, os.DirFS(k.rc.State)); err != nil { // as a kill would leave it
+		t.Fatal(err)
+	}
+	k.rc.State = folder
+	k.restart(&k.rome, k.rc, 10)
+	if first, second := k.ask(0), k.ask(1); first != k.first || second != k.second {
+		t.Errorf("ports of U %d and %d, before %d and %d", first, second, k.first, k.second)
+	}
+}
+
+func TestFolderOfOneGateway(t *testing.T) {
+	c := clusterConfig("rome", "milan", config.Server, "10.61.0.0/16", "10.71.0.0/16")
+	c.WireGuard.PeerPublicKey = c.WireGuard.PrivateKey.Public()
+	c.State = t.TempDir()
+	log, _ := listeningLog()
+	cl := open(t, c, 10, log, nil)
+	_, err := newGateway(c, Budget{}, log, geneve.Options{Listen: netip.MustParseAddrPort("127.0.0.1:0")})
+	if want := fmt.Sprintf("as process %d; stop it", os.Getpid()); !errors.Is(err, state.ErrInUse) || !strings.Contains(err.Error(), want) {
+		t.Errorf("a second one: %v, want one that names %q", err, want)
+	}
+	cl.close()
+	cl.keeper.close()
+}
+
+func listeningLog() (*logrus.Logger, *bytes.Buffer) {
+	log, text := logrus.New(), new(bytes.Buffer)
+	log.SetOutput(text)
+	return log, text
+}
+
+// TestWhatIsKeptMayBeAnything: no folder, and nothing in it, keeps a gateway from starting. What can be used is used; the rest is said in
+// a line and a metric.
+func TestWhatIsKeptMayBeAnything(t *testing.T) {
+	k := newKeepingPair(t)
+	k.rome.stop()
+	kept := os.DirFS(k.rc.State)
+	connections, err := fs.ReadFile(kept, "milan/connections")
+	if err != nil {
+		t.Fatal(err)
+	}
+	damaged := slices.Clone(connections)
+	damaged[len(damaged)/2] ^= 1
+	newer := slices.Clone(connections)
+	newer[4]++
+	for name, test := range map[string]struct {
+		files    map[string][]byte
+		restored uint64
+		line     string // "" = none
+		metric   string
+	}{
+		"nothing":                {map[string][]byte{"connections": nil, "identity": nil}, 0, "", ""},
+		"whole":                  {nil, 2, `"state: connections of the gateway before are restored"`, `reason="damaged-block"} 0`},
+		"damaged identity":       {map[string][]byte{"identity": []byte("junk")}, 2, "the identity there cannot be used", ""},
+		"newer identity":         {map[string][]byte{"identity": []byte("culvert state, version 2, CRC-32C 00000000\n{}")}, 2, "of a newer version", ""},
+		"another's identity":     {map[string][]byte{"identity": (&state.Identity{Cluster: "paris"}).Encode()}, 0, "of another gateway", ""},
+		"damaged connections":    {map[string][]byte{"connections": damaged}, 0, "damaged-block 1, the end is missing", `reason="damaged-block"} 1`},
+		"connections cut short":  {map[string][]byte{"connections": connections[:100]}, 0, "damaged-block 1, the end is missing", `reason="damaged-block"} 1`},
+		"connections, then junk": {map[string][]byte{"connections": append(slices.Clone(connections), "junk"...)}, 2, "not all: damaged-block 1", `reason="damaged-block"} 1`},
+		"empty connections":      {map[string][]byte{"connections": {}}, 0, "not all: the end is missing", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := *k.rc
+			c.State = t.TempDir()
+			if err := os.CopyFS(c.State, kept); err != nil {
+				t.Fatal(err)
+			}
+			for file, text := range test.files {
+				path := filepath.Join(c.State, "milan", file)
+				if err := os.Remove(path); err != nil {
+					t.Fatal(err)
+				}
+				if text == nil {
+					continue
+				}
+				if err := os.WriteFile(path, text, 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			log, text := listeningLog()
+			cl := open(t, &c, 30, log, nil)
+			defer cl.keeper.close()
+			defer cl.close()
+			if n := cl.engine.Stats().Restored; n != test.restored {
+				t.Errorf("%d connections restored, want %d", n, test.restored)
+			}
+			if lines := strings.Count(text.String(), "state: "); test.line == "" && lines > 0 || !strings.Contains(text.String(), test.line) {
+				t.Errorf("log %s, want %q", text, test.line)
+			}
+			if page := string(cl.metricsPage(newSeats(nil), 0)); !strings.Contains(page, test.metric) {
+				t.Errorf("no %s in\n%s", test.metric, page)
+			}
+		})
+	}
+}
+
+// TestWithoutFolder: where nothing can be kept, or no longer, a gateway says so once and goes on.
+func TestWithoutFolder(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := clusterConfig("rome", "milan", config.Server, "10.61.0.0/16", "10.71.0.0/16")
+	c.WireGuard.PeerPublicKey, c.State = c.WireGuard.PrivateKey.Public(), file
+	log, text := listeningLog()
+	cl := open(t, c, 10, log, nil)
+	cl.keeper.end()
+	cl.close()
+	if !strings.Contains(text.String(), "state: nothing can be kept") {
+		t.Errorf("below a file: %s", text)
+	}
+
+	c.State = t.TempDir()
+	log, text = listeningLog()
+	cl = open(t, c, 11, log, nil)
+	defer cl.close()
+	write := func() {
+		cl.keeper.keepIdentity()
+		cl.keeper.keepConnections(func() {})
+	}
+	write()
+	if err := os.RemoveAll(c.State); err != nil {
+		t.Fatal(err)
+	}
+	write()
+	write()
+	if n := strings.Count(text.String(), "state: cannot be written"); n != 1 {
+		t.Errorf("said %d times, want once: %s", n, text)
+	}
+	if page := string(cl.metricsPage(newSeats(nil), 0)); !strings.Contains(page, "culvert_state_save_failures_total 4\n") {
+		t.Error("the metric does not count 4 failures")
+	}
+	if err := os.MkdirAll(filepath.Join(c.State, "milan"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	cl.keeper.end()
+	if !strings.Contains(text.String(), "state: is written again") {
+		t.Errorf("then %s", text)
+	}
+}

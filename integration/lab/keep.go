@@ -1,0 +1,185 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Keep is a lab whose gateways are restarted and killed beside connections of all kinds.
+func Keep(o Options) Options {
+	o.Outside, o.Keep = true, true
+	return o
+}
+
+const (
+	crowdOf      = 500 // of each kind
+	crowdOfShort = 100
+	youngOf      = 100
+
+	restartPause = time.Second
+	killPause    = 2 * time.Second
+
+	savedWithin = 35 * time.Second // the gateway writes each 30 s
+)
+
+func keepChecks(short bool) func(*Lab) []Check {
+	return func(l *Lab) []Check {
+		n := crowdOf
+		if short {
+			n = crowdOfShort
+		}
+		path := fmt.Sprintf("%d connections of each of 4 kinds", n)
+		e := l.pair("rome/pod1", "milan/pod1")
+		checks := []Check{
+			{"first contact", e.path(), func(ctx context.Context) (string, error) { return l.firstContact(ctx, e.from, e.target) }},
+			{"restart", path, func(ctx context.Context) (string, error) { return l.checkRestart(ctx, n) }},
+		}
+		if short {
+			return append(checks, l.logCheck())
+		}
+		return append(checks,
+			Check{"kill -9", path, func(ctx context.Context) (string, error) { return l.checkKilled(ctx, n) }},
+			l.logCheck(),
+			// What these lose is a fault with a name.
+			Check{"kill -9, young", fmt.Sprintf("%d of each kind, not saved", youngOf), l.checkYoung},
+			Check{"restart, no state", fmt.Sprintf("%d of each kind", youngOf), l.checkForgotten})
+	}
+}
+
+// besideCrowd opens n connections of each kind and calls do.
+func (l *Lab) besideCrowd(ctx context.Context, n int, do func(*crowd) (string, error)) (figure string, err error) {
+	c, err := newCrowd(ctx, l, n)
+	if err == nil {
+		figure, err = do(c)
+	}
+	return figure, errors.Join(err, c.end())
+}
+
+// eachGateway does something to the gateways in turn and judges c after each; bound is how long a connection may pause.
+func (l *Lab) eachGateway(c *crowd, bound time.Duration, do func(*Process) error, after func() error) (string, error) {
+	var pauses []string
+	for i := range clusters {
+		p := l.gateway(i)
+		time.Sleep(2 * flowPause)
+		c.begin()
+		if err := do(p); err != nil {
+			return "", err
+		}
+		s := c.judge(time.Now())
+		if s.all() > 0 {
+			return "", fmt.Errorf("%s: %v", p.Host.Name, &s)
+		}
+		if s.pause > bound {
+			return "", fmt.Errorf("%s: a connection (%s) paused for %v, want at most %v", p.Host.Name, s.longest, s.pause.Round(time.Millisecond), bound)
+		}
+		if err := after(); err != nil {
+			return "", fmt.Errorf("%s: %w", p.Host.Name, err)
+		}
+		pauses = append(pauses, fmt.Sprintf("%s %d ms", clusters[i].Name, s.pause.Milliseconds()))
+	}
+	return fmt.Sprintf("longest pause %s, none of %d lost", strings.Join(pauses, ", "), len(c.flows)), nil
+}
+
+func (l *Lab) checkRestart(ctx context.Context, n int) (string, error) {
+	return l.besideCrowd(ctx, n, func(c *crowd) (string, error) {
+		sctp, err := l.newSCTPPair(&clusters)
+		if err != nil {
+			return "", err
+		}
+		defer sctp.close()
+		if err := sctp.begin(); err != nil {
+			return "", err
+		}
+		return l.eachGateway(c, restartPause, func(p *Process) error { return l.Restart(ctx, p.Host.Name) },
+			func() error { return errors.Join(sctp.step(sctpSack), sctp.step(sctpData)) }) // the far end first
+	})
+}
+
+// kill ends the gateway of a host by SIGKILL and starts it again.
+func (l *Lab) kill(ctx context.Context, p *Process) error {
+	p.stopped.Store(true)
+	if err := p.signal(unix.SIGKILL); err != nil {
+		return err
+	}
+	<-p.ended
+	return l.startAgain(ctx, p.Host.Name)
+}
+
+func (l *Lab) checkKilled(ctx context.Context, n int) (string, error) {
+	return l.besideCrowd(ctx, n, func(c *crowd) (string, error) {
+		for i := range clusters {
+			if err := l.awaitSaved(ctx, l.gateway(i), time.Now()); err != nil {
+				return "", err
+			}
+		}
+		return l.eachGateway(c, killPause, func(p *Process) error { return l.kill(ctx, p) }, func() error { return nil })
+	})
+}
+
+// awaitSaved waits until a gateway has written its connections after a time.
+func (l *Lab) awaitSaved(ctx context.Context, p *Process, after time.Time) error {
+	const metric = "\nculvert_state_saved_timestamp_seconds "
+	for deadline := time.Now().Add(savedWithin); ; time.Sleep(10 * pollInterval) {
+		page, err := gatewayGet(ctx, p.Host, "/metrics")
+		if err != nil {
+			return err
+		}
+		_, value, _ := strings.Cut(page, metric)
+		var saved float64
+		if _, err := fmt.Sscan(value, &saved); err != nil {
+			return fmt.Errorf("%s:%s: %w", p.Name(), metric, err)
+		}
+		if saved > float64(after.UnixMilli())/1000 {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%s has not written its connections for %v", p.Name(), savedWithin)
+		}
+	}
+}
+
+// checkYoung kills gateways whose connections are younger than what is kept. It tells how many that costs; those between pods need
+// nothing.
+func (l *Lab) checkYoung(ctx context.Context) (string, error) {
+	for _, c := range clusters { // each begins to count to the next time it writes
+		if err := l.Restart(ctx, c.Name+"/gateway"); err != nil {
+			return "", err
+		}
+	}
+	return l.lossOf(ctx, func(p *Process) error { return l.kill(ctx, p) })
+}
+
+// checkForgotten shows what what is kept is good for.
+func (l *Lab) checkForgotten(ctx context.Context) (string, error) {
+	return l.lossOf(ctx, func(p *Process) error {
+		if err := l.stop(p); err != nil {
+			return err
+		}
+		if err := os.RemoveAll(l.path(clusterOf(p.Host.Name).Name, "state/"+otherCluster(clusterOf(p.Host.Name)).Name)); err != nil {
+			return err
+		}
+		return l.startAgain(ctx, p.Host.Name)
+	})
+}
+
+// lossOf counts what is lost of a small crowd when something is done to both gateways.
+func (l *Lab) lossOf(ctx context.Context, do func(*Process) error) (string, error) {
+	return l.besideCrowd(ctx, youngOf, func(c *crowd) (string, error) {
+		for i := range clusters {
+			if err := do(l.gateway(i)); err != nil {
+				return "", err
+			}
+		}
+		s := c.judge(time.Now())
+		if s.all() == 0 {
+			return "none lost", nil
+		}
+		return s.String(), nil
+	})
+}
