@@ -2,6 +2,7 @@
 GO_NEEDED := 1.26.3
 GO ?= go
 FUZZTIME ?= 30s
+SIMTIME ?= 5m
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 KUBEBUILDER_ASSETS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/culvert/kubernetes
 CHECKLOCKS := gvisor.dev/gvisor/tools/checklocks/cmd/checklocks@v0.0.0-20260905035102-160fafc42237
@@ -17,7 +18,7 @@ RESULTS := awk -f .ci/results.awk
 DOWNLOADS := awk '/^go: downloading / { n++; next } { print } END { if (n) print "go: downloaded " n " modules" }'
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-gvisor test-kube kube-assets race fuzz bench lint image release reproducible size clean go-version
+.PHONY: help build demo test test-gvisor test-kube kube-assets race fuzz sim bench lint image release reproducible size clean go-version
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
@@ -55,7 +56,7 @@ kube-assets: go-version
 		-o '$(KUBEBUILDER_ASSETS)/kube-apiserver' k8s.io/kubernetes/cmd/kube-apiserver
 
 long: go-version kube-assets ## in full what the tests do in small: sieges, millions of packets, 200 nodes, outages (root; two hours)
-	CULVERT_LONG=1 IPAM_LONG=1 $(GO) test -v -count=1 -timeout 90m -run 'TestMemorySiege|TestInnocentThroughput|TestHoleRate|TestMillionConnections|TestWatchedThroughput|TestChangesBesideStreams|TestLabFaultsNamed|TestLabRestart' ./integration
+	CULVERT_LONG=1 IPAM_LONG=1 $(GO) test -v -count=1 -timeout 90m -run 'TestMemorySiege|TestInnocentThroughput|TestHoleRate|TestMillionConnections|TestWatchedThroughput|TestChangesBesideStreams|TestLabFaultsNamed|AgainstKernel|TestLabRestart' ./integration
 	IPAM_LONG=1 $(GO) test -v -count=1 -timeout 90m ./ipam
 	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 90m -run 'TestSetIsWhatIsInIt|TestExplainIsProcess|TestRestoreModel' ./nat/...
 	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 90m -run 'TestTraceIsPath|TestLongCapture' ./gateway
@@ -72,6 +73,9 @@ fuzz: go-version ## each fuzz target for FUZZTIME (30s)
 	    $(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x $$package || exit 1; \
 	  done; \
 	done
+
+sim: go-version ## two gateways in virtual time under random faults for SIMTIME (5m), on one core
+	$(GO) test -v -count=1 -timeout 60m -run 'TestSchedules$$' ./integration/sim -time=$(SIMTIME)
 
 bench: build ## micro benchmarks, then pods through culvert and through a gateway of kernel parts (20 minutes)
 	$(GO) test -run '^$$' -bench . -benchmem $(UNIT)

@@ -60,6 +60,9 @@ func (s source) Connections(ctx context.Context, f *control.Filter, yield func(*
 
 // DeleteConnections implements control.Source.
 func (s source) DeleteConnections(ctx context.Context, f *control.Filter) (deleted int, err error) {
+	if s.g.handing.Load() {
+		return 0, errHanding // the other process would keep them
+	}
 	filter, err := s.view().filter(f)
 	if err != nil {
 		return 0, err

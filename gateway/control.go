@@ -27,7 +27,10 @@ func newControlServer(c *config.Config, g *Gateway) (*controlServer, error) {
 	if path == "" {
 		return &controlServer{}, nil
 	}
-	l, err := unixsocket.Listen(path)
+	l, err := g.taken.listener("control", path)
+	if l == nil && err == nil {
+		l, err = unixsocket.Listen(path)
+	}
 	switch {
 	case err != nil && c.Control == config.ControlAuto:
 		g.log.WithError(err).Warn("no control socket, so that culvert status and the like cannot ask this gateway; choose its place by control, or make that \"\"")
@@ -60,6 +63,9 @@ var errNoReload = errors.New("this gateway has no file to read again")
 func (s source) Reload(ctx context.Context, dryRun bool) (*control.Reloaded, error) {
 	if s.g.reload == nil {
 		return nil, errNoReload
+	}
+	if s.g.handing.Load() {
+		return nil, errHanding
 	}
 	return s.g.reload(ctx, dryRun)
 }

@@ -24,25 +24,30 @@ import (
 
 // Gateway joins the nodes of one cluster with one remote cluster.
 type Gateway struct {
-	log      *logrus.Entry
-	budget   Budget
-	udp      udp.Options // of the sockets of both tunnels
-	engine   *nat.Engine
-	endpoint *geneve.Endpoint
-	out      *outbound
-	in       *inbound
-	wg       *wg.Device
-	check    *check
-	paths    *paths
-	uapi     net.Listener // nil = off
-	metrics  *metricsServer
-	health   *metricsServer
-	watch    *watch
-	keeper   *keeper
-	progress progress
-	control  *controlServer
-	ready    atomic.Bool
-	teacher  Teacher // nil: a file
+	log       *logrus.Entry
+	budget    Budget
+	udp       udp.Options // of the sockets of both tunnels
+	engine    *nat.Engine
+	endpoint  *geneve.Endpoint
+	out       *outbound
+	in        *inbound
+	wg        *wg.Device
+	check     *check
+	paths     *paths
+	uapi      net.Listener // nil = off
+	metrics   *metricsServer
+	health    *metricsServer
+	watch     *watch
+	keeper    *keeper
+	progress  progress
+	control   *controlServer
+	ready     atomic.Bool
+	teacher   Teacher // nil: a file
+	taken     *taking // what it takes over from; nil = from none
+	lent      []lentSocket
+	handing   atomic.Bool   // it hands over
+	gone      chan struct{} // closed when another process carries the packets,
+	successor atomic.Int64  // which has this ID
 
 	mu     sync.Mutex
 	config *config.Config // +checklocks:mu
@@ -70,18 +75,29 @@ func NewOver(c *config.Config, budget Budget, log *logrus.Logger, open func(netw
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
-	return newGateway(c, budget, log, geneve.Options{
-		Listen: netip.AddrPortFrom(netip.IPv4Unspecified(), c.Geneve.ListenPort),
-		UDP:    udp.Options{ReceiveBuffer: budget.ReceiveBuffer, Open: open},
-	})
+	o := internalOptions(c, budget)
+	o.UDP.Open = open
+	return newGateway(c, budget, log, o)
+}
+
+func internalOptions(c *config.Config, budget Budget) geneve.Options {
+	return geneve.Options{
+		Listen: netip.AddrPortFrom(netip.Addr{}, c.Geneve.ListenPort),
+		UDP:    udp.Options{ReceiveBuffer: budget.ReceiveBuffer},
+	}
 }
 
 func newGateway(c *config.Config, budget Budget, log *logrus.Logger, internal geneve.Options) (*Gateway, error) {
-	g := &Gateway{log: logrus.NewEntry(log), budget: budget, udp: internal.UDP, config: c}
+	return newGatewayFrom(nil, c, budget, log, internal)
+}
+
+func newGatewayFrom(t *taking, c *config.Config, budget Budget, log *logrus.Logger, internal geneve.Options) (*Gateway, error) {
+	g := &Gateway{log: logrus.NewEntry(log), budget: budget, udp: internal.UDP, config: c, taken: t, gone: make(chan struct{})}
 	if c.Cluster != "" {
 		g.log = g.log.WithField("cluster", c.Cluster)
 	}
 	g.watch = newWatch(g)
+	g.udp, internal.UDP = g.lend("wireguard", internal.UDP), g.lend("geneve", internal.UDP)
 	if err := g.open(c, internal); err != nil {
 		g.close()
 		g.keeper.close()
@@ -105,6 +121,9 @@ func (g *Gateway) open(c *config.Config, internal geneve.Options) (err error) {
 	if g.endpoint, err = geneve.Listen(internal); err != nil {
 		return socketError("geneve.listenPort", c.Geneve.ListenPort, err)
 	}
+	if err := g.reaches(c); err != nil {
+		return err
+	}
 	if err := g.endpoint.Apply(c.Tunnels(g.links)); err != nil {
 		return err
 	}
@@ -114,7 +133,7 @@ func (g *Gateway) open(c *config.Config, internal geneve.Options) (err error) {
 		return err
 	}
 	if c.WireGuard.UAPI {
-		if g.uapi, err = wg.ListenUAPI("cv-" + c.Cluster); err != nil {
+		if g.uapi, err = g.listenUAPI("cv-" + c.Cluster); err != nil {
 			return fmt.Errorf("wireguard.uapi: %w; or set uapi: false", err)
 		}
 	}
@@ -223,6 +242,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	tasks.Go(func() { g.keeper.run(ctx) })
 	tasks.Go(func() { g.checkConnection(ctx) })
 	tasks.Go(func() { g.probePaths(ctx) })
+	tasks.Go(func() { g.taken.finish(g) })
 	g.metrics.serve()
 	g.health.serve()
 	g.control.serve()
@@ -235,6 +255,9 @@ func (g *Gateway) Run(ctx context.Context) error {
 		g.mu.Lock() // what is being applied ends first: the log has its level
 		g.log.Info("stopping")
 		g.mu.Unlock()
+		return nil
+	case <-g.gone:
+		g.ready.Store(false)
 		return nil
 	case <-g.wg.Wait():
 		return errors.New("gateway: the WireGuard device stopped by itself; its log says why")
@@ -332,7 +355,10 @@ func (g *Gateway) prepare(c *config.Config) (*prepared, error) {
 		return nil, err
 	}
 	p := &prepared{config: c, links: g.links.Assign(c.Geneve.Nodes)}
-	var err error
+	err := g.reaches(c)
+	if err != nil {
+		return nil, err
+	}
 	if p.rules, err = g.engine.Prepare(c.NAT(p.links, g.budget.Connections)); err != nil {
 		return nil, err
 	}
@@ -340,6 +366,19 @@ func (g *Gateway) prepare(c *config.Config) (*prepared, error) {
 		return nil, err
 	}
 	return p, nil
+}
+
+// reaches finds nodes that no socket of this machine sends to.
+func (g *Gateway) reaches(c *config.Config) error {
+	var errs []error
+	for i := range c.Geneve.Nodes {
+		at := c.Geneve.Nodes[i].Underlay
+		if !g.endpoint.Reaches(at) {
+			errs = append(errs, fmt.Errorf("geneve.nodes[%d].underlay: %s is of IPv6, which this machine has not; give it IPv6 (sysctl net.ipv6.conf.all.disable_ipv6=0) "+
+				"and restart the gateway, or write an IPv4 address", i, at))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // commit does the rest, which cannot fail.

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"net/netip"
+	"sync/atomic"
 	"time"
 
 	"gvisor.dev/gvisor/pkg/tcpip/header"
@@ -36,12 +37,22 @@ type inbound struct {
 	fragment fragmentRoom
 	piece    []byte // of MTU bytes, on its way back into the tunnel
 	scratch  []byte
+	divert   atomic.Pointer[func(bufs [][]byte, offset int)] // takes what carry would, during a hand-over
 	sample   latency.Sampler
 	sent     latency.Histogram // batches to nodes
 }
 
 // write is Write of the Path.
 func (in *inbound) write(bufs [][]byte, offset int) {
+	if divert := in.divert.Load(); divert != nil {
+		(*divert)(bufs, offset)
+		return
+	}
+	in.carry(bufs, offset)
+}
+
+// carry takes packets of the peer to nodes.
+func (in *inbound) carry(bufs [][]byte, offset int) {
 	now, sampled := clock(), in.sample.Picks(len(bufs))
 	for len(bufs) > 0 {
 		batch := bufs[:min(len(bufs), nat.MaxLoad)]

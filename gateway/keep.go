@@ -7,8 +7,10 @@ import (
 	"io"
 	"io/fs"
 	"net/netip"
+	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -27,6 +29,8 @@ type keeper struct {
 	identity state.Identity
 	written  state.Identity // what the folder holds
 	broken   bool           // the last write failed
+	writing  sync.Mutex     // held while something is written
+	left     atomic.Bool    // another process may have the folder
 
 	mu       sync.Mutex
 	pending  bool     // +checklocks:mu
@@ -55,10 +59,16 @@ const (
 func openKeeper(g *Gateway, c *config.Config) (*keeper, error) {
 	k := &keeper{g: g}
 	k.identity = state.Identity{Cluster: c.Cluster, PortKey: newPortKey()}
+	if g.taken != nil {
+		k.identity = g.taken.identity
+	}
 	if c.State == "" {
 		return k, nil
 	}
 	var err error
+	if k.dir = g.taken.folder(c); k.dir != nil {
+		return k, nil
+	}
 	k.dir, err = state.Open(c.State, c.Peer)
 	if errors.Is(err, state.ErrInUse) {
 		return nil, err
@@ -66,6 +76,9 @@ func openKeeper(g *Gateway, c *config.Config) (*keeper, error) {
 	if err != nil {
 		k.dir = nil
 		g.log.WithError(err).Warn("state: nothing can be kept: a restart will cost translated connections")
+		return k, nil
+	}
+	if g.taken != nil { // what is there is older than what is handed over
 		return k, nil
 	}
 	switch before, err := k.dir.Identity(c.Cluster); {
@@ -163,13 +176,17 @@ func (k *keeper) run(ctx context.Context) {
 		k.look()
 		now := time.Now()
 		round := !now.Before(due)
-		if k.identity != k.written && (round || !k.broken) {
+		k.writing.Lock()
+		if k.left.Load() {
+			round = false
+		} else if k.identity != k.written && (round || !k.broken) {
 			k.keepIdentity()
 		}
 		if round {
 			due = now.Add(keepInterval)
 			k.keepConnections(func() { time.Sleep(keepPause) })
 		}
+		k.writing.Unlock()
 		select {
 		case <-ctx.Done():
 			k.look()
@@ -198,11 +215,45 @@ func (k *keeper) end() {
 	if k.dir == nil {
 		return
 	}
+	defer k.dir.Close()
+	select {
+	case <-k.g.gone:
+		return
+	default:
+	}
 	if k.identity != k.written {
 		k.keepIdentity()
 	}
 	k.keepConnections(func() {})
-	k.dir.Close()
+}
+
+// leave has the keeper write no more, until stay: another process may have the folder.
+func (k *keeper) leave() {
+	k.writing.Lock() // what is being written ends first
+	defer k.writing.Unlock()
+	k.left.Store(true)
+}
+
+func (k *keeper) stay() {
+	if k.left.Swap(false) && k.dir != nil {
+		k.dir.Sign()
+	}
+}
+
+// took notes what was handed over.
+func (k *keeper) took(r nat.Restored) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.restored = restored{r}
+	k.tell(nil)
+}
+
+// lockFile is what another process needs to have the folder; nil = there is none.
+func (k *keeper) lockFile() *os.File {
+	if k.dir == nil {
+		return nil
+	}
+	return k.dir.LockFile()
 }
 
 // close lets go of the folder and leaves all there as it is. A keeper that is nil has none.

@@ -40,8 +40,11 @@ func newMetricsServer(field, address string, g *Gateway) (*metricsServer, error)
 	if address == "" {
 		return &metricsServer{}, nil
 	}
-	lc := net.ListenConfig{KeepAlive: -1, Control: limitSocket}
-	l, err := lc.Listen(context.Background(), "tcp", address)
+	l, err := g.taken.listener(field, address)
+	if l == nil && err == nil {
+		lc := net.ListenConfig{KeepAlive: -1, Control: limitSocket}
+		l, err = lc.Listen(context.Background(), "tcp", address)
+	}
 	if err != nil {
 		if errors.Is(err, syscall.EADDRINUSE) {
 			return nil, fmt.Errorf("%s: %s is in use; stop what uses it, choose another address or turn %s off with \"\"", field, address, field)

@@ -11,10 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"gvisor.dev/gvisor/pkg/tcpip"
-	"gvisor.dev/gvisor/pkg/tcpip/checksum"
-	"gvisor.dev/gvisor/pkg/tcpip/header"
-
 	"culvert/gateway/config"
 	"culvert/gateway/pathmtu"
 	"culvert/geneve"
@@ -29,6 +25,8 @@ type paths struct {
 
 	mu   sync.Mutex
 	legs map[nat.Link]*pathLeg // +checklocks:mu
+	// what a gateway before has found
+	expected map[nat.Link]pathmtu.Result // +checklocks:mu
 
 	// The rest is for the goroutine that calls look.
 	shown  []geneve.Presence
@@ -152,7 +150,8 @@ func (p *paths) follow(now time.Duration) {
 	for i := range c.Geneve.Nodes {
 		n := &c.Geneve.Nodes[i]
 		link := links.ByName[n.Name]
-		own, peer := c.Geneve.GatewayAddress.V4, n.Address.V4
+		own := c.Geneve.GatewayAddress.First() // both families go the same way
+		peer := n.Address.Of(own.Is6())
 		if int(link) >= len(p.shown) || !own.IsValid() || !peer.IsValid() {
 			continue
 		}
@@ -186,9 +185,28 @@ func (p *paths) keep(link nat.Link, own, peer netip.Addr, arp bool, mtu config.T
 		leg = &pathLeg{search: pathmtu.New(int(mtu), arp), own: own, peer: peer, arp: arp}
 		p.legs[link] = leg
 		p.g.engine.SetPathMTU(link, 0)
+		if r, ok := p.expected[link]; ok && r.Size < int(mtu) {
+			leg.search.Result = r
+			p.g.engine.SetPathMTU(link, r.Size)
+		}
+		delete(p.expected, link)
 	}
 	leg.seen = true
 	return leg
+}
+
+// expect takes what a gateway before has found of the leg of a link, until probes say better.
+func (p *paths) expect(link nat.Link, r pathmtu.Result) {
+	if r.Size < pathmtu.Floor || r.Size >= len(p.packet) || r.Way > pathmtu.Back {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.expected == nil {
+		p.expected = make(map[nat.Link]pathmtu.Result)
+	}
+	p.expected[link] = r
+	p.g.engine.SetPathMTU(link, r.Size)
 }
 
 // use notes how many packets have used the leg by now.
@@ -216,19 +234,6 @@ func (p *paths) due() []nat.Link {
 	return turn[:maxPathLegs]
 }
 
-// Probes are ICMP echo requests: behind their 8 bytes of header come shortMark, or zeros,
-// then the nonce of their round, and zeros.
-const (
-	pathIdent  = 0x636d // "cm"
-	markAt     = header.IPv4MinimumSize + header.ICMPv4MinimumSize
-	nonceAt    = markAt + 8
-	shortReply = nonceAt + 8
-)
-
-// shortMark asks for an answer that ends behind the nonce, which tells of the way there
-// alone. Who is no culvert answers as to any other request, with all of it.
-const shortMark = "culvert>"
-
 // probe sends a leg the probe with a number, if it has one.
 func (p *paths) probe(link nat.Link, number int) {
 	p.mu.Lock()
@@ -247,62 +252,6 @@ func (p *paths) probe(link nat.Link, number int) {
 	b := leg.request(p.packet, number)
 	p.mu.Unlock()
 	p.send(link, b)
-}
-
-// request makes the probe with a number.
-func (leg *pathLeg) request(room []byte, number int) []byte {
-	probe := leg.sending[number]
-	b := room[:min(probe.Size, len(room))]
-	clear(b)
-	ip := header.IPv4(b)
-	ip.Encode(&header.IPv4Fields{
-		TotalLength: uint16(len(b)), TTL: echoTTL, Protocol: uint8(header.ICMPv4ProtocolNumber), Flags: header.IPv4FlagDontFragment,
-		SrcAddr: tcpip.AddrFrom4(leg.own.As4()), DstAddr: tcpip.AddrFrom4(leg.peer.As4()),
-	})
-	ip.SetChecksum(^ip.CalculateChecksum())
-	if probe.Kind == pathmtu.ShortEcho {
-		copy(b[markAt:], shortMark)
-	}
-	binary.BigEndian.PutUint64(b[nonceAt:], leg.nonce)
-	icmp := header.ICMPv4(ip.Payload())
-	icmp.SetType(header.ICMPv4Echo)
-	icmp.SetIdent(pathIdent)
-	icmp.SetSequence(uint16(number))
-	icmp.SetChecksum(^checksum.Checksum(icmp, 0))
-	return b
-}
-
-// answered takes note of an answer to a probe; false if b, a packet to the gateway itself,
-// is none. Its checksum is not looked at: the nonce is what nobody else has.
-func (p *paths) answered(link nat.Link, b []byte) bool {
-	ip := header.IPv4(b)
-	if header.IPVersion(b) != header.IPv4Version || ip.TransportProtocol() != header.ICMPv4ProtocolNumber || ip.FragmentOffset() != 0 ||
-		ip.HeaderLength() != header.IPv4MinimumSize || len(b) < shortReply {
-		return false
-	}
-	icmp := header.ICMPv4(ip.Payload())
-	if icmp.Type() != header.ICMPv4EchoReply || icmp.Ident() != pathIdent {
-		return false
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	leg := p.legs[link]
-	if leg == nil || ip.SourceAddress() != tcpip.AddrFrom4(leg.peer.As4()) {
-		return false
-	}
-	leg.probes++
-	leg.answers++
-	return leg.search.Answered(binary.BigEndian.Uint64(b[nonceAt:]), int(icmp.Sequence()), len(b), ip.More())
-}
-
-// shortAnswer returns how much of an answer the sender of the request wants back: all, or
-// less.
-func shortAnswer(b []byte) int {
-	ip := header.IPv4(b)
-	if len(b) > shortReply && !ip.More() && ip.HeaderLength() == header.IPv4MinimumSize && string(b[markAt:nonceAt]) == shortMark {
-		return shortReply
-	}
-	return len(b)
 }
 
 // tell has those know of a narrow path whose packets come by it. It takes a millisecond

@@ -107,6 +107,9 @@ type seated struct {
 	leave func()
 }
 
+// NetConn returns the connection that has the seat.
+func (c *seated) NetConn() net.Conn { return c.Conn }
+
 // Close implements net.Conn.
 func (c *seated) Close() error {
 	err := c.Conn.Close()

@@ -44,10 +44,15 @@ func run(t *testing.T, e *Endpoint, out chan<- Packet) {
 
 // TestGatewayAndNode joins two endpoints: neither knows the other's MAC address, packets go both ways.
 func TestGatewayAndNode(t *testing.T) {
+	loopback := netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	underlays := []struct {
 		name          string
 		gateway, node netip.Addr
-	}{{"IPv4", gatewayOuter, nodeOuter}, {"IPv6", netip.IPv6Loopback(), netip.IPv6Loopback()}}
+		all           bool // the gateway listens on all
+	}{
+		{"IPv4", gatewayOuter, nodeOuter, false}, {"IPv6", netip.IPv6Loopback(), netip.IPv6Loopback(), false},
+		{"IPv4", loopback, loopback, true}, {"IPv6", netip.IPv6Loopback(), netip.IPv6Loopback(), true},
+	}
 	shapes := []struct {
 		name  string
 		encap Encap
@@ -65,7 +70,11 @@ func TestGatewayAndNode(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					gateway, err := Listen(Options{Listen: netip.AddrPortFrom(u.gateway, 0), RemotePort: node.LocalAddr().Port(), UDP: o})
+					listen := u.gateway
+					if u.all {
+						listen = netip.Addr{}
+					}
+					gateway, err := Listen(Options{Listen: netip.AddrPortFrom(listen, 0), RemotePort: node.LocalAddr().Port(), UDP: o})
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -233,6 +242,9 @@ func FuzzReceive(f *testing.F) {
 	f.Cleanup(func() { e.Close() })
 	f.Add(inFrame(us, nodeMAC, genevetest.Solicit(nodeInner6, gatewayInner6, nodeMAC, false)), 0, uint8(0), false)
 	f.Add(inFrame(us, nodeMAC, genevetest.Advertise(nodeInner6, gatewayInner6, whenSolicited|overriding, nodeMAC)), 0, uint8(0), false)
+	f.Add(inFrame(us, nodeMAC, genevetest.Solicit(nodeInner6, node2Inner6, nodeMAC, false)), 0, uint8(0), false)
+	f.Add(inFrame(us, nodeMAC, genevetest.Advertise(node2Inner6, gatewayInner6, overriding, nodeMAC)), 0, uint8(0), false)
+	f.Add(inFrame([6]byte{0x33, 0x33, 0xff, 0, 0, 4}, nodeMAC, genevetest.Solicit(netip.IPv6Unspecified(), gatewayInner6, [6]byte{}, true)), 0, uint8(0), false)
 	tunnels := append(fixtureTunnels(), openTunnel)
 	tunnels[0] = tunnel6(true)
 	if err := e.Apply(tunnels); err != nil {

@@ -23,12 +23,16 @@ import (
 )
 
 func newGatewayCommand() *cobra.Command {
-	var file, output string
+	var file, output, takeover string
 	var check bool
 	var liqo *liqoFlags
 	cmd := &cobra.Command{
 		Use:   "gateway --config FILE | --liqo",
 		Short: "Run the gateway of one cluster towards one remote cluster",
+		Long: "Run the gateway of one cluster towards one remote cluster.\n\n" +
+			"SIGHUP has it read its file again, SIGTERM end. SIGUSR2 has it start the program at its own path with\n" +
+			"--takeover: that gateway takes over sockets and connections, and this one ends. If that fails, this one\n" +
+			"goes on. A service manager is told by NOTIFY_SOCKET.",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if strange := liqo.strange(); strange != nil && liqo.on {
@@ -56,22 +60,23 @@ func newGatewayCommand() *cobra.Command {
 				}
 				return printChecked(cmd.OutOrStdout(), file, output, r)
 			}
-			return runGateway(cmd.Context(), file, c)
+			return runGateway(cmd.Context(), file, takeover, c)
 		},
 	}
 	cmd.Flags().StringVar(&file, "config", "", "configuration `FILE` (YAML)")
 	cmd.Flags().BoolVar(&check, "check", false, "validate the configuration and exit")
+	cmd.Flags().StringVar(&takeover, "takeover", "", "take the place of the gateway that serves a control `SOCKET`, and its connections")
+	cmd.Flags().Lookup("takeover").NoOptDefVal = fromConfig
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "with --check: text or json")
 	liqo = addLiqoFlags(cmd.Flags())
 	return cmd
 }
 
-func runGateway(ctx context.Context, file string, c *config.Config) error {
+func runGateway(ctx context.Context, file, takeover string, c *config.Config) error {
 	log, err := newLogger(c.Log.Level, c.Log.Format)
 	if err != nil {
 		return err
 	}
-	budget := setLimits()
 	waiting, cancel := context.WithTimeoutCause(ctx, lockPatience, errLockPatience)
 	defer cancel()
 	claim, err := c.Claim(waiting)
@@ -83,7 +88,7 @@ func runGateway(ctx context.Context, file string, c *config.Config) error {
 	if err != nil {
 		return err
 	}
-	g, err := gateway.New(remapped.Config, budget, log)
+	g, err := openGateway(ctx, takeover, remapped.Config, log)
 	if err != nil {
 		return err
 	}
@@ -107,8 +112,17 @@ func runGateway(ctx context.Context, file string, c *config.Config) error {
 			}
 		}
 	}()
+	(&successor{socket: g.ControlSocket(), log: log}).watch(ctx)
+	if err := notify("READY=1"); err != nil {
+		log.WithError(err).Warn("the service manager cannot be told that this gateway runs")
+	}
 	if err := g.Run(ctx); err != nil {
 		return failure{err}
+	}
+	if pid := g.Successor(); pid != 0 {
+		if err := notify(fmt.Sprintf("MAINPID=%d", pid)); err != nil {
+			log.WithError(err).Warn("the service manager cannot be told that another process runs the gateway")
+		}
 	}
 	return nil
 }

@@ -209,7 +209,7 @@ func listenAddress(e *configfile.Errors, path, address string) string {
 // strange returns the flags that were given and do not go with the way the gateway is run.
 func (l *liqoFlags) strange() (all []string) {
 	l.given.Visit(func(f *pflag.Flag) {
-		if _, ours := l.text[f.Name]; ours != l.on && f.Name != "liqo" && (ours || f.Name == "config" || f.Name == "check" || f.Name == "output") {
+		if _, ours := l.text[f.Name]; ours != l.on && f.Name != "liqo" && (ours || f.Name == "config" || f.Name == "takeover" || f.Name == "check" || f.Name == "output") {
 			all = append(all, f.Name)
 		}
 	})

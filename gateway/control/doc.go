@@ -16,6 +16,7 @@
 //	GET    /v1/routes                 a Route per line, in the order of evaluation
 //	GET    /v1/trace                  a Trace per line; see TraceOptions
 //	POST   /v1/reload                 Reloaded; dryRun=true changes nothing
+//	POST   /v1/takeover               the connection becomes the conversation of package handover
 //	POST   /v1/capture                pcapng, until the request's body ends; see CaptureOptions
 //	GET    /debug/flight              a Go execution trace of the last seconds, when a batch of packets takes longer than over=5ms
 //	GET    /debug/pprof/…             package net/http/pprof, such as for go tool pprof

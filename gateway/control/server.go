@@ -17,6 +17,7 @@ type Source interface {
 	rulesSource
 	traceSource
 	flightSource
+	takeoverSource
 	Status() Status
 	// Doctor says what the gateway's machine gives it.
 	Doctor() []Condition
@@ -66,6 +67,7 @@ func NewServer(s Source, errors *log.Logger) *Server {
 	mux.HandleFunc("GET /v1/rules", serveRules(s))
 	mux.HandleFunc("GET /v1/routes", serveRoutes(s))
 	mux.HandleFunc("POST /v1/reload", serveReload(s))
+	mux.HandleFunc("POST /v1/takeover", serveTakeover(s))
 	mux.HandleFunc("POST /v1/capture", serveCapture(s))
 	mux.HandleFunc("GET /v1/trace", serveTrace(s))
 	mux.HandleFunc("GET /debug/flight", serveFlight(s))

@@ -39,6 +39,13 @@ func signs(s Sign) func(int, *Observation) {
 	return func(second int, o *Observation) { o.Signs = []Sign{s} }
 }
 
+// flood has the first node send more than the gateway takes, until a second.
+func flood(second, until int, o *Observation) {
+	n := uint64(min(second, until)) * 2000
+	o.Nodes[0].Received = n
+	o.Sockets = []Socket{{Name: "geneve", Port: 6091, Received: n, Overflows: n * 4}}
+}
+
 func strangers(kind StrangerKind) func(int, *Observation) {
 	return func(second int, o *Observation) {
 		o.Strangers = []Stranger{{kind, netip.MustParseAddr("203.0.113.5")}}
@@ -194,6 +201,25 @@ var stories = []struct {
 		"30 info node rome-1: first packet from rome-1 (172.18.0.2)"}},
 	{"a node never answers", 60, func(s int, o *Observation) { o.Nodes[0].Asked = s }, []string{
 		"12 warning node rome-1: rome-1 (172.18.0.2) never answered ARP (12 asked): is its link up, has it VNI 1, the address 10.80.0.2 and the gateway's underlay address, and is UDP 6091 open here and there?"}},
+	{"a node floods, and another cannot be heard", 60, func(s int, o *Observation) {
+		flood(s, 60, o)
+		o.Nodes[1].Asked, o.Nodes[1].Known, o.Nodes[1].Silence = s, true, time.Duration(s)*time.Second
+	}, []string{"1 info node rome-1: first packet",
+		"2 warning node rome-1: 8000 of 10000 datagrams to the nodes' port were lost in a second: the receive buffer of UDP 6091 was full; rome-1 sent most: find who floods there"}},
+	{"a node floods, and another is gone", 60, func(s int, o *Observation) {
+		flood(s, 30, o)
+		o.Nodes[1].Asked, o.Nodes[1].Known, o.Nodes[1].Silence = s, true, time.Duration(s)*time.Second
+	}, []string{"1 info node rome-1: first packet", "2 warning node rome-1: 8000 of 10000 datagrams",
+		"43 warning node rome-2: rome-2 (172.18.0.3) has been silent for 43 s"}},
+	{"strangers flood the nodes' port", 20, func(s int, o *Observation) {
+		o.Sockets = []Socket{{Name: "geneve", Port: 6091, Received: uint64(s), Overflows: uint64(s) * 4000}}
+	}, []string{"2 warning address strangers: 4000 of 4001 datagrams to the nodes' port were lost in a second: the receive buffer of UDP 6091 was full; strangers sent most"}},
+	{"too much comes from outside", 20, func(s int, o *Observation) {
+		o.Sockets = []Socket{{Name: "wireguard", Port: 51840, Received: uint64(s) * 3000, Overflows: uint64(uint32(s*1000 - 500))}}
+	}, []string{"2 warning peer milan: 1000 of 4000 datagrams from the peer or strangers were lost in a second: the receive buffer of UDP 51840 was full"}},
+	{"a little more comes than fits", 60, func(s int, o *Observation) {
+		o.Sockets = []Socket{{Name: "geneve", Port: 6091, Received: uint64(s) * 10000, Overflows: uint64(s) * 2000}}
+	}, nil},
 	{"a node starts late", 60, func(s int, o *Observation) {
 		o.Nodes[0].Asked = s
 		if s > 40 {
@@ -220,7 +246,7 @@ var stories = []struct {
 		n.Received, n.Known, n.Answered, n.Requests, n.Lost = 1, true, true, 32, 8
 	}, []string{"0 info", "42 warning node rome-1: 8 of the last 32 ARP requests to rome-1 (172.18.0.2) were lost: look for"}},
 	{"a node that forwards nothing", 60, func(s int, o *Observation) { o.Nodes[0].Answered, o.Nodes[0].Sent = true, uint64(s) }, []string{
-		"5 warning node rome-1: rome-1 answers ARP, but has sent no packet back for 5 that were sent to it: does it forward (sysctl net.ipv4.ip_forward=1), has it routes to the remote CIDRs via 10.80.0.4"}},
+		"5 warning node rome-1: rome-1 answers ARP, but has sent no packet back for 5 that were sent to it: does it forward (sysctl net.ipv4.ip_forward=1, net.ipv6.conf.all.forwarding=1), has it routes to the remote CIDRs via 10.80.0.4"}},
 	{"a node that sends and does not hear", 60, func(s int, o *Observation) {
 		n := &o.Nodes[0]
 		n.Answered, n.Known, n.Received, n.Silence = true, true, uint64(s+1), time.Second

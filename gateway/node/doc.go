@@ -27,7 +27,9 @@
 // A kernel link outlives a process that was killed, so links are created in
 // the link group linkGroup, and a link of that group with the configured name
 // is taken for a leftover and replaced. Any other link of that name is an
-// error. A running node is told from a crashed one by an abstract Unix socket
+// error. With keepLinks the link stays, and the next run goes on with it where its kind, VNI,
+// port and outer address are still those of the configuration, changing the rest in place
+// (keep.go). A running node is told from a crashed one by an abstract Unix socket
 // named after the interface, which the kernel closes with its process and
 // which, like the link, belongs to the network namespace. Addresses and routes
 // go with the link.

@@ -22,6 +22,7 @@ type kernelLink struct {
 	kind  Mode
 	name  string
 	index int
+	kept  bool // it outlives close
 
 	mtu    int
 	failed bool // the kernel has asked for it in vain, since it was last there
@@ -48,11 +49,15 @@ func openKernel(c *Config, kind Mode, remote netip.Addr) (link, error) {
 	if err != nil {
 		return nil, fmt.Errorf("node: %s is gone as soon as it was made: %w", c.Interface, err)
 	}
-	l := &kernelLink{kind: kind, name: c.Interface, index: made.Attrs().Index, echoes: newEchoes(c), mtu: c.MTU, ping: -1}
+	l := newKernelLink(c, kind, made.Attrs().Index)
 	if err := l.start(); err != nil {
 		return nil, errors.Join(linkError(c, kind, err), l.close())
 	}
 	return l, nil
+}
+
+func newKernelLink(c *Config, kind Mode, index int) *kernelLink {
+	return &kernelLink{kind: kind, name: c.Interface, index: index, echoes: newEchoes(c), mtu: c.MTU, ping: -1}
 }
 
 func (l *kernelLink) start() error {
@@ -69,9 +74,13 @@ func (l *kernelLink) start() error {
 // hand because netlink.LinkModify sends every attribute, and VXLAN refuses to
 // be told its port again.
 func (l *kernelLink) setRemote(remote netip.Addr) error {
-	attribute := nl.IFLA_VXLAN_GROUP
+	of4, of6 := nl.IFLA_VXLAN_GROUP, nl.IFLA_VXLAN_GROUP6
 	if l.kind == Geneve {
-		attribute = nl.IFLA_GENEVE_REMOTE
+		of4, of6 = nl.IFLA_GENEVE_REMOTE, nl.IFLA_GENEVE_REMOTE6
+	}
+	attribute := of4
+	if remote.Is6() {
+		attribute = of6
 	}
 	req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_ACK)
 	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
@@ -186,6 +195,9 @@ func (l *kernelLink) close() error {
 		unix.Close(l.ping)
 		l.ping = -1
 	}
+	if l.kept {
+		return nil
+	}
 	err := netlink.LinkDel(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.index}})
 	if err != nil && !errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("node: remove %s: %w; remove it with: ip link del %s", l.name, err, l.name)
@@ -233,13 +245,14 @@ func removeLeftover(name string) error {
 }
 
 // configure gives the link the node's internal addresses, routes to the
-// gateway's, and the routes through it.
+// gateway's, and the routes through it, and takes others from a link that was kept.
 func configure(c *Config) error {
 	l, err := netlink.LinkByName(c.Interface)
 	if err != nil {
 		return fmt.Errorf("node: configure %s: %w", c.Interface, err)
 	}
 	index := l.Attrs().Index
+	var addresses []netlink.Addr
 	var routes []netlink.Route
 	for _, e := range c.ends() {
 		address := &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(e.own, e.own.BitLen())), Scope: unix.RT_SCOPE_UNIVERSE}
@@ -251,9 +264,10 @@ func configure(c *Config) error {
 		case e.own.Is6() && (errors.Is(err, unix.EACCES) || errors.Is(err, unix.EOPNOTSUPP)):
 			return fmt.Errorf("address: IPv6 is turned off on this node, so %s cannot have %s; turn it on (net.ipv6.conf.default.disable_ipv6) or leave IPv6 out here: %w",
 				c.Interface, e.own, err)
-		case err != nil:
+		case err != nil && !errors.Is(err, unix.EEXIST): // it was kept
 			return fmt.Errorf("address: give %s to %s: %w", e.own, c.Interface, err)
 		}
+		addresses = append(addresses, *address)
 		routes = append(routes, netlink.Route{LinkIndex: index, Scope: netlink.SCOPE_LINK, Dst: ipNet(netip.PrefixFrom(e.gateway, e.gateway.BitLen()))})
 	}
 	for _, p := range c.Routes {
@@ -263,13 +277,16 @@ func configure(c *Config) error {
 	for _, r := range routes {
 		err := netlink.RouteAdd(&r)
 		if errors.Is(err, unix.EEXIST) {
+			err = replaceOwn(&r)
+		}
+		if errors.Is(err, unix.EEXIST) {
 			return fmt.Errorf("routes: this node has another route to %s; remove it or leave it out here: %w", r.Dst, err)
 		}
 		if err != nil {
 			return fmt.Errorf("routes: add %s through %s: %w", r.Dst, c.Interface, err)
 		}
 	}
-	return nil
+	return removeOthers(l, addresses, routes)
 }
 
 func ipNet(p netip.Prefix) *net.IPNet {

@@ -29,7 +29,9 @@ type link interface {
 	// look tells what the gateway has sent back since the last call, anything and a
 	// packet of mtu bytes, and asks it again. It is called while run runs, by one goroutine.
 	look() (small, whole answer)
-	// close removes the link, with its address and its routes.
+	// keep lets the link outlive close, and this process.
+	keep() error
+	// close removes the link, with its address and its routes, unless it is kept.
 	close() error
 }
 
@@ -43,8 +45,8 @@ type Node struct {
 	unlock func()
 }
 
-// New makes the link, its address and its routes. An error means that nothing
-// was left behind, unless it says so.
+// New makes the link, its address and its routes, or goes on with those that were kept. An
+// error means that nothing was left behind that was not there before, unless it says so.
 func New(ctx context.Context, c *Config, log logrus.FieldLogger) (*Node, error) {
 	unlock, err := lock(c.Interface)
 	if err != nil {
@@ -64,25 +66,37 @@ func New(ctx context.Context, c *Config, log logrus.FieldLogger) (*Node, error) 
 }
 
 func (n *Node) open(ctx context.Context) error {
-	if err := removeLeftover(n.config.Interface); err != nil {
-		return err
+	kind := kept(n.config)
+	if kind == "" {
+		if err := removeLeftover(n.config.Interface); err != nil {
+			return err
+		}
 	}
-	remote, err := resolve(ctx, n.config.Gateway, netip.Addr{})
+	remote, err := n.config.resolve(ctx, netip.Addr{})
 	if err != nil {
 		return err
 	}
 	n.remote.Store(&remote)
-	if n.link, err = openLink(n.config, remote); err != nil {
+	if kind != "" {
+		n.link, err = takeLink(n.config, kind, remote)
+	} else {
+		n.link, err = openLink(n.config, remote)
+	}
+	if err != nil {
 		return err
 	}
-	if err := configure(n.config); err != nil {
+	err = configure(n.config)
+	if err == nil && n.config.KeepLinks {
+		err = n.link.keep()
+	}
+	if err != nil {
 		return errors.Join(err, n.link.close())
 	}
 	return nil
 }
 
-// Run serves the tunnel until ctx is done and removes what New made. It is
-// called once.
+// Run serves the tunnel until ctx is done and removes what New made, unless it is to be
+// kept. It is called once.
 func (n *Node) Run(ctx context.Context) error {
 	defer n.unlock()
 	ctx, cancel := context.WithCancel(ctx)
@@ -94,7 +108,11 @@ func (n *Node) Run(ctx context.Context) error {
 	cancel()
 	beside.Wait()
 	err = errors.Join(err, n.link.close())
-	n.log.Info("link is removed")
+	if n.config.KeepLinks {
+		n.log.WithField("remedy", "to remove it: ip link del "+n.config.Interface).Info("link is kept")
+	} else {
+		n.log.Info("link is removed")
+	}
 	return err
 }
 
@@ -132,7 +150,7 @@ func (n *Node) follow(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		next, err := resolve(ctx, n.config.Gateway, remote)
+		next, err := n.config.resolve(ctx, remote)
 		if err == nil && next != remote {
 			err = n.link.setRemote(next)
 		}
@@ -150,17 +168,21 @@ func (n *Node) follow(ctx context.Context) {
 	}
 }
 
-// resolve returns the gateway's IPv4 address: current while the name still has
-// it, else the lowest, so that all nodes choose the same.
-func resolve(ctx context.Context, gateway string, current netip.Addr) (netip.Addr, error) {
-	if a, err := netip.ParseAddr(gateway); err == nil {
+// resolve returns the gateway's address of the node's family: current while the name still
+// has it, else the lowest, so that all nodes choose the same.
+func (c *Config) resolve(ctx context.Context, current netip.Addr) (netip.Addr, error) {
+	if a, err := netip.ParseAddr(c.Gateway); err == nil {
 		return a, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, resolveInterval)
 	defer cancel()
-	list, err := net.DefaultResolver.LookupNetIP(ctx, "ip4", gateway)
+	network := "ip4"
+	if c.Underlay.Is6() {
+		network = "ip6"
+	}
+	list, err := net.DefaultResolver.LookupNetIP(ctx, network, c.Gateway)
 	if err != nil {
-		return netip.Addr{}, fmt.Errorf("gateway.underlay: %w; check the name and this node's DNS", err)
+		return netip.Addr{}, fmt.Errorf("gateway.underlay: %w; check the name, this node's DNS, and that the name has an %s address, like underlay", err, family(c.Underlay))
 	}
 	for i, a := range list {
 		list[i] = a.Unmap()

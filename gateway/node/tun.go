@@ -235,8 +235,8 @@ func newPackets(n int) [][]byte {
 	return packets
 }
 
-// close removes the device, and with it its address and routes. It may be
-// called again.
+// close removes the device, and with it its address and routes, unless it is kept. It may
+// be called again.
 func (l *tunLink) close() error {
 	var err error
 	if l.device != nil {

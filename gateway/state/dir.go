@@ -54,11 +54,10 @@ func Open(root, peer string) (*Dir, error) {
 		}
 		return nil, fmt.Errorf("state: lock %s: %w; choose a folder on a file system that has locks", name, err)
 	}
-	if !readOnly {
-		lock.Truncate(0)
-		lock.WriteAt(strconv.AppendInt(nil, int64(os.Getpid()), 10), 0)
-	}
 	d.lock = lock
+	if !readOnly {
+		d.Sign()
+	}
 	return d, nil
 }
 

@@ -21,11 +21,15 @@ const uapiDirectory = "/var/run/wireguard"
 // ListenUAPI opens the socket where wg(8) looks for an interface of a name, which is cut
 // to what an interface name may be, 15 characters.
 func ListenUAPI(name string) (net.Listener, error) {
-	name = name[:min(len(name), 15)] + ".sock"
 	if name != filepath.Base(name) {
 		return nil, fmt.Errorf("%q is no name of a file in %s; choose another cluster", name, uapiDirectory)
 	}
-	return unixsocket.Listen(filepath.Join(uapiDirectory, name))
+	return unixsocket.Listen(UAPIPath(name))
+}
+
+// UAPIPath is where that socket is.
+func UAPIPath(name string) string {
+	return filepath.Join(uapiDirectory, name[:min(len(name), 15)]+".sock")
 }
 
 // ServeUAPI answers the "get" of wg(8) on l and refuses its "set". The private

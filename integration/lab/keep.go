@@ -40,12 +40,18 @@ func keepChecks(short bool) func(*Lab) []Check {
 			{"first contact", e.path(), func(ctx context.Context) (string, error) { return l.firstContact(ctx, e.from, e.target) }},
 			{"restart", path, func(ctx context.Context) (string, error) { return l.checkRestart(ctx, n) }},
 		}
+		row, pause := handRow, handPause
 		if short {
-			return append(checks, l.logCheck())
+			row, pause = 1, restartPause // who is short of time may be short of CPUs
+		}
+		const moved = "peer-moved" // to another port, in a hand-over
+		checks = append(checks, Check{"hand-over", path, func(ctx context.Context) (string, error) { return l.checkHandOver(ctx, n, row, pause) }})
+		if short {
+			return append(checks, l.logCheck(moved))
 		}
 		return append(checks,
 			Check{"kill -9", path, func(ctx context.Context) (string, error) { return l.checkKilled(ctx, n) }},
-			l.logCheck(),
+			l.logCheck(moved),
 			// What these lose is a fault with a name.
 			Check{"kill -9, young", fmt.Sprintf("%d of each kind, not saved", youngOf), l.checkYoung},
 			Check{"restart, no folder", fmt.Sprintf("%d of each kind", youngOf), l.checkForgotten})

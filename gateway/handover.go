@@ -1,0 +1,449 @@
+package gateway
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"culvert/gateway/control"
+	"culvert/gateway/handover"
+	"culvert/gateway/state"
+	"culvert/geneve"
+	"culvert/geneve/udp"
+	"culvert/nat"
+)
+
+const (
+	// talkTime is how long the other process may take for what it has to do before the cut: this one
+	// carries packets all the while.
+	talkTime = 30 * time.Second
+	// cutTime is how long it may take between Cut and Forwarding, in which nobody carries packets.
+	cutTime = 500 * time.Millisecond
+	// overlapTime is how long after the cut the peer's packets in the old session are decrypted, at most,
+	// and doneTime how long the new process has to say that it needs no more of them.
+	overlapTime = time.Second
+	doneTime    = 1300 * time.Millisecond
+	// parkTime is how long receivers may take to come to rest, drainTime packets to leave wireguard-go.
+	parkTime  = 100 * time.Millisecond
+	drainTime = 100 * time.Millisecond
+	drainPoll = 100 * time.Microsecond
+	// recordsAtOnce blocks go into one message, and recordsPause lies between two while packets are
+	// carried.
+	recordsAtOnce = 16
+	recordsPause  = time.Millisecond
+)
+
+// lentSocket is a UDP socket by its name in metrics.
+type lentSocket struct {
+	name   string
+	socket *udp.Socket // nil: not of the kernel
+	conn   *handover.Conn
+	shared bool // WireGuard's, and the process before had it: data of its sessions may come
+}
+
+// lend makes the opener of a tunnel's sockets, which another process can have; see package
+// handover. name is that of the first, of the second it is followed by 6.
+func (g *Gateway) lend(name string, o udp.Options) udp.Options {
+	plain := o
+	o.Open = func(network string, at netip.AddrPort) (udp.Conn, error) {
+		own := name
+		if network == "udp6" && name != "geneve" {
+			own += "6"
+		}
+		l := lentSocket{name: own}
+		var conn udp.Conn
+		var err error
+		if l.socket, err = g.taken.socket(own, at.Port(), plain); l.socket != nil {
+			l.shared, conn = true, l.socket
+		} else if err == nil {
+			if conn, err = udp.Open(network, at, plain); err == nil {
+				l.socket, _ = conn.(*udp.Socket)
+			}
+		}
+		if err != nil {
+			return nil, err
+		}
+		l.conn = handover.NewConn(conn)
+		g.taken.hold(&l)
+		g.lent = append(g.lent, l)
+		return l.conn, nil
+	}
+	return o
+}
+
+var errHanding = errors.New("a hand-over to another process is under way; ask again when it has ended")
+
+// HandOver implements control.Source.
+func (s source) HandOver(o control.TakeoverOptions) (func(*net.UnixConn), error) {
+	g := s.g
+	g.mu.Lock()
+	c := g.config
+	g.mu.Unlock()
+	switch {
+	case o.Protocol != handover.Version:
+		return nil, fmt.Errorf("this gateway hands over by version %d of the conversation, not %d: restart it", handover.Version, o.Protocol)
+	case o.Cluster != c.Cluster || o.Peer != c.Peer:
+		return nil, fmt.Errorf("this is the gateway of cluster %s towards %s, not of %s towards %s; name the right socket by --takeover", c.Cluster, c.Peer, o.Cluster, o.Peer)
+	case !g.ready.Load():
+		return nil, errors.New("this gateway is starting or stopping")
+	case slices.ContainsFunc(g.lent, func(l lentSocket) bool { return l.socket == nil }):
+		return nil, errors.New("this gateway's sockets are not the kernel's")
+	case !g.handing.CompareAndSwap(false, true):
+		return nil, errHanding
+	}
+	return func(conn *net.UnixConn) {
+		if conn == nil {
+			g.handing.Store(false)
+			return
+		}
+		h := &handing{g: g, line: handover.NewLine(conn)}
+		h.next = h.line.Peer()
+		g.log.WithField("process", h.next).Info("handing over")
+		err := h.run()
+		if err != nil {
+			h.line.Refuse(err)
+		}
+		h.line.Close()
+		if err != nil {
+			g.log.WithError(err).Warn("hand-over failed: this gateway goes on")
+			g.handing.Store(false)
+			return
+		}
+		g.keepFiles(true)
+		g.successor.Store(int64(h.next))
+		close(g.gone)
+	}, nil
+}
+
+// Successor returns the process that has taken over; 0 = none has, or it is unknown.
+func (g *Gateway) Successor() int { return int(g.successor.Load()) }
+
+// ControlSocket returns where the gateway is asked; "" = nowhere.
+func (g *Gateway) ControlSocket() string {
+	if l, ok := g.listeners()["control"]; ok {
+		return l.at
+	}
+	return ""
+}
+
+// handing is the old process's side of a hand-over.
+type handing struct {
+	g     *Gateway
+	line  *handover.Line
+	next  int // the new process; 0 = unknown
+	relay *handover.Relay
+	taken bool // the new process has had the packets, and a session with the peer
+}
+
+// run returns nil when the other process carries the packets, and an error when this one does.
+func (h *handing) run() (err error) {
+	h.g.keeper.leave()
+	defer func() {
+		if err != nil {
+			h.goOn()
+		}
+		if h.relay != nil {
+			h.relay.Close()
+		}
+	}()
+	if err := h.offer(); err != nil {
+		return err
+	}
+	for _, l := range h.g.tunnelSockets() {
+		l.Lend(h.relay)
+	}
+	began := clock()
+	if err := h.records(0, recordsPause, talkTime); err != nil {
+		return err
+	}
+	if err := h.line.Send(handover.KindStanding, nil, talkTime); err != nil {
+		return err
+	}
+	if _, _, err := h.line.Want(handover.KindReady, talkTime); err != nil {
+		return err
+	}
+	return h.cut(began)
+}
+
+// offer sends the sockets, and what the other process has to know before it opens anything.
+func (h *handing) offer() error {
+	g := h.g
+	g.mu.Lock()
+	w := g.config.WireGuard
+	g.mu.Unlock()
+	identity := state.Identity{Cluster: g.keeper.identity.Cluster, PortKey: g.keeper.identity.PortKey,
+		Peer: state.Peer{PublicKey: w.PeerPublicKey.Base64(), Configured: w.Endpoint, Endpoint: g.wg.Endpoint()}}
+	offer := handover.Offer{Version: ReadVersion().String(), Identity: identity.Encode()}
+	if s, err := g.wg.PeerStats(); err == nil {
+		offer.Session = !s.LastHandshake.IsZero() && time.Since(s.LastHandshake) < sessionTime
+		offer.Answers = offer.Session && g.wg.Pings().RTT != 0
+	}
+	ours, theirs, err := relayPair()
+	if err != nil {
+		return err
+	}
+	h.relay = handover.NewRelay(ours)
+	fds := []int{theirs}
+	defer func() {
+		for _, fd := range fds {
+			unix.Close(fd)
+		}
+	}()
+	offer.Sockets = append(offer.Sockets, handover.Socket{Name: "relay"})
+	for _, o := range g.openFiles() {
+		fd, err := duplicate(o.file)
+		if err != nil {
+			return fmt.Errorf("%s: %w", o.Name, err)
+		}
+		fds = append(fds, fd)
+		offer.Sockets = append(offer.Sockets, o.Socket)
+	}
+	return h.line.SendJSON(handover.KindOffer, &offer, talkTime, fds...)
+}
+
+// sessionTime is how long a session lasts (WireGuard paper, Section 6.1: Reject-After-Time).
+const sessionTime = 180 * time.Second
+
+// records sends those of connections that had a packet since, in messages that pause lies between and that take as long as within.
+func (h *handing) records(since nat.Time, pause, within time.Duration) error {
+	g := h.g
+	g.mu.Lock()
+	links := g.links
+	g.mu.Unlock()
+	r := g.engine.Records(since, clock(), links.Name)
+	b := make([]byte, 0, recordsAtOnce*nat.RecordBlock)
+	for more := true; more; {
+		b = b[:0]
+		for more && len(b) < cap(b) {
+			b, more = r.Next(b)
+		}
+		if err := h.line.Send(handover.KindRecords, b, within); err != nil {
+			return err
+		}
+		time.Sleep(pause)
+	}
+	return nil
+}
+
+// cut stops, sends the rest, and lets the other process carry the packets, unless it does not.
+func (h *handing) cut(began nat.Time) error {
+	g := h.g
+	stopped := monotonic()
+	if err := h.stop(); err != nil {
+		return err
+	}
+	if err := h.records(began.Add(-time.Second), 0, cutTime); err != nil {
+		return err
+	}
+	end := handover.Cut{Stopped: stopped, Nodes: h.stations()}
+	for link, r := range g.paths.narrow() {
+		path := handover.Path{Size: r.Size, Way: uint8(r.Way), OneWay: r.OneWay}
+		if link != nat.Tunnel {
+			path.Node = g.nodeName(link)
+		}
+		end.Paths = append(end.Paths, path)
+	}
+	if err := h.line.SendJSON(handover.KindCut, &end, cutTime); err != nil {
+		return err
+	}
+	if k, err := h.line.Last(cutTime); err != nil || k != handover.KindForwarding {
+		return errors.Join(err, fmt.Errorf("the new process does not forward in %v", cutTime))
+	}
+	h.taken = true
+	switch _, _, err := h.line.Want(handover.KindDone, doneTime); {
+	case err == nil, h.line.Shut():
+	case !errors.Is(err, os.ErrDeadlineExceeded):
+		return fmt.Errorf("the new process is gone: %w", err)
+	case h.kill(): // it may carry packets, or hang: only one that has ended certainly does not
+		return fmt.Errorf("the new process hung and was ended: %w", err)
+	default:
+		g.log.Warn("the new process has not said that it carries packets, and cannot be ended from here")
+	}
+	h.drain()
+	returned, lost := h.relay.Totals()
+	g.log.WithFields(logrus.Fields{"process": h.next, "decrypted": returned, "lost": lost}).Info("handed over")
+	return nil
+}
+
+// stop has all that was received leave, and then leaves the sockets alone.
+func (h *handing) stop() error {
+	g := h.g
+	var parked []<-chan struct{}
+	for _, l := range g.lent {
+		parked = append(parked, l.conn.Stop(h.relayOf(l)))
+	}
+	late := time.NewTimer(parkTime)
+	defer late.Stop()
+	for _, p := range parked {
+		select {
+		case <-p:
+		case <-late.C:
+			return fmt.Errorf("what was received has not left in %v", parkTime)
+		}
+	}
+	h.drain()
+	back := func(bufs [][]byte, offset int) {
+		for _, b := range bufs {
+			h.relay.Return(b[offset:])
+		}
+	}
+	g.in.divert.Store(&back)
+	for _, l := range g.lent {
+		l.conn.Silence(h.relayOf(l))
+	}
+	return nil
+}
+
+// drain waits until wireguard-go has nothing and nothing is to be decrypted.
+func (h *handing) drain() {
+	for until := time.Now().Add(drainTime); !(h.g.wg.Idle() && h.relay.Empty()) && time.Now().Before(until); {
+		time.Sleep(drainPoll) // what has no session never leaves
+	}
+}
+
+// relayOf is for sockets of WireGuard.
+func (h *handing) relayOf(l lentSocket) *handover.Relay {
+	if l.name == "geneve" {
+		return nil
+	}
+	return h.relay
+}
+
+// goOn carries packets as before.
+func (h *handing) goOn() {
+	h.g.in.divert.Store(nil)
+	h.g.keeper.stay()
+	for _, l := range h.g.lent {
+		l.conn.Own()
+	}
+	if h.taken {
+		h.g.wg.Renew() // the peer has heard of another session
+	}
+}
+
+func (h *handing) stations() (all []handover.Station) {
+	for _, s := range h.g.endpoint.Stations() {
+		all = append(all, handover.Station{Node: h.g.nodeName(nat.Link(s.ID)), MAC: s.MAC.String(), VXLAN: s.Encap == geneve.VXLAN})
+	}
+	return all
+}
+
+// kill ends the other process, if it is another and this one may.
+func (h *handing) kill() bool {
+	return h.next > 0 && h.next != os.Getpid() && unix.Kill(h.next, unix.SIGKILL) == nil
+}
+
+// tunnelSockets returns those of WireGuard.
+func (g *Gateway) tunnelSockets() (all []*handover.Conn) {
+	for _, l := range g.lent {
+		if l.name != "geneve" {
+			all = append(all, l.conn)
+		}
+	}
+	return all
+}
+
+// An openFile is something that another process can have.
+type openFile struct {
+	handover.Socket
+	file syscall.Conn
+}
+
+// openFiles returns all that a process which takes over needs and only one can open.
+func (g *Gateway) openFiles() (all []openFile) {
+	for _, l := range g.lent {
+		all = append(all, openFile{handover.Socket{Name: l.name, At: fmt.Sprint(l.conn.LocalAddr().Port())}, l.socket})
+	}
+	for name, l := range g.listeners() {
+		all = append(all, openFile{handover.Socket{Name: name, At: l.at}, l.Listener.(syscall.Conn)})
+	}
+	if lock := g.keeper.lockFile(); lock != nil {
+		all = append(all, openFile{handover.Socket{Name: "lock"}, lock})
+	}
+	return all
+}
+
+// listenAt is a listener, and the field of the configuration that says where it is.
+type listenAt struct {
+	net.Listener
+	at string
+}
+
+// listeners returns those that are open, by name.
+func (g *Gateway) listeners() map[string]listenAt {
+	g.mu.Lock()
+	c := g.config
+	g.mu.Unlock()
+	all := make(map[string]listenAt)
+	add := func(name string, l net.Listener, at string) {
+		if s, ok := l.(*seats); ok && s != nil {
+			l = s.Listener
+		} else if ok {
+			return
+		}
+		if l != nil {
+			all[name] = listenAt{l, at}
+		}
+	}
+	add("metrics", g.metrics.listener, c.Metrics)
+	add("health", g.health.listener, c.Health)
+	add("control", g.control.listener, "")
+	add("uapi", g.uapi, "")
+	for _, name := range []string{"control", "uapi"} {
+		if l, ok := all[name]; ok {
+			all[name] = listenAt{l.Listener, l.Addr().String()}
+		}
+	}
+	return all
+}
+
+// keepFiles says whether the files of Unix sockets are left to another process.
+func (g *Gateway) keepFiles(leave bool) {
+	for _, l := range g.listeners() {
+		if u, ok := l.Listener.(*net.UnixListener); ok {
+			u.SetUnlinkOnClose(!leave)
+		}
+	}
+}
+
+// duplicate returns another descriptor of what is open.
+func duplicate(c syscall.Conn) (fd int, err error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return -1, err
+	}
+	if e := raw.Control(func(own uintptr) { fd, err = unix.FcntlInt(own, unix.F_DUPFD_CLOEXEC, 0) }); e != nil {
+		return -1, e
+	}
+	return fd, os.NewSyscallError("fcntl", err)
+}
+
+// monotonic is a time that processes of one machine share, in nanoseconds.
+func monotonic() int64 {
+	var now unix.Timespec
+	unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)
+	return now.Nano()
+}
+
+// relayPair returns both ends of a Relay, the other process's as a descriptor.
+func relayPair() (net.Conn, int, error) {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, -1, os.NewSyscallError("socketpair", err)
+	}
+	f := os.NewFile(uintptr(pair[0]), "relay")
+	defer f.Close()
+	conn, err := net.FileConn(f)
+	if err != nil {
+		unix.Close(pair[1])
+	}
+	return conn, pair[1], err
+}

@@ -1,0 +1,33 @@
+// Package handover moves a running gateway from one process to another: what the two say to
+// each other, and what stands between a tunnel and its socket meanwhile. It knows nothing of
+// connections, rules or configurations; package gateway has both sides of the conversation.
+//
+//	old                                   new
+//	         ◄── asks at the control socket, its configuration checked
+//	Offer, with the sockets         ──►   opens everything, on them
+//	Records                         ──►   restores them
+//	         ◄── Ready: it has a session with the peer of its own
+//	parks, and sends the rest
+//	Records, Cut                    ──►   restores them
+//	         ◄── Forwarding: from here on it reads the sockets
+//	         ◄── Done
+//	ends
+//
+// # The cut
+//
+// Both processes have the same sockets, and the kernel keeps what comes while nobody reads.
+// Before the cut a Conn of the new process is parked: it receives nothing from the socket and
+// sends nothing, except what makes a session with the peer, since the keys of the old one
+// cannot leave WireGuard. The answers come to the old process, whose Conn passes them on.
+//
+// After the cut the old process is parked. What the peer has sent in the old session, up to
+// the moment when it hears of the new one, the new process passes back; the old one decrypts
+// it and returns the packets. So nothing is lost, however far the peer is.
+//
+// # Who forwards
+//
+// One of the two at any time, or neither for as long as the cut takes. The old process stops
+// before it says Cut, and goes on if the new one is gone before Done, or has not said
+// Forwarding in time: a socket that is shut says either that it came in time or, to the new
+// process, that it did not.
+package handover

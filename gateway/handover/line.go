@@ -1,0 +1,238 @@
+package handover
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"syscall"
+	"time"
+)
+
+// Version is that of the conversation. Another one is refused before it begins; fields may be
+// added to an Offer or a Cut without another one.
+const Version = 1
+
+// Kind is that of a message.
+type Kind uint32
+
+// The messages, in the order in which they come; Refusal may come in the place of any, with
+// its reason as text.
+const (
+	KindOffer Kind = iota + 1
+	KindRecords
+	KindStanding
+	KindReady
+	KindCut
+	KindForwarding
+	KindDone
+	KindRefusal
+)
+
+// Offer is the first message of the old process.
+type Offer struct {
+	Version  string   `json:"version"`  // of its program
+	Sockets  []Socket `json:"sockets"`  // in the order of the descriptors
+	Identity []byte   `json:"identity"` // see package state
+	Session  bool     `json:"session"`  // there is one with the peer,
+	Answers  bool     `json:"answers"`  // in which it answers
+}
+
+// Socket is something open that the new process gets.
+type Socket struct {
+	Name string `json:"name"`
+	At   string `json:"at"` // its address, as configured or as bound
+}
+
+// Cut is the last message of the old process before it has stopped for good.
+type Cut struct {
+	Stopped int64     `json:"stopped"` // when it did, in nanoseconds of CLOCK_MONOTONIC
+	Nodes   []Station `json:"nodes"`
+	Paths   []Path    `json:"paths,omitempty"` // that carry less than is configured
+}
+
+// Path is what was found of the way to a node, or to the peer where there is no node.
+type Path struct {
+	Node   string `json:"node,omitempty"`
+	Size   int    `json:"size"` // of the largest packet
+	Way    uint8  `json:"way"`  // see package pathmtu
+	OneWay bool   `json:"oneWay,omitempty"`
+}
+
+// Station is where a node is found in its tunnel.
+type Station struct {
+	Node  string `json:"node"`
+	MAC   string `json:"mac"`
+	VXLAN bool   `json:"vxlan,omitempty"` // it speaks that, not Geneve
+}
+
+const (
+	headSize = 8
+	// MaxBody is how many bytes a message may have.
+	MaxBody = 1 << 20
+	maxFD   = 32
+)
+
+// Line is one end of the conversation.
+type Line struct {
+	conn *net.UnixConn
+	shut bool
+}
+
+// NewLine returns a Line over conn.
+func NewLine(conn *net.UnixConn) *Line { return &Line{conn: conn} }
+
+// Close ends the conversation.
+func (l *Line) Close() error { return l.conn.Close() }
+
+// Peer returns the process at the other end; 0 is unknown.
+func (l *Line) Peer() (pid int) {
+	raw, err := l.conn.SyscallConn()
+	if err != nil {
+		return 0
+	}
+	raw.Control(func(fd uintptr) {
+		if c, err := syscall.GetsockoptUcred(int(fd), syscall.SOL_SOCKET, syscall.SO_PEERCRED); err == nil {
+			pid = int(c.Pid)
+		}
+	})
+	return pid
+}
+
+// Send sends a message, with descriptors, which stay the caller's.
+func (l *Line) Send(k Kind, body []byte, within time.Duration, fds ...int) error {
+	l.conn.SetWriteDeadline(time.Now().Add(within))
+	head := binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(nil, uint32(k)), uint32(len(body)))
+	var rights []byte
+	if len(fds) > 0 {
+		rights = syscall.UnixRights(fds...)
+	}
+	if _, _, err := l.conn.WriteMsgUnix(head, rights, nil); err != nil {
+		return err
+	}
+	_, err := l.conn.Write(body)
+	return err
+}
+
+// Decode reads what SendJSON has sent.
+func Decode(body []byte, v any) error {
+	if err := json.Unmarshal(body, v); err != nil {
+		return fmt.Errorf("%w: %w", ErrStrange, err)
+	}
+	return nil
+}
+
+// SendJSON is Send of a value.
+func (l *Line) SendJSON(k Kind, v any, within time.Duration, fds ...int) error {
+	body, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	return l.Send(k, body, within, fds...)
+}
+
+// Refuse tells the other end why this one goes no further.
+func (l *Line) Refuse(cause error) { l.Send(KindRefusal, []byte(cause.Error()), time.Second) }
+
+// ErrRefused is that the other end has ended the conversation.
+var ErrRefused = errors.New("the other gateway refuses")
+
+// ErrStrange is that the other end has said something that it must not.
+var ErrStrange = errors.New("the other gateway says what it must not")
+
+// Receive returns the next message, and the descriptors that came with it. A Refusal is
+// ErrRefused; io.EOF says that the other end is gone.
+func (l *Line) Receive(within time.Duration) (Kind, []byte, []*os.File, error) {
+	l.conn.SetReadDeadline(time.Now().Add(within))
+	return l.receive()
+}
+
+// Last is Receive for a message that decides who forwards. After it nothing comes: what was
+// not sent by then cannot be sent any more, and the other end gets an error for it.
+func (l *Line) Last(within time.Duration) (Kind, error) {
+	l.conn.SetReadDeadline(time.Now().Add(within))
+	k, _, _, err := l.receive()
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		l.shut = true
+		l.conn.CloseRead() // unix(7): from here on the other end's writes fail
+		l.conn.SetReadDeadline(time.Time{})
+		if came, _, _, e := l.receive(); e == nil {
+			return came, nil
+		}
+	}
+	return k, err
+}
+
+func (l *Line) receive() (k Kind, body []byte, files []*os.File, err error) {
+	defer func() {
+		if err != nil {
+			closeAll(files)
+			files = nil
+		}
+	}()
+	head, rights := make([]byte, headSize), make([]byte, syscall.CmsgSpace(4*maxFD))
+	for got := 0; got < headSize; {
+		n, oobn, _, _, err := l.conn.ReadMsgUnix(head[got:], rights)
+		files = append(files, filesOf(rights[:oobn])...)
+		if err == nil && n == 0 {
+			err = io.EOF
+		}
+		if err != nil {
+			return 0, nil, files, err
+		}
+		got += n
+	}
+	k, size := Kind(binary.BigEndian.Uint32(head)), binary.BigEndian.Uint32(head[4:])
+	if size > MaxBody || k == 0 || k > KindRefusal {
+		return 0, nil, files, fmt.Errorf("%w: message %d of %d bytes", ErrStrange, k, size)
+	}
+	body = make([]byte, size)
+	if _, err := io.ReadFull(l.conn, body); err != nil {
+		return 0, nil, files, err
+	}
+	if k == KindRefusal {
+		return 0, nil, files, fmt.Errorf("%w: %q", ErrRefused, body)
+	}
+	return k, body, files, nil
+}
+
+// Shut reports whether Last has shut the Line: nothing else comes.
+func (l *Line) Shut() bool { return l.shut }
+
+// Want is Receive of one kind.
+func (l *Line) Want(k Kind, within time.Duration) ([]byte, []*os.File, error) {
+	is, body, files, err := l.Receive(within)
+	if err == nil && is != k {
+		closeAll(files)
+		return nil, nil, fmt.Errorf("%w: message %d in the place of %d", ErrStrange, is, k)
+	}
+	return body, files, err
+}
+
+// filesOf returns the descriptors in control messages. They are closed at an exec.
+func filesOf(rights []byte) (files []*os.File) {
+	messages, err := syscall.ParseSocketControlMessage(rights)
+	if err != nil {
+		return nil
+	}
+	for _, m := range messages {
+		fds, err := syscall.ParseUnixRights(&m)
+		if err != nil {
+			continue
+		}
+		for _, fd := range fds {
+			syscall.CloseOnExec(fd)
+			files = append(files, os.NewFile(uintptr(fd), "socket of the gateway before"))
+		}
+	}
+	return files
+}
+
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		f.Close()
+	}
+}

@@ -1,0 +1,147 @@
+package handover
+
+import (
+	"encoding/binary"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// A Relay carries WireGuard's messages between two processes, and decrypted packets from the
+// old one to the new one. What there is no room for is lost, as on a network.
+type Relay struct {
+	conn    net.Conn // keeps messages apart
+	inbox   chan message
+	packets chan []byte
+	outbox  chan []byte
+	ended   chan struct{}
+	once    sync.Once
+	tasks   sync.WaitGroup
+
+	lost, returned atomic.Uint64
+	last           atomic.Int64 // when something was passed on, since epoch; 0 = never
+	met            atomic.Bool
+}
+
+// message is one of WireGuard.
+type message struct {
+	source netip.AddrPort
+	data   []byte
+}
+
+// The kinds of messages on a Relay.
+const (
+	relayMessage = 'm' // source address, port, message
+	relayPacket  = 'p' // packet
+)
+
+const (
+	relayQueue = 1024
+	relayHead  = 1 + 16 + 2
+	relaySize  = 64 << 10
+)
+
+// NewRelay returns a Relay over conn, which keeps messages apart.
+func NewRelay(conn net.Conn) *Relay {
+	r := &Relay{conn: conn, inbox: make(chan message, relayQueue), packets: make(chan []byte, relayQueue), outbox: make(chan []byte, relayQueue),
+		ended: make(chan struct{})}
+	r.tasks.Go(r.read)
+	r.tasks.Go(r.write)
+	return r
+}
+
+// Close ends the Relay and waits for its goroutines.
+func (r *Relay) Close() {
+	r.once.Do(func() { close(r.ended) })
+	r.conn.Close()
+	r.tasks.Wait()
+}
+
+// Empty reports whether nothing waits in this process that came or is to go.
+func (r *Relay) Empty() bool { return len(r.inbox)+len(r.outbox) == 0 }
+
+// Packets are those that the other process has decrypted. It is closed when that one has
+// closed its Relay.
+func (r *Relay) Packets() <-chan []byte { return r.packets }
+
+// Return sends a decrypted packet to the new process.
+func (r *Relay) Return(packet []byte) {
+	r.returned.Add(1)
+	r.send(append([]byte{relayPacket}, packet...))
+}
+
+// Met reports whether data of a session of this process has come: the peer knows of it.
+func (r *Relay) Met() bool { return r.met.Load() }
+
+// Totals returns how many packets were returned, and how many packets and messages there was
+// no room for.
+func (r *Relay) Totals() (returned, lost uint64) { return r.returned.Load(), r.lost.Load() }
+
+// Quiet reports whether nothing was passed on for a length of time.
+func (r *Relay) Quiet(length time.Duration) bool {
+	last := r.last.Load()
+	return last == 0 || time.Since(epoch)-time.Duration(last) >= length
+}
+
+var epoch = time.Now()
+
+// pass sends a message to the other process.
+func (r *Relay) pass(source netip.AddrPort, b []byte) {
+	r.last.Store(int64(time.Since(epoch)))
+	out := make([]byte, 0, relayHead+len(b))
+	address := source.Addr().As16()
+	out = append(append(out, relayMessage), address[:]...)
+	out = binary.BigEndian.AppendUint16(out, source.Port())
+	r.send(append(out, b...))
+}
+
+func (r *Relay) send(b []byte) {
+	select {
+	case r.outbox <- b:
+	default:
+		r.lost.Add(1)
+	}
+}
+
+func (r *Relay) write() {
+	for {
+		select {
+		case b := <-r.outbox:
+			if _, err := r.conn.Write(b); err != nil {
+				r.lost.Add(1)
+			}
+		case <-r.ended:
+			return
+		}
+	}
+}
+
+// read ends with the connection. Whatever comes is one of the two kinds or nothing.
+func (r *Relay) read() {
+	defer close(r.packets)
+	buffer := make([]byte, relaySize)
+	for {
+		n, err := r.conn.Read(buffer)
+		if err != nil {
+			return
+		}
+		b := append([]byte(nil), buffer[:n]...)
+		switch {
+		case n > relayHead && b[0] == relayMessage:
+			source := netip.AddrPortFrom(netip.AddrFrom16([16]byte(b[1:])).Unmap(), binary.BigEndian.Uint16(b[17:]))
+			select {
+			case r.inbox <- message{source, b[relayHead:]}:
+			default:
+				r.lost.Add(1)
+			}
+		case n > 1 && b[0] == relayPacket:
+			select {
+			case r.packets <- b[1:]:
+			default:
+				r.lost.Add(1)
+			}
+		}
+	}
+}

@@ -1,0 +1,120 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// kept returns the kind of the link that an earlier run has left and c can go on with, ""
+// if there is none. What a link is made with for good is the same: all else can change.
+func kept(c *Config) Mode {
+	found, err := netlink.LinkByName(c.Interface)
+	if !c.KeepLinks || err != nil || found.Attrs().Group != linkGroup {
+		return ""
+	}
+	var kind Mode
+	switch l := found.(type) {
+	case *netlink.Geneve:
+		if l.ID == c.VNI && l.Dport == c.Port {
+			kind = Geneve
+		}
+	case *netlink.Vxlan:
+		if own, _ := netip.AddrFromSlice(l.SrcAddr); l.VxlanId == int(c.VNI) && l.Port == int(c.Port) && own.Unmap() == c.Underlay {
+			kind = VXLAN
+		}
+	case *netlink.Tuntap:
+		kind = TUN
+	}
+	if c.Mode != Auto && c.Mode != kind {
+		return ""
+	}
+	return kind
+}
+
+// takeLink goes on with the link that kept has found.
+func takeLink(c *Config, kind Mode, remote netip.Addr) (link, error) {
+	if kind == TUN {
+		return openTUN(c, remote) // the kernel gives out the device of that name
+	}
+	found, err := netlink.LinkByName(c.Interface)
+	if err != nil {
+		return nil, fmt.Errorf("node: take %s: %w", c.Interface, err)
+	}
+	l := newKernelLink(c, kind, found.Attrs().Index)
+	l.keep()
+	if err := l.setRemote(remote); err != nil {
+		return nil, err
+	}
+	if err := netlink.LinkSetMTU(found, c.MTU); err != nil {
+		return nil, fmt.Errorf("mtu: set %d of %s: %w", c.MTU, c.Interface, err)
+	}
+	if err := l.start(); err != nil {
+		return nil, linkError(c, kind, err)
+	}
+	return l, nil
+}
+
+// keep implements link.
+func (l *kernelLink) keep() error {
+	l.kept = true
+	return nil
+}
+
+// keep implements link. The group comes first, so that no crash leaves a device without it.
+func (l *tunLink) keep() error {
+	made, err := netlink.LinkByName(l.config.Interface)
+	if err == nil {
+		err = netlink.LinkSetGroup(made, linkGroup)
+	}
+	if err == nil {
+		err = unix.IoctlSetInt(int(l.device.File().Fd()), unix.TUNSETPERSIST, 1)
+	}
+	if err != nil {
+		return fmt.Errorf("keepLinks: keep %s: %w", l.config.Interface, err)
+	}
+	return nil
+}
+
+// replaceOwn puts r in the place of a route to the same prefix through the same link. The
+// error is EEXIST where that leads elsewhere.
+func replaceOwn(r *netlink.Route) error {
+	own, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{LinkIndex: r.LinkIndex, Dst: r.Dst}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_DST)
+	if err != nil {
+		return err
+	}
+	if len(own) == 0 {
+		return unix.EEXIST
+	}
+	return netlink.RouteReplace(r)
+}
+
+// removeOthers removes the addresses of a link, and the routes through it, that are not of its
+// configuration.
+func removeOthers(l netlink.Link, addresses []netlink.Addr, routes []netlink.Route) error {
+	var errs []error
+	have, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{LinkIndex: l.Attrs().Index}, netlink.RT_FILTER_OIF)
+	errs = append(errs, err)
+	for _, r := range have {
+		wanted := slices.ContainsFunc(routes, func(w netlink.Route) bool { return r.Dst.String() == w.Dst.String() })
+		if !wanted && r.Protocol == unix.RTPROT_BOOT { // those of the kernel come and go with addresses
+			errs = append(errs, netlink.RouteDel(&r))
+		}
+	}
+	had, err := netlink.AddrList(l, netlink.FAMILY_ALL)
+	errs = append(errs, err)
+	for _, a := range had {
+		wanted := slices.ContainsFunc(addresses, func(w netlink.Addr) bool { return a.IPNet.String() == w.IPNet.String() })
+		if !wanted && a.Scope == unix.RT_SCOPE_UNIVERSE {
+			errs = append(errs, netlink.AddrDel(l, &a))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("keepLinks: tidy %s: %w", l.Attrs().Name, err)
+	}
+	return nil
+}

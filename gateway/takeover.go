@@ -1,0 +1,435 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"culvert/gateway/config"
+	"culvert/gateway/control"
+	"culvert/gateway/handover"
+	"culvert/gateway/pathmtu"
+	"culvert/gateway/state"
+	"culvert/gateway/wg"
+	"culvert/geneve"
+	"culvert/geneve/udp"
+)
+
+const (
+	askTime = 5 * time.Second
+	// greetTime is how long a handshake may take before another is begun, and sessionPatience how long a
+	// session may take in all.
+	greetTime       = 300 * time.Millisecond
+	sessionPatience = 5 * time.Second
+	// quietTime is how long nothing has come in the old session before it is given up.
+	quietTime = 150 * time.Millisecond
+	// A process that is killed has closed its sockets before it is gone.
+	endLooks = 20
+	endPause = 5 * time.Millisecond
+)
+
+// taking is the new process's side of a hand-over; see package handover. Nil is a gateway
+// that takes over from none.
+type taking struct {
+	line     *handover.Line
+	offer    handover.Offer
+	identity state.Identity
+	files    map[string]*os.File // of Offer.Sockets, by name, until they are used
+	before   *os.Process
+	relay    *handover.Relay
+	old      []*handover.Conn // WireGuard's of the old process that this one has no use for
+	session  chan struct{}    // closed by met
+	met      func()           // there is a session with the peer
+	over     chan struct{}    // closed by finish
+}
+
+// TakeOver is New in the place of the gateway that serves a control socket, which goes on if
+// this fails. c is to be for the same cluster and peer.
+func TakeOver(ctx context.Context, socket string, c *config.Config, budget Budget, log *logrus.Logger) (*Gateway, error) {
+	if err := c.Validate(); err != nil {
+		return nil, err
+	}
+	return takeOver(ctx, socket, c, budget, log, internalOptions(c, budget))
+}
+
+func takeOver(ctx context.Context, socket string, c *config.Config, budget Budget, log *logrus.Logger, internal geneve.Options) (*Gateway, error) {
+	asking, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	conn, err := control.TakeOver(asking, socket, control.TakeoverOptions{Protocol: handover.Version, Cluster: c.Cluster, Peer: c.Peer})
+	if err != nil {
+		return nil, fmt.Errorf("--takeover: %w", err)
+	}
+	t := &taking{line: handover.NewLine(conn), session: make(chan struct{}), over: make(chan struct{})}
+	t.met = sync.OnceFunc(func() { close(t.session) })
+	g, err := t.run(ctx, c, budget, log, internal)
+	if err == nil {
+		return g, nil
+	}
+	t.line.Refuse(err)
+	ended := t.ended()
+	t.close()
+	if ended {
+		log.WithError(err).Warn("the gateway before has ended meanwhile: this one starts as if there had been none")
+		return newGateway(c, budget, log, internal)
+	}
+	return nil, fmt.Errorf("--takeover: %w; the gateway before goes on", err)
+}
+
+// ended reports whether the old process is gone for certain.
+func (t *taking) ended() bool {
+	for range endLooks {
+		if t.before == nil {
+			return false
+		}
+		if errors.Is(t.before.Signal(syscall.Signal(0)), os.ErrProcessDone) {
+			return true
+		}
+		time.Sleep(endPause)
+	}
+	return false
+}
+
+func (t *taking) run(ctx context.Context, c *config.Config, budget Budget, log *logrus.Logger, internal geneve.Options) (_ *Gateway, err error) {
+	if err := t.accept(c); err != nil {
+		return nil, err
+	}
+	g, err := newGatewayFrom(t, c, budget, log, internal)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			g.close()
+			g.keeper.close()
+		}
+	}()
+	if _, err := t.restore(g, handover.KindStanding); err != nil {
+		return nil, err
+	}
+	if err := t.meetPeer(ctx, g); err != nil {
+		return nil, err
+	}
+	if err := t.line.Send(handover.KindReady, nil, cutTime); err != nil {
+		return nil, err
+	}
+	return g, t.cut(g)
+}
+
+// accept takes what the old process offers.
+func (t *taking) accept(c *config.Config) error {
+	if pid := t.line.Peer(); pid > 0 {
+		t.before, _ = os.FindProcess(pid)
+	}
+	body, files, err := t.line.Want(handover.KindOffer, askTime)
+	if err != nil {
+		return err
+	}
+	if err := handover.Decode(body, &t.offer); err != nil {
+		return err
+	}
+	t.files = make(map[string]*os.File)
+	for i, f := range files {
+		if i >= len(t.offer.Sockets) || t.files[t.offer.Sockets[i].Name] != nil {
+			f.Close()
+			continue
+		}
+		t.files[t.offer.Sockets[i].Name] = f
+	}
+	if t.identity, err = state.DecodeIdentity(t.offer.Identity); err != nil {
+		return fmt.Errorf("what it says of itself is %w", err)
+	}
+	if t.files["relay"] == nil {
+		return fmt.Errorf("%w: no relay", handover.ErrStrange)
+	}
+	conn, err := net.FileConn(t.files["relay"])
+	if err != nil {
+		return fmt.Errorf("relay: %w", err)
+	}
+	t.relay = handover.NewRelay(conn)
+	return nil
+}
+
+// at returns what the old process has by a name, if that is at the same address.
+func (t *taking) at(name, address string) *os.File {
+	if t == nil {
+		return nil
+	}
+	for _, s := range t.offer.Sockets {
+		if s.Name == name && s.At == address {
+			return t.files[name]
+		}
+	}
+	return nil
+}
+
+// socket returns the old process's UDP socket of a name; nil if it has none at the port. Port
+// 0 is any.
+func (t *taking) socket(name string, port uint16, o udp.Options) (*udp.Socket, error) {
+	if t == nil {
+		return nil, nil
+	}
+	f := t.at(name, strconv.Itoa(int(port)))
+	if port == 0 {
+		f = t.files[name]
+	}
+	if f == nil {
+		return nil, nil
+	}
+	delete(t.files, name)
+	defer f.Close()
+	return udp.Adopt(f, o)
+}
+
+// listener returns the old process's listener of a name at an address, as it is configured;
+// nil if it has none there.
+func (t *taking) listener(name, address string) (net.Listener, error) {
+	f := t.at(name, address)
+	if f == nil {
+		return nil, nil
+	}
+	delete(t.files, name)
+	defer f.Close()
+	l, err := net.FileListener(f)
+	if err != nil {
+		return nil, fmt.Errorf("%s: of the gateway before: %w", name, err)
+	}
+	return l, nil
+}
+
+func (g *Gateway) listenUAPI(name string) (net.Listener, error) {
+	if l, err := g.taken.listener("uapi", wg.UAPIPath(name)); l != nil || err != nil {
+		return l, err
+	}
+	return wg.ListenUAPI(name)
+}
+
+// folder is the old process's, if c has the same.
+func (t *taking) folder(c *config.Config) *state.Dir {
+	if t == nil || t.files["lock"] == nil {
+		return nil
+	}
+	d := state.Adopt(c.State, c.Peer, t.files["lock"])
+	if d != nil {
+		delete(t.files, "lock")
+	}
+	return d
+}
+
+// hold keeps a new gateway's sockets silent until the cut; it is called before there is
+// anything to send.
+func (t *taking) hold(l *lentSocket) {
+	switch {
+	case t == nil:
+	case l.name == "geneve":
+		l.shared = false
+		l.conn.Silence(nil)
+	case l.shared:
+		l.conn.Greet(t.relay, t.met)
+	default:
+		l.conn.Greet(nil, t.met)
+	}
+}
+
+// restore gives g the records that come before a message of a kind, and returns that.
+func (t *taking) restore(g *Gateway, last handover.Kind) ([]byte, error) {
+	r := g.engine.Restore(g.links.Find, clock())
+	for {
+		k, body, _, err := t.line.Receive(askTime)
+		switch {
+		case err != nil:
+			return nil, err
+		case k == handover.KindRecords:
+			r.Write(body)
+		case k == last:
+			restored := r.End()
+			if last == handover.KindStanding { // what comes later is of the same connections, or new
+				g.keeper.took(restored)
+			}
+			return body, nil
+		default:
+			return nil, fmt.Errorf("%w: message %d", handover.ErrStrange, k)
+		}
+	}
+}
+
+// meetPeer makes a session with the peer. Without one there is no hand-over, if the old
+// process has one in which the peer answers.
+func (t *taking) meetPeer(ctx context.Context, g *Gateway) error {
+	if !t.offer.Session {
+		return nil
+	}
+	late := time.NewTimer(sessionPatience)
+	defer late.Stop()
+	again := time.NewTicker(greetTime)
+	defer again.Stop()
+	for {
+		select {
+		case <-t.session:
+			return nil
+		case <-again.C:
+			if err := g.wg.Renew(); err != nil {
+				return err
+			}
+		case <-late.C:
+			if !t.offer.Answers {
+				return nil // nor does it the old one, or it answers no pings: nothing is known against this one
+			}
+			return fmt.Errorf("the peer does not answer this gateway's handshakes in %v, and has a session with the one before: compare wireguard.privateKeyFile, peerPublicKey and endpoint with what that one has", sessionPatience)
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// cut waits for the old process to stop, and goes on where it was.
+func (t *taking) cut(g *Gateway) error {
+	body, err := t.restore(g, handover.KindCut)
+	if err != nil {
+		return err
+	}
+	var end handover.Cut
+	if err := handover.Decode(body, &end); err != nil {
+		return err
+	}
+	for _, s := range end.Nodes {
+		link, ok := g.links.ByName[s.Node]
+		mac, err := net.ParseMAC(s.MAC)
+		if !ok || err != nil {
+			continue
+		}
+		encap := geneve.Geneve
+		if s.VXLAN {
+			encap = geneve.VXLAN
+		}
+		g.endpoint.Meet(geneve.Station{ID: uint16(link), MAC: mac, Encap: encap})
+	}
+	for _, p := range end.Paths {
+		link, ok := g.links.ByName[p.Node]
+		if ok || p.Node == "" { // the zero link is the tunnel
+			g.paths.expect(link, pathmtu.Result{Size: p.Size, Known: true, Way: pathmtu.Way(p.Way), OneWay: p.OneWay})
+		}
+	}
+	var mu sync.Mutex
+	take := func(bufs [][]byte, offset int) {
+		mu.Lock()
+		defer mu.Unlock()
+		g.in.carry(bufs, offset)
+	}
+	g.in.divert.Store(&take)
+	if err := t.line.Send(handover.KindForwarding, nil, cutTime); err != nil && !t.ended() {
+		return fmt.Errorf("the gateway before has not waited: %w", err)
+	}
+	for i := range g.lent {
+		if l := &g.lent[i]; l.shared {
+			l.conn.Lead(t.relay)
+		} else {
+			l.conn.Own()
+		}
+	}
+	g.wg.Confirm()
+	g.keepFiles(false)
+	pause := time.Duration(monotonic() - end.Stopped)
+	g.log.WithFields(logrus.Fields{"process": t.line.Peer(), "was": t.offer.Version, "pause": pause.Round(10 * time.Microsecond).String()}).Info("taken over")
+	return nil
+}
+
+// finish carries what the old process decrypts, until the peer sends nothing any more that
+// only it can.
+func (t *taking) finish(g *Gateway) {
+	if t == nil {
+		return
+	}
+	defer close(t.over)
+	defer t.close()
+	for _, name := range []string{"wireguard", "wireguard6"} {
+		if f := t.files[name]; f != nil { // this gateway has another port
+			t.drain(f)
+		}
+	}
+	for _, s := range t.offer.Sockets {
+		if (s.Name == "control" || s.Name == "uapi") && t.files[s.Name] != nil { // elsewhere here, and left to this process
+			os.Remove(s.At)
+		}
+	}
+	returned := make(chan struct{})
+	go func() {
+		defer close(returned)
+		for p := range t.relay.Packets() {
+			if take := g.in.divert.Load(); take != nil {
+				(*take)([][]byte{p}, 0)
+			}
+		}
+	}()
+	late, renew, tick := time.NewTimer(overlapTime), time.NewTimer(greetTime), time.NewTicker(quietTime/4)
+	defer late.Stop()
+	defer renew.Stop()
+	defer tick.Stop()
+	for done := false; !done; {
+		select {
+		case <-late.C:
+			done = true
+		case <-renew.C:
+			if !t.relay.Met() && !t.relay.Quiet(quietTime) {
+				g.wg.Renew() // the peer has begun a session with the old process meanwhile
+			}
+		case <-tick.C:
+			done = t.relay.Met() && t.relay.Quiet(quietTime)
+		}
+	}
+	for i := range g.lent {
+		g.lent[i].conn.Own()
+	}
+	t.line.Send(handover.KindDone, nil, time.Second)
+	select {
+	case <-returned: // the old process has ended
+	case <-time.After(doneTime):
+	}
+	t.relay.Close()
+	<-returned
+	g.in.divert.Store(nil)
+}
+
+// drain passes back what still comes to a socket of the old process.
+func (t *taking) drain(f *os.File) {
+	socket, err := udp.Adopt(f, udp.Options{})
+	if err != nil {
+		return
+	}
+	conn := handover.NewConn(socket)
+	conn.Lead(t.relay)
+	t.old = append(t.old, conn)
+	go func() {
+		messages := []udp.Message{{Buffer: make([]byte, udp.BufferSize)}}
+		for {
+			if _, err := conn.Receive(messages); errors.Is(err, net.ErrClosed) {
+				return
+			}
+		}
+	}()
+}
+
+// close closes what is left of the conversation. It may be called more than once.
+func (t *taking) close() {
+	t.line.Close()
+	if t.relay != nil {
+		t.relay.Close()
+	}
+	for _, c := range t.old {
+		c.Close()
+	}
+	for _, f := range t.files {
+		f.Close()
+	}
+	if t.before != nil {
+		t.before.Release()
+		t.before = nil
+	}
+}

@@ -1,0 +1,43 @@
+package wg
+
+import "net/netip"
+
+// Endpoint returns where the peer is; the zero AddrPort is nowhere yet.
+func (d *Device) Endpoint() (at netip.AddrPort) {
+	if s, err := d.PeerStats(); err == nil {
+		at, _ = netip.ParseAddrPort(s.Endpoint)
+	}
+	return at
+}
+
+// Idle reports whether wireguard-go has given back all packets that it was given.
+func (d *Device) Idle() bool { return d.bind.out.idle() && d.bind.in.idle() }
+
+func (w *window) idle() bool { return w.handed.Load() <= w.done.Load() }
+
+// Confirm sends the peer something in the newest session: the peer uses none that it began
+// not itself before it has heard something in it.
+func (d *Device) Confirm() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.greet()
+}
+
+// Renew forgets all sessions with the peer and begins a handshake with it, at once: of a
+// peer that stays, wireguard-go allows that every device.RekeyTimeout only.
+func (d *Device) Renew() error {
+	at := d.Endpoint()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if at.IsValid() {
+		d.endpoint = at
+	}
+	if err := d.set("public_key="+hexKey(d.peer.PublicKey), "remove=true"); err != nil {
+		return err
+	}
+	if err := d.addPeer(); err != nil {
+		return err
+	}
+	d.greet()
+	return nil
+}

@@ -1,0 +1,36 @@
+package geneve
+
+import "net"
+
+// A Station is where the other end of a tunnel is found, as far as it is known.
+type Station struct {
+	ID    uint16
+	MAC   net.HardwareAddr
+	Encap Encap
+}
+
+// Stations returns those that are known, of tunnels that carry frames.
+func (e *Endpoint) Stations() (all []Station) {
+	for _, t := range e.table.Load().ids {
+		if t == nil || t.Inner != Ethernet {
+			continue
+		}
+		if is := t.neighbour.load(); is.mac() != 0 {
+			all = append(all, Station{t.ID, is.mac().address(), is.encap()})
+		}
+	}
+	return all
+}
+
+// Meet takes s for where the other end is, until it says so itself: nothing waits for it to be asked.
+func (e *Endpoint) Meet(s Station) {
+	t := e.table.Load().byID(s.ID)
+	if t == nil || t.Inner != Ethernet || len(s.MAC) != 6 || s.Encap > VXLAN || s.Encap == Auto || t.Encap != Auto && t.Encap != s.Encap {
+		return
+	}
+	e.neighbours.mu.Lock()
+	defer e.neighbours.mu.Unlock()
+	if t.neighbour.load().mac() == 0 {
+		e.neighbours.learn(t, newSpeaker(s.Encap, parseMAC(s.MAC)), e.now())
+	}
+}

@@ -1,0 +1,103 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+)
+
+const (
+	handPause = 50 * time.Millisecond
+	handRow   = 10 // hand-overs in a row
+	otherPort = 51999
+)
+
+// handOver starts a gateway that takes over from p, and waits until p has ended.
+func (l *Lab) handOver(ctx context.Context, p *Process) (*Process, error) {
+	p.stopped.Store(true)
+	args := append(slices.DeleteFunc(slices.Clone(p.Args), func(a string) bool { return a == "--takeover" }), "--takeover")
+	place := slices.Index(l.processes, p)
+	next, err := l.startProcess(p.Host, false, args...) // at the end of the list
+	if err != nil {
+		return nil, err
+	}
+	next.ready = p.ready
+	select {
+	case <-p.ended:
+	case <-next.ended:
+		l.processes = l.processes[:len(l.processes)-1]
+		return nil, fmt.Errorf("%s does not take over (%w): %s", next.Name(), exitError(next.err), tail(next.Log, 3))
+	case <-ctx.Done():
+		return nil, fmt.Errorf("%s does not end: %w", p.Name(), ctx.Err())
+	}
+	l.processes[place] = next
+	l.processes = l.processes[:len(l.processes)-1]
+	if p.err != nil {
+		return nil, fmt.Errorf("%s: ended with %w; see %s", p.Name(), p.err, p.Log)
+	}
+	return next, next.waitReady(ctx)
+}
+
+// checkHandOver has other processes go on for both gateways, with the same configuration and
+// with others, again and again.
+func (l *Lab) checkHandOver(ctx context.Context, n, row int, pause time.Duration) (string, error) {
+	hand := func(p *Process) error {
+		_, err := l.handOver(ctx, p)
+		return err
+	}
+	return l.besideCrowd(ctx, n, func(c *crowd) (string, error) {
+		sctp, err := l.newSCTPPair(&clusters)
+		if err != nil {
+			return "", err
+		}
+		defer sctp.close()
+		if err := sctp.begin(); err != nil {
+			return "", err
+		}
+		talk := func() error { return errors.Join(sctp.step(sctpSack), sctp.step(sctpData)) } // the far end first
+		once, err := l.eachGateway(c, pause, hand, talk)
+		if err != nil {
+			return "", err
+		}
+		changed, err := l.eachGateway(c, pause, func(p *Process) error { return l.handOverChanged(ctx, p) }, talk)
+		if err != nil {
+			return "", fmt.Errorf("another configuration: %w", err)
+		}
+		many, err := l.eachGateway(c, pause, func(p *Process) error {
+			for range row {
+				var err error
+				if p, err = l.handOver(ctx, p); err != nil {
+					return err
+				}
+			}
+			return nil
+		}, talk)
+		if err != nil {
+			return "", fmt.Errorf("%d in a row: %w", row, err)
+		}
+		return fmt.Sprintf("%s; another configuration: %s; %d in a row: %s", once, changed, row, many), nil
+	})
+}
+
+// handOverChanged hands over to a gateway with rules, and a client's with another port, and then
+// to one whose nodes are in another order.
+func (l *Lab) handOverChanged(ctx context.Context, p *Process) error {
+	i := slices.IndexFunc(clusters[:], func(c Cluster) bool { return c.Name == clusterOf(p.Host.Name).Name })
+	for _, k := range []int{0, 3} {
+		config := l.gatewayConfig(i)
+		l.change(i, k)(config)
+		if wireguard := config["wireguard"].(object); k == 0 && fmt.Sprint(wireguard["role"]) == "client" {
+			wireguard["listenPort"] = otherPort
+		}
+		if err := l.writeYAML(clusters[i].Name, "gateway.yaml", config); err != nil {
+			return err
+		}
+		var err error
+		if p, err = l.handOver(ctx, p); err != nil {
+			return err
+		}
+	}
+	return l.writeYAML(clusters[i].Name, "gateway.yaml", l.gatewayConfig(i))
+}
