@@ -134,10 +134,13 @@ func outerTuple(from, to netip.AddrPort) (t packet.Tuple) {
 // withUnspecified returns local with the unspecified address of remote's family, if it has
 // that of another.
 func withUnspecified(local, remote netip.AddrPort) netip.AddrPort {
-	if local.Addr().Is4() != remote.Addr().Is4() {
-		return netip.AddrPortFrom(netip.IPv6Unspecified(), local.Port())
+	switch {
+	case local.Addr().Is4() == remote.Addr().Is4():
+		return local
+	case remote.Addr().Is4():
+		return netip.AddrPortFrom(netip.IPv4Unspecified(), local.Port())
 	}
-	return local
+	return netip.AddrPortFrom(netip.IPv6Unspecified(), local.Port())
 }
 
 // addOuter records a payload of UDP behind headers that are made up from its addresses. The

@@ -82,7 +82,7 @@ func NewOver(c *config.Config, budget Budget, log *logrus.Logger, open func(netw
 
 func internalOptions(c *config.Config, budget Budget) geneve.Options {
 	return geneve.Options{
-		Listen: netip.AddrPortFrom(netip.IPv4Unspecified(), c.Geneve.ListenPort),
+		Listen: netip.AddrPortFrom(netip.Addr{}, c.Geneve.ListenPort),
 		UDP:    udp.Options{ReceiveBuffer: budget.ReceiveBuffer},
 	}
 }
@@ -120,6 +120,9 @@ func (g *Gateway) open(c *config.Config, internal geneve.Options) (err error) {
 	g.keeper.restore(g.links)
 	if g.endpoint, err = geneve.Listen(internal); err != nil {
 		return socketError("geneve.listenPort", c.Geneve.ListenPort, err)
+	}
+	if err := g.reaches(c); err != nil {
+		return err
 	}
 	if err := g.endpoint.Apply(c.Tunnels(g.links)); err != nil {
 		return err
@@ -352,7 +355,10 @@ func (g *Gateway) prepare(c *config.Config) (*prepared, error) {
 		return nil, err
 	}
 	p := &prepared{config: c, links: g.links.Assign(c.Geneve.Nodes)}
-	var err error
+	err := g.reaches(c)
+	if err != nil {
+		return nil, err
+	}
 	if p.rules, err = g.engine.Prepare(c.NAT(p.links, g.budget.Connections)); err != nil {
 		return nil, err
 	}
@@ -360,6 +366,19 @@ func (g *Gateway) prepare(c *config.Config) (*prepared, error) {
 		return nil, err
 	}
 	return p, nil
+}
+
+// reaches finds nodes that no socket of this machine sends to.
+func (g *Gateway) reaches(c *config.Config) error {
+	var errs []error
+	for i := range c.Geneve.Nodes {
+		at := c.Geneve.Nodes[i].Underlay
+		if !g.endpoint.Reaches(at) {
+			errs = append(errs, fmt.Errorf("geneve.nodes[%d].underlay: %s is of IPv6, which this machine has not; give it IPv6 (sysctl net.ipv6.conf.all.disable_ipv6=0) "+
+				"and restart the gateway, or write an IPv4 address", i, at))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // commit does the rest, which cannot fail.

@@ -25,6 +25,7 @@ type lentSocket struct {
 // handover. name is that of the first, of the second it is followed by 6.
 func (g *Gateway) lend(name string, o udp.Options) udp.Options {
 	plain := o
+	plain.ZeroChecksums = name == "geneve" // as package geneve asks of the sockets that it opens
 	o.Open = func(network string, at netip.AddrPort) (udp.Conn, error) {
 		own := name
 		if network == "udp6" && name != "geneve" {

@@ -11,10 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"gvisor.dev/gvisor/pkg/tcpip"
-	"gvisor.dev/gvisor/pkg/tcpip/checksum"
-	"gvisor.dev/gvisor/pkg/tcpip/header"
-
 	"culvert/gateway/config"
 	"culvert/gateway/pathmtu"
 	"culvert/geneve"
@@ -154,7 +150,8 @@ func (p *paths) follow(now time.Duration) {
 	for i := range c.Geneve.Nodes {
 		n := &c.Geneve.Nodes[i]
 		link := links.ByName[n.Name]
-		own, peer := c.Geneve.GatewayAddress.V4, n.Address.V4
+		own := c.Geneve.GatewayAddress.First() // both families go the same way
+		peer := n.Address.Of(own.Is6())
 		if int(link) >= len(p.shown) || !own.IsValid() || !peer.IsValid() {
 			continue
 		}
@@ -237,19 +234,6 @@ func (p *paths) due() []nat.Link {
 	return turn[:maxPathLegs]
 }
 
-// Probes are ICMP echo requests: behind their 8 bytes of header come shortMark, or zeros,
-// then the nonce of their round, and zeros.
-const (
-	pathIdent  = 0x636d // "cm"
-	markAt     = header.IPv4MinimumSize + header.ICMPv4MinimumSize
-	nonceAt    = markAt + 8
-	shortReply = nonceAt + 8
-)
-
-// shortMark asks for an answer that ends behind the nonce, which tells of the way there
-// alone. Who is no culvert answers as to any other request, with all of it.
-const shortMark = "culvert>"
-
 // probe sends a leg the probe with a number, if it has one.
 func (p *paths) probe(link nat.Link, number int) {
 	p.mu.Lock()
@@ -268,62 +252,6 @@ func (p *paths) probe(link nat.Link, number int) {
 	b := leg.request(p.packet, number)
 	p.mu.Unlock()
 	p.send(link, b)
-}
-
-// request makes the probe with a number.
-func (leg *pathLeg) request(room []byte, number int) []byte {
-	probe := leg.sending[number]
-	b := room[:min(probe.Size, len(room))]
-	clear(b)
-	ip := header.IPv4(b)
-	ip.Encode(&header.IPv4Fields{
-		TotalLength: uint16(len(b)), TTL: echoTTL, Protocol: uint8(header.ICMPv4ProtocolNumber), Flags: header.IPv4FlagDontFragment,
-		SrcAddr: tcpip.AddrFrom4(leg.own.As4()), DstAddr: tcpip.AddrFrom4(leg.peer.As4()),
-	})
-	ip.SetChecksum(^ip.CalculateChecksum())
-	if probe.Kind == pathmtu.ShortEcho {
-		copy(b[markAt:], shortMark)
-	}
-	binary.BigEndian.PutUint64(b[nonceAt:], leg.nonce)
-	icmp := header.ICMPv4(ip.Payload())
-	icmp.SetType(header.ICMPv4Echo)
-	icmp.SetIdent(pathIdent)
-	icmp.SetSequence(uint16(number))
-	icmp.SetChecksum(^checksum.Checksum(icmp, 0))
-	return b
-}
-
-// answered takes note of an answer to a probe; false if b, a packet to the gateway itself,
-// is none. Its checksum is not looked at: the nonce is what nobody else has.
-func (p *paths) answered(link nat.Link, b []byte) bool {
-	ip := header.IPv4(b)
-	if header.IPVersion(b) != header.IPv4Version || ip.TransportProtocol() != header.ICMPv4ProtocolNumber || ip.FragmentOffset() != 0 ||
-		ip.HeaderLength() != header.IPv4MinimumSize || len(b) < shortReply {
-		return false
-	}
-	icmp := header.ICMPv4(ip.Payload())
-	if icmp.Type() != header.ICMPv4EchoReply || icmp.Ident() != pathIdent {
-		return false
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	leg := p.legs[link]
-	if leg == nil || ip.SourceAddress() != tcpip.AddrFrom4(leg.peer.As4()) {
-		return false
-	}
-	leg.probes++
-	leg.answers++
-	return leg.search.Answered(binary.BigEndian.Uint64(b[nonceAt:]), int(icmp.Sequence()), len(b), ip.More())
-}
-
-// shortAnswer returns how much of an answer the sender of the request wants back: all, or
-// less.
-func shortAnswer(b []byte) int {
-	ip := header.IPv4(b)
-	if len(b) > shortReply && !ip.More() && ip.HeaderLength() == header.IPv4MinimumSize && string(b[markAt:nonceAt]) == shortMark {
-		return shortReply
-	}
-	return len(b)
 }
 
 // tell has those know of a narrow path whose packets come by it. It takes a millisecond

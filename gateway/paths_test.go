@@ -3,6 +3,8 @@ package gateway
 import (
 	"encoding/binary"
 	"fmt"
+	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -16,6 +18,7 @@ import (
 	"culvert/geneve/genevetest"
 	"culvert/nat"
 	"culvert/nat/nattest"
+	"culvert/nat/rules"
 )
 
 // pathTest is a gateway whose legs are looked at by a clock of the test's own.
@@ -25,19 +28,39 @@ type pathTest struct {
 	said *logtest.Hook
 	now  time.Duration
 	sent int // echo requests to the first node
+	pods [2]string
 }
 
-func newPathTest(t *testing.T, net byte) *pathTest {
+// newPathTest is of IPv4, or of IPv6 alone.
+func newPathTest(t *testing.T, net byte, six bool) *pathTest {
 	log, said := logtest.NewNullLogger()
-	c := clusterConfig("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16")
+	c, pods := clusterConfig("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16"), [2]string{"10.0.1.5", "10.0.2.5"}
+	if six {
+		dual(c, clusterConfig("milan", "rome", config.Server, "10.62.0.0/16", "10.72.0.0/16"))
+		c, pods = alone6(c), [2]string{"fd00:10:0:1::5", "fd00:10:0:2::5"}
+	}
 	c.WireGuard.PeerPublicKey = wgkey.NewPrivate().Public()
 	c.WireGuard.Endpoint = "127.0.0.1:9"
-	p := &pathTest{t: t, cluster: open(t, c, net, log, nil), said: said}
+	p := &pathTest{t: t, cluster: open(t, c, net, log, nil), said: said, pods: pods}
 	t.Cleanup(func() {
 		p.watch.knocker.close()
 		p.close()
 	})
 	return p
+}
+
+// alone6 returns c, which has both families, without IPv4.
+func alone6(c *config.Config) *config.Config {
+	four := func(p netip.Prefix) bool { return p.Addr().Is4() }
+	c.Geneve.GatewayAddress.V4, c.UnknownSource.V4 = netip.Addr{}, netip.Addr{}
+	for i := range c.Geneve.Nodes {
+		n := &c.Geneve.Nodes[i]
+		n.Address.V4 = netip.Addr{}
+		n.PodCIDRs = slices.DeleteFunc(n.PodCIDRs, four)
+	}
+	c.Local.PodCIDRs, c.Local.ExternalCIDRs = slices.DeleteFunc(c.Local.PodCIDRs, four), slices.DeleteFunc(c.Local.ExternalCIDRs, four)
+	c.Remote = slices.DeleteFunc(c.Remote, func(r rules.RemoteCIDR) bool { return four(r.Real) })
+	return c
 }
 
 // waitFor calls condition until it holds.
@@ -59,7 +82,7 @@ func (p *pathTest) look(lasts time.Duration) {
 	p.t.Helper()
 	const link nat.Link = 1
 	for end := p.now + lasts; p.now < end; p.now += pathInterval {
-		p.nodes[0].Send(udpPacket("10.0.1.5", "10.0.2.5", nil))
+		p.nodes[0].Send(udpPacket(p.pods[0], p.pods[1], nil))
 		p.nodes[1].Receive()
 		p.paths.look(p.now)
 		p.paths.mu.Lock()
@@ -84,12 +107,16 @@ func (p *pathTest) look(lasts time.Duration) {
 func TestPathOfNode(t *testing.T) {
 	for i, tt := range []struct {
 		name        string
+		six         bool
 		there, back int
 		way         string
-	}{{"there", 1246, 0, "to"}, {"back", 0, 1246, "from"}} {
+	}{
+		{"there", false, 1246, 0, "to"}, {"back", false, 0, 1246, "from"},
+		{"there, IPv6 alone", true, 1302, 0, "to"}, {"back, IPv6 alone", true, 0, 1302, "from"},
+	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			p := newPathTest(t, byte(60+i))
+			p, passes := newPathTest(t, byte(60+i), tt.six), max(tt.there, tt.back)
 			p.look(10 * time.Second)
 			metric := func(size int) string {
 				return fmt.Sprintf("culvert_path_mtu_bytes{kind=%q,of=%q} %d\n", "node", "rome-1", size)
@@ -102,8 +129,8 @@ func TestPathOfNode(t *testing.T) {
 
 			s := source{p.Gateway}.Status()
 			size := s.Nodes[0].Path.MTU
-			if size > 1246 || size < 1242 || s.Nodes[0].Path.Narrow != tt.way {
-				t.Fatalf("status says %+v, want about 1246, %q", s.Nodes[0].Path, tt.way)
+			if size > passes || size < passes-4 || s.Nodes[0].Path.Narrow != tt.way {
+				t.Fatalf("status says %+v, want about %d, %q", s.Nodes[0].Path, passes, tt.way)
 			}
 			if s.Nodes[1].Path.Narrow != "" || s.Tunnel.Path.Narrow != "" {
 				t.Errorf("others are narrow too: %+v, %+v", s.Nodes[1].Path, s.Tunnel.Path)
@@ -142,10 +169,14 @@ func (p *pathTest) count(message string, level logrus.Level) (n int) {
 // tooBig has a pod of the second node send one of the first a packet that does not fit.
 func (p *pathTest) tooBig(size int) {
 	p.t.Helper()
-	p.nodes[1].Send(nattest.IP{Source: "10.0.2.5", Destination: "10.0.1.5", DF: true,
-		Body: nattest.UDP{SourcePort: 1, DestinationPort: 2, Payload: nattest.Payload(size+1-28, 1)}}.Bytes())
+	overhead, protocol, kind, code := 28, byte(1), byte(3), byte(4)
+	if strings.Contains(p.pods[0], ":") {
+		overhead, protocol, kind, code = 48, 58, 2, 0
+	}
+	p.nodes[1].Send(nattest.IP{Source: p.pods[1], Destination: p.pods[0], DF: true,
+		Body: nattest.UDP{SourcePort: 1, DestinationPort: 2, Payload: nattest.Payload(size+1-overhead, 1)}}.Bytes())
 	v, err := nattest.Check(p.nodes[1].Receive())
-	if err != nil || v.Protocol != 1 || v.Body[0] != 3 || v.Body[1] != 4 {
+	if err != nil || v.Protocol != protocol || v.Body[0] != kind || v.Body[1] != code {
 		p.t.Fatalf("no too-big message: %v, % x", err, v.Body)
 	}
 	if got := int(binary.BigEndian.Uint16(v.Body[6:])); got != size {

@@ -30,6 +30,8 @@ type watch struct {
 
 	// The rest is for the goroutine that calls look.
 	knocker knocker
+	private wgkey.Key         // at the last look
+	public  string            // that belongs to it
 	rules   map[string]uint64 // packets of each rule that refuses, at the last look
 	made    int64             // the last handshake
 	shown   []geneve.Presence // by nat.Link; room for the next look
@@ -99,6 +101,14 @@ func (w *watch) observe(now time.Duration) *health.Observation {
 		Remote: func(a netip.Addr) bool { return remote(c, a) },
 	}
 	o.Paths = w.paths(c, o.Peer.Endpoint.Addr())
+	tunnel := g.wg.Stats()
+	for name, s := range g.sockets(&tunnel) {
+		port := c.Geneve.ListenPort
+		if name != "geneve" {
+			port = g.wg.Port()
+		}
+		o.Sockets = append(o.Sockets, health.Socket{Name: name, Port: port, Received: s.ReceivedMessages, Overflows: s.Overflows})
+	}
 	if o.Peer.Handshake != w.made {
 		w.made = o.Peer.Handshake
 		g.wg.Hello()
@@ -141,8 +151,11 @@ var strangerKinds = map[wg.Reason]health.StrangerKind{
 }
 
 func (w *watch) seePeer(c *config.Config) health.Peer {
+	if k := c.WireGuard.PrivateKey; k != w.private || w.public == "" {
+		w.private, w.public = k, k.Public().Base64() // costs as much as a handshake
+	}
 	p := health.Peer{Name: c.Peer, Role: c.WireGuard.Role.String(), Configured: c.WireGuard.Endpoint,
-		ListenPort: w.g.wg.Port(), PublicKey: c.WireGuard.PrivateKey.Public().Base64(), Unknown: c.WireGuard.PeerPublicKey == (wgkey.Key{}), Initiator: w.g.wg.Initiator()}
+		ListenPort: w.g.wg.Port(), PublicKey: w.public, Unknown: c.WireGuard.PeerPublicKey == (wgkey.Key{}), Initiator: w.g.wg.Initiator()}
 	s, err := w.g.wg.PeerStats()
 	if err != nil {
 		return p // it is being closed

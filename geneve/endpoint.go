@@ -14,8 +14,8 @@ import (
 
 // Options of Listen.
 type Options struct {
-	// Listen is the underlay address and port to receive on and to send from. Its family is that of the underlay; an
-	// unspecified address listens on all.
+	// Listen is the underlay address and port to receive on and to send from. Its family is that of the underlay; without an
+	// address the endpoint listens on all, of both families where the machine has both.
 	Listen netip.AddrPort
 	// RemotePort is the port to which all tunnels are sent (0: the port of Listen). The port that nodes send from does not matter.
 	RemotePort uint16
@@ -28,7 +28,6 @@ type Options struct {
 // Endpoint is one end of all tunnels that share a UDP port.
 type Endpoint struct {
 	socket     udp.Conn
-	is6        bool
 	remotePort uint16
 	now        func() time.Duration
 	neighbours neighbours
@@ -67,15 +66,21 @@ func (t *table) byID(id uint16) *tunnel {
 
 // Listen opens the socket. There are no tunnels before Apply. Errors are those of udp.Open.
 func Listen(o Options) (*Endpoint, error) {
-	network, is6 := "udp4", o.Listen.Addr().Is6() && !o.Listen.Addr().Is4In6()
-	if is6 {
+	network, at := "udp", o.Listen.Addr().Unmap()
+	switch {
+	case at.Is4():
+		network = "udp4"
+	case at.Is6():
 		network = "udp6"
 	}
-	socket, err := udp.Open(network, netip.AddrPortFrom(o.Listen.Addr().Unmap(), o.Listen.Port()), o.UDP)
+	// RFC 8200, Section 8.1, and RFC 8926, Section 3.3: a tunnel over IPv6 may leave the checksum out. Only pairs of VNI and source
+	// that are configured pass, and the addresses and lengths of inner packets are checked (RFC 6936, Section 5).
+	o.UDP.ZeroChecksums = true
+	socket, err := udp.Open(network, netip.AddrPortFrom(at, o.Listen.Port()), o.UDP)
 	if err != nil {
 		return nil, fmt.Errorf("geneve: %w", err)
 	}
-	e := &Endpoint{socket: socket, is6: is6, remotePort: o.RemotePort, now: o.Now}
+	e := &Endpoint{socket: socket, remotePort: o.RemotePort, now: o.Now}
 	if e.remotePort == 0 {
 		e.remotePort = socket.LocalAddr().Port()
 	}
@@ -88,13 +93,19 @@ func Listen(o Options) (*Endpoint, error) {
 	return e, nil
 }
 
-// Check returns all that is wrong with a set of tunnels for an underlay of the given family.
-func Check(tunnels []Tunnel, is6 bool) error {
+// Reaches reports whether the socket is of a's family.
+func (e *Endpoint) Reaches(a netip.Addr) bool {
+	local := e.socket.LocalAddr().Addr()
+	return local.Is6() == a.Unmap().Is6() || local == netip.IPv6Unspecified()
+}
+
+// Check returns all that is wrong with a set of tunnels.
+func Check(tunnels []Tunnel) error {
 	var errs []error
 	ids, outer := make(map[uint16]bool, len(tunnels)), make(map[outerKey]uint16, len(tunnels))
 	for i := range tunnels {
 		t := &tunnels[i]
-		if err := t.validate(is6); err != nil {
+		if err := t.validate(); err != nil {
 			errs = append(errs, err)
 			continue
 		}
@@ -116,13 +127,16 @@ type Prepared struct{ table *table }
 // Prepare makes tunnels ready for Commit or returns all that is wrong with them. It changes nothing. From one Prepare to its Commit, the
 // caller keeps others from committing.
 func (e *Endpoint) Prepare(tunnels []Tunnel) (*Prepared, error) {
-	if err := Check(tunnels, e.is6); err != nil {
+	if err := Check(tunnels); err != nil {
 		return nil, err
 	}
 	old := e.table.Load()
 	next := &table{outer: make(map[outerKey]*tunnel, len(tunnels))}
 	for _, c := range tunnels {
 		c.Remote = c.Remote.Unmap()
+		if !e.Reaches(c.Remote) {
+			return nil, fmt.Errorf("geneve: tunnel %d: remote address %v not of the socket's family", c.ID, c.Remote)
+		}
 		if c.Inner == IP {
 			c.Encap = Geneve
 		}

@@ -44,10 +44,15 @@ func run(t *testing.T, e *Endpoint, out chan<- Packet) {
 
 // TestGatewayAndNode joins two endpoints: neither knows the other's MAC address, packets go both ways.
 func TestGatewayAndNode(t *testing.T) {
+	loopback := netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	underlays := []struct {
 		name          string
 		gateway, node netip.Addr
-	}{{"IPv4", gatewayOuter, nodeOuter}, {"IPv6", netip.IPv6Loopback(), netip.IPv6Loopback()}}
+		all           bool // the gateway listens on all
+	}{
+		{"IPv4", gatewayOuter, nodeOuter, false}, {"IPv6", netip.IPv6Loopback(), netip.IPv6Loopback(), false},
+		{"IPv4", loopback, loopback, true}, {"IPv6", netip.IPv6Loopback(), netip.IPv6Loopback(), true},
+	}
 	shapes := []struct {
 		name  string
 		encap Encap
@@ -65,7 +70,11 @@ func TestGatewayAndNode(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					gateway, err := Listen(Options{Listen: netip.AddrPortFrom(u.gateway, 0), RemotePort: node.LocalAddr().Port(), UDP: o})
+					listen := u.gateway
+					if u.all {
+						listen = netip.Addr{}
+					}
+					gateway, err := Listen(Options{Listen: netip.AddrPortFrom(listen, 0), RemotePort: node.LocalAddr().Port(), UDP: o})
 					if err != nil {
 						t.Fatal(err)
 					}

@@ -44,8 +44,8 @@ type Tunnel struct {
 // A Pair is the addresses of one station; the zero Addr is none of a family.
 type Pair struct{ V4, V6 netip.Addr }
 
-// validate returns what is wrong with t on a socket of the given family.
-func (t *Tunnel) validate(is6 bool) error {
+// validate returns what is wrong with t.
+func (t *Tunnel) validate() error {
 	var errs []error
 	check := func(ok bool, format string, args ...any) {
 		if !ok {
@@ -53,7 +53,7 @@ func (t *Tunnel) validate(is6 bool) error {
 		}
 	}
 	check(t.VNI <= MaxVNI, "VNI %d above %d", t.VNI, MaxVNI)
-	check(t.Remote.IsValid() && t.Remote.Unmap().Is6() == is6, "remote address %v not of the socket's family", t.Remote)
+	check(t.Remote.IsValid() && t.Remote.Zone() == "", "remote address %v is none, or has a zone", t.Remote)
 	check(t.Encap <= VXLAN, "unknown encapsulation %d", t.Encap)
 	check(t.Inner <= IP, "unknown inner protocol %d", t.Inner)
 	check(t.Role <= Node, "unknown role %d", t.Role)

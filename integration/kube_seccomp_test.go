@@ -71,6 +71,11 @@ func restrict() error {
 		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.SYS_CLONE, SkipTrue: 3},
 		bpf.LoadAbsolute{Off: seccompArgument, Size: 4},
 		bpf.JumpIf{Cond: bpf.JumpBitsNotSet, Val: namespaces, SkipTrue: 1}, no, yes)
+	return filterCalls(program)
+}
+
+// filterCalls puts a program before every call of this thread and of what it starts.
+func filterCalls(program []bpf.Instruction) error {
 	raw, err := bpf.Assemble(program)
 	if err != nil {
 		return err

@@ -210,12 +210,31 @@ func TestLab(t *testing.T) {
 	u.requireNothingLeft()
 }
 
-// TestLabDual has both families inside: all that is promised for IPv4 is tried over IPv6.
-func TestLabDual(t *testing.T) {
+// TestLabIPv6: all that is promised for IPv4 is tried over IPv6, between pods that have it and over tunnels that use it.
+func TestLabIPv6(t *testing.T) {
 	u := newLabUser(t)
 	u.need("vxlan", "ipv6")
-	u.check(80, "dual", "--mode", "vxlan", "--offloads", "on")
+	u.check(80, "v6-outside", "--mode", "vxlan", "--offloads", "on")
+	u.check(35, "v6-inside", "--mode", "vxlan", "--brief")
 	u.requireNothingLeft()
+}
+
+// TestLongLabIPv6 is TestLabIPv6 in all modes and in full, with root and without.
+func TestLongLabIPv6(t *testing.T) {
+	need.Long(t, "labs with IPv6 in every mode")
+	for _, u := range []*labUser{newLabUser(t), newLabUser(t).ordinary()} {
+		for _, mode := range []string{"geneve", "vxlan", "tun"} {
+			for _, offloads := range []string{"on", "off"} {
+				t.Run(mode+"/"+offloads, func(t *testing.T) {
+					u := *u
+					u.t = t
+					u.need(mode, "ipv6")
+					u.check(240, "dual", "v6-inside", "v6-outside", "--mode", mode, "--offloads", offloads)
+					u.requireNothingLeft()
+				})
+			}
+		}
+	}
 }
 
 // TestLabOrdinaryUser is the short form of TestLab without root, where /dev/net/tun may be closed.

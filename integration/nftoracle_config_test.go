@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -12,11 +13,12 @@ import (
 	"culvert/nat/rules"
 )
 
-// config returns a random configuration without tables: every field that generates rules comes and goes.
-func (m *maker) config() *nat.Config {
-	c := oracleConfig()
+// generated returns a random configuration without tables, and plans for it: every field that generates rules comes and goes.
+func (m *maker) generated() *nat.Config {
+	c := oracleConfig(m.families)
 	maybe := func() bool { return m.IntN(3) > 0 }
-	c.LocalPodCIDRs = append(c.LocalPodCIDRs[:2:2], netip.MustParsePrefix("10.9.32.0/19"))
+	has := func(a netip.Addr) bool { return slices.Contains(m.families, a.Is6()) }
+	c.LocalPodCIDRs = append(c.LocalPodCIDRs, m.of(prefixes("10.9.32.0/19", "fd00:9:0:2000::/51"))...)
 	for i := range c.Remote {
 		if !maybe() {
 			c.Remote[i].Remapped = netip.Prefix{}
@@ -26,43 +28,50 @@ func (m *maker) config() *nat.Config {
 			}[c.Remote[i].Real.Addr().Is6()]
 		}
 	}
-	if maybe() { // both clusters use the same pod CIDR
-		c.Remote[0] = rules.RemoteCIDR{Real: oraclePods[0], Remapped: oracleSeen[0]}
-	}
-	if maybe() { // and the same external CIDR
-		for i := range c.Remote {
-			if c.Remote[i].External && c.Remote[i].Real.Addr().Is4() {
-				c.Remote[i] = rules.RemoteCIDR{Real: oracleOwn[0], Remapped: netip.MustParsePrefix("10.6.0.0/16"), External: true}
-			}
+	for i, v6 := range m.families {
+		if maybe() { // both clusters use the same pod CIDR
+			c.Remote[3*i] = rules.RemoteCIDR{Real: oraclePods[family(v6)], Remapped: oracleSeen[family(v6)]}
 		}
-	}
-	if maybe() {
-		c.UnknownSource.V4 = oracleOwn[0].Addr()
+		if maybe() { // and the same external CIDR
+			c.Remote[3*i+2] = rules.RemoteCIDR{Real: oracleOwn[family(v6)], Remapped: prefixes("10.6.0.0/16", "fd00:6::/48")[family(v6)], External: true}
+		}
+		if maybe() {
+			c.UnknownSource.Set(oracleOwn[family(v6)].Addr())
+		}
 	}
 	c.MSSClamp = pick(m, rules.MSSAuto, rules.MSSAuto, rules.MSSOff, rules.MSSClamp(1200))
 	node := func() nat.Link { return pick(m, c.Nodes...).Link }
 	for _, p := range []string{
-		"10.1.0.0/20", "10.1.0.4/30", "10.1.0.5/32", "10.1.128.0/17", "10.9.32.0/20", "fd00:1::/64", "fd00:1::3/128", "fd00:1:0:1::/64",
+		"10.1.0.0/20", "10.1.0.4/30", "10.1.0.5/32", "10.1.128.0/17", "10.9.32.0/20",
+		"fd00:1::/64", "fd00:1::4/126", "fd00:1::5/128", "fd00:1:0:8000::/49", "fd00:9:0:2000::/52",
 	} {
-		if maybe() {
-			c.Routes = append(c.Routes, rules.Route{Prefix: netip.MustParsePrefix(p), Link: node()})
+		if p := netip.MustParsePrefix(p); has(p.Addr()) && maybe() {
+			c.Routes = append(c.Routes, rules.Route{Prefix: p, Link: node()})
 		}
 	}
 	for _, n := range c.Nodes {
-		c.Routes = append(c.Routes, rules.Route{Prefix: netip.PrefixFrom(n.Address.V4, 32), Link: n.Link})
+		for a := range n.Address.All() {
+			c.Routes = append(c.Routes, rules.Route{Prefix: netip.PrefixFrom(a, a.BitLen()), Link: n.Link})
+		}
 	}
-	if maybe() {
-		c.Addresses = append(c.Addresses,
-			rules.AddressMapping{External: netip.MustParseAddr("10.7.0.9"), Internal: netip.MustParseAddr("172.20.0.10")},
-			rules.AddressMapping{External: netip.MustParseAddr("10.7.1.9"), Internal: netip.MustParseAddr("172.21.0.10"), Via: node()},
-			rules.AddressMapping{External: netip.MustParseAddr("10.7.0.10"), Internal: netip.MustParseAddr("10.1.0.5")},
-			rules.AddressMapping{External: netip.MustParseAddr("fd00:7::9"), Internal: netip.MustParseAddr("fd00:8::9")})
+	for _, x := range []struct {
+		external, internal string
+		via                nat.Link
+	}{
+		{"10.7.0.9", "172.20.0.10", 0}, {"10.7.1.9", "172.21.0.10", node()}, {"10.7.0.10", "10.1.0.5", 0},
+		{"fd00:7::9", "fd00:8::9", 0}, {"fd00:7:0:1::9", "fd00:8:1::9", node()}, {"fd00:7::10", "fd00:1::5", 0},
+	} {
+		a := rules.AddressMapping{External: netip.MustParseAddr(x.external), Internal: netip.MustParseAddr(x.internal), Via: x.via}
+		if has(a.External) && maybe() {
+			c.Addresses = append(c.Addresses, a)
+		}
 	}
 	for range m.IntN(4) {
 		r := rules.FilterRule{Name: string(rune('a' + len(c.Rules))), From: pick(m, rules.FromAnywhere, rules.FromLocal, rules.FromRemote),
 			Action: pick(m, rules.FilterAccept, rules.FilterDrop, rules.FilterReject)}
 		for range m.IntN(3) {
-			r.Destination = append(r.Destination, netip.PrefixFrom(m.in(oraclePods[0]), 30).Masked())
+			a := m.in(oraclePods[family(m.v6())])
+			r.Destination = append(r.Destination, netip.PrefixFrom(a, a.BitLen()-2).Masked())
 		}
 		if r.Protocol = pick(m, uint8(0), protoTCP, protoUDP); r.Protocol != 0 {
 			r.Ports = []rules.PortRange{{First: 53, Last: 53}, {First: 8000, Last: 8100}}
@@ -71,16 +80,19 @@ func (m *maker) config() *nat.Config {
 			c.Rules = append(c.Rules, r)
 		}
 	}
+	m.plan = m.planOf(c)
 	return c
 }
 
 // planOf returns the addresses that a configuration knows, and some that it does not.
-func planOf(c *nat.Config) plan {
+func (m *maker) planOf(c *nat.Config) plan {
 	var p plan
 	host := func(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 	for _, n := range c.Nodes {
 		p.nodes = append(p.nodes, n.Link)
-		p.nodeSources = append(p.nodeSources, host(n.Address.V4))
+		for a := range n.Address.All() {
+			p.nodeSources = append(p.nodeSources, host(a))
+		}
 	}
 	for _, r := range c.Routes {
 		p.nodeSources = append(p.nodeSources, r.Prefix)
@@ -98,11 +110,11 @@ func planOf(c *nat.Config) plan {
 		p.nodeSources = append(p.nodeSources, host(a.Internal))
 		p.tunnelDestinations = append(p.tunnelDestinations, host(a.External), host(a.External))
 	}
-	if c.UnknownSource.IsValid() {
-		p.nodeSources = append(p.nodeSources, host(c.UnknownSource.V4))
+	for a := range c.UnknownSource.All() {
+		p.nodeSources = append(p.nodeSources, host(a))
 	}
-	p.nodeSources = append(p.nodeSources, oracleOutside[:]...)
-	p.nodeDestinations = append(p.nodeDestinations, oracleOutside[0], oraclePods[0], oraclePods[1])
+	p.nodeSources = append(p.nodeSources, m.of(oracleOutside)...)
+	p.nodeDestinations = append(p.nodeDestinations, m.of(oracleOutside, oraclePods)...)
 	return p
 }
 
@@ -128,10 +140,10 @@ func capturedConfigs(t *testing.T) []*nat.Config {
 	return all
 }
 
-// liqoPlan is planOf with the pods and mapped addresses that only the tables know.
-func liqoPlan(c *nat.Config) plan {
-	p := planOf(c)
-	p.onlyIPv4 = true
+// liqo plans for a captured configuration: also the pods and mapped addresses that only the tables know. Liqo knows IPv4 alone.
+func (m *maker) liqo(c *nat.Config) *nat.Config {
+	m.families = onlyIPv4
+	p := m.planOf(c)
 	for _, t := range c.Routing {
 		for _, r := range t.Rules {
 			for _, route := range r.Routes {
@@ -150,5 +162,6 @@ func liqoPlan(c *nat.Config) plan {
 			}
 		}
 	}
-	return p
+	m.plan = p
+	return c
 }

@@ -21,31 +21,28 @@ import (
 
 // oracleDevice is a TUN device of the oracle, which stands for a port of the engine.
 type oracleDevice struct {
-	name    string
-	link    nat.Link
-	address string // what masquerade and the kernel's own messages use
+	name      string
+	link      nat.Link
+	addresses rules.Pair // what masquerade and the kernel's own messages use
 }
 
 const oracleMTU = 1340
 
-// oracleDevices are the tunnel and three nodes; rules also name devices that do not exist.
-var oracleDevices = []oracleDevice{
-	{"liqo-tunnel", nat.Tunnel, "169.254.18.2/32"},
-	{"liqo.abcdefghij", 1, "10.80.0.4/32"},
-	{"rome-2", 2, "10.80.0.4/32"},
-	{"liqo.zzz", 7, "10.80.0.4/32"},
-}
+// oracleNodes are three nodes; rules also name devices that do not exist.
+var oracleNodes = []struct {
+	name string
+	link nat.Link
+}{{"liqo.abcdefghij", 1}, {"rome-2", 2}, {"liqo.zzz", 7}}
 
 // oracleDevicesOf returns the devices of a configuration.
 func oracleDevicesOf(c *nat.Config) []oracleDevice {
-	host := func(a netip.Addr) string { return netip.PrefixFrom(a, a.BitLen()).String() }
-	all := []oracleDevice{{"liqo-tunnel", nat.Tunnel, host(c.TunnelAddress.V4)}}
+	all := []oracleDevice{{"liqo-tunnel", nat.Tunnel, c.TunnelAddress}}
 	for _, n := range c.Nodes {
 		name := n.Device
 		if name == "" {
 			name = n.Name
 		}
-		all = append(all, oracleDevice{name, n.Link, host(c.GatewayAddress.V4)})
+		all = append(all, oracleDevice{name, n.Link, c.GatewayAddress})
 	}
 	return all
 }
@@ -61,9 +58,14 @@ type oracle struct {
 // newOracle makes the namespace for a configuration and loads its rules. All of it happens on one thread, with which the namespace
 // ends.
 func newOracle(c *nat.Config) (*oracle, error) {
-	o := &oracle{devices: oracleDevicesOf(c), via: map[netip.Addr]string{c.PeerTunnelAddress.V4: "liqo-tunnel"}, calls: make(chan func())}
+	o := &oracle{devices: oracleDevicesOf(c), via: map[netip.Addr]string{}, calls: make(chan func())}
+	for a := range c.PeerTunnelAddress.All() {
+		o.via[a] = "liqo-tunnel"
+	}
 	for i, n := range c.Nodes {
-		o.via[n.Address.V4] = o.devices[i+1].name
+		for a := range n.Address.All() {
+			o.via[a] = o.devices[i+1].name
+		}
 	}
 	made := make(chan error)
 	go func() {
@@ -107,6 +109,9 @@ var oracleSysctls = map[string]string{
 	"net/ipv4/conf/default/send_redirects": "0",
 	"net/ipv6/conf/default/addr_gen_mode":  "1", // no link-local address: the kernel says nothing of its own
 	"net/ipv6/conf/all/forwarding":         "1",
+	"net/ipv6/auto_flowlabels":             "0", // the kernel's own messages have none, and so are told from others
+	// Masquerade gives the address of the device, as for IPv4, not one of a wider scope (RFC 6724, Section 5, Rule 2).
+	"net/ipv6/conf/default/use_oif_addrs_only": "1",
 }
 
 func (o *oracle) make() error {
@@ -147,11 +152,16 @@ func (o *oracle) device(d oracleDevice) error {
 	if err := netlink.LinkSetMTU(link, oracleMTU); err != nil {
 		return err
 	}
-	address, err := netlink.ParseAddr(d.address)
-	if err != nil {
-		return err
+	for a := range d.addresses.All() {
+		address := &netlink.Addr{IPNet: netOf(netip.PrefixFrom(a, a.BitLen()))}
+		if a.Is6() {
+			address.Flags = unix.IFA_F_NODAD // it can be used at once
+		}
+		if err := netlink.AddrAdd(link, address); err != nil {
+			return fmt.Errorf("%v: %w", a, err)
+		}
 	}
-	return errors.Join(netlink.AddrAdd(link, address), netlink.LinkSetUp(link))
+	return netlink.LinkSetUp(link)
 }
 
 // load installs tables and policy tables, written by the rules of this file and not by nat's.
@@ -161,7 +171,8 @@ func (o *oracle) load(tables []rules.Table, routing []rules.PolicyTable) error {
 		// Of chains with equal priority the kernel runs the one that came last first.
 		tables := slices.Clone(tables)
 		slices.Reverse(tables)
-		text := nftText(tables)
+		// A kernel whose rules need no connections keeps none, and then puts no fragments together either.
+		text := nftText(tables) + "table inet conntrack {\n\tchain c {\n\t\ttype filter hook prerouting priority 400;\n\t\tct state invalid counter\n\t}\n}\n"
 		cmd.Stdin = strings.NewReader(text)
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("nft: %w: %s\n%s", err, out, text)
@@ -234,11 +245,14 @@ type output struct {
 	bytes []byte
 }
 
-// inject gives the kernel a packet that comes in at port, and returns what the kernel has sent by the time that it has taken it.
-func (o *oracle) inject(link nat.Link, b []byte) ([]output, error) {
+// inject gives the kernel a packet, perhaps in fragments, that comes in at link, and returns what the kernel has sent by the time that it
+// has taken it.
+func (o *oracle) inject(link nat.Link, parts [][]byte) ([]output, error) {
 	at := slices.IndexFunc(o.devices, func(d oracleDevice) bool { return d.link == link })
-	if _, err := unix.Write(o.files[at], b); err != nil {
-		return nil, err
+	for _, b := range parts {
+		if _, err := unix.Write(o.files[at], b); err != nil {
+			return nil, err
+		}
 	}
 	return o.drain()
 }

@@ -27,23 +27,64 @@ func prefixes(v4, v6 string) [2]netip.Prefix {
 	return [2]netip.Prefix{netip.MustParsePrefix(v4), netip.MustParsePrefix(v6)}
 }
 
+// families are those that both clusters have.
+type families []bool // of each one, whether it is IPv6
+
+var (
+	onlyIPv4  = families{false}
+	onlyIPv6  = families{true}
+	dualStack = families{false, true}
+)
+
+func (f families) String() string {
+	switch {
+	case len(f) > 1:
+		return "both families"
+	case f[0]:
+		return "IPv6"
+	}
+	return "IPv4"
+}
+
+// of returns those of some prefixes that are of the families.
+func (f families) of(pools ...[2]netip.Prefix) []netip.Prefix {
+	var all []netip.Prefix
+	for _, p := range pools {
+		for _, v6 := range f {
+			all = append(all, p[family(v6)])
+		}
+	}
+	return all
+}
+
+// pair returns those of two addresses that are of the families.
+func (f families) pair(v4, v6 string) rules.Pair {
+	var p rules.Pair
+	for _, six := range f {
+		p.Set(netip.MustParseAddr(map[bool]string{false: v4, true: v6}[six]))
+	}
+	return p
+}
+
 // oracleConfig is the engine's configuration but for the rules.
-func oracleConfig() *nat.Config {
+func oracleConfig(f families) *nat.Config {
 	c := &nat.Config{MTU: oracleMTU, MaxConnections: 1 << 16, Config: rules.Config{
-		LocalPodCIDRs:      oraclePods[:],
-		LocalExternalCIDRs: oracleOwn[:],
-		GatewayAddress:     rules.PairOf(netip.MustParseAddr("10.80.0.4")),
-		TunnelAddress:      rules.PairOf(netip.MustParseAddr("169.254.18.2")),
-		PeerTunnelAddress:  rules.PairOf(netip.MustParseAddr("169.254.18.1")),
+		LocalPodCIDRs:      f.of(oraclePods),
+		LocalExternalCIDRs: f.of(oracleOwn),
+		GatewayAddress:     f.pair("10.80.0.4", "fd00:80::4"),
+		TunnelAddress:      f.pair("169.254.18.2", "fe80::a9fe:1202"),
+		PeerTunnelAddress:  f.pair("169.254.18.1", "fe80::a9fe:1201"),
 	}}
-	for i := range 2 {
+	for _, v6 := range f {
+		i := family(v6)
 		c.Remote = append(c.Remote,
 			rules.RemoteCIDR{Real: oracleRemote[i], Remapped: oracleSeen[i]},
 			rules.RemoteCIDR{Real: oracleFlat[i]},
 			rules.RemoteCIDR{Real: oracleExternal[i], Remapped: oracleAlias[i], External: true})
 	}
-	for i, d := range oracleDevices[1:] {
-		c.Nodes = append(c.Nodes, rules.Node{Link: d.link, Name: fmt.Sprint("node-", i), Device: d.name, Address: rules.PairOf(netip.AddrFrom4([4]byte{10, 80, 0, byte(10 + i)}))})
+	for i, d := range oracleNodes {
+		c.Nodes = append(c.Nodes, rules.Node{Link: d.link, Name: fmt.Sprint("node-", i), Device: d.name,
+			Address: f.pair(fmt.Sprint("10.80.0.", 10+i), fmt.Sprint("fd00:80::", 10+i))})
 	}
 	return c
 }
@@ -51,38 +92,40 @@ func oracleConfig() *nat.Config {
 // A maker makes rules and traffic that meet.
 type maker struct {
 	*rand.Rand
+	families
 	notrack bool // a rule of the tables says so
+	ports   bool // one has ports
 	fixture bool // small packets, and none that the kernel spoils
 	plan    plan
 }
 
 // A plan says which addresses packets have; a prefix that is there twice comes twice as often.
 type plan struct {
-	onlyIPv4                          bool
 	nodes                             []nat.Link
 	nodeSources, nodeDestinations     []netip.Prefix
 	tunnelSources, tunnelDestinations []netip.Prefix
 }
 
 // oraclePlan is that of oracleConfig.
-func oraclePlan() plan {
-	both := func(of ...[2]netip.Prefix) []netip.Prefix {
-		var all []netip.Prefix
-		for _, p := range of {
-			all = append(all, p[:]...)
-		}
-		return all
-	}
+func oraclePlan(f families) plan {
 	p := plan{
-		nodeSources:        both(oraclePods, oraclePods, oraclePods, oracleOwn, oracleOutside),
-		nodeDestinations:   both(oracleSeen, oracleSeen, oracleFlat, oracleAlias, oraclePods, oracleOwn, oracleOutside),
-		tunnelSources:      both(oracleRemote, oracleFlat, oracleExternal),
-		tunnelDestinations: both(oraclePods, oraclePods, oracleOwn, oracleOutside),
+		nodeSources:        f.of(oraclePods, oraclePods, oraclePods, oracleOwn, oracleOutside),
+		nodeDestinations:   f.of(oracleSeen, oracleSeen, oracleFlat, oracleAlias, oraclePods, oracleOwn, oracleOutside),
+		tunnelSources:      f.of(oracleRemote, oracleFlat, oracleExternal),
+		tunnelDestinations: f.of(oraclePods, oraclePods, oracleOwn, oracleOutside),
 	}
-	for _, d := range oracleDevices[1:] {
+	for _, d := range oracleNodes {
 		p.nodes = append(p.nodes, d.link)
 	}
 	return p
+}
+
+// random returns the configuration of a random rule set, and plans for it.
+func (m *maker) random() *nat.Config {
+	c := oracleConfig(m.families)
+	c.Firewall, c.Routing = m.tables(), m.routing()
+	m.plan = oraclePlan(m.families)
+	return c
 }
 
 func pick[T any](m *maker, of ...T) T { return of[m.IntN(len(of))] }
@@ -93,6 +136,9 @@ func family(v6 bool) int {
 	}
 	return 0
 }
+
+// v6 chooses one of the families.
+func (m *maker) v6() bool { return m.families[m.IntN(len(m.families))] }
 
 // in returns an address of p: mostly one of few, so that rules about single addresses find packets.
 func (m *maker) in(p netip.Prefix) netip.Addr {
@@ -148,7 +194,7 @@ func (m *maker) match(v6 bool) rules.Match {
 	x := rules.Match{Op: pick(m, rules.OpEqual, rules.OpEqual, rules.OpEqual, rules.OpNotEqual)}
 	for x == (rules.Match{Op: x.Op}) {
 		if m.IntN(6) == 0 {
-			x.Proto = pick(m, "tcp", "udp", "253")
+			x.Proto = pick(m, "tcp", "udp", "253", map[bool]string{false: "icmp", true: "icmpv6"}[v6])
 		}
 		if m.IntN(3) == 0 {
 			x.Dev = rules.Operand{Value: pick(m, oracleNames...), Position: pick(m, rules.PositionIn, rules.PositionOut)}
@@ -157,6 +203,7 @@ func (m *maker) match(v6 bool) rules.Match {
 			x.IP = rules.Operand{Value: m.operand(v6), Position: pick(m, rules.PositionSource, rules.PositionDestination)}
 		}
 		if m.IntN(8) == 0 {
+			m.ports = true
 			x.Port = rules.Operand{Value: pick(m, "80", "443", "80-443", "20000-40000"), Position: rules.PositionSource}
 			if m.IntN(2) == 0 { // of an ICMP message that is the checksum, which differs from packet to packet
 				x.Port.Position, x.Proto = rules.PositionDestination, pick(m, "tcp", "udp", "253")
@@ -188,7 +235,10 @@ func (m *maker) tables() []rules.Table {
 	}
 	var all []rules.Table
 	for i := range 1 + m.IntN(4) {
-		t := rules.Table{Name: fmt.Sprint("t", i), Family: pick(m, rules.FamilyIPv4, rules.FamilyIPv4, rules.FamilyINET, rules.FamilyIPv6)}
+		t := rules.Table{Name: fmt.Sprint("t", i), Family: rules.FamilyINET}
+		if m.IntN(4) > 0 {
+			t.Family = map[bool]rules.Family{false: rules.FamilyIPv4, true: rules.FamilyIPv6}[m.v6()]
+		}
 		for j := range 1 + m.IntN(4) {
 			c := rules.Chain{Name: fmt.Sprint("c", j), Type: pick(m, rules.ChainFilter, rules.ChainNAT)}
 			c.Hook = pick(m, rules.HookPrerouting, rules.HookForward, rules.HookPostrouting)
@@ -212,7 +262,7 @@ func (m *maker) tables() []rules.Table {
 }
 
 func (m *maker) rule(name string, t *rules.Table, c *rules.Chain) rules.Rule {
-	v6 := t.Family == rules.FamilyIPv6 || t.Family == rules.FamilyINET && m.IntN(3) == 0
+	v6 := t.Family == rules.FamilyIPv6 || t.Family == rules.FamilyINET && m.v6()
 	r := rules.Rule{Name: name}
 	switch {
 	case c.Type == rules.ChainFilter:
@@ -269,31 +319,32 @@ func (m *maker) target(v6 bool) string {
 	case 0:
 		return m.in(m.pool(v6)).String()
 	case 1:
-		if !v6 {
-			return "10.7.0.1-10.7.0.9"
-		}
+		return map[bool]string{false: "10.7.0.1-10.7.0.9", true: "fd00:7::1-fd00:7::9"}[v6]
 	}
 	return m.prefix(v6).Masked().String()
 }
 
 // routing returns random policy tables on top of one that knows the way to every pool.
 func (m *maker) routing() []rules.PolicyTable {
-	device := func() string { return pick(m, oracleDevices...).name }
+	device := func() string { return pick(m, oracleNames[:4]...) }
 	var base rules.PolicyRule
 	base.Priority = 20000
 	for _, p := range oraclePools {
 		name := device()
-		for i := range 2 {
-			base.Routes = append(base.Routes, rules.PolicyRoute{Destination: p[i], Device: name})
+		for _, destination := range m.of(p) {
+			base.Routes = append(base.Routes, rules.PolicyRoute{Destination: destination, Device: name})
 		}
 	}
 	all := []rules.PolicyTable{{Name: "base", Rules: []rules.PolicyRule{base}}}
 	// The kernel chooses priorities for each family by itself, nat for both; without priority there is only one here.
-	chosen := m.IntN(2) == 0
+	chosen, only := m.IntN(2) == 0, m.v6()
 	for i := range m.IntN(5) {
 		t := rules.PolicyTable{Name: fmt.Sprint("t", i)}
 		for j := range 1 + m.IntN(4) {
-			v6 := !chosen && m.IntN(3) == 0
+			v6 := m.v6()
+			if chosen {
+				v6 = only
+			}
 			r := rules.PolicyRule{Mark: pick(m, uint32(0), 0, 0, 1, 2, 3)}
 			if !chosen {
 				// Equal in several tables, never in one: the kernel takes a rule for one that exists if what it names is equal,

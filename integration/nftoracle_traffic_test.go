@@ -49,7 +49,7 @@ const (
 // newFlow makes a flow with a source port that no other flow of this rule set has: on a clash both sides choose another port, and
 // not the same one.
 func (m *maker) newFlow(number int) *flow {
-	f := &flow{v6: !m.plan.onlyIPv4 && m.IntN(3) == 0}
+	f := &flow{v6: m.v6()}
 	f.protocol = pick(m, uint8(protoTCP), protoTCP, protoUDP, protoUDP, protoICMP, protoOther)
 	if f.v6 && f.protocol == protoICMP {
 		f.protocol = protoICMPv6
@@ -151,8 +151,8 @@ func (m *maker) script(protocol uint8) []flowStep {
 	return s
 }
 
-// next returns the flow's next packet with where it comes in, or nil when the flow is over.
-func (m *maker) next(f *flow, id uint16) (nat.Link, []byte) {
+// next returns the flow's next packet, perhaps in fragments, with where it comes in, or nil when the flow is over.
+func (m *maker) next(f *flow, id uint16) (nat.Link, [][]byte) {
 	for ; f.step < len(f.script); f.step++ {
 		s := f.script[f.step]
 		e := &f.ends[s.from]
@@ -165,14 +165,14 @@ func (m *maker) next(f *flow, id uint16) (nat.Link, []byte) {
 		}
 		f.step++
 		if s.icmpErr {
-			return e.link, m.icmpError(f, e, id)
+			return e.link, [][]byte{m.icmpError(f, e, id)}
 		}
 		return e.link, m.packet(f, s, e, id)
 	}
 	return 0, nil
 }
 
-func (m *maker) packet(f *flow, s flowStep, e *end, id uint16) []byte {
+func (m *maker) packet(f *flow, s flowStep, e *end, id uint16) [][]byte {
 	p := nattest.IP{Source: e.src.String(), Destination: e.dst.String(), ID: id, TTL: uint8(2 + m.IntN(250)), TOS: pick(m, uint8(0), 0, 1, 2), DF: m.IntN(3) > 0}
 	if m.IntN(60) == 0 {
 		p.TTL = 1
@@ -216,7 +216,39 @@ func (m *maker) packet(f *flow, s flowStep, e *end, id uint16) []byte {
 		binary.BigEndian.PutUint16(payload[2:], e.dport)
 		p.Body = nattest.Raw{Protocol: f.protocol, Payload: payload}
 	}
-	return label(p.Bytes(), id)
+	// Of what has no ports, rules with ports look at the first bytes, which later fragments do not have.
+	fragments := !m.ports || f.protocol == protoTCP || f.protocol == protoUDP
+	if fragments && s.size > 100 && !m.fixture && m.IntN(6) == 0 {
+		return m.fragments(p, id)
+	}
+	if f.v6 && m.IntN(6) == 0 {
+		pad := []byte{0, 0, 1, 4, 0, 0, 0, 0}
+		p.First, p.Extensions = pick(m, uint8(0), 60), [][]byte{pad}
+		if p.First == 0 && m.IntN(2) == 0 {
+			p.Extensions = [][]byte{{60, 0, 1, 4, 0, 0, 0, 0}, pad}
+		}
+	}
+	return [][]byte{label(p.Bytes(), id)}
+}
+
+// fragments returns p in two or more fragments, mostly in their order.
+func (m *maker) fragments(p nattest.IP, id uint16) [][]byte {
+	p.DF = false
+	whole, _ := nattest.Check(p.Bytes())
+	body := len(whole.Body)
+	// Where the last one has less than the header of a fragment, the whole is no longer than the first one, and the kernel sends it whole.
+	size := 0
+	for size == 0 || body%size > 0 && body%size < 16 {
+		size = 8 * (5 + m.IntN(min(body, 1200)/8-9))
+	}
+	all := nattest.Pieces(p, size, uint32(id))
+	for i := range all {
+		all[i] = label(all[i], id)
+	}
+	if m.IntN(4) == 0 {
+		m.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	}
+	return all
 }
 
 // label puts id where both sides leave it alone: IPv4 packets have it already, IPv6 packets get it as flow label.
@@ -265,7 +297,7 @@ func (m *maker) icmpError(f *flow, e *end, id uint16) []byte {
 // learn takes what came out of the gateway into the flow: the other end can answer.
 func (f *flow) learn(in, out nat.Link, sent []byte) {
 	v, err := nattest.Check(sent)
-	if err != nil || isError(v) || v.Offset > 0 || v.MF {
+	if err != nil || isError(v) {
 		return
 	}
 	from := 0
@@ -284,9 +316,14 @@ func (f *flow) learn(in, out nat.Link, sent []byte) {
 
 // moved reports whether the flow's packets went out elsewhere before, while a rule masquerades.
 func (f *flow) moved(tables []rules.Table, out nat.Link) bool {
-	return f.ends[1].open && f.ends[1].link != out && slices.ContainsFunc(tables, func(t rules.Table) bool {
+	return f.ends[1].open && f.ends[1].link != out && have(tables, rules.ActionMasquerade)
+}
+
+// have reports whether a rule of tables has the action.
+func have(tables []rules.Table, action rules.Action) bool {
+	return slices.ContainsFunc(tables, func(t rules.Table) bool {
 		return slices.ContainsFunc(t.Chains, func(c rules.Chain) bool {
-			return slices.ContainsFunc(c.Rules, func(r rules.Rule) bool { return r.Action == rules.ActionMasquerade })
+			return slices.ContainsFunc(c.Rules, func(r rules.Rule) bool { return r.Action == action })
 		})
 	})
 }

@@ -30,6 +30,7 @@ type peerHost struct {
 
 	group    *memoryGroup // that programs are started in; nil = this process's
 	confined bool         // programs have a read-only root and cannot gain a capability
+	refused  func() error // puts a filter before the calls of programs; nil = none
 }
 
 func newPeerHost(t *testing.T, name string) *peerHost {
@@ -138,6 +139,11 @@ func (h *peerHost) start(credential *syscall.Credential, program string, args ..
 	err = h.do(func() error {
 		if h.confined {
 			if err := confine(); err != nil {
+				return err
+			}
+		}
+		if h.refused != nil {
+			if err := h.refused(); err != nil {
 				return err
 			}
 		}

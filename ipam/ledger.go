@@ -28,19 +28,24 @@ const (
 type Kind string
 
 // A Pod or External owner is a remote CIDR and gets a CIDR. A Host (an entry of
-// nat.addresses) or a Service owner gets one address of a local external CIDR.
+// nat.addresses) or a Service owner gets one address of a local external CIDR; a service
+// with backends of both families is a Service and a Service6.
 const (
 	Pod      Kind = "pod"
 	External Kind = "external"
 	Host     Kind = "address"
 	Service  Kind = "service"
+	Service6 Kind = "service-ipv6"
 )
+
+// OneAddress reports whether an owner of this kind gets one address.
+func (k Kind) OneAddress() bool { return k == Host || k == Service || k == Service6 }
 
 // Owner is who something is given to. It is comparable, and the zero Owner is nobody.
 type Owner struct {
 	Peer string // the remote cluster's ID
 	Kind Kind
-	Real string // a CIDR (Pod, External), an address (Host) or a name (Service)
+	Real string // a CIDR (Pod, External), an address (Host) or a name (Service, Service6)
 }
 
 func (o Owner) String() string { return fmt.Sprintf("%s %s %s", o.Peer, o.Kind, o.Real) }
@@ -60,10 +65,10 @@ func (o Owner) Check() error {
 		if a, err := netip.ParseAddr(o.Real); err != nil || a.Zone() != "" || a.Is4In6() || a.String() != o.Real {
 			return fmt.Errorf("real: %q is no address such as 192.0.2.10", o.Real)
 		}
-	case Service:
+	case Service, Service6:
 		return checkName("real", o.Real)
 	default:
-		return fmt.Errorf("kind: %q is not one of pod, external, address, service", o.Kind)
+		return fmt.Errorf("kind: %q is not one of pod, external, address, service, service-ipv6", o.Kind)
 	}
 	return nil
 }
@@ -182,7 +187,7 @@ func (l *Ledger) Network(p *Plan, o Owner, want netip.Prefix, now time.Time) (ne
 }
 
 // Address returns the address of network, a local external CIDR, that stands for o, whose
-// kind is Host or Service. An owner keeps its address, of whatever network; a new one gets
+// kind is one of OneAddress. An owner keeps its address, of whatever network; a new one gets
 // the next that neither an entry nor a Taken inside network holds. now is only noted. On
 // error, which may be ErrExhausted, nothing has changed.
 func (l *Ledger) Address(p *Plan, o Owner, network netip.Prefix, now time.Time) (netip.Addr, error) {
@@ -192,7 +197,7 @@ func (l *Ledger) Address(p *Plan, o Owner, network netip.Prefix, now time.Time) 
 	if err := o.Check(); err != nil {
 		return netip.Addr{}, fmt.Errorf("ipam: %s: %w", o, err)
 	}
-	if o.Kind != Host && o.Kind != Service || !canonical(network) {
+	if !o.Kind.OneAddress() || !canonical(network) {
 		return netip.Addr{}, fmt.Errorf("ipam: %s: want kind address or service, and a network; got %s", o, network)
 	}
 	first, end := network.Addr(), last(network)

@@ -56,7 +56,13 @@ func (t *affinityTable) at(number uint32) *affinity {
 	return &t.made[number/chunkEntries][number%chunkEntries]
 }
 
-func identityOf(s *rules.Service) serviceIdentity { return serviceIdentity{s.Name, s.Port, s.Protocol} }
+// identityOf names a service. All frontends of one remember its clients together, as kube-proxy's do.
+func identityOf(s *rules.Service) serviceIdentity {
+	if s.Frontend != nil {
+		return serviceIdentity{name: s.Name, protocol: s.Protocol}
+	}
+	return serviceIdentity{s.Name, s.Port, s.Protocol}
+}
 
 // backend returns the place of the backend for a new connection of a client. It is a function of the key, the service, the client and,
 // with affinity, of the client's earlier connections: so a packet in mid-stream finds the backend that its connection had.

@@ -83,12 +83,12 @@ func TestCapRanks(t *testing.T) {
 
 	// A connection that is there goes on in fragments; a datagram in fragments that would need a new one does not.
 	body := nattest.TCP{SourcePort: 2000, DestinationPort: 80, Seq: 1001, Ack: 5001, Flags: nattest.ACK, Window: 1000, Payload: nattest.Payload(600, 1)}
-	for _, b := range pieces(nattest.IP{Source: first, Destination: "10.71.3.9", Body: body}, 304, 99) {
+	for _, b := range nattest.Pieces(nattest.IP{Source: first, Destination: "10.71.3.9", Body: body}, 304, 99) {
 		forwarded(t, e, node1, b, start)
 	}
 	next++
 	body.Flags = nattest.SYN
-	for _, b := range pieces(nattest.IP{Source: source(next), Destination: "10.71.3.9", Body: body}, 304, 99) {
+	for _, b := range nattest.Pieces(nattest.IP{Source: source(next), Destination: "10.71.3.9", Body: body}, 304, 99) {
 		if v, _ := process(t, e, node2, b, start); v.Action == nat.Forward {
 			t.Errorf("a fragment of what finds no room is forwarded to link %d", v.Out)
 		}

@@ -132,7 +132,7 @@ func (e *Engine) cache(c *conn, d int, tr *rules.Traversal) {
 		c.mark = tr.ConnMark
 		c.flags &^= flagEvaluated0 | flagEvaluated1 // with another mark the next packet may fare otherwise, in both directions
 	}
-	c.hits[d] = e.hits.number(tr)
+	c.hits[d] = e.hits.number(tr, d)
 }
 
 // insert makes a connection of its first packet. It returns false if that is dropped instead.

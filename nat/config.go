@@ -18,6 +18,14 @@ type Config struct {
 	Timeouts       Timeouts
 }
 
+// given returns the source ports of a Host; none: it is no Host.
+func (c *Config) given() rules.PortRange {
+	if c.Host == nil {
+		return rules.PortRange{}
+	}
+	return c.Host.Ports
+}
+
 // DefaultMaxConnections is the cap of the connection table unless the configuration gives one.
 const DefaultMaxConnections = 1 << 18
 

@@ -110,7 +110,10 @@ func (e *Engine) dispatch(d *decision, p *packet.Packet, now Time) {
 			return
 		}
 		var ok bool
-		if d.hit, ok = e.find(&d.from, 0, now); ok {
+		if d.hit, ok = e.loaded(reference(p.Hint), &d.from, now); !ok {
+			d.hit, ok = e.find(&d.from, 0, now)
+		}
+		if ok {
 			if e.established(d, p, now) {
 				return
 			}

@@ -1,6 +1,7 @@
 package nat
 
 import (
+	"errors"
 	"sync"
 
 	"culvert/nat/packet"
@@ -45,6 +46,7 @@ func New(key [16]byte, c *Config) (*Engine, error) {
 	set := rules.NewSet()
 	e := &Engine{hashKey: siphash.NewKey(key), set: set, put: set.Draft(), snapshot: &snapshot{}, hits: newRuleHits()}
 	e.table.init()
+	e.table.given, e.table.shares.flat = c.given(), c.Host != nil
 	e.paths.init()
 	e.limit.init()
 	if err := e.Apply(c); err != nil {
@@ -85,6 +87,9 @@ func (e *Engine) prepare(c *Config) (*Prepared, error) {
 	}
 	if err := c.validate(); err != nil {
 		return nil, err
+	}
+	if c.given() != e.table.given {
+		return nil, errors.New("nat: config: Host.Ports: connections have some of them; restart")
 	}
 	draft, err := e.set.Replace(&c.Config)
 	if err != nil {

@@ -57,7 +57,7 @@ func (e *Engine) established(d *decision, p *packet.Packet, now Time) bool {
 	if p.IsPartial() {
 		e.limits(pl, p, c.tcp.mss[1-dir], now)
 	}
-	if pl.ports != 0 && p.Protocol() == packet.SCTP && p.IsFragment() {
+	if pl.to.Ports != d.from.Ports && p.Protocol() == packet.SCTP && p.IsFragment() {
 		d.drop(ReasonFragment) // its checksum covers bytes that are elsewhere
 		return true
 	}

@@ -23,6 +23,7 @@ func reasonOf(o rules.Outcome) Reason { return outcomeReasons[o] }
 var outcomeReasons = [...]Reason{
 	rules.Passed: ReasonNone, rules.Filtered: ReasonFiltered, rules.Rejected: ReasonRejected,
 	rules.NoRoute: ReasonNoRoute, rules.NoBackend: ReasonNoBackend, rules.UnknownSource: ReasonUnknownSource,
+	rules.NoLocalBackend: ReasonNoBackend, rules.Unserved: ReasonNoMapping,
 }
 
 // refusal is the verdict on a packet that rules and routing drop.
@@ -33,6 +34,10 @@ func (s *snapshot) refusal(tr *rules.Traversal) Verdict {
 	case rules.NoRoute:
 		return s.noRoute(tr.To.Destination())
 	case rules.NoBackend:
+		if s.rules.IsHost() && tr.From.Protocol == packet.TCP {
+			// The kernel takes no ICMP error from the device that has an address of the node's own as source.
+			return refuse(ReasonNoBackend, packet.Reset)
+		}
 		return refuse(ReasonNoBackend, packet.PortUnreachable)
 	}
 	return drop(reasonOf(tr.Outcome))

@@ -26,11 +26,11 @@ func (pl *plan) rewrite(p *packet.Packet) {
 	if pl.clamp != 0 && p.IsSYN() {
 		p.ClampMSS(pl.clamp)
 	}
+	if p.Protocol() == packet.SCTP && !p.IsFragment() {
+		p.AdjustSCTP(&pl.to)
+	}
 	p.Rewrite(&pl.to, pl.addresses, pl.ports)
 	p.DecrementHops()
-	if pl.ports != 0 && p.Protocol() == packet.SCTP {
-		p.SumSCTP()
-	}
 	if p.SegmentSize > 0 && p.SegmentSize >= p.Len()-p.HeaderLen()-8 {
 		p.SegmentSize = 0 // one datagram is no train
 	}

@@ -370,7 +370,7 @@ func TestConnectionAllocations(t *testing.T) {
 		p := udp(source, destination, 1000, 53)
 		_, out, _ := forwarded(t, e, node1, p.Bytes(), start)
 		answer := udp(remote, out.Source.String(), 53, out.SourcePort).Bytes()
-		parts := pieces(nattest.IP{Source: source, Destination: destination, Body: nattest.UDP{SourcePort: 1000, DestinationPort: 53, Payload: make([]byte, 2000)}}, 1000, 1)
+		parts := nattest.Pieces(nattest.IP{Source: source, Destination: destination, Body: nattest.UDP{SourcePort: 1000, DestinationPort: 53, Payload: make([]byte, 2000)}}, 1000, 1)
 		deliver(t, e, node1, parts, start)
 		work := make([]byte, 2048)
 		var q packet.Packet

@@ -13,33 +13,6 @@ import (
 	"culvert/nat/rules"
 )
 
-// pieces cuts the packet p into fragments of size bytes.
-func pieces(p nattest.IP, size int, id uint32) [][]byte {
-	whole := p.Bytes()
-	head := 20
-	if whole[0]>>4 == 6 {
-		head = 40
-	}
-	body := whole[head:]
-	protocol := map[bool]byte{true: whole[6], false: whole[9]}[head == 40]
-	var out [][]byte
-	for at := 0; at < len(body); at += size {
-		q := p
-		q.ID, q.Offset, q.MF = uint16(id), at, at+size < len(body)
-		if head == 40 {
-			field := at
-			if q.MF {
-				field |= 1
-			}
-			q.First, q.Extensions = 44, [][]byte{{0, 0, byte(field >> 8), byte(field), byte(id >> 24), byte(id >> 16), byte(id >> 8), byte(id)}}
-			q.MF, q.Offset = false, 0
-		}
-		q.Body = nattest.Raw{Protocol: protocol, Payload: body[at:min(at+size, len(body))]}
-		out = append(out, q.Bytes())
-	}
-	return out
-}
-
 // deliver processes packets in their order, releases what was held, and returns what went out.
 func deliver(t *testing.T, e *nat.Engine, in nat.Link, packets [][]byte, now nat.Time) [][]byte {
 	t.Helper()
@@ -84,7 +57,7 @@ func TestFragmentOrders(t *testing.T) {
 				forwarded(t, e, node1, udp("10.70.0.0", "10.71.3.9", 9, 10).Bytes(), start)
 				forwarded(t, e, node1, nattest.IP{Source: "10.70.0.0", Destination: "10.71.3.9", Body: nattest.ICMP{Type: 8, Rest: 9 << 16}}.Bytes(), start)
 				forwarded(t, e, node1, tcp("10.70.0.0", "10.71.3.9", 9, 10, nattest.SYN, "").Bytes(), start)
-				there := pieces(whole, 800, 77)
+				there := nattest.Pieces(whole, 800, 77)
 				r.Shuffle(len(there), func(i, j int) { there[i], there[j] = there[j], there[i] })
 				datagram := nattest.Reassemble(deliver(t, e, node2, there, start))
 				if datagram == nil {
@@ -108,7 +81,7 @@ func TestFragmentOrders(t *testing.T) {
 				case "echo":
 					answer.Body = nattest.ICMP{Rest: uint32(v.SourcePort)<<16 | 1, Payload: payload}
 				}
-				back := pieces(answer, 1200, 78)
+				back := nattest.Pieces(answer, 1200, 78)
 				r.Shuffle(len(back), func(i, j int) { back[i], back[j] = back[j], back[i] })
 				datagram = nattest.Reassemble(deliver(t, e, nat.Tunnel, back, start))
 				if v, err = nattest.Check(datagram); err != nil {
@@ -124,16 +97,80 @@ func TestFragmentOrders(t *testing.T) {
 	}
 }
 
-// IPv6 fragments are remapped; those of a pod need no first fragment.
+// IPv6 fragments are remapped, in any order.
 func TestFragmentsIPv6(t *testing.T) {
 	e := engine(t)
 	p := nattest.IP{Source: "fd00:200:0:1::5", Destination: "fd00:71:0:4000::9", Body: nattest.UDP{SourcePort: 1, DestinationPort: 2, Payload: nattest.Payload(3000, 1)}}
-	parts := pieces(p, 1200, 0xabcdef01)
-	for _, i := range []int{2, 0, 1} {
-		_, v, _ := forwarded(t, e, node1, parts[i], start)
+	parts := nattest.Pieces(p, 1200, 0xabcdef01)
+	out := deliver(t, e, node1, [][]byte{parts[2], parts[0], parts[1]}, start)
+	if len(out) != 3 {
+		t.Fatalf("%d fragments", len(out))
+	}
+	for _, b := range out {
+		v, _ := nattest.Check(b)
 		expect(t, v, "fd00:200:0:1::5", "fd00:200::9")
 	}
 	dropped(t, e, node1, parts[1], start, nat.ReasonFragmentOverlap)
+}
+
+// A later fragment that comes first fares as its first one: rules and connections tell by what only that one shows.
+func TestEarlyFragments(t *testing.T) {
+	const client, client6 = "10.200.3.9", remoteReal6
+	mapped := func(c *nat.Config) {
+		c.Addresses = []rules.AddressMapping{
+			{External: address("10.70.0.9"), Internal: address("10.200.1.5")}, {External: address("fd00:70::9"), Internal: address(pod6)},
+		}
+	}
+	served := func(c *nat.Config) {
+		for _, x := range [][2]string{{"10.70.0.20", "10.200.1.5"}, {"fd00:70::20", pod6}} {
+			c.Services = append(c.Services, rules.Service{Name: "dns", Address: address(x[0]), Port: 53, Protocol: packet.UDP,
+				Backends: []rules.Backend{{Address: address(x[1]), Port: 53}}})
+		}
+	}
+	onlyDNS := func(c *nat.Config) {
+		c.Rules = []rules.FilterRule{
+			{Name: "accept", Protocol: packet.UDP, Ports: []rules.PortRange{{First: 53, Last: 53}}},
+			{Name: "drop", From: rules.FromLocal, Action: rules.FilterDrop},
+		}
+	}
+	for _, test := range []struct {
+		name     string
+		change   func(*nat.Config)
+		asks, by string // who has asked the sender, by which address, "" = nobody
+		from, to string // of the fragments, which are node1's
+		source   string // that they get
+	}{
+		{"a mapped pod answers", mapped, client, "10.70.0.9", "10.200.1.5", "10.71.3.9", "10.70.0.9"},
+		{"a mapped pod answers over IPv6", mapped, client6, "fd00:70::9", pod6, remote6, "fd00:70::9"},
+		{"a backend answers", served, client, "10.70.0.20", "10.200.1.5", "10.71.3.9", "10.70.0.20"},
+		{"a backend answers over IPv6", served, client6, "fd00:70::20", pod6, remote6, "fd00:70::20"},
+		{"a rule about ports lets it pass", onlyDNS, "", "", "10.200.1.5", "10.71.3.9", "10.200.1.5"},
+		{"a rule about ports lets it pass over IPv6", onlyDNS, "", "", pod6, remote6, pod6},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			e := engine(t, dual, test.change)
+			ports := nattest.UDP{SourcePort: 4000, DestinationPort: 53, Payload: nattest.Payload(2000, 1)}
+			if test.asks != "" {
+				forwarded(t, e, nat.Tunnel, udp(test.asks, test.by, 4000, 53).Bytes(), start)
+				ports.SourcePort, ports.DestinationPort = 53, 4000
+			}
+			p := nattest.IP{Source: test.from, Destination: test.to, Body: ports}
+			if address(test.from).Is6() { // behind the fragment header, so that later ones do not name the protocol
+				p.First, p.Extensions = 60, [][]byte{{0, 0, 1, 4, 0, 0, 0, 0}}
+			}
+			parts := nattest.Pieces(p, 800, 7)
+			out := deliver(t, e, node1, [][]byte{parts[2], parts[1], parts[0]}, start)
+			if len(out) != len(parts) {
+				t.Fatalf("%d of %d fragments: %+v", len(out), len(parts), e.Stats().Outbound)
+			}
+			for _, b := range out {
+				if v, _ := nattest.Check(b); v.Source != address(test.source) {
+					t.Errorf("at %d: from %s, want %s", v.Offset, v.Source, test.source)
+				}
+			}
+			ledger(t, e)
+		})
+	}
 }
 
 // What overlaps is dropped: RFC 1858, RFC 5722.
@@ -143,13 +180,19 @@ func TestFragmentOverlap(t *testing.T) {
 		return nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9", ID: 5, Offset: at, MF: more,
 			Body: nattest.Raw{Protocol: 17, Payload: nattest.Payload(n, 1)}}.Bytes()
 	}
-	forwarded(t, e, node1, part(800, 800, true), start)
+	held := func(b []byte, now nat.Time) {
+		t.Helper()
+		if v, _ := process(t, e, node1, b, now); v.Action != nat.Hold {
+			t.Fatalf("%+v", v)
+		}
+	}
+	held(part(800, 800, true), start)
 	for _, b := range [][]byte{part(800, 800, true), part(792, 16, true), part(1592, 16, true), part(0, 2000, true), part(1000, 8, false)} {
 		dropped(t, e, node1, b, start, nat.ReasonFragmentOverlap)
 	}
-	forwarded(t, e, node1, part(1600, 100, false), start)
+	held(part(1600, 100, false), start)
 	// Another datagram with the same ID, after this one has expired.
-	forwarded(t, e, node1, part(800, 800, true), start.Add(31*time.Second))
+	held(part(800, 800, true), start.Add(31*time.Second))
 }
 
 // A dropped first fragment takes the later ones with it.
@@ -158,7 +201,7 @@ func TestFragmentFiltered(t *testing.T) {
 		c.Rules = []rules.FilterRule{{Name: "dns", Protocol: 17, Ports: []rules.PortRange{{First: 53, Last: 53}}, Action: rules.FilterDrop}}
 	})
 	p := nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9", Body: nattest.UDP{SourcePort: 1, DestinationPort: 53, Payload: make([]byte, 3000)}}
-	for _, b := range pieces(p, 1200, 3) {
+	for _, b := range nattest.Pieces(p, 1200, 3) {
 		dropped(t, e, node1, b, start, nat.ReasonFiltered)
 	}
 }
@@ -176,7 +219,7 @@ func TestFragmentsHeld(t *testing.T) {
 	for i := range 300 {
 		p := nattest.IP{Source: fmt.Sprintf("203.0.113.%d", 1+i%250), Destination: "10.71.3.9",
 			Body: nattest.UDP{SourcePort: 1, DestinationPort: 2, Payload: make([]byte, 2000)}}
-		if v, _ := process(t, e, node1, pieces(p, 1000, uint32(i))[1], start); v.Action != nat.Hold {
+		if v, _ := process(t, e, node1, nattest.Pieces(p, 1000, uint32(i))[1], start); v.Action != nat.Hold {
 			t.Fatal(v.Action, v.Reason)
 		}
 	}
@@ -224,7 +267,7 @@ func TestFragmentsComplete(t *testing.T) {
 	e := engine(t)
 	send := func(id uint32, drop int) (sent, out int) {
 		p := nattest.IP{Source: "203.0.113.9", Destination: "10.71.3.9", Body: nattest.UDP{SourcePort: 7, DestinationPort: 53, Payload: nattest.Payload(3000, id)}}
-		all := pieces(p, 1000, id)
+		all := nattest.Pieces(p, 1000, id)
 		if drop >= 0 {
 			all = append(all[:drop], all[drop+1:]...)
 		}
@@ -276,7 +319,7 @@ func TestFragmentedICMPErrors(t *testing.T) {
 				quoted := nattest.IP{Source: test.quotedSource, Destination: test.quotedDest, TTL: 1,
 					Body: nattest.UDP{SourcePort: 7, DestinationPort: 53, Payload: nattest.Payload(2000, 1)}}
 				m := nattest.ICMP{Type: 3, Code: 1, Payload: quoted.Bytes()}
-				all := pieces(nattest.IP{Source: test.router, Destination: test.quotedSource, Body: m}, 800, 9)
+				all := nattest.Pieces(nattest.IP{Source: test.router, Destination: test.quotedSource, Body: m}, 800, 9)
 				r.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 				whole := nattest.Reassemble(deliver(t, e, test.in, all, start))
 				if whole == nil {
@@ -303,13 +346,13 @@ func TestFragmentedICMPErrors(t *testing.T) {
 		e := engine(t)
 		m := nattest.ICMP{Type: 3, Code: 1, Payload: udp("10.200.1.6", "10.200.3.9", 1, 2).Bytes()}
 		m.Payload = append(m.Payload, make([]byte, 2000)...)
-		for _, b := range pieces(nattest.IP{Source: "10.200.3.1", Destination: "10.200.1.5", Body: m}, 800, 9) {
+		for _, b := range nattest.Pieces(nattest.IP{Source: "10.200.3.1", Destination: "10.200.1.5", Body: m}, 800, 9) {
 			dropped(t, e, nat.Tunnel, b, start, nat.ReasonICMPUnrelated)
 		}
 	})
 	t.Run("strangers' fragments that belong to no error", func(t *testing.T) {
 		e := engine(t)
-		echo := pieces(nattest.IP{Source: "192.0.2.77", Destination: "10.200.1.5", Body: nattest.ICMP{Type: 8, Payload: make([]byte, 2000)}}, 800, 9)
+		echo := nattest.Pieces(nattest.IP{Source: "192.0.2.77", Destination: "10.200.1.5", Body: nattest.ICMP{Type: 8, Payload: make([]byte, 2000)}}, 800, 9)
 		deliver(t, e, nat.Tunnel, [][]byte{echo[1], echo[0], echo[2]}, start)
 		if d := e.Stats().Inbound; d.Dropped[nat.ReasonBadSource] != 3 || d.Forwarded != 0 {
 			t.Fatalf("%+v", d)
@@ -353,7 +396,7 @@ func TestFragmentsMeetRawRules(t *testing.T) {
 		for _, order := range [][]int{{0, 1, 2}, {2, 1, 0}, {1, 0, 2}} {
 			t.Run(fmt.Sprint(test.name, order), func(t *testing.T) {
 				e := engine(t, withRaw(test.action, test.match(test.source)))
-				parts := pieces(nattest.IP{Source: test.source, Destination: "10.99.64.9",
+				parts := nattest.Pieces(nattest.IP{Source: test.source, Destination: "10.99.64.9",
 					Body: nattest.UDP{SourcePort: 1, DestinationPort: 2, Payload: make([]byte, 2000)}}, 800, 3)
 				out := deliver(t, e, node1, [][]byte{parts[order[0]], parts[order[1]], parts[order[2]]}, start)
 				if st := e.Stats(); st.Connections != 0 || test.action == rules.ActionDrop && st.Outbound.Dropped[nat.ReasonFiltered] != 3 {
@@ -372,20 +415,24 @@ func TestFragmentsMeetRawRules(t *testing.T) {
 	}
 	t.Run("what is not tracked is not translated", func(t *testing.T) {
 		e := engine(t, withRaw(rules.ActionNoTrack, from("10.200.1.5")))
-		parts := pieces(nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9", Body: nattest.UDP{Payload: make([]byte, 2000)}}, 800, 3)
-		for _, i := range []int{2, 0, 1} {
-			dropped(t, e, node1, parts[i], start, nat.ReasonNoRoute) // it leads to the real address
+		parts := nattest.Pieces(nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9", Body: nattest.UDP{Payload: make([]byte, 2000)}}, 800, 3)
+		out := deliver(t, e, node1, [][]byte{parts[2], parts[0], parts[1]}, start)
+		if n := e.Stats().Outbound.Dropped[nat.ReasonNoRoute]; len(out) != 0 || n != 3 { // it leads to the real address
+			t.Fatalf("%d forwarded, %d without a route", len(out), n)
 		}
 	})
 	t.Run("no place", func(t *testing.T) {
 		e := engine(t, withRaw(rules.ActionDrop, from("10.200.1.5")))
-		part := func(source string, id uint16) []byte {
-			return nattest.IP{Source: source, Destination: "10.71.3.9", ID: id, Offset: 800, Body: nattest.Raw{Protocol: 17, Payload: make([]byte, 8)}}.Bytes()
+		for i := range 64 { // nobody's share is less than theirs
+			process(t, e, node1, loneFragment(fmt.Sprintf("203.0.113.%d", i), "10.71.3.9", 1), start)
 		}
-		process(t, e, node1, part("10.200.1.5", 1), start)
-		for i := range 64 {
-			process(t, e, node1, part(fmt.Sprintf("10.200.2.%d", i), 1), start)
+		first := nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9", MF: true, Body: nattest.UDP{Payload: make([]byte, 8)}}
+		for first.ID = range uint16(1024 / 3) {
+			dropped(t, e, node1, first.Bytes(), start, nat.ReasonFiltered)
 		}
-		dropped(t, e, node1, part("10.200.1.5", 2), start, nat.ReasonFiltered)
+		dropped(t, e, node1, loneFragment("10.200.1.5", "10.71.3.9", 9999), start, nat.ReasonFiltered)
+		if st := e.Stats(); st.DatagramsReplaced != 0 {
+			t.Fatalf("%+v", st)
+		}
 	})
 }

@@ -7,7 +7,7 @@ import (
 )
 
 // Virtual reassembly: fragments are forwarded one by one, but share the ports of their first one. Later fragments that come before it
-// wait, unless their translation does not depend on a connection (RFC 4787, Section 11, REQ-14).
+// wait for it (RFC 4787, Section 11, REQ-14).
 
 // A part is what commit makes of a fragment.
 type part uint8
@@ -37,9 +37,7 @@ func (e *Engine) fragment(d *decision, p *packet.Packet, now Time) {
 		e.dispatch(d, p, now)
 		return
 	case !known:
-		if !e.stateless(d, p, now) {
-			d.drop(ReasonFragmentLimit)
-		}
+		e.early(d, p, false, now)
 		return
 	case !d.check("overlap", g == nil || !g.overlaps(p)):
 		d.drop(ReasonFragmentOverlap)
@@ -63,9 +61,7 @@ func (e *Engine) later(d *decision, p *packet.Packet, now Time) {
 	g := d.reassembly.datagram
 	switch {
 	case !d.check("first fragment", g != nil && g.known):
-		if !e.stateless(d, p, now) {
-			e.wait(d, p, now)
-		}
+		e.early(d, p, true, now)
 	case g.reason != ReasonNone:
 		d.drop(g.reason)
 	case g.icmpError && g.action == Deliver:
@@ -82,26 +78,35 @@ func (e *Engine) later(d *decision, p *packet.Packet, now Time) {
 	}
 }
 
-// stateless decides about a later fragment whose first one is unknown, if no connection has a say in it.
-func (e *Engine) stateless(d *decision, p *packet.Packet, now Time) bool {
+// early decides about a later fragment that comes before its first one: it waits, because it may belong to a connection whose translation no
+// rule tells, such as that of a service's backend. Where it cannot wait, it goes on if its own translation needs no connection.
+func (e *Engine) early(d *decision, p *packet.Packet, room bool, now Time) {
 	s, in := e.snapshot, d.in
 	source, destination := d.from.Source(), d.from.Destination()
-	admitted := s.admits(source, in)
-	if !admitted && in.Outside() && packet.IsICMP(d.from.Protocol) && packet.Forwardable(source) {
-		return false // it may be of an ICMP error, which any router sends
-	}
-	if !admitted || s.owns(destination, in) || linkLocal6(source) || !packet.Forwardable(destination) {
+	admitted, owned := s.admits(source, in), s.owns(destination, in)
+	// It may be of an ICMP error, which any router sends.
+	ofError := in.Outside() && packet.IsICMP(d.from.Protocol) && packet.Forwardable(source)
+	switch {
+	case !admitted && !ofError, !owned && (linkLocal6(source) || !packet.Forwardable(destination)):
 		e.first(d, p, now)
-		return true
+	case room && e.wait(d, p, now):
+	case admitted && owned:
+		e.first(d, p, now)
+	case !admitted || !e.stateless(d, p, now):
+		d.drop(ReasonFragmentLimit)
 	}
-	tr := &d.tr
+}
+
+// stateless decides about a later fragment whose first one is unknown, if it needs no connection.
+func (e *Engine) stateless(d *decision, p *packet.Packet, now Time) bool {
+	s, in, tr := e.snapshot, d.in, &d.tr
 	tr.Start(&d.from, nil, in, d.trace)
 	if !tr.Raw(s.rules) {
 		d.dropped(s)
 		return true
 	}
 	tracked := !tr.NoTrack
-	if tracked && in.Outside() && s.external.Contains(destination) {
+	if tracked && in.Outside() && s.external.Contains(d.from.Destination()) {
 		return false
 	}
 	if !e.traverse(tr, now) {
@@ -116,7 +121,7 @@ func (e *Engine) stateless(d *decision, p *packet.Packet, now Time) bool {
 }
 
 // wait decides whether a fragment may wait for the first one.
-func (e *Engine) wait(d *decision, p *packet.Packet, now Time) {
+func (e *Engine) wait(d *decision, p *packet.Packet, now Time) bool {
 	f, s, r := &e.fragments, &e.table.shares, &d.reassembly
 	h := s.holder(&d.from)
 	full := p.Len() > heldSize
@@ -128,10 +133,10 @@ func (e *Engine) wait(d *decision, p *packet.Packet, now Time) {
 		}
 	}
 	if !d.check("room to wait for the first fragment", !full) {
-		d.drop(ReasonFragmentLimit)
-		return
+		return false
 	}
 	d.part, d.verdict = partHeld, Verdict{Action: Hold, Packets: 1}
+	return true
 }
 
 // commitFragment does what d says to the datagram of a fragment.

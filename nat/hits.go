@@ -17,6 +17,7 @@ const hitEpoch = maxHitLists / 4 * 3
 type ruleHits struct {
 	numbers map[rules.Hits]uint16
 	lists   []rules.Hits
+	last    [2]uint16 // what came last of each direction, which often comes again
 }
 
 const unlisted = 1
@@ -25,13 +26,17 @@ func newRuleHits() ruleHits {
 	return ruleHits{numbers: map[rules.Hits]uint16{}, lists: []rules.Hits{{}, unlisted: {Short: true}}}
 }
 
-// number returns the number of what tr has hit.
-func (h *ruleHits) number(tr *rules.Traversal) uint16 {
+// number returns the number of what tr has hit, a packet of direction d.
+func (h *ruleHits) number(tr *rules.Traversal, d int) uint16 {
 	if tr.HitCount() == 0 {
 		return 0
 	}
 	l := tr.Hits()
+	if last := h.last[d]; l == h.lists[last] {
+		return last
+	}
 	if n, ok := h.numbers[l]; ok {
+		h.last[d] = n
 		return n
 	}
 	if len(h.lists) == maxHitLists {

@@ -11,7 +11,7 @@ const (
 
 // Load reads what Process will need of the connections of packets, at most MaxLoad, which come in at in or at other links of its side. In
 // a large table a packet waits for memory twice, for its slot and then for its entry; the waits of a batch overlap. Load returns how many
-// packets have a connection, 0 if the table is so small that it does not look. It decides and changes nothing.
+// packets have a connection, 0 if the table is so small that it does not look, and leaves hints for Process. It decides and changes nothing.
 func (e *Engine) Load(packets []packet.Packet, in Link) (known int) {
 	if len(packets) < 2 {
 		return 0
@@ -42,6 +42,7 @@ func (e *Engine) Load(packets []packet.Packet, in Link) (known int) {
 			slot = tb.directory.segment(hash)[at%segmentSlots]
 		}
 		numbers[i] = reference(slot).number()
+		packets[i].Hint = uint32(slot)
 	}
 	for i, number := range numbers[:len(packets)] {
 		c := tb.at(number)
@@ -55,4 +56,14 @@ func (e *Engine) Load(packets []packet.Packet, in Link) (known int) {
 		}
 	}
 	return known
+}
+
+// loaded returns the connection of tuple t that Load has found, if it is still there and alive.
+func (e *Engine) loaded(r reference, t *packet.Tuple, now Time) (hit, bool) {
+	tb := &e.table
+	if r == 0 || r.number() >= tb.high || !tb.matches(r, t) {
+		return hit{}, false
+	}
+	c := tb.at(r.number())
+	return hit{c, r.number(), r.direction()}, c.live() && e.alive(c, now)
 }

@@ -77,7 +77,7 @@ func (e *Engine) open(d *decision, p *packet.Packet, now Time) {
 		reason := e.place(d, p, now)
 		if d.check("room in the table and among ports", reason == ReasonNone) {
 			pl.to.Words, pl.to.Ports = d.answer.Reversed()
-			if pl.translate(&d.from); pl.ports != 0 && p.Protocol() == packet.SCTP && p.IsFragment() {
+			if pl.translate(&d.from); pl.to.Ports != d.from.Ports && p.Protocol() == packet.SCTP && p.IsFragment() {
 				d.drop(ReasonFragment) // its checksum covers bytes that are elsewhere
 				return
 			}

@@ -52,7 +52,7 @@ func (tb *table) portSpace(t *packet.Tuple) (space uint64, most int) {
 	if packet.IsICMP(t.Protocol) {
 		remote = 0
 	}
-	low, n := portRange(port, packet.IsICMP(t.Protocol))
+	low, n := tb.portRange(port, packet.IsICMP(t.Protocol))
 	k := &tb.shares.secrets
 	space = fold(t.Words[0]^k[0], t.Words[1]^k[1])
 	space = fold(space^t.Words[2], t.Words[3]^k[2])
@@ -108,14 +108,14 @@ func (tb *table) givePort(c *conn) {
 // The choice depends on address and port of the destination: RFC 4787, Section 4.1, REQ-1, is not met on purpose; one U serves 64,512
 // connections to each remote address and port.
 func (e *Engine) choosePort(d *decision, p *packet.Packet, to *packet.Tuple, link Link, now Time) bool {
-	if e.answers(d, to, link, now) {
+	low, n := e.table.portRange(to.SourcePort(), p.HasIdentifier())
+	if e.table.keeps(to.SourcePort()) && e.answers(d, to, link, now) {
 		return true
 	}
 	if !p.HasPorts() && !p.HasIdentifier() {
 		return false
 	}
 	from := &d.from
-	low, n := portRange(to.SourcePort(), p.HasIdentifier())
 	h := e.hashKey.Sum(from.Words[0], from.Words[1], from.Words[2], from.Words[3], uint64(from.Ports), uint64(from.Link)<<8|uint64(from.Protocol))
 	for range portTries {
 		port := uint16(low + uint32(h>>32)%n)
@@ -139,6 +139,19 @@ func (e *Engine) answers(d *decision, to *packet.Tuple, link Link, now Time) boo
 		d.stale = true
 	}
 	return !taken
+}
+
+// keeps reports whether a connection may have its own source port: a Host gives those of its own only.
+func (tb *table) keeps(port uint16) bool {
+	return tb.given.Last == 0 || tb.given.First <= port && port <= tb.given.Last
+}
+
+// portRange returns the ports that may stand for port.
+func (tb *table) portRange(port uint16, identifier bool) (low, n uint32) {
+	if r := tb.given; r.Last != 0 {
+		return uint32(r.First), uint32(r.Last-r.First) + 1
+	}
+	return portRange(port, identifier)
 }
 
 // portRange returns the ports that may stand for port: a privileged one is replaced by a privileged one, others by others (RFC 4787,

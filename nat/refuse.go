@@ -17,7 +17,7 @@ func (e *Engine) AppendError(dst []byte, p *packet.Packet, in Link, v Verdict, n
 	p.Tuple(&t, in)
 	e.mu.Lock()
 	from := e.snapshot.refusalSource(in, p.IsIPv6())
-	if v.Refusal == packet.Reset {
+	if v.Refusal == packet.Reset || e.snapshot.rules.IsHost() {
 		from = t.Destination()
 	}
 	ok := from.IsValid() && e.limit.allow(in, t.Source(), now)

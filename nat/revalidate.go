@@ -40,7 +40,10 @@ func (e *Engine) stillBound(tr *rules.Traversal, c *conn, now Time) (Reason, boo
 		if !c.has(flagService) || !b.Has(backend) && b.Service.OnRemoval == rules.RemovalReset {
 			return ReasonNoBackend, false
 		}
-	} else if c.has(flagService) && (ok || tr.Outcome == rules.NoRoute) {
+		if !b.Has(backend) && b.Service.EndsUDP(keep.Protocol) {
+			return ReasonNone, false // its next packet is the first of another
+		}
+	} else if c.has(flagService) && (ok || tr.Outcome == rules.NoRoute || tr.Outcome == rules.Unserved) {
 		return ReasonNoBackend, false // the service is gone
 	}
 	if !ok {

@@ -47,6 +47,7 @@ const shareShards = 256
 // makes no two of them meet. Each shard grows and shrinks with what is in it, which costs a packet some microseconds at a time.
 type shares struct {
 	secrets [6]uint64
+	flat    bool // all comes by one link: addresses take the place of links too
 	shards  [shareShards]shareShard
 }
 
@@ -70,7 +71,11 @@ func (s *shares) holder(t *packet.Tuple) holder {
 	if !t.IPv6 {
 		address >>= 32
 	}
-	return s.identify(address, uint64(t.Link))
+	link := uint64(t.Link)
+	if s.flat {
+		link = address
+	}
+	return s.identify(address, link)
 }
 
 func (s *shares) identify(address, link uint64) holder {

@@ -181,7 +181,7 @@ func TestSharesAreExact(t *testing.T) {
 // fragmented reports whether a datagram in three fragments, the first one last, comes through whole.
 func fragmented(t *testing.T, e *nat.Engine, in nat.Link, p nattest.IP, id uint32, now nat.Time) bool {
 	t.Helper()
-	parts := pieces(p, 800, id)
+	parts := nattest.Pieces(p, 800, id)
 	return nattest.Reassemble(deliver(t, e, in, [][]byte{parts[2], parts[1], parts[0]}, now)) != nil
 }
 
@@ -250,7 +250,8 @@ func TestFragmentPlaces(t *testing.T) {
 	for _, distance := range []int{1, 2, 16, 64, 128} {
 		e := engine(t)
 		for i := range 1024 / 3 {
-			process(t, e, node1, loneFragment("10.200.1.5", "10.71.3.9", i*distance), start)
+			first := nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9", ID: uint16(i * distance), MF: true, Body: nattest.UDP{Payload: make([]byte, 8)}}
+			forwarded(t, e, node1, first.Bytes(), start)
 		}
 		if st := e.Stats(); st.Datagrams != 1024/3 || st.DatagramsReplaced != 0 {
 			t.Fatalf("distance %d: %+v", distance, st)
@@ -265,7 +266,7 @@ func TestFragmentLoss(t *testing.T) {
 	for id := range uint32(30_000) { // a thousand a second
 		now := start.Add(time.Duration(id) * time.Millisecond)
 		p := nattest.IP{Source: "203.0.113.9", Destination: "10.71.3.9", Body: nattest.UDP{SourcePort: 1, DestinationPort: 2, Payload: make([]byte, 1592)}}
-		for i, b := range pieces(p, 800, id) {
+		for i, b := range nattest.Pieces(p, 800, id) {
 			if (int(id)*2+i)%100 == 99 {
 				lost++
 				continue

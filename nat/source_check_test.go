@@ -14,7 +14,7 @@ func TestNodesSpeakForThemselves(t *testing.T) {
 	forged := udp(pod, remoteSeen, 80, 7)
 	called := udp(remote, pod, 7, 80) // the remote pod opens a connection to the pod
 	arrived := udp(remoteSeen, pod, 7, 80)
-	late := pieces(forged, 8, 1)[1]
+	late := nattest.Pieces(forged, 8, 1)[1]
 	unreachable := nattest.IP{Source: "10.80.0.2", Destination: remoteSeen, Body: nattest.ICMP{Type: 3, Code: 3, Payload: arrived.Bytes()}}
 	tests := []struct {
 		name   string

@@ -4,6 +4,7 @@ import (
 	"math/bits"
 
 	"culvert/nat/packet"
+	"culvert/nat/rules"
 )
 
 const (
@@ -31,6 +32,7 @@ type table struct {
 	lists     [ranks]connList
 	shares    shares
 	ports     portUse
+	given     rules.PortRange // the source ports of a Host; none: those of portRange
 }
 
 // A chunk is 19 pages of 8 KiB, in which the allocator counts: none is wasted, and entries begin at cache lines.
@@ -104,15 +106,19 @@ func (tb *table) search(t *packet.Tuple, hash, i uint32) (h hit, slot uint32, ok
 		if uint32(s[i]>>32) != hash {
 			continue
 		}
-		r := reference(s[i])
-		c := tb.at(r.number())
-		if k := &c.keys[r.direction()]; k.ports == t.Ports && k.protocol == t.Protocol && k.ipv6 == t.IPv6 &&
-			(k.link == t.Link || k.link == anyNode && !t.Link.Outside() || t.Link == anyNode && !k.link.Outside()) &&
-			(!t.IPv6 && k.addresses == t.Words[0] || t.IPv6 && tb.wide.at(k.addresses)[r.direction()] == t.Words) {
-			return hit{c, r.number(), r.direction()}, i, true
+		if r := reference(s[i]); tb.matches(r, t) {
+			return hit{tb.at(r.number()), r.number(), r.direction()}, i, true
 		}
 	}
 	return hit{}, 0, false
+}
+
+// matches reports whether the packets of a tuple of an entry are those with tuple t.
+func (tb *table) matches(r reference, t *packet.Tuple) bool {
+	k := &tb.at(r.number()).keys[r.direction()]
+	return k.ports == t.Ports && k.protocol == t.Protocol && k.ipv6 == t.IPv6 &&
+		(k.link == t.Link || k.link == anyNode && !t.Link.Outside() || t.Link == anyNode && !k.link.Outside()) &&
+		(!t.IPv6 && k.addresses == t.Words[0] || t.IPv6 && tb.wide.at(k.addresses)[r.direction()] == t.Words)
 }
 
 // add makes a connection of two tuples and puts it into the slab, the directory and the list of unreplied ones. It returns nil if

@@ -34,7 +34,8 @@ path. For completion in editors, put a schema of docs/schema into the first line
 ` + configfile.Reference(config.Fields()) + `
 ## The node's file
 
-A node reads it once, at its start.
+A node reads it at its start, and services again at SIGHUP. A node that only serves Services has a name
+and services, and none of what is required for the tunnel.
 
 ` + configfile.Reference(node.Fields()) + configNotes
 }
@@ -66,6 +67,6 @@ Geneve and VXLAN are neither encrypted nor authenticated. Let UDP 6091 in from t
   connections: 65,536 of them in 64 MiB. nat.maxConnections sets another cap.
 - A node in the file takes 4 KB of memory, an entry of nat.addresses 4 KB.
 - At most 32,768 nodes, and 65,536 each of nat.addresses, nat.services and remote CIDRs.
-- The underlay carries mtu and 50 bytes to nodes, mtu and 60 bytes to the peer (80 over IPv6): with the
-  default of 1340, 1390 and 1400.
+- The underlay carries mtu and 50 bytes to nodes (70 over IPv6), mtu and 60 bytes to the peer (80 over
+  IPv6): with the default of 1340, 1390 and 1400, and over IPv6 1410 and 1420.
 `

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -36,11 +37,11 @@ type question struct {
 func (a *initAnswers) questions() []question {
 	return []question{
 		{"cluster", "name of the cluster whose gateway connects to the other", &a.cluster, "rome"},
-		{"pods", "CIDR of its pods", &a.pods, "10.0.0.0/16"},
+		{"pods", "CIDR of its pods, or one of IPv4 and one of IPv6 with a comma between them", &a.pods, "10.0.0.0/16"},
 		{"gateway", "address of its gateway, by which its nodes reach it", &a.gateway, "198.18.1.1"},
-		{"nodes", "its nodes, as NAME=ADDRESS,PODCIDR and blanks between them", &a.nodes, "rome-1=198.18.1.2,10.0.1.0/24"},
+		{"nodes", "its nodes, as NAME=ADDRESS,PODCIDR, with as many CIDRs as its pods have, and blanks between them", &a.nodes, "rome-1=198.18.1.2,10.0.1.0/24"},
 		{"peer", "name of the cluster whose gateway is connected to", &a.peer, "milan"},
-		{"peer-pods", "CIDR of its pods", &a.peerPods, "10.0.0.0/16"},
+		{"peer-pods", "CIDR of its pods, of the same families", &a.peerPods, "10.0.0.0/16"},
 		{"peer-gateway", "address of its gateway, by which its nodes reach it", &a.peerGateway, "198.18.2.1"},
 		{"peer-nodes", "its nodes, in the same way", &a.peerNodes, "milan-1=198.18.2.2,10.0.1.0/24"},
 		{"endpoint", "address or name of its gateway, by which the first gateway reaches it, with :PORT unless 51840", &a.endpoint, "127.0.0.1"},
@@ -116,42 +117,56 @@ type initPlan struct {
 // initSide is one cluster.
 type initSide struct {
 	Cluster  string
-	Pods     netip.Prefix
 	Underlay netip.Addr // of the gateway
+	Families []initFamily
 	Nodes    []initNode
 	Peer     *initSide
 	Plan     *initPlan
 
+	Port    int // of Geneve and VXLAN
+	Metrics string
+}
+
+// initFamily is the addresses of one family inside a cluster; of two, IPv4 comes first.
+type initFamily struct {
+	Pods     netip.Prefix
 	External netip.Prefix // for what is no pod
 	Seen     netip.Prefix // as what the peer sees the pods
 	Internal netip.Addr   // of the gateway
-	Port     int          // of Geneve and VXLAN
-	Metrics  string
 }
 
 type initNode struct {
-	Name              string
-	VNI               int
-	Underlay, Address netip.Addr
-	Pods              netip.Prefix
-	Side              *initSide
+	Name     string
+	VNI      int
+	Underlay netip.Addr
+	Pods     []netip.Prefix // of each family of the side
+	Address  []netip.Addr   // likewise
+	Side     *initSide
 }
 
 // plan checks the answers and chooses the rest.
 func (a *initAnswers) plan() (*initPlan, error) {
 	e := new(configfile.Errors)
 	p := &initPlan{Here: a.here}
-	cidr := func(flag, text string) netip.Prefix {
-		p := e.Prefix(flag, configfile.Scalar(text))
-		if p.Addr().Is6() {
-			e.Add(flag, "%s is of IPv6, which init does not write; give the IPv4 CIDR, and add the IPv6 ones to the files", p)
+	// cidrs reads one CIDR of each family, IPv4 first.
+	cidrs := func(flag, text string) (all []netip.Prefix) {
+		for _, one := range strings.Split(text, ",") {
+			if p := e.Prefix(flag, configfile.Scalar(one)); p.IsValid() {
+				all = append(all, p)
+			}
 		}
-		return p
+		slices.SortFunc(all, func(a, b netip.Prefix) int { return a.Addr().BitLen() - b.Addr().BitLen() })
+		if len(all) > 2 || len(all) == 2 && all[0].Addr().Is4() == all[1].Addr().Is4() {
+			e.Add(flag, "%q has more than one CIDR of a family; give one of each, and add the others to the files", text)
+		}
+		return all
 	}
 	side := func(prefix, name, pods, gatewayAddress, nodes string) *initSide {
 		s := &initSide{Cluster: name, Plan: p, Port: config.DefaultGenevePort, Metrics: config.DefaultMetrics}
-		s.Pods = cidr("--"+prefix+"pods", pods)
-		s.Underlay = e.Addr("--"+prefix+"gateway", configfile.Scalar(gatewayAddress))
+		for _, pods := range cidrs("--"+prefix+"pods", pods) {
+			s.Families = append(s.Families, initFamily{Pods: pods})
+		}
+		s.Underlay = e.Underlay("--"+prefix+"gateway", configfile.Scalar(gatewayAddress))
 		for i, text := range strings.Fields(nodes) {
 			flag := "--" + prefix + "nodes"
 			name, rest, _ := strings.Cut(text, "=")
@@ -161,11 +176,11 @@ func (a *initAnswers) plan() (*initPlan, error) {
 				continue
 			}
 			e.Name(flag, name, configfile.MaxDomain)
-			s.Nodes = append(s.Nodes, initNode{
-				Name: name, VNI: i + 1, Side: s,
-				Underlay: e.Addr(flag, configfile.Scalar(underlay)),
-				Pods:     cidr(flag, pods),
-			})
+			n := initNode{Name: name, VNI: i + 1, Side: s, Underlay: e.Underlay(flag, configfile.Scalar(underlay)), Pods: cidrs(flag, pods)}
+			if e.Err() == nil && !slices.EqualFunc(n.Pods, s.Families, sameFamily) {
+				e.Add(flag, "%q has other families than --%spods; give the node a CIDR of each", text, prefix)
+			}
+			s.Nodes = append(s.Nodes, n)
 		}
 		return s
 	}
@@ -186,6 +201,9 @@ func (a *initAnswers) plan() (*initPlan, error) {
 		e.Add("--endpoint", "%q is neither an address nor a host name", a.endpoint)
 	}
 	p.EndpointPort = port
+	if e.Err() == nil && !slices.EqualFunc(p.Client.Families, p.Server.Families, func(a, b initFamily) bool { return sameFamily(a.Pods, b) }) {
+		e.Add("--peer-pods", "%q has other families than --pods %q; nothing translates between them, give both clusters the same", a.peerPods, a.pods)
+	}
 	if a.here { // both gateways share this machine's ports
 		p.Server.Port, p.Server.Metrics = p.Server.Port+1, "127.0.0.1:8083"
 	}
@@ -195,74 +213,98 @@ func (a *initAnswers) plan() (*initPlan, error) {
 	return p, e.Err()
 }
 
+func sameFamily(pods netip.Prefix, f initFamily) bool {
+	return pods.Addr().Is4() == f.Pods.Addr().Is4()
+}
+
+// Where choose looks first, for the client and for the server. What is chosen of IPv6 are unique local addresses.
+var (
+	initPools     = []netip.Prefix{netip.MustParsePrefix("fd00::/8")}
+	initInternal  = [2]string{"10.80.0.0/16", "fd80::/64"} // IPv4, IPv6
+	initExternals = [2][2]string{{"10.70.0.0/16", "10.71.0.0/16"}, {"fd00:70::/48", "fd00:71::/48"}}
+	initSeen      = [2][2]string{{"10.62.0.0", "10.61.0.0"}, {"fd00:62::", "fd00:61::"}} // as long as the pods' CIDRs
+)
+
 // choose chooses networks that overlap nothing the user named.
 func (p *initPlan) choose(e *configfile.Errors) {
-	taken := []ipam.Taken{{Name: "the tunnel addresses", Prefix: netip.MustParsePrefix("169.254.18.0/24")},
-		{Name: "--pods", Prefix: p.Client.Pods}, {Name: "--peer-pods", Prefix: p.Server.Pods}}
+	taken := []ipam.Taken{{Name: "the tunnel addresses", Prefix: netip.MustParsePrefix("169.254.18.0/24")}}
 	host := func(a netip.Addr) {
 		taken = append(taken, ipam.Taken{Name: "the underlay", Prefix: netip.PrefixFrom(a, a.BitLen())})
 	}
-	for _, s := range []*initSide{p.Client, p.Server} {
+	for i, s := range []*initSide{p.Client, p.Server} {
+		for _, f := range s.Families {
+			taken = append(taken, ipam.Taken{Name: []string{"--pods", "--peer-pods"}[i], Prefix: f.Pods})
+		}
 		host(s.Underlay)
 		for _, n := range s.Nodes {
 			host(n.Underlay)
 		}
 	}
 	if a, err := netip.ParseAddrPort(p.Endpoint); err == nil {
-		host(a.Addr().Unmap())
+		host(a.Addr().Unmap().WithZone(""))
 	}
-	plan, err := ipam.NewPlan(nil, taken)
+	plan, err := ipam.NewPlan(initPools, taken)
 	if err != nil {
 		e.Add("--pods", "%v", err)
 		return
 	}
 	chosen := new(ipam.Ledger)
-	pick := func(flag, owner string, kind ipam.Kind, first string, bits int) netip.Prefix {
-		want := netip.PrefixFrom(netip.MustParseAddr(first), bits).Masked()
+	pick := func(flag, owner string, kind ipam.Kind, want netip.Prefix) netip.Prefix {
 		found, err := chosen.Network(plan, ipam.Owner{Peer: owner, Kind: kind, Real: want.String()}, want, time.Time{})
 		if err != nil {
-			e.Add(flag, "no private /%d is left to see it as; choose smaller CIDRs", bits)
+			e.Add(flag, "no private /%d is left to see it as; choose smaller CIDRs", want.Bits())
 		}
 		return found
 	}
-	internal := pick("--pods", p.Client.Cluster, ipam.External, "10.80.0.0", 16)
-	for i, s := range []*initSide{p.Client, p.Server} {
-		flag := []string{"--pods", "--peer-pods"}[i]
-		s.External = pick(flag, s.Cluster, ipam.External, []string{"10.70.0.0", "10.71.0.0"}[i], 16)
-		s.Seen = s.Pods
-		if s.Pods.Overlaps(s.Peer.Pods) {
-			s.Seen = pick(flag, s.Cluster, ipam.Pod, []string{"10.62.0.0", "10.61.0.0"}[i], s.Pods.Bits())
+	for k, f := range p.Client.Families {
+		family := 0
+		if f.Pods.Addr().Is6() {
+			family = 1
 		}
-		s.Internal = internal.Addr().Next()
-		address := s.Internal
-		for i := range s.Nodes {
-			address = address.Next()
-			s.Nodes[i].Address = address
+		internal := pick("--pods", p.Client.Cluster, ipam.External, netip.MustParsePrefix(initInternal[family]))
+		for i, s := range []*initSide{p.Client, p.Server} {
+			flag, f := []string{"--pods", "--peer-pods"}[i], &s.Families[k]
+			f.External = pick(flag, s.Cluster, ipam.External, netip.MustParsePrefix(initExternals[family][i]))
+			f.Seen = f.Pods
+			if f.Pods.Overlaps(s.Peer.Families[k].Pods) {
+				f.Seen = pick(flag, s.Cluster, ipam.Pod, netip.PrefixFrom(netip.MustParseAddr(initSeen[family][i]), f.Pods.Bits()).Masked())
+			}
+			f.Internal = internal.Addr().Next()
+			address := f.Internal
+			for i := range s.Nodes {
+				address = address.Next()
+				s.Nodes[i].Address = append(s.Nodes[i].Address, address)
+			}
 		}
 	}
 }
 
-// PodOf is an address that a pod of a node may have, and as what the peer sees it.
-func (n initNode) PodOf() netip.Addr {
-	pod := n.Pods.Addr()
-	for range 5 {
-		if n.Pods.Contains(pod.Next()) {
-			pod = pod.Next()
+// PodOf is the addresses that a pod of a node may have, one of each family.
+func (n *initNode) PodOf() (pods []netip.Addr) {
+	for _, p := range n.Pods {
+		pod := p.Addr()
+		for range 5 {
+			if p.Contains(pod.Next()) {
+				pod = pod.Next()
+			}
 		}
+		pods = append(pods, pod)
 	}
-	return pod
+	return pods
 }
 
 // SeenPod is n.PodOf as the peer sees it: a remap keeps the bits behind the prefix.
-func (n initNode) SeenPod() netip.Addr {
-	pod, seen := n.PodOf().As4(), n.Side.Seen.Addr().As4()
-	for i := range 32 {
-		if i < n.Side.Seen.Bits() {
-			bit := byte(0x80) >> (i % 8)
-			pod[i/8] = pod[i/8]&^bit | seen[i/8]&bit
+func (n *initNode) SeenPod() (seen []netip.Addr) {
+	for k, pod := range n.PodOf() {
+		bits, prefix := pod.AsSlice(), n.Side.Families[k].Seen
+		for i, b := range prefix.Addr().AsSlice() {
+			mask := ^byte(0xff >> min(max(prefix.Bits()-8*i, 0), 8))
+			bits[i] = bits[i]&^mask | b&mask
 		}
+		a, _ := netip.AddrFromSlice(bits)
+		seen = append(seen, a)
 	}
-	return netip.AddrFrom4(pod)
+	return seen
 }
 
 // exists refuses to write into what is there.

@@ -2,8 +2,10 @@ package main
 
 import (
 	"bytes"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -17,6 +19,17 @@ var romeMilan = []string{"--cluster", "rome", "--pods", "10.0.0.0/16", "--gatewa
 	"--nodes", "rome-1=172.18.0.2,10.0.1.0/24 rome-2=172.18.0.3,10.0.2.0/24",
 	"--peer", "milan", "--peer-pods", "10.0.0.0/16", "--peer-gateway", "172.19.0.9",
 	"--peer-nodes", "milan-1=172.19.0.2,10.0.1.0/24", "--endpoint", "192.0.2.7"}
+
+// romeMilan6 has IPv6 beside IPv4 inside, and IPv6 outside.
+var romeMilan6 = []string{"--cluster", "rome", "--pods", "fd00:10::/48,10.0.0.0/16", "--gateway", "fd18:1::9",
+	"--nodes", "rome-1=fd18:1::2,10.0.1.0/24,fd00:10:0:1::/64 rome-2=fd18:1::3,10.0.2.0/24,fd00:10:0:2::/64",
+	"--peer", "milan", "--peer-pods", "10.0.0.0/16,fd00:10::/48", "--peer-gateway", "fd18:2::",
+	"--peer-nodes", "milan-1=fd18:2::2,10.0.1.0/24,fd00:10:0:1::/64", "--endpoint", "2001:db8::7"}
+
+// alone6 has IPv6 alone.
+var alone6 = []string{"--cluster", "rome", "--pods", "fd00:10::/48", "--gateway", "fd18:1::9", "--nodes", "rome-1=fd18:1::2,fd00:10:0:1::/64",
+	"--peer", "milan", "--peer-pods", "fd00:10::/48", "--peer-gateway", "fd18:2::9", "--peer-nodes", "milan-1=fd18:2::2,fd00:10:0:1::/64",
+	"--endpoint", "gw.milan.example"}
 
 // changed returns the answers with one of them changed.
 func changed(flag, value string) []string {
@@ -42,6 +55,8 @@ func TestInit(t *testing.T) {
 		{"IPv6 endpoint with a port", changed("--endpoint", "[2001:db8::7]:4500"), "10.61.0.0/16"},
 		{"named endpoint", changed("--endpoint", "gw.milan.example"), "10.61.0.0/16"},
 		{"here", []string{"--here"}, "10.61.0.0/16"},
+		{"both families, over IPv6", romeMilan6, "10.61.0.0/16 fd00:61::/48"},
+		{"IPv6 alone", alone6, "fd00:61::/48"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "out")
@@ -60,16 +75,24 @@ func TestInit(t *testing.T) {
 				t.Errorf("START.txt (%v) and what was printed: %q, %q", err, start, out)
 			}
 			rome, milan := loadQuiet(t, dir, "rome"), loadQuiet(t, dir, "milan")
-			if got := rome.Remote[0].Remapped.String(); got != tt.seen {
-				t.Errorf("rome sees milan's pods as %s, want %s", got, tt.seen)
+			families, remapped := len(rome.Local.PodCIDRs), ""
+			for _, r := range rome.Remote[:families] {
+				remapped += " " + r.Remapped.String()
+			}
+			if remapped != " "+tt.seen {
+				t.Errorf("rome sees milan's pods as%s, want %s", remapped, tt.seen)
 			}
 			if rome.WireGuard.PeerPublicKey != milan.WireGuard.PrivateKey.Public() || milan.WireGuard.PeerPublicKey != rome.WireGuard.PrivateKey.Public() {
 				t.Error("the keys do not belong together")
 			}
 			for _, side := range [][2]*config.Config{{rome, milan}, {milan, rome}} {
 				own, peer := side[0], side[1]
-				if own.Remote[0].Real != peer.Local.PodCIDRs[0] || own.Remote[1].Real != peer.Local.ExternalCIDRs[0] {
-					t.Errorf("%s names %v, but %s has %+v", own.Cluster, own.Remote, peer.Cluster, peer.Local)
+				var routes []netip.Prefix
+				for k, real := range slices.Concat(peer.Local.PodCIDRs, peer.Local.ExternalCIDRs) {
+					if len(own.Remote) != 2*families || own.Remote[k].Real != real {
+						t.Errorf("%s names %v, but %s has %+v", own.Cluster, own.Remote, peer.Cluster, peer.Local)
+					}
+					routes = append(routes, own.Remote[k].Remapped)
 				}
 				for _, n := range own.Geneve.Nodes {
 					c, err := node.LoadConfig(filepath.Join(dir, own.Cluster, "nodes", n.Name+".yaml"))
@@ -77,7 +100,7 @@ func TestInit(t *testing.T) {
 						t.Fatal(err)
 					}
 					if c.VNI != uint32(n.VNI) || c.Underlay != n.Underlay || c.Address != geneve.Pair(n.Address) || c.Port != own.Geneve.ListenPort ||
-						c.GatewayAddress != geneve.Pair(own.Geneve.GatewayAddress) || c.Routes[0] != own.Remote[0].Remapped || c.Routes[1] != own.Remote[1].Remapped {
+						c.GatewayAddress != geneve.Pair(own.Geneve.GatewayAddress) || !slices.Equal(c.Routes, routes) {
 						t.Errorf("%s: node %+v, gateway %+v", n.Name, c, n)
 					}
 				}
@@ -141,6 +164,9 @@ func TestInitRefuses(t *testing.T) {
 		{"CIDR", "--pods: 10.0.0.1/16 has bits set", changed("--pods", "10.0.0.1/16")},
 		{"name", "--cluster: \"a/b\" is no name", changed("--cluster", "a/b")},
 		{"same names", "--peer: \"rome\" is --cluster too", changed("--peer", "rome")},
+		{"two of a family", "--pods: \"10.0.0.0/16,10.1.0.0/16\" has more than one CIDR of a family", changed("--pods", "10.0.0.0/16,10.1.0.0/16")},
+		{"families of the clusters", "--peer-pods: \"fd00:10::/48\" has other families than --pods \"10.0.0.0/16\"", append(changed("--peer-pods", "fd00:10::/48"), "--peer-nodes", "milan-1=172.19.0.2,fd00:10::/64")},
+		{"families of a node", "--nodes: \"rome-1=172.18.0.2,fd00:10::/64\" has other families than --pods", changed("--nodes", "rome-1=172.18.0.2,fd00:10::/64")},
 		{"nodes", "--nodes: \"rome-1\" is not NAME=ADDRESS,PODCIDR", changed("--nodes", "rome-1")},
 		{"node's path", "--nodes: \"../x\" is no name", changed("--nodes", "../x=172.18.0.2,10.0.1.0/24")},
 		{"nodes of other pods", "outside network.local.podCIDRs", changed("--nodes", "rome-1=172.18.0.2,10.9.1.0/24")},

@@ -3,6 +3,7 @@ package main
 import (
 	"embed"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 )
@@ -44,22 +45,75 @@ func (s *initSide) words() []string {
 	if s == s.Plan.Server {
 		role = "  role: server\n  listenPort: " + s.Plan.EndpointPort
 	}
-	remap := ""
-	if s.Peer.Seen != s.Peer.Pods {
-		remap = ", remap: " + s.Peer.Seen.String()
+	var pods, external, remote, remoteExternal []string
+	var internal []netip.Addr
+	var routes [2]string // to the peer's pods, then to what is no pod
+	for k, f := range s.Families {
+		peer := s.Peer.Families[k]
+		pods, external, internal = append(pods, inYAML(f.Pods)), append(external, inYAML(f.External)), append(internal, f.Internal)
+		remap := ""
+		if peer.Seen != peer.Pods {
+			remap = ", remap: " + inYAML(peer.Seen)
+		}
+		remote, remoteExternal = append(remote, "{cidr: "+inYAML(peer.Pods)+remap+"}"), append(remoteExternal, "{cidr: "+inYAML(peer.External)+"}")
+		routes[0] += "\n  - " + inYAML(peer.Seen)
+		routes[1] += "\n  - " + inYAML(peer.External)
 	}
 	return []string{
-		"<cluster>", s.Cluster, "<peer>", s.Peer.Cluster, "<role>", role, "<remap>", remap, "<gateway>", s.Underlay.String(),
-		"<pods>", s.Pods.String(), "<external>", s.External.String(), "<internal>", s.Internal.String(), "<port>", fmt.Sprint(s.Port),
-		"<peer-pods>", s.Peer.Pods.String(), "<peer-seen>", s.Peer.Seen.String(), "<peer-external>", s.Peer.External.String(), "<metrics>", s.Metrics,
+		"<cluster>", s.Cluster, "<peer>", s.Peer.Cluster, "<role>", role, "<gateway>", inYAML(s.Underlay),
+		"<pods>", strings.Join(pods, ", "), "<external>", strings.Join(external, ", "), "<internal>", oneOrTwo(internal), "<port>", fmt.Sprint(s.Port),
+		"<remote>", strings.Join(remote, ", "), "<remote-external>", strings.Join(remoteExternal, ", "), "<routes>", routes[0] + routes[1],
+		"<metrics>", s.Metrics,
 	}
+}
+
+// inYAML is an address or prefix as a value in YAML, where the colons of IPv6 mean something else too.
+func inYAML(v fmt.Stringer) string {
+	if s := v.String(); strings.Contains(s, ":") {
+		return `"` + s + `"`
+	}
+	return v.String()
+}
+
+// oneOrTwo is the addresses of a field that takes one, or a list of one for each family.
+func oneOrTwo(all []netip.Addr) string {
+	var texts []string
+	for _, a := range all {
+		texts = append(texts, inYAML(a))
+	}
+	if len(texts) == 1 {
+		return texts[0]
+	}
+	return "[" + strings.Join(texts, ", ") + "]"
+}
+
+// forwarding is the settings with which a node forwards packets.
+func forwarding(families []initFamily) string {
+	var settings []string
+	for _, f := range families {
+		if f.Pods.Addr().Is4() {
+			settings = append(settings, "net.ipv4.ip_forward=1")
+		} else {
+			settings = append(settings, "net.ipv6.conf.all.forwarding=1")
+		}
+	}
+	return strings.Join(settings, " ")
+}
+
+// said is addresses in a sentence.
+func said(all []netip.Addr) string {
+	return strings.ReplaceAll(strings.Trim(fmt.Sprint(all), "[]"), " ", " or ")
 }
 
 // words are what the files of a node say, and lines about one.
 func (n *initNode) words() []string {
+	var pods []string
+	for _, p := range n.Pods {
+		pods = append(pods, inYAML(p))
+	}
 	return append([]string{
-		"<name>", n.Name, "<vni>", fmt.Sprint(n.VNI), "<underlay>", n.Underlay.String(), "<address>", n.Address.String(), "<node-pods>", n.Pods.String(),
-		"<pod>", n.PodOf().String(), "<pod-seen>", n.SeenPod().String(), "<peer-pod>", n.Side.Peer.Nodes[0].PodOf().String(),
+		"<name>", n.Name, "<vni>", fmt.Sprint(n.VNI), "<underlay>", inYAML(n.Underlay), "<address>", oneOrTwo(n.Address), "<node-pods>", strings.Join(pods, ", "),
+		"<pod>", said(n.PodOf()), "<pod-seen>", said(n.SeenPod()), "<peer-pod>", said(n.Side.Peer.Nodes[0].PodOf()),
 	}, n.Side.words()...)
 }
 
@@ -68,6 +122,6 @@ func (p *initPlan) words(dir, program string) []string {
 	return []string{
 		"<dir>", dir, "<program>", program, "<endpoint>", p.Endpoint, "<endpoint-port>", p.EndpointPort,
 		"<client>", p.Client.Cluster, "<client-port>", fmt.Sprint(p.Client.Port), "<client-gateway>", p.Client.Underlay.String(),
-		"<server>", p.Server.Cluster, "<server-port>", fmt.Sprint(p.Server.Port), "<server-gateway>", p.Server.Underlay.String(),
+		"<forward>", forwarding(p.Client.Families), "<server>", p.Server.Cluster, "<server-port>", fmt.Sprint(p.Server.Port), "<server-gateway>", p.Server.Underlay.String(),
 	}
 }

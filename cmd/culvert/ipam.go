@@ -140,8 +140,8 @@ func newIPAMAcquireCommand() *cobra.Command {
 		Use:   "acquire [PEER KIND REAL]",
 		Short: "Choose and remember remaps, before a gateway does or in place of it",
 		Long: "Choose and remember what each auto of --config stands for, as its gateway would; or something for\n" +
-			"one owner. KIND is pod or external, REAL its CIDR; or KIND is address or service, REAL the host's\n" +
-			"address or the service's name. Who has something already keeps it.",
+			"one owner. KIND is pod or external, REAL its CIDR; or KIND is address, service or service-ipv6, REAL\n" +
+			"the host's address or the service's name. Who has something already keeps it.",
 		Example: "  culvert ipam acquire --config rome.yaml\n" +
 			"  culvert ipam acquire --file ipam.json milan pod 10.0.0.0/16 --want 10.71.0.0/16\n" +
 			"  culvert ipam acquire --file ipam.json milan service web --network 10.70.0.0/16",
@@ -203,7 +203,7 @@ func acquireOne(ctx context.Context, s *ipam.Store, c *config.Config, o ipam.Own
 		return nil, err
 	}
 	flag, text := "--want", cmp.Or(want, o.Real)
-	address := o.Kind == ipam.Host || o.Kind == ipam.Service
+	address := o.Kind.OneAddress()
 	if address {
 		flag, text = "--network", network
 	}

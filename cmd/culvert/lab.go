@@ -117,7 +117,8 @@ func newLabCheckCommand() *cobra.Command {
 		Use:   "check [" + strings.Join(lab.LabNames(), "|") + "]…",
 		Short: "Build labs, check them, take them down; exit status 0 only if all passed",
 		Long: "Build labs, check them, take them down; exit status 0 only if all passed. ipv4 are the labs with IPv4 inside, dual those\n" +
-			"with both families, restart the one whose gateways are restarted; without a name, all are checked.",
+			"with both families, restart the one whose gateways are restarted, v6-inside those with IPv6 alone, v6-outside those with both\n" +
+			"whose tunnels run over IPv6; without a name, all are checked.",
 		Args:      cobra.OnlyValidArgs,
 		ValidArgs: lab.LabNames(),
 	}
@@ -131,15 +132,18 @@ func newLabCheckCommand() *cobra.Command {
 	var named []string
 	cmd.Flags().StringSliceVar(&named, "named", nil, "instead, make these `FAULTS` of lab break, or all, and wait until culvert status names each")
 	var brief, verbose bool
-	cmd.Flags().BoolVar(&brief, "brief", false, "in short: a line for each lab, super-frames only, services in one mode")
+	cmd.Flags().BoolVar(&brief, "brief", false, "in short: a line for each lab, super-frames only, services in one mode; without a name, ipv4 and dual")
 	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "with --brief: a line for each check too")
 	isJSON := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
 		if len(names) == 0 {
 			names = lab.LabNames()
+			if brief {
+				names = names[:3]
+			}
 			if err := lab.Probe("ipv6"); err != nil {
 				fmt.Fprintln(cmd.ErrOrStderr(), "left out: the labs with IPv6, which this kernel has not:", err)
-				names = slices.DeleteFunc(names, func(name string) bool { return name == "dual" })
+				names = slices.DeleteFunc(names, func(name string) bool { return name == "dual" || strings.HasPrefix(name, "v6-") })
 			}
 		}
 		asJSON, err := isJSON()

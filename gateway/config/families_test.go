@@ -89,7 +89,7 @@ func TestParseDualErrors(t *testing.T) {
 		{"empty list", `[10.80.0.4, "fd80::4"]`, `[]`, "geneve.gatewayAddress: missing; want IP address, or a list of one of each family: "},
 		{"mapping in place of a list", `[10.80.0.4, "fd80::4"]`, `{ipv4: 10.80.0.4}`, "geneve.gatewayAddress: "},
 		{"IPv4 mapped into IPv6", `"fd80::4"`, `"::ffff:10.80.0.5"`, "geneve.gatewayAddress[1]: ::ffff:10.80.0.5 is IPv4 mapped into IPv6; write 10.80.0.5"},
-		{"zone", `"fd80::4"`, `"fe80::4%eth0"`, "geneve.gatewayAddress[1]: fe80::4 has a zone, which means nothing inside the tunnels; leave it out"},
+		{"zone", `"fd80::4"`, `"fe80::4%eth0"`, "geneve.gatewayAddress[1]: fe80::4 has a zone, which tunnels do not have; leave it out"},
 		{"link-local gateway", `"fd80::4"`, `"fe80::4"`, "geneve.gatewayAddress: fe80::4 is no address of a host behind a router"},
 		{"multicast gateway", `"fd80::4"`, `"ff02::4"`, "geneve.gatewayAddress: ff02::4 is no address of a host behind a router"},
 		{"gateway of no host", `"fd80::4"`, `"::"`, "geneve.gatewayAddress: :: is no address of a host behind a router"},

@@ -13,7 +13,7 @@ const required = configfile.Required
 var fields = []configfile.Field{
 	{Path: "cluster", Type: "name", Default: required, Doc: "Name of this cluster: it stands in logs and metrics, and must differ from peer."},
 	{Path: "peer", Type: "name", Default: required, Doc: "Name of the remote cluster, for logs, metrics and the memory of remaps."},
-	{Path: "mtu", Type: "bytes, 576 to 9000", Default: "1340", Doc: "Largest inner packet of both tunnels, 1280 or more with IPv6 inside; the underlay carries 50 bytes more to nodes, 60 more to the peer (80 over IPv6). The same at nodes and pods."},
+	{Path: "mtu", Type: "bytes, 576 to 9000", Default: "1340", Doc: "Largest inner packet of both tunnels, 1280 or more with IPv6 inside; the underlay carries 50 bytes more to nodes (70 over IPv6), 60 more to the peer (80 over IPv6). The same at nodes and pods."},
 
 	{Path: "wireguard.role", Type: "one of client, server", Default: required, Doc: "The server listens on a known port and learns where its peer is; the client knows the server's endpoint. One of the two gateways is each."},
 	{Path: "wireguard.privateKeyFile", Type: "file", Default: required, Doc: "This gateway's private key, made by culvert keygen; relative to this file."},
@@ -29,7 +29,7 @@ var fields = []configfile.Field{
 	{Path: "geneve.sourceCheck", Type: "one of node, cluster", Default: "node", Live: true, Doc: "node refuses what a node sends from another node's pods; cluster lets any node send from all local pods."},
 	{Path: "geneve.nodes[].name", Type: "name", Default: required, Live: true, Doc: "Name of the node, once in this file."},
 	{Path: "geneve.nodes[].vni", Type: "number, 0 to 16777215", Default: required, Live: true, Doc: "Number of the tunnel, the same at the node; it identifies the node."},
-	{Path: "geneve.nodes[].underlay", Type: "IPv4 address", Default: required, Live: true, Doc: "The node's address in the network that it shares with the gateway."},
+	{Path: "geneve.nodes[].underlay", Type: "IP address", Default: required, Live: true, Doc: "The node's address in the network that it shares with the gateway: IPv4 or IPv6, each node its own."},
 	{Path: "geneve.nodes[].address", Type: configfile.OneOrPair, Default: required, Live: true, Doc: "The node's internal address, inside the tunnel, of the families of gatewayAddress."},
 	{Path: "geneve.nodes[].podCIDRs[]", Type: "CIDR", Live: true, Doc: "The pods of this node, a part of network.local.podCIDRs."},
 	{Path: "geneve.nodes[].encap", Type: "one of auto, geneve, vxlan", Default: "auto", Live: true, Doc: "What the node's tunnel speaks. auto answers in what the node is heard in first, and drops the other until the node has been silent for 60 s; the others refuse it for good."},

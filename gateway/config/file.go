@@ -324,6 +324,12 @@ func hostPort(e *configfile.Errors, path string, s scalar) string {
 	isHost := configfile.IsHostName(host)
 	if a, err := netip.ParseAddr(host); err == nil {
 		isHost = a.Zone() == "" || configfile.IsHostName(a.Zone())
+		if a.Is6() && a.IsLinkLocalUnicast() && a.Zone() == "" {
+			e.Add(path, "%s is an address of one link; say by which it is reached, such as [%s%%eth0]:%s", a, a, port)
+		}
+		if a.Is4In6() {
+			e.Add(path, "%s is IPv4 mapped into IPv6; write %s", a.WithZone(""), a.Unmap().WithZone(""))
+		}
 	}
 	if !isHost {
 		e.Add(path, "%q is neither an address nor a host name", host)
@@ -347,7 +353,7 @@ func (f *fileGeneve) config(e *configfile.Errors, c *Geneve) {
 		at := fmt.Sprintf("geneve.nodes[%d].", i)
 		node := Node{
 			Name:     string(n.Name),
-			Underlay: e.Addr(at+"underlay", n.Underlay),
+			Underlay: e.Underlay(at+"underlay", n.Underlay),
 			Address:  pair(e, at+"address", n.Address),
 			PodCIDRs: e.Prefixes(at+"podCIDRs", n.PodCIDRs),
 		}

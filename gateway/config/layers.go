@@ -164,5 +164,5 @@ func Check(c *Config) error {
 	}
 	links := Links{}.Assign(c.Geneve.Nodes)
 	// Validate finds what these would find. An error without a path is a bug there.
-	return errors.Join(nat.Check(c.NAT(links, 0)), geneve.Check(c.Tunnels(links), false))
+	return errors.Join(nat.Check(c.NAT(links, 0)), geneve.Check(c.Tunnels(links)))
 }

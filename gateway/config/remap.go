@@ -109,11 +109,11 @@ func (c *Config) hostOwner(internal netip.Addr) ipam.Owner {
 
 // serviceOwner is one for all services of a name and a's family, which so share an address.
 func (c *Config) serviceOwner(s *Service, a netip.Addr) ipam.Owner {
-	name := s.Name
+	kind := ipam.Service
 	if a.Is6() {
-		name += ".ipv6"
+		kind = ipam.Service6
 	}
-	return ipam.Owner{Peer: c.Peer, Kind: ipam.Service, Real: name}
+	return ipam.Owner{Peer: c.Peer, Kind: kind, Real: s.Name}
 }
 
 // Owners returns the owner of everything that c leaves to ipam.
@@ -207,11 +207,10 @@ func (c *Config) validateIPAM(e *configfile.Errors) {
 		e.Add(path, "%s", cause)
 	}
 	for _, a := range c.automatics() {
-		address := a.owner.Kind == ipam.Host || a.owner.Kind == ipam.Service
 		switch {
 		case c.IPAM.File == "":
 			e.Add(a.path, "auto needs a memory: set state to a folder that outlives this process, or ipam.file")
-		case address && !c.externalOf(a.family).IsValid():
+		case a.owner.Kind.OneAddress() && !c.externalOf(a.family).IsValid():
 			e.Add(a.path, "auto needs a CIDR to choose from in network.local.externalCIDRs, of %s", familyOf(a.family))
 		}
 	}

@@ -50,6 +50,25 @@ func TestTaken(t *testing.T) {
 	}
 }
 
+// TestServiceOfBothFamilies: it gets an address of each, which no other service can have got by its name.
+func TestServiceOfBothFamilies(t *testing.T) {
+	c := autoConfig(t)
+	c.Local.ExternalCIDRs = append(c.Local.ExternalCIDRs, netip.MustParsePrefix("fd00:70::/64"))
+	backend := func(a string) Backend { return Backend{Address: netip.MustParseAddr(a), Port: 80} }
+	c.Services = []Service{
+		{Name: "web.ipv6", Backends: []Backend{backend("10.0.1.5")}},
+		{Name: "web", Backends: []Backend{backend("10.0.1.5"), backend("fd00::5")}},
+	}
+	r, err := c.Preview(new(ipam.Ledger), nil, time.Unix(0, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, web := r.Config.Services[0].Address, r.Config.Services[1].Address
+	if !other.V4.IsValid() || other.V6.IsValid() || !web.V4.IsValid() || !web.V6.IsValid() || web.V4 == other.V4 {
+		t.Errorf("web.ipv6 has %s, web has %s", other, web)
+	}
+}
+
 // TestConnectedNetworks: a network of this machine keeps new choices away, and only warns
 // of what was chosen before.
 func TestConnectedNetworks(t *testing.T) {

@@ -120,7 +120,7 @@ func (c *Config) warnNAT(e *configfile.Errors) {
 func (c *Config) warnUnderlay(e *configfile.Errors) {
 	devices := make(deviceCache)
 	for i, n := range c.Geneve.Nodes[:min(len(c.Geneve.Nodes), 16)] { // a few show what there is to see
-		need := c.MTU.GeneveWireMTU(false)
+		need := c.MTU.GeneveWireMTU(n.Underlay.Is6())
 		if d := devices.to(n.Underlay); d != nil && WireMTU(d.MTU) < need {
 			e.Warn("mtu", "%d needs %d bytes on the way to geneve.nodes[%d].underlay %s, where %s carries %d; write at most %d, here and at nodes",
 				c.MTU, need, i, n.Underlay, d.Name, d.MTU, d.MTU-int(need)+int(c.MTU))

@@ -251,21 +251,15 @@ func (e *Errors) Duration(path string, s Scalar, def, high time.Duration) time.D
 	return d
 }
 
-// Addr requires an IPv4 address.
-func (e *Errors) Addr(path string, s Scalar) netip.Addr {
-	if e.Text(path, s) == "" {
+// Underlay requires an address outside the tunnels, of either family.
+func (e *Errors) Underlay(path string, s Scalar) netip.Addr {
+	a := e.IP(path, s)
+	if a.Is6() && a.IsLinkLocalUnicast() {
+		// Linux refuses it too, for Geneve: a tunnel has no zone.
+		e.Add(path, "%s is an address of one link, and tunnels do not say of which; write another one of that machine, such as a unique local one (fd00::/8)", a)
 		return netip.Addr{}
 	}
-	a, err := netip.ParseAddr(string(s))
-	switch {
-	case err != nil:
-		e.Add(path, "%q is not an IP address such as 192.0.2.1", s)
-	case !a.Is4():
-		e.Add(path, "%s: IPv6 is not supported yet", a.WithZone("")) // a zone may hold anything
-	default:
-		return a
-	}
-	return netip.Addr{}
+	return a
 }
 
 // Prefix requires a prefix of either family without host bits.

@@ -14,6 +14,7 @@ type Field struct {
 	Path    string // with [] behind each list
 	Type    string // what is accepted, with its unit: "one of a, b", "bytes, 1 to 9", "CIDR"
 	Default string // as it would be written; Required; "" = none
+	Unless  string // a field of the file whose presence makes this one optional, though it is Required
 	Live    bool   // a change takes effect by SIGHUP
 	Doc     string // one sentence
 }
@@ -36,6 +37,9 @@ func Reference(fields []Field) string {
 		case "":
 			def = "optional"
 		case Required:
+			if f.Unless != "" {
+				def += " without " + f.Unless
+			}
 		default:
 			def = "default " + def
 		}
@@ -55,6 +59,7 @@ type schema map[string]any
 // Schema is the JSON Schema (draft 2020-12) of a file with these fields.
 func Schema(title string, fields []Field) []byte {
 	root := schema{"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title}
+	unless := map[string][]string{}
 	for _, f := range fields {
 		at := root
 		steps := strings.Split(f.Path, ".")
@@ -71,7 +76,13 @@ func Schema(title string, fields []Field) []byte {
 			required, _ := at["required"].([]string)
 			last := len(steps) - 1
 			if f.Default == Required && !slices.Contains(required, name) && !strings.Contains(strings.Join(steps[i:last], "."), "[]") {
-				at["required"] = append(required, name)
+				if i == 0 && f.Unless != "" {
+					if others := unless[f.Unless]; !slices.Contains(others, name) {
+						unless[f.Unless] = append(others, name)
+					}
+				} else {
+					at["required"] = append(required, name)
+				}
 			}
 			next, _ := properties[name].(schema)
 			if next == nil {
@@ -90,6 +101,9 @@ func Schema(title string, fields []Field) []byte {
 			at = next
 		}
 		f.describe(at)
+	}
+	for name, others := range unless {
+		root["anyOf"] = []schema{{"required": others}, {"required": []string{name}}}
 	}
 	text, err := json.MarshalIndent(root, "", "  ")
 	if err != nil {

@@ -70,7 +70,7 @@ func (e *Errors) IP(path string, s Scalar) netip.Addr {
 	case a.Is4In6():
 		e.Add(path, "%s is IPv4 mapped into IPv6; write %s", a.WithZone(""), a.Unmap().WithZone(""))
 	case a.Zone() != "":
-		e.Add(path, "%s has a zone, which means nothing inside the tunnels; leave it out", a.WithZone("")) // a zone may hold anything
+		e.Add(path, "%s has a zone, which tunnels do not have; leave it out", a.WithZone("")) // a zone may hold anything
 	default:
 		return a
 	}

@@ -12,12 +12,13 @@ type Judge struct {
 	nodes   map[string]*nodeHistory
 	paths   paths
 	trains  trains
+	crowds  crowds
 	notices notices
 }
 
 // NewJudge returns a Judge that knows nothing yet.
 func NewJudge() *Judge {
-	return &Judge{nodes: make(map[string]*nodeHistory), paths: make(paths), trains: make(trains), notices: newNotices()}
+	return &Judge{nodes: make(map[string]*nodeHistory), paths: make(paths), trains: make(trains), crowds: crowds{before: make(map[string]Socket), never: true}, notices: newNotices()}
 }
 
 // patience is for how long the peer or a node may keep quiet before that is a fault. It
@@ -34,6 +35,7 @@ func (j *Judge) Look(now time.Duration, o *Observation) (changes []Finding) {
 	if f, changed := j.peer.look(now, &o.Peer); changed {
 		changes = append(changes, f)
 	}
+	changes = append(changes, j.crowded(now, o)...)
 	signs := o.bySubject()
 	for i := range o.Nodes {
 		n := &o.Nodes[i]
@@ -43,7 +45,7 @@ func (j *Judge) Look(now time.Duration, o *Observation) (changes []Finding) {
 			j.nodes[n.Name] = h
 		}
 		h.looked = now
-		if f, changed := h.look(now, n, o, signs[n.Name]); changed {
+		if f, changed := h.look(now, n, o, signs[n.Name], j.crowds.deafened(now)); changed {
 			changes = append(changes, f)
 		}
 	}

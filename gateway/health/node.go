@@ -3,22 +3,24 @@ package health
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 )
 
 // nodeHistory is what is remembered of a node.
 type nodeHistory struct {
-	began   bool
-	started time.Duration
-	looked  time.Duration // last
-	heard   bool          // it has sent a packet
-	sentAt  time.Duration // since when it has not answered what was sent to it; 0 = nothing was
-	packets uint64        // from its pods
-	passed  time.Duration // when they last grew
-	sent    uint64        // to them, by then
-	sign    *Sign         // the last one
-	signAt  time.Duration
-	signs   int // in a row
+	began    bool
+	started  time.Duration
+	looked   time.Duration // last
+	heard    bool          // it has sent a packet
+	sentAt   time.Duration // since when it has not answered what was sent to it; 0 = nothing was
+	received uint64        // by the last look
+	packets  uint64        // from its pods
+	passed   time.Duration // when they last grew
+	sent     uint64        // to them, by then
+	sign     *Sign         // the last one
+	signAt   time.Duration
+	signs    int // in a row
 
 	now      Finding
 	bad      bool
@@ -45,14 +47,16 @@ const (
 	oneWayLate = 10 * time.Second
 )
 
-// look returns the node's state, and whether it is another than before.
-func (h *nodeHistory) look(now time.Duration, n *Node, o *Observation, s *Sign) (Finding, bool) {
+// look returns the node's state, and whether it is another than before. While too much comes to
+// this gateway, what it does not hear proves nothing: it is deafened.
+func (h *nodeHistory) look(now time.Duration, n *Node, o *Observation, s *Sign, deafened bool) (Finding, bool) {
 	if !h.began {
 		h.began, h.started = true, now
 	}
-	if h.doubtful = n.ARP && n.Asked >= asks; h.doubtful || h.bad {
+	if h.doubtful = n.ARP && n.Asked >= asks; h.doubtful || h.bad || deafened {
 		h.troubled = now
 	}
+	h.received = n.Received
 	received, sent := n.pods()
 	switch {
 	case s != nil:
@@ -77,6 +81,9 @@ func (h *nodeHistory) look(now time.Duration, n *Node, o *Observation, s *Sign) 
 		h.agreed = now
 	}
 	c, since := h.fault(now, n, o)
+	if deafened && !h.bad && slices.Contains(unheard, c) {
+		return h.now, false
+	}
 	if c == nil {
 		wasBad := h.bad
 		h.bad = false

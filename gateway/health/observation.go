@@ -11,6 +11,7 @@ type Observation struct {
 	Peer      Peer
 	Nodes     []Node
 	Paths     []Path
+	Sockets   []Socket
 	Gateway   netip.Addr            // its address for nodes
 	Port      uint16                // of the nodes' tunnels
 	Remote    func(netip.Addr) bool // of the remote cluster, as it is seen here; nil = nobody

@@ -39,6 +39,13 @@ func signs(s Sign) func(int, *Observation) {
 	return func(second int, o *Observation) { o.Signs = []Sign{s} }
 }
 
+// flood has the first node send more than the gateway takes, until a second.
+func flood(second, until int, o *Observation) {
+	n := uint64(min(second, until)) * 2000
+	o.Nodes[0].Received = n
+	o.Sockets = []Socket{{Name: "geneve", Port: 6091, Received: n, Overflows: n * 4}}
+}
+
 func strangers(kind StrangerKind) func(int, *Observation) {
 	return func(second int, o *Observation) {
 		o.Strangers = []Stranger{{kind, netip.MustParseAddr("203.0.113.5")}}
@@ -194,6 +201,25 @@ var stories = []struct {
 		"30 info node rome-1: first packet from rome-1 (172.18.0.2)"}},
 	{"a node never answers", 60, func(s int, o *Observation) { o.Nodes[0].Asked = s }, []string{
 		"12 warning node rome-1: rome-1 (172.18.0.2) never answered ARP (12 asked): is its link up, has it VNI 1, the address 10.80.0.2 and the gateway's underlay address, and is UDP 6091 open here and there?"}},
+	{"a node floods, and another cannot be heard", 60, func(s int, o *Observation) {
+		flood(s, 60, o)
+		o.Nodes[1].Asked, o.Nodes[1].Known, o.Nodes[1].Silence = s, true, time.Duration(s)*time.Second
+	}, []string{"1 info node rome-1: first packet",
+		"2 warning node rome-1: 8000 of 10000 datagrams to the nodes' port were lost in a second: the receive buffer of UDP 6091 was full; rome-1 sent most: find who floods there"}},
+	{"a node floods, and another is gone", 60, func(s int, o *Observation) {
+		flood(s, 30, o)
+		o.Nodes[1].Asked, o.Nodes[1].Known, o.Nodes[1].Silence = s, true, time.Duration(s)*time.Second
+	}, []string{"1 info node rome-1: first packet", "2 warning node rome-1: 8000 of 10000 datagrams",
+		"43 warning node rome-2: rome-2 (172.18.0.3) has been silent for 43 s"}},
+	{"strangers flood the nodes' port", 20, func(s int, o *Observation) {
+		o.Sockets = []Socket{{Name: "geneve", Port: 6091, Received: uint64(s), Overflows: uint64(s) * 4000}}
+	}, []string{"2 warning address strangers: 4000 of 4001 datagrams to the nodes' port were lost in a second: the receive buffer of UDP 6091 was full; strangers sent most"}},
+	{"too much comes from outside", 20, func(s int, o *Observation) {
+		o.Sockets = []Socket{{Name: "wireguard", Port: 51840, Received: uint64(s) * 3000, Overflows: uint64(uint32(s*1000 - 500))}}
+	}, []string{"2 warning peer milan: 1000 of 4000 datagrams from the peer or strangers were lost in a second: the receive buffer of UDP 51840 was full"}},
+	{"a little more comes than fits", 60, func(s int, o *Observation) {
+		o.Sockets = []Socket{{Name: "geneve", Port: 6091, Received: uint64(s) * 10000, Overflows: uint64(s) * 2000}}
+	}, nil},
 	{"a node starts late", 60, func(s int, o *Observation) {
 		o.Nodes[0].Asked = s
 		if s > 40 {

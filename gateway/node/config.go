@@ -3,11 +3,13 @@ package node
 import (
 	"fmt"
 	"net/netip"
+	"reflect"
 	"regexp"
 
 	"golang.org/x/sys/unix"
 
 	"culvert/gateway/configfile"
+	"culvert/gateway/services"
 	"culvert/geneve"
 )
 
@@ -30,7 +32,7 @@ const (
 
 	minMTU  = 576   // bytes; every IPv4 host takes this much (RFC 1122, Section 3.3.3)
 	minMTU6 = 1280  // bytes; every link of IPv6 carries this much (RFC 8200, Section 5)
-	maxMTU  = 65485 // bytes; 65,535 less 50 of outer headers
+	maxMTU  = 65465 // bytes; 65,535 less 70 of outer headers
 	maxVNI  = 1<<24 - 1
 )
 
@@ -48,6 +50,10 @@ type Config struct {
 	Routes         []netip.Prefix // destinations reached through the gateway
 	Interface      string         // name of the link
 	KeepLinks      bool           // the link outlives this process, and the next one goes on with it
+
+	// Tunnel: there is one. Without it, all but Name and Services is empty.
+	Tunnel   bool
+	Services *services.Config // nil: none are served
 
 	// Warnings are about what the file may mean but probably does not, one line each.
 	Warnings []string
@@ -70,6 +76,14 @@ type file struct {
 	Routes    []configfile.Scalar `json:"routes"`
 	Interface configfile.Scalar   `json:"interface"`
 	KeepLinks configfile.Scalar   `json:"keepLinks"`
+	Services  *services.File      `json:"services"`
+}
+
+// tunnel reports whether the file says anything about a tunnel, as it must without services.
+func (f file) tunnel() bool {
+	served := f.Services != nil
+	f.Name, f.Services = "", nil
+	return !served || !reflect.ValueOf(f).IsZero()
 }
 
 // LoadConfig reads and checks the YAML file at path. The error joins everything
@@ -87,30 +101,48 @@ func parse(e *configfile.Errors, text []byte) (*Config, error) {
 	if !e.Decode(text, &f) {
 		return nil, e.Err()
 	}
-	c := &Config{
-		Name:           e.Text("name", f.Name),
-		Underlay:       e.Addr("underlay", f.Underlay),
-		Gateway:        e.Text("gateway.underlay", f.Gateway.Underlay),
-		GatewayAddress: pair(e, "gateway.address", f.Gateway.Address),
-		VNI:            vni(e, f.VNI),
-		Address:        pair(e, "address", f.Address),
-		MTU:            e.Int("mtu", f.MTU, DefaultMTU, minMTU, maxMTU),
-		Port:           uint16(e.Int("port", f.Port, DefaultPort, 1, 65535)),
-		Mode:           Mode(e.OneOf("mode", f.Mode, string(Auto), string(Geneve), string(VXLAN), string(TUN))),
-		Routes:         e.Prefixes("routes", f.Routes),
-		Interface:      DefaultInterface,
-		KeepLinks:      e.Bool("keepLinks", f.KeepLinks, false),
+	c := &Config{Name: e.Text("name", f.Name), Tunnel: f.tunnel()}
+	if f.Services != nil {
+		c.Services = f.Services.Config(e, c.Name)
 	}
+	if c.Tunnel {
+		c.readTunnel(e, &f)
+	}
+	e.Name("name", c.Name, configfile.MaxDomain)
+	if err := e.Err(); err != nil {
+		return nil, err
+	}
+	if c.Tunnel {
+		c.warn(e)
+	}
+	c.Warnings = e.Warnings()
+	return c, nil
+}
+
+// SameTunnel reports whether o is, but for services, the same.
+func (c *Config) SameTunnel(o *Config) bool {
+	a, b := *c, *o
+	a.Services, b.Services, a.Warnings, b.Warnings = nil, nil, nil, nil
+	return reflect.DeepEqual(a, b) && (c.Services == nil) == (o.Services == nil)
+}
+
+// readTunnel reads what is about the tunnel.
+func (c *Config) readTunnel(e *configfile.Errors, f *file) {
+	c.Underlay = e.Underlay("underlay", f.Underlay)
+	c.Gateway = e.Text("gateway.underlay", f.Gateway.Underlay)
+	c.GatewayAddress = pair(e, "gateway.address", f.Gateway.Address)
+	c.VNI = vni(e, f.VNI)
+	c.Address = pair(e, "address", f.Address)
+	c.MTU = e.Int("mtu", f.MTU, DefaultMTU, minMTU, maxMTU)
+	c.Port = uint16(e.Int("port", f.Port, DefaultPort, 1, 65535))
+	c.Mode = Mode(e.OneOf("mode", f.Mode, string(Auto), string(Geneve), string(VXLAN), string(TUN)))
+	c.Routes = e.Prefixes("routes", f.Routes)
+	c.Interface = DefaultInterface
+	c.KeepLinks = e.Bool("keepLinks", f.KeepLinks, false)
 	if f.Interface != "" {
 		c.Interface = string(f.Interface)
 	}
 	c.validate(e)
-	if err := e.Err(); err != nil {
-		return nil, err
-	}
-	c.warn(e)
-	c.Warnings = e.Warnings()
-	return c, nil
 }
 
 func pair(e *configfile.Errors, path string, l configfile.List) (p geneve.Pair) {
@@ -132,15 +164,15 @@ var interfaceName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]*$`)
 // validate notes what contradicts what. Values that could not be read are
 // invalid here and were reported before.
 func (c *Config) validate(e *configfile.Errors) {
-	e.Name("name", c.Name, configfile.MaxDomain)
 	if len(c.Interface) >= unix.IFNAMSIZ || !interfaceName.MatchString(c.Interface) {
 		e.Add("interface", "%q is no interface name: want 1 to %d letters, digits, dots, dashes and underscores",
 			c.Interface, unix.IFNAMSIZ-1)
 	}
 	if a, err := netip.ParseAddr(c.Gateway); err == nil {
-		switch {
-		case !a.Is4():
-			e.Add("gateway.underlay", "%s: IPv6 is not supported yet", a)
+		switch e.Underlay("gateway.underlay", configfile.Scalar(c.Gateway)); {
+		case e.Bad("gateway.underlay"):
+		case c.Underlay.IsValid() && a.Is4() != c.Underlay.Is4():
+			e.Add("gateway.underlay", "%s is %s, and underlay %s is not; write addresses of one family", a, family(a), c.Underlay)
 		case !unicast(a):
 			e.Add("gateway.underlay", "%s is no host's address", a)
 		case a == c.Underlay:

@@ -37,7 +37,7 @@ func TestLoadConfig(t *testing.T) {
 		VNI: 1, Address: geneve.Pair{V4: netip.MustParseAddr("10.80.0.2")},
 		MTU: 1340, Port: 6091, Mode: Auto,
 		Routes:    []netip.Prefix{netip.MustParsePrefix("10.61.0.0/16"), netip.MustParsePrefix("10.71.0.0/16")},
-		Interface: "culvert0",
+		Interface: "culvert0", Tunnel: true,
 	}
 	file := filepath.Join(t.TempDir(), "node.yaml")
 	if err := os.WriteFile(file, []byte(goodFile), 0o600); err != nil {
@@ -122,9 +122,13 @@ func TestConfigRefuses(t *testing.T) {
 		{"group as gateway", strings.NewReplacer("fd80::4", "ff02::4").Replace(v6only.Replace(goodFile)), []string{"gateway.address: ff02::4 is no host's address"}},
 		{"gateway has this node's IPv6 address", strings.NewReplacer("fd80::4", "fd80::2").Replace(dual.Replace(goodFile)), []string{"gateway.address: fd80::2 is this node's own"}},
 		{"IPv6 route without address", replace("10.71.0.0/16", `"fd00:61::/48"`), []string{"routes[1]: fd00:61::/48 is IPv6, and address is not; write a list"}},
-		{"underlay is IPv6", replace("underlay: 172.18.0.2", `underlay: "fd00::2"`), []string{"underlay: fd00::2: IPv6 is not supported yet"}},
+		{"underlays of two families", replace("underlay: 172.18.0.2", `underlay: "fd00::2"`),
+			[]string{"gateway.underlay: 172.18.0.9 is IPv4, and underlay fd00::2 is not; write addresses of one family"}},
+		{"underlay is link-local", replace("underlay: 172.18.0.2", `underlay: "fe80::2"`),
+			[]string{"underlay: fe80::2 is an address of one link, and tunnels do not say of which; write another one"}},
 		{"bad gateway name", replace("172.18.0.9", "-gateway"), []string{"gateway.underlay: "}},
-		{"gateway is IPv6", replace("172.18.0.9", `"fd00::9"`), []string{"gateway.underlay: fd00::9: IPv6"}},
+		{"gateway is link-local", replace("172.18.0.9", `"fe80::9"`), []string{"gateway.underlay: fe80::9 is an address of one link"}},
+		{"gateway with a zone", replace("172.18.0.9", `"fd00::9%eth0"`), []string{"gateway.underlay: fd00::9 has a zone, which tunnels do not have; leave it out"}},
 		{"gateway is this node", replace("172.18.0.9", "172.18.0.2"), []string{"gateway.underlay: 172.18.0.2 is this node's own"}},
 		{"gateway has this node's address", replace("10.80.0.4", "10.80.0.2"), []string{"gateway.address: 10.80.0.2 is this node's own"}},
 		{"VNI of 25 bits", replace("vni: 1", "vni: 16777216"), []string{"vni: "}},
@@ -156,5 +160,34 @@ func TestConfigRefuses(t *testing.T) {
 				t.Errorf("%d lines, want %d:\n%v", len(lines), len(test.want), err)
 			}
 		})
+	}
+}
+
+// A file with services needs nothing about a tunnel; one that says anything about it must say all.
+func TestServicesAlone(t *testing.T) {
+	const alone = "name: n1\nservices: {addresses: [172.18.0.2]}\n"
+	c, err := parseConfig([]byte(alone))
+	if err != nil || c.Tunnel || c.Services == nil || c.Services.Node != "n1" {
+		t.Fatalf("%+v, %v", c, err)
+	}
+	for text, want := range map[string]string{
+		alone + "vni: 1\n":                                  "underlay: missing",
+		"name: n1\n":                                        "underlay: missing",
+		"services: {addresses: [172.18.0.2]}\n":             "name: missing",
+		"name: n1\nservices: {}\n":                          "services.addresses: missing",
+		"name: n1\nservices: {adresses: [172.18.0.2]}\n":    "did you mean addresses",
+		goodFile + "services: {addresses: [not-address]}\n": "services.addresses[0]",
+	} {
+		if _, err := parseConfig([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %s", text, err, want)
+		}
+	}
+	both, err := parseConfig([]byte(goodFile + "services: {addresses: [172.18.0.2]}\n"))
+	if err != nil || !both.Tunnel || both.Services == nil {
+		t.Fatalf("%+v, %v", both, err)
+	}
+	tunnel, err := parseConfig([]byte(goodFile))
+	if err != nil || both.SameTunnel(tunnel) || !both.SameTunnel(both) {
+		t.Error("a reload may not tell what has changed")
 	}
 }

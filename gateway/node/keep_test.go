@@ -182,7 +182,7 @@ func TestKeptTUNCarriesPackets(t *testing.T) {
 	needTUN(t)
 	c := testConfig(t, TUN)
 	c.KeepLinks = true
-	go reflect(gatewayEnd(t, c, "172.18.0.9"), nil)
+	go sendBack(gatewayEnd(t, c, "172.18.0.9"), nil)
 	for range 2 {
 		stop := start(t, c)
 		talk(t, "10.61.1.5")

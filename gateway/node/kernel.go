@@ -74,9 +74,13 @@ func (l *kernelLink) start() error {
 // hand because netlink.LinkModify sends every attribute, and VXLAN refuses to
 // be told its port again.
 func (l *kernelLink) setRemote(remote netip.Addr) error {
-	attribute := nl.IFLA_VXLAN_GROUP
+	of4, of6 := nl.IFLA_VXLAN_GROUP, nl.IFLA_VXLAN_GROUP6
 	if l.kind == Geneve {
-		attribute = nl.IFLA_GENEVE_REMOTE
+		of4, of6 = nl.IFLA_GENEVE_REMOTE, nl.IFLA_GENEVE_REMOTE6
+	}
+	attribute := of4
+	if remote.Is6() {
+		attribute = of6
 	}
 	req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_ACK)
 	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)

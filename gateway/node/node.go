@@ -72,7 +72,7 @@ func (n *Node) open(ctx context.Context) error {
 			return err
 		}
 	}
-	remote, err := resolve(ctx, n.config.Gateway, netip.Addr{})
+	remote, err := n.config.resolve(ctx, netip.Addr{})
 	if err != nil {
 		return err
 	}
@@ -150,7 +150,7 @@ func (n *Node) follow(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		next, err := resolve(ctx, n.config.Gateway, remote)
+		next, err := n.config.resolve(ctx, remote)
 		if err == nil && next != remote {
 			err = n.link.setRemote(next)
 		}
@@ -168,17 +168,21 @@ func (n *Node) follow(ctx context.Context) {
 	}
 }
 
-// resolve returns the gateway's IPv4 address: current while the name still has
-// it, else the lowest, so that all nodes choose the same.
-func resolve(ctx context.Context, gateway string, current netip.Addr) (netip.Addr, error) {
-	if a, err := netip.ParseAddr(gateway); err == nil {
+// resolve returns the gateway's address of the node's family: current while the name still
+// has it, else the lowest, so that all nodes choose the same.
+func (c *Config) resolve(ctx context.Context, current netip.Addr) (netip.Addr, error) {
+	if a, err := netip.ParseAddr(c.Gateway); err == nil {
 		return a, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, resolveInterval)
 	defer cancel()
-	list, err := net.DefaultResolver.LookupNetIP(ctx, "ip4", gateway)
+	network := "ip4"
+	if c.Underlay.Is6() {
+		network = "ip6"
+	}
+	list, err := net.DefaultResolver.LookupNetIP(ctx, network, c.Gateway)
 	if err != nil {
-		return netip.Addr{}, fmt.Errorf("gateway.underlay: %w; check the name and this node's DNS", err)
+		return netip.Addr{}, fmt.Errorf("gateway.underlay: %w; check the name, this node's DNS, and that the name has an %s address, like underlay", err, family(c.Underlay))
 	}
 	for i, a := range list {
 		list[i] = a.Unmap()

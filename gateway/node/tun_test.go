@@ -58,9 +58,9 @@ func listenAt(t *testing.T, c *Config, underlay netip.Addr) *geneve.Endpoint {
 	return e
 }
 
-// reflect sends every UDP packet back to its sender: with the addresses
+// sendBack sends every UDP packet back to its sender: with the addresses
 // swapped all checksums stay right. The sources it sees go to seen while there is room.
-func reflect(e *geneve.Endpoint, seen chan<- netip.Addr) {
+func sendBack(e *geneve.Endpoint, seen chan<- netip.Addr) {
 	receiver, sender := e.NewReceiver(), e.NewSender()
 	for receiver.Fill() == nil {
 		for p, ok := receiver.Next(); ok; p, ok = receiver.Next() {
@@ -122,7 +122,7 @@ func TestTUNCarriesPackets(t *testing.T) {
 	needTUN(t)
 	c := testConfig(t, TUN)
 	first := make(chan netip.Addr, 1)
-	go reflect(gatewayEnd(t, c, "172.18.0.9"), first)
+	go sendBack(gatewayEnd(t, c, "172.18.0.9"), first)
 	stop := start(t, c)
 	talk(t, "10.61.1.5")
 	talk(t, "10.71.0.9")
@@ -151,7 +151,7 @@ func TestTUNCarriesFamilies(t *testing.T) {
 			c := testConfigOf(t, TUN, tt.change.Replace(goodFile))
 			seen := make(chan netip.Addr, 1)
 			e := gatewayEnd(t, c, "172.18.0.9")
-			go reflect(e, seen)
+			go sendBack(e, seen)
 			stop := start(t, c)
 			untilLocal(t, c.Address.V6)
 			for _, to := range tt.targets {
@@ -250,7 +250,7 @@ func TestTUNFollowsGateway(t *testing.T) {
 	needTUN(t)
 	c := testConfig(t, TUN)
 	moved := make(chan netip.Addr, 1)
-	go reflect(gatewayEnd(t, c, "172.18.0.77"), moved)
+	go sendBack(gatewayEnd(t, c, "172.18.0.77"), moved)
 	n, err := New(t.Context(), c, quiet())
 	if err != nil {
 		t.Fatal(err)

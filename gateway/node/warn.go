@@ -11,9 +11,14 @@ import (
 	"culvert/gateway/configfile"
 )
 
-// overhead is what a tunnel puts around an inner packet: IPv4, UDP, Geneve or VXLAN,
+// overhead is what a tunnel puts around an inner packet: IPv4 or IPv6, UDP, Geneve or VXLAN,
 // Ethernet.
-const overhead = 20 + 8 + 8 + 14
+func (c *Config) overhead() int {
+	if c.Underlay.Is6() {
+		return ipv6Len + 8 + 8 + 14
+	}
+	return ipv4Len + 8 + 8 + 14
+}
 
 // warn notes what a valid configuration may mean but probably does not, above all what
 // does not fit this machine.
@@ -63,7 +68,7 @@ func (c *Config) ownAddresses(say func(path, format string, args ...any)) {
 		if ip == of(c.GatewayAddress, ip) {
 			say("gateway.address", "%s is an address of this machine; give the gateway's", ip)
 		}
-		if here == "" && ip.Is4() && !ip.IsLoopback() {
+		if here == "" && ip.Is4() == c.Underlay.Is4() && !ip.IsLoopback() && !ip.IsLinkLocalUnicast() {
 			here = ip.String()
 		}
 	}
@@ -83,8 +88,8 @@ func (c *Config) wayTo(gateway netip.Addr, say func(path, format string, args ..
 		return
 	}
 	link, err := netlink.LinkByIndex(routes[0].LinkIndex)
-	if err == nil && link.Attrs().MTU < c.MTU+overhead {
+	if err == nil && link.Attrs().MTU < c.MTU+c.overhead() {
 		say("mtu", "%d needs %d bytes on the way to gateway.underlay %s, where %s carries %d; write at most %d, here and at the gateway",
-			c.MTU, c.MTU+overhead, gateway, link.Attrs().Name, link.Attrs().MTU, link.Attrs().MTU-overhead)
+			c.MTU, c.MTU+c.overhead(), gateway, link.Attrs().Name, link.Attrs().MTU, link.Attrs().MTU-c.overhead())
 	}
 }

@@ -103,7 +103,7 @@ func (n *Node) watch(ctx context.Context) {
 			entry.Info("the gateway answers")
 		case changed && s.verdict == short:
 			entry.WithFields(logrus.Fields{"bytes": n.config.MTU, "remedy": fmt.Sprintf(
-				"let the way to it carry %d bytes, and write the same mtu and address at both ends", n.config.MTU+overhead)}).
+				"let the way to it carry %d bytes, and write the same mtu and address at both ends", n.config.MTU+n.config.overhead())}).
 				Warn("the gateway answers, but packets of mtu bytes do not come back")
 		case s.verdict == silent && (changed || time.Since(saidAt) >= n.pace.cause):
 			cause, remedy := n.silence(ctx, remote)
@@ -164,11 +164,15 @@ func (c *Config) knock(ctx context.Context, at netip.AddrPort) error {
 		LocalAddr: net.UDPAddrFromAddrPort(netip.AddrPortFrom(c.Underlay, 0)),
 		Control: func(_, _ string, conn syscall.RawConn) (err error) {
 			// Without it, a host that nobody answers for is no error.
-			controlErr := conn.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_RECVERR, 1) })
+			level, option := unix.IPPROTO_IP, unix.IP_RECVERR
+			if at.Addr().Is6() {
+				level, option = unix.IPPROTO_IPV6, unix.IPV6_RECVERR
+			}
+			controlErr := conn.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), level, option, 1) })
 			return errors.Join(err, controlErr)
 		},
 	}
-	conn, err := dialer.DialContext(ctx, "udp4", at.String())
+	conn, err := dialer.DialContext(ctx, "udp", at.String())
 	if err != nil {
 		return err
 	}

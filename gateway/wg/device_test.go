@@ -39,7 +39,7 @@ func TestNoPeer(t *testing.T) {
 	log.SetOutput(io.Discard)
 	d := New(Options{PrivateKey: wgkey.NewPrivate(), MTU: 1340, Log: logrus.NewEntry(log)})
 	t.Cleanup(d.Close)
-	if err := errors.Join(d.Open(idlePath(), Peer{Endpoint: "milan.invalid:1"}), d.Up(), d.updateEndpoint(t.Context())); err != nil {
+	if err := errors.Join(d.Open(idlePath(), Peer{Endpoint: "milan.invalid:1"}), d.Up(), d.updateEndpoint(t.Context(), false)); err != nil {
 		t.Fatal(err)
 	}
 	port := d.Port()
@@ -124,7 +124,7 @@ func TestPeerEndpoint(t *testing.T) {
 	}
 
 	apply(func(p *Peer) { p.Endpoint = roamed })
-	if err := d.updateEndpoint(t.Context()); err != nil {
+	if err := d.updateEndpoint(t.Context(), false); err != nil {
 		t.Fatal(err)
 	}
 	if got := device(); !strings.Contains(got, "public_key="+hexKey(other)+"\n") || !strings.Contains(got, "endpoint="+roamed) {

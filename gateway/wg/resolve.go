@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"time"
 
@@ -20,8 +21,8 @@ const (
 )
 
 // FollowEndpoint resolves the configured endpoint and tells the device each time
-// it changes. An address that is still among the answers is kept, and so is the
-// endpoint of a working session, which may have roamed.
+// it changes. An address that is still among the answers is kept as long as it answers,
+// and so is the endpoint of a working session, which may have roamed.
 func (d *Device) FollowEndpoint(ctx context.Context) {
 	again := true // resolve even if there is a session
 	var calls calls
@@ -36,7 +37,7 @@ func (d *Device) FollowEndpoint(ctx context.Context) {
 			if dead && !s.LastHandshake.IsZero() {
 				d.comeHome(s.Endpoint)
 			}
-			err := d.updateEndpoint(ctx)
+			err := d.updateEndpoint(ctx, vain)
 			if ctx.Err() != nil {
 				return
 			}
@@ -83,14 +84,16 @@ func (d *Device) comeHome(at string) {
 	}
 }
 
-func (d *Device) updateEndpoint(ctx context.Context) error {
+// updateEndpoint gives the device an address of the endpoint; vain: the one that it has
+// does not answer.
+func (d *Device) updateEndpoint(ctx context.Context, vain bool) error {
 	d.mu.Lock()
 	p, current := d.peer, d.endpoint
 	d.mu.Unlock()
 	if p.PublicKey == (wgkey.Key{}) {
 		return nil // SetPeer asks for another look
 	}
-	next, err := resolve(ctx, p.Endpoint, current)
+	next, err := resolve(ctx, p.Endpoint, current, vain)
 	if err != nil || next == current {
 		return err
 	}
@@ -117,9 +120,8 @@ func (d *Device) setEndpoint(p *Peer, ep netip.AddrPort) error {
 	return nil
 }
 
-// resolve returns the address of endpoint (host:port): current if it is among the
-// answers, else the first.
-func resolve(ctx context.Context, endpoint string, current netip.AddrPort) (netip.AddrPort, error) {
+// resolve returns an address of endpoint (host:port).
+func resolve(ctx context.Context, endpoint string, current netip.AddrPort, vain bool) (netip.AddrPort, error) {
 	host, service, err := net.SplitHostPort(endpoint)
 	if err != nil {
 		return netip.AddrPort{}, err
@@ -132,18 +134,43 @@ func resolve(ctx context.Context, endpoint string, current netip.AddrPort) (neti
 	if err != nil {
 		return netip.AddrPort{}, err
 	}
-	var first netip.AddrPort
+	if len(addrs) == 0 {
+		return netip.AddrPort{}, fmt.Errorf("%s has no address", host)
+	}
+	return netip.AddrPortFrom(choose(interleave(addrs), current.Addr(), vain), uint16(port)), nil
+}
+
+// choose returns current if it is among addrs, or the one behind it if it was called in
+// vain; else the first.
+func choose(addrs []netip.Addr, current netip.Addr, vain bool) netip.Addr {
+	switch at := slices.Index(addrs, current); {
+	case at < 0:
+		return addrs[0]
+	case vain:
+		return addrs[(at+1)%len(addrs)]
+	}
+	return current
+}
+
+// interleave has the families of addresses take turns, whose order is otherwise kept: what
+// does not answer in one may in the other (RFC 8305, Section 4). The first stays, by which the resolver
+// says what this machine reaches best (RFC 6724).
+func interleave(addrs []netip.Addr) (turns []netip.Addr) {
+	var families [2][]netip.Addr // that of the first address, and the other
 	for _, a := range addrs {
-		ap := netip.AddrPortFrom(a.Unmap(), uint16(port))
-		if ap == current {
-			return current, nil
+		a = a.Unmap()
+		f := &families[0]
+		if a.Is4() != addrs[0].Unmap().Is4() {
+			f = &families[1]
 		}
-		if !first.IsValid() {
-			first = ap
+		*f = append(*f, a)
+	}
+	for i := range addrs {
+		for _, f := range families {
+			if i < len(f) {
+				turns = append(turns, f[i])
+			}
 		}
 	}
-	if !first.IsValid() {
-		return first, fmt.Errorf("%s has no address", host)
-	}
-	return first, nil
+	return turns
 }

@@ -3,6 +3,8 @@ package wg
 import (
 	"errors"
 	"io"
+	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -58,17 +60,59 @@ func TestComeHome(t *testing.T) {
 	if err := d.set("public_key="+hexKey(d.peer.PublicKey), "endpoint=127.0.0.1:9"); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.updateEndpoint(t.Context()); err != nil {
+	if err := d.updateEndpoint(t.Context(), false); err != nil {
 		t.Fatal(err)
 	}
 	if s, _ := d.PeerStats(); s.Endpoint != "127.0.0.1:9" {
 		t.Fatalf("a session has roamed, and is called at %s", s.Endpoint)
 	}
 	d.comeHome("127.0.0.1:9")
-	if err := d.updateEndpoint(t.Context()); err != nil {
+	if err := d.updateEndpoint(t.Context(), false); err != nil {
 		t.Fatal(err)
 	}
 	if s, _ := d.PeerStats(); s.Endpoint != "127.0.0.1:8" {
 		t.Errorf("it is called at %s", s.Endpoint)
+	}
+}
+
+// TestInterleave: addresses of the two families take turns.
+func TestInterleave(t *testing.T) {
+	for _, tt := range []struct{ name, addresses, want string }{
+		{"one", "192.0.2.1", "192.0.2.1"},
+		{"IPv6 first", "2001:db8::1 2001:db8::2 192.0.2.1 192.0.2.2", "2001:db8::1 192.0.2.1 2001:db8::2 192.0.2.2"},
+		{"IPv4 first", "::ffff:192.0.2.1 192.0.2.2 192.0.2.3 2001:db8::1", "192.0.2.1 2001:db8::1 192.0.2.2 192.0.2.3"},
+	} {
+		var addrs []netip.Addr
+		for _, a := range strings.Fields(tt.addresses) {
+			addrs = append(addrs, netip.MustParseAddr(a))
+		}
+		var got []string
+		for _, a := range interleave(addrs) {
+			got = append(got, a.String())
+		}
+		if strings.Join(got, " ") != tt.want {
+			t.Errorf("%s: %v, want %s", tt.name, got, tt.want)
+		}
+	}
+}
+
+// TestFallBack: an address of the endpoint that is called in vain gives way to one of the other family; one that answers stays.
+func TestFallBack(t *testing.T) {
+	six, four, other := netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
+	all := interleave([]netip.Addr{six, four, other})
+	current := netip.Addr{}
+	for step, tt := range []struct {
+		vain bool
+		want netip.Addr
+	}{{false, six}, {false, six}, {true, four}, {false, four}, {true, other}, {true, six}} {
+		if current = choose(all, current, tt.vain); current != tt.want {
+			t.Fatalf("step %d: called at %v, want %v", step, current, tt.want)
+		}
+	}
+	if got := choose([]netip.Addr{four}, four, true); got != four {
+		t.Errorf("the only address gave way to %v", got)
+	}
+	if got := choose(all, netip.MustParseAddr("192.0.2.9"), false); got != six {
+		t.Errorf("an address that is gone gave way to %v, want the first", got)
 	}
 }

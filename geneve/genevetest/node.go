@@ -209,16 +209,28 @@ func (n *Node) Echoes() (asked, replied int) { return int(n.asked.Load()), int(n
 
 // echo answers, as a kernel does, an echo request of the gateway; it returns false for anything else.
 func (n *Node) echo(ip []byte) bool {
-	const request, reply = 8, 0
-	if len(ip) < 28 || ip[0] != 0x45 || ip[9] != 1 || ip[20] != request || netip.AddrFrom4([4]byte(ip[12:])) != n.GatewayAddress {
+	var icmp []byte
+	var request, reply byte = 8, 0
+	switch {
+	case len(ip) >= 28 && ip[0] == 0x45 && ip[9] == 1 && netip.AddrFrom4([4]byte(ip[12:])) == n.GatewayAddress:
+		ip = bytes.Clone(ip)
+		copy(ip[12:], n.Address.AsSlice())
+		copy(ip[16:], n.GatewayAddress.AsSlice())
+		icmp = ip[20:]
+	case len(ip) >= 48 && ip[0]>>4 == 6 && ip[6] == 58 && netip.AddrFrom16([16]byte(ip[8:])) == n.GatewayAddress6:
+		ip = bytes.Clone(ip)
+		copy(ip[8:], n.Address6.AsSlice())
+		copy(ip[24:], n.GatewayAddress6.AsSlice())
+		icmp, request, reply = ip[40:], 128, 129
+	}
+	if icmp == nil || icmp[0] != request {
 		return false
 	}
-	ip = bytes.Clone(ip)
-	copy(ip[12:], n.Address.AsSlice())
-	copy(ip[16:], n.GatewayAddress.AsSlice())
-	ip[20] = reply
-	sum := uint32(binary.BigEndian.Uint16(ip[22:])) + request<<8 // RFC 1624; the type is the upper half of its word
-	binary.BigEndian.PutUint16(ip[22:], uint16(sum+sum>>16))
+	icmp[0] = reply
+	// RFC 1624; the type is the upper half of its word.
+	sum := uint32(^binary.BigEndian.Uint16(icmp[2:])) + uint32(^(uint16(request) << 8)) + uint32(reply)<<8
+	sum = sum>>16 + sum&0xffff
+	binary.BigEndian.PutUint16(icmp[2:], ^uint16(sum>>16+sum))
 	if back := n.back.Load(); back == 0 || int64(len(ip)) <= back {
 		n.Send(ip)
 		n.replied.Add(1)
@@ -277,10 +289,10 @@ func (n *Node) datagram(b []byte) {
 	}
 	to, from, etherType, b := [6]byte(b), [6]byte(b[6:]), binary.BigEndian.Uint16(b[12:]), b[14:]
 	switch {
+	case n.there.Load() != 0 && int64(len(b)) > n.there.Load() && (etherType == ARP || etherType == IPv6 && b[6] == 58 && b[40] != 128):
 	case etherType == IPv6 && n.discover(to, from, b):
 	case etherType == ARP && to != n.MAC && to != broadcast, etherType != ARP && to != n.MAC:
 		n.tb.Errorf("genevetest: node %v: frame to % x, want % x", n.Address, to, n.MAC)
-	case etherType == ARP && n.there.Load() != 0 && int64(len(b)) > n.there.Load():
 	case etherType == ARP:
 		if sender := netip.AddrFrom4([4]byte(b[14:])); sender == n.GatewayAddress {
 			n.learn(from)
@@ -296,7 +308,7 @@ func (n *Node) datagram(b []byte) {
 // take handles a received IP packet.
 func (n *Node) take(ip []byte) {
 	if there := n.there.Load(); there != 0 && int64(len(ip)) > there {
-		if len(ip) > 28 && ip[9] == 1 && ip[20] == 8 {
+		if ip[0]>>4 == 4 && ip[9] == 1 && ip[20] == 8 || ip[0]>>4 == 6 && ip[6] == 58 && ip[40] == 128 {
 			n.asked.Add(1)
 		}
 		return

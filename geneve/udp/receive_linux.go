@@ -145,7 +145,7 @@ func (r *receiver) source(i int) netip.AddrPort {
 	if name.Family == unix.AF_INET {
 		return netip.AddrPortFrom(netip.AddrFrom4((*unix.RawSockaddrInet4)(unsafe.Pointer(name)).Addr), port)
 	}
-	addr := netip.AddrFrom16(name.Addr)
+	addr := netip.AddrFrom16(name.Addr).Unmap()
 	if name.Scope_id != 0 {
 		if name.Scope_id != r.zoneIndex {
 			r.zoneIndex, r.zoneName = name.Scope_id, strconv.FormatUint(uint64(name.Scope_id), 10)

@@ -149,7 +149,7 @@ func (s *sender) finish(t *Train, l load, first int) {
 	c, used := &s.controls[i], 0
 	if t.TOS != 0 {
 		level, kind := int32(unix.SOL_IP), int32(unix.IP_TOS)
-		if s.socket.is6 {
+		if t.Destination.Addr().Is6() && !t.Destination.Addr().Is4In6() {
 			level, kind = unix.SOL_IPV6, unix.IPV6_TCLASS
 		}
 		used = put(c, used, level, kind, uint32(t.TOS), 4)
@@ -169,10 +169,8 @@ func (s *sender) destination(name *sockaddr, to netip.AddrPort) uint32 {
 	*name = sockaddr{}
 	binary.BigEndian.PutUint16((*[2]byte)(unsafe.Pointer(&name.Port))[:], to.Port())
 	addr := to.Addr()
-	if !s.socket.is6 {
+	if !s.socket.is6 && (addr.Is4() || addr.Is4In6()) {
 		addr = addr.Unmap()
-	}
-	if addr.Is4() {
 		name4 := (*unix.RawSockaddrInet4)(unsafe.Pointer(name))
 		name4.Family, name4.Addr = unix.AF_INET, addr.As4()
 		return unix.SizeofSockaddrInet4
@@ -181,7 +179,7 @@ func (s *sender) destination(name *sockaddr, to netip.AddrPort) uint32 {
 		name.Family = unix.AF_UNIX // refused by both families, where AF_UNSPEC would mean this host
 		return unix.SizeofSockaddrInet6
 	}
-	name.Family, name.Addr = unix.AF_INET6, addr.As16()
+	name.Family, name.Addr = unix.AF_INET6, addr.As16() // of IPv4, mapped (RFC 4291, Section 2.5.5.2): a socket of IPv6 alone refuses it
 	if zone := addr.Zone(); zone != "" {
 		name.Scope_id = scope(zone)
 	}

@@ -19,7 +19,7 @@ type Socket struct {
 	conn  *net.UDPConn
 	raw   syscall.RawConn
 	local netip.AddrPort
-	is6   bool
+	is6   bool // false: IPv4 alone
 
 	gro                       bool
 	gso                       atomic.Bool
@@ -39,21 +39,19 @@ type counters struct {
 	sendDrops                                     [numReasons]atomic.Uint64
 }
 
-// Listen opens a socket of one address family: network is "udp4" or "udp6". An invalid or unspecified address listens
-// on all, port 0 chooses a free one. Errors are those of net.ListenConfig, or wrap the errno of a socket option.
+// Listen opens a socket: network is "udp4", "udp6" or "udp", which is both families where the machine has IPv6. An invalid or
+// unspecified address listens on all, port 0 chooses a free one. Errors are those of net.ListenConfig, or wrap the errno of a
+// socket option.
 func Listen(network string, addr netip.AddrPort, o Options) (*Socket, error) {
-	if network != "udp4" && network != "udp6" {
+	if network != "udp4" && network != "udp6" && network != "udp" {
 		return nil, fmt.Errorf("udp: listen: %w", net.UnknownNetworkError(network))
 	}
+	at := addr.String()
 	if !addr.Addr().IsValid() {
-		unspecified := netip.IPv4Unspecified()
-		if network == "udp6" {
-			unspecified = netip.IPv6Unspecified()
-		}
-		addr = netip.AddrPortFrom(unspecified, addr.Port())
+		at = fmt.Sprintf(":%d", addr.Port()) // package net knows what the machine has
 	}
 	var lc net.ListenConfig
-	pc, err := lc.ListenPacket(context.Background(), network, addr.String())
+	pc, err := lc.ListenPacket(context.Background(), network, at)
 	if err != nil {
 		return nil, fmt.Errorf("udp: %w", err)
 	}
@@ -62,7 +60,8 @@ func Listen(network string, addr netip.AddrPort, o Options) (*Socket, error) {
 
 func newSocket(conn *net.UDPConn, o Options) (*Socket, error) {
 	s := &Socket{conn: conn, local: conn.LocalAddr().(*net.UDPAddr).AddrPort()}
-	s.is6 = s.local.Addr().Is6() && !s.local.Addr().Is4In6()
+	s.local = netip.AddrPortFrom(s.local.Addr().Unmap(), s.local.Port())
+	s.is6 = s.local.Addr().Is6()
 	if err := s.configure(o); err != nil {
 		s.conn.Close()
 		return nil, fmt.Errorf("udp: listen on %v: %w", s.local, err)
@@ -84,6 +83,10 @@ func (s *Socket) configure(o Options) (err error) {
 		unix.SetsockoptInt(fdInt, unix.SOL_SOCKET, unix.SO_BROADCAST, 0) // package net sets it; a tunnel has one other end
 		if s.is6 {
 			err = os.NewSyscallError("setsockopt IPV6_RECVTCLASS", unix.SetsockoptInt(fdInt, unix.SOL_IPV6, unix.IPV6_RECVTCLASS, 1))
+			unix.SetsockoptInt(fdInt, unix.SOL_IP, unix.IP_RECVTOS, 1) // of IPv4, if the socket has both
+			if o.ZeroChecksums {
+				unix.SetsockoptInt(fdInt, unix.SOL_UDP, unix.UDP_NO_CHECK6_RX, 1)
+			}
 		} else {
 			err = os.NewSyscallError("setsockopt IP_RECVTOS", unix.SetsockoptInt(fdInt, unix.SOL_IP, unix.IP_RECVTOS, 1))
 		}

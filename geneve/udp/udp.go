@@ -26,6 +26,9 @@ type Options struct {
 	ReceiveBuffer, SendBuffer int
 	// NoGRO and NoGSO leave UDP_GRO and UDP_SEGMENT off even where the kernel has them.
 	NoGRO, NoGSO bool
+	// ZeroChecksums lets datagrams over IPv6 pass that have no checksum, as RFC 6935 allows for tunnels. Their owner looks at what they
+	// carry and who sends it (RFC 6936, Section 5).
+	ZeroChecksums bool
 	// Open opens what Open returns, in place of the kernel (nil: the kernel does).
 	Open func(network string, addr netip.AddrPort) (Conn, error)
 }
@@ -39,7 +42,7 @@ type Message struct {
 	// SegmentSize is what the kernel reported with UDP_GRO, in bytes; 0 when it reported nothing. It is not always the
 	// size of outer datagrams: see package geneve on inner trains.
 	SegmentSize int
-	// Source is the sender of all datagrams of the message.
+	// Source is the sender of all datagrams of the message. Its zone is a number.
 	Source netip.AddrPort
 	// TOS is the IPv4 type of service or the IPv6 traffic class: DSCP in the upper six bits, ECN in the lower two.
 	TOS uint8
@@ -47,7 +50,7 @@ type Message struct {
 
 // Train is what Send sends: one or more datagrams for one destination.
 type Train struct {
-	// Destination must be of the socket's address family.
+	// Destination must be of a family that the socket has.
 	Destination netip.AddrPort
 	// SegmentSize is the size of each datagram in bytes; only the last may be shorter. 0: the train is one datagram.
 	SegmentSize int

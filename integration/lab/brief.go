@@ -45,8 +45,11 @@ func (o Options) brief() string {
 	case o.Rome.MTU != o.Milan.MTU:
 		frames += fmt.Sprintf(", mtu %d", o.Milan.MTU)
 	}
-	if o.Dual {
+	if o.Inside != IPv4 {
 		frames += ", IPv6"
+	}
+	if o.Outside6 {
+		frames += " twice"
 	}
 	return fmt.Sprintf("%s, %s", o.Mode, frames)
 }

@@ -121,5 +121,6 @@ func (l *Lab) peer() error {
 	end := func(c *Cluster) linkEnd {
 		return linkEnd{host: l.Host(c.Name + "/gateway"), name: "peer", address: c.Peering}
 	}
-	return connect(end(&clusters[0]), end(&clusters[1]), underlayMTU, l.options.Offloads)
+	p := l.outer()
+	return connect(end(&p[0]), end(&p[1]), underlayMTU, l.options.Offloads)
 }

@@ -63,15 +63,23 @@ type plannedLab struct {
 	seconds float64 // that its checks take on two CPUs, about
 }
 
-// Kinds of labs: with IPv4 alone, with both families inside, and with gateways that are restarted.
+// Kinds of labs.
 const (
-	ipv4Labs = "ipv4"
-	dualLabs = "dual"
-	keepLabs = "restart"
+	ipv4Labs    = "ipv4"
+	dualLabs    = "dual"       // both families inside
+	keepLabs    = "restart"    // gateways are restarted
+	inside6Labs = "v6-inside"  // IPv6 alone inside
+	outer6Labs  = "v6-outside" // both inside, tunnels over IPv6
 )
 
 // LabNames are the names of the kinds of labs that there are.
-func LabNames() []string { return []string{ipv4Labs, dualLabs, keepLabs} }
+func LabNames() []string { return []string{ipv4Labs, dualLabs, keepLabs, inside6Labs, outer6Labs} }
+
+// sixLabs are the kinds of labs with IPv6, as they differ from those with IPv4 alone.
+var sixLabs = []struct {
+	name string
+	of   Options
+}{{dualLabs, Options{Inside: IPv4AndIPv6}}, {inside6Labs, Options{Inside: IPv6}}, {outer6Labs, Options{Inside: IPv4AndIPv6, Outside6: true}}}
 
 // labs returns the labs of a mode.
 func (o *CheckOptions) labs(mode node.Mode) (all []plannedLab) {
@@ -79,19 +87,24 @@ func (o *CheckOptions) labs(mode node.Mode) (all []plannedLab) {
 		all = o.ipv4Labs(mode)
 	}
 	// What is about the family, or about what gateways remember, is not about modes and frames.
-	once := len(o.Named) == 0 && !o.Faults && mode == onceMode(o.Modes)
-	if once && slices.Contains(o.Labs, dualLabs) {
-		dual := func(of Options, checks func(*Lab) []Check, seconds float64) {
-			of.Dual = true
+	if len(o.Named) > 0 || o.Faults || mode != onceMode(o.Modes) {
+		return all
+	}
+	for _, kind := range sixLabs {
+		add := func(of Options, checks func(*Lab) []Check, seconds float64) {
+			of.Inside, of.Outside6 = kind.of.Inside, kind.of.Outside6
 			all = append(all, plannedLab{of, checks, seconds})
 		}
-		dual(Standard(mode, o.Offloads[0]), standardChecks, 7)
+		if !slices.Contains(o.Labs, kind.name) {
+			continue
+		}
+		add(Standard(mode, o.Offloads[0]), standardChecks, 7)
 		if !o.Short {
-			dual(UnequalMTU(mode, o.Offloads[0]), mtuChecks, 3)
-			dual(Outside(mode, o.Offloads[0]), outsideChecks, 25)
+			add(UnequalMTU(mode, o.Offloads[0]), mtuChecks, 3)
+			add(Outside(mode, o.Offloads[0]), outsideChecks, 25)
 		}
 	}
-	if once && o.Sandbox.Runsc == "" && slices.Contains(o.Labs, keepLabs) {
+	if o.Sandbox.Runsc == "" && slices.Contains(o.Labs, keepLabs) {
 		seconds := 100.0
 		if o.Short {
 			seconds = 5

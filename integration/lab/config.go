@@ -4,7 +4,6 @@ import (
 	"crypto/ecdh"
 	"crypto/rand"
 	"encoding/base64"
-	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -67,7 +66,7 @@ func (l *Lab) gatewayConfig(i int) object {
 	c, peer, peerKey := &clusters[i], &clusters[1-i], l.publicKey[1-i]
 	wireguard := object{"role": c.Role, "privateKeyFile": l.path(c.Name, "private.key"), "peerPublicKey": peerKey, "listenPort": 51840}
 	if c.Role == "client" {
-		wireguard["endpoint"] = fmt.Sprintf("%s:51840", peer.Peering.Addr())
+		wireguard["endpoint"] = netip.AddrPortFrom(l.outer()[1-i].Peering.Addr(), 51840).String()
 	}
 	var nodes []object
 	for j, n := range c.Nodes {
@@ -76,7 +75,7 @@ func (l *Lab) gatewayConfig(i int) object {
 		for _, p := range l.plans() {
 			address, pods = append(address, p[i].Nodes[j].Internal), append(pods, p[i].Nodes[j].PodCIDR.Masked())
 		}
-		nodes = append(nodes, object{"name": c.Name + "-" + n.Name, "vni": n.VNI, "underlay": n.Underlay, "address": oneOrBoth(address), "podCIDRs": pods})
+		nodes = append(nodes, object{"name": c.Name + "-" + n.Name, "vni": n.VNI, "underlay": l.outer()[i].Nodes[j].Underlay, "address": oneOrBoth(address), "podCIDRs": pods})
 	}
 	var own []netip.Addr
 	var both []*Cluster
@@ -112,16 +111,16 @@ func (l *Lab) gatewayConfig(i int) object {
 
 // nodeConfig returns the configuration of a node of clusters[i].
 func (l *Lab) nodeConfig(i, j int) object {
-	c, n := &clusters[i], &clusters[i].Nodes[j]
+	c, n, outer := &clusters[i], &clusters[i].Nodes[j], &l.outer()[i]
 	var address, gateway []netip.Addr
 	var routes []netip.Prefix
-	for _, p := range slices.Backward(l.plans()) { // the route of IPv4 last: nodeReady looks for that
+	for _, p := range slices.Backward(l.plans()) { // the route of the first family last: nodeReady looks for that
 		address, gateway = append(address, p[i].Nodes[j].Internal), append(gateway, p[i].Internal)
 		routes = append(routes, p[1-i].SeenPods, p[1-i].SeenExt)
 	}
 	return object{
-		"name": c.Name + "-" + n.Name, "underlay": n.Underlay,
-		"gateway": object{"underlay": c.Gateway, "address": oneOrBoth(gateway)},
+		"name": c.Name + "-" + n.Name, "underlay": outer.Nodes[j].Underlay,
+		"gateway": object{"underlay": outer.Gateway, "address": oneOrBoth(gateway)},
 		"vni":     n.VNI, "address": oneOrBoth(address), "mtu": l.options.of(c).NodeMTU, "mode": l.options.Mode,
 		"routes": routes, "interface": tunnelLink,
 	}

@@ -21,11 +21,22 @@ type Options struct {
 	Outside  bool      // hosts outside the clusters take part, see Outside
 	Sandbox  Sandbox   // around each gateway
 	Attacks  bool      // some hosts are hostile, see Attacks
-	Dual     bool      // IPv6 inside too
+	Inside   Families  // of pods
+	Outside6 bool      // tunnels run over IPv6
 	Keep     bool      // gateways are restarted, see Keep
 	Rome     ClusterOptions
 	Milan    ClusterOptions
 }
+
+// Families are those of a lab's pods.
+type Families uint8
+
+// Families of pods.
+const (
+	IPv4 Families = iota
+	IPv4AndIPv6
+	IPv6
+)
 
 // ClusterOptions are what may differ between the clusters.
 type ClusterOptions struct {
@@ -52,8 +63,9 @@ func (o Options) String() string {
 	if o.Rome.MTU != o.Milan.MTU {
 		s += fmt.Sprintf(", mtu %d and %d", o.Rome.MTU, o.Milan.MTU)
 	}
-	if o.Dual {
-		s += ", IPv4 and IPv6"
+	s += [...]string{"", ", IPv4 and IPv6", ", IPv6 alone"}[o.Inside]
+	if o.Outside6 {
+		s += ", over IPv6"
 	}
 	if o.Keep {
 		s += ", restarts"
@@ -205,7 +217,7 @@ func (l *Lab) startProcesses(ctx context.Context) error {
 // startCulvert starts the gateway or node of a host.
 func (l *Lab) startCulvert(host string) (*Process, error) {
 	cluster, name, _ := strings.Cut(host, "/")
-	kind, ready := "node", nodeReady
+	kind, ready := "node", l.nodeReady
 	if name == "gateway" {
 		kind, ready = "gateway", gatewayReady
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"golang.org/x/net/ipv4"
+	"golang.org/x/net/ipv6"
 	"golang.org/x/sys/unix"
 )
 
@@ -87,8 +89,7 @@ func kernelOffloads(h *Host) (map[string]float64, error) {
 // checkECN sends datagrams with a DSCP and every code point of ECN, and looks at
 // what the far gateway puts around them for the node of the far pod: the code
 // point, and not the DSCP (RFC 6040, Section 4.1).
-func (e *ends) checkECN(ctx context.Context, node *Host) (string, error) {
-	gateway := clusterOf(node.Name).Gateway
+func (e *ends) checkECN(ctx context.Context, node *Host, gateway netip.Addr) (string, error) {
 	server, err := newEchoServer(e.to)
 	if err != nil {
 		return "", err
@@ -99,15 +100,11 @@ func (e *ends) checkECN(ctx context.Context, node *Host) (string, error) {
 		return "", err
 	}
 	defer conn.Close()
-	packets, err := node.ListenPacket("ip4:udp", node.Address.String()) // which also gets those of the tunnel
+	outer, err := newOuterSocket(node)
 	if err != nil {
 		return "", fmt.Errorf("%s: raw UDP socket: %w", node.Name, err)
 	}
-	defer packets.Close()
-	raw, err := ipv4.NewRawConn(packets)
-	if err != nil {
-		return "", err
-	}
+	defer outer.Close()
 	const dscp = 46 << 2 // expedited forwarding (RFC 3246)
 	buffer := make([]byte, 65536)
 	for ecn := range 4 {
@@ -122,22 +119,55 @@ func (e *ends) checkECN(ctx context.Context, node *Host) (string, error) {
 		if _, err := conn.Write(payload); err != nil {
 			return "", err
 		}
-		if err := raw.SetReadDeadline(time.Now().Add(replyTimeout)); err != nil {
+		if err := outer.SetReadDeadline(time.Now().Add(replyTimeout)); err != nil {
 			return "", err
 		}
 		for {
-			h, outer, _, err := raw.ReadFrom(buffer)
+			n, tos, from, err := outer.read(buffer)
 			if err != nil {
 				return "", fmt.Errorf("%s: no datagram of the gateway with what the pod sent: %w", node.Name, err)
 			}
-			if from, _ := netip.AddrFromSlice(h.Src.To4()); from != gateway || !bytes.HasSuffix(outer, payload) {
+			if from != gateway || !bytes.HasSuffix(buffer[:n], payload) {
 				continue
 			}
-			if h.TOS != ecn {
-				return "", fmt.Errorf("outer TOS %#x around %#x, want %#x", h.TOS, dscp|ecn, ecn)
+			if tos != ecn {
+				return "", fmt.Errorf("outer TOS %#x around %#x, want %#x", tos, dscp|ecn, ecn)
 			}
 			break
 		}
 	}
 	return "4 code points copied, DSCP not", nil
+}
+
+// An outerSocket gets the UDP datagrams of a host with their type of service or traffic class, also those of tunnels.
+type outerSocket struct {
+	net.PacketConn
+	read func(buffer []byte) (n, tos int, from netip.Addr, err error)
+}
+
+func newOuterSocket(h *Host) (*outerSocket, error) {
+	c, err := h.ListenPacket(over("ip", h.Address)+":udp", h.Address.String())
+	if err != nil {
+		return nil, err
+	}
+	if h.Address.Is6() {
+		six := ipv6.NewPacketConn(c)
+		return &outerSocket{c, func(buffer []byte) (int, int, netip.Addr, error) {
+			n, m, from, err := six.ReadFrom(buffer)
+			if err != nil {
+				return 0, 0, netip.Addr{}, err
+			}
+			a, _ := netip.AddrFromSlice(from.(*net.IPAddr).IP)
+			return n, m.TrafficClass, a, nil
+		}}, six.SetControlMessage(ipv6.FlagTrafficClass, true)
+	}
+	four, err := ipv4.NewRawConn(c)
+	return &outerSocket{c, func(buffer []byte) (int, int, netip.Addr, error) {
+		h, payload, _, err := four.ReadFrom(buffer)
+		if err != nil {
+			return 0, 0, netip.Addr{}, err
+		}
+		a, _ := netip.AddrFromSlice(h.Src.To4())
+		return copy(buffer, payload), h.TOS, a, nil
+	}}, err
 }

@@ -179,14 +179,15 @@ func gatewayGet(ctx context.Context, h *Host, path string) (string, error) {
 
 // nodeReady looks for what the node makes last: the route to what its configuration
 // names last, the other cluster's external CIDR.
-func nodeReady(_ context.Context, h *Host) error {
-	last := ipNet(otherCluster(clusterOf(h.Name)).SeenExt)
+func (l *Lab) nodeReady(_ context.Context, h *Host) error {
+	p := l.plans()[0]
+	last := ipNet(p.of(otherCluster(clusterOf(h.Name)).Name + "/").SeenExt)
 	return h.Do(func() error {
 		l, err := netlink.LinkByName(tunnelLink)
 		if err != nil {
 			return err
 		}
-		routes, err := netlink.RouteListFiltered(netlink.FAMILY_V4,
+		routes, err := netlink.RouteListFiltered(netlink.FAMILY_ALL,
 			&netlink.Route{LinkIndex: l.Attrs().Index, Dst: last}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_DST)
 		if err == nil && len(routes) == 0 {
 			err = fmt.Errorf("%s has no route to %s", tunnelLink, last)

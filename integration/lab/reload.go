@@ -174,7 +174,7 @@ func (l *Lab) checkReload(ctx context.Context, p *plan) (string, error) {
 	switch {
 	case l.options.Sandbox.Runsc != "":
 		bulk /= lessPart
-	case l.options.Dual:
+	case l.options.Inside != IPv4:
 		bulk /= 2
 	}
 	ended := make(chan error, len(streams))
@@ -220,17 +220,32 @@ func (l *Lab) checkReload(ctx context.Context, p *plan) (string, error) {
 	return fmt.Sprintf("%d reloads, %d MiB, SHA-256 equal", reloads, 2*int64(len(streams))*bulk>>20), nil
 }
 
-// thirdNode is the internal address of a node that no lab has.
-func (l *Lab) thirdNode() any {
-	if l.options.Dual {
-		return []string{"10.80.0.77", "fd80::77"}
+// thirdNode is a node of clusters[i] that no lab has.
+func (l *Lab) thirdNode(i int) object {
+	var address []netip.Addr
+	var pods []netip.Prefix
+	for _, p := range l.plans() {
+		internal, pod := netip.MustParseAddr("10.80.0.77"), netip.MustParsePrefix("10.0.77.0/24")
+		if p.is6() {
+			internal, pod = netip.MustParseAddr("fd80::77"), netip.MustParsePrefix("fd00:10:0:77::/64")
+		}
+		address, pods = append(address, internal), append(pods, pod)
 	}
-	return "10.80.0.77"
+	outer := &l.outer()[i]
+	return object{"name": outer.Name + "-node3", "vni": 77, "underlay": spare(outer.Underlay), "address": oneOrBoth(address), "podCIDRs": pods}
+}
+
+// spare is an address of a network that no host of a lab has.
+func spare(of netip.Prefix) netip.Addr {
+	if of.Addr().Is6() {
+		return remap(netip.MustParseAddr("::99"), of)
+	}
+	return remap(netip.MustParseAddr("0.0.0.99"), of)
 }
 
 // change returns one of several changes that touch none of the streams.
 func (l *Lab) change(i, n int) func(config object) {
-	c := &clusters[i]
+	c := &l.plans()[0][i]
 	return []func(object){
 		func(config object) {
 			config["rules"] = []object{
@@ -240,12 +255,11 @@ func (l *Lab) change(i, n int) func(config object) {
 		},
 		func(config object) {
 			geneve := config["geneve"].(object)
-			geneve["nodes"] = append(geneve["nodes"].([]object), object{"name": c.Name + "-node3", "vni": 77, "underlay": remap(netip.MustParseAddr("0.0.0.77"), c.Underlay),
-				"address": l.thirdNode(), "podCIDRs": []string{"10.0.77.0/24"}})
+			geneve["nodes"] = append(geneve["nodes"].([]object), l.thirdNode(i))
 		},
 		func(config object) {
 			nat := config["nat"].(object)
-			nat["addresses"] = append(nat["addresses"].([]object), object{"external": "10.70.9.9", "internal": "203.0.113.99"})
+			nat["addresses"] = append(nat["addresses"].([]object), object{"external": spare(c.External), "internal": spare(c.Outside)})
 			nat["services"] = nat["services"].([]object)[:1]
 		},
 		func(config object) {

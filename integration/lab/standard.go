@@ -17,12 +17,12 @@ const (
 )
 
 // lessPart is the part of a check's bytes that is sent through gVisor, where all takes
-// much longer, and in dual labs, which are about addresses.
+// much longer, and in labs with IPv6, which are about addresses.
 const lessPart = 4
 
 // amount is n bytes, or the part of them for labs that send less.
 func (l *Lab) amount(n int64) int64 {
-	if l.options.Sandbox.Runsc != "" || l.options.Dual {
+	if l.options.Sandbox.Runsc != "" || l.options.Inside != IPv4 {
 		return n / lessPart
 	}
 	return n
@@ -38,8 +38,8 @@ type ends struct {
 
 func (e *ends) path() string { return e.from.Name + " → " + e.to.Name }
 
-// pair looks from one pod to another of the other cluster, over IPv4.
-func (l *Lab) pair(from, to string) *ends { return l.pairOf(&clusters, from, to) }
+// pair looks from one pod to another of the other cluster, over the first family of the lab.
+func (l *Lab) pair(from, to string) *ends { return l.pairOf(l.plans()[0], from, to) }
 
 // pairOf is pair over the family of a plan.
 func (l *Lab) pairOf(p *plan, from, to string) *ends {
@@ -71,7 +71,7 @@ func standardChecks(l *Lab) []Check {
 // ofFamilies is the checks of one list for each family of the lab. A dual lab tries IPv4, which the others do, in short.
 func (l *Lab) ofFamilies(list func(*plan) []Check) (checks []Check) {
 	for _, p := range l.plans() {
-		if l.options.Dual && !p.is6() {
+		if l.options.Inside == IPv4AndIPv6 && !p.is6() {
 			e := l.pairOf(p, "rome/pod2", "milan/pod2")
 			e.size = min(l.options.Rome.MTU, l.options.Milan.MTU)
 			checks = append(checks, Check{"first contact", e.path(), func(ctx context.Context) (string, error) { return l.firstContact(ctx, e.from, e.target) }},
@@ -125,7 +125,9 @@ func (l *Lab) trafficChecks(p *plan) []Check {
 	return append(checks,
 		Check{"tcp both ways", cross.path(), func(ctx context.Context) (string, error) { return cross.checkStream(ctx, bulk, bulk) }},
 		Check{"ping under load", first.path(), func(ctx context.Context) (string, error) { return first.checkPingUnderLoad(ctx, bulk) }},
-		Check{"outer ecn", first.path(), func(ctx context.Context) (string, error) { return first.checkECN(ctx, l.Host("milan/node1")) }})
+		Check{"outer ecn", first.path(), func(ctx context.Context) (string, error) {
+			return first.checkECN(ctx, l.host(l.outer(), "milan/node1"), l.outer()[1].Gateway)
+		}})
 }
 
 // checkCapabilities fails for a gateway that has any capability.

@@ -48,7 +48,7 @@ type ClusterNode struct {
 // plan is the addresses of both clusters, of one family.
 type plan [2]Cluster
 
-// clusters is the address plan of every lab; a dual one has clusters6 beside it.
+// clusters is the address plan of every lab; one with IPv6 has clusters6 too.
 var clusters = plan{{
 	Name: "rome", Role: "client",
 	Underlay: netip.MustParsePrefix("172.18.0.1/24"),
@@ -163,7 +163,7 @@ func (e *linkEnd) raise(offloads bool) error {
 		}
 	}
 	if e.address.IsValid() {
-		if err := netlink.AddrAdd(l, &netlink.Addr{IPNet: ipNet(e.address)}); err != nil {
+		if err := addAddress(e.name, e.address); err != nil {
 			return err
 		}
 	}

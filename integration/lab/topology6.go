@@ -5,14 +5,14 @@ import (
 	"net/netip"
 )
 
-// clusters6 is what a dual lab has beside clusters: pods of equal addresses in both clusters, which are unique local ones (RFC 4193). Tunnels
-// run over IPv4.
+// clusters6 is clusters over IPv6: pods of equal addresses in both clusters, which are unique local ones (RFC 4193).
 var clusters6 = plan{{
 	Name: "rome", Role: "client",
 	Underlay: netip.MustParsePrefix("fd18:1::1/64"),
 	Outside:  netip.MustParsePrefix("2001:db8:1::1/64"), Client: netip.MustParseAddr("2001:db8:1::10"),
 	Mapped: netip.MustParseAddr("2001:db8:1::20"), MappedAs: netip.MustParseAddr("fd00:70::9"), VIP: netip.MustParseAddr("fd18:1::100"),
 	Gateway: netip.MustParseAddr("fd18:1::9"), Internal: netip.MustParseAddr("fd80::4"),
+	Peering: netip.MustParsePrefix("2001:db8:c::1/64"),
 	PodCIDR: netip.MustParsePrefix("fd00:10::/48"), External: netip.MustParsePrefix("fd00:70::/48"),
 	SeenPods: netip.MustParsePrefix("fd00:62::/48"), SeenExt: netip.MustParsePrefix("fd00:72::/48"),
 	Nodes: []ClusterNode{
@@ -29,6 +29,7 @@ var clusters6 = plan{{
 	Outside:  netip.MustParsePrefix("2001:db8:2::1/64"), Client: netip.MustParseAddr("2001:db8:2::10"),
 	Mapped: netip.MustParseAddr("2001:db8:2::20"), MappedAs: netip.MustParseAddr("fd00:70:0:3::9"), VIP: netip.MustParseAddr("fd18:2::100"),
 	Gateway: netip.MustParseAddr("fd18:2::9"), Internal: netip.MustParseAddr("fd80::4"),
+	Peering: netip.MustParsePrefix("2001:db8:c::7/64"),
 	PodCIDR: netip.MustParsePrefix("fd00:10::/48"), External: netip.MustParsePrefix("fd00:70::/48"),
 	SeenPods: netip.MustParsePrefix("fd00:61::/48"), SeenExt: netip.MustParsePrefix("fd00:71::/48"),
 	Nodes: []ClusterNode{
@@ -60,12 +61,17 @@ func (c *Cluster) anywhere() netip.Prefix {
 	return everywhere
 }
 
-// plans are the families of the lab.
+// plans are the families of the lab's pods.
 func (l *Lab) plans() []*plan {
-	if l.options.Dual {
-		return []*plan{&clusters, &clusters6}
+	return [...][]*plan{{&clusters}, {&clusters, &clusters6}, {&clusters6}}[l.options.Inside]
+}
+
+// outer is the family that tunnels run over.
+func (l *Lab) outer() *plan {
+	if l.options.Outside6 {
+		return &clusters6
 	}
-	return []*plan{&clusters}
+	return &clusters
 }
 
 // host returns the named host with its address in a plan.

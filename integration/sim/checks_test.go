@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"fmt"
 	"sync/atomic"
 	"testing/synctest"
 	"time"
@@ -21,7 +22,7 @@ const (
 
 // judgeRecovery has each connection go on, and new ones of each kind begin.
 func (w *world) judgeRecovery(calm time.Duration) {
-	w.traffic.slow = true
+	w.traffic.slow = 5 * time.Second // less than patience
 	w.run(calm + recovery)
 	var waiting []*conn
 	before := make(map[*conn]int)
@@ -33,17 +34,34 @@ func (w *world) judgeRecovery(calm time.Duration) {
 	}
 	for _, s := range w.sides {
 		for k := range kinds {
-			for _, tcp := range []bool{false, true} {
-				waiting = append(waiting, w.traffic.begin(k, tcp, s))
-			}
+			waiting = append(waiting, w.traffic.begin(k, s))
 		}
+	}
+	if w.traffic.slow = 2 * time.Second; w.sides[0].config.MaxConnections == fewConnections {
+		w.traffic.slow = time.Second // each packet asks four others whether they make room
 	}
 	w.run(w.now() + patience)
 	for _, c := range waiting {
 		if c.over == "" && c.answered == before[c] {
-			w.fail("%v: no answer for %v, %v after the last fault", c, patience, w.now()-calm)
+			w.fail("%v: no answer for %v, %v after the last fault; %s", c, patience, w.now()-calm, w.table())
 		}
 	}
+}
+
+// table says how full the tables of connections are.
+func (w *world) table() (text string) {
+	for _, s := range w.sides {
+		stats := s.engine().Stats()
+		text += fmt.Sprintf("%s has %d of %d connections, %d of them unanswered. ", s.config.Cluster, stats.Connections, s.config.MaxConnections, stats.Unreplied)
+		for i, d := range []*nat.Direction{&stats.Outbound, &stats.Inbound} {
+			for _, r := range nat.Reasons() {
+				if n := d.Dropped[r]; n > 0 {
+					text += fmt.Sprintf("%s %v: %d. ", []string{"out", "in"}[i], r, n)
+				}
+			}
+		}
+	}
+	return text
 }
 
 // judgeLedgers has everybody be silent, and looks whether each gateway knows what became of each packet.
@@ -76,7 +94,10 @@ func (s *side) judgeLedger() {
 			sent += t.SentPackets
 		}
 	}
-	balance("datagrams of nodes", tunnels.Socket.ReceivedMessages, received+tunnels.ARPReceived+sum(tunnels.Drops[1:geneve.UnknownTunnel]))
+	balance("datagrams of nodes", s.underlaySocket.taken, received+tunnels.ARPReceived+tunnels.NDReceived+sum(tunnels.Drops[1:geneve.UnknownTunnel]))
+	if s.w.traffic.cutting { // nat counts the pieces
+		received = max(received, stats.Outbound.Received)
+	}
 	balance("packets of nodes", received, stats.Outbound.Received)
 
 	lost := func(way string) uint64 { // what gateway.DropReason counts, but what is dropped before it is to be sent
@@ -95,10 +116,13 @@ func (s *side) judgeLedger() {
 	balance("packets for the peer", stats.Outbound.Forwarded+made("out"), given+lost("out"))
 	balance("messages to the peer", s.data.Load(), back)
 	_, back = through("in")
+	if s.w.traffic.cutting {
+		back = max(back, stats.Inbound.Received)
+	}
 	balance("packets of the peer", back, stats.Inbound.Received)
 	balance("packets for nodes", stats.Inbound.Forwarded+made("in"), sent+uint64(tunnels.Held)+sum(tunnels.Drops[geneve.UnknownTunnel:])+lost("in"))
 
-	if stats.Connections > maxConnections || tunnels.Held > 256 {
+	if stats.Connections > s.config.MaxConnections || tunnels.Held > 256 {
 		s.w.fail("%s: %d connections, %d packets held", s.config.Cluster, stats.Connections, tunnels.Held)
 	}
 }

@@ -8,13 +8,20 @@
 // capture file; it is run again 100 times, and how often it fails is printed: the order of goroutines and what wireguard-go draws by chance are
 // not the schedule's.
 //
+// # Traffic
+//
+// Connections of TCP, UDP and SCTP over both families: from pods and from addresses that no CIDR knows, to pods, to a mapped host and to
+// services (traffic_test.go). In some only the server speaks once it knows its client; some UDP ports are closed, some datagrams come in fragments, some
+// segments are several in one. Neighbours ask by ARP and by neighbour discovery, and what comes one after the other is received as one train.
+//
 // # What is judged
 //
-// Of each packet that reaches a node: whether it is sound, and whether its connection's server, or client, is there (traffic_test.go). Of
+// Of each packet that reaches a node: whether it is sound, and whether its connection's server, or client, is there. Of
 // each connection: that its server always sees the same client, which nobody else is; that its client is answered by whom it has addressed; that
 // nobody resets it; that an ICMP error quotes what its receiver has sent. A gateway that has been restarted may give connections other
 // ports where these need state. When the last fault is over, WireGuard's timers have their time; then every connection goes on, new ones
-// of each kind begin, and at last each gateway's ledger is balanced (checks_test.go).
+// of each kind begin, and at last each gateway's ledger is balanced (checks_test.go). A schedule has a bubble, and gateways, of its own: nothing
+// is left of the one before.
 //
 // mutants_test.go has faults of the product that the simulation finds.
 package sim

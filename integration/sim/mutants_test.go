@@ -33,6 +33,10 @@ var mutants = []struct {
 		"\tallPace = limit{10 * time.Millisecond, 8}", "\tallPace = limit{30 * time.Second, 1}"},
 	{"nobody is told that a packet is too long", "nat/refuse.go",
 		"\tif v.Action != Drop || ", "\tif v.Action != Drop || v.MTU > 0 || "},
+	{"an ICMP error quotes the port that only this gateway knows", "nat/packet/icmp.go",
+		"\tq.Rewrite(to, addresses, ports)", "\tto.Ports = from.Ports\n\tq.Rewrite(to, addresses, ports)"},
+	{"of SCTP, what arrives broken leaves sound", "nat/fit.go",
+		"\tp.DecrementHops()", "\tif p.DecrementHops(); pl.ports != 0 && p.Protocol() == packet.SCTP {\n\t\tp.SumSCTP()\n\t}"},
 }
 
 // mutantPackets is within how many packets each is found.
@@ -84,7 +88,7 @@ func find(t *testing.T, file, text string) string {
 	if out, err := exec.Command("go", "test", "-c", "-vet=off", "-overlay", overlay, "-o", binary, ".").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	run := exec.Command(binary, "-test.v", "-test.timeout=30m", "-test.run=^TestSchedules$", "-replays=10",
+	run := exec.Command(binary, "-test.v", "-test.timeout=30m", "-test.run=^TestSchedules$", "-replays=10", "-time=25m",
 		fmt.Sprintf("-packets=%d", mutantPackets))
 	run.Env = append(os.Environ(), "CULVERT_LONG=1")
 	out, err := run.CombinedOutput()

@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"encoding/binary"
 	"fmt"
 	"io"
 	"strings"
@@ -30,7 +29,7 @@ func (x *record) String() string {
 	switch {
 	case frame == nil && len(x.data) > 0:
 		return fmt.Sprintf("WireGuard %s, %d bytes", []string{"?", "initiation", "response", "cookie", "data"}[min(x.data[0], 4)], len(x.data))
-	case frame == nil || binary.BigEndian.Uint16(frame[12:]) != 0x0800:
+	case frame == nil || packetOf(x.data) == nil:
 		return "ARP"
 	}
 	v, err := nattest.Check(frame[podEther:])
@@ -38,8 +37,11 @@ func (x *record) String() string {
 		return err.Error()
 	}
 	text := fmt.Sprintf("%v.%d to %v.%d", v.Source, v.SourcePort, v.Destination, v.DestinationPort)
+	if v.Offset > 0 || v.MF {
+		return fmt.Sprintf("fragment at %d of %v to %v, protocol %d, %d bytes", v.Offset, v.Source, v.Destination, v.Protocol, len(v.Body))
+	}
 	switch v.Protocol {
-	case icmp:
+	case icmp, icmp6:
 		return fmt.Sprintf("ICMP %d/%d %v to %v", v.Body[0], v.Body[1], v.Source, v.Destination)
 	case 6:
 		flags := ""
@@ -50,7 +52,7 @@ func (x *record) String() string {
 		}
 		return fmt.Sprintf("TCP %s %s seq %d/%d ack %d, %d bytes", text, flags, v.Seq>>16, v.Seq&0xffff, v.Ack&0xffff, len(v.Payload))
 	}
-	return fmt.Sprintf("UDP %s, %d bytes", text, len(v.Payload))
+	return fmt.Sprintf("protocol %d %s, %d bytes", v.Protocol, text, len(v.Payload))
 }
 
 // diagram writes the last records as a sequence diagram, in the language of Mermaid.

@@ -71,8 +71,15 @@ var faults = []struct {
 		return nil
 	}},
 	{"crowd", func(w *world, how byte) func() {
-		for range how%16 + 1 {
+		for range how%8 + 1 {
 			w.traffic.beginAny()
+		}
+		return nil
+	}},
+	{"flood", func(w *world, how byte) func() {
+		// One side's alone: what unanswered ones of two links hold, an address of the link with more may ask for in vain for long.
+		if s := w.sides[w.seed[0]%2]; s.config.MaxConnections == fewConnections {
+			w.traffic.flood(s, 60+int(how)/2)
 		}
 		return nil
 	}},
@@ -110,7 +117,11 @@ func spoilAll(all []*leg, change func(l *leg, on bool)) (end func()) {
 
 // times returns for how long a fault lasts, and when the next one begins after it has.
 func times(b byte) (lasts, next time.Duration) {
-	return time.Duration(1+b%16) * 150 * time.Millisecond, time.Duration(b/16) * 100 * time.Millisecond
+	lasts = time.Duration(1+b%16) * 150 * time.Millisecond
+	if b%16 > 12 {
+		lasts *= 7 // to 16.8 s
+	}
+	return lasts, time.Duration(b/16) * 100 * time.Millisecond
 }
 
 // play lets the faults of s happen, and returns when the last one is over.

@@ -22,7 +22,6 @@ import (
 	"culvert/geneve"
 	"culvert/geneve/udp"
 	"culvert/nat"
-	"culvert/nat/packet"
 	"culvert/nat/rules"
 )
 
@@ -39,72 +38,42 @@ type side struct {
 	stop    func() error
 	starts  int // of the gateway
 	data    atomic.Uint64
+
+	underlaySocket *socket
 }
 
-// The addresses of both clusters are the same but for the underlay, and each sees the other's by remaps.
 const (
 	maxConnections = 4096
+	fewConnections = 256 // where floods make room scarce
 	wanPort        = config.DefaultWireGuardPort
 )
 
-var (
-	prefix       = netip.MustParsePrefix
-	addr         = netip.MustParseAddr
-	podsOfNode   = [][]netip.Addr{{addr("10.0.1.5"), addr("10.0.1.6")}, {addr("10.0.2.5"), addr("10.0.3.9")}}
-	guestsOfNode = []netip.Addr{addr("172.18.0.10"), addr("172.18.0.11")} // what no CIDR knows, such as a node's own address
-	mappedHost   = addr("10.111.0.9")                                     // behind the first node
-	mapping      = addr("10.70.0.5")
-	service      = netip.MustParseAddrPort("10.70.0.20:80")
-	unknown      = addr("10.70.0.0")
-	backends     = []netip.AddrPort{netip.MustParseAddrPort("10.0.1.6:8080"), netip.MustParseAddrPort("10.0.3.9:8080")}
-	podRemap     = []string{"10.61.0.0/16", "10.62.0.0/16"} // of the other side's pods
-	outerRemap   = []string{"10.71.0.0/16", "10.72.0.0/16"} // of the other side's external addresses
-	names        = []string{"rome", "milan"}
-)
-
-// remap returns a as the side with an index sees it if it is the other side's.
-func remap(index int, a netip.Addr) netip.Addr {
-	b := a.As4()
-	to := podRemap[index]
-	if b[1] == 70 {
-		to = outerRemap[index]
-	}
-	b[1] = prefix(to).Addr().As4()[1]
-	return netip.AddrFrom4(b)
-}
-
-func newSide(w *world, index int) *side {
+func newSide(w *world, index, most int) *side {
 	s := &side{w: w, index: index}
 	name := names[index]
 	s.config = &config.Config{
 		Cluster: name, Peer: names[1-index], MTU: config.DefaultMTU,
 		WireGuard: config.WireGuard{Role: config.Role(index), PrivateKey: wgkey.NewPrivate(), ListenPort: wanPort, Keepalive: 25 * time.Second},
-		Geneve:    config.Geneve{ListenPort: config.DefaultGenevePort, GatewayAddress: rules.PairOf(addr("10.80.0.4"))},
-		Local:     config.LocalNetwork{PodCIDRs: []netip.Prefix{prefix("10.0.0.0/16")}, ExternalCIDRs: []netip.Prefix{prefix("10.70.0.0/16")}},
-		Remote: []rules.RemoteCIDR{
-			{Real: prefix("10.0.0.0/16"), Remapped: prefix(podRemap[index])},
-			{Real: prefix("10.70.0.0/16"), Remapped: prefix(outerRemap[index]), External: true},
-		},
-		UnknownSource:   rules.PairOf(unknown),
-		Addresses:       []config.AddressMapping{{External: rules.PairOf(mapping), Internal: rules.PairOf(mappedHost), Via: name + "-1"}},
-		MaxConnections:  maxConnections,
+		Geneve:    config.Geneve{ListenPort: config.DefaultGenevePort, GatewayAddress: pair(func(p *plan) netip.Addr { return p.gateway })},
+
+		UnknownSource: pair(func(p *plan) netip.Addr { return p.unknown }),
+		Addresses: []config.AddressMapping{{External: pair(func(p *plan) netip.Addr { return p.mapping }),
+			Internal: pair(func(p *plan) netip.Addr { return p.mappedHost }), Via: name + "-1"}},
+		Services:        services(),
+		MaxConnections:  most,
 		ConnectionCheck: config.LiqoConnectionCheck,
 		Log:             config.Log{Level: "info", Format: "text"},
 	}
-	for _, p := range []uint8{packet.TCP, packet.UDP} {
-		service := config.Service{Name: fmt.Sprintf("web-%d", p), Address: rules.PairOf(service.Addr()), Port: service.Port(), Protocol: p}
-		for _, b := range backends {
-			service.Backends = append(service.Backends, config.Backend{Address: b.Addr(), Port: b.Port(), Weight: 1})
-		}
-		s.config.Services = append(s.config.Services, service)
+	for i := range 2 {
+		s.config.Geneve.Nodes = append(s.config.Geneve.Nodes, config.Node{
+			Name: fmt.Sprintf("%s-%d", name, i+1), VNI: geneve.VNI(11 + i), Address: pair(func(p *plan) netip.Addr { return p.nodes[i] }),
+			Underlay: netip.AddrFrom4([4]byte{192, 168, byte(1 + index), byte(2 + i)}), Encap: []geneve.Encap{geneve.Geneve, geneve.VXLAN}[i],
+		})
 	}
-	cidrs := []netip.Prefix{prefix("10.0.1.0/24"), prefix("10.0.2.0/23")}
-	for i := range cidrs {
-		n := config.Node{
-			Name: fmt.Sprintf("%s-%d", name, i+1), VNI: geneve.VNI(11 + i), Address: rules.PairOf(netip.AddrFrom4([4]byte{10, 80, 0, byte(2 + i)})),
-			Underlay: netip.AddrFrom4([4]byte{192, 168, byte(1 + index), byte(2 + i)}), PodCIDRs: cidrs[i : i+1], Encap: []geneve.Encap{geneve.Geneve, geneve.VXLAN}[i],
-		}
-		s.config.Geneve.Nodes = append(s.config.Geneve.Nodes, n)
+	for _, p := range plans {
+		p.apply(index, s.config)
+	}
+	for i := range 2 {
 		s.nodes = append(s.nodes, newNode(s, i))
 	}
 	s.moveTo(0)
@@ -153,6 +122,9 @@ func (s *side) open(network string, at netip.AddrPort) (udp.Conn, error) {
 		}
 	}
 	c = newSocket(netip.AddrPortFrom(netip.IPv4Unspecified(), at.Port()), send, func() { s.w.listen(place(), nil) })
+	if at.Port() != wanPort {
+		s.underlaySocket = c
+	}
 	s.w.listen(place(), c.arrive)
 	return c, nil
 }

@@ -8,8 +8,11 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -25,18 +28,20 @@ var started time.Time
 
 func TestMain(m *testing.M) {
 	flag.Parse()
+	runtime.GOMAXPROCS(1)                                              // one goroutine waits for the other: a second core only wakes up in vain
 	started = time.Date(1999, time.December, 31, 0, 0, 0, 0, time.UTC) // bubbles begin a day later
 	goleak.VerifyTestMain(m)
 }
 
 // result is what came of a schedule.
 type result struct {
-	failure string
-	packets int // that reached a pod
-	carried int // datagrams on all legs
-	faults  int
-	lasted  time.Duration
-	world   *world
+	failure   string
+	schedules int
+	packets   int // that reached a pod
+	carried   int // datagrams on all legs
+	faults    int
+	lasted    time.Duration
+	world     *world
 }
 
 // play runs a schedule in a bubble of its own.
@@ -51,9 +56,13 @@ func play(t *testing.T, s schedule) (r result) {
 			seed = seed*257 + uint64(b) + 1
 		}
 		w := newWorld(seed)
-		w.traffic = &traffic{w: w, chance: rand.New(rand.NewPCG(seed, 0)), seen: make(map[sight]*conn)}
+		w.traffic = &traffic{w: w, chance: rand.New(rand.NewPCG(seed, 0)), seen: make(map[sight]*conn), sent: make(map[flow]int), cutting: s.head()&16 != 0}
+		most := maxConnections
+		if s.head()%2 == 1 {
+			most = fewConnections
+		}
 		for i := range w.sides {
-			w.sides[i] = newSide(w, i)
+			w.sides[i] = newSide(w, i, most)
 		}
 		a, b := w.sides[0], w.sides[1]
 		a.peer, b.peer = b, a
@@ -65,7 +74,7 @@ func play(t *testing.T, s schedule) (r result) {
 				t.Fatal(err)
 			}
 		}
-		for range 8 + int(s.head()%16) {
+		for range 1 + int(s.head()/2%8) {
 			w.traffic.beginAny()
 		}
 		calm := s.play(w)
@@ -79,7 +88,7 @@ func play(t *testing.T, s schedule) (r result) {
 				s.halt()
 			}
 		}
-		r = result{failure: w.failure, packets: w.packets, faults: w.faults, lasted: w.now(), world: w}
+		r = result{schedules: 1, failure: w.failure, packets: w.packets, faults: w.faults, lasted: w.now(), world: w}
 		w.mu.Lock()
 		r.carried = w.carried
 		w.mu.Unlock()
@@ -107,7 +116,7 @@ func random(seed uint64, faults int) schedule {
 // TestCalm: nothing goes wrong, and all is as it should be.
 func TestCalm(t *testing.T) {
 	r := play(t, schedule{15, 1})
-	if r.failure != "" || r.packets < 1000 {
+	if r.failure != "" || r.packets < 200 {
 		t.Errorf("%q after %d packets", r.failure, r.packets)
 	}
 	t.Logf("%d packets reached pods, %d datagrams in %v", r.packets, r.carried, r.lasted)
@@ -117,14 +126,15 @@ var (
 	scheduleFlag = flag.String("schedule", "", "of TestSchedules: the only one, its bytes in hex")
 	replaysFlag  = flag.Int("replays", 100, "of TestSchedules: how often one that fails is run again")
 	seedFlag     = flag.Uint64("seed", 1, "of TestSchedules: the first")
-	countFlag    = flag.Int("schedules", 0, "of TestSchedules: how many; 0: a few, or many if CULVERT_LONG is set")
+	countFlag    = flag.Int("schedules", 0, "of TestSchedules: how many; 0: as many as there is time for")
+	timeFlag     = flag.Duration("time", time.Minute, "of TestSchedules: for how long, if it is not told how many")
 	packetsFlag  = flag.Int("packets", 0, "of TestSchedules: after how many that reach a pod it ends; 0: any number")
+	workersFlag  = flag.Int("workers", 1, "of TestSchedules: how many processes share the schedules")
 )
 
 const (
-	faultsEach = 22 // in a random schedule
-	fewCount   = 6
-	longCount  = 10_000
+	faultsEach = 22      // in a random schedule
+	longCount  = 100_000 // with CULVERT_LONG, by a process for each core
 
 	// stuckTime is far more than any schedule takes.
 	stuckTime = 2 * time.Minute
@@ -136,38 +146,88 @@ func TestSchedules(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	count := fewCount
 	switch {
 	case len(only) > 0:
-		count = 1
-	case *countFlag > 0:
-		count = *countFlag
-	case os.Getenv("CULVERT_LONG") != "":
-		count = longCount
+		*countFlag = 1
+	case os.Getenv("CULVERT_LONG") != "" && *countFlag == 0 && *packetsFlag == 0:
+		*countFlag, *workersFlag = longCount, runtime.NumCPU()
+	}
+	if *workersFlag > 1 {
+		spread(t)
+		return
 	}
 	var sum result
-	for i := range count {
-		seed := *seedFlag + uint64(i)
+	end := time.Now().Add(*timeFlag)
+	for *countFlag == 0 && time.Now().Before(end) || sum.schedules < *countFlag {
+		seed := *seedFlag + uint64(sum.schedules)
 		s := random(seed, faultsEach)
 		if len(only) > 0 {
 			s = only
 		}
 		r := play(t, s)
-		sum.packets, sum.carried, sum.faults, sum.lasted = sum.packets+r.packets, sum.carried+r.carried, sum.faults+r.faults, sum.lasted+r.lasted
-		if r.failure != "" {
-			t.Logf("seed %d, after %d schedules, %d packets\n%s", seed, i, sum.packets, r.failure)
+		if sum.add(r); r.failure != "" {
+			t.Logf("seed %d, after %d schedules, %d packets\n%s", seed, sum.schedules-1, sum.packets, r.failure)
 			report(t, s, r)
 			replay(t, s)
 			break
 		}
-		if i%1000 == 999 {
-			t.Logf("%d schedules, %d packets", i+1, sum.packets)
+		if sum.schedules%1000 == 0 {
+			t.Logf("%d schedules, %d packets", sum.schedules, sum.packets)
 		}
 		if *packetsFlag > 0 && sum.packets >= *packetsFlag {
 			break
 		}
 	}
-	t.Logf("seeds from %d on: %d faults, %v, %d datagrams, %d packets reached pods", *seedFlag, sum.faults, sum.lasted.Round(time.Second), sum.carried, sum.packets)
+	t.Logf("seeds from %d on: %v", *seedFlag, &sum)
+}
+
+// add adds what came of another schedule, or of several.
+func (r *result) add(more result) {
+	r.schedules += more.schedules
+	r.packets, r.carried = r.packets+more.packets, r.carried+more.carried
+	r.faults, r.lasted = r.faults+more.faults, r.lasted+more.lasted
+}
+
+const (
+	totals = "%d schedules, %d faults, %s of virtual time, %d datagrams, %d packets reached pods"
+	atEnd  = "seeds from %d on: " + totals
+)
+
+func (r *result) String() string {
+	return fmt.Sprintf(totals, r.schedules, r.faults, r.lasted.Round(time.Second), r.carried, r.packets)
+}
+
+// spread has several processes run TestSchedules, each with a part of the schedules.
+func spread(t *testing.T) {
+	var (
+		wait sync.WaitGroup
+		mu   sync.Mutex
+		sum  result
+	)
+	each := (*countFlag + *workersFlag - 1) / *workersFlag
+	for i := range *workersFlag {
+		run := exec.Command(os.Args[0], "-test.v", "-test.timeout=6h", "-test.run=^TestSchedules$", fmt.Sprintf("-replays=%d", *replaysFlag),
+			fmt.Sprintf("-time=%v", *timeFlag), fmt.Sprintf("-schedules=%d", each), fmt.Sprintf("-seed=%d", *seedFlag+uint64(i*each)))
+		wait.Go(func() {
+			out, err := run.CombinedOutput()
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				t.Errorf("%v: %s", err, out)
+			}
+			_, line, _ := strings.Cut(string(out), "seeds from ")
+			var r result
+			var from uint64
+			var lasted string
+			if _, err := fmt.Sscanf("seeds from "+line, atEnd, &from, &r.schedules, &r.faults, &lasted, &r.carried, &r.packets); err != nil {
+				t.Errorf("%v: %s", err, out)
+			}
+			r.lasted, _ = time.ParseDuration(lasted)
+			sum.add(r)
+		})
+	}
+	wait.Wait()
+	t.Logf(atEnd, *seedFlag, sum.schedules, sum.faults, sum.lasted, sum.carried, sum.packets)
 }
 
 // report tells of a failure all that is known.

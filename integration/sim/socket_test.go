@@ -20,6 +20,7 @@ type socket struct {
 	woken  bool      // +checklocks:mu
 	closed bool      // +checklocks:mu
 	stats  udp.Stats // +checklocks:mu
+	taken  uint64    // datagrams; +checklocks:mu
 	ready  chan struct{}
 }
 
@@ -79,15 +80,33 @@ func (s *socket) take(messages []udp.Message) (n int, err error) {
 		s.woken = false
 		return 0, udp.ErrWoken
 	}
-	for n = 0; n < len(messages) && n < len(s.queue); n++ {
-		m := &messages[n]
-		size := copy(m.Buffer, s.queue[n].data)
-		m.Data, m.Source, m.SegmentSize, m.TOS = m.Buffer[:size], s.queue[n].from, 0, 0
+	at := 0
+	for ; n < len(messages) && at < len(s.queue); n++ {
+		at += gather(&messages[n], s.queue[at:])
 		s.stats.ReceivedMessages++
-		s.stats.ReceivedBytes += uint64(size)
+		s.stats.ReceivedBytes += uint64(len(messages[n].Data))
 	}
-	s.queue = append(s.queue[:0], s.queue[n:]...)
+	s.taken += uint64(at)
+	s.queue = append(s.queue[:0], s.queue[at:]...)
 	return n, nil
+}
+
+// gather makes one message of what has come one after the other from one address in one size, the last one in no larger one, as UDP_GRO does. It
+// returns how many that are.
+func gather(m *udp.Message, queue []arrival) (n int) {
+	first := &queue[0]
+	size := copy(m.Buffer, first.data)
+	for n = 1; n < min(len(queue), udp.MaxSegments) && len(queue[n-1].data) == len(first.data); n++ {
+		if x := &queue[n]; x.from != first.from || len(x.data) > len(first.data) || size+len(x.data) > len(m.Buffer) {
+			break
+		}
+		size += copy(m.Buffer[size:], queue[n].data)
+	}
+	m.Data, m.Source, m.SegmentSize, m.TOS = m.Buffer[:size], first.from, 0, 0
+	if n > 1 {
+		m.SegmentSize = len(first.data)
+	}
+	return n
 }
 
 // NewSender implements udp.Conn.

@@ -2,23 +2,30 @@ package sim
 
 import (
 	"encoding/binary"
-	"time"
 
 	"culvert/nat/nattest"
+	"culvert/nat/packet"
 )
 
 // A datagram begins with a word that nothing else has, its connection, who speaks, and its number.
 const (
 	magic      = 0xc01fe27
 	helloBytes = 13
+	floodID    = 0xffffff // of what nobody answers
 )
 
 // connectionOf returns the ID of the connection that v is of, and whether the client has sent it.
 func connectionOf(v nattest.View) (id int, client, ok bool) {
 	switch p := v.Payload; {
-	case v.Protocol == 6:
+	case v.Protocol == packet.TCP:
 		return int(v.Seq >> 16), v.Seq&serverBit == 0, true
-	case v.Protocol == 17 && len(p) >= helloBytes && binary.BigEndian.Uint32(p) == magic:
+	case v.Protocol == packet.SCTP && len(v.Body) >= 12+20:
+		id, client, ok = associationOf(v.Body)
+		for i, b := range v.Body[12+fixedBytes:] {
+			ok = ok && b == content(id, client, i)
+		}
+		return id, client, ok
+	case v.Protocol == packet.UDP && len(p) >= helloBytes && binary.BigEndian.Uint32(p) == magic:
 		id = int(binary.BigEndian.Uint32(p[4:]))
 		for i, b := range p[helloBytes:] {
 			if b != content(id, p[12] == 1, i) {
@@ -30,8 +37,19 @@ func connectionOf(v nattest.View) (id int, client, ok bool) {
 	return 0, false, false
 }
 
-// numberOf is the number of a datagram.
-func numberOf(v nattest.View) uint32 { return binary.BigEndian.Uint32(v.Payload[8:]) }
+// quotedID returns the ID of the connection of what an ICMP error quotes, if it quotes enough.
+func quotedID(q nattest.View) (id int, ok bool) {
+	switch {
+	case q.Protocol == packet.TCP && len(q.Body) >= 20:
+		return int(q.Seq >> 16), true
+	case q.Protocol == packet.UDP && len(q.Payload) >= 8 && binary.BigEndian.Uint32(q.Payload) == magic:
+		return int(binary.BigEndian.Uint32(q.Payload[4:])), true
+	case q.Protocol == packet.SCTP && len(q.Body) >= 12+20:
+		id, _, _ = associationOf(q.Body)
+		return id, true
+	}
+	return 0, false
+}
 
 // content is what there is at a place of what a client, or a server, says.
 func content(id int, client bool, at int) byte {
@@ -50,167 +68,120 @@ func (c *conn) contents(client bool, at, size int) []byte {
 	return b
 }
 
-func (c *conn) sendUDP(client bool, number uint32) {
+// headers is the size of the headers of a TCP segment.
+func (c *conn) headers() int {
+	if c.plan == plans[1] {
+		return 40 + 20
+	}
+	return 20 + 20
+}
+
+// sendDatagram sends a datagram of the client, or of the server, with its number.
+func (c *conn) sendDatagram(client bool, number uint32) {
+	size := c.size
+	if c.manner != large {
+		size = min(size, c.mtu-c.headers()-helloBytes)
+	}
+	if c.protocol == packet.SCTP {
+		c.sendData(client, number, size)
+		return
+	}
 	b := binary.BigEndian.AppendUint32(nil, magic)
 	b = binary.BigEndian.AppendUint32(b, uint32(c.id))
 	b = binary.BigEndian.AppendUint32(b, number)
-	b = append(b, 0)
-	if client {
-		b[12] = 1
-	}
+	b = append(b, byte(index(client)))
 	from, to := c.ends(client)
-	c.transmit(client, nattest.UDP{SourcePort: from.Port(), DestinationPort: to.Port(), Payload: append(b, c.contents(client, 0, c.size)...)})
+	c.transmit(client, nattest.UDP{SourcePort: from.Port(), DestinationPort: to.Port(), Payload: append(b, c.contents(client, 0, size)...)})
 }
 
-// A sequence number has the connection's ID, a bit that says who speaks, and where in what is said the segment begins: 1 is where
-// it all begins, 0 is the SYN.
+// heed heeds a datagram: a server answers, unless the client only wants to listen and knows that it is heard.
+func (c *conn) heed(client bool, v nattest.View) {
+	switch {
+	case c.protocol == packet.SCTP:
+		c.chunk(client, v)
+	case client:
+		c.sendDatagram(false, binary.BigEndian.Uint32(v.Payload[8:]))
+	default:
+		c.answered++
+	}
+}
+
+// An association of SCTP (RFC 9260, Section 5.1) has its connection's ID in both of its tags: that of packets to the client, and that of packets to
+// the server.
 const (
-	serverBit  = 1 << 15
-	streamRoom = serverBit - 4*maxPayload // then it is closed
+	toClient = 1 << 24
+	toServer = 2 << 24
+
+	chunkData       = 0
+	chunkInit       = 1
+	chunkInitAck    = 2
+	chunkCookieEcho = 10
+	chunkCookieAck  = 11
+	fixedBytes      = 20 // of each chunk here, with its header
 )
 
-// stream is both ends of a TCP connection. The client says something, the server says as much, and so on.
-type stream struct {
-	open, closing bool
-	tries         int // since something was new
-	client        half
-	server        half
+// What a client of SCTP waits for.
+const (
+	stageInit = iota
+	stageCookie
+	stageData
+)
+
+// associationOf returns the ID of the connection that a packet of SCTP is of, and whether the client has sent it.
+func associationOf(b []byte) (id int, client, ok bool) {
+	tag := binary.BigEndian.Uint32(b[4:])
+	if tag == 0 && b[12] == chunkInit { // Section 8.5.1: its sender tells the tag that it wants
+		tag = binary.BigEndian.Uint32(b[16:]) ^ toClient ^ toServer
+	}
+	return int(tag & 0xffffff), tag&^0xffffff == toServer, tag&^0xffffff == toClient || tag&^0xffffff == toServer
 }
 
-// half is what one end has sent and received, as offsets.
-type half struct{ sent, acked, got int }
-
-// segment sends one of the client, or of the server.
-func (c *conn) sendTCP(client bool, flags uint8, at, size int) {
-	h, far := &c.stream.server, uint32(0)
-	seq := uint32(c.id)<<16 | serverBit
+func (c *conn) sendData(client bool, number uint32, size int) {
+	kind := uint8(chunkData)
 	if client {
-		h, far, seq = &c.stream.client, serverBit, seq&^serverBit
+		kind = [...]uint8{chunkInit, chunkCookieEcho, chunkData}[c.stage]
 	}
+	c.sendChunk(client, kind, number, size)
+}
+
+// sendChunk sends a packet with one chunk of a kind.
+func (c *conn) sendChunk(client bool, kind uint8, number uint32, size int) {
+	far, own := uint32(toClient|c.id), uint32(toServer|c.id)
+	if client {
+		far, own = own, far
+	}
+	if kind == chunkInit {
+		far = 0
+	}
+	if kind != chunkData {
+		size = 0
+	}
+	b := append([]byte{kind, 3, 0, 0}, make([]byte, fixedBytes-4)...)
+	binary.BigEndian.PutUint32(b[4:], own) // of INIT and INIT ACK
+	binary.BigEndian.PutUint32(b[8:], number)
+	b = append(b, c.contents(client, 0, size&^3)...)
+	binary.BigEndian.PutUint16(b[2:], uint16(len(b)))
 	from, to := c.ends(client)
-	s := nattest.TCP{SourcePort: from.Port(), DestinationPort: to.Port(), Seq: seq + uint32(at), Flags: flags, Window: 65535}
-	if flags&nattest.ACK != 0 {
-		s.Ack = uint32(c.id)<<16 | far + uint32(h.got)
-	}
-	if size > 0 {
-		s.Payload = c.contents(client, at, size)
-	}
-	c.transmit(client, s)
+	c.transmit(client, nattest.SCTP{SourcePort: from.Port(), DestinationPort: to.Port(), Tag: far, Chunks: b})
 }
 
-// advance has the client go on: with what it has not been answered yet, with something new, or with the end.
-func (c *conn) advance() {
-	s := &c.stream
-	h := &s.client
-	s.tries++
-	switch {
-	case !s.open:
-		h.sent = 1
-		c.sendTCP(true, nattest.SYN, 0, 0)
-	case s.closing:
-		c.sendTCP(true, nattest.FIN|nattest.ACK, h.sent, 0)
-	case h.acked < h.sent:
-		c.say(true, h.acked, h.sent)
-	case h.got < h.sent: // the server says as much as it has heard: ask for it
-		c.say(true, max(1, h.sent-1), h.sent)
-	case h.sent >= streamRoom && c.t.chance.IntN(3) == 0:
-		c.sendTCP(true, nattest.RST|nattest.ACK, h.sent, 0)
-		c.end("reset by its client")
-	case h.sent >= streamRoom:
-		s.closing = true
-		c.sendTCP(true, nattest.FIN|nattest.ACK, h.sent, 0)
-	default:
-		from := h.sent
-		h.sent += c.size * (1 + c.t.chance.IntN(3))
-		c.say(true, from, h.sent)
-	}
-	if s.tries%4 != 0 && (!s.open || s.closing || h.acked < h.sent || h.got < h.sent) {
-		tries := s.tries
-		c.t.w.after(200*time.Millisecond<<(s.tries%4), func() {
-			if c.over == "" && s.tries == tries && (!s.open || h.acked < h.sent || h.got < h.sent) {
-				c.advance()
-			}
-		})
-	}
-}
-
-// say sends what the client, or the server, says from one place to another.
-func (c *conn) say(client bool, from, to int) {
-	for at := from; at < to; at += c.size {
-		c.sendTCP(client, nattest.ACK|nattest.PSH, at, min(c.size, to-at))
-	}
-}
-
-// segment heeds a segment of the client, or of the server.
-func (c *conn) segment(client bool, v nattest.View) {
-	s := &c.stream
-	to, from := &s.client, &s.server
-	if client {
-		to, from = &s.server, &s.client
-	}
-	at := int(v.Seq & (serverBit - 1))
-	for i, b := range v.Payload {
-		if b != content(c.id, client, at+i) {
-			c.t.w.fail("%v: other bytes at %d", c, at+i)
-			return
-		}
-	}
-	if v.Flags&nattest.RST != 0 {
-		if c.over == "" && c.t.w.steady(c.since) {
-			c.t.w.fail("%v: reset, and not by its ends", c)
-		}
-		c.end("reset")
-		return
-	}
-	if v.Flags&nattest.ACK != 0 {
-		acked := int(v.Ack & (serverBit - 1))
-		if acked > to.sent+1 || int(v.Ack>>16) != c.id {
-			c.t.w.fail("%v: %d acknowledged of %d", c, v.Ack, to.sent)
-			return
-		}
-		to.acked = max(to.acked, min(acked, to.sent))
-	}
-	switch {
-	case client && v.Flags&nattest.SYN != 0:
-		s.server.sent, s.server.got = max(1, s.server.sent), max(1, s.server.got)
-		c.sendTCP(false, nattest.SYN|nattest.ACK, 0, 0)
-	case v.Flags&nattest.SYN != 0:
-		if !s.open {
-			s.open, s.tries, s.client.got = true, 0, 1
-			c.answered++
-			c.advance()
-		}
-	case client && v.Flags&nattest.FIN != 0:
-		s.server.got = max(s.server.got, at+1)
-		c.sendTCP(false, nattest.FIN|nattest.ACK, s.server.sent, 0)
-	case v.Flags&nattest.FIN != 0:
-		s.client.got = at + 1
-		c.sendTCP(true, nattest.ACK, s.client.sent+1, 0)
-		c.end("closed")
+// chunk heeds a packet of SCTP.
+func (c *conn) chunk(client bool, v nattest.View) {
+	number := binary.BigEndian.Uint32(v.Body[12+8:])
+	switch kind := v.Body[12]; {
+	case kind == chunkInit:
+		c.sendChunk(false, chunkInitAck, 0, 0)
+	case kind == chunkInitAck:
+		c.stage = max(c.stage, stageCookie)
+		c.sendChunk(true, chunkCookieEcho, 0, 0)
+	case kind == chunkCookieEcho:
+		c.sendChunk(false, chunkCookieAck, 0, 0)
+	case kind == chunkCookieAck:
+		c.stage = stageData
+		c.answered++
 	case client:
-		c.heard(v, at)
-	case len(v.Payload) > 0 && at <= to.got && at+len(v.Payload) > to.got:
-		to.got, s.tries = at+len(v.Payload), 0
-		if to.got == to.sent && from.sent == to.got {
-			c.answered++
-			c.sendTCP(true, nattest.ACK, to.sent, 0)
-		}
-	}
-}
-
-// heard has the server answer what the client has said with as much.
-func (c *conn) heard(v nattest.View, at int) {
-	h, end := &c.stream.server, at+len(v.Payload)
-	switch {
-	case len(v.Payload) == 0:
-	case at <= h.got && end > h.got:
-		h.got = end
-		from := h.sent
-		h.sent = end
-		c.say(false, from, end)
-	case end <= h.got && h.acked < h.sent:
-		c.say(false, max(1, h.acked), h.sent)
+		c.sendChunk(false, chunkData, number, c.size)
 	default:
-		c.sendTCP(false, nattest.ACK, h.sent, 0)
+		c.answered++
 	}
 }

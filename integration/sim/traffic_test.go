@@ -1,30 +1,46 @@
 package sim
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"time"
 
+	"culvert/gateway/config"
 	"culvert/nat/nattest"
+	"culvert/nat/packet"
 )
 
 // traffic is what pods and others say to each other. A packet tells which connection it is of, so that whoever gets it can judge whether
-// it should be here: a datagram by its first bytes, a segment by its sequence number.
+// it should be here: a datagram by its first bytes, a segment by its sequence number, a chunk by its tag.
 type traffic struct {
 	w       *world
 	chance  *rand.Rand
 	conns   []*conn // by ID
 	guests  int     // how many of them are such
+	ids     uint32  // of fragments
 	seen    map[sight]*conn
-	garbled bool // something may have been corrupted
-	slow    bool // who has something to say takes his time
-	closing bool // nobody begins anything new
+	sent    map[flow]int  // by whom
+	cutting bool          // some packets are cut into several on their way
+	garbled bool          // something may have been corrupted
+	slow    time.Duration // how much longer than else who has something to say waits
+	closing bool          // nobody begins anything new
 }
+
+// flow is from where to where packets go.
+type flow struct {
+	protocol uint8
+	from, to netip.AddrPort
+}
+
+// nobody has sent what the network has corrupted.
+const nobody = -1
 
 // sight is what a server takes for one client.
 type sight struct {
-	tcp            bool
+	protocol       uint8
 	client, server netip.AddrPort
 }
 
@@ -43,44 +59,84 @@ func (k kind) String() string {
 	return []string{"pod", "guest", "mapped", "service"}[k]
 }
 
+// manner is who speaks, and how.
+type manner int
+
+const (
+	asks    manner = iota // the client asks, the server answers
+	listens               // the client asks until it is answered, then only the server speaks
+	refused               // of UDP: nobody listens, and the server's host says so
+	large                 // of UDP: it comes in fragments
+	trains                // of TCP: several segments in one, whose checksum is partial
+	manners
+)
+
+func (m manner) String() string {
+	return []string{"asks", "listens", "refused", "large", "trains"}[m]
+}
+
+// speeches are what a connection of a protocol may be like.
+var speeches = []struct {
+	protocol uint8
+	manner   manner
+}{
+	{packet.TCP, asks}, {packet.TCP, asks}, {packet.TCP, trains}, {packet.UDP, asks}, {packet.UDP, listens}, {packet.UDP, refused},
+	{packet.UDP, large}, {packet.SCTP, asks}, {packet.SCTP, listens},
+}
+
 // conn is one connection, or what UDP has of it.
 type conn struct {
-	t       *traffic
-	id      int
-	kind    kind
-	tcp     bool
-	from    *node
-	client  netip.AddrPort
-	target  netip.AddrPort // whom the client addresses
-	to      *side          // where the servers are
-	servers []netip.AddrPort
+	t        *traffic
+	id       int
+	kind     kind
+	protocol uint8
+	manner   manner
+	plan     *plan
+	from     *node
+	client   netip.AddrPort
+	target   netip.AddrPort // whom the client addresses
+	to       *side          // where the servers are
+	servers  []netip.AddrPort
 
 	seen, server netip.AddrPort // as whom the server knows the client, and itself; zero before the first packet
 	since        time.Duration  // when that was so first
+	lastHeard    time.Duration  // when it last heard of the client
 	size         int            // of payloads
+	mtu          int
 	answered     int
-	stream       stream // of TCP
-	sent, got    uint32 // numbers of datagrams
+	stream       stream  // of TCP
+	stage        int     // of SCTP
+	sent         [2]flow // last, by the server and by the client
+	numbers      [2]uint32
 	over         string // why there is nothing more to come
 }
 
 func (c *conn) String() string {
-	protocol := "udp"
-	if c.tcp {
-		protocol = "tcp"
-	}
-	return fmt.Sprintf("%s connection %d (%v, %v > %v, seen as %v by %v)", protocol, c.id, c.kind, c.client, c.target, c.seen, c.server)
+	return fmt.Sprintf("%s connection %d (%v, %v, %v > %v, seen as %v by %v)", map[uint8]string{6: "tcp", 17: "udp", 132: "sctp"}[c.protocol],
+		c.id, c.kind, c.manner, c.client, c.target, c.seen, c.server)
 }
 
 // servedAt is the port of every server but those behind a service.
 const servedAt = 80
 
-// maxPayload leaves room for the headers of TCP with the MTU of the tunnel.
-const maxPayload = 1280
+// maxPayload leaves room for the headers of any packet with the MTU of the tunnel.
+const maxPayload = 1240
 
 // begin begins a connection of a kind from a side.
-func (t *traffic) begin(k kind, tcp bool, from *side) *conn {
-	c := &conn{t: t, id: len(t.conns), kind: k, tcp: tcp, to: from.peer, size: 40 + t.chance.IntN(maxPayload-40)}
+func (t *traffic) begin(k kind, from *side) *conn {
+	s := speeches[t.chance.IntN(len(speeches))]
+	if (s.manner == trains || s.manner == large) && !t.cutting {
+		s.manner = asks
+	}
+	family := t.chance.IntN(2)
+	p := plans[family]
+	c := &conn{t: t, id: len(t.conns), kind: k, protocol: s.protocol, manner: s.manner, plan: p, to: from.peer, mtu: int(config.DefaultMTU), size: 40 + t.chance.IntN(200)}
+	switch {
+	case c.manner == large:
+		c.size = 1500 + t.chance.IntN(2000)
+	case t.chance.IntN(4) == 0:
+		c.size = 40 + t.chance.IntN(maxPayload-40)
+	}
 	which, far, pod := t.chance.IntN(2), t.chance.IntN(2), t.chance.IntN(2)
 	port := uint16(20000 + c.id)
 	if k == fromGuest {
@@ -90,18 +146,18 @@ func (t *traffic) begin(k kind, tcp bool, from *side) *conn {
 		t.guests++
 	}
 	c.from = from.nodes[which]
-	client := podsOfNode[which][t.chance.IntN(2)]
+	client := p.pods[which][t.chance.IntN(2)]
 	if k == fromGuest {
-		client = guestsOfNode[which]
+		client = p.guests[which]
 	}
 	c.client = netip.AddrPortFrom(client, port)
-	real := netip.AddrPortFrom(podsOfNode[far][pod], servedAt)
-	c.target, c.servers = netip.AddrPortFrom(remap(from.index, real.Addr()), servedAt), []netip.AddrPort{real}
+	real := netip.AddrPortFrom(p.pods[far][pod], servedAt)
+	c.target, c.servers = netip.AddrPortFrom(p.remap(from.index, real.Addr()), servedAt), []netip.AddrPort{real}
 	switch k {
 	case toMapped:
-		c.target, c.servers = netip.AddrPortFrom(remap(from.index, mapping), servedAt), []netip.AddrPort{netip.AddrPortFrom(mappedHost, servedAt)}
+		c.target, c.servers = netip.AddrPortFrom(p.remap(from.index, p.mapping), servedAt), []netip.AddrPort{netip.AddrPortFrom(p.mappedHost, servedAt)}
 	case toService:
-		c.target, c.servers = netip.AddrPortFrom(remap(from.index, service.Addr()), service.Port()), backends
+		c.target, c.servers = netip.AddrPortFrom(p.remap(from.index, p.service.Addr()), p.service.Port()), p.backends
 	}
 	t.conns = append(t.conns, c)
 	c.speak()
@@ -111,28 +167,44 @@ func (t *traffic) begin(k kind, tcp bool, from *side) *conn {
 // beginAny begins one of any kind, in place of another that is over.
 func (t *traffic) beginAny() {
 	if !t.closing {
-		t.begin(kind(t.chance.IntN(int(kinds))), t.chance.IntN(2) == 0, t.w.sides[t.chance.IntN(2)])
+		t.begin(kind(t.chance.IntN(int(kinds))), t.w.sides[t.chance.IntN(2)])
 	}
 }
 
-// speak has the client say what it has to say, and then again.
+// speak has who is to speak say something, and then again. What is said often is said seldom, too.
 func (c *conn) speak() {
 	if c.over != "" || c.t.w.failure != "" {
 		return
 	}
-	pause := time.Duration(50+c.t.chance.IntN(700)) * time.Millisecond
-	if c.t.slow {
-		pause = time.Second + 2*pause
-	}
-	if c.tcp {
+	switch {
+	case c.protocol == packet.TCP:
 		c.advance()
-	} else {
-		for range 1 + c.t.chance.IntN(4) {
-			c.sent++
-			c.sendUDP(true, c.sent)
+	case c.manner == listens && c.answered > 0 && (c.t.slow == 0 || c.t.w.restarted == 0):
+		c.number(false)
+	default:
+		for range 1 + c.t.chance.IntN(2) {
+			c.number(true)
 		}
 	}
+	pause := 50*time.Millisecond<<c.t.chance.IntN(8) + time.Duration(c.t.chance.IntN(50))*time.Millisecond
+	if c.t.slow > 0 {
+		pause = c.t.slow + time.Duration(c.t.chance.IntN(1000))*time.Millisecond
+	}
 	c.t.w.after(pause, c.speak)
+}
+
+// number sends the next datagram of the client, or of the server.
+func (c *conn) number(client bool) {
+	n := &c.numbers[index(client)]
+	*n++
+	c.sendDatagram(client, *n)
+}
+
+func index(client bool) int {
+	if client {
+		return 1
+	}
+	return 0
 }
 
 // end notes that nothing more is to be expected of c.
@@ -159,36 +231,46 @@ func (c *conn) transmit(client bool, body nattest.Body) {
 	if !client {
 		n = c.to.nodeOf(c.server.Addr())
 	}
-	n.send(nattest.IP{Source: from.Addr().String(), Destination: to.Addr().String(), ID: uint16(c.id), DF: true, Body: body}.Bytes())
+	if f := (flow{c.protocol, from, to}); c.sent[index(client)] != f {
+		c.sent[index(client)], c.t.sent[f] = f, c.id
+	}
+	b := nattest.IP{Source: from.Addr().String(), Destination: to.Addr().String(), DF: c.manner != large, Body: body}.Bytes()
+	if len(b) <= c.mtu || c.manner == trains {
+		n.send(b)
+		return
+	}
+	c.t.ids++
+	for _, f := range cut(b, c.mtu, c.t.ids) {
+		n.send(f)
+	}
 }
 
 // nodeOf returns the node behind which an address is.
 func (s *side) nodeOf(a netip.Addr) *node {
-	if b := a.As4(); b[0] == 10 && b[1] == 0 && b[2] > 1 {
-		return s.nodes[1]
+	for i, n := range s.nodes {
+		if slices.ContainsFunc(n.config.PodCIDRs, func(p netip.Prefix) bool { return p.Contains(a) }) {
+			return s.nodes[i]
+		}
 	}
 	return s.nodes[0]
 }
 
 // arrive judges a sound packet that has reached a node.
 func (t *traffic) arrive(n *node, v nattest.View, b []byte) {
-	t.w.packets++
 	from, to := netip.AddrPortFrom(v.Source, v.SourcePort), netip.AddrPortFrom(v.Destination, v.DestinationPort)
-	switch {
-	case v.Protocol == icmp:
+	if v.Protocol == icmp || v.Protocol == icmp6 {
 		t.arriveError(n, v, b)
-		return
-	case t.w.wasGarbled(v.Protocol, v.Body):
-		return
-	case v.Offset > 0 || v.MF:
-		t.w.fail("%s gets a fragment, and nobody sends packets that may be fragmented: %v > %v", n.config.Name, from, to)
 		return
 	}
 	id, client, ok := connectionOf(v)
-	if !ok || id >= len(t.conns) {
+	switch {
+	case id == floodID, t.garbled && !sums(v.Protocol): // nothing tells that it is corrupted
+		return
+	case !ok || id >= len(t.conns):
 		t.w.fail("%s gets what nobody has sent: %v > %v, protocol %d", n.config.Name, from, to, v.Protocol)
 		return
 	}
+	t.w.packets++
 	c := t.conns[id]
 	if client {
 		c.arriveAtServer(n, from, to)
@@ -196,37 +278,48 @@ func (t *traffic) arrive(n *node, v nattest.View, b []byte) {
 		c.arriveAtClient(n, from, to)
 	}
 	switch {
-	case t.w.failure != "" || c.over != "" && !c.tcp:
-	case c.tcp:
+	case t.w.failure != "" || c.over != "" && c.protocol != packet.TCP:
+	case c.protocol == packet.TCP:
 		c.segment(client, v)
-	case client:
-		c.sendUDP(false, numberOf(v))
+	case c.manner == refused:
+		n.send(unreachable(v, b))
 	default:
-		c.got = max(c.got, numberOf(v))
-		c.answered++
+		c.heed(client, v)
 	}
+}
+
+// sums reports whether packets of a protocol have a checksum that a node looks at.
+func sums(protocol uint8) bool {
+	return protocol == packet.TCP || protocol == packet.UDP || protocol == packet.SCTP
+}
+
+// unreachable returns the ICMP error of a host that has no such port (RFC 1122, Section 3.2.2.1; RFC 4443, Section 3.1).
+func unreachable(v nattest.View, b []byte) []byte {
+	m, most := nattest.ICMP{Type: 3, Code: 3}, 576-20-8
+	if v.Source.Is6() {
+		m, most = nattest.ICMP{Type: 1, Code: 4}, 1280-40-8
+	}
+	m.Payload = b[:min(len(b), most)]
+	return nattest.IP{Source: v.Destination.String(), Destination: v.Source.String(), Body: m}.Bytes()
 }
 
 // arriveAtServer judges what a client has sent.
 func (c *conn) arriveAtServer(n *node, from, to netip.AddrPort) {
 	w := c.t.w
-	known := false
-	for _, s := range c.servers {
-		known = known || s == to
-	}
-	if !known || n != c.to.nodeOf(to.Addr()) {
+	if !slices.Contains(c.servers, to) || n != c.to.nodeOf(to.Addr()) {
 		w.fail("%v: a packet reaches %v at %s", c, to, n.config.Name)
 		return
 	}
 	shared := c.kind == fromGuest
-	want := remap(c.to.index, c.client.Addr())
+	want := c.plan.remap(c.to.index, c.client.Addr())
 	if shared {
-		want = remap(c.to.index, unknown)
+		want = c.plan.remap(c.to.index, c.plan.unknown)
 	}
 	if from.Addr() != want || !shared && from.Port() != c.client.Port() && !c.forgotten() {
 		w.fail("%v: its server sees %v, want %v", c, from, netip.AddrPortFrom(want, c.client.Port()))
 		return
 	}
+	c.lastHeard = w.now()
 	if c.seen == from && c.server == to {
 		return
 	}
@@ -235,11 +328,11 @@ func (c *conn) arriveAtServer(n *node, from, to netip.AddrPort) {
 			w.fail("%v: its translation changes to %v at %v", c, from, to)
 			return
 		}
-		if c.tcp {
+		if c.protocol != packet.UDP {
 			c.end("translated otherwise after a restart")
 		}
 	}
-	key := sight{c.tcp, from, to}
+	key := sight{c.protocol, from, to}
 	if other := c.t.seen[key]; other != nil && other != c && other.over == "" && other.seen == from && w.steady(other.since) {
 		w.fail("%v and %v are one to their server", c, other)
 	}
@@ -262,9 +355,11 @@ func (c *conn) forgotten() bool { return c.kind == toService && c.to.starts > 1 
 func (c *conn) arriveAtClient(n *node, from, to netip.AddrPort) {
 	switch {
 	case n == c.from && to == c.client && from == c.target:
-	case n == c.from && to == c.client && c.forgotten() && from == netip.AddrPortFrom(remap(c.from.side.index, c.server.Addr()), c.server.Port()):
+	case n == c.from && to == c.client && c.forgotten() && slices.ContainsFunc(c.servers, func(s netip.AddrPort) bool {
+		return from == netip.AddrPortFrom(c.plan.remap(c.from.side.index, s.Addr()), s.Port())
+	}):
 		c.end("answered by a server that it does not know, after a restart")
-	case c.kind == fromGuest && !c.t.w.steady(c.t.w.now()):
+	case c.kind == fromGuest && !c.t.w.steady(c.lastHeard):
 		c.t.w.note("%v: an answer reaches another guest, who has its port after a restart", c)
 	default:
 		c.t.w.fail("%v: an answer reaches %v at %s, from %v", c, to, n.config.Name, from)
@@ -275,32 +370,63 @@ func (c *conn) arriveAtClient(n *node, from, to netip.AddrPort) {
 func (t *traffic) arriveError(n *node, v nattest.View, b []byte) {
 	q, err := nattest.Quoted(b)
 	if err != nil {
-		if !t.garbled {
-			t.w.fail("%s gets an ICMP message: %v", n.config.Name, err)
-		}
+		t.w.fail("%s gets an ICMP message: %v", n.config.Name, err)
 		return
 	}
-	from, to := netip.AddrPortFrom(q.Source, q.SourcePort), netip.AddrPortFrom(q.Destination, q.DestinationPort)
-	for _, c := range t.conns {
-		if c.tcp != (q.Protocol == 6) {
-			continue
-		}
-		for _, client := range []bool{true, false} {
-			if f, o := c.ends(client); f == from && o == to && q.Source == v.Destination {
-				c.told(v)
-				return
-			}
-		}
+	f := flow{q.Protocol, netip.AddrPortFrom(q.Source, q.SourcePort), netip.AddrPortFrom(q.Destination, q.DestinationPort)}
+	by, ok := t.sent[f]
+	switch {
+	case by == nobody, !ok && t.forgottenOf(q):
+		return
+	case !ok || q.Source != v.Destination:
+		t.w.fail("%s gets an ICMP error of type %d, code %d, about what %v has not sent: %v > %v, protocol %d", n.config.Name, v.Body[0], v.Body[1],
+			v.Destination, f.from, f.to, f.protocol)
+		return
 	}
-	// Who has been translated otherwise after a restart may still be told of what was before.
-	if !t.garbled && t.w.restarted == 0 {
-		t.w.fail("%s gets an ICMP error of type %d, code %d, about what %v has not sent: %v > %v", n.config.Name, v.Body[0], v.Body[1], v.Destination, from, to)
+	c := t.conns[by]
+	if id, ok := quotedID(q); ok && id != by && id != floodID && !t.garbled && t.w.steady(c.since) {
+		t.w.fail("%v: an ICMP error of type %d, code %d, quotes what connection %d has sent", c, v.Body[0], v.Body[1], id)
+	}
+	c.told(v)
+}
+
+// forgottenOf reports whether what an ICMP error quotes is of a connection that a gateway may know nothing of.
+func (t *traffic) forgottenOf(q nattest.View) bool {
+	id, ok := quotedID(q)
+	return ok && id < len(t.conns) && t.conns[id].forgotten()
+}
+
+// told heeds an ICMP error (RFC 1191, Section 4; RFC 8201, Section 4).
+func (c *conn) told(v nattest.View) {
+	switch mtu := int(binary.BigEndian.Uint32(v.Body[4:])); {
+	case v.Source.Is4() && v.Body[0] == 3 && v.Body[1] == 4 && mtu >= 576, v.Source.Is6() && v.Body[0] == 2 && mtu >= 1280:
+		c.mtu = min(c.mtu, mtu)
+	case c.manner == refused && (v.Source.Is4() && v.Body[0] == 3 && v.Body[1] == 3 || v.Source.Is6() && v.Body[0] == 1 && v.Body[1] == 4):
+		c.answered++
 	}
 }
 
-// told heeds an ICMP error (RFC 1191, Section 4).
-func (c *conn) told(v nattest.View) {
-	if mtu := int(v.Body[6])<<8 | int(v.Body[7]); v.Body[0] == 3 && v.Body[1] == 4 && mtu >= 100 {
-		c.size = min(c.size, mtu-20-8-helloBytes) // TCP has 20 there
+// noteGarbled notes what the network has made of a packet: a gateway may take it for sound, and tell its sender of it.
+func (t *traffic) noteGarbled(b []byte) {
+	if v, _ := nattest.Check(packetOf(b)); v.Source.IsValid() {
+		f := flow{v.Protocol, netip.AddrPortFrom(v.Source, v.SourcePort), netip.AddrPortFrom(v.Destination, v.DestinationPort)}
+		if _, ok := t.sent[f]; !ok {
+			t.sent[f] = nobody
+		}
+	}
+}
+
+// flood has a guest send packets that nobody answers, each the first of a connection.
+func (t *traffic) flood(from *side, n int) {
+	p := plans[t.chance.IntN(2)]
+	b := binary.BigEndian.AppendUint32(nil, magic)
+	b = binary.BigEndian.AppendUint32(b, floodID)
+	b = append(b, 0, 0, 0, 0, 1)
+	target := netip.AddrPortFrom(p.remap(from.index, p.pods[0][0]), servedAt+1)
+	for range n {
+		source := netip.AddrPortFrom(p.flooder, uint16(1024+t.chance.IntN(60000)))
+		t.sent[flow{packet.UDP, source, target}] = nobody
+		from.nodes[0].send(nattest.IP{Source: source.Addr().String(), Destination: target.Addr().String(),
+			Body: nattest.UDP{SourcePort: source.Port(), DestinationPort: target.Port(), Payload: b}}.Bytes())
 	}
 }

@@ -34,13 +34,12 @@ type world struct {
 	receivers map[netip.AddrPort]func(from netip.AddrPort, data []byte) // +checklocks:mu
 	carried   int                                                       // +checklocks:mu
 	log       ring                                                      // +checklocks:mu
-	garbled   map[string]bool                                           // what spoiled has returned; +checklocks:mu
 }
 
 func newWorld(seed uint64) *world {
 	return &world{
 		start: time.Now(), seed: [2]uint64{seed, 1}, kick: make(chan struct{}, 1),
-		receivers: make(map[netip.AddrPort]func(netip.AddrPort, []byte)), garbled: make(map[string]bool),
+		receivers: make(map[netip.AddrPort]func(netip.AddrPort, []byte)),
 	}
 }
 
@@ -131,7 +130,7 @@ func (w *world) fail(format string, args ...any) {
 type leg struct {
 	name     [2]string // from, to
 	latency  time.Duration
-	garbling func(datagram []byte) bool // whether this one may be corrupted; nil: any may
+	garbling func(sound, garbled []byte) bool // whether one may be made of the other; nil: any may
 
 	mu      sync.Mutex
 	chance  *rand.Rand    // +checklocks:mu
@@ -181,9 +180,12 @@ func (l *leg) copies(data []byte) (fate string, all []delivery) {
 		if l.jitter > 0 {
 			d.after += time.Duration(l.chance.Int64N(int64(l.jitter)))
 		}
-		if hit(l.garbled) && (l.garbling == nil || l.garbling(data)) {
-			d.data, fate = bytes.Clone(data), "garbled"
-			d.data[l.chance.IntN(len(data))] ^= 1 << l.chance.IntN(8) // one bit: the Internet checksum misses some pairs
+		if hit(l.garbled) {
+			b := bytes.Clone(data)
+			b[l.chance.IntN(len(b))] ^= 1 << l.chance.IntN(8) // one bit: the Internet checksum misses some pairs
+			if l.garbling == nil || l.garbling(data, b) {
+				d.data, fate = b, "garbled"
+			}
 		}
 		all = append(all, d)
 	}
@@ -206,12 +208,6 @@ func (w *world) carry(l *leg, from, to netip.AddrPort, data []byte) {
 	w.carried++
 	w.log.add(record{w.now(), l, from, to, data, fate})
 	for _, d := range all {
-		if fate == "garbled" && l.latency == nodeLatency && len(data) >= nodeHeader+podEther+40 {
-			sound, ip := data[nodeHeader+podEther:], d.data[nodeHeader+podEther:]
-			if is := spoiled(sound[9], ip[20:]); is != spoiled(sound[9], sound[20:]) {
-				w.garbled[is] = true
-			}
-		}
 		w.afterLocked(d.after, func() {
 			w.mu.Lock()
 			receive := w.receivers[to]
@@ -221,22 +217,6 @@ func (w *world) carry(l *leg, from, to netip.AddrPort, data []byte) {
 			}
 		})
 	}
-}
-
-// spoiled is what a gateway leaves of a segment or datagram as it is. Of 65536 that were corrupted, one has a checksum that looks unfinished,
-// which the gateway then finishes: it passes for sound.
-func spoiled(protocol uint8, body []byte) string {
-	if protocol == 6 {
-		return string(body[4:14]) + string(body[20:])
-	}
-	return string(body[8:])
-}
-
-// wasGarbled reports whether the network has corrupted such a segment or datagram.
-func (w *world) wasGarbled(protocol uint8, body []byte) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return len(w.garbled) > 0 && len(body) >= 20 && w.garbled[spoiled(protocol, body)]
 }
 
 // listen has receive called with what is sent to an address; nil ends that.

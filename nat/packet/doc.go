@@ -19,7 +19,7 @@
 //
 // A sender on the same machine leaves TCP and UDP checksums to a network card that the packet may never meet: the field holds the
 // sum of the pseudo-header only. Such a checksum is partial. Rewrite keeps it so, and the Cutter finishes it. All other checksums are kept
-// right by difference (RFC 1624), so that a packet that arrives broken leaves broken. SCTP's CRC is computed anew, by SumSCTP.
+// right by difference (RFC 1624; SCTP's by AdjustSCTP), so that a packet that arrives broken leaves broken.
 //
 // # Fragments
 //

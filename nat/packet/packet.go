@@ -18,6 +18,8 @@ type Packet struct {
 	// SegmentSize is set by the caller, after Parse, for a train of UDP datagrams under one header: the payload, in bytes, of each
 	// datagram but the last. 0 means a single packet.
 	SegmentSize int
+	// Hint is set by who looks the packet up ahead of time, for itself. Parse sets it to 0.
+	Hint uint32
 
 	// borrowed: the caller's bytes, valid until the caller reuses its buffer; cut to the length in the IP header.
 	data []byte

@@ -3,7 +3,7 @@ package packet
 import "encoding/binary"
 
 // Rewrite gives p, a packet or one that an ICMP error quotes, the addresses and ports of to. addresses and ports are the Deltas from what
-// p has; both may be 0. The checksum of SCTP is left to SumSCTP. Preconditions: to has the family of p.
+// p has; both may be 0. The checksum of SCTP is left to AdjustSCTP. Preconditions: to has the family of p.
 func (p *Packet) Rewrite(to *Tuple, addresses, ports uint16) {
 	b := p.data
 	if p.v6 {

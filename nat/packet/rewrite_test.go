@@ -31,10 +31,10 @@ func other(t packet.Tuple) packet.Tuple {
 func rewrite(p *packet.Packet, to packet.Tuple) (was packet.Tuple) {
 	p.Tuple(&was, 0)
 	addresses, ports := packet.Deltas(&was, &to)
-	p.Rewrite(&to, addresses, ports)
 	if p.Protocol() == packet.SCTP {
-		p.SumSCTP()
+		p.AdjustSCTP(&to)
 	}
+	p.Rewrite(&to, addresses, ports)
 	return was
 }
 
@@ -158,6 +158,28 @@ func TestRewriteQuoted(t *testing.T) {
 				if view.Source != to.Source() || view.Destination != to.Destination() {
 					t.Fatalf("%s: quotes %s > %s", name, view.Source, view.Destination)
 				}
+			}
+		}
+	}
+}
+
+// An SCTP packet that has arrived broken leaves broken: its checksum is adjusted by what the ports differ in.
+func TestRewriteBrokenSCTP(t *testing.T) {
+	for _, size := range []int{4, 1000, 1500, 4000} {
+		b := endpoints(false, nattest.IP{Body: nattest.SCTP{SourcePort: 40000, DestinationPort: 9899, Tag: 7, Chunks: nattest.Payload(size, 3)}}).Bytes()
+		for _, spoil := range []bool{false, true} {
+			b := bytes.Clone(b)
+			if spoil {
+				b[len(b)-1] ^= 4
+			}
+			p := parse(t, b)
+			var to packet.Tuple
+			p.Tuple(&to, 0)
+			to.SetSourcePort(40001) // what the one port gains, the other loses
+			to.SetDestinationPort(9898)
+			rewrite(p, to)
+			if _, err := nattest.Check(p.Bytes()); (err != nil) != spoil {
+				t.Errorf("%d bytes, broken: %v, leave with %v", size, spoil, err)
 			}
 		}
 	}

@@ -17,13 +17,33 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// SumSCTP computes the checksum of an SCTP packet anew (RFC 9260, Section 6.8 and Appendix A): CRC32c knows no useful increments.
+// SumSCTP computes the checksum of an SCTP packet anew (RFC 9260, Section 6.8 and Appendix A), for who makes one.
 // Preconditions: p is SCTP and no fragment.
 func (p *Packet) SumSCTP() {
 	b := p.data[p.transport:]
 	binary.LittleEndian.PutUint32(b[8:], 0)
 	binary.LittleEndian.PutUint32(b[8:], crc32.Checksum(b, castagnoli))
 }
+
+// AdjustSCTP makes the checksum of an SCTP packet that of the same packet with the ports of to, which Rewrite then gives it. A CRC is linear: two
+// packets of one length differ in it by what their difference has, which here is four bytes and zeros. So a packet that arrives broken
+// leaves broken. Preconditions: p is SCTP and no fragment.
+func (p *Packet) AdjustSCTP(to *Tuple) {
+	b := p.data[p.transport:]
+	var difference [4]byte
+	binary.BigEndian.PutUint32(difference[:], binary.BigEndian.Uint32(b)^to.Ports)
+	if difference == [4]byte{} {
+		return
+	}
+	// crc32 complements what goes in and what comes out.
+	crc := crc32.Update(^uint32(0), castagnoli, difference[:])
+	for n := len(b) - len(difference); n > 0; n -= len(zeros) {
+		crc = crc32.Update(crc, castagnoli, zeros[:min(n, len(zeros))])
+	}
+	binary.LittleEndian.PutUint32(b[8:], binary.LittleEndian.Uint32(b[8:])^^crc)
+}
+
+var zeros [1500]byte
 
 // A Chunk is what the common header of an SCTP packet and the header of its first chunk say.
 type Chunk struct {

@@ -11,6 +11,9 @@ import (
 // maxAffected is how many prefixes are told apart before a commit is said to concern all.
 const maxAffected = 1 << 12
 
+// maxAdded is how many prefixes, and how many links and marks, Add takes over one by one: packets wait for it.
+const maxAdded = 1 << 6
+
 // An Affected says what a commit could matter to: connections with an address in Prefixes, a link in Links or a mark in Marks, or all.
 type Affected struct {
 	All      bool
@@ -61,16 +64,22 @@ func (a *Affected) link(p Link) {
 	}
 }
 
-// Add makes a say what o says too.
+// Add makes a say what o says too. Where that is much, a says more: all that covers the prefixes of o, or simply all.
 func (a *Affected) Add(o *Affected) {
-	if o.All {
+	switch {
+	case a.All:
+	case o.All, len(o.Links)+len(o.Marks) > maxAdded:
 		*a = Affected{All: true}
-	}
-	if a.All {
-		return
-	}
-	for p := range o.Prefixes.All() {
-		a.prefix(p)
+	case o.Prefixes.Size() > maxAdded:
+		for _, p := range o.cover {
+			if p.IsValid() {
+				a.prefix(p)
+			}
+		}
+	default:
+		for p := range o.Prefixes.All() {
+			a.prefix(p)
+		}
 	}
 	if a.All {
 		return
@@ -113,11 +122,21 @@ func (s *Set) concern(a *Affected, p, other *piece) {
 		s.concernRouted(a, r, other.leads(r))
 	}
 	if p.service != nil {
-		a.prefix(netip.PrefixFrom(p.service.Service.Address, p.service.Service.Address.BitLen()))
+		for _, to := range s.frontends(p.service.Service.Address) {
+			a.prefix(netip.PrefixFrom(to, to.BitLen()))
+		}
 	}
 	if d := p.resource.Device; d != nil {
 		a.link(d.Link)
 	}
+}
+
+// frontends returns the addresses that a service of an address is at. Where those of the Host change, all is concerned in any case.
+func (s *Set) frontends(a netip.Addr) []netip.Addr {
+	if h := s.committed.host; h != nil && a.IsUnspecified() {
+		return h.Addresses
+	}
+	return []netip.Addr{a}
 }
 
 // concernRouted notes the packets that a policy rule could lead, but for where it leads as well before or after. A route for every

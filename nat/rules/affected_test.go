@@ -44,6 +44,42 @@ func TestAffectedByOnePod(t *testing.T) {
 	}
 }
 
+// What is added to is told apart as long as that is not much. Of much, nothing is missed, and packets do not wait until all is copied.
+func TestAffectedMuch(t *testing.T) {
+	pod := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}) }
+	for _, n := range []int{1, maxAdded, maxAdded + 1, maxAffected - 1} {
+		much := newAffected(false)
+		for i := range n {
+			much.prefix(netip.PrefixFrom(pod(i), 32))
+		}
+		much.prefix(netip.MustParsePrefix("fd00:1::/64"))
+		var all Affected
+		all.prefix(netip.MustParsePrefix("10.9.0.0/16"))
+		all.Add(much)
+		for i := range n {
+			if !all.Contains(pod(i)) {
+				t.Fatalf("of %d, %v is missed", n, pod(i))
+			}
+		}
+		for address, want := range map[string]bool{"10.9.3.3": true, "10.8.0.1": false, "fd00:1::7": true, "fd00:2::": false} {
+			if got := all.Contains(netip.MustParseAddr(address)); got != want {
+				t.Errorf("of %d, %s is concerned: %v", n, address, got)
+			}
+		}
+		if size := all.Prefixes.Size(); size > maxAdded+1 {
+			t.Errorf("of %d, %d are copied", n, size)
+		}
+	}
+	links := newAffected(false)
+	for i := range maxAdded + 1 {
+		links.link(Link(i))
+	}
+	var all Affected
+	if all.Add(links); !all.All || len(all.Links) > 0 {
+		t.Errorf("of %d links, %d are copied", len(links.Links), len(all.Links))
+	}
+}
+
 // What several commits concern together is what each of them does, and nothing else.
 func TestAffectedTogether(t *testing.T) {
 	pod := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}) }

@@ -33,10 +33,21 @@ type Balancer struct {
 	until   []uint64
 	seeds   []uint64         // of the backends' addresses and ports, for rendezvous
 	present map[uint64]int32 // backends by seed
+	// Of a Service with a Frontend: local has the backends on this node, and elsewhere says of it that there are others.
+	local     *Balancer
+	elsewhere bool
 }
 
 // NewBalancer compiles s.
 func NewBalancer(s Service) *Balancer {
+	b := newBalancer(s)
+	if s.Frontend != nil && s.Frontend.Local {
+		b.local = b.localBackends()
+	}
+	return b
+}
+
+func newBalancer(s Service) *Balancer {
 	s.Backends = slices.Clone(s.Backends)
 	b := &Balancer{Service: s, present: make(map[uint64]int32, len(s.Backends))}
 	for i, backend := range s.Backends {

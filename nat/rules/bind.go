@@ -23,11 +23,16 @@ type binding struct {
 	addr    netip.Addr
 	service *Balancer
 	rule    *rule // nil: none
+	// masquerade: a Host's client gets an address of the node.
+	masquerade bool
 }
 
 // bind runs the nat chains of stage s, stageDNAT or stageSNAT. The first rule that matches binds; as each stage has one kind of
 // manipulation, no later chain can add to it.
 func (r *Ruleset) bind(s stage, v *view) binding {
+	if s == stageDNAT && r.host != nil {
+		return r.host.bind(r, v)
+	}
 	if s == stageDNAT && v.in.Outside() && v.hasL4 {
 		if service, ok := r.services.get(serviceAddress{v.dst, binary.BigEndian.Uint16(v.l4[2:]), v.proto}); ok {
 			if v.trace != nil {

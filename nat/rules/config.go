@@ -33,6 +33,8 @@ type Config struct {
 	// put, both are empty.
 	Firewall []Table
 	Routing  []PolicyTable
+	// Host, where not nil, makes this the Config of a node that serves Services.
+	Host *Host `json:",omitempty"`
 }
 
 // ReservedName reports whether a node cannot have this name, because a generated table or the WireGuard tunnel has it.
@@ -87,6 +89,7 @@ type Service struct {
 	AffinityTimeout time.Duration // 0 means 3 h
 	OnRemoval       OnRemoval
 	Backends        []Backend
+	Frontend        *Frontend `json:",omitempty"` // of a Service that a Host serves, and of no other
 }
 
 // A Backend is one of the hosts behind a Service.
@@ -95,6 +98,7 @@ type Backend struct {
 	Port    uint16
 	Weight  int  // 0 means 1
 	Via     Link // as in AddressMapping, for backends that no route leads to
+	Local   bool `json:",omitempty"` // on the node of the Host
 }
 
 // Balance is how a Service chooses a backend.
@@ -120,8 +124,9 @@ type OnRemoval uint8
 
 // The choices.
 const (
-	RemovalKeep  OnRemoval = iota // they go on until they end
-	RemovalReset                  // they end: TCP is told by RST
+	RemovalKeep   OnRemoval = iota // they go on until they end
+	RemovalReset                   // they end: TCP is told by RST
+	RemovalEndUDP                  // those of UDP end, and their next packets find another backend; others go on
 )
 
 // A FilterRule accepts, drops or rejects packets that match all of its fields; a zero field matches everything.

@@ -58,6 +58,9 @@ const (
 
 // resources returns what c stands for, piece by piece. The tunnel comes first, so that no node can take its name.
 func (c *Config) resources() []namedResource {
+	if c.Host != nil {
+		return c.hostResources()
+	}
 	all := make([]namedResource, 0, 8+len(c.Nodes)+len(c.Addresses)+len(c.Services))
 	add := func(kind, name string, r Resource) { all = append(all, namedResource{Key{Kind: kind, Name: name}, r}) }
 	add(kindNetwork, "tunnel", Resource{Device: c.tunnel()})
@@ -91,7 +94,7 @@ func (c *Config) resources() []namedResource {
 		if c.Routing == nil {
 			r.Routing = c.backendRoutes(s, devices)
 		}
-		add(kindService, fmt.Sprintf("%s %s:%d/%d", s.Name, s.Address, s.Port, s.Protocol), r) // one of a name for each of its ports
+		add(kindService, s.key(), r)
 	}
 	if c.Routing == nil {
 		add(kindNetwork, "routes", Resource{Routing: []PolicyTable{c.outboundRoutes()}})
@@ -111,6 +114,11 @@ func (c *Config) resources() []namedResource {
 	return all
 }
 
+// key returns the name of the resource of s: there is one of a name for each of its ports.
+func (s *Service) key() string {
+	return fmt.Sprintf("%s %s:%d/%d", s.Name, s.Address, s.Port, s.Protocol)
+}
+
 // mapping returns what an address mapping stands for.
 func (c *Config) mapping(m AddressMapping, devices map[Link]string) Resource {
 	rules := MappingRules{External: m.External, Internal: m.Internal, Pod: contains(c.LocalPodCIDRs, m.Internal), Device: devices[m.Via]}
@@ -127,7 +135,7 @@ func (c *Config) mapping(m AddressMapping, devices map[Link]string) Resource {
 
 // network returns what rules need to know about the gateway itself.
 func (c *Config) network() network {
-	n := network{gateway: c.GatewayAddress, generated: c.Firewall == nil}
+	n := network{gateway: c.GatewayAddress, generated: c.Firewall == nil && c.Host == nil, host: newHost(c)}
 	if len(c.Nodes) > 0 {
 		n.first = c.Nodes[0].Link
 	}

@@ -111,6 +111,10 @@ func (r *Resource) clone() Resource {
 	}
 	if c.Service != nil {
 		c.Service.Backends = slices.Clone(c.Service.Backends)
+		if f := copied(c.Service.Frontend); f != nil {
+			f.Sources = slices.Clone(f.Sources)
+			c.Service.Frontend = f
+		}
 	}
 	return c
 }

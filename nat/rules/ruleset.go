@@ -53,7 +53,8 @@ type network struct {
 	gateway Pair // its address on inside links
 	// generated: the tables come from the other fields of the Config, so that what a kernel's rules could not do is allowed too.
 	generated bool
-	first     Link // the node that hosts outside of the cluster are reached through unless something else is said
+	host      *hostFacts // nil: of a gateway
+	first     Link       // the node that hosts outside of the cluster are reached through unless something else is said
 }
 
 // A chain is a compiled Chain. Its rules come behind those of all chains that are before it.

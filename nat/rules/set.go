@@ -32,8 +32,11 @@ func (s *Set) Commit(d *Draft) (*Ruleset, *Affected) {
 	a := newAffected(len(s.pieces) == 0)
 	d.recompile()
 	next := *s.committed
+	if n := d.network; n != nil {
+		n.host = n.host.same(next.host)
+	}
 	if n := d.network; n != nil && *n != next.network {
-		if n.gateway != next.gateway || n.generated != next.generated {
+		if n.gateway != next.gateway || n.generated != next.generated || n.host != next.host {
 			a.All = true
 		}
 		a.link(n.first)

@@ -24,6 +24,8 @@ type Traversal struct {
 	Client   Client
 	Backend  int32
 	Stateful bool // the translation needs a connection
+	// Masqueraded: a Host has given the client an address of its own.
+	Masqueraded bool
 	Effects
 
 	first      bool // the nat chains run, and To is a result
@@ -45,12 +47,14 @@ type Outcome uint8
 
 // The outcomes.
 const (
-	Passed        Outcome = iota
-	Filtered              // a rule or the policy of a chain drops it, or there is nothing to masquerade as
-	Rejected              // a rule drops it and tells the sender
-	NoRoute               // no route leads on
-	NoBackend             // the service that it is addressed to has none
-	UnknownSource         // the remote cluster could not answer, and there is no other source for it
+	Passed         Outcome = iota
+	Filtered               // a rule or the policy of a chain drops it, or there is nothing to masquerade as
+	Rejected               // a rule drops it and tells the sender
+	NoRoute                // no route leads on
+	NoBackend              // the service that it is addressed to has none
+	UnknownSource          // the remote cluster could not answer, and there is no other source for it
+	NoLocalBackend         // the service that it is addressed to has none on this node
+	Unserved               // it is for an address of services or of the node itself, and no service has it
 )
 
 // Start makes tr that of the first packet of a connection with tuple from. Without a packet, rules see no transport header but the
@@ -222,11 +226,21 @@ func (tr *Traversal) bindDestination(r *Ruleset) bool {
 			return true
 		}
 		if tr.Service.total == 0 {
+			if tr.Service.elsewhere {
+				return tr.end(NoLocalBackend)
+			}
 			return tr.end(NoBackend)
 		}
 		tr.Client = tr.Service.Client(netip.AddrPortFrom(v.src, tr.From.SourcePort()))
 	case bindDrop:
 		return tr.end(Filtered)
+	case bindNone:
+		if h := r.host; h != nil {
+			if h.unserved(v) {
+				return tr.end(Unserved)
+			}
+			tr.NoTrack = true
+		}
 	}
 	return true
 }
@@ -239,6 +253,9 @@ func (tr *Traversal) bindSource(r *Ruleset) bool {
 	tr.snat = r.bind(stageSNAT, v)
 	switch tr.snat.kind {
 	case bindNone:
+		if r.host != nil {
+			return tr.masquerade(r.host)
+		}
 		hairpin := r.generated && (tr.dnat.kind == bindAddress || tr.dnat.kind == bindService)
 		if own := r.ownAddress(v); hairpin && !tr.In.Outside() && !tr.Out.Outside() && own.IsValid() {
 			tr.Stateful = true
@@ -257,13 +274,28 @@ func (tr *Traversal) bindSource(r *Ruleset) bool {
 	return true
 }
 
+// masquerade gives the client of a Host's service an address of the node, if it needs one.
+func (tr *Traversal) masquerade(h *hostFacts) bool {
+	v := &tr.view
+	if tr.dnat.kind != bindService || !tr.dnat.masquerade && !h.unanswerable(v.src, v.dst) {
+		return true
+	}
+	own := h.Masquerade.Of(v.src.Is6())
+	if !own.IsValid() {
+		return tr.end(Filtered)
+	}
+	tr.Masqueraded = true
+	tr.To.SetSource(own)
+	return true
+}
+
 // Bound reports whether a rule or a service has decided about the destination.
 func (tr *Traversal) Bound() bool { return tr.dnat.kind != bindNone }
 
 // SharesSource reports whether others may have got the packet's source as well: a rule binds to a single address, or the source is the
 // gateway's own.
 func (tr *Traversal) SharesSource() bool {
-	return tr.snat.kind == bindAddress || tr.snat.kind == bindNone && tr.To.Source() != tr.From.Source()
+	return tr.Masqueraded || tr.snat.kind == bindAddress || tr.snat.kind == bindNone && tr.To.Source() != tr.From.Source()
 }
 
 // KeepsAddresses reports whether a traversal that ended early was on the way to where Keep says: each address is that before or after

@@ -77,6 +77,10 @@ func (k *checker) node(path string, p Link, zero bool) {
 // Validate returns every fault of c, joined, or nil.
 func (c *Config) Validate() error {
 	k := &checker{of: "config", nodes: make(map[Link]bool, len(c.Nodes))}
+	if c.Host != nil {
+		c.validateHost(k)
+		return errors.Join(k.faults...)
+	}
 	for _, n := range c.Nodes {
 		k.nodes[n.Link] = true
 	}
@@ -113,6 +117,7 @@ func (r *Resource) validate(key Key) error {
 	if r.Service != nil {
 		k.address("Service.Address", r.Service.Address)
 		k.service("Service", r.Service)
+		k.frontless("Service", r.Service)
 	}
 	return errors.Join(k.faults...)
 }
@@ -290,9 +295,17 @@ func (c *Config) validateMappings(k *checker) {
 		}
 		services[e] = i
 		k.service(path, &c.Services[i])
+		k.frontless(path, &c.Services[i])
 		for j, b := range s.Backends {
 			k.node(fmt.Sprintf("%s.Backends[%d].Via", path, j), b.Via, true)
 		}
+	}
+}
+
+// frontless checks a service of a gateway.
+func (k *checker) frontless(path string, s *Service) {
+	if s.Frontend != nil {
+		k.fault(path+".Frontend", "a gateway's service has none")
 	}
 }
 
@@ -304,7 +317,7 @@ func (k *checker) service(path string, s *Service) {
 	if s.Protocol != packet.TCP && s.Protocol != packet.UDP && s.Protocol != packet.SCTP {
 		k.fault(path+".Protocol", "%d is not TCP, UDP or SCTP", s.Protocol)
 	}
-	if s.Balance > BalanceHash || s.Affinity > AffinityClientIP || s.OnRemoval > RemovalReset || s.AffinityTimeout < 0 {
+	if s.Balance > BalanceHash || s.Affinity > AffinityClientIP || s.OnRemoval > RemovalEndUDP || s.AffinityTimeout < 0 {
 		k.fault(path, "balance, affinity or onRemoval out of range")
 	}
 	for j, b := range s.Backends {

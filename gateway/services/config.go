@@ -1,0 +1,264 @@
+package services
+
+import (
+	"fmt"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"culvert/gateway/configfile"
+	"culvert/nat/rules"
+)
+
+// Defaults and limits of the configuration.
+const (
+	DefaultInterface = "culvert1"
+	DefaultMTU       = 1500
+
+	minMTU, maxMTU     = 1280, 65535
+	maxPort            = 65534 // the kernel takes no rule for 65535
+	maxAffinityTimeout = 24 * time.Hour
+	maxNodePorts       = 256 // rules for them: the kernel walks the list for each route that it looks up
+)
+
+// defaultPorts are behind the ports that Linux gives to connections of its own (net.ipv4.ip_local_port_range).
+var defaultPorts = rules.PortRange{First: 61000, Last: maxPort}
+
+// A Config is the part of a node's configuration that is about Services.
+type Config struct {
+	Node         string // whose endpoints are local
+	Interface    string
+	Addresses    []netip.Addr // of this node, at which node ports are; the first of each family masquerades
+	Pods         []netip.Prefix
+	Bridged      []netip.Prefix
+	ServiceCIDRs []netip.Prefix
+	Ports        rules.PortRange // of masquerading
+	MTU          int
+	Services     []Service
+}
+
+// A Service is one port of a Service.
+type Service struct {
+	Name                         string
+	Protocol                     uint8
+	ClusterIPs                   []netip.Addr
+	Port                         uint16 // at cluster, external and load balancer addresses
+	NodePort                     uint16 // 0: none
+	ExternalIPs, LoadBalancerIPs []netip.Addr
+	SourceRanges                 []netip.Prefix // of clients of LoadBalancerIPs; nil: all
+	Affinity                     rules.Affinity
+	AffinityTimeout              time.Duration
+	ExternalLocal, InternalLocal bool // the traffic policy is Local
+	Endpoints                    []Endpoint
+}
+
+// An Endpoint is where a Service's clients are sent.
+type Endpoint struct {
+	Address netip.Addr
+	Port    uint16
+	Node    string
+}
+
+// File mirrors the section of the YAML file.
+type File struct {
+	Interface    configfile.Scalar   `json:"interface"`
+	Addresses    []configfile.Scalar `json:"addresses"`
+	Pods         []configfile.Scalar `json:"pods"`
+	Bridged      []configfile.Scalar `json:"bridged"`
+	ServiceCIDRs []configfile.Scalar `json:"serviceCIDRs"`
+	ClientPorts  configfile.Scalar   `json:"clientPorts"`
+	MTU          configfile.Scalar   `json:"mtu"`
+	Serve        []fileService       `json:"serve"`
+}
+
+type fileService struct {
+	Name                  configfile.Scalar   `json:"name"`
+	Protocol              configfile.Scalar   `json:"protocol"`
+	ClusterIP             configfile.List     `json:"clusterIP"`
+	Port                  configfile.Scalar   `json:"port"`
+	NodePort              configfile.Scalar   `json:"nodePort"`
+	ExternalIPs           []configfile.Scalar `json:"externalIPs"`
+	LoadBalancerIPs       []configfile.Scalar `json:"loadBalancerIPs"`
+	SourceRanges          []configfile.Scalar `json:"sourceRanges"`
+	Affinity              configfile.Scalar   `json:"affinity"`
+	AffinityTimeout       configfile.Scalar   `json:"affinityTimeout"`
+	ExternalTrafficPolicy configfile.Scalar   `json:"externalTrafficPolicy"`
+	InternalTrafficPolicy configfile.Scalar   `json:"internalTrafficPolicy"`
+	Endpoints             []struct {
+		Address configfile.Scalar `json:"address"`
+		Port    configfile.Scalar `json:"port"`
+		Node    configfile.Scalar `json:"node"`
+	} `json:"endpoints"`
+}
+
+var protocols = map[string]uint8{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "sctp": unix.IPPROTO_SCTP}
+
+// Config reads the section, which belongs to the named node, and notes everything that is wrong with it.
+func (f *File) Config(e *configfile.Errors, node string) *Config {
+	c := &Config{
+		Node: node, Interface: DefaultInterface, Ports: defaultPorts,
+		Addresses:    addresses(e, "services.addresses", f.Addresses),
+		Pods:         e.Prefixes("services.pods", f.Pods),
+		Bridged:      e.Prefixes("services.bridged", f.Bridged),
+		ServiceCIDRs: e.Prefixes("services.serviceCIDRs", f.ServiceCIDRs),
+		MTU:          e.Int("services.mtu", f.MTU, DefaultMTU, minMTU, maxMTU),
+	}
+	if f.Interface != "" {
+		c.Interface = string(f.Interface)
+	}
+	if f.ClientPorts != "" {
+		c.Ports = clientPorts(e, string(f.ClientPorts))
+	}
+	for i := range f.Serve {
+		c.Services = append(c.Services, f.Serve[i].config(e, fmt.Sprintf("services.serve[%d].", i)))
+	}
+	c.validate(e)
+	return c
+}
+
+func (f *fileService) config(e *configfile.Errors, at string) Service {
+	s := Service{
+		Name:            e.Text(at+"name", f.Name),
+		Protocol:        protocols[e.OneOf(at+"protocol", f.Protocol, "tcp", "udp", "sctp")],
+		Port:            port(e, at+"port", f.Port),
+		ExternalIPs:     addresses(e, at+"externalIPs", f.ExternalIPs),
+		LoadBalancerIPs: addresses(e, at+"loadBalancerIPs", f.LoadBalancerIPs),
+		SourceRanges:    e.Prefixes(at+"sourceRanges", f.SourceRanges),
+		AffinityTimeout: e.Duration(at+"affinityTimeout", f.AffinityTimeout, 0, maxAffinityTimeout),
+		ExternalLocal:   e.OneOf(at+"externalTrafficPolicy", f.ExternalTrafficPolicy, "Cluster", "Local") == "Local",
+		InternalLocal:   e.OneOf(at+"internalTrafficPolicy", f.InternalTrafficPolicy, "Cluster", "Local") == "Local",
+	}
+	if len(f.ClusterIP) > 0 {
+		v4, v6 := e.Pair(at+"clusterIP", f.ClusterIP)
+		for _, a := range []netip.Addr{v4, v6} {
+			if a.IsValid() {
+				s.ClusterIPs = append(s.ClusterIPs, a)
+			}
+		}
+	}
+	if f.NodePort != "" {
+		s.NodePort = port(e, at+"nodePort", f.NodePort)
+	}
+	if e.OneOf(at+"affinity", f.Affinity, "none", "clientIP") == "clientIP" {
+		s.Affinity = rules.AffinityClientIP
+	}
+	for i, p := range f.Endpoints {
+		at := fmt.Sprintf("%sendpoints[%d].", at, i)
+		s.Endpoints = append(s.Endpoints, Endpoint{address(e, at+"address", p.Address), port(e, at+"port", p.Port), string(p.Node)})
+	}
+	return s
+}
+
+func port(e *configfile.Errors, path string, s configfile.Scalar) uint16 {
+	if e.Text(path, s) == "" {
+		return 0
+	}
+	return uint16(e.Int(path, s, 0, 1, maxPort))
+}
+
+func addresses(e *configfile.Errors, path string, list []configfile.Scalar) (all []netip.Addr) {
+	for i, s := range list {
+		if a := address(e, fmt.Sprintf("%s[%d]", path, i), s); a.IsValid() {
+			all = append(all, a)
+		}
+	}
+	return all
+}
+
+// address requires the address of a host.
+func address(e *configfile.Errors, path string, s configfile.Scalar) netip.Addr {
+	a := e.IP(path, s)
+	if a.IsValid() && (a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() || a.IsLinkLocalUnicast() || a == netip.AddrFrom4([4]byte{255, 255, 255, 255})) {
+		e.Add(path, "%s is no address that other hosts reach", a)
+		return netip.Addr{}
+	}
+	return a
+}
+
+func clientPorts(e *configfile.Errors, s string) rules.PortRange {
+	first, last, _ := strings.Cut(s, "-")
+	low, err1 := strconv.ParseUint(first, 10, 16)
+	high, err2 := strconv.ParseUint(last, 10, 16)
+	if err1 != nil || err2 != nil || low < 1024 || high < low+63 || high > maxPort {
+		e.Add("services.clientPorts", "%q is not a range of at least 64 ports from 1024 to 65534, such as 61000-65534", s)
+		return defaultPorts
+	}
+	return rules.PortRange{First: uint16(low), Last: uint16(high)}
+}
+
+// A name the kernel takes (dev_valid_name) and a shell needs no quotes for.
+var interfaceName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]*$`)
+
+// validate notes what contradicts what.
+func (c *Config) validate(e *configfile.Errors) {
+	if len(c.Interface) >= unix.IFNAMSIZ || !interfaceName.MatchString(c.Interface) {
+		e.Add("services.interface", "%q is no interface name: want 1 to %d letters, digits, dots, dashes and underscores",
+			c.Interface, unix.IFNAMSIZ-1)
+	}
+	if len(c.Addresses) == 0 && !e.Bad("services.addresses") {
+		e.Missing("services.addresses")
+	}
+	for i, p := range c.ServiceCIDRs {
+		if slices.ContainsFunc(c.Pods, p.Overlaps) {
+			e.Add(fmt.Sprintf("services.serviceCIDRs[%d]", i), "%s overlaps services.pods", p)
+		}
+		for _, a := range c.Addresses {
+			if p.Contains(a) {
+				e.Add(fmt.Sprintf("services.serviceCIDRs[%d]", i), "%s contains %s of services.addresses", p, a)
+			}
+		}
+	}
+	type at struct {
+		netip.Addr
+		port     uint16
+		protocol uint8
+	}
+	taken, names := map[at]string{}, map[string]string{}
+	for i := range c.Services {
+		s, path := &c.Services[i], fmt.Sprintf("services.serve[%d].", i)
+		if other := names[s.Name]; other != "" && s.Name != "" {
+			e.Add(path+"name", "%q is also %s", s.Name, other)
+		}
+		names[s.Name] = path + "name"
+		take := func(field string, a netip.Addr, port uint16) {
+			k := at{a, port, s.Protocol}
+			if other := taken[k]; other != "" && port != 0 {
+				e.Add(path+field, "port %d is also that of %s", port, other)
+			}
+			taken[k] = path + field
+		}
+		for _, list := range []struct {
+			field string
+			all   []netip.Addr
+		}{{"clusterIP", s.ClusterIPs}, {"externalIPs", s.ExternalIPs}, {"loadBalancerIPs", s.LoadBalancerIPs}} {
+			for _, a := range list.all {
+				take(list.field, a, s.Port)
+			}
+		}
+		if s.NodePort != 0 {
+			take("nodePort", netip.Addr{}, s.NodePort)
+			if c.Ports.First <= s.NodePort && s.NodePort <= c.Ports.Last {
+				e.Add(path+"nodePort", "%d is one of services.clientPorts, %d-%d; choose another", s.NodePort, c.Ports.First, c.Ports.Last)
+			}
+		}
+		if len(s.ClusterIPs)+len(s.ExternalIPs)+len(s.LoadBalancerIPs) == 0 && s.NodePort == 0 {
+			e.Add(path+"clusterIP", "missing, and nodePort, externalIPs and loadBalancerIPs too: nobody could reach it")
+		}
+		if len(s.SourceRanges) > 0 && len(s.LoadBalancerIPs) == 0 {
+			e.Add(path+"sourceRanges", "there are no loadBalancerIPs, and it is for nothing else")
+		}
+		for _, a := range s.ClusterIPs {
+			if slices.Contains(c.Addresses, a) {
+				e.Add(path+"clusterIP", "%s is one of services.addresses", a)
+			}
+		}
+	}
+	if n := len(c.nodePorts()); n > maxNodePorts {
+		e.Add("services.serve", "%d ranges of node ports; the node looks through at most %d: choose neighbouring ones", n, maxNodePorts)
+	}
+}

@@ -1,0 +1,139 @@
+package services
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+
+	"culvert/gateway/configfile"
+	"culvert/nat/rules"
+)
+
+const good = `
+addresses: [172.18.0.2, "fd18::2"]
+pods: [10.244.0.0/16]
+serviceCIDRs: [10.96.0.0/12]
+serve:
+- {name: web, clusterIP: 10.96.0.10, port: 80, nodePort: 30080, endpoints: [{address: 10.244.1.5, port: 8080, node: n1}]}
+- {name: dns, protocol: udp, clusterIP: 10.96.0.10, port: 80, nodePort: 30080, loadBalancerIPs: [203.0.113.7], sourceRanges: [198.51.100.0/24]}
+`
+
+// parse reads a section, with old replaced by new.
+func parse(t *testing.T, change ...string) (*Config, error) {
+	t.Helper()
+	text := good
+	for i := 0; i < len(change); i += 2 {
+		if !strings.Contains(text, change[i]) {
+			t.Fatalf("%q is not there", change[i])
+		}
+		text = strings.Replace(text, change[i], change[i+1], 1)
+	}
+	var f File
+	if err := yaml.UnmarshalStrict([]byte(text), &f); err != nil {
+		t.Fatal(err)
+	}
+	e := &configfile.Errors{File: "node.yaml", Fields: Fields}
+	c := f.Config(e, "n1")
+	return c, e.Err()
+}
+
+func TestConfig(t *testing.T) {
+	if _, err := parse(t); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range [][3]string{ // what becomes what, and the path of the fault
+		{`addresses: [172.18.0.2, "fd18::2"]`, "", "services.addresses"},
+		{"172.18.0.2", "127.0.0.1", "services.addresses[0]"},
+		{"172.18.0.2", "10.96.0.1", "services.serviceCIDRs[0]"},
+		{"10.96.0.0/12", "10.244.1.0/24", "services.serviceCIDRs[0]"},
+		{"10.244.0.0/16", "10.244.0.1/16", "services.pods[0]"},
+		{"serve:", "clientPorts: 61000\nserve:", "services.clientPorts"},
+		{"serve:", "clientPorts: 61000-61010\nserve:", "services.clientPorts"},
+		{"serve:", "clientPorts: 61000-65535\nserve:", "services.clientPorts"},
+		{"serve:", "mtu: 500\nserve:", "services.mtu"},
+		{"serve:", "interface: a/b\nserve:", "services.interface"},
+		{"name: web", "name: dns", "services.serve[1].name"},
+		{"protocol: udp", "protocol: tcp", "services.serve[1].clusterIP"},
+		{"protocol: udp, clusterIP: 10.96.0.10, port: 80", "protocol: tcp, port: 80", "services.serve[1].nodePort"},
+		{"protocol: udp", "protocol: icmp", "services.serve[1].protocol"},
+		{"port: 80,", "", "services.serve[0].port"},
+		{"nodePort: 30080, endpoints", "nodePort: 61000, endpoints", "services.serve[0].nodePort"},
+		{"nodePort: 30080, endpoints", "nodePort: 65535, endpoints", "services.serve[0].nodePort"},
+		{"clusterIP: 10.96.0.10, port: 80, nodePort: 30080, endpoints", "port: 80, endpoints", "services.serve[0].clusterIP"},
+		{"clusterIP: 10.96.0.10, port: 80, nodePort: 30080, endpoints", "port: 80, clusterIP: 172.18.0.2, endpoints", "services.serve[0].clusterIP"},
+		{"loadBalancerIPs: [203.0.113.7], ", "", "services.serve[1].sourceRanges"},
+		{"address: 10.244.1.5", "address: 224.0.0.1", "services.serve[0].endpoints[0].address"},
+		{"port: 8080", "port: 0", "services.serve[0].endpoints[0].port"},
+	} {
+		if _, err := parse(t, test[0], test[1]); err == nil || !strings.Contains(err.Error(), test[2]+":") {
+			t.Errorf("%s: %v", test[2], err)
+		}
+	}
+}
+
+// What is led to the device, and what the engine is told, follow from the file and the node's addresses.
+func TestPlan(t *testing.T) {
+	c, err := parse(t, "203.0.113.7", "203.0.113.7, 172.18.0.9")
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := []netip.Addr{netip.MustParseAddr("172.18.0.2"), netip.MustParseAddr("172.18.0.9"), netip.MustParseAddr("fd18::2")}
+	p := c.plan(own)
+	if want := []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("203.0.113.7/32")}; !slices.Equal(p.routes, want) {
+		t.Errorf("routes %v, want %v", p.routes, want)
+	}
+	lead := func(prefix string, from bool, protocol uint8, first, last uint16) steer {
+		return steer{netip.MustParsePrefix(prefix), from, protocol, rules.PortRange{First: first, Last: last}}
+	}
+	front := []steer{
+		lead("172.18.0.9/32", false, 17, 80, 80), // an address of the node's own needs a rule
+		lead("172.18.0.2/32", false, 6, 30080, 30080), lead("fd18::2/128", false, 6, 30080, 30080),
+		lead("172.18.0.2/32", false, 17, 30080, 30080), lead("fd18::2/128", false, 17, 30080, 30080),
+		lead("172.18.0.2/32", false, 6, 61000, 65534), lead("fd18::2/128", false, 6, 61000, 65534),
+		lead("172.18.0.2/32", false, 17, 61000, 65534), lead("fd18::2/128", false, 17, 61000, 65534),
+	}
+	if !slices.Equal(p.front, front) {
+		t.Errorf("in front %v", p.front)
+	}
+	if behind := []steer{lead("10.244.0.0/16", true, 6, 61000, 65534), lead("10.244.0.0/16", true, 17, 61000, 65534)}; !slices.Equal(p.behind, behind) {
+		t.Errorf("behind %v", p.behind)
+	}
+	if err := p.nat.Config.Validate(); err != nil {
+		t.Error(err)
+	}
+	local := 0
+	for _, s := range p.nat.Services {
+		for _, b := range s.Backends {
+			if b.Local {
+				local++
+			}
+		}
+	}
+	if local != 2 { // at the cluster address and at the node port
+		t.Errorf("%d local backends", local)
+	}
+}
+
+func TestRanges(t *testing.T) {
+	got := ranges([]portOf{{17, 53}, {6, 82}, {6, 80}, {6, 81}, {6, 80}, {6, 90}})
+	want := []portsOf{{6, rules.PortRange{First: 80, Last: 82}}, {6, rules.PortRange{First: 90, Last: 90}}, {17, rules.PortRange{First: 53, Last: 53}}}
+	if !slices.Equal(got, want) {
+		t.Errorf("%v", got)
+	}
+}
+
+// More rules than the kernel should walk for each packet are refused.
+func TestTooManyNodePorts(t *testing.T) {
+	c := &Config{Addresses: []netip.Addr{netip.MustParseAddr("172.18.0.2")}, Interface: "x", Ports: defaultPorts}
+	for i := range uint16(maxNodePorts + 1) {
+		c.Services = append(c.Services, Service{Name: "s" + string(rune('a'+i)), NodePort: 30000 + 2*i, Port: 80, Protocol: 6})
+	}
+	e := &configfile.Errors{File: "node.yaml", Fields: Fields}
+	c.validate(e)
+	if err := e.Err(); err == nil || !strings.Contains(err.Error(), "ranges of node ports") {
+		t.Errorf("%v", err)
+	}
+}

@@ -1,0 +1,29 @@
+// Package services makes a node serve Services, as kube-proxy does, without netfilter: by routes, rules of policy routing and one TUN
+// device, behind which a nat.Engine decides.
+//
+//	client ─ node's rules ─► TUN ─► nat.Engine ─► TUN ─► node's routes ─ backend
+//	client ◄─ node's routes ─ TUN ◄─ nat.Engine ◄─ TUN ◄─ node's rules ─ backend
+//
+// What the kernel leads to the device (plan.go):
+//
+//	cluster, external and load balancer addresses   by a route
+//	node ports                                      by a rule, in front of the local table
+//	answers to the node's address                   by a rule for the ports that clients get, in front of the local table
+//	answers of pods to clients that they see        by a rule for the same ports, behind the local table
+//
+// Every client gets a source port that is given out by the engine alone, also where it keeps its address: so the kernel knows the answers of
+// an endpoint from all else that it sends, whatever endpoints there are. What comes to these ports and answers no connection passes as it came.
+//
+// # The local table
+//
+// A rule in front of the local table needs that one moved: its own rule has priority 0, in front of which there is nothing. steer.go adds a
+// rule for the local table behind, and only then removes the one at 0; at the end it puts that back before it removes the other. So there is
+// one at any moment, whenever this process dies. The rules and routes of this package carry a protocol number of their own: by it, and by
+// nothing else, a later run knows what an earlier one has left. The device ends with its process, and its routes with it: rules that lead to
+// an empty table lead on, so that what is left changes nothing for the node's own traffic.
+//
+// # What this does not do
+//
+// Later fragments of a datagram carry no ports: of what is fragmented, only packets for cluster, external and load balancer addresses are
+// served. Errors of routers about masqueraded packets carry none either, and stay with the node; the MSS of TCP is clamped instead.
+package services

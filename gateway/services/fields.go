@@ -1,0 +1,31 @@
+package services
+
+import "culvert/gateway/configfile"
+
+const required = configfile.Required
+
+// Fields is the reference of the section, whose changes take effect by SIGHUP.
+var Fields = []configfile.Field{
+	{Path: "services.interface", Type: "name of a link, 15 letters at most", Default: DefaultInterface, Doc: "Name of the TUN device that is made."},
+	{Path: "services.addresses[]", Type: "IP address, at least one", Live: true, Doc: "This node's addresses at which node ports are; backends see the first of each family where they cannot see the client's."},
+	{Path: "services.pods[]", Type: "CIDR", Live: true, Doc: "The cluster's pod CIDRs; without them backends see no client's address."},
+	{Path: "services.bridged[]", Type: "CIDR", Live: true, Doc: "Pods that reach each other without this node's routing, as with a bridge: this node's pod CIDR."},
+	{Path: "services.serviceCIDRs[]", Type: "CIDR", Live: true, Doc: "What cluster addresses are taken from; all of it is led to the device."},
+	{Path: "services.clientPorts", Type: "range of ports, at least 64", Default: "61000-65534", Doc: "Source ports that clients get, by which answers are known; outside of net.ipv4.ip_local_port_range, of pods too."},
+	{Path: "services.mtu", Type: "bytes, 1280 to 65535", Default: "1500", Doc: "Largest packet of the device: no more than the way to every endpoint carries."},
+	{Path: "services.serve[].name", Type: "text", Default: required, Live: true, Doc: "Name of the Service and its port, such as shop/web:http; it names the clients that affinity remembers."},
+	{Path: "services.serve[].protocol", Type: "one of tcp, udp, sctp", Default: "tcp", Live: true, Doc: "Protocol of the port."},
+	{Path: "services.serve[].clusterIP", Type: configfile.OneOrPair, Live: true, Doc: "Address for the cluster: pods and nodes."},
+	{Path: "services.serve[].port", Type: "port, 1 to 65534", Default: required, Live: true, Doc: "Port at clusterIP, externalIPs and loadBalancerIPs."},
+	{Path: "services.serve[].nodePort", Type: "port, 1 to 65534", Live: true, Doc: "Port at services.addresses."},
+	{Path: "services.serve[].externalIPs[]", Type: "IP address", Live: true, Doc: "Addresses for hosts outside, which the network leads to this node."},
+	{Path: "services.serve[].loadBalancerIPs[]", Type: "IP address", Live: true, Doc: "The same, for clients of sourceRanges only."},
+	{Path: "services.serve[].sourceRanges[]", Type: "CIDR", Live: true, Doc: "Who may ask loadBalancerIPs; none means everybody."},
+	{Path: "services.serve[].affinity", Type: "one of none, clientIP", Default: "none", Live: true, Doc: "clientIP keeps a client at its endpoint."},
+	{Path: "services.serve[].affinityTimeout", Type: "duration, 0s to 24h", Default: "3h", Live: true, Doc: "For how long after its last connection."},
+	{Path: "services.serve[].externalTrafficPolicy", Type: "one of Cluster, Local", Default: "Cluster", Live: true, Doc: "Local gives hosts outside endpoints of this node only, which see their addresses."},
+	{Path: "services.serve[].internalTrafficPolicy", Type: "one of Cluster, Local", Default: "Cluster", Live: true, Doc: "Local gives clients of clusterIP endpoints of this node only."},
+	{Path: "services.serve[].endpoints[].address", Type: "IP address", Default: required, Live: true, Doc: "Address of an endpoint that is ready."},
+	{Path: "services.serve[].endpoints[].port", Type: "port, 1 to 65534", Default: required, Live: true, Doc: "Its port."},
+	{Path: "services.serve[].endpoints[].node", Type: "name", Live: true, Doc: "Name of the node where it is, as that node's file has it."},
+}

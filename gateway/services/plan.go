@@ -1,0 +1,172 @@
+package services
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+
+	"culvert/nat"
+	"culvert/nat/rules"
+)
+
+// A plan is what a Config comes to on a node with certain addresses.
+type plan struct {
+	nat    nat.Config
+	routes []netip.Prefix // to the device
+	front  []steer        // in front of the local table
+	behind []steer        // behind it
+}
+
+// A steer leads packets of a protocol to a range of ports to the device: those to a prefix, or from it.
+type steer struct {
+	prefix   netip.Prefix
+	from     bool
+	protocol uint8
+	ports    rules.PortRange
+}
+
+// A portOf is a port of a protocol.
+type portOf struct {
+	protocol uint8
+	port     uint16
+}
+
+// plan returns what c comes to where the node's own addresses are own.
+func (c *Config) plan(own []netip.Addr) *plan {
+	p := &plan{nat: nat.Config{
+		MTU: maxMTU, // the device has cut what is larger than its own
+		Config: rules.Config{
+			LocalPodCIDRs: c.Pods,
+			MSSClamp:      rules.MSSClamp(c.MTU - 40),
+			Host: &rules.Host{
+				Addresses: own, Masquerade: c.masquerade(), Ports: c.Ports, ServiceCIDRs: c.ServiceCIDRs, Bridged: c.Bridged,
+			},
+		},
+	}}
+	p.routes = append(p.routes, c.ServiceCIDRs...)
+	alone := map[netip.Addr]bool{}
+	for i := range c.Services {
+		s := &c.Services[i]
+		for _, f := range s.frontends() {
+			backends := s.backends(f.address, c.Node)
+			p.nat.Services = append(p.nat.Services, rules.Service{
+				Name: s.Name, Address: f.address, Port: f.port, Protocol: s.Protocol, Affinity: s.Affinity, AffinityTimeout: s.AffinityTimeout,
+				OnRemoval: rules.RemovalEndUDP, Backends: backends, Frontend: &f.Frontend,
+			})
+			switch {
+			case f.address.IsUnspecified():
+			case slices.Contains(own, f.address):
+				p.front = append(p.front, steer{host(f.address), false, s.Protocol, rules.PortRange{First: f.port, Last: f.port}})
+			default:
+				alone[f.address] = true
+			}
+		}
+	}
+	for a := range alone {
+		p.nat.Services = append(p.nat.Services, rules.Service{Name: "other ports", Address: a, Frontend: &rules.Frontend{}})
+		if !slices.ContainsFunc(c.ServiceCIDRs, func(p netip.Prefix) bool { return p.Contains(a) }) {
+			p.routes = append(p.routes, host(a))
+		}
+	}
+	slices.SortFunc(p.routes, netip.Prefix.Compare)
+	for _, r := range c.nodePorts() {
+		for _, a := range c.Addresses {
+			p.front = append(p.front, steer{host(a), false, r.protocol, r.ports})
+		}
+	}
+	for _, protocol := range c.protocols() {
+		for a := range c.masquerade().All() {
+			p.front = append(p.front, steer{host(a), false, protocol, c.Ports})
+		}
+		for _, pods := range c.Pods {
+			p.behind = append(p.behind, steer{pods, true, protocol, c.Ports})
+		}
+	}
+	return p
+}
+
+// A frontend is one address and port at which a service is.
+type frontend struct {
+	address netip.Addr
+	port    uint16
+	rules.Frontend
+}
+
+func (s *Service) frontends() (all []frontend) {
+	for _, a := range s.ClusterIPs {
+		all = append(all, frontend{a, s.Port, rules.Frontend{Local: s.InternalLocal}})
+	}
+	outside := rules.Frontend{External: true, Local: s.ExternalLocal}
+	if s.NodePort != 0 {
+		all = append(all, frontend{netip.IPv4Unspecified(), s.NodePort, outside}, frontend{netip.IPv6Unspecified(), s.NodePort, outside})
+	}
+	for _, a := range s.ExternalIPs {
+		all = append(all, frontend{a, s.Port, outside})
+	}
+	outside.Sources = s.SourceRanges
+	for _, a := range s.LoadBalancerIPs {
+		all = append(all, frontend{a, s.Port, outside})
+	}
+	return all
+}
+
+// backends returns the endpoints of an address's family.
+func (s *Service) backends(of netip.Addr, node string) (all []rules.Backend) {
+	for _, p := range s.Endpoints {
+		if p.Address.Is4() == of.Is4() {
+			all = append(all, rules.Backend{Address: p.Address, Port: p.Port, Local: p.Node == node})
+		}
+	}
+	return all
+}
+
+// masquerade returns the first of Addresses of each family.
+func (c *Config) masquerade() (p rules.Pair) {
+	for _, a := range slices.Backward(c.Addresses) {
+		p.Set(a)
+	}
+	return p
+}
+
+// protocols returns those of all services.
+func (c *Config) protocols() (all []uint8) {
+	for i := range c.Services {
+		all = append(all, c.Services[i].Protocol)
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// A portsOf is a range of ports of a protocol.
+type portsOf struct {
+	protocol uint8
+	ports    rules.PortRange
+}
+
+// nodePorts returns those of all services.
+func (c *Config) nodePorts() []portsOf {
+	var all []portOf
+	for i := range c.Services {
+		if s := &c.Services[i]; s.NodePort != 0 {
+			all = append(all, portOf{s.Protocol, s.NodePort})
+		}
+	}
+	return ranges(all)
+}
+
+// ranges joins neighbouring ports.
+func ranges(ports []portOf) (all []portsOf) {
+	slices.SortFunc(ports, func(a, b portOf) int {
+		return cmp.Or(cmp.Compare(a.protocol, b.protocol), cmp.Compare(a.port, b.port))
+	})
+	for _, p := range slices.Compact(ports) {
+		if n := len(all); n > 0 && all[n-1].protocol == p.protocol && all[n-1].ports.Last == p.port-1 {
+			all[n-1].ports.Last = p.port
+			continue
+		}
+		all = append(all, portsOf{p.protocol, rules.PortRange{First: p.port, Last: p.port}})
+	}
+	return all
+}
+
+func host(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }

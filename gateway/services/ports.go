@@ -1,0 +1,126 @@
+package services
+
+import (
+	"bufio"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+const localRange = "net.ipv4.ip_local_port_range"
+
+// checkPorts refuses ports of masquerading that the kernel may give to connections of its own.
+func (c *Config) checkPorts() error {
+	b, err := os.ReadFile("/proc/sys/" + strings.ReplaceAll(localRange, ".", "/"))
+	if err != nil {
+		return fmt.Errorf("services: read %s: %w", localRange, err)
+	}
+	var low, high uint16
+	if _, err := fmt.Sscan(string(b), &low, &high); err != nil {
+		return fmt.Errorf("services: %s is %q: %w", localRange, b, err)
+	}
+	if low <= c.Ports.Last && c.Ports.First <= high {
+		return fmt.Errorf("services.clientPorts: %d-%d, and this node gives %d-%d to connections of its own; sysctl -w %s=\"%d %d\", or choose others",
+			c.Ports.First, c.Ports.Last, low, high, localRange, min(low, c.Ports.First-1), c.Ports.First-1)
+	}
+	return nil
+}
+
+// A listener is a socket of this machine at a port whose packets go to the device.
+type listener struct {
+	service string // "": the port is one of masquerading
+	port    uint16
+	process string
+}
+
+// listeners returns the sockets that get nothing since their port is a node port or one of masquerading.
+func (c *Config) listeners() []listener {
+	type at struct {
+		protocol uint8
+		port     uint16
+	}
+	taken := map[at]string{}
+	for i := range c.Services {
+		if s := &c.Services[i]; s.NodePort != 0 {
+			taken[at{s.Protocol, s.NodePort}] = s.Name
+		}
+	}
+	var all []listener
+	var inodes []string
+	for _, file := range []string{"tcp", "tcp6", "udp", "udp6"} {
+		protocol := uint8(unix.IPPROTO_TCP)
+		if file[0] == 'u' {
+			protocol = unix.IPPROTO_UDP
+		}
+		for _, socket := range sockets("/proc/net/" + file) {
+			service, ok := taken[at{protocol, socket.port}]
+			if !socket.address.IsLoopback() && (ok || c.Ports.First <= socket.port && socket.port <= c.Ports.Last) {
+				all, inodes = append(all, listener{service: service, port: socket.port}), append(inodes, socket.inode)
+			}
+		}
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	owners := owners()
+	for i := range all {
+		all[i].process = owners[inodes[i]]
+	}
+	return all
+}
+
+type socket struct {
+	address netip.Addr
+	port    uint16
+	inode   string
+}
+
+// sockets reads one of the kernel's lists: those that wait for anybody.
+func sockets(file string) (all []socket) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		fields := strings.Fields(lines.Text())
+		if len(fields) < 10 || !strings.HasSuffix(fields[2], ":0000") {
+			continue
+		}
+		host, port, ok := strings.Cut(fields[1], ":")
+		bytes, err1 := hex.DecodeString(host)
+		number, err2 := strconv.ParseUint(port, 16, 16)
+		if !ok || err1 != nil || err2 != nil || len(bytes)%4 != 0 {
+			continue
+		}
+		for i := 0; i < len(bytes); i += 4 { // words in the byte order of the machine
+			binary.BigEndian.PutUint32(bytes[i:], binary.NativeEndian.Uint32(bytes[i:]))
+		}
+		address, _ := netip.AddrFromSlice(bytes)
+		all = append(all, socket{address.Unmap(), uint16(number), fields[9]})
+	}
+	return all
+}
+
+// owners returns processes by the inodes of their sockets, as far as this process may see them.
+func owners() map[string]string {
+	all := map[string]string{}
+	links, _ := filepath.Glob("/proc/[0-9]*/fd/*")
+	for _, link := range links {
+		to, err := os.Readlink(link)
+		if err != nil || !strings.HasPrefix(to, "socket:[") {
+			continue
+		}
+		pid := strings.Split(link, "/")[2]
+		name, _ := os.ReadFile("/proc/" + pid + "/comm")
+		all[strings.Trim(to, "socket:[]")] = strings.TrimSpace(string(name)) + ", process " + pid
+	}
+	return all
+}

@@ -1,0 +1,331 @@
+package services
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	"golang.zx2c4.com/wireguard/tun"
+
+	"culvert/nat"
+	"culvert/nat/packet"
+	"culvert/nat/rules"
+)
+
+const (
+	headroom   = 16    // bytes before each packet; the device wants 10 for a virtio header
+	packetRoom = 65535 // bytes, also of a packet that the device merges from several
+	errorRoom  = 1280  // bytes of an error, at most (nat.Engine.AppendError)
+	heldRoom   = 2048  // bytes of a fragment that has waited (nat.Engine.Release)
+)
+
+// A Server serves Services on this node.
+type Server struct {
+	log     logrus.FieldLogger
+	engine  *nat.Engine
+	device  tun.Device
+	began   time.Time
+	closing atomic.Bool // errors of the device are expected from here on
+
+	mu sync.Mutex
+	// +checklocks:mu
+	config *Config
+	// +checklocks:mu
+	steering *steering
+}
+
+// New makes the device, and the rules and routes that lead to it. An error means that nothing was left behind, unless it says so.
+func New(c *Config, log logrus.FieldLogger) (*Server, error) {
+	own, err := ownAddresses(c)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.checkPorts(); err != nil {
+		return nil, err
+	}
+	p := c.plan(own)
+	var key [16]byte
+	rand.Read(key[:])
+	engine, err := nat.New(key, &p.nat)
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{config: c, engine: engine, began: time.Now(), log: log.WithField("interface", c.Interface)}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.open(p); err != nil {
+		return nil, errors.Join(err, s.close())
+	}
+	s.log.WithFields(logrus.Fields{"services": len(c.Services), "routes": len(p.routes), "rules": len(p.front) + len(p.behind)}).Info("services are served")
+	s.nameListeners()
+	return s, nil
+}
+
+// nameListeners warns of sockets of this machine whose packets go to the device.
+//
+// +checklocks:s.mu
+func (s *Server) nameListeners() {
+	for _, l := range s.config.listeners() {
+		at, remedy := "node port of "+l.service, "stop it, or give the service another node port"
+		if l.service == "" {
+			at, remedy = "one of services.clientPorts", "stop it, or choose other ports"
+		}
+		s.log.WithFields(logrus.Fields{"port": l.port, "process": l.process, "remedy": remedy}).Warn("a process listens in vain: its port is " + at)
+	}
+}
+
+// +checklocks:s.mu
+func (s *Server) open(p *plan) error {
+	c := s.config
+	device, err := tun.CreateTUN(c.Interface, c.MTU)
+	if err != nil {
+		return deviceError(c.Interface, err)
+	}
+	s.device = device
+	go func() { // the device tells when it goes up and down, and waits to be heard
+		for range device.Events() {
+		}
+	}()
+	if err := openDevice(c.Interface); err != nil {
+		return err
+	}
+	made, err := netlink.LinkByName(c.Interface)
+	if err == nil {
+		err = netlink.LinkSetUp(made)
+	}
+	if err != nil {
+		return fmt.Errorf("services: bring up %s: %w", c.Interface, err)
+	}
+	if s.steering, err = newSteering(c.Interface, made.Attrs().Index, familiesOf(c.Addresses)); err != nil {
+		return err
+	}
+	return s.steering.apply(p, c.sourceOf)
+}
+
+// sourceOf returns the source that the node's own processes get for what goes to the device.
+func (c *Config) sourceOf(family int) net.IP {
+	return c.masquerade().Of(family == unix.AF_INET6).AsSlice()
+}
+
+func deviceError(name string, err error) error {
+	if _, stat := os.Stat("/dev/net/tun"); stat != nil { // CreateTUN does not wrap what it found
+		err = stat
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENODEV):
+		return fmt.Errorf("services: this machine has no TUN devices (%w); load the module tun", err)
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("services: making a TUN device needs /dev/net/tun and CAP_NET_ADMIN; run culvert node as root: %w", err)
+	case errors.Is(err, unix.EBUSY):
+		return fmt.Errorf("services.interface: %s belongs to a culvert node that is running; stop it or choose another name", name)
+	}
+	return fmt.Errorf("services: make TUN device %s: %w", name, err)
+}
+
+// Apply serves by another configuration from here on. Connections go on as far as their services do. After an error the one before is
+// still served.
+func (s *Server) Apply(ctx context.Context, c *Config) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closing.Load() || ctx.Err() != nil {
+		return errors.New("services: no longer served")
+	}
+	own, err := ownAddresses(c)
+	if err != nil {
+		return err
+	}
+	if c.Interface != s.config.Interface || c.MTU != s.config.MTU || c.Ports != s.config.Ports {
+		return errors.New("services: interface, mtu and clientPorts change only at a restart")
+	}
+	p := c.plan(own)
+	prepared, err := s.engine.Prepare(&p.nat)
+	if err != nil {
+		return err
+	}
+	if err := s.steering.apply(p, c.sourceOf); err != nil {
+		before := s.config.plan(own)
+		return errors.Join(err, s.steering.apply(before, s.config.sourceOf))
+	}
+	s.engine.Commit(prepared)
+	s.config = c
+	s.log.WithField("services", len(c.Services)).Info("services have changed")
+	s.nameListeners()
+	return nil
+}
+
+// Run serves until ctx is done, and removes what New made. It is called once.
+func (s *Server) Run(ctx context.Context) error {
+	ended := make(chan error, 1)
+	var beside sync.WaitGroup
+	beside.Go(func() { ended <- s.serve() })
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	var err error
+	for running := true; running; {
+		select {
+		case <-ctx.Done():
+			running = false
+		case err = <-ended:
+			if err == nil {
+				err = errors.New("services: the device was removed by somebody else")
+			}
+			running = false
+		case <-tick.C:
+			for !s.engine.Sweep(s.now()) && ctx.Err() == nil {
+			}
+		}
+	}
+	s.mu.Lock()
+	err = errors.Join(err, s.close())
+	s.mu.Unlock()
+	beside.Wait()
+	s.log.Info("services are no longer served")
+	return err
+}
+
+// close may be called again.
+//
+// +checklocks:s.mu
+func (s *Server) close() error {
+	var err error
+	if s.steering != nil {
+		err = s.steering.close()
+	}
+	s.closing.Store(true)
+	if s.device != nil {
+		err = errors.Join(err, s.device.Close())
+	}
+	return err
+}
+
+func (s *Server) now() nat.Time { return nat.Time(time.Since(s.began)) + nat.Time(time.Hour) }
+
+// serve decides about what comes out of the device, and gives it back, until the device is closed.
+func (s *Server) serve() error {
+	n := s.device.BatchSize()
+	buffers, sizes := newBuffers(n), make([]int, n)
+	w := &way{engine: s.engine, device: s.device}
+	for {
+		got, err := s.device.Read(buffers, sizes, headroom)
+		w.take(buffers[:got], sizes, s.now())
+		switch {
+		case errors.Is(err, os.ErrClosed), err != nil && s.closing.Load():
+			return nil
+		case errors.Is(err, tun.ErrTooManySegments): // the rest of one super-frame is lost
+		case err != nil:
+			return fmt.Errorf("services: read from the device: %w", err)
+		}
+	}
+}
+
+// A way is a packet's from the device back to it.
+type way struct {
+	engine  *nat.Engine
+	device  tun.Device
+	packets [nat.MaxLoad]packet.Packet
+	out     [][]byte
+	spare   [][]byte // buffers of errors and of fragments that waited, which out may hold
+	used    int
+}
+
+// take decides about packets in order and writes what becomes of them, in the buffers where they are.
+func (w *way) take(buffers [][]byte, sizes []int, now nat.Time) {
+	for len(buffers) > 0 {
+		n := min(len(buffers), nat.MaxLoad)
+		for i := range n {
+			w.packets[i].Parse(buffers[i][headroom : headroom+sizes[i]])
+		}
+		w.engine.Load(w.packets[:n], rules.HostLink)
+		for i := range n {
+			w.decide(&w.packets[i], buffers[i], now)
+		}
+		buffers, sizes = buffers[n:], sizes[n:]
+	}
+	w.flush()
+}
+
+func (w *way) decide(p *packet.Packet, buffer []byte, now nat.Time) {
+	v := w.engine.Process(p, rules.HostLink, now)
+	held := v.Held
+	w.act(p, &v, buffer, now)
+	for ; held > 0; held-- {
+		room := w.room()
+		if v, ok := w.engine.Release(p, room[headroom:headroom+heldRoom], rules.HostLink, now); ok {
+			w.act(p, &v, room, now)
+		}
+	}
+}
+
+// act does what v says with p, whose bytes are in buffer behind the headroom.
+func (w *way) act(p *packet.Packet, v *nat.Verdict, buffer []byte, now nat.Time) {
+	switch v.Action {
+	case nat.Forward:
+		w.out = append(w.out, buffer[:headroom+len(p.Bytes())])
+	case nat.Drop:
+		room := w.room()
+		if answer := w.engine.AppendError(room[headroom:headroom], p, rules.HostLink, *v, now); answer != nil {
+			w.out = append(w.out, room[:headroom+len(answer)])
+		}
+	}
+}
+
+// room returns a buffer that stays out's until it is flushed.
+func (w *way) room() []byte {
+	if w.used == len(w.spare) {
+		w.spare = append(w.spare, make([]byte, headroom+max(errorRoom, heldRoom)))
+	}
+	w.used++
+	return w.spare[w.used-1]
+}
+
+func (w *way) flush() {
+	if len(w.out) > 0 {
+		w.device.Write(w.out, headroom) // errors are about single packets that the kernel refuses, or the device is closed, which Read tells
+	}
+	w.out, w.used = w.out[:0], 0
+}
+
+// newBuffers makes buffers that hold a packet of any size after the headroom. Memory is only used up to the sizes that occur.
+func newBuffers(n int) [][]byte {
+	slab := make([]byte, n*(headroom+packetRoom))
+	buffers := make([][]byte, n)
+	for i := range buffers {
+		buffers[i], slab = slab[:headroom+packetRoom:headroom+packetRoom], slab[headroom+packetRoom:]
+	}
+	return buffers
+}
+
+// ownAddresses returns all addresses of this machine. Those of the configuration must be among them.
+func ownAddresses(c *Config) ([]netip.Addr, error) {
+	list, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil, fmt.Errorf("services: list this machine's addresses: %w", err)
+	}
+	var own []netip.Addr
+	here := map[netip.Addr]bool{}
+	for _, l := range list {
+		a, _ := netip.AddrFromSlice(l.IP)
+		if a = a.Unmap(); !here[a] && !a.IsLoopback() && !(a.Is6() && a.IsLinkLocalUnicast()) {
+			own = append(own, a)
+		}
+		here[a] = true
+	}
+	var missing []error
+	for i, a := range c.Addresses {
+		if !here[a] {
+			missing = append(missing, fmt.Errorf("services.addresses[%d]: %s is not an address of this machine; ip -br address shows all", i, a))
+		}
+	}
+	return own, errors.Join(missing...)
+}

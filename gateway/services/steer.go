@@ -1,0 +1,325 @@
+package services
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// owned is the protocol of the rules and routes of this package, by which they are told from those of others.
+	owned = 0xc7
+	// tableID is the routing table that leads to the device.
+	tableID = 7091
+	// actionNop is FR_ACT_NOP: a rule that says nothing, to jump to.
+	actionNop = 3
+)
+
+// The priorities of rules. What the device gives back jumps over those that lead to it.
+const (
+	priorityOver      = 40 // to priorityLocal
+	priorityFront     = 50
+	priorityLocal     = 98 // in front of 100, where others move the local table to
+	priorityOverAgain = 105
+	priorityBehind    = 110
+	priorityEnd       = 119
+)
+
+// A steering is what leads packets to the device, as far as the kernel has it.
+type steering struct {
+	device   string
+	index    int
+	families []int
+	routes   []netlink.Route
+	rules    []netlink.Rule
+}
+
+func familiesOf(addresses []netip.Addr) (all []int) {
+	for _, f := range []struct {
+		family int
+		of     func(netip.Addr) bool
+	}{{unix.AF_INET, netip.Addr.Is4}, {unix.AF_INET6, netip.Addr.Is6}} {
+		if slices.ContainsFunc(addresses, f.of) {
+			all = append(all, f.family)
+		}
+	}
+	return all
+}
+
+// newSteering removes what a run that was killed has left, and moves the local table behind. An error means that the local table is as it was.
+func newSteering(device string, index int, families []int) (*steering, error) {
+	s := &steering{device: device, index: index, families: families}
+	for _, family := range families {
+		if err := removeSteers(family); err != nil {
+			return nil, err
+		}
+		if err := s.moveLocal(family); err != nil {
+			return nil, errors.Join(err, s.close())
+		}
+	}
+	return s, nil
+}
+
+// moveLocal puts the rule of the local table behind those of this package. Somebody else may have done so before.
+func (s *steering) moveLocal(family int) error {
+	list, err := netlink.RuleList(family)
+	if err != nil {
+		return fmt.Errorf("services: list the rules of routing: %w", err)
+	}
+	first, behind := false, false
+	for i := range list {
+		if isLocal(&list[i]) {
+			first = first || list[i].Priority < priorityLocal
+			behind = behind || list[i].Priority >= priorityLocal && list[i].Priority < priorityOverAgain
+		}
+		if r := &list[i]; r.Table == tableID && r.Protocol != owned {
+			return fmt.Errorf("services: a rule that is not culvert's leads to routing table %d; remove it: ip rule del pref %d", tableID, r.Priority)
+		}
+	}
+	if !behind {
+		if err := netlink.RuleAdd(localRule(family, priorityLocal, owned)); err != nil {
+			return ruleError("move the local table", err)
+		}
+	}
+	if !first {
+		return nil
+	}
+	for i := range list {
+		if r := &list[i]; isLocal(r) && r.Priority < priorityLocal {
+			if err := netlink.RuleDel(localRule(family, r.Priority, 0)); err != nil {
+				return ruleError("move the local table", err)
+			}
+		}
+	}
+	return nil
+}
+
+// isLocal reports whether a rule leads everything to the local table.
+func isLocal(r *netlink.Rule) bool {
+	return r.Table == unix.RT_TABLE_LOCAL && r.Src == nil && r.Dst == nil && r.IifName == "" && r.OifName == "" && r.Mark == 0 &&
+		r.IPProto == 0 && r.Sport == nil && r.Dport == nil && !r.Invert
+}
+
+func localRule(family, priority int, protocol uint8) *netlink.Rule {
+	r := netlink.NewRule()
+	r.Family, r.Priority, r.Table, r.Protocol = family, priority, unix.RT_TABLE_LOCAL, protocol
+	return r
+}
+
+// restoreLocal puts the rule of the local table back, unless it was somebody else who moved it.
+func restoreLocal(family int) error {
+	list, err := netlink.RuleList(family)
+	if err != nil {
+		return err
+	}
+	if !slices.ContainsFunc(list, func(r netlink.Rule) bool { return isLocal(&r) && r.Priority == priorityLocal && r.Protocol == owned }) {
+		return nil
+	}
+	if err := netlink.RuleAdd(localRule(family, 0, unix.RTPROT_KERNEL)); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("services: put the local table back: %w; do so with: ip rule add pref 0 lookup local", err)
+	}
+	return removeOwned(family, func(*netlink.Rule) bool { return true })
+}
+
+// removeSteers removes what leads packets to a device, and then what lets those that it gives back pass by.
+func removeSteers(family int) error {
+	if err := removeOwned(family, func(r *netlink.Rule) bool { return r.Table == tableID }); err != nil {
+		return err
+	}
+	return removeOwned(family, func(r *netlink.Rule) bool { return r.Priority != priorityLocal })
+}
+
+// removeOwned removes rules that this package has made.
+func removeOwned(family int, which func(*netlink.Rule) bool) error {
+	list, err := netlink.RuleList(family)
+	if err != nil {
+		return fmt.Errorf("services: list the rules of routing: %w", err)
+	}
+	var all []error
+	for i := range list {
+		if r := &list[i]; r.Protocol == owned && which(r) {
+			if err := netlink.RuleDel(r); err != nil && !errors.Is(err, unix.ENOENT) {
+				all = append(all, fmt.Errorf("services: remove the rule at %d: %w; remove it with: ip rule del pref %d", r.Priority, err, r.Priority))
+			}
+		}
+	}
+	return errors.Join(all...)
+}
+
+// apply makes the kernel lead to the device what p says, and nothing else. What is new comes before what is old goes.
+func (s *steering) apply(p *plan, sources func(family int) net.IP) error {
+	var routes []netlink.Route
+	var rules []netlink.Rule
+	for _, family := range s.families {
+		routes = append(routes, netlink.Route{Family: family, LinkIndex: s.index, Table: tableID, Protocol: owned, Src: sources(family), Dst: ipNet(all(family))})
+		rules = append(rules, s.over(family, priorityOver, priorityLocal), s.over(family, priorityOverAgain, priorityEnd), end(family))
+	}
+	for _, to := range p.routes {
+		if family := familyOf(to); slices.Contains(s.families, family) {
+			routes = append(routes, netlink.Route{Family: family, LinkIndex: s.index, Protocol: owned, Src: sources(family), Dst: ipNet(to)})
+		}
+	}
+	for priority, list := range map[int][]steer{priorityFront: p.front, priorityBehind: p.behind} {
+		for _, to := range list {
+			if slices.Contains(s.families, familyOf(to.prefix)) {
+				rules = append(rules, to.rule(priority))
+			}
+		}
+	}
+	for i := range routes {
+		r := &routes[i]
+		if slices.ContainsFunc(s.routes, r.Equal) {
+			continue
+		}
+		if err := netlink.RouteAdd(r); errors.Is(err, unix.EEXIST) {
+			return fmt.Errorf("services: this node has another route to %s; remove it or leave the address out: %w", r.Dst, err)
+		} else if err != nil {
+			return fmt.Errorf("services: add route to %s through %s: %w", r.Dst, s.device, err)
+		}
+		s.routes = append(s.routes, *r)
+	}
+	for i := range rules {
+		r := &rules[i]
+		if slices.ContainsFunc(s.rules, sameAs(r)) {
+			continue
+		}
+		if err := netlink.RuleAdd(r); err != nil {
+			return ruleError(fmt.Sprintf("add rule %s", describe(r)), err)
+		}
+		s.rules = append(s.rules, *r)
+	}
+	return s.prune(routes, rules)
+}
+
+// prune removes what is in neither list.
+func (s *steering) prune(routes []netlink.Route, rules []netlink.Rule) error {
+	var failed []error
+	s.rules = slices.DeleteFunc(s.rules, func(r netlink.Rule) bool {
+		if slices.ContainsFunc(rules, sameAs(&r)) {
+			return false
+		}
+		if err := netlink.RuleDel(&r); err != nil && !errors.Is(err, unix.ENOENT) {
+			failed = append(failed, ruleError("remove rule "+describe(&r), err))
+		}
+		return true
+	})
+	s.routes = slices.DeleteFunc(s.routes, func(r netlink.Route) bool {
+		if slices.ContainsFunc(routes, r.Equal) {
+			return false
+		}
+		if err := netlink.RouteDel(&r); err != nil && !errors.Is(err, unix.ESRCH) {
+			failed = append(failed, fmt.Errorf("services: remove route to %s: %w", r.Dst, err))
+		}
+		return true
+	})
+	return errors.Join(failed...)
+}
+
+// close removes the rules, and with the first of them all that they lead to the device. Its routes go with the device.
+func (s *steering) close() error {
+	var failed []error
+	for _, family := range s.families {
+		failed = append(failed, removeSteers(family), restoreLocal(family))
+	}
+	s.rules, s.routes = nil, nil
+	return errors.Join(failed...)
+}
+
+// over returns a rule by which what the device gives back jumps to a later one.
+func (s *steering) over(family, priority, to int) netlink.Rule {
+	r := netlink.NewRule()
+	r.Family, r.Priority, r.IifName, r.Goto, r.Protocol = family, priority, s.device, to, owned
+	return *r
+}
+
+func end(family int) netlink.Rule {
+	r := netlink.NewRule()
+	r.Family, r.Priority, r.Type, r.Protocol = family, priorityEnd, actionNop, owned
+	return *r
+}
+
+func (s *steer) rule(priority int) netlink.Rule {
+	r := netlink.NewRule()
+	r.Family, r.Priority, r.Table, r.Protocol, r.IPProto = familyOf(s.prefix), priority, tableID, owned, int(s.protocol)
+	if r.Dport = netlink.NewRulePortRange(s.ports.First, s.ports.Last); s.from {
+		r.Src = ipNet(s.prefix)
+	} else {
+		r.Dst = ipNet(s.prefix)
+	}
+	return *r
+}
+
+func sameAs(r *netlink.Rule) func(netlink.Rule) bool {
+	name := describe(r)
+	return func(o netlink.Rule) bool { return describe(&o) == name }
+}
+
+// describe names a rule as ip rule does.
+func describe(r *netlink.Rule) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "pref %d", r.Priority)
+	if r.Src != nil {
+		fmt.Fprintf(&b, " from %s", r.Src)
+	}
+	if r.Dst != nil {
+		fmt.Fprintf(&b, " to %s", r.Dst)
+	}
+	if r.IifName != "" {
+		fmt.Fprintf(&b, " iif %s", r.IifName)
+	}
+	if r.IPProto != 0 {
+		fmt.Fprintf(&b, " ipproto %d", r.IPProto)
+	}
+	if r.Dport != nil {
+		fmt.Fprintf(&b, " dport %d-%d", r.Dport.Start, r.Dport.End)
+	}
+	fmt.Fprintf(&b, " family %d table %d goto %d", r.Family, r.Table, r.Goto)
+	return b.String()
+}
+
+func ruleError(what string, err error) error {
+	if errors.Is(err, unix.EPERM) {
+		return fmt.Errorf("services: %s: needs CAP_NET_ADMIN in this network namespace; run culvert node as root: %w", what, err)
+	}
+	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
+		return fmt.Errorf("services: %s: this kernel has no policy routing (CONFIG_IP_MULTIPLE_TABLES): %w", what, err)
+	}
+	return fmt.Errorf("services: %s: %w", what, err)
+}
+
+func all(family int) netip.Prefix {
+	if family == unix.AF_INET {
+		return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+	}
+	return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+}
+
+func familyOf(p netip.Prefix) int {
+	if p.Addr().Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+// openDevice lets the kernel take from a device what has an address of this node as source, and what would leave by another one: the engine
+// answers in the node's name and in that of its backends.
+func openDevice(name string) error {
+	for _, set := range [][2]string{{"accept_local", "1"}, {"rp_filter", "2"}} {
+		file := "/proc/sys/net/ipv4/conf/" + name + "/" + set[0]
+		if err := os.WriteFile(file, []byte(set[1]), 0); err != nil {
+			return fmt.Errorf("services: set %s of %s to %s: %w; let culvert node write to /proc/sys/net", set[0], name, set[1], err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,583 @@
+package integration
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/net/bpf"
+	"golang.org/x/sys/unix"
+)
+
+// A serviceLab is two nodes on a network with a host outside. Their pods are routed: pa and pc on the first, pb on the second. The first
+// one serves Services by culvert.
+type serviceLab struct {
+	*testing.T
+	n1, n2, out, a, b, c *peerHost
+	file                 string
+	node                 *peerProcess
+}
+
+// serviceAddresses are those of each host, and of the node that serves.
+var serviceAddresses = map[string][2]string{
+	"n1": {"172.18.0.2", "fd18::2"}, "n2": {"172.18.0.3", "fd18::3"}, "out": {"172.18.0.4", "fd18::4"},
+	"pa": {"10.244.1.5", "fd24:1::5"}, "pc": {"10.244.1.6", "fd24:1::6"}, "pb": {"10.244.2.5", "fd24:2::5"},
+}
+
+const serviceConfig = `name: n1
+services:
+  addresses: [172.18.0.2, "fd18::2"]
+  pods: [10.244.0.0/16, "fd24::/16"]
+  serviceCIDRs: [10.96.0.0/12, "fd96::/112"]
+  serve:
+`
+
+// served is one port of a Service in the file. Places of its endpoints are hosts.
+func served(name, protocol string, number int, policies string, places ...string) string {
+	s := fmt.Sprintf("  - {name: %s, protocol: %s, clusterIP: [10.96.0.%d, \"fd96::%[3]d\"], port: 80, nodePort: %d, %s endpoints: [",
+		name, protocol, number, 30000+number, policies)
+	for _, place := range places {
+		node := map[string]string{"pa": "n1", "pb": "n2", "n1": "n1"}[place]
+		for _, address := range serviceAddresses[place] {
+			s += fmt.Sprintf("{address: %q, port: 8080, node: %s}, ", address, node)
+		}
+	}
+	return s + "]}\n"
+}
+
+func newServiceLab(t *testing.T) *serviceLab {
+	l := &serviceLab{T: t, file: filepath.Join(t.TempDir(), "node.yaml")}
+	lan := newServiceHost(t, "lan")
+	lan.ip("link add lan type bridge", "link set lan up")
+	for _, h := range []struct {
+		at   **peerHost
+		name string
+	}{{&l.n1, "n1"}, {&l.n2, "n2"}, {&l.out, "out"}} {
+		*h.at = newServiceHost(t, h.name)
+		join(lan, *h.at, "", serviceAddresses[h.name][0]+"/24", 1500)
+		lan.ip("link set " + h.name + " master lan")
+		(*h.at).ip("address add " + serviceAddresses[h.name][1] + "/64 dev lan nodad")
+	}
+	for _, p := range []struct {
+		at   **peerHost
+		name string
+		node *peerHost
+	}{{&l.a, "pa", l.n1}, {&l.c, "pc", l.n1}, {&l.b, "pb", l.n2}} {
+		*p.at = newServiceHost(t, p.name)
+		own := serviceAddresses[p.name]
+		join(p.node, *p.at, "169.254.1.1/32", own[0]+"/32", 1500)
+		dev := p.node.name
+		(*p.at).ip("address add "+own[1]+"/128 dev "+dev+" nodad", "route add 169.254.1.1 dev "+dev, "route add default via 169.254.1.1",
+			"route add default via fe80::1 dev "+dev)
+		p.node.ip("address add fe80::1/64 dev "+p.name+" nodad", "route add "+own[0]+" dev "+p.name+" src "+serviceAddresses[p.node.name][0], "route add "+own[1]+" dev "+p.name)
+		l.serve(*p.at)
+	}
+	l.serve(l.n1)
+	for _, h := range []struct {
+		at       *peerHost
+		via4     string
+		via6     string
+		pods     [2]string
+		default4 bool
+	}{
+		{l.n1, "172.18.0.3", "fd18::3", [2]string{"10.244.2.0/24", "fd24:2::/32"}, false},
+		{l.n2, "172.18.0.2", "fd18::2", [2]string{"10.244.1.0/24", "fd24:1::/32"}, false},
+		{l.out, "172.18.0.2", "fd18::2", [2]string{"default", "default"}, true},
+	} {
+		h.at.ip("route add "+h.pods[0]+" via "+h.via4, "route add "+h.pods[1]+" via "+h.via6)
+		if !h.default4 {
+			h.at.ip("route add default via 172.18.0.4", "route add default via fd18::4")
+			h.at.router()
+			h.at.sysctl("net/ipv6/conf/all/forwarding", "1")
+		}
+	}
+	return l
+}
+
+// newServiceHost makes a host that uses IPv6 addresses as soon as it has them.
+func newServiceHost(t *testing.T, name string) *peerHost {
+	h := newPeerHost(t, name)
+	for _, links := range []string{"all", "default"} {
+		h.sysctl("net/ipv6/conf/"+links+"/accept_dad", "0")
+	}
+	return h
+}
+
+func (h *peerHost) sysctl(name, value string) {
+	h.t.Helper()
+	if err := h.do(func() error { return os.WriteFile("/proc/sys/"+name, []byte(value), 0) }); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+// serve answers at TCP and UDP port 8080 with the host's name and the address that it sees. Over TCP it echoes from there on.
+func (l *serviceLab) serve(h *peerHost) {
+	l.Helper()
+	say := func(a net.Addr) []byte {
+		return []byte(h.name + " " + netip.MustParseAddrPort(a.String()).Addr().Unmap().String() + "\n")
+	}
+	listener, err := h.listen("tcp", "[::]:8080")
+	if err != nil {
+		l.Fatal(err)
+	}
+	l.Cleanup(func() { listener.Close() })
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				if _, err := conn.Write(say(conn.RemoteAddr())); err == nil {
+					io.Copy(conn, conn)
+				}
+			}()
+		}
+	}()
+	var socket net.PacketConn
+	err = h.do(func() (err error) {
+		socket, err = net.ListenPacket("udp", "[::]:8080")
+		return err
+	})
+	if err != nil {
+		l.Fatal(err)
+	}
+	l.Cleanup(func() { socket.Close() })
+	go func() {
+		for b := make([]byte, 2000); ; {
+			_, from, err := socket.ReadFrom(b)
+			if err != nil {
+				return
+			}
+			socket.WriteTo(say(from), from)
+		}
+	}()
+}
+
+// start starts culvert node on the first node with what it is to serve. It may use neither nftables nor iptables nor packet sockets.
+func (l *serviceLab) start(serve ...string) {
+	l.Helper()
+	l.write(serve...)
+	l.n1.refused = refuseNetfilter
+	l.node = l.n1.start(nil, os.Getenv(binaryEnv), "node", "--config", l.file)
+	eventually(l.T, "services", func() error {
+		if err := l.node.running(); err != nil {
+			l.Fatal(err, l.node.output())
+		}
+		if !strings.Contains(l.node.output(), "services are served") {
+			return errNotYet
+		}
+		return nil
+	})
+}
+
+func (l *serviceLab) write(serve ...string) {
+	l.Helper()
+	if err := os.WriteFile(l.file, []byte(serviceConfig+strings.Join(serve, "")), 0o600); err != nil {
+		l.Fatal(err)
+	}
+}
+
+// refuseNetfilter has the kernel refuse sockets of nftables and of packets, and what iptables asks of any socket.
+func refuseNetfilter() error {
+	const second, third = seccompArgument + 8, seccompArgument + 16
+	no, yes := bpf.RetConstant{Val: unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM)}, bpf.RetConstant{Val: unix.SECCOMP_RET_ALLOW}
+	const iptables = 64 // IPT_BASE_CTL
+	return filterCalls([]bpf.Instruction{
+		bpf.LoadAbsolute{Off: seccompCall, Size: 4},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.SYS_SOCKET, SkipFalse: 6},
+		bpf.LoadAbsolute{Off: seccompArgument, Size: 4},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.AF_PACKET, SkipTrue: 3},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.AF_NETLINK, SkipFalse: 9},
+		bpf.LoadAbsolute{Off: third, Size: 4},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.NETLINK_NETFILTER, SkipFalse: 7},
+		no,
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.SYS_SETSOCKOPT, SkipFalse: 5},
+		bpf.LoadAbsolute{Off: second, Size: 4},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.SOL_IP, SkipFalse: 3},
+		bpf.LoadAbsolute{Off: third, Size: 4},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: iptables, SkipFalse: 1},
+		no,
+		yes,
+	})
+}
+
+const askPatience = 2 * time.Second
+
+// ask asks a service and returns who has answered and which address he sees.
+func (l *serviceLab) ask(h *peerHost, network, to string) (who, sees string, err error) {
+	err = h.do(func() error {
+		conn, err := net.DialTimeout(network, to, askPatience)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		conn.SetDeadline(time.Now().Add(askPatience))
+		if network == "udp" {
+			if _, err := conn.Write([]byte("?")); err != nil {
+				return err
+			}
+		}
+		b := make([]byte, 100)
+		n, err := conn.Read(b)
+		who, sees, _ = strings.Cut(strings.TrimSpace(string(b[:n])), " ")
+		return err
+	})
+	return who, sees, err
+}
+
+// TestServices has real clients ask for Services: through cluster addresses and node ports, over TCP and UDP, from the node, its pods and
+// a host outside, under both policies, over both families, with each kind of reverse path filter on all of the node's links.
+func TestServices(t *testing.T) {
+	beside(t, func(t *testing.T) {
+		l := newServiceLab(t)
+		l.start(
+			served("web", "tcp", 10, "", "pa", "pb"), served("dns", "udp", 10, "", "pa", "pb"),
+			served("near", "tcp", 11, "externalTrafficPolicy: Local, internalTrafficPolicy: Local,", "pa", "pb"),
+			served("near-dns", "udp", 11, "externalTrafficPolicy: Local, internalTrafficPolicy: Local,", "pa", "pb"),
+			served("host", "tcp", 12, "", "n1"), served("host-dns", "udp", 12, "", "n1"),
+			served("nobody", "tcp", 13, ""),
+			served("far", "tcp", 14, "externalTrafficPolicy: Local, internalTrafficPolicy: Local,", "pb"),
+		)
+		rows := []struct {
+			from  *peerHost
+			to    int // number of the service; + 30000 is its node port
+			seen  map[string]string
+			found map[string]bool
+		}{
+			{l.c, 10, map[string]string{"pa": "pc", "pb": "pc"}, nil},
+			{l.n1, 10, map[string]string{"pa": "n1", "pb": "n1"}, nil},
+			{l.out, 10, map[string]string{"pa": "n1", "pb": "n1"}, nil},
+			{l.a, 10, map[string]string{"pa": "n1", "pb": "pa"}, nil},
+			{l.c, 11, map[string]string{"pa": "pc"}, nil},
+			{l.n1, 11, map[string]string{"pa": "n1"}, nil},
+			{l.n1, 12, map[string]string{"n1": "n1"}, nil},
+			{l.c, 12, map[string]string{"n1": "n1"}, nil},
+			{l.c, 30010, map[string]string{"pa": "n1", "pb": "n1"}, nil},
+			{l.n1, 30010, map[string]string{"pa": "n1", "pb": "n1"}, nil},
+			{l.out, 30010, map[string]string{"pa": "n1", "pb": "n1"}, nil},
+			{l.a, 30010, map[string]string{"pa": "n1", "pb": "n1"}, nil},
+			{l.b, 30010, map[string]string{"pa": "n1", "pb": "n1"}, nil},
+			{l.out, 30011, map[string]string{"pa": "out"}, nil},
+			{l.n1, 30011, map[string]string{"pa": "n1", "pb": "n1"}, nil},
+			{l.c, 30011, map[string]string{"pa": "pc", "pb": "pc"}, nil},
+			{l.out, 30012, map[string]string{"n1": "n1"}, nil},
+			{l.n1, 30014, map[string]string{"pb": "n1"}, nil},
+		}
+		for _, filter := range []string{"0", "1", "2"} {
+			for _, n := range []*peerHost{l.n1, l.n2} {
+				for _, link := range []string{"all", "lan"} {
+					n.sysctl("net/ipv4/conf/"+link+"/rp_filter", filter)
+				}
+			}
+			for i := range rows {
+				r := &rows[i]
+				for family := range 2 {
+					to := net.JoinHostPort([]string{fmt.Sprintf("10.96.0.%d", r.to), fmt.Sprintf("fd96::%d", r.to)}[family], "80")
+					if r.to > 30000 {
+						to = net.JoinHostPort(serviceAddresses["n1"][family], strconv.Itoa(r.to))
+					}
+					for _, network := range []string{"tcp", "udp"} {
+						if network == "udp" && r.to%1000 > 12 {
+							continue
+						}
+						for range 4 {
+							who, sees, err := l.ask(r.from, network, to)
+							if err != nil {
+								t.Fatalf("rp_filter %s: %s asks %s %s: %v", filter, r.from.name, network, to, err)
+							}
+							if want := serviceAddresses[r.seen[who]][family]; want != sees {
+								t.Errorf("rp_filter %s: %s asks %s %s: %s answers and sees %s, want %q", filter, r.from.name, network, to, who, sees, want)
+							}
+							if r.found == nil {
+								r.found = map[string]bool{}
+							}
+							r.found[who] = true
+						}
+					}
+				}
+			}
+			l.neighbours(filter)
+		}
+		for _, r := range rows {
+			if len(r.found) != len(r.seen) {
+				t.Errorf("%s asks service %d: only %v answer", r.from.name, r.to, r.found)
+			}
+		}
+		l.unserved()
+	}, programs("ip", "ip"))
+}
+
+// neighbours sees that what is no service's goes where it went, and sees what it saw.
+func (l *serviceLab) neighbours(filter string) {
+	l.Helper()
+	for _, r := range []struct {
+		from *peerHost
+		to   string
+		sees string
+	}{{l.c, "pa", "pc"}, {l.b, "pa", "pb"}, {l.out, "pa", "out"}, {l.a, "pb", "pa"}, {l.out, "n1", "out"}, {l.c, "n1", "pc"}, {l.n1, "pb", "n1"}} {
+		for family, address := range serviceAddresses[r.to] {
+			for _, network := range []string{"tcp", "udp"} {
+				who, sees, err := l.ask(r.from, network, net.JoinHostPort(address, "8080"))
+				if err != nil || who != r.to || sees != serviceAddresses[r.sees][family] {
+					l.Errorf("rp_filter %s: %s asks %s: %s answers and sees %s: %v", filter, r.from.name, address, who, sees, err)
+				}
+			}
+		}
+	}
+}
+
+// unserved asks for what nobody serves.
+func (l *serviceLab) unserved() {
+	l.Helper()
+	for _, r := range []struct {
+		from    *peerHost
+		to      string
+		refused bool
+	}{
+		{l.c, "10.96.0.10:81", true}, {l.n1, "10.96.0.10:81", true}, {l.c, "[fd96::10]:81", true}, // another port
+		{l.c, "10.96.0.13:80", true}, {l.n1, "10.96.0.13:80", true}, {l.out, "172.18.0.2:30013", true}, {l.out, "[fd18::2]:30013", true}, // no endpoint
+		{l.c, "10.96.0.14:80", false}, {l.out, "172.18.0.2:30014", false}, // none on this node
+		{l.c, "10.96.0.99:80", false}, {l.n1, "10.96.0.99:80", false}, // nobody's
+	} {
+		err := r.from.do(func() error {
+			conn, err := net.DialTimeout("tcp", r.to, 150*time.Millisecond)
+			if err == nil {
+				conn.Close()
+			}
+			return err
+		})
+		if timeout := net.Error(nil); r.refused != errors.Is(err, unix.ECONNREFUSED) || !r.refused && !(errors.As(err, &timeout) && timeout.Timeout()) {
+			l.Errorf("%s asks %s: %v", r.from.name, r.to, err)
+		}
+	}
+}
+
+// TestServicesChange has endpoints come and go, by SIGHUP: UDP moves with its next packet, TCP goes on.
+func TestServicesChange(t *testing.T) {
+	beside(t, func(t *testing.T) {
+		l := newServiceLab(t)
+		l.start(served("web", "tcp", 10, "", "pa"), served("dns", "udp", 10, "", "pa"))
+		stream, err := l.out.dial("tcp", "172.18.0.2:30010")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer stream.Close()
+		stream.SetDeadline(time.Now().Add(startTimeout))
+		say := func(conn net.Conn, text string) string {
+			b := make([]byte, 100)
+			if _, err := conn.Write([]byte(text)); err != nil {
+				t.Fatal(err)
+			}
+			n, err := conn.Read(b)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return strings.Fields(string(b[:n]))[0]
+		}
+		if _, err := io.ReadFull(stream, make([]byte, len("pa 172.18.0.2\n"))); err != nil {
+			t.Fatal(err)
+		}
+		question, err := l.out.dial("udp", "172.18.0.2:30010")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer question.Close()
+		question.SetDeadline(time.Now().Add(startTimeout))
+		if who := say(question, "?"); who != "pa" {
+			t.Fatalf("%s answers", who)
+		}
+		l.write(served("web", "tcp", 10, "", "pb"), served("dns", "udp", 10, "", "pb"), served("more", "tcp", 15, "", "pb"))
+		l.node.cmd.Process.Signal(unix.SIGHUP)
+		eventually(t, "the other services", func() error {
+			if !strings.Contains(l.node.output(), "services have changed") {
+				return errNotYet
+			}
+			return nil
+		})
+		if who := say(question, "?"); who != "pb" {
+			t.Errorf("UDP is still answered by %s", who)
+		}
+		if echo := say(stream, "still"); echo != "still" {
+			t.Errorf("TCP: %q", echo)
+		}
+		for _, to := range []string{"172.18.0.2:30010", "172.18.0.2:30015", "10.96.0.15:80"} {
+			if who, _, err := l.ask(l.out, "tcp", to); err != nil || who != "pb" {
+				t.Errorf("%s: %s answers: %v", to, who, err)
+			}
+		}
+		l.write("  - {name: broken, port: 80, nodePort: 61005}\n")
+		l.node.cmd.Process.Signal(unix.SIGHUP)
+		eventually(t, "the refusal of a bad file", func() error {
+			if !strings.Contains(l.node.output(), "services.serve[0].nodePort") {
+				return errNotYet
+			}
+			return nil
+		})
+		if who, _, err := l.ask(l.out, "tcp", "172.18.0.2:30015"); err != nil || who != "pb" {
+			t.Errorf("after a bad file %s answers: %v", who, err)
+		}
+	}, programs("ip", "ip"))
+}
+
+// TestServicesCrash kills culvert node at random moments. All the while the node answers for itself, and at no moment is there no rule for
+// its local table. The next run finds what the one before has left, and the last leaves nothing.
+func TestServicesCrash(t *testing.T) {
+	beside(t, func(t *testing.T) {
+		l := newServiceLab(t)
+		before := l.kernelState()
+		var monitors []*peerProcess
+		for _, family := range []string{"-4", "-6"} {
+			monitors = append(monitors, l.n1.start(nil, "ip", family, "monitor", "rule"))
+		}
+		eventually(t, "the monitors", func() error {
+			for i, family := range []string{"-4", "-6"} {
+				if strings.Contains(monitors[i].output(), "9999") {
+					continue
+				}
+				l.n1.run("ip", family, "rule", "add", "pref", "9999", "lookup", "main")
+				l.n1.run("ip", family, "rule", "del", "pref", "9999")
+				return errNotYet
+			}
+			return nil
+		})
+		stop, failed := make(chan struct{}), new(atomic.Int64)
+		var probes sync.WaitGroup
+		var asked atomic.Int64
+		for _, r := range []struct {
+			from *peerHost
+			to   string
+		}{{l.out, "172.18.0.2:8080"}, {l.out, "[fd18::2]:8080"}, {l.n1, "172.18.0.2:8080"}, {l.c, "10.244.2.5:8080"}} {
+			probes.Go(func() {
+				for {
+					select {
+					case <-stop:
+						return
+					default:
+					}
+					if _, _, err := l.ask(r.from, "tcp", r.to); err != nil {
+						t.Errorf("%s asks %s: %v", r.from.name, r.to, err)
+						failed.Add(1)
+						return
+					}
+					asked.Add(1)
+				}
+			})
+		}
+		l.write(served("web", "tcp", 10, "", "pa", "pb"), served("near", "tcp", 11, "externalTrafficPolicy: Local,", "pa"))
+		kills := 8
+		if os.Getenv("CULVERT_LONG") != "" {
+			kills = 200
+		}
+		for range kills {
+			p := l.n1.start(nil, os.Getenv(binaryEnv), "node", "--config", l.file)
+			select {
+			case <-time.After(time.Duration(rand.IntN(120)) * time.Millisecond):
+			case <-p.ended:
+				t.Fatalf("ends by itself: %s", p.output())
+			}
+			p.cmd.Process.Kill()
+			<-p.ended
+		}
+		l.start(served("web", "tcp", 10, "", "pa", "pb"))
+		if who, _, err := l.ask(l.out, "tcp", "172.18.0.2:30010"); err != nil {
+			t.Errorf("after the kills: %s: %v", who, err)
+		}
+		l.node.stop()
+		close(stop)
+		probes.Wait()
+		if after := l.kernelState(); after != before {
+			t.Errorf("left behind:\n%s\nthere was:\n%s", after, before)
+		}
+		t.Logf("%d kills, %d questions answered", kills, asked.Load())
+		for _, m := range monitors {
+			m.stop()
+			if err := keepsLocal(m.output()); err != nil {
+				t.Error(err)
+			}
+		}
+	}, programs("ip", "ip"))
+}
+
+// keepsLocal follows what ip monitor says about rules, and looks that one leads to the local table at any moment.
+func keepsLocal(events string) error {
+	local := map[string]bool{"0": true}
+	changes := 0
+	for line := range strings.Lines(events) {
+		added, deleted := strings.CutPrefix(line, "Deleted ")
+		priority, what, _ := strings.Cut(added, ":")
+		if !strings.HasPrefix(strings.TrimSpace(what), "from all lookup local") {
+			continue
+		}
+		changes++
+		if local[priority] = !deleted; deleted {
+			delete(local, priority)
+		}
+		if len(local) == 0 {
+			return fmt.Errorf("no rule for the local table after %q of:\n%s", line, events)
+		}
+	}
+	if changes < 4 {
+		return fmt.Errorf("%d changes of the rule for the local table were seen:\n%s", changes, events)
+	}
+	return nil
+}
+
+// kernelState returns the rules, routes and links of the first node, but for link-local addresses, which come late.
+func (l *serviceLab) kernelState() string {
+	l.Helper()
+	var all bytes.Buffer
+	for _, what := range []string{"-4 rule", "-6 rule", "-4 route show table all", "route show table all", "-br link"} {
+		out := l.n1.run("ip", strings.Fields(what)...)
+		lines := slices.DeleteFunc(strings.Split(out, "\n"), func(line string) bool { return strings.Contains(line, "fe80:") })
+		slices.Sort(lines)
+		fmt.Fprintf(&all, "%s\n%s\n", what, strings.Join(lines, "\n"))
+	}
+	return all.String()
+}
+
+// TestServicesWarnOfListeners has a process listen on a node port: it is named.
+func TestServicesWarnOfListeners(t *testing.T) {
+	beside(t, func(t *testing.T) {
+		l := newServiceLab(t)
+		listener, err := l.n1.listen("tcp", ":30010")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer listener.Close()
+		l.start(served("web", "tcp", 10, "", "pa"))
+		name := fmt.Sprintf("process %d", os.Getpid())
+		eventually(t, "the name of who listens", func() error {
+			if log := l.node.output(); !strings.Contains(log, "node port of web") || !strings.Contains(log, name) {
+				return errNotYet
+			}
+			return nil
+		})
+		l.node.stop()
+		l.n1.sysctl("net/ipv4/ip_local_port_range", "32768 62000")
+		cmd := exec.Command(os.Getenv(binaryEnv), "node", "--config", l.file)
+		var out []byte
+		err = l.n1.do(func() (err error) {
+			out, err = cmd.CombinedOutput()
+			return err
+		})
+		if err == nil || !strings.Contains(string(out), `sysctl -w net.ipv4.ip_local_port_range="32768 60999"`) {
+			t.Errorf("ports that the kernel gives away: %v: %s", err, out)
+		}
+	}, programs("ip", "ip"))
+}

@@ -1,0 +1,290 @@
+package nat_test
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"culvert/nat"
+	"culvert/nat/nattest"
+	"culvert/nat/packet"
+	"culvert/nat/rules"
+)
+
+// vienna is a node with pods of 10.244.0.0/16, its own behind a bridge, and a service that is at all kinds of addresses.
+func vienna(change ...func(*nat.Config)) *nat.Config {
+	backends := []rules.Backend{{Address: address("10.244.1.5"), Port: 8080, Local: true}, {Address: address("10.244.2.5"), Port: 8080}}
+	frontend := func(a string, port uint16, f rules.Frontend) rules.Service {
+		return rules.Service{Name: "web", Address: address(a), Port: port, Protocol: packet.TCP, OnRemoval: rules.RemovalEndUDP, Backends: backends, Frontend: &f}
+	}
+	c := &nat.Config{MTU: 65535, Config: rules.Config{
+		LocalPodCIDRs: []netip.Prefix{prefix("10.244.0.0/16")},
+		Host: &rules.Host{
+			Addresses:    []netip.Addr{address("172.18.0.2"), address("10.244.1.1")},
+			Masquerade:   rules.PairOf(address("172.18.0.2")),
+			Ports:        rules.PortRange{First: 61000, Last: 61999},
+			ServiceCIDRs: []netip.Prefix{prefix("10.96.0.0/12")},
+			Bridged:      []netip.Prefix{prefix("10.244.1.0/24")},
+		},
+		Services: []rules.Service{
+			frontend("10.96.0.10", 80, rules.Frontend{}),
+			frontend("10.96.0.11", 80, rules.Frontend{Local: true}),
+			frontend("0.0.0.0", 30080, rules.Frontend{External: true}),
+			frontend("0.0.0.0", 30081, rules.Frontend{External: true, Local: true}),
+			frontend("203.0.113.7", 80, rules.Frontend{External: true, Local: true, Sources: []netip.Prefix{prefix("198.51.100.0/24")}}),
+			{Name: "other ports", Address: address("10.96.0.10"), Frontend: &rules.Frontend{}},
+		},
+	}}
+	for _, f := range change {
+		f(c)
+	}
+	return c
+}
+
+func host(t testing.TB, change ...func(*nat.Config)) *nat.Engine {
+	t.Helper()
+	e, err := nat.New([16]byte{4, 5}, vienna(change...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+// only leaves one of the two backends.
+func only(place int) func(*nat.Config) {
+	return func(c *nat.Config) {
+		for i := range c.Services {
+			if s := &c.Services[i]; len(s.Backends) == 2 {
+				s.Backends = s.Backends[place : place+1]
+			}
+		}
+	}
+}
+
+func none(c *nat.Config) {
+	for i := range c.Services {
+		c.Services[i].Backends = nil
+	}
+}
+
+const local, remote = "10.244.1.5", "10.244.2.5"
+
+// Who asks decides which backends there are and what they see, as kube-proxy has it (pkg/proxy/nftables: the chains service, external and
+// their masquerade marks).
+func TestHostWhoAsks(t *testing.T) {
+	const outside, pod, podThere, process = "198.51.100.9", "10.244.1.9", "10.244.2.9", "172.18.0.2"
+	for _, test := range []struct {
+		name, from, to string
+		port           uint16
+		backends       []string // that are seen in 64 tries
+		masqueraded    bool
+	}{
+		{"pod to a cluster address", podThere, "10.96.0.10", 80, []string{local, remote}, false},
+		{"process of the node to a cluster address", process, "10.96.0.10", 80, []string{local, remote}, true},
+		{"host outside to a cluster address", outside, "10.96.0.10", 80, []string{local, remote}, true},
+		{"pod, internal policy Local", podThere, "10.96.0.11", 80, []string{local}, false},
+		{"process, internal policy Local", process, "10.96.0.11", 80, []string{local}, true},
+		{"outside to a node port", outside, "172.18.0.2", 30080, []string{local, remote}, true},
+		{"outside to a node port at another address", outside, "10.244.1.1", 30080, []string{local, remote}, true},
+		{"pod to a node port", podThere, "172.18.0.2", 30080, []string{local, remote}, true},
+		{"outside to a node port, external policy Local", outside, "172.18.0.2", 30081, []string{local}, false},
+		{"pod to a node port, external policy Local", podThere, "172.18.0.2", 30081, []string{local, remote}, false},
+		{"process to a node port, external policy Local", process, "172.18.0.2", 30081, []string{local, remote}, true},
+		{"outside in the source ranges", outside, "203.0.113.7", 80, []string{local}, false},
+		{"pod and backend on one bridge", pod, "10.96.0.11", 80, []string{local}, true},
+		{"backend that asks itself", local, "10.96.0.11", 80, []string{local}, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			e, seen := host(t), map[string]bool{}
+			for i := range uint16(64) {
+				request := tcp(test.from, test.to, 40000+i, test.port, nattest.SYN, "")
+				v, got, _ := forwarded(t, e, rules.HostLink, request.Bytes(), start)
+				if v.Out != rules.HostLink {
+					t.Fatalf("goes to link %d", v.Out)
+				}
+				backend := got.Destination.String()
+				seen[backend] = true
+				source, port := test.from, got.SourcePort
+				if test.masqueraded {
+					source = "172.18.0.2"
+				}
+				expect(t, got, source, backend)
+				if port < 61000 || port > 61999 || got.DestinationPort != 8080 {
+					t.Fatalf("ports %d > %d", port, got.DestinationPort)
+				}
+				answer := tcp(backend, source, 8080, port, nattest.SYN|nattest.ACK, "")
+				_, back, _ := forwarded(t, e, rules.HostLink, answer.Bytes(), start)
+				expect(t, back, test.to, test.from)
+				if back.SourcePort != test.port || back.DestinationPort != 40000+i {
+					t.Fatalf("answer's ports %d > %d", back.SourcePort, back.DestinationPort)
+				}
+			}
+			if len(seen) != len(test.backends) || !seen[test.backends[0]] || !seen[test.backends[len(test.backends)-1]] {
+				t.Errorf("backends %v, want %v", seen, test.backends)
+			}
+		})
+	}
+}
+
+// What nobody serves is refused, dropped or passed on as it came.
+func TestHostUnserved(t *testing.T) {
+	for _, test := range []struct {
+		name, from, to string
+		port           uint16
+		change         func(*nat.Config)
+		want           nat.Reason // ReasonNone: it passes
+		told           packet.Refusal
+	}{
+		{"no endpoint at all", "10.244.2.9", "10.96.0.10", 80, none, nat.ReasonNoBackend, packet.Reset},
+		{"no endpoint at all, policy Local", "198.51.100.9", "172.18.0.2", 30081, none, nat.ReasonNoBackend, packet.Reset},
+		{"no local endpoint, internal policy Local", "10.244.2.9", "10.96.0.11", 80, only(1), nat.ReasonNoBackend, packet.NoRefusal},
+		{"no local endpoint, external policy Local", "198.51.100.9", "172.18.0.2", 30081, only(1), nat.ReasonNoBackend, packet.NoRefusal},
+		{"another port of a cluster address", "10.244.2.9", "10.96.0.10", 81, nil, nat.ReasonNoBackend, packet.Reset},
+		{"a cluster address that no service has", "10.244.2.9", "10.96.0.99", 80, nil, nat.ReasonNoMapping, packet.NoRefusal},
+		{"outside of the source ranges", "192.0.2.1", "203.0.113.7", 80, nil, nat.ReasonFiltered, packet.NoRefusal},
+		{"an answer to a masqueraded connection that is over", "10.244.2.5", "172.18.0.2", 61005, nil, nat.ReasonNoMapping, packet.NoRefusal},
+		{"a pod's answer to a probe", "10.244.1.5", "172.18.0.2", 41000, nil, nat.ReasonNone, packet.NoRefusal},
+		{"a pod to a pod", "10.244.1.5", "10.244.2.9", 41000, nil, nat.ReasonNone, packet.NoRefusal},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			e := host(t, func(c *nat.Config) {
+				if test.change != nil {
+					test.change(c)
+				}
+			})
+			b := tcp(test.from, test.to, 8080, test.port, nattest.SYN, "").Bytes()
+			if test.want == nat.ReasonNone {
+				_, got, _ := forwarded(t, e, rules.HostLink, b, start)
+				expect(t, got, test.from, test.to)
+				if n := e.Stats().Connections; n != 0 {
+					t.Errorf("it made %d connections", n)
+				}
+				return
+			}
+			v := dropped(t, e, rules.HostLink, b, start, test.want)
+			if v.Refusal != test.told {
+				t.Errorf("refusal %d, want %d", v.Refusal, test.told)
+			}
+		})
+	}
+}
+
+// A refusal comes from what was asked, as there is no other address by which the kernel would take it from the device.
+func TestHostRefusesInTheNameOfTheService(t *testing.T) {
+	e := host(t, none)
+	b := udp("10.244.2.9", "10.96.0.10", 5000, 80).Bytes()
+	v := dropped(t, e, rules.HostLink, b, start, nat.ReasonNoBackend)
+	got, err := nattest.Check(answer(t, e, rules.HostLink, b, v, start))
+	if err != nil {
+		t.Fatal(err)
+	}
+	expect(t, got, "10.96.0.10", "10.244.2.9")
+}
+
+// A range of 100 ports serves 93 connections to each backend's port, and the next is dropped.
+func TestHostPortsRunOut(t *testing.T) {
+	e := host(t, only(1), func(c *nat.Config) { c.Host.Ports.Last = 61099 })
+	for i := range uint16(31) { // a client alone gets a third
+		forwarded(t, e, rules.HostLink, tcp("198.51.100.9", "172.18.0.2", 1000+i, 30080, nattest.SYN, "").Bytes(), start)
+	}
+	seen := 0
+	for i := range 200 {
+		v, _ := process(t, e, rules.HostLink, tcp(fmt.Sprintf("198.51.100.%d", 10+i), "172.18.0.2", 1000, 30080, nattest.SYN, "").Bytes(), start)
+		if v.Action == nat.Forward {
+			seen++
+		} else if v.Reason != nat.ReasonPortShare && v.Reason != nat.ReasonPortExhausted {
+			t.Fatalf("dropped for %v", v.Reason)
+		}
+	}
+	if got := 31 + seen; got != 93 {
+		t.Errorf("%d connections", got)
+	}
+}
+
+// When an endpoint goes, UDP finds another with its next packet, and TCP goes on.
+func TestHostEndpointLeaves(t *testing.T) {
+	for _, protocol := range []uint8{packet.TCP, packet.UDP} {
+		both := func(c *nat.Config) {
+			for i := range c.Services {
+				if s := &c.Services[i]; s.Port != 0 {
+					s.Protocol = protocol
+				}
+			}
+		}
+		for _, to := range []struct {
+			address string
+			port    uint16
+		}{{"10.96.0.10", 80}, {"172.18.0.2", 30080}} {
+			e := host(t, both)
+			send := func(now nat.Time) string {
+				b := udp("10.244.2.9", to.address, 5000, to.port).Bytes()
+				if protocol == packet.TCP {
+					flags := uint8(nattest.SYN)
+					if now > start {
+						flags = nattest.ACK
+					}
+					b = tcp("10.244.2.9", to.address, 5000, to.port, flags, "").Bytes()
+				}
+				_, got, _ := forwarded(t, e, rules.HostLink, b, now)
+				return got.Destination.String()
+			}
+			was, leaves := send(start), 0
+			if was == local {
+				leaves = 1
+			}
+			if err := e.Apply(vienna(both, only(leaves))); err != nil {
+				t.Fatal(err)
+			}
+			is := send(start + nat.Time(time.Second))
+			if (is == was) != (protocol == packet.TCP) {
+				t.Errorf("protocol %d to %s: %s before, %s after", protocol, to.address, was, is)
+			}
+		}
+	}
+}
+
+// All addresses of a service remember its clients together.
+func TestHostAffinity(t *testing.T) {
+	for i := range 16 {
+		client := fmt.Sprintf("198.51.100.%d", i+1)
+		e := host(t, func(c *nat.Config) {
+			for i := range c.Services {
+				if s := &c.Services[i]; s.Port != 0 {
+					s.Affinity = rules.AffinityClientIP
+				}
+			}
+		})
+		_, first, _ := forwarded(t, e, rules.HostLink, tcp(client, "172.18.0.2", 1000, 30080, nattest.SYN, "").Bytes(), start)
+		_, second, _ := forwarded(t, e, rules.HostLink, tcp(client, "10.96.0.10", 1001, 80, nattest.SYN, "").Bytes(), start)
+		if first.Destination != second.Destination {
+			t.Fatalf("%s: %s, then %s", client, first.Destination, second.Destination)
+		}
+	}
+}
+
+// Everything wrong with the configuration of a node is refused by its field.
+func TestHostFaults(t *testing.T) {
+	for want, change := range map[string]func(*nat.Config){
+		"Host.Masquerade":          func(c *nat.Config) { c.Host.Masquerade = rules.PairOf(address("192.0.2.1")) },
+		"Host.Ports":               func(c *nat.Config) { c.Host.Ports = rules.PortRange{First: 61000, Last: 61010} },
+		"Host.Addresses[0]":        func(c *nat.Config) { c.Host.Addresses[0] = netip.Addr{} },
+		"Host.Bridged[0]":          func(c *nat.Config) { c.Host.Bridged = []netip.Prefix{{}} },
+		"Services[0].Frontend":     func(c *nat.Config) { c.Services[0].Frontend = nil },
+		"Services[0].Address":      func(c *nat.Config) { c.Services[0].Address = address("0.0.0.0") },
+		"Services[0].Port":         func(c *nat.Config) { c.Services[0].Port = 0 },
+		"Services[5].Backends":     func(c *nat.Config) { c.Services[5].Backends = c.Services[0].Backends },
+		"of this name":             func(c *nat.Config) { c.Services[1].Address = address("10.96.0.10") },
+		"a gateway's service has":  func(c *nat.Config) { c.Host = nil },
+		"Services[4].Frontend.Sou": func(c *nat.Config) { c.Services[4].Frontend.Sources = []netip.Prefix{{}} },
+	} {
+		if _, err := nat.New([16]byte{}, vienna(change)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", want, err)
+		}
+	}
+	e := host(t)
+	if err := e.Apply(vienna(func(c *nat.Config) { c.Host.Ports.Last++ })); err == nil {
+		t.Error("ports change under connections that have them")
+	}
+}
