@@ -242,6 +242,9 @@ func FuzzReceive(f *testing.F) {
 	f.Cleanup(func() { e.Close() })
 	f.Add(inFrame(us, nodeMAC, genevetest.Solicit(nodeInner6, gatewayInner6, nodeMAC, false)), 0, uint8(0), false)
 	f.Add(inFrame(us, nodeMAC, genevetest.Advertise(nodeInner6, gatewayInner6, whenSolicited|overriding, nodeMAC)), 0, uint8(0), false)
+	f.Add(inFrame(us, nodeMAC, genevetest.Solicit(nodeInner6, node2Inner6, nodeMAC, false)), 0, uint8(0), false)
+	f.Add(inFrame(us, nodeMAC, genevetest.Advertise(node2Inner6, gatewayInner6, overriding, nodeMAC)), 0, uint8(0), false)
+	f.Add(inFrame([6]byte{0x33, 0x33, 0xff, 0, 0, 4}, nodeMAC, genevetest.Solicit(netip.IPv6Unspecified(), gatewayInner6, [6]byte{}, true)), 0, uint8(0), false)
 	tunnels := append(fixtureTunnels(), openTunnel)
 	tunnels[0] = tunnel6(true)
 	if err := e.Apply(tunnels); err != nil {

@@ -26,6 +26,7 @@ type flow struct {
 	ends     [2]end
 	step     int
 	answered bool // a packet of the second end has come through
+	told     bool // the kernel has said something about it
 	seq      [2]uint32
 	script   []flowStep
 }
@@ -66,6 +67,9 @@ func (m *maker) newFlow(number int) *flow {
 	e.sport, e.dport = uint16(1024+number), pick(m, uint16(80), 443, 53, 8080)
 	if f.protocol == protoOther { // no port keeps two of them apart
 		e.src, e.dst = spread(e.src, number), spread(e.dst, number)
+		if e.src == e.dst { // nor a packet from its answer
+			e.dst = spread(e.dst, number+1024)
+		}
 	}
 	if isICMPQuery(f.protocol) {
 		e.dport = e.sport

@@ -2,7 +2,6 @@ package nat_test
 
 import (
 	"encoding/binary"
-	"fmt"
 	"math/rand/v2"
 	"runtime"
 	"syscall"
@@ -70,12 +69,7 @@ func startMeter(b *testing.B) meter {
 
 func (m meter) report(b *testing.B) {
 	b.Helper()
-	m.reportOf(b, processorTime(b)-m.begin)
-}
-
-// reportOf is report for a part of the time.
-func (m meter) reportOf(b *testing.B, own time.Duration) {
-	b.Helper()
+	own := processorTime(b) - m.begin
 	b.StopTimer()
 	perOp := float64(own) / float64(b.N)
 	yard := min(m.seal, seal(b))
@@ -218,79 +212,6 @@ func BenchmarkEstablished(b *testing.B) {
 			}
 		}
 	}
-}
-
-// BenchmarkFirst is a new connection per packet: in tables between 1,000 and 1,000,000 connections whose directories are as full as they
-// get, of which it prints how full, in batches, and in one where each makes room for the next.
-func BenchmarkFirst(b *testing.B) {
-	for _, v6 := range []bool{false, true} {
-		family := map[bool]string{false: "IPv4", true: "IPv6"}[v6]
-		e, held := engine(b, func(c *nat.Config) { c.MaxConnections = 4e6 }), 0
-		for n := nat.FullSegment; n < 1e6; n *= 2 {
-			if n < 1000 {
-				continue
-			}
-			b.Run(fmt.Sprintf("%s/%d", family, n), func(b *testing.B) {
-				loadMore(b, e, held, n, v6)
-				held = n
-				benchmarkFirst(b, e, n, v6)
-			})
-		}
-		b.Run(family+"/making room", func(b *testing.B) {
-			const most = 1 << 17
-			e := engine(b, func(c *nat.Config) { c.MaxConnections = 3 * most })
-			s := newStream(v6, node1)
-			work := make([]byte, 2048)
-			var p packet.Packet
-			open := func(i int) {
-				p.Parse(s.packet(work, i, node1))
-				if e.Process(&p, node1, start).Action != nat.Forward {
-					b.Fatal("not forwarded")
-				}
-			}
-			for i := range most {
-				open(i)
-			}
-			m := startMeter(b)
-			for i := range b.N {
-				open(most + i)
-			}
-			m.report(b)
-		})
-	}
-}
-
-// benchmarkFirst adds connections to n, and removes them outside of the measurement.
-func benchmarkFirst(b *testing.B, e *nat.Engine, n int, v6 bool) {
-	s := newStream(v6, node1)
-	var work [nat.MaxLoad][128]byte
-	packets := make([]packet.Packet, nat.MaxLoad)
-	var own time.Duration
-	m := startMeter(b)
-	added := 0
-	for added < b.N {
-		begin := processorTime(b)
-		for i := 0; i < n/32; i += len(packets) {
-			added += len(packets)
-			for j := range packets {
-				packets[j].Parse(s.packet(work[j][:], n+i+j, node1))
-			}
-			e.Load(packets, node1)
-			for j := range packets {
-				if v := e.Process(&packets[j], node1, start); v.Action != nat.Forward || v.Untracked {
-					b.Fatal("not forwarded")
-				}
-			}
-		}
-		own += processorTime(b) - begin
-		b.StopTimer()
-		for at, more := nat.Cursor(n), true; more; { // the n have the first places
-			_, at, more = e.DeleteConnections(at, &nat.ConnFilter{}, start)
-		}
-		b.StartTimer()
-	}
-	b.ReportMetric(e.DirectoryFill(), "full")
-	m.reportOf(b, time.Duration(float64(own)*float64(b.N)/float64(added)))
 }
 
 // BenchmarkMemory prints bytes per connection with a million of them, and what they add to a garbage collection: of one pod, and, which

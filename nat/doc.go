@@ -45,12 +45,12 @@
 // Another process goes on where an Engine was: Records writes down what it knows (record.go), Restore reads it (restore.go). Links and
 // services go by name, times are ages, and each block of 4096 bytes has a checksum and needs no other.
 //
-//	connections     whose translation needs state, or whose mark decides where they go: tuples, mark, state, TCP's and SCTP's numbers,
-//	                counters, age. At most 128 bytes each over IPv4.
+//	connections     all but those of pods with the other cluster that any packet of theirs makes again: tuples, mark, state, TCP's and
+//	                SCTP's numbers, counters, age. At most 128 bytes each over IPv4. Where rules are given, all.
 //	clients         of services with affinity, and the time they have left
 //	IDs             go on behind all that were given out; a connection that is restored gets one of its own
-//	not recorded    what is between pods, or whose next packet makes it again; fragments, path MTUs, rate limits, counters of rules;
-//	                the port key, which New is given; what rules and routes say, which the next packets ask anew
+//	not recorded    fragments, path MTUs, rate limits, counters of rules; the port key, which New is given; what rules and routes say,
+//	                which the next packets ask anew
 //
 // Connections are restored that are within their time and that the configuration admits and gives the same addresses; they keep their
 // ports. Time does not pass between the two. The first TCP segment that an established connection's numbers do not fit is believed, as

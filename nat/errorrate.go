@@ -1,16 +1,13 @@
 package nat
 
-import (
-	"net/netip"
-	"time"
-)
+import "time"
 
 // The rate limits of errors that we originate (RFC 4443, Section 2.4 (f); RFC 1812, Section 4.3.2.8).
 const (
 	// In each errorWindow, errorsMost go out. Of these, a link has at most as many as are left.
 	errorsMost  = 200
 	errorWindow = 200 * time.Millisecond
-	// Towards one address, or one /64 of IPv6, errorRateEach go out in a second, errorBurstEach of them at once.
+	// Towards one host, as hostOf has it, errorRateEach go out in a second, errorBurstEach of them at once.
 	errorRateEach, errorBurstEach = 20, 20
 	// errorDestinations is more than can have been sent errors since a bucket became full again.
 	errorDestinations = 4 * errorsMost * int(errorBurstEach*time.Second/errorRateEach/errorWindow)
@@ -45,14 +42,13 @@ func (b *bucket) take(now Time, rate, burst int64) bool {
 	return true
 }
 
-// allow reports whether an error may be sent through link to destination now.
-func (l *limiter) allow(link Link, destination netip.Addr, now Time) bool {
+// allow reports whether an error may be sent through link to host now.
+func (l *limiter) allow(link Link, host [16]byte, now Time) bool {
 	if now >= l.window {
 		l.window, l.sent = now.Add(errorWindow), 0
 		clear(l.links)
 	}
-	key := holderOf(destination)
-	b, ok := l.each[key]
+	b, ok := l.each[host]
 	if !ok {
 		b.empty = Time(-1 << 62) // full
 	}
@@ -63,19 +59,10 @@ func (l *limiter) allow(link Link, destination netip.Addr, now Time) bool {
 	if !ok && len(l.each) >= errorDestinations {
 		l.purge(now)
 	}
-	l.each[key] = b
+	l.each[host] = b
 	l.links[link]++
 	l.sent++
 	return true
-}
-
-// holderOf returns what a rate or a share is kept by: an address of IPv4, or the /64 of one of IPv6, in which a host has as many as it likes.
-func holderOf(a netip.Addr) [16]byte {
-	b := a.As16()
-	if a.Is6() {
-		clear(b[8:])
-	}
-	return b
 }
 
 // purge forgets the buckets that are full again.

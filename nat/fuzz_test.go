@@ -44,6 +44,9 @@ func examples() [][]byte {
 			all = append(all, p.Bytes())
 		}
 	}
+	big := nattest.IP{Source: pod6, Destination: remote6, Body: nattest.UDP{SourcePort: 1, DestinationPort: 2, Payload: make([]byte, 1000)}}
+	all = append(all, nattest.Pieces(big, 400, 9)...)
+	all = append(all, tooBig(1280, tcp(pod6, remoteReal6, 40000, 80, nattest.ACK, "x")))
 	quoted := tcp("10.70.0.0", "10.200.3.9", 40000, 80, nattest.ACK, "x").Bytes()
 	return append(all,
 		nattest.IP{Source: "192.0.2.1", Destination: "10.70.0.0", Body: nattest.ICMP{Type: 3, Code: 4, Rest: 1280, Payload: quoted}}.Bytes(),
@@ -125,6 +128,11 @@ func FuzzPacket(f *testing.F) {
 func FuzzQuoted(f *testing.F) {
 	for i, b := range examples() {
 		f.Add(b, uint8(i), uint8(3), uint8(i))
+		f.Add(b, uint8(i), uint8(2), uint8(0))
+	}
+	for _, body := range nattest.Bodies(true) { // as they are quoted beyond the tunnel and beyond a node
+		f.Add(nattest.IP{Source: pod6, Destination: remoteReal6, Body: body}.Bytes(), uint8(0), uint8(1), uint8(4))
+		f.Add(nattest.IP{Source: remote6, Destination: pod6, Body: body}.Bytes(), uint8(1), uint8(3), uint8(0))
 	}
 	f.Fuzz(func(t *testing.T, quoted []byte, in, kind, code uint8) {
 		if len(quoted) > 1200 {
@@ -139,7 +147,10 @@ func FuzzQuoted(f *testing.F) {
 			p.Destination = netipFrom4(quoted[12:16])
 		}
 		if len(quoted) > 40 && quoted[0]>>4 == 6 {
-			p.Source, p.Destination = "2001:db8::1", netipFrom16(quoted[8:24])
+			if p.Source = "2001:db8::1"; in%2 == 1 {
+				p.Source = "fd80::2"
+			}
+			p.Destination = netipFrom16(quoted[8:24])
 		}
 		p.Body = nattest.ICMP{Type: kind, Code: code, Payload: quoted}
 		v, out := process(t, e, from, p.Bytes(), start)
@@ -165,17 +176,21 @@ func playSequence(t *testing.T, ops []byte) {
 	if len(ops) > 6*100 {
 		return
 	}
-	e := engine(t, func(c *nat.Config) {
+	e := engine(t, dual, func(c *nat.Config) {
 		c.MaxConnections = 40
 		c.Addresses = []rules.AddressMapping{{External: address("10.70.0.9"), Internal: address("192.0.2.10"), Via: node2}}
 	})
 	now := start
-	locals := []string{"10.200.1.5", "203.0.113.9", "10.70.0.0", "192.0.2.10", "10.80.0.2", "10.200.2.9"}
-	remotes := map[string]string{"10.71.3.9": "10.200.3.9", "10.72.49.9": "10.64.1.9", "10.99.70.1": "10.99.70.1"}
+	locals := []string{"10.200.1.5", "203.0.113.9", "10.70.0.0", "192.0.2.10", "10.80.0.2", "10.200.2.9", pod6, "2001:db8::9"}
+	remotes := map[string]string{"10.71.3.9": "10.200.3.9", "10.72.49.9": "10.64.1.9", "10.99.70.1": "10.99.70.1", remote6: remoteReal6}
 	seen := []string{"10.71.3.9", "10.72.49.9", "10.99.70.1"}
 	for ; len(ops) >= 6; ops = ops[6:] {
 		now = now.Add(time.Duration(ops[0]) * time.Duration(ops[0]) * time.Millisecond)
 		local, to := locals[int(ops[1])%len(locals)], seen[int(ops[2])%len(seen)]
+		v6 := address(local).Is6()
+		if v6 {
+			to = remote6
+		}
 		port := uint16(2000 + int(ops[3])%3)
 		payload := nattest.Payload(int(ops[5])*8, uint32(ops[5]))
 		var body nattest.Body
@@ -185,7 +200,9 @@ func playSequence(t *testing.T, ops []byte) {
 		case 1:
 			body = nattest.TCP{SourcePort: port, DestinationPort: 80, Flags: ops[5], Seq: uint32(ops[3]), Payload: payload[:len(payload)/2]}
 		case 2:
-			body = nattest.ICMP{Type: 8, Rest: uint32(port) << 16}
+			if body = (nattest.ICMP{Type: 8, Rest: uint32(port) << 16}); v6 {
+				body = nattest.ICMP{Type: 128, Rest: uint32(port) << 16}
+			}
 		case 3:
 			body = nattest.SCTP{SourcePort: port, DestinationPort: 9, Chunks: []byte{ops[5], 0, 0, 4}}
 		case 4:
@@ -195,9 +212,10 @@ func playSequence(t *testing.T, ops []byte) {
 				continue
 			}
 			c := rome()
+			dual(c)
 			c.MaxConnections = 40
 			if ops[5]%2 == 0 {
-				c.UnknownSource = rules.PairOf(address("10.70.0.1"))
+				c.UnknownSource = rules.PairOf(address("10.70.0.1"), address("fd00:70::1"))
 			}
 			if err := e.Apply(c); err != nil {
 				t.Fatal(err)
@@ -235,7 +253,7 @@ func answerTo(t *testing.T, e *nat.Engine, p nattest.IP, view nattest.View, now 
 	case nattest.TCP:
 		answer.Body = nattest.TCP{SourcePort: view.DestinationPort, DestinationPort: view.SourcePort, Flags: b.Flags &^ nattest.RST, Seq: b.Ack, Ack: b.Seq}
 	case nattest.ICMP:
-		answer.Body = nattest.ICMP{Rest: uint32(view.SourcePort) << 16}
+		answer.Body = nattest.ICMP{Type: map[bool]uint8{true: 129}[view.Source.Is6()], Rest: uint32(view.SourcePort) << 16}
 	case nattest.SCTP:
 		answer.Body = nattest.SCTP{SourcePort: view.DestinationPort, DestinationPort: view.SourcePort, Tag: 1}
 	}

@@ -26,7 +26,7 @@ type pathTable struct {
 // A path is the path MTU towards a destination, as addressed beyond the gateway.
 type path struct {
 	destination [16]byte
-	sender      [16]byte // of the segment that was too big, as holderOf has it
+	sender      [16]byte // of the segment that was too big, as hostOf has it
 	link        Link     // where the sender is
 	way         Link     // through which the destination is reached
 	mtu         uint16
@@ -115,9 +115,6 @@ func (e *Engine) learnPath(d *decision, p *packet.Packet) {
 	if mtu == 0 || mtu >= e.snapshot.mtu || q.Protocol() != packet.TCP || !q.HasPorts() {
 		return
 	}
-	if p.IsIPv6() && mtu < minMTU6 {
-		return // RFC 8201, Section 4
-	}
 	if !c.tcp.inFlight(q.SequenceNumber(), to) {
 		return
 	}
@@ -126,7 +123,7 @@ func (e *Engine) learnPath(d *decision, p *packet.Packet) {
 	d.teaches = true
 	d.path = path{
 		destination: destination.As16(),
-		sender:      holderOf(sender),
+		sender:      e.snapshot.hostOf(sender, d.plan.out),
 		link:        d.plan.out,
 		way:         wayOf(d.in),
 		mtu:         uint16(max(mtu, minPathMTU)),

@@ -50,15 +50,20 @@ func TestPathMTU(t *testing.T) {
 	}
 }
 
-// RFC 8201, Section 4: what claims less than the IPv6 minimum link MTU does not count.
+// RFC 8201, Section 4: what claims less than the IPv6 minimum link MTU is discarded, and so reaches no sender.
 func TestPathMTU6(t *testing.T) {
 	c := call{engine(t), node1, "fd00:200:0:1::5", "fd00:71:0:4000::9", "fd00:200::9", 4000}.begin(t, start)
 	for _, step := range []struct {
-		mtu  uint32
-		want int
-	}{{1339, 1279}, {1279, 1279}, {68, 1279}, {1280, 1220}} {
+		mtu     uint32
+		want    int
+		discard bool
+	}{{1339, 1279, false}, {1279, 1279, true}, {68, 1279, true}, {0, 1279, true}, {1280, 1220, false}} {
 		c.segment(t, start)
-		forwarded(t, c.e, nat.Tunnel, tooBig(step.mtu, c.sent(2000)), start)
+		if b := tooBig(step.mtu, c.sent(2000)); step.discard {
+			dropped(t, c.e, nat.Tunnel, b, start, nat.ReasonMalformed)
+		} else {
+			forwarded(t, c.e, nat.Tunnel, b, start)
+		}
 		if got := c.segment(t, start); got != step.want {
 			t.Fatalf("%d: segments of %d bytes, want %d", step.mtu, got, step.want)
 		}
@@ -105,20 +110,30 @@ func TestPathMTUShares(t *testing.T) {
 // FuzzTooBig compares what the engine learns from a too-big message with what it may: whatever is quoted, only an unacknowledged
 // segment of the connection counts.
 func FuzzTooBig(f *testing.F) {
-	f.Add(uint32(1001), uint16(1000), uint16(4000), uint16(80), uint16(0))
-	f.Add(uint32(21_000), uint16(68), uint16(4000), uint16(80), uint16(19_999))
-	f.Add(uint32(1000), uint16(1339), uint16(4000), uint16(80), uint16(0))
-	f.Add(uint32(5000), uint16(600), uint16(4001), uint16(80), uint16(3))
-	f.Fuzz(func(t *testing.T, seq uint32, mtu, source, destination, taken uint16) {
+	for _, v6 := range []bool{false, true} {
+		f.Add(v6, uint32(1001), uint16(1000), uint16(4000), uint16(80), uint16(0))
+		f.Add(v6, uint32(21_000), uint16(68), uint16(4000), uint16(80), uint16(19_999))
+		f.Add(v6, uint32(1000), uint16(1339), uint16(4000), uint16(80), uint16(0))
+		f.Add(v6, uint32(1001), uint16(1280), uint16(4000), uint16(80), uint16(0))
+		f.Add(v6, uint32(5000), uint16(600), uint16(4001), uint16(80), uint16(3))
+	}
+	f.Fuzz(func(t *testing.T, v6 bool, seq uint32, mtu, source, destination, taken uint16) {
 		taken %= 20_001
-		c := call{engine(t), node1, "10.200.1.5", "10.71.3.9", "10.200.3.9", 4000}.begin(t, start)
+		least, header, refused := 552, 40, false
+		c := call{engine(t), node1, "10.200.1.5", "10.71.3.9", "10.200.3.9", 4000}
+		if v6 {
+			least, header, refused = 1280, 60, mtu < 1280
+			c.local, c.seen, c.real = pod6, remote6, remoteReal6
+		}
+		c.begin(t, start)
 		c.segment(t, start)
 		forwarded(t, c.e, nat.Tunnel, c.inbound(nattest.ACK, 1001, 1001+uint32(taken)), start)
 		quoted := nattest.IP{Source: c.local, Destination: c.real, Body: nattest.TCP{SourcePort: source, DestinationPort: destination, Seq: seq}}
-		forwarded(t, c.e, nat.Tunnel, tooBig(uint32(mtu), quoted), start)
-		want := 1300
-		if source == 4000 && destination == 80 && seq >= 1001+uint32(taken) && seq < 21_001 && mtu > 0 {
-			want = min(want, max(int(mtu), 552)-40)
+		want := 1340 - header
+		if b := tooBig(uint32(mtu), quoted); refused {
+			dropped(t, c.e, nat.Tunnel, b, start, nat.ReasonMalformed)
+		} else if forwarded(t, c.e, nat.Tunnel, b, start); source == 4000 && destination == 80 && seq >= 1001+uint32(taken) && seq < 21_001 && mtu > 0 {
+			want = min(want, max(int(mtu), least)-header)
 		}
 		if got := c.segment(t, start); got != want {
 			t.Fatalf("segments of %d bytes, want %d", got, want)

@@ -6,7 +6,7 @@ type Reason uint8
 // The reasons. The order is not part of any contract, the names are.
 const (
 	ReasonNone            Reason = iota
-	ReasonMalformed              // a length, version or header checksum is wrong
+	ReasonMalformed              // a length, version or checksum is wrong, or an IPv6 packet too big is below 1280
 	ReasonSourceRoute            // an IPv4 source route option or an IPv6 routing header with segments left
 	ReasonBadSource              // a source that may not come from there: see admits
 	ReasonBadDestination         // multicast, broadcast, loopback or link-local

@@ -8,8 +8,8 @@ import (
 	"culvert/nat/packet"
 )
 
-// Records writes down what an Engine knows and packets could not tell another one that takes over: connections whose translation needs
-// state or that have a mark of consequence, and clients of services with affinity.
+// Records writes down what an Engine knows and packets could not tell another one that takes over: connections, but for those of pods that
+// need nothing of it, and clients of services with affinity.
 //
 // Times are ages: who restores records goes on where the connections were, however long ago that was. No clock that survives a restart
 // could be trusted with more, and what is restored too late costs a place in the table, until it expires.
@@ -138,36 +138,29 @@ func (r *Records) readConnections() {
 	}
 }
 
-// tellsItself reports whether the next packet of a connection, of either direction, would make it again: its translation is that of
-// the clusters' CIDRs, and a mark, which given rules may ask for, is only that of its node, to which the answers go without it.
+// tellsItself reports whether the next packet of a connection, of either direction, would make it again: a pod's with the other cluster, if
+// the translation is that of the clusters' CIDRs, and if the answers go to the same node without its mark. What given rules would say to
+// a first packet, they are not asked.
 func (e *Engine) tellsItself(c *conn, first, answer *packet.Tuple) bool {
-	s := e.snapshot
-	if c.has(flagService|flagPort) || first.Link.Outside() == answer.Link.Outside() {
-		return false
-	}
-	to := first.Reply(0)
-	source, destination := first.Source(), first.Destination()
+	s, inside, outside := e.snapshot, first, answer
 	if first.Link.Outside() {
-		if c.mark != 0 {
-			return false
-		}
-		if r, ok := s.real.Lookup(source); ok {
-			to.SetDestination(r.apply(source))
-		}
-		return to.Words == answer.Words && to.Ports == answer.Ports
+		inside, outside = answer, first
 	}
-	if r, ok := s.seen.Lookup(destination); ok {
-		to.SetSource(r.apply(destination))
-	}
-	if to.Words != answer.Words || to.Ports != answer.Ports {
+	if !s.rules.Generated() || c.has(flagService|flagPort) || inside.Link.Outside() || !outside.Link.Outside() {
 		return false
 	}
-	if c.mark != 0 && !s.rules.Generated() {
+	local, seen := inside.Source(), inside.Destination()
+	r, ok := s.seen.Lookup(seen)
+	if !ok || !s.pods.Contains(local) {
 		return false
 	}
-	home, ok := s.rules.Route(answer.Link, 0, to.Source(), source)
-	marked, _ := s.rules.Route(answer.Link, c.mark, to.Source(), source)
-	return ok && home == marked
+	to, real := inside.Reply(0), r.apply(seen)
+	if to.SetSource(real); to.Words != outside.Words || to.Ports != outside.Ports {
+		return false
+	}
+	node, routed := s.rules.Route(outside.Link, 0, real, local)
+	marked, _ := s.rules.Route(outside.Link, c.mark, real, local)
+	return routed && node == marked
 }
 
 // affinities returns the services that have clients. Packets wait while they are copied, but not while a map is made of them.

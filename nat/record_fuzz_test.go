@@ -17,6 +17,7 @@ func items(b []byte) []byte { return b[16:][:binary.LittleEndian.Uint16(b[6:])] 
 func FuzzRestore(f *testing.F) {
 	f.Add(items(records(kept(f), 0, start)), false)
 	f.Add(items(records(kept(f), 0, start))[:300], true)
+	f.Add(append([]byte{3, 1, 'w', 80, 0, 6, 4, 1}, make([]byte, 25)...), false) // a client whose time is over
 	f.Fuzz(func(t *testing.T, items []byte, few bool) {
 		most := 1000
 		if few {

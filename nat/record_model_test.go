@@ -157,7 +157,7 @@ func (s *smallTable) restart() {
 
 // TestRestoreModel compares a small table with its model over all sequences of events up to a length, restarts among them.
 func TestRestoreModel(t *testing.T) {
-	length := 5
+	length := 4
 	if os.Getenv(nat.LongEnv) != "" {
 		length = 7
 	}

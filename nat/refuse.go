@@ -20,7 +20,7 @@ func (e *Engine) AppendError(dst []byte, p *packet.Packet, in Link, v Verdict, n
 	if v.Refusal == packet.Reset || e.snapshot.rules.IsHost() {
 		from = t.Destination()
 	}
-	ok := from.IsValid() && e.limit.allow(in, t.Source(), now)
+	ok := from.IsValid() && e.limit.allow(in, e.snapshot.hostOf(t.Source(), in), now)
 	if ok {
 		e.stats.of(in).Answered++
 	}

@@ -130,6 +130,43 @@ func TestErrorRate(t *testing.T) {
 	}
 }
 
+// The pods of a node have one /64, as Kubernetes gives them by default, and are told apart; a host elsewhere has a /64 to itself.
+func TestErrorRateOfIPv6(t *testing.T) {
+	for _, test := range []struct {
+		name           string
+		in             nat.Link
+		flood, another string
+		told           bool
+	}{
+		{"pods of a node", node1, "fd00:200:0:1::5", "fd00:200:0:1::6", true},
+		{"clients of no pod", node1, "2001:db8::5", "2001:db8::6", false},
+		{"clients of two networks", node1, "2001:db8::5", "2001:db8:0:1::5", true},
+		{"pods of the remote cluster", nat.Tunnel, "fd00:200::5", "fd00:200::6", false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			e := engine(t, dual)
+			told := func(source string) bool {
+				p := udp(source, remote6, 1, 2)
+				if p.TTL = 1; test.in.Outside() {
+					p.Destination = pod6
+				}
+				v := dropped(t, e, test.in, p.Bytes(), start, nat.ReasonTTLExceeded)
+				return answer(t, e, test.in, p.Bytes(), v, start) != nil
+			}
+			n := 0
+			for range 50 {
+				if told(test.flood) {
+					n++
+				}
+			}
+			if another := told(test.another); n != 20 || another != test.told {
+				t.Errorf("%d errors to one, to another %t, want 20 and %t", n, another, test.told)
+			}
+			ledger(t, e)
+		})
+	}
+}
+
 // A node whose packets all deserve errors leaves a hundred pings of another one theirs, whatever the addresses.
 func TestErrorFlood(t *testing.T) {
 	e := engine(t)

@@ -271,7 +271,7 @@ func (r *Restore) remember(some []clientRecord) {
 		x := &some[i]
 		l := e.clients.list(x.service)
 		key := affinityKey{l.id, x.address}
-		if _, ok := e.clients.index[key]; !ok && e.keep(l, key, x.backend, r.now.Add(x.left), r.now) {
+		if _, ok := e.clients.index[key]; !ok && x.left > 0 && e.keep(l, key, x.backend, r.now.Add(x.left), r.now) {
 			r.result.Clients++
 		}
 	}

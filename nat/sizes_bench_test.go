@@ -10,41 +10,47 @@ import (
 )
 
 // BenchmarkSizes compares what one packet costs in turns of some milliseconds, so that whatever else the machine does meets all alike: a
-// seal, an established packet among 1,000 connections, and one among 1,000,000, by Zipf's law and at random. What making the packets
-// costs is taken off. It prints ratios of medians.
+// seal, an established packet among 1,000 connections of either family, and one among 1,000,000, by Zipf's law and at random. What making
+// the packets costs is taken off. It prints ratios of medians.
 func BenchmarkSizes(b *testing.B) {
 	const turns, perTurn = 60, 1 << 15
 	r := rand.New(rand.NewPCG(1, 2))
 	zipf := rand.NewZipf(r, 1.1, 1, 1e6-1)
-	table := func(n int) *nat.Engine {
+	table := func(n int, v6 bool) *nat.Engine {
 		e := engine(b, func(c *nat.Config) { c.MaxConnections = 4e6 })
-		load(b, e, n, false)
+		load(b, e, n, v6)
 		return e
 	}
-	small, large := table(1000), table(1e6)
+	few, any := func() int { return r.IntN(1000) }, func() int { return r.IntN(1e6) }
+	large := table(1e6, false)
 	all := []struct {
 		name  string
+		v6    bool
 		e     *nat.Engine // nil: packets are made
 		pick  func() int
 		order []int32
 		costs []float64
 	}{
-		{name: "making"},
-		{name: "small", e: small, pick: func() int { return r.IntN(1000) }},
+		{name: "making", pick: few},
+		{name: "small", e: table(1000, false), pick: few},
 		{name: "zipf", e: large, pick: func() int { return int(zipf.Uint64()) }},
-		{name: "uniform", e: large, pick: func() int { return r.IntN(1e6) }},
+		{name: "uniform", e: large, pick: any},
+		{name: "IPv6", v6: true, e: table(1000, true), pick: few},
+		{name: "making IPv6", v6: true, pick: few},
 	}
 	for i := range all {
 		x := &all[i]
 		x.order = make([]int32, 1<<20)
 		for j := range x.order {
-			if x.pick != nil {
-				x.order[j] = int32(x.pick())
-			}
+			x.order[j] = int32(x.pick())
 		}
 	}
 	var seals []float64
-	s := newStream(false, node1)
+	streams := map[bool]*stream{}
+	for _, v6 := range []bool{false, true} {
+		s := newStream(v6, node1)
+		streams[v6] = &s
+	}
 	var work [nat.MaxLoad][128]byte
 	var packets [nat.MaxLoad]packet.Packet
 	b.ResetTimer()
@@ -52,7 +58,7 @@ func BenchmarkSizes(b *testing.B) {
 		for turn := range turns {
 			seals = append(seals, sealOnce(b))
 			for i := range all {
-				x := &all[i]
+				x, s := &all[i], streams[all[i].v6]
 				begin := processorTime(b)
 				for at := 0; at < perTurn; at += len(packets) {
 					var made [nat.MaxLoad][]byte
@@ -76,9 +82,15 @@ func BenchmarkSizes(b *testing.B) {
 			}
 		}
 	}
-	cost := func(i int) float64 { return middle(all[i].costs) - middle(all[0].costs) }
+	last := len(all) - 1
+	cost := func(i int) float64 {
+		if all[i].v6 {
+			return middle(all[i].costs) - middle(all[last].costs)
+		}
+		return middle(all[i].costs) - middle(all[0].costs)
+	}
 	b.ReportMetric(cost(1)/middle(seals), "seals/small")
-	for i := 2; i < len(all); i++ {
+	for i := 2; i < last; i++ {
 		b.ReportMetric(cost(i)/middle(seals), "seals/"+all[i].name)
 		b.ReportMetric(cost(i)/cost(1), all[i].name+"/small")
 	}

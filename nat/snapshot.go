@@ -154,6 +154,16 @@ func (s *snapshot) isPod(a netip.Addr, at Link) bool {
 	return ok && !out.Outside()
 }
 
+// hostOf returns what a rate or a share of who is at link is kept by: an address of IPv4 or of a pod, or else the /64 of one of IPv6, in
+// which a host has as many as it likes.
+func (s *snapshot) hostOf(a netip.Addr, link Link) [16]byte {
+	b := a.As16()
+	if a.Is6() && (link.Outside() || !s.pods.Contains(a)) {
+		clear(b[8:])
+	}
+	return b
+}
+
 // own reports whether a is an address of the gateway or of either end of the WireGuard tunnel.
 func (s *snapshot) own(a netip.Addr) bool {
 	return s.gateway.Has(a) || s.tunnel.Has(a) || s.peer.Has(a)

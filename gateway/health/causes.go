@@ -83,9 +83,9 @@ var (
 	NodeLoss = cause("node-loss", Warning, "{lost} of the last {of} ARP requests to {node} ({underlay}) were lost",
 		"look for a full or faulty link on the way to that node")
 	NoReturn = cause("node-no-return", Warning, "{node} answers ARP, but has sent no packet back for {sent} that were sent to it",
-		"does it forward (sysctl net.ipv4.ip_forward=1), has it routes to the remote CIDRs via {gateway}, and does its firewall let pods' traffic pass?")
+		"does it forward (sysctl net.ipv4.ip_forward=1, net.ipv6.conf.all.forwarding=1), has it routes to the remote CIDRs via {gateway}, and does its firewall let pods' traffic pass?")
 	OneWay = cause("node-one-way", Note, "{node} has sent no packet for {time}, and {sent} were sent to it",
-		"if answers are due: does it forward (sysctl net.ipv4.ip_forward=1), have it and its pods routes to the remote CIDRs via {gateway}, and does its firewall let pods' traffic pass? One-way traffic looks the same")
+		"if answers are due: does it forward (sysctl net.ipv4.ip_forward=1, net.ipv6.conf.all.forwarding=1), have it and its pods routes to the remote CIDRs via {gateway}, and does its firewall let pods' traffic pass? One-way traffic looks the same")
 	WrongUnderlay = cause("node-underlay", Warning, "{node} sends from {source}, configured {underlay}",
 		"correct its underlay in geneve.nodes, or the address that the node sends from")
 	WrongVNI = cause("node-vni", Warning, "{node} ({underlay}) sends VNI {seen}, configured {vni}",

@@ -246,7 +246,7 @@ var stories = []struct {
 		n.Received, n.Known, n.Answered, n.Requests, n.Lost = 1, true, true, 32, 8
 	}, []string{"0 info", "42 warning node rome-1: 8 of the last 32 ARP requests to rome-1 (172.18.0.2) were lost: look for"}},
 	{"a node that forwards nothing", 60, func(s int, o *Observation) { o.Nodes[0].Answered, o.Nodes[0].Sent = true, uint64(s) }, []string{
-		"5 warning node rome-1: rome-1 answers ARP, but has sent no packet back for 5 that were sent to it: does it forward (sysctl net.ipv4.ip_forward=1), has it routes to the remote CIDRs via 10.80.0.4"}},
+		"5 warning node rome-1: rome-1 answers ARP, but has sent no packet back for 5 that were sent to it: does it forward (sysctl net.ipv4.ip_forward=1, net.ipv6.conf.all.forwarding=1), has it routes to the remote CIDRs via 10.80.0.4"}},
 	{"a node that sends and does not hear", 60, func(s int, o *Observation) {
 		n := &o.Nodes[0]
 		n.Answered, n.Known, n.Received, n.Silence = true, true, uint64(s+1), time.Second

@@ -31,9 +31,9 @@ func sourceCheckOff(_ int, config object) { config["geneve"].(object)["sourceChe
 // what it says of a third one.
 func (l *Lab) attackReload(ctx context.Context) (string, error) {
 	config := l.gatewayConfig(0)
-	nodes := config["geneve"].(object)["nodes"].([]object)
-	config["geneve"].(object)["nodes"] = []object{nodes[0], {"name": "rome-node3", "vni": 77, "underlay": "172.18.0.77", "address": "10.80.0.77",
-		"podCIDRs": []string{"10.0.77.0/24"}, "encap": "vxlan", "inner": "ip"}}
+	nodes, third := config["geneve"].(object)["nodes"].([]object), l.thirdNode(0)
+	third["encap"], third["inner"] = "vxlan", "ip"
+	config["geneve"].(object)["nodes"] = []object{nodes[0], third}
 	if err := l.writeYAML(clusters[0].Name, "gateway.yaml", config); err != nil {
 		return "", err
 	}
@@ -75,13 +75,16 @@ func (l *Lab) attackPathMTU(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	attacker := l.Host("milan/pod2")
+	attacker, mtu := l.at("milan/pod2"), uint16(68)
+	if attacker.Address.Is6() {
+		mtu = smallMTU // nobody believes in less than a link of IPv6 carries (RFC 8200, Section 5)
+	}
 	forged := [][]byte{
 		silentUDP(netip.AddrPortFrom(e.wantSource, 4000), netip.AddrPortFrom(e.to.Address, 4001)),
 		silentTCP(netip.AddrPortFrom(e.wantSource, 4000), netip.AddrPortFrom(e.to.Address, 4001), tcpACK, 1, 1),
 		silentTCP(near, local, tcpACK, 0x0bad0bad, 0), // in flight with a chance of one in 65,536
 	}
-	f := &flood{attacker, len(forged), func(i int) []byte { return tooBigAbout(attacker.Address, forged[i], 68) }}
+	f := &flood{attacker, len(forged), func(i int) []byte { return tooBigAbout(attacker.Address, forged[i], mtu) }}
 	figure, err := l.beside(ctx, []*flood{f})
 	if err != nil {
 		return "", err
@@ -144,13 +147,6 @@ func (s *socket) local() (netip.AddrPort, error) {
 	return addrPort(a), err
 }
 
-func addrPort(a unix.Sockaddr) netip.AddrPort {
-	if a, ok := a.(*unix.SockaddrInet4); ok {
-		return netip.AddrPortFrom(netip.AddrFrom4(a.Addr), uint16(a.Port))
-	}
-	return netip.AddrPort{}
-}
-
 // attackFIN ends a connection, as somebody who can send as the far end but knows no
 // sequence number, and then fills the table: ended connections would make room.
 func (l *Lab) attackFIN(ctx context.Context) (string, error) {
@@ -177,7 +173,7 @@ func (l *Lab) attackFIN(ctx context.Context) (string, error) {
 	}
 	// One of any two acknowledgements half the sequence space apart is of the past.
 	step := max(info.Rcv_ssthresh/4, 1<<15)
-	f := &flood{l.Host("milan/node1"), 2 * (int(1<<32/uint64(step)) + 1), func(i int) []byte {
+	f := &flood{l.at("milan/node1"), 2 * (int(1<<32/uint64(step)) + 1), func(i int) []byte {
 		return silentTCP(far, near, tcpFIN|tcpACK, uint32(i/2)*step, 0x0bad0bad+uint32(i%2)<<31)
 	}}
 	figure, err := l.beside(ctx, []*flood{f})
@@ -195,7 +191,7 @@ func (l *Lab) attackFIN(ctx context.Context) (string, error) {
 type sourceServer struct{ *net.UDPConn }
 
 func newSourceServer(h *Host) (sourceServer, error) {
-	conn, err := h.ListenPacket("udp4", netip.AddrPortFrom(h.Address, attackPort).String())
+	conn, err := h.ListenPacket(over("udp", h.Address), netip.AddrPortFrom(h.Address, attackPort).String())
 	if err != nil {
 		return sourceServer{}, err
 	}
@@ -219,7 +215,7 @@ func (s sourceServer) expect(want string, from netip.AddrPort) error {
 // speakFor sends datagrams of as many connections from the first node of rome, as the
 // pod e.from. The first is of one that this pod could open.
 func (l *Lab) speakFor(e *ends, count int) *flood {
-	return &flood{l.Host("rome/node1"), count, func(i int) []byte {
+	return &flood{l.at("rome/node1"), count, func(i int) []byte {
 		return rawUDP(netip.AddrPortFrom(e.from.Address, forgedPort+uint16(i)), netip.AddrPortFrom(e.target, attackPort), []byte("forged")...)
 	}}
 }
@@ -242,7 +238,7 @@ func (l *Lab) attackSource(ctx context.Context) (string, error) {
 	if err := l.pair("rome/node1", "milan/pod1").reach(ctx); err != nil { // what it sends next comes last
 		return "", err
 	}
-	client, err := e.from.DialFrom(ctx, "udp4", netip.AddrPortFrom(e.from.Address, forgedPort), netip.AddrPortFrom(e.target, attackPort), nil)
+	client, err := e.from.DialFrom(ctx, over("udp", e.target), netip.AddrPortFrom(e.from.Address, forgedPort), netip.AddrPortFrom(e.target, attackPort), nil)
 	if err != nil {
 		return "", err
 	}

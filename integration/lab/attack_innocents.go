@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"net/netip"
@@ -14,8 +15,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-
-	"golang.org/x/net/ipv4"
 )
 
 // innocent is somebody who goes on beside an attack, each of whose requests must be
@@ -154,6 +153,15 @@ func (l *Lab) kernelLosses() (n int, err error) {
 			if err != nil {
 				return err
 			}
+			six, err := os.ReadFile("/proc/thread-self/net/snmp6")
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
+			for line := range strings.Lines(string(six)) {
+				var value int
+				fmt.Sscanf(line, "Udp6RcvbufErrors %d", &value)
+				n += value
+			}
 			var names []string
 			for line := range strings.Lines(string(text)) {
 				fields := strings.Fields(line)
@@ -205,7 +213,7 @@ func datagrams(what string, n int, e *ends, port int) *innocent {
 func echoRequests(what string, n int, p *pinger, to netip.Addr, size int) *innocent {
 	return &innocent{what: what, n: n, ask: func(context.Context) error {
 		a, err := p.echo(to, size, maxTTL)
-		if err == nil && a.message.Type != ipv4.ICMPTypeEchoReply {
+		if err == nil && a.message.Type != p.types().reply {
 			err = fmt.Errorf("%v (code %d) from %s, want an echo reply", a.message.Type, a.message.Code, a.from)
 		}
 		return err

@@ -11,7 +11,6 @@ import (
 	"net/netip"
 	"time"
 
-	"golang.org/x/net/ipv4"
 	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/device"
 )
@@ -28,10 +27,10 @@ func (l *Lab) listenerAttacks() []Check {
 			return l.attackErrors(ctx, "rome/node1", 250)
 		}),
 		l.against("handshakes", "stranger × rome/pod2", nil, func(ctx context.Context) (string, error) {
-			return l.attackHandshakes(ctx, strangerAddress)
+			return l.attackHandshakes(ctx, l.stranger())
 		}),
 		l.against("handshakes", "peer × rome/pod2", nil, func(ctx context.Context) (string, error) {
-			return l.attackHandshakes(ctx, clusters[0].Peering.Addr())
+			return l.attackHandshakes(ctx, l.outer()[0].Peering.Addr())
 		}),
 		l.against("new session", "stranger × both gateways", nil, l.attackSession),
 		l.against("waiting room", "milan/pod1 × rome/pod2", nil, l.attackWaitingRoom),
@@ -41,7 +40,7 @@ func (l *Lab) listenerAttacks() []Check {
 // metricsEverywhere serves metrics to the underlay too.
 const (
 	metricsPort       = 8082
-	metricsEverywhere = "0.0.0.0:8082"
+	metricsEverywhere = ":8082"
 )
 
 // attackMetrics is a local user who asks for pages and does not read them.
@@ -81,7 +80,7 @@ func (l *Lab) attackMetrics(ctx context.Context) (string, error) {
 			return "", fmt.Errorf("hostile scraper %d: %w", i, err)
 		}
 	}
-	figure, err := l.beside(ctx, nil, echoRequests("pings", 100, innocent, e.target, 84), scrapes(5, l.Host("rome/node2"), netip.AddrPortFrom(clusters[0].Gateway, metricsPort)))
+	figure, err := l.beside(ctx, nil, echoRequests("pings", 100, innocent, e.target, 84), scrapes(5, l.Host("rome/node2"), netip.AddrPortFrom(l.plan()[0].Gateway, metricsPort)))
 	return fmt.Sprintf("%d × %d unread, %d slow; %s", greedy, requests, slow, figure), err
 }
 
@@ -95,23 +94,27 @@ func (l *Lab) attackErrors(ctx context.Context, from string, senders int) (strin
 		return "", err
 	}
 	defer innocent.close()
-	node, ttl := &clusters[0].Nodes[0], byte(1)
+	p, ttl := l.plan(), byte(1)
 	if from == "rome/pod1" {
 		ttl = 2 // its node takes one
 	}
-	to := netip.AddrPortFrom(clusters[1].Seen(clusters[1].Nodes[0].Pod), attackPort)
-	f := &flood{l.Host(from), count, func(i int) []byte {
-		address := node.Pod.As4()
-		address[3] += byte(i % senders)
-		b := silentUDP(netip.AddrPortFrom(netip.AddrFrom4(address), attackPort), to)
-		b[8] = ttl
+	to := netip.AddrPortFrom(p[1].Seen(p[1].Nodes[0].Pod), attackPort)
+	f := &flood{l.at(from), count, func(i int) []byte {
+		b := silentUDP(netip.AddrPortFrom(behind(p[0].Nodes[0].Pod, i%senders), attackPort), to)
+		setTTL(b, ttl)
 		return b
 	}}
-	return l.beside(ctx, []*flood{f}, traces(15, innocent, e.target, clusters[0].Internal))
+	return l.beside(ctx, []*flood{f}, traces(15, innocent, e.target, p[0].Internal))
 }
 
-// strangerAddress is on the link between the gateways, and nobody's.
-var strangerAddress = netip.MustParseAddr("192.0.2.66")
+// stranger is an address that is nobody's: on the link between the gateways or, of IPv6, where
+// a /64 counts as one sender, elsewhere.
+func (l *Lab) stranger() netip.Addr {
+	if l.outer().is6() {
+		return netip.MustParseAddr("2001:db8:d::66")
+	}
+	return spare(l.outer()[0].Peering)
+}
 
 // attackHandshakes begins WireGuard handshakes beside a session.
 func (l *Lab) attackHandshakes(ctx context.Context, from netip.Addr) (string, error) {
@@ -132,7 +135,7 @@ func (l *Lab) attackHandshakes(ctx context.Context, from netip.Addr) (string, er
 // attackSession does so while the gateways start, and do not know each other's address
 // yet.
 func (l *Lab) attackSession(ctx context.Context) (string, error) {
-	f, err := l.handshakes(0, strangerAddress)
+	f, err := l.handshakes(0, l.stranger())
 	if err != nil {
 		return "", err
 	}
@@ -182,16 +185,24 @@ func (l *Lab) handshakes(count int, from netip.Addr) (*flood, error) {
 		random.Read(message)
 		copy(message, []byte{device.MessageInitiationType, 0, 0, 0})
 		macs.AddMacs(message)
-		packets = append(packets, rawUDP(netip.AddrPortFrom(from, port), netip.AddrPortFrom(clusters[1].Peering.Addr(), port), message...))
+		packets = append(packets, rawUDP(netip.AddrPortFrom(from, port), netip.AddrPortFrom(l.outer()[1].Peering.Addr(), port), message...))
 	}
-	return &flood{l.Host("rome/gateway"), count, func(i int) []byte { return packets[i%kinds] }}, nil
+	return &flood{l.host(l.outer(), "rome/gateway"), count, func(i int) []byte { return packets[i%kinds] }}, nil
 }
 
 // attackWaitingRoom sends to nodes that do not answer, while a node comes back whose
 // MAC address must be asked for: its first packet waits for that.
 func (l *Lab) attackWaitingRoom(ctx context.Context) (string, error) {
 	const absent, each = 32, 128
-	rome := &clusters[0]
+	rome, outer := &l.plan()[0], &l.outer()[0]
+	// What is behind an absent node, and its own addresses.
+	pods := func(i int) netip.Prefix {
+		at, bits := netip.AddrFrom4([4]byte{10, 0, byte(150 + i), 0}), 24
+		if rome.PodCIDR.Addr().Is6() {
+			at, bits = netip.AddrFrom16([16]byte{0xfd, 0, 0, 0x10, 7: byte(150 + i)}), 64
+		}
+		return netip.PrefixFrom(at, bits)
+	}
 	with := func(second bool) func(object) {
 		return func(config object) {
 			nodes := config["geneve"].(object)["nodes"].([]object)
@@ -199,8 +210,12 @@ func (l *Lab) attackWaitingRoom(ctx context.Context) (string, error) {
 				nodes = nodes[:1]
 			}
 			for i := range absent {
-				nodes = append(nodes, object{"name": fmt.Sprintf("rome-absent%d", i), "vni": 1000 + i, "underlay": fmt.Sprintf("172.18.0.%d", 150+i),
-					"address": fmt.Sprintf("10.80.0.%d", 150+i), "podCIDRs": []string{fmt.Sprintf("10.0.%d.0/24", 150+i)}})
+				var address []netip.Addr
+				for _, p := range l.plans() {
+					address = append(address, behind(p[0].Nodes[1].Internal, 100+i))
+				}
+				nodes = append(nodes, object{"name": fmt.Sprintf("rome-absent%d", i), "vni": 1000 + i, "underlay": behind(outer.Nodes[1].Underlay, 150+i),
+					"address": oneOrBoth(address), "podCIDRs": []netip.Prefix{pods(i)}})
 			}
 			config["geneve"].(object)["nodes"] = nodes
 		}
@@ -208,9 +223,9 @@ func (l *Lab) attackWaitingRoom(ctx context.Context) (string, error) {
 	if err := l.reload(ctx, 0, with(false)); err != nil {
 		return "", err
 	}
-	attacker, e := l.Host("milan/pod1"), l.pair("milan/pod2", "rome/pod2")
+	attacker, e := l.at("milan/pod1"), l.pair("milan/pod2", "rome/pod2")
 	f := &flood{attacker, absent * each, func(i int) []byte {
-		pod := rome.Seen(netip.AddrFrom4([4]byte{10, 0, byte(150 + i%absent), 5}))
+		pod := rome.Seen(behind(pods(i%absent).Addr(), 5))
 		return silentUDP(netip.AddrPortFrom(attacker.Address, uint16(1024+i)), netip.AddrPortFrom(pod, attackPort))
 	}}
 	p, err := newPinger(e.from)
@@ -234,7 +249,7 @@ func (l *Lab) attackWaitingRoom(ctx context.Context) (string, error) {
 func traces(n int, p *pinger, to, gateway netip.Addr) *innocent {
 	return &innocent{what: "traces", n: n, every: time.Second / 15, ask: func(context.Context) error {
 		a, err := p.echo(to, 84, 2)
-		if err == nil && (a.message.Type != ipv4.ICMPTypeTimeExceeded || a.from != gateway) {
+		if err == nil && (a.message.Type != p.types().timeExceeded || a.from != gateway) {
 			err = fmt.Errorf("%v from %s, want time exceeded from %s", a.message.Type, a.from, gateway)
 		}
 		return err

@@ -8,53 +8,90 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// rawSocket sends IPv4 packets whatever their source.
+// rawSocket sends packets whatever their source.
 type rawSocket struct{ *socket }
 
 func newRaw(h *Host) (rawSocket, error) {
-	s, err := newSocket(h, unix.SOCK_RAW, unix.IPPROTO_RAW) // implies IP_HDRINCL
+	s, err := newRawSocket(h, h.Address.Is6())
 	return rawSocket{s}, err
 }
 
-// send sends a packet; the kernel fills in the header's checksum. What the kernel has
+// send sends a packet; the kernel fills in the checksum of an IPv4 header. What the kernel has
 // no room for is lost, as on any link.
 func (s rawSocket) send(packet []byte) error {
-	err := unix.Sendto(s.fd, packet, 0, &unix.SockaddrInet4{Addr: [4]byte(packet[16:20])})
+	_, to := endsOf(packet)
+	err := unix.Sendto(s.fd, packet, 0, sockaddrOf(netip.AddrPortFrom(to, 0)))
 	if errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.EINTR) {
 		return nil
 	}
 	return err
 }
 
+// endsOf returns the addresses of an IP packet.
+func endsOf(packet []byte) (from, to netip.Addr) {
+	if packet[0]>>4 == 6 {
+		return netip.AddrFrom16([16]byte(packet[8:])), netip.AddrFrom16([16]byte(packet[24:]))
+	}
+	return netip.AddrFrom4([4]byte(packet[12:])), netip.AddrFrom4([4]byte(packet[16:]))
+}
+
 // badChecksum in a packet makes its receiver's kernel drop it without a word, so that
 // an attack shows what it does to gateways and nobody else.
 const badChecksum = 0xbad
 
-// rawPacket makes an IPv4 packet with n bytes behind the header.
-func rawPacket(protocol byte, from, to netip.Addr, n int) []byte {
-	b := make([]byte, 20+n)
+// rawPacket makes an IP packet with n bytes behind the header.
+func rawPacket(protocol byte, from, to netip.Addr, n int) (packet, body []byte) {
+	b := make([]byte, ipHeader(from)+n)
+	if from.Is6() {
+		b[0], b[6], b[7] = 6<<4, protocol, maxTTL
+		binary.BigEndian.PutUint16(b[4:], uint16(n))
+		copy(b[8:], from.AsSlice())
+		copy(b[24:], to.AsSlice())
+		return b, b[40:]
+	}
 	b[0], b[8], b[9] = 0x45, maxTTL, protocol
 	binary.BigEndian.PutUint16(b[2:], uint16(len(b)))
 	copy(b[12:], from.AsSlice())
 	copy(b[16:], to.AsSlice())
-	return b
+	return b, b[20:]
 }
 
-// rawUDP makes a datagram without a checksum.
+// setTTL sets the TTL or hop limit of an IP packet.
+func setTTL(packet []byte, ttl byte) {
+	if packet[0]>>4 == 6 {
+		packet[7] = ttl
+	} else {
+		packet[8] = ttl
+	}
+}
+
+// sum6 is the checksum of what an IPv6 packet carries; that of IPv4 UDP may be left out.
+func sum6(protocol byte, from, to netip.Addr, body []byte) uint16 {
+	pseudo := append(append(from.AsSlice(), to.AsSlice()...), 0, protocol, byte(len(body)>>8), byte(len(body))) // adds up to the same
+	return ^onesSum(onesSum(0, pseudo), body)
+}
+
+// rawUDP makes a datagram, over IPv4 without a checksum.
 func rawUDP(from, to netip.AddrPort, payload ...byte) []byte {
-	b := rawPacket(unix.IPPROTO_UDP, from.Addr(), to.Addr(), 8+len(payload))
-	udp := b[20:]
+	b, udp := rawPacket(unix.IPPROTO_UDP, from.Addr(), to.Addr(), 8+len(payload))
 	binary.BigEndian.PutUint16(udp, from.Port())
 	binary.BigEndian.PutUint16(udp[2:], to.Port())
 	binary.BigEndian.PutUint16(udp[4:], uint16(len(udp)))
 	copy(udp[8:], payload)
+	if from.Addr().Is6() {
+		sum := sum6(unix.IPPROTO_UDP, from.Addr(), to.Addr(), udp)
+		if sum == 0 {
+			sum = 0xffff // RFC 8200, Section 8.1
+		}
+		binary.BigEndian.PutUint16(udp[6:], sum)
+	}
 	return b
 }
 
 // silentUDP makes a datagram that nobody answers.
 func silentUDP(from, to netip.AddrPort) []byte {
 	b := rawUDP(from, to, 0)
-	binary.BigEndian.PutUint16(b[26:], badChecksum)
+	binary.BigEndian.PutUint16(b[ipHeader(from.Addr())+6:], badChecksum)
 	return b
 }
 
@@ -67,8 +104,7 @@ const (
 
 // silentTCP makes a segment that nobody answers.
 func silentTCP(from, to netip.AddrPort, flags byte, seq, ack uint32) []byte {
-	b := rawPacket(unix.IPPROTO_TCP, from.Addr(), to.Addr(), 20)
-	tcp := b[20:]
+	b, tcp := rawPacket(unix.IPPROTO_TCP, from.Addr(), to.Addr(), 20)
 	binary.BigEndian.PutUint16(tcp, from.Port())
 	binary.BigEndian.PutUint16(tcp[2:], to.Port())
 	binary.BigEndian.PutUint32(tcp[4:], seq)
@@ -81,8 +117,17 @@ func silentTCP(from, to netip.AddrPort, flags byte, seq, ack uint32) []byte {
 
 // tooBigAbout makes an ICMP error from somebody who says that a packet needs an MTU.
 func tooBigAbout(from netip.Addr, quoted []byte, mtu uint16) []byte {
-	b := rawPacket(unix.IPPROTO_ICMP, from, netip.AddrFrom4([4]byte(quoted[12:16])), 8+28)
-	icmp := b[20:]
+	to, _ := endsOf(quoted)
+	quoted = quoted[:min(ipHeader(to)+8, len(quoted))]
+	if to.Is6() {
+		b, icmp := rawPacket(unix.IPPROTO_ICMPV6, from, to, 8+len(quoted))
+		icmp[0] = 2
+		binary.BigEndian.PutUint32(icmp[4:], uint32(mtu))
+		copy(icmp[8:], quoted)
+		binary.BigEndian.PutUint16(icmp[2:], sum6(unix.IPPROTO_ICMPV6, from, to, icmp))
+		return b
+	}
+	b, icmp := rawPacket(unix.IPPROTO_ICMP, from, to, 8+len(quoted))
 	icmp[0], icmp[1] = 3, 4
 	binary.BigEndian.PutUint16(icmp[6:], mtu)
 	copy(icmp[8:], quoted)
@@ -92,7 +137,10 @@ func tooBigAbout(from netip.Addr, quoted []byte, mtu uint16) []byte {
 
 // laterFragment makes one whose datagram is nobody's, without its first fragment.
 func laterFragment(from, to netip.Addr, id uint16) []byte {
-	b := rawPacket(unix.IPPROTO_UDP, from, to, 64)
+	if from.Is6() {
+		return fragment6(from, to, id, fragmentBytes, true, make([]byte, 64))
+	}
+	b, _ := rawPacket(unix.IPPROTO_UDP, from, to, 64)
 	binary.BigEndian.PutUint16(b[4:], id)
 	binary.BigEndian.PutUint16(b[6:], moreFragments|fragmentBytes/8)
 	return b
@@ -101,8 +149,12 @@ func laterFragment(from, to netip.Addr, id uint16) []byte {
 // firstFragment makes one whose datagram never becomes complete.
 func firstFragment(from, to netip.AddrPort, id uint16) []byte {
 	b := rawUDP(from, to, make([]byte, 64)...)
+	header := ipHeader(from.Addr())
+	binary.BigEndian.PutUint16(b[header+4:], fragmentBytes)
+	if from.Addr().Is6() {
+		return fragment6(from.Addr(), to.Addr(), id, 0, true, b[header:])
+	}
 	binary.BigEndian.PutUint16(b[4:], id)
 	binary.BigEndian.PutUint16(b[6:], moreFragments)
-	binary.BigEndian.PutUint16(b[24:], fragmentBytes)
 	return b
 }

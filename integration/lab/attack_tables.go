@@ -26,14 +26,27 @@ func (l *Lab) tableAttacks() []Check {
 	return []Check{
 		l.against("ports of U", "rome/node1 × rome/node2", table(1<<20), l.attackPorts),
 		l.against("fragments", "rome/pod1 × rome/node2", nil, l.attackFragments),
-		l.against("affinity", "milan/node2 × milan/pod1", manyServices, l.attackAffinity),
+		l.against("affinity", "milan/node2 × milan/pod1", l.manyServices, l.attackAffinity),
 		l.against("half-open", "rome/node1 × rome/node2", table(smallTable), l.attackHalfOpen),
 		l.against("full table", "rome/pod1 × rome/node2", table(smallTable), l.attackTable),
 	}
 }
 
-// unknown returns one of the addresses behind the first nodes' pods, which become U.
-func unknown(i int) netip.Addr { return netip.AddrFrom4([4]byte{11, 11, byte(i >> 8), byte(i)}) }
+// unknown returns one of the addresses that are no pods', which become U. Those of IPv6 have a /64 each.
+func (l *Lab) unknown(i int) netip.Addr {
+	if l.plan().is6() {
+		return netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 0, 0x0b, byte(i >> 8), byte(i), 15: 1})
+	}
+	return netip.AddrFrom4([4]byte{11, 11, byte(i >> 8), byte(i)})
+}
+
+// behind returns the n-th address behind a, n below 256.
+func behind(a netip.Addr, n int) netip.Addr {
+	b := a.AsSlice()
+	b[len(b)-1] += byte(n)
+	a, _ = netip.AddrFromSlice(b)
+	return a
+}
 
 // attackPorts takes every port of U towards one service for one client; another
 // client, by the other node, needs some of its own.
@@ -45,8 +58,8 @@ func (l *Lab) attackPorts(ctx context.Context) (string, error) {
 	}
 	defer server.close()
 	to := netip.AddrPortFrom(e.target, uint16(server.port()))
-	f := &flood{l.Host("rome/node1"), 65_535, func(i int) []byte {
-		return silentUDP(netip.AddrPortFrom(behindOther, uint16(i+1)), to)
+	f := &flood{l.at("rome/node1"), 65_535, func(i int) []byte {
+		return silentUDP(netip.AddrPortFrom(l.plan()[0].BehindOther, uint16(i+1)), to)
 	}}
 	return l.beside(ctx, []*flood{f}, datagrams("first packets", 200, e, server.port()))
 }
@@ -55,14 +68,15 @@ func (l *Lab) attackPorts(ctx context.Context) (string, error) {
 // datagrams a second that never become complete add up to in their lifetime of 30 s.
 func (l *Lab) attackFragments(ctx context.Context) (string, error) {
 	const lone, incomplete = 4000, 270
-	innocent, err := newPinger(l.Host("rome/node2"))
+	innocent, err := newPinger(l.at("rome/node2"))
 	if err != nil {
 		return "", err
 	}
 	defer innocent.close()
-	pod, e := clusters[0].Nodes[0].Pod, l.pair("rome/node2", "milan/pod2")
-	from, to := netip.AddrPortFrom(pod, attackPort), netip.AddrPortFrom(clusters[1].Seen(clusters[1].Nodes[0].Pod), attackPort)
-	f := &flood{l.Host("rome/pod1"), lone + incomplete, func(i int) []byte {
+	p, e := l.plan(), l.pair("rome/node2", "milan/pod2")
+	pod := p[0].Nodes[0].Pod
+	from, to := netip.AddrPortFrom(pod, attackPort), netip.AddrPortFrom(p[1].Seen(p[1].Nodes[0].Pod), attackPort)
+	f := &flood{l.at("rome/pod1"), lone + incomplete, func(i int) []byte {
 		if i < lone {
 			return laterFragment(pod, to.Addr(), uint16(i+1))
 		}
@@ -73,28 +87,33 @@ func (l *Lab) attackFragments(ctx context.Context) (string, error) {
 
 // manyServices gives rome as many more services that remember their clients as the
 // attack has clients.
-func manyServices(i int, config object) {
+func (l *Lab) manyServices(i int, config object) {
 	if i != 0 {
 		return
 	}
 	services := config["nat"].(object)["services"].([]object)
+	backends := services[len(services)-2]["backends"] // of the last family
 	for n := range hostileHosts {
-		services = append(services, object{"name": fmt.Sprintf("sticky-%d", n), "address": hostileService(n), "port": servicePort, "protocol": "tcp",
-			"affinity": "clientIP", "backends": services[1]["backends"]})
+		services = append(services, object{"name": fmt.Sprintf("sticky-%d", n), "address": l.hostileService(n), "port": servicePort, "protocol": "tcp",
+			"affinity": "clientIP", "backends": backends})
 	}
 	config["nat"].(object)["services"] = services
 }
 
-func hostileService(n int) netip.Addr {
+func (l *Lab) hostileService(n int) netip.Addr {
+	if l.plan().is6() {
+		return netip.AddrFrom16([16]byte{0xfd, 0, 0, 0x70, 14: 1 + byte(n>>8), 15: byte(n)})
+	}
 	return netip.AddrFrom4([4]byte{10, 70, 1 + byte(n>>8), byte(n)})
 }
 
 // attackAffinity is a remote cluster that makes services remember every client it can
 // invent. A client of another service keeps its backend, and the gateway its memory.
 func (l *Lab) attackAffinity(ctx context.Context) (string, error) {
-	rome, milan := &clusters[0], &clusters[1]
-	s := &serviceCheck{lab: l, plan: &clusters, cluster: 0, from: l.Host("milan/pod1")}
-	to := netip.AddrPortFrom(rome.Seen(sticky), servicePort)
+	p := l.plan()
+	rome, milan := &p[0], &p[1]
+	s := &serviceCheck{lab: l, plan: p, cluster: 0, from: l.at("milan/pod1")}
+	to := netip.AddrPortFrom(rome.Seen(rome.Sticky), servicePort)
 	return s.withBackends(ctx, to, func(ctx context.Context, to netip.AddrPort) (string, error) {
 		c, err := newCall(ctx, s.from, to)
 		if err != nil {
@@ -107,12 +126,17 @@ func (l *Lab) attackAffinity(ctx context.Context) (string, error) {
 		}
 		var k callers
 		defer k.close()
-		first := milan.Nodes[1].PodCIDR.Masked().Addr().As4()
-		f := &flood{l.Host("milan/node2"), hostileHosts * hostileHosts, func(i int) []byte {
-			client, service := i/hostileHosts, i%hostileHosts
-			from := netip.AddrFrom4([4]byte{first[0], first[1], first[2] + 16 + byte(client>>8), byte(client)})
-			at := netip.AddrPortFrom(rome.Seen(hostileService(service)), servicePort)
-			return silentTCP(netip.AddrPortFrom(from, uint16(1024+i%60_000)), at, tcpSYN, uint32(i), 0)
+		f := &flood{l.at("milan/node2"), hostileHosts * hostileHosts, func(i int) []byte {
+			client := i / hostileHosts
+			first := milan.Nodes[1].PodCIDR.Masked().Addr().AsSlice()
+			at := len(first) - 2
+			if len(first) == 16 {
+				at = 6 // a /64 each
+			}
+			first[at], first[at+1] = first[at]+16+byte(client>>8), byte(client)
+			from, _ := netip.AddrFromSlice(first)
+			to := netip.AddrPortFrom(rome.Seen(l.hostileService(i%hostileHosts)), servicePort)
+			return silentTCP(netip.AddrPortFrom(from, uint16(1024+i%60_000)), to, tcpSYN, uint32(i), 0)
 		}}
 		figure, err := l.beside(ctx, []*flood{f}, questions(20, c, backend), k.newCalls(20, s.from, to, backend))
 		if err != nil {
@@ -156,8 +180,8 @@ func (l *Lab) attackHalfOpen(ctx context.Context) (string, error) {
 	defer server.close()
 	var k callers
 	defer k.close()
-	f := &flood{l.Host("rome/node1"), 4 * smallTable, func(i int) []byte {
-		return silentTCP(netip.AddrPortFrom(unknown(i%10_000), uint16(1024+i/10_000)), netip.AddrPortFrom(e.target, attackPort), tcpSYN, uint32(i), 0)
+	f := &flood{l.at("rome/node1"), 4 * smallTable, func(i int) []byte {
+		return silentTCP(netip.AddrPortFrom(l.unknown(i%10_000), uint16(1024+i/10_000)), netip.AddrPortFrom(e.target, attackPort), tcpSYN, uint32(i), 0)
 	}}
 	figure, err := l.beside(ctx, []*flood{f}, k.newCalls(50, e.from, netip.AddrPortFrom(e.target, backendPort), ""))
 	if err != nil {
@@ -175,12 +199,12 @@ type waiting struct {
 }
 
 // newWaiting sends n requests and sees that they arrive.
-func newWaiting(ctx context.Context, e *ends, n int) (w *waiting, err error) {
-	conn, err := e.to.ListenPacket("udp4", net.JoinHostPort(e.to.Address.String(), "0"))
+func newWaiting(ctx context.Context, e *ends, n int) (_ *waiting, err error) {
+	conn, err := e.to.ListenPacket(over("udp", e.to.Address), net.JoinHostPort(e.to.Address.String(), "0"))
 	if err != nil {
 		return nil, err
 	}
-	w = &waiting{server: conn.(*net.UDPConn)}
+	w := &waiting{server: conn.(*net.UDPConn)}
 	defer func() {
 		if err != nil {
 			w.close()

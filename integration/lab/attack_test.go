@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/net/ipv4"
+
+	"culvert/nat/nattest"
 )
 
 // TestTolls: a request lost is a failure, and so is one repeated that the kernel has not
@@ -130,5 +132,32 @@ func TestForgedPackets(t *testing.T) {
 	}
 	if mtu := binary.BigEndian.Uint16(error68[26:]); mtu != 68 {
 		t.Errorf("MTU %d in the ICMP error", mtu)
+	}
+}
+
+// TestForgedPacketsIPv6: over IPv6 they are what they claim to be too, with checksums where IPv6 has no packets without.
+func TestForgedPacketsIPv6(t *testing.T) {
+	from, to := netip.MustParseAddrPort("[fd00:10:0:1::5]:4000"), netip.MustParseAddrPort("[fd00:61:0:1::5]:4001")
+	router := netip.MustParseAddr("fd00:10:0:8002::7")
+	for _, tt := range []struct {
+		name     string
+		packet   []byte
+		source   netip.Addr
+		protocol uint8
+		length   int
+	}{
+		{"datagram", rawUDP(from, to, 1, 2, 3), from.Addr(), 17, 51},
+		{"too big", tooBigAbout(router, silentTCP(from, to, tcpACK, 1, 1), 1280), router, 58, 96},
+	} {
+		v, err := nattest.Check(tt.packet)
+		if err != nil || v.Source != tt.source || v.Protocol != tt.protocol || len(tt.packet) != tt.length {
+			t.Errorf("%s: %d bytes, %+v, %v", tt.name, len(tt.packet), v, err)
+		}
+	}
+	for name, b := range map[string][]byte{"later": laterFragment(from.Addr(), to.Addr(), 7), "first": firstFragment(from, to, 7)} {
+		offset := binary.BigEndian.Uint16(b[42:])
+		if b[6] != 44 || b[40] != 17 || offset&1 != 1 || (name == "later") != (offset&^7 == fragmentBytes) || (len(b)-48)%8 != 0 || int(binary.BigEndian.Uint16(b[4:])) != len(b)-40 {
+			t.Errorf("%s fragment: % x", name, b[:48])
+		}
 	}
 }

@@ -25,7 +25,7 @@ type latency struct{ p50, p99 float64 }
 // measureLatency sends one echo request after the other; the far pod's kernel
 // answers. A lost one counts as pingTimeout.
 func (e *ends) measureLatency(ctx context.Context, duration time.Duration) (latency, error) {
-	s, err := newSocket(e.from, unix.SOCK_DGRAM, unix.IPPROTO_ICMP)
+	s, err := newPing(e.from)
 	if err != nil {
 		return latency{}, err
 	}
@@ -51,11 +51,21 @@ func (e *ends) measureLatency(ctx context.Context, duration time.Duration) (late
 	return latency{rtts[len(rtts)/2], rtts[len(rtts)*99/100]}, nil
 }
 
+// newPing makes a socket for echo requests of the host's family.
+func newPing(h *Host) (*socket, error) {
+	if h.Address.Is6() {
+		return newSocket(h, unix.SOCK_DGRAM, unix.IPPROTO_ICMPV6)
+	}
+	return newSocket(h, unix.SOCK_DGRAM, unix.IPPROTO_ICMP)
+}
+
 // echo returns the round-trip time of one request. The kernel fills in
 // identifier and checksum and delivers replies with that identifier only.
 func (s *socket) echo(request, reply []byte, sequence uint16) (time.Duration, error) {
-	const echoRequest, echoReply = 8, 0
-	request[0] = echoRequest
+	echoReply := byte(0)
+	if request[0] = 8; s.family == unix.AF_INET6 {
+		request[0], echoReply = 128, 129 // RFC 4443, Section 4
+	}
 	binary.BigEndian.PutUint16(request[6:], sequence)
 	began := time.Now()
 	if _, err := s.write(request); err != nil {
@@ -78,7 +88,7 @@ func (s *socket) echo(request, reply []byte, sequence uint16) (time.Duration, er
 
 // reach returns when the far pod answers.
 func (e *ends) reach(ctx context.Context) error {
-	s, err := newSocket(e.from, unix.SOCK_DGRAM, unix.IPPROTO_ICMP)
+	s, err := newPing(e.from)
 	if err != nil {
 		return err
 	}

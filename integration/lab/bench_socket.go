@@ -14,18 +14,18 @@ import (
 // socket is a blocking socket. Benchmarks use system calls without Go's poller
 // between, so that what they measure is the path and not themselves.
 type socket struct {
-	fd   int
-	port uint16 // local, of those that were bound
+	fd, family int
+	port       uint16 // local, of those that were bound
 }
 
 // socketTimeout ends a call that would otherwise block for ever.
 const socketTimeout = 5 * time.Second
 
-// newSocket makes an IPv4 socket inside the host; calls on it may then come from
+// newSocket makes a socket of the host's family inside it; calls on it may then come from
 // any thread.
 func newSocket(h *Host, kind, protocol int) (s *socket, err error) {
 	err = h.Do(func() error {
-		s, err = openSocket(kind, protocol)
+		s, err = openSocket(familyOf(h.Address), kind, protocol)
 		return err
 	})
 	if err != nil {
@@ -34,13 +34,38 @@ func newSocket(h *Host, kind, protocol int) (s *socket, err error) {
 	return s, nil
 }
 
-// openSocket makes an IPv4 socket in the network namespace of this thread.
-func openSocket(kind, protocol int) (*socket, error) {
-	fd, err := unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC, protocol)
+// familyOf is the family of a's sockets.
+func familyOf(a netip.Addr) int {
+	if a.Is6() {
+		return unix.AF_INET6
+	}
+	return unix.AF_INET
+}
+
+func sockaddrOf(a netip.AddrPort) unix.Sockaddr {
+	if a.Addr().Is6() {
+		return &unix.SockaddrInet6{Addr: a.Addr().As16(), Port: int(a.Port())}
+	}
+	return &unix.SockaddrInet4{Addr: a.Addr().As4(), Port: int(a.Port())}
+}
+
+func addrPort(a unix.Sockaddr) netip.AddrPort {
+	switch a := a.(type) {
+	case *unix.SockaddrInet4:
+		return netip.AddrPortFrom(netip.AddrFrom4(a.Addr), uint16(a.Port))
+	case *unix.SockaddrInet6:
+		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr), uint16(a.Port))
+	}
+	return netip.AddrPort{}
+}
+
+// openSocket makes a socket in the network namespace of this thread.
+func openSocket(family, kind, protocol int) (*socket, error) {
+	fd, err := unix.Socket(family, kind|unix.SOCK_CLOEXEC, protocol)
 	if err != nil {
 		return nil, os.NewSyscallError("socket", err)
 	}
-	s := &socket{fd: fd}
+	s := &socket{fd: fd, family: family}
 	if err := s.setTimeout(socketTimeout); err != nil {
 		s.close()
 		return nil, err
@@ -60,14 +85,14 @@ func (s *socket) setTimeout(d time.Duration) error {
 }
 
 func (s *socket) bind(a netip.Addr) error {
-	if err := unix.Bind(s.fd, &unix.SockaddrInet4{Addr: a.As4()}); err != nil {
+	if err := unix.Bind(s.fd, sockaddrOf(netip.AddrPortFrom(a, 0))); err != nil {
 		return os.NewSyscallError("bind", err)
 	}
 	local, err := unix.Getsockname(s.fd)
 	if err != nil {
 		return os.NewSyscallError("getsockname", err)
 	}
-	s.port = uint16(local.(*unix.SockaddrInet4).Port)
+	s.port = addrPort(local).Port()
 	return nil
 }
 
@@ -106,7 +131,7 @@ func (s *socket) accept() (*socket, error) {
 
 func (s *socket) connect(to netip.AddrPort) error {
 	for {
-		err := unix.Connect(s.fd, &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())})
+		err := unix.Connect(s.fd, sockaddrOf(to))
 		if err != unix.EINTR {
 			return os.NewSyscallError("connect", err)
 		}

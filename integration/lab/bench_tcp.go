@@ -208,7 +208,7 @@ func (e *ends) measureDials(ctx context.Context, warmUp, duration time.Duration)
 
 // dialOnce works in the network namespace of its thread.
 func dialOnce(to netip.AddrPort) error {
-	s, err := openSocket(unix.SOCK_STREAM, 0)
+	s, err := openSocket(unix.AF_INET, unix.SOCK_STREAM, 0)
 	if err != nil {
 		return err
 	}

@@ -99,9 +99,17 @@ func (o *CheckOptions) labs(mode node.Mode) (all []plannedLab) {
 			continue
 		}
 		add(Standard(mode, o.Offloads[0]), standardChecks, 7)
-		if !o.Short {
-			add(UnequalMTU(mode, o.Offloads[0]), mtuChecks, 3)
+		if o.Short {
+			continue
+		}
+		add(UnequalMTU(mode, o.Offloads[0]), mtuChecks, 3)
+		if kind.name != outer6Labs {
 			add(Outside(mode, o.Offloads[0]), outsideChecks, 25)
+			continue
+		}
+		add(Outside(mode, o.Offloads[0]), refusedChecks, 45)
+		if o.Sandbox.Runsc == "" {
+			add(Attacks(mode, o.Offloads[0]), attackChecks, 30) // over IPv6, inside and outside
 		}
 	}
 	if o.Sandbox.Runsc == "" && slices.Contains(o.Labs, keepLabs) {

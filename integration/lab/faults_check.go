@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	gatewaycontrol "culvert/gateway/control"
 	"culvert/gateway/node"
@@ -270,7 +269,7 @@ func (e *ends) observe(ctx context.Context, size int, answers bool) error {
 
 // answered pings with packets of size bytes until there is an answer, or ctx is done.
 func (e *ends) answered(ctx context.Context, size int) error {
-	s, err := newSocket(e.from, unix.SOCK_DGRAM, unix.IPPROTO_ICMP)
+	s, err := newPing(e.from)
 	if err != nil {
 		return err
 	}

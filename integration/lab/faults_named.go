@@ -11,8 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	gatewaycontrol "culvert/gateway/control"
 )
 
@@ -196,7 +194,7 @@ func (l *Lab) useAll(ctx context.Context) {
 
 // ping sends one echo request, and waits for an answer as little as users who send many.
 func (e *ends) ping(size int) error {
-	s, err := newSocket(e.from, unix.SOCK_DGRAM, unix.IPPROTO_ICMP)
+	s, err := newPing(e.from)
 	if err != nil {
 		return err
 	}

@@ -178,11 +178,7 @@ func (f *fragmentEnd) send(to netip.AddrPort, id uint16, order []int) error {
 		return fmt.Errorf("%d fragments, want %d", len(packets), len(order))
 	}
 	for _, n := range order {
-		var destination unix.Sockaddr = &unix.SockaddrInet6{Addr: to.Addr().As16()}
-		if to.Addr().Is4() {
-			destination = &unix.SockaddrInet4{Addr: to.Addr().As4()}
-		}
-		if err := unix.Sendto(f.raw.fd, packets[n], 0, destination); err != nil {
+		if err := unix.Sendto(f.raw.fd, packets[n], 0, sockaddrOf(netip.AddrPortFrom(to.Addr(), 0))); err != nil {
 			return fmt.Errorf("%s: send fragment %d: %w", f.host.Name, n, err)
 		}
 	}

@@ -38,8 +38,8 @@ type ends struct {
 
 func (e *ends) path() string { return e.from.Name + " → " + e.to.Name }
 
-// pair looks from one pod to another of the other cluster, over the first family of the lab.
-func (l *Lab) pair(from, to string) *ends { return l.pairOf(l.plans()[0], from, to) }
+// pair looks from one pod to another of the other cluster, over the family of l.plan.
+func (l *Lab) pair(from, to string) *ends { return l.pairOf(l.plan(), from, to) }
 
 // pairOf is pair over the family of a plan.
 func (l *Lab) pairOf(p *plan, from, to string) *ends {

@@ -66,6 +66,15 @@ func (l *Lab) plans() []*plan {
 	return [...][]*plan{{&clusters}, {&clusters, &clusters6}, {&clusters6}}[l.options.Inside]
 }
 
+// plan is the family of the lab that is tried where one is enough: IPv6, if there are two.
+func (l *Lab) plan() *plan {
+	all := l.plans()
+	return all[len(all)-1]
+}
+
+// at returns the named host with its address in that plan.
+func (l *Lab) at(name string) *Host { return l.host(l.plan(), name) }
+
 // outer is the family that tunnels run over.
 func (l *Lab) outer() *plan {
 	if l.options.Outside6 {

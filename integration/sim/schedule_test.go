@@ -60,6 +60,11 @@ var faults = []struct {
 		s.halt()
 		return func() { s.resume() }
 	}},
+	{"kill and start", func(w *world, how byte) func() {
+		s := w.sides[how%2]
+		s.kill()
+		return func() { s.resume() }
+	}},
 	{"reload", func(w *world, how byte) func() {
 		if s := w.sides[how%2]; s.stop != nil {
 			s.reload(how)

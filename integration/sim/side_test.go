@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"reflect"
 	"runtime"
 	"sync/atomic"
@@ -36,7 +38,8 @@ type side struct {
 	wan     atomic.Pointer[netip.AddrPort] // where the peer's datagrams come to
 	gateway *gateway.Gateway
 	stop    func() error
-	starts  int // of the gateway
+	folder  string        // of what outlives the gateway; "": nothing does
+	saved   time.Duration // when it was written last
 	data    atomic.Uint64
 
 	underlaySocket *socket
@@ -142,7 +145,7 @@ func (s *side) start() error {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- g.Run(ctx) }()
-	s.gateway, s.starts = g, s.starts+1
+	s.gateway = g
 	s.stop = func() error {
 		cancel()
 		return <-done
@@ -150,7 +153,7 @@ func (s *side) start() error {
 	return nil
 }
 
-// halt stops the gateway, unless it has been.
+// halt stops the gateway, unless it has been. If it keeps nothing, all that it knew is forgotten from then on until it is started again.
 func (s *side) halt() {
 	if s.stop == nil {
 		return
@@ -158,10 +161,50 @@ func (s *side) halt() {
 	if err := s.stop(); err != nil {
 		s.w.fail("%s stops: %v", s.config.Cluster, err)
 	}
-	s.stop, s.w.restarted = nil, s.w.now()
+	if s.stop, s.saved = nil, s.w.now(); s.folder == "" {
+		s.w.losses = append(s.w.losses, loss{0, s.w.now(), s})
+	}
 }
 
-// resume starts another gateway, which knows nothing of the one before, unless one runs.
+// kill halts the gateway as a signal does that it cannot heed: what it has kept since it began to stop is not there.
+func (s *side) kill() {
+	if s.stop == nil || s.folder == "" {
+		s.halt()
+		return
+	}
+	if at := private[time.Time](s.gateway, "keeper", "saved"); !at.IsZero() {
+		s.saved = at.Sub(s.w.start)
+	}
+	saved, before := s.saved, s.kept()
+	s.halt()
+	for name := range s.kept() {
+		os.Remove(name)
+	}
+	for name, text := range before {
+		if err := os.WriteFile(name, text, 0o600); err != nil {
+			s.w.fail("%v", err)
+		}
+	}
+	const underWay = time.Second // what was there, and had not reached its server
+	s.saved = saved
+	s.w.losses = append(s.w.losses, loss{max(0, saved-underWay), s.w.now(), s})
+}
+
+// kept returns the files that outlive the gateway.
+func (s *side) kept() map[string][]byte {
+	all := make(map[string][]byte)
+	names, _ := filepath.Glob(filepath.Join(s.folder, "*", "*"))
+	for _, name := range names {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			s.w.fail("%v", err)
+		}
+		all[name] = text
+	}
+	return all
+}
+
+// resume starts another gateway, unless one runs.
 func (s *side) resume() {
 	if s.stop != nil {
 		return
@@ -169,7 +212,11 @@ func (s *side) resume() {
 	if err := s.start(); err != nil {
 		s.w.fail("%s starts: %v", s.config.Cluster, err)
 	}
-	s.w.restarted = s.w.now()
+	for i := range s.w.losses {
+		if l := &s.w.losses[i]; l.side == s {
+			l.to = s.w.now()
+		}
+	}
 }
 
 func (s *side) restart() {

@@ -63,6 +63,10 @@ func play(t *testing.T, s schedule) (r result) {
 		}
 		for i := range w.sides {
 			w.sides[i] = newSide(w, i, most)
+			if s.head()&32 != 0 {
+				w.sides[i].folder = t.TempDir()
+				w.sides[i].config.State = w.sides[i].folder
+			}
 		}
 		a, b := w.sides[0], w.sides[1]
 		a.peer, b.peer = b, a

@@ -179,7 +179,7 @@ func (c *conn) speak() {
 	switch {
 	case c.protocol == packet.TCP:
 		c.advance()
-	case c.manner == listens && c.answered > 0 && (c.t.slow == 0 || c.t.w.restarted == 0):
+	case c.manner == listens && c.answered > 0 && (c.t.slow == 0 || c.t.w.steady(c.since)):
 		c.number(false)
 	default:
 		for range 1 + c.t.chance.IntN(2) {
@@ -340,16 +340,24 @@ func (c *conn) arriveAtServer(n *node, from, to netip.AddrPort) {
 	c.seen, c.server, c.since = from, to, w.now()
 }
 
-// steady reports whether what was so at a time is so until now: no gateway has started since, or shortly before, when what the one before
-// it had sent was still under way.
+// loss is a time of which a gateway has forgotten what it knew.
+type loss struct {
+	from, to time.Duration
+	side     *side
+}
+
+// steady reports whether what was so at a time is so until now: no gateway has forgotten it. What it had sent before may be under way,
+// or wait for a session of WireGuard.
 func (w *world) steady(since time.Duration) bool {
 	const underWay = 20 * time.Second
-	return since > w.restarted+underWay || w.restarted == 0
+	return !slices.ContainsFunc(w.losses, func(l loss) bool { return since >= l.from && since <= l.to+underWay })
 }
 
 // forgotten reports whether the gateway that has chosen the server may know nothing of that: what the server says then is taken for the
 // beginning of another connection, as in Linux.
-func (c *conn) forgotten() bool { return c.kind == toService && c.to.starts > 1 }
+func (c *conn) forgotten() bool {
+	return c.kind == toService && slices.ContainsFunc(c.t.w.losses, func(l loss) bool { return l.side == c.to })
+}
 
 // arriveAtClient judges what a server has sent.
 func (c *conn) arriveAtClient(n *node, from, to netip.AddrPort) {
@@ -359,7 +367,7 @@ func (c *conn) arriveAtClient(n *node, from, to netip.AddrPort) {
 		return from == netip.AddrPortFrom(c.plan.remap(c.from.side.index, s.Addr()), s.Port())
 	}):
 		c.end("answered by a server that it does not know, after a restart")
-	case c.kind == fromGuest && !c.t.w.steady(c.lastHeard):
+	case c.kind == fromGuest && !c.t.w.steady(c.since) && !c.t.w.steady(c.lastHeard):
 		c.t.w.note("%v: an answer reaches another guest, who has its port after a restart", c)
 	default:
 		c.t.w.fail("%v: an answer reaches %v at %s, from %v", c, to, n.config.Name, from)

@@ -25,7 +25,7 @@ type world struct {
 	sides   [2]*side
 	faults  int // that have begun
 
-	restarted time.Duration // when a gateway was stopped or started last; 0: never
+	losses []loss // of what gateways know
 
 	mu        sync.Mutex
 	events    events                                                    // +checklocks:mu

@@ -28,6 +28,14 @@ func FuzzPacket(f *testing.F) {
 	f.Add(endpoints(true, nattest.IP{Body: nattest.TCP{Flags: nattest.SYN, Options: []byte{2, 4, 5, 180, 1, 3, 3, 7}}}).Bytes(), uint16(0), uint16(0))
 	f.Add(endpoints(false, nattest.IP{Body: nattest.TCP{Payload: make([]byte, 5000), Partial: true}}).Bytes(), uint16(1300), uint16(0))
 	f.Add(endpoints(false, nattest.IP{Body: nattest.UDP{Payload: make([]byte, 5000)}}).Bytes(), uint16(700), uint16(500))
+	for _, chain := range [][][]byte{ // each names what follows it
+		{{44, 0, 1, 4, 0, 0, 0, 0}, {17, 0, 0, 1, 0, 0, 0, 9}}, {{17, 0, 3, 33, 0, 0, 0, 9}}, {{60, 0, 0, 1, 0, 0, 0, 9}, {17, 0, 1, 4, 0, 0, 0, 0}},
+		{{17, 0, 0, 0, 0, 0, 0, 9}}, {{17, 0, 0, 0, 0, 0, 0, 0}}, {{44, 0, 0, 2, 0, 0, 0, 0}, {17, 0, 0, 0, 0, 0, 0, 9}},
+	} {
+		for _, first := range []uint8{0, 43, 44} {
+			f.Add(endpoints(true, nattest.IP{First: first, Extensions: chain, Body: nattest.UDP{Payload: make([]byte, 88)}}).Bytes(), uint16(0), uint16(1300))
+		}
+	}
 	f.Fuzz(play)
 }
 

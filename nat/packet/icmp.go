@@ -24,9 +24,16 @@ func (p *Packet) Forwardable() bool {
 	return true
 }
 
+// minMTU6 is what every link of IPv6 carries (RFC 8200, Section 5).
+const minMTU6 = 1280
+
 // IsValidICMP verifies the checksum of an ICMP error (RFC 5508, Section 4.1, REQ-3): it is short, and may end a host's connection. Of a
-// first fragment it verifies nothing. Preconditions: p.IsICMPError().
+// first fragment it does not. A Packet Too Big message that announces less than any link has is to be discarded (RFC 8201, Section 4).
+// Preconditions: p.IsICMPError().
 func (p *Packet) IsValidICMP() bool {
+	if p.v6 && p.data[p.transport] == byte(header.ICMPv6PacketTooBig) && p.AnnouncedMTU() < minMTU6 {
+		return false
+	}
 	if p.fragment {
 		return true // its receiver verifies the whole
 	}

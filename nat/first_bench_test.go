@@ -1,0 +1,91 @@
+package nat_test
+
+import (
+	"fmt"
+	"testing"
+
+	"culvert/nat"
+	"culvert/nat/packet"
+)
+
+// firstTurn is how many connections BenchmarkFirst makes between two seals.
+const firstTurn = 1 << 11
+
+// BenchmarkFirst is a new connection per packet, each of which there never was before: in tables between 1,000 and 1,000,000 connections
+// whose directories are as full as they get, of which it prints how full, in batches; and in one where each makes room for the next. It
+// measures in turns with seals, as BenchmarkSizes does, and prints ratios of medians.
+func BenchmarkFirst(b *testing.B) {
+	for _, v6 := range []bool{false, true} {
+		family := map[bool]string{false: "IPv4", true: "IPv6"}[v6]
+		e, held := engine(b, func(c *nat.Config) { c.MaxConnections = 4e6 }), 0
+		for n := nat.FullSegment; n < 1e6; n *= 2 {
+			if n < 1000 {
+				continue
+			}
+			b.Run(fmt.Sprintf("%s/%d", family, n), func(b *testing.B) {
+				loadMore(b, e, held, n, v6)
+				held = n
+				benchmarkFirst(b, e, v6, n, min(n/32/nat.MaxLoad*nat.MaxLoad, firstTurn))
+				b.ReportMetric(e.DirectoryFill(), "full")
+			})
+		}
+		b.Run(family+"/making room", func(b *testing.B) {
+			const most = 1 << 17
+			e := engine(b, func(c *nat.Config) { c.MaxConnections = 3 * most }) // a source has a third
+			open := openers(b, e, v6)
+			for i := 0; i < most; i += nat.MaxLoad {
+				open(i)
+			}
+			benchmarkFirst(b, e, v6, most, firstTurn)
+		})
+	}
+}
+
+// benchmarkFirst makes connections in a table that holds n of them. After some it removes those that the table has more, outside of the
+// measurement.
+func benchmarkFirst(b *testing.B, e *nat.Engine, v6 bool, n, some int) {
+	open := openers(b, e, v6)
+	var seals, costs []float64
+	next := n
+	b.ResetTimer()
+	for range b.N {
+		for range 40 {
+			seals = append(seals, sealOnce(b))
+			var own float64
+			for made := 0; made < firstTurn; made += some {
+				begin := processorTime(b)
+				for end := next + some; next < end; next += nat.MaxLoad {
+					open(next)
+				}
+				own += float64(processorTime(b) - begin)
+				if next >= 1<<24 { // there are no more different packets
+					next = n
+				}
+				for at, more := nat.Cursor(n), true; more; { // the n have the first places
+					_, at, more = e.DeleteConnections(at, &nat.ConnFilter{}, start)
+				}
+			}
+			costs = append(costs, own/firstTurn)
+		}
+	}
+	b.ReportMetric(middle(costs), "ns/first")
+	b.ReportMetric(middle(costs)/middle(seals), "seals/first")
+}
+
+// openers returns what opens connections, those of a batch of packets, the first of which is packet i of a stream.
+func openers(b *testing.B, e *nat.Engine, v6 bool) (open func(i int)) {
+	s := newStream(v6, node1)
+	var work [nat.MaxLoad][128]byte
+	packets := make([]packet.Packet, nat.MaxLoad)
+	return func(i int) {
+		for j := range packets {
+			packets[j].Parse(s.packet(work[j][:], i+j, node1))
+		}
+		e.Load(packets, node1)
+		for j := range packets {
+			if v := e.Process(&packets[j], node1, start); v.Action != nat.Forward || v.Untracked {
+				b.Fatalf("connection %d: %v %v", i+j, v.Action, v.Reason)
+			}
+		}
+	}
+}
