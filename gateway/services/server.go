@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -88,6 +89,9 @@ func (s *Server) nameListeners() {
 // +checklocks:s.mu
 func (s *Server) open(p *plan) error {
 	c := s.config
+	if _, err := netlink.LinkByName(c.Interface); err == nil {
+		return fmt.Errorf("services.interface: %s exists; stop the culvert node that it belongs to, or choose another name", c.Interface)
+	}
 	device, err := tun.CreateTUN(c.Interface, c.MTU)
 	if err != nil {
 		return deviceError(c.Interface, err)
@@ -127,8 +131,6 @@ func deviceError(name string, err error) error {
 		return fmt.Errorf("services: this machine has no TUN devices (%w); load the module tun", err)
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("services: making a TUN device needs /dev/net/tun and CAP_NET_ADMIN; run culvert node as root: %w", err)
-	case errors.Is(err, unix.EBUSY):
-		return fmt.Errorf("services.interface: %s belongs to a culvert node that is running; stop it or choose another name", name)
 	}
 	return fmt.Errorf("services: make TUN device %s: %w", name, err)
 }
@@ -147,6 +149,9 @@ func (s *Server) Apply(ctx context.Context, c *Config) error {
 	}
 	if c.Interface != s.config.Interface || c.MTU != s.config.MTU || c.Ports != s.config.Ports {
 		return errors.New("services: interface, mtu and clientPorts change only at a restart")
+	}
+	if !slices.Equal(familiesOf(c.Addresses), s.steering.families) {
+		return errors.New("services.addresses: IPv4 or IPv6 comes and goes only at a restart")
 	}
 	p := c.plan(own)
 	prepared, err := s.engine.Prepare(&p.nat)

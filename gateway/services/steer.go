@@ -24,8 +24,9 @@ const (
 
 // The priorities of rules. What the device gives back jumps over those that lead to it.
 const (
-	priorityOver      = 40 // to priorityLocal
+	priorityOver      = 40 // to priorityOn
 	priorityFront     = 50
+	priorityOn        = 51 // of this package, as a rule jumps nowhere but to a priority that there is
 	priorityLocal     = 98 // in front of 100, where others move the local table to
 	priorityOverAgain = 105
 	priorityBehind    = 110
@@ -56,6 +57,17 @@ func familiesOf(addresses []netip.Addr) (all []int) {
 // newSteering removes what a run that was killed has left, and moves the local table behind. An error means that the local table is as it was.
 func newSteering(device string, index int, families []int) (*steering, error) {
 	s := &steering{device: device, index: index, families: families}
+	if err := s.alone(); err != nil {
+		return nil, err
+	}
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		if slices.Contains(families, family) {
+			continue
+		}
+		if err := errors.Join(removeSteers(family), restoreLocal(family)); err != nil && !errors.Is(err, unix.EAFNOSUPPORT) {
+			return nil, err
+		}
+	}
 	for _, family := range families {
 		if err := removeSteers(family); err != nil {
 			return nil, err
@@ -65,6 +77,22 @@ func newSteering(device string, index int, families []int) (*steering, error) {
 		}
 	}
 	return s, nil
+}
+
+// alone refuses where another process serves Services: its device is there, and goes with it.
+func (s *steering) alone() error {
+	list, err := netlink.RuleList(netlink.FAMILY_ALL)
+	if err != nil {
+		return fmt.Errorf("services: list the rules of routing: %w", err)
+	}
+	for i := range list {
+		if r := &list[i]; r.Protocol == owned && r.IifName != "" && r.IifName != s.device {
+			if _, err := netlink.LinkByName(r.IifName); err == nil {
+				return fmt.Errorf("services: a culvert node that is running serves Services by %s; stop it, or serve all by one", r.IifName)
+			}
+		}
+	}
+	return nil
 }
 
 // moveLocal puts the rule of the local table behind those of this package. Somebody else may have done so before.
@@ -83,8 +111,8 @@ func (s *steering) moveLocal(family int) error {
 			return fmt.Errorf("services: a rule that is not culvert's leads to routing table %d; remove it: ip rule del pref %d", tableID, r.Priority)
 		}
 	}
-	if !behind {
-		if err := netlink.RuleAdd(localRule(family, priorityLocal, owned)); err != nil {
+	if first || !behind {
+		if err := netlink.RuleAdd(localRule(family, priorityLocal, owned)); err != nil && !errors.Is(err, unix.EEXIST) {
 			return ruleError("move the local table", err)
 		}
 	}
@@ -159,7 +187,8 @@ func (s *steering) apply(p *plan, sources func(family int) net.IP) error {
 	var rules []netlink.Rule
 	for _, family := range s.families {
 		routes = append(routes, netlink.Route{Family: family, LinkIndex: s.index, Table: tableID, Protocol: owned, Src: sources(family), Dst: ipNet(all(family))})
-		rules = append(rules, s.over(family, priorityOver, priorityLocal), s.over(family, priorityOverAgain, priorityEnd), end(family))
+		rules = append(rules, s.over(family, priorityOver, priorityOn), on(family, priorityOn),
+			s.over(family, priorityOverAgain, priorityEnd), on(family, priorityEnd))
 	}
 	for _, to := range p.routes {
 		if family := familyOf(to); slices.Contains(s.families, family) {
@@ -173,45 +202,67 @@ func (s *steering) apply(p *plan, sources func(family int) net.IP) error {
 			}
 		}
 	}
+	wanted, there := map[string]bool{}, map[string]int{}
+	for i := range s.routes {
+		there[destination(&s.routes[i])] = i
+	}
 	for i := range routes {
 		r := &routes[i]
-		if slices.ContainsFunc(s.routes, r.Equal) {
+		to, add := destination(r), netlink.RouteAdd
+		wanted[to] = true
+		at, known := there[to]
+		if known && s.routes[at].Equal(*r) {
 			continue
 		}
-		if err := netlink.RouteAdd(r); errors.Is(err, unix.EEXIST) {
+		if known {
+			add = netlink.RouteReplace // with another source
+		}
+		if err := add(r); errors.Is(err, unix.EEXIST) {
 			return fmt.Errorf("services: this node has another route to %s; remove it or leave the address out: %w", r.Dst, err)
 		} else if err != nil {
 			return fmt.Errorf("services: add route to %s through %s: %w", r.Dst, s.device, err)
 		}
+		if known {
+			s.routes[at] = *r
+			continue
+		}
+		there[to] = len(s.routes)
 		s.routes = append(s.routes, *r)
+	}
+	for i := range s.rules {
+		there[describe(&s.rules[i])] = i
 	}
 	for i := range rules {
 		r := &rules[i]
-		if slices.ContainsFunc(s.rules, sameAs(r)) {
+		what := describe(r)
+		wanted[what] = true
+		if _, known := there[what]; known {
 			continue
 		}
 		if err := netlink.RuleAdd(r); err != nil {
-			return ruleError(fmt.Sprintf("add rule %s", describe(r)), err)
+			return ruleError("add rule "+what, err)
 		}
+		there[what] = len(s.rules)
 		s.rules = append(s.rules, *r)
 	}
-	return s.prune(routes, rules)
+	return s.prune(wanted)
 }
 
-// prune removes what is in neither list.
-func (s *steering) prune(routes []netlink.Route, rules []netlink.Rule) error {
+// prune removes what is not wanted.
+func (s *steering) prune(wanted map[string]bool) error {
 	var failed []error
 	s.rules = slices.DeleteFunc(s.rules, func(r netlink.Rule) bool {
-		if slices.ContainsFunc(rules, sameAs(&r)) {
+		what := describe(&r)
+		if wanted[what] {
 			return false
 		}
 		if err := netlink.RuleDel(&r); err != nil && !errors.Is(err, unix.ENOENT) {
-			failed = append(failed, ruleError("remove rule "+describe(&r), err))
+			failed = append(failed, ruleError("remove rule "+what, err))
 		}
 		return true
 	})
 	s.routes = slices.DeleteFunc(s.routes, func(r netlink.Route) bool {
-		if slices.ContainsFunc(routes, r.Equal) {
+		if wanted[destination(&r)] {
 			return false
 		}
 		if err := netlink.RouteDel(&r); err != nil && !errors.Is(err, unix.ESRCH) {
@@ -239,9 +290,10 @@ func (s *steering) over(family, priority, to int) netlink.Rule {
 	return *r
 }
 
-func end(family int) netlink.Rule {
+// on returns a rule to jump to.
+func on(family, priority int) netlink.Rule {
 	r := netlink.NewRule()
-	r.Family, r.Priority, r.Type, r.Protocol = family, priorityEnd, actionNop, owned
+	r.Family, r.Priority, r.Type, r.Protocol = family, priority, actionNop, owned
 	return *r
 }
 
@@ -256,10 +308,8 @@ func (s *steer) rule(priority int) netlink.Rule {
 	return *r
 }
 
-func sameAs(r *netlink.Rule) func(netlink.Rule) bool {
-	name := describe(r)
-	return func(o netlink.Rule) bool { return describe(&o) == name }
-}
+// destination names a route among those of this package.
+func destination(r *netlink.Route) string { return fmt.Sprintf("%s table %d", r.Dst, r.Table) }
 
 // describe names a rule as ip rule does.
 func describe(r *netlink.Rule) string {
