@@ -73,7 +73,7 @@ func New(c *Config, log logrus.FieldLogger) (*Server, error) {
 	return s, nil
 }
 
-// nameListeners warns of sockets of this machine whose packets go to the device.
+// nameListeners warns of sockets of this machine whose packets go to the device, and of those that could come to be.
 //
 // +checklocks:s.mu
 func (s *Server) nameListeners() {
@@ -83,6 +83,10 @@ func (s *Server) nameListeners() {
 			at, remedy = "one of services.clientPorts", "stop it, or choose other ports"
 		}
 		s.log.WithFields(logrus.Fields{"port": l.port, "process": l.process, "remedy": remedy}).Warn("a process listens in vain: its port is " + at)
+	}
+	for _, p := range s.config.lentPorts() {
+		s.log.WithFields(logrus.Fields{"port": p.First, "last": p.Last, "remedy": "reserve it: net.ipv4.ip_local_reserved_ports"}).
+			Warn("this node may give a node port to connections of its own, whose answers the service gets")
 	}
 }
 

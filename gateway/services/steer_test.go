@@ -3,6 +3,7 @@ package services
 import (
 	"net"
 	"net/netip"
+	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -199,6 +200,35 @@ func TestSourceChanges(t *testing.T) {
 			if r.Src.String() != source {
 				t.Errorf("source %s of the route to %s, want %s", r.Src, r.Dst, source)
 			}
+		}
+	}
+}
+
+// TestLentPorts has node ports among those that the kernel gives to connections of its own.
+func TestLentPorts(t *testing.T) {
+	inNamespace(t)
+	c, err := parse(t, "nodePort: 30080", "nodePort: 40000", "nodePort: 30080", "nodePort: 40001")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		local, reserved string
+		lent            int
+	}{
+		{"32768 60999", "", 2},
+		{"32768 39999", "", 0},
+		{"40001 60999", "", 1},
+		{"32768 60999", "39990-40000,50000", 1},
+		{"32768 60999", "40000-40001", 0},
+		{"32768 60999", "40000,40001", 0},
+	} {
+		for name, value := range map[string]string{"ip_local_port_range": test.local, "ip_local_reserved_ports": test.reserved + "\n"} {
+			if err := os.WriteFile("/proc/sys/net/ipv4/"+name, []byte(value), 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if lent := c.lentPorts(); len(lent) != test.lent {
+			t.Errorf("local %q, reserved %q: %v", test.local, test.reserved, lent)
 		}
 	}
 }
