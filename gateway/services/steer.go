@@ -14,8 +14,9 @@ import (
 )
 
 const (
-	// owned is the protocol of the rules and routes of this package, by which they are told from those of others.
-	owned = 0xc7
+	// lasting is the protocol of the rules and routes of this package, the kernel's own: systemd-networkd removes rules and routes of all
+	// others as it starts, also that for the local table, without which the node is cut off.
+	lasting = unix.RTPROT_KERNEL
 	// tableID is the routing table that leads to the device.
 	tableID = 7091
 	// actionNop is FR_ACT_NOP: a rule that says nothing, to jump to.
@@ -86,7 +87,7 @@ func (s *steering) alone() error {
 		return fmt.Errorf("services: list the rules of routing: %w", err)
 	}
 	for i := range list {
-		if r := &list[i]; r.Protocol == owned && r.IifName != "" && r.IifName != s.device {
+		if r := &list[i]; isOwned(r) && r.IifName != "" && r.IifName != s.device {
 			if _, err := netlink.LinkByName(r.IifName); err == nil {
 				return fmt.Errorf("services: a culvert node that is running serves Services by %s; stop it, or serve all by one", r.IifName)
 			}
@@ -107,12 +108,12 @@ func (s *steering) moveLocal(family int) error {
 			first = first || list[i].Priority < priorityLocal
 			behind = behind || list[i].Priority >= priorityLocal && list[i].Priority < priorityOverAgain
 		}
-		if r := &list[i]; r.Table == tableID && r.Protocol != owned {
+		if r := &list[i]; r.Table == tableID && r.Protocol != lasting {
 			return fmt.Errorf("services: a rule that is not culvert's leads to routing table %d; remove it: ip rule del pref %d", tableID, r.Priority)
 		}
 	}
 	if first || !behind {
-		if err := netlink.RuleAdd(localRule(family, priorityLocal, owned)); err != nil && !errors.Is(err, unix.EEXIST) {
+		if err := netlink.RuleAdd(localRule(family, priorityLocal)); err != nil && !errors.Is(err, unix.EEXIST) {
 			return ruleError("move the local table", err)
 		}
 	}
@@ -121,7 +122,7 @@ func (s *steering) moveLocal(family int) error {
 	}
 	for i := range list {
 		if r := &list[i]; isLocal(r) && r.Priority < priorityLocal {
-			if err := netlink.RuleDel(localRule(family, r.Priority, 0)); err != nil {
+			if err := netlink.RuleDel(localRule(family, r.Priority)); err != nil {
 				return ruleError("move the local table", err)
 			}
 		}
@@ -135,9 +136,9 @@ func isLocal(r *netlink.Rule) bool {
 		r.IPProto == 0 && r.Sport == nil && r.Dport == nil && !r.Invert
 }
 
-func localRule(family, priority int, protocol uint8) *netlink.Rule {
+func localRule(family, priority int) *netlink.Rule {
 	r := netlink.NewRule()
-	r.Family, r.Priority, r.Table, r.Protocol = family, priority, unix.RT_TABLE_LOCAL, protocol
+	r.Family, r.Priority, r.Table, r.Protocol = family, priority, unix.RT_TABLE_LOCAL, lasting
 	return r
 }
 
@@ -147,13 +148,37 @@ func restoreLocal(family int) error {
 	if err != nil {
 		return err
 	}
-	if !slices.ContainsFunc(list, func(r netlink.Rule) bool { return isLocal(&r) && r.Priority == priorityLocal && r.Protocol == owned }) {
+	if !slices.ContainsFunc(list, func(r netlink.Rule) bool {
+		return isLocal(&r) && r.Priority == priorityLocal && r.Protocol == lasting
+	}) {
 		return nil
 	}
-	if err := netlink.RuleAdd(localRule(family, 0, unix.RTPROT_KERNEL)); err != nil && !errors.Is(err, unix.EEXIST) {
+	if err := netlink.RuleAdd(localRule(family, 0)); err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("services: put the local table back: %w; do so with: ip rule add pref 0 lookup local", err)
 	}
-	return removeOwned(family, func(*netlink.Rule) bool { return true })
+	if err := netlink.RuleDel(localRule(family, priorityLocal)); err != nil && !errors.Is(err, unix.ENOENT) {
+		return ruleError("put the local table back", err)
+	}
+	return nil
+}
+
+// isOwned reports whether a rule is one of this package, but for that of the local table.
+func isOwned(r *netlink.Rule) bool {
+	if r.Protocol != lasting {
+		return false
+	}
+	switch r.Priority {
+	case priorityFront, priorityBehind:
+		return r.Table == tableID
+	case priorityOver:
+		return r.Goto == priorityOn && r.IifName != ""
+	case priorityOverAgain:
+		return r.Goto == priorityEnd && r.IifName != ""
+	case priorityOn, priorityEnd:
+		same := on(r.Family, r.Priority)
+		return describe(r) == describe(&same) // RuleList leaves the type out
+	}
+	return false
 }
 
 // removeSteers removes what leads packets to a device, and then what lets those that it gives back pass by.
@@ -161,7 +186,7 @@ func removeSteers(family int) error {
 	if err := removeOwned(family, func(r *netlink.Rule) bool { return r.Table == tableID }); err != nil {
 		return err
 	}
-	return removeOwned(family, func(r *netlink.Rule) bool { return r.Priority != priorityLocal })
+	return removeOwned(family, func(*netlink.Rule) bool { return true })
 }
 
 // removeOwned removes rules that this package has made.
@@ -172,7 +197,10 @@ func removeOwned(family int, which func(*netlink.Rule) bool) error {
 	}
 	var all []error
 	for i := range list {
-		if r := &list[i]; r.Protocol == owned && which(r) {
+		if r := &list[i]; isOwned(r) && which(r) {
+			if r.Priority == priorityOn || r.Priority == priorityEnd {
+				r.Type = actionNop // or the kernel takes any rule of this priority for it
+			}
 			if err := netlink.RuleDel(r); err != nil && !errors.Is(err, unix.ENOENT) {
 				all = append(all, fmt.Errorf("services: remove the rule at %d: %w; remove it with: ip rule del pref %d", r.Priority, err, r.Priority))
 			}
@@ -186,13 +214,13 @@ func (s *steering) apply(p *plan, sources func(family int) net.IP) error {
 	var routes []netlink.Route
 	var rules []netlink.Rule
 	for _, family := range s.families {
-		routes = append(routes, netlink.Route{Family: family, LinkIndex: s.index, Table: tableID, Protocol: owned, Src: sources(family), Dst: ipNet(all(family))})
+		routes = append(routes, netlink.Route{Family: family, LinkIndex: s.index, Table: tableID, Protocol: lasting, Src: sources(family), Dst: ipNet(all(family))})
 		rules = append(rules, s.over(family, priorityOver, priorityOn), on(family, priorityOn),
 			s.over(family, priorityOverAgain, priorityEnd), on(family, priorityEnd))
 	}
 	for _, to := range p.routes {
 		if family := familyOf(to); slices.Contains(s.families, family) {
-			routes = append(routes, netlink.Route{Family: family, LinkIndex: s.index, Protocol: owned, Src: sources(family), Dst: ipNet(to)})
+			routes = append(routes, netlink.Route{Family: family, LinkIndex: s.index, Protocol: lasting, Src: sources(family), Dst: ipNet(to)})
 		}
 	}
 	for priority, list := range map[int][]steer{priorityFront: p.front, priorityBehind: p.behind} {
@@ -286,20 +314,20 @@ func (s *steering) close() error {
 // over returns a rule by which what the device gives back jumps to a later one.
 func (s *steering) over(family, priority, to int) netlink.Rule {
 	r := netlink.NewRule()
-	r.Family, r.Priority, r.IifName, r.Goto, r.Protocol = family, priority, s.device, to, owned
+	r.Family, r.Priority, r.IifName, r.Goto, r.Protocol = family, priority, s.device, to, lasting
 	return *r
 }
 
 // on returns a rule to jump to.
 func on(family, priority int) netlink.Rule {
 	r := netlink.NewRule()
-	r.Family, r.Priority, r.Type, r.Protocol = family, priority, actionNop, owned
+	r.Family, r.Priority, r.Type, r.Protocol = family, priority, actionNop, lasting
 	return *r
 }
 
 func (s *steer) rule(priority int) netlink.Rule {
 	r := netlink.NewRule()
-	r.Family, r.Priority, r.Table, r.Protocol, r.IPProto = familyOf(s.prefix), priority, tableID, owned, int(s.protocol)
+	r.Family, r.Priority, r.Table, r.Protocol, r.IPProto = familyOf(s.prefix), priority, tableID, lasting, int(s.protocol)
 	if r.Dport = netlink.NewRulePortRange(s.ports.First, s.ports.Last); s.from {
 		r.Src = ipNet(s.prefix)
 	} else {

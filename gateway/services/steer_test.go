@@ -72,19 +72,27 @@ func source4(a string) func(int) net.IP {
 }
 
 // TestOthersMovedTheLocalTable is for nodes where somebody else has put a rule for the local table at 100, in the place of the first or
-// beside it: what the device gives back jumps over the rules that lead to it all the same, and at the end all is as it was.
+// beside it, and others at the priorities of this package: what the device gives back jumps over the rules that lead to it all the same,
+// and at the end all is as it was.
 func TestOthersMovedTheLocalTable(t *testing.T) {
 	for name, instead := range map[string]bool{"instead": true, "beside": false} {
 		t.Run(name, func(t *testing.T) {
 			index := inNamespace(t)
 			for _, family := range both {
-				if err := netlink.RuleAdd(localRule(family, 100, unix.RTPROT_BOOT)); err != nil {
+				if err := netlink.RuleAdd(localRule(family, 100)); err != nil {
 					t.Fatal(err)
 				}
 				if instead {
-					if err := netlink.RuleDel(localRule(family, 0, 0)); err != nil {
+					if err := netlink.RuleDel(localRule(family, 0)); err != nil {
 						t.Fatal(err)
 					}
+				}
+			}
+			for _, priority := range []int{priorityOn, priorityEnd} {
+				r := netlink.NewRule()
+				r.Family, r.Priority, r.Table, r.Src = unix.AF_INET, priority, 77, ipNet(netip.MustParsePrefix("10.99.0.0/16"))
+				if err := netlink.RuleAdd(r); err != nil {
+					t.Fatal(err)
 				}
 			}
 			before := kernelRules(t)
@@ -105,6 +113,9 @@ func TestOthersMovedTheLocalTable(t *testing.T) {
 					t.Fatal(err)
 				}
 				for _, r := range list {
+					if r.Protocol != unix.RTPROT_KERNEL && r.Table != 77 {
+						t.Errorf("the rule at %d has protocol %d: systemd-networkd removes it", r.Priority, r.Protocol)
+					}
 					there := func(o netlink.Rule) bool { return o.Priority == r.Goto }
 					if r.Goto > 0 && !slices.ContainsFunc(list, there) {
 						t.Errorf("the rule at %d jumps to %d, where there is none", r.Priority, r.Goto)
@@ -189,10 +200,11 @@ func TestSourceChanges(t *testing.T) {
 		if err := s.apply(c.plan(c.Addresses), source4(source)); err != nil {
 			t.Fatal(err)
 		}
-		list, err := netlink.RouteListFiltered(unix.AF_INET, &netlink.Route{Protocol: owned}, netlink.RT_FILTER_PROTOCOL)
+		list, err := netlink.RouteListFiltered(unix.AF_INET, &netlink.Route{LinkIndex: index, Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
 		if err != nil {
 			t.Fatal(err)
 		}
+		list = slices.DeleteFunc(list, func(r netlink.Route) bool { return r.Dst.String() == "172.18.0.0/24" }) // the link's own
 		if len(list) != 2 {
 			t.Errorf("%d routes, want 2: %v", len(list), list)
 		}
