@@ -171,7 +171,7 @@ func (e *Engine) restore(x *connRecord, now Time, result *Restored) *int {
 		return &result.Expired
 	}
 	e.displace(x, now)
-	if tb.used >= s.maxEntries && !e.giveWay(draft.has(flagReplied), now) {
+	if replied := draft.has(flagReplied); tb.used >= s.maxEntries && !e.giveWay(replied, now) || !replied && e.crowds(x) {
 		return &result.NoRoom
 	}
 	c, number := tb.add(&x.first, &x.answer, s.generation)
@@ -227,6 +227,16 @@ func (e *Engine) displace(x *connRecord, now Time) {
 			e.stats.Restored-- // until it is restored once more
 		}
 	}
+}
+
+// crowds reports whether an unreplied connection would leave others no place, as it could where the table is smaller than that of the
+// records: a link gets half of it, and something is left for those who come.
+//
+// Preconditions: e.mu is held.
+// +checklocks:e.mu
+func (e *Engine) crowds(x *connRecord) bool {
+	tb, most := &e.table, e.snapshot.maxEntries
+	return tb.used >= most-most/16 || 2*tb.shares.held(tb.shares.holder(&x.first).of(shareConnections).link) >= most
 }
 
 // giveWay makes room in a full table for a connection that was restored, if that is replied and others are not, or are closing.

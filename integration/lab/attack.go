@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -51,7 +54,7 @@ func (l *Lab) against(name, path string, change func(i int, config object), atta
 	}}
 }
 
-// freshGateways starts both gateways anew.
+// freshGateways starts both gateways anew, without the connections of those before.
 func (l *Lab) freshGateways(ctx context.Context, change func(i int, config object)) error {
 	for i := range clusters {
 		config := l.gatewayConfig(i)
@@ -59,6 +62,14 @@ func (l *Lab) freshGateways(ctx context.Context, change func(i int, config objec
 			change(i, config)
 		}
 		if err := l.writeYAML(clusters[i].Name, "gateway.yaml", config); err != nil {
+			return err
+		}
+	}
+	if err := l.stopGateways(); err != nil {
+		return err
+	}
+	for i := range clusters {
+		if err := os.Remove(l.path(clusters[i].Name, filepath.Join("state", clusters[1-i].Name, "connections"))); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
