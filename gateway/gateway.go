@@ -377,8 +377,8 @@ func (g *Gateway) reaches(c *config.Config) error {
 	for i := range c.Geneve.Nodes {
 		at := c.Geneve.Nodes[i].Underlay
 		if !g.endpoint.Reaches(at) {
-			errs = append(errs, fmt.Errorf("geneve.nodes[%d].underlay: %s is of IPv6, which this machine has not; give it IPv6 (sysctl net.ipv6.conf.all.disable_ipv6=0) "+
-				"and restart the gateway, or write an IPv4 address", i, at))
+			errs = append(errs, fmt.Errorf("geneve.nodes[%d].underlay: %s is of IPv6, which the kernel of this machine has not; boot it without ipv6.disable=1, "+
+				"or write an IPv4 address", i, at))
 		}
 	}
 	return errors.Join(errs...)

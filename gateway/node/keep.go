@@ -20,7 +20,8 @@ func kept(c *Config) Mode {
 	var kind Mode
 	switch l := found.(type) {
 	case *netlink.Geneve:
-		if l.ID == c.VNI && l.Dport == c.Port {
+		// The kernel changes a remote address to none of the other family.
+		if remote, _ := netip.AddrFromSlice(l.Remote); l.ID == c.VNI && l.Dport == c.Port && remote.Is4() == c.Underlay.Is4() {
 			kind = Geneve
 		}
 	case *netlink.Vxlan:

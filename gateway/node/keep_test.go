@@ -222,3 +222,34 @@ func TestRefusalSparesKeptLink(t *testing.T) {
 	}
 	requireNothingLeft(t, c)
 }
+
+// TestKeptLinkOfOtherUnderlay moves a node to an underlay of the other family: the kernel's links stay with the one that they are made with.
+func TestKeptLinkOfOtherUnderlay(t *testing.T) {
+	for _, mode := range []Mode{VXLAN, Geneve} {
+		t.Run(string(mode), func(t *testing.T) {
+			needKind(t, mode)
+			c := testConfig(t, mode)
+			c.KeepLinks = true
+			if err := start(t, c)(); err != nil {
+				t.Fatal(err)
+			}
+			address := &netlink.Addr{IPNet: ipNet(netip.MustParsePrefix("fd18::2/64")), Flags: unix.IFA_F_NODAD}
+			if err := netlink.AddrAdd(up(t, "ul0"), address); err != nil {
+				t.Fatal(err)
+			}
+			c.Underlay, c.Gateway, c.KeepLinks = netip.MustParseAddr("fd18::2"), "fd18::9", true
+			stop := start(t, c)
+			if _, remote, _ := remoteOf(t, c.Interface); remote != "fd18::9" {
+				t.Error("the link goes to", remote)
+			}
+			if err := stop(); err != nil {
+				t.Fatal(err)
+			}
+			c.KeepLinks = false
+			if err := start(t, c)(); err != nil {
+				t.Fatal(err)
+			}
+			requireNothingLeft(t, c)
+		})
+	}
+}

@@ -136,7 +136,7 @@ func (f *fileService) config(e *configfile.Errors, at string) Service {
 	if len(f.ClusterIP) > 0 {
 		v4, v6 := e.Pair(at+"clusterIP", f.ClusterIP)
 		for _, a := range []netip.Addr{v4, v6} {
-			if a.IsValid() {
+			if a = ofHost(e, at+"clusterIP", a); a.IsValid() {
 				s.ClusterIPs = append(s.ClusterIPs, a)
 			}
 		}
@@ -172,7 +172,10 @@ func addresses(e *configfile.Errors, path string, list []configfile.Scalar) (all
 
 // address requires the address of a host.
 func address(e *configfile.Errors, path string, s configfile.Scalar) netip.Addr {
-	a := e.IP(path, s)
+	return ofHost(e, path, e.IP(path, s))
+}
+
+func ofHost(e *configfile.Errors, path string, a netip.Addr) netip.Addr {
 	if a.IsValid() && (a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() || a.IsLinkLocalUnicast() || a == netip.AddrFrom4([4]byte{255, 255, 255, 255})) {
 		e.Add(path, "%s is no address that other hosts reach", a)
 		return netip.Addr{}

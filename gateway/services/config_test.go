@@ -48,6 +48,8 @@ func TestConfig(t *testing.T) {
 		{`addresses: [172.18.0.2, "fd18::2"]`, "", "services.addresses"},
 		{"172.18.0.2", "127.0.0.1", "services.addresses[0]"},
 		{"172.18.0.2", "10.96.0.1", "services.serviceCIDRs[0]"},
+		{"clusterIP: 10.96.0.10", "clusterIP: 127.0.0.10", "services.serve[0].clusterIP"},
+		{"clusterIP: 10.96.0.10", "clusterIP: 224.0.0.10", "services.serve[0].clusterIP"},
 		{"10.96.0.0/12", "10.244.1.0/24", "services.serviceCIDRs[0]"},
 		{"10.244.0.0/16", "10.244.0.1/16", "services.pods[0]"},
 		{"serve:", "clientPorts: 61000\nserve:", "services.clientPorts"},

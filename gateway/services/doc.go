@@ -18,9 +18,12 @@
 //
 // A rule in front of the local table needs that one moved: its own rule has priority 0, in front of which there is nothing. steer.go adds a
 // rule for the local table behind, and only then removes the one at 0; at the end it puts that back before it removes the other. So there is
-// one at any moment, whenever this process dies. The rules and routes of this package carry a protocol number of their own: by it, and by
-// nothing else, a later run knows what an earlier one has left. The device ends with its process, and its routes with it: rules that lead to
-// an empty table lead on, so that what is left changes nothing for the node's own traffic.
+// one at any moment, whenever this process dies. The device ends with its process, and its routes with it: rules that lead to an empty
+// table lead on, so that what is left changes nothing for the node's own traffic.
+//
+// All rules and routes have the kernel's protocol number: those of others systemd-networkd removes whenever it starts
+// (ManageForeignRoutingPolicyRules), and one that leads to the local table may be the only one. A later run knows what an earlier one has
+// left by that number and by what it says (steer.go).
 //
 // # What this does not do
 //

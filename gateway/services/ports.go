@@ -8,29 +8,66 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"culvert/nat/rules"
 )
 
 const localRange = "net.ipv4.ip_local_port_range"
 
 // checkPorts refuses ports of masquerading that the kernel may give to connections of its own.
 func (c *Config) checkPorts() error {
-	b, err := os.ReadFile("/proc/sys/" + strings.ReplaceAll(localRange, ".", "/"))
+	own, err := localPorts()
 	if err != nil {
-		return fmt.Errorf("services: read %s: %w", localRange, err)
+		return err
 	}
-	var low, high uint16
-	if _, err := fmt.Sscan(string(b), &low, &high); err != nil {
-		return fmt.Errorf("services: %s is %q: %w", localRange, b, err)
-	}
-	if low <= c.Ports.Last && c.Ports.First <= high {
+	if overlap(own, c.Ports) {
 		return fmt.Errorf("services.clientPorts: %d-%d, and this node gives %d-%d to connections of its own; sysctl -w %s=\"%d %d\", or choose others",
-			c.Ports.First, c.Ports.Last, low, high, localRange, min(low, c.Ports.First-1), c.Ports.First-1)
+			c.Ports.First, c.Ports.Last, own.First, own.Last, localRange, min(own.First, c.Ports.First-1), c.Ports.First-1)
 	}
 	return nil
+}
+
+// localPorts returns the ports that the kernel gives to connections of its own.
+func localPorts() (own rules.PortRange, err error) {
+	b, err := os.ReadFile("/proc/sys/" + strings.ReplaceAll(localRange, ".", "/"))
+	if err != nil {
+		return own, fmt.Errorf("services: read %s: %w", localRange, err)
+	}
+	if _, err := fmt.Sscan(string(b), &own.First, &own.Last); err != nil {
+		return own, fmt.Errorf("services: %s is %q: %w", localRange, b, err)
+	}
+	return own, nil
+}
+
+func overlap(a, b rules.PortRange) bool { return a.First <= b.Last && b.First <= a.Last }
+
+// lentPorts returns the node ports that the kernel may give to connections of its own, whose answers the service would then get. Those that
+// are reserved (net.ipv4.ip_local_reserved_ports) it gives to none.
+func (c *Config) lentPorts() (all []rules.PortRange) {
+	own, err := localPorts()
+	if err != nil {
+		return nil // New has said so
+	}
+	reserved, _ := os.ReadFile("/proc/sys/net/ipv4/ip_local_reserved_ports")
+	for _, r := range c.nodePorts() {
+		if overlap(own, r.ports) && !slices.ContainsFunc(strings.Split(strings.TrimSpace(string(reserved)), ","), func(s string) bool {
+			first, last, isRange := strings.Cut(s, "-")
+			if !isRange {
+				last = first
+			}
+			low, _ := strconv.ParseUint(first, 10, 16)
+			high, _ := strconv.ParseUint(last, 10, 16)
+			return uint16(low) <= r.ports.First && r.ports.Last <= uint16(high)
+		}) {
+			all = append(all, r.ports)
+		}
+	}
+	return all
 }
 
 // A listener is a socket of this machine at a port whose packets go to the device.

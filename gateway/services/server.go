@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -72,7 +73,7 @@ func New(c *Config, log logrus.FieldLogger) (*Server, error) {
 	return s, nil
 }
 
-// nameListeners warns of sockets of this machine whose packets go to the device.
+// nameListeners warns of sockets of this machine whose packets go to the device, and of those that could come to be.
 //
 // +checklocks:s.mu
 func (s *Server) nameListeners() {
@@ -83,11 +84,18 @@ func (s *Server) nameListeners() {
 		}
 		s.log.WithFields(logrus.Fields{"port": l.port, "process": l.process, "remedy": remedy}).Warn("a process listens in vain: its port is " + at)
 	}
+	for _, p := range s.config.lentPorts() {
+		s.log.WithFields(logrus.Fields{"port": p.First, "last": p.Last, "remedy": "reserve it: net.ipv4.ip_local_reserved_ports"}).
+			Warn("this node may give a node port to connections of its own, whose answers the service gets")
+	}
 }
 
 // +checklocks:s.mu
 func (s *Server) open(p *plan) error {
 	c := s.config
+	if _, err := netlink.LinkByName(c.Interface); err == nil {
+		return fmt.Errorf("services.interface: %s exists; stop the culvert node that it belongs to, or choose another name", c.Interface)
+	}
 	device, err := tun.CreateTUN(c.Interface, c.MTU)
 	if err != nil {
 		return deviceError(c.Interface, err)
@@ -127,8 +135,6 @@ func deviceError(name string, err error) error {
 		return fmt.Errorf("services: this machine has no TUN devices (%w); load the module tun", err)
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("services: making a TUN device needs /dev/net/tun and CAP_NET_ADMIN; run culvert node as root: %w", err)
-	case errors.Is(err, unix.EBUSY):
-		return fmt.Errorf("services.interface: %s belongs to a culvert node that is running; stop it or choose another name", name)
 	}
 	return fmt.Errorf("services: make TUN device %s: %w", name, err)
 }
@@ -147,6 +153,9 @@ func (s *Server) Apply(ctx context.Context, c *Config) error {
 	}
 	if c.Interface != s.config.Interface || c.MTU != s.config.MTU || c.Ports != s.config.Ports {
 		return errors.New("services: interface, mtu and clientPorts change only at a restart")
+	}
+	if !slices.Equal(familiesOf(c.Addresses), s.steering.families) {
+		return errors.New("services.addresses: IPv4 or IPv6 comes and goes only at a restart")
 	}
 	p := c.plan(own)
 	prepared, err := s.engine.Prepare(&p.nat)

@@ -14,8 +14,9 @@ import (
 )
 
 const (
-	// owned is the protocol of the rules and routes of this package, by which they are told from those of others.
-	owned = 0xc7
+	// lasting is the protocol of the rules and routes of this package, the kernel's own: systemd-networkd removes rules and routes of all
+	// others as it starts, also that for the local table, without which the node is cut off.
+	lasting = unix.RTPROT_KERNEL
 	// tableID is the routing table that leads to the device.
 	tableID = 7091
 	// actionNop is FR_ACT_NOP: a rule that says nothing, to jump to.
@@ -24,8 +25,9 @@ const (
 
 // The priorities of rules. What the device gives back jumps over those that lead to it.
 const (
-	priorityOver      = 40 // to priorityLocal
+	priorityOver      = 40 // to priorityOn
 	priorityFront     = 50
+	priorityOn        = 51 // of this package, as a rule jumps nowhere but to a priority that there is
 	priorityLocal     = 98 // in front of 100, where others move the local table to
 	priorityOverAgain = 105
 	priorityBehind    = 110
@@ -56,6 +58,17 @@ func familiesOf(addresses []netip.Addr) (all []int) {
 // newSteering removes what a run that was killed has left, and moves the local table behind. An error means that the local table is as it was.
 func newSteering(device string, index int, families []int) (*steering, error) {
 	s := &steering{device: device, index: index, families: families}
+	if err := s.alone(); err != nil {
+		return nil, err
+	}
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		if slices.Contains(families, family) {
+			continue
+		}
+		if err := errors.Join(removeSteers(family), restoreLocal(family)); err != nil && !errors.Is(err, unix.EAFNOSUPPORT) {
+			return nil, err
+		}
+	}
 	for _, family := range families {
 		if err := removeSteers(family); err != nil {
 			return nil, err
@@ -65,6 +78,22 @@ func newSteering(device string, index int, families []int) (*steering, error) {
 		}
 	}
 	return s, nil
+}
+
+// alone refuses where another process serves Services: its device is there, and goes with it.
+func (s *steering) alone() error {
+	list, err := netlink.RuleList(netlink.FAMILY_ALL)
+	if err != nil {
+		return fmt.Errorf("services: list the rules of routing: %w", err)
+	}
+	for i := range list {
+		if r := &list[i]; isOwned(r) && r.IifName != "" && r.IifName != s.device {
+			if _, err := netlink.LinkByName(r.IifName); err == nil {
+				return fmt.Errorf("services: a culvert node that is running serves Services by %s; stop it, or serve all by one", r.IifName)
+			}
+		}
+	}
+	return nil
 }
 
 // moveLocal puts the rule of the local table behind those of this package. Somebody else may have done so before.
@@ -79,12 +108,12 @@ func (s *steering) moveLocal(family int) error {
 			first = first || list[i].Priority < priorityLocal
 			behind = behind || list[i].Priority >= priorityLocal && list[i].Priority < priorityOverAgain
 		}
-		if r := &list[i]; r.Table == tableID && r.Protocol != owned {
+		if r := &list[i]; r.Table == tableID && r.Protocol != lasting {
 			return fmt.Errorf("services: a rule that is not culvert's leads to routing table %d; remove it: ip rule del pref %d", tableID, r.Priority)
 		}
 	}
-	if !behind {
-		if err := netlink.RuleAdd(localRule(family, priorityLocal, owned)); err != nil {
+	if first || !behind {
+		if err := netlink.RuleAdd(localRule(family, priorityLocal)); err != nil && !errors.Is(err, unix.EEXIST) {
 			return ruleError("move the local table", err)
 		}
 	}
@@ -93,7 +122,7 @@ func (s *steering) moveLocal(family int) error {
 	}
 	for i := range list {
 		if r := &list[i]; isLocal(r) && r.Priority < priorityLocal {
-			if err := netlink.RuleDel(localRule(family, r.Priority, 0)); err != nil {
+			if err := netlink.RuleDel(localRule(family, r.Priority)); err != nil {
 				return ruleError("move the local table", err)
 			}
 		}
@@ -107,9 +136,9 @@ func isLocal(r *netlink.Rule) bool {
 		r.IPProto == 0 && r.Sport == nil && r.Dport == nil && !r.Invert
 }
 
-func localRule(family, priority int, protocol uint8) *netlink.Rule {
+func localRule(family, priority int) *netlink.Rule {
 	r := netlink.NewRule()
-	r.Family, r.Priority, r.Table, r.Protocol = family, priority, unix.RT_TABLE_LOCAL, protocol
+	r.Family, r.Priority, r.Table, r.Protocol = family, priority, unix.RT_TABLE_LOCAL, lasting
 	return r
 }
 
@@ -119,13 +148,37 @@ func restoreLocal(family int) error {
 	if err != nil {
 		return err
 	}
-	if !slices.ContainsFunc(list, func(r netlink.Rule) bool { return isLocal(&r) && r.Priority == priorityLocal && r.Protocol == owned }) {
+	if !slices.ContainsFunc(list, func(r netlink.Rule) bool {
+		return isLocal(&r) && r.Priority == priorityLocal && r.Protocol == lasting
+	}) {
 		return nil
 	}
-	if err := netlink.RuleAdd(localRule(family, 0, unix.RTPROT_KERNEL)); err != nil && !errors.Is(err, unix.EEXIST) {
+	if err := netlink.RuleAdd(localRule(family, 0)); err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("services: put the local table back: %w; do so with: ip rule add pref 0 lookup local", err)
 	}
-	return removeOwned(family, func(*netlink.Rule) bool { return true })
+	if err := netlink.RuleDel(localRule(family, priorityLocal)); err != nil && !errors.Is(err, unix.ENOENT) {
+		return ruleError("put the local table back", err)
+	}
+	return nil
+}
+
+// isOwned reports whether a rule is one of this package, but for that of the local table.
+func isOwned(r *netlink.Rule) bool {
+	if r.Protocol != lasting {
+		return false
+	}
+	switch r.Priority {
+	case priorityFront, priorityBehind:
+		return r.Table == tableID
+	case priorityOver:
+		return r.Goto == priorityOn && r.IifName != ""
+	case priorityOverAgain:
+		return r.Goto == priorityEnd && r.IifName != ""
+	case priorityOn, priorityEnd:
+		same := on(r.Family, r.Priority)
+		return describe(r) == describe(&same) // RuleList leaves the type out
+	}
+	return false
 }
 
 // removeSteers removes what leads packets to a device, and then what lets those that it gives back pass by.
@@ -133,7 +186,7 @@ func removeSteers(family int) error {
 	if err := removeOwned(family, func(r *netlink.Rule) bool { return r.Table == tableID }); err != nil {
 		return err
 	}
-	return removeOwned(family, func(r *netlink.Rule) bool { return r.Priority != priorityLocal })
+	return removeOwned(family, func(*netlink.Rule) bool { return true })
 }
 
 // removeOwned removes rules that this package has made.
@@ -144,7 +197,10 @@ func removeOwned(family int, which func(*netlink.Rule) bool) error {
 	}
 	var all []error
 	for i := range list {
-		if r := &list[i]; r.Protocol == owned && which(r) {
+		if r := &list[i]; isOwned(r) && which(r) {
+			if r.Priority == priorityOn || r.Priority == priorityEnd {
+				r.Type = actionNop // or the kernel takes any rule of this priority for it
+			}
 			if err := netlink.RuleDel(r); err != nil && !errors.Is(err, unix.ENOENT) {
 				all = append(all, fmt.Errorf("services: remove the rule at %d: %w; remove it with: ip rule del pref %d", r.Priority, err, r.Priority))
 			}
@@ -158,12 +214,13 @@ func (s *steering) apply(p *plan, sources func(family int) net.IP) error {
 	var routes []netlink.Route
 	var rules []netlink.Rule
 	for _, family := range s.families {
-		routes = append(routes, netlink.Route{Family: family, LinkIndex: s.index, Table: tableID, Protocol: owned, Src: sources(family), Dst: ipNet(all(family))})
-		rules = append(rules, s.over(family, priorityOver, priorityLocal), s.over(family, priorityOverAgain, priorityEnd), end(family))
+		routes = append(routes, netlink.Route{Family: family, LinkIndex: s.index, Table: tableID, Protocol: lasting, Src: sources(family), Dst: ipNet(all(family))})
+		rules = append(rules, s.over(family, priorityOver, priorityOn), on(family, priorityOn),
+			s.over(family, priorityOverAgain, priorityEnd), on(family, priorityEnd))
 	}
 	for _, to := range p.routes {
 		if family := familyOf(to); slices.Contains(s.families, family) {
-			routes = append(routes, netlink.Route{Family: family, LinkIndex: s.index, Protocol: owned, Src: sources(family), Dst: ipNet(to)})
+			routes = append(routes, netlink.Route{Family: family, LinkIndex: s.index, Protocol: lasting, Src: sources(family), Dst: ipNet(to)})
 		}
 	}
 	for priority, list := range map[int][]steer{priorityFront: p.front, priorityBehind: p.behind} {
@@ -173,45 +230,67 @@ func (s *steering) apply(p *plan, sources func(family int) net.IP) error {
 			}
 		}
 	}
+	wanted, there := map[string]bool{}, map[string]int{}
+	for i := range s.routes {
+		there[destination(&s.routes[i])] = i
+	}
 	for i := range routes {
 		r := &routes[i]
-		if slices.ContainsFunc(s.routes, r.Equal) {
+		to, add := destination(r), netlink.RouteAdd
+		wanted[to] = true
+		at, known := there[to]
+		if known && s.routes[at].Equal(*r) {
 			continue
 		}
-		if err := netlink.RouteAdd(r); errors.Is(err, unix.EEXIST) {
+		if known {
+			add = netlink.RouteReplace // with another source
+		}
+		if err := add(r); errors.Is(err, unix.EEXIST) {
 			return fmt.Errorf("services: this node has another route to %s; remove it or leave the address out: %w", r.Dst, err)
 		} else if err != nil {
 			return fmt.Errorf("services: add route to %s through %s: %w", r.Dst, s.device, err)
 		}
+		if known {
+			s.routes[at] = *r
+			continue
+		}
+		there[to] = len(s.routes)
 		s.routes = append(s.routes, *r)
+	}
+	for i := range s.rules {
+		there[describe(&s.rules[i])] = i
 	}
 	for i := range rules {
 		r := &rules[i]
-		if slices.ContainsFunc(s.rules, sameAs(r)) {
+		what := describe(r)
+		wanted[what] = true
+		if _, known := there[what]; known {
 			continue
 		}
 		if err := netlink.RuleAdd(r); err != nil {
-			return ruleError(fmt.Sprintf("add rule %s", describe(r)), err)
+			return ruleError("add rule "+what, err)
 		}
+		there[what] = len(s.rules)
 		s.rules = append(s.rules, *r)
 	}
-	return s.prune(routes, rules)
+	return s.prune(wanted)
 }
 
-// prune removes what is in neither list.
-func (s *steering) prune(routes []netlink.Route, rules []netlink.Rule) error {
+// prune removes what is not wanted.
+func (s *steering) prune(wanted map[string]bool) error {
 	var failed []error
 	s.rules = slices.DeleteFunc(s.rules, func(r netlink.Rule) bool {
-		if slices.ContainsFunc(rules, sameAs(&r)) {
+		what := describe(&r)
+		if wanted[what] {
 			return false
 		}
 		if err := netlink.RuleDel(&r); err != nil && !errors.Is(err, unix.ENOENT) {
-			failed = append(failed, ruleError("remove rule "+describe(&r), err))
+			failed = append(failed, ruleError("remove rule "+what, err))
 		}
 		return true
 	})
 	s.routes = slices.DeleteFunc(s.routes, func(r netlink.Route) bool {
-		if slices.ContainsFunc(routes, r.Equal) {
+		if wanted[destination(&r)] {
 			return false
 		}
 		if err := netlink.RouteDel(&r); err != nil && !errors.Is(err, unix.ESRCH) {
@@ -235,19 +314,20 @@ func (s *steering) close() error {
 // over returns a rule by which what the device gives back jumps to a later one.
 func (s *steering) over(family, priority, to int) netlink.Rule {
 	r := netlink.NewRule()
-	r.Family, r.Priority, r.IifName, r.Goto, r.Protocol = family, priority, s.device, to, owned
+	r.Family, r.Priority, r.IifName, r.Goto, r.Protocol = family, priority, s.device, to, lasting
 	return *r
 }
 
-func end(family int) netlink.Rule {
+// on returns a rule to jump to.
+func on(family, priority int) netlink.Rule {
 	r := netlink.NewRule()
-	r.Family, r.Priority, r.Type, r.Protocol = family, priorityEnd, actionNop, owned
+	r.Family, r.Priority, r.Type, r.Protocol = family, priority, actionNop, lasting
 	return *r
 }
 
 func (s *steer) rule(priority int) netlink.Rule {
 	r := netlink.NewRule()
-	r.Family, r.Priority, r.Table, r.Protocol, r.IPProto = familyOf(s.prefix), priority, tableID, owned, int(s.protocol)
+	r.Family, r.Priority, r.Table, r.Protocol, r.IPProto = familyOf(s.prefix), priority, tableID, lasting, int(s.protocol)
 	if r.Dport = netlink.NewRulePortRange(s.ports.First, s.ports.Last); s.from {
 		r.Src = ipNet(s.prefix)
 	} else {
@@ -256,10 +336,8 @@ func (s *steer) rule(priority int) netlink.Rule {
 	return *r
 }
 
-func sameAs(r *netlink.Rule) func(netlink.Rule) bool {
-	name := describe(r)
-	return func(o netlink.Rule) bool { return describe(&o) == name }
-}
+// destination names a route among those of this package.
+func destination(r *netlink.Route) string { return fmt.Sprintf("%s table %d", r.Dst, r.Table) }
 
 // describe names a rule as ip rule does.
 func describe(r *netlink.Rule) string {

@@ -1,0 +1,246 @@
+package services
+
+import (
+	"net"
+	"net/netip"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"culvert/integration/need"
+)
+
+// inNamespace moves the test to a network namespace of its own, which ends with its thread, and returns the index of a link there.
+func inNamespace(t *testing.T) int {
+	t.Helper()
+	runtime.LockOSThread() // and never unlock
+	need.Kernel(t, "namespace", unix.Unshare(unix.CLONE_NEWNET))
+	return addLink(t, "culvert1")
+}
+
+func addLink(t *testing.T, name string) int {
+	t.Helper()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.Flags = name, net.FlagUp
+	link := netlink.NewVeth(attrs)
+	link.PeerName = name + "peer"
+	if err := netlink.LinkAdd(link); err != nil {
+		t.Fatal(err)
+	}
+	address := &netlink.Addr{IPNet: ipNet(netip.MustParsePrefix("172.18.0.2/24"))}
+	other := &netlink.Addr{IPNet: ipNet(netip.MustParsePrefix("172.18.0.22/24"))}
+	if err := netlink.AddrAdd(link, address); err != nil {
+		t.Fatal(err)
+	}
+	if err := netlink.AddrAdd(link, other); err != nil {
+		t.Fatal(err)
+	}
+	return link.Attrs().Index
+}
+
+// kernelRules describes all rules.
+func kernelRules(t *testing.T) (all []string) {
+	t.Helper()
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		list, err := netlink.RuleList(family)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range list {
+			all = append(all, describe(&list[i]))
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+var both = []int{unix.AF_INET, unix.AF_INET6}
+
+// source4 has the node's processes use an IPv4 address.
+func source4(a string) func(int) net.IP {
+	return func(family int) net.IP {
+		if family == unix.AF_INET {
+			return netip.MustParseAddr(a).AsSlice()
+		}
+		return nil
+	}
+}
+
+// TestOthersMovedTheLocalTable is for nodes where somebody else has put a rule for the local table at 100, in the place of the first or
+// beside it, and others at the priorities of this package: what the device gives back jumps over the rules that lead to it all the same,
+// and at the end all is as it was.
+func TestOthersMovedTheLocalTable(t *testing.T) {
+	for name, instead := range map[string]bool{"instead": true, "beside": false} {
+		t.Run(name, func(t *testing.T) {
+			index := inNamespace(t)
+			for _, family := range both {
+				if err := netlink.RuleAdd(localRule(family, 100)); err != nil {
+					t.Fatal(err)
+				}
+				if instead {
+					if err := netlink.RuleDel(localRule(family, 0)); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			for _, priority := range []int{priorityOn, priorityEnd} {
+				r := netlink.NewRule()
+				r.Family, r.Priority, r.Table, r.Src = unix.AF_INET, priority, 77, ipNet(netip.MustParsePrefix("10.99.0.0/16"))
+				if err := netlink.RuleAdd(r); err != nil {
+					t.Fatal(err)
+				}
+			}
+			before := kernelRules(t)
+			s, err := newSteering("culvert1", index, both)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c, err := parse(t)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := s.apply(c.plan(c.Addresses), source4("172.18.0.2")); err != nil {
+				t.Fatal(err)
+			}
+			for _, family := range both {
+				list, err := netlink.RuleList(family)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, r := range list {
+					if r.Protocol != unix.RTPROT_KERNEL && r.Table != 77 {
+						t.Errorf("the rule at %d has protocol %d: systemd-networkd removes it", r.Priority, r.Protocol)
+					}
+					there := func(o netlink.Rule) bool { return o.Priority == r.Goto }
+					if r.Goto > 0 && !slices.ContainsFunc(list, there) {
+						t.Errorf("the rule at %d jumps to %d, where there is none", r.Priority, r.Goto)
+					}
+				}
+			}
+			if err := s.close(); err != nil {
+				t.Error(err)
+			}
+			if after := kernelRules(t); !slices.Equal(after, before) {
+				t.Errorf("left behind:\n%s\nthere was:\n%s", strings.Join(after, "\n"), strings.Join(before, "\n"))
+			}
+		})
+	}
+}
+
+// TestLeftoverOfOtherFamily has a run that was killed serve both families, and the next one serve IPv4.
+func TestLeftoverOfOtherFamily(t *testing.T) {
+	index := inNamespace(t)
+	before := kernelRules(t)
+	c, err := parse(t)
+	if err != nil {
+		t.Fatal(err)
+	}
+	killed, err := newSteering("culvert1", index, both)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := killed.apply(c.plan(c.Addresses), source4("172.18.0.2")); err != nil {
+		t.Fatal(err)
+	}
+	if err := netlink.LinkDel(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}}); err != nil {
+		t.Fatal(err)
+	}
+	s, err := newSteering("culvert1", addLink(t, "culvert1"), both[:1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.close(); err != nil {
+		t.Error(err)
+	}
+	if after := kernelRules(t); !slices.Equal(after, before) {
+		t.Errorf("left behind:\n%s\nthere was:\n%s", strings.Join(after, "\n"), strings.Join(before, "\n"))
+	}
+}
+
+// TestSecondServer has another process want to serve: the one that runs keeps its rules.
+func TestSecondServer(t *testing.T) {
+	index := inNamespace(t)
+	c, err := parse(t)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, err := newSteering("culvert1", index, both)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := first.apply(c.plan(c.Addresses), source4("172.18.0.2")); err != nil {
+		t.Fatal(err)
+	}
+	before := kernelRules(t)
+	if _, err := newSteering("culvert9", index+1, both); err == nil || !strings.Contains(err.Error(), "culvert1") {
+		t.Errorf("the second one is told %v", err)
+	}
+	if after := kernelRules(t); !slices.Equal(after, before) {
+		t.Errorf("rules are\n%s\nand were\n%s", strings.Join(after, "\n"), strings.Join(before, "\n"))
+	}
+}
+
+// TestSourceChanges gives the node's processes another source: services.addresses changes while a node runs.
+func TestSourceChanges(t *testing.T) {
+	index := inNamespace(t)
+	c, err := parse(t)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := newSteering("culvert1", index, both[:1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, source := range []string{"172.18.0.2", "172.18.0.22", "172.18.0.2"} {
+		if err := s.apply(c.plan(c.Addresses), source4(source)); err != nil {
+			t.Fatal(err)
+		}
+		list, err := netlink.RouteListFiltered(unix.AF_INET, &netlink.Route{LinkIndex: index, Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
+		if err != nil {
+			t.Fatal(err)
+		}
+		list = slices.DeleteFunc(list, func(r netlink.Route) bool { return r.Dst.String() == "172.18.0.0/24" }) // the link's own
+		if len(list) != 2 {
+			t.Errorf("%d routes, want 2: %v", len(list), list)
+		}
+		for _, r := range list {
+			if r.Src.String() != source {
+				t.Errorf("source %s of the route to %s, want %s", r.Src, r.Dst, source)
+			}
+		}
+	}
+}
+
+// TestLentPorts has node ports among those that the kernel gives to connections of its own.
+func TestLentPorts(t *testing.T) {
+	inNamespace(t)
+	c, err := parse(t, "nodePort: 30080", "nodePort: 40000", "nodePort: 30080", "nodePort: 40001")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		local, reserved string
+		lent            int
+	}{
+		{"32768 60999", "", 2},
+		{"32768 39999", "", 0},
+		{"40001 60999", "", 1},
+		{"32768 60999", "39990-40000,50000", 1},
+		{"32768 60999", "40000-40001", 0},
+		{"32768 60999", "40000,40001", 0},
+	} {
+		for name, value := range map[string]string{"ip_local_port_range": test.local, "ip_local_reserved_ports": test.reserved + "\n"} {
+			if err := os.WriteFile("/proc/sys/net/ipv4/"+name, []byte(value), 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if lent := c.lentPorts(); len(lent) != test.lent {
+			t.Errorf("local %q, reserved %q: %v", test.local, test.reserved, lent)
+		}
+	}
+}
