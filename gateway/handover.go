@@ -210,7 +210,9 @@ func (h *handing) cut(began nat.Time) error {
 	for link, r := range g.paths.narrow() {
 		path := handover.Path{Size: r.Size, Way: uint8(r.Way), OneWay: r.OneWay}
 		if link != nat.Tunnel {
-			path.Node = g.nodeName(link)
+			if path.Node = g.nodeName(link); path.Node == "" {
+				continue // it has gone meanwhile, and "" is the tunnel
+			}
 		}
 		end.Paths = append(end.Paths, path)
 	}

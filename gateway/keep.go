@@ -46,7 +46,7 @@ const (
 	lookInterval = time.Second      // between two looks at where the peer is
 
 	// What is kept may be of a gateway with a larger table, or anything: no more is read than fills the table.
-	maxRecord     = 128     // bytes
+	maxRecord     = 160     // bytes, of TCP over IPv6 with large counters
 	maxRecordRest = 8 << 20 // for clients of services, and for what blocks leave unused
 
 	// So much is written at a time while packets wait, and after it the keeper sleeps: see sweepPause.
