@@ -36,7 +36,7 @@ func (s *steering) moveLocal(family int) error {
 	}
 	for i := range list {
 		if r := &list[i]; isLocal(r) && r.Priority < priorityLocal {
-			if err := netlink.RuleDel(localRule(family, r.Priority)); err != nil {
+			if err := netlink.RuleDel(r); err != nil { // whoever made it
 				return ruleError("move the local table", err)
 			}
 		}

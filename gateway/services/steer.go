@@ -131,9 +131,6 @@ func removeOwned(family int, which func(*netlink.Rule) bool) error {
 	var all []error
 	for i := range list {
 		if r := &list[i]; isOwned(r) && which(r) {
-			if r.Priority == priorityOn || r.Priority == priorityEnd {
-				r.Type = actionNop // or the kernel takes any rule of this priority for it
-			}
 			if err := netlink.RuleDel(r); err != nil && !errors.Is(err, unix.ENOENT) {
 				all = append(all, fmt.Errorf("services: remove the rule at %d: %w; remove it with: ip rule del pref %d", r.Priority, err, r.Priority))
 			}

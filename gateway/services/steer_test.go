@@ -82,8 +82,12 @@ func TestOthersMovedTheLocalTable(t *testing.T) {
 				if err := netlink.RuleAdd(localRule(family, 100)); err != nil {
 					t.Fatal(err)
 				}
-				if instead {
-					if err := netlink.RuleDel(localRule(family, 0)); err != nil {
+				if err := netlink.RuleDel(localRule(family, 0)); err != nil {
+					t.Fatal(err)
+				}
+				if by := localRule(family, 0); !instead {
+					by.Protocol = unix.RTPROT_BOOT // by hand
+					if err := netlink.RuleAdd(by); err != nil {
 						t.Fatal(err)
 					}
 				}
