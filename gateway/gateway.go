@@ -307,10 +307,13 @@ type prepared struct {
 
 // Apply replaces the desired state. A configuration that is not valid, or that
 // changes what cannot change while the gateway runs, is refused whole and leaves no
-// trace.
+// trace. So is any while another process takes over.
 func (g *Gateway) Apply(c *config.Config) error {
 	if err := c.Validate(); err != nil {
 		return err
+	}
+	if g.handing.Load() {
+		return errHanding // the other process would not have it
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -374,8 +377,8 @@ func (g *Gateway) reaches(c *config.Config) error {
 	for i := range c.Geneve.Nodes {
 		at := c.Geneve.Nodes[i].Underlay
 		if !g.endpoint.Reaches(at) {
-			errs = append(errs, fmt.Errorf("geneve.nodes[%d].underlay: %s is of IPv6, which this machine has not; give it IPv6 (sysctl net.ipv6.conf.all.disable_ipv6=0) "+
-				"and restart the gateway, or write an IPv4 address", i, at))
+			errs = append(errs, fmt.Errorf("geneve.nodes[%d].underlay: %s is of IPv6, which the kernel of this machine has not; boot it without ipv6.disable=1, "+
+				"or write an IPv4 address", i, at))
 		}
 	}
 	return errors.Join(errs...)

@@ -235,7 +235,7 @@ func TestFaultyNewProcess(t *testing.T) {
 	}{
 		{"goes at once", func(f *fakeNext) { f.Close() }, "hand-over failed"},
 		{"goes after the offer", func(f *fakeNext) { f.want(offer); f.Close() }, "hand-over failed"},
-		{"goes after the records", func(f *fakeNext) { f.want(offer, standing); f.Close() }, "EOF"},
+		{"goes after the records", func(f *fakeNext) { f.want(offer, standing); f.Close() }, "hand-over failed"},
 		{"refuses", func(f *fakeNext) { f.want(offer, standing); f.Refuse(errors.New("no room")) }, `refuses: \"no room\"`},
 		{"says that it forwards before the cut", func(f *fakeNext) { f.want(offer, standing); f.Send(forwarding, nil, time.Second) }, "message 6 in the place of 4"},
 		{"says what is no message", func(f *fakeNext) { f.want(offer, standing); f.Send(77, nil, time.Second) }, "message 77 of 0 bytes"},
@@ -244,7 +244,7 @@ func TestFaultyNewProcess(t *testing.T) {
 			f.Send(ready, make([]byte, handover.MaxBody+1), time.Second)
 		}, "message 4 of 1048577 bytes"},
 		{"goes at the cut", func(f *fakeNext) { f.want(offer, standing); f.Send(ready, nil, time.Second); f.Close() }, "hand-over failed"},
-		{"goes after the cut", func(f *fakeNext) { f.want(offer, standing); f.Send(ready, nil, time.Second); f.want(cut); f.Close() }, "EOF"},
+		{"goes after the cut", func(f *fakeNext) { f.want(offer, standing); f.Send(ready, nil, time.Second); f.want(cut); f.Close() }, "hand-over failed"},
 		{"hangs after the cut", func(f *fakeNext) {
 			f.want(offer, standing)
 			f.Send(ready, nil, time.Second)

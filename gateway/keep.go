@@ -196,11 +196,11 @@ func (k *keeper) run(ctx context.Context) {
 	}
 }
 
-// look notes where the peer is.
+// look notes where the peer is. lastOf is asked while g.mu is held.
 func (k *keeper) look() {
 	k.g.mu.Lock()
-	w := k.g.config.WireGuard
-	k.g.mu.Unlock()
+	defer k.g.mu.Unlock()
+	w := &k.g.config.WireGuard
 	s, err := k.g.wg.PeerStats()
 	if err != nil || s.LastHandshake.IsZero() {
 		return

@@ -126,6 +126,33 @@ func TestKilledKeepsPorts(t *testing.T) {
 	}
 }
 
+// TestRestoreWaitsForNodes: a gateway that is told its nodes later, as under Liqo, has nothing to restore before, and writes nothing over it.
+func TestRestoreWaitsForNodes(t *testing.T) {
+	k := newKeepingPair(t)
+	k.rome.stop()
+	c := *k.rc
+	c.Geneve.Nodes = nil
+	log, _ := listeningLog()
+	g, err := newGateway(&c, Budget{}, log, geneve.Options{Listen: netip.MustParseAddrPort("127.0.0.1:0")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.keeper.close()
+	defer g.close()
+	g.keeper.keepConnections(func() {})
+	if n := g.engine.Stats().Restored; n != 0 {
+		t.Errorf("%d connections restored without a node", n)
+	}
+	for range 2 { // once
+		if err := g.Apply(k.rc); err != nil {
+			t.Fatal(err)
+		}
+		if n := g.engine.Stats().Restored; n != 2 {
+			t.Errorf("%d connections restored, want 2", n)
+		}
+	}
+}
+
 func TestFolderOfOneGateway(t *testing.T) {
 	c := clusterConfig("rome", "milan", config.Server, "10.61.0.0/16", "10.71.0.0/16")
 	c.WireGuard.PeerPublicKey = c.WireGuard.PrivateKey.Public()

@@ -132,7 +132,8 @@ func knockOf(err error) health.Knock {
 		return health.KnockRefused
 	case errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.EHOSTDOWN):
 		return health.KnockNobody
-	case errors.Is(err, syscall.ENETUNREACH), errors.Is(err, syscall.ENETDOWN):
+	case errors.Is(err, syscall.ENETUNREACH), errors.Is(err, syscall.ENETDOWN),
+		errors.Is(err, syscall.EADDRNOTAVAIL): // no address of that family on this machine
 		return health.KnockNoRoute
 	case errors.Is(err, syscall.EPERM), errors.Is(err, syscall.EACCES):
 		return health.KnockForbidden

@@ -63,7 +63,8 @@ func TestKnock(t *testing.T) {
 func TestKnockOf(t *testing.T) {
 	for err, want := range map[syscall.Errno]health.Knock{
 		syscall.ECONNREFUSED: health.KnockRefused, syscall.EHOSTUNREACH: health.KnockNobody, syscall.ENETUNREACH: health.KnockNoRoute,
-		syscall.EPERM: health.KnockForbidden, syscall.ENOBUFS: health.KnockSilent,
+		syscall.EADDRNOTAVAIL: health.KnockNoRoute,
+		syscall.EPERM:         health.KnockForbidden, syscall.ENOBUFS: health.KnockSilent,
 	} {
 		if got := knockOf(&net.OpError{Err: os.NewSyscallError("write", err)}); got != want {
 			t.Errorf("%v is %v, want %v", err, got, want)

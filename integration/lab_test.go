@@ -219,6 +219,20 @@ func TestLabIPv6(t *testing.T) {
 	u.requireNothingLeft()
 }
 
+// TestLabRestart restarts gateways beside connections; in full it kills them too.
+func TestLabRestart(t *testing.T) {
+	u := newLabUser(t)
+	u.need("vxlan")
+	least, args := 5, []string{"restart", "--mode", "vxlan", "--offloads", "on"}
+	if os.Getenv(longEnv) == "" {
+		args = append(args, "--brief")
+	} else {
+		least = 8
+	}
+	u.check(least, args...)
+	u.requireNothingLeft()
+}
+
 // TestLongLabIPv6 is TestLabIPv6 in all modes and in full, with attacks and bad files, with root and without.
 func TestLongLabIPv6(t *testing.T) {
 	need.Long(t, "labs with IPv6 in every mode")

@@ -170,7 +170,9 @@ func (s *Source) apply(g Gateway) bool {
 	if c.Site != nil {
 		s.site = c.Site
 	}
-	s.applySite(g)
+	if s.ready {
+		s.applySite(g)
+	}
 	for _, key := range c.Delete {
 		g.Delete(key)
 	}
@@ -185,6 +187,8 @@ func (s *Source) apply(g Gateway) bool {
 		g.CommitRules()
 	}
 	if !s.ready {
+		// The first nodes come after all rules: no packet of theirs, and no connection that the gateway before has left, is judged without.
+		s.applySite(g)
 		s.ready = true
 		s.log.Info("all resources are known")
 	}

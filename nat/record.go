@@ -57,6 +57,9 @@ func (r *Records) Next(dst []byte) (all []byte, more bool) {
 			more = true
 			break
 		}
+		if len(all) == n {
+			r.links, r.named = r.links[:links], r.named[:named] // nor are they in the block
+		}
 		r.wrote(len(all) > n)
 	}
 	if !more {

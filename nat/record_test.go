@@ -298,6 +298,22 @@ func TestRestoreTruncated(t *testing.T) {
 	ledger(t, e)
 }
 
+// What is of a link without a name is left out, and harms nothing of another link of the same connection.
+func TestRecordsOfNamelessLinks(t *testing.T) {
+	e := engine(t, given)
+	forwarded(t, e, node1, udp("203.0.113.9", "192.0.2.9", 1, 2).Bytes(), start)
+	forwarded(t, e, node2, udp("10.200.2.5", "10.200.1.5", 1, 2).Bytes(), start)
+	saved := write(e.Records(0, start, func(l nat.Link) string {
+		if l == nat.Tunnel {
+			return ""
+		}
+		return recordName(l)
+	}))
+	if got := restore(engine(t, given), start, saved); got != (nat.Restored{Connections: 1, Whole: true}) {
+		t.Errorf("%+v, want the connection between nodes", got)
+	}
+}
+
 func TestRestoreForeign(t *testing.T) {
 	saved, in := small(t)
 	for _, version := range []byte{0, 2, 255} {

@@ -33,7 +33,7 @@ func newGatewayCommand() *cobra.Command {
 			"SIGHUP has it read its file again, SIGTERM end. SIGUSR2 has it start the program at its own path with\n" +
 			"--takeover: that gateway takes over sockets and connections, and this one ends. If that fails, this one\n" +
 			"goes on. A service manager is told by NOTIFY_SOCKET.",
-		Args:  cobra.NoArgs,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if strange := liqo.strange(); strange != nil && liqo.on {
 				return fmt.Errorf("--%s: not with --liqo, which reads no file", strings.Join(strange, ", --"))

@@ -49,6 +49,7 @@ var liqoFlagList = []liqoFlag{
 	{"metrics-address", "0", "listen `ADDRESS` of /metrics, /healthz and /readyz; 0 turns it off"},
 	{"health-probe-bind-address", "0", "listen `ADDRESS` of /healthz and /readyz alone; 0 turns it off"},
 	{"unknown-source", "auto", "source of packets from nodes to which no route leads back: auto gives them Liqo's, keep leaves theirs"},
+	{"state", "", "`FOLDER` of what outlives the container, such as connections; empty: nothing does"},
 	{"kubeconfig", "", "`FILE` that leads to the API server, outside of a pod"},
 }
 
@@ -90,7 +91,7 @@ func (l *liqoFlags) read() (*liqo, error) {
 		return d
 	}
 	c := &config.Config{
-		Peer: get("remote-cluster-id"), Control: config.ControlAuto, LiqoMetrics: true, Log: config.Log{Level: "info", Format: "text"},
+		Peer: get("remote-cluster-id"), State: get("state"), Control: config.ControlAuto, LiqoMetrics: true, Log: config.Log{Level: "info", Format: "text"},
 	}
 	out := &liqo{
 		base: c, name: get("name"), namespace: get("namespace"), uid: get("gateway-uid"), node: get("node-name"), pod: get("pod-name"),

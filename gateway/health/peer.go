@@ -3,6 +3,7 @@ package health
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 )
 
@@ -34,6 +35,7 @@ type peerHistory struct {
 	now    Finding
 	bad    bool          // now is a fault
 	faulty time.Duration // since when
+	said   []*Cause      // what it was since then: one endpoint after the other may be tried, each with its own
 }
 
 // silence is for how long a server hears nothing before it says so: longer than a session
@@ -95,12 +97,17 @@ func (h *peerHistory) look(now time.Duration, p *Peer) (Finding, bool) {
 		return h.now, false
 	}
 	if !h.bad {
-		h.bad, h.faulty = true, since
+		h.bad, h.faulty, h.said = true, since, nil
 	}
-	return h.become(p, c,
+	again := slices.Contains(h.said, c)
+	if !again {
+		h.said = append(h.said, c)
+	}
+	f, _ := h.become(p, c,
 		"{endpoint}", endpoint, "{configured}", p.Configured, "{error}", p.NameError, "{time}", seconds(now-since),
 		"{sent}", fmt.Sprint(h.sent-h.sentBefore), "{answers}", fmt.Sprint(p.ReceivedAnswers-h.answersBefore),
 		"{received}", fmt.Sprint(p.ReceivedHandshakes), "{port}", fmt.Sprint(p.Endpoint.Port()), "{listen}", fmt.Sprint(p.ListenPort), "{missed}", fmt.Sprint(h.missed))
+	return f, !again
 }
 
 // listen finds out whether what comes through the tunnel is more than handshakes, which are

@@ -92,6 +92,12 @@ var stories = []struct {
 		"3 warning peer milan: nobody has the address of 192.0.2.7:51840"}},
 	{"the endpoint has no route", 60, func(s int, o *Observation) { calls(s, o); o.Peer.Knock = KnockNoRoute }, []string{
 		"3 warning peer milan: this machine has no route to 192.0.2.7:51840"}},
+	{"a name with an address of each family, both called in vain in turn", 100, func(s int, o *Observation) {
+		calls(s, o)
+		if o.Peer.Endpoint, o.Peer.Knock = milan, KnockSilent; s/10%2 == 1 {
+			o.Peer.Endpoint, o.Peer.Knock = netip.MustParseAddrPort("[2001:db8::7]:51840"), KnockNoRoute
+		}
+	}, []string{"10 warning peer milan: this machine has no route to [2001:db8::7]:51840", "20 warning peer milan: no handshake answer from 192.0.2.7:51840"}},
 	{"a firewall here", 60, func(s int, o *Observation) { calls(s, o); o.Peer.Knock = KnockForbidden }, []string{
 		"3 warning peer milan: this machine may not send to 192.0.2.7:51840"}},
 	{"a name that nobody knows", 60, func(s int, o *Observation) {

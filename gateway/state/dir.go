@@ -43,7 +43,7 @@ func Open(root, peer string) (*Dir, error) {
 			err = made
 		}
 		var e error
-		if lock, e = os.Open(name); e != nil {
+		if lock, e = d.open(lockFile); e != nil {
 			return nil, fmt.Errorf("state: %w; make the folder writable for this process", err)
 		}
 	}

@@ -107,6 +107,19 @@ func TestDamage(t *testing.T) {
 	}
 }
 
+// TestEndpointOfManyLines: WireGuard is told where the peer is in a line, and a zone that is more than one would tell it of another peer.
+func TestEndpointOfManyLines(t *testing.T) {
+	bent := someone
+	at, err := netip.ParseAddrPort("[fe80::1%x]:1\npublic_key=00\nendpoint=[fe80::1%x]:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	bent.Peer.Endpoint = at
+	if i, err := DecodeIdentity(bent.Encode()); !errors.Is(err, ErrDamaged) {
+		t.Errorf("%q is taken for a place: %v", i.Peer.Endpoint, err)
+	}
+}
+
 // TestWhatIsThere puts all kinds of things where an identity should be: none keeps a gateway from its folder, and each makes room.
 func TestWhatIsThere(t *testing.T) {
 	for name, put := range map[string]func(path string) error{
@@ -162,6 +175,26 @@ func TestFolderThatCannotBe(t *testing.T) {
 	}
 	if _, err := Open(root, "milan"); err == nil || errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), "make the folder writable") {
 		t.Errorf("below a file: %v, want an error with a remedy", err)
+	}
+}
+
+// TestStrangeLock: a lock that is a link is neither followed nor waited for.
+func TestStrangeLock(t *testing.T) {
+	for name, make := range map[string]func(path string) error{
+		"a file": func(path string) error { return os.WriteFile(path, nil, 0o600) },
+		"a FIFO": func(path string) error { return syscall.Mkfifo(path, 0o600) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			root, target := t.TempDir(), filepath.Join(t.TempDir(), "target")
+			folder := filepath.Join(root, "milan")
+			if err := errors.Join(make(target), os.Mkdir(folder, 0o700), os.Symlink(target, filepath.Join(folder, lockFile))); err != nil {
+				t.Fatal(err)
+			}
+			if d, err := Open(root, "milan"); err == nil {
+				d.Close()
+				t.Errorf("a link to %s is taken for a lock", name)
+			}
+		})
 	}
 }
 

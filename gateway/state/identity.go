@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"hash/crc32"
 	"net/netip"
+	"strings"
+	"unicode"
 )
 
 // Identity is what a gateway is to its peer and to its connections, beside what its configuration says.
@@ -81,7 +83,8 @@ func DecodeIdentity(text []byte) (i Identity, err error) {
 		return Identity{}, ErrDamaged
 	}
 	key, err := base64.StdEncoding.DecodeString(t.PortKey)
-	if err != nil || len(key) != len(i.PortKey) {
+	// Who uses the endpoint writes it into a line.
+	if err != nil || len(key) != len(i.PortKey) || strings.ContainsFunc(t.Peer.Endpoint.Addr().Zone(), unicode.IsControl) {
 		return Identity{}, ErrDamaged
 	}
 	i = Identity{t.Cluster, PortKey(key), t.Peer}

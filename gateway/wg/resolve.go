@@ -93,6 +93,9 @@ func (d *Device) updateEndpoint(ctx context.Context, vain bool) error {
 	if p.PublicKey == (wgkey.Key{}) {
 		return nil // SetPeer asks for another look
 	}
+	if s, err := d.PeerStats(); err == nil && s.Endpoint != current.String() {
+		vain = false // it has roamed, and is called where no address of the name is
+	}
 	next, err := resolve(ctx, p.Endpoint, current, vain)
 	if err != nil || next == current {
 		return err
@@ -100,7 +103,9 @@ func (d *Device) updateEndpoint(ctx context.Context, vain bool) error {
 	if err := d.setEndpoint(&p, next); err != nil {
 		return err
 	}
-	d.options.Log.WithField("endpoint", next).Info("peer endpoint set")
+	if !vain { // else addresses may take turns as long as the peer is away
+		d.options.Log.WithField("endpoint", next).Info("peer endpoint set")
+	}
 	return nil
 }
 
@@ -120,6 +125,9 @@ func (d *Device) setEndpoint(p *Peer, ep netip.AddrPort) error {
 	return nil
 }
 
+// lookup is another one in tests.
+var lookup = net.DefaultResolver.LookupNetIP
+
 // resolve returns an address of endpoint (host:port).
 func resolve(ctx context.Context, endpoint string, current netip.AddrPort, vain bool) (netip.AddrPort, error) {
 	host, service, err := net.SplitHostPort(endpoint)
@@ -130,7 +138,7 @@ func resolve(ctx context.Context, endpoint string, current netip.AddrPort, vain 
 	if err != nil {
 		return netip.AddrPort{}, err
 	}
-	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	addrs, err := lookup(ctx, "ip", host)
 	if err != nil {
 		return netip.AddrPort{}, err
 	}

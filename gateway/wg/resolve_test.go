@@ -1,6 +1,7 @@
 package wg
 
 import (
+	"context"
 	"errors"
 	"io"
 	"net/netip"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	logtest "github.com/sirupsen/logrus/hooks/test"
 
 	"culvert/gateway/wgkey"
 )
@@ -72,6 +74,49 @@ func TestComeHome(t *testing.T) {
 	}
 	if s, _ := d.PeerStats(); s.Endpoint != "127.0.0.1:8" {
 		t.Errorf("it is called at %s", s.Endpoint)
+	}
+}
+
+// TestTurns: a name whose addresses are called in vain, one after the other, is logged once; a
+// session that has roamed stays where it is, though a call was lost.
+func TestTurns(t *testing.T) {
+	real := lookup
+	t.Cleanup(func() { lookup = real })
+	lookup = func(context.Context, string, string) ([]netip.Addr, error) {
+		return []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("::1")}, nil
+	}
+	log, said := logtest.NewNullLogger()
+	d := New(Options{PrivateKey: wgkey.NewPrivate(), MTU: 1340, Log: logrus.NewEntry(log)})
+	t.Cleanup(d.Close)
+	if err := errors.Join(d.Open(idlePath(), Peer{PublicKey: wgkey.NewPrivate().Public(), Endpoint: "gw.milan.example:8"}), d.Up()); err != nil {
+		t.Fatal(err)
+	}
+	turn := func(vain bool, want string) {
+		t.Helper()
+		if err := d.updateEndpoint(t.Context(), vain); err != nil {
+			t.Fatal(err)
+		}
+		if s, _ := d.PeerStats(); s.Endpoint != want {
+			t.Errorf("it is called at %s, want %s", s.Endpoint, want)
+		}
+	}
+	turn(false, "127.0.0.1:8")
+	for range 3 {
+		turn(true, "[::1]:8")
+		turn(true, "127.0.0.1:8")
+	}
+	if err := d.set("public_key="+hexKey(d.peer.PublicKey), "endpoint=127.0.0.1:9"); err != nil {
+		t.Fatal(err)
+	}
+	turn(true, "127.0.0.1:9")
+	n := 0
+	for _, e := range said.AllEntries() {
+		if e.Message == "peer endpoint set" {
+			n++
+		}
+	}
+	if n != 1 {
+		t.Errorf("%d lines say where the peer is, want 1", n)
 	}
 }
 

@@ -251,7 +251,8 @@ func refusesTrain(errno unix.Errno) bool {
 // reasonOf classifies the errno of a datagram that was not sent.
 func reasonOf(errno unix.Errno) Reason {
 	switch errno {
-	case unix.ECONNREFUSED, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EHOSTDOWN, unix.ENETDOWN, unix.ETIMEDOUT, unix.EPROTO:
+	case unix.ECONNREFUSED, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EHOSTDOWN, unix.ENETDOWN, unix.ETIMEDOUT, unix.EPROTO,
+		unix.EADDRNOTAVAIL: // what a machine without IPv6 addresses says of IPv6
 		return Unreachable
 	case unix.ENOBUFS, unix.ENOMEM:
 		return NoBuffer

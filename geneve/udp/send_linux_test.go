@@ -266,7 +266,8 @@ func TestUndeliverable(t *testing.T) {
 func TestReasonOf(t *testing.T) {
 	for errno, want := range map[syscall.Errno]Reason{
 		unix.ECONNREFUSED: Unreachable, unix.ENETUNREACH: Unreachable, unix.EHOSTUNREACH: Unreachable, unix.ENETDOWN: Unreachable,
-		unix.ENOBUFS: NoBuffer, unix.ENOMEM: NoBuffer, unix.EMSGSIZE: TooBig, unix.EPERM: NotPermitted, unix.EACCES: NotPermitted,
+		unix.EADDRNOTAVAIL: Unreachable,
+		unix.ENOBUFS:       NoBuffer, unix.ENOMEM: NoBuffer, unix.EMSGSIZE: TooBig, unix.EPERM: NotPermitted, unix.EACCES: NotPermitted,
 		unix.EINVAL: Invalid, unix.EBADMSG: Invalid,
 	} {
 		if got := reasonOf(errno); got != want {

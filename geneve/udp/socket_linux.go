@@ -59,8 +59,7 @@ func Listen(network string, addr netip.AddrPort, o Options) (*Socket, error) {
 }
 
 func newSocket(conn *net.UDPConn, o Options) (*Socket, error) {
-	s := &Socket{conn: conn}
-	s.local = s.conn.LocalAddr().(*net.UDPAddr).AddrPort()
+	s := &Socket{conn: conn, local: conn.LocalAddr().(*net.UDPAddr).AddrPort()}
 	s.local = netip.AddrPortFrom(s.local.Addr().Unmap(), s.local.Port())
 	s.is6 = s.local.Addr().Is6()
 	if err := s.configure(o); err != nil {

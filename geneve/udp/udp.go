@@ -82,7 +82,7 @@ type Reason uint8
 
 // Reasons of Stats.SendDrops.
 const (
-	Unreachable  Reason = iota // no route, or an ICMP error of an earlier datagram
+	Unreachable  Reason = iota // no route, no address of that family here, or an ICMP error of an earlier datagram
 	NoBuffer                   // a queue or the kernel's memory was full
 	TooBig                     // larger than a UDP datagram or the path allows
 	NotPermitted               // refused by a packet filter or a policy

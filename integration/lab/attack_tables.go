@@ -199,12 +199,12 @@ type waiting struct {
 }
 
 // newWaiting sends n requests and sees that they arrive.
-func newWaiting(ctx context.Context, e *ends, n int) (w *waiting, err error) {
+func newWaiting(ctx context.Context, e *ends, n int) (_ *waiting, err error) {
 	conn, err := e.to.ListenPacket(over("udp", e.to.Address), net.JoinHostPort(e.to.Address.String(), "0"))
 	if err != nil {
 		return nil, err
 	}
-	w = &waiting{server: conn.(*net.UDPConn)}
+	w := &waiting{server: conn.(*net.UDPConn)}
 	defer func() {
 		if err != nil {
 			w.close()

@@ -63,6 +63,7 @@ var headlines = []struct{ check, says string }{
 	{"reload under load", "%s under 8 streams"},
 	{"handshakes", "flood %s"},
 	{"new session", "innocents lost 0%.0s"}, // if one had, the check would have failed
+	{"restart", "%s"},
 	{"fault", "first %s"},
 }
 

@@ -25,49 +25,6 @@ type crowd struct {
 	running sync.WaitGroup
 }
 
-// What a flow does meanwhile.
-type doing int
-
-const (
-	idles doing = iota
-	sends
-	receives
-	doings
-)
-
-// flow is one connection. Its two ends send messages of messageSize bytes: the numbers of the flow and the
-// crowd, and when it was sent.
-type flow struct {
-	crowd  int // its number
-	kind   string
-	number int // in the crowd
-	does   doing
-	first  int // end that speaks first after a pause, if it idles
-	udp    bool
-
-	mu   sync.Mutex
-	ends [2]flowEnd // near, far
-	err  error      // the first thing that went wrong
-	// when the last message came to each end
-	came [2]time.Time
-	late time.Duration // the longest that the other end waited for a message
-}
-
-func (f *flow) String() string {
-	protocol := "TCP"
-	if f.udp {
-		protocol = "UDP"
-	}
-	return fmt.Sprintf("%s, %s, %s", f.kind, protocol, [...]string{"idle", "sends", "receives"}[f.does])
-}
-
-// flowEnd is one end of a flow.
-type flowEnd struct {
-	conn net.Conn       // nil at the far end of UDP
-	from netip.AddrPort // at the far end, what it takes for the near one
-	send func([]byte) error
-}
-
 const (
 	messageSize = 16
 	flowPause   = 200 * time.Millisecond // between two messages of a flow
@@ -194,15 +151,6 @@ func (c *crowd) dial(ctx context.Context, from *Host, local, to netip.AddrPort) 
 	}
 }
 
-// message is what an end of f sends at this moment.
-func (f *flow) message() []byte {
-	b := make([]byte, messageSize)
-	binary.BigEndian.PutUint32(b, uint32(f.number))
-	binary.BigEndian.PutUint32(b[4:], uint32(f.crowd))
-	binary.BigEndian.PutUint64(b[8:], uint64(time.Now().UnixNano()))
-	return b
-}
-
 // flow returns the flow that a message is of.
 func (c *crowd) flow(b []byte) *flow {
 	if len(b) != messageSize || binary.BigEndian.Uint32(b[4:]) != uint32(c.number) {
@@ -305,26 +253,6 @@ func (c *crowd) listenUDP(h *Host) error {
 	return nil
 }
 
-// take notes that a message has come to an end.
-func (f *flow) take(end int, b []byte) {
-	now := time.Now()
-	late := now.Sub(time.Unix(0, int64(binary.BigEndian.Uint64(b[8:]))))
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if last := f.came[end]; f.udp && f.does != idles && !last.IsZero() {
-		late = max(late, now.Sub(last)-flowPause) // those that are lost do not come late
-	}
-	f.came[end], f.late = now, max(f.late, late)
-}
-
-func (f *flow) fail(err error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.err == nil {
-		f.err = err
-	}
-}
-
 // meet sends the first messages of f, one each way.
 func (c *crowd) meet(f *flow) error {
 	c.running.Go(func() { c.read(f, 0) })
@@ -334,131 +262,6 @@ func (c *crowd) meet(f *flow) error {
 		}
 	}
 	return nil
-}
-
-// deliver sends a message from an end until it has come to the other; of TCP, once.
-func (c *crowd) deliver(f *flow, from int) error {
-	began := time.Now()
-	for tries := 0; ; tries++ {
-		f.mu.Lock()
-		send, err, came := f.ends[from].send, f.err, f.came[1-from]
-		f.mu.Unlock()
-		switch {
-		case err != nil:
-			return err
-		case came.After(began):
-			return nil
-		case time.Since(began) > idleWait:
-			return fmt.Errorf("no message from end %d within %v", from, idleWait)
-		case tries == 0 || f.udp && tries%20 == 0:
-			if err := send(f.message()); err != nil && !f.udp {
-				return err
-			}
-		}
-		time.Sleep(pollInterval)
-	}
-}
-
-// talk sends messages from one end of f until the crowd is to be silent.
-func (c *crowd) talk(f *flow) {
-	from := 0
-	if f.does == receives {
-		from = 1
-	}
-	tick := time.NewTicker(flowPause)
-	defer tick.Stop()
-	for {
-		select {
-		case <-c.done:
-			return
-		case <-tick.C:
-		}
-		f.mu.Lock()
-		send := f.ends[from].send
-		f.mu.Unlock()
-		if err := send(f.message()); err != nil && !f.udp {
-			f.fail(fmt.Errorf("writing at end %d: %w", from, err))
-			return
-		}
-	}
-}
-
-// survived is what became of a crowd.
-type survived struct {
-	pause   time.Duration
-	longest string         // the flow that paused for so long
-	lost    map[string]int // flows by kind
-	first   error          // of one of them
-}
-
-// begin forgets how late messages were so far.
-func (c *crowd) begin() {
-	for _, f := range c.flows {
-		f.mu.Lock()
-		f.late = 0
-		f.mu.Unlock()
-	}
-}
-
-// judge waits until every flow has had messages since a time, both ways where it was idle, and says what became of them.
-func (c *crowd) judge(since time.Time) survived {
-	s := survived{lost: make(map[string]int)}
-	var mu sync.Mutex
-	var checks []func() error
-	for _, f := range c.flows {
-		checks = append(checks, func() error {
-			err := c.alive(f, since)
-			mu.Lock()
-			defer mu.Unlock()
-			f.mu.Lock()
-			defer f.mu.Unlock()
-			if err = errors.Join(err, f.err); err != nil {
-				s.lost[f.kind]++
-				s.first = fmt.Errorf("%v: %w", f, err)
-				return nil
-			}
-			if f.late > s.pause {
-				s.pause, s.longest = f.late, f.String()
-			}
-			return nil
-		})
-	}
-	atOnce(len(checks), checks)
-	return s
-}
-
-// alive waits for messages of a flow; one that idles is spoken to both ways.
-func (c *crowd) alive(f *flow, since time.Time) error {
-	if f.does == idles {
-		return errors.Join(c.deliver(f, f.first), c.deliver(f, 1-f.first))
-	}
-	to := 1
-	if f.does == receives {
-		to = 0
-	}
-	for deadline := time.Now().Add(idleWait); ; time.Sleep(pollInterval) {
-		f.mu.Lock()
-		came, err := f.came[to], f.err
-		f.mu.Unlock()
-		switch {
-		case err != nil || came.After(since):
-			return err
-		case time.Now().After(deadline):
-			return fmt.Errorf("no message at end %d for %v", to, time.Since(came).Round(time.Millisecond))
-		}
-	}
-}
-
-func (s *survived) all() int {
-	n := 0
-	for _, lost := range s.lost {
-		n += lost
-	}
-	return n
-}
-
-func (s *survived) String() string {
-	return fmt.Sprintf("lost: %s; the last: %v", count(s.lost), s.first)
 }
 
 // end closes everything.

@@ -19,7 +19,7 @@ func Keep(o Options) Options {
 
 const (
 	crowdOf      = 500 // of each kind
-	crowdOfShort = 100
+	crowdOfShort = 150 // 600 in all, of which 200 only receive
 	youngOf      = 100
 
 	restartPause = time.Second
@@ -54,7 +54,7 @@ func keepChecks(short bool) func(*Lab) []Check {
 			l.logCheck(moved),
 			// What these lose is a fault with a name.
 			Check{"kill -9, young", fmt.Sprintf("%d of each kind, not saved", youngOf), l.checkYoung},
-			Check{"restart, no state", fmt.Sprintf("%d of each kind", youngOf), l.checkForgotten})
+			Check{"restart, no folder", fmt.Sprintf("%d of each kind", youngOf), l.checkForgotten})
 	}
 }
 
@@ -70,6 +70,12 @@ func (l *Lab) besideCrowd(ctx context.Context, n int, do func(*crowd) (string, e
 // eachGateway does something to the gateways in turn and judges c after each; bound is how long a connection may pause.
 func (l *Lab) eachGateway(c *crowd, bound time.Duration, do func(*Process) error, after func() error) (string, error) {
 	var pauses []string
+	longest, receive := time.Duration(0), 0
+	for _, f := range c.flows {
+		if f.does == receives {
+			receive++
+		}
+	}
 	for i := range clusters {
 		p := l.gateway(i)
 		time.Sleep(2 * flowPause)
@@ -87,9 +93,10 @@ func (l *Lab) eachGateway(c *crowd, bound time.Duration, do func(*Process) error
 		if err := after(); err != nil {
 			return "", fmt.Errorf("%s: %w", p.Host.Name, err)
 		}
+		longest = max(longest, s.pause)
 		pauses = append(pauses, fmt.Sprintf("%s %d ms", clusters[i].Name, s.pause.Milliseconds()))
 	}
-	return fmt.Sprintf("longest pause %s, none of %d lost", strings.Join(pauses, ", "), len(c.flows)), nil
+	return fmt.Sprintf("%d connections paused ≤ %d ms, none lost, %d only receive; %s", len(c.flows), longest.Milliseconds(), receive, strings.Join(pauses, ", ")), nil
 }
 
 func (l *Lab) checkRestart(ctx context.Context, n int) (string, error) {

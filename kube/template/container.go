@@ -14,6 +14,10 @@ const (
 	runDir    = "/run/culvert"
 	runSize   = "16Mi"
 
+	stateVolume = "state"
+	stateDir    = "/var/lib/culvert"
+	stateSize   = "128Mi" // for two files of as many connections as fit limitMemory
+
 	// A gateway of two nodes was seen to have 25 MiB resident when idle, and 31 MiB after 500 connections and some dozen changes. By its
 	// limit it sizes its table of connections: a quarter of a million.
 	requestCPU, requestMemory, limitMemory = "100m", "64Mi", "256Mi"
@@ -98,6 +102,7 @@ func (t *taker) container(flags map[string]string, pullPolicy any) map[string]an
 	args := []any{
 		"gateway", "--liqo", "--name={{ .Name }}", "--namespace={{ .Namespace }}", "--remote-cluster-id={{ .ClusterID }}",
 		"--gateway-uid={{ .GatewayUID }}", "--mode=" + mode, "--node-name=$(NODE_NAME)", "--pod-name=$(POD_NAME)",
+		"--state=" + stateDir,
 	}
 	if flags[healthFlag] == "" || flags[healthFlag] == "0" {
 		flags[healthFlag] = defaultHealth // the probes need it
@@ -124,6 +129,7 @@ func (t *taker) container(flags map[string]string, pullPolicy any) map[string]an
 		"volumeMounts": []any{
 			map[string]any{"name": keysName, "mountPath": keys, "readOnly": true},
 			map[string]any{"name": runVolume, "mountPath": runDir},
+			map[string]any{"name": stateVolume, "mountPath": stateDir}, // it outlives the container
 		},
 		"resources": map[string]any{
 			"requests": map[string]any{"cpu": requestCPU, "memory": requestMemory},

@@ -126,7 +126,7 @@ func (t *taker) pod(stock map[string]any) map[string]any {
 	pod := map[string]any{
 		"securityContext": map[string]any{"runAsNonRoot": true, "seccompProfile": map[string]any{"type": "RuntimeDefault"}},
 		"containers":      []any{t.container(flags, pullPolicy(containers))},
-		"volumes":         []any{keysVolume(stock), map[string]any{"name": runVolume, "emptyDir": map[string]any{"sizeLimit": runSize}}},
+		"volumes":         []any{keysVolume(stock), emptyDir(runVolume, runSize), emptyDir(stateVolume, stateSize)},
 	}
 	for _, name := range sortedKeys(stock) {
 		switch {
@@ -138,6 +138,10 @@ func (t *taker) pod(stock map[string]any) map[string]any {
 		}
 	}
 	return pod
+}
+
+func emptyDir(name, size string) any {
+	return map[string]any{"name": name, "emptyDir": map[string]any{"sizeLimit": size}}
 }
 
 // keysVolume is the volume whose Secret Liqo's controller fills in by the volume's name.

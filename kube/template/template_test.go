@@ -85,7 +85,7 @@ func TestADeploymentCanBeSwitched(t *testing.T) {
 		flags := flagsOf(podOf(is))
 		want := map[string]string{
 			"liqo": "", "name": g.Name, "namespace": g.Namespace, "remote-cluster-id": g.ClusterID, "gateway-uid": g.GatewayUID,
-			"node-name": "$(NODE_NAME)", "pod-name": "$(POD_NAME)", "mtu": "1340", "geneve-port": "6091",
+			"node-name": "$(NODE_NAME)", "pod-name": "$(POD_NAME)", "state": "/var/lib/culvert", "mtu": "1340", "geneve-port": "6091",
 			"ping-enabled": "true", "ping-interval": "2s", "ping-loss-threshold": "5", "ping-update-status-interval": "10s",
 			"health-probe-bind-address": ":8085",
 		}
@@ -146,9 +146,11 @@ container: {allowPrivilegeEscalation: false, readOnlyRootFilesystem: true, capab
 mounts:
 - {name: wireguard-config, mountPath: /etc/wireguard/keys, readOnly: true}
 - {name: run, mountPath: /run/culvert}
+- {name: state, mountPath: /var/lib/culvert}
 volumes:
 - {name: wireguard-config, secret: {secretName: ""}}
 - {name: run, emptyDir: {sizeLimit: 16Mi}}
+- {name: state, emptyDir: {sizeLimit: 128Mi}}
 ports: [{name: healthz, containerPort: 8085, protocol: TCP}]
 live: {httpGet: {path: /healthz, port: healthz}, periodSeconds: 10}
 ready: {httpGet: {path: /readyz, port: healthz}, periodSeconds: 2}

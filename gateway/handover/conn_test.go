@@ -1,0 +1,230 @@
+package handover
+
+import (
+	"encoding/binary"
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"culvert/geneve/udp"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// fakeSocket gives out the messages that it is given and keeps what is sent.
+type fakeSocket struct {
+	udp.Conn
+	come chan udp.Message
+	sent []udp.Train
+}
+
+func (s *fakeSocket) Receive(messages []udp.Message) (int, error) {
+	m, ok := <-s.come
+	if !ok {
+		return 0, net.ErrClosed
+	}
+	if m.Data == nil {
+		return 0, udp.ErrWoken
+	}
+	messages[0].Data = messages[0].Buffer[:copy(messages[0].Buffer, m.Data)]
+	messages[0].SegmentSize, messages[0].Source = m.SegmentSize, m.Source
+	return 1, nil
+}
+
+func (s *fakeSocket) Wake() {
+	select {
+	case s.come <- udp.Message{}:
+	default:
+	}
+}
+func (s *fakeSocket) Close() error          { return nil }
+func (s *fakeSocket) NewSender() udp.Sender { return s }
+func (s *fakeSocket) Send(trains []udp.Train) (int, error) {
+	s.sent = append(s.sent, trains...)
+	return len(trains), nil
+}
+
+func newFake() *fakeSocket { return &fakeSocket{come: make(chan udp.Message, 16)} }
+
+// relays returns both ends of one.
+func relays(t *testing.T) (a, b *Relay) {
+	t.Helper()
+	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ends [2]*Relay
+	for i, fd := range pair {
+		f := os.NewFile(uintptr(fd), "relay")
+		conn, err := net.FileConn(f)
+		f.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		ends[i] = NewRelay(conn)
+		t.Cleanup(ends[i].Close)
+	}
+	return ends[0], ends[1]
+}
+
+// wireguard makes a message of a kind and an index, size bytes long.
+func wireguard(kind, index uint32, size int) []byte {
+	b := make([]byte, size)
+	binary.LittleEndian.PutUint32(b, kind)
+	binary.LittleEndian.PutUint32(b[indexAt:], index)
+	return b
+}
+
+var peer = netip.MustParseAddrPort("192.0.2.7:51840")
+
+func buffers() []udp.Message { return []udp.Message{{Buffer: make([]byte, udp.BufferSize)}} }
+
+// TestLeadSortsTrains: of a train that the kernel has merged, each message goes to the process
+// whose session it is of.
+func TestLeadSortsTrains(t *testing.T) {
+	ours, theirs := relays(t)
+	socket := newFake()
+	c := NewConn(socket)
+	c.Greet(ours, func() {})
+	c.NewSender().Send([]udp.Train{{Destination: peer, Parts: [][]byte{wireguard(initiation, 7, 148)}}})
+	if len(socket.sent) != 1 {
+		t.Fatalf("%d initiations were sent", len(socket.sent))
+	}
+	c.Lead(ours)
+	<-socket.come // of Wake, twice
+	<-socket.come
+	train := append(append(wireguard(data, 7, 100), wireguard(data, 8, 100)...), wireguard(data, 7, 60)...)
+	socket.come <- udp.Message{Data: train, SegmentSize: 100, Source: peer}
+	messages := buffers()
+	n, err := c.Receive(messages)
+	if n != 1 || err != nil || len(messages[0].Data) != 160 || indexOf(messages[0].Data) != 7 || indexOf(messages[0].Data[100:]) != 7 {
+		t.Fatalf("%d messages, %v: % x", n, err, messages[0].Data)
+	}
+	passed := <-theirs.inbox
+	if passed.source != peer || len(passed.data) != 100 || indexOf(passed.data) != 8 {
+		t.Errorf("passed on: %v, % x", passed.source, passed.data)
+	}
+	if !ours.Met() {
+		t.Error("nothing says that the peer knows of the session")
+	}
+
+	// A train of the other process alone leaves nothing.
+	socket.come <- udp.Message{Data: wireguard(data, 9, 100), Source: peer}
+	if n, err := c.Receive(messages); n != 0 || !errors.Is(err, udp.ErrWoken) {
+		t.Errorf("%d messages, %v", n, err)
+	}
+	if passed := <-theirs.inbox; indexOf(passed.data) != 9 {
+		t.Errorf("passed on: % x", passed.data)
+	}
+	// Answers are the receiver's own business, and so is what is nothing.
+	for _, b := range [][]byte{wireguard(answer, 9, 92), {1, 2, 3}} {
+		socket.come <- udp.Message{Data: b, Source: peer}
+		if n, err := c.Receive(messages); n != 1 || err != nil || len(messages[0].Data) != len(b) {
+			t.Errorf("%d messages, %v", n, err)
+		}
+	}
+}
+
+// TestGreetSendsNoData: before the cut, nothing leaves that the peer would take for a new
+// session, and the first attempt says that there is one.
+func TestGreetSendsNoData(t *testing.T) {
+	ours, theirs := relays(t)
+	socket := newFake()
+	c := NewConn(socket)
+	sessions := 0
+	c.Greet(ours, func() { sessions++ })
+	sent, err := c.NewSender().Send([]udp.Train{{Destination: peer, SegmentSize: 32, Parts: [][]byte{wireguard(data, 5, 32), wireguard(data, 5, 32)}}})
+	if sent != 2 || err != nil || len(socket.sent) != 0 || sessions != 1 {
+		t.Errorf("%d sent (%v), %d by the socket, %d sessions", sent, err, len(socket.sent), sessions)
+	}
+	theirs.pass(peer, wireguard(answer, 7, 92))
+	messages := buffers()
+	if n, err := c.Receive(messages); n != 1 || err != nil || messages[0].Source != peer || len(messages[0].Data) != 92 {
+		t.Errorf("%d messages, %v", n, err)
+	}
+}
+
+// TestStopWaitsForWhoReceives: what was received before is done with when a Conn is parked.
+func TestStopWaitsForWhoReceives(t *testing.T) {
+	socket := newFake()
+	c := NewConn(socket)
+	parked := c.Stop(nil)
+	select {
+	case <-parked:
+		t.Fatal("parked, and nobody has come back")
+	default:
+	}
+	<-socket.come // of Wake
+	ended := make(chan error)
+	go func() {
+		_, err := c.Receive(buffers())
+		ended <- err
+	}()
+	<-parked
+	c.Own()
+	if err := <-ended; !errors.Is(err, udp.ErrWoken) {
+		t.Errorf("after the stop: %v", err)
+	}
+	c.Silence(nil)
+	go func() {
+		_, err := c.Receive(buffers())
+		ended <- err
+	}()
+	c.Close()
+	if err := <-ended; !errors.Is(err, net.ErrClosed) {
+		t.Errorf("after Close: %v", err)
+	}
+}
+
+// TestLastDecides: a message that has come in time counts, also when nobody had read it; a
+// later one fails at who sends it.
+func TestLastDecides(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		send func(l *Line)
+		want string // of the error; "" = it came
+	}{
+		{"in time", func(l *Line) { l.Send(KindForwarding, nil, time.Second) }, ""},
+		{"never", func(*Line) {}, "i/o timeout"},
+		{"gone", func(l *Line) { l.Close() }, "EOF"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			old, next := lines(t)
+			tt.send(next)
+			k, err := old.Last(20 * time.Millisecond)
+			if tt.want == "" && (k != KindForwarding || err != nil) || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
+				t.Errorf("message %d, %v", k, err)
+			}
+			if err := next.Send(KindForwarding, nil, time.Second); tt.name == "never" && !errors.Is(err, syscall.EPIPE) {
+				t.Errorf("a message that comes too late: %v", err)
+			}
+		})
+	}
+}
+
+func lines(t *testing.T) (a, b *Line) {
+	t.Helper()
+	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ends [2]*Line
+	for i, fd := range pair {
+		f := os.NewFile(uintptr(fd), "line")
+		conn, err := net.FileConn(f)
+		f.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		ends[i] = NewLine(conn.(*net.UnixConn))
+		t.Cleanup(func() { ends[i].Close() })
+	}
+	return ends[0], ends[1]
+}

@@ -1,0 +1,117 @@
+package gateway
+
+import (
+	"errors"
+	"net"
+	"os"
+	"time"
+
+	"culvert/gateway/handover"
+	"culvert/geneve/udp"
+)
+
+// busy reports whether finish has still to end.
+func (t *taking) busy() bool {
+	if t == nil {
+		return false
+	}
+	select {
+	case <-t.over:
+		return false
+	default:
+		return true
+	}
+}
+
+// finish carries what the old process decrypts, until the peer sends nothing any more that
+// only it can.
+func (t *taking) finish(g *Gateway) {
+	if t == nil {
+		return
+	}
+	defer close(t.over)
+	defer t.close()
+	for _, name := range []string{"wireguard", "wireguard6"} {
+		if f := t.files[name]; f != nil { // this gateway has another port
+			t.drain(f)
+		}
+	}
+	for _, s := range t.offer.Sockets {
+		if (s.Name == "control" || s.Name == "uapi") && t.files[s.Name] != nil { // elsewhere here, and left to this process
+			os.Remove(s.At)
+		}
+	}
+	returned := make(chan struct{})
+	go func() {
+		defer close(returned)
+		for p := range t.relay.Packets() {
+			if take := g.in.divert.Load(); take != nil {
+				(*take)([][]byte{p}, 0)
+			}
+		}
+	}()
+	late, renew, tick := time.NewTimer(overlapTime), time.NewTimer(greetTime), time.NewTicker(quietTime/4)
+	defer late.Stop()
+	defer renew.Stop()
+	defer tick.Stop()
+	for done := false; !done; {
+		select {
+		case <-late.C:
+			done = true
+		case <-renew.C:
+			if !t.relay.Met() && !t.relay.Quiet(quietTime) {
+				g.wg.Renew() // the peer has begun a session with the old process meanwhile
+			}
+		case <-tick.C:
+			done = t.relay.Met() && t.relay.Quiet(quietTime)
+		}
+	}
+	for i := range g.lent {
+		g.lent[i].conn.Own()
+	}
+	t.line.Send(handover.KindDone, nil, time.Second)
+	select {
+	case <-returned: // the old process has ended
+	case <-time.After(doneTime):
+	}
+	t.relay.Close()
+	<-returned
+	g.in.divert.Store(nil)
+}
+
+// drain passes back what still comes to a socket of the old process.
+func (t *taking) drain(f *os.File) {
+	socket, err := udp.Adopt(f, udp.Options{})
+	if err != nil {
+		return
+	}
+	conn := handover.NewConn(socket)
+	conn.Lead(t.relay)
+	t.old = append(t.old, conn)
+	go func() {
+		messages := []udp.Message{{Buffer: make([]byte, udp.BufferSize)}}
+		for {
+			if _, err := conn.Receive(messages); errors.Is(err, net.ErrClosed) {
+				return
+			}
+		}
+	}()
+}
+
+// close closes what is left of the conversation. It may be called more than once.
+func (t *taking) close() {
+	t.line.Close()
+	if t.relay != nil {
+		t.relay.Close()
+	}
+	for _, c := range t.old {
+		c.Close()
+	}
+	for _, f := range t.files {
+		f.Close()
+	}
+	if t.before != nil {
+		t.before.Release()
+		t.before = nil
+	}
+}

@@ -1,0 +1,129 @@
+package lab
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+)
+
+// What a flow does meanwhile.
+type doing int
+
+const (
+	idles doing = iota
+	sends
+	receives
+	doings
+)
+
+// flow is one connection. Its two ends send messages of messageSize bytes: the numbers of the flow and the
+// crowd, and when it was sent.
+type flow struct {
+	crowd  int // its number
+	kind   string
+	number int // in the crowd
+	does   doing
+	first  int // end that speaks first after a pause, if it idles
+	udp    bool
+
+	mu   sync.Mutex
+	ends [2]flowEnd // near, far
+	err  error      // the first thing that went wrong
+	// when the last message came to each end
+	came [2]time.Time
+	late time.Duration // the longest that the other end waited for a message
+}
+
+func (f *flow) String() string {
+	protocol := "TCP"
+	if f.udp {
+		protocol = "UDP"
+	}
+	return fmt.Sprintf("%s, %s, %s", f.kind, protocol, [...]string{"idle", "sends", "receives"}[f.does])
+}
+
+// flowEnd is one end of a flow.
+type flowEnd struct {
+	conn net.Conn       // nil at the far end of UDP
+	from netip.AddrPort // at the far end, what it takes for the near one
+	send func([]byte) error
+}
+
+// message is what an end of f sends at this moment.
+func (f *flow) message() []byte {
+	b := make([]byte, messageSize)
+	binary.BigEndian.PutUint32(b, uint32(f.number))
+	binary.BigEndian.PutUint32(b[4:], uint32(f.crowd))
+	binary.BigEndian.PutUint64(b[8:], uint64(time.Now().UnixNano()))
+	return b
+}
+
+// take notes that a message has come to an end.
+func (f *flow) take(end int, b []byte) {
+	now := time.Now()
+	late := now.Sub(time.Unix(0, int64(binary.BigEndian.Uint64(b[8:]))))
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if last := f.came[end]; f.udp && f.does != idles && !last.IsZero() {
+		late = max(late, now.Sub(last)-flowPause) // those that are lost do not come late
+	}
+	f.came[end], f.late = now, max(f.late, late)
+}
+
+func (f *flow) fail(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.err == nil {
+		f.err = err
+	}
+}
+
+// deliver sends a message from an end until it has come to the other; of TCP, once.
+func (c *crowd) deliver(f *flow, from int) error {
+	began := time.Now()
+	for tries := 0; ; tries++ {
+		f.mu.Lock()
+		send, err, came := f.ends[from].send, f.err, f.came[1-from]
+		f.mu.Unlock()
+		switch {
+		case err != nil:
+			return err
+		case came.After(began):
+			return nil
+		case time.Since(began) > idleWait:
+			return fmt.Errorf("no message from end %d within %v", from, idleWait)
+		case tries == 0 || f.udp && tries%20 == 0:
+			if err := send(f.message()); err != nil && !f.udp {
+				return err
+			}
+		}
+		time.Sleep(pollInterval)
+	}
+}
+
+// talk sends messages from one end of f until the crowd is to be silent.
+func (c *crowd) talk(f *flow) {
+	from := 0
+	if f.does == receives {
+		from = 1
+	}
+	tick := time.NewTicker(flowPause)
+	defer tick.Stop()
+	for {
+		select {
+		case <-c.done:
+			return
+		case <-tick.C:
+		}
+		f.mu.Lock()
+		send := f.ends[from].send
+		f.mu.Unlock()
+		if err := send(f.message()); err != nil && !f.udp {
+			f.fail(fmt.Errorf("writing at end %d: %w", from, err))
+			return
+		}
+	}
+}

@@ -1,0 +1,86 @@
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// survived is what became of a crowd.
+type survived struct {
+	pause   time.Duration
+	longest string         // the flow that paused for so long
+	lost    map[string]int // flows by kind
+	first   error          // of one of them
+}
+
+// begin forgets how late messages were so far.
+func (c *crowd) begin() {
+	for _, f := range c.flows {
+		f.mu.Lock()
+		f.late = 0
+		f.mu.Unlock()
+	}
+}
+
+// judge waits until every flow has had messages since a time, both ways where it was idle, and says what became of them.
+func (c *crowd) judge(since time.Time) survived {
+	s := survived{lost: make(map[string]int)}
+	var mu sync.Mutex
+	var checks []func() error
+	for _, f := range c.flows {
+		checks = append(checks, func() error {
+			err := c.alive(f, since)
+			mu.Lock()
+			defer mu.Unlock()
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			if err = errors.Join(err, f.err); err != nil {
+				s.lost[f.kind]++
+				s.first = fmt.Errorf("%v: %w", f, err)
+				return nil
+			}
+			if f.late > s.pause {
+				s.pause, s.longest = f.late, f.String()
+			}
+			return nil
+		})
+	}
+	atOnce(len(checks), checks)
+	return s
+}
+
+// alive waits for messages of a flow; one that idles is spoken to both ways.
+func (c *crowd) alive(f *flow, since time.Time) error {
+	if f.does == idles {
+		return errors.Join(c.deliver(f, f.first), c.deliver(f, 1-f.first))
+	}
+	to := 1
+	if f.does == receives {
+		to = 0
+	}
+	for deadline := time.Now().Add(idleWait); ; time.Sleep(pollInterval) {
+		f.mu.Lock()
+		came, err := f.came[to], f.err
+		f.mu.Unlock()
+		switch {
+		case err != nil || came.After(since):
+			return err
+		case time.Now().After(deadline):
+			return fmt.Errorf("no message at end %d for %v", to, time.Since(came).Round(time.Millisecond))
+		}
+	}
+}
+
+func (s *survived) all() int {
+	n := 0
+	for _, lost := range s.lost {
+		n += lost
+	}
+	return n
+}
+
+func (s *survived) String() string {
+	return fmt.Sprintf("lost: %s; the last: %v", count(s.lost), s.first)
+}
