@@ -317,7 +317,7 @@ func newBuffers(n int) [][]byte {
 
 // ownAddresses returns all addresses of this machine. Those of the configuration must be among them.
 func ownAddresses(c *Config) ([]netip.Addr, error) {
-	list, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	list, err := listed(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("services: list this machine's addresses: %w", err)
 	}

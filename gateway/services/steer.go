@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"os"
 	"slices"
-	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -82,9 +81,9 @@ func newSteering(device string, index int, families []int) (*steering, error) {
 
 // alone refuses where another process serves Services: its device is there, and goes with it.
 func (s *steering) alone() error {
-	list, err := netlink.RuleList(netlink.FAMILY_ALL)
+	list, err := rulesOf(netlink.FAMILY_ALL)
 	if err != nil {
-		return fmt.Errorf("services: list the rules of routing: %w", err)
+		return err
 	}
 	for i := range list {
 		if r := &list[i]; isOwned(r) && r.IifName != "" && r.IifName != s.device {
@@ -92,72 +91,6 @@ func (s *steering) alone() error {
 				return fmt.Errorf("services: a culvert node that is running serves Services by %s; stop it, or serve all by one", r.IifName)
 			}
 		}
-	}
-	return nil
-}
-
-// moveLocal puts the rule of the local table behind those of this package. Somebody else may have done so before.
-func (s *steering) moveLocal(family int) error {
-	list, err := netlink.RuleList(family)
-	if err != nil {
-		return fmt.Errorf("services: list the rules of routing: %w", err)
-	}
-	first, behind := false, false
-	for i := range list {
-		if isLocal(&list[i]) {
-			first = first || list[i].Priority < priorityLocal
-			behind = behind || list[i].Priority >= priorityLocal && list[i].Priority < priorityOverAgain
-		}
-		if r := &list[i]; r.Table == tableID && r.Protocol != lasting {
-			return fmt.Errorf("services: a rule that is not culvert's leads to routing table %d; remove it: ip rule del pref %d", tableID, r.Priority)
-		}
-	}
-	if first || !behind {
-		if err := netlink.RuleAdd(localRule(family, priorityLocal)); err != nil && !errors.Is(err, unix.EEXIST) {
-			return ruleError("move the local table", err)
-		}
-	}
-	if !first {
-		return nil
-	}
-	for i := range list {
-		if r := &list[i]; isLocal(r) && r.Priority < priorityLocal {
-			if err := netlink.RuleDel(localRule(family, r.Priority)); err != nil {
-				return ruleError("move the local table", err)
-			}
-		}
-	}
-	return nil
-}
-
-// isLocal reports whether a rule leads everything to the local table.
-func isLocal(r *netlink.Rule) bool {
-	return r.Table == unix.RT_TABLE_LOCAL && r.Src == nil && r.Dst == nil && r.IifName == "" && r.OifName == "" && r.Mark == 0 &&
-		r.IPProto == 0 && r.Sport == nil && r.Dport == nil && !r.Invert
-}
-
-func localRule(family, priority int) *netlink.Rule {
-	r := netlink.NewRule()
-	r.Family, r.Priority, r.Table, r.Protocol = family, priority, unix.RT_TABLE_LOCAL, lasting
-	return r
-}
-
-// restoreLocal puts the rule of the local table back, unless it was somebody else who moved it.
-func restoreLocal(family int) error {
-	list, err := netlink.RuleList(family)
-	if err != nil {
-		return err
-	}
-	if !slices.ContainsFunc(list, func(r netlink.Rule) bool {
-		return isLocal(&r) && r.Priority == priorityLocal && r.Protocol == lasting
-	}) {
-		return nil
-	}
-	if err := netlink.RuleAdd(localRule(family, 0)); err != nil && !errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("services: put the local table back: %w; do so with: ip rule add pref 0 lookup local", err)
-	}
-	if err := netlink.RuleDel(localRule(family, priorityLocal)); err != nil && !errors.Is(err, unix.ENOENT) {
-		return ruleError("put the local table back", err)
 	}
 	return nil
 }
@@ -191,16 +124,13 @@ func removeSteers(family int) error {
 
 // removeOwned removes rules that this package has made.
 func removeOwned(family int, which func(*netlink.Rule) bool) error {
-	list, err := netlink.RuleList(family)
+	list, err := rulesOf(family)
 	if err != nil {
-		return fmt.Errorf("services: list the rules of routing: %w", err)
+		return err
 	}
 	var all []error
 	for i := range list {
 		if r := &list[i]; isOwned(r) && which(r) {
-			if r.Priority == priorityOn || r.Priority == priorityEnd {
-				r.Type = actionNop // or the kernel takes any rule of this priority for it
-			}
 			if err := netlink.RuleDel(r); err != nil && !errors.Is(err, unix.ENOENT) {
 				all = append(all, fmt.Errorf("services: remove the rule at %d: %w; remove it with: ip rule del pref %d", r.Priority, err, r.Priority))
 			}
@@ -220,7 +150,7 @@ func (s *steering) apply(p *plan, sources func(family int) net.IP) error {
 	}
 	for _, to := range p.routes {
 		if family := familyOf(to); slices.Contains(s.families, family) {
-			routes = append(routes, netlink.Route{Family: family, LinkIndex: s.index, Protocol: lasting, Src: sources(family), Dst: ipNet(to)})
+			routes = append(routes, netlink.Route{Family: family, LinkIndex: s.index, Table: unix.RT_TABLE_MAIN, Protocol: lasting, Src: sources(family), Dst: ipNet(to)})
 		}
 	}
 	for priority, list := range map[int][]steer{priorityFront: p.front, priorityBehind: p.behind} {
@@ -229,6 +159,9 @@ func (s *steering) apply(p *plan, sources func(family int) net.IP) error {
 				rules = append(rules, to.rule(priority))
 			}
 		}
+	}
+	if err := s.look(); err != nil {
+		return err
 	}
 	wanted, there := map[string]bool{}, map[string]int{}
 	for i := range s.routes {
@@ -274,6 +207,32 @@ func (s *steering) apply(p *plan, sources func(family int) net.IP) error {
 		s.rules = append(s.rules, *r)
 	}
 	return s.prune(wanted)
+}
+
+// look forgets what the kernel has no longer, so that apply makes it again: a route goes with the address that is its source.
+func (s *steering) look() error {
+	there := map[string]bool{}
+	for _, family := range s.families {
+		rules, err := rulesOf(family)
+		if err != nil {
+			return err
+		}
+		for i := range rules {
+			there[describe(&rules[i])] = true
+		}
+		routes, err := listed(func() ([]netlink.Route, error) {
+			return netlink.RouteListFiltered(family, &netlink.Route{LinkIndex: s.index}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
+		})
+		if err != nil {
+			return fmt.Errorf("services: list the routes of %s: %w", s.device, err)
+		}
+		for i := range routes {
+			there[destination(&routes[i])] = true
+		}
+	}
+	s.rules = slices.DeleteFunc(s.rules, func(r netlink.Rule) bool { return !there[describe(&r)] })
+	s.routes = slices.DeleteFunc(s.routes, func(r netlink.Route) bool { return !there[destination(&r)] })
+	return nil
 }
 
 // prune removes what is not wanted.
@@ -334,32 +293,6 @@ func (s *steer) rule(priority int) netlink.Rule {
 		r.Dst = ipNet(s.prefix)
 	}
 	return *r
-}
-
-// destination names a route among those of this package.
-func destination(r *netlink.Route) string { return fmt.Sprintf("%s table %d", r.Dst, r.Table) }
-
-// describe names a rule as ip rule does.
-func describe(r *netlink.Rule) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "pref %d", r.Priority)
-	if r.Src != nil {
-		fmt.Fprintf(&b, " from %s", r.Src)
-	}
-	if r.Dst != nil {
-		fmt.Fprintf(&b, " to %s", r.Dst)
-	}
-	if r.IifName != "" {
-		fmt.Fprintf(&b, " iif %s", r.IifName)
-	}
-	if r.IPProto != 0 {
-		fmt.Fprintf(&b, " ipproto %d", r.IPProto)
-	}
-	if r.Dport != nil {
-		fmt.Fprintf(&b, " dport %d-%d", r.Dport.Start, r.Dport.End)
-	}
-	fmt.Fprintf(&b, " family %d table %d goto %d", r.Family, r.Table, r.Goto)
-	return b.String()
 }
 
 func ruleError(what string, err error) error {

@@ -82,8 +82,12 @@ func TestOthersMovedTheLocalTable(t *testing.T) {
 				if err := netlink.RuleAdd(localRule(family, 100)); err != nil {
 					t.Fatal(err)
 				}
-				if instead {
-					if err := netlink.RuleDel(localRule(family, 0)); err != nil {
+				if err := netlink.RuleDel(localRule(family, 0)); err != nil {
+					t.Fatal(err)
+				}
+				if by := localRule(family, 0); !instead {
+					by.Protocol = unix.RTPROT_BOOT // by hand
+					if err := netlink.RuleAdd(by); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -216,6 +220,52 @@ func TestSourceChanges(t *testing.T) {
 	}
 }
 
+// TestRemovedByOthers has somebody remove rules, and an address and with it the routes whose source it is: SIGHUP brings them back.
+func TestRemovedByOthers(t *testing.T) {
+	index := inNamespace(t)
+	c, err := parse(t)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := newSteering("culvert1", index, both[:1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := c.plan(c.Addresses)
+	apply := func() (state []string) {
+		t.Helper()
+		if err := s.apply(p, source4("172.18.0.22")); err != nil {
+			t.Fatal(err)
+		}
+		routes, err := netlink.RouteListFiltered(unix.AF_INET, &netlink.Route{LinkIndex: index}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range routes {
+			state = append(state, destination(&routes[i]))
+		}
+		slices.Sort(state)
+		return append(state, kernelRules(t)...)
+	}
+	before := apply()
+	link := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}}
+	source := &netlink.Addr{IPNet: ipNet(netip.MustParsePrefix("172.18.0.22/24"))}
+	if err := netlink.AddrDel(link, source); err != nil {
+		t.Fatal(err)
+	}
+	if err := netlink.AddrAdd(link, source); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range slices.Clone(s.rules) {
+		if err := netlink.RuleDel(&r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if after := apply(); !slices.Equal(after, before) {
+		t.Errorf("there is\n%s\nthere was\n%s", strings.Join(after, "\n"), strings.Join(before, "\n"))
+	}
+}
+
 // TestLentPorts has node ports among those that the kernel gives to connections of its own.
 func TestLentPorts(t *testing.T) {
 	inNamespace(t)
@@ -242,5 +292,22 @@ func TestLentPorts(t *testing.T) {
 		if lent := c.lentPorts(); len(lent) != test.lent {
 			t.Errorf("local %q, reserved %q: %v", test.local, test.reserved, lent)
 		}
+	}
+}
+
+// TestInterruptedList has the kernel's answer change under way.
+func TestInterruptedList(t *testing.T) {
+	asked := 0
+	all, err := listed(func() ([]int, error) {
+		if asked++; asked < 3 {
+			return []int{1}, netlink.ErrDumpInterrupted
+		}
+		return []int{1, 2}, nil
+	})
+	if err != nil || len(all) != 2 {
+		t.Error(all, err)
+	}
+	if _, err := listed(func() ([]int, error) { return nil, netlink.ErrDumpInterrupted }); err == nil {
+		t.Error("a list that is never whole is taken for one")
 	}
 }
