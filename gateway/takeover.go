@@ -240,7 +240,7 @@ func (t *taking) hold(l *lentSocket) {
 
 // restore gives g the records that come before a message of a kind, and returns that.
 func (t *taking) restore(g *Gateway, last handover.Kind) ([]byte, error) {
-	r := g.engine.Restore(g.links.Find, clock())
+	r := g.engine.Restore(g.linksNow().Find, clock())
 	for {
 		k, body, _, err := t.line.Receive(askTime)
 		switch {
@@ -289,6 +289,12 @@ func (t *taking) meetPeer(ctx context.Context, g *Gateway) error {
 	}
 }
 
+func (g *Gateway) linksNow() config.Links {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.links
+}
+
 // cut waits for the old process to stop, and goes on where it was.
 func (t *taking) cut(g *Gateway) error {
 	body, err := t.restore(g, handover.KindCut)
@@ -299,8 +305,9 @@ func (t *taking) cut(g *Gateway) error {
 	if err := handover.Decode(body, &end); err != nil {
 		return err
 	}
+	links := g.linksNow()
 	for _, s := range end.Nodes {
-		link, ok := g.links.ByName[s.Node]
+		link, ok := links.ByName[s.Node]
 		mac, err := net.ParseMAC(s.MAC)
 		if !ok || err != nil {
 			continue
@@ -312,7 +319,7 @@ func (t *taking) cut(g *Gateway) error {
 		g.endpoint.Meet(geneve.Station{ID: uint16(link), MAC: mac, Encap: encap})
 	}
 	for _, p := range end.Paths {
-		link, ok := g.links.ByName[p.Node]
+		link, ok := links.ByName[p.Node]
 		if ok || p.Node == "" { // the zero link is the tunnel
 			g.paths.expect(link, pathmtu.Result{Size: p.Size, Known: true, Way: pathmtu.Way(p.Way), OneWay: p.OneWay})
 		}

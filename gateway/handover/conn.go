@@ -171,9 +171,9 @@ func lend(r *Relay, m *udp.Message) {
 func (c *Conn) keepOwn(r *Relay, m *udp.Message) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	kept := 0
+	kept, own := 0, c.own
 	each(m, func(b []byte) {
-		if kindOf(b) == data && !c.own[indexOf(b)] {
+		if kindOf(b) == data && !own[indexOf(b)] {
 			r.pass(m.Source, b)
 			return
 		}
