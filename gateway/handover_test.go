@@ -274,11 +274,9 @@ func TestFaultyNewProcess(t *testing.T) {
 				<-acted
 			}
 			began := time.Now()
-			for p.rome.handing.Load() {
-				if time.Since(began) > 2*time.Second {
-					t.Fatal("the old process is handing over still")
-				}
-				time.Sleep(time.Millisecond)
+			waitFor(t, "the end of the hand-over", func() bool { return !p.rome.handing.Load() })
+			if took := time.Since(began); took > 2*time.Second {
+				t.Errorf("the old process went on after %v", took)
 			}
 			p.there(t, 1)
 			p.back(t)
@@ -389,12 +387,7 @@ func TestFaultyOldProcess(t *testing.T) {
 			if g != nil || err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("%v, want %q", err, tt.want)
 			}
-			for tries := 0; openFDs(t) > before; tries++ { // the fake closes its own
-				if tries == 1000 {
-					t.Fatalf("%d descriptors are open, before %d", openFDs(t), before)
-				}
-				time.Sleep(time.Millisecond)
-			}
+			waitFor(t, "no more descriptors than before", func() bool { return openFDs(t) <= before }) // the fake closes its own
 		})
 	}
 	p.there(t, 1)

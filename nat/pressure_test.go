@@ -140,9 +140,6 @@ func TestPressure(t *testing.T) {
 
 // Growth to a million tuples, each of which stays in reach, and back.
 func TestGrowth(t *testing.T) {
-	if testing.Short() {
-		t.Skip("-short")
-	}
 	const n = 200_000
 	e := engine(t, func(c *nat.Config) { c.MaxConnections = 3*n + 3 })
 	template := tcp("10.200.1.5", "10.71.0.1", 1, 80, nattest.ACK, "").Bytes()
