@@ -50,7 +50,7 @@ var importRules = []importRule{
 		"it looks at a machine, with or without a gateway on it"},
 	{"gateway/health", nil, "observations in, sentences out: no sockets, no clock, no logging"},
 	{"gateway/pathmtu", nil, "sizes and times in, probes and sizes out: no sockets, no clock, no packets"},
-	{"gateway/services", []string{"culvert/nat", "culvert/gateway/configfile", "github.com/vishvananda/netlink", "golang.org/x/sys", wireguard + "/tun",
+	{"gateway/services", []string{"culvert/nat", "culvert/gateway/configfile", "culvert/gateway/state", "github.com/vishvananda/netlink", "golang.org/x/sys", wireguard + "/tun",
 		"github.com/sirupsen/logrus"},
 		"a node's Services need its kernel's routes and the engine, neither the tunnel nor the gateway"},
 	{"gateway/node", []string{"culvert/geneve", "culvert/geneve/udp", "culvert/gateway/configfile", "culvert/gateway/services", "github.com/vishvananda/netlink", "golang.org/x/sys",

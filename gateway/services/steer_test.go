@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"culvert/integration/need"
@@ -286,5 +287,65 @@ func TestInterruptedList(t *testing.T) {
 	}
 	if _, err := listed(func() ([]int, error) { return nil, netlink.ErrDumpInterrupted }); err == nil {
 		t.Error("a list that is never whole is taken for one")
+	}
+}
+
+// TestTakeOver has a run go on with the rules and routes that another has left: none of them goes for a moment, and what the configuration
+// no longer has goes with the next apply.
+func TestTakeOver(t *testing.T) {
+	index := inNamespace(t)
+	before := kernelRules(t)
+	c, err := parse(t)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := newSteering("culvert1", index, both)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.apply(c.plan(c.Addresses), source4("172.18.0.2")); err != nil {
+		t.Fatal(err)
+	}
+	left := kernelRules(t)
+	socket, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_IPV4_ROUTE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer socket.Close()
+	next, err := newSteering("culvert1", index, both)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := next.apply(c.plan(c.Addresses), source4("172.18.0.2")); err != nil {
+		t.Fatal(err)
+	}
+	if after := kernelRules(t); !slices.Equal(after, left) {
+		t.Errorf("there is\n%s\nthere was\n%s", strings.Join(after, "\n"), strings.Join(left, "\n"))
+	}
+	socket.SetReceiveTimeout(&unix.Timeval{Usec: 1}) // what was done is in the socket
+	for {
+		messages, _, err := socket.Receive()
+		if err != nil {
+			break
+		}
+		for _, m := range messages {
+			if m.Header.Type == unix.RTM_DELRULE || m.Header.Type == unix.RTM_DELROUTE {
+				t.Errorf("something was removed: message %d of the kernel's", m.Header.Type)
+			}
+		}
+	}
+	c.Services = c.Services[:1] // nothing is at UDP
+	p := c.plan(c.Addresses)
+	if err := next.apply(p, source4("172.18.0.2")); err != nil {
+		t.Fatal(err)
+	}
+	if after := kernelRules(t); len(after) >= len(left) || slices.ContainsFunc(after, func(r string) bool { return strings.Contains(r, "ipproto 17") }) {
+		t.Errorf("there is\n%s\nthere was\n%s", strings.Join(after, "\n"), strings.Join(left, "\n"))
+	}
+	if err := next.close(); err != nil {
+		t.Error(err)
+	}
+	if after := kernelRules(t); !slices.Equal(after, before) {
+		t.Errorf("left behind:\n%s\nthere was:\n%s", strings.Join(after, "\n"), strings.Join(before, "\n"))
 	}
 }
