@@ -145,7 +145,7 @@ func (e *Engine) insert(d *decision, p *packet.Packet, now Time) bool {
 	if d.victim != 0 && tb.at(d.victim).live() {
 		e.makeRoom(d.victim, now)
 	}
-	c, number := tb.add(&d.from, &d.answer, s.generation)
+	c, number := tb.add(&d.from, &d.answer, d.holder, s.generation)
 	if c == nil { // more equal hashes than chance makes
 		d.drop(ReasonTableFull)
 		return false

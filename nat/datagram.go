@@ -116,7 +116,7 @@ func (e *Engine) datagram(d *decision, p *packet.Packet, now Time) bool {
 	} else if g != nil {
 		r.expired = g
 	}
-	h := s.holder(&d.from)
+	h := e.holder(&d.from)
 	if !s.full(h.of(shareDatagrams), f.partial.length, maxDatagrams) {
 		return true
 	}

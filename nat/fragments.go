@@ -123,7 +123,7 @@ func (e *Engine) stateless(d *decision, p *packet.Packet, now Time) bool {
 // wait decides whether a fragment may wait for the first one.
 func (e *Engine) wait(d *decision, p *packet.Packet, now Time) bool {
 	f, s, r := &e.fragments, &e.table.shares, &d.reassembly
-	h := s.holder(&d.from)
+	h := e.holder(&d.from)
 	full := p.Len() > heldSize
 	if !full && s.full(h.of(shareHeld), f.holds, maxHeld) {
 		// What makes room for the datagram may make room for its fragment too.
@@ -157,7 +157,7 @@ func (e *Engine) commitFragment(d *decision, p *packet.Packet, now Time) {
 		f.replace(e, r.victim, now)
 	}
 	if g == nil {
-		g = f.add(e, newDatagramKey(p, &d.from), e.table.shares.holder(&d.from), now)
+		g = f.add(e, newDatagramKey(p, &d.from), e.holder(&d.from), now)
 	}
 	if d.part != partReleased {
 		g.see(p)
