@@ -18,6 +18,7 @@ const (
 	partNew           // it is noted
 	partHeld          // it is noted, and waits for the first one
 	partReleased      // it was noted when it came
+	partOverlap       // it ends its datagram
 )
 
 // A reassembly is what a fragment does to datagrams.
@@ -39,8 +40,11 @@ func (e *Engine) fragment(d *decision, p *packet.Packet, now Time) {
 	case !known:
 		e.early(d, p, false, now)
 		return
-	case !d.check("overlap", g == nil || !g.overlaps(p)):
+	case !d.check("overlap", g == nil || g.reason != ReasonFragmentOverlap && !g.overlaps(p)):
 		d.drop(ReasonFragmentOverlap)
+		if !g.complete && !g.covers(p) {
+			d.part = partOverlap
+		}
 		return
 	}
 	d.part = partNew
@@ -143,7 +147,11 @@ func (e *Engine) wait(d *decision, p *packet.Packet, now Time) bool {
 func (e *Engine) commitFragment(d *decision, p *packet.Packet, now Time) {
 	f, r := &e.fragments, &d.reassembly
 	g := r.datagram
-	if d.part == partUnknown {
+	switch d.part {
+	case partOverlap:
+		f.abandon(e, g, now)
+		fallthrough
+	case partUnknown:
 		f.expire(e, now)
 		return
 	}
