@@ -32,7 +32,7 @@ var reasons = map[string]reason{
 	"table-full":       {"The connection table is full.", "raise nat.maxConnections and the memory limit"},
 	"connection-share": {"The sender has its share of the connection table.", "find who opens so many: culvert connections"},
 	"fragment":         {"A fragment whose first one has not come.", "look for losses before the gateway, and for an MTU that is smaller there"},
-	"fragment-overlap": {"Fragments of one packet overlap, as only attacks do.", findSender},
+	"fragment-overlap": {"Fragments of one packet overlap, as only attacks do, or come twice.", findSender},
 	"fragment-limit":   {"Too many packets in fragments at once.", "give senders a smaller MTU, so that they do not fragment"},
 	"filtered":         {"A rule drops it.", "culvert rules shows which; change it if that is not meant"},
 	"rejected":         {"A rule rejects it, and the sender has been told.", "culvert rules shows which; change it if that is not meant"},
