@@ -74,8 +74,8 @@ var reasons = map[string]reason{
 	"unknown-tunnel": {"The node has been removed meanwhile.", nothingToDo},
 	"bad-packet":     {"What was to be sent to a node is no whole packet.", spoilt},
 	"too-long":       {"The packet does not fit a datagram with the tunnel's headers.", "make mtu smaller"},
-	"hold-full":      {"The node's MAC address is not known, and enough packets wait for it.", "is the node's link up, and does it answer ARP?"},
-	"unresolved":     {"The node has not answered ARP.", "is the node's link up, and does it answer ARP?"},
+	"hold-full":      {"The node's MAC address is not known, and enough packets wait for it.", "is the node's link up, and does it answer ARP, or neighbour discovery where there is no IPv4?"},
+	"unresolved":     {"The node has answered neither ARP nor neighbour discovery.", "is the node's link up, and has it the address that geneve.nodes has?"},
 	"send-failed":    {"The kernel refused a datagram.", "culvert status says of the socket why; look at routes and firewall of this machine"},
 
 	// WireGuard.
