@@ -20,7 +20,7 @@ var mutants = []struct {
 	{"the checksum of an answer keeps the port's difference", "nat/conn.go",
 		"packet.Negate(c.addresses), packet.Negate(c.ports)", "packet.Negate(c.addresses), c.ports"},
 	{"two connections get one port", "nat/ports.go",
-		"\treturn !taken", "\treturn !taken || d.shared"},
+		"link, now); !taken {", "link, now); !taken || d.shared {"},
 	{"what has waited for a neighbour does not count as sent", "geneve/hold.go",
 		"\t\tt.sentPackets.Add(uint64(train.Sent))\n", ""},
 	{"of a batch, only so many messages count as sent", "gateway/wg/bind.go",

@@ -46,8 +46,8 @@ type result struct {
 	world     *world
 }
 
-// play runs a schedule in a bubble of its own.
-func play(t *testing.T, s schedule) (r result) {
+// play runs a schedule in a bubble of its own, in a world that edit may have changed.
+func play(t *testing.T, s schedule, edit ...func(*world)) (r result) {
 	t.Helper()
 	// A goroutine that waits for a mutex keeps the clock of a bubble from going on, and so does one that spins.
 	stuck := time.AfterFunc(stuckTime, func() { panic(fmt.Sprintf("sim: time stands still: -schedule=%x", []byte(s))) })
@@ -59,6 +59,9 @@ func play(t *testing.T, s schedule) (r result) {
 		}
 		w := newWorld(seed)
 		w.traffic = &traffic{w: w, chance: rand.New(rand.NewPCG(seed, 0)), seen: make(map[sight]*conn), sent: make(map[flow]int), cutting: s.head()&16 != 0}
+		for _, change := range edit {
+			change(w)
+		}
 		most := maxConnections
 		if s.head()%2 == 1 {
 			most = fewConnections
@@ -142,11 +145,11 @@ func TestCalm(t *testing.T) {
 func TestHandOver(t *testing.T) {
 	upgrade := slices.IndexFunc(faults, func(f fault) bool { return f.name == "upgrade" })
 	s := schedule{14, 1}
-	for how := range byte(8) {
+	for how := range byte(4) {
 		s = append(s, byte(upgrade), how, 0xf0) // each side every three seconds
 	}
-	r := play(t, s)
-	if r.failure != "" || r.moved != 8 || r.packets < 200 || r.packets != r.world.sent {
+	r := play(t, s, func(w *world) { w.traffic.pace = 2 * time.Millisecond })
+	if r.failure != "" || r.moved != 4 || r.packets < 1000 || r.packets != r.world.sent {
 		t.Errorf("%q after %d hand-overs: %d packets of %d arrive", r.failure, r.moved, r.packets, r.world.sent)
 	}
 	t.Logf("%d hand-overs, %d packets, %d datagrams in %v", r.moved, r.packets, r.carried, r.lasted)
