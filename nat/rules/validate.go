@@ -331,6 +331,9 @@ func (k *checker) service(path string, s *Service) {
 		if b.Weight < 0 || b.Weight > 1000 {
 			k.fault(path+".Weight", "%d is not between 0 and 1000", b.Weight)
 		}
+		if b.Standing > StandingLeaving || b.Standing != StandingChosen && s.Frontend == nil {
+			k.fault(path+".Standing", "%d out of range, or the Service is no Host's", b.Standing)
+		}
 	}
 }
 
