@@ -152,15 +152,13 @@ func (s *State) Checks() (all []Check) {
 	return all
 }
 
-// readyHere counts the addresses of a Service's endpoints on this node that are ready.
+// readyHere counts the addresses of a Service's endpoints on this node that are ready, whatever their ports are called.
 func (s *State) readyHere(f *service, v4 bool) int {
 	ready := map[netip.Addr]bool{}
-	for i := range f.ports {
-		if p := &f.ports[i]; p.v4 == v4 {
-			for _, e := range candidates(s.slices[f.name], p.name, p.Protocol, v4) {
-				if e.ready && e.local {
-					ready[e.address] = true
-				}
+	for _, x := range s.slices[f.name] {
+		for i := range x.endpoints {
+			if e := &x.endpoints[i]; e.ready && e.local && e.address.Is4() == v4 && len(x.ports) > 0 {
+				ready[e.address] = true
 			}
 		}
 	}

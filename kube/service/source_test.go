@@ -5,6 +5,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"maps"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -20,6 +22,7 @@ import (
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/dynamic/fake"
 	kubetesting "k8s.io/client-go/testing"
+	"sigs.k8s.io/yaml"
 
 	"culvert/gateway/services"
 )
@@ -149,6 +152,7 @@ func TestSource(t *testing.T) {
 		if !strings.Contains(c.log.String(), "Service/shop/bad") || strings.Count(c.log.String(), "DCCP") != 1 {
 			t.Errorf("log: %s", &c.log)
 		}
+		c.requireRights()
 		if err := c.api.Tracker().Delete(resources[KindService], "shop", "web"); err != nil {
 			t.Fatal(err)
 		}
@@ -156,6 +160,37 @@ func TestSource(t *testing.T) {
 			t.Errorf("%d times, %s", n, show(got))
 		}
 	}, aNode(t), aService(t, "web", web), aSlice(t, "a", "web", webPort, "{addresses: [10.244.0.1], nodeName: n1}"))
+}
+
+// requireRights fails unless the API server was asked for all that the manifest grants, and for nothing else.
+func (c *cluster) requireRights() {
+	c.t.Helper()
+	text, err := os.ReadFile("../manifests/services.yaml")
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	granted, asked := map[string]bool{}, map[string]bool{}
+	for document := range strings.SplitSeq(string(text), "\n---\n") {
+		var role struct {
+			Rules []struct{ APIGroups, Resources, Verbs []string }
+		}
+		if err := yaml.Unmarshal([]byte(document), &role); err != nil {
+			c.t.Fatal(err)
+		}
+		for _, r := range role.Rules {
+			for _, resource := range r.Resources {
+				for _, verb := range r.Verbs {
+					granted[verb+" "+r.APIGroups[0]+"/"+resource] = true
+				}
+			}
+		}
+	}
+	for _, a := range c.api.Actions() {
+		asked[a.GetVerb()+" "+a.GetResource().Group+"/"+a.GetResource().Resource] = true
+	}
+	if !maps.Equal(granted, asked) {
+		c.t.Errorf("the manifest grants %v, and what was asked for is %v", granted, asked)
+	}
 }
 
 // told returns the Events that were written.
