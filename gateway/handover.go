@@ -28,14 +28,23 @@ const (
 	// and doneTime how long the new process has to say that it needs no more of them.
 	overlapTime = time.Second
 	doneTime    = 1300 * time.Millisecond
-	// parkTime is how long receivers may take to come to rest, drainTime packets to leave wireguard-go.
-	parkTime  = 100 * time.Millisecond
-	drainTime = 100 * time.Millisecond
-	drainPoll = 100 * time.Microsecond
+	// parkTime is how long receivers may take to come to rest, drainTime packets to leave wireguard-go, and drainQuiet the next one: what
+	// was discarded there never leaves.
+	parkTime   = 100 * time.Millisecond
+	drainTime  = 100 * time.Millisecond
+	drainQuiet = 10 * time.Millisecond
+	drainPoll  = 100 * time.Microsecond
+	renewPoll  = 5 * time.Millisecond
 	// recordsAtOnce blocks go into one message, and recordsPause lies between two while packets are
 	// carried.
 	recordsAtOnce = 16
 	recordsPause  = time.Millisecond
+	// What had a packet while records were sent is sent again, until that took no longer than roundTime: so long does the rest take
+	// while nobody carries packets. Where connections change faster than they are sent, maxRounds are enough.
+	roundTime = 10 * time.Millisecond
+	maxRounds = 5
+	// batchTime is how long ago the time may be that a packet is given, which is that of its batch.
+	batchTime = 200 * time.Millisecond
 )
 
 var (
@@ -78,6 +87,9 @@ func (s source) HandOver(o control.TakeoverOptions) (func(*net.UnixConn), error)
 		h.line.Close()
 		if err != nil {
 			g.log.WithError(err).Warn("hand-over failed: this gateway goes on")
+			if h.taken { // the peer has heard of another session
+				g.renew()
+			}
 			g.handing.Store(false)
 			return
 		}
@@ -132,6 +144,15 @@ func (h *handing) run() (err error) {
 	}
 	if _, _, err := h.line.Want(handover.KindReady, talkTime); err != nil {
 		return err
+	}
+	for range maxRounds {
+		again := clock()
+		if err := h.records(began.Add(-batchTime), recordsPause, talkTime); err != nil {
+			return err
+		}
+		if began = again; clock() < again.Add(roundTime) {
+			break
+		}
 	}
 	return h.cut(began)
 }
@@ -191,7 +212,9 @@ func (h *handing) records(since nat.Time, pause, within time.Duration) error {
 		if err := h.line.Send(handover.KindRecords, b, within); err != nil {
 			return err
 		}
-		time.Sleep(pause)
+		if more {
+			time.Sleep(pause)
+		}
 	}
 	return nil
 }
@@ -203,7 +226,7 @@ func (h *handing) cut(began nat.Time) error {
 	if err := h.stop(); err != nil {
 		return err
 	}
-	if err := h.records(began.Add(-time.Second), 0, cutTime); err != nil {
+	if err := h.records(began.Add(-batchTime), 0, cutTime); err != nil {
 		return err
 	}
 	end := handover.Cut{Stopped: stopped, Nodes: h.stations()}
@@ -270,8 +293,16 @@ func (h *handing) stop() error {
 
 // drain waits until wireguard-go has nothing and nothing is to be decrypted.
 func (h *handing) drain() {
-	for until := time.Now().Add(drainTime); !(h.g.wg.Idle() && h.relay.Empty()) && time.Now().Before(until); {
-		time.Sleep(drainPoll) // what has no session never leaves
+	began := time.Now()
+	before, moved := h.g.wg.Inside(), began
+	for now := began; before > 0 || !h.relay.Empty(); now = time.Now() {
+		if now.Sub(began) >= drainTime || h.relay.Empty() && now.Sub(moved) >= drainQuiet {
+			return
+		}
+		time.Sleep(drainPoll)
+		if n := h.g.wg.Inside(); n != before {
+			before, moved = n, time.Now()
+		}
 	}
 }
 
@@ -291,8 +322,20 @@ func (h *handing) goOn() {
 	for _, l := range h.g.lent {
 		l.conn.Own()
 	}
-	if h.taken {
-		h.g.wg.Renew() // the peer has heard of another session
+}
+
+// renew makes a new session with the peer. WireGuard would repeat a lost handshake after five seconds (WireGuard paper, Section 6.1:
+// Rekey-Timeout), and the peer ignores one so soon after that of the other process.
+func (g *Gateway) renew() {
+	began := time.Now()
+	for again := began; time.Since(began) < sessionPatience; time.Sleep(renewPoll) {
+		if s, err := g.wg.PeerStats(); err != nil || s.LastHandshake.After(began) {
+			return
+		}
+		if !time.Now().Before(again) {
+			g.wg.Renew()
+			again = again.Add(greetTime)
+		}
 	}
 }
 

@@ -2,13 +2,11 @@ package gateway
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"os"
 	"strconv"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -21,6 +19,7 @@ import (
 	"culvert/gateway/wg"
 	"culvert/geneve"
 	"culvert/geneve/udp"
+	"culvert/nat"
 )
 
 const (
@@ -32,8 +31,7 @@ const (
 	// quietTime is how long nothing has come in the old session before it is given up.
 	quietTime = 150 * time.Millisecond
 	// A process that is killed has closed its sockets before it is gone.
-	endLooks = 20
-	endPause = 5 * time.Millisecond
+	endTime = 100 * time.Millisecond
 )
 
 // taking is the new process's side of a hand-over; see package handover. Nil is a gateway
@@ -43,7 +41,7 @@ type taking struct {
 	offer    handover.Offer
 	identity state.Identity
 	files    map[string]*os.File // of Offer.Sockets, by name, until they are used
-	before   *os.Process
+	before   *process
 	relay    *handover.Relay
 	old      []*handover.Conn // WireGuard's of the old process that this one has no use for
 	session  chan struct{}    // closed by met
@@ -84,18 +82,7 @@ func takeOver(ctx context.Context, socket string, c *config.Config, budget Budge
 }
 
 // ended reports whether the old process is gone for certain.
-func (t *taking) ended() bool {
-	for range endLooks {
-		if t.before == nil {
-			return false
-		}
-		if errors.Is(t.before.Signal(syscall.Signal(0)), os.ErrProcessDone) {
-			return true
-		}
-		time.Sleep(endPause)
-	}
-	return false
-}
+func (t *taking) ended() bool { return t.before != nil && t.before.ended(endTime) }
 
 func (t *taking) run(ctx context.Context, c *config.Config, budget Budget, log *logrus.Logger, internal geneve.Options) (_ *Gateway, err error) {
 	if err := t.accept(c); err != nil {
@@ -125,9 +112,7 @@ func (t *taking) run(ctx context.Context, c *config.Config, budget Budget, log *
 
 // accept takes what the old process offers.
 func (t *taking) accept(c *config.Config) error {
-	if pid := t.line.Peer(); pid > 0 {
-		t.before, _ = os.FindProcess(pid)
-	}
+	t.before = processOf(t.line.Peer())
 	body, files, err := t.line.Want(handover.KindOffer, askTime)
 	if err != nil {
 		return err
@@ -240,18 +225,21 @@ func (t *taking) hold(l *lentSocket) {
 
 // restore gives g the records that come before a message of a kind, and returns that.
 func (t *taking) restore(g *Gateway, last handover.Kind) ([]byte, error) {
-	r := g.engine.Restore(g.linksNow().Find, clock())
-	for {
+	begin := func() *nat.Restore { return g.engine.Restore(g.linksNow().Find, clock()) }
+	for r := begin(); ; {
 		k, body, _, err := t.line.Receive(askTime)
 		switch {
 		case err != nil:
 			return nil, err
 		case k == handover.KindRecords:
 			r.Write(body)
+			if last == handover.KindCut { // as old as the message, not as the first one
+				r.End()
+				r = begin()
+			}
 		case k == last:
-			restored := r.End()
 			if last == handover.KindStanding { // what comes later is of the same connections, or new
-				g.keeper.took(restored)
+				g.keeper.took(r.End())
 			}
 			return body, nil
 		default:

@@ -28,8 +28,8 @@ func newNodeCommand() *cobra.Command {
 		Long: "Run the node end of the tunnel to a gateway: a Geneve, VXLAN or TUN link, its address and its\n" +
 			"routes. With services in its file, serve them as kube-proxy does, without netfilter: cluster\n" +
 			"addresses, node ports, external and load balancer addresses, by a TUN device, routes and rules of\n" +
-			"policy routing; SIGHUP reads them again. All is removed at the end, but for the link where\n" +
-			"keepLinks is true. Needs CAP_NET_ADMIN in its network namespace.\n\n" +
+			"policy routing; SIGHUP reads them again. All is removed at the end, but for what keepLinks and\n" +
+			"services.state leave to the next run. Needs CAP_NET_ADMIN in its network namespace.\n\n" +
 			"With --services, Services and their endpoints come from Kubernetes, and what is about neither from\n" +
 			"services in the file. It serves those with the label service.kubernetes.io/service-proxy-name:\n" +
 			"culvert, beside kube-proxy; with --services=all also those without that label, in place of kube-proxy.",
