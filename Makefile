@@ -43,7 +43,7 @@ test-gvisor: go-version ## the checks of two clusters with both gateways in gVis
 	@runsc=$$(cd integration/gvisor && CGO_ENABLED=0 $(GO) tool -n runsc); echo "RUNSC=$$runsc $(GO) test -run GVisor ./integration"; \
 	RUNSC=$$runsc $(GO) test -v -count=1 -timeout 20m -run GVisor ./integration 2>&1 | $(RESULTS)
 
-test-kube: kube-assets ## gateways under two Kubernetes API servers (root; builds kube-apiserver and etcd, four minutes, once)
+test-kube: kube-assets ## gateways and nodes under Kubernetes API servers (root; builds kube-apiserver and etcd, four minutes, once)
 	@export KUBEBUILDER_ASSETS='$(KUBEBUILDER_ASSETS)'; echo "KUBEBUILDER_ASSETS=$$KUBEBUILDER_ASSETS $(GO) test -run Kube ./integration"; \
 	$(GO) test -v -count=1 -timeout 20m -run Kube ./integration 2>&1 | $(RESULTS)
 
@@ -53,7 +53,8 @@ kube-assets: go-version
 	minor=$${version#v1.}; v=k8s.io/component-base/version; \
 	$(GO) build -trimpath -ldflags='-s -w' -o '$(KUBEBUILDER_ASSETS)/etcd' go.etcd.io/etcd/server/v3; \
 	$(GO) build -trimpath -ldflags="-s -w -X $$v.gitVersion=$$version -X $$v.gitMajor=1 -X $$v.gitMinor=$${minor%%.*}" \
-		-o '$(KUBEBUILDER_ASSETS)/kube-apiserver' k8s.io/kubernetes/cmd/kube-apiserver
+		-o '$(KUBEBUILDER_ASSETS)/kube-apiserver' k8s.io/kubernetes/cmd/kube-apiserver; \
+	$(GO) build -trimpath -ldflags='-s -w' -o '$(KUBEBUILDER_ASSETS)/endpoints' ./endpoints
 
 long: go-version kube-assets ## in full what the tests do in small: sieges, millions of packets, 200 nodes, outages (root; two hours)
 	CULVERT_LONG=1 IPAM_LONG=1 $(GO) test -v -count=1 -timeout 90m -run 'TestMemorySiege|TestInnocentThroughput|TestHoleRate|TestMillionConnections|TestWatchedThroughput|TestChangesBesideStreams|TestLabFaults|TestLongLab|AgainstKernel|TestLabRestart|TestServicesCrash' ./integration
@@ -61,7 +62,7 @@ long: go-version kube-assets ## in full what the tests do in small: sieges, mill
 	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 90m -run 'TestSetIsWhatIsInIt|TestExplainIsProcess|TestRestoreModel' ./nat/...
 	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 90m -run 'TestTraceIsPath|TestLongCapture' ./gateway
 	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 3h ./integration/sim
-	KUBEBUILDER_ASSETS='$(KUBEBUILDER_ASSETS)' CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 30m -run 'TestKubeGateways|TestKubeScale' ./integration
+	KUBEBUILDER_ASSETS='$(KUBEBUILDER_ASSETS)' CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 30m -run 'TestKubeGateways|TestKubeScale|TestKubeEndpoints' ./integration
 
 race: go-version ## the unit tests under the race detector (needs a C compiler)
 	@echo '$(GO) test -race'; GORACE=atexit_sleep_ms=0 $(GO) test -v -race -timeout 20m $(UNIT) 2>&1 | $(RESULTS)

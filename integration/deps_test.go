@@ -70,6 +70,9 @@ var importRules = []importRule{
 		"a codec and a socket, usable without the rest"},
 	{"ipam", []string{"culvert/durable", "github.com/gaissmai/bart"}, "arithmetic on prefixes, and a file"},
 	{"kube/template", nil, "templates are objects as JSON has them, made and rendered where no cluster is"},
+	{"kube/service", []string{"culvert/gateway/services", "culvert/kube", "culvert/nat/rules", "k8s.io/apimachinery", "k8s.io/client-go/dynamic", "github.com/sirupsen/logrus",
+		"golang.org/x/net/netutil", "golang.org/x/sys/unix"},
+		"what a node serves is a value: no routes, no packets, no gateway"},
 	{"kube", []string{"culvert/gateway/config", "culvert/geneve", "culvert/nat", "k8s.io/apimachinery", "k8s.io/client-go", "k8s.io/klog/v2", "github.com/sirupsen/logrus"},
 		"Kubernetes stops here; Liqo is no dependency"},
 }

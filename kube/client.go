@@ -12,8 +12,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// NewClient returns a client whose objects have their spec as it came, as a json.RawMessage: that of a node's routes is by far the
-// largest part, and is read by its own type. Such objects cannot be copied by their DeepCopy.
+// NewClient returns a client whose objects have the parts that are large, and are read by types of their own, as they came, as a
+// json.RawMessage: their spec, and the endpoints and ports of an EndpointSlice. Such objects cannot be copied by their DeepCopy.
 func NewClient(c *rest.Config) (dynamic.Interface, error) {
 	c = dynamic.ConfigFor(c)
 	c.NegotiatedSerializer = rawSpecs{c.NegotiatedSerializer}
@@ -84,7 +84,7 @@ func readObject(data []byte) (map[string]any, error) {
 		var value any
 		var err error
 		switch name {
-		case "spec", "managedFields":
+		case "spec", "endpoints", "ports", "managedFields":
 			value = part
 		case "metadata":
 			value, err = readObject(part)

@@ -79,16 +79,23 @@ func (f faults) String() string { return strings.Join(f, "; ") }
 
 // read fills to from a part of a resource, which is at field.
 func (f *faults) read(field string, part json.RawMessage, to any) {
+	if fault := ReadPart(field, part, to); fault != "" {
+		*f = append(*f, fault)
+	}
+}
+
+// ReadPart fills to from a part of an object, which is at field. It returns "" or what is wrong, with the path of the field.
+func ReadPart(field string, part json.RawMessage, to any) (fault string) {
 	if len(part) == 0 {
-		return
+		return ""
 	}
 	err := json.Unmarshal(part, to)
 	var wrong *json.UnmarshalTypeError
 	if !errors.As(err, &wrong) {
 		if err != nil {
-			f.add(field, "%v", err)
+			return fmt.Sprintf("%s: %v", field, err)
 		}
-		return
+		return ""
 	}
 	if wrong.Field != "" {
 		field += "." + wrong.Field
@@ -96,16 +103,15 @@ func (f *faults) read(field string, part json.RawMessage, to any) {
 	want, of := wrong.Type.Kind(), wrong.Value
 	switch {
 	case strings.HasPrefix(of, "number ") && want != reflect.String:
-		f.add(field, "%s is out of range", of)
+		return fmt.Sprintf("%s: %s is out of range", field, of)
 	case want == reflect.String:
-		f.add(field, "a %s, where a string belongs", of)
+		return fmt.Sprintf("%s: a %s, where a string belongs", field, of)
 	case want == reflect.Bool:
-		f.add(field, "a %s, where true or false belongs", of)
+		return fmt.Sprintf("%s: a %s, where true or false belongs", field, of)
 	case want == reflect.Slice:
-		f.add(field, "a %s, where a list belongs", of)
+		return fmt.Sprintf("%s: a %s, where a list belongs", field, of)
 	case want == reflect.Struct:
-		f.add(field, "a %s, where an object belongs", of)
-	default:
-		f.add(field, "a %s, where a number belongs", of)
+		return fmt.Sprintf("%s: a %s, where an object belongs", field, of)
 	}
+	return fmt.Sprintf("%s: a %s, where a number belongs", field, of)
 }

@@ -82,11 +82,12 @@ func setCondition(all []any, host string, good bool, now string) []any {
 	return append(next, mine)
 }
 
-// An Event tells whoever looks at a resource why it is not obeyed.
+// An Event tells whoever looks at an object why it is not obeyed.
 type Event struct {
-	Kind     string
-	Metadata Metadata
-	Message  string
+	APIVersion string // "": Liqo's
+	Kind       string
+	Metadata   Metadata
+	Message    string
 }
 
 // Key names the resource.
@@ -95,7 +96,7 @@ func (e *Event) Key() rules.Key {
 }
 
 func (s *State) event(it *item, message string) {
-	s.events = append(s.events, Event{it.key.Kind, it.meta, message})
+	s.events = append(s.events, Event{Kind: it.key.Kind, Metadata: it.meta, Message: message})
 }
 
 // Events returns what there is to tell since it was called last. Each cause is told once.

@@ -35,7 +35,7 @@ type Source struct {
 	client   dynamic.Interface
 	identity Identity
 	log      *logrus.Entry
-	causes   causes
+	causes   *Causes
 	wake     chan struct{} // something has changed
 
 	now func() time.Time // the clock of conditions and Events
@@ -73,7 +73,7 @@ type writes struct {
 // NewSource returns the Source of a gateway. Run makes it work.
 func NewSource(client dynamic.Interface, id Identity, log *logrus.Entry) *Source {
 	return &Source{
-		client: client, identity: id, log: log, causes: causes{log: log, told: map[string]bool{}}, wake: make(chan struct{}, 1),
+		client: client, identity: id, log: log, causes: NewCauses(log), wake: make(chan struct{}, 1),
 		state: NewState(id.Self), complete: map[string]bool{}, now: time.Now,
 	}
 }
@@ -92,7 +92,7 @@ func (s *Source) note(message string) {
 		kind = "GatewayServer"
 	}
 	of := Metadata{Name: s.identity.Name, Namespace: s.identity.Namespace, UID: s.identity.UID}
-	s.state.events = append(s.state.events, Event{kind, of, message})
+	s.state.events = append(s.state.events, Event{Kind: kind, Metadata: of, Message: message})
 }
 
 // Ready reports whether every list has been complete once.
@@ -292,10 +292,13 @@ func (s *Source) remove(key rules.Key) {
 	s.changed()
 }
 
-// causes logs each reason for which the API server cannot be asked once, until it can again.
-type causes struct {
+// Causes logs each reason for which the API server cannot be asked once, until it can again.
+type Causes struct {
 	log *logrus.Entry
 
 	mu   sync.Mutex
 	told map[string]bool // +checklocks:mu
 }
+
+// NewCauses returns one that has told nothing.
+func NewCauses(log *logrus.Entry) *Causes { return &Causes{log: log, told: map[string]bool{}} }

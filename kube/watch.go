@@ -70,25 +70,38 @@ func (s *Source) follow(ctx context.Context, w watched) {
 	if w.own {
 		client = s.resource(w.kind).Namespace(s.identity.Namespace)
 	}
-	choose := func(o *metav1.ListOptions) { o.LabelSelector, o.FieldSelector = w.labels, w.fields }
+	(&Followed{client, resources[w.kind], w.labels, w.fields, sink{s, w.kind}}).Follow(ctx, s.causes)
+}
+
+// Followed is a set of objects that somebody follows. The API server chooses them as far as selectors can.
+type Followed struct {
+	Client         dynamic.ResourceInterface
+	Resource       string // as the API server has it
+	Labels, Fields string // selectors
+	Into           cache.ReflectorStore
+}
+
+// Follow keeps f.Into as the API server says until ctx ends. What it cannot ask for, it tells causes.
+func (f *Followed) Follow(ctx context.Context, causes *Causes) {
+	choose := func(o *metav1.ListOptions) { o.LabelSelector, o.FieldSelector = f.Labels, f.Fields }
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			choose(&o)
-			l, err := client.List(ctx, o)
-			s.causes.note(ctx, "list", resources[w.kind], err)
+			l, err := f.Client.List(ctx, o)
+			causes.note(ctx, "list", f.Resource, err)
 			return l, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			choose(&o)
-			i, err := client.Watch(ctx, o)
-			s.causes.note(ctx, "watch", resources[w.kind], err)
+			i, err := f.Client.Watch(ctx, o)
+			causes.note(ctx, "watch", f.Resource, err)
 			return i, err
 		},
 	}
 	backoff := backoff
 	ctx = klog.NewContext(ctx, klog.Logger{}) // causes has said it
-	cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(lw, plainLists{}), &unstructured.Unstructured{}, sink{s, w.kind},
-		cache.ReflectorOptions{Name: "culvert", TypeDescription: w.kind, Backoff: &backoff}).RunWithContext(ctx)
+	cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(lw, plainLists{}), &unstructured.Unstructured{}, f.Into,
+		cache.ReflectorOptions{Name: "culvert", TypeDescription: f.Resource, Backoff: &backoff}).RunWithContext(ctx)
 }
 
 // plainLists lets a reflector list and then watch, which every API server can.
@@ -159,17 +172,23 @@ func (k sink) object(o any) (*Object, error) {
 		},
 	}
 	var err error
-	if raw, ok := u.Object["spec"].(json.RawMessage); ok {
-		x.Spec = raw
-	} else if x.Spec, err = json.Marshal(u.Object["spec"]); err != nil {
+	if x.Spec, err = PartOf(u, "spec"); err != nil {
 		return nil, err
 	}
-	x.Status, err = json.Marshal(u.Object["status"])
+	x.Status, err = PartOf(u, "status")
 	return x, err
 }
 
+// PartOf returns a part of an object as it came; "null" if it is not there.
+func PartOf(u *unstructured.Unstructured, name string) (json.RawMessage, error) {
+	if raw, ok := u.Object[name].(json.RawMessage); ok {
+		return raw, nil
+	}
+	return json.Marshal(u.Object[name])
+}
+
 // note logs why a resource cannot be asked for, once for each cause. With an API server that is away, all resources have one.
-func (c *causes) note(ctx context.Context, verb, resource string, err error) {
+func (c *Causes) note(ctx context.Context, verb, resource string, err error) {
 	if ctx.Err() != nil {
 		return
 	}

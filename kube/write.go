@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/util/retry"
 
 	"culvert/nat/rules"
@@ -97,34 +98,52 @@ var events = schema.GroupVersionResource{Version: "v1", Resource: "events"}
 // maxMessage is the most that an Event's message may have.
 const maxMessage = 1024
 
-// writeEvent makes an Event. Its name follows from what it says, so that a gateway that begins anew does not say it again.
+// writeEvent makes an Event.
 func (s *Source) writeEvent(ctx context.Context, e *Event) error {
-	id, now := &s.identity, s.now().UTC().Format(time.RFC3339)
+	id := &s.identity
+	r := &Reporter{Client: s.client, Causes: s.causes, Self: id.Namespace + "/" + id.Name, Node: id.Node, Instance: cmp.Or(id.Pod, id.Name)}
+	return r.Write(ctx, e, s.now())
+}
+
+// A Reporter writes Events.
+type Reporter struct {
+	Client         dynamic.Interface
+	Causes         *Causes
+	Self           string // whose Events are told apart from those of others
+	Node, Instance string
+}
+
+// Write makes an Event. Its name follows from what it says, so that a process that begins anew does not say it again. After an error it
+// may be tried again.
+func (r *Reporter) Write(ctx context.Context, e *Event, at time.Time) error {
+	now := at.UTC().Format(time.RFC3339)
 	message := e.Message
 	if len(message) > maxMessage {
 		message = strings.ToValidUTF8(message[:maxMessage-3], "") + "..."
 	}
 	namespace := cmp.Or(e.Metadata.Namespace, metav1.NamespaceDefault)
-	sum := sha256.Sum256([]byte(id.Namespace + "/" + id.Name + "/" + e.Metadata.UID + "/" + message))
+	sum := sha256.Sum256([]byte(r.Self + "/" + e.Metadata.UID + "/" + message))
 	name := e.Metadata.Name
 	name = fmt.Sprintf("%s.%x", name[:min(len(name), 200)], sum[:8])
-	involved := map[string]any{"apiVersion": group + "/" + version, "kind": e.Kind, "name": e.Metadata.Name, "uid": e.Metadata.UID}
+	involved := map[string]any{
+		"apiVersion": cmp.Or(e.APIVersion, group+"/"+version), "kind": e.Kind, "name": e.Metadata.Name, "uid": e.Metadata.UID,
+	}
 	if e.Metadata.Namespace != "" {
 		involved["namespace"] = e.Metadata.Namespace
 	}
-	_, err := s.client.Resource(events).Namespace(namespace).Create(ctx, &unstructured.Unstructured{Object: map[string]any{
+	_, err := r.Client.Resource(events).Namespace(namespace).Create(ctx, &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "v1", "kind": "Event",
 		"metadata":       map[string]any{"name": name, "namespace": namespace},
 		"involvedObject": involved,
 		"type":           "Warning", "reason": "NotApplied", "message": message,
-		"source":         map[string]any{"component": "culvert", "host": id.Node},
+		"source":         map[string]any{"component": "culvert", "host": r.Node},
 		"firstTimestamp": now, "lastTimestamp": now, "count": int64(1),
-		"reportingComponent": "culvert", "reportingInstance": cmp.Or(id.Pod, id.Name),
+		"reportingComponent": "culvert", "reportingInstance": r.Instance,
 	}}, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
 		err = nil
 	}
-	s.causes.note(ctx, "create", "events", err)
+	r.Causes.note(ctx, "create", "events", err)
 	if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) || apierrors.IsInvalid(err) {
 		return nil // it will be so again
 	}

@@ -3,6 +3,7 @@
 //	culvert gateway --config FILE [--check [-o json]]
 //	culvert gateway --liqo FLAGS
 //	culvert node --config FILE [--check]
+//	culvert node --services[=all] [--config FILE]
 //	culvert init DIR [--here]
 //	culvert status [--watch]
 //	culvert doctor [--config FILE | --socket SOCKET]
@@ -58,7 +59,7 @@
 // runs Go code on one thread where there are at most two CPUs, keeps Go's memory below
 // 7/10 of its control group's limit, and lets it grow by half of what is in use before it
 // is collected. KUBECONFIG leads culvert liqo to its cluster, as it does kubectl.
-// XDG_RUNTIME_DIR says where control sockets are, which without it are in /run, or for
-// another user than root in a folder of its own of the temporary folder. Nothing else is
-// read.
+// NODE_NAME is the default of culvert node --node-name. XDG_RUNTIME_DIR says where
+// control sockets are, which without it are in /run, or for another user than root in a
+// folder of its own of the temporary folder. Nothing else is read.
 package main

@@ -6,7 +6,10 @@ import (
 	"context"
 	"errors"
 
+	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
+
+	"culvert/gateway/services"
 )
 
 func runLiqo(context.Context, *liqoFlags) error {
@@ -15,3 +18,7 @@ func runLiqo(context.Context, *liqoFlags) error {
 
 // kubeCommands are those that need Kubernetes.
 func kubeCommands() []*cobra.Command { return nil }
+
+func (k *nodeKube) serve(*services.Config, *logrus.Logger) (func(context.Context) error, func(context.Context, *services.Config) error, error) {
+	return nil, nil, errors.New("--services: this culvert was built with the tag nokube; build it without")
+}

@@ -93,16 +93,42 @@ func LoadConfig(path string) (*Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--config: %s: %w", path, err)
 	}
-	return parse(&configfile.Errors{File: path, Fields: fields}, text)
+	return parse(&configfile.Errors{File: path, Fields: fields}, text, "")
 }
 
-func parse(e *configfile.Errors, text []byte) (*Config, error) {
+// LoadUnderKubernetes is LoadConfig for a node whose Services come from Kubernetes, where it has a name: the file has neither them nor
+// need it have the name or addresses, and without a path there is none.
+func LoadUnderKubernetes(path, name string) (*Config, error) {
+	text := []byte("{}")
+	if path != "" {
+		var err error
+		if text, err = configfile.Read(path, configfile.MaxSize); err != nil {
+			return nil, fmt.Errorf("--config: %s: %w", path, err)
+		}
+	}
+	return parse(&configfile.Errors{File: path, Fields: fields}, text, name)
+}
+
+// parse reads a file; under is the name of the node under Kubernetes, "" without.
+func parse(e *configfile.Errors, text []byte, under string) (*Config, error) {
 	var f file
 	if !e.Decode(text, &f) {
 		return nil, e.Err()
 	}
+	if under != "" && f.Name == "" {
+		f.Name = configfile.Scalar(under)
+	}
+	if under != "" && f.Services == nil {
+		f.Services = &services.File{}
+	}
 	c := &Config{Name: e.Text("name", f.Name), Tunnel: f.tunnel()}
-	if f.Services != nil {
+	switch {
+	case under != "":
+		c.Services = f.Services.Base(e, under)
+		if len(f.Services.Serve) > 0 {
+			e.Add("services.serve", "Services come from Kubernetes; leave it out, or start without --services")
+		}
+	case f.Services != nil:
 		c.Services = f.Services.Config(e, c.Name)
 	}
 	if c.Tunnel {

@@ -26,7 +26,7 @@ const (
 	minMTU, maxMTU     = 1280, 65535
 	maxPort            = 65534 // the kernel takes no rule for 65535
 	maxAffinityTimeout = 24 * time.Hour
-	maxNodePorts       = 256 // rules for them: the kernel walks the list for each route that it looks up
+	maxNodePorts       = 256 // ranges of them: the kernel walks the list of their rules for each route that it looks up
 )
 
 // defaultPorts are behind the ports that Linux gives to connections of its own (net.ipv4.ip_local_port_range).
@@ -53,7 +53,7 @@ type Service struct {
 	Protocol                     uint8
 	ClusterIPs                   []netip.Addr
 	Port                         uint16 // at cluster, external and load balancer addresses
-	NodePort                     uint16 // 0: none
+	NodePort                     uint16 // 0: none; for the families of ClusterIPs, for both without
 	ExternalIPs, LoadBalancerIPs []netip.Addr
 	SourceRanges                 []netip.Prefix // of clients of LoadBalancerIPs; nil: all
 	Affinity                     rules.Affinity
@@ -64,9 +64,10 @@ type Service struct {
 
 // An Endpoint is where a Service's clients are sent.
 type Endpoint struct {
-	Address netip.Addr
-	Port    uint16
-	Node    string
+	Address  netip.Addr
+	Port     uint16
+	Node     string
+	Standing rules.Standing // which new clients are sent there
 }
 
 // File mirrors the section of the YAML file.
@@ -107,6 +108,19 @@ var protocols = map[string]uint8{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UD
 
 // Config reads the section, which belongs to the named node, and notes everything that is wrong with it.
 func (f *File) Config(e *configfile.Errors, node string) *Config {
+	c := f.Base(e, node)
+	for i := range f.Serve {
+		c.Services = append(c.Services, f.Serve[i].config(e, fmt.Sprintf("services.serve[%d].", i)))
+	}
+	if len(c.Addresses) == 0 && !e.Bad("services.addresses") {
+		e.Missing("services.addresses")
+	}
+	c.validateServices(e)
+	return c
+}
+
+// Base is Config for a node whose Services, and maybe whose addresses, come from elsewhere.
+func (f *File) Base(e *configfile.Errors, node string) *Config {
 	c := &Config{
 		Node: node, Interface: DefaultInterface, Ports: defaultPorts,
 		Addresses:    addresses(e, "services.addresses", f.Addresses),
@@ -120,9 +134,6 @@ func (f *File) Config(e *configfile.Errors, node string) *Config {
 	}
 	if f.ClientPorts != "" {
 		c.Ports = clientPorts(e, string(f.ClientPorts))
-	}
-	for i := range f.Serve {
-		c.Services = append(c.Services, f.Serve[i].config(e, fmt.Sprintf("services.serve[%d].", i)))
 	}
 	if c.State = string(f.State); c.State != "" && (!filepath.IsAbs(c.State) || strings.ContainsFunc(c.State, unicode.IsControl)) {
 		e.Add("services.state", "%q does not begin with /, or holds what cannot be printed; write such as /run/culvert", c.State)
@@ -164,7 +175,7 @@ func (f *fileService) config(e *configfile.Errors, at string) Service {
 	}
 	for i, p := range f.Endpoints {
 		at := fmt.Sprintf("%sendpoints[%d].", at, i)
-		s.Endpoints = append(s.Endpoints, Endpoint{address(e, at+"address", p.Address), port(e, at+"port", p.Port), string(p.Node)})
+		s.Endpoints = append(s.Endpoints, Endpoint{Address: address(e, at+"address", p.Address), Port: port(e, at+"port", p.Port), Node: string(p.Node)})
 	}
 	return s
 }
@@ -218,9 +229,6 @@ func (c *Config) validate(e *configfile.Errors) {
 		e.Add("services.interface", "%q is no interface name: want 1 to %d letters, digits, dots, dashes and underscores",
 			c.Interface, unix.IFNAMSIZ-1)
 	}
-	if len(c.Addresses) == 0 && !e.Bad("services.addresses") {
-		e.Missing("services.addresses")
-	}
 	for i, p := range c.ServiceCIDRs {
 		if slices.ContainsFunc(c.Pods, p.Overlaps) {
 			e.Add(fmt.Sprintf("services.serviceCIDRs[%d]", i), "%s overlaps services.pods", p)
@@ -231,6 +239,9 @@ func (c *Config) validate(e *configfile.Errors) {
 			}
 		}
 	}
+}
+
+func (c *Config) validateServices(e *configfile.Errors) {
 	type at struct {
 		netip.Addr
 		port     uint16
@@ -275,8 +286,5 @@ func (c *Config) validate(e *configfile.Errors) {
 				e.Add(path+"clusterIP", "%s is one of services.addresses", a)
 			}
 		}
-	}
-	if n := len(c.nodePorts()); n > maxNodePorts {
-		e.Add("services.serve", "%d ranges of node ports; the node looks through at most %d: choose neighbouring ones", n, maxNodePorts)
 	}
 }

@@ -129,15 +129,56 @@ func TestRanges(t *testing.T) {
 	}
 }
 
-// More rules than the kernel should walk for each packet are refused.
-func TestTooManyNodePorts(t *testing.T) {
-	c := &Config{Addresses: []netip.Addr{netip.MustParseAddr("172.18.0.2")}, Interface: "x", Ports: defaultPorts}
-	for i := range uint16(maxNodePorts + 1) {
-		c.Services = append(c.Services, Service{Name: "s" + string(rune('a'+i)), NodePort: 30000 + 2*i, Port: 80, Protocol: 6})
+// Of more node ports than the kernel should walk rules for, the closest become one range; none is left out, and no protocol joins another.
+func TestFewerRanges(t *testing.T) {
+	of := func(protocol uint8, first, last uint16) portsOf {
+		return portsOf{protocol, rules.PortRange{First: first, Last: last}}
 	}
-	e := &configfile.Errors{File: "node.yaml", Fields: Fields}
-	c.validate(e)
-	if err := e.Err(); err == nil || !strings.Contains(err.Error(), "ranges of node ports") {
-		t.Errorf("%v", err)
+	apart := []portsOf{of(6, 30000, 30000), of(6, 30010, 30012), of(6, 30014, 30014), of(6, 30100, 30100), of(17, 30101, 30101)}
+	for most, want := range map[int][]portsOf{
+		5: apart,
+		4: {of(6, 30000, 30000), of(6, 30010, 30014), of(6, 30100, 30100), of(17, 30101, 30101)},
+		3: {of(6, 30000, 30014), of(6, 30100, 30100), of(17, 30101, 30101)},
+		1: {of(6, 30000, 30100), of(17, 30101, 30101)},
+	} {
+		if got := fewer(slices.Clone(apart), most); !slices.Equal(got, want) {
+			t.Errorf("at most %d: %v, want %v", most, got, want)
+		}
+	}
+	c := &Config{Addresses: []netip.Addr{netip.MustParseAddr("172.18.0.2")}, Ports: defaultPorts}
+	for i := range uint16(2 * maxNodePorts) {
+		c.Services = append(c.Services, Service{NodePort: 30000 + 2*i, Port: 80, Protocol: 6})
+	}
+	p := c.plan(nil)
+	if n := len(p.front); n > maxNodePorts+1 {
+		t.Errorf("%d rules in front of the local table", n)
+	}
+	for _, s := range c.Services {
+		if !slices.ContainsFunc(p.front, func(r steer) bool {
+			return r.protocol == 6 && r.ports.First <= s.NodePort && s.NodePort <= r.ports.Last
+		}) {
+			t.Errorf("node port %d is left out", s.NodePort)
+		}
+	}
+}
+
+// A node port is of the families of the cluster addresses.
+func TestNodePortFamilies(t *testing.T) {
+	for _, test := range []struct {
+		addresses string
+		v4, v6    bool
+	}{{"10.96.0.10", true, false}, {`"fd96::10"`, false, true}, {`[10.96.0.10, "fd96::10"]`, true, true}, {"", true, true}} {
+		old, next := "clusterIP: 10.96.0.10, port: 80, nodePort: 30080, endpoints", "port: 80, nodePort: 30080, endpoints"
+		if test.addresses != "" {
+			next = "clusterIP: " + test.addresses + ", " + next
+		}
+		c, err := parse(t, old, next)
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := c.Services[0].unspecified()
+		if slices.Contains(at, netip.IPv4Unspecified()) != test.v4 || slices.Contains(at, netip.IPv6Unspecified()) != test.v6 {
+			t.Errorf("clusterIP %s: node port at %v", test.addresses, at)
+		}
 	}
 }

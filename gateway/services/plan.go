@@ -3,6 +3,7 @@ package services
 import (
 	"cmp"
 	"net/netip"
+	"reflect"
 	"slices"
 
 	"culvert/nat"
@@ -69,7 +70,7 @@ func (c *Config) plan(own []netip.Addr) *plan {
 		}
 	}
 	slices.SortFunc(p.routes, netip.Prefix.Compare)
-	for _, r := range c.nodePorts() {
+	for _, r := range fewer(c.nodePorts(), maxNodePorts) {
 		for _, a := range c.Addresses {
 			p.front = append(p.front, steer{host(a), false, r.protocol, r.ports})
 		}
@@ -85,6 +86,9 @@ func (c *Config) plan(own []netip.Addr) *plan {
 	return p
 }
 
+// NAT returns what an engine is told of c, on a node whose own addresses are own.
+func (c *Config) NAT(own []netip.Addr) *nat.Config { return &c.plan(own).nat }
+
 // A frontend is one address and port at which a service is.
 type frontend struct {
 	address netip.Addr
@@ -98,7 +102,9 @@ func (s *Service) frontends() (all []frontend) {
 	}
 	outside := rules.Frontend{External: true, Local: s.ExternalLocal}
 	if s.NodePort != 0 {
-		all = append(all, frontend{netip.IPv4Unspecified(), s.NodePort, outside}, frontend{netip.IPv6Unspecified(), s.NodePort, outside})
+		for _, a := range s.unspecified() {
+			all = append(all, frontend{a, s.NodePort, outside})
+		}
 	}
 	for _, a := range s.ExternalIPs {
 		all = append(all, frontend{a, s.Port, outside})
@@ -110,11 +116,21 @@ func (s *Service) frontends() (all []frontend) {
 	return all
 }
 
+// unspecified returns the unspecified address of each family that the node port is for.
+func (s *Service) unspecified() (all []netip.Addr) {
+	for _, a := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
+		if len(s.ClusterIPs) == 0 || slices.ContainsFunc(s.ClusterIPs, func(c netip.Addr) bool { return c.Is4() == a.Is4() }) {
+			all = append(all, a)
+		}
+	}
+	return all
+}
+
 // backends returns the endpoints of an address's family.
 func (s *Service) backends(of netip.Addr, node string) (all []rules.Backend) {
 	for _, p := range s.Endpoints {
 		if p.Address.Is4() == of.Is4() {
-			all = append(all, rules.Backend{Address: p.Address, Port: p.Port, Local: p.Node == node})
+			all = append(all, rules.Backend{Address: p.Address, Port: p.Port, Local: p.Node == node, Standing: p.Standing})
 		}
 	}
 	return all
@@ -154,6 +170,33 @@ func (c *Config) nodePorts() []portsOf {
 	return ranges(all)
 }
 
+// fewer joins the closest ranges of a protocol until there are at most so many, or one of each protocol. What is between them is nobody's,
+// and passes as it came.
+func fewer(all []portsOf, most int) []portsOf {
+	gap := func(i int) int { return int(all[i].ports.First) - int(all[i-1].ports.Last) }
+	var gaps []int
+	for i := 1; i < len(all); i++ {
+		if all[i].protocol == all[i-1].protocol {
+			gaps = append(gaps, gap(i))
+		}
+	}
+	surplus := min(len(all)-most, len(gaps))
+	if surplus <= 0 {
+		return all
+	}
+	slices.Sort(gaps)
+	widest := gaps[surplus-1]
+	joined := all[:1]
+	for i := 1; i < len(all); i++ {
+		if last := &joined[len(joined)-1]; all[i].protocol == last.protocol && int(all[i].ports.First)-int(last.ports.Last) <= widest {
+			last.ports.Last = all[i].ports.Last
+			continue
+		}
+		joined = append(joined, all[i])
+	}
+	return joined
+}
+
 // ranges joins neighbouring ports.
 func ranges(ports []portOf) (all []portsOf) {
 	slices.SortFunc(ports, func(a, b portOf) int {
@@ -170,3 +213,12 @@ func ranges(ports []portOf) (all []portsOf) {
 }
 
 func host(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+
+// sameBut reports whether o says the same but for endpoints.
+func (c *Config) sameBut(o *Config) bool {
+	return slices.Equal(c.Addresses, o.Addresses) && slices.Equal(c.Pods, o.Pods) && slices.Equal(c.Bridged, o.Bridged) &&
+		slices.Equal(c.ServiceCIDRs, o.ServiceCIDRs) && slices.EqualFunc(c.Services, o.Services, func(a, b Service) bool {
+		a.Endpoints, b.Endpoints = nil, nil
+		return reflect.DeepEqual(a, b)
+	})
+}

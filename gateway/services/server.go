@@ -200,7 +200,10 @@ func (s *Server) Apply(ctx context.Context, c *Config) error {
 		return errors.Join(err, s.steering.apply(before, s.config.sourceOf))
 	}
 	s.engine.Commit(prepared)
-	s.config, s.own = c, own
+	before := s.config
+	if s.config, s.own = c, own; before.sameBut(c) {
+		return nil // endpoints come and go all the time
+	}
 	s.log.WithField("services", len(c.Services)).Info("services have changed")
 	s.nameListeners()
 	return nil

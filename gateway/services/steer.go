@@ -5,10 +5,11 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"slices"
+	"strings"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -208,6 +209,7 @@ func (s *steering) apply(p *plan, sources func(family int) net.IP) error {
 	for i := range s.routes {
 		there[destination(&s.routes[i])] = i
 	}
+	var taken TakenError
 	for i := range routes {
 		r := &routes[i]
 		to, add := destination(r), netlink.RouteAdd
@@ -220,7 +222,8 @@ func (s *steering) apply(p *plan, sources func(family int) net.IP) error {
 			add = netlink.RouteReplace // with another source
 		}
 		if err := add(r); errors.Is(err, unix.EEXIST) {
-			return fmt.Errorf("services: this node has another route to %s; remove it or leave the address out: %w", r.Dst, err)
+			taken.note(r.Dst)
+			continue
 		} else if err != nil {
 			return fmt.Errorf("services: add route to %s through %s: %w", r.Dst, s.device, err)
 		}
@@ -231,6 +234,9 @@ func (s *steering) apply(p *plan, sources func(family int) net.IP) error {
 		}
 		there[to] = len(s.routes)
 		s.routes = append(s.routes, *r)
+	}
+	if len(taken.Addresses)+len(taken.Prefixes) > 0 {
+		return &taken
 	}
 	for i := range s.rules {
 		there[describe(&s.rules[i])] = i
@@ -250,6 +256,32 @@ func (s *steering) apply(p *plan, sources func(family int) net.IP) error {
 		s.rules = append(s.rules, *r)
 	}
 	return s.prune(wanted)
+}
+
+// A TakenError names what this node has another route to: addresses of Services, and CIDRs of serviceCIDRs.
+type TakenError struct {
+	Addresses []netip.Addr
+	Prefixes  []netip.Prefix
+}
+
+func (e *TakenError) note(to *net.IPNet) {
+	a, _ := netip.AddrFromSlice(to.IP)
+	if ones, bits := to.Mask.Size(); ones < bits {
+		e.Prefixes = append(e.Prefixes, netip.PrefixFrom(a.Unmap(), ones))
+		return
+	}
+	e.Addresses = append(e.Addresses, a.Unmap())
+}
+
+func (e *TakenError) Error() string {
+	var all []string
+	for _, p := range e.Prefixes {
+		all = append(all, p.String())
+	}
+	for _, a := range e.Addresses {
+		all = append(all, a.String())
+	}
+	return fmt.Sprintf("services: this node has another route to %s; remove it or leave the address out", strings.Join(all, ", "))
 }
 
 // look forgets what the kernel has no longer, so that apply makes it again: a route goes with the address that is its source.
@@ -364,14 +396,31 @@ func ipNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
+// What openDevice sets, by the numbers that the kernel gives to settings of a link (uapi/linux/ip.h, uapi/linux/if_link.h).
+const (
+	inetConf    = 1  // IFLA_INET_CONF
+	rpFilter    = 8  // IPV4_DEVCONF_RP_FILTER
+	acceptLocal = 23 // IPV4_DEVCONF_ACCEPT_LOCAL
+)
+
 // openDevice lets the kernel take from a device what has an address of this node as source, and what would leave by another one: the engine
-// answers in the node's name and in that of its backends.
+// answers in the node's name and in that of its backends. A container may not write to /proc/sys, so that it is done by netlink.
 func openDevice(name string) error {
-	for _, set := range [][2]string{{"accept_local", "1"}, {"rp_filter", "2"}} {
-		file := "/proc/sys/net/ipv4/conf/" + name + "/" + set[0]
-		if err := os.WriteFile(file, []byte(set[1]), 0); err != nil {
-			return fmt.Errorf("services: set %s of %s to %s: %w; let culvert node write to /proc/sys/net", set[0], name, set[1], err)
-		}
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		return fmt.Errorf("services: find %s: %w", name, err)
+	}
+	message := nl.NewIfInfomsg(unix.AF_UNSPEC)
+	message.Index = int32(link.Attrs().Index)
+	families := nl.NewRtAttr(unix.IFLA_AF_SPEC, nil)
+	settings := families.AddRtAttr(unix.AF_INET, nil).AddRtAttr(inetConf, nil)
+	settings.AddRtAttr(acceptLocal, nl.Uint32Attr(1))
+	settings.AddRtAttr(rpFilter, nl.Uint32Attr(2))
+	request := nl.NewNetlinkRequest(unix.RTM_SETLINK, unix.NLM_F_ACK)
+	request.AddData(message)
+	request.AddData(families)
+	if _, err := request.Execute(unix.NETLINK_ROUTE, 0); err != nil {
+		return fmt.Errorf("services: set accept_local and rp_filter of %s: %w", name, err)
 	}
 	return nil
 }

@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"math"
 	"net/netip"
-	"slices"
 
 	"culvert/nat/siphash"
 )
@@ -32,31 +31,44 @@ type Balancer struct {
 	total   uint64
 	until   []uint64
 	seeds   []uint64         // of the backends' addresses and ports, for rendezvous
-	present map[uint64]int32 // backends by seed
+	present map[uint64]int32 // backends by seed; unchosen for those of the Service that get no new clients
 	// Of a Service with a Frontend: local has the backends on this node, and elsewhere says of it that there are others.
 	local     *Balancer
 	elsewhere bool
 }
 
+// unchosen is the place of backends that get no new clients.
+const unchosen = -1
+
 // NewBalancer compiles s.
 func NewBalancer(s Service) *Balancer {
-	b := newBalancer(s)
+	b := newBalancer(s, func(b *Backend) bool { return b.Standing == StandingChosen })
 	if s.Frontend != nil && s.Frontend.Local {
-		b.local = b.localBackends()
+		b.local = newBalancer(s, func(b *Backend) bool { return b.Local && b.Standing != StandingLeaving })
+		b.local.elsewhere = b.total > 0
 	}
 	return b
 }
 
-func newBalancer(s Service) *Balancer {
-	s.Backends = slices.Clone(s.Backends)
-	b := &Balancer{Service: s, present: make(map[uint64]int32, len(s.Backends))}
-	for i, backend := range s.Backends {
-		b.total += uint64(weight(backend))
-		b.until = append(b.until, b.total)
+// newBalancer compiles s for clients that get the chosen backends.
+func newBalancer(s Service, chosen func(*Backend) bool) *Balancer {
+	all := s.Backends
+	s.Backends = make([]Backend, 0, len(all))
+	b := &Balancer{present: make(map[uint64]int32, len(all))}
+	for i := range all {
+		backend := &all[i]
 		seed := backendSeed(netip.AddrPortFrom(backend.Address, backend.Port))
+		if !chosen(backend) {
+			b.present[seed] = unchosen
+			continue
+		}
+		b.present[seed] = int32(len(s.Backends))
+		s.Backends = append(s.Backends, *backend)
+		b.total += uint64(weight(*backend))
+		b.until = append(b.until, b.total)
 		b.seeds = append(b.seeds, seed)
-		b.present[seed] = int32(i)
 	}
+	b.Service = s
 	return b
 }
 
@@ -68,7 +80,7 @@ func backendSeed(a netip.AddrPort) uint64 {
 
 func weight(b Backend) int { return max(1, b.Weight) }
 
-// Has reports whether a backend is one of the service's.
+// Has reports whether a backend is one of the service's, with or without new clients.
 func (b *Balancer) Has(backend netip.AddrPort) bool {
 	_, ok := b.present[backendSeed(backend)]
 	return ok
@@ -77,10 +89,10 @@ func (b *Balancer) Has(backend netip.AddrPort) bool {
 // Seed returns what names a backend whatever its place in the service.
 func (b *Balancer) Seed(backend int32) uint64 { return b.seeds[backend] }
 
-// Find returns the place of the backend that a seed names, if it is one of the service's.
+// Find returns the place of the backend that a seed names, if it is one of the service's that get new clients.
 func (b *Balancer) Find(seed uint64) (int32, bool) {
 	n, ok := b.present[seed]
-	return n, ok
+	return n, ok && n != unchosen
 }
 
 // A Client is what the choice for a new connection depends on, in words: ports and protocol, the client's address, the service's address.

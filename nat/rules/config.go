@@ -99,7 +99,19 @@ type Backend struct {
 	Weight  int  // 0 means 1
 	Via     Link // as in AddressMapping, for backends that no route leads to
 	Local   bool `json:",omitempty"` // on the node of the Host
+	// Standing says which new clients it gets.
+	Standing Standing `json:",omitempty"`
 }
+
+// Standing is what a Backend of a Service that a Host serves is to new clients. Its connections go on whatever it is.
+type Standing uint8
+
+// The standings.
+const (
+	StandingChosen  Standing = iota // it gets those of either traffic policy
+	StandingLocal                   // it gets those of the local traffic policy alone
+	StandingLeaving                 // it gets none
+)
 
 // Balance is how a Service chooses a backend.
 type Balance uint8

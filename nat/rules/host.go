@@ -229,15 +229,6 @@ func (s *Service) validateFrontend(k *checker, path string) {
 	}
 }
 
-// localBackends returns b's Balancer of those backends that are on this node.
-func (b *Balancer) localBackends() *Balancer {
-	s := b.Service
-	s.Backends = slices.DeleteFunc(slices.Clone(s.Backends), func(b Backend) bool { return !b.Local })
-	l := newBalancer(s)
-	l.elsewhere = b.total > 0
-	return l
-}
-
 // EndsUDP reports whether connections of a protocol end as soon as their backend has left the service.
 func (s *Service) EndsUDP(protocol uint8) bool {
 	return s.OnRemoval == RemovalEndUDP && protocol == packet.UDP

@@ -138,7 +138,20 @@ func (r *Resource) equal(o *Resource) bool {
 	if len(r.Tables)+len(o.Tables)+len(r.Routing)+len(o.Routing) == 0 && r.Service == o.Service {
 		return true // as most are; the rest is slow
 	}
-	return reflect.DeepEqual(r.Tables, o.Tables) && reflect.DeepEqual(r.Routing, o.Routing) && reflect.DeepEqual(r.Service, o.Service)
+	return reflect.DeepEqual(r.Tables, o.Tables) && reflect.DeepEqual(r.Routing, o.Routing) && r.Service.equal(o.Service)
+}
+
+// equal reports whether s and o, either of which may be nil, say the same.
+func (s *Service) equal(o *Service) bool {
+	if s == nil || o == nil {
+		return s == o
+	}
+	if !slices.Equal(s.Backends, o.Backends) {
+		return false
+	}
+	a, b := *s, *o
+	a.Backends, b.Backends = nil, nil // there are many, and reflection is slow
+	return reflect.DeepEqual(&a, &b)
 }
 
 // same reports whether both are nil or both lead to equal values.

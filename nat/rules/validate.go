@@ -42,6 +42,11 @@ func (k *checker) prefix(path string, p netip.Prefix) bool {
 	return false
 }
 
+// good reports whether address finds no fault.
+func good(a netip.Addr) bool {
+	return a.IsValid() && !a.Is4In6() && a.Zone() == "" && !a.IsMulticast() && !a.IsUnspecified()
+}
+
 func (k *checker) address(path string, a netip.Addr) bool {
 	switch {
 	case !a.IsValid():
@@ -320,16 +325,23 @@ func (k *checker) service(path string, s *Service) {
 	if s.Balance > BalanceHash || s.Affinity > AffinityClientIP || s.OnRemoval > RemovalEndUDP || s.AffinityTimeout < 0 {
 		k.fault(path, "balance, affinity or onRemoval out of range")
 	}
-	for j, b := range s.Backends {
-		path := fmt.Sprintf("%s.Backends[%d]", path, j)
-		if k.address(path+".Address", b.Address) && b.Address.Is4() != s.Address.Is4() {
-			k.fault(path+".Address", "%s has another family than %s", b.Address, s.Address)
+	for j := range s.Backends {
+		b := &s.Backends[j]
+		at := func() string { return fmt.Sprintf("%s.Backends[%d]", path, j) } // rarely asked, and there are many
+		switch {
+		case !good(b.Address):
+			k.address(at()+".Address", b.Address)
+		case b.Address.Is4() != s.Address.Is4():
+			k.fault(at()+".Address", "%s has another family than %s", b.Address, s.Address)
 		}
 		if b.Port == 0 {
-			k.fault(path+".Port", "0 is no port")
+			k.fault(at()+".Port", "0 is no port")
 		}
 		if b.Weight < 0 || b.Weight > 1000 {
-			k.fault(path+".Weight", "%d is not between 0 and 1000", b.Weight)
+			k.fault(at()+".Weight", "%d is not between 0 and 1000", b.Weight)
+		}
+		if b.Standing > StandingLeaving || b.Standing != StandingChosen && s.Frontend == nil {
+			k.fault(at()+".Standing", "%d out of range, or the Service is no Host's", b.Standing)
 		}
 	}
 }

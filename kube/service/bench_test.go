@@ -1,0 +1,138 @@
+package service
+
+import (
+	"fmt"
+	"net/netip"
+	"runtime"
+	"testing"
+	"time"
+
+	"culvert/gateway/services"
+	"culvert/kube"
+	"culvert/nat"
+)
+
+const (
+	manyServices  = 5000
+	manyEndpoints = 50000
+	compileWithin = time.Second
+	compileMemory = 96 << 20
+)
+
+// aCluster holds many Services of ten endpoints each, a tenth of them with a node port.
+func aCluster(t testing.TB) *State {
+	s := aState(t, All)
+	for i := range manyServices {
+		kind, port := "ClusterIP", ""
+		if i%10 == 0 {
+			kind, port = "NodePort", fmt.Sprintf(`, "nodePort": %d`, 30000+i/4)
+		}
+		s.Put(&Object{
+			Kind: KindService, Metadata: kube.Metadata{Namespace: "shop", Name: fmt.Sprintf("s%d", i)},
+			Spec: fmt.Appendf(nil, `{"type": %q, "clusterIP": "10.96.%d.%d", "ports": [{"name": "http", "port": 80, "protocol": "TCP"%s}]}`, kind, i>>8, i&255, port),
+		})
+		s.Put(manyEndpointsOf(i, 0))
+	}
+	return s
+}
+
+// manyEndpointsOf is the slice of a Service after so many changes.
+func manyEndpointsOf(i, changes int) *Object {
+	list := []byte("[")
+	for j := range manyEndpoints / manyServices {
+		n := i*10 + j
+		if j == 0 {
+			n = 60000 + changes%5000
+		} else {
+			list = append(list, ',')
+		}
+		list = fmt.Appendf(list, `{"addresses": ["10.244.%d.%d"], "nodeName": "n%d", "conditions": {"ready": true, "serving": true, "terminating": false}}`, n>>8, n&255, n%100)
+	}
+	name := fmt.Sprintf("s%d", i)
+	return &Object{
+		Kind: KindSlice, Metadata: kube.Metadata{Namespace: "shop", Name: name + "-abcde", Labels: map[string]string{labelService: name}},
+		AddressType: []byte(`"IPv4"`), Ports: []byte(`[{"name": "http", "port": 8080, "protocol": "TCP"}]`), Endpoints: append(list, ']'),
+	}
+}
+
+// TestManyServices compiles as many Services as a large cluster has, within the time and memory that a node has for them.
+func TestManyServices(t *testing.T) {
+	before := heap()
+	s := aCluster(t)
+	held := heap() - before
+	var e *nat.Engine
+	var own []netip.Addr
+	took := time.Hour
+	for range 5 { // the shortest time is that of the work, not of what else this machine does
+		clear(s.served)
+		s.fronts = nil
+		began := time.Now()
+		e, own = newEngine(t, s.Config())
+		took = min(took, time.Since(began))
+	}
+	used := heap() - before
+	t.Logf("%d Services, %d endpoints: compiled in %v; %d MiB, of which %d MiB are what the API server says", manyServices, manyEndpoints, took, used>>20, held>>20)
+	if took > compileWithin {
+		t.Errorf("compiled in %v, want %v", took, compileWithin)
+	}
+	if used > compileMemory {
+		t.Errorf("%d bytes, want %d", used, compileMemory)
+	}
+	began := time.Now()
+	if !s.Put(manyEndpointsOf(7, 1)) {
+		t.Fatal("another endpoint changes nothing")
+	}
+	apply(t, e, s.Config(), own)
+	t.Logf("another endpoint reaches the packet path in %v", time.Since(began))
+	runtime.KeepAlive(s)
+	runtime.KeepAlive(e)
+}
+
+func heap() int64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+func newEngine(t testing.TB, c *services.Config) (*nat.Engine, []netip.Addr) {
+	own := addr("172.18.0.2", "fd18::2")
+	n := c.NAT(own)
+	e, err := nat.New([16]byte{1}, n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e, own
+}
+
+func apply(t testing.TB, e *nat.Engine, c *services.Config, own []netip.Addr) {
+	if err := e.Apply(c.NAT(own)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// BenchmarkEndpointChange is one endpoint that changes among many.
+func BenchmarkEndpointChange(b *testing.B) {
+	s := aCluster(b)
+	e, own := newEngine(b, s.Config())
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		b.StopTimer()
+		o := manyEndpointsOf(i%manyServices, i+1)
+		b.StartTimer()
+		s.Put(o)
+		apply(b, e, s.Config(), own)
+	}
+}
+
+// BenchmarkCompile is the start of a node among many Services.
+func BenchmarkCompile(b *testing.B) {
+	s := aCluster(b)
+	b.ReportAllocs()
+	for b.Loop() {
+		clear(s.served)
+		s.fronts = nil
+		newEngine(b, s.Config())
+	}
+}

@@ -1,0 +1,224 @@
+package service
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"culvert/gateway/services"
+	"culvert/kube"
+	"culvert/nat/rules"
+)
+
+// A slice is what is used of an EndpointSlice.
+type slice struct {
+	meta      kube.Metadata
+	wrong     faults
+	ports     []slicePort
+	endpoints []endpoint
+}
+
+type slicePort struct {
+	name     string
+	protocol uint8
+	port     uint16
+}
+
+// An endpoint is one of a slice, for all of its ports.
+type endpoint struct {
+	address     netip.Addr
+	local       bool // on this node
+	ready       bool
+	serving     bool
+	terminating bool
+	hinted      bool     // hints name nodes
+	forNode     bool     // and this one is among them
+	zones       []string // that hints name
+}
+
+// A hint names a node or a zone that an endpoint is for.
+type hint struct {
+	Name string `json:"name"`
+}
+
+// readSlice returns nil for a slice that belongs to no Service, or whose addresses are names.
+func readSlice(o *Object, self string) *slice {
+	s := &slice{meta: withoutLabels(o.Metadata)}
+	var kind string
+	var ports []struct {
+		Name     *string `json:"name"`
+		Protocol string  `json:"protocol"`
+		Port     *int64  `json:"port"`
+	}
+	var endpoints []struct {
+		Addresses  []string `json:"addresses"`
+		Conditions struct {
+			Ready       *bool `json:"ready"`
+			Serving     *bool `json:"serving"`
+			Terminating *bool `json:"terminating"`
+		} `json:"conditions"`
+		NodeName string `json:"nodeName"`
+		Hints    struct {
+			ForNodes []hint `json:"forNodes"`
+			ForZones []hint `json:"forZones"`
+		} `json:"hints"`
+	}
+	readable := s.wrong.read("addressType", o.AddressType, &kind)
+	readable = s.wrong.read("ports", o.Ports, &ports) && readable
+	readable = s.wrong.read("endpoints", o.Endpoints, &endpoints) && readable
+	switch {
+	case !readable:
+		return s
+	case kind == "FQDN" || o.Metadata.Labels[labelService] == "":
+		return nil
+	case kind != "IPv4" && kind != "IPv6":
+		s.wrong.add("addressType", "%q is not IPv4, IPv6 or FQDN", kind)
+		return s
+	}
+	for i, p := range ports {
+		if p.Name == nil || p.Port == nil || *p.Port == 0 {
+			continue // kube-proxy knows no port for all, and none without a name
+		}
+		at := fmt.Sprintf("ports[%d].", i)
+		protocol, ok := s.wrong.protocol(at+"protocol", p.Protocol)
+		port, good := s.wrong.port(at+"port", *p.Port, maxPort)
+		if ok && good {
+			s.ports = append(s.ports, slicePort{*p.Name, protocol, port})
+		}
+	}
+	for i, e := range endpoints {
+		at := fmt.Sprintf("endpoints[%d].addresses", i)
+		if len(e.Addresses) == 0 {
+			s.wrong.add(at, "missing")
+			continue
+		}
+		a, ok := s.wrong.address(at+"[0]", e.Addresses[0])
+		if ok && a.Is4() != (kind == "IPv4") {
+			s.wrong.add(at+"[0]", "%s is not %s, the addressType", a, kind)
+			continue
+		}
+		if !ok {
+			continue
+		}
+		x := endpoint{
+			address: a, local: self != "" && e.NodeName == self, hinted: len(e.Hints.ForNodes) > 0,
+			ready: or(e.Conditions.Ready, true), serving: or(e.Conditions.Serving, true), terminating: or(e.Conditions.Terminating, false),
+		}
+		for _, n := range e.Hints.ForNodes {
+			x.forNode = x.forNode || n.Name == self
+		}
+		for _, z := range e.Hints.ForZones {
+			x.zones = append(x.zones, z.Name)
+		}
+		s.endpoints = append(s.endpoints, x)
+	}
+	return s
+}
+
+func or(b *bool, def bool) bool {
+	if b == nil {
+		return def
+	}
+	return *b
+}
+
+// A candidate is an endpoint of one port of a Service.
+type candidate struct {
+	*endpoint
+	port uint16
+}
+
+// candidates merges the slices of a Service for one of its ports and one family. Of an endpoint that several have, one on this node
+// counts, else that of the slice whose name comes first.
+func candidates(all map[string]*slice, name string, protocol uint8, v4 bool) (list []candidate) {
+	type place struct {
+		address netip.Addr
+		port    uint16
+	}
+	found := map[place]int{}
+	for _, s := range sorted(all) {
+		for _, p := range s.ports {
+			if p.name != name || p.protocol != protocol {
+				continue
+			}
+			for i := range s.endpoints {
+				e := &s.endpoints[i]
+				if e.address.Is4() != v4 {
+					break // a slice is of one family
+				}
+				at, known := found[place{e.address, p.port}]
+				switch {
+				case !known:
+					found[place{e.address, p.port}] = len(list)
+					list = append(list, candidate{e, p.port})
+				case e.local && !list[at].local:
+					list[at].endpoint = e
+				}
+			}
+		}
+	}
+	slices.SortFunc(list, func(a, b candidate) int { return cmp.Or(a.address.Compare(b.address), cmp.Compare(a.port, b.port)) })
+	return list
+}
+
+func sorted(all map[string]*slice) []*slice {
+	list := make([]*slice, 0, len(all))
+	for _, s := range all {
+		list = append(list, s)
+	}
+	slices.SortFunc(list, func(a, b *slice) int { return cmp.Compare(a.meta.Name, b.meta.Name) })
+	return list
+}
+
+// choose says of each candidate which new clients of a node in a zone are sent to it, as kube-proxy does: those that are ready; where none
+// is, those that serve while they terminate. That is decided for the Cluster policy and, among the endpoints on this node, for the
+// Local policy by itself. Hints count for the Cluster policy, where every ready endpoint has one and one is for this node, or else for
+// its zone.
+//
+// Those that serve and are not chosen keep their connections. Others are left out.
+func choose(all []candidate, self, zone string) []services.Endpoint {
+	var ready, localReady, hinted, zoned, forNode, forZone = false, false, true, true, false, false
+	for _, e := range all {
+		if !e.ready {
+			continue
+		}
+		ready, localReady = true, localReady || e.local
+		hinted, forNode = hinted && e.hinted, forNode || e.forNode
+		zoned, forZone = zoned && len(e.zones) > 0, forZone || slices.Contains(e.zones, zone)
+	}
+	cluster := func(e *endpoint) bool {
+		switch {
+		case !ready:
+			return e.serving && e.terminating
+		case !e.ready:
+			return false
+		case hinted && forNode:
+			return e.forNode
+		case zoned && forZone:
+			return slices.Contains(e.zones, zone)
+		}
+		return true
+	}
+	local := func(e *endpoint) bool {
+		return e.local && (localReady && e.ready || !localReady && !e.ready && e.serving && e.terminating)
+	}
+	chosen := make([]services.Endpoint, 0, len(all))
+	for _, e := range all {
+		x := services.Endpoint{Address: e.address, Port: e.port}
+		if e.local {
+			x.Node = self
+		}
+		switch {
+		case cluster(e.endpoint):
+		case local(e.endpoint):
+			x.Standing = rules.StandingLocal
+		case e.serving:
+			x.Standing = rules.StandingLeaving
+		default:
+			continue
+		}
+		chosen = append(chosen, x)
+	}
+	return chosen
+}

@@ -1,0 +1,92 @@
+package service
+
+import (
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"strconv"
+	"testing"
+)
+
+// freePort is a port of 127.0.0.1 that nobody listens on.
+func freePort(t *testing.T) uint16 {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return netip.MustParseAddrPort(l.Addr().String()).Port()
+}
+
+// TestHealthChecks are answered word for word as kube-proxy does.
+func TestHealthChecks(t *testing.T) {
+	port := freePort(t)
+	c := checks{answering: map[asked]*answering{}}
+	defer c.close()
+	at := addr("127.0.0.1", "127.0.0.2")
+	name := Name{"shop", "web"}
+	for _, test := range []struct {
+		endpoints int
+		healthy   bool
+		code      int
+		body      string
+	}{
+		{2, true, 200, "{\n\t\"service\": {\n\t\t\"namespace\": \"shop\",\n\t\t\"name\": \"web\"\n\t},\n\t\"localEndpoints\": 2,\n\t\"serviceProxyHealthy\": true\n}"},
+		{0, true, 503, "{\n\t\"service\": {\n\t\t\"namespace\": \"shop\",\n\t\t\"name\": \"web\"\n\t},\n\t\"localEndpoints\": 0,\n\t\"serviceProxyHealthy\": true\n}"},
+		{1, false, 503, "{\n\t\"service\": {\n\t\t\"namespace\": \"shop\",\n\t\t\"name\": \"web\"\n\t},\n\t\"localEndpoints\": 1,\n\t\"serviceProxyHealthy\": false\n}"},
+	} {
+		c.healthy.Store(test.healthy)
+		if failed := c.set(at, []Check{{name, true, port, test.endpoints}}); len(failed) > 0 {
+			t.Fatal(failed)
+		}
+		for _, a := range at {
+			r, err := http.Get("http://" + netip.AddrPortFrom(a, port).String() + "/any")
+			if err != nil {
+				t.Fatal(err)
+			}
+			body, err := io.ReadAll(r.Body)
+			r.Body.Close()
+			if err != nil || r.StatusCode != test.code || string(body) != test.body {
+				t.Errorf("%d endpoints: %d %q, %v", test.endpoints, r.StatusCode, body, err)
+			}
+			for header, want := range map[string]string{
+				"Content-Type": "application/json", "X-Content-Type-Options": "nosniff", "X-Load-Balancing-Endpoint-Weight": strconv.Itoa(test.endpoints),
+			} {
+				if got := r.Header.Get(header); got != want {
+					t.Errorf("%s: %q, want %q", header, got, want)
+				}
+			}
+		}
+	}
+	c.set(at, nil)
+	if conn, err := net.Dial("tcp", netip.AddrPortFrom(at[0], port).String()); err == nil {
+		conn.Close()
+		t.Error("somebody answers for a Service that has gone")
+	}
+}
+
+// TestHealthCheckPortTaken: a port that another process has is told, and costs no other Service its answer.
+func TestHealthCheckPortTaken(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	taken, free := netip.MustParseAddrPort(l.Addr().String()).Port(), freePort(t)
+	c := checks{answering: map[asked]*answering{}}
+	defer c.close()
+	all := []Check{{Name{"shop", "web"}, true, taken, 1}, {Name{"shop", "api"}, true, free, 1}}
+	failed := c.set(addr("127.0.0.1"), all)
+	if len(failed) != 1 || failed[all[0].Name] == nil {
+		t.Errorf("%v", failed)
+	}
+	if conn, err := net.Dial("tcp", netip.AddrPortFrom(addr("127.0.0.1")[0], free).String()); err != nil {
+		t.Error(err)
+	} else {
+		conn.Close()
+	}
+	l.Close()
+	if failed := c.set(addr("127.0.0.1"), all); len(failed) > 0 {
+		t.Errorf("with the port free: %v", failed)
+	}
+}

@@ -1,0 +1,151 @@
+package service
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"culvert/kube"
+)
+
+// The kinds of objects that are watched.
+const (
+	KindService = "Service"
+	KindSlice   = "EndpointSlice"
+	KindNode    = "Node"
+)
+
+// Labels of Services, EndpointSlices and Nodes, as Kubernetes and kube-proxy know them.
+const (
+	labelProxy    = "service.kubernetes.io/service-proxy-name"
+	labelHeadless = "service.kubernetes.io/headless"
+	labelService  = "kubernetes.io/service-name"
+	labelZone     = "topology.kubernetes.io/zone"
+)
+
+// ProxyName is the value of the label service.kubernetes.io/service-proxy-name by which a Service is culvert's.
+const ProxyName = "culvert"
+
+// An Object is one object as the API server has it. Its parts are read when its kind is known, so that one that cannot be read concerns
+// nothing else.
+type Object struct {
+	Kind        string          `json:"kind"`
+	Metadata    kube.Metadata   `json:"metadata"`
+	Spec        json.RawMessage `json:"spec,omitempty"`
+	Status      json.RawMessage `json:"status,omitempty"`
+	AddressType json.RawMessage `json:"addressType,omitempty"`
+	Endpoints   json.RawMessage `json:"endpoints,omitempty"`
+	Ports       json.RawMessage `json:"ports,omitempty"`
+}
+
+// withoutLabels returns what is kept of an object's metadata.
+func withoutLabels(m kube.Metadata) kube.Metadata {
+	m.Labels = nil
+	return m
+}
+
+// A Name is that of a Service.
+type Name struct{ Namespace, Name string }
+
+func (n Name) String() string { return n.Namespace + "/" + n.Name }
+
+// faults collects what is wrong with one object, each with the path of its field.
+type faults []string
+
+func (f *faults) add(field, format string, args ...any) {
+	*f = append(*f, field+": "+fmt.Sprintf(format, args...))
+}
+
+// read fills to from a part of an object, and reports whether it could.
+func (f *faults) read(field string, part json.RawMessage, to any) bool {
+	fault := kube.ReadPart(field, part, to)
+	if fault != "" {
+		*f = append(*f, fault)
+	}
+	return fault == ""
+}
+
+// address requires the address of a host; an IPv4 address mapped into IPv6 is that address, as kube-proxy takes it.
+func (f *faults) address(field, s string) (netip.Addr, bool) {
+	a, err := netip.ParseAddr(s)
+	switch a = a.Unmap(); {
+	case err != nil || a.Zone() != "":
+		f.add(field, "%q is no IP address", s)
+	case a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() || a.IsLinkLocalUnicast() || a == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
+		f.add(field, "%s is no address that other hosts reach", a)
+	default:
+		return a, true
+	}
+	return a, false
+}
+
+// port requires a port.
+func (f *faults) port(field string, n int64, most uint16) (uint16, bool) {
+	if n < 1 || n > int64(most) {
+		f.add(field, "%d is not between 1 and %d", n, most)
+		return 0, false
+	}
+	return uint16(n), true
+}
+
+var protocols = map[string]uint8{"": unix.IPPROTO_TCP, "TCP": unix.IPPROTO_TCP, "UDP": unix.IPPROTO_UDP, "SCTP": unix.IPPROTO_SCTP}
+
+func (f *faults) protocol(field, s string) (uint8, bool) {
+	p, ok := protocols[s]
+	if !ok {
+		f.add(field, "%q is not TCP, UDP or SCTP", s)
+	}
+	return p, ok
+}
+
+// local reports whether a traffic policy is Local.
+func (f *faults) local(field, policy string) bool {
+	if policy != "" && policy != "Cluster" && policy != "Local" {
+		f.add(field, "%q is neither Cluster nor Local", policy)
+	}
+	return policy == "Local"
+}
+
+// prefix requires a CIDR, which may have spaces around it: the API server lets them pass.
+func (f *faults) prefix(field, s string) (netip.Prefix, bool) {
+	p, err := netip.ParsePrefix(strings.TrimSpace(s))
+	if err != nil {
+		f.add(field, "%q is no CIDR", s)
+	}
+	return p.Masked(), err == nil
+}
+
+// A node is what is used of a Node.
+type node struct {
+	zone      string
+	addresses []netip.Addr // the first of each family
+}
+
+// readNode takes the addresses that kube-proxy takes: internal ones before external ones.
+func readNode(o *Object) (n *node, wrong faults) {
+	var status struct {
+		Addresses []struct {
+			Type    string `json:"type"`
+			Address string `json:"address"`
+		} `json:"addresses"`
+	}
+	n = &node{zone: o.Metadata.Labels[labelZone]}
+	if !wrong.read("status", o.Status, &status) {
+		return n, wrong
+	}
+	have := map[bool]bool{}
+	for _, kind := range []string{"InternalIP", "ExternalIP"} {
+		for i, s := range status.Addresses {
+			if s.Type != kind {
+				continue
+			}
+			if a, ok := wrong.address(fmt.Sprintf("status.addresses[%d].address", i), s.Address); ok && !have[a.Is4()] {
+				have[a.Is4()], n.addresses = true, append(n.addresses, a)
+			}
+		}
+	}
+	return n, wrong
+}

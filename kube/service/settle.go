@@ -1,0 +1,166 @@
+package service
+
+import (
+	"cmp"
+	"maps"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+
+	"culvert/gateway/services"
+	"culvert/kube"
+)
+
+// A place is where a port of a Service is. The zero address stands for the node's own.
+type place struct {
+	netip.Addr
+	port     uint16
+	protocol uint8
+}
+
+// settle gives each place to the oldest Service that wants it, and leaves out what this node cannot serve.
+func (s *State) settle(c *services.Config) {
+	order := slices.SortedFunc(maps.Values(s.services), func(a, b *service) int {
+		return cmp.Or(a.meta.Created.Compare(b.meta.Created), strings.Compare(a.name.Namespace, b.name.Namespace), strings.Compare(a.name.Name, b.name.Name))
+	})
+	before := make(map[Name][]port, len(s.settled))
+	for _, f := range s.settled {
+		before[f.name] = f.ports
+	}
+	owners := map[place]Name{}
+	s.fronts = make([]*service, 0, len(order))
+	for _, x := range order {
+		f := *x
+		f.wrong, f.ports = slices.Clone(x.wrong), make([]port, 0, len(x.ports))
+		take := func(field string, p place) bool {
+			switch other, ok := owners[p]; {
+			case ok && other == f.name:
+				f.wrong.add(field, "port %d is there twice", p.port)
+				return false
+			case ok:
+				f.wrong.add(field, "port %d is also that of %s, which is older", p.port, other)
+				return false
+			}
+			owners[p] = f.name
+			return true
+		}
+		for _, p := range x.ports {
+			at := func(a netip.Addr) place { return place{a, p.Port, p.Protocol} }
+			keep := func(all []netip.Addr, fields []string) (kept []netip.Addr) {
+				for i, a := range all {
+					switch {
+					case s.taken[a]:
+						f.wrong.add(fields[i], "this node has another route to %s", a)
+					case slices.ContainsFunc(c.Pods, func(pods netip.Prefix) bool { return pods.Contains(a) }):
+						f.wrong.add(fields[i], "%s is one of services.pods", a)
+					case take(fields[i], at(a)):
+						kept = append(kept, a)
+					}
+				}
+				return kept
+			}
+			if slices.Contains(c.Addresses, p.ClusterIPs[0]) {
+				f.wrong.add(p.clusterField, "%s is this node's own", p.ClusterIPs[0])
+				continue
+			}
+			if len(keep(p.ClusterIPs, []string{p.clusterField})) == 0 {
+				continue
+			}
+			p.ExternalIPs = keep(p.ExternalIPs, p.external)
+			p.LoadBalancerIPs = keep(p.LoadBalancerIPs, p.balanced)
+			if n := p.NodePort; n != 0 {
+				own := netip.IPv6Unspecified()
+				if p.v4 {
+					own = netip.IPv4Unspecified()
+				}
+				if c.Ports.First <= n && n <= c.Ports.Last {
+					f.wrong.add(p.field+".nodePort", "%d is one of services.clientPorts, %d-%d, of this node", n, c.Ports.First, c.Ports.Last)
+					p.NodePort = 0
+				} else if !take(p.field+".nodePort", place{own, n, p.Protocol}) {
+					p.NodePort = 0
+				}
+			}
+			f.ports = append(f.ports, p)
+		}
+		slices.Sort(f.wrong)
+		f.wrong = slices.Compact(f.wrong)
+		s.report(KindService, f.meta, f.wrong)
+		s.fronts = append(s.fronts, &f)
+		if old, ok := before[f.name]; !ok || !reflect.DeepEqual(old, f.ports) {
+			delete(s.served, f.name)
+		}
+	}
+	s.settled = s.fronts
+}
+
+// A report is what is wrong with an object.
+type report struct {
+	kind string
+	meta kube.Metadata
+	what faults
+}
+
+func (s *State) report(kind string, meta kube.Metadata, what faults) {
+	key := kind + " " + Name{meta.Namespace, meta.Name}.String()
+	if len(what) == 0 {
+		delete(s.wrong, key)
+		return
+	}
+	s.wrong[key] = report{kind, meta, what}
+}
+
+// apiVersions are those of the kinds, for Events.
+var apiVersions = map[string]string{KindService: "v1", KindSlice: "discovery.k8s.io/v1", KindNode: "v1"}
+
+// Events returns what there is to tell since it was called last. Each cause is told once. Preconditions: Config was called since the last
+// change.
+func (s *State) Events() (all []kube.Event) {
+	still := map[string]bool{}
+	for _, key := range slices.Sorted(maps.Keys(s.wrong)) {
+		w := s.wrong[key]
+		if w.kind == KindSlice && s.services[s.owners[Name{w.meta.Namespace, w.meta.Name}]] == nil {
+			continue // of a Service that somebody else serves
+		}
+		still[key] = true
+		if message := strings.Join(w.what, "; "); s.told[key] != message {
+			s.told[key] = message
+			all = append(all, kube.Event{APIVersion: apiVersions[w.kind], Kind: w.kind, Metadata: w.meta, Message: message})
+		}
+	}
+	maps.DeleteFunc(s.told, func(key, _ string) bool { return !still[key] })
+	return all
+}
+
+// A Check is what a load balancer is told about a Service at its healthCheckNodePort, at addresses of one family.
+type Check struct {
+	Name
+	V4        bool
+	Port      uint16
+	Endpoints int // on this node that are ready: their addresses
+}
+
+// Checks returns those of all Services. Preconditions: Config was called since the last change.
+func (s *State) Checks() (all []Check) {
+	for _, f := range s.fronts {
+		for _, v4 := range []bool{true, false} {
+			if f.healthCheck != 0 && slices.ContainsFunc(f.ports, func(p port) bool { return p.v4 == v4 }) {
+				all = append(all, Check{f.name, v4, f.healthCheck, s.readyHere(f, v4)})
+			}
+		}
+	}
+	return all
+}
+
+// readyHere counts the addresses of a Service's endpoints on this node that are ready, whatever their ports are called.
+func (s *State) readyHere(f *service, v4 bool) int {
+	ready := map[netip.Addr]bool{}
+	for _, x := range s.slices[f.name] {
+		for i := range x.endpoints {
+			if e := &x.endpoints[i]; e.ready && e.local && e.address.Is4() == v4 && len(x.ports) > 0 {
+				ready[e.address] = true
+			}
+		}
+	}
+	return len(ready)
+}

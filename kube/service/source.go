@@ -1,0 +1,253 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+
+	"culvert/gateway/services"
+	"culvert/kube"
+)
+
+// A Source has a node serve what the objects of its cluster say. Nothing is served before every list is complete; while the API server is
+// away, all stays as it is.
+//
+// Each watch has a goroutine, which changes the State under mu. Run applies what follows. A goroutine of its own writes Events, so that a
+// slow API server keeps no endpoint waiting.
+type Source struct {
+	client   dynamic.Interface
+	log      *logrus.Entry
+	causes   *kube.Causes
+	reporter *kube.Reporter
+	wake     chan struct{} // something has changed
+	written  chan struct{} // there are Events to write
+	self     string
+
+	// Of Run alone.
+	checks  checks
+	waiting string          // as logged last
+	refused string          // why what the objects say is not served
+	closed  map[Name]string // why health checks are not answered
+
+	mu       sync.Mutex
+	state    *State          // +checklocks:mu
+	complete map[string]bool // +checklocks:mu
+	changed  bool            // +checklocks:mu
+	events   []kube.Event    // +checklocks:mu
+}
+
+// NewSource returns the Source of the node called self. base is what no object says. Run makes it work.
+func NewSource(client dynamic.Interface, mode Mode, self string, base *services.Config, log *logrus.Entry) *Source {
+	causes := kube.NewCauses(log)
+	return &Source{
+		client: client, log: log, causes: causes, wake: make(chan struct{}, 1), written: make(chan struct{}, 1), self: self,
+		reporter: &kube.Reporter{Client: client, Causes: causes, Self: self, Node: self, Instance: self},
+		checks:   checks{answering: map[asked]*answering{}}, closed: map[Name]string{},
+		state: NewState(mode, self, base), complete: map[string]bool{},
+	}
+}
+
+// A watched is a kind of objects that a Source follows.
+type watched struct {
+	kind     string
+	resource schema.GroupVersionResource
+	labels   string
+	fields   string
+}
+
+func (s *Source) watches() []watched {
+	return []watched{
+		{KindService, schema.GroupVersionResource{Version: "v1", Resource: "services"}, "!" + labelHeadless, ""},
+		{KindSlice, schema.GroupVersionResource{Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"}, "!" + labelHeadless, ""},
+		{KindNode, schema.GroupVersionResource{Version: "v1", Resource: "nodes"}, "", "metadata.name=" + s.self},
+	}
+}
+
+const (
+	retry     = time.Second            // after which what was refused is tried again
+	forgive   = time.Minute            // after which an address that the kernel has refused is
+	rest      = 100 * time.Millisecond // between two changes, at most: for as long as the last one took
+	patience  = 10 * time.Second       // for one Event
+	maxEvents = 1024                   // that wait for an API server; the log has all of them
+)
+
+// Run has apply serve what the objects say, until ctx ends. What apply refuses is tried again; a services.TakenError costs only the
+// addresses that it names.
+func (s *Source) Run(ctx context.Context, apply func(*services.Config) error) {
+	var tasks sync.WaitGroup
+	defer tasks.Wait()
+	defer s.checks.close()
+	for _, w := range s.watches() {
+		f := &kube.Followed{Client: s.client.Resource(w.resource), Resource: w.resource.Resource, Labels: w.labels, Fields: w.fields, Into: sink{s, w.kind}}
+		tasks.Go(func() { f.Follow(ctx, s.causes) })
+	}
+	tasks.Go(func() { s.write(ctx) })
+	again := time.NewTicker(retry)
+	defer again.Stop()
+	pardon := time.NewTicker(forgive)
+	defer pardon.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.wake:
+		case <-again.C:
+			s.mu.Lock()
+			s.changed = s.changed || s.refused != "" || len(s.closed) > 0
+			s.mu.Unlock()
+		case <-pardon.C:
+			s.mu.Lock()
+			s.changed = s.state.Forgive() || s.changed
+			s.mu.Unlock()
+		}
+		began := time.Now()
+		s.apply(apply)
+		select {
+		case <-ctx.Done():
+		case <-time.After(min(rest, time.Since(began))):
+		}
+	}
+}
+
+// Rebase changes what no object says.
+func (s *Source) Rebase(_ context.Context, base *services.Config) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.state.Rebase(base)
+	s.changed = true
+	signal(s.wake)
+	return nil
+}
+
+// apply serves what has changed.
+func (s *Source) apply(serve func(*services.Config) error) {
+	for {
+		s.mu.Lock()
+		if !s.changed || len(s.complete) < len(s.watches()) {
+			s.mu.Unlock()
+			return
+		}
+		if waiting := s.state.Waiting(); waiting != s.waiting {
+			if s.waiting = waiting; waiting != "" {
+				s.log.WithField("for", waiting).Info("waiting")
+			}
+		}
+		if s.waiting != "" {
+			s.mu.Unlock()
+			return
+		}
+		c := s.state.Config()
+		checks := s.state.Checks()
+		s.tell(s.state.Events()...)
+		s.changed = false
+		s.mu.Unlock()
+
+		err := serve(c)
+		var taken *services.TakenError
+		if errors.As(err, &taken) && s.refuse(taken) {
+			continue
+		}
+		s.checks.healthy.Store(err == nil)
+		s.answer(c, checks)
+		switch {
+		case err == nil:
+			s.refused = ""
+		case err.Error() != s.refused:
+			s.refused = err.Error()
+			s.log.WithError(err).Error("what the cluster says is refused, and what is served stays; trying again")
+		}
+		return
+	}
+}
+
+// refuse leaves out addresses that the kernel has refused, and reports whether there are others than before.
+func (s *Source) refuse(taken *services.TakenError) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	news := s.state.Refuse(taken.Addresses)
+	s.changed = s.changed || news
+	return news
+}
+
+// answer has load balancers told what they ask.
+func (s *Source) answer(c *services.Config, all []Check) {
+	failed := s.checks.set(c.Addresses, all)
+	for name := range s.closed {
+		if failed[name] == nil {
+			delete(s.closed, name)
+		}
+	}
+	for name, err := range failed {
+		if s.closed[name] == err.Error() {
+			continue
+		}
+		s.closed[name] = err.Error()
+		s.mu.Lock()
+		if meta, ok := s.state.metadata(name); ok {
+			s.tell(kube.Event{APIVersion: "v1", Kind: KindService, Metadata: meta, Message: "spec.healthCheckNodePort: " + err.Error()})
+		}
+		s.mu.Unlock()
+	}
+}
+
+// tell logs Events and has them written.
+//
+// +checklocks:s.mu
+func (s *Source) tell(all ...kube.Event) {
+	for _, e := range all {
+		s.log.WithFields(logrus.Fields{"resource": e.Key().String(), "cause": e.Message}).Warn("a resource cannot be obeyed")
+		if len(s.events) < maxEvents {
+			s.events = append(s.events, e)
+		}
+	}
+	if len(all) > 0 {
+		signal(s.written)
+	}
+}
+
+// write writes Events until ctx ends. One that cannot be written now is tried again.
+func (s *Source) write(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.written:
+		}
+		for {
+			s.mu.Lock()
+			if len(s.events) == 0 {
+				s.mu.Unlock()
+				break
+			}
+			e := s.events[0]
+			s.events = slices.Delete(s.events, 0, 1)
+			s.mu.Unlock()
+			for !s.writeOne(ctx, &e) {
+				select {
+				case <-ctx.Done():
+					return
+				case <-time.After(retry):
+				}
+			}
+		}
+	}
+}
+
+func (s *Source) writeOne(ctx context.Context, e *kube.Event) bool {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	return s.reporter.Write(ctx, e, time.Now()) == nil
+}
+
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}

@@ -1,0 +1,303 @@
+package service
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/client-go/dynamic/fake"
+	kubetesting "k8s.io/client-go/testing"
+	"sigs.k8s.io/yaml"
+
+	"culvert/gateway/services"
+)
+
+func init() {
+	utilruntime.ErrorHandlers = nil // one of them counts on time that is no bubble's
+}
+
+// A cluster is an API server that is played, with a Source of the node n1 that follows it.
+type cluster struct {
+	t   *testing.T
+	api *fake.FakeDynamicClient
+	log bytes.Buffer
+	*Source
+
+	mutex   sync.Mutex
+	applied []*services.Config
+	refusal func(*services.Config) error
+}
+
+var resources = map[string]schema.GroupVersionResource{
+	KindService: {Version: "v1", Resource: "services"}, KindNode: {Version: "v1", Resource: "nodes"}, "Event": {Version: "v1", Resource: "events"},
+	KindSlice: {Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"},
+}
+
+func (c *cluster) serve(wanted *services.Config) error {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	c.applied = append(c.applied, wanted)
+	if c.refusal != nil {
+		return c.refusal(wanted)
+	}
+	return nil
+}
+
+// last returns what was applied last, and how often something was since the last call.
+func (c *cluster) last() (*services.Config, int) {
+	time.Sleep(100 * time.Millisecond)
+	synctest.Wait()
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	if len(c.applied) == 0 {
+		return nil, 0
+	}
+	last, n := c.applied[len(c.applied)-1], len(c.applied)
+	c.applied = nil
+	return last, n
+}
+
+func unstructuredOf(t testing.TB, o *Object) *unstructured.Unstructured {
+	t.Helper()
+	text, err := json.Marshal(o)
+	u := &unstructured.Unstructured{}
+	if err == nil {
+		err = json.Unmarshal(text, &u.Object)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.SetAPIVersion(resources[o.Kind].GroupVersion().String())
+	return u
+}
+
+func (c *cluster) put(o *Object) {
+	c.t.Helper()
+	u := unstructuredOf(c.t, o)
+	err := c.api.Tracker().Update(resources[o.Kind], u, o.Metadata.Namespace)
+	if apierrors.IsNotFound(err) {
+		err = c.api.Tracker().Create(resources[o.Kind], u, o.Metadata.Namespace)
+	}
+	if err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// inCluster runs f in a bubble of time with a Source that runs.
+func inCluster(t *testing.T, prepare, f func(*cluster), objects ...*Object) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		kinds := map[schema.GroupVersionResource]string{}
+		for kind, r := range resources {
+			kinds[r] = kind + "List"
+		}
+		c := &cluster{t: t, api: fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), kinds)}
+		for _, o := range objects {
+			c.put(o)
+		}
+		log := logrus.New()
+		log.SetOutput(&c.log)
+		c.Source = NewSource(c.api, All, selfName, aBase(), logrus.NewEntry(log))
+		if prepare != nil {
+			prepare(c)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { c.Run(ctx, c.serve); close(done) }()
+		defer func() { cancel(); <-done }()
+		f(c)
+	})
+}
+
+// TestSource follows a cluster: what changes is applied at once, what does not is not, and what is malformed is told in an Event.
+func TestSource(t *testing.T) {
+	inCluster(t, nil, func(c *cluster) {
+		got, n := c.last()
+		if n != 1 || endpoints(served(t, got, "shop/web:http", true)) != "10.244.0.1:8080 here" {
+			t.Fatalf("%d times, %s", n, show(got))
+		}
+		c.put(aSlice(t, "a", "web", webPort, "{addresses: [10.244.0.2]}"))
+		if got, n = c.last(); n != 1 || endpoints(served(t, got, "shop/web:http", true)) != "10.244.0.2:8080" {
+			t.Errorf("%d times, %s", n, show(got))
+		}
+		c.put(aSlice(t, "a", "web", webPort, "{addresses: [10.244.0.2]}"))
+		c.put(aNode(t))
+		time.Sleep(time.Hour)
+		if _, n := c.last(); n != 0 {
+			t.Errorf("applied %d times in an hour without a change", n)
+		}
+		c.put(aService(t, "bad", "clusterIP: 10.96.0.20, ports: [{port: 80, protocol: DCCP}]"))
+		if got, _ = c.last(); len(got.Services) != 1 {
+			t.Errorf("%s", show(got))
+		}
+		want := `spec.ports[0].protocol: "DCCP" is not TCP, UDP or SCTP`
+		if told := c.told(); !slices.Equal(told, []string{"Service/bad: " + want}) {
+			t.Errorf("Events %q", told)
+		}
+		if !strings.Contains(c.log.String(), "Service/shop/bad") || strings.Count(c.log.String(), "DCCP") != 1 {
+			t.Errorf("log: %s", &c.log)
+		}
+		c.requireRights()
+		if err := c.api.Tracker().Delete(resources[KindService], "shop", "web"); err != nil {
+			t.Fatal(err)
+		}
+		if got, n = c.last(); n != 1 || len(got.Services) != 0 {
+			t.Errorf("%d times, %s", n, show(got))
+		}
+	}, aNode(t), aService(t, "web", web), aSlice(t, "a", "web", webPort, "{addresses: [10.244.0.1], nodeName: n1}"))
+}
+
+// requireRights fails unless the API server was asked for all that the manifest grants, and for nothing else.
+func (c *cluster) requireRights() {
+	c.t.Helper()
+	text, err := os.ReadFile("../manifests/services.yaml")
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	granted, asked := map[string]bool{}, map[string]bool{}
+	for document := range strings.SplitSeq(string(text), "\n---\n") {
+		var role struct {
+			Rules []struct{ APIGroups, Resources, Verbs []string }
+		}
+		if err := yaml.Unmarshal([]byte(document), &role); err != nil {
+			c.t.Fatal(err)
+		}
+		for _, r := range role.Rules {
+			for _, resource := range r.Resources {
+				for _, verb := range r.Verbs {
+					granted[verb+" "+r.APIGroups[0]+"/"+resource] = true
+				}
+			}
+		}
+	}
+	for _, a := range c.api.Actions() {
+		asked[a.GetVerb()+" "+a.GetResource().Group+"/"+a.GetResource().Resource] = true
+	}
+	if !maps.Equal(granted, asked) {
+		c.t.Errorf("the manifest grants %v, and what was asked for is %v", granted, asked)
+	}
+}
+
+// told returns the Events that were written.
+func (c *cluster) told() (all []string) {
+	c.t.Helper()
+	list, err := c.api.Tracker().List(resources["Event"], schema.GroupVersionKind{Version: "v1", Kind: "Event"}, "shop")
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	for _, e := range list.(*unstructured.UnstructuredList).Items {
+		of, _, _ := unstructured.NestedString(e.Object, "involvedObject", "name")
+		kind, _, _ := unstructured.NestedString(e.Object, "involvedObject", "kind")
+		message, _, _ := unstructured.NestedString(e.Object, "message")
+		all = append(all, kind+"/"+of+": "+message)
+	}
+	return all
+}
+
+// TestSourceWaits: before every list is complete and the Node has an address, nothing is applied.
+func TestSourceWaits(t *testing.T) {
+	for _, kind := range []string{KindService, KindSlice, KindNode} {
+		var mu sync.Mutex
+		refused := true
+		inCluster(t, func(c *cluster) {
+			c.api.PrependReactor("list", resources[kind].Resource, func(kubetesting.Action) (bool, runtime.Object, error) {
+				mu.Lock()
+				defer mu.Unlock()
+				return refused, nil, apierrors.NewForbidden(resources[kind].GroupResource(), "", errors.New("no"))
+			})
+		}, func(c *cluster) {
+			time.Sleep(time.Minute)
+			if got, _ := c.last(); got != nil {
+				t.Errorf("without the list of %s: %s", kind, show(got))
+			}
+			if n := strings.Count(c.log.String(), "the API server cannot be asked"); n != 1 {
+				t.Errorf("%s: said %d times: %s", kind, n, &c.log)
+			}
+			mu.Lock()
+			refused = false
+			mu.Unlock()
+			time.Sleep(10 * time.Second)
+			if got, n := c.last(); n != 1 || len(got.Services) != 1 {
+				t.Errorf("with the list of %s: %d times, %s", kind, n, show(got))
+			}
+		}, aNode(t), aService(t, "web", web))
+	}
+	inCluster(t, nil, func(c *cluster) {
+		if got, _ := c.last(); got != nil || !strings.Contains(c.log.String(), "the Node n1") {
+			t.Errorf("without the Node: %s\n%s", show(got), &c.log)
+		}
+		c.put(aNode(t))
+		if _, n := c.last(); n != 1 {
+			t.Errorf("applied %d times with the Node", n)
+		}
+	}, aService(t, "web", web))
+}
+
+// TestSourceRefused tries again what the node refuses, and leaves out an address that the kernel leads elsewhere.
+func TestSourceRefused(t *testing.T) {
+	refusal := errors.New("the address is gone")
+	inCluster(t, func(c *cluster) {
+		c.refusal = func(*services.Config) error { return refusal }
+	}, func(c *cluster) {
+		time.Sleep(10 * time.Second)
+		if _, n := c.last(); n < 5 || n > 12 {
+			t.Errorf("tried %d times in ten seconds", n)
+		}
+		if n := strings.Count(c.log.String(), "the address is gone"); n != 1 {
+			t.Errorf("said %d times: %s", n, &c.log)
+		}
+		taken := addr("198.51.100.7")
+		c.mutex.Lock()
+		c.refusal = func(w *services.Config) error {
+			if slices.Contains(w.Services[0].ExternalIPs, taken[0]) {
+				return &services.TakenError{Addresses: taken}
+			}
+			return nil
+		}
+		c.mutex.Unlock()
+		time.Sleep(2 * time.Second)
+		if got, _ := c.last(); !slices.Equal(got.Services[0].ExternalIPs, addr("198.51.100.8")) {
+			t.Errorf("%s", show(got))
+		}
+		if told := c.told(); !slices.Equal(told, []string{"Service/web: spec.externalIPs[0]: this node has another route to 198.51.100.7"}) {
+			t.Errorf("Events %q", told)
+		}
+		c.mutex.Lock()
+		c.refusal = nil
+		c.mutex.Unlock()
+		time.Sleep(2 * forgive)
+		if got, _ := c.last(); len(got.Services[0].ExternalIPs) != 2 {
+			t.Errorf("when the other route has gone: %s", show(got))
+		}
+	}, aNode(t), aService(t, "web", web+", externalIPs: [198.51.100.7, 198.51.100.8]"))
+}
+
+// TestSourceRebase serves by another file.
+func TestSourceRebase(t *testing.T) {
+	inCluster(t, nil, func(c *cluster) {
+		c.last()
+		base := aBase()
+		base.Addresses = addr("172.18.0.9")
+		if err := c.Rebase(t.Context(), base); err != nil {
+			t.Fatal(err)
+		}
+		if got, n := c.last(); n != 1 || !slices.Equal(got.Addresses, base.Addresses) {
+			t.Errorf("%d times, %s", n, show(got))
+		}
+	}, aNode(t), aService(t, "web", web))
+}

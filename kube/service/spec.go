@@ -1,0 +1,193 @@
+package service
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"culvert/gateway/services"
+	"culvert/kube"
+	"culvert/nat/rules"
+)
+
+const (
+	maxPort  = 65535
+	lastPort = 65534 // the kernel takes no rule for 65535, as a port at an address of the node needs one
+
+	maxAffinity = 24 * 60 * 60 // seconds
+)
+
+// A spec is what is used of a Service's.
+type spec struct {
+	Type       string   `json:"type"`
+	ClusterIP  string   `json:"clusterIP"`
+	ClusterIPs []string `json:"clusterIPs"`
+	Ports      []struct {
+		Name     string `json:"name"`
+		Protocol string `json:"protocol"`
+		Port     int64  `json:"port"`
+		NodePort int64  `json:"nodePort"`
+	} `json:"ports"`
+	ExternalIPs              []string `json:"externalIPs"`
+	LoadBalancerSourceRanges []string `json:"loadBalancerSourceRanges"`
+	ExternalTrafficPolicy    string   `json:"externalTrafficPolicy"`
+	InternalTrafficPolicy    string   `json:"internalTrafficPolicy"`
+	SessionAffinity          string   `json:"sessionAffinity"`
+	SessionAffinityConfig    struct {
+		ClientIP struct {
+			TimeoutSeconds *int64 `json:"timeoutSeconds"`
+		} `json:"clientIP"`
+	} `json:"sessionAffinityConfig"`
+	HealthCheckNodePort int64 `json:"healthCheckNodePort"`
+}
+
+type status struct {
+	LoadBalancer struct {
+		Ingress []struct {
+			IP     string `json:"ip"`
+			IPMode string `json:"ipMode"`
+		} `json:"ingress"`
+	} `json:"loadBalancer"`
+}
+
+// A service is what is used of a Service.
+type service struct {
+	meta  kube.Metadata
+	name  Name
+	wrong faults // what follows from the object alone
+	// ports are those of each family; ClusterIPs and others are those of the family. Without Endpoints.
+	ports       []port
+	healthCheck uint16 // 0: none
+}
+
+// A port is a port of a Service in one family.
+type port struct {
+	services.Service
+	name  string // as EndpointSlices have it
+	field string // the port's
+	v4    bool
+	// Fields of ExternalIPs and LoadBalancerIPs.
+	external, balanced []string
+	clusterField       string
+}
+
+// readService returns nil for a Service that has no addresses to serve.
+func readService(o *Object) *service {
+	s := &service{meta: withoutLabels(o.Metadata), name: Name{o.Metadata.Namespace, o.Metadata.Name}}
+	var spec spec
+	var status status
+	if !s.wrong.read("spec", o.Spec, &spec) || !s.wrong.read("status", o.Status, &status) {
+		return s
+	}
+	if spec.ClusterIP == "" || spec.ClusterIP == "None" || spec.Type == "ExternalName" {
+		return nil
+	}
+	w := &s.wrong
+	outside := spec.Type == "NodePort" || spec.Type == "LoadBalancer" || len(spec.ExternalIPs) > 0
+	common := services.Service{
+		ExternalLocal: w.local("spec.externalTrafficPolicy", spec.ExternalTrafficPolicy) && outside,
+		InternalLocal: w.local("spec.internalTrafficPolicy", spec.InternalTrafficPolicy),
+	}
+	s.affinity(&spec, &common)
+	if len(s.wrong) > 0 {
+		return s // it would be served otherwise than it says
+	}
+	clusterIPs := spec.ClusterIPs
+	if len(clusterIPs) == 0 {
+		clusterIPs = []string{spec.ClusterIP}
+	}
+	for _, v4 := range []bool{true, false} {
+		s.family(&spec, &status, &common, clusterIPs, v4)
+	}
+	if spec.Type == "LoadBalancer" && common.ExternalLocal && spec.HealthCheckNodePort != 0 {
+		s.healthCheck, _ = w.port("spec.healthCheckNodePort", spec.HealthCheckNodePort, maxPort)
+	}
+	slices.Sort(s.wrong)
+	s.wrong = slices.Compact(s.wrong) // of both families
+	return s
+}
+
+func (s *service) affinity(spec *spec, to *services.Service) {
+	switch spec.SessionAffinity {
+	case "", "None":
+	case "ClientIP":
+		to.Affinity = rules.AffinityClientIP
+		if t := spec.SessionAffinityConfig.ClientIP.TimeoutSeconds; t != nil {
+			if *t < 1 || *t > maxAffinity {
+				s.wrong.add("spec.sessionAffinityConfig.clientIP.timeoutSeconds", "%d is not between 1 and %d", *t, maxAffinity)
+			}
+			to.AffinityTimeout = time.Duration(*t) * time.Second
+		}
+	default:
+		s.wrong.add("spec.sessionAffinity", "%q is neither None nor ClientIP", spec.SessionAffinity)
+	}
+}
+
+// family adds the ports of one family, if the Service has a cluster address of it.
+func (s *service) family(spec *spec, status *status, common *services.Service, clusterIPs []string, v4 bool) {
+	w := &s.wrong
+	of := *common
+	clusterField := ""
+	for i, text := range clusterIPs {
+		field := fmt.Sprintf("spec.clusterIPs[%d]", i)
+		if a, ok := w.address(field, text); ok && a.Is4() == v4 && clusterField == "" {
+			of.ClusterIPs, clusterField = []netip.Addr{a}, field
+		}
+	}
+	if clusterField == "" {
+		return
+	}
+	var external, balanced []string
+	for i, ingress := range status.LoadBalancer.Ingress {
+		if ingress.IP == "" || ingress.IPMode == "Proxy" {
+			continue
+		}
+		field := fmt.Sprintf("status.loadBalancer.ingress[%d].ip", i)
+		if a, ok := w.address(field, ingress.IP); ok && a.Is4() == v4 && !slices.Contains(of.LoadBalancerIPs, a) {
+			of.LoadBalancerIPs, balanced = append(of.LoadBalancerIPs, a), append(balanced, field)
+		}
+	}
+	for i, text := range spec.ExternalIPs {
+		field := fmt.Sprintf("spec.externalIPs[%d]", i)
+		// An address that is also a load balancer's is for that one's clients only.
+		if a, ok := w.address(field, text); ok && a.Is4() == v4 && !slices.Contains(of.ExternalIPs, a) && !slices.Contains(of.LoadBalancerIPs, a) {
+			of.ExternalIPs, external = append(of.ExternalIPs, a), append(external, field)
+		}
+	}
+	closed := false
+	for i, text := range spec.LoadBalancerSourceRanges {
+		p, ok := w.prefix(fmt.Sprintf("spec.loadBalancerSourceRanges[%d]", i), text)
+		if closed = closed || !ok; ok && p.Addr().Is4() == v4 {
+			of.SourceRanges = append(of.SourceRanges, p)
+		}
+	}
+	if closed { // who may ask is not known
+		of.LoadBalancerIPs, balanced = nil, nil
+	}
+	for i := range spec.Ports {
+		p, at := &spec.Ports[i], fmt.Sprintf("spec.ports[%d]", i)
+		next := port{Service: of, name: p.Name, field: at, v4: v4, external: external, balanced: balanced, clusterField: clusterField}
+		var ok, good bool
+		next.Protocol, ok = w.protocol(at+".protocol", p.Protocol)
+		next.Port, good = w.port(at+".port", p.Port, maxPort)
+		if p.NodePort != 0 {
+			next.NodePort, _ = w.port(at+".nodePort", p.NodePort, lastPort)
+		}
+		if next.Port > lastPort && len(of.ExternalIPs)+len(of.LoadBalancerIPs) > 0 {
+			w.add(at+".port", "%d is served at the cluster address only: the kernel takes no rule for it", p.Port)
+			next.ExternalIPs, next.LoadBalancerIPs, next.external, next.balanced = nil, nil, nil, nil
+		}
+		if next.Name = s.name.String(); p.Name != "" {
+			next.Name += ":" + p.Name
+		}
+		twin := func(o port) bool { return o.v4 == v4 && o.name == p.Name && o.Protocol == next.Protocol }
+		if ok && good && slices.ContainsFunc(s.ports, twin) {
+			w.add(at+".name", "%q is that of another port", p.Name)
+			continue
+		}
+		if ok && good {
+			s.ports = append(s.ports, next)
+		}
+	}
+}

@@ -1,0 +1,239 @@
+package service
+
+import (
+	"maps"
+	"net/netip"
+	"reflect"
+	"slices"
+
+	"culvert/gateway/services"
+	"culvert/kube"
+)
+
+// Mode says which Services are served.
+type Mode string
+
+// The modes.
+const (
+	Labelled Mode = "labelled" // those with the label service.kubernetes.io/service-proxy-name: culvert
+	All      Mode = "all"      // and those without that label
+)
+
+// A State holds the Services, the EndpointSlices and the Node of one node, and says what the node serves. The order in which objects come
+// does not matter.
+type State struct {
+	mode Mode
+	self string           // name of the node
+	base *services.Config // what no object says
+
+	services map[Name]*service
+	slices   map[Name]map[string]*slice // of each Service by their names
+	owners   map[Name]Name              // of slices: the Service that they were of when they came
+	node     *node
+
+	served  map[Name][]services.Service // with endpoints; of those whose slices have not changed
+	fronts  []*service                  // the oldest first, without what older ones have; nil: to be settled anew
+	settled []*service                  // fronts as they were last
+	told    map[string]string           // what an Event has said of an object
+	wrong   map[string]report           // what there is to say
+	taken   map[netip.Addr]bool         // addresses that the node's kernel has refused
+}
+
+// NewState returns the State of a node, to which base belongs: its addresses, where it has any, stand in place of the Node's.
+func NewState(mode Mode, self string, base *services.Config) *State {
+	return &State{
+		mode: mode, self: self, base: base, services: map[Name]*service{}, slices: map[Name]map[string]*slice{}, owners: map[Name]Name{},
+		served: map[Name][]services.Service{}, told: map[string]string{}, wrong: map[string]report{}, taken: map[netip.Addr]bool{},
+	}
+}
+
+// Put takes an object, and reports whether that changes anything.
+func (s *State) Put(o *Object) bool {
+	at := Name{o.Metadata.Namespace, o.Metadata.Name}
+	switch o.Kind {
+	case KindService:
+		next := readService(o)
+		if next == nil || !s.serves(o) {
+			return s.Delete(KindService, at)
+		}
+		if old := s.services[at]; old != nil && old.equal(next) {
+			return false
+		}
+		s.services[at], s.fronts = next, nil
+	case KindSlice:
+		next := readSlice(o, s.self)
+		if next == nil || has(o, labelHeadless) {
+			return s.Delete(KindSlice, at)
+		}
+		of := Name{at.Namespace, o.Metadata.Labels[labelService]}
+		if was, ok := s.owners[at]; ok && was != of {
+			s.Delete(KindSlice, at)
+		}
+		if old := s.slices[of][at.Name]; old != nil && old.equal(next) {
+			return false
+		}
+		s.report(KindSlice, next.meta, next.wrong)
+		if s.slices[of] == nil {
+			s.slices[of] = map[string]*slice{}
+		}
+		s.slices[of][at.Name], s.owners[at] = next, of
+		delete(s.served, of)
+	case KindNode:
+		next, wrong := readNode(o)
+		if o.Metadata.Name != s.self {
+			return false
+		}
+		s.report(KindNode, o.Metadata, wrong)
+		if s.node != nil && reflect.DeepEqual(s.node, next) {
+			return false
+		}
+		if s.node == nil || s.node.zone != next.zone {
+			clear(s.served)
+		}
+		s.node, s.fronts = next, nil
+	}
+	return true
+}
+
+// equal reports whether two versions of a Service are served alike.
+func (s *service) equal(o *service) bool {
+	return s.meta.UID == o.meta.UID && s.meta.Created.Equal(o.meta.Created) && s.healthCheck == o.healthCheck &&
+		slices.Equal(s.wrong, o.wrong) && reflect.DeepEqual(s.ports, o.ports)
+}
+
+// equal reports whether two versions of a slice say the same.
+func (s *slice) equal(o *slice) bool {
+	return slices.Equal(s.wrong, o.wrong) && slices.Equal(s.ports, o.ports) && reflect.DeepEqual(s.endpoints, o.endpoints)
+}
+
+func has(o *Object, label string) bool {
+	_, ok := o.Metadata.Labels[label]
+	return ok
+}
+
+func (s *State) serves(o *Object) bool {
+	by, labelled := o.Metadata.Labels[labelProxy]
+	return !has(o, labelHeadless) && (labelled && by == ProxyName || !labelled && s.mode == All)
+}
+
+// Delete removes an object, and reports whether that changes anything.
+func (s *State) Delete(kind string, at Name) bool {
+	delete(s.wrong, kind+" "+at.String())
+	switch kind {
+	case KindService:
+		if s.services[at] == nil {
+			return false
+		}
+		delete(s.services, at)
+		delete(s.served, at)
+		s.fronts = nil
+	case KindSlice:
+		of, ok := s.owners[at]
+		if !ok {
+			return false
+		}
+		delete(s.owners, at)
+		delete(s.served, of)
+		if delete(s.slices[of], at.Name); len(s.slices[of]) == 0 {
+			delete(s.slices, of)
+		}
+	case KindNode:
+		return false // a node whose Node has gone for a moment goes on
+	}
+	return true
+}
+
+// names returns those of all objects of a kind.
+func (s *State) names(kind string) []Name {
+	switch kind {
+	case KindService:
+		return slices.Collect(maps.Keys(s.services))
+	case KindSlice:
+		return slices.Collect(maps.Keys(s.owners))
+	}
+	return nil
+}
+
+// Refuse leaves out addresses that the node's kernel leads elsewhere, and reports whether there are others than before.
+func (s *State) Refuse(addresses []netip.Addr) (more bool) {
+	for _, a := range addresses {
+		more = more || !s.taken[a]
+		s.taken[a] = true
+	}
+	s.fronts = nil
+	return more
+}
+
+// Rebase changes what no object says.
+func (s *State) Rebase(base *services.Config) { s.base, s.fronts = base, nil }
+
+// Forgive lets addresses be tried again that the kernel has refused, and reports whether there are any.
+func (s *State) Forgive() bool {
+	if len(s.taken) == 0 {
+		return false
+	}
+	clear(s.taken)
+	s.fronts = nil
+	return true
+}
+
+// metadata returns that of a Service.
+func (s *State) metadata(n Name) (m kube.Metadata, ok bool) {
+	if x := s.services[n]; x != nil {
+		return x.meta, true
+	}
+	return m, false
+}
+
+// Waiting returns what there has to be before anything can be served; "" if nothing.
+func (s *State) Waiting() string {
+	switch {
+	case s.node == nil:
+		return "the Node " + s.self
+	case len(s.addresses()) == 0:
+		return "an address of the Node " + s.self
+	}
+	return ""
+}
+
+func (s *State) addresses() []netip.Addr {
+	if len(s.base.Addresses) > 0 || s.node == nil {
+		return s.base.Addresses
+	}
+	return s.node.addresses
+}
+
+// Config returns what the node serves. Preconditions: Waiting returns "".
+func (s *State) Config() *services.Config {
+	c := *s.base
+	c.Node, c.Addresses = s.self, s.addresses()
+	if s.fronts == nil {
+		s.settle(&c)
+	}
+	n := 0
+	for _, f := range s.fronts {
+		n += len(f.ports)
+	}
+	c.Services = make([]services.Service, 0, n)
+	for _, f := range s.fronts {
+		c.Services = append(c.Services, s.serve(f)...)
+	}
+	return &c
+}
+
+// serve returns the ports of a Service with their endpoints.
+func (s *State) serve(f *service) []services.Service {
+	all, ok := s.served[f.name]
+	if ok {
+		return all
+	}
+	all = make([]services.Service, 0, len(f.ports))
+	for i := range f.ports {
+		p := &f.ports[i]
+		x := p.Service
+		x.Endpoints = choose(candidates(s.slices[f.name], p.name, p.Protocol, p.v4), s.self, s.node.zone)
+		all = append(all, x)
+	}
+	s.served[f.name] = all
+	return all
+}
