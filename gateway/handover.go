@@ -218,10 +218,11 @@ func (h *handing) records(since nat.Time, pause, within time.Duration) error {
 	links := g.links
 	g.mu.Unlock()
 	r := g.engine.Records(since, clock(), links.Name)
-	b := make([]byte, 0, recordsAtOnce*nat.RecordBlock)
+	const size = recordsAtOnce * nat.RecordBlock
+	b := make([]byte, 0, size)
 	for more := true; more; {
 		b = b[:0]
-		for more && len(b) < cap(b) {
+		for more && len(b) < size {
 			b, more = r.Next(b)
 		}
 		if err := h.line.Send(handover.KindRecords, b, within); err != nil {

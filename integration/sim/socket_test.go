@@ -211,5 +211,5 @@ func (s *socket) counts() (taken, data uint64) {
 // The rest of udp.Conn. Receive misses nothing, so that Poll has nothing to do.
 func (s *socket) LocalAddr() netip.AddrPort { return s.local }
 func (s *socket) Poll()                     {}
-func (s *socket) GSO() bool                 { return true }
+func (s *socket) GSO(netip.Addr) bool       { return true }
 func (s *socket) SetMark(uint32) error      { return nil }
