@@ -15,7 +15,8 @@ type move struct {
 	side   *side
 	config *config.Config // of the new gateway
 	own    *sockets       // likewise
-	wire   *wire          // likewise
+	oldOwn *sockets
+	wire   *wire // likewise
 	old    *gateway.Gateway
 	next   atomic.Pointer[gateway.Gateway]
 	cancel context.CancelFunc
@@ -48,7 +49,7 @@ func (s *side) upgrade(how byte) (end func()) {
 	s.moving = m
 	own, open := s.opener(true)
 	old := s.gateway
-	m.old = old
+	m.old, m.oldOwn = old, s.own
 	oldWire, newWire := newWires()
 	oldRelay, newRelay := newRelays()
 	own.relay, m.own, m.wire = newRelay, own, newWire
@@ -88,9 +89,9 @@ func (s *side) settle() {
 	m.hand()
 }
 
-// keepPeers takes the finalizers off all peers that come and go while sessions are made anew.
+// keepPeers sees to peers that come and go while sessions are made anew.
 func (m *move) keepPeers() {
-	tick := time.NewTicker(50 * time.Millisecond) // none goes sooner
+	tick := time.NewTicker(50 * time.Millisecond) // none goes sooner, but one that has begun a handshake
 	defer tick.Stop()
 	for {
 		m.keep()
@@ -103,15 +104,15 @@ func (m *move) keepPeers() {
 }
 
 func (m *move) keep() {
-	keepPeer(m.old, m.config.WireGuard.PeerPublicKey)
-	if g := m.next.Load(); g != nil {
-		keepPeer(g, m.config.WireGuard.PeerPublicKey)
-	}
+	m.oldOwn.keepPeer()
+	m.own.keepPeer()
 }
 
 func (m *move) made(g *gateway.Gateway) {
 	reuseBuffers(g)
 	m.next.Store(g)
+	m.own.gateway.Store(g)
+	m.own.keepPeer()
 }
 
 // kill is a signal to the new gateway that it cannot heed.
@@ -168,7 +169,7 @@ func (m *move) end() {
 	s := m.side
 	s.moving = nil
 	close(m.over)
-	keepPeer(s.gateway, s.config.WireGuard.PeerPublicKey)
+	s.own.keepPeer()
 	s.w.note("%s hands over: %v; the new gateway: %v", s.config.Cluster, m.oldFate, m.newError)
 	if (m.oldFate == nil) != (m.newError == nil) {
 		s.w.fail("%s hands over: the old gateway says %v, and the new one %v", s.config.Cluster, m.oldFate, m.newError)

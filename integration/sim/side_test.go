@@ -52,6 +52,21 @@ type side struct {
 type sockets struct {
 	nodes, peer *socket
 	relay       *relayEnd // nil: it has taken over from none
+	gateway     atomic.Pointer[gateway.Gateway]
+}
+
+// keepPeer takes the finalizers off what WireGuard has of the peer. Where a peer is being made or removed, somebody else does.
+func (o *sockets) keepPeer() {
+	g := o.gateway.Load()
+	if g == nil {
+		return
+	}
+	if all := privateAt[sync.RWMutex](g, "wg", "device", "peers", "RWMutex"); all.TryRLock() {
+		defer all.RUnlock()
+		for _, peer := range private[map[device.NoisePublicKey]*device.Peer](g, "wg", "device", "peers", "keyMap") {
+			unfinalize(peer)
+		}
+	}
 }
 
 // close has them receive and send no more, as when their process is gone.
@@ -132,7 +147,7 @@ func (s *side) opener(beside bool) (own *sockets, open func(string, netip.AddrPo
 		if p == nil {
 			p = s.listen(at.Port())
 		}
-		c := p.open()
+		c := p.open(own.keepPeer)
 		if at.Port() == wanPort {
 			own.peer = c
 		} else {
@@ -190,7 +205,8 @@ func silent() *logrus.Logger {
 
 // run has a gateway run.
 func (s *side) run(g *gateway.Gateway, own *sockets) {
-	keepPeer(g, s.config.WireGuard.PeerPublicKey)
+	own.gateway.Store(g)
+	own.keepPeer()
 	reuseBuffers(g)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -199,14 +215,6 @@ func (s *side) run(g *gateway.Gateway, own *sockets) {
 	s.stop = func() error {
 		cancel()
 		return <-done
-	}
-}
-
-// keepPeer takes the finalizers off what WireGuard has of the peer with a key.
-func keepPeer(g *gateway.Gateway, key wgkey.Key) {
-	peer := private[*device.Device](g, "wg", "device").LookupPeer(device.NoisePublicKey(key))
-	if peer != nil {
-		unfinalize(peer)
 	}
 }
 

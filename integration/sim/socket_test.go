@@ -27,6 +27,7 @@ type port struct {
 // socket is a udp.Conn, a gateway's way to a port.
 type socket struct {
 	*port
+	greets func() // is called before a handshake begins
 	ready  chan struct{}
 	woken  bool      // +checklocks:port.mu
 	closed bool      // +checklocks:port.mu
@@ -44,10 +45,10 @@ type arrival struct {
 const socketRoom = 1024
 
 // open returns a socket that has the port, beside those that do already.
-func (p *port) open() *socket {
+func (p *port) open(greets func()) *socket {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	s := &socket{port: p, ready: make(chan struct{}, 1),
+	s := &socket{port: p, greets: greets, ready: make(chan struct{}, 1),
 		stats: udp.Stats{GRO: true, GSO: true, OverflowsKnown: true, ReceiveBuffer: udp.DefaultSocketBuffer, SendBuffer: udp.DefaultSocketBuffer}}
 	p.sockets = append(p.sockets, s)
 	return s
@@ -137,10 +138,13 @@ func (s sender) Send(trains []udp.Train) (sent int, err error) {
 	for i := range trains {
 		t := &trains[i]
 		t.Sent = 0
+		all := bytes.Join(t.Parts, nil)
+		if len(all) > 0 && all[0] == device.MessageInitiationType {
+			s.greets()
+		}
 		if closed {
 			continue
 		}
-		all := bytes.Join(t.Parts, nil)
 		size := t.SegmentSize
 		if size <= 0 {
 			size = len(all)
