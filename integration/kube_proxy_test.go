@@ -7,6 +7,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -221,7 +222,7 @@ func (c *proxyComparison) next(services []*proxyService) {
 
 func (c *proxyComparison) probe(from, to string, port uint16, udp bool) *proxyProbe {
 	c.number++
-	return &proxyProbe{id: c.number, from: from, to: to, port: port, udp: udp}
+	return &proxyProbe{id: c.number, from: netip.MustParseAddr(from).String(), to: to, port: port, udp: udp}
 }
 
 // mark is from a pod, which the endpoint sees: it takes no port of the node's.
