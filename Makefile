@@ -54,7 +54,7 @@ kube-assets: go-version
 	$(GO) build -trimpath -ldflags='-s -w' -o '$(KUBEBUILDER_ASSETS)/etcd' go.etcd.io/etcd/server/v3; \
 	$(GO) build -trimpath -ldflags="-s -w -X $$v.gitVersion=$$version -X $$v.gitMajor=1 -X $$v.gitMinor=$${minor%%.*}" \
 		-o '$(KUBEBUILDER_ASSETS)/kube-apiserver' k8s.io/kubernetes/cmd/kube-apiserver; \
-	$(GO) build -trimpath -ldflags='-s -w' -o '$(KUBEBUILDER_ASSETS)/endpoints' ./endpoints
+	$(GO) build -trimpath -ldflags='-s -w' -o '$(KUBEBUILDER_ASSETS)/' ./endpoints ./kubeproxy
 
 long: go-version kube-assets ## in full what the tests do in small: sieges, millions of packets, 200 nodes, outages (root; two hours)
 	CULVERT_LONG=1 IPAM_LONG=1 $(GO) test -v -count=1 -timeout 90m -run 'TestMemorySiege|TestInnocentThroughput|TestHoleRate|TestMillionConnections|TestWatchedThroughput|TestChangesBesideStreams|TestLabFaults|TestLongLab|AgainstKernel|TestLabRestart|TestServicesCrash' ./integration
@@ -62,7 +62,7 @@ long: go-version kube-assets ## in full what the tests do in small: sieges, mill
 	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 90m -run 'TestSetIsWhatIsInIt|TestExplainIsProcess|TestRestoreModel' ./nat/...
 	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 90m -run 'TestTraceIsPath|TestLongCapture' ./gateway
 	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 3h ./integration/sim
-	KUBEBUILDER_ASSETS='$(KUBEBUILDER_ASSETS)' CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 30m -run 'TestKubeGateways|TestKubeScale|TestKubeEndpoints' ./integration
+	KUBEBUILDER_ASSETS='$(KUBEBUILDER_ASSETS)' CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 30m -run 'TestKubeGateways|TestKubeScale|TestKubeEndpoints|TestKubeProxyAgrees' ./integration
 
 race: go-version ## the unit tests under the race detector (needs a C compiler)
 	@echo '$(GO) test -race'; GORACE=atexit_sleep_ms=0 $(GO) test -v -race -timeout 20m $(UNIT) 2>&1 | $(RESULTS)

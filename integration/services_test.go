@@ -247,7 +247,7 @@ func TestServices(t *testing.T) {
 			served("near", "tcp", 11, "externalTrafficPolicy: Local, internalTrafficPolicy: Local,", "pa", "pb"),
 			served("near-dns", "udp", 11, "externalTrafficPolicy: Local, internalTrafficPolicy: Local,", "pa", "pb"),
 			served("host", "tcp", 12, "", "n1"), served("host-dns", "udp", 12, "", "n1"),
-			served("nobody", "tcp", 13, ""),
+			served("nobody", "tcp", 13, ""), served("nobody-dns", "udp", 13, ""),
 			served("far", "tcp", 14, "externalTrafficPolicy: Local, internalTrafficPolicy: Local,", "pb"),
 		)
 		rows := []struct {
@@ -309,6 +309,7 @@ func TestServices(t *testing.T) {
 				}
 			}
 			l.neighbours(filter)
+			l.refusedUDP(filter)
 		}
 		for _, r := range rows {
 			if len(r.found) != len(r.seen) {
@@ -360,6 +361,18 @@ func (l *serviceLab) unserved() {
 		})
 		if timeout := net.Error(nil); r.refused != errors.Is(err, unix.ECONNREFUSED) || !r.refused && !(errors.As(err, &timeout) && timeout.Timeout()) {
 			l.Errorf("%s asks %s: %v", r.from.name, r.to, err)
+		}
+	}
+}
+
+// refusedUDP asks where there is no endpoint, over UDP: the error that tells so is from the address that was asked.
+func (l *serviceLab) refusedUDP(filter string) {
+	l.Helper()
+	for _, from := range []*peerHost{l.out, l.c, l.n1} {
+		for _, to := range []string{"10.96.0.13:80", "172.18.0.2:30013", "[fd96::13]:80", "[fd18::2]:30013"} {
+			if _, _, err := l.ask(from, "udp", to); !errors.Is(err, unix.ECONNREFUSED) {
+				l.Errorf("rp_filter %s: %s asks %s: %v", filter, from.name, to, err)
+			}
 		}
 	}
 }

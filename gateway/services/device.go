@@ -3,6 +3,7 @@ package services
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -11,6 +12,19 @@ import (
 
 // deviceGroup marks a device that outlives its process.
 const deviceGroup = 0x63756c76 // "culv"
+
+// dummyAddress (RFC 7600, Section 4.8: the IPv4 dummy address) is what the device has as its own, for nobody to use. From a device without an
+// address the kernel takes no ICMP error in this node's name, whatever rp_filter is: it looks for routes back to this node by its ports, of
+// which an ICMP error has none, and finds the node itself.
+var dummyAddress = netip.AddrFrom4([4]byte{192, 0, 0, 8})
+
+func addressDevice(l netlink.Link) error {
+	a := &netlink.Addr{IPNet: ipNet(host(dummyAddress)), Scope: unix.RT_SCOPE_HOST}
+	if err := netlink.AddrReplace(l, a); err != nil {
+		return fmt.Errorf("services: give %s the address %s: %w", l.Attrs().Name, dummyAddress, err)
+	}
+	return nil
+}
 
 // isKept reports whether a link is a device that an earlier run has left to this one.
 func isKept(l netlink.Link) bool {

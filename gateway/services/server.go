@@ -133,7 +133,11 @@ func (s *Server) open(p *plan) error {
 	if err != nil {
 		return fmt.Errorf("services: bring up %s: %w", c.Interface, err)
 	}
-	s.index = made.Attrs().Index
+	if s.index = made.Attrs().Index; c.masquerade().V4.IsValid() {
+		if err := addressDevice(made); err != nil {
+			return err
+		}
+	}
 	if s.steering, err = newSteering(c.Interface, s.index, familiesOf(c.Addresses)); err != nil {
 		return err
 	}
@@ -375,7 +379,7 @@ func ownAddresses(c *Config) ([]netip.Addr, error) {
 	here := map[netip.Addr]bool{}
 	for _, l := range list {
 		a, _ := netip.AddrFromSlice(l.IP)
-		if a = a.Unmap(); !here[a] && !a.IsLoopback() && !(a.Is6() && a.IsLinkLocalUnicast()) {
+		if a = a.Unmap(); !here[a] && a != dummyAddress && !a.IsLoopback() && !(a.Is6() && a.IsLinkLocalUnicast()) {
 			own = append(own, a)
 		}
 		here[a] = true

@@ -1,6 +1,5 @@
-// What builds etcd and kube-apiserver for the tests of package kube, and endpoints,
-// which asks kube-proxy's own functions. It is a module of its own so that culvert
-// requires nothing of what they need.
+// What builds etcd, kube-apiserver, kube-proxy and endpoints, which asks kube-proxy's own functions, for tests. It is a module of its
+// own so that culvert requires nothing of what they need.
 module culvert/integration/kubernetes
 
 go 1.26.3
@@ -15,6 +14,7 @@ tool (
 
 require (
 	k8s.io/api v0.35.4
+	k8s.io/client-go v0.35.4
 	k8s.io/kubernetes v1.35.4
 )
 
@@ -65,6 +65,7 @@ require (
 	github.com/josharian/intern v1.0.0 // indirect
 	github.com/json-iterator/go v1.1.12 // indirect
 	github.com/kylelemons/godebug v1.1.0 // indirect
+	github.com/lithammer/dedent v1.1.0 // indirect
 	github.com/mailru/easyjson v0.7.7 // indirect
 	github.com/moby/spdystream v0.5.1 // indirect
 	github.com/moby/sys/mountinfo v0.7.2 // indirect
@@ -135,7 +136,6 @@ require (
 	k8s.io/apiextensions-apiserver v0.0.0 // indirect
 	k8s.io/apimachinery v0.35.4 // indirect
 	k8s.io/apiserver v0.35.4 // indirect
-	k8s.io/client-go v0.35.4 // indirect
 	k8s.io/cloud-provider v0.35.4 // indirect
 	k8s.io/cluster-bootstrap v0.0.0 // indirect
 	k8s.io/component-base v0.35.4 // indirect
@@ -160,6 +160,7 @@ require (
 	k8s.io/utils v0.0.0-20251002143259-bc988d571ff4 // indirect
 	sigs.k8s.io/apiserver-network-proxy/konnectivity-client v0.31.2 // indirect
 	sigs.k8s.io/json v0.0.0-20250730193827-2d320260d730 // indirect
+	sigs.k8s.io/knftables v0.0.21 // indirect
 	sigs.k8s.io/randfill v1.0.0 // indirect
 	sigs.k8s.io/structured-merge-diff/v6 v6.3.0 // indirect
 	sigs.k8s.io/yaml v1.6.0 // indirect
