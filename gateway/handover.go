@@ -28,14 +28,23 @@ const (
 	// and doneTime how long the new process has to say that it needs no more of them.
 	overlapTime = time.Second
 	doneTime    = 1300 * time.Millisecond
-	// parkTime is how long receivers may take to come to rest, drainTime packets to leave wireguard-go.
-	parkTime  = 100 * time.Millisecond
-	drainTime = 100 * time.Millisecond
-	drainPoll = 100 * time.Microsecond
+	// parkTime is how long receivers may take to come to rest, drainTime packets to leave wireguard-go, and drainQuiet the next one: what
+	// was discarded there never leaves.
+	parkTime   = 100 * time.Millisecond
+	drainTime  = 100 * time.Millisecond
+	drainQuiet = 10 * time.Millisecond
+	drainPoll  = 100 * time.Microsecond
+	renewPoll  = 5 * time.Millisecond
 	// recordsAtOnce blocks go into one message, and recordsPause lies between two while packets are
 	// carried.
 	recordsAtOnce = 16
 	recordsPause  = time.Millisecond
+	// What had a packet while records were sent is sent again, until that took no longer than roundTime: so long does the rest take
+	// while nobody carries packets. Where connections change faster than they are sent, maxRounds are enough.
+	roundTime = 10 * time.Millisecond
+	maxRounds = 5
+	// batchTime is how long ago the time may be that a packet is given, which is that of its batch.
+	batchTime = 200 * time.Millisecond
 )
 
 var (
@@ -70,20 +79,30 @@ func (s source) HandOver(o control.TakeoverOptions) (func(*net.UnixConn), error)
 		}
 		h := &handing{g: g, line: handover.NewLine(conn)}
 		h.next = h.line.Peer()
-		g.log.WithField("process", h.next).Info("handing over")
-		err := h.run()
-		if err != nil {
-			h.line.Refuse(err)
-		}
-		h.line.Close()
-		if err != nil {
-			g.log.WithError(err).Warn("hand-over failed: this gateway goes on")
-			g.handing.Store(false)
-			return
-		}
-		g.successor.Store(int64(h.next))
-		close(g.gone)
+		h.handOver()
 	}, nil
+}
+
+// handOver returns nil when the other process carries the packets: then the gateway ends.
+func (h *handing) handOver() error {
+	g := h.g
+	g.log.WithField("process", h.next).Info("handing over")
+	err := h.run()
+	if err != nil {
+		h.line.Refuse(err)
+	}
+	h.line.Close()
+	if err != nil {
+		g.log.WithError(err).Warn("hand-over failed: this gateway goes on")
+		if h.taken { // the peer has heard of another session
+			g.renew()
+		}
+		g.handing.Store(false)
+		return err
+	}
+	g.successor.Store(int64(h.next))
+	close(g.gone)
+	return nil
 }
 
 // Successor returns the process that has taken over; 0 = none has, or it is unknown.
@@ -101,9 +120,9 @@ func (g *Gateway) ControlSocket() string {
 type handing struct {
 	g     *Gateway
 	line  *handover.Line
-	next  int // the new process; 0 = unknown
-	relay *handover.Relay
-	taken bool // the new process has had the packets, and a session with the peer
+	next  int             // the new process; 0 = unknown
+	relay *handover.Relay // nil until it is made
+	taken bool            // the new process has had the packets, and a session with the peer
 }
 
 // run returns nil when the other process carries the packets, and an error when this one does.
@@ -133,6 +152,15 @@ func (h *handing) run() (err error) {
 	if _, _, err := h.line.Want(handover.KindReady, talkTime); err != nil {
 		return err
 	}
+	for range maxRounds {
+		again := clock()
+		if err := h.records(began.Add(-batchTime), recordsPause, talkTime); err != nil {
+			return err
+		}
+		if began = again; clock() < again.Add(roundTime) {
+			break
+		}
+	}
 	return h.cut(began)
 }
 
@@ -149,19 +177,26 @@ func (h *handing) offer() error {
 		offer.Session = !s.LastHandshake.IsZero() && time.Since(s.LastHandshake) < sessionTime
 		offer.Answers = offer.Session && g.wg.Pings().RTT != 0
 	}
-	ours, theirs, err := relayPair()
-	if err != nil {
-		return err
-	}
-	h.relay = handover.NewRelay(ours)
-	fds := []int{theirs}
+	var fds []int
 	defer func() {
 		for _, fd := range fds {
 			unix.Close(fd)
 		}
 	}()
-	offer.Sockets = append(offer.Sockets, handover.Socket{Name: "relay"})
+	if h.relay == nil {
+		ours, theirs, err := relayPair()
+		if err != nil {
+			return err
+		}
+		h.relay = handover.NewRelay(ours)
+		fds, offer.Sockets = append(fds, theirs), append(offer.Sockets, handover.Socket{Name: "relay"})
+	}
+	var open []handover.Socket // by the other process, too
 	for _, o := range g.openFiles() {
+		if o.file == nil {
+			open = append(open, o.Socket)
+			continue
+		}
 		fd, err := duplicate(o.file)
 		if err != nil {
 			return fmt.Errorf("%s: %w", o.Name, err)
@@ -169,6 +204,7 @@ func (h *handing) offer() error {
 		fds = append(fds, fd)
 		offer.Sockets = append(offer.Sockets, o.Socket)
 	}
+	offer.Sockets = append(offer.Sockets, open...)
 	return h.line.SendJSON(handover.KindOffer, &offer, talkTime, fds...)
 }
 
@@ -191,7 +227,9 @@ func (h *handing) records(since nat.Time, pause, within time.Duration) error {
 		if err := h.line.Send(handover.KindRecords, b, within); err != nil {
 			return err
 		}
-		time.Sleep(pause)
+		if more {
+			time.Sleep(pause)
+		}
 	}
 	return nil
 }
@@ -203,7 +241,7 @@ func (h *handing) cut(began nat.Time) error {
 	if err := h.stop(); err != nil {
 		return err
 	}
-	if err := h.records(began.Add(-time.Second), 0, cutTime); err != nil {
+	if err := h.records(began.Add(-batchTime), 0, cutTime); err != nil {
 		return err
 	}
 	end := handover.Cut{Stopped: stopped, Nodes: h.stations()}
@@ -270,8 +308,16 @@ func (h *handing) stop() error {
 
 // drain waits until wireguard-go has nothing and nothing is to be decrypted.
 func (h *handing) drain() {
-	for until := time.Now().Add(drainTime); !(h.g.wg.Idle() && h.relay.Empty()) && time.Now().Before(until); {
-		time.Sleep(drainPoll) // what has no session never leaves
+	began := time.Now()
+	before, moved := h.g.wg.Inside(), began
+	for now := began; before > 0 || !h.relay.Empty(); now = time.Now() {
+		if now.Sub(began) >= drainTime || h.relay.Empty() && now.Sub(moved) >= drainQuiet {
+			return
+		}
+		time.Sleep(drainPoll)
+		if n := h.g.wg.Inside(); n != before {
+			before, moved = n, time.Now()
+		}
 	}
 }
 
@@ -291,8 +337,20 @@ func (h *handing) goOn() {
 	for _, l := range h.g.lent {
 		l.conn.Own()
 	}
-	if h.taken {
-		h.g.wg.Renew() // the peer has heard of another session
+}
+
+// renew makes a new session with the peer. WireGuard would repeat a lost handshake after five seconds (WireGuard paper, Section 6.1:
+// Rekey-Timeout), and the peer ignores one so soon after that of the other process.
+func (g *Gateway) renew() {
+	began := time.Now()
+	for again := began; time.Since(began) < sessionPatience; time.Sleep(renewPoll) {
+		if s, err := g.wg.PeerStats(); err != nil || s.LastHandshake.After(began) {
+			return
+		}
+		if !time.Now().Before(again) {
+			g.wg.Renew()
+			again = again.Add(greetTime)
+		}
 	}
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"os"
@@ -18,26 +17,27 @@ import (
 
 	"culvert/gateway/config"
 	"culvert/gateway/control"
-	"culvert/gateway/handover"
-	"culvert/gateway/state"
 	"culvert/geneve"
 	"culvert/nat/nattest"
 )
 
 // newHandPair is a pair whose rome can be asked to hand over, and has a session with milan.
-func newHandPair(t *testing.T) (p *pair, socket string) {
+func newHandPair(t testing.TB, edit ...func(rome *config.Config)) (p *pair, socket string) {
 	t.Helper()
 	folder := t.TempDir()
 	socket = filepath.Join(folder, "rome.sock")
 	p = newPair(t, func(rome, _ *config.Config) {
 		rome.Control, rome.State, rome.Metrics = socket, folder, "127.0.0.1:0"
+		for _, e := range edit {
+			e(rome)
+		}
 	})
 	p.there(t, 0)
 	return p, socket
 }
 
 // there sends datagrams from rome until one has come to milan, and requires that U is as before.
-func (p *pair) there(t *testing.T, number uint32) {
+func (p *pair) there(t testing.TB, number uint32) {
 	t.Helper()
 	p.rome.nodes[0].Send(nattest.IP{Source: "192.0.2.77", Destination: "10.61.1.7",
 		Body: nattest.UDP{SourcePort: 4000, DestinationPort: 53, Payload: nattest.Payload(40, number)}}.Bytes())
@@ -45,7 +45,14 @@ func (p *pair) there(t *testing.T, number uint32) {
 }
 
 // nextRome begins to take over from rome in this process, by another Gateway.
-func (p *pair) nextRome(t *testing.T, socket string, edit func(*config.Config)) (*Gateway, error) {
+func (p *pair) nextRome(t testing.TB, socket string, edit func(*config.Config)) (*Gateway, error) {
+	t.Helper()
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	return p.nextRomeLogging(t, socket, edit, log)
+}
+
+func (p *pair) nextRomeLogging(t testing.TB, socket string, edit func(*config.Config), log *logrus.Logger) (*Gateway, error) {
 	t.Helper()
 	p.rome.mu.Lock()
 	c := *p.rome.config
@@ -53,13 +60,11 @@ func (p *pair) nextRome(t *testing.T, socket string, edit func(*config.Config)) 
 	if edit != nil {
 		edit(&c)
 	}
-	log := logrus.New()
-	log.SetOutput(io.Discard)
 	return takeOver(t.Context(), socket, &c, Budget{}, log, geneve.Options{Listen: p.rome.endpoint.LocalAddr()})
 }
 
 // serve runs a gateway that has taken over, until the end of the test.
-func serve(t *testing.T, g *Gateway) {
+func serve(t testing.TB, g *Gateway) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -199,109 +204,8 @@ func TestHandOverIsRefused(t *testing.T) {
 	p.there(t, 1)
 }
 
-// A fakeNext is a new process that does what it must not.
-type fakeNext struct {
-	*handover.Line
-	t *testing.T
-}
-
-func (f *fakeNext) want(kinds ...handover.Kind) {
-	for _, k := range kinds {
-		for {
-			is, _, files, err := f.Receive(5 * time.Second)
-			for _, file := range files {
-				file.Close()
-			}
-			if err != nil {
-				f.t.Errorf("waiting for message %d: %v", k, err)
-				return
-			}
-			if is == k {
-				break
-			}
-		}
-	}
-}
-
-// TestFaultyNewProcess: whatever the new process does, the old one carries packets again
-// within two seconds after it had stopped, if it had.
-func TestFaultyNewProcess(t *testing.T) {
-	p, socket := newHandPair(t)
-	const offer, standing, ready, cut, forwarding = handover.KindOffer, handover.KindStanding, handover.KindReady, handover.KindCut, handover.KindForwarding
-	for _, tt := range []struct {
-		name string
-		do   func(f *fakeNext)
-		said string // by the old process
-	}{
-		{"goes at once", func(f *fakeNext) { f.Close() }, "hand-over failed"},
-		{"goes after the offer", func(f *fakeNext) { f.want(offer); f.Close() }, "hand-over failed"},
-		{"goes after the records", func(f *fakeNext) { f.want(offer, standing); f.Close() }, "hand-over failed"},
-		{"refuses", func(f *fakeNext) { f.want(offer, standing); f.Refuse(errors.New("no room")) }, `refuses: \"no room\"`},
-		{"says that it forwards before the cut", func(f *fakeNext) { f.want(offer, standing); f.Send(forwarding, nil, time.Second) }, "message 6 in the place of 4"},
-		{"says what is no message", func(f *fakeNext) { f.want(offer, standing); f.Send(77, nil, time.Second) }, "message 77 of 0 bytes"},
-		{"says too much", func(f *fakeNext) {
-			f.want(offer, standing)
-			f.Send(ready, make([]byte, handover.MaxBody+1), time.Second)
-		}, "message 4 of 1048577 bytes"},
-		{"goes at the cut", func(f *fakeNext) { f.want(offer, standing); f.Send(ready, nil, time.Second); f.Close() }, "hand-over failed"},
-		{"goes after the cut", func(f *fakeNext) { f.want(offer, standing); f.Send(ready, nil, time.Second); f.want(cut); f.Close() }, "hand-over failed"},
-		{"hangs after the cut", func(f *fakeNext) {
-			f.want(offer, standing)
-			f.Send(ready, nil, time.Second)
-			f.want(cut)
-			<-f.t.Context().Done()
-		}, "does not forward in 500ms"},
-		{"goes as soon as it forwards", func(f *fakeNext) {
-			f.want(offer, standing)
-			f.Send(ready, nil, time.Second)
-			f.want(cut)
-			f.Send(forwarding, nil, time.Second)
-			f.Close()
-		}, "the new process is gone"},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			said := new(lockedText)
-			p.rome.log.Logger.SetOutput(said)
-			conn, err := control.TakeOver(t.Context(), socket, control.TakeoverOptions{Protocol: handover.Version, Cluster: "rome", Peer: "milan"})
-			if err != nil {
-				t.Fatal(err)
-			}
-			f := &fakeNext{handover.NewLine(conn), t}
-			defer f.Close()
-			acted := make(chan struct{})
-			go func() { defer close(acted); tt.do(f) }()
-			if !strings.HasPrefix(tt.name, "hangs") {
-				<-acted
-			}
-			began := time.Now()
-			waitFor(t, "the end of the hand-over", func() bool { return !p.rome.handing.Load() })
-			if took := time.Since(began); took > 2*time.Second {
-				t.Errorf("the old process went on after %v", took)
-			}
-			p.there(t, 1)
-			p.back(t)
-			if !strings.Contains(said.String(), tt.said) {
-				t.Errorf("said %s, want %q", said, tt.said)
-			}
-			if tt.name == "hangs after the cut" {
-				if err := f.Send(forwarding, nil, time.Second); err == nil {
-					t.Error("the new process can say that it forwards after the old one has gone on")
-				}
-			}
-		})
-	}
-	// And now in earnest.
-	g, err := p.nextRome(t, socket, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	serve(t, g)
-	p.there(t, 2)
-	p.back(t)
-}
-
 // back is an answer to there.
-func (p *pair) back(t *testing.T) {
+func (p *pair) back(t testing.TB) {
 	t.Helper()
 	p.milan.nodes[0].Send(nattest.IP{Source: "10.0.1.7", Destination: "10.72.0.0",
 		Body: nattest.UDP{SourcePort: 53, DestinationPort: 4000, Payload: nattest.Payload(40, 9)}}.Bytes())
@@ -324,80 +228,4 @@ func (l *lockedText) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.text.String()
-}
-
-// fakeOld serves a control socket as a gateway that does what it must not.
-func fakeOld(t *testing.T, talk func(*handover.Line)) (socket string) {
-	t.Helper()
-	socket = filepath.Join(t.TempDir(), "old.sock")
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		conn, err := l.Accept()
-		if err != nil {
-			return
-		}
-		defer conn.Close()
-		buffer := make([]byte, 4096)
-		conn.Read(buffer)
-		fmt.Fprint(conn, "HTTP/1.1 101 Switching Protocols\r\nUpgrade: culvert-takeover\r\n\r\n")
-		talk(handover.NewLine(conn.(*net.UnixConn)))
-	}()
-	t.Cleanup(func() { l.Close(); <-done })
-	return socket
-}
-
-// TestFaultyOldProcess: the new one gives up, says why, and leaves nothing open.
-func TestFaultyOldProcess(t *testing.T) {
-	p, _ := newHandPair(t)
-	file, err := os.Open("/dev/null")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
-	good := state.Identity{Cluster: "rome"}
-	for _, tt := range []struct {
-		name string
-		talk func(l *handover.Line)
-		want string
-	}{
-		{"goes at once", func(l *handover.Line) { l.Close() }, "EOF"},
-		{"refuses", func(l *handover.Line) { l.Refuse(errors.New("not today")) }, `refuses: "not today"`},
-		{"offers what is no offer", func(l *handover.Line) { l.Send(handover.KindOffer, []byte("{"), time.Second) }, "says what it must not"},
-		{"says something else", func(l *handover.Line) { l.Send(handover.KindCut, nil, time.Second) }, "message 5 in the place of 1"},
-		{"has no identity", func(l *handover.Line) { l.SendJSON(handover.KindOffer, &handover.Offer{}, time.Second) }, "damaged"},
-		{"has no relay", func(l *handover.Line) {
-			l.SendJSON(handover.KindOffer, &handover.Offer{Identity: good.Encode()}, time.Second)
-		}, "no relay"},
-		{"gives files for sockets", func(l *handover.Line) {
-			l.SendJSON(handover.KindOffer, &handover.Offer{Identity: good.Encode(), Sockets: []handover.Socket{{Name: "relay"}}}, time.Second, int(file.Fd()))
-		}, "relay"},
-		{"gives more than it names", func(l *handover.Line) {
-			l.SendJSON(handover.KindOffer, &handover.Offer{Identity: good.Encode()}, time.Second, int(file.Fd()), int(file.Fd()))
-		}, "no relay"},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			socket := fakeOld(t, tt.talk)
-			before := openFDs(t)
-			g, err := p.nextRome(t, socket, nil)
-			if g != nil || err == nil || !strings.Contains(err.Error(), tt.want) {
-				t.Errorf("%v, want %q", err, tt.want)
-			}
-			waitFor(t, "no more descriptors than before", func() bool { return openFDs(t) <= before }) // the fake closes its own
-		})
-	}
-	p.there(t, 1)
-}
-
-func openFDs(t *testing.T) int {
-	t.Helper()
-	all, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return len(all)
 }

@@ -67,6 +67,7 @@ func openKeeper(g *Gateway, c *config.Config) (*keeper, error) {
 	}
 	var err error
 	if k.dir = g.taken.folder(c); k.dir != nil {
+		k.written, _ = k.dir.Identity(c.Cluster) // the same, as a rule: a write would hold up the first packets
 		return k, nil
 	}
 	k.dir, err = state.Open(c.State, c.Peer)

@@ -111,7 +111,7 @@ func (t *taking) close() {
 		f.Close()
 	}
 	if t.before != nil {
-		t.before.Release()
+		t.before.close()
 		t.before = nil
 	}
 }

@@ -2,13 +2,12 @@ package gateway
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -21,6 +20,7 @@ import (
 	"culvert/gateway/wg"
 	"culvert/geneve"
 	"culvert/geneve/udp"
+	"culvert/nat"
 )
 
 const (
@@ -32,8 +32,7 @@ const (
 	// quietTime is how long nothing has come in the old session before it is given up.
 	quietTime = 150 * time.Millisecond
 	// A process that is killed has closed its sockets before it is gone.
-	endLooks = 20
-	endPause = 5 * time.Millisecond
+	endTime = 100 * time.Millisecond
 )
 
 // taking is the new process's side of a hand-over; see package handover. Nil is a gateway
@@ -43,8 +42,9 @@ type taking struct {
 	offer    handover.Offer
 	identity state.Identity
 	files    map[string]*os.File // of Offer.Sockets, by name, until they are used
-	before   *os.Process
+	before   *process
 	relay    *handover.Relay
+	made     func(*Gateway)   // nil, or is told of the new gateway before that speaks with anybody
 	old      []*handover.Conn // WireGuard's of the old process that this one has no use for
 	session  chan struct{}    // closed by met
 	met      func()           // there is a session with the peer
@@ -67,8 +67,17 @@ func takeOver(ctx context.Context, socket string, c *config.Config, budget Budge
 	if err != nil {
 		return nil, fmt.Errorf("--takeover: %w", err)
 	}
+	return newTaking(conn).take(ctx, c, budget, log, internal)
+}
+
+func newTaking(conn handover.Wire) *taking {
 	t := &taking{line: handover.NewLine(conn), session: make(chan struct{}), over: make(chan struct{})}
 	t.met = sync.OnceFunc(func() { close(t.session) })
+	return t
+}
+
+// take returns a gateway that has taken over, or one that starts because the old process has ended meanwhile.
+func (t *taking) take(ctx context.Context, c *config.Config, budget Budget, log *logrus.Logger, internal geneve.Options) (*Gateway, error) {
 	g, err := t.run(ctx, c, budget, log, internal)
 	if err == nil {
 		return g, nil
@@ -84,18 +93,7 @@ func takeOver(ctx context.Context, socket string, c *config.Config, budget Budge
 }
 
 // ended reports whether the old process is gone for certain.
-func (t *taking) ended() bool {
-	for range endLooks {
-		if t.before == nil {
-			return false
-		}
-		if errors.Is(t.before.Signal(syscall.Signal(0)), os.ErrProcessDone) {
-			return true
-		}
-		time.Sleep(endPause)
-	}
-	return false
-}
+func (t *taking) ended() bool { return t.before != nil && t.before.ended(endTime) }
 
 func (t *taking) run(ctx context.Context, c *config.Config, budget Budget, log *logrus.Logger, internal geneve.Options) (_ *Gateway, err error) {
 	if err := t.accept(c); err != nil {
@@ -111,6 +109,9 @@ func (t *taking) run(ctx context.Context, c *config.Config, budget Budget, log *
 			g.keeper.close()
 		}
 	}()
+	if t.made != nil {
+		t.made(g)
+	}
 	if _, err := t.restore(g, handover.KindStanding); err != nil {
 		return nil, err
 	}
@@ -125,9 +126,7 @@ func (t *taking) run(ctx context.Context, c *config.Config, budget Budget, log *
 
 // accept takes what the old process offers.
 func (t *taking) accept(c *config.Config) error {
-	if pid := t.line.Peer(); pid > 0 {
-		t.before, _ = os.FindProcess(pid)
-	}
+	t.before = processOf(t.line.Peer())
 	body, files, err := t.line.Want(handover.KindOffer, askTime)
 	if err != nil {
 		return err
@@ -145,6 +144,9 @@ func (t *taking) accept(c *config.Config) error {
 	}
 	if t.identity, err = state.DecodeIdentity(t.offer.Identity); err != nil {
 		return fmt.Errorf("what it says of itself is %w", err)
+	}
+	if t.relay != nil {
+		return nil
 	}
 	if t.files["relay"] == nil {
 		return fmt.Errorf("%w: no relay", handover.ErrStrange)
@@ -186,6 +188,11 @@ func (t *taking) socket(name string, port uint16, o udp.Options) (*udp.Socket, e
 	delete(t.files, name)
 	defer f.Close()
 	return udp.Adopt(f, o)
+}
+
+// has reports whether the old process has a UDP socket of a name at a port.
+func (t *taking) has(name string, port uint16) bool {
+	return t != nil && slices.Contains(t.offer.Sockets, handover.Socket{Name: name, At: strconv.Itoa(int(port))})
 }
 
 // listener returns the old process's listener of a name at an address, as it is configured;
@@ -240,18 +247,21 @@ func (t *taking) hold(l *lentSocket) {
 
 // restore gives g the records that come before a message of a kind, and returns that.
 func (t *taking) restore(g *Gateway, last handover.Kind) ([]byte, error) {
-	r := g.engine.Restore(g.linksNow().Find, clock())
-	for {
+	begin := func() *nat.Restore { return g.engine.Restore(g.linksNow().Find, clock()) }
+	for r := begin(); ; {
 		k, body, _, err := t.line.Receive(askTime)
 		switch {
 		case err != nil:
 			return nil, err
 		case k == handover.KindRecords:
 			r.Write(body)
+			if last == handover.KindCut { // as old as the message, not as the first one
+				r.End()
+				r = begin()
+			}
 		case k == last:
-			restored := r.End()
 			if last == handover.KindStanding { // what comes later is of the same connections, or new
-				g.keeper.took(restored)
+				g.keeper.took(r.End())
 			}
 			return body, nil
 		default:

@@ -29,6 +29,7 @@ type serviceLab struct {
 	*testing.T
 	n1, n2, out, a, b, c *peerHost
 	file                 string
+	state                string // folder; "": nothing outlives a run
 	node                 *peerProcess
 }
 
@@ -188,7 +189,11 @@ func (l *serviceLab) start(serve ...string) {
 
 func (l *serviceLab) write(serve ...string) {
 	l.Helper()
-	if err := os.WriteFile(l.file, []byte(serviceConfig+strings.Join(serve, "")), 0o600); err != nil {
+	head := serviceConfig
+	if l.state != "" {
+		head = strings.Replace(head, "  serve:", "  state: "+l.state+"\n  serve:", 1)
+	}
+	if err := os.WriteFile(l.file, []byte(head+strings.Join(serve, "")), 0o600); err != nil {
 		l.Fatal(err)
 	}
 }
@@ -437,10 +442,16 @@ func TestServicesChange(t *testing.T) {
 
 // TestServicesCrash kills culvert node at random moments. All the while the node answers for itself, and at no moment is there no rule for
 // its local table. The next run finds what the one before has left, and the last leaves nothing.
-func TestServicesCrash(t *testing.T) {
+func TestServicesCrash(t *testing.T) { crashServices(t, false) }
+
+// TestServicesCrashKept is TestServicesCrash with a state folder: a connection goes on over all the kills.
+func TestServicesCrashKept(t *testing.T) { crashServices(t, true) }
+
+func crashServices(t *testing.T, kept bool) {
 	beside(t, func(t *testing.T) {
 		l := newServiceLab(t)
 		before := l.kernelState()
+		web, near := served("web", "tcp", 10, "", "pa", "pb"), served("near", "tcp", 11, "externalTrafficPolicy: Local,", "pa")
 		var monitors []*peerProcess
 		for _, family := range []string{"-4", "-6"} {
 			monitors = append(monitors, l.n1.start(nil, "ip", family, "monitor", "rule"))
@@ -456,6 +467,15 @@ func TestServicesCrash(t *testing.T) {
 			}
 			return nil
 		})
+		var stream *serviceStream
+		if kept {
+			l.state = t.TempDir()
+			l.start(web, near)
+			stream = l.stream(l.out, "tcp", "172.18.0.2:30010")
+			l.kept()
+			l.node.cmd.Process.Kill()
+			<-l.node.ended
+		}
 		stop, failed := make(chan struct{}), new(atomic.Int64)
 		var probes sync.WaitGroup
 		var asked atomic.Int64
@@ -479,8 +499,8 @@ func TestServicesCrash(t *testing.T) {
 				}
 			})
 		}
-		l.write(served("web", "tcp", 10, "", "pa", "pb"), served("near", "tcp", 11, "externalTrafficPolicy: Local,", "pa"))
-		kills := 8
+		l.write(web, near)
+		kills := 12
 		if os.Getenv("CULVERT_LONG") != "" {
 			kills = 200
 		}
@@ -494,9 +514,27 @@ func TestServicesCrash(t *testing.T) {
 			p.cmd.Process.Kill()
 			<-p.ended
 		}
-		l.start(served("web", "tcp", 10, "", "pa", "pb"))
+		l.start(web)
 		if who, _, err := l.ask(l.out, "tcp", "172.18.0.2:30010"); err != nil {
 			t.Errorf("after the kills: %s: %v", who, err)
+		}
+		if kept {
+			if err := stream.echo(); err != nil {
+				t.Errorf("the connection from before the kills: %v", err)
+			}
+			// What was not written is known again by the client's next packet: the key that chooses ports and endpoints is the same.
+			l.node.cmd.Process.Kill()
+			<-l.node.ended
+			if err := os.Remove(filepath.Join(l.state, "culvert1", "connections")); err != nil {
+				t.Error(err)
+			}
+			l.start(web)
+			if err := stream.echo(); err != nil {
+				t.Errorf("without records: %v", err)
+			}
+			l.node.stop()
+			l.state = ""
+			l.start(web)
 		}
 		l.node.stop()
 		close(stop)

@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+
+	"culvert/durable"
 )
 
 // maxFile is more than maxGiven entries take.
@@ -19,10 +21,7 @@ const maxFile = 64 << 20
 // may share it.
 type Store struct {
 	path string
-
-	// Tests let steps of a write fail, of which fault is told beforehand, and watch sync.
-	fault func(step string) error
-	sync  func(*os.File) error
+	disk durable.Disk
 }
 
 // Open returns the Store at path. It reads and makes nothing.
@@ -30,7 +29,7 @@ func Open(path string) *Store {
 	if target, err := filepath.EvalSymlinks(path); err == nil {
 		path = target // a rename would replace the link
 	}
-	return &Store{path, func(string) error { return nil }, (*os.File).Sync}
+	return &Store{path: path}
 }
 
 // Path returns where the file is.
@@ -92,72 +91,11 @@ func (s *Store) Update(ctx context.Context, fn func(*Ledger) error) error {
 	if err := fn(l); err != nil || !l.changed {
 		return err
 	}
-	if err := s.write(l.encode()); err != nil {
+	err = s.disk.Replace(s.path, func(w io.Writer) error { _, err := w.Write(l.encode()); return err })
+	if err != nil {
 		return fmt.Errorf("%w: %w; nothing is given out until the file can be written", ErrFile, err)
 	}
 	return nil
-}
-
-// write replaces the file. Preconditions: the lock is held.
-func (s *Store) write(text []byte) error {
-	beside := s.path + ".new"
-	os.Remove(beside) // of a process that was killed
-	if err := s.fault("create"); err != nil {
-		return err
-	}
-	f, err := os.OpenFile(beside, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	if err = s.fault("write"); err == nil {
-		_, err = f.Write(text)
-	}
-	if err == nil {
-		err = s.fault("sync")
-	}
-	if err == nil {
-		err = s.sync(f)
-	}
-	if err == nil {
-		err = s.fault("rename")
-	}
-	if err == nil {
-		err = os.Rename(beside, s.path)
-	}
-	if err != nil {
-		os.Remove(beside)
-		return err
-	}
-	if err := s.fault("sync the folder"); err != nil {
-		return err
-	}
-	return s.syncFolder(filepath.Dir(s.path))
-}
-
-func (s *Store) makeFolder(path string) error {
-	err := os.Mkdir(path, 0o700)
-	if errors.Is(err, fs.ErrNotExist) {
-		if err = s.makeFolder(filepath.Dir(path)); err == nil {
-			err = os.Mkdir(path, 0o700)
-		}
-	}
-	if errors.Is(err, fs.ErrExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	return s.syncFolder(filepath.Dir(path))
-}
-
-func (s *Store) syncFolder(path string) error {
-	d, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return s.sync(d)
 }
 
 // Claim marks the gateway towards peer as running, until the result is closed or the
@@ -186,12 +124,15 @@ func (s *Store) lock(ctx context.Context, peer string, how int) (*os.File, error
 		}
 		path = s.path + "." + peer + ".lock"
 	}
-	if err := s.makeFolder(filepath.Dir(s.path)); err != nil {
+	if err := s.disk.MakeFolder(filepath.Dir(s.path)); err != nil {
 		return nil, fmt.Errorf("%w: %w; make the folder writable for this process", ErrFile, err)
 	}
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w; make the folder writable for this process", ErrFile, err)
+		var there error
+		if f, there = os.Open(path); there != nil { // that suffices for flock(2)
+			return nil, fmt.Errorf("%w: %w; make the folder writable for this process", ErrFile, err)
+		}
 	}
 	locked := make(chan error, 1)
 	go func() {

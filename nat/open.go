@@ -115,14 +115,19 @@ func (e *Engine) place(d *decision, p *packet.Packet, now Time) Reason {
 	tb, s, tr := &e.table, e.snapshot, &d.tr
 	to, link := tr.To, wayOf(tr.Out)
 	d.holder, d.shared = tb.shares.holder(&d.from), sharesPorts(tr, p, s)
-	if d.shared && tb.portsFull(to.Reply(link), d.holder, d.predecessor) {
-		return ReasonPortShare
+	var space uint64
+	full := false
+	if d.shared {
+		space, full = tb.portsFull(to.Reply(link), d.holder, d.predecessor)
 	}
 	d.stale = d.predecessor != 0
-	if !e.choosePort(d, p, &to, link, now) {
-		return ReasonPortExhausted
+	switch {
+	case e.choosePort(d, p, &to, link, space, full, now):
+		return e.room(d, now)
+	case full:
+		return ReasonPortShare
 	}
-	return e.room(d, now)
+	return ReasonPortExhausted
 }
 
 // yieldTries is how many of the oldest connections of a rank are asked to make room.
@@ -133,7 +138,7 @@ const yieldTries = 4
 // one that has expired. Those that it asks in vain queue up again. Established ones stay.
 func (e *Engine) room(d *decision, now Time) Reason {
 	tb, h := &e.table, d.holder.of(shareConnections)
-	if !tb.shares.full(h, tb.used, e.snapshot.maxEntries) || d.predecessor != 0 && e.yields(d.predecessor, h, true) {
+	if !tb.shares.full(h, tb.used, e.snapshot.maxEntries) || d.predecessor != 0 && e.yields(d.predecessor, h, true) || d.reused != 0 && e.yields(d.reused, h, false) {
 		return ReasonNone
 	}
 	for r := rankUnreplied; r < ranks; r++ {

@@ -8,6 +8,8 @@ import (
 const (
 	// portTries bounds the search for a free port.
 	portTries = 128
+	// takeTries bounds that for one to take over. Who floods a space in which he has his share costs no more.
+	takeTries = 32
 	// Of 16 ports of a range, 15 are given out: as long as one is free, portTries tries miss it three times in ten thousand.
 	portsNumerator, portsDenominator = 15, 16
 	// Below a 64th of them, nobody is short of ports, and their holders are not counted.
@@ -61,18 +63,18 @@ func (tb *table) portSpace(t *packet.Tuple) (space uint64, most int) {
 }
 
 // portsFull reports whether h may take no more ports of the space of answer. It may have that of the connection whose place it takes.
-func (tb *table) portsFull(answer packet.Tuple, h holder, predecessor uint32) bool {
+func (tb *table) portsFull(answer packet.Tuple, h holder, predecessor uint32) (space uint64, full bool) {
 	space, most := tb.portSpace(&answer)
 	used := tb.shares.held(space)
 	if used < most/portsUncontended || !tb.shares.full(h.within(space), used, most) {
-		return false
+		return space, false
 	}
 	if predecessor == 0 || !tb.at(predecessor).has(flagPort) {
-		return true
+		return space, true
 	}
 	t := tb.tuple(tb.at(predecessor), reply)
 	given, _ := tb.portSpace(&t)
-	return given != space
+	return space, given != space
 }
 
 // takePort counts the port of a new connection.
@@ -102,43 +104,78 @@ func (tb *table) givePort(c *conn) {
 }
 
 // choosePort makes the reply tuple of a connection unique: it keeps the source port or ICMP identifier of to if it can, and else probes
-// from a keyed hash of (node, source, destination), so that a packet in mid-stream gets the port that its connection had. It
-// returns false if all tries fail, or if the packet has neither.
+// from a keyed hash of (node, source, destination), so that a packet in mid-stream gets the port that its connection had. Where none of
+// those is free, it takes one over from a connection that is closed. It returns false if all tries fail, or if the packet has neither.
+//
+// full: the holder may take no more ports of a space, but only over, from who has no fewer.
 //
 // The choice depends on address and port of the destination: RFC 4787, Section 4.1, REQ-1, is not met on purpose; one U serves 64,512
 // connections to each remote address and port.
-func (e *Engine) choosePort(d *decision, p *packet.Packet, to *packet.Tuple, link Link, now Time) bool {
+func (e *Engine) choosePort(d *decision, p *packet.Packet, to *packet.Tuple, link Link, space uint64, full bool, now Time) bool {
 	low, n := e.table.portRange(to.SourcePort(), p.HasIdentifier())
-	if e.table.keeps(to.SourcePort()) && e.answers(d, to, link, now) {
-		return true
+	if !full && e.table.keeps(to.SourcePort()) {
+		if _, taken := e.answers(d, to, link, now); !taken {
+			return true
+		}
 	}
 	if !p.HasPorts() && !p.HasIdentifier() {
 		return false
 	}
+	tries := portTries
+	if full {
+		if tries = takeTries; !p.IsSYN() {
+			return false
+		}
+	}
+	var closed uint16 // the port of d.reused
 	from := &d.from
 	h := e.hashKey.Sum(from.Words[0], from.Words[1], from.Words[2], from.Words[3], uint64(from.Ports), uint64(from.Link)<<8|uint64(from.Protocol))
-	for range portTries {
+	for range tries {
 		port := uint16(low + uint32(h>>32)%n)
 		to.SetSourcePort(port)
 		if p.HasIdentifier() {
 			to.SetDestinationPort(port)
 		}
-		if e.answers(d, to, link, now) {
+		other, taken := e.answers(d, to, link, now)
+		if !taken && !full {
+			d.reused = 0
 			return true
+		}
+		if taken && d.reused == 0 && other.leaves(p) && (!full || e.table.shares.yields(e.table.holder(other.conn).within(space), d.holder.within(space))) {
+			d.reused, closed = other.number, port
+			if full {
+				return true
+			}
 		}
 		h = h*6364136223846793005 + 1442695040888963407 // anywhere else: ports in use cluster (Knuth's MMIX generator)
 	}
-	return false
+	if d.reused == 0 {
+		return false
+	}
+	to.SetSourcePort(closed)
+	d.answer = to.Reply(link)
+	return true
 }
 
-// answers makes the reply of to the answer of a new connection, if no other has it.
-func (e *Engine) answers(d *decision, to *packet.Tuple, link Link, now Time) bool {
+// answers makes the reply of to the answer of a new connection, and returns the one that has it already.
+func (e *Engine) answers(d *decision, to *packet.Tuple, link Link, now Time) (other hit, taken bool) {
 	d.answer = to.Reply(link)
-	h, taken := e.find(&d.answer, d.predecessor, now)
-	if !taken && h.number != 0 {
+	other, taken = e.find(&d.answer, d.predecessor, now)
+	if !taken && other.number != 0 {
 		d.stale = true
 	}
-	return !taken
+	return other, taken
+}
+
+// leaves reports whether the connection of h leaves its answer's tuple to the one that p opens: it was reset, or both ends have closed it,
+// and the end that remembers it tells p from what is old by the sequence number (RFC 9293, Section 3.6.1; RFC 1122, Section 4.2.2.13).
+func (h *hit) leaves(p *packet.Packet) bool {
+	if h.direction != reply || !p.IsSYN() || h.conn.state != stateClosed && h.conn.state != stateTimeWait {
+		return false
+	}
+	var s packet.Segment
+	p.Segment(&s)
+	return s.Flags&packet.ACK == 0 && (h.conn.state == stateClosed || before(h.conn.tcp.end[original], s.Seq))
 }
 
 // keeps reports whether a connection may have its own source port: a Host gives those of its own only.

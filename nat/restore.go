@@ -257,21 +257,32 @@ func (e *Engine) giveWay(replied bool, now Time) bool {
 	return false
 }
 
+// queued is a connection that may have to make room for another.
+type queued struct {
+	lastSeen Time
+	number   uint32
+}
+
+func (a queued) compare(b queued) int { return cmp.Compare(a.lastSeen, b.lastSeen) }
+
 // order queues connections that are to make room for others by their last packets.
 func (e *Engine) order() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	tb := &e.table
 	for r := rankUnreplied; r < ranks; r++ {
-		var all []uint32
-		for number := tb.lists[r].first; number != 0; number = tb.cold(number).next {
-			all = append(all, number)
+		l := &tb.lists[r]
+		all := make([]queued, 0, l.length)
+		for number := l.first; number != 0; number = tb.cold(number).next {
+			all = append(all, queued{tb.at(number).lastSeen, number})
 		}
-		slices.SortStableFunc(all, func(a, b uint32) int { return cmp.Compare(tb.at(a).lastSeen, tb.at(b).lastSeen) })
-		for _, number := range all {
-			c := tb.at(number)
-			tb.rankAs(c, number, rankSettled)
-			tb.rankAs(c, number, r)
+		if slices.IsSortedFunc(all, queued.compare) {
+			continue
+		}
+		slices.SortStableFunc(all, queued.compare)
+		l.first, l.last = 0, 0
+		for _, x := range all {
+			tb.enqueue(l, x.number)
 		}
 	}
 }

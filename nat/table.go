@@ -225,17 +225,22 @@ func (tb *table) rankAs(c *conn, number uint32, to rank) {
 		l.length--
 	}
 	c.flags = c.flags&^rankMask | connFlags(to)
-	at.next, at.previous = 0, 0
-	if to == rankSettled {
+	if at.next, at.previous = 0, 0; to == rankSettled {
 		return
 	}
 	l := &tb.lists[to]
-	at.previous = l.last
+	tb.enqueue(l, number)
+	l.length++
+}
+
+// enqueue puts an entry that is in no list at the end of l, and does not count it.
+func (tb *table) enqueue(l *connList, number uint32) {
+	at := tb.cold(number)
+	at.next, at.previous = 0, l.last
 	if l.last != 0 {
 		tb.cold(l.last).next = number
 	} else {
 		l.first = number
 	}
 	l.last = number
-	l.length++
 }

@@ -73,6 +73,12 @@ func newGatewayCommand() *cobra.Command {
 }
 
 func runGateway(ctx context.Context, file, takeover string, c *config.Config) error {
+	// Those that come before the gateway runs wait for it. SIGHUP would end the process, and SIGUSR2 do nothing.
+	hup, usr2 := make(chan os.Signal, 1), make(chan os.Signal, 1)
+	for signals, number := range map[chan os.Signal]os.Signal{hup: syscall.SIGHUP, usr2: syscall.SIGUSR2} {
+		signal.Notify(signals, number)
+		defer signal.Stop(signals)
+	}
 	log, err := newLogger(c.Log.Level, c.Log.Format)
 	if err != nil {
 		return err
@@ -95,9 +101,6 @@ func runGateway(ctx context.Context, file, takeover string, c *config.Config) er
 	logRemaps(log, remapped)
 	r := &reloader{g: g, file: file, log: log}
 	g.SetReload(r.reload)
-	hup := make(chan os.Signal, 1)
-	signal.Notify(hup, syscall.SIGHUP)
-	defer signal.Stop(hup)
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	go func() {
@@ -112,7 +115,7 @@ func runGateway(ctx context.Context, file, takeover string, c *config.Config) er
 			}
 		}
 	}()
-	(&successor{socket: g.ControlSocket(), log: log}).watch(ctx)
+	(&successor{socket: g.ControlSocket(), log: log}).watch(ctx, usr2)
 	if err := notify("READY=1"); err != nil {
 		log.WithError(err).Warn("the service manager cannot be told that this gateway runs")
 	}

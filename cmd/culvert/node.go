@@ -26,9 +26,9 @@ func newNodeCommand() *cobra.Command {
 		Long: "Run the node end of the tunnel to a gateway: a Geneve, VXLAN or TUN link, its address and its\n" +
 			"routes. With services in its file, serve them as kube-proxy does, without netfilter: cluster\n" +
 			"addresses, node ports, external and load balancer addresses, by a TUN device, routes and rules of\n" +
-			"policy routing; SIGHUP reads them again. All is removed at the end, but for the link where\n" +
-			"keepLinks is true. Needs CAP_NET_ADMIN in its network namespace, and for services a writable\n" +
-			"/proc/sys/net.",
+			"policy routing; SIGHUP reads them again. All is removed at the end, but for what keepLinks and\n" +
+			"services.state leave to the next run. Needs CAP_NET_ADMIN in its network namespace, and for\n" +
+			"services a writable /proc/sys/net.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := node.LoadConfig(file)

@@ -7,11 +7,9 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 
 	"github.com/sirupsen/logrus"
 
@@ -53,12 +51,9 @@ type successor struct {
 	log    *logrus.Logger
 }
 
-// watch starts one at each SIGUSR2 until ctx ends.
-func (s *successor) watch(ctx context.Context) {
-	usr2 := make(chan os.Signal, 1)
-	signal.Notify(usr2, syscall.SIGUSR2)
+// watch starts one at each signal until ctx ends.
+func (s *successor) watch(ctx context.Context, usr2 <-chan os.Signal) {
 	go func() {
-		defer signal.Stop(usr2)
 		for {
 			select {
 			case <-ctx.Done():

@@ -2,155 +2,171 @@ package main
 
 import (
 	"fmt"
-	"io"
-	"net"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
-
-	"culvert/gateway/control"
 )
 
-// newServiceManager is what NOTIFY_SOCKET names; it tells what it is told.
-func newServiceManager(t *testing.T, name string) (told chan string) {
-	t.Helper()
-	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: name, Net: "unixgram"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { conn.Close() })
-	told = make(chan string, 16)
-	go func() {
-		buffer := make([]byte, 4096)
-		for {
-			n, err := conn.Read(buffer)
-			if err != nil {
-				return
-			}
-			told <- string(buffer[:n])
-		}
-	}()
-	return told
-}
-
-func hear(t *testing.T, told chan string, log logFile) string {
-	t.Helper()
-	select {
-	case text := <-told:
-		return text
-	case <-time.After(20 * time.Second):
-		t.Fatalf("the service manager is told nothing:\n%s", log)
-	}
-	return ""
-}
-
-// install puts a copy of this program at a path, in the place of what is there.
-func install(t *testing.T, path string) {
-	t.Helper()
-	from, err := os.Open(os.Args[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer from.Close()
-	to, err := os.OpenFile(path+".new", os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o700)
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = io.Copy(to, from)
-	if closeErr := to.Close(); err == nil {
-		err = closeErr
-	}
-	if err == nil {
-		err = os.Rename(path+".new", path)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // TestReplacedBySignal: at SIGUSR2 the program that is at the path now takes over, the service
-// manager is told, and the process before ends in good order. A program that cannot start
-// changes nothing.
+// manager is told, and the process before ends in good order.
 func TestReplacedBySignal(t *testing.T) {
-	dir, _ := folder(t)
-	socket, program := filepath.Join(dir, "rome.sock"), filepath.Join(dir, "culvert")
-	edit(t, dir, `metrics: ""`, "metrics: \"\"\ncontrol: "+socket)
-	install(t, program)
-	name := "@culvert-test-" + strconv.Itoa(os.Getpid())
-	told := newServiceManager(t, name)
-	cmd := culvert("gateway", "--config", filepath.Join(dir, "gateway.yaml"))
-	cmd.Path, cmd.Args[0] = program, program
-	cmd.Env = append(cmd.Env, "NOTIFY_SOCKET="+name)
-	file, err := os.Create(filepath.Join(dir, "log"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
-	log := logFile{file}
-	cmd.Stderr = file
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	last := cmd.Process.Pid
-	t.Cleanup(func() { syscall.Kill(last, syscall.SIGKILL) })
-	if said := hear(t, told, log); said != "READY=1" {
-		t.Fatalf("the service manager is told %q\n%s", said, log)
-	}
-
-	if err := os.Remove(program); err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Process.Signal(syscall.SIGUSR2); err != nil {
-		t.Fatal(err)
-	}
-	for deadline := time.Now().Add(20 * time.Second); !strings.Contains(log.String(), "no hand-over: this gateway goes on"); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("no word of a program that is not there:\n%s", log)
-		}
-	}
-	if _, err := control.NewClient(socket).Status(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-
-	install(t, program)
-	if err := cmd.Process.Signal(syscall.SIGUSR2); err != nil {
-		t.Fatal(err)
-	}
-	if said := hear(t, told, log); said != "READY=1" {
-		t.Fatalf("the service manager is told %q\n%s", said, log)
-	}
-	var next int
-	if _, err := fmt.Sscanf(hear(t, told, log), "MAINPID=%d", &next); err != nil || next == last {
-		t.Fatalf("process %d: %v\n%s", next, err, log)
-	}
-	last = next
-	if err := cmd.Wait(); err != nil {
-		t.Fatalf("the process before: %v\n%s", err, log)
-	}
-	if _, err := control.NewClient(socket).Status(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	r := newReplaceable(t)
+	r.hears("READY=1")
+	install(t, r.program)
+	r.signal(syscall.SIGUSR2)
+	next := r.replaced()
 	if err := syscall.Kill(next, syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
-		if _, err := os.Lstat(socket); os.IsNotExist(err) {
-			break
+	until(t, "the end of the gateway that has taken over", func() bool {
+		_, err := os.Lstat(r.socket)
+		return os.IsNotExist(err)
+	}, r.log)
+}
+
+// TestBadSuccessors: whatever is at the path, and whatever its configuration, the gateway goes on and says why.
+func TestBadSuccessors(t *testing.T) {
+	r := newReplaceable(t)
+	r.hears("READY=1")
+	script := func(text string, mode os.FileMode) func() error {
+		return func() error { return os.WriteFile(r.program, []byte(text), mode) }
+	}
+	nothing := func() error { return nil }
+	for _, tt := range []struct {
+		name string
+		put  func() error // at the path, where nothing is
+		also func()       // and before
+		said string
+	}{
+		{"missing", nothing, func() {}, "no such file or directory"},
+		{"not executable", script("#!/bin/sh\n", 0o600), func() {}, "permission denied"},
+		{"no program", script("\x7fjunk", 0o700), func() {}, "exec format error"},
+		{"an older version", script("#!/bin/sh\necho culvert: unknown flag: --takeover >&2\nexit 2\n", 0o700), func() {}, "unknown flag: --takeover"},
+		{"another configuration", func() error { install(t, r.program); return nil },
+			func() { edit(t, r.dir, "vni: 1,", "vni: -1,") }, "geneve.nodes[0].vni: "},
+		{"another peering", func() error { install(t, r.program); return nil },
+			func() { edit(t, r.dir, "vni: -1,", "vni: 1,"); edit(t, r.dir, "peer: milan", "peer: oslo") }, "towards milan, not of rome towards oslo"},
+	} {
+		if err := os.Remove(r.program); err != nil {
+			t.Fatal(err)
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("the gateway that has taken over does not end:\n%s", log)
+		if err := tt.put(); err != nil {
+			t.Fatal(err)
 		}
+		tt.also()
+		refused := strings.Count(r.log.String(), "no hand-over: this gateway goes on")
+		r.signal(syscall.SIGUSR2)
+		r.says("no hand-over: this gateway goes on", refused+1)
+		if !strings.Contains(r.log.String(), tt.said) {
+			t.Errorf("%s: no %q in\n%s", tt.name, tt.said, r.log)
+		}
+		r.serves()
+		if _, err := os.Lstat(r.program); err != nil {
+			install(t, r.program) // for the next one to remove
+		}
+	}
+	// And then a good one.
+	edit(t, r.dir, "peer: oslo", "peer: milan")
+	r.signal(syscall.SIGUSR2)
+	r.replaced()
+}
+
+// TestSignalledTwice: two hand-overs are not begun at once, and one is enough.
+func TestSignalledTwice(t *testing.T) {
+	r := newReplaceable(t)
+	r.hears("READY=1")
+	r.signal(syscall.SIGUSR2)
+	r.says("starting the gateway that takes over", 1)
+	r.signal(syscall.SIGUSR2)
+	r.replaced()
+	if n := strings.Count(r.log.String(), "taken over"); n != 1 {
+		t.Errorf("taken over %d times\n%s", n, r.log)
 	}
 }
 
-// logFile is what processes have logged, whichever of them still runs.
-type logFile struct{ *os.File }
+// TestSignalledBeforeItRuns: SIGUSR2 and SIGHUP wait for a gateway that is starting.
+func TestSignalledBeforeItRuns(t *testing.T) {
+	for _, tt := range []struct {
+		signal syscall.Signal
+		said   string
+	}{{syscall.SIGHUP, "configuration applied"}, {syscall.SIGUSR2, "taken over"}} {
+		t.Run(tt.signal.String(), func(t *testing.T) {
+			lock := ""
+			hold := func(dir string) *os.File { // what a gateway waits for that is about to start
+				store := filepath.Join(dir, "state")
+				lock = filepath.Join(store, "ipam.json.milan.lock")
+				if err := os.MkdirAll(store, 0o700); err != nil {
+					t.Fatal(err)
+				}
+				f, err := os.Create(lock)
+				if err == nil {
+					err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				return f
+			}
+			var held *os.File
+			r := newReplaceableAfter(t, func(dir string) { held = hold(dir) })
+			defer held.Close()
+			until(t, "a gateway that waits for "+lock, func() bool {
+				all, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", r.Process.Pid))
+				for _, fd := range all {
+					if at, _ := os.Readlink(fd); at == lock {
+						return true
+					}
+				}
+				return false
+			}, r.log)
+			r.signal(tt.signal)
+			held.Close()
+			r.hears("READY=1")
+			r.says(tt.said, 1)
+			if tt.signal == syscall.SIGUSR2 {
+				r.replaced()
+			}
+		})
+	}
+}
 
-func (f logFile) String() string {
-	text, err := os.ReadFile(f.Name())
-	return fmt.Sprint(string(text), err)
+// TestEndedMeanwhile: who ends a gateway that is handing over leaves the one that takes over.
+func TestEndedMeanwhile(t *testing.T) {
+	r := newReplaceable(t)
+	r.hears("READY=1")
+	r.signal(syscall.SIGUSR2)
+	r.says("handing over", 1)
+	r.signal(syscall.SIGTERM)
+	began := time.Now()
+	r.hears("READY=1")
+	if took := time.Since(began); took > 2*time.Second {
+		t.Errorf("nobody carried packets for up to %v\n%s", took, r.log)
+	}
+	r.started()
+	if err := r.Wait(); err != nil {
+		t.Errorf("the process before: %v\n%s", err, r.log)
+	}
+	r.serves()
+}
+
+// TestSuccessorHangs: one that has said that it carries packets, and then does nothing, is ended, and the gateway goes on.
+func TestSuccessorHangs(t *testing.T) {
+	r := newReplaceable(t)
+	r.hears("READY=1")
+	r.signal(syscall.SIGUSR2)
+	r.says("taken over", 1)
+	next := r.started()
+	if err := syscall.Kill(next, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	r.says("the new process hung and was ended", 1)
+	if took := time.Since(began); took > 2*time.Second {
+		t.Errorf("it went on after %v", took)
+	}
+	until(t, "the end of the other process", func() bool { return syscall.Kill(next, 0) == syscall.ESRCH }, r.log)
+	r.serves()
 }

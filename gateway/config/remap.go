@@ -293,10 +293,16 @@ func (c *Config) Preview(l *ipam.Ledger, taken []ipam.Taken, now time.Time) (*Re
 }
 
 // Claim marks the gateway of c as running beside the memory of its remaps, so that they
-// are not released, until the result is closed or the process dies.
+// are not released, until the result is closed or the process dies. Where it leaves nothing
+// to that memory, a folder that cannot be written is no error: nothing can be given there
+// that could be released.
 func (c *Config) Claim(ctx context.Context) (io.Closer, error) {
 	if c.IPAM.File == "" {
 		return io.NopCloser(nil), nil
 	}
-	return ipam.Open(c.IPAM.File).Claim(ctx, c.Peer)
+	claim, err := ipam.Open(c.IPAM.File).Claim(ctx, c.Peer)
+	if err != nil && len(c.Owners()) == 0 && ctx.Err() == nil {
+		return io.NopCloser(nil), nil
+	}
+	return claim, err
 }

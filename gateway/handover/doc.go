@@ -7,6 +7,7 @@
 //	Offer, with the sockets         ──►   opens everything, on them
 //	Records                         ──►   restores them
 //	         ◄── Ready: it has a session with the peer of its own
+//	Records of what has changed, until that is little
 //	parks, and sends the rest
 //	Records, Cut                    ──►   restores them
 //	         ◄── Forwarding: from here on it reads the sockets

@@ -2,12 +2,15 @@ package services
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"golang.org/x/sys/unix"
 
@@ -39,6 +42,8 @@ type Config struct {
 	ServiceCIDRs []netip.Prefix
 	Ports        rules.PortRange // of masquerading
 	MTU          int
+	State        string // folder of what the next run needs to go on with connections; "": none does
+	Metrics      string // host:port of /metrics and /healthz; "": nowhere
 	Services     []Service
 }
 
@@ -74,6 +79,8 @@ type File struct {
 	ServiceCIDRs []configfile.Scalar `json:"serviceCIDRs"`
 	ClientPorts  configfile.Scalar   `json:"clientPorts"`
 	MTU          configfile.Scalar   `json:"mtu"`
+	State        configfile.Scalar   `json:"state"`
+	Metrics      configfile.Scalar   `json:"metrics"`
 	Serve        []fileService       `json:"serve"`
 }
 
@@ -118,6 +125,14 @@ func (f *File) Config(e *configfile.Errors, node string) *Config {
 	}
 	for i := range f.Serve {
 		c.Services = append(c.Services, f.Serve[i].config(e, fmt.Sprintf("services.serve[%d].", i)))
+	}
+	if c.State = string(f.State); c.State != "" && (!filepath.IsAbs(c.State) || strings.ContainsFunc(c.State, unicode.IsControl)) {
+		e.Add("services.state", "%q does not begin with /, or holds what cannot be printed; write such as /run/culvert", c.State)
+	}
+	if c.Metrics = string(f.Metrics); c.Metrics != "" {
+		if _, _, err := net.SplitHostPort(c.Metrics); err != nil {
+			e.Add("services.metrics", "%q is not host:port, such as 127.0.0.1:8083", c.Metrics)
+		}
 	}
 	c.validate(e)
 	return c

@@ -57,6 +57,8 @@ func TestConfig(t *testing.T) {
 		{"serve:", "clientPorts: 61000-65535\nserve:", "services.clientPorts"},
 		{"serve:", "mtu: 500\nserve:", "services.mtu"},
 		{"serve:", "interface: a/b\nserve:", "services.interface"},
+		{"serve:", "state: run\nserve:", "services.state"},
+		{"serve:", "metrics: 8083\nserve:", "services.metrics"},
 		{"name: web", "name: dns", "services.serve[1].name"},
 		{"protocol: udp", "protocol: tcp", "services.serve[1].clusterIP"},
 		{"protocol: udp, clusterIP: 10.96.0.10, port: 80", "protocol: tcp, port: 80", "services.serve[1].nodePort"},

@@ -19,7 +19,14 @@
 // A rule in front of the local table needs that one moved: its own rule has priority 0, in front of which there is nothing. steer.go adds a
 // rule for the local table behind, and only then removes the one at 0; at the end it puts that back before it removes the other. So there is
 // one at any moment, whenever this process dies. The device ends with its process, and its routes with it: rules that lead to an empty
-// table lead on, so that what is left changes nothing for the node's own traffic.
+// table lead on, so that what is left changes nothing for the node's own traffic. What others remove or put in front watch.go mends.
+//
+// # Restarts
+//
+// With a state folder the device is persistent (TUNSETPERSIST), and rules and routes stay: what is for Services then ends in a device that
+// nobody reads, so that nobody's kernel resets a connection, until the next run takes all over and restores the connections (keep.go). No
+// rule goes and comes meanwhile. A connection that was not written is known again by its client's next packet, which gets the same
+// endpoint and, unless another has it, the same port by the key that was kept; an endpoint that speaks first is not heard.
 //
 // All rules and routes have the kernel's protocol number: those of others systemd-networkd removes whenever it starts
 // (ManageForeignRoutingPolicyRules), and one that leads to the local table may be the only one. A later run knows what an earlier one has

@@ -10,8 +10,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// moveLocal puts the rule of the local table behind those of this package. Somebody else may have done so before.
-func (s *steering) moveLocal(family int) error {
+// moveLocal puts the rules of the local table behind those of this package. Somebody else may have done so before.
+func (s *steering) moveLocal() error {
+	for _, family := range s.families {
+		if err := s.moveLocalOf(family); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *steering) moveLocalOf(family int) error {
 	list, err := rulesOf(family)
 	if err != nil {
 		return err
@@ -27,7 +36,9 @@ func (s *steering) moveLocal(family int) error {
 		}
 	}
 	if first || !behind {
-		if err := netlink.RuleAdd(localRule(family, priorityLocal)); err != nil && !errors.Is(err, unix.EEXIST) {
+		if err := netlink.RuleAdd(localRule(family, priorityLocal)); err == nil {
+			s.made++
+		} else if !errors.Is(err, unix.EEXIST) {
 			return ruleError("move the local table", err)
 		}
 	}
@@ -39,6 +50,7 @@ func (s *steering) moveLocal(family int) error {
 			if err := netlink.RuleDel(r); err != nil { // whoever made it
 				return ruleError("move the local table", err)
 			}
+			s.made++
 		}
 	}
 	return nil

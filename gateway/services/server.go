@@ -2,7 +2,6 @@ package services
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -36,17 +35,28 @@ type Server struct {
 	log     logrus.FieldLogger
 	engine  *nat.Engine
 	device  tun.Device
+	index   int // of the device
+	keeper  *keeper
+	page    *listing
+	fault   atomic.Pointer[string] // why what leads to the device cannot be put back; nil: nothing is wrong
 	began   time.Time
 	closing atomic.Bool // errors of the device are expected from here on
 
 	mu sync.Mutex
+	// The device, and what leads to it, outlive this process.
+	// +checklocks:mu
+	stays bool
+	// the addresses of this machine that config was applied with
+	// +checklocks:mu
+	own []netip.Addr
 	// +checklocks:mu
 	config *Config
 	// +checklocks:mu
 	steering *steering
 }
 
-// New makes the device, and the rules and routes that lead to it. An error means that nothing was left behind, unless it says so.
+// New makes the device, and the rules and routes that lead to it, or goes on with those of a run before. An error means that nothing was left
+// behind that was not there before, unless it says so.
 func New(c *Config, log logrus.FieldLogger) (*Server, error) {
 	own, err := ownAddresses(c)
 	if err != nil {
@@ -55,18 +65,24 @@ func New(c *Config, log logrus.FieldLogger) (*Server, error) {
 	if err := c.checkPorts(); err != nil {
 		return nil, err
 	}
-	p := c.plan(own)
-	var key [16]byte
-	rand.Read(key[:])
-	engine, err := nat.New(key, &p.nat)
-	if err != nil {
+	s := &Server{config: c, own: own, began: time.Now(), log: log.WithField("interface", c.Interface)}
+	if s.keeper, err = openKeeper(c, s.log); err != nil {
 		return nil, err
 	}
-	s := &Server{config: c, engine: engine, began: time.Now(), log: log.WithField("interface", c.Interface)}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.open(p); err != nil {
-		return nil, errors.Join(err, s.close())
+	p := c.plan(own)
+	if s.page, err = s.listen(c.Metrics); err == nil {
+		s.engine, err = nat.New(s.keeper.key, &p.nat)
+	}
+	if err == nil {
+		s.keeper.restore(s.engine, s.now())
+		err = s.open(p)
+	}
+	if err != nil {
+		err = errors.Join(err, s.close())
+		s.keeper.close()
+		return nil, err
 	}
 	s.log.WithFields(logrus.Fields{"services": len(c.Services), "routes": len(p.routes), "rules": len(p.front) + len(p.behind)}).Info("services are served")
 	s.nameListeners()
@@ -93,8 +109,10 @@ func (s *Server) nameListeners() {
 // +checklocks:s.mu
 func (s *Server) open(p *plan) error {
 	c := s.config
-	if _, err := netlink.LinkByName(c.Interface); err == nil {
-		return fmt.Errorf("services.interface: %s exists; stop the culvert node that it belongs to, or choose another name", c.Interface)
+	if link, err := netlink.LinkByName(c.Interface); err == nil {
+		if s.stays = isKept(link); !s.stays {
+			return inUse(c.Interface)
+		}
 	}
 	device, err := tun.CreateTUN(c.Interface, c.MTU)
 	if err != nil {
@@ -115,10 +133,19 @@ func (s *Server) open(p *plan) error {
 	if err != nil {
 		return fmt.Errorf("services: bring up %s: %w", c.Interface, err)
 	}
-	if s.steering, err = newSteering(c.Interface, made.Attrs().Index, familiesOf(c.Addresses)); err != nil {
+	s.index = made.Attrs().Index
+	if s.steering, err = newSteering(c.Interface, s.index, familiesOf(c.Addresses)); err != nil {
 		return err
 	}
-	return s.steering.apply(p, c.sourceOf)
+	if err := s.steering.apply(p, c.sourceOf); err != nil {
+		return err
+	}
+	stays := s.keeper.dir != nil
+	if err := keepDevice(device, c.Interface, stays); err != nil {
+		return err
+	}
+	s.stays = stays
+	return nil
 }
 
 // sourceOf returns the source that the node's own processes get for what goes to the device.
@@ -131,12 +158,18 @@ func deviceError(name string, err error) error {
 		err = stat
 	}
 	switch {
+	case errors.Is(err, unix.EBUSY):
+		return inUse(name)
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENODEV):
 		return fmt.Errorf("services: this machine has no TUN devices (%w); load the module tun", err)
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("services: making a TUN device needs /dev/net/tun and CAP_NET_ADMIN; run culvert node as root: %w", err)
 	}
 	return fmt.Errorf("services: make TUN device %s: %w", name, err)
+}
+
+func inUse(name string) error {
+	return fmt.Errorf("services.interface: %s exists; stop the culvert node that it belongs to, or choose another name", name)
 }
 
 // Apply serves by another configuration from here on. Connections go on as far as their services do. After an error the one before is
@@ -151,8 +184,8 @@ func (s *Server) Apply(ctx context.Context, c *Config) error {
 	if err != nil {
 		return err
 	}
-	if c.Interface != s.config.Interface || c.MTU != s.config.MTU || c.Ports != s.config.Ports {
-		return errors.New("services: interface, mtu and clientPorts change only at a restart")
+	if c.Interface != s.config.Interface || c.MTU != s.config.MTU || c.Ports != s.config.Ports || c.State != s.config.State || c.Metrics != s.config.Metrics {
+		return errors.New("services: interface, mtu, clientPorts, state and metrics change only at a restart")
 	}
 	if !slices.Equal(familiesOf(c.Addresses), s.steering.families) {
 		return errors.New("services.addresses: IPv4 or IPv6 comes and goes only at a restart")
@@ -167,17 +200,22 @@ func (s *Server) Apply(ctx context.Context, c *Config) error {
 		return errors.Join(err, s.steering.apply(before, s.config.sourceOf))
 	}
 	s.engine.Commit(prepared)
-	s.config = c
+	s.config, s.own = c, own
 	s.log.WithField("services", len(c.Services)).Info("services have changed")
 	s.nameListeners()
 	return nil
 }
 
-// Run serves until ctx is done, and removes what New made. It is called once.
+// Run serves until ctx is done, and removes what New made, unless it is to be kept. It is called once.
 func (s *Server) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	ended := make(chan error, 1)
 	var beside sync.WaitGroup
 	beside.Go(func() { ended <- s.serve() })
+	beside.Go(s.page.serve)
+	beside.Go(func() { s.watch(ctx) })
+	beside.Go(func() { s.keeper.run(ctx, s) })
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	var err error
@@ -195,11 +233,19 @@ func (s *Server) Run(ctx context.Context) error {
 			}
 		}
 	}
+	cancel()
 	s.mu.Lock()
+	s.stays = s.stays && err == nil // a device that somebody has removed is not kept
+	stays := s.stays
 	err = errors.Join(err, s.close())
 	s.mu.Unlock()
 	beside.Wait()
-	s.log.Info("services are no longer served")
+	s.keeper.end(s)
+	if stays {
+		s.log.WithField("remedy", "to remove device, rules and routes: start and end culvert node once without services.state").Info("services wait for the next run")
+	} else {
+		s.log.Info("services are no longer served")
+	}
 	return err
 }
 
@@ -208,10 +254,11 @@ func (s *Server) Run(ctx context.Context) error {
 // +checklocks:s.mu
 func (s *Server) close() error {
 	var err error
-	if s.steering != nil {
+	if s.steering != nil && !s.stays {
 		err = s.steering.close()
 	}
 	s.closing.Store(true)
+	s.page.close()
 	if s.device != nil {
 		err = errors.Join(err, s.device.Close())
 	}

@@ -40,6 +40,7 @@ type steering struct {
 	families []int
 	routes   []netlink.Route
 	rules    []netlink.Rule
+	made     int // changes, so far, but for what is wanted no longer
 }
 
 func familiesOf(addresses []netip.Addr) (all []int) {
@@ -54,7 +55,7 @@ func familiesOf(addresses []netip.Addr) (all []int) {
 	return all
 }
 
-// newSteering removes what a run that was killed has left, and moves the local table behind. An error means that the local table is as it was.
+// newSteering goes on with what an earlier run has left, and moves the local table behind. An error means that all is as it was.
 func newSteering(device string, index int, families []int) (*steering, error) {
 	s := &steering{device: device, index: index, families: families}
 	if err := s.alone(); err != nil {
@@ -69,14 +70,53 @@ func newSteering(device string, index int, families []int) (*steering, error) {
 		}
 	}
 	for _, family := range families {
-		if err := removeSteers(family); err != nil {
+		if err := s.adopt(family); err != nil {
 			return nil, err
 		}
-		if err := s.moveLocal(family); err != nil {
-			return nil, errors.Join(err, s.close())
+	}
+	found := len(s.rules) > 0
+	if err := s.moveLocal(); err != nil {
+		if !found {
+			err = errors.Join(err, s.close())
 		}
+		return nil, err
 	}
 	return s, nil
+}
+
+// adopt notes what an earlier run has left: apply removes of it what is not wanted, and what is wanted leads packets all the while.
+func (s *steering) adopt(family int) error {
+	rules, err := rulesOf(family)
+	if err != nil {
+		return err
+	}
+	for _, r := range rules {
+		if isOwned(&r) {
+			s.rules = append(s.rules, r)
+		}
+	}
+	routes, err := s.routesOf(family)
+	if err != nil {
+		return err
+	}
+	for _, r := range routes {
+		own := r.Dst == nil || r.Dst.IP.IsLinkLocalUnicast() || r.Dst.IP.IsMulticast() // the device's
+		if r.Protocol == lasting && (r.Table == tableID || r.Table == unix.RT_TABLE_MAIN && !own) {
+			s.routes = append(s.routes, r)
+		}
+	}
+	return nil
+}
+
+// routesOf lists the routes to the device in all tables.
+func (s *steering) routesOf(family int) ([]netlink.Route, error) {
+	routes, err := listed(func() ([]netlink.Route, error) {
+		return netlink.RouteListFiltered(family, &netlink.Route{LinkIndex: s.index}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("services: list the routes of %s: %w", s.device, err)
+	}
+	return routes, nil
 }
 
 // alone refuses where another process serves Services: its device is there, and goes with it.
@@ -88,7 +128,8 @@ func (s *steering) alone() error {
 	for i := range list {
 		if r := &list[i]; isOwned(r) && r.IifName != "" && r.IifName != s.device {
 			if _, err := netlink.LinkByName(r.IifName); err == nil {
-				return fmt.Errorf("services: a culvert node that is running serves Services by %s; stop it, or serve all by one", r.IifName)
+				return fmt.Errorf("services: a culvert node serves Services by %s, or has left it to the next one; stop it and remove that with ip link del %[1]s, or use it",
+					r.IifName)
 			}
 		}
 	}
@@ -183,6 +224,7 @@ func (s *steering) apply(p *plan, sources func(family int) net.IP) error {
 		} else if err != nil {
 			return fmt.Errorf("services: add route to %s through %s: %w", r.Dst, s.device, err)
 		}
+		s.made++
 		if known {
 			s.routes[at] = *r
 			continue
@@ -203,6 +245,7 @@ func (s *steering) apply(p *plan, sources func(family int) net.IP) error {
 		if err := netlink.RuleAdd(r); err != nil {
 			return ruleError("add rule "+what, err)
 		}
+		s.made++
 		there[what] = len(s.rules)
 		s.rules = append(s.rules, *r)
 	}
@@ -220,11 +263,9 @@ func (s *steering) look() error {
 		for i := range rules {
 			there[describe(&rules[i])] = true
 		}
-		routes, err := listed(func() ([]netlink.Route, error) {
-			return netlink.RouteListFiltered(family, &netlink.Route{LinkIndex: s.index}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
-		})
+		routes, err := s.routesOf(family)
 		if err != nil {
-			return fmt.Errorf("services: list the routes of %s: %w", s.device, err)
+			return err
 		}
 		for i := range routes {
 			there[destination(&routes[i])] = true

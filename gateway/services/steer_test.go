@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"culvert/integration/need"
@@ -71,6 +72,36 @@ func source4(a string) func(int) net.IP {
 	}
 }
 
+// steered has the rules and routes made that the example asks for, to the link with an index.
+func steered(t *testing.T, index int, families []int) (*steering, *plan) {
+	t.Helper()
+	c, err := parse(t)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := newSteering("culvert1", index, families)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := c.plan(c.Addresses)
+	if err := s.apply(p, source4("172.18.0.2")); err != nil {
+		t.Fatal(err)
+	}
+	return s, p
+}
+
+func requireRules(t *testing.T, want []string) {
+	t.Helper()
+	requireEqual(t, kernelRules(t), want)
+}
+
+func requireEqual(t *testing.T, got, want []string) {
+	t.Helper()
+	if !slices.Equal(got, want) {
+		t.Errorf("there is\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
 // TestOthersMovedTheLocalTable is for nodes where somebody else has put a rule for the local table at 100, in the place of the first or
 // beside it, and others at the priorities of this package: what the device gives back jumps over the rules that lead to it all the same,
 // and at the end all is as it was.
@@ -100,17 +131,7 @@ func TestOthersMovedTheLocalTable(t *testing.T) {
 				}
 			}
 			before := kernelRules(t)
-			s, err := newSteering("culvert1", index, both)
-			if err != nil {
-				t.Fatal(err)
-			}
-			c, err := parse(t)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := s.apply(c.plan(c.Addresses), source4("172.18.0.2")); err != nil {
-				t.Fatal(err)
-			}
+			s, _ := steered(t, index, both)
 			for _, family := range both {
 				list, err := netlink.RuleList(family)
 				if err != nil {
@@ -129,9 +150,7 @@ func TestOthersMovedTheLocalTable(t *testing.T) {
 			if err := s.close(); err != nil {
 				t.Error(err)
 			}
-			if after := kernelRules(t); !slices.Equal(after, before) {
-				t.Errorf("left behind:\n%s\nthere was:\n%s", strings.Join(after, "\n"), strings.Join(before, "\n"))
-			}
+			requireRules(t, before)
 		})
 	}
 }
@@ -140,17 +159,7 @@ func TestOthersMovedTheLocalTable(t *testing.T) {
 func TestLeftoverOfOtherFamily(t *testing.T) {
 	index := inNamespace(t)
 	before := kernelRules(t)
-	c, err := parse(t)
-	if err != nil {
-		t.Fatal(err)
-	}
-	killed, err := newSteering("culvert1", index, both)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := killed.apply(c.plan(c.Addresses), source4("172.18.0.2")); err != nil {
-		t.Fatal(err)
-	}
+	steered(t, index, both)
 	if err := netlink.LinkDel(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}}); err != nil {
 		t.Fatal(err)
 	}
@@ -161,47 +170,26 @@ func TestLeftoverOfOtherFamily(t *testing.T) {
 	if err := s.close(); err != nil {
 		t.Error(err)
 	}
-	if after := kernelRules(t); !slices.Equal(after, before) {
-		t.Errorf("left behind:\n%s\nthere was:\n%s", strings.Join(after, "\n"), strings.Join(before, "\n"))
-	}
+	requireRules(t, before)
 }
 
 // TestSecondServer has another process want to serve: the one that runs keeps its rules.
 func TestSecondServer(t *testing.T) {
 	index := inNamespace(t)
-	c, err := parse(t)
-	if err != nil {
-		t.Fatal(err)
-	}
-	first, err := newSteering("culvert1", index, both)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := first.apply(c.plan(c.Addresses), source4("172.18.0.2")); err != nil {
-		t.Fatal(err)
-	}
+	steered(t, index, both)
 	before := kernelRules(t)
 	if _, err := newSteering("culvert9", index+1, both); err == nil || !strings.Contains(err.Error(), "culvert1") {
 		t.Errorf("the second one is told %v", err)
 	}
-	if after := kernelRules(t); !slices.Equal(after, before) {
-		t.Errorf("rules are\n%s\nand were\n%s", strings.Join(after, "\n"), strings.Join(before, "\n"))
-	}
+	requireRules(t, before)
 }
 
 // TestSourceChanges gives the node's processes another source: services.addresses changes while a node runs.
 func TestSourceChanges(t *testing.T) {
 	index := inNamespace(t)
-	c, err := parse(t)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := newSteering("culvert1", index, both[:1])
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, source := range []string{"172.18.0.2", "172.18.0.22", "172.18.0.2"} {
-		if err := s.apply(c.plan(c.Addresses), source4(source)); err != nil {
+	s, p := steered(t, index, both[:1])
+	for _, source := range []string{"172.18.0.22", "172.18.0.2"} {
+		if err := s.apply(p, source4(source)); err != nil {
 			t.Fatal(err)
 		}
 		list, err := netlink.RouteListFiltered(unix.AF_INET, &netlink.Route{LinkIndex: index, Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
@@ -223,15 +211,7 @@ func TestSourceChanges(t *testing.T) {
 // TestRemovedByOthers has somebody remove rules, and an address and with it the routes whose source it is: SIGHUP brings them back.
 func TestRemovedByOthers(t *testing.T) {
 	index := inNamespace(t)
-	c, err := parse(t)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := newSteering("culvert1", index, both[:1])
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := c.plan(c.Addresses)
+	s, p := steered(t, index, both[:1])
 	apply := func() (state []string) {
 		t.Helper()
 		if err := s.apply(p, source4("172.18.0.22")); err != nil {
@@ -261,9 +241,7 @@ func TestRemovedByOthers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if after := apply(); !slices.Equal(after, before) {
-		t.Errorf("there is\n%s\nthere was\n%s", strings.Join(after, "\n"), strings.Join(before, "\n"))
-	}
+	requireEqual(t, apply(), before)
 }
 
 // TestLentPorts has node ports among those that the kernel gives to connections of its own.
@@ -309,5 +287,65 @@ func TestInterruptedList(t *testing.T) {
 	}
 	if _, err := listed(func() ([]int, error) { return nil, netlink.ErrDumpInterrupted }); err == nil {
 		t.Error("a list that is never whole is taken for one")
+	}
+}
+
+// TestTakeOver has a run go on with the rules and routes that another has left: none of them goes for a moment, and what the configuration
+// no longer has goes with the next apply.
+func TestTakeOver(t *testing.T) {
+	index := inNamespace(t)
+	before := kernelRules(t)
+	c, err := parse(t)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := newSteering("culvert1", index, both)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.apply(c.plan(c.Addresses), source4("172.18.0.2")); err != nil {
+		t.Fatal(err)
+	}
+	left := kernelRules(t)
+	socket, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_IPV4_ROUTE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer socket.Close()
+	next, err := newSteering("culvert1", index, both)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := next.apply(c.plan(c.Addresses), source4("172.18.0.2")); err != nil {
+		t.Fatal(err)
+	}
+	if after := kernelRules(t); !slices.Equal(after, left) {
+		t.Errorf("there is\n%s\nthere was\n%s", strings.Join(after, "\n"), strings.Join(left, "\n"))
+	}
+	socket.SetReceiveTimeout(&unix.Timeval{Usec: 1}) // what was done is in the socket
+	for {
+		messages, _, err := socket.Receive()
+		if err != nil {
+			break
+		}
+		for _, m := range messages {
+			if m.Header.Type == unix.RTM_DELRULE || m.Header.Type == unix.RTM_DELROUTE {
+				t.Errorf("something was removed: message %d of the kernel's", m.Header.Type)
+			}
+		}
+	}
+	c.Services = c.Services[:1] // nothing is at UDP
+	p := c.plan(c.Addresses)
+	if err := next.apply(p, source4("172.18.0.2")); err != nil {
+		t.Fatal(err)
+	}
+	if after := kernelRules(t); len(after) >= len(left) || slices.ContainsFunc(after, func(r string) bool { return strings.Contains(r, "ipproto 17") }) {
+		t.Errorf("there is\n%s\nthere was\n%s", strings.Join(after, "\n"), strings.Join(left, "\n"))
+	}
+	if err := next.close(); err != nil {
+		t.Error(err)
+	}
+	if after := kernelRules(t); !slices.Equal(after, before) {
+		t.Errorf("left behind:\n%s\nthere was:\n%s", strings.Join(after, "\n"), strings.Join(before, "\n"))
 	}
 }

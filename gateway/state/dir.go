@@ -7,18 +7,19 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
+
+	"culvert/durable"
 )
 
 const (
 	lockFile        = "lock"
 	identityFile    = "identity"
 	connectionsFile = "connections"
-	beside          = ".new" // of a file that is not whole yet
-
-	maxIdentity = 64 << 10
+	maxIdentity     = 64 << 10
 )
 
 // ErrInUse is that another process has the folder.
@@ -34,7 +35,7 @@ type Dir struct {
 // it; any other means that nothing can be kept there. A folder that can only be read is opened too.
 func Open(root, peer string) (*Dir, error) {
 	d := &Dir{path: filepath.Join(root, peer)}
-	made := os.MkdirAll(d.path, 0o700)
+	made := disk.MakeFolder(d.path)
 	name := filepath.Join(d.path, lockFile)
 	lock, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
 	readOnly := err != nil
@@ -101,7 +102,7 @@ func (d *Dir) Identity(cluster string) (Identity, error) {
 
 // KeepIdentity replaces it.
 func (d *Dir) KeepIdentity(i *Identity) error {
-	return d.replace(identityFile, func(w io.Writer) error {
+	return disk.Replace(filepath.Join(d.path, identityFile), func(w io.Writer) error {
 		_, err := w.Write(i.Encode())
 		return err
 	})
@@ -112,7 +113,7 @@ func (d *Dir) Connections() (io.ReadCloser, error) { return d.open(connectionsFi
 
 // KeepConnections replaces it by what fill writes. If that or anything else fails, what was kept stays.
 func (d *Dir) KeepConnections(fill func(io.Writer) error) error {
-	return d.replace(connectionsFile, fill)
+	return disk.Replace(filepath.Join(d.path, connectionsFile), fill)
 }
 
 // open opens a file of the folder, which may have become anything.
@@ -129,34 +130,14 @@ func (d *Dir) open(name string) (*os.File, error) {
 	return f, nil
 }
 
-// replace puts a file that fill has written in the place of another one.
-func (d *Dir) replace(name string, fill func(io.Writer) error) error {
-	path := filepath.Join(d.path, name)
-	os.Remove(path + beside) // of a process that was killed
-	f, err := os.OpenFile(path+beside, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	if err = fill(f); err == nil {
-		err = f.Sync()
-	}
-	if err == nil {
-		err = os.Rename(path+beside, path)
-	}
-	if err != nil {
-		os.Remove(path + beside)
-		return err
-	}
-	return d.syncFolder()
-}
+var disk = durable.Disk{Sync: func(f *os.File) error { return apart(f.Sync) }}
 
-// syncFolder makes the names in the folder durable.
-func (d *Dir) syncFolder() error {
-	f, err := os.Open(d.path)
-	if err != nil {
-		return err
+// apart calls do, which waits for a disk, beside all else that the process does. Where Go code runs on one P, a system call keeps that until
+// Go's monitor looks, which takes up to 20 ms, and packets would wait so long.
+func apart(do func() error) error {
+	if runtime.GOMAXPROCS(0) == 1 {
+		runtime.GOMAXPROCS(2)
+		defer runtime.GOMAXPROCS(1)
 	}
-	defer f.Close()
-	return f.Sync()
+	return do()
 }

@@ -10,9 +10,12 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
+
+	"culvert/durable"
 )
 
 var someone = Identity{
@@ -129,7 +132,7 @@ func TestWhatIsThere(t *testing.T) {
 		},
 		"a FIFO":                func(path string) error { return syscall.Mkfifo(path, 0o600) },
 		"a link to a device":    func(path string) error { return os.Symlink("/dev/zero", path) },
-		"what was not finished": func(path string) error { return os.WriteFile(path+beside, []byte("half"), 0o600) },
+		"what was not finished": func(path string) error { return os.WriteFile(path+durable.Beside, []byte("half"), 0o600) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := open(t, t.TempDir(), "milan")
@@ -149,6 +152,23 @@ func TestWhatIsThere(t *testing.T) {
 	}
 }
 
+// TestWaitsApart: who has one P keeps it for all else while a disk is waited for.
+func TestWaitsApart(t *testing.T) {
+	before := runtime.GOMAXPROCS(1)
+	defer runtime.GOMAXPROCS(before)
+	for _, procs := range []int{1, 2} {
+		runtime.GOMAXPROCS(procs)
+		during := 0
+		err := apart(func() error {
+			during = runtime.GOMAXPROCS(0)
+			return syscall.EIO
+		})
+		if after := runtime.GOMAXPROCS(0); during != 2 || after != procs || err != syscall.EIO {
+			t.Errorf("%d of %d meanwhile, %d after, %v", during, procs, after, err)
+		}
+	}
+}
+
 func TestFailedWriteChangesNothing(t *testing.T) {
 	d := open(t, t.TempDir(), "milan")
 	write := func(text string, err error) error {
@@ -163,7 +183,7 @@ func TestFailedWriteChangesNothing(t *testing.T) {
 	if text, err := os.ReadFile(filepath.Join(d.Path(), connectionsFile)); string(text) != "all" {
 		t.Errorf("holds %q (%v), want what was there before", text, err)
 	}
-	if left, _ := filepath.Glob(filepath.Join(d.Path(), "*"+beside)); len(left) > 0 {
+	if left, _ := filepath.Glob(filepath.Join(d.Path(), "*"+durable.Beside)); len(left) > 0 {
 		t.Errorf("left %v", left)
 	}
 }

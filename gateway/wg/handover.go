@@ -10,10 +10,11 @@ func (d *Device) Endpoint() (at netip.AddrPort) {
 	return at
 }
 
-// Idle reports whether wireguard-go has given back all packets that it was given.
-func (d *Device) Idle() bool { return d.bind.out.idle() && d.bind.in.idle() }
+// Inside returns how many packets wireguard-go was given and has not given back. What it has
+// discarded is among them for a while.
+func (d *Device) Inside() int64 { return d.bind.out.inside() + d.bind.in.inside() }
 
-func (w *window) idle() bool { return w.handed.Load() <= w.done.Load() }
+func (w *window) inside() int64 { return max(0, w.handed.Load()-w.done.Load()) }
 
 // Confirm sends the peer something in the newest session: the peer uses none that it began
 // not itself before it has heard something in it.

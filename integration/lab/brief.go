@@ -63,7 +63,8 @@ var headlines = []struct{ check, says string }{
 	{"reload under load", "%s under 8 streams"},
 	{"handshakes", "flood %s"},
 	{"new session", "innocents lost 0%.0s"}, // if one had, the check would have failed
-	{"restart", "%s"},
+	{"restart", "restart %s"},
+	{"hand-over", "upgrade %s"},
 	{"fault", "first %s"},
 }
 

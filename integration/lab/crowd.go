@@ -20,6 +20,8 @@ type crowd struct {
 	number int // of the lab's crowds
 	flows  []*flow
 	close  []func() error
+	calm   time.Duration // the longest pause while nothing happened
+	wait   time.Duration // for a message of a flow that was idle
 	done   chan struct{} // closed when flows are to be silent
 
 	running sync.WaitGroup
@@ -31,14 +33,15 @@ const (
 	crowdPort   = 9000                   // of its listeners
 	crowdClient = 20000                  // the first of the clients' ports that are equal
 	udpPart     = 5                      // one of so many flows is UDP, but for services
-	idleWait    = 5 * time.Second        // for a message of a flow that was idle
-	crowdDials  = 16                     // at once
-	crowdMeets  = 256                    // at once
+	idleWait    = 5 * time.Second
+	crowdDials  = 16  // at once
+	crowdMeets  = 256 // at once
+	crowdJudged = 32  // at once
 )
 
-// newCrowd opens n connections of each kind.
-func newCrowd(ctx context.Context, l *Lab, n int) (c *crowd, err error) {
-	c = &crowd{lab: l, number: l.crowds, done: make(chan struct{})}
+// newCrowd opens n connections of each kind or, where gateways know no others, of those between pods alone.
+func newCrowd(ctx context.Context, l *Lab, n int, podsAlone bool) (c *crowd, err error) {
+	c = &crowd{lab: l, number: l.crowds, wait: idleWait, done: make(chan struct{})}
 	l.crowds++
 	p := &clusters
 	rome, milan := &p[0], &p[1]
@@ -69,6 +72,9 @@ func newCrowd(ctx context.Context, l *Lab, n int) (c *crowd, err error) {
 		udp := i%udpPart == 0
 		other := i / udpPart % 2 // of UDP, and of TCP
 		add("pod", i, udp, c.dial(ctx, l.Host("rome/pod2"), netip.AddrPort{}, seen))
+		if podsAlone {
+			continue
+		}
 		if udp {
 			add("U", i, true, c.dial(ctx, l.Host("rome/pod1"), netip.AddrPortFrom([]netip.Addr{rome.BehindFirst, rome.BehindOther}[other], uint16(port+i/(2*udpPart))), seen))
 		} else {

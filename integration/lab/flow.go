@@ -93,8 +93,8 @@ func (c *crowd) deliver(f *flow, from int) error {
 			return err
 		case came.After(began):
 			return nil
-		case time.Since(began) > idleWait:
-			return fmt.Errorf("no message from end %d within %v", from, idleWait)
+		case time.Since(began) > c.wait:
+			return fmt.Errorf("no message from end %d within %v", from, c.wait)
 		case tries == 0 || f.udp && tries%20 == 0:
 			if err := send(f.message()); err != nil && !f.udp {
 				return err

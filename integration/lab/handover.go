@@ -1,10 +1,12 @@
 package lab
 
 import (
+	"bytes"
 	"context"
-	"errors"
 	"fmt"
+	"os"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -18,7 +20,6 @@ const (
 func (l *Lab) handOver(ctx context.Context, p *Process) (*Process, error) {
 	p.stopped.Store(true)
 	args := append(slices.DeleteFunc(slices.Clone(p.Args), func(a string) bool { return a == "--takeover" }), "--takeover")
-	place := slices.Index(l.processes, p)
 	next, err := l.startProcess(p.Host, false, args...) // at the end of the list
 	if err != nil {
 		return nil, err
@@ -32,12 +33,31 @@ func (l *Lab) handOver(ctx context.Context, p *Process) (*Process, error) {
 	case <-ctx.Done():
 		return nil, fmt.Errorf("%s does not end: %w", p.Name(), ctx.Err())
 	}
-	l.processes[place] = next
-	l.processes = l.processes[:len(l.processes)-1]
+	l.replace(p, next)
 	if p.err != nil {
 		return nil, fmt.Errorf("%s: ended with %w; see %s", p.Name(), p.err, p.Log)
 	}
+	cut, err := next.lastCut()
+	if err != nil {
+		return nil, err
+	}
+	l.cut = max(l.cut, cut)
 	return next, next.waitReady(ctx)
+}
+
+// lastCut is for how long nobody carried packets in the last hand-over, as the process says that has taken over.
+func (p *Process) lastCut() (time.Duration, error) {
+	log, err := os.ReadFile(p.Log)
+	if err != nil {
+		return 0, err
+	}
+	const says = " pause="
+	value := log[bytes.LastIndex(log, []byte(says))+len(says):]
+	cut, err := time.ParseDuration(strings.Trim(string(value[:bytes.IndexAny(value, " \n")]), `"`))
+	if err != nil {
+		return 0, fmt.Errorf("%s:%s%s: %w", p.Log, says, value[:min(len(value), 20)], err)
+	}
+	return cut, nil
 }
 
 // checkHandOver has other processes go on for both gateways, with the same configuration and
@@ -47,16 +67,8 @@ func (l *Lab) checkHandOver(ctx context.Context, n, row int, pause time.Duration
 		_, err := l.handOver(ctx, p)
 		return err
 	}
-	return l.besideCrowd(ctx, n, func(c *crowd) (string, error) {
-		sctp, err := l.newSCTPPair(&clusters)
-		if err != nil {
-			return "", err
-		}
-		defer sctp.close()
-		if err := sctp.begin(); err != nil {
-			return "", err
-		}
-		talk := func() error { return errors.Join(sctp.step(sctpSack), sctp.step(sctpData)) } // the far end first
+	l.cut = 0
+	return l.besideCrowd(ctx, n, func(c *crowd, talk func() error) (string, error) {
 		once, err := l.eachGateway(c, pause, hand, talk)
 		if err != nil {
 			return "", err
@@ -77,7 +89,8 @@ func (l *Lab) checkHandOver(ctx context.Context, n, row int, pause time.Duration
 		if err != nil {
 			return "", fmt.Errorf("%d in a row: %w", row, err)
 		}
-		return fmt.Sprintf("%s; another configuration: %s; %d in a row: %s", once, changed, row, many), nil
+		return fmt.Sprintf("%s; another configuration: %s; %d in a row: %s; neither process carried packets for ≤ %d ms",
+			once, changed, row, many, l.cut.Milliseconds()), nil
 	})
 }
 

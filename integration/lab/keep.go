@@ -54,17 +54,45 @@ func keepChecks(short bool) func(*Lab) []Check {
 			l.logCheck(moved),
 			// What these lose is a fault with a name.
 			Check{"kill -9, young", fmt.Sprintf("%d of each kind, not saved", youngOf), l.checkYoung},
-			Check{"restart, no folder", fmt.Sprintf("%d of each kind", youngOf), l.checkForgotten})
+			Check{"restart, no folder", fmt.Sprintf("%d of each kind", youngOf), l.checkForgotten},
+			Check{"restart, kernel parts", fmt.Sprintf("%d connections between pods", n), func(ctx context.Context) (string, error) { return l.checkKernelRestart(ctx, n) }})
 	}
 }
 
-// besideCrowd opens n connections of each kind and calls do.
-func (l *Lab) besideCrowd(ctx context.Context, n int, do func(*crowd) (string, error)) (figure string, err error) {
-	c, err := newCrowd(ctx, l, n)
+// besideCrowd opens n connections of each kind and an SCTP association, and calls do. talk speaks over that, the far end first.
+func (l *Lab) besideCrowd(ctx context.Context, n int, do func(c *crowd, talk func() error) (string, error)) (figure string, err error) {
+	c, err := newCrowd(ctx, l, n, false)
 	if err == nil {
-		figure, err = do(c)
+		err = c.settle()
+	}
+	if err == nil {
+		figure, err = l.besideSCTP(func(talk func() error) (string, error) { return do(c, talk) })
 	}
 	return figure, errors.Join(err, c.end())
+}
+
+func (l *Lab) besideSCTP(do func(talk func() error) (string, error)) (string, error) {
+	sctp, err := l.newSCTPPair(&clusters)
+	if err != nil {
+		return "", err
+	}
+	defer sctp.close()
+	if err := sctp.begin(); err != nil {
+		return "", err
+	}
+	return do(func() error { return errors.Join(sctp.step(sctpSack), sctp.step(sctpData)) })
+}
+
+// settle measures how long connections pause while nothing happens to a gateway.
+func (c *crowd) settle() error {
+	time.Sleep(2 * flowPause)
+	c.begin()
+	s := c.judge(time.Now())
+	c.calm = s.pause
+	if s.all() > 0 {
+		return fmt.Errorf("before anything happens: %v", &s)
+	}
+	return nil
 }
 
 // eachGateway does something to the gateways in turn and judges c after each; bound is how long a connection may pause.
@@ -77,7 +105,7 @@ func (l *Lab) eachGateway(c *crowd, bound time.Duration, do func(*Process) error
 		}
 	}
 	for i := range clusters {
-		p := l.gateway(i)
+		p := l.process(clusters[i].Name + "/gateway")
 		time.Sleep(2 * flowPause)
 		c.begin()
 		if err := do(p); err != nil {
@@ -96,21 +124,13 @@ func (l *Lab) eachGateway(c *crowd, bound time.Duration, do func(*Process) error
 		longest = max(longest, s.pause)
 		pauses = append(pauses, fmt.Sprintf("%s %d ms", clusters[i].Name, s.pause.Milliseconds()))
 	}
-	return fmt.Sprintf("%d connections paused ≤ %d ms, none lost, %d only receive; %s", len(c.flows), longest.Milliseconds(), receive, strings.Join(pauses, ", ")), nil
+	return fmt.Sprintf("≤ %d ms, none of %d connections lost, %d only receive; %s, undisturbed %d ms",
+		longest.Milliseconds(), len(c.flows), receive, strings.Join(pauses, ", "), c.calm.Milliseconds()), nil
 }
 
 func (l *Lab) checkRestart(ctx context.Context, n int) (string, error) {
-	return l.besideCrowd(ctx, n, func(c *crowd) (string, error) {
-		sctp, err := l.newSCTPPair(&clusters)
-		if err != nil {
-			return "", err
-		}
-		defer sctp.close()
-		if err := sctp.begin(); err != nil {
-			return "", err
-		}
-		return l.eachGateway(c, restartPause, func(p *Process) error { return l.Restart(ctx, p.Host.Name) },
-			func() error { return errors.Join(sctp.step(sctpSack), sctp.step(sctpData)) }) // the far end first
+	return l.besideCrowd(ctx, n, func(c *crowd, talk func() error) (string, error) {
+		return l.eachGateway(c, restartPause, func(p *Process) error { return l.Restart(ctx, p.Host.Name) }, talk)
 	})
 }
 
@@ -125,13 +145,13 @@ func (l *Lab) kill(ctx context.Context, p *Process) error {
 }
 
 func (l *Lab) checkKilled(ctx context.Context, n int) (string, error) {
-	return l.besideCrowd(ctx, n, func(c *crowd) (string, error) {
+	return l.besideCrowd(ctx, n, func(c *crowd, talk func() error) (string, error) {
 		for i := range clusters {
 			if err := l.awaitSaved(ctx, l.gateway(i), time.Now()); err != nil {
 				return "", err
 			}
 		}
-		return l.eachGateway(c, killPause, func(p *Process) error { return l.kill(ctx, p) }, func() error { return nil })
+		return l.eachGateway(c, killPause, func(p *Process) error { return l.kill(ctx, p) }, talk)
 	})
 }
 
@@ -183,7 +203,7 @@ func (l *Lab) checkForgotten(ctx context.Context) (string, error) {
 
 // lossOf counts what is lost of a small crowd when something is done to both gateways.
 func (l *Lab) lossOf(ctx context.Context, do func(*Process) error) (string, error) {
-	return l.besideCrowd(ctx, youngOf, func(c *crowd) (string, error) {
+	return l.besideCrowd(ctx, youngOf, func(c *crowd, _ func() error) (string, error) {
 		for i := range clusters {
 			if err := do(l.gateway(i)); err != nil {
 				return "", err

@@ -93,7 +93,8 @@ type Lab struct {
 	processes []*Process
 	broken    []*Fault
 	loads     map[*Fault]*loading
-	crowds    int // that were made
+	crowds    int           // that were made
+	cut       time.Duration // the longest of hand-overs
 
 	turn sync.Mutex // Serve changes and describes the lab for one client at a time
 }

@@ -66,14 +66,19 @@ func (l *Lab) stop(p *Process) error {
 // startAgain starts the gateway or node of a host in the place of one that has
 // ended, and waits until it serves.
 func (l *Lab) startAgain(ctx context.Context, host string) error {
-	place := slices.Index(l.processes, l.process(host))
+	before := l.process(host)
 	p, err := l.startCulvert(host) // at the end of the list
 	if err != nil {
 		return err
 	}
-	l.processes[place] = p
-	l.processes = l.processes[:len(l.processes)-1]
+	l.replace(before, p)
 	return p.waitReady(ctx)
+}
+
+// replace puts the process that was started last in the place of another one.
+func (l *Lab) replace(before, last *Process) {
+	l.processes[slices.Index(l.processes, before)] = last
+	l.processes = l.processes[:len(l.processes)-1]
 }
 
 // process returns the gateway or node of a host, or nil.

@@ -24,7 +24,8 @@ func (c *crowd) begin() {
 	}
 }
 
-// judge waits until every flow has had messages since a time, both ways where it was idle, and says what became of them.
+// judge waits until every flow has had messages since a time, both ways where it was idle, and says what became of them. It speaks to a
+// few idle ones at a time: all of them at once would wait for each other.
 func (c *crowd) judge(since time.Time) survived {
 	s := survived{lost: make(map[string]int)}
 	var mu sync.Mutex
@@ -47,7 +48,7 @@ func (c *crowd) judge(since time.Time) survived {
 			return nil
 		})
 	}
-	atOnce(len(checks), checks)
+	atOnce(crowdJudged, checks)
 	return s
 }
 
@@ -60,7 +61,7 @@ func (c *crowd) alive(f *flow, since time.Time) error {
 	if f.does == receives {
 		to = 0
 	}
-	for deadline := time.Now().Add(idleWait); ; time.Sleep(pollInterval) {
+	for deadline := time.Now().Add(c.wait); ; time.Sleep(pollInterval) {
 		f.mu.Lock()
 		came, err := f.came[to], f.err
 		f.mu.Unlock()

@@ -234,6 +234,7 @@ func (c *conn) transmit(client bool, body nattest.Body) {
 	if f := (flow{c.protocol, from, to}); c.sent[index(client)] != f {
 		c.sent[index(client)], c.t.sent[f] = f, c.id
 	}
+	c.t.w.sent++
 	b := nattest.IP{Source: from.Addr().String(), Destination: to.Addr().String(), DF: c.manner != large, Body: body}.Bytes()
 	if len(b) <= c.mtu || c.manner == trains {
 		n.send(b)

@@ -1,0 +1,91 @@
+package gateway
+
+import (
+	"encoding/binary"
+	"regexp"
+	"testing"
+	"time"
+
+	"culvert/gateway/config"
+	"culvert/nat"
+	"culvert/nat/nattest"
+	"culvert/nat/packet"
+)
+
+// BenchmarkHandOver hands over a table of 300,000 connections of strangers, of which a part has packets all the while, 50,000 a second. It
+// prints how long nobody carries packets, and how long all takes.
+func BenchmarkHandOver(b *testing.B) {
+	const n = 300_000
+	for name, active := range map[string]int{"idle": 1, "active": n} {
+		b.Run(name, func(b *testing.B) {
+			var pause, all time.Duration
+			for range b.N {
+				p, socket := newHandPair(b, func(c *config.Config) { c.MaxConnections = 4 * n })
+				link, ok := p.rome.linksNow().ByName[p.rome.config.Geneve.Nodes[0].Name]
+				if !ok {
+					b.Fatal("no node")
+				}
+				template := nattest.IP{Source: "11.0.0.0", Destination: "10.61.0.0", Body: nattest.UDP{SourcePort: 4000, DestinationPort: 53, Payload: []byte("x")}}.Bytes()
+				work := make([]byte, len(template))
+				var parsed packet.Packet
+				send := func(i int) nat.Verdict {
+					copy(work, template)
+					binary.BigEndian.PutUint32(work[12:], 11<<24|uint32(i))
+					binary.BigEndian.PutUint16(work[18:], uint16(i))
+					nattest.Fix(work)
+					binary.BigEndian.PutUint16(work[26:], 0) // no checksum
+					parsed.Parse(work)
+					return p.rome.engine.Process(&parsed, link, clock())
+				}
+				for i := range n {
+					if v := send(i); v.Action != nat.Forward || v.Untracked {
+						b.Fatalf("connection %d: %+v", i, v)
+					}
+				}
+				stop, stopped := make(chan struct{}), make(chan struct{})
+				go func() {
+					defer close(stopped)
+					const batch = 50
+					tick := time.NewTicker(time.Millisecond)
+					defer tick.Stop()
+					for i := 0; ; {
+						select {
+						case <-stop:
+							return
+						case <-tick.C:
+						}
+						for range batch {
+							send(i % active)
+							i += 7919
+						}
+					}
+				}()
+				began := time.Now()
+				log, text := listeningLog()
+				g, err := p.nextRomeLogging(b, socket, nil, log)
+				if err != nil {
+					b.Fatal(err)
+				}
+				all += time.Since(began)
+				close(stop)
+				<-stopped
+				if have := g.engine.Stats().Connections; have < n {
+					b.Fatalf("%d connections, want %d", have, n)
+				}
+				found := regexp.MustCompile(`pause=(\S+)`).FindSubmatch(text.Bytes())
+				if found == nil {
+					b.Fatalf("no pause in %s", text)
+				}
+				took, err := time.ParseDuration(string(found[1]))
+				if err != nil {
+					b.Fatal(err)
+				}
+				pause = max(pause, took)
+				serve(b, g)
+				<-p.rome.gone
+			}
+			b.ReportMetric(float64(pause.Microseconds())/1000, "ms-longest-pause")
+			b.ReportMetric(float64(all.Milliseconds())/float64(b.N), "ms-in-all")
+		})
+	}
+}

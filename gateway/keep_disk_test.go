@@ -1,0 +1,228 @@
+package gateway
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"culvert/gateway/config"
+	"culvert/gateway/state"
+	"culvert/integration/need"
+	"culvert/ipam"
+)
+
+// A disk is a file system of memory that has no place among the others: who has its path reaches it while the process runs.
+type disk struct {
+	t    *testing.T
+	fd   int
+	path string
+}
+
+const diskSize = 256 << 10 // bytes
+
+func newDisk(t *testing.T) *disk {
+	t.Helper()
+	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
+	need.Kernel(t, "root", err)
+	defer unix.Close(fs)
+	err = errors.Join(unix.FsconfigSetString(fs, "size", fmt.Sprint(diskSize)), unix.FsconfigCreate(fs))
+	if err != nil {
+		t.Fatal(err)
+	}
+	fd, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(fd) })
+	return &disk{t, fd, fmt.Sprintf("/proc/self/fd/%d", fd)}
+}
+
+const filler = "filler"
+
+// fill leaves no room.
+func (d *disk) fill() {
+	d.t.Helper()
+	f, err := os.Create(filepath.Join(d.path, filler))
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	defer f.Close()
+	for err == nil {
+		_, err = f.Write(make([]byte, 4<<10))
+	}
+	if !errors.Is(err, syscall.ENOSPC) {
+		d.t.Fatal(err)
+	}
+}
+
+// setReadOnly lets nobody write there, or again.
+func (d *disk) setReadOnly(is bool) {
+	d.t.Helper()
+	attr := unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY}
+	if is {
+		attr = unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}
+	}
+	if err := unix.MountSetattr(d.fd, "", unix.AT_EMPTY_PATH, &attr); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+// TestDiskThatTakesNothing: a gateway whose folder can only be read starts from it and carries packets, counts what cannot be
+// written, leaves what is there whole, and writes again when it can.
+func TestDiskThatTakesNothing(t *testing.T) {
+	for name, tt := range map[string]struct {
+		spoil, mend func(*disk)
+		want        error
+	}{
+		"full":      {(*disk).fill, func(d *disk) { os.Remove(filepath.Join(d.path, filler)) }, syscall.ENOSPC},
+		"read-only": {func(d *disk) { d.setReadOnly(true) }, func(d *disk) { d.setReadOnly(false) }, syscall.EROFS},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := newDisk(t)
+			k := newKeepingPair(t)
+			k.rome.keeper.keepConnections(func() {})
+			if err := os.CopyFS(d.path, os.DirFS(k.rc.State)); err != nil {
+				t.Fatal(err)
+			}
+			tt.spoil(d)
+			before, err := os.ReadFile(filepath.Join(d.path, "milan/connections"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			k.rc.State = d.path
+			k.restart(&k.rome, k.rc, 10)
+			k.answer(k.second, 1)
+			k.answer(k.first, 0)
+			said := new(lockedText)
+			k.rome.log.Logger.SetOutput(said)
+			k.rome.keeper.keepConnections(func() {})
+			k.rome.keeper.mu.Lock()
+			failures := k.rome.keeper.failures
+			k.rome.keeper.mu.Unlock()
+			if failures == 0 {
+				t.Error("no write has failed")
+			}
+			err = k.rome.keeper.dir.KeepConnections(func(w io.Writer) error { _, err := w.Write(make([]byte, 8<<10)); return err })
+			if !errors.Is(err, tt.want) {
+				t.Errorf("a write fails with %v, want %v", err, tt.want)
+			}
+			if after, err := os.ReadFile(filepath.Join(d.path, "milan/connections")); err != nil || string(after) != string(before) {
+				t.Errorf("what was kept has changed: %v", err)
+			}
+			tt.mend(d)
+			k.rome.keeper.keepConnections(func() {})
+			if !strings.Contains(said.String(), "state: is written again") {
+				t.Errorf("then %s", said)
+			}
+			k.answer(k.second, 1)
+		})
+	}
+}
+
+// TestEmptyDiskThatTakesNothing: nor does a gateway need anything there.
+func TestEmptyDiskThatTakesNothing(t *testing.T) {
+	for name, spoil := range map[string]func(*disk){"full": (*disk).fill, "read-only": func(d *disk) { d.setReadOnly(true) }} {
+		t.Run(name, func(t *testing.T) {
+			d := newDisk(t)
+			spoil(d)
+			p := newPair(t, func(rc, _ *config.Config) { rc.State = d.path })
+			p.there(t, 0)
+			p.back(t)
+		})
+	}
+}
+
+// TestClaimWithoutWriting: what is remembered there stays claimed, and a gateway that leaves nothing to that memory starts without it.
+func TestClaimWithoutWriting(t *testing.T) {
+	c := clusterConfig("rome", "milan", config.Server, "10.61.0.0/16", "10.71.0.0/16")
+	d := newDisk(t)
+	c.IPAM.File = filepath.Join(d.path, "ipam.json")
+	before, err := c.Claim(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	before.Close()
+	d.setReadOnly(true)
+	chosen := *c
+	chosen.Remote = slices.Clone(c.Remote)
+	chosen.Remote[0].Remapped = netip.Prefix{} // auto
+	claim, err := chosen.Claim(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer claim.Close()
+	if _, err := ipam.Open(c.IPAM.File).Exclude(t.Context(), "milan"); !errors.Is(err, ipam.ErrRunning) {
+		t.Errorf("exclude a gateway that runs: %v", err)
+	}
+
+	empty := newDisk(t)
+	empty.setReadOnly(true)
+	c.IPAM.File = filepath.Join(empty.path, "ipam.json")
+	nothing, err := c.Claim(t.Context())
+	if err != nil {
+		t.Fatal("nothing is auto:", err)
+	}
+	nothing.Close()
+	chosen.IPAM.File = c.IPAM.File
+	if _, err := chosen.Claim(t.Context()); !errors.Is(err, syscall.EROFS) || !strings.Contains(err.Error(), "make the folder writable") {
+		t.Errorf("something is auto: %v", err)
+	}
+}
+
+// TestHugeConnections: of a file that is larger than any table fills, the beginning is read, in bounded time.
+func TestHugeConnections(t *testing.T) {
+	k := newKeepingPair(t)
+	k.rome.stop()
+	if err := os.Truncate(filepath.Join(k.rc.State, "milan/connections"), 1<<40); err != nil {
+		t.Fatal(err)
+	}
+	log, text := listeningLog()
+	began := time.Now()
+	cl := open(t, k.rc, 30, log, nil)
+	defer cl.keeper.close()
+	defer cl.close()
+	if took := time.Since(began); took > 2*time.Second {
+		t.Errorf("started in %v", took)
+	}
+	if n := cl.engine.Stats().Restored; n != 2 || !strings.Contains(text.String(), "not all: damaged-block") {
+		t.Errorf("%d connections restored, want 2, and a word of the rest: %s", n, text)
+	}
+}
+
+// TestFolderIsAdopted: a gateway that takes over writes nothing that is there already, which would hold up packets.
+func TestFolderIsAdopted(t *testing.T) {
+	p, socket := newHandPair(t)
+	p.rome.keeper.look()
+	p.rome.keeper.keepIdentity()
+	path := filepath.Join(p.rome.keeper.dir.Path(), "identity")
+	before, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, err := p.nextRome(t, socket, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	serve(t, g)
+	<-g.taken.over
+	if after, err := os.Stat(path); err != nil || !os.SameFile(before, after) {
+		t.Errorf("the identity was written again: %v", err)
+	}
+	d, err := state.Open(filepath.Dir(p.rome.keeper.dir.Path()), "milan")
+	if err == nil {
+		d.Close()
+	}
+	if !errors.Is(err, state.ErrInUse) {
+		t.Errorf("the folder is free: %v", err)
+	}
+}

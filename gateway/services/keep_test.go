@@ -1,0 +1,137 @@
+package services
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"github.com/sirupsen/logrus/hooks/test"
+
+	"culvert/nat"
+	"culvert/nat/nattest"
+	"culvert/nat/packet"
+	"culvert/nat/rules"
+)
+
+// keeping returns a server without a device that keeps what is in a folder, and what it logs.
+func keeping(t *testing.T, folder string) (*Server, *test.Hook) {
+	t.Helper()
+	c, err := parse(t)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.State = folder
+	log, hook := test.NewNullLogger()
+	s := &Server{config: c, log: log, began: time.Now()}
+	if s.keeper, err = openKeeper(c, log); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.keeper.close)
+	if s.engine, err = nat.New(s.keeper.key, &c.plan(c.Addresses).nat); err != nil {
+		t.Fatal(err)
+	}
+	s.keeper.restore(s.engine, s.now())
+	return s, hook
+}
+
+// connect opens a connection to the node port and returns the port that the endpoint sees.
+func connect(t *testing.T, s *Server, from uint16, flags uint8) uint16 {
+	t.Helper()
+	var p packet.Packet
+	p.Parse(nattest.IP{Source: "198.51.100.9", Destination: "172.18.0.2", Body: nattest.TCP{SourcePort: from, DestinationPort: 30080, Flags: flags}}.Bytes())
+	if v := s.engine.Process(&p, rules.HostLink, s.now()); v.Action != nat.Forward {
+		t.Fatalf("dropped for %v", v.Reason)
+	}
+	v, err := nattest.Check(p.Bytes())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v.SourcePort
+}
+
+// A run goes on with what the one before has written, with its key, and without what it has not.
+func TestKeeper(t *testing.T) {
+	folder := t.TempDir()
+	s, hook := keeping(t, folder)
+	before := connect(t, s, 4000, nattest.SYN)
+	if !s.keeper.stale(s.engine) {
+		t.Error("a connection that was not written is not missed")
+	}
+	s.keeper.write(s.engine, s.now, func() {})
+	if s.keeper.stale(s.engine) {
+		t.Error("what was written is missed")
+	}
+	unwritten := connect(t, s, 4001, nattest.SYN)
+	if _, err := openKeeper(s.config, logrus.New()); err == nil || !strings.Contains(err.Error(), "services.state") {
+		t.Errorf("a second process is told %v", err)
+	}
+	s.keeper.close() // as a kill does
+	if n := len(hook.AllEntries()); n != 0 {
+		t.Errorf("%d messages: %v", n, hook.LastEntry())
+	}
+
+	s, hook = keeping(t, folder)
+	if st := s.engine.Stats(); st.Connections != 1 || st.Restored != 1 {
+		t.Errorf("%d connections, %d restored", st.Connections, st.Restored)
+	}
+	if e := hook.LastEntry(); e == nil || e.Level != logrus.InfoLevel || e.Data["connections"] != 1 {
+		t.Errorf("it says %v", e)
+	}
+	if after := connect(t, s, 4000, nattest.ACK); after != before {
+		t.Errorf("the endpoint sees port %d, it saw %d", after, before)
+	}
+	if after := connect(t, s, 4001, nattest.ACK); after != unwritten {
+		t.Errorf("without a record the endpoint sees port %d, it saw %d", after, unwritten)
+	}
+}
+
+// What is there may be anything: it costs connections, and is said.
+func TestKeeperFindsDamage(t *testing.T) {
+	for name, damage := range map[string]func(folder string) error{
+		"connections": func(folder string) error {
+			return os.WriteFile(filepath.Join(folder, "connections"), make([]byte, nat.RecordBlock), 0o600)
+		},
+		"identity": func(folder string) error { return os.WriteFile(filepath.Join(folder, "identity"), []byte("?"), 0o600) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			folder := t.TempDir()
+			s, _ := keeping(t, folder)
+			connect(t, s, 4000, nattest.SYN)
+			s.keeper.end(s)
+			if err := damage(filepath.Join(folder, DefaultInterface)); err != nil {
+				t.Fatal(err)
+			}
+			s, hook := keeping(t, folder)
+			warned := false
+			for _, e := range hook.AllEntries() {
+				warned = warned || e.Level == logrus.WarnLevel
+			}
+			if !warned {
+				t.Error("nothing is said")
+			}
+			connect(t, s, 4002, nattest.SYN)
+			s.keeper.end(s)
+			s, hook = keeping(t, folder)
+			if e := hook.LastEntry(); e == nil || e.Level != logrus.InfoLevel || s.engine.Stats().Connections == 0 {
+				t.Errorf("the run after that: %v, %d connections", e, s.engine.Stats().Connections)
+			}
+		})
+	}
+}
+
+// A folder that cannot be used costs nothing but what it is for.
+func TestKeeperWithoutFolder(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s, hook := keeping(t, file)
+	if e := hook.LastEntry(); e == nil || e.Level != logrus.WarnLevel {
+		t.Errorf("it says %v", e)
+	}
+	connect(t, s, 4000, nattest.SYN)
+	s.keeper.end(s)
+}

@@ -1,0 +1,110 @@
+package services
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"culvert/nat"
+)
+
+const (
+	requestTime = 5 * time.Second
+	answerTime  = 10 * time.Second
+	maxHeader   = 8 << 10 // bytes
+)
+
+// A listing serves /metrics and /healthz.
+type listing struct {
+	listener net.Listener
+	server   *http.Server
+}
+
+// listen opens the listener of services.metrics; without one, nothing is served.
+func (s *Server) listen(address string) (*listing, error) {
+	if address == "" {
+		return &listing{}, nil
+	}
+	l, err := net.Listen("tcp", address)
+	if errors.Is(err, unix.EADDRINUSE) {
+		return nil, fmt.Errorf("services.metrics: %s is in use; stop what uses it, or choose another address", address)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("services.metrics: %w", err)
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+		fmt.Fprint(w, s.metrics())
+	})
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
+		if fault := s.fault.Load(); fault != nil {
+			http.Error(w, *fault, http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	})
+	served := &http.Server{Handler: mux, ReadTimeout: requestTime, WriteTimeout: answerTime, MaxHeaderBytes: maxHeader}
+	served.SetKeepAlivesEnabled(false)
+	return &listing{l, served}, nil
+}
+
+func (l *listing) serve() {
+	if l.server != nil {
+		l.server.Serve(l.listener)
+	}
+}
+
+func (l *listing) close() {
+	if l != nil && l.server != nil {
+		l.server.Close()
+		l.listener.Close()
+	}
+}
+
+// metrics returns the counters in Prometheus' text format, under the names that gateways have for the same.
+func (s *Server) metrics() string {
+	s.mu.Lock()
+	services, mended := len(s.config.Services), s.steering.made
+	s.mu.Unlock()
+	st := s.engine.Stats()
+	d := &st.Outbound // all comes from the host
+	var b strings.Builder
+	family := func(kind, name, help string) {
+		fmt.Fprintf(&b, "# HELP culvert_%s %s\n# TYPE culvert_%[1]s %[3]s\n", name, help, kind)
+	}
+	one := func(kind, name, help string, value uint64) {
+		family(kind, name, help)
+		fmt.Fprintf(&b, "culvert_%s %d\n", name, value)
+	}
+	one("gauge", "services", "Ports of Services that are served.", uint64(services))
+	one("counter", "steering_changes_total", "Rules and routes that were made or put back.", uint64(mended))
+	one("counter", "received_packets_total", "Packets for Services and answers to them, after segmentation.", d.Received)
+	one("counter", "forwarded_packets_total", "Packets sent on.", d.Forwarded)
+	one("counter", "untracked_packets_total", "Packets sent on as they came, as no Service has them.", d.Untracked)
+	one("counter", "answered_packets_total", "Packets that were answered with an error.", d.Answered)
+	family("counter", "dropped_packets_total", "Packets dropped, by reason.")
+	for reason, n := range d.Dropped {
+		if reason > 0 {
+			fmt.Fprintf(&b, "culvert_dropped_packets_total{reason=%q} %d\n", nat.Reason(reason), n)
+		}
+	}
+	one("gauge", "connections", "Connections in the table.", uint64(st.Connections))
+	one("gauge", "connections_max", "Cap of the connection table.", uint64(st.MaxConnections))
+	one("counter", "connections_created_total", "Connections made.", st.Created)
+	one("counter", "connections_restored_total", "Connections that the run before has left to this one.", st.Restored)
+	family("counter", "connections_removed_total", "Connections removed: expired, evicted with their Service, dropped early for others.")
+	for reason, n := range map[string]uint64{"expired": st.Expired, "evicted": st.Evicted, "early-dropped": st.EarlyDropped} {
+		fmt.Fprintf(&b, "culvert_connections_removed_total{reason=%q} %d\n", reason, n)
+	}
+	one("gauge", "ports_busiest", "Source ports in use towards the endpoint that has most.", uint64(st.BusiestPorts))
+	one("gauge", "ports_busiest_max", "How many there may be towards that one.", uint64(st.BusiestPortsMax))
+	one("gauge", "affinity_clients", "Clients of Services with affinity that are remembered.", uint64(st.Clients))
+	one("gauge", "affinity_clients_max", "Cap of the clients that are remembered.", uint64(st.MaxClients))
+	return b.String()
+}

@@ -1,0 +1,61 @@
+package services
+
+import (
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+
+	"culvert/nat/nattest"
+)
+
+// The page counts what has happened, under names that Prometheus' rules allow, and health says what is the matter.
+func TestMetrics(t *testing.T) {
+	s, _ := keeping(t, "")
+	s.mu.Lock()
+	s.steering = &steering{made: 7}
+	s.mu.Unlock()
+	connect(t, s, 4000, nattest.SYN)
+	page, err := s.listen("127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer page.close()
+	go page.serve()
+	get := func(path string) (int, string) {
+		t.Helper()
+		r, err := http.Get("http://" + page.listener.Addr().String() + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Body.Close()
+		text, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.StatusCode, string(text)
+	}
+	_, text := get("/metrics")
+	if problems, err := promlint.New(strings.NewReader(text)).Lint(); err != nil || len(problems) > 0 {
+		t.Errorf("promlint: %v, %v", problems, err)
+	}
+	for _, want := range []string{"culvert_services 2\n", "culvert_connections 1\n", "culvert_forwarded_packets_total 1\n", "culvert_steering_changes_total 7\n",
+		"culvert_dropped_packets_total{reason=\"no-backend\"} 0\n", "culvert_connections_removed_total{reason=\"expired\"} 0\n"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+	if code, text := get("/healthz"); code != http.StatusOK {
+		t.Errorf("healthy: %d %s", code, text)
+	}
+	fault := "somebody has them"
+	s.fault.Store(&fault)
+	if code, text := get("/healthz"); code != http.StatusServiceUnavailable || !strings.Contains(text, fault) {
+		t.Errorf("not healthy: %d %s", code, text)
+	}
+	if _, err := s.listen(page.listener.Addr().String()); err == nil || !strings.Contains(err.Error(), "services.metrics") || !strings.Contains(err.Error(), "in use") {
+		t.Errorf("an address that is taken: %v", err)
+	}
+}

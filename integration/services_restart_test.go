@@ -1,0 +1,289 @@
+package integration
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A serviceStream is a connection through a Service.
+type serviceStream struct {
+	net.Conn
+	network, to string
+	from        *peerHost
+	who         string // answers
+	sent        int
+}
+
+// stream opens a connection and hears who answers.
+func (l *serviceLab) stream(from *peerHost, network, to string) *serviceStream {
+	l.Helper()
+	conn, err := from.dial(network, to)
+	if err != nil {
+		l.Fatalf("%s %s %s: %v", from.name, network, to, err)
+	}
+	l.Cleanup(func() { conn.Close() })
+	s := &serviceStream{Conn: conn, network: network, to: to, from: from}
+	if s.who, err = s.hear(); err != nil {
+		l.Fatalf("%s %s %s: %v", from.name, network, to, err)
+	}
+	return s
+}
+
+// hear reads who answers: over TCP as the first thing, over UDP as the answer to anything, of which some may be lost.
+func (s *serviceStream) hear() (who string, err error) {
+	patience := startTimeout
+	if s.network == "udp" {
+		patience = askPatience
+	}
+	for end := time.Now().Add(startTimeout); ; {
+		s.SetDeadline(time.Now().Add(patience))
+		if s.network == "udp" {
+			if _, err := s.Write([]byte("?")); err != nil {
+				return "", err
+			}
+		}
+		b := make([]byte, 100)
+		n, err := s.Read(b)
+		if errors.Is(err, os.ErrDeadlineExceeded) && time.Now().Before(end) {
+			continue
+		}
+		who, _, _ := strings.Cut(string(b[:n]), " ")
+		return who, err
+	}
+}
+
+// send sends what a TCP connection is to echo.
+func (s *serviceStream) send() error {
+	s.sent++
+	s.SetDeadline(time.Now().Add(startTimeout))
+	_, err := fmt.Fprintf(s, "%06d", s.sent)
+	return err
+}
+
+// heard reads what send has sent last.
+func (s *serviceStream) heard() error {
+	s.SetDeadline(time.Now().Add(startTimeout))
+	b := make([]byte, 6)
+	if _, err := io.ReadFull(s, b); err != nil {
+		return err
+	}
+	if string(b) != fmt.Sprintf("%06d", s.sent) {
+		return fmt.Errorf("echo %q of %d", b, s.sent)
+	}
+	return nil
+}
+
+func (s *serviceStream) echo() error { return errors.Join(s.send(), s.heard()) }
+
+// alive reports whether a connection goes on, with whom it began.
+func (s *serviceStream) alive() error {
+	if s.network == "tcp" {
+		return s.echo()
+	}
+	who, err := s.hear()
+	if err == nil && who != s.who {
+		err = fmt.Errorf("%s answers, %s did", who, s.who)
+	}
+	return err
+}
+
+// kept waits until the node has written connections since now.
+func (l *serviceLab) kept() {
+	l.Helper()
+	now := time.Now()
+	eventually(l.T, "connections on disk", func() error {
+		info, err := os.Stat(filepath.Join(l.state, "culvert1", "connections"))
+		if err == nil && info.ModTime().Before(now) {
+			err = errNotYet
+		}
+		return err
+	})
+}
+
+// all has do done to all streams at once, and returns how many it has failed for.
+func (l *serviceLab) all(streams []*serviceStream, when string, do func(*serviceStream) error) (failed int) {
+	l.Helper()
+	results := make([]error, len(streams))
+	var wait sync.WaitGroup
+	for i, s := range streams {
+		wait.Go(func() { results[i] = do(s) })
+	}
+	wait.Wait()
+	for i, err := range results {
+		if err != nil {
+			if failed++; failed < 10 {
+				l.Errorf("%s: %s %s %s: %v", when, streams[i].from.name, streams[i].network, streams[i].to, err)
+			}
+		}
+	}
+	if failed > 0 {
+		l.Logf("%s: %d of %d have failed", when, failed, len(streams))
+	}
+	return failed
+}
+
+// TestServicesRestart ends culvert node by SIGTERM and by SIGKILL and starts it again, has an endpoint leave and reads the file again:
+// 500 connections go on, of all kinds of clients, over both families. What is sent while it is down arrives. New ones fail only while it
+// is down, and the node answers for itself all the while.
+func TestServicesRestart(t *testing.T) {
+	beside(t, func(t *testing.T) {
+		l := newServiceLab(t)
+		before := l.kernelState()
+		l.state = t.TempDir()
+		serve := []string{served("web", "tcp", 10, "", "pa", "pb"), served("dns", "udp", 10, "", "pa", "pb"),
+			served("near", "tcp", 11, "externalTrafficPolicy: Local, internalTrafficPolicy: Local,", "pa")}
+		l.start(serve...)
+		var streams []*serviceStream
+		for len(streams) < 500 {
+			for _, r := range []struct {
+				from        *peerHost
+				network, to string
+			}{
+				{l.out, "tcp", "172.18.0.2:30010"}, {l.out, "udp", "172.18.0.2:30010"}, {l.out, "tcp", "[fd18::2]:30010"}, {l.out, "udp", "[fd18::2]:30010"},
+				{l.out, "tcp", "172.18.0.2:30011"}, {l.c, "tcp", "10.96.0.10:80"}, {l.c, "udp", "[fd96::10]:80"}, {l.n1, "tcp", "[fd96::10]:80"},
+				{l.n1, "udp", "10.96.0.10:80"}, {l.b, "tcp", "172.18.0.2:30010"},
+			} {
+				streams = append(streams, l.stream(r.from, r.network, r.to))
+			}
+		}
+		var tcp []*serviceStream
+		for _, s := range streams {
+			if s.network == "tcp" {
+				tcp = append(tcp, s)
+			}
+		}
+		l.down("SIGTERM", unix.SIGTERM, tcp, serve)
+		l.all(streams, "after SIGTERM", (*serviceStream).alive)
+		l.kept()
+		l.down("SIGKILL", unix.SIGKILL, tcp, serve)
+		l.all(streams, "after SIGKILL", (*serviceStream).alive)
+
+		// An endpoint leaves: TCP goes on, UDP finds the other.
+		l.write(served("web", "tcp", 10, "", "pb"), served("dns", "udp", 10, "", "pb"), serve[2])
+		l.reload("services have changed", 1)
+		l.all(tcp, "after an endpoint has left", (*serviceStream).echo)
+		for _, s := range streams {
+			if s.network == "udp" {
+				s.who = "pb"
+			}
+		}
+		l.all(streams, "after an endpoint has left", (*serviceStream).alive)
+		l.reload("services have changed", 2)
+		l.all(streams, "after a reload", (*serviceStream).alive)
+
+		// It leaves while nobody serves, too.
+		l.node.stop()
+		l.start(served("web", "tcp", 10, "", "pa"), served("dns", "udp", 10, "", "pb"), serve[2])
+		l.all(streams, "after a restart with another file", (*serviceStream).alive)
+		t.Logf("%d connections, of which %d are TCP", len(streams), len(tcp))
+
+		for _, s := range streams {
+			s.Close()
+		}
+		l.node.stop()
+		if l.kernelState() == before {
+			t.Error("nothing has stayed for the next run")
+		}
+		l.state = ""
+		l.start(serve...)
+		l.node.stop()
+		if after := l.kernelState(); after != before {
+			t.Errorf("left behind:\n%s\nthere was:\n%s", after, before)
+		}
+	}, programs("ip", "ip"))
+}
+
+// down ends the node, sends to all streams and starts it again: what was sent is echoed.
+func (l *serviceLab) down(how string, signal unix.Signal, tcp []*serviceStream, serve []string) {
+	l.Helper()
+	l.node.cmd.Process.Signal(signal)
+	<-l.node.ended
+	began := time.Now()
+	l.all(tcp, how+": while it is down", (*serviceStream).send)
+	if _, _, err := l.ask(l.out, "tcp", "172.18.0.2:8080"); err != nil {
+		l.Errorf("%s: the node itself does not answer: %v", how, err)
+	}
+	err := l.out.do(func() error {
+		conn, err := net.DialTimeout("tcp", "172.18.0.2:30010", 100*time.Millisecond)
+		if err == nil {
+			conn.Close()
+		}
+		return err
+	})
+	if timeout := net.Error(nil); !errors.As(err, &timeout) || !timeout.Timeout() {
+		l.Errorf("%s: a new connection while nobody serves: %v, want silence", how, err)
+	}
+	l.start(serve...)
+	pause := time.Since(began)
+	failed := l.all(tcp, how+": what was sent while it was down", (*serviceStream).heard)
+	l.Logf("%s: down for %v: %d of %d TCP connections go on", how, pause.Round(time.Millisecond), len(tcp)-failed, len(tcp))
+	if _, _, err := l.ask(l.out, "tcp", "172.18.0.2:30010"); err != nil {
+		l.Errorf("%s: a new connection after it: %v", how, err)
+	}
+}
+
+// reload sends SIGHUP and waits until the log has a message that often.
+func (l *serviceLab) reload(message string, times int) {
+	l.Helper()
+	l.node.cmd.Process.Signal(unix.SIGHUP)
+	eventually(l.T, message, func() error {
+		if strings.Count(l.node.output(), message) < times {
+			return errNotYet
+		}
+		return nil
+	})
+}
+
+// TestServicesRemovedByOthers has somebody remove what leads to the device, with the rule for the local table, and bring the device down:
+// all is back within a second or two.
+func TestServicesRemovedByOthers(t *testing.T) {
+	beside(t, func(t *testing.T) {
+		l := newServiceLab(t)
+		l.start(served("web", "tcp", 10, "", "pa", "pb"))
+		before := l.kernelState()
+		remove := func(family string) {
+			for line := range strings.Lines(l.n1.run("ip", family, "rule")) {
+				if priority, _, _ := strings.Cut(line, ":"); priority != "32766" && priority != "32767" {
+					l.n1.run("ip", family, "rule", "del", "pref", priority)
+				}
+			}
+		}
+		for what, do := range map[string]func(){
+			"rules":            func() { remove("-4"); remove("-6") },
+			"routes":           func() { l.n1.ip("route flush dev culvert1", "route del fd96::/112 dev culvert1") },
+			"the table":        func() { l.n1.ip("route flush table 7091") },
+			"the device is up": func() { l.n1.ip("link set culvert1 down") },
+			"the local table is behind": func() {
+				l.n1.ip("rule add pref 0 lookup local")
+			},
+		} {
+			do()
+			began := time.Now()
+			eventuallyWithin(t, 3*time.Second, what, func() error {
+				if l.kernelState() != before {
+					return errNotYet
+				}
+				return nil
+			})
+			t.Logf("%s: back after %v", what, time.Since(began).Round(time.Millisecond))
+			for _, to := range []string{"172.18.0.2:30010", "[fd18::2]:30010", "172.18.0.2:8080"} {
+				if _, _, err := l.ask(l.out, "tcp", to); err != nil {
+					t.Errorf("%s: %s: %v", what, to, err)
+				}
+			}
+			if _, _, err := l.ask(l.c, "tcp", "10.96.0.10:80"); err != nil {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+	}, programs("ip", "ip"))
+}
