@@ -260,3 +260,48 @@ func (h *peerHost) hash(to netip.AddrPort, size int64) (rate float64, err error)
 	}
 	return float64(size) / time.Since(begin).Seconds(), err
 }
+
+// romeProxied is what rome's gateway has its pod stand for: services for milan, and mapped addresses for its own node.
+func romeProxied() string {
+	s := "nat:\n  addresses:\n  - {external: 10.70.0.9, internal: 10.0.1.5, proxyProtocol: v2}\n  services:\n"
+	for server := proxyHAProxy; server < proxyServers; server++ {
+		protocol := "v2"
+		if server == proxyNothingHash {
+			protocol = "none"
+		}
+		s += fmt.Sprintf("  - {name: proxied-%d, address: 10.70.0.2%[1]d, port: 80, proxyProtocol: %[2]s, backends: [{address: 10.0.1.5, port: 808%[1]d}]}\n", server, protocol)
+	}
+	return s
+}
+
+// TestGatewayProxyProtocol has the same servers behind a gateway: pods of the other cluster ask its services, and its own node, whose kernel
+// leaves segmentation and checksums to the gateway, an address that is mapped to the servers' pod.
+func TestGatewayProxyProtocol(t *testing.T) {
+	beside(t, func(t *testing.T) {
+		c := newMilan(t)
+		c.addRomeWith(romeProxied())
+		c.romeNode.ip("route add 10.70.0.0/16 via " + romeInternal)
+		serveProxied(t, c.romePod)
+		service := func(server int) netip.AddrPort {
+			return netip.AddrPortFrom(netip.MustParseAddr("10.72.0.2"+strconv.Itoa(server)), 80)
+		}
+		mapped := func(server int) netip.AddrPort {
+			return netip.AddrPortFrom(netip.MustParseAddr("10.70.0.9"), uint16(8080+server))
+		}
+		for server := proxyHAProxy; server <= proxyGoFirst; server++ {
+			told, want, err := c.milanPod.askProxied(server, service(server))
+			// Both ends are told as rome calls them.
+			want = strings.Replace(strings.Replace(want, podAddress+" ", milanPodAtRome+" ", 1), " 10.72.", " 10.70.", 1)
+			if err != nil || told != want {
+				t.Errorf("milan's pod asks server %d: %v; it was told %q, want %q", server, err, told, want)
+			}
+			if told, want, err := c.romeNode.askProxied(server, mapped(server)); err != nil || told != want {
+				t.Errorf("rome's node asks server %d: %v; it was told %q, want %q", server, err, told, want)
+			}
+		}
+		if _, err := c.romeNode.hash(mapped(proxyGoHash), 64<<20); err != nil {
+			t.Error(err)
+		}
+		compareRates(t, c.milanPod, service(proxyNothingHash), service(proxyGoHash))
+	}, programs("haproxy", "haproxy"), programs("nginx", "nginx"))
+}
