@@ -128,7 +128,16 @@ func (x *sight) tell(l *lookers, p *packet.Packet, in nat.Link, v *nat.Verdict, 
 	if pre {
 		r.Add(capture.Pre, outbound, note, x.length, x.before)
 	}
-	if post {
+	switch {
+	case !post:
+	case p.LeadLen() > 0: // not all of what goes out is in p
+		var c packet.Cutter
+		room := make([]byte, p.Len()+p.LeadLen())
+		c.Start(p, v.SegmentSize, v.MTU)
+		for n := c.Next(room); n > 0; n = c.Next(room) {
+			r.Add(capture.Post, outbound, note, n, room[:n])
+		}
+	default:
 		b := p.Bytes()
 		r.Add(capture.Post, outbound, note, len(b), b)
 	}

@@ -238,7 +238,7 @@ func (v *view) connection(c *nat.ConnInfo, uses []string) control.Connection {
 		ID: c.ID, Protocol: control.ProtocolName(c.Original.Protocol), State: c.State, Replied: c.Replied, Mark: c.Mark,
 		From: v.names[c.Original.Link], To: v.names[c.Out[0]],
 		Original: tupleOf(&c.Original), Reply: tupleOf(&c.Reply),
-		Uses: v.uses(c, uses), Refused: refused(0), RefusedReply: refused(1),
+		Uses: v.uses(c, inserted(c, uses)), Refused: refused(0), RefusedReply: refused(1),
 		IdleSeconds: seconds(c.Idle), LeftSeconds: seconds(c.Left),
 		Sent: control.Volume{Packets: c.Packets[0], Bytes: c.Bytes[0]}, Received: control.Volume{Packets: c.Packets[1], Bytes: c.Bytes[1]},
 	}
@@ -246,6 +246,14 @@ func (v *view) connection(c *nat.ConnInfo, uses []string) control.Connection {
 
 func tupleOf(t *packet.Tuple) control.Tuple {
 	return control.Tuple{Source: t.Source(), SourcePort: t.SourcePort(), Destination: t.Destination(), DestinationPort: t.DestinationPort()}
+}
+
+// inserted appends what c gets into its stream.
+func inserted(c *nat.ConnInfo, uses []string) []string {
+	if c.ProxyProtocol {
+		return append(uses, "proxy-protocol")
+	}
+	return uses
 }
 
 // uses appends what has translated the addresses of c: they tell, because no two things

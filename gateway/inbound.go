@@ -205,9 +205,11 @@ func (in *inbound) hairpin(p *packet.Packet, v nat.Verdict) {
 
 // forward writes what p becomes straight behind its new headers, for the node v.Out.
 func forward(to *geneve.Sender, cutter *packet.Cutter, p *packet.Packet, v nat.Verdict, l *lookers, x *sight) {
-	size := len(p.Bytes())
+	size := p.Len() + p.LeadLen()
 	if v.MTU > 0 {
 		size = min(size, v.MTU)
+	} else if v.SegmentSize > 0 {
+		size = min(size, p.HeaderLen()+p.TCPHeaderLen()+v.SegmentSize)
 	}
 	cutter.Start(p, v.SegmentSize, v.MTU)
 	for i := range v.Packets {

@@ -186,7 +186,9 @@ func TestEveryReasonShows(t *testing.T) {
 			{Name: "drop", Protocol: 17, Ports: []rules.PortRange{{First: 7, Last: 7}}, Action: rules.FilterDrop},
 			{Name: "reject", Protocol: 17, Ports: []rules.PortRange{{First: 9, Last: 9}}, Action: rules.FilterReject},
 		}
-		rome.Services = []config.Service{{Name: "empty", Address: rules.PairOf(netip.MustParseAddr("10.70.0.21")), Port: 80, Protocol: 17}}
+		rome.Services = []config.Service{{Name: "empty", Address: rules.PairOf(netip.MustParseAddr("10.70.0.21")), Port: 80, Protocol: 17},
+			{Name: "told", Address: rules.PairOf(netip.MustParseAddr("10.70.0.22")), Port: 80, Protocol: 6, ProxyProtocol: true,
+				Backends: []config.Backend{{Address: netip.MustParseAddr("10.0.1.7"), Port: 80}}}}
 	})
 	ways := p.ofPackets(with)
 	maps.Copy(ways, p.ofTunnels())
@@ -244,8 +246,11 @@ func (p *losingPair) ofPackets(with func(func(*nattest.IP)) nattest.IP) map[stri
 		"bad-destination": func() { p.inner(with(func(ip *nattest.IP) { ip.Destination = "224.0.0.5" })) },
 		"no-mapping":      func() { p.tunnel(nattest.IP{Source: "10.0.1.7", Destination: "10.70.0.99", Body: datagram(53)}) },
 		"no-backend":      func() { p.tunnel(nattest.IP{Source: "10.0.1.7", Destination: "10.70.0.21", Body: datagram(80)}) },
-		"no-route":        func() { p.inner(with(func(ip *nattest.IP) { ip.Destination = "8.8.8.8" })) },
-		"ttl-exceeded":    func() { p.inner(with(func(ip *nattest.IP) { ip.TTL = 1 })) },
+		"mid-stream": func() {
+			p.tunnel(nattest.IP{Source: "10.0.1.7", Destination: "10.70.0.22", Body: nattest.TCP{DestinationPort: 80, Flags: nattest.ACK}})
+		},
+		"no-route":     func() { p.inner(with(func(ip *nattest.IP) { ip.Destination = "8.8.8.8" })) },
+		"ttl-exceeded": func() { p.inner(with(func(ip *nattest.IP) { ip.TTL = 1 })) },
 		"too-big": func() {
 			p.inner(with(func(ip *nattest.IP) {
 				ip.DF, ip.Body = true, nattest.UDP{DestinationPort: 53, Payload: make([]byte, 1400)}

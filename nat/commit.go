@@ -37,12 +37,15 @@ func (e *Engine) commit(d *decision, p *packet.Packet, now Time) {
 	case effectPass:
 		dir := d.hit.direction
 		d.plan.rewrite(p)
+		if d.plan.stream.step != streamAsIs {
+			d.plan.stream.commit(p)
+		}
 		c.packets[dir] += uint64(d.verdict.Packets)
 		c.bytes[dir] += uint64(p.Len())
 		if c.hits[dir] != 0 {
 			e.countHits(c, dir, p, uint64(d.verdict.Packets))
 		}
-		e.advance(c, d.hit.number, dir, p, now)
+		e.advance(d, p, now)
 	}
 	if d.part != partNone {
 		e.commitFragment(d, p, now)
@@ -57,6 +60,9 @@ func (d *decision) apply(p *packet.Packet) {
 	}
 	d.plan.rewrite(p)
 	if d.relays {
+		if d.quotesStream {
+			p.MoveQuotedBack(&d.quote, d.shift)
+		}
 		p.RewriteQuoted(&d.quote, &d.quoted[0], &d.quoted[1])
 	}
 }
@@ -71,14 +77,17 @@ func (d *decision) countRules(p *packet.Packet) {
 }
 
 // advance takes a forwarded packet into the connection's state and timer.
-func (e *Engine) advance(c *conn, number uint32, d int, p *packet.Packet, now Time) {
+func (e *Engine) advance(x *decision, p *packet.Packet, now Time) {
+	c, number, d := x.hit.conn, x.hit.number, x.hit.direction
 	c.lastSeen = max(c.lastSeen, now)
 	was := c.state
 	switch {
 	case c.keys[original].protocol == packet.TCP:
 		if p.HasPorts() {
 			var s packet.Segment
-			p.Segment(&s)
+			if p.Segment(&s); x.plan.stream.step == streamMoves {
+				s.Seq -= x.plan.stream.prologue.length() // the client's own number
+			}
 			c.state = c.tcp.next(c.state, &s, d)
 		}
 	case c.keys[original].protocol == packet.SCTP:
@@ -167,6 +176,9 @@ func (e *Engine) insert(d *decision, p *packet.Packet, now Time) bool {
 		var s packet.Segment
 		p.Segment(&s)
 		c.state = c.tcp.open(&s, original)
+		if d.plan.stream.step == streamOpens {
+			tb.begin(c, number, newPrologue(&d.from, &d.answer, tr.ClientSource() != d.from.Source(), s.Seq+1))
+		}
 	}
 	e.cache(c, original, tr)
 	tr.CountBindings(false, 1, uint64(p.Len()))

@@ -18,6 +18,7 @@ type ConnInfo struct {
 	State           string
 	Replied         bool
 	Service         bool      // its destination is a backend of a Service
+	ProxyProtocol   bool      // which got a PROXY protocol header, or will get one
 	Verdict         [2]Reason // ReasonNone: packets of the direction are forwarded
 	Mark            uint32
 	Idle            time.Duration // since its last packet
@@ -32,7 +33,7 @@ func (e *Engine) info(c *conn, number uint32, now Time) ConnInfo {
 	idle := time.Duration(max(now-c.lastSeen, 0))
 	return ConnInfo{
 		ID: e.id(number), Original: e.table.tuple(c, original), Reply: e.table.tuple(c, reply), Out: c.out, State: c.state.String(), Replied: c.has(flagReplied),
-		Service: c.has(flagService), Verdict: c.verdict, Mark: c.mark, Idle: idle, Left: max(e.snapshot.lifetime(c, e.pressed())-idle, 0),
+		Service: c.has(flagService), ProxyProtocol: c.tcp.flags[original]&tcpShifted != 0, Verdict: c.verdict, Mark: c.mark, Idle: idle, Left: max(e.snapshot.lifetime(c, e.pressed())-idle, 0),
 		Packets: c.packets, Bytes: c.bytes,
 	}
 }

@@ -22,27 +22,30 @@ type decision struct {
 	// Of an ICMP error that is forwarded: what it quotes, and the tuple that the quotation has and the one that it gets.
 	quote      packet.Packet
 	quoted     [2]packet.Tuple
-	path       path // what it teaches
+	shift      packet.StreamShift // of quotesStream
+	path       path               // what it teaches
 	reassembly reassembly
 }
 
 // An outline is the part of a decision that says which others count. All of it is 0 at first.
 type outline struct {
-	effect      effect
-	renewal     renewal
-	finding     finding
-	part        part
-	counted     uint8 // how many of the rules that tr has hit count the packet
-	bindings    bool  // so does what bound its destination
-	shared      bool  // effectOpen: others use the connection's source
-	stale       bool  // effectOpen: expired connections have its tuples
-	relays      bool  // the packet is an ICMP error with a quotation
-	teaches     bool  // it tells a path MTU
-	home        Link  // renewAnew: where the connection's packets go
-	asked       [ranks]uint8
-	victim      uint32 // the connection that makes room
-	predecessor uint32 // the connection that had the packet's tuple, and is over
-	reused      uint32 // the one that leaves the tuple of its answers to this one's, and is closed
+	effect   effect
+	renewal  renewal
+	finding  finding
+	part     part
+	counted  uint8 // how many of the rules that tr has hit count the packet
+	bindings bool  // so does what bound its destination
+	shared   bool  // effectOpen: others use the connection's source
+	stale    bool  // effectOpen: expired connections have its tuples
+	relays   bool  // the packet is an ICMP error with a quotation
+	teaches  bool  // it tells a path MTU
+	// quotesStream: the quotation has a server's numbers of a client's stream.
+	quotesStream bool
+	home         Link // renewAnew: where the connection's packets go
+	asked        [ranks]uint8
+	victim       uint32 // the connection that makes room
+	predecessor  uint32 // the connection that had the packet's tuple, and is over
+	reused       uint32 // the one that leaves the tuple of its answers to this one's, and is closed
 }
 
 // An effect is what a packet does to connections.

@@ -9,6 +9,7 @@
 //	  decide             finds the connection by tuple                            decide.go, table.go, directory.go
 //	    established      finds its translation, cached verdict and route          established.go, fit.go
 //	    first            checks, rules, translation, port: a new connection       open.go, evaluate.go, ports.go, affinity.go
+//	    stream           what a PROXY protocol header does to the numbers of TCP       prologue.go
 //	    fragment         gives later fragments the ports of their first one       fragments.go
 //	    icmpError        finds what an ICMP error quotes, and its connection      icmperror.go, pathmtu.go
 //	  commit             rewrites the packet; makes, moves and removes            commit.go
@@ -46,7 +47,8 @@
 // services go by name, times are ages, and each block of 4096 bytes has a checksum and needs no other.
 //
 //	connections     all but those of pods with the other cluster that any packet of theirs makes again: tuples, mark, state, TCP's and
-//	                SCTP's numbers, counters, age. At most 128 bytes each over IPv4. Where rules are given, all.
+//	                SCTP's numbers, counters, age. At most 128 bytes each over IPv4. Where rules are given, all. 6 bytes more for those
+//	                with a PROXY protocol header: where in the stream it is, and whether it has arrived
 //	clients         of services with affinity, and the time they have left
 //	IDs             go on behind all that were given out; a connection that is restored gets one of its own
 //	not recorded    fragments, path MTUs, rate limits, counters of rules; the port key, which New is given; what rules and routes say,
@@ -85,6 +87,7 @@
 //
 //	connections          Config.MaxConnections. At its share, a source replaces its oldest unreplied connections, then closing ones;
 //	                     else what needs no state goes on untracked, what does is dropped: connection-share, table-full.
+//	                     Beside one there is a PROXY protocol header, if its server gets one.
 //	ports                15/16 of 64,512 (or of 512 privileged ones, or of 65,535 ICMP identifiers) that one source address, such as U,
 //	                     has towards one protocol, address and port; then those of TCP connections that are closed: port-share,
 //	                     port-exhausted.

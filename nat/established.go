@@ -25,6 +25,9 @@ func (e *Engine) established(d *decision, p *packet.Packet, now Time) bool {
 	if d.trace != nil {
 		e.traceConnection(d, evaluated)
 	}
+	if (c.state == stateTimeWait || c.state == stateClosed) && dir == original && p.HasPorts() && e.streamEnds(d, p, now) {
+		return false
+	}
 	// The tuple of an answer from a node fits whichever node it comes from.
 	asymmetric := dir == reply && c.keys[reply].link == anyNode && d.in != home
 	if asymmetric && s.foreign(d.from.Source(), d.in) {
@@ -54,7 +57,11 @@ func (e *Engine) established(d *decision, p *packet.Packet, now Time) bool {
 	if pl.mtu = s.mtu; e.narrow != nil {
 		e.keepNarrow(pl, p, d.in)
 	}
-	if p.IsPartial() {
+	pl.stream.step = streamAsIs
+	if c.tcp.flags[original]&tcpShifted != 0 && p.HasPorts() && !e.stream(d, p) {
+		return true
+	}
+	if p.IsPartial() || pl.stream.step == streamLeads {
 		e.limits(pl, p, c.tcp.mss[1-dir], now)
 	}
 	if pl.to.Ports != d.from.Ports && p.Protocol() == packet.SCTP && p.IsFragment() {
@@ -70,7 +77,7 @@ func (e *Engine) established(d *decision, p *packet.Packet, now Time) bool {
 	return true
 }
 
-// limits notes what bounds the segments of a super-frame.
+// limits notes what bounds the segments that a packet is cut into.
 func (e *Engine) limits(pl *plan, p *packet.Packet, peerMSS uint16, now Time) {
 	if pl.peerMSS, pl.pathMTU = peerMSS, 0; e.paths.live(now) {
 		pl.to.IPv6 = p.IsIPv6()

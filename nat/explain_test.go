@@ -224,6 +224,7 @@ func explained(t *testing.T) (*Engine, *Config) {
 	t.Helper()
 	c := milan()
 	c.MaxConnections = 3000
+	c.Addresses[1].ProxyProtocol = true
 	c.Services = append(c.Services,
 		rules.Service{Name: "empty", Address: addr("10.70.0.21"), Port: 80, Protocol: packet.TCP},
 		rules.Service{Name: "sticky", Address: addr("10.70.0.22"), Port: 80, Protocol: packet.TCP, Affinity: rules.AffinityClientIP, Backends: slices.Clone(c.Services[0].Backends)})
@@ -416,5 +417,47 @@ func TestExplainConnection(t *testing.T) {
 		}
 		p.Parse(slices.Clone(b))
 		e.Process(&p, 9, 1)
+	}
+}
+
+// What becomes of the numbers of a stream is told.
+func TestExplainProxyProtocol(t *testing.T) {
+	c := milan()
+	c.Services[0].ProxyProtocol, c.Services[0].Backends = true, c.Services[0].Backends[:1]
+	e, err := New([16]byte{1}, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	segment := func(from, to string, sport, dport uint16, s nattest.TCP) (b []byte, in Link) {
+		if in = Tunnel; from == "10.200.1.5" {
+			in = 9
+		}
+		s.SourcePort, s.DestinationPort = sport, dport
+		return nattest.IP{Source: from, Destination: to, Body: s}.Bytes(), in
+	}
+	client := func(s nattest.TCP) ([]byte, Link) { return segment("10.200.2.6", "10.70.0.20", 4000, 80, s) }
+	server := func(s nattest.TCP) ([]byte, Link) { return segment("10.200.1.5", "10.71.2.6", 8080, 4000, s) }
+	for _, tt := range []struct {
+		from func(nattest.TCP) ([]byte, Link)
+		s    nattest.TCP
+		want string
+	}{
+		{client, nattest.TCP{Seq: 1001, Flags: nattest.ACK}, `check "begin of a TCP connection" /: false`},
+		{client, nattest.TCP{Seq: 1000, Flags: nattest.SYN}, "a header of 28 bytes will tell the server 10.71.2.6:4000 > 10.70.0.20:80"},
+		{client, nattest.TCP{Seq: 1000, Flags: nattest.SYN}, "the handshake passes without data"},
+		{server, nattest.TCP{Seq: 9000, Ack: 1001, Flags: nattest.SYN | nattest.ACK}, "acknowledgements - 28"},
+		{client, nattest.TCP{Seq: 1001, Ack: 9001, Flags: nattest.ACK}, "a header of 28 bytes goes in front"},
+		{client, nattest.TCP{Seq: 1002, Ack: 9001, Flags: nattest.ACK}, "sequence number + 28"},
+	} {
+		b, in := tt.from(tt.s)
+		var p packet.Packet
+		var steps recorder
+		p.Parse(slices.Clone(b))
+		e.Explain(&p, in, 1, &steps)
+		if !strings.Contains(steps.String(), tt.want) {
+			t.Errorf("no %q in\n%s", tt.want, &steps)
+		}
+		p.Parse(b)
+		e.Process(&p, in, 1)
 	}
 }

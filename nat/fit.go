@@ -14,6 +14,7 @@ type plan struct {
 	peerMSS          uint16 // MSS of the SYN that travelled towards the sender; 0 = unknown
 	clamp            uint16 // bound for the MSS option of a SYN; 0 = off
 	mtu              int
+	stream           streamPlan
 }
 
 // translate notes the difference between what a packet has and what it gets.
@@ -28,6 +29,9 @@ func (pl *plan) rewrite(p *packet.Packet) {
 	}
 	if p.Protocol() == packet.SCTP && !p.IsFragment() {
 		p.AdjustSCTP(&pl.to)
+	}
+	if pl.stream.step != streamAsIs {
+		pl.stream.rewrite(p)
 	}
 	p.Rewrite(&pl.to, pl.addresses, pl.ports)
 	p.DecrementHops()
@@ -50,13 +54,13 @@ func (d *decision) forward(p *packet.Packet) bool {
 
 // fits reports whether a packet goes on as it is.
 func (pl *plan) fits(p *packet.Packet) bool {
-	return p.Len() <= pl.mtu && !p.IsPartial() && p.SegmentSize == 0
+	return p.Len() <= pl.mtu && !p.IsPartial() && p.SegmentSize == 0 && pl.stream.step != streamLeads
 }
 
 // fit decides how a packet larger than the MTU, a super-frame or a train goes on: in segments, in fragments or, returning false, not at all.
 func (pl *plan) fit(p *packet.Packet, v *Verdict) bool {
 	n := p.Len()
-	if p.IsPartial() && p.Protocol() == packet.TCP && p.SegmentSize == 0 {
+	if p.Protocol() == packet.TCP && p.SegmentSize == 0 && (p.IsPartial() || pl.stream.step == streamLeads) {
 		pl.fitTCP(p, v)
 		return true
 	}
@@ -89,8 +93,9 @@ func (pl *plan) fit(p *packet.Packet, v *Verdict) bool {
 	return true
 }
 
-// fitTCP sets the segment size of a super-frame: what the MTU, the path MTU and the MSS of its receiver allow, less the TCP options. Its
-// sender left the segmentation to a network card, so that no size of ours can be too small for it.
+// fitTCP sets the segment size of a super-frame, or of a segment that a header makes longer: what the MTU, the path MTU and the MSS of its
+// receiver allow, less the TCP options. The sender of a super-frame left the segmentation to a network card, so that no size of ours can be
+// too small for it.
 func (pl *plan) fitTCP(p *packet.Packet, v *Verdict) {
 	limit := pl.mtu
 	if pl.pathMTU > 0 && pl.pathMTU < limit {
@@ -102,7 +107,11 @@ func (pl *plan) fitTCP(p *packet.Packet, v *Verdict) {
 		segment = mss
 	}
 	segment = max(segment-(length-20), minSegment)
-	if payload := p.Len() - header - length; payload > segment {
+	payload := p.Len() - header - length
+	if pl.stream.step == streamLeads {
+		payload += int(pl.stream.prologue.length())
+	}
+	if payload > segment {
 		v.SegmentSize = segment
 		v.Packets = (payload + segment - 1) / segment
 	}

@@ -16,6 +16,7 @@ func busy(t testing.TB) *nat.Engine {
 	e := engine(t, func(c *nat.Config) {
 		c.Addresses = []rules.AddressMapping{{External: address("10.70.0.9"), Internal: address("192.0.2.10"), Via: node2}}
 		c.Services = []rules.Service{service(rules.Backend{Address: address("10.200.1.5"), Port: 8080})}
+		c.Addresses = append(c.Addresses, rules.AddressMapping{External: address("10.70.0.11"), Internal: address("192.0.2.11"), Via: node2, ProxyProtocol: true})
 		c.Rules = []rules.FilterRule{{Name: "no-telnet", Protocol: 6, Ports: []rules.PortRange{{First: 23, Last: 23}}, Action: rules.FilterReject}}
 	})
 	for _, source := range []string{"10.200.1.5", "203.0.113.9", "10.70.0.0"} {
@@ -26,7 +27,7 @@ func busy(t testing.TB) *nat.Engine {
 	for _, body := range nattest.Bodies(true) {
 		process(t, e, node1, nattest.IP{Source: "fd00:200:0:1::5", Destination: "fd00:71:0:4000::9", Body: body}.Bytes(), start)
 	}
-	for _, to := range []string{"10.200.1.5", "10.70.0.9", "10.70.0.20"} {
+	for _, to := range []string{"10.200.1.5", "10.70.0.9", "10.70.0.20", "10.70.0.11"} {
 		process(t, e, nat.Tunnel, tcp("10.200.3.9", to, 40000, 80, nattest.SYN, "").Bytes(), start)
 	}
 	return e

@@ -88,6 +88,9 @@ func (e *Engine) relayTracked(d *decision, p *packet.Packet, now Time) {
 	d.plan.to.SetDestination(sent.Source())
 	e.relay(d, p, &sent)
 	if d.verdict.Action == Forward {
+		if pr := e.table.prologueOf(c, d.hit.number); pr != nil && dir == reply && d.quote.HasPorts() {
+			d.quotesStream, d.shift = true, pr.shift()
+		}
 		e.learnPath(d, p)
 	}
 }

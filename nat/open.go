@@ -65,6 +65,9 @@ func (e *Engine) open(d *decision, p *packet.Packet, now Time) {
 	if e.narrow != nil {
 		e.keepNarrow(pl, p, d.in)
 	}
+	if !d.openStream(p) {
+		return
+	}
 	if p.IsPartial() {
 		e.limits(pl, p, 0, now)
 	}

@@ -115,7 +115,11 @@ func (e *Engine) learnPath(d *decision, p *packet.Packet) {
 	if mtu == 0 || mtu >= e.snapshot.mtu || q.Protocol() != packet.TCP || !q.HasPorts() {
 		return
 	}
-	if !c.tcp.inFlight(q.SequenceNumber(), to) {
+	number := q.SequenceNumber()
+	if d.quotesStream {
+		number = d.shift.Back(number)
+	}
+	if !c.tcp.inFlight(number, to) {
 		return
 	}
 	sent := e.table.tuple(c, to)

@@ -27,6 +27,7 @@ const (
 	ReasonFiltered               // a rule with action drop
 	ReasonRejected               // a rule with action reject
 	ReasonNoBackend              // a service without a backend, or whose backend left
+	ReasonMidStream              // TCP in mid-stream, without a connection, where the server gets a PROXY protocol header
 
 	reasons // the number of reasons
 )
@@ -54,6 +55,7 @@ var reasonNames = [reasons]string{
 	ReasonFiltered:        "filtered",
 	ReasonRejected:        "rejected",
 	ReasonNoBackend:       "no-backend",
+	ReasonMidStream:       "mid-stream",
 }
 
 // String returns the reason in kebab-case.

@@ -109,13 +109,16 @@ func (r *Records) read() bool {
 func (r *Records) readConnections() {
 	e := r.e
 	r.ready = r.room[:0]
-	next, more := e.some(Cursor(r.at), func(c *conn, _ uint32) {
+	next, more := e.some(Cursor(r.at), func(c *conn, number uint32) {
 		if r.since != 0 && c.lastSeen < r.since || !e.alive(c, r.now) {
 			return
 		}
 		x := connRecord{
 			first: e.table.tuple(c, original), answer: e.table.tuple(c, reply), idle: time.Duration(max(r.now-c.lastSeen, 0)), mark: c.mark,
 			state: c.state, packets: c.packets, bytes: c.bytes, tcp: c.tcp,
+		}
+		if pr := e.table.prologueOf(c, number); pr != nil {
+			x.prologue = pr.record()
 		}
 		if e.tellsItself(c, &x.first, &x.answer) {
 			return
@@ -146,7 +149,7 @@ func (e *Engine) tellsItself(c *conn, first, answer *packet.Tuple) bool {
 	if first.Link.Outside() {
 		inside, outside = answer, first
 	}
-	if !s.rules.Generated() || c.has(flagService|flagPort) || inside.Link.Outside() || !outside.Link.Outside() {
+	if !s.rules.Generated() || c.has(flagService|flagPort) || c.tcp.flags[original]&tcpShifted != 0 || inside.Link.Outside() || !outside.Link.Outside() {
 		return false
 	}
 	local, seen := inside.Source(), inside.Destination()

@@ -7,16 +7,26 @@ import (
 	"time"
 
 	"culvert/nat"
+	"culvert/nat/nattest"
 )
 
 // items returns those of the first block.
 func items(b []byte) []byte { return b[16:][:binary.LittleEndian.Uint16(b[6:])] }
+
+// told4 has a connection whose server has its header.
+func told4(t testing.TB) *nat.Engine {
+	p := pathTo(t, engine(t, proxied), "service")
+	p.open()
+	p.fromClient(nattest.TCP{Seq: 1001, Ack: 9001, Flags: ack})
+	return p.e
+}
 
 // FuzzRestore restores items of whatever is written in blocks that are right. The table is sound afterwards: packets meet it, its counters
 // add up, and another engine gets all of it.
 func FuzzRestore(f *testing.F) {
 	f.Add(items(records(kept(f), 0, start)), false)
 	f.Add(items(records(kept(f), 0, start))[:300], true)
+	f.Add(items(records(told4(f), 0, start)), false)
 	f.Add(append([]byte{3, 1, 'w', 80, 0, 6, 4, 1}, make([]byte, 25)...), false) // a client whose time is over
 	f.Fuzz(func(t *testing.T, items []byte, few bool) {
 		most := 1000

@@ -39,6 +39,7 @@ const (
 	itemService               // length, name, port, protocol
 	itemClient                // service, address, backend, time left in milliseconds
 	itemEnd                   // how many connections and clients there were
+	itemPrologue              // of the connection that follows: stage, first
 )
 
 // What is known of a connection.
@@ -55,8 +56,19 @@ var recordFlags = [...]struct {
 	flag connFlags
 }{{recordReplied, flagReplied}, {recordService, flagService}, {recordPort, flagPort}}
 
+// A prologueRecord is the prologue of a connection; the zero prologueRecord is none.
+type prologueRecord struct {
+	stage uint8 // prologueStage + 1
+	seen  bool
+	first uint32
+}
+
+// prologueSeen is added to the stage of a prologueRecord.
+const prologueSeen = 0x80
+
 // A connRecord is a connection to be recorded, or one that was.
 type connRecord struct {
+	prologue       prologueRecord
 	first, answer  packet.Tuple
 	idle           time.Duration
 	mark           uint32
@@ -83,6 +95,13 @@ func (r *Records) appendConnection(b []byte, x *connRecord) []byte {
 	}
 	if from == 0 || way == 0 && x.answer.Link.Outside() {
 		return b[:n]
+	}
+	if pr := &x.prologue; pr.stage > 0 {
+		stage := pr.stage
+		if pr.seen {
+			stage |= prologueSeen
+		}
+		b = binary.LittleEndian.AppendUint32(append(b, itemPrologue, stage), pr.first)
 	}
 	b = append(b, itemConnection, x.facts, x.first.Protocol, byte(x.state))
 	b = binary.AppendUvarint(binary.AppendUvarint(b, from), way)
@@ -172,6 +191,12 @@ func (r *Restore) item(in *fields) {
 		r.links = append(r.links, restoredLink{l, ok})
 	case itemConnection:
 		r.connection(in)
+	case itemPrologue:
+		stage := in.byte()
+		pr := prologueRecord{stage &^ prologueSeen, stage&prologueSeen != 0, in.uint32()}
+		if in.short = in.short || pr.stage == 0 || prologueStage(pr.stage-1) > prologueFar; !in.short {
+			r.prologue = pr
+		}
 	case itemService:
 		r.services = append(r.services, serviceIdentity{in.name(), in.uint16(), in.byte()})
 	case itemClient:
@@ -196,7 +221,8 @@ func (r *Restore) item(in *fields) {
 
 // connection reads a connRecord.
 func (r *Restore) connection(in *fields) {
-	x := connRecord{facts: in.byte()}
+	x := connRecord{prologue: r.prologue, facts: in.byte()}
+	r.prologue = prologueRecord{}
 	protocol := in.byte()
 	x.state = state(in.byte())
 	from, way := in.uvarint(uint64(len(r.links))), in.uvarint(uint64(len(r.links)))
@@ -219,10 +245,10 @@ func (r *Restore) connection(in *fields) {
 		for d := range t.end {
 			t.end[d], t.ack[d] = in.uint32(), in.uint32()
 			t.window[d], t.mss[d] = in.uint16(), in.uint16()
-			t.shift[d], t.flags[d] = min(in.byte(), packet.MaxWindowShift), tcpFlags(in.byte())
+			t.shift[d], t.flags[d] = min(in.byte(), packet.MaxWindowShift), tcpFlags(in.byte())&(tcpStray-1)
 		}
 	}
-	if in.short = in.short || from == 0 || !x.state.suits(protocol); in.short {
+	if in.short = in.short || from == 0 || !x.state.suits(protocol) || x.prologue.stage > 0 && protocol != packet.TCP; in.short {
 		return
 	}
 	r.since[0]++

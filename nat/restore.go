@@ -26,7 +26,8 @@ type Restore struct {
 	rest     []byte // of a block
 	links    []restoredLink
 	services []serviceIdentity
-	ready    []connRecord // read, not yet restored
+	prologue prologueRecord // of the next connection
+	ready    []connRecord   // read, not yet restored
 	clients  []clientRecord
 	since    [2]int // connections and clients since the last end
 	result   Restored
@@ -113,7 +114,7 @@ func (r *Restore) block(b []byte) {
 		return
 	}
 	r.e.idsAfter(binary.LittleEndian.Uint64(b[8:]))
-	r.links, r.services = r.links[:0], r.services[:0]
+	r.links, r.services, r.prologue = r.links[:0], r.services[:0], prologueRecord{}
 	in := fields{b: b[recordHeader:][:used]}
 	for len(in.b) > 0 && !in.short {
 		r.item(&in)
@@ -183,6 +184,9 @@ func (e *Engine) restore(x *connRecord, now Time, result *Restored) *int {
 	c.addresses, c.ports = packet.Deltas(&x.first, &to)
 	c.lastSeen, c.mark, c.state, c.packets, c.bytes, c.tcp = now.Add(-x.idle), x.mark, x.state, x.packets, x.bytes, x.tcp
 	c.flags |= draft.flags & flagService
+	if x.prologue.stage > 0 {
+		tb.begin(c, number, x.prologue.restored(&x.first, &x.answer))
+	}
 	if draft.has(flagPort) {
 		tb.takePort(c, h)
 	}

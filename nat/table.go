@@ -32,7 +32,8 @@ type table struct {
 	lists     [ranks]connList
 	shares    shares
 	ports     portUse
-	given     rules.PortRange // the source ports of a Host; none: those of portRange
+	given     rules.PortRange      // the source ports of a Host; none: those of portRange
+	prologues map[uint32]*prologue // by number, of connections with tcpShifted
 }
 
 // A chunk is 19 pages of 8 KiB, in which the allocator counts: none is wasted, and entries begin at cache lines.
@@ -170,6 +171,9 @@ func (tb *table) remove(c *conn, number uint32) {
 	}
 	tb.shares.give(tb.holder(c).of(shareConnections))
 	tb.givePort(c)
+	if c.tcp.flags[original]&tcpShifted != 0 {
+		delete(tb.prologues, number)
+	}
 	tb.rankAs(c, number, rankSettled)
 	tb.wheel.unlink(tb, number)
 	tb.used--

@@ -27,7 +27,13 @@ const (
 	tcpAcked                       // ack is known
 	tcpFIN                         // sent a FIN: end is behind it
 	tcpClosed                      // its FIN was acknowledged
-	tcpStray                       // the four highest bits count segments that were not acceptable
+	tcpStray                       // this and the next two bits count segments that were not acceptable
+)
+
+const (
+	tcpStrays = 7 * tcpStray
+	// tcpShifted, of original alone: the connection has a prologue.
+	tcpShifted = tcpFlags(1 << 7)
 )
 
 // strays is how many segments of each direction in a row must be unacceptable before what is known of the connection is given up.
@@ -41,7 +47,7 @@ const unknownShift = packet.MaxWindowShift
 
 // open starts the state from the first packet, of direction d.
 func (t *tcpState) open(s *packet.Segment, d int) state {
-	*t = tcpState{}
+	*t = tcpState{flags: [2]tcpFlags{t.flags[original] & tcpShifted}}
 	switch {
 	case s.Flags&packet.RST != 0:
 		t.hear(s, d)
@@ -64,7 +70,7 @@ func (t *tcpState) open(s *packet.Segment, d int) state {
 
 // join starts in mid-stream: s, of direction d, is all that is known.
 func (t *tcpState) join(s *packet.Segment, d int) {
-	t.flags = [2]tcpFlags{}
+	t.flags = [2]tcpFlags{t.flags[original] & tcpShifted}
 	t.hear(s, d)
 	t.ack[1-d] = t.end[d] - maxWindow
 }
@@ -121,9 +127,9 @@ func (t *tcpState) next(now state, s *packet.Segment, d int) state {
 	if !t.acceptable(s, d) {
 		return t.stray(now, s, d)
 	}
-	if t.flags[original]|t.flags[reply] >= tcpStray {
-		t.flags[original] &= tcpStray - 1
-		t.flags[reply] &= tcpStray - 1
+	if (t.flags[original]|t.flags[reply])&tcpStrays != 0 {
+		t.flags[original] &^= tcpStrays
+		t.flags[reply] &^= tcpStrays
 	}
 	t.hear(s, d)
 	if s.Flags&packet.FIN != 0 {
@@ -147,10 +153,10 @@ func (t *tcpState) stray(now state, s *packet.Segment, d int) state {
 	if t.flags[other]&tcpAcked != 0 && t.ack[other]-(s.Seq+s.Length) <= t.room(other) {
 		return now
 	}
-	if t.flags[d] < strays*tcpStray {
+	if t.flags[d]&tcpStrays < strays*tcpStray {
 		t.flags[d] += tcpStray
 	}
-	if min(t.flags[original], t.flags[reply]) < strays*tcpStray {
+	if min(t.flags[original]&tcpStrays, t.flags[reply]&tcpStrays) < strays*tcpStray {
 		return now
 	}
 	t.join(s, d)
@@ -207,7 +213,7 @@ func (t *tcpState) synchronize(now state, s *packet.Segment, d int) state {
 // data of the first one (RFC 7413, Section 4.1.3), which its receiver may acknowledge all the same.
 func (t *tcpState) reopen(s *packet.Segment, d int) {
 	if t.ack[1-d] != s.Seq {
-		t.flags[d] = 0
+		t.flags[d] &= tcpShifted
 	}
 	t.hear(s, d)
 }

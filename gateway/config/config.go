@@ -130,6 +130,7 @@ type LocalNetwork struct {
 type AddressMapping struct {
 	External, Internal rules.Pair
 	Via                string // name of the node that leads to Internal; "" = the first
+	ProxyProtocol      bool
 }
 
 // Service is one address and port of a local external CIDR that stands for
@@ -144,6 +145,7 @@ type Service struct {
 	Affinity        rules.Affinity
 	AffinityTimeout time.Duration
 	OnRemoval       rules.OnRemoval
+	ProxyProtocol   bool
 	Backends        []Backend
 }
 

@@ -21,6 +21,8 @@ type (
 		External list   `json:"external"`
 		Internal list   `json:"internal"`
 		Via      scalar `json:"via"`
+
+		ProxyProtocol scalar `json:"proxyProtocol"`
 	}
 	fileService struct {
 		Name            scalar        `json:"name"`
@@ -31,6 +33,7 @@ type (
 		Affinity        scalar        `json:"affinity"`
 		AffinityTimeout scalar        `json:"affinityTimeout"`
 		OnRemoval       scalar        `json:"onRemoval"`
+		ProxyProtocol   scalar        `json:"proxyProtocol"`
 		Backends        []fileBackend `json:"backends"`
 	}
 	fileBackend struct {
@@ -69,6 +72,8 @@ func (f *fileNAT) config(e *configfile.Errors, c *Config) {
 			External: pairOrAuto(e, at+"external", m.External),
 			Internal: pair(e, at+"internal", m.Internal),
 			Via:      string(m.Via),
+
+			ProxyProtocol: proxyProtocol(e, at, m.ProxyProtocol),
 		})
 	}
 	for i, s := range f.Services {
@@ -90,6 +95,10 @@ func (f *fileService) service(e *configfile.Errors, at string) Service {
 		Port:            port(e, at+"port", f.Port),
 		Protocol:        protocols[e.OneOf(at+"protocol", f.Protocol, "tcp", "udp", "sctp")],
 		AffinityTimeout: e.Duration(at+"affinityTimeout", f.AffinityTimeout, 0, maxAffinityTimeout),
+		ProxyProtocol:   proxyProtocol(e, at, f.ProxyProtocol),
+	}
+	if s.ProxyProtocol && s.Protocol != protocols["tcp"] && !e.Bad(at+"protocol") {
+		e.Add(at+"proxyProtocol", "v2 needs protocol: tcp; nothing else has a stream to begin with a header")
 	}
 	if e.OneOf(at+"balance", f.Balance, "random", "hash") == "hash" {
 		s.Balance = rules.BalanceHash
@@ -113,6 +122,11 @@ func (f *fileService) service(e *configfile.Errors, at string) Service {
 		})
 	}
 	return s
+}
+
+// proxyProtocol reads whether servers get a PROXY protocol header.
+func proxyProtocol(e *configfile.Errors, at string, s scalar) bool {
+	return e.OneOf(at+"proxyProtocol", s, "none", "v2") == "v2"
 }
 
 // port requires a port number.

@@ -96,6 +96,20 @@ func TestParse(t *testing.T) {
 	}
 }
 
+// TestProxyProtocol: who gets headers is told to nat.
+func TestProxyProtocol(t *testing.T) {
+	text := strings.NewReplacer("via: rome-2}]", "via: rome-2, proxyProtocol: v2}, {external: 10.70.0.10, internal: 192.0.2.11}]",
+		"- {name: web,", "- {name: told, address: 10.70.0.21, port: 80, proxyProtocol: v2, backends: [{address: 10.0.1.6, port: 80}]}\n    - {name: web,").Replace(goodFile)
+	c, err := parseText([]byte(text), keyFolder(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	nc := c.NAT(Links{}.Assign(c.Geneve.Nodes), 1)
+	if a, s := nc.Addresses, nc.Services; !a[0].ProxyProtocol || a[1].ProxyProtocol || !s[0].ProxyProtocol || s[1].ProxyProtocol {
+		t.Errorf("mappings %+v, services %+v", a, s)
+	}
+}
+
 // TestParseErrors: each edit of goodFile is refused, by the path of the
 // field and with a word of the cause, and by nothing else.
 func TestParseErrors(t *testing.T) {
@@ -142,6 +156,8 @@ func TestParseErrors(t *testing.T) {
 		{"mapping by unknown node", "via: rome-2", "via: rome-9", "nat.addresses[0].via: \"rome-9\" is no node"},
 		{"service on a mapping", "address: 10.70.0.20", "address: 10.70.0.9", "nat.services[0].address: "},
 		{"service port", "port: 80,", "port: 0,", "nat.services[0].port: "},
+		{"PROXY protocol of UDP", "port: 80, backends", "port: 80, protocol: udp, proxyProtocol: v2, backends", "nat.services[0].proxyProtocol: v2 needs protocol: tcp"},
+		{"PROXY protocol, version 1", "via: rome-2}", "via: rome-2, proxyProtocol: v1}", "nat.addresses[0].proxyProtocol: \"v1\" is not one of none, v2"},
 		{"ports without protocol", "protocol: tcp, ports", "ports", "rules[0].ports: "},
 		{"port range backwards", "8000-8080", "8080-8000", "rules[0].ports: "},
 		{"action", "action: drop", "action: explode", "rules[0].action: "},

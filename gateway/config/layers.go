@@ -95,7 +95,7 @@ func (c *Config) NAT(links Links, maxConnections int) *nat.Config {
 	}
 	for _, m := range c.Addresses {
 		for a := range m.External.All() {
-			nc.Addresses = append(nc.Addresses, rules.AddressMapping{External: a, Internal: m.Internal.Of(a.Is6()), Via: links.ByName[m.Via]})
+			nc.Addresses = append(nc.Addresses, rules.AddressMapping{External: a, Internal: m.Internal.Of(a.Is6()), Via: links.ByName[m.Via], ProxyProtocol: m.ProxyProtocol})
 		}
 	}
 	for _, s := range c.Services {
@@ -103,6 +103,7 @@ func (c *Config) NAT(links Links, maxConnections int) *nat.Config {
 			ns := rules.Service{
 				Name: s.Name, Address: a, Port: s.Port, Protocol: s.Protocol,
 				Balance: s.Balance, Affinity: s.Affinity, AffinityTimeout: s.AffinityTimeout, OnRemoval: s.OnRemoval,
+				ProxyProtocol: s.ProxyProtocol,
 			}
 			for _, b := range s.Backends {
 				if b.Address.Is4() == a.Is4() {

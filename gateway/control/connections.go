@@ -21,7 +21,7 @@ type Connection struct {
 	To       string   `json:"to"`
 	Original Tuple    `json:"original"`
 	Reply    Tuple    `json:"reply"`
-	Uses     []string `json:"uses,omitempty"`    // what translates it: remap, unknown-source, service NAME, address EXTERNAL
+	Uses     []string `json:"uses,omitempty"`    // what translates it: remap, unknown-source, service NAME, address EXTERNAL; proxy-protocol: its server gets a header
 	Refused  string   `json:"refused,omitempty"` // why its packets are dropped; "" = they are forwarded
 	// RefusedReply is why its answers are dropped.
 	RefusedReply string  `json:"refusedReply,omitempty"`

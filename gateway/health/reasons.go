@@ -36,6 +36,7 @@ var reasons = map[string]reason{
 	"fragment-limit":   {"Too many packets in fragments at once.", "give senders a smaller MTU, so that they do not fragment"},
 	"filtered":         {"A rule drops it.", "culvert rules shows which; change it if that is not meant"},
 	"rejected":         {"A rule rejects it, and the sender has been told.", "culvert rules shows which; change it if that is not meant"},
+	"mid-stream":       {"TCP in mid-stream of a connection that the gateway does not know, to a server that gets a PROXY protocol header; its sender has been reset.", "nothing after a restart without a state folder (state); else let applications keep connections alive"},
 	"no-backend":       {"Its service has no backend.", "give the service in nat.services a backend"},
 
 	// The gateway's own addresses.

@@ -59,6 +59,7 @@ type Service struct {
 	Affinity                     rules.Affinity
 	AffinityTimeout              time.Duration
 	ExternalLocal, InternalLocal bool // the traffic policy is Local
+	ProxyProtocol                bool // endpoints get a PROXY protocol header, version 2
 	Endpoints                    []Endpoint
 }
 
@@ -97,6 +98,7 @@ type fileService struct {
 	AffinityTimeout       configfile.Scalar   `json:"affinityTimeout"`
 	ExternalTrafficPolicy configfile.Scalar   `json:"externalTrafficPolicy"`
 	InternalTrafficPolicy configfile.Scalar   `json:"internalTrafficPolicy"`
+	ProxyProtocol         configfile.Scalar   `json:"proxyProtocol"`
 	Endpoints             []struct {
 		Address configfile.Scalar `json:"address"`
 		Port    configfile.Scalar `json:"port"`
@@ -158,6 +160,10 @@ func (f *fileService) config(e *configfile.Errors, at string) Service {
 		AffinityTimeout: e.Duration(at+"affinityTimeout", f.AffinityTimeout, 0, maxAffinityTimeout),
 		ExternalLocal:   e.OneOf(at+"externalTrafficPolicy", f.ExternalTrafficPolicy, "Cluster", "Local") == "Local",
 		InternalLocal:   e.OneOf(at+"internalTrafficPolicy", f.InternalTrafficPolicy, "Cluster", "Local") == "Local",
+		ProxyProtocol:   e.OneOf(at+"proxyProtocol", f.ProxyProtocol, "none", "v2") == "v2",
+	}
+	if s.ProxyProtocol && s.Protocol != unix.IPPROTO_TCP && !e.Bad(at+"protocol") {
+		e.Add(at+"proxyProtocol", "v2 needs protocol: tcp; nothing else has a stream to begin with a header")
 	}
 	if len(f.ClusterIP) > 0 {
 		v4, v6 := e.Pair(at+"clusterIP", f.ClusterIP)

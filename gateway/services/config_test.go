@@ -71,6 +71,8 @@ func TestConfig(t *testing.T) {
 		{"loadBalancerIPs: [203.0.113.7], ", "", "services.serve[1].sourceRanges"},
 		{"address: 10.244.1.5", "address: 224.0.0.1", "services.serve[0].endpoints[0].address"},
 		{"port: 8080", "port: 0", "services.serve[0].endpoints[0].port"},
+		{"nodePort: 30080, endpoints", "nodePort: 30080, proxyProtocol: v1, endpoints", "services.serve[0].proxyProtocol"},
+		{"nodePort: 30080, loadBalancerIPs", "nodePort: 30080, proxyProtocol: v2, loadBalancerIPs", "services.serve[1].proxyProtocol"},
 	} {
 		if _, err := parse(t, test[0], test[1]); err == nil || !strings.Contains(err.Error(), test[2]+":") {
 			t.Errorf("%s: %v", test[2], err)
@@ -80,7 +82,7 @@ func TestConfig(t *testing.T) {
 
 // What is led to the device, and what the engine is told, follow from the file and the node's addresses.
 func TestPlan(t *testing.T) {
-	c, err := parse(t, "203.0.113.7", "203.0.113.7, 172.18.0.9")
+	c, err := parse(t, "203.0.113.7", "203.0.113.7, 172.18.0.9", "port: 80,", "port: 80, proxyProtocol: v2,")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -110,6 +112,9 @@ func TestPlan(t *testing.T) {
 	}
 	local := 0
 	for _, s := range p.nat.Services {
+		if s.ProxyProtocol != (s.Name == "web") {
+			t.Errorf("%s at %s: ProxyProtocol %t", s.Name, s.Address, s.ProxyProtocol)
+		}
 		for _, b := range s.Backends {
 			if b.Local {
 				local++

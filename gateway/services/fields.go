@@ -27,6 +27,7 @@ var Fields = []configfile.Field{
 	{Path: "services.serve[].affinityTimeout", Type: "duration, 0s to 24h", Default: "3h", Live: true, Doc: "For how long after its last connection."},
 	{Path: "services.serve[].externalTrafficPolicy", Type: "one of Cluster, Local", Default: "Cluster", Live: true, Doc: "Local gives hosts outside endpoints of this node only, which see their addresses."},
 	{Path: "services.serve[].internalTrafficPolicy", Type: "one of Cluster, Local", Default: "Cluster", Live: true, Doc: "Local gives clients of clusterIP endpoints of this node only."},
+	{Path: "services.serve[].proxyProtocol", Type: "one of none, v2", Default: "none", Live: true, Doc: "v2 tells endpoints the client's address, whatever source they see: what a client sends begins with a PROXY protocol header, which they must expect. For new connections of TCP."},
 	{Path: "services.serve[].endpoints[].address", Type: "IP address", Default: required, Live: true, Doc: "Address of an endpoint that is ready."},
 	{Path: "services.serve[].endpoints[].port", Type: "port, 1 to 65534", Default: required, Live: true, Doc: "Its port."},
 	{Path: "services.serve[].endpoints[].node", Type: "name", Live: true, Doc: "Name of the node where it is, as that node's file has it."},

@@ -53,6 +53,7 @@ func (c *Config) plan(own []netip.Addr) *plan {
 			p.nat.Services = append(p.nat.Services, rules.Service{
 				Name: s.Name, Address: f.address, Port: f.port, Protocol: s.Protocol, Affinity: s.Affinity, AffinityTimeout: s.AffinityTimeout,
 				OnRemoval: rules.RemovalEndUDP, Backends: backends, Frontend: &f.Frontend,
+				ProxyProtocol: s.ProxyProtocol,
 			})
 			switch {
 			case f.address.IsUnspecified():

@@ -334,12 +334,27 @@ func (w *way) decide(p *packet.Packet, buffer []byte, now nat.Time) {
 func (w *way) act(p *packet.Packet, v *nat.Verdict, buffer []byte, now nat.Time) {
 	switch v.Action {
 	case nat.Forward:
+		if p.LeadLen() > 0 || p.IsPartial() {
+			w.cut(p, v)
+			return
+		}
 		w.out = append(w.out, buffer[:headroom+len(p.Bytes())])
 	case nat.Drop:
 		room := w.room()
 		if answer := w.engine.AppendError(room[headroom:headroom], p, rules.HostLink, *v, now); answer != nil {
 			w.out = append(w.out, room[:headroom+len(answer)])
 		}
+	}
+}
+
+// cut writes a packet that gets longer, in as many as it takes, or one whose checksum looks like the sum of its pseudo-header, as one in
+// 65,536 does: it is finished anew.
+func (w *way) cut(p *packet.Packet, v *nat.Verdict) {
+	var c packet.Cutter
+	c.Start(p, v.SegmentSize, v.MTU)
+	for range v.Packets {
+		b := make([]byte, headroom+p.Len()+p.LeadLen())
+		w.out = append(w.out, b[:headroom+c.Next(b[headroom:])])
 	}
 }
 

@@ -12,27 +12,33 @@ type Cutter struct {
 	// borrowed: the packet given to Start, until Next has returned 0.
 	p *Packet
 
-	size   int // payload bytes of each unit; 0 means that the packet is one unit
-	head   int // bytes before the payload, repeated in front of each unit
-	at     int // offset in p.data of the payload that comes next
-	number int // units made
-	mtu    int // size to which units are fragmented; 0 means never
+	size   int    // payload bytes of each unit; 0 means that the packet is one unit
+	head   int    // bytes before the payload, repeated in front of each unit
+	at     int    // offset in p.data of the payload that comes next
+	lead   []byte // what is left of what comes before the payload
+	number int    // units made
+	mtu    int    // size to which units are fragmented; 0 means never
 	done   bool
 
 	tcpSum uint16 // sum of what all segments have in common: pseudo-header without length, TCP header without sequence and flags
 	cut    fragmenter
 }
 
-// Start begins with p. A positive segment makes of a TCP super-frame segments with so many bytes of payload. A positive mtu makes of what
-// is longer, in bytes, fragments; p is IPv4 then. Preconditions: a packet with segment is a whole TCP segment whose checksum is partial,
-// one with p.SegmentSize a datagram (Packet.IsDatagram).
+// Start begins with p. A positive segment makes of a TCP super-frame segments with so many bytes of payload, of which that of Packet.Lead
+// is part. A positive mtu makes of what is longer, in bytes, fragments; p is IPv4 then. Preconditions: a packet with segment is a whole TCP
+// segment whose checksum is partial or that has a Lead, one with p.SegmentSize a datagram (Packet.IsDatagram).
 func (c *Cutter) Start(p *Packet, segment, mtu int) {
 	*c = Cutter{p: p, mtu: mtu}
 	switch {
-	case segment > 0:
-		c.size = segment
+	case segment > 0 || p.lead != nil:
+		if c.size = segment; p.lead != nil {
+			c.lead = p.lead.Bytes()
+		}
 		c.head = p.transport + p.TCPHeaderLen()
 		c.tcpSum = c.commonSum()
+		if c.size == 0 {
+			c.size = len(c.lead) + len(p.data) - c.head
+		}
 	case p.SegmentSize > 0:
 		c.size = p.SegmentSize
 		c.head = p.transport + header.UDPMinimumSize
@@ -59,6 +65,9 @@ func (c *Cutter) Next(dst []byte) int {
 		}
 		return copy(dst[:len(c.p.data)], c.p.data)
 	}
+	if len(c.lead) > 0 {
+		return c.leading(dst)
+	}
 	rest := c.p.data[c.at:]
 	payload := rest[:min(c.size, len(rest))]
 	last := len(payload) == len(rest)
@@ -70,6 +79,18 @@ func (c *Cutter) Next(dst []byte) int {
 	} else {
 		n = c.datagram(dst, payload)
 	}
+	c.number++
+	return n
+}
+
+// leading writes the next segment of a stream of which something else stands in front.
+func (c *Cutter) leading(dst []byte) int {
+	payload := dst[c.head:][:min(c.size, len(c.lead)+len(c.p.data)-c.at)]
+	n := copy(payload, c.lead)
+	c.lead = c.lead[n:]
+	c.at += copy(payload[n:], c.p.data[c.at:])
+	c.done = len(c.lead) == 0 && c.at == len(c.p.data)
+	n = c.segment(dst, payload, c.done)
 	c.number++
 	return n
 }

@@ -6,6 +6,7 @@
 //	Packet.Segment        what a TCP header says; MSS and window scale             segment.go, options.go
 //	Packet.Chunk          what an SCTP packet says; its checksum                   sctp.go
 //	Packet.Rewrite        other addresses and ports, checksums by difference       rewrite.go, checksum.go
+//	Packet.Lead           a PROXY protocol header in front of a TCP stream         proxy.go
 //	Packet.Quoted         the packet that an ICMP error quotes, to be rewritten    icmp.go
 //	Packet.AppendRefusal  the ICMP error or RST that a dropped packet deserves     refusal.go
 //	Cutter                the packet with its checksum finished, or its segments,  cutter.go, fragmenter.go

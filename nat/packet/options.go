@@ -6,28 +6,36 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 )
 
-// option returns the offset in p of the value of a TCP option of kind and length (RFC 9293, Section 3.1), or 0 if the segment has no
-// such option or its options are broken before. Preconditions: p.IsSYN().
+// option returns the offset in p of the value of a TCP option of kind and length, or 0 if there is none. Preconditions: p.IsSYN().
 func (p *Packet) option(kind, length byte) int {
+	if at, _ := p.findOption(kind, length, length); at != 0 {
+		return at + 2
+	}
+	return 0
+}
+
+// findOption returns the offset in p of the first TCP option of kind that has from least to most bytes (RFC 9293, Section 3.1), and its
+// length, or zeros if the segment has no such option or its options are broken before. Preconditions: p is TCP and p.HasPorts().
+func (p *Packet) findOption(kind, least, most byte) (at, length int) {
 	i := p.transport + header.TCPMinimumSize
 	end := p.transport + p.TCPHeaderLen()
 	for i < end {
 		switch p.data[i] {
 		case header.TCPOptionEOL:
-			return 0
+			return 0, 0
 		case header.TCPOptionNOP:
 			i++
 			continue
 		}
 		if i+1 >= end || p.data[i+1] < 2 || i+int(p.data[i+1]) > end {
-			return 0
+			return 0, 0
 		}
-		if p.data[i] == kind && p.data[i+1] == length {
-			return i + 2
+		if n := p.data[i+1]; p.data[i] == kind && least <= n && n <= most {
+			return i, int(n)
 		}
 		i += int(p.data[i+1])
 	}
-	return 0
+	return 0, 0
 }
 
 // mss returns the value of the MSS option of a SYN, 0 if there is none.

@@ -23,6 +23,7 @@ type Packet struct {
 
 	// borrowed: the caller's bytes, valid until the caller reuses its buffer; cut to the length in the IP header.
 	data []byte
+	lead *ProxyHeader // what a Cutter writes in front of the payload; nil: nothing
 
 	transport      int // offset of the transport header: everything before belongs to IP
 	checksumAt     int // offset of the transport checksum; 0 if there is none or it is out of reach

@@ -205,6 +205,7 @@ func (b *builder) addChain(t *Table, c *Chain, place int32, s stage, at func() s
 		}
 		compiled.rules = append(compiled.rules, rule{
 			rank: compiled.rank, chain: compiled, number: int32(i), name: r.Name, family: t.Family.bits(), action: r.Action, counted: !r.NoCounter, value: r.Value,
+			proxyProtocol: r.ProxyProtocol,
 		})
 		made := &compiled.rules[i]
 		made.tests = make([]comparison, 0, comparisons(r.Match))
@@ -262,6 +263,9 @@ func (r *rule) complete(t *Table, c *Chain, from *Rule, tcp bool) error {
 	}
 	if (r.action == ActionDNAT) != (c.Hook == HookPrerouting) && translation {
 		return fmt.Errorf("action %s at hook %s", r.action, c.Hook)
+	}
+	if from.ProxyProtocol && r.action != ActionDNAT && r.action != ActionSNAT {
+		return fmt.Errorf("action %s chooses no server, which would get a PROXY protocol header", r.action)
 	}
 	switch r.action {
 	case ActionDNAT, ActionSNAT:

@@ -76,6 +76,7 @@ type Route struct {
 type AddressMapping struct {
 	External, Internal netip.Addr
 	Via                Link // the node through which Internal is reached; 0 means the first node
+	ProxyProtocol      bool `json:",omitempty"` // as in Service, for all connections of TCP
 }
 
 // A Service is one address and port of a local external CIDR, reached from outside links, that stands for several backends.
@@ -89,7 +90,9 @@ type Service struct {
 	AffinityTimeout time.Duration // 0 means 3 h
 	OnRemoval       OnRemoval
 	Backends        []Backend
-	Frontend        *Frontend `json:",omitempty"` // of a Service that a Host serves, and of no other
+	// ProxyProtocol has new connections, of TCP, begin with a PROXY protocol header for the backend, version 2.
+	ProxyProtocol bool      `json:",omitempty"`
+	Frontend      *Frontend `json:",omitempty"` // of a Service that a Host serves, and of no other
 }
 
 // A Backend is one of the hosts behind a Service.

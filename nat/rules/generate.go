@@ -121,7 +121,7 @@ func (s *Service) key() string {
 
 // mapping returns what an address mapping stands for.
 func (c *Config) mapping(m AddressMapping, devices map[Link]string) Resource {
-	rules := MappingRules{External: m.External, Internal: m.Internal, Pod: contains(c.LocalPodCIDRs, m.Internal), Device: devices[m.Via]}
+	rules := MappingRules{External: m.External, Internal: m.Internal, Pod: contains(c.LocalPodCIDRs, m.Internal), Device: devices[m.Via], ProxyProtocol: m.ProxyProtocol}
 	switch {
 	case c.Firewall == nil && c.Routing == nil:
 		return Resource{Order: orderMapping, Mapping: &rules}

@@ -89,6 +89,9 @@ type Rule struct {
 	To string
 	// NoCounter leaves the rule out of the counters.
 	NoCounter bool
+	// ProxyProtocol, of dnat, has TCP connections begin with a PROXY protocol header for the server, version 2. Of the snat by which the same
+	// server speaks, it says so. It is no field of Liqo's.
+	ProxyProtocol bool `json:",omitempty"`
 }
 
 // Action is what a rule does with a packet.

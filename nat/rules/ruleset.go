@@ -99,11 +99,13 @@ type rule struct {
 	family  families
 	policy  bool
 	counted bool
-	action  Action
-	value   uint32
-	name    string
-	to      netip.Prefix
-	counter *Counter // nil: a policy
+	// proxyProtocol is that of the Rule.
+	proxyProtocol bool
+	action        Action
+	value         uint32
+	name          string
+	to            netip.Prefix
+	counter       *Counter // nil: a policy
 }
 
 // path names the rule: table/chain/rule.

@@ -9,6 +9,7 @@ type MappingRules struct {
 	External, Internal netip.Addr
 	Device             string
 	Pod                bool // Internal is a pod: the remote cluster knows it by its own address, and a route leads to it
+	ProxyProtocol      bool // as in Rule
 }
 
 // table translates. Liqo's own table has a source rule without a condition on devices; here it is for packets towards the tunnel
@@ -20,7 +21,7 @@ func (m *MappingRules) table() Table {
 		Family: familyOf(m.External),
 		Chains: []Chain{{
 			Name: "prerouting", Type: ChainNAT, Hook: HookPrerouting, Priority: PriorityDNAT,
-			Rules: []Rule{{Name: external, Match: []Match{destination(external)}, Action: ActionDNAT, To: internal}},
+			Rules: []Rule{{Name: external, Match: []Match{destination(external)}, Action: ActionDNAT, To: internal, ProxyProtocol: m.ProxyProtocol}},
 		}},
 	}
 	if !m.Pod {
@@ -31,6 +32,8 @@ func (m *MappingRules) table() Table {
 				Match:  []Match{source(internal), notFromTunnel, toTunnel},
 				Action: ActionSNAT,
 				To:     external,
+
+				ProxyProtocol: m.ProxyProtocol,
 			}},
 		})
 	}

@@ -289,6 +289,26 @@ func (tr *Traversal) masquerade(h *hostFacts) bool {
 	return true
 }
 
+// ProxyProtocol reports whether the server of a new TCP connection gets a PROXY protocol header in front of what its client sends.
+func (tr *Traversal) ProxyProtocol() bool {
+	b := &tr.dnat
+	return b.kind == bindService && b.service.Service.ProxyProtocol || b.rule != nil && b.rule.proxyProtocol
+}
+
+// ShiftsStream reports whether one of the ends of a TCP connection is a server of which ProxyProtocol is true.
+func (tr *Traversal) ShiftsStream() bool {
+	return tr.ProxyProtocol() || tr.snat.rule != nil && tr.snat.rule.proxyProtocol
+}
+
+// ClientSource returns the address by which the server's cluster knows the client: as it came, or where its whole CIDR is remapped, as it
+// goes.
+func (tr *Traversal) ClientSource() netip.Addr {
+	if tr.snat.kind == bindPrefix {
+		return tr.To.Source()
+	}
+	return tr.From.Source()
+}
+
 // Bound reports whether a rule or a service has decided about the destination.
 func (tr *Traversal) Bound() bool { return tr.dnat.kind != bindNone }
 

@@ -322,6 +322,9 @@ func (k *checker) service(path string, s *Service) {
 	if s.Protocol != packet.TCP && s.Protocol != packet.UDP && s.Protocol != packet.SCTP {
 		k.fault(path+".Protocol", "%d is not TCP, UDP or SCTP", s.Protocol)
 	}
+	if s.ProxyProtocol && s.Protocol != packet.TCP {
+		k.fault(path+".ProxyProtocol", "protocol %d is not TCP, which alone has it", s.Protocol)
+	}
 	if s.Balance > BalanceHash || s.Affinity > AffinityClientIP || s.OnRemoval > RemovalEndUDP || s.AffinityTimeout < 0 {
 		k.fault(path, "balance, affinity or onRemoval out of range")
 	}
