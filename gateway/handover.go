@@ -79,23 +79,30 @@ func (s source) HandOver(o control.TakeoverOptions) (func(*net.UnixConn), error)
 		}
 		h := &handing{g: g, line: handover.NewLine(conn)}
 		h.next = h.line.Peer()
-		g.log.WithField("process", h.next).Info("handing over")
-		err := h.run()
-		if err != nil {
-			h.line.Refuse(err)
-		}
-		h.line.Close()
-		if err != nil {
-			g.log.WithError(err).Warn("hand-over failed: this gateway goes on")
-			if h.taken { // the peer has heard of another session
-				g.renew()
-			}
-			g.handing.Store(false)
-			return
-		}
-		g.successor.Store(int64(h.next))
-		close(g.gone)
+		h.handOver()
 	}, nil
+}
+
+// handOver returns nil when the other process carries the packets: then the gateway ends.
+func (h *handing) handOver() error {
+	g := h.g
+	g.log.WithField("process", h.next).Info("handing over")
+	err := h.run()
+	if err != nil {
+		h.line.Refuse(err)
+	}
+	h.line.Close()
+	if err != nil {
+		g.log.WithError(err).Warn("hand-over failed: this gateway goes on")
+		if h.taken { // the peer has heard of another session
+			g.renew()
+		}
+		g.handing.Store(false)
+		return err
+	}
+	g.successor.Store(int64(h.next))
+	close(g.gone)
+	return nil
 }
 
 // Successor returns the process that has taken over; 0 = none has, or it is unknown.
@@ -113,9 +120,9 @@ func (g *Gateway) ControlSocket() string {
 type handing struct {
 	g     *Gateway
 	line  *handover.Line
-	next  int // the new process; 0 = unknown
-	relay *handover.Relay
-	taken bool // the new process has had the packets, and a session with the peer
+	next  int             // the new process; 0 = unknown
+	relay *handover.Relay // nil until it is made
+	taken bool            // the new process has had the packets, and a session with the peer
 }
 
 // run returns nil when the other process carries the packets, and an error when this one does.
@@ -170,19 +177,26 @@ func (h *handing) offer() error {
 		offer.Session = !s.LastHandshake.IsZero() && time.Since(s.LastHandshake) < sessionTime
 		offer.Answers = offer.Session && g.wg.Pings().RTT != 0
 	}
-	ours, theirs, err := relayPair()
-	if err != nil {
-		return err
-	}
-	h.relay = handover.NewRelay(ours)
-	fds := []int{theirs}
+	var fds []int
 	defer func() {
 		for _, fd := range fds {
 			unix.Close(fd)
 		}
 	}()
-	offer.Sockets = append(offer.Sockets, handover.Socket{Name: "relay"})
+	if h.relay == nil {
+		ours, theirs, err := relayPair()
+		if err != nil {
+			return err
+		}
+		h.relay = handover.NewRelay(ours)
+		fds, offer.Sockets = append(fds, theirs), append(offer.Sockets, handover.Socket{Name: "relay"})
+	}
+	var open []handover.Socket // by the other process, too
 	for _, o := range g.openFiles() {
+		if o.file == nil {
+			open = append(open, o.Socket)
+			continue
+		}
 		fd, err := duplicate(o.file)
 		if err != nil {
 			return fmt.Errorf("%s: %w", o.Name, err)
@@ -190,6 +204,7 @@ func (h *handing) offer() error {
 		fds = append(fds, fd)
 		offer.Sockets = append(offer.Sockets, o.Socket)
 	}
+	offer.Sockets = append(offer.Sockets, open...)
 	return h.line.SendJSON(handover.KindOffer, &offer, talkTime, fds...)
 }
 

@@ -39,6 +39,7 @@ func (g *Gateway) lend(name string, o udp.Options) udp.Options {
 		} else if err == nil {
 			if conn, err = udp.Open(network, at, plain); err == nil {
 				l.socket, _ = conn.(*udp.Socket)
+				l.shared = l.socket == nil && g.taken.has(own, at.Port())
 			}
 		}
 		if err != nil {
@@ -65,13 +66,17 @@ func (g *Gateway) tunnelSockets() (all []*handover.Conn) {
 // An openFile is something that another process can have.
 type openFile struct {
 	handover.Socket
-	file syscall.Conn
+	file syscall.Conn // nil: it is of a network of the caller's, where both open it
 }
 
 // openFiles returns all that a process which takes over needs and only one can open.
 func (g *Gateway) openFiles() (all []openFile) {
 	for _, l := range g.lent {
-		all = append(all, openFile{handover.Socket{Name: l.name, At: fmt.Sprint(l.conn.LocalAddr().Port())}, l.socket})
+		o := openFile{Socket: handover.Socket{Name: l.name, At: fmt.Sprint(l.conn.LocalAddr().Port())}}
+		if l.socket != nil {
+			o.file = l.socket
+		}
+		all = append(all, o)
 	}
 	for name, l := range g.listeners() {
 		all = append(all, openFile{handover.Socket{Name: name, At: l.at}, l.Listener.(syscall.Conn)})

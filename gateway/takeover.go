@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -43,6 +44,7 @@ type taking struct {
 	files    map[string]*os.File // of Offer.Sockets, by name, until they are used
 	before   *process
 	relay    *handover.Relay
+	made     func(*Gateway)   // nil, or is told of the new gateway before that speaks with anybody
 	old      []*handover.Conn // WireGuard's of the old process that this one has no use for
 	session  chan struct{}    // closed by met
 	met      func()           // there is a session with the peer
@@ -65,8 +67,17 @@ func takeOver(ctx context.Context, socket string, c *config.Config, budget Budge
 	if err != nil {
 		return nil, fmt.Errorf("--takeover: %w", err)
 	}
+	return newTaking(conn).take(ctx, c, budget, log, internal)
+}
+
+func newTaking(conn handover.Wire) *taking {
 	t := &taking{line: handover.NewLine(conn), session: make(chan struct{}), over: make(chan struct{})}
 	t.met = sync.OnceFunc(func() { close(t.session) })
+	return t
+}
+
+// take returns a gateway that has taken over, or one that starts because the old process has ended meanwhile.
+func (t *taking) take(ctx context.Context, c *config.Config, budget Budget, log *logrus.Logger, internal geneve.Options) (*Gateway, error) {
 	g, err := t.run(ctx, c, budget, log, internal)
 	if err == nil {
 		return g, nil
@@ -98,6 +109,9 @@ func (t *taking) run(ctx context.Context, c *config.Config, budget Budget, log *
 			g.keeper.close()
 		}
 	}()
+	if t.made != nil {
+		t.made(g)
+	}
 	if _, err := t.restore(g, handover.KindStanding); err != nil {
 		return nil, err
 	}
@@ -130,6 +144,9 @@ func (t *taking) accept(c *config.Config) error {
 	}
 	if t.identity, err = state.DecodeIdentity(t.offer.Identity); err != nil {
 		return fmt.Errorf("what it says of itself is %w", err)
+	}
+	if t.relay != nil {
+		return nil
 	}
 	if t.files["relay"] == nil {
 		return fmt.Errorf("%w: no relay", handover.ErrStrange)
@@ -171,6 +188,11 @@ func (t *taking) socket(name string, port uint16, o udp.Options) (*udp.Socket, e
 	delete(t.files, name)
 	defer f.Close()
 	return udp.Adopt(f, o)
+}
+
+// has reports whether the old process has a UDP socket of a name at a port.
+func (t *taking) has(name string, port uint16) bool {
+	return t != nil && slices.Contains(t.offer.Sockets, handover.Socket{Name: name, At: strconv.Itoa(int(port))})
 }
 
 // listener returns the old process's listener of a name at an address, as it is configured;

@@ -15,7 +15,7 @@
 //	decapECN             congestion marks (RFC 6040)      ecn.go
 //
 // Accepted is only what comes from the outer address, with the VNI, in the encapsulation of a configured tunnel. No address of
-// the underlay is ever learnt from a packet. Where the configuration leaves the encapsulation open, the first frame that is accepted tells
+// another host's underlay is ever learnt from a packet; of our own, the one that a node sends to is the one that it is answered from. Where the configuration leaves the encapsulation open, the first frame that is accepted tells
 // it, until the peer has been silent in it for a minute. What is not accepted is counted under one Reason, without log or allocation.
 //
 // A message of the socket has one of four shapes: a single datagram; a train of datagrams merged by UDP_GRO; one datagram with a TCP

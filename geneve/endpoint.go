@@ -264,7 +264,7 @@ func (e *Endpoint) TunnelStats(id uint16) (s TunnelStats, ok bool) {
 		EncapChanges:  t.encapChanges.Load(),
 		RefusedTrains: t.refusedTrains.Load(),
 		LostTrains:    t.lostTrains.Load(),
-		Train:         e.socket.GSO() && t.trains(now),
+		Train:         e.socket.GSO(t.Remote) && t.trains(now),
 		Held:          held,
 		MAC:           t.neighbour.load().mac().address(),
 		Silence:       now - time.Duration(t.neighbour.lastHeard.Load()),

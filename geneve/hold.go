@@ -1,10 +1,6 @@
 package geneve
 
-import (
-	"time"
-
-	"culvert/geneve/udp"
-)
+import "time"
 
 // held is a packet that waits for a MAC address: room for the tunnel's headers, then the packet.
 type held struct {
@@ -132,7 +128,8 @@ func (n *neighbours) release(t *tunnel, to speaker) {
 	n.trains = n.trains[:0]
 	for i, h := range nb.held {
 		t.encap(h.buffer, to, h.etherType)
-		n.trains = append(n.trains, udp.Train{Destination: t.destination, Parts: append(n.parts(i), h.buffer), TOS: h.ecn})
+		n.trains = append(n.trains, t.train(append(n.parts(i), h.buffer)))
+		n.trains[i].TOS = h.ecn
 	}
 	n.flush(len(n.trains))
 	for i := range n.trains {

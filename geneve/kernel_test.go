@@ -432,3 +432,67 @@ func (k *tcpSink) run(t *testing.T, e *Endpoint, size int) {
 		s.Send(p.Tunnel, genevetest.IP(netip.AddrFrom4([4]byte(ip[16:])), netip.AddrFrom4([4]byte(ip[12:])), 6, 0, answer))
 	}
 }
+
+// TestKernelSourceOfAnswers: what a gateway with several addresses sends to a node comes from the one that the node sends to. A kernel link
+// takes nothing from another address than its remote; here, a connected socket stands for it.
+func TestKernelSourceOfAnswers(t *testing.T) {
+	const nodePort = kernelPort + 1000
+	for _, family := range []struct{ name, asked, node string }{{"IPv4", "192.0.2.2", "192.0.2.3"}, {"IPv6", "2001:db8::2", "2001:db8::3"}} {
+		t.Run(family.name, func(t *testing.T) {
+			asked, node := netip.MustParseAddr(family.asked), netip.MustParseAddr(family.node)
+			ns := newNamespace(t)
+			links, err := netlink.NewHandleAt(ns)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer links.Close()
+			lo, err := links.LinkByName("lo")
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, a := range []netip.Addr{node, asked} {
+				at := &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}, Flags: unix.IFA_F_NODAD}
+				if err := links.AddrAdd(lo, at); err != nil {
+					need.Kernel(t, map[bool]string{true: "ipv6", false: "ipv4"}[a.Is6()], err)
+				}
+			}
+			if err := links.LinkSetUp(lo); err != nil {
+				t.Fatal(err)
+			}
+			var e *Endpoint
+			var link *net.UDPConn
+			inside(t, ns, func() {
+				if e, err = Listen(Options{Listen: netip.AddrPortFrom(netip.Addr{}, kernelPort), RemotePort: nodePort}); err != nil {
+					t.Fatal(err)
+				}
+				link, err = net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(node, nodePort)), net.UDPAddrFromAddrPort(netip.AddrPortFrom(asked, kernelPort)))
+				if err != nil {
+					t.Fatal(err)
+				}
+			})
+			defer link.Close()
+			if err := e.Apply([]Tunnel{{ID: 1, VNI: 7, Remote: node, Inner: IP}}); err != nil {
+				t.Fatal(err)
+			}
+			at := make(chan Packet, 1)
+			run(t, e, at)
+			ip := genevetest.UDP(netip.MustParseAddrPort("10.61.0.9:1"), remotePod, []byte("there"))
+			if _, err := link.Write(genevetest.Geneve(7, genevetest.IPv4, ip)); err != nil {
+				t.Fatal(err)
+			}
+			<-at
+			s := e.NewSender()
+			if r := s.Send(1, ip); r != Accepted {
+				t.Fatal(r)
+			}
+			if err := s.Flush(); err != nil {
+				t.Fatal(err)
+			}
+			link.SetReadDeadline(time.Now().Add(genevetest.Timeout))
+			b := make([]byte, 2048)
+			if n, err := link.Read(b); err != nil || !bytes.HasSuffix(b[:n], []byte("there")) {
+				t.Fatalf("%d bytes, %v", n, err)
+			}
+		})
+	}
+}

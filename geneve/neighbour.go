@@ -257,7 +257,7 @@ func (n *neighbours) sendND(t *tunnel, to speaker, m *nd) {
 }
 
 func (n *neighbours) sendFrame(t *tunnel, frame []byte) {
-	n.trains = append(n.trains[:0], udp.Train{Destination: t.destination, Parts: append(n.parts(0), frame)})
+	n.trains = append(n.trains[:0], t.train(append(n.parts(0), frame)))
 	n.flush(1)
 }
 

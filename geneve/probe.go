@@ -33,12 +33,9 @@ func (t *tunnel) probeOf(to mac) (udp.Probe, bool) {
 // answers and none learns from; where there is no IPv4, neighbour solicitations of link-local addresses that nobody sends to. So tunnels that carry IP
 // directly are not probed.
 func (e *Endpoint) ProbeTrains() (changes []TrainChange) {
-	if !e.socket.GSO() {
-		return nil // Senders send single datagrams as it is
-	}
 	now := e.now()
 	for _, t := range e.table.Load().ids {
-		if t == nil || t.Inner != Ethernet {
+		if t == nil || t.Inner != Ethernet || !e.socket.GSO(t.Remote) { // without GSO, Senders send single datagrams as it is
 			continue
 		}
 		due, changed := t.probe.Look(now, t.sentTrains.Load())
@@ -69,9 +66,8 @@ func (n *neighbours) sendProbes(t *tunnel, now time.Duration) bool {
 		n.putProbe(n.frames[p][:size], t, to, p)
 	}
 	single, first, second := n.frames[udp.ProbeSingle][:size], n.frames[udp.ProbeFirst][:size], n.frames[udp.ProbeSecond][:size]
-	n.trains = append(n.trains[:0],
-		udp.Train{Destination: t.destination, Parts: append(n.parts(0), single)},
-		udp.Train{Destination: t.destination, SegmentSize: len(first), Parts: append(n.parts(1), first, second)})
+	n.trains = append(n.trains[:0], t.train(append(n.parts(0), single)), t.train(append(n.parts(1), first, second)))
+	n.trains[1].SegmentSize = len(first)
 	n.flush(int(udp.NumProbes))
 	train := &n.trains[1]
 	return !train.Single && train.Sent == 2
@@ -101,7 +97,7 @@ func (e *Endpoint) AskLarge(id uint16, number uint8, size int) {
 	}
 	frame := make([]byte, maxHeader+max(size, t.probeLen()))
 	n.putProbe(frame, t, to, firstLarge+udp.Probe(number))
-	n.trains = append(n.trains[:0], udp.Train{Destination: t.destination, Parts: append(n.parts(0), frame)})
+	n.trains = append(n.trains[:0], t.train(append(n.parts(0), frame)))
 	n.flush(1)
 }
 

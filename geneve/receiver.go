@@ -139,6 +139,7 @@ func (r *Receiver) open(m *udp.Message) {
 		}
 		encap = is
 	}
+	t.heardAt(m.Destination)
 	r.t, r.source, r.encap, r.tos = t, m.Source, encap, m.TOS
 	r.rest, r.pieceSize, r.segmentSize = m.Data, len(m.Data), 0
 	if datagrams > 1 {

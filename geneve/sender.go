@@ -161,7 +161,9 @@ func (s *Sender) add(t *tunnel, datagram []byte, tos uint8) {
 	i := len(s.trains)
 	s.trains = s.trains[:i+1]
 	single := !t.trains(s.now)
-	s.trains[i] = udp.Train{Destination: t.destination, SegmentSize: len(datagram), Parts: append(s.trains[i].Parts[:0], datagram), TOS: tos, Single: single}
+	train := &s.trains[i]
+	*train = t.train(append(train.Parts[:0], datagram))
+	train.SegmentSize, train.TOS, train.Single = len(datagram), tos, single
 	s.open = append(s.open, openTrain{t: t, bytes: len(datagram), datagrams: 1, end: s.used + len(datagram), single: single})
 }
 

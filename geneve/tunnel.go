@@ -128,6 +128,7 @@ type tunnelState struct {
 	encapChanges                   atomic.Uint64
 	largeAnswers                   atomic.Uint64 // by number, since LargeAnswers was last called
 	singleUntil                    atomic.Int64  // time.Duration of Options.Now: the kernel refused a train
+	local                          atomic.Pointer[netip.Addr]
 }
 
 func newTunnel(t Tunnel, port uint16, state *tunnelState) *tunnel {
@@ -144,6 +145,24 @@ func newTunnel(t Tunnel, port uint16, state *tunnelState) *tunnel {
 	}
 	w.neighbour.init(t.Encap)
 	return w
+}
+
+// train returns a train to the other end, from the address of ours that it was last heard at: kernel links take nothing from another one
+// than the remote that they were made with, and a host may have several addresses.
+func (t *tunnel) train(parts [][]byte) udp.Train {
+	train := udp.Train{Destination: t.destination, Parts: parts}
+	if local := t.local.Load(); local != nil {
+		train.Source = *local
+	}
+	return train
+}
+
+// heardAt notes the address of ours that the other end sends to.
+func (t *tunnel) heardAt(local netip.Addr) {
+	if was := t.local.Load(); local.IsValid() && (was == nil || *was != local) {
+		changed := local // the parameter stays off the heap
+		t.local.Store(&changed)
+	}
 }
 
 // trains reports whether trains may be sent to the tunnel.

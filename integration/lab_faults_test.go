@@ -11,22 +11,25 @@ import (
 
 // TestLabFaults makes each fault in a lab, looks for its symptom, and mends it.
 func TestLabFaults(t *testing.T) {
-	modes := []string{"vxlan", "geneve"}
+	labs := [][2]string{{"vxlan", "ipv4"}, {"vxlan", "v6-outside"}, {"geneve", "ipv4"}}
 	if os.Getenv(longEnv) != "" {
-		modes = append(modes, "tun")
+		labs = append(labs, [2]string{"tun", "ipv4"}, [2]string{"vxlan", "v6-inside"}, [2]string{"geneve", "v6-outside"}, [2]string{"tun", "v6-outside"})
 	}
-	for _, mode := range modes {
-		t.Run(mode, func(t *testing.T) {
+	for _, of := range labs {
+		mode, kind := of[0], of[1]
+		t.Run(mode+" "+kind, func(t *testing.T) {
 			u := newLabUser(t)
 			if mode == "vxlan" {
 				u = u.ordinary()
 			}
-			u.need(mode)
+			if u.need(mode); kind != "ipv4" {
+				u.need("ipv6")
+			}
 			count, err := u.results(func(t *testing.T, r *lab.Result) {
 				if !r.OK {
 					t.Errorf("%s: %s", r.Lab, r.Error)
 				}
-			}, "--faults", "--mode", mode, "--offloads", "on")
+			}, kind, "--faults", "--mode", mode, "--offloads", "on")
 			if err != nil {
 				t.Error(err)
 			}

@@ -95,7 +95,7 @@ func startGateway(h *peerHost, config string, own keyPair, peerPublic string) *p
 		h.t.Fatal(err)
 	}
 	for name, text := range map[string]string{
-		"gateway.yaml": config, "own.key": own.private + "\n", "peer.pub": peerPublic + "\n",
+		"gateway.yaml": h.family.of(config), "own.key": own.private + "\n", "peer.pub": peerPublic + "\n",
 	} {
 		file := filepath.Join(dir, name)
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
@@ -189,17 +189,23 @@ type clusters struct {
 // kernel's own VXLAN link, set up by hand.
 func newMilan(t *testing.T) *clusters {
 	t.Helper()
-	return newMilanAcross(t, func(rome, milan *peerHost) {
+	return newMilanOf(t, peerFamily{})
+}
+
+// newMilanOf is newMilan with addresses of a family.
+func newMilanOf(t *testing.T, f peerFamily) *clusters {
+	t.Helper()
+	return newMilanAcross(t, f, func(rome, milan *peerHost) {
 		join(rome, milan, "192.0.2.1/24", "192.0.2.7/24", 1500)
 	})
 }
 
 // newMilanAcross is newMilan with another way between the gateways.
-func newMilanAcross(t *testing.T, connect func(rome, milan *peerHost)) *clusters {
+func newMilanAcross(t *testing.T, f peerFamily, connect func(rome, milan *peerHost)) *clusters {
 	t.Helper()
 	c := &clusters{
-		romeGateway: newPeerHost(t, "rome-gw"), milanGateway: newPeerHost(t, "milan-gw"),
-		milanNode: newPeerHost(t, "milan-node"), milanPod: newPeerHost(t, "milan-pod"),
+		romeGateway: newPeerHostOf(t, f, "rome-gw"), milanGateway: newPeerHostOf(t, f, "milan-gw"),
+		milanNode: newPeerHostOf(t, f, "milan-node"), milanPod: newPeerHostOf(t, f, "milan-pod"),
 		romeKey: newKeyPair(t), milanKey: newKeyPair(t),
 	}
 	connect(c.romeGateway, c.milanGateway)
@@ -253,11 +259,18 @@ func (c *clusters) addRome() {
 	c.addRomeWith("")
 }
 
+// newRomeNode makes the node and its pod, of the gateway's family.
+func (c *clusters) newRomeNode() {
+	g := c.romeGateway
+	g.t.Helper()
+	c.romeNode, c.romePod = newPeerHostOf(g.t, g.family, "rome-node"), newPeerHostOf(g.t, g.family, "rome-pod")
+}
+
 // addRomeWith starts the gateway with more in its configuration.
 func (c *clusters) addRomeWith(more string) {
 	t := c.romeGateway.t
 	t.Helper()
-	c.romeNode, c.romePod = newPeerHost(t, "rome-node"), newPeerHost(t, "rome-pod")
+	c.newRomeNode()
 	join(c.romeGateway, c.romeNode, "172.18.0.9/24", "172.18.0.2/24", 1500)
 	connectPod(c.romeNode, c.romePod)
 	c.romeNode.ip(vxlanLink(romeVNI, "172.18.0.2", "172.18.0.9")...)

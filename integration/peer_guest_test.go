@@ -94,9 +94,9 @@ func startGuest(host *peerHost, address, hostAddress string) *guest {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("guest: %v\n%s", err, out)
 	}
-	args := []string{"guest", g.dir, host.name, address}
+	args := []string{"guest", g.dir, host.name, host.family.of(address)}
 	if hostAddress != "" {
-		args = append(args, "hostaddr="+hostAddress)
+		args = append(args, "hostaddr="+host.family.of(hostAddress))
 	}
 	t.Cleanup(func() { g.drive("stop", "guest") })
 	for attempt := 1; ; attempt++ {
@@ -153,7 +153,7 @@ func (g *guest) trySh(lines ...string) (string, error) {
 	}
 	defer conn.Close()
 	conn.SetDeadline(time.Now().Add(guestTimeout))
-	text := strings.Join(lines, "\n")
+	text := g.host.family.of(strings.Join(lines, "\n"))
 	if _, err := fmt.Fprintf(conn, "(\nset -e\n%s\n) </dev/null\nprintf '\\n@status=%%d@' $?\nexit\n", text); err != nil {
 		return "", err
 	}
@@ -191,7 +191,8 @@ func (g *guest) pod(mtu int) {
 		"ip -n pod addr add "+podAddress+"/24 dev eth0; ip -n pod link set eth0 up; ip -n pod link set lo up",
 		"ip -n pod route add default via 10.0.1.1",
 		"echo 1 >/proc/sys/net/ipv4/ip_forward",
-		"ip netns exec pod socat TCP-LISTEN:"+exchangePort+",fork,reuseaddr EXEC:cat,nofork >/dev/null 2>&1 &",
+		"echo 1 >/proc/sys/net/ipv6/conf/all/forwarding",
+		"ip netns exec pod socat TCP6-LISTEN:"+exchangePort+",fork,reuseaddr,ipv6only=0 EXEC:cat,nofork >/dev/null 2>&1 &",
 	)
 }
 
@@ -200,7 +201,7 @@ func (g *guest) ping(to string) {
 	g.t.Helper()
 	g.sh(
 		"n=0; until ip netns exec pod ping -c 1 -W 1 "+to+" >/dev/null; do n=$((n+1)); [ $n -lt 20 ]; done",
-		"for size in 0 56 1312 4001; do ip netns exec pod ping -q -c 3 -i 0.05 -W 2 -s $size "+to+"; done",
+		"for size in "+strings.Trim(fmt.Sprint(pingSizes), "[]")+"; do ip netns exec pod ping -q -c 3 -i 0.05 -W 2 -s $size "+to+"; done",
 	)
 }
 
@@ -209,7 +210,7 @@ func (g *guest) ping(to string) {
 func (g *guest) exchange(server *peerHost, dial, source string, size int) {
 	t := g.t
 	t.Helper()
-	l, err := server.listen("tcp4", net.JoinHostPort(podAddress, exchangePort))
+	l, err := server.listen("tcp", net.JoinHostPort(podAddress, exchangePort))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -263,8 +264,8 @@ func (g *guest) exchange(server *peerHost, dial, source string, size int) {
 	switch {
 	case r.err != nil:
 		t.Errorf("TCP guest → %s: %v (seed %d)", server.name, r.err, seed)
-	case r.from != source:
-		t.Errorf("TCP guest → %s: connection came from %s, want %s", server.name, r.from, source)
+	case r.from != server.family.of(source):
+		t.Errorf("TCP guest → %s: connection came from %s, want %s", server.name, r.from, server.family.of(source))
 	case len(sums) != 2 || fmt.Sprintf("%x", r.got) != sums[0] || fmt.Sprintf("%x", r.answered) != sums[1]:
 		t.Errorf("TCP guest → %s: %d bytes arrived; SHA-256 %x and %x at the server, %q in the guest (seed %d)",
 			server.name, r.received, r.got, r.answered, sums, seed)
@@ -279,7 +280,7 @@ func (g *guest) echo(from *peerHost, dial string, size int) {
 	t := g.t
 	t.Helper()
 	seed := rand.Uint64()
-	conn, err := from.dial("tcp4", net.JoinHostPort(dial, exchangePort))
+	conn, err := from.dial("tcp", net.JoinHostPort(dial, exchangePort))
 	if err != nil {
 		t.Fatal(err)
 	}

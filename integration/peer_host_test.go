@@ -28,14 +28,18 @@ type peerHost struct {
 	name string
 	ns   netns.NsHandle
 
+	family   peerFamily   // of the addresses in what it is told
 	group    *memoryGroup // that programs are started in; nil = this process's
 	confined bool         // programs have a read-only root and cannot gain a capability
 	refused  func() error // puts a filter before the calls of programs; nil = none
 }
 
-func newPeerHost(t *testing.T, name string) *peerHost {
+func newPeerHost(t *testing.T, name string) *peerHost { return newPeerHostOf(t, peerFamily{}, name) }
+
+// newPeerHostOf makes a host of a family.
+func newPeerHostOf(t *testing.T, f peerFamily, name string) *peerHost {
 	t.Helper()
-	h := &peerHost{t: t, name: name}
+	h := &peerHost{t: t, name: name, family: f}
 	err := onPeerThread(func() (err error) {
 		h.ns, err = netns.NewNamed(name)
 		return err
@@ -47,8 +51,19 @@ func newPeerHost(t *testing.T, name string) *peerHost {
 		h.ns.Close()
 		netns.DeleteNamed(name)
 	})
+	if f != (peerFamily{}) {
+		h.acceptAddresses()
+	}
 	h.ip("link set lo up")
 	return h
+}
+
+// acceptAddresses makes the host use IPv6 addresses as soon as it has them.
+func (h *peerHost) acceptAddresses() {
+	h.t.Helper()
+	for _, links := range []string{"all", "default"} {
+		h.sysctl("net/ipv6/conf/"+links+"/accept_dad", "0")
+	}
 }
 
 // onPeerThread calls fn on a thread that ends with it, in whatever namespace.
@@ -80,8 +95,15 @@ func (h *peerHost) ip(commands ...string) {
 // router makes the host forward packets.
 func (h *peerHost) router() {
 	h.t.Helper()
-	err := h.do(func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0) })
-	if err != nil {
+	h.sysctl("net/ipv4/ip_forward", "1")
+	if h.family.inside {
+		h.sysctl("net/ipv6/conf/all/forwarding", "1")
+	}
+}
+
+func (h *peerHost) sysctl(name, value string) {
+	h.t.Helper()
+	if err := h.do(func() error { return os.WriteFile("/proc/sys/"+name, []byte(value), 0) }); err != nil {
 		h.t.Fatal(err)
 	}
 }
@@ -104,7 +126,8 @@ func (h *peerHost) feed(input, program string, args ...string) string {
 // try is run for programs that may fail.
 func (h *peerHost) try(input, program string, args ...string) (string, error) {
 	var out, diagnostics bytes.Buffer
-	cmd := exec.Command(program, args...)
+	input = h.family.of(input)
+	cmd := exec.Command(program, h.family.all(args)...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(input), &out, &diagnostics
 	if err := h.do(cmd.Run); err != nil {
 		return "", fmt.Errorf("%s: %s: %w\n%s%s%s", h.name, strings.Join(cmd.Args, " "), err, input, out.String(), diagnostics.String())
@@ -123,7 +146,7 @@ type peerProcess struct {
 // shown if the test fails.
 func (h *peerHost) start(credential *syscall.Credential, program string, args ...string) *peerProcess {
 	h.t.Helper()
-	p := &peerProcess{cmd: exec.Command(program, args...), ended: make(chan struct{})}
+	p := &peerProcess{cmd: exec.Command(program, h.family.all(args)...), ended: make(chan struct{})}
 	p.log = filepath.Join(h.t.TempDir(), filepath.Base(program)+".log")
 	log, err := os.Create(p.log)
 	if err != nil {
@@ -238,7 +261,7 @@ func join(a, b *peerHost, addressA, addressB string, mtu int) {
 // dial and listen are those of package net, inside the host.
 func (h *peerHost) dial(network, address string) (conn net.Conn, err error) {
 	err = h.do(func() error {
-		conn, err = (&net.Dialer{Timeout: startTimeout}).Dial(network, address)
+		conn, err = (&net.Dialer{Timeout: startTimeout}).Dial(network, h.family.of(address))
 		return err
 	})
 	return conn, err
@@ -250,7 +273,7 @@ func (h *peerHost) dialContext(_ context.Context, network, address string) (net.
 
 func (h *peerHost) listen(network, address string) (l net.Listener, err error) {
 	err = h.do(func() error {
-		l, err = net.Listen(network, address)
+		l, err = net.Listen(network, h.family.of(address))
 		return err
 	})
 	return l, err

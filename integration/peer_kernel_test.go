@@ -26,8 +26,8 @@ const romeIPNode = `    - {name: rome-2, vni: 66051, underlay: 172.18.0.2, addre
 // TestPeerKernelGeneve has a kernel with Geneve as the node of rome: first with a
 // link made by hand, as other software makes it, then with culvert node.
 func TestPeerKernelGeneve(t *testing.T) {
-	beside(t, func(t *testing.T) {
-		c := newMilan(t)
+	besideFamilies(t, func(t *testing.T, f peerFamily) {
+		c := newMilanOf(t, f)
 		g := startGuest(c.romeGateway, "172.18.0.2/24", "172.18.0.9/24")
 		config := strings.Replace(romeConfig, "  nodes:\n", "  nodes:\n"+romeIPNode, 1)
 		c.romeCulvert = startGateway(c.romeGateway, config, c.romeKey, c.milanKey.public)
@@ -47,7 +47,10 @@ func TestPeerKernelGeneve(t *testing.T) {
 			"link set tunnel up",
 		)
 		g.ip(internalAddress("10.80.0.2", romeInternal, "10.61.0.0/16", "10.71.0.0/16")...)
-		traffic(10_485_763)
+		traffic(f.amount(10_485_763))
+		if f.inside {
+			testDiscovery(t, g)
+		}
 		g.ip("link del tunnel")
 
 		g.ip(
@@ -63,11 +66,11 @@ func TestPeerKernelGeneve(t *testing.T) {
 		g.write("/tmp/node.yaml", romeNodeConfig)
 		start := []string{
 			"culvert node --config /tmp/node.yaml >>/tmp/node.log 2>&1 & echo $! >/tmp/node.pid",
-			"n=0; until ip route show dev culvert0 2>/dev/null | grep -q 10.71; do n=$((n+1)); [ $n -lt 100 ] || { cat /tmp/node.log; exit 1; }; sleep 0.05; done",
+			"n=0; until { ip route show dev culvert0; ip -6 route show dev culvert0; } 2>/dev/null | grep -q 10.71.0.0/16; do n=$((n+1)); [ $n -lt 100 ] || { cat /tmp/node.log; exit 1; }; sleep 0.05; done",
 		}
 		g.sh(start...)
-		t.Log(g.sh("ip -d link show culvert0; ip route show dev culvert0"))
-		traffic(10_240_001)
+		t.Log(g.sh("ip -d link show culvert0; ip route show dev culvert0; ip -6 route show dev culvert0"))
+		traffic(f.amount(10_240_001))
 		g.sh("kill -9 $(cat /tmp/node.pid)") // its link stays, for the next to replace
 		g.write("/tmp/node.yaml", strings.Replace(romeNodeConfig, "mode: geneve", "mode: auto", 1))
 		g.sh(start...)
@@ -86,6 +89,20 @@ func TestPeerKernelGeneve(t *testing.T) {
 	}, probeGuest)
 }
 
+// testDiscovery has the kernel say what it has found out by RFC 4861, and ask for the address of the gateway as RFC 4862 has it: that one
+// is taken.
+func testDiscovery(t *testing.T, g *guest) {
+	neighbours := g.sh("ip -6 neigh show " + romeInternal + " dev tunnel")
+	if !strings.Contains(neighbours, " lladdr ") || strings.Contains(neighbours, "PERMANENT") {
+		t.Errorf("the gateway is no neighbour that the kernel found: %q", neighbours)
+	}
+	g.sh(
+		"ip addr add "+romeInternal+"/32 dev tunnel",
+		"n=0; until ip addr show dev tunnel dadfailed | grep -q "+romeInternal+"; do n=$((n+1)); [ $n -lt 100 ] || { ip addr show dev tunnel; exit 1; }; sleep 0.1; done",
+		"ip addr del "+romeInternal+"/32 dev tunnel",
+	)
+}
+
 // ip runs ip(8) commands inside the guest.
 func (g *guest) ip(commands ...string) {
 	g.t.Helper()
@@ -95,14 +112,14 @@ func (g *guest) ip(commands ...string) {
 // state is what of the guest's network must not change.
 func (g *guest) state() string {
 	g.t.Helper()
-	return g.sh("ip -br link | awk '{print $1}'; ip -br addr | awk '{print $1, $3}'; ip route; ip rule")
+	return g.sh("ip -br link | awk '{print $1}'; ip -br addr | awk '{print $1, $3}'; ip route; ip rule; ip -6 route | grep -v ^fe80 || true; ip -6 rule")
 }
 
 // TestPeerKernelWireGuard has a kernel as all of milan: its WireGuard, its
 // nftables translate the prefixes as culvert would, and a pod behind it.
 func TestPeerKernelWireGuard(t *testing.T) {
-	beside(t, func(t *testing.T) {
-		c := &clusters{romeGateway: newPeerHost(t, "rome-gw"), romeKey: newKeyPair(t), milanKey: newKeyPair(t)}
+	besideFamilies(t, func(t *testing.T, f peerFamily) {
+		c := &clusters{romeGateway: newPeerHostOf(t, f, "rome-gw"), romeKey: newKeyPair(t), milanKey: newKeyPair(t)}
 		g := startGuest(c.romeGateway, "192.0.2.7/24", "192.0.2.1/24")
 		g.pod(kernelMTU)
 		g.wireGuard(c)
@@ -110,10 +127,10 @@ func TestPeerKernelWireGuard(t *testing.T) {
 
 		pingThrough(c.romePod, milanPodAtRome)
 		g.ping(romePodAtMilan)
-		g.exchange(c.romePod, romePodAtMilan, milanPodAtRome, 10_485_761)
-		g.echo(c.romePod, milanPodAtRome, 3_500_001)
+		g.exchange(c.romePod, romePodAtMilan, milanPodAtRome, f.amount(10_485_761))
+		g.echo(c.romePod, milanPodAtRome, f.amount(3_500_001))
 		text := g.sh("wg show wg0")
-		for _, want := range []string{"latest handshake: ", "endpoint: 192.0.2.1:"} {
+		for _, want := range []string{"latest handshake: ", f.of("endpoint: 192.0.2.1:")} {
 			if !strings.Contains(text, want) {
 				t.Errorf("wg show of the kernel's tunnel: no %q in\n%s", want, text)
 			}
@@ -130,22 +147,33 @@ const kernelMTU = 1400
 // lies behind it. By then both have been translated twice, and the answers are
 // from the address that the sender had contacted, as Linux NAT has it.
 func testTooBig(t *testing.T, c *clusters, g *guest) {
+	headers, words, router := 28, "From %s icmp_seq=1 Frag needed and DF set (mtu = %d)", milanPodAtRome
+	if g.host.family.inside {
+		// The tunnel of the kernel has a link-local address alone there, so that it answers from that on the pod's link (RFC 6724, Section 5,
+		// Rule 2), which is translated as a pod's is.
+		headers, words, router = 48, "From %s icmp_seq=1 Packet too big: mtu=%d", "10.61.1.1"
+		g.sh("ip -n pod -6 route flush cache") // of what pings of all sizes have taught
+	}
+	ping := func(packet int, to string) string {
+		return fmt.Sprintf("ping -c 1 -W 2 -M do -s %d %s || true", packet-headers, to)
+	}
 	tooBig := func(out, from string, mtu int) {
 		t.Helper()
-		if want := fmt.Sprintf("From %s icmp_seq=1 Frag needed and DF set (mtu = %d)", from, mtu); !strings.Contains(out, want) {
+		if want := fmt.Sprintf(words, g.host.family.of(from), mtu); !strings.Contains(out, want) {
 			t.Errorf("ping with DF: no %q in\n%s", want, out)
 		}
 	}
-	tooBig(g.sh("ip netns exec pod ping -c 1 -W 2 -M do -s 1372 "+romePodAtMilan+" || true"), romePodAtMilan, 1340)
+	tooBig(g.sh("ip netns exec pod "+ping(kernelMTU, romePodAtMilan)), romePodAtMilan, 1340)
 
-	g.ip("route change 10.0.1.0/24 dev pod mtu 1200")
-	out, err := c.romePod.try("", "sh", "-c", "ping -c 1 -W 2 -M do -s 1312 "+milanPodAtRome+" || true")
+	g.ip("route del 10.0.1.0/24 dev pod", "route add 10.0.1.0/24 dev pod mtu 1300")
+	out, err := c.romePod.try("", "sh", "-c", ping(1340, milanPodAtRome))
 	if err != nil {
 		t.Fatal(err)
 	}
-	tooBig(out, milanPodAtRome, 1200)
+	tooBig(out, router, 1300)
 	// The pod forgets; the connection's super-frames must shrink on the way.
 	c.romePod.ip("route flush cache")
+	c.romePod.run("ip", "-6", "route", "flush", "cache")
 	g.echo(c.romePod, milanPodAtRome, 1_500_001)
 }
 
@@ -155,23 +183,27 @@ func (g *guest) wireGuard(c *clusters) {
 	g.write("/tmp/key", c.milanKey.private)
 	g.sh(
 		fmt.Sprintf("ip link add wg0 mtu %d type wireguard", kernelMTU),
-		"wg set wg0 listen-port 51840 private-key /tmp/key peer "+c.romeKey.public+" allowed-ips 0.0.0.0/0",
+		"wg set wg0 listen-port 51840 private-key /tmp/key peer "+c.romeKey.public+" allowed-ips 0.0.0.0/0,::/0",
 		"ip addr add 169.254.18.1/30 dev wg0",
+		"ip addr add fe80::a9fe:1201/64 dev wg0",
 		"ip link set wg0 up",
 		// What the pods send to the remapped CIDR goes to the tunnel, although the
 		// translated destination is in a CIDR that this cluster has too.
-		"ip route add default dev wg0 table 100",
-		"ip rule add fwmark 1 lookup 100",
+		"for f in -4 -6; do ip $f route add default dev wg0 table 100; ip $f rule add fwmark 1 lookup 100; done",
 		// So do the kernel's own errors about what came from the tunnel.
-		"echo 1 >/proc/sys/net/ipv4/fwmark_reflect",
-		"ip rule add fwmark 2 iif lo lookup 100",
+		"echo 1 >/proc/sys/net/ipv4/fwmark_reflect; echo 1 >/proc/sys/net/ipv6/fwmark_reflect",
+		"for f in -4 -6; do ip $f rule add fwmark 2 iif lo lookup 100; done",
 	)
-	g.write("/tmp/nat", `
+	nat := `
 table ip nat {
 	chain outgoing { type filter hook prerouting priority -150; ip daddr 10.62.0.0/16 meta mark set 1; iifname "wg0" meta mark set 2; }
 	chain destination { type nat hook prerouting priority dstnat; ip daddr 10.62.0.0/16 dnat ip prefix to ip daddr map { 10.62.0.0/16 : 10.0.0.0/16 }; }
 	chain source { type nat hook postrouting priority srcnat; iifname "wg0" snat ip prefix to ip saddr map { 10.0.0.0/16 : 10.62.0.0/16 }; }
-}`)
+}`
+	if g.host.family.inside {
+		nat = strings.ReplaceAll(nat, " ip ", " ip6 ")
+	}
+	g.write("/tmp/nat", nat)
 	g.sh("nft -f /tmp/nat")
 }
 
@@ -182,7 +214,7 @@ func testRoaming(t *testing.T, c *clusters, g *guest) {
 	g.sh("wg set wg0 listen-port " + port)
 	g.ping(romePodAtMilan) // the first packet from there tells the gateway
 	pingThrough(c.romePod, milanPodAtRome)
-	if got, want := c.romeGateway.run("wg", "show", uapiLink, "endpoints"), c.milanKey.public+"\t192.0.2.7:"+port+"\n"; got != want {
+	if got, want := c.romeGateway.run("wg", "show", uapiLink, "endpoints"), c.milanKey.public+g.host.family.of("\t192.0.2.7:")+port+"\n"; got != want {
 		t.Errorf("wg show endpoints: %q, want %q", got, want)
 	}
 

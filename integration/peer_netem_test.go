@@ -11,7 +11,7 @@ import (
 func TestPeerNetem(t *testing.T) {
 	beside(t, func(t *testing.T) {
 		var g *guest
-		c := newMilanAcross(t, func(rome, milan *peerHost) {
+		c := newMilanAcross(t, peerFamily{}, func(rome, milan *peerHost) {
 			wan := newPeerHost(t, "wan")
 			wan.ip("link add bridge type bridge", "link set bridge up")
 			for host, address := range map[*peerHost]string{rome: "192.0.2.1/32", milan: "192.0.2.7/32"} {

@@ -65,10 +65,10 @@ func (o *openVSwitch) addFlow(flow string) {
 // newOVSClusters makes both clusters; rome's node is Open vSwitch:
 //
 //	pod ─ veth ─ kernel ─ br-int (10.80.0.2) ─ Geneve port ─ br-phy (172.18.0.2) ─ veth ─ gateway
-func newOVSClusters(t *testing.T, tunnelOptions string) (*clusters, *openVSwitch) {
+func newOVSClusters(t *testing.T, f peerFamily, tunnelOptions string) (*clusters, *openVSwitch) {
 	t.Helper()
-	c := newMilan(t)
-	c.romeNode, c.romePod = newPeerHost(t, "rome-node"), newPeerHost(t, "rome-pod")
+	c := newMilanOf(t, f)
+	c.newRomeNode()
 	join(c.romeGateway, c.romeNode, "172.18.0.9/24", "", 1500)
 	connectPod(c.romeNode, c.romePod)
 	// Open vSwitch reads what arrives on the veth from AF_PACKET: a frame whose
@@ -94,8 +94,8 @@ func newOVSClusters(t *testing.T, tunnelOptions string) (*clusters, *openVSwitch
 }
 
 func TestPeerOpenVSwitch(t *testing.T) {
-	beside(t, func(t *testing.T) {
-		c, o := newOVSClusters(t, "options:csum=true")
+	besideFamilies(t, func(t *testing.T, f peerFamily) {
+		c, o := newOVSClusters(t, f, "options:csum=true")
 		pingThrough(c.romePod, milanPodAtRome)
 		pingThrough(c.milanPod, romePodAtMilan)
 		pingThrough(c.romeNode, romeInternal)
@@ -106,7 +106,9 @@ func TestPeerOpenVSwitch(t *testing.T) {
 				t.Errorf("no flow of the datapath has %s:\n%s", want, flows)
 			}
 		}
-		t.Run("options", func(t *testing.T) { testOptions(t, c, o) })
+		if !f.inside { // options are in a header that has no family
+			t.Run("options", func(t *testing.T) { testOptions(t, c, o) })
+		}
 	}, probeOVS)
 }
 

@@ -20,10 +20,13 @@ func pingThrough(from *peerHost, to string) {
 		_, err := from.try("", "ping", "-c", "1", "-W", "1", to)
 		return err
 	})
-	for _, size := range []int{0, 56, 1312, 4001} { // 1312 fills the MTU, 4001 needs fragments
+	for _, size := range pingSizes {
 		from.run("ping", "-q", "-c", "3", "-i", "0.05", "-W", "2", "-s", strconv.Itoa(size), to)
 	}
 }
+
+// pingSizes fill the MTU over IPv6 and over IPv4, or need fragments.
+var pingSizes = []int{0, 56, 1292, 1312, 4001}
 
 // exchange is a TCP connection with random bytes both ways at once; both ends
 // compare what they got by its SHA-256.
@@ -37,7 +40,7 @@ const exchangePort = "5201"
 
 func (e exchange) run(t *testing.T) {
 	t.Helper()
-	l, err := e.to.listen("tcp4", net.JoinHostPort(e.listen, exchangePort))
+	l, err := e.to.listen("tcp", net.JoinHostPort(e.listen, exchangePort))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,15 +53,15 @@ func (e exchange) run(t *testing.T) {
 			served <- err
 			return
 		}
-		if host, _, _ := net.SplitHostPort(conn.RemoteAddr().String()); host != e.source {
+		if host, _, _ := net.SplitHostPort(conn.RemoteAddr().String()); host != e.to.family.of(e.source) {
 			conn.Close()
-			served <- fmt.Errorf("connection came from %s, want %s", host, e.source)
+			served <- fmt.Errorf("connection came from %s, want %s", host, e.to.family.of(e.source))
 			return
 		}
 		served <- e.swap(conn, seed+1, seed)
 	}()
 	began := time.Now()
-	conn, err := e.from.dial("tcp4", net.JoinHostPort(e.dial, exchangePort))
+	conn, err := e.from.dial("tcp", net.JoinHostPort(e.dial, exchangePort))
 	if err != nil {
 		t.Fatalf("%s → %s: %v", e.from.name, e.dial, err)
 	}
@@ -113,7 +116,7 @@ func (e exchange) datagrams(t *testing.T, sizes ...int) {
 	t.Helper()
 	var server net.PacketConn
 	err := e.to.do(func() (err error) {
-		server, err = net.ListenPacket("udp4", net.JoinHostPort(e.listen, exchangePort))
+		server, err = net.ListenPacket("udp", e.to.family.of(net.JoinHostPort(e.listen, exchangePort)))
 		return err
 	})
 	if err != nil {
@@ -130,7 +133,7 @@ func (e exchange) datagrams(t *testing.T, sizes ...int) {
 			server.WriteTo(append([]byte(from.String()), buffer[:n]...), from)
 		}
 	}()
-	client, err := e.from.dial("udp4", net.JoinHostPort(e.dial, exchangePort))
+	client, err := e.from.dial("udp", net.JoinHostPort(e.dial, exchangePort))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -149,7 +152,7 @@ func (e exchange) datagrams(t *testing.T, sizes ...int) {
 		if err != nil {
 			t.Fatalf("UDP, %d bytes: %v (seed %d)", size, err, seed)
 		}
-		if want := append([]byte(net.JoinHostPort(e.source, port)), sent...); !bytes.Equal(buffer[:n], want) {
+		if want := append([]byte(e.to.family.of(net.JoinHostPort(e.source, port))), sent...); !bytes.Equal(buffer[:n], want) {
 			t.Errorf("UDP, %d bytes: %d bytes came back, unlike the %d expected from %s (seed %d)", size, n, len(want), e.source, seed)
 		}
 	}

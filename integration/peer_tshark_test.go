@@ -39,7 +39,8 @@ func startCapture(h *peerHost, link string) *capture {
 // values from the outermost to the innermost.
 type dissected struct {
 	line                             string
-	source, layers, vni              string
+	ours, outer6                     bool // from the gateway, over IPv6
+	layers, vni                      string
 	ipStatus, udpStatus, otherStatus []string // of checksums
 	malformed                        string
 	groups, severities               []string // of expert information
@@ -62,8 +63,8 @@ func (c *capture) dissect() ([]dissected, error) {
 		args = append(args, "-o", protocol+".check_checksum:TRUE")
 	}
 	for _, field := range []string{
-		"ip.src", "frame.protocols", "geneve.vni", "ip.checksum.status", "udp.checksum.status",
-		"tcp.checksum.status", "icmp.checksum.status", "_ws.malformed", "_ws.expert.group", "_ws.expert.severity",
+		"ip.src", "ipv6.src", "frame.protocols", "geneve.vni", "ip.checksum.status", "udp.checksum.status",
+		"tcp.checksum.status", "icmp.checksum.status", "icmpv6.checksum.status", "_ws.malformed", "_ws.expert.group", "_ws.expert.severity",
 		"_ws.expert.message", "frame.number",
 	} {
 		args = append(args, "-e", field)
@@ -76,15 +77,22 @@ func (c *capture) dissect() ([]dissected, error) {
 	var frames []dissected
 	for line := range strings.Lines(out) {
 		f := strings.Split(line, "\t")
-		source, _, _ := strings.Cut(f[0], ",")
+		outer6 := strings.HasPrefix(f[2], outer6Layers)
+		source, _, _ := strings.Cut(map[bool]string{false: f[0], true: f[1]}[outer6], ",")
 		frames = append(frames, dissected{
-			line: line, source: source, layers: f[1], vni: f[2],
-			ipStatus: list(f[3]), udpStatus: list(f[4]), otherStatus: list(f[5] + "," + f[6]),
-			malformed: f[7], groups: list(f[8]), severities: list(f[9]),
+			line: line, ours: source == c.host.family.of("172.18.0.9"), outer6: outer6, layers: f[2], vni: f[3],
+			ipStatus: list(f[4]), udpStatus: list(f[5]), otherStatus: list(f[6] + "," + f[7] + "," + f[8]),
+			malformed: f[9], groups: list(f[10]), severities: list(f[11]),
 		})
 	}
 	return frames, nil
 }
+
+// Layers around what is inside Geneve.
+const (
+	outer4Layers = "eth:ethertype:ip:udp:geneve:"
+	outer6Layers = "eth:ethertype:ipv6:udp:geneve:"
+)
 
 // Directions of a frame.
 const (
@@ -95,10 +103,13 @@ const (
 // kind is a frame's direction and the layers inside Geneve.
 func (f *dissected) kind() string {
 	direction := toGateway
-	if f.source == "172.18.0.9" {
+	if f.ours {
 		direction = fromGateway
 	}
-	_, inner, ok := strings.Cut(f.layers, "eth:ethertype:ip:udp:geneve:")
+	inner, ok := strings.CutPrefix(f.layers, outer4Layers)
+	if f.outer6 {
+		inner, ok = strings.CutPrefix(f.layers, outer6Layers)
+	}
 	if !ok {
 		return direction + "not Geneve: " + f.layers
 	}
@@ -127,8 +138,8 @@ func (f *dissected) complaint() string {
 		}
 	}
 	for i, status := range f.udpStatus {
-		// RFC 8926, Section 3.3: the outer checksum may be 0. Open vSwitch leaves it so, we do not.
-		if i == 0 && f.source != "172.18.0.9" && status == checksumAbsent {
+		// RFC 8926, Section 3.3: the outer checksum may be 0 over IPv4. Open vSwitch leaves it so, we do not.
+		if i == 0 && !f.ours && !f.outer6 && status == checksumAbsent {
 			continue
 		}
 		if status != checksumGood {
@@ -145,7 +156,7 @@ func (f *dissected) complaint() string {
 
 func TestPeerComplaint(t *testing.T) {
 	good := dissected{
-		source: "172.18.0.2", vni: fmt.Sprintf("%#x", romeVNI), ipStatus: []string{"1", "1"}, udpStatus: []string{"3"}, otherStatus: []string{"1"},
+		vni: fmt.Sprintf("%#x", romeVNI), ipStatus: []string{"1", "1"}, udpStatus: []string{"3"}, otherStatus: []string{"1"},
 		groups: []string{"33554432"}, severities: []string{"6291456"}, // a retransmission
 	}
 	for _, test := range []struct {
@@ -154,8 +165,9 @@ func TestPeerComplaint(t *testing.T) {
 		want   string
 	}{
 		{"good", func(*dissected) {}, ""},
-		{"ours with checksum", func(f *dissected) { f.source, f.udpStatus = "172.18.0.9", []string{"1", "1"} }, ""},
-		{"ours without checksum", func(f *dissected) { f.source = "172.18.0.9" }, "UDP checksum"},
+		{"ours with checksum", func(f *dissected) { f.ours, f.udpStatus = true, []string{"1", "1"} }, ""},
+		{"ours without checksum", func(f *dissected) { f.ours = true }, "UDP checksum"},
+		{"over IPv6 without checksum", func(f *dissected) { f.outer6 = true }, "UDP checksum"},
 		{"inner without checksum", func(f *dissected) { f.udpStatus = []string{"1", "3"} }, "UDP checksum"},
 		{"outer checksum bad", func(f *dissected) { f.udpStatus = []string{"0"} }, "UDP checksum"},
 		{"IP checksum bad", func(f *dissected) { f.ipStatus = []string{"1", "0"} }, "IP, TCP or ICMP checksum"},
@@ -176,14 +188,14 @@ func TestPeerComplaint(t *testing.T) {
 // TestPeerTshark has tshark dissect both what we send to Open vSwitch and what it
 // sends to us.
 func TestPeerTshark(t *testing.T) {
-	beside(t, func(t *testing.T) {
-		c, _ := newOVSClusters(t, "")
+	body := func(t *testing.T, f peerFamily) {
+		c, _ := newOVSClusters(t, f, "")
 		capture := startCapture(c.romeGateway, c.romeNode.name)
 		pingThrough(c.romePod, milanPodAtRome)
 		pingThrough(c.milanPod, romePodAtMilan)
 		e := exchange{from: c.romePod, to: c.milanPod, listen: podAddress, dial: milanPodAtRome, source: romePodAtMilan, bytes: 1_234_567}
 		e.run(t)
-		e.datagrams(t, 1, 100, 1312, 4001)
+		e.datagrams(t, 1, 100, 1000, 1312, 4001)
 
 		least := map[string]int{
 			"eth:ethertype:arp":     1,
@@ -191,6 +203,16 @@ func TestPeerTshark(t *testing.T) {
 			"eth:ethertype:ip":      12, // fragments but the first
 			"eth:ethertype:ip:udp":  4,
 			"eth:ethertype:ip:tcp":  e.bytes / 1288,
+		}
+		if f.inside {
+			least = map[string]int{
+				"eth:ethertype:ipv6:icmpv6":              24, // and neighbour discovery
+				"eth:ethertype:ipv6:ipv6.fraghdr":        12,
+				"eth:ethertype:ipv6:ipv6.fraghdr:icmpv6": 3,
+				"eth:ethertype:ipv6:ipv6.fraghdr:udp":    2,
+				"eth:ethertype:ipv6:udp":                 3,
+				"eth:ethertype:ipv6:tcp":                 e.bytes / 1268,
+			}
 		}
 		var frames []dissected
 		seen := map[string]int{}
@@ -223,5 +245,10 @@ func TestPeerTshark(t *testing.T) {
 				t.Errorf("a frame %s, which nobody asked for", kind)
 			}
 		}
-	}, probeOVS, probeTshark)
+	}
+	for _, f := range []peerFamily{{}, {inside: true}, {outside: true}, onlyIPv6Peers} {
+		t.Run(f.String(), func(t *testing.T) {
+			beside(t, func(t *testing.T) { body(t, f) }, probeOVS, probeTshark)
+		})
+	}
 }

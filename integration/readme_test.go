@@ -223,12 +223,64 @@ func TestReadmeFiles(t *testing.T) {
 		x.reaches(t, node, 1)
 
 		gateway := blocks(t, "../docs/gateway.md")
-		for name, where := range map[string]string{"yaml 0": "rome gateway", "dual.yaml": "rome gateway", "dual-1.yaml": "rome-1 node"} {
-			place, command, _ := strings.Cut(where, " ")
-			if err := os.WriteFile(filepath.Join(places[place].dir, "more.yaml"), []byte(gateway[name]), 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(places["rome"].dir, "more.yaml"), []byte(gateway["yaml 0"]), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		places["rome"].command("culvert gateway --check --config more.yaml")
+	}, programs("ping", "ping"))
+}
+
+// TestReadmeIPv6: the files of docs/gateway.md with both families, and milan's, which are the same with its own names and addresses, make two
+// clusters whose pods reach each other over both, through tunnels over IPv6.
+func TestReadmeIPv6(t *testing.T) {
+	beside(t, func(t *testing.T) {
+		files := blocks(t, "../docs/gateway.md")
+		milans := strings.NewReplacer("cluster: rome", "cluster: milan", "peer: milan", "peer: rome", `client, endpoint: "[2001:db8:c::7]:51840"`, "server",
+			"rome.key", "milan.key", "milan.pub", "rome.pub", "rome-1", "milan-1", "fd18:", "fd19:",
+			"10.61.", "10.62.", "10.71.", "10.72.", "fd00:61:", "fd00:62:", "fd00:71:", "fd00:72:")
+		hosts := make(map[string]*peerHost)
+		for _, name := range []string{"rome-gw", "milan-gw", "rome-1", "milan-1"} {
+			hosts[name] = newPeerHost(t, name)
+			hosts[name].acceptAddresses()
+		}
+		join(hosts["rome-gw"], hosts["milan-gw"], "2001:db8:c::1/64", "2001:db8:c::7/64", 1500)
+		join(hosts["rome-gw"], hosts["rome-1"], "fd18::9/64", "fd18::2/64", 1500)
+		join(hosts["milan-gw"], hosts["milan-1"], "fd19::9/64", "fd19::2/64", 1500)
+		x := &examples{t: t, milan: hosts["milan-1"]}
+		for _, name := range []string{"rome-1", "milan-1"} {
+			x.pod(hosts[name], 1)
+			hosts[name].ip("address add fd00:10:0:1::5/128 dev lo")
+			hosts[name].sysctl("net/ipv6/conf/all/forwarding", "1")
+		}
+		rome, milan := newKeyPair(t), newKeyPair(t)
+		keys := map[string]string{"rome.key": rome.private, "rome.pub": rome.public, "milan.key": milan.private, "milan.pub": milan.public}
+		for _, p := range []struct{ host, kind, text string }{
+			{"milan-gw", "gateway", milans.Replace(files["dual.yaml"])}, {"rome-gw", "gateway", files["dual.yaml"]},
+			{"milan-1", "node", milans.Replace(files["dual-1.yaml"])}, {"rome-1", "node", files["dual-1.yaml"]},
+		} {
+			dir, h := t.TempDir(), hosts[p.host]
+			file := filepath.Join(dir, "dual.yaml")
+			for name, text := range keys {
+				if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := os.WriteFile(file, []byte(p.text), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			places[place].command("culvert " + command + " --check --config more.yaml")
+			if said := h.run(os.Getenv(binaryEnv), p.kind, "--check", "--config", file); !strings.Contains(said, "good") || strings.Contains(said, "warning") {
+				t.Errorf("%s: %s", p.host, said)
+			}
+			if started := h.start(nil, os.Getenv(binaryEnv), p.kind, "--config", file); p.kind == "node" {
+				answered(t, started)
+			}
+		}
+		x.reaches(t, hosts["rome-1"], 1)
+		for from, to := range map[string]string{"rome-1": "fd00:61:0:1::5", "milan-1": "fd00:62:0:1::5"} {
+			eventually(t, from+" → "+to, func() error {
+				_, err := hosts[from].try("", "ping", "-c", "1", "-W", "1", "-I", "fd00:10:0:1::5", to)
+				return err
+			})
 		}
 	}, programs("ping", "ping"))
 }

@@ -112,17 +112,8 @@ func newServiceLab(t *testing.T) *serviceLab {
 // newServiceHost makes a host that uses IPv6 addresses as soon as it has them.
 func newServiceHost(t *testing.T, name string) *peerHost {
 	h := newPeerHost(t, name)
-	for _, links := range []string{"all", "default"} {
-		h.sysctl("net/ipv6/conf/"+links+"/accept_dad", "0")
-	}
+	h.acceptAddresses()
 	return h
-}
-
-func (h *peerHost) sysctl(name, value string) {
-	h.t.Helper()
-	if err := h.do(func() error { return os.WriteFile("/proc/sys/"+name, []byte(value), 0) }); err != nil {
-		h.t.Fatal(err)
-	}
 }
 
 // serve answers at TCP and UDP port 8080 with the host's name and the address that it sees. Over TCP it echoes from there on.

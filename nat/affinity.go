@@ -96,7 +96,8 @@ func (k *affinityKey) holder(s *shares) holder {
 	if address == 0 { // IPv4
 		address = k.client[1]
 	}
-	return s.identify(address, 1<<32|uint64(k.list)).of(shareAffinities)
+	of := 1<<32 | uint64(k.list)
+	return holder{s.identify(address, 0, of), s.linked(of)}.of(shareAffinities)
 }
 
 // backend returns the backend that a client of a service had, if that is known and still there.

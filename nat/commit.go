@@ -147,7 +147,7 @@ func (e *Engine) insert(d *decision, p *packet.Packet, now Time) bool {
 			e.makeRoom(number, now)
 		}
 	}
-	c, number := tb.add(&d.from, &d.answer, s.generation)
+	c, number := tb.add(&d.from, &d.answer, d.holder, s.generation)
 	if c == nil { // more equal hashes than chance makes
 		d.drop(ReasonTableFull)
 		return false

@@ -34,7 +34,9 @@ type conn struct {
 
 // A tupleKey is a tuple as an entry holds it.
 type tupleKey struct {
-	addresses uint64 // IPv4: those of the tuple, its Words[0]; IPv6: where table.wide has those of both tuples
+	// addresses are those of an IPv4 tuple, its Words[0]. Of an IPv6 connection, that of original is where table.wide has the addresses of
+	// both tuples, that of reply is the identity of the address that shares count it for.
+	addresses uint64
 	ports     uint32
 	link      Link
 	protocol  uint8

@@ -116,7 +116,7 @@ func (e *Engine) datagram(d *decision, p *packet.Packet, now Time) bool {
 	} else if g != nil {
 		r.expired = g
 	}
-	h := s.holder(&d.from)
+	h := e.holder(&d.from)
 	if !s.full(h.of(shareDatagrams), f.partial.length, maxDatagrams) {
 		return true
 	}
@@ -174,14 +174,7 @@ func (f *fragmentTable) replace(e *Engine, g *datagram, now Time) {
 
 // forget takes a datagram out of the table. Fragments that still wait for it are dropped for reason.
 func (f *fragmentTable) forget(e *Engine, g *datagram, reason Reason) {
-	for g.held != nil {
-		d := e.stats.of(g.key.link)
-		d.Held--
-		d.Dropped[reason]++
-		if h := f.unhold(e, g); e.lost != nil {
-			e.lost(h.bytes[:h.length], g.key.link, reason)
-		}
-	}
+	f.lose(e, g, reason)
 	if g.complete {
 		f.complete.remove(g)
 	} else {
@@ -192,11 +185,34 @@ func (f *fragmentTable) forget(e *Engine, g *datagram, reason Reason) {
 	g.next, f.spare = f.spare, g
 }
 
+// lose drops the fragments that still wait for the first one of g.
+func (f *fragmentTable) lose(e *Engine, g *datagram, reason Reason) {
+	for g.held != nil {
+		d := e.stats.of(g.key.link)
+		d.Held--
+		d.Dropped[reason]++
+		if h := f.unhold(e, g); e.lost != nil {
+			e.lost(h.bytes[:h.length], g.key.link, reason)
+		}
+	}
+}
+
+// abandon drops all of a datagram that has not gone on yet.
+func (f *fragmentTable) abandon(e *Engine, g *datagram, now Time) {
+	g.known, g.reason = true, ReasonFragmentOverlap
+	f.lose(e, g, ReasonFragmentOverlap)
+	f.finish(e, g, now)
+}
+
 // settle notes that a datagram is complete, once all of it has come and gone.
 func (f *fragmentTable) settle(e *Engine, g *datagram, now Time) {
-	if g.complete || !g.known || g.total == 0 || g.seen != g.total || g.held != nil {
-		return
+	if !g.complete && g.known && g.total != 0 && g.seen == g.total && g.held == nil {
+		f.finish(e, g, now)
 	}
+}
+
+// finish leaves a datagram its place only as long as nobody needs it.
+func (f *fragmentTable) finish(e *Engine, g *datagram, now Time) {
 	f.partial.remove(g)
 	e.table.shares.give(g.holder.of(shareDatagrams))
 	g.complete, g.expires = true, now.Add(fragmentLifetime)
@@ -218,7 +234,8 @@ func blocksOf(p *packet.Packet) (first, last int) {
 }
 
 // overlaps reports whether some bytes of a fragment were seen before. What overlaps is dropped, so that no receiver can be made to see
-// other bytes than a filter did (RFC 1858; RFC 5722, Section 4).
+// other bytes than a filter did (RFC 1858), and what has not gone on yet of its datagram with it, unless all of it was seen before: then
+// the network may have doubled a fragment (RFC 8200, Section 4.5, which has it from RFC 5722; Linux does so for IPv4 too).
 func (g *datagram) overlaps(p *packet.Packet) bool {
 	first, last := blocksOf(p)
 	for i := first; i <= last; i++ {
@@ -227,6 +244,17 @@ func (g *datagram) overlaps(p *packet.Packet) bool {
 		}
 	}
 	return false
+}
+
+// covers reports whether all bytes of a fragment were seen before.
+func (g *datagram) covers(p *packet.Packet) bool {
+	first, last := blocksOf(p)
+	for i := first; i <= last; i++ {
+		if g.blocks[i/64]&(1<<(i%64)) == 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // see notes the bytes of a fragment.

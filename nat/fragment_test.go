@@ -173,26 +173,67 @@ func TestEarlyFragments(t *testing.T) {
 	}
 }
 
-// What overlaps is dropped: RFC 1858, RFC 5722.
+// What overlaps ends its datagram, and of the same bytes twice only the second ones are dropped: RFC 1858, RFC 8200, Section 4.5.
 func TestFragmentOverlap(t *testing.T) {
-	e := engine(t)
-	part := func(at, n int, more bool) []byte {
-		return nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9", ID: 5, Offset: at, MF: more,
-			Body: nattest.Raw{Protocol: 17, Payload: nattest.Payload(n, 1)}}.Bytes()
+	parts := map[string]func(at, n int, more bool) []byte{
+		"IPv4": func(at, n int, more bool) []byte {
+			return nattest.IP{Source: "10.200.1.5", Destination: "10.71.3.9", ID: 5, Offset: at, MF: more,
+				Body: nattest.Raw{Protocol: 17, Payload: nattest.Payload(n, 1)}}.Bytes()
+		},
+		"IPv6": func(at, n int, more bool) []byte {
+			header := []byte{17, 0, byte(at >> 8), byte(at), 0, 0, 0, 5}
+			if more {
+				header[3] |= 1
+			}
+			return nattest.IP{Source: pod6, Destination: remote6, First: 44, Extensions: [][]byte{header},
+				Body: nattest.Raw{Protocol: 17, Payload: nattest.Payload(n, 1)}}.Bytes()
+		},
 	}
-	held := func(b []byte, now nat.Time) {
-		t.Helper()
-		if v, _ := process(t, e, node1, b, now); v.Action != nat.Hold {
-			t.Fatalf("%+v", v)
+	for family, part := range parts {
+		hold := func(t *testing.T, e *nat.Engine, b []byte, now nat.Time) {
+			t.Helper()
+			if v, _ := process(t, e, node1, b, now); v.Action != nat.Hold {
+				t.Fatalf("%+v", v)
+			}
 		}
+		for name, b := range map[string][]byte{
+			"its begin": part(792, 16, true), "its end": part(1592, 16, true), "all and more": part(0, 2000, true), "its end, last": part(1592, 16, false),
+		} {
+			t.Run(family+"/"+name, func(t *testing.T) {
+				e := engine(t)
+				var lost []nat.Reason
+				e.TapFragments(func(_ []byte, _ nat.Link, why nat.Reason) { lost = append(lost, why) })
+				hold(t, e, part(800, 800, true), start)
+				for _, b := range [][]byte{b, part(1608, 80, false), part(0, 800, true), part(800, 800, true)} {
+					v := dropped(t, e, node1, b, start, nat.ReasonFragmentOverlap)
+					if answer(t, e, node1, b, v, start) != nil {
+						t.Error("the sender was told")
+					}
+				}
+				if len(lost) != 1 || lost[0] != nat.ReasonFragmentOverlap {
+					t.Errorf("fragments lost while they waited: %v", lost)
+				}
+				// It takes nobody's place, and after its time another one may have its identification.
+				if n := e.Stats().Datagrams; n != 0 {
+					t.Errorf("%d datagrams in parts", n)
+				}
+				hold(t, e, part(800, 800, true), start.Add(31*time.Second))
+				ledger(t, e)
+			})
+		}
+		t.Run(family+"/the same twice", func(t *testing.T) {
+			e := engine(t)
+			hold(t, e, part(800, 800, true), start)
+			for _, b := range [][]byte{part(800, 800, true), part(1000, 8, true)} {
+				dropped(t, e, node1, b, start, nat.ReasonFragmentOverlap)
+			}
+			hold(t, e, part(1600, 100, false), start)
+			if out := deliver(t, e, node1, [][]byte{part(0, 800, true)}, start); len(out) != 3 {
+				t.Errorf("%d of 3 fragments", len(out))
+			}
+			ledger(t, e)
+		})
 	}
-	held(part(800, 800, true), start)
-	for _, b := range [][]byte{part(800, 800, true), part(792, 16, true), part(1592, 16, true), part(0, 2000, true), part(1000, 8, false)} {
-		dropped(t, e, node1, b, start, nat.ReasonFragmentOverlap)
-	}
-	held(part(1600, 100, false), start)
-	// Another datagram with the same ID, after this one has expired.
-	held(part(800, 800, true), start.Add(31*time.Second))
 }
 
 // A dropped first fragment takes the later ones with it.

@@ -18,6 +18,7 @@ const (
 	partNew           // it is noted
 	partHeld          // it is noted, and waits for the first one
 	partReleased      // it was noted when it came
+	partOverlap       // it ends its datagram
 )
 
 // A reassembly is what a fragment does to datagrams.
@@ -39,8 +40,11 @@ func (e *Engine) fragment(d *decision, p *packet.Packet, now Time) {
 	case !known:
 		e.early(d, p, false, now)
 		return
-	case !d.check("overlap", g == nil || !g.overlaps(p)):
+	case !d.check("overlap", g == nil || g.reason != ReasonFragmentOverlap && !g.overlaps(p)):
 		d.drop(ReasonFragmentOverlap)
+		if !g.complete && !g.covers(p) {
+			d.part = partOverlap
+		}
 		return
 	}
 	d.part = partNew
@@ -123,7 +127,7 @@ func (e *Engine) stateless(d *decision, p *packet.Packet, now Time) bool {
 // wait decides whether a fragment may wait for the first one.
 func (e *Engine) wait(d *decision, p *packet.Packet, now Time) bool {
 	f, s, r := &e.fragments, &e.table.shares, &d.reassembly
-	h := s.holder(&d.from)
+	h := e.holder(&d.from)
 	full := p.Len() > heldSize
 	if !full && s.full(h.of(shareHeld), f.holds, maxHeld) {
 		// What makes room for the datagram may make room for its fragment too.
@@ -143,7 +147,11 @@ func (e *Engine) wait(d *decision, p *packet.Packet, now Time) bool {
 func (e *Engine) commitFragment(d *decision, p *packet.Packet, now Time) {
 	f, r := &e.fragments, &d.reassembly
 	g := r.datagram
-	if d.part == partUnknown {
+	switch d.part {
+	case partOverlap:
+		f.abandon(e, g, now)
+		fallthrough
+	case partUnknown:
 		f.expire(e, now)
 		return
 	}
@@ -157,7 +165,7 @@ func (e *Engine) commitFragment(d *decision, p *packet.Packet, now Time) {
 		f.replace(e, r.victim, now)
 	}
 	if g == nil {
-		g = f.add(e, newDatagramKey(p, &d.from), e.table.shares.holder(&d.from), now)
+		g = f.add(e, newDatagramKey(p, &d.from), e.holder(&d.from), now)
 	}
 	if d.part != partReleased {
 		g.see(p)

@@ -50,8 +50,8 @@ func (e *Engine) Load(packets []packet.Packet, in Link) (known int) {
 	}
 	for i, number := range numbers[:len(packets)] {
 		// An entry that is found has a generation, and an IPv6 connection addresses.
-		k := &tb.at(number).keys[original]
-		if generations[i] != 0 && (!k.ipv6 || tb.wide.at(k.addresses)[original] != [4]uint64{}) {
+		c := tb.at(number)
+		if generations[i] != 0 && (!c.keys[original].ipv6 || tb.wideOf(c)[original] != [4]uint64{}) {
 			known++
 		}
 	}

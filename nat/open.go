@@ -111,7 +111,7 @@ func (e *Engine) returns(tr *rules.Traversal) bool {
 func (e *Engine) place(d *decision, p *packet.Packet, now Time) Reason {
 	tb, s, tr := &e.table, e.snapshot, &d.tr
 	to, link := tr.To, wayOf(tr.Out)
-	d.holder, d.shared = tb.shares.holder(&d.from), sharesPorts(tr, p, s)
+	d.holder, d.shared = e.holder(&d.from), sharesPorts(tr, p, s)
 	var space uint64
 	full := false
 	if d.shared {

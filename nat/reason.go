@@ -22,7 +22,7 @@ const (
 	ReasonTableFull              // the connection needs state and the table is at its cap
 	ReasonConnectionShare        // the connection needs state and its source has its share of the table
 	ReasonFragment               // a fragment whose first fragment is unknown
-	ReasonFragmentOverlap        // fragments of one datagram overlap
+	ReasonFragmentOverlap        // fragments of one datagram overlap, or come twice
 	ReasonFragmentLimit          // too many datagrams in fragments at once
 	ReasonFiltered               // a rule with action drop
 	ReasonRejected               // a rule with action reject

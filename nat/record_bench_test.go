@@ -18,20 +18,14 @@ func BenchmarkRecords(b *testing.B) {
 		name   string
 		source uint32 // of connection 0
 		step   uint32
-	}{{"strangers", 11 << 24, 1}, {"pods", 10<<24 | 200<<16 | 1<<8 | 5, 0}} {
+	}{{"strangers", strangers, 1}, {"pods", 10<<24 | 200<<16 | 1<<8 | 5, 0}} {
 		b.Run(kind.name, func(b *testing.B) {
 			change := func(c *nat.Config) { c.MaxConnections = 3*n + 3 }
 			e := engine(b, change)
 			var p packet.Packet
 			work, s := make([]byte, 2048), newStream(false, node1)
 			send := func(i int, now nat.Time) {
-				packet := s.packet(work, i, node1)
-				binary.BigEndian.PutUint32(packet[12:], kind.source+kind.step*uint32(i))
-				if kind.step > 0 {
-					binary.BigEndian.PutUint16(packet[22:], uint16(i>>4))
-				}
-				nattest.Fix(packet)
-				p.Parse(packet)
+				p.Parse(s.from(work, i, kind.source, kind.step))
 				if v := e.Process(&p, node1, now); v.Untracked || v.Action != nat.Forward {
 					b.Fatal(v.Reason)
 				}
@@ -63,6 +57,86 @@ func BenchmarkRecords(b *testing.B) {
 			}
 		})
 	}
+}
+
+// strangers is the first of the addresses that no CIDR knows.
+const strangers = 11 << 24
+
+// from returns packet i, from an address that is step further than that of the packet before.
+func (s *stream) from(work []byte, i int, source, step uint32) []byte {
+	packet := s.packet(work, i, node1)
+	binary.BigEndian.PutUint32(packet[12:], source+step*uint32(i))
+	if step > 0 {
+		binary.BigEndian.PutUint16(packet[22:], uint16(i>>4))
+	}
+	return nattest.Fix(packet)
+}
+
+// BenchmarkRecordsFirst measures in turns first packets of strangers: alone, after as many records as the keeper writes between two of its
+// pauses, and of connections that were restored. It prints ratios of medians.
+func BenchmarkRecordsFirst(b *testing.B) {
+	const n = 1 << 18
+	change := func(c *nat.Config) { c.MaxConnections = 12 * n }
+	s := newStream(false, node1)
+	work, packets := make([][128]byte, firstTurn), make([]packet.Packet, firstTurn)
+	first := func(e *nat.Engine, i int, now nat.Time) float64 {
+		for j := range packets {
+			packets[j].Parse(s.from(work[j][:], i+j, strangers, 1))
+		}
+		begin := processorTime(b)
+		for j := 0; j < firstTurn; j += nat.MaxLoad {
+			batch := packets[j : j+nat.MaxLoad]
+			e.Load(batch, node1)
+			for k := range batch {
+				if v := e.Process(&batch[k], node1, now); v.Untracked || v.Action != nat.Forward {
+					b.Fatal(v.Reason)
+				}
+			}
+		}
+		return float64(processorTime(b)-begin) / firstTurn
+	}
+	e := engine(b, change)
+	for i := 0; i < n; i += firstTurn {
+		first(e, i, start)
+	}
+	later := start.Add(time.Second)
+	saved := records(e, 0, later)
+	e = engine(b, change)
+	anew := func(i int) float64 {
+		cost := first(e, i, later)
+		for at, more := nat.Cursor(n), true; more; { // the n have the first places
+			_, at, more = e.DeleteConnections(at, &nat.ConnFilter{}, later)
+		}
+		return cost
+	}
+	var alone, beside, restored []float64
+	block := make([]byte, 0, nat.RecordBlock)
+	next, at, r, more := n, n, (*nat.Records)(nil), false
+	for range b.N {
+		for range 40 {
+			if at == n {
+				at = 0
+				if got := restore(e, later, saved); got.Connections != n || !got.Whole {
+					b.Fatalf("%+v", got)
+				}
+			}
+			alone = append(alone, anew(next))
+			for range 32 {
+				if !more {
+					r = e.Records(0, later, recordName)
+				}
+				_, more = r.Next(block)
+			}
+			beside = append(beside, anew(next+firstTurn))
+			restored = append(restored, first(e, at, later))
+			if next, at = next+2*firstTurn, at+firstTurn; next >= 1<<23 { // there are no more different packets
+				next = n
+			}
+		}
+	}
+	b.ReportMetric(middle(alone), "ns/first")
+	b.ReportMetric(middle(beside)/middle(alone), "beside/alone")
+	b.ReportMetric(middle(restored)/middle(alone), "restored/alone")
 }
 
 // timedRecords is records, with what it took and how long somebody else waited for the Engine at most.

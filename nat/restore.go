@@ -171,10 +171,11 @@ func (e *Engine) restore(x *connRecord, now Time, result *Restored) *int {
 		return &result.Expired
 	}
 	e.displace(x, now)
-	if replied := draft.has(flagReplied); tb.used >= s.maxEntries && !e.giveWay(replied, now) || !replied && e.crowds(x) {
+	h := e.holder(&x.first)
+	if replied := draft.has(flagReplied); tb.used >= s.maxEntries && !e.giveWay(replied, now) || !replied && e.crowds(h) {
 		return &result.NoRoom
 	}
-	c, number := tb.add(&x.first, &x.answer, s.generation)
+	c, number := tb.add(&x.first, &x.answer, h, s.generation)
 	if c == nil { // more equal hashes than chance makes
 		return &result.NoRoom
 	}
@@ -183,7 +184,7 @@ func (e *Engine) restore(x *connRecord, now Time, result *Restored) *int {
 	c.lastSeen, c.mark, c.state, c.packets, c.bytes, c.tcp = now.Add(-x.idle), x.mark, x.state, x.packets, x.bytes, x.tcp
 	c.flags |= draft.flags & flagService
 	if draft.has(flagPort) {
-		tb.takePort(c, tb.shares.holder(&x.first))
+		tb.takePort(c, h)
 	}
 	if c.state == stateEstablished {
 		// The numbers are as old as the record. The first segment that they do not fit is believed, as in mid-stream.
@@ -229,14 +230,14 @@ func (e *Engine) displace(x *connRecord, now Time) {
 	}
 }
 
-// crowds reports whether an unreplied connection would leave others no place, as it could where the table is smaller than that of the
+// crowds reports whether an unreplied connection of h would leave others no place, as it could where the table is smaller than that of the
 // records: a link gets half of it, and something is left for those who come.
 //
 // Preconditions: e.mu is held.
 // +checklocks:e.mu
-func (e *Engine) crowds(x *connRecord) bool {
+func (e *Engine) crowds(h holder) bool {
 	tb, most := &e.table, e.snapshot.maxEntries
-	return tb.used >= most-most/16 || 2*tb.shares.held(tb.shares.holder(&x.first).of(shareConnections).link) >= most
+	return tb.used >= most-most/16 || 2*tb.shares.held(h.of(shareConnections).link) >= most
 }
 
 // giveWay makes room in a full table for a connection that was restored, if that is replied and others are not, or are closing.
@@ -253,21 +254,32 @@ func (e *Engine) giveWay(replied bool, now Time) bool {
 	return false
 }
 
+// queued is a connection that may have to make room for another.
+type queued struct {
+	lastSeen Time
+	number   uint32
+}
+
+func (a queued) compare(b queued) int { return cmp.Compare(a.lastSeen, b.lastSeen) }
+
 // order queues connections that are to make room for others by their last packets.
 func (e *Engine) order() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	tb := &e.table
 	for r := rankUnreplied; r < ranks; r++ {
-		var all []uint32
-		for number := tb.lists[r].first; number != 0; number = tb.cold(number).next {
-			all = append(all, number)
+		l := &tb.lists[r]
+		all := make([]queued, 0, l.length)
+		for number := l.first; number != 0; number = tb.cold(number).next {
+			all = append(all, queued{tb.at(number).lastSeen, number})
 		}
-		slices.SortStableFunc(all, func(a, b uint32) int { return cmp.Compare(tb.at(a).lastSeen, tb.at(b).lastSeen) })
-		for _, number := range all {
-			c := tb.at(number)
-			tb.rankAs(c, number, rankSettled)
-			tb.rankAs(c, number, r)
+		if slices.IsSortedFunc(all, queued.compare) {
+			continue
+		}
+		slices.SortStableFunc(all, queued.compare)
+		l.first, l.last = 0, 0
+		for _, x := range all {
+			tb.enqueue(l, x.number)
 		}
 	}
 }

@@ -15,7 +15,7 @@ import (
 // switches", 1998) in two levels: one address alone gets a third and one link alone a half; n links that take what they can get
 // the (n+1)th part each, and as much stays free for the next one.
 //
-// An address is an IPv4 address or an IPv6 /64, of which a host has as many addresses as it likes.
+// An address is that of an IPv4 host or of a pod, or else an IPv6 /64, in which a host has as many addresses as it likes.
 
 // A holder is who holds something: an address of a link, and the link.
 type holder struct{ address, link uint64 }
@@ -46,7 +46,7 @@ const shareShards = 256
 // shares counts exactly what each holder has. Identities are 64 bits of a hash that is keyed by the process: what a sender chooses
 // makes no two of them meet. Each shard grows and shrinks with what is in it, which costs a packet some microseconds at a time.
 type shares struct {
-	secrets [6]uint64
+	secrets [7]uint64
 	flat    bool // all comes by one link: addresses take the place of links too
 	shards  [shareShards]shareShard
 }
@@ -66,23 +66,38 @@ func (s *shares) init() {
 }
 
 // holder returns who sent a packet with tuple t.
-func (s *shares) holder(t *packet.Tuple) holder {
-	address := t.Words[0]
+func (e *Engine) holder(t *packet.Tuple) holder {
+	address, host := t.Words[0], uint64(0)
 	if !t.IPv6 {
 		address >>= 32
+	} else if e.snapshot.isHost(t.Source(), t.Link) {
+		host = t.Words[1]
 	}
-	link := uint64(t.Link)
-	if s.flat {
-		link = address
-	}
-	return s.identify(address, link)
+	s := &e.table.shares
+	return s.at(s.identify(address, host, uint64(t.Link)), t.Link)
 }
 
-func (s *shares) identify(address, link uint64) holder {
-	k := &s.secrets
-	link = fold(link^k[0], k[1])
-	return holder{fold(fold(address^k[2], link^k[3])^k[4], k[5]), link}
+// at returns the holder that is known by the identity of an address and comes by link.
+func (s *shares) at(address uint64, link Link) holder {
+	of := uint64(link)
+	if s.flat {
+		of = address
+	}
+	return holder{address, s.linked(of)}
 }
+
+// identify returns the identity of an address, of which host is the second half, at a link.
+func (s *shares) identify(address, host, link uint64) uint64 {
+	k := &s.secrets
+	h := fold(address^k[2], link^k[3])
+	if host != 0 {
+		h = fold(h^host, k[6])
+	}
+	return fold(h^k[4], k[5])
+}
+
+// linked returns the identity of a link.
+func (s *shares) linked(link uint64) uint64 { return fold(link^s.secrets[0], s.secrets[1]) }
 
 // held returns how much an identity has.
 func (s *shares) held(identity uint64) int {

@@ -2,6 +2,8 @@ package nat
 
 import (
 	"encoding/binary"
+	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -78,10 +80,26 @@ func recount(t testing.TB, e *Engine) {
 	}
 }
 
+// ipv6 makes a packet of UDP, or a fragment of one, of pods and others at a link.
+func ipv6(in Link, a, b, x uint8, fragment bool, y uint8) []byte {
+	p := nattest.IP{Source: fmt.Sprintf("fd00:200:0:1::%x", 1+b%8), Destination: "fd00:71:0:4000::9"}
+	switch {
+	case in == Tunnel:
+		p.Source, p.Destination = fmt.Sprintf("fd00:200::%x", 1+b%8), fmt.Sprintf("fd00:200:0:1::%x", 1+a%4)
+	case a%4 == 0:
+		p.Source = fmt.Sprintf("2001:db8:0:%x::%x", a>>4, 1+b%8)
+	}
+	p.Body = nattest.UDP{SourcePort: 2000 + uint16(x)%16, DestinationPort: 53, Payload: make([]byte, 48)}
+	if fragment {
+		return nattest.Pieces(p, 16, uint32(x%8))[y%4]
+	}
+	return p.Bytes()
+}
+
 // sharesConfig has room for little, so that every share is met.
 func sharesConfig() *Config {
 	c := milan()
-	c.MaxConnections = 40
+	c.MaxConnections, c.GatewayAddress.V6, c.UnknownSource.V6 = 40, addr("fd80::4"), addr("fd00:70::")
 	for i := range c.Services {
 		c.Services[i].Affinity = rules.AffinityClientIP
 	}
@@ -141,6 +159,15 @@ func playShares(t *testing.T, ops []byte) {
 	for ; len(ops) >= 5; ops = ops[5:] {
 		op, a, b, x, y := ops[0], ops[1], ops[2], ops[3], ops[4]
 		in := links[int(op)%len(links)]
+		var p packet.Packet
+		if op>>5 < 6 && x&0x80 != 0 {
+			p.Parse(ipv6(in, a, b, x, op>>5 >= 4, y))
+			v := e.Process(&p, in, now)
+			for range v.Held {
+				e.Release(&p, make([]byte, heldSize), in, now)
+			}
+			continue
+		}
 		source, destination := [4]byte{203, 0, a % 4, b % 8}, seen
 		destination[3] = 9
 		if in == Tunnel {
@@ -158,7 +185,6 @@ func playShares(t *testing.T, ops []byte) {
 		if a&16 != 0 {
 			port = 500 + uint16(x)
 		}
-		var p packet.Packet
 		switch op >> 5 {
 		case 0, 1, 2, 3:
 			p.Parse(ipv4(source, destination, port, c.Services[0].Port, 0, 0, false))
@@ -184,6 +210,9 @@ func playShares(t *testing.T, ops []byte) {
 			next.MaxConnections = 20 + int(a)
 			if b%4 == 0 {
 				next.Services = nil
+			}
+			if b%8 > 3 { // hosts of IPv6 that were pods are none
+				next.LocalPodCIDRs[2], next.Routes = pfx("fd00:300::/50"), slices.DeleteFunc(next.Routes, func(r rules.Route) bool { return r.Prefix.Addr().Is6() })
 			}
 			if err := e.Apply(next); err != nil {
 				t.Fatal(err)
@@ -219,29 +248,31 @@ func TestShareIdentities(t *testing.T) {
 	var a, b shares
 	a.init()
 	b.init()
-	const n = 1 << 16
-	seen := map[uint64]bool{}
-	for step := range 16 {
-		var shards [shareShards]int
-		for i := range uint64(n) {
-			t := packet.Tuple{Link: 1}
-			t.Words[0] = i << step << 32 // of IPv4
-			h := a.holder(&t)
-			seen[h.address] = true
-			shards[h.address>>56]++
-		}
-		for i, got := range shards {
-			if want := n / shareShards; got < want/2 || got > want*2 {
-				t.Errorf("step %d: %d of %d sources are in shard %d", step, got, n, i)
+	for name, identify := range map[string]func(s *shares, i uint64) uint64{
+		"IPv4":          func(s *shares, i uint64) uint64 { return s.identify(i, 0, 1) },
+		"pods of a /64": func(s *shares, i uint64) uint64 { return s.identify(0xfd00<<48, i, 1) },
+	} {
+		const n = 1 << 16
+		seen := map[uint64]bool{}
+		for step := range 16 {
+			var shards [shareShards]int
+			for i := range uint64(n) {
+				identity := identify(&a, i<<step)
+				seen[identity] = true
+				shards[identity>>56]++
+			}
+			for i, got := range shards {
+				if want := n / shareShards; got < want/2 || got > want*2 {
+					t.Errorf("%s, step %d: %d of %d sources are in shard %d", name, step, got, n, i)
+				}
 			}
 		}
-	}
-	// Of 16 times 65,536 addresses, each step has half in common with the one before.
-	if want := n + 15*n/2; len(seen) != want {
-		t.Errorf("%d identities of %d sources", len(seen), want)
-	}
-	one := packet.Tuple{Link: 1, Words: [4]uint64{1 << 32}}
-	if a.holder(&one) == b.holder(&one) {
-		t.Error("two engines know a source by one identity")
+		// Of 16 times 65,536 addresses, each step has half in common with the one before.
+		if want := n + 15*n/2; len(seen) != want {
+			t.Errorf("%d identities of %d sources, %s", len(seen), want, name)
+		}
+		if identify(&a, 1) == identify(&b, 1) {
+			t.Errorf("two engines know a source by one identity, %s", name)
+		}
 	}
 }

@@ -165,6 +165,79 @@ func TestConnectionShares(t *testing.T) {
 	}
 }
 
+// A pod at its share takes nothing from one beside it, be it of the same node and so, with IPv6, of the same /64. Hosts of IPv6 elsewhere
+// have a /64 each.
+func TestSharesOfPods(t *testing.T) {
+	const most = 3000
+	for _, test := range []struct {
+		name            string
+		in              nat.Link
+		greedy, another string // sources
+		to              string
+		told            bool // apart
+	}{
+		{"pods of a node", node1, "10.200.1.5", "10.200.1.6", "10.71.3.9", true},
+		{"pods of a node over IPv6", node1, pod6, "fd00:200:0:1::6", remote6, true},
+		{"pods beyond the tunnel", nat.Tunnel, "10.200.3.9", "10.200.3.10", "10.200.1.5", true},
+		{"pods beyond the tunnel over IPv6", nat.Tunnel, remoteReal6, "fd00:200::a", pod6, true},
+		{"clients of one /64", node1, "2001:db8::5", "2001:db8::6", remote6, false},
+		{"clients of two", node1, "2001:db8::5", "2001:db8:0:1::5", remote6, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			e := engine(t, dual, func(c *nat.Config) { c.MaxConnections = most })
+			// open reports whether a connection was made, with an answer that keeps it from making room for others.
+			open := func(source string, port uint16) bool {
+				v, out := process(t, e, test.in, udp(source, test.to, port, 53).Bytes(), start)
+				if v.Action != nat.Forward || v.Untracked {
+					return false
+				}
+				view, err := nattest.Check(out[0])
+				if err != nil {
+					t.Fatal(err)
+				}
+				answer := udp(view.Destination.String(), view.Source.String(), view.DestinationPort, view.SourcePort)
+				forwarded(t, e, v.Out, answer.Bytes(), start)
+				return true
+			}
+			made := 0
+			for made < most && open(test.greedy, uint16(2000+made)) {
+				made++
+			}
+			if made != most/3 {
+				t.Errorf("one has %d connections of %d", made, most)
+			}
+			made = 0
+			for made < 100 && open(test.another, uint16(2000+made)) {
+				made++
+			}
+			if told := made == 100; told != test.told {
+				t.Errorf("another has %d connections of 100", made)
+			}
+			// The same of fragments that wait for their first one.
+			pieces := func(source string, id uint32) [][]byte {
+				p := nattest.IP{Source: source, Destination: test.to, Body: nattest.UDP{SourcePort: 9, DestinationPort: 53, Payload: make([]byte, 1000)}}
+				return nattest.Pieces(p, 800, id)
+			}
+			const some = 20
+			for id := range uint32(some) {
+				process(t, e, test.in, pieces(test.another, id)[1], start)
+			}
+			for id := range uint32(1000) {
+				process(t, e, test.in, pieces(test.greedy, some+id)[1], start)
+			}
+			waited := 0
+			for id := range uint32(some) {
+				v, _ := process(t, e, test.in, pieces(test.another, id)[0], start)
+				waited += v.Held
+			}
+			if told := waited == some; told != test.told {
+				t.Errorf("%d of another's %d fragments still waited", waited, some)
+			}
+			ledger(t, e)
+		})
+	}
+}
+
 // Sources are told apart however many there are: beside one at its share, none of ten thousand others pays for it.
 func TestSharesAreExact(t *testing.T) {
 	const most = 120_000

@@ -154,14 +154,22 @@ func (s *snapshot) isPod(a netip.Addr, at Link) bool {
 	return ok && !out.Outside()
 }
 
-// hostOf returns what a rate or a share of who is at link is kept by: an address of IPv4 or of a pod, or else the /64 of one of IPv6, in
-// which a host has as many as it likes.
+// hostOf returns what a rate or a share of who is at link is kept by: its address or, where a host has as many as it likes, their /64.
 func (s *snapshot) hostOf(a netip.Addr, link Link) [16]byte {
 	b := a.As16()
-	if a.Is6() && (link.Outside() || !s.pods.Contains(a)) {
+	if !s.isHost(a, link) {
 		clear(b[8:])
 	}
 	return b
+}
+
+// isHost reports whether one address is all that a host at link has: an IPv4 address, or one of the CIDRs of the cluster there.
+// Elsewhere a host of IPv6 has a /64 to itself (RFC 8273); the pods of a node, too, have one /64, but each has one address of it.
+func (s *snapshot) isHost(a netip.Addr, link Link) bool {
+	if link.Outside() {
+		return a.Is4() || s.real.Contains(a)
+	}
+	return a.Is4() || s.pods.Contains(a)
 }
 
 // own reports whether a is an address of the gateway or of either end of the WireGuard tunnel.

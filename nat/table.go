@@ -61,12 +61,15 @@ func (tb *table) cold(number uint32) *coldPart {
 	return &tb.chunks[number/chunkEntries].cold[number%chunkEntries]
 }
 
+// wideOf returns the addresses of an IPv6 connection, by direction.
+func (tb *table) wideOf(c *conn) *[2][4]uint64 { return tb.wide.at(c.keys[original].addresses) }
+
 // tuple returns the tuple of packets of direction d.
 func (tb *table) tuple(c *conn, d int) packet.Tuple {
 	k := &c.keys[d]
 	t := packet.Tuple{Ports: k.ports, Link: k.link, Protocol: k.protocol, IPv6: k.ipv6}
 	if k.ipv6 {
-		t.Words = tb.wide.at(k.addresses)[d]
+		t.Words = tb.wideOf(c)[d]
 	} else {
 		t.Words[0] = k.addresses
 	}
@@ -78,7 +81,7 @@ func (tb *table) reverse(t *packet.Tuple, c *conn, d int) {
 	k := &c.keys[d]
 	t.Ports = bits.RotateLeft32(k.ports, 16)
 	if k.ipv6 {
-		w := &tb.wide.at(k.addresses)[d]
+		w := &tb.wideOf(c)[d]
 		t.Words = [4]uint64{w[2], w[3], w[0], w[1]}
 		return
 	}
@@ -115,15 +118,16 @@ func (tb *table) search(t *packet.Tuple, hash, i uint32) (h hit, slot uint32, ok
 
 // matches reports whether the packets of a tuple of an entry are those with tuple t.
 func (tb *table) matches(r reference, t *packet.Tuple) bool {
-	k := &tb.at(r.number()).keys[r.direction()]
+	c := tb.at(r.number())
+	k := &c.keys[r.direction()]
 	return k.ports == t.Ports && k.protocol == t.Protocol && k.ipv6 == t.IPv6 &&
 		(k.link == t.Link || k.link == anyNode && !t.Link.Outside() || t.Link == anyNode && !k.link.Outside()) &&
-		(!t.IPv6 && k.addresses == t.Words[0] || t.IPv6 && tb.wide.at(k.addresses)[r.direction()] == t.Words)
+		(!t.IPv6 && k.addresses == t.Words[0] || t.IPv6 && tb.wideOf(c)[r.direction()] == t.Words)
 }
 
-// add makes a connection of two tuples and puts it into the slab, the directory and the list of unreplied ones. It returns nil if
-// the directory has no room. Preconditions: neither tuple is in the table, and generation is not 0.
-func (tb *table) add(first, answer *packet.Tuple, generation uint32) (*conn, uint32) {
+// add makes a connection of two tuples and puts it into the slab, the directory and the list of unreplied ones; h holds it. It returns
+// nil if the directory has no room. Preconditions: neither tuple is in the table, and generation is not 0.
+func (tb *table) add(first, answer *packet.Tuple, h holder, generation uint32) (*conn, uint32) {
 	number := tb.free
 	if number != 0 {
 		tb.free = tb.cold(number).wheelNext
@@ -138,8 +142,8 @@ func (tb *table) add(first, answer *packet.Tuple, generation uint32) (*conn, uin
 	c := tb.at(number)
 	*c = conn{keys: [2]tupleKey{newTupleKey(first), newTupleKey(answer)}, generation: generation}
 	if first.IPv6 {
-		at := tb.wide.take(&[2][4]uint64{first.Words, answer.Words})
-		c.keys[original].addresses, c.keys[reply].addresses = at, at
+		c.keys[original].addresses = tb.wide.take(&[2][4]uint64{first.Words, answer.Words})
+		c.keys[reply].addresses = h.address
 	}
 	h0, h1 := tb.directory.hash(first), tb.directory.hash(answer)
 	ok := tb.directory.insert(h0, newReference(number, original))
@@ -153,7 +157,7 @@ func (tb *table) add(first, answer *packet.Tuple, generation uint32) (*conn, uin
 	}
 	tb.used++
 	tb.cold(number).wheelNext = 0
-	tb.shares.take(tb.shares.holder(first).of(shareConnections))
+	tb.shares.take(h.of(shareConnections))
 	tb.rankAs(c, number, rankUnreplied)
 	return c, number
 }
@@ -188,10 +192,13 @@ func (tb *table) name(number uint32, id uint64) {
 	tb.lastID = max(tb.lastID, id)
 }
 
-// holder returns who sent the first packet of a connection.
+// holder returns who sent the first packet of a connection, by what was known then.
 func (tb *table) holder(c *conn) holder {
-	t := tb.tuple(c, original)
-	return tb.shares.holder(&t)
+	k, address := &c.keys[original], c.keys[reply].addresses
+	if !k.ipv6 {
+		address = tb.shares.identify(k.addresses>>32, 0, uint64(k.link))
+	}
+	return tb.shares.at(address, k.link)
 }
 
 // replied notes the first packet of direction reply.
@@ -221,17 +228,22 @@ func (tb *table) rankAs(c *conn, number uint32, to rank) {
 		l.length--
 	}
 	c.flags = c.flags&^rankMask | connFlags(to)
-	at.next, at.previous = 0, 0
-	if to == rankSettled {
+	if at.next, at.previous = 0, 0; to == rankSettled {
 		return
 	}
 	l := &tb.lists[to]
-	at.previous = l.last
+	tb.enqueue(l, number)
+	l.length++
+}
+
+// enqueue puts an entry that is in no list at the end of l, and does not count it.
+func (tb *table) enqueue(l *connList, number uint32) {
+	at := tb.cold(number)
+	at.next, at.previous = 0, l.last
 	if l.last != 0 {
 		tb.cold(l.last).next = number
 	} else {
 		l.first = number
 	}
 	l.last = number
-	l.length++
 }

@@ -128,7 +128,7 @@ func newLabCheckCommand() *cobra.Command {
 	cmd.Flags().StringVar(&sandbox.Groups, "runsc-groups", "", "control groups of these gateways, without -rome and -milan")
 	cmd.Flags().MarkHidden("runsc-groups") // for the tests, which read what gateways needed
 	var faults bool
-	cmd.Flags().BoolVar(&faults, "faults", false, "instead, make each fault of lab break, look for its symptom, and mend it")
+	cmd.Flags().BoolVar(&faults, "faults", false, "instead, make each fault of lab break, look for its symptom, and mend it; over IPv6 alone in v6-inside and v6-outside")
 	var named []string
 	cmd.Flags().StringSliceVar(&named, "named", nil, "instead, make these `FAULTS` of lab break, or all, and wait until culvert status names each")
 	var brief, verbose bool
@@ -136,7 +136,15 @@ func newLabCheckCommand() *cobra.Command {
 	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "with --brief: a line for each check too")
 	isJSON := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
-		if len(names) == 0 {
+		instead := faults || len(named) > 0
+		for _, name := range names {
+			if instead && name != "ipv4" && !(faults && strings.HasPrefix(name, "v6-")) {
+				return fmt.Errorf("%s: no faults are made there; name ipv4, and for --faults v6-inside or v6-outside too", name)
+			}
+		}
+		if len(names) == 0 && instead {
+			names = []string{"ipv4"}
+		} else if len(names) == 0 {
 			names = lab.LabNames()
 			if brief {
 				names = names[:3]

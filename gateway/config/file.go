@@ -315,10 +315,19 @@ func readKey(e *configfile.Errors, path, dir string, name scalar) wgkey.Key {
 	return key
 }
 
+// notHostPort notes a text without a port, or one in which none can be found for want of brackets.
+func notHostPort(e *configfile.Errors, path, s string) {
+	remedy := "add a port, such as 192.0.2.7:51840"
+	if strings.Count(s, ":") > 1 {
+		remedy = "write an IPv6 address in brackets, such as [2001:db8::7]:51840"
+	}
+	e.Add(path, "%q is not host:port; %s", s, remedy)
+}
+
 func hostPort(e *configfile.Errors, path string, s scalar) string {
 	host, port, err := net.SplitHostPort(string(s))
 	if err != nil || host == "" {
-		e.Add(path, "%q is not host:port", s)
+		notHostPort(e, path, string(s))
 		return ""
 	}
 	isHost := configfile.IsHostName(host)

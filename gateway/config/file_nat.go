@@ -140,7 +140,7 @@ func (f *fileRule) rule(e *configfile.Errors, at string) rules.FilterRule {
 		r.Protocol = protocols[e.OneOf(at+".protocol", f.Protocol, "tcp", "udp", "sctp", "icmp", "icmpv6")]
 	}
 	if len(r.Ports) > 0 && (r.Protocol == 0 || r.Protocol == protocols["icmp"] || r.Protocol == protocols["icmpv6"]) {
-		e.Add(at+".ports", "ports need protocol: tcp, udp or sctp")
+		e.Add(at+".ports", "ports need protocol: tcp, udp or sctp; add one, or leave ports out")
 	}
 	if e.Text(at+".action", f.Action) != "" {
 		switch e.OneOf(at+".action", f.Action, "accept", "drop", "reject") {

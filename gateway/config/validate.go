@@ -126,7 +126,7 @@ func validateMetrics(e *configfile.Errors, address string) {
 	}
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
-		e.Add("metrics", "%q is not host:port", address)
+		notHostPort(e, "metrics", address)
 		return
 	}
 	if a, err := netip.ParseAddr(host); host != "" && !configfile.IsHostName(host) && (err != nil || a.Zone() != "") {
@@ -172,10 +172,10 @@ func (c *Config) validateNetworks(e *configfile.Errors, external *bart.Lite) {
 		}
 	}
 	for i, p := range c.Local.PodCIDRs {
-		seen.claim(e, fmt.Sprintf("network.local.podCIDRs[%d]", i), p, "")
+		seen.claim(e, fmt.Sprintf("network.local.podCIDRs[%d]", i), p, localRemedy)
 	}
 	for i, p := range c.Local.ExternalCIDRs {
-		seen.claim(e, fmt.Sprintf("network.local.externalCIDRs[%d]", i), p, "")
+		seen.claim(e, fmt.Sprintf("network.local.externalCIDRs[%d]", i), p, localRemedy)
 	}
 	for i, path := range c.remotePaths() {
 		r := c.Remote[i]
@@ -184,7 +184,7 @@ func (c *Config) validateNetworks(e *configfile.Errors, external *bart.Lite) {
 		case r.Real.IsValid() && r.Remapped.IsValid() && r.Real.Bits() != r.Remapped.Bits():
 			e.Add(path+".remap", "%s and %s differ in length; a remap is 1:1, write a /%d", r.Remapped, r.Real, r.Real.Bits())
 		}
-		real.claim(e, path+".cidr", r.Real, "")
+		real.claim(e, path+".cidr", r.Real, "; leave one of them out")
 		if r.Remapped == r.Real {
 			seen.claim(e, path+".cidr", r.Real, "; give it a remap to an unused CIDR of the same length")
 		} else {
@@ -193,7 +193,7 @@ func (c *Config) validateNetworks(e *configfile.Errors, external *bart.Lite) {
 	}
 	for a := range c.UnknownSource.All() {
 		if !external.Contains(a) {
-			e.Add("nat.unknownSource", "%s is in no CIDR of network.local.externalCIDRs", a)
+			e.Add("nat.unknownSource", "%s is in no CIDR of network.local.externalCIDRs; %s", a, externalRemedy)
 		}
 	}
 	hosts := map[netip.Addr]string{}
@@ -205,7 +205,7 @@ func (c *Config) validateNetworks(e *configfile.Errors, external *bart.Lite) {
 			e.Add(path, "%s lies in %s (%s); internal addresses need a CIDR of their own", a, other, q)
 		}
 		if other, ok := hosts[a]; ok {
-			e.Add(path, "%s is %s too", a, other)
+			e.Add(path, "%s is %s too; give each its own", a, other)
 		}
 		hosts[a] = path
 	}
@@ -219,11 +219,16 @@ func (c *Config) validateNetworks(e *configfile.Errors, external *bart.Lite) {
 	}
 }
 
+const (
+	localRemedy    = "; choose another CIDR, or leave one of them out"
+	externalRemedy = "choose an address of one, or add a CIDR there"
+)
+
 // isHost reports whether packets can be forwarded to a, which was reported before if
 // it is invalid.
 func isHost(e *configfile.Errors, path string, a netip.Addr) bool {
 	if a.IsValid() && !packet.Forwardable(a) {
-		e.Add(path, "%s is no address of a host behind a router", a)
+		e.Add(path, "%s is no address of a host behind a router; write one that routers forward to, such as 10.80.0.4 or fd80::4", a)
 	}
 	return a.IsValid() && packet.Forwardable(a)
 }
@@ -253,7 +258,7 @@ func (c *Config) validateNodes(e *configfile.Errors) {
 			}
 		}
 		if n.Underlay.IsValid() && (n.Underlay.IsUnspecified() || n.Underlay.IsMulticast()) {
-			e.Add(at+"underlay", "%s is no host's address", n.Underlay)
+			e.Add(at+"underlay", "%s is no host's address; write the one by which the gateway reaches the node's machine", n.Underlay)
 		}
 		if n.Encap == geneve.VXLAN && n.Inner == geneve.IP {
 			e.Add(at+"inner", "VXLAN carries Ethernet only; leave the field out, or use encap: geneve")
@@ -261,7 +266,7 @@ func (c *Config) validateNodes(e *configfile.Errors) {
 		for k, p := range n.PodCIDRs {
 			path := fmt.Sprintf("%spodCIDRs[%d]", at, k)
 			if !local.LookupPrefix(p) {
-				e.Add(path, "%s is outside network.local.podCIDRs", p)
+				e.Add(path, "%s is outside network.local.podCIDRs; add a CIDR there that contains it, or correct one of them", p)
 			}
 			if other, ok := podCIDRs[p]; ok {
 				e.Add(path, "%s is %s too", p, other)
@@ -299,7 +304,7 @@ func (c *Config) validateNAT(e *configfile.Errors, external *bart.Lite) {
 		switch {
 		case !isHost(e, path, a):
 		case !external.Contains(a):
-			e.Add(path, "%s is in no CIDR of network.local.externalCIDRs", a)
+			e.Add(path, "%s is in no CIDR of network.local.externalCIDRs; %s", a, externalRemedy)
 		case c.UnknownSource.Has(a):
 			e.Add(path, "%s is the unknown-source address; choose another", a)
 		}
@@ -310,7 +315,7 @@ func (c *Config) validateNAT(e *configfile.Errors, external *bart.Lite) {
 			return
 		}
 		if other, ok := of[a]; ok {
-			e.Add(path, "%s is %s too", a, other)
+			e.Add(path, "%s is %s too; choose another, or leave one of them out", a, other)
 			return
 		}
 		of[a] = path

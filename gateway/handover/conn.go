@@ -3,6 +3,7 @@ package handover
 import (
 	"encoding/binary"
 	"net"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 
@@ -115,7 +116,7 @@ func (c *Conn) Receive(messages []udp.Message) (int, error) {
 	case m := <-inbox:
 		to := &messages[0]
 		to.Data = to.Buffer[:copy(to.Buffer, m.data)]
-		to.Source, to.SegmentSize, to.TOS = m.source, 0, 0
+		to.Source, to.Destination, to.SegmentSize, to.TOS = m.source, netip.Addr{}, 0, 0
 		return 1, nil
 	case <-w.ended:
 		return 0, udp.ErrWoken

@@ -76,14 +76,23 @@ const (
 	maxFD   = 32
 )
 
+// Wire is what a Line speaks over: a Unix socket of the kernel, or what is like one, within a process.
+type Wire interface {
+	net.Conn
+	CloseRead() error
+	ReadMsgUnix(b, oob []byte) (n, oobn, flags int, from *net.UnixAddr, err error)
+	WriteMsgUnix(b, oob []byte, to *net.UnixAddr) (n, oobn int, err error)
+	SyscallConn() (syscall.RawConn, error)
+}
+
 // Line is one end of the conversation.
 type Line struct {
-	conn *net.UnixConn
+	conn Wire
 	shut bool
 }
 
 // NewLine returns a Line over conn.
-func NewLine(conn *net.UnixConn) *Line { return &Line{conn: conn} }
+func NewLine(conn Wire) *Line { return &Line{conn: conn} }
 
 // Close ends the conversation.
 func (l *Line) Close() error { return l.conn.Close() }

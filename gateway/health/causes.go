@@ -68,7 +68,7 @@ var (
 var (
 	FirstPacket = cause("node-heard", Note, "first packet from {node} ({underlay})", "")
 	NodeBack    = cause("node-restored", Note, "{node} ({underlay}) is back after {time}", "")
-	NeverThere  = cause("node-no-arp", Warning, "{node} ({underlay}) never answered ARP ({asked} asked)",
+	NeverThere  = cause("node-no-arp", Warning, "{node} ({underlay}) never answered {by} ({asked} asked)",
 		"is its link up, has it VNI {vni}, the address {address} and the gateway's underlay address, and is UDP {port} open here and there?")
 	NodeRefuses = cause("node-refused", Warning, "nothing listens on UDP {port} of {node} ({underlay}), says that machine",
 		"make the tunnel there (culvert node, or a link with this port), or correct the underlay address")
@@ -76,13 +76,13 @@ var (
 		"correct it in geneve.nodes, or start that machine")
 	NodeUnroutable = cause("node-unroutable", Warning, "this machine has no route to {node} ({underlay})",
 		"correct its underlay address in geneve.nodes, or add a route")
-	NodeSilent = cause("node-silent", Warning, "{node} ({underlay}) has been silent for {time} and answers no ARP ({asked} asked)",
+	NodeSilent = cause("node-silent", Warning, "{node} ({underlay}) has been silent for {time} and answers no {by} ({asked} asked)",
 		"is it running, is its link up, has it the gateway's underlay address, and is UDP {port} open here and there?")
-	NodeDeaf = cause("node-deaf", Warning, "{node} ({underlay}) sends, and answers no ARP for {address} ({asked} asked)",
+	NodeDeaf = cause("node-deaf", Warning, "{node} ({underlay}) sends, and answers no {by} for {address} ({asked} asked)",
 		"does its firewall let UDP {port} of this gateway in, and is that the address of its link?")
-	NodeLoss = cause("node-loss", Warning, "{lost} of the last {of} ARP requests to {node} ({underlay}) were lost",
+	NodeLoss = cause("node-loss", Warning, "{lost} of the last {of} requests by {by} to {node} ({underlay}) were lost",
 		"look for a full or faulty link on the way to that node")
-	NoReturn = cause("node-no-return", Warning, "{node} answers ARP, but has sent no packet back for {sent} that were sent to it",
+	NoReturn = cause("node-no-return", Warning, "{node} answers {by}, but has sent no packet back for {sent} that were sent to it",
 		"does it forward (sysctl net.ipv4.ip_forward=1, net.ipv6.conf.all.forwarding=1), has it routes to the remote CIDRs via {gateway}, and does its firewall let pods' traffic pass?")
 	OneWay = cause("node-one-way", Note, "{node} has sent no packet for {time}, and {sent} were sent to it",
 		"if answers are due: does it forward (sysctl net.ipv4.ip_forward=1, net.ipv6.conf.all.forwarding=1), have it and its pods routes to the remote CIDRs via {gateway}, and does its firewall let pods' traffic pass? One-way traffic looks the same")
@@ -98,7 +98,7 @@ var (
 		"correct its address in geneve.nodes, or the one on the node's tunnel link")
 	WrongGateway = cause("node-gateway-address", Warning, "{node} asks for the gateway by {seen}, which is {gateway}",
 		"correct the gateway's address at the node")
-	NoVia = cause("node-route-via", Warning, "{node} asks by ARP for {seen}, which is behind the gateway",
+	NoVia = cause("node-route-via", Warning, "{node} asks by {by} for {seen}, which is behind the gateway",
 		"give that node's route a gateway: ip route replace CIDR via {gateway} dev LINK onlink")
 )
 

@@ -9,7 +9,7 @@ const (
 	// Of so many requests, a fifth lost is no chance.
 	lossRequests = 20
 	lossShare    = 5
-	// deafTime is for how long nothing may come from a node that answers no ARP.
+	// deafTime is for how long nothing may come from a node that answers no ARP or neighbour discovery.
 	deafTime = 8 * time.Second
 )
 
@@ -36,7 +36,7 @@ func (j *Judge) losses(now time.Duration, o *Observation) (said []Finding) {
 	for i := range o.Nodes {
 		n := &o.Nodes[i]
 		if h := j.nodes[n.Name]; now-h.troubled > calm && lossy(n.Requests, n.Lost) {
-			see(NodeLoss, OfNode, n.Name, n.Lost, n.Requests, "{node}", n.Name, "{underlay}", n.Underlay.String())
+			see(NodeLoss, OfNode, n.Name, n.Lost, n.Requests, "{node}", n.Name, "{underlay}", n.Underlay.String(), "{by}", askedBy(n.Address))
 		}
 	}
 	return said

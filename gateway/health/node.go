@@ -40,7 +40,7 @@ const (
 	// oneWay is how many packets to a node without any from it, in oneWayTime, are no chance.
 	oneWay     = 3
 	oneWayTime = 4 * time.Second
-	// oddTime is for how long a node may send and answer no ARP: longer than between two
+	// oddTime is for how long a node may send and answer no request: longer than between two
 	// requests to one that does not answer.
 	oddTime = 6 * time.Second
 	// oneWayLate is for how long, where there were packets from it before.
@@ -172,16 +172,27 @@ func (h *nodeHistory) shown(now time.Duration, n *Node, o *Observation) *Cause {
 	return nil
 }
 
+// askedBy is how one asks who has a.
+func askedBy(a netip.Addr) string {
+	if a.Is6() {
+		return "neighbour discovery"
+	}
+	return "ARP"
+}
+
 func (h *nodeHistory) become(c *Cause, n *Node, o *Observation, d string) (Finding, bool) {
-	seen, source := "", netip.AddrPort{}
+	seen, source, by := "", netip.AddrPort{}, askedBy(n.Address)
 	if s := h.sign; s != nil {
 		source = s.Source
 		if seen = fmt.Sprint(s.VNI); s.Address.IsValid() {
 			seen = s.Address.String()
 		}
+		if c == NoVia {
+			by = askedBy(s.Address)
+		}
 	}
 	h.now = find(c, OfNode, n.Name, "{node}", n.Name, "{underlay}", n.Underlay.String(), "{address}", n.Address.String(),
 		"{vni}", fmt.Sprint(n.VNI), "{encap}", n.Encap, "{gateway}", o.Gateway.String(), "{port}", fmt.Sprint(o.Port),
-		"{asked}", fmt.Sprint(n.Asked), "{sent}", fmt.Sprint(h.owed(n)), "{time}", d, "{seen}", seen, "{source}", source.Addr().String())
+		"{asked}", fmt.Sprint(n.Asked), "{sent}", fmt.Sprint(h.owed(n)), "{time}", d, "{seen}", seen, "{by}", by, "{source}", source.Addr().String())
 	return h.now, true
 }

@@ -59,15 +59,15 @@ type Node struct {
 	Underlay, Address netip.Addr
 	VNI               uint32
 	Encap             string
-	ARP               bool          // the tunnel has ARP
-	Answered          bool          // ARP has told its MAC address
-	Asked             int           // ARP requests since it last did
+	ARP               bool          // the tunnel has ARP, or neighbour discovery where there is no IPv4
+	Answered          bool          // that has told its MAC address
+	Asked             int           // requests since it last did
 	Silence           time.Duration // since the last frame of it; meaningless before the first
 	Known             bool          // there was a frame
 	Received, Sent    uint64        // inner packets
 	// Of them, those for and of the gateway itself.
 	LocalReceived, LocalSent uint64
-	Requests, Lost           int // the last ARP requests, and how many of them had no answer
+	Requests, Lost           int // the last of those requests, and how many of them had no answer
 	Knock                    Knock
 	TrainsLost               bool // trains do not arrive at it
 }

@@ -32,7 +32,7 @@ var reasons = map[string]reason{
 	"table-full":       {"The connection table is full.", "raise nat.maxConnections and the memory limit"},
 	"connection-share": {"The sender has its share of the connection table.", "find who opens so many: culvert connections"},
 	"fragment":         {"A fragment whose first one has not come.", "look for losses before the gateway, and for an MTU that is smaller there"},
-	"fragment-overlap": {"Fragments of one packet overlap, as only attacks do.", findSender},
+	"fragment-overlap": {"Fragments of one packet overlap, as only attacks do, or come twice.", findSender},
 	"fragment-limit":   {"Too many packets in fragments at once.", "give senders a smaller MTU, so that they do not fragment"},
 	"filtered":         {"A rule drops it.", "culvert rules shows which; change it if that is not meant"},
 	"rejected":         {"A rule rejects it, and the sender has been told.", "culvert rules shows which; change it if that is not meant"},
@@ -74,8 +74,8 @@ var reasons = map[string]reason{
 	"unknown-tunnel": {"The node has been removed meanwhile.", nothingToDo},
 	"bad-packet":     {"What was to be sent to a node is no whole packet.", spoilt},
 	"too-long":       {"The packet does not fit a datagram with the tunnel's headers.", "make mtu smaller"},
-	"hold-full":      {"The node's MAC address is not known, and enough packets wait for it.", "is the node's link up, and does it answer ARP?"},
-	"unresolved":     {"The node has not answered ARP.", "is the node's link up, and does it answer ARP?"},
+	"hold-full":      {"The node's MAC address is not known, and enough packets wait for it.", "is the node's link up, and does it answer ARP, or neighbour discovery where there is no IPv4?"},
+	"unresolved":     {"The node has answered neither ARP nor neighbour discovery.", "is the node's link up, and has it the address that geneve.nodes has?"},
 	"send-failed":    {"The kernel refused a datagram.", "culvert status says of the socket why; look at routes and firewall of this machine"},
 
 	// WireGuard.

@@ -247,10 +247,16 @@ var stories = []struct {
 			n.Asked, n.Silence = 0, 0
 		}
 	}, []string{"0 info", "42 warning node rome-1: rome-1 (172.18.0.2) has been silent for 32 s and answers no ARP (3 asked)", "80 info node rome-1: rome-1 (172.18.0.2) is back after 70 s"}},
+	{"a node of IPv6 alone falls silent", 60, func(s int, o *Observation) {
+		n := &o.Nodes[0]
+		if n.Address, n.Received, n.Known, n.Answered = netip.MustParseAddr("fd80::2"), 1, true, true; s >= 20 {
+			n.Asked, n.Silence = s-19, time.Duration(s-10)*time.Second
+		}
+	}, []string{"0 info", "22 warning node rome-1: rome-1 (172.18.0.2) has been silent for 12 s and answers no neighbour discovery (3 asked)"}},
 	{"a node's link loses frames", 100, func(s int, o *Observation) {
 		n := &o.Nodes[0]
 		n.Received, n.Known, n.Answered, n.Requests, n.Lost = 1, true, true, 32, 8
-	}, []string{"0 info", "42 warning node rome-1: 8 of the last 32 ARP requests to rome-1 (172.18.0.2) were lost: look for"}},
+	}, []string{"0 info", "42 warning node rome-1: 8 of the last 32 requests by ARP to rome-1 (172.18.0.2) were lost: look for"}},
 	{"a node that forwards nothing", 60, func(s int, o *Observation) { o.Nodes[0].Answered, o.Nodes[0].Sent = true, uint64(s) }, []string{
 		"5 warning node rome-1: rome-1 answers ARP, but has sent no packet back for 5 that were sent to it: does it forward (sysctl net.ipv4.ip_forward=1, net.ipv6.conf.all.forwarding=1), has it routes to the remote CIDRs via 10.80.0.4"}},
 	{"a node that sends and does not hear", 60, func(s int, o *Observation) {

@@ -174,32 +174,32 @@ func (c *Config) validate(e *configfile.Errors) {
 		case c.Underlay.IsValid() && a.Is4() != c.Underlay.Is4():
 			e.Add("gateway.underlay", "%s is %s, and underlay %s is not; write addresses of one family", a, family(a), c.Underlay)
 		case !unicast(a):
-			e.Add("gateway.underlay", "%s is no host's address", a)
+			e.Add("gateway.underlay", "%s is no host's address; write the one by which this node reaches the gateway", a)
 		case a == c.Underlay:
-			e.Add("gateway.underlay", "%s is this node's own underlay address", a)
+			e.Add("gateway.underlay", "%s is this node's own underlay address; write the gateway's", a)
 		}
 	} else if c.Gateway != "" && !configfile.IsHostName(c.Gateway) {
 		e.Add("gateway.underlay", "%q is neither an address nor a host name", c.Gateway)
 	}
 	if c.Underlay.IsValid() && !unicast(c.Underlay) {
-		e.Add("underlay", "%s is no host's address", c.Underlay)
+		e.Add("underlay", "%s is no host's address; write the one by which the gateway reaches this node", c.Underlay)
 	}
 	c.validateEnds(e)
 	routes := make(map[netip.Prefix]int, len(c.Routes))
 	for i, p := range c.Routes {
 		path := fmt.Sprintf("routes[%d]", i)
 		if j, ok := routes[p]; ok {
-			e.Add(path, "%s is routes[%d] again", p, j)
+			e.Add(path, "%s is routes[%d] again; leave one out", p, j)
 		}
 		routes[p] = i
 		if c.Address != (geneve.Pair{}) && !of(c.Address, p.Addr()).IsValid() {
 			e.Add(path, "%s is %s, and address is not; write a list of one address of each family at address and gateway.address, or leave the route out", p, family(p.Addr()))
 		}
 		if p.Contains(c.Underlay) {
-			e.Add(path, "%s contains underlay %s: the tunnel would run through itself", p, c.Underlay)
+			e.Add(path, "%s contains underlay %s: the tunnel would run through itself; write a CIDR without it", p, c.Underlay)
 		}
 		if g, err := netip.ParseAddr(c.Gateway); err == nil && p.Contains(g) {
-			e.Add(path, "%s contains gateway.underlay %s: the tunnel would run through itself", p, g)
+			e.Add(path, "%s contains gateway.underlay %s: the tunnel would run through itself; write a CIDR without it", p, g)
 		}
 	}
 }
@@ -216,11 +216,11 @@ func (c *Config) validateEnds(e *configfile.Errors) {
 				e.Add(path, "has no %s address like %s, that of the other end; write both families at both ends, or the same one", family(other), other)
 			case !a.IsValid():
 			case !unicast(a):
-				e.Add(path, "%s is no host's address", a)
+				e.Add(path, "%s is no host's address; write a unicast address, such as 10.80.0.2 or fd80::2", a)
 			case a.Is6() && a.IsLinkLocalUnicast():
 				e.Add(path, "%s is an address of one link; write one of a unique local prefix, such as fd80::2", a)
 			case i == 1 && a == other:
-				e.Add(path, "%s is this node's own address", a)
+				e.Add(path, "%s is this node's own address; write the gateway's", a)
 			}
 		}
 	}

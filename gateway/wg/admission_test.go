@@ -94,8 +94,8 @@ func TestAdmissionPace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAdmission(wgkey.Key{1})
 		stranger, peer := netip.MustParseAddr("203.0.113.9"), netip.MustParseAddr("192.0.2.7")
-		a.sent([][]byte{message(device.MessageInitiationType, device.MessageInitiationSize, wgkey.Key{2})}, &endpoint{netip.AddrPortFrom(peer, 51840)})
-		a.sent([][]byte{message(device.MessageCookieReplyType, device.MessageCookieReplySize, wgkey.Key{})}, &endpoint{netip.AddrPortFrom(stranger, 7)})
+		a.sent([][]byte{message(device.MessageInitiationType, device.MessageInitiationSize, wgkey.Key{2})}, &endpoint{addr: netip.AddrPortFrom(peer, 51840)})
+		a.sent([][]byte{message(device.MessageCookieReplyType, device.MessageCookieReplySize, wgkey.Key{})}, &endpoint{addr: netip.AddrPortFrom(stranger, 7)})
 		passed := 0
 		check := func(when string, from netip.Addr, want int) {
 			t.Helper()
@@ -219,7 +219,7 @@ func TestAdmissionBoundsDataOfStrangers(t *testing.T) {
 		}
 		peer, moved := netip.MustParseAddrPort("192.0.2.7:51840"), netip.MustParseAddrPort("198.51.100.7:51840")
 		expect("before there was a peer", passed(moved.Addr(), 100), 100)
-		a.sent([][]byte{data}, &endpoint{peer})
+		a.sent([][]byte{data}, &endpoint{addr: peer})
 		expect("the peer", passed(peer.Addr(), 1000), 1000)
 		n := 0
 		for i := range 1000 {
@@ -232,7 +232,7 @@ func TestAdmissionBoundsDataOfStrangers(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 		expect("a peer that has moved", passed(moved.Addr(), 100), shareDataPace.burst)
-		a.sent([][]byte{data}, &endpoint{moved})
+		a.sent([][]byte{data}, &endpoint{addr: moved})
 		expect("the peer at its new address", passed(moved.Addr(), 1000), 1000)
 	})
 }

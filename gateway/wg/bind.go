@@ -149,7 +149,7 @@ func (b *bind) ParseEndpoint(s string) (conn.Endpoint, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &endpoint{ap}, nil
+	return &endpoint{addr: ap}, nil
 }
 
 // Send implements conn.Bind. It is called by wireguard-go's sender goroutine and,
@@ -173,7 +173,7 @@ func (b *bind) Send(bufs [][]byte, ep conn.Endpoint) error {
 			if timed {
 				begun = time.Now()
 			}
-			err := l.send(bufs, to, &b.trains)
+			err := l.send(bufs, ep.(*endpoint), &b.trains)
 			if timed {
 				b.passed.send.Observe(time.Since(begun))
 			}
@@ -200,10 +200,11 @@ func dataMessages(bufs [][]byte) (n int) {
 
 // send groups bufs into trains: datagrams of one size, of which only the last may
 // be shorter. Where trains are lost, only a probe is one.
-func (l *leg) send(bufs [][]byte, to netip.AddrPort, trains *peerTrains) error {
+func (l *leg) send(bufs [][]byte, ep *endpoint, trains *peerTrains) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.trains = l.trains[:0]
+	to, from := ep.addr, ep.SrcIP()
 	single := trains.lostTo(to)
 	for first := 0; first < len(bufs); {
 		size := len(bufs[first])
@@ -217,7 +218,7 @@ func (l *leg) send(bufs [][]byte, to netip.AddrPort, trains *peerTrains) error {
 		if probe {
 			end = first + 2
 		}
-		l.trains = append(l.trains, udp.Train{Destination: to, SegmentSize: size, Parts: bufs[first:end], Single: single && !probe})
+		l.trains = append(l.trains, udp.Train{Destination: to, Source: from, SegmentSize: size, Parts: bufs[first:end], Single: single && !probe})
 		if end-first > 1 {
 			trains.note(to, bufs[first:end])
 		}
@@ -225,6 +226,11 @@ func (l *leg) send(bufs [][]byte, to netip.AddrPort, trains *peerTrains) error {
 	}
 	if _, err := l.sender.Send(l.trains); errors.Is(err, net.ErrClosed) {
 		return err
+	}
+	for i := range l.trains {
+		if from.IsValid() && !l.trains[i].Source.IsValid() {
+			ep.ClearSrc() // the address has gone
+		}
 	}
 	return nil
 }
@@ -301,7 +307,7 @@ func (l *leg) take(a *admission, tap *func(*Message), packets [][]byte, sizes []
 		}
 		if ok {
 			sizes[n] = copy(packets[n], rest[:size])
-			eps[n] = l.endpoint(m.Source)
+			eps[n] = l.endpoint(m.Source, m.Destination)
 			buffer := uintptr(0)
 			if kind == dataMessage {
 				buffer = bufferOf(packets[n])
@@ -318,13 +324,13 @@ func (l *leg) take(a *admission, tap *func(*Message), packets [][]byte, sizes []
 	return n, data
 }
 
-// endpoint returns the Endpoint of addr, the same object as long as its place in
-// the cache is not taken by another address.
-func (l *leg) endpoint(addr netip.AddrPort) *endpoint {
+// endpoint returns the Endpoint of addr, heard at our address local, the same object as
+// long as its place in the cache is not taken by another address.
+func (l *leg) endpoint(addr netip.AddrPort, local netip.Addr) *endpoint {
 	b := addr.Addr().As16()
 	place := &l.endpoints[(uint16(b[15])^uint16(b[14])<<2^addr.Port())%endpointCache]
-	if *place == nil || (*place).addr != addr {
-		*place = &endpoint{addr}
+	if e := *place; e == nil || e.addr != addr || e.local != local || e.cleared.Load() {
+		*place = &endpoint{addr: addr, local: local}
 	}
 	return *place
 }
@@ -347,15 +353,28 @@ func (b *bind) stats() (s []udp.Stats) {
 	return s
 }
 
-// endpoint is an immutable conn.Endpoint: the peer's outer address. The kernel
-// chooses our source address by route.
-type endpoint struct{ addr netip.AddrPort }
+// endpoint is a conn.Endpoint: the peer's outer address, and ours that it was heard at.
+// What is sent to it comes from there, as a firewall in front of it expects. The kernel
+// chooses by route where nothing was heard, and after ClearSrc, which wireguard-go calls
+// where a handshake has had no answer.
+type endpoint struct {
+	addr    netip.AddrPort
+	local   netip.Addr // the zero Addr: none
+	cleared atomic.Bool
+}
 
-func (e *endpoint) ClearSrc()           {}
-func (e *endpoint) SrcToString() string { return "" }
-func (e *endpoint) SrcIP() netip.Addr   { return netip.Addr{} }
+func (e *endpoint) ClearSrc()           { e.cleared.Store(true) }
+func (e *endpoint) SrcToString() string { return e.SrcIP().String() }
 func (e *endpoint) DstIP() netip.Addr   { return e.addr.Addr() }
 func (e *endpoint) DstToString() string { return e.addr.String() }
+
+// SrcIP returns the address to send from; the zero Addr leaves it to the kernel.
+func (e *endpoint) SrcIP() netip.Addr {
+	if e.cleared.Load() {
+		return netip.Addr{}
+	}
+	return e.local
+}
 
 // DstToBytes is what the cookie of a handshake is bound to (WireGuard paper,
 // Section 5.4.7).

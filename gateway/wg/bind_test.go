@@ -224,3 +224,51 @@ func TestDataMessages(t *testing.T) {
 		t.Errorf("%d data messages, want 2", n)
 	}
 }
+
+// TestAnswersFromTheAddressAsked: what goes to an endpoint comes from the address of ours that it was heard at, until wireguard-go gives
+// that up or the kernel refuses it.
+func TestAnswersFromTheAddressAsked(t *testing.T) {
+	a, b, receive, to := bindPair(t)
+	asked := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.2"), b.port())
+	hear := func() *endpoint {
+		t.Helper()
+		if err := a.Send([][]byte{newData(64)}, &endpoint{addr: asked}); err != nil {
+			t.Fatal(err)
+		}
+		in := newBatch(1)
+		if n, err := receive(in.packets, in.sizes, in.eps); n != 1 || err != nil {
+			t.Fatal(n, err)
+		}
+		return in.eps[0].(*endpoint)
+	}
+	heard := hear()
+	if heard.SrcIP() != asked.Addr() || hear() != heard {
+		t.Fatalf("heard at %v, want one endpoint at %v", heard.SrcIP(), asked)
+	}
+	peer, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(to.DstIP(), 0)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer peer.Close()
+	for _, test := range []struct{ from, want, next netip.Addr }{
+		{asked.Addr(), asked.Addr(), asked.Addr()},
+		{netip.Addr{}, to.DstIP(), netip.Addr{}},
+		{netip.MustParseAddr("203.0.113.1"), to.DstIP(), netip.Addr{}}, // not ours
+	} {
+		ep := &endpoint{addr: peer.LocalAddr().(*net.UDPAddr).AddrPort(), local: test.from}
+		if err := b.Send([][]byte{newData(64)}, ep); err != nil {
+			t.Fatal(err)
+		}
+		_, source, err := peer.ReadFromUDPAddrPort(make([]byte, 65535))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if source.Addr().Unmap() != test.want || ep.SrcIP() != test.next {
+			t.Errorf("from %v: came from %v, next from %v; want %v, %v", test.from, source, ep.SrcIP(), test.want, test.next)
+		}
+	}
+	heard.ClearSrc()
+	if again := hear(); heard.SrcIP().IsValid() || again.SrcIP() != asked.Addr() {
+		t.Errorf("from %v after ClearSrc, %v when heard again", heard.SrcIP(), again.SrcIP())
+	}
+}

@@ -56,7 +56,7 @@ func isProbe(bufs [][]byte) bool {
 func (b *bind) offload() bool {
 	if legs := b.current.Load(); legs != nil {
 		for _, l := range *legs {
-			if l.socket.GSO() {
+			if s := l.socket; s.GSO(s.LocalAddr().Addr()) {
 				return true
 			}
 		}

@@ -10,7 +10,7 @@ type Conn interface {
 	NewSender() Sender
 	Wake()
 	Poll()
-	GSO() bool
+	GSO(to netip.Addr) bool
 	SetMark(mark uint32) error
 	Stats() Stats
 	Close() error

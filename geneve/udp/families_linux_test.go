@@ -99,3 +99,88 @@ func TestZeroChecksums(t *testing.T) {
 		}
 	}
 }
+
+// TestAnswersFromTheAddressAsked: who was asked at one of several addresses answers from that one, in trains and alone; an address that
+// the kernel refuses to send from is left to the kernel.
+func TestAnswersFromTheAddressAsked(t *testing.T) {
+	asked, asker := netip.MustParseAddr("127.0.0.2"), families[0].loopback
+	for _, network := range []string{"udp4", "udp"} {
+		t.Run(network, func(t *testing.T) {
+			here, err := Listen(network, netip.AddrPort{}, Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer here.Close()
+			there := listen(t, "udp4", asker, Options{})
+			if _, err := there.NewSender().Send([]Train{{Destination: netip.AddrPortFrom(asked, here.LocalAddr().Port()), Parts: [][]byte{{1}}}}); err != nil {
+				t.Fatal(err)
+			}
+			m := messages(1)
+			if _, err := here.Receive(m); err != nil || m[0].Destination != asked {
+				t.Fatalf("%v came to %v, %v; want %v", m[0].Source, m[0].Destination, err, asked)
+			}
+			for _, tt := range []struct {
+				from, want netip.Addr
+				kept       bool
+			}{{asked, asked, true}, {netip.Addr{}, asker, false}, {netip.MustParseAddr("203.0.113.1"), asker, false}} {
+				trains := []Train{
+					{Destination: there.LocalAddr(), Source: tt.from, Parts: [][]byte{payload(1, 10)}, TOS: 3},
+					{Destination: there.LocalAddr(), Source: tt.from, SegmentSize: 10, Parts: [][]byte{payload(2, 35)}, TOS: 3},
+				}
+				if n, err := here.NewSender().Send(trains); n != 5 || err != nil {
+					t.Fatalf("from %v: %d of 5 datagrams, %v", tt.from, n, err)
+				}
+				if trains[0].Source.IsValid() != tt.kept || trains[1].Source.IsValid() != tt.kept {
+					t.Errorf("from %v: left to the kernel %v, want %v", tt.from, !trains[0].Source.IsValid(), !tt.kept)
+				}
+				for bytes := 0; bytes < 45; {
+					m := messages(4)
+					n, err := there.Receive(m)
+					if err != nil {
+						t.Fatal(err)
+					}
+					for _, m := range m[:n] {
+						if bytes += len(m.Data); m.Source.Addr() != tt.want || m.TOS != 3 {
+							t.Errorf("from %v: %v with type of service %d, want %v with 3", tt.from, m.Source, m.TOS, tt.want)
+						}
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestOffloadOfOneFamily: where the kernel cannot send trains of one family, those of the other still leave as one.
+func TestOffloadOfOneFamily(t *testing.T) {
+	both, err := Listen("udp", netip.AddrPort{}, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer both.Close()
+	if !both.is6 {
+		need.Kernel(t, "ipv6", errors.New("a socket of all families is of IPv4"))
+	}
+	need.Offloads(t, both.Stats().GSO)
+	s := both.NewSender().(*sender)
+	send, refuse := s.call, true
+	s.call = func(fd uintptr) bool {
+		if refuse {
+			s.n, s.errno, refuse = 0, unix.EIO, false
+			return true
+		}
+		return send(fd)
+	}
+	for i, fam := range families {
+		to := listen(t, fam.network, fam.loopback, Options{})
+		train := []Train{{Destination: to.LocalAddr(), SegmentSize: 10, Parts: [][]byte{payload(1, 30)}}}
+		if n, err := s.Send(train); n != 3 || err != nil {
+			t.Fatalf("%s: %d of 3 datagrams, %v", fam.network, n, err)
+		}
+		if messages := []int{3, 1}[i]; len(s.headers) != messages || train[0].Single != (messages > 1) || both.GSO(fam.loopback) != (messages == 1) {
+			t.Errorf("%s: %d messages, single %v, GSO %v; want %d", fam.network, len(s.headers), train[0].Single, both.GSO(fam.loopback), messages)
+		}
+	}
+	if st := both.Stats(); !st.GSO || st.RefusedTrains != 1 {
+		t.Errorf("GSO %v, %d trains refused; want it on, and 1", st.GSO, st.RefusedTrains)
+	}
+}

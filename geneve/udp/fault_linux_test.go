@@ -36,7 +36,7 @@ func TestSendFaults(t *testing.T) {
 			loopback := netip.AddrFrom4([4]byte{127, 0, 0, 1})
 			to := listen(t, "udp4", loopback, Options{})
 			from := listen(t, "udp4", loopback, Options{})
-			need.Offloads(t, from.GSO())
+			need.Offloads(t, from.GSO(loopback))
 			s, calls, left := from.NewSender().(*sender), 0, tt.errnos
 			s.call = func(fd uintptr) bool {
 				var errno unix.Errno

@@ -2,6 +2,7 @@ package udp
 
 import (
 	"encoding/binary"
+	"net/netip"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -10,16 +11,16 @@ import (
 // sockaddr holds an address of either family for the kernel.
 type sockaddr = unix.RawSockaddrInet6
 
-// control holds the control messages of one message. On receive two may come: UDP_GRO, type of service or traffic
-// class; on send two go: UDP_SEGMENT, type of service or traffic class.
+// control holds the control messages of one message. On receive three may come: UDP_GRO, type of service or traffic
+// class, our address; on send three go: UDP_SEGMENT, type of service or traffic class, our address.
 type control struct {
 	_    [0]uint64 // cmsg(3): aligned like the header
 	data [controlSize]byte
 }
 
 const (
-	// controlSize is 2 × CMSG_SPACE(4) on 64-bit systems and more than that on others.
-	controlSize = 2 * 24
+	// controlSize is 2 × CMSG_SPACE(4) + CMSG_SPACE(sizeof(struct in6_pktinfo)) on 64-bit systems and more than that on others.
+	controlSize = 2*24 + 40
 	// maxMessages is the number of messages of one sendmmsg call.
 	maxMessages = 64
 )
@@ -75,16 +76,48 @@ func number(data []byte) uint32 {
 	return 0
 }
 
-// put writes a control message with a value of size bytes (2 or 4) at b[at:] and returns where the next one begins.
-func put(b *control, at int, level, kind int32, value uint32, size int) int {
+// ourAddress reads the address of ours that a message came to, as PKTINFO has it.
+func ourAddress(level, kind int32, data []byte) (a netip.Addr) {
+	switch {
+	case level == unix.SOL_IP && kind == unix.IP_PKTINFO && len(data) >= unix.SizeofInet4Pktinfo:
+		a = netip.AddrFrom4((*unix.Inet4Pktinfo)(unsafe.Pointer(unsafe.SliceData(data))).Spec_dst)
+	case level == unix.SOL_IPV6 && kind == unix.IPV6_PKTINFO && len(data) >= unix.SizeofInet6Pktinfo:
+		a = netip.AddrFrom16((*unix.Inet6Pktinfo)(unsafe.Pointer(unsafe.SliceData(data))).Addr).Unmap()
+	}
+	if a.IsLinkLocalUnicast() {
+		return netip.Addr{} // it would need its interface
+	}
+	return a
+}
+
+// putSource writes a control message with the address to send from at b[at:] and returns where the next one begins.
+func putSource(b *control, at int, from netip.Addr) int {
+	if from = from.Unmap(); from.Is4() {
+		data, next := head(b, at, unix.SOL_IP, unix.IP_PKTINFO, unix.SizeofInet4Pktinfo)
+		*(*unix.Inet4Pktinfo)(unsafe.Pointer(unsafe.SliceData(data))) = unix.Inet4Pktinfo{Spec_dst: from.As4()}
+		return next
+	}
+	data, next := head(b, at, unix.SOL_IPV6, unix.IPV6_PKTINFO, unix.SizeofInet6Pktinfo)
+	*(*unix.Inet6Pktinfo)(unsafe.Pointer(unsafe.SliceData(data))) = unix.Inet6Pktinfo{Addr: from.As16()}
+	return next
+}
+
+// head writes the header of a control message with a value of size bytes at b[at:]. It returns the room for that, and where the next
+// one begins.
+func head(b *control, at int, level, kind int32, size int) (data []byte, next int) {
 	h := (*unix.Cmsghdr)(unsafe.Pointer(&b.data[at]))
 	h.Level, h.Type = level, kind
 	h.SetLen(unix.CmsgLen(size))
-	data := b.data[at+unix.SizeofCmsghdr:]
+	return b.data[at+unix.SizeofCmsghdr:], at + unix.CmsgSpace(size)
+}
+
+// put writes a control message with a value of size bytes (2 or 4) at b[at:] and returns where the next one begins.
+func put(b *control, at int, level, kind int32, value uint32, size int) int {
+	data, next := head(b, at, level, kind, size)
 	if size == 2 {
 		binary.NativeEndian.PutUint16(data, uint16(value))
 	} else {
 		binary.NativeEndian.PutUint32(data, value)
 	}
-	return at + unix.CmsgSpace(size)
+	return next
 }

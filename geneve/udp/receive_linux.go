@@ -113,7 +113,7 @@ func (s *Socket) accept(messages []Message) {
 	for i := range messages {
 		m, h := &messages[i], &r.headers[i]
 		m.Data, m.SegmentSize, m.TOS = m.Buffer[:min(int(h.Len), len(m.Buffer))], 0, 0
-		m.Source = r.source(i)
+		m.Source, m.Destination = r.source(i), netip.Addr{}
 		for rest := r.controls[i].data[:min(uint64(h.Hdr.Controllen), controlSize)]; len(rest) > 0; {
 			var level, kind int32
 			var data []byte
@@ -123,6 +123,8 @@ func (s *Socket) accept(messages []Message) {
 				m.SegmentSize = int(number(data))
 			case level == unix.SOL_IP && kind == unix.IP_TOS, level == unix.SOL_IPV6 && kind == unix.IPV6_TCLASS:
 				m.TOS = uint8(number(data))
+			case kind == unix.IP_PKTINFO, kind == unix.IPV6_PKTINFO:
+				m.Destination = ourAddress(level, kind, data)
 			}
 		}
 		bytes += uint64(len(m.Data))

@@ -63,12 +63,11 @@ func (s *sender) Send(trains []Train) (sent int, err error) {
 
 // plan builds the headers for as many trains as one call should take, at least one, and returns their number.
 func (s *sender) plan(trains []Train) int {
-	gso := s.socket.gso.Load()
 	// Count first: a slice that grew while it is filled would leave pointers to its old array behind.
 	messages, iovecs, planned := 0, 0, 0
 	for i := range trains {
 		m, v := 1, len(trains[i].Parts)
-		if _, datagrams := trains[i].size(); datagrams > 1 && (trains[i].Single || !gso) {
+		if _, datagrams := trains[i].size(); datagrams > 1 && !s.whole(&trains[i]) {
 			m, v = datagrams, v+datagrams
 		}
 		if planned > 0 && messages+m > maxMessages {
@@ -80,7 +79,7 @@ func (s *sender) plan(trains []Train) int {
 	for i := range trains[:planned] {
 		t := &trains[i]
 		bytes, datagrams := t.size()
-		if datagrams == 1 || gso && !t.Single {
+		if datagrams == 1 || s.whole(t) {
 			s.add(t, load{i, datagrams, bytes}, t.Parts)
 			continue
 		}
@@ -88,6 +87,9 @@ func (s *sender) plan(trains []Train) int {
 	}
 	return planned
 }
+
+// whole reports whether a train is to leave as one.
+func (s *sender) whole(t *Train) bool { return !t.Single && s.socket.GSO(t.Destination.Addr()) }
 
 // reserve empties the header arrays and makes room.
 func (s *sender) reserve(messages, iovecs int) {
@@ -149,10 +151,13 @@ func (s *sender) finish(t *Train, l load, first int) {
 	c, used := &s.controls[i], 0
 	if t.TOS != 0 {
 		level, kind := int32(unix.SOL_IP), int32(unix.IP_TOS)
-		if t.Destination.Addr().Is6() && !t.Destination.Addr().Is4In6() {
+		if t.Destination.Addr().Unmap().Is6() {
 			level, kind = unix.SOL_IPV6, unix.IPV6_TCLASS
 		}
 		used = put(c, used, level, kind, uint32(t.TOS), 4)
+	}
+	if t.Source.IsValid() {
+		used = putSource(c, used, t.Source)
 	}
 	if l.datagrams > 1 {
 		used = put(c, used, unix.SOL_UDP, unix.UDP_SEGMENT, uint32(t.SegmentSize), 2)
@@ -198,7 +203,7 @@ func scope(zone string) uint32 {
 }
 
 // flush hands the planned messages to the kernel. It returns how many trains are done with: all, or those before a train that
-// the kernel refused as one, which is now marked Single and must be planned again.
+// the kernel refused as one, or from its Source, which must be planned again without.
 func (s *sender) flush(trains []Train) (done, sent int, err error) {
 	var bytes, calls uint64
 	defer func() {
@@ -225,12 +230,17 @@ func (s *sender) flush(trains []Train) (done, sent int, err error) {
 			continue
 		}
 		l := s.sent[s.from]
+		t := &trains[l.train]
 		if l.datagrams > 1 && refusesTrain(s.errno) {
-			if s.errno == unix.EIO { // udp(7): the device cannot checksum, so no train will ever leave it
-				s.socket.gso.Store(false)
+			if s.errno == unix.EIO { // udp(7): the device cannot checksum this family, so no train will ever leave it
+				s.socket.gso[familyOf(t.Destination.Addr())].Store(false)
 			}
 			s.socket.stats.refusedTrains.Add(1)
-			trains[l.train].Single = true
+			t.Single = true
+			return l.train, sent, err
+		}
+		if t.Source.IsValid() && t.Sent == 0 && refusesSource(s.errno) {
+			t.Source = netip.Addr{}
 			return l.train, sent, err
 		}
 		s.socket.stats.sendDrops[reasonOf(s.errno)].Add(uint64(l.datagrams))
@@ -246,6 +256,12 @@ func (s *sender) flush(trains []Train) (done, sent int, err error) {
 // more segments than the kernel takes or segments above the device's MTU (EINVAL), above the path's (EMSGSIZE).
 func refusesTrain(errno unix.Errno) bool {
 	return errno == unix.EIO || errno == unix.EINVAL || errno == unix.EMSGSIZE || errno == unix.EOPNOTSUPP
+}
+
+// refusesSource reports whether a datagram may get through from another address of ours. Of one that we do not have, or have no longer,
+// IPv4 says ENETUNREACH, IPv6 EINVAL.
+func refusesSource(errno unix.Errno) bool {
+	return errno == unix.EINVAL || errno == unix.ENETUNREACH || errno == unix.EADDRNOTAVAIL
 }
 
 // reasonOf classifies the errno of a datagram that was not sent.

@@ -22,7 +22,7 @@ type Socket struct {
 	is6   bool // false: IPv4 alone
 
 	gro                       bool
-	gso                       atomic.Bool
+	gso                       [2]atomic.Bool // towards IPv4 and IPv6
 	receiveBuffer, sendBuffer int
 
 	woken atomic.Bool // a Wake has been called that no Receive has answered yet
@@ -83,12 +83,14 @@ func (s *Socket) configure(o Options) (err error) {
 		unix.SetsockoptInt(fdInt, unix.SOL_SOCKET, unix.SO_BROADCAST, 0) // package net sets it; a tunnel has one other end
 		if s.is6 {
 			err = os.NewSyscallError("setsockopt IPV6_RECVTCLASS", unix.SetsockoptInt(fdInt, unix.SOL_IPV6, unix.IPV6_RECVTCLASS, 1))
-			unix.SetsockoptInt(fdInt, unix.SOL_IP, unix.IP_RECVTOS, 1) // of IPv4, if the socket has both
+			unix.SetsockoptInt(fdInt, unix.SOL_IPV6, unix.IPV6_RECVPKTINFO, 1) // also of IPv4
+			unix.SetsockoptInt(fdInt, unix.SOL_IP, unix.IP_RECVTOS, 1)         // of IPv4, if the socket has both
 			if o.ZeroChecksums {
 				unix.SetsockoptInt(fdInt, unix.SOL_UDP, unix.UDP_NO_CHECK6_RX, 1)
 			}
 		} else {
 			err = os.NewSyscallError("setsockopt IP_RECVTOS", unix.SetsockoptInt(fdInt, unix.SOL_IP, unix.IP_RECVTOS, 1))
+			unix.SetsockoptInt(fdInt, unix.SOL_IP, unix.IP_PKTINFO, 1)
 		}
 		if !o.NoGRO && unix.SetsockoptInt(fdInt, unix.SOL_UDP, unix.UDP_GRO, 1) == nil {
 			// Kernels before 5.12 cannot be asked back, and merge trains that they should not: leave it off there.
@@ -100,7 +102,9 @@ func (s *Socket) configure(o Options) (err error) {
 		}
 		if !o.NoGSO {
 			_, e := unix.GetsockoptInt(fdInt, unix.SOL_UDP, unix.UDP_SEGMENT)
-			s.gso.Store(e == nil)
+			alone, _ := unix.GetsockoptInt(fdInt, unix.SOL_IPV6, unix.IPV6_V6ONLY) // of IPv4, an error and 0
+			s.gso[0].Store(e == nil && alone == 0)
+			s.gso[1].Store(e == nil && s.is6)
 		}
 	}
 	if e := s.raw.Control(control); e != nil {
@@ -183,8 +187,16 @@ func (s *Socket) answerWake() {
 	s.woken.Store(false)
 }
 
-// GSO reports whether trains are sent with UDP_SEGMENT.
-func (s *Socket) GSO() bool { return s.gso.Load() }
+// GSO reports whether trains to an address are sent with UDP_SEGMENT: a device may be able to do so for one family alone.
+func (s *Socket) GSO(to netip.Addr) bool { return s.gso[familyOf(to)].Load() }
+
+// familyOf returns 0 for IPv4, 1 for IPv6.
+func familyOf(a netip.Addr) int {
+	if a.Unmap().Is6() {
+		return 1
+	}
+	return 0
+}
 
 // Close closes the socket. Receive and Send, also those that are blocked, return net.ErrClosed.
 func (s *Socket) Close() error { return s.conn.Close() }
@@ -198,7 +210,7 @@ func (s *Socket) Stats() Stats {
 		Overflows: overflows, OverflowsKnown: known, Truncated: c.truncated.Load(), ReceiveErrors: c.receiveErrors.Load(),
 		SendCalls: c.sendCalls.Load(), SentDatagrams: c.sentDatagrams.Load(), SentBytes: c.sentBytes.Load(),
 		RefusedTrains: c.refusedTrains.Load(), Waits: s.waits(),
-		GRO: s.gro, GSO: s.gso.Load(), ReceiveBuffer: s.receiveBuffer, SendBuffer: s.sendBuffer,
+		GRO: s.gro, GSO: s.gso[0].Load() || s.gso[1].Load(), ReceiveBuffer: s.receiveBuffer, SendBuffer: s.sendBuffer,
 	}
 	for i := range st.SendDrops {
 		st.SendDrops[i] = c.sendDrops[i].Load()

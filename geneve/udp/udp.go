@@ -44,6 +44,8 @@ type Message struct {
 	SegmentSize int
 	// Source is the sender of all datagrams of the message. Its zone is a number.
 	Source netip.AddrPort
+	// Destination is the address of ours that they came to; the zero Addr where the kernel does not tell, or if it is link-local.
+	Destination netip.Addr
 	// TOS is the IPv4 type of service or the IPv6 traffic class: DSCP in the upper six bits, ECN in the lower two.
 	TOS uint8
 }
@@ -52,6 +54,9 @@ type Message struct {
 type Train struct {
 	// Destination must be of a family that the socket has.
 	Destination netip.AddrPort
+	// Source is the address of ours to send from, of the same family; the zero Addr leaves it to the kernel. Send sets it to that when
+	// the kernel has refused it, because we have it no longer.
+	Source netip.Addr
 	// SegmentSize is the size of each datagram in bytes; only the last may be shorter. 0: the train is one datagram.
 	SegmentSize int
 	// Parts are the bytes of the train, one datagram after the other. A part may end anywhere: the kernel gathers them.
@@ -114,7 +119,7 @@ type Stats struct {
 	ReceiveErrors           uint64 // pending errors of the socket that Receive met and passed over
 	RefusedTrains           uint64 // trains that the kernel refused as one and that were sent as single datagrams
 	SendDrops               [numReasons]uint64
-	GRO, GSO                bool // UDP_GRO and UDP_SEGMENT are in use
+	GRO, GSO                bool // UDP_GRO and, towards either family, UDP_SEGMENT are in use
 	ReceiveBuffer           int  // bytes granted, in the unit of Options (the kernel books twice as much)
 	SendBuffer              int
 }

@@ -98,7 +98,13 @@ func RunBench(ctx context.Context, dir string, o BenchOptions, out, progress io.
 	if err == nil && o.Growth {
 		growth, err = b.grow(ctx)
 	}
-	if err = errors.Join(err, b.lab.Stop()); err != nil {
+	err = errors.Join(err, b.lab.Stop())
+	if noIPv6 := Probe("ipv6"); err == nil && noIPv6 != nil {
+		b.say("no IPv6 here, its rows are left out: %v", noIPv6)
+	} else if err == nil {
+		err = b.takeFamilies(ctx, filepath.Join(dir, "6"), Standard(mode, true))
+	}
+	if err != nil {
 		if keepErr := os.WriteFile(filepath.Join(filepath.Dir(dir), keepFile), nil, 0o600); keepErr == nil {
 			err = fmt.Errorf("%w; configurations and logs are in %s until `culvert lab down`", err, dir)
 		}

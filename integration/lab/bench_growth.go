@@ -157,11 +157,11 @@ func grownNodes(c *Cluster, nodes []any, total, routes int) []any {
 func (l *Lab) quietBridges() error {
 	for i := range clusters {
 		err := l.Host(clusters[i].Name + "/router").Do(func() error {
-			const name = "bridge/bridge-nf-call-iptables"
+			const name, name6 = "bridge/bridge-nf-call-iptables", "bridge/bridge-nf-call-ip6tables"
 			if _, err := os.Stat(filepath.Join("/proc/sys/net", name)); errors.Is(err, fs.ErrNotExist) {
 				return nil
 			}
-			return sysctl(map[string]string{name: "0"})
+			return sysctl(map[string]string{name: "0", name6: "0"})
 		})
 		if err != nil {
 			return fmt.Errorf("%s/router: %w", clusters[i].Name, err)

@@ -62,8 +62,8 @@ func (r *report) print(out io.Writer, asJSON bool) error {
 	var met, judged int
 	for _, row := range r.Rows {
 		first, second := row.ratio(referenceAsIs.Name), row.ratio(referenceOneP.Name)
-		if row.Ceiling != nil {
-			first += " " + mark(*row.CeilingMet, "≤"+formatFigure(*row.Ceiling))
+		if row.Bound != nil {
+			first += " " + row.mark(*row.BoundMet, *row.Bound)
 		}
 		line(strings.TrimSpace(row.Name+" "+row.Unit), row.figure(culvertGateway.Name), row.figure(referenceAsIs.Name), strings.TrimSpace(first),
 			row.figure(referenceOneP.Name), second)
@@ -151,19 +151,19 @@ func (r *Row) ratio(reference string) string {
 	if q.Budget == nil {
 		return text
 	}
-	bound := "≥"
-	if r.LowerBetter {
-		bound = "≤"
-	}
-	return text + " " + mark(*q.Met, bound+formatFigure(*q.Budget))
+	return text + " " + r.mark(*q.Met, *q.Budget)
 }
 
-// mark is a budget, with a star if it was missed.
-func mark(met bool, budget string) string {
-	if met {
-		return budget
+// mark is a bound, with a star if it was missed.
+func (r *Row) mark(met bool, bound float64) string {
+	text := "≥" + formatFigure(bound)
+	if r.LowerBetter {
+		text = "≤" + formatFigure(bound)
 	}
-	return budget + " *"
+	if !met {
+		text += " *"
+	}
+	return text
 }
 
 // verdicts returns for each budget of the row whether it was met.
@@ -173,8 +173,8 @@ func (r *Row) verdicts() (met []bool) {
 			met = append(met, *q.Met)
 		}
 	}
-	if r.CeilingMet != nil {
-		met = append(met, *r.CeilingMet)
+	if r.BoundMet != nil {
+		met = append(met, *r.BoundMet)
 	}
 	return met
 }

@@ -15,6 +15,8 @@ const (
 	rowTCP4
 	rowTCP4Reverse
 	rowTCPBoth
+	rowTCP6
+	rowFamilies
 	rowDials
 	rowUDP64
 	rowUDP1200
@@ -43,10 +45,10 @@ type rowPlan struct {
 	Unit  string
 	scale float64 // from SI units to Unit
 
-	lower   bool    // lower is better
-	asIs    float64 // bound of the ratio to the reference at its defaults, 0: none
-	oneP    float64 // and to the reference on one P
-	ceiling float64 // bound of culvert's own figure in Unit, 0: none
+	lower bool    // lower is better
+	asIs  float64 // bound of the ratio to the reference at its defaults, 0: none
+	oneP  float64 // and to the reference on one P
+	bound float64 // of culvert's own figure in Unit, 0: none
 }
 
 var rowPlans = [numRows]rowPlan{
@@ -55,6 +57,8 @@ var rowPlans = [numRows]rowPlan{
 	rowTCP4:         {Name: "TCP, 4 streams", Unit: "Gb/s", scale: 1e-9, asIs: 1.18, oneP: 1},
 	rowTCP4Reverse:  {Name: "TCP, 4 reverse", Unit: "Gb/s", scale: 1e-9, asIs: 1.18, oneP: 1},
 	rowTCPBoth:      {Name: "TCP, both ways", Unit: "Gb/s", scale: 1e-9, asIs: 1.05, oneP: 1},
+	rowTCP6:         {Name: "TCP, 1 over IPv6", Unit: "Gb/s", scale: 1e-9},
+	rowFamilies:     {Name: "TCP 1, IPv6 to IPv4", Unit: "", scale: 1, bound: 0.95},
 	rowDials:        {Name: "connections", Unit: "k/s", scale: 1e-3, asIs: 2, oneP: 1.5},
 	rowUDP64:        {Name: "UDP 64 B", Unit: "k/s", scale: 1e-3, asIs: 2, oneP: 1.3},
 	rowUDP1200:      {Name: "UDP 1200 B", Unit: "k/s", scale: 1e-3, asIs: 2, oneP: 1.3},
@@ -66,12 +70,12 @@ var rowPlans = [numRows]rowPlan{
 	rowOwnCPU:       {Name: "CPU, the lab's own", Unit: "s/GB", scale: 1, lower: true},
 	rowIdleCPU:      {Name: "CPU idle there", Unit: "%", scale: 100, lower: true},
 	rowOthers:       {Name: "CPU of others there", Unit: "%", scale: 100, lower: true},
-	rowResident:     {Name: "resident after load", Unit: "MiB", scale: 1.0 / (1 << 20), lower: true, ceiling: 30},
+	rowResident:     {Name: "resident after load", Unit: "MiB", scale: 1.0 / (1 << 20), lower: true, bound: 30},
 	rowPeak:         {Name: "resident peak", Unit: "MiB", scale: 1.0 / (1 << 20), lower: true},
-	rowIdleResident: {Name: "resident, no traffic", Unit: "MiB", scale: 1.0 / (1 << 20), lower: true, ceiling: 20},
-	rowIdleGateway:  {Name: "a core, no traffic", Unit: "%", scale: 100, lower: true, ceiling: 0.5},
+	rowIdleResident: {Name: "resident, no traffic", Unit: "MiB", scale: 1.0 / (1 << 20), lower: true, bound: 20},
+	rowIdleGateway:  {Name: "a core, no traffic", Unit: "%", scale: 100, lower: true, bound: 0.5},
 	rowFaults:       {Name: "page faults under load", Unit: "/s", scale: 1, lower: true},
-	rowCalls:        {Name: "calls per packet", Unit: "", scale: 1, lower: true, ceiling: 0.05},
+	rowCalls:        {Name: "calls per packet", Unit: "", scale: 1, lower: true, bound: 0.05},
 	rowRefused:      {Name: "TCP 1, no offloads", Unit: "Gb/s", scale: 1e-9, asIs: 0.6},
 	rowBothRefused:  {Name: "TCP 1, both without", Unit: "Gb/s", scale: 1e-9},
 }
@@ -125,10 +129,10 @@ type Row struct {
 	Name        string            `json:"name"`
 	Unit        string            `json:"unit"`
 	LowerBetter bool              `json:"lowerIsBetter"`
-	Figures     map[string]Figure `json:"figures"` // by gateway
-	Ratios      map[string]Ratio  `json:"ratios"`  // by reference
-	Ceiling     *float64          `json:"ceiling,omitempty"`
-	CeilingMet  *bool             `json:"ceilingMet,omitempty"`
+	Figures     map[string]Figure `json:"figures"`         // by gateway
+	Ratios      map[string]Ratio  `json:"ratios"`          // by reference
+	Bound       *float64          `json:"bound,omitempty"` // of culvert's own figure
+	BoundMet    *bool             `json:"boundMet,omitempty"`
 }
 
 // judge summarises all rows that have figures.
@@ -155,9 +159,9 @@ func (r *row) judge() Row {
 			out.Ratios[name] = compare(own, other, budget, r.lower)
 		}
 	}
-	if r.ceiling > 0 {
-		met := own.Median <= r.ceiling
-		out.Ceiling, out.CeilingMet = &r.ceiling, &met
+	if r.bound > 0 {
+		met := keeps(own.Median, r.bound, r.lower)
+		out.Bound, out.BoundMet = &r.bound, &met
 	}
 	return out
 }
@@ -172,13 +176,18 @@ func compare(own, other Figure, budget float64, lower bool) Ratio {
 		q.Min, q.Max = min(q.Min, round), max(q.Max, round)
 	}
 	if budget > 0 {
-		met := q.Ratio >= budget
-		if lower {
-			met = q.Ratio <= budget
-		}
+		met := keeps(q.Ratio, budget, lower)
 		q.Budget, q.Met = &budget, &met
 	}
 	return q
+}
+
+// keeps reports whether a value keeps its bound.
+func keeps(value, bound float64, lower bool) bool {
+	if lower {
+		return value <= bound
+	}
+	return value >= bound
 }
 
 func summarise(values []float64, scale float64) Figure {

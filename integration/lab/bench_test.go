@@ -96,10 +96,11 @@ func TestJudge(t *testing.T) {
 		r.add(rowLoadedP50, "culvert", v)
 		r.add(rowLoadedP50, "reference", 1e9)
 		r.add(rowCalls, "culvert", 0.06)
+		r.add(rowFamilies, "culvert", v/1.25e9)
 	}
 	all := r.judge()
-	if len(all) != 3 {
-		t.Fatalf("%d rows, want those 3 that have figures", len(all))
+	if len(all) != 4 {
+		t.Fatalf("%d rows, want those 4 that have figures", len(all))
 	}
 	for _, c := range []struct {
 		row       Row
@@ -110,7 +111,7 @@ func TestJudge(t *testing.T) {
 	}{
 		{all[0], "reference", 1.2, 1.1, 1.3, true},
 		{all[0], "reference, 1 P", 0.96, 0.88, 1.04, false},
-		{all[1], "reference", 1.2, 1.1, 1.3, false}, // lower is better
+		{all[2], "reference", 1.2, 1.1, 1.3, false}, // lower is better
 	} {
 		q := c.row.Ratios[c.against]
 		near := func(a, b float64) bool { return math.Abs(a-b) < 1e-9 }
@@ -118,8 +119,10 @@ func TestJudge(t *testing.T) {
 			t.Errorf("%s against %s: %+v, want %+v", c.row.Name, c.against, q, c)
 		}
 	}
-	if m := all[2].CeilingMet; m == nil || *m {
-		t.Errorf("%s: ceiling met %v, want false", all[2].Name, m)
+	for i, want := range map[int]bool{1: true, 3: false} { // 0.96 is at least 0.95, and 0.06 not at most 0.05
+		if m := all[i].BoundMet; m == nil || *m != want {
+			t.Errorf("%s: bound met %v, want %v", all[i].Name, m, want)
+		}
 	}
 }
 

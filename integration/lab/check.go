@@ -83,11 +83,14 @@ var sixLabs = []struct {
 
 // labs returns the labs of a mode.
 func (o *CheckOptions) labs(mode node.Mode) (all []plannedLab) {
-	if len(o.Named) > 0 || o.Faults || slices.Contains(o.Labs, ipv4Labs) {
+	if slices.Contains(o.Labs, ipv4Labs) {
 		all = o.ipv4Labs(mode)
 	}
+	if o.Faults {
+		return append(all, o.fault6Labs(mode)...)
+	}
 	// What is about the family, or about what gateways remember, is not about modes and frames.
-	if len(o.Named) > 0 || o.Faults || mode != onceMode(o.Modes) {
+	if len(o.Named) > 0 || mode != onceMode(o.Modes) {
 		return all
 	}
 	for _, kind := range sixLabs {
@@ -118,6 +121,20 @@ func (o *CheckOptions) labs(mode node.Mode) (all []plannedLab) {
 			seconds = 5
 		}
 		all = append(all, plannedLab{Keep(Standard(mode, o.Offloads[0])), keepChecks(o.Short), seconds})
+	}
+	return all
+}
+
+// fault6Labs are those in which faults are made over IPv6, which there is alone inside.
+func (o *CheckOptions) fault6Labs(mode node.Mode) (all []plannedLab) {
+	for _, offloads := range o.Offloads {
+		for _, kind := range []string{inside6Labs, outer6Labs} {
+			if slices.Contains(o.Labs, kind) {
+				of := Standard(mode, offloads)
+				of.Inside, of.Outside6 = IPv6, kind == outer6Labs
+				all = append(all, plannedLab{of, faultChecks, 20})
+			}
+		}
 	}
 	return all
 }

@@ -3,6 +3,7 @@ package lab
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -178,11 +179,20 @@ func (l *Lab) edit(host string, config object) object {
 	return config
 }
 
+// marshal writes a configuration as yaml.Marshal does. Faults are written with addresses of IPv4, which it replaces where a lab has none.
+func (l *Lab) marshal(config object) ([]byte, error) {
+	text, err := json.Marshal(config)
+	if err != nil {
+		return nil, err
+	}
+	return yaml.JSONToYAML([]byte(AsIPv6(string(text), l.options.Inside == IPv6, l.options.Outside6)))
+}
+
 // rewriteConfigs writes the configurations that differ from their files, and
 // returns whose they are.
 func (l *Lab) rewriteConfigs() (changed []string, err error) {
 	for host, config := range l.configs() {
-		text, err := yaml.Marshal(l.edit(host, config))
+		text, err := l.marshal(l.edit(host, config))
 		if err != nil {
 			return changed, err
 		}

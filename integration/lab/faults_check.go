@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -71,12 +72,14 @@ func (l *Lab) kernels() (lines []string, err error) {
 	for _, h := range l.hosts {
 		err = errors.Join(err, h.Do(func() error {
 			add := func(format string, args ...any) { lines = append(lines, h.Name+" "+fmt.Sprintf(format, args...)) }
-			rules, err := netlink.RuleList(netlink.FAMILY_V4)
-			if err != nil {
-				return err
-			}
-			for _, r := range rules {
-				add("rule %s iif %q", r, r.IifName)
+			for _, family := range l.families() {
+				rules, err := netlink.RuleList(family)
+				if err != nil {
+					return err
+				}
+				for _, r := range rules {
+					add("rule %d %s iif %q", family, r, r.IifName)
+				}
 			}
 			links, err := netlink.LinkList()
 			if err != nil {
@@ -89,12 +92,16 @@ func (l *Lab) kernels() (lines []string, err error) {
 					return err
 				}
 				add("link %s, mtu %d, %s, segmentation %v", a.Name, a.MTU, a.Flags&net.FlagUp, slices.Contains(features, "tx-tcp-segmentation"))
-				routes, err := netlink.RouteList(link, netlink.FAMILY_V4)
-				if err != nil {
-					return err
-				}
-				for _, r := range routes {
-					add("route %s via %s dev %s, %s, mtu %d", r.Dst, r.Gw, a.Name, r.Scope, r.MTU)
+				for _, family := range l.families() {
+					routes, err := netlink.RouteList(link, family)
+					if err != nil {
+						return err
+					}
+					for _, r := range routes {
+						if r.Dst == nil || !r.Dst.IP.IsLinkLocalUnicast() { // which come when a link has been up for a while
+							add("route %s via %s dev %s, %s, mtu %d", r.Dst, r.Gw, a.Name, r.Scope, r.MTU)
+						}
+					}
 				}
 			}
 			qdiscs, err := netlink.QdiscList(nil)
@@ -106,9 +113,14 @@ func (l *Lab) kernels() (lines []string, err error) {
 					add("qdisc %s of link %d", q, q.Attrs().LinkIndex)
 				}
 			}
-			forwards, err := os.ReadFile("/proc/sys/net/ipv4/ip_forward")
-			add("forwarding %s", forwards)
-			return err
+			for _, p := range l.plans() {
+				forwards, err := os.ReadFile(filepath.Join("/proc/sys/net", p.forwarding()))
+				if err != nil {
+					return err
+				}
+				add("forwarding %s", forwards)
+			}
+			return nil
 		}))
 	}
 	slices.Sort(lines)
@@ -279,7 +291,7 @@ func (e *ends) answered(ctx context.Context, size int) error {
 	}
 	pace := time.NewTicker(faultPace)
 	defer pace.Stop()
-	request, reply := make([]byte, size-20), make([]byte, size)
+	request, reply := make([]byte, size-ipHeader(e.target)), make([]byte, size)
 	for sequence := uint16(0); ; sequence++ {
 		// Without a route there is nothing to connect to, yet.
 		err := s.connect(netip.AddrPortFrom(e.target, 0))

@@ -97,13 +97,13 @@ const discardPort = 9
 // and asks for more.
 func takePorts(ctx context.Context, l *Lab) error {
 	to := netip.AddrPortFrom(l.pair("rome/node1", "milan/pod1").target, discardPort)
-	datagram := func(i int) []byte { return silentUDP(netip.AddrPortFrom(clusters[0].Nodes[0].Underlay, uint16(i)), to) }
+	datagram := func(i int) []byte { return silentUDP(netip.AddrPortFrom(l.plan()[0].Nodes[0].Underlay, uint16(i)), to) }
 	const ports = 1 << 16
-	f := &flood{l.Host("rome/node1"), ports, datagram}
+	f := &flood{l.at("rome/node1"), ports, datagram}
 	if _, err := f.run(ctx); err != nil {
 		return err
 	}
-	raw, err := newRaw(l.Host("rome/node1"))
+	raw, err := newRaw(l.at("rome/node1"))
 	if err != nil {
 		return err
 	}

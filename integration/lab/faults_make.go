@@ -66,13 +66,22 @@ const (
 // blockUDP drops what comes in by a link for a UDP port, as a firewall does. It is
 // a rule of policy routing, for which no kernel needs a firewall.
 func blockUDP(host, link string, port uint16) []kernelFault {
-	return []kernelFault{blackhole(host, func(*Lab) *netlink.Rule { return udpRule(link, port) })}
+	return []kernelFault{blackhole(host, func(l *Lab) *netlink.Rule { return l.udpRule(link, port) })}
+}
+
+// rule is of the family that tunnels run over.
+func (l *Lab) rule(priority int) *netlink.Rule {
+	r := netlink.NewRule()
+	if r.Family, r.Priority = unix.AF_INET, priority; l.outer().is6() {
+		r.Family = unix.AF_INET6
+	}
+	return r
 }
 
 // udpRule drops what comes in by a link for a UDP port.
-func udpRule(link string, port uint16) *netlink.Rule {
-	r := netlink.NewRule()
-	r.Family, r.Priority, r.Type = unix.AF_INET, blockPriority, unix.RTN_BLACKHOLE
+func (l *Lab) udpRule(link string, port uint16) *netlink.Rule {
+	r := l.rule(blockPriority)
+	r.Type = unix.RTN_BLACKHOLE
 	r.IifName, r.IPProto, r.Dport = link, unix.IPPROTO_UDP, netlink.NewRulePortRange(port, port)
 	return r
 }
@@ -81,33 +90,34 @@ func udpRule(link string, port uint16) *netlink.Rule {
 // ports, of which each inner flow has one (RFC 8926, Section 3.3; RFC 7348, Section 5).
 func halfFlows() []kernelFault {
 	return []kernelFault{blackhole("rome/gateway", func(l *Lab) *netlink.Rule {
-		r, middle := udpRule("eth0", 6091), uint16(1<<15)
+		r, middle := l.udpRule("eth0", 6091), uint16(1<<15)
 		if l.options.Mode == node.VXLAN {
 			middle = (32768 + 60999) / 2 // of net.ipv4.ip_local_port_range
 		}
-		r.Src, r.Sport = ipNet(netip.PrefixFrom(clusters[0].Nodes[0].Underlay, 32)), netlink.NewRulePortRange(middle, 1<<16-2) // the kernel takes no 65535
+		from := l.outer()[0].Nodes[0].Underlay
+		r.Src, r.Sport = ipNet(netip.PrefixFrom(from, from.BitLen())), netlink.NewRulePortRange(middle, 1<<16-2) // the kernel takes no 65535
 		return r
 	})}
 }
 
 // blackhole has a host obey a rule before it looks for its own addresses.
 func blackhole(host string, block func(*Lab) *netlink.Rule) kernelFault {
-	own := func(priority int) *netlink.Rule {
-		r := netlink.NewRule()
-		r.Family, r.Priority, r.Table = unix.AF_INET, priority, unix.RT_TABLE_LOCAL
+	own := func(l *Lab, priority int) *netlink.Rule {
+		r := l.rule(priority)
+		r.Table = unix.RT_TABLE_LOCAL
 		return r
 	}
 	return kernelFault{host,
 		func(l *Lab) error {
 			return errors.Join(
 				unless(unix.EEXIST, netlink.RuleAdd(block(l))),
-				unless(unix.EEXIST, netlink.RuleAdd(own(ownPriority))),
-				unless(unix.ENOENT, netlink.RuleDel(own(0))))
+				unless(unix.EEXIST, netlink.RuleAdd(own(l, ownPriority))),
+				unless(unix.ENOENT, netlink.RuleDel(own(l, 0))))
 		},
 		func(l *Lab) error {
 			return errors.Join(
-				unless(unix.EEXIST, netlink.RuleAdd(own(0))),
-				unless(unix.ENOENT, netlink.RuleDel(own(ownPriority))),
+				unless(unix.EEXIST, netlink.RuleAdd(own(l, 0))),
+				unless(unix.ENOENT, netlink.RuleDel(own(l, ownPriority))),
 				unless(unix.ENOENT, netlink.RuleDel(block(l))))
 		},
 	}
@@ -115,12 +125,14 @@ func blackhole(host string, block func(*Lab) *netlink.Rule) kernelFault {
 
 // forbidUDP refuses to send to a UDP port, as a firewall or a network policy does.
 func forbidUDP(host string, port uint16) []kernelFault {
-	forbid := netlink.NewRule()
-	forbid.Family, forbid.Priority, forbid.Type = unix.AF_INET, blockPriority, unix.RTN_PROHIBIT
-	forbid.IifName, forbid.IPProto, forbid.Dport = "lo", unix.IPPROTO_UDP, netlink.NewRulePortRange(port, port)
+	forbid := func(l *Lab) *netlink.Rule {
+		r := l.udpRule("lo", port)
+		r.Type = unix.RTN_PROHIBIT
+		return r
+	}
 	return []kernelFault{{host,
-		func(*Lab) error { return unless(unix.EEXIST, netlink.RuleAdd(forbid)) },
-		func(*Lab) error { return unless(unix.ENOENT, netlink.RuleDel(forbid)) },
+		func(l *Lab) error { return unless(unix.EEXIST, netlink.RuleAdd(forbid(l))) },
+		func(l *Lab) error { return unless(unix.ENOENT, netlink.RuleDel(forbid(l))) },
 	}}
 }
 
@@ -151,7 +163,7 @@ func peerHole() []kernelFault {
 		host := clusters[i].Name + "/gateway"
 		all = append(all, ordinary(host, "peer"),
 			kernelFault{host, setMTU("peer", holeLink), setMTU("peer", underlayMTU)},
-			kernelFault{host, routeMTU("peer", clusters[i].Peering, underlayMTU), routeMTU("peer", clusters[i].Peering, 0)})
+			kernelFault{host, routeMTU("peer", i, underlayMTU), routeMTU("peer", i, 0)})
 	}
 	return all
 }
@@ -168,13 +180,24 @@ func setMTU(link string, mtu int) func(*Lab) error {
 	return onLink(link, func(l netlink.Link) error { return netlink.LinkSetMTU(l, mtu) })
 }
 
-// routeMTU sets what the route to a link's own network says of it; 0 is nothing.
-func routeMTU(link string, address netip.Prefix, mtu int) func(*Lab) error {
-	return onLink(link, func(l netlink.Link) error {
-		return netlink.RouteReplace(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: ipNet(address.Masked()), Src: address.Addr().AsSlice(),
-			Scope: netlink.SCOPE_LINK, Protocol: unix.RTPROT_KERNEL, MTU: mtu})
-	})
+// routeMTU sets what the route to the network between the gateways says of it at clusters[i]; 0 is nothing.
+func routeMTU(link string, i, mtu int) func(*Lab) error {
+	return func(l *Lab) error {
+		address := l.outer()[i].Peering
+		return onLink(link, func(l netlink.Link) error {
+			r := &netlink.Route{LinkIndex: l.Attrs().Index, Dst: ipNet(address.Masked()), Protocol: unix.RTPROT_KERNEL, MTU: mtu}
+			if address.Addr().Is6() {
+				r.Priority = connected6
+			} else {
+				r.Src, r.Scope = address.Addr().AsSlice(), netlink.SCOPE_LINK
+			}
+			return netlink.RouteReplace(r)
+		})(l)
+	}
 }
+
+// connected6 is the metric of the kernel's own routes of IPv6 (IP6_RT_PRIO_ADDRCONF).
+const connected6 = 256
 
 // onLink calls change with a link of the host. A node's tunnel may not be there: it
 // comes with its process.
@@ -193,32 +216,36 @@ func onLink(link string, change func(netlink.Link) error) func(*Lab) error {
 
 // withoutVia lets the first node look for remote pods themselves behind the tunnel.
 func withoutVia() []kernelFault {
-	c, peer := &clusters[0], &clusters[1]
-	route := func(via netip.Addr) func(*Lab) error {
-		return onLink(tunnelLink, func(l netlink.Link) error {
-			r := &netlink.Route{LinkIndex: l.Attrs().Index, Dst: ipNet(peer.SeenPods), Scope: netlink.SCOPE_LINK}
-			if via.IsValid() {
-				r.Gw, r.Scope, r.Flags = via.AsSlice(), netlink.SCOPE_UNIVERSE, int(netlink.FLAG_ONLINK)
-			}
-			return netlink.RouteReplace(r)
-		})
+	route := func(via bool) func(*Lab) error {
+		return func(l *Lab) error {
+			c, peer := &l.plan()[0], &l.plan()[1]
+			return onLink(tunnelLink, func(l netlink.Link) error {
+				r := &netlink.Route{LinkIndex: l.Attrs().Index, Dst: ipNet(peer.SeenPods), Scope: netlink.SCOPE_LINK}
+				if via {
+					r.Gw, r.Scope, r.Flags = c.Internal.AsSlice(), netlink.SCOPE_UNIVERSE, int(netlink.FLAG_ONLINK)
+				}
+				return netlink.RouteReplace(r)
+			})(l)
+		}
 	}
-	return []kernelFault{{"rome/node1", route(netip.Addr{}), route(c.Internal)}}
+	return []kernelFault{{"rome/node1", route(false), route(true)}}
 }
 
 // byOtherNode routes the first node's packets by the second node.
 func byOtherNode() []kernelFault {
-	c, peer := &clusters[0], &clusters[1]
-	route := &netlink.Route{Dst: ipNet(peer.SeenPods), Gw: c.Nodes[1].Underlay.AsSlice()}
+	route := func(l *Lab) *netlink.Route {
+		p := l.plan()
+		return &netlink.Route{Dst: ipNet(p[1].SeenPods), Gw: p[0].Nodes[1].Underlay.AsSlice()}
+	}
 	return []kernelFault{{"rome/node1",
-		func(*Lab) error { return netlink.RouteReplace(route) },
-		func(*Lab) error { return unless(unix.ESRCH, netlink.RouteDel(route)) },
+		func(l *Lab) error { return netlink.RouteReplace(route(l)) },
+		func(l *Lab) error { return unless(unix.ESRCH, netlink.RouteDel(route(l))) },
 	}}
 }
 
 func noForwarding() []kernelFault {
 	set := func(value string) func(*Lab) error {
-		return func(*Lab) error { return sysctl(map[string]string{"ipv4/ip_forward": value}) }
+		return func(l *Lab) error { return sysctl(map[string]string{l.plan().forwarding(): value}) }
 	}
 	return []kernelFault{{"rome/node1", set("0"), set("1")}}
 }
@@ -229,9 +256,12 @@ func cableOut() []kernelFault {
 }
 
 func podWithoutRoute() []kernelFault {
-	route := &netlink.Route{Dst: ipNet(everywhere), Gw: clusters[0].Nodes[0].PodCIDR.Addr().AsSlice()}
+	route := func(l *Lab) *netlink.Route {
+		c := &l.plan()[0]
+		return &netlink.Route{Dst: ipNet(c.anywhere()), Gw: c.Nodes[0].PodCIDR.Addr().AsSlice()}
+	}
 	return []kernelFault{{"rome/pod1",
-		func(*Lab) error { return unless(unix.ESRCH, netlink.RouteDel(route)) },
-		func(*Lab) error { return netlink.RouteReplace(route) },
+		func(l *Lab) error { return unless(unix.ESRCH, netlink.RouteDel(route(l))) },
+		func(l *Lab) error { return netlink.RouteReplace(route(l)) },
 	}}
 }

@@ -202,6 +202,6 @@ func (e *ends) ping(size int) error {
 	if err := errors.Join(s.setTimeout(faultPace), s.connect(netip.AddrPortFrom(e.target, 0))); err != nil {
 		return err
 	}
-	_, err = s.echo(make([]byte, size-20), make([]byte, size), 0)
+	_, err = s.echo(make([]byte, size-ipHeader(e.target)), make([]byte, size), 0)
 	return err
 }

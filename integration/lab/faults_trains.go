@@ -7,9 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// probeTrain is the length of a train of two probes with its headers: 64 bytes each, 32 of
-// WireGuard's, 28 of UDP and IPv4.
-const probeTrain = 2*(64+32) + 28
+// probeTrain is the length of a train of two probes with the header of UDP: 64 bytes each, 32 of WireGuard's, 8 of UDP.
+const probeTrain = 2*(64+32) + 8
 
 // sinkLink is down: what is redirected there is gone.
 const sinkLink = "sink"
@@ -19,35 +18,7 @@ const sinkLink = "sink"
 // the two small datagrams by which gateways look for such a loss.
 func loseTrains() []kernelFault {
 	const host, link = "milan/gateway", "peer"
-	begin := onLink(link, func(l netlink.Link) error {
-		attrs := netlink.NewLinkAttrs()
-		attrs.Name = sinkLink
-		sink := &netlink.Bridge{LinkAttrs: attrs}
-		if err := unless(unix.EEXIST, netlink.LinkAdd(sink)); err != nil {
-			return err
-		}
-		down, err := netlink.LinkByName(sinkLink)
-		if err != nil {
-			return err
-		}
-		err = netlink.QdiscAdd(&netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{
-			LinkIndex: l.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_INGRESS}})
-		if err != nil {
-			return unless(unix.EEXIST, err)
-		}
-		lengths := []netlink.TcU32Key{{Mask: 0xffff, Val: probeTrain}} // the total length (RFC 791, Section 3.1)
-		for bit := uint32(1 << 11); bit < 1<<16; bit <<= 1 {
-			lengths = append(lengths, netlink.TcU32Key{Mask: bit, Val: bit})
-		}
-		for _, key := range lengths {
-			err = errors.Join(err, netlink.FilterAdd(&netlink.U32{
-				FilterAttrs: netlink.FilterAttrs{LinkIndex: l.Attrs().Index, Parent: netlink.MakeHandle(0xffff, 0), Priority: 1, Protocol: unix.ETH_P_IP},
-				RedirIndex:  down.Attrs().Index,
-				Sel:         &netlink.TcU32Sel{Flags: netlink.TC_U32_TERMINAL, Nkeys: 1, Keys: []netlink.TcU32Key{key}},
-			}))
-		}
-		return err
-	})
+	begin := func(lab *Lab) error { return onLink(link, lab.trainFilter)(lab) }
 	end := onLink(link, func(l netlink.Link) error {
 		err := netlink.QdiscDel(&netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{
 			LinkIndex: l.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_INGRESS}})
@@ -60,4 +31,40 @@ func loseTrains() []kernelFault {
 		return err
 	})
 	return []kernelFault{{host, begin, end}}
+}
+
+// trainFilter redirects trains that come by a link.
+func (l *Lab) trainFilter(link netlink.Link) error {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = sinkLink
+	sink := &netlink.Bridge{LinkAttrs: attrs}
+	if err := unless(unix.EEXIST, netlink.LinkAdd(sink)); err != nil {
+		return err
+	}
+	down, err := netlink.LinkByName(sinkLink)
+	if err != nil {
+		return err
+	}
+	err = netlink.QdiscAdd(&netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{
+		LinkIndex: link.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_INGRESS}})
+	if err != nil {
+		return unless(unix.EEXIST, err)
+	}
+	// The total length in the first four bytes (RFC 791, Section 3.1), or the payload's in the second four (RFC 8200, Section 3).
+	protocol, at, shift, probe := uint16(unix.ETH_P_IP), int32(0), 0, uint32(probeTrain+20)
+	if l.outer().is6() {
+		protocol, at, shift, probe = unix.ETH_P_IPV6, 4, 16, probeTrain
+	}
+	lengths := []netlink.TcU32Key{{Mask: 0xffff << shift, Val: probe << shift, Off: at}}
+	for bit := uint32(1 << 11); bit < 1<<16; bit <<= 1 {
+		lengths = append(lengths, netlink.TcU32Key{Mask: bit << shift, Val: bit << shift, Off: at})
+	}
+	for _, key := range lengths {
+		err = errors.Join(err, netlink.FilterAdd(&netlink.U32{
+			FilterAttrs: netlink.FilterAttrs{LinkIndex: link.Attrs().Index, Parent: netlink.MakeHandle(0xffff, 0), Priority: 1, Protocol: protocol},
+			RedirIndex:  down.Attrs().Index,
+			Sel:         &netlink.TcU32Sel{Flags: netlink.TC_U32_TERMINAL, Nkeys: 1, Keys: []netlink.TcU32Key{key}},
+		}))
+	}
+	return err
 }

@@ -82,7 +82,7 @@ func TestReportStyles(t *testing.T) {
 		{Brief, `(?m)^(ok  |FAIL) .* rome/pod1 → milan/pod1`, 0, len(headlines)},
 		{JSON, `(?m)^\{"lab":"nodes vxlan, offloads on \(super-frames\)","check":.*"ok":(true|false)`, len(headlines), len(headlines)},
 	} {
-		o := CheckOptions{Modes: []node.Mode{node.VXLAN}, Offloads: []bool{true}, Faults: true, Style: test.style}
+		o := CheckOptions{Modes: []node.Mode{node.VXLAN}, Offloads: []bool{true}, Labs: []string{ipv4Labs}, Faults: true, Style: test.style}
 		lines, err := printed(t, o, passes)
 		if n := len(regexp.MustCompile(test.line).FindAllString(strings.ReplaceAll(strings.Join(lines, " \n"), "pod1\n", "pod1 \n"), -1)); n != test.ok || err != nil {
 			t.Errorf("style %d: %d lines and %v, want %d:\n%s", test.style, n, err, test.ok, strings.Join(lines, "\n"))

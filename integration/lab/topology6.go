@@ -3,6 +3,8 @@ package lab
 import (
 	"fmt"
 	"net/netip"
+
+	"golang.org/x/sys/unix"
 )
 
 // clusters6 is clusters over IPv6: pods of equal addresses in both clusters, which are unique local ones (RFC 4193).
@@ -44,6 +46,22 @@ var clusters6 = plan{{
 
 // is6 reports whether p is of IPv6.
 func (p *plan) is6() bool { return p[0].Internal.Is6() }
+
+// families are those of the addresses that a lab's kernels have, as netlink numbers them.
+func (l *Lab) families() []int {
+	if l.options.Inside == IPv4 && !l.options.Outside6 {
+		return []int{unix.AF_INET}
+	}
+	return []int{unix.AF_INET, unix.AF_INET6}
+}
+
+// forwarding is the kernel's switch for forwarding p's family.
+func (p *plan) forwarding() string {
+	if p.is6() {
+		return "ipv6/conf/all/forwarding"
+	}
+	return "ipv4/ip_forward"
+}
 
 // of returns the cluster of a host's name.
 func (p *plan) of(host string) *Cluster {

@@ -94,7 +94,8 @@ func (s *side) judgeLedger() {
 			sent += t.SentPackets
 		}
 	}
-	balance("datagrams of nodes", s.underlaySocket.taken, received+tunnels.ARPReceived+tunnels.NDReceived+sum(tunnels.Drops[1:geneve.UnknownTunnel]))
+	taken, _ := s.own.nodes.counts()
+	balance("datagrams of nodes", taken, received+tunnels.ARPReceived+tunnels.NDReceived+sum(tunnels.Drops[1:geneve.UnknownTunnel]))
 	if s.w.traffic.cutting { // nat counts the pieces
 		received = max(received, stats.Outbound.Received)
 	}
@@ -114,8 +115,11 @@ func (s *side) judgeLedger() {
 	}
 	given, back := through("out")
 	balance("packets for the peer", stats.Outbound.Forwarded+made("out"), given+lost("out"))
-	balance("messages to the peer", s.data.Load(), back)
-	_, back = through("in")
+	_, data := s.own.peer.counts()
+	balance("messages to the peer", data, back)
+	if _, back = through("in"); s.own.relay != nil { // what the gateway before has decrypted for this one
+		back += s.own.relay.packetsArrived.Load()
+	}
 	if s.w.traffic.cutting {
 		back = max(back, stats.Inbound.Received)
 	}

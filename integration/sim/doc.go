@@ -23,5 +23,11 @@
 // of each kind begin, and at last each gateway's ledger is balanced (checks_test.go). A schedule has a bubble, and gateways, of its own: nothing
 // is left of the one before.
 //
+// # Hand-overs
+//
+// A gateway that takes over from another one runs in the same process. Both say to each other what two processes would, over wires of the world
+// (wire_test.go), and have the same ports there. A hand-over loses no translation; and when both have said what became of it, one of them carries
+// packets, whatever fails meanwhile and whenever the new one is killed. Where nothing else fails, all packets arrive (TestHandOver).
+//
 // mutants_test.go has faults of the product that the simulation finds.
 package sim

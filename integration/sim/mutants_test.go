@@ -20,7 +20,7 @@ var mutants = []struct {
 	{"the checksum of an answer keeps the port's difference", "nat/conn.go",
 		"packet.Negate(c.addresses), packet.Negate(c.ports)", "packet.Negate(c.addresses), c.ports"},
 	{"two connections get one port", "nat/ports.go",
-		"\treturn !taken", "\treturn !taken || d.shared"},
+		"link, now); !taken {", "link, now); !taken || d.shared {"},
 	{"what has waited for a neighbour does not count as sent", "geneve/hold.go",
 		"\t\tt.sentPackets.Add(uint64(train.Sent))\n", ""},
 	{"of a batch, only so many messages count as sent", "gateway/wg/bind.go",
@@ -35,6 +35,8 @@ var mutants = []struct {
 		"\tif v.Action != Drop || ", "\tif v.Action != Drop || v.MTU > 0 || "},
 	{"an ICMP error quotes the port that only this gateway knows", "nat/packet/icmp.go",
 		"\tq.Rewrite(to, addresses, ports)", "\tto.Ports = from.Ports\n\tq.Rewrite(to, addresses, ports)"},
+	{"a gateway that takes over does without the connections", "gateway/takeover.go",
+		"\t\t\tr.Write(body)\n", ""},
 	{"of SCTP, what arrives broken leaves sound", "nat/fit.go",
 		"\tp.DecrementHops()", "\tif p.DecrementHops(); pl.ports != 0 && p.Protocol() == packet.SCTP {\n\t\tp.SumSCTP()\n\t}"},
 }

@@ -15,12 +15,15 @@ const (
 	maxFaults    = 64
 )
 
-// faults are what may happen, by the first byte. begin returns what ends it, after a while, or nil if it is over at once; what is
+// A fault is something that may happen. begin returns what ends it, after a while, or nil if it is over at once; what is
 // restarted is away for a while, too.
-var faults = []struct {
+type fault struct {
 	name  string
 	begin func(w *world, how byte) (end func())
-}{
+}
+
+// faults are all of them, by the first byte.
+var faults = []fault{
 	{"delay", func(w *world, how byte) func() {
 		return w.spoil(how, func(l *leg, on bool) { l.delay = when(on, time.Duration(how)*2*time.Millisecond) })
 	}},
@@ -64,6 +67,9 @@ var faults = []struct {
 		s := w.sides[how%2]
 		s.kill()
 		return func() { s.resume() }
+	}},
+	{"upgrade", func(w *world, how byte) func() {
+		return w.sides[how%2].upgrade(how)
 	}},
 	{"reload", func(w *world, how byte) func() {
 		if s := w.sides[how%2]; s.stop != nil {

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"runtime"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -40,9 +41,23 @@ type side struct {
 	stop    func() error
 	folder  string        // of what outlives the gateway; "": nothing does
 	saved   time.Duration // when it was written last
-	data    atomic.Uint64
+	own     *sockets      // of gateway
+	moving  *move         // nil: no other gateway takes over
 
-	underlaySocket *socket
+	mu    sync.Mutex
+	ports map[uint16]*port // +checklocks:mu
+}
+
+// sockets are those of a gateway.
+type sockets struct {
+	nodes, peer *socket
+	relay       *relayEnd // nil: it has taken over from none
+}
+
+// close has them receive and send no more, as when their process is gone.
+func (o *sockets) close() {
+	o.nodes.Close()
+	o.peer.Close()
 }
 
 const (
@@ -52,7 +67,7 @@ const (
 )
 
 func newSide(w *world, index, most int) *side {
-	s := &side{w: w, index: index}
+	s := &side{w: w, index: index, ports: make(map[uint16]*port)}
 	name := names[index]
 	s.config = &config.Config{
 		Cluster: name, Peer: names[1-index], MTU: config.DefaultMTU,
@@ -101,66 +116,109 @@ func (s *side) moveTo(place byte) {
 	}
 }
 
-// open opens the sockets of the gateway.
-func (s *side) open(network string, at netip.AddrPort) (udp.Conn, error) {
-	if network == "udp6" {
-		return nil, syscall.EAFNOSUPPORT
+// opener returns what opens the sockets of a gateway: beside, those that another one has too.
+func (s *side) opener(beside bool) (own *sockets, open func(string, netip.AddrPort) (udp.Conn, error)) {
+	own = new(sockets)
+	return own, func(network string, at netip.AddrPort) (udp.Conn, error) {
+		if network == "udp6" {
+			return nil, syscall.EAFNOSUPPORT
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		p := s.ports[at.Port()]
+		if p != nil && !beside {
+			return nil, syscall.EADDRINUSE
+		}
+		if p == nil {
+			p = s.listen(at.Port())
+		}
+		c := p.open()
+		if at.Port() == wanPort {
+			own.peer = c
+		} else {
+			own.nodes = c
+		}
+		return c, nil
 	}
-	var c *socket
+}
+
+// listen makes a port of the gateway's.
+//
+// +checklocks:s.mu
+func (s *side) listen(number uint16) *port {
+	p := &port{local: netip.AddrPortFrom(netip.IPv4Unspecified(), number)}
 	place := func() netip.AddrPort { return s.underlay() }
-	send := func(to netip.AddrPort, data []byte) {
+	p.send = func(to netip.AddrPort, data []byte) {
 		for _, n := range s.nodes {
 			if n.underlay.Addr() == to.Addr() {
 				s.w.carry(n.down, s.underlay(), to, data)
 			}
 		}
 	}
-	if at.Port() == wanPort {
+	if number == wanPort {
 		place = func() netip.AddrPort { return *s.wan.Load() }
-		send = func(to netip.AddrPort, data []byte) {
-			if len(data) > device.MessageKeepaliveSize && data[0] == device.MessageTransportType {
-				s.data.Add(1)
-			}
-			s.w.carry(s.toPeer, place(), to, data)
-		}
+		p.send = func(to netip.AddrPort, data []byte) { s.w.carry(s.toPeer, place(), to, data) }
 	}
-	c = newSocket(netip.AddrPortFrom(netip.IPv4Unspecified(), at.Port()), send, func() { s.w.listen(place(), nil) })
-	if at.Port() != wanPort {
-		s.underlaySocket = c
+	p.close = func() {
+		s.w.listen(place(), nil)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.ports, number)
 	}
-	s.w.listen(place(), c.arrive)
-	return c, nil
+	s.w.listen(place(), p.arrive)
+	s.ports[number] = p
+	return p
 }
 
 // start starts the gateway.
 func (s *side) start() error {
-	log := logrus.New()
-	log.SetOutput(io.Discard)
-	s.data.Store(0)
-	g, err := gateway.NewOver(s.config, gateway.Budget{}, log, s.open)
+	own, open := s.opener(false)
+	g, err := gateway.NewOver(s.config, gateway.Budget{}, silent(), open)
 	if err != nil {
 		return err
 	}
-	unfinalize(private[*device.Device](g, "wg", "device").LookupPeer(device.NoisePublicKey(s.config.WireGuard.PeerPublicKey)))
+	s.run(g, own)
+	return nil
+}
+
+// silent is a log that nobody reads.
+func silent() *logrus.Logger {
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	return log
+}
+
+// run has a gateway run.
+func (s *side) run(g *gateway.Gateway, own *sockets) {
+	keepPeer(g, s.config.WireGuard.PeerPublicKey)
+	reuseBuffers(g)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- g.Run(ctx) }()
-	s.gateway = g
+	s.gateway, s.own = g, own
 	s.stop = func() error {
 		cancel()
 		return <-done
 	}
-	return nil
+}
+
+// keepPeer takes the finalizers off what WireGuard has of the peer with a key.
+func keepPeer(g *gateway.Gateway, key wgkey.Key) {
+	peer := private[*device.Device](g, "wg", "device").LookupPeer(device.NoisePublicKey(key))
+	if peer != nil {
+		unfinalize(peer)
+	}
 }
 
 // halt stops the gateway, unless it has been. If it keeps nothing, all that it knew is forgotten from then on until it is started again.
 func (s *side) halt() {
-	if s.stop == nil {
+	if s.settle(); s.stop == nil {
 		return
 	}
 	if err := s.stop(); err != nil {
 		s.w.fail("%s stops: %v", s.config.Cluster, err)
 	}
+	takeBuffers(s.gateway)
 	if s.stop, s.saved = nil, s.w.now(); s.folder == "" {
 		s.w.losses = append(s.w.losses, loss{0, s.w.now(), s})
 	}
@@ -168,13 +226,11 @@ func (s *side) halt() {
 
 // kill halts the gateway as a signal does that it cannot heed: what it has kept since it began to stop is not there.
 func (s *side) kill() {
-	if s.stop == nil || s.folder == "" {
+	if s.settle(); s.stop == nil || s.folder == "" {
 		s.halt()
 		return
 	}
-	if at := private[time.Time](s.gateway, "keeper", "saved"); !at.IsZero() {
-		s.saved = at.Sub(s.w.start)
-	}
+	s.noteSaved()
 	saved, before := s.saved, s.kept()
 	s.halt()
 	for name := range s.kept() {
@@ -188,6 +244,13 @@ func (s *side) kill() {
 	const underWay = time.Second // what was there, and had not reached its server
 	s.saved = saved
 	s.w.losses = append(s.w.losses, loss{max(0, saved-underWay), s.w.now(), s})
+}
+
+// noteSaved notes when the gateway has last written what outlives it, if it has.
+func (s *side) noteSaved() {
+	if at := private[time.Time](s.gateway, "keeper", "saved"); !at.IsZero() {
+		s.saved = at.Sub(s.w.start)
+	}
 }
 
 // kept returns the files that outlive the gateway.
@@ -224,15 +287,23 @@ func (s *side) restart() {
 	s.resume()
 }
 
-// reload applies a configuration that differs in what no connection uses.
-func (s *side) reload(variant byte) {
+// variant is a configuration that differs in what no connection uses.
+func (s *side) variant(number byte) *config.Config {
 	c := *s.config
 	c.Addresses = append(c.Addresses[:1:1], config.AddressMapping{
-		External: rules.PairOf(netip.AddrFrom4([4]byte{10, 70, 1, variant})), Internal: rules.PairOf(netip.AddrFrom4([4]byte{10, 112, 0, variant})), Via: c.Geneve.Nodes[0].Name})
-	if err := s.gateway.Apply(&c); err != nil {
+		External: rules.PairOf(netip.AddrFrom4([4]byte{10, 70, 1, number})), Internal: rules.PairOf(netip.AddrFrom4([4]byte{10, 112, 0, number})), Via: c.Geneve.Nodes[0].Name})
+	return &c
+}
+
+// reload applies another configuration, unless another gateway is about to take over.
+func (s *side) reload(number byte) {
+	c := s.variant(number)
+	switch err := s.gateway.Apply(c); {
+	case err == nil:
+		s.config = c
+	case s.moving == nil:
 		s.w.fail("%s reloads: %v", c.Cluster, err)
 	}
-	s.config = &c
 }
 
 func (s *side) engine() *nat.Engine        { return private[*nat.Engine](s.gateway, "engine") }

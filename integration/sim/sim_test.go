@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -40,12 +41,13 @@ type result struct {
 	packets   int // that reached a pod
 	carried   int // datagrams on all legs
 	faults    int
+	moved     int // gateways that another one has taken over from
 	lasted    time.Duration
 	world     *world
 }
 
-// play runs a schedule in a bubble of its own.
-func play(t *testing.T, s schedule) (r result) {
+// play runs a schedule in a bubble of its own, in a world that edit may have changed.
+func play(t *testing.T, s schedule, edit ...func(*world)) (r result) {
 	t.Helper()
 	// A goroutine that waits for a mutex keeps the clock of a bubble from going on, and so does one that spins.
 	stuck := time.AfterFunc(stuckTime, func() { panic(fmt.Sprintf("sim: time stands still: -schedule=%x", []byte(s))) })
@@ -57,6 +59,9 @@ func play(t *testing.T, s schedule) (r result) {
 		}
 		w := newWorld(seed)
 		w.traffic = &traffic{w: w, chance: rand.New(rand.NewPCG(seed, 0)), seen: make(map[sight]*conn), sent: make(map[flow]int), cutting: s.head()&16 != 0}
+		for _, change := range edit {
+			change(w)
+		}
 		most := maxConnections
 		if s.head()%2 == 1 {
 			most = fewConnections
@@ -64,7 +69,7 @@ func play(t *testing.T, s schedule) (r result) {
 		for i := range w.sides {
 			w.sides[i] = newSide(w, i, most)
 			if s.head()&32 != 0 {
-				w.sides[i].folder = t.TempDir()
+				w.sides[i].folder = memoryDir(t)
 				w.sides[i].config.State = w.sides[i].folder
 			}
 		}
@@ -92,12 +97,22 @@ func play(t *testing.T, s schedule) (r result) {
 				s.halt()
 			}
 		}
-		r = result{schedules: 1, failure: w.failure, packets: w.packets, faults: w.faults, lasted: w.now(), world: w}
+		r = result{schedules: 1, failure: w.failure, packets: w.packets, faults: w.faults, moved: w.moved, lasted: w.now(), world: w}
 		w.mu.Lock()
 		r.carried = w.carried
 		w.mu.Unlock()
 	})
 	return r
+}
+
+// memoryDir returns a folder that no disk has, where there is such: a gateway waits until what it keeps is durable.
+func memoryDir(t *testing.T) string {
+	dir, err := os.MkdirTemp("/dev/shm", "sim")
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
 }
 
 func (s schedule) head() byte {
@@ -124,6 +139,20 @@ func TestCalm(t *testing.T) {
 		t.Errorf("%q after %d packets", r.failure, r.packets)
 	}
 	t.Logf("%d packets reached pods, %d datagrams in %v", r.packets, r.carried, r.lasted)
+}
+
+// TestHandOver: of what pods send while gateways hand over, everything arrives.
+func TestHandOver(t *testing.T) {
+	upgrade := slices.IndexFunc(faults, func(f fault) bool { return f.name == "upgrade" })
+	s := schedule{14, 1}
+	for how := range byte(4) {
+		s = append(s, byte(upgrade), how, 0xf0) // each side every three seconds
+	}
+	r := play(t, s, func(w *world) { w.traffic.pace = 2 * time.Millisecond })
+	if r.failure != "" || r.moved != 4 || r.packets < 1000 || r.packets != r.world.sent {
+		t.Errorf("%q after %d hand-overs: %d packets of %d arrive", r.failure, r.moved, r.packets, r.world.sent)
+	}
+	t.Logf("%d hand-overs, %d packets, %d datagrams in %v", r.moved, r.packets, r.carried, r.lasted)
 }
 
 var (
@@ -175,6 +204,7 @@ func TestSchedules(t *testing.T) {
 			replay(t, s)
 			break
 		}
+		r.world.release()
 		if sum.schedules%1000 == 0 {
 			t.Logf("%d schedules, %d packets", sum.schedules, sum.packets)
 		}
@@ -189,16 +219,16 @@ func TestSchedules(t *testing.T) {
 func (r *result) add(more result) {
 	r.schedules += more.schedules
 	r.packets, r.carried = r.packets+more.packets, r.carried+more.carried
-	r.faults, r.lasted = r.faults+more.faults, r.lasted+more.lasted
+	r.faults, r.moved, r.lasted = r.faults+more.faults, r.moved+more.moved, r.lasted+more.lasted
 }
 
 const (
-	totals = "%d schedules, %d faults, %s of virtual time, %d datagrams, %d packets reached pods"
+	totals = "%d schedules, %d faults, %d hand-overs, %s of virtual time, %d datagrams, %d packets reached pods"
 	atEnd  = "seeds from %d on: " + totals
 )
 
 func (r *result) String() string {
-	return fmt.Sprintf(totals, r.schedules, r.faults, r.lasted.Round(time.Second), r.carried, r.packets)
+	return fmt.Sprintf(totals, r.schedules, r.faults, r.moved, r.lasted.Round(time.Second), r.carried, r.packets)
 }
 
 // spread has several processes run TestSchedules, each with a part of the schedules.
@@ -223,7 +253,7 @@ func spread(t *testing.T) {
 			var r result
 			var from uint64
 			var lasted string
-			if _, err := fmt.Sscanf("seeds from "+line, atEnd, &from, &r.schedules, &r.faults, &lasted, &r.carried, &r.packets); err != nil {
+			if _, err := fmt.Sscanf("seeds from "+line, atEnd, &from, &r.schedules, &r.faults, &r.moved, &lasted, &r.carried, &r.packets); err != nil {
 				t.Errorf("%v: %s", err, out)
 			}
 			r.lasted, _ = time.ParseDuration(lasted)
@@ -231,7 +261,7 @@ func spread(t *testing.T) {
 		})
 	}
 	wait.Wait()
-	t.Logf(atEnd, *seedFlag, sum.schedules, sum.faults, sum.lasted, sum.carried, sum.packets)
+	t.Logf(atEnd, *seedFlag, sum.schedules, sum.faults, sum.moved, sum.lasted, sum.carried, sum.packets)
 }
 
 // report tells of a failure all that is known.

@@ -4,24 +4,35 @@ import (
 	"bytes"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
+
+	"golang.zx2c4.com/wireguard/device"
 
 	"culvert/geneve/udp"
 )
 
-// socket is a udp.Conn of the world's network.
-type socket struct {
+// port is a place in the world's network where datagrams come to. Two gateways have it while one takes over from the other.
+type port struct {
 	local netip.AddrPort
 	send  func(to netip.AddrPort, data []byte)
-	close func()
+	close func() // when nobody has it any more
 
-	mu     sync.Mutex
-	queue  []arrival // +checklocks:mu
-	woken  bool      // +checklocks:mu
-	closed bool      // +checklocks:mu
-	stats  udp.Stats // +checklocks:mu
-	taken  uint64    // datagrams; +checklocks:mu
+	mu        sync.Mutex
+	sockets   []*socket // +checklocks:mu
+	queue     []arrival // +checklocks:mu
+	overflows uint64    // +checklocks:mu
+}
+
+// socket is a udp.Conn, a gateway's way to a port.
+type socket struct {
+	*port
 	ready  chan struct{}
+	woken  bool      // +checklocks:port.mu
+	closed bool      // +checklocks:port.mu
+	stats  udp.Stats // +checklocks:port.mu
+	taken  uint64    // datagrams received; +checklocks:port.mu
+	data   uint64    // WireGuard's messages with packets in them that were sent; +checklocks:port.mu
 }
 
 type arrival struct {
@@ -32,26 +43,30 @@ type arrival struct {
 // socketRoom is how many datagrams wait at a socket before it overflows.
 const socketRoom = 1024
 
-func newSocket(local netip.AddrPort, send func(to netip.AddrPort, data []byte), closed func()) *socket {
-	return &socket{
-		local: local, send: send, close: sync.OnceFunc(closed), ready: make(chan struct{}, 1),
-		stats: udp.Stats{GRO: true, GSO: true, OverflowsKnown: true, ReceiveBuffer: udp.DefaultSocketBuffer, SendBuffer: udp.DefaultSocketBuffer},
-	}
+// open returns a socket that has the port, beside those that do already.
+func (p *port) open() *socket {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := &socket{port: p, ready: make(chan struct{}, 1),
+		stats: udp.Stats{GRO: true, GSO: true, OverflowsKnown: true, ReceiveBuffer: udp.DefaultSocketBuffer, SendBuffer: udp.DefaultSocketBuffer}}
+	p.sockets = append(p.sockets, s)
+	return s
 }
 
 // arrive queues a datagram.
-func (s *socket) arrive(from netip.AddrPort, data []byte) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.queue) == socketRoom {
-		s.stats.Overflows++
+func (p *port) arrive(from netip.AddrPort, data []byte) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.queue) == socketRoom {
+		p.overflows++
 		return
 	}
-	s.queue = append(s.queue, arrival{from, data})
-	s.signal()
+	p.queue = append(p.queue, arrival{from, data})
+	for _, s := range p.sockets {
+		s.signal()
+	}
 }
 
-// +checklocks:s.mu
 func (s *socket) signal() {
 	select {
 	case s.ready <- struct{}{}:
@@ -132,6 +147,11 @@ func (s sender) Send(trains []udp.Train) (sent int, err error) {
 		}
 		for {
 			n := min(size, len(all))
+			if n > device.MessageKeepaliveSize && all[0] == device.MessageTransportType {
+				s.mu.Lock()
+				s.data++
+				s.mu.Unlock()
+			}
 			s.send(t.Destination, all[:n:n])
 			t.Sent++
 			if all = all[n:]; len(all) == 0 {
@@ -157,10 +177,14 @@ func (s *socket) Wake() {
 // Close implements udp.Conn.
 func (s *socket) Close() error {
 	s.mu.Lock()
+	last := !s.closed && len(s.sockets) == 1
 	s.closed = true
+	s.sockets = slices.DeleteFunc(s.sockets, func(x *socket) bool { return x == s })
 	s.signal()
 	s.mu.Unlock()
-	s.close()
+	if last {
+		s.port.close()
+	}
 	return nil
 }
 
@@ -169,12 +193,19 @@ func (s *socket) Stats() udp.Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st := s.stats
-	st.Waits = len(s.queue) > 0
+	st.Overflows, st.Waits = s.overflows, len(s.queue) > 0
 	return st
+}
+
+// counts returns how many datagrams were received, and how many messages with packets in them were sent.
+func (s *socket) counts() (taken, data uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.taken, s.data
 }
 
 // The rest of udp.Conn. Receive misses nothing, so that Poll has nothing to do.
 func (s *socket) LocalAddr() netip.AddrPort { return s.local }
 func (s *socket) Poll()                     {}
-func (s *socket) GSO() bool                 { return true }
+func (s *socket) GSO(netip.Addr) bool       { return true }
 func (s *socket) SetMark(uint32) error      { return nil }

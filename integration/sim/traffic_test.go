@@ -25,6 +25,7 @@ type traffic struct {
 	sent    map[flow]int  // by whom
 	cutting bool          // some packets are cut into several on their way
 	garbled bool          // something may have been corrupted
+	pace    time.Duration // in which whoever has something to say says it again; 0: in any
 	slow    time.Duration // how much longer than else who has something to say waits
 	closing bool          // nobody begins anything new
 }
@@ -187,6 +188,9 @@ func (c *conn) speak() {
 		}
 	}
 	pause := 50*time.Millisecond<<c.t.chance.IntN(8) + time.Duration(c.t.chance.IntN(50))*time.Millisecond
+	if c.t.pace > 0 {
+		pause = c.t.pace
+	}
 	if c.t.slow > 0 {
 		pause = c.t.slow + time.Duration(c.t.chance.IntN(1000))*time.Millisecond
 	}
@@ -234,6 +238,7 @@ func (c *conn) transmit(client bool, body nattest.Body) {
 	if f := (flow{c.protocol, from, to}); c.sent[index(client)] != f {
 		c.sent[index(client)], c.t.sent[f] = f, c.id
 	}
+	c.t.w.sent++
 	b := nattest.IP{Source: from.Addr().String(), Destination: to.Addr().String(), DF: c.manner != large, Body: body}.Bytes()
 	if len(b) <= c.mtu || c.manner == trains {
 		n.send(b)

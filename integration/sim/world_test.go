@@ -21,9 +21,11 @@ type world struct {
 	// For the goroutine that calls run.
 	failure string // the first violation
 	packets int    // inner packets that reached a pod
+	sent    int    // that a pod has sent
 	traffic *traffic
 	sides   [2]*side
 	faults  int // that have begun
+	moved   int // hand-overs to a gateway that took over
 
 	losses []loss // of what gateways know
 
@@ -38,7 +40,7 @@ type world struct {
 
 func newWorld(seed uint64) *world {
 	return &world{
-		start: time.Now(), seed: [2]uint64{seed, 1}, kick: make(chan struct{}, 1),
+		log: ring{all: spare.records[:0]}, start: time.Now(), seed: [2]uint64{seed, 1}, kick: make(chan struct{}, 1),
 		receivers: make(map[netip.AddrPort]func(netip.AddrPort, []byte)),
 	}
 }
