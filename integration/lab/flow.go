@@ -104,11 +104,17 @@ func (c *crowd) deliver(f *flow, from int) error {
 	}
 }
 
-// talk sends messages from one end of f until the crowd is to be silent.
+// talk sends messages from one end of f until the crowd is to be silent. It begins at a time of its own: flows that all speak at once
+// wait for each other.
 func (c *crowd) talk(f *flow) {
 	from := 0
 	if f.does == receives {
 		from = 1
+	}
+	select {
+	case <-c.done:
+		return
+	case <-time.After(flowPause * time.Duration(f.number) / time.Duration(len(c.flows))):
 	}
 	tick := time.NewTicker(flowPause)
 	defer tick.Stop()
