@@ -219,6 +219,11 @@ func lessWindow(bytes uint32, scale uint8, syn bool) uint16 {
 	return uint16((bytes + 1<<scale - 1) >> scale)
 }
 
+// dropsPayload reports whether rewrite leaves nothing of a segment but its header.
+func (pl *streamPlan) dropsPayload(p *packet.Packet) bool {
+	return pl.step == streamOpens || pl.step == streamLeads && p.SequenceNumber() != pl.prologue.first
+}
+
 // rewrite changes a packet by the plan.
 func (pl *streamPlan) rewrite(p *packet.Packet) {
 	pr := pl.prologue

@@ -578,6 +578,28 @@ func TestProxyProtocolBrokenStart(t *testing.T) {
 	}
 }
 
+// What a segment leaves behind takes no packets: those that the verdict counts are those that there are.
+func TestProxyProtocolLongPayloadDropped(t *testing.T) {
+	eachPath(t, func(t *testing.T, p *path) {
+		for _, partial := range []bool{true, false} {
+			for _, of := range []nattest.TCP{{Seq: 1000, Flags: nattest.SYN}, {Seq: 1000, Ack: 9001, Flags: ack}} {
+				if of.Flags == ack {
+					p.fromServer(nattest.TCP{Seq: 9000, Ack: 1001, Flags: nattest.SYN | ack})
+				}
+				of.Payload, of.Partial = nattest.Payload(9000, 1), partial
+				if v := p.fromClient(of); len(v) != 1 || of.Flags == ack && !bytes.Equal(v[0].Payload, p.header) || of.Flags != ack && len(v[0].Payload) > 0 {
+					t.Errorf("flags %#x: %d segments, the first of %d bytes", of.Flags, len(v), len(v[0].Payload))
+				}
+			}
+		}
+		// One that may be fragmented.
+		b := nattest.IP{Source: p.from.Addr().String(), Destination: p.to.Addr().String(), Body: nattest.TCP{SourcePort: p.from.Port(),
+			DestinationPort: p.to.Port(), Seq: 1000, Flags: nattest.SYN, Window: 65535, Payload: nattest.Payload(9000, 1)}}.Bytes()
+		v, out := process(t, p.e, p.client, b, p.now)
+		p.views(v, out, p.server, p.as, p.at)
+	})
+}
+
 // Records keep by how much the numbers of a stream differ, at each stage of it.
 func TestProxyProtocolRecords(t *testing.T) {
 	for stage, name := range []string{"SYN", "header", "part of it acknowledged", "acknowledged", "1 GiB later"} {
