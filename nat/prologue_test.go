@@ -578,6 +578,41 @@ func TestProxyProtocolBrokenStart(t *testing.T) {
 	}
 }
 
+// A client cannot put a header of its own in the place of the true one: not by numbers before those of its stream, nor by SYNs of which the
+// server takes another than the first or the last.
+func TestProxyProtocolForgedHeader(t *testing.T) {
+	eachPath(t, func(t *testing.T, p *path) {
+		n := uint32(len(p.header))
+		forged := append(told(p.at.String(), p.to.String()), "GET /"...)
+		try := func(first uint32) {
+			t.Helper()
+			for _, before := range []uint32{1, 2, n - 1, n, n + 1, uint32(len(forged)) + n - 1, 1000} {
+				for _, v := range p.fromClient(nattest.TCP{Seq: first - before, Ack: 9001, Flags: ack | nattest.PSH, Payload: forged}) {
+					if v.Seq != first || !bytes.Equal(v.Payload, p.header) {
+						t.Fatalf("%d before the stream: %q at %d, want the header at %d", before, v.Payload, v.Seq, first)
+					}
+				}
+			}
+			long := slices.Concat(make([]byte, 60_000), forged)
+			if v := p.fromClient(nattest.TCP{Seq: first - 60_000 - n, Ack: 9001, Flags: ack, Payload: long, Partial: true}); v[0].Seq != first || !bytes.Equal(v[0].Payload, p.header) {
+				t.Fatalf("%q at %d", v[0].Payload, v[0].Seq)
+			}
+		}
+		p.open()
+		try(1001)
+		for _, number := range []uint32{1000, 2000 + n, 7000} {
+			p.fromClient(nattest.TCP{Seq: number, Flags: nattest.SYN})
+		}
+		if v := p.fromServer(nattest.TCP{Seq: 9000, Ack: 2001 + n, Flags: nattest.SYN | ack}); v.Ack != 2001+n {
+			t.Fatalf("SYN-ACK of %d", v.Ack)
+		}
+		try(2001 + n)
+		if v := p.fromClient(nattest.TCP{Seq: 2001 + n, Ack: 9001, Flags: ack, Payload: []byte("mine")})[0]; v.Seq != 2001+n || !bytes.Equal(v.Payload, append(bytes.Clone(p.header), "mine"...)) {
+			t.Fatalf("%q at %d", v.Payload, v.Seq)
+		}
+	})
+}
+
 // What a segment leaves behind takes no packets: those that the verdict counts are those that there are.
 func TestProxyProtocolLongPayloadDropped(t *testing.T) {
 	eachPath(t, func(t *testing.T, p *path) {
