@@ -38,7 +38,7 @@ func (e *Engine) commit(d *decision, p *packet.Packet, now Time) {
 		dir := d.hit.direction
 		d.plan.rewrite(p)
 		if d.plan.stream.step != streamAsIs {
-			d.plan.stream.commit(p)
+			d.plan.stream.commit()
 		}
 		c.packets[dir] += uint64(d.verdict.Packets)
 		c.bytes[dir] += uint64(p.Len())

@@ -60,8 +60,11 @@ func (pl *plan) fits(p *packet.Packet) bool {
 // fit decides how a packet larger than the MTU, a super-frame or a train goes on: in segments, in fragments or, returning false, not at all.
 func (pl *plan) fit(p *packet.Packet, v *Verdict) bool {
 	n := p.Len()
+	if pl.stream.dropsPayload(p) {
+		n = p.HeaderLen() + p.TCPHeaderLen()
+	}
 	if p.Protocol() == packet.TCP && p.SegmentSize == 0 && (p.IsPartial() || pl.stream.step == streamLeads) {
-		pl.fitTCP(p, v)
+		pl.fitTCP(p, n, v)
 		return true
 	}
 	header, unit, units := p.HeaderLen(), n, 1
@@ -93,10 +96,10 @@ func (pl *plan) fit(p *packet.Packet, v *Verdict) bool {
 	return true
 }
 
-// fitTCP sets the segment size of a super-frame, or of a segment that a header makes longer: what the MTU, the path MTU and the MSS of its
-// receiver allow, less the TCP options. The sender of a super-frame left the segmentation to a network card, so that no size of ours can be
-// too small for it.
-func (pl *plan) fitTCP(p *packet.Packet, v *Verdict) {
+// fitTCP sets the segment size of a super-frame, or of a segment that a header makes longer, of which n bytes go on: what the MTU, the path
+// MTU and the MSS of its receiver allow, less the TCP options. The sender of a super-frame left the segmentation to a network card, so that
+// no size of ours can be too small for it.
+func (pl *plan) fitTCP(p *packet.Packet, n int, v *Verdict) {
 	limit := pl.mtu
 	if pl.pathMTU > 0 && pl.pathMTU < limit {
 		limit = pl.pathMTU
@@ -107,7 +110,7 @@ func (pl *plan) fitTCP(p *packet.Packet, v *Verdict) {
 		segment = mss
 	}
 	segment = max(segment-(length-20), minSegment)
-	payload := p.Len() - header - length
+	payload := n - header - length
 	if pl.stream.step == streamLeads {
 		payload += int(pl.stream.prologue.length())
 	}

@@ -21,8 +21,7 @@ type prologue struct {
 	header packet.ProxyHeader // never changed, since Cutters read it without the Engine's lock
 	seen   bool               // it tells the client's address as the server's cluster sees it, not as it came
 	stage  prologueStage
-	first  uint32 // the client's sequence number behind its SYN
-	next   uint32 // the same of its newest SYN, which takes the place of first when the server acknowledges it
+	first  uint32 // the client's sequence number behind its SYN, of several that which the server has acknowledged
 }
 
 // A prologueStage says how far a server is.
@@ -34,6 +33,9 @@ const (
 	prologueTaken                        // it has acknowledged the header
 	prologueFar                          // packet.StreamShift.Far
 )
+
+// prologueBehind is more than a segment and a header hold: what begins so far before the stream does not reach it.
+const prologueBehind = 1 << 17
 
 // prologueFarFrom is where nothing is under way of the beginning of a stream: behind the largest window.
 const prologueFarFrom = maxWindow
@@ -101,7 +103,7 @@ func newPrologue(first, answer *packet.Tuple, seen bool, number uint32) *prologu
 	if seen {
 		source = answer.Destination()
 	}
-	return &prologue{header: packet.NewProxyHeader(proxied(first, source)), seen: seen, first: number, next: number}
+	return &prologue{header: packet.NewProxyHeader(proxied(first, source)), seen: seen, first: number}
 }
 
 // begin gives a connection its prologue.
@@ -175,7 +177,9 @@ func (pr *prologue) forth(p *packet.Packet) streamStep {
 		if at == 0 && pr.stage == prologueDue || at == ^uint32(0) {
 			return streamAsIs
 		}
-	case at == 0, at == ^uint32(0): // a keepalive or a probe of a window (RFC 1122, Section 4.2.3.6) repeats the number before
+	case at == 0, at > ^uint32(prologueBehind):
+		// A keepalive or a probe of a window (RFC 1122, Section 4.2.3.6) repeats the number before. What begins earlier, only a client sends
+		// that would put a header of its own in the place of the true one.
 		return streamLeads
 	}
 	return streamMoves
@@ -190,7 +194,8 @@ func (pl *streamPlan) back(t *tcpState, p *packet.Packet) {
 		return
 	}
 	syn := p.IsSYN()
-	if syn && number == pr.next && number != pr.first {
+	if syn && number != pr.first {
+		// The server alone knows which of several SYNs it has taken; a client can send any, and have some of them lost behind the gateway.
 		pl.first, pl.stage = number, prologueDue
 	}
 	length := pr.length()
@@ -219,6 +224,11 @@ func lessWindow(bytes uint32, scale uint8, syn bool) uint16 {
 	return uint16((bytes + 1<<scale - 1) >> scale)
 }
 
+// dropsPayload reports whether rewrite leaves nothing of a segment but its header.
+func (pl *streamPlan) dropsPayload(p *packet.Packet) bool {
+	return pl.step == streamOpens || pl.step == streamLeads && p.SequenceNumber() != pl.prologue.first
+}
+
 // rewrite changes a packet by the plan.
 func (pl *streamPlan) rewrite(p *packet.Packet) {
 	pr := pl.prologue
@@ -244,14 +254,10 @@ func (pl *streamPlan) rewrite(p *packet.Packet) {
 	}
 }
 
-// commit notes what a forwarded segment, as it was rewritten, does to the prologue.
-func (pl *streamPlan) commit(p *packet.Packet) {
+// commit notes what a forwarded segment does to the prologue.
+func (pl *streamPlan) commit() {
 	pr := pl.prologue
 	switch pl.step {
-	case streamOpens:
-		if pr != nil {
-			pr.next = p.SequenceNumber() + 1
-		}
 	case streamLeads:
 		pr.stage = prologueOffered
 	case streamBack:

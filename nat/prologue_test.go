@@ -578,6 +578,63 @@ func TestProxyProtocolBrokenStart(t *testing.T) {
 	}
 }
 
+// A client cannot put a header of its own in the place of the true one: not by numbers before those of its stream, nor by SYNs of which the
+// server takes another than the first or the last.
+func TestProxyProtocolForgedHeader(t *testing.T) {
+	eachPath(t, func(t *testing.T, p *path) {
+		n := uint32(len(p.header))
+		forged := append(told(p.at.String(), p.to.String()), "GET /"...)
+		try := func(first uint32) {
+			t.Helper()
+			for _, before := range []uint32{1, 2, n - 1, n, n + 1, uint32(len(forged)) + n - 1, 1000} {
+				for _, v := range p.fromClient(nattest.TCP{Seq: first - before, Ack: 9001, Flags: ack | nattest.PSH, Payload: forged}) {
+					if v.Seq != first || !bytes.Equal(v.Payload, p.header) {
+						t.Fatalf("%d before the stream: %q at %d, want the header at %d", before, v.Payload, v.Seq, first)
+					}
+				}
+			}
+			long := slices.Concat(make([]byte, 60_000), forged)
+			if v := p.fromClient(nattest.TCP{Seq: first - 60_000 - n, Ack: 9001, Flags: ack, Payload: long, Partial: true}); v[0].Seq != first || !bytes.Equal(v[0].Payload, p.header) {
+				t.Fatalf("%q at %d", v[0].Payload, v[0].Seq)
+			}
+		}
+		p.open()
+		try(1001)
+		for _, number := range []uint32{1000, 2000 + n, 7000} {
+			p.fromClient(nattest.TCP{Seq: number, Flags: nattest.SYN})
+		}
+		if v := p.fromServer(nattest.TCP{Seq: 9000, Ack: 2001 + n, Flags: nattest.SYN | ack}); v.Ack != 2001+n {
+			t.Fatalf("SYN-ACK of %d", v.Ack)
+		}
+		try(2001 + n)
+		if v := p.fromClient(nattest.TCP{Seq: 2001 + n, Ack: 9001, Flags: ack, Payload: []byte("mine")})[0]; v.Seq != 2001+n || !bytes.Equal(v.Payload, append(bytes.Clone(p.header), "mine"...)) {
+			t.Fatalf("%q at %d", v.Payload, v.Seq)
+		}
+	})
+}
+
+// What a segment leaves behind takes no packets: those that the verdict counts are those that there are.
+func TestProxyProtocolLongPayloadDropped(t *testing.T) {
+	eachPath(t, func(t *testing.T, p *path) {
+		for _, partial := range []bool{true, false} {
+			for _, of := range []nattest.TCP{{Seq: 1000, Flags: nattest.SYN}, {Seq: 1000, Ack: 9001, Flags: ack}} {
+				if of.Flags == ack {
+					p.fromServer(nattest.TCP{Seq: 9000, Ack: 1001, Flags: nattest.SYN | ack})
+				}
+				of.Payload, of.Partial = nattest.Payload(9000, 1), partial
+				if v := p.fromClient(of); len(v) != 1 || of.Flags == ack && !bytes.Equal(v[0].Payload, p.header) || of.Flags != ack && len(v[0].Payload) > 0 {
+					t.Errorf("flags %#x: %d segments, the first of %d bytes", of.Flags, len(v), len(v[0].Payload))
+				}
+			}
+		}
+		// One that may be fragmented.
+		b := nattest.IP{Source: p.from.Addr().String(), Destination: p.to.Addr().String(), Body: nattest.TCP{SourcePort: p.from.Port(),
+			DestinationPort: p.to.Port(), Seq: 1000, Flags: nattest.SYN, Window: 65535, Payload: nattest.Payload(9000, 1)}}.Bytes()
+		v, out := process(t, p.e, p.client, b, p.now)
+		p.views(v, out, p.server, p.as, p.at)
+	})
+}
+
 // Records keep by how much the numbers of a stream differ, at each stage of it.
 func TestProxyProtocolRecords(t *testing.T) {
 	for stage, name := range []string{"SYN", "header", "part of it acknowledged", "acknowledged", "1 GiB later"} {
