@@ -43,6 +43,7 @@ func BenchmarkKeep(b *testing.B) {
 	for i := range n {
 		bytes := append([]byte(nil), first...)
 		binary.BigEndian.PutUint32(bytes[12:], 11<<24+uint32(i))
+		binary.BigEndian.PutUint16(bytes[22:], uint16(i>>4)) // the ports of U are shared out by where they lead to
 		p.Parse(nattest.Fix(bytes))
 		if v := k.g.engine.Process(&p, k.g.links.ByName[c.Geneve.Nodes[0].Name], clock()); v.Action != nat.Forward || v.Untracked {
 			b.Fatal(v.Reason)

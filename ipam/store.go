@@ -11,7 +11,7 @@ import (
 	"strings"
 	"syscall"
 
-	"culvert/durable"
+	"culvert/gateway/durable"
 )
 
 // maxFile is more than maxGiven entries take.

@@ -110,6 +110,9 @@ func (s *shares) held(identity uint64) int {
 
 // full reports whether h may take no more of what has most places, used of them in use.
 func (s *shares) full(h holder, used, most int) bool {
+	if 3*used < most { // no address and no link holds more than all do
+		return false
+	}
 	return used >= most || s.held(h.link)+used >= most || s.held(h.address)+s.held(h.link)+used >= most
 }
 

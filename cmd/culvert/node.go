@@ -167,7 +167,9 @@ func rereadServices(ctx context.Context, hup <-chan os.Signal, load func() (*nod
 		}
 		if err != nil {
 			log.WithError(err).Error("configuration refused, the running one stays")
+			continue
 		}
+		log.Info("configuration applied")
 	}
 }
 

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"syscall"
 
-	"culvert/durable"
+	"culvert/gateway/durable"
 )
 
 const (

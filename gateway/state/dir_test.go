@@ -15,7 +15,7 @@ import (
 	"syscall"
 	"testing"
 
-	"culvert/durable"
+	"culvert/gateway/durable"
 )
 
 var someone = Identity{
