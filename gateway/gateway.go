@@ -197,6 +197,9 @@ func (g *Gateway) openWireGuard(c *config.Config) error {
 		Send:  g.out.sendProbe,
 		Close: func() { g.endpoint.Close() },
 	}
+	if g.taken != nil {
+		g.wg.Expect(g.keeper.identity.Peer.Endpoint, g.taken.offer.Local)
+	}
 	if err := g.wg.Open(path, g.keeper.peer(&c.WireGuard)); err != nil {
 		return err
 	}

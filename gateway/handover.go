@@ -172,7 +172,7 @@ func (h *handing) offer() error {
 	g.mu.Unlock()
 	identity := state.Identity{Cluster: g.keeper.identity.Cluster, PortKey: g.keeper.identity.PortKey,
 		Peer: state.Peer{PublicKey: w.PeerPublicKey.Base64(), Configured: w.Endpoint, Endpoint: g.wg.Endpoint()}}
-	offer := handover.Offer{Version: ReadVersion().String(), Identity: identity.Encode()}
+	offer := handover.Offer{Version: ReadVersion().String(), Identity: identity.Encode(), Local: g.wg.Local()}
 	if s, err := g.wg.PeerStats(); err == nil {
 		offer.Session = !s.LastHandshake.IsZero() && time.Since(s.LastHandshake) < sessionTime
 		offer.Answers = offer.Session && g.wg.Pings().RTT != 0
@@ -357,7 +357,7 @@ func (g *Gateway) renew() {
 
 func (h *handing) stations() (all []handover.Station) {
 	for _, s := range h.g.endpoint.Stations() {
-		all = append(all, handover.Station{Node: h.g.nodeName(nat.Link(s.ID)), MAC: s.MAC.String(), VXLAN: s.Encap == geneve.VXLAN})
+		all = append(all, handover.Station{Node: h.g.nodeName(nat.Link(s.ID)), MAC: s.MAC.String(), VXLAN: s.Encap == geneve.VXLAN, Local: s.Local})
 	}
 	return all
 }

@@ -2,13 +2,20 @@ package gateway
 
 import (
 	"errors"
+	"io"
+	"net/netip"
 	"os"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/sirupsen/logrus"
+
+	"culvert/gateway/config"
 	"culvert/gateway/control"
 	"culvert/gateway/handover"
+	"culvert/geneve"
 )
 
 // TestHandOverWhileTakingOver: a gateway that still gets packets from the one before hands nothing over. When it had done with that one, it
@@ -95,4 +102,35 @@ func TestPeerIsLookedAtMeanwhile(t *testing.T) {
 		t.Errorf("the peer was at %v last, want %v", got, g.wg.Endpoint())
 	}
 	serve(t, g)
+}
+
+// TestHandOverKeepsAddressAsked: the peer goes on to hear the gateway at the address that it asks, not at the one that the kernel prefers.
+func TestHandOverKeepsAddressAsked(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "milan.sock")
+	rc := clusterConfig("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16")
+	mc := clusterConfig("milan", "rome", config.Server, "10.62.0.0/16", "10.72.0.0/16")
+	rc.WireGuard.PeerPublicKey, mc.WireGuard.PeerPublicKey = mc.WireGuard.PrivateKey.Public(), rc.WireGuard.PrivateKey.Public()
+	mc.Control = socket
+	p := &pair{milan: start(t, mc, 20)}
+	asked := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.9"), p.milan.wg.Port())
+	rc.WireGuard.Endpoint = asked.String()
+	p.rome = start(t, rc, 10)
+	p.there(t, 0)
+	p.back(t)
+	p.milan.mu.Lock()
+	next := *p.milan.config
+	p.milan.mu.Unlock()
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	g, err := takeOver(t.Context(), socket, &next, Budget{}, log, geneve.Options{Listen: p.milan.endpoint.LocalAddr()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	serve(t, g)
+	p.back(t)
+	p.there(t, 1)
+	<-g.taken.over
+	if at := p.rome.wg.Endpoint(); at != asked {
+		t.Errorf("rome hears milan at %v, want %v", at, asked)
+	}
 }

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 	"os"
@@ -121,12 +122,22 @@ func (g *Gateway) listeners() map[string]listenAt {
 	return all
 }
 
-// keepFiles says whether the files of Unix sockets are left to another process.
+// keepFiles says whether the files of Unix sockets are left to another process. If not, who connects is told that they are this one's.
 func (g *Gateway) keepFiles(leave bool) {
 	for _, l := range g.listeners() {
 		if u, ok := l.Listener.(*net.UnixListener); ok {
 			u.SetUnlinkOnClose(!leave)
+			if !leave {
+				claim(u)
+			}
 		}
+	}
+}
+
+// claim has the kernel name this process to who connects: SO_PEERCRED is of the last listen(2) (unix(7)), and the other process may be gone.
+func claim(l syscall.Conn) {
+	if raw, err := l.SyscallConn(); err == nil {
+		raw.Control(func(fd uintptr) { unix.Listen(int(fd), math.MaxUint16) }) // at most net.core.somaxconn, as package net has it
 	}
 }
 

@@ -19,6 +19,9 @@ func processOf(id int) *process {
 		return nil
 	}
 	fd, err := unix.PidfdOpen(id, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil // a socket of another process's can name one that was before it: who speaks has not ended
+	}
 	if err != nil {
 		fd = -1
 	}

@@ -40,7 +40,9 @@ func TestProcessEnds(t *testing.T) {
 	if byID := (&process{cmd.Process.Pid, -1}); !byID.ended(0) {
 		t.Error("not ended for a kernel without pidfd_open")
 	}
-	if processOf(0) != nil {
-		t.Error("a process of ID 0")
+	for _, id := range []int{0, cmd.Process.Pid} {
+		if processOf(id) != nil {
+			t.Errorf("a process of ID %d", id)
+		}
 	}
 }

@@ -326,7 +326,7 @@ func (t *taking) cut(g *Gateway) error {
 		if s.VXLAN {
 			encap = geneve.VXLAN
 		}
-		g.endpoint.Meet(geneve.Station{ID: uint16(link), MAC: mac, Encap: encap})
+		g.endpoint.Meet(geneve.Station{ID: uint16(link), MAC: mac, Encap: encap, Local: s.Local})
 	}
 	for _, p := range end.Paths {
 		link, ok := links.ByName[p.Node]

@@ -145,7 +145,10 @@ func (e *Endpoint) Prepare(tunnels []Tunnel) (*Prepared, error) {
 		case t == nil:
 			t = newTunnel(c, e.remotePort, &tunnelState{})
 		case t.Tunnel != c:
-			t = newTunnel(c, e.remotePort, t.tunnelState)
+			was := t
+			if t = newTunnel(c, e.remotePort, was.tunnelState); t.Remote == was.Remote {
+				t.local.Store(was.local.Load())
+			}
 		}
 		for int(c.ID) >= len(next.ids) {
 			next.ids = append(next.ids, nil)

@@ -283,3 +283,31 @@ func TestMAC(t *testing.T) {
 		}
 	}
 }
+
+// TestLocalAddress: the address of ours that a node sends to is kept while the node is where it was, and goes with where it is found.
+func TestLocalAddress(t *testing.T) {
+	f, next := newFixture(t), newFixture(t)
+	local := func(f *fixture) netip.Addr { return f.e.table.Load().byID(toNode).train(nil).Source }
+	f.resolve()
+	asked := netip.MustParseAddr("127.0.0.9")
+	m := message(genevetest.Geneve(nodeVNI, 0x6558, genevetest.Frame(toGateway(nodeVNI), nodeMAC, genevetest.IPv4, genevetest.UDP(pod, remotePod, []byte("x")))))
+	m.Destination = asked
+	if got := f.deliver(m); len(got) != 1 || local(f) != asked {
+		t.Fatalf("%d packets; sent from %v, want %v", len(got), local(f), asked)
+	}
+	for _, s := range f.e.Stations() {
+		next.e.Meet(s)
+	}
+	if local(next) != asked {
+		t.Errorf("the next endpoint sends from %v, want %v", local(next), asked)
+	}
+	tunnels := fixtureTunnels()
+	tunnels[0].Encap = Auto
+	if err := f.e.Apply(tunnels); err != nil || local(f) != asked {
+		t.Errorf("%v; sent from %v after a change, want %v", err, local(f), asked)
+	}
+	tunnels[0].Remote = node2Outer
+	if err := f.e.Apply(tunnels); err != nil || local(f).IsValid() {
+		t.Errorf("%v; sent from %v to a node elsewhere, want what the kernel chooses", err, local(f))
+	}
+}

@@ -1,12 +1,16 @@
 package geneve
 
-import "net"
+import (
+	"net"
+	"net/netip"
+)
 
 // A Station is where the other end of a tunnel is found, as far as it is known.
 type Station struct {
 	ID    uint16
 	MAC   net.HardwareAddr
 	Encap Encap
+	Local netip.Addr // address of ours that it sends to; the zero Addr is unknown
 }
 
 // Stations returns those that are known, of tunnels that carry frames.
@@ -16,7 +20,11 @@ func (e *Endpoint) Stations() (all []Station) {
 			continue
 		}
 		if is := t.neighbour.load(); is.mac() != 0 {
-			all = append(all, Station{t.ID, is.mac().address(), is.encap()})
+			s := Station{ID: t.ID, MAC: is.mac().address(), Encap: is.encap()}
+			if local := t.local.Load(); local != nil {
+				s.Local = *local
+			}
+			all = append(all, s)
 		}
 	}
 	return all
@@ -30,6 +38,9 @@ func (e *Endpoint) Meet(s Station) {
 	}
 	e.neighbours.mu.Lock()
 	defer e.neighbours.mu.Unlock()
+	if t.local.Load() == nil && s.Local.BitLen() == t.Remote.BitLen() {
+		t.heardAt(s.Local)
+	}
 	if t.neighbour.load().mac() == 0 {
 		e.neighbours.learn(t, newSpeaker(s.Encap, parseMAC(s.MAC)), e.now())
 	}

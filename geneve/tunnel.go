@@ -116,6 +116,7 @@ type tunnel struct {
 	neighbour neighbour
 	told      Encap // by EncapChanges
 	probe     udp.TrainProbe
+	local     atomic.Pointer[netip.Addr] // see heardAt
 	*tunnelState
 }
 
@@ -128,7 +129,6 @@ type tunnelState struct {
 	encapChanges                   atomic.Uint64
 	largeAnswers                   atomic.Uint64 // by number, since LargeAnswers was last called
 	singleUntil                    atomic.Int64  // time.Duration of Options.Now: the kernel refused a train
-	local                          atomic.Pointer[netip.Addr]
 }
 
 func newTunnel(t Tunnel, port uint16, state *tunnelState) *tunnel {

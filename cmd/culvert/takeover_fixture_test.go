@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
@@ -161,6 +162,35 @@ func (r *replaceable) replaced() (next int) {
 	}
 	r.serves()
 	return next
+}
+
+// refuted wants a process that cannot open its sockets to leave the gateway alone that runs, whichever process that is.
+func (r *replaceable) refuted() {
+	r.t.Helper()
+	taken, err := net.ListenUDP("udp", nil)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer taken.Close()
+	text, err := os.ReadFile(filepath.Join(r.dir, "gateway.yaml"))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	port := fmt.Sprintf("listenPort: %d", taken.LocalAddr().(*net.UDPAddr).Port)
+	file := filepath.Join(r.dir, "taken.yaml")
+	if err := os.WriteFile(file, regexp.MustCompile(`listenPort: \d+`).ReplaceAll(text, []byte(port)), 0o600); err != nil {
+		r.t.Fatal(err)
+	}
+	var said string
+	var status int
+	until(r.t, "the end of the hand-over before", func() bool {
+		_, said, status = run(r.t, "gateway", "--config", file, "--takeover="+r.socket)
+		return !strings.Contains(said, "ask again")
+	}, r.log)
+	if status == 0 || !strings.Contains(said, "the gateway before goes on") || strings.Contains(said, "has ended") {
+		r.t.Errorf("status %d, %s", status, said)
+	}
+	r.serves()
 }
 
 // started returns the process that was started to take over.

@@ -169,4 +169,14 @@ func TestSuccessorHangs(t *testing.T) {
 	}
 	until(t, "the end of the other process", func() bool { return syscall.Kill(next, 0) == syscall.ESRCH }, r.log)
 	r.serves()
+	r.refuted()
+}
+
+// TestFailedAfterHandOver: a process that cannot take over leaves a gateway that has itself taken over from one that is gone.
+func TestFailedAfterHandOver(t *testing.T) {
+	r := newReplaceable(t)
+	r.hears("READY=1")
+	r.signal(syscall.SIGUSR2)
+	r.replaced()
+	r.refuted()
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"syscall"
 	"time"
@@ -39,6 +40,8 @@ type Offer struct {
 	Identity []byte   `json:"identity"` // see package state
 	Session  bool     `json:"session"`  // there is one with the peer,
 	Answers  bool     `json:"answers"`  // in which it answers
+
+	Local netip.Addr `json:"local,omitzero"` // of ours, that the peer sends to
 }
 
 // Socket is something open that the new process gets.
@@ -64,9 +67,10 @@ type Path struct {
 
 // Station is where a node is found in its tunnel.
 type Station struct {
-	Node  string `json:"node"`
-	MAC   string `json:"mac"`
-	VXLAN bool   `json:"vxlan,omitempty"` // it speaks that, not Geneve
+	Node  string     `json:"node"`
+	MAC   string     `json:"mac"`
+	VXLAN bool       `json:"vxlan,omitempty"` // it speaks that, not Geneve
+	Local netip.Addr `json:"local,omitzero"`  // of ours, that it sends to
 }
 
 const (

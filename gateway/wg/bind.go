@@ -149,7 +149,12 @@ func (b *bind) ParseEndpoint(s string) (conn.Endpoint, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &endpoint{addr: ap}, nil
+	e := &endpoint{addr: ap}
+	if last := b.admission.peer.Load(); last != nil && last.addr == ap {
+		e.local = last.SrcIP() // the peer is made anew, where it was
+		e.untried.Store(true)
+	}
+	return e, nil
 }
 
 // Send implements conn.Bind. It is called by wireguard-go's sender goroutine and,
@@ -205,6 +210,9 @@ func (l *leg) send(bufs [][]byte, ep *endpoint, trains *peerTrains) error {
 	defer l.mu.Unlock()
 	l.trains = l.trains[:0]
 	to, from := ep.addr, ep.SrcIP()
+	if ep.untried.Load() {
+		ep.untried.Store(false)
+	}
 	single := trains.lostTo(to)
 	for first := 0; first < len(bufs); {
 		size := len(bufs[first])
@@ -307,7 +315,11 @@ func (l *leg) take(a *admission, tap *func(*Message), packets [][]byte, sizes []
 		}
 		if ok {
 			sizes[n] = copy(packets[n], rest[:size])
-			eps[n] = l.endpoint(m.Source, m.Destination)
+			if last := a.peer.Load(); last != nil && last.addr == m.Source && !m.Destination.IsValid() {
+				eps[n] = last // it came by another process, which does not say where to
+			} else {
+				eps[n] = l.endpoint(m.Source, m.Destination)
+			}
 			buffer := uintptr(0)
 			if kind == dataMessage {
 				buffer = bufferOf(packets[n])
@@ -361,9 +373,10 @@ type endpoint struct {
 	addr    netip.AddrPort
 	local   netip.Addr // the zero Addr: none
 	cleared atomic.Bool
+	untried atomic.Bool // nothing was sent from local yet: wireguard-go calls ClearSrc where it opens its sockets, too
 }
 
-func (e *endpoint) ClearSrc()           { e.cleared.Store(true) }
+func (e *endpoint) ClearSrc()           { e.cleared.Store(!e.untried.Load()) }
 func (e *endpoint) SrcToString() string { return e.SrcIP().String() }
 func (e *endpoint) DstIP() netip.Addr   { return e.addr.Addr() }
 func (e *endpoint) DstToString() string { return e.addr.String() }

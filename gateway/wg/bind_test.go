@@ -12,6 +12,7 @@ import (
 	"golang.zx2c4.com/wireguard/device"
 
 	"culvert/gateway/wgkey"
+	"culvert/geneve/udp"
 )
 
 func newTestBind() *bind {
@@ -271,4 +272,40 @@ func TestAnswersFromTheAddressAsked(t *testing.T) {
 	if again := hear(); heard.SrcIP().IsValid() || again.SrcIP() != asked.Addr() {
 		t.Errorf("from %v after ClearSrc, %v when heard again", heard.SrcIP(), again.SrcIP())
 	}
+}
+
+// TestAddressAskedIsKept: a peer that is made anew, and one of which another process passes messages on, is answered as before.
+func TestAddressAskedIsKept(t *testing.T) {
+	a, b, receive, to := bindPair(t)
+	d := &Device{bind: b}
+	asked := netip.MustParseAddr("127.0.0.2")
+	at := netip.AddrPortFrom(to.DstIP(), a.port())
+	d.Expect(at, asked)
+	anew, err := b.ParseEndpoint(at.String())
+	if err != nil || anew.SrcIP() != asked || d.Local() != asked {
+		t.Errorf("answered from %v, %v, %v; want %v", anew.SrcIP(), d.Local(), err, asked)
+	}
+	if other, err := b.ParseEndpoint("127.0.0.3:9"); err != nil || other.SrcIP().IsValid() {
+		t.Errorf("another one is answered from %v, %v", other.SrcIP(), err)
+	}
+	leg := (*b.current.Load())[0]
+	leg.socket = untold{leg.socket}
+	if err := a.Send([][]byte{newData(64)}, to); err != nil {
+		t.Fatal(err)
+	}
+	in := newBatch(1)
+	if n, err := receive(in.packets, in.sizes, in.eps); n != 1 || err != nil || in.eps[0].DstToString() != at.String() || in.eps[0].SrcIP() != asked {
+		t.Errorf("%d, %v: %v is answered from %v, want %v from %v", n, err, in.eps[0].DstToString(), in.eps[0].SrcIP(), at, asked)
+	}
+}
+
+// untold does not say where messages came to.
+type untold struct{ udp.Conn }
+
+func (u untold) Receive(messages []udp.Message) (int, error) {
+	n, err := u.Conn.Receive(messages)
+	for i := range messages[:n] {
+		messages[i].Destination = netip.Addr{}
+	}
+	return n, err
 }

@@ -10,6 +10,21 @@ func (d *Device) Endpoint() (at netip.AddrPort) {
 	return at
 }
 
+// Local returns the address of ours that the peer was heard at; the zero Addr is unknown.
+func (d *Device) Local() (at netip.Addr) {
+	if e := d.bind.admission.peer.Load(); e != nil {
+		at = e.SrcIP()
+	}
+	return at
+}
+
+// Expect has what goes to the peer come from local, until the peer is heard at another address. It is to be called before Open.
+func (d *Device) Expect(peer netip.AddrPort, local netip.Addr) {
+	if peer.IsValid() && local.IsValid() {
+		d.bind.admission.peer.Store(&endpoint{addr: peer, local: local})
+	}
+}
+
 // Inside returns how many packets wireguard-go was given and has not given back. What it has
 // discarded is among them for a while.
 func (d *Device) Inside() int64 { return d.bind.out.inside() + d.bind.in.inside() }

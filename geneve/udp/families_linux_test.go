@@ -2,9 +2,11 @@ package udp
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"net/netip"
 	"slices"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -182,5 +184,36 @@ func TestOffloadOfOneFamily(t *testing.T) {
 	}
 	if st := both.Stats(); !st.GSO || st.RefusedTrains != 1 {
 		t.Errorf("GSO %v, %d trains refused; want it on, and 1", st.GSO, st.RefusedTrains)
+	}
+}
+
+// TestOffloadEndsWhilePlanned: a sender that is told that there is no GSO leaves another one's messages whole.
+func TestOffloadEndsWhilePlanned(t *testing.T) {
+	loopback := families[0].loopback
+	socket := listen(t, "udp4", loopback, Options{})
+	need.Offloads(t, socket.GSO(loopback))
+	trains := make([]Train, maxMessages)
+	for i := range trains {
+		trains[i] = Train{Destination: socket.LocalAddr(), SegmentSize: 10, Parts: [][]byte{payload(1, 40)}}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var other sync.WaitGroup
+	defer other.Wait()
+	defer cancel()
+	other.Go(func() {
+		for on := false; ctx.Err() == nil; on = !on {
+			socket.gso[0].Store(on)
+		}
+	})
+	s := socket.NewSender().(*sender)
+	for range 20_000 {
+		planned := s.plan(trains)
+		datagrams := 0
+		for _, l := range s.sent {
+			datagrams += l.datagrams
+		}
+		if datagrams != 4*planned || len(s.headers) > maxMessages {
+			t.Fatalf("%d datagrams of %d trains in %d messages", datagrams, planned, len(s.headers))
+		}
 	}
 }

@@ -18,7 +18,8 @@ type sender struct {
 	names    []sockaddr
 	controls []control
 	iovecs   []unix.Iovec
-	sent     []load // what each message carries
+	sent     []load  // what each message carries
+	gso      [2]bool // of the socket, while messages are planned
 
 	call  func(fd uintptr) bool // stored, so that no call makes a closure
 	from  int                   // first message not handed to the kernel yet
@@ -63,7 +64,11 @@ func (s *sender) Send(trains []Train) (sent int, err error) {
 
 // plan builds the headers for as many trains as one call should take, at least one, and returns their number.
 func (s *sender) plan(trains []Train) int {
-	// Count first: a slice that grew while it is filled would leave pointers to its old array behind.
+	// Count first: a slice that grew while it is filled would leave pointers to its old array behind. Another sender may learn meanwhile
+	// that a family has no GSO.
+	for family := range s.gso {
+		s.gso[family] = s.socket.gso[family].Load()
+	}
 	messages, iovecs, planned := 0, 0, 0
 	for i := range trains {
 		m, v := 1, len(trains[i].Parts)
@@ -89,7 +94,7 @@ func (s *sender) plan(trains []Train) int {
 }
 
 // whole reports whether a train is to leave as one.
-func (s *sender) whole(t *Train) bool { return !t.Single && s.socket.GSO(t.Destination.Addr()) }
+func (s *sender) whole(t *Train) bool { return !t.Single && s.gso[familyOf(t.Destination.Addr())] }
 
 // reserve empties the header arrays and makes room.
 func (s *sender) reserve(messages, iovecs int) {
