@@ -92,6 +92,11 @@ func runNode(ctx context.Context, load func() (*node.Config, error), c *node.Con
 	if err != nil {
 		return err
 	}
+	hup := make(chan os.Signal, 1)
+	if c.Services != nil {
+		signal.Notify(hup, syscall.SIGHUP) // one that comes before rules are whole would end the process, and leave them
+		defer signal.Stop(hup)
+	}
 	log.WithFields(logrus.Fields{"version": gateway.ReadVersion(), "node": c.Name}).Info("node starting")
 	for _, w := range c.Warnings {
 		log.Warn(w)
@@ -113,9 +118,6 @@ func runNode(ctx context.Context, load func() (*node.Config, error), c *node.Con
 		if err != nil {
 			return err
 		}
-		hup := make(chan os.Signal, 1)
-		signal.Notify(hup, syscall.SIGHUP)
-		defer signal.Stop(hup)
 		go rereadServices(ctx, hup, load, c, change, log)
 		run(serve)
 	}

@@ -165,6 +165,19 @@ func TestFewerRanges(t *testing.T) {
 			t.Errorf("node port %d is left out", s.NodePort)
 		}
 	}
+	for i := range c.Services { // whoever may write a Service has it be at the node's own address
+		s := &c.Services[i]
+		s.Port, s.NodePort, s.ExternalIPs = s.NodePort, 0, c.Addresses
+	}
+	p = c.plan(c.Addresses)
+	if n := len(p.front); n > maxNodePorts+1 {
+		t.Errorf("%d rules for external addresses in front of the local table", n)
+	}
+	for _, s := range c.Services {
+		if !slices.ContainsFunc(p.front, func(r steer) bool { return r.ports.First <= s.Port && s.Port <= r.ports.Last }) {
+			t.Errorf("port %d is left out", s.Port)
+		}
+	}
 }
 
 // A node port is of the families of the cluster addresses.

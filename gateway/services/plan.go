@@ -45,7 +45,7 @@ func (c *Config) plan(own []netip.Addr) *plan {
 		},
 	}}
 	p.routes = append(p.routes, c.ServiceCIDRs...)
-	alone := map[netip.Addr]bool{}
+	alone, places := map[netip.Addr]bool{}, map[netip.Addr][]portOf{} // addresses that are not the node's, and ports at those that are
 	for i := range c.Services {
 		s := &c.Services[i]
 		for _, f := range s.frontends() {
@@ -58,7 +58,7 @@ func (c *Config) plan(own []netip.Addr) *plan {
 			switch {
 			case f.address.IsUnspecified():
 			case slices.Contains(own, f.address):
-				p.front = append(p.front, steer{host(f.address), false, s.Protocol, rules.PortRange{First: f.port, Last: f.port}})
+				places[f.address] = append(places[f.address], portOf{s.Protocol, f.port})
 			default:
 				alone[f.address] = true
 			}
@@ -71,6 +71,11 @@ func (c *Config) plan(own []netip.Addr) *plan {
 		}
 	}
 	slices.SortFunc(p.routes, netip.Prefix.Compare)
+	for _, a := range own {
+		for _, r := range fewer(ranges(places[a]), maxNodePorts) {
+			p.front = append(p.front, steer{host(a), false, r.protocol, r.ports})
+		}
+	}
 	for _, r := range fewer(c.nodePorts(), maxNodePorts) {
 		for _, a := range c.Addresses {
 			p.front = append(p.front, steer{host(a), false, r.protocol, r.ports})

@@ -176,6 +176,17 @@ func inUse(name string) error {
 	return fmt.Errorf("services.interface: %s exists; stop the culvert node that it belongs to, or choose another name", name)
 }
 
+// Replaceable returns what of next a node that serves c can only take at a restart, as an error.
+func (c *Config) Replaceable(next *Config) error {
+	if c.Interface != next.Interface || c.MTU != next.MTU || c.Ports != next.Ports || c.State != next.State || c.Metrics != next.Metrics {
+		return errors.New("services: interface, mtu, clientPorts, state and metrics change only at a restart")
+	}
+	if !slices.Equal(familiesOf(c.Addresses), familiesOf(next.Addresses)) {
+		return errors.New("services.addresses: IPv4 or IPv6 comes and goes only at a restart")
+	}
+	return nil
+}
+
 // Apply serves by another configuration from here on. Connections go on as far as their services do. After an error the one before is
 // still served.
 func (s *Server) Apply(ctx context.Context, c *Config) error {
@@ -188,11 +199,8 @@ func (s *Server) Apply(ctx context.Context, c *Config) error {
 	if err != nil {
 		return err
 	}
-	if c.Interface != s.config.Interface || c.MTU != s.config.MTU || c.Ports != s.config.Ports || c.State != s.config.State || c.Metrics != s.config.Metrics {
-		return errors.New("services: interface, mtu, clientPorts, state and metrics change only at a restart")
-	}
-	if !slices.Equal(familiesOf(c.Addresses), s.steering.families) {
-		return errors.New("services.addresses: IPv4 or IPv6 comes and goes only at a restart")
+	if err := s.config.Replaceable(c); err != nil {
+		return err
 	}
 	p := c.plan(own)
 	prepared, err := s.engine.Prepare(&p.nat)

@@ -210,6 +210,7 @@ func (s *steering) apply(p *plan, sources func(family int) net.IP) error {
 		there[destination(&s.routes[i])] = i
 	}
 	var taken TakenError
+	var hops map[netip.Addr]bool
 	for i := range routes {
 		r := &routes[i]
 		to, add := destination(r), netlink.RouteAdd
@@ -220,6 +221,17 @@ func (s *steering) apply(p *plan, sources func(family int) net.IP) error {
 		}
 		if known {
 			add = netlink.RouteReplace // with another source
+		} else if a, one := oneHost(r.Dst); one {
+			if hops == nil {
+				var err error
+				if hops, err = nextHops(); err != nil {
+					return err
+				}
+			}
+			if hops[a] {
+				taken.note(r.Dst)
+				continue
+			}
 		}
 		if err := add(r); errors.Is(err, unix.EEXIST) {
 			taken.note(r.Dst)
@@ -258,19 +270,53 @@ func (s *steering) apply(p *plan, sources func(family int) net.IP) error {
 	return s.prune(wanted)
 }
 
-// A TakenError names what this node has another route to: addresses of Services, and CIDRs of serviceCIDRs.
+// nextHops returns the routers of this node. A route to one through the device would have a kernel with a strict rp_filter believe nothing
+// that the router says, not even ARP, and cut the node off.
+func nextHops() (map[netip.Addr]bool, error) {
+	hops := map[netip.Addr]bool{}
+	note := func(gateway net.IP) {
+		if a, ok := netip.AddrFromSlice(gateway); ok {
+			hops[a.Unmap()] = true
+		}
+	}
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		list, err := listed(func() ([]netlink.Route, error) {
+			return netlink.RouteListFiltered(family, &netlink.Route{}, netlink.RT_FILTER_TABLE)
+		})
+		if err != nil {
+			return nil, fmt.Errorf("services: list this node's routes: %w", err)
+		}
+		for i := range list {
+			note(list[i].Gw)
+			for _, hop := range list[i].MultiPath {
+				note(hop.Gw)
+			}
+		}
+	}
+	return hops, nil
+}
+
+// oneHost returns the address that a destination consists of.
+func oneHost(to *net.IPNet) (netip.Addr, bool) {
+	a, _ := netip.AddrFromSlice(to.IP)
+	ones, bits := to.Mask.Size()
+	return a.Unmap(), ones == bits
+}
+
+// A TakenError names what this node has another route to, or by: addresses of Services, and CIDRs of serviceCIDRs.
 type TakenError struct {
 	Addresses []netip.Addr
 	Prefixes  []netip.Prefix
 }
 
 func (e *TakenError) note(to *net.IPNet) {
-	a, _ := netip.AddrFromSlice(to.IP)
-	if ones, bits := to.Mask.Size(); ones < bits {
-		e.Prefixes = append(e.Prefixes, netip.PrefixFrom(a.Unmap(), ones))
+	a, one := oneHost(to)
+	if !one {
+		ones, _ := to.Mask.Size()
+		e.Prefixes = append(e.Prefixes, netip.PrefixFrom(a, ones))
 		return
 	}
-	e.Addresses = append(e.Addresses, a.Unmap())
+	e.Addresses = append(e.Addresses, a)
 }
 
 func (e *TakenError) Error() string {
@@ -281,7 +327,7 @@ func (e *TakenError) Error() string {
 	for _, a := range e.Addresses {
 		all = append(all, a.String())
 	}
-	return fmt.Sprintf("services: this node has another route to %s; remove it or leave the address out", strings.Join(all, ", "))
+	return fmt.Sprintf("services: this node has another route to %s, or by it; remove it or leave the address out", strings.Join(all, ", "))
 }
 
 // look forgets what the kernel has no longer, so that apply makes it again: a route goes with the address that is its source.

@@ -1,6 +1,7 @@
 package services
 
 import (
+	"errors"
 	"net"
 	"net/netip"
 	"os"
@@ -269,6 +270,34 @@ func TestLentPorts(t *testing.T) {
 		}
 		if lent := c.lentPorts(); len(lent) != test.lent {
 			t.Errorf("local %q, reserved %q: %v", test.local, test.reserved, lent)
+		}
+	}
+}
+
+// TestRouter has an external address be that of the node's router: with a route to it through the device, a node with a strict rp_filter
+// answers no ARP of it. It is left out, and named.
+func TestRouter(t *testing.T) {
+	index := inNamespace(t)
+	for _, r := range []netlink.Route{
+		{LinkIndex: index, Gw: netip.MustParseAddr("172.18.0.1").AsSlice()},
+		{Dst: ipNet(netip.MustParsePrefix("192.0.2.0/24")), MultiPath: []*netlink.NexthopInfo{
+			{LinkIndex: index, Gw: netip.MustParseAddr("172.18.0.7").AsSlice()}, {LinkIndex: index, Gw: netip.MustParseAddr("172.18.0.8").AsSlice()},
+		}},
+	} {
+		if err := netlink.RouteAdd(&r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s, p := steered(t, index, both[:1])
+	for router, taken := range map[string]bool{"172.18.0.1": true, "172.18.0.8": true, "172.18.0.9": false} {
+		next := *p
+		next.routes = append(slices.Clone(p.routes), host(netip.MustParseAddr(router)))
+		err := s.apply(&next, source4("172.18.0.2"))
+		var named *TakenError
+		if errors.As(err, &named) != taken || !taken && err != nil {
+			t.Errorf("%s: %v", router, err)
+		} else if taken && !slices.Equal(named.Addresses, []netip.Addr{netip.MustParseAddr(router)}) {
+			t.Errorf("%s: named is %v", router, named.Addresses)
 		}
 	}
 }

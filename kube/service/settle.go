@@ -19,6 +19,29 @@ type place struct {
 	protocol uint8
 }
 
+// apiServer is the Service whose endpoints are the API server.
+var apiServer = Name{"default", "kubernetes"}
+
+// foreign returns addresses that are of other hosts, which this node must reach at all ports, and what is to be said of each: "" for those
+// of other nodes, which serve there what is for them.
+func (s *State) foreign() map[netip.Addr]string {
+	all := map[netip.Addr]string{}
+	for _, x := range s.slices[apiServer] {
+		for i := range x.endpoints {
+			all[x.endpoints[i].address] = "is the API server's"
+		}
+	}
+	for _, addresses := range s.others {
+		for _, a := range addresses {
+			all[a] = ""
+		}
+	}
+	for _, a := range s.addresses() {
+		delete(all, a)
+	}
+	return all
+}
+
 // settle gives each place to the oldest Service that wants it, and leaves out what this node cannot serve.
 func (s *State) settle(c *services.Config) {
 	order := slices.SortedFunc(maps.Values(s.services), func(a, b *service) int {
@@ -28,7 +51,7 @@ func (s *State) settle(c *services.Config) {
 	for _, f := range s.settled {
 		before[f.name] = f.ports
 	}
-	owners := map[place]Name{}
+	owners, foreign := map[place]Name{}, s.foreign()
 	s.fronts = make([]*service, 0, len(order))
 	for _, x := range order {
 		f := *x
@@ -49,9 +72,12 @@ func (s *State) settle(c *services.Config) {
 			at := func(a netip.Addr) place { return place{a, p.Port, p.Protocol} }
 			keep := func(all []netip.Addr, fields []string) (kept []netip.Addr) {
 				for i, a := range all {
-					switch {
+					switch why, others := foreign[a]; {
+					case others && why == "":
+					case others:
+						f.wrong.add(fields[i], "%s %s", a, why)
 					case s.taken[a]:
-						f.wrong.add(fields[i], "this node has another route to %s", a)
+						f.wrong.add(fields[i], "this node has another route to %s, or by it", a)
 					case slices.ContainsFunc(c.Pods, func(pods netip.Prefix) bool { return pods.Contains(a) }):
 						f.wrong.add(fields[i], "%s is one of services.pods", a)
 					case take(fields[i], at(a)):
@@ -113,8 +139,8 @@ func (s *State) report(kind string, meta kube.Metadata, what faults) {
 // apiVersions are those of the kinds, for Events.
 var apiVersions = map[string]string{KindService: "v1", KindSlice: "discovery.k8s.io/v1", KindNode: "v1"}
 
-// Events returns what there is to tell since it was called last. Each cause is told once. Preconditions: Config was called since the last
-// change.
+// Events returns what there is to tell since it was called last. Each cause is told once. Preconditions: Config was called; what has
+// changed since then may be told later.
 func (s *State) Events() (all []kube.Event) {
 	still := map[string]bool{}
 	for _, key := range slices.Sorted(maps.Keys(s.wrong)) {

@@ -58,14 +58,13 @@ type watched struct {
 	kind     string
 	resource schema.GroupVersionResource
 	labels   string
-	fields   string
 }
 
 func (s *Source) watches() []watched {
 	return []watched{
-		{KindService, schema.GroupVersionResource{Version: "v1", Resource: "services"}, "!" + labelHeadless, ""},
-		{KindSlice, schema.GroupVersionResource{Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"}, "!" + labelHeadless, ""},
-		{KindNode, schema.GroupVersionResource{Version: "v1", Resource: "nodes"}, "", "metadata.name=" + s.self},
+		{KindService, schema.GroupVersionResource{Version: "v1", Resource: "services"}, "!" + labelHeadless},
+		{KindSlice, schema.GroupVersionResource{Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"}, "!" + labelHeadless},
+		{KindNode, schema.GroupVersionResource{Version: "v1", Resource: "nodes"}, ""},
 	}
 }
 
@@ -84,7 +83,7 @@ func (s *Source) Run(ctx context.Context, apply func(*services.Config) error) {
 	defer tasks.Wait()
 	defer s.checks.close()
 	for _, w := range s.watches() {
-		f := &kube.Followed{Client: s.client.Resource(w.resource), Resource: w.resource.Resource, Labels: w.labels, Fields: w.fields, Into: sink{s, w.kind}}
+		f := &kube.Followed{Client: s.client.Resource(w.resource), Resource: w.resource.Resource, Labels: w.labels, Into: sink{s, w.kind}}
 		tasks.Go(func() { f.Follow(ctx, s.causes) })
 	}
 	tasks.Go(func() { s.write(ctx) })
@@ -115,11 +114,13 @@ func (s *Source) Run(ctx context.Context, apply func(*services.Config) error) {
 	}
 }
 
-// Rebase changes what no object says.
+// Rebase changes what no object says. After an error, nothing has changed.
 func (s *Source) Rebase(_ context.Context, base *services.Config) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.state.Rebase(base)
+	if err := s.state.Rebase(base); err != nil {
+		return err
+	}
 	s.changed = true
 	signal(s.wake)
 	return nil
@@ -144,7 +145,6 @@ func (s *Source) apply(serve func(*services.Config) error) {
 		}
 		c := s.state.Config()
 		checks := s.state.Checks()
-		s.tell(s.state.Events()...)
 		s.changed = false
 		s.mu.Unlock()
 
@@ -153,6 +153,9 @@ func (s *Source) apply(serve func(*services.Config) error) {
 		if errors.As(err, &taken) && s.refuse(taken) {
 			continue
 		}
+		s.mu.Lock()
+		s.tell(s.state.Events()...) // what the kernel refuses again is no news
+		s.mu.Unlock()
 		s.checks.healthy.Store(err == nil)
 		s.answer(c, checks)
 		switch {
@@ -228,7 +231,10 @@ func (s *Source) write(ctx context.Context) {
 			e := s.events[0]
 			s.events = slices.Delete(s.events, 0, 1)
 			s.mu.Unlock()
-			for !s.writeOne(ctx, &e) {
+			if !s.writeOne(ctx, &e) { // others first: this one may always fail
+				s.mu.Lock()
+				s.events = append(s.events, e)
+				s.mu.Unlock()
 				select {
 				case <-ctx.Done():
 					return

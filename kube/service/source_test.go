@@ -274,8 +274,12 @@ func TestSourceRefused(t *testing.T) {
 		if got, _ := c.last(); !slices.Equal(got.Services[0].ExternalIPs, addr("198.51.100.8")) {
 			t.Errorf("%s", show(got))
 		}
-		if told := c.told(); !slices.Equal(told, []string{"Service/web: spec.externalIPs[0]: this node has another route to 198.51.100.7"}) {
+		if told := c.told(); !slices.Equal(told, []string{"Service/web: spec.externalIPs[0]: this node has another route to 198.51.100.7, or by it"}) {
 			t.Errorf("Events %q", told)
+		}
+		time.Sleep(5 * forgive)
+		if n := strings.Count(c.log.String(), "another route"); n != 1 {
+			t.Errorf("said %d times that an address is led elsewhere", n)
 		}
 		c.mutex.Lock()
 		c.refusal = nil
@@ -287,17 +291,41 @@ func TestSourceRefused(t *testing.T) {
 	}, aNode(t), aService(t, "web", web+", externalIPs: [198.51.100.7, 198.51.100.8]"))
 }
 
+// TestEventThatAlwaysFails keeps no other from being written.
+func TestEventThatAlwaysFails(t *testing.T) {
+	inCluster(t, func(c *cluster) {
+		c.api.PrependReactor("create", "events", func(a kubetesting.Action) (bool, runtime.Object, error) {
+			u := a.(kubetesting.CreateAction).GetObject().(*unstructured.Unstructured)
+			return strings.HasPrefix(u.GetName(), "a."), nil, apierrors.NewBadRequest("no")
+		})
+	}, func(c *cluster) {
+		time.Sleep(10 * time.Second)
+		if told := c.told(); len(told) != 1 || !strings.HasPrefix(told[0], "Service/b: ") {
+			t.Errorf("Events %q", told)
+		}
+	}, aNode(t), aService(t, "a", "clusterIP: 10.96.0.20, ports: 80"), aService(t, "b", "clusterIP: 10.96.0.21, ports: 80"))
+}
+
 // TestSourceRebase serves by another file.
 func TestSourceRebase(t *testing.T) {
 	inCluster(t, nil, func(c *cluster) {
 		c.last()
 		base := aBase()
-		base.Addresses = addr("172.18.0.9")
+		base.Addresses = addr("172.18.0.9", "fd18::9")
 		if err := c.Rebase(t.Context(), base); err != nil {
 			t.Fatal(err)
 		}
 		if got, n := c.last(); n != 1 || !slices.Equal(got.Addresses, base.Addresses) {
 			t.Errorf("%d times, %s", n, show(got))
+		}
+		other := aBase()
+		other.MTU = 1400
+		if err := c.Rebase(t.Context(), other); err == nil {
+			t.Error("an MTU is taken, which changes at a restart only")
+		}
+		c.put(aSlice(t, "a", "web", webPort, "{addresses: [10.244.0.2]}"))
+		if got, _ := c.last(); got.MTU != 1500 || endpoints(served(t, got, "shop/web:http", true)) != "10.244.0.2:8080" {
+			t.Errorf("%s", show(got))
 		}
 	}, aNode(t), aService(t, "web", web))
 }

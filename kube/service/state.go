@@ -30,6 +30,8 @@ type State struct {
 	slices   map[Name]map[string]*slice // of each Service by their names
 	owners   map[Name]Name              // of slices: the Service that they were of when they came
 	node     *node
+	others   map[Name][]netip.Addr // addresses of the other nodes
+	began    bool                  // Config was called
 
 	served  map[Name][]services.Service // with endpoints; of those whose slices have not changed
 	fronts  []*service                  // the oldest first, without what older ones have; nil: to be settled anew
@@ -44,6 +46,7 @@ func NewState(mode Mode, self string, base *services.Config) *State {
 	return &State{
 		mode: mode, self: self, base: base, services: map[Name]*service{}, slices: map[Name]map[string]*slice{}, owners: map[Name]Name{},
 		served: map[Name][]services.Service{}, told: map[string]string{}, wrong: map[string]report{}, taken: map[netip.Addr]bool{},
+		others: map[Name][]netip.Addr{},
 	}
 }
 
@@ -77,12 +80,17 @@ func (s *State) Put(o *Object) bool {
 			s.slices[of] = map[string]*slice{}
 		}
 		s.slices[of][at.Name], s.owners[at] = next, of
-		delete(s.served, of)
+		s.touch(of)
 	case KindNode:
 		next, wrong := readNode(o)
 		if o.Metadata.Name != s.self {
-			return false
+			if old, ok := s.others[at]; ok && slices.Equal(old, next.addresses) {
+				return false
+			}
+			s.others[at], s.fronts = next.addresses, nil
+			return true
 		}
+		wrong = append(wrong, s.stay(next)...)
 		s.report(KindNode, o.Metadata, wrong)
 		if s.node != nil && reflect.DeepEqual(s.node, next) {
 			return false
@@ -116,6 +124,13 @@ func (s *State) serves(o *Object) bool {
 	return !has(o, labelHeadless) && (labelled && by == ProxyName || !labelled && s.mode == All)
 }
 
+// touch notes that endpoints of a Service have changed.
+func (s *State) touch(of Name) {
+	if delete(s.served, of); of == apiServer {
+		s.fronts = nil
+	}
+}
+
 // Delete removes an object, and reports whether that changes anything.
 func (s *State) Delete(kind string, at Name) bool {
 	delete(s.wrong, kind+" "+at.String())
@@ -133,12 +148,16 @@ func (s *State) Delete(kind string, at Name) bool {
 			return false
 		}
 		delete(s.owners, at)
-		delete(s.served, of)
+		s.touch(of)
 		if delete(s.slices[of], at.Name); len(s.slices[of]) == 0 {
 			delete(s.slices, of)
 		}
-	case KindNode:
-		return false // a node whose Node has gone for a moment goes on
+	case KindNode: // a node whose own Node has gone for a moment goes on
+		if _, ok := s.others[at]; !ok {
+			return false
+		}
+		delete(s.others, at)
+		s.fronts = nil
 	}
 	return true
 }
@@ -150,6 +169,8 @@ func (s *State) names(kind string) []Name {
 		return slices.Collect(maps.Keys(s.services))
 	case KindSlice:
 		return slices.Collect(maps.Keys(s.owners))
+	case KindNode:
+		return slices.Collect(maps.Keys(s.others))
 	}
 	return nil
 }
@@ -164,8 +185,18 @@ func (s *State) Refuse(addresses []netip.Addr) (more bool) {
 	return more
 }
 
-// Rebase changes what no object says.
-func (s *State) Rebase(base *services.Config) { s.base, s.fronts = base, nil }
+// Rebase changes what no object says. After Config, it fails for what a node takes at a restart only, and changes nothing.
+func (s *State) Rebase(base *services.Config) error {
+	if s.began {
+		before, next := *s.base, *base
+		before.Addresses, next.Addresses = s.addresses(), s.addressesOf(base)
+		if err := before.Replaceable(&next); err != nil {
+			return err
+		}
+	}
+	s.base, s.fronts = base, nil
+	return nil
+}
 
 // Forgive lets addresses be tried again that the kernel has refused, and reports whether there are any.
 func (s *State) Forgive() bool {
@@ -196,17 +227,38 @@ func (s *State) Waiting() string {
 	return ""
 }
 
-func (s *State) addresses() []netip.Addr {
-	if len(s.base.Addresses) > 0 || s.node == nil {
-		return s.base.Addresses
+func (s *State) addresses() []netip.Addr { return s.addressesOf(s.base) }
+
+func (s *State) addressesOf(base *services.Config) []netip.Addr {
+	if len(base.Addresses) > 0 || s.node == nil {
+		return base.Addresses
 	}
 	return s.node.addresses
+}
+
+// stay gives next one address of each family that the Node had when Config was called: a node takes others at a restart only. An address
+// that has gone is still asked for, and may be there.
+func (s *State) stay(next *node) (wrong faults) {
+	if !s.began || s.node == nil || len(s.base.Addresses) > 0 {
+		return nil
+	}
+	addresses := slices.Clone(s.node.addresses)
+	for _, a := range next.addresses {
+		i := slices.IndexFunc(addresses, func(b netip.Addr) bool { return a.Is4() == b.Is4() })
+		if i < 0 {
+			wrong.add("status.addresses", "%s is of another family than those before it, and is used at a restart only", a)
+			continue
+		}
+		addresses[i] = a
+	}
+	next.addresses = addresses
+	return wrong
 }
 
 // Config returns what the node serves. Preconditions: Waiting returns "".
 func (s *State) Config() *services.Config {
 	c := *s.base
-	c.Node, c.Addresses = s.self, s.addresses()
+	c.Node, c.Addresses, s.began = s.self, s.addresses(), true
 	if s.fronts == nil {
 		s.settle(&c)
 	}

@@ -291,11 +291,73 @@ func TestRefuse(t *testing.T) {
 	if got := served(t, s.Config(), "shop/web:http", true).ExternalIPs; !slices.Equal(got, addr("198.51.100.8")) {
 		t.Errorf("%v", got)
 	}
-	if told := texts(s); !slices.Equal(told, []string{"Service/shop/web: spec.externalIPs[0]: this node has another route to 198.51.100.7"}) {
+	if told := texts(s); !slices.Equal(told, []string{"Service/shop/web: spec.externalIPs[0]: this node has another route to 198.51.100.7, or by it"}) {
 		t.Errorf("%q", told)
 	}
 	s.Forgive()
 	if got := served(t, s.Config(), "shop/web:http", true).ExternalIPs; len(got) != 2 {
 		t.Errorf("%v after it is forgiven", got)
 	}
+}
+
+// TestFamiliesStay: a node that serves goes on with the families that it began with, whatever its Node or its file says; what is refused
+// changes nothing, so that endpoints go on changing.
+func TestFamiliesStay(t *testing.T) {
+	node := func(addresses string) *Object {
+		return object(t, "{kind: Node, metadata: {name: n1}, status: {addresses: ["+addresses+"]}}")
+	}
+	s := NewState(All, selfName, aBase())
+	s.Put(node("{type: InternalIP, address: 172.18.0.2}"))
+	first := s.Config()
+	s.Put(node("{type: InternalIP, address: 172.18.0.4}, {type: InternalIP, address: 'fd18::4'}"))
+	if c := s.Config(); !slices.Equal(c.Addresses, addr("172.18.0.4")) || first.Replaceable(c) != nil {
+		t.Errorf("addresses %v", c.Addresses)
+	}
+	if told := texts(s); len(told) != 1 || !strings.Contains(told[0], "Node/n1: status.addresses: fd18::4") {
+		t.Errorf("%q", told)
+	}
+	s.Put(node("{type: InternalIP, address: 'fd18::4'}"))
+	if c := s.Config(); !slices.Equal(c.Addresses, addr("172.18.0.4")) {
+		t.Errorf("addresses %v, when the first is gone", c.Addresses)
+	}
+	for what, change := range map[string]func(*services.Config){
+		"interface": func(c *services.Config) { c.Interface = "culvert2" }, "MTU": func(c *services.Config) { c.MTU = 1400 },
+		"families": func(c *services.Config) { c.Addresses = addr("172.18.0.4", "fd18::4") },
+	} {
+		base := aBase()
+		change(base)
+		if s.Rebase(base) == nil || first.Replaceable(s.Config()) != nil {
+			t.Errorf("another %s is taken", what)
+		}
+	}
+}
+
+// TestForeignAddresses: an address of another Node or of the API server is not led away from it.
+func TestForeignAddresses(t *testing.T) {
+	balanced := aService(t, "web", "type: LoadBalancer, "+web+", externalIPs: [172.18.0.3, 198.51.100.9, 172.18.0.2]")
+	balanced.Status = object(t, "{status: {loadBalancer: {ingress: [{ip: 172.18.0.3}, {ip: 203.0.113.9}]}}}").Status
+	other := object(t, "{kind: Node, metadata: {name: n2}, status: {addresses: [{type: InternalIP, address: 172.18.0.3}]}}")
+	s := aState(t, All, balanced)
+	requireOutside := func(external, balancer []netip.Addr) {
+		t.Helper()
+		if got := served(t, s.Config(), "shop/web:http", true); !slices.Equal(got.ExternalIPs, external) || !slices.Equal(got.LoadBalancerIPs, balancer) {
+			t.Errorf("served at %v and %v, want %v and %v", got.ExternalIPs, got.LoadBalancerIPs, external, balancer)
+		}
+	}
+	requireOutside(addr("198.51.100.9", "172.18.0.2"), addr("172.18.0.3", "203.0.113.9"))
+	server := object(t, "{kind: EndpointSlice, metadata: {namespace: default, name: kubernetes, labels: {kubernetes.io/service-name: kubernetes}}, addressType: IPv4, "+
+		"ports: [{name: https, port: 6443}], endpoints: [{addresses: [198.51.100.9]}]}")
+	for _, o := range []*Object{other, server} {
+		if !s.Put(o) || s.Put(o) {
+			t.Errorf("%s: no change, or one twice", o.Kind)
+		}
+	}
+	requireOutside(addr("172.18.0.2"), addr("203.0.113.9"))
+	if told := texts(s); !slices.Equal(told, []string{"Service/shop/web: spec.externalIPs[1]: 198.51.100.9 is the API server's"}) {
+		t.Errorf("%q", told)
+	}
+	if !s.Delete(KindNode, Name{"", "n2"}) || !s.Delete(KindSlice, Name{"default", "kubernetes"}) {
+		t.Error("what has gone changes nothing")
+	}
+	requireOutside(addr("198.51.100.9", "172.18.0.2"), addr("172.18.0.3", "203.0.113.9"))
 }
