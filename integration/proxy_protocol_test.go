@@ -87,7 +87,7 @@ http {
 		t.Cleanup(func() { listener.Close() })
 		if server != proxyNothingHash {
 			listener = &proxyproto.Listener{Listener: listener, ReadHeaderTimeout: 20 * time.Second,
-				Policy: func(net.Addr) (proxyproto.Policy, error) { return proxyproto.REQUIRE, nil }}
+				ConnPolicy: func(proxyproto.ConnPolicyOptions) (proxyproto.Policy, error) { return proxyproto.REQUIRE, nil }}
 		}
 		go func() {
 			for {

@@ -21,7 +21,6 @@ type streamEnd struct {
 	una  int // acknowledged
 	next int // sent
 	edge int // up to which the other has room
-	lost int // until when what is not acknowledged is sent again
 
 	peer     uint32 // its ISN
 	open     bool   // its SYN has come
