@@ -67,11 +67,17 @@ long: go-version kube-assets ## in full what the tests do in small: sieges, mill
 race: go-version ## the unit tests under the race detector (needs a C compiler)
 	@echo '$(GO) test -race'; GORACE=atexit_sleep_ms=0 $(GO) test -v -race -timeout 20m $(UNIT) 2>&1 | $(RESULTS)
 
+# On a busy machine go test fails now and then because the time for fuzzing ends, without any failing input: then it is asked again.
 fuzz: go-version ## each fuzz target for FUZZTIME (30s)
 	@for package in $(UNIT); do \
 	  for target in $$($(GO) test -list '^Fuzz' $$package | grep '^Fuzz'); do \
 	    echo "$$package $$target"; \
-	    $(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x $$package || exit 1; \
+	    for try in 1 2 3; do \
+	      said=$$($(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x $$package 2>&1) && failed= || failed=1; \
+	      echo "$$said"; \
+	      case $$said in *'Failing input'*) exit 1;; *'context deadline exceeded'*) ;; *) break;; esac; \
+	    done; \
+	    [ -z "$$failed" ] || exit 1; \
 	  done; \
 	done
 
