@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -202,9 +203,12 @@ func TestHugeConnections(t *testing.T) {
 // TestFolderIsAdopted: a gateway that takes over writes nothing that is there already, which would hold up packets.
 func TestFolderIsAdopted(t *testing.T) {
 	p, socket := newHandPair(t)
-	p.rome.keeper.look()
-	p.rome.keeper.keepIdentity()
 	path := filepath.Join(p.rome.keeper.dir.Path(), "identity")
+	peer := []byte(p.rome.config.WireGuard.PeerPublicKey.Base64())
+	waitFor(t, "the peer's place on disk", func() bool {
+		text, err := os.ReadFile(path)
+		return err == nil && bytes.Contains(text, peer)
+	})
 	before, err := os.Stat(path)
 	if err != nil {
 		t.Fatal(err)
