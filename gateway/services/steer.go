@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -443,30 +442,3 @@ func ipNet(p netip.Prefix) *net.IPNet {
 }
 
 // What openDevice sets, by the numbers that the kernel gives to settings of a link (uapi/linux/ip.h, uapi/linux/if_link.h).
-const (
-	inetConf    = 1  // IFLA_INET_CONF
-	rpFilter    = 8  // IPV4_DEVCONF_RP_FILTER
-	acceptLocal = 23 // IPV4_DEVCONF_ACCEPT_LOCAL
-)
-
-// openDevice lets the kernel take from a device what has an address of this node as source, and what would leave by another one: the engine
-// answers in the node's name and in that of its backends. A container may not write to /proc/sys, so that it is done by netlink.
-func openDevice(name string) error {
-	link, err := netlink.LinkByName(name)
-	if err != nil {
-		return fmt.Errorf("services: find %s: %w", name, err)
-	}
-	message := nl.NewIfInfomsg(unix.AF_UNSPEC)
-	message.Index = int32(link.Attrs().Index)
-	families := nl.NewRtAttr(unix.IFLA_AF_SPEC, nil)
-	settings := families.AddRtAttr(unix.AF_INET, nil).AddRtAttr(inetConf, nil)
-	settings.AddRtAttr(acceptLocal, nl.Uint32Attr(1))
-	settings.AddRtAttr(rpFilter, nl.Uint32Attr(2))
-	request := nl.NewNetlinkRequest(unix.RTM_SETLINK, unix.NLM_F_ACK)
-	request.AddData(message)
-	request.AddData(families)
-	if _, err := request.Execute(unix.NETLINK_ROUTE, 0); err != nil {
-		return fmt.Errorf("services: set accept_local and rp_filter of %s: %w", name, err)
-	}
-	return nil
-}
