@@ -49,8 +49,7 @@ const (
 	maxRecord     = 160     // bytes, of TCP over IPv6 with large counters
 	maxRecordRest = 8 << 20 // for clients of services, and for what blocks leave unused
 
-	// So much is written at a time while packets wait, and after it the keeper sleeps: see sweepPause.
-	keepBurst = 32 * nat.RecordBlock
+	// The keeper sleeps so long after what is written at a time: see sweepPause.
 	keepPause = time.Millisecond
 )
 
@@ -284,19 +283,7 @@ func (k *keeper) keepConnections(pause func()) {
 	links := k.g.links
 	k.g.mu.Unlock()
 	err := k.dir.KeepConnections(func(w io.Writer) error {
-		records := k.g.engine.Records(0, clock(), links.Name)
-		buffer := make([]byte, 0, keepBurst)
-		for more := true; more; {
-			buffer = buffer[:0]
-			for more && len(buffer) < keepBurst {
-				buffer, more = records.Next(buffer)
-			}
-			if _, err := w.Write(buffer); err != nil {
-				return err
-			}
-			pause()
-		}
-		return nil
+		return k.g.engine.Records(0, clock(), links.Name).Write(w, pause)
 	})
 	if err == nil {
 		k.mu.Lock()

@@ -3,6 +3,7 @@ package nat
 import (
 	"encoding/binary"
 	"hash/crc32"
+	"io"
 	"time"
 
 	"culvert/nat/packet"
@@ -36,6 +37,25 @@ type Records struct {
 // of what has changed.
 func (e *Engine) Records(since, now Time, name func(Link) string) *Records {
 	return &Records{e: e, since: since, now: now, name: name}
+}
+
+// recordBurst is how many bytes Write writes at a time.
+const recordBurst = 32 * RecordBlock
+
+// Write writes all blocks to w, and calls pause behind each 32 of them. It returns the error of w.
+func (r *Records) Write(w io.Writer, pause func()) error {
+	buffer := make([]byte, 0, recordBurst)
+	for more := true; more; {
+		buffer = buffer[:0]
+		for more && len(buffer) < recordBurst {
+			buffer, more = r.Next(buffer)
+		}
+		if _, err := w.Write(buffer); err != nil {
+			return err
+		}
+		pause()
+	}
+	return nil
 }
 
 // Next appends the next block to dst; more is false after the last one. Packets wait for it as long as for the reading of listBudget

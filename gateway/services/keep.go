@@ -27,8 +27,7 @@ const (
 	maxRecord     = 160     // bytes, of TCP over IPv6 with large counters
 	maxRecordRest = 8 << 20 // for clients of services, and for what blocks leave unused
 
-	// So much is written at a time while packets wait, and after it the keeper sleeps.
-	keepBurst = 32 * nat.RecordBlock
+	// The keeper sleeps so long after what is written at a time.
 	keepPause = time.Millisecond
 )
 
@@ -173,19 +172,7 @@ func (k *keeper) write(e *nat.Engine, now func() nat.Time, pause func()) {
 	defer k.writing.Unlock()
 	created := e.Stats().Created
 	err := k.dir.KeepConnections(func(w io.Writer) error {
-		records := e.Records(0, now(), nameLink)
-		buffer := make([]byte, 0, keepBurst)
-		for more := true; more; {
-			buffer = buffer[:0]
-			for more && len(buffer) < keepBurst {
-				buffer, more = records.Next(buffer)
-			}
-			if _, err := w.Write(buffer); err != nil {
-				return err
-			}
-			pause()
-		}
-		return nil
+		return e.Records(0, now(), nameLink).Write(w, pause)
 	})
 	if err == nil {
 		k.created = created
