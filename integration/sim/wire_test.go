@@ -78,15 +78,25 @@ func (w *wire) Read(b []byte) (n int, err error) {
 }
 
 // Write implements net.Conn. There is room for all.
-func (w *wire) Write(b []byte) (n int, err error) {
+func (w *wire) Write(b []byte) (int, error) { return w.send(b, nil) }
+
+// send sends data with descriptors, which are closed if nobody will read them.
+func (w *wire) send(b []byte, files []int) (n int, err error) {
 	w.out.change(func() {
 		if w.out.ended || w.out.shut {
+			closeAll(files)
 			err = syscall.EPIPE
 			return
 		}
-		w.out.data, n = append(w.out.data, b...), len(b)
+		w.out.data, w.out.files, n = append(w.out.data, b...), append(w.out.files, files...), len(b)
 	})
 	return n, err
+}
+
+func closeAll(files []int) {
+	for _, fd := range files {
+		syscall.Close(fd)
+	}
 }
 
 // ReadMsgUnix implements handover.Wire.
@@ -103,22 +113,23 @@ func (w *wire) ReadMsgUnix(b, oob []byte) (n, oobn, flags int, from *net.UnixAdd
 
 // WriteMsgUnix implements handover.Wire. Descriptors are duplicated on their way, as the kernel does.
 func (w *wire) WriteMsgUnix(b, oob []byte, _ *net.UnixAddr) (n, oobn int, err error) {
+	var files []int
 	messages, err := syscall.ParseSocketControlMessage(oob)
 	for i := 0; i < len(messages) && err == nil; i++ {
 		var fds []int
 		fds, err = syscall.ParseUnixRights(&messages[i])
-		for _, fd := range fds {
-			copied, e := syscall.Dup(fd)
-			if e != nil {
-				return 0, 0, e
+		for j := 0; j < len(fds) && err == nil; j++ {
+			var copied int
+			if copied, err = syscall.Dup(fds[j]); err == nil {
+				files = append(files, copied)
 			}
-			w.out.change(func() { w.out.files = append(w.out.files, copied) })
 		}
 	}
 	if err != nil {
+		closeAll(files)
 		return 0, 0, err
 	}
-	n, err = w.Write(b)
+	n, err = w.send(b, files)
 	return n, len(oob), err
 }
 
@@ -132,9 +143,7 @@ func (w *wire) CloseRead() error {
 func (w *wire) Close() error {
 	w.in.change(func() {
 		w.in.shut = true
-		for _, fd := range w.in.files {
-			syscall.Close(fd)
-		}
+		closeAll(w.in.files)
 		w.in.files = nil
 	})
 	w.out.change(func() { w.out.ended = true })
