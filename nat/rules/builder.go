@@ -72,13 +72,11 @@ func (d *Draft) compile(key Key, r Resource, old *piece) (*piece, error) {
 
 // addTables adds tables, which have different names. The resource was given the first ones, and stands for the others.
 func addTables[T any](b *builder, what string, tables []T, given int, name func(*T) string, add func(*T)) {
-	names := make(map[string]bool, len(tables))
+	names := newNames(len(tables))
 	for i := range tables {
 		t := &tables[i]
-		if n := name(t); names[n] {
+		if n := name(t); names.again(n) {
 			b.fault(what+" "+n, "there is another table of this name")
-		} else {
-			names[n] = true
 		}
 		if b.table = int32(i); i >= given {
 			b.table = -1
@@ -87,15 +85,45 @@ func addTables[T any](b *builder, what string, tables []T, given int, name func(
 	}
 }
 
+// names are those of one kind that have come by, nil where there is one at most.
+type names map[string]struct{}
+
+func newNames(n int) names {
+	if n < 2 {
+		return nil
+	}
+	return make(names, n)
+}
+
+// again reports whether a name has come by before.
+func (s names) again(name string) bool {
+	_, again := s[name]
+	if s != nil {
+		s[name] = struct{}{}
+	}
+	return again
+}
+
+// device returns the link of a device by name, unknownLink while there is none.
+func (b *builder) device(name string) Link {
+	if d := b.piece.resource.Device; d == nil || d.Name != name {
+		switch name {
+		case tunnelDevice:
+			return Tunnel
+		case firstNodeDevice:
+			return firstNode
+		}
+	}
+	return b.link(name)
+}
+
 // link returns the link of a device by name or of a neighbour by address, unknownLink while there is none.
 func (b *builder) link(what any) Link {
 	if d := b.piece.resource.Device; d != nil && (what == any(d.Name) || what == any(d.Address.V4) || what == any(d.Address.V6)) {
 		return d.Link
 	}
 	p := b.draft.link(what)
-	if what != tunnelDevice && what != firstNodeDevice {
-		b.piece.mentions = append(b.piece.mentions, mention{what, p})
-	}
+	b.piece.mentions = append(b.piece.mentions, mention{what, p})
 	return p
 }
 
@@ -109,14 +137,13 @@ func (b *builder) addTable(t *Table) {
 		b.fault("table "+t.Name, "unknown family %q", t.Family)
 		return
 	}
-	names := map[string]bool{}
+	names := newNames(len(t.Chains))
 	for i := range t.Chains {
 		c := &t.Chains[i]
 		at := func() string { return "table " + t.Name + " chain " + c.Name }
-		if names[c.Name] {
+		if names.again(c.Name) {
 			b.fault(at(), "there is another chain of this name")
 		}
-		names[c.Name] = true
 		s, err := stageOf(c)
 		if err != nil {
 			b.fault(at(), "%w", err)

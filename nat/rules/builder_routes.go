@@ -38,7 +38,7 @@ func (b *builder) addRouting(t *PolicyTable) {
 	for i := range t.Rules {
 		r, compiled := &t.Rules[i], b.piece.routing[first+i]
 		if r.In != "" {
-			in := b.link(r.In)
+			in := b.device(r.In)
 			if in == unknownLink {
 				continue
 			}
@@ -68,7 +68,7 @@ func (b *builder) addRoute(table *bart.Table[routeOffer], r *PolicyRoute, at fun
 	}
 	var link Link
 	if r.Device != "" {
-		link = b.link(r.Device)
+		link = b.device(r.Device)
 	} else {
 		link = b.link(r.Via)
 	}

@@ -64,12 +64,6 @@ func (d *Draft) taken(what any) (Key, bool) {
 
 // link returns the link of a device by name or of a neighbour by address, unknownLink if there is none.
 func (d *Draft) link(what any) Link {
-	switch what {
-	case tunnelDevice:
-		return Tunnel
-	case firstNodeDevice:
-		return firstNode
-	}
 	if key, ok := d.owner(what); ok {
 		return d.current(key).resource.Device.Link
 	}
@@ -125,9 +119,14 @@ func (d *Draft) put(key Key, r Resource) error {
 	if d.set.rules+more > maxRules {
 		return fmt.Errorf("rules: %s: more than %d rules in all; delete others first", key, maxRules)
 	}
-	d.remove(key)
-	for _, what := range claims {
-		d.claims[what] = &key
+	if old != nil {
+		d.remove(key)
+	}
+	if len(claims) > 0 {
+		owner := key // a copy, so that keys of what claims nothing stay off the heap
+		for _, what := range claims {
+			d.claims[what] = &owner
+		}
 	}
 	d.pieces[key] = p
 	d.add(p.rules)
@@ -233,6 +232,9 @@ func (s *Set) Replace(c *Config) (*Draft, error) {
 	d.network = &network
 	resources := c.resources()
 	keep := make(map[Key]*Resource, len(resources))
+	if len(s.pieces) == 0 { // all is new
+		d.pieces = make(map[Key]*piece, len(resources))
+	}
 	var faults []error
 	for i := range resources {
 		r := &resources[i]

@@ -54,7 +54,7 @@ func (b *ruleBucket) has(n int) bool {
 }
 
 // withBuckets returns m after changes to the rules of links.
-func withBuckets(m byLink[ruleBucket], changes map[Link]*listDelta) byLink[ruleBucket] {
+func withBuckets(m byLink[ruleBucket], changes map[Link][]ruleChange) byLink[ruleBucket] {
 	next := make(map[Link]*ruleBucket, len(changes))
 	for l, change := range changes {
 		next[l] = m.get(l).with(change)
@@ -62,171 +62,143 @@ func withBuckets(m byLink[ruleBucket], changes map[Link]*listDelta) byLink[ruleB
 	return m.with(next)
 }
 
-// A listDelta is how a list of rules changes.
-type listDelta struct{ add, remove []*rule }
-
-// apply returns list with d, in the order of evaluation. It leaves list as it is.
-func (d *listDelta) apply(list []*rule) []*rule {
-	if len(d.add)+len(d.remove) == 0 {
-		return list
-	}
-	next := make([]*rule, 0, max(0, len(list)-len(d.remove)+len(d.add)))
-	if len(d.remove) > 0 {
-		gone := make(map[*rule]struct{}, len(d.remove))
-		for _, r := range d.remove {
-			gone[r] = struct{}{}
-		}
-		for _, r := range list {
-			if _, ok := gone[r]; !ok {
-				next = append(next, r)
-			}
-		}
-	} else {
-		next = append(next, list...)
-	}
-	if len(d.add) > 0 {
-		next = append(next, d.add...)
-		slices.SortFunc(next, compareRules) // in one pass where it is sorted already
-	}
-	return next
+// A ruleChange is a change of a rule with what tells the rule apart from others.
+type ruleChange struct {
+	change[*rule]
+	key ruleKey
 }
 
-// with returns the rules of the stage after d.
-func (s stageRules) with(d *listDelta) stageRules {
-	if len(d.add)+len(d.remove) == 0 {
+// with returns the rules of the stage after changes.
+func (s stageRules) with(changes []change[*rule]) stageRules {
+	if len(changes) == 0 {
 		return s
 	}
 	next := s
-	next.n += len(d.add) - len(d.remove)
+	next.n += grown(changes)
 	switch {
 	case s.ruleIndex != nil:
-		next.ruleIndex = s.ruleIndex.with(d)
+		next.ruleIndex = s.ruleIndex.with(changes)
 	case next.n <= linear:
-		next.few = d.apply(s.few)
+		next.few = changed(s.few, changes, compareRules)
 	default:
-		remain := (&listDelta{remove: d.remove}).apply(s.few)
-		next.few, next.ruleIndex = nil, new(ruleIndex).with(&listDelta{add: append(remain, d.add...)})
+		var all []change[*rule]
+		for _, r := range s.few {
+			if !slices.Contains(changes, change[*rule]{r, true}) {
+				all = append(all, change[*rule]{of: r})
+			}
+		}
+		for _, c := range changes {
+			if !c.remove {
+				all = append(all, c)
+			}
+		}
+		next.few, next.ruleIndex = nil, new(ruleIndex).with(all)
 	}
 	return next
 }
 
-func (x *ruleIndex) with(d *listDelta) *ruleIndex {
-	var any listDelta
-	in, out := map[Link]*listDelta{}, map[Link]*listDelta{}
-	of := func(k *ruleKey) *listDelta {
-		m := in
-		switch k.device {
-		case fieldIn:
-		case fieldOut:
-			m = out
+func (x *ruleIndex) with(changes []change[*rule]) *ruleIndex {
+	var any []ruleChange
+	in, out := map[Link][]ruleChange{}, map[Link][]ruleChange{}
+	for _, c := range changes {
+		switch k := c.of.key(); {
+		case k.never:
+		case k.device == fieldIn:
+			in[k.link] = append(in[k.link], ruleChange{c, k})
+		case k.device == fieldOut:
+			out[k.link] = append(out[k.link], ruleChange{c, k})
 		default:
-			return &any
-		}
-		if m[k.link] == nil {
-			m[k.link] = &listDelta{}
-		}
-		return m[k.link]
-	}
-	for _, r := range d.add {
-		if k := r.key(); !k.never {
-			b := of(&k)
-			b.add = append(b.add, r)
+			any = append(any, ruleChange{c, k})
 		}
 	}
-	for _, r := range d.remove {
-		if k := r.key(); !k.never {
-			b := of(&k)
-			b.remove = append(b.remove, r)
-		}
-	}
-	return &ruleIndex{in: withBuckets(x.in, in), out: withBuckets(x.out, out), any: x.any.with(&any)}
+	return &ruleIndex{in: withBuckets(x.in, in), out: withBuckets(x.out, out), any: x.any.with(any)}
 }
 
 // with returns the bucket that follows b, which may be nil, or nil if nothing is left.
-func (b *ruleBucket) with(d *listDelta) *ruleBucket {
-	if len(d.add)+len(d.remove) == 0 {
+func (b *ruleBucket) with(changes []ruleChange) *ruleBucket {
+	if len(changes) == 0 {
 		return b
 	}
 	if b == nil {
 		b = &ruleBucket{}
 	}
-	next := &ruleBucket{n: b.n + len(d.add) - len(d.remove), wide: b.wide + wide(d.add) - wide(d.remove)}
+	next := &ruleBucket{n: b.n, wide: b.wide}
+	for i := range changes {
+		c := &changes[i]
+		next.n += c.by()
+		if !c.key.prefix.IsSingleIP() {
+			next.wide += c.by()
+		}
+	}
 	if next.n == 0 {
 		return nil
 	}
-	var list listDelta
-	var tables [ruleTables]map[netip.Prefix]*listDelta
-	at := func(b *ruleBucket, r *rule) *listDelta {
-		k := r.key()
-		n := k.table()
-		if n == ruleTables || !b.has(n) {
-			return &list
+	var list []change[*rule]
+	var tables [ruleTables][]ruleChange
+	moving := slices.DeleteFunc(b.moving(next), func(m ruleChange) bool {
+		return slices.ContainsFunc(changes, func(c ruleChange) bool { return c.remove && c.of == m.of })
+	})
+	for _, c := range append(changes, moving...) {
+		of := next
+		if c.remove {
+			of = b
+		}
+		n := c.key.table()
+		if n == ruleTables || !of.has(n) {
+			list = append(list, c.change)
+			continue
 		}
 		if tables[n] == nil {
-			tables[n] = map[netip.Prefix]*listDelta{}
+			tables[n] = make([]ruleChange, 0, len(changes)+len(moving))
 		}
-		if tables[n][k.prefix] == nil {
-			tables[n][k.prefix] = &listDelta{}
-		}
-		return tables[n][k.prefix]
+		tables[n] = append(tables[n], c)
 	}
-	for _, r := range d.add {
-		l := at(next, r)
-		l.add = append(l.add, r)
-	}
-	for _, r := range d.remove {
-		l := at(b, r)
-		l.remove = append(l.remove, r)
-	}
-	for _, r := range b.moving(next) {
-		if !slices.Contains(d.remove, r) {
-			to, from := at(next, r), at(b, r)
-			to.add, from.remove = append(to.add, r), append(from.remove, r)
-		}
-	}
-	next.list = list.apply(b.list)
+	next.list = changed(b.list, list, compareRules)
 	for n := range next.tables {
 		next.tables[n] = withLists(b.tables[n], tables[n])
 	}
 	return next
 }
 
-// wide returns how many rules are for no single address.
-func wide(rules []*rule) (n int) {
-	for _, r := range rules {
-		if k := r.key(); !k.prefix.IsSingleIP() {
-			n++
-		}
+// moving returns the changes by which the bucket that follows b has rules in tables that b has not there, or the other way round.
+func (b *ruleBucket) moving(next *ruleBucket) (all []ruleChange) {
+	move := func(r *rule) {
+		k := r.key()
+		all = append(all, ruleChange{change[*rule]{r, true}, k}, ruleChange{change[*rule]{r, false}, k})
 	}
-	return n
-}
-
-// moving returns the rules of b that the bucket which follows it has in tables and b has not, or the other way round.
-func (b *ruleBucket) moving(next *ruleBucket) (all []*rule) {
 	for n, t := range b.tables {
 		if t != nil && !next.has(n) {
 			for _, list := range t.All() {
-				all = append(all, list...)
+				for _, r := range list {
+					move(r)
+				}
 			}
 		}
 	}
 	for _, r := range b.list {
 		if k := r.key(); k.table() != ruleTables && next.has(k.table()) {
-			all = append(all, r)
+			move(r)
 		}
 	}
 	return all
 }
 
 // withLists returns the table that follows t, nil if it is empty.
-func withLists(t *ruleTable, d map[netip.Prefix]*listDelta) *ruleTable {
-	if len(d) == 0 {
+func withLists(t *ruleTable, changes []ruleChange) *ruleTable {
+	if len(changes) == 0 {
 		return t
 	}
-	t, fresh := forChanges(t, len(d))
-	for p, change := range d {
+	slices.SortFunc(changes, func(a, b ruleChange) int { return comparePrefixes(a.key.prefix, b.key.prefix) })
+	t, fresh := forChanges(t, len(changes))
+	var list []change[*rule]
+	for i := range changes {
+		p := changes[i].key.prefix
+		if list = append(list, changes[i].change); i+1 < len(changes) && changes[i+1].key.prefix == p {
+			continue
+		}
 		old, _ := t.Get(p)
-		next := change.apply(old)
+		next := changed(old, list, compareRules)
+		list = list[:0]
 		switch {
 		case len(next) == 0 && fresh:
 			t.Delete(p)

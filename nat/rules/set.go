@@ -44,7 +44,10 @@ func (s *Set) Commit(d *Draft) (*Ruleset, *Affected) {
 		next.network = *n
 	}
 	c := changes{links: map[Link]*linkFacts{}, services: map[serviceAddress]**Balancer{}, routing: policyChanges{}}
-	before := make(map[Key]*piece, len(d.pieces))
+	before := map[Key]*piece{}
+	if len(s.pieces) == 0 {
+		s.pieces = make(map[Key]*piece, len(d.pieces))
+	}
 	reordered := false
 	for key, p := range d.pieces {
 		old := s.pieces[key]
@@ -70,17 +73,23 @@ func (s *Set) Commit(d *Draft) (*Ruleset, *Affected) {
 			s.claims[what] = *key
 		}
 	}
-	if c.routing.settle(); s.unordered > 0 && reordered {
+	if s.unordered > 0 && reordered {
 		s.resolve(c.routing, a, d.pieces)
 	}
-	for key, p := range d.pieces {
-		s.concern(a, before[key], p)
-		s.concern(a, p, before[key])
+	if !a.All {
+		for key, p := range d.pieces {
+			s.concern(a, before[key], p)
+			s.concern(a, p, before[key])
+		}
 	}
 	for st := range c.rules {
-		next.stages[st] = next.stages[st].with(&c.rules[st])
+		next.stages[st] = next.stages[st].with(c.rules[st])
 	}
-	next.notracks += actions(c.rules[stageRaw].add, ActionNoTrack) - actions(c.rules[stageRaw].remove, ActionNoTrack)
+	for i := range c.rules[stageRaw] {
+		if r := &c.rules[stageRaw][i]; r.of.action == ActionNoTrack {
+			next.notracks += r.by()
+		}
+	}
 	next.links = next.links.with(c.links)
 	next.services = next.services.with(c.services)
 	next.policy = next.policy.with(c.routing)
@@ -90,19 +99,9 @@ func (s *Set) Commit(d *Draft) (*Ruleset, *Affected) {
 	return &next, a
 }
 
-// actions returns how many of rules have an action.
-func actions(rules []*rule, action Action) (n int) {
-	for _, r := range rules {
-		if r.action == action {
-			n++
-		}
-	}
-	return n
-}
-
 // changes collects what a commit does to the indexes.
 type changes struct {
-	rules    [stages]listDelta
+	rules    [stages][]change[*rule]
 	links    map[Link]*linkFacts
 	services map[serviceAddress]**Balancer
 	routing  policyChanges
@@ -112,13 +111,13 @@ func (s *Set) takeOut(key Key, p *piece, c *changes) {
 	for _, chain := range p.chains {
 		if chain.stage < stages {
 			for i := range chain.rules {
-				c.rules[chain.stage].remove = append(c.rules[chain.stage].remove, &chain.rules[i])
+				c.rules[chain.stage] = append(c.rules[chain.stage], change[*rule]{&chain.rules[i], true})
 				s.countMark(&chain.rules[i], -1)
 			}
 		}
 	}
 	for _, r := range p.routing {
-		c.routing.remove(r)
+		c.routing.note(r, true)
 		if r.given == 0 {
 			s.unordered--
 		}
@@ -143,13 +142,13 @@ func (s *Set) putIn(key Key, p *piece, c *changes) {
 	for _, chain := range p.chains {
 		if chain.stage < stages { // hook output is shown, and never met
 			for i := range chain.rules {
-				c.rules[chain.stage].add = append(c.rules[chain.stage].add, &chain.rules[i])
+				c.rules[chain.stage] = append(c.rules[chain.stage], change[*rule]{of: &chain.rules[i]})
 				s.countMark(&chain.rules[i], 1)
 			}
 		}
 	}
 	for _, r := range p.routing {
-		c.routing.add(r)
+		c.routing.note(r, false)
 		if r.given == 0 {
 			s.unordered++
 		}
@@ -192,24 +191,12 @@ func (s *Set) resolve(routing policyChanges, a *Affected, fresh map[Key]*piece) 
 	}
 	resolve(all, func(r *policyRoutes, priority int) {
 		p, again := owner[r], r.withPriority(priority)
-		routing.replace(r, again)
+		routing.note(r, true)
+		routing.note(again, false)
 		if !isFresh[p] {
 			s.concernRouted(a, r, nil)
 		}
 		p.routing = slices.Clone(p.routing)
 		p.routing[slices.Index(p.routing, r)] = again
 	})
-}
-
-// replace changes a rule that may have been added by the same commit.
-func (c policyChanges) replace(r, by *policyRoutes) {
-	for _, o := range r.offers {
-		d := c.at(routeSetKey{r.class, r.source}, o.at)
-		if i := slices.Index(d.add, o); i >= 0 {
-			d.add = slices.Delete(d.add, i, i+1)
-		} else {
-			d.remove = append(d.remove, o)
-		}
-	}
-	c.add(by)
 }
