@@ -211,7 +211,7 @@ func stageOf(c *Chain) (stage, error) {
 func (b *builder) addChain(t *Table, c *Chain, place int32, s stage, at func() string) {
 	compiled := &chain{
 		stage: s, priority: c.Priority, origin: b.origin, number: int32(len(b.piece.chains)), table: b.table, at: place,
-		name: t.Name + "/" + c.Name, rank: rankOfChain(c.Priority, b.origin.order),
+		in: t.Name, name: c.Name, rank: rankOfChain(c.Priority, b.origin.order),
 	}
 	n := len(c.Rules)
 	if c.Policy == PolicyDrop {

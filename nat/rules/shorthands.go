@@ -16,16 +16,13 @@ type MappingRules struct {
 // only, and spares pods.
 func (m *MappingRules) table() Table {
 	external, internal := m.External.String(), m.Internal.String()
-	t := Table{
-		Name:   external + "-remap-ipmapping-gw",
-		Family: familyOf(m.External),
-		Chains: []Chain{{
-			Name: "prerouting", Type: ChainNAT, Hook: HookPrerouting, Priority: PriorityDNAT,
-			Rules: []Rule{{Name: external, Match: []Match{destination(external)}, Action: ActionDNAT, To: internal, ProxyProtocol: m.ProxyProtocol}},
-		}},
+	chains := make([]Chain, 1, 2)
+	chains[0] = Chain{
+		Name: "prerouting", Type: ChainNAT, Hook: HookPrerouting, Priority: PriorityDNAT,
+		Rules: []Rule{{Name: external, Match: []Match{destination(external)}, Action: ActionDNAT, To: internal, ProxyProtocol: m.ProxyProtocol}},
 	}
 	if !m.Pod {
-		t.Chains = append(t.Chains, Chain{
+		chains = append(chains, Chain{
 			Name: "postrouting", Type: ChainNAT, Hook: HookPostrouting, Priority: PrioritySNAT,
 			Rules: []Rule{{
 				Name:   external,
@@ -37,7 +34,7 @@ func (m *MappingRules) table() Table {
 			}},
 		})
 	}
-	return t
+	return Table{Name: external + "-remap-ipmapping-gw", Family: familyOf(m.External), Chains: chains}
 }
 
 // routing leads to Internal. A host in a pod CIDR goes where its route leads, unless a node is named.
@@ -75,9 +72,9 @@ const returnTableName = "service-nodeport-routing"
 
 // routing leads to the node: its prefixes, and what belongs to connections that came from it.
 func (n *NodeRules) routing() []PolicyTable {
-	var all []PolicyTable
+	all := make([]PolicyTable, 0, 2)
 	if len(n.Prefixes) > 0 {
-		t := PolicyTable{Name: n.Name}
+		t := PolicyTable{Name: n.Name, Rules: make([]PolicyRule, 0, len(n.Prefixes))}
 		for _, p := range n.Prefixes {
 			t.Rules = append(t.Rules, PolicyRule{
 				Destination: p,
