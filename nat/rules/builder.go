@@ -55,7 +55,7 @@ func (d *Draft) compile(key Key, r Resource, old *piece) (*piece, error) {
 			}
 		}
 	}
-	addTables(&b, "table", r.tables(), len(r.Tables), func(t *Table) string { return t.Name }, b.addTable)
+	addTables(&b, "table", r.tables(&d.room), len(r.Tables), func(t *Table) string { return t.Name }, b.addTable)
 	addTables(&b, "routing table", r.routing(), len(r.Routing), func(t *PolicyTable) string { return t.Name }, b.addRouting)
 	if r.Device != nil {
 		b.piece.facts = newFacts(r.Device)

@@ -59,17 +59,16 @@ type routesOfTable struct {
 
 // add adds a route unless there is one to the same destination: the kernel refuses a second one.
 func (t *routesOfTable) add(o routeOffer) {
-	switch {
-	case !t.one.at.IsValid():
+	if !t.one.at.IsValid() {
 		t.one = o
-	case t.more == nil:
+		return
+	}
+	if t.more == nil {
 		t.more = new(bart.Table[routeOffer])
 		t.more.Insert(t.one.at, t.one)
-		fallthrough
-	default:
-		if _, exists := t.more.Get(o.at); !exists {
-			t.more.Insert(o.at, o)
-		}
+	}
+	if _, exists := t.more.Get(o.at); !exists {
+		t.more.Insert(o.at, o)
 	}
 }
 

@@ -14,7 +14,13 @@ type routeSetKey struct {
 }
 
 // policyChanges collects what a commit changes about routing.
-type policyChanges map[routeSetKey][]change[*routeOffer]
+type policyChanges map[routeSetKey][]offerChange
+
+// An offerChange is a change of an offer with the prefix that the offer is for.
+type offerChange struct {
+	change[*routeOffer]
+	at netip.Prefix
+}
 
 func (c policyChanges) note(r *policyRoutes, remove bool) {
 	if len(r.offers) == 0 {
@@ -23,7 +29,7 @@ func (c policyChanges) note(r *policyRoutes, remove bool) {
 	k := routeSetKey{r.class, r.source}
 	changes := c[k]
 	for _, o := range r.offers {
-		changes = append(changes, change[*routeOffer]{o, remove})
+		changes = append(changes, offerChange{change[*routeOffer]{o, remove}, o.at})
 	}
 	c[k] = changes
 }
@@ -111,28 +117,28 @@ func (p policy) with(changes policyChanges) policy {
 }
 
 // withOffers returns the table after changes, nil if it is empty.
-func withOffers(t *routeTable, changes []change[*routeOffer]) *routeTable {
+func withOffers(t *routeTable, changes []offerChange) *routeTable {
 	if t == nil {
 		t = new(routeTable)
 	}
 	// Wider ones first, so that what they hand down is right when their subnets are settled.
-	slices.SortFunc(changes, func(a, b change[*routeOffer]) int { return comparePrefixes(a.of.at, b.of.at) })
+	slices.SortFunc(changes, func(a, b offerChange) int { return comparePrefixes(a.at, b.at) })
 	type cell struct {
 		at     netip.Prefix
 		offers []*routeOffer
 	}
 	cells := make([]cell, 0, len(changes))
-	for len(changes) > 0 {
-		p := changes[0].of.at
-		n := 1
-		for n < len(changes) && changes[n].of.at == p {
-			n++
+	var list []change[*routeOffer]
+	for i := range changes {
+		p := changes[i].at
+		if list = append(list, changes[i].change); i+1 < len(changes) && changes[i+1].at == p {
+			continue
 		}
 		old, _ := t.Get(p)
-		if offers := changed(old.offers, changes[:n], compareOffers); !slices.Equal(offers, old.offers) {
+		if offers := changed(old.offers, list, compareOffers); !slices.Equal(offers, old.offers) {
 			cells = append(cells, cell{p, offers})
 		}
-		changes = changes[n:]
+		list = list[:0]
 	}
 	t, fresh := forChanges(t, len(cells))
 	put := func(p netip.Prefix, c routeCell) {

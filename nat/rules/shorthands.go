@@ -12,29 +12,33 @@ type MappingRules struct {
 	ProxyProtocol      bool // as in Rule
 }
 
-// table translates. Liqo's own table has a source rule without a condition on devices; here it is for packets towards the tunnel
-// only, and spares pods.
-func (m *MappingRules) table() Table {
-	external, internal := m.External.String(), m.Internal.String()
-	chains := make([]Chain, 1, 2)
-	chains[0] = Chain{
-		Name: "prerouting", Type: ChainNAT, Hook: HookPrerouting, Priority: PriorityDNAT,
-		Rules: []Rule{{Name: external, Match: []Match{destination(external)}, Action: ActionDNAT, To: internal, ProxyProtocol: m.ProxyProtocol}},
-	}
-	if !m.Pod {
-		chains = append(chains, Chain{
-			Name: "postrouting", Type: ChainNAT, Hook: HookPostrouting, Priority: PrioritySNAT,
-			Rules: []Rule{{
-				Name:   external,
-				Match:  []Match{source(internal), notFromTunnel, toTunnel},
-				Action: ActionSNAT,
-				To:     external,
+// A mappingTable is the room that the table of a mapping takes.
+type mappingTable struct {
+	tables  [1]Table
+	chains  [2]Chain
+	rules   [2]Rule
+	matches [4]Match
+}
 
-				ProxyProtocol: m.ProxyProtocol,
-			}},
-		})
+// table translates, in a room that it overwrites. Liqo's own table has a source rule without a condition on devices; here it is for
+// packets towards the tunnel only, and spares pods.
+func (m *MappingRules) table(in *mappingTable) []Table {
+	external, internal := m.External.String(), m.Internal.String()
+	in.matches = [...]Match{destination(external), source(internal), notFromTunnel, toTunnel}
+	in.rules = [...]Rule{
+		{Name: external, Match: in.matches[:1], Action: ActionDNAT, To: internal, ProxyProtocol: m.ProxyProtocol},
+		{Name: external, Match: in.matches[1:], Action: ActionSNAT, To: external, ProxyProtocol: m.ProxyProtocol},
 	}
-	return Table{Name: external + "-remap-ipmapping-gw", Family: familyOf(m.External), Chains: chains}
+	in.chains = [...]Chain{
+		{Name: "prerouting", Type: ChainNAT, Hook: HookPrerouting, Priority: PriorityDNAT, Rules: in.rules[:1]},
+		{Name: "postrouting", Type: ChainNAT, Hook: HookPostrouting, Priority: PrioritySNAT, Rules: in.rules[1:]},
+	}
+	chains := in.chains[:]
+	if m.Pod {
+		chains = chains[:1]
+	}
+	in.tables[0] = Table{Name: external + "-remap-ipmapping-gw", Family: familyOf(m.External), Chains: chains}
+	return in.tables[:]
 }
 
 // routing leads to Internal. A host in a pod CIDR goes where its route leads, unless a node is named.
