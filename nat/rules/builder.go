@@ -14,6 +14,7 @@ const maxRules = 1 << 20
 // A piece is what one resource compiles to.
 type piece struct {
 	resource Resource
+	origin   *origin
 	chains   []*chain
 	routing  []*policyRoutes
 	service  *Balancer
@@ -31,7 +32,6 @@ type mention struct {
 // A builder compiles one resource, and collects everything that is wrong with it.
 type builder struct {
 	draft  *Draft
-	origin *origin
 	piece  *piece
 	table  int32               // that is being compiled, by its place among those of resource; -1: resource stands for it
 	old    map[string]*Counter // by path, of the piece that this one replaces
@@ -44,7 +44,7 @@ func (b *builder) fault(path, format string, args ...any) {
 
 // compile returns the piece of a resource. Rules that old, which may be nil, has under the same table, chain and name keep their counters.
 func (d *Draft) compile(key Key, r Resource, old *piece) (*piece, error) {
-	b := builder{draft: d, origin: &origin{key, r.Order}, piece: &piece{resource: r}}
+	b := builder{draft: d, piece: &piece{resource: r, origin: &origin{key, r.Order}}}
 	if old != nil {
 		b.old = make(map[string]*Counter, old.rules)
 		for _, c := range old.chains {
@@ -62,7 +62,7 @@ func (d *Draft) compile(key Key, r Resource, old *piece) (*piece, error) {
 	}
 	if r.Service != nil {
 		b.piece.service = NewBalancer(*r.Service)
-		b.piece.service.origin = b.origin
+		b.piece.service.origin = b.piece.origin
 	}
 	if err := errors.Join(b.faults...); err != nil {
 		return nil, err
@@ -210,8 +210,8 @@ func stageOf(c *Chain) (stage, error) {
 
 func (b *builder) addChain(t *Table, c *Chain, place int32, s stage, at func() string) {
 	compiled := &chain{
-		stage: s, priority: c.Priority, origin: b.origin, number: int32(len(b.piece.chains)), table: b.table, at: place,
-		in: t.Name, name: c.Name, rank: rankOfChain(c.Priority, b.origin.order),
+		stage: s, priority: c.Priority, origin: b.piece.origin, number: int32(len(b.piece.chains)), table: b.table, at: place,
+		in: t.Name, name: c.Name, rank: rankOfChain(c.Priority, b.piece.origin.order),
 	}
 	n := len(c.Rules)
 	if c.Policy == PolicyDrop {
@@ -227,7 +227,7 @@ func (b *builder) addChain(t *Table, c *Chain, place int32, s stage, at func() s
 		atRule := func() string { return at() + " rule " + cmp.Or(r.Name, strconv.Itoa(i+1)) }
 		if r.Name == "" {
 			b.fault(atRule(), "a rule needs a name")
-		} else if names[r.Name] != nil && b.origin.key.Kind != kindNetwork {
+		} else if names[r.Name] != nil && b.piece.origin.key.Kind != kindNetwork {
 			b.fault(atRule(), "there is another rule of this name")
 		}
 		compiled.rules = append(compiled.rules, rule{

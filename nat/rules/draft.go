@@ -193,8 +193,8 @@ func (d *Draft) recompile() {
 		look(key, p)
 	}
 	for what := range d.claims {
-		for key := range d.set.mentions[what] {
-			look(key, d.current(key))
+		for p := range d.set.mentions[what] {
+			look(p.origin.key, d.current(p.origin.key))
 		}
 	}
 	for key, p := range stale {

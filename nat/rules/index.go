@@ -1,6 +1,7 @@
 package rules
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 
@@ -38,7 +39,7 @@ type ruleTable = bart.Table[[]*rule]
 // The tables of a ruleBucket. Single addresses, of which there are many, are apart, so that no search through them all finds only that
 // no wider prefix covers one.
 const (
-	byDestination = iota
+	byDestination uint8 = iota
 	byDestinationNet
 	bySource
 	bySourceNet
@@ -46,20 +47,14 @@ const (
 )
 
 // has reports whether table n holds the rules that can be in it.
-func (b *ruleBucket) has(n int) bool {
-	if n == byDestination || n == bySource {
+func (b *ruleBucket) has(n uint8) bool {
+	switch n {
+	case byDestination, bySource:
 		return b.n > linear
+	case byDestinationNet, bySourceNet:
+		return b.wide > linear
 	}
-	return b.wide > linear
-}
-
-// withBuckets returns m after changes to the rules of links.
-func withBuckets(m byLink[ruleBucket], changes map[Link][]ruleChange) byLink[ruleBucket] {
-	next := make(map[Link]*ruleBucket, len(changes))
-	for l, change := range changes {
-		next[l] = m.get(l).with(change)
-	}
-	return m.with(next)
+	return false
 }
 
 // A ruleChange is a change of a rule with what tells the rule apart from others.
@@ -98,31 +93,50 @@ func (s stageRules) with(changes []change[*rule]) stageRules {
 }
 
 func (x *ruleIndex) with(changes []change[*rule]) *ruleIndex {
-	var any []ruleChange
-	in, out := map[Link][]ruleChange{}, map[Link][]ruleChange{}
+	all := make([]ruleChange, 0, len(changes))
 	for _, c := range changes {
-		switch k := c.of.key(); {
-		case k.never:
-		case k.device == fieldIn:
-			in[k.link] = append(in[k.link], ruleChange{c, k})
-		case k.device == fieldOut:
-			out[k.link] = append(out[k.link], ruleChange{c, k})
-		default:
-			any = append(any, ruleChange{c, k})
+		if k := c.of.key(); !k.never {
+			all = append(all, ruleChange{c, k})
 		}
 	}
-	return &ruleIndex{in: withBuckets(x.in, in), out: withBuckets(x.out, out), any: x.any.with(any)}
+	slices.SortFunc(all, compareKeys)
+	any, in, out := x.any, map[Link]*ruleBucket{}, map[Link]*ruleBucket{}
+	for n := 0; len(all) > 0; all = all[n:] {
+		k := &all[0].key
+		for n = 1; n < len(all) && all[n].key.device == k.device && all[n].key.link == k.link; n++ {
+		}
+		switch k.device {
+		case fieldIn:
+			in[k.link] = x.in.get(k.link).with(all[:n])
+		case fieldOut:
+			out[k.link] = x.out.get(k.link).with(all[:n])
+		default:
+			any = any.with(all[:n])
+		}
+	}
+	return &ruleIndex{in: x.in.with(in), out: x.out.with(out), any: any}
 }
 
-// with returns the bucket that follows b, which may be nil, or nil if nothing is left.
-func (b *ruleBucket) with(changes []ruleChange) *ruleBucket {
-	if len(changes) == 0 {
-		return b
+// compareKeys puts rules of one device together, of these the ones of one table, and of these the ones of one prefix.
+func compareKeys(a, b ruleChange) int {
+	switch k, l := &a.key, &b.key; {
+	case k.device != l.device:
+		return cmp.Compare(k.device, l.device)
+	case k.link != l.link:
+		return cmp.Compare(k.link, l.link)
+	case k.table != l.table:
+		return cmp.Compare(k.table, l.table)
 	}
+	return comparePrefixes(a.key.prefix, b.key.prefix)
+}
+
+// with returns the bucket that follows b, which may be nil, or nil if nothing is left. It overwrites changes, which are as compareKeys
+// orders them.
+func (b *ruleBucket) with(changes []ruleChange) *ruleBucket {
 	if b == nil {
 		b = &ruleBucket{}
 	}
-	next := &ruleBucket{n: b.n, wide: b.wide}
+	next := &ruleBucket{n: b.n, wide: b.wide, tables: b.tables}
 	for i := range changes {
 		c := &changes[i]
 		next.n += c.by()
@@ -133,30 +147,33 @@ func (b *ruleBucket) with(changes []ruleChange) *ruleBucket {
 	if next.n == 0 {
 		return nil
 	}
-	var list []change[*rule]
-	var tables [ruleTables][]ruleChange
 	moving := slices.DeleteFunc(b.moving(next), func(m ruleChange) bool {
 		return slices.ContainsFunc(changes, func(c ruleChange) bool { return c.remove && c.of == m.of })
 	})
-	for _, c := range append(changes, moving...) {
-		of := next
-		if c.remove {
-			of = b
+	if len(moving) > 0 {
+		changes = slices.Concat(changes, moving)
+		slices.SortFunc(changes, compareKeys)
+	}
+	var list []change[*rule]
+	for n := 0; len(changes) > 0; changes = changes[n:] {
+		table := changes[0].key.table
+		indexed := changes[:0]
+		for n = 0; n < len(changes) && changes[n].key.table == table; n++ {
+			of := next
+			if changes[n].remove {
+				of = b
+			}
+			if of.has(table) {
+				indexed = append(indexed, changes[n])
+			} else {
+				list = append(list, changes[n].change)
+			}
 		}
-		n := c.key.table()
-		if n == ruleTables || !of.has(n) {
-			list = append(list, c.change)
-			continue
+		if len(indexed) > 0 {
+			next.tables[table] = withLists(b.tables[table], indexed)
 		}
-		if tables[n] == nil {
-			tables[n] = make([]ruleChange, 0, len(changes)+len(moving))
-		}
-		tables[n] = append(tables[n], c)
 	}
 	next.list = changed(b.list, list, compareRules)
-	for n := range next.tables {
-		next.tables[n] = withLists(b.tables[n], tables[n])
-	}
 	return next
 }
 
@@ -167,7 +184,7 @@ func (b *ruleBucket) moving(next *ruleBucket) (all []ruleChange) {
 		all = append(all, ruleChange{change[*rule]{r, true}, k}, ruleChange{change[*rule]{r, false}, k})
 	}
 	for n, t := range b.tables {
-		if t != nil && !next.has(n) {
+		if t != nil && !next.has(uint8(n)) {
 			for _, list := range t.All() {
 				for _, r := range list {
 					move(r)
@@ -176,7 +193,7 @@ func (b *ruleBucket) moving(next *ruleBucket) (all []ruleChange) {
 		}
 	}
 	for _, r := range b.list {
-		if k := r.key(); k.table() != ruleTables && next.has(k.table()) {
+		if k := r.key(); next.has(k.table) {
 			move(r)
 		}
 	}
@@ -185,10 +202,6 @@ func (b *ruleBucket) moving(next *ruleBucket) (all []ruleChange) {
 
 // withLists returns the table that follows t, nil if it is empty.
 func withLists(t *ruleTable, changes []ruleChange) *ruleTable {
-	if len(changes) == 0 {
-		return t
-	}
-	slices.SortFunc(changes, func(a, b ruleChange) int { return comparePrefixes(a.key.prefix, b.key.prefix) })
 	t, fresh := forChanges(t, len(changes))
 	var list []change[*rule]
 	for i := range changes {
@@ -219,29 +232,14 @@ func withLists(t *ruleTable, changes []ruleChange) *ruleTable {
 // A ruleKey is what every packet that a rule matches has in common.
 type ruleKey struct {
 	never  bool  // no packet matches
+	table  uint8 // that the rule can be in, ruleTables if none
 	device field // fieldIn or fieldOut with link; any other field means no device
 	link   Link
-	source bool         // prefix holds the source, not the destination
 	prefix netip.Prefix // the zero Prefix: no common prefix
 }
 
-// table returns the table that a rule can be in, ruleTables if none.
-func (k *ruleKey) table() int {
-	if !k.prefix.IsValid() {
-		return ruleTables
-	}
-	n := byDestination
-	if k.source {
-		n = bySource
-	}
-	if !k.prefix.IsSingleIP() {
-		n++
-	}
-	return n
-}
-
 func (r *rule) key() ruleKey {
-	var k ruleKey
+	k := ruleKey{table: ruleTables}
 	for i := range r.tests {
 		c := &r.tests[i]
 		if c.never() {
@@ -259,7 +257,13 @@ func (r *rule) key() ruleKey {
 			}
 		case fieldSource, fieldDestination:
 			if c.prefix.Bits() > max(0, k.prefix.Bits()) {
-				k.prefix, k.source = c.prefix, c.field == fieldSource
+				k.prefix, k.table = c.prefix, byDestination
+				if c.field == fieldSource {
+					k.table = bySource
+				}
+				if !c.prefix.IsSingleIP() {
+					k.table++
+				}
 			}
 		}
 	}

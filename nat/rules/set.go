@@ -1,6 +1,9 @@
 package rules
 
-import "slices"
+import (
+	"maps"
+	"slices"
+)
 
 // A Set is the desired state of the rules, put together piece by piece in drafts. It belongs to one goroutine; what Commit returns is
 // immutable. The order in which resources are put does not matter.
@@ -8,10 +11,10 @@ type Set struct {
 	pieces    map[Key]*piece
 	claims    map[any]Key // who has a device name, an address, a link or a service's address: there is one of each
 	drafts    []*Draft
-	rules     int                      // with those of drafts
-	mentions  map[any]map[Key]struct{} // the pieces that name a device or a neighbour
-	unordered int                      // policy rules without a priority of their own
-	marks     map[uint32]int           // how many rules set a packet's mark, by its value
+	rules     int                         // with those of drafts
+	mentions  map[any]map[*piece]struct{} // the pieces that name a device or a neighbour
+	unordered int                         // policy rules without a priority of their own
+	marks     map[uint32]int              // how many rules set a packet's mark, by its value
 	committed *Ruleset
 }
 
@@ -20,7 +23,7 @@ func NewSet() *Set {
 	return &Set{
 		pieces:    map[Key]*piece{},
 		claims:    map[any]Key{},
-		mentions:  map[any]map[Key]struct{}{},
+		mentions:  map[any]map[*piece]struct{}{},
 		marks:     map[uint32]int{},
 		committed: &Ruleset{},
 	}
@@ -45,8 +48,10 @@ func (s *Set) Commit(d *Draft) (*Ruleset, *Affected) {
 	}
 	c := changes{links: map[Link]*linkFacts{}, services: map[serviceAddress]**Balancer{}, routing: policyChanges{}}
 	before := map[Key]*piece{}
-	if len(s.pieces) == 0 {
-		s.pieces = make(map[Key]*piece, len(d.pieces))
+	if len(d.pieces) > len(s.pieces) { // to grow step by step costs more
+		pieces := make(map[Key]*piece, len(s.pieces)+len(d.pieces))
+		maps.Copy(pieces, s.pieces)
+		s.pieces = pieces
 	}
 	reordered := false
 	for key, p := range d.pieces {
@@ -55,7 +60,7 @@ func (s *Set) Commit(d *Draft) (*Ruleset, *Affected) {
 			if before[key] = old; p != nil {
 				p.inherit(old)
 			}
-			s.takeOut(key, old, &c)
+			s.takeOut(old, &c)
 		}
 		reordered = reordered || !sameRules(old, p)
 	}
@@ -107,7 +112,7 @@ type changes struct {
 	routing  policyChanges
 }
 
-func (s *Set) takeOut(key Key, p *piece, c *changes) {
+func (s *Set) takeOut(p *piece, c *changes) {
 	for _, chain := range p.chains {
 		if chain.stage < stages {
 			for i := range chain.rules {
@@ -129,8 +134,8 @@ func (s *Set) takeOut(key Key, p *piece, c *changes) {
 		c.links[d.Link] = nil
 	}
 	for _, m := range p.mentions {
-		if keys := s.mentions[m.what]; keys != nil {
-			if delete(keys, key); len(keys) == 0 {
+		if pieces := s.mentions[m.what]; pieces != nil {
+			if delete(pieces, p); len(pieces) == 0 {
 				delete(s.mentions, m.what)
 			}
 		}
@@ -161,9 +166,9 @@ func (s *Set) putIn(key Key, p *piece, c *changes) {
 	}
 	for _, m := range p.mentions {
 		if s.mentions[m.what] == nil {
-			s.mentions[m.what] = map[Key]struct{}{}
+			s.mentions[m.what] = map[*piece]struct{}{}
 		}
-		s.mentions[m.what][key] = struct{}{}
+		s.mentions[m.what][p] = struct{}{}
 	}
 }
 
