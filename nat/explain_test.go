@@ -263,8 +263,11 @@ func explained(t *testing.T) (*Engine, *Config) {
 // What Explain says of a packet is what Process then does with it, and Explain changes nothing that the Engine keeps.
 func TestExplainIsProcess(t *testing.T) {
 	n := 18_000
-	if os.Getenv(longEnv) != "" {
+	switch {
+	case os.Getenv(longEnv) != "":
 		n = 200_000
+	case testing.Short():
+		n = 1500 // too few to ask that each case is among them
 	}
 	e, c := explained(t)
 	m := &trafficMaker{Rand: rand.New(rand.NewPCG(randomSeed(t), 7))}
