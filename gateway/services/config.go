@@ -26,7 +26,8 @@ const (
 	minMTU, maxMTU     = 1280, 65535
 	maxPort            = 65534 // the kernel takes no rule for 65535
 	maxAffinityTimeout = 24 * time.Hour
-	maxNodePorts       = 256 // ranges of them: the kernel walks the list of their rules for each route that it looks up
+	MaxWeight          = 1000 // of an endpoint
+	maxNodePorts       = 256  // ranges of them: the kernel walks the list of their rules for each route that it looks up
 )
 
 // defaultPorts are behind the ports that Linux gives to connections of its own (net.ipv4.ip_local_port_range).
@@ -68,6 +69,7 @@ type Endpoint struct {
 	Address  netip.Addr
 	Port     uint16
 	Node     string
+	Weight   int            // share of new clients among the endpoints; 0 means 1
 	Standing rules.Standing // which new clients are sent there
 }
 
@@ -103,6 +105,7 @@ type fileService struct {
 		Address configfile.Scalar `json:"address"`
 		Port    configfile.Scalar `json:"port"`
 		Node    configfile.Scalar `json:"node"`
+		Weight  configfile.Scalar `json:"weight"`
 	} `json:"endpoints"`
 }
 
@@ -181,7 +184,10 @@ func (f *fileService) config(e *configfile.Errors, at string) Service {
 	}
 	for i, p := range f.Endpoints {
 		at := fmt.Sprintf("%sendpoints[%d].", at, i)
-		s.Endpoints = append(s.Endpoints, Endpoint{Address: address(e, at+"address", p.Address), Port: port(e, at+"port", p.Port), Node: string(p.Node)})
+		s.Endpoints = append(s.Endpoints, Endpoint{
+			Address: address(e, at+"address", p.Address), Port: port(e, at+"port", p.Port), Node: string(p.Node),
+			Weight: e.Int(at+"weight", p.Weight, 1, 1, MaxWeight),
+		})
 	}
 	return s
 }

@@ -56,6 +56,8 @@ func TestConfig(t *testing.T) {
 		{"serve:", "clientPorts: 61000-61010\nserve:", "services.clientPorts"},
 		{"serve:", "clientPorts: 61000-65535\nserve:", "services.clientPorts"},
 		{"serve:", "mtu: 500\nserve:", "services.mtu"},
+		{"node: n1", "node: n1, weight: 0", "services.serve[0].endpoints[0].weight"},
+		{"node: n1", "node: n1, weight: 1001", "services.serve[0].endpoints[0].weight"},
 		{"serve:", "interface: a/b\nserve:", "services.interface"},
 		{"serve:", "state: run\nserve:", "services.state"},
 		{"serve:", "metrics: 8083\nserve:", "services.metrics"},
@@ -198,5 +200,26 @@ func TestNodePortFamilies(t *testing.T) {
 		if slices.Contains(at, netip.IPv4Unspecified()) != test.v4 || slices.Contains(at, netip.IPv6Unspecified()) != test.v6 {
 			t.Errorf("clusterIP %s: node port at %v", test.addresses, at)
 		}
+	}
+}
+
+// A weight of the file is that of the engine's backend.
+func TestWeights(t *testing.T) {
+	c, err := parse(t, "node: n1}]", "node: n1, weight: 3}, {address: 10.244.2.5, port: 8080}]")
+	if err != nil {
+		t.Fatal(err)
+	}
+	frontends := 0
+	for _, s := range c.NAT(c.Addresses).Services {
+		if s.Name != "web" {
+			continue
+		}
+		frontends++
+		if len(s.Backends) != 2 || s.Backends[0].Weight != 3 || s.Backends[1].Weight != 1 {
+			t.Errorf("%s: %+v", s.Address, s.Backends)
+		}
+	}
+	if frontends != 2 {
+		t.Errorf("%d frontends", frontends)
 	}
 }

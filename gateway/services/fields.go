@@ -31,4 +31,5 @@ var Fields = []configfile.Field{
 	{Path: "services.serve[].endpoints[].address", Type: "IP address", Default: required, Live: true, Doc: "Address of an endpoint that is ready."},
 	{Path: "services.serve[].endpoints[].port", Type: "port, 1 to 65534", Default: required, Live: true, Doc: "Its port."},
 	{Path: "services.serve[].endpoints[].node", Type: "name", Live: true, Doc: "Name of the node where it is, as that node's file has it."},
+	{Path: "services.serve[].endpoints[].weight", Type: "number, 1 to 1000", Default: "1", Live: true, Doc: "Its share of new clients, next to those of the others."},
 }

@@ -136,7 +136,7 @@ func (s *Service) unspecified() (all []netip.Addr) {
 func (s *Service) backends(of netip.Addr, node string) (all []rules.Backend) {
 	for _, p := range s.Endpoints {
 		if p.Address.Is4() == of.Is4() {
-			all = append(all, rules.Backend{Address: p.Address, Port: p.Port, Local: p.Node == node, Standing: p.Standing})
+			all = append(all, rules.Backend{Address: p.Address, Port: p.Port, Local: p.Node == node, Weight: p.Weight, Standing: p.Standing})
 		}
 	}
 	return all
