@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"math"
 	"net/netip"
+	"slices"
 
 	"culvert/nat/siphash"
 )
@@ -119,16 +120,43 @@ func (b *Balancer) Choose(hash uint64) int32 {
 	if b.Service.Balance == BalanceHash {
 		return b.rendezvous(hash)
 	}
-	at := hash % b.total
-	low, high := 0, len(b.until)-1
+	return int32(within(b.until, hash%b.total))
+}
+
+// within returns the place of the first of growing sums that is larger than at. Preconditions: one is.
+func within(until []uint64, at uint64) int {
+	low, high := 0, len(until)-1
 	for low < high {
-		if middle := (low + high) / 2; b.until[middle] > at {
+		if middle := (low + high) / 2; until[middle] > at {
 			high = middle
 		} else {
 			low = middle + 1
 		}
 	}
-	return int32(low)
+	return low
+}
+
+// Place returns where a backend is.
+func (b *Balancer) Place(backend int32) netip.AddrPort {
+	x := &b.Service.Backends[backend]
+	return netip.AddrPortFrom(x.Address, x.Port)
+}
+
+// ChooseOther is Choose among the backends that are none of failed, by weight alone. It returns false if there is none.
+func (b *Balancer) ChooseOther(hash uint64, failed []netip.AddrPort) (int32, bool) {
+	places, until := make([]int32, 0, len(b.Service.Backends)), make([]uint64, 0, len(b.Service.Backends))
+	total := uint64(0)
+	for i := range b.Service.Backends {
+		if slices.Contains(failed, b.Place(int32(i))) {
+			continue
+		}
+		total += uint64(weight(b.Service.Backends[i]))
+		places, until = append(places, int32(i)), append(until, total)
+	}
+	if total == 0 {
+		return 0, false
+	}
+	return places[within(until, hash%total)], true
 }
 
 // rendezvous returns the backend with the highest weighted score (Schindelhauer and Schomaker, "Weighted distributed hash tables",
