@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -58,12 +59,13 @@ func newNodeCommand() *cobra.Command {
 }
 
 // nodeKube says whether and how Services come from Kubernetes.
-type nodeKube struct{ mode, name, kubeconfig string }
+type nodeKube struct{ mode, name, namespace, kubeconfig string }
 
 func (k *nodeKube) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&k.mode, "services", "off", "serve Services of Kubernetes: `WHICH` is labelled, all or off")
 	cmd.Flags().Lookup("services").NoOptDefVal = "labelled"
 	cmd.Flags().StringVar(&k.name, "node-name", os.Getenv("NODE_NAME"), "`NAME` of the Node under Kubernetes (default: $NODE_NAME)")
+	cmd.Flags().StringVar(&k.namespace, "lease-namespace", cmp.Or(os.Getenv("POD_NAMESPACE"), "kube-system"), "`NAMESPACE` of the Leases of nodes that announce addresses, the same for all (default: $POD_NAMESPACE)")
 	cmd.Flags().StringVar(&k.kubeconfig, "kubeconfig", "", "`FILE` that leads to the API server, outside of a pod")
 	cmd.RegisterFlagCompletionFunc("services", cobra.FixedCompletions([]string{"labelled", "all", "off"}, cobra.ShellCompDirectiveNoFileComp))
 }

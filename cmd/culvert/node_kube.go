@@ -20,7 +20,7 @@ func (k *nodeKube) serve(base *services.Config, log *logrus.Logger) (serve func(
 		return nil, nil, err
 	}
 	klog.SetLogger(klog.Logger{}) // what matters of it, the source says
-	source := service.NewSource(client, service.Mode(k.mode), k.name, base, log.WithField("node", k.name))
+	source := service.NewSource(client, service.Mode(k.mode), k.name, k.namespace, base, log.WithField("node", k.name))
 	serve = func(ctx context.Context) (failed error) {
 		ctx, stop := context.WithCancel(ctx)
 		defer stop()

@@ -53,8 +53,11 @@ type Config struct {
 	ServiceCIDRs []netip.Prefix
 	Ports        rules.PortRange // of masquerading
 	MTU          int
-	State        string // folder of what the next run needs to go on with connections; "": none does
-	Metrics      string // host:port of /metrics and /healthz; "": nowhere
+	State        string         // folder of what the next run needs to go on with connections; "": none does
+	Metrics      string         // host:port of /metrics and /healthz; "": nowhere
+	Announce     []netip.Prefix // of load balancer addresses, for which one node answers at layer 2
+	AnnounceOn   []string       // links where it does; nil: all that have a network
+	Answers      []netip.Addr   // those that this node answers for
 	Services     []Service
 }
 
@@ -95,6 +98,8 @@ type File struct {
 	MTU          configfile.Scalar   `json:"mtu"`
 	State        configfile.Scalar   `json:"state"`
 	Metrics      configfile.Scalar   `json:"metrics"`
+	Announce     []configfile.Scalar `json:"announce"`
+	AnnounceOn   []configfile.Scalar `json:"announceOn"`
 	Serve        []fileService       `json:"serve"`
 }
 
@@ -131,7 +136,9 @@ func (f *File) Config(e *configfile.Errors, node string) *Config {
 	if len(c.Addresses) == 0 && !e.Bad("services.addresses") {
 		e.Missing("services.addresses")
 	}
+	c.Answers = c.answers()
 	c.validateServices(e)
+	c.validateAnnounce(e)
 	return c
 }
 
@@ -160,6 +167,7 @@ func (f *File) Base(e *configfile.Errors, node string) *Config {
 			e.Add("services.metrics", "%q is not host:port, such as 127.0.0.1:8083", c.Metrics)
 		}
 	}
+	c.readAnnounce(e, f)
 	c.validate(e)
 	if c.Mode == Sockets {
 		f.onlyTUN(e)
@@ -174,7 +182,7 @@ func (f *File) onlyTUN(e *configfile.Errors) {
 		given bool
 	}{
 		{"interface", f.Interface != ""}, {"bridged", len(f.Bridged) > 0}, {"serviceCIDRs", len(f.ServiceCIDRs) > 0},
-		{"clientPorts", f.ClientPorts != ""}, {"mtu", f.MTU != ""}, {"state", f.State != ""},
+		{"clientPorts", f.ClientPorts != ""}, {"mtu", f.MTU != ""}, {"state", f.State != ""}, {"announce", len(f.Announce) > 0},
 	} {
 		if field.given {
 			e.Add("services."+field.path, "mode: sockets has no device; leave it out")
@@ -265,9 +273,11 @@ func clientPorts(e *configfile.Errors, s string) rules.PortRange {
 // A name the kernel takes (dev_valid_name) and a shell needs no quotes for.
 var interfaceName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]*$`)
 
+func isInterfaceName(s string) bool { return len(s) < unix.IFNAMSIZ && interfaceName.MatchString(s) }
+
 // validate notes what contradicts what.
 func (c *Config) validate(e *configfile.Errors) {
-	if len(c.Interface) >= unix.IFNAMSIZ || !interfaceName.MatchString(c.Interface) {
+	if !isInterfaceName(c.Interface) {
 		e.Add("services.interface", "%q is no interface name: want 1 to %d letters, digits, dots, dashes and underscores",
 			c.Interface, unix.IFNAMSIZ-1)
 	}

@@ -75,6 +75,12 @@ func TestConfig(t *testing.T) {
 		{"port: 8080", "port: 0", "services.serve[0].endpoints[0].port"},
 		{"nodePort: 30080, endpoints", "nodePort: 30080, proxyProtocol: v1, endpoints", "services.serve[0].proxyProtocol"},
 		{"nodePort: 30080, loadBalancerIPs", "nodePort: 30080, proxyProtocol: v2, loadBalancerIPs", "services.serve[1].proxyProtocol"},
+		{"serve:", "announce: [203.0.113.7]\nserve:", "services.announce[0]"},
+		{"serve:", "announce: [203.0.113.0/25, 198.51.100.0/24]\nserve:", "services.announce[1]"},
+		{"serve:", "announceOn: [eth0]\nserve:", "services.announceOn"},
+		{"serve:", "announce: [203.0.113.7/32]\nannounceOn: [eth0, a/b]\nserve:", "services.announceOn[1]"},
+		{"serve:", "announce: [203.0.113.7/32]\nannounceOn: [eth0, eth0]\nserve:", "services.announceOn[1]"},
+		{"serve:", "announce: [203.0.113.7/32]\nannounceOn: [culvert1]\nserve:", "services.announceOn[0]"},
 	} {
 		if _, err := parse(t, test[0], test[1]); err == nil || !strings.Contains(err.Error(), test[2]+":") {
 			t.Errorf("%s: %v", test[2], err)
@@ -228,6 +234,7 @@ func TestSocketsConfig(t *testing.T) {
 		{"mode: sockets", "mode: sockets\nstate: /run/culvert", "services.state"},
 		{"mode: sockets", "mode: sockets\ninterface: culvert1", "services.interface"},
 		{"mode: sockets", "mode: sockets\nmtu: 1400", "services.mtu"},
+		{"mode: sockets", "mode: sockets\nannounce: [203.0.113.7/32]", "services.announce"},
 		{"name: web,", "name: web, clusterIP: 10.96.0.10,", "services.serve[0].clusterIP"},
 		{"name: web,", "name: web, protocol: sctp,", "services.serve[0].protocol"},
 	} {

@@ -20,11 +20,11 @@ type plan struct {
 	behind []steer        // behind it
 }
 
-// A steer leads packets of a protocol to a range of ports to the device: those to a prefix, or from it.
+// A steer leads packets of a protocol to a range of ports to the device, or of all protocols: those to a prefix, or from it.
 type steer struct {
 	prefix   netip.Prefix
 	from     bool
-	protocol uint8
+	protocol uint8 // 0: all
 	ports    rules.PortRange
 }
 
@@ -76,6 +76,11 @@ func (c *Config) plan(own []netip.Addr) *plan {
 	for _, a := range own {
 		for _, r := range fewer(ranges(places[a]), maxNodePorts) {
 			p.front = append(p.front, steer{host(a), false, r.protocol, r.ports})
+		}
+	}
+	for _, a := range c.Answers {
+		if a.Is6() { // the node has it too, as an anycast address
+			p.front = append(p.front, steer{prefix: host(a)})
 		}
 	}
 	for _, r := range fewer(c.nodePorts(), maxNodePorts) {

@@ -53,6 +53,8 @@ type Server struct {
 	config *Config
 	// +checklocks:mu
 	steering *steering
+	// +checklocks:mu
+	announcer *announcer
 }
 
 // New makes the device, and the rules and routes that lead to it, or goes on with those of a run before. An error means that nothing was left
@@ -149,6 +151,8 @@ func (s *Server) open(p *plan) error {
 		return err
 	}
 	s.stays = stays
+	s.announcer = newAnnouncer(s.index, s.log)
+	s.announcer.apply(c.Answers, c.AnnounceOn)
 	return nil
 }
 
@@ -210,11 +214,17 @@ func (s *Server) Apply(ctx context.Context, c *Config) error {
 	if err != nil {
 		return err
 	}
+	if err := s.announcer.withdraw(c.Answers); err != nil {
+		return err
+	}
 	if err := s.steering.apply(p, c.sourceOf); err != nil {
 		before := s.config.plan(own)
-		return errors.Join(err, s.steering.apply(before, s.config.sourceOf))
+		err = errors.Join(err, s.steering.apply(before, s.config.sourceOf))
+		s.announcer.apply(s.config.Answers, s.config.AnnounceOn)
+		return err
 	}
 	s.engine.Commit(prepared)
+	s.announcer.apply(c.Answers, c.AnnounceOn)
 	before := s.config
 	if s.config, s.own = c, own; before.SameBut(c) {
 		return nil // endpoints come and go all the time
@@ -234,6 +244,7 @@ func (s *Server) Run(ctx context.Context) error {
 	beside.Go(s.page.Serve)
 	beside.Go(func() { s.watch(ctx) })
 	beside.Go(func() { s.keeper.run(ctx, s) })
+	beside.Go(func() { s.announce(ctx) })
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	var err error
@@ -272,8 +283,11 @@ func (s *Server) Run(ctx context.Context) error {
 // +checklocks:s.mu
 func (s *Server) close() error {
 	var err error
+	if s.announcer != nil {
+		err = s.announcer.withdraw(nil)
+	}
 	if s.steering != nil && !s.stays {
-		err = s.steering.close()
+		err = errors.Join(err, s.steering.close())
 	}
 	s.closing.Store(true)
 	s.page.Close()

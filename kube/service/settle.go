@@ -33,8 +33,8 @@ func (s *State) foreign() map[netip.Addr]string {
 			all[x.endpoints[i].address] = "is the API server's"
 		}
 	}
-	for _, addresses := range s.others {
-		for _, a := range addresses {
+	for _, n := range s.others {
+		for _, a := range n.addresses {
 			all[a] = ""
 		}
 	}
@@ -44,11 +44,14 @@ func (s *State) foreign() map[netip.Addr]string {
 	return all
 }
 
+// compare orders the oldest first.
+func (s *service) compare(o *service) int {
+	return cmp.Or(s.meta.Created.Compare(o.meta.Created), strings.Compare(s.name.Namespace, o.name.Namespace), strings.Compare(s.name.Name, o.name.Name))
+}
+
 // settle gives each place to the oldest Service that wants it, and leaves out what this node cannot serve.
 func (s *State) settle(c *services.Config) {
-	order := slices.SortedFunc(maps.Values(s.services), func(a, b *service) int {
-		return cmp.Or(a.meta.Created.Compare(b.meta.Created), strings.Compare(a.name.Namespace, b.name.Namespace), strings.Compare(a.name.Name, b.name.Name))
-	})
+	order := slices.SortedFunc(maps.Values(s.services), (*service).compare)
 	before := make(map[Name][]port, len(s.settled))
 	for _, f := range s.settled {
 		before[f.name] = f.ports
