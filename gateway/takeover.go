@@ -82,10 +82,13 @@ func (t *taking) take(ctx context.Context, c *config.Config, budget Budget, log 
 	if err == nil {
 		return g, nil
 	}
+	if ctx.Err() != nil { // so that nothing was heard any more
+		err = context.Cause(ctx)
+	}
 	t.line.Refuse(err)
 	ended := t.ended()
 	t.close()
-	if ended {
+	if ended && ctx.Err() == nil {
 		log.WithError(err).Warn("the gateway before has ended meanwhile: this one starts as if there had been none")
 		return newGateway(c, budget, log, internal)
 	}
@@ -96,6 +99,8 @@ func (t *taking) take(ctx context.Context, c *config.Config, budget Budget, log 
 func (t *taking) ended() bool { return t.before != nil && t.before.ended(endTime) }
 
 func (t *taking) run(ctx context.Context, c *config.Config, budget Budget, log *logrus.Logger, internal geneve.Options) (_ *Gateway, err error) {
+	goOn := context.AfterFunc(ctx, t.line.Silence)
+	defer goOn()
 	if err := t.accept(c); err != nil {
 		return nil, err
 	}
@@ -117,6 +122,9 @@ func (t *taking) run(ctx context.Context, c *config.Config, budget Budget, log *
 	}
 	if err := t.meetPeer(ctx, g); err != nil {
 		return nil, err
+	}
+	if !goOn() {
+		return nil, context.Cause(ctx)
 	}
 	if err := t.line.Send(handover.KindReady, nil, cutTime); err != nil {
 		return nil, err

@@ -101,6 +101,9 @@ func NewLine(conn Wire) *Line { return &Line{conn: conn} }
 // Close ends the conversation.
 func (l *Line) Close() error { return l.conn.Close() }
 
+// Silence has everything that waits for the other end fail. This end can still refuse.
+func (l *Line) Silence() { l.conn.CloseRead() }
+
 // Peer returns the process at the other end; 0 is unknown.
 func (l *Line) Peer() (pid int) {
 	raw, err := l.conn.SyscallConn()
