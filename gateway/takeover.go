@@ -139,9 +139,7 @@ func (t *taking) accept(c *config.Config) error {
 	if err != nil {
 		return err
 	}
-	if err := handover.Decode(body, &t.offer); err != nil {
-		return err
-	}
+	err = handover.Decode(body, &t.offer)
 	t.files = make(map[string]*os.File)
 	for i, f := range files {
 		if i >= len(t.offer.Sockets) || t.files[t.offer.Sockets[i].Name] != nil {
@@ -149,6 +147,9 @@ func (t *taking) accept(c *config.Config) error {
 			continue
 		}
 		t.files[t.offer.Sockets[i].Name] = f
+	}
+	if err != nil {
+		return err
 	}
 	if t.identity, err = state.DecodeIdentity(t.offer.Identity); err != nil {
 		return fmt.Errorf("what it says of itself is %w", err)
