@@ -360,14 +360,14 @@ func (h *handing) goOn() {
 // renew makes a new session with the peer. WireGuard would repeat a lost handshake after five seconds (WireGuard paper, Section 6.1:
 // Rekey-Timeout), and the peer ignores one so soon after that of the other process.
 func (g *Gateway) renew() {
-	began := time.Now()
+	began, wait := time.Now(), greetTime
 	for again := began; time.Since(began) < sessionPatience; time.Sleep(renewPoll) {
 		if s, err := g.wg.PeerStats(); err != nil || s.LastHandshake.After(began) {
 			return
 		}
 		if !time.Now().Before(again) {
 			g.wg.Renew()
-			again = again.Add(greetTime)
+			again, wait = again.Add(wait), 2*wait
 		}
 	}
 }

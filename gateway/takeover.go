@@ -25,8 +25,8 @@ import (
 
 const (
 	askTime = 5 * time.Second
-	// greetTime is how long a handshake may take before another is begun, and sessionPatience how long a
-	// session may take in all.
+	// greetTime is how long the first handshake may take before another is begun, which may take twice as long, and so on: another one
+	// forgets the one before, whose answer may be on its way. sessionPatience is how long a session may take in all.
 	greetTime       = 300 * time.Millisecond
 	sessionPatience = 5 * time.Second
 	// quietTime is how long nothing has come in the old session before it is given up.
@@ -47,6 +47,7 @@ type taking struct {
 	made     func(*Gateway)   // nil, or is told of the new gateway before that speaks with anybody
 	old      []*handover.Conn // WireGuard's of the old process that this one has no use for
 	session  chan struct{}    // closed by met
+	far      time.Duration    // how long the handshake took that made it; 0 = none did
 	met      func()           // there is a session with the peer
 	over     chan struct{}    // closed by finish
 }
@@ -287,16 +288,20 @@ func (t *taking) meetPeer(ctx context.Context, g *Gateway) error {
 	}
 	late := time.NewTimer(sessionPatience)
 	defer late.Stop()
-	again := time.NewTicker(greetTime)
+	wait, greeted := greetTime, time.Now()
+	again := time.NewTimer(wait)
 	defer again.Stop()
 	for {
 		select {
 		case <-t.session:
+			t.far = time.Since(greeted)
 			return nil
 		case <-again.C:
 			if err := g.wg.Renew(); err != nil {
 				return err
 			}
+			wait, greeted = 2*wait, time.Now()
+			again.Reset(wait)
 		case <-late.C:
 			if !t.offer.Answers {
 				return nil // nor does it the old one, or it answers no pings: nothing is known against this one
