@@ -156,7 +156,7 @@ func testHandOver(t *testing.T, roundTrip time.Duration) {
 	}
 	r := play(t, s, func(w *world) {
 		w.traffic.pace = 2 * time.Millisecond
-		w.after(0, func() {
+		w.after(time.Second, func() { // when there is a session
 			for _, s := range w.sides {
 				s.toPeer.set(func(l *leg) { l.delay = roundTrip/2 - wanLatency })
 			}
