@@ -106,10 +106,10 @@ func (s *Source) writeConnection(ctx context.Context, t *writes, have *connectio
 		}
 		_, err := client.Create(ctx, s.newConnection(), metav1.CreateOptions{})
 		if err != nil && !apierrors.IsAlreadyExists(err) {
-			s.causes.note(ctx, "create", resources[kindConnection], err)
+			s.causes.Note(ctx, "create", resources[kindConnection], err)
 			return err
 		}
-		s.causes.note(ctx, "create", resources[kindConnection], nil)
+		s.causes.Note(ctx, "create", resources[kindConnection], nil)
 		have = &connection{}
 	}
 	if _, write := have.wanted(t, s.identity.Refresh); !write {
@@ -138,7 +138,7 @@ func (s *Source) writeConnection(ctx context.Context, t *writes, have *connectio
 	if apierrors.IsNotFound(err) {
 		return nil // it is made again
 	}
-	s.causes.note(ctx, verb, resources[kindConnection]+"/status", err)
+	s.causes.Note(ctx, verb, resources[kindConnection]+"/status", err)
 	return err
 }
 

@@ -88,13 +88,13 @@ func (f *Followed) Follow(ctx context.Context, causes *Causes) {
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			choose(&o)
 			l, err := f.Client.List(ctx, o)
-			causes.note(ctx, "list", f.Resource, err)
+			causes.Note(ctx, "list", f.Resource, err)
 			return l, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			choose(&o)
 			i, err := f.Client.Watch(ctx, o)
-			causes.note(ctx, "watch", f.Resource, err)
+			causes.Note(ctx, "watch", f.Resource, err)
 			return i, err
 		},
 	}
@@ -187,8 +187,8 @@ func PartOf(u *unstructured.Unstructured, name string) (json.RawMessage, error) 
 	return json.Marshal(u.Object[name])
 }
 
-// note logs why a resource cannot be asked for, once for each cause. With an API server that is away, all resources have one.
-func (c *Causes) note(ctx context.Context, verb, resource string, err error) {
+// Note logs why a resource cannot be asked for, once for each cause. With an API server that is away, all resources have one.
+func (c *Causes) Note(ctx context.Context, verb, resource string, err error) {
 	if ctx.Err() != nil {
 		return
 	}

@@ -82,7 +82,7 @@ func (s *Source) writeCondition(ctx context.Context, key rules.Key, good bool) e
 	if apierrors.IsNotFound(err) {
 		return nil // it has gone
 	}
-	s.causes.note(ctx, verb, resources[key.Kind]+"/status", err)
+	s.causes.Note(ctx, verb, resources[key.Kind]+"/status", err)
 	return err
 }
 
@@ -143,7 +143,7 @@ func (r *Reporter) Write(ctx context.Context, e *Event, at time.Time) error {
 	if apierrors.IsAlreadyExists(err) {
 		err = nil
 	}
-	r.Causes.note(ctx, "create", "events", err)
+	r.Causes.Note(ctx, "create", "events", err)
 	if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) || apierrors.IsInvalid(err) {
 		return nil // it will be so again
 	}

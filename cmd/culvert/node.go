@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 	"culvert/gateway/configfile"
 	"culvert/gateway/node"
 	"culvert/gateway/services"
+	"culvert/gateway/services/sockets"
 )
 
 func newNodeCommand() *cobra.Command {
@@ -29,7 +31,8 @@ func newNodeCommand() *cobra.Command {
 			"routes. With services in its file, serve them as kube-proxy does, without netfilter: cluster\n" +
 			"addresses, node ports, external and load balancer addresses, by a TUN device, routes and rules of\n" +
 			"policy routing; SIGHUP reads them again. All is removed at the end, but for what keepLinks and\n" +
-			"services.state leave to the next run. Needs CAP_NET_ADMIN in its network namespace.\n\n" +
+			"services.state leave to the next run. Needs CAP_NET_ADMIN in its network namespace, but not for\n" +
+			"services alone with mode: sockets.\n\n" +
 			"With --services, Services and their endpoints come from Kubernetes, and what is about neither from\n" +
 			"services in the file. It serves those with the label service.kubernetes.io/service-proxy-name:\n" +
 			"culvert, beside kube-proxy; with --services=all also those without that label, in place of kube-proxy.",
@@ -57,12 +60,13 @@ func newNodeCommand() *cobra.Command {
 }
 
 // nodeKube says whether and how Services come from Kubernetes.
-type nodeKube struct{ mode, name, kubeconfig string }
+type nodeKube struct{ mode, name, namespace, kubeconfig string }
 
 func (k *nodeKube) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&k.mode, "services", "off", "serve Services of Kubernetes: `WHICH` is labelled, all or off")
 	cmd.Flags().Lookup("services").NoOptDefVal = "labelled"
 	cmd.Flags().StringVar(&k.name, "node-name", os.Getenv("NODE_NAME"), "`NAME` of the Node under Kubernetes (default: $NODE_NAME)")
+	cmd.Flags().StringVar(&k.namespace, "lease-namespace", cmp.Or(os.Getenv("POD_NAMESPACE"), "kube-system"), "`NAMESPACE` of the Leases of nodes that announce addresses, the same for all (default: $POD_NAMESPACE)")
 	cmd.Flags().StringVar(&k.kubeconfig, "kubeconfig", "", "`FILE` that leads to the API server, outside of a pod")
 	cmd.RegisterFlagCompletionFunc("services", cobra.FixedCompletions([]string{"labelled", "all", "off"}, cobra.ShellCompDirectiveNoFileComp))
 }
@@ -144,11 +148,25 @@ func runNode(ctx context.Context, load func() (*node.Config, error), c *node.Con
 
 // serveFile returns what serves the Services of a file until its context ends, and what serves others from then on.
 func serveFile(c *services.Config, log *logrus.Logger) (serve func(context.Context) error, change func(context.Context, *services.Config) error, err error) {
-	s, err := services.New(c, log)
+	s, err := newServer(c, false, log)
 	if err != nil {
 		return nil, nil, err
 	}
 	return s.Run, s.Apply, nil
+}
+
+// A server serves Services in one of their modes.
+type server interface {
+	Run(context.Context) error
+	Apply(context.Context, *services.Config) error
+}
+
+// newServer returns one by c. A tolerant one of sockets goes on without the ports that it cannot have.
+func newServer(c *services.Config, tolerant bool, log *logrus.Logger) (server, error) {
+	if c.Mode == services.Sockets {
+		return sockets.New(c, tolerant, log)
+	}
+	return services.New(c, log)
 }
 
 // rereadServices serves what the file says at each SIGHUP. A file that is bad in any way, or changes what is about the tunnel, changes nothing.
@@ -186,5 +204,10 @@ func printNode(w io.Writer, file string, c *node.Config) {
 	}
 	for _, warning := range c.Warnings {
 		fmt.Fprintf(w, "warning: %s\n", warning)
+	}
+	if c.Services != nil && c.Services.Mode == services.Sockets {
+		for _, err := range sockets.Check(c.Services) {
+			fmt.Fprintf(w, "warning: %s\n", err)
+		}
 	}
 }

@@ -20,17 +20,17 @@ func (k *nodeKube) serve(base *services.Config, log *logrus.Logger) (serve func(
 		return nil, nil, err
 	}
 	klog.SetLogger(klog.Logger{}) // what matters of it, the source says
-	source := service.NewSource(client, service.Mode(k.mode), k.name, base, log.WithField("node", k.name))
+	source := service.NewSource(client, service.Mode(k.mode), k.name, k.namespace, base, log.WithField("node", k.name))
 	serve = func(ctx context.Context) (failed error) {
 		ctx, stop := context.WithCancel(ctx)
 		defer stop()
-		var server *services.Server
+		var server server
 		ended := make(chan error, 1)
 		source.Run(ctx, func(c *services.Config) (err error) {
 			if server != nil {
 				return server.Apply(ctx, c)
 			}
-			s, err := services.New(c, log)
+			s, err := newServer(c, true, log)
 			if err != nil {
 				if !errors.As(err, new(*services.TakenError)) { // this machine cannot serve
 					failed = err

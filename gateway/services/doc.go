@@ -32,6 +32,11 @@
 // (ManageForeignRoutingPolicyRules), and one that leads to the local table may be the only one. A later run knows what an earlier one has
 // left by that number and by what it says (steer.go).
 //
+// # Layer 2
+//
+// A load balancer's address that no host has is answered for by one node (announce.go): by the kernel, as neighbour.go has it do, so that no
+// packet socket is needed. Which node that is, the configuration says. With CAP_NET_RAW, neighbours are told so unasked (herald.go).
+//
 // # What this does not do
 //
 // Later fragments of a datagram carry no ports: of what is fragmented, only packets for cluster, external and load balancer addresses are

@@ -3,6 +3,7 @@ package services
 import (
 	"io"
 	"net/http"
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -15,15 +16,16 @@ import (
 func TestMetrics(t *testing.T) {
 	s, _ := keeping(t, "")
 	s.mu.Lock()
-	s.steering = &steering{made: 7}
+	s.steering, s.announcer = &steering{made: 7}, newAnnouncer(0, s.log)
+	s.announcer.answered[announcement{netip.MustParseAddr("203.0.113.7"), 2}] = true
 	s.mu.Unlock()
 	connect(t, s, 4000, nattest.SYN)
-	page, err := s.listen("127.0.0.1:0")
+	page, err := NewPage("127.0.0.1:0", s.metrics, s.broken)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer page.close()
-	go page.serve()
+	defer page.Close()
+	go page.Serve()
 	get := func(path string) (int, string) {
 		t.Helper()
 		r, err := http.Get("http://" + page.listener.Addr().String() + path)
@@ -42,6 +44,7 @@ func TestMetrics(t *testing.T) {
 		t.Errorf("promlint: %v, %v", problems, err)
 	}
 	for _, want := range []string{"culvert_services 2\n", "culvert_connections 1\n", "culvert_forwarded_packets_total 1\n", "culvert_steering_changes_total 7\n",
+		"culvert_announced_address{address=\"203.0.113.7\"} 1\n", "culvert_announcements_total 0\n",
 		"culvert_dropped_packets_total{reason=\"no-backend\"} 0\n", "culvert_connections_removed_total{reason=\"expired\"} 0\n"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)
@@ -55,7 +58,7 @@ func TestMetrics(t *testing.T) {
 	if code, text := get("/healthz"); code != http.StatusServiceUnavailable || !strings.Contains(text, fault) {
 		t.Errorf("not healthy: %d %s", code, text)
 	}
-	if _, err := s.listen(page.listener.Addr().String()); err == nil || !strings.Contains(err.Error(), "services.metrics") || !strings.Contains(err.Error(), "in use") {
+	if _, err := NewPage(page.listener.Addr().String(), s.metrics, s.broken); err == nil || !strings.Contains(err.Error(), "services.metrics") || !strings.Contains(err.Error(), "in use") {
 		t.Errorf("an address that is taken: %v", err)
 	}
 }

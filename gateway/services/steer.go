@@ -405,7 +405,10 @@ func on(family, priority int) netlink.Rule {
 func (s *steer) rule(priority int) netlink.Rule {
 	r := netlink.NewRule()
 	r.Family, r.Priority, r.Table, r.Protocol, r.IPProto = familyOf(s.prefix), priority, tableID, lasting, int(s.protocol)
-	if r.Dport = netlink.NewRulePortRange(s.ports.First, s.ports.Last); s.from {
+	if s.protocol != 0 {
+		r.Dport = netlink.NewRulePortRange(s.ports.First, s.ports.Last)
+	}
+	if s.from {
 		r.Src = ipNet(s.prefix)
 	} else {
 		r.Dst = ipNet(s.prefix)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"unique"
 
 	"culvert/gateway/services"
 	"culvert/kube"
@@ -28,7 +29,9 @@ type slicePort struct {
 // An endpoint is one of a slice, for all of its ports.
 type endpoint struct {
 	address     netip.Addr
+	node        unique.Handle[string]
 	local       bool // on this node
+	active      bool // counts for the choice of a node that announces
 	ready       bool
 	serving     bool
 	terminating bool
@@ -102,9 +105,10 @@ func readSlice(o *Object, self string) *slice {
 			continue
 		}
 		x := endpoint{
-			address: a, local: self != "" && e.NodeName == self, hinted: len(e.Hints.ForNodes) > 0,
+			address: a, node: unique.Make(e.NodeName), local: self != "" && e.NodeName == self, hinted: len(e.Hints.ForNodes) > 0,
 			ready: or(e.Conditions.Ready, true), serving: or(e.Conditions.Serving, true), terminating: or(e.Conditions.Terminating, false),
 		}
+		x.active = x.ready || or(e.Conditions.Serving, false)
 		for _, n := range e.Hints.ForNodes {
 			x.forNode = x.forNode || n.Name == self
 		}

@@ -49,9 +49,10 @@ func aSlice(t testing.TB, name, of, ports string, endpoints ...string) *Object {
 }
 
 const (
-	selfName = "n1"
-	webPort  = "{name: http, port: 8080, protocol: TCP}"
-	web      = "clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10], ports: [{name: http, port: 80, protocol: TCP}]"
+	selfName       = "n1"
+	leaseNamespace = "kube-system"
+	webPort        = "{name: http, port: 8080, protocol: TCP}"
+	web            = "clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10], ports: [{name: http, port: 80, protocol: TCP}]"
 )
 
 func aNode(t testing.TB) *Object {

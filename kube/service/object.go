@@ -16,6 +16,7 @@ const (
 	KindService = "Service"
 	KindSlice   = "EndpointSlice"
 	KindNode    = "Node"
+	KindLease   = "Lease"
 )
 
 // Labels of Services, EndpointSlices and Nodes, as Kubernetes and kube-proxy know them.
@@ -24,6 +25,7 @@ const (
 	labelHeadless = "service.kubernetes.io/headless"
 	labelService  = "kubernetes.io/service-name"
 	labelZone     = "topology.kubernetes.io/zone"
+	labelExcluded = "node.kubernetes.io/exclude-from-external-load-balancers"
 )
 
 // ProxyName is the value of the label service.kubernetes.io/service-proxy-name by which a Service is culvert's.
@@ -120,8 +122,10 @@ func (f *faults) prefix(field, s string) (netip.Prefix, bool) {
 
 // A node is what is used of a Node.
 type node struct {
+	uid       string
 	zone      string
 	addresses []netip.Addr // the first of each family
+	shunned   bool         // clients outside are not to be led there
 }
 
 // readNode takes the addresses that kube-proxy takes: internal ones before external ones.
@@ -131,10 +135,17 @@ func readNode(o *Object) (n *node, wrong faults) {
 			Type    string `json:"type"`
 			Address string `json:"address"`
 		} `json:"addresses"`
+		Conditions []struct {
+			Type   string `json:"type"`
+			Status string `json:"status"`
+		} `json:"conditions"`
 	}
-	n = &node{zone: o.Metadata.Labels[labelZone]}
+	n = &node{uid: o.Metadata.UID, zone: o.Metadata.Labels[labelZone], shunned: has(o, labelExcluded)}
 	if !wrong.read("status", o.Status, &status) {
 		return n, wrong
+	}
+	for _, c := range status.Conditions {
+		n.shunned = n.shunned || c.Type == "NetworkUnavailable" && c.Status == "True"
 	}
 	have := map[bool]bool{}
 	for _, kind := range []string{"InternalIP", "ExternalIP"} {

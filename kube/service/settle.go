@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"culvert/gateway/services"
 	"culvert/kube"
 )
@@ -31,8 +33,8 @@ func (s *State) foreign() map[netip.Addr]string {
 			all[x.endpoints[i].address] = "is the API server's"
 		}
 	}
-	for _, addresses := range s.others {
-		for _, a := range addresses {
+	for _, n := range s.others {
+		for _, a := range n.addresses {
 			all[a] = ""
 		}
 	}
@@ -42,11 +44,14 @@ func (s *State) foreign() map[netip.Addr]string {
 	return all
 }
 
+// compare orders the oldest first.
+func (s *service) compare(o *service) int {
+	return cmp.Or(s.meta.Created.Compare(o.meta.Created), strings.Compare(s.name.Namespace, o.name.Namespace), strings.Compare(s.name.Name, o.name.Name))
+}
+
 // settle gives each place to the oldest Service that wants it, and leaves out what this node cannot serve.
 func (s *State) settle(c *services.Config) {
-	order := slices.SortedFunc(maps.Values(s.services), func(a, b *service) int {
-		return cmp.Or(a.meta.Created.Compare(b.meta.Created), strings.Compare(a.name.Namespace, b.name.Namespace), strings.Compare(a.name.Name, b.name.Name))
-	})
+	order := slices.SortedFunc(maps.Values(s.services), (*service).compare)
 	before := make(map[Name][]port, len(s.settled))
 	for _, f := range s.settled {
 		before[f.name] = f.ports
@@ -69,6 +74,10 @@ func (s *State) settle(c *services.Config) {
 			return true
 		}
 		for _, p := range x.ports {
+			if c.Mode == services.Sockets && p.Protocol == unix.IPPROTO_SCTP {
+				f.wrong.add(p.field+".protocol", "SCTP is not served by sockets")
+				continue
+			}
 			at := func(a netip.Addr) place { return place{a, p.Port, p.Protocol} }
 			keep := func(all []netip.Addr, fields []string) (kept []netip.Addr) {
 				for i, a := range all {
@@ -100,7 +109,7 @@ func (s *State) settle(c *services.Config) {
 				if p.v4 {
 					own = netip.IPv4Unspecified()
 				}
-				if c.Ports.First <= n && n <= c.Ports.Last {
+				if c.Reserves(n) {
 					f.wrong.add(p.field+".nodePort", "%d is one of services.clientPorts, %d-%d, of this node", n, c.Ports.First, c.Ports.Last)
 					p.NodePort = 0
 				} else if !take(p.field+".nodePort", place{own, n, p.Protocol}) {

@@ -28,6 +28,11 @@ type Source struct {
 	wake     chan struct{} // something has changed
 	written  chan struct{} // there are Events to write
 	self     string
+	// namespace is that of Leases. They are held and followed where addresses are announced at layer 2.
+	namespace string
+	announces bool
+	serving   chan struct{} // closed by began when something is served
+	began     sync.Once
 
 	// Of Run alone.
 	checks  checks
@@ -40,16 +45,18 @@ type Source struct {
 	complete map[string]bool // +checklocks:mu
 	changed  bool            // +checklocks:mu
 	events   []kube.Event    // +checklocks:mu
+	tenure   *tenure         // +checklocks:mu
 }
 
-// NewSource returns the Source of the node called self. base is what no object says. Run makes it work.
-func NewSource(client dynamic.Interface, mode Mode, self string, base *services.Config, log *logrus.Entry) *Source {
+// NewSource returns the Source of the node called self, whose Lease is in a namespace. base is what no object says. Run makes it work.
+func NewSource(client dynamic.Interface, mode Mode, self, namespace string, base *services.Config, log *logrus.Entry) *Source {
 	causes := kube.NewCauses(log)
 	return &Source{
 		client: client, log: log, causes: causes, wake: make(chan struct{}, 1), written: make(chan struct{}, 1), self: self,
 		reporter: &kube.Reporter{Client: client, Causes: causes, Self: self, Node: self, Instance: self},
 		checks:   checks{answering: map[asked]*answering{}}, closed: map[Name]string{},
-		state: NewState(mode, self, base), complete: map[string]bool{},
+		state: NewState(mode, self, base), complete: map[string]bool{}, tenure: newTenure(self), namespace: namespace, announces: len(base.Announce) > 0,
+		serving: make(chan struct{}),
 	}
 }
 
@@ -87,6 +94,10 @@ func (s *Source) Run(ctx context.Context, apply func(*services.Config) error) {
 		tasks.Go(func() { f.Follow(ctx, s.causes) })
 	}
 	tasks.Go(func() { s.write(ctx) })
+	if s.announces {
+		tasks.Go(func() { s.followLeases(ctx) })
+		tasks.Go(func() { s.hold(ctx) })
+	}
 	again := time.NewTicker(retry)
 	defer again.Stop()
 	pardon := time.NewTicker(forgive)
@@ -118,6 +129,9 @@ func (s *Source) Run(ctx context.Context, apply func(*services.Config) error) {
 func (s *Source) Rebase(_ context.Context, base *services.Config) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.announces != (len(base.Announce) > 0) {
+		return errors.New("services.announce: under Kubernetes it comes and goes only at a restart")
+	}
 	if err := s.state.Rebase(base); err != nil {
 		return err
 	}
@@ -161,6 +175,7 @@ func (s *Source) apply(serve func(*services.Config) error) {
 		switch {
 		case err == nil:
 			s.refused = ""
+			s.began.Do(func() { close(s.serving) })
 		case err.Error() != s.refused:
 			s.refused = err.Error()
 			s.log.WithError(err).Error("what the cluster says is refused, and what is served stays; trying again")

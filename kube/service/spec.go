@@ -59,6 +59,10 @@ type service struct {
 	// ports are those of each family; ClusterIPs and others are those of the family. Without Endpoints.
 	ports       []port
 	healthCheck uint16 // 0: none
+	// first is the first of the load balancer's addresses, of whichever family, and local is whether only nodes with
+	// endpoints may announce them.
+	first netip.Addr
+	local bool
 }
 
 // A port is a port of a Service in one family.
@@ -96,6 +100,12 @@ func readService(o *Object) *service {
 	clusterIPs := spec.ClusterIPs
 	if len(clusterIPs) == 0 {
 		clusterIPs = []string{spec.ClusterIP}
+	}
+	s.local = common.ExternalLocal
+	for _, in := range slices.Backward(status.LoadBalancer.Ingress) {
+		if a, err := netip.ParseAddr(in.IP); err == nil {
+			s.first = a.Unmap()
+		}
 	}
 	for _, v4 := range []bool{true, false} {
 		s.family(&spec, &status, &common, clusterIPs, v4)

@@ -30,8 +30,9 @@ type State struct {
 	slices   map[Name]map[string]*slice // of each Service by their names
 	owners   map[Name]Name              // of slices: the Service that they were of when they came
 	node     *node
-	others   map[Name][]netip.Addr // addresses of the other nodes
-	began    bool                  // Config was called
+	others   map[Name]*node  // the other nodes
+	alive    map[string]bool // nodes that may announce
+	began    bool            // Config was called
 
 	served  map[Name][]services.Service // with endpoints; of those whose slices have not changed
 	fronts  []*service                  // the oldest first, without what older ones have; nil: to be settled anew
@@ -46,7 +47,7 @@ func NewState(mode Mode, self string, base *services.Config) *State {
 	return &State{
 		mode: mode, self: self, base: base, services: map[Name]*service{}, slices: map[Name]map[string]*slice{}, owners: map[Name]Name{},
 		served: map[Name][]services.Service{}, told: map[string]string{}, wrong: map[string]report{}, taken: map[netip.Addr]bool{},
-		others: map[Name][]netip.Addr{},
+		others: map[Name]*node{},
 	}
 }
 
@@ -84,10 +85,13 @@ func (s *State) Put(o *Object) bool {
 	case KindNode:
 		next, wrong := readNode(o)
 		if o.Metadata.Name != s.self {
-			if old, ok := s.others[at]; ok && slices.Equal(old, next.addresses) {
+			old := s.others[at]
+			if old != nil && reflect.DeepEqual(old, next) {
 				return false
 			}
-			s.others[at], s.fronts = next.addresses, nil
+			if s.others[at] = next; old == nil || !slices.Equal(old.addresses, next.addresses) {
+				s.fronts = nil
+			}
 			return true
 		}
 		wrong = append(wrong, s.stay(next)...)
@@ -105,7 +109,7 @@ func (s *State) Put(o *Object) bool {
 
 // equal reports whether two versions of a Service are served alike.
 func (s *service) equal(o *service) bool {
-	return s.meta.UID == o.meta.UID && s.meta.Created.Equal(o.meta.Created) && s.healthCheck == o.healthCheck &&
+	return s.meta.UID == o.meta.UID && s.first == o.first && s.local == o.local && s.meta.Created.Equal(o.meta.Created) && s.healthCheck == o.healthCheck &&
 		slices.Equal(s.wrong, o.wrong) && reflect.DeepEqual(s.ports, o.ports)
 }
 
@@ -270,6 +274,7 @@ func (s *State) Config() *services.Config {
 	for _, f := range s.fronts {
 		c.Services = append(c.Services, s.serve(f)...)
 	}
+	c.Answers = s.answers(&c)
 	return &c
 }
 

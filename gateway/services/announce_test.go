@@ -1,0 +1,48 @@
+package services
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// A file says which addresses its node answers for: of those of load balancers alone, and never of the node's own.
+func TestAnnounceFile(t *testing.T) {
+	c, err := parse(t, "203.0.113.7", `203.0.113.7, 203.0.113.8, 203.0.113.9, "fd99::7"`, "serve:", "announce: [203.0.113.8/31, \"fd99::/64\"]\nannounceOn: [eth0]\nserve:")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := addrs("203.0.113.8", "203.0.113.9", "fd99::7"); !slices.Equal(c.Answers, want) {
+		t.Errorf("it answers for %v, want %v", c.Answers, want)
+	}
+	if !slices.Equal(c.AnnounceOn, []string{"eth0"}) {
+		t.Errorf("at %v", c.AnnounceOn)
+	}
+	// The node has the address of IPv6 too: in front of the local table all of it is led to the device.
+	front := 0
+	for _, s := range c.plan(c.Addresses).front {
+		if s.protocol == 0 {
+			front++
+			if want := (steer{prefix: netip.MustParsePrefix("fd99::7/128")}); s != want {
+				t.Errorf("in front %v, want %v", s, want)
+			}
+		}
+	}
+	if front != 1 {
+		t.Errorf("%d rules for all protocols", front)
+	}
+	if _, err := parse(t, "203.0.113.7", "172.18.0.2", "serve:", "announce: [172.18.0.2/32]\nserve:"); err == nil || !strings.Contains(err.Error(), "services.announce: 172.18.0.2 is one of services.addresses") {
+		t.Errorf("the node's own address: %v", err)
+	}
+	if c, err := parse(t); err != nil || c.Answers != nil {
+		t.Errorf("without announce it answers for %v: %v", c.Answers, err)
+	}
+}
+
+func addrs(list ...string) (all []netip.Addr) {
+	for _, s := range list {
+		all = append(all, netip.MustParseAddr(s))
+	}
+	return all
+}

@@ -1,0 +1,308 @@
+package services
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/sirupsen/logrus"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// proxyProtocol marks proxy neighbours of this package for later runs (NDA_PROTOCOL). Nobody else is known to use the number.
+const proxyProtocol = 203
+
+// An announcer has the kernel answer at layer 2 for addresses that are not this node's.
+//
+// Of IPv4, by proxy neighbours. The kernel answers while the address has a route to the device, which goes with this process.
+//
+// Of IPv6, by anycast membership of a socket, which ends with this process in any case; rules in front of the local table (plan.go) lead to
+// the device what the membership leads to the node. Proxy neighbours would outlive a kill, beside the node that answers from then on, and
+// need a setting, proxy_ndp, that a container may not write.
+type announcer struct {
+	log    logrus.FieldLogger
+	device int // where nothing is announced
+	herald *herald
+
+	sockets  map[announcement]int // of IPv6
+	answered map[announcement]bool
+	fault    string // as logged last
+}
+
+// An announcement is an address at a link.
+type announcement struct {
+	address netip.Addr
+	link    int
+}
+
+func newAnnouncer(device int, log logrus.FieldLogger) *announcer {
+	return &announcer{log: log, device: device, herald: newHerald(log), sockets: map[announcement]int{}, answered: map[announcement]bool{}}
+}
+
+// withdraw ends the announcements of all addresses but some, before nothing leads to the device what is sent to them. What a run before
+// has left ends too.
+func (a *announcer) withdraw(but []netip.Addr) error {
+	proxies, err := proxyNeighbours()
+	if err != nil {
+		return err
+	}
+	var failed []error
+	for at, protocol := range proxies {
+		if protocol == proxyProtocol && !slices.Contains(but, at.address) {
+			failed = append(failed, removeProxy(at))
+		}
+	}
+	for at, socket := range a.sockets {
+		if !slices.Contains(but, at.address) {
+			unix.Close(socket)
+			delete(a.sockets, at)
+		}
+	}
+	before := a.addresses()
+	maps.DeleteFunc(a.answered, func(at announcement, _ bool) bool {
+		gone := !slices.Contains(but, at.address)
+		if gone {
+			a.herald.forget(at)
+		}
+		return gone
+	})
+	a.tell(before)
+	return errors.Join(failed...)
+}
+
+// apply announces addresses at the named links, or at all that have a network, and nothing else. What fails is logged, and is to be tried
+// again.
+func (a *announcer) apply(addresses []netip.Addr, on []string) {
+	err := a.withdraw(addresses)
+	if err == nil {
+		err = a.announce(addresses, on)
+	}
+	switch {
+	case err == nil:
+		a.fault = ""
+	case err.Error() != a.fault:
+		a.fault = err.Error()
+		a.log.WithError(err).Warn("an address is not announced as it is to be; trying again")
+	}
+}
+
+func (a *announcer) announce(addresses []netip.Addr, on []string) error {
+	if len(addresses) == 0 {
+		return nil
+	}
+	links, err := a.links(on)
+	if err != nil && len(links) == 0 {
+		return err
+	}
+	failed := []error{err}
+	proxies, err := proxyNeighbours()
+	if err != nil {
+		return err
+	}
+	before, wanted := a.addresses(), map[announcement]bool{}
+	for _, l := range links {
+		for _, address := range addresses {
+			if !l.of[address.Is6()] {
+				continue
+			}
+			at := announcement{address, l.index}
+			wanted[at] = true
+			var err error
+			if address.Is4() {
+				err = a.proxy(at, l, proxies)
+			} else {
+				err = a.join(at, l)
+			}
+			if err != nil {
+				failed = append(failed, err)
+				continue
+			}
+			if !a.answered[at] {
+				a.answered[at] = true
+				a.herald.call(at, l.mac)
+			}
+		}
+	}
+	for at, protocol := range proxies { // at links that are left out
+		if protocol == proxyProtocol && !wanted[at] {
+			failed = append(failed, removeProxy(at))
+		}
+	}
+	for at := range a.answered {
+		if wanted[at] {
+			continue
+		}
+		if socket, ok := a.sockets[at]; ok {
+			unix.Close(socket)
+			delete(a.sockets, at)
+		}
+		a.herald.forget(at)
+		delete(a.answered, at)
+	}
+	if len(wanted) == 0 && len(links) == 0 {
+		failed = append(failed, errors.New("services.announceOn: no link of this node is up, broadcast and has a network; name one"))
+	}
+	a.tell(before)
+	return errors.Join(failed...)
+}
+
+// proxy has the kernel answer ARP for an address, as it does for proxies of others.
+func (a *announcer) proxy(at announcement, l *announceLink, there map[announcement]uint8) error {
+	setting := "net/ipv4/conf/" + l.name + "/forwarding"
+	if b, err := os.ReadFile("/proc/sys/" + setting); err == nil && strings.TrimSpace(string(b)) == "0" {
+		return fmt.Errorf("services.announce: %s does not forward, and answers nobody for %s; sysctl -w %s=1", l.name, at.address, strings.ReplaceAll(setting, "/", "."))
+	}
+	if _, ok := there[at]; ok {
+		return nil
+	}
+	if err := proxyRequest(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_EXCL, at); err != nil {
+		return fmt.Errorf("services.announce: answer for %s at %s: %w", at.address, l.name, err)
+	}
+	return nil
+}
+
+// join has the kernel answer neighbour solicitations for an address (RFC 4861, Section 7.2.7).
+func (a *announcer) join(at announcement, l *announceLink) error {
+	if _, ok := a.sockets[at]; ok {
+		return nil
+	}
+	socket, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("services.announce: answer for %s: %w", at.address, err)
+	}
+	err = unix.SetsockoptIPv6Mreq(socket, unix.IPPROTO_IPV6, unix.IPV6_JOIN_ANYCAST, &unix.IPv6Mreq{Multiaddr: at.address.As16(), Interface: uint32(at.link)})
+	if errors.Is(err, unix.EADDRNOTAVAIL) {
+		err = fmt.Errorf("it does not forward, and has no such network; sysctl -w net.ipv6.conf.%s.forwarding=1", l.name)
+	}
+	if err != nil {
+		unix.Close(socket)
+		return fmt.Errorf("services.announce: answer for %s at %s: %w", at.address, l.name, err)
+	}
+	a.sockets[at] = socket
+	return nil
+}
+
+// addresses returns those that are announced at any link, in order.
+func (a *announcer) addresses() (all []netip.Addr) {
+	for at := range a.answered {
+		all = append(all, at.address)
+	}
+	slices.SortFunc(all, netip.Addr.Compare)
+	return slices.Compact(all)
+}
+
+// tell logs what has become of announcements.
+func (a *announcer) tell(before []netip.Addr) {
+	after := a.addresses()
+	for _, x := range after {
+		if !slices.Contains(before, x) {
+			a.log.WithField("address", x).Info("this node answers for an address")
+		}
+	}
+	for _, x := range before {
+		if !slices.Contains(after, x) {
+			a.log.WithField("address", x).Info("this node leaves an address to others")
+		}
+	}
+}
+
+// An announceLink is a link at which addresses are announced.
+type announceLink struct {
+	index int
+	name  string
+	mac   net.HardwareAddr
+	of    map[bool]bool // by family: IPv6, IPv4
+}
+
+// links returns the named links, or all that are at a network of other hosts, with what is wrong with names.
+func (a *announcer) links(on []string) (all []*announceLink, err error) {
+	list, err := listed(netlink.LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("services: list this machine's links: %w", err)
+	}
+	networks, err := listed(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
+	if err != nil {
+		return nil, fmt.Errorf("services: list this machine's addresses: %w", err)
+	}
+	missing := slices.Clone(on)
+	for _, link := range list {
+		at := link.Attrs()
+		named := slices.Contains(on, at.Name)
+		if len(on) > 0 && !named || at.Index == a.device || !hasNeighbours(at) || !named && at.MasterIndex != 0 {
+			continue
+		}
+		l := &announceLink{at.Index, at.Name, at.HardwareAddr, map[bool]bool{false: named, true: named}}
+		for _, n := range networks {
+			if ones, bits := n.Mask.Size(); n.LinkIndex == at.Index && ones < bits && n.IP.IsGlobalUnicast() {
+				l.of[bits == 128] = true
+			}
+		}
+		all = append(all, l)
+		missing = slices.DeleteFunc(missing, func(name string) bool { return name == at.Name })
+	}
+	if len(missing) > 0 {
+		err = fmt.Errorf("services.announceOn: %s: no such link, or it is down, or has no MAC addresses; ip -br link shows all", strings.Join(missing, ", "))
+	}
+	return all, err
+}
+
+// hasNeighbours reports whether a link is up, and neighbours at it are found by broadcast.
+func hasNeighbours(at *netlink.LinkAttrs) bool {
+	return at.Flags&net.FlagUp != 0 && at.Flags&net.FlagBroadcast != 0 && at.RawFlags&unix.IFF_NOARP == 0 && len(at.HardwareAddr) == macLength
+}
+
+// proxyNeighbours returns the proxy neighbours of IPv4 that there are, with their protocols.
+func proxyNeighbours() (map[announcement]uint8, error) {
+	messages, err := listed(func() ([][]byte, error) {
+		request := nl.NewNetlinkRequest(unix.RTM_GETNEIGH, unix.NLM_F_DUMP)
+		request.AddData(&netlink.Ndmsg{Family: unix.AF_INET, Flags: netlink.NTF_PROXY})
+		return request.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWNEIGH)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("services: list this machine's proxy neighbours: %w", err)
+	}
+	all := map[announcement]uint8{}
+	for _, m := range messages {
+		n, err := netlink.NeighDeserialize(m)
+		if err != nil || n.Flags&netlink.NTF_PROXY == 0 {
+			continue
+		}
+		attributes, err := nl.ParseRouteAttr(m[(&netlink.Ndmsg{}).Len():])
+		if err != nil {
+			continue
+		}
+		a, _ := netip.AddrFromSlice(n.IP)
+		at := announcement{a, n.LinkIndex}
+		all[at] = 0
+		for _, x := range attributes {
+			if x.Attr.Type == netlink.NDA_PROTOCOL && len(x.Value) > 0 {
+				all[at] = x.Value[0]
+			}
+		}
+	}
+	return all, nil
+}
+
+func removeProxy(at announcement) error {
+	if err := proxyRequest(unix.RTM_DELNEIGH, 0, at); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("services: leave %s to others: %w; do so with: ip neigh flush proxy to %[1]s", at.address, err)
+	}
+	return nil
+}
+
+// proxyRequest asks for a change of a proxy neighbour.
+func proxyRequest(what, flags int, at announcement) error {
+	request := nl.NewNetlinkRequest(what, flags|unix.NLM_F_ACK)
+	request.AddData(&netlink.Ndmsg{Family: unix.AF_INET, Index: uint32(at.link), Flags: netlink.NTF_PROXY})
+	request.AddData(nl.NewRtAttr(netlink.NDA_DST, at.address.AsSlice()))
+	request.AddData(nl.NewRtAttr(netlink.NDA_PROTOCOL, []byte{proxyProtocol}))
+	_, err := request.Execute(unix.NETLINK_ROUTE, 0)
+	return err
+}

@@ -1,0 +1,313 @@
+package integration
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// An announceLab is a serviceLab in which both nodes serve the same address of a load balancer, each with its own file.
+type announceLab struct {
+	*serviceLab
+	vip   [2]netip.Addr
+	files map[string]string
+	nodes map[string]*peerProcess
+}
+
+func newAnnounceLab(t *testing.T) *announceLab {
+	return &announceLab{
+		serviceLab: newServiceLab(t), vip: [2]netip.Addr{netip.MustParseAddr("172.18.0.77"), netip.MustParseAddr("fd18::77")},
+		files: map[string]string{}, nodes: map[string]*peerProcess{},
+	}
+}
+
+// write writes a node's file, which announces the address or does not.
+func (l *announceLab) write(h *peerHost, announce string) {
+	l.Helper()
+	own := serviceAddresses[h.name]
+	text := fmt.Sprintf(`name: %s
+services:
+  addresses: [%s, %q]
+  pods: [10.244.0.0/16, "fd24::/16"]
+  serviceCIDRs: [10.96.0.0/12, "fd96::/112"]
+  %s
+  serve:
+  - {name: web, clusterIP: [10.96.0.10, "fd96::10"], port: 80, loadBalancerIPs: [%s, %q], endpoints: [{address: 10.244.2.5, port: 8080, node: n2}, {address: "fd24:2::5", port: 8080, node: n2}]}
+`, h.name, own[0], own[1], announce, l.vip[0], l.vip[1].String())
+	if l.files[h.name] == "" {
+		l.files[h.name] = filepath.Join(l.TempDir(), h.name+".yaml")
+	}
+	if err := os.WriteFile(l.files[h.name], []byte(text), 0o600); err != nil {
+		l.Fatal(err)
+	}
+}
+
+func (l *announceLab) run(h *peerHost, announce string) {
+	l.Helper()
+	l.write(h, announce)
+	l.nodes[h.name] = h.start(nil, os.Getenv(binaryEnv), "node", "--config", l.files[h.name])
+	l.says(h, "services are served", 1)
+}
+
+// reload has a node announce something else.
+func (l *announceLab) reload(h *peerHost, announce string) {
+	l.Helper()
+	done := strings.Count(l.nodes[h.name].output(), "configuration applied")
+	l.write(h, announce)
+	l.nodes[h.name].cmd.Process.Signal(unix.SIGHUP)
+	l.says(h, "configuration applied", done+1)
+}
+
+// says waits until a node has said something so often.
+func (l *announceLab) says(h *peerHost, what string, times int) {
+	l.Helper()
+	p := l.nodes[h.name]
+	eventually(l.T, h.name+": "+what, func() error {
+		if err := p.running(); err != nil {
+			l.Fatal(err, p.output())
+		}
+		if strings.Count(p.output(), what) < times {
+			return errNotYet
+		}
+		return nil
+	})
+}
+
+func (l *announceLab) end(h *peerHost, how unix.Signal) {
+	l.Helper()
+	l.nodes[h.name].cmd.Process.Signal(how)
+	<-l.nodes[h.name].ended
+}
+
+// mac returns that of a host at the network.
+func (l *announceLab) mac(h *peerHost) (mac string) {
+	l.Helper()
+	err := h.do(func() error {
+		link, err := net.InterfaceByName("lan")
+		if err == nil {
+			mac = link.HardwareAddr.String()
+		}
+		return err
+	})
+	if err != nil {
+		l.Fatal(err)
+	}
+	return mac
+}
+
+// A kernel's proxies answer at a random time within 0.8 s (proxy_delay).
+const answerPatience = 1200 * time.Millisecond
+
+// answers has the host outside forget who has an address and ask anew, and returns who answers: their names, in order.
+func (l *announceLab) answers(to netip.Addr) (names []string) {
+	l.Helper()
+	macs := map[string]string{l.mac(l.n1): "n1", l.mac(l.n2): "n2"}
+	socket, err := l.listenPackets(l.out)
+	if err != nil {
+		l.Fatal(err)
+	}
+	defer unix.Close(socket)
+	l.out.ip("neigh flush to " + to.String())
+	err = l.out.do(func() error {
+		conn, err := net.Dial("udp", netip.AddrPortFrom(to, 9).String())
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		_, err = conn.Write([]byte("?"))
+		return err
+	})
+	if err != nil {
+		l.Fatal(err)
+	}
+	for deadline := time.Now().Add(answerPatience); ; {
+		frame := nextFrame(socket, deadline)
+		if frame == nil {
+			slices.Sort(names)
+			return slices.Compact(names)
+		}
+		if mac, a, unasked := layer2Answer(frame); a == to && !unasked {
+			names = append(names, macs[mac])
+		}
+	}
+}
+
+func (l *announceLab) listenPackets(h *peerHost) (socket int, err error) {
+	const all = unix.ETH_P_ALL<<8 | unix.ETH_P_ALL>>8
+	return socket, h.do(func() error {
+		link, err := net.InterfaceByName("lan")
+		if err == nil {
+			socket, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+		}
+		if err == nil {
+			err = unix.Bind(socket, &unix.SockaddrLinklayer{Protocol: all, Ifindex: link.Index})
+		}
+		return err
+	})
+}
+
+func nextFrame(socket int, deadline time.Time) []byte {
+	for b := make([]byte, 2000); ; {
+		n, err := unix.Read(socket, b)
+		if err == nil {
+			return b[:n]
+		}
+		left := time.Until(deadline)
+		if !errors.Is(err, unix.EAGAIN) || left <= 0 {
+			return nil
+		}
+		unix.Poll([]unix.PollFd{{Fd: int32(socket), Events: unix.POLLIN}}, int(left/time.Millisecond)+1)
+	}
+}
+
+// layer2Answer reads an ARP packet or a neighbour advertisement that says where an address is, and whether somebody had asked.
+func layer2Answer(b []byte) (mac string, a netip.Addr, unasked bool) {
+	if len(b) < 14 {
+		return "", a, false
+	}
+	mac = net.HardwareAddr(b[6:12]).String()
+	broadcast := b[0]&1 != 0
+	switch kind, body := binary.BigEndian.Uint16(b[12:]), b[14:]; {
+	case kind == unix.ETH_P_ARP && len(body) >= 28 && (body[7] == 2 || broadcast && bytes.Equal(body[14:18], body[24:28])):
+		a, _ = netip.AddrFromSlice(body[14:18])
+	case kind == unix.ETH_P_IPV6 && len(body) >= 64 && body[6] == unix.IPPROTO_ICMPV6 && body[40] == 136 && body[7] == 255:
+		a, _ = netip.AddrFromSlice(body[48:64])
+	}
+	return mac, a, broadcast
+}
+
+// require fails unless exactly these nodes answer for the address, over both families.
+func (l *announceLab) require(when string, nodes ...string) {
+	l.Helper()
+	for _, a := range l.vip {
+		if got := l.answers(a); !slices.Equal(got, nodes) {
+			l.Errorf("%s: %v answer for %s, want %v", when, got, a, nodes)
+		}
+	}
+}
+
+// requireServed asks the address from outside, and sees by whose address the endpoint sees that it went through a node.
+func (l *announceLab) requireServed(when string, from *peerHost, through string) {
+	l.Helper()
+	for family, a := range l.vip {
+		who, sees, err := l.ask(from, "tcp", netip.AddrPortFrom(a, 80).String())
+		if err != nil || who != "pb" || sees != serviceAddresses[through][family] {
+			l.Errorf("%s: %s asks %s: %q answers and sees %q: %v", when, from.name, a, who, sees, err)
+		}
+	}
+}
+
+// requireNothingLeft fails if a node's kernel would answer for an address of others.
+func (l *announceLab) requireNothingLeft(when string, h *peerHost) {
+	l.Helper()
+	left := h.run("ip", "neigh", "show", "proxy") + h.run("ip", "-6", "neigh", "show", "proxy")
+	for line := range strings.Lines(h.run("ip", "-6", "route", "show", "table", "local")) {
+		if strings.Contains(line, l.vip[1].String()) {
+			left += line
+		}
+	}
+	if left != "" {
+		l.Errorf("%s: %s keeps %s", when, h.name, left)
+	}
+}
+
+const announceBoth = `announce: [172.18.0.77/32, "fd18::77/128"]`
+
+// TestServicesAnnounce: the node that is to answer at layer 2 for a load balancer's address does, and no other, over both families; it
+// leaves the address at SIGHUP, SIGTERM and SIGKILL, and keeps nothing. One node may open packet sockets, and tells neighbours.
+func TestServicesAnnounce(t *testing.T) {
+	beside(t, func(t *testing.T) {
+		l := newAnnounceLab(t)
+		l.n1.refused = refuseNetfilter
+		l.out.ip("route del default", "route del ::/0")
+		l.run(l.n2, "")
+		l.run(l.n1, "")
+		l.require("nobody is to")
+
+		l.reload(l.n1, announceBoth)
+		l.require("the first is to", "n1")
+		l.requireServed("the first is to", l.out, "n1")
+		l.requireServed("the first is to: short cut", l.b, "n2")
+		l.requireServed("the first is to: short cut", l.n2, "n2")
+
+		// The second takes over, and tells so the host outside, which does not ask.
+		l.reload(l.n1, "")
+		l.requireNothingLeft("after SIGHUP", l.n1)
+		socket, err := l.listenPackets(l.out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(socket)
+		began := time.Now()
+		l.reload(l.n2, announceBoth)
+		l.requireServed("the second is to", l.out, "n2")
+		if took := time.Since(began); took > 2*time.Second {
+			t.Errorf("the host outside needs %v to find the second node", took)
+		}
+		l.requireHeralded(socket)
+		l.require("the second is to", "n2")
+		l.requireServed("the second is to: short cut", l.c, "n1")
+
+		l.end(l.n2, unix.SIGKILL)
+		l.require("the second was killed")
+		l.run(l.n2, "")
+		l.requireNothingLeft("a run after SIGKILL", l.n2)
+		l.end(l.n2, unix.SIGTERM)
+		l.run(l.n2, announceBoth)
+		l.require("the second is to again", "n2")
+		l.end(l.n2, unix.SIGKILL)
+		l.run(l.n2, announceBoth)
+		l.require("a run after SIGKILL that is to", "n2")
+		l.end(l.n2, unix.SIGTERM)
+		l.requireNothingLeft("after SIGTERM", l.n2)
+
+		// What somebody else has made stays.
+		l.n1.ip("neigh add proxy 172.18.0.77 dev lan", "neigh add proxy 172.18.0.78 dev lan")
+		l.reload(l.n1, announceBoth)
+		l.require("the first is to, as somebody else has it", "n1")
+		l.end(l.n1, unix.SIGTERM)
+		if kept := l.n1.run("ip", "neigh", "show", "proxy"); strings.Count(kept, "proxy") != 2 {
+			t.Errorf("of somebody else's two proxies these are left: %s", kept)
+		}
+	}, programs("ip", "ip"))
+}
+
+// requireHeralded sees what the second node tells unasked: as often as MetalLB, of IPv4 in both forms.
+func (l *announceLab) requireHeralded(socket int) {
+	l.Helper()
+	told := map[string]int{}
+	for deadline := time.Now().Add(7 * time.Second); ; {
+		frame := nextFrame(socket, deadline)
+		if frame == nil {
+			break
+		}
+		mac, a, unasked := layer2Answer(frame)
+		if !unasked || !a.IsValid() {
+			continue
+		}
+		if mac != l.mac(l.n2) || !slices.Contains(l.vip[:], a) {
+			continue
+		}
+		kind := "advertisement"
+		if a.Is4() {
+			kind = fmt.Sprintf("ARP %d", frame[14+7])
+		}
+		told[kind]++
+	}
+	for _, kind := range []string{"ARP 1", "ARP 2", "advertisement"} {
+		if told[kind] != 5 {
+			l.Errorf("%d times %s, want 5: %v", told[kind], kind, told)
+		}
+	}
+}

@@ -1,0 +1,218 @@
+package service
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// anAnnouncer is a State of a node that announces what is in 203.0.113.0/24 and fd99::/64.
+func anAnnouncer(t testing.TB, self string, alive []string, objects ...*Object) *State {
+	t.Helper()
+	base := aBase()
+	base.Announce = []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24"), netip.MustParsePrefix("fd99::/64")}
+	s := NewState(All, self, base)
+	for _, o := range objects {
+		s.Put(o)
+	}
+	s.SetAlive(alive)
+	return s
+}
+
+// namedNode is a Node with fields of its metadata and status besides.
+func namedNode(t testing.TB, i int, meta, status string) *Object {
+	return object(t, fmt.Sprintf("{kind: Node, metadata: {name: n%d, uid: u-n%[1]d%s}, status: {addresses: [{type: InternalIP, address: 172.18.0.%[1]d}, {type: InternalIP, address: 'fd18::%[1]d'}]%[3]s}}", i, meta, status))
+}
+
+// balanced is a Service with addresses of a load balancer.
+func balanced(t testing.TB, name, more string, port int, addresses ...string) *Object {
+	o := aService(t, name, fmt.Sprintf("type: LoadBalancer, clusterIP: 10.96.0.%d, clusterIPs: [10.96.0.%[1]d, 'fd96::%[1]d'], ports: [{name: http, port: %[1]d, protocol: TCP}]%[2]s", port, more))
+	var ingress []string
+	for _, a := range addresses {
+		ingress = append(ingress, fmt.Sprintf("{\"ip\": %q}", a))
+	}
+	o.Status = []byte(`{"loadBalancer": {"ingress": [` + strings.Join(ingress, ", ") + "]}}")
+	return o
+}
+
+// A metalLB states again how MetalLB's layer 2 mode chooses, by what users write.
+type metalLB struct {
+	speakers, unavailable, excluded []string
+}
+
+// owner returns the node that announces a Service whose first address is first; endpoints are "node ready serving".
+func (m *metalLB) owner(first string, local bool, endpoints []string) string {
+	var with []string
+	for _, e := range endpoints {
+		f := strings.Fields(e)
+		if f[1] != "false" || f[2] == "true" {
+			with = append(with, f[0])
+		}
+	}
+	if len(with) == 0 {
+		return ""
+	}
+	var hashes []string
+	for _, n := range m.speakers {
+		if slices.Contains(m.unavailable, n) || slices.Contains(m.excluded, n) || local && !slices.Contains(with, n) {
+			continue
+		}
+		sum := sha256.Sum256([]byte(n + "#" + first))
+		hashes = append(hashes, hex.EncodeToString(sum[:])+n)
+	}
+	if len(hashes) == 0 {
+		return ""
+	}
+	return slices.Min(hashes)[2*sha256.Size:]
+}
+
+// Each address is announced by the node that MetalLB chooses, and by no other, on random nodes, Services and endpoints.
+func TestAnnouncing(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 0))
+	some := func(all []string) (list []string) {
+		for _, x := range all {
+			if r.IntN(4) == 0 {
+				list = append(list, x)
+			}
+		}
+		return list
+	}
+	owned, nobodys, local := 0, 0, 0
+	for range 1000 {
+		var names []string
+		for i := range 1 + r.IntN(6) {
+			names = append(names, fmt.Sprintf("n%d", i+1))
+		}
+		m := &metalLB{unavailable: some(names), excluded: some(names)}
+		for _, n := range names {
+			if r.IntN(5) > 0 {
+				m.speakers = append(m.speakers, n)
+			}
+		}
+		var objects []*Object
+		for i, n := range names {
+			meta, status := "", ", conditions: [{type: Ready, status: 'False'}, {type: NetworkUnavailable, status: 'False'}]"
+			if slices.Contains(m.excluded, n) {
+				meta = ", labels: {node.kubernetes.io/exclude-from-external-load-balancers: ''}"
+			}
+			if slices.Contains(m.unavailable, n) {
+				status = ", conditions: [{type: NetworkUnavailable, status: 'True'}]"
+			}
+			objects = append(objects, namedNode(t, i+1, meta, status))
+		}
+		want := map[string]string{}
+		for i := range 4 {
+			name, four, six := fmt.Sprintf("s%d", i), fmt.Sprintf("203.0.113.%d", r.IntN(200)+i*10), fmt.Sprintf("fd99::%x", r.IntN(1<<16))
+			addresses := [][]string{{four}, {six}, {four, six}, {six, four}}[r.IntN(4)]
+			if want[four] != "" || want[six] != "" {
+				continue
+			}
+			policy, isLocal := "", r.IntN(2) == 0
+			if isLocal {
+				policy, local = ", externalTrafficPolicy: Local", local+1
+			}
+			var endpoints, said []string
+			for j := range r.IntN(5) {
+				n, ready, serving := names[r.IntN(len(names))], []string{"true", "false", "null"}[r.IntN(3)], []string{"true", "false", "null"}[r.IntN(3)]
+				said = append(said, n+" "+ready+" "+serving)
+				endpoints = append(endpoints, fmt.Sprintf("{addresses: [10.244.0.%d], nodeName: %s, conditions: {ready: %s, serving: %s}}", j+1, n, ready, serving))
+			}
+			objects = append(objects, balanced(t, name, policy, 80+i, addresses...), aSlice(t, name, name, webPort, endpoints...))
+			for _, a := range addresses {
+				want[a] = m.owner(addresses[0], isLocal, said)
+			}
+		}
+		r.Shuffle(len(objects), func(i, j int) { objects[i], objects[j] = objects[j], objects[i] })
+		got := map[string]string{}
+		for _, n := range names {
+			for _, a := range anAnnouncer(t, n, m.speakers, objects...).Config().Answers {
+				if other := got[a.String()]; other != "" {
+					t.Errorf("%s is announced by %s and by %s", a, other, n)
+				}
+				got[a.String()] = n
+			}
+		}
+		for a, n := range want {
+			if got[a] != n {
+				t.Errorf("%s is announced by %q, want %q: %v", a, got[a], n, m)
+			}
+			if n == "" {
+				nobodys++
+			} else {
+				owned++
+			}
+		}
+	}
+	if owned < 1000 || nobodys < 100 || local < 100 {
+		t.Errorf("%d addresses with an owner, %d without, %d Services with the Local policy: too few to say anything", owned, nobodys, local)
+	}
+}
+
+// Services that share an address are announced by one node, which may for all of them; where none may for all, for the oldest.
+func TestAnnouncingShared(t *testing.T) {
+	nodes := []*Object{namedNode(t, 1, "", ""), namedNode(t, 2, "", ""), namedNode(t, 3, "", "")}
+	alive := []string{"n1", "n2", "n3"}
+	const local = ", externalTrafficPolicy: Local"
+	at := func(nodes ...string) (all []string) {
+		for i, n := range nodes {
+			all = append(all, fmt.Sprintf("{addresses: [10.244.0.%d], nodeName: %s}", i+1, n))
+		}
+		return all
+	}
+	for _, test := range []struct {
+		name   string
+		policy [2]string
+		at     [2][]string
+		among  []string
+	}{
+		{"both anywhere", [2]string{"", ""}, [2][]string{at("n1"), at("n2")}, alive},
+		{"the younger at one", [2]string{"", local}, [2][]string{at("n1"), at("n2")}, []string{"n2"}},
+		{"both at one", [2]string{local, local}, [2][]string{at("n1", "n3"), at("n2", "n3")}, []string{"n3"}},
+		{"nowhere both", [2]string{local, local}, [2][]string{at("n1"), at("n2")}, []string{"n1"}},
+		{"the older without endpoints", [2]string{local, local}, [2][]string{nil, at("n2")}, []string{"n2"}},
+	} {
+		objects := append(slices.Clone(nodes), balanced(t, "a", test.policy[0], 80, "203.0.113.7"), balanced(t, "b", test.policy[1], 81, "203.0.113.7"),
+			aSlice(t, "a", "a", webPort, test.at[0]...), aSlice(t, "b", "b", webPort, test.at[1]...))
+		var owners []string
+		for _, n := range alive {
+			if len(anAnnouncer(t, n, alive, objects...).Config().Answers) > 0 {
+				owners = append(owners, n)
+			}
+		}
+		if want := (&metalLB{speakers: test.among}).owner("203.0.113.7", false, []string{"n1 true true"}); !slices.Equal(owners, []string{want}) {
+			t.Errorf("%s: %v, want %s", test.name, owners, want)
+		}
+	}
+}
+
+// What this node does not serve it does not announce, nor what is in none of the CIDRs, nor anything without them.
+func TestAnnouncingServed(t *testing.T) {
+	objects := []*Object{namedNode(t, 1, "", ""), balanced(t, "web", "", 80, "203.0.113.7", "198.51.100.7"), aSlice(t, "web", "web", webPort, "{addresses: [10.244.0.1]}")}
+	s := anAnnouncer(t, selfName, []string{selfName}, objects...)
+	if got := s.Config().Answers; !slices.Equal(got, addr("203.0.113.7")) {
+		t.Errorf("%v", got)
+	}
+	s.Refuse(addr("203.0.113.7"))
+	if got := s.Config().Answers; got != nil {
+		t.Errorf("what the kernel leads elsewhere: %v", got)
+	}
+	s.Forgive()
+	if s.SetAlive([]string{selfName}) || !s.SetAlive(nil) {
+		t.Error("it does not tell what has changed")
+	}
+	if got := s.Config().Answers; got != nil {
+		t.Errorf("without a Lease: %v", got)
+	}
+	s = aState(t, All, objects...)
+	s.SetAlive([]string{selfName})
+	if got := s.Config().Answers; got != nil {
+		t.Errorf("without announce: %v", got)
+	}
+}

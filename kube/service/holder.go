@@ -1,0 +1,164 @@
+package service
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+
+	"culvert/kube"
+)
+
+var leases = schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}
+
+// The label by which Leases of nodes are found.
+const (
+	leaseLabel = "app"
+	leaseApp   = "culvert-node"
+)
+
+func (s *Source) leases() dynamic.ResourceInterface {
+	return s.client.Resource(leases).Namespace(s.namespace)
+}
+
+// follow follows the Leases of all nodes until ctx ends.
+func (s *Source) followLeases(ctx context.Context) {
+	(&kube.Followed{Client: s.leases(), Resource: leases.Resource, Labels: leaseLabel + "=" + leaseApp, Into: leaseSink{s}}).Follow(ctx, s.causes)
+}
+
+// hold holds this node's Lease from when it serves until ctx ends, and releases it.
+func (s *Source) hold(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+		return
+	case <-s.serving:
+	}
+	defer s.release()
+	for {
+		asked := time.Now()
+		stamp := asked.UTC().Format(metav1.RFC3339Micro)
+		s.mu.Lock()
+		s.tenure.ask(stamp, asked)
+		s.mu.Unlock()
+		err := s.renew(ctx, s.self, stamp)
+		s.causes.Note(ctx, "patch", leases.Resource, err)
+		s.mu.Lock()
+		wait := time.Until(s.tenure.due(asked))
+		s.mu.Unlock()
+		if err != nil {
+			wait = leaseRetry
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(max(wait, time.Millisecond)):
+		}
+	}
+}
+
+// renew writes that holder holds this node's Lease.
+func (s *Source) renew(ctx context.Context, holder, stamp string) error {
+	ctx, cancel := context.WithTimeout(ctx, leasePatience)
+	defer cancel()
+	name := leasePrefix + s.self
+	spec := map[string]any{"holderIdentity": holder, "leaseDurationSeconds": int64(leaseDuration / time.Second), "renewTime": stamp}
+	patch, err := json.Marshal(map[string]any{"spec": spec})
+	if err != nil {
+		return err
+	}
+	if _, err = s.leases().Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{}); !apierrors.IsNotFound(err) {
+		return err
+	}
+	meta := map[string]any{"name": name, "labels": map[string]any{leaseLabel: leaseApp}}
+	s.mu.Lock()
+	if n := s.state.node; n != nil && n.uid != "" { // the Lease goes with the Node
+		meta["ownerReferences"] = []any{map[string]any{"apiVersion": "v1", "kind": "Node", "name": s.self, "uid": n.uid}}
+	}
+	s.mu.Unlock()
+	u := &unstructured.Unstructured{Object: map[string]any{"apiVersion": leases.GroupVersion().String(), "kind": KindLease, "metadata": meta, "spec": spec}}
+	_, err = s.leases().Create(ctx, u, metav1.CreateOptions{})
+	return err
+}
+
+// release lets other nodes know that this one announces nothing any more.
+func (s *Source) release() {
+	err := s.renew(context.Background(), "", time.Now().UTC().Format(metav1.RFC3339Micro))
+	if err != nil {
+		s.log.WithError(err).Warn("the Lease is not released: addresses move to other nodes when it ends")
+	}
+}
+
+// A leaseSink takes the Leases that a reflector reads.
+type leaseSink struct{ *Source }
+
+func (k leaseSink) Add(o any) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.take(o)
+	k.judge()
+	return nil
+}
+
+func (k leaseSink) Update(o any) error { return k.Add(o) }
+
+func (k leaseSink) Delete(o any) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if u, ok := o.(*unstructured.Unstructured); ok {
+		if node, ok := leaseNode(u.GetName()); ok {
+			k.tenure.saw(node, "", false, time.Now())
+		}
+	}
+	k.judge()
+	return nil
+}
+
+func (k leaseSink) Replace(all []any, _ string) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	nodes := map[string]bool{}
+	for _, o := range all {
+		nodes[k.take(o)] = true
+	}
+	k.tenure.keep(nodes)
+	k.judge()
+	return nil
+}
+
+func (k leaseSink) Resync() error { return nil }
+
+// take takes one Lease, and returns whose it is.
+//
+// +checklocks:k.mu
+func (k leaseSink) take(o any) (node string) {
+	u, ok := o.(*unstructured.Unstructured)
+	if !ok {
+		return ""
+	}
+	node, ok = leaseNode(u.GetName())
+	if !ok {
+		return ""
+	}
+	var spec struct {
+		HolderIdentity string `json:"holderIdentity"`
+		RenewTime      string `json:"renewTime"`
+	}
+	part, err := kube.PartOf(u, "spec")
+	if err = errors.Join(err, json.Unmarshal(part, &spec)); err != nil {
+		return ""
+	}
+	k.tenure.saw(node, spec.RenewTime, spec.HolderIdentity == node, time.Now())
+	return node
+}
+
+// judge has addresses move where nodes have come or gone.
+//
+// +checklocks:k.mu
+func (k leaseSink) judge() { k.note(k.state.SetAlive(k.tenure.alive())) }

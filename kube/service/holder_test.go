@@ -1,0 +1,326 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	kubetesting "k8s.io/client-go/testing"
+
+	"culvert/gateway/services"
+)
+
+// An electorate is nodes of one cluster that announce an address, some of which the API server does not hear.
+type electorate struct {
+	*cluster
+	mu      sync.Mutex
+	deaf    map[string]bool // whose writes are refused; "": all
+	members map[string]*member
+	broken  string // node that cannot serve
+}
+
+type member struct {
+	answers string
+	end     func()
+}
+
+const announcedAddress = "203.0.113.7"
+
+// inElectorate has so many nodes serve a Service, and f see them.
+func inElectorate(t *testing.T, nodes int, f func(*electorate)) {
+	t.Helper()
+	e := &electorate{deaf: map[string]bool{}, members: map[string]*member{}}
+	objects := []*Object{balanced(t, "web", "", 80, announcedAddress), aSlice(t, "web", "web", webPort, "{addresses: [10.244.0.1]}")}
+	for i := range nodes {
+		objects = append(objects, namedNode(t, i+1, "", ""))
+	}
+	inCluster(t, func(c *cluster) {
+		e.cluster = c
+		c.api.PrependReactor("*", "leases", func(a kubetesting.Action) (bool, runtime.Object, error) {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			deaf := e.deaf[""]
+			if a, ok := a.(kubetesting.PatchAction); ok {
+				deaf = deaf || e.deaf[strings.TrimPrefix(a.GetName(), leasePrefix)]
+			}
+			return deaf, nil, apierrors.NewInternalError(errors.New("away"))
+		})
+	}, func(*cluster) {
+		for i := range nodes {
+			e.join(fmt.Sprintf("n%d", i+1))
+		}
+		defer func() {
+			for _, m := range e.members {
+				m.end()
+			}
+		}()
+		f(e)
+	}, objects...)
+}
+
+// join starts a node.
+func (e *electorate) join(name string) {
+	base := aBase()
+	base.Announce = anAnnouncer(e.t, name, nil).base.Announce
+	log := logrus.New()
+	log.SetOutput(&lockedWriter{to: e})
+	s := NewSource(e.api, All, name, leaseNamespace, base, logrus.NewEntry(log))
+	ctx, cancel := context.WithCancel(e.t.Context())
+	m, done := &member{}, make(chan struct{})
+	m.end = func() { cancel(); <-done }
+	e.mu.Lock()
+	e.members[name] = m
+	e.mu.Unlock()
+	go func() {
+		defer close(done)
+		s.Run(ctx, func(c *services.Config) error {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			if e.broken == name {
+				return errors.New("no TUN device")
+			}
+			m.answers = fmt.Sprint(c.Answers)
+			return nil
+		})
+	}()
+}
+
+// A lockedWriter keeps what is written for the failure of a test.
+type lockedWriter struct{ to *electorate }
+
+func (w *lockedWriter) Write(b []byte) (int, error) {
+	w.to.mu.Lock()
+	defer w.to.mu.Unlock()
+	return w.to.log.Write(b)
+}
+
+// leave ends a node: as SIGTERM does, or as a kill does, which leaves its Lease.
+func (e *electorate) leave(name string, kill bool) {
+	e.mu.Lock()
+	m := e.members[name]
+	delete(e.members, name)
+	e.deaf[name] = kill
+	e.mu.Unlock()
+	m.end()
+	e.mu.Lock()
+	delete(e.deaf, name)
+	e.mu.Unlock()
+}
+
+func (e *electorate) setDeaf(name string, deaf bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.deaf[name] = deaf
+}
+
+// owners returns the nodes that answer for the address.
+func (e *electorate) owners() (all []string) {
+	synctest.Wait()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for name, m := range e.members {
+		if m.answers == "["+announcedAddress+"]" {
+			all = append(all, name)
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+// stays fails unless the owners are these for so long.
+func (e *electorate) stays(when string, d time.Duration, owners ...string) {
+	e.t.Helper()
+	for range d / (50 * time.Millisecond) {
+		time.Sleep(50 * time.Millisecond)
+		if got := e.owners(); !slices.Equal(got, owners) {
+			e.t.Fatalf("%s: %v own the address, want %v\n%s", when, got, owners, &e.log)
+		}
+	}
+}
+
+// until returns after which time the owners are these.
+func (e *electorate) until(when string, owners ...string) time.Duration {
+	e.t.Helper()
+	began := time.Now()
+	for !slices.Equal(e.owners(), owners) {
+		if time.Since(began) > time.Minute {
+			e.t.Fatalf("%s: %v own the address, want %v\n%s", when, e.owners(), owners, &e.log)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return time.Since(began)
+}
+
+// renewed returns when a node has renewed its Lease last.
+func (e *electorate) renewed(name string) time.Time {
+	e.t.Helper()
+	o, err := e.api.Tracker().Get(leases, leaseNamespace, leasePrefix+name)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	text, _, _ := unstructured.NestedString(o.(*unstructured.Unstructured).Object, "spec", "renewTime")
+	at, err := time.Parse(time.RFC3339Nano, text)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	return at
+}
+
+// order returns the nodes in the order in which they are to own the address.
+func order(nodes ...string) []string {
+	var all []string
+	for left := slices.Clone(nodes); len(left) > 0; {
+		next := (&metalLB{speakers: left}).owner(announcedAddress, false, []string{"n true true"})
+		all = append(all, next)
+		left = slices.DeleteFunc(left, func(n string) bool { return n == next })
+	}
+	return all
+}
+
+// TestLeases: the first node by its hash owns the address. When it is killed, the next one does within a second of the end of its Lease,
+// and not before; when it ends, at once; and the first again when it is back.
+func TestLeases(t *testing.T) {
+	all := order("n1", "n2", "n3")
+	inElectorate(t, 3, func(e *electorate) {
+		e.until("at the start", all[0])
+		e.stays("in peace", time.Minute, all[0])
+		for range 4 { // at various times between two renewals
+			e.leave(all[0], true)
+			if took := e.until("after a kill", all[1]); took > leaseDuration+time.Second {
+				t.Errorf("it takes %v", took)
+			}
+			if late := time.Since(e.renewed(all[0]).Add(leaseDuration)); late < 0 || late > time.Second {
+				t.Errorf("the next one owns the address %v after the Lease of the first has ended", late)
+			}
+			e.join(all[0])
+			if took := e.until("when it is back", all[0]); took > time.Second {
+				t.Errorf("it takes %v until the first one is back", took)
+			}
+			e.stays("when it is back", 700*time.Millisecond, all[0])
+		}
+		e.leave(all[0], false)
+		if took := e.until("after the end", all[1]); took > 200*time.Millisecond {
+			t.Errorf("it takes %v after the first has released its Lease", took)
+		}
+		e.leave(all[1], false)
+		e.until("after the second's end", all[2])
+		e.put(namedNode(t, 9, "", ""))
+		e.join(all[0])
+		e.until("the first is back", all[0])
+		excluded := namedNode(t, int(all[0][1]-'0'), ", labels: {node.kubernetes.io/exclude-from-external-load-balancers: 'true'}", "")
+		e.put(excluded)
+		if took := e.until("the first is excluded", all[2]); took > 200*time.Millisecond {
+			t.Errorf("it takes %v after the first was excluded", took)
+		}
+	})
+}
+
+// TestLeasesAway: while the API server is away, addresses stay where they are, and for long enough after that all nodes are heard again.
+func TestLeasesAway(t *testing.T) {
+	all := order("n1", "n2", "n3")
+	inElectorate(t, 3, func(e *electorate) {
+		e.until("at the start", all[0])
+		for _, d := range []time.Duration{2 * time.Second, 7 * time.Second, 20 * time.Second, time.Hour} {
+			e.setDeaf("", true)
+			e.stays("away", d, all[0])
+			e.setDeaf("", false)
+			e.stays("back", 20*time.Second, all[0])
+		}
+		// A node that the API server alone does not hear stays as it was, beside the next one.
+		e.setDeaf(all[0], true)
+		both := slices.Sorted(slices.Values(all[:2]))
+		e.until("the first is not heard", both...)
+		e.stays("the first is not heard", 20*time.Second, both...)
+		e.setDeaf(all[0], false)
+		e.until("the first is heard again", all[0])
+	})
+}
+
+// TestLeaseWaits: a node that cannot serve holds no Lease, and so others answer in its place.
+func TestLeaseWaits(t *testing.T) {
+	all := order("n1", "n2")
+	inElectorate(t, 2, func(e *electorate) {
+		e.until("at the start", all[0])
+		e.leave(all[0], true)
+		e.mu.Lock()
+		e.broken = all[0]
+		e.mu.Unlock()
+		e.join(all[0])
+		e.until("the first cannot serve", all[1])
+		e.stays("the first cannot serve", 20*time.Second, all[1])
+		e.mu.Lock()
+		e.broken = ""
+		e.mu.Unlock()
+		if took := e.until("it can again", all[0]); took > 2*time.Second {
+			t.Errorf("it takes %v", took)
+		}
+	})
+}
+
+// TestLeaseRights: what is asked for with announce is what the manifest grants, in the namespace alone where Leases are; without, nobody
+// asks for Leases. The Lease goes with its Node.
+func TestLeaseRights(t *testing.T) {
+	inElectorate(t, 1, func(e *electorate) {
+		e.until("at the start", "n1")
+		o, err := e.api.Tracker().Get(leases, leaseNamespace, leasePrefix+"n1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		u := o.(*unstructured.Unstructured)
+		if refs := u.GetOwnerReferences(); len(refs) != 1 || refs[0].Kind != "Node" || refs[0].Name != "n1" || refs[0].UID != "u-n1" {
+			t.Errorf("the Lease belongs to %v", refs)
+		}
+		if u.GetLabels()[leaseLabel] != leaseApp {
+			t.Errorf("nobody finds it by %v", u.GetLabels())
+		}
+		time.Sleep(time.Minute)
+		asked := map[string]int{}
+		for _, a := range e.api.Actions() {
+			if a.GetResource() == leases {
+				asked[a.GetVerb()]++
+				if a.GetNamespace() != leaseNamespace {
+					t.Errorf("%s in namespace %q", a.GetVerb(), a.GetNamespace())
+				}
+			}
+		}
+		if asked["patch"] < 19 || asked["patch"] > 22 || asked["create"] != 1 {
+			t.Errorf("in a minute it asked %v", asked)
+		}
+		e.put(aService(t, "bad", "clusterIP: 10.96.0.20, ports: [{port: 80, protocol: DCCP}]")) // which is told in an Event
+		time.Sleep(time.Second)
+		e.requireRights()
+	})
+	text, err := os.ReadFile("../manifests/services.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for document := range strings.SplitSeq(string(text), "\n---\n") {
+		if strings.Contains(document, "leases") && !strings.Contains(document, "kind: Role\n") {
+			t.Errorf("Leases are granted by\n%s", document)
+		}
+	}
+	inCluster(t, nil, func(c *cluster) {
+		c.last()
+		for _, a := range c.api.Actions() {
+			if a.GetResource() == leases {
+				t.Errorf("without announce: %s %s", a.GetVerb(), leases.Resource)
+			}
+		}
+		base := aBase()
+		base.Announce = anAnnouncer(t, selfName, nil).base.Announce
+		if err := c.Rebase(t.Context(), base); err == nil || !strings.Contains(err.Error(), "services.announce") {
+			t.Errorf("announce comes while a node runs: %v", err)
+		}
+	}, aNode(t), aService(t, "web", web))
+}
