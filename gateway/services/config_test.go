@@ -236,7 +236,6 @@ func TestSocketsConfig(t *testing.T) {
 		{"mode: sockets", "mode: sockets\nannounceOn: [eth1]", "services.announceOn"},
 		{"mode: sockets", "mode: sockets\ninterface: culvert1", "services.interface"},
 		{"mode: sockets", "mode: sockets\nmtu: 1400", "services.mtu"},
-		{"mode: sockets", "mode: sockets\nannounce: [203.0.113.7/32]", "services.announce"},
 		{"name: web,", "name: web, clusterIP: 10.96.0.10,", "services.serve[0].clusterIP"},
 		{"name: web,", "name: web, protocol: sctp,", "services.serve[0].protocol"},
 	} {
