@@ -107,12 +107,20 @@ func (f *flow) touch() { f.active.Store(int64(time.Since(f.door.began))) }
 func (f *flow) send(b []byte) {
 	f.touch()
 	_, err := f.conn.Write(b)
-	if errors.Is(err, unix.ECONNREFUSED) {
-		f.door.stats.failures.Add(1)
+	if err != nil && !errors.Is(err, net.ErrClosed) {
+		f.note(err)
 		_, err = f.conn.Write(b)
 	}
 	if err != nil {
 		f.door.stats.lost.Add(1)
+	}
+}
+
+// note counts what has come back for an earlier packet. No such error ends a flow: ICMP is not to be believed that much, and the kernel heeds
+// what is said of the path's MTU.
+func (f *flow) note(err error) {
+	if errors.Is(err, unix.ECONNREFUSED) {
+		f.door.stats.failures.Add(1)
 	}
 }
 
@@ -125,10 +133,8 @@ func (f *flow) answer() {
 	}
 	for wait := f.door.idle.udp; wait > 0; wait = f.door.idle.udp - (time.Since(f.door.began) - time.Duration(f.active.Load())) {
 		f.conn.SetReadDeadline(time.Now().Add(wait))
-		for err = nil; err == nil || errors.Is(err, unix.ECONNREFUSED); {
-			if err = f.relay(raw.Read); errors.Is(err, unix.ECONNREFUSED) {
-				f.door.stats.failures.Add(1)
-			}
+		for err = nil; err == nil; {
+			err = f.relay(raw.Read)
 		}
 		if !errors.Is(err, os.ErrDeadlineExceeded) {
 			return
@@ -138,8 +144,7 @@ func (f *flow) answer() {
 
 // relay waits for one answer and gives it to the client.
 func (f *flow) relay(read func(func(fd uintptr) bool) error) error {
-	var failed error
-	err := read(func(fd uintptr) bool {
+	return read(func(fd uintptr) bool {
 		b := buffers.Get().(*[maxDatagram]byte)
 		defer buffers.Put(b)
 		n, err := unix.Read(int(fd), b[:])
@@ -150,7 +155,7 @@ func (f *flow) relay(read func(func(fd uintptr) bool) error) error {
 		case errors.Is(err, unix.EAGAIN):
 			return false
 		case err != nil:
-			failed = err
+			f.note(err)
 			return true
 		}
 		f.touch()
@@ -159,5 +164,4 @@ func (f *flow) relay(read func(func(fd uintptr) bool) error) error {
 		}
 		return true
 	})
-	return errors.Join(err, failed)
 }

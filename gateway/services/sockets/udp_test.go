@@ -2,8 +2,10 @@ package sockets
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"net"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -172,4 +174,64 @@ func TestCapUDP(t *testing.T) {
 	if n := s.stats.refused[unix.IPPROTO_UDP][nat.ReasonConnectionShare].Load(); n != 24 {
 		t.Errorf("%d of 32 were refused, want 24", n)
 	}
+}
+
+// What the network says about one packet costs no other: the client keeps its flow, and so the port that its endpoint knows it by.
+func TestErrorsOfTheWay(t *testing.T) {
+	needHosts(t)
+	telling(t, endpointA)
+	s := serving(t, config(unix.IPPROTO_UDP, nil, endpointA))
+	c, err := dial(t, "udp", outside[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := ask(c, "?"); err != nil {
+		t.Fatal(err)
+	}
+	var own, backend netip.AddrPort
+	for at, d := range s.doors {
+		if !at.at.Addr().Is4() {
+			continue
+		}
+		d.flowing.Lock()
+		for _, f := range d.flows {
+			own, backend = f.conn.LocalAddr().(*net.UDPAddr).AddrPort(), f.backend
+		}
+		d.flowing.Unlock()
+	}
+	router, err := net.Dial("ip4:icmp", own.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer router.Close()
+	for name, kind := range map[string][2]byte{"too big": {3, 4}, "prohibited": {3, 13}, "bad header": {12, 0}} {
+		for range 4 {
+			if _, err := router.Write(complaint(kind, own, backend)); err != nil {
+				t.Fatal(err)
+			}
+			if _, got, err := ask(c, name); err != nil || got != name {
+				t.Fatalf("%s: %q comes back: %v", name, got, err)
+			}
+		}
+	}
+	if n := s.stats.created[unix.IPPROTO_UDP].Load(); n != 1 {
+		t.Errorf("%d connections were made for one client", n)
+	}
+}
+
+// complaint returns the ICMP error of a kind about a datagram (RFC 792; the next hop's MTU: RFC 1191, Section 4).
+func complaint(kind [2]byte, source, destination netip.AddrPort) []byte {
+	b := []byte{kind[0], kind[1], 0, 0, 0, 0, 1400 >> 8, 1400 & 0xff, 0x45, 0, 5, 0xdc, 0, 1, 0x40, 0, 64, unix.IPPROTO_UDP, 0, 0}
+	b = append(append(b, source.Addr().AsSlice()...), destination.Addr().AsSlice()...)
+	b = binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16(b, source.Port()), destination.Port())
+	b = append(b, 5, 0xc8, 0, 0)
+	sum := uint32(0)
+	for i := 0; i < len(b); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(b[i:]))
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	binary.BigEndian.PutUint16(b[2:], ^uint16(sum))
+	return b
 }
