@@ -19,7 +19,7 @@ const (
 	dialTries   = 3               // endpoints that a client waits for
 	dialTimeout = 3 * time.Second // for each: a SYN is repeated after 1 s (RFC 6298, Section 2.1)
 	acceptPause = 50 * time.Millisecond
-	idleParts   = 8 // an idle connection is seen late by this part of the time at most
+	idleParts   = 8 // each way looks after this part of the time whether bytes have passed
 )
 
 // A session is a connection of TCP between a client and an endpoint.
@@ -161,13 +161,15 @@ func (x *session) carry() {
 
 // pump carries one way until it ends, and ends it for who receives. After an error, or when nothing passes either way for too long, both end.
 //
-// The deadline for reading comes round to see whether anything has passed: then nothing is lost, for it ends a splice between two chunks. That for
-// writing ends the connection: who does not take anything for so long is gone.
+// The deadline for reading comes round to see whether anything has passed: then nothing is lost, for it ends a splice between two chunks. What has
+// passed the other way since that one looked is not known yet, so a connection has one such time more. That for writing ends the connection: who
+// does not take anything for so long is gone.
 func (x *session) pump(to, from *net.TCPConn) {
-	idle := x.door.idle.tcp
+	look := x.door.idle.tcp / idleParts
+	idle := x.door.idle.tcp + look
 	for {
 		now := time.Now()
-		from.SetReadDeadline(now.Add(idle / idleParts))
+		from.SetReadDeadline(now.Add(look))
 		to.SetWriteDeadline(now.Add(idle))
 		n, err := io.Copy(to, from)
 		passed := time.Since(x.door.began)

@@ -9,7 +9,9 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -322,5 +324,37 @@ func TestIdleTCP(t *testing.T) {
 	}
 	if _, err := io.ReadFull(speaks, make([]byte, 4)); err != nil {
 		t.Errorf("the one that speaks: %v", err)
+	}
+}
+
+// A connection on which a byte passes before its time is over goes on, whenever that is looked at: here both ways look when the first byte was
+// seen that long ago, and the second one has passed since.
+func TestBeat(t *testing.T) {
+	needHosts(t)
+	const idle = 2 * time.Second
+	beats := []time.Duration{idle / 10, idle * 21 / 20}
+	listening(t, endpointA[0], func(c *net.TCPConn) {
+		began := time.Now()
+		for _, at := range beats {
+			beat := time.NewTimer(time.Until(began.Add(at)))
+			<-beat.C
+			c.Write([]byte("!"))
+		}
+		io.Copy(io.Discard, c)
+	})
+	serving(t, config(unix.IPPROTO_TCP, nil, endpointA), func(i *idleTimes, _ *int) { i.tcp = idle })
+	var all sync.WaitGroup
+	defer all.Wait()
+	for i := range 20 {
+		c, err := dial(t, "tcp", outside[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.SetReadDeadline(time.Now().Add(idle * 5 / 4))
+		all.Go(func() {
+			if n, err := io.Copy(io.Discard, c); n != int64(len(beats)) || !errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Errorf("connection %d: %d beats, %v", i, n, err)
+			}
+		})
 	}
 }
