@@ -13,17 +13,16 @@ func (c *Config) Announces(a netip.Addr) bool {
 	return slices.ContainsFunc(c.Announce, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// answers returns the load balancer addresses that are to be announced, in order.
+// answers returns the load balancer addresses that are to be announced.
 func (c *Config) answers() (all []netip.Addr) {
 	for i := range c.Services {
 		for _, a := range c.Services[i].LoadBalancerIPs {
-			if c.Announces(a) {
+			if c.Announces(a) && !slices.Contains(all, a) {
 				all = append(all, a)
 			}
 		}
 	}
-	slices.SortFunc(all, netip.Addr.Compare)
-	return slices.Compact(all)
+	return all
 }
 
 // readAnnounce reads what is about layer 2.
@@ -50,7 +49,7 @@ func (c *Config) readAnnounce(e *configfile.Errors, f *File) {
 // validateAnnounce notes what is announced and not served.
 func (c *Config) validateAnnounce(e *configfile.Errors) {
 	for i, p := range c.Announce {
-		if !slices.ContainsFunc(c.Answers, p.Contains) {
+		if !slices.ContainsFunc(c.Answers, func(a netip.Addr) bool { return p.Contains(a) }) {
 			e.Add(fmt.Sprintf("services.announce[%d]", i), "%s has none of loadBalancerIPs in it; add one to services.serve, or leave the CIDR out", p)
 		}
 	}
