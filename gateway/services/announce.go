@@ -8,9 +8,9 @@ import (
 	"culvert/gateway/configfile"
 )
 
-// Announces reports whether an address is one that nodes are to answer for at layer 2.
+// Announces reports whether an address is one that nodes are to answer for at layer 2, and this one can: it serves the family.
 func (c *Config) Announces(a netip.Addr) bool {
-	return slices.ContainsFunc(c.Announce, func(p netip.Prefix) bool { return p.Contains(a) })
+	return c.masquerade().Of(a.Is6()).IsValid() && slices.ContainsFunc(c.Announce, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
 // answers returns the load balancer addresses that are to be announced.
@@ -49,7 +49,9 @@ func (c *Config) readAnnounce(e *configfile.Errors, f *File) {
 // validateAnnounce notes what is announced and not served.
 func (c *Config) validateAnnounce(e *configfile.Errors) {
 	for i, p := range c.Announce {
-		if !slices.ContainsFunc(c.Answers, func(a netip.Addr) bool { return p.Contains(a) }) {
+		if !c.masquerade().Of(p.Addr().Is6()).IsValid() {
+			e.Add(fmt.Sprintf("services.announce[%d]", i), "%s is of a family of which services.addresses has none; add this node's, or leave the CIDR out", p)
+		} else if !slices.ContainsFunc(c.Answers, func(a netip.Addr) bool { return p.Contains(a) }) {
 			e.Add(fmt.Sprintf("services.announce[%d]", i), "%s has none of loadBalancerIPs in it; add one to services.serve, or leave the CIDR out", p)
 		}
 	}

@@ -91,45 +91,61 @@ func (a *announcer) announce(addresses []netip.Addr, on []string) error {
 	if len(addresses) == 0 {
 		return a.withdraw(nil)
 	}
-	links, missing := a.links(on)
-	if missing == nil && len(links) == 0 {
-		missing = errors.New("services.announceOn: no link of this node is up, broadcast and has a network; name one")
+	links, missing, err := a.links(on)
+	if err != nil {
+		return err
 	}
-	wanted := map[announcement]*announceLink{}
-	for _, l := range links {
-		for _, address := range addresses {
+	var failed []error
+	if len(missing) > 0 {
+		failed = append(failed, fmt.Errorf("services.announceOn: %s: no such link, or it is down, or has no MAC addresses; ip -br link shows all", strings.Join(missing, ", ")))
+	}
+	wanted := map[announcement]bool{}
+	for _, address := range addresses {
+		somewhere := false
+		for _, l := range links {
 			if l.of[address.Is6()] {
-				wanted[announcement{address, l.index}] = l
+				wanted[announcement{address, l.index}], somewhere = true, true
 			}
 		}
+		if !somewhere {
+			failed = append(failed, fmt.Errorf("services.announceOn: none of the links that are up has a network of the family of %s; name one", address))
+		}
 	}
-	failed := []error{missing, a.end(func(at announcement) bool { return wanted[at] == nil })}
+	failed = append(failed, a.end(func(at announcement) bool { return !wanted[at] }))
 	proxies, err := proxyNeighbours()
 	if err != nil {
 		return err
 	}
 	before := a.addresses()
-	for at, l := range wanted {
-		_, known := a.answered[at]
-		socket, err := noSocket, error(nil)
-		if at.address.Is4() {
-			err = a.proxy(at, l, proxies)
-		} else if !known {
-			socket, err = join(at, l)
-		}
-		if err != nil {
-			failed = append(failed, err)
-		} else if !known {
-			a.answered[at] = socket
-			a.herald.call(at, l.mac)
+	for _, l := range links { // in order, so that what fails reads alike each time
+		for _, address := range addresses {
+			if l.of[address.Is6()] {
+				failed = append(failed, a.begin(announcement{address, l.index}, l, proxies))
+			}
 		}
 	}
 	a.tell(before)
 	return errors.Join(failed...)
 }
 
+// begin announces an address at a link, or sees that it is announced.
+func (a *announcer) begin(at announcement, l *announceLink, proxies map[announcement]uint8) (err error) {
+	socket := noSocket
+	_, known := a.answered[at]
+	if at.address.Is4() {
+		err = proxy(at, l, proxies)
+	} else if !known {
+		socket, err = join(at, l)
+	}
+	if err == nil && !known {
+		a.answered[at] = socket
+		a.herald.call(at, l.mac)
+	}
+	return err
+}
+
 // proxy has the kernel answer ARP for an address, as it does for proxies of others.
-func (a *announcer) proxy(at announcement, l *announceLink, there map[announcement]uint8) error {
+func proxy(at announcement, l *announceLink, there map[announcement]uint8) error {
 	setting := "net/ipv4/conf/" + l.name + "/forwarding"
 	if b, err := os.ReadFile("/proc/sys/" + setting); err == nil && strings.TrimSpace(string(b)) == "0" {
 		return fmt.Errorf("services.announce: %s does not forward, and answers nobody for %s; sysctl -w %s=1", l.name, at.address, strings.ReplaceAll(setting, "/", "."))
@@ -195,17 +211,17 @@ type announceLink struct {
 	of    map[bool]bool // by family: IPv6, IPv4
 }
 
-// links returns the named links, or all that are at a network of other hosts, with what is wrong with names.
-func (a *announcer) links(on []string) (all []*announceLink, err error) {
+// links returns the named links, or all that are at a network of other hosts, and the names of those that cannot be used.
+func (a *announcer) links(on []string) (all []*announceLink, missing []string, err error) {
 	list, err := listed(netlink.LinkList)
 	if err != nil {
-		return nil, fmt.Errorf("services: list this machine's links: %w", err)
+		return nil, nil, fmt.Errorf("services: list this machine's links: %w", err)
 	}
 	networks, err := listed(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
-		return nil, fmt.Errorf("services: list this machine's addresses: %w", err)
+		return nil, nil, fmt.Errorf("services: list this machine's addresses: %w", err)
 	}
-	missing := slices.Clone(on)
+	missing = slices.Clone(on)
 	for _, link := range list {
 		at := link.Attrs()
 		named := slices.Contains(on, at.Name)
@@ -221,10 +237,7 @@ func (a *announcer) links(on []string) (all []*announceLink, err error) {
 		all = append(all, l)
 		missing = slices.DeleteFunc(missing, func(name string) bool { return name == at.Name })
 	}
-	if len(missing) > 0 {
-		err = fmt.Errorf("services.announceOn: %s: no such link, or it is down, or has no MAC addresses; ip -br link shows all", strings.Join(missing, ", "))
-	}
-	return all, err
+	return all, missing, nil
 }
 
 // hasNeighbours reports whether a link is up, and neighbours at it are found by broadcast.
