@@ -64,8 +64,9 @@ long: go-version kube-assets ## in full what the tests do in small: sieges, mill
 	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 3h ./integration/sim
 	KUBEBUILDER_ASSETS='$(KUBEBUILDER_ASSETS)' CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 30m -run 'TestKubeGateways|TestKubeScale|TestKubeEndpoints|TestKubeProxyAgrees' ./integration
 
+# What one goroutine tries at random cannot race: -short tries less of it.
 race: go-version ## the unit tests under the race detector (needs a C compiler)
-	@echo '$(GO) test -race'; GORACE=atexit_sleep_ms=0 $(GO) test -v -race -timeout 20m $(UNIT) 2>&1 | $(RESULTS)
+	@echo '$(GO) test -race -short'; GORACE=atexit_sleep_ms=0 $(GO) test -v -race -short -timeout 20m $(UNIT) 2>&1 | $(RESULTS)
 
 # On a busy machine go test fails now and then because the time for fuzzing ends, without any failing input: then it is asked again.
 fuzz: go-version ## each fuzz target for FUZZTIME (30s)

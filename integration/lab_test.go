@@ -196,18 +196,18 @@ func (u *labUser) logs() {
 
 func TestLab(t *testing.T) {
 	modes := 0
-	for _, mode := range []string{"vxlan", "tun", "geneve"} {
+	for mode, offloads := range map[string]string{"vxlan": "on", "tun": "off", "geneve": "on"} {
 		t.Run(mode, func(t *testing.T) {
-			newLabUser(t).need(mode)
+			u := newLabUser(t)
+			u.need(mode)
 			modes++
+			u.check(45, "ipv4", "--mode", mode, "--offloads", offloads)
+			u.requireNothingLeft()
 		})
 	}
 	if modes == 0 {
 		need.Kernel(t, "mode", errors.New("no link of a node is here"))
 	}
-	u := newLabUser(t)
-	u.check(100*modes, "ipv4", "--mode", "all", "--offloads", "both")
-	u.requireNothingLeft()
 }
 
 // TestLabIPv6: all that is promised for IPv4 is tried over IPv6, between pods that have it and over tunnels that use it.
@@ -233,9 +233,9 @@ func TestLabRestart(t *testing.T) {
 	u.requireNothingLeft()
 }
 
-// TestLongLabIPv6 is TestLabIPv6 in all modes and in full, with attacks and bad files, with root and without.
-func TestLongLabIPv6(t *testing.T) {
-	need.Long(t, "labs with IPv6 in every mode")
+// TestLongLab is TestLab and TestLabIPv6 in all modes and in full, with attacks and bad files, with root and without.
+func TestLongLab(t *testing.T) {
+	need.Long(t, "every lab in every mode")
 	for _, u := range []*labUser{newLabUser(t), newLabUser(t).ordinary()} {
 		for _, mode := range []string{"geneve", "vxlan", "tun"} {
 			for _, offloads := range []string{"on", "off"} {
@@ -243,7 +243,7 @@ func TestLongLabIPv6(t *testing.T) {
 					u := *u
 					u.t = t
 					u.need(mode, "ipv6")
-					u.check(240, "dual", "v6-inside", "v6-outside", "--mode", mode, "--offloads", offloads)
+					u.check(290, "ipv4", "dual", "v6-inside", "v6-outside", "--mode", mode, "--offloads", offloads)
 					u.requireNothingLeft()
 				})
 			}

@@ -246,19 +246,25 @@ func (h *peerHost) hash(to netip.AddrPort, size int64) (rate float64, err error)
 		return 0, err
 	}
 	defer c.Close()
+	rate, got, want, err := hashOver(c, size)
+	if err == nil && got != want {
+		err = fmt.Errorf("%d bytes to %s: the hash is %s, want %s", size, to, got, want)
+	}
+	return rate, err
+}
+
+// hashOver sends random bytes on a connection, and returns what is answered at the end and their hash.
+func hashOver(c net.Conn, size int64) (rate float64, got, want string, err error) {
 	c.SetDeadline(time.Now().Add(2 * time.Minute))
 	sum, begin := sha256.New(), time.Now()
 	if _, err := io.Copy(io.MultiWriter(c, sum), io.LimitReader(randomBytes(7), size)); err != nil {
-		return 0, err
+		return 0, "", "", err
 	}
 	if err := c.(*net.TCPConn).CloseWrite(); err != nil {
-		return 0, err
+		return 0, "", "", err
 	}
-	got, err := io.ReadAll(c)
-	if want := hex.EncodeToString(sum.Sum(nil)); err == nil && string(got) != want {
-		err = fmt.Errorf("%d bytes to %s: the hash is %s, want %s", size, to, got, want)
-	}
-	return float64(size) / time.Since(begin).Seconds(), err
+	answer, err := io.ReadAll(c)
+	return float64(size) / time.Since(begin).Seconds(), string(answer), hex.EncodeToString(sum.Sum(nil)), err
 }
 
 // romeProxied is what rome's gateway has its pod stand for: services for milan, and mapped addresses for its own node.

@@ -18,13 +18,13 @@ const (
 // An affinityTable remembers the backends of the clients of all services with affinity. It belongs to no configuration: services go by
 // name, port and protocol, backends by address and port. It grows with use. Its places are shared out, with services for links.
 type affinityTable struct {
-	index map[affinityKey]uint32 // hashed with a secret of the process
-	lists map[serviceIdentity]*clientList
-	named uint32 // lists that were ever made
-	made  []*[chunkEntries]affinity
-	high  uint32 // entries that were ever used, entry 0 included
-	spare uint32
-	used  int
+	directory directory // of entries, as references of direction original
+	lists     map[serviceIdentity]*clientList
+	named     uint32 // lists that were ever made
+	made      []*[chunkEntries]affinity
+	high      uint32 // entries that were ever used, entry 0 included
+	spare     uint32
+	used      int
 }
 
 type serviceIdentity struct {
@@ -37,6 +37,7 @@ type serviceIdentity struct {
 type clientList struct {
 	id          uint32
 	first, last uint32
+	length      int
 }
 
 type affinityKey struct {
@@ -50,6 +51,11 @@ type affinity struct {
 	backend        uint64 // seed
 	expires        Time
 	previous, next uint32 // in the service's list; next also links spare ones
+}
+
+func (t *affinityTable) init() {
+	t.directory.init()
+	t.lists, t.high = map[serviceIdentity]*clientList{}, 1
 }
 
 func (t *affinityTable) at(number uint32) *affinity {
@@ -69,7 +75,7 @@ func identityOf(s *rules.Service) serviceIdentity {
 // Preconditions: there is a backend.
 func (e *Engine) backend(b *rules.Balancer, client *rules.Client, now Time) int32 {
 	if b.Service.Affinity == rules.AffinityClientIP {
-		if n, ok := e.clients.backend(b, client, now); ok {
+		if n, ok := e.backendOf(b, client, now); ok {
 			return n
 		}
 	}
@@ -78,9 +84,6 @@ func (e *Engine) backend(b *rules.Balancer, client *rules.Client, now Time) int3
 
 // list returns the clients of a service.
 func (t *affinityTable) list(identity serviceIdentity) *clientList {
-	if t.index == nil {
-		t.index, t.lists, t.high = map[affinityKey]uint32{}, map[serviceIdentity]*clientList{}, 1
-	}
 	l := t.lists[identity]
 	if l == nil {
 		t.named++
@@ -90,24 +93,51 @@ func (t *affinityTable) list(identity serviceIdentity) *clientList {
 	return l
 }
 
-// holder returns who holds the place of a client.
-func (k *affinityKey) holder(s *shares) holder {
-	address := k.client[0]
-	if address == 0 { // IPv4
-		address = k.client[1]
-	}
-	of := 1<<32 | uint64(k.list)
-	return holder{s.identify(address, 0, of), s.linked(of)}.of(shareAffinities)
+// hash is keyed by the process: no client can choose to crowd others.
+func (k *affinityKey) hash(s *shares) uint32 {
+	return uint32(s.identify(k.client[0], k.client[1], uint64(k.list)) >> 32)
 }
 
-// backend returns the backend that a client of a service had, if that is known and still there.
-func (t *affinityTable) backend(b *rules.Balancer, client *rules.Client, now Time) (int32, bool) {
+// find returns the entry of a client of which hash is the hash, 0 if there is none.
+func (t *affinityTable) find(k *affinityKey, hash uint32) uint32 {
+	s := t.directory.segment(hash)
+	for i := hash % segmentSlots; s[i] != 0; i = (i + 1) % segmentSlots {
+		if uint32(s[i]>>32) != hash {
+			continue
+		}
+		if number := reference(s[i]).number(); t.at(number).key == *k {
+			return number
+		}
+	}
+	return 0
+}
+
+// network returns the identity of the /64 of an IPv6 client of a service. An IPv4 client has none: he is one of his address.
+func (k *affinityKey) network(s *shares) (identity uint64, ok bool) {
+	if k.client[0] == 0 {
+		return 0, false
+	}
+	return s.identify(k.client[0], 0, 1<<32|uint64(k.list)) ^ uint64(shareAffinities)<<32, true
+}
+
+// neighbours returns how many clients of the /64 of an IPv6 client the service has.
+func (k *affinityKey) neighbours(s *shares) int {
+	if network, ok := k.network(s); ok {
+		return s.held(network)
+	}
+	return 0
+}
+
+// backendOf returns the backend that a client of a service had, if that is known and still there.
+func (e *Engine) backendOf(b *rules.Balancer, client *rules.Client, now Time) (int32, bool) {
+	t := &e.clients
 	l := t.lists[identityOf(&b.Service)]
 	if l == nil {
 		return 0, false
 	}
-	number, ok := t.index[affinityKey{l.id, client.Address()}]
-	if !ok || t.at(number).expires <= now {
+	key := affinityKey{l.id, client.Address()}
+	number := t.find(&key, key.hash(&e.table.shares))
+	if number == 0 || t.at(number).expires <= now {
 		return 0, false
 	}
 	return b.Find(t.at(number).backend)
@@ -125,7 +155,8 @@ func (e *Engine) remember(b *rules.Balancer, client *rules.Client, backend int32
 		timeout = defaultAffinityTimeout
 	}
 	key, seed := affinityKey{l.id, client.Address()}, b.Seed(backend)
-	if number, ok := t.index[key]; ok {
+	hash := key.hash(&e.table.shares)
+	if number := t.find(&key, hash); number != 0 {
 		a := t.at(number)
 		if a.backend == seed && a.expires > now {
 			t.unlink(l, a)
@@ -135,21 +166,27 @@ func (e *Engine) remember(b *rules.Balancer, client *rules.Client, backend int32
 		}
 		e.forget(l, number)
 	}
-	e.keep(l, key, seed, now.Add(timeout), now)
+	e.keep(l, &key, hash, seed, now.Add(timeout), now)
 }
 
-// keep makes an entry for a client that has none. It returns false if there is no place for it.
-func (e *Engine) keep(l *clientList, key affinityKey, backend uint64, expires, now Time) bool {
-	if !e.remembers(l, &key, now) {
+// keep makes an entry for a client that has none, and of which hash is the hash. It returns false if there is no place for it.
+func (e *Engine) keep(l *clientList, key *affinityKey, hash uint32, backend uint64, expires, now Time) bool {
+	if !e.remembers(l, key, now) {
 		return false
 	}
 	t := &e.clients
 	number := t.take()
+	if !t.directory.insert(hash, newReference(number, original)) { // more equal hashes than chance makes
+		t.giveBack(number)
+		e.stats.ClientsRefused++
+		return false
+	}
 	a := t.at(number)
-	*a = affinity{key: key, backend: backend, expires: expires}
+	*a = affinity{key: *key, backend: backend, expires: expires}
 	t.push(l, a, number)
-	t.index[key] = number
-	e.table.shares.take(key.holder(&e.table.shares))
+	if network, ok := key.network(&e.table.shares); ok {
+		e.table.shares.add(network)
+	}
 	return true
 }
 
@@ -158,11 +195,11 @@ func (e *Engine) keep(l *clientList, key affinityKey, backend uint64, expires, n
 func (e *Engine) remembers(l *clientList, key *affinityKey, now Time) bool {
 	t, s := &e.clients, &e.table.shares
 	e.forgetSome(l, now, 2)
-	h := key.holder(s)
-	if !s.full(h, t.used, e.snapshot.maxEntries/affinityRatio) {
+	neighbours := key.neighbours(s)
+	if neighbours+l.length+t.used < e.snapshot.maxEntries/affinityRatio { // as shares.full says
 		return true
 	}
-	if l.first == 0 || !s.yields(t.at(l.first).key.holder(s), h) {
+	if l.first == 0 || max(1, t.at(l.first).key.neighbours(s)) < neighbours {
 		e.stats.ClientsRefused++
 		return false
 	}
@@ -197,12 +234,13 @@ func (t *affinityTable) expire(e *Engine, now Time) {
 func (e *Engine) forget(l *clientList, number uint32) {
 	t := &e.clients
 	a := t.at(number)
-	e.table.shares.give(a.key.holder(&e.table.shares))
-	delete(t.index, a.key)
+	s := &e.table.shares
+	if network, ok := a.key.network(s); ok {
+		s.drop(network)
+	}
+	t.directory.remove(a.key.hash(s), newReference(number, original))
 	t.unlink(l, a)
-	*a = affinity{next: t.spare}
-	t.spare = number
-	t.used--
+	t.giveBack(number)
 }
 
 // take returns an entry that is free.
@@ -221,6 +259,13 @@ func (t *affinityTable) take() uint32 {
 	return number
 }
 
+// giveBack makes an entry free.
+func (t *affinityTable) giveBack(number uint32) {
+	*t.at(number) = affinity{next: t.spare}
+	t.spare = number
+	t.used--
+}
+
 func (t *affinityTable) push(l *clientList, a *affinity, number uint32) {
 	a.previous, a.next = l.last, 0
 	if l.last != 0 {
@@ -229,6 +274,7 @@ func (t *affinityTable) push(l *clientList, a *affinity, number uint32) {
 		l.first = number
 	}
 	l.last = number
+	l.length++
 }
 
 func (t *affinityTable) unlink(l *clientList, a *affinity) {
@@ -242,4 +288,5 @@ func (t *affinityTable) unlink(l *clientList, a *affinity) {
 	} else {
 		l.last = a.previous
 	}
+	l.length--
 }

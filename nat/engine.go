@@ -46,6 +46,7 @@ func New(key [16]byte, c *Config) (*Engine, error) {
 	set := rules.NewSet()
 	e := &Engine{hashKey: siphash.NewKey(key), set: set, put: set.Draft(), snapshot: &snapshot{}, hits: newRuleHits()}
 	e.table.init()
+	e.clients.init()
 	e.table.given, e.table.shares.flat = c.given(), c.Host != nil
 	e.paths.init()
 	e.limit.init()

@@ -414,9 +414,13 @@ func TestModel(t *testing.T) {
 	if s, err := strconv.ParseUint(os.Getenv("NAT_SEED"), 10, 64); err == nil {
 		seed = s
 	}
+	rounds := uint64(30)
+	if testing.Short() {
+		rounds = 5
+	}
 	for _, most := range []int{1 << 16, 24} {
 		t.Run(fmt.Sprint(most), func(t *testing.T) {
-			for round := range uint64(30) {
+			for round := range rounds {
 				t.Logf("NAT_SEED=%d round %d", seed, round)
 				x := ether{t: t, r: rand.New(rand.NewPCG(seed, round)), now: start, m: model{most: most}, check: nat.SourceCheck(round % 2)}
 				x.e = engine(t, func(c *nat.Config) { c.MaxConnections, c.SourceCheck = most, x.check })

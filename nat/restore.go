@@ -297,7 +297,8 @@ func (r *Restore) remember(some []clientRecord) {
 		x := &some[i]
 		l := e.clients.list(x.service)
 		key := affinityKey{l.id, x.address}
-		if _, ok := e.clients.index[key]; !ok && x.left > 0 && e.keep(l, key, x.backend, r.now.Add(x.left), r.now) {
+		hash := key.hash(&e.table.shares)
+		if e.clients.find(&key, hash) == 0 && x.left > 0 && e.keep(l, &key, hash, x.backend, r.now.Add(x.left), r.now) {
 			r.result.Clients++
 		}
 	}

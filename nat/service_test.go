@@ -31,6 +31,7 @@ var key, otherKey = siphash.NewKey([16]byte{1, 8: 2}), siphash.NewKey([16]byte{1
 func picker(key siphash.Key) *Engine {
 	e := &Engine{hashKey: key, snapshot: &snapshot{maxEntries: 1024 * affinityRatio}}
 	e.table.init()
+	e.clients.init()
 	return e
 }
 
@@ -238,6 +239,24 @@ func TestServiceAffinityFloodIPv6(t *testing.T) {
 	}
 }
 
+// A client whose hash is that of more others than the directory takes is not remembered, and costs no place.
+func TestServiceAffinityEqualHashes(t *testing.T) {
+	e, r := picker(key), rand.New(rand.NewPCG(15, 16))
+	s := serviceOf(rules.BalanceRandom, rules.AffinityClientIP, 1, 1, 1)
+	pickIndex(e, s, client(r), 0)
+	c := client(r)
+	words := s.Client(c)
+	of := affinityKey{e.clients.list(identityOf(&s.Service)).id, words.Address()}
+	for e.clients.directory.insert(of.hash(&e.table.shares), newReference(1, original)) {
+	}
+	for range 3 {
+		pickIndex(e, s, c, 1)
+	}
+	if e.clients.used != 1 || e.clients.high != 3 || e.stats.ClientsRefused != 3 {
+		t.Errorf("%d clients, %d entries, %+v", e.clients.used, e.clients.high-1, e.stats)
+	}
+}
+
 // What was too long away gives its place back, also of services that are gone.
 func TestServiceAffinityExpires(t *testing.T) {
 	e, r := picker(key), rand.New(rand.NewPCG(13, 14))
@@ -249,7 +268,7 @@ func TestServiceAffinityExpires(t *testing.T) {
 	for range 1000 {
 		e.clients.expire(e, Time(defaultAffinityTimeout))
 	}
-	if e.clients.used != 0 || len(e.clients.index) != 0 || len(e.clients.lists) != 0 {
+	if e.clients.used != 0 || len(e.clients.lists) != 0 {
 		t.Fatalf("%d clients of %d services are left", e.clients.used, len(e.clients.lists))
 	}
 }

@@ -51,11 +51,9 @@ func recount(t testing.TB, e *Engine) {
 			take(g.holder.of(shareHeld))
 		}
 	}
-	for key := range e.clients.index {
-		take(key.holder(s))
-	}
-	if connections != e.table.used || datagrams != e.fragments.partial.length || holds != e.fragments.holds || len(e.clients.index) != e.clients.used {
-		t.Fatalf("%d connections, %d datagrams, %d held, %d clients; counted %d, %d, %d, %d", connections, datagrams, holds, len(e.clients.index),
+	clients := recountClients(t, e, want)
+	if connections != e.table.used || datagrams != e.fragments.partial.length || holds != e.fragments.holds || clients != e.clients.used {
+		t.Fatalf("%d connections, %d datagrams, %d held, %d clients; counted %d, %d, %d, %d", connections, datagrams, holds, clients,
 			e.table.used, e.fragments.partial.length, e.fragments.holds, e.clients.used)
 	}
 	counters := 0
@@ -78,6 +76,45 @@ func recount(t testing.TB, e *Engine) {
 	if counters != len(want) {
 		t.Fatalf("%d counters, want %d", counters, len(want))
 	}
+}
+
+// recountClients returns how many clients of services are remembered, and adds what they hold to want. It fails if their lists, their directory
+// and what is counted of them differ.
+func recountClients(t testing.TB, e *Engine, want map[uint64]uint32) (clients int) {
+	t.Helper()
+	c, s := &e.clients, &e.table.shares
+	for identity, l := range c.lists {
+		length := 0
+		for number := l.first; number != 0; number = c.at(number).next {
+			a := c.at(number)
+			if found := c.find(&a.key, a.key.hash(s)); a.key.list != l.id || found != number {
+				t.Fatalf("client %d of list %d, at %d, is found at %d", number, a.key.list, l.id, found)
+			}
+			if network, ok := a.key.network(s); ok {
+				want[max(network, 1)]++
+			}
+			length++
+		}
+		if length != l.length {
+			t.Fatalf("%v has %d clients and says %d", identity, length, l.length)
+		}
+		clients += length
+	}
+	filed := 0
+	for i, b := range c.directory.buckets {
+		if i > 0 && b.slots == c.directory.buckets[i-1].slots {
+			continue
+		}
+		for _, slot := range b.slots {
+			if slot != 0 {
+				filed++
+			}
+		}
+	}
+	if filed != clients {
+		t.Fatalf("%d clients, %d in the directory", clients, filed)
+	}
+	return clients
 }
 
 // ipv6 makes a packet of UDP, or a fragment of one, of pods and others at a link.

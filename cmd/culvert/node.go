@@ -30,7 +30,8 @@ func newNodeCommand() *cobra.Command {
 			"routes. With services in its file, serve them as kube-proxy does, without netfilter: cluster\n" +
 			"addresses, node ports, external and load balancer addresses, by a TUN device, routes and rules of\n" +
 			"policy routing; SIGHUP reads them again. All is removed at the end, but for what keepLinks and\n" +
-			"services.state leave to the next run. Needs CAP_NET_ADMIN in its network namespace.\n\n" +
+			"services.state leave to the next run. Needs CAP_NET_ADMIN in its network namespace, but not for\n" +
+			"services alone with mode: sockets.\n\n" +
 			"With --services, Services and their endpoints come from Kubernetes, and what is about neither from\n" +
 			"services in the file. It serves those with the label service.kubernetes.io/service-proxy-name:\n" +
 			"culvert, beside kube-proxy; with --services=all also those without that label, in place of kube-proxy.",
@@ -146,11 +147,25 @@ func runNode(ctx context.Context, load func() (*node.Config, error), c *node.Con
 
 // serveFile returns what serves the Services of a file until its context ends, and what serves others from then on.
 func serveFile(c *services.Config, log *logrus.Logger) (serve func(context.Context) error, change func(context.Context, *services.Config) error, err error) {
-	s, err := services.New(c, log)
+	s, err := newServer(c, false, log)
 	if err != nil {
 		return nil, nil, err
 	}
 	return s.Run, s.Apply, nil
+}
+
+// A server serves Services in one of their modes.
+type server interface {
+	Run(context.Context) error
+	Apply(context.Context, *services.Config) error
+}
+
+// newServer returns one by c. A tolerant one of sockets goes on without the ports that it cannot have.
+func newServer(c *services.Config, tolerant bool, log *logrus.Logger) (server, error) {
+	if c.Mode == services.Sockets {
+		return newSockets(c, tolerant, log)
+	}
+	return services.New(c, log)
 }
 
 // rereadServices serves what the file says at each SIGHUP. A file that is bad in any way, or changes what is about the tunnel, changes nothing.
@@ -188,5 +203,10 @@ func printNode(w io.Writer, file string, c *node.Config) {
 	}
 	for _, warning := range c.Warnings {
 		fmt.Fprintf(w, "warning: %s\n", warning)
+	}
+	if c.Services != nil && c.Services.Mode == services.Sockets {
+		for _, err := range checkSockets(c.Services) {
+			fmt.Fprintf(w, "warning: %s\n", err)
+		}
 	}
 }

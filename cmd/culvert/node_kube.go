@@ -24,13 +24,13 @@ func (k *nodeKube) serve(base *services.Config, log *logrus.Logger) (serve func(
 	serve = func(ctx context.Context) (failed error) {
 		ctx, stop := context.WithCancel(ctx)
 		defer stop()
-		var server *services.Server
+		var server server
 		ended := make(chan error, 1)
 		source.Run(ctx, func(c *services.Config) (err error) {
 			if server != nil {
 				return server.Apply(ctx, c)
 			}
-			s, err := services.New(c, log)
+			s, err := newServer(c, true, log)
 			if err != nil {
 				if !errors.As(err, new(*services.TakenError)) { // this machine cannot serve
 					failed = err

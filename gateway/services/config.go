@@ -26,14 +26,25 @@ const (
 	minMTU, maxMTU     = 1280, 65535
 	maxPort            = 65534 // the kernel takes no rule for 65535
 	maxAffinityTimeout = 24 * time.Hour
-	maxNodePorts       = 256 // ranges of them: the kernel walks the list of their rules for each route that it looks up
+	MaxWeight          = 1000 // of an endpoint
+	maxNodePorts       = 256  // ranges of them: the kernel walks the list of their rules for each route that it looks up
 )
 
 // defaultPorts are behind the ports that Linux gives to connections of its own (net.ipv4.ip_local_port_range).
 var defaultPorts = rules.PortRange{First: 61000, Last: maxPort}
 
+// A Mode says how Services are served.
+type Mode string
+
+// The modes.
+const (
+	TUN     Mode = "tun"     // by a TUN device, to which routes and rules lead
+	Sockets Mode = "sockets" // by sockets that listen, without any privilege
+)
+
 // A Config is the part of a node's configuration that is about Services.
 type Config struct {
+	Mode         Mode
 	Node         string // whose endpoints are local
 	Interface    string
 	Addresses    []netip.Addr // of this node, at which node ports are; the first of each family masquerades
@@ -71,11 +82,13 @@ type Endpoint struct {
 	Address  netip.Addr
 	Port     uint16
 	Node     string
+	Weight   int            // share of new clients among the endpoints; 0 means 1
 	Standing rules.Standing // which new clients are sent there
 }
 
 // File mirrors the section of the YAML file.
 type File struct {
+	Mode         configfile.Scalar   `json:"mode"`
 	Interface    configfile.Scalar   `json:"interface"`
 	Addresses    []configfile.Scalar `json:"addresses"`
 	Pods         []configfile.Scalar `json:"pods"`
@@ -108,6 +121,7 @@ type fileService struct {
 		Address configfile.Scalar `json:"address"`
 		Port    configfile.Scalar `json:"port"`
 		Node    configfile.Scalar `json:"node"`
+		Weight  configfile.Scalar `json:"weight"`
 	} `json:"endpoints"`
 }
 
@@ -131,6 +145,7 @@ func (f *File) Config(e *configfile.Errors, node string) *Config {
 // Base is Config for a node whose Services, and maybe whose addresses, come from elsewhere.
 func (f *File) Base(e *configfile.Errors, node string) *Config {
 	c := &Config{
+		Mode: Mode(e.OneOf("services.mode", f.Mode, string(TUN), string(Sockets))),
 		Node: node, Interface: DefaultInterface, Ports: defaultPorts,
 		Addresses:    addresses(e, "services.addresses", f.Addresses),
 		Pods:         e.Prefixes("services.pods", f.Pods),
@@ -154,7 +169,25 @@ func (f *File) Base(e *configfile.Errors, node string) *Config {
 	}
 	c.readAnnounce(e, f)
 	c.validate(e)
+	if c.Mode == Sockets {
+		f.onlyTUN(e)
+	}
 	return c
+}
+
+// onlyTUN notes what is about a device that there is not.
+func (f *File) onlyTUN(e *configfile.Errors) {
+	for _, field := range []struct {
+		path  string
+		given bool
+	}{
+		{"interface", f.Interface != ""}, {"bridged", len(f.Bridged) > 0}, {"serviceCIDRs", len(f.ServiceCIDRs) > 0},
+		{"clientPorts", f.ClientPorts != ""}, {"mtu", f.MTU != ""}, {"state", f.State != ""}, {"announce", len(f.Announce) > 0},
+	} {
+		if field.given {
+			e.Add("services."+field.path, "mode: sockets has no device; leave it out")
+		}
+	}
 }
 
 func (f *fileService) config(e *configfile.Errors, at string) Service {
@@ -189,7 +222,10 @@ func (f *fileService) config(e *configfile.Errors, at string) Service {
 	}
 	for i, p := range f.Endpoints {
 		at := fmt.Sprintf("%sendpoints[%d].", at, i)
-		s.Endpoints = append(s.Endpoints, Endpoint{Address: address(e, at+"address", p.Address), Port: port(e, at+"port", p.Port), Node: string(p.Node)})
+		s.Endpoints = append(s.Endpoints, Endpoint{
+			Address: address(e, at+"address", p.Address), Port: port(e, at+"port", p.Port), Node: string(p.Node),
+			Weight: e.Int(at+"weight", p.Weight, 1, 1, MaxWeight),
+		})
 	}
 	return s
 }
@@ -287,7 +323,7 @@ func (c *Config) validateServices(e *configfile.Errors) {
 		}
 		if s.NodePort != 0 {
 			take("nodePort", netip.Addr{}, s.NodePort)
-			if c.Ports.First <= s.NodePort && s.NodePort <= c.Ports.Last {
+			if c.Reserves(s.NodePort) {
 				e.Add(path+"nodePort", "%d is one of services.clientPorts, %d-%d; choose another", s.NodePort, c.Ports.First, c.Ports.Last)
 			}
 		}
@@ -302,5 +338,19 @@ func (c *Config) validateServices(e *configfile.Errors) {
 				e.Add(path+"clusterIP", "%s is one of services.addresses", a)
 			}
 		}
+		if c.Mode != Sockets {
+			continue
+		}
+		if len(s.ClusterIPs) > 0 {
+			e.Add(path+"clusterIP", "no socket listens there with mode: sockets; leave it out, and write nodePort")
+		}
+		if s.Protocol == unix.IPPROTO_SCTP {
+			e.Add(path+"protocol", "sctp needs mode: tun")
+		}
 	}
+}
+
+// Reserves reports whether a port is one of those that clients get.
+func (c *Config) Reserves(port uint16) bool {
+	return c.Mode != Sockets && c.Ports.First <= port && port <= c.Ports.Last
 }

@@ -56,6 +56,8 @@ func TestConfig(t *testing.T) {
 		{"serve:", "clientPorts: 61000-61010\nserve:", "services.clientPorts"},
 		{"serve:", "clientPorts: 61000-65535\nserve:", "services.clientPorts"},
 		{"serve:", "mtu: 500\nserve:", "services.mtu"},
+		{"node: n1", "node: n1, weight: 0", "services.serve[0].endpoints[0].weight"},
+		{"node: n1", "node: n1, weight: 1001", "services.serve[0].endpoints[0].weight"},
 		{"serve:", "interface: a/b\nserve:", "services.interface"},
 		{"serve:", "state: run\nserve:", "services.state"},
 		{"serve:", "metrics: 8083\nserve:", "services.metrics"},
@@ -205,5 +207,65 @@ func TestNodePortFamilies(t *testing.T) {
 		if slices.Contains(at, netip.IPv4Unspecified()) != test.v4 || slices.Contains(at, netip.IPv6Unspecified()) != test.v6 {
 			t.Errorf("clusterIP %s: node port at %v", test.addresses, at)
 		}
+	}
+}
+
+// Sockets serve at node ports, and at what addresses are the machine's.
+func TestSocketsConfig(t *testing.T) {
+	bare := []string{"serviceCIDRs: [10.96.0.0/12]\n", "mode: sockets\n", "clusterIP: 10.96.0.10, ", "", "clusterIP: 10.96.0.10, ", ""}
+	c, err := parse(t, bare...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := []netip.Addr{netip.MustParseAddr("172.18.0.2"), netip.MustParseAddr("fd18::2"), netip.MustParseAddr("203.0.113.7")}
+	c.Services[1].Endpoints = c.Services[0].Endpoints
+	var got []string
+	for _, p := range c.Places(own) {
+		got = append(got, p.Service+" "+p.Field+" "+p.At.String())
+	}
+	want := []string{"web nodePort 172.18.0.2:30080", "dns nodePort 172.18.0.2:30080", "dns loadBalancerIPs 203.0.113.7:80"} // there are no IPv6 endpoints
+	if !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+	for _, test := range [][3]string{
+		{"mode: sockets", "mode: socket", "services.mode"},
+		{"mode: sockets", "mode: sockets\nserviceCIDRs: [10.96.0.0/12]", "services.serviceCIDRs"},
+		{"mode: sockets", "mode: sockets\nclientPorts: 61000-62000", "services.clientPorts"},
+		{"mode: sockets", "mode: sockets\nbridged: [10.244.1.0/24]", "services.bridged"},
+		{"mode: sockets", "mode: sockets\nstate: /run/culvert", "services.state"},
+		{"mode: sockets", "mode: sockets\ninterface: culvert1", "services.interface"},
+		{"mode: sockets", "mode: sockets\nmtu: 1400", "services.mtu"},
+		{"mode: sockets", "mode: sockets\nannounce: [203.0.113.7/32]", "services.announce"},
+		{"name: web,", "name: web, clusterIP: 10.96.0.10,", "services.serve[0].clusterIP"},
+		{"name: web,", "name: web, protocol: sctp,", "services.serve[0].protocol"},
+	} {
+		_, err := parse(t, append(slices.Clone(bare), test[0], test[1])...)
+		if err == nil || !strings.Contains(err.Error(), test[2]+":") || strings.Count(err.Error(), "\n") > 0 {
+			t.Errorf("%q: %v, want %s alone", test[1], err, test[2])
+		}
+	}
+	if _, err := parse(t, append(slices.Clone(bare), "nodePort: 30080, endpoints", "nodePort: 61005, endpoints")...); err != nil {
+		t.Errorf("a port that only a device reserves: %v", err)
+	}
+}
+
+// A weight of the file is that of the engine's backend.
+func TestWeights(t *testing.T) {
+	c, err := parse(t, "node: n1}]", "node: n1, weight: 3}, {address: 10.244.2.5, port: 8080}]")
+	if err != nil {
+		t.Fatal(err)
+	}
+	frontends := 0
+	for _, s := range c.NAT(c.Addresses).Services {
+		if s.Name != "web" {
+			continue
+		}
+		frontends++
+		if len(s.Backends) != 2 || s.Backends[0].Weight != 3 || s.Backends[1].Weight != 1 {
+			t.Errorf("%s: %+v", s.Address, s.Backends)
+		}
+	}
+	if frontends != 2 {
+		t.Errorf("%d frontends", frontends)
 	}
 }

@@ -6,6 +6,7 @@ const required = configfile.Required
 
 // Fields is the reference of the section, whose changes take effect by SIGHUP.
 var Fields = []configfile.Field{
+	{Path: "services.mode", Type: "one of tun, sockets", Default: "tun", Doc: "How Services are served: by a TUN device, routes and rules, which needs CAP_NET_ADMIN, or by sockets that listen at nodePort, and at externalIPs and loadBalancerIPs that are this machine's: without any privilege, over TCP and UDP, for endpoints that this machine's own routes lead to."},
 	{Path: "services.interface", Type: "name of a link, 15 letters at most", Default: DefaultInterface, Doc: "Name of the TUN device that is made."},
 	{Path: "services.addresses[]", Type: "IP address, at least one", Live: true, Doc: "This node's addresses at which node ports are; backends see the first of each family where they cannot see the client's."},
 	{Path: "services.pods[]", Type: "CIDR", Live: true, Doc: "The cluster's pod CIDRs; without them backends see no client's address."},
@@ -33,4 +34,5 @@ var Fields = []configfile.Field{
 	{Path: "services.serve[].endpoints[].address", Type: "IP address", Default: required, Live: true, Doc: "Address of an endpoint that is ready."},
 	{Path: "services.serve[].endpoints[].port", Type: "port, 1 to 65534", Default: required, Live: true, Doc: "Its port."},
 	{Path: "services.serve[].endpoints[].node", Type: "name", Live: true, Doc: "Name of the node where it is, as that node's file has it."},
+	{Path: "services.serve[].endpoints[].weight", Type: "number, 1 to 1000", Default: "1", Live: true, Doc: "Its share of new clients, next to those of the others."},
 }

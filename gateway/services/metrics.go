@@ -1,70 +1,17 @@
 package services
 
 import (
-	"errors"
 	"fmt"
-	"net"
-	"net/http"
-	"strings"
-	"time"
-
-	"golang.org/x/sys/unix"
 
 	"culvert/nat"
 )
 
-const (
-	requestTime = 5 * time.Second
-	answerTime  = 10 * time.Second
-	maxHeader   = 8 << 10 // bytes
-)
-
-// A listing serves /metrics and /healthz.
-type listing struct {
-	listener net.Listener
-	server   *http.Server
-}
-
-// listen opens the listener of services.metrics; without one, nothing is served.
-func (s *Server) listen(address string) (*listing, error) {
-	if address == "" {
-		return &listing{}, nil
+// broken says why what leads to the device cannot be put back, or "".
+func (s *Server) broken() string {
+	if fault := s.fault.Load(); fault != nil {
+		return *fault
 	}
-	l, err := net.Listen("tcp", address)
-	if errors.Is(err, unix.EADDRINUSE) {
-		return nil, fmt.Errorf("services.metrics: %s is in use; stop what uses it, or choose another address", address)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("services.metrics: %w", err)
-	}
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-		fmt.Fprint(w, s.metrics())
-	})
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
-		if fault := s.fault.Load(); fault != nil {
-			http.Error(w, *fault, http.StatusServiceUnavailable)
-			return
-		}
-		fmt.Fprintln(w, "ok")
-	})
-	served := &http.Server{Handler: mux, ReadTimeout: requestTime, WriteTimeout: answerTime, MaxHeaderBytes: maxHeader}
-	served.SetKeepAlivesEnabled(false)
-	return &listing{l, served}, nil
-}
-
-func (l *listing) serve() {
-	if l.server != nil {
-		l.server.Serve(l.listener)
-	}
-}
-
-func (l *listing) close() {
-	if l != nil && l.server != nil {
-		l.server.Close()
-		l.listener.Close()
-	}
+	return ""
 }
 
 // metrics returns the counters in Prometheus' text format, under the names that gateways have for the same.
@@ -75,14 +22,8 @@ func (s *Server) metrics() string {
 	s.mu.Unlock()
 	st := s.engine.Stats()
 	d := &st.Outbound // all comes from the host
-	var b strings.Builder
-	family := func(kind, name, help string) {
-		fmt.Fprintf(&b, "# HELP culvert_%s %s\n# TYPE culvert_%[1]s %[3]s\n", name, help, kind)
-	}
-	one := func(kind, name, help string, value uint64) {
-		family(kind, name, help)
-		fmt.Fprintf(&b, "culvert_%s %d\n", name, value)
-	}
+	var b Metrics
+	family, one := b.Family, b.One
 	one("gauge", "services", "Ports of Services that are served.", uint64(services))
 	one("counter", "steering_changes_total", "Rules and routes that were made or put back.", uint64(mended))
 	family("gauge", "announced_address", "Load balancer addresses that this node answers for at layer 2.")

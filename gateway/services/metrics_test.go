@@ -20,12 +20,12 @@ func TestMetrics(t *testing.T) {
 	s.announcer.answered[announcement{netip.MustParseAddr("203.0.113.7"), 2}] = noSocket
 	s.mu.Unlock()
 	connect(t, s, 4000, nattest.SYN)
-	page, err := s.listen("127.0.0.1:0")
+	page, err := NewPage("127.0.0.1:0", s.metrics, s.broken)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer page.close()
-	go page.serve()
+	defer page.Close()
+	go page.Serve()
 	get := func(path string) (int, string) {
 		t.Helper()
 		r, err := http.Get("http://" + page.listener.Addr().String() + path)
@@ -58,7 +58,7 @@ func TestMetrics(t *testing.T) {
 	if code, text := get("/healthz"); code != http.StatusServiceUnavailable || !strings.Contains(text, fault) {
 		t.Errorf("not healthy: %d %s", code, text)
 	}
-	if _, err := s.listen(page.listener.Addr().String()); err == nil || !strings.Contains(err.Error(), "services.metrics") || !strings.Contains(err.Error(), "in use") {
+	if _, err := NewPage(page.listener.Addr().String(), s.metrics, s.broken); err == nil || !strings.Contains(err.Error(), "services.metrics") || !strings.Contains(err.Error(), "in use") {
 		t.Errorf("an address that is taken: %v", err)
 	}
 }

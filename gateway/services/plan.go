@@ -6,6 +6,8 @@ import (
 	"reflect"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"culvert/nat"
 	"culvert/nat/rules"
 )
@@ -102,6 +104,7 @@ func (c *Config) NAT(own []netip.Addr) *nat.Config { return &c.plan(own).nat }
 
 // A frontend is one address and port at which a service is.
 type frontend struct {
+	field   string // that says so
 	address netip.Addr
 	port    uint16
 	rules.Frontend
@@ -109,20 +112,50 @@ type frontend struct {
 
 func (s *Service) frontends() (all []frontend) {
 	for _, a := range s.ClusterIPs {
-		all = append(all, frontend{a, s.Port, rules.Frontend{Local: s.InternalLocal}})
+		all = append(all, frontend{"clusterIP", a, s.Port, rules.Frontend{Local: s.InternalLocal}})
 	}
 	outside := rules.Frontend{External: true, Local: s.ExternalLocal}
 	if s.NodePort != 0 {
 		for _, a := range s.unspecified() {
-			all = append(all, frontend{a, s.NodePort, outside})
+			all = append(all, frontend{"nodePort", a, s.NodePort, outside})
 		}
 	}
 	for _, a := range s.ExternalIPs {
-		all = append(all, frontend{a, s.Port, outside})
+		all = append(all, frontend{"externalIPs", a, s.Port, outside})
 	}
 	outside.Sources = s.SourceRanges
 	for _, a := range s.LoadBalancerIPs {
-		all = append(all, frontend{a, s.Port, outside})
+		all = append(all, frontend{"loadBalancerIPs", a, s.Port, outside})
+	}
+	return all
+}
+
+// A Place is where a socket listens for clients of a Service.
+type Place struct {
+	Service       string // its name
+	Field         string // of the Service, which says so
+	Protocol      uint8
+	At            netip.AddrPort
+	ProxyProtocol bool
+}
+
+// Places returns where sockets listen on a node whose own addresses are own, or whatever they are if that is nil. Nothing listens for a
+// Service without endpoints: its clients are refused.
+func (c *Config) Places(own []netip.Addr) (all []Place) {
+	for i := range c.Services {
+		s := &c.Services[i]
+		for _, f := range s.frontends() {
+			at := []netip.Addr{f.address}
+			if f.address.IsUnspecified() {
+				at = c.Addresses
+			}
+			for _, a := range at {
+				served := f.External && f.address.Is4() == a.Is4() && (own == nil || slices.Contains(own, a)) && s.Protocol != unix.IPPROTO_SCTP
+				if served && slices.ContainsFunc(s.backends(a, c.Node), func(b rules.Backend) bool { return b.Standing != rules.StandingLeaving }) {
+					all = append(all, Place{s.Name, f.field, s.Protocol, netip.AddrPortFrom(a, f.port), s.ProxyProtocol})
+				}
+			}
+		}
 	}
 	return all
 }
@@ -141,7 +174,7 @@ func (s *Service) unspecified() (all []netip.Addr) {
 func (s *Service) backends(of netip.Addr, node string) (all []rules.Backend) {
 	for _, p := range s.Endpoints {
 		if p.Address.Is4() == of.Is4() {
-			all = append(all, rules.Backend{Address: p.Address, Port: p.Port, Local: p.Node == node, Standing: p.Standing})
+			all = append(all, rules.Backend{Address: p.Address, Port: p.Port, Local: p.Node == node, Weight: p.Weight, Standing: p.Standing})
 		}
 	}
 	return all
@@ -225,8 +258,8 @@ func ranges(ports []portOf) (all []portsOf) {
 
 func host(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
-// sameBut reports whether o says the same but for endpoints.
-func (c *Config) sameBut(o *Config) bool {
+// SameBut reports whether o says the same but for endpoints.
+func (c *Config) SameBut(o *Config) bool {
 	return slices.Equal(c.Addresses, o.Addresses) && slices.Equal(c.Pods, o.Pods) && slices.Equal(c.Bridged, o.Bridged) &&
 		slices.Equal(c.ServiceCIDRs, o.ServiceCIDRs) && slices.EqualFunc(c.Services, o.Services, func(a, b Service) bool {
 		a.Endpoints, b.Endpoints = nil, nil

@@ -161,3 +161,21 @@ func owners() map[string]string {
 	}
 	return all
 }
+
+// ListenerAt names the process whose socket keeps others from an address, "" if this process may not see it.
+func ListenerAt(protocol uint8, at netip.AddrPort) string {
+	files := []string{"tcp", "tcp6"}
+	if protocol == unix.IPPROTO_UDP {
+		files = []string{"udp", "udp6"}
+	}
+	for _, file := range files {
+		for _, x := range sockets("/proc/net/" + file) {
+			if x.port == at.Port() && (x.address == at.Addr() || x.address.IsUnspecified()) {
+				if owner := owners()[x.inode]; owner != "" {
+					return owner
+				}
+			}
+		}
+	}
+	return ""
+}

@@ -37,7 +37,7 @@ type Server struct {
 	device  tun.Device
 	index   int // of the device
 	keeper  *keeper
-	page    *listing
+	page    *Page
 	fault   atomic.Pointer[string] // why what leads to the device cannot be put back; nil: nothing is wrong
 	began   time.Time
 	closing atomic.Bool // errors of the device are expected from here on
@@ -60,7 +60,7 @@ type Server struct {
 // New makes the device, and the rules and routes that lead to it, or goes on with those of a run before. An error means that nothing was left
 // behind that was not there before, unless it says so.
 func New(c *Config, log logrus.FieldLogger) (*Server, error) {
-	own, err := ownAddresses(c)
+	own, err := OwnAddresses(c)
 	if err != nil {
 		return nil, err
 	}
@@ -74,7 +74,7 @@ func New(c *Config, log logrus.FieldLogger) (*Server, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p := c.plan(own)
-	if s.page, err = s.listen(c.Metrics); err == nil {
+	if s.page, err = NewPage(c.Metrics, s.metrics, s.broken); err == nil {
 		s.engine, err = nat.New(s.keeper.key, &p.nat)
 	}
 	if err == nil {
@@ -182,6 +182,9 @@ func inUse(name string) error {
 
 // Replaceable returns what of next a node that serves c can only take at a restart, as an error.
 func (c *Config) Replaceable(next *Config) error {
+	if c.Mode != next.Mode {
+		return errors.New("services.mode: changes only at a restart")
+	}
 	if c.Interface != next.Interface || c.MTU != next.MTU || c.Ports != next.Ports || c.State != next.State || c.Metrics != next.Metrics {
 		return errors.New("services: interface, mtu, clientPorts, state and metrics change only at a restart")
 	}
@@ -199,7 +202,7 @@ func (s *Server) Apply(ctx context.Context, c *Config) error {
 	if s.closing.Load() || ctx.Err() != nil {
 		return errors.New("services: no longer served")
 	}
-	own, err := ownAddresses(c)
+	own, err := OwnAddresses(c)
 	if err != nil {
 		return err
 	}
@@ -223,7 +226,7 @@ func (s *Server) Apply(ctx context.Context, c *Config) error {
 	s.engine.Commit(prepared)
 	s.announcer.apply(c.Answers, c.AnnounceOn)
 	before := s.config
-	if s.config, s.own = c, own; before.sameBut(c) {
+	if s.config, s.own = c, own; before.SameBut(c) {
 		return nil // endpoints come and go all the time
 	}
 	s.log.WithField("services", len(c.Services)).Info("services have changed")
@@ -238,7 +241,7 @@ func (s *Server) Run(ctx context.Context) error {
 	ended := make(chan error, 1)
 	var beside sync.WaitGroup
 	beside.Go(func() { ended <- s.serve() })
-	beside.Go(s.page.serve)
+	beside.Go(s.page.Serve)
 	beside.Go(func() { s.watch(ctx) })
 	beside.Go(func() { s.keeper.run(ctx, s) })
 	beside.Go(func() { s.announce(ctx) })
@@ -287,7 +290,7 @@ func (s *Server) close() error {
 		err = errors.Join(err, s.steering.close())
 	}
 	s.closing.Store(true)
-	s.page.close()
+	s.page.Close()
 	if s.device != nil {
 		err = errors.Join(err, s.device.Close())
 	}
@@ -406,8 +409,8 @@ func newBuffers(n int) [][]byte {
 	return buffers
 }
 
-// ownAddresses returns all addresses of this machine. Those of the configuration must be among them.
-func ownAddresses(c *Config) ([]netip.Addr, error) {
+// OwnAddresses returns all addresses of this machine. Those of the configuration must be among them.
+func OwnAddresses(c *Config) ([]netip.Addr, error) {
 	list, err := listed(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("services: list this machine's addresses: %w", err)

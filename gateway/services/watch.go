@@ -157,7 +157,7 @@ func (s *Server) mend(ctx context.Context) (back int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	own, err := ownAddresses(s.config)
+	own, err := OwnAddresses(s.config)
 	if err != nil {
 		return 0, err
 	}

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"culvert/gateway/services"
 	"culvert/kube"
 )
@@ -72,6 +74,10 @@ func (s *State) settle(c *services.Config) {
 			return true
 		}
 		for _, p := range x.ports {
+			if c.Mode == services.Sockets && p.Protocol == unix.IPPROTO_SCTP {
+				f.wrong.add(p.field+".protocol", "SCTP is not served by sockets")
+				continue
+			}
 			at := func(a netip.Addr) place { return place{a, p.Port, p.Protocol} }
 			keep := func(all []netip.Addr, fields []string) (kept []netip.Addr) {
 				for i, a := range all {
@@ -103,7 +109,7 @@ func (s *State) settle(c *services.Config) {
 				if p.v4 {
 					own = netip.IPv4Unspecified()
 				}
-				if c.Ports.First <= n && n <= c.Ports.Last {
+				if c.Reserves(n) {
 					f.wrong.add(p.field+".nodePort", "%d is one of services.clientPorts, %d-%d, of this node", n, c.Ports.First, c.Ports.Last)
 					p.NodePort = 0
 				} else if !take(p.field+".nodePort", place{own, n, p.Protocol}) {

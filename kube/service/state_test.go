@@ -361,3 +361,19 @@ func TestForeignAddresses(t *testing.T) {
 	}
 	requireOutside(addr("198.51.100.9", "172.18.0.2"), addr("172.18.0.3", "203.0.113.9"))
 }
+
+// TestSocketsMode: sockets reserve no port, and do not serve SCTP.
+func TestSocketsMode(t *testing.T) {
+	s := aState(t, All, aService(t, "web", "type: NodePort, clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10], "+
+		"ports: [{name: http, port: 80, nodePort: 61000}, {name: calls, port: 80, nodePort: 30080, protocol: SCTP}]"),
+		aSlice(t, "web-1", "web", webPort, "{addresses: [10.244.0.1]}"))
+	s.base.Mode = services.Sockets
+	c := s.Config()
+	places := c.Places(addr("172.18.0.2", "10.244.0.99"))
+	if len(places) != 1 || places[0].At != netip.MustParseAddrPort("172.18.0.2:61000") {
+		t.Errorf("places: %+v", places)
+	}
+	if got := texts(s); len(got) != 1 || !strings.Contains(got[0], "spec.ports[1].protocol: SCTP is not served by sockets") {
+		t.Errorf("told: %q", got)
+	}
+}

@@ -1,0 +1,163 @@
+package sockets
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"culvert/nat"
+	"culvert/nat/packet"
+)
+
+const maxDatagram = 1 << 16 // bytes, and one more than there can be
+
+// Buffers of answers: they are needed while there is one to read, and not by each of thousands of flows.
+var buffers = sync.Pool{New: func() any { return new([maxDatagram]byte) }}
+
+// A flow is what passes between a client and an endpoint over UDP.
+type flow struct {
+	door            *door
+	client, backend netip.AddrPort
+	conn            *net.UDPConn
+	active          atomic.Int64 // when a packet has passed: nanoseconds since the Server began
+}
+
+// receive takes packets of clients until the door is closed.
+func (d *door) receive() {
+	var b [maxDatagram]byte
+	for {
+		n, client, err := d.socket.ReadFromUDPAddrPort(b[:])
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			continue // an error of the network about an answer
+		}
+		if f := d.flow(client); f != nil {
+			f.send(b[:n])
+		}
+	}
+}
+
+// flow returns a client's, or nil if there is no endpoint or no place for him.
+func (d *door) flow(client netip.AddrPort) *flow {
+	d.flowing.Lock()
+	defer d.flowing.Unlock()
+	if f := d.flows[client]; f != nil || d.shut {
+		return f
+	}
+	source, crowd := plain(client), d.crowds[unix.IPPROTO_UDP]
+	if reason := crowd.take(source.Addr()); reason != nat.ReasonNone {
+		d.stats.refused[unix.IPPROTO_UDP].add(reason)
+		return nil
+	}
+	backend, reason := d.engine.Choose(source, d.at, packet.UDP, nil, d.now())
+	var conn *net.UDPConn
+	if reason == nat.ReasonNone {
+		var err error
+		if conn, err = net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(backend)); err != nil { // no route, or no descriptor
+			d.stats.failures.Add(1)
+			reason = nat.ReasonNoBackend
+		}
+	}
+	if reason != nat.ReasonNone {
+		crowd.give(source.Addr())
+		d.stats.refused[unix.IPPROTO_UDP].add(reason)
+		return nil
+	}
+	f := &flow{door: d, client: client, backend: backend, conn: conn}
+	f.touch()
+	d.flows[client] = f
+	d.stats.created[unix.IPPROTO_UDP].Add(1)
+	d.beside.Go(func() {
+		defer crowd.give(source.Addr())
+		f.answer()
+	})
+	return f
+}
+
+// judge ends flows that may not go on.
+func (d *door) judge() {
+	if d.socket != nil {
+		d.end(func(f *flow) bool { return !d.engine.Keeps(plain(f.client), d.at, packet.UDP, f.backend) })
+	}
+}
+
+// end ends the flows that are to.
+func (d *door) end(due func(*flow) bool) {
+	d.flowing.Lock()
+	defer d.flowing.Unlock()
+	for client, f := range d.flows {
+		if due(f) {
+			delete(d.flows, client)
+			f.conn.Close()
+		}
+	}
+}
+
+func (f *flow) touch() { f.active.Store(int64(time.Since(f.door.began))) }
+
+// send gives the endpoint what the client sends. An error that comes back for an earlier packet keeps no later one.
+func (f *flow) send(b []byte) {
+	f.touch()
+	_, err := f.conn.Write(b)
+	if errors.Is(err, unix.ECONNREFUSED) {
+		f.door.stats.failures.Add(1)
+		_, err = f.conn.Write(b)
+	}
+	if err != nil {
+		f.door.stats.lost.Add(1)
+	}
+}
+
+// answer gives the client what the endpoint sends, until nothing passes for too long or the flow is ended.
+func (f *flow) answer() {
+	defer f.door.end(func(o *flow) bool { return o == f })
+	raw, err := f.conn.SyscallConn()
+	if err != nil {
+		return
+	}
+	for wait := f.door.idle.udp; wait > 0; wait = f.door.idle.udp - (time.Since(f.door.began) - time.Duration(f.active.Load())) {
+		f.conn.SetReadDeadline(time.Now().Add(wait))
+		for err = nil; err == nil || errors.Is(err, unix.ECONNREFUSED); {
+			if err = f.relay(raw.Read); errors.Is(err, unix.ECONNREFUSED) {
+				f.door.stats.failures.Add(1)
+			}
+		}
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			return
+		}
+	}
+}
+
+// relay waits for one answer and gives it to the client.
+func (f *flow) relay(read func(func(fd uintptr) bool) error) error {
+	var failed error
+	err := read(func(fd uintptr) bool {
+		b := buffers.Get().(*[maxDatagram]byte)
+		defer buffers.Put(b)
+		n, err := unix.Read(int(fd), b[:])
+		for errors.Is(err, unix.EINTR) {
+			n, err = unix.Read(int(fd), b[:])
+		}
+		switch {
+		case errors.Is(err, unix.EAGAIN):
+			return false
+		case err != nil:
+			failed = err
+			return true
+		}
+		f.touch()
+		if _, err := f.door.socket.WriteToUDPAddrPort(b[:n], f.client); err != nil {
+			f.door.stats.lost.Add(1)
+		}
+		return true
+	})
+	return errors.Join(err, failed)
+}

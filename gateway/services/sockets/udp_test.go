@@ -1,0 +1,175 @@
+package sockets
+
+import (
+	"bytes"
+	"errors"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"culvert/nat"
+)
+
+// telling has endpoints answer each datagram with their address and what they got.
+func telling(t *testing.T, endpoints ...[2]string) {
+	t.Helper()
+	for _, e := range endpoints {
+		for _, address := range e {
+			c, err := net.ListenPacket("udp", net.JoinHostPort(address, "8080"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { c.Close() })
+			go func() {
+				for b := make([]byte, maxDatagram); ; {
+					n, from, err := c.ReadFrom(b)
+					if err != nil {
+						return
+					}
+					c.WriteTo(append([]byte(address+" "), b[:n]...), from)
+				}
+			}()
+		}
+	}
+}
+
+// ask sends a datagram and returns who answers it, and what.
+func ask(c net.Conn, text string) (who, what string, err error) {
+	if _, err := c.Write([]byte(text)); err != nil {
+		return "", "", err
+	}
+	b := make([]byte, maxDatagram)
+	n, err := c.Read(b)
+	who, what, _ = strings.Cut(string(b[:n]), " ")
+	return who, what, err
+}
+
+// Datagrams of all sizes pass both ways, and a client keeps its endpoint.
+func TestDatagrams(t *testing.T) {
+	needHosts(t)
+	telling(t, endpointA, endpointC)
+	s := serving(t, config(unix.IPPROTO_UDP, nil, endpointA, endpointC))
+	for _, from := range outside {
+		c, err := dial(t, "udp", from)
+		if err != nil {
+			t.Fatal(err)
+		}
+		first := ""
+		for _, size := range []int{1, 0, 1472, 9000, 60000} {
+			text := string(bytes.Repeat([]byte{'x'}, size))
+			name, got, err := ask(c, text)
+			if err != nil || got != text {
+				t.Fatalf("%d bytes: %d come back: %v", size, len(got), err)
+			}
+			if first == "" {
+				first = name
+			}
+			if name != first {
+				t.Errorf("%s answers, and %s has before", name, first)
+			}
+		}
+	}
+	if n := s.stats.created[unix.IPPROTO_UDP].Load(); n != 2 {
+		t.Errorf("%d connections were made for two clients", n)
+	}
+}
+
+// The next packet after an endpoint has left goes to another one. Without any, clients are refused.
+func TestRemovedUDP(t *testing.T) {
+	needHosts(t)
+	telling(t, endpointA, endpointC)
+	s := serving(t, config(unix.IPPROTO_UDP, nil, endpointA))
+	c, err := dial(t, "udp", outside[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range [][2]string{endpointA, endpointC, endpointA} {
+		if err := s.Apply(t.Context(), config(unix.IPPROTO_UDP, nil, e)); err != nil {
+			t.Fatal(err)
+		}
+		if name, _, err := ask(c, "?"); err != nil || name != e[0] {
+			t.Fatalf("%s answers, want %s: %v", name, e[0], err)
+		}
+	}
+	if err := s.Apply(t.Context(), config(unix.IPPROTO_UDP, nil)); err != nil {
+		t.Fatal(err)
+	}
+	if name, _, err := ask(c, "?"); !errors.Is(err, unix.ECONNREFUSED) {
+		t.Errorf("without endpoints %q answers: %v", name, err)
+	}
+}
+
+// An endpoint that is away for a while costs the packets of that while.
+func TestEndpointComesBack(t *testing.T) {
+	needHosts(t)
+	s := serving(t, config(unix.IPPROTO_UDP, nil, endpointA))
+	c, err := dial(t, "udp", outside[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for s.stats.failures.Load() == 0 { // until the kernel has said that nobody is there
+		if _, err := c.Write([]byte("?")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	telling(t, endpointA)
+	if name, _, err := ask(c, "?"); err != nil || name != endpointA[0] {
+		t.Errorf("%q answers: %v", name, err)
+	}
+}
+
+// A flow without packets ends.
+func TestIdleUDP(t *testing.T) {
+	needHosts(t)
+	telling(t, endpointA)
+	s := serving(t, config(unix.IPPROTO_UDP, nil, endpointA), func(i *idleTimes, _ *int) { i.udp = 100 * time.Millisecond })
+	c, err := dial(t, "udp", outside[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := ask(c, "?"); err != nil {
+		t.Fatal(err)
+	}
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for began := time.Now(); s.crowds[unix.IPPROTO_UDP].count() > 0; <-tick.C {
+		if time.Since(began) > patience {
+			t.Fatal("the flow does not end")
+		}
+	}
+	if _, _, err := ask(c, "?"); err != nil {
+		t.Errorf("the next packet: %v", err)
+	}
+	if n := s.stats.created[unix.IPPROTO_UDP].Load(); n != 2 {
+		t.Errorf("%d connections were made", n)
+	}
+}
+
+// A client that takes all it can leaves room for another; what has no room is counted.
+func TestCapUDP(t *testing.T) {
+	needHosts(t)
+	telling(t, endpointA)
+	s := serving(t, config(unix.IPPROTO_UDP, nil, endpointA), func(_ *idleTimes, most *int) { *most = 16 })
+	for range 32 {
+		c, err := dial(t, "udp", outside[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Write([]byte("?")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c, err := dial(t, "udp", stranger[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if name, _, err := ask(c, "?"); err != nil || name != endpointA[0] { // the node takes packets in order
+		t.Errorf("another client is answered by %q: %v", name, err)
+	}
+	if n := s.stats.refused[unix.IPPROTO_UDP][nat.ReasonConnectionShare].Load(); n != 24 {
+		t.Errorf("%d of 32 were refused, want 24", n)
+	}
+}

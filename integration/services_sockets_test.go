@@ -1,0 +1,297 @@
+package integration
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/pires/go-proxyproto"
+	"golang.org/x/sys/unix"
+)
+
+// bySocket is one port of a Service in the file of a node with mode: sockets. Places of its endpoints are hosts.
+func bySocket(name, protocol string, nodePort, port int, more string, places ...string) string {
+	s := fmt.Sprintf("  - {name: %s, protocol: %s, port: 80, nodePort: %d, %s endpoints: [", name, protocol, nodePort, more)
+	for _, place := range places {
+		node := map[string]string{"pa": "n1", "pb": "n2"}[place]
+		for _, address := range serviceAddresses[place] {
+			s += fmt.Sprintf("{address: %q, port: %d, node: %s}, ", address, port, node)
+		}
+	}
+	return s + "]}\n"
+}
+
+// writeReadable writes a file that any user may read.
+func writeReadable(t *testing.T, file, text string) {
+	t.Helper()
+	if err := os.Chmod(filepath.Dir(file), 0o711); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(filepath.Dir(filepath.Dir(file)), 0o711); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// startUnprivileged starts culvert node as a user without any capability, and returns when it serves.
+func startUnprivileged(h *peerHost, file string) *peerProcess {
+	h.t.Helper()
+	p := h.start(&syscall.Credential{Uid: unprivilegedUID, Gid: unprivilegedUID}, os.Getenv(binaryEnv), "node", "--config", file)
+	eventually(h.t, "services", func() error {
+		if err := p.running(); err != nil {
+			h.t.Fatal(err, p.output())
+		}
+		if !strings.Contains(p.output(), "services are served by sockets") {
+			return errNotYet
+		}
+		return nil
+	})
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
+	if err != nil || !bytes.Contains(status, []byte("CapEff:\t0000000000000000\n")) || !bytes.Contains(status, []byte("CapPrm:\t0000000000000000\n")) {
+		h.t.Fatalf("it has capabilities (%v):\n%s", err, status)
+	}
+	return p
+}
+
+// TestServicesBySockets has a user without any capability serve node ports, over TCP and UDP and both families: to a host outside, to pods and
+// to the node itself, by policies and PROXY protocol headers as with a device, and large streams. Nothing of the kernel changes.
+func TestServicesBySockets(t *testing.T) {
+	beside(t, func(t *testing.T) {
+		l := newServiceLab(t)
+		for _, h := range []*peerHost{l.a, l.b} {
+			listener, err := h.listen("tcp", "[::]:8085")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer listener.Close()
+			told := &proxyproto.Listener{Listener: listener, ReadHeaderTimeout: startTimeout,
+				ConnPolicy: func(proxyproto.ConnPolicyOptions) (proxyproto.Policy, error) { return proxyproto.REQUIRE, nil }}
+			go func() {
+				for {
+					c, err := told.Accept()
+					if err != nil {
+						return
+					}
+					go func() {
+						defer c.Close()
+						answerHash(c)
+						fmt.Fprintf(c, " %s", toldOf(c))
+					}()
+				}
+			}()
+		}
+		const local = "externalTrafficPolicy: Local,"
+		services := func(web ...string) string {
+			return strings.Replace(serviceConfig[:strings.Index(serviceConfig, "  serviceCIDRs")], "services:\n", "services:\n  mode: sockets\n", 1) + "  serve:\n" +
+				bySocket("web", "tcp", 30010, 8080, "", web...) + bySocket("dns", "udp", 30010, 8080, "", web...) +
+				bySocket("near", "tcp", 30011, 8080, local, "pa", "pb") + bySocket("near-dns", "udp", 30011, 8080, local, "pa", "pb") +
+				bySocket("far", "tcp", 30014, 8080, local, "pb") + bySocket("nobody", "tcp", 30013, 8080, "") +
+				bySocket("hash", "tcp", 30015, 8085, "proxyProtocol: v2,", "pa", "pb")
+		}
+		writeReadable(t, l.file, services("pa", "pb"))
+		before := l.kernelState()
+		node := startUnprivileged(l.n1, l.file)
+		at := func(family, port int) string {
+			return net.JoinHostPort(serviceAddresses["n1"][family], strconv.Itoa(port))
+		}
+		for _, r := range []struct {
+			from *peerHost
+			port int
+			want string // who answers
+		}{
+			{l.out, 30010, "pa pb"}, {l.c, 30010, "pa pb"}, {l.a, 30010, "pa pb"}, {l.n1, 30010, "pa pb"},
+			{l.out, 30011, "pa"}, {l.c, 30011, "pa pb"}, {l.n1, 30011, "pa pb"},
+		} {
+			for family := range 2 {
+				for _, network := range []string{"tcp", "udp"} {
+					got := map[string]bool{}
+					for range 16 {
+						who, sees, err := l.ask(r.from, network, at(family, r.port))
+						if err != nil || sees != serviceAddresses["n1"][family] {
+							t.Fatalf("%s asks %s %s: %q answers and sees %q: %v", r.from.name, network, at(family, r.port), who, sees, err)
+						}
+						got[who] = true
+					}
+					for _, who := range strings.Fields(r.want) {
+						if !got[who] || len(got) != len(strings.Fields(r.want)) {
+							t.Errorf("%s asks %s %s: %v answer, want %s", r.from.name, network, at(family, r.port), got, r.want)
+						}
+					}
+				}
+			}
+		}
+		for port, want := range map[int]error{30013: unix.ECONNREFUSED, 30014: unix.ECONNRESET} {
+			if who, _, err := l.ask(l.out, "tcp", at(0, port)); !errors.Is(err, want) {
+				t.Errorf("port %d: %q answers: %v, want %v", port, who, err, want)
+			}
+		}
+		for family := range 2 {
+			for i := range 4 { // by either endpoint
+				size := int64(1 << 20)
+				if i == 0 {
+					size = 100 << 20
+				}
+				rate, err := l.out.hashTold(netip.MustParseAddrPort(at(family, 30015)), size)
+				if err != nil {
+					t.Error(err)
+				}
+				if i == 0 {
+					t.Logf("%d bytes to %s: %.0f MB/s", size, at(family, 30015), rate/1e6)
+				}
+			}
+		}
+		stream, questions := l.stream(l.out, "tcp", at(0, 30010)), l.stream(l.out, "udp", at(0, 30010))
+		for _, only := range []string{"pa", "pb"} {
+			applied := strings.Count(node.output(), "configuration applied")
+			writeReadable(t, l.file, services(only))
+			node.cmd.Process.Signal(unix.SIGHUP)
+			eventually(t, "the other endpoint", func() error {
+				if strings.Count(node.output(), "configuration applied") == applied {
+					return errNotYet
+				}
+				return nil
+			})
+			if err := stream.echo(); err != nil {
+				t.Errorf("with %s alone, the connection to %s: %v", only, stream.who, err)
+			}
+			if who, err := questions.hear(); err != nil || who != only {
+				t.Errorf("with %s alone, %s answers: %v", only, who, err)
+			}
+		}
+		if after := l.kernelState(); after != before {
+			t.Errorf("rules, routes or links have changed:\n%s\nthere was:\n%s", after, before)
+		}
+		out, err := l.n1.try("", os.Getenv(binaryEnv), "node", "--config", l.file, "--check")
+		if name := fmt.Sprintf("process %d", node.cmd.Process.Pid); err != nil || !strings.Contains(out, "nodePort: 172.18.0.2:30010/tcp is in use by culvert, "+name) {
+			t.Errorf("--check beside who serves: %v: %s", err, out)
+		}
+		node.stop()
+		if _, err := stream.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
+			t.Errorf("at the end the connection sees %v", err)
+		}
+		if !strings.Contains(node.output(), "services are no longer served") {
+			t.Errorf("it ends otherwise than it should:\n%s", node.output())
+		}
+	}, programs("ip", "ip"))
+}
+
+// hashTold is hash for a server that also tells whom its header names.
+func (h *peerHost) hashTold(to netip.AddrPort, size int64) (rate float64, err error) {
+	c, err := h.dial("tcp", to.String())
+	if err != nil {
+		return 0, err
+	}
+	defer c.Close()
+	own := c.LocalAddr().(*net.TCPAddr)
+	rate, got, want, err := hashOver(c, size)
+	if err != nil {
+		return 0, err
+	}
+	if want += fmt.Sprintf(" %s %d %s %d", own.IP, own.Port, to.Addr(), to.Port()); got != want {
+		err = fmt.Errorf("%d bytes to %s: the answer is %q, want %q", size, to, got, want)
+	}
+	return rate, err
+}
+
+// TestServicesAcrossClusters has a node of rome serve endpoints of both clusters at one node port, by a device and by sockets: each gets its share
+// of clients, who are told to it, and its answers come back through the node that was asked.
+func TestServicesAcrossClusters(t *testing.T) {
+	beside(t, func(t *testing.T) {
+		c := newMilan(t)
+		c.addRome()
+		client := newPeerHost(t, "client")
+		join(c.romeNode, client, "203.0.113.1/24", "203.0.113.5/24", 1500)
+		for name, pod := range map[string]*peerHost{"rome": c.romePod, "milan": c.milanPod} {
+			plain, err := pod.listen("tcp", ":8080")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer plain.Close()
+			headed, err := pod.listen("tcp", ":8085")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer headed.Close()
+			told := &proxyproto.Listener{Listener: headed, ReadHeaderTimeout: startTimeout,
+				ConnPolicy: func(proxyproto.ConnPolicyOptions) (proxyproto.Policy, error) { return proxyproto.REQUIRE, nil }}
+			for _, listener := range []net.Listener{plain, told} {
+				go func() {
+					for {
+						conn, err := listener.Accept()
+						if err != nil {
+							return
+						}
+						go func() {
+							defer conn.Close()
+							fmt.Fprintf(conn, "%s %s", name, conn.RemoteAddr().(*net.TCPAddr).IP)
+						}()
+					}
+				}()
+			}
+		}
+		file := filepath.Join(t.TempDir(), "node.yaml")
+		for _, mode := range []string{"tun", "sockets"} {
+			t.Run(mode, func(t *testing.T) {
+				const endpoints = "{address: 10.0.1.5, port: %d}, {address: 10.61.1.5, port: %[1]d, weight: 3}"
+				writeReadable(t, file, fmt.Sprintf("name: rome-1\nservices:\n  mode: %s\n  addresses: [172.18.0.2, 203.0.113.1]\n  pods: [10.0.0.0/16]\n  serve:\n"+
+					"  - {name: plain, port: 80, nodePort: 30080, endpoints: [%s]}\n  - {name: told, port: 80, nodePort: 30085, proxyProtocol: v2, endpoints: [%s]}\n",
+					mode, fmt.Sprintf(endpoints, 8080), fmt.Sprintf(endpoints, 8085)))
+				var node *peerProcess
+				if mode == "sockets" {
+					node = startUnprivileged(c.romeNode, file)
+				} else {
+					node = c.romeNode.start(nil, os.Getenv(binaryEnv), "node", "--config", file)
+					eventually(t, "services", func() error {
+						if !strings.Contains(node.output(), "services are served") {
+							return errNotYet
+						}
+						return node.running()
+					})
+				}
+				defer node.stop()
+				const n, share = 400, 0.75
+				for _, port := range []string{"30080", "30085"} {
+					got, seen := map[string]int{}, map[string]bool{}
+					for range n {
+						conn, err := client.dial("tcp", "203.0.113.1:"+port)
+						if err != nil {
+							t.Fatal(err)
+						}
+						conn.SetDeadline(time.Now().Add(startTimeout))
+						answer, err := io.ReadAll(conn)
+						conn.Close()
+						who, sees, _ := strings.Cut(string(answer), " ")
+						if err != nil || sees == "" {
+							t.Fatalf("%q is answered: %v", answer, err)
+						}
+						got[who]++
+						seen[who+" sees "+sees] = true
+					}
+					// Five times the standard deviation of the binomial distribution.
+					if d := float64(got["milan"]) - share*n; got["rome"]+got["milan"] != n || d*d > 25*n*share*(1-share) {
+						t.Errorf("port %s: %v answer %d clients, with weights 1 and 3", port, got, n)
+					}
+					t.Logf("port %s: %v, %v", port, got, seen)
+					if port == "30085" && (len(seen) != 2 || !seen["rome sees 203.0.113.5"] || !seen["milan sees 203.0.113.5"]) {
+						t.Errorf("who is told of the client: %v", seen)
+					}
+					if port == "30080" && (len(seen) != 2 || seen["milan sees 203.0.113.5"] || seen["rome sees 203.0.113.5"]) {
+						t.Errorf("answers need not come back through the node: %v", seen)
+					}
+				}
+			})
+		}
+	}, programs("ip", "ip"))
+}
