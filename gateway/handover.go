@@ -35,10 +35,8 @@ const (
 	drainQuiet = 10 * time.Millisecond
 	drainPoll  = 100 * time.Microsecond
 	renewPoll  = 5 * time.Millisecond
-	// recordsAtOnce blocks go into one message, and recordsPause lies between two while packets are
-	// carried.
-	recordsAtOnce = 16
-	recordsPause  = time.Millisecond
+	// recordsPause is how long records pause while packets are carried: see sweepPause.
+	recordsPause = time.Millisecond
 	// What had a packet while records were sent is sent again, until that took no longer than roundTime: so long does the rest take
 	// while nobody carries packets. Where connections change faster than they are sent, maxRounds are enough.
 	roundTime = 10 * time.Millisecond
@@ -211,28 +209,23 @@ func (h *handing) offer() error {
 // sessionTime is how long a session lasts (WireGuard paper, Section 6.1: Reject-After-Time).
 const sessionTime = 180 * time.Second
 
-// records sends those of connections that had a packet since, in messages that pause lies between and that take as long as within.
+// records sends those of connections that had a packet since, in messages that take as long as within, and sleeps for pause now and then.
 func (h *handing) records(since nat.Time, pause, within time.Duration) error {
 	g := h.g
 	g.mu.Lock()
 	links := g.links
 	g.mu.Unlock()
-	r := g.engine.Records(since, clock(), links.Name)
-	const size = recordsAtOnce * nat.RecordBlock
-	b := make([]byte, 0, size)
-	for more := true; more; {
-		b = b[:0]
-		for more && len(b) < size {
-			b, more = r.Next(b)
-		}
-		if err := h.line.Send(handover.KindRecords, b, within); err != nil {
-			return err
-		}
-		if more {
-			time.Sleep(pause)
-		}
-	}
-	return nil
+	return g.engine.Records(since, clock(), links.Name).Write(recordSender{h.line, within}, func() { time.Sleep(pause) })
+}
+
+// A recordSender sends what is written to it as one message.
+type recordSender struct {
+	line   *handover.Line
+	within time.Duration
+}
+
+func (s recordSender) Write(b []byte) (int, error) {
+	return len(b), s.line.Send(handover.KindRecords, b, s.within)
 }
 
 // cut stops, sends the rest, and lets the other process carry the packets, unless it does not.

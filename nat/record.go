@@ -19,6 +19,8 @@ type Records struct {
 	since Time
 	now   Time
 	name  func(Link) string
+	pause func()
+	work  int // since the last pause, in entries that are passed by
 
 	at       uint32 // the entry that was read last
 	clientAt uint32
@@ -36,24 +38,31 @@ type Records struct {
 // 0, only connections are written down that have had a packet at since or later: a second round, after one of all, then takes the time
 // of what has changed.
 func (e *Engine) Records(since, now Time, name func(Link) string) *Records {
-	return &Records{e: e, since: since, now: now, name: name}
+	return &Records{e: e, since: since, now: now, name: name, pause: func() {}}
 }
 
-// recordBurst is how many bytes Write writes at a time.
-const recordBurst = 32 * RecordBlock
+const (
+	// RecordWrite is how many bytes Write writes at a time, at most.
+	RecordWrite = 16 * RecordBlock
+	// recordBurst is how much work lies between two pauses, half a millisecond of a processor: it passes by that many entries without a
+	// packet since, in memory that is read ahead. One that is judged or recorded, and a client, is the work of recordWork of them.
+	recordBurst = 1024 * recordWork
+	recordWork  = 16
+)
 
-// Write writes all blocks to w, and calls pause behind each 32 of them. It returns the error of w.
+// Write writes all blocks to w, and calls pause whenever it has worked so long that packets should have their turn, however little there
+// was to be written. It returns the error of w.
 func (r *Records) Write(w io.Writer, pause func()) error {
-	buffer := make([]byte, 0, recordBurst)
+	r.pause = pause
+	buffer := make([]byte, 0, RecordWrite)
 	for more := true; more; {
 		buffer = buffer[:0]
-		for more && len(buffer) < recordBurst {
+		for more && len(buffer) < RecordWrite {
 			buffer, more = r.Next(buffer)
 		}
 		if _, err := w.Write(buffer); err != nil {
 			return err
 		}
-		pause()
 	}
 	return nil
 }
@@ -116,6 +125,10 @@ func (r *Records) wrote(counts bool) {
 // read sees to it that there is a record to be written. It returns false at the end.
 func (r *Records) read() bool {
 	for len(r.ready)+len(r.known) == 0 {
+		if r.work >= recordBurst {
+			r.work = 0
+			r.pause()
+		}
 		if r.services == nil {
 			r.readConnections()
 		} else if !r.readClients() {
@@ -129,10 +142,12 @@ func (r *Records) read() bool {
 func (r *Records) readConnections() {
 	e := r.e
 	r.ready = r.room[:0]
+	r.work += listBudget
 	next, more := e.some(Cursor(r.at), func(c *conn, number uint32) {
 		if r.since != 0 && c.lastSeen < r.since || !e.alive(c, r.now) {
 			return
 		}
+		r.work += recordWork
 		x := connRecord{
 			first: e.table.tuple(c, original), answer: e.table.tuple(c, reply), idle: time.Duration(max(r.now-c.lastSeen, 0)), mark: c.mark,
 			state: c.state, packets: c.packets, bytes: c.bytes, tcp: c.tcp,
@@ -215,6 +230,7 @@ func (r *Records) readClients() bool {
 		return false // what a client has got since then, the keyed choice gives it again
 	}
 	r.known = r.known[:0]
+	r.work += listBudget
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	first := r.clientAt + 1
@@ -222,6 +238,7 @@ func (r *Records) readClients() bool {
 	for n := first; n < end; n++ {
 		a := t.at(n)
 		if service, ok := r.services[a.key.list]; ok && a.expires > r.now {
+			r.work += recordWork
 			r.known = append(r.known, clientRecord{service, a.key.client, a.backend, time.Duration(a.expires - r.now)})
 		}
 		r.clientAt = n

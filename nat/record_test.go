@@ -3,6 +3,7 @@ package nat_test
 import (
 	"bytes"
 	"fmt"
+	"io"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -124,6 +125,28 @@ func TestRecords(t *testing.T) {
 		t.Errorf("to port %d at link %d", v.DestinationPort, out.Out)
 	}
 	ledger(t, other)
+}
+
+// Packets have their turn while records are written, however little there is to be written of a large table.
+func TestRecordsPause(t *testing.T) {
+	const n = 8 << 10
+	e := engine(t, func(c *nat.Config) { c.MaxConnections = 4 * n })
+	for i := range n {
+		forwarded(t, e, node1, udp("10.200.1.5", "10.71.3.9", uint16(1024+i), 53).Bytes(), start)
+	}
+	for _, test := range []struct {
+		name        string
+		since       nat.Time
+		least, most int // pauses
+	}{{"pods", 0, n>>10 - 1, n >> 10}, {"none since", start + 1, 0, 1}} {
+		pauses := 0
+		if err := e.Records(test.since, start, recordName).Write(io.Discard, func() { pauses++ }); err != nil {
+			t.Fatal(err)
+		}
+		if pauses < test.least || pauses > test.most {
+			t.Errorf("%s: %d pauses, want %d to %d", test.name, pauses, test.least, test.most)
+		}
+	}
 }
 
 // What given rules would say to the next packet is not known, and a mark of theirs may decide about filters too.

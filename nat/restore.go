@@ -147,9 +147,38 @@ func (r *Restore) putSome(some []connRecord) {
 	e := r.e
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.loadPlaces(some)
 	for i := range some {
 		*e.restore(&some[i], r.now, &r.result)++
 	}
+}
+
+// loadPlaces reads where restore will look first for connections, at most listBudget, and returns how many of these places are in use, so
+// that no compiler leaves out the reading. In a large table each is a wait for memory, three for a connection; here the waits overlap, as
+// in Load.
+//
+// Preconditions: e.mu is held.
+// +checklocks:e.mu
+func (e *Engine) loadPlaces(some []connRecord) (used int) {
+	var hashes [2 * listBudget]uint32
+	var holders [listBudget]uint64
+	tb := &e.table
+	for i := range some {
+		x := &some[i]
+		hashes[2*i], hashes[2*i+1] = tb.directory.hash(&x.first), tb.directory.hash(&x.answer)
+		holders[i] = e.holder(&x.first).of(shareConnections).address
+	}
+	for _, hash := range hashes[:2*len(some)] {
+		if tb.directory.segment(hash)[hash%segmentSlots] != 0 {
+			used++
+		}
+	}
+	for i := range some {
+		if tb.shares.inUse(holders[i]) {
+			used++
+		}
+	}
+	return used
 }
 
 // restore puts a connection into the table, and returns the counter of what has become of it.

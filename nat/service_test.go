@@ -211,6 +211,7 @@ func TestServiceAffinityFlood(t *testing.T) {
 			t.Fatalf("client %d of another service moved to %d from %d", i, got, want)
 		}
 	}
+	recount(t, e)
 }
 
 // The hosts of one IPv6 /64 replace nobody else's.
@@ -237,6 +238,12 @@ func TestServiceAffinityFloodIPv6(t *testing.T) {
 			t.Fatalf("client %d moved to %d from %d", i, got, want)
 		}
 	}
+	for range 1000 { // those whose time is over make room for others of the /64
+		a := [16]byte{0xfd, 1: 1}
+		binary.BigEndian.PutUint64(a[8:], r.Uint64())
+		pickIndex(e, s, netip.AddrPortFrom(netip.AddrFrom16(a), 1), Time(defaultAffinityTimeout)+2)
+	}
+	recount(t, e)
 }
 
 // A client whose hash is that of more others than the directory takes is not remembered, and costs no place.

@@ -108,6 +108,13 @@ func (s *shares) held(identity uint64) int {
 	return 0
 }
 
+// inUse reports whether the first place in which an identity is looked for is in use.
+func (s *shares) inUse(identity uint64) bool {
+	sh := s.shard(&identity)
+	i := int(identity) & (len(sh.identities) - 1)
+	return len(sh.identities) > 0 && sh.identities[i] != 0 && sh.counts[i] != 0
+}
+
 // full reports whether h may take no more of what has most places, used of them in use.
 func (s *shares) full(h holder, used, most int) bool {
 	if 3*used < most { // no address and no link holds more than all do

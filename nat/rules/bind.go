@@ -87,22 +87,18 @@ func (r *rule) translate(a netip.Addr) (bindKind, netip.Addr) {
 
 // combine returns the address with p's network bits and a's host bits. Preconditions: equal families.
 func combine(p netip.Prefix, a netip.Addr) netip.Addr {
+	order := binary.BigEndian
+	if a.Is4() {
+		to, host := p.Addr().As4(), a.As4()
+		network := ^uint32(0) << (32 - p.Bits())
+		order.PutUint32(to[:], order.Uint32(to[:])&network|order.Uint32(host[:])&^network)
+		return netip.AddrFrom4(to)
+	}
 	to, host := p.Addr().As16(), a.As16()
-	at := p.Bits()
-	if a.Is4() {
-		at += 96
-	}
-	for i := range to {
-		switch n := at - 8*i; {
-		case n <= 0:
-			to[i] = host[i]
-		case n < 8:
-			mask := byte(0xff) << (8 - n)
-			to[i] = to[i]&mask | host[i]&^mask
-		}
-	}
-	if a.Is4() {
-		return netip.AddrFrom16(to).Unmap()
+	for i, hostBits := range [...]int{max(64-p.Bits(), 0), min(128-p.Bits(), 64)} { // of each half
+		to, host := to[8*i:], host[8*i:]
+		network := ^uint64(0) << hostBits
+		order.PutUint64(to, order.Uint64(to)&network|order.Uint64(host)&^network)
 	}
 	return netip.AddrFrom16(to)
 }

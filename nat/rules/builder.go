@@ -14,6 +14,7 @@ const maxRules = 1 << 20
 // A piece is what one resource compiles to.
 type piece struct {
 	resource Resource
+	origin   *origin
 	chains   []*chain
 	routing  []*policyRoutes
 	service  *Balancer
@@ -31,7 +32,6 @@ type mention struct {
 // A builder compiles one resource, and collects everything that is wrong with it.
 type builder struct {
 	draft  *Draft
-	origin *origin
 	piece  *piece
 	table  int32               // that is being compiled, by its place among those of resource; -1: resource stands for it
 	old    map[string]*Counter // by path, of the piece that this one replaces
@@ -44,7 +44,7 @@ func (b *builder) fault(path, format string, args ...any) {
 
 // compile returns the piece of a resource. Rules that old, which may be nil, has under the same table, chain and name keep their counters.
 func (d *Draft) compile(key Key, r Resource, old *piece) (*piece, error) {
-	b := builder{draft: d, origin: &origin{key, r.Order}, piece: &piece{resource: r}}
+	b := builder{draft: d, piece: &piece{resource: r, origin: &origin{key, r.Order}}}
 	if old != nil {
 		b.old = make(map[string]*Counter, old.rules)
 		for _, c := range old.chains {
@@ -55,14 +55,14 @@ func (d *Draft) compile(key Key, r Resource, old *piece) (*piece, error) {
 			}
 		}
 	}
-	addTables(&b, "table", r.tables(), len(r.Tables), func(t *Table) string { return t.Name }, b.addTable)
+	addTables(&b, "table", r.tables(&d.room), len(r.Tables), func(t *Table) string { return t.Name }, b.addTable)
 	addTables(&b, "routing table", r.routing(), len(r.Routing), func(t *PolicyTable) string { return t.Name }, b.addRouting)
 	if r.Device != nil {
 		b.piece.facts = newFacts(r.Device)
 	}
 	if r.Service != nil {
 		b.piece.service = NewBalancer(*r.Service)
-		b.piece.service.origin = b.origin
+		b.piece.service.origin = b.piece.origin
 	}
 	if err := errors.Join(b.faults...); err != nil {
 		return nil, err
@@ -72,13 +72,11 @@ func (d *Draft) compile(key Key, r Resource, old *piece) (*piece, error) {
 
 // addTables adds tables, which have different names. The resource was given the first ones, and stands for the others.
 func addTables[T any](b *builder, what string, tables []T, given int, name func(*T) string, add func(*T)) {
-	names := make(map[string]bool, len(tables))
+	names := newNames(len(tables))
 	for i := range tables {
 		t := &tables[i]
-		if n := name(t); names[n] {
+		if n := name(t); names.again(n) {
 			b.fault(what+" "+n, "there is another table of this name")
-		} else {
-			names[n] = true
 		}
 		if b.table = int32(i); i >= given {
 			b.table = -1
@@ -87,15 +85,45 @@ func addTables[T any](b *builder, what string, tables []T, given int, name func(
 	}
 }
 
+// names are those of one kind that have come by, nil where there is one at most.
+type names map[string]struct{}
+
+func newNames(n int) names {
+	if n < 2 {
+		return nil
+	}
+	return make(names, n)
+}
+
+// again reports whether a name has come by before.
+func (s names) again(name string) bool {
+	_, again := s[name]
+	if s != nil {
+		s[name] = struct{}{}
+	}
+	return again
+}
+
+// device returns the link of a device by name, unknownLink while there is none.
+func (b *builder) device(name string) Link {
+	if d := b.piece.resource.Device; d == nil || d.Name != name {
+		switch name {
+		case tunnelDevice:
+			return Tunnel
+		case firstNodeDevice:
+			return firstNode
+		}
+	}
+	return b.link(name)
+}
+
 // link returns the link of a device by name or of a neighbour by address, unknownLink while there is none.
 func (b *builder) link(what any) Link {
 	if d := b.piece.resource.Device; d != nil && (what == any(d.Name) || what == any(d.Address.V4) || what == any(d.Address.V6)) {
 		return d.Link
 	}
 	p := b.draft.link(what)
-	if what != tunnelDevice && what != firstNodeDevice {
-		b.piece.mentions = append(b.piece.mentions, mention{what, p})
-	}
+	b.piece.mentions = append(b.piece.mentions, mention{what, p})
 	return p
 }
 
@@ -109,14 +137,13 @@ func (b *builder) addTable(t *Table) {
 		b.fault("table "+t.Name, "unknown family %q", t.Family)
 		return
 	}
-	names := map[string]bool{}
+	names := newNames(len(t.Chains))
 	for i := range t.Chains {
 		c := &t.Chains[i]
 		at := func() string { return "table " + t.Name + " chain " + c.Name }
-		if names[c.Name] {
+		if names.again(c.Name) {
 			b.fault(at(), "there is another chain of this name")
 		}
-		names[c.Name] = true
 		s, err := stageOf(c)
 		if err != nil {
 			b.fault(at(), "%w", err)
@@ -183,8 +210,8 @@ func stageOf(c *Chain) (stage, error) {
 
 func (b *builder) addChain(t *Table, c *Chain, place int32, s stage, at func() string) {
 	compiled := &chain{
-		stage: s, priority: c.Priority, origin: b.origin, number: int32(len(b.piece.chains)), table: b.table, at: place,
-		name: t.Name + "/" + c.Name, rank: rankOfChain(c.Priority, b.origin.order),
+		stage: s, priority: c.Priority, origin: b.piece.origin, number: int32(len(b.piece.chains)), table: b.table, at: place,
+		in: t.Name, name: c.Name, rank: rankOfChain(c.Priority, b.piece.origin.order),
 	}
 	n := len(c.Rules)
 	if c.Policy == PolicyDrop {
@@ -200,7 +227,7 @@ func (b *builder) addChain(t *Table, c *Chain, place int32, s stage, at func() s
 		atRule := func() string { return at() + " rule " + cmp.Or(r.Name, strconv.Itoa(i+1)) }
 		if r.Name == "" {
 			b.fault(atRule(), "a rule needs a name")
-		} else if names[r.Name] != nil && b.origin.key.Kind != kindNetwork {
+		} else if names[r.Name] != nil && b.piece.origin.key.Kind != kindNetwork {
 			b.fault(atRule(), "there is another rule of this name")
 		}
 		compiled.rules = append(compiled.rules, rule{

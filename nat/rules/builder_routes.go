@@ -3,15 +3,16 @@ package rules
 import (
 	"fmt"
 	"net/netip"
-	"strconv"
+	"slices"
 
 	"github.com/gaissmai/bart"
 )
 
 // addRouting compiles a policy table: what is left of a rule is where it stands, its class and its offers.
 func (b *builder) addRouting(t *PolicyTable) {
-	table := new(bart.Table[routeOffer])
+	table := routesOfTable{}
 	first := len(b.piece.routing)
+	b.piece.routing = slices.Grow(b.piece.routing, len(t.Rules))
 	for i := range t.Rules {
 		r := &t.Rules[i]
 		at := func() string { return fmt.Sprintf("routing table %s rule %d", t.Name, i+1) }
@@ -24,11 +25,11 @@ func (b *builder) addRouting(t *PolicyTable) {
 			}
 		}
 		for j := range r.Routes {
-			b.addRoute(table, &r.Routes[j], at)
+			b.addRoute(&table, &r.Routes[j], at)
 		}
 		compiled := &policyRoutes{policyRule: &policyRule{
-			name: t.Name + "/" + strconv.Itoa(i+1), priority: r.Priority, given: r.Priority,
-			origin: b.origin, number: int32(len(b.piece.routing)), table: b.table, class: classOf(anyLink, r.Mark), source: r.Source,
+			in: t.Name, at: int32(i), priority: r.Priority, given: r.Priority,
+			origin: b.piece.origin, number: int32(len(b.piece.routing)), table: b.table, class: classOf(anyLink, r.Mark), source: r.Source,
 		}}
 		if r.Source.IsValid() {
 			compiled.source = r.Source.Masked() // unlike nftables, a policy rule ignores host bits
@@ -38,19 +39,40 @@ func (b *builder) addRouting(t *PolicyTable) {
 	for i := range t.Rules {
 		r, compiled := &t.Rules[i], b.piece.routing[first+i]
 		if r.In != "" {
-			in := b.link(r.In)
+			in := b.device(r.In)
 			if in == unknownLink {
 				continue
 			}
 			compiled.class = classOf(in, r.Mark)
 		}
 		if r.Out == "" { // a forwarded packet is bound to no device
-			compiled.offer(r.Destination, table)
+			compiled.offer(r.Destination, &table)
 		}
 	}
 }
 
-func (b *builder) addRoute(table *bart.Table[routeOffer], r *PolicyRoute, at func() string) {
+// routesOfTable are the routes of a policy table, without their rules. Most tables have one.
+type routesOfTable struct {
+	one  routeOffer
+	more *bart.Table[routeOffer] // all of them, where there are several
+}
+
+// add adds a route unless there is one to the same destination: the kernel refuses a second one.
+func (t *routesOfTable) add(o routeOffer) {
+	if !t.one.at.IsValid() {
+		t.one = o
+		return
+	}
+	if t.more == nil {
+		t.more = new(bart.Table[routeOffer])
+		t.more.Insert(t.one.at, t.one)
+	}
+	if _, exists := t.more.Get(o.at); !exists {
+		t.more.Insert(o.at, o)
+	}
+}
+
+func (b *builder) addRoute(table *routesOfTable, r *PolicyRoute, at func() string) {
 	dst := r.Destination
 	switch {
 	case !dst.IsValid():
@@ -68,34 +90,43 @@ func (b *builder) addRoute(table *bart.Table[routeOffer], r *PolicyRoute, at fun
 	}
 	var link Link
 	if r.Device != "" {
-		link = b.link(r.Device)
+		link = b.device(r.Device)
 	} else {
 		link = b.link(r.Via)
 	}
-	if _, exists := table.Get(dst); link != unknownLink && !exists { // the kernel refuses a second route to the same destination
-		table.Insert(dst, routeOffer{bits: dst.Bits(), link: link, via: r.Via})
+	if link != unknownLink {
+		table.add(routeOffer{at: dst, bits: dst.Bits(), link: link, via: r.Via})
 	}
 }
 
 // offer works the routes of the rule's table into what the rule offers.
-func (r *policyRoutes) offer(destination netip.Prefix, table *bart.Table[routeOffer]) {
+func (r *policyRoutes) offer(destination netip.Prefix, table *routesOfTable) {
 	add := func(at netip.Prefix, o routeOffer) {
 		o.at, o.rule = at, r.policyRule
 		r.offers = append(r.offers, &o)
 	}
-	if !destination.IsValid() {
-		for dst, o := range table.All() {
+	destination = destination.Masked()
+	switch {
+	case !table.one.at.IsValid():
+	case table.more == nil:
+		switch o := table.one; {
+		case !destination.IsValid() || destination.Overlaps(o.at) && o.bits > destination.Bits():
+			add(o.at, o)
+		case destination.Overlaps(o.at):
+			add(destination, o)
+		}
+	case !destination.IsValid():
+		for dst, o := range table.more.All() {
 			add(dst, o)
 		}
-		return
-	}
-	destination = destination.Masked()
-	if o, ok := table.LookupPrefix(destination); ok {
-		add(destination, o)
-	}
-	for dst, o := range table.Subnets(destination) {
-		if dst != destination {
-			add(dst, o)
+	default:
+		if o, ok := table.more.LookupPrefix(destination); ok {
+			add(destination, o)
+		}
+		for dst, o := range table.more.Subnets(destination) {
+			if dst != destination {
+				add(dst, o)
+			}
 		}
 	}
 }

@@ -13,6 +13,7 @@ type Draft struct {
 	pieces  map[Key]*piece // nil: to be deleted
 	claims  map[any]*Key   // nil: given back
 	rules   int            // how many more there will be
+	room    mappingTable   // of the table that is being compiled
 }
 
 // Draft returns a new one. It counts until it is committed or discarded.
@@ -64,12 +65,6 @@ func (d *Draft) taken(what any) (Key, bool) {
 
 // link returns the link of a device by name or of a neighbour by address, unknownLink if there is none.
 func (d *Draft) link(what any) Link {
-	switch what {
-	case tunnelDevice:
-		return Tunnel
-	case firstNodeDevice:
-		return firstNode
-	}
 	if key, ok := d.owner(what); ok {
 		return d.current(key).resource.Device.Link
 	}
@@ -125,9 +120,14 @@ func (d *Draft) put(key Key, r Resource) error {
 	if d.set.rules+more > maxRules {
 		return fmt.Errorf("rules: %s: more than %d rules in all; delete others first", key, maxRules)
 	}
-	d.remove(key)
-	for _, what := range claims {
-		d.claims[what] = &key
+	if old != nil {
+		d.remove(key)
+	}
+	if len(claims) > 0 {
+		owner := key // a copy, so that keys of what claims nothing stay off the heap
+		for _, what := range claims {
+			d.claims[what] = &owner
+		}
 	}
 	d.pieces[key] = p
 	d.add(p.rules)
@@ -193,8 +193,8 @@ func (d *Draft) recompile() {
 		look(key, p)
 	}
 	for what := range d.claims {
-		for key := range d.set.mentions[what] {
-			look(key, d.current(key))
+		for p := range d.set.mentions[what] {
+			look(p.origin.key, d.current(p.origin.key))
 		}
 	}
 	for key, p := range stale {
@@ -233,6 +233,9 @@ func (s *Set) Replace(c *Config) (*Draft, error) {
 	d.network = &network
 	resources := c.resources()
 	keep := make(map[Key]*Resource, len(resources))
+	if len(s.pieces) == 0 { // all is new
+		d.pieces = make(map[Key]*piece, len(resources))
+	}
 	var faults []error
 	for i := range resources {
 		r := &resources[i]

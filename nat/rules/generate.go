@@ -126,7 +126,7 @@ func (c *Config) mapping(m AddressMapping, devices map[Link]string) Resource {
 	case c.Firewall == nil && c.Routing == nil:
 		return Resource{Order: orderMapping, Mapping: &rules}
 	case c.Firewall == nil:
-		return Resource{Order: orderMapping, Tables: []Table{rules.table()}}
+		return Resource{Order: orderMapping, Tables: rules.table(new(mappingTable))}
 	case c.Routing == nil:
 		return Resource{Order: orderMapping, Routing: rules.routing()}
 	}

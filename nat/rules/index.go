@@ -1,6 +1,7 @@
 package rules
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 
@@ -38,7 +39,7 @@ type ruleTable = bart.Table[[]*rule]
 // The tables of a ruleBucket. Single addresses, of which there are many, are apart, so that no search through them all finds only that
 // no wider prefix covers one.
 const (
-	byDestination = iota
+	byDestination uint8 = iota
 	byDestinationNet
 	bySource
 	bySourceNet
@@ -46,187 +47,171 @@ const (
 )
 
 // has reports whether table n holds the rules that can be in it.
-func (b *ruleBucket) has(n int) bool {
-	if n == byDestination || n == bySource {
+func (b *ruleBucket) has(n uint8) bool {
+	switch n {
+	case byDestination, bySource:
 		return b.n > linear
+	case byDestinationNet, bySourceNet:
+		return b.wide > linear
 	}
-	return b.wide > linear
+	return false
 }
 
-// withBuckets returns m after changes to the rules of links.
-func withBuckets(m byLink[ruleBucket], changes map[Link]*listDelta) byLink[ruleBucket] {
-	next := make(map[Link]*ruleBucket, len(changes))
-	for l, change := range changes {
-		next[l] = m.get(l).with(change)
-	}
-	return m.with(next)
+// A ruleChange is a change of a rule with what tells the rule apart from others.
+type ruleChange struct {
+	change[*rule]
+	key ruleKey
 }
 
-// A listDelta is how a list of rules changes.
-type listDelta struct{ add, remove []*rule }
-
-// apply returns list with d, in the order of evaluation. It leaves list as it is.
-func (d *listDelta) apply(list []*rule) []*rule {
-	if len(d.add)+len(d.remove) == 0 {
-		return list
-	}
-	next := make([]*rule, 0, max(0, len(list)-len(d.remove)+len(d.add)))
-	if len(d.remove) > 0 {
-		gone := make(map[*rule]struct{}, len(d.remove))
-		for _, r := range d.remove {
-			gone[r] = struct{}{}
-		}
-		for _, r := range list {
-			if _, ok := gone[r]; !ok {
-				next = append(next, r)
-			}
-		}
-	} else {
-		next = append(next, list...)
-	}
-	if len(d.add) > 0 {
-		next = append(next, d.add...)
-		slices.SortFunc(next, compareRules) // in one pass where it is sorted already
-	}
-	return next
-}
-
-// with returns the rules of the stage after d.
-func (s stageRules) with(d *listDelta) stageRules {
-	if len(d.add)+len(d.remove) == 0 {
+// with returns the rules of the stage after changes.
+func (s stageRules) with(changes []change[*rule]) stageRules {
+	if len(changes) == 0 {
 		return s
 	}
 	next := s
-	next.n += len(d.add) - len(d.remove)
+	next.n += grown(changes)
 	switch {
 	case s.ruleIndex != nil:
-		next.ruleIndex = s.ruleIndex.with(d)
+		next.ruleIndex = s.ruleIndex.with(changes)
 	case next.n <= linear:
-		next.few = d.apply(s.few)
+		next.few = changed(s.few, changes, compareRules)
 	default:
-		remain := (&listDelta{remove: d.remove}).apply(s.few)
-		next.few, next.ruleIndex = nil, new(ruleIndex).with(&listDelta{add: append(remain, d.add...)})
+		var all []change[*rule]
+		for _, r := range s.few {
+			if !slices.Contains(changes, change[*rule]{r, true}) {
+				all = append(all, change[*rule]{of: r})
+			}
+		}
+		for _, c := range changes {
+			if !c.remove {
+				all = append(all, c)
+			}
+		}
+		next.few, next.ruleIndex = nil, new(ruleIndex).with(all)
 	}
 	return next
 }
 
-func (x *ruleIndex) with(d *listDelta) *ruleIndex {
-	var any listDelta
-	in, out := map[Link]*listDelta{}, map[Link]*listDelta{}
-	of := func(k *ruleKey) *listDelta {
-		m := in
+func (x *ruleIndex) with(changes []change[*rule]) *ruleIndex {
+	all := make([]ruleChange, 0, len(changes))
+	for _, c := range changes {
+		if k := c.of.key(); !k.never {
+			all = append(all, ruleChange{c, k})
+		}
+	}
+	slices.SortFunc(all, compareKeys)
+	any, in, out := x.any, map[Link]*ruleBucket{}, map[Link]*ruleBucket{}
+	for n := 0; len(all) > 0; all = all[n:] {
+		k := &all[0].key
+		for n = 1; n < len(all) && all[n].key.device == k.device && all[n].key.link == k.link; n++ {
+		}
 		switch k.device {
 		case fieldIn:
+			in[k.link] = x.in.get(k.link).with(all[:n])
 		case fieldOut:
-			m = out
+			out[k.link] = x.out.get(k.link).with(all[:n])
 		default:
-			return &any
-		}
-		if m[k.link] == nil {
-			m[k.link] = &listDelta{}
-		}
-		return m[k.link]
-	}
-	for _, r := range d.add {
-		if k := r.key(); !k.never {
-			b := of(&k)
-			b.add = append(b.add, r)
+			any = any.with(all[:n])
 		}
 	}
-	for _, r := range d.remove {
-		if k := r.key(); !k.never {
-			b := of(&k)
-			b.remove = append(b.remove, r)
-		}
-	}
-	return &ruleIndex{in: withBuckets(x.in, in), out: withBuckets(x.out, out), any: x.any.with(&any)}
+	return &ruleIndex{in: x.in.with(in), out: x.out.with(out), any: any}
 }
 
-// with returns the bucket that follows b, which may be nil, or nil if nothing is left.
-func (b *ruleBucket) with(d *listDelta) *ruleBucket {
-	if len(d.add)+len(d.remove) == 0 {
-		return b
+// compareKeys puts rules of one device together, of these the ones of one table, and of these the ones of one prefix.
+func compareKeys(a, b ruleChange) int {
+	switch k, l := &a.key, &b.key; {
+	case k.device != l.device:
+		return cmp.Compare(k.device, l.device)
+	case k.link != l.link:
+		return cmp.Compare(k.link, l.link)
+	case k.table != l.table:
+		return cmp.Compare(k.table, l.table)
 	}
+	return comparePrefixes(a.key.prefix, b.key.prefix)
+}
+
+// with returns the bucket that follows b, which may be nil, or nil if nothing is left. It overwrites changes, which are as compareKeys
+// orders them.
+func (b *ruleBucket) with(changes []ruleChange) *ruleBucket {
 	if b == nil {
 		b = &ruleBucket{}
 	}
-	next := &ruleBucket{n: b.n + len(d.add) - len(d.remove), wide: b.wide + wide(d.add) - wide(d.remove)}
+	next := &ruleBucket{n: b.n, wide: b.wide, tables: b.tables}
+	for i := range changes {
+		c := &changes[i]
+		next.n += c.by()
+		if !c.key.prefix.IsSingleIP() {
+			next.wide += c.by()
+		}
+	}
 	if next.n == 0 {
 		return nil
 	}
-	var list listDelta
-	var tables [ruleTables]map[netip.Prefix]*listDelta
-	at := func(b *ruleBucket, r *rule) *listDelta {
-		k := r.key()
-		n := k.table()
-		if n == ruleTables || !b.has(n) {
-			return &list
-		}
-		if tables[n] == nil {
-			tables[n] = map[netip.Prefix]*listDelta{}
-		}
-		if tables[n][k.prefix] == nil {
-			tables[n][k.prefix] = &listDelta{}
-		}
-		return tables[n][k.prefix]
+	moving := slices.DeleteFunc(b.moving(next), func(m ruleChange) bool {
+		return slices.ContainsFunc(changes, func(c ruleChange) bool { return c.remove && c.of == m.of })
+	})
+	if len(moving) > 0 {
+		changes = slices.Concat(changes, moving)
+		slices.SortFunc(changes, compareKeys)
 	}
-	for _, r := range d.add {
-		l := at(next, r)
-		l.add = append(l.add, r)
-	}
-	for _, r := range d.remove {
-		l := at(b, r)
-		l.remove = append(l.remove, r)
-	}
-	for _, r := range b.moving(next) {
-		if !slices.Contains(d.remove, r) {
-			to, from := at(next, r), at(b, r)
-			to.add, from.remove = append(to.add, r), append(from.remove, r)
+	var list []change[*rule]
+	for n := 0; len(changes) > 0; changes = changes[n:] {
+		table := changes[0].key.table
+		indexed := changes[:0]
+		for n = 0; n < len(changes) && changes[n].key.table == table; n++ {
+			of := next
+			if changes[n].remove {
+				of = b
+			}
+			if of.has(table) {
+				indexed = append(indexed, changes[n])
+			} else {
+				list = append(list, changes[n].change)
+			}
+		}
+		if len(indexed) > 0 {
+			next.tables[table] = withLists(b.tables[table], indexed)
 		}
 	}
-	next.list = list.apply(b.list)
-	for n := range next.tables {
-		next.tables[n] = withLists(b.tables[n], tables[n])
-	}
+	next.list = changed(b.list, list, compareRules)
 	return next
 }
 
-// wide returns how many rules are for no single address.
-func wide(rules []*rule) (n int) {
-	for _, r := range rules {
-		if k := r.key(); !k.prefix.IsSingleIP() {
-			n++
-		}
+// moving returns the changes by which the bucket that follows b has rules in tables that b has not there, or the other way round.
+func (b *ruleBucket) moving(next *ruleBucket) (all []ruleChange) {
+	move := func(r *rule) {
+		k := r.key()
+		all = append(all, ruleChange{change[*rule]{r, true}, k}, ruleChange{change[*rule]{r, false}, k})
 	}
-	return n
-}
-
-// moving returns the rules of b that the bucket which follows it has in tables and b has not, or the other way round.
-func (b *ruleBucket) moving(next *ruleBucket) (all []*rule) {
 	for n, t := range b.tables {
-		if t != nil && !next.has(n) {
+		if t != nil && !next.has(uint8(n)) {
 			for _, list := range t.All() {
-				all = append(all, list...)
+				for _, r := range list {
+					move(r)
+				}
 			}
 		}
 	}
 	for _, r := range b.list {
-		if k := r.key(); k.table() != ruleTables && next.has(k.table()) {
-			all = append(all, r)
+		if k := r.key(); next.has(k.table) {
+			move(r)
 		}
 	}
 	return all
 }
 
 // withLists returns the table that follows t, nil if it is empty.
-func withLists(t *ruleTable, d map[netip.Prefix]*listDelta) *ruleTable {
-	if len(d) == 0 {
-		return t
-	}
-	t, fresh := forChanges(t, len(d))
-	for p, change := range d {
+func withLists(t *ruleTable, changes []ruleChange) *ruleTable {
+	t, fresh := forChanges(t, len(changes))
+	var list []change[*rule]
+	for i := range changes {
+		p := changes[i].key.prefix
+		if list = append(list, changes[i].change); i+1 < len(changes) && changes[i+1].key.prefix == p {
+			continue
+		}
 		old, _ := t.Get(p)
-		next := change.apply(old)
+		next := changed(old, list, compareRules)
+		list = list[:0]
 		switch {
 		case len(next) == 0 && fresh:
 			t.Delete(p)
@@ -247,29 +232,14 @@ func withLists(t *ruleTable, d map[netip.Prefix]*listDelta) *ruleTable {
 // A ruleKey is what every packet that a rule matches has in common.
 type ruleKey struct {
 	never  bool  // no packet matches
+	table  uint8 // that the rule can be in, ruleTables if none
 	device field // fieldIn or fieldOut with link; any other field means no device
 	link   Link
-	source bool         // prefix holds the source, not the destination
 	prefix netip.Prefix // the zero Prefix: no common prefix
 }
 
-// table returns the table that a rule can be in, ruleTables if none.
-func (k *ruleKey) table() int {
-	if !k.prefix.IsValid() {
-		return ruleTables
-	}
-	n := byDestination
-	if k.source {
-		n = bySource
-	}
-	if !k.prefix.IsSingleIP() {
-		n++
-	}
-	return n
-}
-
 func (r *rule) key() ruleKey {
-	var k ruleKey
+	k := ruleKey{table: ruleTables}
 	for i := range r.tests {
 		c := &r.tests[i]
 		if c.never() {
@@ -287,7 +257,13 @@ func (r *rule) key() ruleKey {
 			}
 		case fieldSource, fieldDestination:
 			if c.prefix.Bits() > max(0, k.prefix.Bits()) {
-				k.prefix, k.source = c.prefix, c.field == fieldSource
+				k.prefix, k.table = c.prefix, byDestination
+				if c.field == fieldSource {
+					k.table = bySource
+				}
+				if !c.prefix.IsSingleIP() {
+					k.table++
+				}
 			}
 		}
 	}

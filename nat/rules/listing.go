@@ -46,10 +46,9 @@ func (l RuleList) Each(link func(Link) string, yield func(*RuleInfo) bool) {
 		return a.compare(b)
 	})
 	for _, c := range ordered {
-		table, name, _ := strings.Cut(c.name, "/")
 		for i := range c.rules {
 			r := &c.rules[i]
-			info := RuleInfo{Origin: c.origin.key, Stage: stageNames[c.stage], Priority: c.priority, Table: table, Chain: name, Rule: r.name,
+			info := RuleInfo{Origin: c.origin.key, Stage: stageNames[c.stage], Priority: c.priority, Table: c.in, Chain: c.name, Rule: r.name,
 				Match: r.matchText(link), Action: r.actionText(), Counted: r.counted && !r.policy}
 			if r.counter != nil {
 				info.Packets, info.Bytes = r.counter.packets.Load(), r.counter.bytes.Load()
@@ -82,7 +81,7 @@ func (l RuleList) Counters(yield func(RuleCount)) {
 }
 
 func (c *chain) counters(yield func(RuleCount)) {
-	table, name, _ := strings.Cut(c.name, "/")
+	table := c.in
 	if strings.HasSuffix(table, "-"+mappingTables) {
 		table = mappingTables
 	}
@@ -93,7 +92,7 @@ func (c *chain) counters(yield func(RuleCount)) {
 			continue
 		}
 		last = r.counter
-		yield(RuleCount{table, name, r.name, r.counter.packets.Load(), r.counter.bytes.Load()})
+		yield(RuleCount{table, c.name, r.name, r.counter.packets.Load(), r.counter.bytes.Load()})
 	}
 }
 
@@ -205,7 +204,7 @@ func (l RouteList) Each(link func(Link) string, yield func(*RouteInfo) bool) {
 	for i := range rules {
 		r := &rules[i]
 		for _, o := range r.offers {
-			info := RouteInfo{Origin: r.origin.key, Rule: r.name, Priority: r.priority, Mark: uint32(r.class), Source: r.source, Destination: o.at, Via: o.via}
+			info := RouteInfo{Origin: r.origin.key, Rule: r.path(), Priority: r.priority, Mark: uint32(r.class), Source: r.source, Destination: o.at, Via: o.via}
 			if in := r.class.link(); in != anyLink {
 				info.In = link(in)
 			}

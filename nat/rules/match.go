@@ -153,7 +153,7 @@ func (b *builder) match(all []comparison, m *Match, family Family) ([]comparison
 		default:
 			return all, fmt.Errorf("dev position %q is neither in nor out", m.Dev.Position)
 		}
-		c.lo = uint16(b.link(m.Dev.Value))
+		c.lo = uint16(b.device(m.Dev.Value))
 		all = append(all, c)
 	}
 	if m.IP != (Operand{}) {

@@ -3,6 +3,7 @@ package rules
 import (
 	"cmp"
 	"net/netip"
+	"strconv"
 
 	"github.com/gaissmai/bart"
 )
@@ -100,7 +101,8 @@ type routeOffer struct {
 
 // A policyRule is a compiled PolicyRule without its routes: where it stands, and what it asks for.
 type policyRule struct {
-	name     string // table/number
+	in       string // of its table
+	at       int32  // in its table
 	priority int
 	given    int // the priority as it was written: 0 means before all that are there
 	origin   *origin
@@ -109,6 +111,9 @@ type policyRule struct {
 	class    class
 	source   netip.Prefix
 }
+
+// path names the rule: table/number.
+func (r *policyRule) path() string { return r.in + "/" + strconv.Itoa(int(r.at)+1) }
 
 // policyRoutes are a policyRule and its routes. Neither a rule nor an offer leads back to them, so that an offer which outlives its
 // neighbours does not keep them in memory.

@@ -1,7 +1,6 @@
 package rules
 
 import (
-	"cmp"
 	"net/netip"
 	"slices"
 
@@ -14,59 +13,25 @@ type routeSetKey struct {
 	source netip.Prefix
 }
 
-// A routeDelta is how the offers for one prefix change.
-type routeDelta struct{ add, remove []*routeOffer }
-
 // policyChanges collects what a commit changes about routing.
-type policyChanges map[routeSetKey]map[netip.Prefix]*routeDelta
+type policyChanges map[routeSetKey][]offerChange
 
-func (c policyChanges) at(k routeSetKey, p netip.Prefix) *routeDelta {
-	set := c[k]
-	if set == nil {
-		set = map[netip.Prefix]*routeDelta{}
-		c[k] = set
-	}
-	d := set[p]
-	if d == nil {
-		d = &routeDelta{}
-		set[p] = d
-	}
-	return d
+// An offerChange is a change of an offer with the prefix that the offer is for.
+type offerChange struct {
+	change[*routeOffer]
+	at netip.Prefix
 }
 
-func (c policyChanges) add(r *policyRoutes) {
+func (c policyChanges) note(r *policyRoutes, remove bool) {
+	if len(r.offers) == 0 {
+		return
+	}
+	k := routeSetKey{r.class, r.source}
+	changes := c[k]
 	for _, o := range r.offers {
-		d := c.at(routeSetKey{r.class, r.source}, o.at)
-		d.add = append(d.add, o)
+		changes = append(changes, offerChange{change[*routeOffer]{o, remove}, o.at})
 	}
-}
-
-func (c policyChanges) remove(r *policyRoutes) {
-	for _, o := range r.offers {
-		d := c.at(routeSetKey{r.class, r.source}, o.at)
-		d.remove = append(d.remove, o)
-	}
-}
-
-// settle drops what is removed and added again: it stays.
-func (c policyChanges) settle() {
-	for k, set := range c {
-		for p, d := range set {
-			d.add = slices.DeleteFunc(d.add, func(o *routeOffer) bool {
-				i := slices.Index(d.remove, o)
-				if i >= 0 {
-					d.remove = slices.Delete(d.remove, i, i+1)
-				}
-				return i >= 0
-			})
-			if len(d.add)+len(d.remove) == 0 {
-				delete(set, p)
-			}
-		}
-		if len(set) == 0 {
-			delete(c, k)
-		}
-	}
+	c[k] = changes
 }
 
 // inherit lets p, which comes in place of old, keep the policy rules and offers of old as far as they say the same: what has not
@@ -152,8 +117,30 @@ func (p policy) with(changes policyChanges) policy {
 }
 
 // withOffers returns the table after changes, nil if it is empty.
-func withOffers(t *routeTable, changes map[netip.Prefix]*routeDelta) *routeTable {
-	t, fresh := forChanges(t, len(changes))
+func withOffers(t *routeTable, changes []offerChange) *routeTable {
+	if t == nil {
+		t = new(routeTable)
+	}
+	// Wider ones first, so that what they hand down is right when their subnets are settled.
+	slices.SortFunc(changes, func(a, b offerChange) int { return comparePrefixes(a.at, b.at) })
+	type cell struct {
+		at     netip.Prefix
+		offers []*routeOffer
+	}
+	cells := make([]cell, 0, len(changes))
+	var list []change[*routeOffer]
+	for i := range changes {
+		p := changes[i].at
+		if list = append(list, changes[i].change); i+1 < len(changes) && changes[i+1].at == p {
+			continue
+		}
+		old, _ := t.Get(p)
+		if offers := changed(old.offers, list, compareOffers); !slices.Equal(offers, old.offers) {
+			cells = append(cells, cell{p, offers})
+		}
+		list = list[:0]
+	}
+	t, fresh := forChanges(t, len(cells))
 	put := func(p netip.Prefix, c routeCell) {
 		switch {
 		case len(c.offers) == 0 && fresh:
@@ -166,26 +153,31 @@ func withOffers(t *routeTable, changes map[netip.Prefix]*routeDelta) *routeTable
 			t = t.InsertPersist(p, c)
 		}
 	}
-	prefixes := make([]netip.Prefix, 0, len(changes))
-	for p, d := range changes {
-		old, _ := t.Get(p)
-		put(p, routeCell{offers: d.apply(old.offers)})
-		prefixes = append(prefixes, p)
-	}
-	// Wider ones first, so that what they hand down is right when their subnets are settled.
-	slices.SortFunc(prefixes, func(a, b netip.Prefix) int { return cmp.Compare(a.Bits(), b.Bits()) })
-	for _, p := range prefixes {
-		var below []netip.Prefix
-		for q := range t.Subnets(p) {
-			below = append(below, q)
+	for _, c := range cells {
+		next := routeCell{offers: c.offers}
+		if len(c.offers) > 0 {
+			next.best = c.offers[0] // unless a wider one's is better
 		}
-		slices.SortFunc(below, func(a, b netip.Prefix) int { return cmp.Compare(a.Bits(), b.Bits()) })
+		put(c.at, next)
+	}
+	var below []netip.Prefix
+	for _, c := range cells {
+		if below = below[:0]; c.at.IsSingleIP() {
+			if len(c.offers) > 0 {
+				below = append(below, c.at)
+			}
+		} else {
+			for q := range t.Subnets(c.at) {
+				below = append(below, q)
+			}
+			slices.SortFunc(below, comparePrefixes)
+		}
 		for _, q := range below {
 			c, _ := t.Get(q)
 			best := c.offers[0]
 			if q.Bits() > 0 {
 				wider, ok := t.LookupPrefix(netip.PrefixFrom(q.Addr(), q.Bits()-1))
-				if ok && wider.best != nil && wider.best.rule != best.rule && compareOffers(wider.best, best) < 0 {
+				if ok && wider.best.rule != best.rule && compareOffers(wider.best, best) < 0 {
 					best = wider.best
 				}
 			}
@@ -198,31 +190,6 @@ func withOffers(t *routeTable, changes map[netip.Prefix]*routeDelta) *routeTable
 		return nil
 	}
 	return t
-}
-
-// forChanges returns the table to make n changes to: t or, if they are many, one that belongs to nobody else yet and is changed in place,
-// which costs less than to share what remains.
-func forChanges[V any](t *bart.Table[V], n int) (changing *bart.Table[V], fresh bool) {
-	switch {
-	case t == nil:
-		return new(bart.Table[V]), true
-	case n > t.Size()/16:
-		return t.Clone(), true
-	}
-	return t, false
-}
-
-// apply returns offers after d, the first rule's first. It leaves offers as they are.
-func (d *routeDelta) apply(offers []*routeOffer) []*routeOffer {
-	var next []*routeOffer
-	for _, o := range offers {
-		if !slices.Contains(d.remove, o) {
-			next = append(next, o)
-		}
-	}
-	next = append(next, d.add...)
-	slices.SortFunc(next, compareOffers)
-	return next
 }
 
 // resolve gives rules without a priority of their own what the kernel gives them (fib_default_rule_pref): one less than the least that

@@ -80,11 +80,11 @@ func TestPolicyNames(t *testing.T) {
 	c := milan()
 	r := compiled(t, c)
 	hop, ok := r.route(Tunnel, 0, addr("10.200.2.6"), addr("10.200.1.77"))
-	if name := hop.rule.name; !ok || name != "milan-1/2" {
+	if name := hop.rule.path(); !ok || name != "milan-1/2" {
 		t.Errorf("rule %s, want the second of table milan-1", name)
 	}
 	hop, _ = r.route(Tunnel, 9, addr("10.200.2.6"), addr("11.11.11.7"))
-	if name := hop.rule.name; name != "milan-2-service-nodeport-routing/1" {
+	if name := hop.rule.path(); name != "milan-2-service-nodeport-routing/1" {
 		t.Errorf("rule %s", name)
 	}
 }

@@ -55,11 +55,13 @@ type Resource struct {
 	Node    *NodeRules
 }
 
-// tables returns Tables with those that the Resource stands for.
-func (r *Resource) tables() []Table {
+// tables returns Tables with those that the Resource stands for, which are in room.
+func (r *Resource) tables(room *mappingTable) []Table {
 	all := r.Tables
 	if r.Mapping != nil {
-		all = append(all[:len(all):len(all)], r.Mapping.table())
+		if all = r.Mapping.table(room); len(r.Tables) > 0 {
+			all = slices.Concat(r.Tables, all)
+		}
 	}
 	if r.Node != nil {
 		all = append(all[:len(all):len(all)], returnTable([]NodeRules{*r.Node}))

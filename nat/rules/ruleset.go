@@ -65,7 +65,7 @@ type chain struct {
 	number   int32  // in the resource
 	table    int32  // among Resource.Tables; -1: the resource stands for it
 	at       int32  // in its table
-	name     string // table/chain
+	in, name string // of its table, and its own
 	rank     uint64 // orders chains by priority and order, as far as these fit: a quick answer in most cases
 	rules    []rule
 }
@@ -111,9 +111,9 @@ type rule struct {
 // path names the rule: table/chain/rule.
 func (r *rule) path() string {
 	if r.policy {
-		return r.chain.name
+		return r.chain.in + "/" + r.chain.name
 	}
-	return r.chain.name + "/" + r.name
+	return r.chain.in + "/" + r.chain.name + "/" + r.name
 }
 
 func (r *rule) before(o *rule) bool {

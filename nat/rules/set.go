@@ -1,6 +1,9 @@
 package rules
 
-import "slices"
+import (
+	"maps"
+	"slices"
+)
 
 // A Set is the desired state of the rules, put together piece by piece in drafts. It belongs to one goroutine; what Commit returns is
 // immutable. The order in which resources are put does not matter.
@@ -8,10 +11,10 @@ type Set struct {
 	pieces    map[Key]*piece
 	claims    map[any]Key // who has a device name, an address, a link or a service's address: there is one of each
 	drafts    []*Draft
-	rules     int                      // with those of drafts
-	mentions  map[any]map[Key]struct{} // the pieces that name a device or a neighbour
-	unordered int                      // policy rules without a priority of their own
-	marks     map[uint32]int           // how many rules set a packet's mark, by its value
+	rules     int                         // with those of drafts
+	mentions  map[any]map[*piece]struct{} // the pieces that name a device or a neighbour
+	unordered int                         // policy rules without a priority of their own
+	marks     map[uint32]int              // how many rules set a packet's mark, by its value
 	committed *Ruleset
 }
 
@@ -20,7 +23,7 @@ func NewSet() *Set {
 	return &Set{
 		pieces:    map[Key]*piece{},
 		claims:    map[any]Key{},
-		mentions:  map[any]map[Key]struct{}{},
+		mentions:  map[any]map[*piece]struct{}{},
 		marks:     map[uint32]int{},
 		committed: &Ruleset{},
 	}
@@ -44,7 +47,12 @@ func (s *Set) Commit(d *Draft) (*Ruleset, *Affected) {
 		next.network = *n
 	}
 	c := changes{links: map[Link]*linkFacts{}, services: map[serviceAddress]**Balancer{}, routing: policyChanges{}}
-	before := make(map[Key]*piece, len(d.pieces))
+	before := map[Key]*piece{}
+	if len(d.pieces) > len(s.pieces) { // to grow step by step costs more
+		pieces := make(map[Key]*piece, len(s.pieces)+len(d.pieces))
+		maps.Copy(pieces, s.pieces)
+		s.pieces = pieces
+	}
 	reordered := false
 	for key, p := range d.pieces {
 		old := s.pieces[key]
@@ -52,7 +60,7 @@ func (s *Set) Commit(d *Draft) (*Ruleset, *Affected) {
 			if before[key] = old; p != nil {
 				p.inherit(old)
 			}
-			s.takeOut(key, old, &c)
+			s.takeOut(old, &c)
 		}
 		reordered = reordered || !sameRules(old, p)
 	}
@@ -70,17 +78,23 @@ func (s *Set) Commit(d *Draft) (*Ruleset, *Affected) {
 			s.claims[what] = *key
 		}
 	}
-	if c.routing.settle(); s.unordered > 0 && reordered {
+	if s.unordered > 0 && reordered {
 		s.resolve(c.routing, a, d.pieces)
 	}
-	for key, p := range d.pieces {
-		s.concern(a, before[key], p)
-		s.concern(a, p, before[key])
+	if !a.All {
+		for key, p := range d.pieces {
+			s.concern(a, before[key], p)
+			s.concern(a, p, before[key])
+		}
 	}
 	for st := range c.rules {
-		next.stages[st] = next.stages[st].with(&c.rules[st])
+		next.stages[st] = next.stages[st].with(c.rules[st])
 	}
-	next.notracks += actions(c.rules[stageRaw].add, ActionNoTrack) - actions(c.rules[stageRaw].remove, ActionNoTrack)
+	for i := range c.rules[stageRaw] {
+		if r := &c.rules[stageRaw][i]; r.of.action == ActionNoTrack {
+			next.notracks += r.by()
+		}
+	}
 	next.links = next.links.with(c.links)
 	next.services = next.services.with(c.services)
 	next.policy = next.policy.with(c.routing)
@@ -90,35 +104,25 @@ func (s *Set) Commit(d *Draft) (*Ruleset, *Affected) {
 	return &next, a
 }
 
-// actions returns how many of rules have an action.
-func actions(rules []*rule, action Action) (n int) {
-	for _, r := range rules {
-		if r.action == action {
-			n++
-		}
-	}
-	return n
-}
-
 // changes collects what a commit does to the indexes.
 type changes struct {
-	rules    [stages]listDelta
+	rules    [stages][]change[*rule]
 	links    map[Link]*linkFacts
 	services map[serviceAddress]**Balancer
 	routing  policyChanges
 }
 
-func (s *Set) takeOut(key Key, p *piece, c *changes) {
+func (s *Set) takeOut(p *piece, c *changes) {
 	for _, chain := range p.chains {
 		if chain.stage < stages {
 			for i := range chain.rules {
-				c.rules[chain.stage].remove = append(c.rules[chain.stage].remove, &chain.rules[i])
+				c.rules[chain.stage] = append(c.rules[chain.stage], change[*rule]{&chain.rules[i], true})
 				s.countMark(&chain.rules[i], -1)
 			}
 		}
 	}
 	for _, r := range p.routing {
-		c.routing.remove(r)
+		c.routing.note(r, true)
 		if r.given == 0 {
 			s.unordered--
 		}
@@ -130,8 +134,8 @@ func (s *Set) takeOut(key Key, p *piece, c *changes) {
 		c.links[d.Link] = nil
 	}
 	for _, m := range p.mentions {
-		if keys := s.mentions[m.what]; keys != nil {
-			if delete(keys, key); len(keys) == 0 {
+		if pieces := s.mentions[m.what]; pieces != nil {
+			if delete(pieces, p); len(pieces) == 0 {
 				delete(s.mentions, m.what)
 			}
 		}
@@ -143,13 +147,13 @@ func (s *Set) putIn(key Key, p *piece, c *changes) {
 	for _, chain := range p.chains {
 		if chain.stage < stages { // hook output is shown, and never met
 			for i := range chain.rules {
-				c.rules[chain.stage].add = append(c.rules[chain.stage].add, &chain.rules[i])
+				c.rules[chain.stage] = append(c.rules[chain.stage], change[*rule]{of: &chain.rules[i]})
 				s.countMark(&chain.rules[i], 1)
 			}
 		}
 	}
 	for _, r := range p.routing {
-		c.routing.add(r)
+		c.routing.note(r, false)
 		if r.given == 0 {
 			s.unordered++
 		}
@@ -162,9 +166,9 @@ func (s *Set) putIn(key Key, p *piece, c *changes) {
 	}
 	for _, m := range p.mentions {
 		if s.mentions[m.what] == nil {
-			s.mentions[m.what] = map[Key]struct{}{}
+			s.mentions[m.what] = map[*piece]struct{}{}
 		}
-		s.mentions[m.what][key] = struct{}{}
+		s.mentions[m.what][p] = struct{}{}
 	}
 }
 
@@ -192,24 +196,12 @@ func (s *Set) resolve(routing policyChanges, a *Affected, fresh map[Key]*piece) 
 	}
 	resolve(all, func(r *policyRoutes, priority int) {
 		p, again := owner[r], r.withPriority(priority)
-		routing.replace(r, again)
+		routing.note(r, true)
+		routing.note(again, false)
 		if !isFresh[p] {
 			s.concernRouted(a, r, nil)
 		}
 		p.routing = slices.Clone(p.routing)
 		p.routing[slices.Index(p.routing, r)] = again
 	})
-}
-
-// replace changes a rule that may have been added by the same commit.
-func (c policyChanges) replace(r, by *policyRoutes) {
-	for _, o := range r.offers {
-		d := c.at(routeSetKey{r.class, r.source}, o.at)
-		if i := slices.Index(d.add, o); i >= 0 {
-			d.add = slices.Delete(d.add, i, i+1)
-		} else {
-			d.remove = append(d.remove, o)
-		}
-	}
-	c.add(by)
 }

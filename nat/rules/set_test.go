@@ -61,7 +61,7 @@ func decided(r *Ruleset, v view, mark uint32) string {
 	hop, ok := r.route(v.in, mark, v.src, v.dst)
 	fmt.Fprint(&b, e.mark, e.ConnMark, e.NoTrack, e.mss, e.routeMSS, hop.link, hop.via, ok)
 	if ok {
-		fmt.Fprint(&b, hop.rule.origin.key, hop.rule.name)
+		fmt.Fprint(&b, hop.rule.origin.key, hop.rule.path())
 	}
 	return b.String()
 }

@@ -12,32 +12,33 @@ type MappingRules struct {
 	ProxyProtocol      bool // as in Rule
 }
 
-// table translates. Liqo's own table has a source rule without a condition on devices; here it is for packets towards the tunnel
-// only, and spares pods.
-func (m *MappingRules) table() Table {
-	external, internal := m.External.String(), m.Internal.String()
-	t := Table{
-		Name:   external + "-remap-ipmapping-gw",
-		Family: familyOf(m.External),
-		Chains: []Chain{{
-			Name: "prerouting", Type: ChainNAT, Hook: HookPrerouting, Priority: PriorityDNAT,
-			Rules: []Rule{{Name: external, Match: []Match{destination(external)}, Action: ActionDNAT, To: internal, ProxyProtocol: m.ProxyProtocol}},
-		}},
-	}
-	if !m.Pod {
-		t.Chains = append(t.Chains, Chain{
-			Name: "postrouting", Type: ChainNAT, Hook: HookPostrouting, Priority: PrioritySNAT,
-			Rules: []Rule{{
-				Name:   external,
-				Match:  []Match{source(internal), notFromTunnel, toTunnel},
-				Action: ActionSNAT,
-				To:     external,
+// A mappingTable is the room that the table of a mapping takes.
+type mappingTable struct {
+	tables  [1]Table
+	chains  [2]Chain
+	rules   [2]Rule
+	matches [4]Match
+}
 
-				ProxyProtocol: m.ProxyProtocol,
-			}},
-		})
+// table translates, in a room that it overwrites. Liqo's own table has a source rule without a condition on devices; here it is for
+// packets towards the tunnel only, and spares pods.
+func (m *MappingRules) table(in *mappingTable) []Table {
+	external, internal := m.External.String(), m.Internal.String()
+	in.matches = [...]Match{destination(external), source(internal), notFromTunnel, toTunnel}
+	in.rules = [...]Rule{
+		{Name: external, Match: in.matches[:1], Action: ActionDNAT, To: internal, ProxyProtocol: m.ProxyProtocol},
+		{Name: external, Match: in.matches[1:], Action: ActionSNAT, To: external, ProxyProtocol: m.ProxyProtocol},
 	}
-	return t
+	in.chains = [...]Chain{
+		{Name: "prerouting", Type: ChainNAT, Hook: HookPrerouting, Priority: PriorityDNAT, Rules: in.rules[:1]},
+		{Name: "postrouting", Type: ChainNAT, Hook: HookPostrouting, Priority: PrioritySNAT, Rules: in.rules[1:]},
+	}
+	chains := in.chains[:]
+	if m.Pod {
+		chains = chains[:1]
+	}
+	in.tables[0] = Table{Name: external + "-remap-ipmapping-gw", Family: familyOf(m.External), Chains: chains}
+	return in.tables[:]
 }
 
 // routing leads to Internal. A host in a pod CIDR goes where its route leads, unless a node is named.
@@ -75,9 +76,9 @@ const returnTableName = "service-nodeport-routing"
 
 // routing leads to the node: its prefixes, and what belongs to connections that came from it.
 func (n *NodeRules) routing() []PolicyTable {
-	var all []PolicyTable
+	all := make([]PolicyTable, 0, 2)
 	if len(n.Prefixes) > 0 {
-		t := PolicyTable{Name: n.Name}
+		t := PolicyTable{Name: n.Name, Rules: make([]PolicyRule, 0, len(n.Prefixes))}
 		for _, p := range n.Prefixes {
 			t.Rules = append(t.Rules, PolicyRule{
 				Destination: p,

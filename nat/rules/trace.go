@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
-	"strconv"
 	"strings"
 )
 
@@ -95,14 +94,13 @@ func traceService(v *view, service *Balancer) {
 func traceRoute(v *view, hop *nextHop, mark uint32, ok bool) {
 	s := v.step(StepRoute, "", ok, fmt.Sprintf("nowhere, with mark %d", mark))
 	if ok {
-		s.Name, s.Detail = hop.rule.name, fmt.Sprintf("to %s, with mark %d", v.trace.LinkName(hop.link), mark)
+		s.Name, s.Detail = hop.rule.path(), fmt.Sprintf("to %s, with mark %d", v.trace.LinkName(hop.link), mark)
 		if hop.via.IsValid() {
 			s.Detail = fmt.Sprintf("to %s via %s, with mark %d", v.trace.LinkName(hop.link), hop.via, mark)
 		}
 		s.Origin = Origin{Key: hop.rule.origin.key}
-		if at := strings.LastIndexByte(s.Name, '/'); hop.rule.table >= 0 {
-			n, _ := strconv.Atoi(s.Name[at+1:])
-			s.Origin.Field = fmt.Sprintf("routing[%d].rules[%d]", hop.rule.table, n-1)
+		if hop.rule.table >= 0 {
+			s.Origin.Field = fmt.Sprintf("routing[%d].rules[%d]", hop.rule.table, hop.rule.at)
 		}
 	}
 	v.trace.Trace(s)
