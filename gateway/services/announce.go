@@ -1,9 +1,14 @@
+//go:build !nokube
+
 package services
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"slices"
+	"sync"
+	"time"
 
 	"culvert/gateway/configfile"
 )
@@ -60,4 +65,40 @@ func (c *Config) validateAnnounce(e *configfile.Errors) {
 			e.Add("services.announce", "%s is one of services.addresses, and the kernel answers for it; leave it out", a)
 		}
 	}
+}
+
+// announceTime is after which links and proxy neighbours are looked at again, as MetalLB does.
+const announceTime = 10 * time.Second
+
+// announce keeps up what is announced, and tells neighbours, until ctx is done.
+func (s *Server) announce(ctx context.Context) {
+	s.mu.Lock()
+	a := s.announcer
+	s.mu.Unlock()
+	var telling sync.WaitGroup
+	defer telling.Wait()
+	telling.Go(func() { a.herald.run(ctx) })
+	again := time.NewTicker(announceTime)
+	defer again.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-again.C:
+		}
+		s.mu.Lock()
+		if !s.closing.Load() {
+			a.apply(s.config.Answers, s.config.AnnounceOn)
+		}
+		s.mu.Unlock()
+	}
+}
+
+// metrics writes those of what is announced.
+func (a *announcer) metrics(b *Metrics, announced []string) {
+	b.Family("gauge", "announced_address", "Load balancer addresses that this node answers for at layer 2.")
+	for _, address := range announced {
+		fmt.Fprintf(b, "culvert_announced_address{address=%q} 1\n", address)
+	}
+	b.One("counter", "announcements_total", "Gratuitous ARP packets and unsolicited neighbour advertisements sent.", a.herald.sent.Load())
 }
