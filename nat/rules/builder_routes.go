@@ -105,7 +105,9 @@ func (r *policyRoutes) offer(destination netip.Prefix, table *routesOfTable) {
 		o.at, o.rule = at, r.policyRule
 		r.offers = append(r.offers, &o)
 	}
-	destination = destination.Masked()
+	if destination.IsValid() {
+		destination = destination.Masked()
+	}
 	switch {
 	case !table.one.at.IsValid():
 	case table.more == nil:

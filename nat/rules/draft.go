@@ -13,7 +13,7 @@ type Draft struct {
 	pieces  map[Key]*piece // nil: to be deleted
 	claims  map[any]*Key   // nil: given back
 	rules   int            // how many more there will be
-	room    mappingTable   // of the table that is being compiled
+	room    mappingRoom    // of what is being compiled
 }
 
 // Draft returns a new one. It counts until it is committed or discarded.

@@ -113,7 +113,8 @@ type changes struct {
 }
 
 func (s *Set) takeOut(p *piece, c *changes) {
-	for _, chain := range p.chains {
+	for i := range p.chains {
+		chain := &p.chains[i]
 		if chain.stage < stages {
 			for i := range chain.rules {
 				c.rules[chain.stage] = append(c.rules[chain.stage], change[*rule]{&chain.rules[i], true})
@@ -144,7 +145,8 @@ func (s *Set) takeOut(p *piece, c *changes) {
 
 func (s *Set) putIn(key Key, p *piece, c *changes) {
 	s.pieces[key] = p
-	for _, chain := range p.chains {
+	for i := range p.chains {
+		chain := &p.chains[i]
 		if chain.stage < stages { // hook output is shown, and never met
 			for i := range chain.rules {
 				c.rules[chain.stage] = append(c.rules[chain.stage], change[*rule]{of: &chain.rules[i]})
