@@ -225,7 +225,8 @@ func socketError(field string, port uint16, err error) error {
 func (g *Gateway) Run(ctx context.Context) error {
 	defer g.keeper.end()
 	defer g.close()
-	ctx, cancel := context.WithCancel(ctx)
+	stop := ctx.Done()
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // tasks go on until this returns
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
 	defer cancel()
@@ -253,8 +254,11 @@ func (g *Gateway) Run(ctx context.Context) error {
 	g.logStart(c)
 
 	select {
-	case <-ctx.Done():
+	case <-stop:
 		g.ready.Store(false)
+		if g.finishHandOver() {
+			return nil
+		}
 		g.mu.Lock() // what is being applied ends first: the log has its level
 		g.log.Info("stopping")
 		g.mu.Unlock()

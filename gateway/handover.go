@@ -35,6 +35,8 @@ const (
 	drainQuiet = 10 * time.Millisecond
 	drainPoll  = 100 * time.Microsecond
 	renewPoll  = 5 * time.Millisecond
+	// stopPatience is how long a gateway that is told to end waits for a hand-over to end first.
+	stopPatience, stopPoll = 10 * time.Second, 5 * time.Millisecond
 	// recordsPause is how long records pause while packets are carried: see sweepPause.
 	recordsPause = time.Millisecond
 	// What had a packet while records were sent is sent again, until that took no longer than roundTime: so long does the rest take
@@ -101,6 +103,28 @@ func (h *handing) handOver() error {
 	g.successor.Store(int64(h.next))
 	close(g.gone)
 	return nil
+}
+
+// finishHandOver waits until no hand-over is under way, and reports whether another process carries the packets then. Before the cut, the other
+// process has no packets, and could do nothing but start anew when this one has ended.
+func (g *Gateway) finishHandOver() bool {
+	if !g.handing.Load() {
+		return false
+	}
+	g.log.Info("stopping when the hand-over has ended")
+	late, tick := time.NewTimer(stopPatience), time.NewTicker(stopPoll)
+	defer late.Stop()
+	defer tick.Stop()
+	for g.handing.Load() {
+		select {
+		case <-g.gone:
+			return true
+		case <-late.C:
+			return false
+		case <-tick.C:
+		}
+	}
+	return false
 }
 
 // Successor returns the process that has taken over; 0 = none has, or it is unknown.
@@ -336,14 +360,14 @@ func (h *handing) goOn() {
 // renew makes a new session with the peer. WireGuard would repeat a lost handshake after five seconds (WireGuard paper, Section 6.1:
 // Rekey-Timeout), and the peer ignores one so soon after that of the other process.
 func (g *Gateway) renew() {
-	began := time.Now()
+	began, wait := time.Now(), greetTime
 	for again := began; time.Since(began) < sessionPatience; time.Sleep(renewPoll) {
 		if s, err := g.wg.PeerStats(); err != nil || s.LastHandshake.After(began) {
 			return
 		}
 		if !time.Now().Before(again) {
 			g.wg.Renew()
-			again = again.Add(greetTime)
+			again, wait = again.Add(wait), 2*wait
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"strings"
 	"testing"
 	"time"
@@ -196,6 +197,7 @@ func fakeOld(t *testing.T, talk func(*handover.Line)) (socket string) {
 
 // TestFaultyOldProcess: the new one gives up, says why, and leaves nothing open.
 func TestFaultyOldProcess(t *testing.T) {
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // which would close what was left
 	p, _ := newHandPair(t)
 	file, err := os.Open("/dev/null")
 	if err != nil {
@@ -210,7 +212,7 @@ func TestFaultyOldProcess(t *testing.T) {
 	}{
 		{"goes at once", func(l *handover.Line) { l.Close() }, "EOF"},
 		{"refuses", func(l *handover.Line) { l.Refuse(errors.New("not today")) }, `refuses: "not today"`},
-		{"offers what is no offer", func(l *handover.Line) { l.Send(handover.KindOffer, []byte("{"), time.Second) }, "says what it must not"},
+		{"offers what is no offer", func(l *handover.Line) { l.Send(handover.KindOffer, []byte("{"), time.Second, int(file.Fd())) }, "says what it must not"},
 		{"says something else", func(l *handover.Line) { l.Send(handover.KindCut, nil, time.Second) }, "message 5 in the place of 1"},
 		{"has no identity", func(l *handover.Line) { l.SendJSON(handover.KindOffer, &handover.Offer{}, time.Second) }, "damaged"},
 		{"has no relay", func(l *handover.Line) {

@@ -50,7 +50,8 @@ func (t *taking) finish(g *Gateway) {
 			}
 		}
 	}()
-	late, renew, tick := time.NewTimer(overlapTime), time.NewTimer(greetTime), time.NewTicker(quietTime/4)
+	// A peer that has heard of the session answers in it after one round trip.
+	late, renew, tick := time.NewTimer(overlapTime), time.NewTimer(max(greetTime, 3*t.far/2)), time.NewTicker(quietTime/4)
 	defer late.Stop()
 	defer renew.Stop()
 	defer tick.Stop()

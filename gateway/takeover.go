@@ -25,8 +25,8 @@ import (
 
 const (
 	askTime = 5 * time.Second
-	// greetTime is how long a handshake may take before another is begun, and sessionPatience how long a
-	// session may take in all.
+	// greetTime is how long the first handshake may take before another is begun, which may take twice as long, and so on: another one
+	// forgets the one before, whose answer may be on its way. sessionPatience is how long a session may take in all.
 	greetTime       = 300 * time.Millisecond
 	sessionPatience = 5 * time.Second
 	// quietTime is how long nothing has come in the old session before it is given up.
@@ -47,6 +47,7 @@ type taking struct {
 	made     func(*Gateway)   // nil, or is told of the new gateway before that speaks with anybody
 	old      []*handover.Conn // WireGuard's of the old process that this one has no use for
 	session  chan struct{}    // closed by met
+	far      time.Duration    // how long the handshake took that made it; 0 = none did
 	met      func()           // there is a session with the peer
 	over     chan struct{}    // closed by finish
 }
@@ -82,10 +83,13 @@ func (t *taking) take(ctx context.Context, c *config.Config, budget Budget, log 
 	if err == nil {
 		return g, nil
 	}
+	if ctx.Err() != nil { // so that nothing was heard any more
+		err = context.Cause(ctx)
+	}
 	t.line.Refuse(err)
 	ended := t.ended()
 	t.close()
-	if ended {
+	if ended && ctx.Err() == nil {
 		log.WithError(err).Warn("the gateway before has ended meanwhile: this one starts as if there had been none")
 		return newGateway(c, budget, log, internal)
 	}
@@ -96,6 +100,8 @@ func (t *taking) take(ctx context.Context, c *config.Config, budget Budget, log 
 func (t *taking) ended() bool { return t.before != nil && t.before.ended(endTime) }
 
 func (t *taking) run(ctx context.Context, c *config.Config, budget Budget, log *logrus.Logger, internal geneve.Options) (_ *Gateway, err error) {
+	goOn := context.AfterFunc(ctx, t.line.Silence)
+	defer goOn()
 	if err := t.accept(c); err != nil {
 		return nil, err
 	}
@@ -118,6 +124,9 @@ func (t *taking) run(ctx context.Context, c *config.Config, budget Budget, log *
 	if err := t.meetPeer(ctx, g); err != nil {
 		return nil, err
 	}
+	if !goOn() {
+		return nil, context.Cause(ctx)
+	}
 	if err := t.line.Send(handover.KindReady, nil, cutTime); err != nil {
 		return nil, err
 	}
@@ -131,9 +140,7 @@ func (t *taking) accept(c *config.Config) error {
 	if err != nil {
 		return err
 	}
-	if err := handover.Decode(body, &t.offer); err != nil {
-		return err
-	}
+	err = handover.Decode(body, &t.offer)
 	t.files = make(map[string]*os.File)
 	for i, f := range files {
 		if i >= len(t.offer.Sockets) || t.files[t.offer.Sockets[i].Name] != nil {
@@ -141,6 +148,9 @@ func (t *taking) accept(c *config.Config) error {
 			continue
 		}
 		t.files[t.offer.Sockets[i].Name] = f
+	}
+	if err != nil {
+		return err
 	}
 	if t.identity, err = state.DecodeIdentity(t.offer.Identity); err != nil {
 		return fmt.Errorf("what it says of itself is %w", err)
@@ -278,16 +288,20 @@ func (t *taking) meetPeer(ctx context.Context, g *Gateway) error {
 	}
 	late := time.NewTimer(sessionPatience)
 	defer late.Stop()
-	again := time.NewTicker(greetTime)
+	wait, greeted := greetTime, time.Now()
+	again := time.NewTimer(wait)
 	defer again.Stop()
 	for {
 		select {
 		case <-t.session:
+			t.far = time.Since(greeted)
 			return nil
 		case <-again.C:
 			if err := g.wg.Renew(); err != nil {
 				return err
 			}
+			wait, greeted = 2*wait, time.Now()
+			again.Reset(wait)
 		case <-late.C:
 			if !t.offer.Answers {
 				return nil // nor does it the old one, or it answers no pings: nothing is known against this one

@@ -17,7 +17,6 @@ import (
 	"culvert/gateway/configfile"
 	"culvert/gateway/node"
 	"culvert/gateway/services"
-	"culvert/gateway/services/sockets"
 )
 
 func newNodeCommand() *cobra.Command {
@@ -164,7 +163,7 @@ type server interface {
 // newServer returns one by c. A tolerant one of sockets goes on without the ports that it cannot have.
 func newServer(c *services.Config, tolerant bool, log *logrus.Logger) (server, error) {
 	if c.Mode == services.Sockets {
-		return sockets.New(c, tolerant, log)
+		return newSockets(c, tolerant, log)
 	}
 	return services.New(c, log)
 }
@@ -206,7 +205,7 @@ func printNode(w io.Writer, file string, c *node.Config) {
 		fmt.Fprintf(w, "warning: %s\n", warning)
 	}
 	if c.Services != nil && c.Services.Mode == services.Sockets {
-		for _, err := range sockets.Check(c.Services) {
+		for _, err := range checkSockets(c.Services) {
 			fmt.Fprintf(w, "warning: %s\n", err)
 		}
 	}

@@ -1,13 +1,24 @@
 package main
 
 import (
+	"bytes"
+	"encoding/binary"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"culvert/gateway/config"
+	"culvert/gateway/control"
+	"culvert/gateway/state"
+	"culvert/nat"
+	"culvert/nat/nattest"
+	"culvert/nat/packet"
 )
 
 // TestReplacedBySignal: at SIGUSR2 the program that is at the path now takes over, the service
@@ -133,23 +144,82 @@ func TestSignalledBeforeItRuns(t *testing.T) {
 	}
 }
 
-// TestEndedMeanwhile: who ends a gateway that is handing over leaves the one that takes over.
+// TestEndedMeanwhile: who ends a gateway that is handing over a large table leaves the one that takes over, with all connections.
 func TestEndedMeanwhile(t *testing.T) {
-	r := newReplaceable(t)
+	const n = 100_000
+	r := newReplaceableAfter(t, func(dir string) { keepStrangers(t, dir, n) })
 	r.hears("READY=1")
 	r.signal(syscall.SIGUSR2)
 	r.says("handing over", 1)
 	r.signal(syscall.SIGTERM)
-	began := time.Now()
+	r.says("stopping when the hand-over has ended", 1)
+	r.replaced()
+	s, err := control.NewClient(r.socket).Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.Table.Connections < n {
+		t.Errorf("%d connections, want %d\n%s", s.Table.Connections, n, r.log)
+	}
+}
+
+// TestBothEndedMeanwhile: when both processes of a hand-over are told to end, as a service manager does that stops the gateway, none remains.
+func TestBothEndedMeanwhile(t *testing.T) {
+	r := newReplaceableAfter(t, func(dir string) { keepStrangers(t, dir, 100_000) })
 	r.hears("READY=1")
-	if took := time.Since(began); took > 2*time.Second {
-		t.Errorf("nobody carried packets for up to %v\n%s", took, r.log)
+	r.signal(syscall.SIGUSR2)
+	r.says("handing over", 1)
+	next := r.started()
+	r.signal(syscall.SIGTERM)
+	if err := syscall.Kill(next, syscall.SIGTERM); err != nil {
+		t.Fatal(err)
 	}
-	r.started()
 	if err := r.Wait(); err != nil {
-		t.Errorf("the process before: %v\n%s", err, r.log)
+		t.Errorf("%v\n%s", err, r.log)
 	}
-	r.serves()
+	until(t, "the end of the other process", func() bool { return syscall.Kill(next, 0) == syscall.ESRCH }, r.log)
+	if !strings.Contains(r.log.String(), "hand-over failed") {
+		t.Errorf("no word of it in\n%s", r.log)
+	}
+}
+
+// keepStrangers leaves n translated connections in the state of a gateway whose folder is dir.
+func keepStrangers(t *testing.T, dir string, n int) {
+	t.Helper()
+	edit(t, dir, `metrics: ""`, fmt.Sprintf("metrics: \"\"\nnat: {maxConnections: %d}", 4*n))
+	c, err := config.Load(filepath.Join(dir, "gateway.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var none config.Links
+	links := none.Assign(c.Geneve.Nodes)
+	identity := state.Identity{Cluster: c.Cluster, PortKey: state.PortKey{1}}
+	engine, err := nat.New(identity.PortKey, c.NAT(links, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := nat.Time(time.Second)
+	template := nattest.IP{Source: "11.0.0.0", Destination: "10.61.1.5", Body: nattest.UDP{SourcePort: 4000, DestinationPort: 53, Payload: []byte("x")}}.Bytes()
+	var p packet.Packet
+	for i := range n {
+		one := bytes.Clone(template)
+		binary.BigEndian.PutUint32(one[12:], 11<<24|uint32(i))
+		binary.BigEndian.PutUint16(one[18:], uint16(i)) // the ports of U are shared out by where they lead to
+		p.Parse(nattest.Fix(one))
+		if v := engine.Process(&p, links.ByName["rome-1"], now); v.Action != nat.Forward || v.Untracked {
+			t.Fatalf("connection %d: %+v", i, v)
+		}
+	}
+	d, err := state.Open(c.State, c.Peer)
+	if err == nil {
+		err = errors.Join(d.KeepIdentity(&identity), d.KeepConnections(func(w io.Writer) error {
+			return engine.Records(0, now, links.Name).Write(w, func() {})
+		}))
+		d.Close()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 // TestSuccessorHangs: one that has said that it carries packets, and then does nothing, is ended, and the gateway goes on.

@@ -101,6 +101,9 @@ func NewLine(conn Wire) *Line { return &Line{conn: conn} }
 // Close ends the conversation.
 func (l *Line) Close() error { return l.conn.Close() }
 
+// Silence has everything that waits for the other end fail. This end can still refuse.
+func (l *Line) Silence() { l.conn.CloseRead() }
+
 // Peer returns the process at the other end; 0 is unknown.
 func (l *Line) Peer() (pid int) {
 	raw, err := l.conn.SyscallConn()
@@ -156,7 +159,7 @@ var ErrRefused = errors.New("the other gateway refuses")
 // ErrStrange is that the other end has said something that it must not.
 var ErrStrange = errors.New("the other gateway says what it must not")
 
-// Receive returns the next message, and the descriptors that came with it. A Refusal is
+// Receive returns the next message, and the descriptors that came with an Offer: those of others are closed. A Refusal is
 // ErrRefused; io.EOF says that the other end is gone.
 func (l *Line) Receive(within time.Duration) (Kind, []byte, []*os.File, error) {
 	l.conn.SetReadDeadline(time.Now().Add(within))
@@ -205,6 +208,10 @@ func (l *Line) receive() (k Kind, body []byte, files []*os.File, err error) {
 	body = make([]byte, size)
 	if _, err := io.ReadFull(l.conn, body); err != nil {
 		return 0, nil, files, err
+	}
+	if k != KindOffer {
+		closeAll(files)
+		files = nil
 	}
 	if k == KindRefusal {
 		return 0, nil, files, fmt.Errorf("%w: %q", ErrRefused, body)

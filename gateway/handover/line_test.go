@@ -1,8 +1,10 @@
 package handover
 
 import (
+	"io"
 	"net"
 	"os"
+	"runtime/debug"
 	"syscall"
 	"testing"
 	"time"
@@ -11,11 +13,24 @@ import (
 // TestOneWrite sends messages without a body over sockets that keep writes apart: each is one write. A second one, of nothing, could fail
 // after the other end has the message and has shut the Line, so that both would think that the other one forwards.
 func TestOneWrite(t *testing.T) {
+	lines := newLines(t)
+	for _, k := range []Kind{KindForwarding, KindDone} {
+		if err := lines[0].Send(k, nil, time.Second); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := lines[1].Want(k, time.Second); err != nil {
+			t.Errorf("message %d: %v", k, err)
+		}
+	}
+}
+
+// newLines returns both ends of a conversation.
+func newLines(t *testing.T) (lines [2]*Line) {
+	t.Helper()
 	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var lines [2]*Line
 	for i, fd := range pair {
 		f := os.NewFile(uintptr(fd), "line")
 		conn, err := net.FileConn(f)
@@ -23,15 +38,34 @@ func TestOneWrite(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer conn.Close()
+		t.Cleanup(func() { conn.Close() })
 		lines[i] = NewLine(conn.(*net.UnixConn))
 	}
-	for _, k := range []Kind{KindForwarding, KindDone} {
-		if err := lines[0].Send(k, nil, time.Second); err != nil {
+	return lines
+}
+
+// TestStrangeDescriptors: those of messages that are to have none are closed at once.
+func TestStrangeDescriptors(t *testing.T) {
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // which would close what was left
+	lines := newLines(t)
+	for k := KindOffer; k <= KindRefusal; k++ {
+		out, in, err := os.Pipe()
+		if err != nil {
 			t.Fatal(err)
 		}
-		if _, _, err := lines[1].Want(k, time.Second); err != nil {
-			t.Errorf("message %d: %v", k, err)
+		defer out.Close()
+		if err := lines[0].Send(k, nil, time.Second, int(in.Fd())); err != nil {
+			t.Fatal(err)
+		}
+		in.Close()
+		_, _, files, err := lines[1].Receive(time.Second)
+		if (err != nil) != (k == KindRefusal) || (len(files) > 0) != (k == KindOffer) {
+			t.Errorf("message %d: %d descriptors, %v", k, len(files), err)
+		}
+		closeAll(files)
+		out.SetReadDeadline(time.Now().Add(time.Second))
+		if _, err := out.Read(make([]byte, 1)); err != io.EOF {
+			t.Errorf("message %d: the pipe is open: %v", k, err)
 		}
 	}
 }

@@ -183,6 +183,7 @@ func (f *File) onlyTUN(e *configfile.Errors) {
 	}{
 		{"interface", f.Interface != ""}, {"bridged", len(f.Bridged) > 0}, {"serviceCIDRs", len(f.ServiceCIDRs) > 0},
 		{"clientPorts", f.ClientPorts != ""}, {"mtu", f.MTU != ""}, {"state", f.State != ""},
+		{"announce", len(f.Announce) > 0}, {"announceOn", len(f.AnnounceOn) > 0},
 	} {
 		if field.given {
 			e.Add("services."+field.path, "mode: sockets has no device; leave it out")

@@ -232,8 +232,11 @@ func TestSocketsConfig(t *testing.T) {
 		{"mode: sockets", "mode: sockets\nclientPorts: 61000-62000", "services.clientPorts"},
 		{"mode: sockets", "mode: sockets\nbridged: [10.244.1.0/24]", "services.bridged"},
 		{"mode: sockets", "mode: sockets\nstate: /run/culvert", "services.state"},
+		{"mode: sockets", "mode: sockets\nannounce: [203.0.113.0/24]", "services.announce"},
+		{"mode: sockets", "mode: sockets\nannounceOn: [eth1]", "services.announceOn"},
 		{"mode: sockets", "mode: sockets\ninterface: culvert1", "services.interface"},
 		{"mode: sockets", "mode: sockets\nmtu: 1400", "services.mtu"},
+		{"mode: sockets", "mode: sockets\nannounce: [203.0.113.7/32]", "services.announce"},
 		{"name: web,", "name: web, clusterIP: 10.96.0.10,", "services.serve[0].clusterIP"},
 		{"name: web,", "name: web, protocol: sctp,", "services.serve[0].protocol"},
 	} {

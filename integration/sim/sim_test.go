@@ -141,14 +141,27 @@ func TestCalm(t *testing.T) {
 	t.Logf("%d packets reached pods, %d datagrams in %v", r.packets, r.carried, r.lasted)
 }
 
-// TestHandOver: of what pods send while gateways hand over, everything arrives.
+// TestHandOver: of what pods send while gateways hand over, everything arrives, however far the peer is.
 func TestHandOver(t *testing.T) {
+	for _, roundTrip := range []time.Duration{2 * wanLatency, 400 * time.Millisecond, 800 * time.Millisecond} {
+		t.Run(roundTrip.String(), func(t *testing.T) { testHandOver(t, roundTrip) })
+	}
+}
+
+func testHandOver(t *testing.T, roundTrip time.Duration) {
 	upgrade := slices.IndexFunc(faults, func(f fault) bool { return f.name == "upgrade" })
 	s := schedule{14, 1}
 	for how := range byte(4) {
 		s = append(s, byte(upgrade), how, 0xf0) // each side every three seconds
 	}
-	r := play(t, s, func(w *world) { w.traffic.pace = 2 * time.Millisecond })
+	r := play(t, s, func(w *world) {
+		w.traffic.pace = 2 * time.Millisecond
+		w.after(time.Second, func() { // when there is a session
+			for _, s := range w.sides {
+				s.toPeer.set(func(l *leg) { l.delay = roundTrip/2 - wanLatency })
+			}
+		})
+	})
 	if r.failure != "" || r.moved != 4 || r.packets < 1000 || r.packets != r.world.sent {
 		t.Errorf("%q after %d hand-overs: %d packets of %d arrive", r.failure, r.moved, r.packets, r.world.sent)
 	}

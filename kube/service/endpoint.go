@@ -180,8 +180,10 @@ func sorted(all map[string]*slice) []*slice {
 // Local policy by itself. Hints count for the Cluster policy, where every ready endpoint has one and one is for this node, or else for
 // its zone.
 //
+// Weights are by the nodes of endpoints: a cluster's, where Liqo has a virtual node for it.
+//
 // Those that serve and are not chosen keep their connections. Others are left out.
-func choose(all []candidate, self, zone string) []services.Endpoint {
+func choose(all []candidate, self, zone string, weights map[string]int) []services.Endpoint {
 	var ready, localReady, hinted, zoned, forNode, forZone = false, false, true, true, false, false
 	for _, e := range all {
 		if !e.ready {
@@ -210,6 +212,9 @@ func choose(all []candidate, self, zone string) []services.Endpoint {
 	chosen := make([]services.Endpoint, 0, len(all))
 	for _, e := range all {
 		x := services.Endpoint{Address: e.address, Port: e.port}
+		if weights != nil {
+			x.Weight = weights[e.node.Value()]
+		}
 		if e.local {
 			x.Node = self
 		}

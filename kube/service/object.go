@@ -4,10 +4,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"culvert/gateway/services"
 	"culvert/kube"
 )
 
@@ -28,6 +30,12 @@ const (
 	labelExcluded = "node.kubernetes.io/exclude-from-external-load-balancers"
 )
 
+// Annotations of Services.
+const (
+	annotationWeights = "culvert/endpoint-weights" // of the endpoints on nodes: such as "milan=3,vienna=2"
+	annotationProxy   = "culvert/proxy-protocol"   // what endpoints over TCP expect: v2 or none
+)
+
 // ProxyName is the value of the label service.kubernetes.io/service-proxy-name by which a Service is culvert's.
 const ProxyName = "culvert"
 
@@ -41,6 +49,8 @@ type Object struct {
 	AddressType json.RawMessage `json:"addressType,omitempty"`
 	Endpoints   json.RawMessage `json:"endpoints,omitempty"`
 	Ports       json.RawMessage `json:"ports,omitempty"`
+	// Annotations are those of a Service.
+	Annotations map[string]string `json:"-"`
 }
 
 // withoutLabels returns what is kept of an object's metadata.
@@ -109,6 +119,24 @@ func (f *faults) local(field, policy string) bool {
 		f.add(field, "%q is neither Cluster nor Local", policy)
 	}
 	return policy == "Local"
+}
+
+// weights reads NODE=WEIGHT,… and leaves out what is nothing of the kind.
+func (f *faults) weights(field, s string) map[string]int {
+	if s == "" {
+		return nil
+	}
+	all := map[string]int{}
+	for part := range strings.SplitSeq(s, ",") {
+		node, weight, _ := strings.Cut(strings.TrimSpace(part), "=")
+		n, err := strconv.Atoi(weight)
+		if node == "" || err != nil || n < 1 || n > services.MaxWeight {
+			f.add(field, "%q is not NODE=WEIGHT with a weight of 1 to %d, such as milan=3", part, services.MaxWeight)
+			continue
+		}
+		all[node] = n
+	}
+	return all
 }
 
 // prefix requires a CIDR, which may have spaces around it: the API server lets them pass.

@@ -106,7 +106,7 @@ func (k sink) object(o any) (*Object, error) {
 	case KindNode:
 		x.Status = part("status")
 	default:
-		x.Spec, x.Status = part("spec"), part("status")
+		x.Spec, x.Status, x.Annotations = part("spec"), part("status"), u.GetAnnotations()
 	}
 	return x, failed
 }

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"culvert/gateway/services"
 	"culvert/kube"
 	"culvert/nat/rules"
@@ -58,7 +60,8 @@ type service struct {
 	wrong faults // what follows from the object alone
 	// ports are those of each family; ClusterIPs and others are those of the family. Without Endpoints.
 	ports       []port
-	healthCheck uint16 // 0: none
+	healthCheck uint16         // 0: none
+	weights     map[string]int // of endpoints, by nodes; 1 where there is none
 	// first is the first of the load balancer's addresses, of whichever family, and local is whether only nodes with
 	// endpoints may announce them.
 	first netip.Addr
@@ -96,6 +99,15 @@ func readService(o *Object) *service {
 	s.affinity(&spec, &common)
 	if len(s.wrong) > 0 {
 		return s // it would be served otherwise than it says
+	}
+	s.weights = w.weights("metadata.annotations["+annotationWeights+"]", o.Annotations[annotationWeights])
+	switch v := o.Annotations[annotationProxy]; v {
+	case "", "none":
+	case "v2":
+		common.ProxyProtocol = true
+	default:
+		w.add("metadata.annotations["+annotationProxy+"]", "%q is neither v2 nor none", v)
+		return s // endpoints expect it, or not
 	}
 	clusterIPs := spec.ClusterIPs
 	if len(clusterIPs) == 0 {
@@ -180,6 +192,7 @@ func (s *service) family(spec *spec, status *status, common *services.Service, c
 		next := port{Service: of, name: p.Name, field: at, v4: v4, external: external, balanced: balanced, clusterField: clusterField}
 		var ok, good bool
 		next.Protocol, ok = w.protocol(at+".protocol", p.Protocol)
+		next.ProxyProtocol = of.ProxyProtocol && next.Protocol == unix.IPPROTO_TCP
 		next.Port, good = w.port(at+".port", p.Port, maxPort)
 		if p.NodePort != 0 {
 			next.NodePort, _ = w.port(at+".nodePort", p.NodePort, lastPort)

@@ -60,8 +60,12 @@ func (s *State) Put(o *Object) bool {
 		if next == nil || !s.serves(o) {
 			return s.Delete(KindService, at)
 		}
-		if old := s.services[at]; old != nil && old.equal(next) {
+		old := s.services[at]
+		if old != nil && old.equal(next) {
 			return false
+		}
+		if old == nil || !maps.Equal(old.weights, next.weights) {
+			delete(s.served, at)
 		}
 		s.services[at], s.fronts = next, nil
 	case KindSlice:
@@ -110,7 +114,7 @@ func (s *State) Put(o *Object) bool {
 // equal reports whether two versions of a Service are served alike.
 func (s *service) equal(o *service) bool {
 	return s.meta.UID == o.meta.UID && s.first == o.first && s.local == o.local && s.meta.Created.Equal(o.meta.Created) && s.healthCheck == o.healthCheck &&
-		slices.Equal(s.wrong, o.wrong) && reflect.DeepEqual(s.ports, o.ports)
+		maps.Equal(s.weights, o.weights) && slices.Equal(s.wrong, o.wrong) && reflect.DeepEqual(s.ports, o.ports)
 }
 
 // equal reports whether two versions of a slice say the same.
@@ -288,7 +292,7 @@ func (s *State) serve(f *service) []services.Service {
 	for i := range f.ports {
 		p := &f.ports[i]
 		x := p.Service
-		x.Endpoints = choose(candidates(s.slices[f.name], p.name, p.Protocol, p.v4), s.self, s.node.zone)
+		x.Endpoints = choose(candidates(s.slices[f.name], p.name, p.Protocol, p.v4), s.self, s.node.zone, f.weights)
 		all = append(all, x)
 	}
 	s.served[f.name] = all

@@ -377,3 +377,56 @@ func TestSocketsMode(t *testing.T) {
 		t.Errorf("told: %q", got)
 	}
 }
+
+// TestAnnotations: weights are by the nodes of endpoints, headers of the PROXY protocol for TCP. Both change without the slices.
+func TestAnnotations(t *testing.T) {
+	said := func(weights, proxy string) *Object {
+		o := aService(t, "web", web[:len(web)-1]+", {name: dns, port: 53, protocol: UDP}]")
+		o.Annotations = map[string]string{annotationWeights: weights, annotationProxy: proxy, "other/annotation": "v2"}
+		return o
+	}
+	s := aState(t, All, said("", ""), aSlice(t, "web-1", "web", webPort,
+		"{addresses: [10.244.0.1], nodeName: n1}", "{addresses: [10.61.0.2], nodeName: milan}", "{addresses: [10.244.0.3]}"))
+	for _, test := range []struct {
+		weights, proxy string
+		want           []int // of the endpoints, by address; 0 means 1
+		headers        bool
+		told           string // by Event
+	}{
+		{"", "", []int{0, 0, 0}, false, ""},
+		{"milan=3", "v2", []int{3, 0, 0}, true, ""},
+		{"milan=1000, n1=2", "none", []int{1000, 2, 0}, false, ""},
+		{"milan=0,n1=2", "", []int{0, 2, 0}, false, `metadata.annotations[culvert/endpoint-weights]: "milan=0" is not`},
+		{"milan,=3,n1=1001", "", []int{0, 0, 0}, false, `"=3" is not`},
+	} {
+		if s.Put(said(test.weights, test.proxy)) != (test.weights != "" || test.proxy != "") {
+			t.Errorf("%q, %q: what is a change is none, or what is none is one", test.weights, test.proxy)
+		}
+		x := served(t, s.Config(), "shop/web:http", true)
+		var got []int
+		for _, e := range x.Endpoints {
+			got = append(got, e.Weight)
+		}
+		if !slices.Equal(got, test.want) || x.ProxyProtocol != test.headers {
+			t.Errorf("%q, %q: weights %v, headers %v", test.weights, test.proxy, got, x.ProxyProtocol)
+		}
+		if served(t, s.Config(), "shop/web:dns", true).ProxyProtocol {
+			t.Errorf("%q: headers for UDP", test.proxy)
+		}
+		if told := strings.Join(texts(s), ""); (told != "") != (test.told != "") || !strings.Contains(told, test.told) {
+			t.Errorf("%q, %q: told %q", test.weights, test.proxy, told)
+		}
+	}
+	u := unstructuredOf(t, said("", ""))
+	u.SetAnnotations(map[string]string{annotationWeights: "milan=3"})
+	if o, err := (sink{kind: KindService}).object(u); err != nil || o.Annotations[annotationWeights] != "milan=3" {
+		t.Errorf("of an object: %v, %v", o, err)
+	}
+	s.Put(said("", "v1"))
+	if left := s.Config().Services; len(left) > 0 {
+		t.Errorf("headers of another version: %+v", left)
+	}
+	if told := strings.Join(texts(s), ""); !strings.Contains(told, `metadata.annotations[culvert/proxy-protocol]: "v1" is neither v2 nor none`) {
+		t.Errorf("headers of another version: told %q", told)
+	}
+}

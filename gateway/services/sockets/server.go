@@ -47,6 +47,9 @@ type Server struct {
 	mu sync.Mutex
 	// +checklocks:mu
 	config *services.Config
+	// the addresses of this machine that config was applied with
+	// +checklocks:mu
+	own []netip.Addr
 	// +checklocks:mu
 	doors map[place]*door
 	// why nothing listens where something should
@@ -77,7 +80,7 @@ func newServer(c *services.Config, tolerant bool, log logrus.FieldLogger, idle i
 	}
 	s := &Server{
 		log: log, began: time.Now(), tolerant: tolerant, idle: idle, crowds: map[uint8]*crowd{unix.IPPROTO_TCP: newCrowd(room), unix.IPPROTO_UDP: newCrowd(room)},
-		config: c, doors: map[place]*door{}, closed: map[place]error{}, sessions: map[*session]struct{}{},
+		config: c, own: own, doors: map[place]*door{}, closed: map[place]error{}, sessions: map[*session]struct{}{},
 	}
 	var key [16]byte
 	rand.Read(key[:])
@@ -90,7 +93,7 @@ func newServer(c *services.Config, tolerant bool, log logrus.FieldLogger, idle i
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.listen(c, own); err != nil {
+	if err := s.listen(c, own, func() {}); err != nil {
 		s.stop()
 		s.page.Close()
 		return nil, err
@@ -100,23 +103,22 @@ func newServer(c *services.Config, tolerant bool, log logrus.FieldLogger, idle i
 	return s, nil
 }
 
-// listen makes doors where c says, and no others stay. Unless s is tolerant, an error means that nothing has changed.
+// listen makes doors where c says, and no others stay. Nobody comes in by new ones before commit. An error, which a tolerant s has not, means that
+// nothing has changed.
 //
 // +checklocks:s.mu
-func (s *Server) listen(c *services.Config, own []netip.Addr) error {
-	wanted, made := map[place]bool{}, map[place]*door{}
+func (s *Server) listen(c *services.Config, own []netip.Addr, commit func()) error {
+	wanted, made := map[place]services.Place{}, map[place]*door{}
 	var failed []error
 	if !s.tolerant {
 		own = nil // an address of another machine is a mistake
 	}
 	for _, p := range c.Places(own) {
 		at := place{p.Protocol, p.At}
-		if wanted[at] {
+		if _, twice := wanted[at]; twice {
 			continue // a node port that is an external address' port too
 		}
-		wanted[at] = true
-		if d := s.doors[at]; d != nil {
-			d.proxied.Store(p.ProxyProtocol)
+		if wanted[at] = p; s.doors[at] != nil {
 			continue
 		}
 		d, err := s.open(&p)
@@ -139,9 +141,11 @@ func (s *Server) listen(c *services.Config, own []netip.Addr) error {
 		}
 		return errors.Join(failed...)
 	}
-	maps.DeleteFunc(s.closed, func(at place, _ error) bool { return !wanted[at] })
+	commit()
+	maps.DeleteFunc(s.closed, func(at place, _ error) bool { _, ok := wanted[at]; return !ok })
 	for at, d := range s.doors {
-		if !wanted[at] {
+		p, ok := wanted[at]
+		if d.proxied.Store(p.ProxyProtocol); !ok {
 			d.close()
 			delete(s.doors, at)
 		}
@@ -167,23 +171,33 @@ func (s *Server) Apply(ctx context.Context, c *services.Config) error {
 	if err := s.config.Replaceable(c); err != nil {
 		return err
 	}
+	if err := s.put(c, own); err != nil {
+		return err
+	}
+	before := s.config
+	if s.config = c; !before.SameBut(c) {
+		s.log.WithField("services", len(c.Services)).Info("services have changed")
+	}
+	return nil
+}
+
+// put serves c on a machine whose addresses are own. After an error all is as it was.
+//
+// +checklocks:s.mu
+func (s *Server) put(c *services.Config, own []netip.Addr) error {
 	prepared, err := s.engine.Prepare(c.NAT(own))
 	if err != nil {
 		return err
 	}
-	if err := s.listen(c, own); err != nil {
+	if err := s.listen(c, own, func() { s.engine.Commit(prepared) }); err != nil {
 		return err
 	}
-	s.engine.Commit(prepared)
+	s.own = own
 	for _, d := range s.doors {
 		d.judge()
 	}
 	for x := range s.sessions {
 		x.judge()
-	}
-	before := s.config
-	if s.config = c; !before.SameBut(c) {
-		s.log.WithField("services", len(c.Services)).Info("services have changed")
 	}
 	return nil
 }
@@ -222,12 +236,11 @@ func (s *Server) Run(ctx context.Context) error {
 func (s *Server) again() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.closed) == 0 || s.ctx.Err() != nil {
-		return
+	own, err := services.OwnAddresses(s.config)
+	if err != nil || s.ctx.Err() != nil || len(s.closed) == 0 && slices.Equal(own, s.own) {
+		return // an address of the configuration has gone: it may come back
 	}
-	if own, err := services.OwnAddresses(s.config); err == nil {
-		s.listen(s.config, own) // it has said what fails
-	}
+	s.put(s.config, own) // a tolerant Server has said what fails, and another one has listened before
 }
 
 // fault says why services are not served as they should be, or "".

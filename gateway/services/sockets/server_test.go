@@ -165,7 +165,12 @@ func TestRefusedApply(t *testing.T) {
 	}
 	defer taken.Close()
 	for name, change := range map[string]func(*services.Config){
-		"port":     func(c *services.Config) { c.Services[0].NodePort = 30081 },
+		"port": func(c *services.Config) { c.Services[0].NodePort = 30081 },
+		"one more": func(c *services.Config) {
+			c.Services[0].ProxyProtocol = true
+			c.Services = append(c.Services, c.Services[0])
+			c.Services[1].Name, c.Services[1].NodePort = "more", 30081
+		},
 		"mode":     func(c *services.Config) { c.Mode = services.TUN },
 		"families": func(c *services.Config) { c.Addresses = c.Addresses[:1] },
 		"engine":   func(c *services.Config) { c.Services[0].Endpoints[0].Weight = -1 },
