@@ -147,3 +147,29 @@ func BenchmarkCompileRules(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkWithdrawRules commits a configuration that has three mappings left of the N before.
+func BenchmarkWithdrawRules(b *testing.B) {
+	for _, n := range []int{1000, 50000} {
+		many, few := sized(n), sized(n)
+		few.Addresses = few.Addresses[:3]
+		b.Run(fmt.Sprint("N=", n), func(b *testing.B) {
+			used := time.Duration(0)
+			for b.Loop() {
+				s := NewSet()
+				d, err := s.Replace(many)
+				if err != nil {
+					b.Fatal(err)
+				}
+				s.Commit(d)
+				if d, err = s.Replace(few); err != nil {
+					b.Fatal(err)
+				}
+				began := usedTime(b)
+				s.Commit(d)
+				used += usedTime(b) - began
+			}
+			b.ReportMetric(float64(used)/float64(b.N)/1e6, "commit-cpu-ms/op")
+		})
+	}
+}

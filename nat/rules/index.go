@@ -146,9 +146,16 @@ func (b *ruleBucket) with(changes []*ruleChange) *ruleBucket {
 	if next.n == 0 {
 		return nil
 	}
-	moving := slices.DeleteFunc(b.moving(next), func(m *ruleChange) bool {
-		return slices.ContainsFunc(changes, func(c *ruleChange) bool { return c.remove && c.of == m.of })
-	})
+	moving := b.moving(next)
+	if len(moving) > 0 { // and of these, what goes leaves from where it was
+		gone := make(map[*rule]struct{}, len(changes))
+		for _, c := range changes {
+			if c.remove {
+				gone[c.of] = struct{}{}
+			}
+		}
+		moving = slices.DeleteFunc(moving, func(m *ruleChange) bool { _, ok := gone[m.of]; return ok })
+	}
 	if len(moving) > 0 {
 		changes = slices.Concat(changes, moving)
 		slices.SortFunc(changes, compareKeys)
