@@ -91,8 +91,9 @@ type Wire interface {
 
 // Line is one end of the conversation.
 type Line struct {
-	conn Wire
-	shut bool
+	conn  Wire
+	shut  bool
+	begun bool // something has come
 }
 
 // NewLine returns a Line over conn.
@@ -159,7 +160,7 @@ var ErrRefused = errors.New("the other gateway refuses")
 // ErrStrange is that the other end has said something that it must not.
 var ErrStrange = errors.New("the other gateway says what it must not")
 
-// Receive returns the next message, and the descriptors that came with an Offer: those of others are closed. A Refusal is
+// Receive returns the next message, and the descriptors that came with an Offer, which comes first: those of others are closed. A Refusal is
 // ErrRefused; io.EOF says that the other end is gone.
 func (l *Line) Receive(within time.Duration) (Kind, []byte, []*os.File, error) {
 	l.conn.SetReadDeadline(time.Now().Add(within))
@@ -202,7 +203,8 @@ func (l *Line) receive() (k Kind, body []byte, files []*os.File, err error) {
 		got += n
 	}
 	k, size := Kind(binary.BigEndian.Uint32(head)), binary.BigEndian.Uint32(head[4:])
-	if size > MaxBody || k == 0 || k > KindRefusal {
+	again := k == KindOffer && l.begun
+	if l.begun = true; size > MaxBody || k == 0 || k > KindRefusal || again {
 		return 0, nil, files, fmt.Errorf("%w: message %d of %d bytes", ErrStrange, k, size)
 	}
 	body = make([]byte, size)
