@@ -23,7 +23,7 @@
 //
 // After the cut the old process is parked. What the peer has sent in the old session, up to
 // the moment when it hears of the new one, the new process passes back; the old one decrypts
-// it and returns the packets. So nothing is lost, however far the peer is.
+// it and returns the packets. So nothing is lost, as far as the peer answers within a second.
 //
 // # Who forwards
 //
