@@ -68,6 +68,8 @@ func explain(p *services.Place, err error) error {
 			"or setcap cap_net_bind_service=+ep on this program, or choose another port", at, first, p.At.Port())
 	case errors.Is(err, unix.EADDRNOTAVAIL):
 		return fmt.Errorf("%s is not an address of this machine; ip -br address shows all", at)
+	case errors.Is(err, unix.EMFILE):
+		return fmt.Errorf("%s: this process has no descriptor left; raise its limit (ulimit -n)", at)
 	}
 	return fmt.Errorf("%s: %w", at, err)
 }

@@ -88,6 +88,24 @@ func TestWhatStandsInTheWay(t *testing.T) {
 	}
 }
 
+// A limit of descriptors that leaves none is said as such.
+func TestNoDescriptorLeft(t *testing.T) {
+	var was unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 1, Max: was.Max}); err != nil {
+		t.Fatal(err)
+	}
+	_, err := (&Server{}).open(&services.Place{Service: "web", Field: "nodePort", Protocol: unix.IPPROTO_UDP, At: netip.MustParseAddrPort("127.0.0.1:30080")})
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+		t.Fatal(err)
+	}
+	if err == nil || !strings.Contains(err.Error(), "services: web: nodePort: 127.0.0.1:30080/udp: this process has no descriptor left; raise") {
+		t.Error(err)
+	}
+}
+
 // withoutCapabilities calls fn on a thread that has none, and gives them back.
 func withoutCapabilities(t *testing.T, fn func()) {
 	t.Helper()
