@@ -105,7 +105,6 @@ func (f *flow) touch() { f.active.Store(int64(time.Since(f.door.began))) }
 
 // send gives the endpoint what the client sends. An error that comes back for an earlier packet keeps no later one.
 func (f *flow) send(b []byte) {
-	f.touch()
 	_, err := f.conn.Write(b)
 	if err != nil && !errors.Is(err, net.ErrClosed) {
 		f.note(err)
@@ -113,7 +112,9 @@ func (f *flow) send(b []byte) {
 	}
 	if err != nil {
 		f.door.stats.lost.Add(1)
+		return
 	}
+	f.touch()
 }
 
 // note counts what has come back for an earlier packet. No such error ends a flow: ICMP is not to be believed that much, and the kernel heeds

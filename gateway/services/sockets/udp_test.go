@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"culvert/nat"
@@ -234,4 +235,41 @@ func complaint(kind [2]byte, source, destination netip.AddrPort) []byte {
 	}
 	binary.BigEndian.PutUint16(b[2:], ^uint16(sum))
 	return b
+}
+
+// A flow whose packets cannot leave any more, as without its route or its own address, ends however much the client sends: its next packet
+// may find another way.
+func TestLostWay(t *testing.T) {
+	needHosts(t)
+	telling(t, endpointA)
+	s := serving(t, config(unix.IPPROTO_UDP, nil, endpointA), func(i *idleTimes, _ *int) { i.udp = 100 * time.Millisecond })
+	c, err := dial(t, "udp", outside[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := ask(c, "?"); err != nil {
+		t.Fatal(err)
+	}
+	lo, err := netlink.LinkByName("lo")
+	if err == nil {
+		err = netlink.AddrDel(lo, &netlink.Addr{IPNet: netlink.NewIPNet(net.ParseIP(endpointA[0]))})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { needHosts(t) })
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for began := time.Now(); s.crowds[unix.IPPROTO_UDP].count() > 0; <-tick.C {
+		if time.Since(began) > patience/4 {
+			t.Fatal("the flow does not end")
+		}
+		if _, err := c.Write([]byte("?")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	needHosts(t)
+	if who, _, err := ask(c, "?"); err != nil || who != endpointA[0] {
+		t.Errorf("with a way again %q answers: %v", who, err)
+	}
 }
