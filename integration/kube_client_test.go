@@ -79,7 +79,8 @@ func (k *kubeClient) request(method, path, contentType string, body, answer any)
 // kubePlurals are the kinds of the tests by their name in paths.
 var kubePlurals = map[string]string{
 	"Namespace": "namespaces", "ServiceAccount": "serviceaccounts", "Pod": "pods", "Event": "events",
-	"ClusterRole": "clusterroles", "ClusterRoleBinding": "clusterrolebindings",
+	"ClusterRole": "clusterroles", "ClusterRoleBinding": "clusterrolebindings", "Role": "roles", "RoleBinding": "rolebindings",
+	"Node": "nodes", "Service": "services", "EndpointSlice": "endpointslices", "Lease": "leases", "ConfigMap": "configmaps", "DaemonSet": "daemonsets",
 	"CustomResourceDefinition": "customresourcedefinitions",
 	"PublicKey":                "publickeies", "Connection": "connections", "GeneveTunnel": "genevetunnels",
 	"InternalFabric": "internalfabrics", "InternalNode": "internalnodes",

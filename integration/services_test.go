@@ -28,6 +28,7 @@ import (
 type serviceLab struct {
 	*testing.T
 	n1, n2, out, a, b, c *peerHost
+	lan                  *peerHost
 	file                 string
 	state                string // folder; "": nothing outlives a run
 	node                 *peerProcess
@@ -63,6 +64,7 @@ func served(name, protocol string, number int, policies string, places ...string
 func newServiceLab(t *testing.T) *serviceLab {
 	l := &serviceLab{T: t, file: filepath.Join(t.TempDir(), "node.yaml")}
 	lan := newServiceHost(t, "lan")
+	l.lan = lan
 	lan.ip("link add lan type bridge", "link set lan up")
 	for _, h := range []struct {
 		at   **peerHost

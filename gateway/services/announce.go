@@ -1,29 +1,33 @@
+//go:build !nokube
+
 package services
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"slices"
+	"sync"
+	"time"
 
 	"culvert/gateway/configfile"
 )
 
-// Announces reports whether an address is one that nodes are to answer for at layer 2.
+// Announces reports whether an address is one that nodes are to answer for at layer 2, and this one can: it serves the family.
 func (c *Config) Announces(a netip.Addr) bool {
-	return slices.ContainsFunc(c.Announce, func(p netip.Prefix) bool { return p.Contains(a) })
+	return c.masquerade().Of(a.Is6()).IsValid() && slices.ContainsFunc(c.Announce, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// answers returns the load balancer addresses that are to be announced, in order.
+// answers returns the load balancer addresses that are to be announced.
 func (c *Config) answers() (all []netip.Addr) {
 	for i := range c.Services {
 		for _, a := range c.Services[i].LoadBalancerIPs {
-			if c.Announces(a) {
+			if c.Announces(a) && !slices.Contains(all, a) {
 				all = append(all, a)
 			}
 		}
 	}
-	slices.SortFunc(all, netip.Addr.Compare)
-	return slices.Compact(all)
+	return all
 }
 
 // readAnnounce reads what is about layer 2.
@@ -50,7 +54,9 @@ func (c *Config) readAnnounce(e *configfile.Errors, f *File) {
 // validateAnnounce notes what is announced and not served.
 func (c *Config) validateAnnounce(e *configfile.Errors) {
 	for i, p := range c.Announce {
-		if !slices.ContainsFunc(c.Answers, p.Contains) {
+		if !c.masquerade().Of(p.Addr().Is6()).IsValid() {
+			e.Add(fmt.Sprintf("services.announce[%d]", i), "%s is of a family of which services.addresses has none; add this node's, or leave the CIDR out", p)
+		} else if !slices.ContainsFunc(c.Answers, func(a netip.Addr) bool { return p.Contains(a) }) {
 			e.Add(fmt.Sprintf("services.announce[%d]", i), "%s has none of loadBalancerIPs in it; add one to services.serve, or leave the CIDR out", p)
 		}
 	}
@@ -59,4 +65,40 @@ func (c *Config) validateAnnounce(e *configfile.Errors) {
 			e.Add("services.announce", "%s is one of services.addresses, and the kernel answers for it; leave it out", a)
 		}
 	}
+}
+
+// announceTime is after which links and proxy neighbours are looked at again, as MetalLB does.
+const announceTime = 10 * time.Second
+
+// announce keeps up what is announced, and tells neighbours, until ctx is done.
+func (s *Server) announce(ctx context.Context) {
+	s.mu.Lock()
+	a := s.announcer
+	s.mu.Unlock()
+	var telling sync.WaitGroup
+	defer telling.Wait()
+	telling.Go(func() { a.herald.run(ctx) })
+	again := time.NewTicker(announceTime)
+	defer again.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-again.C:
+		}
+		s.mu.Lock()
+		if !s.closing.Load() {
+			a.apply(s.config.Answers, s.config.AnnounceOn)
+		}
+		s.mu.Unlock()
+	}
+}
+
+// metrics writes those of what is announced.
+func (a *announcer) metrics(b *Metrics, announced []string) {
+	b.Family("gauge", "announced_address", "Load balancer addresses that this node answers for at layer 2.")
+	for _, address := range announced {
+		fmt.Fprintf(b, "culvert_announced_address{address=%q} 1\n", address)
+	}
+	b.One("counter", "announcements_total", "Gratuitous ARP packets and unsolicited neighbour advertisements sent.", a.herald.sent.Load())
 }

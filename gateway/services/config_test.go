@@ -77,6 +77,7 @@ func TestConfig(t *testing.T) {
 		{"nodePort: 30080, loadBalancerIPs", "nodePort: 30080, proxyProtocol: v2, loadBalancerIPs", "services.serve[1].proxyProtocol"},
 		{"serve:", "announce: [203.0.113.7]\nserve:", "services.announce[0]"},
 		{"serve:", "announce: [203.0.113.0/25, 198.51.100.0/24]\nserve:", "services.announce[1]"},
+		{`addresses: [172.18.0.2, "fd18::2"]`, "announce: [203.0.113.7/32, \"fd99::/64\"]\naddresses: [172.18.0.2]", "services.announce[1]"},
 		{"serve:", "announceOn: [eth0]\nserve:", "services.announceOn"},
 		{"serve:", "announce: [203.0.113.7/32]\nannounceOn: [eth0, a/b]\nserve:", "services.announceOn[1]"},
 		{"serve:", "announce: [203.0.113.7/32]\nannounceOn: [eth0, eth0]\nserve:", "services.announceOn[1]"},

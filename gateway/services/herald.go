@@ -1,3 +1,5 @@
+//go:build !nokube
+
 package services
 
 import (
@@ -175,10 +177,13 @@ const (
 // gratuitous returns an ARP packet (RFC 826) of both forms that RFC 5944, Section 4.6, has for an address that has moved: whoever heeds one
 // alone heeds it.
 func gratuitous(operation uint16, a netip.Addr, mac net.HardwareAddr) []byte {
-	b := []byte{0, 1, 8, 0, macLength, 4}
-	b = binary.BigEndian.AppendUint16(b, operation)
-	b = append(append(b, mac...), a.AsSlice()...)
-	return append(append(b, mac...), a.AsSlice()...) // the target's MAC address matters in a reply only
+	b := []byte{7: byte(operation), 27: 0}
+	copy(b, []byte{0, 1, 8, 0, macLength, 4})
+	for _, at := range []int{8, 18} { // sender and target, whose MAC address matters in a reply only
+		copy(b[at:], mac)
+		copy(b[at+macLength:], a.AsSlice())
+	}
+	return b
 }
 
 // advertisement returns an unsolicited neighbour advertisement that replaces what neighbours know (RFC 4861, Section 7.2.6): override, with

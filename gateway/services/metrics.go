@@ -18,7 +18,7 @@ func (s *Server) broken() string {
 func (s *Server) metrics() string {
 	s.mu.Lock()
 	services, mended := len(s.config.Services), s.steering.made
-	announced, told := s.announcer.addresses(), s.announcer.herald.sent.Load()
+	announcer, announced := s.announcer, s.announcer.addresses()
 	s.mu.Unlock()
 	st := s.engine.Stats()
 	d := &st.Outbound // all comes from the host
@@ -26,11 +26,7 @@ func (s *Server) metrics() string {
 	family, one := b.Family, b.One
 	one("gauge", "services", "Ports of Services that are served.", uint64(services))
 	one("counter", "steering_changes_total", "Rules and routes that were made or put back.", uint64(mended))
-	family("gauge", "announced_address", "Load balancer addresses that this node answers for at layer 2.")
-	for _, a := range announced {
-		fmt.Fprintf(&b, "culvert_announced_address{address=%q} 1\n", a)
-	}
-	one("counter", "announcements_total", "Gratuitous ARP packets and unsolicited neighbour advertisements sent.", told)
+	announcer.metrics(&b, announced)
 	one("counter", "received_packets_total", "Packets for Services and answers to them, after segmentation.", d.Received)
 	one("counter", "forwarded_packets_total", "Packets sent on.", d.Forwarded)
 	one("counter", "untracked_packets_total", "Packets sent on as they came, as no Service has them.", d.Untracked)

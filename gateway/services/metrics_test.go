@@ -17,7 +17,7 @@ func TestMetrics(t *testing.T) {
 	s, _ := keeping(t, "")
 	s.mu.Lock()
 	s.steering, s.announcer = &steering{made: 7}, newAnnouncer(0, s.log)
-	s.announcer.answered[announcement{netip.MustParseAddr("203.0.113.7"), 2}] = true
+	s.announcer.answered[announcement{netip.MustParseAddr("203.0.113.7"), 2}] = noSocket
 	s.mu.Unlock()
 	connect(t, s, 4000, nattest.SYN)
 	page, err := NewPage("127.0.0.1:0", s.metrics, s.broken)

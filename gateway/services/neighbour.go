@@ -1,9 +1,10 @@
+//go:build !nokube
+
 package services
 
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -31,9 +32,8 @@ type announcer struct {
 	device int // where nothing is announced
 	herald *herald
 
-	sockets  map[announcement]int // of IPv6
-	answered map[announcement]bool
-	fault    string // as logged last
+	answered map[announcement]int // the sockets of IPv6
+	fault    string               // as logged last
 }
 
 // An announcement is an address at a link.
@@ -43,36 +43,36 @@ type announcement struct {
 }
 
 func newAnnouncer(device int, log logrus.FieldLogger) *announcer {
-	return &announcer{log: log, device: device, herald: newHerald(log), sockets: map[announcement]int{}, answered: map[announcement]bool{}}
+	return &announcer{log: log, device: device, herald: newHerald(log), answered: map[announcement]int{}}
 }
 
-// withdraw ends the announcements of all addresses but some, before nothing leads to the device what is sent to them. What a run before
-// has left ends too.
+// withdraw ends the announcements of all addresses but some, before nothing leads to the device what is sent to them.
 func (a *announcer) withdraw(but []netip.Addr) error {
+	return a.end(func(at announcement) bool { return !slices.Contains(but, at.address) })
+}
+
+// end ends announcements, those too that a run before has left.
+func (a *announcer) end(which func(announcement) bool) error {
 	proxies, err := proxyNeighbours()
 	if err != nil {
 		return err
 	}
 	var failed []error
 	for at, protocol := range proxies {
-		if protocol == proxyProtocol && !slices.Contains(but, at.address) {
+		if protocol == proxyProtocol && which(at) {
 			failed = append(failed, removeProxy(at))
 		}
 	}
-	for at, socket := range a.sockets {
-		if !slices.Contains(but, at.address) {
-			unix.Close(socket)
-			delete(a.sockets, at)
+	before := a.addresses()
+	for at, socket := range a.answered {
+		if which(at) {
+			if socket != noSocket {
+				unix.Close(socket)
+			}
+			a.herald.forget(at)
+			delete(a.answered, at)
 		}
 	}
-	before := a.addresses()
-	maps.DeleteFunc(a.answered, func(at announcement, _ bool) bool {
-		gone := !slices.Contains(but, at.address)
-		if gone {
-			a.herald.forget(at)
-		}
-		return gone
-	})
 	a.tell(before)
 	return errors.Join(failed...)
 }
@@ -80,11 +80,7 @@ func (a *announcer) withdraw(but []netip.Addr) error {
 // apply announces addresses at the named links, or at all that have a network, and nothing else. What fails is logged, and is to be tried
 // again.
 func (a *announcer) apply(addresses []netip.Addr, on []string) {
-	err := a.withdraw(addresses)
-	if err == nil {
-		err = a.announce(addresses, on)
-	}
-	switch {
+	switch err := a.announce(addresses, on); {
 	case err == nil:
 		a.fault = ""
 	case err.Error() != a.fault:
@@ -95,66 +91,63 @@ func (a *announcer) apply(addresses []netip.Addr, on []string) {
 
 func (a *announcer) announce(addresses []netip.Addr, on []string) error {
 	if len(addresses) == 0 {
-		return nil
+		return a.withdraw(nil)
 	}
-	links, err := a.links(on)
-	if err != nil && len(links) == 0 {
+	links, missing, err := a.links(on)
+	if err != nil {
 		return err
 	}
-	failed := []error{err}
+	var failed []error
+	if len(missing) > 0 {
+		failed = append(failed, fmt.Errorf("services.announceOn: %s: no such link, or it is down, or has no MAC addresses; ip -br link shows all", strings.Join(missing, ", ")))
+	}
+	wanted := map[announcement]bool{}
+	for _, address := range addresses {
+		somewhere := false
+		for _, l := range links {
+			if l.of[address.Is6()] {
+				wanted[announcement{address, l.index}], somewhere = true, true
+			}
+		}
+		if !somewhere {
+			failed = append(failed, fmt.Errorf("services.announceOn: none of the links that are up has a network of the family of %s; name one", address))
+		}
+	}
+	failed = append(failed, a.end(func(at announcement) bool { return !wanted[at] }))
 	proxies, err := proxyNeighbours()
 	if err != nil {
 		return err
 	}
-	before, wanted := a.addresses(), map[announcement]bool{}
-	for _, l := range links {
+	before := a.addresses()
+	for _, l := range links { // in order, so that what fails reads alike each time
 		for _, address := range addresses {
-			if !l.of[address.Is6()] {
-				continue
-			}
-			at := announcement{address, l.index}
-			wanted[at] = true
-			var err error
-			if address.Is4() {
-				err = a.proxy(at, l, proxies)
-			} else {
-				err = a.join(at, l)
-			}
-			if err != nil {
-				failed = append(failed, err)
-				continue
-			}
-			if !a.answered[at] {
-				a.answered[at] = true
-				a.herald.call(at, l.mac)
+			if l.of[address.Is6()] {
+				failed = append(failed, a.begin(announcement{address, l.index}, l, proxies))
 			}
 		}
-	}
-	for at, protocol := range proxies { // at links that are left out
-		if protocol == proxyProtocol && !wanted[at] {
-			failed = append(failed, removeProxy(at))
-		}
-	}
-	for at := range a.answered {
-		if wanted[at] {
-			continue
-		}
-		if socket, ok := a.sockets[at]; ok {
-			unix.Close(socket)
-			delete(a.sockets, at)
-		}
-		a.herald.forget(at)
-		delete(a.answered, at)
-	}
-	if len(wanted) == 0 && len(links) == 0 {
-		failed = append(failed, errors.New("services.announceOn: no link of this node is up, broadcast and has a network; name one"))
 	}
 	a.tell(before)
 	return errors.Join(failed...)
 }
 
+// begin announces an address at a link, or sees that it is announced.
+func (a *announcer) begin(at announcement, l *announceLink, proxies map[announcement]uint8) (err error) {
+	socket := noSocket
+	_, known := a.answered[at]
+	if at.address.Is4() {
+		err = proxy(at, l, proxies)
+	} else if !known {
+		socket, err = join(at, l)
+	}
+	if err == nil && !known {
+		a.answered[at] = socket
+		a.herald.call(at, l.mac)
+	}
+	return err
+}
+
 // proxy has the kernel answer ARP for an address, as it does for proxies of others.
-func (a *announcer) proxy(at announcement, l *announceLink, there map[announcement]uint8) error {
+func proxy(at announcement, l *announceLink, there map[announcement]uint8) error {
 	setting := "net/ipv4/conf/" + l.name + "/forwarding"
 	if b, err := os.ReadFile("/proc/sys/" + setting); err == nil && strings.TrimSpace(string(b)) == "0" {
 		return fmt.Errorf("services.announce: %s does not forward, and answers nobody for %s; sysctl -w %s=1", l.name, at.address, strings.ReplaceAll(setting, "/", "."))
@@ -168,38 +161,37 @@ func (a *announcer) proxy(at announcement, l *announceLink, there map[announceme
 	return nil
 }
 
-// join has the kernel answer neighbour solicitations for an address (RFC 4861, Section 7.2.7).
-func (a *announcer) join(at announcement, l *announceLink) error {
-	if _, ok := a.sockets[at]; ok {
-		return nil
+const noSocket = -1
+
+// join has the kernel answer neighbour solicitations for an address (RFC 4861, Section 7.2.7), until the socket is closed.
+func join(at announcement, l *announceLink) (socket int, err error) {
+	socket, err = unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err == nil {
+		err = unix.SetsockoptIPv6Mreq(socket, unix.IPPROTO_IPV6, unix.IPV6_JOIN_ANYCAST, &unix.IPv6Mreq{Multiaddr: at.address.As16(), Interface: uint32(at.link)})
+		if errors.Is(err, unix.EADDRNOTAVAIL) {
+			err = fmt.Errorf("it does not forward, and has no such network; sysctl -w net.ipv6.conf.%s.forwarding=1", l.name)
+		}
+		if err != nil {
+			unix.Close(socket)
+		}
 	}
-	socket, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return fmt.Errorf("services.announce: answer for %s: %w", at.address, err)
+		return noSocket, fmt.Errorf("services.announce: answer for %s at %s: %w", at.address, l.name, err)
 	}
-	err = unix.SetsockoptIPv6Mreq(socket, unix.IPPROTO_IPV6, unix.IPV6_JOIN_ANYCAST, &unix.IPv6Mreq{Multiaddr: at.address.As16(), Interface: uint32(at.link)})
-	if errors.Is(err, unix.EADDRNOTAVAIL) {
-		err = fmt.Errorf("it does not forward, and has no such network; sysctl -w net.ipv6.conf.%s.forwarding=1", l.name)
-	}
-	if err != nil {
-		unix.Close(socket)
-		return fmt.Errorf("services.announce: answer for %s at %s: %w", at.address, l.name, err)
-	}
-	a.sockets[at] = socket
-	return nil
+	return socket, nil
 }
 
 // addresses returns those that are announced at any link, in order.
-func (a *announcer) addresses() (all []netip.Addr) {
+func (a *announcer) addresses() (all []string) {
 	for at := range a.answered {
-		all = append(all, at.address)
+		all = append(all, at.address.String())
 	}
-	slices.SortFunc(all, netip.Addr.Compare)
+	slices.Sort(all)
 	return slices.Compact(all)
 }
 
 // tell logs what has become of announcements.
-func (a *announcer) tell(before []netip.Addr) {
+func (a *announcer) tell(before []string) {
 	after := a.addresses()
 	for _, x := range after {
 		if !slices.Contains(before, x) {
@@ -221,17 +213,17 @@ type announceLink struct {
 	of    map[bool]bool // by family: IPv6, IPv4
 }
 
-// links returns the named links, or all that are at a network of other hosts, with what is wrong with names.
-func (a *announcer) links(on []string) (all []*announceLink, err error) {
+// links returns the named links, or all that are at a network of other hosts, and the names of those that cannot be used.
+func (a *announcer) links(on []string) (all []*announceLink, missing []string, err error) {
 	list, err := listed(netlink.LinkList)
 	if err != nil {
-		return nil, fmt.Errorf("services: list this machine's links: %w", err)
+		return nil, nil, fmt.Errorf("services: list this machine's links: %w", err)
 	}
 	networks, err := listed(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
-		return nil, fmt.Errorf("services: list this machine's addresses: %w", err)
+		return nil, nil, fmt.Errorf("services: list this machine's addresses: %w", err)
 	}
-	missing := slices.Clone(on)
+	missing = slices.Clone(on)
 	for _, link := range list {
 		at := link.Attrs()
 		named := slices.Contains(on, at.Name)
@@ -247,10 +239,7 @@ func (a *announcer) links(on []string) (all []*announceLink, err error) {
 		all = append(all, l)
 		missing = slices.DeleteFunc(missing, func(name string) bool { return name == at.Name })
 	}
-	if len(missing) > 0 {
-		err = fmt.Errorf("services.announceOn: %s: no such link, or it is down, or has no MAC addresses; ip -br link shows all", strings.Join(missing, ", "))
-	}
-	return all, err
+	return all, missing, nil
 }
 
 // hasNeighbours reports whether a link is up, and neighbours at it are found by broadcast.

@@ -1,7 +1,10 @@
+//go:build !nokube
+
 package services
 
 import (
 	"bytes"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -97,7 +100,7 @@ func anycast(t *testing.T) (all []string) {
 // Links at which there are neighbours that ask are those where addresses are announced, or those that are named.
 func TestAnnounceLinks(t *testing.T) {
 	a, hook := announcing(t)
-	addNetwork(t, "both", "198.51.100.2/24", "fd98::2/64")
+	both := addNetwork(t, "both", "198.51.100.2/24", "fd98::2/64")
 	addNetwork(t, "four", "198.51.101.2/24")
 	addNetwork(t, "pod", "169.254.1.1/32", "fe80::1/64")
 	netlink.LinkSetDown(addNetwork(t, "down", "198.51.102.2/24"))
@@ -130,6 +133,13 @@ func TestAnnounceLinks(t *testing.T) {
 	}
 	if warned != 1 {
 		t.Errorf("%d lines about links that are not there", warned)
+	}
+
+	netlink.LinkDel(both)
+	a.apply(vips, nil)
+	requireEqual(t, ownProxies(t), []string{"198.51.100.77 at four"})
+	if e := hook.LastEntry(); e == nil || !strings.Contains(fmt.Sprint(e.Data[logrus.ErrorKey]), "has a network of the family of fd98::77") {
+		t.Errorf("without a link for an address it says %v", e)
 	}
 
 	setSetting(t, "ipv4/conf/pod/forwarding", "0")

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"net"
 	"slices"
-	"sync"
 	"syscall"
 	"time"
 
@@ -20,33 +19,7 @@ const (
 	mendPause  = time.Second            // after changes that were undone: somebody may make them again and again
 	tellPause  = time.Minute            // between two lines of the log about them
 	retryTime  = 10 * time.Second       // after what could not be put back
-
-	announceTime = 10 * time.Second // after which links and proxy neighbours are looked at again, as MetalLB does
 )
-
-// announce keeps up what is announced, and tells neighbours, until ctx is done.
-func (s *Server) announce(ctx context.Context) {
-	s.mu.Lock()
-	a := s.announcer
-	s.mu.Unlock()
-	var telling sync.WaitGroup
-	defer telling.Wait()
-	telling.Go(func() { a.herald.run(ctx) })
-	again := time.NewTicker(announceTime)
-	defer again.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-again.C:
-		}
-		s.mu.Lock()
-		if !s.closing.Load() {
-			a.apply(s.config.Answers, s.config.AnnounceOn)
-		}
-		s.mu.Unlock()
-	}
-}
 
 // watch puts back what others remove of the rules and routes that lead to the device, and follows the addresses of this machine, until ctx
 // is done.

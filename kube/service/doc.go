@@ -10,4 +10,7 @@
 // named, and all else is served.
 //
 // Health checks of load balancers (healthCheckNodePort) are answered by health.go.
+//
+// Which node answers at layer 2 for an address of a load balancer, announce.go chooses, from what all nodes see alike: Services, their
+// endpoints, Nodes, and which nodes are alive. That last is what Leases say (lease.go, holder.go).
 package service

@@ -1,0 +1,211 @@
+package integration
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"fmt"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A kubeAnnounceLab is an announceLab whose nodes take Services from an API server, as their manifest says.
+type kubeAnnounceLab struct {
+	*announceLab
+	api *kubeAPI
+}
+
+const (
+	announceNamespace = "kube-system"
+	announceUser      = "system:serviceaccount:kube-system:culvert-node"
+	announceManifest  = "../kube/manifests/services.yaml"
+)
+
+func newKubeAnnounceLab(t *testing.T) *kubeAnnounceLab {
+	l := &kubeAnnounceLab{announceLab: newAnnounceLab(t)}
+	host := newServiceHost(t, "api")
+	join(l.lan, host, "", "172.18.0.5/24", 1500)
+	l.lan.ip("link set api master lan")
+	l.api = startKubeAPI(host, "172.18.0.5")
+	for _, o := range readResources(t, announceManifest) {
+		l.apply(o)
+	}
+	for _, h := range []*peerHost{l.n1, l.n2} {
+		l.apply(object{"apiVersion": "v1", "kind": "Node", "metadata": object{"name": h.name},
+			"status": object{"addresses": []object{{"type": "InternalIP", "address": serviceAddresses[h.name][0]}}}})
+	}
+	l.apply(object{"apiVersion": "v1", "kind": "Service", "metadata": object{"name": "web", "namespace": "default"},
+		"spec":   object{"type": "LoadBalancer", "clusterIP": "10.96.0.10", "ports": []object{{"name": "http", "port": 80, "protocol": "TCP"}}},
+		"status": object{"loadBalancer": object{"ingress": []object{{"ip": l.vip[0].String()}}}}})
+	l.apply(object{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+		"metadata":  object{"name": "web-1", "namespace": "default", "labels": object{"kubernetes.io/service-name": "web"}},
+		"ports":     []object{{"name": "http", "port": 8080, "protocol": "TCP"}},
+		"endpoints": []object{{"addresses": []string{serviceAddresses["pb"][0]}, "nodeName": "n2"}}})
+	return l
+}
+
+func (l *kubeAnnounceLab) apply(o object) {
+	l.Helper()
+	if err := l.api.admin.apply(o); err != nil {
+		l.Fatal(err)
+	}
+}
+
+// join starts a node under the rights of the manifest.
+func (l *kubeAnnounceLab) join(h *peerHost) {
+	l.Helper()
+	token, err := l.api.token(announceNamespace, "culvert-node")
+	if err != nil {
+		l.Fatal(err)
+	}
+	kubeconfig, err := l.api.kubeconfig(token)
+	if err != nil {
+		l.Fatal(err)
+	}
+	dir := l.TempDir()
+	for name, text := range map[string][]byte{
+		"kubeconfig": kubeconfig, "node.yaml": []byte("services: {pods: [10.244.0.0/16], serviceCIDRs: [10.96.0.0/16], announce: [172.18.0.77/32]}\n"),
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), text, 0o600); err != nil {
+			l.Fatal(err)
+		}
+	}
+	l.nodes[h.name] = h.start(nil, os.Getenv(binaryEnv), "node", "--services=all", "--node-name", h.name, "--lease-namespace", announceNamespace,
+		"--config", filepath.Join(dir, "node.yaml"), "--kubeconfig", filepath.Join(dir, "kubeconfig"))
+	l.says(h, "services are served", 1)
+}
+
+// leaseEnd returns when a node's Lease ends, and whether somebody holds it.
+func (l *kubeAnnounceLab) leaseEnd(h *peerHost) (end time.Time, held bool) {
+	l.Helper()
+	var lease struct {
+		Spec struct {
+			HolderIdentity       string
+			LeaseDurationSeconds int
+			RenewTime            time.Time
+		}
+	}
+	path := kubePath("coordination.k8s.io/v1", "Lease", announceNamespace, "culvert-node-"+h.name)
+	if err := l.api.admin.request(http.MethodGet, path, "", nil, &lease); err != nil {
+		l.Fatal(err)
+	}
+	return lease.Spec.RenewTime.Add(time.Duration(lease.Spec.LeaseDurationSeconds) * time.Second), lease.Spec.HolderIdentity != ""
+}
+
+const takesOver = "this node answers for an address"
+
+// TestKubeAnnounce: two nodes under a real API server, with the rights of their manifest: the one that MetalLB would choose answers for an
+// address; after a kill the other one does within a second of the end of its Lease, after SIGTERM within a second. While nobody reaches the
+// API server, nothing moves.
+func TestKubeAnnounce(t *testing.T) {
+	isolated(t, func(t *testing.T) {
+		l := newKubeAnnounceLab(t)
+		vip := l.vip[0]
+		hash := func(h *peerHost) []byte {
+			sum := sha256.Sum256([]byte(h.name + "#" + vip.String()))
+			return sum[:]
+		}
+		hosts := []*peerHost{l.n1, l.n2}
+		slices.SortFunc(hosts, func(a, b *peerHost) int { return bytes.Compare(hash(a), hash(b)) })
+		first, second := hosts[0], hosts[1]
+		require := func(when string, names ...string) {
+			t.Helper()
+			if got := l.answers(vip); !slices.Equal(got, names) {
+				t.Errorf("%s: %v answer for %s, want %v", when, got, vip, names)
+			}
+		}
+		l.join(second)
+		l.says(second, takesOver, 1)
+		require("one node", second.name)
+		l.join(first)
+		l.says(first, takesOver, 1)
+		l.says(second, "this node leaves an address to others", 1)
+		require("both nodes", first.name)
+		if who, _, err := l.ask(l.out, "tcp", vip.String()+":80"); err != nil || who != "pb" {
+			t.Errorf("from outside %q answers: %v", who, err)
+		}
+
+		l.end(first, unix.SIGKILL)
+		l.says(second, takesOver, 2)
+		end, held := l.leaseEnd(first)
+		if late := time.Since(end); !held || late < 0 || late > time.Second {
+			t.Errorf("the second node takes over %v after the end of a Lease that is held: %t", late, held)
+		} else {
+			t.Logf("after a kill, the second node takes over %v after the end of the Lease", late)
+		}
+		require("after a kill", second.name)
+
+		l.join(first)
+		l.says(first, takesOver, 1)
+		require("the first is back", first.name)
+		began := time.Now()
+		l.nodes[first.name].cmd.Process.Signal(unix.SIGTERM)
+		l.says(second, takesOver, 3)
+		took := time.Since(began)
+		if took > time.Second {
+			t.Errorf("after SIGTERM the second node takes over in %v", took)
+		}
+		t.Logf("after SIGTERM, the second node takes over in %v", took)
+		<-l.nodes[first.name].ended
+		if _, held := l.leaseEnd(first); held {
+			t.Error("at SIGTERM the Lease is not released")
+		}
+		require("after SIGTERM", second.name)
+
+		l.join(first)
+		l.says(first, takesOver, 1)
+		said := [2]int{}
+		for i, h := range hosts {
+			said[i] = strings.Count(l.nodes[h.name].output(), "address")
+		}
+		l.api.relay.cut(true)
+		l.says(first, "the API server cannot be asked", 1)
+		l.says(second, "the API server cannot be asked", 1)
+		for end := time.Now().Add(2 * 8 * time.Second); time.Now().Before(end); {
+			require("the API server is away", first.name)
+		}
+		l.api.relay.open()
+		l.says(first, "the API server answers again", 1)
+		l.says(second, "the API server answers again", 1)
+		require("the API server is back", first.name)
+		for i, h := range hosts {
+			if now := strings.Count(l.nodes[h.name].output(), "address"); now != said[i] {
+				t.Errorf("while the API server was away, %s says something about addresses", h.name)
+			}
+		}
+		l.requireRights()
+	}, kubernetes)
+}
+
+// requireRights fails unless the nodes have asked for what the manifest grants, and for nothing else.
+func (l *kubeAnnounceLab) requireRights() {
+	l.Helper()
+	granted, asked := map[string]bool{}, map[string]bool{}
+	for _, o := range readResources(l.T, announceManifest) {
+		rules, _ := o["rules"].([]any)
+		for _, r := range rules {
+			for _, resource := range field(r.(object), "resources").([]any) {
+				for _, verb := range field(r.(object), "verbs").([]any) {
+					granted[fmt.Sprintf("%s %s/%s", verb, field(r.(object), "apiGroups").([]any)[0], resource)] = true
+				}
+			}
+		}
+	}
+	for _, e := range l.api.audit(l.T, announceUser) {
+		if e.ResponseStatus.Code == http.StatusForbidden {
+			l.Errorf("%s %s is forbidden", e.Verb, e.RequestURI)
+		}
+		asked[e.right()] = true
+	}
+	delete(granted, "create /events") // nothing was malformed
+	if !maps.Equal(asked, granted) {
+		l.Errorf("the nodes have asked for %v, the manifest grants %v", slices.Sorted(maps.Keys(asked)), slices.Sorted(maps.Keys(granted)))
+	}
+}
