@@ -33,7 +33,8 @@ type herald struct {
 	sent atomic.Uint64 // packets
 
 	// Of run alone.
-	arp, nd int  // sockets; -1: none
+	arp     int  // socket; -1: none
+	nd      int  // likewise
 	refused bool // which is logged once
 
 	mu  sync.Mutex

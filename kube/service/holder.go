@@ -99,66 +99,71 @@ func (s *Source) release() {
 type leaseSink struct{ *Source }
 
 func (k leaseSink) Add(o any) error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.take(o)
-	k.judge()
+	k.putLeases(false, o)
 	return nil
 }
 
 func (k leaseSink) Update(o any) error { return k.Add(o) }
 
 func (k leaseSink) Delete(o any) error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
 	if u, ok := o.(*unstructured.Unstructured); ok {
-		if node, ok := leaseNode(u.GetName()); ok {
-			k.tenure.saw(node, "", false, time.Now())
-		}
+		k.removeLease(u.GetName())
 	}
-	k.judge()
 	return nil
 }
 
 func (k leaseSink) Replace(all []any, _ string) error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	nodes := map[string]bool{}
-	for _, o := range all {
-		nodes[k.take(o)] = true
-	}
-	k.tenure.keep(nodes)
-	k.judge()
+	k.putLeases(true, all...)
 	return nil
 }
 
 func (k leaseSink) Resync() error { return nil }
 
-// take takes one Lease, and returns whose it is.
-//
-// +checklocks:k.mu
-func (k leaseSink) take(o any) (node string) {
+// putLeases takes Leases, which may be all that there are.
+func (s *Source) putLeases(whole bool, list ...any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	nodes := map[string]bool{}
+	for _, o := range list {
+		if node, renewed, held := readLease(o); node != "" {
+			s.tenure.saw(node, renewed, held, time.Now())
+			nodes[node] = true
+		}
+	}
+	if whole {
+		s.tenure.keep(nodes)
+	}
+	s.judge()
+}
+
+func (s *Source) removeLease(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if node, ok := leaseNode(name); ok {
+		s.tenure.saw(node, "", false, time.Now())
+	}
+	s.judge()
+}
+
+// readLease returns whose Lease an object is; "" of none that can be read.
+func readLease(o any) (node, renewed string, held bool) {
 	u, ok := o.(*unstructured.Unstructured)
 	if !ok {
-		return ""
-	}
-	node, ok = leaseNode(u.GetName())
-	if !ok {
-		return ""
+		return "", "", false
 	}
 	var spec struct {
 		HolderIdentity string `json:"holderIdentity"`
 		RenewTime      string `json:"renewTime"`
 	}
+	node, ok = leaseNode(u.GetName())
 	part, err := kube.PartOf(u, "spec")
-	if err = errors.Join(err, json.Unmarshal(part, &spec)); err != nil {
-		return ""
+	if err = errors.Join(err, json.Unmarshal(part, &spec)); err != nil || !ok {
+		return "", "", false
 	}
-	k.tenure.saw(node, spec.RenewTime, spec.HolderIdentity == node, time.Now())
-	return node
+	return node, spec.RenewTime, spec.HolderIdentity == node
 }
 
 // judge has addresses move where nodes have come or gone.
 //
-// +checklocks:k.mu
-func (k leaseSink) judge() { k.note(k.state.SetAlive(k.tenure.alive())) }
+// +checklocks:s.mu
+func (s *Source) judge() { s.note(s.state.SetAlive(s.tenure.alive())) }

@@ -110,7 +110,8 @@ func (s *Set) concern(a *Affected, p, other *piece) {
 	if a.All || p == nil {
 		return
 	}
-	for _, c := range p.chains {
+	for i := range p.chains {
+		c := &p.chains[i]
 		if c.stage == stages {
 			continue
 		}

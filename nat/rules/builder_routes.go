@@ -54,7 +54,7 @@ func (b *builder) addRouting(t *PolicyTable) {
 // routesOfTable are the routes of a policy table, without their rules. Most tables have one.
 type routesOfTable struct {
 	one  routeOffer
-	more *bart.Table[routeOffer] // all of them, where there are several
+	more *bart.Table[*routeOffer] // all of them, where there are several; of pointers, for which bart.Table has its code in any case
 }
 
 // add adds a route unless there is one to the same destination: the kernel refuses a second one.
@@ -64,11 +64,13 @@ func (t *routesOfTable) add(o routeOffer) {
 		return
 	}
 	if t.more == nil {
-		t.more = new(bart.Table[routeOffer])
-		t.more.Insert(t.one.at, t.one)
+		t.more = new(bart.Table[*routeOffer])
+		one := t.one
+		t.more.Insert(one.at, &one)
 	}
 	if _, exists := t.more.Get(o.at); !exists {
-		t.more.Insert(o.at, o)
+		another := o
+		t.more.Insert(o.at, &another)
 	}
 }
 
@@ -101,15 +103,18 @@ func (b *builder) addRoute(table *routesOfTable, r *PolicyRoute, at func() strin
 
 // offer works the routes of the rule's table into what the rule offers.
 func (r *policyRoutes) offer(destination netip.Prefix, table *routesOfTable) {
-	add := func(at netip.Prefix, o routeOffer) {
+	add := func(at netip.Prefix, from *routeOffer) {
+		o := *from
 		o.at, o.rule = at, r.policyRule
 		r.offers = append(r.offers, &o)
 	}
-	destination = destination.Masked()
+	if destination.IsValid() {
+		destination = destination.Masked()
+	}
 	switch {
 	case !table.one.at.IsValid():
 	case table.more == nil:
-		switch o := table.one; {
+		switch o := &table.one; {
 		case !destination.IsValid() || destination.Overlaps(o.at) && o.bits > destination.Bits():
 			add(o.at, o)
 		case destination.Overlaps(o.at):

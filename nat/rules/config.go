@@ -39,7 +39,7 @@ type Config struct {
 
 // ReservedName reports whether a node cannot have this name, because a generated table or the WireGuard tunnel has it.
 func ReservedName(name string) bool {
-	return name == tunnelDevice || name == "gw-ext" || strings.HasSuffix(name, "-service-nodeport-routing") || strings.HasSuffix(name, "-extcidr")
+	return name == tunnelDevice || name == "gw-ext" || strings.HasSuffix(name, "-service-nodeport-routing") || strings.HasSuffix(name, hostTableEnd)
 }
 
 // A Node is one node of the local cluster.

@@ -9,16 +9,34 @@ import (
 // A Draft is what has been put and deleted and not been committed. The drafts of one Set have different keys.
 type Draft struct {
 	set     *Set
-	network *network       // nil: as it is
-	pieces  map[Key]*piece // nil: to be deleted
-	claims  map[any]*Key   // nil: given back
-	rules   int            // how many more there will be
-	room    mappingTable   // of the table that is being compiled
+	network *network     // nil: as it is
+	changes []keyChange  // in the order of their first Put or Delete, in which memory is soonest gone through
+	at      map[Key]int  // in changes
+	claims  map[any]*Key // nil: given back
+	rules   int          // how many more there will be
+	room    mappingRoom  // of what is being compiled
+}
+
+// A keyChange says what becomes of a key.
+type keyChange struct {
+	key   Key
+	piece *piece // nil: it is to be deleted
+	old   *piece // what Commit finds, or nil
+}
+
+// change notes what becomes of a key.
+func (d *Draft) change(key Key, p *piece) {
+	if i, ok := d.at[key]; ok {
+		d.changes[i].piece = p
+		return
+	}
+	d.at[key] = len(d.changes)
+	d.changes = append(d.changes, keyChange{key: key, piece: p})
 }
 
 // Draft returns a new one. It counts until it is committed or discarded.
 func (s *Set) Draft() *Draft {
-	d := &Draft{set: s, pieces: map[Key]*piece{}, claims: map[any]*Key{}}
+	d := &Draft{set: s, at: map[Key]int{}, claims: map[any]*Key{}}
 	s.drafts = append(s.drafts, d)
 	return d
 }
@@ -32,8 +50,8 @@ func (d *Draft) Discard() {
 
 // current returns the piece of key as d leaves it, or nil.
 func (d *Draft) current(key Key) *piece {
-	if p, ok := d.pieces[key]; ok {
-		return p
+	if i, ok := d.at[key]; ok {
+		return d.changes[i].piece
 	}
 	return d.set.pieces[key]
 }
@@ -72,7 +90,7 @@ func (d *Draft) link(what any) Link {
 }
 
 // Empty reports whether nothing has been put or deleted.
-func (d *Draft) Empty() bool { return len(d.pieces) == 0 }
+func (d *Draft) Empty() bool { return len(d.changes) == 0 }
 
 // Put makes r the resource of key, beside those that a Config stands for. If something is wrong with r, the error says so by field, and
 // key keeps what it had. Tables may name devices and neighbours before they exist.
@@ -129,7 +147,7 @@ func (d *Draft) put(key Key, r Resource) error {
 			d.claims[what] = &owner
 		}
 	}
-	d.pieces[key] = p
+	d.change(key, p)
 	d.add(p.rules)
 	return nil
 }
@@ -144,7 +162,7 @@ func (d *Draft) remove(key Key) {
 				delete(d.claims, what)
 			}
 		}
-		d.pieces[key] = nil
+		d.change(key, nil)
 		d.add(-old.rules)
 	}
 }
@@ -189,8 +207,8 @@ func (d *Draft) recompile() {
 			stale[key] = p
 		}
 	}
-	for key, p := range d.pieces {
-		look(key, p)
+	for _, c := range d.changes {
+		look(c.key, c.piece)
 	}
 	for what := range d.claims {
 		for p := range d.set.mentions[what] {
@@ -202,7 +220,7 @@ func (d *Draft) recompile() {
 		if err != nil {
 			panic("rules: a resource was good and is not: " + err.Error()) // devices decide about nothing that could be wrong
 		}
-		d.pieces[key] = again
+		d.change(key, again)
 	}
 }
 
@@ -234,7 +252,7 @@ func (s *Set) Replace(c *Config) (*Draft, error) {
 	resources := c.resources()
 	keep := make(map[Key]*Resource, len(resources))
 	if len(s.pieces) == 0 { // all is new
-		d.pieces = make(map[Key]*piece, len(resources))
+		d.changes, d.at = make([]keyChange, 0, len(resources)), make(map[Key]int, len(resources))
 	}
 	var faults []error
 	for i := range resources {

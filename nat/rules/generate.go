@@ -126,9 +126,9 @@ func (c *Config) mapping(m AddressMapping, devices map[Link]string) Resource {
 	case c.Firewall == nil && c.Routing == nil:
 		return Resource{Order: orderMapping, Mapping: &rules}
 	case c.Firewall == nil:
-		return Resource{Order: orderMapping, Tables: rules.table(new(mappingTable))}
+		return Resource{Order: orderMapping, Tables: rules.table(new(mappingRoom))}
 	case c.Routing == nil:
-		return Resource{Order: orderMapping, Routing: rules.routing()}
+		return Resource{Order: orderMapping, Routing: rules.routing(new(mappingRoom))}
 	}
 	return Resource{Order: orderMapping}
 }

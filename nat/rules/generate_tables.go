@@ -37,7 +37,7 @@ func (c *Config) Tables() []Table {
 	devices := c.devices()
 	for _, m := range c.Addresses {
 		if r := c.mapping(m, devices); r.Mapping != nil {
-			all = append(all, r.Mapping.table(new(mappingTable))...)
+			all = append(all, r.Mapping.table(new(mappingRoom))...)
 		} else {
 			all = append(all, r.Tables...)
 		}

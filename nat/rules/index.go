@@ -76,7 +76,7 @@ func (s stageRules) with(changes []change[*rule]) stageRules {
 	case next.n <= linear:
 		next.few = changed(s.few, changes, compareRules)
 	default:
-		var all []change[*rule]
+		all := make([]change[*rule], 0, len(s.few)+len(changes))
 		for _, r := range s.few {
 			if !slices.Contains(changes, change[*rule]{r, true}) {
 				all = append(all, change[*rule]{of: r})
@@ -93,10 +93,10 @@ func (s stageRules) with(changes []change[*rule]) stageRules {
 }
 
 func (x *ruleIndex) with(changes []change[*rule]) *ruleIndex {
-	all := make([]ruleChange, 0, len(changes))
-	for _, c := range changes {
-		if k := c.of.key(); !k.never {
-			all = append(all, ruleChange{c, k})
+	room, all := make([]ruleChange, len(changes)), make([]*ruleChange, 0, len(changes))
+	for i, c := range changes {
+		if room[i] = (ruleChange{c, c.of.key()}); !room[i].key.never {
+			all = append(all, &room[i])
 		}
 	}
 	slices.SortFunc(all, compareKeys)
@@ -118,7 +118,7 @@ func (x *ruleIndex) with(changes []change[*rule]) *ruleIndex {
 }
 
 // compareKeys puts rules of one device together, of these the ones of one table, and of these the ones of one prefix.
-func compareKeys(a, b ruleChange) int {
+func compareKeys(a, b *ruleChange) int {
 	switch k, l := &a.key, &b.key; {
 	case k.device != l.device:
 		return cmp.Compare(k.device, l.device)
@@ -132,13 +132,12 @@ func compareKeys(a, b ruleChange) int {
 
 // with returns the bucket that follows b, which may be nil, or nil if nothing is left. It overwrites changes, which are as compareKeys
 // orders them.
-func (b *ruleBucket) with(changes []ruleChange) *ruleBucket {
+func (b *ruleBucket) with(changes []*ruleChange) *ruleBucket {
 	if b == nil {
 		b = &ruleBucket{}
 	}
 	next := &ruleBucket{n: b.n, wide: b.wide, tables: b.tables}
-	for i := range changes {
-		c := &changes[i]
+	for _, c := range changes {
 		next.n += c.by()
 		if !c.key.prefix.IsSingleIP() {
 			next.wide += c.by()
@@ -147,8 +146,8 @@ func (b *ruleBucket) with(changes []ruleChange) *ruleBucket {
 	if next.n == 0 {
 		return nil
 	}
-	moving := slices.DeleteFunc(b.moving(next), func(m ruleChange) bool {
-		return slices.ContainsFunc(changes, func(c ruleChange) bool { return c.remove && c.of == m.of })
+	moving := slices.DeleteFunc(b.moving(next), func(m *ruleChange) bool {
+		return slices.ContainsFunc(changes, func(c *ruleChange) bool { return c.remove && c.of == m.of })
 	})
 	if len(moving) > 0 {
 		changes = slices.Concat(changes, moving)
@@ -178,10 +177,10 @@ func (b *ruleBucket) with(changes []ruleChange) *ruleBucket {
 }
 
 // moving returns the changes by which the bucket that follows b has rules in tables that b has not there, or the other way round.
-func (b *ruleBucket) moving(next *ruleBucket) (all []ruleChange) {
+func (b *ruleBucket) moving(next *ruleBucket) (all []*ruleChange) {
 	move := func(r *rule) {
 		k := r.key()
-		all = append(all, ruleChange{change[*rule]{r, true}, k}, ruleChange{change[*rule]{r, false}, k})
+		all = append(all, &ruleChange{change[*rule]{r, true}, k}, &ruleChange{change[*rule]{r, false}, k})
 	}
 	for n, t := range b.tables {
 		if t != nil && !next.has(uint8(n)) {
@@ -201,7 +200,7 @@ func (b *ruleBucket) moving(next *ruleBucket) (all []ruleChange) {
 }
 
 // withLists returns the table that follows t, nil if it is empty.
-func withLists(t *ruleTable, changes []ruleChange) *ruleTable {
+func withLists(t *ruleTable, changes []*ruleChange) *ruleTable {
 	t, fresh := forChanges(t, len(changes))
 	var list []change[*rule]
 	for i := range changes {

@@ -32,7 +32,9 @@ type RuleList []*chain
 func (s *Set) Rules() RuleList {
 	var all RuleList
 	for _, p := range s.pieces {
-		all = append(all, p.chains...)
+		for i := range p.chains {
+			all = append(all, &p.chains[i])
+		}
 	}
 	return all
 }

@@ -14,7 +14,7 @@ type routeSetKey struct {
 }
 
 // policyChanges collects what a commit changes about routing.
-type policyChanges map[routeSetKey][]offerChange
+type policyChanges map[routeSetKey][]change[*policyRoutes]
 
 // An offerChange is a change of an offer with the prefix that the offer is for.
 type offerChange struct {
@@ -27,11 +27,7 @@ func (c policyChanges) note(r *policyRoutes, remove bool) {
 		return
 	}
 	k := routeSetKey{r.class, r.source}
-	changes := c[k]
-	for _, o := range r.offers {
-		changes = append(changes, offerChange{change[*routeOffer]{o, remove}, o.at})
-	}
-	c[k] = changes
+	c[k] = append(c[k], change[*policyRoutes]{r, remove})
 }
 
 // inherit lets p, which comes in place of old, keep the policy rules and offers of old as far as they say the same: what has not
@@ -117,12 +113,24 @@ func (p policy) with(changes policyChanges) policy {
 }
 
 // withOffers returns the table after changes, nil if it is empty.
-func withOffers(t *routeTable, changes []offerChange) *routeTable {
+func withOffers(t *routeTable, rules []change[*policyRoutes]) *routeTable {
 	if t == nil {
 		t = new(routeTable)
 	}
+	n := 0
+	for _, r := range rules {
+		n += len(r.of.offers)
+	}
+	room, changes := make([]offerChange, n), make([]*offerChange, 0, n)
+	for _, r := range rules {
+		for _, o := range r.of.offers {
+			c := &room[len(changes)]
+			*c = offerChange{change[*routeOffer]{o, r.remove}, o.at}
+			changes = append(changes, c)
+		}
+	}
 	// Wider ones first, so that what they hand down is right when their subnets are settled.
-	slices.SortFunc(changes, func(a, b offerChange) int { return comparePrefixes(a.at, b.at) })
+	slices.SortFunc(changes, func(a, b *offerChange) int { return comparePrefixes(a.at, b.at) })
 	type cell struct {
 		at     netip.Prefix
 		offers []*routeOffer

@@ -56,7 +56,7 @@ type Resource struct {
 }
 
 // tables returns Tables with those that the Resource stands for, which are in room.
-func (r *Resource) tables(room *mappingTable) []Table {
+func (r *Resource) tables(room *mappingRoom) []Table {
 	all := r.Tables
 	if r.Mapping != nil {
 		if all = r.Mapping.table(room); len(r.Tables) > 0 {
@@ -69,11 +69,13 @@ func (r *Resource) tables(room *mappingTable) []Table {
 	return all
 }
 
-// routing returns Routing with the tables that the Resource stands for.
-func (r *Resource) routing() []PolicyTable {
+// routing returns Routing with the tables that the Resource stands for, which are in room.
+func (r *Resource) routing(room *mappingRoom) []PolicyTable {
 	all := r.Routing
 	if r.Mapping != nil {
-		all = append(all[:len(all):len(all)], r.Mapping.routing()...)
+		if all = r.Mapping.routing(room); len(r.Routing) > 0 {
+			all = slices.Concat(r.Routing, all)
+		}
 	}
 	if r.Node != nil {
 		all = append(all[:len(all):len(all)], r.Node.routing()...)

@@ -47,29 +47,28 @@ func (s *Set) Commit(d *Draft) (*Ruleset, *Affected) {
 		next.network = *n
 	}
 	c := changes{links: map[Link]*linkFacts{}, services: map[serviceAddress]**Balancer{}, routing: policyChanges{}}
-	before := map[Key]*piece{}
-	if len(d.pieces) > len(s.pieces) { // to grow step by step costs more
-		pieces := make(map[Key]*piece, len(s.pieces)+len(d.pieces))
+	if len(d.changes) > len(s.pieces) { // to grow step by step costs more
+		pieces := make(map[Key]*piece, len(s.pieces)+len(d.changes))
 		maps.Copy(pieces, s.pieces)
 		s.pieces = pieces
 	}
 	reordered := false
-	for key, p := range d.pieces {
-		old := s.pieces[key]
-		if old != nil {
-			if before[key] = old; p != nil {
-				p.inherit(old)
+	for i := range d.changes {
+		k := &d.changes[i]
+		if k.old = s.pieces[k.key]; k.old != nil {
+			if k.piece != nil {
+				k.piece.inherit(k.old)
 			}
-			s.takeOut(old, &c)
+			s.takeOut(k.old, &c)
 		}
-		reordered = reordered || !sameRules(old, p)
+		reordered = reordered || !sameRules(k.old, k.piece)
 	}
-	for key, p := range d.pieces {
-		if p == nil {
-			delete(s.pieces, key)
-			continue
+	for i := range d.changes {
+		if k := &d.changes[i]; k.piece == nil {
+			delete(s.pieces, k.key)
+		} else {
+			s.putIn(k.key, k.piece, &c)
 		}
-		s.putIn(key, p, &c)
 	}
 	for what, key := range d.claims {
 		if key == nil {
@@ -79,12 +78,13 @@ func (s *Set) Commit(d *Draft) (*Ruleset, *Affected) {
 		}
 	}
 	if s.unordered > 0 && reordered {
-		s.resolve(c.routing, a, d.pieces)
+		s.resolve(c.routing, a, d.at)
 	}
 	if !a.All {
-		for key, p := range d.pieces {
-			s.concern(a, before[key], p)
-			s.concern(a, p, before[key])
+		for i := range d.changes {
+			k := &d.changes[i]
+			s.concern(a, k.old, k.piece)
+			s.concern(a, k.piece, k.old)
 		}
 	}
 	for st := range c.rules {
@@ -113,7 +113,8 @@ type changes struct {
 }
 
 func (s *Set) takeOut(p *piece, c *changes) {
-	for _, chain := range p.chains {
+	for i := range p.chains {
+		chain := &p.chains[i]
 		if chain.stage < stages {
 			for i := range chain.rules {
 				c.rules[chain.stage] = append(c.rules[chain.stage], change[*rule]{&chain.rules[i], true})
@@ -144,7 +145,8 @@ func (s *Set) takeOut(p *piece, c *changes) {
 
 func (s *Set) putIn(key Key, p *piece, c *changes) {
 	s.pieces[key] = p
-	for _, chain := range p.chains {
+	for i := range p.chains {
+		chain := &p.chains[i]
 		if chain.stage < stages { // hook output is shown, and never met
 			for i := range chain.rules {
 				c.rules[chain.stage] = append(c.rules[chain.stage], change[*rule]{of: &chain.rules[i]})
@@ -183,7 +185,7 @@ func (s *Set) countMark(r *rule, by int) {
 
 // resolve gives the policy rules without a priority of their own the one that follows from all others. What it changes about pieces
 // that are fresh is not noted.
-func (s *Set) resolve(routing policyChanges, a *Affected, fresh map[Key]*piece) {
+func (s *Set) resolve(routing policyChanges, a *Affected, fresh map[Key]int) {
 	var all []*policyRoutes
 	owner := map[*policyRoutes]*piece{}
 	isFresh := map[*piece]bool{}

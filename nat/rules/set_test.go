@@ -152,8 +152,8 @@ func TestSetChangesLittle(t *testing.T) {
 		t.Fatal(err)
 	}
 	d, err := s.Replace(c)
-	if err != nil || len(d.pieces) != 0 {
-		t.Fatalf("the same configuration changes %d resources, %v", len(d.pieces), err)
+	if err != nil || len(d.changes) != 0 {
+		t.Fatalf("the same configuration changes %d resources, %v", len(d.changes), err)
 	}
 	key := Key{Kind: "mapping", Name: mapped(500).String()}
 	moved := AddressMapping{External: mapped(500), Internal: addr("198.51.100.9")}

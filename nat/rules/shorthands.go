@@ -12,41 +12,42 @@ type MappingRules struct {
 	ProxyProtocol      bool // as in Rule
 }
 
-// A mappingTable is the room that the table of a mapping takes.
-type mappingTable struct {
-	tables  [1]Table
-	chains  [2]Chain
-	rules   [2]Rule
-	matches [4]Match
+// A mappingRoom is the room that the tables of a mapping take.
+type mappingRoom struct {
+	tables  []Table
+	chains  []Chain
+	rules   []Rule
+	matches []Match
+	routing []PolicyTable
+	policy  []PolicyRule
+	routes  []PolicyRoute
 }
 
 // table translates, in a room that it overwrites. Liqo's own table has a source rule without a condition on devices; here it is for
 // packets towards the tunnel only, and spares pods.
-func (m *MappingRules) table(in *mappingTable) []Table {
+func (m *MappingRules) table(in *mappingRoom) []Table {
 	external, internal := m.External.String(), m.Internal.String()
-	in.matches = [...]Match{destination(external), source(internal), notFromTunnel, toTunnel}
-	in.rules = [...]Rule{
-		{Name: external, Match: in.matches[:1], Action: ActionDNAT, To: internal, ProxyProtocol: m.ProxyProtocol},
-		{Name: external, Match: in.matches[1:], Action: ActionSNAT, To: external, ProxyProtocol: m.ProxyProtocol},
+	in.matches = append(in.matches[:0], destination(external), source(internal), notFromTunnel, toTunnel)
+	in.rules = append(in.rules[:0],
+		Rule{Name: external, Match: in.matches[:1], Action: ActionDNAT, To: internal, ProxyProtocol: m.ProxyProtocol},
+		Rule{Name: external, Match: in.matches[1:], Action: ActionSNAT, To: external, ProxyProtocol: m.ProxyProtocol})
+	in.chains = append(in.chains[:0], Chain{Name: "prerouting", Type: ChainNAT, Hook: HookPrerouting, Priority: PriorityDNAT, Rules: in.rules[:1]})
+	if !m.Pod {
+		in.chains = append(in.chains, Chain{Name: "postrouting", Type: ChainNAT, Hook: HookPostrouting, Priority: PrioritySNAT, Rules: in.rules[1:]})
 	}
-	in.chains = [...]Chain{
-		{Name: "prerouting", Type: ChainNAT, Hook: HookPrerouting, Priority: PriorityDNAT, Rules: in.rules[:1]},
-		{Name: "postrouting", Type: ChainNAT, Hook: HookPostrouting, Priority: PrioritySNAT, Rules: in.rules[1:]},
-	}
-	chains := in.chains[:]
-	if m.Pod {
-		chains = chains[:1]
-	}
-	in.tables[0] = Table{Name: external + "-remap-ipmapping-gw", Family: familyOf(m.External), Chains: chains}
-	return in.tables[:]
+	in.tables = append(in.tables[:0], Table{Name: external + "-remap-ipmapping-gw", Family: familyOf(m.External), Chains: in.chains})
+	return in.tables
 }
 
-// routing leads to Internal. A host in a pod CIDR goes where its route leads, unless a node is named.
-func (m *MappingRules) routing() []PolicyTable {
+// routing leads to Internal, in a room that it overwrites. A host in a pod CIDR goes where its route leads, unless a node is named.
+func (m *MappingRules) routing(in *mappingRoom) []PolicyTable {
 	if m.Pod && m.Device == firstNodeDevice {
 		return nil
 	}
-	return []PolicyTable{hostRoutes(m.External.String(), []PolicyRoute{{Destination: netip.PrefixFrom(m.Internal, m.Internal.BitLen()), Device: m.Device}})}
+	in.routes = append(in.routes[:0], PolicyRoute{Destination: netip.PrefixFrom(m.Internal, m.Internal.BitLen()), Device: m.Device})
+	in.policy = append(in.policy[:0], hostRule(in.routes))
+	in.routing = append(in.routing[:0], PolicyTable{Name: m.External.String() + hostTableEnd, Rules: in.policy})
+	return in.routing
 }
 
 // NodeRules lead to a node and back to it.
@@ -100,5 +101,12 @@ func (n *NodeRules) routing() []PolicyTable {
 
 // hostRoutes is a table that leads to hosts outside of the cluster.
 func hostRoutes(name string, routes []PolicyRoute) PolicyTable {
-	return PolicyTable{Name: name + "-extcidr", Rules: []PolicyRule{{Priority: priorityVia, Routes: routes}}}
+	return PolicyTable{Name: name + hostTableEnd, Rules: []PolicyRule{hostRule(routes)}}
 }
+
+func hostRule(routes []PolicyRoute) PolicyRule {
+	return PolicyRule{Priority: priorityVia, Routes: routes}
+}
+
+// hostTableEnd ends the names of tables that lead to hosts outside of the cluster.
+const hostTableEnd = "-extcidr"

@@ -102,6 +102,9 @@ func (c *Config) Validate() error {
 
 // validate returns every fault of a resource that no Config stands for, other than those of its tables.
 func (r *Resource) validate(key Key) error {
+	if r.Device == nil && r.Service == nil {
+		return nil
+	}
 	k := &checker{of: key.String()}
 	if d := r.Device; d != nil {
 		if d.Name == "" {

@@ -203,7 +203,7 @@ func TestWhoAsks(t *testing.T) {
 	}
 }
 
-// The PROXY protocol tells an endpoint its client's address, whoever speaks first.
+// The PROXY protocol tells an endpoint its client's address, whoever speaks first, from the moment when the Service says so.
 func TestProxyProtocol(t *testing.T) {
 	needHosts(t)
 	for _, e := range endpointA {
@@ -225,7 +225,10 @@ func TestProxyProtocol(t *testing.T) {
 			}
 		}()
 	}
-	serving(t, config(unix.IPPROTO_TCP, func(s *services.Service) { s.ProxyProtocol = true }, endpointA))
+	s := serving(t, config(unix.IPPROTO_TCP, nil, endpointA))
+	if err := s.Apply(t.Context(), config(unix.IPPROTO_TCP, func(s *services.Service) { s.ProxyProtocol = true }, endpointA)); err != nil {
+		t.Fatal(err)
+	}
 	for _, from := range outside {
 		c, err := dial(t, "tcp", from)
 		if err != nil {
