@@ -141,13 +141,33 @@ func TestAnnounceLinks(t *testing.T) {
 	if e := hook.LastEntry(); e == nil || !strings.Contains(fmt.Sprint(e.Data[logrus.ErrorKey]), "has a network of the family of fd98::77") {
 		t.Errorf("without a link for an address it says %v", e)
 	}
+}
 
-	setSetting(t, "ipv4/conf/pod/forwarding", "0")
-	hook.Reset()
-	a.apply(vips, []string{"pod"})
-	if e := hook.LastEntry(); e == nil || !strings.Contains(e.Data[logrus.ErrorKey].(error).Error(), "sysctl -w net.ipv4.conf.pod.forwarding=1") {
-		t.Errorf("where the kernel does not forward it says %v", e)
+// Where the kernel does not forward, nothing is announced: over IPv6 it would answer, and lose what comes.
+func TestAnnounceForwards(t *testing.T) {
+	a, hook := announcing(t)
+	addNetwork(t, "lan.7", "198.51.100.2/24", "fd98::2/64")
+	vips := addrs("198.51.100.77", "fd98::77")
+	a.apply(vips, nil)
+	requireEqual(t, ownProxies(t), []string{"198.51.100.77 at lan.7"})
+	requireEqual(t, anycast(t), []string{"lan.7"})
+	refuses := func(setting string) {
+		t.Helper()
+		setSetting(t, setting, "0")
+		hook.Reset()
+		a.apply(vips, nil)
+		if e := hook.LastEntry(); e == nil || !strings.Contains(fmt.Sprint(e.Data[logrus.ErrorKey]), "sysctl -w net/"+setting+"=1") {
+			t.Errorf("%s: it says %v", setting, e)
+		}
 	}
+	refuses("ipv4/conf/lan.7/forwarding")
+	requireEqual(t, ownProxies(t), nil)
+	requireEqual(t, anycast(t), []string{"lan.7"})
+	refuses("ipv6/conf/all/forwarding")
+	requireEqual(t, anycast(t), nil)
+	setSetting(t, "ipv6/conf/all/forwarding", "1")
+	a.apply(vips, nil)
+	requireEqual(t, anycast(t), []string{"lan.7"})
 }
 
 // What a run that was killed has left is taken over or removed, and what is somebody else's stays.
