@@ -206,6 +206,31 @@ func TestHeraldPackets(t *testing.T) {
 	}
 }
 
+// What fails is told once, whatever the number of addresses, and a capability is the remedy only where one is missing.
+func TestHeraldFails(t *testing.T) {
+	a, hook := announcing(t)
+	h := a.herald
+	defer h.close()
+	for i := range byte(3) {
+		h.call(announcement{netip.AddrFrom4([4]byte{198, 51, 100, i}), 9999}, net.HardwareAddr{2, 0, 0, 0, 0, 1})
+	}
+	_, err := h.tell(true)
+	if err == nil || strings.Contains(err.Error(), "\n") || !strings.Contains(err.Error(), "services: tell of 198.51.100.") {
+		t.Errorf("at a link that is not there: %v", err)
+	}
+	h.warn(err)
+	h.warn(err)
+	if all := hook.AllEntries(); len(all) != 1 || all[0].Data["remedy"] != nil {
+		t.Errorf("it says %v", all)
+	}
+	hook.Reset()
+	h.refused = false
+	h.warn(fmt.Errorf("services: open a packet socket: %w", unix.EPERM))
+	if e := hook.LastEntry(); e == nil || e.Data["remedy"] == nil {
+		t.Errorf("without CAP_NET_RAW it says %v", e)
+	}
+}
+
 // Each announcement is told of five times, and of none that has ended.
 func TestHeraldCalls(t *testing.T) {
 	a, _ := announcing(t)
