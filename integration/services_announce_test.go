@@ -208,11 +208,26 @@ func (l *announceLab) requireServed(when string, from *peerHost, through string)
 	}
 }
 
+// requireKept has the host outside ask the node that it knows whether it has the address still, as hosts do every half minute (RFC 4861, Section
+// 7.3.3): without an answer they stop, and ask everybody anew.
+func (l *announceLab) requireKept(when string, by *peerHost) {
+	l.Helper()
+	for _, a := range l.vip {
+		l.out.ip(fmt.Sprintf("neigh change %s lladdr %s dev lan nud probe", a, l.mac(by)))
+		eventually(l.T, when+": the host outside knows who has "+a.String(), func() error {
+			if state := l.out.run("ip", "neigh", "show", "to", a.String()); !strings.Contains(state, "REACHABLE") {
+				return errors.New(state)
+			}
+			return nil
+		})
+	}
+}
+
 // requireNothingLeft fails if a node's kernel would answer for an address of others.
 func (l *announceLab) requireNothingLeft(when string, h *peerHost) {
 	l.Helper()
 	left := h.run("ip", "neigh", "show", "proxy") + h.run("ip", "-6", "neigh", "show", "proxy")
-	for line := range strings.Lines(h.run("ip", "-6", "route", "show", "table", "local")) {
+	for line := range strings.Lines(h.run("ip", "-6", "route", "show", "table", "local") + h.run("ip", "-6", "rule")) {
 		if strings.Contains(line, l.vip[1].String()) {
 			left += line
 		}
@@ -238,6 +253,7 @@ func TestServicesAnnounce(t *testing.T) {
 		l.reload(l.n1, announceBoth)
 		l.require("the first is to", "n1")
 		l.requireServed("the first is to", l.out, "n1")
+		l.requireKept("the first is to", l.n1)
 		l.requireServed("the first is to: short cut", l.b, "n2")
 		l.requireServed("the first is to: short cut", l.n2, "n2")
 

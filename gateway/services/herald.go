@@ -84,17 +84,28 @@ func (h *herald) run(ctx context.Context) {
 		case <-again.C:
 		}
 		more, err := h.tell(fresh)
-		if err != nil && !h.refused {
-			h.refused = true
-			h.log.WithError(err).WithField("remedy", "give culvert node CAP_NET_RAW").Warn("neighbours are not told that an address is here: those that know it elsewhere notice later")
-		}
+		h.warn(err)
 		if more {
 			again.Reset(heraldInterval)
 		}
 	}
 }
 
-// tell tells of all announcements that are due once, or of those alone that were never told of. It reports whether there is more.
+// warn logs the first error.
+func (h *herald) warn(err error) {
+	if err == nil || h.refused {
+		return
+	}
+	h.refused = true
+	log := h.log.WithError(err)
+	if errors.Is(err, unix.EPERM) {
+		log = log.WithField("remedy", "give culvert node CAP_NET_RAW")
+	}
+	log.Warn("neighbours are not told that an address is here: those that know it elsewhere notice later")
+}
+
+// tell tells of all announcements that are due once, or of those alone that were never told of. It reports whether there is more, and returns
+// the first error.
 func (h *herald) tell(fresh bool) (more bool, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -103,7 +114,9 @@ func (h *herald) tell(fresh bool) (more bool, err error) {
 			more = true
 			continue
 		}
-		err = errors.Join(err, h.send(at, c.mac))
+		if failed := h.send(at, c.mac); err == nil {
+			err = failed
+		}
 		if c.left--; c.left == 0 {
 			delete(h.due, at)
 		}
@@ -118,18 +131,21 @@ func (h *herald) send(at announcement, mac net.HardwareAddr) error {
 	}
 	if at.address.Is6() {
 		to := &unix.SockaddrInet6{ZoneId: uint32(at.link), Addr: netip.IPv6LinkLocalAllNodes().As16()}
-		return h.sendTo(h.nd, advertisement(at.address, mac), to)
+		return h.sendTo(h.nd, at, advertisement(at.address, mac), to)
 	}
 	to := &unix.SockaddrLinklayer{Protocol: networkOrder(unix.ETH_P_ARP), Ifindex: at.link, Halen: macLength, Addr: [8]byte{255, 255, 255, 255, 255, 255}}
-	return errors.Join(h.sendTo(h.arp, gratuitous(arpRequest, at.address, mac), to), h.sendTo(h.arp, gratuitous(arpReply, at.address, mac), to))
+	if err := h.sendTo(h.arp, at, gratuitous(arpRequest, at.address, mac), to); err != nil {
+		return err
+	}
+	return h.sendTo(h.arp, at, gratuitous(arpReply, at.address, mac), to)
 }
 
-func (h *herald) sendTo(socket int, packet []byte, to unix.Sockaddr) error {
-	err := unix.Sendto(socket, packet, unix.MSG_DONTWAIT, to)
-	if err == nil {
-		h.sent.Add(1)
+func (h *herald) sendTo(socket int, at announcement, packet []byte, to unix.Sockaddr) error {
+	if err := unix.Sendto(socket, packet, unix.MSG_DONTWAIT, to); err != nil {
+		return fmt.Errorf("services: tell of %s: %w", at.address, err)
 	}
-	return err
+	h.sent.Add(1)
+	return nil
 }
 
 // open makes the socket of a family, unless it is there.

@@ -101,6 +101,14 @@ func (a *announcer) announce(addresses []netip.Addr, on []string) error {
 	if len(missing) > 0 {
 		failed = append(failed, fmt.Errorf("services.announceOn: %s: no such link, or it is down, or has no MAC addresses; ip -br link shows all", strings.Join(missing, ", ")))
 	}
+	for _, l := range links {
+		for _, six := range []bool{false, true} {
+			if l.of[six] && slices.ContainsFunc(addresses, func(a netip.Addr) bool { return a.Is6() == six }) {
+				err := l.forwards(six)
+				failed, l.of[six] = append(failed, err), err == nil
+			}
+		}
+	}
 	wanted := map[announcement]bool{}
 	for _, address := range addresses {
 		somewhere := false
@@ -110,7 +118,7 @@ func (a *announcer) announce(addresses []netip.Addr, on []string) error {
 			}
 		}
 		if !somewhere {
-			failed = append(failed, fmt.Errorf("services.announceOn: none of the links that are up has a network of the family of %s; name one", address))
+			failed = append(failed, fmt.Errorf("services.announceOn: none of the links is up, forwards and has a network of the family of %s; name one", address))
 		}
 	}
 	failed = append(failed, a.end(func(at announcement) bool { return !wanted[at] }))
@@ -148,10 +156,6 @@ func (a *announcer) begin(at announcement, l *announceLink, proxies map[announce
 
 // proxy has the kernel answer ARP for an address, as it does for proxies of others.
 func proxy(at announcement, l *announceLink, there map[announcement]uint8) error {
-	setting := "net/ipv4/conf/" + l.name + "/forwarding"
-	if b, err := os.ReadFile("/proc/sys/" + setting); err == nil && strings.TrimSpace(string(b)) == "0" {
-		return fmt.Errorf("services.announce: %s does not forward, and answers nobody for %s; sysctl -w %s=1", l.name, at.address, strings.ReplaceAll(setting, "/", "."))
-	}
 	if _, ok := there[at]; ok {
 		return nil
 	}
@@ -169,7 +173,7 @@ func join(at announcement, l *announceLink) (socket int, err error) {
 	if err == nil {
 		err = unix.SetsockoptIPv6Mreq(socket, unix.IPPROTO_IPV6, unix.IPV6_JOIN_ANYCAST, &unix.IPv6Mreq{Multiaddr: at.address.As16(), Interface: uint32(at.link)})
 		if errors.Is(err, unix.EADDRNOTAVAIL) {
-			err = fmt.Errorf("it does not forward, and has no such network; sysctl -w net.ipv6.conf.%s.forwarding=1", l.name)
+			err = fmt.Errorf("it does not forward, and has no such network; sysctl -w net/ipv6/conf/%s/forwarding=1", l.name)
 		}
 		if err != nil {
 			unix.Close(socket)
@@ -211,6 +215,27 @@ type announceLink struct {
 	name  string
 	mac   net.HardwareAddr
 	of    map[bool]bool // by family: IPv6, IPv4
+}
+
+// forwards returns an error where the kernel forwards nothing that comes by a link: over IPv4 it does not answer there either, over IPv6 it does,
+// and loses what is sent to it. Settings are named with slashes, as the names of links have dots.
+func (l *announceLink) forwards(six bool) error {
+	settings := []string{"net/ipv4/conf/" + l.name + "/forwarding"}
+	if six {
+		settings = []string{"net/ipv6/conf/all/forwarding", "net/ipv6/conf/" + l.name + "/force_forwarding"} // since Linux 6.17
+	}
+	off := false
+	for _, s := range settings {
+		b, err := os.ReadFile("/proc/sys/" + s)
+		if err == nil && strings.TrimSpace(string(b)) != "0" {
+			return nil
+		}
+		off = off || err == nil
+	}
+	if !off {
+		return nil
+	}
+	return fmt.Errorf("services.announce: %s does not forward, and no address is announced there; sysctl -w %s=1", l.name, settings[0])
 }
 
 // links returns the named links, or all that are at a network of other hosts, and the names of those that cannot be used.

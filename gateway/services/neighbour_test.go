@@ -141,13 +141,33 @@ func TestAnnounceLinks(t *testing.T) {
 	if e := hook.LastEntry(); e == nil || !strings.Contains(fmt.Sprint(e.Data[logrus.ErrorKey]), "has a network of the family of fd98::77") {
 		t.Errorf("without a link for an address it says %v", e)
 	}
+}
 
-	setSetting(t, "ipv4/conf/pod/forwarding", "0")
-	hook.Reset()
-	a.apply(vips, []string{"pod"})
-	if e := hook.LastEntry(); e == nil || !strings.Contains(e.Data[logrus.ErrorKey].(error).Error(), "sysctl -w net.ipv4.conf.pod.forwarding=1") {
-		t.Errorf("where the kernel does not forward it says %v", e)
+// Where the kernel does not forward, nothing is announced: over IPv6 it would answer, and lose what comes.
+func TestAnnounceForwards(t *testing.T) {
+	a, hook := announcing(t)
+	addNetwork(t, "lan.7", "198.51.100.2/24", "fd98::2/64")
+	vips := addrs("198.51.100.77", "fd98::77")
+	a.apply(vips, nil)
+	requireEqual(t, ownProxies(t), []string{"198.51.100.77 at lan.7"})
+	requireEqual(t, anycast(t), []string{"lan.7"})
+	refuses := func(setting string) {
+		t.Helper()
+		setSetting(t, setting, "0")
+		hook.Reset()
+		a.apply(vips, nil)
+		if e := hook.LastEntry(); e == nil || !strings.Contains(fmt.Sprint(e.Data[logrus.ErrorKey]), "sysctl -w net/"+setting+"=1") {
+			t.Errorf("%s: it says %v", setting, e)
+		}
 	}
+	refuses("ipv4/conf/lan.7/forwarding")
+	requireEqual(t, ownProxies(t), nil)
+	requireEqual(t, anycast(t), []string{"lan.7"})
+	refuses("ipv6/conf/all/forwarding")
+	requireEqual(t, anycast(t), nil)
+	setSetting(t, "ipv6/conf/all/forwarding", "1")
+	a.apply(vips, nil)
+	requireEqual(t, anycast(t), []string{"lan.7"})
 }
 
 // What a run that was killed has left is taken over or removed, and what is somebody else's stays.
@@ -183,6 +203,31 @@ func TestHeraldPackets(t *testing.T) {
 	want := append([]byte{136, 0, 0, 0, 0x20, 0, 0, 0}, vip.AsSlice()...)
 	if got, want := advertisement(vip, mac), append(want, 2, 1, 2, 0, 0, 0, 0, 1); !bytes.Equal(got, want) {
 		t.Errorf("neighbour advertisement\n%x, want\n%x", got, want)
+	}
+}
+
+// What fails is told once, whatever the number of addresses, and a capability is the remedy only where one is missing.
+func TestHeraldFails(t *testing.T) {
+	a, hook := announcing(t)
+	h := a.herald
+	defer h.close()
+	for i := range byte(3) {
+		h.call(announcement{netip.AddrFrom4([4]byte{198, 51, 100, i}), 9999}, net.HardwareAddr{2, 0, 0, 0, 0, 1})
+	}
+	_, err := h.tell(true)
+	if err == nil || strings.Contains(err.Error(), "\n") || !strings.Contains(err.Error(), "services: tell of 198.51.100.") {
+		t.Errorf("at a link that is not there: %v", err)
+	}
+	h.warn(err)
+	h.warn(err)
+	if all := hook.AllEntries(); len(all) != 1 || all[0].Data["remedy"] != nil {
+		t.Errorf("it says %v", all)
+	}
+	hook.Reset()
+	h.refused = false
+	h.warn(fmt.Errorf("services: open a packet socket: %w", unix.EPERM))
+	if e := hook.LastEntry(); e == nil || e.Data["remedy"] == nil {
+		t.Errorf("without CAP_NET_RAW it says %v", e)
 	}
 }
 

@@ -18,6 +18,7 @@ type plan struct {
 	routes []netip.Prefix // to the device
 	front  []steer        // in front of the local table
 	behind []steer        // behind it
+	probed bool           // the kernel answers neighbours over IPv6 for addresses that lead to the device
 }
 
 // A steer leads packets of a protocol to a range of ports to the device, or of all protocols: those to a prefix, or from it.
@@ -81,6 +82,7 @@ func (c *Config) plan(own []netip.Addr) *plan {
 	for _, a := range c.Answers {
 		if a.Is6() { // the node has it too, as an anycast address
 			p.front = append(p.front, steer{prefix: host(a)})
+			p.probed = true
 		}
 	}
 	for _, r := range fewer(c.nodePorts(), maxNodePorts) {

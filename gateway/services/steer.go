@@ -25,6 +25,7 @@ const (
 // The priorities of rules. What the device gives back jumps over those that lead to it.
 const (
 	priorityOver      = 40 // to priorityOn
+	priorityProbe     = 45
 	priorityFront     = 50
 	priorityOn        = 51 // of this package, as a rule jumps nowhere but to a priority that there is
 	priorityLocal     = 98 // in front of 100, where others move the local table to
@@ -144,6 +145,8 @@ func isOwned(r *netlink.Rule) bool {
 	switch r.Priority {
 	case priorityFront, priorityBehind:
 		return r.Table == tableID
+	case priorityProbe:
+		return r.Table == unix.RT_TABLE_LOCAL && r.Src != nil
 	case priorityOver:
 		return r.Goto == priorityOn && r.IifName != ""
 	case priorityOverAgain:
@@ -200,6 +203,9 @@ func (s *steering) apply(p *plan, sources func(family int) net.IP) error {
 				rules = append(rules, to.rule(priority))
 			}
 		}
+	}
+	if p.probed && slices.Contains(s.families, unix.AF_INET6) {
+		rules = append(rules, probe())
 	}
 	if err := s.look(); err != nil {
 		return err
@@ -413,6 +419,16 @@ func (s *steer) rule(priority int) netlink.Rule {
 	} else {
 		r.Dst = ipNet(s.prefix)
 	}
+	return *r
+}
+
+// probe returns a rule that leaves to the kernel what neighbours ask at an address that they know, whether it is still here (RFC 4861,
+// Section 7.3.3). As a rule they do by their link-local address, which a router's error about a connection does not come from: that is the
+// device's.
+func probe() netlink.Rule {
+	r := netlink.NewRule()
+	r.Family, r.Priority, r.Table, r.Protocol, r.IPProto = unix.AF_INET6, priorityProbe, unix.RT_TABLE_LOCAL, lasting, unix.IPPROTO_ICMPV6
+	r.Src = ipNet(netip.MustParsePrefix("fe80::/10"))
 	return *r
 }
 
