@@ -23,7 +23,7 @@ type kubeAnnounceLab struct {
 }
 
 const (
-	announceNamespace = "kube-system"
+	announceNamespace = "culvert-leases"
 	announceUser      = "system:serviceaccount:kube-system:culvert-node"
 	announceManifest  = "../kube/manifests/services.yaml"
 )
@@ -61,7 +61,7 @@ func (l *kubeAnnounceLab) apply(o object) {
 // join starts a node under the rights of the manifest.
 func (l *kubeAnnounceLab) join(h *peerHost) {
 	l.Helper()
-	token, err := l.api.token(announceNamespace, "culvert-node")
+	token, err := l.api.token("kube-system", "culvert-node")
 	if err != nil {
 		l.Fatal(err)
 	}

@@ -268,8 +268,8 @@ func TestLeaseWaits(t *testing.T) {
 	})
 }
 
-// TestLeaseRights: what is asked for with announce is what the manifest grants, in the namespace alone where Leases are; without, nobody
-// asks for Leases. The Lease goes with its Node.
+// TestLeaseRights: what is asked for with announce is what the manifest grants, in the namespace alone where Leases are, and those of nobody
+// else; without, nobody asks for Leases. The Lease goes with its Node.
 func TestLeaseRights(t *testing.T) {
 	inElectorate(t, 1, func(e *electorate) {
 		e.until("at the start", "n1")
@@ -306,9 +306,12 @@ func TestLeaseRights(t *testing.T) {
 		t.Fatal(err)
 	}
 	for document := range strings.SplitSeq(string(text), "\n---\n") {
-		if strings.Contains(document, "leases") && !strings.Contains(document, "kind: Role\n") {
+		if strings.Contains(document, "resources: [leases]") && !strings.Contains(document, "kind: Role\nmetadata:\n  name: culvert-node\n  namespace: culvert-leases\n") {
 			t.Errorf("Leases are granted by\n%s", document)
 		}
+	}
+	if !strings.Contains(string(text), "--lease-namespace=culvert-leases") {
+		t.Error("the manifest's nodes hold their Leases elsewhere")
 	}
 	inCluster(t, nil, func(c *cluster) {
 		c.last()
