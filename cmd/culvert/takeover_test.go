@@ -146,7 +146,7 @@ func TestSignalledBeforeItRuns(t *testing.T) {
 
 // TestEndedMeanwhile: who ends a gateway that is handing over a large table leaves the one that takes over, with all connections.
 func TestEndedMeanwhile(t *testing.T) {
-	const n = 100_000
+	const n = 20_000
 	r := newReplaceableAfter(t, func(dir string) { keepStrangers(t, dir, n) })
 	r.hears("READY=1")
 	r.signal(syscall.SIGUSR2)
@@ -165,7 +165,7 @@ func TestEndedMeanwhile(t *testing.T) {
 
 // TestBothEndedMeanwhile: when both processes of a hand-over are told to end, as a service manager does that stops the gateway, none remains.
 func TestBothEndedMeanwhile(t *testing.T) {
-	r := newReplaceableAfter(t, func(dir string) { keepStrangers(t, dir, 100_000) })
+	r := newReplaceableAfter(t, func(dir string) { keepStrangers(t, dir, 20_000) })
 	r.hears("READY=1")
 	r.signal(syscall.SIGUSR2)
 	r.says("handing over", 1)
