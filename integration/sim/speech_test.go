@@ -180,7 +180,7 @@ func (c *conn) chunk(client bool, v nattest.View) {
 		c.stage = stageData
 		c.answered++
 	case client:
-		c.sendChunk(false, chunkData, number, c.size)
+		c.sendDatagram(false, number)
 	default:
 		c.answered++
 	}
