@@ -109,7 +109,7 @@ func TestAnnouncing(t *testing.T) {
 		}
 		want := map[string]string{}
 		for i := range 4 {
-			name, four, six := fmt.Sprintf("s%d", i), fmt.Sprintf("203.0.113.%d", r.IntN(200)+i*10), fmt.Sprintf("fd99::%x", r.IntN(1<<16))
+			name, four, six := fmt.Sprintf("s%d", i), fmt.Sprintf("203.0.113.%d", r.IntN(200)+i*10), fmt.Sprintf("fd99::%x", 1+r.IntN(1<<16-1))
 			addresses := [][]string{{four}, {six}, {four, six}, {six, four}}[r.IntN(4)]
 			if want[four] != "" || want[six] != "" {
 				continue
