@@ -56,7 +56,7 @@ func (u *labUser) processes() map[int]string {
 	}
 	for _, dir := range dirs {
 		environment, err := os.ReadFile(dir + "/environ")
-		if err != nil || !strings.Contains(string(environment), "XDG_RUNTIME_DIR="+u.runtime) {
+		if err != nil || !strings.Contains(string(environment), "XDG_RUNTIME_DIR="+u.runtime+"\x00") {
 			continue // ended, or another user's
 		}
 		pid, err := strconv.Atoi(filepath.Base(dir))
