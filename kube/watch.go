@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -73,6 +74,9 @@ func (s *Source) follow(ctx context.Context, w watched) {
 	(&Followed{client, resources[w.kind], w.labels, w.fields, sink{s, w.kind}}).Follow(ctx, s.causes)
 }
 
+// brokenWatch is what client-go returns, without an error, for a connection that ended before the API server said anything.
+var brokenWatch = reflect.TypeOf(watch.NewEmptyWatch())
+
 // Followed is a set of objects that somebody follows. The API server chooses them as far as selectors can.
 type Followed struct {
 	Client         dynamic.ResourceInterface
@@ -94,7 +98,9 @@ func (f *Followed) Follow(ctx context.Context, causes *Causes) {
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			choose(&o)
 			i, err := f.Client.Watch(ctx, o)
-			causes.Note(ctx, "watch", f.Resource, err)
+			if err != nil || reflect.TypeOf(i) != brokenWatch {
+				causes.Note(ctx, "watch", f.Resource, err)
+			}
 			return i, err
 		},
 	}

@@ -5,11 +5,13 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"maps"
 	"os"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic/fake"
 	kubetesting "k8s.io/client-go/testing"
 	"sigs.k8s.io/yaml"
@@ -289,6 +292,36 @@ func TestSourceRefused(t *testing.T) {
 			t.Errorf("when the other route has gone: %s", show(got))
 		}
 	}, aNode(t), aService(t, "web", web+", externalIPs: [198.51.100.7, 198.51.100.8]"))
+}
+
+// TestBrokenWatch: a connection that breaks before the API server says anything is no answer.
+func TestBrokenWatch(t *testing.T) {
+	inCluster(t, func(c *cluster) {
+		asked := 0
+		c.api.PrependWatchReactor("nodes", func(kubetesting.Action) (bool, watch.Interface, error) {
+			c.mutex.Lock()
+			defer c.mutex.Unlock()
+			switch asked++; asked {
+			case 1, 2:
+				return true, nil, fmt.Errorf("dial: %w", syscall.ECONNREFUSED)
+			case 3:
+				return true, watch.NewEmptyWatch(), nil
+			}
+			return false, nil, nil
+		})
+	}, func(c *cluster) {
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		log := c.log.String()
+		if !strings.Contains(log, "the API server cannot be asked") || !strings.Contains(log, "the API server answers again") {
+			t.Errorf("it says\n%s", log)
+		}
+		for line := range strings.Lines(log) {
+			if strings.Contains(line, "answers again") && strings.Contains(line, "resource=nodes verb=watch") {
+				t.Errorf("it takes for an answer what is none: %s", line)
+			}
+		}
+	}, aNode(t))
 }
 
 // TestEventThatAlwaysFails keeps no other from being written.
