@@ -60,6 +60,9 @@ func (c *Config) validateAnnounce(e *configfile.Errors) {
 			e.Add(fmt.Sprintf("services.announce[%d]", i), "%s has none of loadBalancerIPs in it; add one to services.serve, or leave the CIDR out", p)
 		}
 	}
+	if n := len(c.Answers); n > MaxAnnounced {
+		e.Add("services.announce", "%d addresses, and one node answers for %d at most; divide them among nodes", n, MaxAnnounced)
+	}
 	for _, a := range c.Answers {
 		if slices.Contains(c.Addresses, a) {
 			e.Add("services.announce", "%s is one of services.addresses, and the kernel answers for it; leave it out", a)

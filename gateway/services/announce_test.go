@@ -3,6 +3,7 @@
 package services
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -36,6 +37,16 @@ func TestAnnounceFile(t *testing.T) {
 	}
 	if _, err := parse(t, "203.0.113.7", "172.18.0.2", "serve:", "announce: [172.18.0.2/32]\nserve:"); err == nil || !strings.Contains(err.Error(), "services.announce: 172.18.0.2 is one of services.addresses") {
 		t.Errorf("the node's own address: %v", err)
+	}
+	var many []string
+	for i := range MaxAnnounced + 1 {
+		many = append(many, fmt.Sprintf("203.0.%d.%d", 112+i/256, i%256))
+	}
+	for _, n := range []int{MaxAnnounced, MaxAnnounced + 1} {
+		c, err := parse(t, "203.0.113.7", strings.Join(many[:n], ", "), "serve:", "announce: [203.0.112.0/23]\nserve:")
+		if refused := err != nil && strings.Contains(err.Error(), "services.announce: 257 addresses, and one node answers for 256 at most"); refused != (n > MaxAnnounced) || len(c.Answers) != n {
+			t.Errorf("%d addresses: %v", n, err)
+		}
 	}
 	if c, err := parse(t); err != nil || c.Answers != nil {
 		t.Errorf("without announce it answers for %v: %v", c.Answers, err)

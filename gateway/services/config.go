@@ -28,6 +28,7 @@ const (
 	maxAffinityTimeout = 24 * time.Hour
 	MaxWeight          = 1000 // of an endpoint
 	maxNodePorts       = 256  // ranges of them: the kernel walks the list of their rules for each route that it looks up
+	MaxAnnounced       = 256  // addresses that one node answers for: likewise, and each of IPv6 takes a socket
 )
 
 // defaultPorts are behind the ports that Linux gives to connections of its own (net.ipv4.ip_local_port_range).

@@ -230,6 +230,7 @@ func (s *Server) Apply(ctx context.Context, c *Config) error {
 		before := s.config.plan(own)
 		err = errors.Join(err, s.steering.apply(before, s.config.sourceOf))
 		s.announcer.apply(s.config.Answers, s.config.AnnounceOn)
+		s.own = nil // the next one looks at all
 		return err
 	}
 	s.engine.Commit(prepared)

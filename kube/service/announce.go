@@ -3,6 +3,7 @@ package service
 import (
 	"bytes"
 	"crypto/sha256"
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -65,16 +66,22 @@ func (s *State) Unable() (all []netip.Prefix) {
 	return all
 }
 
-// able reports whether a node can answer for an address.
-func (s *State) able(node string, a netip.Addr) bool {
+// able reports whether a node can answer for an address: this one by what it says itself, own.
+func (s *State) able(node string, a netip.Addr, own []netip.Prefix) bool {
+	unable := s.unable[node]
 	if node == s.self {
-		return !s.taken[a] && slices.ContainsFunc(s.addresses(), func(own netip.Addr) bool { return own.Is4() == a.Is4() })
+		unable = own
 	}
-	return !slices.ContainsFunc(s.unable[node], func(p netip.Prefix) bool { return p.Contains(a) })
+	return !slices.ContainsFunc(unable, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// answers returns the addresses that this node answers for at layer 2, in order: of those that it serves, the ones for which it is the owner.
+// answers returns the addresses that this node answers for at layer 2, in order: of those that it serves, the ones for which it is the owner. The
+// Services of those that are too many are told.
 func (s *State) answers(c *services.Config) (all []netip.Addr) {
+	for _, key := range s.surplus {
+		delete(s.wrong, key)
+	}
+	s.surplus = nil
 	if len(c.Announce) == 0 {
 		return nil
 	}
@@ -90,7 +97,21 @@ func (s *State) answers(c *services.Config) (all []netip.Addr) {
 		}
 	}
 	slices.SortFunc(all, netip.Addr.Compare)
-	return all
+	if len(all) <= services.MaxAnnounced {
+		return all
+	}
+	for _, x := range s.services {
+		for i := range x.ports {
+			for _, a := range x.ports[i].LoadBalancerIPs {
+				if _, found := slices.BinarySearchFunc(all[services.MaxAnnounced:], a, netip.Addr.Compare); found {
+					key := "announced " + x.name.String()
+					s.wrong[key] = report{KindService, x.meta, faults{fmt.Sprintf("status.loadBalancer: nobody answers for %s: one node does for %d addresses at most", a, services.MaxAnnounced)}}
+					s.surplus = append(s.surplus, key)
+				}
+			}
+		}
+	}
+	return all[:services.MaxAnnounced:services.MaxAnnounced]
 }
 
 // A lot is an address, and the one of its Service that decides by a hash who announces it.
@@ -141,14 +162,14 @@ func (s *State) announcing() map[netip.Addr]string {
 			}
 		}
 	}
-	owners, winners := make(map[netip.Addr]string, len(bids)), make(map[lot]string, len(bids))
+	owners, winners, own := make(map[netip.Addr]string, len(bids)), make(map[lot]string, len(bids)), s.Unable()
 	for a, b := range bids {
 		l := lot{a, b.key}
 		owner, known := s.winners[l]
 		if !b.all || !known {
 			owner = first(func(yield func(string) bool) {
 				for n := range b.nodes {
-					if s.able(n, a) && !yield(n) {
+					if s.able(n, a, own) && !yield(n) {
 						return
 					}
 				}

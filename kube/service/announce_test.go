@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"culvert/gateway/services"
 )
 
 // anAnnouncer is a State of a node that announces what is in 203.0.113.0/24 and fd99::/64.
@@ -274,10 +276,41 @@ func TestAnnouncingUnable(t *testing.T) {
 	for i := range maxUnable + 1 {
 		a.Refuse(addr(fmt.Sprintf("203.0.113.%d", i)))
 	}
-	a.Config()
+	require("too many are refused", a, "fd99::7") // as others read it
 	said(a, "0.0.0.0/0")
 	if got := readCIDRs(strings.Repeat("203.0.113.7/32,x,", 1000)); len(got) != 2*maxUnable {
 		t.Errorf("%d CIDRs of a Lease", len(got))
+	}
+}
+
+// A node answers for so many addresses and no more; whose is left out is told, until there is room.
+func TestAnnouncingTooMany(t *testing.T) {
+	objects := []*Object{namedNode(t, 1, "", "")}
+	for i := range services.MaxAnnounced + 1 {
+		name := fmt.Sprintf("s%d", i)
+		o := balanced(t, name, "", 80, fmt.Sprintf("fd99::%x", i+1))
+		o.Spec = fmt.Appendf(nil, `{"type": "LoadBalancer", "clusterIP": "fd96::%x", "ports": [{"name": "http", "port": 80}]}`, i+1)
+		objects = append(objects, o, aSlice(t, name, name, webPort, "{addresses: ['fd24::1']}"))
+	}
+	s := anAnnouncer(t, selfName, []string{selfName}, objects...)
+	if n := len(s.Config().Answers); n != services.MaxAnnounced {
+		t.Errorf("it answers for %d addresses", n)
+	}
+	want := []string{"Service/shop/s256: status.loadBalancer: nobody answers for fd99::101: one node does for 256 addresses at most"}
+	if told := texts(s); !slices.Equal(told, want) {
+		t.Errorf("%q, want %q", told, want)
+	}
+	if s.Config(); texts(s) != nil {
+		t.Error("it is told twice")
+	}
+	s.Delete(KindService, Name{"shop", "s0"})
+	if n := len(s.Config().Answers); n != services.MaxAnnounced || texts(s) != nil {
+		t.Errorf("with room, it answers for %d addresses", n)
+	}
+	s.Put(objects[1])
+	s.Config()
+	if told := texts(s); !slices.Equal(told, want) {
+		t.Errorf("again: %q", told)
 	}
 }
 

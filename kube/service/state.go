@@ -45,6 +45,7 @@ type State struct {
 	unable  map[string][]netip.Prefix // of other nodes: addresses that they cannot answer for
 	bidders map[string]bool           // the nodes that could announce anything when winners were found
 	winners map[lot]string            // of those nodes; nil: to be found anew
+	surplus []string                  // keys of wrong
 }
 
 // NewState returns the State of a node, to which base belongs: its addresses, where it has any, stand in place of the Node's.
