@@ -62,7 +62,7 @@ long: go-version kube-assets ## in full what the tests do in small: sieges, mill
 	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 90m -run 'TestSetIsWhatIsInIt|TestExplainIsProcess|TestRestoreModel' ./nat/...
 	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 90m -run 'TestTraceIsPath|TestLongCapture' ./gateway
 	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 3h ./integration/sim
-	KUBEBUILDER_ASSETS='$(KUBEBUILDER_ASSETS)' CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 30m -run 'TestKubeGateways|TestKubeScale|TestKubeEndpoints|TestKubeProxyAgrees' ./integration
+	KUBEBUILDER_ASSETS='$(KUBEBUILDER_ASSETS)' CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 30m -run 'TestKubeGateways|TestKubeScale|TestKubeEndpoints|TestKubeProxyAgrees|TestKubeServicesMany' ./integration
 
 # What one goroutine tries at random cannot race: -short tries less of it.
 race: go-version ## the unit tests under the race detector (needs a C compiler)

@@ -2,6 +2,8 @@ package integration
 
 import (
 	"fmt"
+	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -80,23 +82,86 @@ func (m *kubeMalformed) store(l *kubeAnnounceLab, i int) (kind, name string) {
 	return "EndpointSlice", name
 }
 
+// shop has the API server know a Service at all kinds of addresses, with an endpoint.
+func (l *kubeAnnounceLab) shop(host string) {
+	l.Helper()
+	l.apply(object{"apiVersion": "v1", "kind": "Service", "metadata": object{"name": "shop", "namespace": "default"},
+		"spec": object{"type": "NodePort", "clusterIP": "10.96.0.11", "externalIPs": []string{"198.51.100.7"},
+			"ports": []object{{"name": "http", "port": 80, "nodePort": 30011, "protocol": "TCP"}}}})
+	l.shopAt(host)
+}
+
+// shopAt makes a host of the first node the Service's endpoint.
+func (l *kubeAnnounceLab) shopAt(host string) {
+	l.Helper()
+	l.apply(object{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+		"metadata":  object{"name": "shop-1", "namespace": "default", "labels": object{"kubernetes.io/service-name": "shop"}},
+		"ports":     []object{{"name": "http", "port": 8080, "protocol": "TCP"}},
+		"endpoints": []object{{"addresses": []string{serviceAddresses[host][0]}, "nodeName": "n1"}}})
+}
+
+const (
+	kubeManyShort    = 200
+	kubeManyLong     = 5000
+	kubeChanges      = 21
+	kubeChangeAtMost = 200 * time.Millisecond
+)
+
+// TestKubeServicesMany: among thousands of Services of ten endpoints each, a changed endpoint gets new connections soon after the API server has
+// answered who changed it: the median of some changes is within the bound.
+func TestKubeServicesMany(t *testing.T) {
+	isolated(t, func(t *testing.T) {
+		l := newKubeAnnounceLab(t)
+		l.shop("pa")
+		many := kubeManyShort
+		if os.Getenv(longEnv) != "" {
+			many = kubeManyLong
+		}
+		for i := range many {
+			name := fmt.Sprintf("many-%d", i)
+			meta := object{"namespace": "default", "name": name, "uid": name, "labels": object{"kubernetes.io/service-name": name},
+				"creationTimestamp": time.Now().UTC().Format(time.RFC3339)}
+			l.api.store(t, "/registry/services/specs/default/"+name, object{"apiVersion": "v1", "kind": "Service", "metadata": meta,
+				"spec": object{"clusterIP": fmt.Sprintf("10.96.%d.%d", 100+i>>8, i&255), "ports": []object{{"name": "http", "port": 80, "protocol": "TCP"}}}})
+			var endpoints []object
+			for j := range 10 {
+				endpoints = append(endpoints, object{"addresses": []string{fmt.Sprintf("10.244.%d.%d", 10+(i*10+j)>>8, (i*10+j)&255)}, "nodeName": "n2"})
+			}
+			l.api.store(t, "/registry/endpointslices/default/"+name, object{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": meta,
+				"addressType": "IPv4", "ports": []object{{"name": "http", "port": 8080, "protocol": "TCP"}}, "endpoints": endpoints})
+		}
+		l.join(l.n1)
+		if served := fmt.Sprintf("services=%d", many+2); !strings.Contains(l.nodes["n1"].output(), served) {
+			t.Errorf("it does not say %s:\n%s", served, l.nodes["n1"].output())
+		}
+		var took []time.Duration
+		for i := range kubeChanges {
+			to := []string{"pc", "pa"}[i%2]
+			l.shopAt(to)
+			began := time.Now()
+			for who := ""; who != to; {
+				var err error
+				if who, _, err = l.ask(l.c, "tcp", "10.96.0.11:80"); err != nil || time.Since(began) > startTimeout {
+					t.Fatalf("%q answers, want %s: %v", who, to, err)
+				}
+			}
+			took = append(took, time.Since(began))
+		}
+		slices.Sort(took)
+		t.Logf("among %d Services of ten endpoints, a changed endpoint answers after %v at the median, %v at most", many, took[kubeChanges/2], took[kubeChanges-1])
+		if took[kubeChanges/2] > kubeChangeAtMost {
+			t.Errorf("that is more than %v", kubeChangeAtMost)
+		}
+	}, kubernetes)
+}
+
 // TestKubeServices: nodes under a real API server and the rights of their manifest serve a Service, one by a device and another by sockets
 // without any capability, and follow its endpoints. Of malformed Services and slices, an Event and a line of the log name the field of each,
 // and no other is affected.
 func TestKubeServices(t *testing.T) {
 	isolated(t, func(t *testing.T) {
 		l := newKubeAnnounceLab(t)
-		l.apply(object{"apiVersion": "v1", "kind": "Service", "metadata": object{"name": "shop", "namespace": "default"},
-			"spec": object{"type": "NodePort", "clusterIP": "10.96.0.11", "externalIPs": []string{"198.51.100.7"},
-				"ports": []object{{"name": "http", "port": 80, "nodePort": 30011, "protocol": "TCP"}}}})
-		endpoint := func(host, node string) {
-			t.Helper()
-			l.apply(object{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
-				"metadata":  object{"name": "shop-1", "namespace": "default", "labels": object{"kubernetes.io/service-name": "shop"}},
-				"ports":     []object{{"name": "http", "port": 8080, "protocol": "TCP"}},
-				"endpoints": []object{{"addresses": []string{serviceAddresses[host][0]}, "nodeName": node}}})
-		}
-		endpoint("pa", "n1")
+		l.shop("pa")
 		l.join(l.n1)
 		file, flags := l.given(l.n2, "services: {mode: sockets, pods: [10.244.0.0/16]}\n")
 		l.nodes["n2"] = startUnprivileged(l.n2, file, flags...)
@@ -114,7 +179,7 @@ func TestKubeServices(t *testing.T) {
 			}
 		}
 		served("at first", "pa")
-		endpoint("pc", "n1")
+		l.shopAt("pc")
 		began := time.Now()
 		for _, p := range places {
 			eventually(t, p.to+" is answered by the new endpoint", func() error {
