@@ -181,7 +181,7 @@ func (c *Config) Replaceable(next *Config) error {
 }
 
 // Apply serves by another configuration from here on. Connections go on as far as their services do. After an error the one before is
-// still served.
+// still served. Endpoints come and go all the time: where nothing else has changed, it costs what they are.
 func (s *Server) Apply(ctx context.Context, c *Config) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -194,6 +194,15 @@ func (s *Server) Apply(ctx context.Context, c *Config) error {
 	}
 	if err := s.config.Replaceable(c); err != nil {
 		return err
+	}
+	if slices.Equal(own, s.own) {
+		if amended, alone := s.config.Amended(c); alone && len(amended) > 0 {
+			if err := s.engine.Amend(amended); err != nil {
+				return err
+			}
+			s.config = c
+			return nil
+		}
 	}
 	p := c.plan(own)
 	prepared, err := s.engine.Prepare(&p.nat)
@@ -213,7 +222,7 @@ func (s *Server) Apply(ctx context.Context, c *Config) error {
 	s.announcer.apply(c.Answers, c.AnnounceOn)
 	before := s.config
 	if s.config, s.own = c, own; before.SameBut(c) {
-		return nil // endpoints come and go all the time
+		return nil
 	}
 	s.log.WithField("services", len(c.Services)).Info("services have changed")
 	s.nameListeners()
