@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -166,8 +167,9 @@ func proxiedAt(server int) (all []netip.AddrPort) {
 }
 
 // TestServicesProxyProtocol has HAProxy, nginx and a Go library take the headers that culvert node puts in front of the streams of clients,
-// who are hidden behind the node's address: whoever speaks first, over both families, with and without TCP's options, and on a path that
-// loses a fifth of what the servers should get. What follows the header arrives as it was sent.
+// who are hidden behind the node's address: whoever speaks first, over both families, with and without TCP's options, from clients that
+// begin with super-frames of 64 KiB, and on a path that loses a fifth of what the servers should get, with and without selective
+// acknowledgements. What follows the header arrives as it was sent.
 func TestServicesProxyProtocol(t *testing.T) {
 	beside(t, func(t *testing.T) {
 		l := newServiceLab(t)
@@ -193,13 +195,24 @@ func TestServicesProxyProtocol(t *testing.T) {
 			}
 		}
 		t.Run("plain", all)
-		for _, option := range []string{"timestamps", "sack", "window_scaling"} {
-			l.out.sysctl("net/ipv4/tcp_"+option, "0")
+		l.out.ip("route change default via 172.18.0.2 initcwnd 60", "route change default via fd18::2 initcwnd 60")
+		t.Run("super-frame first", func(t *testing.T) {
+			for _, to := range proxiedAt(proxyGoHash) {
+				if _, err := l.out.hash(to, 1<<20); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+		options := func(value string) {
+			for _, option := range []string{"timestamps", "sack", "window_scaling"} {
+				l.out.sysctl("net/ipv4/tcp_"+option, value)
+			}
 		}
+		options("0")
 		t.Run("no options", all)
 		t.Run("stream", func(t *testing.T) { compareRates(t, l.out, proxiedAt(proxyNothingHash)[0], proxiedAt(proxyGoHash)[0]) })
 		l.a.feed("table inet losses { chain in { type filter hook input priority 0; tcp dport 8081-8085 numgen random mod 5 == 0 drop\n }\n}\n", "nft", "-f", "-")
-		t.Run("losses", func(t *testing.T) {
+		losses := func(t *testing.T, size int64) {
 			for i := range 12 {
 				t.Run(strconv.Itoa(i), func(t *testing.T) {
 					t.Parallel()
@@ -210,32 +223,43 @@ func TestServicesProxyProtocol(t *testing.T) {
 					}
 				})
 			}
-			if _, err := l.out.hash(proxiedAt(proxyGoHash)[0], 50_000); err != nil {
+			if _, err := l.out.hash(proxiedAt(proxyGoHash)[0], size); err != nil {
 				t.Error(err)
 			}
-		})
+		}
+		t.Run("losses, no options", func(t *testing.T) { losses(t, 50_000) })
+		options("1")
+		t.Run("losses, SACK", func(t *testing.T) { losses(t, 4<<20) })
 	}, programs("ip", "ip"), programs("haproxy", "haproxy"), programs("nginx", "nginx"), programs("nft", "nft"))
 }
 
-// compareRates sends streams with and without a header in turns. They arrive as they were sent, and those with a header as fast.
+// compareRates sends streams with and without a header in turns. They arrive as they were sent, and those with a header as fast, by the
+// median of the pairs' ratios.
 func compareRates(t *testing.T, from *peerHost, plain, proxied netip.AddrPort) {
 	size := int64(64 << 20)
 	if os.Getenv(longEnv) != "" {
 		size = 1 << 30
 	}
-	var best [2]float64
-	for range 3 {
-		for i, to := range []netip.AddrPort{plain, proxied} {
-			rate, err := from.hash(to, size)
+	const pairs = 5
+	var ratios []float64
+	for i := range pairs {
+		var rates [2]float64
+		for j := range rates {
+			with := (i + j) % 2
+			rate, err := from.hash([]netip.AddrPort{plain, proxied}[with], size)
 			if err != nil {
 				t.Fatal(err)
 			}
-			best[i] = max(best[i], rate)
+			rates[with] = rate
 		}
+		t.Logf("%d bytes a stream: %.0f MB/s without a header, %.0f MB/s with one", size, rates[0]/1e6, rates[1]/1e6)
+		ratios = append(ratios, rates[1]/rates[0])
 	}
-	t.Logf("%d bytes a stream: %.0f MB/s without a header, %.0f MB/s with one: %.3f", size, best[0]/1e6, best[1]/1e6, best[1]/best[0])
-	if least := 0.95; os.Getenv(longEnv) != "" && best[1] < least*best[0] {
-		t.Errorf("with a header the rate is %.3f of that without, want %.2f", best[1]/best[0], least)
+	slices.Sort(ratios)
+	median := ratios[pairs/2]
+	t.Logf("ratios of pairs %.3f: median %.3f", ratios, median)
+	if least := 0.95; os.Getenv(longEnv) != "" && median < least {
+		t.Errorf("with a header the rate is %.3f of that without, want %.2f", median, least)
 	}
 }
 
@@ -257,7 +281,7 @@ func (h *peerHost) hash(to netip.AddrPort, size int64) (rate float64, err error)
 func hashOver(c net.Conn, size int64) (rate float64, got, want string, err error) {
 	c.SetDeadline(time.Now().Add(2 * time.Minute))
 	sum, begin := sha256.New(), time.Now()
-	if _, err := io.Copy(io.MultiWriter(c, sum), io.LimitReader(randomBytes(7), size)); err != nil {
+	if _, err := io.CopyBuffer(io.MultiWriter(c, sum), io.LimitReader(randomBytes(7), size), make([]byte, 1<<18)); err != nil {
 		return 0, "", "", err
 	}
 	if err := c.(*net.TCPConn).CloseWrite(); err != nil {

@@ -191,27 +191,37 @@ func (l *serviceLab) write(serve ...string) {
 	}
 }
 
-// refuseNetfilter has the kernel refuse sockets of nftables and of packets, and what iptables asks of any socket.
+// Socket options of netfilter, the first of each.
+const (
+	iptablesControl = 64   // IPT_BASE_CTL, also that of IPv6
+	ipvsControl     = 1152 // IP_VS_BASE_CTL
+)
+
+// refuseNetfilter has the kernel refuse sockets of nftables, of generic netlink, by which IPVS is told, and of packets, and what iptables
+// and IPVS ask of any socket.
 func refuseNetfilter() error {
 	const second, third = seccompArgument + 8, seccompArgument + 16
 	no, yes := bpf.RetConstant{Val: unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM)}, bpf.RetConstant{Val: unix.SECCOMP_RET_ALLOW}
-	const iptables = 64 // IPT_BASE_CTL
 	return filterCalls([]bpf.Instruction{
 		bpf.LoadAbsolute{Off: seccompCall, Size: 4},
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.SYS_SOCKET, SkipFalse: 6},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.SYS_SETSOCKOPT, SkipTrue: 8},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.SYS_GETSOCKOPT, SkipTrue: 7},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.SYS_SOCKET, SkipFalse: 13},
 		bpf.LoadAbsolute{Off: seccompArgument, Size: 4},
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.AF_PACKET, SkipTrue: 3},
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.AF_NETLINK, SkipFalse: 9},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.AF_PACKET, SkipTrue: 12},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.AF_NETLINK, SkipFalse: 10},
 		bpf.LoadAbsolute{Off: third, Size: 4},
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.NETLINK_NETFILTER, SkipFalse: 7},
-		no,
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.SYS_SETSOCKOPT, SkipFalse: 5},
-		bpf.LoadAbsolute{Off: second, Size: 4},
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.SOL_IP, SkipFalse: 3},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.NETLINK_NETFILTER, SkipTrue: 9},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.NETLINK_GENERIC, SkipTrue: 8, SkipFalse: 7},
+		bpf.LoadAbsolute{Off: second, Size: 4}, // of setsockopt and getsockopt
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.SOL_IP, SkipTrue: 1},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.SOL_IPV6, SkipFalse: 4},
 		bpf.LoadAbsolute{Off: third, Size: 4},
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: iptables, SkipFalse: 1},
-		no,
+		bpf.JumpIf{Cond: bpf.JumpGreaterOrEqual, Val: ipvsControl, SkipTrue: 3},
+		bpf.JumpIf{Cond: bpf.JumpGreaterOrEqual, Val: iptablesControl, SkipFalse: 1},
+		bpf.JumpIf{Cond: bpf.JumpGreaterOrEqual, Val: iptablesControl + 2, SkipFalse: 1},
 		yes,
+		no,
 	})
 }
 
