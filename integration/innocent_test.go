@@ -24,7 +24,7 @@ const (
 )
 
 // TestInnocentThroughput sends each attack at siegeRate beside a stream, and as many harmless packets right before or after it, each time
-// past a gateway that has just started. It judges the median of what these pairs say: from one pair to the next, a virtual machine's
+// past gateways that have just started: connections of an attack stay for two minutes in both, and would slow the next ones. It judges the median of what these pairs say: from one pair to the next, a virtual machine's
 // host may take half of its time away.
 func TestInnocentThroughput(t *testing.T) {
 	need.Long(t, "a measurement of sixteen minutes, which needs a quiet machine")
@@ -42,6 +42,8 @@ func TestInnocentThroughput(t *testing.T) {
 					for j := range 2 {
 						i := (run + j) % 2 // who is first takes turns
 						c.romeCulvert.stop()
+						c.milanCulvert.stop()
+						c.startMilan()
 						c.startRomeWith(stickyServices())
 						eventually(t, "a ping past the new gateway", func() error {
 							_, err := c.romePod.try("", "ping", "-c", "1", "-W", "1", milanPodAtRome)

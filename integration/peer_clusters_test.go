@@ -213,8 +213,14 @@ func newMilanAcross(t *testing.T, f peerFamily, connect func(rome, milan *peerHo
 	connectPod(c.milanNode, c.milanPod)
 	c.milanNode.ip(vxlanLink(milanVNI, "172.19.0.130", "172.19.0.9")...)
 	c.milanNode.ip(internalAddress("10.80.0.3", milanInternal, "10.62.0.0/16", "10.72.0.0/16")...)
-	c.milanCulvert = startGateway(c.milanGateway, milanConfig, c.milanKey, c.romeKey.public)
+	c.startMilan()
 	return c
+}
+
+// startMilan starts the gateway of milan.
+func (c *clusters) startMilan() {
+	c.milanGateway.t.Helper()
+	c.milanCulvert = startGateway(c.milanGateway, milanConfig, c.milanKey, c.romeKey.public)
 }
 
 // connectPod puts a pod behind a node.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -208,13 +207,13 @@ func rejected(ctx context.Context, e *ends) error {
 // a keepalive or a probe of the path MTU, may happen between every two looks.
 const noTracePatience = 20 * time.Second
 
-// noTrace sends SIGHUP, wants a refusal for the given reason, and compares the gateway's
-// counters and sockets before and after.
+// noTrace sends SIGHUP, wants a refusal for the given reason, and compares before and after what
+// the gateway says of its configuration, rules, routes and connections, its counters and sockets.
 func (l *Lab) noTrace(ctx context.Context, i int, want string) error {
 	p := l.gateway(i)
 	var difference string
 	for began := time.Now(); time.Since(began) < noTracePatience; {
-		before, err := p.settled(ctx)
+		before, err := l.settled(ctx, i)
 		if err != nil {
 			return err
 		}
@@ -224,7 +223,7 @@ func (l *Lab) noTrace(ctx context.Context, i int, want string) error {
 		if line := tail(p.Log, 1); !strings.Contains(line, want) {
 			return fmt.Errorf("the log says: %s", line)
 		}
-		after, err := p.view(ctx)
+		after, err := l.view(ctx, i)
 		if err != nil {
 			return err
 		}
@@ -234,62 +233,4 @@ func (l *Lab) noTrace(ctx context.Context, i int, want string) error {
 		difference = differences(before, after)
 	}
 	return fmt.Errorf("a trace: %s", difference)
-}
-
-// settled returns what view does once that has stood still for longer than a delayed
-// acknowledgement takes.
-func (p *Process) settled(ctx context.Context) ([]string, error) {
-	last, err := p.view(ctx)
-	for began := time.Now(); err == nil; {
-		time.Sleep(10 * pollInterval)
-		var next []string
-		if next, err = p.view(ctx); slices.Equal(last, next) {
-			break
-		}
-		if time.Since(began) > noTracePatience {
-			return nil, fmt.Errorf("%s: its counters move without traffic: %s", p.Name(), differences(last, next))
-		}
-		last = next
-	}
-	return last, err
-}
-
-// differences says which lines of two views differ.
-func differences(before, after []string) string {
-	if len(before) != len(after) {
-		return fmt.Sprintf("%d lines before, %d after", len(before), len(after))
-	}
-	var all []string
-	for i := range before {
-		if before[i] != after[i] {
-			all = append(all, fmt.Sprintf("%q before, %q after", before[i], after[i]))
-		}
-	}
-	return strings.Join(all, "; ")
-}
-
-// view returns the lines of a gateway's metrics, without those that time or looking at
-// them moves, and its open sockets.
-func (p *Process) view(ctx context.Context) ([]string, error) {
-	metrics, err := gatewayGet(ctx, p.Host, "/metrics")
-	if err != nil {
-		return nil, err
-	}
-	lines := slices.DeleteFunc(strings.Split(metrics, "\n"), func(line string) bool {
-		return strings.HasPrefix(line, "culvert_listener_") || strings.HasPrefix(line, "culvert_node_silence_seconds")
-	})
-	proc := filepath.Join("/proc", fmt.Sprint(p.cmd.Process.Pid))
-	for _, table := range []string{"udp", "udp6", "tcp", "tcp6"} {
-		text, err := os.ReadFile(filepath.Join(proc, "net", table))
-		if err != nil {
-			return nil, err
-		}
-		for line := range strings.Lines(string(text)) {
-			// Local address, state and inode; 0A is a TCP listener.
-			if f := strings.Fields(line); len(f) > 9 && (strings.HasPrefix(table, "udp") || f[3] == "0A") {
-				lines = append(lines, fmt.Sprintf("%s %s %s %s", table, f[1], f[3], f[9]))
-			}
-		}
-	}
-	return lines, nil
 }

@@ -1,0 +1,107 @@
+package lab
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	gatewaycontrol "culvert/gateway/control"
+)
+
+// settled returns what view does once that has stood still for longer than a delayed
+// acknowledgement takes.
+func (l *Lab) settled(ctx context.Context, i int) ([]string, error) {
+	last, err := l.view(ctx, i)
+	for began := time.Now(); err == nil; {
+		time.Sleep(10 * pollInterval)
+		var next []string
+		if next, err = l.view(ctx, i); slices.Equal(last, next) {
+			break
+		}
+		if time.Since(began) > noTracePatience {
+			return nil, fmt.Errorf("%s: its counters move without traffic: %s", l.gateway(i).Name(), differences(last, next))
+		}
+		last = next
+	}
+	return last, err
+}
+
+// differences says which lines of two views differ.
+func differences(before, after []string) string {
+	if len(before) != len(after) {
+		return fmt.Sprintf("%d lines before, %d after", len(before), len(after))
+	}
+	var all []string
+	for i := range before {
+		if before[i] != after[i] {
+			all = append(all, fmt.Sprintf("%q before, %q after", before[i], after[i]))
+		}
+	}
+	return strings.Join(all, "; ")
+}
+
+// view returns the lines of a gateway's metrics, without those that time or looking at
+// them moves, its open sockets, and what its control socket tells.
+func (l *Lab) view(ctx context.Context, i int) ([]string, error) {
+	p := l.gateway(i)
+	metrics, err := gatewayGet(ctx, p.Host, "/metrics")
+	if err != nil {
+		return nil, err
+	}
+	lines := slices.DeleteFunc(strings.Split(metrics, "\n"), func(line string) bool {
+		return strings.HasPrefix(line, "culvert_listener_") || strings.HasPrefix(line, "culvert_node_silence_seconds")
+	})
+	proc := filepath.Join("/proc", fmt.Sprint(p.cmd.Process.Pid))
+	for _, table := range []string{"udp", "udp6", "tcp", "tcp6"} {
+		text, err := os.ReadFile(filepath.Join(proc, "net", table))
+		if err != nil {
+			return nil, err
+		}
+		for line := range strings.Lines(string(text)) {
+			// Local address, state and inode; 0A is a TCP listener.
+			if f := strings.Fields(line); len(f) > 9 && (strings.HasPrefix(table, "udp") || f[3] == "0A") {
+				lines = append(lines, fmt.Sprintf("%s %s %s %s", table, f[1], f[3], f[9]))
+			}
+		}
+	}
+	if l.options.Sandbox.Runsc != "" { // its control socket is not the host's
+		return lines, nil
+	}
+	told, err := toldOf(ctx, gatewaycontrol.NewClient(l.socket(i)))
+	return append(lines, told...), err
+}
+
+// toldOf returns the configuration that a gateway says it has, its rules, routes and connections.
+func toldOf(ctx context.Context, c *gatewaycontrol.Client) ([]string, error) {
+	s, err := c.Status(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all := []any{[]string{s.ConfigFile, s.ConfigSum}}
+	var connections []*gatewaycontrol.Connection
+	err = errors.Join(
+		gatewaycontrol.Each(ctx, c, "/v1/rules", nil, func(r *gatewaycontrol.Rule) bool { all = append(all, r); return true }),
+		gatewaycontrol.Each(ctx, c, "/v1/routes", nil, func(r *gatewaycontrol.Route) bool { all = append(all, r); return true }),
+		gatewaycontrol.Each(ctx, c, "/v1/connections", nil, func(n *gatewaycontrol.Connection) bool {
+			n.IdleSeconds, n.LeftSeconds = 0, 0
+			connections = append(connections, n)
+			return true
+		}))
+	slices.SortFunc(connections, func(a, b *gatewaycontrol.Connection) int { return cmp.Compare(a.ID, b.ID) })
+	for _, n := range connections {
+		all = append(all, n)
+	}
+	told := make([]string, len(all))
+	for i, v := range all {
+		text, e := json.Marshal(v)
+		told[i], err = string(text), errors.Join(err, e)
+	}
+	return told, err
+}
