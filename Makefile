@@ -37,7 +37,7 @@ demo: build ## two clusters in network namespaces, checked: a line a lab with it
 	bin/culvert lab check --brief$(if $(V), --verbose)
 
 test: go-version ## all tests; as root, or as a user who may make user namespaces
-	@echo '$(GO) test ./...'; $(GO) test -v -timeout 20m -parallel 4 ./... 2>&1 | $(RESULTS)
+	@echo '$(GO) test ./...'; $(GO) test -v -timeout 20m -parallel 3 ./... 2>&1 | $(RESULTS)
 
 test-gvisor: go-version ## the checks of two clusters with both gateways in gVisor (root; builds runsc, two minutes, once)
 	@runsc=$$(cd integration/gvisor && CGO_ENABLED=0 $(GO) tool -n runsc); echo "RUNSC=$$runsc $(GO) test -run GVisor ./integration"; \

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -212,6 +213,10 @@ func (c *proxyComparison) next(services []*proxyService) {
 			}
 			return err
 		})
+	}
+	// kube-proxy removes UDP entries of endpoints that have gone some time after the rules for them: what is compared is new connections.
+	if err := c.kube.do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }); err != nil {
+		c.Fatal(err)
 	}
 	for _, s := range services {
 		for _, g := range c.groups(s) {

@@ -11,6 +11,7 @@ import (
 
 // TestLabFaults makes each fault in a lab, looks for its symptom, and mends it.
 func TestLabFaults(t *testing.T) {
+	t.Parallel()
 	labs := [][2]string{{"vxlan", "ipv4"}, {"vxlan", "v6-outside"}, {"geneve", "ipv4"}}
 	if os.Getenv(longEnv) != "" {
 		labs = append(labs, [2]string{"tun", "ipv4"}, [2]string{"vxlan", "v6-inside"}, [2]string{"geneve", "v6-outside"}, [2]string{"tun", "v6-outside"})
@@ -18,6 +19,7 @@ func TestLabFaults(t *testing.T) {
 	for _, of := range labs {
 		mode, kind := of[0], of[1]
 		t.Run(mode+" "+kind, func(t *testing.T) {
+			t.Parallel()
 			u := newLabUser(t)
 			if mode == "vxlan" {
 				u = u.ordinary()

@@ -56,7 +56,8 @@ func (u *labUser) processes() map[int]string {
 	}
 	for _, dir := range dirs {
 		environment, err := os.ReadFile(dir + "/environ")
-		if err != nil || !strings.Contains(string(environment), "XDG_RUNTIME_DIR="+u.runtime) {
+		here := "XDG_RUNTIME_DIR=" + u.runtime // itself or what is in it
+		if err != nil || !strings.Contains(string(environment), here+"\x00") && !strings.Contains(string(environment), here+"/") {
 			continue // ended, or another user's
 		}
 		pid, err := strconv.Atoi(filepath.Base(dir))

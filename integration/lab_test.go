@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -195,23 +196,28 @@ func (u *labUser) logs() {
 }
 
 func TestLab(t *testing.T) {
-	modes := 0
-	for mode, offloads := range map[string]string{"vxlan": "on", "tun": "off", "geneve": "on"} {
-		t.Run(mode, func(t *testing.T) {
-			u := newLabUser(t)
-			u.need(mode)
-			modes++
-			u.check(45, "ipv4", "--mode", mode, "--offloads", offloads)
-			u.requireNothingLeft()
-		})
-	}
-	if modes == 0 {
+	t.Parallel()
+	var modes atomic.Int32
+	t.Run("modes", func(t *testing.T) {
+		for mode, offloads := range map[string]string{"vxlan": "on", "tun": "off", "geneve": "on"} {
+			t.Run(mode, func(t *testing.T) {
+				t.Parallel()
+				u := newLabUser(t)
+				u.need(mode)
+				modes.Add(1)
+				u.check(45, "ipv4", "--mode", mode, "--offloads", offloads)
+				u.requireNothingLeft()
+			})
+		}
+	})
+	if modes.Load() == 0 {
 		need.Kernel(t, "mode", errors.New("no link of a node is here"))
 	}
 }
 
 // TestLabIPv6: all that is promised for IPv4 is tried over IPv6, between pods that have it and over tunnels that use it.
 func TestLabIPv6(t *testing.T) {
+	t.Parallel()
 	u := newLabUser(t)
 	u.need("vxlan", "ipv6")
 	u.check(80, "v6-inside", "--mode", "vxlan", "--offloads", "on")
@@ -221,6 +227,7 @@ func TestLabIPv6(t *testing.T) {
 
 // TestLabRestart restarts gateways beside connections; in full it kills them too.
 func TestLabRestart(t *testing.T) {
+	t.Parallel()
 	u := newLabUser(t)
 	u.need("vxlan")
 	least, args := 5, []string{"restart", "--mode", "vxlan", "--offloads", "on"}
@@ -253,6 +260,7 @@ func TestLongLab(t *testing.T) {
 
 // TestLabOrdinaryUser is the short form of TestLab without root, where /dev/net/tun may be closed.
 func TestLabOrdinaryUser(t *testing.T) {
+	t.Parallel()
 	u := newLabUser(t).ordinary()
 	u.need("vxlan")
 	u.check(80, "--mode", "vxlan", "--brief")

@@ -133,6 +133,22 @@ func (p *checkPeer) converse(t *testing.T, rome *peerHost, connected func() erro
 	}
 }
 
+// A bindOf opens its sockets in a host, whichever goroutine asks: a device closes them and opens them again, in one of its own, when its
+// link goes down and up.
+type bindOf struct {
+	conn.Bind
+	h *peerHost
+}
+
+// Open implements conn.Bind.
+func (b bindOf) Open(port uint16) (receive []conn.ReceiveFunc, actual uint16, err error) {
+	err = b.h.do(func() (err error) {
+		receive, actual, err = b.Bind.Open(port)
+		return err
+	})
+	return receive, actual, err
+}
+
 // startWireGuard makes a host the server of a tunnel, by wireguard-go and nothing else.
 func startWireGuard(t *testing.T, h *peerHost, own keyPair, peer string) {
 	t.Helper()
@@ -148,7 +164,7 @@ func startWireGuard(t *testing.T, h *peerHost, own keyPair, peer string) {
 		if err != nil {
 			return err
 		}
-		d := device.NewDevice(link, conn.NewDefaultBind(), device.NewLogger(device.LogLevelSilent, ""))
+		d := device.NewDevice(link, bindOf{conn.NewDefaultBind(), h}, device.NewLogger(device.LogLevelSilent, ""))
 		t.Cleanup(d.Close)
 		if err := d.IpcSet(fmt.Sprintf("private_key=%s\nlisten_port=51840\npublic_key=%s\nallowed_ip=0.0.0.0/0\n", key(own.private), key(peer))); err != nil {
 			return err

@@ -46,9 +46,9 @@ func writeReadable(t *testing.T, file, text string) {
 }
 
 // startUnprivileged starts culvert node as a user without any capability, and returns when it serves.
-func startUnprivileged(h *peerHost, file string) *peerProcess {
+func startUnprivileged(h *peerHost, file string, flags ...string) *peerProcess {
 	h.t.Helper()
-	p := h.start(&syscall.Credential{Uid: unprivilegedUID, Gid: unprivilegedUID}, os.Getenv(binaryEnv), "node", "--config", file)
+	p := h.start(&syscall.Credential{Uid: unprivilegedUID, Gid: unprivilegedUID}, os.Getenv(binaryEnv), append([]string{"node", "--config", file}, flags...)...)
 	eventually(h.t, "services", func() error {
 		if err := p.running(); err != nil {
 			h.t.Fatal(err, p.output())

@@ -82,10 +82,7 @@ func (e *Engine) Prepare(c *Config) (*Prepared, error) {
 
 // +checklocks:e.apply
 func (e *Engine) prepare(c *Config) (*Prepared, error) {
-	if e.prepared != nil {
-		e.prepared.rules.Discard()
-		e.prepared = nil
-	}
+	e.unprepare()
 	if err := c.validate(); err != nil {
 		return nil, err
 	}
@@ -99,6 +96,16 @@ func (e *Engine) prepare(c *Config) (*Prepared, error) {
 	e.prepared = &Prepared{rules: draft}
 	e.prepared.snapshot, e.prepared.all = compile(c, e.current())
 	return e.prepared, nil
+}
+
+// unprepare discards what was prepared and not committed.
+//
+// +checklocks:e.apply
+func (e *Engine) unprepare() {
+	if e.prepared != nil {
+		e.prepared.rules.Discard()
+		e.prepared = nil
+	}
 }
 
 func (e *Engine) current() *snapshot {
@@ -178,6 +185,21 @@ func (e *Engine) Apply(c *Config) error {
 		return err
 	}
 	e.adopt(p)
+	return nil
+}
+
+// Amend puts services in place of those of the same name, address, port and protocol that the Config of a Host has, or returns all that is
+// wrong with them and changes nothing. What was prepared before and not committed is forgotten.
+func (e *Engine) Amend(services []rules.Service) error {
+	e.apply.Lock()
+	defer e.apply.Unlock()
+	e.unprepare()
+	draft, err := e.set.Amend(services)
+	if err != nil {
+		return err
+	}
+	next := *e.current()
+	e.publish(&next, draft, false)
 	return nil
 }
 

@@ -203,7 +203,7 @@ func TestHostPortsRunOut(t *testing.T) {
 	}
 }
 
-// When an endpoint goes, UDP finds another with its next packet, and TCP goes on.
+// When an endpoint goes, UDP finds another with its next packet, and TCP goes on, whether all is applied or what has changed is amended.
 func TestHostEndpointLeaves(t *testing.T) {
 	for _, protocol := range []uint8{packet.TCP, packet.UDP} {
 		both := func(c *nat.Config) {
@@ -216,7 +216,8 @@ func TestHostEndpointLeaves(t *testing.T) {
 		for _, to := range []struct {
 			address string
 			port    uint16
-		}{{"10.96.0.10", 80}, {"172.18.0.2", 30080}} {
+			amend   bool
+		}{{"10.96.0.10", 80, false}, {"10.96.0.10", 80, true}, {"172.18.0.2", 30080, false}, {"172.18.0.2", 30080, true}} {
 			e := host(t, both)
 			send := func(now nat.Time) string {
 				b := udp("10.244.2.9", to.address, 5000, to.port).Bytes()
@@ -234,14 +235,68 @@ func TestHostEndpointLeaves(t *testing.T) {
 			if was == local {
 				leaves = 1
 			}
-			if err := e.Apply(vienna(both, only(leaves))); err != nil {
+			next := vienna(both, only(leaves))
+			err := error(nil)
+			if to.amend {
+				err = e.Amend(next.Services[:3:3])
+			} else {
+				err = e.Apply(next)
+			}
+			if err != nil {
 				t.Fatal(err)
 			}
 			is := send(start + nat.Time(time.Second))
 			if (is == was) != (protocol == packet.TCP) {
-				t.Errorf("protocol %d to %s: %s before, %s after", protocol, to.address, was, is)
+				t.Errorf("protocol %d to %v: %s before, %s after", protocol, to, was, is)
 			}
 		}
+	}
+}
+
+// What is amended is one service alone; what is wrong with it, or that there is none of its kind, is said, and nothing changes.
+func TestHostAmend(t *testing.T) {
+	e := host(t, only(0))
+	source := uint16(5000)
+	sentTo := func(to string, port uint16) string {
+		t.Helper()
+		source++
+		_, got, _ := forwarded(t, e, rules.HostLink, tcp("10.244.2.9", to, source, port, nattest.SYN, "").Bytes(), start)
+		return got.Destination.String()
+	}
+	for want, change := range map[string]func(*rules.Service){
+		"Services[0].Backends[0].Address": func(s *rules.Service) { s.Backends[0].Address = netip.Addr{} },
+		"Services[0].Frontend":            func(s *rules.Service) { s.Frontend = nil },
+		"there is none to amend":          func(s *rules.Service) { s.Name = "other" },
+	} {
+		c := vienna(only(1))
+		bad := c.Services[0]
+		bad.Backends = append([]rules.Backend(nil), bad.Backends...)
+		change(&bad)
+		if err := e.Amend([]rules.Service{bad, c.Services[2]}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", want, err)
+		}
+	}
+	if got := sentTo("172.18.0.2", 30080); got != local {
+		t.Errorf("after what was refused: %s", got)
+	}
+	prepared, err := e.Prepare(vienna(none))
+	if err != nil || prepared == nil {
+		t.Fatal(err)
+	}
+	if err := e.Amend(vienna(only(1)).Services[:1]); err != nil {
+		t.Fatal(err)
+	}
+	if got := sentTo("10.96.0.10", 80); got != remote {
+		t.Errorf("what was amended: %s", got)
+	}
+	if got := sentTo("172.18.0.2", 30080); got != local {
+		t.Errorf("another port: %s", got)
+	}
+	if err := e.Apply(vienna(only(1))); err != nil {
+		t.Fatal(err)
+	}
+	if got := sentTo("172.18.0.2", 30080); got != remote {
+		t.Errorf("what was applied then: %s", got)
 	}
 }
 

@@ -100,6 +100,9 @@ func runNode(ctx context.Context, load func() (*node.Config, error), c *node.Con
 		signal.Notify(hup, syscall.SIGHUP) // one that comes before rules are whole would end the process, and leave them
 		defer signal.Stop(hup)
 	}
+	if c.Services != nil && c.Services.Mode != services.Sockets && !(c.Tunnel && c.Mode == node.TUN) {
+		chooseProcs()
+	}
 	log.WithFields(logrus.Fields{"version": gateway.ReadVersion(), "node": c.Name}).Info("node starting")
 	for _, w := range c.Warnings {
 		log.Warn(w)

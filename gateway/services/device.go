@@ -4,11 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
-	"golang.zx2c4.com/wireguard/tun"
 )
 
 // deviceGroup marks a device that outlives its process.
@@ -27,6 +27,29 @@ func addressDevice(l netlink.Link) error {
 	return nil
 }
 
+// createDevice makes a TUN device, or goes on with one that was kept. What the node's network leaves to network cards, it leaves to whoever
+// reads from the device: segmentation and checksums.
+func createDevice(name string) (*os.File, error) {
+	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("/dev/net/tun: %w", err)
+	}
+	request, err := unix.NewIfreq(name)
+	if err == nil {
+		request.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI | unix.IFF_VNET_HDR)
+		err = unix.IoctlIfreq(fd, unix.TUNSETIFF, request)
+	}
+	const segments, trains = unix.TUN_F_CSUM | unix.TUN_F_TSO4 | unix.TUN_F_TSO6 | unix.TUN_F_TSO_ECN, unix.TUN_F_USO4 | unix.TUN_F_USO6
+	if err == nil && unix.IoctlSetInt(fd, unix.TUNSETOFFLOAD, segments|trains) != nil { // Linux before 6.2 has no trains
+		err = unix.IoctlSetInt(fd, unix.TUNSETOFFLOAD, segments)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), "/dev/net/tun"), nil
+}
+
 // isKept reports whether a link is a device that an earlier run has left to this one.
 func isKept(l netlink.Link) bool {
 	_, ok := l.(*netlink.Tuntap)
@@ -34,7 +57,7 @@ func isKept(l netlink.Link) bool {
 }
 
 // keepDevice says whether a device outlives this process. The group comes first, so that no crash leaves a device without it.
-func keepDevice(device tun.Device, name string, stays bool) error {
+func keepDevice(device *os.File, name string, stays bool) error {
 	link, err := netlink.LinkByName(name)
 	if err == nil && stays {
 		err = netlink.LinkSetGroup(link, deviceGroup)
@@ -51,8 +74,8 @@ func keepDevice(device tun.Device, name string, stays bool) error {
 	return nil
 }
 
-func setPersist(device tun.Device, stays bool) error {
-	conn, err := device.File().SyscallConn()
+func setPersist(device *os.File, stays bool) error {
+	conn, err := device.SyscallConn()
 	if err != nil {
 		return err
 	}

@@ -4,6 +4,8 @@
 //	client ─ node's rules ─► TUN ─► nat.Engine ─► TUN ─► node's routes ─ backend
 //	client ◄─ node's routes ─ TUN ◄─ nat.Engine ◄─ TUN ◄─ node's rules ─ backend
 //
+// What the node's network leaves to network cards stays left to them: super-frames go through whole, with unfinished checksums (way.go).
+//
 // What the kernel leads to the device (plan.go):
 //
 //	cluster, external and load balancer addresses   by a route

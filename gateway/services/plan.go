@@ -3,7 +3,6 @@ package services
 import (
 	"cmp"
 	"net/netip"
-	"reflect"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -52,12 +51,7 @@ func (c *Config) plan(own []netip.Addr) *plan {
 	for i := range c.Services {
 		s := &c.Services[i]
 		for _, f := range s.frontends() {
-			backends := s.backends(f.address, c.Node)
-			p.nat.Services = append(p.nat.Services, rules.Service{
-				Name: s.Name, Address: f.address, Port: f.port, Protocol: s.Protocol, Affinity: s.Affinity, AffinityTimeout: s.AffinityTimeout,
-				OnRemoval: rules.RemovalEndUDP, Backends: backends, Frontend: &f.Frontend,
-				ProxyProtocol: s.ProxyProtocol,
-			})
+			p.nat.Services = append(p.nat.Services, s.at(&f, c.Node))
 			switch {
 			case f.address.IsUnspecified():
 			case slices.Contains(own, f.address):
@@ -130,6 +124,14 @@ func (s *Service) frontends() (all []frontend) {
 		all = append(all, frontend{"loadBalancerIPs", a, s.Port, outside})
 	}
 	return all
+}
+
+// at returns what an engine is told of a service at one of its frontends.
+func (s *Service) at(f *frontend, node string) rules.Service {
+	return rules.Service{
+		Name: s.Name, Address: f.address, Port: f.port, Protocol: s.Protocol, Affinity: s.Affinity, AffinityTimeout: s.AffinityTimeout,
+		OnRemoval: rules.RemovalEndUDP, Backends: s.backends(f.address, node), Frontend: &f.Frontend, ProxyProtocol: s.ProxyProtocol,
+	}
 }
 
 // A Place is where a socket listens for clients of a Service.
@@ -259,12 +261,3 @@ func ranges(ports []portOf) (all []portsOf) {
 }
 
 func host(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
-
-// SameBut reports whether o says the same but for endpoints.
-func (c *Config) SameBut(o *Config) bool {
-	return slices.Equal(c.Addresses, o.Addresses) && slices.Equal(c.Pods, o.Pods) && slices.Equal(c.Bridged, o.Bridged) &&
-		slices.Equal(c.ServiceCIDRs, o.ServiceCIDRs) && slices.EqualFunc(c.Services, o.Services, func(a, b Service) bool {
-		a.Endpoints, b.Endpoints = nil, nil
-		return reflect.DeepEqual(a, b)
-	})
-}

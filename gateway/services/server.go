@@ -16,25 +16,15 @@ import (
 	"github.com/sirupsen/logrus"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
-	"golang.zx2c4.com/wireguard/tun"
 
 	"culvert/nat"
-	"culvert/nat/packet"
-	"culvert/nat/rules"
-)
-
-const (
-	headroom   = 16    // bytes before each packet; the device wants 10 for a virtio header
-	packetRoom = 65535 // bytes, also of a packet that the device merges from several
-	errorRoom  = 1280  // bytes of an error, at most (nat.Engine.AppendError)
-	heldRoom   = 2048  // bytes of a fragment that has waited (nat.Engine.Release)
 )
 
 // A Server serves Services on this node.
 type Server struct {
 	log     logrus.FieldLogger
 	engine  *nat.Engine
-	device  tun.Device
+	device  *os.File
 	index   int // of the device
 	keeper  *keeper
 	page    *Page
@@ -116,19 +106,18 @@ func (s *Server) open(p *plan) error {
 			return inUse(c.Interface)
 		}
 	}
-	device, err := tun.CreateTUN(c.Interface, c.MTU)
+	device, err := createDevice(c.Interface)
 	if err != nil {
 		return deviceError(c.Interface, err)
 	}
 	s.device = device
-	go func() { // the device tells when it goes up and down, and waits to be heard
-		for range device.Events() {
-		}
-	}()
 	if err := openDevice(c.Interface); err != nil {
 		return err
 	}
 	made, err := netlink.LinkByName(c.Interface)
+	if err == nil {
+		err = netlink.LinkSetMTU(made, c.MTU)
+	}
 	if err == nil {
 		err = netlink.LinkSetUp(made)
 	}
@@ -162,9 +151,6 @@ func (c *Config) sourceOf(family int) net.IP {
 }
 
 func deviceError(name string, err error) error {
-	if _, stat := os.Stat("/dev/net/tun"); stat != nil { // CreateTUN does not wrap what it found
-		err = stat
-	}
 	switch {
 	case errors.Is(err, unix.EBUSY):
 		return inUse(name)
@@ -195,7 +181,7 @@ func (c *Config) Replaceable(next *Config) error {
 }
 
 // Apply serves by another configuration from here on. Connections go on as far as their services do. After an error the one before is
-// still served.
+// still served. Endpoints come and go all the time: where nothing else has changed, it costs what they are.
 func (s *Server) Apply(ctx context.Context, c *Config) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -208,6 +194,15 @@ func (s *Server) Apply(ctx context.Context, c *Config) error {
 	}
 	if err := s.config.Replaceable(c); err != nil {
 		return err
+	}
+	if slices.Equal(own, s.own) {
+		if amended, alone := s.config.Amended(c); alone && len(amended) > 0 {
+			if err := s.engine.Amend(amended); err != nil {
+				return err
+			}
+			s.config = c
+			return nil
+		}
 	}
 	p := c.plan(own)
 	prepared, err := s.engine.Prepare(&p.nat)
@@ -227,7 +222,7 @@ func (s *Server) Apply(ctx context.Context, c *Config) error {
 	s.announcer.apply(c.Answers, c.AnnounceOn)
 	before := s.config
 	if s.config, s.own = c, own; before.SameBut(c) {
-		return nil // endpoints come and go all the time
+		return nil
 	}
 	s.log.WithField("services", len(c.Services)).Info("services have changed")
 	s.nameListeners()
@@ -292,7 +287,9 @@ func (s *Server) close() error {
 	s.closing.Store(true)
 	s.page.Close()
 	if s.device != nil {
-		err = errors.Join(err, s.device.Close())
+		if closeErr := s.device.Close(); !errors.Is(closeErr, os.ErrClosed) {
+			err = errors.Join(err, closeErr)
+		}
 	}
 	return err
 }
@@ -301,112 +298,18 @@ func (s *Server) now() nat.Time { return nat.Time(time.Since(s.began)) + nat.Tim
 
 // serve decides about what comes out of the device, and gives it back, until the device is closed.
 func (s *Server) serve() error {
-	n := s.device.BatchSize()
-	buffers, sizes := newBuffers(n), make([]int, n)
 	w := &way{engine: s.engine, device: s.device}
+	buffer := make([]byte, headroom+packetRoom)
 	for {
-		got, err := s.device.Read(buffers, sizes, headroom)
-		w.take(buffers[:got], sizes, s.now())
+		n, err := s.device.Read(buffer[headroom-virtioLen:])
 		switch {
-		case errors.Is(err, os.ErrClosed), err != nil && s.closing.Load():
+		case errors.Is(err, os.ErrClosed), errors.Is(err, unix.EBADFD), err != nil && s.closing.Load():
 			return nil
-		case errors.Is(err, tun.ErrTooManySegments): // the rest of one super-frame is lost
 		case err != nil:
 			return fmt.Errorf("services: read from the device: %w", err)
 		}
+		w.take(buffer, n, s.now())
 	}
-}
-
-// A way is a packet's from the device back to it.
-type way struct {
-	engine  *nat.Engine
-	device  tun.Device
-	packets [nat.MaxLoad]packet.Packet
-	out     [][]byte
-	spare   [][]byte // buffers of errors and of fragments that waited, which out may hold
-	used    int
-}
-
-// take decides about packets in order and writes what becomes of them, in the buffers where they are.
-func (w *way) take(buffers [][]byte, sizes []int, now nat.Time) {
-	for len(buffers) > 0 {
-		n := min(len(buffers), nat.MaxLoad)
-		for i := range n {
-			w.packets[i].Parse(buffers[i][headroom : headroom+sizes[i]])
-		}
-		w.engine.Load(w.packets[:n], rules.HostLink)
-		for i := range n {
-			w.decide(&w.packets[i], buffers[i], now)
-		}
-		buffers, sizes = buffers[n:], sizes[n:]
-	}
-	w.flush()
-}
-
-func (w *way) decide(p *packet.Packet, buffer []byte, now nat.Time) {
-	v := w.engine.Process(p, rules.HostLink, now)
-	held := v.Held
-	w.act(p, &v, buffer, now)
-	for ; held > 0; held-- {
-		room := w.room()
-		if v, ok := w.engine.Release(p, room[headroom:headroom+heldRoom], rules.HostLink, now); ok {
-			w.act(p, &v, room, now)
-		}
-	}
-}
-
-// act does what v says with p, whose bytes are in buffer behind the headroom.
-func (w *way) act(p *packet.Packet, v *nat.Verdict, buffer []byte, now nat.Time) {
-	switch v.Action {
-	case nat.Forward:
-		if p.LeadLen() > 0 || p.IsPartial() {
-			w.cut(p, v)
-			return
-		}
-		w.out = append(w.out, buffer[:headroom+len(p.Bytes())])
-	case nat.Drop:
-		room := w.room()
-		if answer := w.engine.AppendError(room[headroom:headroom], p, rules.HostLink, *v, now); answer != nil {
-			w.out = append(w.out, room[:headroom+len(answer)])
-		}
-	}
-}
-
-// cut writes a packet that gets longer, in as many as it takes, or one whose checksum looks like the sum of its pseudo-header, as one in
-// 65,536 does: it is finished anew.
-func (w *way) cut(p *packet.Packet, v *nat.Verdict) {
-	var c packet.Cutter
-	c.Start(p, v.SegmentSize, v.MTU)
-	for range v.Packets {
-		b := make([]byte, headroom+p.Len()+p.LeadLen())
-		w.out = append(w.out, b[:headroom+c.Next(b[headroom:])])
-	}
-}
-
-// room returns a buffer that stays out's until it is flushed.
-func (w *way) room() []byte {
-	if w.used == len(w.spare) {
-		w.spare = append(w.spare, make([]byte, headroom+max(errorRoom, heldRoom)))
-	}
-	w.used++
-	return w.spare[w.used-1]
-}
-
-func (w *way) flush() {
-	if len(w.out) > 0 {
-		w.device.Write(w.out, headroom) // errors are about single packets that the kernel refuses, or the device is closed, which Read tells
-	}
-	w.out, w.used = w.out[:0], 0
-}
-
-// newBuffers makes buffers that hold a packet of any size after the headroom. Memory is only used up to the sizes that occur.
-func newBuffers(n int) [][]byte {
-	slab := make([]byte, n*(headroom+packetRoom))
-	buffers := make([][]byte, n)
-	for i := range buffers {
-		buffers[i], slab = slab[:headroom+packetRoom:headroom+packetRoom], slab[headroom+packetRoom:]
-	}
-	return buffers
 }
 
 // OwnAddresses returns all addresses of this machine. Those of the configuration must be among them.

@@ -5,24 +5,19 @@ import (
 	"encoding/binary"
 	"testing"
 
-	"golang.zx2c4.com/wireguard/tun"
+	"golang.org/x/sys/unix"
 
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
 )
 
-// A written is a device that keeps what is written to it.
-type written struct {
-	tun.Device
-	all [][]byte
-}
+// A written is a device that keeps what is written to it, with the header of each packet.
+type written struct{ all [][]byte }
 
-func (d *written) Write(bufs [][]byte, offset int) (int, error) {
-	for _, b := range bufs {
-		d.all = append(d.all, bytes.Clone(b[offset:]))
-	}
-	return len(bufs), nil
+func (d *written) Write(b []byte) (int, error) {
+	d.all = append(d.all, bytes.Clone(b))
+	return len(b), nil
 }
 
 // One finished checksum in 65,536 is the sum of its pseudo-header, which is how an unfinished one looks. It leaves as right as it came, and
@@ -52,11 +47,11 @@ func TestChecksums(t *testing.T) {
 			b := ip.Bytes()
 			buffer := append(make([]byte, headroom), b...)
 			d.all = nil
-			w.take([][]byte{buffer}, []int{len(b)}, nat.Time(1))
+			w.take(buffer, virtioLen+len(b), nat.Time(1))
 			if len(d.all) != 1 {
 				t.Fatalf("%d packets", len(d.all))
 			}
-			v, err := nattest.Check(d.all[0])
+			v, err := nattest.Check(d.all[0][virtioLen:])
 			if err != nil {
 				t.Fatalf("%v, of %x\n%x", err, b, d.all[0])
 			}
@@ -85,5 +80,92 @@ func TestChecksums(t *testing.T) {
 		if got := send(nattest.ACK, []byte("plain")); !bytes.HasSuffix(got, []byte("plain")) {
 			t.Errorf("%q arrives", got)
 		}
+	}
+}
+
+// A super-frame whose segmentation and checksum are left to a network card goes on as one, with what says so; only where a PROXY protocol
+// header makes it longer it leaves in segments of the sender's size. So does a train of datagrams.
+func TestSuperFrames(t *testing.T) {
+	const segment, payloadLen = 1300, 20_000
+	payload := nattest.Payload(payloadLen, 1)
+	tcp := func(source string, flags uint8, seq uint32, payload []byte) nattest.IP {
+		return nattest.IP{Source: "10.244.2.9", Destination: source, DF: true, Body: nattest.TCP{SourcePort: 4000, DestinationPort: 80, Seq: seq,
+			Flags: flags, Window: 500, Payload: payload, Partial: true}}
+	}
+	for name, test := range map[string]struct {
+		change [2]string // of the configuration
+		kind   byte      // of segmentation
+		first  *nattest.IP
+		packet nattest.IP
+		cut    bool
+	}{
+		"TCP": {kind: unix.VIRTIO_NET_HDR_GSO_TCPV4, first: new(tcp("10.96.0.10", nattest.SYN, 1000, nil)),
+			packet: tcp("10.96.0.10", nattest.ACK, 1001, payload)},
+		"TCP with a PROXY header": {change: [2]string{"name: web,", "name: web, proxyProtocol: v2,"}, kind: unix.VIRTIO_NET_HDR_GSO_TCPV4, first: new(tcp("10.96.0.10", nattest.SYN, 1000, nil)),
+			packet: tcp("10.96.0.10", nattest.ACK, 1001, payload), cut: true},
+		"UDP": {change: [2]string{"loadBalancerIPs:", "endpoints: [{address: 10.244.1.5, port: 8080}], loadBalancerIPs:"}, kind: unix.VIRTIO_NET_HDR_GSO_UDP_L4, packet: nattest.IP{Source: "10.244.2.9", Destination: "10.96.0.10",
+			Body: nattest.UDP{SourcePort: 4000, DestinationPort: 80, Payload: payload, Partial: true}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, err := parse(t, test.change[:]...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			p := c.plan(c.Addresses)
+			engine, err := nat.New([16]byte{1}, &p.nat)
+			if err != nil {
+				t.Fatal(err)
+			}
+			d := &written{}
+			w := &way{engine: engine, device: d}
+			send := func(ip nattest.IP, kind byte, sumAt uint16) virtio {
+				b := ip.Bytes()
+				buffer := append(make([]byte, headroom), b...)
+				h := header(buffer)
+				h[0], h[1] = unix.VIRTIO_NET_HDR_F_NEEDS_CSUM, kind
+				if kind != 0 {
+					binary.NativeEndian.PutUint16(h[4:], segment)
+				}
+				binary.NativeEndian.PutUint16(h[6:], 20)
+				binary.NativeEndian.PutUint16(h[8:], sumAt)
+				came := bytes.Clone(h)
+				d.all = nil
+				w.take(buffer, virtioLen+len(b), nat.Time(1))
+				return came
+			}
+			sumAt := uint16(6)
+			if test.first != nil {
+				sumAt = 16
+				send(*test.first, 0, sumAt)
+				if len(d.all) != 1 {
+					t.Fatalf("%d packets for a SYN", len(d.all))
+				}
+			}
+			h := send(test.packet, test.kind, sumAt)
+			if !test.cut {
+				if len(d.all) != 1 || !bytes.Equal(d.all[0][:virtioLen], h) {
+					t.Fatalf("%d packets, the first with header %x, want one with %x", len(d.all), d.all[0][:virtioLen], h)
+				}
+				v, err := nattest.CheckPartial(d.all[0][virtioLen:])
+				if err != nil || !bytes.Equal(v.Payload, payload) || v.Destination.String() == "10.96.0.10" {
+					t.Fatalf("%d bytes go to %s: %v", len(v.Payload), v.Destination, err)
+				}
+				return
+			}
+			var got []byte
+			for i, b := range d.all {
+				v, err := nattest.Check(b[virtioLen:])
+				if err != nil || !bytes.Equal(b[:virtioLen], make([]byte, virtioLen)) {
+					t.Fatalf("segment %d with header %x: %v", i, b[:virtioLen], err)
+				}
+				if len(v.Payload) > segment || i < len(d.all)-1 && len(v.Payload) < segment {
+					t.Errorf("segment %d has %d bytes", i, len(v.Payload))
+				}
+				got = append(got, v.Payload...)
+			}
+			if len(got) != payloadLen+packet.ProxyHeaderLen(false) || !bytes.HasSuffix(got, payload) {
+				t.Errorf("%d bytes arrive, want %d behind a header", len(got), payloadLen)
+			}
+		})
 	}
 }

@@ -81,9 +81,10 @@ func RunBench(ctx context.Context, dir string, o BenchOptions, out, progress io.
 		mode = node.TUN
 	}
 	variants := []*variant{&culvertGateway, &referenceAsIs, &referenceOneP, &culvertNoOffloads, &referenceNoOffloads}
+	servers := []*variant{&culvertGateway, &referenceAsIs}
 	if err := MissingForReference(); err != nil {
 		b.say("no reference gateway here, ratios are left out: %v", err)
-		variants = []*variant{&culvertGateway, &culvertNoOffloads}
+		variants, servers = []*variant{&culvertGateway, &culvertNoOffloads}, servers[:1]
 	}
 	dir = filepath.Join(dir, "bench")
 	b.lab, err = Start(ctx, dir, Standard(mode, true))
@@ -93,6 +94,9 @@ func RunBench(ctx context.Context, dir string, o BenchOptions, out, progress io.
 	if err == nil {
 		b.path = b.lab.pair("rome/pod1", "milan/pod1")
 		err = b.alternate(ctx, variants)
+	}
+	if err == nil {
+		err = b.takeServices(ctx, servers)
 	}
 	var growth []GrowthRow
 	if err == nil && o.Growth {

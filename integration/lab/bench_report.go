@@ -54,7 +54,8 @@ func (r *report) print(out io.Writer, asJSON bool) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s, %d CPUs, %s; nodes %s; median (range) of %d alternating runs; %.0f s\n",
 		r.Machine.Kernel, r.Machine.CPUs, r.Machine.Go, r.Nodes, r.Runs, r.Seconds)
-	fmt.Fprintf(&b, "reference = kernel VXLAN + nftables + wireguard-go on a TUN device; 1 P = with GOMAXPROCS=1\n")
+	fmt.Fprintf(&b, "reference = kernel VXLAN + nftables + wireguard-go on a TUN device; 1 P = with GOMAXPROCS=1\n"+
+		"ClusterIP: one node to another without gateways; reference = kube-proxy's rules, nftables mode\n")
 	line := func(cells ...string) {
 		writeLine(&b, []int{benchNameWidth, benchFigureWidth, benchFigureWidth, benchRatioWidth, benchFigureWidth, benchRatioWidth}, cells)
 	}

@@ -36,6 +36,8 @@ const (
 	rowCalls
 	rowRefused
 	rowBothRefused
+	rowService
+	rowServiceDials
 	numRows
 )
 
@@ -78,6 +80,8 @@ var rowPlans = [numRows]rowPlan{
 	rowCalls:        {Name: "calls per packet", Unit: "", scale: 1, lower: true, bound: 0.05},
 	rowRefused:      {Name: "TCP 1, no offloads", Unit: "Gb/s", scale: 1e-9, asIs: 0.6},
 	rowBothRefused:  {Name: "TCP 1, both without", Unit: "Gb/s", scale: 1e-9},
+	rowService:      {Name: "ClusterIP, TCP 1", Unit: "Gb/s", scale: 1e-9, asIs: 0.9},
+	rowServiceDials: {Name: "ClusterIP, new", Unit: "k/s", scale: 1e-3, asIs: 0.7},
 }
 
 // row is a plan with the figures of all runs, by variant, in SI units.

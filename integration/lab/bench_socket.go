@@ -84,8 +84,8 @@ func (s *socket) setTimeout(d time.Duration) error {
 	return nil
 }
 
-func (s *socket) bind(a netip.Addr) error {
-	if err := unix.Bind(s.fd, sockaddrOf(netip.AddrPortFrom(a, 0))); err != nil {
+func (s *socket) bind(a netip.AddrPort) error {
+	if err := unix.Bind(s.fd, sockaddrOf(a)); err != nil {
 		return os.NewSyscallError("bind", err)
 	}
 	local, err := unix.Getsockname(s.fd)
@@ -96,12 +96,19 @@ func (s *socket) bind(a netip.Addr) error {
 	return nil
 }
 
-func listenTCP(h *Host) (*socket, error) {
+// listenTCP listens at a port, of which connections from before may be about to end; 0 is the kernel's choice.
+func listenTCP(h *Host, port uint16) (*socket, error) {
 	s, err := newSocket(h, unix.SOCK_STREAM, 0)
 	if err != nil {
 		return nil, err
 	}
-	if err = s.bind(h.Address); err == nil {
+	if port != 0 {
+		err = os.NewSyscallError("setsockopt", unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1))
+	}
+	if err == nil {
+		err = s.bind(netip.AddrPortFrom(h.Address, port))
+	}
+	if err == nil {
 		err = os.NewSyscallError("listen", unix.Listen(s.fd, unix.SOMAXCONN))
 	}
 	if err != nil {

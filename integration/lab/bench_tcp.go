@@ -130,7 +130,7 @@ func (b *bulk) measure(ctx context.Context, t *benchTimes, take func() (sample, 
 
 // connect opens a TCP connection and returns both ends.
 func (e *ends) connect() (near, far *socket, err error) {
-	listener, err := listenTCP(e.to)
+	listener, err := listenTCP(e.to, e.port)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -169,9 +169,13 @@ func (e *ends) measureDials(ctx context.Context, warmUp, duration time.Duration)
 			l.close()
 		}
 	}()
-	for range dialers {
+	for i := range dialers {
 		// A listener each, so that ports in TIME-WAIT never run out.
-		l, err := listenTCP(e.to)
+		port := e.port
+		if port != 0 {
+			port += uint16(i)
+		}
+		l, err := listenTCP(e.to, port)
 		if err != nil {
 			return 0, err
 		}

@@ -92,7 +92,7 @@ func (e *ends) sendPaced(rate float64, size int, duration time.Duration) (sent, 
 	if unix.SetsockoptInt(to.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, udpBuffer) != nil {
 		unix.SetsockoptInt(to.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, udpBuffer)
 	}
-	err = errors.Join(to.bind(e.to.Address), to.setTimeout(drain))
+	err = errors.Join(to.bind(netip.AddrPortFrom(e.to.Address, 0)), to.setTimeout(drain))
 	if err == nil {
 		err = from.connect(netip.AddrPortFrom(e.target, to.port))
 	}

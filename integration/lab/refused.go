@@ -246,7 +246,7 @@ func (p *Process) settled(ctx context.Context) ([]string, error) {
 		if next, err = p.view(ctx); slices.Equal(last, next) {
 			break
 		}
-		if time.Since(began) > replyTimeout {
+		if time.Since(began) > noTracePatience {
 			return nil, fmt.Errorf("%s: its counters move without traffic: %s", p.Name(), differences(last, next))
 		}
 		last = next

@@ -34,6 +34,7 @@ type ends struct {
 	local              netip.Addr // source address of from, or the zero Addr for its kernel's choice
 	target, wantSource netip.Addr // how each sees the other
 	size               int        // bytes of the largest ping; 0: the pods' MTU
+	port               uint16     // the first at which to listens in benches; 0: its kernel's choice
 }
 
 func (e *ends) path() string { return e.from.Name + " → " + e.to.Name }

@@ -23,6 +23,56 @@ func (s *State) SetAlive(nodes []string) bool {
 	return true
 }
 
+// SetUnable says for which addresses a node that is alive cannot answer, as its Lease has it, and reports whether that changes anything.
+func (s *State) SetUnable(node string, addresses []netip.Prefix) bool {
+	if slices.Equal(s.unable[node], addresses) {
+		return false
+	}
+	if len(addresses) == 0 {
+		delete(s.unable, node)
+	} else {
+		s.unable[node] = addresses
+	}
+	s.winners = nil
+	return true
+}
+
+// maxUnable is how many addresses of a family a Lease names.
+const maxUnable = 64
+
+// Unable returns for which of the addresses that are announced this node cannot answer: those that its kernel has refused, or a whole family
+// of which it has no address, or too many. Preconditions: Config was called since the last change.
+func (s *State) Unable() (all []netip.Prefix) {
+	c := s.base
+	has := func(v4 bool) bool {
+		return slices.ContainsFunc(s.addresses(), func(a netip.Addr) bool { return a.Is4() == v4 })
+	}
+	for _, whole := range []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)} {
+		v4 := whole.Addr().Is4()
+		var refused []netip.Prefix
+		for a := range s.taken {
+			if a.Is4() == v4 && slices.ContainsFunc(c.Announce, func(p netip.Prefix) bool { return p.Contains(a) }) {
+				refused = append(refused, netip.PrefixFrom(a, a.BitLen()))
+			}
+		}
+		announces := slices.ContainsFunc(c.Announce, func(p netip.Prefix) bool { return p.Addr().Is4() == v4 })
+		if announces && !has(v4) || len(refused) > maxUnable {
+			refused = []netip.Prefix{whole}
+		}
+		slices.SortFunc(refused, netip.Prefix.Compare)
+		all = append(all, refused...)
+	}
+	return all
+}
+
+// able reports whether a node can answer for an address.
+func (s *State) able(node string, a netip.Addr) bool {
+	if node == s.self {
+		return !s.taken[a] && slices.ContainsFunc(s.addresses(), func(own netip.Addr) bool { return own.Is4() == a.Is4() })
+	}
+	return !slices.ContainsFunc(s.unable[node], func(p netip.Prefix) bool { return p.Contains(a) })
+}
+
 // answers returns the addresses that this node answers for at layer 2, in order: of those that it serves, the ones for which it is the owner.
 func (s *State) answers(c *services.Config) (all []netip.Addr) {
 	if len(c.Announce) == 0 {
@@ -43,45 +93,72 @@ func (s *State) answers(c *services.Config) (all []netip.Addr) {
 	return all
 }
 
+// A lot is an address, and the one of its Service that decides by a hash who announces it.
+type lot struct{ address, key netip.Addr }
+
 // announcing returns the node that announces each address of a load balancer, as MetalLB's layer 2 mode has it: of the nodes that may, the first
-// by a hash. It follows from what all nodes know alike, not from what one of them can serve.
+// by a hash. It follows from what all nodes know alike: what one of them cannot serve, its Lease says.
 //
 // Where several Services have an address, it is one node's that may for all of them, or else for the oldest.
+//
+// Endpoints come and go all the time: hashes of all nodes are made anew only where nodes have come or gone.
 func (s *State) announcing() map[netip.Addr]string {
 	type bid struct {
 		key   netip.Addr
 		nodes map[string]bool
+		all   bool // nodes are all that may announce anything
 	}
 	bids := map[netip.Addr]*bid{}
 	eligible := s.eligible()
-	for _, x := range slices.SortedFunc(maps.Values(s.services), (*service).compare) {
+	if !maps.Equal(eligible, s.bidders) {
+		s.bidders, s.winners = eligible, nil
+	}
+	var balanced []*service
+	for _, x := range s.services {
+		if x.first.IsValid() {
+			balanced = append(balanced, x)
+		}
+	}
+	slices.SortFunc(balanced, (*service).compare)
+	for _, x := range balanced {
 		var addresses []netip.Addr
 		for i := range x.ports {
 			addresses = append(addresses, x.ports[i].LoadBalancerIPs...)
 		}
-		if len(addresses) == 0 {
-			continue
-		}
-		nodes := s.announcers(x, eligible)
+		nodes, all := s.announcers(x, eligible)
 		slices.SortFunc(addresses, netip.Addr.Compare)
 		for _, a := range slices.Compact(addresses) {
 			switch b := bids[a]; {
 			case len(nodes) == 0:
 			case b == nil:
-				bids[a] = &bid{x.first, nodes}
-			default:
+				bids[a] = &bid{x.first, nodes, all}
+			case !all:
 				both := maps.Clone(b.nodes)
 				maps.DeleteFunc(both, func(n string, _ bool) bool { return !nodes[n] })
 				if len(both) > 0 {
-					b.nodes = both
+					b.nodes, b.all = both, false
 				}
 			}
 		}
 	}
-	owners := make(map[netip.Addr]string, len(bids))
+	owners, winners := make(map[netip.Addr]string, len(bids)), make(map[lot]string, len(bids))
 	for a, b := range bids {
-		owners[a] = first(maps.Keys(b.nodes), b.key)
+		l := lot{a, b.key}
+		owner, known := s.winners[l]
+		if !b.all || !known {
+			owner = first(func(yield func(string) bool) {
+				for n := range b.nodes {
+					if s.able(n, a) && !yield(n) {
+						return
+					}
+				}
+			}, b.key)
+		}
+		if owners[a] = owner; b.all {
+			winners[l] = owner
+		}
 	}
+	s.winners = winners
 	return owners
 }
 
@@ -100,9 +177,9 @@ func (s *State) eligible() map[string]bool {
 	return all
 }
 
-// announcers returns the nodes that may announce the addresses of a Service: none without an endpoint that serves, and with the Local
-// policy those that have one.
-func (s *State) announcers(x *service, eligible map[string]bool) map[string]bool {
+// announcers returns the nodes that may announce the addresses of a Service, and whether these are all that may announce anything: none
+// without an endpoint that serves, and with the Local policy those that have one.
+func (s *State) announcers(x *service, eligible map[string]bool) (nodes map[string]bool, all bool) {
 	any, here := false, map[string]bool{}
 	for _, l := range s.slices[x.name] {
 		for i := range l.endpoints {
@@ -116,11 +193,11 @@ func (s *State) announcers(x *service, eligible map[string]bool) map[string]bool
 	}
 	switch {
 	case !any:
-		return nil
+		return nil, false
 	case x.local:
-		return here
+		return here, false
 	}
-	return eligible
+	return eligible, true
 }
 
 // first returns the node that comes first by its hash with an address; "" of none.

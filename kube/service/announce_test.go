@@ -216,3 +216,89 @@ func TestAnnouncingServed(t *testing.T) {
 		t.Errorf("without announce: %v", got)
 	}
 }
+
+// A node that cannot answer for an address leaves it to the next one, however it comes that it cannot, and says so in few words.
+func TestAnnouncingUnable(t *testing.T) {
+	nodes := []*Object{namedNode(t, 1, "", ""), namedNode(t, 2, "", "")}
+	objects := append(nodes, balanced(t, "web", "", 80, "203.0.113.7", "fd99::7"), aSlice(t, "web-4", "web", webPort, "{addresses: [10.244.0.1]}"))
+	alive := []string{"n1", "n2"}
+	first := (&metalLB{speakers: alive}).owner("203.0.113.7", false, []string{"n1 true true"})
+	second := "n1"
+	if first == second {
+		second = "n2"
+	}
+	require := func(when string, s *State, want ...string) {
+		t.Helper()
+		if got := s.Config().Answers; !slices.Equal(got, addr(want...)) {
+			t.Errorf("%s, %s answers for %v, want %v", when, s.self, got, want)
+		}
+	}
+	said := func(s *State, want string) {
+		t.Helper()
+		if got := writeCIDRs(s.Unable()); got != want {
+			t.Errorf("%s says %q, want %q", s.self, got, want)
+		}
+		if back := readCIDRs(want); !slices.Equal(back, s.Unable()) {
+			t.Errorf("%q is read as %v", want, back)
+		}
+	}
+	a, b := anAnnouncer(t, first, alive, objects...), anAnnouncer(t, second, alive, objects...)
+	require("at first", a, "203.0.113.7", "fd99::7")
+	require("at first", b)
+	said(a, "")
+
+	a.Refuse(addr("203.0.113.7", "198.51.100.1")) // of which only one is announced
+	require("refused", a, "fd99::7")
+	said(a, "203.0.113.7/32")
+	if !b.SetUnable(first, a.Unable()) || b.SetUnable(first, a.Unable()) {
+		t.Error("it does not tell what has changed")
+	}
+	require("refused", b, "203.0.113.7")
+	a.Forgive()
+	b.SetUnable(first, nil)
+	require("forgiven", a, "203.0.113.7", "fd99::7")
+	require("forgiven", b)
+
+	only4 := aBase()
+	only4.Announce, only4.Addresses = a.base.Announce, addr("172.18.0.2")
+	four := NewState(All, first, only4)
+	for _, o := range objects {
+		four.Put(o)
+	}
+	four.SetAlive(alive)
+	require("without IPv6", four, "203.0.113.7")
+	said(four, "::/0")
+	b.SetUnable(first, four.Unable())
+	require("without IPv6", b, "fd99::7")
+
+	for i := range maxUnable + 1 {
+		a.Refuse(addr(fmt.Sprintf("203.0.113.%d", i)))
+	}
+	a.Config()
+	said(a, "0.0.0.0/0")
+	if got := readCIDRs(strings.Repeat("203.0.113.7/32,x,", 1000)); len(got) != 2*maxUnable {
+		t.Errorf("%d CIDRs of a Lease", len(got))
+	}
+}
+
+// BenchmarkAnnouncing is an endpoint that changes where many nodes may announce many addresses.
+func BenchmarkAnnouncing(b *testing.B) {
+	var names []string
+	var objects []*Object
+	for i := range 200 {
+		names = append(names, fmt.Sprintf("n%d", i+1))
+	}
+	for i := range 500 {
+		name := fmt.Sprintf("s%d", i)
+		o := balanced(b, name, "", 80, fmt.Sprintf("203.0.113.%d", i%256))
+		if i > 255 {
+			o = balanced(b, name, "", 80, fmt.Sprintf("fd99::%x", i))
+		}
+		objects = append(objects, o, aSlice(b, name, name, webPort, "{addresses: [10.244.0.1], nodeName: n1}"))
+	}
+	s := anAnnouncer(b, "n1", names, append(objects, namedNode(b, 1, "", ""))...)
+	for i := 0; b.Loop(); i++ {
+		s.Put(aSlice(b, "s0", "s0", webPort, fmt.Sprintf("{addresses: [10.244.0.%d], nodeName: n1}", 1+i%200)))
+		s.Config()
+	}
+}

@@ -87,23 +87,23 @@ func newEngine(t testing.TB, c *services.Config) (*nat.Engine, []netip.Addr) {
 	return e, own
 }
 
-func apply(t testing.TB, e *nat.Engine, c *services.Config, own []netip.Addr) {
-	if err := e.Apply(c.NAT(own)); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// BenchmarkEndpointChange is one endpoint that changes among many.
+// BenchmarkEndpointChange is one endpoint that changes among many, from the object to the packet path.
 func BenchmarkEndpointChange(b *testing.B) {
 	s := aCluster(b)
-	e, own := newEngine(b, s.Config())
+	c := s.Config()
+	e, _ := newEngine(b, c)
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
 		b.StopTimer()
 		o := manyEndpointsOf(i%manyServices, i+1)
 		b.StartTimer()
 		s.Put(o)
-		apply(b, e, s.Config(), own)
+		next := s.Config()
+		amended, alone := c.Amended(next)
+		if !alone || len(amended) == 0 || e.Amend(amended) != nil {
+			b.Fatalf("%d Services are amended, alone: %t", len(amended), alone)
+		}
+		c = next
 	}
 }
 

@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"net/netip"
+	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -33,7 +35,10 @@ func (s *Source) followLeases(ctx context.Context) {
 	(&kube.Followed{Client: s.leases(), Resource: leases.Resource, Labels: leaseLabel + "=" + leaseApp, Into: leaseSink{s}}).Follow(ctx, s.causes)
 }
 
-// hold holds this node's Lease from when it serves until ctx ends, and releases it.
+// annotationUnable is that of a Lease for addresses that its node cannot answer for: CIDRs.
+const annotationUnable = "culvert/unable"
+
+// hold holds this node's Lease from when it serves until ctx ends, and releases it. What it says of addresses is written at once.
 func (s *Source) hold(ctx context.Context) {
 	select {
 	case <-ctx.Done():
@@ -58,6 +63,7 @@ func (s *Source) hold(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
+		case <-s.ableness:
 		case <-time.After(max(wait, time.Millisecond)):
 		}
 	}
@@ -69,7 +75,13 @@ func (s *Source) renew(ctx context.Context, holder, stamp string) error {
 	defer cancel()
 	name := leasePrefix + s.self
 	spec := map[string]any{"holderIdentity": holder, "leaseDurationSeconds": int64(leaseDuration / time.Second), "renewTime": stamp}
-	patch, err := json.Marshal(map[string]any{"spec": spec})
+	s.mu.Lock()
+	var unable any // null removes it
+	if len(s.unable) > 0 {
+		unable = writeCIDRs(s.unable)
+	}
+	s.mu.Unlock()
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]any{annotationUnable: unable}}, "spec": spec})
 	if err != nil {
 		return err
 	}
@@ -77,6 +89,9 @@ func (s *Source) renew(ctx context.Context, holder, stamp string) error {
 		return err
 	}
 	meta := map[string]any{"name": name, "labels": map[string]any{leaseLabel: leaseApp}}
+	if unable != nil {
+		meta["annotations"] = map[string]any{annotationUnable: unable}
+	}
 	s.mu.Lock()
 	if n := s.state.node; n != nil && n.uid != "" { // the Lease goes with the Node
 		meta["ownerReferences"] = []any{map[string]any{"apiVersion": "v1", "kind": "Node", "name": s.self, "uid": n.uid}}
@@ -123,17 +138,24 @@ func (k leaseSink) Resync() error { return nil }
 func (s *Source) putLeases(whole bool, list ...any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	nodes := map[string]bool{}
+	nodes, news := map[string]bool{}, whole
 	for _, o := range list {
-		if node, renewed, held := readLease(o); node != "" {
-			s.tenure.saw(node, renewed, held, time.Now())
-			nodes[node] = true
+		l, ok := readLease(o)
+		if !ok {
+			continue
 		}
+		news = s.tenure.saw(l.node, l.renewed, l.held, time.Now()) || news
+		if l.node != s.self {
+			s.note(s.state.SetUnable(l.node, l.unable))
+		}
+		nodes[l.node] = true
 	}
 	if whole {
 		s.tenure.keep(nodes)
 	}
-	s.judge()
+	if news {
+		s.judge()
+	}
 }
 
 func (s *Source) removeLease(name string) {
@@ -141,26 +163,55 @@ func (s *Source) removeLease(name string) {
 	defer s.mu.Unlock()
 	if node, ok := leaseNode(name); ok {
 		s.tenure.saw(node, "", false, time.Now())
+		s.state.SetUnable(node, nil)
 	}
 	s.judge()
 }
 
-// readLease returns whose Lease an object is; "" of none that can be read.
-func readLease(o any) (node, renewed string, held bool) {
+// A lease is what a Lease says of the node that it is of.
+type lease struct {
+	node, renewed string
+	held          bool
+	unable        []netip.Prefix
+}
+
+// readLease returns false for what cannot be read.
+func readLease(o any) (l lease, ok bool) {
 	u, ok := o.(*unstructured.Unstructured)
 	if !ok {
-		return "", "", false
+		return l, false
 	}
 	var spec struct {
 		HolderIdentity string `json:"holderIdentity"`
 		RenewTime      string `json:"renewTime"`
 	}
-	node, ok = leaseNode(u.GetName())
+	node, ok := leaseNode(u.GetName())
 	part, err := kube.PartOf(u, "spec")
 	if err = errors.Join(err, json.Unmarshal(part, &spec)); err != nil || !ok {
-		return "", "", false
+		return l, false
 	}
-	return node, spec.RenewTime, spec.HolderIdentity == node
+	return lease{node, spec.RenewTime, spec.HolderIdentity == node, readCIDRs(u.GetAnnotations()[annotationUnable])}, true
+}
+
+func writeCIDRs(all []netip.Prefix) string {
+	var b strings.Builder
+	for i, p := range all {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		b.WriteString(p.String())
+	}
+	return b.String()
+}
+
+// readCIDRs leaves out what is nothing of the kind, and what is too much.
+func readCIDRs(s string) (all []netip.Prefix) {
+	for part := range strings.SplitSeq(s, ",") {
+		if p, err := netip.ParsePrefix(part); err == nil && len(all) < 2*maxUnable {
+			all = append(all, p)
+		}
+	}
+	return all
 }
 
 // judge has addresses move where nodes have come or gone.

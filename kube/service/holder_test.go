@@ -28,6 +28,7 @@ type electorate struct {
 	deaf    map[string]bool // whose writes are refused; "": all
 	members map[string]*member
 	broken  string // node that cannot serve
+	taken   string // node whose kernel leads the address elsewhere
 }
 
 type member struct {
@@ -89,6 +90,9 @@ func (e *electorate) join(name string) {
 			defer e.mu.Unlock()
 			if e.broken == name {
 				return errors.New("no TUN device")
+			}
+			if e.taken == name && slices.ContainsFunc(c.Services, func(s services.Service) bool { return len(s.LoadBalancerIPs) > 0 }) {
+				return &services.TakenError{Addresses: addr(announcedAddress)}
 			}
 			m.answers = fmt.Sprint(c.Answers)
 			return nil
@@ -223,6 +227,43 @@ func TestLeases(t *testing.T) {
 		if took := e.until("the first is excluded", all[2]); took > 200*time.Millisecond {
 			t.Errorf("it takes %v after the first was excluded", took)
 		}
+	})
+}
+
+// TestLeasesUnable: a node whose kernel refuses an address says so in its Lease, and the next one owns it, until the first one can.
+func TestLeasesUnable(t *testing.T) {
+	all := order("n1", "n2", "n3")
+	inElectorate(t, 3, func(e *electorate) {
+		e.until("at the start", all[0])
+		says := func(want string) {
+			t.Helper()
+			o, err := e.api.Tracker().Get(leases, leaseNamespace, leasePrefix+all[0])
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := o.(*unstructured.Unstructured).GetAnnotations()[annotationUnable]; got != want {
+				t.Errorf("the Lease says %q, want %q", got, want)
+			}
+		}
+		take := func(name string) {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			e.taken = name
+		}
+		take(all[0])
+		e.put(balanced(t, "web", ", externalIPs: [198.51.100.9]", 80, announcedAddress)) // so that the kernel is asked
+		if took := e.until("the first cannot", all[1]); took > time.Second {
+			t.Errorf("it takes %v after the first cannot", took)
+		}
+		says(announcedAddress + "/32")
+		e.stays("the first cannot", 5*forgive, all[1])
+		says(announcedAddress + "/32")
+		take("")
+		if took := e.until("the first can", all[0]); took > forgive+time.Second {
+			t.Errorf("it takes %v after the first can", took)
+		}
+		says("")
+		e.stays("the first can", 2*forgive, all[0])
 	})
 }
 

@@ -49,24 +49,26 @@ func (t *tenure) ask(renewed string, now time.Time) {
 	t.asked[renewed] = now
 }
 
-// saw takes a node's Lease as the watch shows it. One that has been released is held by nobody.
-func (t *tenure) saw(node, renewed string, held bool, now time.Time) {
+// saw takes a node's Lease as the watch shows it, and reports whether other nodes may be alive than before. One that has been released is held by
+// nobody.
+func (t *tenure) saw(node, renewed string, held bool, now time.Time) (news bool) {
 	if node == t.self {
 		at, own := t.asked[renewed]
 		if !own || !held || !at.After(t.last) {
-			return
+			return false
 		}
 		if at.Sub(t.last) > leaseGap {
 			t.since = at
 		}
 		t.last = at
-		return
-	}
-	if !held {
-		delete(t.others, node)
-		return
+		return true
 	}
 	x := t.others[node]
+	if !held {
+		delete(t.others, node)
+		return x != nil
+	}
+	news = x == nil || !t.last.Before(t.end(x)) // most are renewed in time, and there are many
 	if x == nil {
 		x = &term{}
 		t.others[node] = x
@@ -74,6 +76,7 @@ func (t *tenure) saw(node, renewed string, held bool, now time.Time) {
 	if x.renewed != renewed {
 		x.renewed, x.ends = renewed, now.Add(leaseDuration)
 	}
+	return news
 }
 
 // keep forgets all other nodes but some, whose Leases are all that there are.

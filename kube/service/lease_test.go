@@ -11,14 +11,18 @@ import (
 func TestTenure(t *testing.T) {
 	start := time.Now()
 	at := func(s float64) time.Time { return start.Add(time.Duration(s * float64(time.Second))) }
-	type step func(*tenure)
+	type step func(*tenure) (news bool)
 	own := func(s float64) step { // renewed and seen at once
-		return func(x *tenure) { x.ask(fmt.Sprint(s), at(s)); x.saw("n1", fmt.Sprint(s), true, at(s)) }
+		return func(x *tenure) bool { x.ask(fmt.Sprint(s), at(s)); return x.saw("n1", fmt.Sprint(s), true, at(s)) }
 	}
-	asked := func(s float64) step { return func(x *tenure) { x.ask(fmt.Sprint(s), at(s)) } }
-	shown := func(s, now float64) step { return func(x *tenure) { x.saw("n1", fmt.Sprint(s), true, at(now)) } }
-	other := func(stamp, s float64) step { return func(x *tenure) { x.saw("n2", fmt.Sprint(stamp), true, at(s)) } }
-	released := func(s float64) step { return func(x *tenure) { x.saw("n2", "r", false, at(s)) } }
+	asked := func(s float64) step { return func(x *tenure) bool { x.ask(fmt.Sprint(s), at(s)); return false } }
+	shown := func(s, now float64) step {
+		return func(x *tenure) bool { return x.saw("n1", fmt.Sprint(s), true, at(now)) }
+	}
+	other := func(stamp, s float64) step {
+		return func(x *tenure) bool { return x.saw("n2", fmt.Sprint(stamp), true, at(s)) }
+	}
+	released := func(s float64) step { return func(x *tenure) bool { return x.saw("n2", "r", false, at(s)) } }
 	one, two := []string{"n1"}, []string{"n1", "n2"}
 	for _, test := range []struct {
 		name  string
@@ -44,9 +48,14 @@ func TestTenure(t *testing.T) {
 		{"it is back, and the other does not come", []step{own(0), other(0, 1), asked(3), own(60), own(63), own(66), own(68)}, one},
 		{"renewals are seen in another order", []step{own(0), other(0, 1), own(3), own(6), asked(8), asked(9), shown(9, 9), shown(8, 9)}, one},
 	} {
-		x := newTenure("n1")
-		for _, s := range test.steps {
-			s(x)
+		x, before := newTenure("n1"), []string(nil)
+		for i, s := range test.steps {
+			news := s(x)
+			if now := x.alive(); !news && !slices.Equal(now, before) {
+				t.Errorf("%s: step %d is no news, and of %v it makes %v", test.name, i, before, now)
+			} else {
+				before = now
+			}
 		}
 		if got := x.alive(); !slices.Equal(got, test.want) {
 			t.Errorf("%s: %v, want %v", test.name, got, test.want)
@@ -73,6 +82,9 @@ func TestTenure(t *testing.T) {
 		t.Errorf("after that, renewed at %v", due.Sub(at(0)))
 	}
 	other(9, 9)(x)
+	if other(9.5, 9.5)(x) {
+		t.Error("a renewal in time is news")
+	}
 	x.keep(map[string]bool{"n1": true})
 	if got := x.alive(); !slices.Equal(got, one) {
 		t.Errorf("a Lease that is not there any more: %v", got)

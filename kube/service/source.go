@@ -3,6 +3,7 @@ package service
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -32,6 +33,7 @@ type Source struct {
 	namespace string
 	announces bool
 	serving   chan struct{} // closed by began when something is served
+	ableness  chan struct{} // unable has changed
 	began     sync.Once
 
 	// Of Run alone.
@@ -46,6 +48,8 @@ type Source struct {
 	changed  bool            // +checklocks:mu
 	events   []kube.Event    // +checklocks:mu
 	tenure   *tenure         // +checklocks:mu
+	// unable is what this node's Lease says: addresses that it cannot answer for.
+	unable []netip.Prefix // +checklocks:mu
 }
 
 // NewSource returns the Source of the node called self, whose Lease is in a namespace. base is what no object says. Run makes it work.
@@ -56,7 +60,7 @@ func NewSource(client dynamic.Interface, mode Mode, self, namespace string, base
 		reporter: &kube.Reporter{Client: client, Causes: causes, Self: self, Node: self, Instance: self},
 		checks:   checks{answering: map[asked]*answering{}}, closed: map[Name]string{},
 		state: NewState(mode, self, base), complete: map[string]bool{}, tenure: newTenure(self), namespace: namespace, announces: len(base.Announce) > 0,
-		serving: make(chan struct{}),
+		serving: make(chan struct{}), ableness: make(chan struct{}, 1),
 	}
 }
 
@@ -169,6 +173,10 @@ func (s *Source) apply(serve func(*services.Config) error) {
 		}
 		s.mu.Lock()
 		s.tell(s.state.Events()...) // what the kernel refuses again is no news
+		if unable := s.state.Unable(); !slices.Equal(unable, s.unable) {
+			s.unable = unable
+			signal(s.ableness)
+		}
 		s.mu.Unlock()
 		s.checks.healthy.Store(err == nil)
 		s.answer(c, checks)

@@ -40,6 +40,11 @@ type State struct {
 	told    map[string]string           // what an Event has said of an object
 	wrong   map[string]report           // what there is to say
 	taken   map[netip.Addr]bool         // addresses that the node's kernel has refused
+
+	// For announce.go.
+	unable  map[string][]netip.Prefix // of other nodes: addresses that they cannot answer for
+	bidders map[string]bool           // the nodes that could announce anything when winners were found
+	winners map[lot]string            // of those nodes; nil: to be found anew
 }
 
 // NewState returns the State of a node, to which base belongs: its addresses, where it has any, stand in place of the Node's.
@@ -47,7 +52,7 @@ func NewState(mode Mode, self string, base *services.Config) *State {
 	return &State{
 		mode: mode, self: self, base: base, services: map[Name]*service{}, slices: map[Name]map[string]*slice{}, owners: map[Name]Name{},
 		served: map[Name][]services.Service{}, told: map[string]string{}, wrong: map[string]report{}, taken: map[netip.Addr]bool{},
-		others: map[Name]*node{},
+		others: map[Name]*node{}, unable: map[string][]netip.Prefix{},
 	}
 }
 
@@ -106,7 +111,7 @@ func (s *State) Put(o *Object) bool {
 		if s.node == nil || s.node.zone != next.zone {
 			clear(s.served)
 		}
-		s.node, s.fronts = next, nil
+		s.node, s.fronts, s.winners = next, nil, nil
 	}
 	return true
 }
@@ -189,7 +194,7 @@ func (s *State) Refuse(addresses []netip.Addr) (more bool) {
 		more = more || !s.taken[a]
 		s.taken[a] = true
 	}
-	s.fronts = nil
+	s.fronts, s.winners = nil, nil
 	return more
 }
 
@@ -202,7 +207,7 @@ func (s *State) Rebase(base *services.Config) error {
 			return err
 		}
 	}
-	s.base, s.fronts = base, nil
+	s.base, s.fronts, s.winners = base, nil, nil
 	return nil
 }
 
@@ -212,7 +217,7 @@ func (s *State) Forgive() bool {
 		return false
 	}
 	clear(s.taken)
-	s.fronts = nil
+	s.fronts, s.winners = nil, nil
 	return true
 }
 

@@ -277,3 +277,24 @@ func (s *Set) Replace(c *Config) (*Draft, error) {
 	}
 	return d, nil
 }
+
+// Amend returns a Draft in which services stand in place of those of the same name, address, port and protocol in the Config of a Host before,
+// or all that is wrong with them. It costs what changes, however many others there are.
+func (s *Set) Amend(services []Service) (*Draft, error) {
+	d, k := s.Draft(), &checker{of: "config"}
+	faults := make([]error, 0, len(services))
+	for i := range services {
+		services[i].validateFrontend(k, at("Services", i))
+		key := Key{Kind: kindService, Name: services[i].key()}
+		if s.committed.host == nil || s.pieces[key] == nil {
+			faults = append(faults, fmt.Errorf("rules: %s: there is none to amend; replace the configuration", key))
+			continue
+		}
+		faults = append(faults, d.put(key, Resource{Order: orderMapping, Service: &services[i]}))
+	}
+	if err := errors.Join(append(k.faults, faults...)...); err != nil {
+		d.Discard()
+		return nil, err
+	}
+	return d, nil
+}

@@ -1,0 +1,161 @@
+package integration
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"sigs.k8s.io/yaml"
+)
+
+// A kubeMalformed is a Service, or its EndpointSlice, that is not what it should be, and the field that an Event and the log name.
+type kubeMalformed struct{ service, slice, field string }
+
+// 10.96.0.20 stands for an address of each Service's own.
+const kubeWeb = "spec: {clusterIP: 10.96.0.20, ports: [{port: 80}]"
+
+// What has other types than the API server has is not among them: that it reads nobody can store.
+var kubeMalformedAll = []kubeMalformed{
+	{service: "spec: {clusterIP: 10.96.0.300, ports: [{port: 80}]}", field: "spec.clusterIPs[0]"},
+	{service: "spec: {clusterIP: 127.0.0.1, ports: [{port: 80}]}", field: "spec.clusterIPs[0]"},
+	{service: "spec: {clusterIP: 224.0.0.1, ports: [{port: 80}]}", field: "spec.clusterIPs[0]"},
+	{service: "spec: {clusterIP: 0.0.0.0, ports: [{port: 80}]}", field: "spec.clusterIPs[0]"},
+	{service: "spec: {clusterIP: 'fe80::1%eth0', ports: [{port: 80}]}", field: "spec.clusterIPs[0]"},
+	{service: "spec: {clusterIP: 172.18.0.2, ports: [{port: 80}]}", field: "spec.clusterIPs[0]"},
+	{service: "spec: {clusterIP: 10.244.0.7, ports: [{port: 80}]}", field: "spec.clusterIPs[0]"},
+	{service: "spec: {clusterIP: 10.96.0.11, ports: [{port: 80}]}", field: "spec.clusterIPs[0]"}, // that of shop
+	{service: "spec: {clusterIP: 10.96.0.20, ports: [{name: a, port: 0}, {name: b, port: 81}]}", field: "spec.ports[0].port"},
+	{service: "spec: {clusterIP: 10.96.0.20, ports: [{port: 65536}]}", field: "spec.ports[0].port"},
+	{service: "spec: {clusterIP: 10.96.0.20, ports: [{port: -1}]}", field: "spec.ports[0].port"},
+	{service: "spec: {clusterIP: 10.96.0.20, ports: [{port: 80, protocol: DCCP}]}", field: "spec.ports[0].protocol"},
+	{service: "spec: {clusterIP: 10.96.0.20, ports: [{name: a, port: 80}, {name: a, port: 81}]}", field: "spec.ports[1].name"},
+	{service: "spec: {clusterIP: 10.96.0.20, ports: [{name: a, port: 80}, {name: b, port: 80}]}", field: "spec.clusterIPs[0]"},
+	{service: "spec: {type: NodePort, clusterIP: 10.96.0.20, ports: [{port: 80, nodePort: 61000}]}", field: "spec.ports[0].nodePort"},
+	{service: "spec: {type: NodePort, clusterIP: 10.96.0.20, ports: [{port: 80, nodePort: 65535}]}", field: "spec.ports[0].nodePort"},
+	{service: "spec: {type: NodePort, clusterIP: 10.96.0.20, ports: [{port: 80, nodePort: -5}]}", field: "spec.ports[0].nodePort"},
+	{service: "spec: {type: NodePort, clusterIP: 10.96.0.20, ports: [{port: 80, nodePort: 30011}]}", field: "spec.ports[0].nodePort"}, // that of shop
+	{service: kubeWeb + ", externalIPs: [198.51.100, 198.51.100.9]}", field: "spec.externalIPs[0]"},
+	{service: kubeWeb + ", externalIPs: ['::1']}", field: "spec.externalIPs[0]"},
+	{service: kubeWeb + ", externalIPs: [198.51.100.7]}", field: "spec.externalIPs[0]"}, // that of shop
+	{service: kubeWeb + ", externalIPs: [10.244.0.1]}", field: "spec.externalIPs[0]"},
+	{service: "spec: {clusterIP: 10.96.0.20, externalIPs: [198.51.100.10], ports: [{port: 65535}]}", field: "spec.ports[0].port"},
+	{service: kubeWeb + ", loadBalancerSourceRanges: [192.0.2.0/33]}, status: {loadBalancer: {ingress: [{ip: 203.0.113.9}]}}", field: "spec.loadBalancerSourceRanges[0]"},
+	{service: kubeWeb + "}, status: {loadBalancer: {ingress: [{ip: here}]}}", field: "status.loadBalancer.ingress[0].ip"},
+	{service: kubeWeb + ", externalTrafficPolicy: Near}", field: "spec.externalTrafficPolicy"},
+	{service: kubeWeb + ", internalTrafficPolicy: Near}", field: "spec.internalTrafficPolicy"},
+	{service: kubeWeb + ", sessionAffinity: Cookie}", field: "spec.sessionAffinity"},
+	{service: kubeWeb + ", sessionAffinity: ClientIP, sessionAffinityConfig: {clientIP: {timeoutSeconds: 86401}}}", field: "spec.sessionAffinityConfig.clientIP.timeoutSeconds"},
+	{service: "spec: {type: LoadBalancer, clusterIP: 10.96.0.20, externalTrafficPolicy: Local, healthCheckNodePort: 70000, ports: [{port: 80}]}", field: "spec.healthCheckNodePort"},
+	{slice: "addressType: IPv5, endpoints: [{addresses: [10.244.0.9]}]", field: "addressType"},
+	{slice: "addressType: IPv4, endpoints: [{addresses: [x]}, {addresses: [10.244.0.9]}]", field: "endpoints[0].addresses[0]"},
+	{slice: "addressType: IPv4, endpoints: [{addresses: ['fd24::9']}]", field: "endpoints[0].addresses[0]"},
+	{slice: "addressType: IPv4, endpoints: [{addresses: [169.254.169.254]}]", field: "endpoints[0].addresses[0]"},
+	{slice: "addressType: IPv4, endpoints: [{addresses: []}]", field: "endpoints[0].addresses"},
+	{slice: "addressType: IPv4, endpoints: [], ports: [{name: a, port: 99999}]", field: "ports[0].port"},
+	{slice: "addressType: IPv4, endpoints: [], ports: [{name: a, port: 80, protocol: ICMP}]", field: "ports[0].protocol"},
+}
+
+// store puts the malformed object where the API server has those that it has accepted, under a name of its own.
+func (m *kubeMalformed) store(l *kubeAnnounceLab, i int) (kind, name string) {
+	l.Helper()
+	put := func(kind, apiVersion, at, text string) {
+		o := object{}
+		if err := yaml.Unmarshal([]byte("{"+text+"}"), &o); err != nil {
+			l.Fatalf("%v in %s", err, text)
+		}
+		o["apiVersion"], o["kind"] = apiVersion, kind
+		o["metadata"] = object{"namespace": "default", "name": name, "uid": fmt.Sprintf("%s-%s", strings.ToLower(kind), name),
+			"labels":            object{"kubernetes.io/service-name": name},
+			"creationTimestamp": time.Now().Add(time.Hour).UTC().Format(time.RFC3339)} // younger than all that is good
+		l.api.store(l.T, "/registry/"+at+"/default/"+name, o)
+	}
+	name = fmt.Sprintf("bad-%d", i)
+	if m.slice == "" {
+		put("Service", "v1", "services/specs", strings.Replace(m.service, "10.96.0.20", fmt.Sprintf("10.96.2.%d", i+1), 1))
+		return "Service", name
+	}
+	put("Service", "v1", "services/specs", fmt.Sprintf("spec: {clusterIP: 10.96.1.%d, ports: [{name: a, port: 80}]}", i+1))
+	put("EndpointSlice", "discovery.k8s.io/v1", "endpointslices", m.slice)
+	return "EndpointSlice", name
+}
+
+// TestKubeServices: nodes under a real API server and the rights of their manifest serve a Service, one by a device and another by sockets
+// without any capability, and follow its endpoints. Of malformed Services and slices, an Event and a line of the log name the field of each,
+// and no other is affected.
+func TestKubeServices(t *testing.T) {
+	isolated(t, func(t *testing.T) {
+		l := newKubeAnnounceLab(t)
+		l.apply(object{"apiVersion": "v1", "kind": "Service", "metadata": object{"name": "shop", "namespace": "default"},
+			"spec": object{"type": "NodePort", "clusterIP": "10.96.0.11", "externalIPs": []string{"198.51.100.7"},
+				"ports": []object{{"name": "http", "port": 80, "nodePort": 30011, "protocol": "TCP"}}}})
+		endpoint := func(host, node string) {
+			t.Helper()
+			l.apply(object{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+				"metadata":  object{"name": "shop-1", "namespace": "default", "labels": object{"kubernetes.io/service-name": "shop"}},
+				"ports":     []object{{"name": "http", "port": 8080, "protocol": "TCP"}},
+				"endpoints": []object{{"addresses": []string{serviceAddresses[host][0]}, "nodeName": node}}})
+		}
+		endpoint("pa", "n1")
+		l.join(l.n1)
+		file, flags := l.given(l.n2, "services: {mode: sockets, pods: [10.244.0.0/16]}\n")
+		l.nodes["n2"] = startUnprivileged(l.n2, file, flags...)
+		places := []struct {
+			from *peerHost
+			to   string
+		}{{l.n1, "10.96.0.11:80"}, {l.a, "10.96.0.11:80"}, {l.c, "10.96.0.11:80"}, {l.out, "172.18.0.2:30011"}, {l.b, "172.18.0.2:30011"},
+			{l.out, "172.18.0.3:30011"}, {l.b, "172.18.0.3:30011"}}
+		served := func(when, want string) {
+			t.Helper()
+			for _, p := range places {
+				if who, _, err := l.ask(p.from, "tcp", p.to); err != nil || who != want {
+					t.Errorf("%s: %s asks %s: %q answers, want %s: %v", when, p.from.name, p.to, who, want, err)
+				}
+			}
+		}
+		served("at first", "pa")
+		endpoint("pc", "n1")
+		began := time.Now()
+		for _, p := range places {
+			eventually(t, p.to+" is answered by the new endpoint", func() error {
+				if who, _, err := l.ask(p.from, "tcp", p.to); err != nil || who != "pc" {
+					return fmt.Errorf("%q answers: %w: %v", who, errNotYet, err)
+				}
+				return nil
+			})
+		}
+		t.Logf("both nodes follow a changed endpoint within %v of the API server's answer, asked at %d places in turn", time.Since(began), len(places))
+
+		for i := range kubeMalformedAll {
+			m := &kubeMalformedAll[i]
+			kind, name := m.store(l, i)
+			eventually(t, "a line of the log for "+m.service+m.slice, func() error {
+				for line := range strings.Lines(l.nodes["n1"].output()) {
+					if strings.Contains(line, m.field+": ") && strings.Contains(line, "resource="+kind+"/default/"+name) {
+						return nil
+					}
+				}
+				return errNotYet
+			})
+			if who, _, err := l.ask(l.out, "tcp", "172.18.0.2:30011"); err != nil || who != "pc" {
+				t.Errorf("beside %s%s, %q answers: %v", m.service, m.slice, who, err)
+			}
+			eventually(t, "an Event for "+m.service+m.slice, func() error {
+				all, err := l.api.admin.list("v1", "Event", "default")
+				if err != nil {
+					return err
+				}
+				for _, e := range all {
+					if field(e, "involvedObject", "name") == name && field(e, "involvedObject", "kind") == kind && field(e, "source", "host") == "n1" &&
+						strings.Contains(field(e, "message").(string), m.field+": ") {
+						return nil
+					}
+				}
+				return errNotYet
+			})
+		}
+		t.Logf("%d malformed Services and slices, each named in the log and by an Event", len(kubeMalformedAll))
+		served("beside all that is malformed", "pc")
+		l.requireRights()
+	}, kubernetes)
+}

@@ -1,0 +1,154 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+)
+
+// benchService is a cluster address, whose ports from benchPort on are those of its endpoint.
+var (
+	benchService = netip.MustParseAddr("10.96.0.10")
+	benchCIDR    = netip.MustParsePrefix("10.96.0.0/12")
+)
+
+const benchPort = 8080
+
+// takeServices measures a cluster address that a node serves to its pod and whose endpoint is on the other node of the cluster: by culvert
+// node, and by the rules that kube-proxy writes in nftables mode.
+func (b *bench) takeServices(ctx context.Context, variants []*variant) error {
+	c := &clusters[0]
+	e := &ends{from: b.lab.Host(c.Name + "/" + c.Nodes[0].PodName), to: b.lab.Host(c.Name + "/" + c.Nodes[1].PodName), target: benchService, port: benchPort}
+	for run := range b.times.runs {
+		for i := range variants {
+			v := variants[(run+i)%len(variants)]
+			b.say("run %d of %d, cluster address: %s", run+1, b.times.runs, v.Name)
+			err := b.lab.serving(ctx, c, e, v, func() error {
+				f, err := e.measureBulk(ctx, 1, 0, &b.times, func() (sample, error) { return sample{}, nil })
+				if err != nil {
+					return err
+				}
+				b.record(v, rowService, f.bytes*8/f.seconds)
+				rate, err := e.measureDials(ctx, b.times.warmUp, b.times.dials)
+				if err == nil {
+					b.record(v, rowServiceDials, rate)
+				}
+				return err
+			})
+			if err != nil {
+				return fmt.Errorf("%s: cluster address: %w", v.Name, err)
+			}
+		}
+	}
+	return nil
+}
+
+// serving calls do while the first node of c serves what e asks for.
+func (l *Lab) serving(ctx context.Context, c *Cluster, e *ends, v *variant, do func() error) (err error) {
+	n := l.Host(c.Name + "/" + c.Nodes[0].Name)
+	if v.reference {
+		if err := n.Do(func() error { return nft(kubeProxyRules(c, e.to.Address)) }); err != nil {
+			return err
+		}
+		defer func() {
+			err = errors.Join(err, n.Do(func() error { return nft("delete table ip kube-proxy\n") }))
+		}()
+		return do()
+	}
+	var serve []object
+	for i := range dialers {
+		serve = append(serve, object{"name": fmt.Sprintf("bench-%d", i), "clusterIP": benchService, "port": benchPort + i,
+			"endpoints": []object{{"address": e.to.Address, "port": benchPort + i, "node": c.Nodes[1].Name}}})
+	}
+	const file = "services.yaml"
+	err = l.writeYAML(c.Name, file, object{"name": c.Nodes[0].Name, "services": object{"addresses": []netip.Addr{n.Address},
+		"pods": []netip.Prefix{c.PodCIDR}, "serviceCIDRs": []netip.Prefix{benchCIDR}, "serve": serve}})
+	if err != nil {
+		return err
+	}
+	p, err := l.startProcess(n, true, "node", "--config", l.path(c.Name, file))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, l.stop(p)) }()
+	p.ready = func(context.Context, *Host) error {
+		near, far, err := e.connect()
+		if err == nil {
+			near.close()
+			far.close()
+		}
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	if err := p.waitReady(ctx); err != nil {
+		return err
+	}
+	return do()
+}
+
+// kubeProxyTable is what kube-proxy of Kubernetes 1.35 has in nftables mode where Services have cluster addresses alone, but for its
+// comments and its names.
+const kubeProxyTable = `table ip kube-proxy {
+	set cluster-ips { type ipv4_addr; elements = { %[1]s }; }
+	set nodeport-ips { type ipv4_addr; elements = { %[2]s }; }
+	map no-endpoint-services { type ipv4_addr . inet_proto . inet_service : verdict; }
+	map no-endpoint-nodeports { type inet_proto . inet_service : verdict; }
+	map firewall-ips { type ipv4_addr . inet_proto . inet_service : verdict; }
+	map service-nodeports { type inet_proto . inet_service : verdict; }
+	chain firewall-check { ip daddr . meta l4proto . th dport vmap @firewall-ips; }
+	chain nodeport-endpoints-check { ip daddr @nodeport-ips meta l4proto . th dport vmap @no-endpoint-nodeports; }
+	chain service-endpoints-check { ip daddr . meta l4proto . th dport vmap @no-endpoint-services; }
+	chain cluster-ips-check {
+		ip daddr @cluster-ips reject
+		ip daddr %[3]s drop
+	}
+	chain mark-for-masquerade { meta mark set meta mark or 0x4000; }
+	chain masquerading {
+		meta mark and 0x4000 == 0 return
+		meta mark set meta mark xor 0x4000
+		masquerade fully-random
+	}
+%[4]s
+	map service-ips { type ipv4_addr . inet_proto . inet_service : verdict; elements = { %[5]s }; }
+	chain services {
+		ip daddr . meta l4proto . th dport vmap @service-ips
+		ip daddr @nodeport-ips meta l4proto . th dport vmap @service-nodeports
+	}
+	chain filter-prerouting-pre-dnat { type filter hook prerouting priority dstnat - 10; ct state new jump firewall-check; }
+	chain filter-output-pre-dnat { type filter hook output priority -110; ct state new jump firewall-check; }
+	chain filter-input {
+		type filter hook input priority filter
+		ct state new jump nodeport-endpoints-check
+		ct state new jump service-endpoints-check
+	}
+	chain filter-forward {
+		type filter hook forward priority filter
+		ct state new jump service-endpoints-check
+		ct state new jump cluster-ips-check
+	}
+	chain filter-output {
+		type filter hook output priority filter
+		ct state new jump service-endpoints-check
+		ct state new jump cluster-ips-check
+	}
+	chain nat-prerouting { type nat hook prerouting priority dstnat; jump services; }
+	chain nat-output { type nat hook output priority -100; jump services; }
+	chain nat-postrouting { type nat hook postrouting priority srcnat; jump masquerading; }
+}
+`
+
+// kubeProxyRules serve as the file of culvert node does.
+func kubeProxyRules(c *Cluster, endpoint netip.Addr) string {
+	var chains, services strings.Builder
+	for i := range dialers {
+		port := benchPort + i
+		fmt.Fprintf(&chains, "\tchain endpoint-%[1]d {\n\t\tip saddr %[2]s jump mark-for-masquerade\n\t\tmeta l4proto tcp dnat to %[2]s:%[1]d\n\t}\n"+
+			"\tchain service-%[1]d {\n\t\tip daddr %[3]s ip saddr != %[4]s jump mark-for-masquerade\n\t\tnumgen random mod 1 vmap { 0 : goto endpoint-%[1]d }\n\t}\n",
+			port, endpoint, benchService, c.PodCIDR)
+		fmt.Fprintf(&services, "%s . tcp . %d : goto service-%[2]d, ", benchService, port)
+	}
+	return fmt.Sprintf(kubeProxyTable, benchService, c.Nodes[0].Underlay, benchCIDR, chains.String(), services.String())
+}

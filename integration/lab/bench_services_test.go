@@ -1,0 +1,35 @@
+package lab
+
+import (
+	"testing"
+	"time"
+
+	"culvert/integration/need"
+)
+
+// TestKubeProxyRules: the rules that stand for kube-proxy serve every port of the cluster address, and are gone afterwards.
+func TestKubeProxyRules(t *testing.T) {
+	l := buildOne(t, true)
+	need.Kernel(t, "nft", MissingForReference())
+	e := within(l, "rome/pod1", "rome/pod2")
+	e.target, e.port = benchService, benchPort
+	const short = 100 * time.Millisecond
+	n := l.Host("rome/node1")
+	before := inventory(t, n)
+	err := l.serving(t.Context(), &clusters[0], e, &referenceAsIs, func() error {
+		if err := n.Do(func() error { return nft("list table ip kube-proxy\n") }); err != nil {
+			t.Error(err)
+		}
+		rate, err := e.measureDials(t.Context(), short, short)
+		if err == nil && rate < 100 {
+			t.Errorf("%.0f connections per second, want hundreds at least", rate)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if after := inventory(t, n); after != before {
+		t.Errorf("left behind:\n%s\nthere was:\n%s", after, before)
+	}
+}
