@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -18,8 +19,8 @@ const scratch = "/run/culvert"
 
 // confine takes from this thread, and so from what it starts, all that a pod of the
 // level restricted with a read-only root does not have. Nothing gives it back: the
-// thread must end.
-func confine() error {
+// thread must end. What it starts finds a folder at kubeState, if that is not "".
+func confine(volume string) error {
 	if err := os.MkdirAll(scratch, 0o755); err != nil {
 		return err
 	}
@@ -29,8 +30,24 @@ func confine() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
 	}
+	if volume != "" {
+		if err := unix.Mount("var", filepath.Dir(kubeState), "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755"); err != nil {
+			return fmt.Errorf("mount %s: %w", filepath.Dir(kubeState), err)
+		}
+		if err := os.Mkdir(kubeState, 0o755); err != nil {
+			return err
+		}
+		if err := unix.Mount(volume, kubeState, "", unix.MS_BIND, ""); err != nil {
+			return fmt.Errorf("mount %s: %w", kubeState, err)
+		}
+	}
 	if err := unix.MountSetattr(unix.AT_FDCWD, "/", unix.AT_RECURSIVE, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}); err != nil {
 		return fmt.Errorf("make the root read-only: %w", err)
+	}
+	if volume != "" {
+		if err := unix.MountSetattr(unix.AT_FDCWD, kubeState, 0, &unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY}); err != nil {
+			return fmt.Errorf("make %s writable: %w", kubeState, err)
+		}
 	}
 	if err := unix.Mount("scratch", scratch, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0777,size=16m"); err != nil {
 		return fmt.Errorf("mount %s: %w", scratch, err)
@@ -75,7 +92,7 @@ func (p *peerProcess) requireConfined(t *testing.T, uid, gid uint32) {
 		fields := strings.Fields(line)
 		if fields[4] == scratch {
 			writable++
-		} else if !strings.HasPrefix(fields[5], "ro") {
+		} else if fields[4] != kubeState && !strings.HasPrefix(fields[5], "ro") {
 			t.Errorf("%s may write to %s", p.cmd.Path, fields[4])
 		}
 	}

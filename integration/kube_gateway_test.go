@@ -66,6 +66,7 @@ func TestKubeGateways(t *testing.T) {
 			testKubePods(t, way[0], way[1])
 			testKubeHosts(t, way[0], way[1])
 		}
+		t.Run("container restarts", func(t *testing.T) { testKubeRestart(t, rome, milan) })
 		t.Run("changes", func(t *testing.T) { testKubeChanges(t, rome, milan) })
 		t.Run("edits", func(t *testing.T) { testKubeEdits(t, rome, milan) })
 		t.Run("keys", func(t *testing.T) { testKubeKeys(t, rome, milan) })

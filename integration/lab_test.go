@@ -234,7 +234,7 @@ func TestLabRestart(t *testing.T) {
 	if os.Getenv(longEnv) == "" {
 		args = append(args, "--brief")
 	} else {
-		least = 8
+		least = 9
 	}
 	u.check(least, args...)
 	u.requireNothingLeft()

@@ -31,6 +31,7 @@ type peerHost struct {
 	family   peerFamily   // of the addresses in what it is told
 	group    *memoryGroup // that programs are started in; nil = this process's
 	confined bool         // programs have a read-only root and cannot gain a capability
+	volume   string       // what confined programs find at kubeState; "" = nothing
 	refused  func() error // puts a filter before the calls of programs; nil = none
 }
 
@@ -161,7 +162,7 @@ func (h *peerHost) start(credential *syscall.Credential, program string, args ..
 	}
 	err = h.do(func() error {
 		if h.confined {
-			if err := confine(); err != nil {
+			if err := confine(h.volume); err != nil {
 				return err
 			}
 		}

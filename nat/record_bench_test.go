@@ -3,6 +3,7 @@ package nat_test
 import (
 	"bytes"
 	"encoding/binary"
+	"io"
 	"runtime"
 	"testing"
 	"time"
@@ -77,8 +78,8 @@ func (s *stream) from(work []byte, i int, source, step uint32) []byte {
 	return nattest.Fix(packet)
 }
 
-// BenchmarkRecordsFirst measures in turns first packets of strangers: alone, after as many records as the keeper writes between two of its
-// pauses, and of connections that were restored. It prints ratios of medians.
+// BenchmarkRecordsFirst measures first packets of strangers after as much of records of all connections, or of those of changes, as lies
+// between two pauses, each time beside as many without; and those of connections that were restored. It prints medians of the ratios.
 func BenchmarkRecordsFirst(b *testing.B) {
 	const n = 1 << 18
 	change := func(c *nat.Config) { c.MaxConnections = 12 * n }
@@ -88,7 +89,7 @@ func BenchmarkRecordsFirst(b *testing.B) {
 		for j := range packets {
 			packets[j].Parse(s.from(work[j][:], i+j, strangers, 1))
 		}
-		begin := processorTime(b)
+		begin := threadTime(b)
 		for j := 0; j < firstTurn; j += nat.MaxLoad {
 			batch := packets[j : j+nat.MaxLoad]
 			e.Load(batch, node1)
@@ -98,8 +99,10 @@ func BenchmarkRecordsFirst(b *testing.B) {
 				}
 			}
 		}
-		return float64(processorTime(b)-begin) / firstTurn
+		return float64(threadTime(b)-begin) / firstTurn
 	}
+	runtime.LockOSThread() // whose time it is
+	defer runtime.UnlockOSThread()
 	e := engine(b, change)
 	for i := 0; i < n; i += firstTurn {
 		first(e, i, start)
@@ -107,41 +110,48 @@ func BenchmarkRecordsFirst(b *testing.B) {
 	later := start.Add(time.Second)
 	saved := records(e, 0, later)
 	e = engine(b, change)
-	anew := func(i int) float64 {
-		cost := first(e, i, later)
+	for i := 0; i < n; i += firstTurn {
+		first(e, i, start)
+	}
+	next := n
+	anew := func() float64 {
+		if next += firstTurn; next >= 1<<23 { // there are no more different packets
+			next = n
+		}
+		cost := first(e, next, later)
 		for at, more := nat.Cursor(n), true; more; { // the n have the first places
 			_, at, more = e.DeleteConnections(at, &nat.ConnFilter{}, later)
 		}
 		return cost
 	}
-	var alone, beside, restored []float64
-	block := make([]byte, 0, nat.RecordBlock)
-	next, at, r, more := n, n, (*nat.Records)(nil), false
+	anew()
+	var alone, all, changes, restored []float64
+	beside := func(ratios *[]float64, since nat.Time) {
+		err := e.Records(since, later, recordName).Write(io.Discard, func() {
+			after, without := anew(), anew()
+			*ratios, alone = append(*ratios, after/without), append(alone, without)
+		})
+		if err != nil {
+			b.Fatal(err)
+		}
+	}
 	for range b.N {
-		for range 40 {
-			if at == n {
-				at = 0
-				if got := restore(e, later, saved); got.Connections != n || !got.Whole {
-					b.Fatalf("%+v", got)
-				}
-			}
-			alone = append(alone, anew(next))
-			for range 16 {
-				if !more {
-					r = e.Records(0, later, recordName)
-				}
-				_, more = r.Next(block)
-			}
-			beside = append(beside, anew(next+firstTurn))
-			restored = append(restored, first(e, at, later))
-			if next, at = next+2*firstTurn, at+firstTurn; next >= 1<<23 { // there are no more different packets
-				next = n
-			}
+		beside(&all, 0)
+		for range 8 {
+			beside(&changes, later)
+		}
+		other := engine(b, change)
+		if got := restore(other, later, saved); got.Connections != n || !got.Whole {
+			b.Fatalf("%+v", got)
+		}
+		for i := 0; i < n; i += firstTurn {
+			restored = append(restored, first(other, i, later)/anew())
 		}
 	}
 	b.ReportMetric(middle(alone), "ns/first")
-	b.ReportMetric(middle(beside)/middle(alone), "beside/alone")
-	b.ReportMetric(middle(restored)/middle(alone), "restored/alone")
+	b.ReportMetric(middle(all), "beside-all/alone")
+	b.ReportMetric(middle(changes), "beside-changes/alone")
+	b.ReportMetric(middle(restored), "restored/alone")
 }
 
 // timedRecords is records, with what it took, and how much processor time lies between two of its pauses at most: on one P, a packet that

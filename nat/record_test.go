@@ -304,6 +304,17 @@ func TestRestoreDamaged(t *testing.T) {
 		}
 		empty(t, e)
 	}
+	// Whatever a byte is instead.
+	block := saved[:nat.RecordBlock]
+	for i := range block {
+		for flip := 1; flip < 256; flip++ {
+			block[i] ^= byte(flip)
+			if got := read(e.Restore(longLink, start), block); got != (nat.Restored{Damaged: 1}) {
+				t.Fatalf("byte %d is %#x: %+v", i, block[i], got)
+			}
+			block[i] ^= byte(flip)
+		}
+	}
 	ledger(t, e)
 }
 

@@ -183,6 +183,31 @@ func TestBothEndedMeanwhile(t *testing.T) {
 	}
 }
 
+// TestKilledMeanwhile: a gateway that is killed while it hands over leaves the other one, which starts from the folder, within two seconds.
+func TestKilledMeanwhile(t *testing.T) {
+	const n = 20_000
+	r := newReplaceableAfter(t, func(dir string) { keepStrangers(t, dir, n) })
+	r.hears("READY=1")
+	r.signal(syscall.SIGUSR2)
+	r.says("handing over", 1)
+	began := time.Now()
+	r.signal(syscall.SIGKILL)
+	next := r.started()
+	r.says("the gateway before has ended meanwhile: this one starts as if there had been none", 1)
+	until(t, "a gateway that answers", func() bool {
+		s, err := control.NewClient(r.socket).Status(t.Context())
+		return err == nil && s.Table.Connections >= n
+	}, r.log)
+	if took := time.Since(began); took > 2*time.Second {
+		t.Errorf("it started after %v\n%s", took, r.log)
+	}
+	r.Wait() // for what was killed
+	if err := syscall.Kill(next, syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the end of the other process", func() bool { return syscall.Kill(next, 0) == syscall.ESRCH }, r.log)
+}
+
 // keepStrangers leaves n translated connections in the state of a gateway whose folder is dir.
 func keepStrangers(t *testing.T, dir string, n int) {
 	t.Helper()

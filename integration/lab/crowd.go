@@ -22,7 +22,10 @@ type crowd struct {
 	close  []func() error
 	calm   time.Duration // the longest pause while nothing happened
 	wait   time.Duration // for a message of a flow that was idle
-	done   chan struct{} // closed when flows are to be silent
+
+	mayLose bool // what is lost is a figure, not a failure
+
+	done chan struct{} // closed when flows are to be silent
 
 	running sync.WaitGroup
 }

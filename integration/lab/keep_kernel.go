@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
 	"time"
 
 	"culvert/gateway/node"
@@ -13,9 +16,9 @@ import (
 // has doubled its timeout meanwhile.
 const kernelPause = time.Minute
 
-// checkKernelRestart is checkRestart of gateways of kernel parts, to compare with. Their tables of connections are the kernel's and stay;
-// they know no other connections than those between pods.
-func (l *Lab) checkKernelRestart(ctx context.Context, n int) (figure string, err error) {
+// checkKernelParts is checkRestart of gateways of kernel parts, to compare with: end ends one. Their tables of connections are the kernel's and
+// stay; they know no other connections than those between pods.
+func (l *Lab) checkKernelParts(ctx context.Context, n int, end func(*Process) error) (figure string, err error) {
 	missing := MissingForReference()
 	if l.options.Mode != node.VXLAN {
 		missing = errors.Join(missing, errors.New("its nodes use VXLAN"))
@@ -23,26 +26,33 @@ func (l *Lab) checkKernelRestart(ctx context.Context, n int) (figure string, err
 	if missing != nil {
 		return fmt.Sprintf("not measured: %v", missing), nil
 	}
+	restore, err := l.keepReferenceSysctls()
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, restore()) }() // who is killed does not
 	if err := l.useGateways(ctx, &referenceAsIs); err != nil {
 		return "", err
 	}
 	c, err := newCrowd(ctx, l, n, true)
 	if err == nil {
-		c.wait = kernelPause
+		c.wait, c.mayLose = kernelPause, true
 		err = c.settle()
 	}
 	if err == nil {
-		figure, err = l.eachGateway(c, kernelPause, func(p *Process) error { return l.restartKernelParts(ctx, p) }, func() error { return nil })
+		figure, err = l.eachGateway(c, kernelPause, func(p *Process) error {
+			if err := end(p); err != nil {
+				return err
+			}
+			return l.startKernelParts(ctx, p)
+		}, func() error { return nil })
 	}
 	err = errors.Join(err, c.end())
 	return figure, errors.Join(err, l.useGateways(ctx, &culvertGateway))
 }
 
-// restartKernelParts ends the gateway of kernel parts p and starts another in its place.
-func (l *Lab) restartKernelParts(ctx context.Context, p *Process) error {
-	if err := l.stop(p); err != nil {
-		return err
-	}
+// startKernelParts starts another gateway of kernel parts in the place of p, which has ended.
+func (l *Lab) startKernelParts(ctx context.Context, p *Process) error {
 	c := clusterOf(p.Host.Name)
 	next, err := l.startGateway(c, &referenceAsIs) // at the end of the list
 	if err != nil {
@@ -50,4 +60,41 @@ func (l *Lab) restartKernelParts(ctx context.Context, p *Process) error {
 	}
 	l.replace(p, next)
 	return errors.Join(next.waitReady(ctx), l.forgetNeighbours(c))
+}
+
+// killKernelParts ends a gateway of kernel parts by SIGKILL, and removes what it has left.
+func (l *Lab) killKernelParts(p *Process) error {
+	if err := p.kill(); err != nil {
+		return err
+	}
+	return p.Host.Do(removeKilled)
+}
+
+// keepReferenceSysctls returns what gives the gateways' hosts back the sysctls that a gateway of kernel parts sets.
+func (l *Lab) keepReferenceSysctls() (restore func() error, err error) {
+	before := make(map[*Host]map[string]string)
+	for i := range clusters {
+		h, values := l.Host(clusters[i].Name+"/gateway"), make(map[string]string)
+		before[h] = values
+		err := h.Do(func() error {
+			for name := range referenceSysctls {
+				text, err := os.ReadFile(filepath.Join("/proc/sys/net", name))
+				if err != nil {
+					return err
+				}
+				values[name] = strings.TrimSpace(string(text))
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return func() error {
+		var errs []error
+		for h, values := range before {
+			errs = append(errs, h.Do(func() error { return sysctl(values) }))
+		}
+		return errors.Join(errs...)
+	}, nil
 }

@@ -17,6 +17,10 @@ import (
 // what undoes them.
 type kernelParts struct{ undo []func() error }
 
+// referenceSysctls are what the reference gateway sets in its network namespace. Both clusters have the same pod CIDR, so a packet of the
+// tunnel has a source that routes lead elsewhere: no reverse path filter.
+var referenceSysctls = map[string]string{"ipv4/ip_forward": "1", "ipv4/conf/all/rp_filter": "0", "ipv4/conf/default/rp_filter": "0"}
+
 // remove undoes everything, last first.
 func (k *kernelParts) remove() error {
 	var errs []error
@@ -28,14 +32,13 @@ func (k *kernelParts) remove() error {
 
 // add makes everything but the TUN device, which must be there.
 func (k *kernelParts) add(c *ReferenceConfig) error {
-	// Both clusters have the same pod CIDR, so a packet of the tunnel has a source
-	// that routes lead elsewhere: no reverse path filter.
-	for name, value := range map[string]string{
-		"ipv4/ip_forward": "1", "ipv4/conf/all/rp_filter": "0", "ipv4/conf/default/rp_filter": "0", "ipv4/conf/" + referenceTUN + "/rp_filter": "0",
-	} {
+	for name, value := range referenceSysctls {
 		if err := k.setSysctl(name, value); err != nil {
 			return err
 		}
+	}
+	if err := sysctl(map[string]string{"ipv4/conf/" + referenceTUN + "/rp_filter": "0"}); err != nil { // gone with the device
+		return err
 	}
 	if err := c.addTunnelRoute(); err != nil {
 		return err
@@ -53,9 +56,7 @@ func (k *kernelParts) setSysctl(name, value string) error {
 	if err != nil {
 		return err
 	}
-	if !strings.HasPrefix(name, "ipv4/conf/"+referenceTUN) { // gone with the device
-		k.undo = append(k.undo, func() error { return sysctl(map[string]string{name: strings.TrimSpace(string(before))}) })
-	}
+	k.undo = append(k.undo, func() error { return sysctl(map[string]string{name: strings.TrimSpace(string(before))}) })
 	return sysctl(map[string]string{name: value})
 }
 
@@ -79,10 +80,37 @@ func (c *ReferenceConfig) addTunnelRoute() error {
 	return nil
 }
 
+// referenceLink begins the names of the VXLAN links, as nftScript has it.
+const referenceLink = "node"
+
+// removeKilled removes what a reference gateway that was killed has left in this thread's network namespace, but for the sysctls.
+func removeKilled() error {
+	links, err := netlink.LinkList()
+	if err != nil {
+		return err
+	}
+	rules, err := netlink.RuleList(unix.AF_INET)
+	if err != nil {
+		return err
+	}
+	errs := []error{nft("delete table ip reference\n")}
+	for _, l := range links {
+		if l.Type() == "vxlan" && strings.HasPrefix(l.Attrs().Name, referenceLink) {
+			errs = append(errs, netlink.LinkDel(l))
+		}
+	}
+	for i := range rules {
+		if rules[i].Table == referenceTable {
+			errs = append(errs, netlink.RuleDel(&rules[i]))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // addNode makes the VXLAN link to a node.
 func (k *kernelParts) addNode(c *ReferenceConfig, n *ReferenceNode) error {
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.MTU = fmt.Sprintf("node%d", n.VNI), c.MTU
+	attrs.Name, attrs.MTU = fmt.Sprintf("%s%d", referenceLink, n.VNI), c.MTU
 	link := &netlink.Vxlan{LinkAttrs: attrs, VxlanId: n.VNI, SrcAddr: c.Underlay.AsSlice(), Group: n.Underlay.AsSlice(), Port: referencePort}
 	if err := netlink.LinkAdd(link); err != nil {
 		return fmt.Errorf("add VXLAN link: %w", err)

@@ -29,5 +29,5 @@
 // (wire_test.go), and have the same ports there. A hand-over loses no translation; and when both have said what became of it, one of them carries
 // packets, whatever fails meanwhile and whenever the new one is killed. Where nothing else fails, all packets arrive (TestHandOver).
 //
-// mutants_test.go has faults of the product that the simulation finds.
+// mutants_test.go has faults of the product that the simulation finds, found_test.go the seeds of what it has found.
 package sim

@@ -1,0 +1,124 @@
+package integration
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"culvert/kube/template"
+)
+
+// kubeState is where the template's volume for what outlives a container is mounted.
+const kubeState = "/var/lib/culvert"
+
+// keepsState returns the flag by which the template has a gateway keep what it knows, on a volume that goes with the pod and not with the
+// container; nor do two pods have one address.
+func keepsState(t *testing.T, server bool) (flag string) {
+	t.Helper()
+	made, _, err := template.From(template.Default(server, "liqo", liqoNamespace), "registry.invalid/culvert:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	deployment := field(made, "spec", "template", "spec", "deployment", "spec").(object)
+	pod := field(deployment, "template", "spec").(object)
+	container := pod["containers"].([]any)[0].(object)
+	if flag = "--state=" + kubeState; !slices.Contains(container["args"].([]any), any(flag)) {
+		t.Fatalf("no %s in %q", flag, container["args"])
+	}
+	for _, m := range container["volumeMounts"].([]any) {
+		for _, v := range pod["volumes"].([]any) {
+			if m, v := m.(object), v.(object); m["mountPath"] == kubeState && m["name"] == v["name"] && m["readOnly"] == nil && v["emptyDir"] != nil {
+				if how := field(deployment, "strategy", "type"); how != "Recreate" {
+					t.Fatalf("strategy %v", how)
+				}
+				return flag
+			}
+		}
+	}
+	t.Fatalf("no volume of the pod at %s", kubeState)
+	return ""
+}
+
+// testKubeRestart ends the container of rome's gateway, and starts another in the same pod. Of two connections of nodes, which come from one
+// address and one port, one has another port: the far end can speak first on both all the same.
+func testKubeRestart(t *testing.T, rome, milan *kubeLab) {
+	const source = 40404
+	flag := keepsState(t, rome.mode == "server")
+	volume := t.TempDir()
+	if err := os.Chmod(volume, 0o777); err != nil { // as kubelet makes one
+		t.Fatal(err)
+	}
+	start := func(more ...string) {
+		t.Helper()
+		rome.ready(rome.startLiqoGateway(unprivilegedUID, unprivilegedUID, more...))
+	}
+	rome.culvert.stop()
+	rome.gatewayHost.volume = volume
+	defer func() {
+		rome.culvert.stop()
+		rome.gatewayHost.volume = ""
+		start()
+	}()
+	start(flag)
+	rome.culvert.requireConfined(t, unprivilegedUID, unprivilegedUID)
+	rome.connected()
+
+	pod := milan.pod(&kubeNodes[0], 5)
+	l, err := milan.pods[0].listen("tcp4", net.JoinHostPort(pod, exchangePort))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	var near, far []net.Conn
+	var seen []string
+	for _, node := range rome.nodes {
+		var conn net.Conn
+		err := node.do(func() error {
+			d := net.Dialer{Timeout: startTimeout, LocalAddr: &net.TCPAddr{Port: source}}
+			conn, err = d.Dial("tcp4", net.JoinHostPort(milan.seen(pod), exchangePort))
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		accepted, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer accepted.Close()
+		near, far, seen = append(near, conn), append(far, accepted), append(seen, accepted.RemoteAddr().String())
+	}
+	own := fmt.Sprintf("%s:%d", rome.seen(rome.unknown()), source)
+	if seen[0] != own || seen[1] == own || !strings.HasPrefix(seen[1], rome.seen(rome.unknown())+":") {
+		t.Fatalf("the far end sees %q, want %s and another port", seen, own)
+	}
+	for _, end := range []struct {
+		name string
+		do   func()
+	}{
+		{"SIGTERM", func() { rome.culvert.stop() }}, // whichever runs
+		{"SIGKILL", func() { rome.culvert.cmd.Process.Kill(); <-rome.culvert.ended }},
+	} {
+		began := time.Now()
+		end.do()
+		start(flag)
+		for i, conn := range far {
+			said := fmt.Sprintf("%s %d", end.name, i)
+			if _, err := conn.Write([]byte(said)); err != nil {
+				t.Fatalf("%s: %v", said, err)
+			}
+			heard := make([]byte, len(said))
+			near[i].SetDeadline(time.Now().Add(startTimeout))
+			if _, err := io.ReadFull(near[i], heard); err != nil || string(heard) != said {
+				t.Fatalf("%s: the client hears %q, %v", said, heard, err)
+			}
+		}
+		t.Logf("%s: both heard within %v", end.name, time.Since(began).Round(time.Millisecond))
+	}
+}
