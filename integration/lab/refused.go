@@ -207,10 +207,15 @@ func rejected(ctx context.Context, e *ends) error {
 // a keepalive or a probe of the path MTU, may happen between every two looks.
 const noTracePatience = 20 * time.Second
 
-// noTrace sends SIGHUP, wants a refusal for the given reason, and compares before and after what
-// the gateway says of its configuration, rules, routes and connections, its counters and sockets.
+// noTrace sends SIGHUP, wants a refusal for the given reason, and compares the gateway's configuration,
+// rules, routes, connections, counters and sockets before and after. Of these, nothing but a reload changes the
+// first three: a difference there is a trace at once.
 func (l *Lab) noTrace(ctx context.Context, i int, want string) error {
 	p := l.gateway(i)
+	stands, err := l.configured(ctx, i)
+	if err != nil {
+		return err
+	}
 	var difference string
 	for began := time.Now(); time.Since(began) < noTracePatience; {
 		before, err := l.settled(ctx, i)
@@ -222,6 +227,13 @@ func (l *Lab) noTrace(ctx context.Context, i int, want string) error {
 		}
 		if line := tail(p.Log, 1); !strings.Contains(line, want) {
 			return fmt.Errorf("the log says: %s", line)
+		}
+		still, err := l.configured(ctx, i)
+		if err != nil {
+			return err
+		}
+		if !slices.Equal(stands, still) {
+			return fmt.Errorf("a trace: %s", differences(stands, still))
 		}
 		after, err := l.view(ctx, i)
 		if err != nil {

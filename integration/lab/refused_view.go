@@ -3,7 +3,6 @@ package lab
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -48,7 +47,7 @@ func differences(before, after []string) string {
 }
 
 // view returns the lines of a gateway's metrics, without those that time or looking at
-// them moves, its open sockets, and what its control socket tells.
+// them moves, its open sockets and its connections.
 func (l *Lab) view(ctx context.Context, i int) ([]string, error) {
 	p := l.gateway(i)
 	metrics, err := gatewayGet(ctx, p.Host, "/metrics")
@@ -74,34 +73,37 @@ func (l *Lab) view(ctx context.Context, i int) ([]string, error) {
 	if l.options.Sandbox.Runsc != "" { // its control socket is not the host's
 		return lines, nil
 	}
-	told, err := toldOf(ctx, gatewaycontrol.NewClient(l.socket(i)))
-	return append(lines, told...), err
+	var connections []*gatewaycontrol.Connection
+	err = gatewaycontrol.Each(ctx, gatewaycontrol.NewClient(l.socket(i)), "/v1/connections", nil, func(n *gatewaycontrol.Connection) bool {
+		n.IdleSeconds, n.LeftSeconds = 0, 0
+		connections = append(connections, n)
+		return true
+	})
+	slices.SortFunc(connections, func(a, b *gatewaycontrol.Connection) int { return cmp.Compare(a.ID, b.ID) })
+	for _, n := range connections {
+		lines = append(lines, fmt.Sprintf("%+v", *n))
+	}
+	return lines, err
 }
 
-// toldOf returns the configuration that a gateway says it has, its rules, routes and connections.
-func toldOf(ctx context.Context, c *gatewaycontrol.Client) ([]string, error) {
+// configured returns which file a gateway says its configuration is, and its rules and routes.
+func (l *Lab) configured(ctx context.Context, i int) ([]string, error) {
+	if l.options.Sandbox.Runsc != "" { // its control socket is not the host's
+		return nil, nil
+	}
+	c := gatewaycontrol.NewClient(l.socket(i))
 	s, err := c.Status(ctx)
 	if err != nil {
 		return nil, err
 	}
-	all := []any{[]string{s.ConfigFile, s.ConfigSum}}
-	var connections []*gatewaycontrol.Connection
-	err = errors.Join(
-		gatewaycontrol.Each(ctx, c, "/v1/rules", nil, func(r *gatewaycontrol.Rule) bool { all = append(all, r); return true }),
-		gatewaycontrol.Each(ctx, c, "/v1/routes", nil, func(r *gatewaycontrol.Route) bool { all = append(all, r); return true }),
-		gatewaycontrol.Each(ctx, c, "/v1/connections", nil, func(n *gatewaycontrol.Connection) bool {
-			n.IdleSeconds, n.LeftSeconds = 0, 0
-			connections = append(connections, n)
-			return true
-		}))
-	slices.SortFunc(connections, func(a, b *gatewaycontrol.Connection) int { return cmp.Compare(a.ID, b.ID) })
-	for _, n := range connections {
-		all = append(all, n)
-	}
-	told := make([]string, len(all))
-	for i, v := range all {
-		text, e := json.Marshal(v)
-		told[i], err = string(text), errors.Join(err, e)
-	}
-	return told, err
+	lines := []string{s.ConfigFile + " " + s.ConfigSum}
+	err = gatewaycontrol.Each(ctx, c, "/v1/rules", nil, func(r *gatewaycontrol.Rule) bool {
+		r.Packets, r.Bytes = nil, nil
+		lines = append(lines, fmt.Sprintf("%+v", *r))
+		return true
+	})
+	return lines, errors.Join(err, gatewaycontrol.Each(ctx, c, "/v1/routes", nil, func(r *gatewaycontrol.Route) bool {
+		lines = append(lines, fmt.Sprintf("%+v", *r))
+		return true
+	}))
 }
