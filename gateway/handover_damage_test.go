@@ -174,6 +174,12 @@ func TestFaultyNewProcess(t *testing.T) {
 func fakeOld(t *testing.T, talk func(*handover.Line)) (socket string) {
 	t.Helper()
 	socket = filepath.Join(t.TempDir(), "old.sock")
+	fakeOldAt(t, socket, talk)
+	return socket
+}
+
+func fakeOldAt(t *testing.T, socket string, talk func(*handover.Line)) {
+	t.Helper()
 	l, err := net.Listen("unix", socket)
 	if err != nil {
 		t.Fatal(err)
@@ -192,7 +198,6 @@ func fakeOld(t *testing.T, talk func(*handover.Line)) (socket string) {
 		talk(handover.NewLine(conn.(*net.UnixConn)))
 	}()
 	t.Cleanup(func() { l.Close(); <-done })
-	return socket
 }
 
 // TestFaultyOldProcess: the new one gives up, says why, and leaves nothing open.

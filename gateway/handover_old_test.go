@@ -1,8 +1,15 @@
 package gateway
 
 import (
+	"bufio"
 	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -28,6 +35,85 @@ var oldSteps = []struct {
 	{"after the cut", func(l *handover.Line, _ int) error {
 		return l.SendJSON(handover.KindCut, &handover.Cut{Stopped: monotonic()}, time.Second)
 	}, handover.KindForwarding},
+}
+
+// sayUpTo says and awaits what comes in the first steps.
+func sayUpTo(t *testing.T, l *handover.Line, relay, steps int) {
+	for i := range steps {
+		sayStep(t, l, relay, i)
+	}
+}
+
+func sayStep(t *testing.T, l *handover.Line, relay, i int) {
+	s := &oldSteps[i]
+	if s.say != nil {
+		if err := s.say(l, relay); err != nil {
+			t.Error(err)
+		}
+	}
+	if s.await != 0 {
+		if _, _, err := l.Want(s.await, 5*time.Second); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// hungEnv makes this a process that hangs in a hand-over, which is asked at the socket of that name.
+const hungEnv = "CULVERT_HUNG_OLD"
+
+// TestHungOldProcessIsEnded: one that says nothing when it has been told to stop may have stopped. It is ended, and packets pass within two seconds.
+func TestHungOldProcessIsEnded(t *testing.T) {
+	if socket := os.Getenv(hungEnv); socket != "" {
+		fakeOldAt(t, socket, func(l *handover.Line) {
+			_, theirs, err := relayPair()
+			if err != nil {
+				t.Fatal(err)
+			}
+			sayUpTo(t, l, theirs, len(oldSteps)-1)
+			fmt.Println("told to stop")
+			select {}
+		})
+		fmt.Println("listens")
+		select {}
+	}
+	p, _ := newHandPair(t)
+	p.rome.stop() // its ports are free
+	socket := filepath.Join(t.TempDir(), "hung.sock")
+	cmd := exec.Command("/proc/self/exe", "-test.run=^"+t.Name()+"$")
+	cmd.Env = append(os.Environ(), hungEnv+"="+socket)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Process.Kill()
+	lines := bufio.NewScanner(out)
+	said := func(want string) {
+		for lines.Scan() && lines.Text() != want {
+		}
+	}
+	said("listens")
+	stopped := make(chan time.Time, 1)
+	go func() {
+		said("told to stop")
+		stopped <- time.Now()
+		io.Copy(io.Discard, out)
+	}()
+	g, err := p.nextRome(t, socket, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	serve(t, g)
+	p.there(t, 1)
+	if took := time.Since(<-stopped); took > 2*time.Second {
+		t.Errorf("packets pass %v after it was told to stop", took)
+	}
+	cmd.Wait()
+	if s, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || s.Signal() != syscall.SIGKILL {
+		t.Errorf("the process that hung: %v", cmd.ProcessState)
+	}
 }
 
 // oldFaults are what an old process may do, and what the new one says of it before the cut.
@@ -61,21 +147,11 @@ func TestOldProcessFailsAtEachStep(t *testing.T) {
 				defer unix.Close(theirs)
 				cut := make(chan time.Time, 1)
 				socket := fakeOld(t, func(l *handover.Line) {
-					for _, s := range oldSteps[:last+1] {
-						if s.say != nil {
-							if err := s.say(l, theirs); err != nil {
-								t.Error(err)
-							}
-						}
-						if s.await == handover.KindForwarding {
-							cut <- time.Now()
-						}
-						if s.await != 0 {
-							if _, _, err := l.Want(s.await, 5*time.Second); err != nil {
-								t.Error(err)
-							}
-						}
+					sayUpTo(t, l, theirs, last)
+					if last == len(oldSteps)-1 {
+						cut <- time.Now()
 					}
+					sayStep(t, l, theirs, last)
 					fault.do(l)
 					if fault.name == "hangs" {
 						l.Want(handover.KindRefusal, time.Minute) // until the new one has gone

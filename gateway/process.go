@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"errors"
+	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -29,8 +30,11 @@ func processOf(id int) *process {
 }
 
 // ended waits for a time until the process has ended, and reports whether it has. One that nobody has waited for has: it runs no more,
-// although it can be sent signals.
+// although it can be sent signals. Nothing is known of nil.
 func (p *process) ended(within time.Duration) bool {
+	if p == nil {
+		return false
+	}
 	if p.fd < 0 {
 		time.Sleep(within)
 		return errors.Is(unix.Kill(p.id, 0), unix.ESRCH)
@@ -42,6 +46,11 @@ func (p *process) ended(within time.Duration) bool {
 			return n > 0 && err == nil
 		}
 	}
+}
+
+// kill has a process that may hang end, if it is another one and this one may, and reports whether it will. By its ID alone another could be hit.
+func (p *process) kill() bool {
+	return p != nil && p.fd >= 0 && p.id != os.Getpid() && unix.PidfdSendSignal(p.fd, unix.SIGKILL, nil, 0) == nil
 }
 
 func (p *process) close() {

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -33,6 +34,8 @@ const (
 	quietTime = 150 * time.Millisecond
 	// A process that is killed has closed its sockets before it is gone.
 	endTime = 100 * time.Millisecond
+	// stopTime is how long the old process may say nothing when it has been told to stop: it may have stopped.
+	stopTime = 1200 * time.Millisecond
 )
 
 // taking is the new process's side of a hand-over; see package handover. Nil is a gateway
@@ -50,6 +53,7 @@ type taking struct {
 	far      time.Duration    // how long the handshake took that made it; 0 = none did
 	met      func()           // there is a session with the peer
 	over     chan struct{}    // closed by finish
+	stopping bool             // the old process has been told to stop; it says soon that it has
 }
 
 // TakeOver is New in the place of the gateway that serves a control socket, which goes on if
@@ -87,7 +91,12 @@ func (t *taking) take(ctx context.Context, c *config.Config, budget Budget, log 
 		err = context.Cause(ctx)
 	}
 	t.line.Refuse(err)
-	ended := t.ended()
+	within := endTime
+	if t.stopping && errors.Is(err, os.ErrDeadlineExceeded) && t.before.kill() {
+		log.WithField("process", t.before.id).Warn("the gateway before hung in the hand-over and was ended")
+		within = stopTime // its memory goes first
+	}
+	ended := t.before.ended(within)
 	t.close()
 	if ended && ctx.Err() == nil {
 		log.WithError(err).Warn("the gateway before has ended meanwhile: this one starts as if there had been none")
@@ -97,7 +106,7 @@ func (t *taking) take(ctx context.Context, c *config.Config, budget Budget, log 
 }
 
 // ended reports whether the old process is gone for certain.
-func (t *taking) ended() bool { return t.before != nil && t.before.ended(endTime) }
+func (t *taking) ended() bool { return t.before.ended(endTime) }
 
 func (t *taking) run(ctx context.Context, c *config.Config, budget Budget, log *logrus.Logger, internal geneve.Options) (_ *Gateway, err error) {
 	goOn := context.AfterFunc(ctx, t.line.Silence)
@@ -130,6 +139,7 @@ func (t *taking) run(ctx context.Context, c *config.Config, budget Budget, log *
 	if err := t.line.Send(handover.KindReady, nil, cutTime); err != nil {
 		return nil, err
 	}
+	t.stopping = true
 	return g, t.cut(g)
 }
 
@@ -259,7 +269,11 @@ func (t *taking) hold(l *lentSocket) {
 func (t *taking) restore(g *Gateway, last handover.Kind) ([]byte, error) {
 	begin := func() *nat.Restore { return g.engine.Restore(g.linksNow().Find, clock()) }
 	for r := begin(); ; {
-		k, body, _, err := t.line.Receive(askTime)
+		within := askTime
+		if t.stopping {
+			within = stopTime
+		}
+		k, body, _, err := t.line.Receive(within)
 		switch {
 		case err != nil:
 			return nil, err
