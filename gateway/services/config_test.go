@@ -31,6 +31,11 @@ func parse(t *testing.T, change ...string) (*Config, error) {
 		}
 		text = strings.Replace(text, change[i], change[i+1], 1)
 	}
+	return parseText(t, text)
+}
+
+func parseText(t *testing.T, text string) (*Config, error) {
+	t.Helper()
 	var f File
 	if err := yaml.UnmarshalStrict([]byte(text), &f); err != nil {
 		t.Fatal(err)

@@ -37,7 +37,7 @@ type portOf struct {
 // plan returns what c comes to where the node's own addresses are own.
 func (c *Config) plan(own []netip.Addr) *plan {
 	p := &plan{nat: nat.Config{
-		MTU: maxMTU, // the device has cut what is larger than its own
+		MTU: maxMTU, // what is larger than the device, but for super-frames, the kernel has cut or refused
 		Config: rules.Config{
 			LocalPodCIDRs: c.Pods,
 			MSSClamp:      rules.MSSClamp(c.MTU - 40),
