@@ -1,0 +1,82 @@
+package integration
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"culvert/gateway/node"
+)
+
+// TestServicesOffloads: streams and trains of datagrams, of which their senders have left segmentation and checksums to network cards, are right
+// where the kernel does that work behind culvert node, by what culvert node has handed on: the links to those who get them do none of it, so
+// that receivers verify each checksum. Over both families, for clients that are masqueraded or not.
+func TestServicesOffloads(t *testing.T) {
+	beside(t, func(t *testing.T) {
+		l := newServiceLab(t)
+		l.start(served("web", "tcp", 10, "", "pb"), served("dns", "udp", 10, "", "pb"))
+		for host, links := range map[*peerHost][]string{l.n1: {"lan", "pc"}, l.n2: {"lan", "pb"}} {
+			for _, link := range links {
+				err := host.do(func() error {
+					return node.SetFeatures(link, false, "tx-checksum-ip-generic", "tx-tcp-segmentation", "tx-tcp6-segmentation", node.FeatureUDPSegmentation)
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		for _, to := range []string{"10.96.0.10:80", "[fd96::10]:80", "172.18.0.2:30010", "[fd18::2]:30010"} {
+			if err := l.c.do(func() error { return errors.Join(echoes(to), answersTrain(to)) }); err != nil {
+				t.Errorf("%s: %v", to, err)
+			}
+		}
+	}, programs("ip", "ip"))
+}
+
+// echoes sends a stream, and wants it back.
+func echoes(to string) error {
+	conn, err := net.DialTimeout("tcp", to, askPatience)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(30 * time.Second))
+	sent, err := io.ReadAll(io.LimitReader(randomBytes(3), 4<<20))
+	if err != nil {
+		return err
+	}
+	failed := make(chan error, 1)
+	go func() {
+		_, err := conn.Write(sent)
+		failed <- errors.Join(err, conn.(*net.TCPConn).CloseWrite())
+	}()
+	got, err := io.ReadAll(conn)
+	if err = errors.Join(err, <-failed); err == nil && !bytes.HasSuffix(got, sent) {
+		err = fmt.Errorf("%d bytes come back, not the %d that were sent", len(got), len(sent))
+	}
+	return err
+}
+
+// answersTrain sends a train of datagrams, and wants an answer to each.
+func answersTrain(to string) error {
+	const size, datagrams = 1000, 20
+	conn, err := net.DialTimeout("udp", to, askPatience)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(askPatience))
+	if _, _, err := conn.(*net.UDPConn).WriteMsgUDP(make([]byte, size*datagrams), segmentOption(size), nil); err != nil {
+		return err
+	}
+	for i := range datagrams {
+		if _, err := conn.Read(make([]byte, 100)); err != nil {
+			return fmt.Errorf("datagram %d of a train: %w", i, err)
+		}
+	}
+	return nil
+}
