@@ -3,6 +3,7 @@ package sim
 import (
 	"time"
 
+	"culvert/gateway/config"
 	"culvert/nat/nattest"
 )
 
@@ -82,7 +83,7 @@ func (c *conn) advance() {
 // say sends what the client, or the server, says from one place to another.
 func (c *conn) say(client bool, from, to int) {
 	size := min(c.size, c.mtu-c.headers())
-	if c.manner == trains {
+	if c.manner == trains && c.mtu == int(config.DefaultMTU) { // on a narrow path a kernel's segments are smaller
 		size = to - from
 	}
 	for at := from; at < to; at += size {

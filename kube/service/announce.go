@@ -3,7 +3,6 @@ package service
 import (
 	"bytes"
 	"crypto/sha256"
-	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -24,7 +23,7 @@ func (s *State) SetAlive(nodes []string) bool {
 	return true
 }
 
-// SetUnable says for which addresses a node that is alive cannot answer, as its Lease has it, and reports whether that changes anything.
+// SetUnable says for which addresses a node cannot answer, and reports whether that changes anything. Of other nodes, their Leases have it.
 func (s *State) SetUnable(node string, addresses []netip.Prefix) bool {
 	if slices.Equal(s.unable[node], addresses) {
 		return false
@@ -38,41 +37,59 @@ func (s *State) SetUnable(node string, addresses []netip.Prefix) bool {
 	return true
 }
 
+// keepUnable forgets what other nodes but some cannot answer for.
+func (s *State) keepUnable(nodes map[string]bool) {
+	maps.DeleteFunc(s.unable, func(node string, _ []netip.Prefix) bool { return node != s.self && !nodes[node] })
+	s.winners = nil
+}
+
 // maxUnable is how many addresses of a family a Lease names.
 const maxUnable = 64
 
-// Unable returns for which of the addresses that are announced this node cannot answer: those that its kernel has refused, or a whole family
-// of which it has no address, or too many. Preconditions: Config was called since the last change.
-func (s *State) Unable() (all []netip.Prefix) {
-	c := s.base
-	has := func(v4 bool) bool {
-		return slices.ContainsFunc(s.addresses(), func(a netip.Addr) bool { return a.Is4() == v4 })
+// Unable returns for which of the addresses that are announced this node cannot answer. Preconditions: Config was called since the last change.
+func (s *State) Unable() []netip.Prefix { return s.unable[s.self] }
+
+// lacks returns for which of the addresses that are announced this node cannot answer: those that it does not serve, as its kernel has refused
+// them or the cluster address of their Service, or a whole family of which it has no address, or too many. Preconditions: settled.
+func (s *State) lacks(c *services.Config) (all []netip.Prefix) {
+	if len(c.Announce) == 0 {
+		return nil
 	}
-	for _, whole := range []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)} {
-		v4 := whole.Addr().Is4()
-		var refused []netip.Prefix
-		for a := range s.taken {
-			if a.Is4() == v4 && slices.ContainsFunc(c.Announce, func(p netip.Prefix) bool { return p.Contains(a) }) {
-				refused = append(refused, netip.PrefixFrom(a, a.BitLen()))
+	wanted := map[netip.Addr]bool{}
+	for _, x := range s.services {
+		for i := range x.ports {
+			for _, a := range x.ports[i].LoadBalancerIPs {
+				wanted[a] = c.Announces(a)
 			}
 		}
-		announces := slices.ContainsFunc(c.Announce, func(p netip.Prefix) bool { return p.Addr().Is4() == v4 })
-		if announces && !has(v4) || len(refused) > maxUnable {
-			refused = []netip.Prefix{whole}
+	}
+	for _, f := range s.fronts {
+		for i := range f.ports {
+			for _, a := range f.ports[i].LoadBalancerIPs {
+				delete(wanted, a)
+			}
 		}
-		slices.SortFunc(refused, netip.Prefix.Compare)
-		all = append(all, refused...)
+	}
+	for _, whole := range []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)} {
+		var lacking []netip.Prefix
+		for a, announced := range wanted {
+			if announced && whole.Contains(a) {
+				lacking = append(lacking, netip.PrefixFrom(a, a.BitLen()))
+			}
+		}
+		announces := slices.ContainsFunc(c.Announce, func(p netip.Prefix) bool { return whole.Contains(p.Addr()) })
+		if announces && !slices.ContainsFunc(c.Addresses, whole.Contains) || len(lacking) > maxUnable {
+			lacking = []netip.Prefix{whole}
+		}
+		slices.SortFunc(lacking, netip.Prefix.Compare)
+		all = append(all, lacking...)
 	}
 	return all
 }
 
-// able reports whether a node can answer for an address: this one by what it says itself, own.
-func (s *State) able(node string, a netip.Addr, own []netip.Prefix) bool {
-	unable := s.unable[node]
-	if node == s.self {
-		unable = own
-	}
-	return !slices.ContainsFunc(unable, func(p netip.Prefix) bool { return p.Contains(a) })
+// able reports whether a node can answer for an address.
+func (s *State) able(node string, a netip.Addr) bool {
+	return !slices.ContainsFunc(s.unable[node], func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
 // answers returns the addresses that this node answers for at layer 2, in order: of those that it serves, the ones for which it is the owner. The
@@ -101,14 +118,18 @@ func (s *State) answers(c *services.Config) (all []netip.Addr) {
 		return all
 	}
 	for _, x := range s.services {
+		var what faults
 		for i := range x.ports {
 			for _, a := range x.ports[i].LoadBalancerIPs {
 				if _, found := slices.BinarySearchFunc(all[services.MaxAnnounced:], a, netip.Addr.Compare); found {
-					key := "announced " + x.name.String()
-					s.wrong[key] = report{KindService, x.meta, faults{fmt.Sprintf("status.loadBalancer: nobody answers for %s: one node does for %d addresses at most", a, services.MaxAnnounced)}}
-					s.surplus = append(s.surplus, key)
+					what.add("status.loadBalancer", "nobody answers for %s: one node does for %d addresses at most", a, services.MaxAnnounced)
 				}
 			}
+		}
+		if len(what) > 0 {
+			slices.Sort(what)
+			key := "announced " + x.name.String()
+			s.wrong[key], s.surplus = report{KindService, x.meta, slices.Compact(what)}, append(s.surplus, key)
 		}
 	}
 	return all[:services.MaxAnnounced:services.MaxAnnounced]
@@ -162,18 +183,21 @@ func (s *State) announcing() map[netip.Addr]string {
 			}
 		}
 	}
-	owners, winners, own := make(map[netip.Addr]string, len(bids)), make(map[lot]string, len(bids)), s.Unable()
+	owners, winners := make(map[netip.Addr]string, len(bids)), make(map[lot]string, len(bids))
 	for a, b := range bids {
 		l := lot{a, b.key}
 		owner, known := s.winners[l]
 		if !b.all || !known {
 			owner = first(func(yield func(string) bool) {
 				for n := range b.nodes {
-					if s.able(n, a, own) && !yield(n) {
+					if s.able(n, a) && !yield(n) {
 						return
 					}
 				}
 			}, b.key)
+			if owner == "" { // of a whole family that all say they lack, it may serve some
+				owner = first(maps.Keys(b.nodes), b.key)
+			}
 		}
 		if owners[a] = owner; b.all {
 			winners[l] = owner

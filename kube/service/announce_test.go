@@ -273,14 +273,44 @@ func TestAnnouncingUnable(t *testing.T) {
 	b.SetUnable(first, four.Unable())
 	require("without IPv6", b, "fd99::7")
 
+	// Without its cluster address, no port of a Service is served.
+	a.Refuse(addr("10.96.0.80"))
+	require("without the cluster address", a, "fd99::7")
+	said(a, "203.0.113.7/32")
+	b.SetUnable(first, a.Unable())
+	require("without the cluster address", b, "203.0.113.7")
+	a.Forgive()
+	require("forgiven", a, "203.0.113.7", "fd99::7")
+	said(a, "")
+	b.SetUnable(first, nil)
+
 	for i := range maxUnable + 1 {
-		a.Refuse(addr(fmt.Sprintf("203.0.113.%d", i)))
+		many := fmt.Sprintf("203.0.113.%d", 100+i)
+		objects = append(objects, manyBalanced(t, i, many))
+		a.Put(objects[len(objects)-1])
+		b.Put(objects[len(objects)-1])
+		a.Refuse(addr(many))
 	}
 	require("too many are refused", a, "fd99::7") // as others read it
+	said(a, "0.0.0.0/0")
+	b.SetUnable(first, a.Unable())
+	require("too many are refused", b, "203.0.113.7")
+	// Where all say so, the first one answers for what it serves.
+	a.SetUnable(second, a.Unable())
+	require("too many are refused by both", a, "203.0.113.7", "fd99::7")
+	a.keepUnable(map[string]bool{"n7": true})
+	require("the other's Lease is gone", a, "fd99::7")
 	said(a, "0.0.0.0/0")
 	if got := readCIDRs(strings.Repeat("203.0.113.7/32,x,", 1000)); len(got) != 2*maxUnable {
 		t.Errorf("%d CIDRs of a Lease", len(got))
 	}
+}
+
+// manyBalanced is one of many Services of one family, each with addresses of its own. They have no endpoints.
+func manyBalanced(t testing.TB, i int, addresses ...string) *Object {
+	o := balanced(t, fmt.Sprintf("many%d", i), "", 80, addresses...)
+	o.Spec = fmt.Appendf(nil, `{"type": "LoadBalancer", "clusterIP": "10.97.%d.%d", "ports": [{"name": "http", "port": 80}]}`, i/256, i%256)
+	return o
 }
 
 // A node answers for so many addresses and no more; whose is left out is told, until there is room.
@@ -311,6 +341,14 @@ func TestAnnouncingTooMany(t *testing.T) {
 	s.Config()
 	if told := texts(s); !slices.Equal(told, want) {
 		t.Errorf("again: %q", told)
+	}
+	two := objects[len(objects)-2]
+	two.Status = []byte(`{"loadBalancer": {"ingress": [{"ip": "fd99::103"}, {"ip": "fd99::102"}]}}`)
+	s.Put(two)
+	s.Config()
+	want = []string{"Service/shop/s256: status.loadBalancer: nobody answers for fd99::102: one node does for 256 addresses at most; status.loadBalancer: nobody answers for fd99::103: one node does for 256 addresses at most"}
+	if told := texts(s); !slices.Equal(told, want) {
+		t.Errorf("of two addresses: %q", told)
 	}
 }
 

@@ -152,6 +152,7 @@ func (s *Source) putLeases(whole bool, list ...any) {
 	}
 	if whole {
 		s.tenure.keep(nodes)
+		s.state.keepUnable(nodes)
 	}
 	if news {
 		s.judge()
@@ -163,7 +164,9 @@ func (s *Source) removeLease(name string) {
 	defer s.mu.Unlock()
 	if node, ok := leaseNode(name); ok {
 		s.tenure.saw(node, "", false, time.Now())
-		s.state.SetUnable(node, nil)
+		if node != s.self {
+			s.state.SetUnable(node, nil)
+		}
 	}
 	s.judge()
 }

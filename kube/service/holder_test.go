@@ -128,6 +128,13 @@ func (e *electorate) setDeaf(name string, deaf bool) {
 	e.deaf[name] = deaf
 }
 
+// setBroken has a node, or none, refuse what it is to serve.
+func (e *electorate) setBroken(name string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.broken = name
+}
+
 // owners returns the nodes that answer for the address.
 func (e *electorate) owners() (all []string) {
 	synctest.Wait()
@@ -258,6 +265,20 @@ func TestLeasesUnable(t *testing.T) {
 		says(announcedAddress + "/32")
 		e.stays("the first cannot", 5*forgive, all[1])
 		says(announcedAddress + "/32")
+		// While nothing new can be served, what is served stays, and what is said of it.
+		e.setBroken(all[0])
+		e.stays("the first cannot serve anything new", 2*forgive, all[1])
+		says(announcedAddress + "/32")
+		e.setBroken("")
+		e.stays("the first cannot, as before", 2*forgive, all[1])
+		// A Lease that somebody deletes says nothing of what its node can.
+		if err := e.api.Tracker().Delete(leases, leaseNamespace, leasePrefix+all[0]); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		e.put(aSlice(t, "web", "web", webPort, "{addresses: [10.244.0.2]}"))
+		e.stays("the Lease is deleted", 20*time.Second, all[1])
+		says(announcedAddress + "/32")
 		take("")
 		if took := e.until("the first can", all[0]); took > forgive+time.Second {
 			t.Errorf("it takes %v after the first can", took)
@@ -294,15 +315,11 @@ func TestLeaseWaits(t *testing.T) {
 	inElectorate(t, 2, func(e *electorate) {
 		e.until("at the start", all[0])
 		e.leave(all[0], true)
-		e.mu.Lock()
-		e.broken = all[0]
-		e.mu.Unlock()
+		e.setBroken(all[0])
 		e.join(all[0])
 		e.until("the first cannot serve", all[1])
 		e.stays("the first cannot serve", 20*time.Second, all[1])
-		e.mu.Lock()
-		e.broken = ""
-		e.mu.Unlock()
+		e.setBroken("")
 		if took := e.until("it can again", all[0]); took > 2*time.Second {
 			t.Errorf("it takes %v", took)
 		}

@@ -173,7 +173,8 @@ func (s *Source) apply(serve func(*services.Config) error) {
 		}
 		s.mu.Lock()
 		s.tell(s.state.Events()...) // what the kernel refuses again is no news
-		if unable := s.state.Unable(); !slices.Equal(unable, s.unable) {
+		// What is refused otherwise changes nothing that this node answers for.
+		if unable := s.state.Unable(); err == nil && !slices.Equal(unable, s.unable) {
 			s.unable = unable
 			signal(s.ableness)
 		}

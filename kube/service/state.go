@@ -42,7 +42,7 @@ type State struct {
 	taken   map[netip.Addr]bool         // addresses that the node's kernel has refused
 
 	// For announce.go.
-	unable  map[string][]netip.Prefix // of other nodes: addresses that they cannot answer for
+	unable  map[string][]netip.Prefix // of each node: addresses that it cannot answer for
 	bidders map[string]bool           // the nodes that could announce anything when winners were found
 	winners map[lot]string            // of those nodes; nil: to be found anew
 	surplus []string                  // keys of wrong
@@ -112,7 +112,7 @@ func (s *State) Put(o *Object) bool {
 		if s.node == nil || s.node.zone != next.zone {
 			clear(s.served)
 		}
-		s.node, s.fronts, s.winners = next, nil, nil
+		s.node, s.fronts = next, nil
 	}
 	return true
 }
@@ -195,7 +195,7 @@ func (s *State) Refuse(addresses []netip.Addr) (more bool) {
 		more = more || !s.taken[a]
 		s.taken[a] = true
 	}
-	s.fronts, s.winners = nil, nil
+	s.fronts = nil
 	return more
 }
 
@@ -208,7 +208,7 @@ func (s *State) Rebase(base *services.Config) error {
 			return err
 		}
 	}
-	s.base, s.fronts, s.winners = base, nil, nil
+	s.base, s.fronts = base, nil
 	return nil
 }
 
@@ -218,7 +218,7 @@ func (s *State) Forgive() bool {
 		return false
 	}
 	clear(s.taken)
-	s.fronts, s.winners = nil, nil
+	s.fronts = nil
 	return true
 }
 
@@ -275,6 +275,7 @@ func (s *State) Config() *services.Config {
 	c.Node, c.Addresses, s.began = s.self, s.addresses(), true
 	if s.fronts == nil {
 		s.settle(&c)
+		s.SetUnable(s.self, s.lacks(&c))
 	}
 	n := 0
 	for _, f := range s.fronts {
