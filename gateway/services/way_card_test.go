@@ -91,12 +91,7 @@ func cardWay(t *testing.T, proxy string) (*way, *written) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	engine, err := nat.New([16]byte{1}, c.NAT(c.Addresses))
-	if err != nil {
-		t.Fatal(err)
-	}
-	d := &written{}
-	return &way{engine: engine, device: d}, d
+	return newWay(t, c)
 }
 
 // offer gives w a packet, and returns what a network card makes of what comes out.

@@ -20,6 +20,17 @@ func (d *written) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
+// newWay returns a way by c, and what it writes.
+func newWay(t *testing.T, c *Config) (*way, *written) {
+	t.Helper()
+	engine, err := nat.New([16]byte{1}, c.NAT(c.Addresses))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &written{}
+	return &way{engine: engine, device: d}, d
+}
+
 // One finished checksum in 65,536 is the sum of its pseudo-header, which is how an unfinished one looks. It leaves as right as it came, and
 // so does a segment that a header makes longer.
 func TestChecksums(t *testing.T) {
@@ -28,13 +39,7 @@ func TestChecksums(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p := c.plan(c.Addresses)
-		engine, err := nat.New([16]byte{1}, &p.nat)
-		if err != nil {
-			t.Fatal(err)
-		}
-		d := &written{}
-		w := &way{engine: engine, device: d}
+		w, d := newWay(t, c)
 		send := func(flags uint8, payload []byte) []byte {
 			t.Helper()
 			ip := nattest.IP{Source: "10.244.2.9", Destination: "10.96.0.10", DF: true,
@@ -115,13 +120,7 @@ func TestSuperFrames(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			p := c.plan(c.Addresses)
-			engine, err := nat.New([16]byte{1}, &p.nat)
-			if err != nil {
-				t.Fatal(err)
-			}
-			d := &written{}
-			w := &way{engine: engine, device: d}
+			w, d := newWay(t, c)
 			send := func(ip nattest.IP, kind byte, sumAt uint16) virtio {
 				b := ip.Bytes()
 				buffer := append(make([]byte, headroom), b...)
