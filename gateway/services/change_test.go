@@ -37,6 +37,28 @@ func TestSameBut(t *testing.T) {
 	}
 }
 
+// Each field of a Config is one that Amended or Replaceable looks at, but for Announce, which Answers come from.
+func TestAmendedLooksAtAll(t *testing.T) {
+	for i := range reflect.TypeFor[Config]().NumField() {
+		var before, next Config
+		name, v := reflect.TypeFor[Config]().Field(i).Name, reflect.ValueOf(&next).Elem().Field(i)
+		switch v.Kind() {
+		case reflect.String:
+			v.SetString("x")
+		case reflect.Slice:
+			v.Set(reflect.MakeSlice(v.Type(), 1, 1))
+		case reflect.Struct:
+			v.Field(0).SetUint(1)
+		default:
+			v.SetInt(1)
+		}
+		_, alone := before.Amended(&next)
+		if seen := !alone || before.Replaceable(&next) != nil; seen != (name != "Announce") {
+			t.Errorf("%s: %t", name, seen)
+		}
+	}
+}
+
 // What is amended where endpoints alone change is what all of the configuration says of their Services, and nothing else.
 func TestAmended(t *testing.T) {
 	c, err := parse(t)
