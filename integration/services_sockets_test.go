@@ -117,7 +117,7 @@ func TestServicesBySockets(t *testing.T) {
 			for family := range 2 {
 				for _, network := range []string{"tcp", "udp"} {
 					got := map[string]bool{}
-					for range 16 {
+					for range questions {
 						who, sees, err := l.ask(r.from, network, at(family, r.port))
 						if err != nil || sees != serviceAddresses["n1"][family] {
 							t.Fatalf("%s asks %s %s: %q answers and sees %q: %v", r.from.name, network, at(family, r.port), who, sees, err)
