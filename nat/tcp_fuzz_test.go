@@ -70,6 +70,8 @@ func (c *conversation) elsewhere(n uint32) {
 	c.next[1] += 2 * n
 	c.now = talk(&c.tcp, c.now, &c.next, strays+1)
 	c.acknowledged = c.next
+	c.data(0, 0) // each end says its window
+	c.data(1, 0)
 	if c.now != stateEstablished || c.tcp.end != c.next {
 		c.t.Fatalf("after a gap of %d bytes: %v, knows %v of %v", n, c.now, c.tcp.end, c.next)
 	}
