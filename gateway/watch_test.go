@@ -32,12 +32,13 @@ func TestWatch(t *testing.T) {
 	cl := open(t, c, 50, log, nil)
 	defer cl.close()
 	defer cl.watch.knocker.close()
+	began := time.Since(started)
 	for second := range 5 {
 		cl.nodes[1].SendRaw(genevetest.Geneve(11, 0x6558, nil))   // VNI of rome-1
 		cl.nodes[0].Send(udpPacket("10.0.2.9", "10.61.1.7", nil)) // a pod of rome-2
 		cl.nodes[0].Send(udpPacket("10.0.1.9", "10.99.1.7", nil)) // to nowhere
 		cl.nodes[0].Receive()                                     // the ICMP error for the last one
-		cl.watch.look(time.Duration(second) * time.Second)
+		cl.watch.look(began + time.Duration(second)*time.Second)
 	}
 	var causes []string
 	for _, e := range said.AllEntries() {
