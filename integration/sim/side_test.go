@@ -2,8 +2,10 @@ package sim
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -267,7 +269,9 @@ func (s *side) kept() map[string][]byte {
 	names, _ := filepath.Glob(filepath.Join(s.folder, "*", "*"))
 	for _, name := range names {
 		text, err := os.ReadFile(name)
-		if err != nil {
+		if errors.Is(err, fs.ErrNotExist) { // just now its writing has ended
+			continue
+		} else if err != nil {
 			s.w.fail("%v", err)
 		}
 		all[name] = text
