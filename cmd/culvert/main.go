@@ -23,9 +23,9 @@ const (
 type failure struct{ error }
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	// Not undone: a signal that comes when a command has done its work must not turn that into a failure.
+	ctx, _ := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	cmd, err := newRootCommand().ExecuteContextC(ctx)
-	stop()
 	if err == nil {
 		return
 	}

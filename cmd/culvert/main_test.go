@@ -244,3 +244,22 @@ func TestLabExecArguments(t *testing.T) {
 		t.Errorf("lab exec with flags after the host: status %d: %s", status, diag)
 	}
 }
+
+// TestSignalAtTheEnd interrupts a command at the moments after it has printed, when its work is done.
+func TestSignalAtTheEnd(t *testing.T) {
+	for range 100 {
+		cmd := culvert("version")
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		out.Read(make([]byte, 1))
+		cmd.Process.Signal(os.Interrupt) // or it has ended, which is fine
+		if err := cmd.Wait(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
