@@ -13,13 +13,15 @@ import (
 // once. A network holds at most as many seats as stay free, and an address at most as
 // many as its network may still take: one alone gets 11, and neither an address nor the
 // others of its network can lock out an address elsewhere. Who comes without an address,
-// by a Unix socket, may have all seats.
+// by a Unix socket, may have all seats, and waits for one that was left and will be free.
 type seats struct {
 	net.Listener
 	refused atomic.Uint64
+	freed   sync.Cond
 
 	mu    sync.Mutex
 	total int // +checklocks:mu
+	left  int // of them, whose connection is closed; +checklocks:mu
 	// by network and by address
 	taken map[netip.Prefix]int // +checklocks:mu
 }
@@ -32,7 +34,9 @@ const (
 )
 
 func newSeats(l net.Listener) *seats {
-	return &seats{Listener: l, taken: map[netip.Prefix]int{}}
+	s := &seats{Listener: l, taken: map[netip.Prefix]int{}}
+	s.freed.L = &s.mu
+	return s
 }
 
 // Accept returns the next connection that has a seat.
@@ -47,8 +51,8 @@ func (s *seats) Accept() (net.Conn, error) {
 			network, address = origin(from.AddrPort().Addr())
 		}
 		if s.take(network, address) {
-			leave := sync.OnceFunc(func() { s.leave(network, address) })
-			return &seated{c, time.Now().Add(seatTime), leave}, nil
+			until := time.Now().Add(seatTime)
+			return &seated{c, sync.OnceFunc(func() { s.leaveAt(until, network, address) })}, nil
 		}
 		s.refused.Add(1)
 		c.Close()
@@ -72,6 +76,9 @@ func origin(a netip.Addr) (network, address netip.Prefix) {
 func (s *seats) take(network, address netip.Prefix) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	for !address.IsValid() && s.total == maxSeats && s.left > 0 {
+		s.freed.Wait()
+	}
 	free := maxSeats - s.total
 	if free == 0 || address.IsValid() && s.taken[address] >= free-s.taken[network] {
 		return false
@@ -85,12 +92,36 @@ func (s *seats) take(network, address netip.Prefix) bool {
 func (s *seats) leave(network, address netip.Prefix) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.leaveLocked(network, address)
+}
+
+// +checklocks:s.mu
+func (s *seats) leaveLocked(network, address netip.Prefix) {
 	s.total--
 	for _, of := range []netip.Prefix{network, address} {
 		if s.taken[of]--; s.taken[of] == 0 {
 			delete(s.taken, of)
 		}
 	}
+	s.freed.Signal()
+}
+
+// leaveAt is leave, but for that the seat stays taken until its time.
+func (s *seats) leaveAt(until time.Time, network, address netip.Prefix) {
+	early := time.Until(until)
+	if early <= 0 {
+		s.leave(network, address)
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.left++
+	time.AfterFunc(early, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.left--
+		s.leaveLocked(network, address)
+	})
 }
 
 // inUse returns how many seats are taken.
@@ -103,7 +134,6 @@ func (s *seats) inUse() int {
 // seated is a connection that gives its seat back when it is closed.
 type seated struct {
 	net.Conn
-	until time.Time
 	leave func()
 }
 
@@ -113,10 +143,6 @@ func (c *seated) NetConn() net.Conn { return c.Conn }
 // Close implements net.Conn.
 func (c *seated) Close() error {
 	err := c.Conn.Close()
-	if early := time.Until(c.until); early > 0 {
-		time.AfterFunc(early, c.leave)
-	} else {
-		c.leave()
-	}
+	c.leave()
 	return err
 }

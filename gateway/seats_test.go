@@ -151,3 +151,35 @@ func TestSeatsAccept(t *testing.T) {
 		}
 	})
 }
+
+// TestSeatsAreWaitedFor: who comes by a Unix socket when all seats are taken, but some of them left, gets the first that is free.
+func TestSeatsAreWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		outside := &callers{make(chan net.Addr, 1), make(chan net.Addr, 20*maxSeats)}
+		s := newSeats(outside)
+		accept := func() net.Conn {
+			outside.from <- &net.UnixAddr{}
+			c, err := s.Accept()
+			if err != nil {
+				t.Fatal(err)
+			}
+			return c
+		}
+		began := time.Now()
+		for range 10 * maxSeats {
+			accept().Close()
+		}
+		if took := time.Since(began); took != 9*seatTime || s.refused.Load() != 0 {
+			t.Errorf("%v, %d refused; want %v, 0", took, s.refused.Load(), 9*seatTime)
+		}
+		time.Sleep(seatTime)
+		for range maxSeats { // and stay
+			accept()
+		}
+		outside.from <- &net.UnixAddr{}
+		close(outside.from)
+		if c, err := s.Accept(); err != net.ErrClosed || s.refused.Load() != 1 {
+			t.Errorf("%v, %v, %d refused", c, err, s.refused.Load())
+		}
+	})
+}
