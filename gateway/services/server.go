@@ -297,22 +297,6 @@ func (s *Server) close() error {
 
 func (s *Server) now() nat.Time { return nat.Time(time.Since(s.began)) + nat.Time(time.Hour) }
 
-// serve decides about what comes out of the device, and gives it back, until the device is closed.
-func (s *Server) serve() error {
-	w := &way{engine: s.engine, device: s.device}
-	buffer := make([]byte, headroom+packetRoom)
-	for {
-		n, err := s.device.Read(buffer[headroom-virtioLen:])
-		switch {
-		case errors.Is(err, os.ErrClosed), errors.Is(err, unix.EBADFD), err != nil && s.closing.Load():
-			return nil
-		case err != nil:
-			return fmt.Errorf("services: read from the device: %w", err)
-		}
-		w.take(buffer, n, s.now())
-	}
-}
-
 // OwnAddresses returns all addresses of this machine. Those of the configuration must be among them.
 func OwnAddresses(c *Config) ([]netip.Addr, error) {
 	list, err := listed(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
