@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
 	"errors"
@@ -260,6 +261,44 @@ func TestSignalAtTheEnd(t *testing.T) {
 		cmd.Process.Signal(os.Interrupt) // or it has ended, which is fine
 		if err := cmd.Wait(); err != nil {
 			t.Fatal(err)
+		}
+	}
+}
+
+// TestHangUpAtTheEnd sends SIGHUP to a gateway at all the moments of its end.
+func TestHangUpAtTheEnd(t *testing.T) {
+	dir, _ := folder(t)
+	for range 5 {
+		cmd := culvert("gateway", "--config", filepath.Join(dir, "gateway.yaml"))
+		diag, err := cmd.StderrPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		said := make(chan string, 1)
+		running := make(chan struct{})
+		go func() {
+			var all strings.Builder
+			for lines := bufio.NewScanner(diag); lines.Scan(); {
+				if fmt.Fprintln(&all, lines.Text()); strings.Contains(lines.Text(), "gateway running") {
+					close(running)
+				}
+			}
+			said <- all.String()
+		}()
+		select {
+		case <-running:
+		case text := <-said:
+			t.Fatalf("%v: %s", cmd.Wait(), text)
+		}
+		cmd.Process.Signal(syscall.SIGTERM)
+		for len(said) == 0 { // it has its standard error until its end
+			cmd.Process.Signal(syscall.SIGHUP)
+		}
+		if err := cmd.Wait(); err != nil {
+			t.Fatalf("%v: %s", err, <-said)
 		}
 	}
 }
