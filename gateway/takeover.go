@@ -54,6 +54,7 @@ type taking struct {
 	met      func()           // there is a session with the peer
 	over     chan struct{}    // closed by finish
 	stopping bool             // the old process has been told to stop; it says soon that it has
+	forwards time.Time        // when the old process was told that this one does
 }
 
 // TakeOver is New in the place of the gateway that serves a control socket, which goes on if
@@ -369,6 +370,7 @@ func (t *taking) cut(g *Gateway) error {
 		g.in.carry(bufs, offset)
 	}
 	g.in.divert.Store(&take)
+	t.forwards = time.Now()
 	if err := t.line.Send(handover.KindForwarding, nil, cutTime); err != nil && !t.ended() {
 		return fmt.Errorf("the gateway before has not waited: %w", err)
 	}
