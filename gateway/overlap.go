@@ -67,7 +67,7 @@ func (t *taking) finish(g *Gateway) {
 			done = true
 		case <-renew.C:
 			if !t.relay.Met() && !t.relay.Quiet(quietTime) {
-				g.wg.Renew() // the peer has begun a session with the old process meanwhile
+				go g.renew() // the peer has begun a session with the old process meanwhile
 			}
 		case <-tick.C:
 			done = t.relay.Met() && t.relay.Quiet(quietTime)
