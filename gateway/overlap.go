@@ -52,8 +52,12 @@ func (t *taking) finish(g *Gateway) {
 			}
 		}
 	}()
+	most := overlapTime
+	if !t.offer.Session {
+		most = strayTime
+	}
 	// A peer that has heard of the session answers in it after one round trip.
-	late, renew, tick := time.NewTimer(overlapTime), time.NewTimer(max(greetTime, 3*t.far/2)), time.NewTicker(quietTime/4)
+	late, renew, tick := time.NewTimer(time.Until(t.forwards.Add(most))), time.NewTimer(max(greetTime, 3*t.far/2)), time.NewTicker(quietTime/4)
 	defer late.Stop()
 	defer renew.Stop()
 	defer tick.Stop()
@@ -63,7 +67,7 @@ func (t *taking) finish(g *Gateway) {
 			done = true
 		case <-renew.C:
 			if !t.relay.Met() && !t.relay.Quiet(quietTime) {
-				g.wg.Renew() // the peer has begun a session with the old process meanwhile
+				go g.renew() // the peer has begun a session with the old process meanwhile
 			}
 		case <-tick.C:
 			done = t.relay.Met() && t.relay.Quiet(quietTime)

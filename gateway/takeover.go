@@ -55,6 +55,7 @@ type taking struct {
 	met      func()         // there is a session with the peer
 	over     chan struct{}  // closed by finish
 	stopping bool           // the old process has been told to stop; it says soon that it has
+	forwards time.Time      // when the old process was told that this one does
 
 	// open opens sockets of a network of the caller's; nil: they are the kernel's.
 	open func(network string, at netip.AddrPort) (udp.Conn, error)
@@ -370,6 +371,7 @@ func (t *taking) cut(g *Gateway) error {
 		g.in.carry(bufs, offset)
 	}
 	g.in.divert.Store(&take)
+	t.forwards = time.Now()
 	if err := t.line.Send(handover.KindForwarding, nil, cutTime); err != nil && !t.ended() {
 		return fmt.Errorf("the gateway before has not waited: %w", err)
 	}
