@@ -57,7 +57,8 @@ func (t *taking) finish(g *Gateway) {
 		most = strayTime
 	}
 	// A peer that has heard of the session answers in it after one round trip.
-	late, renew, tick := time.NewTimer(time.Until(t.forwards.Add(most))), time.NewTimer(max(greetTime, 3*t.far/2)), time.NewTicker(quietTime/4)
+	wait := max(greetTime, 3*t.far/2)
+	late, renew, tick := time.NewTimer(time.Until(t.forwards.Add(most))), time.NewTimer(wait), time.NewTicker(quietTime/4)
 	defer late.Stop()
 	defer renew.Stop()
 	defer tick.Stop()
@@ -67,7 +68,9 @@ func (t *taking) finish(g *Gateway) {
 			done = true
 		case <-renew.C:
 			if !t.relay.Met() && !t.relay.Quiet(quietTime) {
-				go g.renew() // the peer has begun a session with the old process meanwhile
+				g.wg.Renew() // the peer has begun a session with the old process meanwhile
+				wait *= 2    // WireGuard would repeat a lost handshake after five seconds
+				renew.Reset(wait)
 			}
 		case <-tick.C:
 			done = t.relay.Met() && t.relay.Quiet(quietTime)
