@@ -47,6 +47,8 @@ func (r DropReason) String() string { return dropReasonNames[r] }
 //	received (nat) = forwarded (nat) + delivered (nat) + drops (nat)
 //	forwarded + generated = sent + held (geneve) + drops (geneve, wg, gateway)
 //	delivered = answered echo requests + answers to probes + messages of the check + DropNoService + DropBadCheck
+//
+// The second line holds for both directions together: what one node sends to another comes outbound, and goes inbound.
 type counters struct {
 	generated atomic.Uint64 // made by the gateway itself, to be sent this way
 	drops     [numDropReasons]atomic.Uint64

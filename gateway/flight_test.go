@@ -49,12 +49,12 @@ func TestFlight(t *testing.T) {
 	if a := <-done; a.err == nil || trace.Len() > 0 {
 		t.Errorf("given up: %v, %d bytes", a.err, trace.Len())
 	}
-	for records() { // until the gateway has noticed
-	}
+	waitFor(t, "the gateway notices that nobody waits", func() bool { return !records() })
 	await(t.Context(), 0)
 	var a answer
 	for a == (answer{}) {
 		p.rome.nodes[0].Send(udpPacket("10.0.1.5", "10.61.1.7", nil))
+		p.milan.nodes[0].Receive() // no faster than they are carried: the answer may take seconds
 		select {
 		case a = <-done:
 		default:

@@ -15,17 +15,12 @@ import (
 // TestKnock: a port at which nobody listens is told from one at which somebody is silent,
 // who gets one empty datagram in peerKnocks.
 func TestKnock(t *testing.T) {
-	listen := func() (*net.UDPConn, netip.AddrPort) {
-		conn, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { conn.Close() })
-		return conn, conn.LocalAddr().(*net.UDPAddr).AddrPort()
+	silent, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
 	}
-	silent, open := listen()
-	gone, closed := listen()
-	gone.Close()
+	defer silent.Close()
+	open, closed := silent.LocalAddr().(*net.UDPAddr).AddrPort(), closedPort(t)
 	var k knocker
 	defer k.close()
 	for second := range 31 {
@@ -58,6 +53,18 @@ func TestKnock(t *testing.T) {
 	if k.tidy(); len(k.doors) != 0 {
 		t.Errorf("%d doors are kept", len(k.doors))
 	}
+}
+
+// closedPort returns a UDP port at which nobody listens until the test ends: the kernel gives it to nobody else, for who has it listens to
+// another one alone.
+func closedPort(t *testing.T) netip.AddrPort {
+	t.Helper()
+	conn, err := net.Dial("udp4", "127.0.0.1:9")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn.LocalAddr().(*net.UDPAddr).AddrPort()
 }
 
 func TestKnockOf(t *testing.T) {

@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"fmt"
-	"net"
 	"slices"
 	"strings"
 	"testing"
@@ -20,18 +19,14 @@ import (
 // TestWatch: what the parts of a gateway count becomes sentences in its log and faults in
 // its metrics.
 func TestWatch(t *testing.T) {
-	closed, err := net.ListenPacket("udp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	closed.Close()
 	log, said := logtest.NewNullLogger()
 	c := clusterConfig("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16")
 	c.WireGuard.PeerPublicKey = wgkey.NewPrivate().Public()
-	c.WireGuard.Endpoint = closed.LocalAddr().String()
+	c.WireGuard.Endpoint = closedPort(t).String()
 	cl := open(t, c, 50, log, nil)
 	defer cl.close()
 	defer cl.watch.knocker.close()
+	waitFor(t, "a handshake", func() bool { return cl.wg.Stats().Talk.SentInitiations > 0 })
 	began := time.Since(started)
 	for second := range 5 {
 		cl.nodes[1].SendRaw(genevetest.Geneve(11, 0x6558, nil))   // VNI of rome-1

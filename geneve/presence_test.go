@@ -146,6 +146,21 @@ func TestAskAll(t *testing.T) {
 	}
 }
 
+// TestAskAllBesideApply: tunnels may all leave between two requests.
+func TestAskAllBesideApply(t *testing.T) {
+	f := newFixture(t)
+	asked := 0
+	f.e.AskAll(func() {
+		asked++
+		if err := f.e.Apply(nil); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if asked != 1 {
+		t.Errorf("%d requests, want that before the tunnels left", asked)
+	}
+}
+
 // TestSigns: the first datagram of each kind that does not fit tells why, until asked.
 func TestSigns(t *testing.T) {
 	other := netip.MustParseAddr("10.80.0.7")

@@ -56,6 +56,9 @@ func (n *neighbours) askNext() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	ids, now := n.e.table.Load().ids, n.e.now()
+	if len(ids) == 0 { // all have left since AskAll began
+		return false
+	}
 	n.nextAsked = (n.nextAsked + 1) % len(ids)
 	t := ids[n.nextAsked]
 	if t == nil || t.Inner != Ethernet {

@@ -55,11 +55,11 @@
 //
 // # Environment
 //
-// GOMAXPROCS, GOMEMLIMIT and GOGC work as in every Go program. Without them the gateway
-// runs Go code on one thread where there are at most two CPUs, as a node that serves
-// Services by a device does, keeps Go's memory below 7/10 of its control group's limit, and
-// lets it grow by half of what is in use before it is collected. KUBECONFIG leads culvert liqo to its cluster, as it does kubectl.
-// NODE_NAME is the default of culvert node --node-name. XDG_RUNTIME_DIR says where
-// control sockets are, which without it are in /run, or for another user than root in a
+// GOMAXPROCS, GOMEMLIMIT and GOGC work as in every Go program. Without them the gateway, and a
+// node that serves Services by a device, run Go code on one thread where there are at most two
+// CPUs; the gateway keeps Go's memory below 7/10 of its control group's limit, and lets it grow
+// by half of what is in use before it is collected. KUBECONFIG leads culvert liqo to its cluster,
+// as it does kubectl. NODE_NAME is the default of culvert node --node-name. XDG_RUNTIME_DIR says
+// where control sockets are, which without it are in /run, or for another user than root in a
 // folder of its own of the temporary folder. Nothing else is read.
 package main

@@ -85,7 +85,7 @@ func TestLateAnswers(t *testing.T) {
 		}
 		answer = append(answer, func() { far.Write([]byte(tt.later)) })
 	}
-	q.timeout = time.Second
+	q.timeout = time.Minute
 	for _, write := range answer {
 		go write()
 	}

@@ -52,19 +52,22 @@ type flowEnd struct {
 	send func([]byte) error
 }
 
+// flowEpoch is what times in messages count from: a clock that may be set would make messages late.
+var flowEpoch = time.Now()
+
 // message is what an end of f sends at this moment.
 func (f *flow) message() []byte {
 	b := make([]byte, messageSize)
 	binary.BigEndian.PutUint32(b, uint32(f.number))
 	binary.BigEndian.PutUint32(b[4:], uint32(f.crowd))
-	binary.BigEndian.PutUint64(b[8:], uint64(time.Now().UnixNano()))
+	binary.BigEndian.PutUint64(b[8:], uint64(time.Since(flowEpoch)))
 	return b
 }
 
 // take notes that a message has come to an end.
 func (f *flow) take(end int, b []byte) {
 	now := time.Now()
-	late := now.Sub(time.Unix(0, int64(binary.BigEndian.Uint64(b[8:]))))
+	late := now.Sub(flowEpoch) - time.Duration(binary.BigEndian.Uint64(b[8:]))
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if last := f.came[end]; f.udp && f.does != idles && !last.IsZero() {

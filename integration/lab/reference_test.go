@@ -46,13 +46,13 @@ func TestReferenceLeavesNothing(t *testing.T) {
 	defer cancel()
 	ended := make(chan error, 1)
 	go func() { ended <- h.Do(func() error { return RunReference(ctx, file) }) }()
-	limit := time.After(replyTimeout)
+	limit := time.After(startTimeout)
 	for referenceReady(ctx, h) != nil {
 		select {
 		case err := <-ended:
 			t.Fatal("ended at once:", err)
 		case <-limit:
-			t.Fatal("no nftables table after", replyTimeout)
+			t.Fatal("no nftables table after", startTimeout)
 		case <-time.After(pollInterval):
 		}
 	}

@@ -225,8 +225,8 @@ func (l *Lab) noTrace(ctx context.Context, i int, want string) error {
 		if err := l.hangUp(ctx, i, refusedText); err != nil {
 			return err
 		}
-		if line := tail(p.Log, 1); !strings.Contains(line, want) {
-			return fmt.Errorf("the log says: %s", line)
+		if line, err := p.lastSaid(refusedText); err != nil || !strings.Contains(line, want) {
+			return errors.Join(fmt.Errorf("the log says: %s", line), err)
 		}
 		still, err := l.configured(ctx, i)
 		if err != nil {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -81,6 +82,17 @@ func (l *Lab) gateway(i int) *Process {
 func (p *Process) said(text string) (int, error) {
 	log, err := os.ReadFile(p.Log)
 	return bytes.Count(log, []byte(text)), err
+}
+
+// lastSaid returns the last line of the process's log that has a text. Lines about other things may follow it.
+func (p *Process) lastSaid(text string) (last string, err error) {
+	log, err := os.ReadFile(p.Log)
+	for line := range strings.Lines(string(log)) {
+		if strings.Contains(line, text) {
+			last = strings.TrimSpace(line)
+		}
+	}
+	return last, err
 }
 
 func (l *Lab) reloadChecks(p *plan) []Check {

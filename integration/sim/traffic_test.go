@@ -409,11 +409,14 @@ func (t *traffic) forgottenOf(q nattest.View) bool {
 	return ok && id < len(t.conns) && t.conns[id].forgotten()
 }
 
-// told heeds an ICMP error (RFC 1191, Section 4; RFC 8201, Section 4).
+// told heeds an ICMP error (RFC 1191, Section 4; RFC 8201, Section 4). Who learns that a datagram was too large asks again.
 func (c *conn) told(v nattest.View) {
 	switch mtu := int(binary.BigEndian.Uint32(v.Body[4:])); {
 	case v.Source.Is4() && v.Body[0] == 3 && v.Body[1] == 4 && mtu >= 576, v.Source.Is6() && v.Body[0] == 2 && mtu >= 1280:
-		c.mtu = min(c.mtu, mtu)
+		again := mtu < c.mtu && c.manner == large && c.over == ""
+		if c.mtu = min(c.mtu, mtu); again {
+			c.number(true)
+		}
 	case c.manner == refused && (v.Source.Is4() && v.Body[0] == 3 && v.Body[1] == 3 || v.Source.Is6() && v.Body[0] == 1 && v.Body[1] == 4):
 		c.answered++
 	}

@@ -334,7 +334,7 @@ func TestIdleTCP(t *testing.T) {
 // seen that long ago, and the second one has passed since.
 func TestBeat(t *testing.T) {
 	needHosts(t)
-	const idle = 2 * time.Second
+	const idle = 4 * time.Second
 	beats := []time.Duration{idle / 10, idle * 21 / 20}
 	listening(t, endpointA[0], func(c *net.TCPConn) {
 		began := time.Now()
@@ -353,10 +353,13 @@ func TestBeat(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c.SetReadDeadline(time.Now().Add(idle * 5 / 4))
 		all.Go(func() {
-			if n, err := io.Copy(io.Discard, c); n != int64(len(beats)) || !errors.Is(err, os.ErrDeadlineExceeded) {
+			if n, err := io.ReadFull(c, make([]byte, len(beats))); err != nil {
 				t.Errorf("connection %d: %d beats, %v", i, n, err)
+			}
+			c.SetReadDeadline(time.Now().Add(idle / 4)) // by then both ways have looked
+			if n, err := c.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Errorf("connection %d: %d bytes after the last beat, %v", i, n, err)
 			}
 		})
 	}
