@@ -58,15 +58,17 @@ func newBrowser(t *testing.T) *browser {
 		fromChild.Close()
 	})
 	b := &browser{t: t, to: toChild, from: bufio.NewReader(fromChild)}
-	var targets struct {
-		TargetInfos []struct{ TargetID, Type string }
-	}
-	b.call("Target.getTargets", nil, &targets)
-	for _, target := range targets.TargetInfos {
-		if target.Type == "page" {
-			var attached struct{ SessionID string }
-			b.call("Target.attachToTarget", map[string]any{"targetId": target.TargetID, "flatten": true}, &attached)
-			b.session = attached.SessionID
+	for b.session == "" { // it answers before its page is there
+		var targets struct {
+			TargetInfos []struct{ TargetID, Type string }
+		}
+		b.call("Target.getTargets", nil, &targets)
+		for _, target := range targets.TargetInfos {
+			if target.Type == "page" {
+				var attached struct{ SessionID string }
+				b.call("Target.attachToTarget", map[string]any{"targetId": target.TargetID, "flatten": true}, &attached)
+				b.session = attached.SessionID
+			}
 		}
 	}
 	for _, domain := range []string{"Page", "Runtime", "Log", "Network"} {

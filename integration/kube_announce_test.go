@@ -37,6 +37,8 @@ func newKubeAnnounceLab(t *testing.T) *kubeAnnounceLab {
 	for _, o := range readResources(t, announceManifest) {
 		l.apply(o)
 	}
+	l.api.awaitRight(t, announceUser, "list", "/services", "default")
+	l.api.awaitRight(t, announceUser, "list", "coordination.k8s.io/leases", announceNamespace)
 	for _, h := range []*peerHost{l.n1, l.n2} {
 		l.apply(object{"apiVersion": "v1", "kind": "Node", "metadata": object{"name": h.name},
 			"status": object{"addresses": []object{{"type": "InternalIP", "address": serviceAddresses[h.name][0]}}}})

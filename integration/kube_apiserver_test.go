@@ -1,7 +1,7 @@
 package integration
 
 import (
-	"bufio"
+	"bytes"
 	"crypto/rand"
 	"crypto/rsa"
 	"crypto/x509"
@@ -61,6 +61,9 @@ type kubeAPI struct {
 // kubeStart is the time in which a server answers and does not know the roles yet.
 type kubeStart struct{ began, ready time.Time }
 
+// kubeStartTimeout is how long they may take to start, which is work for several cores.
+const kubeStartTimeout = time.Minute
+
 // startKubeAPI starts them at an address of the host, and returns when the server is
 // ready.
 func startKubeAPI(h *peerHost, address string) *kubeAPI {
@@ -79,7 +82,7 @@ func startKubeAPI(h *peerHost, address string) *kubeAPI {
 		"--listen-client-urls=http://127.0.0.1:2379", "--advertise-client-urls=http://127.0.0.1:2379",
 		"--listen-peer-urls=http://127.0.0.1:2380", "--initial-advertise-peer-urls=http://127.0.0.1:2380",
 		"--initial-cluster=default=http://127.0.0.1:2380")
-	eventually(h.t, h.name+": etcd", func() error {
+	eventuallyWithin(h.t, kubeStartTimeout, h.name+": etcd", func() error {
 		conn, err := h.dial("tcp4", "127.0.0.1:2379")
 		if err == nil {
 			conn.Close()
@@ -107,7 +110,7 @@ func (k *kubeAPI) startServer() {
 	k.host.t.Helper()
 	began := time.Now()
 	k.server = k.host.start(nil, filepath.Join(os.Getenv(kubeAssetsEnv), "kube-apiserver"), k.serverArgs...)
-	eventually(k.host.t, k.host.name+": API server", func() (err error) {
+	eventuallyWithin(k.host.t, kubeStartTimeout, k.host.name+": API server", func() (err error) {
 		if err := k.server.running(); err != nil {
 			k.host.t.Fatal(err)
 		}
@@ -165,27 +168,24 @@ type auditEvent struct {
 	Received         time.Time `json:"requestReceivedTimestamp"`
 }
 
-// audit returns what a user has asked of the API server.
+// audit returns what a user has asked of the API server, and has been answered.
 func (k *kubeAPI) audit(t *testing.T, user string) (events []auditEvent) {
 	t.Helper()
-	log, err := os.Open(k.path("audit.log"))
+	log, err := os.ReadFile(k.path("audit.log"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer log.Close()
-	lines := bufio.NewScanner(log)
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
+	for line := range bytes.Lines(log) {
+		if !bytes.HasSuffix(line, []byte("\n")) {
+			break // the server is writing it
+		}
 		var e auditEvent
-		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
-			t.Fatalf("%v in %s", err, lines.Bytes())
+		if err := json.Unmarshal(line, &e); err != nil {
+			t.Fatalf("%v in %s", err, line)
 		}
 		if e.User.Username == user {
 			events = append(events, e)
 		}
-	}
-	if err := lines.Err(); err != nil {
-		t.Fatal(err)
 	}
 	return events
 }

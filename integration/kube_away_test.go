@@ -149,11 +149,6 @@ func testKubeWriters(t *testing.T, rome *kubeLab, gateways ...*kubeLab) {
 	taken, thief := 0, sync.WaitGroup{}
 	thief.Go(func() {
 		for {
-			select {
-			case <-stop:
-				return
-			case <-time.After(50 * time.Millisecond): // gateways write when they have seen it
-			}
 			err := rome.rewrite(shared, func(conditions []any) ([]any, error) {
 				before := len(conditions)
 				for _, g := range gateways {
@@ -165,6 +160,11 @@ func testKubeWriters(t *testing.T, rome *kubeLab, gateways ...*kubeLab) {
 			if err != nil {
 				t.Error(err)
 				return
+			}
+			select {
+			case <-stop:
+				return
+			case <-time.After(50 * time.Millisecond): // gateways write when they have seen it
 			}
 		}
 	})

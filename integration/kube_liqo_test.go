@@ -89,6 +89,7 @@ func (l *liqo) admit() {
 			"roleRef":  object{"apiGroup": rbac, "kind": "ClusterRole", "name": "liqo-gateway"},
 			"subjects": []object{{"kind": "ServiceAccount", "name": l.account(), "namespace": l.tenant()}}},
 	)
+	l.api.awaitRight(l.t, l.user(), "list", "networking.liqo.io/firewallconfigurations", l.tenant())
 }
 
 // account is the name of the gateway's ServiceAccount, which is the gateway's.

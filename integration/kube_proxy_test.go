@@ -290,8 +290,9 @@ func (c *proxyComparison) groups(s *proxyService) (all []proxyGroup) {
 	return all
 }
 
-// groupSize is how many packets of a group are sent: enough that each of four endpoints gets one, but once in ten million.
-const groupSize = 64
+// groupSize is how many packets of a group are sent: enough that each of four endpoints gets one, but once in six million where ranges of
+// sources let through one half.
+const groupSize = 128
 
 // compare sends a group to both.
 func (c *proxyComparison) compare(g proxyGroup) {

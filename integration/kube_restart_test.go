@@ -47,7 +47,7 @@ func keepsState(t *testing.T, server bool) (flag string) {
 // testKubeRestart ends the container of rome's gateway, and starts another in the same pod. Of two connections of nodes, which come from one
 // address and one port, one has another port: the far end can speak first on both all the same.
 func testKubeRestart(t *testing.T, rome, milan *kubeLab) {
-	const source = 40404
+	const source = 20404 // the kernel gives it to nobody else
 	flag := keepsState(t, rome.mode == "server")
 	volume := t.TempDir()
 	if err := os.Chmod(volume, 0o777); err != nil { // as kubelet makes one

@@ -60,6 +60,7 @@ func newKubeOperator(k *kubeLab) *kubeOperator {
 			"roleRef":  object{"apiGroup": rbac, "kind": "ClusterRole", "name": kubeReader},
 			"subjects": []object{{"kind": "ServiceAccount", "name": kubeReader, "namespace": liqoNamespace}}},
 	)
+	k.api.awaitRight(k.t, "system:serviceaccount:"+liqoNamespace+":"+kubeReader, "list", "networking.liqo.io/internalnodes", "")
 	token, err := k.api.token(liqoNamespace, kubeReader)
 	if err != nil {
 		k.t.Fatal(err)

@@ -157,6 +157,17 @@ func (k *kubeAPI) may(t *testing.T, user, verb, resource, namespace string) bool
 	return answer.Status.Allowed
 }
 
+// awaitRight waits until the API server has read that an account may do something: until then it forbids what has been granted.
+func (k *kubeAPI) awaitRight(t *testing.T, user, verb, resource, namespace string) {
+	t.Helper()
+	eventually(t, user+" may "+verb+" "+resource, func() error {
+		if !k.may(t, user, verb, resource, namespace) {
+			return errNotYet
+		}
+		return nil
+	})
+}
+
 // testKubeOrder: what stands in for Liqo's controllers writes all that a gateway reads,
 // in the order in which a real control plane does, and follows the gateway's pod.
 func testKubeOrder(t *testing.T, k *kubeLab) {

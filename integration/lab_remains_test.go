@@ -113,17 +113,18 @@ func (u *labUser) holder() int {
 // hostLinks returns the links and routes of the namespace that the tests run in.
 func hostLinks(t *testing.T) []string {
 	t.Helper()
-	links, err := netlink.LinkList()
-	if err != nil {
-		t.Fatal(err)
-	}
+	var links []netlink.Link
+	var routes []netlink.Route
+	// What changes while the kernel answers, by whoever else is on this machine, is asked again.
+	eventually(t, "the links and routes of this machine", func() (err error) {
+		if links, err = netlink.LinkList(); err == nil {
+			routes, err = netlink.RouteList(nil, netlink.FAMILY_ALL)
+		}
+		return err
+	})
 	var all []string
 	for _, l := range links {
 		all = append(all, fmt.Sprintf("%d %s %v", l.Attrs().Index, l.Attrs().Name, l.Attrs().Flags))
-	}
-	routes, err := netlink.RouteList(nil, netlink.FAMILY_ALL)
-	if err != nil {
-		t.Fatal(err)
 	}
 	for _, r := range routes {
 		all = append(all, r.String())

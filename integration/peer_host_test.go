@@ -189,12 +189,12 @@ func (h *peerHost) start(credential *syscall.Credential, program string, args ..
 	return p
 }
 
-// stop asks the process to end, then makes it.
+// stop asks the process to end, and makes it if it hangs.
 func (p *peerProcess) stop() {
 	p.cmd.Process.Signal(unix.SIGTERM)
 	select {
 	case <-p.ended:
-	case <-time.After(5 * time.Second):
+	case <-time.After(startTimeout):
 		p.cmd.Process.Kill()
 		<-p.ended
 	}
@@ -261,8 +261,13 @@ func join(a, b *peerHost, addressA, addressB string, mtu int) {
 
 // dial and listen are those of package net, inside the host.
 func (h *peerHost) dial(network, address string) (conn net.Conn, err error) {
+	return h.dialWithin(startTimeout, network, address)
+}
+
+// dialWithin is dial with another limit.
+func (h *peerHost) dialWithin(limit time.Duration, network, address string) (conn net.Conn, err error) {
 	err = h.do(func() error {
-		conn, err = (&net.Dialer{Timeout: startTimeout}).Dial(network, h.family.of(address))
+		conn, err = (&net.Dialer{Timeout: limit}).Dial(network, h.family.of(address))
 		return err
 	})
 	return conn, err

@@ -87,7 +87,7 @@ func isolated(t *testing.T, body func(*testing.T), probes ...probe) {
 	// The kernel kills the new process when the thread that started it ends.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	limit := "4m"
+	limit := "8m" // of what hangs
 	if os.Getenv(longEnv) != "" {
 		limit = "15m"
 	}

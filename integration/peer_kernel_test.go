@@ -66,7 +66,7 @@ func TestPeerKernelGeneve(t *testing.T) {
 		g.write("/tmp/node.yaml", romeNodeConfig)
 		start := []string{
 			"culvert node --config /tmp/node.yaml >>/tmp/node.log 2>&1 & echo $! >/tmp/node.pid",
-			"n=0; until { ip route show dev culvert0; ip -6 route show dev culvert0; } 2>/dev/null | grep -q 10.71.0.0/16; do n=$((n+1)); [ $n -lt 100 ] || { cat /tmp/node.log; exit 1; }; sleep 0.05; done",
+			"n=0; until { ip route show dev culvert0; ip -6 route show dev culvert0; } 2>/dev/null | grep -q 10.71.0.0/16; do n=$((n+1)); [ $n -lt 400 ] || { cat /tmp/node.log; exit 1; }; sleep 0.05; done",
 		}
 		g.sh(start...)
 		t.Log(g.sh("ip -d link show culvert0; ip route show dev culvert0; ip -6 route show dev culvert0"))
@@ -78,7 +78,7 @@ func TestPeerKernelGeneve(t *testing.T) {
 		g.ping(milanPodAtRome)
 		g.sh(
 			"kill $(cat /tmp/node.pid)",
-			"n=0; while kill -0 $(cat /tmp/node.pid) 2>/dev/null; do n=$((n+1)); [ $n -lt 100 ] || { cat /tmp/node.log; exit 1; }; sleep 0.05; done",
+			"n=0; while kill -0 $(cat /tmp/node.pid) 2>/dev/null; do n=$((n+1)); [ $n -lt 400 ] || { cat /tmp/node.log; exit 1; }; sleep 0.05; done",
 		)
 		if after := g.state(); after != before {
 			t.Errorf("culvert node left behind:\n%s\nwhere there was\n%s", after, before)
@@ -155,7 +155,7 @@ func testTooBig(t *testing.T, c *clusters, g *guest) {
 		g.sh("ip -n pod -6 route flush cache") // of what pings of all sizes have taught
 	}
 	ping := func(packet int, to string) string {
-		return fmt.Sprintf("ping -c 1 -W 2 -M do -s %d %s || true", packet-headers, to)
+		return fmt.Sprintf("ping -c 1 -W 10 -M do -s %d %s || true", packet-headers, to)
 	}
 	tooBig := func(out, from string, mtu int) {
 		t.Helper()

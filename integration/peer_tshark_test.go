@@ -21,7 +21,8 @@ type capture struct {
 func startCapture(h *peerHost, link string) *capture {
 	h.t.Helper()
 	c := &capture{host: h, file: filepath.Join(h.t.TempDir(), "geneve.pcapng")}
-	c.process = h.start(nil, "tshark", "-q", "-i", link, "-f", "udp port 6091", "-w", c.file)
+	// Room in MiB for all that comes: what tshark is too late for is lost.
+	c.process = h.start(nil, "tshark", "-q", "-B", "16", "-i", link, "-f", "udp port 6091", "-w", c.file)
 	eventually(h.t, "capture on "+link, func() error {
 		if err := c.process.running(); err != nil {
 			h.t.Fatal(err)

@@ -130,12 +130,13 @@ func answerHash(c net.Conn) {
 // askProxied asks one of the servers, and returns what it was told and what it should have been told, if the client is known by its own
 // address and the server by the one that it asks for.
 func (h *peerHost) askProxied(server int, to netip.AddrPort) (told, want string, err error) {
-	c, err := h.dial("tcp", to.String())
+	const patience = time.Minute // a SYN is repeated after 1, 3, 7, 15 and 31 s
+	c, err := h.dialWithin(patience, "tcp", to.String())
 	if err != nil {
 		return "", "", err
 	}
 	defer c.Close()
-	c.SetDeadline(time.Now().Add(time.Minute)) // a SYN is repeated after 1, 3, 7, 15 and 31 s
+	c.SetDeadline(time.Now().Add(patience))
 	own := c.LocalAddr().(*net.TCPAddr)
 	want = fmt.Sprintf("%s %d %s %d", own.IP, own.Port, to.Addr(), to.Port())
 	if server == proxyGoFirst {
@@ -265,7 +266,7 @@ func compareRates(t *testing.T, from *peerHost, plain, proxied netip.AddrPort) {
 
 // hash sends random bytes, and returns at how many bytes a second. The server must have got the same.
 func (h *peerHost) hash(to netip.AddrPort, size int64) (rate float64, err error) {
-	c, err := h.dial("tcp", to.String())
+	c, err := h.dialWithin(time.Minute, "tcp", to.String())
 	if err != nil {
 		return 0, err
 	}

@@ -166,7 +166,7 @@ func TestReadmeGeneve(t *testing.T) {
 					nodes++
 				}
 			}
-			g.sh("cd "+dir, fmt.Sprintf("n=0; until [ $(grep -l 'the gateway answers\"' *.log | wc -l) = %d ]; do n=$((n+1)); [ $n -lt 100 ] || { cat *.log; exit 1; }; sleep 0.2; done", nodes))
+			g.sh("cd "+dir, fmt.Sprintf("n=0; until [ $(grep -l 'the gateway answers\"' *.log | wc -l) = %d ]; do n=$((n+1)); [ $n -lt 200 ] || { cat *.log; exit 1; }; sleep 0.2; done", nodes))
 			if said := g.sh("cd "+dir, strings.TrimPrefix(ping, "sudo "), "cat *.log"); !strings.Contains(said, "encap=geneve node=rome-1") {
 				t.Errorf("%s: the node's encapsulation is not found: %s", kind, said)
 			}

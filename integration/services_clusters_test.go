@@ -206,8 +206,12 @@ func (s *servingCluster) check(t *testing.T, far *servingCluster) {
 		}
 	}
 	for to, refused := range map[string]bool{"203.0.113.1:30083": false, "203.0.113.1:30084": true} {
+		patience := startTimeout
+		if !refused {
+			patience = silence
+		}
 		err := s.client.do(func() error {
-			conn, err := net.DialTimeout("tcp", to, 150*time.Millisecond)
+			conn, err := net.DialTimeout("tcp", to, patience)
 			if err == nil {
 				conn.Close()
 			}

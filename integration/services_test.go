@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -225,7 +226,10 @@ func refuseNetfilter() error {
 	})
 }
 
-const askPatience = 2 * time.Second
+const (
+	askPatience = 2 * time.Second
+	silence     = 150 * time.Millisecond // of a place that is not to answer
+)
 
 // ask asks a service and returns who has answered and which address he sees.
 func (l *serviceLab) ask(h *peerHost, network, to string) (who, sees string, err error) {
@@ -364,8 +368,12 @@ func (l *serviceLab) unserved() {
 		{l.c, "10.96.0.14:80", false}, {l.out, "172.18.0.2:30014", false}, // none on this node
 		{l.c, "10.96.0.99:80", false}, {l.n1, "10.96.0.99:80", false}, // nobody's
 	} {
+		patience := startTimeout
+		if !r.refused {
+			patience = silence
+		}
 		err := r.from.do(func() error {
-			conn, err := net.DialTimeout("tcp", r.to, 150*time.Millisecond)
+			conn, err := net.DialTimeout("tcp", r.to, patience)
 			if err == nil {
 				conn.Close()
 			}
@@ -592,18 +600,25 @@ func keepsLocal(events string) error {
 	return nil
 }
 
-// kernelState returns the rules, routes and links of the first node, but for link-local addresses, which come late.
+// kernelState returns the rules, routes and links of the first node, but for link-local addresses, and whether links carry, both of which
+// the kernel finds out later.
 func (l *serviceLab) kernelState() string {
 	l.Helper()
 	var all bytes.Buffer
 	for _, what := range []string{"-4 rule", "-6 rule", "-4 route show table all", "route show table all", "-br link"} {
-		out := l.n1.run("ip", strings.Fields(what)...)
+		out := strings.ReplaceAll(l.n1.run("ip", strings.Fields(what)...), " linkdown", "")
+		if what == "-br link" {
+			out = operationalState.ReplaceAllString(out, "$1")
+		}
 		lines := slices.DeleteFunc(strings.Split(out, "\n"), func(line string) bool { return strings.Contains(line, "fe80:") })
 		slices.Sort(lines)
 		fmt.Fprintf(&all, "%s\n%s\n", what, strings.Join(lines, "\n"))
 	}
 	return all.String()
 }
+
+// operationalState is what stands behind a link's name.
+var operationalState = regexp.MustCompile(`(?m)^(\S+\s+)\S+\s+`)
 
 // TestServicesWarnOfListeners has a process listen on a node port: it is named.
 func TestServicesWarnOfListeners(t *testing.T) {
