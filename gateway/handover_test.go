@@ -77,17 +77,39 @@ func serve(t testing.TB, g *Gateway) {
 	})
 }
 
-// TestHandOverLosesNothing has both clusters send all the while: each packet arrives, with the
-// ports that it would have had.
+// TestHandOverLosesNothing has clusters send all the while: each packet arrives, with the ports that it would have had.
+// To a peer that only sends, nothing but the hand-over tells where rome is.
 func TestHandOverLosesNothing(t *testing.T) {
+	elsewhere := func(t *testing.T) func(*config.Config) {
+		port := freePort(t)
+		return func(c *config.Config) { c.WireGuard.ListenPort = port }
+	}
+	for _, tt := range []struct {
+		name string
+		edit func(*testing.T) func(*config.Config)
+		one  bool // milan alone sends
+	}{
+		{"the same configuration", func(*testing.T) func(*config.Config) { return nil }, false},
+		{"another port", elsewhere, false},
+		{"another port, the peer alone sends", elsewhere, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) { testHandOverLosesNothing(t, tt.edit(t), tt.one) })
+	}
+}
+
+func testHandOverLosesNothing(t *testing.T, edit func(*config.Config), one bool) {
 	p, socket := newHandPair(t)
 	const packets = 3000
-	ways := []struct {
+	type way struct {
 		from, to   *cluster
 		send, seen [2]string
-	}{
-		{p.rome, p.milan, [2]string{"192.0.2.77", "10.61.1.7"}, [2]string{"10.72.0.0", "10.0.1.7"}},
+	}
+	ways := []way{
 		{p.milan, p.rome, [2]string{"10.0.1.5", "10.62.1.9"}, [2]string{"10.61.1.5", "10.0.1.9"}},
+		{p.rome, p.milan, [2]string{"192.0.2.77", "10.61.1.7"}, [2]string{"10.72.0.0", "10.0.1.7"}},
+	}
+	if one {
+		ways = ways[:1]
 	}
 	var senders sync.WaitGroup
 	begin := make(chan struct{})
@@ -111,7 +133,7 @@ func TestHandOverLosesNothing(t *testing.T) {
 			for len(came) < packets {
 				v, err := nattest.Check(w.to.nodes[0].Receive())
 				if err != nil || v.Source.String() != w.seen[0] || v.Destination.String() != w.seen[1] || v.SourcePort != 4001 {
-					t.Errorf("got %v:%d > %v, %v", v.Source, v.SourcePort, v.Destination, err)
+					t.Errorf("got %v:%d > %v, %v; %d of %d have come", v.Source, v.SourcePort, v.Destination, err, len(came), packets)
 					return
 				}
 				n := binary.BigEndian.Uint32(v.Payload)
@@ -122,9 +144,10 @@ func TestHandOverLosesNothing(t *testing.T) {
 			}
 		})
 	}
-	<-begin
-	<-begin
-	g, err := p.nextRome(t, socket, nil)
+	for range ways {
+		<-begin
+	}
+	g, err := p.nextRome(t, socket, edit)
 	if err != nil {
 		t.Fatal(err)
 	}

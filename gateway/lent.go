@@ -19,7 +19,6 @@ type lentSocket struct {
 	name   string
 	socket *udp.Socket // nil: not of the kernel
 	conn   *handover.Conn
-	shared bool // WireGuard's, and the process before had it: data of its sessions may come
 }
 
 // lend makes the opener of a tunnel's sockets, which another process can have; see package
@@ -35,19 +34,20 @@ func (g *Gateway) lend(name string, o udp.Options) udp.Options {
 		l := lentSocket{name: own}
 		var conn udp.Conn
 		var err error
+		shared := false // with the process before
 		if l.socket, err = g.taken.socket(own, at.Port(), plain); l.socket != nil {
-			l.shared, conn = true, l.socket
+			shared, conn = true, l.socket
 		} else if err == nil {
 			if conn, err = udp.Open(network, at, plain); err == nil {
 				l.socket, _ = conn.(*udp.Socket)
-				l.shared = l.socket == nil && g.taken.has(own, at.Port())
+				shared = l.socket == nil && g.taken.has(own, at.Port())
 			}
 		}
 		if err != nil {
 			return nil, err
 		}
 		l.conn = handover.NewConn(conn)
-		g.taken.hold(&l)
+		g.taken.hold(&l, shared)
 		g.lent = append(g.lent, l)
 		return l.conn, nil
 	}

@@ -41,7 +41,7 @@ func (g *Gateway) HandOverOver(wire handover.Wire, relay net.Conn) error {
 // TakeOverOver is TakeOver from a gateway of this process that hands over by the other ends of o's wire and relay, which it closes.
 func TakeOverOver(ctx context.Context, o Over, c *config.Config, budget Budget, log *logrus.Logger) (*Gateway, error) {
 	t := newTaking(o.Wire)
-	t.relay, t.made = handover.NewRelay(o.Relay), o.Made
+	t.relay, t.made, t.open = handover.NewRelay(o.Relay), o.Made, o.Open
 	if err := c.Validate(); err != nil {
 		t.line.Refuse(err)
 		t.close()

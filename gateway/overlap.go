@@ -1,9 +1,10 @@
 package gateway
 
 import (
-	"errors"
-	"net"
+	"net/netip"
 	"os"
+	"slices"
+	"strconv"
 	"time"
 
 	"culvert/gateway/handover"
@@ -31,9 +32,10 @@ func (t *taking) finish(g *Gateway) {
 	}
 	defer close(t.over)
 	defer t.close()
-	for _, name := range []string{"wireguard", "wireguard6"} {
-		if f := t.files[name]; f != nil { // this gateway has another port
-			t.drain(f)
+	for _, l := range g.lent {
+		if socket := t.former(l); socket != nil {
+			t.old = append(t.old, socket)
+			go l.conn.Drain(socket, t.relay)
 		}
 	}
 	for _, s := range t.offer.Sockets {
@@ -50,8 +52,12 @@ func (t *taking) finish(g *Gateway) {
 			}
 		}
 	}()
+	most := overlapTime
+	if !t.offer.Session {
+		most = strayTime
+	}
 	// A peer that has heard of the session answers in it after one round trip.
-	late, renew, tick := time.NewTimer(overlapTime), time.NewTimer(max(greetTime, 3*t.far/2)), time.NewTicker(quietTime/4)
+	late, renew, tick := time.NewTimer(time.Until(t.forwards.Add(most))), time.NewTimer(max(greetTime, 3*t.far/2)), time.NewTicker(quietTime/4)
 	defer late.Stop()
 	defer renew.Stop()
 	defer tick.Stop()
@@ -61,7 +67,7 @@ func (t *taking) finish(g *Gateway) {
 			done = true
 		case <-renew.C:
 			if !t.relay.Met() && !t.relay.Quiet(quietTime) {
-				g.wg.Renew() // the peer has begun a session with the old process meanwhile
+				go g.renew() // the peer has begun a session with the old process meanwhile
 			}
 		case <-tick.C:
 			done = t.relay.Met() && t.relay.Quiet(quietTime)
@@ -80,23 +86,30 @@ func (t *taking) finish(g *Gateway) {
 	g.in.divert.Store(nil)
 }
 
-// drain passes back what still comes to a socket of the old process.
-func (t *taking) drain(f *os.File) {
-	socket, err := udp.Adopt(f, udp.Options{})
-	if err != nil {
-		return
+// former returns the socket that the old process had in the place of WireGuard's l, if its port was another; else nil.
+func (t *taking) former(l lentSocket) udp.Conn {
+	at := l.conn.LocalAddr()
+	i := slices.IndexFunc(t.offer.Sockets, func(s handover.Socket) bool { return s.Name == l.name })
+	if l.name == "geneve" || i < 0 {
+		return nil
 	}
-	conn := handover.NewConn(socket)
-	conn.Lead(t.relay)
-	t.old = append(t.old, conn)
-	go func() {
-		messages := []udp.Message{{Buffer: make([]byte, udp.BufferSize)}}
-		for {
-			if _, err := conn.Receive(messages); errors.Is(err, net.ErrClosed) {
-				return
-			}
-		}
-	}()
+	port, err := strconv.ParseUint(t.offer.Sockets[i].At, 10, 16)
+	if err != nil || uint16(port) == at.Port() {
+		return nil
+	}
+	var socket udp.Conn
+	switch f := t.files[l.name]; {
+	case f != nil:
+		socket, err = udp.Adopt(f, udp.Options{})
+	case t.open != nil && at.Addr().Is4():
+		socket, err = t.open("udp4", netip.AddrPortFrom(at.Addr(), uint16(port)))
+	case t.open != nil:
+		socket, err = t.open("udp6", netip.AddrPortFrom(at.Addr(), uint16(port)))
+	}
+	if err != nil {
+		return nil
+	}
+	return socket
 }
 
 // close closes what is left of the conversation. It may be called more than once.

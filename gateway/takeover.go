@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"slices"
 	"strconv"
@@ -47,13 +48,17 @@ type taking struct {
 	files    map[string]*os.File // of Offer.Sockets, by name, until they are used
 	before   *process
 	relay    *handover.Relay
-	made     func(*Gateway)   // nil, or is told of the new gateway before that speaks with anybody
-	old      []*handover.Conn // WireGuard's of the old process that this one has no use for
-	session  chan struct{}    // closed by met
-	far      time.Duration    // how long the handshake took that made it; 0 = none did
-	met      func()           // there is a session with the peer
-	over     chan struct{}    // closed by finish
-	stopping bool             // the old process has been told to stop; it says soon that it has
+	made     func(*Gateway) // nil, or is told of the new gateway before that speaks with anybody
+	old      []udp.Conn     // WireGuard's of the old process that this one has no use for
+	session  chan struct{}  // closed by met
+	far      time.Duration  // how long the handshake took that made it; 0 = none did
+	met      func()         // there is a session with the peer
+	over     chan struct{}  // closed by finish
+	stopping bool           // the old process has been told to stop; it says soon that it has
+	forwards time.Time      // when the old process was told that this one does
+
+	// open opens sockets of a network of the caller's; nil: they are the kernel's.
+	open func(network string, at netip.AddrPort) (udp.Conn, error)
 }
 
 // TakeOver is New in the place of the gateway that serves a control socket, which goes on if
@@ -250,18 +255,15 @@ func (t *taking) folder(c *config.Config) *state.Dir {
 	return d
 }
 
-// hold keeps a new gateway's sockets silent until the cut; it is called before there is
-// anything to send.
-func (t *taking) hold(l *lentSocket) {
+// hold keeps a new gateway's socket, which the old one may share, silent until the cut; it is called
+// before there is anything to send.
+func (t *taking) hold(l *lentSocket, shared bool) {
 	switch {
 	case t == nil:
 	case l.name == "geneve":
-		l.shared = false
 		l.conn.Silence(nil)
-	case l.shared:
-		l.conn.Greet(t.relay, t.met)
 	default:
-		l.conn.Greet(nil, t.met)
+		l.conn.Greet(t.relay, !shared, t.met)
 	}
 }
 
@@ -369,14 +371,15 @@ func (t *taking) cut(g *Gateway) error {
 		g.in.carry(bufs, offset)
 	}
 	g.in.divert.Store(&take)
+	t.forwards = time.Now()
 	if err := t.line.Send(handover.KindForwarding, nil, cutTime); err != nil && !t.ended() {
 		return fmt.Errorf("the gateway before has not waited: %w", err)
 	}
-	for i := range g.lent {
-		if l := &g.lent[i]; l.shared {
-			l.conn.Lead(t.relay)
-		} else {
+	for _, l := range g.lent {
+		if l.name == "geneve" {
 			l.conn.Own()
+		} else {
+			l.conn.Lead(t.relay)
 		}
 	}
 	g.wg.Confirm()

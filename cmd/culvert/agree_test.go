@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -155,17 +154,6 @@ func TestCheckAndStartAgree(t *testing.T) {
 	if t.Logf("%d accepted, %d refused", accepted, refused); accepted < 35 || refused < 90 {
 		t.Error("too few of one kind")
 	}
-}
-
-// freePort returns a UDP port that nobody has.
-func freePort(t *testing.T) int {
-	t.Helper()
-	probe, err := net.ListenUDP("udp4", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer probe.Close()
-	return probe.LocalAddr().(*net.UDPAddr).Port
 }
 
 // startGateway runs a gateway until it says that it is running, or ends by itself. It

@@ -73,12 +73,11 @@ func newGatewayCommand() *cobra.Command {
 }
 
 func runGateway(ctx context.Context, file, takeover string, c *config.Config) error {
-	// Those that come before the gateway runs wait for it. SIGHUP would end the process, and SIGUSR2 do nothing.
+	// Those that come before the gateway runs wait for it. SIGHUP would end the process, and SIGUSR2 do nothing. Not undone: a SIGHUP that
+	// comes when the gateway has ended must not turn that into a failure.
 	hup, usr2 := make(chan os.Signal, 1), make(chan os.Signal, 1)
-	for signals, number := range map[chan os.Signal]os.Signal{hup: syscall.SIGHUP, usr2: syscall.SIGUSR2} {
-		signal.Notify(signals, number)
-		defer signal.Stop(signals)
-	}
+	signal.Notify(hup, syscall.SIGHUP)
+	signal.Notify(usr2, syscall.SIGUSR2)
 	log, err := newLogger(c.Log.Level, c.Log.Format)
 	if err != nil {
 		return err

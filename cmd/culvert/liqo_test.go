@@ -5,7 +5,6 @@ package main
 import (
 	"bufio"
 	"fmt"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -74,12 +73,7 @@ func TestLiqoReadiness(t *testing.T) {
 	var forbid atomic.Bool
 	forbid.Store(true)
 	kubeconfig := emptyAPI(t, &forbid)
-	probe, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	health := probe.Addr().String()
-	probe.Close()
+	health := fmt.Sprintf("127.0.0.1:%d", freePort(t))
 	cmd := culvert("gateway", "--liqo", "--name=milan", "--namespace=liqo-tenant-milan", "--remote-cluster-id=milan", "--gateway-uid=u", "--node-name=rome-1",
 		"--mode=server", "--keys-dir="+keysDir(t), "--kubeconfig="+kubeconfig, "--health-probe-bind-address="+health,
 		fmt.Sprintf("--listen-port=%d", freePort(t)), fmt.Sprintf("--geneve-port=%d", freePort(t)))

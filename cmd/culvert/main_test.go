@@ -1,11 +1,13 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -55,12 +57,7 @@ func folder(t *testing.T) (dir string, genevePort int) {
 		t.Fatal(diag)
 	}
 	public, _, _ := run(t, "keygen", filepath.Join(dir, "milan.key"))
-	probe, err := net.ListenUDP("udp4", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	genevePort = probe.LocalAddr().(*net.UDPAddr).Port
-	probe.Close()
+	genevePort = freePort(t)
 	file := fmt.Sprintf(`cluster: rome
 peer: milan
 wireguard: {role: client, privateKeyFile: rome.key, peerPublicKey: %q, endpoint: "127.0.0.1:9"}
@@ -77,6 +74,35 @@ metrics: ""
 		t.Fatal(err)
 	}
 	return dir, genevePort
+}
+
+// freePort returns a port that nobody has, neither of UDP nor of TCP, and that the kernel gives to nobody who asks for any: a process that
+// is about to open it, as one of those beside this test, would find it taken.
+func freePort(t *testing.T) int {
+	t.Helper()
+	text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var first int
+	if _, err := fmt.Sscan(string(text), &first); err != nil {
+		t.Fatalf("ports that the kernel gives away: %q, %v", text, err)
+	}
+	first = max(first, 4096) // where it gives away nearly all
+	for range 1000 {
+		port := first - 1 - rand.IntN(first/2)
+		packets, err := net.ListenUDP("udp", &net.UDPAddr{Port: port})
+		if err != nil {
+			continue
+		}
+		packets.Close()
+		if streams, err := net.ListenTCP("tcp", &net.TCPAddr{Port: port}); err == nil {
+			streams.Close()
+			return port
+		}
+	}
+	t.Fatalf("no port below %d is free", first)
+	return 0
 }
 
 // edit replaces a part of gateway.yaml.
@@ -260,6 +286,44 @@ func TestSignalAtTheEnd(t *testing.T) {
 		cmd.Process.Signal(os.Interrupt) // or it has ended, which is fine
 		if err := cmd.Wait(); err != nil {
 			t.Fatal(err)
+		}
+	}
+}
+
+// TestHangUpAtTheEnd sends SIGHUP to a gateway at all the moments of its end.
+func TestHangUpAtTheEnd(t *testing.T) {
+	dir, _ := folder(t)
+	for range 5 {
+		cmd := culvert("gateway", "--config", filepath.Join(dir, "gateway.yaml"))
+		diag, err := cmd.StderrPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		said := make(chan string, 1)
+		running := make(chan struct{})
+		go func() {
+			var all strings.Builder
+			for lines := bufio.NewScanner(diag); lines.Scan(); {
+				if fmt.Fprintln(&all, lines.Text()); strings.Contains(lines.Text(), "gateway running") {
+					close(running)
+				}
+			}
+			said <- all.String()
+		}()
+		select {
+		case <-running:
+		case text := <-said:
+			t.Fatalf("%v: %s", cmd.Wait(), text)
+		}
+		cmd.Process.Signal(syscall.SIGTERM)
+		for len(said) == 0 { // it has its standard error until its end
+			cmd.Process.Signal(syscall.SIGHUP)
+		}
+		if err := cmd.Wait(); err != nil {
+			t.Fatalf("%v: %s", err, <-said)
 		}
 	}
 }

@@ -97,8 +97,9 @@ func runNode(ctx context.Context, load func() (*node.Config, error), c *node.Con
 	}
 	hup := make(chan os.Signal, 1)
 	if c.Services != nil {
-		signal.Notify(hup, syscall.SIGHUP) // one that comes before rules are whole would end the process, and leave them
-		defer signal.Stop(hup)
+		// One that comes before rules are whole would end the process, and leave them. Not undone: one that comes when all has ended must not
+		// turn that into a failure.
+		signal.Notify(hup, syscall.SIGHUP)
 	}
 	if c.Services != nil && c.Services.Mode != services.Sockets && !(c.Tunnel && c.Mode == node.TUN) {
 		chooseProcs()

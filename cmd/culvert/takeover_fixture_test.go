@@ -112,7 +112,10 @@ func newReplaceableAfter(t *testing.T, before func(dir string)) *replaceable {
 	if err := r.Start(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { r.Process.Kill() })
+	t.Cleanup(func() {
+		r.Process.Kill()
+		r.Wait() // or it has been waited for
+	})
 	return r
 }
 

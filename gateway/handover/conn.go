@@ -1,9 +1,10 @@
 package handover
 
 import (
+	"bytes"
 	"encoding/binary"
+	"errors"
 	"net"
-	"net/netip"
 	"sync"
 	"sync/atomic"
 
@@ -51,18 +52,42 @@ func (c *Conn) Stop(r *Relay) (parked <-chan struct{}) {
 func (c *Conn) Silence(r *Relay) { c.set(&way{relay: r}) }
 
 // Greet is Silence for a Conn of WireGuard in the new process: it sends what begins a session,
-// and receives what the other process passes on or, without a Relay, what comes by a socket of
-// its own. It calls session when there is one, and may do so again.
-func (c *Conn) Greet(r *Relay, session func()) {
-	c.set(&way{relay: r, reads: r == nil, greets: session})
+// and receives what the other process passes on. It calls session when there is one, and may do
+// so again. A socket that is this process's alone it reads, too: the peer sends to where it has
+// last heard the gateway (WireGuard paper, Section 2.1), in sessions of the other process as well,
+// and those are passed back.
+func (c *Conn) Greet(r *Relay, alone bool, session func()) {
+	c.set(&way{relay: r, reads: alone, greets: session})
 }
 
-// Lend passes answers to handshakes on to the other process, which may have begun them.
-func (c *Conn) Lend(r *Relay) { c.set(&way{relay: r, reads: true, lends: true, sends: true}) }
+// Lend passes answers to handshakes on to the other process, which may have begun them, and receives
+// what that one passes back.
+func (c *Conn) Lend(r *Relay) {
+	r.wakes(c.Conn)
+	c.set(&way{relay: r, reads: true, lends: true, sends: true})
+}
 
 // Lead has the new process receive and send, and passes back data of sessions that it has not
 // made.
-func (c *Conn) Lead(r *Relay) { c.set(&way{relay: r, reads: true, sends: true}) }
+func (c *Conn) Lead(r *Relay) {
+	r.wakes(c.Conn)
+	c.set(&way{relay: r, reads: true, sends: true})
+}
+
+// Drain reads a socket that the new process has no use for, until it is closed: data of sessions that
+// c has not made is passed back, and c receives the rest.
+func (c *Conn) Drain(socket udp.Conn, r *Relay) {
+	m := []udp.Message{{Buffer: make([]byte, udp.BufferSize)}}
+	for {
+		n, err := socket.Receive(m)
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if n > 0 && c.keepOwn(r, &m[0]) {
+			each(&m[0], func(b []byte) { r.receive(message{m[0].Source, bytes.Clone(b)}) })
+		}
+	}
+}
 
 // Own has the Conn be the socket again.
 func (c *Conn) Own() { c.set(nil) }
@@ -91,10 +116,16 @@ func (c *Conn) Receive(messages []udp.Message) (int, error) {
 		return c.Conn.Receive(messages)
 	}
 	if w.reads {
+		select {
+		case m := <-w.relay.inbox:
+			m.fill(&messages[0])
+			return 1, nil
+		default:
+		}
 		n, err := c.Conn.Receive(messages)
 		kept := 0
 		for i := range n {
-			if m := &messages[i]; w.lends || w.relay == nil || c.keepOwn(w.relay, m) {
+			if m := &messages[i]; w.lends || c.keepOwn(w.relay, m) {
 				if w.lends {
 					lend(w.relay, m)
 				}
@@ -114,9 +145,7 @@ func (c *Conn) Receive(messages []udp.Message) (int, error) {
 	}
 	select {
 	case m := <-inbox:
-		to := &messages[0]
-		to.Data = to.Buffer[:copy(to.Buffer, m.data)]
-		to.Source, to.Destination, to.SegmentSize, to.TOS = m.source, netip.Addr{}, 0, 0
+		m.fill(&messages[0])
 		return 1, nil
 	case <-w.ended:
 		return 0, udp.ErrWoken

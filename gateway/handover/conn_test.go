@@ -92,7 +92,7 @@ func TestLeadSortsTrains(t *testing.T) {
 	ours, theirs := relays(t)
 	socket := newFake()
 	c := NewConn(socket)
-	c.Greet(ours, func() {})
+	c.Greet(ours, false, func() {})
 	c.NewSender().Send([]udp.Train{{Destination: peer, Parts: [][]byte{wireguard(initiation, 7, 148)}}})
 	if len(socket.sent) != 1 {
 		t.Fatalf("%d initiations were sent", len(socket.sent))
@@ -132,6 +132,58 @@ func TestLeadSortsTrains(t *testing.T) {
 	}
 }
 
+// comes receives until a message comes, past who is only woken.
+func comes(t *testing.T, c *Conn) udp.Message {
+	t.Helper()
+	messages := buffers()
+	for {
+		switch n, err := c.Receive(messages); {
+		case n == 1 && err == nil:
+			return messages[0]
+		case !errors.Is(err, udp.ErrWoken):
+			t.Fatalf("%d messages, %v", n, err)
+		}
+	}
+}
+
+// TestAnotherPort: what the peer sends to the port of the new process before the cut, or to that of the old one after it, goes to the
+// process whose session it is of, which may be waiting at its socket.
+func TestAnotherPort(t *testing.T) {
+	ours, theirs := relays(t)
+	old, next := NewConn(newFake()), newFake()
+	old.Lend(theirs)
+	c := NewConn(next)
+	c.Greet(ours, true, func() {})
+	c.NewSender().Send([]udp.Train{{Destination: peer, Parts: [][]byte{wireguard(initiation, 7, 148)}}})
+	next.come <- udp.Message{Data: append(wireguard(data, 8, 100), wireguard(data, 8, 60)...), SegmentSize: 100, Source: peer}
+	next.come <- udp.Message{Data: wireguard(answer, 9, 92), Source: peer}
+	if m := comes(t, c); kindOf(m.Data) != answer {
+		t.Errorf("the new process gets % x", m.Data)
+	}
+	for _, size := range []int{100, 60} {
+		if m := comes(t, old); len(m.Data) != size || indexOf(m.Data) != 8 || m.Source != peer {
+			t.Errorf("the old process gets % x from %v", m.Data, m.Source)
+		}
+	}
+
+	c.Lead(ours)
+	old.Silence(theirs)
+	former, ended := newFake(), make(chan struct{})
+	go func() {
+		defer close(ended)
+		c.Drain(former, ours)
+	}()
+	former.come <- udp.Message{Data: append(wireguard(data, 8, 100), wireguard(data, 7, 100)...), SegmentSize: 100, Source: peer}
+	if m := comes(t, c); len(m.Data) != 100 || indexOf(m.Data) != 7 || m.Source != peer {
+		t.Errorf("the new process gets % x from %v", m.Data, m.Source)
+	}
+	if m := comes(t, old); len(m.Data) != 100 || indexOf(m.Data) != 8 {
+		t.Errorf("the old process gets % x", m.Data)
+	}
+	close(former.come)
+	<-ended
+}
+
 // TestGreetSendsNoData: before the cut, nothing leaves that the peer would take for a new
 // session, and the first attempt says that there is one.
 func TestGreetSendsNoData(t *testing.T) {
@@ -139,7 +191,7 @@ func TestGreetSendsNoData(t *testing.T) {
 	socket := newFake()
 	c := NewConn(socket)
 	sessions := 0
-	c.Greet(ours, func() { sessions++ })
+	c.Greet(ours, false, func() { sessions++ })
 	sent, err := c.NewSender().Send([]udp.Train{{Destination: peer, SegmentSize: 32, Parts: [][]byte{wireguard(data, 5, 32), wireguard(data, 5, 32)}}})
 	if sent != 2 || err != nil || len(socket.sent) != 0 || sessions != 1 {
 		t.Errorf("%d sent (%v), %d by the socket, %d sessions", sent, err, len(socket.sent), sessions)

@@ -21,6 +21,11 @@
 // sends nothing, except what makes a session with the peer, since the keys of the old one
 // cannot leave WireGuard. The answers come to the old process, whose Conn passes them on.
 //
+// A new process with another port greets from there, since it is to be known that the peer can be
+// reached so. From the greeting on the peer may send to that port in the old session, as WireGuard has
+// peers roam: the new process reads it and passes that back, before the cut and after it. After the cut it
+// reads the port before as well.
+//
 // After the cut the old process is parked. What the peer has sent in the old session, up to
 // the moment when it hears of the new one, the new process passes back; the old one decrypts
 // it and returns the packets. So nothing is lost, as far as the peer answers within a second.

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"culvert/geneve/udp"
 )
 
 // A Relay carries WireGuard's messages between two processes, and decrypted packets from the
@@ -23,12 +25,19 @@ type Relay struct {
 	lost, returned atomic.Uint64
 	last           atomic.Int64 // when something was passed on, since epoch; 0 = never
 	met            atomic.Bool
+	reader         atomic.Pointer[udp.Conn] // nil, or who waits there looks at the inbox, too
 }
 
 // message is one of WireGuard.
 type message struct {
 	source netip.AddrPort
 	data   []byte
+}
+
+// fill makes to the message.
+func (m message) fill(to *udp.Message) {
+	to.Data = to.Buffer[:copy(to.Buffer, m.data)]
+	to.Source, to.Destination, to.SegmentSize, to.TOS = m.source, netip.Addr{}, 0, 0
 }
 
 // The kinds of messages on a Relay.
@@ -97,6 +106,21 @@ func (r *Relay) pass(source netip.AddrPort, b []byte) {
 	r.send(append(out, b...))
 }
 
+// wakes has who waits at a socket return when there is a message.
+func (r *Relay) wakes(socket udp.Conn) { r.reader.Store(&socket) }
+
+// receive takes a message in.
+func (r *Relay) receive(m message) {
+	select {
+	case r.inbox <- m:
+	default:
+		r.lost.Add(1)
+	}
+	if socket := r.reader.Load(); socket != nil {
+		(*socket).Wake()
+	}
+}
+
 func (r *Relay) send(b []byte) {
 	select {
 	case r.outbox <- b:
@@ -131,11 +155,7 @@ func (r *Relay) read() {
 		switch {
 		case n > relayHead && b[0] == relayMessage:
 			source := netip.AddrPortFrom(netip.AddrFrom16([16]byte(b[1:])).Unmap(), binary.BigEndian.Uint16(b[17:]))
-			select {
-			case r.inbox <- message{source, b[relayHead:]}:
-			default:
-				r.lost.Add(1)
-			}
+			r.receive(message{source, b[relayHead:]})
 		case n > 1 && b[0] == relayPacket:
 			select {
 			case r.packets <- b[1:]:

@@ -100,7 +100,7 @@ func (c *crowd) settle() error {
 // eachGateway does something to the gateways in turn and judges c after each; bound is how long a connection may pause.
 func (l *Lab) eachGateway(c *crowd, bound time.Duration, do func(*Process) error, after func() error) (string, error) {
 	var pauses []string
-	longest, receive, lost := time.Duration(0), 0, "none"
+	longest, receive, most := time.Duration(0), 0, 0
 	for _, f := range c.flows {
 		if f.does == receives {
 			receive++
@@ -118,7 +118,7 @@ func (l *Lab) eachGateway(c *crowd, bound time.Duration, do func(*Process) error
 			if !c.mayLose {
 				return "", fmt.Errorf("%s: %v", p.Host.Name, &s)
 			}
-			lost = fmt.Sprint(n)
+			most = max(most, n)
 		}
 		if s.pause > bound {
 			return "", fmt.Errorf("%s: a connection (%s) paused for %v, want at most %v", p.Host.Name, s.longest, s.pause.Round(time.Millisecond), bound)
@@ -128,6 +128,10 @@ func (l *Lab) eachGateway(c *crowd, bound time.Duration, do func(*Process) error
 		}
 		longest = max(longest, s.pause)
 		pauses = append(pauses, fmt.Sprintf("%s %d ms", clusters[i].Name, s.pause.Milliseconds()))
+	}
+	lost := "none"
+	if most > 0 {
+		lost = fmt.Sprintf("≤ %d", most)
 	}
 	return fmt.Sprintf("≤ %d ms, %s of %d connections lost, %d only receive; %s, undisturbed %d ms",
 		longest.Milliseconds(), lost, len(c.flows), receive, strings.Join(pauses, ", "), c.calm.Milliseconds()), nil

@@ -44,7 +44,7 @@ func (s *side) upgrade(how byte) (end func()) {
 	}
 	m := &move{side: s, config: s.config, taken: make(chan taken, 1), handed: make(chan error, 1), over: make(chan struct{})}
 	if how&2 != 0 {
-		m.config = s.variant(how)
+		m.config = s.successor(how)
 	}
 	s.moving = m
 	own, open := s.opener(true)

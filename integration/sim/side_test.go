@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -55,6 +56,7 @@ type sockets struct {
 	nodes, peer *socket
 	relay       *relayEnd // nil: it has taken over from none
 	gateway     atomic.Pointer[gateway.Gateway]
+	closed      atomic.Bool
 }
 
 // keepPeer takes the finalizers off what WireGuard has of the peer. Where a peer is being made or removed, somebody else does.
@@ -73,6 +75,7 @@ func (o *sockets) keepPeer() {
 
 // close has them receive and send no more, as when their process is gone.
 func (o *sockets) close() {
+	o.closed.Store(true)
 	o.nodes.Close()
 	o.peer.Close()
 }
@@ -81,6 +84,7 @@ const (
 	maxConnections = 4096
 	fewConnections = 256 // where floods make room scarce
 	wanPort        = config.DefaultWireGuardPort
+	wanPorts       = 4 // from there on, those of a client
 )
 
 func newSide(w *world, index, most int) *side {
@@ -126,9 +130,12 @@ func (s *side) moveTo(place byte) {
 	if s.wan.Store(&at); old != nil && *old != at {
 		s.w.mu.Lock()
 		defer s.w.mu.Unlock()
-		if receive := s.w.receivers[*old]; receive != nil {
-			delete(s.w.receivers, *old)
-			s.w.receivers[at] = receive
+		for port := range uint16(wanPorts) {
+			from := netip.AddrPortFrom(old.Addr(), wanPort+port)
+			if receive := s.w.receivers[from]; receive != nil {
+				delete(s.w.receivers, from)
+				s.w.receivers[netip.AddrPortFrom(at.Addr(), wanPort+port)] = receive
+			}
 		}
 	}
 }
@@ -140,6 +147,9 @@ func (s *side) opener(beside bool) (own *sockets, open func(string, netip.AddrPo
 		if network == "udp6" {
 			return nil, syscall.EAFNOSUPPORT
 		}
+		if own.closed.Load() {
+			return nil, net.ErrClosed
+		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		p := s.ports[at.Port()]
@@ -150,10 +160,11 @@ func (s *side) opener(beside bool) (own *sockets, open func(string, netip.AddrPo
 			p = s.listen(at.Port())
 		}
 		c := p.open(own.keepPeer)
-		if at.Port() == wanPort {
-			own.peer = c
-		} else {
+		switch {
+		case at.Port() == config.DefaultGenevePort:
 			own.nodes = c
+		case own.peer == nil: // not of the port that the gateway before has
+			own.peer = c
 		}
 		return c, nil
 	}
@@ -172,8 +183,8 @@ func (s *side) listen(number uint16) *port {
 			}
 		}
 	}
-	if number == wanPort {
-		place = func() netip.AddrPort { return *s.wan.Load() }
+	if number != config.DefaultGenevePort {
+		place = func() netip.AddrPort { return netip.AddrPortFrom(s.wan.Load().Addr(), number) }
 		p.send = func(to netip.AddrPort, data []byte) { s.w.carry(s.toPeer, place(), to, data) }
 	}
 	p.close = func() {
@@ -305,6 +316,15 @@ func (s *side) variant(number byte) *config.Config {
 	c.Addresses = append(c.Addresses[:1:1], config.AddressMapping{
 		External: rules.PairOf(netip.AddrFrom4([4]byte{10, 70, 1, number})), Internal: rules.PairOf(netip.AddrFrom4([4]byte{10, 112, 0, number})), Via: c.Geneve.Nodes[0].Name})
 	return &c
+}
+
+// successor is a configuration that cannot be applied, but be taken over with: a client's socket is elsewhere.
+func (s *side) successor(number byte) *config.Config {
+	c := s.variant(number)
+	if c.WireGuard.Role == config.Client {
+		c.WireGuard.ListenPort = wanPort + uint16(number>>4%wanPorts)
+	}
+	return c
 }
 
 // reload applies another configuration, unless another gateway is about to take over.

@@ -141,7 +141,8 @@ func TestCalm(t *testing.T) {
 	t.Logf("%d packets reached pods, %d datagrams in %v", r.packets, r.carried, r.lasted)
 }
 
-// TestHandOver: of what pods send while gateways hand over, everything arrives, however far the peer is.
+// TestHandOver: of what pods send while gateways hand over, everything arrives, however far the peer is, and with the next gateway at
+// another port, too.
 func TestHandOver(t *testing.T) {
 	for _, roundTrip := range []time.Duration{2 * wanLatency, 400 * time.Millisecond, 800 * time.Millisecond} {
 		t.Run(roundTrip.String(), func(t *testing.T) { testHandOver(t, roundTrip) })
@@ -149,10 +150,15 @@ func TestHandOver(t *testing.T) {
 }
 
 func testHandOver(t *testing.T, roundTrip time.Duration) {
-	upgrade := slices.IndexFunc(faults, func(f fault) bool { return f.name == "upgrade" })
+	number := func(name string) byte {
+		return byte(slices.IndexFunc(faults, func(f fault) bool { return f.name == name }))
+	}
 	s := schedule{14, 1}
 	for how := range byte(4) {
-		s = append(s, byte(upgrade), how, 0xf0) // each side every three seconds
+		s = append(s, number("upgrade"), how, 0xf0) // each side every three seconds
+	}
+	for _, how := range []byte{0x12, 0x22, 2} { // to other ports, while the other side does nothing
+		s = append(s, number("roam"), 0, 0xf0, number("upgrade"), how, 0xf0)
 	}
 	r := play(t, s, func(w *world) {
 		w.traffic.pace = 2 * time.Millisecond
@@ -162,7 +168,7 @@ func testHandOver(t *testing.T, roundTrip time.Duration) {
 			}
 		})
 	})
-	if r.failure != "" || r.moved != 4 || r.packets < 1000 || r.packets != r.world.sent {
+	if r.failure != "" || r.moved != 7 || r.packets < 1000 || r.packets != r.world.sent {
 		t.Errorf("%q after %d hand-overs: %d packets of %d arrive", r.failure, r.moved, r.packets, r.world.sent)
 	}
 	t.Logf("%d hand-overs, %d packets, %d datagrams in %v", r.moved, r.packets, r.carried, r.lasted)

@@ -1,0 +1,125 @@
+package integration
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+)
+
+// sctpServices are what the node of the guest serves: one that speaks and one that listens, of each family.
+const sctpServices = `name: node-1
+services:
+  addresses: [203.0.113.1, "fd03::1"]
+  pods: [10.0.0.0/16, "fd00:10::/48"]
+  serviceCIDRs: [10.96.0.0/12, "fd96::/112"]
+  serve:
+  - {name: speaks, protocol: sctp, clusterIP: 10.96.0.10, port: 81, nodePort: 30081, externalIPs: [198.51.100.10],
+     endpoints: [{address: 10.0.1.5, port: 8081, node: node-1}, {address: 10.0.2.5, port: 8081, node: node-1}]}
+  - {name: listens, protocol: sctp, clusterIP: 10.96.0.10, port: 82, nodePort: 30082, externalIPs: [198.51.100.10], externalTrafficPolicy: Local,
+     endpoints: [{address: 10.0.1.5, port: 8082, node: node-1}, {address: 10.0.2.5, port: 8082, node: node-1}]}
+  - {name: speaks-6, protocol: sctp, clusterIP: "fd96::a", port: 81, nodePort: 30083, externalIPs: ["2001:db8:5::a"],
+     endpoints: [{address: "fd00:10:0:1::5", port: 8081, node: node-1}, {address: "fd00:10:0:2::5", port: 8081, node: node-1}]}
+  - {name: listens-6, protocol: sctp, clusterIP: "fd96::a", port: 82, nodePort: 30084, externalIPs: ["2001:db8:5::a"], externalTrafficPolicy: Local,
+     endpoints: [{address: "fd00:10:0:1::5", port: 8082, node: node-1}, {address: "fd00:10:0:2::5", port: 8082, node: node-1}]}
+`
+
+// A guestHost is a namespace of the guest, behind its kernel; node is the kernel itself. It has an address of each family.
+type guestHost struct {
+	name      string
+	addresses [2]string
+}
+
+// TestServicesSCTP has a kernel's own SCTP talk through a node's Services, inside a guest whose kernel has it: over both families, from
+// endpoints themselves, from the node and from a host outside, at cluster addresses, node ports and external addresses. Either end sends 100,000
+// bytes, which arrive whole, to endpoints that see whom they are to see.
+func TestServicesSCTP(t *testing.T) {
+	beside(t, func(t *testing.T) {
+		g := startGuest(newPeerHost(t, "beside"), "172.18.0.2/24", "")
+		hosts := []guestHost{
+			{"one", [2]string{"10.0.1.5", "fd00:10:0:1::5"}}, {"two", [2]string{"10.0.2.5", "fd00:10:0:2::5"}},
+			{"outside", [2]string{"203.0.113.5", "fd03::5"}}, {"node", [2]string{"203.0.113.1", "fd03::1"}},
+		}
+		lines := []string{
+			"modprobe sctp; modprobe tun",
+			"echo 1 >/proc/sys/net/ipv4/ip_forward; echo 1 >/proc/sys/net/ipv6/conf/all/forwarding",
+			"head -c 100000 /dev/urandom >/tmp/sent",
+		}
+		for _, h := range hosts[:3] {
+			lines = append(lines, "ip netns add "+h.name, fmt.Sprintf("ip link add %s type veth peer name eth0 netns %[1]s; ip link set %[1]s up", h.name),
+				fmt.Sprintf("ip -n %s link set lo up; ip -n %[1]s link set eth0 up", h.name))
+			for family, a := range h.addresses {
+				gateway, bits := strings.TrimSuffix(a, "5")+"1", []int{24, 64}[family]
+				lines = append(lines, fmt.Sprintf("ip addr add %s/%d dev %s %s", gateway, bits, h.name, []string{"", "nodad"}[family]),
+					fmt.Sprintf("ip -n %s addr add %s/%d dev eth0 %s", h.name, a, bits, []string{"", "nodad"}[family]),
+					fmt.Sprintf("ip -n %s -%d route add default via %s", h.name, []int{4, 6}[family], gateway))
+			}
+		}
+		for _, h := range hosts[:2] {
+			for family, a := range h.addresses {
+				// Bound to one address, so that neither end tells the other of more.
+				listen := fmt.Sprintf("SCTP%d-LISTEN:808%%d,bind=%s,fork,reuseaddr", []int{4, 6}[family], []string{a, "[" + a + "]"}[family])
+				lines = append(lines,
+					fmt.Sprintf("ip netns exec %s socat -U "+listen+" SYSTEM:'echo %[1]s $SOCAT_PEERADDR; cat /tmp/sent' >/dev/null 2>&1 &", h.name, 1),
+					fmt.Sprintf("ip netns exec %s socat -u "+listen+" SYSTEM:'s=$(sha256sum); echo %[1]s $SOCAT_PEERADDR $s >/tmp/heard.new; mv /tmp/heard.new /tmp/heard' >/dev/null 2>&1 &", h.name, 2))
+			}
+		}
+		g.sh(lines...)
+		g.write("/tmp/services.yaml", sctpServices)
+		g.sh("culvert node --config /tmp/services.yaml >/tmp/services.log 2>&1 & echo $! >/tmp/services.pid",
+			"n=0; until grep -q 'services are served' /tmp/services.log; do n=$((n+1)); [ $n -lt 200 ] || { cat /tmp/services.log; exit 1; }; sleep 0.05; done")
+		sum := strings.Fields(g.sh("sha256sum </tmp/sent"))[0]
+		asked, answered := 0, map[string]int{}
+		for family := range 2 {
+			cluster, external := []string{"10.96.0.10", "[fd96::a]"}[family], []string{"198.51.100.10", "[2001:db8:5::a]"}[family]
+			node := hosts[3].addresses[family]
+			for _, from := range hosts {
+				for _, to := range []string{cluster, "node", external} {
+					if from.name == "outside" && to == cluster {
+						continue
+					}
+					for _, listens := range []bool{false, true} {
+						address, port := to, 81
+						if listens {
+							port = 82
+						}
+						if to == "node" {
+							address, port = []string{node, "[" + node + "]"}[family], port+30000+2*family
+						}
+						own := []string{from.addresses[family], "[" + from.addresses[family] + "]"}[family]
+						client, at := fmt.Sprintf("SCTP%d:%s:%d,bind=%s", []int{4, 6}[family], address, port, own), "ip netns exec "+from.name+" "
+						if from.name == "node" {
+							at = ""
+						}
+						var out string
+						if listens {
+							out = g.sh("rm -f /tmp/heard", at+"socat -u /tmp/sent "+client, "n=0; until [ -e /tmp/heard ]; do n=$((n+1)); [ $n -lt 200 ]; sleep 0.05; done", "cat /tmp/heard")
+						} else {
+							out = g.sh(at+"socat -u "+client+" - >/tmp/got", "echo $(head -n 1 /tmp/got) $(tail -n +2 /tmp/got | sha256sum) $(wc -c </tmp/got)")
+						}
+						said := strings.Fields(out)
+						if len(said) < 3 {
+							t.Fatalf("%s asks %s:%d: %q", from.name, address, port, out)
+						}
+						who, sees := said[0], strings.Trim(said[1], "[]")
+						asked++
+						answered[who]++
+						// As with kube-proxy: pods are known, but to themselves, and to a Service for everybody that they ask as anybody does.
+						want := node
+						if pod := from.name == "one" || from.name == "two"; pod && who != from.name && (to == cluster || listens) || from.name == "outside" && listens {
+							want = from.addresses[family]
+						}
+						if netip.MustParseAddr(sees).String() != want || said[2] != sum {
+							t.Errorf("%s asks %s:%d: %s answers, which sees %s, want %s; SHA-256 %s, want %s", from.name, address, port, who, sees, want, said[2], sum)
+						}
+					}
+				}
+			}
+		}
+		if answered["one"] == 0 || answered["two"] == 0 || answered["one"]+answered["two"] != asked {
+			t.Errorf("%d asked, answered by %v", asked, answered)
+		}
+		t.Logf("%d associations of 100,000 bytes each, endpoints %v", asked, answered)
+		g.sh("kill $(cat /tmp/services.pid)", "n=0; while ip link show culvert0 2>/dev/null; do n=$((n+1)); [ $n -lt 200 ]; sleep 0.05; done")
+	}, probeGuest)
+}
