@@ -87,6 +87,9 @@ func (t *taking) finish(g *Gateway) {
 	t.relay.Close()
 	<-returned
 	g.in.divert.Store(nil)
+	if _, lost := t.relay.Totals(); lost > 0 {
+		g.log.WithField("lost", lost).Warn("there was no room for all that came here in the session of the gateway before")
+	}
 }
 
 // former returns the socket that the old process had in the place of WireGuard's l, if its port was another; else nil.

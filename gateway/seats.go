@@ -21,7 +21,9 @@ type seats struct {
 
 	mu    sync.Mutex
 	total int // +checklocks:mu
-	left  int // of them, whose connection is closed; +checklocks:mu
+	// of them, those whose connection is closed
+	left int  // +checklocks:mu
+	done bool // +checklocks:mu
 	// by network and by address
 	taken map[netip.Prefix]int // +checklocks:mu
 }
@@ -60,6 +62,15 @@ func (s *seats) Accept() (net.Conn, error) {
 	}
 }
 
+// Close implements net.Listener. Nobody gets a seat any more.
+func (s *seats) Close() error {
+	s.mu.Lock()
+	s.done = true
+	s.freed.Broadcast()
+	s.mu.Unlock()
+	return s.Listener.Close()
+}
+
 // origin returns what a counts for: 256 addresses of IPv4, and of IPv6, where a host has
 // a /64 to itself, a site's /48.
 func origin(a netip.Addr) (network, address netip.Prefix) {
@@ -76,11 +87,11 @@ func origin(a netip.Addr) (network, address netip.Prefix) {
 func (s *seats) take(network, address netip.Prefix) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for !address.IsValid() && s.total == maxSeats && s.left > 0 {
+	for !address.IsValid() && s.total == maxSeats && s.left > 0 && !s.done {
 		s.freed.Wait()
 	}
 	free := maxSeats - s.total
-	if free == 0 || address.IsValid() && s.taken[address] >= free-s.taken[network] {
+	if s.done || free == 0 || address.IsValid() && s.taken[address] >= free-s.taken[network] {
 		return false
 	}
 	s.total++

@@ -181,5 +181,17 @@ func TestSeatsAreWaitedFor(t *testing.T) {
 		if c, err := s.Accept(); err != net.ErrClosed || s.refused.Load() != 1 {
 			t.Errorf("%v, %v, %d refused", c, err, s.refused.Load())
 		}
+
+		s = newSeats(outside)
+		for range maxSeats {
+			s.take(netip.Prefix{}, netip.Prefix{})
+		}
+		s.leaveAt(time.Now().Add(seatTime), netip.Prefix{}, netip.Prefix{})
+		found := make(chan bool)
+		go func() { found <- s.take(netip.Prefix{}, netip.Prefix{}) }()
+		synctest.Wait()
+		if s.Close(); <-found {
+			t.Error("a seat after the end")
+		}
 	})
 }

@@ -608,7 +608,7 @@ func (l *serviceLab) kernelState() string {
 	for _, what := range []string{"-4 rule", "-6 rule", "-4 route show table all", "route show table all", "-br link"} {
 		out := strings.ReplaceAll(l.n1.run("ip", strings.Fields(what)...), " linkdown", "")
 		if what == "-br link" {
-			out = operationalState.ReplaceAllString(out, "$1")
+			out = strings.NewReplacer("NO-CARRIER,", "", ",LOWER_UP", "").Replace(operationalState.ReplaceAllString(out, "$1"))
 		}
 		lines := slices.DeleteFunc(strings.Split(out, "\n"), func(line string) bool { return strings.Contains(line, "fe80:") })
 		slices.Sort(lines)

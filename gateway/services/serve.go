@@ -22,7 +22,7 @@ func (q queue) Read(b []byte) (int, error) { return q.call(unix.SYS_READ, b) }
 
 func (q queue) Write(b []byte) (int, error) { return q.call(unix.SYS_WRITE, b) }
 
-// call makes the call raw: it cannot sleep, but a packet that is written goes all its way through the kernel, often for longer than 20 µs.
+// call makes the call raw: it does not wait for packets, but one that is written goes all its way through the kernel, often for longer than 20 µs.
 // Then a call that is not raw loses its P to another thread, and each packet costs the change of threads.
 func (q queue) call(trap uintptr, b []byte) (int, error) {
 	n, _, errno := unix.RawSyscall(trap, uintptr(q), uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)))

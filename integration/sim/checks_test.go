@@ -32,13 +32,13 @@ func (w *world) judgeRecovery(calm time.Duration) {
 			before[c] = c.answered
 		}
 	}
-	if w.traffic.slow = 2 * time.Second; w.sides[0].config.MaxConnections == fewConnections {
-		w.traffic.slow = time.Second // each packet asks four others whether they make room
-	}
 	for _, s := range w.sides {
 		for k := range kinds {
 			waiting = append(waiting, w.traffic.begin(k, s))
 		}
+	}
+	if w.traffic.slow = 2 * time.Second; w.sides[0].config.MaxConnections == fewConnections {
+		w.traffic.slow = time.Second // each packet asks four others whether they make room
 	}
 	w.run(w.now() + patience)
 	for _, c := range waiting {

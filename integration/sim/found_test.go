@@ -25,7 +25,7 @@ var found = []struct {
 	{716, "of the simulation: an SCTP server sent answers that its path no longer carried"},
 	{54028, "of the judge: an IPv6 packet whose destination was corrupted went to another node, and the ledger had no place for it"},
 	{8395, "of the simulation: a sender of trains did not heed that its path had become narrow"},
-	{27984, "of the judge: who began after the last fault asked again after 5 s, so that two narrow legs in its way took longer than patience"},
+	{27984, "of the judge: who was told that a datagram was too large waited before it sent smaller ones, with two narrow legs in its way for longer than patience"},
 	{302789, "of the simulation: a packet corrupted on two legs had the right checksum again"},
 }
 
