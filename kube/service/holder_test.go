@@ -74,9 +74,7 @@ func inElectorate(t *testing.T, nodes int, f func(*electorate)) {
 func (e *electorate) join(name string) {
 	base := aBase()
 	base.Announce = anAnnouncer(e.t, name, nil).base.Announce
-	log := logrus.New()
-	log.SetOutput(&lockedWriter{to: e})
-	s := NewSource(e.api, All, name, leaseNamespace, base, logrus.NewEntry(log))
+	s := NewSource(e.api, All, name, leaseNamespace, base, logrus.NewEntry(e.logger))
 	ctx, cancel := context.WithCancel(e.t.Context())
 	m, done := &member{}, make(chan struct{})
 	m.end = func() { cancel(); <-done }
@@ -98,15 +96,6 @@ func (e *electorate) join(name string) {
 			return nil
 		})
 	}()
-}
-
-// A lockedWriter keeps what is written for the failure of a test.
-type lockedWriter struct{ to *electorate }
-
-func (w *lockedWriter) Write(b []byte) (int, error) {
-	w.to.mu.Lock()
-	defer w.to.mu.Unlock()
-	return w.to.log.Write(b)
 }
 
 // leave ends a node: as SIGTERM does, or as a kill does, which leaves its Lease.

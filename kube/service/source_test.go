@@ -36,9 +36,10 @@ func init() {
 
 // A cluster is an API server that is played, with a Source of the node n1 that follows it.
 type cluster struct {
-	t   *testing.T
-	api *fake.FakeDynamicClient
-	log bytes.Buffer
+	t      *testing.T
+	api    *fake.FakeDynamicClient
+	log    bytes.Buffer
+	logger *logrus.Logger // to log, for all that do at a time
 	*Source
 
 	mutex   sync.Mutex
@@ -113,9 +114,9 @@ func inCluster(t *testing.T, prepare, f func(*cluster), objects ...*Object) {
 		for _, o := range objects {
 			c.put(o)
 		}
-		log := logrus.New()
-		log.SetOutput(&c.log)
-		c.Source = NewSource(c.api, All, selfName, leaseNamespace, aBase(), logrus.NewEntry(log))
+		c.logger = logrus.New()
+		c.logger.SetOutput(&c.log)
+		c.Source = NewSource(c.api, All, selfName, leaseNamespace, aBase(), logrus.NewEntry(c.logger))
 		if prepare != nil {
 			prepare(c)
 		}
