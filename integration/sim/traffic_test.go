@@ -102,6 +102,7 @@ type conn struct {
 	seen, server netip.AddrPort // as whom the server knows the client, and itself; zero before the first packet
 	since        time.Duration  // when that was so first
 	lastHeard    time.Duration  // when it last heard of the client
+	moved        time.Duration  // when it last knew the client as another before; 0: it never has
 	size         int            // of payloads
 	mtu          int
 	answered     int
@@ -333,7 +334,7 @@ func (c *conn) arriveAtServer(n *node, from, to netip.AddrPort) {
 			w.fail("%v: its translation changes to %v at %v", c, from, to)
 			return
 		}
-		if c.protocol != packet.UDP {
+		if c.moved = w.now(); c.protocol != packet.UDP {
 			c.end("translated otherwise after a restart")
 		}
 	}
@@ -351,10 +352,12 @@ type loss struct {
 	side     *side
 }
 
+// underWay is how old a packet may be that arrives.
+const underWay = 20 * time.Second
+
 // steady reports whether what was so at a time is so until now: no gateway has forgotten it. What it had sent before may be under way,
 // or wait for a session of WireGuard.
 func (w *world) steady(since time.Duration) bool {
-	const underWay = 20 * time.Second
 	return !slices.ContainsFunc(w.losses, func(l loss) bool { return since >= l.from && since <= l.to+underWay })
 }
 
@@ -372,7 +375,7 @@ func (c *conn) arriveAtClient(n *node, from, to netip.AddrPort) {
 		return from == netip.AddrPortFrom(c.plan.remap(c.from.side.index, s.Addr()), s.Port())
 	}):
 		c.end("answered by a server that it does not know, after a restart")
-	case c.kind == fromGuest && !c.t.w.steady(c.since) && !c.t.w.steady(c.lastHeard):
+	case c.kind == fromGuest && (!c.t.w.steady(c.since) && !c.t.w.steady(c.lastHeard) || c.moved > 0 && c.t.w.now()-c.moved <= underWay):
 		c.t.w.note("%v: an answer reaches another guest, who has its port after a restart", c)
 	default:
 		c.t.w.fail("%v: an answer reaches %v at %s, from %v", c, to, n.config.Name, from)
