@@ -24,10 +24,9 @@ const (
 	talkTime = 30 * time.Second
 	// cutTime is how long it may take between Cut and Forwarding, in which nobody carries packets.
 	cutTime = 500 * time.Millisecond
-	// overlapTime is how long after the cut the peer's packets in the old session are decrypted, at most, and strayTime where there was none
-	// when the hand-over began; doneTime is how long the new process has to say that it needs no more of them.
+	// overlapTime is how long after the cut the peer's packets in the old session are decrypted, at most,
+	// and doneTime how long the new process has to say that it needs no more of them.
 	overlapTime = time.Second
-	strayTime   = 500 * time.Millisecond
 	doneTime    = 1300 * time.Millisecond
 	// parkTime is how long receivers may take to come to rest, drainTime packets to leave wireguard-go, and drainQuiet the next one: what
 	// was discarded there never leaves.

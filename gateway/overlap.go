@@ -52,13 +52,9 @@ func (t *taking) finish(g *Gateway) {
 			}
 		}
 	}()
-	most := overlapTime
-	if !t.offer.Session {
-		most = strayTime
-	}
 	// A peer that has heard of the session answers in it after one round trip.
 	wait := max(greetTime, 3*t.far/2)
-	late, renew, tick := time.NewTimer(time.Until(t.forwards.Add(most))), time.NewTimer(wait), time.NewTicker(quietTime/4)
+	late, renew, tick := time.NewTimer(time.Until(t.forwards.Add(overlapTime))), time.NewTimer(wait), time.NewTicker(quietTime/4)
 	defer late.Stop()
 	defer renew.Stop()
 	defer tick.Stop()
@@ -69,9 +65,9 @@ func (t *taking) finish(g *Gateway) {
 		case <-renew.C:
 			if !t.relay.Met() && !t.relay.Quiet(quietTime) {
 				g.wg.Renew() // the peer has begun a session with the old process meanwhile
-				wait *= 2    // WireGuard would repeat a lost handshake after five seconds
-				renew.Reset(wait)
 			}
+			wait *= 2 // WireGuard would repeat a lost handshake after five seconds
+			renew.Reset(wait)
 		case <-tick.C:
 			done = t.relay.Met() && t.relay.Quiet(quietTime)
 		}

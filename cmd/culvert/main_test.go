@@ -174,11 +174,9 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// TestGatewaySignals: SIGHUP with a bad file changes nothing, with a good one it
-// applies, the log's level too; SIGTERM ends with status 0.
-func TestGatewaySignals(t *testing.T) {
-	dir, _ := folder(t)
-	edit(t, dir, `metrics: ""`, "metrics: \"\"\nlog: {format: json}")
+// startLogging starts the gateway of a folder, and returns its standard error.
+func startLogging(t *testing.T, dir string) (*exec.Cmd, io.Reader) {
+	t.Helper()
 	cmd := culvert("gateway", "--config", filepath.Join(dir, "gateway.yaml"))
 	diag, err := cmd.StderrPipe()
 	if err != nil {
@@ -187,6 +185,15 @@ func TestGatewaySignals(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
+	return cmd, diag
+}
+
+// TestGatewaySignals: SIGHUP with a bad file changes nothing, with a good one it
+// applies, the log's level too; SIGTERM ends with status 0.
+func TestGatewaySignals(t *testing.T) {
+	dir, _ := folder(t)
+	edit(t, dir, `metrics: ""`, "metrics: \"\"\nlog: {format: json}")
+	cmd, diag := startLogging(t, dir)
 	kill := time.AfterFunc(20*time.Second, func() { cmd.Process.Kill() })
 	defer kill.Stop()
 	messages := json.NewDecoder(diag)
@@ -294,14 +301,7 @@ func TestSignalAtTheEnd(t *testing.T) {
 func TestHangUpAtTheEnd(t *testing.T) {
 	dir, _ := folder(t)
 	for range 5 {
-		cmd := culvert("gateway", "--config", filepath.Join(dir, "gateway.yaml"))
-		diag, err := cmd.StderrPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		cmd, diag := startLogging(t, dir)
 		said := make(chan string, 1)
 		running := make(chan struct{})
 		go func() {

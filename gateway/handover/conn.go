@@ -74,13 +74,13 @@ func (c *Conn) Lead(r *Relay) {
 	c.set(&way{relay: r, reads: true, sends: true})
 }
 
-// Drain reads a socket that the new process has no use for, until it is closed: data of sessions that
+// Drain reads a socket that the new process has no use for, until it is closed or fails: data of sessions that
 // c has not made is passed back, and c receives the rest.
 func (c *Conn) Drain(socket udp.Conn, r *Relay) {
 	m := []udp.Message{{Buffer: make([]byte, udp.BufferSize)}}
 	for {
 		n, err := socket.Receive(m)
-		if errors.Is(err, net.ErrClosed) {
+		if err != nil && !errors.Is(err, udp.ErrWoken) {
 			return
 		}
 		if n > 0 && c.keepOwn(r, &m[0]) {

@@ -28,8 +28,8 @@
 //
 // After the cut the old process is parked. What the peer has sent in the old session, up to
 // the moment when it hears of the new one, the new process passes back; the old one decrypts
-// it and returns the packets. So nothing is lost, as far as the peer answers within a second, or half
-// of one where the hand-over began without a session, and there is room on the way.
+// it and returns the packets. So nothing is lost, as far as the peer answers within a second
+// and there is room on the way.
 //
 // # Who forwards
 //
