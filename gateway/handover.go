@@ -355,6 +355,7 @@ func (h *handing) goOn() {
 	for _, l := range h.g.lent {
 		l.conn.Own()
 	}
+	h.g.wg.Confirm() // the peer sends to the new process's port, if that has been another and was heard
 }
 
 // renew makes a new session with the peer. WireGuard would repeat a lost handshake after five seconds (WireGuard paper, Section 6.1:

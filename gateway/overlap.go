@@ -33,7 +33,10 @@ func (t *taking) finish(g *Gateway) {
 	defer close(t.over)
 	defer t.close()
 	for _, l := range g.lent {
-		if socket := t.former(l); socket != nil {
+		switch socket, err := t.former(l); {
+		case err != nil:
+			g.log.WithError(err).WithField("socket", l.name).Warn("what the peer still sends to the port of the gateway before is lost")
+		case socket != nil:
 			t.old = append(t.old, socket)
 			go l.conn.Drain(socket, t.relay)
 		}
@@ -89,29 +92,24 @@ func (t *taking) finish(g *Gateway) {
 }
 
 // former returns the socket that the old process had in the place of WireGuard's l, if its port was another; else nil.
-func (t *taking) former(l lentSocket) udp.Conn {
+func (t *taking) former(l lentSocket) (udp.Conn, error) {
 	at := l.conn.LocalAddr()
 	i := slices.IndexFunc(t.offer.Sockets, func(s handover.Socket) bool { return s.Name == l.name })
 	if l.name == "geneve" || i < 0 {
-		return nil
+		return nil, nil
 	}
 	port, err := strconv.ParseUint(t.offer.Sockets[i].At, 10, 16)
 	if err != nil || uint16(port) == at.Port() {
-		return nil
+		return nil, err
 	}
-	var socket udp.Conn
-	switch f := t.files[l.name]; {
-	case f != nil:
-		socket, err = udp.Adopt(f, udp.Options{})
-	case t.open != nil && at.Addr().Is4():
-		socket, err = t.open("udp4", netip.AddrPortFrom(at.Addr(), uint16(port)))
-	case t.open != nil:
-		socket, err = t.open("udp6", netip.AddrPortFrom(at.Addr(), uint16(port)))
+	if t.open == nil {
+		return udp.Adopt(t.files[l.name], udp.Options{})
 	}
-	if err != nil {
-		return nil
+	network := "udp6"
+	if at.Addr().Is4() {
+		network = "udp4"
 	}
-	return socket
+	return t.open(network, netip.AddrPortFrom(at.Addr(), uint16(port)))
 }
 
 // close closes what is left of the conversation. It may be called more than once.
