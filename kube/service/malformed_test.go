@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"culvert/gateway/services"
@@ -172,6 +173,50 @@ func TestMalformed(t *testing.T) {
 		if len(of) != 1 {
 			t.Errorf("%q", of)
 		}
+	}
+}
+
+// TestMalformedAlone: each malformed object is the only one of a cluster whose API server has it: an Event and a line of the log name it and
+// its field, once, and all else is served. When it has gone, nothing of it is left.
+func TestMalformedAlone(t *testing.T) {
+	for i := range allMalformed {
+		m := &allMalformed[i]
+		t.Run(strings.TrimSpace(m.spec+m.slice+" "+m.status), func(t *testing.T) {
+			want := goodOnes(aState(t, All, goodObjects(t)...).Config())
+			bad := m.objects(t, i)
+			kind, name := bad[len(bad)-1].Kind, bad[len(bad)-1].Metadata.Name
+			inCluster(t, nil, func(c *cluster) {
+				if got, n := c.last(); n != 1 || goodOnes(got) != want || m.remains(got, i) != m.left {
+					t.Errorf("applied %d times, %d of it, want %d; others:\n%s", n, m.remains(got, i), m.left, goodOnes(got))
+				}
+				time.Sleep(time.Minute)
+				synctest.Wait()
+				told := c.told()
+				if len(told) != 1 || !strings.HasPrefix(told[0], kind+"/"+name+": ") {
+					t.Fatalf("Events: %q", told)
+				}
+				lines := slices.DeleteFunc(strings.Split(c.log.String(), "\n"), func(line string) bool { return !strings.Contains(line, "level=warning") })
+				if len(lines) != 1 || !strings.Contains(lines[0], "resource="+kind+"/shop/"+name) {
+					t.Fatalf("log: %q", lines)
+				}
+				for _, field := range m.fields {
+					if !strings.Contains(told[0], field+": ") || !strings.Contains(lines[0], field+": ") {
+						t.Errorf("%s is not named by %s or %s", field, told[0], lines[0])
+					}
+				}
+				for _, o := range bad {
+					if err := c.api.Tracker().Delete(resources[o.Kind], o.Metadata.Namespace, o.Metadata.Name); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if got, n := c.last(); n > len(bad) || got != nil && show(got.Services) != want {
+					t.Errorf("when it has gone, applied %d times: %s", n, show(got))
+				}
+				if again := c.told(); len(again) != 1 || strings.Count(c.log.String(), "level=warning") != 1 {
+					t.Errorf("said when it has gone: %q\n%s", again, &c.log)
+				}
+			}, append(append(goodObjects(t), aNode(t)), bad...)...)
+		})
 	}
 }
 
