@@ -19,4 +19,5 @@
 // # Bounds
 //
 // Connections of either protocol are bounded by the descriptors that this process may have, and a source gets no more than are free (crowd.go).
+// Over UDP, where only time tells that a connection has ended, those that need their places least make room for new ones (yield.go).
 package sockets

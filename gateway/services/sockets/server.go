@@ -38,6 +38,7 @@ type Server struct {
 	tolerant bool
 	idle     idleTimes
 	crowds   map[uint8]*crowd // by protocol
+	all      flows            // of UDP
 	stats    stats
 
 	ctx    context.Context // ends with the Server
@@ -80,7 +81,7 @@ func newServer(c *services.Config, tolerant bool, log logrus.FieldLogger, idle i
 	}
 	s := &Server{
 		log: log, began: time.Now(), tolerant: tolerant, idle: idle, crowds: map[uint8]*crowd{unix.IPPROTO_TCP: newCrowd(room), unix.IPPROTO_UDP: newCrowd(room)},
-		config: c, own: own, doors: map[place]*door{}, closed: map[place]error{}, sessions: map[*session]struct{}{},
+		all: flows{sources: map[netip.Prefix]*family{}}, config: c, own: own, doors: map[place]*door{}, closed: map[place]error{}, sessions: map[*session]struct{}{},
 	}
 	var key [16]byte
 	rand.Read(key[:])

@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"os"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -25,8 +24,11 @@ type flow struct {
 	door            *door
 	client, backend netip.AddrPort
 	conn            *net.UDPConn
-	active          atomic.Int64 // when a packet has passed: nanoseconds since the Server began
+	progress
 }
+
+// source is who it counts for.
+func (f *flow) source() netip.Addr { return plain(f.client).Addr() }
 
 // receive takes packets of clients until the door is closed.
 func (d *door) receive() {
@@ -45,17 +47,37 @@ func (d *door) receive() {
 	}
 }
 
-// flow returns a client's, or nil if there is no endpoint or no place for him.
+// flow returns a client's, or nil if there is no endpoint or no place for him. It is called by one goroutine.
 func (d *door) flow(client netip.AddrPort) *flow {
 	d.flowing.Lock()
-	defer d.flowing.Unlock()
-	if f := d.flows[client]; f != nil || d.shut {
+	f, shut := d.flows[client], d.shut
+	d.flowing.Unlock()
+	if f != nil || shut {
 		return f
 	}
-	source, crowd := plain(client), d.crowds[unix.IPPROTO_UDP]
-	if reason := crowd.take(source.Addr()); reason != nat.ReasonNone {
+	f, reason := d.begin(client)
+	if reason != nat.ReasonNone {
 		d.stats.refused[unix.IPPROTO_UDP].add(reason)
-		return nil
+	}
+	return f
+}
+
+// begin makes a flow for a client, or says why not. It returns nil for a door that has been closed.
+func (d *door) begin(client netip.AddrPort) (*flow, nat.Reason) {
+	source, crowd := plain(client), d.crowds[unix.IPPROTO_UDP]
+	reason := crowd.take(source.Addr())
+	if reason != nat.ReasonNone {
+		d.makeRoom(source.Addr(), reason)
+		reason = crowd.take(source.Addr())
+	}
+	if reason != nat.ReasonNone {
+		return nil, reason
+	}
+	d.flowing.Lock() // until judge may see it
+	defer d.flowing.Unlock()
+	if d.shut {
+		crowd.give(source.Addr())
+		return nil, nat.ReasonNone
 	}
 	backend, reason := d.engine.Choose(source, d.at, packet.UDP, nil, d.now())
 	var conn *net.UDPConn
@@ -68,18 +90,15 @@ func (d *door) flow(client netip.AddrPort) *flow {
 	}
 	if reason != nat.ReasonNone {
 		crowd.give(source.Addr())
-		d.stats.refused[unix.IPPROTO_UDP].add(reason)
-		return nil
+		return nil, reason
 	}
 	f := &flow{door: d, client: client, backend: backend, conn: conn}
-	f.touch()
+	f.start(time.Since(d.began))
 	d.flows[client] = f
+	d.all.add(f)
 	d.stats.created[unix.IPPROTO_UDP].Add(1)
-	d.beside.Go(func() {
-		defer crowd.give(source.Addr())
-		f.answer()
-	})
-	return f
+	d.beside.Go(f.answer)
+	return f, nat.ReasonNone
 }
 
 // judge ends flows that may not go on.
@@ -93,18 +112,38 @@ func (d *door) judge() {
 func (d *door) end(due func(*flow) bool) {
 	d.flowing.Lock()
 	defer d.flowing.Unlock()
-	for client, f := range d.flows {
+	for _, f := range d.flows {
 		if due(f) {
-			delete(d.flows, client)
-			f.conn.Close()
+			d.forget(f)
 		}
 	}
 }
 
-func (f *flow) touch() { f.active.Store(int64(time.Since(f.door.began))) }
+// end ends a flow, and reports whether it had not ended.
+func (f *flow) end() bool {
+	d := f.door
+	d.flowing.Lock()
+	defer d.flowing.Unlock()
+	if d.flows[f.client] != f {
+		return false
+	}
+	d.forget(f)
+	return true
+}
+
+// forget gives back what a flow has.
+//
+// +checklocks:d.flowing
+func (d *door) forget(f *flow) {
+	delete(d.flows, f.client)
+	f.conn.Close()
+	d.all.remove(f)
+	d.crowds[unix.IPPROTO_UDP].give(f.source())
+}
 
 // send gives the endpoint what the client sends. An error that comes back for an earlier packet keeps no later one.
 func (f *flow) send(b []byte) {
+	f.ask()
 	_, err := f.conn.Write(b)
 	if err != nil && !errors.Is(err, net.ErrClosed) {
 		f.note(err)
@@ -114,7 +153,7 @@ func (f *flow) send(b []byte) {
 		f.door.stats.lost.Add(1)
 		return
 	}
-	f.touch()
+	f.pass(time.Since(f.door.began))
 }
 
 // note counts what has come back for an earlier packet. No such error ends a flow: ICMP is not to be believed that much, and the kernel heeds
@@ -127,12 +166,12 @@ func (f *flow) note(err error) {
 
 // answer gives the client what the endpoint sends, until nothing passes for too long or the flow is ended.
 func (f *flow) answer() {
-	defer f.door.end(func(o *flow) bool { return o == f })
+	defer f.end()
 	raw, err := f.conn.SyscallConn()
 	if err != nil {
 		return
 	}
-	for wait := f.door.idle.udp; wait > 0; wait = f.door.idle.udp - (time.Since(f.door.began) - time.Duration(f.active.Load())) {
+	for wait := f.door.idle.udp; wait > 0; wait = f.door.idle.udp - (time.Since(f.door.began) - f.last()) {
 		f.conn.SetReadDeadline(time.Now().Add(wait))
 		for err = nil; err == nil; {
 			err = f.relay(raw.Read)
@@ -159,7 +198,8 @@ func (f *flow) relay(read func(func(fd uintptr) bool) error) error {
 			f.note(err)
 			return true
 		}
-		f.touch()
+		f.reply()
+		f.pass(time.Since(f.door.began))
 		if _, err := f.door.socket.WriteToUDPAddrPort(b[:n], f.client); err != nil {
 			f.door.stats.lost.Add(1)
 		}

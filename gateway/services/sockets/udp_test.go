@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"strings"
@@ -151,7 +152,20 @@ func TestIdleUDP(t *testing.T) {
 	}
 }
 
-// A client that takes all it can leaves room for another; what has no room is counted.
+// streaming makes streams of the flows of a client's address.
+func streaming(s *Server, from string) (n int) {
+	s.all.mu.Lock()
+	defer s.all.mu.Unlock()
+	if own := s.all.sources[sourceOf(netip.MustParseAddr(from))]; own != nil {
+		for f := range own.flows {
+			f.stream.Store(true)
+		}
+		n = len(own.flows)
+	}
+	return n
+}
+
+// A client that takes all it can, for streams, leaves room for another; what has no room is counted.
 func TestCapUDP(t *testing.T) {
 	needHosts(t)
 	telling(t, endpointA)
@@ -160,6 +174,12 @@ func TestCapUDP(t *testing.T) {
 		c, err := dial(t, "udp", outside[0])
 		if err != nil {
 			t.Fatal(err)
+		}
+		if streaming(s, outside[0]) < 8 {
+			if name, _, err := ask(c, "?"); err != nil || name != endpointA[0] {
+				t.Fatalf("%q answers: %v", name, err)
+			}
+			continue
 		}
 		if _, err := c.Write([]byte("?")); err != nil {
 			t.Fatal(err)
@@ -174,6 +194,48 @@ func TestCapUDP(t *testing.T) {
 	}
 	if n := s.stats.refused[unix.IPPROTO_UDP][nat.ReasonConnectionShare].Load(); n != 24 {
 		t.Errorf("%d of 32 were refused, want 24", n)
+	}
+}
+
+// More clients ask once than there are places, of one source and of several, beside a stream: each is answered, and the stream keeps its flow.
+func TestBusyUDP(t *testing.T) {
+	needHosts(t)
+	telling(t, endpointA)
+	s := serving(t, config(unix.IPPROTO_UDP, nil, endpointA), func(_ *idleTimes, most *int) { *most = 16 })
+	stream, err := dial(t, "udp", pod[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := ask(stream, "?"); err != nil || streaming(s, pod[0]) != 1 {
+		t.Fatal(err)
+	}
+	const each = 100
+	sources := []string{outside[0], outside[1], stranger[0], stranger[1]}
+	for i := range each * len(sources) {
+		from := sources[i%len(sources)] // all at a time, and then the first alone
+		if i >= each*len(sources)/2 {
+			from = sources[0]
+		}
+		c, err := dial(t, "udp", from)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, got, err := ask(c, fmt.Sprint(i)); err != nil || got != fmt.Sprint(i) {
+			t.Fatalf("client %d, from %s: %q comes back: %v", i, from, got, err)
+		}
+		c.Close()
+	}
+	if _, _, err := ask(stream, "?"); err != nil {
+		t.Errorf("the stream: %v", err)
+	}
+	if n := s.stats.created[unix.IPPROTO_UDP].Load(); n != each*uint64(len(sources))+1 {
+		t.Errorf("%d flows were made for %d clients", n, each*len(sources)+1)
+	}
+	if n := s.stats.evicted[answered].Load(); n < each*uint64(len(sources))-16 || s.stats.evicted[waiting].Load() > 0 {
+		t.Errorf("%d made room with their answer, %d without", n, s.stats.evicted[waiting].Load())
+	}
+	if text := s.metrics(); !strings.Contains(text, fmt.Sprintf("culvert_connections_evicted_total{protocol=\"udp\",state=\"answered\"} %d\n", s.stats.evicted[answered].Load())) {
+		t.Errorf("metrics: %s", text)
 	}
 }
 
