@@ -8,8 +8,8 @@
 // # TCP
 //
 // A client whose endpoint does not answer gets another one, up to dialTries. Bytes go from socket to socket within the kernel (splice), and
-// each way ends by itself. What cannot be served is reset: the kernel has accepted it before anybody could be asked. A connection lives on when
-// its endpoint leaves the Service.
+// each way ends by itself; who has ended his is still missed when he goes. What cannot be served is reset: the kernel has accepted it before
+// anybody could be asked. A connection lives on when its endpoint leaves the Service.
 //
 // # UDP
 //

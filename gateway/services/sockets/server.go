@@ -61,11 +61,12 @@ type Server struct {
 }
 
 // idleTimes are how long connections stay without traffic.
-type idleTimes struct{ tcp, udp time.Duration }
+type idleTimes struct{ tcp, half, udp time.Duration }
 
 var defaultIdle = idleTimes{
-	tcp: 2*time.Hour + 4*time.Minute, // RFC 5382, Section 5, REQ-5: at least
-	udp: 2 * time.Minute,             // RFC 4787, Section 4.3, REQ-5: at least; the engine's too
+	tcp:  2*time.Hour + 4*time.Minute, // RFC 5382, Section 5, REQ-5: at least
+	half: time.Hour,                   // one way has ended: as kube-proxy has it (--conntrack-tcp-timeout-close-wait)
+	udp:  2 * time.Minute,             // RFC 4787, Section 4.3, REQ-5: at least; the engine's too
 }
 
 // New listens where c says, and serves from then on. A tolerant one goes on without what it cannot listen at, and tries again; else that is an

@@ -20,6 +20,7 @@ const (
 	dialTimeout = 3 * time.Second // for each: a SYN is repeated after 1 s (RFC 6298, Section 2.1)
 	acceptPause = 50 * time.Millisecond
 	idleParts   = 8 // each way looks after this part of the time whether bytes have passed
+	tcpClose    = 7 // TCP_CLOSE of include/net/tcp_states.h
 )
 
 // A session is a connection of TCP between a client and an endpoint.
@@ -28,6 +29,7 @@ type session struct {
 	client, backend  netip.AddrPort
 	toClient, toPeer *net.TCPConn
 	active           atomic.Int64 // when a byte has passed, at the latest: nanoseconds since the Server began
+	ended            atomic.Int32 // ways that have
 }
 
 // accept takes connections until the door is closed.
@@ -147,7 +149,7 @@ func (x *session) reset() {
 
 // carry returns when both ways have ended.
 func (x *session) carry() {
-	x.active.Store(int64(time.Since(x.door.began)))
+	x.pass()
 	back := make(chan struct{})
 	go func() {
 		x.pump(x.toClient, x.toPeer)
@@ -155,8 +157,17 @@ func (x *session) carry() {
 	}()
 	x.pump(x.toPeer, x.toClient)
 	<-back
-	x.toClient.Close()
-	x.toPeer.Close()
+}
+
+// pass notes that bytes have passed, or an end.
+func (x *session) pass() { x.active.Store(int64(time.Since(x.door.began))) }
+
+// idle is how long nothing may pass.
+func (x *session) idle() time.Duration {
+	if x.ended.Load() > 0 {
+		return min(x.door.idle.half, x.door.idle.tcp)
+	}
+	return x.door.idle.tcp
 }
 
 // pump carries one way until it ends, and ends it for who receives. After an error, or when nothing passes either way for too long, both end.
@@ -165,28 +176,57 @@ func (x *session) carry() {
 // passed the other way since that one looked is not known yet, so a connection has one such time more. That for writing ends the connection: who
 // does not take anything for so long is gone.
 func (x *session) pump(to, from *net.TCPConn) {
-	look := x.door.idle.tcp / idleParts
-	idle := x.door.idle.tcp + look
 	for {
+		look := x.idle() / idleParts
+		idle := x.idle() + look
 		now := time.Now()
 		from.SetReadDeadline(now.Add(look))
 		to.SetWriteDeadline(now.Add(idle))
 		n, err := io.Copy(to, from)
-		passed := time.Since(x.door.began)
-		if n > 0 {
-			x.active.Store(int64(passed))
+		if n > 0 || err == nil {
+			x.pass()
 		}
 		switch {
 		case err == nil:
-			if to.CloseWrite() != nil {
-				x.reset()
-			}
+			x.end(to, from)
 			return
-		case !errors.Is(err, os.ErrDeadlineExceeded) || time.Since(now) >= idle || passed-time.Duration(x.active.Load()) >= idle:
+		case !errors.Is(err, os.ErrDeadlineExceeded) || time.Since(now) >= idle || time.Since(x.door.began)-time.Duration(x.active.Load()) >= idle:
 			x.reset()
 			return
 		}
 	}
+}
+
+// end ends one way for who receives. When the other one has ended too, all has been said. Until then it waits for from, of which nothing is read
+// any more: without that, nobody would miss it while the other end says nothing.
+func (x *session) end(to, from *net.TCPConn) {
+	last := x.ended.Add(1) == 2
+	if to.CloseWrite() != nil {
+		x.reset()
+		return
+	}
+	if last {
+		x.toClient.Close()
+		x.toPeer.Close()
+		return
+	}
+	from.SetReadDeadline(time.Time{})
+	if gone(from) && x.ended.Load() < 2 {
+		x.reset()
+	}
+}
+
+// gone waits until a connection has been reset or its other end is not there any more, which the kernel asks from time to time (net.Dialer.KeepAlive).
+// It returns false when the connection has been closed here.
+func gone(c *net.TCPConn) bool {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return false
+	}
+	return raw.Read(func(fd uintptr) bool {
+		info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+		return err == nil && info.State == tcpClose
+	}) == nil
 }
 
 // plain returns an address without a zone, IPv4 as such.

@@ -82,6 +82,128 @@ func TestStream(t *testing.T) {
 	}
 }
 
+// An endpoint that has said all goes on to take what the client sends.
+func TestEndpointEndsFirst(t *testing.T) {
+	needHosts(t)
+	const size = 4 << 20
+	got := make(chan string, 1)
+	listening(t, endpointA[0], func(c *net.TCPConn) {
+		c.Write([]byte("all"))
+		c.CloseWrite()
+		h := sha256.New()
+		n, err := io.Copy(h, c)
+		got <- fmt.Sprintf("%d %x %v", n, h.Sum(nil), err)
+	})
+	serving(t, config(unix.IPPROTO_TCP, nil, endpointA))
+	c, err := dial(t, "tcp", outside[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if said, err := io.ReadAll(c); err != nil || string(said) != "all" {
+		t.Fatalf("%q: %v", said, err)
+	}
+	h := sha256.New()
+	if _, err := io.Copy(io.MultiWriter(h, c), io.LimitReader(rand.NewChaCha8([32]byte{7}), size)); err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+	if got, want := <-got, fmt.Sprintf("%d %x <nil>", size, h.Sum(nil)); got != want {
+		t.Errorf("the endpoint got %s, want %s", got, want)
+	}
+}
+
+// accepting returns the connections that an endpoint gets, which nobody serves.
+func accepting(t *testing.T) <-chan *net.TCPConn {
+	t.Helper()
+	accepted, done := make(chan *net.TCPConn, 1), make(chan struct{})
+	t.Cleanup(func() { close(done) })
+	listening(t, endpointA[0], func(c *net.TCPConn) {
+		accepted <- c
+		<-done
+	})
+	return accepted
+}
+
+// halfClosed returns both ends of a connection of which one way has ended: that of the client, or that of the endpoint.
+func halfClosed(t *testing.T, accepted <-chan *net.TCPConn, byClient bool) (client, endpoint *net.TCPConn) {
+	t.Helper()
+	c, err := dial(t, "tcp", outside[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, endpoint = c.(*net.TCPConn), <-accepted
+	endpoint.SetDeadline(time.Now().Add(patience))
+	ends, hears := client, endpoint
+	if !byClient {
+		ends, hears = endpoint, client
+	}
+	if err := ends.CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := hears.Read(make([]byte, 1)); err != io.EOF {
+		t.Fatalf("the other end hears %d bytes, %v", n, err)
+	}
+	return client, endpoint
+}
+
+// Who has ended its way and goes is missed at once: the other one is reset, although it says nothing.
+func TestHalfClosedReset(t *testing.T) {
+	needHosts(t)
+	accepted := accepting(t)
+	s := serving(t, config(unix.IPPROTO_TCP, nil, endpointA))
+	for _, byClient := range []bool{true, false} {
+		client, endpoint := halfClosed(t, accepted, byClient)
+		goes, stays := client, endpoint
+		if !byClient {
+			goes, stays = endpoint, client
+		}
+		goes.SetLinger(0)
+		goes.Close()
+		tick := time.NewTicker(time.Millisecond)
+		defer tick.Stop()
+		for began := time.Now(); s.crowds[unix.IPPROTO_TCP].count() > 0; <-tick.C {
+			if time.Since(began) > patience/4 {
+				t.Fatalf("client %v: the connection stays", byClient)
+			}
+		}
+		if _, err := stays.Write([]byte("!")); !errors.Is(err, unix.ECONNRESET) && !errors.Is(err, unix.EPIPE) {
+			t.Errorf("client %v: who stays sees %v", byClient, err)
+		}
+	}
+}
+
+// A half-closed connection on which nothing passes ends before others do, and one on which something does goes on.
+func TestHalfClosedIdle(t *testing.T) {
+	needHosts(t)
+	const idle = time.Second
+	accepted := accepting(t)
+	serving(t, config(unix.IPPROTO_TCP, nil, endpointA), func(i *idleTimes, _ *int) { i.tcp, i.half = 4*idle, idle })
+	for _, byClient := range []bool{true, false} {
+		client, endpoint := halfClosed(t, accepted, byClient)
+		speaks, hears := endpoint, client
+		if !byClient {
+			speaks, hears = client, endpoint
+		}
+		began, beat := time.Now(), time.NewTicker(idle/4)
+		defer beat.Stop()
+		for b := make([]byte, 1); time.Since(began) < 3*idle; <-beat.C {
+			if _, err := speaks.Write(b); err != nil {
+				t.Fatalf("client %v, after %v: %v", byClient, time.Since(began), err)
+			}
+			if _, err := hears.Read(b); err != nil {
+				t.Fatalf("client %v, after %v: %v", byClient, time.Since(began), err)
+			}
+		}
+		began = time.Now()
+		if _, err := hears.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
+			t.Errorf("client %v: %v", byClient, err)
+		}
+		if took := time.Since(began); took < idle/2 || took > 3*idle {
+			t.Errorf("client %v: the silent one ends after %v", byClient, took)
+		}
+	}
+}
+
 // A reset of one end resets the other.
 func TestReset(t *testing.T) {
 	needHosts(t)
