@@ -274,14 +274,19 @@ func (c *clusters) newRomeNode() {
 
 // addRomeWith starts the gateway with more in its configuration.
 func (c *clusters) addRomeWith(more string) {
-	t := c.romeGateway.t
-	t.Helper()
+	c.romeGateway.t.Helper()
+	c.joinRome()
+	c.startRomeWith(more)
+}
+
+// joinRome makes what is behind rome's gateway, which it does not start.
+func (c *clusters) joinRome() {
+	c.romeGateway.t.Helper()
 	c.newRomeNode()
 	join(c.romeGateway, c.romeNode, "172.18.0.9/24", "172.18.0.2/24", 1500)
 	connectPod(c.romeNode, c.romePod)
 	c.romeNode.ip(vxlanLink(romeVNI, "172.18.0.2", "172.18.0.9")...)
 	c.romeNode.ip(internalAddress("10.80.0.2", romeInternal, "10.61.0.0/16", "10.71.0.0/16")...)
-	c.startRomeWith(more)
 }
 
 // startRome starts the gateway of rome, which finds out that its node speaks VXLAN.

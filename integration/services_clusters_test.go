@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -20,22 +19,22 @@ import (
 	"culvert/integration/lab"
 )
 
-// A servingCluster is one of two clusters whose node serves Services with endpoints in both.
+// A servingCluster is one of two clusters whose nodes serve Services with endpoints in both.
 type servingCluster struct {
 	name              string
 	node, pod, client *peerHost
-	address           string // of the node, which clients have in common with it
-	farPod, seenAs    string // the other cluster's pod as this one sees it; what that pod sees of this cluster
-	process           *peerProcess
+	second            *peerHost // a node without a pod, or nil
+	address           string    // of the node, which clients have in common with it
+	farPod, seenAs    string    // the other cluster's pod as this one sees it; what that pod sees of this cluster
 }
 
-// The Services of each cluster, whose node is NODE and has the addresses ADDRESS and 203.0.113.1. The other cluster's pod is FAR.
-const clusterServices = `name: NODE
+// The Services of each cluster, as the node SELF serves them, which has ADDRESSES. NODE is the node with the pod, FAR the other cluster's pod.
+const clusterServices = `name: SELF
 services:
-  addresses: [ADDRESS, 203.0.113.1]
+  addresses: [ADDRESSES]
   pods: [10.0.0.0/16]
   serviceCIDRs: [10.96.0.0/12]
-  announce: [203.0.113.77/32]
+  announce: [ANNOUNCED]
   serve:
   - {name: web, clusterIP: 10.96.0.10, port: 80, nodePort: 30080, externalIPs: [198.51.100.10], loadBalancerIPs: [203.0.113.77],
      endpoints: [{address: 10.0.1.5, port: 8080, node: NODE}, {address: FAR, port: 8080}]}
@@ -52,42 +51,59 @@ services:
      endpoints: [{address: 10.0.1.5, port: 8085, node: NODE}, {address: FAR, port: 8085}]}
 `
 
+// Rome's second node, which has no pod, and what its gateway is told of it.
+const (
+	secondAddress = "172.18.0.3"
+	secondVNI     = 259
+	secondNode    = "\n    - {name: rome-2, vni: 259, underlay: 172.18.0.3, address: 10.80.0.6, podCIDRs: [10.0.2.0/24]}"
+)
+
 // TestServicesOfTwoClusters has the nodes of two clusters serve Services with endpoints in both, through two gateways, at cluster addresses, node
 // ports under both policies, an external address and one that is answered for at layer 2, with affinity and with PROXY protocol headers, to
-// clients outside, pods and the nodes. To no process of culvert's the kernel gives a socket of nftables, iptables or IPVS. In the end the
-// far gateway is one of kernel parts, which knows nothing of headers: its pod is told the client all the same.
+// clients outside, pods and the nodes, over IPv4 and over IPv6. One cluster has a second node, without endpoints. To no process of culvert's
+// the kernel gives a socket of nftables, iptables or IPVS. In the end the far gateway is one of kernel parts, which knows nothing of headers
+// nor of IPv6: its pod is told the client all the same.
 func TestServicesOfTwoClusters(t *testing.T) {
-	beside(t, func(t *testing.T) {
+	besideFamilies(t, func(t *testing.T, f peerFamily) {
 		requireNetfilterRefused(t)
-		c := newMilanAcross(t, peerFamily{}, func(rome, milan *peerHost) {
+		c := newMilanAcross(t, f, func(rome, milan *peerHost) {
 			rome.refused, milan.refused = refuseNetfilter, refuseNetfilter
 			join(rome, milan, "192.0.2.1/24", "192.0.2.7/24", 1500)
 		})
-		c.addRome()
+		c.joinRome()
+		second := c.joinSecond()
+		c.startRomeOfTwo(t)
 		both := []*servingCluster{
-			{name: "rome", node: c.romeNode, pod: c.romePod, address: "172.18.0.2", farPod: milanPodAtRome, seenAs: "10.72.0.0"},
+			{name: "rome", node: c.romeNode, pod: c.romePod, second: second, address: "172.18.0.2", farPod: milanPodAtRome, seenAs: "10.72.0.0"},
 			{name: "milan", node: c.milanNode, pod: c.milanPod, address: "172.19.0.130", farPod: romePodAtMilan, seenAs: "10.71.0.0"},
 		}
+		processes := []*peerProcess{c.romeCulvert, c.milanCulvert}
 		for _, s := range both {
-			s.client = newPeerHost(t, s.name+"-out")
+			s.client = newPeerHostOf(t, f, s.name+"-out")
 			join(s.node, s.client, "203.0.113.1/24", "203.0.113.5/24", 1500)
 			s.client.ip("route add default via 203.0.113.1")
 			(&serviceLab{T: t}).serve(s.pod)
 			serveTold(t, s.pod)
-			s.start(t)
+			processes = append(processes, s.start(t, s.node, s.name+"-1", s.address+", 203.0.113.1", "203.0.113.77/32"))
+			if s.second != nil {
+				processes = append(processes, s.start(t, s.second, s.name+"-2", secondAddress, ""))
+			}
 		}
 		for i, s := range both {
 			t.Run(s.name, func(t *testing.T) { s.check(t, both[1-i]) })
 		}
-		for _, p := range []*peerProcess{both[0].process, both[1].process, c.romeCulvert, c.milanCulvert} {
+		for _, p := range processes {
 			requireFiltered(t, p)
+		}
+		if f.inside {
+			return
 		}
 		t.Run("kernel gateway", func(t *testing.T) {
 			c.milanCulvert.stop()
 			c.romeCulvert.stop()
 			c.startMilanReference(t)
 			c.milanNode.ip("neigh flush dev tunnel")
-			c.startRome()
+			c.startRomeOfTwo(t)
 			rome, milan := both[0], both[1]
 			eventually(t, "milan's pod", func() error {
 				for range 8 {
@@ -102,22 +118,45 @@ func TestServicesOfTwoClusters(t *testing.T) {
 	}, programs("nft", "nft"))
 }
 
-// start starts culvert node, which serves.
-func (s *servingCluster) start(t *testing.T) {
+// joinSecond gives rome a second node, which has no pod. A bridge in the gateway's host joins the nodes.
+func (c *clusters) joinSecond() *peerHost {
+	g := c.romeGateway
+	g.t.Helper()
+	second := newPeerHostOf(g.t, g.family, "rome-second")
+	join(g, second, "", secondAddress+"/24", 1500)
+	g.ip("address del 172.18.0.9/24 dev rome-node", "link add lan type bridge", "link set rome-node master lan", "link set rome-second master lan",
+		"link set lan up", "address add 172.18.0.9/24 dev lan")
+	second.router()
+	second.ip(vxlanLink(secondVNI, secondAddress, "172.18.0.9")...)
+	second.ip(internalAddress("10.80.0.6", romeInternal, "10.61.0.0/16", "10.71.0.0/16")...)
+	second.ip("route add 10.0.1.0/24 via 172.18.0.2", "route add 203.0.113.0/24 via 172.18.0.2")
+	return second
+}
+
+// startRomeOfTwo starts the gateway of rome, which has two nodes.
+func (c *clusters) startRomeOfTwo(t *testing.T) {
+	t.Helper()
+	config := strings.Replace(romeConfig, "\n  nodes:", "\n  nodes:"+secondNode, 1)
+	c.romeCulvert = startGateway(c.romeGateway, config, c.romeKey, c.milanKey.public)
+}
+
+// start starts culvert node on a node of the cluster, which serves.
+func (s *servingCluster) start(t *testing.T, node *peerHost, name, addresses, announced string) *peerProcess {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "node.yaml")
-	text := strings.NewReplacer("NODE", s.name+"-1", "ADDRESS", s.address, "FAR", s.farPod).Replace(clusterServices)
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+	text := strings.NewReplacer("SELF", name, "NODE", s.name+"-1", "ADDRESSES", addresses, "ANNOUNCED", announced, "FAR", s.farPod).Replace(clusterServices)
+	if err := os.WriteFile(file, []byte(node.family.of(text)), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s.node.refused = refuseNetfilter
-	s.process = s.node.start(nil, os.Getenv(binaryEnv), "node", "--config", file)
-	eventually(t, s.name+"'s services", func() error {
-		if !strings.Contains(s.process.output(), "services are served") {
+	node.refused = refuseNetfilter
+	process := node.start(nil, os.Getenv(binaryEnv), "node", "--config", file)
+	eventually(t, name+"'s services", func() error {
+		if !strings.Contains(process.output(), "services are served") {
 			return errNotYet
 		}
-		return s.process.running()
+		return process.running()
 	})
+	return process
 }
 
 // serveTold answers at port 8085, behind a PROXY protocol header, with the host's name and what the header says.
@@ -144,18 +183,19 @@ func serveTold(t *testing.T, h *peerHost) {
 	}()
 }
 
-// questions is how often a Service of two endpoints is asked: that all go to one by chance happens once in 2^23.
+// questions is how often a Service is asked at most until each of two endpoints has answered: that all go to one by chance happens once in 2^23.
 const questions = 24
 
 // check asks for all of the cluster's Services.
 func (s *servingCluster) check(t *testing.T, far *servingCluster) {
 	l := &serviceLab{T: t}
-	for _, r := range []struct {
+	type row struct {
 		from      *peerHost
 		to        string
 		near, far string // what the pods see; "": they are not to answer
 		udp       bool
-	}{
+	}
+	rows := []row{
 		{s.pod, "10.96.0.10:80", s.address, s.seenAs, true},
 		{s.node, "10.96.0.10:80", s.address, s.seenAs, true},
 		{s.pod, s.address + ":30080", s.address, s.seenAs, true},
@@ -168,27 +208,19 @@ func (s *servingCluster) check(t *testing.T, far *servingCluster) {
 		{s.client, "203.0.113.1:30082", "203.0.113.5", "", false},
 		{s.node, "203.0.113.1:30082", s.address, s.seenAs, false},
 		{s.pod, "10.96.0.12:80", s.address, "", false},
-	} {
+	}
+	if s.second != nil { // which carries all to the node with the pod
+		rows = append(rows,
+			row{s.client, secondAddress + ":30080", secondAddress, s.seenAs, true},
+			row{s.pod, secondAddress + ":30080", secondAddress, s.seenAs, true},
+			row{s.node, secondAddress + ":30080", secondAddress, s.seenAs, true},
+			row{s.second, "10.96.0.10:80", secondAddress, s.seenAs, true},
+			row{s.second, secondAddress + ":30082", secondAddress, s.seenAs, false})
+	}
+	for _, r := range rows {
 		for _, network := range []string{"tcp", "udp"} {
-			if network == "udp" && !r.udp {
-				continue
-			}
-			want := map[string]string{}
-			for host, sees := range map[*peerHost]string{s.pod: r.near, far.pod: r.far} {
-				if sees != "" {
-					want[host.name] = sees
-				}
-			}
-			got := map[string]int{}
-			for range questions {
-				who, sees, err := l.ask(r.from, network, r.to)
-				if err != nil || want[who] == "" || want[who] != sees {
-					t.Fatalf("%s asks %s %s: %q answers and sees %q (%v), want %v", r.from.name, network, r.to, who, sees, err, want)
-				}
-				got[who]++
-			}
-			if len(got) != len(want) {
-				t.Errorf("%s asks %s %s: only %v answer, want %v", r.from.name, network, r.to, got, want)
+			if network == "tcp" || r.udp {
+				s.ask(t, far, r.from, network, r.to, r.near, r.far)
 			}
 		}
 	}
@@ -205,31 +237,62 @@ func (s *servingCluster) check(t *testing.T, far *servingCluster) {
 			stays = who
 		}
 	}
-	for to, refused := range map[string]bool{"203.0.113.1:30083": false, "203.0.113.1:30084": true} {
-		patience := startTimeout
-		if !refused {
-			patience = silence
-		}
-		err := s.client.do(func() error {
-			conn, err := net.DialTimeout("tcp", to, patience)
-			if err == nil {
-				conn.Close()
-			}
-			return err
-		})
-		timeout := net.Error(nil)
-		if refused != errors.Is(err, unix.ECONNREFUSED) || !refused && !(errors.As(err, &timeout) && timeout.Timeout()) {
-			t.Errorf("%s asks %s, refused %t: %v", s.client.name, to, refused, err)
-		}
+	s.checkUnserved(t, s.client, "203.0.113.1:30083", false)
+	s.checkUnserved(t, s.client, "203.0.113.1:30084", true)
+	if s.second != nil {
+		s.checkUnserved(t, s.client, secondAddress+":30082", false)
+		s.checkUnserved(t, s.second, "10.96.0.12:80", false)
+		s.checkUnserved(t, s.client, secondAddress+":30084", true)
 	}
 	s.checkTold(t, far)
+}
+
+// ask asks until those have answered that are to, and wants each to see what it is to. One that is not to answer gets each chance.
+func (s *servingCluster) ask(t *testing.T, far *servingCluster, from *peerHost, network, to, nearSees, farSees string) {
+	t.Helper()
+	want := map[string]string{}
+	for host, sees := range map[*peerHost]string{s.pod: nearSees, far.pod: farSees} {
+		if sees != "" {
+			want[host.name] = host.family.of(sees)
+		}
+	}
+	got := map[string]bool{}
+	for range questions {
+		who, sees, err := (&serviceLab{T: t}).ask(from, network, to)
+		if err != nil || want[who] == "" || want[who] != sees {
+			t.Fatalf("%s asks %s %s: %q answers and sees %q (%v), want %v", from.name, network, to, who, sees, err, want)
+		}
+		if got[who] = true; len(got) == 2 {
+			return
+		}
+	}
+	if len(got) != len(want) {
+		t.Errorf("%s asks %s %s: only %v answer, want %v", from.name, network, to, got, want)
+	}
+}
+
+// checkUnserved asks where nobody is to answer: it is refused, or dropped.
+func (s *servingCluster) checkUnserved(t *testing.T, from *peerHost, to string, refused bool) {
+	t.Helper()
+	patience := startTimeout
+	if !refused {
+		patience = silence
+	}
+	conn, err := from.dialWithin(patience, "tcp", to)
+	if err == nil {
+		conn.Close()
+	}
+	timeout := net.Error(nil)
+	if refused != errors.Is(err, unix.ECONNREFUSED) || !refused && !(errors.As(err, &timeout) && timeout.Timeout()) {
+		t.Errorf("%s asks %s, refused %t: %v", from.name, to, refused, err)
+	}
 }
 
 // checkTold has the pods of both clusters be told of a client outside, and of this cluster's own pod.
 func (s *servingCluster) checkTold(t *testing.T, far *servingCluster) {
 	t.Helper()
 	for from, to := range map[*peerHost]string{s.client: "203.0.113.1:30085", s.pod: "10.96.0.15:80"} {
-		got := map[string]int{}
+		got := map[string]bool{}
 		for range questions {
 			conn, err := from.dial("tcp", to)
 			if err != nil {
@@ -237,16 +300,18 @@ func (s *servingCluster) checkTold(t *testing.T, far *servingCluster) {
 			}
 			conn.SetDeadline(time.Now().Add(startTimeout))
 			answer, err := io.ReadAll(conn)
-			own, at := conn.LocalAddr().(*net.TCPAddr), netip.MustParseAddrPort(to)
+			own, at := conn.LocalAddr().(*net.TCPAddr), netip.MustParseAddrPort(from.family.of(to))
 			conn.Close()
 			who, told, _ := strings.Cut(string(answer), " ")
 			if want := fmt.Sprintf("%s %d %s %d", own.IP, own.Port, at.Addr(), at.Port()); err != nil || told != want {
 				t.Fatalf("%s asks %s: %q was told %q, want %q: %v", from.name, to, who, told, want, err)
 			}
-			got[who]++
+			if got[who] = true; len(got) == 2 {
+				break
+			}
 		}
-		if names := []string{s.pod.name, far.pod.name}; len(got) != 2 || slices.ContainsFunc(names, func(n string) bool { return got[n] == 0 }) {
-			t.Errorf("%s asks %s: %v answer, want both of %v", from.name, to, got, names)
+		if !got[s.pod.name] || !got[far.pod.name] {
+			t.Errorf("%s asks %s: %v answer, want both pods", from.name, to, got)
 		}
 	}
 }
@@ -270,61 +335,4 @@ func (c *clusters) startMilanReference(t *testing.T) {
 	}
 	c.milanGateway.refused = nil
 	c.milanGateway.start(nil, os.Getenv(binaryEnv), "lab", "reference", "--config", file)
-}
-
-// requireNetfilterRefused: behind the filter none of netfilter's calls succeeds, and without it some do.
-func requireNetfilterRefused(t *testing.T) {
-	t.Helper()
-	try := func() map[string]error {
-		all := map[string]error{}
-		for name, protocol := range map[string]int{"nftables": unix.NETLINK_NETFILTER, "IPVS by netlink": unix.NETLINK_GENERIC} {
-			fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol)
-			if all[name] = err; err == nil {
-				unix.Close(fd)
-			}
-		}
-		for family, level := range map[int]int{unix.AF_INET: unix.SOL_IP, unix.AF_INET6: unix.SOL_IPV6} {
-			fd, err := unix.Socket(family, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
-			if err != nil {
-				t.Fatal(err)
-			}
-			for name, option := range map[string]int{"iptables": iptablesControl, "IPVS": ipvsControl} {
-				if name == "IPVS" && family == unix.AF_INET6 {
-					continue
-				}
-				_, err := unix.GetsockoptInt(fd, level, option)
-				all[fmt.Sprintf("%s, get, family %d", name, family)] = err
-				all[fmt.Sprintf("%s, set, family %d", name, family)] = unix.SetsockoptInt(fd, level, option, 0)
-			}
-			unix.Close(fd)
-		}
-		return all
-	}
-	var open, refused map[string]error
-	err := onPeerThread(func() error {
-		open = try()
-		err := refuseNetfilter()
-		refused = try()
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, err := range refused {
-		if err != unix.EPERM {
-			t.Errorf("%s behind the filter: %v, want %v", name, err, unix.EPERM)
-		}
-	}
-	if err := open["nftables"]; err != nil {
-		t.Errorf("nftables without the filter: %v", err)
-	}
-}
-
-// requireFiltered: the kernel asks a filter before each call of a process.
-func requireFiltered(t *testing.T, p *peerProcess) {
-	t.Helper()
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
-	if err != nil || !strings.Contains(string(status), "\nSeccomp:\t2\n") {
-		t.Errorf("%v runs without a filter (%v)", p.cmd.Args, err)
-	}
 }

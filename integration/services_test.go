@@ -20,7 +20,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 )
 
@@ -192,40 +191,6 @@ func (l *serviceLab) write(serve ...string) {
 	}
 }
 
-// Socket options of netfilter, the first of each.
-const (
-	iptablesControl = 64   // IPT_BASE_CTL, also that of IPv6
-	ipvsControl     = 1152 // IP_VS_BASE_CTL
-)
-
-// refuseNetfilter has the kernel refuse sockets of nftables, of generic netlink, by which IPVS is told, and of packets, and what iptables
-// and IPVS ask of any socket.
-func refuseNetfilter() error {
-	const second, third = seccompArgument + 8, seccompArgument + 16
-	no, yes := bpf.RetConstant{Val: unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM)}, bpf.RetConstant{Val: unix.SECCOMP_RET_ALLOW}
-	return filterCalls([]bpf.Instruction{
-		bpf.LoadAbsolute{Off: seccompCall, Size: 4},
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.SYS_SETSOCKOPT, SkipTrue: 8},
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.SYS_GETSOCKOPT, SkipTrue: 7},
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.SYS_SOCKET, SkipFalse: 13},
-		bpf.LoadAbsolute{Off: seccompArgument, Size: 4},
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.AF_PACKET, SkipTrue: 12},
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.AF_NETLINK, SkipFalse: 10},
-		bpf.LoadAbsolute{Off: third, Size: 4},
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.NETLINK_NETFILTER, SkipTrue: 9},
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.NETLINK_GENERIC, SkipTrue: 8, SkipFalse: 7},
-		bpf.LoadAbsolute{Off: second, Size: 4}, // of setsockopt and getsockopt
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.SOL_IP, SkipTrue: 1},
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.SOL_IPV6, SkipFalse: 4},
-		bpf.LoadAbsolute{Off: third, Size: 4},
-		bpf.JumpIf{Cond: bpf.JumpGreaterOrEqual, Val: ipvsControl, SkipTrue: 3},
-		bpf.JumpIf{Cond: bpf.JumpGreaterOrEqual, Val: iptablesControl, SkipFalse: 1},
-		bpf.JumpIf{Cond: bpf.JumpGreaterOrEqual, Val: iptablesControl + 2, SkipFalse: 1},
-		yes,
-		no,
-	})
-}
-
 const (
 	askPatience = 2 * time.Second
 	silence     = 150 * time.Millisecond // of a place that is not to answer
@@ -234,7 +199,7 @@ const (
 // ask asks a service and returns who has answered and which address he sees.
 func (l *serviceLab) ask(h *peerHost, network, to string) (who, sees string, err error) {
 	err = h.do(func() error {
-		conn, err := net.DialTimeout(network, to, askPatience)
+		conn, err := net.DialTimeout(network, h.family.of(to), askPatience)
 		if err != nil {
 			return err
 		}

@@ -64,6 +64,8 @@ type answer struct {
 	rtt     time.Duration
 }
 
+var errUnanswered = errors.New("no answer")
+
 // echo sends one request of size bytes of IP packet and waits for what answers
 // it: a reply, or an error that quotes it.
 func (p *pinger) echo(to netip.Addr, size, ttl int) (*answer, error) {
@@ -92,7 +94,7 @@ func (p *pinger) echo(to netip.Addr, size, ttl int) (*answer, error) {
 	for {
 		a, err := p.read(began.Add(replyTimeout))
 		if errors.Is(err, os.ErrDeadlineExceeded) {
-			return nil, fmt.Errorf("no answer to an echo request of %d bytes to %s in %v", size, to, replyTimeout)
+			return nil, fmt.Errorf("%w to an echo request of %d bytes to %s in %v", errUnanswered, size, to, replyTimeout)
 		}
 		if err != nil {
 			return nil, err

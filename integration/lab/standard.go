@@ -2,6 +2,7 @@ package lab
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -123,9 +124,11 @@ func (l *Lab) trafficChecks(p *plan) []Check {
 		)
 	}
 	cross := l.pairOf(p, "rome/pod2", "milan/pod1")
+	// A gateway's socket in gVisor has room for 1 MiB, which one stream fills where the sandbox waits for a processor.
+	lossy := l.options.Sandbox.Runsc != ""
 	return append(checks,
 		Check{"tcp both ways", cross.path(), func(ctx context.Context) (string, error) { return cross.checkStream(ctx, bulk, bulk) }},
-		Check{"ping under load", first.path(), func(ctx context.Context) (string, error) { return first.checkPingUnderLoad(ctx, bulk) }},
+		Check{"ping under load", first.path(), func(ctx context.Context) (string, error) { return first.checkPingUnderLoad(ctx, bulk, lossy) }},
 		Check{"outer ecn", first.path(), func(ctx context.Context) (string, error) {
 			return first.checkECN(ctx, l.host(l.outer(), "milan/node1"), l.outer()[1].Gateway)
 		}})
@@ -211,7 +214,7 @@ func (e *ends) checkPing(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%s, from %s", percentiles(rtts), e.wantSource), nil
 }
 
-// series pings n times with the sizes in turn; every answer must be a reply.
+// series pings n times with the sizes in turn, until one has no answer; every answer must be a reply.
 func (p *pinger) series(ctx context.Context, to netip.Addr, n int, sizes []int) ([]time.Duration, error) {
 	var rtts []time.Duration
 	for i := range n {
@@ -220,7 +223,7 @@ func (p *pinger) series(ctx context.Context, to netip.Addr, n int, sizes []int) 
 		}
 		a, err := p.echo(to, sizes[i%len(sizes)], maxTTL)
 		if err != nil {
-			return nil, err
+			return rtts, err
 		}
 		if a.message.Type != p.types().reply {
 			return nil, fmt.Errorf("%v (code %d) from %s, want an echo reply", a.message.Type, a.message.Code, a.from)
@@ -304,8 +307,8 @@ func checkTrace(ctx context.Context, from *Host, to netip.Addr, want []netip.Add
 	return fmt.Sprintf("%d hops", len(hops)), nil
 }
 
-// checkPingUnderLoad measures latency beside a bulk stream.
-func (e *ends) checkPingUnderLoad(ctx context.Context, bulk int64) (string, error) {
+// checkPingUnderLoad measures latency beside a bulk stream. Where the way is lossy, one request in twenty may have no answer.
+func (e *ends) checkPingUnderLoad(ctx context.Context, bulk int64, lossy bool) (string, error) {
 	p, err := newPinger(e.from)
 	if err != nil {
 		return "", err
@@ -319,18 +322,27 @@ func (e *ends) checkPingUnderLoad(ctx context.Context, bulk int64) (string, erro
 		loaded <- err
 	}()
 	var rtts []time.Duration
+	lost := 0
 	for {
 		more, err := p.series(ctx, e.target, 10, []int{84})
-		if err != nil {
+		rtts = append(rtts, more...)
+		if lossy && errors.Is(err, errUnanswered) {
+			lost++
+		} else if err != nil {
 			return "", err
 		}
-		rtts = append(rtts, more...)
 		select {
 		case err := <-loaded:
-			if err != nil {
+			sent := len(rtts) + lost
+			switch {
+			case err != nil:
 				return "", fmt.Errorf("the stream beside the pings: %w", err)
+			case lost > max(1, sent/20) || lost == sent:
+				return "", fmt.Errorf("%d of %d echo requests had no answer, at most %d may have none", lost, sent, max(1, sent/20))
+			case lost > 0:
+				return fmt.Sprintf("%s beside a TCP stream, %d of %d lost", percentiles(rtts), lost, sent), nil
 			}
-			return fmt.Sprintf("%s beside a TCP stream", percentiles(rtts)), nil
+			return percentiles(rtts) + " beside a TCP stream", nil
 		default:
 		}
 	}
