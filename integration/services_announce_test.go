@@ -299,6 +299,75 @@ func TestServicesAnnounce(t *testing.T) {
 	}, programs("ip", "ip"))
 }
 
+// TestServicesAnnounceKilled: a node that keeps its device for the next run and is killed answers for nothing from then on. Who asks anew hears
+// nobody, and then the node that takes over; who knows the dead one asks it in vain, and finds the other without being told. Connections go on
+// in the next run.
+func TestServicesAnnounceKilled(t *testing.T) {
+	beside(t, func(t *testing.T) {
+		l := newAnnounceLab(t)
+		l.n2.refused = refuseNetfilter // so that it tells no neighbour over IPv4
+		l.out.ip("route del default", "route del ::/0")
+		state := "\n  state: " + t.TempDir()
+		before := l.kernelState()
+		l.run(l.n2, "")
+		l.run(l.n1, announceBoth+state)
+		l.require("the first is to", "n1")
+		l.requireServed("the first is to", l.out, "n1")
+		l.requireServed("the first is to: by its own kernel", l.n1, "n1")
+		l.requireKept("the first is to", l.n1)
+		var streams []*serviceStream
+		for _, a := range l.vip {
+			streams = append(streams, l.stream(l.out, "tcp", netip.AddrPortFrom(a, 80).String()))
+		}
+
+		l.end(l.n1, unix.SIGKILL)
+		l.require("the first was killed")
+		l.run(l.n1, announceBoth+state)
+		l.require("the first is back", "n1")
+		for _, s := range streams {
+			if err := s.echo(); err != nil {
+				t.Errorf("a connection to %s after the kill: %v", s.to, err)
+			}
+		}
+		l.reload(l.n1, state[3:])
+		l.requireNothingLeft("after SIGHUP", l.n1)
+		l.require("nobody is to")
+		l.requireServed("nobody is to: by the first's own kernel", l.n1, "n1")
+		l.reload(l.n1, announceBoth+state)
+		l.require("the first is to again", "n1")
+		l.n1.ip("link del culvert-vip0")
+		eventually(t, "the first answers again, as somebody has removed its device", func() error {
+			if got := l.answers(l.vip[0]); !slices.Equal(got, []string{"n1"}) {
+				return fmt.Errorf("%v answer: %w", got, errNotYet)
+			}
+			return nil
+		})
+
+		l.end(l.n1, unix.SIGKILL)
+		l.reload(l.n2, announceBoth)
+		for _, a := range l.vip {
+			l.out.ip(fmt.Sprintf("neigh replace %s lladdr %s dev lan nud probe", a, l.mac(l.n1)))
+			eventually(t, "who knows the dead node finds the second", func() error {
+				if who, _, err := l.ask(l.out, "tcp", netip.AddrPortFrom(a, 80).String()); err != nil || who != "pb" {
+					return fmt.Errorf("%q answers: %w: %v", who, errNotYet, err)
+				}
+				return nil
+			})
+		}
+		l.requireServed("the second has taken over", l.out, "n2")
+		l.require("the second has taken over", "n2")
+		l.run(l.n1, state[3:])
+		l.requireNothingLeft("a run after the kill that is not to", l.n1)
+		l.end(l.n1, unix.SIGTERM)
+		l.run(l.n1, announceBoth)
+		l.end(l.n1, unix.SIGTERM)
+		l.end(l.n2, unix.SIGTERM)
+		if after := l.kernelState(); after != before {
+			t.Errorf("left behind:\n%s\nthere was:\n%s", after, before)
+		}
+	}, programs("ip", "ip"))
+}
+
 // requireHeralded sees what the second node tells unasked: as often as MetalLB, of IPv4 in both forms.
 func (l *announceLab) requireHeralded(socket int) {
 	l.Helper()

@@ -35,6 +35,20 @@ func TestAnnounceFile(t *testing.T) {
 	if front != 1 {
 		t.Errorf("%d rules for all protocols", front)
 	}
+	// Of IPv4 it has a route that ends with the process, where the device does not.
+	if p := c.plan(c.Addresses); p.answers || p.answered != nil || !slices.Contains(p.routes, netip.MustParsePrefix("203.0.113.8/32")) {
+		t.Errorf("without a state folder it plans %v apart from %v", p.answered, p.routes)
+	}
+	c.State = "/run/culvert"
+	p := c.plan(c.Addresses)
+	if want := []netip.Prefix{netip.MustParsePrefix("203.0.113.8/32"), netip.MustParsePrefix("203.0.113.9/32")}; !p.answers || !slices.Equal(p.answered, want) {
+		t.Errorf("with a state folder it plans %v apart, want %v", p.answered, want)
+	}
+	for _, r := range p.routes {
+		if slices.Contains(p.answered, r) {
+			t.Errorf("%s is planned twice", r)
+		}
+	}
 	if _, err := parse(t, "203.0.113.7", "172.18.0.2", "serve:", "announce: [172.18.0.2/32]\nserve:"); err == nil || !strings.Contains(err.Error(), "services.announce: 172.18.0.2 is one of services.addresses") {
 		t.Errorf("the node's own address: %v", err)
 	}

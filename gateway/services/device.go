@@ -30,17 +30,12 @@ func addressDevice(l netlink.Link) error {
 // createDevice makes a TUN device, or goes on with one that was kept. What the node's network leaves to network cards, it leaves to whoever
 // reads from the device: segmentation and checksums.
 func createDevice(name string) (*os.File, error) {
-	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	fd, _, err := openTUN(name, unix.IFF_TUN|unix.IFF_NO_PI|unix.IFF_VNET_HDR)
 	if err != nil {
-		return nil, fmt.Errorf("/dev/net/tun: %w", err)
-	}
-	request, err := unix.NewIfreq(name)
-	if err == nil {
-		request.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI | unix.IFF_VNET_HDR)
-		err = unix.IoctlIfreq(fd, unix.TUNSETIFF, request)
+		return nil, err
 	}
 	const segments, trains = unix.TUN_F_CSUM | unix.TUN_F_TSO4 | unix.TUN_F_TSO6 | unix.TUN_F_TSO_ECN, unix.TUN_F_USO4 | unix.TUN_F_USO6
-	if err == nil && unix.IoctlSetInt(fd, unix.TUNSETOFFLOAD, segments|trains) != nil { // Linux before 6.2 has no trains
+	if unix.IoctlSetInt(fd, unix.TUNSETOFFLOAD, segments|trains) != nil { // Linux before 6.2 has no trains
 		err = unix.IoctlSetInt(fd, unix.TUNSETOFFLOAD, segments)
 	}
 	if err != nil {
@@ -48,6 +43,24 @@ func createDevice(name string) (*os.File, error) {
 		return nil, err
 	}
 	return os.NewFile(uintptr(fd), "/dev/net/tun"), nil
+}
+
+// openTUN makes a device, or opens one, and returns its name.
+func openTUN(name string, flags uint16) (fd int, called string, err error) {
+	fd, err = unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fd, "", fmt.Errorf("/dev/net/tun: %w", err)
+	}
+	request, err := unix.NewIfreq(name)
+	if err == nil {
+		request.SetUint16(flags)
+		err = unix.IoctlIfreq(fd, unix.TUNSETIFF, request)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return fd, "", err
+	}
+	return fd, request.Name(), nil
 }
 
 // isKept reports whether a link is a device that an earlier run has left to this one.

@@ -39,6 +39,9 @@
 // A load balancer's address that no host has is answered for by one node (announce.go): by the kernel, as neighbour.go has it do, so that no
 // packet socket is needed. Which node that is, the configuration says. With CAP_NET_RAW, neighbours are told so unasked (herald.go).
 //
+// The kernel answers no longer than this process lives, so that another node can take over, also when it was killed and its device stays:
+// what the kernel answers by has a route by a device that does not stay (pulse.go), and packets for it have another.
+//
 // # What this does not do
 //
 // Later fragments of a datagram carry no ports: of what is fragmented, only packets for cluster, external and load balancer addresses are

@@ -31,8 +31,8 @@ func (s *steering) moveLocalOf(family int) error {
 			first = first || list[i].Priority < priorityLocal
 			behind = behind || list[i].Priority >= priorityLocal && list[i].Priority < priorityOverAgain
 		}
-		if r := &list[i]; r.Table == tableID && r.Protocol != lasting {
-			return fmt.Errorf("services: a rule that is not culvert's leads to routing table %d; remove it: ip rule del pref %d", tableID, r.Priority)
+		if r := &list[i]; (r.Table == tableID || r.Table == answeredTable) && r.Protocol != lasting {
+			return fmt.Errorf("services: a rule that is not culvert's leads to routing table %d; remove it: ip rule del pref %d", r.Table, r.Priority)
 		}
 	}
 	if first || !behind {

@@ -15,9 +15,12 @@ import (
 type plan struct {
 	nat    nat.Config
 	routes []netip.Prefix // to the device
-	front  []steer        // in front of the local table
-	behind []steer        // behind it
-	probed bool           // the kernel answers neighbours over IPv6 for addresses that lead to the device
+	// answered lead to the device too, by their protocols, as the kernel answers ARP for them as long as this process is there.
+	answered []netip.Prefix
+	answers  bool    // there may be such
+	front    []steer // in front of the local table
+	behind   []steer // behind it
+	probed   bool    // the kernel answers neighbours over IPv6 for addresses that lead to the device
 }
 
 // A steer leads packets of a protocol to a range of ports to the device, or of all protocols: those to a prefix, or from it.
@@ -61,9 +64,18 @@ func (c *Config) plan(own []netip.Addr) *plan {
 			}
 		}
 	}
+	if c.State != "" { // else the device ends with this process
+		p.answers = slices.ContainsFunc(c.Announce, func(p netip.Prefix) bool { return p.Addr().Is4() }) && c.masquerade().V4.IsValid()
+		for _, a := range c.Answers {
+			if a.Is4() && alone[a] {
+				p.answered = append(p.answered, host(a))
+			}
+		}
+		slices.SortFunc(p.answered, netip.Prefix.Compare)
+	}
 	for a := range alone {
 		p.nat.Services = append(p.nat.Services, rules.Service{Name: "other ports", Address: a, Frontend: &rules.Frontend{}})
-		if !slices.ContainsFunc(c.ServiceCIDRs, func(p netip.Prefix) bool { return p.Contains(a) }) {
+		if !slices.Contains(p.answered, host(a)) && !slices.ContainsFunc(c.ServiceCIDRs, func(p netip.Prefix) bool { return p.Contains(a) }) {
 			p.routes = append(p.routes, host(a))
 		}
 	}

@@ -38,6 +38,16 @@ func (s *steer) rule(priority int) netlink.Rule {
 	return *r
 }
 
+// answeredProtocols are those of packets that the engine knows.
+var answeredProtocols = []int{unix.IPPROTO_ICMP, unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP}
+
+// answered returns a rule that leads packets of a protocol where their address is not led to for who asks by ARP (pulse.go).
+func answered(protocol int) netlink.Rule {
+	r := netlink.NewRule()
+	r.Family, r.Priority, r.Table, r.Protocol, r.IPProto = unix.AF_INET, priorityAnswered, answeredTable, lasting, protocol
+	return *r
+}
+
 // probe returns a rule that leaves to the kernel what neighbours ask at an address that they know, whether it is still here (RFC 4861,
 // Section 7.3.3). As a rule they do by their link-local address, which a router's error about a connection does not come from: that is the
 // device's.

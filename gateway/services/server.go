@@ -282,8 +282,11 @@ func (s *Server) close() error {
 	if s.announcer != nil {
 		err = s.announcer.withdraw(nil)
 	}
-	if s.steering != nil && !s.stays {
+	switch {
+	case s.steering != nil && !s.stays:
 		err = errors.Join(err, s.steering.close())
+	case s.steering != nil:
+		s.steering.stopPulse()
 	}
 	s.closing.Store(true)
 	s.page.Close()

@@ -18,6 +18,8 @@ const (
 	lasting = unix.RTPROT_KERNEL
 	// tableID is the routing table that leads to the device.
 	tableID = 7091
+	// answeredTable leads addresses there for which the kernel answers ARP.
+	answeredTable = 7092
 	// actionNop is FR_ACT_NOP: a rule that says nothing, to jump to.
 	actionNop = 3
 )
@@ -31,6 +33,7 @@ const (
 	priorityLocal     = 98 // in front of 100, where others move the local table to
 	priorityOverAgain = 105
 	priorityBehind    = 110
+	priorityAnswered  = 112
 	priorityEnd       = 119
 )
 
@@ -41,7 +44,8 @@ type steering struct {
 	families []int
 	routes   []netlink.Route
 	rules    []netlink.Rule
-	made     int // changes, so far, but for what is wanted no longer
+	pulse    *pulse // nil: there is no need
+	made     int    // changes, so far, but for what is wanted no longer
 }
 
 func familiesOf(addresses []netip.Addr) (all []int) {
@@ -102,22 +106,29 @@ func (s *steering) adopt(family int) error {
 	}
 	for _, r := range routes {
 		own := r.Dst == nil || r.Dst.IP.IsLinkLocalUnicast() || r.Dst.IP.IsMulticast() // the device's
-		if r.Protocol == lasting && (r.Table == tableID || r.Table == unix.RT_TABLE_MAIN && !own) {
+		if r.Protocol == lasting && (r.Table == tableID || r.Table == answeredTable || r.Table == unix.RT_TABLE_MAIN && !own) {
 			s.routes = append(s.routes, r)
 		}
 	}
 	return nil
 }
 
-// routesOf lists the routes to the device in all tables.
-func (s *steering) routesOf(family int) ([]netlink.Route, error) {
-	routes, err := listed(func() ([]netlink.Route, error) {
-		return netlink.RouteListFiltered(family, &netlink.Route{LinkIndex: s.index}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
-	})
-	if err != nil {
-		return nil, fmt.Errorf("services: list the routes of %s: %w", s.device, err)
+// routesOf lists the routes to the device in all tables, and those that end with this process.
+func (s *steering) routesOf(family int) (all []netlink.Route, err error) {
+	devices := []int{s.index}
+	if s.pulse != nil {
+		devices = append(devices, s.pulse.index)
 	}
-	return routes, nil
+	for _, index := range devices {
+		routes, err := listed(func() ([]netlink.Route, error) {
+			return netlink.RouteListFiltered(family, &netlink.Route{LinkIndex: index}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
+		})
+		if err != nil {
+			return nil, fmt.Errorf("services: list the routes of %s: %w", s.device, err)
+		}
+		all = append(all, routes...)
+	}
+	return all, nil
 }
 
 // alone refuses where another process serves Services: its device is there, and goes with it.
@@ -145,6 +156,8 @@ func isOwned(r *netlink.Rule) bool {
 	switch r.Priority {
 	case priorityFront, priorityBehind:
 		return r.Table == tableID
+	case priorityAnswered:
+		return r.Table == answeredTable && r.IPProto != 0
 	case priorityProbe:
 		return r.Table == unix.RT_TABLE_LOCAL && r.Src != nil
 	case priorityOver:
@@ -160,7 +173,7 @@ func isOwned(r *netlink.Rule) bool {
 
 // removeSteers removes what leads packets to a device, and then what lets those that it gives back pass by.
 func removeSteers(family int) error {
-	if err := removeOwned(family, func(r *netlink.Rule) bool { return r.Table == tableID }); err != nil {
+	if err := removeOwned(family, func(r *netlink.Rule) bool { return r.Table == tableID || r.Table == answeredTable }); err != nil {
 		return err
 	}
 	return removeOwned(family, func(*netlink.Rule) bool { return true })
@@ -197,6 +210,22 @@ func (s *steering) apply(p *plan, sources func(family int) net.IP) error {
 			routes = append(routes, netlink.Route{Family: family, LinkIndex: s.index, Table: unix.RT_TABLE_MAIN, Protocol: lasting, Src: sources(family), Dst: ipNet(to)})
 		}
 	}
+	if len(p.answered) > 0 {
+		if err := s.beats(); err != nil {
+			return err
+		}
+	}
+	for _, to := range p.answered {
+		r := netlink.Route{Family: unix.AF_INET, LinkIndex: s.index, Table: answeredTable, Protocol: lasting, Src: sources(unix.AF_INET), Dst: ipNet(to)}
+		routes = append(routes, r) // packets first
+		r.LinkIndex, r.Table = s.pulse.index, unix.RT_TABLE_MAIN
+		routes = append(routes, r)
+	}
+	if p.answers {
+		for _, protocol := range answeredProtocols {
+			rules = append(rules, answered(protocol))
+		}
+	}
 	for priority, list := range map[int][]steer{priorityFront: p.front, priorityBehind: p.behind} {
 		for _, to := range list {
 			if slices.Contains(s.families, familyOf(to.prefix)) {
@@ -226,7 +255,7 @@ func (s *steering) apply(p *plan, sources func(family int) net.IP) error {
 		}
 		if known {
 			add = netlink.RouteReplace // with another source
-		} else if a, one := oneHost(r.Dst); one {
+		} else if a, one := oneHost(r.Dst); one && r.Table == unix.RT_TABLE_MAIN {
 			if hops == nil {
 				var err error
 				if hops, err = nextHops(); err != nil {
@@ -272,7 +301,11 @@ func (s *steering) apply(p *plan, sources func(family int) net.IP) error {
 		there[what] = len(s.rules)
 		s.rules = append(s.rules, *r)
 	}
-	return s.prune(wanted)
+	err := s.prune(wanted)
+	if len(p.answered) == 0 {
+		s.stopPulse()
+	}
+	return err
 }
 
 // nextHops returns the routers of this node. A route to one through the device would have a kernel with a strict rp_filter believe nothing
@@ -391,5 +424,6 @@ func (s *steering) close() error {
 		failed = append(failed, removeSteers(family), restoreLocal(family))
 	}
 	s.rules, s.routes = nil, nil
+	s.stopPulse()
 	return errors.Join(failed...)
 }

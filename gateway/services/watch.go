@@ -1,6 +1,7 @@
 package services
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -104,9 +105,9 @@ func (s *Server) concerns(m syscall.NetlinkMessage) bool {
 	case unix.RTM_DELROUTE:
 		const protocol = 5 // of struct rtmsg
 		return len(m.Data) > protocol && m.Data[protocol] == lasting
-	case unix.RTM_NEWLINK: // a device that goes down takes its routes along
+	case unix.RTM_NEWLINK, unix.RTM_DELLINK: // a device that goes down takes its routes along
 		const index = 4 // of struct ifinfomsg
-		return len(m.Data) >= index+4 && binary.NativeEndian.Uint32(m.Data[index:]) == uint32(s.index)
+		return len(m.Data) >= index+4 && binary.NativeEndian.Uint32(m.Data[index:]) == uint32(s.index) || bytes.Contains(m.Data, []byte(pulsePrefix))
 	}
 	return false
 }
