@@ -8,19 +8,14 @@ import (
 	"strings"
 )
 
-// benchService is a cluster address, whose ports from benchPort on are those of its endpoint.
-var (
-	benchService = netip.MustParseAddr("10.96.0.10")
-	benchCIDR    = netip.MustParsePrefix("10.96.0.0/12")
-)
-
+// benchPort is the first of the ports of the cluster address, each of which has the same port of its endpoint.
 const benchPort = 8080
 
 // takeServices measures a cluster address that a node serves to its pod and whose endpoint is on the other node of the cluster: by culvert
 // node, and by the rules that kube-proxy writes in nftables mode.
 func (b *bench) takeServices(ctx context.Context, variants []*variant) error {
 	c := &clusters[0]
-	e := &ends{from: b.lab.Host(c.Name + "/" + c.Nodes[0].PodName), to: b.lab.Host(c.Name + "/" + c.Nodes[1].PodName), target: benchService, port: benchPort}
+	e := &ends{from: b.lab.Host(c.Name + "/" + c.Nodes[0].PodName), to: b.lab.Host(c.Name + "/" + c.Nodes[1].PodName), target: c.Served, port: benchPort}
 	for run := range b.times.runs {
 		for i := range variants {
 			v := variants[(run+i)%len(variants)]
@@ -59,34 +54,10 @@ func (l *Lab) serving(ctx context.Context, c *Cluster, e *ends, v *variant, do f
 	}
 	var serve []object
 	for i := range dialers {
-		serve = append(serve, object{"name": fmt.Sprintf("bench-%d", i), "clusterIP": benchService, "port": benchPort + i,
+		serve = append(serve, object{"name": fmt.Sprintf("bench-%d", i), "clusterIP": c.Served, "port": benchPort + i,
 			"endpoints": []object{{"address": e.to.Address, "port": benchPort + i, "node": c.Nodes[1].Name}}})
 	}
-	const file = "services.yaml"
-	err = l.writeYAML(c.Name, file, object{"name": c.Nodes[0].Name, "services": object{"addresses": []netip.Addr{n.Address},
-		"pods": []netip.Prefix{c.PodCIDR}, "serviceCIDRs": []netip.Prefix{benchCIDR}, "serve": serve}})
-	if err != nil {
-		return err
-	}
-	p, err := l.startProcess(n, true, "node", "--config", l.path(c.Name, file))
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, l.stop(p)) }()
-	p.ready = func(context.Context, *Host) error {
-		near, far, err := e.connect()
-		if err == nil {
-			near.close()
-			far.close()
-		}
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
-	defer cancel()
-	if err := p.waitReady(ctx); err != nil {
-		return err
-	}
-	return do()
+	return l.serveOn(ctx, c, serve, do)
 }
 
 // kubeProxyTable is what kube-proxy of Kubernetes 1.35 has in nftables mode where Services have cluster addresses alone, but for its
@@ -147,8 +118,8 @@ func kubeProxyRules(c *Cluster, endpoint netip.Addr) string {
 		port := benchPort + i
 		fmt.Fprintf(&chains, "\tchain endpoint-%[1]d {\n\t\tip saddr %[2]s jump mark-for-masquerade\n\t\tmeta l4proto tcp dnat to %[2]s:%[1]d\n\t}\n"+
 			"\tchain service-%[1]d {\n\t\tip daddr %[3]s ip saddr != %[4]s jump mark-for-masquerade\n\t\tnumgen random mod 1 vmap { 0 : goto endpoint-%[1]d }\n\t}\n",
-			port, endpoint, benchService, c.PodCIDR)
-		fmt.Fprintf(&services, "%s . tcp . %d : goto service-%[2]d, ", benchService, port)
+			port, endpoint, c.Served, c.PodCIDR)
+		fmt.Fprintf(&services, "%s . tcp . %d : goto service-%[2]d, ", c.Served, port)
 	}
-	return fmt.Sprintf(kubeProxyTable, benchService, c.Nodes[0].Underlay, benchCIDR, chains.String(), services.String())
+	return fmt.Sprintf(kubeProxyTable, c.Served, c.Nodes[0].Underlay, c.Services, chains.String(), services.String())
 }

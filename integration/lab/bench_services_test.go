@@ -12,7 +12,7 @@ func TestKubeProxyRules(t *testing.T) {
 	l := buildOne(t, true)
 	need.Kernel(t, "nft", MissingForReference())
 	e := within(l, "rome/pod1", "rome/pod2")
-	e.target, e.port = benchService, benchPort
+	e.target, e.port = clusters[0].Served, benchPort
 	const short = 100 * time.Millisecond
 	n := l.Host("rome/node1")
 	before := inventory(t, n)

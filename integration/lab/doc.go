@@ -20,6 +20,8 @@
 // behind each first pod; a VIP on each second node. There the first node is the
 // outside's router to the other cluster, and a NodePort is a forwarder in user
 // space on the node, which can keep a client's address as the kernel's NAT does.
+// While checks ask for Services that a node serves itself, a second culvert node
+// runs there, with services alone.
 //
 // # The holder
 //

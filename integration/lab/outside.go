@@ -29,6 +29,9 @@ var (
 	balanced = netip.MustParseAddr("10.70.0.20") // real, as all of these
 	sticky   = netip.MustParseAddr("10.70.0.21")
 	strict   = netip.MustParseAddr("10.70.0.22")
+
+	serviceCIDR = netip.MustParsePrefix("10.96.0.0/12")
+	served      = netip.MustParseAddr("10.96.0.10")
 )
 
 const (

@@ -25,6 +25,7 @@ func (l *Lab) sourcesChecks(p *plan) []Check {
 	checks = append(checks, l.sourceChecks(p)...)
 	checks = append(checks, l.mappingChecks(p)...)
 	checks = append(checks, l.serviceChecks(p)...)
+	checks = append(checks, l.servedChecks(p)...)
 	checks = append(checks, l.sctpChecks(p)...)
 	checks = append(checks, l.fragmentChecks(p)...)
 	checks = append(checks, l.errorChecks(p)...)

@@ -42,6 +42,7 @@ func newNameServer(h *Host, port uint16) (*nameServer, error) {
 			s.mu.Lock()
 			s.conns = append(s.conns, conn)
 			s.mu.Unlock()
+			conn.(*net.TCPConn).SetLinger(0) // a FIN would be repeated when nobody leads it to its client any more
 			go func() {
 				lines := bufio.NewReader(conn)
 				for {
@@ -101,6 +102,19 @@ func (c *call) ask() (name, source string, err error) {
 		return "", "", fmt.Errorf("answer %q to %q", line, question)
 	}
 	return parts[0], parts[1], nil
+}
+
+// end closes the connection, and waits until the server has let go of it too.
+func (c *call) end() error {
+	defer c.conn.Close()
+	if err := c.conn.(*net.TCPConn).CloseWrite(); err != nil {
+		return err
+	}
+	c.conn.SetDeadline(time.Now().Add(replyTimeout))
+	if _, err := c.lines.ReadByte(); err != io.EOF && !errors.Is(err, unix.ECONNRESET) {
+		return fmt.Errorf("the end of the connection: %v, want it reset", err)
+	}
+	return nil
 }
 
 // serviceCheck reaches services of one cluster from a pod of the other.

@@ -32,6 +32,9 @@ type Cluster struct {
 	Behind                   netip.Prefix // hosts behind the first pod, and two of them
 	BehindFirst, BehindOther netip.Addr
 	Balanced, Sticky, Strict netip.Addr // of services; real, of External
+
+	Services netip.Prefix // of cluster addresses
+	Served   netip.Addr   // the cluster address that the first node serves
 }
 
 // ClusterNode is a node and the pod on it.
@@ -65,6 +68,7 @@ var clusters = plan{{
 			netip.MustParsePrefix("10.0.2.1/24"), "pod2", netip.MustParseAddr("10.0.2.6")},
 	},
 	Behind: behindPod, BehindFirst: behindFirst, BehindOther: behindOther, Balanced: balanced, Sticky: sticky, Strict: strict,
+	Services: serviceCIDR, Served: served,
 }, {
 	Name: "milan", Role: "server",
 	Underlay: netip.MustParsePrefix("172.19.0.1/24"),
@@ -81,6 +85,7 @@ var clusters = plan{{
 			netip.MustParsePrefix("10.0.128.1/17"), "pod2", netip.MustParseAddr("10.0.130.7")},
 	},
 	Behind: behindPod, BehindFirst: behindFirst, BehindOther: behindOther, Balanced: balanced, Sticky: sticky, Strict: strict,
+	Services: serviceCIDR, Served: served,
 }}
 
 // UnknownSource is the address that stands for unknown sources (U).

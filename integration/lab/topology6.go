@@ -25,6 +25,7 @@ var clusters6 = plan{{
 	},
 	Behind: netip.MustParsePrefix("2001:db8:b::/64"), BehindFirst: netip.MustParseAddr("2001:db8:b::7"), BehindOther: netip.MustParseAddr("2001:db8:b::8"),
 	Balanced: netip.MustParseAddr("fd00:70::20"), Sticky: netip.MustParseAddr("fd00:70::21"), Strict: netip.MustParseAddr("fd00:70::22"),
+	Services: netip.MustParsePrefix("fd00:96::/112"), Served: netip.MustParseAddr("fd00:96::10"),
 }, {
 	Name: "milan", Role: "server",
 	Underlay: netip.MustParsePrefix("fd18:2::1/64"),
@@ -42,6 +43,7 @@ var clusters6 = plan{{
 	},
 	Behind: netip.MustParsePrefix("2001:db8:b::/64"), BehindFirst: netip.MustParseAddr("2001:db8:b::7"), BehindOther: netip.MustParseAddr("2001:db8:b::8"),
 	Balanced: netip.MustParseAddr("fd00:70::20"), Sticky: netip.MustParseAddr("fd00:70::21"), Strict: netip.MustParseAddr("fd00:70::22"),
+	Services: netip.MustParsePrefix("fd00:96::/112"), Served: netip.MustParseAddr("fd00:96::10"),
 }}
 
 // is6 reports whether p is of IPv6.

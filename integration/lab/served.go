@@ -1,0 +1,170 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Node ports of the Services that rome's first node serves, by externalTrafficPolicy.
+const (
+	clusterNodePort = 30090
+	localNodePort   = 30091
+)
+
+// mostCalls is how often a Service is asked at most until each of its three endpoints has answered: that one does not, by chance, happens once in 2^56.
+const mostCalls = 100
+
+// servedCheck asks for Services of rome's first node, which culvert node serves meanwhile. Their endpoints are both pods of rome and one of
+// milan.
+type servedCheck struct {
+	lab       *Lab
+	plan      *plan
+	endpoints []*Host
+}
+
+// servedChecks are what a node that serves Services promises to pods, to itself and to clients outside.
+func (l *Lab) servedChecks(p *plan) []Check {
+	rome, s := &p[0], &servedCheck{lab: l, plan: p}
+	for _, name := range []string{"rome/pod1", "rome/pod2", "milan/pod1"} {
+		s.endpoints = append(s.endpoints, l.host(p, name))
+	}
+	node, u := l.host(p, "rome/node1"), rome.Seen(rome.UnknownSource()) // all that the node masquerades is an unknown source
+	pod, other, client := s.endpoints[0], s.endpoints[1], l.host(p, "rome/client")
+	at := func(a netip.Addr, port uint16) netip.AddrPort { return netip.AddrPortFrom(a, port) }
+	var checks []Check
+	for _, c := range []struct {
+		name string
+		from *Host
+		to   netip.AddrPort
+		sees []netip.Addr // by endpoint; the zero Addr: it is not to answer; nil: the call is refused
+	}{
+		{"serve clusterIP", pod, at(rome.Served, servicePort), []netip.Addr{node.Address, pod.Address, u}}, // pod reaches itself by the node
+		{"serve clusterIP", node, at(rome.Served, servicePort), []netip.Addr{node.Address, node.Address, u}},
+		{"serve nodePort", client, at(node.Address, clusterNodePort), []netip.Addr{node.Address, node.Address, u}},
+		{"serve nodePort", other, at(node.Address, clusterNodePort), []netip.Addr{node.Address, node.Address, u}},
+		{"serve Local", client, at(node.Address, localNodePort), []netip.Addr{client.Address, {}, {}}},
+		{"serve no port", pod, at(rome.Served, servicePort+1), nil},
+		{"serve no port", node, at(rome.Served, servicePort+1), nil},
+	} {
+		checks = append(checks, Check{c.name, c.from.Name + " → " + c.to.String(), func(ctx context.Context) (string, error) {
+			return s.withEndpoints(ctx, func() (string, error) { return s.answers(ctx, c.from, c.to, c.sees) })
+		}})
+	}
+	if err := Probe("tun"); err != nil {
+		return []Check{{"serve", node.Name, func(context.Context) (string, error) {
+			return fmt.Sprintf("%d checks not made: %v", len(checks), err), nil
+		}}}
+	}
+	return checks
+}
+
+// withEndpoints runs a check while the node serves and all endpoints answer.
+func (s *servedCheck) withEndpoints(ctx context.Context, run func() (string, error)) (figure string, err error) {
+	for _, h := range s.endpoints {
+		server, err := newNameServer(h, backendPort)
+		if err != nil {
+			return "", err
+		}
+		defer server.close()
+	}
+	rome := &s.plan[0]
+	endpoints := []object{{"address": s.plan[1].Seen(s.endpoints[2].Address), "port": backendPort}}
+	for _, n := range rome.Nodes {
+		endpoints = append(endpoints, object{"address": n.Pod, "port": backendPort, "node": n.Name})
+	}
+	err = s.lab.serveOn(ctx, rome, []object{
+		{"name": "web", "clusterIP": rome.Served, "port": servicePort, "nodePort": clusterNodePort, "endpoints": endpoints},
+		{"name": "near", "port": servicePort, "nodePort": localNodePort, "externalTrafficPolicy": "Local", "endpoints": endpoints},
+	}, func() error {
+		figure, err = run()
+		return err
+	})
+	return figure, err
+}
+
+// serveOn calls do while the first node of c serves Services by a culvert node beside the one that is its end of the tunnel.
+func (l *Lab) serveOn(ctx context.Context, c *Cluster, serve []object, do func() error) (err error) {
+	const file = "services.yaml"
+	err = l.writeYAML(c.Name, file, object{"name": c.Nodes[0].Name, "services": object{"addresses": []netip.Addr{c.Nodes[0].Underlay},
+		"pods": []netip.Prefix{c.PodCIDR}, "serviceCIDRs": []netip.Prefix{c.Services}, "metrics": metricsAddress, "serve": serve}})
+	if err != nil {
+		return err
+	}
+	p, err := l.startProcess(l.Host(c.Name+"/"+c.Nodes[0].Name), true, "node", "--config", l.path(c.Name, file))
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if !p.Running() {
+			err = errors.Join(err, fmt.Errorf("%s ended by itself: %w", p.Name(), exitError(p.err)))
+		}
+		err = errors.Join(err, l.stop(p))
+		l.processes = slices.DeleteFunc(l.processes, func(other *Process) bool { return other == p })
+	}()
+	p.ready = func(ctx context.Context, h *Host) error {
+		_, err := gatewayGet(ctx, h, "/healthz") // which nobody answers before all is served
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	if err := p.waitReady(ctx); err != nil {
+		return err
+	}
+	return do()
+}
+
+// answers calls until all have answered that are to, and wants each to see the source that it is to see. Who is not to answer gets each chance.
+func (s *servedCheck) answers(ctx context.Context, from *Host, to netip.AddrPort, sees []netip.Addr) (string, error) {
+	if sees == nil {
+		return refuses(ctx, from, to)
+	}
+	want, seen := make(map[string]string), make(map[string]int)
+	var sources []string
+	for i, a := range sees {
+		if a.IsValid() {
+			want[s.endpoints[i].Name] = a.String()
+			sources = append(sources, a.String())
+		}
+	}
+	calls := 0
+	for ; calls < mostCalls && (len(want) < len(sees) || len(seen) < len(want)); calls++ {
+		c, err := newCall(ctx, from, to)
+		if err != nil {
+			return "", fmt.Errorf("call %d to %s: %w", calls+1, to, err)
+		}
+		name, source, err := c.ask()
+		if err = errors.Join(err, c.end()); err != nil {
+			return "", fmt.Errorf("call %d to %s: %w", calls+1, to, err)
+		}
+		if source != want[name] {
+			return "", fmt.Errorf("call %d to %s: %s answered and saw %s, want %v", calls+1, to, name, source, want)
+		}
+		seen[name]++
+	}
+	if len(seen) < len(want) {
+		return "", fmt.Errorf("%d calls to %s: %s, want all of %v", calls, to, count(seen), want)
+	}
+	figure := "seen: " + strings.Join(sources, ", ")
+	if len(want) == 1 {
+		figure = "calls: " + count(seen) + ", " + figure
+	}
+	return figure, nil
+}
+
+// refuses wants a connection to be refused.
+func refuses(ctx context.Context, from *Host, to netip.AddrPort) (string, error) {
+	c, err := newCall(ctx, from, to)
+	if err == nil {
+		c.conn.Close()
+	}
+	if !errors.Is(err, unix.ECONNREFUSED) {
+		return "", fmt.Errorf("call to %s: %v, want %v", to, err, unix.ECONNREFUSED)
+	}
+	return "refused", nil
+}
