@@ -19,7 +19,8 @@ import (
 // A kubeAnnounceLab is an announceLab whose nodes take Services from an API server, as their manifest says.
 type kubeAnnounceLab struct {
 	*announceLab
-	api *kubeAPI
+	api    *kubeAPI
+	states string // the folder of what nodes leave to their next runs
 }
 
 const (
@@ -29,7 +30,7 @@ const (
 )
 
 func newKubeAnnounceLab(t *testing.T) *kubeAnnounceLab {
-	l := &kubeAnnounceLab{announceLab: newAnnounceLab(t)}
+	l := &kubeAnnounceLab{announceLab: newAnnounceLab(t), states: t.TempDir()}
 	host := newServiceHost(t, "api")
 	join(l.lan, host, "", "172.18.0.5/24", 1500)
 	l.lan.ip("link set api master lan")
@@ -63,7 +64,7 @@ func (l *kubeAnnounceLab) apply(o object) {
 // join starts a node under the rights of the manifest.
 func (l *kubeAnnounceLab) join(h *peerHost) {
 	l.Helper()
-	file, flags := l.given(h, "services: {pods: [10.244.0.0/16], serviceCIDRs: [10.96.0.0/16], announce: [172.18.0.77/32]}\n")
+	file, flags := l.given(h, "services: {pods: [10.244.0.0/16], serviceCIDRs: [10.96.0.0/16], announce: [172.18.0.77/32], state: "+filepath.Join(l.states, h.name)+"}\n")
 	l.nodes[h.name] = h.start(nil, os.Getenv(binaryEnv), append([]string{"node", "--config", file}, flags...)...)
 	l.says(h, "services are served", 1)
 }
