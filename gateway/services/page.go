@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/net/netutil"
 	"golang.org/x/sys/unix"
 )
 
@@ -15,6 +16,7 @@ const (
 	requestTime = 5 * time.Second
 	answerTime  = 10 * time.Second
 	maxHeader   = 8 << 10 // bytes
+	maxPages    = 64      // connections at a time: each has a descriptor
 )
 
 // A Metrics is a text in Prometheus' format.
@@ -64,7 +66,7 @@ func NewPage(address string, metrics, fault func() string) (*Page, error) {
 	})
 	served := &http.Server{Handler: mux, ReadTimeout: requestTime, WriteTimeout: answerTime, MaxHeaderBytes: maxHeader}
 	served.SetKeepAlivesEnabled(false)
-	return &Page{l, served}, nil
+	return &Page{netutil.LimitListener(l, maxPages), served}, nil
 }
 
 // Serve answers until Close.

@@ -45,6 +45,9 @@ type Server struct {
 	steering *steering
 	// +checklocks:mu
 	announcer *announcer
+	// what nameListeners has found last
+	// +checklocks:mu
+	named map[string]bool
 }
 
 // New makes the device, and the rules and routes that lead to it, or goes on with those of a run before. An error means that nothing was left
@@ -81,21 +84,34 @@ func New(c *Config, log logrus.FieldLogger) (*Server, error) {
 	return s, nil
 }
 
-// nameListeners warns of sockets of this machine whose packets go to the device, and of those that could come to be.
+// nameListeners warns of sockets of this machine whose packets go to the device, and of those that could come to be: of each once, however often
+// Services change.
 //
 // +checklocks:s.mu
 func (s *Server) nameListeners() {
+	before, now := s.named, map[string]bool{}
 	for _, l := range s.config.listeners() {
 		at, remedy := "node port of "+l.service, "stop it, or give the service another node port"
 		if l.service == "" {
 			at, remedy = "one of services.clientPorts", "stop it, or choose other ports"
 		}
-		s.log.WithFields(logrus.Fields{"port": l.port, "process": l.process, "remedy": remedy}).Warn("a process listens in vain: its port is " + at)
+		if fields := (logrus.Fields{"port": l.port, "process": l.process, "remedy": remedy}); isNews(fields, before, now) {
+			s.log.WithFields(fields).Warn("a process listens in vain: its port is " + at)
+		}
 	}
 	for _, p := range s.config.lentPorts() {
-		s.log.WithFields(logrus.Fields{"port": p.First, "last": p.Last, "remedy": "reserve it: net.ipv4.ip_local_reserved_ports"}).
-			Warn("this node may give a node port to connections of its own, whose answers the service gets")
+		if fields := (logrus.Fields{"port": p.First, "last": p.Last, "remedy": "reserve it: net.ipv4.ip_local_reserved_ports"}); isNews(fields, before, now) {
+			s.log.WithFields(fields).Warn("this node may give a node port to connections of its own, whose answers the service gets")
+		}
 	}
+	s.named = now
+}
+
+// isNews notes in now what is to be said, and reports whether it is none of what has been said before.
+func isNews(what logrus.Fields, before, now map[string]bool) bool {
+	key := fmt.Sprint(what)
+	now[key] = true
+	return !before[key]
 }
 
 // +checklocks:s.mu

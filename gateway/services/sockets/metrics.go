@@ -14,9 +14,9 @@ import (
 type stats struct {
 	created        [protocols]atomic.Uint64 // connections, by protocol
 	refused        [protocols]reasons
-	evicted        [active]atomic.Uint64 // flows that have made room, by standing
-	failures       atomic.Uint64         // of endpoints to take a connection or a packet
-	lost           atomic.Uint64         // packets of UDP that the kernel did not take
+	evicted        [kept]atomic.Uint64 // flows that have made room, by standing
+	failures       atomic.Uint64       // of endpoints to take a connection or a packet
+	lost           atomic.Uint64       // packets of UDP that the kernel did not take
 	acceptFailures atomic.Uint64
 }
 
@@ -55,8 +55,8 @@ func (s *Server) metrics() string {
 			fmt.Fprintf(&m, "culvert_connections_refused_total{protocol=%q,reason=%q} %d\n", names[protocol], reason, s.stats.refused[protocol][reason].Load())
 		}
 	}
-	m.Family("counter", "connections_evicted_total", "Connections of UDP that have made room for new ones: answered ones, without an answer still waiting, and streams that were silent.")
-	for x := range active {
+	m.Family("counter", "connections_evicted_total", "Connections of UDP that have made room for new ones: those that had their answer, those that have waited long for one, and silent streams.")
+	for x := range kept {
 		fmt.Fprintf(&m, "culvert_connections_evicted_total{protocol=\"udp\",state=%q} %d\n", standingNames[x], s.stats.evicted[x].Load())
 	}
 	m.One("counter", "endpoint_failures_total", "Times that an endpoint did not take a connection, or refused a packet.", s.stats.failures.Load())

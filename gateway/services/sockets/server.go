@@ -56,6 +56,9 @@ type Server struct {
 	// why nothing listens where something should
 	// +checklocks:mu
 	closed map[place]error
+	// addresses that this machine has no longer
+	// +checklocks:mu
+	absent error
 	// +checklocks:mu
 	sessions map[*session]struct{}
 }
@@ -166,7 +169,7 @@ func (s *Server) Apply(ctx context.Context, c *services.Config) error {
 	if s.ctx.Err() != nil || ctx.Err() != nil {
 		return errors.New("services: no longer served")
 	}
-	own, err := services.OwnAddresses(c)
+	own, err := s.addresses(c)
 	if err != nil {
 		return err
 	}
@@ -183,11 +186,33 @@ func (s *Server) Apply(ctx context.Context, c *services.Config) error {
 	return nil
 }
 
+// addresses returns those of this machine. A tolerant s does without those of c that it has no longer, and says so: one family goes on where the
+// other one's has gone.
+//
+// +checklocks:s.mu
+func (s *Server) addresses(c *services.Config) ([]netip.Addr, error) {
+	own, err := services.OwnAddresses(c)
+	if !s.tolerant || own == nil {
+		return own, err
+	}
+	if err != nil && (s.absent == nil || s.absent.Error() != err.Error()) {
+		s.log.WithError(err).Warn("a port of a service is not served; trying again")
+	}
+	s.absent = err
+	return own, nil
+}
+
 // put serves c on a machine whose addresses are own. After an error all is as it was.
 //
 // +checklocks:s.mu
 func (s *Server) put(c *services.Config, own []netip.Addr) error {
-	prepared, err := s.engine.Prepare(c.NAT(own))
+	of := slices.Clone(own)
+	for _, a := range c.Addresses {
+		if !slices.Contains(of, a) { // one that has gone: the engine only chooses
+			of = append(of, a)
+		}
+	}
+	prepared, err := s.engine.Prepare(c.NAT(of))
 	if err != nil {
 		return err
 	}
@@ -238,7 +263,7 @@ func (s *Server) Run(ctx context.Context) error {
 func (s *Server) again() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	own, err := services.OwnAddresses(s.config)
+	own, err := s.addresses(s.config)
 	if err != nil || s.ctx.Err() != nil || len(s.closed) == 0 && slices.Equal(own, s.own) {
 		return // an address of the configuration has gone: it may come back
 	}
@@ -250,6 +275,9 @@ func (s *Server) fault() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var all []string
+	if s.absent != nil {
+		all = append(all, s.absent.Error())
+	}
 	for _, err := range s.closed {
 		all = append(all, err.Error())
 	}

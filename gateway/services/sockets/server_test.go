@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"culvert/gateway/services"
@@ -169,6 +170,51 @@ func TestTolerant(t *testing.T) {
 	}
 	if _, err := who(t, outside[0]); !errors.Is(err, unix.ECONNREFUSED) {
 		t.Errorf("after the end: %v", err)
+	}
+}
+
+// A tolerant server whose machine loses an address goes on at the other one, follows its endpoints there, and says what is missing until it is
+// back.
+func TestLostAddress(t *testing.T) {
+	needHosts(t)
+	naming(t, endpointA, endpointC)
+	s, err := New(config(unix.IPPROTO_TCP, nil, endpointA), true, quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(t.Context()) }()
+	lo, err := netlink.LinkByName("lo")
+	if err == nil {
+		err = netlink.AddrDel(lo, &netlink.Addr{IPNet: netlink.NewIPNet(net.ParseIP(nodeAt[1]))})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { needHosts(t) })
+	s.again()
+	if err := s.Apply(t.Context(), config(unix.IPPROTO_TCP, nil, endpointC)); err != nil {
+		t.Error(err)
+	}
+	if name, err := who(t, outside[0]); err != nil || name != endpointC[0] {
+		t.Errorf("at the address that there is %q answers: %v", name, err)
+	}
+	if fault := s.fault(); !strings.Contains(fault, "services.addresses[1]: fd18::2 is not an address of this machine") {
+		t.Errorf("health: %q", fault)
+	}
+	needHosts(t)
+	s.again()
+	for family, from := range outside {
+		if name, err := who(t, from); err != nil || name != endpointC[family] {
+			t.Errorf("with both, %q answers %s: %v", name, from, err)
+		}
+	}
+	if fault := s.fault(); fault != "" {
+		t.Errorf("health: %q", fault)
+	}
+	s.stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
 	}
 }
 

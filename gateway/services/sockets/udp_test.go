@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"culvert/gateway/services"
 	"culvert/nat"
 )
 
@@ -236,6 +237,35 @@ func TestBusyUDP(t *testing.T) {
 	}
 	if text := s.metrics(); !strings.Contains(text, fmt.Sprintf("culvert_connections_evicted_total{protocol=\"udp\",state=\"answered\"} %d\n", s.stats.evicted[answered].Load())) {
 		t.Errorf("metrics: %s", text)
+	}
+}
+
+// A Service whose endpoint is the Service itself: a packet goes round until there is no place left, and no further, for nobody who has just asked
+// makes room.
+func TestLoopUDP(t *testing.T) {
+	needHosts(t)
+	s := serving(t, config(unix.IPPROTO_UDP, func(s *services.Service) {
+		for i := range s.Endpoints {
+			s.Endpoints[i].Port = 30080
+		}
+	}, nodeAt), func(_ *idleTimes, most *int) { *most = 16 })
+	c, err := dial(t, "udp", outside[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Write([]byte("?")); err != nil {
+		t.Fatal(err)
+	}
+	refused := &s.stats.refused[unix.IPPROTO_UDP][nat.ReasonConnectionShare]
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for began := time.Now(); refused.Load() == 0; <-tick.C {
+		if time.Since(began) > patience/4 {
+			t.Fatalf("it goes round: %d flows were made", s.stats.created[unix.IPPROTO_UDP].Load())
+		}
+	}
+	if made, n := s.stats.created[unix.IPPROTO_UDP].Load(), refused.Load(); made != 9 || n != 1 {
+		t.Errorf("%d flows were made, %d refused", made, n)
 	}
 }
 

@@ -16,8 +16,11 @@ const (
 	streamAfter = 2 * time.Second
 	// A stream makes no room until no packet has passed for so long: nf_conntrack's time for flows that are no streams.
 	streamSilence = 30 * time.Second
-	yieldParts    = 16                     // this part of the flows that were looked at makes room at a time, so that few clients wait for a look
-	yieldPause    = 100 * time.Millisecond // between two looks, after one that has found none
+	// A client is left so long to wait for an answer: a resolver asks again then. So a packet that goes round, from a Service to itself or to
+	// one of another node that leads back, ends where there is no place left.
+	waitTime   = 5 * time.Second
+	yieldParts = 16                     // this part of the flows that were looked at makes room at a time, so that few clients wait for a look
+	yieldPause = 100 * time.Millisecond // between two looks, after one that has found none
 )
 
 // A standing says which flows make room first.
@@ -26,12 +29,12 @@ type standing uint8
 // The standings, in that order.
 const (
 	answered standing = iota // the endpoint has spoken last
-	waiting                  // the client has
+	waiting                  // the client has, waitTime ago
 	silent                   // a stream without packets for streamSilence
-	active                   // a stream with packets, which makes no room
+	kept                     // others, which make no room
 )
 
-var standingNames = [active]string{"answered", "waiting", "silent"}
+var standingNames = [kept]string{"answered", "waiting", "silent"}
 
 // A progress is how far a flow has come. Times are since the Server began.
 type progress struct {
@@ -67,15 +70,18 @@ func (p *progress) pass(now time.Duration) {
 func (p *progress) last() time.Duration { return time.Duration(p.passed.Load()) }
 
 func (p *progress) standing(now time.Duration) standing {
+	quiet := now - p.last()
 	switch {
-	case p.stream.Load() && now-p.last() < streamSilence:
-		return active
-	case p.stream.Load():
+	case p.stream.Load() && quiet >= streamSilence:
 		return silent
-	case p.waits.Load():
+	case p.stream.Load():
+		return kept
+	case !p.waits.Load():
+		return answered
+	case quiet >= waitTime:
 		return waiting
 	}
-	return answered
+	return kept
 }
 
 // flows are those of all doors, by their sources.
@@ -128,23 +134,23 @@ func (a *flows) yielding(source netip.Addr, reason nat.Reason, now time.Duration
 	own := a.sources[key]
 	switch {
 	case own == nil && reason == nat.ReasonConnectionShare:
-		return nil, active // they have ended meanwhile
+		return nil, kept // they have ended meanwhile
 	case own != nil && (reason == nat.ReasonConnectionShare || len(own.flows)*len(a.sources) > a.total):
 		asked, barren = map[netip.Prefix]*family{key: own}, &own.barren
 	}
 	if now < *barren {
-		return nil, active
+		return nil, kept
 	}
 	type candidate struct {
 		*flow
 		last time.Duration
 	}
-	var found [active][]candidate
+	var found [kept][]candidate
 	looked := 0
 	for _, of := range asked {
 		looked += len(of.flows)
 		for f := range of.flows {
-			if x := f.standing(now); x < active {
+			if x := f.standing(now); x < kept {
 				found[x] = append(found[x], candidate{f, f.last()})
 			}
 		}
@@ -161,7 +167,7 @@ func (a *flows) yielding(source netip.Addr, reason nat.Reason, now time.Duration
 		return first, standing(x)
 	}
 	*barren = now + yieldPause
-	return nil, active
+	return nil, kept
 }
 
 // makeRoom ends flows for a new one of a source that has found no place, for that reason.

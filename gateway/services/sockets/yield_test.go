@@ -28,16 +28,16 @@ func TestStanding(t *testing.T) {
 		at    time.Duration
 		want  standing
 	}{
-		{"a request", nil, 0, waiting},
-		{"one that nobody answers", nil, time.Minute, waiting},
+		{"a request", nil, waitTime - 1, kept},
+		{"one that nobody answers", nil, waitTime, waiting},
 		{"an exchange", []step{answer(time.Second)}, time.Second, answered},
-		{"an answer that is late", []step{answer(streamAfter)}, streamAfter, active},
+		{"an answer that is late", []step{answer(streamAfter)}, streamAfter, kept},
 		{"two exchanges at once", []step{answer(time.Millisecond), ask(2 * time.Millisecond), answer(3 * time.Millisecond)}, time.Second, answered},
-		{"a second request", []step{answer(time.Millisecond), ask(time.Second)}, time.Second, waiting},
-		{"many requests without an answer", []step{ask(time.Second), ask(time.Minute)}, time.Minute, waiting},
-		{"a stream", []step{answer(time.Millisecond), ask(streamAfter)}, streamAfter + streamSilence - 1, active},
+		{"a second request", []step{answer(time.Millisecond), ask(time.Second)}, time.Second, kept},
+		{"many requests without an answer", []step{ask(time.Second), ask(time.Minute)}, time.Minute + waitTime, waiting},
+		{"a stream", []step{answer(time.Millisecond), ask(streamAfter)}, streamAfter + streamSilence - 1, kept},
 		{"a silent stream", []step{answer(time.Millisecond), ask(streamAfter)}, streamAfter + streamSilence, silent},
-		{"one that goes on", []step{answer(time.Millisecond), ask(streamAfter), answer(time.Hour)}, time.Hour, active},
+		{"one that goes on", []step{answer(time.Millisecond), ask(streamAfter), answer(time.Hour)}, time.Hour, kept},
 	} {
 		var p progress
 		const began = 10 * time.Second
@@ -87,7 +87,7 @@ func TestYielding(t *testing.T) {
 	}
 	add("h1-answered-long-ago", answered, time.Minute)
 	add("h1-waiting", waiting, 2*time.Minute)
-	add("h1-stream", active, time.Second)
+	add("h1-stream", kept, time.Second)
 	add("h2-answered-longer-ago", answered, 90*time.Second)
 	add("h2-silent", silent, streamSilence)
 	add("h3-answered", answered, time.Second)

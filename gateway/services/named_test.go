@@ -1,0 +1,45 @@
+package services
+
+import (
+	"net"
+	"strings"
+	"testing"
+)
+
+// A process that listens in vain is named when it is found, and not at each change of Services.
+func TestNameListeners(t *testing.T) {
+	s, hook := keeping(t, "")
+	at, err := net.Listen("tcp", ":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := uint16(at.Addr().(*net.TCPAddr).Port)
+	s.mu.Lock()
+	s.config.Services[0].NodePort = port
+	s.mu.Unlock()
+	named := func(when string, want int) {
+		t.Helper()
+		hook.Reset()
+		s.mu.Lock()
+		s.nameListeners()
+		s.mu.Unlock()
+		got := 0
+		for _, e := range hook.AllEntries() {
+			if strings.HasPrefix(e.Message, "a process listens in vain") && e.Data["port"] == port {
+				got++
+			}
+		}
+		if got != want {
+			t.Errorf("%s, it is named %d times, want %d", when, got, want)
+		}
+	}
+	named("at first", 1)
+	named("after a change", 0)
+	at.Close()
+	named("when it has gone", 0)
+	if at, err = net.Listen("tcp", at.Addr().String()); err != nil {
+		t.Fatal(err)
+	}
+	defer at.Close()
+	named("when it is back", 1)
+}
