@@ -315,6 +315,12 @@ func TestServicesAnnounceKilled(t *testing.T) {
 		l.requireServed("the first is to", l.out, "n1")
 		l.requireServed("the first is to: by its own kernel", l.n1, "n1")
 		l.requireKept("the first is to", l.n1)
+		for _, packet := range []string{"", " ipproto tcp from 10.9.9.9 iif lan"} { // of the node itself, and of a client
+			route := l.n1.run("ip", strings.Fields("-4 route get "+l.vip[0].String()+packet)...)
+			if !strings.Contains(route, "table 7092") {
+				t.Errorf("a packet%s to %s goes by %s", packet, l.vip[0], route)
+			}
+		}
 		var streams []*serviceStream
 		for _, a := range l.vip {
 			streams = append(streams, l.stream(l.out, "tcp", netip.AddrPortFrom(a, 80).String()))

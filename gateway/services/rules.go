@@ -38,15 +38,31 @@ func (s *steer) rule(priority int) netlink.Rule {
 	return *r
 }
 
-// answeredProtocols are those of packets that the engine knows.
-var answeredProtocols = []int{unix.IPPROTO_ICMP, unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP}
+// answeredProtocols are those that the engine knows, and others that hosts have.
+var answeredProtocols = []int{unix.IPPROTO_ICMP, unix.IPPROTO_IPIP, unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_IPV6, unix.IPPROTO_GRE, unix.IPPROTO_ESP,
+	unix.IPPROTO_AH, unix.IPPROTO_SCTP, unix.IPPROTO_UDPLITE}
 
-// answered returns a rule that leads packets of a protocol where their address is not led to for who asks by ARP (pulse.go).
-func answered(protocol int) netlink.Rule {
-	r := netlink.NewRule()
-	r.Family, r.Priority, r.Table, r.Protocol, r.IPProto = unix.AF_INET, priorityAnswered, answeredTable, lasting, protocol
-	return *r
+// answered returns the rules that lead packets where their address is not led to for who asks by ARP (pulse.go): by their protocols, and what
+// this node sends, of which not all look-ups of the kernel's tell one.
+func answered() (all []netlink.Rule) {
+	rule := func() *netlink.Rule {
+		r := netlink.NewRule()
+		r.Family, r.Priority, r.Table, r.Protocol = unix.AF_INET, priorityAnswered, answeredTable, lasting
+		return r
+	}
+	own := rule()
+	own.IifName = ownPackets
+	all = append(all, *own)
+	for _, protocol := range answeredProtocols {
+		r := rule()
+		r.IPProto = protocol
+		all = append(all, *r)
+	}
+	return all
 }
+
+// ownPackets is the interface that rules know packets of this node by (ip-rule(8)).
+const ownPackets = "lo"
 
 // probe returns a rule that leaves to the kernel what neighbours ask at an address that they know, whether it is still here (RFC 4861,
 // Section 7.3.3). As a rule they do by their link-local address, which a router's error about a connection does not come from: that is the

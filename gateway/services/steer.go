@@ -137,7 +137,7 @@ func (s *steering) alone() error {
 		return err
 	}
 	for i := range list {
-		if r := &list[i]; isOwned(r) && r.IifName != "" && r.IifName != s.device {
+		if r := &list[i]; isOwned(r) && r.IifName != "" && r.IifName != ownPackets && r.IifName != s.device {
 			if _, err := netlink.LinkByName(r.IifName); err == nil {
 				return fmt.Errorf("services: a culvert node serves Services by %s, or has left it to the next one; stop it and remove that with ip link del %[1]s, or use it",
 					r.IifName)
@@ -156,7 +156,7 @@ func isOwned(r *netlink.Rule) bool {
 	case priorityFront, priorityBehind:
 		return r.Table == tableID
 	case priorityAnswered:
-		return r.Table == answeredTable && r.IPProto != 0
+		return r.Table == answeredTable && (r.IPProto != 0 || r.IifName == ownPackets)
 	case priorityProbe:
 		return r.Table == unix.RT_TABLE_LOCAL && r.Src != nil
 	case priorityOver:
@@ -220,11 +220,6 @@ func (s *steering) apply(p *plan, sources func(family int) net.IP) error {
 		r.LinkIndex, r.Table = s.pulse.index, unix.RT_TABLE_MAIN
 		routes = append(routes, r)
 	}
-	if p.answers {
-		for _, protocol := range answeredProtocols {
-			rules = append(rules, answered(protocol))
-		}
-	}
 	for priority, list := range map[int][]steer{priorityFront: p.front, priorityBehind: p.behind} {
 		for _, to := range list {
 			if slices.Contains(s.families, familyOf(to.prefix)) {
@@ -241,6 +236,31 @@ func (s *steering) apply(p *plan, sources func(family int) net.IP) error {
 	wanted, there := map[string]bool{}, map[string]int{}
 	for i := range s.routes {
 		there[destination(&s.routes[i])] = i
+	}
+	for i := range s.rules {
+		there[describe(&s.rules[i])] = i
+	}
+	addRules := func(rules []netlink.Rule) error {
+		for i := range rules {
+			r := &rules[i]
+			what := describe(r)
+			wanted[what] = true
+			if _, known := there[what]; known {
+				continue
+			}
+			if err := netlink.RuleAdd(r); err != nil {
+				return ruleError("add rule "+what, err)
+			}
+			s.made++
+			there[what] = len(s.rules)
+			s.rules = append(s.rules, *r)
+		}
+		return nil
+	}
+	if p.answers { // before the routes that they lead past
+		if err := addRules(answered()); err != nil {
+			return err
+		}
 	}
 	var taken TakenError
 	var hops map[netip.Addr]bool
@@ -283,22 +303,8 @@ func (s *steering) apply(p *plan, sources func(family int) net.IP) error {
 	if len(taken.Addresses)+len(taken.Prefixes) > 0 {
 		return &taken
 	}
-	for i := range s.rules {
-		there[describe(&s.rules[i])] = i
-	}
-	for i := range rules {
-		r := &rules[i]
-		what := describe(r)
-		wanted[what] = true
-		if _, known := there[what]; known {
-			continue
-		}
-		if err := netlink.RuleAdd(r); err != nil {
-			return ruleError("add rule "+what, err)
-		}
-		s.made++
-		there[what] = len(s.rules)
-		s.rules = append(s.rules, *r)
+	if err := addRules(rules); err != nil {
+		return err
 	}
 	err := s.prune(wanted)
 	if len(p.answered) == 0 {
