@@ -192,13 +192,16 @@ func (s *Server) Apply(ctx context.Context, c *services.Config) error {
 // +checklocks:s.mu
 func (s *Server) addresses(c *services.Config) ([]netip.Addr, error) {
 	own, err := services.OwnAddresses(c)
-	if !s.tolerant || own == nil {
+	if !s.tolerant {
 		return own, err
 	}
 	if err != nil && (s.absent == nil || s.absent.Error() != err.Error()) {
 		s.log.WithError(err).Warn("a port of a service is not served; trying again")
 	}
 	s.absent = err
+	if own == nil {
+		return nil, err // there is no address but those of this machine alone
+	}
 	return own, nil
 }
 

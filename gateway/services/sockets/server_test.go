@@ -202,6 +202,21 @@ func TestLostAddress(t *testing.T) {
 	if fault := s.fault(); !strings.Contains(fault, "services.addresses[1]: fd18::2 is not an address of this machine") {
 		t.Errorf("health: %q", fault)
 	}
+	addresses, err := netlink.AddrList(lo, netlink.FAMILY_ALL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range addresses {
+		if a := &addresses[i]; !a.IP.IsLoopback() {
+			if err := netlink.AddrDel(lo, a); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	s.again()
+	if fault := s.fault(); !strings.Contains(fault, "services.addresses[0]: 172.18.0.2 is not an address of this machine") {
+		t.Errorf("health without any address: %q", fault)
+	}
 	needHosts(t)
 	s.again()
 	for family, from := range outside {

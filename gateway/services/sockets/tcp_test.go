@@ -175,7 +175,7 @@ func TestHalfClosedReset(t *testing.T) {
 // A half-closed connection on which nothing passes ends before others do, and one on which something does goes on.
 func TestHalfClosedIdle(t *testing.T) {
 	needHosts(t)
-	const idle = time.Second
+	const idle = 2 * time.Second
 	accepted := accepting(t)
 	serving(t, config(unix.IPPROTO_TCP, nil, endpointA), func(i *idleTimes, _ *int) { i.tcp, i.half = 4*idle, idle })
 	for _, byClient := range []bool{true, false} {

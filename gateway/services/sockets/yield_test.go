@@ -31,7 +31,8 @@ func TestStanding(t *testing.T) {
 		{"a request", nil, waitTime - 1, kept},
 		{"one that nobody answers", nil, waitTime, waiting},
 		{"an exchange", []step{answer(time.Second)}, time.Second, answered},
-		{"an answer that is late", []step{answer(streamAfter)}, streamAfter, kept},
+		{"an answer that is late", []step{answer(streamAfter)}, streamAfter, answered},
+		{"a second answer that is late", []step{answer(time.Second), answer(streamAfter)}, streamAfter, kept},
 		{"two exchanges at once", []step{answer(time.Millisecond), ask(2 * time.Millisecond), answer(3 * time.Millisecond)}, time.Second, answered},
 		{"a second request", []step{answer(time.Millisecond), ask(time.Second)}, time.Second, kept},
 		{"many requests without an answer", []step{ask(time.Second), ask(time.Minute)}, time.Minute + waitTime, waiting},
@@ -44,12 +45,13 @@ func TestStanding(t *testing.T) {
 		p.start(began)
 		p.ask()
 		for _, x := range r.steps {
-			if x.answer {
-				p.reply()
-			} else {
+			if !x.answer {
 				p.ask()
 			}
 			p.pass(began + x.at)
+			if x.answer {
+				p.reply()
+			}
 		}
 		if got := p.standing(began + r.at); got != r.want {
 			t.Errorf("%s: %d, want %d", r.name, got, r.want)
