@@ -14,6 +14,7 @@ import (
 // back before the next.
 type echoFlow struct {
 	name   string
+	from   *peerHost
 	conn   net.Conn
 	pause  time.Duration // after each block
 	rounds atomic.Int64  // blocks that came back
@@ -42,7 +43,7 @@ func (c *clusters) echoFlows(t *testing.T, eachWay int) (flows []*echoFlow) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			f := &echoFlow{name: fmt.Sprintf("flow %d from %s", i+1, way.from.name), conn: conn, ended: make(chan error, 1)}
+			f := &echoFlow{name: fmt.Sprintf("flow %d from %s", i+1, way.from.name), from: way.from, conn: conn, ended: make(chan error, 1)}
 			flows = append(flows, f)
 			seed := uint64(len(flows))
 			go func() { f.ended <- f.run(seed) }()

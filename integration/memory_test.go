@@ -59,11 +59,16 @@ func TestMemoryCeiling(t *testing.T) {
 		if err := c.romeCulvert.running(); err != nil {
 			t.Fatalf("%v; %v", err, group.use(t))
 		}
+		// One flow alone may wait: where the flood takes half of its segments, TCP waits twice as long after each (RFC 6298, Section 5.5).
+		passed := map[*peerHost]int64{}
 		for i, f := range flows {
 			n := f.rounds.Load() - progress[i]
 			t.Logf("%s: %d blocks came back during the flood", f.name, n)
-			if n == 0 {
-				t.Errorf("%s: no block came back during the flood", f.name)
+			passed[f.from] += n
+		}
+		for _, from := range []*peerHost{c.romePod, c.milanPod} {
+			if passed[from] == 0 {
+				t.Errorf("%s: no block of any flow came back during the flood", from.name)
 			}
 		}
 		for _, f := range flows {
