@@ -49,8 +49,8 @@ func (l *Lab) servedChecks(p *plan) []Check {
 		{"serve nodePort", client, at(node.Address, clusterNodePort), []netip.Addr{node.Address, node.Address, u}},
 		{"serve nodePort", other, at(node.Address, clusterNodePort), []netip.Addr{node.Address, node.Address, u}},
 		{"serve Local", client, at(node.Address, localNodePort), []netip.Addr{client.Address, {}, {}}},
-		{"serve no port", pod, at(rome.Served, servicePort+1), nil},
-		{"serve no port", node, at(rome.Served, servicePort+1), nil},
+		{"serve no port", pod, at(rome.Served, backendPort), nil}, // at which endpoints answer whatever were led to them
+		{"serve no port", node, at(rome.Served, backendPort), nil},
 	} {
 		checks = append(checks, Check{c.name, c.from.Name + " → " + c.to.String(), func(ctx context.Context) (string, error) {
 			return s.withEndpoints(ctx, func() (string, error) { return s.answers(ctx, c.from, c.to, c.sees) })
