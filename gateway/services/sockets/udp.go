@@ -198,8 +198,7 @@ func (f *flow) relay(read func(func(fd uintptr) bool) error) error {
 			f.note(err)
 			return true
 		}
-		f.pass(time.Since(f.door.began)) // before: a first answer that is late makes no stream, nor does it for nf_conntrack
-		f.reply()
+		f.reply(time.Since(f.door.began))
 		if _, err := f.door.socket.WriteToUDPAddrPort(b[:n], f.client); err != nil {
 			f.door.stats.lost.Add(1)
 		}

@@ -53,8 +53,9 @@ func (p *progress) start(now time.Duration) {
 // ask notes that the client speaks, before anybody can answer.
 func (p *progress) ask() { p.waits.Store(true) }
 
-// reply notes that the endpoint has spoken.
-func (p *progress) reply() {
+// reply notes that the endpoint has spoken. A first answer that comes late makes no stream, as for nf_conntrack.
+func (p *progress) reply(now time.Duration) {
+	p.pass(now)
 	p.waits.Store(false)
 	p.answered.Store(true)
 }

@@ -45,12 +45,11 @@ func TestStanding(t *testing.T) {
 		p.start(began)
 		p.ask()
 		for _, x := range r.steps {
-			if !x.answer {
-				p.ask()
-			}
-			p.pass(began + x.at)
 			if x.answer {
-				p.reply()
+				p.reply(began + x.at)
+			} else {
+				p.ask()
+				p.pass(began + x.at)
 			}
 		}
 		if got := p.standing(began + r.at); got != r.want {
