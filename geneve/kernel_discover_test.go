@@ -47,6 +47,7 @@ func TestKernelDiscovery(t *testing.T) {
 			need.Kernel(t, "ipv6", err)
 		}
 	}
+	deliver(t, links, link, nodeInner6)
 	var conn *net.UDPConn
 	inside(t, node, func() {
 		if conn, err = net.DialUDP("udp6", nil, net.UDPAddrFromAddrPort(remotePod6)); err != nil {

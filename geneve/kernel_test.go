@@ -433,6 +433,17 @@ func (k *tcpSink) run(t *testing.T, e *Endpoint, size int) {
 	}
 }
 
+// deliver makes the way to an IPv6 address of a link. A kernel makes it some time after link and address are up, one before the other, and a
+// socket that is connected before keeps what it finds.
+func deliver(t *testing.T, links *netlink.Handle, link netlink.Link, a netip.Addr) {
+	t.Helper()
+	way := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(128, 128)}, Type: unix.RTN_LOCAL,
+		Table: unix.RT_TABLE_LOCAL}
+	if err := links.RouteReplace(way); err != nil {
+		t.Fatalf("the way to %v: %v", a, err)
+	}
+}
+
 // TestKernelSourceOfAnswers: what a gateway with several addresses sends to a node comes from the one that the node sends to. A kernel link
 // takes nothing from another address than its remote; here, a connected socket stands for it.
 func TestKernelSourceOfAnswers(t *testing.T) {
@@ -459,16 +470,9 @@ func TestKernelSourceOfAnswers(t *testing.T) {
 			if err := links.LinkSetUp(lo); err != nil {
 				t.Fatal(err)
 			}
-			// A kernel makes the ways to IPv6 addresses some time after their link is up, one before the other, and a socket that is connected
-			// before keeps what it finds.
 			for _, a := range []netip.Addr{node, asked} {
-				if a.Is4() {
-					continue
-				}
-				way := &netlink.Route{LinkIndex: lo.Attrs().Index, Dst: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(128, 128)}, Type: unix.RTN_LOCAL,
-					Table: unix.RT_TABLE_LOCAL}
-				if err := links.RouteReplace(way); err != nil {
-					t.Fatalf("the way to %v: %v", a, err)
+				if a.Is6() {
+					deliver(t, links, lo, a)
 				}
 			}
 			var e *Endpoint

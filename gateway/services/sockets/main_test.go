@@ -70,12 +70,26 @@ func needHosts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, host := range [][2]string{nodeAt, endpointA, endpointB, endpointC, pod, outside, stranger} {
+	hosts := [][2]string{nodeAt, endpointA, endpointB, endpointC, pod, outside, stranger}
+	for _, host := range hosts {
 		for _, address := range host {
 			a := netip.MustParseAddr(address)
 			ip := &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}
 			if err := netlink.AddrReplace(lo, &netlink.Addr{IPNet: ip, Flags: syscall.IFA_F_NODAD}); err != nil {
 				t.Fatal(address, err)
+			}
+		}
+	}
+	// A kernel delivers to an IPv6 address some time after it is there. Who connects before has an attempt that fails a second later.
+	for _, host := range hosts {
+		for _, address := range host {
+			for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+				routes, err := netlink.RouteGet(net.ParseIP(address))
+				if err == nil && len(routes) == 1 && routes[0].Type == syscall.RTN_LOCAL {
+					break
+				} else if time.Now().After(deadline) {
+					t.Fatal(address, routes, err)
+				}
 			}
 		}
 	}
