@@ -298,3 +298,72 @@ func TestServicesRemovedByOthers(t *testing.T) {
 		}
 	}, programs("ip", "ip"))
 }
+
+// TestServicesLostAddress has the node lose one of its addresses while Services change: the other family follows them, what others remove
+// of it comes back, the page says what is missing, and all is served when the address is there again.
+func TestServicesLostAddress(t *testing.T) {
+	beside(t, func(t *testing.T) {
+		for family, gone := range serviceAddresses["n1"] {
+			t.Run(gone, func(t *testing.T) {
+				l := newServiceLab(t)
+				l.start(served("web", "tcp", 10, "", "pa"))
+				before := l.kernelState()
+				length := []string{"/24", "/64"}
+				l.n1.ip("address del " + gone + length[family] + " dev lan")
+				eventually(t, "words for the address", func() error {
+					if !strings.Contains(l.node.output(), fmt.Sprintf("services.addresses[%d]: %s is not an address of this machine", family, gone)) {
+						return errNotYet
+					}
+					return nil
+				})
+				other := []string{"[fd18::2]:", "172.18.0.2:"}[family]
+				requireWho := func(to, want string) {
+					t.Helper()
+					if who, _, err := l.ask(l.out, "tcp", to); err != nil || who != want {
+						t.Errorf("without %s: %s: %s answers, want %s: %v", gone, to, who, want, err)
+					}
+				}
+				requireWho(other+"30010", "pa")
+				for i, services := range [][]string{
+					{served("web", "tcp", 10, "", "pc")}, // another endpoint alone
+					{served("web", "tcp", 10, "", "pa"), served("more", "tcp", 15, "", "pc")},
+				} {
+					l.write(services...)
+					changed := strings.Count(l.node.output(), "configuration applied")
+					l.node.cmd.Process.Signal(unix.SIGHUP)
+					eventually(t, "the other services", func() error {
+						if strings.Count(l.node.output(), "configuration applied") == changed {
+							return errNotYet
+						}
+						return nil
+					})
+					requireWho(other+"30010", []string{"pc", "pa"}[i])
+				}
+				requireWho(other+"30015", "pc")
+				family6 := []string{"-6", "-4"}[family]
+				l.n1.run("ip", family6, "route", "flush", "table", "7091")
+				eventually(t, "the routes of the other family", func() error {
+					if l.n1.run("ip", family6, "route", "show", "table", "7091") == "" {
+						return errNotYet
+					}
+					return nil
+				})
+				requireWho(other+"30015", "pc")
+				l.write(served("web", "tcp", 10, "", "pa"))
+				l.n1.ip("address add " + gone + length[family] + " dev lan" + []string{"", " nodad"}[family])
+				if family == 0 { // what goes with an address of IPv4
+					l.n1.ip("route add default via 172.18.0.4", "route add 10.244.2.0/24 via 172.18.0.3",
+						"route add 10.244.1.5 dev pa src "+gone, "route add 10.244.1.6 dev pc src "+gone)
+				}
+				l.node.cmd.Process.Signal(unix.SIGHUP)
+				eventually(t, "what there was before", func() error {
+					if l.kernelState() != before {
+						return errNotYet
+					}
+					return nil
+				})
+				requireWho([]string{"172.18.0.2:", "[fd18::2]:"}[family]+"30010", "pa")
+			})
+		}
+	}, programs("ip", "ip"))
+}

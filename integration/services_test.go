@@ -53,7 +53,7 @@ func served(name, protocol string, number int, policies string, places ...string
 	s := fmt.Sprintf("  - {name: %s, protocol: %s, clusterIP: [10.96.0.%d, \"fd96::%[3]d\"], port: 80, nodePort: %d, %s endpoints: [",
 		name, protocol, number, 30000+number, policies)
 	for _, place := range places {
-		node := map[string]string{"pa": "n1", "pb": "n2", "n1": "n1"}[place]
+		node := map[string]string{"pa": "n1", "pc": "n1", "pb": "n2", "n1": "n1"}[place]
 		for _, address := range serviceAddresses[place] {
 			s += fmt.Sprintf("{address: %q, port: 8080, node: %s}, ", address, node)
 		}

@@ -37,8 +37,14 @@ type portOf struct {
 	port     uint16
 }
 
-// plan returns what c comes to where the node's own addresses are own.
+// plan returns what c comes to where the node's own addresses are own and those of c, of which one may be gone for a while.
 func (c *Config) plan(own []netip.Addr) *plan {
+	own = slices.Clip(own)
+	for _, a := range c.Addresses {
+		if !slices.Contains(own, a) {
+			own = append(own, a)
+		}
+	}
 	p := &plan{nat: nat.Config{
 		MTU: maxMTU, // what is larger than the device, but for super-frames, the kernel has cut or refused
 		Config: rules.Config{

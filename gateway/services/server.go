@@ -148,7 +148,7 @@ func (s *Server) open(p *plan) error {
 	if s.steering, err = newSteering(c.Interface, s.index, familiesOf(c.Addresses)); err != nil {
 		return err
 	}
-	if err := s.steering.apply(p, c.sourceOf); err != nil {
+	if err := s.steering.apply(p, c.sources(s.own)); err != nil {
 		return err
 	}
 	stays := s.keeper.dir != nil
@@ -161,9 +161,15 @@ func (s *Server) open(p *plan) error {
 	return nil
 }
 
-// sourceOf returns the source that the node's own processes get for what goes to the device.
-func (c *Config) sourceOf(family int) net.IP {
-	return c.masquerade().Of(family == unix.AF_INET6).AsSlice()
+// sources returns, by family, the source that the node's own processes get for what goes to the device: none that is not among the
+// addresses of this machine, which the kernel would refuse.
+func (c *Config) sources(own []netip.Addr) func(family int) net.IP {
+	return func(family int) net.IP {
+		if a := c.masquerade().Of(family == unix.AF_INET6); slices.Contains(own, a) {
+			return a.AsSlice()
+		}
+		return nil
+	}
 }
 
 func deviceError(name string, err error) error {
@@ -205,8 +211,8 @@ func (s *Server) Apply(ctx context.Context, c *Config) error {
 		return errors.New("services: no longer served")
 	}
 	own, err := OwnAddresses(c)
-	if err != nil {
-		return err
+	if err != nil && (own == nil || !slices.Equal(c.Addresses, s.config.Addresses)) {
+		return err // an address that has been there may come back
 	}
 	if err := s.config.Replaceable(c); err != nil {
 		return err
@@ -228,9 +234,9 @@ func (s *Server) Apply(ctx context.Context, c *Config) error {
 	if err := s.announcer.withdraw(c.Answers); err != nil {
 		return err
 	}
-	if err := s.steering.apply(p, c.sourceOf); err != nil {
+	if err := s.steering.apply(p, c.sources(own)); err != nil {
 		before := s.config.plan(own)
-		err = errors.Join(err, s.steering.apply(before, s.config.sourceOf))
+		err = errors.Join(err, s.steering.apply(before, s.config.sources(own)))
 		s.announcer.apply(s.config.Answers, s.config.AnnounceOn)
 		s.own = nil // the next one looks at all
 		return err
@@ -316,7 +322,7 @@ func (s *Server) close() error {
 
 func (s *Server) now() nat.Time { return nat.Time(time.Since(s.began)) + nat.Time(time.Hour) }
 
-// OwnAddresses returns all addresses of this machine. Those of the configuration must be among them.
+// OwnAddresses returns all addresses of this machine, and with them an error that names those of the configuration that are not among them.
 func OwnAddresses(c *Config) ([]netip.Addr, error) {
 	list, err := listed(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {

@@ -58,7 +58,7 @@ func (s *Server) watch(ctx context.Context) {
 			return
 		case err != nil:
 			if !failing {
-				s.log.WithError(err).Warn("rules or routes that lead to services are gone, and do not come back")
+				s.log.WithError(err).Warn("addresses, rules or routes that services need are gone, and do not come back")
 			}
 			timer.Reset(retryTime)
 		case back > 0:
@@ -131,18 +131,18 @@ func (s *Server) mend(ctx context.Context) (back int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	own, err := OwnAddresses(s.config)
-	if err != nil {
-		return 0, err
+	own, missing := OwnAddresses(s.config)
+	if own == nil {
+		return 0, missing
 	}
 	p := s.config.plan(own)
-	if err := s.steering.apply(p, s.config.sourceOf); err != nil {
-		return 0, err
+	if err := s.steering.apply(p, s.config.sources(own)); err != nil {
+		return 0, errors.Join(missing, err)
 	}
 	s.announcer.apply(s.config.Answers, s.config.AnnounceOn)
 	back = s.steering.made - before
 	if slices.Equal(own, s.own) {
-		return back, nil
+		return back, missing
 	}
 	prepared, err := s.engine.Prepare(&p.nat)
 	if err != nil {
@@ -150,5 +150,5 @@ func (s *Server) mend(ctx context.Context) (back int, err error) {
 	}
 	s.engine.Commit(prepared)
 	s.own = own
-	return 0, nil // these are not what somebody has removed
+	return 0, missing // these are not what somebody has removed
 }

@@ -209,13 +209,7 @@ func (s *Server) addresses(c *services.Config) ([]netip.Addr, error) {
 //
 // +checklocks:s.mu
 func (s *Server) put(c *services.Config, own []netip.Addr) error {
-	of := slices.Clone(own)
-	for _, a := range c.Addresses {
-		if !slices.Contains(of, a) { // one that has gone: the engine only chooses
-			of = append(of, a)
-		}
-	}
-	prepared, err := s.engine.Prepare(c.NAT(of))
+	prepared, err := s.engine.Prepare(c.NAT(own))
 	if err != nil {
 		return err
 	}
