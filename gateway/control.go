@@ -8,11 +8,12 @@ import (
 
 	"culvert/gateway/config"
 	"culvert/gateway/control"
+	"culvert/gateway/seats"
 	"culvert/gateway/unixsocket"
 )
 
 // controlServer serves the control socket. As many connections as to the metrics wait for
-// nobody; see seats.
+// nobody; see package seats.
 type controlServer struct {
 	listener net.Listener // nil = off
 	server   *control.Server
@@ -38,7 +39,7 @@ func newControlServer(c *config.Config, g *Gateway) (*controlServer, error) {
 	case err != nil:
 		return nil, fmt.Errorf("control: %w; or make control \"\"", err)
 	}
-	return &controlServer{newSeats(l), control.NewServer(source{g}, newErrorLog(g.log, "control"))}, nil
+	return &controlServer{seats.New(l), control.NewServer(source{g}, newErrorLog(g.log, "control"))}, nil
 }
 
 func (s *controlServer) serve() {

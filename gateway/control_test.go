@@ -18,6 +18,7 @@ import (
 
 	"culvert/gateway/config"
 	"culvert/gateway/control"
+	"culvert/gateway/seats"
 	"culvert/geneve"
 )
 
@@ -173,7 +174,7 @@ func TestControlPlace(t *testing.T) {
 func TestControlIsBounded(t *testing.T) {
 	_, client := newControlled(t, nil)
 	var idle net.Conn
-	for range maxSeats {
+	for range seats.Max {
 		conn, err := net.Dial("unix", client.Path)
 		if err != nil {
 			t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 
 	"culvert/gateway/health"
 	"culvert/gateway/pathmtu"
+	"culvert/gateway/seats"
 	"culvert/gateway/wg"
 	"culvert/geneve"
 	"culvert/geneve/udp"
@@ -65,14 +66,14 @@ func fullPage(t *testing.T) string {
 	p.check("milan", CheckStatus{State: CheckConnected})
 	p.legs("milan", nil, func(nat.Link) traffic { return traffic{rtt: 1} })
 	p.sockets(map[string]udp.Stats{"geneve": {OverflowsKnown: true}})
-	p.listener(newSeats(nil))
+	p.listener(seats.New(nil))
 	p.flight()
 	p.kept(g.keeper)
 	p.build(Version{})
 	p.findings([]health.Finding{{Cause: health.NodeSilent, Of: "rome-1"}})
 	text := p.text.String()
 	all := families(text)
-	for name := range families(string(g.metricsPage(newSeats(nil), 0))) {
+	for name := range families(string(g.metricsPage(seats.New(nil), 0))) {
 		if all[name] == nil {
 			t.Errorf("fullPage has no sample of %s", name)
 		}

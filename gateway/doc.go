@@ -31,8 +31,8 @@
 // package wg keeps wireguard-go fed and in bounds. What is desired: package config. What
 // owns what: gateway.go, budget.go. What is due each second: sweep.go; trains.go tells
 // whether trains arrive, encap.go what nodes speak. What can be seen: metrics.go, served by
-// listener.go, seats.go, page.go; and, by whoever has the control socket (control.go, package
-// control), status.go, connections.go, rules.go, and capture.go with capture_tunnels.go and
+// listener.go, page.go, package seats; and, by whoever has the control socket (control.go,
+// package control), status.go, connections.go, rules.go, and capture.go with capture_tunnels.go and
 // package capture. What is the case: watch.go has package health look once a
 // second, with what witness.go keeps of dropped packets and knock.go finds out.
 //

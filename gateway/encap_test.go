@@ -10,6 +10,7 @@ import (
 	"github.com/sirupsen/logrus/hooks/test"
 
 	"culvert/gateway/config"
+	"culvert/gateway/seats"
 	"culvert/gateway/wgkey"
 	"culvert/geneve"
 	"culvert/geneve/genevetest"
@@ -54,7 +55,7 @@ func TestEncapByItself(t *testing.T) {
 	}
 	shows := func(lines ...string) {
 		t.Helper()
-		page := string(cl.metricsPage(new(seats), 0))
+		page := string(cl.metricsPage(new(seats.Listener), 0))
 		for _, line := range lines {
 			if !strings.Contains(page, line+"\n") {
 				t.Errorf("no line %s", line)

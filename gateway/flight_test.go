@@ -8,13 +8,14 @@ import (
 	"time"
 
 	"culvert/gateway/control"
+	"culvert/gateway/seats"
 )
 
 // TestFlight: who waits for a slow batch gets the trace of it, alone and with how long it took; before and after it, nothing is recorded.
 func TestFlight(t *testing.T) {
 	p, client := newControlled(t, nil)
 	records := func() bool {
-		return !strings.Contains(string(p.rome.metricsPage(newSeats(nil), 0)), "\nculvert_flight_recorder_bytes 0\n")
+		return !strings.Contains(string(p.rome.metricsPage(seats.New(nil), 0)), "\nculvert_flight_recorder_bytes 0\n")
 	}
 	if records() {
 		t.Error("recorded before anybody asks")

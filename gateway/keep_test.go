@@ -17,6 +17,7 @@ import (
 	"golang.zx2c4.com/wireguard/device"
 
 	"culvert/gateway/config"
+	"culvert/gateway/seats"
 	"culvert/gateway/state"
 	"culvert/geneve"
 	"culvert/nat/nattest"
@@ -231,7 +232,7 @@ func TestWhatIsKeptMayBeAnything(t *testing.T) {
 			if lines := strings.Count(text.String(), "state: "); test.line == "" && lines > 0 || !strings.Contains(text.String(), test.line) {
 				t.Errorf("log %s, want %q", text, test.line)
 			}
-			if page := string(cl.metricsPage(newSeats(nil), 0)); !strings.Contains(page, test.metric) {
+			if page := string(cl.metricsPage(seats.New(nil), 0)); !strings.Contains(page, test.metric) {
 				t.Errorf("no %s in\n%s", test.metric, page)
 			}
 		})
@@ -271,7 +272,7 @@ func TestWithoutFolder(t *testing.T) {
 	if n := strings.Count(text.String(), "state: cannot be written"); n != 1 {
 		t.Errorf("said %d times, want once: %s", n, text)
 	}
-	if page := string(cl.metricsPage(newSeats(nil), 0)); !strings.Contains(page, "culvert_state_save_failures_total 4\n") {
+	if page := string(cl.metricsPage(seats.New(nil), 0)); !strings.Contains(page, "culvert_state_save_failures_total 4\n") {
 		t.Error("the metric does not count 4 failures")
 	}
 	if err := os.MkdirAll(filepath.Join(c.State, "milan"), 0o700); err != nil {

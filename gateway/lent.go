@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"culvert/gateway/handover"
+	"culvert/gateway/seats"
 	"culvert/geneve/udp"
 )
 
@@ -101,7 +102,7 @@ func (g *Gateway) listeners() map[string]listenAt {
 	g.mu.Unlock()
 	all := make(map[string]listenAt)
 	add := func(name string, l net.Listener, at string) {
-		if s, ok := l.(*seats); ok && s != nil {
+		if s, ok := l.(*seats.Listener); ok && s != nil {
 			l = s.Listener
 		} else if ok {
 			return

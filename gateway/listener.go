@@ -16,13 +16,15 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 	"golang.org/x/time/rate"
+
+	"culvert/gateway/seats"
 )
 
 // metricsServer serves /metrics, /healthz and /readyz. Whoever reaches it must not be
-// able to keep packets waiting: connections are few (seats), each asks one thing, and
+// able to keep packets waiting: connections are few (package seats), each asks one thing, and
 // all who want the metrics at one time get the same page (printer).
 type metricsServer struct {
-	listener *seats // nil = off
+	listener *seats.Listener // nil = off
 	server   *http.Server
 }
 
@@ -51,7 +53,7 @@ func newMetricsServer(field, address string, g *Gateway) (*metricsServer, error)
 		}
 		return nil, fmt.Errorf("%s: %w", field, err)
 	}
-	m := &metricsServer{listener: newSeats(l)}
+	m := &metricsServer{listener: seats.New(l)}
 	mux := http.NewServeMux()
 	if field == "metrics" {
 		mux.Handle("GET /metrics", newPrinter(func(size int) []byte { return g.metricsPage(m.listener, size) }))

@@ -21,6 +21,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"culvert/gateway/config"
+	"culvert/gateway/seats"
 )
 
 // TestPrinter: of all who ask at one time one prints, nobody gets a page from before the
@@ -202,7 +203,7 @@ func TestPipelinedRequests(t *testing.T) {
 		}
 		served += answers
 	}
-	refused := p.rome.metrics.listener.refused.Load()
+	refused := p.rome.metrics.listener.Refused()
 	if served == 0 || refused == 0 || served+int(refused) > connections {
 		t.Errorf("%d served, %d refused of %d", served, refused, connections)
 	}
@@ -223,7 +224,7 @@ func TestSilentConnections(t *testing.T) {
 		}
 	}
 	// The listener has looked at all of the crowd before it answered.
-	if n := p.rome.metrics.listener.refused.Load(); n != 300-11 {
+	if n := p.rome.metrics.listener.Refused(); n != 300-11 {
 		t.Errorf("%d connections refused, want %d", n, 300-11)
 	}
 	_, page := getFrom(t, "127.0.1.1", address, "/metrics")
@@ -275,7 +276,7 @@ func TestListenerErrors(t *testing.T) {
 		m.listener.Listener.Close()
 		began := time.Now()
 		outside := &exhausted{}
-		m.server.Serve(newSeats(outside))
+		m.server.Serve(seats.New(outside))
 		const line = `{"level":"warning","listener":"metrics","msg":"http: Accept error: accept tcp: accept4: too many open files; retrying in 5ms"}` + "\n"
 		lines := strings.SplitAfter(text.String(), "\n")
 		if lines[0] != line {

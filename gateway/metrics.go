@@ -8,6 +8,7 @@ import (
 
 	"culvert/gateway/health"
 	"culvert/gateway/pathmtu"
+	"culvert/gateway/seats"
 	"culvert/gateway/wg"
 	"culvert/geneve"
 	"culvert/geneve/udp"
@@ -17,7 +18,7 @@ import (
 
 // metricsPage reads the counters; nothing is counted twice for it. Each lock that the
 // packet path takes is held for one copy.
-func (g *Gateway) metricsPage(l *seats, size int) []byte {
+func (g *Gateway) metricsPage(l *seats.Listener, size int) []byte {
 	p := new(page)
 	p.text.Grow(size + size/8)
 	g.mu.Lock()
@@ -355,7 +356,7 @@ func (p *page) sockets(sockets map[string]udp.Stats) {
 	}
 }
 
-func (p *page) listener(l *seats) {
-	p.one(gauge, "listener_connections", "Connections to this listener.", float64(l.inUse()))
-	p.one(counter, "listener_refused_connections_total", "Connections closed at once because there were too many, or too many of their address.", float64(l.refused.Load()))
+func (p *page) listener(l *seats.Listener) {
+	p.one(gauge, "listener_connections", "Connections to this listener.", float64(l.InUse()))
+	p.one(counter, "listener_refused_connections_total", "Connections closed at once because there were too many, or too many of their address.", float64(l.Refused()))
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
 	"culvert/gateway/config"
+	"culvert/gateway/seats"
 	"culvert/gateway/wg"
 )
 
@@ -41,7 +42,7 @@ func TestLiqoMetrics(t *testing.T) {
 	if _, err := promlint.New(strings.NewReader(page)).Lint(); err != nil { // its units are not Prometheus'
 		t.Errorf("Prometheus does not take it: %v", err)
 	}
-	if text := string(p.milan.metricsPage(newSeats(nil), 0)); strings.Contains(text, "liqo_") {
+	if text := string(p.milan.metricsPage(seats.New(nil), 0)); strings.Contains(text, "liqo_") {
 		t.Error("Liqo's names without Liqo")
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"culvert/gateway/config"
 	"culvert/gateway/pathmtu"
+	"culvert/gateway/seats"
 	"culvert/gateway/wgkey"
 	"culvert/geneve/genevetest"
 	"culvert/nat"
@@ -121,7 +122,7 @@ func TestPathOfNode(t *testing.T) {
 			metric := func(size int) string {
 				return fmt.Sprintf("culvert_path_mtu_bytes{kind=%q,of=%q} %d\n", "node", "rome-1", size)
 			}
-			if page := string(p.metricsPage(newSeats(nil), 0)); !strings.Contains(page, metric(1340)) {
+			if page := string(p.metricsPage(seats.New(nil), 0)); !strings.Contains(page, metric(1340)) {
 				t.Errorf("no line %s", metric(1340))
 			}
 			p.nodes[0].LoseLarge(tt.there, tt.back)
@@ -135,7 +136,7 @@ func TestPathOfNode(t *testing.T) {
 			if s.Nodes[1].Path.Narrow != "" || s.Tunnel.Path.Narrow != "" {
 				t.Errorf("others are narrow too: %+v, %+v", s.Nodes[1].Path, s.Tunnel.Path)
 			}
-			if page := string(p.metricsPage(newSeats(nil), 0)); !strings.Contains(page, metric(size)) {
+			if page := string(p.metricsPage(seats.New(nil), 0)); !strings.Contains(page, metric(size)) {
 				t.Errorf("no line %s", metric(size))
 			}
 			want := fmt.Sprintf("packets of more than %d bytes vanish on the way %s rome-1", size, tt.way)

@@ -12,6 +12,7 @@ import (
 
 	"culvert/gateway/config"
 	"culvert/gateway/health"
+	"culvert/gateway/seats"
 	"culvert/gateway/wgkey"
 	"culvert/geneve/genevetest"
 )
@@ -49,7 +50,7 @@ func TestWatch(t *testing.T) {
 	if !slices.Equal(causes, want) {
 		t.Errorf("causes %q, want %q", causes, want)
 	}
-	page := string(cl.metricsPage(newSeats(nil), 0))
+	page := string(cl.metricsPage(seats.New(nil), 0))
 	for _, line := range []string{
 		`culvert_fault{cause="bad-source-node",of="rome-1"} 1`, `culvert_fault{cause="endpoint-refused",of="milan"} 1`,
 		`culvert_fault{cause="node-vni",of="rome-2"} 1`, `culvert_build_info{version="`,

@@ -8,15 +8,15 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/net/netutil"
 	"golang.org/x/sys/unix"
+
+	"culvert/gateway/seats"
 )
 
 const (
 	requestTime = 5 * time.Second
 	answerTime  = 10 * time.Second
 	maxHeader   = 8 << 10 // bytes
-	maxPages    = 64      // connections at a time: each has a descriptor
 )
 
 // A Metrics is a text in Prometheus' format.
@@ -33,9 +33,9 @@ func (m *Metrics) One(kind, name, help string, value uint64) {
 	fmt.Fprintf(m, "culvert_%s %d\n", name, value)
 }
 
-// A Page serves /metrics and /healthz. Its zero value serves nothing.
+// A Page serves /metrics and /healthz, to a few at a time (package seats). Its zero value serves nothing.
 type Page struct {
-	listener net.Listener
+	listener *seats.Listener
 	server   *http.Server
 }
 
@@ -52,10 +52,14 @@ func NewPage(address string, metrics, fault func() string) (*Page, error) {
 	if err != nil {
 		return nil, fmt.Errorf("services.metrics: %w", err)
 	}
+	p := &Page{listener: seats.New(l)}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-		fmt.Fprint(w, metrics())
+		var own Metrics
+		own.One("gauge", "listener_connections", "Connections to this listener.", uint64(p.listener.InUse()))
+		own.One("counter", "listener_refused_connections_total", "Connections closed at once because there were too many, or too many of their address.", p.listener.Refused())
+		fmt.Fprint(w, metrics(), own.String())
 	})
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		if f := fault(); f != "" {
@@ -64,9 +68,9 @@ func NewPage(address string, metrics, fault func() string) (*Page, error) {
 		}
 		fmt.Fprintln(w, "ok")
 	})
-	served := &http.Server{Handler: mux, ReadTimeout: requestTime, WriteTimeout: answerTime, MaxHeaderBytes: maxHeader}
-	served.SetKeepAlivesEnabled(false)
-	return &Page{netutil.LimitListener(l, maxPages), served}, nil
+	p.server = &http.Server{Handler: mux, ReadTimeout: requestTime, WriteTimeout: answerTime, MaxHeaderBytes: maxHeader}
+	p.server.SetKeepAlivesEnabled(false)
+	return p, nil
 }
 
 // Serve answers until Close.

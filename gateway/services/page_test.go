@@ -2,45 +2,60 @@ package services
 
 import (
 	"bufio"
-	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
-	"os"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 )
 
-// Who opens connections to the page and says nothing takes no more descriptors than there are for it; the next one waits.
-func TestPageCap(t *testing.T) {
+// Who opens connections to the page and says nothing keeps nobody waiting who comes from elsewhere, and is counted.
+func TestPageBesideSilence(t *testing.T) {
 	page, err := NewPage("127.0.0.1:0", func() string { return "" }, func() string { return "" })
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer page.Close()
 	go page.Serve()
-	dial := func() net.Conn {
-		c, err := net.Dial("tcp", page.listener.Addr().String())
+	dial := func(from string) net.Conn {
+		t.Helper()
+		c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}, Timeout: requestTime}).Dial("tcp", page.listener.Addr().String())
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { c.Close() })
+		c.SetDeadline(time.Now().Add(requestTime / 5)) // before any place is free by itself
 		return c
 	}
-	var silent []net.Conn
-	for range maxPages {
-		silent = append(silent, dial())
+	get := func(path string) string {
+		t.Helper()
+		c := dial("127.0.1.1")
+		fmt.Fprintf(c, "GET %s HTTP/1.0\r\n\r\n", path)
+		r, err := http.ReadResponse(bufio.NewReader(c), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(r.Body)
+		if err != nil || r.StatusCode != http.StatusOK {
+			t.Errorf("%d %s %v", r.StatusCode, text, err)
+		}
+		return string(text)
 	}
-	asks := dial()
-	fmt.Fprint(asks, "GET /healthz HTTP/1.0\r\n\r\n")
-	asks.SetReadDeadline(time.Now().Add(requestTime / 20))
-	if n, err := asks.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Fatalf("beside %d connections %d bytes are answered: %v", maxPages, n, err)
+	const crowd, share = 10_000, 11
+	began := time.Now()
+	for n := range crowd {
+		dial("127.0.0.1")
+		if n%(crowd/10) == crowd/10-1 { // the answer comes after all that were there
+			get("/healthz")
+		}
 	}
-	silent[0].Close()
-	asks.SetReadDeadline(time.Now().Add(requestTime))
-	r, err := http.ReadResponse(bufio.NewReader(asks), nil)
-	if err != nil || r.StatusCode != http.StatusOK {
-		t.Errorf("when one has gone: %v, %v", r, err)
+	_, count, _ := strings.Cut(get("/metrics"), "\nculvert_listener_refused_connections_total ")
+	refused, err := strconv.Atoi(strings.TrimSpace(count))
+	// A silent one loses its place after its time to ask.
+	if least := crowd - share*(1+int(time.Since(began)/requestTime)); err != nil || refused < least || refused > crowd-share {
+		t.Errorf("%d of %d were refused, at least %d should be: %v", refused, crowd, least, err)
 	}
 }

@@ -1,4 +1,4 @@
-package gateway
+package seats
 
 import (
 	"fmt"
@@ -26,7 +26,7 @@ func TestSeats(t *testing.T) {
 		{"eight networks", addresses("10.0.%d.1", 8), []int{11, 7, 5, 3, 2, 2, 1, 1}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			s := newSeats(nil)
+			s := New(nil)
 			for i, a := range tt.addresses {
 				got := 0
 				for s.take(origin(netip.MustParseAddr(a))) {
@@ -41,8 +41,8 @@ func TestSeats(t *testing.T) {
 					s.leave(origin(netip.MustParseAddr(a)))
 				}
 			}
-			if s.inUse() != 0 || len(s.taken) != 0 {
-				t.Errorf("%d seats in use in the end, %v", s.inUse(), s.taken)
+			if s.InUse() != 0 || len(s.taken) != 0 {
+				t.Errorf("%d seats in use in the end, %v", s.InUse(), s.taken)
 			}
 		})
 	}
@@ -50,21 +50,21 @@ func TestSeats(t *testing.T) {
 
 // TestSeatsWithoutAddresses: who comes by a Unix socket finds each seat, and leaves it.
 func TestSeatsWithoutAddresses(t *testing.T) {
-	s := newSeats(nil)
+	s := New(nil)
 	for range 2 {
 		got := 0
 		for s.take(netip.Prefix{}, netip.Prefix{}) {
 			got++
 		}
-		if got != maxSeats {
-			t.Errorf("%d seats, want %d", got, maxSeats)
+		if got != Max {
+			t.Errorf("%d seats, want %d", got, Max)
 		}
 		for range got {
 			s.leave(netip.Prefix{}, netip.Prefix{})
 		}
 	}
-	if s.inUse() != 0 || len(s.taken) != 0 {
-		t.Errorf("%d seats in use in the end, %v", s.inUse(), s.taken)
+	if s.InUse() != 0 || len(s.taken) != 0 {
+		t.Errorf("%d seats in use in the end, %v", s.InUse(), s.taken)
 	}
 }
 
@@ -110,7 +110,7 @@ func (c *caller) Close() error {
 func TestSeatsAccept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		outside := &callers{make(chan net.Addr, 100), make(chan net.Addr, 100)}
-		s := newSeats(outside)
+		s := New(outside)
 		crowd := net.TCPAddrFromAddrPort(netip.MustParseAddrPort("10.0.1.1:1"))
 		other := net.TCPAddrFromAddrPort(netip.MustParseAddrPort("10.0.2.1:1"))
 		var crowded []net.Conn
@@ -128,22 +128,22 @@ func TestSeatsAccept(t *testing.T) {
 		if c, err := s.Accept(); err != nil || c.RemoteAddr() != other {
 			t.Fatal(c, err)
 		}
-		if s.refused.Load() != 39 || len(outside.closed) != 39 || s.inUse() != 12 {
-			t.Errorf("%d refused, %d closed, %d seats in use; want 39, 39, 12", s.refused.Load(), len(outside.closed), s.inUse())
+		if s.Refused() != 39 || len(outside.closed) != 39 || s.InUse() != 12 {
+			t.Errorf("%d refused, %d closed, %d seats in use; want 39, 39, 12", s.Refused(), len(outside.closed), s.InUse())
 		}
 
 		crowded[0].Close() // at once: its seat stays taken
 		crowded[0].Close()
-		if synctest.Wait(); s.inUse() != 12 {
-			t.Errorf("%d seats in use, want 12", s.inUse())
+		if synctest.Wait(); s.InUse() != 12 {
+			t.Errorf("%d seats in use, want 12", s.InUse())
 		}
 		time.Sleep(seatTime)
-		if synctest.Wait(); s.inUse() != 11 {
-			t.Errorf("%d seats in use after their time, want 11", s.inUse())
+		if synctest.Wait(); s.InUse() != 11 {
+			t.Errorf("%d seats in use after their time, want 11", s.InUse())
 		}
 		crowded[1].Close()
-		if s.inUse() != 10 {
-			t.Errorf("%d seats in use after an old connection's end, want 10", s.inUse())
+		if s.InUse() != 10 {
+			t.Errorf("%d seats in use after an old connection's end, want 10", s.InUse())
 		}
 		close(outside.from)
 		if _, err := s.Accept(); err != net.ErrClosed {
@@ -155,8 +155,8 @@ func TestSeatsAccept(t *testing.T) {
 // TestSeatsAreWaitedFor: who comes by a Unix socket when all seats are taken, but some of them left, gets the first that is free.
 func TestSeatsAreWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		outside := &callers{make(chan net.Addr, 1), make(chan net.Addr, 20*maxSeats)}
-		s := newSeats(outside)
+		outside := &callers{make(chan net.Addr, 1), make(chan net.Addr, 20*Max)}
+		s := New(outside)
 		accept := func() net.Conn {
 			outside.from <- &net.UnixAddr{}
 			c, err := s.Accept()
@@ -166,24 +166,24 @@ func TestSeatsAreWaitedFor(t *testing.T) {
 			return c
 		}
 		began := time.Now()
-		for range 10 * maxSeats {
+		for range 10 * Max {
 			accept().Close()
 		}
-		if took := time.Since(began); took != 9*seatTime || s.refused.Load() != 0 {
-			t.Errorf("%v, %d refused; want %v, 0", took, s.refused.Load(), 9*seatTime)
+		if took := time.Since(began); took != 9*seatTime || s.Refused() != 0 {
+			t.Errorf("%v, %d refused; want %v, 0", took, s.Refused(), 9*seatTime)
 		}
 		time.Sleep(seatTime)
-		for range maxSeats { // and stay
+		for range Max { // and stay
 			accept()
 		}
 		outside.from <- &net.UnixAddr{}
 		close(outside.from)
-		if c, err := s.Accept(); err != net.ErrClosed || s.refused.Load() != 1 {
-			t.Errorf("%v, %v, %d refused", c, err, s.refused.Load())
+		if c, err := s.Accept(); err != net.ErrClosed || s.Refused() != 1 {
+			t.Errorf("%v, %v, %d refused", c, err, s.Refused())
 		}
 
-		s = newSeats(outside)
-		for range maxSeats {
+		s = New(outside)
+		for range Max {
 			s.take(netip.Prefix{}, netip.Prefix{})
 		}
 		s.leaveAt(time.Now().Add(seatTime), netip.Prefix{}, netip.Prefix{})

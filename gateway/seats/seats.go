@@ -1,4 +1,6 @@
-package gateway
+// Package seats shares the connections of a listener among those who make them, so that
+// who makes many keeps out nobody else.
+package seats
 
 import (
 	"net"
@@ -9,12 +11,12 @@ import (
 	"time"
 )
 
-// seats is a listener with room for maxSeats connections. It closes those beyond at
-// once. A network holds at most as many seats as stay free, and an address at most as
-// many as its network may still take: one alone gets 11, and neither an address nor the
-// others of its network can lock out an address elsewhere. Who comes without an address,
-// by a Unix socket, may have all seats, and waits for one that was left and will be free.
-type seats struct {
+// A Listener has room for Max connections at a time, and closes those beyond at once. A
+// network holds at most as many seats as stay free, and an address at most as many as its
+// network may still take: one alone gets 11, and neither an address nor the others of its
+// network can lock out an address elsewhere. Who comes without an address, by a Unix
+// socket, may have all seats, and waits for one that was left and will be free.
+type Listener struct {
 	net.Listener
 	refused atomic.Uint64
 	freed   sync.Cond
@@ -29,20 +31,22 @@ type seats struct {
 }
 
 const (
-	maxSeats = 32
+	// Max is how many seats a Listener has.
+	Max = 32
 	// seatTime is how long a seat is taken at least. With it the seats also bound how
 	// many connections are served in a second: 320, and 110 of one address.
 	seatTime = 100 * time.Millisecond
 )
 
-func newSeats(l net.Listener) *seats {
-	s := &seats{Listener: l, taken: map[netip.Prefix]int{}}
+// New returns a Listener for the connections of l, which belongs to it from here on.
+func New(l net.Listener) *Listener {
+	s := &Listener{Listener: l, taken: map[netip.Prefix]int{}}
 	s.freed.L = &s.mu
 	return s
 }
 
 // Accept returns the next connection that has a seat.
-func (s *seats) Accept() (net.Conn, error) {
+func (s *Listener) Accept() (net.Conn, error) {
 	for {
 		c, err := s.Listener.Accept()
 		if err != nil {
@@ -63,7 +67,7 @@ func (s *seats) Accept() (net.Conn, error) {
 }
 
 // Close implements net.Listener. Nobody gets a seat any more.
-func (s *seats) Close() error {
+func (s *Listener) Close() error {
 	s.mu.Lock()
 	s.done = true
 	s.freed.Broadcast()
@@ -84,13 +88,13 @@ func origin(a netip.Addr) (network, address netip.Prefix) {
 	return network, address
 }
 
-func (s *seats) take(network, address netip.Prefix) bool {
+func (s *Listener) take(network, address netip.Prefix) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for !address.IsValid() && s.total == maxSeats && s.left > 0 && !s.done {
+	for !address.IsValid() && s.total == Max && s.left > 0 && !s.done {
 		s.freed.Wait()
 	}
-	free := maxSeats - s.total
+	free := Max - s.total
 	if s.done || free == 0 || address.IsValid() && s.taken[address] >= free-s.taken[network] {
 		return false
 	}
@@ -100,14 +104,14 @@ func (s *seats) take(network, address netip.Prefix) bool {
 	return true
 }
 
-func (s *seats) leave(network, address netip.Prefix) {
+func (s *Listener) leave(network, address netip.Prefix) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.leaveLocked(network, address)
 }
 
 // +checklocks:s.mu
-func (s *seats) leaveLocked(network, address netip.Prefix) {
+func (s *Listener) leaveLocked(network, address netip.Prefix) {
 	s.total--
 	for _, of := range []netip.Prefix{network, address} {
 		if s.taken[of]--; s.taken[of] == 0 {
@@ -118,7 +122,7 @@ func (s *seats) leaveLocked(network, address netip.Prefix) {
 }
 
 // leaveAt is leave, but for that the seat stays taken until its time.
-func (s *seats) leaveAt(until time.Time, network, address netip.Prefix) {
+func (s *Listener) leaveAt(until time.Time, network, address netip.Prefix) {
 	early := time.Until(until)
 	if early <= 0 {
 		s.leave(network, address)
@@ -135,12 +139,15 @@ func (s *seats) leaveAt(until time.Time, network, address netip.Prefix) {
 	})
 }
 
-// inUse returns how many seats are taken.
-func (s *seats) inUse() int {
+// InUse returns how many seats are taken.
+func (s *Listener) InUse() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.total
 }
+
+// Refused returns how many connections were closed because they had no seat.
+func (s *Listener) Refused() uint64 { return s.refused.Load() }
 
 // seated is a connection that gives its seat back when it is closed.
 type seated struct {
