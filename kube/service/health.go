@@ -11,13 +11,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/net/netutil"
+	"culvert/gateway/seats"
 )
 
-const (
-	checkConnections = 64 // at once, of one Service at one address
-	checkPatience    = 2 * time.Second
-)
+const checkPatience = 2 * time.Second
 
 // checks answers the health checks of load balancers, at this node's addresses. It belongs to one goroutine.
 type checks struct {
@@ -31,7 +28,7 @@ type asked struct {
 	v4 bool
 }
 
-// An answering is the server of one Service and family.
+// An answering is the server of one Service and family, for a few at a time at each address (package seats).
 type answering struct {
 	port      uint16
 	addresses []netip.Addr
@@ -87,7 +84,7 @@ func (c *checks) open(addresses []netip.Addr, k Check) (*answering, error) {
 			}
 			return nil, err
 		}
-		listeners = append(listeners, netutil.LimitListener(l, checkConnections))
+		listeners = append(listeners, seats.New(l))
 	}
 	a.endpoints.Store(int64(k.Endpoints)) // before anybody asks
 	for _, l := range listeners {

@@ -90,3 +90,29 @@ func TestHealthCheckPortTaken(t *testing.T) {
 		t.Errorf("with the port free: %v", failed)
 	}
 }
+
+// TestHealthCheckBesideSilence: who connects and says nothing keeps no load balancer elsewhere waiting.
+func TestHealthCheckBesideSilence(t *testing.T) {
+	at := netip.AddrPortFrom(addr("127.0.0.1")[0], freePort(t))
+	c := checks{answering: map[asked]*answering{}}
+	defer c.close()
+	if failed := c.set(addr("127.0.0.1"), []Check{{Name{"shop", "web"}, true, at.Port(), 1}}); len(failed) > 0 {
+		t.Fatal(failed)
+	}
+	from := func(address string) *net.Dialer {
+		return &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}, Timeout: checkPatience}
+	}
+	for range 200 {
+		conn, err := from("127.0.0.1").Dial("tcp", at.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+	}
+	client := http.Client{Transport: &http.Transport{DialContext: from("127.0.1.1").DialContext, DisableKeepAlives: true}, Timeout: checkPatience / 2}
+	r, err := client.Get("http://" + at.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Body.Close()
+}
