@@ -18,8 +18,8 @@ const (
 	sourceBits6     = 64 // of an IPv6 address tell sources apart
 )
 
-// A crowd bounds how many connections there are at a time. A source has no more of them than are free: alone it gets half of all, and
-// whoever comes later finds room.
+// A crowd bounds how many connections there are at a time: those of TCP, and streams of UDP. A source has no more of them than are free: alone
+// it gets half of all, and whoever comes later finds room.
 type crowd struct {
 	max int
 

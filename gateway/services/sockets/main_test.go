@@ -148,10 +148,8 @@ func serving(t *testing.T, c *services.Config, change ...func(*idleTimes, *int))
 		if err := <-ended; err != nil {
 			t.Error(err)
 		}
-		for p, c := range s.crowds {
-			if n := c.count(); n != 0 {
-				t.Errorf("%d connections of protocol %d are left", n, p)
-			}
+		if tcp, udp, streams := s.crowd.count(), s.all.count(), s.all.streams.count(); tcp+udp+streams != 0 {
+			t.Errorf("%d connections of TCP and %d of UDP, %d streams, are left", tcp, udp, streams)
 		}
 	})
 	return s

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
-	"golang.org/x/sys/unix"
 
 	"culvert/gateway/services"
 	"culvert/nat"
@@ -37,8 +36,8 @@ type Server struct {
 	began    time.Time
 	tolerant bool
 	idle     idleTimes
-	crowds   map[uint8]*crowd // by protocol
-	all      flows            // of UDP
+	crowd    *crowd // of TCP
+	all      *flows // of UDP
 	stats    stats
 
 	ctx    context.Context // ends with the Server
@@ -84,8 +83,8 @@ func newServer(c *services.Config, tolerant bool, log logrus.FieldLogger, idle i
 		return nil, err
 	}
 	s := &Server{
-		log: log, began: time.Now(), tolerant: tolerant, idle: idle, crowds: map[uint8]*crowd{unix.IPPROTO_TCP: newCrowd(room), unix.IPPROTO_UDP: newCrowd(room)},
-		all: flows{sources: map[netip.Prefix]*family{}}, config: c, own: own, doors: map[place]*door{}, closed: map[place]error{}, sessions: map[*session]struct{}{},
+		log: log, began: time.Now(), tolerant: tolerant, idle: idle, crowd: newCrowd(room),
+		all: newFlows(room), config: c, own: own, doors: map[place]*door{}, closed: map[place]error{}, sessions: map[*session]struct{}{},
 	}
 	var key [16]byte
 	rand.Read(key[:])

@@ -55,12 +55,11 @@ func (d *door) accept() {
 // carry takes a connection to an endpoint and carries it until it ends.
 func (d *door) carry(conn *net.TCPConn) {
 	client := plain(conn.RemoteAddr().(*net.TCPAddr).AddrPort())
-	crowd := d.crowds[unix.IPPROTO_TCP]
-	if reason := crowd.take(client.Addr()); reason != nat.ReasonNone {
+	if reason := d.crowd.take(client.Addr()); reason != nat.ReasonNone {
 		d.refuse(conn, reason)
 		return
 	}
-	defer crowd.give(client.Addr())
+	defer d.crowd.give(client.Addr())
 	peer, backend, reason := d.connect(client)
 	if reason != nat.ReasonNone {
 		d.refuse(conn, reason)

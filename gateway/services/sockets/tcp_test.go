@@ -161,7 +161,7 @@ func TestHalfClosedReset(t *testing.T) {
 		goes.Close()
 		tick := time.NewTicker(time.Millisecond)
 		defer tick.Stop()
-		for began := time.Now(); s.crowds[unix.IPPROTO_TCP].count() > 0; <-tick.C {
+		for began := time.Now(); s.crowd.count() > 0; <-tick.C {
 			if time.Since(began) > patience/4 {
 				t.Fatalf("client %v: the connection stays", byClient)
 			}

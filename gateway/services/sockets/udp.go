@@ -64,38 +64,31 @@ func (d *door) flow(client netip.AddrPort) *flow {
 
 // begin makes a flow for a client, or says why not. It returns nil for a door that has been closed.
 func (d *door) begin(client netip.AddrPort) (*flow, nat.Reason) {
-	source, crowd := plain(client), d.crowds[unix.IPPROTO_UDP]
-	reason := crowd.take(source.Addr())
-	if reason != nat.ReasonNone {
-		d.makeRoom(source.Addr(), reason)
-		reason = crowd.take(source.Addr())
-	}
-	if reason != nat.ReasonNone {
+	f := &flow{door: d, client: client}
+	f.start(time.Since(d.began))
+	if reason := d.admit(f); reason != nat.ReasonNone {
 		return nil, reason
 	}
 	d.flowing.Lock() // until judge may see it
 	defer d.flowing.Unlock()
 	if d.shut {
-		crowd.give(source.Addr())
+		d.all.remove(f)
 		return nil, nat.ReasonNone
 	}
-	backend, reason := d.engine.Choose(source, d.at, packet.UDP, nil, d.now())
-	var conn *net.UDPConn
+	backend, reason := d.engine.Choose(plain(client), d.at, packet.UDP, nil, d.now())
 	if reason == nat.ReasonNone {
 		var err error
-		if conn, err = net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(backend)); err != nil { // no route, or no descriptor
+		if f.conn, err = net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(backend)); err != nil { // no route, or no descriptor
 			d.stats.failures.Add(1)
 			reason = nat.ReasonNoBackend
 		}
 	}
 	if reason != nat.ReasonNone {
-		crowd.give(source.Addr())
+		d.all.remove(f)
 		return nil, reason
 	}
-	f := &flow{door: d, client: client, backend: backend, conn: conn}
-	f.start(time.Since(d.began))
+	f.backend = backend
 	d.flows[client] = f
-	d.all.add(f)
 	d.stats.created[unix.IPPROTO_UDP].Add(1)
 	d.beside.Go(f.answer)
 	return f, nat.ReasonNone
@@ -138,12 +131,12 @@ func (d *door) forget(f *flow) {
 	delete(d.flows, f.client)
 	f.conn.Close()
 	d.all.remove(f)
-	d.crowds[unix.IPPROTO_UDP].give(f.source())
 }
 
 // send gives the endpoint what the client sends. An error that comes back for an earlier packet keeps no later one.
 func (f *flow) send(b []byte) {
-	f.ask()
+	now := time.Since(f.door.began)
+	f.ask(now)
 	_, err := f.conn.Write(b)
 	if err != nil && !errors.Is(err, net.ErrClosed) {
 		f.note(err)
@@ -153,7 +146,9 @@ func (f *flow) send(b []byte) {
 		f.door.stats.lost.Add(1)
 		return
 	}
-	f.pass(time.Since(f.door.began))
+	if f.pass(now) {
+		f.door.all.settle(f)
+	}
 }
 
 // note counts what has come back for an earlier packet. No such error ends a flow: ICMP is not to be believed that much, and the kernel heeds
@@ -198,7 +193,9 @@ func (f *flow) relay(read func(func(fd uintptr) bool) error) error {
 			f.note(err)
 			return true
 		}
-		f.reply(time.Since(f.door.began))
+		if f.reply(time.Since(f.door.began)) {
+			f.door.all.settle(f)
+		}
 		if _, err := f.door.socket.WriteToUDPAddrPort(b[:n], f.client); err != nil {
 			f.door.stats.lost.Add(1)
 		}

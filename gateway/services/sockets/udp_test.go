@@ -5,8 +5,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -140,7 +142,7 @@ func TestIdleUDP(t *testing.T) {
 	}
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
-	for began := time.Now(); s.crowds[unix.IPPROTO_UDP].count() > 0; <-tick.C {
+	for began := time.Now(); s.all.count() > 0; <-tick.C {
 		if time.Since(began) > patience {
 			t.Fatal("the flow does not end")
 		}
@@ -154,47 +156,68 @@ func TestIdleUDP(t *testing.T) {
 }
 
 // streaming makes streams of the flows of a client's address.
-func streaming(s *Server, from string) (n int) {
+func streaming(s *Server, from string) int {
 	s.all.mu.Lock()
-	defer s.all.mu.Unlock()
-	if own := s.all.sources[sourceOf(netip.MustParseAddr(from))]; own != nil {
-		for f := range own.flows {
-			f.stream.Store(true)
+	var own []*flow
+	if of := s.all.sources[sourceOf(netip.MustParseAddr(from))]; of != nil {
+		own = slices.Collect(maps.Keys(of.flows))
+	}
+	s.all.mu.Unlock()
+	for _, f := range own {
+		s.all.settle(f)
+	}
+	n := 0
+	for _, f := range own {
+		if f.stream.Load() {
+			n++
 		}
-		n = len(own.flows)
 	}
 	return n
 }
 
-// A client that takes all it can, for streams, leaves room for another; what has no room is counted.
+// A client that makes streams of all it can has its share of them, and leaves room for another; what finds no room is counted.
 func TestCapUDP(t *testing.T) {
 	needHosts(t)
 	telling(t, endpointA)
 	s := serving(t, config(unix.IPPROTO_UDP, nil, endpointA), func(_ *idleTimes, most *int) { *most = 16 })
-	for range 32 {
-		c, err := dial(t, "udp", outside[0])
+	fresh := func(from string) net.Conn {
+		t.Helper()
+		c, err := dial(t, "udp", from)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if streaming(s, outside[0]) < 8 {
-			if name, _, err := ask(c, "?"); err != nil || name != endpointA[0] {
-				t.Fatalf("%q answers: %v", name, err)
-			}
-			continue
+		if name, _, err := ask(c, "?"); err != nil || name != endpointA[0] { // the node takes packets in order
+			t.Fatalf("%s is answered by %q: %v", from, name, err)
 		}
-		if _, err := c.Write([]byte("?")); err != nil {
-			t.Fatal(err)
+		return c
+	}
+	left := 16
+	for i, from := range []string{outside[0], stranger[0], pod[0], endpointC[0], endpointB[0]} {
+		for n := 0; n < 32 && s.all.streams.count() < 16; n++ {
+			fresh(from)
+			streaming(s, from)
+		}
+		if left /= 2; s.all.streams.count() != 16-left {
+			t.Fatalf("%d streams of %d clients, want %d", s.all.streams.count(), i+1, 16-left)
 		}
 	}
-	c, err := dial(t, "udp", stranger[0])
+	if left != 0 || s.all.count() != 16 {
+		t.Fatalf("%d flows, %d of them no streams", s.all.count(), left)
+	}
+	c, err := dial(t, "udp", nodeAt[0])
 	if err != nil {
 		t.Fatal(err)
 	}
-	if name, _, err := ask(c, "?"); err != nil || name != endpointA[0] { // the node takes packets in order
-		t.Errorf("another client is answered by %q: %v", name, err)
+	if _, err := c.Write([]byte("?")); err != nil {
+		t.Fatal(err)
 	}
-	if n := s.stats.refused[unix.IPPROTO_UDP][nat.ReasonConnectionShare].Load(); n != 24 {
-		t.Errorf("%d of 32 were refused, want 24", n)
+	refused := &s.stats.refused[unix.IPPROTO_UDP][nat.ReasonTableFull]
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for began := time.Now(); refused.Load() == 0; <-tick.C {
+		if time.Since(began) > patience {
+			t.Fatal("beside streams alone nobody is refused")
+		}
 	}
 }
 
@@ -264,7 +287,7 @@ func TestLoopUDP(t *testing.T) {
 			t.Fatalf("it goes round: %d flows were made", s.stats.created[unix.IPPROTO_UDP].Load())
 		}
 	}
-	if made, n := s.stats.created[unix.IPPROTO_UDP].Load(), refused.Load(); made != 9 || n != 1 {
+	if made, n := s.stats.created[unix.IPPROTO_UDP].Load(), refused.Load(); made != 16 || n != 1 {
 		t.Errorf("%d flows were made, %d refused", made, n)
 	}
 }
@@ -352,7 +375,7 @@ func TestLostWay(t *testing.T) {
 	t.Cleanup(func() { needHosts(t) })
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	for began := time.Now(); s.crowds[unix.IPPROTO_UDP].count() > 0; <-tick.C {
+	for began := time.Now(); s.all.count() > 0; <-tick.C {
 		if time.Since(began) > patience/4 {
 			t.Fatal("the flow does not end")
 		}
