@@ -42,7 +42,7 @@ func (l *Lab) sandboxChecks() []Check {
 // gVisor holds in the control group's memory; and no count of overflows, which
 // gVisor does not tell.
 func (l *Lab) checkSandboxSockets(ctx context.Context) (string, error) {
-	buffers := map[string]float64{"send": udp.DefaultSocketBuffer, "receive": 1 << 20}
+	buffers := map[string]float64{"send": udp.DefaultSocketBuffer, "receive": 1 << 19}
 	for _, p := range l.gateways() {
 		metrics, err := gatewayMetrics(ctx, p.Host)
 		if err != nil {
@@ -62,7 +62,7 @@ func (l *Lab) checkSandboxSockets(ctx context.Context) (string, error) {
 			}
 		}
 	}
-	return "send 4 MiB, receive 1 MiB, overflows unknown", nil
+	return "send 4 MiB, receive 512 KiB, overflows unknown", nil
 }
 
 // checkSandboxMemory wants a connection table of a quarter of the control group's

@@ -124,7 +124,7 @@ func (l *Lab) trafficChecks(p *plan) []Check {
 		)
 	}
 	cross := l.pairOf(p, "rome/pod2", "milan/pod1")
-	// A gateway's socket in gVisor has room for 1 MiB, which one stream fills where the sandbox waits for a processor.
+	// A gateway's socket in gVisor has room for 512 KiB, which one stream fills where the sandbox waits for a processor.
 	lossy := l.options.Sandbox.Runsc != ""
 	return append(checks,
 		Check{"tcp both ways", cross.path(), func(ctx context.Context) (string, error) { return cross.checkStream(ctx, bulk, bulk) }},
