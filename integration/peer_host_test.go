@@ -19,8 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// startTimeout is how long a program may take until it does what it is for.
-const startTimeout = 20 * time.Second
+// startTimeout is how long a program may take until it does what it is for, on a machine as busy as may be.
+const startTimeout = time.Minute
 
 // peerHost is a network namespace that ip(8) finds by its name.
 type peerHost struct {
