@@ -192,7 +192,7 @@ func (l *serviceLab) write(serve ...string) {
 }
 
 const (
-	askPatience = 2 * time.Second
+	askPatience = 20 * time.Second
 	silence     = 150 * time.Millisecond // of a place that is not to answer
 )
 
