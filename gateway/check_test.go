@@ -325,10 +325,12 @@ func TestCheckBetweenGateways(t *testing.T) {
 	p.milan.stop()
 	await(p.rome, CheckError)
 	s := p.rome.Connection()
-	// A slow machine may answer too late.
+	// A slow machine may answer too late, and after a second the gateways ping each other: an answer here is to a ping of rome's, and rome has
+	// answered each of milan's.
 	in, bad := p.rome.engine.Stats().Inbound, p.rome.in.drops[DropBadCheck].Load()
-	if in.Delivered != s.Answered+s.Asked+bad {
-		t.Errorf("%d packets delivered for %+v, %d bad", in.Delivered, s, bad)
+	checks, pings := s.Answered+s.Asked+bad, p.rome.out.generated.Load()-s.Sent-s.Asked
+	if in.Delivered < checks || in.Delivered > checks+pings {
+		t.Errorf("%d packets delivered for %+v, %d bad, %d pings and answers to pings", in.Delivered, s, bad, pings)
 	}
 }
 

@@ -38,6 +38,10 @@ func newControlled(t testing.TB, edit func(rome, milan *config.Config)) (*pair, 
 // TestStatus: what a status says is what has happened, and the socket is the owner's alone.
 func TestStatus(t *testing.T) {
 	p, client := newControlled(t, nil)
+	p.rome.nodes[0].GatewayMAC()
+	for _, n := range p.rome.nodes {
+		deaf(n)
+	}
 	p.rome.nodes[0].Send(udpPacket("127.0.0.1", "10.61.1.7", nil)) // bad-source
 	p.rome.nodes[0].Send(udpPacket("10.0.1.5", "10.61.1.7", nil))
 	expect(t, p.milan.nodes[0], "10.62.1.5", "10.0.1.7")

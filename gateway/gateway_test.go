@@ -127,6 +127,10 @@ func newPair(t testing.TB, edit func(rome, milan *config.Config)) *pair {
 	return p
 }
 
+// deaf has a node, which may know the gateway before, take nothing that the gateway asks it each second, nor any packet: what is counted of it
+// is what the test sends, however long that takes.
+func deaf(n *genevetest.Node) { n.LoseLarge(1, 1) }
+
 func udpPacket(source, destination string, payload []byte) []byte {
 	return nattest.IP{Source: source, Destination: destination, ID: 77,
 		Body: nattest.UDP{SourcePort: 4000, DestinationPort: 53, Payload: payload}}.Bytes()
@@ -371,10 +375,11 @@ func TestHostilePackets(t *testing.T) {
 		datagram := genevetest.Geneve(node.VNI, 0x6558, genevetest.Frame(node.GatewayMAC(), node.MAC, genevetest.IPv4, b))
 		node.SendRaw(datagram[:r.IntN(len(datagram)+1)])
 	}
-	node.Send(good)
+	last := nattest.Payload(64, 2) // which no bent one has
+	node.Send(udpPacket("10.0.1.5", "10.61.1.7", last))
 	for {
 		v, err := nattest.Check(p.milan.nodes[0].Receive())
-		if err == nil && v.Source.String() == "10.62.1.5" && bytes.Equal(v.Payload, nattest.Payload(64, 1)) && v.SourcePort == 4000 {
+		if err == nil && v.Source.String() == "10.62.1.5" && bytes.Equal(v.Payload, last) && v.SourcePort == 4000 {
 			break
 		}
 	}
@@ -404,7 +409,8 @@ func TestNoSession(t *testing.T) {
 	}
 	p.rome.wg.Settle()
 	p.rome.wg.Settle()
-	if n := p.rome.wg.Stats().Outbound[wg.TunnelDiscard]; n != sent {
-		t.Errorf("%d counted as discarded, want %d", n, sent)
+	n, own := p.rome.wg.Stats().Outbound[wg.TunnelDiscard], p.rome.out.generated.Load() // the gateway asks each second
+	if n < sent || n > sent+own {
+		t.Errorf("%d counted as discarded, want %d and some of %d", n, sent, own)
 	}
 }

@@ -30,6 +30,8 @@ func TestMetrics(t *testing.T) {
 		return getFrom(t, "127.0.0.1", p.rome.metrics.listener.Addr(), path)
 	}
 	node := p.rome.nodes[0]
+	node.GatewayMAC()
+	deaf(node)
 	node.Send(udpPacket("127.0.0.1", "10.61.1.7", nil)) // bad-source
 	node.Send(udpPacket("10.0.1.5", "10.61.1.7", nil))
 	expect(t, p.milan.nodes[0], "10.62.1.5", "10.0.1.7")
@@ -93,26 +95,26 @@ func TestMetrics(t *testing.T) {
 // TestEachCounterHasAReader sets each number of each type of statistics, and looks
 // whether the page is another one.
 func TestEachCounterHasAReader(t *testing.T) {
-	p := newPair(t, nil)
+	g := newPipeline(t).Gateway // which counts nothing meanwhile
 	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
 	for _, tt := range []struct {
 		stats any // pointer; as it is, it changes nothing
 		write func(*page, any)
 	}{
 		{&nat.Stats{}, func(page *page, s any) {
-			page.packets(s.(*nat.Stats), &geneve.Stats{}, &wg.Stats{}, p.rome.Gateway)
+			page.packets(s.(*nat.Stats), &geneve.Stats{}, &wg.Stats{}, g)
 			page.connections(s.(*nat.Stats))
 			page.shares(s.(*nat.Stats))
 		}},
 		{&geneve.Stats{Socket: udp.Stats{OverflowsKnown: true}}, func(page *page, s any) {
-			page.packets(&nat.Stats{}, s.(*geneve.Stats), &wg.Stats{}, p.rome.Gateway)
+			page.packets(&nat.Stats{}, s.(*geneve.Stats), &wg.Stats{}, g)
 			page.neighbours(s.(*geneve.Stats))
 			page.sockets(map[string]udp.Stats{"geneve": s.(*geneve.Stats).Socket})
 		}},
 		{&wg.Stats{}, func(page *page, s any) {
-			page.packets(&nat.Stats{}, &geneve.Stats{}, s.(*wg.Stats), p.rome.Gateway)
+			page.packets(&nat.Stats{}, &geneve.Stats{}, s.(*wg.Stats), g)
 			page.peer("milan", &wg.PeerStats{}, s.(*wg.Stats))
-			page.stages(s.(*wg.Stats), p.rome.Gateway)
+			page.stages(s.(*wg.Stats), g)
 		}},
 		{&geneve.TunnelStats{MAC: mac}, func(page *page, s any) {
 			page.nodes(map[string]nat.Link{"rome-1": 1}, func(uint16) (geneve.TunnelStats, bool) { return *s.(*geneve.TunnelStats), true })

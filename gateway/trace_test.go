@@ -293,6 +293,7 @@ func udpTrace(from, source, destination string) control.TraceOptions {
 // TestTraceTells: which tunnel, rule, route and remedy it is, by name and field.
 func TestTraceTells(t *testing.T) {
 	p, client := newTraced(t)
+	deaf(p.rome.nodes[1]) // of which a row wants that it has not answered
 	p.rome.nodes[0].Send(udpPacket("10.0.1.5", "10.61.1.7", nil))
 	expect(t, p.milan.nodes[0], "10.62.1.5", "10.0.1.7")
 	for _, tt := range []struct {

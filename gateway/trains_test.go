@@ -2,6 +2,8 @@ package gateway
 
 import (
 	"bytes"
+	"errors"
+	"net"
 	"net/netip"
 	"runtime"
 	"sync"
@@ -65,7 +67,7 @@ func (r *relay) run(t *testing.T) {
 				}
 			}
 		}
-		if _, err := sender.Send([]udp.Train{train}); err != nil {
+		if _, err := sender.Send([]udp.Train{train}); err != nil && !errors.Is(err, net.ErrClosed) {
 			t.Errorf("relay: %v", err)
 		}
 	}
