@@ -19,7 +19,7 @@ const (
 	flightBytes = 4 << 20
 )
 
-// flightRecorded is what the flight recorder may keep, 0 while it is off. A process has one.
+// flightRecorded is what the flight recorder may keep, 0 while nobody waits. A process has one.
 var flightRecorded atomic.Uint64
 
 var errFlights = errors.New("somebody else waits for a slow batch already; end that first")
@@ -27,20 +27,20 @@ var errFlights = errors.New("somebody else waits for a slow batch already; end t
 // Flight implements control.Source. The flight recorder costs something while it runs, so it does so only
 // while somebody waits. The batches are those that are sampled for the histograms.
 func (s source) Flight(ctx context.Context, over time.Duration, w io.Writer, begun func() error) (took time.Duration, err error) {
-	slow, stop, ok := latency.AwaitSlow(over)
-	if !ok {
+	if !flightRecorded.CompareAndSwap(0, flightBytes) {
 		return 0, errFlights
 	}
-	defer func() {
-		stop()
-		flightRecorded.Store(0)
-	}()
+	defer flightRecorded.Store(0)
 	recorder := trace.NewFlightRecorder(trace.FlightRecorderConfig{MinAge: flightTime, MaxBytes: flightBytes})
 	if err := recorder.Start(); err != nil {
 		return 0, fmt.Errorf("flight recorder: %w", err)
 	}
 	defer recorder.Stop()
-	flightRecorded.Store(flightBytes)
+	slow, stop, ok := latency.AwaitSlow(over) // whose mark is to be recorded
+	if !ok {
+		return 0, errFlights
+	}
+	defer stop()
 	if err := begun(); err != nil {
 		return 0, err
 	}
