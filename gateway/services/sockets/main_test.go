@@ -195,6 +195,12 @@ const patience = 20 * time.Second
 // dial connects from a host's address to the node port of its family.
 func dial(t *testing.T, network, from string) (net.Conn, error) {
 	t.Helper()
+	return dialPort(t, network, from, "30080")
+}
+
+// dialPort is dial for another node port: tests that mostly wait have one each, and run beside each other.
+func dialPort(t *testing.T, network, from, port string) (net.Conn, error) {
+	t.Helper()
 	a := netip.MustParseAddr(from)
 	to := nodeAt[0]
 	if a.Is6() {
@@ -206,7 +212,7 @@ func dial(t *testing.T, network, from string) (net.Conn, error) {
 	} else {
 		d.LocalAddr = &net.UDPAddr{IP: a.AsSlice()}
 	}
-	c, err := d.Dial(network, net.JoinHostPort(to, "30080"))
+	c, err := d.Dial(network, net.JoinHostPort(to, port))
 	if err == nil {
 		c.SetDeadline(time.Now().Add(patience))
 		t.Cleanup(func() { c.Close() })

@@ -113,11 +113,11 @@ func TestEndpointEndsFirst(t *testing.T) {
 }
 
 // accepting returns the connections that an endpoint gets, which nobody serves.
-func accepting(t *testing.T) <-chan *net.TCPConn {
+func accepting(t *testing.T, at string) <-chan *net.TCPConn {
 	t.Helper()
 	accepted, done := make(chan *net.TCPConn, 1), make(chan struct{})
 	t.Cleanup(func() { close(done) })
-	listening(t, endpointA[0], func(c *net.TCPConn) {
+	listening(t, at, func(c *net.TCPConn) {
 		accepted <- c
 		<-done
 	})
@@ -125,9 +125,9 @@ func accepting(t *testing.T) <-chan *net.TCPConn {
 }
 
 // halfClosed returns both ends of a connection of which one way has ended: that of the client, or that of the endpoint.
-func halfClosed(t *testing.T, accepted <-chan *net.TCPConn, byClient bool) (client, endpoint *net.TCPConn) {
+func halfClosed(t *testing.T, port string, accepted <-chan *net.TCPConn, byClient bool) (client, endpoint *net.TCPConn) {
 	t.Helper()
-	c, err := dial(t, "tcp", outside[0])
+	c, err := dialPort(t, "tcp", outside[0], port)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -149,10 +149,10 @@ func halfClosed(t *testing.T, accepted <-chan *net.TCPConn, byClient bool) (clie
 // Who has ended its way and goes is missed at once: the other one is reset, although it says nothing.
 func TestHalfClosedReset(t *testing.T) {
 	needHosts(t)
-	accepted := accepting(t)
+	accepted := accepting(t, endpointA[0])
 	s := serving(t, config(unix.IPPROTO_TCP, nil, endpointA))
 	for _, byClient := range []bool{true, false} {
-		client, endpoint := halfClosed(t, accepted, byClient)
+		client, endpoint := halfClosed(t, "30080", accepted, byClient)
 		goes, stays := client, endpoint
 		if !byClient {
 			goes, stays = endpoint, client
@@ -162,7 +162,7 @@ func TestHalfClosedReset(t *testing.T) {
 		tick := time.NewTicker(time.Millisecond)
 		defer tick.Stop()
 		for began := time.Now(); s.crowd.count() > 0; <-tick.C {
-			if time.Since(began) > patience/4 {
+			if time.Since(began) > patience {
 				t.Fatalf("client %v: the connection stays", byClient)
 			}
 		}
@@ -175,11 +175,13 @@ func TestHalfClosedReset(t *testing.T) {
 // A half-closed connection on which nothing passes ends before others do, and one on which something does goes on.
 func TestHalfClosedIdle(t *testing.T) {
 	needHosts(t)
-	const idle = 2 * time.Second
-	accepted := accepting(t)
-	serving(t, config(unix.IPPROTO_TCP, nil, endpointA), func(i *idleTimes, _ *int) { i.tcp, i.half = 4*idle, idle })
+	t.Parallel()
+	const idle, port = 3 * time.Second, 30081
+	accepted := accepting(t, endpointB[0])
+	at := func(s *services.Service) { s.NodePort = port }
+	serving(t, config(unix.IPPROTO_TCP, at, endpointB), func(i *idleTimes, _ *int) { i.tcp, i.half = 4*idle, idle })
 	for _, byClient := range []bool{true, false} {
-		client, endpoint := halfClosed(t, accepted, byClient)
+		client, endpoint := halfClosed(t, fmt.Sprint(port), accepted, byClient)
 		speaks, hears := endpoint, client
 		if !byClient {
 			speaks, hears = client, endpoint
@@ -408,7 +410,8 @@ func TestRemovedTCP(t *testing.T) {
 // An idle connection ends, and one on which bytes pass one way does not.
 func TestIdleTCP(t *testing.T) {
 	needHosts(t)
-	const idle = time.Second
+	t.Parallel()
+	const idle = 6 * time.Second
 	naming(t, endpointA)
 	serving(t, config(unix.IPPROTO_TCP, nil, endpointA), func(i *idleTimes, _ *int) { i.tcp = idle })
 	silent, err := dial(t, "tcp", outside[0])
@@ -456,9 +459,10 @@ func TestIdleTCP(t *testing.T) {
 // seen that long ago, and the second one has passed since.
 func TestBeat(t *testing.T) {
 	needHosts(t)
-	const idle = 4 * time.Second
+	t.Parallel()
+	const idle, port = 12 * time.Second, 30082
 	beats := []time.Duration{idle / 10, idle * 21 / 20}
-	listening(t, endpointA[0], func(c *net.TCPConn) {
+	listening(t, endpointC[0], func(c *net.TCPConn) {
 		began := time.Now()
 		for _, at := range beats {
 			beat := time.NewTimer(time.Until(began.Add(at)))
@@ -467,11 +471,12 @@ func TestBeat(t *testing.T) {
 		}
 		io.Copy(io.Discard, c)
 	})
-	serving(t, config(unix.IPPROTO_TCP, nil, endpointA), func(i *idleTimes, _ *int) { i.tcp = idle })
+	at := func(s *services.Service) { s.NodePort = port }
+	serving(t, config(unix.IPPROTO_TCP, at, endpointC), func(i *idleTimes, _ *int) { i.tcp = idle })
 	var all sync.WaitGroup
 	defer all.Wait()
 	for i := range 20 {
-		c, err := dial(t, "tcp", outside[0])
+		c, err := dialPort(t, "tcp", outside[0], fmt.Sprint(port))
 		if err != nil {
 			t.Fatal(err)
 		}
