@@ -328,7 +328,7 @@ func TestRefusalsLeaveNothing(t *testing.T) {
 
 func requireRefusal(t *testing.T, c *Config, want string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	_, err := New(ctx, c, quiet())
 	if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {

@@ -104,7 +104,7 @@ func talk(t *testing.T, to string) {
 		if _, err := conn.WriteToUDPAddrPort(payload, netip.AddrPortFrom(netip.MustParseAddr(to), port)); err != nil {
 			t.Fatal(err)
 		}
-		if err := conn.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		if err := conn.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
 			t.Fatal(err)
 		}
 		buffer := make([]byte, 65536)

@@ -121,7 +121,8 @@ func sees(t *testing.T, c *Config) (says func(what, why, remedy string)) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n.pace = pace{look: 50 * time.Millisecond, settled: 50 * time.Millisecond, cause: 50 * time.Millisecond}
+	// An answer that takes longer than until the next look counts as none, and three of these make another line.
+	n.pace = pace{look: 200 * time.Millisecond, settled: 200 * time.Millisecond, cause: 50 * time.Millisecond}
 	stop := run(t, n)
 	t.Cleanup(func() {
 		if err := stop(); err != nil {
