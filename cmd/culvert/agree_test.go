@@ -168,7 +168,7 @@ func startGateway(t *testing.T, file string) (running bool, said string) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	kill := time.AfterFunc(20*time.Second, func() { cmd.Process.Kill() })
+	kill := time.AfterFunc(time.Minute, func() { cmd.Process.Kill() })
 	defer kill.Stop()
 	var all bytes.Buffer
 	for lines := bufio.NewScanner(diag); lines.Scan(); {

@@ -84,7 +84,7 @@ func TestLiqoReadiness(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	kill := time.AfterFunc(30*time.Second, func() { cmd.Process.Kill() })
+	kill := time.AfterFunc(time.Minute, func() { cmd.Process.Kill() })
 	defer kill.Stop()
 	lines := bufio.NewScanner(diag)
 	said := ""

@@ -194,7 +194,7 @@ func TestGatewaySignals(t *testing.T) {
 	dir, _ := folder(t)
 	edit(t, dir, `metrics: ""`, "metrics: \"\"\nlog: {format: json}")
 	cmd, diag := startLogging(t, dir)
-	kill := time.AfterFunc(20*time.Second, func() { cmd.Process.Kill() })
+	kill := time.AfterFunc(time.Minute, func() { cmd.Process.Kill() })
 	defer kill.Stop()
 	messages := json.NewDecoder(diag)
 	await := func(want string) {

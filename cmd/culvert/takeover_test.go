@@ -146,7 +146,7 @@ func TestSignalledBeforeItRuns(t *testing.T) {
 
 // TestEndedMeanwhile: who ends a gateway that is handing over a large table leaves the one that takes over, with all connections.
 func TestEndedMeanwhile(t *testing.T) {
-	const n = 20_000
+	const n = manyStrangers
 	r := newReplaceableAfter(t, func(dir string) { keepStrangers(t, dir, n) })
 	r.hears("READY=1")
 	r.signal(syscall.SIGUSR2)
@@ -165,7 +165,7 @@ func TestEndedMeanwhile(t *testing.T) {
 
 // TestBothEndedMeanwhile: when both processes of a hand-over are told to end, as a service manager does that stops the gateway, none remains.
 func TestBothEndedMeanwhile(t *testing.T) {
-	r := newReplaceableAfter(t, func(dir string) { keepStrangers(t, dir, 20_000) })
+	r := newReplaceableAfter(t, func(dir string) { keepStrangers(t, dir, manyStrangers) })
 	r.hears("READY=1")
 	r.signal(syscall.SIGUSR2)
 	r.says("handing over", 1)
@@ -207,6 +207,9 @@ func TestKilledMeanwhile(t *testing.T) {
 	}
 	until(t, "the end of the other process", func() bool { return syscall.Kill(next, 0) == syscall.ESRCH }, r.log)
 }
+
+// manyStrangers are as many connections as take half a second to hand over: a test has so long to do something meanwhile.
+const manyStrangers = 60_000
 
 // keepStrangers leaves n translated connections in the state of a gateway whose folder is dir.
 func keepStrangers(t *testing.T, dir string, n int) {
