@@ -18,7 +18,7 @@ import (
 )
 
 // Timeout is how long a Node waits for what a test expects, before it fails the test.
-const Timeout = 10 * time.Second
+const Timeout = 30 * time.Second
 
 var broadcast = [6]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
 
