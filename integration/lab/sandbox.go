@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -124,6 +125,21 @@ func (s *sandbox) signal(n unix.Signal) error {
 	out, err := s.command(context.Background(), "kill", s.id, strconv.Itoa(int(n))).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("runsc kill: %w: %s", err, out)
+	}
+	return nil
+}
+
+// hold stops the gateway for a time, while gVisor's kernel goes on.
+func (s *sandbox) hold(ctx context.Context, d time.Duration) error {
+	if out, err := s.command(ctx, "pause", s.id).CombinedOutput(); err != nil {
+		return fmt.Errorf("runsc pause: %w: %s", err, out)
+	}
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+	if out, err := s.command(context.Background(), "resume", s.id).CombinedOutput(); err != nil {
+		return fmt.Errorf("runsc resume: %w: %s", err, out)
 	}
 	return nil
 }

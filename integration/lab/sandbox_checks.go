@@ -2,6 +2,7 @@ package lab
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -15,7 +16,10 @@ var floods = []struct {
 	size int     // bytes of each datagram
 }{{300e6, 1200}, {40e6, 64}}
 
-const floodTime = 6 * time.Second // of each
+const (
+	floodTime = 6 * time.Second // of each
+	holdTime  = time.Second     // of each gateway in it: what comes fills its socket, as where the sandbox waits for a processor
+)
 
 // floodFaults are what a gateway may say of floods: that much is lost, also of what it asks nodes and the peer. That a path has become
 // narrow is not among them.
@@ -81,11 +85,20 @@ func (l *Lab) checkSandboxMemory(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%d connections in %d MiB", want, SandboxMemory>>20), nil
 }
 
-// checkSandboxFlood sends more than the gateways can carry. Both must live on and
-// carry pings.
+// checkSandboxFlood sends more than the gateways can carry, and in its midst holds
+// them up, one after the other, so that what waits for them is as much as can wait.
+// Both must live on and carry pings.
 func (l *Lab) checkSandboxFlood(ctx context.Context, e *ends, bits float64, size int) (string, error) {
+	held := make(chan error, 1)
+	go func() {
+		var err error
+		for _, p := range l.gateways() {
+			err = errors.Join(err, p.Host.sandbox.hold(ctx, holdTime))
+		}
+		held <- err
+	}()
 	sent, received, err := e.sendPaced(bits/8/float64(size), size, floodTime)
-	if err != nil {
+	if err = errors.Join(err, <-held); err != nil {
 		return "", err
 	}
 	for _, p := range l.gateways() {
