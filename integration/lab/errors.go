@@ -53,7 +53,7 @@ func (l *Lab) checkUnreachable(ctx context.Context, plan *plan) (string, error) 
 	}
 	port := uint16(closed.port())
 	closed.close()
-	watchers := make(map[*Host]*pinger)
+	watchers, want := make(map[*Host]*pinger), make(map[*Host]int)
 	for _, e := range senders {
 		if watchers[e.from] == nil {
 			if watchers[e.from], err = newPinger(e.from); err != nil {
@@ -61,6 +61,7 @@ func (l *Lab) checkUnreachable(ctx context.Context, plan *plan) (string, error) 
 			}
 			defer watchers[e.from].close()
 		}
+		want[e.from]++
 		conn, err := e.from.DialFrom(ctx, over("udp", e.target), netip.AddrPortFrom(e.local, errorPort), netip.AddrPortFrom(e.target, port), nil)
 		if err != nil {
 			return "", fmt.Errorf("%s: %w", e.from.Name, err)
@@ -78,8 +79,12 @@ func (l *Lab) checkUnreachable(ctx context.Context, plan *plan) (string, error) 
 	// All have heard of theirs, so what is too much is there as well.
 	heard := make(map[netip.Addr]int)
 	for host, p := range watchers {
-		for {
-			a, err := p.read(time.Now().Add(10 * pollInterval))
+		for n := 0; ; {
+			limit := replyTimeout
+			if n == want[host] {
+				limit = 10 * pollInterval
+			}
+			a, err := p.read(time.Now().Add(limit))
 			if errors.Is(err, os.ErrDeadlineExceeded) {
 				break
 			}
@@ -94,6 +99,7 @@ func (l *Lab) checkUnreachable(ctx context.Context, plan *plan) (string, error) 
 					a.quote.destination, errorPort, senders[0].target)
 			}
 			heard[a.quote.source]++
+			n++
 		}
 	}
 	for _, e := range senders {

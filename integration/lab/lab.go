@@ -99,8 +99,8 @@ type Lab struct {
 	turn sync.Mutex // Serve changes and describes the lab for one client at a time
 }
 
-// startTimeout is how long a gateway or node may take until it serves.
-const startTimeout = 20 * time.Second
+// startTimeout is how long a gateway or node may take until it serves, on a machine as busy as may be.
+const startTimeout = time.Minute
 
 // Start builds the clusters and waits until their gateways and nodes serve. It
 // works only in the holder, see Isolate. The caller calls Stop also after an
