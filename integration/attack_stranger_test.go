@@ -17,7 +17,6 @@ import (
 const (
 	strangerRate  = 20_000  // datagrams a second at each socket
 	strangerCount = 150_000 // at each socket
-	strangerLag   = 5 * time.Millisecond
 )
 
 // TestStrangersFlood: strangers who flood both sockets of a gateway at a steady pace, with whatever
@@ -104,7 +103,7 @@ func inTurn(fills ...func([]byte)) func([]byte) {
 	}
 }
 
-// steady sends so many datagrams, evenly, at a rate. When it was held up it does not catch up by more than strangerLag: that would fill buffers.
+// steady sends so many datagrams, evenly, at a rate.
 func (f *flood) steady(count, rate int) (took time.Duration, err error) {
 	var conn net.Conn
 	err = f.from.do(func() (err error) {
@@ -122,12 +121,8 @@ func (f *flood) steady(count, rate int) (took time.Duration, err error) {
 		messages[i].Buffers = [][]byte{make([]byte, f.size)}
 	}
 	began := time.Now()
-	for due := began; f.sent < count; due = due.Add(floodBatch * time.Second / time.Duration(rate)) {
-		if late := time.Since(due); late > strangerLag {
-			due = due.Add(late - strangerLag)
-		} else {
-			time.Sleep(-late) // the pace is what is meant
-		}
+	for pace := newPace(began, rate); f.sent < count; {
+		pace.wait()
 		for i := range messages {
 			f.fill(messages[i].Buffers[0])
 		}

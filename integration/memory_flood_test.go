@@ -36,11 +36,33 @@ type flood struct {
 
 const (
 	floodBatch = 40 // datagrams of one system call
+	floodLag   = 5 * time.Millisecond
 	// Bursts fill the gateway's sockets over and over. What else comes in them is lost;
 	// the pauses show whether it gets through again.
 	floodPeriod = 200 * time.Millisecond
 	floodBurst  = 120 * time.Millisecond
 )
+
+// A pace is that of batches which come evenly. Who was held up does not catch up by more than floodLag: that would fill buffers.
+type pace struct {
+	due   time.Time
+	every time.Duration
+}
+
+// newPace is that of so many datagrams a second.
+func newPace(began time.Time, rate int) *pace {
+	return &pace{began, floodBatch * time.Second / time.Duration(rate)}
+}
+
+// wait waits until the next batch is due.
+func (p *pace) wait() {
+	if late := time.Since(p.due); late > floodLag {
+		p.due = p.due.Add(late - floodLag)
+	} else {
+		time.Sleep(-late) // the pace is what is meant
+	}
+	p.due = p.due.Add(p.every)
+}
 
 // run sends bursts until the given time.
 func (f *flood) run(began, end time.Time) error {
@@ -63,9 +85,10 @@ func (f *flood) run(began, end time.Time) error {
 	if f.train {
 		messages, each = []ipv4.Message{{Buffers: [][]byte{payload}, OOB: segmentOption(f.size)}}, floodBatch
 	}
+	pace := newPace(began, max(f.rate, 1))
 	for now := began; now.Before(end); now = time.Now() {
 		if f.rate > 0 {
-			time.Sleep(time.Duration(f.sent)*time.Second/time.Duration(f.rate) - now.Sub(began)) // the pace
+			pace.wait()
 		} else if rest := floodBurst - now.Sub(began)%floodPeriod; rest <= 0 {
 			time.Sleep(floodPeriod - floodBurst + rest) // the pause is what is meant, not what happens in it
 			continue
