@@ -27,7 +27,7 @@ func TestPageBesideSilence(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { c.Close() })
-		c.SetDeadline(time.Now().Add(requestTime / 5)) // before any place is free by itself
+		c.SetDeadline(time.Now().Add(requestTime * 4 / 5)) // before any place is free by itself
 		return c
 	}
 	get := func(path string) string {
