@@ -71,8 +71,8 @@ func (c *checks) set(addresses []netip.Addr, all []Check) map[Name]error {
 func (c *checks) open(addresses []netip.Addr, k Check) (*answering, error) {
 	a := &answering{port: k.Port, addresses: addresses}
 	a.server = &http.Server{
-		Handler:           http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { c.answer(w, k.Name, int(a.endpoints.Load())) }),
-		ReadHeaderTimeout: checkPatience, WriteTimeout: checkPatience, MaxHeaderBytes: 1 << 12,
+		Handler:     http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { c.answer(w, k.Name, int(a.endpoints.Load())) }),
+		ReadTimeout: checkPatience, WriteTimeout: checkPatience, MaxHeaderBytes: 1 << 12,
 	}
 	a.server.SetKeepAlivesEnabled(false)
 	var listeners []net.Listener

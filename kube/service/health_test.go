@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"strconv"
 	"testing"
+	"time"
 )
 
 // freePort is a port of 127.0.0.1 that nobody listens on.
@@ -115,4 +116,26 @@ func TestHealthCheckBesideSilence(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.Body.Close()
+}
+
+// TestHealthCheckBodyMissing: who announces a body and sends none loses the connection, as who asks nothing.
+func TestHealthCheckBodyMissing(t *testing.T) {
+	at := netip.AddrPortFrom(addr("127.0.0.1")[0], freePort(t))
+	c := checks{answering: map[asked]*answering{}}
+	defer c.close()
+	if failed := c.set(addr("127.0.0.1"), []Check{{Name{"shop", "web"}, true, at.Port(), 1}}); len(failed) > 0 {
+		t.Fatal(failed)
+	}
+	conn, err := net.Dial("tcp", at.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := io.WriteString(conn, "POST / HTTP/1.1\r\nHost: shop\r\nContent-Length: 1\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	conn.SetReadDeadline(time.Now().Add(10 * checkPatience))
+	if b, err := io.ReadAll(conn); err != nil {
+		t.Errorf("after %q: %v", b, err)
+	}
 }
