@@ -27,7 +27,7 @@ type browser struct {
 	asked   []string // addresses that the page has fetched
 }
 
-const browserTime = 30 * time.Second // for all of a test
+const browserTime = 2 * time.Minute // for all of a test
 
 // newBrowser starts Chromium; it ends with the test.
 func newBrowser(t *testing.T) *browser {

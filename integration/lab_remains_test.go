@@ -18,7 +18,7 @@ import (
 // namespaces; those end with their processes, unless they are mounted somewhere.
 func (u *labUser) requireNothingLeft() {
 	u.t.Helper()
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(startTimeout)
 	for {
 		processes := u.processes()
 		if len(processes) == 0 {

@@ -68,7 +68,7 @@ func TestLabTerminal(t *testing.T) {
 		err = unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0)
 	}
 	if err == nil {
-		err = master.SetReadDeadline(time.Now().Add(20 * time.Second))
+		err = master.SetReadDeadline(time.Now().Add(startTimeout))
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -141,7 +141,7 @@ func TestLabAnswersAfterKill(t *testing.T) {
 			t.Fatal(err)
 		}
 		// What has ended is there until its parent, which answers for it, has waited for it.
-		for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		for deadline := time.Now().Add(startTimeout); ; time.Sleep(time.Millisecond) {
 			if _, err := os.Stat(proc); err != nil {
 				break
 			}

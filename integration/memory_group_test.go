@@ -78,7 +78,7 @@ func (g *memoryGroup) set(limit int) error {
 // remove removes the group when the last of its processes has ended, which the kernel
 // may note after their parents do.
 func (g *memoryGroup) remove() error {
-	deadline := time.Now().Add(5 * time.Second)
+	deadline := time.Now().Add(startTimeout)
 	for {
 		err := os.Remove(g.dir)
 		if !errors.Is(err, unix.EBUSY) || time.Now().After(deadline) {

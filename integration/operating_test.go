@@ -78,7 +78,7 @@ func TestOperating(t *testing.T) {
 	if err := capture.Start(); err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(20 * time.Second); ; { // its file has its head when the capture has begun
+	for deadline := time.Now().Add(startTimeout); ; { // its file has its head when the capture has begun
 		if info, err := os.Stat(file); err == nil && info.Size() > 0 {
 			break
 		} else if time.Now().After(deadline) {

@@ -137,7 +137,7 @@ func (g *guest) sh(lines ...string) string {
 }
 
 // guestTimeout is how long a shell text may take. An emulated machine is slow.
-const guestTimeout = 60 * time.Second
+const guestTimeout = 3 * time.Minute
 
 // trySh is sh for what may fail. It talks to the guest's shell itself: the
 // script's exec waits for the guest's socat to end, which that sometimes does
@@ -233,7 +233,7 @@ func (g *guest) exchange(server *peerHost, dial, source string, size int) {
 			return
 		}
 		defer conn.Close()
-		conn.SetDeadline(time.Now().Add(60 * time.Second))
+		conn.SetDeadline(time.Now().Add(exchangeTimeout))
 		r.from, _, _ = net.SplitHostPort(conn.RemoteAddr().String())
 		began, got, answered := time.Now(), sha256.New(), sha256.New()
 		if r.received, r.err = io.Copy(got, conn); r.err != nil {

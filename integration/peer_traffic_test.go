@@ -36,7 +36,10 @@ type exchange struct {
 	bytes                int    // each way
 }
 
-const exchangePort = "5201"
+const (
+	exchangePort    = "5201"
+	exchangeTimeout = 3 * time.Minute // an emulated machine is slow, and so is TCP where packets are lost
+)
 
 func (e exchange) run(t *testing.T) {
 	t.Helper()
@@ -81,7 +84,7 @@ func (e exchange) run(t *testing.T) {
 // swap writes the random bytes of one seed and expects those of another.
 func (e exchange) swap(conn net.Conn, send, expect uint64) error {
 	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(60 * time.Second))
+	conn.SetDeadline(time.Now().Add(exchangeTimeout))
 	wrote := make(chan error, 1)
 	go func() {
 		_, err := io.Copy(conn, io.LimitReader(randomBytes(send), int64(e.bytes)))
@@ -147,7 +150,7 @@ func (e exchange) datagrams(t *testing.T, sizes ...int) {
 		if _, err := client.Write(sent); err != nil {
 			t.Fatal(err)
 		}
-		client.SetReadDeadline(time.Now().Add(5 * time.Second))
+		client.SetReadDeadline(time.Now().Add(startTimeout))
 		n, err := client.Read(buffer)
 		if err != nil {
 			t.Fatalf("UDP, %d bytes: %v (seed %d)", size, err, seed)

@@ -94,7 +94,7 @@ func testUAPI(t *testing.T, c *clusters) {
 			t.Fatal(err)
 		}
 		defer conn.Close()
-		conn.SetDeadline(time.Now().Add(5 * time.Second))
+		conn.SetDeadline(time.Now().Add(startTimeout))
 		if _, err := io.WriteString(conn, request); err != nil {
 			t.Fatal(err)
 		}
