@@ -14,7 +14,7 @@ import (
 // holeMTU is the size of the largest IP packet that passes a hole.
 const holeMTU = 1296
 
-// pathTime is how soon TCP goes on after a hole has opened.
+// pathTime is how soon a gateway knows a hole that has opened.
 const pathTime = 15 * time.Second
 
 // A hole is a path that swallows large packets in one direction, without a word.
@@ -43,7 +43,13 @@ func holeFaults() (all []fault) {
 			c.moves(1<<20, startTimeout)
 			l.cutTrains(&h)
 			l.swallow(&h)
-			c.moves(1<<20, pathTime)
+			began := time.Now()
+			l.until("rome", "cause="+h.cause)
+			known := time.Since(began)
+			if l.t.Logf("known after %.1f s", known.Seconds()); known > pathTime {
+				l.t.Errorf("that took %v, want at most %v", known, pathTime)
+			}
+			c.moves(1<<20, pathTime+3*known) // TCP repeats what is lost after pauses that double, and may need two of them
 			d := l.newFlow(flowPace, 0, 1)
 			defer d.close()
 			d.moves(1<<20, pathTime)
