@@ -91,8 +91,8 @@ func open(t testing.TB, c *config.Config, net byte, log *logrus.Logger, now func
 	for i := range c.Geneve.Nodes {
 		c.Geneve.Nodes[i].Underlay = netip.AddrFrom4([4]byte{127, 0, net, byte(2 + i)})
 	}
-	// The nodes use the gateway's port: while it is bound, nobody is given it elsewhere.
-	listen := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, net, 1}), 0)
+	// The nodes use the gateway's port at addresses of their own.
+	listen := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, net, 1}), freePort(t))
 	var err error
 	if cl.Gateway, err = newGateway(c, Budget{}, log, geneve.Options{Listen: listen, Now: now}); err != nil {
 		t.Fatal(err)

@@ -5,11 +5,13 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -189,15 +191,25 @@ func TestHandOverToAnotherConfiguration(t *testing.T) {
 	}
 }
 
-// freePort returns a UDP port that was free a moment ago.
-func freePort(t *testing.T) uint16 {
+// ports are from where on freePort looks.
+var ports atomic.Uint32
+
+func init() { ports.Store(rand.Uint32()) }
+
+// freePort returns a UDP port that nobody has and that nobody gets who asks for any, the kernel (net.ipv4.ip_local_port_range) or a test, here
+// or of package main: who gives it up for a moment finds it free again.
+func freePort(t testing.TB) uint16 {
 	t.Helper()
-	c, err := net.ListenUDP("udp4", nil)
-	if err != nil {
-		t.Fatal(err)
+	const first, count = 8 << 10, 8 << 10
+	for range count {
+		port := first + ports.Add(1)%count
+		if c, err := net.ListenUDP("udp4", &net.UDPAddr{Port: int(port)}); err == nil {
+			c.Close()
+			return uint16(port)
+		}
 	}
-	defer c.Close()
-	return uint16(c.LocalAddr().(*net.UDPAddr).Port)
+	t.Fatal("no port is free")
+	return 0
 }
 
 func TestHandOverIsRefused(t *testing.T) {

@@ -42,8 +42,8 @@ func newKeepingPair(t *testing.T) *keepingPair {
 	k.pair = newPair(t, func(rc, mc *config.Config) {
 		rc.State, mc.State = t.TempDir(), t.TempDir()
 		k.rc, k.mc = rc, mc
+		mc.WireGuard.ListenPort = freePort(t) // rome knows no other
 	})
-	k.mc.WireGuard.ListenPort = k.milan.wg.Port() // rome knows no other
 	k.first, k.second = k.ask(0), k.ask(1)
 	if k.first != keptPort || k.second == keptPort {
 		t.Fatalf("ports of U: %d and %d", k.first, k.second)
