@@ -17,6 +17,9 @@ import (
 	"culvert/integration/need"
 )
 
+// The main thread, whose network /proc/net shows, runs no test, which could leave it in another namespace.
+func init() { runtime.LockOSThread() }
+
 // inNamespace moves the test to a network namespace of its own, which ends with its thread, and returns the index of a link there.
 func inNamespace(t *testing.T) int {
 	t.Helper()
