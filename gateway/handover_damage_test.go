@@ -14,6 +14,7 @@ import (
 	"culvert/gateway/control"
 	"culvert/gateway/handover"
 	"culvert/gateway/state"
+	"culvert/geneve/genevetest"
 )
 
 // A fakeNext is a new process that does what it must not.
@@ -25,7 +26,7 @@ type fakeNext struct {
 func (f *fakeNext) want(kinds ...handover.Kind) {
 	for _, k := range kinds {
 		for {
-			is, _, files, err := f.Receive(5 * time.Second)
+			is, _, files, err := f.Receive(genevetest.Timeout)
 			for _, file := range files {
 				file.Close()
 			}

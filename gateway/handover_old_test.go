@@ -17,6 +17,7 @@ import (
 
 	"culvert/gateway/handover"
 	"culvert/gateway/state"
+	"culvert/geneve/genevetest"
 )
 
 // oldSteps are the conversation as an old process sees it: what it says, and what it waits for then.
@@ -52,7 +53,7 @@ func sayStep(t *testing.T, l *handover.Line, relay, i int) {
 		}
 	}
 	if s.await != 0 {
-		if _, _, err := l.Want(s.await, 5*time.Second); err != nil {
+		if _, _, err := l.Want(s.await, genevetest.Timeout); err != nil {
 			t.Error(err)
 		}
 	}

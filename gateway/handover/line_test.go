@@ -15,10 +15,10 @@ import (
 func TestOneWrite(t *testing.T) {
 	lines := newLines(t)
 	for _, k := range []Kind{KindForwarding, KindDone} {
-		if err := lines[0].Send(k, nil, time.Second); err != nil {
+		if err := lines[0].Send(k, nil, 20*time.Second); err != nil {
 			t.Fatal(err)
 		}
-		if _, _, err := lines[1].Want(k, time.Second); err != nil {
+		if _, _, err := lines[1].Want(k, 20*time.Second); err != nil {
 			t.Errorf("message %d: %v", k, err)
 		}
 	}
@@ -54,16 +54,16 @@ func TestStrangeDescriptors(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer out.Close()
-		if err := lines[0].Send(k, nil, time.Second, int(in.Fd())); err != nil {
+		if err := lines[0].Send(k, nil, 20*time.Second, int(in.Fd())); err != nil {
 			t.Fatal(err)
 		}
 		in.Close()
-		_, _, files, err := lines[1].Receive(time.Second)
+		_, _, files, err := lines[1].Receive(20 * time.Second)
 		if (err != nil) != (i >= 7) || (len(files) > 0) != (i == 0) {
 			t.Errorf("message %d: %d descriptors, %v", k, len(files), err)
 		}
 		closeAll(files)
-		out.SetReadDeadline(time.Now().Add(time.Second))
+		out.SetReadDeadline(time.Now().Add(20 * time.Second))
 		if _, err := out.Read(make([]byte, 1)); err != io.EOF {
 			t.Errorf("message %d: the pipe is open: %v", k, err)
 		}
