@@ -78,14 +78,17 @@ func New(c *services.Config, tolerant bool, log logrus.FieldLogger) (*Server, er
 }
 
 func newServer(c *services.Config, tolerant bool, log logrus.FieldLogger, idle idleTimes, room int) (*Server, error) {
-	own, err := services.OwnAddresses(c)
+	s := &Server{
+		log: log, began: time.Now(), tolerant: tolerant, idle: idle, crowd: newCrowd(room),
+		all: newFlows(room), config: c, doors: map[place]*door{}, closed: map[place]error{}, sessions: map[*session]struct{}{},
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	own, err := s.addresses(c)
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{
-		log: log, began: time.Now(), tolerant: tolerant, idle: idle, crowd: newCrowd(room),
-		all: newFlows(room), config: c, own: own, doors: map[place]*door{}, closed: map[place]error{}, sessions: map[*session]struct{}{},
-	}
+	s.own = own
 	var key [16]byte
 	rand.Read(key[:])
 	if s.engine, err = nat.New(key, c.NAT(own)); err != nil {
@@ -95,8 +98,6 @@ func newServer(c *services.Config, tolerant bool, log logrus.FieldLogger, idle i
 		return nil, err
 	}
 	s.ctx, s.stop = context.WithCancel(context.Background())
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	if err := s.listen(c, own, func() {}); err != nil {
 		s.stop()
 		s.page.Close()

@@ -233,6 +233,44 @@ func TestLostAddress(t *testing.T) {
 	}
 }
 
+// A tolerant server begins without an address that its machine lacks, and serves it when it is there.
+func TestBeginWithoutAddress(t *testing.T) {
+	needHosts(t)
+	naming(t, endpointA)
+	lo, err := netlink.LinkByName("lo")
+	if err == nil {
+		err = netlink.AddrDel(lo, &netlink.Addr{IPNet: netlink.NewIPNet(net.ParseIP(nodeAt[1]))})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { needHosts(t) })
+	s, err := New(config(unix.IPPROTO_TCP, nil, endpointA), true, quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(t.Context()) }()
+	if name, err := who(t, outside[0]); err != nil || name != endpointA[0] {
+		t.Errorf("at the address that there is %q answers: %v", name, err)
+	}
+	if fault := s.fault(); !strings.Contains(fault, "services.addresses[1]: fd18::2 is not an address of this machine") {
+		t.Errorf("health: %q", fault)
+	}
+	needHosts(t)
+	s.again()
+	if name, err := who(t, outside[1]); err != nil || name != endpointA[1] {
+		t.Errorf("with both, %q answers: %v", name, err)
+	}
+	if fault := s.fault(); fault != "" {
+		t.Errorf("health: %q", fault)
+	}
+	s.stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
 // A configuration that cannot be had changes nothing.
 func TestRefusedApply(t *testing.T) {
 	needHosts(t)
