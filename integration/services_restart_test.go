@@ -367,3 +367,40 @@ func TestServicesLostAddress(t *testing.T) {
 		}
 	}, programs("ip", "ip"))
 }
+
+// TestServicesDuplicateAddress has another host take the node's address of IPv6 while that is away: IPv4 follows Services all the same, the log
+// says what is the matter, and routes have their source when the address is the node's again, also after a moment.
+func TestServicesDuplicateAddress(t *testing.T) {
+	beside(t, func(t *testing.T) {
+		l := newServiceLab(t)
+		l.n1.sysctl("net/ipv6/conf/lan/accept_dad", "1")
+		l.start(served("web", "tcp", 10, "", "pa"))
+		requireOutput := func(h *peerHost, want string, args ...string) {
+			t.Helper()
+			eventually(t, want, func() error {
+				if out := l.node.output(); len(args) == 0 && !strings.Contains(out, want) || len(args) > 0 && !strings.Contains(h.run("ip", args...), want) {
+					return errNotYet
+				}
+				return nil
+			})
+		}
+		l.n1.ip("address del fd18::2/64 dev lan", "address add fd18::2/64 dev lan nodad")
+		requireOutput(l.n1, "src fd18::2", "-6", "route", "show", "table", "7091")
+		l.n1.ip("address del fd18::2/64 dev lan")
+		requireOutput(nil, "services.addresses[1]: fd18::2 is not an address of this machine")
+		l.out.ip("address add fd18::2/64 dev lan nodad")
+		l.n1.ip("address add fd18::2/64 dev lan")
+		requireOutput(l.n1, "dadfailed", "-6", "address", "show", "dev", "lan")
+		l.write(served("web", "tcp", 10, "", "pc"), served("more", "tcp", 15, "", "pa"))
+		l.node.cmd.Process.Signal(unix.SIGHUP)
+		requireOutput(nil, "configuration applied")
+		for to, want := range map[string]string{"172.18.0.2:30010": "pc", "172.18.0.2:30015": "pa"} {
+			if who, _, err := l.ask(l.out, "tcp", to); err != nil || who != want {
+				t.Errorf("%s: %s answers, want %s: %v", to, who, want, err)
+			}
+		}
+		l.out.ip("address del fd18::2/64 dev lan")
+		l.n1.ip("address del fd18::2/64 dev lan", "address add fd18::2/64 dev lan nodad")
+		requireOutput(l.n1, "src fd18::2", "-6", "route", "show", "table", "7091")
+	}, programs("ip", "ip"))
+}

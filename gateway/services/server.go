@@ -329,17 +329,26 @@ func OwnAddresses(c *Config) ([]netip.Addr, error) {
 		return nil, fmt.Errorf("services: list this machine's addresses: %w", err)
 	}
 	var own []netip.Addr
-	here := map[netip.Addr]bool{}
+	here, tentative := map[netip.Addr]bool{}, map[netip.Addr]bool{}
 	for _, l := range list {
 		a, _ := netip.AddrFromSlice(l.IP)
-		if a = a.Unmap(); !here[a] && a != dummyAddress && !a.IsLoopback() && !(a.Is6() && a.IsLinkLocalUnicast()) {
+		a = a.Unmap()
+		if l.Flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_OPTIMISTIC) == unix.IFA_F_TENTATIVE { // RFC 4862, Section 5.4: not assigned; no source of routes
+			tentative[a] = true
+			continue
+		}
+		if !here[a] && a != dummyAddress && !a.IsLoopback() && !(a.Is6() && a.IsLinkLocalUnicast()) {
 			own = append(own, a)
 		}
 		here[a] = true
 	}
 	var missing []error
 	for i, a := range c.Addresses {
-		if !here[a] {
+		switch {
+		case here[a]:
+		case tentative[a]:
+			missing = append(missing, fmt.Errorf("services.addresses[%d]: %s is tentative, until it is found that no other host has it; if ip address shows dadfailed, one has: remove it there", i, a))
+		default:
 			missing = append(missing, fmt.Errorf("services.addresses[%d]: %s is not an address of this machine; ip -br address shows all", i, a))
 		}
 	}

@@ -313,27 +313,31 @@ func (s *steering) apply(p *plan, sources func(family int) net.IP) error {
 	return err
 }
 
-// look forgets what the kernel has no longer, so that apply makes it again: a route goes with the address that is its source.
+// look forgets what the kernel has no longer, so that apply makes it again: with the address that is its source a route of IPv4 goes, and one of
+// IPv6 loses that.
 func (s *steering) look() error {
-	there := map[string]bool{}
+	rulesThere, routesThere := map[string]bool{}, map[string]net.IP{}
 	for _, family := range s.families {
 		rules, err := rulesOf(family)
 		if err != nil {
 			return err
 		}
 		for i := range rules {
-			there[describe(&rules[i])] = true
+			rulesThere[describe(&rules[i])] = true
 		}
 		routes, err := s.routesOf(family)
 		if err != nil {
 			return err
 		}
 		for i := range routes {
-			there[destination(&routes[i])] = true
+			routesThere[destination(&routes[i])] = routes[i].Src
 		}
 	}
-	s.rules = slices.DeleteFunc(s.rules, func(r netlink.Rule) bool { return !there[describe(&r)] })
-	s.routes = slices.DeleteFunc(s.routes, func(r netlink.Route) bool { return !there[destination(&r)] })
+	s.rules = slices.DeleteFunc(s.rules, func(r netlink.Rule) bool { return !rulesThere[describe(&r)] })
+	s.routes = slices.DeleteFunc(s.routes, func(r netlink.Route) bool { _, ok := routesThere[destination(&r)]; return !ok })
+	for i := range s.routes {
+		s.routes[i].Src = routesThere[destination(&s.routes[i])]
+	}
 	return nil
 }
 
