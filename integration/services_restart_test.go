@@ -349,6 +349,12 @@ func TestServicesLostAddress(t *testing.T) {
 					return nil
 				})
 				requireWho(other+"30015", "pc")
+				eventually(t, "words for the routes", func() error {
+					if !strings.Contains(l.node.output(), "somebody else has changed rules or routes") {
+						return errNotYet
+					}
+					return nil
+				})
 				l.write(served("web", "tcp", 10, "", "pa"))
 				l.n1.ip("address add " + gone + length[family] + " dev lan" + []string{"", " nodad"}[family])
 				if family == 0 { // what goes with an address of IPv4

@@ -53,15 +53,16 @@ func (s *Server) watch(ctx context.Context) {
 		}
 		settling = false
 		back, err := s.mend(ctx)
-		switch {
-		case ctx.Err() != nil:
+		if ctx.Err() != nil {
 			return
-		case err != nil:
+		}
+		if err != nil {
 			if !failing {
 				s.log.WithError(err).Warn("addresses, rules or routes that services need are gone, and do not come back")
 			}
 			timer.Reset(retryTime)
-		case back > 0:
+		}
+		if back > 0 {
 			mended = time.Now()
 			if changes += back; mended.Sub(told) >= tellPause {
 				s.log.WithField("changes", changes).Warn("somebody else has changed rules or routes that lead to services: they are as they were")
