@@ -15,19 +15,19 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/sirupsen/logrus"
 
 	"culvert/gateway/config"
 	"culvert/gateway/seats"
+	"culvert/integration/need"
 )
 
 // TestPrinter: of all who ask at one time one prints, nobody gets a page from before the
 // question, and prints keep their distance.
 func TestPrinter(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	need.Bubble(t, func(t *testing.T) {
 		const took = 20 * time.Millisecond
 		prints := 0
 		p := newPrinter(func(int) []byte {
@@ -90,7 +90,7 @@ func TestPrinterDistance(t *testing.T) {
 	for took, rest := range map[time.Duration]time.Duration{
 		0: minRest, time.Millisecond: minRest, 50 * time.Millisecond: 950 * time.Millisecond, time.Second: maxRest,
 	} {
-		synctest.Test(t, func(t *testing.T) {
+		need.Bubble(t, func(t *testing.T) {
 			p := newPrinter(func(int) []byte {
 				time.Sleep(took)
 				return nil
@@ -122,7 +122,7 @@ func (r *reader) Write(b []byte) (int, error) {
 // TestPrinterSlowClients: slow clients wait for nobody and hold up nobody; when they hold
 // too many bytes, others get the last page that there is.
 func TestPrinterSlowClients(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	need.Bubble(t, func(t *testing.T) {
 		prints := 0
 		p := newPrinter(func(int) []byte {
 			prints++
@@ -266,7 +266,7 @@ func (e *exhausted) Close() error { return nil }
 
 // TestListenerErrors: what net/http has to say is in our log's format, and rarely.
 func TestListenerErrors(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	need.Bubble(t, func(t *testing.T) {
 		var text bytes.Buffer
 		l := logrus.New()
 		l.SetOutput(&text)

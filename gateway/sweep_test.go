@@ -5,11 +5,13 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"culvert/integration/need"
 )
 
 // A table that is never swept clean, as when reloads follow one another, keeps neither the duties of each second nor packets waiting.
 func TestSweepBesideDuties(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	need.Bubble(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		sweeps, duties := 0, 0
 		go sweepBeside(ctx, func() bool { sweeps++; return false }, func() { duties++ })
@@ -28,7 +30,7 @@ func TestSweepBesideDuties(t *testing.T) {
 
 // A clean table is looked at once a second.
 func TestSweepRests(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	need.Bubble(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		sweeps := 0
 		go sweepBeside(ctx, func() bool { sweeps++; return true }, func() {})

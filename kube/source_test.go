@@ -27,6 +27,7 @@ import (
 
 	"culvert/gateway/config"
 	"culvert/gateway/wgkey"
+	"culvert/integration/need"
 	"culvert/nat/rules"
 )
 
@@ -138,7 +139,7 @@ func baseOf(remote string) *config.Config {
 // inCluster runs f in a bubble of time with a Source of cluster-b's gateway that runs.
 func inCluster(t *testing.T, objects []*Object, prepare func(*cluster), f func(*cluster)) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
+	need.Bubble(t, func(t *testing.T) {
 		kinds := map[schema.GroupVersionResource]string{events: "EventList"}
 		for kind := range resources {
 			kinds[gvr(kind)] = kind + "List"

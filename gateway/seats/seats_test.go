@@ -7,6 +7,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"culvert/integration/need"
 )
 
 // TestSeats fills a listener from some addresses, as many connections from each as it
@@ -108,7 +110,7 @@ func (c *caller) Close() error {
 // TestSeatsAccept: who has no seat is closed and counted, and the next is served; a seat
 // that is given back stays taken for its time, and no longer.
 func TestSeatsAccept(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	need.Bubble(t, func(t *testing.T) {
 		outside := &callers{make(chan net.Addr, 100), make(chan net.Addr, 100)}
 		s := New(outside)
 		crowd := net.TCPAddrFromAddrPort(netip.MustParseAddrPort("10.0.1.1:1"))
@@ -154,7 +156,7 @@ func TestSeatsAccept(t *testing.T) {
 
 // TestSeatsAreWaitedFor: who comes by a Unix socket when all seats are taken, but some of them left, gets the first that is free.
 func TestSeatsAreWaitedFor(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	need.Bubble(t, func(t *testing.T) {
 		outside := &callers{make(chan net.Addr, 1), make(chan net.Addr, 20*Max)}
 		s := New(outside)
 		accept := func() net.Conn {

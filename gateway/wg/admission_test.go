@@ -4,12 +4,12 @@ import (
 	"encoding/binary"
 	"net/netip"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"golang.zx2c4.com/wireguard/device"
 
 	"culvert/gateway/wgkey"
+	"culvert/integration/need"
 )
 
 // message returns a message of a type and size; a handshake is for the owner of key.
@@ -91,7 +91,7 @@ func (a *admission) flood(from netip.Addr, m []byte) (passed int) {
 // TestAdmissionPace: of what wireguard-go would queue, only so much passes, and strangers
 // take nothing away from the peer.
 func TestAdmissionPace(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	need.Bubble(t, func(t *testing.T) {
 		a := newAdmission(wgkey.Key{1})
 		stranger, peer := netip.MustParseAddr("203.0.113.9"), netip.MustParseAddr("192.0.2.7")
 		a.sent([][]byte{message(device.MessageInitiationType, device.MessageInitiationSize, wgkey.Key{2})}, &endpoint{addr: netip.AddrPortFrom(peer, 51840)})
@@ -146,7 +146,7 @@ func TestAdmissionShares(t *testing.T) {
 		{"twenty addresses of a /64", subnet, "2001:db8:0:1::7", 4 + 9},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			need.Bubble(t, func(t *testing.T) {
 				a := newAdmission(wgkey.Key{1})
 				m, roamed, passed := paced()[0], netip.MustParseAddr(test.roamed), 0
 				for second := range 10 {
@@ -173,7 +173,7 @@ func TestAdmissionShares(t *testing.T) {
 		})
 	}
 	t.Run("addresses in plenty", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
+		need.Bubble(t, func(t *testing.T) {
 			a, began := newAdmission(wgkey.Key{1}), time.Now()
 			passed, next := 0, uint32(0)
 			for range 1000 {
@@ -200,7 +200,7 @@ func TestAdmissionShares(t *testing.T) {
 // Who has overheard the index of a session can send what only a cipher tells from the peer's messages. It gets few of them to
 // wireguard-go, whatever addresses it uses; the peer's go on, and a peer that moves gets enough through to be found.
 func TestAdmissionBoundsDataOfStrangers(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	need.Bubble(t, func(t *testing.T) {
 		a := newAdmission(wgkey.Key{1})
 		data := message(device.MessageTransportType, device.MessageKeepaliveSize+16, wgkey.Key{1})
 		passed := func(from netip.Addr, n int) (passed int) {

@@ -4,13 +4,15 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"culvert/integration/need"
 )
 
 // TestWindow: a full window opens at once for what comes back, and after
 // windowPatience for what does not.
 func TestWindow(t *testing.T) {
 	const patience = windowPatience * windowTick
-	synctest.Test(t, func(t *testing.T) {
+	need.Bubble(t, func(t *testing.T) {
 		w := newWindow()
 		start := time.Now()
 		w.give(windowPackets - 1)
@@ -59,7 +61,7 @@ func TestWindow(t *testing.T) {
 // TestWindowLate: what comes back late, as where there is little CPU, has not been discarded. Of what comes back later still the same
 // number that is gone for good is known already.
 func TestWindowLate(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	need.Bubble(t, func(t *testing.T) {
 		w := newWindow()
 		gone := func(want int64) {
 			t.Helper()
@@ -117,7 +119,7 @@ func TestWindowDiscard(t *testing.T) {
 // TestFullWindowHoldsUpNobody: who waits for room keeps nobody from counting what is lost, which is done for the whole gateway once a
 // second.
 func TestFullWindowHoldsUpNobody(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	need.Bubble(t, func(t *testing.T) {
 		w := newWindow()
 		w.give(windowPackets)
 		go w.wait()

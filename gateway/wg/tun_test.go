@@ -2,13 +2,14 @@ package wg
 
 import (
 	"testing"
-	"testing/synctest"
+
+	"culvert/integration/need"
 )
 
 // TestTunWindows: packets on their way through wireguard-go count, each way, and while
 // nothing comes back batches are small. Neither way allocates.
 func TestTunWindows(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	need.Bubble(t, func(t *testing.T) {
 		path := idlePath()
 		path.Read = func(bufs [][]byte, sizes []int, offset int) (int, error) { return len(bufs), nil }
 		out, in := newWindow(), newWindow()

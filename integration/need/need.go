@@ -1,5 +1,6 @@
 // Package need skips tests for what a machine lacks, each by the name of a probe. LAB makes such a skip a failure: LAB=require for all
-// that this kernel can do, LAB=require=tun,tshark for what it names.
+// that this kernel can do, LAB=require=tun,tshark for what it names. Bubble is for tests that
+// have a clock of their own.
 package need
 
 import (

@@ -28,6 +28,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"culvert/gateway/services"
+	"culvert/integration/need"
 )
 
 func init() {
@@ -105,7 +106,7 @@ func (c *cluster) put(o *Object) {
 // inCluster runs f in a bubble of time with a Source that runs.
 func inCluster(t *testing.T, prepare, f func(*cluster), objects ...*Object) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
+	need.Bubble(t, func(t *testing.T) {
 		kinds := map[schema.GroupVersionResource]string{}
 		for kind, r := range resources {
 			kinds[r] = kind + "List"
