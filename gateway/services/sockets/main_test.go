@@ -155,6 +155,36 @@ func serving(t *testing.T, c *services.Config, change ...func(*idleTimes, *int))
 	return s
 }
 
+// tolerating is serving by a tolerant server, which ends when end is called.
+func tolerating(t *testing.T, c *services.Config) (s *Server, end func()) {
+	t.Helper()
+	s, err := New(c, true, quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(t.Context()) }()
+	return s, func() {
+		s.stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// lose takes an address from the machine until the end of the test.
+func lose(t *testing.T, address string) {
+	t.Helper()
+	lo, err := netlink.LinkByName("lo")
+	if err == nil {
+		err = netlink.AddrDel(lo, &netlink.Addr{IPNet: netlink.NewIPNet(net.ParseIP(address))})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { needHosts(t) })
+}
+
 // listening has serve answer connections of TCP at an endpoint.
 func listening(t *testing.T, at string, serve func(*net.TCPConn)) {
 	t.Helper()

@@ -138,12 +138,7 @@ func TestTolerant(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer taken.Close()
-	s, err := New(config(unix.IPPROTO_TCP, nil, endpointA), true, quiet())
-	if err != nil {
-		t.Fatal(err)
-	}
-	ended := make(chan error, 1)
-	go func() { ended <- s.Run(t.Context()) }()
+	s, end := tolerating(t, config(unix.IPPROTO_TCP, nil, endpointA))
 	if name, err := who(t, outside[1]); err != nil || name != endpointA[1] {
 		t.Errorf("%q answers: %v", name, err)
 	}
@@ -161,10 +156,7 @@ func TestTolerant(t *testing.T) {
 	if fault := s.fault(); fault != "" {
 		t.Errorf("health: %q", fault)
 	}
-	s.stop()
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
+	end()
 	if err := s.Apply(t.Context(), config(unix.IPPROTO_TCP, nil, endpointA)); err == nil {
 		t.Error("a server that has ended serves again")
 	}
@@ -178,20 +170,8 @@ func TestTolerant(t *testing.T) {
 func TestLostAddress(t *testing.T) {
 	needHosts(t)
 	naming(t, endpointA, endpointC)
-	s, err := New(config(unix.IPPROTO_TCP, nil, endpointA), true, quiet())
-	if err != nil {
-		t.Fatal(err)
-	}
-	ended := make(chan error, 1)
-	go func() { ended <- s.Run(t.Context()) }()
-	lo, err := netlink.LinkByName("lo")
-	if err == nil {
-		err = netlink.AddrDel(lo, &netlink.Addr{IPNet: netlink.NewIPNet(net.ParseIP(nodeAt[1]))})
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { needHosts(t) })
+	s, end := tolerating(t, config(unix.IPPROTO_TCP, nil, endpointA))
+	lose(t, nodeAt[1])
 	s.again()
 	if err := s.Apply(t.Context(), config(unix.IPPROTO_TCP, nil, endpointC)); err != nil {
 		t.Error(err)
@@ -202,15 +182,13 @@ func TestLostAddress(t *testing.T) {
 	if fault := s.fault(); !strings.Contains(fault, "services.addresses[1]: fd18::2 is not an address of this machine") {
 		t.Errorf("health: %q", fault)
 	}
-	addresses, err := netlink.AddrList(lo, netlink.FAMILY_ALL)
+	addresses, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i := range addresses {
-		if a := &addresses[i]; !a.IP.IsLoopback() {
-			if err := netlink.AddrDel(lo, a); err != nil {
-				t.Fatal(err)
-			}
+	for _, a := range addresses {
+		if !a.IP.IsLoopback() {
+			lose(t, a.IP.String())
 		}
 	}
 	s.again()
@@ -227,30 +205,15 @@ func TestLostAddress(t *testing.T) {
 	if fault := s.fault(); fault != "" {
 		t.Errorf("health: %q", fault)
 	}
-	s.stop()
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
+	end()
 }
 
 // A tolerant server begins without an address that its machine lacks, and serves it when it is there.
 func TestBeginWithoutAddress(t *testing.T) {
 	needHosts(t)
 	naming(t, endpointA)
-	lo, err := netlink.LinkByName("lo")
-	if err == nil {
-		err = netlink.AddrDel(lo, &netlink.Addr{IPNet: netlink.NewIPNet(net.ParseIP(nodeAt[1]))})
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { needHosts(t) })
-	s, err := New(config(unix.IPPROTO_TCP, nil, endpointA), true, quiet())
-	if err != nil {
-		t.Fatal(err)
-	}
-	ended := make(chan error, 1)
-	go func() { ended <- s.Run(t.Context()) }()
+	lose(t, nodeAt[1])
+	s, end := tolerating(t, config(unix.IPPROTO_TCP, nil, endpointA))
 	if name, err := who(t, outside[0]); err != nil || name != endpointA[0] {
 		t.Errorf("at the address that there is %q answers: %v", name, err)
 	}
@@ -265,10 +228,7 @@ func TestBeginWithoutAddress(t *testing.T) {
 	if fault := s.fault(); fault != "" {
 		t.Errorf("health: %q", fault)
 	}
-	s.stop()
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
+	end()
 }
 
 // A configuration that cannot be had changes nothing.

@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"culvert/gateway/services"
@@ -365,14 +364,7 @@ func TestLostWay(t *testing.T) {
 	if _, _, err := ask(c, "?"); err != nil {
 		t.Fatal(err)
 	}
-	lo, err := netlink.LinkByName("lo")
-	if err == nil {
-		err = netlink.AddrDel(lo, &netlink.Addr{IPNet: netlink.NewIPNet(net.ParseIP(endpointA[0]))})
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { needHosts(t) })
+	lose(t, endpointA[0])
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for began := time.Now(); s.all.count() > 0; <-tick.C {
