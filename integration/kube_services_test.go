@@ -156,6 +156,27 @@ func TestKubeServicesMany(t *testing.T) {
 	}, kubernetes)
 }
 
+// TestKubeNodeLacksAddress: a node begins without an address that its machine lacks, says so, and serves by it when it is there.
+func TestKubeNodeLacksAddress(t *testing.T) {
+	isolated(t, func(t *testing.T) {
+		l := newKubeAnnounceLab(t)
+		l.shop("pa")
+		file, flags := l.given(l.n1, "services: {addresses: [172.18.0.2, 'fd18::99'], pods: [10.244.0.0/16, 'fd24::/16'], serviceCIDRs: [10.96.0.0/16, 'fd96::/112']}\n")
+		l.nodes["n1"] = l.n1.start(nil, os.Getenv(binaryEnv), append([]string{"node", "--config", file}, flags...)...)
+		l.says(l.n1, "services.addresses[1]: fd18::99 is not an address of this machine", 1)
+		if who, _, err := l.ask(l.c, "tcp", "10.96.0.11:80"); err != nil || who != "pa" {
+			t.Errorf("%q answers: %v", who, err)
+		}
+		l.n1.ip("address add fd18::99/64 dev lan nodad")
+		eventually(t, "routes by the address", func() error {
+			if !strings.Contains(l.n1.run("ip", "-6", "route", "show", "table", "7091"), "src fd18::99") {
+				return errNotYet
+			}
+			return nil
+		})
+	}, kubernetes)
+}
+
 // TestKubeServices: nodes under a real API server and the rights of their manifest serve a Service, one by a device and another by sockets
 // without any capability, and follow its endpoints. Of malformed Services and slices, an Event and a line of the log name the field of each,
 // and no other is affected.

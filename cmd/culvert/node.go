@@ -164,12 +164,12 @@ type server interface {
 	Apply(context.Context, *services.Config) error
 }
 
-// newServer returns one by c. A tolerant one of sockets goes on without the ports that it cannot have.
+// newServer returns one by c. A tolerant one goes on without addresses that the machine lacks, and by sockets without the ports that it cannot have.
 func newServer(c *services.Config, tolerant bool, log *logrus.Logger) (server, error) {
 	if c.Mode == services.Sockets {
 		return newSockets(c, tolerant, log)
 	}
-	return services.New(c, log)
+	return services.New(c, tolerant, log)
 }
 
 // rereadServices serves what the file says at each SIGHUP. A file that is bad in any way, or changes what is about the tunnel, changes nothing.

@@ -50,12 +50,12 @@ type Server struct {
 	named map[string]bool
 }
 
-// New makes the device, and the rules and routes that lead to it, or goes on with those of a run before. An error means that nothing was left
-// behind that was not there before, unless it says so.
-func New(c *Config, log logrus.FieldLogger) (*Server, error) {
+// New makes the device, and the rules and routes that lead to it, or goes on with those of a run before. A tolerant Server goes on without
+// those addresses of c that this machine lacks. An error means that nothing was left behind that was not there before, unless it says so.
+func New(c *Config, tolerant bool, log logrus.FieldLogger) (*Server, error) {
 	own, err := OwnAddresses(c)
-	if err != nil {
-		return nil, err
+	if err != nil && (!tolerant || own == nil) {
+		return nil, err // else watch says it
 	}
 	if err := c.checkPorts(); err != nil {
 		return nil, err
