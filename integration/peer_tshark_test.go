@@ -191,6 +191,7 @@ func TestPeerComplaint(t *testing.T) {
 func TestPeerTshark(t *testing.T) {
 	body := func(t *testing.T, f peerFamily) {
 		c, _ := newOVSClusters(t, f, "")
+		pingThrough(c.romeNode, romeInternal) // a node that was not heard yet is asked in VXLAN too
 		capture := startCapture(c.romeGateway, c.romeNode.name)
 		pingThrough(c.romePod, milanPodAtRome)
 		pingThrough(c.milanPod, romePodAtMilan)
