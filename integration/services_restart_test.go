@@ -256,7 +256,7 @@ func (l *serviceLab) reload(message string, times int) {
 }
 
 // TestServicesRemovedByOthers has somebody remove what leads to the device, with the rule for the local table, and bring the device down:
-// all is back before what could not be put back would be tried again.
+// all is back within a second or two.
 func TestServicesRemovedByOthers(t *testing.T) {
 	beside(t, func(t *testing.T) {
 		l := newServiceLab(t)
@@ -280,7 +280,7 @@ func TestServicesRemovedByOthers(t *testing.T) {
 		} {
 			do()
 			began := time.Now()
-			eventuallyWithin(t, 8*time.Second, what, func() error {
+			eventuallyWithin(t, 3*time.Second, what, func() error {
 				if l.kernelState() != before {
 					return errNotYet
 				}

@@ -16,8 +16,8 @@ const (
 )
 
 // A pulse is a TUN device that is there as long as this process is, where the other one outlives it. The kernel answers ARP for addresses that
-// have a route by it, and no longer when that has gone. Packets to such an address rules lead to the other device, by their protocols: who
-// asks by ARP has none. Packets of protocols that no rule names come to it, and the kernel drops them.
+// have a route by it, and no longer when that has gone. Rules, which name protocols, lead packets for such an address to the other device; a
+// question of ARP has no protocol. Packets of protocols that no rule names come to the pulse, and the kernel drops them.
 type pulse struct{ descriptor, index int }
 
 func openPulse() (*pulse, error) {
