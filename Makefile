@@ -14,11 +14,14 @@ SHELL := /bin/bash
 # Shows of `go test -v` what a reader wants.
 RESULTS := awk -f .ci/results.awk
 
-# Shows one line for all modules that a first build downloads.
-DOWNLOADS := awk '/^go: downloading / { n++; next } { print } END { if (n) print "go: downloaded " n " modules" }'
+# Shows every few seconds how far go build -v is: a first build takes minutes.
+PROGRESS := .ci/progress
+
+# Tests and what is built for them share all that is compiled, with a C compiler or without.
+test: export CGO_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-gvisor test-kube kube-assets race fuzz sim bench lint image release reproducible size clean go-version
+.PHONY: help build demo test test-gvisor test-kube kube-assets race fuzz sim bench lint image images release reproducible size clean go-version
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
@@ -29,15 +32,19 @@ go-version:
 	printf '%s\n%s\n' $(GO_NEEDED) "$$have" | sort -C -V || \
 	{ echo "make: Go $$have is too old; install $(GO_NEEDED) or newer" >&2; exit 1; }
 
-build: BUILD = CGO_ENABLED=0 $(GO) build -trimpath -ldflags='-s -w' -o bin/culvert ./cmd/culvert
-build: go-version ## build bin/culvert, one static binary
-	@echo "$(BUILD)"; $(BUILD) 2>&1 | $(DOWNLOADS)
+# HTTP/2 is spoken to Kubernetes' API servers alone, by client-go, which brings golang.org/x/net/http2: the copy in net/http would be dead weight.
+TAGS = nethttpomithttp2
+
+build: BUILD = CGO_ENABLED=0 $(GO) build -v -trimpath -tags=$(TAGS) -ldflags='-s -w' -o bin/ ./cmd/culvert ./cmd/culvert-lab
+build: go-version ## build bin/culvert, one static binary, and bin/culvert-lab
+	@echo "$(BUILD)"; $(BUILD) 2>&1 | $(PROGRESS)
 
 demo: build ## two clusters in network namespaces, checked: a line a lab with its figures (V=1: a line a check)
-	bin/culvert lab check --brief$(if $(V), --verbose)
+	bin/culvert-lab check --brief$(if $(V), --verbose)
 
 test: go-version ## all tests; as root, or as a user who may make user namespaces
-	@echo '$(GO) test ./...'; $(GO) test -v -timeout 20m -parallel 3 ./... 2>&1 | $(RESULTS)
+	@$(GO) build -v -trimpath ./... 2>&1 | $(PROGRESS)
+	@echo '$(GO) test $(or $(PACKAGES),./...)'; $(GO) test -v -trimpath -timeout 20m -parallel 3 $(or $(PACKAGES),./...) 2>&1 | $(RESULTS)
 
 test-gvisor: go-version ## the checks of two clusters with both gateways in gVisor (root; builds runsc, two minutes, once)
 	@runsc=$$(cd integration/gvisor && CGO_ENABLED=0 $(GO) tool -n runsc); echo "RUNSC=$$runsc $(GO) test -run GVisor ./integration"; \
@@ -61,12 +68,15 @@ long: go-version kube-assets ## in full what the tests do in small: sieges, mill
 	IPAM_LONG=1 $(GO) test -v -count=1 -timeout 90m ./ipam
 	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 90m -run 'TestSetIsWhatIsInIt|TestExplainIsProcess|TestRestoreModel' ./nat/...
 	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 90m -run 'TestTraceIsPath|TestLongCapture' ./gateway
+	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 90m -run TestRandomEdits ./gateway/node/links
 	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 3h ./integration/sim
-	KUBEBUILDER_ASSETS='$(KUBEBUILDER_ASSETS)' CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 30m -run 'TestKubeGateways|TestKubeScale|TestKubeEndpoints|TestKubeProxyAgrees|TestKubeServicesMany' ./integration
+	KUBEBUILDER_ASSETS='$(KUBEBUILDER_ASSETS)' CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 30m -run 'TestKubeGateways|TestKubeScale|TestKubeEndpoints|TestKubeProxyAgrees|TestKubeServicesMany|TestKubeLinks|TestServicesShortConnections' ./integration
 
 # What one goroutine tries at random cannot race: -short tries less of it.
 race: go-version ## the unit tests under the race detector (needs a C compiler)
-	@echo '$(GO) test -race -short'; GORACE=atexit_sleep_ms=0 $(GO) test -v -race -short -timeout 20m $(UNIT) 2>&1 | $(RESULTS)
+	@# nat takes longest, on one core: the others run beside it.
+	@echo '$(GO) test -race -short'; GORACE=atexit_sleep_ms=0 \
+	  $(GO) test -v -race -short -timeout 20m culvert/nat $$($(GO) list ./... | grep -v '/integration\|^culvert/nat$$') 2>&1 | $(RESULTS)
 
 # On a busy machine go test fails now and then because the time for fuzzing ends, without any failing input: then it is asked again.
 fuzz: go-version ## each fuzz target for FUZZTIME (30s)
@@ -87,7 +97,7 @@ sim: go-version ## two gateways in virtual time under random faults for SIMTIME 
 
 bench: build ## micro benchmarks, then pods through culvert and through a gateway of kernel parts (20 minutes)
 	$(GO) test -run '^$$' -bench . -benchmem $(UNIT)
-	bin/culvert lab bench --growth
+	bin/culvert-lab bench --growth
 
 lint: go-version ## gofmt, go vet, staticcheck; what a mutex guards is used under it
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); \
@@ -99,25 +109,37 @@ lint: go-version ## gofmt, go vet, staticcheck; what a mutex guards is used unde
 	found=$$({ $(GO) vet -vettool=bin/checklocks -inferred=false $(UNIT) 2>&1 || true; } | grep -v '^#\|_test\.go:' || true); \
 	[ -z "$$found" ] || { echo "$$found" >&2; exit 1; }
 
-# What `go version -m` shows of the binary: the version, or the value of a build setting.
-stamp = $$($(GO) version -m dist/culvert-linux-amd64 | awk '$(1)')
+# What is built for dist, and for which architectures: image and images need less than a release.
+ARCHS = amd64 arm64
+COMMANDS = culvert culvert-lab
+HOSTARCH = $(shell $(GO) env GOHOSTARCH)
 
-image: release ## container images culvert:latest-amd64 and -arm64, and culvert:latest of this machine's kind, by buildah, podman or docker
-	@tool=$$(command -v buildah podman docker | head -n 1); [ -n "$$tool" ] || { echo "make: image needs buildah, podman or docker" >&2; exit 1; }; \
-	for arch in amd64 arm64; do \
+# What `go version -m` shows of a binary for $$arch: the version, or the value of a build setting.
+stamp = $$($(GO) version -m dist/culvert-linux-$$arch | awk '$(1)')
+
+image images: COMMANDS = culvert
+image: ARCHS = $(HOSTARCH)
+image: release ## container image culvert:latest for this machine's architecture, by buildah, podman or docker
+images: release ## images culvert:latest-amd64 and culvert:latest-arm64; culvert:latest is this machine's
+image images:
+	@tool=$$(command -v buildah podman docker | head -n 1); [ -n "$$tool" ] || { echo "make: $@ needs buildah, podman or docker" >&2; exit 1; }; \
+	for arch in $(ARCHS); do \
+	  echo "$$tool build: culvert:latest-$$arch"; \
 	  $$tool build --platform linux/$$arch -t culvert:latest-$$arch --build-arg TARGETARCH=$$arch \
 	    --build-arg VERSION="$(call stamp,$$1 == "mod" {print $$3})" \
 	    --build-arg REVISION="$(call stamp,sub(/vcs.revision=/, "", $$2) {print $$2})" \
 	    --build-arg CREATED="$(call stamp,sub(/vcs.time=/, "", $$2) {print $$2})" .; \
-	done; \
-	$$tool tag culvert:latest-$$($(GO) env GOHOSTARCH) culvert:latest
+	  [ $$arch != $(HOSTARCH) ] || $$tool tag culvert:latest-$$arch culvert:latest; \
+	done
 
 # The same commit and the same Go give the same bytes, on whatever machine.
 release: go-version ## binaries for linux/amd64 and linux/arm64 with checksums, in dist
 	@rm -rf dist
-	@for arch in amd64 arm64; do \
+	@for arch in $(ARCHS); do \
+	  echo "go build: $(COMMANDS) for linux/$$arch"; \
 	  CGO_ENABLED=0 GOOS=linux GOARCH=$$arch GOAMD64=v1 GOARM64=v8.0 GOFLAGS=-trimpath GOEXPERIMENT= GOWORK=off \
-	    $(GO) build -buildvcs=true -ldflags='-s -w -buildid=' -o dist/culvert-linux-$$arch ./cmd/culvert; \
+	    $(GO) build -v -buildvcs=true -tags=$(TAGS) -ldflags='-s -w -buildid=' -o dist/ $(COMMANDS:%=./cmd/%) 2>&1 | $(PROGRESS); \
+	  for name in $(COMMANDS); do mv dist/$$name dist/$$name-linux-$$arch; done; \
 	done
 	@cd dist && sha256sum culvert-* | tee SHA256SUMS
 
@@ -125,14 +147,13 @@ reproducible: ## build the release of the last commit twice, in other folders wi
 	@dir=$$(mktemp -d) && trap "chmod -R u+w $$dir; rm -rf $$dir" EXIT; \
 	git clone -q . $$dir/one; git clone -q $$dir/one $$dir/another/place; \
 	for copy in one another/place; do GOCACHE=$$dir/cache/$$copy $(MAKE) -s -C $$dir/$$copy release; done; \
-	for file in culvert-linux-amd64 culvert-linux-arm64 SHA256SUMS; do cmp $$dir/{one,another/place}/dist/$$file; done; \
+	for file in culvert{,-lab}-linux-{amd,arm}64 SHA256SUMS; do cmp $$dir/{one,another/place}/dist/$$file; done; \
 	! grep -aqF $$dir $$dir/one/dist/culvert-*; echo "both builds are the same, byte by byte"
 
-size: go-version ## the stripped binary is at most 32 MiB, and 15 MiB without Kubernetes
-	@# Nothing speaks HTTP/2 here without Kubernetes, and the lab need not be fast.
-	@mkdir -p bin; for build in culvert:32: culvert-nokube:15:nokube,nethttpomithttp2:culvert/integration/lab=-l; do IFS=: read -r name most tags flags <<<$$build; \
-	  CGO_ENABLED=0 $(GO) build -trimpath -tags "$$tags" -gcflags="$$flags" -ldflags='-s -w' -o bin/$$name ./cmd/culvert; \
-	  bytes=$$(stat -c %s bin/$$name); echo "bin/$$name: $$bytes bytes, at most $$((most << 20))"; [ $$bytes -le $$((most << 20)) ]; \
+size: go-version ## the stripped binary has at most 20,500,000 bytes, and 15,000,000 without Kubernetes
+	@mkdir -p bin; for build in culvert:20500000:$(TAGS) culvert-nokube:15000000:nokube,$(TAGS); do IFS=: read -r name most tags <<<$$build; \
+	  CGO_ENABLED=0 $(GO) build -trimpath -tags "$$tags" -ldflags='-s -w' -o bin/$$name ./cmd/culvert; \
+	  bytes=$$(stat -c %s bin/$$name); echo "bin/$$name: $$bytes bytes, at most $$most"; [ $$bytes -le $$most ]; \
 	done
 
 clean: ## remove what make built

@@ -16,11 +16,11 @@ func TestPrepareRefusal(t *testing.T) {
 	p := newPair(t, nil)
 	p.rome.nodes[1].Send(udpPacket("10.0.2.5", "10.61.1.7", []byte("before")))
 	expect(t, p.milan.nodes[0], "10.62.2.5", "10.0.1.7")
-	before, links := p.rome.engine.Stats(), p.rome.links
+	before, links := p.rome.engine.Stats(), p.rome.links()
 
 	// A Config that no file makes: without its second node, and with one that has no
 	// underlay address, which matters to the tunnels alone.
-	next := *p.rome.config
+	next := *p.rome.config()
 	next.Geneve.Nodes = []config.Node{next.Geneve.Nodes[0], {Name: "third", VNI: 99, Address: rules.PairOf(netip.MustParseAddr("10.80.0.9"))}}
 	if err := next.Validate(); err != nil {
 		t.Fatal(err)
@@ -36,8 +36,8 @@ func TestPrepareRefusal(t *testing.T) {
 	if after != before {
 		t.Errorf("%+v before, %+v after", before, after)
 	}
-	if !reflect.DeepEqual(p.rome.links, links) {
-		t.Errorf("links %v before, %v after", links, p.rome.links)
+	if !reflect.DeepEqual(p.rome.links(), links) {
+		t.Errorf("links %v before, %v after", links, p.rome.links())
 	}
 	p.milan.nodes[0].Send(udpPacket("10.0.1.7", "10.62.2.5", []byte("after")))
 	expect(t, p.rome.nodes[1], "10.61.1.7", "10.0.2.5")
@@ -49,7 +49,7 @@ func TestApplyPeer(t *testing.T) {
 	if s, err := p.rome.wg.PeerStats(); err != nil || s.Endpoint == "" {
 		t.Fatalf("%+v, %v", s, err)
 	}
-	next := *p.rome.config
+	next := *p.rome.config()
 	next.WireGuard.PeerPublicKey, next.WireGuard.Endpoint = wgkey.NewPrivate().Public(), "milan.invalid:1"
 	if err := p.rome.Apply(&next); err != nil {
 		t.Fatal(err)

@@ -11,7 +11,6 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -22,6 +21,7 @@ import (
 
 	"culvert/gateway/config"
 	"culvert/gateway/control"
+	"culvert/gateway/path"
 	"culvert/gateway/wg"
 	"culvert/integration/need"
 	"culvert/nat/nattest"
@@ -42,7 +42,7 @@ func recorded(t *testing.T, p *pair, client *control.Client, o control.CaptureOp
 		}
 		done <- err
 	}()
-	for p.rome.tap.Load() == nil {
+	for !p.rome.path.Tapped() {
 		select {
 		case err := <-done:
 			t.Fatal(err)
@@ -54,7 +54,7 @@ func recorded(t *testing.T, p *pair, client *control.Client, o control.CaptureOp
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
-	awaits(t, func() bool { return p.rome.tap.Load() == nil }, "the end of a capture")
+	awaits(t, func() bool { return !p.rome.path.Tapped() }, "the end of a capture")
 	return &file
 }
 
@@ -174,7 +174,7 @@ func TestCapture(t *testing.T) {
 			}
 		}
 	}
-	if p.rome.tap.Load() != nil {
+	if p.rome.path.Tapped() {
 		t.Error("the tap is left")
 	}
 }
@@ -207,7 +207,10 @@ func TestCaptureOfWaitingFragments(t *testing.T) {
 	traffic := func() {
 		p.rome.nodes[0].Send(later.Bytes())
 		awaits(t, func() bool { return p.rome.engine.Stats().Outbound.Held == 1 }, "a fragment that waits")
-		p.rome.engine.Sweep(clock().Add(31 * time.Second))
+		// The capture has it when a packet behind it has been answered.
+		p.rome.nodes[0].Send(echo("10.0.1.5", "10.80.0.4", 64, 8))
+		expect(t, p.rome.nodes[0], "10.80.0.4", "10.0.1.5")
+		p.rome.engine.Sweep(path.Now().Add(31 * time.Second))
 	}
 	const held, dropped = "pre 203.0.113.9>10.61.1.7 hold, from rome-1", "pre 203.0.113.9>10.61.1.7 drop: fragment, from rome-1"
 	at := func(address string) control.Filter {
@@ -262,9 +265,9 @@ func TestCaptureOfOwnPackets(t *testing.T) {
 	}
 	p.rome.CommitRules()
 	traffic := func() {
-		before := p.rome.in.drops[DropOutput].Load()
+		before := p.rome.path.Inbound().Dropped(path.DropOutput)
 		p.rome.nodes[0].Send(echo("10.0.1.5", "10.80.0.4", 64, 8))
-		awaits(t, func() bool { return p.rome.in.drops[DropOutput].Load() > before }, "a drop")
+		awaits(t, func() bool { return p.rome.path.Inbound().Dropped(path.DropOutput) > before }, "a drop")
 	}
 	for _, tt := range []struct {
 		node, rule string
@@ -289,8 +292,7 @@ func TestLongCapture(t *testing.T) {
 	if os.Getenv("CULVERT_LONG") != "" {
 		want = 1_000_000
 	}
-	_, err := exec.LookPath("tshark")
-	need.Program(t, "tshark", err)
+	need.Programs(t, "tshark", "tshark")
 	p, client := newTraced(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -324,7 +326,7 @@ func TestLongCapture(t *testing.T) {
 		"-Y", fmt.Sprintf("frame.number == %d or (frame.interface_name == \"post\" or frame.interface_name == \"wireguard\") and "+
 			"(_ws.malformed or _ws.expert.severity == error)", want)}
 	var out, diag bytes.Buffer
-	cmd := exec.Command("tshark", args...)
+	cmd := need.Command(t, "tshark", args...)
 	cmd.Stdout, cmd.Stderr = &out, &diag
 	if err := cmd.Run(); err != nil || strings.TrimSpace(out.String()) != fmt.Sprint(want) {
 		t.Errorf("tshark: %v, %.2000s\n%s", err, out.String(), diag.String())

@@ -17,6 +17,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"culvert/gateway/config"
+	"culvert/gateway/config/configtest"
 	"culvert/gateway/control"
 	"culvert/gateway/seats"
 	"culvert/geneve"
@@ -53,7 +54,7 @@ func TestStatus(t *testing.T) {
 	if s.Cluster != "rome" || s.Peer != "milan" || s.Role != "client" || s.PID != os.Getpid() || s.MTU != int(config.DefaultMTU) {
 		t.Errorf("%+v", s)
 	}
-	if s.Tunnel.State != "up" || s.Tunnel.HandshakeSeconds == nil || s.Tunnel.Endpoint != p.rome.config.WireGuard.Endpoint || s.Tunnel.SentBytes == 0 {
+	if s.Tunnel.State != "up" || s.Tunnel.HandshakeSeconds == nil || s.Tunnel.Endpoint != p.rome.config().WireGuard.Endpoint || s.Tunnel.SentBytes == 0 {
 		t.Errorf("tunnel %+v", s.Tunnel)
 	}
 	if len(s.Nodes) != 2 || s.Nodes[0].State != "up" || s.Nodes[0].SilenceSeconds == nil || s.Nodes[0].ReceivedPackets != 2 || s.Nodes[0].Encap != "geneve" ||
@@ -87,7 +88,7 @@ func TestStatus(t *testing.T) {
 // TestStatusShowsNoSecret: nothing that the socket serves has the private key.
 func TestStatusShowsNoSecret(t *testing.T) {
 	p, client := newControlled(t, nil)
-	key := p.rome.config.WireGuard.PrivateKey
+	key := p.rome.config().WireGuard.PrivateKey
 	for _, path := range []string{"/v1/status", "/debug/pprof/goroutine?debug=2", "/debug/pprof/cmdline"} {
 		path, query, _ := strings.Cut(path, "?")
 		response, err := client.Open(t.Context(), http.MethodGet, path, map[string][]string{"debug": {strings.TrimPrefix(query, "debug=")}}, nil)
@@ -102,29 +103,6 @@ func TestStatusShowsNoSecret(t *testing.T) {
 	}
 }
 
-// TestDropRates: a rate is that of the last 10 to 20 s, whatever was before.
-func TestDropRates(t *testing.T) {
-	var r dropRates
-	key := dropKey{"inbound", "no-route"}
-	total := uint64(0)
-	drops := func() map[dropKey]uint64 { return map[dropKey]uint64{key: total} }
-	for second := range 60 {
-		now := time.Duration(second) * time.Second
-		if second < 30 {
-			total += 100
-		}
-		r.note(now, drops)
-		outbound, inbound := r.of(drops(), now)
-		if len(outbound) != 0 || len(inbound) != 1 || inbound[0].Packets != total {
-			t.Fatalf("after %v: %v, %v", now, outbound, inbound)
-		}
-		switch rate := inbound[0].Rate; {
-		case second > 1 && second < 30 && (rate < 90 || rate > 110), second >= 50 && rate != 0:
-			t.Errorf("after %v: %.1f per second", now, rate)
-		}
-	}
-}
-
 // TestControlPlace: a socket that is asked for is a condition of starting, the usual one is
 // not, and a refused start leaves another gateway's socket alone.
 func TestControlPlace(t *testing.T) {
@@ -132,7 +110,7 @@ func TestControlPlace(t *testing.T) {
 	t.Setenv("XDG_RUNTIME_DIR", dir)
 	open := func(path string) (*Gateway, string, error) {
 		t.Helper()
-		c := clusterConfig("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16")
+		c := configtest.Cluster("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16")
 		c.WireGuard.PeerPublicKey, c.WireGuard.Endpoint = c.WireGuard.PrivateKey, "127.0.0.1:9"
 		for i := range c.Geneve.Nodes {
 			c.Geneve.Nodes[i].Underlay = netip.AddrFrom4([4]byte{127, 0, 50, byte(2 + i)})
@@ -150,8 +128,8 @@ func TestControlPlace(t *testing.T) {
 	}
 	defer first.close()
 	usual := filepath.Join(dir, "culvert", "rome-milan.sock")
-	if first.control.listener.Addr().String() != usual {
-		t.Errorf("the usual place is %s", first.control.listener.Addr())
+	if first.control.Listener.Addr().String() != usual {
+		t.Errorf("the usual place is %s", first.control.Listener.Addr())
 	}
 	second, log, err := open(config.ControlAuto)
 	if err != nil || !strings.Contains(log, usual+" is in use by another process") {
@@ -167,7 +145,7 @@ func TestControlPlace(t *testing.T) {
 		conn.Close()
 	}
 	off, log, err := open("")
-	if err != nil || log != "" || off.control.listener != nil {
+	if err != nil || log != "" || off.control.Listener != nil {
 		t.Fatal(err, log)
 	}
 	off.close()

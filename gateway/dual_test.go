@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"culvert/gateway/config"
+	"culvert/gateway/path"
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/rules"
@@ -116,7 +117,7 @@ func TestPeerWithoutIPv6(t *testing.T) {
 // addresses, which nobody else may use.
 func TestTunnelAddressIPv6(t *testing.T) {
 	p := newPair(t, dual)
-	own, peer := p.rome.config.WireGuard.Role.TunnelAddresses()
+	own, peer := p.rome.config().WireGuard.Role.TunnelAddresses()
 	if own.V6 != netip.MustParseAddr("fe80::a9fe:1202") || peer.V6 != netip.MustParseAddr("fe80::a9fe:1201") {
 		t.Fatalf("the client has %v, the server %v", own, peer)
 	}
@@ -129,7 +130,7 @@ func TestTunnelAddressIPv6(t *testing.T) {
 	if d[nat.ReasonBadSource] != 1 || d[nat.ReasonBadDestination] != 1 {
 		t.Errorf("bad-source %d, bad-destination %d", d[nat.ReasonBadSource], d[nat.ReasonBadDestination])
 	}
-	p.rome.out.sendProbe(nattest.IP{Source: own.V6.String(), Destination: peer.V6.String(), Body: nattest.ICMP{Type: 128, Rest: 1}}.Bytes())
+	p.rome.path.Send(nattest.IP{Source: own.V6.String(), Destination: peer.V6.String(), Body: nattest.ICMP{Type: 128, Rest: 1}}.Bytes())
 	p.rome.nodes[0].Send(udpPacket("fd00:10:0:1::5", "fd00:61:0:3::9", nil))
 	expect(t, p.milan.nodes[1], "fd00:62:0:1::5", "fd00:10:0:3::9")
 	if n := p.milan.engine.Stats().Inbound.Delivered; n == 0 {
@@ -141,11 +142,11 @@ func TestTunnelAddressIPv6(t *testing.T) {
 // that is larger than the tunnel's MTU, and does not answer it.
 func TestLargePingIPv6(t *testing.T) {
 	p := newPair(t, nil)
-	own, peer := p.rome.config.WireGuard.Role.TunnelAddresses()
-	p.rome.out.sendProbe(nattest.IP{Source: own.V6.String(), Destination: peer.V6.String(),
+	own, peer := p.rome.config().WireGuard.Role.TunnelAddresses()
+	p.rome.path.Send(nattest.IP{Source: own.V6.String(), Destination: peer.V6.String(),
 		Body: nattest.ICMP{Type: 128, Rest: 1, Payload: nattest.Payload(3000, 1)}}.Bytes())
 	p.marked(t, p.rome.nodes[0], "10.0.1.5", "10.62.1.5", 1)
-	if n := p.milan.in.drops[DropNoService].Load(); n != 1 {
+	if n := p.milan.path.Inbound().Dropped(path.DropNoService); n != 1 {
 		t.Errorf("%d packets dropped as no-service, want the ping", n)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/sirupsen/logrus/hooks/test"
 
 	"culvert/gateway/config"
+	"culvert/gateway/config/configtest"
 	"culvert/gateway/seats"
 	"culvert/gateway/wgkey"
 	"culvert/geneve"
@@ -21,7 +22,7 @@ import (
 func TestEncapByItself(t *testing.T) {
 	var clock atomic.Int64
 	log, said := test.NewNullLogger()
-	c := clusterConfig("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16")
+	c := configtest.Cluster("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16")
 	c.WireGuard.PeerPublicKey, c.WireGuard.Endpoint = wgkey.NewPrivate().Public(), "127.0.0.1:9"
 	c.Geneve.Nodes[0].Encap = geneve.Geneve
 	cl := open(t, c, 41, log, func() time.Duration { return time.Duration(clock.Load()) })
@@ -43,7 +44,7 @@ func TestEncapByItself(t *testing.T) {
 	tells := func(want ...string) {
 		t.Helper()
 		said.Reset()
-		cl.tellEncaps()
+		cl.monitor.LogEncaps()
 		var got []string
 		for _, e := range said.AllEntries() {
 			was, _ := e.Data["was"].(string)
@@ -55,7 +56,7 @@ func TestEncapByItself(t *testing.T) {
 	}
 	shows := func(lines ...string) {
 		t.Helper()
-		page := string(cl.metricsPage(new(seats.Listener), 0))
+		page := string(cl.inspect.Metrics(new(seats.Listener), 0))
 		for _, line := range lines {
 			if !strings.Contains(page, line+"\n") {
 				t.Errorf("no line %s", line)

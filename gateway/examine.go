@@ -14,8 +14,8 @@ import (
 )
 
 // Examine says what this machine would give a gateway that c describes, or one with the
-// default ports.
-func Examine(c *config.Config) []control.Condition {
+// default ports. running are the gateways that may have these ports, by process.
+func Examine(c *config.Config, running map[int]string) []control.Condition {
 	if c == nil {
 		c = &config.Config{Metrics: config.DefaultMetrics, WireGuard: config.WireGuard{ListenPort: config.DefaultWireGuardPort}, Geneve: config.Geneve{ListenPort: config.DefaultGenevePort}}
 	}
@@ -25,16 +25,11 @@ func Examine(c *config.Config) []control.Condition {
 		{Field: "metrics", Network: "tcp", Address: c.Metrics},
 		{Field: "health", Network: "tcp", Address: c.Health},
 	}, func(p doctor.Port) bool { return p.Address == "" || p.Address == ":0" }) // off, and any that is free
+	for i := range ports {
+		ports[i].Gateways = running
+	}
 	b := ReadBudget()
 	return doctor.Examine(&doctor.Subject{Memory: b.memory(), Ports: ports})
-}
-
-// Doctor implements control.Source.
-func (s source) Doctor() []control.Condition {
-	tunnel := s.g.wg.Stats()
-	m := s.g.budget.memory()
-	m.Connections = s.g.engine.Stats().MaxConnections
-	return doctor.Examine(&doctor.Subject{Sockets: s.g.sockets(&tunnel), Memory: m})
 }
 
 // memory returns the limit that b follows, and who sets it.

@@ -13,6 +13,7 @@ import (
 	"golang.zx2c4.com/wireguard/tun/tuntest"
 
 	"culvert/gateway/config"
+	"culvert/gateway/config/configtest"
 	"culvert/gateway/wg"
 	"culvert/gateway/wgkey"
 	"culvert/nat/nattest"
@@ -57,8 +58,8 @@ func TestPeerFloods(t *testing.T) {
 		// a bound would.
 		mostMemory = 2*2*window*device.MaxMessageSize + device.QueueHandshakeSize*device.MaxMessageSize/4
 	)
-	mc := clusterConfig("milan", "rome", config.Server, "10.62.0.0/16", "10.72.0.0/16")
-	rc := clusterConfig("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16")
+	mc := configtest.Cluster("milan", "rome", config.Server, "10.62.0.0/16", "10.72.0.0/16")
+	rc := configtest.Cluster("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16")
 	rc.WireGuard.PeerPublicKey = mc.WireGuard.PrivateKey.Public()
 	mc.WireGuard.PeerPublicKey = rc.WireGuard.PrivateKey.Public()
 	milan := start(t, mc, 20)

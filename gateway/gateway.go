@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"net"
@@ -10,56 +9,44 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
-	"time"
 
 	"github.com/sirupsen/logrus"
 
 	"culvert/gateway/config"
 	"culvert/gateway/control"
+	"culvert/gateway/health"
+	"culvert/gateway/inspect"
+	"culvert/gateway/lifecycle"
+	"culvert/gateway/monitor"
+	"culvert/gateway/path"
 	"culvert/gateway/wg"
 	"culvert/geneve"
 	"culvert/geneve/udp"
 	"culvert/nat"
+	"culvert/nat/rules"
 )
 
 // Gateway joins the nodes of one cluster with one remote cluster.
 type Gateway struct {
-	log       *logrus.Entry
-	budget    Budget
-	udp       udp.Options // of the sockets of both tunnels
-	engine    *nat.Engine
-	endpoint  *geneve.Endpoint
-	out       *outbound
-	in        *inbound
-	wg        *wg.Device
-	check     *check
-	paths     *paths
-	uapi      net.Listener // nil = off
-	metrics   *metricsServer
-	health    *metricsServer
-	watch     *watch
-	keeper    *keeper
-	progress  progress
-	control   *controlServer
-	ready     atomic.Bool
-	teacher   Teacher // nil: a file
-	taken     *taking // what it takes over from; nil = from none
-	lent      []lentSocket
-	handing   atomic.Bool   // it hands over
-	gone      chan struct{} // closed when another process carries the packets,
-	successor atomic.Int64  // which has this ID
+	log      *logrus.Entry
+	budget   Budget
+	udp      udp.Options // of the sockets of both tunnels
+	deaf     bool        // its network is not the kernel's
+	engine   *nat.Engine
+	endpoint *geneve.Endpoint
+	wg       *wg.Device
+	path     *path.Path
+	monitor  *monitor.Monitor
+	inspect  *inspect.Source
+	life     *lifecycle.Life
+	uapi     net.Listener // nil = off
+	metrics  *inspect.Server
+	health   *inspect.Server
+	control  *inspect.Control
+	ready    atomic.Bool
 
-	mu     sync.Mutex
-	config *config.Config // +checklocks:mu
-	links  config.Links   // +checklocks:mu
-
-	reload    func(ctx context.Context, dryRun bool) (*control.Reloaded, error) // nil = nobody can
-	tap       tap                                                               // of captures and traces
-	looking   sync.Mutex                                                        // changes of tap
-	capturing atomic.Bool                                                       // there is one
-	dropRates dropRates
-	lastView  viewCache
-	watches   atomic.Int32 // of connections
+	current  config.Current
+	applying sync.Mutex // changes of current, and of what follows from it
 }
 
 // New opens every socket of the gateway that c describes and starts its tunnel.
@@ -91,40 +78,39 @@ func newGateway(c *config.Config, budget Budget, log *logrus.Logger, internal ge
 	return newGatewayFrom(nil, c, budget, log, internal)
 }
 
-func newGatewayFrom(t *taking, c *config.Config, budget Budget, log *logrus.Logger, internal geneve.Options) (*Gateway, error) {
-	g := &Gateway{log: logrus.NewEntry(log), budget: budget, udp: internal.UDP, config: c, taken: t, gone: make(chan struct{})}
+func newGatewayFrom(t *lifecycle.Taking, c *config.Config, budget Budget, log *logrus.Logger, internal geneve.Options) (*Gateway, error) {
+	g := &Gateway{log: logrus.NewEntry(log), budget: budget, deaf: internal.UDP.Open != nil}
 	if c.Cluster != "" {
 		g.log = g.log.WithField("cluster", c.Cluster)
 	}
-	g.watch = newWatch(g)
-	g.udp, internal.UDP = g.lend("wireguard", internal.UDP), g.lend("geneve", internal.UDP)
+	g.life = lifecycle.New(lifecycle.Options{Log: g.log, Current: &g.current, Applying: &g.applying, Ready: g.ready.Load, Listeners: g.listeners}, t)
+	g.udp, internal.UDP = g.life.Lend("wireguard", internal.UDP), g.life.Lend("geneve", internal.UDP)
 	if err := g.open(c, internal); err != nil {
 		g.close()
-		g.keeper.close()
+		g.life.Close()
 		return nil, err
 	}
 	return g, nil
 }
 
 // open opens everything. Nobody else knows g yet.
-//
-// +checklocksignore
 func (g *Gateway) open(c *config.Config, internal geneve.Options) (err error) {
-	if g.keeper, err = openKeeper(g, c); err != nil {
+	if err := g.life.Open(c); err != nil {
 		return err
 	}
-	g.links = g.links.Assign(c.Geneve.Nodes)
-	if g.engine, err = nat.New(g.keeper.identity.PortKey, c.NAT(g.links, g.budget.Connections)); err != nil {
+	links := config.Links{}.Assign(c.Geneve.Nodes)
+	g.current.Set(c, links)
+	if g.engine, err = nat.New(g.life.PortKey(), c.NAT(links, g.budget.Connections)); err != nil {
 		return err
 	}
-	g.keeper.restore(g.links)
+	g.life.Restore(g.engine, links)
 	if g.endpoint, err = geneve.Listen(internal); err != nil {
 		return socketError("geneve.listenPort", c.Geneve.ListenPort, err)
 	}
 	if err := g.reaches(c); err != nil {
 		return err
 	}
-	if err := g.endpoint.Apply(c.Tunnels(g.links)); err != nil {
+	if err := g.endpoint.Apply(c.Tunnels(links)); err != nil {
 		return err
 	}
 	g.connectPath(c)
@@ -133,22 +119,22 @@ func (g *Gateway) open(c *config.Config, internal geneve.Options) (err error) {
 		return err
 	}
 	if c.WireGuard.UAPI {
-		if g.uapi, err = g.listenUAPI("cv-" + c.Cluster); err != nil {
+		if g.uapi, err = g.life.ListenUAPI("cv-" + c.Cluster); err != nil {
 			return fmt.Errorf("wireguard.uapi: %w; or set uapi: false", err)
 		}
 	}
-	if g.metrics, err = newMetricsServer("metrics", c.Metrics, g); err != nil {
+	if g.metrics, err = inspect.NewServer("metrics", c.Metrics, g.inspect); err != nil {
 		return err
 	}
-	if g.health, err = newMetricsServer("health", c.Health, g); err != nil {
+	if g.health, err = inspect.NewServer("health", c.Health, g.inspect); err != nil {
 		return err
 	}
-	g.control, err = newControlServer(c, g)
+	g.control, err = inspect.NewControl(c, g.inspect)
 	return err
 }
 
 // connectPath builds the packet path between the Geneve endpoint and the WireGuard
-// device; see doc.go.
+// device, and what stands beside it.
 func (g *Gateway) connectPath(c *config.Config) {
 	own, peer := c.WireGuard.Role.TunnelAddresses()
 	g.wg = wg.New(wg.Options{
@@ -160,47 +146,17 @@ func (g *Gateway) connectPath(c *config.Config) {
 		Peer:       peer.V4,
 		Log:        g.log.WithField("tunnel", "wireguard"),
 	})
-	g.check = newCheck(own.V4, peer.V4, c.MTU)
-	g.check.begin(c, time.Now())
-	g.paths = newPaths(g, c.MTU)
-	g.out = &outbound{
-		endpoint: g.endpoint,
-		receiver: g.endpoint.NewReceiver(),
-		replies:  g.endpoint.NewSender(),
-		engine:   g.engine,
-		tap:      &g.tap,
-		tunnel:   g.wg,
-		queue:    newQueue(g.endpoint.Wake),
-		paths:    g.paths,
-		piece:    make([]byte, c.MTU),
-	}
-	g.in = &inbound{
-		endpoint: g.endpoint,
-		sender:   g.endpoint.NewSender(),
-		engine:   g.engine,
-		tap:      &g.tap,
-		tunnel:   g.wg,
-		check:    g.check,
-		paths:    g.paths,
-		answers:  g.out.queue,
-		piece:    make([]byte, c.MTU),
-	}
-	g.out.witnesses, g.in.witnesses = newWitnesses(), newWitnesses()
-	g.out.seen, g.in.seen = make([]uint64, len(g.out.witnesses)), make([]uint64, len(g.in.witnesses))
-	g.out.other, g.in.other = &g.in.counters, &g.out.counters
+	g.path = path.New(g.engine, g.endpoint, g.wg, int(c.MTU))
+	g.monitor = monitor.New(g.path, &g.current, g.log, g.deaf)
+	g.path.Local = g.monitor
+	g.life.Begin(g.path, g.monitor)
+	g.inspect = inspect.New(inspect.Options{
+		Log: g.log, Path: g.path, Monitor: g.monitor, Current: &g.current, Life: g.life, Ready: g.ready.Load, Heap: g.budget.Heap, Memory: g.budget.memory,
+	})
 }
 
 func (g *Gateway) openWireGuard(c *config.Config) error {
-	path := wg.Path{
-		Read:  g.out.read,
-		Write: g.in.write,
-		Send:  g.out.sendProbe,
-		Close: func() { g.endpoint.Close() },
-	}
-	if g.taken != nil {
-		g.wg.Expect(g.keeper.identity.Peer.Endpoint, g.taken.offer.Local)
-	}
-	if err := g.wg.Open(path, g.keeper.peer(&c.WireGuard)); err != nil {
+	if err := g.path.Open(g.life.Peer(&c.WireGuard)); err != nil {
 		return err
 	}
 	if err := g.wg.Up(); err != nil {
@@ -223,7 +179,7 @@ func socketError(field string, port uint16, err error) error {
 // Run carries packets until ctx ends or the WireGuard device stops by itself, and
 // closes everything. It must be called once.
 func (g *Gateway) Run(ctx context.Context) error {
-	defer g.keeper.end()
+	defer g.life.End()
 	defer g.close()
 	stop := ctx.Done()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // tasks go on until this returns
@@ -231,9 +187,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	defer tasks.Wait()
 	defer cancel()
 
-	g.mu.Lock()
-	c := g.config
-	g.mu.Unlock()
+	c, _ := g.current.Get()
 	if c.WireGuard.Role == config.Client {
 		tasks.Go(func() { g.wg.FollowEndpoint(ctx) })
 	}
@@ -241,29 +195,29 @@ func (g *Gateway) Run(ctx context.Context) error {
 		tasks.Go(func() { g.wg.ServeUAPI(g.uapi) })
 		defer g.uapi.Close()
 	}
-	g.lookAtProgress()
+	g.monitor.LookAtProgress(path.Uptime())
 	tasks.Go(func() { g.sweep(ctx) })
-	tasks.Go(func() { g.keeper.run(ctx) })
-	tasks.Go(func() { g.checkConnection(ctx) })
-	tasks.Go(func() { g.probePaths(ctx) })
-	tasks.Go(func() { g.taken.finish(g) })
-	g.metrics.serve()
-	g.health.serve()
-	g.control.serve()
+	tasks.Go(func() { g.life.Keep(ctx) })
+	tasks.Go(func() { g.monitor.CheckConnection(ctx) })
+	tasks.Go(func() { g.monitor.ProbePaths(ctx) })
+	tasks.Go(func() { g.life.Overlap() })
+	g.metrics.Serve()
+	g.health.Serve()
+	g.control.Serve()
 	g.ready.Store(true)
 	g.logStart(c)
 
 	select {
 	case <-stop:
 		g.ready.Store(false)
-		if g.finishHandOver() {
+		if g.life.Finish() {
 			return nil
 		}
-		g.mu.Lock() // what is being applied ends first: the log has its level
+		g.applying.Lock() // what is being applied ends first: the log has its level
 		g.log.Info("stopping")
-		g.mu.Unlock()
+		g.applying.Unlock()
 		return nil
-	case <-g.gone:
+	case <-g.life.Gone():
 		g.ready.Store(false)
 		return nil
 	case <-g.wg.Wait():
@@ -273,7 +227,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 
 func (g *Gateway) logStart(c *config.Config) {
 	g.log.WithFields(logrus.Fields{
-		"version":       ReadVersion().String(),
+		"version":       control.ReadVersion().String(),
 		"peer":          c.Peer,
 		"role":          c.WireGuard.Role,
 		"publicKey":     c.WireGuard.PrivateKey.Public().Base64(),
@@ -283,7 +237,7 @@ func (g *Gateway) logStart(c *config.Config) {
 		"mtu":           int(c.MTU),
 	}).Info("gateway running")
 	tunnel := g.wg.Stats()
-	for name, s := range g.sockets(&tunnel) {
+	for name, s := range g.path.Sockets(&tunnel) {
 		if s.ReceiveBuffer < minReceiveBuffer {
 			g.log.WithFields(logrus.Fields{"socket": name, "bytes": s.ReceiveBuffer}).
 				Warn("small receive buffer: bursts will be lost; raise net.core.rmem_max to 4194304 or more")
@@ -294,15 +248,6 @@ func (g *Gateway) logStart(c *config.Config) {
 // minReceiveBuffer is where measurements begin to show losses: one train takes up
 // to 64 KiB, which the kernel books as about twice that.
 const minReceiveBuffer = 1 << 20
-
-// sockets returns the statistics of each UDP socket by its name in metrics.
-func (g *Gateway) sockets(tunnel *wg.Stats) map[string]udp.Stats {
-	sockets := map[string]udp.Stats{"geneve": g.endpoint.Stats().Socket}
-	for i, s := range tunnel.Sockets {
-		sockets[[]string{"wireguard", "wireguard6"}[i]] = s
-	}
-	return sockets
-}
 
 // prepared is a configuration that every layer has accepted.
 type prepared struct {
@@ -319,11 +264,11 @@ func (g *Gateway) Apply(c *config.Config) error {
 	if err := c.Validate(); err != nil {
 		return err
 	}
-	if g.handing.Load() {
-		return errHanding // the other process would not have it
+	if err := g.life.Changeable(); err != nil {
+		return err
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
+	g.applying.Lock()
+	defer g.applying.Unlock()
 	p, err := g.prepare(c)
 	if err != nil {
 		return err
@@ -337,34 +282,34 @@ func (g *Gateway) Check(c *config.Config) error {
 	if err := c.Validate(); err != nil {
 		return err
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
+	g.applying.Lock()
+	defer g.applying.Unlock()
 	_, err := g.prepare(c)
 	return err
 }
 
 // Changes says in words what differs between c and the running configuration.
 func (g *Gateway) Changes(c *config.Config) string {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return c.Changes(g.config)
+	now, _ := g.current.Get()
+	return c.Changes(now)
 }
 
 // SetReload says how the configuration is read again when the control socket asks for that.
 // It is to be called before Run.
 func (g *Gateway) SetReload(reload func(ctx context.Context, dryRun bool) (*control.Reloaded, error)) {
-	g.reload = reload
+	g.inspect.ReadAgain = reload
 }
 
 // prepare does all of Apply that can fail, and changes nothing.
 //
-// Preconditions: g.mu is held.
-// +checklocks:g.mu
+// Preconditions: g.applying is held.
+// +checklocks:g.applying
 func (g *Gateway) prepare(c *config.Config) (*prepared, error) {
-	if err := c.ChangesLive(g.config); err != nil {
+	now, links := g.current.Get()
+	if err := c.ChangesLive(now); err != nil {
 		return nil, err
 	}
-	p := &prepared{config: c, links: g.links.Assign(c.Geneve.Nodes)}
+	p := &prepared{config: c, links: links.Assign(c.Geneve.Nodes)}
 	err := g.reaches(c)
 	if err != nil {
 		return nil, err
@@ -393,20 +338,21 @@ func (g *Gateway) reaches(c *config.Config) error {
 
 // commit does the rest, which cannot fail.
 //
-// Preconditions: g.mu is held.
-// +checklocks:g.mu
+// Preconditions: g.applying is held.
+// +checklocks:g.applying
 func (g *Gateway) commit(p *prepared) {
 	g.engine.Commit(p.rules)
-	g.keeper.restore(p.links) // before packets come by them
+	g.life.Restore(g.engine, p.links) // before packets come by them
 	g.endpoint.Commit(p.tunnels)
-	if err := g.wg.SetPeer(g.keeper.peer(&p.config.WireGuard)); err != nil {
+	if err := g.wg.SetPeer(g.life.Peer(&p.config.WireGuard)); err != nil {
 		g.log.WithError(err).Warn("the WireGuard device is closed")
 	}
-	if old := g.config; p.config.ConnectionCheck != old.ConnectionCheck || p.config.WireGuard.PeerPublicKey != old.WireGuard.PeerPublicKey {
-		g.check.begin(p.config, time.Now())
+	old, _ := g.current.Get()
+	if p.config.ConnectionCheck != old.ConnectionCheck || p.config.WireGuard.PeerPublicKey != old.WireGuard.PeerPublicKey {
+		g.monitor.BeginCheck(p.config)
 	}
-	changes, level, before := p.config.Changes(g.config), p.config.Log.Level, g.config.Log.Level
-	g.links, g.config = p.links, p.config
+	changes, level, before := p.config.Changes(old), p.config.Log.Level, old.Log.Level
+	g.current.Set(p.config, p.links)
 	g.log.Info("configuration applied: " + changes)
 	if level != before {
 		level, _ := logrus.ParseLevel(level) // who read it has checked it
@@ -427,23 +373,60 @@ func (g *Gateway) close() {
 		g.wg.Close()
 	}
 	if g.health != nil {
-		g.health.close()
+		g.health.Close()
 	}
 	if g.metrics != nil {
-		g.metrics.close()
+		g.metrics.Close()
 	}
 	if g.control != nil {
-		g.control.close()
+		g.control.Close()
 	}
 }
 
-// newPortKey draws the key of nat's port choice.
-func newPortKey() (key [16]byte) {
-	rand.Read(key[:])
-	return key
+// Connection returns what the connection check has found.
+func (g *Gateway) Connection() monitor.CheckStatus { return g.monitor.Connection() }
+
+// Findings returns what the log has said last of each fault that there is, and of what works again.
+func (g *Gateway) Findings() []health.Finding { return g.monitor.Findings(path.Uptime()) }
+
+// listeners returns those that are open, by name.
+func (g *Gateway) listeners() map[string]net.Listener {
+	all := make(map[string]net.Listener)
+	if g.metrics.Listener != nil {
+		all["metrics"] = g.metrics.Listener
+	}
+	if g.health.Listener != nil {
+		all["health"] = g.health.Listener
+	}
+	if g.control.Listener != nil {
+		all["control"] = g.control.Listener
+	}
+	if g.uapi != nil {
+		all["uapi"] = g.uapi
+	}
+	return all
 }
 
-// clock is the monotonic time that nat is told.
-func clock() nat.Time { return nat.Time(time.Since(started)) }
+// ControlSocket returns where the gateway is asked; "" = nowhere.
+func (g *Gateway) ControlSocket() string {
+	if g.control.Listener == nil {
+		return ""
+	}
+	return g.control.Listener.Addr().String()
+}
 
-var started = time.Now()
+// Successor returns the process that has taken over; 0 = none has, or it is unknown.
+func (g *Gateway) Successor() int { return g.life.Successor() }
+
+// LearnFrom makes the gateway tell how it stands with t, in place of a file. It must be called before Run.
+func (g *Gateway) LearnFrom(t inspect.Teacher) { g.inspect.Teacher = t }
+
+// Put makes r the resource of key in the rules that the next CommitRules publishes. An error
+// belongs to the key, which keeps what it had.
+func (g *Gateway) Put(key rules.Key, r rules.Resource) error { return g.engine.Put(key, r) }
+
+// Delete removes the resource of key from them.
+func (g *Gateway) Delete(key rules.Key) { g.engine.Delete(key) }
+
+// CommitRules publishes what was put and deleted.
+func (g *Gateway) CommitRules() { g.engine.CommitRules() }

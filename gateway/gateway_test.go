@@ -16,10 +16,14 @@ import (
 	"go.uber.org/goleak"
 
 	"culvert/gateway/config"
+	"culvert/gateway/config/configtest"
+	"culvert/gateway/lifecycle"
+	"culvert/gateway/path"
 	"culvert/gateway/wg"
 	"culvert/gateway/wgkey"
 	"culvert/geneve"
 	"culvert/geneve/genevetest"
+	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/rules"
 )
@@ -31,32 +35,6 @@ type cluster struct {
 	*Gateway
 	nodes []*genevetest.Node
 	stop  func() // stops the gateway before the end of the test
-}
-
-// clusterConfig returns a cluster with two nodes and the local pod CIDR 10.0.0.0/16.
-// Its node addresses and underlay addresses end in 2 and 3; remap is how it sees the
-// other cluster's pods, 10.0.0.0/16 too, and external CIDR.
-func clusterConfig(name, peer string, role config.Role, podRemap, externalRemap string) *config.Config {
-	prefix := netip.MustParsePrefix
-	return &config.Config{
-		Cluster: name, Peer: peer, MTU: config.DefaultMTU,
-		WireGuard: config.WireGuard{Role: role, PrivateKey: wgkey.NewPrivate(), Keepalive: 25 * time.Second},
-		Geneve: config.Geneve{
-			ListenPort:     config.DefaultGenevePort,
-			GatewayAddress: rules.PairOf(netip.MustParseAddr("10.80.0.4")),
-			Nodes: []config.Node{
-				{Name: name + "-1", VNI: 11, Address: rules.PairOf(netip.MustParseAddr("10.80.0.2")), PodCIDRs: []netip.Prefix{prefix("10.0.1.0/24")}},
-				{Name: name + "-2", VNI: 7, Address: rules.PairOf(netip.MustParseAddr("10.80.0.3")), PodCIDRs: []netip.Prefix{prefix("10.0.2.0/23")}, Encap: geneve.VXLAN},
-			},
-		},
-		Local: config.LocalNetwork{PodCIDRs: []netip.Prefix{prefix("10.0.0.0/16")}, ExternalCIDRs: []netip.Prefix{prefix("10.70.0.0/16")}},
-		Remote: []rules.RemoteCIDR{
-			{Real: prefix("10.0.0.0/16"), Remapped: prefix(podRemap)},
-			{Real: prefix("10.70.0.0/16"), Remapped: prefix(externalRemap), External: true},
-		},
-		UnknownSource: rules.PairOf(netip.MustParseAddr("10.70.0.0")),
-		Log:           config.Log{Level: "info", Format: "text"},
-	}
 }
 
 // start runs a gateway by c. Its nodes get underlay addresses 127.0.<net>.2 and on.
@@ -107,14 +85,41 @@ func open(t testing.TB, c *config.Config, net byte, log *logrus.Logger, now func
 	return cl
 }
 
+func (g *Gateway) config() *config.Config { c, _ := g.current.Get(); return c }
+
+func (g *Gateway) links() config.Links { _, l := g.current.Get(); return l }
+
+// unopened returns a gateway that has no WireGuard socket and no nodes.
+func unopened(t testing.TB) *Gateway {
+	t.Helper()
+	c := configtest.Cluster("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16")
+	g := &Gateway{log: logrus.NewEntry(logrus.New())}
+	links := config.Links{}.Assign(c.Geneve.Nodes)
+	g.current.Set(c, links)
+	g.life = lifecycle.New(lifecycle.Options{Log: g.log, Current: &g.current, Applying: &g.applying, Ready: g.ready.Load, Listeners: g.listeners}, nil)
+	var err error
+	if err = g.life.Open(c); err != nil {
+		t.Fatal(err)
+	}
+	if g.engine, err = nat.New([16]byte{1}, c.NAT(links, 0)); err != nil {
+		t.Fatal(err)
+	}
+	if g.endpoint, err = geneve.Listen(geneve.Options{Listen: netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 30, 1}), 0)}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { g.endpoint.Close() })
+	g.connectPath(c)
+	return g
+}
+
 // pair is two clusters with equal CIDRs and unequal views of each other, joined by
 // WireGuard over loopback.
 type pair struct{ rome, milan *cluster }
 
 func newPair(t testing.TB, edit func(rome, milan *config.Config)) *pair {
 	t.Helper()
-	rc := clusterConfig("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16")
-	mc := clusterConfig("milan", "rome", config.Server, "10.62.0.0/16", "10.72.0.0/16")
+	rc := configtest.Cluster("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16")
+	mc := configtest.Cluster("milan", "rome", config.Server, "10.62.0.0/16", "10.72.0.0/16")
 	rc.WireGuard.PeerPublicKey = mc.WireGuard.PrivateKey.Public()
 	mc.WireGuard.PeerPublicKey = rc.WireGuard.PrivateKey.Public()
 	if edit != nil {
@@ -286,13 +291,13 @@ func TestOwnAddress(t *testing.T) {
 	if v := expect(t, node, "10.80.0.4", "10.0.2.5"); v.Body[0] != 3 || v.Body[1] != 3 {
 		t.Errorf("ICMP %d/%d for UDP", v.Body[0], v.Body[1])
 	}
-	if n := p.rome.out.drops[DropNoService].Load(); n != 1 {
+	if n := p.rome.path.Outbound().Dropped(path.DropNoService); n != 1 {
 		t.Errorf("%d drops with no-service, want 1", n)
 	}
 
 	whole := echo("10.0.2.5", "10.80.0.4", 64, 4000)
 	var answer [][]byte
-	for _, f := range fragment(whole, 1480) {
+	for _, f := range nattest.Fragment(whole, 1480) {
 		node.Send(f)
 	}
 	for {
@@ -307,24 +312,6 @@ func TestOwnAddress(t *testing.T) {
 	}
 }
 
-// fragment cuts an IPv4 packet without options by hand.
-func fragment(b []byte, size int) (fs [][]byte) {
-	for at := 20; at < len(b); at += size {
-		end := min(at+size, len(b))
-		f := append(bytes.Clone(b[:20]), b[at:end]...)
-		binary.BigEndian.PutUint16(f[2:], uint16(len(f)))
-		offset := uint16(at-20) / 8
-		if end < len(b) {
-			offset |= 0x2000
-		}
-		binary.BigEndian.PutUint16(f[6:], offset)
-		f[10], f[11] = 0, 0
-		binary.BigEndian.PutUint16(f[10:], nattest.Checksum(f[:20]))
-		fs = append(fs, f)
-	}
-	return fs
-}
-
 // TestApply: a configuration takes effect at once; a bad one, or one that takes a
 // restart, changes nothing.
 func TestApply(t *testing.T) {
@@ -332,7 +319,7 @@ func TestApply(t *testing.T) {
 	p.rome.nodes[0].Send(udpPacket("10.0.1.5", "10.61.1.7", []byte("before")))
 	expect(t, p.milan.nodes[0], "10.62.1.5", "10.0.1.7")
 
-	next := *p.rome.config
+	next := *p.rome.config()
 	next.Remote = append([]rules.RemoteCIDR(nil), next.Remote...)
 	next.Remote[0].Remapped = netip.MustParsePrefix("10.99.0.0/16")
 	if err := p.rome.Apply(&next); err != nil {
@@ -409,7 +396,7 @@ func TestNoSession(t *testing.T) {
 	}
 	p.rome.wg.Settle()
 	p.rome.wg.Settle()
-	n, own := p.rome.wg.Stats().Outbound[wg.TunnelDiscard], p.rome.out.generated.Load() // the gateway asks each second
+	n, own := p.rome.wg.Stats().Outbound[wg.TunnelDiscard], p.rome.path.Outbound().Generated() // the gateway asks each second
 	if n < sent || n > sent+own {
 		t.Errorf("%d counted as discarded, want %d and some of %d", n, sent, own)
 	}

@@ -95,12 +95,12 @@ func TestNewProcessFailsAtEachStep(t *testing.T) {
 				fail(f)
 				if name == "hangs" && last < 3 { // the old one is patient, for it carries packets all the while
 					passes(t)
-					if !p.rome.handing.Load() {
+					if p.rome.life.Changeable() == nil {
 						t.Error("the hand-over has ended")
 					}
 					f.Close()
 				}
-				waitFor(t, "the end of the hand-over", func() bool { return !p.rome.handing.Load() })
+				waitFor(t, "the end of the hand-over", func() bool { return p.rome.life.Changeable() == nil })
 				passes(t)
 				if took := time.Since(began); took > 2*time.Second {
 					t.Errorf("the old process went on after %v", took)
@@ -153,7 +153,7 @@ func TestFaultyNewProcess(t *testing.T) {
 				<-acted
 			}
 			began := time.Now()
-			waitFor(t, "the end of the hand-over", func() bool { return !p.rome.handing.Load() })
+			waitFor(t, "the end of the hand-over", func() bool { return p.rome.life.Changeable() == nil })
 			if took := time.Since(began); took > 2*time.Second {
 				t.Errorf("the old process went on after %v", took)
 			}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"culvert/gateway/config"
+	"culvert/gateway/path"
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
@@ -15,7 +16,7 @@ import (
 // strangers makes n connections in rome's table, each of another unknown source, and returns what sends a packet of one.
 func (p *pair) strangers(t testing.TB, n int) (send func(i int)) {
 	t.Helper()
-	link, ok := p.rome.linksNow().ByName[p.rome.config.Geneve.Nodes[0].Name]
+	link, ok := p.rome.links().ByName[p.rome.config().Geneve.Nodes[0].Name]
 	if !ok {
 		t.Fatal("no node")
 	}
@@ -29,7 +30,7 @@ func (p *pair) strangers(t testing.TB, n int) (send func(i int)) {
 		nattest.Fix(work)
 		binary.BigEndian.PutUint16(work[26:], 0) // no checksum
 		parsed.Parse(work)
-		return p.rome.engine.Process(&parsed, link, clock())
+		return p.rome.engine.Process(&parsed, link, path.Now())
 	}
 	for i := range n {
 		if v := process(i); v.Action != nat.Forward || v.Untracked {
@@ -106,7 +107,7 @@ func BenchmarkHandOver(b *testing.B) {
 				}
 				pause = max(pause, took)
 				serve(b, g)
-				<-p.rome.gone
+				<-p.rome.life.Gone()
 			}
 			b.ReportMetric(float64(pause.Microseconds())/1000, "ms-longest-pause")
 			b.ReportMetric(float64(all.Milliseconds())/float64(b.N), "ms-in-all")

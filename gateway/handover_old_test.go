@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -18,6 +17,7 @@ import (
 	"culvert/gateway/handover"
 	"culvert/gateway/state"
 	"culvert/geneve/genevetest"
+	"culvert/integration/need"
 )
 
 // oldSteps are the conversation as an old process sees it: what it says, and what it waits for then.
@@ -34,7 +34,7 @@ var oldSteps = []struct {
 	{"in its records", func(l *handover.Line, _ int) error { return l.Send(handover.KindRecords, nil, time.Second) }, 0},
 	{"in the place of the cut", func(l *handover.Line, _ int) error { return l.Send(handover.KindStanding, nil, time.Second) }, handover.KindReady},
 	{"after the cut", func(l *handover.Line, _ int) error {
-		return l.SendJSON(handover.KindCut, &handover.Cut{Stopped: monotonic()}, time.Second)
+		return l.SendJSON(handover.KindCut, &handover.Cut{Stopped: handover.Monotonic()}, time.Second)
 	}, handover.KindForwarding},
 }
 
@@ -59,6 +59,9 @@ func sayStep(t *testing.T, l *handover.Line, relay, i int) {
 	}
 }
 
+// askTime is how long package lifecycle waits for an answer before the cut.
+const askTime = 5 * time.Second
+
 // hungEnv makes this a process that hangs in a hand-over, which is asked at the socket of that name.
 const hungEnv = "CULVERT_HUNG_OLD"
 
@@ -66,7 +69,7 @@ const hungEnv = "CULVERT_HUNG_OLD"
 func TestHungOldProcessIsEnded(t *testing.T) {
 	if socket := os.Getenv(hungEnv); socket != "" {
 		fakeOldAt(t, socket, func(l *handover.Line) {
-			_, theirs, err := relayPair()
+			_, theirs, err := handover.RelayPair()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -80,7 +83,7 @@ func TestHungOldProcessIsEnded(t *testing.T) {
 	p, _ := newHandPair(t)
 	p.rome.stop() // its ports are free
 	socket := filepath.Join(t.TempDir(), "hung.sock")
-	cmd := exec.Command("/proc/self/exe", "-test.run=^"+t.Name()+"$")
+	cmd := need.Self("-test.run=^" + t.Name() + "$")
 	cmd.Env = append(os.Environ(), hungEnv+"="+socket)
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -140,7 +143,7 @@ func TestOldProcessFailsAtEachStep(t *testing.T) {
 				t.Parallel() // some wait for long
 				p, _ := newHandPair(t)
 				p.rome.stop() // its ports are free: what it is replaced by has none
-				ours, theirs, err := relayPair()
+				ours, theirs, err := handover.RelayPair()
 				if err != nil {
 					t.Fatal(err)
 				}

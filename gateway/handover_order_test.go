@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"context"
 	"errors"
 	"io"
 	"net/netip"
@@ -13,8 +14,10 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"culvert/gateway/config"
+	"culvert/gateway/config/configtest"
 	"culvert/gateway/control"
 	"culvert/gateway/handover"
+	"culvert/gateway/lifecycle"
 	"culvert/geneve"
 )
 
@@ -28,12 +31,12 @@ func TestHandOverWhileTakingOver(t *testing.T) {
 	}
 	g.ready.Store(true) // as Run does before the one before has ended
 	ask := control.TakeoverOptions{Protocol: handover.Version, Cluster: "rome", Peer: "milan"}
-	if _, err := (source{g}).HandOver(ask); !errors.Is(err, errTaking) {
-		t.Errorf("%v, want %v", err, errTaking)
+	if _, err := g.inspect.HandOver(ask); !errors.Is(err, lifecycle.ErrTaking) {
+		t.Errorf("%v, want %v", err, lifecycle.ErrTaking)
 	}
 	serve(t, g)
-	<-g.taken.over
-	talk, err := source{g}.HandOver(ask)
+	overlapped(t, g)
+	talk, err := g.inspect.HandOver(ask)
 	if err != nil {
 		t.Fatal("then:", err)
 	}
@@ -43,14 +46,16 @@ func TestHandOverWhileTakingOver(t *testing.T) {
 // TestNothingIsAppliedMeanwhile: the new process would not have it.
 func TestNothingIsAppliedMeanwhile(t *testing.T) {
 	p := newPair(t, nil)
-	p.rome.mu.Lock()
-	c := *p.rome.config
-	p.rome.mu.Unlock()
-	p.rome.handing.Store(true)
-	if err := p.rome.Apply(&c); !errors.Is(err, errHanding) {
-		t.Errorf("during a hand-over: %v, want %v", err, errHanding)
+	c := *p.rome.config()
+	waitFor(t, "a gateway that runs", p.rome.ready.Load)
+	talk, err := p.rome.inspect.HandOver(control.TakeoverOptions{Protocol: handover.Version, Cluster: "rome", Peer: "milan"})
+	if err != nil {
+		t.Fatal(err)
 	}
-	p.rome.handing.Store(false)
+	if err := p.rome.Apply(&c); !errors.Is(err, lifecycle.ErrHanding) {
+		t.Errorf("during a hand-over: %v, want %v", err, lifecycle.ErrHanding)
+	}
+	talk(nil)
 	if err := p.rome.Apply(&c); err != nil {
 		t.Error("after it:", err)
 	}
@@ -74,7 +79,7 @@ func TestEndAfterTheCut(t *testing.T) {
 		t.Error(err)
 	}
 	f.Send(handover.KindDone, nil, time.Second)
-	<-p.rome.gone
+	<-p.rome.life.Gone()
 }
 
 // TestPeerIsLookedAtMeanwhile: where the peer is, is noted while configurations are applied.
@@ -84,12 +89,14 @@ func TestPeerIsLookedAtMeanwhile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := *g.config
+	c := *g.config()
 	var tasks sync.WaitGroup
 	const times = 20
+	ended, end := context.WithCancel(t.Context())
+	end()
 	tasks.Go(func() {
 		for range times {
-			g.keeper.look()
+			g.life.Keep(ended)
 		}
 	})
 	for range times {
@@ -98,7 +105,7 @@ func TestPeerIsLookedAtMeanwhile(t *testing.T) {
 		}
 	}
 	tasks.Wait()
-	if got := g.keeper.lastOf(&c.WireGuard); got != g.wg.Endpoint() {
+	if got := g.life.Peer(&c.WireGuard).Last; got != g.wg.Endpoint() {
 		t.Errorf("the peer was at %v last, want %v", got, g.wg.Endpoint())
 	}
 	serve(t, g)
@@ -107,8 +114,8 @@ func TestPeerIsLookedAtMeanwhile(t *testing.T) {
 // TestHandOverKeepsAddressAsked: the peer goes on to hear the gateway at the address that it asks, not at the one that the kernel prefers.
 func TestHandOverKeepsAddressAsked(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "milan.sock")
-	rc := clusterConfig("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16")
-	mc := clusterConfig("milan", "rome", config.Server, "10.62.0.0/16", "10.72.0.0/16")
+	rc := configtest.Cluster("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16")
+	mc := configtest.Cluster("milan", "rome", config.Server, "10.62.0.0/16", "10.72.0.0/16")
 	rc.WireGuard.PeerPublicKey, mc.WireGuard.PeerPublicKey = mc.WireGuard.PrivateKey.Public(), rc.WireGuard.PrivateKey.Public()
 	mc.Control = socket
 	p := &pair{milan: start(t, mc, 20)}
@@ -117,9 +124,7 @@ func TestHandOverKeepsAddressAsked(t *testing.T) {
 	p.rome = start(t, rc, 10)
 	p.there(t, 0)
 	p.back(t)
-	p.milan.mu.Lock()
-	next := *p.milan.config
-	p.milan.mu.Unlock()
+	next := *p.milan.config()
 	log := logrus.New()
 	log.SetOutput(io.Discard)
 	g, err := takeOver(t.Context(), socket, &next, Budget{}, log, geneve.Options{Listen: p.milan.endpoint.LocalAddr()})
@@ -129,7 +134,7 @@ func TestHandOverKeepsAddressAsked(t *testing.T) {
 	serve(t, g)
 	p.back(t)
 	p.there(t, 1)
-	<-g.taken.over
+	overlapped(t, g)
 	if at := p.rome.wg.Endpoint(); at != asked {
 		t.Errorf("rome hears milan at %v, want %v", at, asked)
 	}

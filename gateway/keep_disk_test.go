@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -17,6 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"culvert/gateway/config"
+	"culvert/gateway/config/configtest"
+	"culvert/gateway/seats"
 	"culvert/gateway/state"
 	"culvert/integration/need"
 	"culvert/ipam"
@@ -79,11 +80,7 @@ func (d *disk) setReadOnly(is bool) {
 }
 
 // keepNow writes the connections of g, as it does itself now and then while it runs.
-func keepNow(g *Gateway) {
-	g.keeper.writing.Lock()
-	defer g.keeper.writing.Unlock()
-	g.keeper.keepConnections(func() {})
-}
+func keepNow(g *Gateway) { g.life.Save() }
 
 // TestDiskThatTakesNothing: a gateway whose folder can only be read starts from it and carries packets, counts what cannot be
 // written, leaves what is there whole, and writes again when it can.
@@ -114,14 +111,10 @@ func TestDiskThatTakesNothing(t *testing.T) {
 			said := new(lockedText)
 			k.rome.log.Logger.SetOutput(said)
 			keepNow(k.rome.Gateway)
-			k.rome.keeper.mu.Lock()
-			failures := k.rome.keeper.failures
-			k.rome.keeper.mu.Unlock()
-			if failures == 0 {
+			if page := string(k.rome.inspect.Metrics(seats.New(nil), 0)); strings.Contains(page, "culvert_state_save_failures_total 0\n") {
 				t.Error("no write has failed")
 			}
-			err = k.rome.keeper.dir.KeepConnections(func(w io.Writer) error { _, err := w.Write(make([]byte, 8<<10)); return err })
-			if !errors.Is(err, tt.want) {
+			if err := os.WriteFile(filepath.Join(d.path, "milan/other"), make([]byte, 8<<10), 0o600); !errors.Is(err, tt.want) {
 				t.Errorf("a write fails with %v, want %v", err, tt.want)
 			}
 			if after, err := os.ReadFile(filepath.Join(d.path, "milan/connections")); err != nil || string(after) != string(before) {
@@ -152,7 +145,7 @@ func TestEmptyDiskThatTakesNothing(t *testing.T) {
 
 // TestClaimWithoutWriting: what is remembered there stays claimed, and a gateway that leaves nothing to that memory starts without it.
 func TestClaimWithoutWriting(t *testing.T) {
-	c := clusterConfig("rome", "milan", config.Server, "10.61.0.0/16", "10.71.0.0/16")
+	c := configtest.Cluster("rome", "milan", config.Server, "10.61.0.0/16", "10.71.0.0/16")
 	d := newDisk(t)
 	c.IPAM.File = filepath.Join(d.path, "ipam.json")
 	before, err := c.Claim(t.Context())
@@ -197,7 +190,7 @@ func TestHugeConnections(t *testing.T) {
 	log, text := listeningLog()
 	began := time.Now()
 	cl := open(t, k.rc, 30, log, nil)
-	defer cl.keeper.close()
+	defer cl.life.Close()
 	defer cl.close()
 	if took := time.Since(began); took > 2*time.Second {
 		t.Errorf("started in %v", took)
@@ -210,8 +203,8 @@ func TestHugeConnections(t *testing.T) {
 // TestFolderIsAdopted: a gateway that takes over writes nothing that is there already, which would hold up packets.
 func TestFolderIsAdopted(t *testing.T) {
 	p, socket := newHandPair(t)
-	path := filepath.Join(p.rome.keeper.dir.Path(), "identity")
-	peer := []byte(p.rome.config.WireGuard.PeerPublicKey.Base64())
+	path := filepath.Join(p.rome.config().State, "milan", "identity")
+	peer := []byte(p.rome.config().WireGuard.PeerPublicKey.Base64())
 	waitFor(t, "the peer's place on disk", func() bool {
 		text, err := os.ReadFile(path)
 		return err == nil && bytes.Contains(text, peer)
@@ -225,11 +218,11 @@ func TestFolderIsAdopted(t *testing.T) {
 		t.Fatal(err)
 	}
 	serve(t, g)
-	<-g.taken.over
+	overlapped(t, g)
 	if after, err := os.Stat(path); err != nil || !os.SameFile(before, after) {
 		t.Errorf("the identity was written again: %v", err)
 	}
-	d, err := state.Open(filepath.Dir(p.rome.keeper.dir.Path()), "milan")
+	d, err := state.Open(p.rome.config().State, "milan")
 	if err == nil {
 		d.Close()
 	}

@@ -17,6 +17,7 @@ import (
 	"golang.zx2c4.com/wireguard/device"
 
 	"culvert/gateway/config"
+	"culvert/gateway/config/configtest"
 	"culvert/gateway/seats"
 	"culvert/gateway/state"
 	"culvert/geneve"
@@ -138,9 +139,9 @@ func TestRestoreWaitsForNodes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer g.keeper.close()
+	defer g.life.Close()
 	defer g.close()
-	g.keeper.keepConnections(func() {})
+	g.life.Save()
 	if n := g.engine.Stats().Restored; n != 0 {
 		t.Errorf("%d connections restored without a node", n)
 	}
@@ -155,7 +156,7 @@ func TestRestoreWaitsForNodes(t *testing.T) {
 }
 
 func TestFolderOfOneGateway(t *testing.T) {
-	c := clusterConfig("rome", "milan", config.Server, "10.61.0.0/16", "10.71.0.0/16")
+	c := configtest.Cluster("rome", "milan", config.Server, "10.61.0.0/16", "10.71.0.0/16")
 	c.WireGuard.PeerPublicKey = c.WireGuard.PrivateKey.Public()
 	c.State = t.TempDir()
 	log, _ := listeningLog()
@@ -165,7 +166,7 @@ func TestFolderOfOneGateway(t *testing.T) {
 		t.Errorf("a second one: %v, want one that names %q", err, want)
 	}
 	cl.close()
-	cl.keeper.close()
+	cl.life.Close()
 }
 
 func listeningLog() (*logrus.Logger, *bytes.Buffer) {
@@ -224,7 +225,7 @@ func TestWhatIsKeptMayBeAnything(t *testing.T) {
 			}
 			log, text := listeningLog()
 			cl := open(t, &c, 30, log, nil)
-			defer cl.keeper.close()
+			defer cl.life.Close()
 			defer cl.close()
 			if n := cl.engine.Stats().Restored; n != test.restored {
 				t.Errorf("%d connections restored, want %d", n, test.restored)
@@ -232,7 +233,7 @@ func TestWhatIsKeptMayBeAnything(t *testing.T) {
 			if lines := strings.Count(text.String(), "state: "); test.line == "" && lines > 0 || !strings.Contains(text.String(), test.line) {
 				t.Errorf("log %s, want %q", text, test.line)
 			}
-			if page := string(cl.metricsPage(seats.New(nil), 0)); !strings.Contains(page, test.metric) {
+			if page := string(cl.inspect.Metrics(seats.New(nil), 0)); !strings.Contains(page, test.metric) {
 				t.Errorf("no %s in\n%s", test.metric, page)
 			}
 		})
@@ -245,11 +246,11 @@ func TestWithoutFolder(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	c := clusterConfig("rome", "milan", config.Server, "10.61.0.0/16", "10.71.0.0/16")
+	c := configtest.Cluster("rome", "milan", config.Server, "10.61.0.0/16", "10.71.0.0/16")
 	c.WireGuard.PeerPublicKey, c.State = c.WireGuard.PrivateKey.Public(), file
 	log, text := listeningLog()
 	cl := open(t, c, 10, log, nil)
-	cl.keeper.end()
+	cl.life.End()
 	cl.close()
 	if !strings.Contains(text.String(), "state: nothing can be kept") {
 		t.Errorf("below a file: %s", text)
@@ -259,26 +260,22 @@ func TestWithoutFolder(t *testing.T) {
 	log, text = listeningLog()
 	cl = open(t, c, 11, log, nil)
 	defer cl.close()
-	write := func() {
-		cl.keeper.keepIdentity()
-		cl.keeper.keepConnections(func() {})
-	}
-	write()
+	cl.life.Save()
 	if err := os.RemoveAll(c.State); err != nil {
 		t.Fatal(err)
 	}
-	write()
-	write()
+	cl.life.Save()
+	cl.life.Save()
 	if n := strings.Count(text.String(), "state: cannot be written"); n != 1 {
 		t.Errorf("said %d times, want once: %s", n, text)
 	}
-	if page := string(cl.metricsPage(seats.New(nil), 0)); !strings.Contains(page, "culvert_state_save_failures_total 4\n") {
-		t.Error("the metric does not count 4 failures")
+	if page := string(cl.inspect.Metrics(seats.New(nil), 0)); !strings.Contains(page, "culvert_state_save_failures_total 2\n") {
+		t.Error("the metric does not count 2 failures")
 	}
 	if err := os.MkdirAll(filepath.Join(c.State, "milan"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	cl.keeper.end()
+	cl.life.End()
 	if !strings.Contains(text.String(), "state: is written again") {
 		t.Errorf("then %s", text)
 	}

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"culvert/gateway/config"
+	"culvert/gateway/config/configtest"
+	"culvert/gateway/monitor"
 	"culvert/gateway/wgkey"
 	"culvert/geneve"
 	"culvert/geneve/genevetest"
@@ -18,8 +20,8 @@ import (
 // piece in any order, and forgets it likewise. It carries packets whenever it knows all,
 // and no socket is opened anew.
 func TestLearn(t *testing.T) {
-	full := clusterConfig("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16")
-	mc := clusterConfig("milan", "rome", config.Server, "10.62.0.0/16", "10.72.0.0/16")
+	full := configtest.Cluster("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16")
+	mc := configtest.Cluster("milan", "rome", config.Server, "10.62.0.0/16", "10.72.0.0/16")
 	full.WireGuard.PeerPublicKey = mc.WireGuard.PrivateKey.Public()
 	mc.WireGuard.PeerPublicKey = full.WireGuard.PrivateKey.Public()
 	milan := start(t, mc, 40)
@@ -82,7 +84,7 @@ func TestLearn(t *testing.T) {
 		arrives(t, milan.nodes[0], "out", "10.62.1.5")
 		milan.nodes[0].Send(udpPacket("10.0.1.7", "10.62.1.5", []byte("in")))
 		arrives(t, rome.nodes[0], "in", "10.61.1.7")
-		if s := rome.Connection(); s.State != CheckOff {
+		if s := rome.Connection(); s.State != monitor.CheckOff {
 			t.Errorf("%+v", s)
 		}
 		// WireGuard takes no two handshakes of one peer within 50 ms, and a new peer
@@ -131,7 +133,7 @@ func arrives(t *testing.T, n *genevetest.Node, payload, source string) {
 // that they have.
 func TestNodeReturns(t *testing.T) {
 	p := newPair(t, nil)
-	full := *p.rome.config
+	full := *p.rome.config()
 	without := full
 	without.Geneve.Nodes = full.Geneve.Nodes[1:]
 	for _, c := range []*config.Config{nil, &without, &full} {
@@ -156,7 +158,7 @@ func TestLearnAddress(t *testing.T) {
 	moved := netip.MustParseAddr("10.80.0.99")
 	p := newPair(t, func(rome, _ *config.Config) { rome.Geneve.GatewayAddress.V4 = moved }) // the nodes look for this one
 	for _, a := range []netip.Addr{netip.MustParseAddr("10.80.0.4"), moved} {
-		next := *p.rome.config
+		next := *p.rome.config()
 		next.Geneve.GatewayAddress.V4 = a
 		if err := p.rome.Apply(&next); err != nil {
 			t.Fatal(err)

@@ -3,149 +3,24 @@ package gateway
 import (
 	"bufio"
 	"bytes"
-	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
-	"os"
 	"strings"
-	"sync"
-	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
-	"github.com/sirupsen/logrus"
-
 	"culvert/gateway/config"
-	"culvert/gateway/seats"
-	"culvert/integration/need"
 )
 
 // TestPrinter: of all who ask at one time one prints, nobody gets a page from before the
-// question, and prints keep their distance.
-func TestPrinter(t *testing.T) {
-	need.Bubble(t, func(t *testing.T) {
-		const took = 20 * time.Millisecond
-		prints := 0
-		p := newPrinter(func(int) []byte {
-			prints++
-			text := []byte(fmt.Sprint(prints))
-			time.Sleep(took)
-			return text
-		})
-		ask := func(n int, want string) {
-			t.Helper()
-			var all sync.WaitGroup
-			for range n {
-				all.Go(func() {
-					if text, err := p.page(t.Context()); string(text) != want || err != nil {
-						t.Errorf("page %q, %v, want %s", text, err, want)
-					}
-				})
-			}
-			all.Wait()
-		}
-		at := func(want time.Duration, since time.Time) {
-			t.Helper()
-			if took := time.Since(since); took != want {
-				t.Errorf("took %v, want %v", took, want)
-			}
-		}
 
-		began := time.Now()
-		ask(1, "1")
-		at(took, began)
-		time.Sleep(time.Nanosecond)
-
-		// A crowd asks while the printer rests.
-		began = time.Now()
-		ask(1000, "2")
-		at(printRest*took-time.Nanosecond+took, began)
-		time.Sleep(time.Hour)
-
-		// Some ask while it prints what others have asked for: too late for them.
-		began = time.Now()
-		var early sync.WaitGroup
-		early.Go(func() { ask(10, "3") })
-		time.Sleep(took / 2)
-		ask(10, "4")
-		early.Wait()
-		at(took+printRest*took+took, began)
-
-		// Who goes away while waiting holds up nobody.
-		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-		defer cancel()
-		if _, err := p.page(ctx); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("page for who has left: %v", err)
-		}
-		ask(1, "5")
-	})
-}
-
-// TestPrinterDistance: the rest after a print is what its duration asks for, within limits.
-func TestPrinterDistance(t *testing.T) {
-	for took, rest := range map[time.Duration]time.Duration{
-		0: minRest, time.Millisecond: minRest, 50 * time.Millisecond: 950 * time.Millisecond, time.Second: maxRest,
-	} {
-		need.Bubble(t, func(t *testing.T) {
-			p := newPrinter(func(int) []byte {
-				time.Sleep(took)
-				return nil
-			})
-			p.page(t.Context())
-			end := time.Now()
-			time.Sleep(time.Nanosecond)
-			p.page(t.Context())
-			if got := time.Since(end) - took; got != rest {
-				t.Errorf("a print of %v: the next after %v, want %v", took, got, rest)
-			}
-		})
-	}
-}
-
-// reader is a client that takes the page when told to.
-type reader struct {
-	http.ResponseWriter
-	begun, take chan struct{}
-}
-
-func (r *reader) Header() http.Header { return http.Header{} }
-func (r *reader) Write(b []byte) (int, error) {
-	r.begun <- struct{}{}
-	<-r.take
-	return len(b), nil
-}
-
-// TestPrinterSlowClients: slow clients wait for nobody and hold up nobody; when they hold
-// too many bytes, others get the last page that there is.
-func TestPrinterSlowClients(t *testing.T) {
-	need.Bubble(t, func(t *testing.T) {
-		prints := 0
-		p := newPrinter(func(int) []byte {
-			prints++
-			return make([]byte, maxSending/4)
-		})
-		request, _ := http.NewRequestWithContext(t.Context(), "GET", "/metrics", nil)
-		begun, take := make(chan struct{}), make(chan struct{})
-		var clients sync.WaitGroup
-		for range 20 {
-			clients.Go(func() { p.ServeHTTP(&reader{nil, begun, take}, request) })
-			<-begun
-			time.Sleep(time.Nanosecond)
-		}
-		if prints != 5 {
-			t.Errorf("%d pages for slow clients, want 5", prints)
-		}
-		close(take)
-		clients.Wait()
-		if p.page(t.Context()); prints != 6 {
-			t.Errorf("%d pages after they have gone, want 6", prints)
-		}
-	})
-}
+// Of package inspect: the time to send a request, and the longest header of one, in bytes.
+const (
+	requestTime = 2 * time.Second
+	maxHeader   = 4 << 10
+)
 
 // dialFrom connects to address from a loopback address.
 func dialFrom(t *testing.T, source string, address net.Addr) net.Conn {
@@ -182,11 +57,11 @@ func getFrom(t *testing.T, source string, address net.Addr, path string) (status
 // is served meanwhile.
 func TestPipelinedRequests(t *testing.T) {
 	p := newPair(t, func(rome, _ *config.Config) { rome.Metrics = "127.0.0.1:0" })
-	address := p.rome.metrics.listener.Addr()
+	address := p.rome.metrics.Listener.Addr()
 	const connections, requests = 500, 40
 	crowd := make([]net.Conn, connections)
 	for i := range crowd {
-		crowd[i] = dialFrom(t, "127.0.0.1", address)
+		crowd[i] = dialFrom(t, fmt.Sprintf("127.%d.%d.1", 1+i%100, i/100), address)
 		io.WriteString(crowd[i], strings.Repeat("GET /metrics HTTP/1.1\r\nHost: culvert\r\n\r\n", requests)) // may be closed already
 	}
 	for _, path := range []string{"/healthz", "/readyz", "/metrics"} {
@@ -203,32 +78,35 @@ func TestPipelinedRequests(t *testing.T) {
 		}
 		served += answers
 	}
-	refused := p.rome.metrics.listener.Refused()
+	refused := p.rome.metrics.Listener.Refused()
 	if served == 0 || refused == 0 || served+int(refused) > connections {
 		t.Errorf("%d served, %d refused of %d", served, refused, connections)
 	}
 }
 
-// TestSilentConnections: connections that send nothing take the seats of their address
-// and no other's, and lose them.
+// TestSilentConnections: connections of this machine that send nothing, from whatever loopback addresses, take the seats of one source,
+// lose them to who asks, though he is of that source, and to time.
 func TestSilentConnections(t *testing.T) {
 	p := newPair(t, func(rome, _ *config.Config) { rome.Metrics = "127.0.0.1:0" })
-	address := p.rome.metrics.listener.Addr()
+	address := p.rome.metrics.Listener.Addr()
 	crowd, began := make([]net.Conn, 300), time.Now()
 	for i := range crowd {
-		crowd[i] = dialFrom(t, "127.0.0.1", address)
+		crowd[i] = dialFrom(t, fmt.Sprintf("127.%d.%d.1", 1+i%100, i/100), address)
 	}
 	took := time.Since(began)
-	for _, path := range []string{"/healthz", "/readyz", "/metrics"} {
-		if status, _ := getFrom(t, "127.0.1.1", address, path); status != http.StatusOK {
-			t.Errorf("%s: %d", path, status)
-		}
-	}
-	// The listener has looked at all of the crowd before it answered. A silent one loses its seat after its time to ask.
-	n := p.rome.metrics.listener.Refused()
-	if most, least := 300-11, 300-11*(1+int(took/requestTime)); int(n) > most || int(n) < least {
+	// The listener has looked at all of the crowd before it answers. A silent one loses its seat after its time to ask.
+	_, _ = getFrom(t, "127.0.1.1", address, "/healthz")
+	if n, most, least := p.rome.metrics.Listener.Refused(), 301-11, 301-11*(1+int(took/requestTime)); int(n) > most || int(n) < least {
 		t.Errorf("%d connections refused, want %d, and %d at least", n, most, least)
 	}
+	for range 20 {
+		for _, path := range []string{"/healthz", "/readyz", "/metrics"} {
+			if status, _ := getFrom(t, "127.0.1.1", address, path); status != http.StatusOK {
+				t.Errorf("%s: %d", path, status)
+			}
+		}
+	}
+	n := p.rome.metrics.Listener.Refused()
 	_, page := getFrom(t, "127.0.1.1", address, "/metrics")
 	if !strings.Contains(page, fmt.Sprintf("\nculvert_listener_refused_connections_total %d\n", n)) {
 		t.Error("the page does not tell how many connections were refused")
@@ -241,52 +119,10 @@ func TestSilentConnections(t *testing.T) {
 // TestLongHeader: a request whose header has no end is refused.
 func TestLongHeader(t *testing.T) {
 	p := newPair(t, func(rome, _ *config.Config) { rome.Metrics = "127.0.0.1:0" })
-	c := dialFrom(t, "127.0.0.1", p.rome.metrics.listener.Addr())
+	c := dialFrom(t, "127.0.0.1", p.rome.metrics.Listener.Addr())
 	fmt.Fprintf(c, "GET /metrics HTTP/1.1\r\nHost: culvert\r\nX: %s", strings.Repeat("x", 2*maxHeader))
 	answer, err := bufio.NewReader(c).ReadString('\n')
 	if !strings.HasPrefix(answer, "HTTP/1.1 431 ") {
 		t.Errorf("%q, %v", answer, err)
 	}
-}
-
-// exhausted is a listener of a process that has no descriptors left.
-type exhausted struct {
-	net.Listener
-	calls atomic.Int64
-}
-
-func (e *exhausted) Accept() (net.Conn, error) {
-	if e.calls.Add(1) > 40 {
-		return nil, net.ErrClosed
-	}
-	return nil, &net.OpError{Op: "accept", Net: "tcp", Err: os.NewSyscallError("accept4", syscall.EMFILE)}
-}
-
-func (e *exhausted) Close() error { return nil }
-
-// TestListenerErrors: what net/http has to say is in our log's format, and rarely.
-func TestListenerErrors(t *testing.T) {
-	need.Bubble(t, func(t *testing.T) {
-		var text bytes.Buffer
-		l := logrus.New()
-		l.SetOutput(&text)
-		l.SetFormatter(&logrus.JSONFormatter{DisableTimestamp: true})
-		m, err := newMetricsServer("metrics", "127.0.0.1:0", &Gateway{log: logrus.NewEntry(l)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		m.listener.Listener.Close()
-		began := time.Now()
-		outside := &exhausted{}
-		m.server.Serve(seats.New(outside))
-		const line = `{"level":"warning","listener":"metrics","msg":"http: Accept error: accept tcp: accept4: too many open files; retrying in 5ms"}` + "\n"
-		lines := strings.SplitAfter(text.String(), "\n")
-		if lines[0] != line {
-			t.Errorf("log %q, want %q", lines[0], line)
-		}
-		// net/http tries again each second in the end.
-		if n, want := len(lines)-1, 1+int(time.Since(began)/(10*time.Second)); outside.calls.Load() != 41 || n > want || n < 2 {
-			t.Errorf("%d lines in %v, want %d at most", n, time.Since(began), want)
-		}
-	})
 }

@@ -15,6 +15,7 @@ import (
 	"golang.zx2c4.com/wireguard/device"
 
 	"culvert/gateway/config"
+	"culvert/gateway/config/configtest"
 	"culvert/gateway/wgkey"
 	"culvert/geneve/genevetest"
 )
@@ -44,7 +45,7 @@ func TestLogInjection(t *testing.T) {
 	for name, formatter := range map[string]logrus.Formatter{"text": new(logrus.TextFormatter), "json": new(logrus.JSONFormatter)} {
 		t.Run(name, func(t *testing.T) {
 			log, lines := logLines(t, formatter)
-			c := clusterConfig("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16")
+			c := configtest.Cluster("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16")
 			c.Cluster += forged
 			c.Peer += forged
 			c.Geneve.Nodes[0].Name += forged
@@ -108,7 +109,7 @@ func (h endAtApply) Fire(e *logrus.Entry) error {
 // TestLogLevel: the log has the level that a configuration gives it before anything else is logged, though the gateway ends at once.
 func TestLogLevel(t *testing.T) {
 	log, lines := logLines(t, new(logrus.TextFormatter))
-	c := clusterConfig("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16")
+	c := configtest.Cluster("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16")
 	c.WireGuard.PeerPublicKey = wgkey.NewPrivate().Public()
 	cl := open(t, c, 41, log, nil)
 	ctx, cancel := context.WithCancel(t.Context())

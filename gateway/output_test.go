@@ -3,6 +3,7 @@ package gateway
 import (
 	"testing"
 
+	"culvert/gateway/path"
 	"culvert/nat/nattest"
 	"culvert/nat/rules"
 )
@@ -26,12 +27,12 @@ func TestOutputRules(t *testing.T) {
 	node.Send(ping("10.0.1.5", "10.80.0.4"))
 	node.Send(ping("10.0.1.6", "10.80.0.4"))
 	expect(t, node, "10.80.0.4", "10.0.1.6")
-	if made, dropped := p.rome.in.generated.Load(), p.rome.in.drops[DropOutput].Load(); made != 2 || dropped != 1 {
+	if made, dropped := p.rome.path.Inbound().Generated(), p.rome.path.Inbound().Dropped(path.DropOutput); made != 2 || dropped != 1 {
 		t.Errorf("to nodes: %d made, %d dropped", made, dropped)
 	}
-	made := p.rome.out.generated.Load()
-	p.rome.out.sendProbe(ping("169.254.18.2", "169.254.18.1"))
-	if more, dropped := p.rome.out.generated.Load()-made, p.rome.out.drops[DropOutput].Load(); more != 1 || dropped != 1 {
+	made := p.rome.path.Outbound().Generated()
+	p.rome.path.Send(ping("169.254.18.2", "169.254.18.1"))
+	if more, dropped := p.rome.path.Outbound().Generated()-made, p.rome.path.Outbound().Dropped(path.DropOutput); more != 1 || dropped != 1 {
 		t.Errorf("to the peer: %d made, %d dropped", more, dropped)
 	}
 }

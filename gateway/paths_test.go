@@ -13,7 +13,8 @@ import (
 	logtest "github.com/sirupsen/logrus/hooks/test"
 
 	"culvert/gateway/config"
-	"culvert/gateway/pathmtu"
+	"culvert/gateway/config/configtest"
+	"culvert/gateway/monitor"
 	"culvert/gateway/seats"
 	"culvert/gateway/wgkey"
 	"culvert/geneve/genevetest"
@@ -28,23 +29,22 @@ type pathTest struct {
 	t    *testing.T
 	said *logtest.Hook
 	now  time.Duration
-	sent int // echo requests to the first node
 	pods [2]string
 }
 
 // newPathTest is of IPv4, or of IPv6 alone.
 func newPathTest(t *testing.T, net byte, six bool) *pathTest {
 	log, said := logtest.NewNullLogger()
-	c, pods := clusterConfig("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16"), [2]string{"10.0.1.5", "10.0.2.5"}
+	c, pods := configtest.Cluster("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16"), [2]string{"10.0.1.5", "10.0.2.5"}
 	if six {
-		dual(c, clusterConfig("milan", "rome", config.Server, "10.62.0.0/16", "10.72.0.0/16"))
+		dual(c, configtest.Cluster("milan", "rome", config.Server, "10.62.0.0/16", "10.72.0.0/16"))
 		c, pods = alone6(c), [2]string{"fd00:10:0:1::5", "fd00:10:0:2::5"}
 	}
 	c.WireGuard.PeerPublicKey = wgkey.NewPrivate().Public()
 	c.WireGuard.Endpoint = "127.0.0.1:9"
 	p := &pathTest{t: t, cluster: open(t, c, net, log, nil), said: said, pods: pods}
 	t.Cleanup(func() {
-		p.watch.knocker.close()
+		p.monitor.Close()
 		p.close()
 	})
 	return p
@@ -82,24 +82,16 @@ func waitFor(t *testing.T, what string, condition func() bool) {
 func (p *pathTest) look(lasts time.Duration) {
 	p.t.Helper()
 	const link nat.Link = 1
-	for end := p.now + lasts; p.now < end; p.now += pathInterval {
+	for end := p.now + lasts; p.now < end; p.now += monitor.PathInterval {
 		p.nodes[0].Send(udpPacket(p.pods[0], p.pods[1], nil))
 		p.nodes[1].Receive()
-		p.paths.look(p.now)
-		p.paths.mu.Lock()
-		for _, probe := range p.paths.legs[link].sending {
-			if probe.Kind != pathmtu.ARP {
-				p.sent++
-			}
-		}
-		p.paths.mu.Unlock()
+		p.monitor.LookAtPaths(p.now)
 		waitFor(p.t, "answers", func() bool {
+			sent, answered := p.monitor.Probes(link)
 			asked, replied := p.nodes[0].Echoes()
-			p.paths.mu.Lock()
-			defer p.paths.mu.Unlock()
-			return asked == p.sent && int(p.paths.legs[link].probes) == asked+replied
+			return asked == int(sent) && replied == int(answered)
 		})
-		p.watch.look(p.now)
+		p.monitor.Look(p.now)
 	}
 }
 
@@ -122,13 +114,13 @@ func TestPathOfNode(t *testing.T) {
 			metric := func(size int) string {
 				return fmt.Sprintf("culvert_path_mtu_bytes{kind=%q,of=%q} %d\n", "node", "rome-1", size)
 			}
-			if page := string(p.metricsPage(seats.New(nil), 0)); !strings.Contains(page, metric(1340)) {
+			if page := string(p.inspect.Metrics(seats.New(nil), 0)); !strings.Contains(page, metric(1340)) {
 				t.Errorf("no line %s", metric(1340))
 			}
 			p.nodes[0].LoseLarge(tt.there, tt.back)
 			p.look(10 * time.Second)
 
-			s := source{p.Gateway}.Status()
+			s := p.inspect.Status()
 			size := s.Nodes[0].Path.MTU
 			if size > passes || size < passes-4 || s.Nodes[0].Path.Narrow != tt.way {
 				t.Fatalf("status says %+v, want about %d, %q", s.Nodes[0].Path, passes, tt.way)
@@ -136,7 +128,7 @@ func TestPathOfNode(t *testing.T) {
 			if s.Nodes[1].Path.Narrow != "" || s.Tunnel.Path.Narrow != "" {
 				t.Errorf("others are narrow too: %+v, %+v", s.Nodes[1].Path, s.Tunnel.Path)
 			}
-			if page := string(p.metricsPage(seats.New(nil), 0)); !strings.Contains(page, metric(size)) {
+			if page := string(p.inspect.Metrics(seats.New(nil), 0)); !strings.Contains(page, metric(size)) {
 				t.Errorf("no line %s", metric(size))
 			}
 			want := fmt.Sprintf("packets of more than %d bytes vanish on the way %s rome-1", size, tt.way)
@@ -147,7 +139,7 @@ func TestPathOfNode(t *testing.T) {
 
 			p.nodes[0].LoseLarge(0, 0)
 			p.look(70 * time.Second)
-			if s := (source{p.Gateway}).Status(); s.Nodes[0].Path.MTU != 1340 || s.Nodes[0].Path.Narrow != "" {
+			if s := p.inspect.Status(); s.Nodes[0].Path.MTU != 1340 || s.Nodes[0].Path.Narrow != "" {
 				t.Errorf("status says %+v, want 1340", s.Nodes[0].Path)
 			}
 			if n := p.count("packets of mtu bytes pass to and from rome-1 again", logrus.InfoLevel); n != 1 {

@@ -17,9 +17,12 @@ import (
 
 	"culvert/gateway/config"
 	"culvert/gateway/control"
+	"culvert/gateway/health"
+	"culvert/gateway/wg"
 	"culvert/geneve"
 	"culvert/geneve/genevetest"
 	"culvert/geneve/udp"
+	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/rules"
 )
@@ -61,7 +64,7 @@ func newLosingPair(t *testing.T, edit func(rome *config.Config)) *losingPair {
 func (p *losingPair) inner(ip nattest.IP) { p.node.Send(ip.Bytes()) }
 
 // tunnel has the peer send a packet as it stands.
-func (p *losingPair) tunnel(ip nattest.IP) { p.milan.out.queue.push(netip.Addr{}, ip.Bytes()) }
+func (p *losingPair) tunnel(ip nattest.IP) { p.milan.path.Send(ip.Bytes()) }
 
 // outer sends datagrams from the node's address.
 func (p *losingPair) outer(train udp.Train) {
@@ -92,7 +95,7 @@ func (p *losingPair) lost(reason string) bool {
 
 // apply changes rome's configuration.
 func (p *losingPair) apply(change func(*config.Config)) {
-	c := *p.rome.config
+	c := *p.rome.config()
 	c.Geneve.Nodes = slices.Clone(c.Geneve.Nodes)
 	change(&c)
 	if err := p.rome.Apply(&c); err != nil {
@@ -121,7 +124,7 @@ func (p *losingPair) shown(ways map[string]func()) map[string]bool {
 	t := p.t
 	file := recorded(t, p.pair, p.client, control.CaptureOptions{Drops: true}, func() {
 		p.provoke(ways)
-		p.rome.tellDiscards() // else it waits for the next second
+		p.rome.inspect.Look() // else it waits for the next second
 	})
 	all := map[string]bool{}
 	for reason := range ways {
@@ -156,7 +159,7 @@ func (p *losingPair) shown(ways map[string]func()) map[string]bool {
 	for _, d := range slices.Concat(status.Outbound.Drops, status.Inbound.Drops) {
 		stated[d.Reason] = d.Packets > 0
 	}
-	_, page := getFrom(t, "127.0.0.1", p.rome.metrics.listener.Addr(), "/metrics")
+	_, page := getFrom(t, "127.0.0.1", p.rome.metrics.Listener.Addr(), "/metrics")
 	for reason := range ways {
 		counted := false
 		for line := range strings.Lines(page) {
@@ -244,6 +247,7 @@ func (p *losingPair) ofPackets(with func(func(*nattest.IP)) nattest.IP) map[stri
 		"source-route":    func() { p.inner(with(func(ip *nattest.IP) { ip.Options = []byte{131, 3, 4, 0} })) },
 		"bad-source":      func() { p.inner(with(func(ip *nattest.IP) { ip.Source = "127.0.0.1" })) },
 		"bad-destination": func() { p.inner(with(func(ip *nattest.IP) { ip.Destination = "224.0.0.5" })) },
+		"to-node":         func() { p.tunnel(nattest.IP{Source: "10.0.1.7", Destination: "10.80.0.2", Body: datagram(10250)}) },
 		"no-mapping":      func() { p.tunnel(nattest.IP{Source: "10.0.1.7", Destination: "10.70.0.99", Body: datagram(53)}) },
 		"no-backend":      func() { p.tunnel(nattest.IP{Source: "10.0.1.7", Destination: "10.70.0.21", Body: datagram(80)}) },
 		"mid-stream": func() {
@@ -297,12 +301,12 @@ func (p *losingPair) ofPackets(with func(func(*nattest.IP)) nattest.IP) map[stri
 		},
 		"no-service": func() { p.inner(with(func(ip *nattest.IP) { ip.Destination = "10.80.0.4" })) },
 		"bad-check": func() {
-			p.milan.out.queue.push(netip.Addr{}, fromPeer(4000, "junk"))
+			p.milan.path.Send(fromPeer(4000, "junk"))
 		},
 		"local-queue-full": func() {
 			b := with(func(*nattest.IP) {}).Bytes()
 			for !p.lost("local-queue-full") {
-				p.rome.out.sendProbe(b)
+				p.rome.path.Send(b)
 			}
 		},
 	}
@@ -395,9 +399,11 @@ func (p *losingPair) ofTunnels() map[string]func() {
 		"tunnel-discard": func() {}, // of those, some that have passed
 		"hold-full":      func() { ghost("ghost", 99, 70) },
 		"unknown-tunnel": func() {
-			held := p.rome.endpoint.Stats().Held
 			ghost("brief", 96, 1)
-			awaits(p.t, func() bool { return p.rome.endpoint.Stats().Held > held }, "a packet that is held")
+			awaits(p.t, func() bool {
+				s, _ := p.rome.endpoint.TunnelStats(uint16(p.rome.links().ByName["brief"]))
+				return s.Held > 0
+			}, "a packet that is held for brief")
 			gone("brief")
 		},
 		"send-failed": func() { // from a socket that is bound to loopback
@@ -415,13 +421,28 @@ func (p *losingPair) ofTunnels() map[string]func() {
 func (p *losingPair) fillTable() {
 	for i := range uint16(9) {
 		body := nattest.UDP{SourcePort: 5000 + i, DestinationPort: 53}
-		p.inner(nattest.IP{Source: fmt.Sprintf("203.0.113.%d", 100+i), Destination: "10.61.1.7", Body: body})
-		awaits(p.t, func() bool { return p.lost("connection-share") || p.rome.engine.Stats().Created >= uint64(i)+2 })
-		if p.lost("connection-share") {
-			return
+		for range 2 { // four packets both ways are a stream, which makes no room
+			p.inner(nattest.IP{Source: fmt.Sprintf("203.0.113.%d", 100+i), Destination: "10.61.1.7", Body: body})
+			awaits(p.t, func() bool { return p.lost("connection-share") || p.rome.engine.Stats().Created >= uint64(i)+2 })
+			if p.lost("connection-share") {
+				return
+			}
+			v := until(p.t, p.milan.nodes[0], body.SourcePort)
+			p.milan.nodes[0].Send(nattest.IP{Source: "10.0.1.7", Destination: v.Source.String(), Body: nattest.UDP{SourcePort: 53, DestinationPort: v.SourcePort}}.Bytes())
+			until(p.t, p.node, 53)
 		}
-		v := until(p.t, p.milan.nodes[0], body.SourcePort)
-		p.milan.nodes[0].Send(nattest.IP{Source: "10.0.1.7", Destination: v.Source.String(), Body: nattest.UDP{SourcePort: 53, DestinationPort: v.SourcePort}}.Bytes())
-		until(p.t, p.node, 53)
 	}
+}
+
+// TestEachReasonIsExplained: of each reason for which a packet can be dropped, a status says what
+// it means.
+func TestEachReasonIsExplained(t *testing.T) {
+	p := newPair(t, nil)
+	p.rome.path.EachDrop(&nat.Stats{}, &geneve.Stats{}, &wg.Stats{}, func(_, reason string, _ uint64) {
+		for _, liqo := range []bool{false, true} {
+			if means, remedy := health.Explain(reason, liqo); !strings.HasSuffix(means, ".") || strings.HasSuffix(remedy, ".") {
+				t.Errorf("%s: %q, %q", reason, means, remedy)
+			}
+		}
+	})
 }

@@ -2,64 +2,17 @@ package gateway
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"net"
 	"net/netip"
-	"os"
-	"slices"
-	"strconv"
-	"sync"
-	"time"
 
 	"github.com/sirupsen/logrus"
 
 	"culvert/gateway/config"
-	"culvert/gateway/control"
 	"culvert/gateway/handover"
-	"culvert/gateway/pathmtu"
-	"culvert/gateway/state"
-	"culvert/gateway/wg"
+	"culvert/gateway/lifecycle"
 	"culvert/geneve"
 	"culvert/geneve/udp"
-	"culvert/nat"
 )
-
-const (
-	askTime = 5 * time.Second
-	// greetTime is how long the first handshake may take before another is begun, which may take twice as long, and so on: another one
-	// forgets the one before, whose answer may be on its way. sessionPatience is how long a session may take in all.
-	greetTime       = 300 * time.Millisecond
-	sessionPatience = 5 * time.Second
-	// quietTime is how long nothing has come in the old session before it is given up.
-	quietTime = 150 * time.Millisecond
-	// A process that is killed has closed its sockets before it is gone.
-	endTime = 100 * time.Millisecond
-	// stopTime is how long the old process may say nothing when it has been told to stop: it may have stopped.
-	stopTime = 1200 * time.Millisecond
-)
-
-// taking is the new process's side of a hand-over; see package handover. Nil is a gateway
-// that takes over from none.
-type taking struct {
-	line     *handover.Line
-	offer    handover.Offer
-	identity state.Identity
-	files    map[string]*os.File // of Offer.Sockets, by name, until they are used
-	before   *process
-	relay    *handover.Relay
-	made     func(*Gateway) // nil, or is told of the new gateway before that speaks with anybody
-	old      []udp.Conn     // WireGuard's of the old process that this one has no use for
-	session  chan struct{}  // closed by met
-	far      time.Duration  // how long the handshake took that made it; 0 = none did
-	met      func()         // there is a session with the peer
-	over     chan struct{}  // closed by finish
-	stopping bool           // the old process has been told to stop; it says soon that it has
-	forwards time.Time      // when the old process was told that this one does
-
-	// open opens sockets of a network of the caller's; nil: they are the kernel's.
-	open func(network string, at netip.AddrPort) (udp.Conn, error)
-}
 
 // TakeOver is New in the place of the gateway that serves a control socket, which goes on if
 // this fails. c is to be for the same cluster and peer.
@@ -71,320 +24,64 @@ func TakeOver(ctx context.Context, socket string, c *config.Config, budget Budge
 }
 
 func takeOver(ctx context.Context, socket string, c *config.Config, budget Budget, log *logrus.Logger, internal geneve.Options) (*Gateway, error) {
-	asking, cancel := context.WithTimeout(ctx, askTime)
-	defer cancel()
-	conn, err := control.TakeOver(asking, socket, control.TakeoverOptions{Protocol: handover.Version, Cluster: c.Cluster, Peer: c.Peer})
+	t, err := lifecycle.Ask(ctx, socket, c)
 	if err != nil {
-		return nil, fmt.Errorf("--takeover: %w", err)
+		return nil, err
 	}
-	return newTaking(conn).take(ctx, c, budget, log, internal)
+	return takeOverFrom(ctx, t, c, budget, log, internal, nil)
 }
 
-func newTaking(conn handover.Wire) *taking {
-	t := &taking{line: handover.NewLine(conn), session: make(chan struct{}), over: make(chan struct{})}
-	t.met = sync.OnceFunc(func() { close(t.session) })
-	return t
-}
-
-// take returns a gateway that has taken over, or one that starts because the old process has ended meanwhile.
-func (t *taking) take(ctx context.Context, c *config.Config, budget Budget, log *logrus.Logger, internal geneve.Options) (*Gateway, error) {
-	g, err := t.run(ctx, c, budget, log, internal)
-	if err == nil {
-		return g, nil
+// takeOverFrom returns a gateway that has taken over, or one that starts because the old process has ended meanwhile. made is nil, or is told
+// of the new gateway before that speaks with anybody.
+func takeOverFrom(ctx context.Context, t *lifecycle.Taking, c *config.Config, budget Budget, log *logrus.Logger, internal geneve.Options,
+	made func(*Gateway)) (g *Gateway, err error) {
+	begin := func() (*lifecycle.Life, error) {
+		var err error
+		if g, err = newGatewayFrom(t, c, budget, log, internal); err != nil {
+			return nil, err
+		}
+		if made != nil {
+			made(g)
+		}
+		return g.life, nil
 	}
-	if ctx.Err() != nil { // so that nothing was heard any more
-		err = context.Cause(ctx)
+	end := func() {
+		g.close()
+		g.life.Close()
 	}
-	t.line.Refuse(err)
-	within := endTime
-	if t.stopping && errors.Is(err, os.ErrDeadlineExceeded) && t.before.kill() {
-		log.WithField("process", t.before.id).Warn("the gateway before hung in the hand-over and was ended")
-		within = stopTime // its memory goes first
-	}
-	ended := t.before.ended(within)
-	t.close()
-	if ended && ctx.Err() == nil {
-		log.WithError(err).Warn("the gateway before has ended meanwhile: this one starts as if there had been none")
+	alone, err := t.Take(ctx, c, log, begin, end)
+	switch {
+	case err != nil:
+		return nil, err
+	case alone:
 		return newGateway(c, budget, log, internal)
 	}
-	return nil, fmt.Errorf("--takeover: %w; the gateway before goes on", err)
+	return g, nil
 }
 
-// ended reports whether the old process is gone for certain.
-func (t *taking) ended() bool { return t.before.ended(endTime) }
+// Over is the new gateway's side of a hand-over within this process, between two gateways of NewOver.
+type Over struct {
+	Wire  handover.Wire // the conversation with the gateway before
+	Relay net.Conn      // the packets between both; it keeps messages apart
+	// Open opens sockets. Those that the gateway before has, both have then.
+	Open func(network string, at netip.AddrPort) (udp.Conn, error)
+	Made func(*Gateway) // nil, or is told of the new gateway before that speaks with anybody
+}
 
-func (t *taking) run(ctx context.Context, c *config.Config, budget Budget, log *logrus.Logger, internal geneve.Options) (_ *Gateway, err error) {
-	goOn := context.AfterFunc(ctx, t.line.Silence)
-	defer goOn()
-	if err := t.accept(c); err != nil {
+// HandOverOver hands over to a gateway of this process that takes over by the other ends of wire and relay, which it closes. It returns
+// nil when that one carries the packets, and then Run does; on an error this gateway goes on.
+func (g *Gateway) HandOverOver(wire handover.Wire, relay net.Conn) error {
+	return g.life.HandOverOver(wire, relay)
+}
+
+// TakeOverOver is TakeOver from a gateway of this process that hands over by the other ends of o's wire and relay, which it closes.
+func TakeOverOver(ctx context.Context, o Over, c *config.Config, budget Budget, log *logrus.Logger) (*Gateway, error) {
+	t := lifecycle.AskOver(o.Wire, o.Relay, o.Open)
+	if err := c.Validate(); err != nil {
+		t.Refuse(err)
 		return nil, err
 	}
-	g, err := newGatewayFrom(t, c, budget, log, internal)
-	if err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err != nil {
-			g.close()
-			g.keeper.close()
-		}
-	}()
-	if t.made != nil {
-		t.made(g)
-	}
-	if _, err := t.restore(g, handover.KindStanding); err != nil {
-		return nil, err
-	}
-	if err := t.meetPeer(ctx, g); err != nil {
-		return nil, err
-	}
-	if !goOn() {
-		return nil, context.Cause(ctx)
-	}
-	if err := t.line.Send(handover.KindReady, nil, cutTime); err != nil {
-		return nil, err
-	}
-	t.stopping = true
-	return g, t.cut(g)
-}
-
-// accept takes what the old process offers.
-func (t *taking) accept(c *config.Config) error {
-	t.before = processOf(t.line.Peer())
-	body, files, err := t.line.Want(handover.KindOffer, askTime)
-	if err != nil {
-		return err
-	}
-	err = handover.Decode(body, &t.offer)
-	t.files = make(map[string]*os.File)
-	for i, f := range files {
-		if i >= len(t.offer.Sockets) || t.files[t.offer.Sockets[i].Name] != nil {
-			f.Close()
-			continue
-		}
-		t.files[t.offer.Sockets[i].Name] = f
-	}
-	if err != nil {
-		return err
-	}
-	if t.identity, err = state.DecodeIdentity(t.offer.Identity); err != nil {
-		return fmt.Errorf("what it says of itself is %w", err)
-	}
-	if t.relay != nil {
-		return nil
-	}
-	if t.files["relay"] == nil {
-		return fmt.Errorf("%w: no relay", handover.ErrStrange)
-	}
-	conn, err := net.FileConn(t.files["relay"])
-	if err != nil {
-		return fmt.Errorf("relay: %w", err)
-	}
-	t.relay = handover.NewRelay(conn)
-	return nil
-}
-
-// at returns what the old process has by a name, if that is at the same address.
-func (t *taking) at(name, address string) *os.File {
-	if t == nil {
-		return nil
-	}
-	for _, s := range t.offer.Sockets {
-		if s.Name == name && s.At == address {
-			return t.files[name]
-		}
-	}
-	return nil
-}
-
-// socket returns the old process's UDP socket of a name; nil if it has none at the port. Port
-// 0 is any.
-func (t *taking) socket(name string, port uint16, o udp.Options) (*udp.Socket, error) {
-	if t == nil {
-		return nil, nil
-	}
-	f := t.at(name, strconv.Itoa(int(port)))
-	if port == 0 {
-		f = t.files[name]
-	}
-	if f == nil {
-		return nil, nil
-	}
-	delete(t.files, name)
-	defer f.Close()
-	return udp.Adopt(f, o)
-}
-
-// has reports whether the old process has a UDP socket of a name at a port.
-func (t *taking) has(name string, port uint16) bool {
-	return t != nil && slices.Contains(t.offer.Sockets, handover.Socket{Name: name, At: strconv.Itoa(int(port))})
-}
-
-// listener returns the old process's listener of a name at an address, as it is configured;
-// nil if it has none there.
-func (t *taking) listener(name, address string) (net.Listener, error) {
-	f := t.at(name, address)
-	if f == nil {
-		return nil, nil
-	}
-	delete(t.files, name)
-	defer f.Close()
-	l, err := net.FileListener(f)
-	if err != nil {
-		return nil, fmt.Errorf("%s: of the gateway before: %w", name, err)
-	}
-	return l, nil
-}
-
-func (g *Gateway) listenUAPI(name string) (net.Listener, error) {
-	if l, err := g.taken.listener("uapi", wg.UAPIPath(name)); l != nil || err != nil {
-		return l, err
-	}
-	return wg.ListenUAPI(name)
-}
-
-// folder is the old process's, if c has the same.
-func (t *taking) folder(c *config.Config) *state.Dir {
-	if t == nil || t.files["lock"] == nil {
-		return nil
-	}
-	d := state.Adopt(c.State, c.Peer, t.files["lock"])
-	if d != nil {
-		delete(t.files, "lock")
-	}
-	return d
-}
-
-// hold keeps a new gateway's socket, which the old one may share, silent until the cut; it is called
-// before there is anything to send.
-func (t *taking) hold(l *lentSocket, shared bool) {
-	switch {
-	case t == nil:
-	case l.name == "geneve":
-		l.conn.Silence(nil)
-	default:
-		l.conn.Greet(t.relay, !shared, t.met)
-	}
-}
-
-// restore gives g the records that come before a message of a kind, and returns that.
-func (t *taking) restore(g *Gateway, last handover.Kind) ([]byte, error) {
-	begin := func() *nat.Restore { return g.engine.Restore(g.linksNow().Find, clock()) }
-	for r := begin(); ; {
-		within := askTime
-		if t.stopping {
-			within = stopTime
-		}
-		k, body, _, err := t.line.Receive(within)
-		switch {
-		case err != nil:
-			return nil, err
-		case k == handover.KindRecords:
-			r.Write(body)
-			if last == handover.KindCut { // as old as the message, not as the first one
-				r.End()
-				r = begin()
-			}
-		case k == last:
-			if last == handover.KindStanding { // what comes later is of the same connections, or new
-				g.keeper.took(r.End())
-			}
-			return body, nil
-		default:
-			return nil, fmt.Errorf("%w: message %d", handover.ErrStrange, k)
-		}
-	}
-}
-
-// meetPeer makes a session with the peer. Without one there is no hand-over, if the old
-// process has one in which the peer answers.
-func (t *taking) meetPeer(ctx context.Context, g *Gateway) error {
-	if !t.offer.Session {
-		return nil
-	}
-	late := time.NewTimer(sessionPatience)
-	defer late.Stop()
-	wait, greeted := greetTime, time.Now()
-	again := time.NewTimer(wait)
-	defer again.Stop()
-	for {
-		select {
-		case <-t.session:
-			t.far = time.Since(greeted)
-			return nil
-		case <-again.C:
-			if err := g.wg.Renew(); err != nil {
-				return err
-			}
-			wait, greeted = 2*wait, time.Now()
-			again.Reset(wait)
-		case <-late.C:
-			if !t.offer.Answers {
-				return nil // nor does it the old one, or it answers no pings: nothing is known against this one
-			}
-			return fmt.Errorf("the peer does not answer this gateway's handshakes in %v, and has a session with the one before: compare wireguard.privateKeyFile, peerPublicKey and endpoint with what that one has", sessionPatience)
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
-}
-
-func (g *Gateway) linksNow() config.Links {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.links
-}
-
-// cut waits for the old process to stop, and goes on where it was.
-func (t *taking) cut(g *Gateway) error {
-	body, err := t.restore(g, handover.KindCut)
-	if err != nil {
-		return err
-	}
-	var end handover.Cut
-	if err := handover.Decode(body, &end); err != nil {
-		return err
-	}
-	links := g.linksNow()
-	for _, s := range end.Nodes {
-		link, ok := links.ByName[s.Node]
-		mac, err := net.ParseMAC(s.MAC)
-		if !ok || err != nil {
-			continue
-		}
-		encap := geneve.Geneve
-		if s.VXLAN {
-			encap = geneve.VXLAN
-		}
-		g.endpoint.Meet(geneve.Station{ID: uint16(link), MAC: mac, Encap: encap, Local: s.Local})
-	}
-	for _, p := range end.Paths {
-		link, ok := links.ByName[p.Node]
-		if ok || p.Node == "" { // the zero link is the tunnel
-			g.paths.expect(link, pathmtu.Result{Size: p.Size, Known: true, Way: pathmtu.Way(p.Way), OneWay: p.OneWay})
-		}
-	}
-	var mu sync.Mutex
-	take := func(bufs [][]byte, offset int) {
-		mu.Lock()
-		defer mu.Unlock()
-		g.in.carry(bufs, offset)
-	}
-	g.in.divert.Store(&take)
-	t.forwards = time.Now()
-	if err := t.line.Send(handover.KindForwarding, nil, cutTime); err != nil && !t.ended() {
-		return fmt.Errorf("the gateway before has not waited: %w", err)
-	}
-	for _, l := range g.lent {
-		if l.name == "geneve" {
-			l.conn.Own()
-		} else {
-			l.conn.Lead(t.relay)
-		}
-	}
-	g.wg.Confirm()
-	g.keepFiles(false)
-	pause := time.Duration(monotonic() - end.Stopped)
-	g.log.WithFields(logrus.Fields{"process": t.line.Peer(), "was": t.offer.Version, "pause": pause.Round(10 * time.Microsecond).String()}).Info("taken over")
-	return nil
+	internal := internalOptions(c, budget)
+	internal.UDP.Open = o.Open
+	return takeOverFrom(ctx, t, c, budget, log, internal, o.Made)
 }

@@ -139,26 +139,30 @@ type passage struct {
 // foresee returns what the gateways say of a packet that comes in at a link of the first one.
 func foresee(clusters [2]*cluster, at int, in nat.Link, b []byte) (all []passage) {
 	g := clusters[at].Gateway
-	v := source{g}.view()
-	t := g.explain(v, bytes.Clone(b), 0, in, clock())
+	t := g.inspect.Explain(bytes.Clone(b), in)
 	if t.Verdict != "forward" {
 		return []passage{{last: t, at: at}}
 	}
 	for _, sent := range t.Sent {
-		if t.To == tunnelName {
+		if t.To == config.Tunnel {
 			all = append(all, foresee(clusters, 1-at, nat.Tunnel, sent.Bytes)...)
 		} else {
-			node := slices.IndexFunc(g.config.Geneve.Nodes, func(n config.Node) bool { return n.Name == t.To })
+			node := slices.IndexFunc(g.config().Geneve.Nodes, func(n config.Node) bool { return n.Name == t.To })
 			all = append(all, passage{t, at, node, sent.Bytes})
 		}
 	}
 	return all
 }
 
+// A dropKey names a counter of dropped packets.
+type dropKey struct{ direction, reason string }
+
 // dropsOf returns the counters of dropped packets.
 func dropsOf(g *Gateway) map[dropKey]uint64 {
+	all := make(map[dropKey]uint64)
 	stats, tunnels, tunnel := g.engine.Stats(), g.endpoint.Stats(), g.wg.Stats()
-	return g.drops(&stats, &tunnels, &tunnel)
+	g.path.EachDrop(&stats, &tunnels, &tunnel, func(direction, reason string, packets uint64) { all[dropKey{direction, reason}] += packets })
+	return all
 }
 
 // What both gateways say of a packet is what the far node's socket receives, byte for byte, or the reason that is counted.
@@ -190,7 +194,7 @@ func TestTraceIsPath(t *testing.T) {
 			}
 		}
 		from := clusters[at]
-		said := foresee(clusters, at, from.links.ByName[from.config.Geneve.Nodes[node].Name], b)
+		said := foresee(clusters, at, from.links().ByName[from.config().Geneve.Nodes[node].Name], b)
 		var before [2]map[dropKey]uint64
 		var held [2]nat.Stats
 		for k, c := range clusters {
@@ -202,7 +206,7 @@ func TestTraceIsPath(t *testing.T) {
 			verdicts[s.last.Verdict]++
 			c := clusters[s.at]
 			direction := "outbound"
-			if s.last.From == tunnelName {
+			if s.last.From == config.Tunnel {
 				direction = "inbound"
 			}
 			what := fmt.Sprintf("packet %d, %x by node %d of cluster %d; %+v", i, b, node, at, s.last)
@@ -321,6 +325,8 @@ func TestTraceTells(t *testing.T) {
 			control.TraceStep{Kind: "route", Name: "rome-2/2", Passed: true, Detail: "to rome-2, with mark 0", Origin: "node/rome-2", Field: "geneve.nodes[1]"}},
 		{"no route", tcpTrace("tunnel", "10.0.1.9:80", "10.0.200.5:40000"), "drop; no-route; no node has it: add its CIDR to podCIDRs of its node in geneve.nodes; ICMP: host unreachable", "",
 			control.TraceStep{Kind: "route", Detail: "nowhere, with mark 0"}},
+		{"a node itself", tcpTrace("tunnel", "10.0.1.9:4321", "10.80.0.2:2222"), "drop; to-node; it is a node's own address: give the node an address in nat.addresses", "",
+			control.TraceStep{Kind: "check", Name: "the destination is no node's own address"}},
 		{"no mapping", tcpTrace("tunnel", "10.0.1.9:80", "10.70.0.20:80"), "drop; no-mapping; it stands for nothing: add it to nat.addresses", "",
 			control.TraceStep{Kind: "nearest", Name: "web", Detail: "only for protocol udp, dport 53"}},
 		{"a service", udpTrace("tunnel", "10.0.1.9:80", "10.70.0.20:53"), "forward", "rome-",
@@ -383,7 +389,7 @@ func TestTraceNext(t *testing.T) {
 			return false
 		})
 	}()
-	awaits(t, func() bool { return p.rome.tap.Load() != nil })
+	awaits(t, func() bool { return p.rome.path.Tapped() })
 	if err := control.Each(t.Context(), client, "/v1/trace", o.Values(), func(*control.Trace) bool { return true }); err == nil || !strings.Contains(err.Error(), "somebody else waits") {
 		t.Errorf("a second one: %v", err)
 	}
@@ -397,7 +403,7 @@ func TestTraceNext(t *testing.T) {
 	if x := <-found; x.From != "rome-1" || x.Verdict != "drop" || x.Reason != "filtered" || !bytes.Equal(x.Packet.Bytes, sent) {
 		t.Errorf("%+v", x)
 	}
-	awaits(t, func() bool { return p.rome.tap.Load() == nil })
+	awaits(t, func() bool { return !p.rome.path.Tapped() })
 }
 
 // TestTraceNextPassesOverTheGateways: what is for the gateway itself, such as answers to its probes, is explained only to who names an address of it.
@@ -420,14 +426,14 @@ func TestTraceNextPassesOverTheGateways(t *testing.T) {
 				return false
 			})
 		}()
-		awaits(t, func() bool { return p.rome.tap.Load() != nil })
+		awaits(t, func() bool { return p.rome.path.Tapped() })
 		p.rome.nodes[0].Send(echo("10.0.1.5", "10.80.0.4", 64, 8))
 		p.rome.nodes[0].Send(echo("10.0.1.5", "10.61.1.7", 64, 8))
 		if x := <-found; x.Packet.Destination.String() != tt.want {
 			t.Errorf("%+v: it is for %s, want %s", tt.filter, x.Packet.Destination, tt.want)
 		}
 		cancel()
-		awaits(t, func() bool { return p.rome.tap.Load() == nil })
+		awaits(t, func() bool { return !p.rome.path.Tapped() })
 	}
 }
 
@@ -438,7 +444,7 @@ func TestTraceRefuses(t *testing.T) {
 	small.Size = 39
 	for want, o := range map[string]control.TraceOptions{
 		"from: no node \"rome-9\"; there are rome-1, rome-2, tunnel": tcpTrace("rome-9", "10.0.1.5:1", "10.61.1.7:80"),
-		"from: 10.9.9.9 is in no node's podCIDRs":                    tcpTrace("", "10.9.9.9:1", "10.61.1.7:80"),
+		"from: no node has pods with the address 10.9.9.9":           tcpTrace("", "10.9.9.9:1", "10.61.1.7:80"),
 		"connection 77: there is none":                               {Connection: 77},
 		"size: 39 bytes; tcp takes at least 40":                      small,
 		"node: no node \"rome-9\"":                                   {Next: true, Filter: control.Filter{Node: "rome-9"}},
@@ -453,11 +459,10 @@ func TestTraceRefuses(t *testing.T) {
 // TestTraceOfAnswers: what may answer a probe of the gateway's is said to, wherever it comes from; other ICMP is dropped.
 func TestTraceOfAnswers(t *testing.T) {
 	p, _ := newTraced(t)
-	v := source{p.rome.Gateway}.view()
 	for icmpType, want := range map[uint8]string{0: "deliver an answer, if the gateway has asked", 13: "drop "} {
-		for in, ends := range map[nat.Link][2]string{v.links["rome-1"]: {"10.80.0.2", "10.80.0.4"}, nat.Tunnel: {"169.254.18.1", "169.254.18.2"}} {
+		for in, ends := range map[nat.Link][2]string{p.rome.links().ByName["rome-1"]: {"10.80.0.2", "10.80.0.4"}, nat.Tunnel: {"169.254.18.1", "169.254.18.2"}} {
 			b := nattest.IP{Source: ends[0], Destination: ends[1], Body: nattest.ICMP{Type: icmpType, Payload: make([]byte, 16)}}.Bytes()
-			if x := p.rome.explain(v, b, 0, in, clock()); !strings.HasPrefix(x.Verdict+" "+x.Egress, want) {
+			if x := p.rome.inspect.Explain(b, in); !strings.HasPrefix(x.Verdict+" "+x.Egress, want) {
 				t.Errorf("type %d from %s: %s, %q; want %q", icmpType, x.From, x.Verdict, x.Egress, want)
 			}
 		}

@@ -15,6 +15,7 @@ import (
 	"github.com/sirupsen/logrus/hooks/test"
 
 	"culvert/gateway/config"
+	"culvert/gateway/config/configtest"
 	"culvert/gateway/health"
 	"culvert/geneve/genevetest"
 	"culvert/geneve/udp"
@@ -85,8 +86,8 @@ type lossyPair struct {
 
 func newLossyPair(t *testing.T) *lossyPair {
 	t.Helper()
-	rc := clusterConfig("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16")
-	mc := clusterConfig("milan", "rome", config.Server, "10.62.0.0/16", "10.72.0.0/16")
+	rc := configtest.Cluster("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16")
+	mc := configtest.Cluster("milan", "rome", config.Server, "10.62.0.0/16", "10.72.0.0/16")
 	rc.WireGuard.PeerPublicKey = mc.WireGuard.PrivateKey.Public()
 	mc.WireGuard.PeerPublicKey = rc.WireGuard.PrivateKey.Public()
 	p := &lossyPair{t: t}
@@ -133,8 +134,8 @@ func until(t *testing.T, n *genevetest.Node, port uint16) nattest.View {
 func (p *lossyPair) second() {
 	p.t.Helper()
 	p.now.Add(int64(time.Second))
-	p.rome.probeTrains(time.Duration(p.now.Load()))
-	p.rome.watch.look(time.Duration(p.now.Load()))
+	p.rome.monitor.ProbeTrains(time.Duration(p.now.Load()))
+	p.rome.monitor.Look(time.Duration(p.now.Load()))
 	p.meet()
 }
 
@@ -234,7 +235,7 @@ func TestNodeLosesTrains(t *testing.T) {
 	p.meet()
 	node := p.rome.nodes[0]
 	node.LoseTrains(true)
-	port := uint16(p.rome.links.ByName["rome-1"])
+	port := uint16(p.rome.links().ByName["rome-1"])
 	for seconds := 0; ; seconds++ {
 		if s, _ := p.rome.endpoint.TunnelStats(port); !s.Train {
 			break
@@ -253,7 +254,7 @@ func TestNodeLosesTrains(t *testing.T) {
 	if s, _ := p.rome.endpoint.TunnelStats(port); s.LostTrains != 1 {
 		t.Errorf("%+v", s)
 	}
-	if s, _ := p.rome.endpoint.TunnelStats(uint16(p.rome.links.ByName["rome-2"])); !s.Train {
+	if s, _ := p.rome.endpoint.TunnelStats(uint16(p.rome.links().ByName["rome-2"])); !s.Train {
 		t.Errorf("the other node: %+v", s)
 	}
 }

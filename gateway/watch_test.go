@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -11,7 +10,8 @@ import (
 	logtest "github.com/sirupsen/logrus/hooks/test"
 
 	"culvert/gateway/config"
-	"culvert/gateway/health"
+	"culvert/gateway/config/configtest"
+	"culvert/gateway/path"
 	"culvert/gateway/seats"
 	"culvert/gateway/wgkey"
 	"culvert/geneve/genevetest"
@@ -21,20 +21,20 @@ import (
 // its metrics.
 func TestWatch(t *testing.T) {
 	log, said := logtest.NewNullLogger()
-	c := clusterConfig("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16")
+	c := configtest.Cluster("rome", "milan", config.Client, "10.61.0.0/16", "10.71.0.0/16")
 	c.WireGuard.PeerPublicKey = wgkey.NewPrivate().Public()
-	c.WireGuard.Endpoint = closedPort(t).String()
+	c.WireGuard.Endpoint = "127.0.0.1:9"
 	cl := open(t, c, 50, log, nil)
 	defer cl.close()
-	defer cl.watch.knocker.close()
+	defer cl.monitor.Close()
 	waitFor(t, "a handshake", func() bool { return cl.wg.Stats().Talk.SentInitiations > 0 })
-	began := time.Since(started)
+	began := path.Uptime()
 	for second := range 5 {
 		cl.nodes[1].SendRaw(genevetest.Geneve(11, 0x6558, nil))   // VNI of rome-1
 		cl.nodes[0].Send(udpPacket("10.0.2.9", "10.61.1.7", nil)) // a pod of rome-2
 		cl.nodes[0].Send(udpPacket("10.0.1.9", "10.99.1.7", nil)) // to nowhere
 		cl.nodes[0].Receive()                                     // the ICMP error for the last one
-		cl.watch.look(began + time.Duration(second)*time.Second)
+		cl.monitor.Look(began + time.Duration(second)*time.Second)
 	}
 	var causes []string
 	for _, e := range said.AllEntries() {
@@ -50,7 +50,7 @@ func TestWatch(t *testing.T) {
 	if !slices.Equal(causes, want) {
 		t.Errorf("causes %q, want %q", causes, want)
 	}
-	page := string(cl.metricsPage(seats.New(nil), 0))
+	page := string(cl.inspect.Metrics(seats.New(nil), 0))
 	for _, line := range []string{
 		`culvert_fault{cause="bad-source-node",of="rome-1"} 1`, `culvert_fault{cause="endpoint-refused",of="milan"} 1`,
 		`culvert_fault{cause="node-vni",of="rome-2"} 1`, `culvert_build_info{version="`,
@@ -59,24 +59,5 @@ func TestWatch(t *testing.T) {
 		if !strings.Contains(page, "\n"+line) {
 			t.Errorf("no metric %s", line)
 		}
-	}
-}
-
-// TestManyNodesAreFewLines: when a thousand nodes fall silent at once, the log says so in
-// few lines.
-func TestManyNodesAreFewLines(t *testing.T) {
-	log, said := logtest.NewNullLogger()
-	w := newWatch(&Gateway{log: logrus.NewEntry(log)})
-	changes := make([]health.Finding, 1000)
-	for i := range changes {
-		changes[i] = health.Finding{Cause: health.NodeSilent, Kind: health.OfNode, Of: fmt.Sprint("node-", i), Text: "silent"}
-	}
-	w.tell(append(changes, health.Finding{Cause: health.FirstPacket, Kind: health.OfNode, Of: "other"}))
-	entries := said.AllEntries()
-	if len(entries) != maxLines+2 {
-		t.Fatalf("%d lines", len(entries))
-	}
-	if last := entries[maxLines+1]; last.Data["nodes"] != 1000-maxLines || last.Data["cause"] != "node-silent" {
-		t.Errorf("%v", last.Data)
 	}
 }

@@ -22,7 +22,7 @@ type arp struct {
 	sender, target       netip.Addr
 }
 
-// parseARP reads the message at the start of b. What follows it is Ethernet padding.
+// parseARP reads the message at the start of b. The rest is Ethernet padding.
 func parseARP(b []byte) (m arp, ok bool) {
 	if len(b) < arpLen || [6]byte(b) != arpPrefix {
 		return arp{}, false

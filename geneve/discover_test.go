@@ -316,7 +316,7 @@ func TestNDProbes(t *testing.T) {
 		t.Fatalf("three packets in %d messages, want one train", n)
 	}
 	for range 3 {
-		f.look()
+		f.expect()
 		var want [][]byte
 		for p, from := range probeMACs(nodeVNI) {
 			want = append(want, inFrame(nodeMAC, from, genevetest.Solicit(netip.MustParseAddr(links[p]), nodeInner6, from, false)))
@@ -328,7 +328,7 @@ func TestNDProbes(t *testing.T) {
 		}
 		answer(udp.ProbeSingle)
 	}
-	f.look(TrainChange{Tunnel: toNode})
+	f.expect(TrainChange{Tunnel: toNode})
 	f.neighbour(nodeMAC)
 
 	f.e.AskLarge(toNode, 7, 1340)

@@ -18,8 +18,8 @@ func ecnOf(ip []byte) uint8 {
 	return ip[1] & 3
 }
 
-// decapECN gives the inner packet the ECN field that RFC 6040, Section 4.2, Figure 4 demands, and reports whether the packet may live:
-// a congestion mark on a packet whose ends do not understand it means drop.
+// decapECN sets the inner packet's ECN field as in RFC 6040, Section 4.2, Figure 4. It returns false if the packet must be dropped: it has a
+// congestion mark that its ends do not understand.
 //
 //	inner \ outer   Not-ECT   ECT(0)   ECT(1)   CE
 //	Not-ECT         Not-ECT   Not-ECT  Not-ECT  drop
@@ -43,7 +43,7 @@ func decapECN(ip []byte, outer uint8) bool {
 	return true
 }
 
-// setECN writes the ECN field and keeps the IPv4 header checksum right.
+// setECN writes the ECN field and updates the IPv4 header checksum.
 func setECN(ip []byte, ecn uint8) {
 	if ip[0]>>4 == 6 {
 		ip[1] = ip[1]&^0x30 | ecn<<4

@@ -8,7 +8,7 @@ import (
 // Encap is the encapsulation of a tunnel.
 type Encap uint8
 
-// Encapsulations. Auto is the one in which the other end is heard first: nodes whose kernel has no Geneve speak VXLAN.
+// Encapsulations. Auto is whichever the other end uses first: nodes whose kernel has no Geneve use VXLAN.
 const (
 	Auto Encap = iota
 	Geneve
@@ -23,13 +23,13 @@ func (e Encap) String() string {
 	return [...]string{"auto", "geneve", "vxlan"}[e]
 }
 
-// encapSilence is for how long nothing may have come from a peer in one encapsulation before it is heard in the other. It is far longer than
-// a peer in use is silent (reachableTime), so that nobody who merely knows how to write the peer's address takes its tunnel over.
+// encapSilence is how long a peer must be silent in one encapsulation before another is accepted. It is far longer than a peer in use is silent
+// (reachableTime), so that an attacker who can forge the peer's address cannot take over its tunnel.
 const encapSilence = 60 * time.Second
 
-// encapOf tells the encapsulations of a datagram of at least headerLen bytes apart; Auto is neither. Both have the VNI at one place. Where
-// Geneve has a protocol type, VXLAN has reserved bytes, which are sent as 0 (RFC 7348, Section 5); the I flag alone would not do,
-// since a Geneve header with 32 bytes of options has the same bit set.
+// encapOf returns the encapsulation of a datagram of at least headerLen bytes; Auto is neither. Both have the VNI in the same place. Where Geneve has
+// a protocol type, VXLAN has reserved bytes, which are sent as 0 (RFC 7348, Section 5). The I flag alone would not do, because a Geneve header with
+// 32 bytes of options has the same bit set.
 func encapOf(b []byte) Encap {
 	switch {
 	case b[0]&versionMask == 0 && known(binary.BigEndian.Uint16(b[2:])):
@@ -40,8 +40,8 @@ func encapOf(b []byte) Encap {
 	return Auto
 }
 
-// speaker is a station and the encapsulation that it speaks: a MAC address in the lower 48 bits, 0 for none, and above it an Encap. One word
-// has both, so that a sender reads them at once.
+// speaker is a peer's MAC address and encapsulation: a MAC address in the lower 48 bits, 0 for none, and above it an Encap. They share a word so that
+// a sender reads both at once.
 type speaker uint64
 
 func newSpeaker(e Encap, m mac) speaker { return speaker(e)<<48 | speaker(m) }
@@ -49,21 +49,22 @@ func newSpeaker(e Encap, m mac) speaker { return speaker(e)<<48 | speaker(m) }
 func (s speaker) mac() mac     { return mac(s) & macBroadcast }
 func (s speaker) encap() Encap { return Encap(s >> 48) }
 
-// spoken returns the encapsulation that the other end speaks, Auto while nothing tells.
+// spoken returns the encapsulation that the other end uses, Auto if unknown.
 func (t *tunnel) spoken() Encap { return t.neighbour.load().encap() }
 
-// either reports whether the other end may speak either encapsulation: it has not been heard yet, or not for encapSilence.
+// either reports whether the other end may use either encapsulation: it has not been heard yet, or not for encapSilence.
 func (t *tunnel) either(now time.Duration) bool {
 	return t.Encap == Auto && (t.spoken() == Auto || now-time.Duration(t.neighbour.lastHeard.Load()) >= encapSilence)
 }
 
-// EncapChange tells which encapsulation a tunnel's other end was found to speak. Was is Auto where it was not known before.
+// EncapChange reports which encapsulation a tunnel's other end was found to use. Was is Auto if it was unknown before.
 type EncapChange struct {
 	Tunnel  uint16
 	Is, Was Encap
 }
 
-// EncapChanges returns what has been found since the last call, of tunnels whose configuration leaves it open. It is to be called by one goroutine.
+// EncapChanges returns the changes since the last call, for tunnels whose configuration leaves the encapsulation open. Only one goroutine may call
+// it.
 func (e *Endpoint) EncapChanges() (changes []EncapChange) {
 	for _, t := range e.table.Load().ids {
 		if t == nil {

@@ -14,10 +14,10 @@ import (
 
 // Options of Listen.
 type Options struct {
-	// Listen is the underlay address and port to receive on and to send from. Its family is that of the underlay; without an
-	// address the endpoint listens on all, of both families where the machine has both.
+	// Listen is the underlay address and port to receive on and to send from. Its family is that of the underlay; without an address the endpoint
+	// listens on all addresses, of both families if the machine has both.
 	Listen netip.AddrPort
-	// RemotePort is the port to which all tunnels are sent (0: the port of Listen). The port that nodes send from does not matter.
+	// RemotePort is the destination port of all tunnels (0: the port of Listen). The port that nodes send from does not matter.
 	RemotePort uint16
 	// UDP are the options of the socket.
 	UDP udp.Options
@@ -49,7 +49,7 @@ type table struct {
 	outer map[outerKey]*tunnel
 }
 
-// outerKey is what a received datagram is recognised by.
+// outerKey identifies the tunnel of a received datagram.
 type outerKey struct {
 	source netip.Addr
 	vni    VNI
@@ -73,8 +73,8 @@ func Listen(o Options) (*Endpoint, error) {
 	case at.Is6():
 		network = "udp6"
 	}
-	// RFC 8200, Section 8.1, and RFC 8926, Section 3.3: a tunnel over IPv6 may leave the checksum out. Only pairs of VNI and source
-	// that are configured pass, and the addresses and lengths of inner packets are checked (RFC 6936, Section 5).
+	// RFC 8200, Section 8.1, and RFC 8926, Section 3.3: a tunnel over IPv6 may omit the checksum. Only configured pairs of VNI and source pass, and
+	// the addresses and lengths of inner packets are checked (RFC 6936, Section 5).
 	o.UDP.ZeroChecksums = true
 	socket, err := udp.Open(network, netip.AddrPortFrom(at, o.Listen.Port()), o.UDP)
 	if err != nil {
@@ -99,7 +99,7 @@ func (e *Endpoint) Reaches(a netip.Addr) bool {
 	return local.Is6() == a.Unmap().Is6() || local == netip.IPv6Unspecified()
 }
 
-// Check returns all that is wrong with a set of tunnels.
+// Check returns all faults of a set of tunnels.
 func Check(tunnels []Tunnel) error {
 	var errs []error
 	ids, outer := make(map[uint16]bool, len(tunnels)), make(map[outerKey]uint16, len(tunnels))
@@ -121,11 +121,11 @@ func Check(tunnels []Tunnel) error {
 	return errors.Join(errs...)
 }
 
-// Prepared is a set of tunnels that an Endpoint can carry.
+// Prepared is a valid set of tunnels.
 type Prepared struct{ table *table }
 
-// Prepare makes tunnels ready for Commit or returns all that is wrong with them. It changes nothing. From one Prepare to its Commit, the
-// caller keeps others from committing.
+// Prepare makes tunnels ready for Commit or returns all their faults. It changes nothing. Between Prepare and Commit, the caller must keep others
+// from committing.
 func (e *Endpoint) Prepare(tunnels []Tunnel) (*Prepared, error) {
 	if err := Check(tunnels); err != nil {
 		return nil, err
@@ -158,8 +158,8 @@ func (e *Endpoint) Prepare(tunnels []Tunnel) (*Prepared, error) {
 	return &Prepared{next}, nil
 }
 
-// Commit makes p, which was prepared last, the set of tunnels. Those that are the same as before keep their neighbour and the packets
-// that wait for it; one that has changed keeps its counters.
+// Commit makes p, the last one prepared, the set of tunnels. Unchanged tunnels keep their neighbour and waiting packets; changed ones keep their
+// counters.
 func (e *Endpoint) Commit(p *Prepared) {
 	old := e.table.Swap(p.table)
 	for _, t := range old.ids {
@@ -184,10 +184,10 @@ func (e *Endpoint) Apply(tunnels []Tunnel) error {
 // Wake makes Fill return udp.ErrWoken; see package udp for how not to lose a wake-up.
 func (e *Endpoint) Wake() { e.socket.Wake() }
 
-// Poll wakes a Fill that is blocked although something has come; see udp.Socket.Poll.
+// Poll wakes a Fill that is blocked although data has arrived; see udp.Socket.Poll.
 func (e *Endpoint) Poll() { e.socket.Poll() }
 
-// Close closes the socket and drops what waits. Fill and Flush return net.ErrClosed.
+// Close closes the socket and drops waiting packets. Fill and Flush return net.ErrClosed.
 func (e *Endpoint) Close() error {
 	err := e.socket.Close()
 	e.neighbours.close()
@@ -197,7 +197,7 @@ func (e *Endpoint) Close() error {
 // LocalAddr returns the underlay address and port of the endpoint.
 func (e *Endpoint) LocalAddr() netip.AddrPort { return e.socket.LocalAddr() }
 
-// drop counts packets that were dropped, and returns the reason. Accepted counts nothing.
+// drop counts dropped packets, and returns the reason. Accepted counts nothing.
 func (e *Endpoint) drop(r Reason, packets uint64) Reason {
 	if r != Accepted && packets > 0 {
 		e.drops[r].Add(packets)
@@ -208,9 +208,9 @@ func (e *Endpoint) drop(r Reason, packets uint64) Reason {
 // Stats is a snapshot of an Endpoint's counters.
 type Stats struct {
 	Drops                [NumReasons]uint64 // packets by Reason; merged datagrams count one by one
-	ARPReceived, ARPSent uint64             // messages of the neighbours that were for us, and ours
+	ARPReceived, ARPSent uint64             // messages of the neighbours to us, and ours
 	NDReceived, NDSent   uint64             // the same of IPv6 neighbour discovery
-	Held                 int                // packets that wait for a neighbour
+	Held                 int                // packets waiting for a neighbour
 	Doubted              uint64             // neighbours forgotten because they were silent while the send buffer was full
 	Socket               udp.Stats
 }
@@ -240,12 +240,12 @@ func (e *Endpoint) Stats() Stats {
 type TunnelStats struct {
 	ReceivedPackets, ReceivedBytes uint64
 	SentPackets, SentBytes         uint64
-	Encap                          Encap            // what the other end speaks; Auto: not known yet
+	Encap                          Encap            // of the other end; Auto: not known yet
 	EncapChanges                   uint64           // how often the other end has changed it
 	RefusedTrains                  uint64           // trains that our kernel refused
-	LostTrains                     uint64           // how often ProbeTrains has found that trains are lost
-	Train                          bool             // trains are in use: the socket has UDP_SEGMENT, no probe and no refusal is against it
-	Held                           int              // packets that wait for the neighbour
+	LostTrains                     uint64           // how often ProbeTrains found that trains are lost
+	Train                          bool             // trains are in use: the socket has UDP_SEGMENT, and neither a probe nor a refusal speaks against them
+	Held                           int              // packets waiting for the neighbour
 	MAC                            net.HardwareAddr // of the neighbour; nil when unknown
 	Silence                        time.Duration    // since the neighbour was last heard, to the second; meaningless without MAC
 }

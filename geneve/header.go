@@ -55,8 +55,8 @@ var (
 	errVNI     = errors.New("geneve: VNI above 24 bits")
 )
 
-// ParseHeader reads the header at the start of b. The Reason is Accepted, Truncated, BadVersion or BadOptions; what to do about
-// flags, options and protocol is the caller's business. borrowed: h.Options and payload are parts of b.
+// ParseHeader reads the header at the start of b. The Reason is Accepted, Truncated, BadVersion or BadOptions; the caller handles flags, options and
+// protocol. borrowed: h.Options and payload are parts of b.
 func ParseHeader(b []byte) (h Header, payload []byte, r Reason) {
 	if len(b) < headerLen {
 		return Header{}, nil, Truncated
@@ -89,7 +89,7 @@ func ParseHeader(b []byte) (h Header, payload []byte, r Reason) {
 // parseVNI reads the VNI of a Geneve or VXLAN header of at least headerLen bytes: both have it at the same place.
 func parseVNI(b []byte) VNI { return VNI(binary.BigEndian.Uint32(b[4:]) >> 8) }
 
-// AppendTo appends the header to b. It fails when the VNI or the options do not fit.
+// AppendTo appends the header to b. It fails if the VNI or the options do not fit.
 func (h *Header) AppendTo(b []byte) ([]byte, error) {
 	if h.VNI > MaxVNI {
 		return b, errVNI

@@ -2,18 +2,18 @@ package geneve
 
 import "time"
 
-// held is a packet that waits for a MAC address: room for the tunnel's headers, then the packet.
+// held is a packet that waits for a MAC address: space for the tunnel's headers, then the packet.
 type held struct {
 	buffer    []byte
 	etherType uint16
 	ecn       uint8
 }
 
-// room is the room that the packet takes among those that wait.
+// room is how much of the limit the packet uses.
 func (h *held) room() int { return max(len(h.buffer), minHeldBytes) }
 
-// hold keeps a packet until the neighbour of t is known, and asks for it. to is not 0 when it has become known meanwhile: then
-// the packet is not kept and can be sent.
+// hold keeps a packet until the neighbour of t is known, and asks for it. If the neighbour became known meanwhile, to is not 0, and the packet is not
+// kept and can be sent.
 func (n *neighbours) hold(t *tunnel, packet []byte) (r Reason, to speaker) {
 	now := n.e.now()
 	n.mu.Lock()
@@ -47,9 +47,8 @@ func (n *neighbours) hold(t *tunnel, packet []byte) (r Reason, to speaker) {
 	return Accepted, 0
 }
 
-// makeRoom sees to it that t can hold a packet that takes so much room, and reports whether it can. The share of a tunnel is an equal
-// part of the room: above it, a tunnel gets what is free; below it, what others hold above theirs. So neighbours that
-// never answer cannot keep packets for others from waiting.
+// makeRoom makes room for a packet of t and reports whether it succeeded. A tunnel's share is an equal part of all room. A tunnel above its share may
+// use free room only; below its share, it evicts packets of tunnels above theirs. So neighbours that never answer cannot block packets for others.
 //
 // Preconditions: n.mu is held.
 func (n *neighbours) makeRoom(t *tunnel, room int) bool {
@@ -61,7 +60,7 @@ func (n *neighbours) makeRoom(t *tunnel, room int) bool {
 		if t.neighbour.heldBytes+room > maxHeldBytes/tunnels {
 			return false
 		}
-		most := n.waiting[0] // holds more than its share, or there would be room
+		most := n.waiting[0] // it holds more than its share, or there would be room
 		for _, w := range n.waiting {
 			if w.neighbour.heldBytes > most.neighbour.heldBytes {
 				most = w
@@ -72,7 +71,7 @@ func (n *neighbours) makeRoom(t *tunnel, room int) bool {
 	return true
 }
 
-// discardNewest drops the packet that came last of those that wait for the neighbour of t.
+// discardNewest drops the newest packet that waits for the neighbour of t.
 //
 // Preconditions: n.mu is held.
 func (n *neighbours) discardNewest(t *tunnel) {
@@ -91,7 +90,7 @@ func (n *neighbours) discardNewest(t *tunnel) {
 	}
 }
 
-// arm starts the timer that asks again and lets go of what has waited too long.
+// arm starts the timer that repeats requests and drops packets that have waited too long.
 func (n *neighbours) arm() {
 	if n.timer == nil {
 		n.timer = time.AfterFunc(askInterval, n.tick)
@@ -100,12 +99,12 @@ func (n *neighbours) arm() {
 	}
 }
 
-// tick is the timer's work.
+// tick does the timer's work.
 func (n *neighbours) tick() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	now := n.e.now()
-	for i := len(n.waiting) - 1; i >= 0; i-- { // backwards: discard takes the tunnel off the list
+	for i := len(n.waiting) - 1; i >= 0; i-- { // backwards, because discard removes the tunnel from the list
 		if t := n.waiting[i]; now-t.neighbour.heldSince >= holdTime {
 			n.discard(t, Unresolved)
 		} else {
@@ -117,7 +116,7 @@ func (n *neighbours) tick() {
 	}
 }
 
-// release sends what has waited for the neighbour of t.
+// release sends the packets that waited for the neighbour of t.
 //
 // Preconditions: n.mu is held.
 func (n *neighbours) release(t *tunnel, to speaker) {
@@ -136,12 +135,12 @@ func (n *neighbours) release(t *tunnel, to speaker) {
 		train := &n.trains[i]
 		t.sentPackets.Add(uint64(train.Sent))
 		t.sentBytes.Add(uint64(train.Sent * (len(train.Parts[0]) - t.templateLen)))
-		clear(train.Parts) // the buffers are not needed any more
+		clear(train.Parts) // frees the buffers
 	}
 	n.forget(t)
 }
 
-// discard drops what waits for the neighbour of t.
+// discard drops the packets that wait for the neighbour of t.
 //
 // Preconditions: n.mu is held.
 func (n *neighbours) discard(t *tunnel, r Reason) {
@@ -173,7 +172,7 @@ func (n *neighbours) forget(t *tunnel) {
 	}
 }
 
-// remove discards what waits for a tunnel that is no longer configured. Senders that still know it can hold nothing more.
+// remove discards the waiting packets of a tunnel that is no longer configured. Senders that still know it can hold no more.
 func (n *neighbours) remove(t *tunnel) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -181,7 +180,7 @@ func (n *neighbours) remove(t *tunnel) {
 	n.discard(t, UnknownTunnel)
 }
 
-// close discards all that waits.
+// close discards all waiting packets.
 func (n *neighbours) close() {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -13,6 +13,7 @@ import (
 
 	"culvert/geneve/genevetest"
 	"culvert/geneve/udp"
+	"culvert/integration/fresh"
 	"culvert/integration/need"
 
 	"github.com/vishvananda/netlink"
@@ -67,6 +68,9 @@ func newNamespace(t *testing.T) netns.NsHandle {
 	if err != nil {
 		runtime.UnlockOSThread()
 		need.Kernel(t, "root", err)
+	}
+	if err := fresh.Network(); err != nil {
+		t.Fatal(err)
 	}
 	if err := netns.Set(home); err != nil {
 		t.Fatal(err)

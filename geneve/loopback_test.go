@@ -17,6 +17,7 @@ import (
 // run receives on e until it is closed, and sends each packet to out.
 func run(t *testing.T, e *Endpoint, out chan<- Packet) {
 	var wg sync.WaitGroup
+	done := make(chan struct{})
 	r := e.NewReceiver()
 	wg.Go(func() {
 		for {
@@ -32,12 +33,17 @@ func run(t *testing.T, e *Endpoint, out chan<- Packet) {
 					break
 				}
 				p.Data = bytes.Clone(p.Data)
-				out <- p
+				select {
+				case out <- p:
+				case <-done: // nobody reads what comes
+					return
+				}
 			}
 		}
 	})
 	t.Cleanup(func() {
 		e.Close()
+		close(done)
 		wg.Wait()
 	})
 }

@@ -5,7 +5,7 @@ import (
 	"net/netip"
 )
 
-// Neighbour discovery for IPv6 over Ethernet (RFC 4861, RFC 2464): the messages of two stations that look for each other.
+// Neighbour discovery for IPv6 over Ethernet (RFC 4861, RFC 2464): the messages of two hosts that look for each other.
 const (
 	ndSolicitation  = 135
 	ndAdvertisement = 136
@@ -20,7 +20,7 @@ const (
 	ipv6Len     = 40
 	ndLen       = 24                            // bytes of a message without options
 	ndOptionLen = 8                             // bytes of a link-layer address option (RFC 2464, Section 6)
-	ndPacketLen = ipv6Len + ndLen + ndOptionLen // bytes of what is sent here
+	ndPacketLen = ipv6Len + ndLen + ndOptionLen // of a packet sent here
 )
 
 var (
@@ -32,18 +32,18 @@ var (
 type nd struct {
 	kind, flags                 byte
 	source, destination, target netip.Addr
-	link                        mac // of the option; 0: there is none
+	link                        mac // from the option; 0: there is none
 }
 
-// parseND reads the message in the IPv6 packet at the start of b, of at least ipv6Len+1 bytes. What follows it is Ethernet padding. ok is false
-// for what RFC 4861, Sections 7.1.1 and 7.1.2, has silently discarded.
+// parseND reads the message in the IPv6 packet at the start of b, of at least ipv6Len+1 bytes. The rest is Ethernet padding. ok is false for messages
+// that RFC 4861, Sections 7.1.1 and 7.1.2, require to be silently discarded.
 func parseND(b []byte) (m nd, ok bool) {
 	n := ipLength(b, etherTypeIPv6)
 	if n < ipv6Len+ndLen {
 		return nd{}, false
 	}
 	icmp := b[ipv6Len:n]
-	// A hop limit of 255 says that no router has forwarded it: no pod can have sent it.
+	// A hop limit of 255 proves that no router has forwarded the message, so it is not from a pod.
 	if b[7] != 255 || icmp[1] != 0 || checksumICMPv6(b[:n]) != 0 {
 		return nd{}, false
 	}
@@ -97,8 +97,8 @@ func (m *nd) put(b []byte) {
 	binary.BigEndian.PutUint16(icmp[2:], checksumICMPv6(b))
 }
 
-// checksumICMPv6 returns the checksum (RFC 4443, Section 2.3) of an IPv6 packet that carries ICMPv6 behind its first header: what belongs into
-// its field while that is 0, and 0 when what stands there is right.
+// checksumICMPv6 returns the checksum (RFC 4443, Section 2.3) of an IPv6 packet whose first header is followed by ICMPv6. If the field is 0, the
+// result belongs into it; if the field is right, the result is 0.
 func checksumICMPv6(b []byte) uint16 {
 	sum := uint32(len(b)-ipv6Len) + protoICMPv6
 	for b = b[8:]; len(b) > 1; b = b[2:] { // the addresses, then the message
@@ -113,7 +113,7 @@ func checksumICMPv6(b []byte) uint16 {
 	return ^uint16(sum)
 }
 
-// solicitedNode returns the group that the stations with an address like a listen to (RFC 4291, Section 2.7.1).
+// solicitedNode returns the solicited-node multicast address of a (RFC 4291, Section 2.7.1).
 func solicitedNode(a netip.Addr) netip.Addr {
 	b := a.As16()
 	return netip.AddrFrom16([16]byte{0: 0xff, 1: 2, 11: 1, 12: 0xff, 13: b[13], 14: b[14], 15: b[15]})
@@ -125,7 +125,7 @@ func groupMAC(group netip.Addr) mac {
 	return 0x3333<<32 | mac(binary.BigEndian.Uint32(b[12:]))
 }
 
-// linkLocal returns the address that a station with m makes for itself (RFC 4291, Appendix A).
+// linkLocal returns the link-local address that a host derives from m (RFC 4291, Appendix A).
 func (m mac) linkLocal() netip.Addr {
 	return netip.AddrFrom16([16]byte{0xfe, 0x80, 8: byte(m>>40) ^ 2, 9: byte(m >> 32), 10: byte(m >> 24), 11: 0xff, 12: 0xfe,
 		13: byte(m >> 16), 14: byte(m >> 8), 15: byte(m)})

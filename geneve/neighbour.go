@@ -11,15 +11,15 @@ import (
 )
 
 const (
-	maxHeldPerTunnel = 64      // packets that wait for one neighbour
-	maxHeldBytes     = 2 << 20 // room for what waits for all neighbours
-	minHeldBytes     = 2 << 10 // room that a packet takes at least, so that small ones are bounded in number
+	maxHeldPerTunnel = 64      // packets waiting for one neighbour
+	maxHeldBytes     = 2 << 20 // room for packets waiting for all neighbours
+	minHeldBytes     = 2 << 10 // minimum room of a packet, which bounds the number of small ones
 	holdTime         = 3 * time.Second
-	askInterval      = 900 * time.Millisecond // between two requests for one neighbour: a little less than between two calls of AskAll
-	maxUnanswered    = 3                      // requests, after which the peer's word no longer stands against what frames say
-	silentInterval   = 5 * time.Second        // between two for one that has not answered maxUnanswered
+	askInterval      = 900 * time.Millisecond // between two requests to one neighbour: a little less than between two calls of AskAll
+	maxUnanswered    = 3                      // requests after which the peer's word no longer outweighs frames from elsewhere
+	silentInterval   = 5 * time.Second        // between two requests to a neighbour that has left maxUnanswered unanswered
 	reachableTime    = 30 * time.Second       // silence after which a neighbour in use is asked again (RFC 4861, Section 10)
-	heardGranularity = time.Second            // how exactly the last frame's time is kept
+	heardGranularity = time.Second            // precision of the last frame's time
 	maxAnswers       = 20                     // requests answered per tunnel and second
 	never            = -time.Hour
 )
@@ -30,12 +30,12 @@ type neighbour struct {
 	lastHeard atomic.Int64  // time.Duration of the last accepted frame from it
 
 	// The rest is guarded by neighbours.mu.
-	confirmed   bool // ARP or neighbour discovery has told the MAC address
+	confirmed   bool // by ARP or neighbour discovery
 	requests    requests
 	removed     bool // the tunnel is no longer configured: nothing may be held
 	unanswered  int  // requests since the last reply
 	held        []held
-	heldBytes   int // room that they take
+	heldBytes   int // room they use
 	heldSince   time.Duration
 	answered    int // requests answered since answersFrom
 	answersFrom time.Duration
@@ -50,7 +50,7 @@ func (n *neighbour) init(e Encap) {
 func (n *neighbour) load() speaker   { return speaker(n.speaker.Load()) }
 func (n *neighbour) store(s speaker) { n.speaker.Store(uint64(s)) }
 
-// neighbours is the slow path of all tunnels: ARP, neighbour discovery, and packets that wait for them.
+// neighbours is the slow path of all tunnels: ARP, neighbour discovery, and packets waiting for them.
 type neighbours struct {
 	e *Endpoint
 
@@ -60,14 +60,14 @@ type neighbours struct {
 	frames  [udp.NumProbes][maxHeader + max(arpLen, ndPacketLen)]byte // of one flush
 	waiting []*tunnel                                                 // those with held packets
 	held    int
-	bytes   int         // room that is taken, of maxHeldBytes
+	bytes   int         // room in use, of maxHeldBytes
 	timer   *time.Timer // runs while anything waits; nil before the first
 	closed  bool
 
-	nextAsked int // tunnel that AskAll has looked at last
+	nextAsked int // the last tunnel visited by AskAll
 }
 
-// heard notes an accepted IP frame from the given station of tunnel t.
+// heard records an accepted IP frame of tunnel t from the given speaker.
 func (n *neighbours) heard(t *tunnel, from speaker, now time.Duration) {
 	nb := &t.neighbour
 	if nb.load() == from {
@@ -78,8 +78,8 @@ func (n *neighbours) heard(t *tunnel, from speaker, now time.Duration) {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	// Another station, or the peer with a new link: asking decides, and if nobody answers, the one that still talks. A link of another
-	// encapsulation is a new one, and the old one is silent, or the frame would have been dropped.
+	// This is another host, or the peer with a new link. The answer to a request decides; without one, whoever still sends. A frame in another
+	// encapsulation comes from a new link whose predecessor is silent, or the frame would have been dropped.
 	silence := now - time.Duration(nb.lastHeard.Load())
 	if nb.confirmed && nb.load().encap() == from.encap() && (nb.unanswered < maxUnanswered || silence < maxUnanswered*askInterval) {
 		n.ask(t, now)
@@ -89,7 +89,7 @@ func (n *neighbours) heard(t *tunnel, from speaker, now time.Duration) {
 	n.learn(t, from, now)
 }
 
-// arp handles an ARP message that came in a frame of tunnel t.
+// arp handles an ARP message received in a frame of tunnel t.
 func (n *neighbours) arp(t *tunnel, to mac, from speaker, b []byte, now time.Duration) Reason {
 	m, ok := parseARP(b)
 	if !ok || m.senderMAC != from.mac() || m.sender == t.Local.V4 || to&macGroup != 0 && to != macBroadcast {
@@ -131,7 +131,7 @@ func (n *neighbours) arp(t *tunnel, to mac, from speaker, b []byte, now time.Dur
 	return Accepted
 }
 
-// told takes the word of the peer itself for where it is; reply says that it answers, or speaks as if it did, and probed that it answers a
+// told handles a message in which the peer itself states its address. reply: the message is an answer or has the form of one. probed: it answers a
 // probe.
 //
 // Preconditions: n.mu is held.
@@ -140,13 +140,13 @@ func (n *neighbours) told(t *tunnel, from speaker, reply, probed bool, now time.
 	if reply && !probed {
 		nb.requests.answer(now, !nb.confirmed || nb.unanswered > maxUnanswered)
 	}
-	if nb.confirmed = true; reply { // who asks may not hear us
+	if nb.confirmed = true; reply { // a peer that asks may not hear us
 		nb.unanswered = 0
 	}
 	n.learn(t, from, now)
 }
 
-// mayAnswer counts a request that is to be answered and reports whether it may be.
+// mayAnswer counts a request to be answered, and reports whether the rate allows it.
 func (n *neighbour) mayAnswer(now time.Duration) bool {
 	if now-n.answersFrom >= time.Second {
 		n.answersFrom, n.answered = now, 0
@@ -158,7 +158,7 @@ func (n *neighbour) mayAnswer(now time.Duration) bool {
 	return true
 }
 
-// learn takes from for the neighbour and sends what has waited for it.
+// learn makes from the neighbour and sends the packets that waited for it.
 //
 // Preconditions: n.mu is held.
 func (n *neighbours) learn(t *tunnel, from speaker, now time.Duration) {
@@ -171,12 +171,12 @@ func (n *neighbours) learn(t *tunnel, from speaker, now time.Duration) {
 	if was.encap() != Auto && was.encap() != from.encap() {
 		t.encapChanges.Add(1)
 	}
-	// What has waited goes first: Senders see the address only after that.
+	// Waiting packets go first: Senders see the address only afterwards.
 	n.release(t, from)
 	nb.store(from)
 }
 
-// ask asks for the peer, in both encapsulations where it may speak either, unless it has just done so.
+// ask requests the peer's address, in both encapsulations if either may be in use, unless it did so just now.
 //
 // Preconditions: n.mu is held.
 func (n *neighbours) ask(t *tunnel, now time.Duration) {
@@ -195,7 +195,7 @@ func (n *neighbours) ask(t *tunnel, now time.Duration) {
 	}
 }
 
-// request asks everybody in a tunnel for the peer. The peer is one station for both families, so one of them is enough.
+// request broadcasts a request for the peer. The peer has one MAC address for both families, so one request is enough.
 //
 // Preconditions: n.mu is held.
 func (n *neighbours) request(t *tunnel, e Encap) {
@@ -203,7 +203,7 @@ func (n *neighbours) request(t *tunnel, e Encap) {
 		n.sendARP(t, newSpeaker(e, macBroadcast), &arp{operation: arpRequest, senderMAC: t.self, sender: t.Local.V4, target: t.Peer.V4})
 		return
 	}
-	// To the group also where the address is known, other than RFC 4861, Section 7.3.3: a link that was made anew has another.
+	// To the group even if the address is known, unlike RFC 4861, Section 7.3.3, because a re-created link has another address.
 	group := solicitedNode(t.Peer.V6)
 	n.sendND(t, newSpeaker(e, groupMAC(group)), &nd{kind: ndSolicitation, source: t.Local.V6, destination: group, target: t.Peer.V6, link: t.self})
 }
@@ -215,9 +215,9 @@ func (n *neighbours) confirm(t *tunnel, now time.Duration) {
 	n.ask(t, now)
 }
 
-// doubt forgets the neighbours that are silent. It is called when the send buffer, which all tunnels share, was full for long: the
-// kernel keeps up to 208 KiB for each underlay address that does not answer ARP (net.ipv4.neigh.*.unres_qlen_bytes), so
-// that a few nodes that have gone fill it, and do so again and again. Whoever is still there answers ours at once.
+// doubt forgets silent neighbours. It is called after the send buffer, which all tunnels share, was full for long. The kernel keeps up to 208 KiB for
+// each underlay address that does not answer ARP (net.ipv4.neigh.*.unres_qlen_bytes), so a few nodes that have gone keep filling the buffer. A
+// neighbour that is still there answers our request at once.
 func (n *neighbours) doubt(now time.Duration) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -261,7 +261,7 @@ func (n *neighbours) sendFrame(t *tunnel, frame []byte) {
 	n.flush(1)
 }
 
-// parts returns the emptied Parts of the i-th train of the previous flush, so that no train allocates them anew.
+// parts returns the emptied Parts of the i-th train of the previous flush, to avoid allocations.
 func (n *neighbours) parts(i int) [][]byte {
 	if i < cap(n.trains) {
 		return n.trains[:i+1][i].Parts[:0]
@@ -269,7 +269,7 @@ func (n *neighbours) parts(i int) [][]byte {
 	return nil
 }
 
-// flush sends n.trains, which hold so many datagrams.
+// flush sends n.trains, which hold this many datagrams.
 func (n *neighbours) flush(datagrams int) {
 	if tap := n.e.tap.Load(); tap != nil {
 		for i := range n.trains {
@@ -293,7 +293,7 @@ func etherTypeOf(ip []byte) uint16 {
 	return etherTypeIPv4
 }
 
-// address returns m as package net has it.
+// address returns m as a net.HardwareAddr.
 func (m mac) address() net.HardwareAddr {
 	if m == 0 {
 		return nil

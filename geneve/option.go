@@ -2,7 +2,7 @@ package geneve
 
 import "encoding/binary"
 
-// OptionList is the row of options of a Geneve header, as on the wire.
+// OptionList is the sequence of options of a Geneve header, as on the wire.
 type OptionList []byte
 
 // Option is one Geneve option (RFC 8926, Section 3.5).
@@ -24,10 +24,10 @@ const (
 	optionLengthMask = 0x1f // RFC 8926, Section 3.5: in units of 4 bytes, without the option header
 )
 
-// Critical reports whether an endpoint that does not know the option has to drop the packet.
+// Critical reports whether an endpoint that does not know the option must drop the packet.
 func (o Option) Critical() bool { return o.Type&optionCritical != 0 }
 
-// Next takes the first option off the list; ok is false at its end and where the list is malformed.
+// Next splits off the first option; ok is false at the end of the list and if it is malformed.
 // borrowed: option.Data and rest are parts of o.
 func (o OptionList) Next() (option Option, rest OptionList, ok bool) {
 	if len(o) < optionHeaderLen {
@@ -40,7 +40,7 @@ func (o OptionList) Next() (option Option, rest OptionList, ok bool) {
 	return Option{Class: binary.BigEndian.Uint16(o), Type: o[2], Data: o[optionHeaderLen:end:end]}, o[end:], true
 }
 
-// AppendTo appends the option to a list; ok is false when its data does not fit the length field.
+// AppendTo appends the option to a list; ok is false if its data does not fit the length field.
 func (o Option) AppendTo(list OptionList) (_ OptionList, ok bool) {
 	if len(o.Data)%4 != 0 || len(o.Data) > 4*optionLengthMask {
 		return list, false

@@ -5,22 +5,22 @@ import (
 	"time"
 )
 
-// A Presence is what a tunnel's other end shows of itself.
+// A Presence describes the signs of life from a tunnel's other end.
 type Presence struct {
 	ID                           uint16
-	ARP                          bool          // the tunnel carries frames, so that the peer is asked for: what follows about that means something
-	Answered                     bool          // ARP or neighbour discovery has told the MAC address
-	Asked                        int           // requests since it last did
-	Known                        bool          // a frame has come
-	Silence                      time.Duration // since the last one; meaningless unless Known
+	ARP                          bool          // the tunnel carries frames, so the peer is asked for its address; without, the related fields are meaningless
+	Answered                     bool          // ARP or neighbour discovery has confirmed the MAC address
+	Asked                        int           // requests since the last answer
+	Known                        bool          // a frame has arrived
+	Silence                      time.Duration // since the last frame; meaningless unless Known
 	ReceivedPackets, SentPackets uint64
-	RTT                          time.Duration // of the last request; 0 where none of the last ones was answered
-	Requests, Lost               int           // the last requests, and how many of them had no answer
-	TrainsLost                   bool          // trains do not arrive there: ProbeTrains has found that
-	AllRequests, AllMissed       uint64        // since there is the tunnel, and how many of them had no answer when the next one was sent
+	RTT                          time.Duration // of the last request; 0 if none of the recent ones was answered
+	Requests, Lost               int           // recent requests, and how many of them had no answer
+	TrainsLost                   bool          // ProbeTrains found that trains do not arrive
+	AllRequests, AllMissed       uint64        // since the tunnel was made, and how many had no answer when the next one was sent
 }
 
-// Presences calls yield for each tunnel. The packet path waits for it where it needs ARP, so yield is to be quick.
+// Presences calls yield for each tunnel. The packet path may wait for it, so yield must be quick.
 func (e *Endpoint) Presences(yield func(Presence)) {
 	n, now := &e.neighbours, e.now()
 	n.mu.Lock()
@@ -44,11 +44,10 @@ func (e *Endpoint) Presences(yield func(Presence)) {
 	}
 }
 
-// A Sign is a datagram that does not fit how its tunnel is configured, or fits none. There is one for each Reason since Signs
-// was last called: the first.
+// A Sign is a datagram that fits no tunnel, or not its tunnel's configuration. For each Reason, the first one since the last call of Signs is kept.
 type Sign struct {
-	Reason Reason // Accepted: another sender than the tunnel's Peer asked for our address, and was answered
-	// Tunnel is the ID of the tunnel that it belongs to, meaningless for UnknownNode.
+	Reason Reason // Accepted: a sender other than the tunnel's Peer asked for our address, and got an answer
+	// Tunnel is the tunnel's ID, meaningless for UnknownNode.
 	Tunnel         uint16
 	Source         netip.AddrPort // outer
 	VNI            VNI
@@ -64,7 +63,7 @@ func (e *Endpoint) Signs(yield func(*Sign)) {
 	}
 }
 
-// unsigned reports whether there is no sign for a reason yet: all but the first cost this one load.
+// unsigned reports whether there is no sign for a reason yet; if there is one, this load is the only cost.
 func (e *Endpoint) unsigned(r Reason) bool { return e.signs[r].Load() == nil }
 
 func (e *Endpoint) sign(s *Sign) { e.signs[s.Reason].Store(s) }
@@ -75,14 +74,14 @@ func (e *Endpoint) signTunnel(r Reason, t *tunnel) {
 	}
 }
 
-// signARP keeps an ARP message, unless it comes from somebody who has no address yet.
+// signARP keeps an ARP message, unless its sender has no address yet.
 func (e *Endpoint) signARP(r Reason, t *tunnel, m *arp) {
 	if e.unsigned(r) && !m.sender.IsUnspecified() {
 		e.sign(&Sign{Reason: r, Tunnel: t.ID, VNI: t.VNI, Sender: m.sender, Target: m.target})
 	}
 }
 
-// signND keeps a message of neighbour discovery, unless it comes from somebody who has no address yet.
+// signND keeps a message of neighbour discovery, unless its sender has no address yet.
 func (e *Endpoint) signND(r Reason, t *tunnel, m *nd) {
 	if e.unsigned(r) && !m.source.IsUnspecified() {
 		e.sign(&Sign{Reason: r, Tunnel: t.ID, VNI: t.VNI, Sender: m.source, Target: m.target})

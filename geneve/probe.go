@@ -7,17 +7,17 @@ import (
 	"culvert/geneve/udp"
 )
 
-// TrainChange tells that trains to a tunnel have been found lost (On is false), or arriving again.
+// TrainChange reports that trains to a tunnel were found to be lost (On is false), or to arrive again.
 type TrainChange struct {
 	Tunnel uint16
 	On     bool
 }
 
-// probeMAC returns what a probe of t has for its sender: our MAC address in another block of the locally administered ones, so that
-// the answer tells which probe it is for.
+// probeMAC returns the source MAC address of a probe of t: our address in another block of the locally administered ones, so that the answer
+// identifies the probe.
 func (t *tunnel) probeMAC(p udp.Probe) mac { return t.self + mac(p+1)<<42 }
 
-// probeOf returns the probe that an answer to the given MAC address is for.
+// probeOf returns the probe that an answer to this MAC address belongs to.
 func (t *tunnel) probeOf(to mac) (udp.Probe, bool) {
 	if (to^t.self)&(1<<42-1) != 0 {
 		return 0, false
@@ -26,16 +26,16 @@ func (t *tunnel) probeOf(to mac) (udp.Probe, bool) {
 	return p, p < firstLarge+NumLargeProbes
 }
 
-// ProbeTrains looks, for tunnels to which trains are sent, whether they arrive: see udp.TrainProbe. It is to be called once a second, by
-// one goroutine, and returns what has changed. A tunnel whose trains are lost is sent single datagrams until trains arrive.
+// ProbeTrains finds out whether the trains sent to tunnels arrive: see udp.TrainProbe. One goroutine must call it once a second; it returns the
+// changes. A tunnel that loses trains gets single datagrams until trains arrive.
 //
-// The probes are ARP requests for the peer's address with the sender address 0.0.0.0 (RFC 5227, Section 2.1.1), which every station
-// answers and none learns from; where there is no IPv4, neighbour solicitations of link-local addresses that nobody sends to. So tunnels that carry IP
-// directly are not probed.
+// The probes are ARP requests for the peer's address with the sender address 0.0.0.0 (RFC 5227, Section 2.1.1), which every host answers and none
+// learns from. Without IPv4 they are neighbour solicitations from link-local addresses that nobody sends to. Tunnels that carry IP directly are not
+// probed.
 func (e *Endpoint) ProbeTrains() (changes []TrainChange) {
 	now := e.now()
 	for _, t := range e.table.Load().ids {
-		if t == nil || t.Inner != Ethernet || !e.socket.GSO(t.Remote) { // without GSO, Senders send single datagrams as it is
+		if t == nil || t.Inner != Ethernet || !e.socket.GSO(t.Remote) { // without GSO, Senders send single datagrams anyway
 			continue
 		}
 		due, changed := t.probe.Look(now, t.sentTrains.Load())
@@ -73,16 +73,16 @@ func (n *neighbours) sendProbes(t *tunnel, now time.Duration) bool {
 	return !train.Single && train.Sent == 2
 }
 
-// Numbers of large probes are behind those of trains, as many as there are bits for them in a MAC address.
+// Numbers of large probes follow those of trains; there are as many as bits for them in a MAC address.
 const (
 	firstLarge = udp.NumProbes
-	// NumLargeProbes is how many large probes can be told apart.
+	// NumLargeProbes is the number of distinguishable large probes.
 	NumLargeProbes = 60
 )
 
-// AskLarge sends the probe with a number, below NumLargeProbes, that fills the tunnel like an IP packet of size bytes. Who gets it answers in
-// few bytes, so that an answer tells of the way there alone; LargeAnswers tells of those. What follows the message in its frame is padding to
-// everybody.
+// AskLarge sends the probe with this number, below NumLargeProbes, padded so that the tunnel carries as much as for an IP packet of size bytes. The
+// answer is short, so it says something about the way there alone; LargeAnswers reports it. The padding follows the message in its frame, where every
+// receiver ignores it.
 func (e *Endpoint) AskLarge(id uint16, number uint8, size int) {
 	t := e.table.Load().byID(id)
 	if t == nil || t.Inner != Ethernet || number >= NumLargeProbes || size > t.maxPacket() {
@@ -101,7 +101,7 @@ func (e *Endpoint) AskLarge(id uint16, number uint8, size int) {
 	n.flush(1)
 }
 
-// LargeAnswers returns a bit for each number of AskLarge that a tunnel has answered since it was last called.
+// LargeAnswers returns a bitmap of the AskLarge numbers that a tunnel has answered since the last call.
 func (e *Endpoint) LargeAnswers(id uint16) uint64 {
 	if t := e.table.Load().byID(id); t != nil {
 		return t.largeAnswers.Swap(0)
@@ -117,7 +117,7 @@ func (t *tunnel) probeLen() int {
 	return ndPacketLen
 }
 
-// putProbe writes a probe to t at the begin of frame, and counts it.
+// putProbe writes a probe to t at the start of frame, and counts it.
 func (n *neighbours) putProbe(frame []byte, t *tunnel, to speaker, p udp.Probe) {
 	from := t.probeMAC(p)
 	if t.Local.V4.IsValid() {
@@ -134,7 +134,7 @@ func (n *neighbours) putProbe(frame []byte, t *tunnel, to speaker, p udp.Probe) 
 	from.put(frame[headerLen+6:])
 }
 
-// answered takes note of the answer to a probe.
+// answered records the answer to a probe.
 func (t *tunnel) answered(p udp.Probe) {
 	if p >= firstLarge {
 		t.largeAnswers.Or(1 << (p - firstLarge))

@@ -64,8 +64,8 @@ func (f *fixture) train() (messages int) {
 	return messages
 }
 
-// look calls ProbeTrains a second later and checks what has changed.
-func (f *fixture) look(want ...TrainChange) {
+// expect calls ProbeTrains a second later and checks what has changed.
+func (f *fixture) expect(want ...TrainChange) {
 	f.Helper()
 	f.advance(time.Second)
 	if got := f.e.ProbeTrains(); !slices.Equal(got, want) {
@@ -86,17 +86,17 @@ func TestProbeTrains(t *testing.T) {
 	needOffloads(t, f.node)
 	f.resolve()
 	before := f.e.Drops()
-	f.look()
+	f.expect()
 	f.silent(f.node) // no trains, no probes
 	if n := f.train(); n != 1 {
 		t.Fatalf("three packets in %d messages, want one train", n)
 	}
 	for range 3 {
-		f.look()
+		f.expect()
 		f.probed()
 		f.answer(udp.ProbeSingle)
 	}
-	f.look(TrainChange{Tunnel: toNode})
+	f.expect(TrainChange{Tunnel: toNode})
 	if n := f.train(); n != 3 {
 		t.Errorf("three packets in %d messages, want one each", n)
 	}
@@ -107,13 +107,13 @@ func TestProbeTrains(t *testing.T) {
 		t.Errorf("the other node: %+v", s)
 	}
 	for range 58 {
-		f.look()
+		f.expect()
 	}
 	f.silent(f.node)
-	f.look()
+	f.expect()
 	f.probed() // again after a minute, trains or not
 	f.answer(udp.ProbeSingle, udp.ProbeFirst, udp.ProbeSecond)
-	f.look(TrainChange{Tunnel: toNode, On: true})
+	f.expect(TrainChange{Tunnel: toNode, On: true})
 	if s, _ := f.e.TunnelStats(toNode); !s.Train {
 		t.Errorf("%+v", s)
 	}
@@ -121,11 +121,11 @@ func TestProbeTrains(t *testing.T) {
 		t.Errorf("three packets in %d messages, want one train", n)
 	}
 	for range 3 {
-		f.look()
+		f.expect()
 		f.probed()
 		f.answer(udp.ProbeSecond, udp.ProbeSingle) // the first has been spoilt
 	}
-	f.look(TrainChange{Tunnel: toNode})
+	f.expect(TrainChange{Tunnel: toNode})
 	f.drops(before, nil)
 	f.neighbour(nodeMAC) // an answer is the node's own word
 }
@@ -166,7 +166,7 @@ func TestProbeTrainsNot(t *testing.T) {
 			f.resolve()
 			tt.do(f)
 			for range 10 {
-				f.look()
+				f.expect()
 			}
 			f.silent(f.node)
 		})
@@ -177,9 +177,9 @@ func TestProbeTrainsNot(t *testing.T) {
 		f.resolve()
 		for range 10 {
 			f.train()
-			f.look()
+			f.expect()
 			f.probed()
-			f.look()
+			f.expect()
 			f.silent(f.node)
 		}
 	})
@@ -207,12 +207,12 @@ func TestProbeAnswers(t *testing.T) {
 			before := f.e.Drops()
 			f.train()
 			for range 3 {
-				f.look()
+				f.expect()
 				f.probed()
 				f.answer(udp.ProbeSingle, udp.ProbeSecond)
 				f.deliver(message(genevetest.Geneve(nodeVNI, 0x6558, tt.frame)))
 			}
-			f.look(TrainChange{Tunnel: toNode})
+			f.expect(TrainChange{Tunnel: toNode})
 			f.drops(before, map[Reason]uint64{tt.want: 3})
 		})
 	}

@@ -8,18 +8,18 @@ import (
 	"culvert/geneve/udp"
 )
 
-// receiveMessages is the number of 64 KiB messages of one recvmmsg call. Measured: 2 to 8 are best; more only cost cache.
+// receiveMessages is the number of 64 KiB messages per recvmmsg call. Measured: 2 to 8 are best; more only cost cache.
 const receiveMessages = 8
 
 // Packet is one inner IP packet.
 type Packet struct {
-	// Data is the whole packet, without padding. Its checksums may be unfinished (the pseudo-header's sum only), and it may be
-	// a TCP super-frame of up to 64 KiB. borrowed: until the next Fill; it may be rewritten in place.
+	// Data is the whole packet, without padding. Its checksums may be partial (the pseudo-header's sum only), and it may be a TCP super-frame of up
+	// to 64 KiB. borrowed: until the next Fill; it may be rewritten in place.
 	Data []byte
-	// Tunnel is the ID of the tunnel that it came from.
+	// Tunnel is the ID of its tunnel.
 	Tunnel uint16
-	// SegmentSize is not 0 for an inner UDP train: one UDP packet to be split into datagrams of so many payload bytes, the last
-	// may be shorter.
+	// SegmentSize is not 0 for an inner UDP train: one UDP packet to be split into datagrams with this many payload bytes, the last of which may be
+	// shorter.
 	SegmentSize int
 }
 
@@ -39,11 +39,11 @@ type Receiver struct {
 	pieceSize   int    // their size; the last may be shorter
 	segmentSize int    // of the inner UDP train, else 0
 	tos         uint8
-	packets     uint64 // handed out, not yet in the tunnel's counters
+	packets     uint64 // handed out, but not yet in the tunnel's counters
 	bytes       uint64
 }
 
-// NewReceiver returns the endpoint's Receiver. There must not be a second one.
+// NewReceiver returns the endpoint's Receiver. There must be only one.
 func (e *Endpoint) NewReceiver() *Receiver {
 	r := &Receiver{e: e, messages: make([]udp.Message, receiveMessages)}
 	for i := range r.messages {
@@ -52,8 +52,8 @@ func (e *Endpoint) NewReceiver() *Receiver {
 	return r
 }
 
-// Fill blocks until at least one message has come. It invalidates all packets handed out before, and discards what Next has not
-// returned. The error is udp.ErrWoken after Wake, net.ErrClosed after Close, or an unexpected one of the system.
+// Fill blocks until at least one message has arrived. It invalidates all packets handed out before, and discards those that Next has not returned.
+// The error is udp.ErrWoken after Wake, net.ErrClosed after Close, or an unexpected system error.
 func (r *Receiver) Fill() error {
 	r.account()
 	r.received, r.next, r.rest = 0, 0, nil
@@ -65,8 +65,7 @@ func (r *Receiver) Fill() error {
 	return nil
 }
 
-// Next returns the next inner packet of what Fill has received; ok is false when there is none left. Between two calls of Fill it may be
-// called at any pace.
+// Next returns the next inner packet of the last Fill; ok is false if there is none left.
 func (r *Receiver) Next() (p Packet, ok bool) {
 	for {
 		for len(r.rest) == 0 {
@@ -98,7 +97,7 @@ func (r *Receiver) Next() (p Packet, ok bool) {
 	}
 }
 
-// account adds what was handed out of the opened message to its tunnel's counters.
+// account adds the packets handed out from the open message to its tunnel's counters.
 func (r *Receiver) account() {
 	if r.packets > 0 {
 		r.t.receivedPackets.Add(r.packets)
@@ -107,7 +106,7 @@ func (r *Receiver) account() {
 	}
 }
 
-// open finds the tunnel and the shape of a message, and drops it if either is not as it must be.
+// open finds the tunnel and the shape of a message, and drops the message if either is invalid.
 func (r *Receiver) open(m *udp.Message) {
 	r.account()
 	if len(m.Data) < headerLen {
@@ -119,7 +118,7 @@ func (r *Receiver) open(m *udp.Message) {
 	if m.SegmentSize > 0 {
 		datagrams = uint64((len(m.Data) + m.SegmentSize - 1) / m.SegmentSize)
 	}
-	// Only pairs of VNI and outer source that are configured pass. Both encapsulations have the VNI at one place.
+	// Only configured pairs of VNI and outer source pass. Both encapsulations have the VNI in the same place.
 	t := r.e.table.Load().find(parseVNI(m.Data), m.Source.Addr())
 	if t == nil {
 		r.e.drop(UnknownNode, datagrams)
@@ -130,7 +129,7 @@ func (r *Receiver) open(m *udp.Message) {
 		return
 	}
 	encap := t.spoken()
-	if is := encapOf(m.Data); is != encap && is != Auto { // what is neither, the parser finds a fault with
+	if is := encapOf(m.Data); is != encap && is != Auto { // the parser rejects everything else
 		if !t.either(r.now) {
 			r.e.drop(WrongEncap, datagrams)
 			r.e.signTunnel(WrongEncap, t)
@@ -152,10 +151,10 @@ func (r *Receiver) open(m *udp.Message) {
 	}
 }
 
-// shape decides what a message with a UDP_GRO size is. The kernel reports the same number for two things: the size of outer
-// datagrams that it has merged, and the payload size of an inner UDP train that a pod on this machine has sent with UDP_SEGMENT. A
-// train of the second kind cut like the first would let the pod write tunnel headers. What tells them apart
-// is the length of the first inner packet, which the node's kernel has written: it ends with the first datagram, or with the message.
+// shape decides what a message with a UDP_GRO size is. The kernel reports the same number for two things: the size of the outer datagrams that it has
+// merged, and the payload size of an inner UDP train that a pod on this machine sent with UDP_SEGMENT. Cutting the second kind like the first would
+// let the pod forge tunnel headers. They differ in the length of the first inner packet, which the node's kernel has written: it ends with the first
+// datagram, or with the message.
 func (r *Receiver) shape(m *udp.Message) Reason {
 	_, _, reason := r.t.header(r.encap, m.Data)
 	if reason != Accepted {

@@ -6,21 +6,21 @@ import (
 	"culvert/geneve/udp"
 )
 
-// requests are those by ARP or neighbour discovery to one neighbour, and what its answers tell of the way there and back.
+// requests are the ARP or neighbour discovery requests to one neighbour, and the path quality measured by its answers.
 type requests struct {
-	at      time.Duration // the last one
-	waiting bool          // it has had no answer
-	rtt     time.Duration // of the last one that was answered
+	at      time.Duration // of the last one
+	waiting bool          // the last one has no answer yet
+	rtt     time.Duration // of the last one with an answer
 	recent  udp.Recent
 }
 
-// ask notes a request.
+// ask records a request.
 func (r *requests) ask(now time.Duration) {
 	r.at, r.waiting = now, true
 	r.recent.Request()
 }
 
-// answer notes the answer to the last request. A neighbour that was away has lost nothing meanwhile.
+// answer records the answer to the last request. Requests to a neighbour that was away do not count as lost.
 func (r *requests) answer(now time.Duration, away bool) {
 	if !r.waiting {
 		return
@@ -32,15 +32,15 @@ func (r *requests) answer(now time.Duration, away bool) {
 	r.recent.Answer(0)
 }
 
-// maxAsked is how many neighbours AskAll asks at once.
+// maxAsked is how many neighbours one AskAll asks.
 const maxAsked = 64
 
-// AskAll asks neighbours whether they are there, at most maxAsked and all in turn. Whoever is there answers, so that silence means
-// something; the answers tell how far it is and what is lost on the way.
-// It is called once a second. Who does not answer is asked each second at first, then each silentInterval.
+// AskAll asks neighbours whether they are there, at most maxAsked per call, all of them in turn. A live neighbour answers, so silence is meaningful;
+// the answers measure round trip time and loss. It is called once a second. A neighbour that does not answer is asked each second at first, then each
+// silentInterval.
 //
-// pace is called between two requests. It lets some time go by: what is received together has one time, so that answers to requests that were
-// sent together would all seem as late as the last of them.
+// pace is called between two requests and waits a little: datagrams received together get the same time, so the answers to requests sent together
+// would all seem as late as the last one.
 func (e *Endpoint) AskAll(pace func()) {
 	for asked, left := 0, len(e.table.Load().ids); left > 0 && asked < maxAsked; left-- {
 		if !e.neighbours.askNext() {
@@ -51,12 +51,12 @@ func (e *Endpoint) AskAll(pace func()) {
 	}
 }
 
-// askNext asks the neighbour whose turn it is, and reports whether that was due.
+// askNext asks the next neighbour in turn, and reports whether that was due.
 func (n *neighbours) askNext() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	ids, now := n.e.table.Load().ids, n.e.now()
-	if len(ids) == 0 { // all have left since AskAll began
+	if len(ids) == 0 { // all were removed since AskAll began
 		return false
 	}
 	n.nextAsked = (n.nextAsked + 1) % len(ids)

@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	// arenaSize is the room in bytes for the packets of one flush: three full trains of one tunnel, or 128 packets of many.
+	// arenaSize is the room in bytes for the packets of one flush: three full trains of one tunnel, or 128 packets to many.
 	arenaSize = 256 << 10
 	// maxTrains is the number of trains of one flush.
 	maxTrains = 64
@@ -19,7 +19,7 @@ const (
 	stallTime = 100 * time.Millisecond
 )
 
-// Sender is one goroutine's way to send to tunnels. It copies packets into an arena of its own until Flush, or until it is full.
+// Sender sends to tunnels for one goroutine. It copies packets into its own arena until Flush, or until the arena is full.
 type Sender struct {
 	e      *Endpoint
 	out    udp.Sender
@@ -28,7 +28,7 @@ type Sender struct {
 	trains []udp.Train
 	open   []openTrain // the same trains
 	now    time.Duration
-	fresh  bool // now has been read since the last Flush
+	fresh  bool // now was read since the last Flush
 
 	// The reservation.
 	t    *tunnel
@@ -39,9 +39,9 @@ type Sender struct {
 type openTrain struct {
 	t                *tunnel
 	bytes, datagrams int
-	end              int  // where its last datagram ends in the arena
+	end              int  // end of its last datagram in the arena
 	full             bool // a shorter datagram has ended it
-	single           bool // asked for as single datagrams
+	single           bool // must be sent as single datagrams
 }
 
 // NewSender returns a Sender.
@@ -52,8 +52,8 @@ func (e *Endpoint) NewSender() *Sender {
 	}
 }
 
-// Send sends a copy of an inner IP packet to the tunnel with the given ID, at the latest with the next Flush. The Reason is
-// Accepted also for a packet that waits for its neighbour; else the packet is dropped, and counted.
+// Send sends a copy of an inner IP packet to the tunnel with this ID, at the latest with the next Flush. The Reason is also Accepted for a packet
+// that waits for its neighbour; otherwise the packet is dropped and counted.
 func (s *Sender) Send(id uint16, packet []byte) Reason {
 	buffer, r := s.Reserve(id, len(packet))
 	if r != Accepted {
@@ -62,9 +62,8 @@ func (s *Sender) Send(id uint16, packet []byte) Reason {
 	return s.Commit(copy(buffer, packet))
 }
 
-// Reserve returns room for a packet of up to size bytes to the tunnel with the given ID, to be written there and sent by
-// Commit. If the Reason is not Accepted, the packet counts as dropped. borrowed: the room is the Sender's; it is valid until the next
-// call of any method.
+// Reserve returns room for a packet of up to size bytes to the tunnel with this ID, to be written there and sent by Commit. If the Reason is not
+// Accepted, the packet counts as dropped. borrowed: the room belongs to the Sender and is valid until the next call of any method.
 func (s *Sender) Reserve(id uint16, size int) ([]byte, Reason) {
 	s.room = 0
 	t := s.e.table.Load().byID(id)
@@ -83,8 +82,8 @@ func (s *Sender) Reserve(id uint16, size int) ([]byte, Reason) {
 	return s.arena[start : start+size : start+size], Accepted
 }
 
-// Commit sends the first n bytes of what has been reserved, at the latest with the next Flush. It panics if n is more than was
-// reserved. Commit of 0 gives the room back.
+// Commit sends the first n bytes of the reserved room, at the latest with the next Flush. It panics if n is larger than the reservation. Commit of 0
+// cancels it.
 func (s *Sender) Commit(n int) Reason {
 	if n > s.room {
 		panic("geneve: commit of more than was reserved")
@@ -134,19 +133,19 @@ func isIP(b []byte) bool {
 	return len(b) >= 20 && b[0]>>4 == 4 || len(b) >= 40 && b[0]>>4 == 6
 }
 
-// add puts a datagram, which stands at s.used, onto its tunnel's open train or onto a new one.
+// add appends a datagram, which is at s.used, to its tunnel's open train or to a new one.
 func (s *Sender) add(t *tunnel, datagram []byte, tos uint8) {
 	for i := len(s.open) - 1; i >= 0; i-- {
 		o, train := &s.open[i], &s.trains[i]
 		if o.t != t {
 			continue
 		}
-		// Only the newest train of a tunnel is open: its packets stay in order.
+		// Only the newest train of a tunnel is open, which keeps its packets in order.
 		if o.full || train.TOS != tos || len(datagram) > train.SegmentSize || o.datagrams == udp.MaxSegments ||
 			o.bytes+len(datagram) > udp.MaxPayload {
 			break
 		}
-		if o.end == s.used { // flat: the datagrams stand side by side in the arena
+		if o.end == s.used { // flat: the datagrams are adjacent in the arena
 			last := len(train.Parts) - 1
 			train.Parts[last] = s.arena[o.end-len(train.Parts[last]) : s.used+len(datagram)]
 		} else {
@@ -167,8 +166,8 @@ func (s *Sender) add(t *tunnel, datagram []byte, tos uint8) {
 	s.open = append(s.open, openTrain{t: t, bytes: len(datagram), datagrams: 1, end: s.used + len(datagram), single: single})
 }
 
-// Flush sends all that has been committed. It blocks while the socket's send buffer is full. Datagrams that the kernel refuses are
-// dropped and counted. The error is net.ErrClosed after Close, else nil.
+// Flush sends everything committed. It blocks while the socket's send buffer is full. Datagrams that the kernel refuses are dropped and counted. The
+// error is net.ErrClosed after Close, else nil.
 func (s *Sender) Flush() error {
 	s.fresh = false
 	if len(s.trains) == 0 {

@@ -5,15 +5,15 @@ import (
 	"net/netip"
 )
 
-// A Station is where the other end of a tunnel is found, as far as it is known.
+// A Station is what is known about the other end of a tunnel: its neighbour entry.
 type Station struct {
 	ID    uint16
 	MAC   net.HardwareAddr
 	Encap Encap
-	Local netip.Addr // address of ours that it sends to; the zero Addr is unknown
+	Local netip.Addr // our address that it sends to; the zero Addr is unknown
 }
 
-// Stations returns those that are known, of tunnels that carry frames.
+// Stations returns the known neighbour entries of tunnels that carry frames.
 func (e *Endpoint) Stations() (all []Station) {
 	for _, t := range e.table.Load().ids {
 		if t == nil || t.Inner != Ethernet {
@@ -30,7 +30,7 @@ func (e *Endpoint) Stations() (all []Station) {
 	return all
 }
 
-// Meet takes s for where the other end is, until it says so itself: nothing waits for it to be asked.
+// Meet adds s as a neighbour entry until the other end states its address, so that no packet waits for an answer.
 func (e *Endpoint) Meet(s Station) {
 	t := e.table.Load().byID(s.ID)
 	if t == nil || t.Inner != Ethernet || len(s.MAC) != 6 || s.Encap > VXLAN || s.Encap == Auto || t.Encap != Auto && t.Encap != s.Encap {

@@ -8,18 +8,18 @@ import (
 	"culvert/geneve/udp"
 )
 
-// A Datagram is what a tap is shown: one of a tunnel's, or a packet that never became one.
+// A Datagram is shown to a tap: a tunnel's datagram, or a packet that never became one.
 type Datagram struct {
 	Outbound bool
 	Peer     netip.AddrPort // outer address of the other end
 	Tunnel   uint16         // ID of the tunnel that Inner belongs to
-	Data     []byte         // from the tunnel header on; nil: Inner was dropped before it got one
-	Inner    []byte         // the IP packet in it; nil: none, or not known to be one
-	Reason   Reason         // why it is dropped; Accepted = it is not
+	Data     []byte         // starts with the tunnel header; nil: Inner was dropped before it got one
+	Inner    []byte         // the IP packet in it; nil: none, or not recognised
+	Reason   Reason         // why it is dropped; Accepted: it is not
 }
 
-// SetTap has tap called for each datagram that is received, or is about to be sent; nil ends that. It is called by several goroutines, and
-// keeps packets waiting. borrowed: what it is given is valid until it returns.
+// SetTap registers tap, which is called for each datagram that is received or about to be sent; nil unregisters. Several goroutines call it, and
+// packets wait for it. borrowed: its argument is valid until it returns.
 func (e *Endpoint) SetTap(tap func(*Datagram)) {
 	if tap == nil {
 		e.tap.Store(nil)
@@ -28,7 +28,7 @@ func (e *Endpoint) SetTap(tap func(*Datagram)) {
 	e.tap.Store(&tap)
 }
 
-// show calls the tap, if there is one, for a message that was received: datagram by datagram if the kernel has merged it.
+// show calls the tap, if there is one, for a received message: once per datagram if the kernel has merged it.
 func (r *Receiver) show(source netip.AddrPort, data []byte, size int, reason Reason) {
 	tap := r.e.tap.Load()
 	if tap == nil {
@@ -51,7 +51,7 @@ func (e *Endpoint) showRefused(t *tunnel, packet []byte, reason Reason) {
 	}
 }
 
-// showUnsent calls the tap, if there is one, for the datagrams of a train that the kernel has not taken.
+// showUnsent calls the tap, if there is one, for the datagrams of a train that the kernel did not accept.
 func (e *Endpoint) showUnsent(train *udp.Train) {
 	tap := e.tap.Load()
 	if tap == nil {

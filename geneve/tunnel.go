@@ -11,16 +11,16 @@ import (
 	"culvert/geneve/udp"
 )
 
-// Inner is what a tunnel carries.
+// Inner is the kind of payload of a tunnel.
 type Inner uint8
 
-// Ethernet frames are what kernel links carry; IP packets without a frame need Geneve.
+// Kernel links carry Ethernet frames; IP packets without a frame need Geneve.
 const (
 	Ethernet Inner = iota
 	IP
 )
 
-// Role is the end of the tunnel that an endpoint is.
+// Role says which end of the tunnel an endpoint is.
 type Role uint8
 
 // Roles. They seed different MAC addresses at the two ends.
@@ -31,20 +31,20 @@ const (
 
 // Tunnel is the configuration of one tunnel.
 type Tunnel struct {
-	ID     uint16     // the caller's name for it: Packet.Tunnel, and the argument of Sender.Send
+	ID     uint16     // chosen by the caller: Packet.Tunnel, and the argument of Sender.Send
 	VNI    VNI        // identifies the tunnel together with Remote
 	Remote netip.Addr // outer address of the other end
-	Encap  Encap      // Auto is Geneve where the tunnel carries IP
+	Encap  Encap      // Auto means Geneve if the tunnel carries IP
 	Inner  Inner
 	// Local and Peer are the inner addresses of the two ends, for ARP and neighbour discovery. A tunnel that carries IP needs none.
 	Local, Peer Pair
 	Role        Role
 }
 
-// A Pair is the addresses of one station; the zero Addr is none of a family.
+// A Pair is the addresses of one host; the zero Addr is none of a family.
 type Pair struct{ V4, V6 netip.Addr }
 
-// validate returns what is wrong with t.
+// validate returns the faults of t.
 func (t *Tunnel) validate() error {
 	var errs []error
 	check := func(ok bool, format string, args ...any) {
@@ -103,32 +103,32 @@ const (
 	maxHeader   = headerLen + ethernetLen
 )
 
-// tunnel is a Tunnel at work.
+// tunnel is a Tunnel in operation.
 type tunnel struct {
 	Tunnel
 	self        mac
 	destination netip.AddrPort
-	// template is, by Encap, what stands in front of a packet: the tunnel header, then an Ethernet header (if the tunnel carries
-	// Ethernet) in which the destination and the type, or else a protocol type, is still to be filled in.
+	// template, by Encap, precedes each packet: the tunnel header, then an Ethernet header (if the tunnel carries Ethernet) whose destination and
+	// type are still to be filled in, or else a protocol type.
 	template    [VXLAN + 1][maxHeader]byte
 	templateLen int
 
 	neighbour neighbour
-	told      Encap // by EncapChanges
+	told      Encap // last reported by EncapChanges
 	probe     udp.TrainProbe
 	local     atomic.Pointer[netip.Addr] // see heardAt
 	*tunnelState
 }
 
-// tunnelState outlives a change of the Tunnel's other fields.
+// tunnelState survives a change of the Tunnel's other fields.
 type tunnelState struct {
 	receivedPackets, receivedBytes atomic.Uint64
 	sentPackets, sentBytes         atomic.Uint64
 	sentTrains, lostTrains         atomic.Uint64
 	refusedTrains                  atomic.Uint64
 	encapChanges                   atomic.Uint64
-	largeAnswers                   atomic.Uint64 // by number, since LargeAnswers was last called
-	singleUntil                    atomic.Int64  // time.Duration of Options.Now: the kernel refused a train
+	largeAnswers                   atomic.Uint64 // bitmap by number, since the last LargeAnswers
+	singleUntil                    atomic.Int64  // time.Duration of Options.Now until which trains are off, because the kernel refused one
 }
 
 func newTunnel(t Tunnel, port uint16, state *tunnelState) *tunnel {
@@ -147,8 +147,8 @@ func newTunnel(t Tunnel, port uint16, state *tunnelState) *tunnel {
 	return w
 }
 
-// train returns a train to the other end, from the address of ours that it was last heard at: kernel links take nothing from another one
-// than the remote that they were made with, and a host may have several addresses.
+// train returns a train to the other end, from our address at which it was last heard: kernel links only accept packets from the remote that they
+// were made with, and a host may have several addresses.
 func (t *tunnel) train(parts [][]byte) udp.Train {
 	train := udp.Train{Destination: t.destination, Parts: parts}
 	if local := t.local.Load(); local != nil {
@@ -157,7 +157,7 @@ func (t *tunnel) train(parts [][]byte) udp.Train {
 	return train
 }
 
-// heardAt notes the address of ours that the other end sends to.
+// heardAt records our address that the other end sends to.
 func (t *tunnel) heardAt(local netip.Addr) {
 	if was := t.local.Load(); local.IsValid() && (was == nil || *was != local) {
 		changed := local // the parameter stays off the heap
@@ -170,7 +170,7 @@ func (t *tunnel) trains(now time.Duration) bool {
 	return !t.probe.Lost() && now >= time.Duration(t.singleUntil.Load())
 }
 
-// encap writes the headers for an inner packet of the given EtherType to the first templateLen bytes of b.
+// encap writes the headers for an inner packet of this EtherType to the first templateLen bytes of b.
 func (t *tunnel) encap(b []byte, to speaker, etherType uint16) {
 	copy(b[:t.templateLen], t.template[to.encap()][:t.templateLen])
 	if t.Inner == IP {
@@ -196,8 +196,8 @@ func (t *tunnel) header(e Encap, b []byte) (inner []byte, protocol uint16, r Rea
 		// RFC 8926, Section 3.4: "Tunnel endpoints MUST NOT forward the payload" of a control packet.
 		return nil, 0, ControlPacket
 	case len(h.Options) > 0 && h.Options.critical():
-		// RFC 8926, Section 3.5: unknown options with the critical bit set MUST be dropped; others are skipped.
-		// The options themselves decide, so the C flag of the header tells nothing new.
+		// RFC 8926, Section 3.5: unknown options with the critical bit set MUST be dropped; others are skipped. The options decide, so the C flag of
+		// the header adds nothing.
 		return nil, 0, CriticalOption
 	case !known(h.Protocol):
 		return nil, 0, UnknownProtocol
@@ -207,7 +207,7 @@ func (t *tunnel) header(e Encap, b []byte) (inner []byte, protocol uint16, r Rea
 	return inner, h.Protocol, Accepted
 }
 
-// known reports whether a protocol type is one that a tunnel can carry.
+// known reports whether a tunnel can carry a protocol type.
 func known(protocol uint16) bool {
 	return protocol == etherTypeEthernet || protocol == etherTypeIPv4 || protocol == etherTypeIPv6
 }

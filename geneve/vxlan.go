@@ -24,7 +24,7 @@ func ParseVXLAN(b []byte) (vni VNI, payload []byte, r Reason) {
 	return parseVNI(b), b[headerLen:], Accepted
 }
 
-// AppendVXLAN appends a VXLAN header to b. It fails when the VNI does not fit.
+// AppendVXLAN appends a VXLAN header to b. It fails if the VNI does not fit.
 func AppendVXLAN(b []byte, vni VNI) ([]byte, error) {
 	if vni > MaxVNI {
 		return b, errVNI

@@ -9,10 +9,11 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"strings"
 	"testing"
 	"time"
+
+	"culvert/integration/need"
 )
 
 // A browser is a headless Chromium with one empty page, which speaks the Chrome DevTools Protocol
@@ -41,7 +42,7 @@ func newBrowser(t *testing.T) *browser {
 		t.Fatal(err)
 	}
 	// Without the last four flags it asks for hosts of its maker's.
-	cmd := exec.Command("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars", "--remote-debugging-pipe", "--no-first-run",
+	cmd := need.Command(t, "chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars", "--remote-debugging-pipe", "--no-first-run",
 		"--user-data-dir="+t.TempDir(), "--disable-quic", "--disable-background-networking", "--disable-component-update", "--disable-sync", "about:blank")
 	cmd.ExtraFiles = []*os.File{in, out} // its descriptors 3 and 4
 	if err := cmd.Start(); err != nil {
@@ -111,7 +112,7 @@ func (b *browser) call(method string, parameters, result any) {
 			b.t.Fatal(err)
 		}
 		if m.Method != "" {
-			b.note(m.Method, m.Params)
+			b.record(m.Method, m.Params)
 		}
 		if m.ID != b.calls {
 			continue
@@ -128,8 +129,8 @@ func (b *browser) call(method string, parameters, result any) {
 	}
 }
 
-// note keeps what an event says about the page.
-func (b *browser) note(method string, event json.RawMessage) {
+// record keeps what an event says about the page.
+func (b *browser) record(method string, event json.RawMessage) {
 	switch method {
 	case "Runtime.exceptionThrown":
 		b.faults = append(b.faults, string(event))

@@ -122,7 +122,7 @@ func TestChangesBesideStreams(t *testing.T) {
 		if n := c.romeGateway.metric(`culvert_connections_removed_total{reason="evicted"}`); n != 0 {
 			t.Errorf("%.0f connections evicted", n)
 		}
-	})
+	}, programs("ping", "ping"))
 }
 
 // newChangingClusters makes two clusters. What is large about rome's gateway is not there, but for a node and a mapping.

@@ -8,11 +8,12 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	"culvert/integration/need"
 )
 
 // importRule says what the packages below a folder may import besides the
@@ -40,38 +41,72 @@ var importRules = []importRule{
 	{"gateway/config", []string{"culvert/nat", "culvert/geneve", "culvert/ipam", "culvert/gateway/configfile", "culvert/gateway/wgkey", "github.com/gaissmai/bart"},
 		"a configuration is written, read and judged where no gateway runs: values, no sockets, no WireGuard"},
 	{"gateway/seats", nil, "connections and where they come from, whatever is said there"},
-	{"gateway/durable", nil, "files and folders, whatever is in them"},
-	{"gateway/state", []string{"culvert/gateway/durable"}, "a folder and its files"},
-	{"gateway/handover", []string{"culvert/geneve/udp"}, "two processes and their sockets: what these carry is not its business"},
+	{"gateway/state", []string{"culvert/ipam/durable"}, "a folder and its files"},
+	{"gateway/handover", []string{"culvert/geneve/udp", "golang.org/x/sys/unix"}, "two processes and their sockets: what these carry is not its business"},
 	{"gateway/latency", nil, "durations and counts"},
-	{"gateway/wg", []string{"culvert/geneve/udp", "culvert/gateway/latency", "culvert/gateway/wgkey", "culvert/gateway/unixsocket", wireguard, "golang.org/x/crypto/blake2s",
+	{"gateway/wg", []string{"culvert/geneve/udp", "culvert/gateway/latency", "culvert/gateway/procs", "culvert/gateway/wgkey", "culvert/gateway/unixsocket", wireguard, "golang.org/x/crypto/blake2s",
 		gvisor + "tcpip", gvisor + "tcpip/header", gvisor + "tcpip/checksum", "github.com/sirupsen/logrus", "golang.org/x/sys/unix"},
 		"wireguard-go is fed and bounded here by whoever has packets: no NAT, no Geneve, no configuration"},
-	{"gateway/doctor", []string{"culvert/gateway/control", "culvert/geneve/udp", "golang.org/x/crypto/chacha20poly1305", "golang.org/x/sys/cpu"},
+	{"gateway/procs", []string{"golang.org/x/sys/unix"}, "threads of this process, whatever they do"},
+	{"gateway/doctor", []string{"culvert/gateway/control", "culvert/gateway/procs", "culvert/geneve/udp", "golang.org/x/crypto/chacha20poly1305", "golang.org/x/sys/cpu"},
 		"it looks at a machine, with or without a gateway on it"},
 	{"gateway/health", nil, "observations in, sentences out: no sockets, no clock, no logging"},
 	{"gateway/pathmtu", nil, "sizes and times in, probes and sizes out: no sockets, no clock, no packets"},
-	{"gateway/services", []string{"culvert/nat", "culvert/gateway/configfile", "culvert/gateway/seats", "culvert/gateway/state", "github.com/vishvananda/netlink", "golang.org/x/sys",
+	{"gateway/node/services", []string{"culvert/nat", "culvert/gateway/configfile", "culvert/gateway/seats", "culvert/gateway/state", "culvert/gateway/sweep",
+		"culvert/gateway/handover", "culvert/gateway/unixsocket", "culvert/gateway/control", "culvert/gateway/prometheus", "culvert/gateway/node/page",
+		"culvert/gateway/node/rtnl", "github.com/vishvananda/netlink", "golang.org/x/sys",
 		wireguard + "/tun", "github.com/sirupsen/logrus"},
 		"a node's Services need its kernel's routes and the engine, neither the tunnel nor the gateway"},
-	{"gateway/node", []string{"culvert/geneve", "culvert/geneve/udp", "culvert/gateway/configfile", "culvert/gateway/services", "github.com/vishvananda/netlink", "golang.org/x/sys",
+	{"gateway/node/links", []string{"culvert/geneve", "culvert/geneve/udp", "culvert/gateway/control", "culvert/gateway/prometheus", "culvert/gateway/node/carry",
+		"culvert/gateway/node/rtnl", "github.com/vishvananda/netlink", "golang.org/x/sys", wireguard + "/tun", "github.com/sirupsen/logrus"},
+		"links need the kernel's devices and the tunnel, whoever asks for them"},
+	{"gateway/node/remote", []string{"culvert/gateway/node/rtnl", "github.com/vishvananda/netlink", "golang.org/x/sys", "github.com/sirupsen/logrus"},
+		"routes and a table of the kernel's, whoever asks for them"},
+	{"gateway/node", []string{"culvert/geneve", "culvert/geneve/udp", "culvert/gateway/configfile", "culvert/gateway/prometheus", "culvert/gateway/seats", "github.com/vishvananda/netlink", "golang.org/x/sys",
 		wireguard + "/tun", "github.com/sirupsen/logrus"},
 		"the node end needs the kernel's links, not the gateway"},
-	{"gateway", []string{"culvert/nat", "culvert/geneve", "culvert/geneve/udp", gvisor + "tcpip", gvisor + "tcpip/header", gvisor + "tcpip/checksum",
-		"github.com/sirupsen/logrus", "github.com/KimMachineGun/automemlimit/memlimit", "golang.org/x/sys/unix", "golang.org/x/time/rate"},
+	{"gateway/path", []string{"culvert/nat", "culvert/geneve", "culvert/geneve/udp", "culvert/gateway/wg", "culvert/gateway/latency",
+		gvisor + "tcpip/header", gvisor + "tcpip/checksum"},
+		"a packet's way needs the engine and both tunnels; who looks at packets or probes the other ends is called by interfaces"},
+	{"gateway/monitor", []string{"culvert/nat", "culvert/geneve", "culvert/geneve/udp", "culvert/gateway/path", "culvert/gateway/wg", "culvert/gateway/wgkey",
+		"culvert/gateway/config", "culvert/gateway/control", "culvert/gateway/health", "culvert/gateway/pathmtu", "culvert/gateway/procs",
+		gvisor + "tcpip", gvisor + "tcpip/header", gvisor + "tcpip/checksum", "github.com/sirupsen/logrus", "golang.org/x/sys/unix", "golang.org/x/time/rate"},
+		"it judges a path by what that counts, whoever asks for it and however long it lives"},
+	{"gateway/inspect", []string{"culvert/nat", "culvert/geneve", "culvert/geneve/udp", "culvert/gateway/path", "culvert/gateway/monitor", "culvert/gateway/wg",
+		"culvert/gateway/config", "culvert/gateway/control", "culvert/gateway/health", "culvert/gateway/pathmtu", "culvert/gateway/latency",
+		"culvert/gateway/capture", "culvert/gateway/doctor", "culvert/gateway/prometheus", "culvert/gateway/seats", "culvert/gateway/sweep",
+		"culvert/gateway/unixsocket", gvisor + "tcpip", gvisor + "tcpip/header", gvisor + "tcpip/checksum",
+		"github.com/sirupsen/logrus", "golang.org/x/sys/unix", "golang.org/x/time/rate"},
+		"it shows what there is, and knows nothing of how a gateway begins or ends"},
+	{"gateway/lifecycle", []string{"culvert/nat", "culvert/geneve", "culvert/geneve/udp", "culvert/gateway/path", "culvert/gateway/monitor", "culvert/gateway/wg",
+		"culvert/gateway/config", "culvert/gateway/control", "culvert/gateway/handover", "culvert/gateway/pathmtu", "culvert/gateway/prometheus",
+		"culvert/gateway/seats", "culvert/gateway/state", "culvert/gateway/sweep", "github.com/sirupsen/logrus", "golang.org/x/sys/unix"},
+		"it moves connections, sockets and packets to another process, whoever looks at them"},
+	{"gateway/prometheus", nil, "names, labels and numbers"},
+	{"gateway", []string{"culvert/nat", "culvert/geneve", "culvert/geneve/udp", "github.com/sirupsen/logrus", "github.com/KimMachineGun/automemlimit/memlimit"},
 		"the gateway needs neither netlink nor Kubernetes, and wireguard-go only by gateway/wg"},
 	{"nat/packet", []string{gvisor + "tcpip/header", gvisor + "tcpip/checksum"},
 		"bytes in, bytes out: no connections, no rules, no links but by number"},
 	{"nat/siphash", nil, "arithmetic on words"},
 	{"nat/rules", []string{"culvert/nat/packet", "culvert/nat/siphash", "github.com/gaissmai/bart"},
 		"desired state in, an immutable set out: no connections, no clock"},
+	{"nat/nattest", []string{"golang.org/x/crypto/chacha20poly1305"},
+		"packets for tests, and the unit of the budgets: no code of nat"},
 	{"nat", []string{"github.com/gaissmai/bart"},
 		"packets, a clock value and a snapshot in, verdicts out: no sockets, no stack, no logging"},
 	{"geneve", []string{"culvert/geneve", "golang.org/x/net", "golang.org/x/sys"},
 		"a codec and a socket, usable without the rest"},
-	{"ipam", []string{"culvert/gateway/durable", "github.com/gaissmai/bart"}, "arithmetic on prefixes, and a file"},
+	{"ipam/durable", nil, "files and folders, whatever is in them"},
+	{"ipam", []string{"github.com/gaissmai/bart"}, "arithmetic on prefixes, and a file"},
 	{"kube/template", nil, "templates are objects as JSON has them, made and rendered where no cluster is"},
-	{"kube/service", []string{"culvert/gateway/seats", "culvert/gateway/services", "culvert/kube", "culvert/nat/rules", "k8s.io/apimachinery", "k8s.io/client-go/dynamic",
+	{"kube/manifests", nil, "text"},
+	{"kube/fabric", []string{"culvert/gateway/control", "culvert/gateway/node/links", "culvert/geneve", "culvert/kube", "culvert/nat/rules", "k8s.io/apimachinery", "k8s.io/client-go/dynamic",
+		"github.com/sirupsen/logrus"},
+		"which links a node has is a value: no devices, no packets"},
+	{"kube/peering", []string{"culvert/gateway/config", "culvert/gateway/configfile", "culvert/gateway/node/links", "culvert/gateway/node/remote", "culvert/gateway/wgkey",
+		"culvert/geneve", "culvert/kube", "culvert/nat", "culvert/nat/packet", "culvert/nat/rules", "k8s.io/apimachinery", "k8s.io/client-go/dynamic", "github.com/sirupsen/logrus"},
+		"what a gateway and a node have is a value: no devices, no packets"},
+	{"kube/service", []string{"culvert/gateway/seats", "culvert/gateway/node/services", "culvert/kube", "culvert/nat/rules", "k8s.io/apimachinery", "k8s.io/client-go/dynamic",
 		"github.com/sirupsen/logrus", "golang.org/x/sys/unix"},
 		"what a node serves is a value: no routes, no packets, no gateway"},
 	{"kube", []string{"culvert/gateway/config", "culvert/geneve", "culvert/nat", "k8s.io/apimachinery", "k8s.io/client-go", "k8s.io/klog/v2", "github.com/sirupsen/logrus"},
@@ -90,7 +125,7 @@ type goPackage struct {
 
 func packages(t *testing.T) []goPackage {
 	t.Helper()
-	cmd := exec.Command("go", "list", "-json=ImportPath,Dir,Imports,Standard", "culvert/...")
+	cmd := need.Go("list", "-json=ImportPath,Dir,Imports,Standard", "culvert/...")
 	out, err := cmd.Output()
 	if err != nil {
 		t.Fatalf("go list: %v", err)
@@ -138,6 +173,22 @@ func TestImportRules(t *testing.T) {
 	}
 }
 
+// TestFloors: a top-level folder imports only folders below it.
+func TestFloors(t *testing.T) {
+	floors := []string{"cmd", "integration", "kube", "gateway", "nat", "geneve", "ipam"} // top floor first
+	floor := func(path string) int {
+		folder, _, _ := strings.Cut(strings.TrimPrefix(path, "culvert/"), "/")
+		return slices.Index(floors, folder)
+	}
+	for _, p := range packages(t) {
+		for _, imported := range p.Imports {
+			if strings.HasPrefix(imported, "culvert/") && floor(imported) < floor(p.ImportPath) {
+				t.Errorf("%s imports %s, which is above it", p.ImportPath, imported)
+			}
+		}
+	}
+}
+
 func allowed(rule *importRule, imported string) bool {
 	if imported == "culvert/"+rule.folder || strings.HasPrefix(imported, "culvert/"+rule.folder+"/") {
 		return true
@@ -166,10 +217,34 @@ func TestTestPackagesOnlyInTests(t *testing.T) {
 			if imported == "culvert/integration/need" {
 				t.Errorf("%s imports what skips tests outside its tests", p.ImportPath)
 			}
-			if imported == "culvert/integration/lab" && p.ImportPath != "culvert/cmd/culvert" {
-				t.Errorf("%s imports the lab; only cmd/culvert and tests may", p.ImportPath)
+			if imported == "culvert/integration/lab" && p.ImportPath != "culvert/cmd/culvert-lab" {
+				t.Errorf("%s imports the lab; only cmd/culvert-lab and tests may", p.ImportPath)
 			}
 		}
+	}
+}
+
+// TestProductWithoutLab: nothing that culvert is made of is the lab's, which attacks gateways.
+func TestProductWithoutLab(t *testing.T) {
+	all := make(map[string]goPackage)
+	for _, p := range packages(t) {
+		all[p.ImportPath] = p
+	}
+	ways := map[string]string{"culvert/cmd/culvert": "culvert/cmd/culvert"} // by which a package comes in
+	for queue := []string{"culvert/cmd/culvert"}; len(queue) > 0; queue = queue[1:] {
+		for _, imported := range all[queue[0]].Imports {
+			if _, known := ways[imported]; known || !strings.HasPrefix(imported, "culvert/") {
+				continue
+			}
+			ways[imported] = ways[queue[0]] + " → " + imported
+			queue = append(queue, imported)
+			if strings.HasPrefix(imported, "culvert/integration") {
+				t.Errorf("cmd/culvert has a package of integration: %s", ways[imported])
+			}
+		}
+	}
+	if len(ways) < 20 {
+		t.Errorf("cmd/culvert is made of %d packages", len(ways))
 	}
 }
 

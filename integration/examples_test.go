@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -13,6 +12,8 @@ import (
 	"testing"
 
 	"sigs.k8s.io/yaml"
+
+	"culvert/integration/need"
 )
 
 // asRoot runs a command line of an example inside a host, where this process is root:
@@ -322,7 +323,7 @@ func TestExampleUnits(t *testing.T) {
 		if err := os.WriteFile(unit, []byte(edited), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		if out, err := exec.Command("systemd-analyze", "verify", "--man=no", unit).CombinedOutput(); err != nil || len(out) > 0 {
+		if out, err := need.Command(t, "systemd-analyze", "verify", "--man=no", unit).CombinedOutput(); err != nil || len(out) > 0 {
 			t.Errorf("%s: %v: %s", name, err, out)
 		}
 	}

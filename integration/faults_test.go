@@ -69,17 +69,23 @@ func TestHoles(t *testing.T) {
 			}
 		})
 		t.Logf("%d of %d holes are in the log by their cause", found.Load(), len(holes))
-	}, programs("ping", "ping"))
+	}, programs("ping", "ping"), programs("nft", "nft"))
 }
 
 func newFaultLab(t *testing.T, id string) *faultLab {
-	l := &faultLab{t: t, romeKey: newKeyPair(t), milanKey: newKeyPair(t), processes: make(map[string]*peerProcess)}
-	for name, h := range map[string]**peerHost{"p": &l.pod, "n": &l.node, "g": &l.gateway, "mg": &l.milanGateway, "m": &l.milan1} {
-		*h = newPeerHost(t, id+name)
-	}
-	join(l.pod, l.node, "10.0.1.5/24", "10.0.1.1/24", 1340)
+	l := newFaultLabOf(t, peerFamily{}, id)
 	join(l.node, l.gateway, "172.18.0.2/24", "172.18.0.9/24", 1500)
 	join(l.gateway, l.milanGateway, "192.0.2.1/24", "192.0.2.7/24", 1500)
+	return l
+}
+
+// newFaultLabOf makes a lab of a family. The caller joins rome's gateway with its node and with milan's gateway.
+func newFaultLabOf(t *testing.T, f peerFamily, id string) *faultLab {
+	l := &faultLab{t: t, romeKey: newKeyPair(t), milanKey: newKeyPair(t), processes: make(map[string]*peerProcess)}
+	for name, h := range map[string]**peerHost{"p": &l.pod, "n": &l.node, "g": &l.gateway, "mg": &l.milanGateway, "m": &l.milan1} {
+		*h = newPeerHostOf(t, f, id+name)
+	}
+	join(l.pod, l.node, "10.0.1.5/24", "10.0.1.1/24", 1340)
 	join(l.milanGateway, l.milan1, "172.19.0.9/24", "172.19.0.2/24", 1500)
 	l.pod.ip("route add default via 10.0.1.1")
 	l.milan1.ip("address add 10.0.1.5/32 dev lo")
@@ -143,7 +149,7 @@ func (l *faultLab) until(cluster, part string) {
 func (l *faultLab) gatewayIn(h *peerHost, config string, own keyPair, peer string) *peerProcess {
 	l.t.Helper()
 	dir := l.t.TempDir()
-	for name, text := range map[string]string{"gateway.yaml": config + "\ncontrol: gateway.sock\n", "own.key": own.private + "\n", "peer.pub": peer + "\n"} {
+	for name, text := range map[string]string{"gateway.yaml": h.family.of(config) + "\ncontrol: gateway.sock\n", "own.key": own.private + "\n", "peer.pub": peer + "\n"} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			l.t.Fatal(err)
 		}

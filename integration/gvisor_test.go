@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"culvert/integration/lab"
+	"culvert/integration/need"
 )
 
 // gvisorGaps are the checks that fail with the gateways in gVisor, each for what
@@ -31,11 +32,11 @@ const runscEnv = "RUNSC"
 // check use it, with the gateways' groups.
 func needGVisor(t *testing.T) (flags []string, groups *gatewayGroups) {
 	t.Helper()
-	needPrograms(t, []probe{{"gvisor", func() error {
+	needPrograms(t, []probe{{"gvisor", func(testing.TB) error {
 		if os.Getenv(runscEnv) == "" {
 			return errors.New(runscEnv + " names no runsc; see make test-gvisor")
 		}
-		out, err := exec.Command(os.Getenv(runscEnv), "--version").CombinedOutput()
+		out, err := need.Command(t, os.Getenv(runscEnv), "--version").CombinedOutput()
 		if err != nil {
 			return fmt.Errorf("%w: %s", err, out)
 		}
@@ -171,23 +172,14 @@ func TestGVisorKilled(t *testing.T) {
 			u := newLabUser(t)
 			u.need("root", "vxlan")
 			flags, groups := needGVisor(t)
-			var said bytes.Buffer
-			cmd := u.command(append([]string{"check", "--mode", "vxlan", "--offloads", "on"}, flags...)...)
-			cmd.Stderr = &said
-			out, err := cmd.StdoutPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
+			cmd, out, said := u.start(append([]string{"check", "--mode", "vxlan", "--offloads", "on"}, flags...)...)
 			lines := bufio.NewScanner(out)
 			begun := false
 			for !begun && lines.Scan() {
 				begun = strings.HasPrefix(lines.Text(), "ok   first contact")
 			}
 			if !begun {
-				t.Fatalf("lab check: %v: %s", cmd.Wait(), &said)
+				t.Fatalf("lab check: %v: %s", cmd.Wait(), said)
 			}
 			if err := syscall.Kill(test.victim(u, groups), syscall.SIGKILL); err != nil {
 				t.Fatal(err)

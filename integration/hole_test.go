@@ -58,7 +58,7 @@ func TestHoleRate(t *testing.T) {
 				})
 			}
 		}
-	})
+	}, programs("ping", "ping"), programs("nft", "nft"))
 }
 
 // control has both ends use a congestion control. BBR, which some machines prefer, takes the round trip of a path that was empty for that of
@@ -120,7 +120,7 @@ func (l *faultLab) startReference() {
 		if err := os.WriteFile(file, text, 0o600); err != nil {
 			l.t.Fatal(err)
 		}
-		side.h.start(nil, os.Getenv(binaryEnv), "lab", "reference", "--config", file)
+		side.h.start(nil, labBinary(os.Getenv(binaryEnv)), "reference", "--config", file)
 	}
 	l.node.ip(l.script)
 	eventually(l.t, "a ping through the reference gateway", func() error {

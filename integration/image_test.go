@@ -8,15 +8,17 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
+
+	"culvert/integration/need"
 )
 
-// TestImage makes images as make image does, without a network, and runs the program of one as the image's user on the image's root.
+// TestImage makes images as make image and make images do, without a network, and runs the program of one as the image's user on the image's root.
 func TestImage(t *testing.T) {
 	isolated(t, func(t *testing.T) {
 		dir := t.TempDir()
@@ -42,7 +44,7 @@ func TestImage(t *testing.T) {
 		}
 		run := func(program string, args ...string) {
 			t.Helper()
-			cmd := exec.Command(program, args...)
+			cmd := need.Command(t, program, args...)
 			cmd.Dir = dir
 			cmd.Env = append(os.Environ(), "CONTAINERS_STORAGE_CONF="+dir+"/storage.conf", "BUILDAH_ISOLATION=chroot", "GOPROXY=off")
 			if out, err := cmd.CombinedOutput(); err != nil {
@@ -50,6 +52,16 @@ func TestImage(t *testing.T) {
 			}
 		}
 		run("make", "--old-file=release", "image")
+		run("buildah", "push", "--quiet", "culvert:latest", "dir:"+dir+"/own")
+		testImage(t, filepath.Join(dir, "own"), runtime.GOARCH, files["dist/culvert-linux-"+runtime.GOARCH])
+		for _, arch := range []string{"amd64", "arm64"} {
+			cmd := need.Command(t, "buildah", "inspect", "--type", "image", "culvert:latest-"+arch)
+			cmd.Env = append(os.Environ(), "CONTAINERS_STORAGE_CONF="+dir+"/storage.conf")
+			if out, err := cmd.CombinedOutput(); (err == nil) != (arch == runtime.GOARCH) {
+				t.Errorf("make image, %s: %v\n%s", arch, err, out)
+			}
+		}
+		run("make", "--old-file=release", "images")
 		for arch, program := range map[string][]byte{"amd64": binary, "arm64": []byte("another")} {
 			run("buildah", "push", "--quiet", "culvert:latest-"+arch, "dir:"+dir+"/"+arch)
 			testImage(t, filepath.Join(dir, arch), arch, program)
@@ -107,7 +119,9 @@ func testImage(t *testing.T, dir, arch string, program []byte) {
 	if err := os.Chmod(root, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	cmd := &exec.Cmd{Path: c.Entrypoint[0], Args: []string{"culvert", "version"}, Dir: "/", Env: c.Env}
+	cmd := need.Command(t, filepath.Join(root, c.Entrypoint[0]), "version")
+	cmd.Path = c.Entrypoint[0] // as it is called inside
+	cmd.Dir, cmd.Env = "/", c.Env
 	cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: root, Credential: &syscall.Credential{Uid: unprivilegedUID, Gid: unprivilegedUID}}
 	if out, err := cmd.CombinedOutput(); err != nil || !strings.HasPrefix(string(out), "culvert ") {
 		t.Errorf("%v: %s", err, out)

@@ -63,7 +63,7 @@ func TestInnocentThroughput(t *testing.T) {
 				if share < innocentShare {
 					t.Errorf("the stream keeps %.2f of its throughput, want %.2f", share, innocentShare)
 				}
-			})
+			}, programs("ping", "ping"))
 		})
 	}
 }

@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,12 +9,13 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"culvert/integration/need"
 )
 
 // Three clusters with the same networks, and two peerings of rome, whose gateways share
@@ -124,7 +124,7 @@ func podAt(remaps map[string]string) string {
 // TestIPAMPeerings: five restarts of everything in random order, and one peer that is
 // removed and added again, leave all remaps as they were. The pods talk each time, and 100
 // connections of the other peering do not notice.
-func TestIPAMPeerings(t *testing.T) { beside(t, ipamPeerings) }
+func TestIPAMPeerings(t *testing.T) { beside(t, ipamPeerings, programs("ping", "ping")) }
 
 func ipamPeerings(t *testing.T) {
 	romePod, romeNode := newPeerHost(t, "rome-pod"), newPeerHost(t, "rome-node")
@@ -299,9 +299,7 @@ func ipamFullDisk(t *testing.T) {
 	t.Cleanup(func() { syscall.Unmount(dir, 0) })
 	file, ballast := filepath.Join(dir, "ipam.json"), filepath.Join(dir, "ballast")
 	acquire := func(n int) (string, error) {
-		ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
-		defer cancel()
-		out, err := exec.CommandContext(ctx, os.Getenv(binaryEnv), "ipam", "acquire", "--file", file, "milan", "pod", fmt.Sprintf("10.1.%d.0/24", n)).CombinedOutput()
+		out, err := need.Command(t, os.Getenv(binaryEnv), "ipam", "acquire", "--file", file, "milan", "pod", fmt.Sprintf("10.1.%d.0/24", n)).CombinedOutput()
 		return string(out), err
 	}
 	for n := range 60 { // more than a page

@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"bytes"
 	"crypto/rand"
 	"crypto/rsa"
 	"crypto/x509"
@@ -17,14 +16,17 @@ import (
 	"time"
 
 	"sigs.k8s.io/yaml"
+
+	"culvert/integration/lab"
+	"culvert/integration/need"
 )
 
 // kubeAssetsEnv names the folder with etcd and kube-apiserver, as other tests against
 // them do; make test-kube builds them.
 const kubeAssetsEnv = "KUBEBUILDER_ASSETS"
 
-// kubernetes probes for etcd and kube-apiserver.
-var kubernetes = probe{"kubernetes", func() error {
+// kubernetes probes for etcd, kube-apiserver and what the clusters are looked at with.
+var kubernetes = probe{"kubernetes", func(t testing.TB) error {
 	dir := os.Getenv(kubeAssetsEnv)
 	if dir == "" {
 		return fmt.Errorf("%s names no folder with etcd and kube-apiserver; see make test-kube", kubeAssetsEnv)
@@ -34,7 +36,7 @@ var kubernetes = probe{"kubernetes", func() error {
 			return err
 		}
 	}
-	return nil
+	return need.Find(t, "nft", "ping", "ss", "nsenter")
 }}
 
 const (
@@ -171,16 +173,13 @@ type auditEvent struct {
 // audit returns what a user has asked of the API server, and has been answered.
 func (k *kubeAPI) audit(t *testing.T, user string) (events []auditEvent) {
 	t.Helper()
-	log, err := os.ReadFile(k.path("audit.log"))
+	log, err := lab.ReadLines(k.path("audit.log"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for line := range bytes.Lines(log) {
-		if !bytes.HasSuffix(line, []byte("\n")) {
-			break // the server is writing it
-		}
+	for line := range strings.Lines(log) {
 		var e auditEvent
-		if err := json.Unmarshal(line, &e); err != nil {
+		if err := json.Unmarshal([]byte(line), &e); err != nil {
 			t.Fatalf("%v in %s", err, line)
 		}
 		if e.User.Username == user {

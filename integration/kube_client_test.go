@@ -86,6 +86,8 @@ var kubePlurals = map[string]string{
 	"InternalFabric": "internalfabrics", "InternalNode": "internalnodes",
 	"FirewallConfiguration": "firewallconfigurations", "RouteConfiguration": "routeconfigurations",
 	"NetworkPolicy": "networkpolicies", "Deployment": "deployments", "GatewayServer": "gatewayservers", "GatewayClient": "gatewayclients",
+	"Peering": "peerings", "TunnelNode": "tunnelnodes", "Secret": "secrets",
+	"ValidatingAdmissionPolicy": "validatingadmissionpolicies", "ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings",
 	"WgGatewayServerTemplate": "wggatewayservertemplates", "WgGatewayClientTemplate": "wggatewayclienttemplates",
 }
 

@@ -19,6 +19,7 @@ type kubeLab struct {
 	t                            *testing.T
 	network, gatewayHost, client *peerHost
 	nodes, pods                  []*peerHost
+	links                        *kubeLinks     // what makes the nodes' links, if not startTunnels
 	culvert                      *peerProcess   // its gateway under Liqo
 	nodeProcesses                []*peerProcess // of this peering
 	api                          *kubeAPI
@@ -146,7 +147,11 @@ func (e *kubeEnd) tunnelAddress(n *kubeNode) string {
 // routes, and its translations in the nodes' kernels.
 func (k *kubeLab) startNodes() {
 	k.t.Helper()
-	k.startTunnels()
+	if k.links != nil {
+		k.routeLinks()
+	} else {
+		k.startTunnels()
+	}
 	remote := k.remote()
 	for _, h := range k.nodes {
 		h.feed(fmt.Sprintf(`table ip liqo-%[7]s {

@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -16,7 +15,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"culvert/gateway/services"
+	"culvert/gateway/node/services"
+	"culvert/integration/need"
 	"culvert/kube/service"
 	"culvert/nat/rules"
 )
@@ -54,7 +54,7 @@ const (
 // ports and policies.
 func TestKubeEndpoints(t *testing.T) {
 	binary := filepath.Join(os.Getenv(kubeAssetsEnv), "endpoints")
-	needPrograms(t, []probe{{"kubernetes", func() error {
+	needPrograms(t, []probe{{"kubernetes", func(testing.TB) error {
 		_, err := os.Stat(binary)
 		return err
 	}}})
@@ -62,7 +62,7 @@ func TestKubeEndpoints(t *testing.T) {
 	if os.Getenv(longEnv) != "" {
 		many = kubeSlicesLong
 	}
-	judge := exec.CommandContext(t.Context(), binary)
+	judge := need.Command(t, binary)
 	judge.Stderr = os.Stderr
 	in, err := judge.StdinPipe()
 	if err != nil {
@@ -75,13 +75,14 @@ func TestKubeEndpoints(t *testing.T) {
 	if err := judge.Start(); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { judge.Process.Kill() })
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	cases := make(chan *kubeCase, 1000)
 	told := make(chan error, 1)
 	go func() {
 		defer close(cases)
-		told <- tellCases(in, cases, many, seed)
+		told <- sendCases(in, cases, many, seed)
 	}()
 	answers := json.NewDecoder(bufio.NewReaderSize(out, 1<<20))
 	judged, ports, used := 0, 0, map[string]int{}
@@ -137,8 +138,8 @@ func TestKubeEndpoints(t *testing.T) {
 	}
 }
 
-// tellCases writes cases of so many slices for the judge, and for the test.
-func tellCases(judge io.WriteCloser, test chan<- *kubeCase, many int, seed uint64) error {
+// sendCases writes cases of so many slices for the judge, and for the test.
+func sendCases(judge io.WriteCloser, test chan<- *kubeCase, many int, seed uint64) error {
 	g := &kubeGenerator{rand.New(rand.NewPCG(seed, 0))}
 	lines := json.NewEncoder(judge)
 	for n := 0; n < many; {
@@ -193,10 +194,10 @@ func (c *kubeCase) ports() ([]kubePort, error) {
 		}
 		for _, e := range x.Endpoints {
 			at := netip.AddrPortFrom(e.Address, e.Port).String()
-			if e.Standing == rules.StandingChosen {
+			if e.Eligibility == rules.EligibleAll {
 				p.Cluster = append(p.Cluster, at)
 			}
-			if e.Node == c.Node && e.Standing != rules.StandingLeaving {
+			if e.Node == c.Node && e.Eligibility != rules.EligibleNone {
 				p.Local = append(p.Local, at)
 			}
 		}

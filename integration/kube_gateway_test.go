@@ -4,11 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"os/exec"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"culvert/integration/need"
 )
 
 // TestKubeGateways carries pods' traffic between two clusters with the same CIDRs, by
@@ -90,12 +91,12 @@ var kubeTraffic = []struct {
 }
 
 // liqoMode probes for a culvert that runs under Liqo.
-var liqoMode = probe{"liqo", func() error {
+var liqoMode = probe{"liqo", func(t testing.TB) error {
 	binary, err := culvertBinary()
 	if err != nil {
 		return err
 	}
-	out, err := exec.Command(binary, "gateway", "--help").CombinedOutput()
+	out, err := need.Command(t, binary, "gateway", "--help").CombinedOutput()
 	if err == nil && !strings.Contains(string(out), "--liqo") {
 		err = errors.New("culvert gateway has no --liqo")
 	}

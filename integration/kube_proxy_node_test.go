@@ -27,7 +27,7 @@ func newProxyNode(t *testing.T, name string, f *proxyFamily) *proxyNode {
 		bits = "/64 nodad"
 	}
 	n.router()
-	for name, value := range map[string]string{"ipv6/conf/all/forwarding": "1", "ipv4/conf/all/rp_filter": "0", "ipv4/conf/default/rp_filter": "0",
+	for name, value := range map[string]string{"ipv6/conf/all/forwarding": "1",
 		"ipv4/icmp_ratelimit": "0", "ipv6/icmp/ratelimit": "0", "ipv4/icmp_msgs_per_sec": "1000000", "ipv4/icmp_msgs_burst": "1000000", "ipv4/conf/all/send_redirects": "0", "ipv4/conf/default/send_redirects": "0"} {
 		n.sysctl("net/"+name, value)
 	}

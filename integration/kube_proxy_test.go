@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -19,10 +18,12 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"culvert/integration/need"
 )
 
 // kubeProxy probes for the program that has kube-proxy's nftables mode.
-var kubeProxy = probe{"kubernetes", func() error {
+var kubeProxy = probe{"kubernetes", func(testing.TB) error {
 	dir := os.Getenv(kubeAssetsEnv)
 	if dir == "" {
 		return fmt.Errorf("%s names no folder with kube-proxy; see make test-kube", kubeAssetsEnv)
@@ -111,7 +112,7 @@ func compareWithKubeProxy(t *testing.T, f proxyFamily) {
 // startKubeProxy starts kube-proxy, which reads sets from a pipe.
 func (c *proxyComparison) startKubeProxy() {
 	c.Helper()
-	cmd := exec.Command(filepath.Join(os.Getenv(kubeAssetsEnv), "kubeproxy"), "-node", "n1", "-address", c.f.node, "-pods", c.f.pods, "-services", c.f.services)
+	cmd := need.Command(c, filepath.Join(os.Getenv(kubeAssetsEnv), "kubeproxy"), "-node", "n1", "-address", c.f.node, "-pods", c.f.pods, "-services", c.f.services)
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		c.Fatal(err)
@@ -323,7 +324,7 @@ func (c *proxyComparison) compare(g proxyGroup) {
 		return slices.Equal(slices.Sorted(maps.Keys(a)), slices.Sorted(maps.Keys(b)))
 	}
 	if !same(want, got) {
-		out, _ := c.culvert.try("", "curl", "-s", "http://127.0.0.1:8083/metrics")
+		out, _ := c.culvert.getFrom("127.0.0.1:8083", "/metrics")
 		for line := range strings.Lines(out) {
 			if !strings.HasPrefix(line, "#") && !strings.HasSuffix(line, " 0\n") {
 				c.Log(strings.TrimSpace(line))

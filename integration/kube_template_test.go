@@ -181,7 +181,7 @@ func testKubeRestricted(t *testing.T, o *kubeOperator, templates map[string]obje
 // testKubeSwitch: the Deployment of each captured gateway becomes ours and Liqo's again, as Liqo's controller would do it. With another
 // release's selector it cannot.
 func testKubeSwitch(t *testing.T, o *kubeOperator, templates map[string]object) {
-	other, _, err := template.From(template.Default(true, "another", liqoNamespace), template.Image)
+	other, _, err := template.From(template.Default(true, "another", liqoNamespace), "registry.invalid/culvert:1")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -215,10 +215,10 @@ func testKubeSwitch(t *testing.T, o *kubeOperator, templates map[string]object) 
 	}
 }
 
-// testKubeCheck: with the rights to read and no others, check says what would happen before and after an obstacle comes.
+// testKubeCheck: with the rights to read and no others, check says what would happen, and what stands in the way before and after the switch.
 func testKubeCheck(t *testing.T, o *kubeOperator, templates map[string]object) {
 	const name = "cluster-b"
-	stock, _ := deployments(t, "v1.2.0", template.ServerKind, templates)
+	stock, ours := deployments(t, "v1.2.0", template.ServerKind, templates)
 	namespace := field(stock, "metadata", "namespace").(string)
 	gateway := readYAML(t, "../kube/testdata/v1.2.0/gatewayservers.yaml")
 	for _, stale := range []string{"uid", "resourceVersion", "creationTimestamp", "generation"} {
@@ -227,10 +227,49 @@ func testKubeCheck(t *testing.T, o *kubeOperator, templates map[string]object) {
 	delete(gateway, "status")
 	o.liqo.apply(object{"apiVersion": "v1", "kind": "Namespace", "metadata": object{"name": namespace}}, gateway, stock)
 	o.liqoSteps()
-	said, err := o.culvert("check", namespace+"/"+name)
-	if err != nil || !strings.Contains(said, "culvert would work here.") {
-		t.Errorf("%v\n%s", err, said)
+	says := func(works bool, wants ...string) {
+		t.Helper()
+		said, err := o.culvert("check", namespace+"/"+name)
+		if err != nil {
+			said += err.Error()
+		}
+		for _, want := range wants {
+			if (err == nil) != works || !strings.Contains(said, want) {
+				t.Errorf("%v; want %q, works %v:\n%s", err, want, works, said)
+			}
+		}
 	}
+	says(false, "no pod of Deployment gw-cluster-b is Running: until one is", "kubectl delete deployment -n "+namespace+" gw-"+name)
+	pod := object{"apiVersion": "v1", "kind": "Pod", "spec": object{"serviceAccountName": kubeReader, "containers": []object{{"name": "c", "image": "i"}}},
+		"metadata": object{"name": "gw-1", "namespace": namespace, "labels": field(stock, "spec", "template", "metadata", "labels")},
+		"status":   object{"phase": "Running"}}
+	o.liqo.apply(object{"apiVersion": "v1", "kind": "ServiceAccount", "metadata": object{"name": kubeReader, "namespace": namespace}}, pod)
+	says(true, "culvert would work here.\nTo switch:\n")
+
+	// After the switch: what an API server fills into a Deployment is no difference to the template.
+	field(gateway, "spec", "serverTemplateRef").(object)["name"] = template.ServerName
+	o.liqo.apply(gateway)
+	stored, err := o.api.admin.get(gateway)
+	if err != nil {
+		t.Fatal(err)
+	}
+	container := field(ours, "spec", "template", "spec", "containers").([]any)[0].(object)
+	for i, arg := range container["args"].([]any) {
+		if strings.HasPrefix(arg.(string), "--gateway-uid=") { // this API server has given another
+			container["args"].([]any)[i] = "--gateway-uid=" + field(stored, "metadata", "uid").(string)
+		}
+	}
+	o.liqo.apply(ours)
+	if said, err := o.culvert("check", namespace+"/"+name); err != nil || strings.Contains(said, "is not what its template makes") || !strings.Contains(said, "it has culvert's template already") {
+		t.Errorf("after the switch: %v\n%s", err, said)
+	}
+	o.liqo.apply(object{"apiVersion": "v1", "kind": "Namespace", "metadata": object{"name": namespace, "labels": object{"pod-security.kubernetes.io/enforce": "restricted"}}})
+	says(true, "refuses the pod of wireguard-server, so that the way back is closed")
+	container["image"] = "registry.invalid/culvert:0"
+	o.liqo.apply(ours)
+	says(true, "spec.template.spec.containers[0].image is registry.invalid/culvert:0, and registry.invalid/culvert:1 in the template",
+		"kubectl annotate gatewayservers.networking.liqo.io -n "+namespace+" "+name+" --overwrite touched=")
+
 	bridge := firewall(liqoNamespace, "bridge", "bridge", subcategory("all-gateways"))
 	table := field(bridge, "spec", "table").(object)
 	table["family"], table["chains"] = "BRIDGE", []object{}

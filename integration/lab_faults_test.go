@@ -84,7 +84,7 @@ func TestLabBreakMendRestart(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &s); err != nil || strings.Join(s.Broken, " ") != "missing-route node-off" {
 		t.Errorf("faults %v (%v), want missing-route and node-off", s.Broken, err)
 	}
-	expect(1, "culvert lab mend node-off", "restart", "rome/node1")
+	expect(1, "culvert-lab mend node-off", "restart", "rome/node1")
 	expect(0, "left: missing-route", "mend", "node-off")
 	expect(0, "rome/node1: restarted", "restart", "rome/node1")
 	expect(0, "no fault", "mend")

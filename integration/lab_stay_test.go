@@ -134,15 +134,15 @@ func TestLabAnswersAfterKill(t *testing.T) {
 	kill := func(pid int) {
 		t.Helper()
 		proc := fmt.Sprintf("/proc/%d", pid)
-		if pid == u.holder() {
-			proc += "/exe" // whose parent may be one that waits for nobody
-		}
+		// The parent of a holder may be one that waits for nobody: then the holder has ended, with its sockets, when it is a zombie without threads.
+		holder := pid == u.holder()
 		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
 		// What has ended is there until its parent, which answers for it, has waited for it.
 		for deadline := time.Now().Add(startTimeout); ; time.Sleep(time.Millisecond) {
-			if _, err := os.Stat(proc); err != nil {
+			stat, err := os.ReadFile(proc + "/stat")
+			if threads, _ := os.ReadDir(proc + "/task"); err != nil || holder && len(threads) == 1 && bytes.Contains(stat, []byte(") Z ")) {
 				break
 			}
 			if time.Now().After(deadline) {
@@ -153,7 +153,7 @@ func TestLabAnswersAfterKill(t *testing.T) {
 	for _, host := range []string{"rome/gateway", "milan/node2"} {
 		cluster, name, _ := strings.Cut(host, "/")
 		kill(u.find(filepath.Join(cluster, name+".yaml")))
-		u.expect(0, "signal: killed; culvert lab restart "+host, "status")
+		u.expect(0, "signal: killed; culvert-lab restart "+host, "status")
 		u.expect(0, "", "exec", host, "--", "true")
 		u.expect(0, host+": restarted", "restart", host)
 		if out, _ := u.run("status"); strings.Contains(out, "killed") {
@@ -237,16 +237,7 @@ func TestLabInterruptedAnyTime(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			u := newLabUser(t).ordinary()
 			u.need("vxlan")
-			cmd := u.command(test.args...)
-			var stderr bytes.Buffer
-			cmd.Stderr = &stderr
-			out, err := cmd.StdoutPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
+			cmd, out, stderr := u.start(test.args...)
 			test.moment(u, out)
 			if err := cmd.Process.Signal(os.Interrupt); err != nil {
 				t.Fatal(err)
@@ -258,8 +249,8 @@ func TestLabInterruptedAnyTime(t *testing.T) {
 			err = cmd.Wait()
 			if exit := new(exec.ExitError); err == nil && test.args[0] == "up" {
 				u.expect(0, "up: gone", "down") // it was faster
-			} else if !errors.As(err, &exit) || exit.ExitCode() != 1 || stderr.String() != "culvert: lab: interrupted; nothing of it is left\n" {
-				t.Errorf("%v: %q, want a clean word and exit status 1", err, &stderr)
+			} else if !errors.As(err, &exit) || exit.ExitCode() != 1 || stderr.String() != "culvert-lab: interrupted; nothing of the lab is left\n" {
+				t.Errorf("%v: %q, want a clean word and exit status 1", err, stderr)
 			}
 			if strings.Contains(string(rest), "FAIL") {
 				t.Errorf("after the interrupt:\n%s", rest)

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"os"
 	"os/exec"
@@ -22,23 +23,26 @@ import (
 	"culvert/integration/need"
 )
 
-// culvertBinary builds the culvert under test, once: static, so that a guest takes
-// it too.
+// culvertBinary builds the culvert under test and the culvert-lab beside it, once:
+// static, so that a guest takes them too. Each checkout has its own.
 var culvertBinary = sync.OnceValues(func() (string, error) {
-	dir := filepath.Join(os.TempDir(), fmt.Sprintf("culvert-lab-binary-%d", os.Getuid()))
+	here, err := os.Getwd()
+	if err != nil {
+		return "", err
+	}
+	dir := filepath.Join(os.TempDir(), fmt.Sprintf("culvert-lab-binary-%d-%08x", os.Getuid(), crc32.ChecksumIEEE([]byte(here))))
 	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
 		return "", err
 	}
 	if info, err := os.Lstat(dir); err != nil || !info.IsDir() || int(info.Sys().(*syscall.Stat_t).Uid) != os.Getuid() {
 		return "", fmt.Errorf("%s is not a folder of this user; remove it", dir)
 	}
-	name := filepath.Join(dir, "culvert")
-	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", name, "culvert/cmd/culvert")
+	build := need.Go("build", "-trimpath", "-tags=nethttpomithttp2", "-ldflags=-s -w", "-o", dir+"/", "culvert/cmd/...")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build culvert: %w\n%s", err, out)
 	}
-	return name, nil
+	return filepath.Join(dir, "culvert"), nil
 })
 
 // labUser is a user who runs labs, with a runtime directory that is empty.
@@ -52,6 +56,7 @@ type labUser struct {
 // newLabUser returns the user of this process.
 func newLabUser(t *testing.T) *labUser {
 	t.Helper()
+	need.Programs(t, "shell", "sh", "cat", "env", "true")
 	binary, err := culvertBinary()
 	if err != nil {
 		t.Fatal(err)
@@ -80,9 +85,38 @@ func (u *labUser) ordinary() *labUser {
 	return &other
 }
 
-// command prepares culvert lab with the given arguments.
+// command prepares culvert-lab with the given arguments.
 func (u *labUser) command(args ...string) *exec.Cmd {
-	cmd := exec.Command(u.binary, append([]string{"lab"}, args...)...)
+	if len(args) > 3 && args[0] == "exec" {
+		program := args[2]
+		if program == "--" {
+			program = args[3]
+		}
+		need.Command(u.t, program) // what a host of the lab executes is asked for like any other
+	}
+	return u.program(labBinary(u.binary), args...)
+}
+
+// start starts culvert-lab with the given arguments, and returns what it prints and what it complains about.
+func (u *labUser) start(args ...string) (cmd *exec.Cmd, out io.Reader, diag *bytes.Buffer) {
+	cmd, diag = u.command(args...), &bytes.Buffer{}
+	cmd.Stderr = diag
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		u.t.Fatal(err)
+	}
+	return cmd, out, diag
+}
+
+// labBinary is the culvert-lab beside a culvert.
+func labBinary(culvert string) string { return filepath.Join(filepath.Dir(culvert), "culvert-lab") }
+
+// program prepares a program with the given arguments.
+func (u *labUser) program(file string, args ...string) *exec.Cmd {
+	cmd := need.Command(u.t, file, args...)
 	cmd.Env = append(os.Environ(), "XDG_RUNTIME_DIR="+u.runtime)
 	cmd.Dir = u.runtime
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: u.credential}
@@ -110,7 +144,7 @@ func (u *labUser) expect(wantStatus int, want string, args ...string) {
 	}
 }
 
-// probe answers, as culvert lab probe does for this user.
+// probe answers, as culvert-lab probe does for this user.
 type probeAnswer struct {
 	Name, Answer, Reason string
 }
@@ -138,7 +172,7 @@ func (u *labUser) need(names ...string) {
 	}
 }
 
-// check runs lab check and wants each of its checks to pass.
+// check runs culvert-lab check and wants each of its checks to pass.
 func (u *labUser) check(atLeast int, args ...string) {
 	count, err := u.results(func(t *testing.T, r *lab.Result) {
 		if !r.OK {
@@ -156,20 +190,11 @@ func (u *labUser) check(atLeast int, args ...string) {
 	}
 }
 
-// results runs lab check and judges each of its checks in a subtest. The error is
+// results runs culvert-lab check and judges each of its checks in a subtest. The error is
 // what became of the command.
 func (u *labUser) results(judge func(*testing.T, *lab.Result), args ...string) (count int, err error) {
 	t := u.t
-	cmd := u.command(append([]string{"check", "-o", "json"}, args...)...)
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	cmd, out, stderr := u.start(append([]string{"check", "-o", "json"}, args...)...)
 	for decoder := json.NewDecoder(out); ; count++ {
 		var r lab.Result
 		if err := decoder.Decode(&r); err == io.EOF {
@@ -181,7 +206,7 @@ func (u *labUser) results(judge func(*testing.T, *lab.Result), args ...string) (
 		t.Run(r.Check+" "+r.Path, func(t *testing.T) { judge(t, &r) })
 	}
 	if err := cmd.Wait(); err != nil {
-		return count, fmt.Errorf("%w\n%s", err, &stderr)
+		return count, fmt.Errorf("%w\n%s", err, stderr)
 	}
 	return count, nil
 }
@@ -309,14 +334,7 @@ func TestLabKilled(t *testing.T) {
 			u := newLabUser(t).ordinary()
 			u.need("vxlan")
 			before := hostLinks(t)
-			cmd := u.command("check", "--mode", "vxlan", "--offloads", "off")
-			out, err := cmd.StdoutPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
+			cmd, out, _ := u.start("check", "--mode", "vxlan", "--offloads", "off")
 			lines := bufio.NewScanner(out)
 			for lines.Scan() && !strings.HasPrefix(lines.Text(), "ok   udp trains") { // a TCP stream is next
 			}
@@ -347,14 +365,7 @@ func TestLabKilled(t *testing.T) {
 func TestLabInterrupted(t *testing.T) {
 	u := newLabUser(t).ordinary()
 	u.need("vxlan")
-	cmd := u.command("check", "--mode", "vxlan", "--offloads", "off")
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	cmd, out, _ := u.start("check", "--mode", "vxlan", "--offloads", "off")
 	lines := bufio.NewScanner(out)
 	for lines.Scan() && !strings.HasPrefix(lines.Text(), "ok   udp trains") {
 	}

@@ -267,10 +267,11 @@ func needMemoryGroupNamed(t *testing.T, name string, limit int) *memoryGroup {
 
 // TestMemoryGroup: what is started in a group is bounded by it, and it tells.
 func TestMemoryGroup(t *testing.T) {
+	need.Programs(t, "shell", "sh")
 	const limit = 16 << 20
 	g := needMemoryGroup(t, limit)
 	run := func(script string) error {
-		cmd := exec.Command("sh", "-c", script)
+		cmd := need.Command(t, "sh", "-c", script)
 		if err := g.start(cmd); err != nil {
 			t.Fatal(err)
 		}

@@ -132,7 +132,7 @@ func TestMemorySiege(t *testing.T) {
 		if sent == 0 || lost > most {
 			t.Errorf("%.0f of %d pings lost, want at most %.0f:\n%s", lost, sent, most, out)
 		}
-	})
+	}, programs("ping", "ping"))
 }
 
 // cpuTime is what a process has used since it started.

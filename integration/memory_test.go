@@ -87,7 +87,7 @@ func TestMemoryCeiling(t *testing.T) {
 			return readCounts(c.romeGateway).account(before, floods, took)
 		})
 		t.Log("of these:\n" + readCounts(c.romeGateway).drops())
-	})
+	}, programs("ping", "ping"))
 }
 
 // floods are those of both sockets of rome's gateway.

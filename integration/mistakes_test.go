@@ -51,7 +51,7 @@ func TestMistakes(t *testing.T) {
 		if err := os.WriteFile(name, []byte(strings.ReplaceAll(text, "OWN", own)), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		out, err := exec.Command(binary, kind, "--check", "--config", name).CombinedOutput()
+		out, err := need.Command(t, binary, kind, "--check", "--config", name).CombinedOutput()
 		if exit, ok := err.(*exec.ExitError); err != nil && (!ok || exit.ExitCode() != 2) {
 			t.Errorf("%s: %v\n%s", kind, err, out)
 		}

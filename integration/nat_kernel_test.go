@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"slices"
 	"sort"
 	"strings"
@@ -64,8 +63,7 @@ func needKernel(t *testing.T) {
 	for _, probe := range []string{"root", "tun", "nft"} {
 		need.Kernel(t, probe, lab.Probe(probe))
 	}
-	_, err := exec.LookPath("nft")
-	need.Program(t, "nft", err)
+	need.Programs(t, "nft", "nft")
 }
 
 func compareWithKernel(t *testing.T, packets int, config func(*maker) *nat.Config) {
@@ -147,7 +145,7 @@ func (c *comparison) round(m *maker, config *nat.Config) {
 	if err != nil {
 		c.t.Fatalf("engine: %v", err)
 	}
-	kernel, err := newOracle(config)
+	kernel, err := newOracle(c.t, config)
 	if err != nil {
 		c.t.Fatalf("oracle: %v", err)
 	}

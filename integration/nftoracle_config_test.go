@@ -96,7 +96,10 @@ func (m *maker) planOf(c *nat.Config) plan {
 	}
 	for _, r := range c.Routes {
 		p.nodeSources = append(p.nodeSources, r.Prefix)
-		p.tunnelDestinations = append(p.tunnelDestinations, r.Prefix)
+		// A generated route to a node's own address is for replies: the engine drops the tunnel's first packets to it, a kernel forwards them.
+		if c.Routing != nil || !slices.ContainsFunc(c.Nodes, func(n rules.Node) bool { return n.Address.Has(r.Prefix.Addr()) }) {
+			p.tunnelDestinations = append(p.tunnelDestinations, r.Prefix)
+		}
 	}
 	for _, cidr := range c.LocalPodCIDRs {
 		p.nodeSources = append(p.nodeSources, cidr)

@@ -6,15 +6,17 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"runtime"
 	"slices"
 	"strings"
+	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"culvert/integration/fresh"
+	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/rules"
 )
@@ -49,6 +51,7 @@ func oracleDevicesOf(c *nat.Config) []oracleDevice {
 
 // An oracle is a network namespace whose kernel forwards between TUN devices by nftables and policy routing.
 type oracle struct {
+	t       testing.TB
 	devices []oracleDevice
 	files   []int                 // of the devices
 	via     map[netip.Addr]string // devices by the addresses of neighbours
@@ -57,8 +60,8 @@ type oracle struct {
 
 // newOracle makes the namespace for a configuration and loads its rules. All of it happens on one thread, with which the namespace
 // ends.
-func newOracle(c *nat.Config) (*oracle, error) {
-	o := &oracle{devices: oracleDevicesOf(c), via: map[netip.Addr]string{}, calls: make(chan func())}
+func newOracle(t testing.TB, c *nat.Config) (*oracle, error) {
+	o := &oracle{t: t, devices: oracleDevicesOf(c), via: map[netip.Addr]string{}, calls: make(chan func())}
 	for a := range c.PeerTunnelAddress.All() {
 		o.via[a] = "liqo-tunnel"
 	}
@@ -103,8 +106,6 @@ func (o *oracle) do(f func() error) error {
 
 var oracleSysctls = map[string]string{
 	"net/ipv4/ip_forward":                  "1",
-	"net/ipv4/conf/all/rp_filter":          "0",
-	"net/ipv4/conf/default/rp_filter":      "0",
 	"net/ipv4/conf/all/send_redirects":     "0",
 	"net/ipv4/conf/default/send_redirects": "0",
 	"net/ipv6/conf/default/addr_gen_mode":  "1", // no link-local address: the kernel says nothing of its own
@@ -117,6 +118,9 @@ var oracleSysctls = map[string]string{
 func (o *oracle) make() error {
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		return fmt.Errorf("new network namespace: %w", err)
+	}
+	if err := fresh.Network(); err != nil {
+		return err
 	}
 	for name, value := range oracleSysctls {
 		if err := os.WriteFile("/proc/sys/"+name, []byte(value), 0); err != nil {
@@ -167,7 +171,7 @@ func (o *oracle) device(d oracleDevice) error {
 // load installs tables and policy tables, written by the rules of this file and not by nat's.
 func (o *oracle) load(tables []rules.Table, routing []rules.PolicyTable) error {
 	return o.do(func() error {
-		cmd := exec.Command("nft", "-f", "-")
+		cmd := need.Command(o.t, "nft", "-f", "-")
 		// Of chains with equal priority the kernel runs the one that came last first.
 		tables := slices.Clone(tables)
 		slices.Reverse(tables)

@@ -48,7 +48,7 @@ func TestNodeSees(t *testing.T) {
 		p.stop()
 		g.stop()
 
-		node.run("sysctl", "-qw", "net.ipv4.ping_group_range=0 65535")
+		node.sysctl("net/ipv4/ping_group_range", "0 65535")
 		gateway.feed("add table ip way\nadd chain ip way in { type filter hook input priority 0; }\nadd rule ip way in udp length > 1350 drop\n", "nft", "-f", "-")
 		startGateway(gateway, romeConfig, own, peer.public)
 		_, says = start()

@@ -21,8 +21,7 @@ func lasting(args []string) bool {
 // written to the file that it is given.
 func (u *labUser) interrupted(args ...string) {
 	u.t.Helper()
-	cmd := u.command()
-	cmd.Args = append(cmd.Args[:1], args...)
+	cmd := u.program(u.binary, args...)
 	printed, err := os.CreateTemp("", "printed")
 	if err != nil {
 		u.t.Fatal(err)

@@ -221,8 +221,7 @@ func TestPage(t *testing.T) {
 // readPage runs culvert page as this user until it has said how the gateways of some clusters do.
 func (u *labUser) readPage(clusters ...string) {
 	u.t.Helper()
-	cmd := u.command()
-	cmd.Args = append(cmd.Args[:1], "page")
+	cmd := u.program(u.binary, "page")
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		u.t.Fatal(err)

@@ -3,7 +3,6 @@ package integration
 import (
 	"fmt"
 	"net"
-	"net/netip"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -19,19 +18,18 @@ const pathTime = 15 * time.Second
 
 // A hole is a path that swallows large packets in one direction, without a word.
 type hole struct {
-	way     string
-	cause   string
-	says    string
-	ends    func(*faultLab) (from, to *peerHost)
-	address string // of to
-	into    int    // the end of a tcpFlow that data come to through it
+	way   string
+	cause string
+	says  string
+	ends  func(*faultLab) (from, to *peerHost)
+	into  int // the end of a tcpFlow that data come to through it
 }
 
 var holes = []hole{
-	{"to a node", "node-path-mtu", "on the way to rome-1 (172.18.0.2), mtu is 1340", func(l *faultLab) (from, to *peerHost) { return l.gateway, l.node }, "172.18.0.2", 0},
-	{"from a node", "node-path-mtu", "on the way from rome-1 (172.18.0.2), mtu is 1340", func(l *faultLab) (from, to *peerHost) { return l.node, l.gateway }, "172.18.0.9", 1},
-	{"to the peer", "peer-path-mtu", "on the way to the peer (192.0.2.7), mtu is 1340", func(l *faultLab) (from, to *peerHost) { return l.gateway, l.milanGateway }, "192.0.2.7", 1},
-	{"from the peer", "peer-path-mtu", "on the way from the peer (192.0.2.7), mtu is 1340", func(l *faultLab) (from, to *peerHost) { return l.milanGateway, l.gateway }, "192.0.2.1", 0},
+	{"to a node", "node-path-mtu", "on the way to rome-1 (172.18.0.2), mtu is 1340", func(l *faultLab) (from, to *peerHost) { return l.gateway, l.node }, 0},
+	{"from a node", "node-path-mtu", "on the way from rome-1 (172.18.0.2), mtu is 1340", func(l *faultLab) (from, to *peerHost) { return l.node, l.gateway }, 1},
+	{"to the peer", "peer-path-mtu", "on the way to the peer (192.0.2.7), mtu is 1340", func(l *faultLab) (from, to *peerHost) { return l.gateway, l.milanGateway }, 1},
+	{"from the peer", "peer-path-mtu", "on the way from the peer (192.0.2.7), mtu is 1340", func(l *faultLab) (from, to *peerHost) { return l.milanGateway, l.gateway }, 0},
 }
 
 // holeFaults open holes while a TCP connection goes on.
@@ -76,13 +74,18 @@ func (l *faultLab) cutTrains(h *hole) {
 	}
 }
 
-// swallow makes packets larger than holeMTU vanish: the far end of the link takes no larger ones, while the routes of both ends claim that
-// all is well. A link leaves room for a VLAN tag.
+// swallow makes packets larger than holeMTU vanish where they arrive. The MTU of a link would not do: the gateway keeps to that of its own
+// device, whatever routes claim, and so its packets would vanish, too.
 func (l *faultLab) swallow(h *hole) {
 	l.t.Helper()
 	from, to := h.ends(l)
-	network := netip.PrefixFrom(netip.MustParseAddr(h.address), 24).Masked()
-	to.ip(fmt.Sprintf("link set %s mtu %d", from.name, holeMTU-4), fmt.Sprintf("route replace %s dev %s src %s mtu 1500", network, from.name, h.address))
+	to.feed(fmt.Sprintf(`table ip hole {
+	chain arrived {
+		type filter hook prerouting priority raw
+		iifname %q ip length > %d drop
+	}
+}
+`, from.name, holeMTU), "nft", "-f", "-")
 }
 
 // flowPace lies between two chunks of 64 KiB: 50 Mbit/s.
@@ -98,13 +101,13 @@ type tcpFlow struct {
 // newFlow makes a connection whose named ends write, pace between two chunks, or as much as they can.
 func (l *faultLab) newFlow(pace time.Duration, writers ...int) *tcpFlow {
 	l.t.Helper()
-	listener, err := l.milan1.listen("tcp4", "10.0.1.5:0")
+	listener, err := l.milan1.listen("tcp", "10.0.1.5:0")
 	if err != nil {
 		l.t.Fatal(err)
 	}
 	defer listener.Close()
 	c := &tcpFlow{l: l}
-	c.ends[0], err = l.pod.dial("tcp4", fmt.Sprintf("10.61.1.5:%d", listener.Addr().(*net.TCPAddr).Port))
+	c.ends[0], err = l.pod.dial("tcp", fmt.Sprintf("10.61.1.5:%d", listener.Addr().(*net.TCPAddr).Port))
 	if err == nil {
 		c.ends[1], err = listener.Accept()
 	}

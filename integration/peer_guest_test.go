@@ -8,13 +8,14 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"culvert/integration/need"
 )
 
 // The scripts that build and run a guest with a kernel of its own lie beside
@@ -26,8 +27,8 @@ const (
 )
 
 // probeGuest builds the guest, unless that was done before.
-var probeGuest = probe{"guest", func() error {
-	err := programs("guest", "bash", "qemu-system-x86_64", "socat", "busybox", "cpio", "wg", "nft", "ping", "tc").try()
+var probeGuest = probe{"guest", func(t testing.TB) error {
+	err := programs("guest", "sh", "bash", "qemu-system-x86_64", "socat", "busybox", "cpio", "wg", "nft", "ping", "tc").try(t)
 	if err != nil {
 		return err
 	}
@@ -54,7 +55,7 @@ var probeGuest = probe{"guest", func() error {
 	}
 	built := filepath.Join(dir, "built")
 	if _, err := os.Stat(built); errors.Is(err, os.ErrNotExist) {
-		out, err := exec.Command("sh", filepath.Join(guestScripts, buildGuest), dir).CombinedOutput()
+		out, err := need.Command(t, "sh", filepath.Join(guestScripts, buildGuest), dir).CombinedOutput()
 		if err != nil {
 			return fmt.Errorf("%s: %w\n%s", buildGuest, err, out)
 		}
@@ -89,7 +90,7 @@ func startGuest(host *peerHost, address, hostAddress string) *guest {
 	// The kernel unpacks one archive after the other.
 	initrd := filepath.Join(g.dir, "initrd.img")
 	script := `cat "$1" >"$2" && mkdir -p sbin && cp "$3" sbin/culvert && echo sbin/culvert | cpio -o -H newc --quiet >>"$2"`
-	cmd := exec.Command("sh", "-euc", script, "sh", filepath.Join(os.Getenv(guestEnv), "initrd.img"), initrd, os.Getenv(binaryEnv))
+	cmd := need.Command(t, "sh", "-euc", script, "sh", filepath.Join(os.Getenv(guestEnv), "initrd.img"), initrd, os.Getenv(binaryEnv))
 	cmd.Dir = g.dir
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("guest: %v\n%s", err, out)
@@ -118,7 +119,7 @@ func startGuest(host *peerHost, address, hostAddress string) *guest {
 
 // drive runs the script that runs guests.
 func (g *guest) drive(args ...string) (string, error) {
-	out, err := exec.Command("bash", append([]string{filepath.Join(guestScripts, driveGuest)}, args...)...).CombinedOutput()
+	out, err := need.Command(g.t, "bash", append([]string{filepath.Join(guestScripts, driveGuest)}, args...)...).CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("%s %s: %w\n%s", driveGuest, args[0], err, out)
 	}

@@ -17,6 +17,10 @@ import (
 
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"culvert/integration/fresh"
+	"culvert/integration/lab"
+	"culvert/integration/need"
 )
 
 // startTimeout is how long a program may take until it does what it is for, on a machine as busy as may be.
@@ -42,8 +46,10 @@ func newPeerHostOf(t *testing.T, f peerFamily, name string) *peerHost {
 	t.Helper()
 	h := &peerHost{t: t, name: name, family: f}
 	err := onPeerThread(func() (err error) {
-		h.ns, err = netns.NewNamed(name)
-		return err
+		if h.ns, err = netns.NewNamed(name); err != nil {
+			return err
+		}
+		return fresh.Network()
 	})
 	if err != nil {
 		t.Fatalf("network namespace %s: %v", name, err)
@@ -97,7 +103,7 @@ func (h *peerHost) ip(commands ...string) {
 func (h *peerHost) router() {
 	h.t.Helper()
 	h.sysctl("net/ipv4/ip_forward", "1")
-	if h.family.inside {
+	if h.family != (peerFamily{}) {
 		h.sysctl("net/ipv6/conf/all/forwarding", "1")
 	}
 }
@@ -128,7 +134,7 @@ func (h *peerHost) feed(input, program string, args ...string) string {
 func (h *peerHost) try(input, program string, args ...string) (string, error) {
 	var out, diagnostics bytes.Buffer
 	input = h.family.of(input)
-	cmd := exec.Command(program, h.family.all(args)...)
+	cmd := need.Command(h.t, program, h.family.all(args)...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(input), &out, &diagnostics
 	if err := h.do(cmd.Run); err != nil {
 		return "", fmt.Errorf("%s: %s: %w\n%s%s%s", h.name, strings.Join(cmd.Args, " "), err, input, out.String(), diagnostics.String())
@@ -147,7 +153,7 @@ type peerProcess struct {
 // shown if the test fails.
 func (h *peerHost) start(credential *syscall.Credential, program string, args ...string) *peerProcess {
 	h.t.Helper()
-	p := &peerProcess{cmd: exec.Command(program, h.family.all(args)...), ended: make(chan struct{})}
+	p := &peerProcess{cmd: need.Command(h.t, program, h.family.all(args)...), ended: make(chan struct{})}
 	p.log = filepath.Join(h.t.TempDir(), filepath.Base(program)+".log")
 	log, err := os.Create(p.log)
 	if err != nil {
@@ -200,12 +206,18 @@ func (p *peerProcess) stop() {
 	}
 }
 
+// output is what the process has said: of one that runs, whole lines.
 func (p *peerProcess) output() string {
-	text, err := os.ReadFile(p.log)
+	var text []byte
+	lines, err := lab.ReadLines(p.log)
+	if p.running() != nil {
+		text, err = os.ReadFile(p.log)
+		lines = string(text)
+	}
 	if err != nil {
 		return err.Error()
 	}
-	return string(text)
+	return lines
 }
 
 // running returns an error once the process has ended.
@@ -253,7 +265,11 @@ func join(a, b *peerHost, addressA, addressB string, mtu int) {
 		dev, prefix string
 	}{{a, b.name, addressA}, {b, a.name, addressB}} {
 		if end.prefix != "" {
-			end.h.ip(fmt.Sprintf("address add %s dev %s", end.prefix, end.dev))
+			add := end.h.family.of(fmt.Sprintf("address add %s dev %s", end.prefix, end.dev))
+			if strings.Contains(add, "::") { // else it is tentative until Linux has noted the link's carrier, a while after "up", even with accept_dad 0
+				add += " nodad"
+			}
+			end.h.ip(add)
 		}
 		end.h.ip("link set " + end.dev + " up")
 	}

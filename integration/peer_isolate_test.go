@@ -4,16 +4,15 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"runtime"
-	"sync"
 	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"culvert/integration/fresh"
 	"culvert/integration/need"
 )
 
@@ -36,31 +35,21 @@ const (
 // probe is a program, or several, that this machine may lack.
 type probe struct {
 	name string // as LAB=require=... lists it
-	try  func() error
+	try  func(testing.TB) error
 }
 
-// programs probes for executables, under one name.
+// programs probes for executables, under one name, which the test may start then.
 func programs(name string, names ...string) probe {
-	return probe{name, func() error {
-		for _, n := range names {
-			if _, err := exec.LookPath(n); err != nil {
-				return err
-			}
-		}
-		return nil
-	}}
+	return probe{name, func(t testing.TB) error { return need.Find(t, names...) }}
 }
 
 // needPrograms skips the test if a probe fails.
 func needPrograms(t *testing.T, probes []probe) {
 	t.Helper()
 	for _, p := range probes {
-		need.Program(t, p.name, p.try())
+		need.Program(t, p.name, p.try(t))
 	}
 }
-
-// daemonsPath adds to PATH where Debian keeps daemons, and an ordinary PATH does not look.
-var daemonsPath = sync.OnceFunc(func() { os.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin") })
 
 // beside is isolated for a test that mostly waits: all of these run beside each other,
 // after the others.
@@ -80,7 +69,6 @@ func isolated(t *testing.T, body func(*testing.T), probes ...probe) {
 		body(t)
 		return
 	}
-	daemonsPath()
 	user := newLabUser(t)
 	user.need("root", "tun", "vxlan", "nft")
 	needPrograms(t, append([]probe{programs("iproute2", "ip")}, probes...))
@@ -91,8 +79,8 @@ func isolated(t *testing.T, body func(*testing.T), probes ...probe) {
 	if os.Getenv(longEnv) != "" {
 		limit = "15m"
 	}
-	cmd := exec.Command("/proc/self/exe", "-test.v", "-test.timeout="+limit, fmt.Sprintf("-test.parallel=%d", faultsAtOnce), "-test.run=^"+regexp.QuoteMeta(t.Name())+"$")
-	cmd.Env = append(os.Environ(), isolatedEnv+"="+t.Name(), binaryEnv+"="+user.binary)
+	cmd := need.Self("-test.v", "-test.timeout="+limit, fmt.Sprintf("-test.parallel=%d", faultsAtOnce), "-test.run=^"+regexp.QuoteMeta(t.Name())+"$")
+	cmd.Env = append(os.Environ(), need.Asked(t), isolatedEnv+"="+t.Name(), binaryEnv+"="+user.binary)
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWNET,
 		Pdeathsig:  unix.SIGKILL,
@@ -117,7 +105,7 @@ func enterIsolation() error {
 		return fmt.Errorf("mount /run: %w", err)
 	}
 	const tmp, uapi = "/run/tmp", "/run/wireguard"
-	return errors.Join(os.Mkdir("/run/netns", 0o755), os.Mkdir(tmp, 0o755), os.Setenv("TMPDIR", tmp),
+	return errors.Join(fresh.Network(), os.Mkdir("/run/netns", 0o755), os.Mkdir(tmp, 0o755), os.Setenv("TMPDIR", tmp),
 		os.Mkdir(uapi, 0o700), os.Chown(uapi, unprivilegedUID, unprivilegedUID))
 }
 

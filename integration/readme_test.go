@@ -47,16 +47,18 @@ func lines(t *testing.T, blocks map[string]string, name string) []string {
 	return strings.Split(strings.TrimSpace(text), "\n")
 }
 
-// readmeHere returns the commands by which README makes two clusters on one machine, and the
-// last one, a ping. kind is what rome's node is: culvert, vxlan or geneve.
+const firstNetwork = "../docs/first-network.md"
+
+// readmeHere returns the commands with which README makes two clusters on one machine, and the
+// last one, a ping. kind is what rome's node is: culvert, or by docs/first-network.md vxlan or geneve.
 func readmeHere(t *testing.T, kind string) (commands []string, ping string) {
 	t.Helper()
-	readme := blocks(t, "../README.md")
+	readme, more := blocks(t, "../README.md"), blocks(t, firstNetwork)
 	commands, ping = lines(t, readme, "here"), lines(t, readme, "ping")[0]
 	if kind != "culvert" {
-		byHand := lines(t, readme, "vxlan")
+		byHand := lines(t, more, "vxlan")
 		if kind == "geneve" {
-			byHand = slices.Concat(lines(t, readme, "geneve"), byHand[1:])
+			byHand = slices.Concat(lines(t, more, "geneve"), byHand[1:])
 		}
 		last := len(commands) - 1
 		if !strings.Contains(commands[last], "culvert node") || !strings.Contains(commands[last], "rome-1.yaml") {
@@ -175,11 +177,11 @@ func TestReadmeGeneve(t *testing.T) {
 	}, probeGuest)
 }
 
-// TestReadmeFiles: README's four files, each where its first line says and started as it says,
-// make two clusters.
-func TestReadmeFiles(t *testing.T) {
+// TestFirstNetworkFiles: the four files of docs/first-network.md, each where its first line says and
+// started as it says, make two clusters.
+func TestFirstNetworkFiles(t *testing.T) {
 	beside(t, func(t *testing.T) {
-		readme := blocks(t, "../README.md")
+		page := blocks(t, firstNetwork)
 		rome, milan := newPeerHost(t, "rome-gw"), newPeerHost(t, "milan-gw")
 		x := &examples{t: t, romeGateway: rome, milan: newPeerHost(t, "milan-1")}
 		node := newPeerHost(t, "rome-1")
@@ -188,14 +190,14 @@ func TestReadmeFiles(t *testing.T) {
 		join(milan, x.milan, "172.19.0.9/24", "172.19.0.2/24", 1500)
 		x.pod(node, 1)
 		x.pod(x.milan, 1)
-		text, err := os.ReadFile("../README.md")
+		text, err := os.ReadFile(firstNetwork)
 		if err != nil {
 			t.Fatal(err)
 		}
 		places := make(map[string]*asWritten)
 		for name, h := range map[string]*peerHost{"rome": rome, "milan": milan, "rome-1": node, "milan-1": x.milan} {
 			places[name] = newAsWritten(h, t.TempDir())
-			if err := os.WriteFile(filepath.Join(places[name].dir, name+".yaml"), []byte(readme[name+".yaml"]), 0o644); err != nil {
+			if err := os.WriteFile(filepath.Join(places[name].dir, name+".yaml"), []byte(page[name+".yaml"]), 0o644); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -208,7 +210,7 @@ func TestReadmeFiles(t *testing.T) {
 			other.command("cp " + filepath.Join(own.dir, m[3]) + " .")
 		}
 		for _, name := range []string{"milan", "rome", "milan-1", "rome-1"} {
-			first, _, _ := strings.Cut(readme[name+".yaml"], "\n")
+			first, _, _ := strings.Cut(page[name+".yaml"], "\n")
 			_, command, ok := strings.Cut(first, ": ")
 			if !ok {
 				t.Fatalf("%s does not say how it is started", name)

@@ -1,13 +1,15 @@
 package integration
 
 import (
-	"os/exec"
 	"strings"
 	"testing"
+
+	"culvert/integration/need"
 )
 
 // TestResults: of what failed the reason is said last, after all else that a failed package and others print.
 func TestResults(t *testing.T) {
+	need.Programs(t, "awk", "awk")
 	for _, tt := range []struct{ name, says, want string }{
 		{"all is well", "=== RUN   TestA\n    a_test.go:1: fine\n--- PASS: TestA (0.00s)\nPASS\nok  \tculvert/a\t0.1s\n", "ok  \tculvert/a\t0.1s\n"},
 		{"skipped", "=== RUN   TestA\n    a_test.go:1: probe tun: refused\n--- SKIP: TestA (0.00s)\nPASS\nok  \tculvert/a\t0.1s\n",
@@ -28,7 +30,7 @@ func TestResults(t *testing.T) {
 			"=== RUN   TestA\npanic: test timed out after 1s\n\ngoroutine 1\nFAIL\tculvert/a\t1s\nfailed: culvert/a panic: test timed out after 1s\n"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			cmd := exec.Command("awk", "-f", "../.ci/results.awk")
+			cmd := need.Command(t, "awk", "-f", "../.ci/results.awk")
 			cmd.Stdin = strings.NewReader(tt.says)
 			out, err := cmd.CombinedOutput()
 			if err != nil || string(out) != tt.want {

@@ -93,7 +93,7 @@ func TestMillionConnections(t *testing.T) {
 		if held > beatTime {
 			t.Errorf("a listing holds a packet up for %v, want %v", held, beatTime)
 		}
-	})
+	}, programs("ping", "ping"))
 }
 
 // fillTable has a pod of rome send datagrams that the far kernel drops for their checksum, from and to as many ports as it takes.

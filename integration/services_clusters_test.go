@@ -334,5 +334,5 @@ func (c *clusters) startMilanReference(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.milanGateway.refused = nil
-	c.milanGateway.start(nil, os.Getenv(binaryEnv), "lab", "reference", "--config", file)
+	c.milanGateway.start(nil, labBinary(os.Getenv(binaryEnv)), "reference", "--config", file)
 }

@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -21,6 +20,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"culvert/integration/need"
 )
 
 // A serviceLab is two nodes on a network with a host outside. Their pods are routed: pa and pc on the first, pb on the second. The first
@@ -31,6 +32,7 @@ type serviceLab struct {
 	lan                  *peerHost
 	file                 string
 	state                string // folder; "": nothing outlives a run
+	more                 string // lines of the file below services
 	node                 *peerProcess
 }
 
@@ -182,7 +184,7 @@ func (l *serviceLab) start(serve ...string) {
 
 func (l *serviceLab) write(serve ...string) {
 	l.Helper()
-	head := serviceConfig
+	head := strings.Replace(serviceConfig, "  serve:", l.more+"  serve:", 1)
 	if l.state != "" {
 		head = strings.Replace(head, "  serve:", "  state: "+l.state+"\n  serve:", 1)
 	}
@@ -604,7 +606,7 @@ func TestServicesWarnOfListeners(t *testing.T) {
 		})
 		l.node.stop()
 		l.n1.sysctl("net/ipv4/ip_local_port_range", "32768 62000")
-		cmd := exec.Command(os.Getenv(binaryEnv), "node", "--config", l.file)
+		cmd := need.Command(t, os.Getenv(binaryEnv), "node", "--config", l.file)
 		var out []byte
 		err = l.n1.do(func() (err error) {
 			out, err = cmd.CombinedOutput()

@@ -13,24 +13,10 @@ import (
 
 // TestSkipsHaveProbes: a test skips by a probe of integration/need alone, so that LAB makes each skip a failure.
 func TestSkipsHaveProbes(t *testing.T) {
-	judged := 0
-	err := filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
-		if err == nil && d.IsDir() && strings.HasPrefix(d.Name(), ".") && path != ".." {
-			return fs.SkipDir
-		}
-		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") {
-			return err
-		}
-		name := strings.TrimPrefix(filepath.ToSlash(path), "../")
+	eachFile(t, func(name string, fset *token.FileSet, f *ast.File) {
 		if strings.HasPrefix(name, "integration/need/") {
-			return nil
+			return
 		}
-		fset := token.NewFileSet()
-		f, err := parser.ParseFile(fset, path, nil, parser.SkipObjectResolution)
-		if err != nil {
-			return err
-		}
-		judged++
 		for _, at := range f.Decls {
 			function := ""
 			if fn, ok := at.(*ast.FuncDecl); ok {
@@ -40,6 +26,27 @@ func TestSkipsHaveProbes(t *testing.T) {
 				t.Errorf("%s: %s skips by itself; let integration/need do it, by the name of a probe", fset.Position(skip), function)
 			}
 		}
+	})
+}
+
+// eachFile parses each Go file of the repository, and gives it to judge with its path.
+func eachFile(t *testing.T, judge func(name string, fset *token.FileSet, f *ast.File)) {
+	t.Helper()
+	judged := 0
+	err := filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.IsDir() && strings.HasPrefix(d.Name(), ".") && path != ".." {
+			return fs.SkipDir
+		}
+		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") {
+			return err
+		}
+		fset := token.NewFileSet()
+		f, err := parser.ParseFile(fset, path, nil, parser.SkipObjectResolution)
+		if err != nil {
+			return err
+		}
+		judged++
+		judge(strings.TrimPrefix(filepath.ToSlash(path), "../"), fset, f)
 		return nil
 	})
 	if err != nil {

@@ -63,7 +63,7 @@ func TestWatchedThroughput(t *testing.T) {
 		if packets == 0 {
 			t.Error("nothing was captured")
 		}
-	})
+	}, programs("ping", "ping"))
 }
 
 // ask asks for the status and the metrics.

@@ -11,12 +11,12 @@ import (
 // version is the format that this package reads and writes.
 const version = 1
 
-// encode returns l as a file: JSON with one entry a line, in order of Remapped.
+// encode returns l as a file: JSON with one entry per line, in order of Remapped.
 func (l *Ledger) encode() []byte {
 	b := make([]byte, 0, 256+160*len(l.given))
 	b = fmt.Appendf(b, "{\n  \"version\": %d,\n  \"given\": [", version)
 	for i := range l.given {
-		e := &l.given[i] // Check lets no text pass that JSON would escape
+		e := &l.given[i] // Check rejects text that JSON would escape
 		b = append(append(separate(b, i), `{"peer": "`...), e.Peer...)
 		b = append(append(b, `", "kind": "`...), e.Kind...)
 		b = append(append(b, `", "real": "`...), e.Real...)
@@ -48,8 +48,7 @@ func separate(b []byte, i int) []byte {
 	return append(b, "\n    "...)
 }
 
-// decode reads what encode wrote, or somebody by hand. The error begins with the line and
-// names the field.
+// decode parses the output of encode, possibly edited by hand. The error begins with the line and names the field.
 func decode(text string) (*Ledger, error) {
 	r := &reader{text: text}
 	l := new(Ledger)
@@ -63,7 +62,7 @@ func decode(text string) (*Ledger, error) {
 				r.fail("want %d", version)
 			}
 		case "given":
-			l.given = make([]Entry, 0, len(text)/100) // bytes of an entry
+			l.given = make([]Entry, 0, len(text)/100) // approximate bytes of an entry
 			r.array(key, maxGiven, func() { l.given = append(l.given, r.entry()) })
 		case "last":
 			l.last = make(map[netip.Prefix]netip.Addr)
@@ -102,7 +101,7 @@ func decode(text string) (*Ledger, error) {
 	return l, nil
 }
 
-// entry reads one element of "given".
+// entry parses one element of "given".
 func (r *reader) entry() Entry {
 	r.space()
 	e := Entry{at: r.at}
@@ -126,7 +125,7 @@ func (r *reader) entry() Entry {
 
 func parseTime(s string) (time.Time, error) { return time.Parse(time.RFC3339, s) }
 
-// cursor reads one element of "last".
+// cursor parses one element of "last".
 func (r *reader) cursor(last map[netip.Prefix]netip.Addr) {
 	text := r.record("network", "address")
 	network := parsed(r, "network", netip.ParsePrefix, text[0])

@@ -8,14 +8,13 @@ import (
 	"time"
 )
 
-// What errors.Is finds in the errors of this package. Each error's text names the cause and
-// the remedy.
+// The errors that errors.Is finds in this package's errors. Each error's text names the cause and the remedy.
 var (
 	ErrExhausted = errors.New("no space")           // no pool or network has room
-	ErrConflict  = errors.New("overlap")            // what was given overlaps what the configuration says
-	ErrNotGiven  = errors.New("never given")        // a release of what the file does not hold
+	ErrConflict  = errors.New("overlap")            // an earlier choice overlaps the configuration
+	ErrNotGiven  = errors.New("never given")        // the file does not contain what is to be released
 	ErrFile      = errors.New("memory of remaps")   // the file cannot be read, understood or written
-	ErrRunning   = errors.New("gateway is running") // what a running gateway uses is to be released
+	ErrRunning   = errors.New("gateway is running") // what a running gateway uses cannot be released
 )
 
 // Limits of one Ledger.
@@ -24,12 +23,11 @@ const (
 	maxName  = 253   // bytes of a peer's or a service's name
 )
 
-// Kind says what an owner is.
+// Kind is the kind of an owner.
 type Kind string
 
-// A Pod or External owner is a remote CIDR and gets a CIDR. A Host (an entry of
-// nat.addresses) or a Service owner gets one address of a local external CIDR; a service
-// with backends of both families is a Service and a Service6.
+// A Pod or External owner is a remote CIDR and gets a CIDR. A Host owner (an entry of nat.addresses) or a Service owner gets one address of a local
+// external CIDR; a service with backends of both families is both a Service and a Service6.
 const (
 	Pod      Kind = "pod"
 	External Kind = "external"
@@ -41,7 +39,7 @@ const (
 // OneAddress reports whether an owner of this kind gets one address.
 func (k Kind) OneAddress() bool { return k == Host || k == Service || k == Service6 }
 
-// Owner is who something is given to. It is comparable, and the zero Owner is nobody.
+// Owner identifies who something is given to. It is comparable, and the zero Owner is nobody.
 type Owner struct {
 	Peer string // the remote cluster's ID
 	Kind Kind
@@ -50,7 +48,7 @@ type Owner struct {
 
 func (o Owner) String() string { return fmt.Sprintf("%s %s %s", o.Peer, o.Kind, o.Real) }
 
-// Check reports what is wrong with o as an owner.
+// Check returns the faults of o.
 func (o Owner) Check() error {
 	if err := checkName("peer", o.Peer); err != nil {
 		return err
@@ -73,7 +71,7 @@ func (o Owner) Check() error {
 	return nil
 }
 
-// checkName wants a name as clusters, nodes and services have it.
+// checkName requires a name as used for clusters, nodes and services.
 func checkName(field, s string) error {
 	digitOrLetter := func(c byte) bool { return c >= '0' && c <= '9' || c|0x20 >= 'a' && c|0x20 <= 'z' }
 	good := s != "" && len(s) <= maxName && digitOrLetter(s[0])
@@ -86,17 +84,17 @@ func checkName(field, s string) error {
 	return nil
 }
 
-// Entry is something that was given.
+// Entry is something given to an owner.
 type Entry struct {
 	Owner
-	Network  netip.Prefix // the CIDR that an address was given out of; else invalid
-	Remapped netip.Prefix // what was given; one address is a prefix of full length
+	Network  netip.Prefix // for an address, the CIDR it was taken from; else invalid
+	Remapped netip.Prefix // a single address is a prefix of full length
 	Since    time.Time    // when, UTC, in whole seconds
 
-	at int // while a file is read: where it begins there
+	at int // while a file is read: the entry's offset
 }
 
-// RemappedText is Remapped as the configuration would write it.
+// RemappedText is Remapped as written in a configuration.
 func (e Entry) RemappedText() string {
 	if e.Network.IsValid() {
 		return e.Remapped.Addr().String()
@@ -104,7 +102,7 @@ func (e Entry) RemappedText() string {
 	return e.Remapped.String()
 }
 
-// check reports what is wrong with e alone, by the field that is wrong.
+// check returns what is wrong with e by itself, with the field.
 func (e *Entry) check() error {
 	if err := e.Owner.Check(); err != nil {
 		return err
@@ -134,19 +132,18 @@ func (e *Entry) check() error {
 	return nil
 }
 
-// Ledger is what was given to whom. The zero Ledger is empty. It remembers nothing by
-// itself; Store does.
+// Ledger lists what was given to which owner. The zero Ledger is empty. Store makes it permanent.
 type Ledger struct {
 	given   []Entry                     // in order of Remapped; no two overlap
-	last    map[netip.Prefix]netip.Addr // by network, the address that was given last
-	release string                      // the command that takes an owner out of the file
+	last    map[netip.Prefix]netip.Addr // by network, the last address given
+	release string                      // the command that releases an owner, for messages
 	changed bool
 }
 
-// Entries returns what was given, in order of Remapped. The slice is the caller's.
+// Entries returns all entries, in order of Remapped. The caller owns the slice.
 func (l *Ledger) Entries() []Entry { return slices.Clone(l.given) }
 
-// Find returns what was given to o.
+// Find returns the entry of o.
 func (l *Ledger) Find(o Owner) (Entry, bool) {
 	for i := range l.given {
 		if l.given[i].Owner == o {
@@ -156,9 +153,8 @@ func (l *Ledger) Find(o Owner) (Entry, bool) {
 	return Entry{}, false
 }
 
-// Network returns the CIDR by which this cluster sees o, whose kind is Pod or External. An
-// owner without one gets want, which is as long as o.Real, or a free block of its length.
-// now is only noted. On error, which may be ErrExhausted, nothing has changed.
+// Network returns the CIDR under which this cluster sees o, whose kind is Pod or External. An owner without one gets want, which is as long as
+// o.Real, or a free block of that length. now is only recorded. After an error, such as ErrExhausted, nothing has changed.
 func (l *Ledger) Network(p *Plan, o Owner, want netip.Prefix, now time.Time) (netip.Prefix, error) {
 	if e, ok := l.Find(o); ok {
 		return e.Remapped, nil
@@ -186,10 +182,9 @@ func (l *Ledger) Network(p *Plan, o Owner, want netip.Prefix, now time.Time) (ne
 	return found, l.insert(e, now)
 }
 
-// Address returns the address of network, a local external CIDR, that stands for o, whose
-// kind is one of OneAddress. An owner keeps its address, of whatever network; a new one gets
-// the next that neither an entry nor a Taken inside network holds. now is only noted. On
-// error, which may be ErrExhausted, nothing has changed.
+// Address returns the address in network, a local external CIDR, that stands for o, whose kind satisfies OneAddress. An owner keeps its address,
+// whatever its network; a new one gets the next that is neither in an entry nor Taken within network. now is only recorded. After an error, such as
+// ErrExhausted, nothing has changed.
 func (l *Ledger) Address(p *Plan, o Owner, network netip.Prefix, now time.Time) (netip.Addr, error) {
 	if e, ok := l.Find(o); ok {
 		return e.Remapped.Addr(), nil
@@ -236,7 +231,7 @@ func (l *Ledger) Address(p *Plan, o Owner, network netip.Prefix, now time.Time) 
 	return a, nil
 }
 
-// next returns the first address of network after from, around the end, that s leaves free.
+// next returns the first address of network after from, wrapping around, that is not in s.
 func (s spans) next(network netip.Prefix, from netip.Addr) (netip.Addr, bool) {
 	s = s.touching(network)
 	end := last(network)
@@ -268,7 +263,7 @@ func (l *Ledger) insert(e Entry, now time.Time) error {
 	return nil
 }
 
-// Release takes back what was given to o. The error is ErrNotGiven if that is nothing.
+// Release releases what was given to o. The error is ErrNotGiven if there is nothing.
 func (l *Ledger) Release(o Owner) error {
 	if !l.drop(func(e Entry) bool { return e.Owner == o }) {
 		return fmt.Errorf("%w: %s; culvert ipam list shows what was", ErrNotGiven, o)
@@ -276,8 +271,7 @@ func (l *Ledger) Release(o Owner) error {
 	return nil
 }
 
-// ReleasePeer takes back all that was given for one peer. The error is ErrNotGiven if that
-// is nothing.
+// ReleasePeer releases everything given for one peer. The error is ErrNotGiven if there is nothing.
 func (l *Ledger) ReleasePeer(peer string) error {
 	if !l.drop(func(e Entry) bool { return e.Peer == peer }) {
 		return fmt.Errorf("%w: anything to peer %s; culvert ipam list shows what was", ErrNotGiven, peer)
@@ -292,9 +286,8 @@ func (l *Ledger) drop(goes func(Entry) bool) bool {
 	return len(l.given) < before
 }
 
-// Conflicts compares what was given with what p says. The error, ErrConflict, joins every
-// overlap, each with both names and the command that would end it. Overlaps with connected
-// networks are returned as warnings.
+// Conflicts compares the entries with p. The error, ErrConflict, joins all overlaps, each with both names and the command that resolves it. Overlaps
+// with connected networks are returned as warnings.
 func (l *Ledger) Conflicts(p *Plan) (warnings []string, err error) {
 	remaps := make(spans, len(l.given))
 	for i := range l.given {

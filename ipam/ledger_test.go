@@ -119,8 +119,8 @@ func TestRefusals(t *testing.T) {
 			[]string{"needs a free /8", "largest free block is a /20"}},
 		{"all taken", newPlan(t, "10.9.0.0/18", "10.0.0.0/8"), Owner{"milan", Pod, "10.0.0.0/24"}, "10.0.0.0/24",
 			[]string{"nothing is free", "taken 10.0.0.0/8 (10.0.0.0/8) holds most, 100.0 %"}},
-		{"IPv6 without a pool", newPlan(t, "", "fd00::/48"), Owner{"milan", Pod, "fd00:0:0:1::/64"}, "fd00:0:0:1::/64",
-			[]string{"milan pod fd00:0:0:1::/64 overlaps taken fd00::/48 (fd00::/48)", "no IPv6 pool", "add one to ipam.pools"}},
+		{"IPv6 beyond the default pool", newPlan(t, "", "fd00::/16"), Owner{"milan", Pod, "fd00::/24"}, "fd00::/24",
+			[]string{"milan pod fd00::/24 needs a free /24 in fd63:756c::/32", "the largest free block is a /32", "add to ipam.pools"}},
 		{"unequal length", newPlan(t, ""), Owner{"milan", Pod, "10.0.0.0/16"}, "10.0.0.0/17", []string{"differ in length"}},
 		{"other family", newPlan(t, ""), Owner{"milan", Pod, "10.0.0.0/16"}, "fd00::/16", []string{"1:1"}},
 		{"host bits", newPlan(t, ""), Owner{"milan", Pod, "10.0.0.0/16"}, "10.0.0.1/16", []string{"host bits"}},
@@ -142,17 +142,21 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestIPv6WithoutPool: a wish that overlaps nothing is granted; one pool of IPv6 leaves the
-// default pools of IPv4.
+// TestIPv6WithoutPool: a wish that overlaps nothing stays, and another gets a unique local block;
+// one pool of IPv6 leaves the default pools of IPv4.
 func TestIPv6WithoutPool(t *testing.T) {
 	var l Ledger
 	for _, tt := range []struct{ pools, wish, want string }{
 		{"", "fd00:1::/48", "fd00:1::/48"},
+		{"", "2001:db8::/48", "2001:db8::/48"},
+		{"", "fd00:7::/48", "fd63:756c::/48"},
+		{"", "fd00:7:0:1::/64", "fd63:756c:1::/64"},
+		{"10.0.0.0/8", "fd00:7:1::/48", "fd63:756c:2::/48"},
 		{"fd00:2::/32", "fd00:1::/64", "fd00:2::/64"},
 		{"fd00:2::/32", "10.0.0.0/16", "10.0.0.0/16"},
 		{"fd00:2::/32", "203.0.113.0/24", "10.1.0.0/24"},
 	} {
-		got, err := l.Network(newPlan(t, tt.pools), Owner{"milan", Pod, tt.wish}, cidr(tt.wish), noon)
+		got, err := l.Network(newPlan(t, tt.pools, "fd00:7::/32"), Owner{"milan", Pod, tt.wish}, cidr(tt.wish), noon)
 		if err != nil || got != cidr(tt.want) {
 			t.Errorf("%s from pools %q: %s, %v; want %s", tt.wish, tt.pools, got, err, tt.want)
 		}

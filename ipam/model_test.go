@@ -65,9 +65,9 @@ func (m *model) network(o Owner, want netip.Prefix) (netip.Prefix, bool) {
 }
 
 func (m *model) choose(want netip.Prefix) (netip.Prefix, bool) {
-	if !m.inUse(want) && (len(m.pools) == 0 || slices.ContainsFunc(m.pools, func(p netip.Prefix) bool {
+	if !m.inUse(want) && slices.ContainsFunc(m.pools, func(p netip.Prefix) bool {
 		return p.Contains(want.Addr()) && p.Bits() <= want.Bits()
-	})) {
+	}) {
 		return want, true
 	}
 	occupied := make([]bool, m.units())
@@ -210,14 +210,13 @@ func (e *episode) prefix() netip.Prefix {
 // configure makes new pools and new taken prefixes.
 func (e *episode) configure(t *testing.T) {
 	e.pools, e.taken = nil, nil
-	family := e.base.Addr()
 	for range e.IntN(4) {
 		p := e.at(e.IntN(e.units()), e.base.Bits()+e.IntN(min(5, e.unit-e.base.Bits()+1)))
 		if !slices.ContainsFunc(e.pools, p.Overlaps) {
 			e.pools = append(e.pools, p)
 		}
 	}
-	if len(e.pools) == 0 && family.Is4() {
+	if len(e.pools) == 0 {
 		e.pools = append(e.pools, e.base) // else the default pools, which are larger than the universe
 	}
 	for range e.IntN(5) {

@@ -6,11 +6,10 @@ import (
 	"sort"
 )
 
-// spans are prefixes in order of which no two overlap.
+// spans are ordered prefixes that do not overlap.
 type spans []netip.Prefix
 
-// order sorts canonical prefixes: by address, and a prefix right before those that lie in
-// it. It is netip.Prefix.Compare without masking.
+// order orders canonical prefixes by address, and a prefix directly before those within it. It is netip.Prefix.Compare without masking.
 func order(p, q netip.Prefix) int {
 	if c := p.Addr().Compare(q.Addr()); c != 0 {
 		return c
@@ -18,7 +17,7 @@ func order(p, q netip.Prefix) int {
 	return p.Bits() - q.Bits()
 }
 
-// newSpans covers what ps cover; it sorts ps and reuses its memory.
+// newSpans returns spans that cover the same as ps; it sorts ps and reuses its memory.
 func newSpans(ps []netip.Prefix) spans {
 	slices.SortFunc(ps, order)
 	kept := ps[:0]
@@ -30,7 +29,7 @@ func newSpans(ps []netip.Prefix) spans {
 	return spans(kept)
 }
 
-// touching returns those of s that overlap p: one that p lies in, or all that lie in p.
+// touching returns the elements of s that overlap p: one that contains p, or all within p.
 func (s spans) touching(p netip.Prefix) spans {
 	low := sort.Search(len(s), func(i int) bool { return !s[i].Addr().Less(p.Addr()) })
 	if low > 0 && s[low-1].Overlaps(p) {
@@ -40,7 +39,7 @@ func (s spans) touching(p netip.Prefix) spans {
 	return s[low : low+n]
 }
 
-// free finds a prefix of the given length in p that overlaps none of s.
+// free finds a prefix of the given length in p that overlaps nothing in s.
 func (s spans) free(p netip.Prefix, bits int) (netip.Prefix, bool) {
 	if p.Bits() > bits {
 		return netip.Prefix{}, false
@@ -62,7 +61,7 @@ func (s spans) free(p netip.Prefix, bits int) (netip.Prefix, bool) {
 	return s.free(second, bits)
 }
 
-// largest returns the length of the largest prefix in p that overlaps none of s.
+// largest returns the length of the largest prefix in p that overlaps nothing in s.
 func (s spans) largest(p netip.Prefix) (bits int, ok bool) {
 	s = s.touching(p)
 	if len(s) == 0 {
@@ -77,10 +76,10 @@ func (s spans) largest(p netip.Prefix) (bits int, ok bool) {
 	if okA && okB {
 		return min(a, b), true
 	}
-	return max(a, b), okA || okB // the one that is not there is 0
+	return max(a, b), okA || okB // the missing one is 0
 }
 
-// halves splits p, which is no single address.
+// halves splits p, which must not be a single address.
 func halves(p netip.Prefix) (low, high netip.Prefix) {
 	bytes := p.Addr().AsSlice()
 	bytes[p.Bits()/8] |= 0x80 >> (p.Bits() % 8)
@@ -98,11 +97,10 @@ func last(p netip.Prefix) netip.Addr {
 	return a
 }
 
-// single is a as a prefix.
+// single returns a as a prefix.
 func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
-// canonical reports whether p is a prefix as it is stored: without host bits, zone or an
-// IPv4 address in IPv6 clothes.
+// canonical reports whether p is in the stored form: without host bits, zone, or an IPv4-mapped IPv6 address.
 func canonical(p netip.Prefix) bool {
 	return p.IsValid() && p == p.Masked() && !p.Addr().Is4In6()
 }

@@ -11,32 +11,31 @@ import (
 	"strings"
 	"syscall"
 
-	"culvert/gateway/durable"
+	"culvert/ipam/durable"
 )
 
-// maxFile is more than maxGiven entries take.
+// maxFile is more than maxGiven entries occupy.
 const maxFile = 64 << 20
 
-// Store is the file that remembers. Its methods read it anew each time, so that processes
-// may share it.
+// Store is the file with the choices. Its methods read it again each time, so that processes can share it.
 type Store struct {
 	path string
 	disk durable.Disk
 }
 
-// Open returns the Store at path. It reads and makes nothing.
+// Open returns the Store at path. It reads and creates nothing.
 func Open(path string) *Store {
 	if target, err := filepath.EvalSymlinks(path); err == nil {
-		path = target // a rename would replace the link
+		path = target // otherwise a rename would replace the link
 	}
 	return &Store{path: path}
 }
 
-// Path returns where the file is.
+// Path returns the file's path.
 func (s *Store) Path() string { return s.path }
 
-// Read returns what the file holds, which is nothing if there is none. It needs no lock,
-// because a write replaces the whole file. The error is ErrFile.
+// Read returns the content of the file; without a file, an empty Ledger. It needs no lock, because a write replaces the whole file. The error is
+// ErrFile.
 func (s *Store) Read() (*Ledger, error) {
 	l := &Ledger{}
 	text, err := readFile(s.path)
@@ -52,7 +51,7 @@ func (s *Store) Read() (*Ledger, error) {
 }
 
 func readFile(path string) (string, error) {
-	// O_NONBLOCK: opening a FIFO does not wait.
+	// O_NONBLOCK: opening a FIFO must not block.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return "", err
@@ -73,11 +72,9 @@ func readFile(path string) (string, error) {
 	return text.String(), err
 }
 
-// Update gives fn what the file holds, and returns once what fn has changed is durable. No
-// other Update of the file runs meanwhile. It makes the folder, mode 0700, if there is none.
-// An error of fn is returned and changes nothing. Any other is ErrFile: the file then holds
-// what it did, or, if only syncing the folder failed, already what fn made of it.
-// Update waits for the lock no longer than ctx.
+// Update passes the content of the file to fn, and returns when fn's changes are durable. No other Update of the file runs meanwhile. It creates the
+// folder, mode 0700, if necessary. An error of fn is returned and changes nothing. Any other error is ErrFile: the file is then unchanged, or, if
+// only syncing the folder failed, already changed. ctx limits the wait for the lock.
 func (s *Store) Update(ctx context.Context, fn func(*Ledger) error) error {
 	lock, err := s.lock(ctx, "", syscall.LOCK_EX)
 	if err != nil {
@@ -98,8 +95,7 @@ func (s *Store) Update(ctx context.Context, fn func(*Ledger) error) error {
 	return nil
 }
 
-// Claim marks the gateway towards peer as running, until the result is closed or the
-// process dies. Several processes may hold the mark.
+// Claim marks the gateway towards peer as running, until the result is closed or the process dies. Several processes may hold the mark.
 func (s *Store) Claim(ctx context.Context, peer string) (io.Closer, error) {
 	return s.lock(ctx, peer, syscall.LOCK_SH)
 }
@@ -114,8 +110,8 @@ func (s *Store) Exclude(ctx context.Context, peer string) (io.Closer, error) {
 	return lock, err
 }
 
-// lock locks the file of all Updates, or the one that says that peer's gateway runs. The
-// kernel frees the lock when the result is closed, at the latest with the process.
+// lock locks the file for Updates, or the one that marks peer's gateway as running. The kernel frees the lock when the result is closed, at the
+// latest with the process.
 func (s *Store) lock(ctx context.Context, peer string, how int) (*os.File, error) {
 	path := s.path + ".lock"
 	if peer != "" {
@@ -130,7 +126,7 @@ func (s *Store) lock(ctx context.Context, peer string, how int) (*os.File, error
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		var there error
-		if f, there = os.Open(path); there != nil { // that suffices for flock(2)
+		if f, there = os.Open(path); there != nil { // enough for flock(2)
 			return nil, fmt.Errorf("%w: %w; make the folder writable for this process", ErrFile, err)
 		}
 	}

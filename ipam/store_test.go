@@ -17,6 +17,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"culvert/integration/need"
 )
 
 // asAcquirer makes this test binary acquire without end; see acquirer.
@@ -65,7 +67,7 @@ func acquirer(args []string) {
 }
 
 func acquirerCommand(args ...any) *exec.Cmd {
-	cmd := exec.Command(os.Args[0])
+	cmd := need.Self()
 	cmd.Env = append(os.Environ(), asAcquirer+"="+strings.TrimSuffix(fmt.Sprintln(args...), "\n"))
 	cmd.Stderr = os.Stderr
 	return cmd

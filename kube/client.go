@@ -12,8 +12,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// NewClient returns a client whose objects have the parts that are large, and are read by types of their own, as they came, as a
-// json.RawMessage: their spec, and the endpoints and ports of an EndpointSlice. Such objects cannot be copied by their DeepCopy.
+// NewClient returns a client that leaves large parts of objects as json.RawMessage, to be parsed into other types: specs, and the endpoints and ports
+// of an EndpointSlice. Such objects cannot be copied by DeepCopy.
 func NewClient(c *rest.Config) (dynamic.Interface, error) {
 	c = dynamic.ConfigFor(c)
 	c.NegotiatedSerializer = rawSpecs{c.NegotiatedSerializer}
@@ -24,12 +24,12 @@ func NewClient(c *rest.Config) (dynamic.Interface, error) {
 	return dynamic.New(client), nil
 }
 
-// rawSpecs are the serializers of a dynamic client, of which that of JSON leaves specs alone.
+// rawSpecs are the serializers of a dynamic client; the JSON one leaves specs unparsed.
 type rawSpecs struct{ runtime.NegotiatedSerializer }
 
-// SupportedMediaTypes is asked by client-go for each request, by several goroutines.
+// SupportedMediaTypes is called by client-go for each request, from several goroutines.
 func (s rawSpecs) SupportedMediaTypes() []runtime.SerializerInfo {
-	all := slices.Clone(s.NegotiatedSerializer.SupportedMediaTypes()) // they are the same ones each time
+	all := slices.Clone(s.NegotiatedSerializer.SupportedMediaTypes()) // the original is shared
 	for i := range all {
 		if all[i].MediaType == runtime.ContentTypeJSON {
 			all[i].Serializer = rawSpec{all[i].Serializer}
@@ -40,7 +40,7 @@ func (s rawSpecs) SupportedMediaTypes() []runtime.SerializerInfo {
 
 type rawSpec struct{ runtime.Serializer }
 
-// Decode reads a list, an object, or what the API server says instead.
+// Decode decodes a list, an object, or an error of the API server.
 func (s rawSpec) Decode(data []byte, defaults *schema.GroupVersionKind, into runtime.Object) (runtime.Object, *schema.GroupVersionKind, error) {
 	var list *unstructured.UnstructuredList
 	var one *unstructured.Unstructured
@@ -73,7 +73,7 @@ func (s rawSpec) Decode(data []byte, defaults *schema.GroupVersionKind, into run
 	return list, &kind, nil
 }
 
-// readObject reads an object but for the parts that nobody asks for as they are.
+// readObject parses an object except for the parts left as they are.
 func readObject(data []byte) (map[string]any, error) {
 	var parts map[string]json.RawMessage
 	if err := json.Unmarshal(data, &parts); err != nil {

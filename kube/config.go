@@ -9,12 +9,12 @@ import (
 	"culvert/nat/rules"
 )
 
-// Config returns base with what the resources say. The sources of packets are checked by the Site, and rules come from resources.
+// Config returns base with the content of the resources. The Site checks the sources of packets, and rules come from resources.
 func (s *Site) Config(base *config.Config) *config.Config {
 	c := *base
 	c.WireGuard.PeerPublicKey = s.PeerPublicKey
 	c.Geneve.GatewayAddress = rules.PairOf(s.GatewayAddress)
-	c.Geneve.SourceCheck = nat.SourceCheckCluster // a pod may leave by another node than it lives on
+	c.Geneve.SourceCheck = nat.SourceCheckCluster // a pod's packets may leave by another node than its own
 	c.Geneve.Nodes = make([]config.Node, 0, len(s.Nodes))
 	for _, n := range s.Nodes {
 		c.Geneve.Nodes = append(c.Geneve.Nodes, config.Node{

@@ -11,18 +11,17 @@ import (
 	"k8s.io/client-go/util/retry"
 )
 
-// A Check is what the connection check knows: whether the peer answers, since nothing was heard of it for too long it does not, or
-// neither yet.
+// A Check is the result of the connection check: the peer answers, has been silent for too long, or is not known yet.
 type Check struct {
 	State   CheckState
 	Latency time.Duration
-	At      time.Time // of the latency
+	At      time.Time // time of the latency
 }
 
-// CheckState is the result of the connection check.
+// CheckState is the state of the connection check.
 type CheckState uint8
 
-// The results. A check that is off takes the peer for connected, as Liqo's does.
+// The states. If the check is off, the peer counts as connected, as in Liqo.
 const (
 	CheckPending CheckState = iota
 	CheckConnected
@@ -36,10 +35,10 @@ const (
 	failed     = "Error"
 )
 
-// noLatency stands for a latency that is not known.
+// noLatency stands for an unknown latency.
 const noLatency = "N/A"
 
-// A connection is what is used of a Connection's status.
+// A connection is the part of a Connection's status used here.
 type connection struct {
 	value, latency string
 	at             time.Time
@@ -47,7 +46,7 @@ type connection struct {
 
 func (s *Source) connectionName() string { return "gw-" + s.identity.Name }
 
-// saw takes the Connection as the API server has it, nil if there is none.
+// saw records the Connection in the API server, nil if there is none.
 func (s *Source) saw(o any) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -70,7 +69,7 @@ func readConnection(u *unstructured.Unstructured) *connection {
 	return c
 }
 
-// wanted returns the status that the Connection ought to have, and whether that is to be written.
+// wanted returns the status that the Connection should have, and whether it must be written.
 func (c *connection) wanted(t *writes, refresh time.Duration) (next connection, write bool) {
 	next = connection{value: c.value, latency: noLatency}
 	switch {
@@ -81,12 +80,12 @@ func (c *connection) wanted(t *writes, refresh time.Duration) (next connection, 
 	case c.value == "":
 		next.value = connecting
 	default:
-		return *c, false // what another life of this gateway has found stays until this one knows
+		return *c, false // keep the state found by an earlier process until there is a new one
 	}
 	return next, next.value != c.value || next.at.Sub(c.at) >= refresh
 }
 
-// formatLatency writes a latency as Liqo does.
+// formatLatency formats a latency as Liqo does.
 func formatLatency(d time.Duration) string {
 	switch {
 	case d == 0:
@@ -97,7 +96,7 @@ func formatLatency(d time.Duration) string {
 	return fmt.Sprintf("%dms", d.Milliseconds())
 }
 
-// writeConnection makes the Connection if there is a peer, and keeps its status.
+// writeConnection creates the Connection if there is a peer, and maintains its status.
 func (s *Source) writeConnection(ctx context.Context, t *writes, have *connection) error {
 	client := s.resource(kindConnection).Namespace(s.identity.Namespace)
 	if have == nil {
@@ -106,10 +105,10 @@ func (s *Source) writeConnection(ctx context.Context, t *writes, have *connectio
 		}
 		_, err := client.Create(ctx, s.newConnection(), metav1.CreateOptions{})
 		if err != nil && !apierrors.IsAlreadyExists(err) {
-			s.causes.Note(ctx, "create", resources[kindConnection], err)
+			s.causes.Log(ctx, "create", resources[kindConnection], err)
 			return err
 		}
-		s.causes.Note(ctx, "create", resources[kindConnection], nil)
+		s.causes.Log(ctx, "create", resources[kindConnection], nil)
 		have = &connection{}
 	}
 	if _, write := have.wanted(t, s.identity.Refresh); !write {
@@ -136,9 +135,9 @@ func (s *Source) writeConnection(ctx context.Context, t *writes, have *connectio
 		return err
 	})
 	if apierrors.IsNotFound(err) {
-		return nil // it is made again
+		return nil // will be created again
 	}
-	s.causes.Note(ctx, verb, resources[kindConnection]+"/status", err)
+	s.causes.Log(ctx, verb, resources[kindConnection]+"/status", err)
 	return err
 }
 

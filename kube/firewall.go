@@ -61,7 +61,7 @@ type operand struct {
 	Position rules.Position `json:"position"`
 }
 
-// tunnelDevice is what resources call the WireGuard tunnel, and anyTunnel what they call all of a gateway's, of which here is one.
+// tunnelDevice is the name of the WireGuard tunnel in resources, and anyTunnel that of all of a gateway's tunnels; here there is one.
 const (
 	tunnelDevice = "liqo-tunnel"
 	anyTunnel    = "liqo-tunnel*"
@@ -74,7 +74,7 @@ func device(name string) string {
 	return name
 }
 
-// table returns the table that the spec says. If f has grown, it is not to be used.
+// table returns the spec's table. It must not be used if f has grown.
 func (s *firewallSpec) table(f *faults) rules.Table {
 	from := &s.Table
 	t := rules.Table{Name: from.Name, Family: from.Family}
@@ -102,7 +102,7 @@ func (s *firewallSpec) table(f *faults) rules.Table {
 	return t
 }
 
-// once reports a name that is missing, or that another element of its list has.
+// once reports a name that is missing or a duplicate in its list.
 func once(f *faults, names map[string]int, path, name string, i int) {
 	if j, ok := names[name]; ok {
 		f.add(path, "%q is that of number %d too", name, j)
@@ -112,7 +112,7 @@ func once(f *faults, names map[string]int, path, name string, i int) {
 	names[name] = i
 }
 
-// check reports where a chain cannot be.
+// check reports where a chain is not allowed.
 func (c *firewallChain) check(path string, f *faults) bool {
 	before := len(*f)
 	switch c.Hook {
@@ -161,7 +161,7 @@ func (c *firewallChain) chain(path string, family rules.Family, f *faults) rules
 	names := map[string]int{}
 	add := func(path string, i int, r rules.Rule, matches []firewallMatch) {
 		if r.Name == "" {
-			r.Name = fmt.Sprintf("rule-%d", i) // Liqo's webhook, which names rules, can be told to stay out
+			r.Name = fmt.Sprintf("rule-%d", i) // Liqo's webhook, which names rules, can be disabled
 		}
 		once(f, names, path+".name", r.Name, i)
 		for k := range matches {
@@ -281,7 +281,7 @@ func (m *firewallMatch) match(path string, family rules.Family, f *faults) rules
 	return out
 }
 
-// checkAddress reports what is no address, CIDR or ascending range of the family.
+// checkAddress reports a value that is not an address, CIDR or ascending range of the family.
 func checkAddress(path, value string, family rules.Family, f *faults) {
 	fits := func(a netip.Addr) bool {
 		return a.Zone() == "" && !a.Is4In6() && (family == rules.FamilyINET || a.Is4() == (family == rules.FamilyIPv4))

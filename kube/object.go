@@ -21,8 +21,7 @@ const (
 	KindPublicKey = "PublicKey"
 )
 
-// An Object is one resource as the API server has it. Its parts are read when its kind is known, so that one that cannot be read
-// concerns nothing else.
+// An Object is a resource from the API server. Its parts are parsed when its kind is known, so that a faulty one affects nothing else.
 type Object struct {
 	APIVersion string          `json:"apiVersion"`
 	Kind       string          `json:"kind"`
@@ -31,7 +30,7 @@ type Object struct {
 	Status     json.RawMessage `json:"status,omitempty"`
 }
 
-// Metadata is what is used of a resource's metadata.
+// Metadata is the part of a resource's metadata used here.
 type Metadata struct {
 	Name      string            `json:"name"`
 	Namespace string            `json:"namespace,omitempty"`
@@ -40,7 +39,7 @@ type Metadata struct {
 	Created   time.Time         `json:"creationTimestamp"`
 }
 
-// Key returns the name under which the resource's rules are known.
+// Key returns the key of the resource's rules.
 func (o *Object) Key() rules.Key {
 	return rules.Key{Kind: o.Kind, Namespace: o.Metadata.Namespace, Name: o.Metadata.Name}
 }
@@ -56,10 +55,10 @@ func (m *Metadata) compare(o *Metadata) int {
 	return strings.Compare(m.Name, o.Name)
 }
 
-// The order of rules has room for seconds until 2038, and for as many more of what comes last.
+// The order of rules has room for seconds until 2038, and for as many more for those that come last.
 const orderLast = 1 << 31
 
-// order returns the place of the resource's chains and rules among those of equal priority. Equal ones go by namespace and name.
+// order returns the order of the resource's chains and rules among those of equal priority. Ties are broken by namespace and name.
 func (m *Metadata) order(last bool) int64 {
 	n := min(max(m.Created.Unix(), 0), orderLast-1)
 	if last {
@@ -68,7 +67,7 @@ func (m *Metadata) order(last bool) int64 {
 	return n
 }
 
-// faults collects everything that is wrong with one resource, each with the path of its field.
+// faults collects the faults of one resource, each with the path of its field.
 type faults []string
 
 func (f *faults) add(field, format string, args ...any) {
@@ -77,14 +76,14 @@ func (f *faults) add(field, format string, args ...any) {
 
 func (f faults) String() string { return strings.Join(f, "; ") }
 
-// read fills to from a part of a resource, which is at field.
+// read parses a part of a resource, whose path is field, into to.
 func (f *faults) read(field string, part json.RawMessage, to any) {
 	if fault := ReadPart(field, part, to); fault != "" {
 		*f = append(*f, fault)
 	}
 }
 
-// ReadPart fills to from a part of an object, which is at field. It returns "" or what is wrong, with the path of the field.
+// ReadPart parses a part of an object, whose path is field, into to. It returns "" or the fault, with the path of the field.
 func ReadPart(field string, part json.RawMessage, to any) (fault string) {
 	if len(part) == 0 {
 		return ""

@@ -7,7 +7,7 @@ import (
 	"culvert/nat/rules"
 )
 
-// A Condition is what a resource says about this gateway. The schema has no room for a reason.
+// A Condition is this gateway's condition on a resource. The schema has no room for a reason.
 type Condition struct {
 	Host   string `json:"host"`
 	Type   string `json:"type"`
@@ -15,15 +15,15 @@ type Condition struct {
 	Since  string `json:"lastTransitionTime,omitempty"`
 }
 
-// applied is the type of the one condition that a gateway writes.
+// applied is the type of the only condition that a gateway writes.
 const applied = "Applied"
 
-// conditionStatus is the status of a resource that has conditions.
+// conditionStatus is the status of a resource with conditions.
 type conditionStatus struct {
 	Conditions []Condition `json:"conditions,omitempty"`
 }
 
-// readCondition takes the gateway's own condition, if it is there once.
+// readCondition reads the gateway's own condition, if there is exactly one.
 func (it *item) readCondition(o *Object, self *Self) {
 	var status conditionStatus
 	if json.Unmarshal(o.Status, &status) != nil {
@@ -41,17 +41,20 @@ func (it *item) readCondition(o *Object, self *Self) {
 	}
 }
 
-// A Verdict is the condition that a resource ought to have.
+// A Verdict is the condition that a resource should have.
 type Verdict struct {
 	Key     rules.Key
 	Applied bool
 }
 
-// Verdicts returns those that differ from what the resources say.
+// Verdicts returns those that differ from the resources' conditions.
 func (s *State) Verdicts() []Verdict {
 	var all []Verdict
 	for _, kind := range []string{KindFirewall, KindRoute} {
 		for key, it := range s.items[kind] {
+			if s.dirty[key] {
+				continue // the gateway has not seen its latest version
+			}
 			good := it.why() == ""
 			if c := it.condition; c == nil || c.Type != applied || c.Status != conditionWord(good) {
 				all = append(all, Verdict{key, good})
@@ -66,7 +69,7 @@ func conditionWord(good bool) string {
 	return string(word[0]-'a'+'A') + word[1:]
 }
 
-// setCondition returns a resource's conditions with that of host as it ought to be. What others say stays as it is.
+// setCondition returns a resource's conditions with that of host as it should be. Others' conditions stay.
 func setCondition(all []any, host string, good bool, now string) []any {
 	next := make([]any, 0, len(all)+1)
 	mine := map[string]any{"host": host, "type": applied, "status": conditionWord(good), "lastTransitionTime": now}
@@ -82,7 +85,7 @@ func setCondition(all []any, host string, good bool, now string) []any {
 	return append(next, mine)
 }
 
-// An Event tells whoever looks at an object why it is not obeyed.
+// An Event tells users why an object has no effect.
 type Event struct {
 	APIVersion string // "": Liqo's
 	Kind       string
@@ -99,7 +102,7 @@ func (s *State) event(it *item, message string) {
 	s.events = append(s.events, Event{Kind: it.key.Kind, Metadata: it.meta, Message: message})
 }
 
-// Events returns what there is to tell since it was called last. Each cause is told once.
+// Events returns the events since the last call. Each cause is reported once.
 func (s *State) Events() []Event {
 	all := s.events
 	s.events = nil

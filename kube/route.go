@@ -26,8 +26,8 @@ type routeRule struct {
 	Routes      []route `json:"routes"`
 }
 
-// A route is all that a gateway looks at: a source is a hint for what a host itself sends, a scope and onlink say how the kernel finds
-// the neighbour.
+// A route is the part of a route that a gateway uses. It ignores the source, a hint for packets of the host itself, and scope and onlink, which tell
+// a kernel how to find the neighbour.
 type route struct {
 	Destination string `json:"dst"`
 	Source      string `json:"src"`
@@ -41,8 +41,8 @@ type hop struct {
 	Device string `json:"dev"`
 }
 
-// table returns the routing table that the spec says. If f has grown, it is not to be used. Of several next hops, a route has the one
-// that leads to the tunnel whose other end is peer.
+// table returns the spec's routing table. It must not be used if f has grown. If there are several next hops, the one to the tunnel whose other end
+// is peer is used.
 func (s *routeSpec) table(peer netip.Addr, f *faults) rules.PolicyTable {
 	t := rules.PolicyTable{Name: s.Table.Name}
 	if t.Name == "" {
@@ -119,7 +119,7 @@ func (r *route) route(path string, peer netip.Addr, f *faults) rules.PolicyRoute
 	return out
 }
 
-// readPrefix reads a CIDR. Bits of the host are no fault, and count for nothing.
+// readPrefix parses a CIDR. Host bits are no fault, and are ignored.
 func readPrefix(path, value string, f *faults) netip.Prefix {
 	p, err := netip.ParsePrefix(value)
 	if err != nil || p.Addr().Is4In6() {
@@ -138,7 +138,7 @@ func readAddress(path, value string, f *faults) netip.Addr {
 	return a
 }
 
-// toTunnel returns the destinations that the table leads to the peer.
+// toTunnel returns the destinations that the table routes to the peer.
 func toTunnel(t *rules.PolicyTable, peer netip.Addr) []netip.Prefix {
 	var all []netip.Prefix
 	for i := range t.Rules {

@@ -12,17 +12,17 @@ import (
 	"culvert/nat/rules"
 )
 
-// A Site is what the resources say about the gateway and its surroundings, beside rules and routes. It is valid in itself: what
-// contradicts the rest is left out, and its resource is named.
+// A Site is what the resources say about the gateway and its surroundings, except rules and routes. It is consistent: contradictions are left out,
+// and their resources are reported.
 type Site struct {
 	PeerPublicKey  [32]byte   // all zero: none yet
 	GatewayAddress netip.Addr // invalid: none yet
 	Nodes          []Node
 	UnknownSource  netip.Addr // invalid: none yet
-	// Remote pairs the real CIDRs of the remote cluster with those under which the local one sees them. Only the translation of ICMP
-	// errors about packets without a connection asks for it.
+	// Remote pairs the remote cluster's real CIDRs with those under which the local one sees them. It is used only to translate ICMP errors about
+	// packets without a connection.
 	Remote []rules.RemoteCIDR
-	// FromTunnel are the sources that the peer may send from, NotFromNodes those that nodes may not send from.
+	// FromTunnel are the sources from which the peer may send, NotFromNodes those from which nodes may not.
 	FromTunnel, NotFromNodes []netip.Prefix
 }
 
@@ -33,13 +33,13 @@ type Node struct {
 	Underlay, Address netip.Addr
 }
 
-// maxNodes is how many nodes a gateway takes.
+// maxNodes is the maximum number of nodes of a gateway.
 const maxNodes = 32768
 
-// tunnelBlock is where Liqo puts tunnel addresses; nothing else may lie in it.
+// tunnelBlock is where Liqo has tunnel addresses; nothing else may overlap it.
 var tunnelBlock = netip.MustParsePrefix("169.254.18.0/24")
 
-// fabricSpec is what is used of an InternalFabric's spec.
+// fabricSpec is the part of an InternalFabric's spec used here.
 type fabricSpec struct {
 	MTU         int      `json:"mtu"`
 	RemoteCIDRs []string `json:"remoteCIDRs"`
@@ -64,7 +64,7 @@ func (s *fabricSpec) fabric(f *faults) *fabric {
 	return out
 }
 
-// nodeSpec and nodeStatus are what is used of an InternalNode.
+// nodeSpec and nodeStatus are the parts of an InternalNode used here.
 type nodeSpec struct {
 	Interface struct {
 		Gateway struct {
@@ -135,7 +135,7 @@ func readHost(field, value string, f *faults) netip.Addr {
 	return a
 }
 
-// tunnelSpec is what is used of a GeneveTunnel's spec.
+// tunnelSpec is the part of a GeneveTunnel's spec used here.
 type tunnelSpec struct {
 	ID   *int64 `json:"id"`
 	Node struct {
@@ -179,15 +179,15 @@ func (s *keySpec) key(f *faults) (key [32]byte) {
 	return key
 }
 
-// A derivation collects the Site and what stands in its way.
+// A derivation collects the Site and the obstacles to it.
 type derivation struct {
 	*State
 	site    Site
-	fault   map[rules.Key]string // of resources that are good alone
+	fault   map[rules.Key]string // of resources that are valid by themselves
 	waiting []string
 }
 
-// derive returns what all resources together say. It depends on nothing else.
+// derive derives the Site from all resources, and from nothing else.
 func (s *State) derive() *derivation {
 	d := &derivation{State: s, fault: map[rules.Key]string{}}
 	d.peer()
@@ -201,7 +201,7 @@ func (s *State) derive() *derivation {
 	return d
 }
 
-// of returns the good resources of a kind by creation time, namespace and name.
+// of returns the valid resources of a kind by creation time, namespace and name.
 func (s *State) of(kind string) []*item {
 	var all []*item
 	for _, it := range s.items[kind] {
@@ -213,7 +213,7 @@ func (s *State) of(kind string) []*item {
 	return all
 }
 
-// peer takes the newest key.
+// peer uses the newest key.
 func (d *derivation) peer() {
 	keys := d.of(KindPublicKey)
 	if len(keys) == 0 {
@@ -227,7 +227,7 @@ func (d *derivation) peer() {
 	}
 }
 
-// fabric takes the first one.
+// fabric uses the first one.
 func (d *derivation) fabric() (name string, f *fabric) {
 	fabrics := d.of(KindFabric)
 	if len(fabrics) == 0 {
@@ -260,7 +260,7 @@ func (d *derivation) unknownSource() {
 	d.waiting = append(d.waiting, "no FirewallConfiguration "+nodePortTable)
 }
 
-// nodes takes the tunnels of a fabric whose nodes are there.
+// nodes uses the tunnels of a fabric whose nodes exist.
 func (d *derivation) nodes(fabric string) {
 	names, devices := map[string]rules.Key{}, map[string]rules.Key{}
 	vnis, addresses := map[int64]rules.Key{}, map[netip.Addr]rules.Key{}
@@ -283,7 +283,7 @@ func (d *derivation) nodes(fabric string) {
 			continue
 		}
 		names[t.Node.Name] = it.key
-		if node == nil || node.parsed == nil { // what is wrong with one that is there has been said
+		if node == nil || node.parsed == nil { // faults of an existing one have been reported
 			d.waiting = append(d.waiting, fmt.Sprintf("GeneveTunnel %s: no InternalNode %s", it.meta.Name, t.Node.Name))
 			continue
 		}
@@ -310,7 +310,7 @@ func (d *derivation) nodes(fabric string) {
 	slices.SortFunc(d.site.Nodes, func(a, b Node) int { return cmp.Compare(a.Name, b.Name) })
 }
 
-// claim notes that a node has something which only one may have.
+// claim records that a node has something of which there can be only one.
 func claim[T comparable](f *faults, of map[T]rules.Key, key rules.Key, field string, value T) {
 	if other, ok := of[value]; ok {
 		f.add(field, "%v is that of InternalNode %s too", value, other.Name)
@@ -329,7 +329,7 @@ func (d *derivation) remote() {
 			}
 		}
 	}
-	d.site.FromTunnel = sortedPrefixes(slices.AppendSeq([]netip.Prefix{}, maps.Keys(real))) // not nil: none are not all
+	d.site.FromTunnel = sortedPrefixes(slices.AppendSeq([]netip.Prefix{}, maps.Keys(real))) // not nil: nil would mean all
 	seen := map[netip.Prefix]netip.Prefix{}
 	for _, it := range d.of(KindFirewall) {
 		for _, m := range it.parsed.(*piece).remaps {
@@ -364,15 +364,15 @@ func sortedPrefixes(all []netip.Prefix) []netip.Prefix {
 	return slices.Compact(all)
 }
 
-// The marks of connections by the node that they came from: Liqo's own are small.
+// The marks of connections by node of origin: Liqo's own are small.
 const nodeMark = 1 << 24
 
-// priorityReturn puts a routing rule behind all others.
+// priorityReturn puts a routing rule after all others.
 const priorityReturn = 1 << 30
 
-// rules returns what the gateway adds to the rules of resources. A source to which no route leads back belongs to a node or to a client
-// of one, whose CNI bypassed the rules that Liqo gives nodes: it gets U, and the answers go to that node. They run before those of
-// resources, so that a mark which Liqo gives is the one that stays.
+// rules returns the rules that the gateway adds to those of resources. A source without a route back belongs to a node, or to a client of one whose
+// CNI bypassed Liqo's rules for nodes: it gets U, and the answers go to that node. These rules run before those of resources, so that a mark from
+// Liqo prevails.
 func (s *Site) rules(self *Self) map[rules.Key]rules.Resource {
 	if self.KeepUnknown {
 		return nil

@@ -14,23 +14,23 @@ import (
 	"culvert/nat/rules"
 )
 
-// Gateway is what a Source drives. Apply is everything but the rules, which go piece by piece: CommitRules publishes what was put and
-// deleted.
+// Gateway is what a Source configures. Apply is for everything except the rules, which are put one by one: CommitRules publishes all puts and
+// deletes.
 type Gateway interface {
 	Apply(*config.Config) error
 	Put(rules.Key, rules.Resource) error
 	Delete(rules.Key)
 	CommitRules()
-	// Check returns what the connection check knows.
+	// Check returns the result of the connection check.
 	Check() Check
 }
 
-// A Source keeps a Gateway as the resources of a cluster say, and writes back what it makes of them. Nothing is applied before every
-// list is complete, so that a restart cuts no connection; while the API server is away, all stays as it is.
+// A Source configures a Gateway by a cluster's resources, and reports back. Nothing is applied before every list is complete, so a restart cuts no
+// connection; while the API server is away, nothing changes.
 //
-// Each watch has a goroutine, which changes the State under mu. Run applies what follows, and is the only one to call the Gateway. A
-// goroutine of its own writes, so that a slow API server does not keep rules waiting. complete has the kinds whose lists are, connection
-// the Connection as the API server has it, nil if there is none.
+// Each watch has a goroutine, which changes the State under mu. Run applies the results, and only it calls the Gateway. A separate goroutine writes,
+// so that a slow API server does not delay rules. complete has the kinds whose lists are complete; connection is the Connection in the API server,
+// nil if there is none.
 type Source struct {
 	client   dynamic.Interface
 	identity Identity
@@ -39,10 +39,10 @@ type Source struct {
 	wake     chan struct{} // something has changed
 
 	now func() time.Time // the clock of conditions and Events
-	// Of Run alone.
-	waiting []string // as logged last
-	site    *Site    // that the gateway is still to take; nil: none
-	hasPeer bool     // in the Site that it has taken
+	// For Run only.
+	waiting []string // last logged
+	site    *Site    // not applied yet; nil: none
+	hasPeer bool     // in the last Site applied
 
 	mu         sync.Mutex
 	state      *State          // +checklocks:mu
@@ -53,16 +53,16 @@ type Source struct {
 	ready      bool            // +checklocks:mu
 }
 
-// Identity is what a Source is told about its gateway besides Self.
+// Identity is what a Source knows about its gateway besides Self.
 type Identity struct {
 	Self
-	Base    *config.Config // what no resource says
+	Base    *config.Config // settings that no resource has
 	UID     string         // of the GatewayServer or GatewayClient
 	Pod     string
 	Refresh time.Duration // of the Connection's latency
 }
 
-// writes are what is to be written.
+// writes are pending writes.
 type writes struct {
 	verdicts map[rules.Key]bool
 	events   []Event
@@ -70,7 +70,7 @@ type writes struct {
 	hasPeer  bool
 }
 
-// NewSource returns the Source of a gateway. Run makes it work.
+// NewSource returns the Source of a gateway, which is inactive until Run.
 func NewSource(client dynamic.Interface, id Identity, log *logrus.Entry) *Source {
 	return &Source{
 		client: client, identity: id, log: log, causes: NewCauses(log), wake: make(chan struct{}, 1),
@@ -78,15 +78,15 @@ func NewSource(client dynamic.Interface, id Identity, log *logrus.Entry) *Source
 	}
 }
 
-// Note tells of something about the gateway itself, in an Event on its GatewayServer or GatewayClient. It must be called before Run.
+// Note adds an Event about the gateway itself, on its GatewayServer or GatewayClient. It must be called before Run.
 func (s *Source) Note(message string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.note(message)
+	s.addEvent(message)
 }
 
 // +checklocks:s.mu
-func (s *Source) note(message string) {
+func (s *Source) addEvent(message string) {
 	kind := "GatewayClient"
 	if s.identity.Server {
 		kind = "GatewayServer"
@@ -102,13 +102,13 @@ func (s *Source) Ready() bool {
 	return s.ready
 }
 
-// pace is how often Run looks whether something is left to be written.
+// pace is how often Run checks for pending writes.
 const pace = time.Second
 
-// breath is how long the writer waits between two rounds, whatever happens.
+// breath is the minimum wait of the writer between two rounds.
 const breath = 100 * time.Millisecond
 
-// Run drives g until ctx ends.
+// Run configures g until ctx ends.
 func (s *Source) Run(ctx context.Context, g Gateway) {
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
@@ -144,7 +144,7 @@ func (s *Source) Run(ctx context.Context, g Gateway) {
 		if s.apply(g) {
 			select {
 			case writing <- struct{}{}:
-			default: // it is about to look
+			default: // it is about to check
 			}
 		}
 	}
@@ -158,39 +158,48 @@ func (s *Source) changed() {
 	}
 }
 
-// apply hands what has changed to g, and notes what is to be written. It returns false until every list is complete.
+// apply passes changes to g, and records what must be written. It returns false until every list is complete. s.mu is free while g works, which may
+// take long: probes and commands ask meanwhile, and watches continue.
 func (s *Source) apply(g Gateway) bool {
 	check := g.Check()
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.complete) < len(s.watches()) {
+	whole, ready := len(s.complete) == len(s.watches()), s.ready
+	var c Changes
+	if whole {
+		c = s.state.Changes()
+	}
+	s.mu.Unlock()
+	if !whole {
 		return false
 	}
-	c := s.state.Changes()
 	if c.Site != nil {
 		s.site = c.Site
 	}
-	if s.ready {
+	if ready {
 		s.applySite(g)
 	}
 	for _, key := range c.Delete {
 		g.Delete(key)
 	}
-	for _, p := range c.Put {
-		err := g.Put(p.Key, p.Resource)
-		if err != nil {
-			s.log.WithError(err).WithField("resource", p.Key.String()).Warn("rules are refused")
-		}
-		s.state.Refused(p.Key, err)
+	answers := make([]error, len(c.Put))
+	for i, p := range c.Put {
+		answers[i] = g.Put(p.Key, p.Resource)
 	}
 	if len(c.Delete)+len(c.Put) > 0 {
 		g.CommitRules()
 	}
-	if !s.ready {
-		// The first nodes come after all rules: no packet of theirs, and no connection that the gateway before has left, is judged without.
+	if !ready {
+		// The first nodes come after all rules, so that no packet of theirs, and no connection of the previous gateway, is judged without them.
 		s.applySite(g)
-		s.ready = true
 		s.log.Info("all resources are known")
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ready = true
+	for i, p := range c.Put {
+		if s.state.Refused(p.Key, answers[i]) {
+			s.log.WithError(answers[i]).WithField("resource", p.Key.String()).Warn("rules are refused")
+		}
 	}
 	s.logWaiting()
 	s.writes.verdicts = map[rules.Key]bool{}
@@ -207,25 +216,25 @@ func (s *Source) apply(g Gateway) bool {
 	return true
 }
 
-// applySite hands the Site to g. One that is refused is tried again in the next round: what it did not go with may have gone by then.
-//
-// +checklocks:s.mu
+// applySite passes the Site to g. A refused one is tried again in the next round: what it conflicted with may be gone by then.
 func (s *Source) applySite(g Gateway) {
 	if s.site == nil {
 		return
 	}
 	err := g.Apply(s.site.Config(s.identity.Base))
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if err == nil {
 		s.hasPeer, s.site, s.refused = s.site.PeerPublicKey != [32]byte{}, nil, ""
 		return
 	}
 	if why := "what the resources say about the gateway is refused, and what runs stays: " + err.Error(); why != s.refused {
 		s.refused = why
-		s.note(why)
+		s.addEvent(why)
 	}
 }
 
-// Resources returns what the gateway has to have and does not, and why resources are left out.
+// Resources returns what the gateway needs and lacks, and why resources are left out.
 func (s *Source) Resources() (waiting []string, leftOut map[rules.Key]string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -241,10 +250,10 @@ func (s *Source) Resources() (waiting []string, leftOut map[rules.Key]string) {
 	return waiting, s.state.Faults()
 }
 
-// maxEvents caps the Events that wait for an API server; the log has all of them.
+// maxEvents caps the Events that wait for the API server; all are in the log.
 const maxEvents = 1024
 
-// logWaiting says what is missing, once.
+// logWaiting logs what is missing, once.
 //
 // +checklocks:s.mu
 func (s *Source) logWaiting() {
@@ -292,7 +301,7 @@ func (s *Source) remove(key rules.Key) {
 	s.changed()
 }
 
-// Causes logs each reason for which the API server cannot be asked once, until it can again.
+// Causes logs each cause of failed API requests once, until they succeed again.
 type Causes struct {
 	log *logrus.Entry
 
@@ -300,5 +309,5 @@ type Causes struct {
 	told map[string]bool // +checklocks:mu
 }
 
-// NewCauses returns one that has told nothing.
+// NewCauses returns a Causes that has logged nothing.
 func NewCauses(log *logrus.Entry) *Causes { return &Causes{log: log, told: map[string]bool{}} }

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"slices"
@@ -162,13 +163,13 @@ func inCluster(t *testing.T, objects []*Object, prepare func(*cluster), f func(*
 		done := make(chan struct{})
 		go func() { c.source.Run(ctx, c); close(done) }()
 		defer func() { cancel(); <-done }()
-		c.settle()
+		c.awaitQuiet()
 		f(c)
 	})
 }
 
-// settle lets everything that is due happen.
-func (c *cluster) settle() {
+// awaitQuiet lets everything that is due happen.
+func (c *cluster) awaitQuiet() {
 	time.Sleep(5 * time.Second)
 	synctest.Wait()
 }
@@ -187,7 +188,7 @@ func (c *cluster) update(o *Object) {
 	if err := c.api.Tracker().Update(gvr(o.Kind), unstructuredOf(c.t, o), o.Metadata.Namespace); err != nil {
 		c.t.Fatal(err)
 	}
-	c.settle()
+	c.awaitQuiet()
 }
 
 func (c *cluster) delete(kind, namespace, name string) {
@@ -195,7 +196,7 @@ func (c *cluster) delete(kind, namespace, name string) {
 	if err := c.api.Tracker().Delete(gvr(kind), namespace, name); err != nil {
 		c.t.Fatal(err)
 	}
-	c.settle()
+	c.awaitQuiet()
 }
 
 // conditions returns the conditions of a resource, as "host type status".
@@ -317,7 +318,7 @@ func TestNothingIsAppliedBeforeEveryListIsComplete(t *testing.T) {
 				mu.Lock()
 				refused = false
 				mu.Unlock()
-				c.settle()
+				c.awaitQuiet()
 				if !c.source.Ready() || c.sites != 1 || len(c.pieces) == 0 || c.before != 1 { // nodes come last
 					t.Error("not applied when all is known")
 				}
@@ -487,7 +488,7 @@ func TestConnection(t *testing.T) {
 
 		at := time.Now()
 		c.setCheck(Check{CheckConnected, 12345 * time.Microsecond, at})
-		c.settle()
+		c.awaitQuiet()
 		stamp := at.UTC().Format(time.RFC3339)
 		c.expectConnection(`{"latency":{"timestamp":"` + stamp + `","value":"12ms"},"value":"Connected"}`)
 
@@ -506,7 +507,7 @@ func TestConnection(t *testing.T) {
 		}
 
 		c.setCheck(Check{State: CheckLost})
-		c.settle()
+		c.awaitQuiet()
 		c.expectConnection(`{"latency":{"value":"N/A"},"value":"Error"}`)
 
 		// Deleted by hand, it is made again.
@@ -570,12 +571,86 @@ func TestRefusedSiteIsTriedAgain(t *testing.T) {
 			t.Errorf("a Connection without a peer: %v", err)
 		}
 		refuse(c, nil)
-		c.settle()
+		c.awaitQuiet()
 		if waiting, leftOut := c.source.Resources(); c.sites != 1 || c.config.WireGuard.PeerPublicKey == (wgkey.Key{}) || len(waiting)+len(leftOut) > 0 {
 			t.Errorf("%d sites, waiting %q, left out %v", c.sites, waiting, leftOut)
 		}
 		c.get(kindConnection, "liqo-tenant-cluster-b", "gw-cluster-b")
 	})
+}
+
+// Rules that the gateway refuses are put again whenever rules change, for there may be room then. That is logged once.
+func TestRefusedRulesAreLoggedOnce(t *testing.T) {
+	objects := loadCapture(t, captures[0])
+	full := (&spoilt{kind: KindFirewall, name: mssTable, path: "spec.table.name", value: "good"}).object(t, objects, 5)
+	full.Metadata.Name = "too-much"
+	other := (&spoilt{kind: KindFirewall, name: mssTable, path: "spec.table.name", value: "first"}).object(t, objects, 6)
+	other.Metadata.Name = "other"
+	inCluster(t, append(objects, full, other), nil, func(c *cluster) {
+		for i := range 5 {
+			next := (&spoilt{kind: KindFirewall, name: mssTable, path: "spec.table.name", value: fmt.Sprint("changed-", i)}).object(t, objects, 6)
+			next.Metadata.Name = "other"
+			before := c.commits
+			if c.update(next); c.commits == before {
+				t.Fatal("nothing has changed")
+			}
+		}
+		if n := strings.Count(c.log.String(), "rules are refused"); n != 1 {
+			t.Errorf("logged %d times\n%s", n, &c.log)
+		}
+	})
+}
+
+// A busyGateway takes long for rules: meanwhile, something else goes on.
+type busyGateway struct {
+	*cluster
+	meanwhile func()
+}
+
+func (g busyGateway) Put(key rules.Key, r rules.Resource) error {
+	g.meanwhile()
+	return g.cluster.Put(key, r)
+}
+
+// While a gateway works, who asks is answered and watches go on; what comes then is not said to be applied before it is.
+func TestAskedWhileTheGatewayWorks(t *testing.T) {
+	objects := loadCapture(t, captures[0])
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	s := NewSource(nil, Identity{Self: gatewayOf("cluster-b"), Base: baseOf("cluster-b")}, logrus.NewEntry(log))
+	for _, w := range s.watches() {
+		s.take(w.kind, slices.DeleteFunc(slices.Clone(objects), func(o *Object) bool { return o.Kind != w.kind }))
+	}
+	late := (&spoilt{kind: KindFirewall, name: mssTable, path: "spec.table.name", value: "late"}).object(t, objects, 6)
+	late.Metadata.Name = "late"
+	asked := false
+	g := busyGateway{&cluster{t: t, fakeGateway: *newFakeGateway()}, func() {
+		if asked {
+			return
+		}
+		asked = true
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			s.Ready()
+			s.Resources()
+			s.put(late)
+		}()
+		select {
+		case <-done:
+		case <-time.After(10 * time.Second):
+			t.Error("nobody is answered while the gateway takes rules")
+		}
+	}}
+	if !s.apply(g) || !asked {
+		t.Fatal("nothing was put")
+	}
+	if applied, ok := s.writes.verdicts[late.Key()]; ok {
+		t.Errorf("of rules that the gateway does not have it is said that they are applied: %t", applied)
+	}
+	if s.apply(g); !s.writes.verdicts[late.Key()] {
+		t.Error("of rules that it has, that is not said")
+	}
 }
 
 // Who asks is told what is missing and why a resource is left out.

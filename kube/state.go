@@ -11,14 +11,14 @@ import (
 	"culvert/nat/rules"
 )
 
-// Self is what a gateway is told about itself.
+// Self is what a gateway knows about itself.
 type Self struct {
 	Name, Namespace string
 	Remote          string // the remote cluster's ID
 	Node            string // that the gateway runs on
 	Server          bool
 	MTU             int
-	// KeepUnknown leaves sources alone to which no route leads back. Otherwise they become U, and answers to them go to their node.
+	// KeepUnknown leaves sources without a route back unchanged. Otherwise they become U, and answers to them go to their node.
 	KeepUnknown bool
 }
 
@@ -30,7 +30,7 @@ func (s *Self) peer() netip.Addr {
 	return netip.AddrFrom4([4]byte{169, 254, 18, 1})
 }
 
-// The labels that say which gateways a resource is for.
+// The labels that select a resource's gateways.
 const (
 	labelRemote   = "liqo.io/remote-cluster-id"
 	labelFirewall = "networking.liqo.io/firewall-"
@@ -63,36 +63,36 @@ func (s *Self) selects(o *Object) bool {
 	return false
 }
 
-// A State is what all resources together say. It depends on which resources there are, not on the order in which they came; but a
-// PublicKey that is spoilt keeps the key that it had. It belongs to one goroutine.
+// A State is the meaning of all resources together. It depends on the resources, not on their order, with one exception: a PublicKey that becomes
+// invalid keeps its key. It belongs to one goroutine.
 type State struct {
 	self    Self
 	items   map[string]map[rules.Key]*item // by kind
 	dirty   map[rules.Key]bool             // rules that have changed, by resource
 	again   bool                           // the Site may have changed
 	applied Site
-	own     map[rules.Key]rules.Resource // what the Site adds to the rules
+	own     map[rules.Key]rules.Resource // the Site's own rules
 	said    map[rules.Key]string         // the fault that the Site has found with a resource
 	waiting []string
 	events  []Event
 }
 
-// An item is a resource that is for this gateway.
+// An item is a resource for this gateway.
 type item struct {
 	key       rules.Key
 	meta      Metadata
 	parsed    any        // by kind: *piece, *fabric, *internalNode, *tunnelSpec, [32]byte; nil if the resource is left out
 	fault     string     // why
-	refused   string     // why the gateway did not take its rules
-	condition *Condition // that the resource has of this gateway
+	refused   string     // why the gateway refused its rules
+	condition *Condition // this gateway's condition on the resource
 }
 
-// A piece is what a FirewallConfiguration or RouteConfiguration stands for.
+// A piece is the compiled form of a FirewallConfiguration or RouteConfiguration.
 type piece struct {
 	rules.Resource
 	unknown  netip.Addr         // U, if these are the rules that mark connections from it
-	remaps   []rules.RemoteCIDR // that it translates
-	toTunnel []netip.Prefix     // that it leads to the peer
+	remaps   []rules.RemoteCIDR // translated by it
+	toTunnel []netip.Prefix     // prefixes routed to the peer
 }
 
 // NewState returns the State of a cluster without resources.
@@ -107,7 +107,7 @@ func NewState(self Self) *State {
 	return s
 }
 
-// Put takes a resource as it is now.
+// Put adds or replaces a resource.
 func (s *State) Put(o *Object) {
 	key := o.Key()
 	if !s.self.selects(o) {
@@ -139,7 +139,7 @@ func (s *State) Delete(key rules.Key) {
 	}
 }
 
-// changed notes what has to be looked at again.
+// changed records what must be derived again.
 func (s *State) changed(key rules.Key, old, it *item) {
 	if old != nil && it != nil {
 		it.refused = old.refused
@@ -208,7 +208,7 @@ func (it *item) parse(o *Object, self *Self, f *faults) {
 // nodePortTable is the table that marks connections from U by their node.
 const nodePortTable = "service-nodeport-routing"
 
-// unknownSource returns the address whose connections the table marks, if that is what it is for.
+// unknownSource returns the address whose connections the table marks, if that is its purpose.
 func unknownSource(t *rules.Table) netip.Addr {
 	if t.Name != nodePortTable {
 		return netip.Addr{}
@@ -249,9 +249,9 @@ func remaps(t *rules.Table) []rules.RemoteCIDR {
 	return all
 }
 
-// Changes are what a gateway has to do. Rules come by the key of their resource.
+// Changes are the changes for a gateway. Rules have the key of their resource.
 type Changes struct {
-	Site   *Site // nil: as it was
+	Site   *Site // nil: unchanged
 	Delete []rules.Key
 	Put    []Put
 }
@@ -262,7 +262,7 @@ type Put struct {
 	Resource rules.Resource
 }
 
-// Changes returns what has changed since it was called last.
+// Changes returns the changes since the last call.
 func (s *State) Changes() Changes {
 	var c Changes
 	if s.again {
@@ -287,7 +287,7 @@ func (s *State) Changes() Changes {
 		}
 		c.Put = append(c.Put, Put{key, it.parsed.(*piece).Resource})
 	}
-	// What was refused may find room.
+	// Refused rules may fit now.
 	for _, kind := range []string{KindFirewall, KindRoute} {
 		for key, it := range s.items[kind] {
 			if it.refused != "" && it.parsed != nil && !s.dirty[key] {
@@ -303,7 +303,7 @@ func (s *State) Changes() Changes {
 
 func compareKeys(a, b rules.Key) int { return strings.Compare(a.String(), b.String()) }
 
-// say tells of each fault that the Site has found and had not before.
+// say reports each new fault that the Site has found.
 func (s *State) say(fault map[rules.Key]string) {
 	for _, key := range slices.SortedFunc(maps.Keys(fault), compareKeys) {
 		it := s.items[key.Kind][key]
@@ -315,7 +315,7 @@ func (s *State) say(fault map[rules.Key]string) {
 	maps.DeleteFunc(s.said, func(key rules.Key, _ string) bool { _, ok := fault[key]; return !ok })
 }
 
-// replaceOwn puts the rules that follow from the Site in place of those that did.
+// replaceOwn replaces the rules that follow from the Site.
 func (s *State) replaceOwn(c *Changes) {
 	own := s.applied.rules(&s.self)
 	for _, key := range slices.SortedFunc(maps.Keys(s.own), compareKeys) {
@@ -331,23 +331,24 @@ func (s *State) replaceOwn(c *Changes) {
 	s.own = own
 }
 
-// Refused says what the gateway answered when the rules of a resource were put: nil, or why it did not take them.
-func (s *State) Refused(key rules.Key, err error) {
+// Refused records the gateway's answer to a resource's rules: nil, or why it refused them. It reports whether the refusal is new.
+func (s *State) Refused(key rules.Key, err error) (news bool) {
 	it := s.items[key.Kind][key]
 	if it == nil {
-		return
+		return err != nil
 	}
 	why := ""
 	if err != nil {
 		why = "spec.table: " + err.Error()
 	}
-	if why != "" && why != it.refused {
+	if news = why != "" && why != it.refused; news {
 		s.event(it, why)
 	}
 	it.refused = why
+	return news
 }
 
-// Waiting returns what a gateway has to have, and is not there.
+// Waiting returns what a gateway needs and lacks.
 func (s *State) Waiting() []string { return s.waiting }
 
 // Faults returns why resources are left out.

@@ -30,7 +30,7 @@ const (
 	kindConnection = "Connection"
 )
 
-// resources are the names under which the API server has the kinds.
+// resources are the names of the kinds in the API.
 var resources = map[string]string{
 	KindFirewall: "firewallconfigurations", KindRoute: "routeconfigurations", KindTunnel: "genevetunnels", KindFabric: "internalfabrics",
 	KindNode: "internalnodes", KindPublicKey: "publickeies", kindConnection: "connections",
@@ -40,10 +40,10 @@ func (s *Source) resource(kind string) dynamic.NamespaceableResourceInterface {
 	return s.client.Resource(schema.GroupVersionResource{Group: group, Version: version, Resource: resources[kind]})
 }
 
-// A watched is a set of resources that a Source follows. The API server chooses them as far as a selector can.
+// A watched is a set of resources that a Source follows, selected by the API server as far as possible.
 type watched struct {
 	kind   string
-	own    bool // only those of the gateway's namespace
+	own    bool // only in the gateway's namespace
 	labels string
 	fields string
 }
@@ -61,11 +61,10 @@ func (s *Source) watches() []watched {
 	}
 }
 
-// backoff is how long a watch that has failed waits: short enough that what has changed meanwhile is known soon after the API server is
-// back.
+// backoff is how long a failed watch waits: short enough to catch up soon after the API server is back.
 var backoff = wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 5, Cap: 2 * time.Second}
 
-// follow keeps the State as the API server says until ctx ends.
+// follow updates the State from the API server until ctx ends.
 func (s *Source) follow(ctx context.Context, w watched) {
 	var client dynamic.ResourceInterface = s.resource(w.kind)
 	if w.own {
@@ -74,49 +73,49 @@ func (s *Source) follow(ctx context.Context, w watched) {
 	(&Followed{client, resources[w.kind], w.labels, w.fields, sink{s, w.kind}}).Follow(ctx, s.causes)
 }
 
-// brokenWatch is what client-go returns, without an error, for a connection that ended before the API server said anything.
+// brokenWatch is what client-go returns, without an error, for a connection that ended before the API server answered.
 var brokenWatch = reflect.TypeOf(watch.NewEmptyWatch())
 
-// Followed is a set of objects that somebody follows. The API server chooses them as far as selectors can.
+// Followed is a set of objects to follow, selected by the API server as far as possible.
 type Followed struct {
 	Client         dynamic.ResourceInterface
-	Resource       string // as the API server has it
+	Resource       string // name in the API
 	Labels, Fields string // selectors
 	Into           cache.ReflectorStore
 }
 
-// Follow keeps f.Into as the API server says until ctx ends. What it cannot ask for, it tells causes.
+// Follow updates f.Into from the API server until ctx ends. It reports failures to causes.
 func (f *Followed) Follow(ctx context.Context, causes *Causes) {
 	choose := func(o *metav1.ListOptions) { o.LabelSelector, o.FieldSelector = f.Labels, f.Fields }
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			choose(&o)
 			l, err := f.Client.List(ctx, o)
-			causes.Note(ctx, "list", f.Resource, err)
+			causes.Log(ctx, "list", f.Resource, err)
 			return l, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			choose(&o)
 			i, err := f.Client.Watch(ctx, o)
 			if err != nil || reflect.TypeOf(i) != brokenWatch {
-				causes.Note(ctx, "watch", f.Resource, err)
+				causes.Log(ctx, "watch", f.Resource, err)
 			}
 			return i, err
 		},
 	}
 	backoff := backoff
-	ctx = klog.NewContext(ctx, klog.Logger{}) // causes has said it
+	ctx = klog.NewContext(ctx, klog.Logger{}) // causes has logged it
 	cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(lw, plainLists{}), &unstructured.Unstructured{}, f.Into,
 		cache.ReflectorOptions{Name: "culvert", TypeDescription: f.Resource, Backoff: &backoff}).RunWithContext(ctx)
 }
 
-// plainLists lets a reflector list and then watch, which every API server can.
+// plainLists makes a reflector list and then watch, which every API server supports.
 type plainLists struct{}
 
-// IsWatchListSemanticsUnSupported is asked by client-go.
+// IsWatchListSemanticsUnSupported is called by client-go.
 func (plainLists) IsWatchListSemanticsUnSupported() bool { return true }
 
-// A sink takes what a reflector reads, and keeps nothing of it.
+// A sink receives what a reflector reads, and keeps nothing of it.
 type sink struct {
 	*Source
 	kind string
@@ -165,7 +164,7 @@ func (k sink) Replace(all []any, _ string) error {
 
 func (k sink) Resync() error { return nil }
 
-// object reads a resource. What the API server has checked itself, the metadata, can be read.
+// object parses a resource. The metadata is valid, because the API server has checked it.
 func (k sink) object(o any) (*Object, error) {
 	u, ok := o.(*unstructured.Unstructured)
 	if !ok {
@@ -185,7 +184,7 @@ func (k sink) object(o any) (*Object, error) {
 	return x, err
 }
 
-// PartOf returns a part of an object as it came; "null" if it is not there.
+// PartOf returns a part of an object unparsed; "null" if it is missing.
 func PartOf(u *unstructured.Unstructured, name string) (json.RawMessage, error) {
 	if raw, ok := u.Object[name].(json.RawMessage); ok {
 		return raw, nil
@@ -193,8 +192,8 @@ func PartOf(u *unstructured.Unstructured, name string) (json.RawMessage, error) 
 	return json.Marshal(u.Object[name])
 }
 
-// Note logs why a resource cannot be asked for, once for each cause. With an API server that is away, all resources have one.
-func (c *Causes) Note(ctx context.Context, verb, resource string, err error) {
+// Log logs why a request failed, once for each cause. While the API server is away, all requests have the same cause.
+func (c *Causes) Log(ctx context.Context, verb, resource string, err error) {
 	if ctx.Err() != nil {
 		return
 	}
@@ -203,7 +202,7 @@ func (c *Causes) Note(ctx context.Context, verb, resource string, err error) {
 	switch {
 	case err == nil:
 	case apierrors.IsResourceExpired(err), apierrors.IsGone(err), apierrors.IsConflict(err):
-		return // it lists or reads again
+		return // the reflector lists or reads again
 	case errors.As(err, &status):
 		cause = verb + " " + resource
 	default:

@@ -22,7 +22,7 @@ import (
 // writePatience bounds one write.
 const writePatience = 10 * time.Second
 
-// write writes what is to be written. What fails is tried again: apply notes it anew as long as the resources do not say it.
+// write makes the pending writes. Failed ones are retried: apply records them again until the resources have them.
 func (s *Source) write(ctx context.Context) {
 	s.mu.Lock()
 	t, have := s.writes, s.connection
@@ -43,7 +43,7 @@ func (s *Source) write(ctx context.Context) {
 		}
 	}
 	failures := 0
-	for key, good := range t.verdicts { // in any order: one that always fails keeps no other from being written
+	for key, good := range t.verdicts { // in any order, so that one that always fails does not block others
 		if ctx.Err() != nil || failures == maxFailures {
 			return
 		}
@@ -53,11 +53,10 @@ func (s *Source) write(ctx context.Context) {
 	}
 }
 
-// maxFailures ends a round: an API server that refuses is not asked about all resources every second.
+// maxFailures ends a round, so that a refusing API server does not get requests about all resources every second.
 const maxFailures = 3
 
-// writeCondition says on a resource whether this gateway obeys it. Others write there too: what has changed since it was read is read
-// again.
+// writeCondition writes this gateway's condition on a resource. Others write there too: after a conflict the resource is read again.
 func (s *Source) writeCondition(ctx context.Context, key rules.Key, good bool) error {
 	client := s.resource(key.Kind).Namespace(key.Namespace)
 	verb := "get"
@@ -80,25 +79,25 @@ func (s *Source) writeCondition(ctx context.Context, key rules.Key, good bool) e
 		return err
 	})
 	if apierrors.IsNotFound(err) {
-		return nil // it has gone
+		return nil // it is gone
 	}
-	s.causes.Note(ctx, verb, resources[key.Kind]+"/status", err)
+	s.causes.Log(ctx, verb, resources[key.Kind]+"/status", err)
 	return err
 }
 
-// conflictBackoff lets twenty gateways write to one resource.
+// conflictBackoff allows twenty gateways to write to one resource.
 var conflictBackoff = wait.Backoff{Duration: 10 * time.Millisecond, Factor: 1.5, Jitter: 1, Steps: 20, Cap: 500 * time.Millisecond}
 
-// sameConditions reports whether nothing is to be written.
+// sameConditions reports whether there is nothing to write.
 func sameConditions(a, b []any) bool { return fmt.Sprint(a) == fmt.Sprint(b) }
 
-// events is core/v1: the role of a gateway has no other.
+// events is core/v1, the only one that a gateway's role may write.
 var events = schema.GroupVersionResource{Version: "v1", Resource: "events"}
 
-// maxMessage is the most that an Event's message may have.
+// maxMessage is the maximum length of an Event's message.
 const maxMessage = 1024
 
-// writeEvent makes an Event.
+// writeEvent creates an Event.
 func (s *Source) writeEvent(ctx context.Context, e *Event) error {
 	id := &s.identity
 	r := &Reporter{Client: s.client, Causes: s.causes, Self: id.Namespace + "/" + id.Name, Node: id.Node, Instance: cmp.Or(id.Pod, id.Name)}
@@ -109,12 +108,27 @@ func (s *Source) writeEvent(ctx context.Context, e *Event) error {
 type Reporter struct {
 	Client         dynamic.Interface
 	Causes         *Causes
-	Self           string // whose Events are told apart from those of others
+	Self           string // the reporting instance of Events
 	Node, Instance string
 }
 
-// Write makes an Event. Its name follows from what it says, so that a process that begins anew does not say it again. After an error it
-// may be tried again.
+// eventTimeout is how long one Event may take.
+const eventTimeout = 10 * time.Second
+
+// WriteAll creates Events in their order until one cannot be written, and returns that and those after it, for another try.
+func (r *Reporter) WriteAll(ctx context.Context, all []Event, at time.Time) (left []Event) {
+	for i := range all {
+		one, cancel := context.WithTimeout(ctx, eventTimeout)
+		err := r.Write(one, &all[i], at)
+		cancel()
+		if err != nil {
+			return all[i:]
+		}
+	}
+	return nil
+}
+
+// Write creates an Event. Its name is derived from its content, so that a restarted process does not repeat it. After an error it may be retried.
 func (r *Reporter) Write(ctx context.Context, e *Event, at time.Time) error {
 	now := at.UTC().Format(time.RFC3339)
 	message := e.Message
@@ -143,9 +157,9 @@ func (r *Reporter) Write(ctx context.Context, e *Event, at time.Time) error {
 	if apierrors.IsAlreadyExists(err) {
 		err = nil
 	}
-	r.Causes.Note(ctx, "create", "events", err)
+	r.Causes.Log(ctx, "create", "events", err)
 	if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) || apierrors.IsInvalid(err) {
-		return nil // it will be so again
+		return nil // retrying would not help
 	}
 	return err
 }

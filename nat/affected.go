@@ -2,7 +2,7 @@ package nat
 
 import "culvert/nat/rules"
 
-// concerns reports whether a commit could change something about a connection. What has no route is always asked for one again.
+// concerns reports whether a commit could change something about a connection. A connection without a route is always concerned.
 func concerns(a *rules.Affected, tb *table, c *conn) bool {
 	if a.All || c.verdict[original] == ReasonNoRoute || c.verdict[reply] == ReasonNoRoute {
 		return true
@@ -14,7 +14,7 @@ func concerns(a *rules.Affected, tb *table, c *conn) bool {
 	}
 	for d := range c.keys {
 		t := tb.tuple(c, d)
-		if len(a.Links) > 0 { // asked for each connection, an empty map takes its time
+		if len(a.Links) > 0 { // an empty map is slow to ask, and this runs for each connection
 			if _, ok := a.Links[t.Link]; ok {
 				return true
 			}
@@ -29,26 +29,26 @@ func concerns(a *rules.Affected, tb *table, c *conn) bool {
 	return false
 }
 
-// historyLength is how many commits a connection may miss before it is looked at whatever they concern. It is a power of two.
+// historyLength is how many commits a connection may miss before it is revalidated regardless of what they changed. It is a power of two.
 const historyLength = 64
 
-// A history holds what the last commits concern, by generation.
+// A history keeps what the last commits changed, by generation.
 type history struct {
 	commits [historyLength]*rules.Affected
-	// since is what the commits after generation from concern together. Most connections have missed several, and none of them matters to
-	// most: that takes one question.
+	// since merges the changes of all commits after generation from. Most connections have missed several commits and none of them matters to most
+	// connections, so one question answers for all.
 	since rules.Affected
 	from  uint32
 }
 
-// note adds what the commit of a generation concerns.
-func (h *history) note(generation uint32, a *rules.Affected) {
+// add records what the commit of a generation changed.
+func (h *history) add(generation uint32, a *rules.Affected) {
 	h.commits[generation%historyLength] = a
 	h.since.Add(a)
 }
 
-// settle notes that all connections are of a generation.
-func (h *history) settle(generation uint32) {
+// reset records that all connections are of this generation.
+func (h *history) reset(generation uint32) {
 	if h.from != generation {
 		h.since, h.from = rules.Affected{}, generation
 	}

@@ -290,7 +290,7 @@ func TestAffectedIsAllThatIsConcerned(t *testing.T) {
 			if fmt.Sprint(err) != fmt.Sprint(same) {
 				t.Fatalf("run %d, step %d, %s: %v, %v", run, step, changed, err, same)
 			}
-			all.history.note(all.snapshot.generation, &rules.Affected{All: true})
+			all.history.add(all.snapshot.generation, &rules.Affected{All: true})
 			for range 60 {
 				p := packet{
 					one(r, Tunnel, 4, 9), netip.AddrFrom4([4]byte{10, 200, 1, byte(1 + r.IntN(6))}),

@@ -11,16 +11,17 @@ const (
 	defaultAffinityTimeout = 3 * time.Hour
 	// affinityRatio is how many connections the table may hold for each client that is remembered.
 	affinityRatio = 2
-	// affinityBudget is how many clients, and how many services, are looked at for being too long away at a time.
+	// affinityBudget is how many clients, and how many services, are checked for expiry at a time.
 	affinityBudget = 64
 )
 
-// An affinityTable remembers the backends of the clients of all services with affinity. It belongs to no configuration: services go by
-// name, port and protocol, backends by address and port. It grows with use. Its places are shared out, with services for links.
+// An affinityTable remembers the backends of the clients of all services with affinity. It is independent of the configuration: services are known by
+// name, port and protocol, backends by address and port. It grows with use. Shares limit it, with services in the place of links.
 type affinityTable struct {
 	directory directory // of entries, as references of direction original
 	lists     map[serviceIdentity]*clientList
-	named     uint32 // lists that were ever made
+	services  map[uint32]serviceIdentity // of lists, by clientList.id
+	named     uint32                     // lists that were ever made
 	made      []*[chunkEntries]affinity
 	high      uint32 // entries that were ever used, entry 0 included
 	spare     uint32
@@ -33,7 +34,7 @@ type serviceIdentity struct {
 	protocol uint8
 }
 
-// A clientList holds a service's clients, the one that was longest away first.
+// A clientList holds a service's clients, the least recently seen first.
 type clientList struct {
 	id          uint32
 	first, last uint32
@@ -50,19 +51,19 @@ type affinity struct {
 	key            affinityKey
 	backend        uint64 // seed
 	expires        Time
-	previous, next uint32 // in the service's list; next also links spare ones
+	previous, next uint32 // in the service's list; next also links free entries
 }
 
 func (t *affinityTable) init() {
 	t.directory.init()
-	t.lists, t.high = map[serviceIdentity]*clientList{}, 1
+	t.lists, t.services, t.high = map[serviceIdentity]*clientList{}, map[uint32]serviceIdentity{}, 1
 }
 
 func (t *affinityTable) at(number uint32) *affinity {
 	return &t.made[number/chunkEntries][number%chunkEntries]
 }
 
-// identityOf names a service. All frontends of one remember its clients together, as kube-proxy's do.
+// identityOf names a service. All frontends of a service share its clients, as with kube-proxy.
 func identityOf(s *rules.Service) serviceIdentity {
 	if s.Frontend != nil {
 		return serviceIdentity{name: s.Name, protocol: s.Protocol}
@@ -70,8 +71,8 @@ func identityOf(s *rules.Service) serviceIdentity {
 	return serviceIdentity{s.Name, s.Port, s.Protocol}
 }
 
-// backend returns the place of the backend for a new connection of a client. It is a function of the key, the service, the client and,
-// with affinity, of the client's earlier connections: so a packet in mid-stream finds the backend that its connection had.
+// backend returns the index of the backend for a new connection of a client. It is a function of the key, the service, the client and, with affinity,
+// the client's earlier connections, so a packet in mid-stream finds the backend that its connection had.
 // Preconditions: there is a backend.
 func (e *Engine) backend(b *rules.Balancer, client *rules.Client, now Time) int32 {
 	if b.Service.Affinity == rules.AffinityClientIP {
@@ -88,17 +89,17 @@ func (t *affinityTable) list(identity serviceIdentity) *clientList {
 	if l == nil {
 		t.named++
 		l = &clientList{id: t.named}
-		t.lists[identity] = l
+		t.lists[identity], t.services[l.id] = l, identity
 	}
 	return l
 }
 
-// hash is keyed by the process: no client can choose to crowd others.
+// hash is keyed by the process, so no client can choose colliding addresses.
 func (k *affinityKey) hash(s *shares) uint32 {
 	return uint32(s.identify(k.client[0], k.client[1], uint64(k.list)) >> 32)
 }
 
-// find returns the entry of a client of which hash is the hash, 0 if there is none.
+// find returns the entry of a client with this hash, 0 if there is none.
 func (t *affinityTable) find(k *affinityKey, hash uint32) uint32 {
 	s := t.directory.segment(hash)
 	for i := hash % segmentSlots; s[i] != 0; i = (i + 1) % segmentSlots {
@@ -112,7 +113,7 @@ func (t *affinityTable) find(k *affinityKey, hash uint32) uint32 {
 	return 0
 }
 
-// network returns the identity of the /64 of an IPv6 client of a service. An IPv4 client has none: he is one of his address.
+// network returns the identity of the /64 of an IPv6 client of a service. An IPv4 client has none: only its address counts.
 func (k *affinityKey) network(s *shares) (identity uint64, ok bool) {
 	if k.client[0] == 0 {
 		return 0, false
@@ -120,7 +121,7 @@ func (k *affinityKey) network(s *shares) (identity uint64, ok bool) {
 	return s.identify(k.client[0], 0, 1<<32|uint64(k.list)) ^ uint64(shareAffinities)<<32, true
 }
 
-// neighbours returns how many clients of the /64 of an IPv6 client the service has.
+// neighbours returns how many clients of a service are in the /64 of an IPv6 client.
 func (k *affinityKey) neighbours(s *shares) int {
 	if network, ok := k.network(s); ok {
 		return s.held(network)
@@ -128,7 +129,7 @@ func (k *affinityKey) neighbours(s *shares) int {
 	return 0
 }
 
-// backendOf returns the backend that a client of a service had, if that is known and still there.
+// backendOf returns the backend that a client of a service had, if it is remembered and still there.
 func (e *Engine) backendOf(b *rules.Balancer, client *rules.Client, now Time) (int32, bool) {
 	t := &e.clients
 	l := t.lists[identityOf(&b.Service)]
@@ -143,7 +144,7 @@ func (e *Engine) backendOf(b *rules.Balancer, client *rules.Client, now Time) (i
 	return b.Find(t.at(number).backend)
 }
 
-// remember notes that a client of a service has got a backend.
+// remember records the backend of a service's client.
 func (e *Engine) remember(b *rules.Balancer, client *rules.Client, backend int32, now Time) {
 	if b.Service.Affinity != rules.AffinityClientIP {
 		return
@@ -169,14 +170,14 @@ func (e *Engine) remember(b *rules.Balancer, client *rules.Client, backend int32
 	e.keep(l, &key, hash, seed, now.Add(timeout), now)
 }
 
-// keep makes an entry for a client that has none, and of which hash is the hash. It returns false if there is no place for it.
+// keep makes an entry for a client that has none. It returns false if there is no room for it.
 func (e *Engine) keep(l *clientList, key *affinityKey, hash uint32, backend uint64, expires, now Time) bool {
 	if !e.remembers(l, key, now) {
 		return false
 	}
 	t := &e.clients
 	number := t.take()
-	if !t.directory.insert(hash, newReference(number, original)) { // more equal hashes than chance makes
+	if !t.directory.insert(hash, newReference(number, original)) { // so many equal hashes are no accident
 		t.giveBack(number)
 		e.stats.ClientsRefused++
 		return false
@@ -190,13 +191,13 @@ func (e *Engine) keep(l *clientList, key *affinityKey, hash uint32, backend uint
 	return true
 }
 
-// remembers sees to it that there is a place for one more client. A service at its share forgets the one that was longest away; an IPv6
-// /64 at its share of that is not remembered.
+// remembers makes room for one more client and reports whether it may be remembered. A service at its share forgets its least recently seen client;
+// an IPv6 /64 at its share of the service gets no more entries.
 func (e *Engine) remembers(l *clientList, key *affinityKey, now Time) bool {
 	t, s := &e.clients, &e.table.shares
 	e.forgetSome(l, now, 2)
 	neighbours := key.neighbours(s)
-	if neighbours+l.length+t.used < e.snapshot.maxEntries/affinityRatio { // as shares.full says
+	if neighbours+l.length+t.used < e.snapshot.maxEntries/affinityRatio { // shortcut: see shares.full
 		return true
 	}
 	if l.first == 0 || max(1, t.at(l.first).key.neighbours(s)) < neighbours {
@@ -208,7 +209,7 @@ func (e *Engine) remembers(l *clientList, key *affinityKey, now Time) bool {
 	return true
 }
 
-// forgetSome forgets up to budget clients that were too long away.
+// forgetSome forgets up to budget expired clients.
 func (e *Engine) forgetSome(l *clientList, now Time, budget int) {
 	for range budget {
 		if l.first == 0 || e.clients.at(l.first).expires > now {
@@ -218,12 +219,13 @@ func (e *Engine) forgetSome(l *clientList, now Time, budget int) {
 	}
 }
 
-// expire does so for some services, wherever the walk through a map begins.
+// expire calls forgetSome for a few services; map iteration picks them.
 func (t *affinityTable) expire(e *Engine, now Time) {
 	budget := affinityBudget
 	for identity, l := range t.lists {
 		if e.forgetSome(l, now, affinityBudget); l.first == 0 {
 			delete(t.lists, identity)
+			delete(t.services, l.id)
 		}
 		if budget--; budget == 0 {
 			return
@@ -243,7 +245,7 @@ func (e *Engine) forget(l *clientList, number uint32) {
 	t.giveBack(number)
 }
 
-// take returns an entry that is free.
+// take returns a free entry.
 func (t *affinityTable) take() uint32 {
 	t.used++
 	number := t.spare
@@ -259,7 +261,7 @@ func (t *affinityTable) take() uint32 {
 	return number
 }
 
-// giveBack makes an entry free.
+// giveBack frees an entry.
 func (t *affinityTable) giveBack(number uint32) {
 	*t.at(number) = affinity{next: t.spare}
 	t.spare = number

@@ -4,53 +4,13 @@ import (
 	"encoding/binary"
 	"math/rand/v2"
 	"runtime"
-	"syscall"
 	"testing"
 	"time"
 
 	"culvert/nat"
 	"culvert/nat/nattest"
 	"culvert/nat/packet"
-
-	"golang.org/x/crypto/chacha20poly1305"
 )
-
-// seal measures a ChaCha20-Poly1305 seal of 1400 bytes, the yardstick of all budgets, in nanoseconds.
-func seal(b *testing.B) float64 {
-	b.Helper()
-	best := sealOnce(b)
-	for range 4 {
-		best = min(best, sealOnce(b))
-	}
-	return best
-}
-
-func sealOnce(b *testing.B) float64 {
-	b.Helper()
-	key := make([]byte, chacha20poly1305.KeySize)
-	aead, err := chacha20poly1305.New(key)
-	if err != nil {
-		b.Fatal(err)
-	}
-	plain, nonce := make([]byte, 1400), make([]byte, aead.NonceSize())
-	out := make([]byte, 0, 1500)
-	const n = 20000
-	begin := processorTime(b)
-	for range n {
-		out = aead.Seal(out[:0], nonce, plain, nil)
-	}
-	return float64(processorTime(b)-begin) / n
-}
-
-// processorTime is what this process has used, which other work on the machine changes less than the time of day.
-func processorTime(b *testing.B) time.Duration {
-	b.Helper()
-	var u syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
-		b.Fatal(err)
-	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
-}
 
 // A meter compares the processor time of a benchmark's loop with that of a seal, measured right before and after.
 type meter struct {
@@ -60,19 +20,19 @@ type meter struct {
 
 func startMeter(b *testing.B) meter {
 	b.Helper()
-	m := meter{seal: seal(b)}
+	m := meter{seal: nattest.Seal(b)}
 	b.ReportAllocs()
-	m.begin = processorTime(b)
+	m.begin = nattest.ProcessorTime(b)
 	b.ResetTimer()
 	return m
 }
 
 func (m meter) report(b *testing.B) {
 	b.Helper()
-	own := processorTime(b) - m.begin
+	own := nattest.ProcessorTime(b) - m.begin
 	b.StopTimer()
 	perOp := float64(own) / float64(b.N)
-	yard := min(m.seal, seal(b))
+	yard := min(m.seal, nattest.Seal(b))
 	b.ReportMetric(perOp/yard, "seals/op")
 	b.ReportMetric(yard, "ns/seal")
 }
@@ -170,14 +130,19 @@ func benchmarkEstablished(b *testing.B, n int, v6 bool, in nat.Link, batch int, 
 		for j := range packets {
 			packets[j].Parse(s.packet(work[j][:], int(order[(i+j)%len(order)]), in))
 		}
-		e.Load(packets, in)
-		for j := range packets {
-			if e.Process(&packets[j], in, start).Action != nat.Forward {
-				b.Fatal("not forwarded")
-			}
-		}
+		forward(b, e, packets, in)
 	}
 	m.report(b)
+}
+
+// forward has e load and process a batch, as the gateway does. It must forward all of it.
+func forward(b *testing.B, e *nat.Engine, packets []packet.Packet, in nat.Link) {
+	e.Load(packets, in)
+	for i := range packets {
+		if v := e.Process(&packets[i], in, start); v.Action != nat.Forward || v.Untracked {
+			b.Fatalf("packet %d: %v %v", i, v.Action, v.Reason)
+		}
+	}
 }
 
 // BenchmarkBuild is what the other benchmarks spend on making their packets.
@@ -284,14 +249,14 @@ func BenchmarkFlood(b *testing.B) {
 					e.Process(&p, node2, start)
 				}
 			}
-			begin := processorTime(b)
+			begin := nattest.ProcessorTime(b)
 			for i := range batch {
 				p.Parse(s.packet(work, i%established, node1))
 				if e.Process(&p, node1, start).Action != nat.Forward {
 					b.Fatal("not forwarded")
 				}
 			}
-			own += processorTime(b) - begin
+			own += nattest.ProcessorTime(b) - begin
 		}
 		if st := e.Stats(); st.Connections < established {
 			b.Fatalf("%d connections left", st.Connections)

@@ -14,7 +14,7 @@ import (
 func TestCapRanks(t *testing.T) {
 	const settled, closing, most = 30, 15, 100
 	e := engine(t, func(c *nat.Config) { c.MaxConnections = most })
-	source := func(i int) string { return fmt.Sprintf("203.0.%d.%d", 113+i/200, 1+i%200) }
+	source := func(i int) string { return fmt.Sprintf("203.%d.%d.9", i/200, i%200) }
 	next := 0
 	open := func(in nat.Link) nattest.View {
 		next++

@@ -7,8 +7,9 @@ import (
 	"culvert/nat/rules"
 )
 
-// Choose gives a connection that the caller carries himself, in a Host's place, the backend that Process would give it: by who asks which
-// Service, and by what is remembered of him. It gets none of failed, which have not answered it. The reason says why there is none.
+// Choose returns the backend that Process would give a new connection. It is for a caller that carries the connection itself, in the place of a Host.
+// The choice depends on the client, the Service and the client's affinity. Backends in failed did not answer and are left out. The reason says why
+// there is no backend.
 func (e *Engine) Choose(client, service netip.AddrPort, protocol uint8, failed []netip.AddrPort, now Time) (netip.AddrPort, Reason) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -30,18 +31,21 @@ func (e *Engine) Choose(client, service netip.AddrPort, protocol uint8, failed [
 	return b.Place(n), ReasonNone
 }
 
-// Keeps reports whether a connection that Choose has given to a backend may still go on, as Process would let it: its client is still
-// admitted, and the backend is one of the Service's or has not to end with it.
+// Keeps reports whether a connection that Choose gave to a backend may continue, as Process would decide: its client is still admitted, and the
+// backend is still one of the Service's or may finish its connections.
 func (e *Engine) Keeps(client, service netip.AddrPort, protocol uint8, backend netip.AddrPort) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	var tr rules.Traversal
 	to := hostTuple(client, backend, protocol)
 	e.ask(&tr, client, service, protocol, &to)
-	return tr.Service != nil && (tr.Service.Has(backend) || !tr.Service.Service.EndsUDP(protocol))
+	if tr.Service == nil {
+		return protocol == packet.TCP && tr.Outcome != rules.Filtered
+	}
+	return tr.Service.Has(backend) || !tr.Service.Service.EndsUDP(protocol)
 }
 
-// ask takes the first packet of a connection to where a Service is met, or that of one which exists and goes to a backend, to.
+// ask runs the first packet of a connection up to the lookup of its Service or, for an existing connection, of its backend to.
 func (e *Engine) ask(tr *rules.Traversal, client, service netip.AddrPort, protocol uint8, to *packet.Tuple) {
 	from := hostTuple(client, service, protocol)
 	tr.Start(&from, nil, rules.HostLink, nil)
@@ -51,7 +55,7 @@ func (e *Engine) ask(tr *rules.Traversal, client, service netip.AddrPort, protoc
 	tr.Enter(e.snapshot.rules)
 }
 
-// hostTuple returns that of a packet out of a Host's kernel. Preconditions: both addresses are of one family.
+// hostTuple returns the tuple of a packet from a Host's kernel. Preconditions: both addresses are of one family.
 func hostTuple(source, destination netip.AddrPort, protocol uint8) packet.Tuple {
 	t := packet.Tuple{Link: rules.HostLink, Protocol: protocol, IPv6: source.Addr().Is6()}
 	t.SetSource(source.Addr())

@@ -90,7 +90,7 @@ func TestChooseAnother(t *testing.T) {
 	}
 }
 
-// Connections outlive their backend's place in the Service but for those of UDP; none outlives the Service, nor a rule against its client.
+// Connections of TCP outlive their backend's place in the Service and the Service, those of UDP neither; none outlives a rule against its client.
 func TestKeeps(t *testing.T) {
 	service, backend := netip.MustParseAddrPort("203.0.113.7:80"), netip.MustParseAddrPort(local+":8080")
 	client := netip.MustParseAddrPort("198.51.100.9:4000")
@@ -103,13 +103,13 @@ func TestKeeps(t *testing.T) {
 		{"leaving", func(c *nat.Config) {
 			for i := range c.Services {
 				for j := range c.Services[i].Backends {
-					c.Services[i].Backends[j].Standing = rules.StandingLeaving
+					c.Services[i].Backends[j].Eligibility = rules.EligibleNone
 				}
 			}
 		}, map[uint8]bool{packet.TCP: true, packet.UDP: true}},
 		{"no backend", none, map[uint8]bool{packet.TCP: true}},
 		{"another backend", only(1), map[uint8]bool{packet.TCP: true}},
-		{"no service", func(c *nat.Config) { c.Services = c.Services[:2] }, nil},
+		{"no service", func(c *nat.Config) { c.Services = c.Services[:2] }, map[uint8]bool{packet.TCP: true}},
 		{"source ranges", func(c *nat.Config) {
 			for i := range c.Services {
 				c.Services[i].Frontend.Sources = []netip.Prefix{prefix("192.0.2.0/24")}
@@ -136,7 +136,7 @@ func TestKeeps(t *testing.T) {
 			}
 		}
 	}
-	if host(t).Keeps(client, netip.MustParseAddrPort("10.96.0.99:80"), packet.TCP, backend) {
+	if host(t).Keeps(client, netip.MustParseAddrPort("10.96.0.99:80"), packet.UDP, backend) {
 		t.Error("a connection to nowhere goes on")
 	}
 }

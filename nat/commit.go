@@ -5,7 +5,7 @@ import (
 	"culvert/nat/rules"
 )
 
-// commit does what d says: to the packet, the connections, the counters and all else that the Engine keeps.
+// commit does what d decided: to the packet, the connections, the counters and everything else in the Engine.
 func (e *Engine) commit(d *decision, p *packet.Packet, now Time) {
 	c := d.hit.conn
 	if d.renewal != renewNone {
@@ -67,7 +67,7 @@ func (d *decision) apply(p *packet.Packet) {
 	}
 }
 
-// countRules counts the packet for the rules that it met, where no connection remembers them.
+// countRules counts the packet for the rules it hit, if no connection remembers them.
 func (d *decision) countRules(p *packet.Packet) {
 	packets, size := uint64(d.verdict.Packets), uint64(p.Len())
 	d.tr.CountHits(d.counted, p.IsSYN(), packets, size)
@@ -76,7 +76,7 @@ func (d *decision) countRules(p *packet.Packet) {
 	}
 }
 
-// advance takes a forwarded packet into the connection's state and timer.
+// advance updates the connection's state and timer for a forwarded packet.
 func (e *Engine) advance(x *decision, p *packet.Packet, now Time) {
 	c, number, d := x.hit.conn, x.hit.number, x.hit.direction
 	c.lastSeen = max(c.lastSeen, now)
@@ -86,7 +86,7 @@ func (e *Engine) advance(x *decision, p *packet.Packet, now Time) {
 		if p.HasPorts() {
 			var s packet.Segment
 			if p.Segment(&s); x.plan.stream.step == streamMoves {
-				s.Seq -= x.plan.stream.prologue.length() // the client's own number
+				s.Seq -= x.plan.stream.proxyStream.length() // the client's own number
 			}
 			c.state = c.tcp.next(c.state, &s, d)
 		}
@@ -94,8 +94,11 @@ func (e *Engine) advance(x *decision, p *packet.Packet, now Time) {
 		if p.HasPorts() {
 			c.state = c.tcp.sctpNext(c.state, p, d, d == reply || c.has(flagReplied))
 		}
-	case c.state == stateUDP && d == reply:
+	case c.state == stateUDP && (d == reply || c.has(flagReplied)) && c.packets[original]+c.packets[reply] >= streamPackets:
 		c.state = stateUDPStream
+	}
+	if c.state != was {
+		e.table.relist(c, number, was)
 	}
 	if d == reply && !c.has(flagReplied) {
 		e.table.replied(c, number)
@@ -108,7 +111,7 @@ func (e *Engine) advance(x *decision, p *packet.Packet, now Time) {
 	}
 }
 
-// learn has a connection keep what rules and routing have said about a direction.
+// learn stores what rules and routing said about a direction in its connection.
 func (e *Engine) learn(d *decision) {
 	c, dir := d.hit.conn, d.hit.direction
 	if e.cache(c, dir, &d.tr); d.finding == findOne {
@@ -116,8 +119,8 @@ func (e *Engine) learn(d *decision) {
 	}
 }
 
-// renew takes a connection into the newest generation, or removes it. home is where its packets go, which is where answers come from,
-// until that is found anew.
+// renew brings a connection to the newest generation, or removes it. home is where its packets go, and so where replies come from until their route
+// is found again.
 func (e *Engine) renew(c *conn, number uint32, r renewal, home Link, now Time) {
 	switch r {
 	case renewEvict:
@@ -139,12 +142,12 @@ func (e *Engine) cache(c *conn, d int, tr *rules.Traversal) {
 	c.flags |= flagEvaluated0 << d
 	if tr.ConnMark != c.mark {
 		c.mark = tr.ConnMark
-		c.flags &^= flagEvaluated0 | flagEvaluated1 // with another mark the next packet may fare otherwise, in both directions
+		c.flags &^= flagEvaluated0 | flagEvaluated1 // a new mark may change the verdict of both directions
 	}
 	c.hits[d] = e.hits.number(tr, d)
 }
 
-// insert makes a connection of its first packet. It returns false if that is dropped instead.
+// insert creates a connection from its first packet. It returns false if the packet is dropped instead.
 func (e *Engine) insert(d *decision, p *packet.Packet, now Time) bool {
 	tb, s, tr := &e.table, e.snapshot, &d.tr
 	if d.stale {
@@ -157,14 +160,11 @@ func (e *Engine) insert(d *decision, p *packet.Packet, now Time) bool {
 		}
 	}
 	c, number := tb.add(&d.from, &d.answer, d.holder, s.generation)
-	if c == nil { // more equal hashes than chance makes
+	if c == nil { // so many equal hashes are no accident
 		d.drop(ReasonTableFull)
 		return false
 	}
 	e.stats.Created++
-	if d.shared {
-		tb.takePort(c, d.holder)
-	}
 	c.lastSeen = now
 	c.addresses, c.ports = d.plan.addresses, d.plan.ports
 	if tr.Service != nil {
@@ -177,15 +177,18 @@ func (e *Engine) insert(d *decision, p *packet.Packet, now Time) bool {
 		p.Segment(&s)
 		c.state = c.tcp.open(&s, original)
 		if d.plan.stream.step == streamOpens {
-			tb.begin(c, number, newPrologue(&d.from, &d.answer, tr.ClientSource() != d.from.Source(), s.Seq+1))
+			tb.begin(c, number, newProxyStream(&d.from, &d.answer, tr.ClientSource() != d.from.Source(), s.Seq+1))
 		}
+	}
+	if d.shared {
+		tb.takePort(c, number, d.holder)
 	}
 	e.cache(c, original, tr)
 	tr.CountBindings(false, 1, uint64(p.Len()))
 	tb.wheel.start(now)
 	tb.wheel.arm(tb, number, now.Add(s.lifetime(c, e.pressed())))
 	if e.watchers != nil {
-		e.tell(c, number, "", now)
+		e.notify(c, number, "", now)
 	}
 	d.hit = hit{conn: c, number: number, direction: original}
 	if e.pressed() {
@@ -194,7 +197,7 @@ func (e *Engine) insert(d *decision, p *packet.Packet, now Time) bool {
 	return true
 }
 
-// clear removes the expired connections of a tuple that a new one gets.
+// clear removes expired connections that hold a tuple of a new one.
 func (e *Engine) clear(t *packet.Tuple, now Time) {
 	tb := &e.table
 	hash := tb.directory.hash(t)
@@ -217,12 +220,17 @@ func (e *Engine) makeRoom(number uint32, now Time) {
 	e.end(c, number, why, now)
 }
 
-// requeue puts the connections that were asked in vain to make room behind the others of their rank.
+// requeue moves the connections that could not make room, or could not give up their ports, to the end of their list.
 func (e *Engine) requeue(d *decision) {
+	tb := &e.table
+	for range d.passed {
+		number := tb.closed[d.closed].first
+		tb.unlist(d.closed, number)
+		tb.list(d.closed, number)
+	}
 	if d.asked == [ranks]uint8{} {
 		return
 	}
-	tb := &e.table
 	for r, n := range d.asked {
 		for range n {
 			number := tb.lists[r].first
@@ -233,15 +241,15 @@ func (e *Engine) requeue(d *decision) {
 	}
 }
 
-// hurry removes unreplied connections whose short life under pressure is over, the oldest first, two for each new one.
+// hurry removes the oldest unsettled connections that have outlived their short life under pressure, two for each new one.
 func (e *Engine) hurry(now Time) {
 	for range 2 {
-		number := e.table.lists[rankUnreplied].first
+		number := e.table.lists[rankUnsettled].first
 		if number == 0 {
 			return
 		}
 		c := e.table.at(number)
-		if c.lastSeen.Add(shortUnreplied) > now {
+		if c.lastSeen.Add(shortUnsettled) > now {
 			return
 		}
 		e.end(c, number, endExpired, now)

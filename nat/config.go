@@ -6,7 +6,7 @@ import (
 	"culvert/nat/rules"
 )
 
-// A Config says what an Engine does: one value, compiled by New and Apply, which keep nothing of it.
+// A Config says what an Engine does. New and Apply compile it and keep no reference to it.
 type Config struct {
 	rules.Config
 	// MTU is the inner MTU of both tunnels in bytes.
@@ -18,7 +18,7 @@ type Config struct {
 	Timeouts       Timeouts
 }
 
-// given returns the source ports of a Host; none: it is no Host.
+// given returns the source ports of a Host; the empty range means it is no Host.
 func (c *Config) given() rules.PortRange {
 	if c.Host == nil {
 		return rules.PortRange{}
@@ -29,13 +29,13 @@ func (c *Config) given() rules.PortRange {
 // DefaultMaxConnections is the cap of the connection table unless the configuration gives one.
 const DefaultMaxConnections = 1 << 18
 
-// SourceCheck is how far a node may speak for others.
+// SourceCheck says which sources a node may send from.
 type SourceCheck uint8
 
 // The checks.
 const (
-	SourceCheckNode    SourceCheck = iota // refuse a node's packet whose source a route of another node finds
-	SourceCheckCluster                    // any node may send what has a source of the local cluster
+	SourceCheckNode    SourceCheck = iota // refuse a packet whose source is routed to another node
+	SourceCheckCluster                    // any node may send from any address of the local cluster
 )
 
 // Timeouts are the lifetimes of idle connections by state. A zero field means the default in parentheses: nf_conntrack's, except

@@ -8,21 +8,20 @@ import (
 	"culvert/nat/packet"
 )
 
-// A ConnInfo is a tracked connection as others see it. Its tuples are where packets of each direction come in, and what they get is the
-// reverse of the other: Original is the first packet's as it came, Reply that of its answer. No other connection of the Engine has or will
-// have its ID.
+// A ConnInfo describes a tracked connection. Its tuples are those of arriving packets: Original of the first packet, Reply of the answer. Packets of
+// one direction leave with the reverse of the other tuple. IDs are unique over the Engine's life.
 type ConnInfo struct {
 	ID              uint64 // 0: there is no connection
 	Original, Reply packet.Tuple
-	Out             [2]Link // where packets of each direction go; of Reply meaningless before Replied
+	Out             [2]Link // where packets of each direction go; that of Reply is set only after Replied
 	State           string
 	Replied         bool
 	Service         bool      // its destination is a backend of a Service
-	ProxyProtocol   bool      // which got a PROXY protocol header, or will get one
+	ProxyProtocol   bool      // the backend got a PROXY protocol header, or will get one
 	Verdict         [2]Reason // ReasonNone: packets of the direction are forwarded
 	Mark            uint32
 	Idle            time.Duration // since its last packet
-	Left            time.Duration // to live, if no other comes
+	Left            time.Duration // until it expires if no packet comes
 	Packets, Bytes  [2]uint64     // by direction
 }
 
@@ -43,7 +42,7 @@ type ConnFilter struct {
 	Addresses []netip.Prefix // each has an address of the connection, before or after translation
 	Ports     []uint16       // each is a port of the connection, before or after translation, or its ICMP identifier
 	Protocol  uint8
-	Link      *Link // its packets come from there or go there
+	Link      *Link // its packets come from this link or go there
 	State     string
 }
 
@@ -52,7 +51,7 @@ func (f *ConnFilter) Selects(c *ConnInfo) bool {
 	return f.tuples(&c.Original, &c.Reply) && f.link(c.Original.Link, c.Out) && (f.State == "" || f.State == c.State)
 }
 
-// selects is Selects for an entry of the table. It is fast, as it runs under the Engine's lock.
+// selects is Selects for a table entry. It runs under the Engine's lock and must be fast.
 func (f *ConnFilter) selects(tb *table, c *conn) bool {
 	first, answer := tb.tuple(c, original), tb.tuple(c, reply)
 	return f.tuples(&first, &answer) && f.link(first.Link, c.out) && (f.State == "" || f.State == c.state.String())
@@ -80,14 +79,14 @@ func (f *ConnFilter) tuples(first, answer *packet.Tuple) bool {
 	return true
 }
 
-// A Cursor is a place in the table of connections; the zero Cursor is its begin.
+// A Cursor is a position in the table of connections; the zero Cursor is its start.
 type Cursor uint32
 
-// listBudget is how many entries of the table Connections and DeleteConnections look at while packets wait.
+// listBudget is how many table entries Connections and DeleteConnections visit per call, while packets wait.
 const listBudget = 64
 
-// Connections appends to list those of the next listBudget entries of the table that f selects, and returns the place to go on; more is
-// false at the end. A connection that is there from the first call to the last is listed once.
+// Connections appends to list the connections among the next listBudget table entries that f selects, and returns where to continue; more is false at
+// the end. A connection that exists from the first call to the last is listed once.
 func (e *Engine) Connections(at Cursor, f *ConnFilter, now Time, list []ConnInfo) (all []ConnInfo, next Cursor, more bool) {
 	next, more = e.some(at, func(c *conn, number uint32) {
 		if f.selects(&e.table, c) {
@@ -97,7 +96,7 @@ func (e *Engine) Connections(at Cursor, f *ConnFilter, now Time, list []ConnInfo
 	return list, next, more
 }
 
-// DeleteConnections ends those of the next listBudget entries that f selects. Their next packets are the first of other connections.
+// DeleteConnections ends the connections among the next listBudget table entries that f selects. Their next packets open new connections.
 func (e *Engine) DeleteConnections(at Cursor, f *ConnFilter, now Time) (deleted int, next Cursor, more bool) {
 	next, more = e.some(at, func(c *conn, number uint32) {
 		if f.selects(&e.table, c) {
@@ -108,7 +107,7 @@ func (e *Engine) DeleteConnections(at Cursor, f *ConnFilter, now Time) (deleted 
 	return deleted, next, more
 }
 
-// some calls visit, under the lock, for the connections among the next listBudget entries.
+// some calls visit under the lock for each connection among the next listBudget entries.
 func (e *Engine) some(at Cursor, visit func(c *conn, number uint32)) (next Cursor, more bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -125,7 +124,7 @@ func (e *Engine) some(at Cursor, visit func(c *conn, number uint32)) (next Curso
 	return Cursor(end - 1), end < e.table.high
 }
 
-// FindConnection returns the connection of a packet that has tuple t.
+// FindConnection returns the connection that a packet with tuple t belongs to.
 func (e *Engine) FindConnection(t *packet.Tuple, now Time) (c ConnInfo, ok bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -136,10 +135,10 @@ func (e *Engine) FindConnection(t *packet.Tuple, now Time) (c ConnInfo, ok bool)
 	return c, ok
 }
 
-// id names a connection: it is the ID of its ConnInfo.
+// id returns the ID that ConnInfo shows.
 func (e *Engine) id(number uint32) uint64 { return e.table.cold(number).id }
 
-// Connection returns the connection that has an ID, if it is alive.
+// Connection returns the live connection with this ID.
 func (e *Engine) Connection(id uint64, now Time) (c ConnInfo, ok bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -8,23 +8,23 @@ import (
 
 const (
 	maxDatagrams = 1024
-	// fragmentLifetime is how long the parts of a datagram may be apart (RFC 1122, Section 3.3.2: 60 s to 120 s is for hosts that
-	// hold all of them; Linux's ipfrag_time is 30 s).
+	// fragmentLifetime is how long a datagram's fragments may be apart (RFC 1122, Section 3.3.2, has 60 s to 120 s for hosts that keep them all;
+	// Linux's ipfrag_time is 30 s).
 	fragmentLifetime = 30 * time.Second
 	maxHeld          = 256
 	heldSize         = 2048
-	// datagramTries is how many of the oldest incomplete datagrams are asked to make room.
+	// datagramTries is how many of the oldest incomplete datagrams are considered for making room.
 	datagramTries = 64
 )
 
-// A fragmentTable remembers datagrams in fragments. Its memory grows with their number. Those of which parts are missing are shared
-// out; the others keep their place, for what comes twice, only as long as nobody needs it.
+// A fragmentTable remembers fragmented datagrams. Its memory grows with their number. Shares limit the incomplete ones; complete ones stay, to
+// recognise duplicates, only while nobody needs their place.
 type fragmentTable struct {
 	index             map[datagramKey]*datagram // hashed with a secret of the process
 	partial, complete datagramList
 	made              int
 	spare             *datagram
-	ready             []*datagram // the first fragment is known, others wait to be released
+	ready             []*datagram // the first fragment is known, and others wait to be released
 
 	holds     int
 	heldSpare *heldFragment
@@ -38,30 +38,30 @@ type datagramKey struct {
 	v6       bool
 }
 
-// A datagram is one in fragments.
+// A datagram is one that came in fragments.
 type datagram struct {
 	key            datagramKey
 	holder         holder
-	previous, next *datagram // in its list; next also links spare ones
+	previous, next *datagram // in its list; next also links free ones
 	held           *heldFragment
 	expires        Time
-	complete       bool   // it is in that list
+	complete       bool   // it is in the list of complete ones
 	known          bool   // the first fragment was seen
 	reason         Reason // why it was dropped
-	icmpError      bool   // it is an ICMP error; what became of the first fragment, becomes of the later ones
+	icmpError      bool   // it is an ICMP error; later fragments share the fate of the first
 	action         Action
 	out            Link
-	to             packet.Tuple // addresses that the first fragment got
+	to             packet.Tuple // the tuple after translation of the first fragment
 	ports          uint32
-	protocol       uint8       // of the first fragment, as ports
-	seen           int         // blocks of 8 bytes that were seen
-	total          int         // how many there will be; 0 before the last fragment was seen
-	blocks         [128]uint64 // which ones were seen
+	protocol       uint8       // of the first fragment, like ports
+	seen           int         // blocks of 8 bytes seen
+	total          int         // blocks of 8 bytes in all; 0 before the last fragment was seen
+	blocks         [128]uint64 // bitmap of the blocks seen
 }
 
-// A heldFragment waits for the first one.
+// A heldFragment waits for the first fragment.
 type heldFragment struct {
-	next   *heldFragment // of the same datagram, or spare
+	next   *heldFragment // of the same datagram, or free
 	length int
 	bytes  [heldSize]byte
 }
@@ -105,7 +105,7 @@ func newDatagramKey(p *packet.Packet, t *packet.Tuple) datagramKey {
 	return k
 }
 
-// datagram finds the datagram of a fragment, or decides what makes room for it. It returns false if nothing does.
+// datagram finds the datagram of a fragment, or decides which one to evict for it. It returns false if there is no room.
 func (e *Engine) datagram(d *decision, p *packet.Packet, now Time) bool {
 	f, s := &e.fragments, &e.table.shares
 	d.reassembly = reassembly{}
@@ -124,7 +124,7 @@ func (e *Engine) datagram(d *decision, p *packet.Packet, now Time) bool {
 	return r.victim != nil
 }
 
-// victim returns the oldest incomplete datagram that makes room for h: it or, for shareHeld, fragments that wait for it.
+// victim returns the oldest incomplete datagram that h may evict. For shareHeld, only its waiting fragments are evicted.
 func (f *fragmentTable) victim(s *shares, h holder, r resource, but *datagram, now Time) *datagram {
 	g := f.partial.first
 	for i := 0; i < datagramTries && g != nil; i, g = i+1, g.next {
@@ -185,7 +185,7 @@ func (f *fragmentTable) forget(e *Engine, g *datagram, reason Reason) {
 	g.next, f.spare = f.spare, g
 }
 
-// lose drops the fragments that still wait for the first one of g.
+// lose drops the fragments that still wait for the first fragment of g.
 func (f *fragmentTable) lose(e *Engine, g *datagram, reason Reason) {
 	for g.held != nil {
 		d := e.stats.of(g.key.link)
@@ -197,21 +197,21 @@ func (f *fragmentTable) lose(e *Engine, g *datagram, reason Reason) {
 	}
 }
 
-// abandon drops all of a datagram that has not gone on yet.
+// abandon drops everything of a datagram that has not been forwarded yet.
 func (f *fragmentTable) abandon(e *Engine, g *datagram, now Time) {
 	g.known, g.reason = true, ReasonFragmentOverlap
 	f.lose(e, g, ReasonFragmentOverlap)
 	f.finish(e, g, now)
 }
 
-// settle notes that a datagram is complete, once all of it has come and gone.
-func (f *fragmentTable) settle(e *Engine, g *datagram, now Time) {
+// completeIf moves a datagram to the complete ones once all its fragments have been seen and none waits.
+func (f *fragmentTable) completeIf(e *Engine, g *datagram, now Time) {
 	if !g.complete && g.known && g.total != 0 && g.seen == g.total && g.held == nil {
 		f.finish(e, g, now)
 	}
 }
 
-// finish leaves a datagram its place only as long as nobody needs it.
+// finish moves a datagram to the complete ones, whose place anybody may take.
 func (f *fragmentTable) finish(e *Engine, g *datagram, now Time) {
 	f.partial.remove(g)
 	e.table.shares.give(g.holder.of(shareDatagrams))
@@ -219,7 +219,7 @@ func (f *fragmentTable) finish(e *Engine, g *datagram, now Time) {
 	f.complete.push(g)
 }
 
-// expire forgets what is too old.
+// expire forgets datagrams that are too old.
 func (f *fragmentTable) expire(e *Engine, now Time) {
 	for _, l := range [...]*datagramList{&f.partial, &f.complete} {
 		for l.first != nil && l.first.expires <= now {
@@ -228,14 +228,14 @@ func (f *fragmentTable) expire(e *Engine, now Time) {
 	}
 }
 
-// blocksOf returns the first and the last block of 8 bytes of a fragment.
+// blocksOf returns the first and last block of 8 bytes that a fragment covers.
 func blocksOf(p *packet.Packet) (first, last int) {
 	return p.FragmentOffset() / 8, (p.FragmentOffset() + p.FragmentLen() - 1) / 8
 }
 
-// overlaps reports whether some bytes of a fragment were seen before. What overlaps is dropped, so that no receiver can be made to see
-// other bytes than a filter did (RFC 1858), and what has not gone on yet of its datagram with it, unless all of it was seen before: then
-// the network may have doubled a fragment (RFC 8200, Section 4.5, which has it from RFC 5722; Linux does so for IPv4 too).
+// overlaps reports whether some bytes of a fragment were seen before. An overlapping fragment is dropped, so that no receiver can be made to see
+// other bytes than a filter did (RFC 1858), and with it all of its datagram that has not been forwarded yet. A fragment whose bytes were all seen
+// before is only dropped itself: the network may have duplicated it (RFC 8200, Section 4.5, from RFC 5722; Linux does so for IPv4 too).
 func (g *datagram) overlaps(p *packet.Packet) bool {
 	first, last := blocksOf(p)
 	for i := first; i <= last; i++ {
@@ -257,7 +257,7 @@ func (g *datagram) covers(p *packet.Packet) bool {
 	return true
 }
 
-// see notes the bytes of a fragment.
+// see records the bytes of a fragment.
 func (g *datagram) see(p *packet.Packet) {
 	first, last := blocksOf(p)
 	for i := first; i <= last; i++ {

@@ -5,47 +5,49 @@ import (
 	"culvert/nat/rules"
 )
 
-// A decision is what becomes of a packet, and what commit does about it.
+// A decision is what happens to a packet, and what commit has to do for it.
 type decision struct {
-	trace   rules.Tracer // nil, but for Explain
+	trace   rules.Tracer // nil except for Explain
 	verdict Verdict
 	from    packet.Tuple // as the packet came
 	in      Link
 	outline
-	hit  hit  // the packet's connection, if effect or renewal is about one
+	hit  hit  // the packet's connection, if effect or renewal concerns one
 	plan plan // how a packet that is forwarded is rewritten
 	tr   rules.Traversal
 
-	// Of effectOpen.
+	// For effectOpen.
 	holder holder
 	answer packet.Tuple
-	// Of an ICMP error that is forwarded: what it quotes, and the tuple that the quotation has and the one that it gets.
+	closed uint64 // the list of closed connections among which the holder looks for a port, if passed is not 0
+	// For a forwarded ICMP error: the quoted packet, and the quotation's tuple before and after translation.
 	quote      packet.Packet
 	quoted     [2]packet.Tuple
-	shift      packet.StreamShift // of quotesStream
-	path       path               // what it teaches
+	shift      packet.StreamShift // for quotesStream
+	path       path               // the path MTU learnt from it
 	reassembly reassembly
 }
 
-// An outline is the part of a decision that says which others count. All of it is 0 at first.
+// An outline says which other parts of a decision are in use. It starts as zero.
 type outline struct {
 	effect   effect
 	renewal  renewal
 	finding  finding
 	part     part
 	counted  uint8 // how many of the rules that tr has hit count the packet
-	bindings bool  // so does what bound its destination
-	shared   bool  // effectOpen: others use the connection's source
-	stale    bool  // effectOpen: expired connections have its tuples
-	relays   bool  // the packet is an ICMP error with a quotation
-	teaches  bool  // it tells a path MTU
-	// quotesStream: the quotation has a server's numbers of a client's stream.
+	bindings bool  // the rules that bound its destination count it too
+	shared   bool  // effectOpen: the connection's source address is shared with others
+	stale    bool  // effectOpen: expired connections hold its tuples
+	relays   bool  // the packet is an ICMP error to be translated with its quotation
+	teaches  bool  // the error reports a path MTU
+	// quotesStream: the quotation has the server's sequence numbers of a stream with a PROXY header.
 	quotesStream bool
-	home         Link // renewAnew: where the connection's packets go
+	home         Link // renewAnew: link to which the connection's packets go
 	asked        [ranks]uint8
-	victim       uint32 // the connection that makes room
-	predecessor  uint32 // the connection that had the packet's tuple, and is over
-	reused       uint32 // the one that leaves the tuple of its answers to this one's, and is closed
+	passed       uint8  // how many connections of the list closed may not give up their ports to this packet
+	victim       uint32 // the connection that is evicted
+	predecessor  uint32 // the finished connection that had the packet's tuple
+	reused       uint32 // the closed connection that gives up its reply tuple
 }
 
 // An effect is what a packet does to connections.
@@ -53,32 +55,32 @@ type effect uint8
 
 const (
 	effectNone    effect = iota
-	effectPass           // it is one of those of hit
-	effectUnfit          // it would be, but for its size or TTL
-	effectRefused        // rules or routing refuse it, as all of its direction
-	effectOpen           // it is the first one of a new connection
+	effectPass           // it belongs to the connection of hit
+	effectUnfit          // it would, except for its size or TTL
+	effectRefused        // rules or routing refuse it, like all packets of its direction
+	effectOpen           // it opens a new connection
 )
 
-// A renewal is what becomes of a connection of an older generation.
+// A renewal is what happens to a connection of an older generation.
 type renewal uint8
 
 const (
 	renewNone  renewal = iota
 	renewAsIs          // no change concerns it
-	renewAnew          // it survives; verdicts and routes are found anew
-	renewEvict         // its configuration has gone
+	renewAnew          // it survives; verdicts and routes are computed again
+	renewEvict         // the configuration no longer admits it
 )
 
-// A finding is what rules and routing have said about a direction of hit, in tr.
+// A finding says how far the verdict in tr, about a direction of hit, applies.
 type finding uint8
 
 const (
 	findNone finding = iota
-	findAll          // it holds for all packets
-	findOne          // it holds for this packet alone
+	findAll          // to all packets of the direction
+	findOne          // to this packet alone
 )
 
-// decide fills d. It only reads: the packet, the connections and all else that the Engine knows.
+// decide fills d. It only reads: the packet, the connections and everything else in the Engine.
 func (e *Engine) decide(d *decision, p *packet.Packet, in Link, now Time) {
 	d.reset(in)
 	switch p.Fault() {
@@ -106,7 +108,7 @@ func (d *decision) reset(in Link) {
 
 func (d *decision) drop(r Reason) { d.verdict = drop(r) }
 
-// dispatch finds the connection of a whole packet, or of a fragment whose ports are known, or has one made.
+// dispatch finds or opens the connection of a whole packet, or of a fragment whose ports are known.
 func (e *Engine) dispatch(d *decision, p *packet.Packet, now Time) {
 	if p.Forwardable() && (!e.snapshot.rules.NoTracks() || !e.notracked(d, p)) {
 		if p.IsICMPError() {
@@ -127,13 +129,13 @@ func (e *Engine) dispatch(d *decision, p *packet.Packet, now Time) {
 	e.first(d, p, now)
 }
 
-// notracked reports whether the rules keep the packet from connections, or drop it before them.
+// notracked reports whether the rules exempt the packet from connection tracking, or drop it before.
 func (e *Engine) notracked(d *decision, p *packet.Packet) bool {
-	d.tr.Start(&d.from, p, d.in, nil) // whoever comes next runs the rules again, and tells
+	d.tr.Start(&d.from, p, d.in, nil) // no tracer: the next stage runs these rules again and traces them
 	return !d.tr.Raw(e.snapshot.rules) || d.tr.NoTrack
 }
 
-// find looks up a connection that is alive and not gone. Where there is none, it returns the hit on one of those that it passed over.
+// find looks up a live connection other than gone. If there is none, it returns a hit on one of the connections it skipped.
 func (e *Engine) find(t *packet.Tuple, gone uint32, now Time) (hit, bool) {
 	tb := &e.table
 	hash := tb.directory.hash(t)
@@ -151,7 +153,7 @@ func (e *Engine) find(t *packet.Tuple, gone uint32, now Time) (hit, bool) {
 	return h, true
 }
 
-// alive reports whether a connection's time is not over, whether or not the timer wheel has reached it.
+// alive reports whether a connection has not expired, even if the timer wheel has not reached it.
 func (e *Engine) alive(c *conn, now Time) bool {
 	return c.lastSeen.Add(e.snapshot.lifetime(c, e.pressed())) > now
 }

@@ -9,8 +9,8 @@ import (
 
 const (
 	segmentSlots = 1 << 10
-	// segmentFull is when a segment is split. All segments fill in step, so the whole table is as full as one of them: a search that
-	// finds nothing looks at 8 slots when 3/4 are in use, at 128 when 15/16 are (Knuth, vol. 3, Section 6.4).
+	// segmentFull is when a segment is split. All segments fill in step, so the whole table is as full as one of them: a search that finds nothing
+	// visits 8 slots when 3/4 are in use, at 128 when 15/16 are (Knuth, vol. 3, Section 6.4).
 	segmentFull = segmentSlots * 3 / 4
 	// maxDepth caps the directory. With 32 bits of hash, 10 choose the slot.
 	maxDepth = 16
@@ -23,7 +23,6 @@ type directory struct {
 	secrets [7]uint64
 	depth   uint // buckets are chosen by this many leading bits of the hash
 	buckets []bucketEntry
-	slab    slab[segment]
 	scratch segment
 }
 
@@ -35,8 +34,8 @@ type bucketEntry struct {
 	used  uint16 // slots
 }
 
-// A segment holds slots: 32 bits of hash, 32 bits of reference; 0 is empty. It has no pointers for the garbage collector to follow,
-// and is two pages large.
+// A segment holds slots: 32 bits of hash, 32 bits of reference; 0 is empty. A segment has no pointers for the garbage collector to follow, and is two
+// pages large.
 type segment [segmentSlots]uint64
 
 // A reference is a connection's number and, in the lowest bit, which of its tuples is meant. 0 is none.
@@ -52,12 +51,11 @@ func (dir *directory) init() {
 	for i := range dir.secrets {
 		dir.secrets[i] = maphash.Comparable(seed, i)
 	}
-	dir.buckets = []bucketEntry{{slots: dir.slab.next()}}
+	dir.buckets = []bucketEntry{{slots: new(segment)}}
 }
 
-// hash is keyed by the process. It tells the two sides of the gateway apart but not nodes, so that one search finds both a tuple of a
-// certain node and one of any node. It is a chain of folded multiplications (as in wyhash), each of words that a sender chooses with
-// secrets that it cannot see.
+// hash is keyed by the process. It includes the side of the gateway but not the node, so one search finds both a tuple of a certain node and one of
+// any node. It is a chain of folded multiplications (as in wyhash), each of sender-chosen words with secrets that the sender cannot see.
 func (dir *directory) hash(t *packet.Tuple) uint32 {
 	k := &dir.secrets
 	last := uint64(t.Ports)<<32 | uint64(t.Protocol)<<8
@@ -96,8 +94,7 @@ func count(run []bucketEntry, n int) {
 	}
 }
 
-// insert adds a reference. It returns false if the hash's segment is full and cannot be split, which takes more equal hashes than
-// chance makes.
+// insert adds a reference. It returns false if the hash's segment is full and cannot be split, which takes more equal hashes than chance produces.
 func (dir *directory) insert(hash uint32, r reference) bool {
 	run := dir.run(hash)
 	for run[0].used >= segmentFull {
@@ -135,7 +132,7 @@ func (dir *directory) split(hash uint32) bool {
 	}
 	depth := run[0].depth + 1
 	low := bucketEntry{slots: run[0].slots, depth: depth}
-	high := bucketEntry{slots: dir.slab.next(), depth: depth}
+	high := bucketEntry{slots: new(segment), depth: depth}
 	dir.scratch, *low.slots = *low.slots, segment{}
 	for _, slot := range dir.scratch {
 		side := &low
@@ -158,7 +155,7 @@ func (dir *directory) split(hash uint32) bool {
 	return true
 }
 
-// remove takes a reference out and closes the gap, so that no search ends early.
+// remove deletes a reference and closes the gap, so that no search ends early.
 func (dir *directory) remove(hash uint32, r reference) {
 	run := dir.run(hash)
 	s := run[0].slots

@@ -1,104 +1,103 @@
-// Package nat is the middle of the gateway: what nftables, conntrack, connection marks and policy routing do in a kernel gateway,
-// over bytes. Packets, a clock value and a configuration go in; verdicts and rewritten bytes come out. The package has no sockets,
-// goroutines, logs or clock, so that it can be replayed from a capture, fuzzed and benchmarked alone.
+// Package nat is the core of the gateway: it does on bytes what nftables, conntrack, connection marks and policy routing do in a kernel-based
+// gateway. Packets, a clock value and a configuration go in; verdicts and rewritten bytes come out. The package has no sockets, goroutines, logs or
+// clock, so it can be replayed from a capture, fuzzed and benchmarked alone.
 //
-// # A packet's way
+// # A packet's path
 //
 //	packet.Packet.Parse  checks everything that later code relies on              package packet
 //	Engine.Process       decides, then commits                                    engine.go
 //	  decide             finds the connection by tuple                            decide.go, table.go, directory.go
 //	    established      finds its translation, cached verdict and route          established.go, fit.go
 //	    first            checks, rules, translation, port: a new connection       open.go, evaluate.go, ports.go, affinity.go
-//	    stream           what a PROXY protocol header does to the numbers of TCP       prologue.go
+//	    stream           shifts TCP's numbers for a PROXY protocol header          proxystream.go
 //	    fragment         gives later fragments the ports of their first one       fragments.go
 //	    icmpError        finds what an ICMP error quotes, and its connection      icmperror.go, pathmtu.go
 //	  commit             rewrites the packet; makes, moves and removes            commit.go
 //	    advance          moves a connection's state and timer                     tcp.go, sctp.go, timeout.go
-//	Engine.Explain       decides, tells each step, and rewrites the packet only   explain.go
+//	Engine.Explain       decides, traces each step, and rewrites the packet only  explain.go
 //	Engine.AppendError   tells the sender about a dropped packet                  refuse.go, errorrate.go
 //	packet.Cutter        finishes, segments or fragments what goes on the wire    package packet
 //
-// decide only reads. What commit is to do, and to which connections, is in the decision: a connection that has expired is not found, and
-// goes when another takes its tuple or its place, or when its slot of the timer wheel comes up after a packet.
+// decide only reads. The decision tells commit what to do, and to which connections. An expired connection is no longer found; it is removed when
+// another takes its tuple or its entry, or when its slot of the timer wheel comes up after a packet.
 //
-// Rules run in evaluate.go, by package rules: nat chains for the first packet of a connection, filters and routing once for each direction,
-// and again when a change concerns the connection.
+// Package rules evaluates the rules, called from evaluate.go: nat chains for the first packet of a connection, filters and routing once for each
+// direction, and again when a change affects the connection.
 //
 // # Changes
 //
-// The desired state of the rules is a rules.Set of resources with keys. The Config is one source of them, Engine.Put another, with kinds of
-// its own. Each commit of what one of them has put publishes an immutable rules.Ruleset that shares with the one before what has not changed.
+// The desired state of the rules is a rules.Set of resources with keys. The Config is one source of resources; Engine.Put is another, with kinds of
+// its own. Each commit publishes the changes of one source as an immutable rules.Ruleset, which shares unchanged parts with its predecessor.
 //
-// Each commit makes a generation, and says in an Affected which addresses, links and marks its changes could matter to. A
-// connection of an older generation that no commit since concerns takes the new generation with its cached verdicts and routes, when a
-// packet or the sweep meets it; the others are looked at by revalidate.go. So are those that have missed more than 64 commits. What the
-// two clusters are to each other (CIDRs, addresses, MTU, source check) concerns all. An answer that comes from another node than its
-// connection expects meets the rules each time, as nothing keeps that node.
+// Each commit starts a generation, and its Affected says which addresses, links and marks its changes could affect. When a packet or the sweep
+// reaches a connection of an older generation, revalidate.go decides: if no commit since has affected the connection, it keeps its cached verdicts
+// and routes. Otherwise, or if it has missed more than 64 commits, its first packet is evaluated again. A change between the two clusters (CIDRs,
+// addresses, MTU, source check) affects every connection. A reply from another node than expected is evaluated each time, because nothing remembers
+// that node.
 //
-//	connections     survive if their first packet would still be admitted and get the same addresses; ports and backends are kept
+//	connections     survive if their first packet would still be admitted with the same addresses; ports and backends are kept
 //	rule counters   survive as long as a resource has a rule of the same table, chain and name
-//	hit lists       hold counters, not rules, and survive every commit; when 3/4 of their numbers are taken, a commit numbers them anew
-//	affinity        is known by name of the service and address of the backend, whatever else changes
-//	path MTUs, datagrams, rate limits   know nothing of the configuration
+//	hit lists       hold counters, not rules, and survive every commit; when 3/4 of their numbers are used, a commit numbers them again
+//	affinity        is kept by service name and backend address, whatever else changes
+//	path MTUs, datagrams, rate limits   do not depend on the configuration
 //
 // # Records
 //
-// Another process goes on where an Engine was: Records writes down what it knows (record.go), Restore reads it (restore.go). Links and
-// services go by name, times are ages, and each block of 4096 bytes has a checksum and needs no other.
+// Another process can continue where an Engine stopped: Records saves its state (record.go), Restore reads it (restore.go). Links and services are
+// saved by name and times as ages. Each block of 4096 bytes has a checksum and needs no other block.
 //
-//	connections     all but those of pods with the other cluster that any packet of theirs makes again: tuples, mark, state, TCP's and
-//	                SCTP's numbers, counters, age. At most 128 bytes each over IPv4. Where rules are given, all. 6 bytes more for those
-//	                with a PROXY protocol header: where in the stream it is, and whether it has arrived
-//	clients         of services with affinity, and the time they have left
-//	IDs             go on behind all that were given out; a connection that is restored gets one of its own
-//	not recorded    fragments, path MTUs, rate limits, counters of rules; the port key, which New is given; what rules and routes say,
-//	                which the next packets ask anew
+//	connections     all except those between pods of the two clusters, which any of their packets makes again; with configured rules,
+//	                all. Saved: tuples, mark, state, TCP's and SCTP's numbers, counters, age; at most 128 bytes each over IPv4, and
+//	                6 more for the place and state of a PROXY protocol header
+//	clients         of services with affinity, and their remaining time
+//	IDs             continue after all used ones; a restored connection gets a new one
+//	not recorded    fragments, path MTUs, rate limits, counters of rules; the port key, which is an argument of New; verdicts and
+//	                routes, which the next packets look up again
 //
-// Connections are restored that are within their time and that the configuration admits and gives the same addresses; they keep their
-// ports. Time does not pass between the two. The first TCP segment that an established connection's numbers do not fit is believed, as
-// in mid-stream: the numbers may be old.
+// A connection is restored if it has not expired and the configuration admits it with the same addresses; it keeps its ports. Time does not pass
+// between saving and restoring. The first TCP segment that does not fit an established connection's numbers is believed, as in mid-stream, because
+// the numbers may be old.
 //
 // # Model
 //
-// A connection is a pair of tuples. The original tuple names the packets that opened it as they come in, with the node that they come
-// from; the reply tuple names the answers as they come in on the other side. A packet that matches one tuple is rewritten to the
-// reverse of the other.
+// A connection is a pair of tuples. The original tuple describes the opening packets as they arrive, including their node; the reply tuple describes
+// the answers as they arrive on the other side. A packet that matches one tuple is rewritten to the reverse of the other.
 //
-// Links are inside, towards nodes, or outside, towards other clusters; the number says which. An inside link can be reached through
-// others, so that the answers of a connection may come by any; those from outside come by the link that they belong to. An outside link
-// has its own address, and only what its Device lets may send from there. That of the Config is Tunnel; further ones are put.
+// Links are inside, towards nodes, or outside, towards other clusters; the number says which. An inside link can be reached through others, so
+// answers from inside may arrive by any inside link; answers from outside arrive by their own link. An outside link has its own address, and only the
+// sources of its Device may send from it. Tunnel is the outside link of the Config; Put adds further ones.
 //
-// Each cluster sees the other's pod and external CIDRs under prefixes of its own choice (RemoteCIDR). The gateway where a packet
-// leaves its cluster translates the destination, as seen to real; the gateway where it enters translates the source, real to as
-// seen. Both are 1:1 and need no state: they are right after a restart, in mid-stream, for fragments, and when the table is full.
-// Sources that the remote cluster could not answer become U, with another port if U's is taken; address mappings and services
-// translate single addresses. Those need a connection.
+// Each cluster sees the other's pod and external CIDRs under prefixes of its own choice (RemoteCIDR). The gateway where a packet leaves its cluster
+// translates the destination from remapped to real; the gateway where it enters translates the source from real to remapped. Both translations are
+// 1:1 and need no state: they work after a restart, in mid-stream, for fragments, and when the table is full. Sources that the remote cluster could
+// not answer become U, with another port if U's is taken; address mappings and services translate single addresses. Those need a connection.
 //
 // # Concurrency
 //
-// All methods of Engine may be called concurrently. One mutex guards all of it: the two goroutines of a gateway hold it for tens of
-// nanoseconds per packet (a super-frame counts as one), uncontended it costs 10 to 20 ns. A packet.Packet and a packet.Cutter
-// belong to one goroutine.
+// All methods of Engine may be called concurrently. One mutex guards everything: the two goroutines of a gateway hold it for tens of nanoseconds per
+// packet (a super-frame counts as one); taking it uncontended costs 10 to 20 ns. A packet.Packet and a packet.Cutter belong to one goroutine.
 //
 // # Caps and shares
 //
-// Everything that packets fill has a cap, and links and addresses have dynamic shares of it (shares.go): an address alone gets a third,
-// a link alone a half, and a newcomer finds a place.
+// Every table that packets fill has a cap, and links, networks and addresses have dynamic shares of it (shares.go): an address alone gets a third,
+// its /24 or /64 two fifths, a link alone a half, so there is always room for a newcomer.
 //
-//	connections          Config.MaxConnections. At its share, a source replaces its oldest unreplied connections, then closing ones;
-//	                     else what needs no state goes on untracked, what does is dropped: connection-share, table-full.
-//	                     Beside one there is a PROXY protocol header, if its server gets one.
+//	connections          Config.MaxConnections. At its share, a source replaces the oldest unsettled connections of its network, then closing
+//	                     ones; otherwise packets that need no state go on untracked, and others are dropped: connection-share, table-full.
+//	                     A TCP or SCTP handshake or a stream of UDP settles a connection; a ping never does. Packets that need no connection
+//	                     make none if they can only be answers, or if their destination is at its share. A connection whose server gets a
+//	                     PROXY protocol header holds that too.
 //	ports                15/16 of 64,512 (or of 512 privileged ones, or of 65,535 ICMP identifiers) that one source address, such as U,
-//	                     has towards one protocol, address and port; then those of TCP connections that are closed: port-share,
+//	                     may have towards one protocol, address and port; then those of closed TCP connections: port-share,
 //	                     port-exhausted.
 //	datagrams            1024 in fragments and incomplete; a source at its share gives up its oldest: fragment-limit.
 //	held fragments       256 of 2048 bytes: the same.
 //	clients of services  half of Config.MaxConnections; services take the place of links. A service at its share forgets the client
-//	                     that was longest away: Stats.ClientsReplaced, ClientsRefused.
-//	errors of our own    200 in 200 ms, of which a link gets at most as many as are left; 20 a second to one address: Stats.ErrorsLimited.
-//	path MTUs            1024, learnt from segments in flight only; a new one takes the place of one of the sender, or else of the link,
-//	                     that has most.
-//	counting rules       16,384 lists of rules that packets hit; the packets of others go uncounted: Stats.Uncounted.
+//	                     that it has not seen for longest: Stats.ClientsReplaced, ClientsRefused.
+//	errors of our own    200 in 200 ms, of which a link may send no more than are left; 20 a second to one address: Stats.ErrorsLimited.
+//	path MTUs            1024, learnt only for segments in flight; a new one replaces one of the sender, or else of the link, with the
+//	                     most.
+//	counting rules       16,384 lists of rules that packets hit; packets with other lists go uncounted: Stats.Uncounted.
 //
 // # Requirements
 //
@@ -167,7 +166,7 @@
 //
 // # Not supported
 //
-// Record-route and timestamp options pass unfilled. AH, ESP and packets behind IPv6 routing headers with segments left are not
-// translated within; the latter and IPv4 source routes are dropped. SCTP fragments whose ports would change are dropped, because
-// their checksum covers bytes that are elsewhere. The checksum of an SCTP packet quoted in an ICMP error is left as it is.
+// Record-route and timestamp options pass unfilled. AH and ESP payloads are not translated. Packets with IPv4 source routes, or IPv6 routing headers
+// with segments left, are dropped. SCTP fragments whose ports would change are dropped, because their checksum covers bytes in other fragments. The
+// checksum of an SCTP packet quoted in an ICMP error is left as it is.
 package nat

@@ -9,10 +9,10 @@ import (
 	"culvert/nat/siphash"
 )
 
-// An Engine translates and filters the packets of one gateway. Its methods may be called from several goroutines; it is built for
-// two, one per direction, that share one lock for the tens of nanoseconds that a packet needs it.
+// An Engine translates and filters the packets of one gateway. Its methods may be called from several goroutines. It is built for two, one per
+// direction, which share one lock for tens of nanoseconds per packet.
 type Engine struct {
-	hashKey siphash.Key // of port and backend choice; constant for the life of the saved state
+	hashKey siphash.Key // for port and backend choice; as long-lived as the saved state
 
 	apply sync.Mutex // taken before mu
 	// +checklocks:apply
@@ -20,7 +20,7 @@ type Engine struct {
 	// +checklocks:apply
 	put *rules.Draft // of Put and Delete, for the next CommitRules
 	// +checklocks:apply
-	prepared *Prepared // what may be committed; nil: nothing
+	prepared *Prepared // the last result of Prepare, until committed; nil: none
 
 	mu        sync.Mutex
 	snapshot  *snapshot
@@ -37,11 +37,11 @@ type Engine struct {
 	watchers  []*ConnWatch // nil = nobody
 	lost      func(fragment []byte, in Link, why Reason)
 	scratch   decision
-	made      packet.Packet // by the gateway itself: scratch of LetsOut
+	made      packet.Packet // scratch of LetsOut, for packets that the gateway itself sends
 }
 
-// New returns an Engine that works by c, or every fault of c. key keys the choice of ports and backends: an Engine with the same key
-// gives a packet in mid-stream the ports that an earlier one gave its connection.
+// New returns an Engine with configuration c, or all faults of c. key seeds the choice of ports and backends: an Engine with the same key gives a
+// packet in mid-stream the ports that its predecessor gave the connection.
 func New(key [16]byte, c *Config) (*Engine, error) {
 	set := rules.NewSet()
 	e := &Engine{hashKey: siphash.NewKey(key), set: set, put: set.Draft(), snapshot: &snapshot{}, hits: newRuleHits()}
@@ -56,7 +56,7 @@ func New(key [16]byte, c *Config) (*Engine, error) {
 	return e, nil
 }
 
-// Check returns every fault for which New and Prepare would refuse c.
+// Check returns all faults for which New and Prepare would refuse c.
 func Check(c *Config) error {
 	if err := c.validate(); err != nil {
 		return err
@@ -69,11 +69,11 @@ func Check(c *Config) error {
 type Prepared struct {
 	rules    *rules.Draft
 	snapshot *snapshot // without rules
-	all      bool      // it concerns all connections, whatever rules have changed
+	all      bool      // it affects all connections, even if no rule changed
 }
 
-// Prepare compiles c for Commit or, if c has faults, returns them all. It changes nothing that packets meet. What was prepared before and
-// not committed is forgotten.
+// Prepare compiles c for Commit or, if c has faults, returns them all. Packets do not notice. An earlier Prepared that was not committed becomes
+// invalid.
 func (e *Engine) Prepare(c *Config) (*Prepared, error) {
 	e.apply.Lock()
 	defer e.apply.Unlock()
@@ -98,7 +98,7 @@ func (e *Engine) prepare(c *Config) (*Prepared, error) {
 	return e.prepared, nil
 }
 
-// unprepare discards what was prepared and not committed.
+// unprepare discards an uncommitted Prepared.
 //
 // +checklocks:e.apply
 func (e *Engine) unprepare() {
@@ -114,7 +114,7 @@ func (e *Engine) current() *snapshot {
 	return e.snapshot
 }
 
-// Commit puts p, which was prepared last, in place of the configuration. Connections survive unless what they need is gone.
+// Commit replaces the configuration by p, the last one prepared. Connections survive unless something they need is gone.
 func (e *Engine) Commit(p *Prepared) {
 	e.apply.Lock()
 	defer e.apply.Unlock()
@@ -130,7 +130,7 @@ func (e *Engine) adopt(p *Prepared) {
 	e.publish(p.snapshot, p.rules, p.all)
 }
 
-// publish commits draft and lets packets meet them as part of s. all: that concerns all connections.
+// publish commits draft and makes its rules, as part of s, visible to packets. all: every connection is affected.
 //
 // +checklocks:e.apply
 func (e *Engine) publish(s *snapshot, draft *rules.Draft, all bool) {
@@ -144,27 +144,27 @@ func (e *Engine) publish(s *snapshot, draft *rules.Draft, all bool) {
 		e.hits, affected = newRuleHits(), &rules.Affected{All: true}
 	}
 	s.generation = e.snapshot.generation + 1
-	e.history.note(s.generation, affected)
+	e.history.add(s.generation, affected)
 	e.snapshot = s
 	e.round.extend(e.table.high)
 }
 
-// Put makes r the resource of key in what the next CommitRules publishes, beside those that the Config stands for. If something is wrong
-// with r, the error says so by field, and key keeps what it had. Tables may name devices and neighbours before they exist.
+// Put makes r the resource of key from the next CommitRules on, beside the resources of the Config. If r is wrong, the error names the field, and key
+// keeps its resource. Tables may name devices and neighbours before they exist.
 func (e *Engine) Put(key rules.Key, r rules.Resource) error {
 	e.apply.Lock()
 	defer e.apply.Unlock()
 	return e.put.Put(key, r)
 }
 
-// Delete removes the resource of key, if Put has made one, from what the next CommitRules publishes.
+// Delete removes the resource that Put gave key, from the next CommitRules on.
 func (e *Engine) Delete(key rules.Key) {
 	e.apply.Lock()
 	defer e.apply.Unlock()
 	e.put.Delete(key)
 }
 
-// CommitRules publishes what was put and deleted since the last time. Connections that this does not concern are not looked at.
+// CommitRules publishes all puts and deletes since the last call. It does not touch connections that they do not affect.
 func (e *Engine) CommitRules() {
 	e.apply.Lock()
 	defer e.apply.Unlock()
@@ -188,8 +188,8 @@ func (e *Engine) Apply(c *Config) error {
 	return nil
 }
 
-// Amend puts services in place of those of the same name, address, port and protocol that the Config of a Host has, or returns all that is
-// wrong with them and changes nothing. What was prepared before and not committed is forgotten.
+// Amend replaces services of a Host's Config that have the same name, address, port and protocol, or returns all faults and changes nothing. An
+// earlier Prepared that was not committed becomes invalid.
 func (e *Engine) Amend(services []rules.Service) error {
 	e.apply.Lock()
 	defer e.apply.Unlock()
@@ -203,39 +203,39 @@ func (e *Engine) Amend(services []rules.Service) error {
 	return nil
 }
 
-// Stats are the counters of an Engine. The ledger of each direction is Received = Forwarded + Delivered + Held + Σ Dropped, in packets
-// after segmentation; of the table it is Connections = Created + Restored − Expired − Evicted − EarlyDropped − Deleted.
+// Stats are the counters of an Engine. In packets after segmentation, each direction's ledger is Received = Forwarded + Delivered + Held + Σ Dropped.
+// The table's is Connections = Created + Restored − Expired − Evicted − EarlyDropped − Deleted.
 type Stats struct {
 	Outbound, Inbound Direction
 	Connections       int // in the table
 	Unreplied         int // of them
 	MaxConnections    int
-	Ports             int  // and identifiers that keep connections with the same source apart
-	BusiestPorts      int  // of them, towards the remote address and port that has most
-	BusiestPortsMax   int  // that may be towards that one
-	Pressed           bool // the table is so full that unreplied connections live shortUnreplied
+	Ports             int  // ports and identifiers in use to tell connections of a shared source apart
+	BusiestPorts      int  // of these, towards the remote address and port with the most
+	BusiestPortsMax   int  // the limit of BusiestPorts
+	Pressed           bool // the table is so full that unsettled connections live shortUnsettled
 	Created           uint64
 	Restored          uint64 // by Restore
-	Expired           uint64 // their time had come
-	Evicted           uint64 // their configuration had gone
-	EarlyDropped      uint64 // made room for others
+	Expired           uint64 // timed out
+	Evicted           uint64 // no longer admitted by the configuration
+	EarlyDropped      uint64 // evicted for others
 	Deleted           uint64 // by Delete
-	Uncounted         uint64 // packets that not all of their rules counted
-	Datagrams         int    // in fragments, of which parts are missing
-	DatagramsReplaced uint64 // incomplete ones that made room for others
-	Clients           int    // of services with affinity that are remembered
+	Uncounted         uint64 // packets for which not all rules could be counted
+	Datagrams         int    // in fragments and incomplete
+	DatagramsReplaced uint64 // incomplete ones evicted for others
+	Clients           int    // remembered clients of services with affinity
 	MaxClients        int
-	ClientsReplaced   uint64 // forgotten before their time, for others of the service
-	ClientsRefused    uint64 // not remembered, because their /64 or the service had its share
-	ErrorsLimited     uint64 // errors that the rate limits kept from being sent
+	ClientsReplaced   uint64 // forgotten early, for others of the service
+	ClientsRefused    uint64 // not remembered, because their /64 or the service was at its share
+	ErrorsLimited     uint64 // errors that rate limits suppressed
 }
 
 // A Direction counts the packets from inside links (outbound) or from outside ones (inbound).
 type Direction struct {
 	Received, Forwarded, Delivered uint64
-	Held                           uint64 // fragments that wait for their first one at this moment
+	Held                           uint64 // fragments waiting now for their first fragment
 	Answered                       uint64 // errors made by AppendError
-	Untracked, Asymmetric          uint64 // of the forwarded
+	Untracked, Asymmetric          uint64 // of the forwarded packets
 	Dropped                        [reasons]uint64
 }
 
@@ -245,7 +245,7 @@ func (e *Engine) Stats() Stats {
 	defer e.mu.Unlock()
 	st := e.stats
 	st.Connections, st.MaxConnections, st.Pressed = e.table.used, e.snapshot.maxEntries, e.pressed()
-	st.Unreplied = e.table.lists[rankUnreplied].length
+	st.Unreplied = e.table.unreplied
 	st.Ports, st.BusiestPorts, st.BusiestPortsMax = e.table.ports.all, e.table.ports.used, e.table.ports.most
 	st.Datagrams = e.fragments.partial.length
 	st.ErrorsLimited = e.limit.refused
@@ -281,9 +281,9 @@ func (d *Direction) count(v *Verdict) {
 	}
 }
 
-// Process decides what becomes of the packet p, filled by Parse, that came in at link in at time now. If the verdict is
-// Forward, the bytes of p have been rewritten and a Cutter makes of them what goes out at Verdict.Out; otherwise they are as they
-// came. now must not run backwards by more than the skew between two callers.
+// Process decides what happens to the packet p, filled by Parse, that arrived on link in at time now. If the verdict is Forward, the bytes of p have
+// been rewritten, and a Cutter makes of them what goes out on Verdict.Out; otherwise they are unchanged. now must not run backwards by more than the
+// skew between two callers.
 func (e *Engine) Process(p *packet.Packet, in Link, now Time) (v Verdict) {
 	d := &e.scratch
 	e.mu.Lock()
@@ -295,5 +295,5 @@ func (e *Engine) Process(p *packet.Packet, in Link, now Time) (v Verdict) {
 	return v
 }
 
-// packetBudget is how many expired connections a packet looks after.
+// packetBudget is how many expired connections a packet cleans up.
 const packetBudget = 4

@@ -4,18 +4,18 @@ import "time"
 
 // The rate limits of errors that we originate (RFC 4443, Section 2.4 (f); RFC 1812, Section 4.3.2.8).
 const (
-	// In each errorWindow, errorsMost go out. Of these, a link has at most as many as are left.
+	// In each errorWindow, errorsMost go out. A link may not send more of them than are still left.
 	errorsMost  = 200
 	errorWindow = 200 * time.Millisecond
-	// Towards one host, as hostOf has it, errorRateEach go out in a second, errorBurstEach of them at once.
+	// Each host, as defined by hostOf, gets at most errorRateEach a second, with bursts of errorBurstEach.
 	errorRateEach, errorBurstEach = 20, 20
-	// errorDestinations is more than can have been sent errors since a bucket became full again.
+	// errorDestinations is more than the number of hosts that can be sent errors before a bucket is full again.
 	errorDestinations = 4 * errorsMost * int(errorBurstEach*time.Second/errorRateEach/errorWindow)
 )
 
-// A limiter counts the errors of a window of time, and has a token bucket for each destination.
+// A limiter counts errors per time window, and has a token bucket for each destination.
 type limiter struct {
-	window Time // when the next one begins
+	window Time // when the next window begins
 	sent   int
 	links  map[Link]int
 	each   map[[16]byte]bucket
@@ -23,7 +23,7 @@ type limiter struct {
 	refused uint64
 }
 
-// A bucket holds its tokens as the time at which it was, or would have been, empty.
+// A bucket represents its tokens by the time at which it was, or would have been, empty.
 type bucket struct{ empty Time }
 
 func (l *limiter) init() {
@@ -31,7 +31,7 @@ func (l *limiter) init() {
 	l.links, l.each = map[Link]int{}, map[[16]byte]bucket{}
 }
 
-// take takes a token, if there is one.
+// take takes a token if there is one.
 func (b *bucket) take(now Time, rate, burst int64) bool {
 	token := Time(int64(time.Second) / rate)
 	empty := max(b.empty, now-Time(burst)*token)

@@ -2,8 +2,8 @@ package nat
 
 import "culvert/nat/packet"
 
-// established decides about a packet of a connection that exists. It returns false if the connection is over since its configuration
-// has gone, and the packet is the first of another.
+// established decides about a packet of an existing connection. It returns false if the configuration no longer admits the connection, so that the
+// packet is the first of another.
 func (e *Engine) established(d *decision, p *packet.Packet, now Time) bool {
 	s, c, dir := e.snapshot, d.hit.conn, d.hit.direction
 	home, evaluated := c.out[original], c.flags&(flagEvaluated0<<dir) != 0
@@ -28,7 +28,7 @@ func (e *Engine) established(d *decision, p *packet.Packet, now Time) bool {
 	if (c.state == stateTimeWait || c.state == stateClosed) && dir == original && p.HasPorts() && e.streamEnds(d, p, now) {
 		return false
 	}
-	// The tuple of an answer from a node fits whichever node it comes from.
+	// A reply tuple from inside matches whichever node the packet comes from.
 	asymmetric := dir == reply && c.keys[reply].link == anyNode && d.in != home
 	if asymmetric && s.foreign(d.from.Source(), d.in) {
 		d.drop(ReasonBadSource)
@@ -40,13 +40,13 @@ func (e *Engine) established(d *decision, p *packet.Packet, now Time) bool {
 	switch {
 	case !evaluated || asymmetric:
 		e.evaluate(d, p, now)
-		// What rules say about another port than the entry holds, only that port's packets are told.
+		// The verdict for a reply from another link than expected holds for this packet only; it is not cached.
 		if d.finding = findAll; asymmetric {
 			d.finding = findOne
 		}
 		reason, pl.out, pl.clamp = reasonOf(d.tr.Outcome), d.tr.Out, d.tr.MaxSegment(s.mtu)
 	case d.trace != nil:
-		e.evaluate(d, p, now) // to tell what the direction's first packet met
+		e.evaluate(d, p, now) // to trace what the direction's first packet met
 	}
 	if reason != ReasonNone {
 		e.refused(d, reason)
@@ -65,7 +65,7 @@ func (e *Engine) established(d *decision, p *packet.Packet, now Time) bool {
 		e.limits(pl, p, c.tcp.mss[1-dir], now)
 	}
 	if pl.to.Ports != d.from.Ports && p.Protocol() == packet.SCTP && p.IsFragment() {
-		d.drop(ReasonFragment) // its checksum covers bytes that are elsewhere
+		d.drop(ReasonFragment) // its checksum covers bytes in other fragments
 		return true
 	}
 	if !d.forward(p) {
@@ -77,7 +77,7 @@ func (e *Engine) established(d *decision, p *packet.Packet, now Time) bool {
 	return true
 }
 
-// limits notes what bounds the segments that a packet is cut into.
+// limits records what bounds the size of a packet's segments.
 func (e *Engine) limits(pl *plan, p *packet.Packet, peerMSS uint16, now Time) {
 	if pl.peerMSS, pl.pathMTU = peerMSS, 0; e.paths.live(now) {
 		pl.to.IPv6 = p.IsIPv6()
@@ -85,7 +85,7 @@ func (e *Engine) limits(pl *plan, p *packet.Packet, peerMSS uint16, now Time) {
 	}
 }
 
-// refused is the verdict on a packet of a connection that filters or routing refuse.
+// refused sets the verdict for a connection's packet that filters or routing refuse.
 func (e *Engine) refused(d *decision, r Reason) {
 	d.effect = effectRefused
 	switch r {
@@ -99,7 +99,7 @@ func (e *Engine) refused(d *decision, r Reason) {
 	}
 }
 
-// evaluate runs the filters and the route for the direction of hit.
+// evaluate runs filters and routing for the direction of hit.
 func (e *Engine) evaluate(d *decision, p *packet.Packet, now Time) {
 	c, dir, tr := d.hit.conn, d.hit.direction, &d.tr
 	from := e.table.tuple(c, dir)
@@ -107,7 +107,7 @@ func (e *Engine) evaluate(d *decision, p *packet.Packet, now Time) {
 	tr.Follow(e.table.to(c, dir), c.mark)
 	e.traverse(tr, now)
 	if dir == reply && e.snapshot.rules.Generated() {
-		// They mark by the node that a packet comes from. That of an answer must not replace the node of origin.
+		// Filters mark by the incoming node. The node of a reply must not replace the node of origin.
 		tr.ConnMark = c.mark
 	}
 }

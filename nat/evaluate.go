@@ -5,7 +5,7 @@ import (
 	"culvert/nat/rules"
 )
 
-// traverse takes a packet through the rules. It returns false if they drop it.
+// traverse runs a packet through the rules. It returns false if they drop it.
 func (e *Engine) traverse(tr *rules.Traversal, now Time) bool {
 	r := e.snapshot.rules
 	if !tr.Enter(r) {
@@ -26,7 +26,7 @@ var outcomeReasons = [...]Reason{
 	rules.NoLocalBackend: ReasonNoBackend, rules.Unserved: ReasonNoMapping,
 }
 
-// refusal is the verdict on a packet that rules and routing drop.
+// refusal is the verdict on a packet that rules or routing drop.
 func (s *snapshot) refusal(tr *rules.Traversal) Verdict {
 	switch tr.Outcome {
 	case rules.Rejected:
@@ -35,7 +35,7 @@ func (s *snapshot) refusal(tr *rules.Traversal) Verdict {
 		return s.noRoute(tr.To.Destination())
 	case rules.NoBackend:
 		if s.rules.IsHost() && tr.From.Protocol == packet.TCP {
-			// The kernel takes no ICMP error from the device that has an address of the node's own as source.
+			// The kernel accepts no ICMP error from the device whose source is one of the node's own addresses.
 			return refuse(ReasonNoBackend, packet.Reset)
 		}
 		return refuse(ReasonNoBackend, packet.PortUnreachable)

@@ -2,7 +2,7 @@ package nat
 
 import "slices"
 
-// An end is why a connection is no more.
+// An end is why a connection ended.
 type end uint8
 
 const (
@@ -12,7 +12,7 @@ const (
 	endDeleted
 )
 
-// endNames are those of the metrics.
+// endNames are the label values of the metrics.
 var endNames = []string{"expired", "evicted", "early-dropped", "deleted"}
 
 // end removes a connection, and counts why.
@@ -28,31 +28,31 @@ func (e *Engine) end(c *conn, number uint32, why end, now Time) {
 		e.stats.Deleted++
 	}
 	if e.watchers != nil {
-		e.tell(c, number, endNames[why], now)
+		e.notify(c, number, endNames[why], now)
 	}
 	e.table.remove(c, number)
 }
 
-// A ConnEvent is the first packet of a connection, or its end.
+// A ConnEvent is the start or the end of a connection.
 type ConnEvent struct {
 	At    Time
 	Ended string // why: expired, evicted, early-dropped or deleted; "" = it is new
 	ConnInfo
 }
 
-// A ConnWatch keeps the events of connections that its filter selects until they are taken, as far as it has room.
+// A ConnWatch buffers the events of connections that its filter selects until Take; it has bounded room.
 type ConnWatch struct {
 	engine *Engine
 	filter ConnFilter
 
-	// What follows is guarded by the Engine's lock.
+	// The rest is guarded by the Engine's lock.
 	events []ConnEvent // a ring
 	first  int
 	length int
 	lost   uint64
 }
 
-// Watch begins to keep events, at most room at a time. Close ends it.
+// Watch starts buffering events, at most room of them. Close stops it.
 func (e *Engine) Watch(f ConnFilter, room int) *ConnWatch {
 	w := &ConnWatch{engine: e, filter: f, events: make([]ConnEvent, room)}
 	e.mu.Lock()
@@ -71,7 +71,7 @@ func (w *ConnWatch) Close() {
 	}
 }
 
-// Take appends the oldest events to list, at most listBudget of them, and returns how many were lost since it was called last.
+// Take appends the oldest events to list, at most listBudget of them, and returns how many were lost since the last call.
 func (w *ConnWatch) Take(list []ConnEvent) (all []ConnEvent, lost uint64) {
 	w.engine.mu.Lock()
 	defer w.engine.mu.Unlock()
@@ -84,8 +84,8 @@ func (w *ConnWatch) Take(list []ConnEvent) (all []ConnEvent, lost uint64) {
 	return list, lost
 }
 
-// tell keeps an event for each who wants it.
-func (e *Engine) tell(c *conn, number uint32, ended string, now Time) {
+// notify buffers an event for each watcher that selects it.
+func (e *Engine) notify(c *conn, number uint32, ended string, now Time) {
 	for _, w := range e.watchers {
 		switch {
 		case !w.filter.selects(&e.table, c):

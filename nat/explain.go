@@ -9,8 +9,8 @@ import (
 	"culvert/nat/rules"
 )
 
-// Explain decides about a packet as Process would at this moment, and tells t each step; t may be nil. It rewrites p as Process
-// would, for a Cutter to make the packets of that go out, and changes nothing else: the Engine stays as it is.
+// Explain decides about a packet as Process would now, and traces each step to t, which may be nil. It rewrites p as Process would, ready for a
+// Cutter, but leaves the Engine unchanged.
 func (e *Engine) Explain(p *packet.Packet, in Link, now Time, t rules.Tracer) Verdict {
 	d := &decision{trace: t}
 	e.mu.Lock()
@@ -20,7 +20,7 @@ func (e *Engine) Explain(p *packet.Packet, in Link, now Time, t rules.Tracer) Ve
 	return d.verdict
 }
 
-// check tells whether a check allows the packet, and returns it.
+// check traces whether a check allows the packet, and returns ok.
 func (d *decision) check(name string, ok bool) bool {
 	if d.trace != nil {
 		d.trace.Trace(rules.Step{Name: name, Passed: ok})
@@ -28,7 +28,7 @@ func (d *decision) check(name string, ok bool) bool {
 	return ok
 }
 
-// traceConnection tells about the connection of hit.
+// traceConnection traces the connection of hit.
 func (e *Engine) traceConnection(d *decision, evaluated bool) {
 	c := d.hit.conn
 	direction, known := "original", "this packet meets the rules"

@@ -77,7 +77,7 @@ func fingerprint(e *Engine, seed maphash.Seed) uint64 {
 	// Maps have no order of their own.
 	var sum uint64
 	sum += entries(seed, f.index) + entries(seed, e.clients.lists) + entries(seed, e.hits.numbers)
-	sum += entries(seed, e.limit.links) + entries(seed, e.limit.each)
+	sum += entries(seed, e.table.closed) + entries(seed, e.limit.links) + entries(seed, e.limit.each)
 	e.apply.Lock()
 	defer e.apply.Unlock()
 	e.set.Rules().Counters(func(c rules.RuleCount) { sum += maphash.Comparable(seed, c) })
@@ -144,7 +144,7 @@ func (m *trafficMaker) next() (in Link, b []byte) {
 	p.Source, p.Destination, in = pod, remote, 9
 	switch m.IntN(22) {
 	case 0:
-		p.Source, p.Destination, in = m.host("10.200.2.", 5), pod, Tunnel
+		p.Source, p.Destination, in = m.host("10.200.2.", 5), one(m.Rand, pod, pod, pod, "10.80.0.2"), Tunnel
 	case 1, 2: // clients that share U
 		p.Source, in = m.host("11.11.11.", 200), node
 		p.Body = m.body(uint16(512+m.IntN(512)), 53, 10)

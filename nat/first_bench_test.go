@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"culvert/nat"
+	"culvert/nat/nattest"
 	"culvert/nat/packet"
 )
 
@@ -50,15 +51,15 @@ func benchmarkFirst(b *testing.B, e *nat.Engine, v6 bool, n, some int) {
 	b.ResetTimer()
 	for range b.N {
 		for range 40 {
-			seals = append(seals, sealOnce(b))
+			seals = append(seals, nattest.SealOnce(b))
 			var own float64
 			made := 0
 			for ; made < firstTurn; made += some {
-				begin := processorTime(b)
+				begin := nattest.ProcessorTime(b)
 				for end := next + some; next < end; next += nat.MaxLoad {
 					open(next)
 				}
-				own += float64(processorTime(b) - begin)
+				own += float64(nattest.ProcessorTime(b) - begin)
 				if next >= 1<<24 { // there are no more different packets
 					next = n
 				}
@@ -82,11 +83,6 @@ func openers(b *testing.B, e *nat.Engine, v6 bool) (open func(i int)) {
 		for j := range packets {
 			packets[j].Parse(s.packet(work[j][:], i+j, node1))
 		}
-		e.Load(packets, node1)
-		for j := range packets {
-			if v := e.Process(&packets[j], node1, start); v.Action != nat.Forward || v.Untracked {
-				b.Fatalf("connection %d: %v %v", i+j, v.Action, v.Reason)
-			}
-		}
+		forward(b, e, packets, node1)
 	}
 }

@@ -2,27 +2,27 @@ package nat
 
 import "culvert/nat/packet"
 
-// minSegment is the smallest TCP payload that a super-frame is cut into, whatever MSS a peer announced.
+// minSegment is the smallest TCP payload into which a super-frame is cut, whatever MSS a peer announced.
 const minSegment = 48
 
-// A plan is what the translation stages decided for a packet that is to be forwarded.
+// A plan is what the translation stages decided for a packet to be forwarded.
 type plan struct {
-	to               packet.Tuple // addresses and ports that it gets
-	addresses, ports uint16       // deltas from what it has
+	to               packet.Tuple // addresses and ports after translation
+	addresses, ports uint16       // checksum deltas of the translation
 	out              Link
-	pathMTU          int    // learnt from too-big messages; 0 = none
+	pathMTU          int    // from too-big messages; 0 = none
 	peerMSS          uint16 // MSS of the SYN that travelled towards the sender; 0 = unknown
 	clamp            uint16 // bound for the MSS option of a SYN; 0 = off
 	mtu              int
 	stream           streamPlan
 }
 
-// translate notes the difference between what a packet has and what it gets.
+// translate computes the deltas between a packet's tuple and pl.to.
 func (pl *plan) translate(from *packet.Tuple) {
 	pl.addresses, pl.ports = packet.Deltas(from, &pl.to)
 }
 
-// rewrite gives a packet that is forwarded what the plan says.
+// rewrite applies the plan to a forwarded packet.
 func (pl *plan) rewrite(p *packet.Packet) {
 	if pl.clamp != 0 && p.IsSYN() {
 		p.ClampMSS(pl.clamp)
@@ -36,11 +36,11 @@ func (pl *plan) rewrite(p *packet.Packet) {
 	p.Rewrite(&pl.to, pl.addresses, pl.ports)
 	p.DecrementHops()
 	if p.SegmentSize > 0 && p.SegmentSize >= p.Len()-p.HeaderLen()-8 {
-		p.SegmentSize = 0 // one datagram is no train
+		p.SegmentSize = 0 // one datagram is not a train
 	}
 }
 
-// forward is the verdict on a packet that may pass, if TTL and size allow: otherwise it returns false.
+// forward sets the verdict for a packet that may pass. It returns false if TTL or size forbid it.
 func (d *decision) forward(p *packet.Packet) bool {
 	v := &d.verdict
 	// RFC 1812, Section 5.3.1; RFC 8200, Section 3.
@@ -52,12 +52,12 @@ func (d *decision) forward(p *packet.Packet) bool {
 	return d.check("TTL and size", v.Action == Forward)
 }
 
-// fits reports whether a packet goes on as it is.
+// fits reports whether a packet goes on unsegmented.
 func (pl *plan) fits(p *packet.Packet) bool {
 	return p.Len() <= pl.mtu && !p.IsPartial() && p.SegmentSize == 0 && pl.stream.step != streamLeads
 }
 
-// fit decides how a packet larger than the MTU, a super-frame or a train goes on: in segments, in fragments or, returning false, not at all.
+// fit decides how a packet larger than the MTU, a super-frame or a train goes on: segmented, fragmented or, if it returns false, not at all.
 func (pl *plan) fit(p *packet.Packet, v *Verdict) bool {
 	n := p.Len()
 	if pl.stream.dropsPayload(p) {
@@ -96,9 +96,9 @@ func (pl *plan) fit(p *packet.Packet, v *Verdict) bool {
 	return true
 }
 
-// fitTCP sets the segment size of a super-frame, or of a segment that a header makes longer, of which n bytes go on: what the MTU, the path
-// MTU and the MSS of its receiver allow, less the TCP options. The sender of a super-frame left the segmentation to a network card, so that
-// no size of ours can be too small for it.
+// fitTCP sets the segment size of a super-frame, or of a segment that a header makes longer and of which n bytes go on: what the MTU, the path MTU
+// and the receiver's MSS allow, less the TCP options. The sender of a super-frame left segmentation to a network card, so no size chosen here can be
+// too small for it.
 func (pl *plan) fitTCP(p *packet.Packet, n int, v *Verdict) {
 	limit := pl.mtu
 	if pl.pathMTU > 0 && pl.pathMTU < limit {
@@ -112,7 +112,7 @@ func (pl *plan) fitTCP(p *packet.Packet, n int, v *Verdict) {
 	segment = max(segment-(length-20), minSegment)
 	payload := n - header - length
 	if pl.stream.step == streamLeads {
-		payload += int(pl.stream.prologue.length())
+		payload += int(pl.stream.proxyStream.length())
 	}
 	if payload > segment {
 		v.SegmentSize = segment

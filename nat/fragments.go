@@ -6,26 +6,26 @@ import (
 	"culvert/nat/packet"
 )
 
-// Virtual reassembly: fragments are forwarded one by one, but share the ports of their first one. Later fragments that come before it
-// wait for it (RFC 4787, Section 11, REQ-14).
+// Virtual reassembly: fragments are forwarded one by one but share the ports of their first fragment. Later fragments that arrive before it wait for
+// it (RFC 4787, Section 11, REQ-14).
 
-// A part is what commit makes of a fragment.
+// A part is what commit does with a fragment.
 type part uint8
 
 const (
 	partNone     part = iota
-	partUnknown       // it belongs to no datagram that is remembered
-	partNew           // it is noted
-	partHeld          // it is noted, and waits for the first one
-	partReleased      // it was noted when it came
+	partUnknown       // it belongs to no remembered datagram
+	partNew           // it is recorded
+	partHeld          // it is recorded, and waits for the first fragment
+	partReleased      // it was recorded when it arrived
 	partOverlap       // it ends its datagram
 )
 
-// A reassembly is what a fragment does to datagrams.
+// A reassembly is the effect of a fragment on datagrams.
 type reassembly struct {
-	datagram       *datagram // nil: one is made
-	expired        *datagram // that had its key
-	victim, waiter *datagram // that make room for the datagram, and for the fragment that waits
+	datagram       *datagram // nil: a new one
+	expired        *datagram // the expired one with the same key
+	victim, waiter *datagram // evicted for the datagram, and for the waiting fragment
 }
 
 // fragment decides about a fragment, the first one or a later one.
@@ -60,7 +60,7 @@ func (e *Engine) fragment(d *decision, p *packet.Packet, now Time) {
 	}
 }
 
-// later decides about a later fragment.
+// later decides about a fragment that is not the first.
 func (e *Engine) later(d *decision, p *packet.Packet, now Time) {
 	g := d.reassembly.datagram
 	switch {
@@ -74,7 +74,7 @@ func (e *Engine) later(d *decision, p *packet.Packet, now Time) {
 		d.plan = plan{to: g.to, out: g.out, mtu: e.narrow.of(g.out, p.IsIPv6(), e.snapshot.mtu)}
 		d.plan.translate(&d.from)
 		if !d.forward(p) {
-			d.verdict.Refusal = packet.NoRefusal // RFC 1122, Section 3.2.2: never about an error
+			d.verdict.Refusal = packet.NoRefusal // RFC 1122, Section 3.2.2: no error about an error
 		}
 	default:
 		d.from.Ports, d.from.Protocol = g.ports, g.protocol
@@ -88,10 +88,10 @@ func (e *Engine) early(d *decision, p *packet.Packet, room bool, now Time) {
 	s, in := e.snapshot, d.in
 	source, destination := d.from.Source(), d.from.Destination()
 	admitted, owned := s.admits(source, in), s.owns(destination, in)
-	// It may be of an ICMP error, which any router sends.
+	// It may belong to an ICMP error, which any router may send.
 	ofError := in.Outside() && packet.IsICMP(d.from.Protocol) && packet.Forwardable(source)
 	switch {
-	case !admitted && !ofError, !owned && (linkLocal6(source) || !packet.Forwardable(destination)):
+	case !admitted && !ofError, !owned && (linkLocal6(source) || !packet.Forwardable(destination) || s.closed(destination, in)):
 		e.first(d, p, now)
 	case room && e.wait(d, p, now):
 	case admitted && owned:
@@ -101,7 +101,7 @@ func (e *Engine) early(d *decision, p *packet.Packet, room bool, now Time) {
 	}
 }
 
-// stateless decides about a later fragment whose first one is unknown, if it needs no connection.
+// stateless decides about a later fragment without a known first one, if it needs no connection.
 func (e *Engine) stateless(d *decision, p *packet.Packet, now Time) bool {
 	s, in, tr := e.snapshot, d.in, &d.tr
 	tr.Start(&d.from, nil, in, d.trace)
@@ -117,7 +117,7 @@ func (e *Engine) stateless(d *decision, p *packet.Packet, now Time) bool {
 		d.dropped(s)
 		return true
 	}
-	if tracked && (tr.Stateful || !e.returns(tr)) {
+	if tracked && !e.free(tr) {
 		return false
 	}
 	e.open(d, p, now)
@@ -130,7 +130,7 @@ func (e *Engine) wait(d *decision, p *packet.Packet, now Time) bool {
 	h := e.holder(&d.from)
 	full := p.Len() > heldSize
 	if !full && s.full(h.of(shareHeld), f.holds, maxHeld) {
-		// What makes room for the datagram may make room for its fragment too.
+		// Evicting a datagram may free room for the fragment too.
 		if r.victim == nil || r.victim.held == nil || !s.yields(r.victim.holder.of(shareHeld), h.of(shareHeld)) {
 			r.waiter = f.victim(s, h, shareHeld, r.datagram, now)
 			full = r.waiter == nil
@@ -143,7 +143,7 @@ func (e *Engine) wait(d *decision, p *packet.Packet, now Time) bool {
 	return true
 }
 
-// commitFragment does what d says to the datagram of a fragment.
+// commitFragment updates the fragment's datagram as d says.
 func (e *Engine) commitFragment(d *decision, p *packet.Packet, now Time) {
 	f, r := &e.fragments, &d.reassembly
 	g := r.datagram
@@ -175,11 +175,11 @@ func (e *Engine) commitFragment(d *decision, p *packet.Packet, now Time) {
 	} else if d.part == partHeld {
 		f.hold(e, g, p)
 	}
-	f.settle(e, g, now)
+	f.completeIf(e, g, now)
 	f.expire(e, now)
 }
 
-// know notes what has become of the first fragment, which becomes of all.
+// know records the first fragment's fate, which all others share.
 func (f *fragmentTable) know(g *datagram, d *decision, p *packet.Packet) {
 	g.known, g.ports, g.protocol = true, d.from.Ports, d.from.Protocol
 	if d.verdict.Action == Drop {
@@ -193,7 +193,7 @@ func (f *fragmentTable) know(g *datagram, d *decision, p *packet.Packet) {
 	}
 }
 
-// hold keeps a fragment until the first one comes.
+// hold keeps a fragment until the first one arrives.
 func (f *fragmentTable) hold(e *Engine, g *datagram, p *packet.Packet) {
 	h := f.heldSpare
 	if h != nil {
@@ -207,7 +207,7 @@ func (f *fragmentTable) hold(e *Engine, g *datagram, p *packet.Packet) {
 	e.table.shares.take(g.holder.of(shareHeld))
 }
 
-// unhold takes a fragment from those that wait for g.
+// unhold removes a fragment from those that wait for g.
 func (f *fragmentTable) unhold(e *Engine, g *datagram) *heldFragment {
 	h := g.held
 	g.held = h.next
@@ -220,9 +220,8 @@ func (f *fragmentTable) unhold(e *Engine, g *datagram) *heldFragment {
 	return h
 }
 
-// Release processes a fragment that waited for its first one, which the caller has just processed: while Verdict.Held of that one was
-// positive, it calls Release once for each. The fragment is copied to b, which needs room for 2048 bytes, and p made its view. It
-// returns false if none is left.
+// Release processes a fragment that waited for its first one. After Process of that first one, the caller calls Release Verdict.Held times. The
+// fragment is copied to b, which needs room for 2048 bytes, and p becomes its view. Release returns false if none is left.
 func (e *Engine) Release(p *packet.Packet, b []byte, in Link, now Time) (Verdict, bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -246,8 +245,8 @@ func (e *Engine) Release(p *packet.Packet, b []byte, in Link, now Time) (Verdict
 	return d.verdict, true
 }
 
-// TapFragments has tap called for each fragment that is dropped while it waits; nil ends that. A tap may call no method of e, as it runs
-// under its lock, and keep nothing of the fragment.
+// TapFragments registers tap, which is called for each fragment dropped while it waits; nil unregisters. tap must not call methods of e, because it
+// runs under e's lock, and must not keep the fragment.
 func (e *Engine) TapFragments(tap func(fragment []byte, in Link, why Reason)) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

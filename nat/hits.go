@@ -8,16 +8,16 @@ import (
 // maxHitLists caps the lists of counting rules that are numbered. They take less than 3 MiB.
 const maxHitLists = 1 << 14
 
-// hitEpoch is the number of lists with which a commit begins to number anew: some of them may be of rules that are gone.
+// hitEpoch is the number of lists at which a commit numbers them again: some may be of rules that are gone.
 const hitEpoch = maxHitLists / 4 * 3
 
-// ruleHits numbers the lists of counting rules that directions of connections hit: there are few different ones, and a connection
-// stores its list in 2 bytes. Number 0 is the empty list. Number 1 stands for all lists that come when there are maxHitLists: their
-// rules do not count, and Stats.Uncounted does. Numbers stay valid when rules change: lists hold counters, which rules that stay keep.
+// ruleHits numbers the lists of counting rules that directions of connections hit. There are few different ones, so a connection stores its list in 2
+// bytes. Number 0 is the empty list. Number 1 stands for all lists beyond maxHitLists: their rules do not count; Stats.Uncounted does. Numbers stay
+// valid when rules change, because lists hold counters, which surviving rules keep.
 type ruleHits struct {
 	numbers map[rules.Hits]uint16
 	lists   []rules.Hits
-	last    [2]uint16 // what came last of each direction, which often comes again
+	last    [2]uint16 // the last of each direction, which is often the next too
 }
 
 const unlisted = 1
@@ -26,7 +26,7 @@ func newRuleHits() ruleHits {
 	return ruleHits{numbers: map[rules.Hits]uint16{}, lists: []rules.Hits{{}, unlisted: {Short: true}}}
 }
 
-// number returns the number of what tr has hit, a packet of direction d.
+// number returns the number of the list that tr has hit for a packet of direction d.
 func (h *ruleHits) number(tr *rules.Traversal, d int) uint16 {
 	if tr.HitCount() == 0 {
 		return 0

@@ -6,10 +6,9 @@ import (
 	"culvert/nat/packet"
 )
 
-// icmpError translates an ICMP error about a packet that passed here, and the packet that it quotes. Any router may have sent it. It
-// goes to the sender of what it quotes or nowhere (RFC 5508, Section 4.2), and neither makes, refreshes nor ends a connection (Section
-// 4.3, REQ-6). Sequence numbers that it quotes are for the sender to judge, as with Linux's nf_conntrack; what the gateway itself
-// learns from an error, learnPath judges.
+// icmpError translates an ICMP error about a packet that passed here, and the packet it quotes. Any router may have sent it. It goes to the sender of
+// the quoted packet or nowhere (RFC 5508, Section 4.2), and neither makes, refreshes nor ends a connection (Section 4.3, REQ-6). The sender judges
+// the quoted sequence numbers, as with Linux's nf_conntrack; learnPath judges them before the gateway itself learns from an error.
 func (e *Engine) icmpError(d *decision, p *packet.Packet, now Time) {
 	s, in := e.snapshot, d.in
 	source, destination := d.from.Source(), d.from.Destination()
@@ -26,7 +25,7 @@ func (e *Engine) icmpError(d *decision, p *packet.Packet, now Time) {
 	*quoted = packet.Tuple{}
 	d.quote.Tuple(quoted, 0)
 	if !in.Outside() && s.foreign(quoted.Destination(), in) {
-		d.drop(ReasonBadSource) // what it quotes was sent to another node
+		d.drop(ReasonBadSource) // the quoted packet was sent to another node
 		return
 	}
 	owned := s.owns(destination, in)
@@ -52,17 +51,17 @@ func (e *Engine) icmpError(d *decision, p *packet.Packet, now Time) {
 	}
 }
 
-// quotedConn finds the connection of a quoted packet: its answer would be found. The direction of the hit is that of the answer.
+// quotedConn finds the connection of a quoted packet by the packet's answer. The hit has the answer's direction.
 func (e *Engine) quotedConn(quoted *packet.Tuple, in Link, now Time) (hit, bool) {
 	answer := quoted.Reply(in)
 	if h, ok := e.find(&answer, 0, now); ok || in.Outside() {
 		return h, ok
 	}
-	answer.Link = anyNode // sent by way of another node than the error
+	answer.Link = anyNode // the sender may be reached by another node than the error's
 	return e.find(&answer, 0, now)
 }
 
-// relayTracked translates an error about a packet of a connection: the quoted packet becomes what its sender sent.
+// relayTracked translates an error about a connection's packet: the quotation becomes what its sender sent.
 func (e *Engine) relayTracked(d *decision, p *packet.Packet, now Time) {
 	s, c, dir := e.snapshot, d.hit.conn, d.hit.direction
 	evaluated := c.flags&(flagEvaluated0<<dir) != 0
@@ -76,7 +75,7 @@ func (e *Engine) relayTracked(d *decision, p *packet.Packet, now Time) {
 	reason, out := c.verdict[dir], c.out[dir]
 	if !evaluated {
 		e.evaluate(d, nil, now)
-		d.finding = findOne // the error is not one of the direction's packets
+		d.finding = findOne // the error is not a packet of the direction
 		reason, out = reasonOf(d.tr.Outcome), d.tr.Out
 	}
 	if reason != ReasonNone {
@@ -88,18 +87,18 @@ func (e *Engine) relayTracked(d *decision, p *packet.Packet, now Time) {
 	d.plan.to.SetDestination(sent.Source())
 	e.relay(d, p, &sent)
 	if d.verdict.Action == Forward {
-		if pr := e.table.prologueOf(c, d.hit.number); pr != nil && dir == reply && d.quote.HasPorts() {
+		if pr := e.table.proxyStreamOf(c, d.hit.number); pr != nil && dir == reply && d.quote.HasPorts() {
 			d.quotesStream, d.shift = true, pr.shift()
 		}
 		e.learnPath(d, p)
 	}
 }
 
-// relayFromTunnel translates an error about a packet that left through the tunnel without a connection: by prefixes alone.
+// relayFromTunnel translates an error about an untracked packet that left through the tunnel, by prefixes alone.
 func (e *Engine) relayFromTunnel(d *decision, p *packet.Packet) {
 	s, quoted := e.snapshot, &d.quoted[0]
 	r, ok := s.real.Lookup(quoted.Destination())
-	if !ok || s.external.Contains(d.from.Destination()) {
+	if destination := d.from.Destination(); !ok || s.external.Contains(destination) || s.closed(destination, d.in) {
 		d.drop(ReasonICMPUnrelated)
 		return
 	}
@@ -114,11 +113,11 @@ func (e *Engine) relayFromTunnel(d *decision, p *packet.Packet) {
 	e.relay(d, p, &sent)
 }
 
-// relayFromNode does the same for a packet that came out of the tunnel, or went from node to node.
+// relayFromNode does the same for a packet that came out of the tunnel, or went between nodes.
 func (e *Engine) relayFromNode(d *decision, p *packet.Packet) {
 	s, quoted := e.snapshot, &d.quoted[0]
 	sent := *quoted
-	d.plan = plan{to: d.from, out: Tunnel} // where the remote CIDRs of the Config are
+	d.plan = plan{to: d.from, out: Tunnel} // the remote CIDRs of the Config belong to this link
 	if r, ok := s.seen.Lookup(quoted.Source()); ok {
 		sent.SetSource(r.apply(quoted.Source()))
 		d.plan.to.SetDestination(sent.Source())
@@ -133,22 +132,22 @@ func (e *Engine) relayFromNode(d *decision, p *packet.Packet) {
 	e.relay(d, p, &sent)
 }
 
-// relay forwards an ICMP error by the destination and port in plan. What it quotes becomes sent.
+// relay forwards an ICMP error to the destination and port in plan. Its quotation becomes sent.
 func (e *Engine) relay(d *decision, p *packet.Packet, sent *packet.Tuple) {
 	pl := &d.plan
 	pl.mtu = e.narrow.of(pl.out, p.IsIPv6(), e.snapshot.mtu)
 	pl.to.SetSource(e.snapshot.errorSource(d.from.Source(), sent.Destination(), d.in, pl.out))
 	pl.translate(&d.from)
 	if !d.forward(p) {
-		d.verdict.Refusal = packet.NoRefusal // RFC 1122, Section 3.2.2: never about an error
+		d.verdict.Refusal = packet.NoRefusal // RFC 1122, Section 3.2.2: no error about an error
 		return
 	}
 	d.relays, d.quoted[1] = true, *sent
 }
 
-// errorSource returns the source of a translated error. From the tunnel: as seen here if it lies in a remote CIDR, else the address
-// that the quoted packet was sent to, as Linux's NAT has it and strict reverse-path filters accept. To the tunnel: its own if the
-// remote cluster knows it, else U, else again the destination of the quoted packet. Between nodes: its own.
+// errorSource returns the source of a translated error. From the tunnel: the address as seen here if it lies in a remote CIDR, else the destination
+// of the quoted packet, as Linux's NAT does and strict reverse-path filters accept. To the tunnel: its own if the remote cluster knows it, else U,
+// else again the destination of the quoted packet. Between nodes: its own.
 func (s *snapshot) errorSource(source, sentTo netip.Addr, in, out Link) netip.Addr {
 	if in.Outside() {
 		if r, ok := s.real.Lookup(source); ok {

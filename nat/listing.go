@@ -2,13 +2,13 @@ package nat
 
 import "culvert/nat/rules"
 
-// ListRules calls yield for each rule, in the order of evaluation, until it returns false. link names a Link. It keeps neither packets
-// nor, while yield runs, a new configuration waiting.
+// ListRules calls yield for each rule, in order of evaluation, until it returns false. link names a Link. While yield runs, neither packets nor a new
+// configuration wait.
 func (e *Engine) ListRules(link func(Link) string, yield func(*rules.RuleInfo) bool) {
 	e.ruleList().Each(link, yield)
 }
 
-// RuleCounters calls yield for the rules that are counted, as RuleList.Counters does. It makes nobody wait either.
+// RuleCounters calls yield for the counted rules, like RuleList.Counters. Nothing waits for it either.
 func (e *Engine) RuleCounters(yield func(rules.RuleCount)) { e.ruleList().Counters(yield) }
 
 func (e *Engine) ruleList() rules.RuleList {

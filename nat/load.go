@@ -3,15 +3,15 @@ package nat
 import "culvert/nat/packet"
 
 const (
-	// MaxLoad is how many packets Load looks at.
+	// MaxLoad is how many packets Load handles.
 	MaxLoad = 32
-	// loadFrom is how many connections a processor's own cache holds, about. As long as there are no more, nothing is to be loaded.
+	// loadFrom is about how many connections fit into a processor's own cache. With fewer, there is nothing to preload.
 	loadFrom = 1 << 12
 )
 
-// Load reads what Process will need of the connections of packets, at most MaxLoad, which come in at in or at other links of its side. In
-// a large table a packet waits for memory twice, for its slot and then for its entry; the waits of a batch overlap. Load returns how many
-// packets have a connection, 0 if the table is so small that it does not look, and leaves hints for Process. It decides and changes nothing.
+// Load prefetches what Process will need of the connections of at most MaxLoad packets that come in at in or at other links of its side. In a large
+// table a packet waits for memory twice, for its slot and then for its entry; a batch overlaps these waits. Load returns how many packets have a
+// connection, or 0 if the table is small enough to skip the work, and leaves hints for Process. It decides and changes nothing.
 func (e *Engine) Load(packets []packet.Packet, in Link) (known int) {
 	if len(packets) < 2 {
 		return 0
@@ -23,7 +23,7 @@ func (e *Engine) Load(packets []packet.Packet, in Link) (known int) {
 	if tb.used < loadFrom {
 		return 0
 	}
-	// A processor overlaps what lies within a few hundred instructions: what waits for memory does nothing else.
+	// A processor overlaps loads only within a few hundred instructions, so these loops do nothing else.
 	var hashes, numbers, generations [MaxLoad]uint32
 	var slots [MaxLoad]uint64
 	for i := range packets {
@@ -46,10 +46,10 @@ func (e *Engine) Load(packets []packet.Packet, in Link) (known int) {
 	}
 	for i, number := range numbers[:len(packets)] {
 		c := tb.at(number)
-		generations[i] = c.generation + uint32(c.state) // one from each of its cache lines
+		generations[i] = c.generation + uint32(c.state) // reads both cache lines
 	}
 	for i, number := range numbers[:len(packets)] {
-		// An entry that is found has a generation, and an IPv6 connection addresses.
+		// An entry that was found has a generation; an IPv6 one has addresses.
 		c := tb.at(number)
 		if generations[i] != 0 && (!c.keys[original].ipv6 || tb.wideOf(c)[original] != [4]uint64{}) {
 			known++
@@ -58,7 +58,7 @@ func (e *Engine) Load(packets []packet.Packet, in Link) (known int) {
 	return known
 }
 
-// loaded returns the connection of tuple t that Load has found, if it is still there and alive.
+// loaded returns the connection of tuple t that Load found, if it is still there and alive.
 func (e *Engine) loaded(r reference, t *packet.Tuple, now Time) (hit, bool) {
 	tb := &e.table
 	if r == 0 || r.number() >= tb.high || !tb.matches(r, t) {

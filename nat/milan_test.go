@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"syscall"
 	"testing"
 	"time"
 
@@ -75,16 +74,6 @@ func pod(i int) netip.Addr {
 }
 func mapped(i int) netip.Addr {
 	return netip.AddrFrom4([4]byte{10, 65 + byte(i>>16), byte(i >> 8), byte(i)})
-}
-
-// usedTime is the processor time of this process, on which other work on the machine tells less than on the clock.
-func usedTime(b *testing.B) time.Duration {
-	b.Helper()
-	var u syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
-		b.Fatal(err)
-	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 // CULVERT_LONG has tests try as many packets as `make long` says.

@@ -35,7 +35,16 @@ type modelConn struct {
 	real     modelEnd // the remote end as the tunnel sees it
 	lastSeen nat.Time
 	replied  bool
+	packets  int // of both directions
 }
+
+// pass notes a packet of the connection.
+func (c *modelConn) pass(now nat.Time, reply bool) {
+	c.lastSeen, c.replied, c.packets = now, c.replied || reply, c.packets+1
+}
+
+// settled reports whether the connection makes room for no other.
+func (c *modelConn) settled() bool { return c.replied && !c.icmp && c.packets >= 4 }
 
 func (m *model) lifetime(c *modelConn) time.Duration {
 	d := 120 * time.Second
@@ -45,7 +54,7 @@ func (m *model) lifetime(c *modelConn) time.Duration {
 	if m.life > 0 {
 		d = m.life
 	}
-	if !c.replied && m.pressed() {
+	if !c.settled() && m.pressed() {
 		d = min(d, 30*time.Second)
 	}
 	return d
@@ -101,17 +110,49 @@ func (c *modelConn) source() (nat.Link, netip.Addr) {
 	return c.node, c.local.addr
 }
 
-// held returns what a link holds, and what an address of it does.
-func (m *model) held(link nat.Link, addr netip.Addr) (of, all int) {
+// modelHeld is what a link holds, a network of it and an address of that.
+type modelHeld struct{ link, network, address int }
+
+func (m *model) held(link nat.Link, addr netip.Addr) (h modelHeld) {
 	for _, c := range m.connections {
 		if l, a := c.source(); l == link {
-			all++
+			h.link++
+			if networkOf(a) == networkOf(addr) {
+				h.network++
+			}
 			if a == addr {
-				of++
+				h.address++
 			}
 		}
 	}
-	return of, all
+	return h
+}
+
+func networkOf(a netip.Addr) netip.Prefix {
+	if a.Is4() {
+		return netip.PrefixFrom(a, 24).Masked()
+	}
+	return netip.PrefixFrom(a, 64).Masked()
+}
+
+// full reports whether a source is at its share.
+func (m *model) full(link nat.Link, addr netip.Addr) bool {
+	h := m.held(link, addr)
+	left := m.most - len(m.connections) - h.link
+	return left <= 0 || h.address >= left || h.network >= 2*left
+}
+
+// yields reports whether a connection makes room for one of another source.
+func (m *model) yields(c *modelConn, link nat.Link, addr netip.Addr) bool {
+	l, a := c.source()
+	his, mine := m.held(l, a), m.held(link, addr)
+	switch {
+	case l != link:
+		return his.link > mine.link
+	case networkOf(a) != networkOf(addr):
+		return his.network >= mine.network || mine.network <= mine.link/16 || mine.address <= mine.link/16 && his.network > mine.link/16
+	}
+	return his.address >= mine.address || mine.address <= mine.network/16
 }
 
 // room makes room for a connection of a source, or returns false.
@@ -119,7 +160,7 @@ func (m *model) room(link nat.Link, addr netip.Addr, now nat.Time) bool {
 	if m.pressed() {
 		for range 2 {
 			for _, c := range m.connections {
-				if c.replied {
+				if c.settled() {
 					continue
 				}
 				if c.lastSeen.Add(30*time.Second) <= now {
@@ -131,20 +172,17 @@ func (m *model) room(link nat.Link, addr netip.Addr, now nat.Time) bool {
 			}
 		}
 	}
-	mine, ours := m.held(link, addr)
-	if mine+ours+len(m.connections) < m.most {
+	if !m.full(link, addr) {
 		return true
 	}
-	var unreplied []*modelConn
+	var unsettled []*modelConn
 	for _, c := range m.connections {
-		if !c.replied {
-			unreplied = append(unreplied, c)
+		if !c.settled() {
+			unsettled = append(unsettled, c)
 		}
 	}
-	for _, c := range unreplied[:min(4, len(unreplied))] {
-		l, a := c.source()
-		his, theirs := m.held(l, a)
-		if l != link && theirs > ours || l == link && his >= mine {
+	for _, c := range unsettled[:min(4, len(unsettled))] {
+		if m.yields(c, link, addr) {
 			m.remove(c)
 			return true
 		}
@@ -295,11 +333,17 @@ func (x *ether) fromNode(in nat.Link, icmp bool, local, seen, real modelEnd) {
 		if want := c.inbound && in != c.node; v.Asymmetric != want {
 			x.fail("asymmetric %t, want %t", v.Asymmetric, want)
 		}
-		c.lastSeen, c.replied = x.now, c.replied || c.inbound
+		c.pass(x.now, c.inbound)
 		return
 	}
-	c = &modelConn{icmp: icmp, node: in, local: local, seen: seen, mapped: local, real: real, lastSeen: x.now}
+	c = &modelConn{icmp: icmp, node: in, local: local, seen: seen, mapped: local, real: real, lastSeen: x.now, packets: 1}
 	stateful := !pod(local.addr)
+	if !stateful && x.m.full(nat.Tunnel, real.addr) {
+		if x.expect(v, got, nat.Tunnel, local, real); !v.Untracked {
+			x.fail("tracked, but the model's destination is at its share")
+		}
+		return
+	}
 	if stateful && local.addr != address("10.70.0.0") {
 		c.mapped.addr = address("10.70.0.0")
 	}
@@ -351,13 +395,17 @@ func (x *ether) fromTunnel(icmp bool, real, mapped modelEnd) {
 			out = node1
 		}
 		x.expect(v, got, out, c.seen, c.local)
-		c.lastSeen, c.replied = x.now, c.replied || !c.inbound
+		c.pass(x.now, !c.inbound)
 		return
 	}
 	switch {
 	case mapped.addr == address("10.70.0.0"):
 		if v.Reason != nat.ReasonNoMapping {
 			x.fail("%v %v, want no-mapping", v.Action, v.Reason)
+		}
+	case mapped.addr == address("10.80.0.2"):
+		if v.Reason != nat.ReasonToNode {
+			x.fail("%v %v, want to-node", v.Action, v.Reason)
 		}
 	case mapped.addr == address("203.0.113.9"):
 		if v.Reason != nat.ReasonNoRoute {
@@ -372,7 +420,13 @@ func (x *ether) fromTunnel(icmp bool, real, mapped modelEnd) {
 				seen.addr = address(s)
 			}
 		}
-		c = &modelConn{icmp: icmp, inbound: true, node: node1, local: mapped, seen: seen, mapped: mapped, real: real, lastSeen: x.now}
+		c = &modelConn{icmp: icmp, inbound: true, node: node1, local: mapped, seen: seen, mapped: mapped, real: real, lastSeen: x.now, packets: 1}
+		if x.m.full(node1, mapped.addr) {
+			if x.expect(v, got, node1, c.seen, c.local); !v.Untracked {
+				x.fail("tracked, but the model's destination is at its share")
+			}
+			return
+		}
 		if taken := x.m.answering(icmp, c.local, c.seen); taken {
 			if got == nil {
 				x.fail("%v %v, want another port", v.Action, v.Reason)

@@ -6,24 +6,22 @@ import (
 	"culvert/nat/packet"
 )
 
-// narrowLinks are links whose path carries less than the configuration says: the MTU, by Link; 0 is that of the configuration. It is nil
-// while there are none.
+// narrowLinks holds the MTU of links whose path carries less than configured, by Link; 0 means as configured. It is nil while there are none.
 type narrowLinks []uint16
 
-// of returns what a packet of a family may be large on a link where mtu is configured.
+// of returns how large a packet of a family may be on a link with the configured mtu.
 func (n narrowLinks) of(link Link, v6 bool, mtu int) int {
 	if int(link) >= len(n) || n[link] == 0 {
 		return mtu
 	}
 	narrow := int(n[link])
 	if v6 {
-		narrow = max(narrow, minMTU6) // RFC 8200, Section 5: nobody may be told less
+		narrow = max(narrow, minMTU6) // RFC 8200, Section 5: never report less
 	}
 	return min(narrow, mtu)
 }
 
-// SetPathMTU makes mtu the largest packet that goes out on a link, until it is called again, and the one by which SYNs are clamped that come
-// from there; 0 is that of the configuration.
+// SetPathMTU sets the largest packet for a link until the next call; it also clamps the MSS of SYNs from there. 0 restores the configured MTU.
 func (e *Engine) SetPathMTU(link Link, mtu int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -40,7 +38,7 @@ func (e *Engine) SetPathMTU(link Link, mtu int) {
 	e.narrow = n
 }
 
-// keepNarrow bounds a plan by what the paths carry that the packet comes and goes by.
+// keepNarrow bounds a plan by the path MTUs of the packet's incoming and outgoing links.
 func (e *Engine) keepNarrow(pl *plan, p *packet.Packet, in Link) {
 	configured := e.snapshot.mtu
 	pl.mtu = e.narrow.of(pl.out, p.IsIPv6(), configured)
@@ -60,11 +58,11 @@ func (e *Engine) keepNarrow(pl *plan, p *packet.Packet, in Link) {
 	}
 }
 
-// TellNarrow appends to list, for those of the next listBudget connections whose packets come in at a link with a narrow path, the too-big
-// message by which their sender learns of it, to go to that link; and returns the place to go on. more is false at the end. What is too big
-// for the way to the gateway never gets here to be refused, so nothing else would tell.
+// TellNarrow appends to list the too-big messages for senders behind a link whose path became narrow: one for each of the next listBudget connections
+// whose packets come in there. The messages go to that link. It returns where to continue; more is false at the end. Packets that are too big for the
+// path to the gateway never arrive here to be refused, so nothing else would tell their senders.
 //
-// TCP senders believe it, as it quotes the byte that the other end is waiting for (RFC 5927, Section 4.1).
+// TCP senders accept the message, because it quotes the byte that the other end is waiting for (RFC 5927, Section 4.1).
 func (e *Engine) TellNarrow(at Cursor, link Link, list [][]byte) (all [][]byte, next Cursor, more bool) {
 	next, more = e.some(at, func(c *conn, _ uint32) {
 		for d := range c.keys {
@@ -76,7 +74,7 @@ func (e *Engine) TellNarrow(at Cursor, link Link, list [][]byte) (all [][]byte, 
 	return list, next, more
 }
 
-// tooBigAhead returns the message for the sender of one direction of a connection, nil if none is due.
+// tooBigAhead returns the message for the sender of one direction of a connection, or nil if none is due.
 func (e *Engine) tooBigAhead(c *conn, d int, link Link) []byte {
 	s, t := e.snapshot, e.table.tuple(c, d)
 	in := t.Link

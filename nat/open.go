@@ -5,7 +5,7 @@ import (
 	"culvert/nat/rules"
 )
 
-// first decides about a packet that belongs to no connection.
+// first decides about a packet without a connection.
 func (e *Engine) first(d *decision, p *packet.Packet, now Time) {
 	s, tr := e.snapshot, &d.tr
 	source, destination := d.from.Source(), d.from.Destination()
@@ -26,6 +26,11 @@ func (e *Engine) first(d *decision, p *packet.Packet, now Time) {
 		d.drop(ReasonBadDestination)
 		return
 	}
+	if s.closed(destination, d.in) {
+		d.check("the destination is no node's own address", false)
+		d.drop(ReasonToNode)
+		return
+	}
 	if !d.check("ICMP type", p.Forwardable()) {
 		d.drop(ReasonICMPType)
 		return
@@ -41,7 +46,7 @@ func (e *Engine) first(d *decision, p *packet.Packet, now Time) {
 	e.open(d, p, now)
 }
 
-// deliver runs the filters for a packet to the gateway itself.
+// deliver runs the filters for a packet addressed to the gateway itself.
 func (e *Engine) deliver(d *decision) {
 	if !d.tr.Input(e.snapshot.rules) {
 		d.dropped(e.snapshot)
@@ -51,14 +56,13 @@ func (e *Engine) deliver(d *decision) {
 	d.verdict = Verdict{Action: Deliver, Packets: 1}
 }
 
-// dropped is the verdict of a traversal. The rules that the packet met on its way count it.
+// dropped sets the verdict of a traversal. The rules that the packet met count it.
 func (d *decision) dropped(s *snapshot) {
 	d.counted = d.tr.HitCount()
 	d.verdict = s.refusal(&d.tr)
 }
 
-// open decides about a packet that may pass: it makes a connection or, where the table has no room for it, goes on without if it needs
-// no state.
+// open decides about a packet that may pass: it opens a connection or, if the table has no room, forwards it without one where no state is needed.
 func (e *Engine) open(d *decision, p *packet.Packet, now Time) {
 	tr, pl := &d.tr, &d.plan
 	*pl = plan{to: tr.To, out: tr.Out, clamp: tr.MaxSegment(e.snapshot.mtu), mtu: e.snapshot.mtu}
@@ -71,23 +75,27 @@ func (e *Engine) open(d *decision, p *packet.Packet, now Time) {
 	if p.IsPartial() {
 		e.limits(pl, p, 0, now)
 	}
-	if !d.forward(p) { // it makes no connection
+	if !d.forward(p) { // it opens no connection
 		d.counted, d.bindings = tr.EnteredHits(), true
 		return
 	}
 	switch {
 	case !tr.NoTrack && p.FragmentOffset() == 0:
+		if !d.check("it opens a connection", !p.IsAnswer() && !e.crowded(tr) || !e.free(tr)) {
+			d.verdict.Untracked = true
+			break
+		}
 		reason := e.place(d, p, now)
 		if d.check("room in the table and among ports", reason == ReasonNone) {
 			pl.to.Words, pl.to.Ports = d.answer.Reversed()
 			if pl.translate(&d.from); pl.to.Ports != d.from.Ports && p.Protocol() == packet.SCTP && p.IsFragment() {
-				d.drop(ReasonFragment) // its checksum covers bytes that are elsewhere
+				d.drop(ReasonFragment) // its checksum covers bytes in other fragments
 				return
 			}
 			d.effect = effectOpen
 			return
 		}
-		if tr.Stateful || !e.returns(tr) {
+		if !e.free(tr) {
 			d.drop(reason)
 			return
 		}
@@ -100,8 +108,10 @@ func (e *Engine) open(d *decision, p *packet.Packet, now Time) {
 	d.counted = tr.HitCount()
 }
 
-// returns reports whether answers to an outbound packet find their way without a connection: their route does not depend on the node
-// that the packet came from.
+// free reports whether a packet may pass without a connection.
+func (e *Engine) free(tr *rules.Traversal) bool { return !tr.Stateful && e.returns(tr) }
+
+// returns reports whether answers to an outbound packet find their way without a connection: their route does not depend on the packet's node.
 func (e *Engine) returns(tr *rules.Traversal) bool {
 	if tr.In.Outside() || !tr.Out.Outside() {
 		return true
@@ -110,7 +120,19 @@ func (e *Engine) returns(tr *rules.Traversal) bool {
 	return ok
 }
 
-// place decides which tuple answers a new connection and what makes room for it, or says why there is none.
+// crowded reports whether a packet's destination is at its share of connections. The packet may be the answer to one that passed untracked; it must
+// not open a connection that counts against the host that answers.
+func (e *Engine) crowded(tr *rules.Traversal) bool {
+	tb := &e.table
+	if 3*tb.used < e.snapshot.maxEntries { // shortcut: see shares.full
+		return false
+	}
+	answer := tr.To.Reply(tr.Out)
+	h := e.holder(&answer)
+	return tb.shares.full(h.of(shareConnections), tb.used, e.snapshot.maxEntries)
+}
+
+// place chooses the reply tuple of a new connection and the one to evict for it, or says why there is neither.
 func (e *Engine) place(d *decision, p *packet.Packet, now Time) Reason {
 	tb, s, tr := &e.table, e.snapshot, &d.tr
 	to, link := tr.To, wayOf(tr.Out)
@@ -130,18 +152,18 @@ func (e *Engine) place(d *decision, p *packet.Packet, now Time) Reason {
 	return ReasonPortExhausted
 }
 
-// yieldTries is how many of the oldest connections of a rank are asked to make room.
+// yieldTries is how many of the oldest connections of a rank are considered for eviction.
 const yieldTries = 4
 
-// room decides which connection, if any, makes room for one more of holder, or says why none does. At its share, a holder replaces the
-// one whose tuple it takes, or else one of the oldest unreplied or closing connections: its own, that of a holder with no less, or
-// one that has expired. Those that it asks in vain queue up again. Established ones stay.
+// room decides which connection, if any, is evicted for one more of holder, or says why there is none. At its share, a holder replaces the connection
+// whose tuple it takes, or else one of the oldest unsettled or closing connections that is its own, of a holder with at least as many, or expired.
+// Those passed over go to the end of the list. Established connections stay.
 func (e *Engine) room(d *decision, now Time) Reason {
 	tb, h := &e.table, d.holder.of(shareConnections)
 	if !tb.shares.full(h, tb.used, e.snapshot.maxEntries) || d.predecessor != 0 && e.yields(d.predecessor, h, true) || d.reused != 0 && e.yields(d.reused, h, false) {
 		return ReasonNone
 	}
-	for r := rankUnreplied; r < ranks; r++ {
+	for r := rankUnsettled; r < ranks; r++ {
 		number := tb.lists[r].first
 		for range min(yieldTries, tb.lists[r].length) {
 			c := tb.at(number)
@@ -159,7 +181,7 @@ func (e *Engine) room(d *decision, now Time) Reason {
 	return ReasonConnectionShare
 }
 
-// yields reports whether a connection makes room for h. over: its time is.
+// yields reports whether a connection may be evicted for h. over: it has expired.
 func (e *Engine) yields(number uint32, h holder, over bool) bool {
 	tb := &e.table
 	if over && !tb.shares.full(h, tb.used-1, e.snapshot.maxEntries) {

@@ -5,8 +5,8 @@ import (
 	"culvert/nat/rules"
 )
 
-// LetsOut reports whether the filters of output and postrouting let b, a packet that the gateway itself has made, leave by link out, and
-// counts it for those that it meets.
+// LetsOut reports whether the output and postrouting filters let b, a packet made by the gateway itself, leave by link out, and counts it for the
+// filters it meets.
 func (e *Engine) LetsOut(b []byte, out Link) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -18,20 +18,20 @@ func (e *Engine) LetsOut(b []byte, out Link) bool {
 	return ok
 }
 
-// ExplainOut tells t which filters b would meet by LetsOut, and counts nothing.
+// ExplainOut traces to t which filters b would meet in LetsOut, and counts nothing.
 func (e *Engine) ExplainOut(b []byte, out Link, t rules.Tracer) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.output(new(packet.Packet), new(rules.Traversal), b, out, t)
 }
 
-// output has b meet the filters of output and postrouting, if there are any for it.
+// output runs b through the output and postrouting filters, if there are any for it.
 //
 // Preconditions: e.mu is held.
 // +checklocks:e.mu
 func (e *Engine) output(p *packet.Packet, tr *rules.Traversal, b []byte, out Link, trace rules.Tracer) (met, ok bool) {
 	r := e.snapshot.rules
-	if !r.FiltersOutput() || p.Parse(b) == packet.Malformed { // that is no packet which rules could look at
+	if !r.FiltersOutput() || p.Parse(b) == packet.Malformed { // not a packet that rules could match
 		return false, true
 	}
 	var t packet.Tuple

@@ -9,26 +9,26 @@ import (
 )
 
 const (
-	// pathLifetime is how long a path MTU that was lowered stays so (RFC 1191, Section 6.3: 10 minutes).
+	// pathLifetime is how long a lowered path MTU lasts (RFC 1191, Section 6.3: 10 minutes).
 	pathLifetime = 10 * time.Minute
-	// minPathMTU is the lowest path MTU that a too-big message can bring about for IPv4, as Linux's min_pmtu.
+	// minPathMTU is the lowest IPv4 path MTU that a too-big message can set, like Linux's min_pmtu.
 	minPathMTU         = 552
 	pathSets, pathWays = 128, 8
 )
 
-// A pathTable remembers the path MTU towards destinations. A destination has its place in one of the sets.
+// A pathTable remembers path MTUs by destination. Each destination has one set that it may be in.
 type pathTable struct {
 	seed  maphash.Seed
 	until Time // when the last entry expires
 	sets  [pathSets][pathWays]path
 }
 
-// A path is the path MTU towards a destination, as addressed beyond the gateway.
+// A path is the path MTU to a destination, as addressed beyond the gateway.
 type path struct {
 	destination [16]byte
-	sender      [16]byte // of the segment that was too big, as hostOf has it
-	link        Link     // where the sender is
-	way         Link     // through which the destination is reached
+	sender      [16]byte // hostOf the sender of the segment that was too big
+	link        Link     // of the sender
+	way         Link     // by which the destination is reached
 	mtu         uint16
 	expires     Time
 }
@@ -38,7 +38,7 @@ func (pt *pathTable) init() { pt.seed = maphash.MakeSeed() }
 // live reports whether any path MTU is remembered.
 func (pt *pathTable) live(now Time) bool { return now < pt.until }
 
-// lookup returns the path MTU towards a destination, 0 if none was learnt.
+// lookup returns the path MTU to a destination, 0 if unknown.
 func (pt *pathTable) lookup(a netip.Addr, way Link, now Time) int {
 	if _, known := pt.find(a.As16(), way, now); known != nil {
 		return int(known.mtu)
@@ -46,7 +46,7 @@ func (pt *pathTable) lookup(a netip.Addr, way Link, now Time) int {
 	return 0
 }
 
-// find returns the set of a destination, and its entry or nil.
+// find returns a destination's set, and its entry or nil.
 func (pt *pathTable) find(destination [16]byte, way Link, now Time) (set *[pathWays]path, known *path) {
 	set = &pt.sets[maphash.Bytes(pt.seed, destination[:])%pathSets]
 	for i := range set {
@@ -57,7 +57,7 @@ func (pt *pathTable) find(destination [16]byte, way Link, now Time) (set *[pathW
 	return set, nil
 }
 
-// learn lowers the path MTU towards a destination for pathLifetime.
+// learn lowers the path MTU to a destination for pathLifetime.
 func (pt *pathTable) learn(p path, now Time) {
 	p.expires = now.Add(pathLifetime)
 	set, known := pt.find(p.destination, p.way, now)
@@ -65,15 +65,15 @@ func (pt *pathTable) learn(p path, now Time) {
 	case known == nil:
 		known = p.displace(set, now)
 	case known.mtu < p.mtu:
-		return // RFC 1191, Section 6.3: only an expired estimate grows
+		return // RFC 1191, Section 6.3: an estimate grows only by expiring
 	}
 	*known = p
 	pt.until = max(pt.until, p.expires)
 }
 
-// displace returns the entry of a set that p takes the place of: an expired one or, in a full set, the oldest of the sender that has
-// most on the link that has most, p included. So a sender with many destinations takes them from itself, and the senders behind one
-// link take them from one another, before anybody else loses one.
+// displace returns the entry of a set that p replaces: an expired one or, in a full set, the oldest entry of the sender with the most entries on the
+// link with the most, p included. So a sender with many destinations displaces its own entries, and the senders of one link each other's, before
+// anybody else loses one.
 func (p *path) displace(set *[pathWays]path, now Time) *path {
 	var victim *path
 	most := 0
@@ -93,7 +93,7 @@ func (p *path) displace(set *[pathWays]path, now Time) *path {
 	return victim
 }
 
-// shares returns what other adds to the share of p's sender: a whole for its link, and a little if it is the sender's own.
+// shares returns what other adds to the share of p's sender: a whole for the same link, and a little for the same sender.
 func (p *path) shares(other *path) int {
 	switch {
 	case p.link != other.link:
@@ -104,11 +104,10 @@ func (p *path) shares(other *path) int {
 	return 2*pathWays + 1
 }
 
-// learnPath takes from an ICMP error p, which is about a packet of the connection of d, the path MTU of the segments that its receiver
-// sends.
+// learnPath learns a path MTU from an ICMP error p about a packet of the connection of d, for the segments that the error's receiver sends.
 //
-// Only a segment in flight tells: who has not seen it does not know its number (RFC 5927, Section 7.2). Other protocols teach nothing,
-// because only TCP is cut to the path MTU, and every connection whose segments are too big hears of it.
+// Only an error about a segment in flight counts: a forger who has not seen the segment does not know its number (RFC 5927, Section 7.2). Other
+// protocols teach nothing, because only TCP is cut to the path MTU, and every connection with oversized segments gets an error of its own.
 func (e *Engine) learnPath(d *decision, p *packet.Packet) {
 	c, q, to := d.hit.conn, &d.quote, 1-d.hit.direction
 	mtu := p.AnnouncedMTU()

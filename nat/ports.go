@@ -8,22 +8,22 @@ import (
 const (
 	// portTries bounds the search for a free port.
 	portTries = 128
-	// takeTries bounds that for one to take over. Who floods a space in which he has his share costs no more.
+	// takeTries bounds each of the two searches for a port to take over, and so the cost of a source that floods a space in which it has its share.
 	takeTries = 32
-	// Of 16 ports of a range, 15 are given out: as long as one is free, portTries tries miss it three times in ten thousand.
+	// Of 16 ports of a range, 15 are given out: while one is free, portTries tries miss it three times in ten thousand.
 	portsNumerator, portsDenominator = 15, 16
-	// Below a 64th of them, nobody is short of ports, and their holders are not counted.
+	// Below a 64th of them, ports are not scarce, and are not counted by holder.
 	portsUncontended = 64
 )
 
-// portUse knows how many ports are in use, and in which space most are, as its last new connections tell.
+// portUse tracks how many ports are in use, and which space has most of them, updated by its new connections.
 type portUse struct {
 	all        int
 	busiest    uint64
-	used, most int // of the busiest
+	used, most int // of the busiest space
 }
 
-// take notes that a space has one port more in use.
+// take counts one more port in use in a space.
 func (u *portUse) take(space uint64, used, most int) {
 	u.all++
 	if space == u.busiest || used*u.most >= u.used*most {
@@ -31,7 +31,7 @@ func (u *portUse) take(space uint64, used, most int) {
 	}
 }
 
-// give notes that a space has one port less in use.
+// give counts one port less in use in a space.
 func (u *portUse) give(space uint64) {
 	u.all--
 	if space == u.busiest {
@@ -39,7 +39,7 @@ func (u *portUse) give(space uint64) {
 	}
 }
 
-// sharesPorts reports whether others use the source that the packets of a new connection get: U, or what another rule binds sources to.
+// sharesPorts reports whether the source of a new connection's packets is shared: U, or an address that another rule binds sources to.
 func sharesPorts(tr *rules.Traversal, p *packet.Packet, s *snapshot) bool {
 	if !p.HasPorts() && !p.HasIdentifier() {
 		return false
@@ -47,8 +47,8 @@ func sharesPorts(tr *rules.Traversal, p *packet.Packet, s *snapshot) bool {
 	return tr.SharesSource() || s.unknown.Has(tr.To.Source())
 }
 
-// portSpace returns the identity of the ports that keep connections with answers like t apart, those of one source towards one
-// protocol, address and port, and how many may be in use.
+// portSpace returns the identity of the ports that tell apart connections with answers like t, those of one source towards one protocol, address and
+// port, and how many of them may be in use.
 func (tb *table) portSpace(t *packet.Tuple) (space uint64, most int) {
 	port, remote := t.DestinationPort(), t.SourcePort()
 	if packet.IsICMP(t.Protocol) {
@@ -62,7 +62,7 @@ func (tb *table) portSpace(t *packet.Tuple) (space uint64, most int) {
 	return space ^ uint64(sharePorts)<<32, int(n) * portsNumerator / portsDenominator
 }
 
-// portsFull reports whether h may take no more ports of the space of answer. It may have that of the connection whose place it takes.
+// portsFull reports whether h may take no more ports in the space of answer. It may take the port of the connection that it replaces.
 func (tb *table) portsFull(answer packet.Tuple, h holder, predecessor uint32) (space uint64, full bool) {
 	space, most := tb.portSpace(&answer)
 	used := tb.shares.held(space)
@@ -77,20 +77,24 @@ func (tb *table) portsFull(answer packet.Tuple, h holder, predecessor uint32) (s
 	return space, given != space
 }
 
-// takePort counts the port of a new connection.
-func (tb *table) takePort(c *conn, h holder) {
+// takePort counts the port of a new connection whose state is known.
+func (tb *table) takePort(c *conn, number uint32, h holder) {
 	t := tb.tuple(c, reply)
 	space, most := tb.portSpace(&t)
 	if tb.shares.held(space) >= most/portsUncontended {
 		c.flags |= flagPortShare
-		tb.shares.take(h.within(space))
+		h = h.within(space)
+		tb.shares.take(h)
+		if c.state.closed() {
+			tb.list(h.address, number)
+		}
 	}
 	c.flags |= flagPort
 	tb.ports.take(space, tb.shares.add(space), most)
 }
 
-// givePort takes back what takePort has counted.
-func (tb *table) givePort(c *conn) {
+// givePort undoes takePort.
+func (tb *table) givePort(c *conn, number uint32) {
 	if !c.has(flagPort) {
 		return
 	}
@@ -99,17 +103,21 @@ func (tb *table) givePort(c *conn) {
 	tb.shares.drop(space)
 	tb.ports.give(space)
 	if c.has(flagPortShare) {
-		tb.shares.give(tb.holder(c).within(space))
+		h := tb.holder(c).within(space)
+		tb.shares.give(h)
+		if c.state.closed() {
+			tb.unlist(h.address, number)
+		}
 	}
 }
 
-// choosePort makes the reply tuple of a connection unique: it keeps the source port or ICMP identifier of to if it can, and else probes
-// from a keyed hash of (node, source, destination), so that a packet in mid-stream gets the port that its connection had. Where none of
-// those is free, it takes one over from a connection that is closed. It returns false if all tries fail, or if the packet has neither.
+// choosePort makes the reply tuple of a connection unique. It keeps the source port or ICMP identifier of to if it can, and else probes from a keyed
+// hash of (node, source, destination), so a packet in mid-stream gets the port that its connection had. If none is free, it takes over the port of a
+// closed connection. It returns false if all tries fail, or if the packet has no port or identifier.
 //
-// full: the holder may take no more ports of a space, but only over, from who has no fewer.
+// full: the holder is at its share of a space. It may only take over a port: one of its own, or else one of a holder that has as many.
 //
-// The choice depends on address and port of the destination: RFC 4787, Section 4.1, REQ-1, is not met on purpose; one U serves 64,512
+// The choice depends on the destination's address and port: RFC 4787, Section 4.1, REQ-1, is not met on purpose, so that one U serves 64,512
 // connections to each remote address and port.
 func (e *Engine) choosePort(d *decision, p *packet.Packet, to *packet.Tuple, link Link, space uint64, full bool, now Time) bool {
 	low, n := e.table.portRange(to.SourcePort(), p.HasIdentifier())
@@ -126,10 +134,16 @@ func (e *Engine) choosePort(d *decision, p *packet.Packet, to *packet.Tuple, lin
 		if tries = takeTries; !p.IsSYN() {
 			return false
 		}
+		if e.ownPort(d, p, to, link, space, now) {
+			return true
+		}
 	}
 	var closed uint16 // the port of d.reused
 	from := &d.from
 	h := e.hashKey.Sum(from.Words[0], from.Words[1], from.Words[2], from.Words[3], uint64(from.Ports), uint64(from.Link)<<8|uint64(from.Protocol))
+	if full {
+		h ^= uint64(now) // a retransmitted SYN tries other ports
+	}
 	for range tries {
 		port := uint16(low + uint32(h>>32)%n)
 		to.SetSourcePort(port)
@@ -157,7 +171,29 @@ func (e *Engine) choosePort(d *decision, p *packet.Packet, to *packet.Tuple, lin
 	return true
 }
 
-// answers makes the reply of to the answer of a new connection, and returns the one that has it already.
+// ownPort gives a new connection the port of one that its holder has closed, among the oldest few. If all of these must keep theirs, they go to the
+// end of the list, so that a retransmitted SYN tries others. Otherwise they stay in front: moving them one by one
+// would gather connections with similar sequence numbers, which would then refuse the same SYN together.
+func (e *Engine) ownPort(d *decision, p *packet.Packet, to *packet.Tuple, link Link, space uint64, now Time) bool {
+	tb := &e.table
+	d.closed = d.holder.within(space).address
+	number := tb.closed[d.closed].first
+	for ; number != 0 && d.passed < takeTries; number = tb.cold(number).newer {
+		c := tb.at(number)
+		t := tb.tuple(c, reply)
+		to.SetSourcePort(t.DestinationPort())
+		d.answer = to.Reply(link)
+		h := hit{c, number, reply}
+		if alive := e.alive(c, now); number != d.predecessor && d.answer == t && (!alive || h.leaves(p)) {
+			d.reused, d.stale, d.passed = number, d.stale || !alive, 0
+			return true
+		}
+		d.passed++
+	}
+	return false
+}
+
+// answers computes the reply tuple of a new connection from to, and returns the connection that already has it.
 func (e *Engine) answers(d *decision, to *packet.Tuple, link Link, now Time) (other hit, taken bool) {
 	d.answer = to.Reply(link)
 	other, taken = e.find(&d.answer, d.predecessor, now)
@@ -167,10 +203,10 @@ func (e *Engine) answers(d *decision, to *packet.Tuple, link Link, now Time) (ot
 	return other, taken
 }
 
-// leaves reports whether the connection of h leaves its answer's tuple to the one that p opens: it was reset, or both ends have closed it,
-// and the end that remembers it tells p from what is old by the sequence number (RFC 9293, Section 3.6.1; RFC 1122, Section 4.2.2.13).
+// leaves reports whether the connection of h gives up its reply tuple to the one that p opens: it was reset, or both ends have closed it and the end
+// in TIME-WAIT tells p from old segments by the sequence number (RFC 9293, Section 3.6.1; RFC 1122, Section 4.2.2.13).
 func (h *hit) leaves(p *packet.Packet) bool {
-	if h.direction != reply || !p.IsSYN() || h.conn.state != stateClosed && h.conn.state != stateTimeWait {
+	if h.direction != reply || !p.IsSYN() || !h.conn.state.closed() {
 		return false
 	}
 	var s packet.Segment
@@ -178,12 +214,64 @@ func (h *hit) leaves(p *packet.Packet) bool {
 	return s.Flags&packet.ACK == 0 && (h.conn.state == stateClosed || before(h.conn.tcp.end[original], s.Seq))
 }
 
-// keeps reports whether a connection may have its own source port: a Host gives those of its own only.
+// closed reports whether a TCP connection is over, so that another may use its port.
+func (s state) closed() bool { return s == stateClosed || s == stateTimeWait }
+
+// A closedList is a list of closed connections, the first closed in front.
+type closedList struct{ first, last uint32 }
+
+// relist adds a connection to the list of closed ones, or removes it, after its state changed from was.
+func (tb *table) relist(c *conn, number uint32, was state) {
+	if !c.has(flagPortShare) || c.state.closed() == was.closed() {
+		return
+	}
+	t := tb.tuple(c, reply)
+	space, _ := tb.portSpace(&t)
+	if of := tb.holder(c).within(space).address; c.state.closed() {
+		tb.list(of, number)
+	} else {
+		tb.unlist(of, number)
+	}
+}
+
+// list appends an entry to a list of closed connections.
+func (tb *table) list(of uint64, number uint32) {
+	l, at := tb.closed[of], tb.cold(number)
+	at.older, at.newer = l.last, 0
+	if l.last != 0 {
+		tb.cold(l.last).newer = number
+	} else {
+		l.first = number
+	}
+	l.last = number
+	tb.closed[of] = l
+}
+
+// unlist removes an entry from a list of closed connections. Preconditions: it is in it.
+func (tb *table) unlist(of uint64, number uint32) {
+	l, at := tb.closed[of], tb.cold(number)
+	if at.older != 0 {
+		tb.cold(at.older).newer = at.newer
+	} else {
+		l.first = at.newer
+	}
+	if at.newer != 0 {
+		tb.cold(at.newer).older = at.older
+	} else {
+		l.last = at.older
+	}
+	at.older, at.newer = 0, 0
+	if tb.closed[of] = l; l.first == 0 {
+		delete(tb.closed, of)
+	}
+}
+
+// keeps reports whether a connection may keep its source port: a Host uses only the ports given to it.
 func (tb *table) keeps(port uint16) bool {
 	return tb.given.Last == 0 || tb.given.First <= port && port <= tb.given.Last
 }
 
-// portRange returns the ports that may stand for port.
+// portRange returns the ports that may replace port.
 func (tb *table) portRange(port uint16, identifier bool) (low, n uint32) {
 	if r := tb.given; r.Last != 0 {
 		return uint32(r.First), uint32(r.Last-r.First) + 1
@@ -191,8 +279,8 @@ func (tb *table) portRange(port uint16, identifier bool) (low, n uint32) {
 	return portRange(port, identifier)
 }
 
-// portRange returns the ports that may stand for port: a privileged one is replaced by a privileged one, others by others (RFC 4787,
-// Section 4.2, REQ-3 a). An identifier is any but 0.
+// portRange returns the ports that may replace port: privileged ones replace a privileged one, others the others (RFC 4787, Section 4.2, REQ-3 a). An
+// identifier may be any but 0.
 func portRange(port uint16, identifier bool) (low, n uint32) {
 	switch {
 	case identifier:

@@ -8,26 +8,27 @@ const (
 	ReasonNone            Reason = iota
 	ReasonMalformed              // a length, version or checksum is wrong, or an IPv6 packet too big is below 1280
 	ReasonSourceRoute            // an IPv4 source route option or an IPv6 routing header with segments left
-	ReasonBadSource              // a source that may not come from there: see admits
+	ReasonBadSource              // a source that may not come from this link: see admits
 	ReasonBadDestination         // multicast, broadcast, loopback or link-local
-	ReasonUnknownSource          // the source needs U, and unknownSource is off
-	ReasonNoMapping              // from the tunnel to U or an external address that stands for nothing
+	ReasonToNode                 // from the tunnel to a node's own address, without a connection
+	ReasonUnknownSource          // the source needs U, but unknownSource is off
+	ReasonNoMapping              // from the tunnel to U or to an external address without a mapping
 	ReasonNoRoute                // no node or tunnel leads to the destination
 	ReasonTTLExceeded            // TTL or hop limit used up
 	ReasonTooBig                 // larger than the MTU and may not be fragmented
 	ReasonICMPUnrelated          // an ICMP error about a packet that did not pass here
 	ReasonICMPType               // an ICMP message that a router does not forward
 	ReasonPortExhausted          // no free source port for the reply tuple
-	ReasonPortShare              // the source has its share of the ports towards this destination
+	ReasonPortShare              // the source is at its share of the ports towards this destination
 	ReasonTableFull              // the connection needs state and the table is at its cap
-	ReasonConnectionShare        // the connection needs state and its source has its share of the table
-	ReasonFragment               // a fragment whose first fragment is unknown
-	ReasonFragmentOverlap        // fragments of one datagram overlap, or come twice
-	ReasonFragmentLimit          // too many datagrams in fragments at once
+	ReasonConnectionShare        // the connection needs state and its source is at its share of the table
+	ReasonFragment               // the first fragment is unknown
+	ReasonFragmentOverlap        // fragments of one datagram overlap, or arrive twice
+	ReasonFragmentLimit          // too many fragmented datagrams at once
 	ReasonFiltered               // a rule with action drop
 	ReasonRejected               // a rule with action reject
-	ReasonNoBackend              // a service without a backend, or whose backend left
-	ReasonMidStream              // TCP in mid-stream, without a connection, where the server gets a PROXY protocol header
+	ReasonNoBackend              // a service has no backend, or the connection's backend left
+	ReasonMidStream              // TCP in mid-stream without a connection, to a server that gets a PROXY protocol header
 
 	reasons // the number of reasons
 )
@@ -38,6 +39,7 @@ var reasonNames = [reasons]string{
 	ReasonSourceRoute:     "source-route",
 	ReasonBadSource:       "bad-source",
 	ReasonBadDestination:  "bad-destination",
+	ReasonToNode:          "to-node",
 	ReasonUnknownSource:   "unknown-source",
 	ReasonNoMapping:       "no-mapping",
 	ReasonNoRoute:         "no-route",
@@ -66,7 +68,7 @@ func (r Reason) String() string {
 	return "unknown"
 }
 
-// Reasons returns every reason that a packet can be dropped for.
+// Reasons returns every drop reason.
 func Reasons() []Reason {
 	all := make([]Reason, 0, reasons-1)
 	for r := ReasonNone + 1; r < reasons; r++ {

@@ -9,49 +9,48 @@ import (
 	"culvert/nat/packet"
 )
 
-// Records writes down what an Engine knows and packets could not tell another one that takes over: connections, but for those of pods that
-// need nothing of it, and clients of services with affinity.
+// Records saves what an Engine knows and its successor could not learn from packets: connections, except those that the next packet would make again,
+// and clients of services with affinity.
 //
-// Times are ages: who restores records goes on where the connections were, however long ago that was. No clock that survives a restart
-// could be trusted with more, and what is restored too late costs a place in the table, until it expires.
+// Times are saved as ages, and age does not advance between saving and restoring. No clock that survives a restart can be trusted with more; a
+// connection restored too late costs a table entry until it expires.
 type Records struct {
 	e     *Engine
 	since Time
 	now   Time
 	name  func(Link) string
 	pause func()
-	work  int // since the last pause, in entries that are passed by
+	work  int // since the last pause, in skipped entries
 
-	at       uint32 // the entry that was read last
+	at       uint32 // the last entry read
 	clientAt uint32
-	services map[uint32]serviceIdentity // of affinityKey.list; nil before the connections are done
-	ready    []connRecord               // read, not yet written
-	room     [listBudget]connRecord     // for ready
-	known    []clientRecord             // read, not yet written, after all connections
-	all      [2]uint64                  // written: connections and clients
-	// Of the block.
+	finished bool                   // all connections are read; clients follow
+	ready    []connRecord           // read, not yet written
+	room     [listBudget]connRecord // for ready
+	known    []clientRecord         // read, not yet written; written after all connections
+	all      [2]uint64              // connections and clients written
+	// The current block.
 	links []Link
 	named []serviceIdentity
 }
 
-// Records begins to write down what is worth it at now. name names a Link; what is of links with the name "" is left out. If since is not
-// 0, only connections are written down that have had a packet at since or later: a second round, after one of all, then takes the time
-// of what has changed.
+// Records starts saving at now. name names a Link; connections on links with the name "" are left out. If since is not 0, only connections with a
+// packet at or after since are saved: a second round after a complete one then costs only what has changed.
 func (e *Engine) Records(since, now Time, name func(Link) string) *Records {
 	return &Records{e: e, since: since, now: now, name: name, pause: func() {}}
 }
 
 const (
-	// RecordWrite is how many bytes Write writes at a time, at most.
+	// RecordWrite is the most that Write writes at a time, in bytes.
 	RecordWrite = 16 * RecordBlock
-	// recordBurst is how much work lies between two pauses, half a millisecond of a processor: it passes by that many entries without a
-	// packet since, in memory that is read ahead. One that is judged or recorded, and a client, is the work of recordWork of them.
+	// recordBurst is how much work lies between two pauses, about half a millisecond of a processor: it skips that many idle entries, in memory that
+	// is read ahead. Judging or saving an entry, or saving a client, costs as much as skipping recordWork of them.
 	recordBurst = 1024 * recordWork
 	recordWork  = 16
 )
 
-// Write writes all blocks to w, and calls pause whenever it has worked so long that packets should have their turn, however little there
-// was to be written. It returns the error of w.
+// Write writes all blocks to w. It calls pause whenever it has worked long enough that packets should have their turn, even if there was little to
+// write. It returns the error of w.
 func (r *Records) Write(w io.Writer, pause func()) error {
 	r.pause = pause
 	buffer := make([]byte, 0, RecordWrite)
@@ -67,8 +66,7 @@ func (r *Records) Write(w io.Writer, pause func()) error {
 	return nil
 }
 
-// Next appends the next block to dst; more is false after the last one. Packets wait for it as long as for the reading of listBudget
-// entries of the table at a time.
+// Next appends the next block to dst; more is false after the last one. Packets wait while it reads listBudget table entries at a time.
 func (r *Records) Next(dst []byte) (all []byte, more bool) {
 	begin := len(dst)
 	all = append(dst, make([]byte, recordHeader)...)
@@ -87,7 +85,7 @@ func (r *Records) Next(dst []byte) (all []byte, more bool) {
 			break
 		}
 		if len(all) == n {
-			r.links, r.named = r.links[:links], r.named[:named] // nor are they in the block
+			r.links, r.named = r.links[:links], r.named[:named] // undo the names: the record was not written
 		}
 		r.wrote(len(all) > n)
 	}
@@ -109,7 +107,7 @@ func (r *Records) Next(dst []byte) (all []byte, more bool) {
 	return all, more
 }
 
-// wrote goes on to the next record. counts: the last one was worth it.
+// wrote advances to the next record. counts: the last one was written.
 func (r *Records) wrote(counts bool) {
 	kind := 0
 	if len(r.ready) > 0 {
@@ -122,14 +120,14 @@ func (r *Records) wrote(counts bool) {
 	}
 }
 
-// read sees to it that there is a record to be written. It returns false at the end.
+// read makes sure that a record is ready. It returns false at the end.
 func (r *Records) read() bool {
 	for len(r.ready)+len(r.known) == 0 {
 		if r.work >= recordBurst {
 			r.work = 0
 			r.pause()
 		}
-		if r.services == nil {
+		if !r.finished {
 			r.readConnections()
 		} else if !r.readClients() {
 			return false
@@ -138,7 +136,7 @@ func (r *Records) read() bool {
 	return true
 }
 
-// readConnections reads those of the next entries that are to be recorded.
+// readConnections reads those of the next entries that need saving.
 func (r *Records) readConnections() {
 	e := r.e
 	r.ready = r.room[:0]
@@ -152,10 +150,10 @@ func (r *Records) readConnections() {
 			first: e.table.tuple(c, original), answer: e.table.tuple(c, reply), idle: time.Duration(max(r.now-c.lastSeen, 0)), mark: c.mark,
 			state: c.state, packets: c.packets, bytes: c.bytes, tcp: c.tcp,
 		}
-		if pr := e.table.prologueOf(c, number); pr != nil {
+		if pr := e.table.proxyStreamOf(c, number); pr != nil {
 			x.prologue = pr.record()
 		}
-		if e.tellsItself(c, &x.first, &x.answer) {
+		if e.reproducible(c, &x.first, &x.answer) {
 			return
 		}
 		if x.first.IPv6 {
@@ -171,15 +169,12 @@ func (r *Records) readConnections() {
 		}
 		r.ready = append(r.ready, x)
 	})
-	if r.at = uint32(next); !more {
-		r.services = r.e.affinities()
-	}
+	r.at, r.finished = uint32(next), !more
 }
 
-// tellsItself reports whether the next packet of a connection, of either direction, would make it again: a pod's with the other cluster, if
-// the translation is that of the clusters' CIDRs, and if the answers go to the same node without its mark. What given rules would say to
-// a first packet, they are not asked.
-func (e *Engine) tellsItself(c *conn, first, answer *packet.Tuple) bool {
+// reproducible reports whether the next packet of a connection, in either direction, would make it again: it is a pod's with the other cluster,
+// translated only by the clusters' CIDRs, and its answers go to the same node without a mark. It does not ask configured rules about a first packet.
+func (e *Engine) reproducible(c *conn, first, answer *packet.Tuple) bool {
 	s, inside, outside := e.snapshot, first, answer
 	if first.Link.Outside() {
 		inside, outside = answer, first
@@ -201,33 +196,11 @@ func (e *Engine) tellsItself(c *conn, first, answer *packet.Tuple) bool {
 	return routed && node == marked
 }
 
-// affinities returns the services that have clients. Packets wait while they are copied, but not while a map is made of them.
-func (e *Engine) affinities() map[uint32]serviceIdentity {
-	type named struct {
-		list    uint32
-		service serviceIdentity
-	}
-	e.mu.Lock()
-	n := len(e.clients.lists)
-	e.mu.Unlock()
-	all := make([]named, 0, 2*n+listBudget)
-	e.mu.Lock()
-	for identity, l := range e.clients.lists {
-		all = append(all, named{l.id, identity})
-	}
-	e.mu.Unlock()
-	services := make(map[uint32]serviceIdentity, len(all))
-	for _, x := range all {
-		services[x.list] = x.service
-	}
-	return services
-}
-
-// readClients reads some of the clients. It returns false if there are no more.
+// readClients reads some clients. It returns false if there are no more.
 func (r *Records) readClients() bool {
 	e, t := r.e, &r.e.clients
 	if r.since > 0 {
-		return false // what a client has got since then, the keyed choice gives it again
+		return false // the keyed choice gives the others their backends again
 	}
 	r.known = r.known[:0]
 	r.work += listBudget
@@ -237,7 +210,7 @@ func (r *Records) readClients() bool {
 	end := min(first+listBudget, t.high)
 	for n := first; n < end; n++ {
 		a := t.at(n)
-		if service, ok := r.services[a.key.list]; ok && a.expires > r.now {
+		if service, ok := t.services[a.key.list]; ok && a.expires > r.now {
 			r.work += recordWork
 			r.known = append(r.known, clientRecord{service, a.key.client, a.backend, time.Duration(a.expires - r.now)})
 		}
@@ -246,7 +219,7 @@ func (r *Records) readClients() bool {
 	return end > first
 }
 
-// rounds returns how often an entry of the table was used, at most.
+// rounds returns an upper bound for how often a table entry was used.
 func (e *Engine) rounds() uint64 {
 	e.mu.Lock()
 	defer e.mu.Unlock()

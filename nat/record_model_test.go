@@ -121,7 +121,7 @@ func (s *smallTable) send(i int) {
 		s.m.connections = append(s.m.connections, c)
 		s.known[i] = c.mapped.port
 	}
-	c.lastSeen = s.now
+	c.pass(s.now, false)
 	if v.Action != nat.Forward || v.Out != nat.Tunnel || from != c.mapped || to != c.real {
 		s.fail("%v %v to link %d, %v > %v, want %v > %v", v.Action, v.Reason, v.Out, from, to, c.mapped, c.real)
 	}
@@ -139,7 +139,7 @@ func (s *smallTable) reply(i int) {
 	case v.Action != nat.Forward || v.Out != c.node || from != c.seen || to != c.local:
 		s.fail("%v %v to link %d, %v > %v, want %v > %v", v.Action, v.Reason, v.Out, from, to, c.seen, c.local)
 	default:
-		c.lastSeen, c.replied = s.now, true
+		c.pass(s.now, true)
 	}
 }
 

@@ -67,8 +67,10 @@ func kept(t testing.TB) *nat.Engine {
 	for _, body := range nattest.Bodies(false) {
 		process(t, e, node1, nattest.IP{Source: "203.0.113.11", Destination: "10.71.3.9", Body: body}.Bytes(), start)
 	}
-	forwarded(t, e, node1, udp("203.0.113.9", "10.71.3.9", 5000, 53).Bytes(), start)
-	forwarded(t, e, nat.Tunnel, udp("10.200.3.9", "10.70.0.0", 53, 5000).Bytes(), start)
+	for range 2 { // a stream
+		forwarded(t, e, node1, udp("203.0.113.9", "10.71.3.9", 5000, 53).Bytes(), start)
+		forwarded(t, e, nat.Tunnel, udp("10.200.3.9", "10.70.0.0", 53, 5000).Bytes(), start)
+	}
 	forwarded(t, e, node2, udp("fd80::3", remote6, 5000, 53).Bytes(), start)
 	forwarded(t, e, nat.Tunnel, tcp("10.200.3.9", "10.70.0.9", 40000, 80, nattest.SYN, "").Bytes(), start)
 	forwarded(t, e, nat.Tunnel, tcp("10.200.3.9", "10.70.0.20", 40000, 80, nattest.SYN, "").Bytes(), start)
@@ -234,6 +236,37 @@ func TestRestoredFlood(t *testing.T) {
 	ledger(t, other)
 }
 
+// Records of connections that are there count once, whoever has made them, and those that find no room again count as dropped.
+func TestRestoreCounts(t *testing.T) {
+	e := engine(t)
+	const n = 20
+	for i := range n {
+		forwarded(t, e, node1, udp(fmt.Sprintf("203.0.%d.9", i), "10.71.3.9", 2000, 53).Bytes(), start)
+	}
+	saved := records(e, 0, start)
+	restore(e, start, saved)
+	if st := e.Stats(); st.Connections != n || st.Created != n || st.Restored != 0 {
+		t.Errorf("%d connections, %d made, %d restored; want %[2]d, %[2]d, 0", st.Connections, st.Created, st.Restored)
+	}
+	ledger(t, e)
+	less := rome()
+	less.MaxConnections = n / 2
+	if err := e.Apply(less); err != nil {
+		t.Fatal(err)
+	}
+	restore(e, start, saved)
+	if st := e.Stats(); st.Restored != 0 || st.EarlyDropped == 0 || st.EarlyDropped != uint64(n-st.Connections) {
+		t.Errorf("%d restored, %d dropped, %d connections", st.Restored, st.EarlyDropped, st.Connections)
+	}
+	ledger(t, e)
+	other := engine(t)
+	restore(other, start, saved)
+	if restore(other, start, saved); other.Stats().Restored != n {
+		t.Errorf("%d restored in two rounds, want %d", other.Stats().Restored, n)
+	}
+	ledger(t, other)
+}
+
 // The connection that was longest without a packet makes room first, wherever its record stood.
 func TestRestoredOrder(t *testing.T) {
 	small := func(c *nat.Config) { c.MaxConnections = 10 }
@@ -243,19 +276,19 @@ func TestRestoredOrder(t *testing.T) {
 		forwarded(t, e, node1, udp(source, "10.71.3.9", 2000, 53).Bytes(), now)
 	}
 	for i := range 5 {
-		if open(e, fmt.Sprintf("203.0.113.%d", i)); i == 2 {
-			e.DeleteConnections(0, &nat.ConnFilter{Addresses: []netip.Prefix{prefix("203.0.113.0/32")}}, now)
+		if open(e, fmt.Sprintf("203.0.%d.9", i)); i == 2 {
+			e.DeleteConnections(0, &nat.ConnFilter{Addresses: []netip.Prefix{prefix("203.0.0.9/32")}}, now)
 		}
 	}
-	open(e, "203.0.113.5")
+	open(e, "203.0.5.9")
 	restore(other, now, records(e, 0, now))
-	if open(other, "203.0.113.6"); other.Stats().EarlyDropped != 1 {
+	if open(other, "203.0.6.9"); other.Stats().EarlyDropped != 1 {
 		t.Fatalf("%+v", other.Stats())
 	}
 	for i, want := range []bool{false, false, true, true, true, true, true} {
-		list, _, _ := other.Connections(0, &nat.ConnFilter{Addresses: []netip.Prefix{prefix(fmt.Sprintf("203.0.113.%d/32", i))}}, now, nil)
+		list, _, _ := other.Connections(0, &nat.ConnFilter{Addresses: []netip.Prefix{prefix(fmt.Sprintf("203.0.%d.9/32", i))}}, now, nil)
 		if len(list) > 0 != want {
-			t.Errorf("203.0.113.%d: %t", i, !want)
+			t.Errorf("203.0.%d.9: %t", i, !want)
 		}
 	}
 }
@@ -342,6 +375,24 @@ func TestRestoreTruncated(t *testing.T) {
 	}
 	if got := r.End(); got != (nat.Restored{Connections: in[0] + in[1], Whole: true}) {
 		t.Errorf("%+v", got)
+	}
+	ledger(t, e)
+}
+
+// Copies of records are restored once, and count once.
+func TestRestoreCopies(t *testing.T) {
+	saved, in := small(t)
+	e := engine(t, many)
+	r := e.Restore(longLink, start)
+	for range 100 {
+		r.Write(saved)
+	}
+	all := in[0] + in[1]
+	if got := r.End(); got != (nat.Restored{Connections: all, Whole: true}) {
+		t.Errorf("%+v, want %d connections", got, all)
+	}
+	if n := e.Stats().Restored; n != uint64(all) {
+		t.Errorf("%d connections are counted, want %d", n, all)
 	}
 	ledger(t, e)
 }

@@ -12,19 +12,19 @@ import (
 // RecordBlock is the size of a block of records in bytes.
 const RecordBlock = 4096
 
-// A block begins with the checksum of the rest, and ends with bytes that mean nothing:
+// A block begins with a checksum of the rest and ends with padding:
 //
 //	0  CRC-32C of all that follows
 //	4  version
 //	6  length of all items, in bytes
-//	8  how often an entry of the table was used, at most: ids go on from there
-//	16 items, each a byte that tells its kind and then its fields, most of them as uvarints
+//	8  an upper bound for how often a table entry was used; ids continue from there
+//	16 items, each a byte for its kind and then its fields, most of them uvarints
 //
-// Links and services stand in a block before they are first used there, and count from 1. So no block needs another.
+// Links and services are defined in a block before they are first used there, and count from 1. So no block needs another.
 const (
 	recordVersion = 1
 	recordHeader  = 16
-	// maxRecordName is the longest name of a link or service that is recorded.
+	// maxRecordName is the longest name of a link or service in a record.
 	maxRecordName = 512
 	// maxRecordTime is the longest time in a record, in milliseconds: 30 years.
 	maxRecordTime = 1 << 40
@@ -38,17 +38,17 @@ const (
 	itemConnection            // a connRecord
 	itemService               // length, name, port, protocol
 	itemClient                // service, address, backend, time left in milliseconds
-	itemEnd                   // how many connections and clients there were
-	itemPrologue              // of the connection that follows: stage, first
+	itemEnd                   // how many connections and clients were written
+	itemProxy                 // stage and first of the connection that follows
 )
 
-// What is known of a connection.
+// Bits of what is known about a connection.
 const (
 	recordIPv6 = 1 << iota
 	recordReplied
 	recordService
 	recordPort
-	recordOwnMark // the mark is the number of the node that it comes from
+	recordOwnMark // the mark is the number of the node of origin
 )
 
 var recordFlags = [...]struct {
@@ -56,19 +56,19 @@ var recordFlags = [...]struct {
 	flag connFlags
 }{{recordReplied, flagReplied}, {recordService, flagService}, {recordPort, flagPort}}
 
-// A prologueRecord is the prologue of a connection; the zero prologueRecord is none.
-type prologueRecord struct {
-	stage uint8 // prologueStage + 1
+// A proxyRecord is the saved form of a proxyStream; the zero proxyRecord is none.
+type proxyRecord struct {
+	stage uint8 // headerStage + 1
 	seen  bool
 	first uint32
 }
 
-// prologueSeen is added to the stage of a prologueRecord.
-const prologueSeen = 0x80
+// proxySeen is added to the stage of a proxyRecord.
+const proxySeen = 0x80
 
-// A connRecord is a connection to be recorded, or one that was.
+// A connRecord is the saved form of a connection.
 type connRecord struct {
-	prologue       prologueRecord
+	prologue       proxyRecord
 	first, answer  packet.Tuple
 	idle           time.Duration
 	mark           uint32
@@ -78,7 +78,7 @@ type connRecord struct {
 	tcp            tcpState
 }
 
-// A clientRecord is a client of a service with affinity.
+// A clientRecord is the saved form of a service's client.
 type clientRecord struct {
 	service serviceIdentity
 	address [2]uint64
@@ -99,9 +99,9 @@ func (r *Records) appendConnection(b []byte, x *connRecord) []byte {
 	if pr := &x.prologue; pr.stage > 0 {
 		stage := pr.stage
 		if pr.seen {
-			stage |= prologueSeen
+			stage |= proxySeen
 		}
-		b = binary.LittleEndian.AppendUint32(append(b, itemPrologue, stage), pr.first)
+		b = binary.LittleEndian.AppendUint32(append(b, itemProxy, stage), pr.first)
 	}
 	b = append(b, itemConnection, x.facts, x.first.Protocol, byte(x.state))
 	b = binary.AppendUvarint(binary.AppendUvarint(b, from), way)
@@ -141,7 +141,7 @@ func words(ipv6 bool) int {
 // remembers reports whether connections of a protocol have a tcpState.
 func remembers(protocol uint8) bool { return protocol == packet.TCP || protocol == packet.SCTP }
 
-// appendLink returns the number of a link in the block, which it gets now if it has none; 0 if it has no name.
+// appendLink returns the number of a link in the block and defines it if necessary; 0 if the link has no name.
 func (r *Records) appendLink(b []byte, l Link) ([]byte, uint64) {
 	for i, o := range r.links {
 		if o == l {
@@ -183,7 +183,7 @@ func (r *Records) appendClient(b []byte, x *clientRecord) []byte {
 	return binary.AppendUvarint(b, uint64(x.left.Milliseconds()))
 }
 
-// item reads an item, and puts its fields to where they belong.
+// item reads one item and stores its fields.
 func (r *Restore) item(in *fields) {
 	switch in.byte() {
 	case itemLink:
@@ -191,10 +191,10 @@ func (r *Restore) item(in *fields) {
 		r.links = append(r.links, restoredLink{l, ok})
 	case itemConnection:
 		r.connection(in)
-	case itemPrologue:
+	case itemProxy:
 		stage := in.byte()
-		pr := prologueRecord{stage &^ prologueSeen, stage&prologueSeen != 0, in.uint32()}
-		if in.short = in.short || pr.stage == 0 || prologueStage(pr.stage-1) > prologueFar; !in.short {
+		pr := proxyRecord{stage &^ proxySeen, stage&proxySeen != 0, in.uint32()}
+		if in.short = in.short || pr.stage == 0 || headerStage(pr.stage-1) > headerFar; !in.short {
 			r.prologue = pr
 		}
 	case itemService:
@@ -222,7 +222,7 @@ func (r *Restore) item(in *fields) {
 // connection reads a connRecord.
 func (r *Restore) connection(in *fields) {
 	x := connRecord{prologue: r.prologue, facts: in.byte()}
-	r.prologue = prologueRecord{}
+	r.prologue = proxyRecord{}
 	protocol := in.byte()
 	x.state = state(in.byte())
 	from, way := in.uvarint(uint64(len(r.links))), in.uvarint(uint64(len(r.links)))
@@ -268,7 +268,7 @@ func (r *Restore) connection(in *fields) {
 	r.ready = append(r.ready, x)
 }
 
-// suits reports whether connections of a protocol can be in the state.
+// suits reports whether connections of a protocol can have this state.
 func (s state) suits(protocol uint8) bool {
 	switch {
 	case protocol == packet.TCP:
@@ -283,10 +283,10 @@ func (s state) suits(protocol uint8) bool {
 	return s == stateOther
 }
 
-// fields reads the fields of items. After the end it reads zeros.
+// fields reads the fields of items. Past the end it reads zeros.
 type fields struct {
 	b     []byte
-	short bool // something was missing, or is not what it can be
+	short bool // a field was missing or out of range
 }
 
 func (f *fields) take(n int) []byte {
@@ -303,7 +303,7 @@ func (f *fields) uint16() uint16 { return binary.LittleEndian.Uint16(f.take(2)) 
 func (f *fields) uint32() uint32 { return binary.LittleEndian.Uint32(f.take(4)) }
 func (f *fields) uint64() uint64 { return binary.LittleEndian.Uint64(f.take(8)) }
 
-// uvarint reads a number that is at most most.
+// uvarint reads a number of at most most.
 func (f *fields) uvarint(most uint64) uint64 {
 	v, n := binary.Uvarint(f.b)
 	if f.short = f.short || n <= 0 || v > most; f.short {

@@ -19,7 +19,7 @@ func newRemap(to netip.Prefix) *remap {
 	return r
 }
 
-// apply translates a. Preconditions: a lies in the prefix that the remap leads from.
+// apply translates a. Preconditions: a lies in the remap's source prefix.
 func (r *remap) apply(a netip.Addr) netip.Addr {
 	if a.Is4() {
 		b := a.As4()

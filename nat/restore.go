@@ -5,62 +5,63 @@ import (
 	"encoding/binary"
 	"hash/crc32"
 	"slices"
+	"time"
 
 	"culvert/nat/packet"
 )
 
-// idMargin is how often an entry of the table may have been used since records of it were written: ids go on behind that.
+// idMargin is how often a table entry may have been used since its records were written: ids continue after that.
 const idMargin = 1 << 16
 
-// A Restore gives an Engine the connections and clients of records. It reads what Records wrote, in whatever pieces it is given.
+// A Restore gives an Engine the connections and clients from records. It accepts the output of Records in pieces of any size.
 //
-// A connection is taken if its time is not over and if its first packet would be admitted by the configuration of the Engine and get the same
-// addresses; it keeps its port. Its next packets meet the rules, as after a commit that concerns it. What is there already with its
-// addresses and ports makes place for it, so that records of changes are restored after those of all, by a Restore of their own.
+// A connection is restored if it has not expired and the Engine's configuration would admit its first packet with the same addresses; it keeps its
+// port. Its next packets meet the rules, as after a commit that affects it. It replaces whatever has its addresses and ports: that allows a second
+// Restore with records of later changes.
 type Restore struct {
 	e        *Engine
 	link     func(name string) (Link, bool)
 	now      Time
-	order    bool   // the table was empty: what comes later is not what was met later
-	most     int    // clients
+	order    bool   // the table was empty at the start, so entries must be sorted by age at the end
+	most     int    // limit of clients
 	rest     []byte // of a block
 	links    []restoredLink
 	services []serviceIdentity
-	prologue prologueRecord // of the next connection
-	ready    []connRecord   // read, not yet restored
+	prologue proxyRecord  // of the next connection
+	ready    []connRecord // read, not yet restored
 	clients  []clientRecord
-	since    [2]int // connections and clients since the last end
+	since    [2]int // connections and clients since the last end item
 	result   Restored
 }
 
-// A restoredLink is a link that a block names.
+// A restoredLink is a link named in a block.
 type restoredLink struct {
 	link Link
 	ok   bool // it exists
 }
 
-// Restored is what has become of records.
+// Restored counts what happened to the records.
 type Restored struct {
-	Connections, Clients int  // that were taken
-	Whole                bool // nothing of what was written is missing
-	Damaged, Foreign     int  // blocks that were damaged, or of an unknown version
+	Connections, Clients int  // restored
+	Whole                bool // nothing that was written is missing
+	Damaged, Foreign     int  // blocks with a wrong checksum, or of an unknown version
 
-	// Connections that were not taken.
-	Expired     int // their time was over
-	UnknownLink int // that they came from, or that their answers come from
+	// Connections that were not restored.
+	Expired     int // timed out
+	UnknownLink int // their link, or that of their answers, is unknown
 	Unbound     int // the configuration does not admit them, or gives them other addresses
-	NoRoom      int // in the table
+	NoRoom      int // the table is full
 }
 
-// Restore begins to restore records at now. link finds a Link by the name that Records was given. Packets should wait until it is done: one
-// of a connection that is still to be restored makes another.
+// Restore starts restoring records at now. link finds a Link by the name that Records saved. Packets should wait until it is done: a packet of a
+// connection not yet restored opens a new one.
 func (e *Engine) Restore(link func(name string) (Link, bool), now Time) *Restore {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return &Restore{e: e, link: link, now: now, order: e.table.used == 0, most: e.snapshot.maxEntries / affinityRatio}
 }
 
-// Write restores what b holds of records. It never fails.
+// Write restores the records in b. It never fails.
 func (r *Restore) Write(b []byte) (int, error) {
 	n := len(b)
 	if len(r.rest) > 0 {
@@ -79,7 +80,7 @@ func (r *Restore) Write(b []byte) (int, error) {
 	return n, nil
 }
 
-// End finishes what was begun, and says what has become of the records.
+// End completes the restore and returns its counts.
 func (r *Restore) End() Restored {
 	if len(r.rest) > 0 {
 		r.damaged()
@@ -91,6 +92,9 @@ func (r *Restore) End() Restored {
 	for some := range slices.Chunk(r.clients, listBudget) {
 		r.remember(some)
 	}
+	r.e.mu.Lock()
+	defer r.e.mu.Unlock()
+	r.result.Connections = min(r.result.Connections, r.e.table.used) // duplicates of a record are one connection
 	return r.result
 }
 
@@ -114,7 +118,7 @@ func (r *Restore) block(b []byte) {
 		return
 	}
 	r.e.idsAfter(binary.LittleEndian.Uint64(b[8:]))
-	r.links, r.services, r.prologue = r.links[:0], r.services[:0], prologueRecord{}
+	r.links, r.services, r.prologue = r.links[:0], r.services[:0], proxyRecord{}
 	in := fields{b: b[recordHeader:][:used]}
 	for len(in.b) > 0 && !in.short {
 		r.item(&in)
@@ -125,7 +129,7 @@ func (r *Restore) block(b []byte) {
 	r.put()
 }
 
-// idsAfter gives connections ids that none has had of a table whose entries were used that often.
+// idsAfter gives connections ids that were never used by a table whose entries were used that often.
 func (e *Engine) idsAfter(rounds uint64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -135,7 +139,7 @@ func (e *Engine) idsAfter(rounds uint64) {
 	}
 }
 
-// put restores what is ready, listBudget connections at a time.
+// put restores the ready records, listBudget connections at a time.
 func (r *Restore) put() {
 	for some := range slices.Chunk(r.ready, listBudget) {
 		r.putSome(some)
@@ -153,9 +157,8 @@ func (r *Restore) putSome(some []connRecord) {
 	}
 }
 
-// loadPlaces reads where restore will look first for connections, at most listBudget, and returns how many of these places are in use, so
-// that no compiler leaves out the reading. In a large table each is a wait for memory, three for a connection; here the waits overlap, as
-// in Load.
+// loadPlaces prefetches what restore reads first for at most listBudget connections, and returns how many of these places are in use, so that the
+// compiler keeps the reads. In a large table restore would wait for memory three times per connection; here the waits overlap, as in Load.
 //
 // Preconditions: e.mu is held.
 // +checklocks:e.mu
@@ -181,12 +184,12 @@ func (e *Engine) loadPlaces(some []connRecord) (used int) {
 	return used
 }
 
-// restore puts a connection into the table, and returns the counter of what has become of it.
+// restore puts a connection into the table, and returns the counter of the outcome.
 //
 // Preconditions: e.mu is held.
 // +checklocks:e.mu
 func (e *Engine) restore(x *connRecord, now Time, result *Restored) *int {
-	tb, s := &e.table, e.snapshot
+	s := e.snapshot
 	if !s.rules.HasLink(x.first.Link) || x.answer.Link != anyNode && !s.rules.HasLink(x.answer.Link) {
 		return &result.UnknownLink
 	}
@@ -200,13 +203,31 @@ func (e *Engine) restore(x *connRecord, now Time, result *Restored) *int {
 	if x.idle >= lifetime {
 		return &result.Expired
 	}
-	e.displace(x, now)
+	again := e.displace(x, now)
+	became := e.reinsert(x, &draft, lifetime, now, result)
+	switch {
+	case !again && became == &result.Connections:
+		e.stats.Restored++
+	case again && became == &result.NoRoom:
+		e.stats.EarlyDropped++
+	case again && became == &result.Unbound:
+		e.stats.Evicted++
+	}
+	return became
+}
+
+// reinsert puts a connection into the table after displace has removed what was in its way, and returns the counter of the outcome.
+//
+// Preconditions: e.mu is held.
+// +checklocks:e.mu
+func (e *Engine) reinsert(x *connRecord, draft *conn, lifetime time.Duration, now Time, result *Restored) *int {
+	tb, s := &e.table, e.snapshot
 	h := e.holder(&x.first)
-	if replied := draft.has(flagReplied); tb.used >= s.maxEntries && !e.giveWay(replied, now) || !replied && e.crowds(h) {
+	if settled := draft.has(flagReplied) && rankOf(x.state) != rankUnsettled; tb.used >= s.maxEntries && !e.giveWay(settled, now) || !settled && e.crowds(h) {
 		return &result.NoRoom
 	}
 	c, number := tb.add(&x.first, &x.answer, h, s.generation)
-	if c == nil { // more equal hashes than chance makes
+	if c == nil { // so many equal hashes are no accident
 		return &result.NoRoom
 	}
 	to := x.answer.Reply(0)
@@ -217,10 +238,10 @@ func (e *Engine) restore(x *connRecord, now Time, result *Restored) *int {
 		tb.begin(c, number, x.prologue.restored(&x.first, &x.answer))
 	}
 	if draft.has(flagPort) {
-		tb.takePort(c, h)
+		tb.takePort(c, number, h)
 	}
 	if c.state == stateEstablished {
-		// The numbers are as old as the record. The first segment that they do not fit is believed, as in mid-stream.
+		// The numbers are as old as the record. The first segment that does not fit them is believed, as in mid-stream.
 		for d := range c.tcp.flags {
 			c.tcp.flags[d] |= strays * tcpStray
 		}
@@ -233,18 +254,18 @@ func (e *Engine) restore(x *connRecord, now Time, result *Restored) *int {
 		tb.remove(c, number)
 		return &result.Unbound
 	}
-	c.out[original] = tr.Out // where answers come from, until that is found anew
+	c.out[original] = tr.Out // where answers come from, until their route is found again
 	tb.wheel.start(now)
 	tb.wheel.arm(tb, number, c.lastSeen.Add(lifetime))
-	e.stats.Restored++
 	return &result.Connections
 }
 
-// displace removes what has a tuple of x: the same connection, as it was when an earlier record was written, or one that has gone since.
+// displace removes connections that hold a tuple of x, and reports whether one of them was the same connection, from an earlier record or made by its
+// packets since. It counts others as removed, but not the same one, which is about to return.
 //
 // Preconditions: e.mu is held.
 // +checklocks:e.mu
-func (e *Engine) displace(x *connRecord, now Time) {
+func (e *Engine) displace(x *connRecord, now Time) (again bool) {
 	tb := &e.table
 	for _, t := range [...]*packet.Tuple{&x.first, &x.answer} {
 		hash := tb.directory.hash(t)
@@ -258,13 +279,14 @@ func (e *Engine) displace(x *connRecord, now Time) {
 				continue
 			}
 			tb.remove(h.conn, h.number)
-			e.stats.Restored-- // until it is restored once more
+			again = true
 		}
 	}
+	return again
 }
 
-// crowds reports whether an unreplied connection of h would leave others no place, as it could where the table is smaller than that of the
-// records: a link gets half of it, and something is left for those who come.
+// crowds reports whether an unsettled connection of h would leave no room for others, which can happen if the table is smaller than the recorded one:
+// a link gets half of it, and some of it stays free for newcomers.
 //
 // Preconditions: e.mu is held.
 // +checklocks:e.mu
@@ -273,12 +295,12 @@ func (e *Engine) crowds(h holder) bool {
 	return tb.used >= most-most/16 || 2*tb.shares.held(h.of(shareConnections).link) >= most
 }
 
-// giveWay makes room in a full table for a connection that was restored, if that is replied and others are not, or are closing.
+// giveWay makes room in a full table for a restored connection that is settled, by evicting one that is not, or is closing.
 //
 // Preconditions: e.mu is held.
 // +checklocks:e.mu
-func (e *Engine) giveWay(replied bool, now Time) bool {
-	for r := rankUnreplied; r < ranks && replied; r++ {
+func (e *Engine) giveWay(settled bool, now Time) bool {
+	for r := rankUnsettled; r < ranks && settled; r++ {
 		if number := e.table.lists[r].first; number != 0 {
 			e.makeRoom(number, now)
 			return true
@@ -287,7 +309,7 @@ func (e *Engine) giveWay(replied bool, now Time) bool {
 	return false
 }
 
-// queued is a connection that may have to make room for another.
+// queued is a connection that may be evicted for another.
 type queued struct {
 	lastSeen Time
 	number   uint32
@@ -295,12 +317,12 @@ type queued struct {
 
 func (a queued) compare(b queued) int { return cmp.Compare(a.lastSeen, b.lastSeen) }
 
-// order queues connections that are to make room for others by their last packets.
+// order sorts evictable connections by the time of their last packets.
 func (e *Engine) order() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	tb := &e.table
-	for r := rankUnreplied; r < ranks; r++ {
+	for r := rankUnsettled; r < ranks; r++ {
 		l := &tb.lists[r]
 		all := make([]queued, 0, l.length)
 		for number := l.first; number != 0; number = tb.cold(number).next {
@@ -317,7 +339,7 @@ func (e *Engine) order() {
 	}
 }
 
-// remember restores clients of services, of which those that come later go later.
+// remember restores clients of services, the least recently seen first.
 func (r *Restore) remember(some []clientRecord) {
 	e := r.e
 	e.mu.Lock()

@@ -6,9 +6,8 @@ import (
 	"culvert/nat/rules"
 )
 
-// recheck decides what becomes of the connection of hit after the configuration has changed. If that concerns it, a first packet must
-// still be admitted and get the same addresses, and verdicts and routes are found anew. Else its configuration has gone; for
-// ReasonNoBackend its ends are to be told.
+// recheck decides about the connection of hit after the configuration has changed. If the change affects it, a first packet must still be admitted
+// with the same addresses; verdicts and routes are then computed again. Otherwise the connection ends; on ReasonNoBackend both ends are notified.
 func (e *Engine) recheck(d *decision, now Time) Reason {
 	c := d.hit.conn
 	if !e.history.concerns(&e.table, c, e.snapshot.generation) {
@@ -22,43 +21,47 @@ func (e *Engine) recheck(d *decision, now Time) Reason {
 	return reason
 }
 
-// stillBound compares the translation of c with the one that it would get now. Ports are kept, and so are backends of a service
-// unless its onRemoval says otherwise.
+// stillBound compares the translation of c with the one it would get now. Ports are kept. A service's backends are kept unless its onRemoval says
+// otherwise. On a Host, a TCP connection also survives the removal of its service, as with the kernel's connection tracking.
 func (e *Engine) stillBound(tr *rules.Traversal, c *conn, now Time) (Reason, bool) {
 	s := e.snapshot
 	from := e.table.tuple(c, original)
 	in := from.Link
-	if !s.rules.HasLink(in) || !s.admits(from.Source(), in) {
+	if !s.rules.HasLink(in) || !s.admits(from.Source(), in) || s.closed(from.Destination(), in) {
 		return ReasonNone, false
 	}
 	keep := e.table.to(c, original)
 	tr.Start(&from, nil, in, nil)
 	tr.Keep(keep, c.mark)
 	ok := e.traverse(tr, now)
+	outlives := c.has(flagService) && s.rules.Outlives(&from, &keep)
 	if b := tr.Service; b != nil {
 		backend := netip.AddrPortFrom(keep.Destination(), keep.DestinationPort())
 		if !c.has(flagService) || !b.Has(backend) && b.Service.OnRemoval == rules.RemovalReset {
 			return ReasonNoBackend, false
 		}
 		if !b.Has(backend) && b.Service.EndsUDP(keep.Protocol) {
-			return ReasonNone, false // its next packet is the first of another
+			return ReasonNone, false // its next packet opens another connection
 		}
-	} else if c.has(flagService) && (ok || tr.Outcome == rules.NoRoute || tr.Outcome == rules.Unserved) {
-		return ReasonNoBackend, false // the service is gone
+	} else if c.has(flagService) && (ok || tr.Outcome == rules.NoRoute || tr.Outcome == rules.Unserved) { // the service is gone
+		if tr.Out = in; outlives {
+			return ReasonNone, true
+		}
+		return ReasonNoBackend, false
 	}
 	if !ok {
-		// Filters may change their mind once more; what is addressed to nowhere, or now to somebody else, is over.
+		// Filters may change their verdict again; a connection whose destination is unreachable or belongs to somebody else now is over.
 		filtered := tr.Outcome == rules.Filtered || tr.Outcome == rules.Rejected
 		return ReasonNone, filtered && tr.KeepsAddresses()
 	}
-	return ReasonNone, tr.To.Words == keep.Words
+	return ReasonNone, outlives || tr.To.Words == keep.Words
 }
 
-// sweepBudget is how many connections Sweep looks at: a full traversal of the rules for each takes about as long as a batch of packets.
+// sweepBudget is how many connections Sweep handles per call: a full traversal of the rules for each takes about as long as a batch of packets.
 const sweepBudget = 64
 
-// Sweep removes connections whose time has come or whose configuration has gone, up to sweepBudget at a time. Process does so too, for
-// those that packets meet. A caller calls Sweep every second or so and, while it returns false, again after packets had their turn.
+// Sweep removes connections that have expired or that the configuration no longer admits, up to sweepBudget at a time. Process does the same for
+// connections that packets hit. Callers call Sweep about once a second; while it returns false, they call it again after packets had their turn.
 func (e *Engine) Sweep(now Time) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -68,18 +71,18 @@ func (e *Engine) Sweep(now Time) bool {
 	return left > 0 && e.revalidateSome(now, left)
 }
 
-// A round is the way around the slab that revalidateSome goes after a change of the configuration. Another change makes it longer and
-// does not start it anew, so that the last entries have their turn however often the configuration changes.
+// A round is the pass of revalidateSome over the slab after a change of the configuration. Another change extends the round instead of restarting it,
+// so the last entries are reached however often the configuration changes.
 type round struct {
-	at   uint32 // the entry that was seen last
+	at   uint32 // the last entry visited
 	end  uint32 // of the slab when the configuration changed; later entries are of its generation
-	left uint32 // how many entries are to be seen
+	left uint32 // how many entries are still to be visited
 }
 
-// extend makes a round see all entries below end.
+// extend makes a round visit all entries below end.
 func (r *round) extend(end uint32) { r.end, r.left = end, end-1 }
 
-// revalidateSome returns false if some of the round is left.
+// revalidateSome revalidates up to budget connections, and returns false if the round is not finished.
 func (e *Engine) revalidateSome(now Time, budget int) bool {
 	r := &e.round
 	if r.left == 0 {
@@ -102,6 +105,6 @@ func (e *Engine) revalidateSome(now Time, budget int) bool {
 	if r.left > 0 {
 		return false
 	}
-	e.history.settle(e.snapshot.generation)
+	e.history.reset(e.snapshot.generation)
 	return true
 }

@@ -2,9 +2,8 @@ package nat
 
 import "culvert/nat/packet"
 
-// sctpNext returns the state after an SCTP packet of direction d. end[d] is the verification tag of packets of direction d, which
-// the other side has chosen in its INIT or INIT ACK; the first packet seen tells it otherwise. An end of the association counts
-// only with the right tag (RFC 9260, Section 8.5).
+// sctpNext returns the state after an SCTP packet of direction d. end[d] is the verification tag of packets of direction d, chosen by the other side
+// in its INIT or INIT ACK, or else learnt from the first packet seen. A shutdown or abort counts only with the right tag (RFC 9260, Section 8.5).
 func (t *tcpState) sctpNext(now state, p *packet.Packet, d int, replied bool) state {
 	c := p.Chunk()
 	if c.Initiates {
@@ -22,7 +21,7 @@ func (t *tcpState) sctpNext(now state, p *packet.Packet, d int, replied bool) st
 		}
 		return now
 	case c.Type == packet.ChunkAbort || c.Type == packet.ChunkShutdownComplete:
-		// With the T bit the tag is the one that the sender of the packet would have expected.
+		// With the T bit the tag is the one that the packet's sender would have expected.
 		want := t.end[d]
 		if c.Flags&1 != 0 {
 			want = t.end[1-d]

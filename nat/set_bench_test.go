@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"culvert/nat/nattest"
 	"culvert/nat/packet"
 	"culvert/nat/rules"
 )
@@ -43,7 +44,7 @@ func BenchmarkChange(b *testing.B) {
 	var before, after runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&before)
-	used := usedTime(b)
+	used := nattest.ProcessorTime(b)
 	e, err := New([16]byte{}, c)
 	if err != nil {
 		b.Fatal(err)
@@ -53,7 +54,7 @@ func BenchmarkChange(b *testing.B) {
 		put(e, key, r)
 	}
 	e.CommitRules()
-	first := usedTime(b) - used
+	first := nattest.ProcessorTime(b) - used
 	runtime.GC()
 	runtime.ReadMemStats(&after)
 	const connections = 300_000
@@ -64,13 +65,13 @@ func BenchmarkChange(b *testing.B) {
 	}
 	b.ReportAllocs()
 	b.ResetTimer()
-	used = usedTime(b)
+	used = nattest.ProcessorTime(b)
 	for i := range b.N {
 		key, r := mapping(i%50_000, netip.AddrFrom4([4]byte{198, byte(18 + i>>16&1), byte(i >> 8), byte(i)}))
 		put(e, key, r)
 		e.CommitRules()
 	}
-	b.ReportMetric(float64(usedTime(b)-used)/float64(b.N)/1e3, "cpu-µs/change")
+	b.ReportMetric(float64(nattest.ProcessorTime(b)-used)/float64(b.N)/1e3, "cpu-µs/change")
 	b.ReportMetric(first.Seconds(), "cpu-s-first")
 	b.ReportMetric(float64(after.HeapAlloc-before.HeapAlloc)/(1<<20), "live-MiB")
 	if st := e.Stats(); st.Connections != connections || st.Evicted != 0 {
@@ -110,10 +111,10 @@ func BenchmarkSweepAfterChanges(b *testing.B) {
 			e.CommitRules()
 		}
 		b.StartTimer()
-		began := usedTime(b)
+		began := nattest.ProcessorTime(b)
 		for !e.Sweep(1) {
 		}
-		used += usedTime(b) - began
+		used += nattest.ProcessorTime(b) - began
 		rounds++
 	}
 	b.ReportMetric(float64(used)/float64(rounds)/1e6, "cpu-ms/round")
@@ -131,12 +132,12 @@ func BenchmarkApplyChange(b *testing.B) {
 	}
 	b.ReportAllocs()
 	b.ResetTimer()
-	used := usedTime(b)
+	used := nattest.ProcessorTime(b)
 	for i := range b.N {
 		c.Addresses[i%50_000].Internal = netip.AddrFrom4([4]byte{198, byte(18 + i>>16&1), byte(i >> 8), byte(i)})
 		if err := e.Apply(c); err != nil {
 			b.Fatal(err)
 		}
 	}
-	b.ReportMetric(float64(usedTime(b)-used)/float64(b.N)/1e6, "cpu-ms/change")
+	b.ReportMetric(float64(nattest.ProcessorTime(b)-used)/float64(b.N)/1e6, "cpu-ms/change")
 }

@@ -6,21 +6,23 @@ import (
 	"culvert/nat/packet"
 )
 
-// A source of packets may not use up what it shares with others. Of each resource, a link (a node, or the tunnel) holds at most as
-// much as is free, and an address of a link at most as much as its link may still take, so that
+// No source of packets may exhaust a shared resource. Of each resource, a link (a node, or the tunnel) holds at most as much as is free. An address
+// of a link holds at most as much as its link may still take, and a network twice that:
 //
-//	held by the address + held by its link + held by all < the whole
+//	held by the address     < the whole − held by all − held by its link
+//	held by its network / 2 < the whole − held by all − held by its link
 //
-// decides. These are the dynamic thresholds of Choudhury and Hahne ("Dynamic queue length thresholds for shared-memory packet
-// switches", 1998) in two levels: one address alone gets a third and one link alone a half; n links that take what they can get
+// These are the dynamic thresholds of Choudhury and Hahne ("Dynamic queue length thresholds for shared-memory packet switches", 1998):
+// one address alone gets a third, one network alone two fifths and one link alone a half; n links that take what they can get
 // the (n+1)th part each, and as much stays free for the next one.
 //
-// An address is that of an IPv4 host or of a pod, or else an IPv6 /64, in which a host has as many addresses as it likes.
+// An address is that of an IPv4 host or of a pod, or else an IPv6 /64, in which a host has as many addresses as it likes. A network is an IPv4 /24 or
+// an IPv6 /64, by default that of the pods of a Kubernetes node; a pod there may be able to forge any of its addresses.
 
-// A holder is who holds something: an address of a link, and the link.
-type holder struct{ address, link uint64 }
+// A holder identifies who holds something: an address, its network and its link.
+type holder struct{ address, network, link uint64 }
 
-// A resource is what is shared out. The values tell the counters of one holder apart.
+// A resource is something that is shared. The values separate the counters of one holder.
 type resource uint8
 
 const (
@@ -33,21 +35,21 @@ const (
 
 // of returns the holder's identities for a resource.
 func (h holder) of(r resource) holder {
-	return holder{h.address ^ uint64(r)<<32, h.link ^ uint64(r)<<32}
+	return holder{h.address ^ uint64(r)<<32, h.network ^ uint64(r)<<32, h.link ^ uint64(r)<<32}
 }
 
-// within returns the holder's identities for one of many parts of a resource.
+// within returns the holder's identities for one part of a partitioned resource.
 func (h holder) within(part uint64) holder {
-	return holder{fold(h.address, part|1), fold(h.link, part|1)}
+	return holder{fold(h.address, part|1), fold(h.network, part|1), fold(h.link, part|1)}
 }
 
 const shareShards = 256
 
-// shares counts exactly what each holder has. Identities are 64 bits of a hash that is keyed by the process: what a sender chooses
-// makes no two of them meet. Each shard grows and shrinks with what is in it, which costs a packet some microseconds at a time.
+// shares counts exactly what each holder has. Identities are 64-bit hashes keyed by the process, so no sender can make two of them collide. Each
+// shard grows and shrinks with its content, which costs a packet some microseconds at a time.
 type shares struct {
 	secrets [7]uint64
-	flat    bool // all comes by one link: addresses take the place of links too
+	flat    bool // all packets come by one link: addresses take the place of networks and links too
 	shards  [shareShards]shareShard
 }
 
@@ -65,7 +67,7 @@ func (s *shares) init() {
 	}
 }
 
-// holder returns who sent a packet with tuple t.
+// holder returns the sender of a packet with tuple t.
 func (e *Engine) holder(t *packet.Tuple) holder {
 	address, host := t.Words[0], uint64(0)
 	if !t.IPv6 {
@@ -74,19 +76,25 @@ func (e *Engine) holder(t *packet.Tuple) holder {
 		host = t.Words[1]
 	}
 	s := &e.table.shares
-	return s.at(s.identify(address, host, uint64(t.Link)), t.Link)
+	return s.at(s.identify(address, host, uint64(t.Link)), t)
 }
 
-// at returns the holder that is known by the identity of an address and comes by link.
-func (s *shares) at(address uint64, link Link) holder {
-	of := uint64(link)
+// networkBit distinguishes the identity of a network from that of an address, because an IPv6 /64 may be either.
+const networkBit = 1 << 40
+
+// at returns the holder with the given address identity that sent a packet with tuple t.
+func (s *shares) at(address uint64, t *packet.Tuple) holder {
 	if s.flat {
-		of = address
+		return holder{address, address ^ networkBit, s.linked(address)}
 	}
-	return holder{address, s.linked(of)}
+	network := t.Words[0]
+	if !t.IPv6 {
+		network >>= 32 + 8
+	}
+	return holder{address, s.identify(network, 0, uint64(t.Link)) ^ networkBit, s.linked(uint64(t.Link))}
 }
 
-// identify returns the identity of an address, of which host is the second half, at a link.
+// identify returns the identity of an address at a link; host is the address's second half.
 func (s *shares) identify(address, host, link uint64) uint64 {
 	k := &s.secrets
 	h := fold(address^k[2], link^k[3])
@@ -108,37 +116,54 @@ func (s *shares) held(identity uint64) int {
 	return 0
 }
 
-// inUse reports whether the first place in which an identity is looked for is in use.
+// inUse reports whether the first slot of an identity is in use.
 func (s *shares) inUse(identity uint64) bool {
 	sh := s.shard(&identity)
 	i := int(identity) & (len(sh.identities) - 1)
 	return len(sh.identities) > 0 && sh.identities[i] != 0 && sh.counts[i] != 0
 }
 
-// full reports whether h may take no more of what has most places, used of them in use.
+// full reports whether h may take no more of a resource with most places, used of which are in use.
 func (s *shares) full(h holder, used, most int) bool {
 	if 3*used < most { // no address and no link holds more than all do
 		return false
 	}
-	return used >= most || s.held(h.link)+used >= most || s.held(h.address)+s.held(h.link)+used >= most
+	left := most - used - s.held(h.link) // what remains of the link's share
+	return left <= 0 || s.held(h.address) >= left || s.held(h.network) >= 2*left
 }
 
-// yields reports whether something of v's, the oldest, makes room for h: it is h's own, or that of an address of its link that has no
-// less, or of a link that has more.
+// smallPart is the fraction of a network's or link's share below which a holder is never full, however little its neighbours hold.
+const smallPart = 16
+
+// yields reports whether an item of v's, the oldest, is evicted for h: it is h's own, or of a link that has more. Within a link, a network with at
+// least as much yields, and within a network an address. There, a holder with only a small part of the whole takes from anybody, because a sender
+// that forges many addresses has next to nothing at each. An address with a small part of the link, in a network with more, takes from every network
+// whose part is not small: it does not pay for what its neighbours hold, and forging them takes nothing from a small network.
 func (s *shares) yields(v, h holder) bool {
-	if v.link != h.link {
+	switch {
+	case v.link != h.link:
 		return s.held(v.link) > s.held(h.link)
+	case v.network != h.network:
+		small := s.held(h.link) / smallPart
+		return s.yieldsWithin(h.link, v.network, h.network) || s.held(h.address) <= small && s.held(v.network) > small
 	}
-	return s.held(v.address) >= s.held(h.address)
+	return s.yieldsWithin(h.network, v.address, h.address)
+}
+
+func (s *shares) yieldsWithin(whole, v, h uint64) bool {
+	has := s.held(h)
+	return s.held(v) >= has || has <= s.held(whole)/smallPart
 }
 
 func (s *shares) take(h holder) {
 	s.add(h.address)
+	s.add(h.network)
 	s.add(h.link)
 }
 
 func (s *shares) give(h holder) {
 	s.drop(h.address)
+	s.drop(h.network)
 	s.drop(h.link)
 }
 
@@ -160,7 +185,7 @@ func (sh *shareShard) find(identity uint64) (int, bool) {
 	return i, sh.identities[i] != 0
 }
 
-// add gives an identity one more, and returns how much it has.
+// add gives an identity one more, and returns how much it has now.
 func (s *shares) add(identity uint64) int {
 	sh := s.shard(&identity)
 	i, ok := sh.find(identity)
@@ -176,14 +201,14 @@ func (s *shares) add(identity uint64) int {
 	return int(sh.counts[i])
 }
 
-// drop takes one from what an identity has. Preconditions: it has some.
+// drop takes one from an identity. Preconditions: it has some.
 func (s *shares) drop(identity uint64) {
 	sh := s.shard(&identity)
 	i, _ := sh.find(identity)
 	if sh.counts[i]--; sh.counts[i] > 0 {
 		return
 	}
-	// Closing the gap keeps every search from ending early.
+	// Closing the gap keeps searches from ending early.
 	mask := len(sh.identities) - 1
 	for j := (i + 1) & mask; sh.identities[j] != 0; j = (j + 1) & mask {
 		if home := int(sh.identities[j]) & mask; (j-home)&mask >= (j-i)&mask {

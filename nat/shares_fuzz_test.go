@@ -19,6 +19,7 @@ func recount(t testing.TB, e *Engine) {
 	want := map[uint64]uint32{}
 	take := func(h holder) {
 		want[max(h.address, 1)]++
+		want[max(h.network, 1)]++
 		want[max(h.link, 1)]++
 	}
 	connections := 0
@@ -84,6 +85,9 @@ func recountClients(t testing.TB, e *Engine, want map[uint64]uint32) (clients in
 	t.Helper()
 	c, s := &e.clients, &e.table.shares
 	for identity, l := range c.lists {
+		if c.services[l.id] != identity || len(c.services) != len(c.lists) {
+			t.Fatalf("list %d is of %v; %d lists of %d services", l.id, c.services[l.id], len(c.lists), len(c.services))
+		}
 		length := 0
 		for number := l.first; number != 0; number = c.at(number).next {
 			a := c.at(number)

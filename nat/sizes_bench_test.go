@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"culvert/nat"
+	"culvert/nat/nattest"
 	"culvert/nat/packet"
 )
 
@@ -56,10 +57,10 @@ func BenchmarkSizes(b *testing.B) {
 	b.ResetTimer()
 	for range b.N {
 		for turn := range turns {
-			seals = append(seals, sealOnce(b))
+			seals = append(seals, nattest.SealOnce(b))
 			for i := range all {
 				x, s := &all[i], streams[all[i].v6]
-				begin := processorTime(b)
+				begin := nattest.ProcessorTime(b)
 				for at := 0; at < perTurn; at += len(packets) {
 					var made [nat.MaxLoad][]byte
 					for j := range made {
@@ -71,14 +72,9 @@ func BenchmarkSizes(b *testing.B) {
 					for j := range packets {
 						packets[j].Parse(made[j])
 					}
-					x.e.Load(packets[:], node1)
-					for j := range packets {
-						if x.e.Process(&packets[j], node1, start).Action != nat.Forward {
-							b.Fatal("not forwarded")
-						}
-					}
+					forward(b, x.e, packets[:], node1)
 				}
-				x.costs = append(x.costs, float64(processorTime(b)-begin)/perTurn)
+				x.costs = append(x.costs, float64(nattest.ProcessorTime(b)-begin)/perTurn)
 			}
 		}
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/gaissmai/bart"
 )
 
-// A snapshot is a compiled Config. It is immutable once published, but for the counters of its rules.
+// A snapshot is a compiled Config. Once published it is immutable, except for the counters of its rules.
 type snapshot struct {
 	generation uint32
 	rules      *rules.Ruleset
@@ -41,14 +41,16 @@ type site struct {
 	refused        bart.Lite          // sources from nodes
 }
 
-// surroundings are the routes of a Config.
+// surroundings are the nodes and routes of a Config.
 type surroundings struct {
-	routes []rules.Route
-	homes  bart.Table[Link] // sources that one node alone may send from
+	nodes         []rules.Node
+	routes        []rules.Route
+	homes         bart.Table[Link] // sources that only one node may send from
+	nodeAddresses bart.Lite
 }
 
-// compile turns a Config into the snapshot that follows previous, without rules. It shares what has not changed. all: what has concerns
-// all connections, whatever the rules say.
+// compile turns a Config into the snapshot that follows previous, without rules. It shares what has not changed. all: the change affects all
+// connections, whatever the rules say.
 func compile(c *Config, previous *snapshot) (s *snapshot, all bool) {
 	s = &snapshot{
 		timeouts:     c.Timeouts.compile(),
@@ -67,9 +69,12 @@ func compile(c *Config, previous *snapshot) (s *snapshot, all bool) {
 		all = true
 		s.site = newSite(is)
 	}
-	if all || !slices.Equal(s.routes, c.Routes) {
-		// Nodes are resources, and with them their routes, unless rules or routing are given.
+	routes := all || !slices.Equal(s.routes, c.Routes)
+	if routes {
+		// Nodes and their routes are resources, unless rules or routing are configured.
 		all = all || c.Firewall != nil || c.Routing != nil
+	}
+	if routes || !slices.Equal(s.nodes, c.Nodes) {
 		s.surroundings = newSurroundings(c)
 	}
 	return s, all
@@ -100,7 +105,12 @@ func newSite(is siteConfig) *site {
 }
 
 func newSurroundings(c *Config) *surroundings {
-	s := &surroundings{routes: slices.Clone(c.Routes)}
+	s := &surroundings{nodes: slices.Clone(c.Nodes), routes: slices.Clone(c.Routes)}
+	for i := range c.Nodes {
+		for a := range c.Nodes[i].Address.All() {
+			s.nodeAddresses.Insert(netip.PrefixFrom(a, a.BitLen()))
+		}
+	}
 	if c.SourceCheck == SourceCheckNode {
 		for _, r := range c.Routes {
 			s.homes.Insert(r.Prefix, r.Link)
@@ -109,8 +119,8 @@ func newSurroundings(c *Config) *surroundings {
 	return s
 }
 
-// admits is the source check. From an outside link only the cluster there may speak, by its real addresses, and the peer. From a node
-// comes whatever can be a host's address, but for the gateway's own, those of the remote cluster and those of other nodes.
+// admits is the source check. On an outside link only the cluster there may send, from its real addresses, and the peer. A node may send from any
+// host address except the gateway's own, those of the remote cluster and those of other nodes.
 func (s *snapshot) admits(source netip.Addr, in Link) bool {
 	if in.Outside() {
 		return s.rules.Admits(in, source)
@@ -118,17 +128,23 @@ func (s *snapshot) admits(source netip.Addr, in Link) bool {
 	return packet.Forwardable(source) && !s.own(source) && !s.refused.Contains(source) && !s.foreign(source, in)
 }
 
-// linkLocal6 reports whether what comes from a may go no further than to the gateway itself (RFC 4291, Section 2.5.6). Packets from the IPv4
-// address of the peer's gateway, which is link-local too, Liqo's gateway forwards.
+// closed reports whether a packet from outside is addressed to a node itself. Routes lead there only for the answers to nodes' connections, which
+// arrive at U. Configured rules decide this themselves.
+func (s *snapshot) closed(destination netip.Addr, in Link) bool {
+	return in.Outside() && s.rules.Generated() && s.nodeAddresses.Contains(destination)
+}
+
+// linkLocal6 reports whether packets from a may go no further than the gateway (RFC 4291, Section 2.5.6). Liqo's gateway forwards packets from the
+// IPv4 address of the peer's gateway, which is link-local too.
 func linkLocal6(a netip.Addr) bool { return a.Is6() && a.IsLinkLocalUnicast() }
 
-// foreign reports whether a lives at another node than in.
+// foreign reports whether a belongs to another node than in.
 func (s *snapshot) foreign(a netip.Addr, in Link) bool {
 	home, ok := s.homes.Lookup(a)
 	return ok && home != in
 }
 
-// owns reports whether a packet is for the gateway itself: its internal address from nodes, its own on an outside link from there.
+// owns reports whether a packet is for the gateway itself: from nodes, for its internal address; from an outside link, for its address there.
 func (s *snapshot) owns(destination netip.Addr, in Link) bool {
 	if in.Outside() {
 		return s.rules.Own(in).Has(destination)
@@ -136,8 +152,8 @@ func (s *snapshot) owns(destination netip.Addr, in Link) bool {
 	return s.gateway.Has(destination)
 }
 
-// noRoute is the verdict on what leads nowhere: a pod without a node is unreachable as a host, all else as a network (RFC 1812,
-// Section 5.2.7.1).
+// noRoute is the verdict on a packet without a route: a pod without a node is unreachable as a host, anything else as a network (RFC 1812, Section
+// 5.2.7.1).
 func (s *snapshot) noRoute(destination netip.Addr) Verdict {
 	if s.pods.Contains(destination) {
 		return refuse(ReasonNoRoute, packet.HostUnreachable)
@@ -145,7 +161,7 @@ func (s *snapshot) noRoute(destination netip.Addr) Verdict {
 	return refuse(ReasonNoRoute, packet.NetUnreachable)
 }
 
-// isPod reports whether the cluster at an outside link knows a by its own address.
+// isPod reports whether the cluster at an outside link knows a under a's own address.
 func (s *snapshot) isPod(a netip.Addr, at Link) bool {
 	if s.fromTunnel == nil {
 		return s.pods.Contains(a)
@@ -154,7 +170,7 @@ func (s *snapshot) isPod(a netip.Addr, at Link) bool {
 	return ok && !out.Outside()
 }
 
-// hostOf returns what a rate or a share of who is at link is kept by: its address or, where a host has as many as it likes, their /64.
+// hostOf returns the key of rates and shares for a host at link: its address or, where a host may use many addresses, their /64.
 func (s *snapshot) hostOf(a netip.Addr, link Link) [16]byte {
 	b := a.As16()
 	if !s.isHost(a, link) {
@@ -163,8 +179,8 @@ func (s *snapshot) hostOf(a netip.Addr, link Link) [16]byte {
 	return b
 }
 
-// isHost reports whether one address is all that a host at link has: an IPv4 address, or one of the CIDRs of the cluster there.
-// Elsewhere a host of IPv6 has a /64 to itself (RFC 8273); the pods of a node, too, have one /64, but each has one address of it.
+// isHost reports whether a host at link has only one address: an IPv4 address, or one in the CIDRs of the cluster there. Elsewhere an IPv6 host has a
+// /64 to itself (RFC 8273); the pods of a node share a /64 too, but each has only one address.
 func (s *snapshot) isHost(a netip.Addr, link Link) bool {
 	if link.Outside() {
 		return a.Is4() || s.real.Contains(a)

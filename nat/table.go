@@ -9,34 +9,35 @@ import (
 
 const (
 	chunkEntries = 1 << 10
-	// idStep is between the ids of connections that have one entry after the other. The lower bits of an id are the entry's number, which
-	// is at most maxEntries; the others come round after 2^39 connections of one entry.
+	// idStep is the distance between ids of successive connections in one entry. The lower bits of an id are the entry's number, at most maxEntries;
+	// the upper bits wrap after 2^39 connections in one entry.
 	idStep = 2 * maxEntries
-	// pressure is the share of the cap above which unreplied connections live shortUnreplied.
+	// pressure is the share of the cap above which unsettled connections live shortUnsettled.
 	pressureNumerator, pressureDenominator = 3, 4
 )
 
-// A table holds the connections: a slab of entries in chunks that never move, found through the directory, expired by the wheel.
-// Entry 0 is never used: its number means none.
+// A table holds the connections: a slab of entries in chunks that never move, indexed by the directory and expired by the wheel. Entry 0 is never
+// used: its number means none.
 type table struct {
 	chunks    []*chunk
-	slab      slab[chunk]
 	free      uint32 // first of the free entries
 	high      uint32 // entries that were ever used, entry 0 included
 	used      int
-	firstID   uint64 // what ids begin with, a multiple of idStep
-	lastID    uint64 // the highest that was given to an entry
+	unreplied int    // of them
+	firstID   uint64 // lower bound of ids, a multiple of idStep
+	lastID    uint64 // the highest given to an entry
 	wide      wideSlab
 	directory directory
 	wheel     wheel
 	lists     [ranks]connList
 	shares    shares
 	ports     portUse
-	given     rules.PortRange      // the source ports of a Host; none: those of portRange
-	prologues map[uint32]*prologue // by number, of connections with tcpShifted
+	closed    map[uint64]closedList   // by holder within a port space: connections with flagPortShare
+	given     rules.PortRange         // the source ports of a Host; if empty, portRange applies
+	proxies   map[uint32]*proxyStream // by number, for connections with tcpShifted
 }
 
-// A chunk is 19 pages of 8 KiB, in which the allocator counts: none is wasted, and entries begin at cache lines.
+// A chunk is 20 pages of 8 KiB, the allocator's unit: nothing is wasted, and entries are aligned to cache lines.
 type chunk struct {
 	conns [chunkEntries]conn
 	cold  [chunkEntries]coldPart
@@ -51,6 +52,7 @@ type connList struct {
 func (tb *table) init() {
 	tb.directory.init()
 	tb.shares.init()
+	tb.closed = map[uint64]closedList{}
 	tb.high = 1
 }
 
@@ -89,7 +91,7 @@ func (tb *table) reverse(t *packet.Tuple, c *conn, d int) {
 	t.Words = [4]uint64{bits.RotateLeft64(k.addresses, 32)}
 }
 
-// to returns the tuple that packets of direction d get.
+// to returns the tuple that packets of direction d leave with.
 func (tb *table) to(c *conn, d int) packet.Tuple {
 	t := tb.tuple(c, 1-d)
 	return t.Reply(0)
@@ -102,8 +104,7 @@ type hit struct {
 	direction int
 }
 
-// search finds the connection that a packet with tuple t, of which hash is the hash, belongs to. It begins at slot i of the
-// segment, and returns the one where it ends.
+// search finds the connection of a packet with tuple t and this hash. It begins at slot i of the segment, and returns the slot where it ended.
 func (tb *table) search(t *packet.Tuple, hash, i uint32) (h hit, slot uint32, ok bool) {
 	s := tb.directory.segment(hash)
 	for ; s[i] != 0; i = (i + 1) % segmentSlots {
@@ -117,7 +118,7 @@ func (tb *table) search(t *packet.Tuple, hash, i uint32) (h hit, slot uint32, ok
 	return hit{}, 0, false
 }
 
-// matches reports whether the packets of a tuple of an entry are those with tuple t.
+// matches reports whether t is the tuple that r refers to.
 func (tb *table) matches(r reference, t *packet.Tuple) bool {
 	c := tb.at(r.number())
 	k := &c.keys[r.direction()]
@@ -126,8 +127,8 @@ func (tb *table) matches(r reference, t *packet.Tuple) bool {
 		(!t.IPv6 && k.addresses == t.Words[0] || t.IPv6 && tb.wideOf(c)[r.direction()] == t.Words)
 }
 
-// add makes a connection of two tuples and puts it into the slab, the directory and the list of unreplied ones; h holds it. It returns
-// nil if the directory has no room. Preconditions: neither tuple is in the table, and generation is not 0.
+// add makes a connection of two tuples and adds it to the slab, the directory and the list of unsettled ones; h holds it. It returns nil if the
+// directory has no room. Preconditions: neither tuple is in the table, and generation is not 0.
 func (tb *table) add(first, answer *packet.Tuple, h holder, generation uint32) (*conn, uint32) {
 	number := tb.free
 	if number != 0 {
@@ -135,7 +136,7 @@ func (tb *table) add(first, answer *packet.Tuple, h holder, generation uint32) (
 	} else {
 		number = tb.high
 		if number%chunkEntries == 0 || len(tb.chunks) == 0 {
-			tb.chunks = append(tb.chunks, tb.slab.next())
+			tb.chunks = append(tb.chunks, new(chunk))
 		}
 		tb.high++
 		tb.name(number, tb.firstID+uint64(number))
@@ -159,20 +160,24 @@ func (tb *table) add(first, answer *packet.Tuple, h holder, generation uint32) (
 	tb.used++
 	tb.cold(number).wheelNext = 0
 	tb.shares.take(h.of(shareConnections))
-	tb.rankAs(c, number, rankUnreplied)
+	tb.unreplied++
+	tb.rankAs(c, number, rankUnsettled)
 	return c, number
 }
 
-// remove takes a connection out of everything.
+// remove removes a connection from all structures.
 func (tb *table) remove(c *conn, number uint32) {
 	for d := range c.keys {
 		t := tb.tuple(c, d)
 		tb.directory.remove(tb.directory.hash(&t), newReference(number, d))
 	}
 	tb.shares.give(tb.holder(c).of(shareConnections))
-	tb.givePort(c)
+	tb.givePort(c, number)
+	if !c.has(flagReplied) {
+		tb.unreplied--
+	}
 	if c.tcp.flags[original]&tcpShifted != 0 {
-		delete(tb.prologues, number)
+		delete(tb.proxies, number)
 	}
 	tb.rankAs(c, number, rankSettled)
 	tb.wheel.unlink(tb, number)
@@ -190,28 +195,29 @@ func (tb *table) release(c *conn, number uint32) {
 	tb.free = number
 }
 
-// name gives the next connection of an entry its id.
+// name sets the id of the next connection of an entry.
 func (tb *table) name(number uint32, id uint64) {
 	tb.cold(number).id = id
 	tb.lastID = max(tb.lastID, id)
 }
 
-// holder returns who sent the first packet of a connection, by what was known then.
+// holder returns the holder of a connection, as computed from its first packet.
 func (tb *table) holder(c *conn) holder {
-	k, address := &c.keys[original], c.keys[reply].addresses
-	if !k.ipv6 {
-		address = tb.shares.identify(k.addresses>>32, 0, uint64(k.link))
+	t, address := tb.tuple(c, original), c.keys[reply].addresses
+	if !t.IPv6 {
+		address = tb.shares.identify(t.Words[0]>>32, 0, uint64(t.Link))
 	}
-	return tb.shares.at(address, k.link)
+	return tb.shares.at(address, &t)
 }
 
-// replied notes the first packet of direction reply.
+// replied records the first packet of direction reply.
 func (tb *table) replied(c *conn, number uint32) {
+	tb.unreplied--
 	c.flags |= flagReplied
 	tb.rankAs(c, number, rankOf(c.state))
 }
 
-// rankAs moves a connection to the end of the list of another rank.
+// rankAs moves a connection to the end of another rank's list.
 func (tb *table) rankAs(c *conn, number uint32, to rank) {
 	if c.rank() == to {
 		return
@@ -240,7 +246,7 @@ func (tb *table) rankAs(c *conn, number uint32, to rank) {
 	l.length++
 }
 
-// enqueue puts an entry that is in no list at the end of l, and does not count it.
+// enqueue appends an entry that is in no list to l, and does not count it.
 func (tb *table) enqueue(l *connList, number uint32) {
 	at := tb.cold(number)
 	at.next, at.previous = 0, l.last

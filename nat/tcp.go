@@ -6,16 +6,16 @@ import (
 	"culvert/nat/packet"
 )
 
-// A tcpState is what is remembered of a TCP connection, by the direction that sent it. For SCTP, end holds the verification tags that
-// packets of each direction carry.
+// A tcpState is what is remembered of a TCP connection, by direction of the sender. For SCTP, end holds the verification tags that packets of each
+// direction carry.
 //
-// Segments are never dropped for their sequence numbers; those that a receiver would not process change nothing. That is
-// nf_conntrack's "liberal" mode: windows are for end points to enforce.
+// Segments are never dropped for their sequence numbers; segments that a receiver would not process change nothing. This is nf_conntrack's "liberal"
+// mode: windows are for end points to enforce.
 type tcpState struct {
 	end    [2]uint32 // highest sequence number sent, FIN and SYN counted, plus one
-	ack    [2]uint32 // highest acknowledgement sent: what the sender expects next; without tcpAcked, what its first one must exceed
-	window [2]uint16 // window announced with the newest acknowledgement, unscaled
-	mss    [2]uint16 // MSS option of the SYN, as it was passed on; 0 if none
+	ack    [2]uint32 // highest acknowledgement sent; without tcpAcked, a lower bound for the first one
+	window [2]uint16 // announced with the newest acknowledgement, unscaled
+	mss    [2]uint16 // MSS option of the SYN as forwarded; 0 if none
 	shift  [2]uint8  // window scale, RFC 7323; unknownShift if the SYN was not seen
 	flags  [2]tcpFlags
 }
@@ -25,27 +25,27 @@ type tcpFlags uint8
 const (
 	tcpHeard  tcpFlags = 1 << iota // end is known
 	tcpAcked                       // ack is known
-	tcpFIN                         // sent a FIN: end is behind it
+	tcpFIN                         // sent a FIN, which end includes
 	tcpClosed                      // its FIN was acknowledged
 	tcpStray                       // this and the next two bits count segments that were not acceptable
 )
 
 const (
 	tcpStrays = 7 * tcpStray
-	// tcpShifted, of original alone: the connection has a prologue.
+	// tcpShifted, for original only: the connection is a proxyStream.
 	tcpShifted = tcpFlags(1 << 7)
 )
 
-// strays is how many segments of each direction in a row must be unacceptable before what is known of the connection is given up.
+// strays is how many unacceptable segments in a row, in each direction, make the state of a connection be forgotten.
 const strays = 4
 
-// maxWindow is the largest window (RFC 7323, Section 2.3), and so the most that acknowledgements may lie apart.
+// maxWindow is the largest window (RFC 7323, Section 2.3), and so the largest distance between acknowledgements.
 const maxWindow = 1 << 30
 
 // unknownShift is the window scale assumed of a connection picked up in mid-stream: the largest.
 const unknownShift = packet.MaxWindowShift
 
-// open starts the state from the first packet, of direction d.
+// open initialises the state from the first packet, of direction d.
 func (t *tcpState) open(s *packet.Segment, d int) state {
 	*t = tcpState{flags: [2]tcpFlags{t.flags[original] & tcpShifted}}
 	switch {
@@ -62,20 +62,20 @@ func (t *tcpState) open(s *packet.Segment, d int) state {
 	case s.Flags&packet.ACK != 0:
 		t.hear(s, d)
 		t.shift[1-d] = unknownShift
-		return stateSynReceived // the SYN went another way
+		return stateSynReceived // the SYN took another path
 	}
 	t.hear(s, d)
 	return stateSynSent
 }
 
-// join starts in mid-stream: s, of direction d, is all that is known.
+// join starts in mid-stream, from s of direction d alone.
 func (t *tcpState) join(s *packet.Segment, d int) {
 	t.flags = [2]tcpFlags{t.flags[original] & tcpShifted}
 	t.hear(s, d)
 	t.ack[1-d] = t.end[d] - maxWindow
 }
 
-// hear takes over what a segment says about its sender.
+// hear updates what a segment says about its sender.
 func (t *tcpState) hear(s *packet.Segment, d int) {
 	end := s.Seq + s.Length
 	if t.flags[d]&tcpHeard == 0 || before(t.end[d], end) {
@@ -83,7 +83,7 @@ func (t *tcpState) hear(s *packet.Segment, d int) {
 	}
 	t.flags[d] |= tcpHeard
 	if s.Flags&packet.ACK == 0 || t.flags[d]&tcpAcked == 0 || before(t.ack[d], s.Ack) || s.Ack == t.ack[d] && end == t.end[d] {
-		// Acknowledgements never go back, so that the highest tells the newest window (RFC 9293, Section 3.10.7.4: SND.WL1, SND.WL2).
+		// Acknowledgements never go back, so the highest one has the newest window (RFC 9293, Section 3.10.7.4: SND.WL1, SND.WL2).
 		t.window[d] = s.Window
 	}
 	if s.Flags&packet.ACK != 0 {
@@ -99,7 +99,7 @@ func (t *tcpState) hear(s *packet.Segment, d int) {
 	t.shift[d] = 0
 	if s.Scaled {
 		t.shift[d] = s.Shift
-		t.window[d] >>= s.Shift // RFC 7323, Section 2.2: that of a SYN is not scaled
+		t.window[d] >>= s.Shift // RFC 7323, Section 2.2: a SYN's window is not scaled
 	}
 	if t.flags[1-d]&tcpAcked == 0 {
 		t.ack[1-d] = s.Seq
@@ -109,7 +109,7 @@ func (t *tcpState) hear(s *packet.Segment, d int) {
 // before reports whether sequence number a comes before b.
 func before(a, b uint32) bool { return int32(a-b) < 0 }
 
-// next returns the state after a segment of direction d in state now.
+// next returns the state that follows now after a segment of direction d.
 func (t *tcpState) next(now state, s *packet.Segment, d int) state {
 	switch {
 	case s.Flags&packet.RST != 0:
@@ -122,7 +122,7 @@ func (t *tcpState) next(now state, s *packet.Segment, d int) state {
 	}
 	switch now {
 	case stateSynSent, stateClosed:
-		return now // only a SYN moves it on (RFC 9293, Section 3.10.7.3)
+		return now // only a SYN changes this state (RFC 9293, Section 3.10.7.3)
 	}
 	if !t.acceptable(s, d) {
 		return t.stray(now, s, d)
@@ -141,13 +141,13 @@ func (t *tcpState) next(now state, s *packet.Segment, d int) state {
 	return t.progress(now)
 }
 
-// stray counts a segment that is not acceptable. Where the last few of both directions were not, what is known of the connection has
-// been left behind, by packets that passed elsewhere or while the table was full. Then it is known anew from s, as in mid-stream.
+// stray counts an unacceptable segment. If the last few of both directions were unacceptable, the state has fallen behind, because packets passed
+// elsewhere or while the table was full. It then starts again from s, as in mid-stream.
 //
-// An attacker who can speak for one end alone does not get here: the end that takes in his segments answers them (RFC 9293,
-// Section 3.10.7.4; RFC 5961, Section 5), and the answer is acceptable, as is all that the true ends send.
+// An attacker who can speak for only one end does not get here: the end that receives the forged segments answers them (RFC 9293, Section 3.10.7.4;
+// RFC 5961, Section 5), and the answer is acceptable, like all segments of the true ends.
 //
-// What only repeats what was acknowledged, up to a window ago, is no stray: ends that lose each other's acknowledgements send it.
+// A segment that only repeats what was acknowledged up to a window ago is no stray: ends that lose each other's acknowledgements send it.
 func (t *tcpState) stray(now state, s *packet.Segment, d int) state {
 	other := 1 - d
 	if t.flags[other]&tcpAcked != 0 && t.ack[other]-(s.Seq+s.Length) <= t.room(other) {
@@ -203,14 +203,14 @@ func (t *tcpState) synchronize(now state, s *packet.Segment, d int) state {
 		return stateSynReceived
 	case stateTimeWait, stateClosed:
 		if d == original && s.Flags&packet.ACK == 0 {
-			return t.open(s, d) // the ports are used again (RFC 9293, Section 3.6.1)
+			return t.open(s, d) // the ports are reused (RFC 9293, Section 3.6.1)
 		}
 	}
 	return now // RFC 5961, Section 4.2: an end point answers with a challenge ACK
 }
 
-// reopen takes over the SYN of direction d, and forgets what is known of an attempt with another number. A repeated SYN may lack the
-// data of the first one (RFC 7413, Section 4.1.3), which its receiver may acknowledge all the same.
+// reopen starts direction d again from its SYN, and forgets an attempt with another number. A repeated SYN may lack the data of the first (RFC 7413,
+// Section 4.1.3), which its receiver may acknowledge all the same.
 func (t *tcpState) reopen(s *packet.Segment, d int) {
 	if t.ack[1-d] != s.Seq {
 		t.flags[d] &= tcpShifted
@@ -218,9 +218,9 @@ func (t *tcpState) reopen(s *packet.Segment, d int) {
 	t.hear(s, d)
 }
 
-// exactReset reports whether a RST ends the connection: RFC 5961, Section 3.2, wants the receiver's next sequence number. The
-// receiver's acknowledgements tell it; those that are still on their way will tell the end of what was sent. In SYN-SENT, RFC 9293,
-// Section 3.10.7.3, wants the SYN acknowledged.
+// exactReset reports whether a RST ends the connection. RFC 5961, Section 3.2, requires the receiver's next sequence number. It is known from the
+// receiver's acknowledgements; those still in flight will acknowledge up to the end of what was sent. In SYN-SENT, RFC 9293, Section 3.10.7.3,
+// requires that the RST acknowledges the SYN.
 func (t *tcpState) exactReset(now state, s *packet.Segment, d int) bool {
 	other := 1 - d
 	if now == stateSynSent {
@@ -239,8 +239,8 @@ func (t *tcpState) exactReset(now state, s *packet.Segment, d int) bool {
 	return s.Seq == t.end[d]
 }
 
-// acceptable reports whether a receiver would process a segment (RFC 9293, Section 3.10.7.4), so that its flags may be believed: it
-// reaches into the window, and has a credible acknowledgement.
+// acceptable reports whether a receiver would process a segment (RFC 9293, Section 3.10.7.4), so that its flags can be believed: it overlaps the
+// window and has a credible acknowledgement.
 func (t *tcpState) acceptable(s *packet.Segment, d int) bool {
 	other := 1 - d
 	if t.flags[other]&tcpAcked != 0 {
@@ -252,8 +252,8 @@ func (t *tcpState) acceptable(s *packet.Segment, d int) bool {
 	return s.Flags&packet.ACK != 0 && t.credible(s.Ack, d)
 }
 
-// credible reports whether the other end would believe an acknowledgement of direction d: it covers nothing that was never sent, and
-// is not older than the SYN or than the last one by more than a window (RFC 5961, Section 5.2).
+// credible reports whether the other end would believe an acknowledgement of direction d: it covers nothing that was never sent, and is at most a
+// window older than the SYN or the last acknowledgement (RFC 5961, Section 5.2).
 func (t *tcpState) credible(ack uint32, d int) bool {
 	switch other := 1 - d; {
 	case t.flags[other]&tcpHeard == 0:
@@ -266,11 +266,10 @@ func (t *tcpState) credible(ack uint32, d int) bool {
 	return !before(ack, t.ack[d]-t.room(d))
 }
 
-// room is the window that direction d has announced, or what the first windows of both ends may come to.
+// room is the window announced by direction d, or the size that both ends' first windows may have.
 func (t *tcpState) room(d int) uint32 { return max(uint32(t.window[d])<<t.shift[d], 1<<16) }
 
-// inFlight reports whether a segment of direction d with sequence number seq has been sent and not been acknowledged (RFC 5927,
-// Section 4.1).
+// inFlight reports whether a segment of direction d with sequence number seq was sent and is not yet acknowledged (RFC 5927, Section 4.1).
 func (t *tcpState) inFlight(seq uint32, d int) bool {
 	return t.flags[d]&tcpHeard != 0 && t.flags[1-d]&tcpAcked != 0 && !before(seq, t.ack[1-d]) && before(seq, t.end[d])
 }

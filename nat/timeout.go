@@ -29,8 +29,12 @@ var stateNames = [states]string{"syn-sent", "syn-received", "established", "fin-
 
 func (s state) String() string { return stateNames[s] }
 
-// shortUnreplied is how long unreplied connections live when the table is under pressure.
-const shortUnreplied = 30 * time.Second
+const (
+	// shortUnsettled is how long unsettled connections live when the table is under pressure.
+	shortUnsettled = 30 * time.Second
+	// streamPackets is how many packets in both directions make a UDP connection a stream: more than a question and its answer.
+	streamPackets = 4
+)
 
 // compile returns the timeouts by state.
 func (t *Timeouts) compile() [states]time.Duration {
@@ -49,10 +53,14 @@ func (t *Timeouts) compile() [states]time.Duration {
 	return all
 }
 
-// rankOf returns the rank of a replied connection.
+// rankOf returns the rank of a replied connection. An answer alone settles nothing: it goes to whatever address a sender has forged. A handshake
+// settles a connection, and so does a stream of UDP. A ping never does (the kernel likewise never sets IPS_ASSURED in nf_conntrack_proto_icmp.c), nor
+// a connection that was reset.
 func rankOf(s state) rank {
 	switch s {
-	case stateFinWait, stateCloseWait, stateLastAck, stateTimeWait, stateClosed, stateSCTPClosing:
+	case stateSynSent, stateSynReceived, stateClosed, stateUDP, stateICMP, stateSCTPOpening:
+		return rankUnsettled
+	case stateFinWait, stateCloseWait, stateLastAck, stateTimeWait, stateSCTPClosing:
 		return rankClosing
 	}
 	return rankSettled
@@ -61,14 +69,14 @@ func rankOf(s state) rank {
 // lifetime is how long c may be idle.
 func (s *snapshot) lifetime(c *conn, pressed bool) time.Duration {
 	d := s.timeouts[c.state]
-	if c.has(flagReplied) {
+	if c.has(flagReplied) && rankOf(c.state) != rankUnsettled {
 		return d
 	}
 	if c.state == stateEstablished {
-		d = s.timeouts[stateSynSent] // picked up in mid-stream, one side heard
+		d = s.timeouts[stateSynSent] // picked up in mid-stream, only one side heard
 	}
 	if pressed {
-		d = min(d, shortUnreplied)
+		d = min(d, shortUnsettled)
 	}
 	return d
 }
@@ -78,23 +86,23 @@ const (
 	wheelTick  = time.Second
 )
 
-// A wheel is a hashed timing wheel (Varghese and Lauck, 1987). Packets only store when they came; a connection whose slot comes up
-// before its time is put into a later one.
+// A wheel is a hashed timing wheel (Varghese and Lauck, 1987). Packets only store their arrival time; a connection whose slot comes up early is moved
+// to a later slot.
 type wheel struct {
-	tick    int64 // the slot being worked on
-	due     Time  // when it ends; until then there is nothing to do
+	tick    int64 // the current slot
+	due     Time  // when the current slot ends; nothing to do before
 	started bool
 	slots   [wheelSlots]uint32
 }
 
-// start begins with the slot of now, if the wheel has not begun.
+// start begins with the slot of now, if the wheel has not started.
 func (w *wheel) start(now Time) {
 	if !w.started {
 		w.started, w.tick = true, int64(now)/int64(wheelTick)
 	}
 }
 
-// arm puts a connection into the slot of its deadline, or the furthest one. Preconditions: it is in no slot.
+// arm puts a connection into the slot of its deadline, or the furthest slot. Preconditions: it is in no slot.
 func (w *wheel) arm(tb *table, number uint32, deadline Time) {
 	tick := int64(deadline)/int64(wheelTick) + 1
 	tick = max(min(tick, w.tick+wheelSlots-1), w.tick+1)
@@ -107,10 +115,10 @@ func (w *wheel) arm(tb *table, number uint32, deadline Time) {
 	*head = number
 }
 
-// slotBit tells a slot from a connection's number.
+// slotBit distinguishes a slot from a connection's number.
 const slotBit = 1 << 31
 
-// unlink takes a connection out of its slot, if it is in one.
+// unlink removes a connection from its slot, if it is in one.
 func (w *wheel) unlink(tb *table, number uint32) {
 	at := tb.cold(number)
 	switch {
@@ -127,7 +135,7 @@ func (w *wheel) unlink(tb *table, number uint32) {
 	at.wheelNext, at.wheelPrevious = 0, 0
 }
 
-// expire looks at up to budget connections whose slot has come, and returns what is left of the budget: 0 if there may be more.
+// expire checks up to budget connections whose slot has come up, and returns the rest of the budget: 0 if there may be more.
 func (e *Engine) expire(now Time, budget int) int {
 	tb, w := &e.table, &e.table.wheel
 	if now < w.due {
@@ -161,12 +169,12 @@ func (e *Engine) expire(now Time, budget int) int {
 	return budget
 }
 
-// pressed reports whether the table is so full that unreplied connections must hurry.
+// pressed reports whether the table is so full that unsettled connections live only shortUnsettled.
 func (e *Engine) pressed() bool {
 	return e.table.used*pressureDenominator > e.snapshot.maxEntries*pressureNumerator
 }
 
-// reschedule moves c's timer when its state may have shortened its life.
+// reschedule moves c's timer if its new state may have a shorter lifetime.
 func (e *Engine) reschedule(c *conn, number uint32, now Time) {
 	e.table.wheel.unlink(&e.table, number)
 	e.table.wheel.arm(&e.table, number, now.Add(e.snapshot.lifetime(c, e.pressed())))

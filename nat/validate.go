@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// The smallest MTU: what every IPv4 host must accept in one piece (RFC 791, Section 3.1), and IPv6's minimum (RFC 8200, Section 5).
+// The smallest MTU: what every IPv4 host must accept unfragmented (RFC 791, Section 3.1), and IPv6's minimum (RFC 8200, Section 5).
 const (
 	minMTU  = 576
 	minMTU6 = 1280

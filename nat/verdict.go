@@ -11,13 +11,13 @@ import (
 type Link = packet.Link
 
 const (
-	// Tunnel is the link of the WireGuard tunnel that a Config is about. Nodes are numbered from 1.
+	// Tunnel is the link of the Config's WireGuard tunnel. Nodes are numbered from 1.
 	Tunnel = rules.Tunnel
-	// anyNode stands for every inside link: in the reply tuple of a connection that goes to one, and for the way of a path MTU.
+	// anyNode stands for every inside link: in the reply tuple of a connection to a node, and as the link of a path MTU.
 	anyNode Link = 0xffff
 )
 
-// wayOf returns the link, or anyNode if it is inside: a node can be reached through others.
+// wayOf returns the link, or anyNode for an inside link: a node may be reached through others.
 func wayOf(out Link) Link {
 	if out.Outside() {
 		return out
@@ -31,18 +31,17 @@ type Time int64
 // Add returns the time d later.
 func (t Time) Add(d time.Duration) Time { return t + Time(d) }
 
-// An Action says what becomes of a packet.
+// An Action says what happens to a packet.
 type Action uint8
 
 const (
-	// Drop discards the packet. Its bytes are as they came.
+	// Drop discards the packet. Its bytes are unchanged.
 	Drop Action = iota
 	// Forward sends the packet, rewritten in place, to Verdict.Out through a Cutter.
 	Forward
-	// Deliver hands the packet, unchanged, to the gateway's own stack.
+	// Deliver hands the unchanged packet to the gateway's own stack.
 	Deliver
-	// Hold means that the Engine has copied the packet, a later fragment whose first one is still to come. The caller forgets it;
-	// Release brings it back.
+	// Hold means that the Engine has copied the packet, a later fragment whose first one has not arrived. The caller forgets it; Release returns it.
 	Hold
 )
 
@@ -65,19 +64,19 @@ func (a Action) String() string {
 type Verdict struct {
 	Action  Action
 	Reason  Reason         // why Action is Drop
-	Refusal packet.Refusal // what the sender is told, by AppendError
+	Refusal packet.Refusal // what AppendError reports to the sender
 	Out     Link           // where a forwarded packet goes
 	// SegmentSize is the TCP payload, in bytes, of each segment of a forwarded super-frame; 0 means no segmentation.
 	SegmentSize int
-	// MTU, if positive, is the size in bytes to which a forwarded IPv4 packet is fragmented, or what TooBig reports.
+	// MTU, if positive, is the size in bytes to which a forwarded IPv4 packet is fragmented, or the MTU that TooBig reports.
 	MTU int
-	// Packets counts what goes on the wire: 1, or the number of segments, datagrams and fragments that the Cutter makes.
+	// Packets counts packets on the wire: 1, or the segments, datagrams and fragments that the Cutter makes.
 	Packets int
-	// Held counts the fragments that waited for this first one. The caller then calls Release as often.
+	// Held counts the fragments that waited for this first one. The caller calls Release as many times.
 	Held int
 	// Untracked marks a packet that was forwarded without a connection because the table is full.
 	Untracked bool
-	// Asymmetric marks a reply that came from another node than its connection expects.
+	// Asymmetric marks a reply from another node than the connection expects.
 	Asymmetric bool
 }
 

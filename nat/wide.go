@@ -1,29 +1,27 @@
 package nat
 
-// A wideSlab holds the addresses of IPv6 connections, so that those of IPv4 have no room for them: one cache line each, in chunks that
-// never move.
+// A wideSlab holds the addresses of IPv6 connections, so that IPv4 entries need no room for them: one cache line each, in chunks that never move.
 type wideSlab struct {
 	chunks []*wideChunk
-	slab   slab[wideChunk]
-	free   uint64 // first of the free ones, each of which begins with the next; 0 = none
-	high   uint64 // how many were ever used, with the first, which never is
+	free   uint64 // first free one; each begins with the next one's index; 0 = none
+	high   uint64 // how many were ever used, including number 0, which never is
 }
 
-// A wideChunk holds those of chunkEntries connections, as in Tuple.Words, by direction.
+// A wideChunk holds the addresses of chunkEntries connections, as in Tuple.Words, by direction.
 type wideChunk [chunkEntries][2][4]uint64
 
 func (s *wideSlab) at(number uint64) *[2][4]uint64 {
 	return &s.chunks[number/chunkEntries][number%chunkEntries]
 }
 
-// take keeps a copy of addresses, and returns where.
+// take stores a copy of addresses, and returns its index.
 func (s *wideSlab) take(addresses *[2][4]uint64) uint64 {
 	number := s.free
 	if number != 0 {
 		s.free = s.at(number)[0][0]
 	} else {
 		if s.high%chunkEntries == 0 {
-			s.chunks = append(s.chunks, s.slab.next())
+			s.chunks = append(s.chunks, new(wideChunk))
 		}
 		s.high = max(s.high, 1)
 		number = s.high
@@ -33,7 +31,7 @@ func (s *wideSlab) take(addresses *[2][4]uint64) uint64 {
 	return number
 }
 
-// give takes back what is kept at number.
+// give frees the addresses at number.
 func (s *wideSlab) give(number uint64) {
 	s.at(number)[0][0] = s.free
 	s.free = number

@@ -30,7 +30,7 @@ func newCaptureCommand() *cobra.Command {
 			"it has no room for, and says how much.",
 		Example: "  culvert capture --at pre,post --address 10.0.1.5 -w pod.pcapng\n" +
 			"  culvert capture --reason no-route,filtered -w refused.pcapng\n" +
-			"  culvert capture --drops | tshark -r - -T fields -e frame.interface_name -e frame.comment -e ip.src -e ip.dst",
+			"  culvert capture --drops | tshark -r - -T fields -e frame.interface_name -e frame.comment -e ip.dst",
 		Args: cobra.NoArgs,
 	})
 	flags.add(c, false)
@@ -74,7 +74,7 @@ func newCaptureCommand() *cobra.Command {
 	return c.Command
 }
 
-// captureFile opens where a capture goes to.
+// captureFile opens the destination of a capture.
 func (c *clientCommand) captureFile(name string) (w io.Writer, finish func() error, err error) {
 	if name != "-" {
 		f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
@@ -89,7 +89,7 @@ func (c *clientCommand) captureFile(name string) (w io.Writer, finish func() err
 	return c.OutOrStdout(), func() error { return nil }, nil
 }
 
-// reasonNames completes the reasons for which packets have been dropped.
+// reasonNames completes current drop reasons.
 func (c *clientCommand) reasonNames(*cobra.Command, []string, string) (names []string, d cobra.ShellCompDirective) {
 	if gateway, err := c.gateway(); err == nil {
 		if s, err := gateway.Status(c.Context()); err == nil {

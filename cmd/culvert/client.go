@@ -8,23 +8,22 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
 	"sigs.k8s.io/yaml"
 
+	"culvert/cmd/internal/cli"
 	"culvert/gateway/control"
 )
 
-// A clientCommand asks a running gateway by its control socket.
+// A clientCommand talks to a running gateway by its control socket.
 type clientCommand struct {
 	*cobra.Command
 	socket, output string
 }
 
-// newClientCommand makes a command with the flags that all clients have. outputs are what -o
-// takes, the default first.
+// newClientCommand adds the flags common to all clients to a command. outputs are the formats of -o, the default first.
 func newClientCommand(cmd *cobra.Command, outputs ...string) *clientCommand {
 	c := &clientCommand{Command: cmd}
 	cmd.Flags().StringVar(&c.socket, "socket", "", "control `SOCKET` of the gateway, or its name such as rome or rome-milan; without it, the only one that runs")
@@ -46,7 +45,7 @@ func newClientCommand(cmd *cobra.Command, outputs ...string) *clientCommand {
 	return c
 }
 
-// gateway returns a client of the gateway that is meant.
+// gateway returns a client for the selected gateway.
 func (c *clientCommand) gateway() (*control.Client, error) {
 	return control.Find(c.Context(), c.socket)
 }
@@ -71,23 +70,23 @@ func (c *clientCommand) line(v any) error {
 	return json.NewEncoder(c.OutOrStdout()).Encode(v)
 }
 
-// lost says that a stream ended before the user did.
+// lost reports that a stream ended before the user stopped it.
 func (c *clientCommand) lost(err error) error {
 	if err != nil || c.Context().Err() != nil {
 		return err
 	}
-	return failure{errors.New("the gateway has ended the stream; has it stopped?")}
+	return cli.Failed(errors.New("the gateway has ended the stream; has it stopped?"))
 }
 
 const watchInterval = time.Second
 
-// redraw calls draw each second and shows what that printed in the place of what was there.
+// redraw calls draw each second and replaces the previous output.
 func (c *clientCommand) redraw(draw func(io.Writer) error) error {
 	out := c.OutOrStdout()
 	f, ok := out.(*os.File)
 	terminal := ok && isTerminal(f)
 	for {
-		var page strings.Builder
+		page := cli.Page{Columns: cli.Width(out)}
 		if err := draw(&page); err != nil {
 			if c.Context().Err() != nil {
 				return nil
@@ -96,7 +95,7 @@ func (c *clientCommand) redraw(draw func(io.Writer) error) error {
 		}
 		text := page.String()
 		if terminal {
-			// ECMA-48: to the first place; erase the rest of each line, and what is below.
+			// ECMA-48: cursor home; erase the rest of each line, and everything below.
 			text = "\x1b[H" + strings.ReplaceAll(text, "\n", "\x1b[K\n") + "\x1b[J"
 		}
 		if _, err := io.WriteString(out, text); err != nil {
@@ -118,9 +117,6 @@ func isTerminal(f *os.File) bool {
 	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
-// newTable returns a writer that aligns what stands between tabs.
-func newTable(w io.Writer) *tabwriter.Writer { return tabwriter.NewWriter(w, 0, 0, 2, ' ', 0) }
-
 // bytesText is n with three digits and a unit.
 func bytesText(n uint64) string {
 	if n < 1<<10 {
@@ -134,7 +130,7 @@ func bytesText(n uint64) string {
 	return fmt.Sprintf("%.3g %ciB", v, "KMGTPE"[unit])
 }
 
-// ageText is a duration in its two largest units.
+// ageText formats a duration in its two largest units.
 func ageText(seconds float64) string {
 	d := time.Duration(seconds * float64(time.Second)).Truncate(time.Second)
 	switch day := 24 * time.Hour; {

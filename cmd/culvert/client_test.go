@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"culvert/cmd/internal/cli"
 	"culvert/gateway/control"
 )
 
@@ -19,8 +20,8 @@ func TestTexts(t *testing.T) {
 		{ageText(0.4), "0s"}, {ageText(59.9), "59s"}, {ageText(61), "1m1s"}, {ageText(3600 * 25), "1d1h"}, {ageText(7300), "2h1m"},
 		{rttText(&control.Leg{}), "-"}, {rttText(leg(0.000412)), "0.41 ms"}, {rttText(leg(0.01234)), "12.3 ms"}, {rttText(leg(1.234)), "1234 ms"},
 		{rttText(&control.Leg{Requests: 32, RequestsLost: 4}), "-, 4/32 lost"}, {agoText(nil), "never"},
-		{wrap("a short one", 20), "a short one"}, {wrap("words that do not fit in one", 12), "words that\n  do not fit\n  in one"},
-		{wrap("unbreakablewordislong x", 5), "unbreakablewordislong\n  x"},
+		{cli.Wrap("a short one", 20), "a short one"}, {cli.Wrap("words that do not fit in one", 12), "words that\n  do not fit\n  in one"},
+		{cli.Wrap("unbreakablewordislong x", 5), "unbreakablewordislong\n  x"},
 	} {
 		if tt.got != tt.want {
 			t.Errorf("%q, want %q", tt.got, tt.want)
@@ -61,7 +62,7 @@ func TestClientErrors(t *testing.T) {
 		{"rules now", "see culvert rules --help"},
 	} {
 		out, diag, status := run(t, strings.Fields(tt.args)...)
-		if status != exitBadInput || out != "" || strings.Count(diag, "\n") != 1 || !strings.Contains(diag, tt.want) {
+		if status != cli.ExitBadInput || out != "" || strings.Count(diag, "\n") != 1 || !strings.Contains(diag, tt.want) {
 			t.Errorf("culvert %s: status %d, %q, %q; want %q", tt.args, status, out, diag, tt.want)
 		}
 	}
@@ -71,7 +72,7 @@ func TestClientErrors(t *testing.T) {
 func TestExamplesOfClients(t *testing.T) {
 	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
 	n := 0
-	visit(newRootCommand(), func(cmd *cobra.Command) {
+	cli.Visit(newRootCommand(), func(cmd *cobra.Command) {
 		if cmd.Flags().Lookup("socket") == nil {
 			return
 		}
@@ -82,7 +83,7 @@ func TestExamplesOfClients(t *testing.T) {
 				continue // it asks no gateway
 			}
 			out, diag, status := run(t, append(args, "--socket", "/no/such.sock")...)
-			if status != exitBadInput || out != "" || !strings.Contains(diag, "/no/such.sock: no gateway answers there") {
+			if status != cli.ExitBadInput || out != "" || !strings.Contains(diag, "/no/such.sock: no gateway answers there") {
 				t.Errorf("culvert %s: status %d, %q, %q", strings.Join(args, " "), status, out, diag)
 			}
 			n++

@@ -2,16 +2,16 @@ package main
 
 import (
 	"bytes"
-	"os/exec"
 	"slices"
 	"strings"
 	"testing"
+
+	"culvert/integration/need"
 )
 
 // complete returns what a shell would offer for the last word.
 func complete(t *testing.T, words ...string) []string {
 	t.Helper()
-	t.Setenv("XDG_RUNTIME_DIR", t.TempDir()) // there is no lab
 	root := newRootCommand()
 	var out bytes.Buffer
 	root.SetOut(&out)
@@ -33,18 +33,8 @@ func complete(t *testing.T, words ...string) []string {
 
 func TestShellsComplete(t *testing.T) {
 	for _, test := range []struct{ words, has, hasNot string }{
-		{"lab ", "break", "probe-all"},
-		{"lab exec ", "milan/pod2", "missing-route"},
-		{"lab exec milan/pod2 ", "", "milan/pod2"}, // files
-		{"lab restart ", "rome/gateway", "rome/pod1"},
-		{"lab break ", "missing-route", "rome/pod1"},
-		{"lab break missing-route ", "node-off", "missing-route"},
-		{"lab mend ", "", "missing-route"}, // there is none to mend
-		{"lab check --mode ", "vxlan", "on"},
-		{"lab up --offloads ", "off", "vxlan"},
-		{"lab status -o ", "json", "vxlan"},
-		{"lab check --", "--brief", "--config"},
 		{"gateway --", "--config", "--offloads"},
+		{"gateway -o ", "json", "vxlan"},
 		{"completion ", "fish", "powershell"},
 	} {
 		offers := complete(t, strings.Split(test.words, " ")...)
@@ -56,15 +46,13 @@ func TestShellsComplete(t *testing.T) {
 
 // TestBashTakesTheScript lets bash parse what it is to source.
 func TestBashTakesTheScript(t *testing.T) {
-	root := newRootCommand()
-	var script bytes.Buffer
-	root.SetOut(&script)
-	root.SetArgs([]string{"completion", "bash"})
-	if err := root.Execute(); err != nil {
-		t.Fatal(err)
+	need.Programs(t, "bash", "bash")
+	script, _, _ := run(t, "completion", "bash")
+	if !strings.Contains(script, "__start_culvert") {
+		t.Fatalf("a script of %d bytes", len(script))
 	}
-	bash := exec.Command("bash", "-n")
-	bash.Stdin = &script
+	bash := need.Command(t, "bash", "-n")
+	bash.Stdin = strings.NewReader(script)
 	if out, err := bash.CombinedOutput(); err != nil || len(out) > 0 {
 		t.Errorf("bash -n: %v: %s", err, out)
 	}

@@ -46,7 +46,7 @@ func (c *clientCommand) nodeNames(*cobra.Command, []string, string) (names []str
 	return append(names, "tunnel"), cobra.ShellCompDirectiveNoFileComp
 }
 
-// query returns the parameters that the flags stand for, checked.
+// query returns the parameters for the flags, checked.
 func (f *filterFlags) query() (url.Values, error) {
 	v := make(url.Values)
 	for name, values := range map[string][]string{"address": f.addresses, "port": f.ports, "protocol": {f.protocol}, "node": {f.node}, "state": {f.state}} {
@@ -94,7 +94,7 @@ func newConnectionsCommand() *cobra.Command {
 	return c.Command
 }
 
-// flushLines is for how many lines columns are aligned: a list may have a million.
+// flushLines is how many lines are aligned together: a list may have a million.
 const flushLines = 2000
 
 func connectionText(x *control.Connection) string {
@@ -107,7 +107,7 @@ func connectionText(x *control.Connection) string {
 	return text
 }
 
-// stateText is the state of a connection, or why its packets do not pass.
+// stateText returns the state of a connection, or why its packets do not pass.
 func stateText(x *control.Connection) string {
 	switch {
 	case x.Refused != "":
@@ -118,7 +118,7 @@ func stateText(x *control.Connection) string {
 	return x.State
 }
 
-// endText is one end of a connection. An ICMP identifier is no port of an end.
+// endText returns one end of a connection. An ICMP identifier is not shown as a port.
 func endText(x *control.Connection, a netip.Addr, port uint16) string {
 	if port == 0 || strings.HasPrefix(x.Protocol, "icmp") {
 		return a.String()

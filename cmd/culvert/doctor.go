@@ -5,14 +5,15 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"culvert/cmd/internal/cli"
 	"culvert/gateway"
 	"culvert/gateway/config"
 	"culvert/gateway/control"
+	"culvert/gateway/procs"
 )
 
 func newDoctorCommand() *cobra.Command {
@@ -23,7 +24,7 @@ func newDoctorCommand() *cobra.Command {
 		Short: "Say what this machine gives a gateway, what that costs and what to do",
 		Long: "Say what this machine gives a gateway: socket buffers, offloads, memory, free ports, a cipher that\n" +
 			"is right and fast. What is poor costs something; with what is bad a gateway cannot work: exit\n" +
-			"status 1. With --socket, a running gateway says what it has. With --trace, a running gateway records\n" +
+			"status 1. A port that a gateway of yours has is no fault: with --config, the gateway of that file. With --socket, a running gateway says what it has. With --trace, a running gateway records\n" +
 			"how its goroutines run, until a batch of packets takes longer than --over, and the seconds before\n" +
 			"that are written for go tool trace.",
 		Example: "  culvert doctor\n  culvert doctor -o json\n  culvert doctor --config rome/gateway.yaml\n  culvert doctor --socket rome\n" +
@@ -57,7 +58,7 @@ func newDoctorCommand() *cobra.Command {
 		}
 		for _, x := range conditions {
 			if x.State == "bad" {
-				return failure{errors.New(x.Name + ": " + x.Found + "; " + x.Remedy)}
+				return cli.Failed(errors.New(x.Name + ": " + x.Found + "; " + x.Remedy))
 			}
 		}
 		return nil
@@ -87,7 +88,7 @@ func (c *clientCommand) record(name string, over time.Duration) (err error) {
 	if err = errors.Join(err, f.Close()); err != nil {
 		os.Remove(name) // what there is of it cannot be read
 		if c.Context().Err() != nil {
-			err = failure{fmt.Errorf("no batch took longer than %v; choose a shorter --over", over)}
+			err = cli.Failed(fmt.Errorf("no batch took longer than %v; choose a shorter --over", over))
 		}
 		return err
 	}
@@ -114,12 +115,32 @@ func (c *clientCommand) examine(file string) ([]control.Condition, error) {
 			return nil, err
 		}
 	}
-	chooseProcs() // as a gateway does
-	return gateway.Examine(wanted), nil
+	cpus := 0
+	if wanted != nil {
+		cpus = wanted.CPUs
+	}
+	procs.Use(cpus) // as a gateway does
+	return gateway.Examine(wanted, c.running(wanted)), nil
+}
+
+// running returns the gateways of this user whose ports are no fault: that of the file, or all. Where none runs, there is none.
+func (c *clientCommand) running(wanted *config.Config) map[int]string {
+	clients, _ := control.Running(c.Context(), "")
+	if wanted != nil && wanted.Control != "" && wanted.Control != config.ControlAuto {
+		clients = append(clients, control.NewClient(wanted.Control))
+	}
+	names := make(map[int]string)
+	for _, client := range clients {
+		s, err := client.Status(c.Context())
+		if err == nil && (wanted == nil || s.Cluster == wanted.Cluster && s.Peer == wanted.Peer) {
+			names[s.PID] = s.Cluster + " to " + s.Peer
+		}
+	}
+	return names
 }
 
 func printConditions(w io.Writer, conditions []control.Condition) error {
-	t := newTable(w)
+	t := cli.NewTable(w)
 	for _, x := range conditions {
 		fmt.Fprintf(t, "%s\t%s\t%s\n", x.State, x.Name, x.Found)
 	}
@@ -130,8 +151,8 @@ func printConditions(w io.Writer, conditions []control.Condition) error {
 		if x.State == "good" {
 			continue
 		}
-		costs, remedy := wrap(fmt.Sprintf("%s is %s: %s", x.Name, x.State, x.Costs), statusWidth), wrap("do: "+x.Remedy, statusWidth-2)
-		if _, err := fmt.Fprintf(w, "\n%s\n  %s\n", costs, strings.ReplaceAll(remedy, "\n", "\n  ")); err != nil {
+		costs, remedy := fmt.Sprintf("%s is %s: %s", x.Name, x.State, x.Costs), "do: "+x.Remedy
+		if _, err := fmt.Fprintf(w, "\n%s\n  %s\n", cli.Wrap(costs, cli.Width(w)), cli.Wrap(remedy, max(0, cli.Width(w)-2))); err != nil {
 			return err
 		}
 	}

@@ -7,14 +7,14 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"unicode/utf8"
 
 	"sigs.k8s.io/yaml"
 
+	"culvert/cmd/internal/cli"
 	"culvert/gateway/control"
 )
 
-// TestDoctor: the examples of its help run, without a gateway: a table that fits, JSON and YAML
+// TestDoctor: the examples of its help run, without a gateway: a table, JSON and YAML
 // that say the same; and a port that is taken is found with its holder, exit status 1.
 func TestDoctor(t *testing.T) {
 	dir, port := folder(t)
@@ -22,11 +22,6 @@ func TestDoctor(t *testing.T) {
 	out, diag, status := run(t, "doctor", "--config", file)
 	if status != 0 || diag != "" || !strings.Contains(out, fmt.Sprintf("UDP %d is free", port)) || !strings.Contains(out, "RFC 8439") {
 		t.Errorf("status %d, %s%s", status, out, diag)
-	}
-	for line := range strings.Lines(out) {
-		if n := utf8.RuneCountInString(strings.TrimRight(line, "\n")); n > statusWidth {
-			t.Errorf("%d columns: %s", n, line)
-		}
 	}
 	var byJSON, byYAML []control.Condition
 	out, _, _ = run(t, "doctor", "-o", "json", "--config", file)
@@ -44,7 +39,7 @@ func TestDoctor(t *testing.T) {
 	}
 	defer taken.Close()
 	out, diag, status = run(t, "doctor", "--config", file)
-	if status != exitFailed || !strings.Contains(out, "bad   geneve.listenPort") || strings.Count(diag, "\n") != 1 ||
+	if status != cli.ExitFailed || !strings.Contains(out, "bad   geneve.listenPort") || strings.Count(diag, "\n") != 1 ||
 		!strings.Contains(diag, fmt.Sprintf("geneve.listenPort: UDP %d is taken by ", port)) || !strings.Contains(diag, "; stop that, or choose another geneve.listenPort") {
 		t.Errorf("status %d, %s%s", status, out, diag)
 	}
@@ -57,8 +52,23 @@ func TestDoctor(t *testing.T) {
 		"doctor --output xml":                         "--output: want text, json or yaml",
 	} {
 		out, diag, status := run(t, strings.Fields(args)...)
-		if status != exitBadInput || out != "" || strings.Count(diag, "\n") != 1 || !strings.Contains(diag, want) {
+		if status != cli.ExitBadInput || out != "" || strings.Count(diag, "\n") != 1 || !strings.Contains(diag, want) {
 			t.Errorf("culvert %s: status %d, %q, %q; want %q", args, status, out, diag, want)
 		}
+	}
+}
+
+// TestDoctorBesideGateway: the ports of the gateway that runs by a file are no fault of it, and are one for another file.
+func TestDoctorBesideGateway(t *testing.T) {
+	r := newReplaceable(t)
+	r.hears("READY=1")
+	file := filepath.Join(r.dir, "gateway.yaml")
+	want := fmt.Sprintf(" is taken by the gateway rome to milan, process %d, which runs", r.Process.Pid)
+	if out, diag, status := run(t, "doctor", "--config", file); status != 0 || !strings.Contains(out, "good  geneve.listenPort") || !strings.Contains(out, want) {
+		t.Errorf("status %d, %s%s", status, out, diag)
+	}
+	edit(t, r.dir, "peer: milan", "peer: paris")
+	if out, diag, status := run(t, "doctor", "--config", file); status != cli.ExitFailed || !strings.Contains(out, "bad   geneve.listenPort") || strings.Contains(out, want) {
+		t.Errorf("status %d, %s%s", status, out, diag)
 	}
 }

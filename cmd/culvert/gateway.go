@@ -17,17 +17,20 @@ import (
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
 
+	"culvert/cmd/internal/cli"
 	"culvert/gateway"
 	"culvert/gateway/config"
 	"culvert/gateway/control"
+	"culvert/gateway/procs"
 )
 
 func newGatewayCommand() *cobra.Command {
 	var file, output, takeover string
 	var check bool
 	var liqo *liqoFlags
+	var kube *kubeFlags
 	cmd := &cobra.Command{
-		Use:   "gateway --config FILE | --liqo",
+		Use:   "gateway --config FILE | --liqo | --kube",
 		Short: "Run the gateway of one cluster towards one remote cluster",
 		Long: "Run the gateway of one cluster towards one remote cluster.\n\n" +
 			"SIGHUP has it read its file again, SIGTERM end. SIGUSR2 has it start the program at its own path with\n" +
@@ -35,6 +38,12 @@ func newGatewayCommand() *cobra.Command {
 			"goes on. A service manager is told by NOTIFY_SOCKET.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := kube.check(); err != nil {
+				return err
+			}
+			if kube.on {
+				return runKube(cmd.Context(), kube)
+			}
 			if strange := liqo.strange(); strange != nil && liqo.on {
 				return fmt.Errorf("--%s: not with --liqo, which reads no file", strings.Join(strange, ", --"))
 			} else if strange != nil {
@@ -49,7 +58,7 @@ func newGatewayCommand() *cobra.Command {
 			if cmd.Flags().Changed("output") && !check {
 				return errors.New("--output: only with --check, which prints and starts nothing; add --check")
 			}
-			c, err := config.Load(file)
+			c, err := loadConfig(file)
 			if err != nil {
 				return err
 			}
@@ -68,13 +77,28 @@ func newGatewayCommand() *cobra.Command {
 	cmd.Flags().StringVar(&takeover, "takeover", "", "take the place of the gateway that serves a control `SOCKET`, and its connections")
 	cmd.Flags().Lookup("takeover").NoOptDefVal = fromConfig
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "with --check: text or json")
+	cli.FlagValues(cmd, "output", "text", "json")
 	liqo = addLiqoFlags(cmd.Flags())
+	kube = addKubeFlags(cmd.Flags(), liqo)
 	return cmd
 }
 
+// loadConfig reads a gateway's file and compares it with what this process may use.
+func loadConfig(file string) (*config.Config, error) {
+	c, err := config.Load(file)
+	if err != nil {
+		return nil, err
+	}
+	warning, err := checkCPUs(file, c.CPUs)
+	if warning != "" {
+		c.Warnings = append(c.Warnings, warning)
+	}
+	return c, err
+}
+
 func runGateway(ctx context.Context, file, takeover string, c *config.Config) error {
-	// Those that come before the gateway runs wait for it. SIGHUP would end the process, and SIGUSR2 do nothing. Not undone: a SIGHUP that
-	// comes when the gateway has ended must not turn that into a failure.
+	// Signals that arrive before the gateway runs wait for it; otherwise SIGHUP would end the process, and SIGUSR2 do nothing. Never undone: a SIGHUP
+	// after the gateway has ended must not turn that into a failure.
 	hup, usr2 := make(chan os.Signal, 1), make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP)
 	signal.Notify(usr2, syscall.SIGUSR2)
@@ -114,12 +138,19 @@ func runGateway(ctx context.Context, file, takeover string, c *config.Config) er
 			}
 		}
 	}()
-	(&successor{socket: g.ControlSocket(), log: log}).watch(ctx, usr2)
+	socket := g.ControlSocket()
+	mayTakeOver := func() error {
+		if socket == "" {
+			return errors.New(`control is "": a process that takes over has to ask by that socket; set it`)
+		}
+		return nil
+	}
+	(&successor{may: mayTakeOver, args: []string{"--takeover=" + socket}, log: log}).watch(ctx, usr2)
 	if err := notify("READY=1"); err != nil {
 		log.WithError(err).Warn("the service manager cannot be told that this gateway runs")
 	}
 	if err := g.Run(ctx); err != nil {
-		return failure{err}
+		return cli.Failed(err)
 	}
 	if pid := g.Successor(); pid != 0 {
 		if err := notify(fmt.Sprintf("MAINPID=%d", pid)); err != nil {
@@ -129,7 +160,7 @@ func runGateway(ctx context.Context, file, takeover string, c *config.Config) er
 	return nil
 }
 
-// How long a gateway or command waits for others that write the memory of remaps.
+// How long a gateway or command waits for others that write the stored remaps.
 const lockPatience = 30 * time.Second
 
 var errLockPatience = fmt.Errorf("waited %v", lockPatience)
@@ -142,14 +173,13 @@ type reloader struct {
 	mu   sync.Mutex // one at a time
 }
 
-// reload applies the file, or says what that would do. A file that is bad in any way changes
-// nothing.
+// reload applies the file, or in a dry run reports what that would change. A file with any fault changes nothing.
 func (r *reloader) reload(ctx context.Context, dryRun bool) (*control.Reloaded, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	ctx, cancel := context.WithTimeoutCause(ctx, lockPatience, errLockPatience)
 	defer cancel()
-	c, err := config.Load(r.file)
+	c, err := loadConfig(r.file)
 	if err != nil {
 		return nil, err
 	}
@@ -169,6 +199,7 @@ func (r *reloader) reload(ctx context.Context, dryRun bool) (*control.Reloaded, 
 	if err := r.g.Apply(remapped.Config); err != nil {
 		return nil, err
 	}
+	procs.Use(remapped.Config.CPUs)
 	logRemaps(r.log, remapped)
 	return done, nil
 }
@@ -184,7 +215,7 @@ func logRemaps(log *logrus.Logger, r *config.Remapped) {
 	}
 }
 
-// checked is the compiled view of a configuration: what --check -o json prints.
+// checked is the compiled view of a configuration, printed by --check -o json.
 type checked struct {
 	Cluster       string        `json:"cluster"`
 	Peer          string        `json:"peer"`
@@ -205,7 +236,7 @@ type chosen struct {
 	Path     string `json:"path"`
 	Real     string `json:"real"`
 	Remapped string `json:"remapped"`
-	New      bool   `json:"new"` // not remembered
+	New      bool   `json:"new"` // not stored before
 }
 
 type checkedNode struct {

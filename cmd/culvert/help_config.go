@@ -10,7 +10,7 @@ import (
 	"culvert/gateway/node"
 )
 
-// newConfigTopic is what culvert help config prints, and docs/config.md.
+// newConfigTopic prints culvert help config, and docs/config.md.
 func newConfigTopic() *cobra.Command {
 	return &cobra.Command{
 		Use:     "config",

@@ -7,13 +7,14 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
+	"culvert/cmd/internal/cli"
 	"culvert/gateway/config"
 	"culvert/gateway/configfile"
 	"culvert/gateway/node"
-	"culvert/integration/lab"
 )
 
 var update = flag.Bool("update", false, "write the generated files of docs/")
@@ -23,7 +24,6 @@ var update = flag.Bool("update", false, "write the generated files of docs/")
 func TestGeneratedDocs(t *testing.T) {
 	for name, want := range map[string]string{
 		"config.md":                  configReference(),
-		"faults.md":                  lab.FaultReference(),
 		"schema/gateway.schema.json": string(configfile.Schema("culvert gateway", config.Fields())),
 		"schema/node.schema.json":    string(configfile.Schema("culvert node", node.Fields())),
 	} {
@@ -44,19 +44,11 @@ func TestGeneratedDocs(t *testing.T) {
 
 // TestHelp: every command has a sentence and an example that begins with its own name.
 func TestHelp(t *testing.T) {
-	var walk func(cmd *cobra.Command)
-	walk = func(cmd *cobra.Command) {
-		if cmd.Hidden {
-			return
-		}
-		if cmd.Short == "" || !strings.Contains(cmd.Example, "culvert ") {
+	cli.Visit(newRootCommand(), func(cmd *cobra.Command) {
+		if !cmd.Hidden && (cmd.Short == "" || !strings.Contains(cmd.Example, "culvert ")) {
 			t.Errorf("%s: short help %q, example %q", cmd.CommandPath(), cmd.Short, cmd.Example)
 		}
-		for _, c := range cmd.Commands() {
-			walk(c)
-		}
-	}
-	walk(newRootCommand())
+	})
 	for path := range examples {
 		if cmd, _, err := newRootCommand().Find(strings.Fields(path)[1:]); err != nil || cmd.CommandPath() != path {
 			t.Errorf("an example of %q, which is no command", path)
@@ -64,11 +56,28 @@ func TestHelp(t *testing.T) {
 	}
 }
 
+// TestHelpFits: no line of a command's help is wider than 100 columns, which many terminals have.
+func TestHelpFits(t *testing.T) {
+	cli.Visit(newRootCommand(), func(cmd *cobra.Command) {
+		if cmd.IsAdditionalHelpTopicCommand() {
+			return // a page of docs/
+		}
+		var help strings.Builder
+		if cmd.SetOut(&help); cmd.Help() != nil || !strings.Contains(help.String(), "Usage:\n  "+cmd.CommandPath()) {
+			t.Errorf("%s: %s", cmd.CommandPath(), help.String())
+		}
+		for line := range strings.Lines(help.String()) {
+			if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > 100 {
+				t.Errorf("%s --help: %d columns: %s", cmd.CommandPath(), n, line)
+			}
+		}
+	})
+}
+
 // TestUsageErrors: one line that says what was meant, exit status 2.
 func TestUsageErrors(t *testing.T) {
 	for _, tt := range []struct{ args, want string }{
 		{"gatewya", "did you mean culvert gateway?"},
-		{"lab chek", "did you mean culvert lab check?"},
 		{"gateway --confg x", "did you mean --config?"},
 		{"node --chek", "did you mean --check?"},
 		{"frobnicate", "see culvert --help"},
@@ -78,7 +87,7 @@ func TestUsageErrors(t *testing.T) {
 		{"gateway --output=text --config nowhere", "add --check"},
 	} {
 		out, diag, status := run(t, strings.Fields(tt.args)...)
-		if status != exitBadInput || out != "" || strings.Count(diag, "\n") != 1 || !strings.Contains(diag, tt.want) {
+		if status != cli.ExitBadInput || out != "" || strings.Count(diag, "\n") != 1 || !strings.Contains(diag, tt.want) {
 			t.Errorf("culvert %s: status %d, %q, %q; want %q", tt.args, status, out, diag, tt.want)
 		}
 	}

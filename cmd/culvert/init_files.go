@@ -4,52 +4,91 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"culvert/gateway/config"
 	"culvert/gateway/configfile"
 	"culvert/gateway/node"
 )
 
-// write writes everything into dir, which it removes again if the gateway or the nodes
-// would refuse what it has written.
-func (p *initPlan) write(dir string, out io.Writer) (err error) {
-	if err := exists(dir); err != nil {
+// startName is the file in DIR that says how to start. It is the last that is written.
+const startName = "START.txt"
+
+// makeKey makes the key of a side, or reads the one that an init before has made.
+func (s *initSide) makeKey(dir string) error {
+	name := filepath.Join(dir, s.Cluster, "gateway.key")
+	if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
 		return err
 	}
+	_, err := os.Lstat(name)
+	key, err := readOrMakeKey(name, err == nil)
+	if err == nil {
+		s.Key = key.Public()
+	}
+	return err
+}
+
+// introduce makes this side's key and returns what the other side has to know, as its flags.
+func (p *initPlan) introduce(dir string) (string, error) {
+	if err := p.Own.makeKey(dir); err != nil {
+		return "", err
+	}
+	line := fmt.Sprintf("--%s %s --%s %s --%s %s --%s %s", askPeer.flag, p.Own.Cluster, askPeerPods.flag, p.answers[askPods.flag],
+		askPeerExternal.flag, p.answers[askExternal.flag], askPeerKey.flag, p.Own.Key.Base64())
+	if p.Own == p.Server {
+		line += " --" + askEndpoint.flag + " " + p.Endpoint
+	}
+	return line, nil
+}
+
+// write writes everything into dir. If the gateway or the nodes would refuse it, nothing of it stays.
+func (p *initPlan) write(dir string, out io.Writer) (err error) {
+	_, missing := os.Lstat(dir)
+	var written []string
 	defer func() {
-		if err != nil {
+		switch {
+		case err == nil:
+		case errors.Is(missing, fs.ErrNotExist):
 			os.RemoveAll(dir)
+		default: // the key stays, since the other side may know it
+			for _, name := range slices.Backward(written) {
+				os.Remove(name)
+			}
 		}
 	}()
 	// Folders and keys are this user's alone; nodes and gateways need one folder each.
-	render := func(name, from string, nodes []initNode, words []string) error {
-		if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
-			return err
-		}
+	put := func(text []byte, name ...string) error {
+		file := filepath.Join(append([]string{dir}, name...)...)
+		written = append(written, file)
+		return errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, text, 0o600))
+	}
+	render := func(from string, nodes []initNode, words []string, name ...string) error {
 		text, err := fill(from, nodes, words)
 		if err != nil {
 			return err
 		}
-		return os.WriteFile(name, []byte(text), 0o600)
+		return put([]byte(text), name...)
 	}
-	for _, s := range []*initSide{p.Client, p.Server} {
-		folder := filepath.Join(dir, s.Cluster)
-		files := []error{render(filepath.Join(folder, "gateway.yaml"), "gateway.yaml", s.Nodes, s.words()),
-			os.WriteFile(filepath.Join(folder, "gateway.schema.json"), configfile.Schema("culvert gateway", config.Fields()), 0o600)}
-		for _, n := range s.Nodes {
-			files = append(files, render(filepath.Join(folder, "nodes", n.Name+".yaml"), "node.yaml", nil, n.words()))
-		}
-		files = append(files, os.WriteFile(filepath.Join(folder, "nodes", "node.schema.json"), configfile.Schema("culvert node", node.Fields()), 0o600))
-		key, err := readOrMakeKey(filepath.Join(folder, "gateway.key"), false)
-		if err = errors.Join(append(files, err)...); err != nil {
+	for _, s := range p.made() {
+		if err := s.makeKey(dir); err != nil {
 			return err
 		}
-		public := filepath.Join(dir, s.Peer.Cluster, "peer.pub")
-		if err := errors.Join(os.MkdirAll(filepath.Dir(public), 0o700),
-			os.WriteFile(public, []byte(key.Public().Base64()+"\n"), 0o600)); err != nil {
+	}
+	for _, s := range p.made() {
+		files := []error{
+			render("gateway.yaml", s.Nodes, s.words(), s.Cluster, "gateway.yaml"),
+			put(configfile.Schema("culvert gateway", config.Fields()), s.Cluster, "gateway.schema.json"),
+			put([]byte(s.Peer.Key.Base64()+"\n"), s.Cluster, "peer.pub"),
+			put(configfile.Schema("culvert node", node.Fields()), s.Cluster, "nodes", "node.schema.json"),
+		}
+		for _, n := range s.Nodes {
+			files = append(files, render("node.yaml", nil, n.words(), s.Cluster, "nodes", n.Name+".yaml"))
+		}
+		if err := errors.Join(files...); err != nil {
 			return err
 		}
 	}
@@ -61,18 +100,21 @@ func (p *initPlan) write(dir string, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	nodes, words, how := slices.Concat(p.Client.Nodes, p.Server.Nodes), p.words(dir, program), "START.txt"
-	if p.Here {
+	nodes, words, how := slices.Concat(p.Client.Nodes, p.Server.Nodes), p.words(dir, program), startName
+	switch {
+	case p.Here:
 		how = "here.txt"
-		if err := render(filepath.Join(dir, "here.sh"), "here.sh", nodes, words); err != nil {
-			return err
-		}
+		err = render("here.sh", nodes, words, "here.sh")
+	case p.Side != "":
+		how, words = "side.txt", append(words, p.Own.words()...)
 	}
-	start := filepath.Join(dir, "START.txt")
-	if err := render(start, how, nodes, words); err != nil {
+	if err == nil {
+		err = render(how, nodes, words, startName)
+	}
+	if err != nil {
 		return err
 	}
-	text, err := os.ReadFile(start)
+	text, err := os.ReadFile(filepath.Join(dir, startName))
 	if err == nil {
 		_, err = out.Write(text)
 	}
@@ -82,7 +124,7 @@ func (p *initPlan) write(dir string, out io.Writer) (err error) {
 // check reads what was written as gateways and nodes will.
 func (p *initPlan) check(dir string) error {
 	var errs []error
-	for _, s := range []*initSide{p.Client, p.Server} {
+	for _, s := range p.made() {
 		c, err := config.Load(filepath.Join(dir, s.Cluster, "gateway.yaml"))
 		if err == nil {
 			err = config.Check(c)
@@ -94,7 +136,7 @@ func (p *initPlan) check(dir string) error {
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("%w\n%s: nothing was written; mend the answer that the lines above name", err, dir)
+		return fmt.Errorf("%w\n%s: no file is left; change the answer that the lines above name", err, strings.TrimSuffix(dir, "/"))
 	}
 	return nil
 }

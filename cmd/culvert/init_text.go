@@ -48,23 +48,29 @@ func (s *initSide) words() []string {
 	var pods, external, remote, remoteExternal []string
 	var internal []netip.Addr
 	var routes [2]string // to the peer's pods, then to what is no pod
+	seen := ""
 	for k, f := range s.Families {
 		peer := s.Peer.Families[k]
 		pods, external, internal = append(pods, inYAML(f.Pods)), append(external, inYAML(f.External)), append(internal, f.Internal)
-		remap := ""
-		if peer.Seen != peer.Pods {
-			remap = ", remap: " + inYAML(peer.Seen)
-		}
-		remote, remoteExternal = append(remote, "{cidr: "+inYAML(peer.Pods)+remap+"}"), append(remoteExternal, "{cidr: "+inYAML(peer.External)+"}")
+		remote, remoteExternal = append(remote, remapped(peer.Pods, peer.Seen)), append(remoteExternal, remapped(peer.External, peer.ExternalSeen))
 		routes[0] += "\n  - " + inYAML(peer.Seen)
-		routes[1] += "\n  - " + inYAML(peer.External)
+		routes[1] += "\n  - " + inYAML(peer.ExternalSeen)
+		seen += fmt.Sprintf("    %s of %s is %s in %s\n", peer.Pods, s.Peer.Cluster, peer.Seen, s.Cluster)
 	}
 	return []string{
 		"<cluster>", s.Cluster, "<peer>", s.Peer.Cluster, "<role>", role, "<gateway>", inYAML(s.Underlay),
 		"<pods>", strings.Join(pods, ", "), "<external>", strings.Join(external, ", "), "<internal>", oneOrTwo(internal), "<port>", fmt.Sprint(s.Port),
 		"<remote>", strings.Join(remote, ", "), "<remote-external>", strings.Join(remoteExternal, ", "), "<routes>", routes[0] + routes[1],
-		"<metrics>", s.Metrics,
+		"<metrics>", s.Metrics, "<seen>\n", seen,
 	}
+}
+
+// remapped is a CIDR of the peer as gateway.yaml has it.
+func remapped(real, seen netip.Prefix) string {
+	if seen == real {
+		return "{cidr: " + inYAML(real) + "}"
+	}
+	return "{cidr: " + inYAML(real) + ", remap: " + inYAML(seen) + "}"
 }
 
 // inYAML is an address or prefix as a value in YAML, where the colons of IPv6 mean something else too.
@@ -111,9 +117,13 @@ func (n *initNode) words() []string {
 	for _, p := range n.Pods {
 		pods = append(pods, inYAML(p))
 	}
+	peerPod := ""
+	if len(n.Side.Peer.Nodes) > 0 { // where one side is made, nobody knows
+		peerPod = said(n.Side.Peer.Nodes[0].PodOf())
+	}
 	return append([]string{
 		"<name>", n.Name, "<vni>", fmt.Sprint(n.VNI), "<underlay>", inYAML(n.Underlay), "<address>", oneOrTwo(n.Address), "<node-pods>", strings.Join(pods, ", "),
-		"<pod>", said(n.PodOf()), "<pod-seen>", said(n.SeenPod()), "<peer-pod>", said(n.Side.Peer.Nodes[0].PodOf()),
+		"<pod>", said(n.PodOf()), "<pod-seen>", said(n.SeenPod()), "<peer-pod>", peerPod,
 	}, n.Side.words()...)
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"culvert/cmd/internal/cli"
 	"culvert/gateway/config"
 	"culvert/ipam"
 )
@@ -33,7 +34,7 @@ func newIPAMCommand() *cobra.Command {
 	return cmd
 }
 
-// memoryFlags say which memory is meant, and how to print.
+// memoryFlags select the store of remaps, and the output format.
 type memoryFlags struct {
 	file, config string
 	isJSON       func() (bool, error)
@@ -44,10 +45,10 @@ func (f *memoryFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.config, "config", "", "a gateway's configuration `FILE`, which says where that is")
 	cmd.MarkFlagsOneRequired("file", "config")
 	cmd.MarkFlagsMutuallyExclusive("file", "config")
-	f.isJSON = outputFlag(cmd)
+	f.isJSON = cli.OutputFlag(cmd)
 }
 
-// open returns the memory, and the configuration if one was given.
+// open returns the store, and the configuration if one was given.
 func (f *memoryFlags) open() (*ipam.Store, *config.Config, error) {
 	if _, err := f.isJSON(); err != nil {
 		return nil, nil, err
@@ -65,14 +66,14 @@ func (f *memoryFlags) open() (*ipam.Store, *config.Config, error) {
 	return ipam.Open(c.IPAM.File), c, nil
 }
 
-// given is an entry as these commands print it.
+// given is an entry as printed by these commands.
 type given struct {
 	Peer     string    `json:"peer"`
 	Kind     ipam.Kind `json:"kind"`
 	Real     string    `json:"real"`
 	Remapped string    `json:"remapped"`
 	Since    time.Time `json:"since"`
-	State    string    `json:"state"` // known, or by --config used | unused; new | remembered; released
+	State    string    `json:"state"` // known, or with --config used | unused; new | remembered; released
 }
 
 func newGiven(e ipam.Entry, state string) given {
@@ -179,7 +180,7 @@ func newIPAMAcquireCommand() *cobra.Command {
 	return cmd
 }
 
-// countArgs wants as many arguments as one of counts.
+// countArgs requires one of several numbers of arguments.
 func countArgs(counts ...int) cobra.PositionalArgs {
 	return func(_ *cobra.Command, args []string) error {
 		if !slices.Contains(counts, len(args)) {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"culvert/cmd/internal/cli"
 	"culvert/gateway/config"
 	"culvert/ipam"
 	"culvert/nat/rules"
@@ -23,8 +24,8 @@ type checkedSide struct {
 	Peer     string    `json:"peer"`
 	Overlaps []overlap `json:"overlaps"`
 	Seen     []seen    `json:"seen"`
-	Lines    []string  `json:"lines,omitempty"` // to be written into File
-	Error    string    `json:"error,omitempty"` // why there is no way
+	Lines    []string  `json:"lines,omitempty"` // to be added to File
+	Error    string    `json:"error,omitempty"` // why it is impossible
 }
 
 // overlap is a CIDR of the peer that would hide a field of this cluster's configuration.
@@ -53,7 +54,7 @@ func newIPAMCheckCommand() *cobra.Command {
 			"the peer has. Exit status 0: nothing to do, 1: remaps needed, 2: not possible.",
 		Args: cobra.RangeArgs(1, 2),
 	}
-	isJSON := outputFlag(cmd)
+	isJSON := cli.OutputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, files []string) error {
 		asJSON, err := isJSON()
 		if err != nil {
@@ -101,7 +102,7 @@ func checkPeering(files []string) ([]checkedSide, error) {
 	}, nil
 }
 
-// remoteOf is what c's peer has to see.
+// remoteOf returns the CIDRs that c's peer must see.
 func remoteOf(c *config.Config) []rules.RemoteCIDR {
 	var rs []rules.RemoteCIDR
 	for _, p := range c.Local.PodCIDRs {
@@ -113,8 +114,7 @@ func remoteOf(c *config.Config) []rules.RemoteCIDR {
 	return rs
 }
 
-// checkSide checks what c would see of a peer that has remote. Only if c is this machine's
-// gateway's do the networks that this machine is connected to count.
+// checkSide checks what c would see of a peer with remote. The networks of this machine count only if c is this machine's gateway's.
 func checkSide(file string, c config.Config, remote []rules.RemoteCIDR, peer string, here bool) checkedSide {
 	side := checkedSide{File: file, Cluster: c.Cluster, Peer: peer, Overlaps: []overlap{}, Seen: []seen{}}
 	written, memory := c.Remote, c.IPAM.File != ""
@@ -175,7 +175,7 @@ func checkSide(file string, c config.Config, remote []rules.RemoteCIDR, peer str
 	return side
 }
 
-// lines is the YAML that a configuration needs. Only one with a memory may say auto.
+// lines returns the YAML that a configuration needs. It may say auto only if there is a store.
 func lines(all []seen, peer string, memory bool) []string {
 	out := []string{"peer: " + peer, "network:", "  remote:"}
 	for _, kind := range []ipam.Kind{ipam.Pod, ipam.External} {
@@ -206,6 +206,10 @@ func printSides(w io.Writer, sides []checkedSide) error {
 			fmt.Fprintf(&b, "  overlap: %s %s with %s, %s\n", o.Kind, o.CIDR, o.Field, o.Prefix)
 		}
 		for _, v := range s.Seen {
+			if !v.Remapped.IsValid() {
+				fmt.Fprintf(&b, "  sees %s %s not at all: no remap could be chosen\n", v.Kind, v.CIDR)
+				continue
+			}
 			fmt.Fprintf(&b, "  sees %s %s as %s, %s\n", v.Kind, v.CIDR, v.Remapped, v.How)
 		}
 		if len(s.Lines) > 0 {
@@ -216,7 +220,7 @@ func printSides(w io.Writer, sides []checkedSide) error {
 	return err
 }
 
-// verdict is the error that makes the exit status.
+// verdict returns the error that determines the exit status.
 func verdict(sides []checkedSide) error {
 	var impossible []error
 	needed := false
@@ -230,7 +234,7 @@ func verdict(sides []checkedSide) error {
 		return errors.Join(impossible...)
 	}
 	if needed {
-		return failure{errors.New("ipam check: remaps needed; write the lines above")}
+		return cli.Failed(errors.New("ipam check: remaps needed; write the lines above"))
 	}
 	return nil
 }

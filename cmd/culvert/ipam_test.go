@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"culvert/cmd/internal/cli"
 	"culvert/ipam"
 )
 
@@ -64,7 +65,7 @@ func writeKnown(t *testing.T, dir, text string) (file string) {
 func refuses(t *testing.T, want string, args ...string) {
 	t.Helper()
 	out, diag, status := run(t, args...)
-	if status != exitBadInput || out != "" || !strings.Contains(diag, want) {
+	if status != cli.ExitBadInput || out != "" || !strings.Contains(diag, want) {
 		t.Errorf("%s: status %d, %q\nstandard error %s\nwant %q in it", args, status, out, diag, want)
 	}
 }

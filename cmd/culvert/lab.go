@@ -1,344 +1,36 @@
 package main
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"os"
-	"slices"
-	"strings"
-	"text/tabwriter"
+	"path/filepath"
 
 	"github.com/spf13/cobra"
-
-	"culvert/gateway/node"
-	"culvert/integration/lab"
+	"golang.org/x/sys/unix"
 )
 
+// newLabCommand executes culvert-lab in the same folder, if it exists.
 func newLabCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "lab",
-		Short: "Two clusters in network namespaces: check them, or explore",
-		Long: "Two clusters with the same pod CIDR in network namespaces, with real gateways and nodes. Needs\n" +
-			"root or user namespaces and touches nothing that it did not make. Hosts are rome/pod1, rome/pod2,\n" +
-			"rome/node1, rome/node2, rome/gateway, rome/client, rome/router, and the same of milan.",
-		Args: cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error {
-			return errors.New("lab: want up, exec, status, break, mend, restart, down, check or bench; see --help")
-		},
-	}
-	cmd.AddCommand(newLabCheckCommand(), newLabUpCommand(), newLabDownCommand(), newLabExecCommand(),
-		newLabStatusCommand(), newLabRestartCommand(), newLabBreakCommand(), newLabMendCommand(), newLabProbeCommand(), newLabBenchCommand(), newLabReferenceCommand(), newLabWithoutOffloadsCommand())
-	return cmd
-}
-
-// inHolder calls fn in the holder of a new lab, that is, in this command once
-// more, inside its namespaces.
-func inHolder(cmd *cobra.Command, fn func(dir string) error) error {
-	if dir, ok := lab.Inside(); ok {
-		if err := lab.EnterHolder(); err != nil {
-			return err
-		}
-		err := fn(dir)
-		if err != nil && cmd.Context().Err() != nil {
-			os.Exit(exitFailed) // who interrupted it says so
-		}
-		return err
-	}
-	status, err := lab.Isolate(cmd.Context(), os.Args[1:])
-	if err != nil {
-		return failure{err}
-	}
-	if status != 0 { // the holder has said why
-		os.Exit(status)
-	}
-	return nil
-}
-
-// outputFlag adds -o and returns whether it asks for JSON.
-func outputFlag(cmd *cobra.Command) (isJSON func() (bool, error)) {
-	var output string
-	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
-	return func() (bool, error) {
-		if output != "text" && output != "json" {
-			return false, errors.New("--output: want text or json")
-		}
-		return output == "json", nil
-	}
-}
-
-// labFlags are the kinds of lab a user can ask for.
-type labFlags struct{ mode, offloads string }
-
-func (f *labFlags) add(cmd *cobra.Command, mode, offloads string) {
-	cmd.Flags().StringVar(&f.mode, "mode", mode, "what the nodes use: geneve, vxlan, tun, or all that there are")
-	cmd.Flags().StringVar(&f.offloads, "offloads", offloads, "on the underlay: on (super-frames), off (ordinary frames), or both")
-}
-
-// parse returns the modes and offloads asked for. A mode named must be there;
-// modes that "all" leaves out are told of by missing.
-func (f *labFlags) parse(missing func(node.Mode, error)) (modes []node.Mode, offloads []bool, err error) {
-	switch f.offloads {
-	case "on":
-		offloads = []bool{true}
-	case "off":
-		offloads = []bool{false}
-	case "both":
-		offloads = []bool{true, false}
-	default:
-		return nil, nil, errors.New("--offloads: want on, off or both")
-	}
-	all := []node.Mode{node.Geneve, node.VXLAN, node.TUN}
-	wanted := all
-	if f.mode != "all" {
-		wanted = []node.Mode{node.Mode(f.mode)}
-	}
-	if !slices.Contains(all, wanted[0]) {
-		return nil, nil, errors.New("--mode: want geneve, vxlan, tun or all")
-	}
-	modes, not := lab.Modes(wanted)
-	for _, m := range wanted {
-		if err := not[m]; err != nil && f.mode != "all" {
-			return nil, nil, fmt.Errorf("--mode: no %s here: %w", m, err)
-		} else if err != nil {
-			missing(m, err)
-		}
-	}
-	if len(modes) == 0 {
-		return nil, nil, errors.New("lab: no mode works here; see: culvert lab probe")
-	}
-	return modes, offloads, nil
-}
-
-func newLabCheckCommand() *cobra.Command {
-	var flags labFlags
-	cmd := &cobra.Command{
-		Use:   "check [" + strings.Join(lab.LabNames(), "|") + "]…",
-		Short: "Build labs, check them, take them down; exit status 0 only if all passed",
-		Long: "Build labs, check them, take them down; exit status 0 only if all passed. ipv4 are the labs with IPv4 inside, dual those\n" +
-			"with both families, restart the one whose gateways are restarted, v6-inside those with IPv6 alone, v6-outside those with both\n" +
-			"whose tunnels run over IPv6; without a name, all are checked.",
-		Args:      cobra.OnlyValidArgs,
-		ValidArgs: lab.LabNames(),
-	}
-	flags.add(cmd, "all", "both")
-	var sandbox lab.Sandbox
-	cmd.Flags().StringVar(&sandbox.Runsc, "runsc", "", "run the gateways in gVisor, by this runsc; needs root and a static busybox")
-	cmd.Flags().StringVar(&sandbox.Groups, "runsc-groups", "", "control groups of these gateways, without -rome and -milan")
-	cmd.Flags().MarkHidden("runsc-groups") // for the tests, which read what gateways needed
-	var faults bool
-	cmd.Flags().BoolVar(&faults, "faults", false, "instead, make each fault of lab break, look for its symptom, and mend it; over IPv6 alone in v6-inside and v6-outside")
-	var named []string
-	cmd.Flags().StringSliceVar(&named, "named", nil, "instead, make these `FAULTS` of lab break, or all, and wait until culvert status names each")
-	var brief, verbose bool
-	cmd.Flags().BoolVar(&brief, "brief", false, "in short: a line for each lab, super-frames only, services in one mode; without a name, ipv4 and dual")
-	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "with --brief: a line for each check too")
-	isJSON := outputFlag(cmd)
-	cmd.RunE = func(cmd *cobra.Command, names []string) error {
-		instead := faults || len(named) > 0
-		for _, name := range names {
-			if instead && name != "ipv4" && !(faults && strings.HasPrefix(name, "v6-")) {
-				return fmt.Errorf("%s: no faults are made there; name ipv4, and for --faults v6-inside or v6-outside too", name)
-			}
-		}
-		if len(names) == 0 && instead {
-			names = []string{"ipv4"}
-		} else if len(names) == 0 {
-			names = lab.LabNames()
-			if brief {
-				names = names[:3]
-			}
-			if err := lab.Probe("ipv6"); err != nil {
-				fmt.Fprintln(cmd.ErrOrStderr(), "left out: the labs with IPv6, which this kernel has not:", err)
-				names = slices.DeleteFunc(names, func(name string) bool { return name == "dual" || strings.HasPrefix(name, "v6-") })
-			}
-		}
-		asJSON, err := isJSON()
-		if err != nil {
-			return err
-		}
-		style := lab.Table
-		switch {
-		case asJSON:
-			style = lab.JSON
-		case brief && verbose:
-			style = lab.Verbose
-		case brief:
-			style = lab.Brief
-		}
-		if brief && !cmd.Flags().Changed("offloads") {
-			flags.offloads = "on"
-		}
-		return inHolder(cmd, func(dir string) error {
-			o := lab.CheckOptions{Labs: names, Sandbox: sandbox, Faults: faults, Short: brief, Named: named, Style: style, Missing: make(map[node.Mode]error)}
-			var err error
-			o.Modes, o.Offloads, err = flags.parse(func(m node.Mode, err error) { o.Missing[m] = err })
-			if err != nil {
-				return err
-			}
-			if err := lab.RunChecks(cmd.Context(), dir, o, cmd.OutOrStdout()); err != nil {
-				return failure{err}
-			}
-			return nil
-		})
-	}
-	return cmd
-}
-
-func newLabUpCommand() *cobra.Command {
-	var flags labFlags
-	cmd := &cobra.Command{
-		Use:   "up",
-		Short: "Build a lab and leave it running",
-		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if dir, ok := lab.Inside(); ok {
-				return holdLab(cmd, dir, &flags)
-			}
-			if err := lab.Detach(cmd.Context(), os.Args[1:], reportTo(cmd.OutOrStdout())); errors.Is(err, lab.ErrInterrupted) {
-				return failure{err}
-			} else if err != nil {
-				return err
-			}
-			s, err := lab.GetStatus(cmd.Context())
-			if err != nil {
-				return failure{err}
-			}
-			if err := printStatus(cmd.OutOrStdout(), s); err != nil {
-				return err
-			}
-			fmt.Fprintln(cmd.OutOrStdout(), "try: culvert lab exec rome/pod1 ping milan/pod1")
-			fmt.Fprintln(cmd.OutOrStdout(), "see: culvert page    # both gateways in a browser")
-			return nil
-		},
-	}
-	flags.add(cmd, "all", "on")
-	return cmd
-}
-
-// holdLab is the holder's side of lab up.
-func holdLab(cmd *cobra.Command, dir string, flags *labFlags) error {
-	if err := lab.EnterHolder(); err != nil {
-		return err
-	}
-	modes, offloads, err := flags.parse(func(node.Mode, error) {})
-	if err != nil {
-		lab.Ready(err)
-		return err
-	}
-	l, err := lab.Start(cmd.Context(), dir, lab.Standard(modes[0], offloads[0]))
-	if err == nil {
-		err = l.Serve(cmd.Context(), func() { lab.Ready(nil) })
-	} else {
-		lab.Ready(err)
-	}
-	return errors.Join(err, l.Stop())
-}
-
-// reportTo returns a function that prints lines.
-func reportTo(out io.Writer) func(format string, args ...any) {
-	return func(format string, args ...any) { fmt.Fprintf(out, format+"\n", args...) }
-}
-
-func newLabDownCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:   "down",
-		Short: "End the lab that is up and remove what any lab left behind",
-		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := lab.Down(reportTo(cmd.OutOrStdout())); err != nil {
-				return failure{err}
-			}
-			return nil
+		Use:                "lab COMMAND…",
+		Short:              "Run culvert-lab, which has two clusters in network namespaces to explore",
+		Example:            "  culvert lab --help\n  culvert lab up",
+		DisableFlagParsing: true, // culvert-lab parses them
+		RunE:               func(_ *cobra.Command, args []string) error { return becomeLab(args) },
+		ValidArgsFunction: func(_ *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
+			becomeLab(append(append(os.Args[1:2:2], args...), toComplete)) // __complete
+			return nil, cobra.ShellCompDirectiveNoFileComp
 		},
 	}
 }
 
-func newLabExecCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "exec CLUSTER/HOST [--] COMMAND [ARGUMENT…]",
-		Short: "Run a command inside a host of the lab that is up",
-		Long: "Run a command inside a host of the lab that is up. Flags after the host are the command's. Inside,\n" +
-			"milan/pod1 (and milan-pod1, for what takes no slash) is the address by which that host is seen from there.",
-		Example: "  culvert lab exec rome/pod1 ping -c 3 milan/pod1\n  culvert lab exec milan/node1 bash",
-		Args: func(_ *cobra.Command, args []string) error {
-			_, _, err := splitExec(args)
-			return err
-		},
-		RunE: func(_ *cobra.Command, args []string) error {
-			host, command, err := splitExec(args)
-			if err != nil {
-				return err
-			}
-			code, err := lab.Exec(host, command)
-			if err != nil {
-				return err
-			}
-			os.Exit(code)
-			return nil
-		},
-	}
-	cmd.ValidArgsFunction = completeFirst(lab.HostNames()...)
-	cmd.Flags().SetInterspersed(false) // the first argument ends the flags
-	return cmd
-}
-
-// splitExec splits the arguments of lab exec, in which "--" may stand before the
-// command.
-func splitExec(args []string) (host string, command []string, err error) {
-	if len(args) > 1 && args[1] == "--" {
-		args = slices.Delete(slices.Clone(args), 1, 2)
-	}
-	if len(args) < 2 {
-		return "", nil, errors.New("lab exec: want CLUSTER/HOST and a command")
-	}
-	return args[0], args[1:], nil
-}
-
-func newLabStatusCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "status", Short: "Show the lab that is up", Args: cobra.NoArgs}
-	isJSON := outputFlag(cmd)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		asJSON, err := isJSON()
-		if err != nil {
-			return err
-		}
-		s, err := lab.GetStatus(cmd.Context())
-		if err != nil {
-			return failure{err}
-		}
-		if asJSON {
-			return json.NewEncoder(cmd.OutOrStdout()).Encode(s)
-		}
-		return printStatus(cmd.OutOrStdout(), s)
-	}
-	return cmd
-}
-
-func printStatus(out io.Writer, s *lab.Status) error {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(w, "%s; files in %s\n", s.Description, s.Dir)
-	fmt.Fprintln(w, "HOST\tADDRESS\tSEEN BY THE OTHER CLUSTER AS")
-	for _, h := range s.Hosts {
-		fmt.Fprintf(w, "%s\t%s\t%s\n", h.Name, h.Address, h.Seen)
-	}
-	if err := w.Flush(); err != nil {
+// becomeLab replaces this process by culvert-lab. It returns only if that fails.
+func becomeLab(args []string) error {
+	own, err := os.Executable()
+	if err != nil {
 		return err
 	}
-	fmt.Fprintln(w, "PROCESS\tLOG\tSTATE")
-	for _, p := range s.Processes {
-		state := "running"
-		if !p.Running {
-			state = p.Ended
-		}
-		fmt.Fprintf(w, "%s\t%s\t%s\n", p.Name, strings.TrimPrefix(p.Log, s.Dir+"/"), state)
-	}
-	if err := w.Flush(); err != nil {
-		return err
-	}
-	if len(s.Broken) > 0 {
-		fmt.Fprintf(w, "FAULTS  %s; culvert lab mend\n", strings.Join(s.Broken, ", "))
-	}
-	return w.Flush()
+	program := filepath.Join(filepath.Dir(own), "culvert-lab")
+	err = unix.Exec(program, append([]string{"culvert-lab"}, args...), os.Environ())
+	return fmt.Errorf("lab: the lab is a program of its own, culvert-lab, which must lie beside this one: %s: %w; make build makes both", program, err)
 }

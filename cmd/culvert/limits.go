@@ -1,16 +1,18 @@
 package main
 
 import (
+	"fmt"
 	"os"
-	"runtime"
 	"runtime/debug"
 
 	"culvert/gateway"
+	"culvert/gateway/procs"
+	"culvert/gateway/state"
 )
 
-// setLimits gives Go's runtime its part of the machine, and returns what the gateway has.
-func setLimits() gateway.Budget {
-	chooseProcs()
+// setLimits gives Go's runtime its part of the machine, and returns what the gateway has. cpus are those of the configuration.
+func setLimits(cpus int) gateway.Budget {
+	chooseProcs(cpus)
 	chooseCollection()
 	budget := gateway.ReadBudget()
 	if budget.Heap > 0 {
@@ -19,24 +21,24 @@ func setLimits() gateway.Budget {
 	return budget
 }
 
-// chooseProcs runs Go code on one thread at a time where there are at most two
-// CPUs: the gateway's goroutines hand packets to each other all the time, and a
-// hand-over on one P costs a queue operation instead of waking a thread. Measured
-// on two CPUs: a tenth more throughput, a third less idle latency. With more CPUs
-// one P would cap the gateway at one core. A node that serves Services by a device moves
-// all packets in one goroutine: with another P it had a fifth less throughput, and a third
-// fewer connections a second. GOMAXPROCS in the environment wins.
-func chooseProcs() {
-	const few = 2
-	if os.Getenv("GOMAXPROCS") == "" && runtime.GOMAXPROCS(0) <= few {
-		runtime.GOMAXPROCS(1)
-	}
+func chooseProcs(cpus int) {
+	procs.Use(cpus)
+	state.Wait = procs.Apart
 }
 
-// chooseCollection lets the heap grow by half of what is in use, not by all of it, before
-// Go collects. Packets of known connections allocate nothing, so that collections are
-// rare: one every few seconds while twenty pods change a second. GOGC in the environment
-// wins.
+// checkCPUs refuses more than this process may use. warning is about a number that has no effect.
+func checkCPUs(file string, cpus int) (warning string, err error) {
+	if a := procs.Allowed(); cpus > a.Most() {
+		return "", fmt.Errorf("--config: %s: cpus: %d, and this process may use %s; write at most %d", file, cpus, a, a.Most())
+	}
+	if fixed := procs.Fixed(); fixed != "" && cpus > 1 {
+		return fmt.Sprintf("cpus: %d has no effect: GOMAXPROCS=%s in the environment wins", cpus, fixed), nil
+	}
+	return "", nil
+}
+
+// chooseCollection makes Go collect when the heap has grown by half, not when it has doubled. Packets of known connections allocate nothing, so
+// collections are rare: one every few seconds while twenty pods change a second. GOGC in the environment takes precedence.
 func chooseCollection() {
 	const growth = 50 // percent
 	if os.Getenv("GOGC") == "" {

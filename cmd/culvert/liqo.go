@@ -16,8 +16,10 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 
+	"culvert/cmd/internal/cli"
 	"culvert/gateway"
 	"culvert/gateway/control"
+	"culvert/gateway/monitor"
 	"culvert/kube"
 	"culvert/nat/rules"
 )
@@ -28,23 +30,23 @@ type liqoGateway struct {
 	pings bool
 }
 
-// Check returns what the connection check has found. Without pings, the peer is taken to be there.
+// Check returns the result of the connection check. Without pings, the peer counts as connected.
 func (g liqoGateway) Check() kube.Check {
 	if !g.pings {
 		return kube.Check{State: kube.CheckConnected}
 	}
 	s := g.Connection()
-	states := map[gateway.CheckState]kube.CheckState{gateway.CheckConnected: kube.CheckConnected, gateway.CheckError: kube.CheckLost}
+	states := map[monitor.CheckState]kube.CheckState{monitor.CheckConnected: kube.CheckConnected, monitor.CheckError: kube.CheckLost}
 	return kube.Check{State: states[s.State], Latency: s.RTT, At: s.Measured}
 }
 
-// liqoSource is a source of resources as a gateway tells of it.
+// liqoSource is a source of resources as a gateway reports it.
 type liqoSource struct {
 	*kube.Source
 	name string
 }
 
-// Resources implements gateway.Teacher.
+// Resources implements inspect.Teacher.
 func (s liqoSource) Resources() control.Resources {
 	waiting, leftOut := s.Source.Resources()
 	r := control.Resources{Gateway: s.name, Ready: s.Ready(), Waiting: append([]string{}, waiting...), LeftOut: []control.LeftOut{}}
@@ -54,19 +56,19 @@ func (s liqoSource) Resources() control.Resources {
 	return r
 }
 
-// runLiqo runs the gateway that the flags describe until ctx ends.
+// runLiqo runs the gateway described by the flags until ctx ends.
 func runLiqo(ctx context.Context, flags *liqoFlags) error {
 	l, err := flags.read()
 	client, clientErr := newClient(*flags.text["kubeconfig"])
 	if err := errors.Join(err, clientErr); err != nil {
 		return err
 	}
-	klog.SetLogger(klog.Logger{}) // what matters of it, the source says
+	klog.SetLogger(klog.Logger{}) // the source logs what matters
 	log, err := newLogger(l.base.Log.Level, l.base.Log.Format)
 	if err != nil {
 		return err
 	}
-	g, err := gateway.New(new(kube.Site).Config(l.base), setLimits(), log)
+	g, err := gateway.New(new(kube.Site).Config(l.base), setLimits(0), log)
 	if err != nil {
 		return err
 	}
@@ -88,12 +90,12 @@ func runLiqo(ctx context.Context, flags *liqoFlags) error {
 	defer stop()
 	tasks.Go(func() { source.Run(ctx, liqoGateway{g, l.pings}) })
 	if err := g.Run(ctx); err != nil {
-		return failure{err}
+		return cli.Failed(err)
 	}
 	return nil
 }
 
-// The client asks little in steady state; at the start, each resource gets a condition.
+// The client makes few requests in steady state; at the start, each resource gets a condition.
 const (
 	clientQPS   = 100
 	clientBurst = 200

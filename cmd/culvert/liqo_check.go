@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 
+	"culvert/cmd/internal/cli"
 	"culvert/kube"
 	"culvert/kube/check"
 	"culvert/kube/template"
@@ -26,16 +27,21 @@ func newLiqoCheckCommand() *cobra.Command {
 	var o operator
 	var templates string
 	cmd := &cobra.Command{
-		Use:   "check NAMESPACE/NAME",
-		Short: "Say what would happen if a gateway of Liqo were switched to culvert",
+		Use:   "check [NAMESPACE/NAME]",
+		Short: "Say what would happen if a gateway of Liqo were switched to culvert, or which links nodes have",
 		Long: "Say what would happen if the GatewayServer or GatewayClient NAME were switched to culvert, and print the\n" +
 			"commands to switch and to go back. It only reads: with your rights, not with those of the gateway.\n" +
-			"Exit status 0: it would work; 1: it would not, and the lines that begin with \"wrong\" say why; 2: it cannot look.",
-		Example: "  culvert liqo check liqo-tenant-milan/milan",
-		Args:    cobra.ExactArgs(1),
+			"Exit status 0: it would work; 1: it would not, and the lines that begin with \"wrong\" say why; 2: it cannot look.\n\n" +
+			"Without a name, say for each node and gateway whether Liqo's link, culvert's or none is there, and what to do. That is\n" +
+			"in the logs of Liqo's agent and of culvert's pods, which your rights must let you read. Exit status 1: a link is not there.",
+		Example: "  culvert liqo check liqo-tenant-milan/milan\n  culvert liqo check",
+		Args:    cobra.MaximumNArgs(1),
 		// Names are those of a cluster.
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return checkNodes(cmd.Context(), &o, cmd.OutOrStdout())
+			}
 			namespace, name, ok := strings.Cut(args[0], "/")
 			if !ok || namespace == "" || name == "" || strings.Contains(name, "/") {
 				return fmt.Errorf("%q: want NAMESPACE/NAME of a GatewayServer or GatewayClient; see kubectl get gatewayservers,gatewayclients -A", args[0])
@@ -73,23 +79,25 @@ func printReport(w io.Writer, r *check.Report) error {
 	if !works {
 		verdict = "culvert would not work here."
 	}
-	lines = append(lines, verdict, "To switch:", "    "+r.Switch, "To go back:", "    "+r.Back)
+	lines = append(lines, verdict)
+	for _, c := range r.Commands {
+		lines = append(lines, c.Purpose+":", "    "+c.Line)
+	}
 	_, err := fmt.Fprintln(w, strings.Join(lines, "\n"))
 	if err == nil && !works {
-		err = failure{errors.New("it would not work; mend what is wrong above")}
+		err = cli.Failed(errors.New("it would not work; correct what is wrong above"))
 	}
 	return err
 }
 
-// A liqoReader reads what is to be judged, and collects what it may not or cannot read.
+// A liqoReader reads what is to be checked, and collects what it cannot read.
 type liqoReader struct {
 	ctx    context.Context
 	client dynamic.Interface
 	errs   []error
 }
 
-// gatewayResources are what gateways obey, with the label by which Liqo marks those of gateways; own ones are those of the tenant's
-// namespace.
+// gatewayResources are the resources for gateways, with the label by which Liqo marks them; own ones are in the tenant's namespace.
 var gatewayResources = []struct {
 	name, labels string
 	own          bool
@@ -102,11 +110,11 @@ var gatewayResources = []struct {
 
 func (r *liqoReader) read(namespace, name, templates string) (*check.Cluster, error) {
 	c := &check.Cluster{Gateway: r.get(liqoResource("gatewayservers"), namespace, name)}
-	resource, ours := "wggatewayservertemplates", template.ServerName
+	resource, ours, stock := "wggatewayservertemplates", template.ServerName, "wireguard-server"
 	reference := "serverTemplateRef"
 	if c.Gateway == nil && r.errs == nil {
 		c.Gateway = r.get(liqoResource("gatewayclients"), namespace, name)
-		resource, ours, reference = "wggatewayclienttemplates", template.ClientName, "clientTemplateRef"
+		resource, ours, stock, reference = "wggatewayclienttemplates", template.ClientName, "wireguard-client", "clientTemplateRef"
 	}
 	if c.Gateway == nil {
 		return nil, errors.Join(append(r.errs, fmt.Errorf("%s/%s: no such GatewayServer or GatewayClient; see kubectl get gatewayservers,gatewayclients -A", namespace, name))...)
@@ -114,8 +122,12 @@ func (r *liqoReader) read(namespace, name, templates string) (*check.Cluster, er
 	present, _ := template.Field(c.Gateway, "spec", reference, "namespace").(string)
 	c.TemplateNamespace = cmp.Or(templates, present, "liqo")
 	c.Template = r.get(liqoResource(resource), c.TemplateNamespace, ours)
+	if template.Field(c.Gateway, "spec", reference, "name") == ours {
+		c.Stock = r.get(liqoResource(resource), c.TemplateNamespace, stock)
+	}
 	c.Namespace = r.get(schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}, "", namespace)
 	c.Deployment = r.get(schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}, namespace, "gw-"+name)
+	c.Pods = r.list(schema.GroupVersionResource{Version: "v1", Resource: "pods"}, namespace, "networking.liqo.io/component=gateway,networking.liqo.io/gateway-name="+name)
 	c.Policies = r.list(schema.GroupVersionResource{Group: "networking.k8s.io", Version: "v1", Resource: "networkpolicies"}, namespace, "")
 	for _, kind := range gatewayResources {
 		of := ""
@@ -138,11 +150,11 @@ func (r *liqoReader) read(namespace, name, templates string) (*check.Cluster, er
 	return c, errors.Join(r.errs...)
 }
 
-// get returns an object; nil if it is not there.
+// get returns an object; nil if it does not exist.
 func (r *liqoReader) get(resource schema.GroupVersionResource, namespace, name string) map[string]any {
 	o, err := r.client.Resource(resource).Namespace(namespace).Get(r.ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		// A resource that the cluster does not have at all is not found either, but has no name.
+		// If the cluster lacks the resource type, the error is also "not found", but without a name.
 		if status := apierrors.APIStatus(nil); errors.As(err, &status) && status.Status().Details != nil && status.Status().Details.Name != "" {
 			return nil
 		}
@@ -154,11 +166,11 @@ func (r *liqoReader) get(resource schema.GroupVersionResource, namespace, name s
 	return o.Object
 }
 
-// page is how many objects are asked for at once.
-const page = 500
+// perPage is how many objects are asked for at once.
+const perPage = 500
 
 func (r *liqoReader) list(resource schema.GroupVersionResource, namespace, labels string) (all []map[string]any) {
-	o := metav1.ListOptions{LabelSelector: labels, Limit: page}
+	o := metav1.ListOptions{LabelSelector: labels, Limit: perPage}
 	for {
 		l, err := r.client.Resource(resource).Namespace(namespace).List(r.ctx, o)
 		if err != nil {

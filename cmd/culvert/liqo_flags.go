@@ -14,8 +14,8 @@ import (
 	"culvert/gateway/wgkey"
 )
 
-// liqoFlags are the flags of culvert gateway --liqo. Those that Liqo's gateways have too are called and mean the same. All are text,
-// so that all that is wrong is reported at once.
+// liqoFlags are the flags of culvert gateway --liqo. Those that Liqo's gateways also have keep their names and meanings. All are text, so that all
+// faults are reported at once.
 type liqoFlags struct {
 	on    bool
 	text  map[string]*string
@@ -63,17 +63,17 @@ func addLiqoFlags(set *pflag.FlagSet) *liqoFlags {
 	return l
 }
 
-// liqo is what the flags say.
+// liqo is the parsed form of the flags.
 type liqo struct {
 	base                            *config.Config
 	name, namespace, uid, node, pod string
 	keepUnknown, pings              bool
 	refresh                         time.Duration
 	kubeconfig                      string
-	notes                           []string // what is not as the flags say
+	notes                           []string // differences from what the flags say
 }
 
-// read reads the flags, or says everything that is wrong or missing.
+// read parses the flags, or returns all faults.
 func (l *liqoFlags) read() (*liqo, error) {
 	e := new(configfile.Errors)
 	get := func(name string) string { return *l.text[name] }
@@ -91,7 +91,7 @@ func (l *liqoFlags) read() (*liqo, error) {
 		return d
 	}
 	c := &config.Config{
-		Peer: get("remote-cluster-id"), State: get("state"), Control: config.ControlAuto, LiqoMetrics: true, Log: config.Log{Level: "info", Format: "text"},
+		Peer: get("remote-cluster-id"), State: get("state"), Control: config.ControlAuto, Liqo: true, Log: config.Log{Level: "info", Format: "text"},
 	}
 	out := &liqo{
 		base: c, name: get("name"), namespace: get("namespace"), uid: get("gateway-uid"), node: get("node-name"), pod: get("pod-name"),
@@ -112,7 +112,7 @@ func (l *liqoFlags) read() (*liqo, error) {
 	case "server":
 		server, c.WireGuard.Role = true, config.Server
 	case "client":
-		c.WireGuard.Keepalive = 25 * time.Second // Liqo's client pings instead; without them, what translates addresses forgets it
+		c.WireGuard.Keepalive = 25 * time.Second // Liqo's client pings instead; without keepalives, NAT devices on the path forget the mapping
 	case "":
 		e.Add("--mode", "missing; want server or client")
 	default:
@@ -173,7 +173,7 @@ func (l *liqoFlags) read() (*liqo, error) {
 
 func (out *liqo) server() bool { return out.base.WireGuard.Role == config.Server }
 
-// port reads a port, or the first of a list of them.
+// port parses a port, or the first of a list.
 func (out *liqo) port(e *configfile.Errors, l *liqoFlags, one, many string, def int) int {
 	text, list := *l.text[one], *l.text[many]
 	if text != "" && list != "" {
@@ -191,7 +191,7 @@ func (out *liqo) port(e *configfile.Errors, l *liqoFlags, one, many string, def 
 	return e.Int(path, configfile.Scalar(text), def, 1, 65535)
 }
 
-// listenAddress reads an address as Liqo writes it.
+// listenAddress parses an address in Liqo's format.
 func listenAddress(e *configfile.Errors, path, address string) string {
 	if address == "0" || address == "" {
 		return ""
@@ -206,7 +206,7 @@ func listenAddress(e *configfile.Errors, path, address string) string {
 	return address
 }
 
-// strange returns the flags that were given and do not go with the way the gateway is run.
+// strange returns the given flags that do not apply to this way of running the gateway.
 func (l *liqoFlags) strange() (all []string) {
 	l.given.Visit(func(f *pflag.Flag) {
 		if _, ours := l.text[f.Name]; ours != l.on && f.Name != "liqo" && (ours || f.Name == "config" || f.Name == "takeover" || f.Name == "check" || f.Name == "output") {

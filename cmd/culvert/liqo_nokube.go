@@ -5,25 +5,40 @@ package main
 import (
 	"context"
 	"errors"
+	"io"
 
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
 
-	"culvert/gateway/services"
+	"culvert/gateway/node/services"
 )
 
 func runLiqo(context.Context, *liqoFlags) error {
-	return errors.New("--liqo: this culvert was built with the tag nokube; build it without")
+	return errNoLiqo
 }
 
-// kubeCommands are those that need Kubernetes.
+var errNoPeerings = errors.New("--kube: this culvert was built with the tag nokube; build it without")
+
+func runKube(context.Context, *kubeFlags) error { return errNoPeerings }
+
+func (p *nodePeerings) run(context.Context, *nodeKube) error { return errNoPeerings }
+
+func removePeerings(io.Writer) error { return errNoPeerings }
+
+// kubeCommands returns the commands that need Kubernetes.
 func kubeCommands() []*cobra.Command { return nil }
 
-func (k *nodeKube) serve(*services.Config, *logrus.Logger) (func(context.Context) error, func(context.Context, *services.Config) error, error) {
+func (k *nodeKube) serve(*services.Config, shower, *logrus.Logger) (func(context.Context) error, func(context.Context, *services.Config) error, error) {
 	return nil, nil, errors.New("--services: this culvert was built with the tag nokube; build it without")
 }
 
-// errNoSockets: the packet path of a gateway is what this build is for.
+var errNoLiqo = errors.New("--liqo: this culvert was built with the tag nokube; build it without")
+
+func (l *nodeLiqo) run(context.Context, *nodeKube, *linkStatus) error { return errNoLiqo }
+
+func removeLinks(io.Writer) error { return errNoLiqo }
+
+// errNoSockets: this build is for the packet path of a gateway.
 var errNoSockets = errors.New("services.mode: sockets: this culvert was built with the tag nokube; build it without")
 
 func newSockets(*services.Config, bool, *logrus.Logger) (server, error) { return nil, errNoSockets }

@@ -9,26 +9,27 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// kubeCommands are those that need Kubernetes.
+// kubeCommands returns the commands that need Kubernetes.
 func kubeCommands() []*cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "liqo",
 		Short:   "Put gateways in the place of Liqo's",
 		Long:    "Put gateways in the place of Liqo's. Both commands read from a cluster, and change nothing there.",
-		Example: "  culvert liqo template | kubectl apply -f -\n  culvert liqo check liqo-tenant-milan/milan",
+		Example: "  culvert liqo template --image registry.example/culvert:1.0 | kubectl apply -f -\n  culvert liqo check liqo-tenant-milan/milan\n  culvert liqo check",
 		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			return errors.New("liqo: want template or check; see --help")
 		},
 	}
 	cmd.AddCommand(newLiqoTemplateCommand(), newLiqoCheckCommand())
-	return []*cobra.Command{cmd}
+	return []*cobra.Command{cmd, newKubeCommand()}
 }
 
-// An operator reads from a cluster what the user may read.
+// An operator reads from a cluster with the user's permissions.
 type operator struct{ kubeconfig, context string }
 
 func (o *operator) add(cmd *cobra.Command) {
@@ -36,7 +37,7 @@ func (o *operator) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&o.context, "context", "", "`NAME` of the context there (default: the current one)")
 }
 
-func (o *operator) client() (dynamic.Interface, error) {
+func (o *operator) config() (*rest.Config, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = o.kubeconfig
 	c, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: o.context}).ClientConfig()
@@ -44,6 +45,14 @@ func (o *operator) client() (dynamic.Interface, error) {
 		return nil, fmt.Errorf("--kubeconfig: %w", err)
 	}
 	c.QPS, c.Burst, c.UserAgent = clientQPS, clientBurst, "culvert"
+	return c, nil
+}
+
+func (o *operator) client() (dynamic.Interface, error) {
+	c, err := o.config()
+	if err != nil {
+		return nil, err
+	}
 	client, err := dynamic.NewForConfig(c)
 	if err != nil {
 		return nil, fmt.Errorf("--kubeconfig: %w", err)
@@ -51,7 +60,7 @@ func (o *operator) client() (dynamic.Interface, error) {
 	return client, nil
 }
 
-// liqoResource is a kind of Liqo's, by its name in paths.
+// liqoResource is one of Liqo's resource types, by its name in paths.
 func liqoResource(name string) schema.GroupVersionResource {
 	return schema.GroupVersionResource{Group: "networking.liqo.io", Version: "v1beta1", Resource: name}
 }

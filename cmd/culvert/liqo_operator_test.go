@@ -16,14 +16,18 @@ import (
 
 	"sigs.k8s.io/yaml"
 
+	"culvert/cmd/internal/cli"
 	"culvert/kube/template"
 )
 
 const templatesFile = "../../kube/manifests/liqo-templates.yaml"
 
+// exampleImage stands in the manifests for one in a registry.
+const exampleImage = "registry.example/culvert:1.0"
+
 // TestLiqoTemplates: the file among the manifests is what --offline prints; go test ./cmd/culvert -run TestLiqoTemplates -update writes it.
 func TestLiqoTemplates(t *testing.T) {
-	out, diag, status := run(t, "liqo", "template", "--offline", "--release", "liqo")
+	out, diag, status := run(t, "liqo", "template", "--offline", "--release", "liqo", "--image", exampleImage)
 	if status != 0 || diag != "" {
 		t.Fatalf("status %d: %s", status, diag)
 	}
@@ -36,7 +40,7 @@ func TestLiqoTemplates(t *testing.T) {
 		t.Errorf("%s is not what is printed (%v); run this test with -update", templatesFile, err)
 	}
 	other, _, _ := run(t, "liqo", "template", "--offline", "--release", "edge", "--image", "registry.invalid/culvert:1")
-	want := strings.NewReplacer("instance: liqo-{{", "instance: edge-{{", "image: culvert:latest", "image: registry.invalid/culvert:1").Replace(out)
+	want := strings.NewReplacer("instance: liqo-{{", "instance: edge-{{", "image: "+exampleImage, "image: registry.invalid/culvert:1").Replace(out)
 	if other != want {
 		t.Errorf("for release edge it prints\n%s", other)
 	}
@@ -57,7 +61,7 @@ func templates(t *testing.T, text string) (all []map[string]any) {
 
 // TestLiqoFlagsAreOurs: the gateway knows every flag that a template gives it, and lacks only what the pod brings.
 func TestLiqoFlagsAreOurs(t *testing.T) {
-	out, _, _ := run(t, "liqo", "template", "--offline")
+	out, _, _ := run(t, "liqo", "template", "--offline", "--image", exampleImage)
 	for _, o := range templates(t, out) {
 		var g template.Gateway
 		g.Name, g.Namespace, g.ClusterID, g.GatewayUID = "milan", "liqo-tenant-milan", "milan", "1"
@@ -73,7 +77,7 @@ func TestLiqoFlagsAreOurs(t *testing.T) {
 			words = append(words, strings.NewReplacer("$(NODE_NAME)", "node-1", "$(POD_NAME)", "gw-milan-1").Replace(a.(string)))
 		}
 		_, diag, status := run(t, words...)
-		if lines := strings.Split(strings.TrimSpace(diag), "\n"); status != exitBadInput || len(lines) != 2 ||
+		if lines := strings.Split(strings.TrimSpace(diag), "\n"); status != cli.ExitBadInput || len(lines) != 2 ||
 			!strings.Contains(lines[0], "--keys-dir: /etc/wireguard/keys/privateKey: ") || !strings.Contains(lines[1], "--kubeconfig: missing") {
 			t.Errorf("%q: status %d\n%s", words, status, diag)
 		}
@@ -144,6 +148,7 @@ func newFakeCluster(t *testing.T) *fakeCluster {
 		liqoAPI + "/namespaces/liqo/wggatewayclienttemplates/wireguard-client": template.Default(false, "edge", "liqo"),
 		liqoAPI + tenant + "/gatewayservers/cluster-b":                         templates(t, string(text))[0],
 		"/api/v1/namespaces/liqo-tenant-cluster-b":                             map[string]any{"apiVersion": "v1", "kind": "Namespace"},
+		"/api/v1" + tenant + "/pods":                                           empty,
 		"/apis/networking.k8s.io/v1" + tenant + "/networkpolicies":             empty,
 		liqoAPI + "/firewallconfigurations":                                    empty,
 		liqoAPI + "/routeconfigurations":                                       empty,
@@ -162,7 +167,7 @@ func TestLiqoCommandsRead(t *testing.T) {
 		return run(t, "liqo", "check", "liqo-tenant-cluster-b/cluster-b", "--kubeconfig", kubeconfig)
 	}
 	out, diag, status := check()
-	if status != exitFailed || !strings.Contains(out, "\nwrong: WgGatewayServerTemplate culvert-server: not in namespace liqo") || !strings.Contains(diag, "would not work") {
+	if status != cli.ExitFailed || !strings.Contains(out, "\nwrong: WgGatewayServerTemplate culvert-server: not in namespace liqo") || !strings.Contains(diag, "would not work") {
 		t.Errorf("without a template: status %d\n%s%s", status, out, diag)
 	}
 	printed, diag, status := run(t, "liqo", "template", "--kubeconfig", kubeconfig, "--image", "registry.invalid/culvert:1")
@@ -192,11 +197,14 @@ func TestLiqoCannotLook(t *testing.T) {
 		want []string // one per line
 	}{
 		{"liqo", []string{"want template or check"}},
-		{"liqo template --release x --kubeconfig " + kubeconfig, []string{"only with --offline"}},
-		{"liqo template --offline --kubeconfig " + kubeconfig, []string{"none of the others can be"}},
-		{"liqo template --server-template other --kubeconfig " + kubeconfig, []string{"--server-template: other in --namespace liqo: "}},
-		{"liqo template --kubeconfig " + kubeconfig, []string{"WgGatewayClientTemplate <nil>: spec.objectKind.kind: <nil>, and culvert stands in for a WgGatewayClient alone"}},
-		{"liqo template --kubeconfig /nowhere", []string{"--kubeconfig: "}},
+		{"liqo template --kubeconfig " + kubeconfig, []string{"--image: missing; name culvert's image in a registry"}},
+		{"liqo template --offline", []string{"--image: missing"}},
+		{"liqo template --image= --offline", []string{"--image: missing"}},
+		{"liqo template --image x/y --release x --kubeconfig " + kubeconfig, []string{"only with --offline"}},
+		{"liqo template --image x/y --offline --kubeconfig " + kubeconfig, []string{"none of the others can be"}},
+		{"liqo template --image x/y --server-template other --kubeconfig " + kubeconfig, []string{"--server-template: other in --namespace liqo: "}},
+		{"liqo template --image x/y --kubeconfig " + kubeconfig, []string{"WgGatewayClientTemplate <nil>: spec.objectKind.kind: <nil>, and culvert stands in for a WgGatewayClient alone"}},
+		{"liqo template --image x/y --kubeconfig /nowhere", []string{"--kubeconfig: "}},
 		{"liqo check cluster-b --kubeconfig " + kubeconfig, []string{"want NAMESPACE/NAME"}},
 		{"liqo check liqo-tenant-x/x --kubeconfig " + kubeconfig, []string{"liqo-tenant-x/x: no such GatewayServer or GatewayClient"}},
 		{"liqo check liqo-tenant-cluster-b/cluster-b --kubeconfig " + kubeconfig, []string{"list internalnodes: "}},
@@ -204,7 +212,7 @@ func TestLiqoCannotLook(t *testing.T) {
 	} {
 		out, diag, status := run(t, strings.Fields(tt.args)...)
 		lines := strings.Split(strings.TrimSuffix(diag, "\n"), "\n")
-		if status != exitBadInput || out != "" || len(lines) != len(tt.want) {
+		if status != cli.ExitBadInput || out != "" || len(lines) != len(tt.want) {
 			t.Errorf("%s: status %d, %q\n%s", tt.args, status, out, diag)
 			continue
 		}

@@ -8,11 +8,13 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
+	"culvert/kube/manifests"
 	"culvert/kube/template"
 )
 
@@ -21,7 +23,7 @@ type templateFlags struct {
 	operator
 	namespace, server, client string
 	image                     string
-	offline                   bool
+	offline, nodes            bool
 	release                   string
 }
 
@@ -33,11 +35,18 @@ func newLiqoTemplateCommand() *cobra.Command {
 		Long: "Print a " + template.ServerKind + " and a " + template.ClientKind + ", " + template.ServerName + " and " + template.ClientName + ",\n" +
 			"for kubectl apply. They are made of Liqo's own, which are read from the cluster: names, labels, selectors,\n" +
 			"the Service, scheduling, pull secrets and the values of flags are the same, so that a gateway that is there\n" +
-			"can be switched. Standard error has a line for each thing that is left out.",
+			"can be switched. Standard error has a line for each thing that is left out.\n\n" +
+			"With --nodes, print the DaemonSet for nodes whose kernel has no Geneve, and its rights.",
 		Example: "  culvert liqo template --image registry.example/culvert:1.0 | kubectl apply -f -\n" +
-			"  culvert liqo template --offline --release liqo",
+			"  culvert liqo template --image registry.example/culvert:1.0 --offline --release liqo",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if f.image == "" {
+				return errors.New("--image: missing; name culvert's image in a registry that your nodes reach, such as registry.example/culvert:1.0")
+			}
+			if f.nodes {
+				return printNodes(cmd.OutOrStdout(), f.image, f.namespace)
+			}
 			if cmd.Flags().Changed("release") && !f.offline {
 				return errors.New("--release: only with --offline; the templates in the cluster have it")
 			}
@@ -52,13 +61,21 @@ func newLiqoTemplateCommand() *cobra.Command {
 	cmd.Flags().StringVar(&f.namespace, "namespace", "liqo", "`NAMESPACE` of Liqo and its templates")
 	cmd.Flags().StringVar(&f.server, "server-template", "wireguard-server", "`NAME` of Liqo's "+template.ServerKind)
 	cmd.Flags().StringVar(&f.client, "client-template", "wireguard-client", "`NAME` of Liqo's "+template.ClientKind)
-	cmd.Flags().StringVar(&f.image, "image", template.Image, "`NAME` of culvert's image in your registry")
+	cmd.Flags().StringVar(&f.image, "image", "", "`NAME` of culvert's image in your registry (required)")
 	cmd.Flags().BoolVar(&f.offline, "offline", false, "read no cluster: take what Liqo's chart has by default")
+	cmd.Flags().BoolVar(&f.nodes, "nodes", false, "print the DaemonSet for nodes without Geneve instead; reads no cluster")
 	cmd.Flags().StringVar(&f.release, "release", "liqo", "with --offline: `NAME` of Liqo's Helm release, which is part of every selector")
 	for _, name := range []string{"kubeconfig", "context", "server-template", "client-template"} {
 		cmd.MarkFlagsMutuallyExclusive("offline", name)
 	}
 	return cmd
+}
+
+// printNodes prints the manifest for nodes without Geneve, for an image and Liqo's namespace.
+func printNodes(w io.Writer, image, namespace string) error {
+	_, err := strings.NewReplacer("image: "+manifests.Image, "image: "+image, "namespace: "+manifests.Namespace+"\n", "namespace: "+namespace+"\n",
+		"namespace: "+manifests.Namespace+"}", "namespace: "+namespace+"}", "="+manifests.Namespace+"/", "="+namespace+"/").WriteString(w, manifests.LiqoNodes)
+	return err
 }
 
 // stock returns Liqo's own templates.

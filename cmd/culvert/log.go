@@ -7,7 +7,7 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// newLogger logs to standard error in the given format at the given level.
+// newLogger logs to standard error with the given format and level.
 func newLogger(level, format string) (*logrus.Logger, error) {
 	log := logrus.New()
 	l, err := logrus.ParseLevel(level)
@@ -21,8 +21,7 @@ func newLogger(level, format string) (*logrus.Logger, error) {
 	return log, nil
 }
 
-// jsonFormatter writes values as the text format does: encoding/json would make a number
-// of a duration, and of a role.
+// jsonFormatter formats values like the text format: encoding/json would make a number of a duration, and of a role.
 type jsonFormatter struct{ logrus.JSONFormatter }
 
 func (f jsonFormatter) Format(e *logrus.Entry) ([]byte, error) {

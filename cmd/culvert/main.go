@@ -1,57 +1,30 @@
 package main
 
 import (
-	"context"
-	"errors"
-	"fmt"
-	"os"
-	"os/signal"
-	"strings"
-	"syscall"
-
 	"github.com/spf13/cobra"
+
+	"culvert/cmd/internal/cli"
 )
 
-// Exit statuses; see doc.go.
-const (
-	exitFailed   = 1
-	exitBadInput = 2
-)
-
-// failure marks an error of something that had started properly. Every other
-// error is the input's or the environment's.
-type failure struct{ error }
-
-func main() {
-	// Not undone: a signal that comes when a command has done its work must not turn that into a failure.
-	ctx, _ := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	cmd, err := newRootCommand().ExecuteContextC(ctx)
-	if err == nil {
-		return
-	}
-	err = usageError(cmd, err)
-	for line := range strings.Lines(err.Error()) {
-		fmt.Fprintf(os.Stderr, "culvert: %s\n", strings.TrimSuffix(line, "\n"))
-	}
-	if errors.As(err, new(failure)) {
-		os.Exit(exitFailed)
-	}
-	os.Exit(exitBadInput)
-}
+func main() { cli.Run(newRootCommand()) }
 
 func newRootCommand() *cobra.Command {
-	root := &cobra.Command{
-		Use:           "culvert",
-		Short:         "Pod traffic between Kubernetes clusters, without asking anything of the kernel",
-		SilenceErrors: true,
-		SilenceUsage:  true,
-		// An error is one line: usageError suggests.
-		DisableSuggestions: true,
-	}
-	root.AddCommand(newGatewayCommand(), newNodeCommand(), newInitCommand(), newLabCommand(), newKeygenCommand(), newIPAMCommand(),
-		newStatusCommand(), newConnectionsCommand(), newTraceCommand(), newCaptureCommand(), newReloadCommand(), newRulesCommand(), newRoutesCommand(), newPageCommand(), newDoctorCommand(), newVersionCommand(), newConfigTopic())
-	root.AddCommand(kubeCommands()...)
-	addCompletion(root)
-	addHelp(root)
-	return root
+	commands := append(kubeCommands(), newGatewayCommand(), newNodeCommand(), newInitCommand(), newLabCommand(), newKeygenCommand(), newIPAMCommand(),
+		newStatusCommand(), newConnectionsCommand(), newTraceCommand(), newCaptureCommand(), newReloadCommand(), newRulesCommand(), newRoutesCommand(),
+		newPageCommand(), newDoctorCommand(), cli.NewVersionCommand("culvert"), newConfigTopic())
+	return cli.New("culvert", "Pod traffic between Kubernetes clusters, without asking anything of the kernel", examples, commands...)
+}
+
+// examples are what --help shows of commands.
+var examples = map[string]string{
+	"culvert":              "  culvert init rome-milan --here\n  culvert status\n  culvert help config",
+	"culvert gateway":      "  culvert gateway --config rome/gateway.yaml --check\n  culvert gateway --config rome/gateway.yaml",
+	"culvert node":         "  culvert node --config rome/nodes/rome-1.yaml --check\n  sudo culvert node --config rome/nodes/rome-1.yaml",
+	"culvert status":       "  culvert status\n  culvert status --watch\n  culvert status --socket rome -o json | jq .tunnel.state",
+	"culvert keygen":       "  culvert keygen rome.key > rome.pub\n  culvert keygen --public rome.key",
+	"culvert ipam":         "  culvert ipam check rome/gateway.yaml milan/gateway.yaml\n  culvert ipam list --config rome/gateway.yaml",
+	"culvert ipam list":    "  culvert ipam list --config rome/gateway.yaml",
+	"culvert ipam acquire": "  culvert ipam acquire milan pod 10.0.0.0/16 --config rome/gateway.yaml",
+	"culvert ipam release": "  culvert ipam release milan --config rome/gateway.yaml",
+	"culvert ipam check":   "  culvert ipam check rome/gateway.yaml milan/gateway.yaml",
 }

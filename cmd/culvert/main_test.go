@@ -16,6 +16,9 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"culvert/cmd/internal/cli"
+	"culvert/integration/need"
 )
 
 // asCommand makes this test binary be culvert.
@@ -30,7 +33,7 @@ func TestMain(m *testing.M) {
 }
 
 func culvert(args ...string) *exec.Cmd {
-	cmd := exec.Command(os.Args[0], args...)
+	cmd := need.Self(args...)
 	cmd.Env = append(os.Environ(), asCommand+"=1")
 	return cmd
 }
@@ -146,7 +149,7 @@ func TestBadInput(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			out, diag, status := run(t, tt.args...)
 			lines := strings.Split(strings.TrimSuffix(diag, "\n"), "\n")
-			if status != exitBadInput || out != "" || len(lines) != len(tt.want) {
+			if status != cli.ExitBadInput || out != "" || len(lines) != len(tt.want) {
 				t.Fatalf("status %d, standard output %q, standard error %q", status, out, diag)
 			}
 			for i, want := range tt.want {
@@ -240,41 +243,6 @@ func TestKeygen(t *testing.T) {
 	}
 	if again, _, _ := run(t, "keygen", "--public", name); again != made || len(made) != 45 {
 		t.Errorf("public key %q, then %q", made, again)
-	}
-}
-
-// TestLabExecArguments: what follows the host is the command's, with "--" before it or
-// without.
-func TestLabExecArguments(t *testing.T) {
-	for _, tt := range []struct {
-		args string
-		want string // "" = refused
-	}{
-		{"rome/pod1 ip -br a", "rome/pod1: ip -br a"},
-		{"rome/pod1 -- ip -br a", "rome/pod1: ip -br a"},
-		{"-- rome/pod1 ip -br a", "rome/pod1: ip -br a"},
-		{"rome/pod1 sh -c exit -- -x", "rome/pod1: sh -c exit -- -x"},
-		{"rome/pod1 ls --help", "rome/pod1: ls --help"},
-		{"rome/pod1", ""},
-		{"rome/pod1 --", ""},
-		{"-br rome/pod1 ip", ""},
-	} {
-		cmd := newLabExecCommand()
-		err := cmd.ParseFlags(strings.Fields(tt.args))
-		got := ""
-		if err == nil {
-			host, command, splitErr := splitExec(cmd.Flags().Args())
-			if err = splitErr; err == nil {
-				got = host + ": " + strings.Join(command, " ")
-			}
-		}
-		if got != tt.want || (err == nil) != (tt.want != "") {
-			t.Errorf("%s: %q, want %q (%v)", tt.args, got, tt.want, err)
-		}
-	}
-	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
-	if _, diag, status := run(t, "lab", "exec", "rome/pod1", "ip", "-br", "a"); status != 2 || !strings.Contains(diag, "none is up") {
-		t.Errorf("lab exec with flags after the host: status %d: %s", status, diag)
 	}
 }
 

@@ -8,54 +8,157 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
+	"sync"
 	"syscall"
 
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
 
-	"culvert/gateway"
+	"culvert/cmd/internal/cli"
 	"culvert/gateway/configfile"
+	"culvert/gateway/control"
 	"culvert/gateway/node"
-	"culvert/gateway/services"
+	"culvert/gateway/node/services"
+	"culvert/gateway/procs"
 )
 
 func newNodeCommand() *cobra.Command {
 	var file string
-	var check bool
-	k := &nodeKube{}
+	var check, remove, takeOver bool
+	k, l := &nodeKube{}, &nodeLiqo{}
+	p := &nodePeerings{links: l}
 	cmd := &cobra.Command{
-		Use:   "node --config FILE | --services[=all]",
+		Use:   "node --config FILE | --services[=all] | --liqo | --kube",
 		Short: "Run the node end of the tunnel to a gateway, or serve Services on a node",
 		Long: "Run the node end of the tunnel to a gateway: a Geneve, VXLAN or TUN link, its address and its\n" +
 			"routes. With services in its file, serve them as kube-proxy does, without netfilter: cluster\n" +
 			"addresses, node ports, external and load balancer addresses, by a TUN device, routes and rules of\n" +
 			"policy routing; SIGHUP reads them again. All is removed at the end, but for what keepLinks and\n" +
-			"services.state leave to the next run. Needs CAP_NET_ADMIN in its network namespace, but not for\n" +
+			"services.state leave to the next run; --remove removes that, too. Needs CAP_NET_ADMIN in its network namespace, but not for\n" +
 			"services alone with mode: sockets.\n\n" +
 			"With --services, Services and their endpoints come from Kubernetes, and what is about neither from\n" +
 			"services in the file. It serves those with the label service.kubernetes.io/service-proxy-name:\n" +
-			"culvert, beside kube-proxy; with --services=all also those without that label, in place of kube-proxy.",
+			"culvert, beside kube-proxy; with --services=all also those without that label, in place of kube-proxy.\n\n" +
+			"With --takeover it takes the place of the node that serves with the same services.state: that hands over\n" +
+			"its TUN device and its connections, and ends; as process 1 of a container it waits, and serves again if\n" +
+			"the other one dies. SIGUSR2 has a node start the program at its own path so.\n\n" +
+			"With --liqo it makes the tunnel links that Liqo's resources ask for, on a node whose kernel has no\n" +
+			"Geneve; Liqo's own agent leads routes to them. They stay when this process stops; --liqo --remove deletes\n" +
+			"them.\n\n" +
+			"With --kube it makes the tunnel links and routes that Peerings ask for, and keeps the node from giving\n" +
+			"packets of pods to other clusters another source, by nftables. They stay when this process stops, but not\n" +
+			"when its DaemonSet is gone; --kube --remove deletes them.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			load, err := k.loader(file)
+			if err := errors.Join(l.check(), p.check(cmd, l)); err != nil {
+				return err
+			}
+			switch {
+			case remove && p.on:
+				return removePeerings(cmd.OutOrStdout())
+			case remove && l.on:
+				return removeLinks(cmd.OutOrStdout())
+			case remove:
+				return removeRemains(cmd.OutOrStdout())
+			case l.on && takeOver:
+				return fmt.Errorf("--takeover: %w", errLinksStay)
+			case l.on && file == "" && !k.on():
+				signal.Ignore(syscall.SIGHUP) // there is no file to read again
+				chooseProcs(0)
+				return l.start(cmd.Context(), k, new(linkStatus))
+			case p.on && takeOver:
+				return fmt.Errorf("--takeover: %w", errLinksStay)
+			case p.on && file == "" && !k.on():
+				return p.start(cmd.Context(), k)
+			}
+			read, err := k.loader(file)
 			if err != nil {
 				return err
 			}
+			load := func() (*node.Config, error) { return withCPUs(read, file) }
 			c, err := load()
 			if err != nil {
 				return err
 			}
-			if check {
-				printNode(cmd.OutOrStdout(), file, c)
-				return nil
+			if takeOver {
+				if err := mayTakeOver(c); err != nil {
+					return fmt.Errorf("--takeover: %w", err)
+				}
+				c.Services.TakeOver = true
 			}
-			return runNode(cmd.Context(), load, c, k)
+			if check {
+				return printNode(cmd.OutOrStdout(), file, c)
+			}
+			if l.on {
+				status := new(linkStatus)
+				return both(cmd.Context(), func(ctx context.Context) error { return l.start(ctx, k, status) },
+					func(ctx context.Context) error { return runNode(ctx, load, c, k, status) })
+			}
+			if p.on {
+				return both(cmd.Context(), func(ctx context.Context) error { return p.start(ctx, k) },
+					func(ctx context.Context) error { return runNode(ctx, load, c, k, nil) })
+			}
+			return runNode(cmd.Context(), load, c, k, nil)
 		},
 	}
 	cmd.Flags().StringVar(&file, "config", "", "configuration `FILE` (YAML)")
 	cmd.Flags().BoolVar(&check, "check", false, "validate the configuration, compare it with this machine, and exit")
+	cmd.Flags().BoolVar(&remove, "remove", false, "remove what ended runs have left of Services (with --liqo or --kube: of links), and exit")
+	cmd.Flags().BoolVar(&takeOver, "takeover", false, "take the place of a node that serves with the same services.state")
 	k.add(cmd)
+	l.add(cmd)
+	p.add(cmd)
 	return cmd
+}
+
+// withCPUs compares what is read with what this process may use.
+func withCPUs(read func() (*node.Config, error), file string) (*node.Config, error) {
+	c, err := read()
+	if err != nil {
+		return nil, err
+	}
+	warning, err := checkCPUs(file, c.CPUs)
+	if warning != "" {
+		c.Warnings = append(c.Warnings, warning)
+	}
+	return c, err
+}
+
+// removeRemains says what it has removed. It fails while Services are served.
+func removeRemains(w io.Writer) error {
+	found, err := services.RemoveRemains(true)
+	if err != nil {
+		return cli.Failed(err)
+	}
+	fmt.Fprintf(w, "removed %d rules and devices\n", found)
+	return nil
+}
+
+// leaveRemains removes what an earlier run with a TUN device for Services has left, if this run has none: rules that lead to no device, and, if this
+// one serves Services by sockets, a waiting device. It ignores what it cannot inspect, as without privilege in some sandboxes.
+func leaveRemains(c *services.Config, log logrus.FieldLogger) {
+	if c != nil && c.Mode != services.Sockets {
+		return // this run continues with them
+	}
+	found, err := services.RemoveRemains(c != nil)
+	switch {
+	case found > 0 && err != nil:
+		log.WithError(err).WithField("remedy", "run as root: culvert node --remove").Warn("an earlier run has left rules that lead packets for Services elsewhere")
+	case found > 0:
+		log.WithField("removed", found).Info("what an earlier run has left of Services is removed")
+	}
+}
+
+// mayTakeOver returns why no node with configuration c can take over from another, or nil.
+func mayTakeOver(c *node.Config) error {
+	switch {
+	case c.Tunnel:
+		return errors.New("the file has a tunnel, which only a restart changes; run a node of its own for services")
+	case c.Services.State == "":
+		return errors.New("services.state is not in the file; add it, for both nodes the same")
+	}
+	return nil
 }
 
 // nodeKube says whether and how Services come from Kubernetes.
@@ -72,7 +175,7 @@ func (k *nodeKube) add(cmd *cobra.Command) {
 
 func (k *nodeKube) on() bool { return k.mode != "off" }
 
-// loader returns what reads the configuration.
+// loader returns a function that reads the configuration.
 func (k *nodeKube) loader(file string) (load func() (*node.Config, error), err error) {
 	switch k.mode {
 	case "off":
@@ -90,24 +193,26 @@ func (k *nodeKube) loader(file string) (load func() (*node.Config, error), err e
 	return nil, fmt.Errorf("--services: %q is not labelled, all or off", k.mode)
 }
 
-func runNode(ctx context.Context, load func() (*node.Config, error), c *node.Config, k *nodeKube) error {
+// runNode runs what c says. links shows beside it how links do; nil: there are none.
+func runNode(ctx context.Context, load func() (*node.Config, error), c *node.Config, k *nodeKube, links *linkStatus) error {
 	log, err := newLogger("info", "text")
 	if err != nil {
 		return err
 	}
-	hup := make(chan os.Signal, 1)
+	// A signal that arrives before the rules are complete would end the process, and leave them. Never undone: a signal after everything has ended
+	// must not turn that into a failure.
+	hup, usr2 := make(chan os.Signal, 1), make(chan os.Signal, 1)
+	signal.Notify(hup, syscall.SIGHUP)
 	if c.Services != nil {
-		// One that comes before rules are whole would end the process, and leave them. Not undone: one that comes when all has ended must not
-		// turn that into a failure.
-		signal.Notify(hup, syscall.SIGHUP)
+		signal.Notify(usr2, syscall.SIGUSR2)
 	}
-	if c.Services != nil && c.Services.Mode != services.Sockets && !(c.Tunnel && c.Mode == node.TUN) {
-		chooseProcs()
-	}
-	log.WithFields(logrus.Fields{"version": gateway.ReadVersion(), "node": c.Name}).Info("node starting")
+	chooseProcs(c.CPUs)
+	log.WithFields(logrus.Fields{"version": control.ReadVersion(), "node": c.Name}).Info("node starting")
 	for _, w := range c.Warnings {
 		log.Warn(w)
 	}
+	leaveRemains(c.Services, log)
+	whole := ctx
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	ends := make(chan error, 2)
@@ -116,18 +221,25 @@ func runNode(ctx context.Context, load func() (*node.Config, error), c *node.Con
 		running++
 		go func() { ends <- part(ctx) }()
 	}
+	var change func(context.Context, *services.Config) error
 	if c.Services != nil {
 		open := serveFile
 		if k.on() {
 			open = k.serve
 		}
-		serve, change, err := open(c.Services, log)
+		var serve func(context.Context) error
+		show, may := showServices, func() error { return mayTakeOver(c) }
+		if links != nil {
+			show, may = links.beside, func() error { return errLinksStay }
+		}
+		serve, change, err = open(c.Services, show, log)
 		if err != nil {
 			return err
 		}
-		go rereadServices(ctx, hup, load, c, change, log)
+		(&successor{may: may, args: []string{"--takeover"}, log: log}).watch(ctx, usr2)
 		run(serve)
 	}
+	go rereadServices(ctx, hup, load, c, change, log)
 	if c.Tunnel {
 		n, err := node.New(ctx, c, log)
 		if err != nil {
@@ -139,29 +251,74 @@ func runNode(ctx context.Context, load func() (*node.Config, error), c *node.Con
 		}
 		run(n.Run)
 	}
+	if err := notify("READY=1"); err != nil {
+		log.WithError(err).Warn("the service manager cannot be told that this node runs")
+	}
+	var handed *services.HandedOver
 	for range running {
-		err = errors.Join(err, <-ends)
-		stop() // one does not go on without the other
+		if ended := <-ends; !errors.As(ended, &handed) {
+			err = errors.Join(err, ended)
+		}
+		stop() // neither continues without the other
+	}
+	if handed != nil && err == nil {
+		return afterHandOver(whole, c.Services, handed, log)
 	}
 	if err != nil {
-		return failure{err}
+		return cli.Failed(err)
 	}
 	return nil
 }
 
+// afterHandOver ends this process after another one has taken over. As process 1 of a container it waits instead: otherwise the container would be
+// restarted and take over in turn. If the other process dies, this program restarts itself.
+func afterHandOver(ctx context.Context, c *services.Config, to *services.HandedOver, log logrus.FieldLogger) error {
+	if os.Getpid() != 1 {
+		if to.Process == 0 {
+			return nil
+		}
+		if err := notify(fmt.Sprintf("MAINPID=%d", to.Process)); err != nil {
+			log.WithError(err).Warn("the service manager cannot be told that another process serves")
+		}
+		return nil
+	}
+	log.Info("waiting, to serve again if the other process dies")
+	if !services.Await(ctx, c) {
+		return nil
+	}
+	log.Warn("the other process has died: starting again")
+	return cli.Failed(syscall.Exec("/proc/self/exe", os.Args, os.Environ()))
+}
+
 // serveFile returns what serves the Services of a file until its context ends, and what serves others from then on.
-func serveFile(c *services.Config, log *logrus.Logger) (serve func(context.Context) error, change func(context.Context, *services.Config) error, err error) {
+func serveFile(c *services.Config, show shower, log *logrus.Logger) (serve func(context.Context) error, change func(context.Context, *services.Config) error, err error) {
 	s, err := newServer(c, false, log)
-	if err != nil {
+	if s == nil {
 		return nil, nil, err
 	}
-	return s.Run, s.Apply, nil
+	if err != nil { // a Server that has taken over serves even with an error
+		log.WithError(err).Error("not all is served: a change of the file or SIGHUP tries again")
+	}
+	return func(ctx context.Context) error { return runServer(ctx, s, c.Node, show, log) }, s.Apply, nil
 }
 
 // A server serves Services in one of their modes.
 type server interface {
 	Run(context.Context) error
 	Apply(context.Context, *services.Config) error
+	Status() control.NodeStatus
+}
+
+// runServer runs a server, and shows how it does.
+func runServer(ctx context.Context, s server, name string, show shower, log logrus.FieldLogger) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	var beside sync.WaitGroup
+	defer beside.Wait()
+	beside.Go(func() { show(ctx, name, s.Status, log) })
+	err := s.Run(ctx)
+	stop()
+	return err
 }
 
 // newServer returns one by c. A tolerant one goes on without addresses that the machine lacks, and by sockets without the ports that it cannot have.
@@ -169,10 +326,15 @@ func newServer(c *services.Config, tolerant bool, log *logrus.Logger) (server, e
 	if c.Mode == services.Sockets {
 		return newSockets(c, tolerant, log)
 	}
-	return services.New(c, tolerant, log)
+	s, err := services.New(c, tolerant, log)
+	if s == nil {
+		return nil, err
+	}
+	return s, err
 }
 
-// rereadServices serves what the file says at each SIGHUP. A file that is bad in any way, or changes what is about the tunnel, changes nothing.
+// rereadServices serves the file's Services again at each SIGHUP; change is nil if none are served. A file with any fault, or with changes to the
+// tunnel, changes nothing.
 func rereadServices(ctx context.Context, hup <-chan os.Signal, load func() (*node.Config, error), c *node.Config,
 	change func(context.Context, *services.Config) error, log logrus.FieldLogger) {
 	for {
@@ -183,10 +345,13 @@ func rereadServices(ctx context.Context, hup <-chan os.Signal, load func() (*nod
 		}
 		next, err := load()
 		if err == nil && !c.SameTunnel(next) {
-			err = errors.New("only services change while a node runs; restart it")
+			err = errors.New("only services and cpus change while a node runs; restart it, and set keepLinks: true first where its link is to carry packets meanwhile")
+		}
+		if err == nil && change != nil {
+			err = change(ctx, next.Services)
 		}
 		if err == nil {
-			err = change(ctx, next.Services)
+			procs.Use(next.CPUs)
 		}
 		if err != nil {
 			log.WithError(err).Error("configuration refused, the running one stays")
@@ -196,16 +361,26 @@ func rereadServices(ctx context.Context, hup <-chan os.Signal, load func() (*nod
 	}
 }
 
-func printNode(w io.Writer, file string, c *node.Config) {
+func printNode(w io.Writer, file string, c *node.Config) error {
+	warnings := c.Warnings
 	if c.Tunnel {
-		fmt.Fprintf(w, "%s: good: %s to the gateway at %s, VNI %d, %d routes\n", file, c.Name, c.Gateway, c.VNI, len(c.Routes))
+		present, lacking, err := c.CheckRoutes()
+		if err != nil {
+			return err
+		}
+		kernel := ""
+		if present >= 0 {
+			kernel = fmt.Sprintf(", %d in the kernel", present)
+		}
+		warnings = slices.Concat(warnings, lacking)
+		fmt.Fprintf(w, "%s: good: %s to the gateway at %s, VNI %d, %d routes%s\n", file, c.Name, c.Gateway, c.VNI, len(c.Routes), kernel)
 	}
 	if c.Services != nil && len(c.Services.Services) > 0 {
 		fmt.Fprintf(w, "%s: good: %s serves %d ports of Services\n", file, c.Name, len(c.Services.Services))
 	} else if c.Services != nil {
 		fmt.Fprintf(w, "%s: good: %s serves Services\n", file, c.Name)
 	}
-	for _, warning := range c.Warnings {
+	for _, warning := range warnings {
 		fmt.Fprintf(w, "warning: %s\n", warning)
 	}
 	if c.Services != nil && c.Services.Mode == services.Sockets {
@@ -213,4 +388,5 @@ func printNode(w io.Writer, file string, c *node.Config) {
 			fmt.Fprintf(w, "warning: %s\n", err)
 		}
 	}
+	return nil
 }

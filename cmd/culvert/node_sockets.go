@@ -5,8 +5,8 @@ package main
 import (
 	"github.com/sirupsen/logrus"
 
-	"culvert/gateway/services"
-	"culvert/gateway/services/sockets"
+	"culvert/gateway/node/services"
+	"culvert/gateway/node/services/sockets"
 )
 
 func newSockets(c *services.Config, tolerant bool, log *logrus.Logger) (server, error) {

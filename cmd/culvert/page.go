@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"culvert/cmd/internal/cli"
 	"culvert/gateway/control"
 	"culvert/gateway/webpage"
 )
@@ -43,7 +44,7 @@ func newPageCommand() *cobra.Command {
 	return c.Command
 }
 
-// servePage answers who connects to l, until ctx is done.
+// servePage answers connections to l, until ctx is done.
 func servePage(ctx context.Context, l net.Listener, p *webpage.Page) error {
 	server := &http.Server{
 		Handler:           p,
@@ -54,7 +55,7 @@ func servePage(ctx context.Context, l net.Listener, p *webpage.Page) error {
 	}
 	defer context.AfterFunc(ctx, func() { server.Close() })()
 	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-		return failure{err}
+		return cli.Failed(err)
 	}
 	return nil
 }

@@ -10,8 +10,8 @@ import (
 	"culvert/gateway/control"
 )
 
-// places returns a function that finds the line of a field in the gateway's file, as file:line. It
-// finds none where the file is not here, or not what the gateway has read.
+// places returns a function that finds the line of a field in the gateway's file, as file:line. It finds none if the file is not here, or differs
+// from what the gateway has read.
 func (c *clientCommand) places(gateway *control.Client) func(field string) string {
 	nowhere := func(string) string { return "" }
 	s, err := gateway.Status(c.Context())
@@ -32,7 +32,7 @@ func (c *clientCommand) places(gateway *control.Client) func(field string) strin
 	}
 }
 
-// originText says where a rule or route comes from: the line and field of a file, or a resource.
+// originText returns the source of a rule or route: line and field of a file, or a resource.
 func originText(origin, field, place string) string {
 	switch {
 	case place != "":

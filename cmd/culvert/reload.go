@@ -1,28 +1,35 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
 	"strings"
+	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
+	"culvert/gateway/config"
 	"culvert/gateway/control"
 )
 
 func newReloadCommand() *cobra.Command {
-	var dryRun bool
+	var dryRun, takeover bool
 	c := newClientCommand(&cobra.Command{
 		Use:   "reload",
 		Short: "Have a running gateway read its file again, and say what that changes",
 		Long: "Have a running gateway read its file again, as SIGHUP does, and say what that changes. A file that\n" +
 			"is bad in any way, or that changes what takes a restart, is refused whole: exit status 2, a line\n" +
-			"for each cause, and the running configuration stays.",
-		Example: "  culvert reload --dry-run\n  culvert reload",
+			"for each cause, and the running configuration stays. With --takeover, a file that is refused only for\n" +
+			"what takes a restart is applied by another process, which takes over without losing connections, as at\n" +
+			"SIGUSR2.",
+		Example: "  culvert reload --dry-run\n  culvert reload\n  culvert reload --takeover",
 		Args:    cobra.NoArgs,
 	}, "text", "json", "yaml")
 	c.Flags().BoolVar(&dryRun, "dry-run", false, "change nothing, say what would change")
+	c.Flags().BoolVar(&takeover, "takeover", false, "have another process take over where a change takes a restart")
 	c.RunE = func(*cobra.Command, []string) error {
 		gateway, err := c.gateway()
 		if err != nil {
@@ -34,6 +41,9 @@ func newReloadCommand() *cobra.Command {
 		}
 		var r control.Reloaded
 		if err := gateway.Get(c.Context(), http.MethodPost, "/v1/reload", query, &r); err != nil {
+			if takeover && !dryRun && needsTakeover(err) {
+				return haveReplaced(c, gateway)
+			}
 			return err
 		}
 		if c.output != "text" {
@@ -61,4 +71,45 @@ func printReloaded(c *clientCommand, r *control.Reloaded) error {
 	}
 	_, err := fmt.Fprint(c.OutOrStdout(), text)
 	return err
+}
+
+// needsTakeover reports whether a file was refused only for changes that another process can make.
+func needsTakeover(err error) bool {
+	refused := new(control.Error)
+	if !errors.As(err, &refused) {
+		return false
+	}
+	for line := range strings.Lines(refused.Message) {
+		if !strings.Contains(line, config.TakesOver) {
+			return false
+		}
+	}
+	return refused.Message != ""
+}
+
+// takeoverPatience is how long haveReplaced waits: longer than a failing hand-over takes.
+const takeoverPatience = 45 * time.Second
+
+// haveReplaced makes a gateway start its successor, and waits until that has taken over.
+func haveReplaced(c *clientCommand, gateway *control.Client) error {
+	before, err := gateway.Status(c.Context())
+	if err != nil {
+		return err
+	}
+	if err := syscall.Kill(before.PID, syscall.SIGUSR2); err != nil {
+		return fmt.Errorf("--takeover: process %d: %w; run this beside the gateway, as its user", before.PID, err)
+	}
+	for began := time.Now(); time.Since(began) < takeoverPatience; {
+		// While one process replaces another, possibly nobody answers.
+		if s, err := gateway.Status(c.Context()); err == nil && s.PID != before.PID {
+			_, err := fmt.Fprintf(c.OutOrStdout(), "applied: process %d has taken over from process %d\n", s.PID, before.PID)
+			return err
+		}
+		select {
+		case <-c.Context().Done():
+			return c.Context().Err()
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+	return fmt.Errorf("--takeover: process %d goes on; its log says why", before.PID)
 }

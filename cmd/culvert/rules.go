@@ -5,15 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
-	"strings"
 
 	"github.com/spf13/cobra"
 
+	"culvert/cmd/internal/cli"
 	"culvert/gateway/control"
 )
-
-// ruleWidth is how wide what a rule says is printed, beside its counters.
-const ruleWidth = 60
 
 func newRulesCommand() *cobra.Command {
 	c := newClientCommand(&cobra.Command{
@@ -40,11 +37,8 @@ func newRulesCommand() *cobra.Command {
 			if r.Packets != nil {
 				packets, bytes = fmt.Sprint(*r.Packets), bytesText(*r.Bytes)
 			}
-			text := fmt.Sprintf("%s\t%d\t%s\t%s\t%s\n", r.Stage, r.Priority, packets, bytes, name)
-			for line := range strings.Lines(wrap(fmt.Sprintf("%s %s [%s]", r.Match, r.Action, originText(r.Origin, r.Field, r.Place)), ruleWidth)) {
-				text += "\t\t\t\t" + strings.TrimSuffix(line, "\n") + "\n"
-			}
-			return text
+			return fmt.Sprintf("%s\t%d\t%s\t%s\t%s\n\t\t\t\t%s %s [%s]\n", r.Stage, r.Priority, packets, bytes, name,
+				r.Match, r.Action, originText(r.Origin, r.Field, r.Place))
 		})
 		if err != nil || c.output != "text" {
 			return err
@@ -96,9 +90,9 @@ func orAny(s string) string {
 	return s
 }
 
-// list prints a list of the gateway as a table, as NDJSON or as YAML. complete, which may be nil, adds what the gateway does not know.
+// list prints a list from the gateway as a table, as NDJSON or as YAML. complete, which may be nil, adds what the gateway does not know.
 func list[T any](c *clientCommand, gateway *control.Client, path string, query url.Values, head string, complete func(*T), row func(*T) string) error {
-	t := newTable(c.OutOrStdout())
+	t := cli.NewTable(c.OutOrStdout())
 	if c.output == "text" {
 		fmt.Fprintln(t, head)
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"maps"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"culvert/cmd/internal/cli"
 	"culvert/gateway/control"
 )
 
@@ -16,24 +18,13 @@ func newStatusCommand() *cobra.Command {
 	var watch bool
 	c := newClientCommand(&cobra.Command{
 		Use:   "status",
-		Short: "Show how a running gateway does: tunnel, nodes, connections, drops",
+		Short: "Show how a running gateway or node does: tunnel, nodes, Services, connections, drops",
 		Args:  cobra.NoArgs,
 	}, "text", "json", "yaml")
 	c.Flags().BoolVarP(&watch, "watch", "w", false, "show it again each second, until interrupted; with -o json a line each")
 	c.RunE = func(*cobra.Command, []string) error {
-		gateway, err := c.gateway()
+		draw, err := c.drawer(watch)
 		if err != nil {
-			return err
-		}
-		draw := func(w io.Writer) error {
-			s, err := gateway.Status(c.Context())
-			if err == nil && c.output == "text" {
-				err = printGatewayStatus(w, s)
-			} else if err == nil && watch {
-				err = c.line(s)
-			} else if err == nil {
-				err = c.print(s)
-			}
 			return err
 		}
 		if watch {
@@ -47,6 +38,22 @@ func newStatusCommand() *cobra.Command {
 	return c.Command
 }
 
+// drawStatus returns a function that requests a status and prints it.
+func drawStatus[T any](c *clientCommand, watch bool, ask func(context.Context) (*T, error), text func(io.Writer, *T) error) func(io.Writer) error {
+	return func(w io.Writer) error {
+		s, err := ask(c.Context())
+		switch {
+		case err != nil:
+			return err
+		case c.output == "text":
+			return text(w, s)
+		case watch:
+			return c.line(s)
+		}
+		return c.print(s)
+	}
+}
+
 func printGatewayStatus(w io.Writer, s *control.Status) error {
 	name := s.Cluster
 	if s.Resources != nil {
@@ -56,13 +63,13 @@ func printGatewayStatus(w io.Writer, s *control.Status) error {
 	told := 0
 	for _, f := range s.Findings {
 		if !shown[f.Cause] {
-			fmt.Fprintf(w, "%s\n", wrap(f.Level+": "+f.Text, statusWidth))
+			fmt.Fprintf(w, "%s\n", cli.Wrap(f.Level+": "+f.Text, cli.Width(w)))
 			told++
 		}
 	}
 	if s.Resources != nil {
 		for _, waiting := range s.Resources.Waiting {
-			fmt.Fprintf(w, "%s\n", wrap("waiting: "+waiting, statusWidth))
+			fmt.Fprintf(w, "%s\n", cli.Wrap("waiting: "+waiting, cli.Width(w)))
 			told++
 		}
 		told += printLeftOut(w, s.Resources)
@@ -70,7 +77,7 @@ func printGatewayStatus(w io.Writer, s *control.Status) error {
 	if told > 0 {
 		fmt.Fprintln(w)
 	}
-	t := newTable(w)
+	t := cli.NewTable(w)
 	fmt.Fprintf(t, "tunnel\t%s\n", tunnelText(&s.Tunnel))
 	fmt.Fprintf(t, "mtu\t%d; %s to the peer and back\n", s.MTU, pathText(&s.Tunnel.Path))
 	fmt.Fprintf(t, "peer\t%s\n", peerText(&s.Tunnel))
@@ -115,35 +122,12 @@ func printGatewayStatus(w io.Writer, s *control.Status) error {
 	return t.Flush()
 }
 
-// printLeftOut says which resources are not obeyed and why, and returns how many.
+// printLeftOut prints which resources have no effect and why, and returns their number.
 func printLeftOut(w io.Writer, r *control.Resources) int {
 	for _, left := range r.LeftOut {
-		fmt.Fprintf(w, "%s\n", wrap("left out: "+left.Resource+": "+left.Reason, statusWidth))
+		fmt.Fprintf(w, "%s\n", cli.Wrap("left out: "+left.Resource+": "+left.Reason, cli.Width(w)))
 	}
 	return len(r.LeftOut)
-}
-
-// statusWidth is for how wide a terminal the status is printed.
-const statusWidth = 100
-
-// wrap breaks a sentence into lines of at most width, those after the first indented.
-func wrap(text string, width int) string {
-	var b strings.Builder
-	column := 0
-	for i, word := range strings.Fields(text) {
-		switch {
-		case i == 0:
-		case column+1+len(word) > width:
-			b.WriteString("\n  ")
-			column = 2
-		default:
-			b.WriteByte(' ')
-			column++
-		}
-		b.WriteString(word)
-		column += len(word)
-	}
-	return b.String()
 }
 
 func tunnelText(t *control.Tunnel) string {
@@ -162,7 +146,7 @@ func tunnelText(t *control.Tunnel) string {
 		t.State, endpoint, handshake, bytesText(t.ReceivedBytes), bytesText(t.SentBytes), onOff(t.Trains))
 }
 
-// pathText is what a path was found to carry, marked where that is less than configured; "-" is nothing known.
+// pathText returns the measured path MTU, marked if it is less than configured; "-" if unknown.
 func pathText(p *control.Path) string {
 	switch {
 	case p.MTU == 0:
@@ -173,10 +157,10 @@ func pathText(p *control.Path) string {
 	return fmt.Sprint(p.MTU)
 }
 
-// shown are the causes of findings that the tables show: of what works.
+// shown are the causes of findings that the tables already show: of what works.
 var shown = map[string]bool{"handshake-made": true, "tunnel-restored": true, "path-mtu-restored": true, "node-heard": true, "node-restored": true}
 
-// peerText says what passes through the tunnel.
+// peerText returns the traffic through the tunnel.
 func peerText(t *control.Tunnel) string {
 	text := fmt.Sprintf("rtt %s; last packet received %s, sent %s", rttText(&t.Leg), agoText(t.LastReceivedSeconds), agoText(t.LastSentSeconds))
 	if c := t.Check; c != nil {
@@ -185,7 +169,7 @@ func peerText(t *control.Tunnel) string {
 	return text
 }
 
-// rttText is the time there and back, with three digits, and what is lost.
+// rttText returns the round trip time with three digits, and the loss.
 func rttText(l *control.Leg) string {
 	text := "-"
 	if l.RTTSeconds != nil {
@@ -198,7 +182,7 @@ func rttText(l *control.Leg) string {
 	return text
 }
 
-// agoText says how long ago something was.
+// agoText returns how long ago something was.
 func agoText(seconds *float64) string {
 	if seconds == nil {
 		return "never"
@@ -206,7 +190,7 @@ func agoText(seconds *float64) string {
 	return ageText(*seconds) + " ago"
 }
 
-// lastText is how much there was, and how long ago the last of it.
+// lastText returns an amount, and how long ago the last of it was.
 func lastText(bytes uint64, seconds *float64) string {
 	text := bytesText(bytes)
 	if seconds != nil {
@@ -239,8 +223,8 @@ func trafficText(t *control.Traffic) string {
 	return strings.Join(parts, ", ")
 }
 
-// memoryText says what of the memory is in use. What Go counts includes pages that nobody has touched, and may be more than is resident: it
-// is shown beside the limit that it is for.
+// memoryText returns the memory in use. Go's figure includes pages that nobody has touched, and may exceed the resident size; it is shown beside the
+// limit that applies to it.
 func memoryText(m *control.Memory) string {
 	text := bytesText(m.Resident) + " resident"
 	if m.HeapLimit > 0 {

@@ -1,11 +1,35 @@
 package main
 
 import (
+	"net/netip"
+	"os"
 	"strings"
 	"testing"
 
 	"culvert/gateway/control"
 )
+
+// TestStatusOfLinks: docs/liqo.md shows what is printed of a node that has links.
+func TestStatusOfLinks(t *testing.T) {
+	rtt := 0.000412
+	milan := control.NodeLink{Interface: "liqo.k5dx8v2mq1", State: "carried", VNI: 3, MTU: 1340, Underlay: netip.MustParseAddr("10.244.2.7"),
+		GatewayAddress: netip.MustParseAddr("10.80.0.4"), Answers: true, RTTSeconds: &rtt, ReceivedBytes: 1_310_000_000, SentBytes: 52_400_000}
+	turin := milan
+	turin.Interface, turin.VNI, turin.Underlay, turin.GatewayAddress = "liqo.7qwz0n4hte", 5, netip.MustParseAddr("10.244.1.9"), netip.MustParseAddr("10.80.0.5")
+	turin.Answers, turin.RTTSeconds, turin.ReceivedBytes, turin.SentBytes = false, nil, 0, 8_400
+	var b strings.Builder
+	if err := printNodeStatus(&b, &control.NodeStatus{Name: "node1", UptimeSeconds: 7_800, PID: 1, Version: control.Version{Version: "v1.0.0"},
+		Links: []control.NodeLink{turin, milan}, LinkDrops: []control.Drop{{Reason: "unresolved", Packets: 90}}}); err != nil {
+		t.Fatal(err)
+	}
+	doc, err := os.ReadFile("../../docs/liqo.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "culvert status\n" + b.String() + "```"; !strings.Contains(string(doc), want) {
+		t.Errorf("docs/liqo.md has not\n%s", want)
+	}
+}
 
 // TestStatusUnderLiqo: the gateway is named, since its cluster is not known, and what it waits for and leaves out stands above the tables.
 func TestStatusUnderLiqo(t *testing.T) {
@@ -20,7 +44,7 @@ func TestStatusUnderLiqo(t *testing.T) {
 	above, _, _ := strings.Cut(b.String(), "\ntunnel")
 	want := "gateway liqo-tenant-milan/milan to milan, server, up 0s, process 0, culvert \n\n" +
 		"waiting: no PublicKey of cluster milan\n" +
-		"left out: FirewallConfiguration/liqo/frames: spec.table.family: BRIDGE sees frames, and a gateway\n  passes on packets only\n"
+		"left out: FirewallConfiguration/liqo/frames: spec.table.family: BRIDGE sees frames, and a gateway passes on packets only\n"
 	if above != want {
 		t.Errorf("%s\nwant\n%s", above, want)
 	}

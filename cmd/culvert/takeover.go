@@ -21,7 +21,7 @@ import (
 // fromConfig is --takeover without a value.
 const fromConfig = "the one of --config"
 
-// controlSocket is where a gateway with the configuration c would be asked, "" = nowhere.
+// controlSocket returns the control socket of a gateway with configuration c, "" = none.
 func controlSocket(c *config.Config) string {
 	if c.Control == config.ControlAuto {
 		return control.DefaultPath(c.Cluster, c.Peer)
@@ -29,9 +29,9 @@ func controlSocket(c *config.Config) string {
 	return c.Control
 }
 
-// openGateway makes the gateway, in the place of the one at a socket if takeover is not "".
+// openGateway opens the gateway; if takeover is not "", it replaces the one at that socket.
 func openGateway(ctx context.Context, takeover string, c *config.Config, log *logrus.Logger) (*gateway.Gateway, error) {
-	budget := setLimits()
+	budget := setLimits(c.CPUs)
 	if takeover == "" {
 		return gateway.New(c, budget, log)
 	}
@@ -44,14 +44,14 @@ func openGateway(ctx context.Context, takeover string, c *config.Config, log *lo
 	return gateway.TakeOver(ctx, takeover, c, budget, log)
 }
 
-// successor starts this program anew, as it is now at the path that it was started from, and
-// has it take over.
+// successor starts this program again, from the path it was started from, to take over.
 type successor struct {
-	socket string // of this gateway; "" = none
-	log    *logrus.Logger
+	may  func() error // returns an error if none could take over
+	args []string     // its arguments
+	log  *logrus.Logger
 }
 
-// watch starts one at each signal until ctx ends.
+// watch starts a successor at each signal until ctx ends.
 func (s *successor) watch(ctx context.Context, usr2 <-chan os.Signal) {
 	go func() {
 		for {
@@ -60,17 +60,17 @@ func (s *successor) watch(ctx context.Context, usr2 <-chan os.Signal) {
 				return
 			case <-usr2:
 				if err := s.start(); err != nil {
-					s.log.WithError(err).Error("no hand-over: this gateway goes on")
+					s.log.WithError(err).Error("no hand-over: this process goes on")
 				}
 			}
 		}
 	}()
 }
 
-// start returns when the other process has ended, or in the hand-over this one does.
+// start returns when the other process has ended; a hand-over ends this process before.
 func (s *successor) start() error {
-	if s.socket == "" {
-		return errors.New(`control is "": a process that takes over has to ask by that socket; set it`)
+	if err := s.may(); err != nil {
+		return err
 	}
 	if os.Getpid() == 1 {
 		return errors.New("this is process 1: when it ends, so does everything beside it; start a process with --takeover in a container that shares network and control socket")
@@ -80,19 +80,19 @@ func (s *successor) start() error {
 		return err
 	}
 	args := slices.DeleteFunc(slices.Clone(os.Args[1:]), func(a string) bool { return a == "--takeover" || strings.HasPrefix(a, "--takeover=") })
-	cmd := exec.Command(path, append(args, "--takeover="+s.socket)...)
+	cmd := exec.Command(path, append(args, s.args...)...)
 	cmd.Args[0], cmd.Stdout, cmd.Stderr = os.Args[0], os.Stdout, os.Stderr
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start %s: %w", path, err)
 	}
-	s.log.WithFields(logrus.Fields{"process": cmd.Process.Pid, "program": path}).Info("starting the gateway that takes over")
-	if err := cmd.Wait(); err != nil { // what it has said is in the same log
-		return fmt.Errorf("the gateway that was to take over: %w", err)
+	s.log.WithFields(logrus.Fields{"process": cmd.Process.Pid, "program": path}).Info("starting the process that takes over")
+	if err := cmd.Wait(); err != nil { // its messages are in the same log
+		return fmt.Errorf("the process that was to take over: %w", err)
 	}
 	return nil
 }
 
-// startedAs is how the program was called, before anything could change the folder.
+// startedAs is how the program was called, evaluated before anything could change the working folder.
 var startedAs, startedIn = os.Args[0], workingFolder()
 
 func workingFolder() string {
@@ -100,8 +100,7 @@ func workingFolder() string {
 	return dir
 }
 
-// ownPath is where the program was started from: an update puts another one there, whereas
-// /proc/self/exe goes on to be this one.
+// ownPath is the path from which the program was started. An update puts another program there, whereas /proc/self/exe remains this one.
 func ownPath() (string, error) {
 	path := startedAs
 	if !strings.Contains(path, "/") {

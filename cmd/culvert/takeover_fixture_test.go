@@ -196,11 +196,11 @@ func (r *replaceable) refuted() {
 	r.serves()
 }
 
-// started returns the process that was started to take over.
+// started returns the process that was started last to take over.
 func (r *replaceable) started() (next int) {
 	r.t.Helper()
-	_, rest, _ := strings.Cut(r.log.String(), "starting the gateway that takes over")
-	_, rest, _ = strings.Cut(rest, "process=")
+	log := r.log.String()
+	_, rest, _ := strings.Cut(log[max(strings.LastIndex(log, "starting the process that takes over"), 0):], "process=")
 	if _, err := fmt.Sscan(rest, &next); err != nil {
 		r.t.Fatalf("%v\n%s", err, r.log)
 	}

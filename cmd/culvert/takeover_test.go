@@ -68,9 +68,9 @@ func TestBadSuccessors(t *testing.T) {
 			t.Fatal(err)
 		}
 		tt.also()
-		refused := strings.Count(r.log.String(), "no hand-over: this gateway goes on")
+		refused := strings.Count(r.log.String(), "no hand-over: this process goes on")
 		r.signal(syscall.SIGUSR2)
-		r.says("no hand-over: this gateway goes on", refused+1)
+		r.says("no hand-over: this process goes on", refused+1)
 		if !strings.Contains(r.log.String(), tt.said) {
 			t.Errorf("%s: no %q in\n%s", tt.name, tt.said, r.log)
 		}
@@ -90,7 +90,7 @@ func TestSignalledTwice(t *testing.T) {
 	r := newReplaceable(t)
 	r.hears("READY=1")
 	r.signal(syscall.SIGUSR2)
-	r.says("starting the gateway that takes over", 1)
+	r.says("starting the process that takes over", 1)
 	r.signal(syscall.SIGUSR2)
 	r.replaced()
 	if n := strings.Count(r.log.String(), "taken over"); n != 1 {

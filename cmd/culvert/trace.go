@@ -5,11 +5,15 @@ import (
 	"fmt"
 	"io"
 	"net/url"
+	"slices"
 	"strings"
+	"unicode"
 
 	"github.com/spf13/cobra"
 
+	"culvert/cmd/internal/cli"
 	"culvert/gateway/control"
+	"culvert/nat/rules"
 )
 
 // traceFlags say which packet is explained.
@@ -18,6 +22,7 @@ type traceFlags struct {
 	flags      []string
 	size, ttl  int
 	df, next   bool
+	fail, all  bool
 	connection uint64
 	filter     filterFlags
 }
@@ -28,10 +33,11 @@ func newTraceCommand() *cobra.Command {
 		Use:   "trace [--from NODE] PROTOCOL SOURCE DESTINATION | --flow ID | --next",
 		Short: "Explain what a running gateway does with a packet, and why",
 		Long: "Explain what a running gateway does with a packet: one that is described, one each way of a\n" +
-			"connection, or the next real one. Every check, rule and route that it meets is told by its name and\n" +
-			"origin, with what it sees of the packet; then the packet as it goes out, or why it does not. The\n" +
-			"packet path's own code decides, on a packet of its own: nothing is sent, counted or changed.\n" +
-			"The exit status is 0 whatever becomes of the packet.",
+			"connection, or the next real one. What applies to it is told by the field of the file or the resource\n" +
+			"that it comes from, then the packet as it goes out, or why it does not. With -v, every check, rule\n" +
+			"and route that it meets is told, by the names that culvert rules has. The packet path's own code\n" +
+			"decides, on a packet of its own: nothing is sent, counted or changed.\n" +
+			"The exit status is 0 whatever becomes of the packet; with --fail it is 1 when one is dropped.",
 		Example: "  culvert trace tcp 10.0.1.5:40000 10.61.1.5:80\n" +
 			"  culvert trace --from tunnel icmp 10.0.1.5 10.0.1.5\n" +
 			"  culvert trace --flow 17 -o json | jq .verdict\n" +
@@ -46,6 +52,8 @@ func newTraceCommand() *cobra.Command {
 	flags.BoolVar(&f.df, "df", false, "the packet may not be fragmented")
 	flags.Uint64Var(&f.connection, "flow", 0, "`ID` of a connection, as culvert connections shows it")
 	flags.BoolVar(&f.next, "next", false, "wait for the next packet that --address, --port, --protocol and --node select; for the gateway itself, name it by --address")
+	flags.BoolVarP(&f.all, "verbose", "v", false, "every check, rule and route that the packet meets, and those that are not for it")
+	flags.BoolVar(&f.fail, "fail", false, "exit status 1 when the packet, or one way of the connection, is dropped")
 	f.filter.add(c, false)
 	c.RegisterFlagCompletionFunc("from", c.nodeNames)
 	c.RegisterFlagCompletionFunc("flags", cobra.FixedCompletions(control.TCPFlags, cobra.ShellCompDirectiveNoFileComp))
@@ -64,7 +72,7 @@ func newTraceCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return c.trace(gateway, query)
+		return c.trace(gateway, query, &f)
 	}
 	return c.Command
 }
@@ -121,44 +129,51 @@ func (f *traceFlags) query(c *cobra.Command, args []string) (url.Values, error) 
 }
 
 // trace prints what the gateway explains.
-func (c *clientCommand) trace(gateway *control.Client, query url.Values) error {
+func (c *clientCommand) trace(gateway *control.Client, query url.Values, f *traceFlags) error {
 	place := c.places(gateway)
-	n := 0
+	n, dropped := 0, false
 	var failed error
 	err := control.Each(c.Context(), gateway, "/v1/trace", query, func(t *control.Trace) bool {
+		dropped = dropped || t.Verdict == "drop"
 		for i := range t.Steps {
 			t.Steps[i].Place = place(t.Steps[i].Field)
 		}
 		if n++; c.output != "text" {
 			failed = c.line(t)
 		} else {
-			failed = printTrace(c.OutOrStdout(), t, n > 1)
+			failed = printTrace(c.OutOrStdout(), t, n > 1, f.all)
 		}
 		return failed == nil
 	})
 	if n == 0 && failed == nil && query.Has("next") {
 		return c.lost(err)
 	}
-	return errors.Join(err, failed)
+	if err = errors.Join(err, failed); err == nil && f.fail && dropped {
+		return cli.Failed(errors.New("trace: --fail: the packet is dropped"))
+	}
+	return err
 }
 
-// traceColumn is where what a step says begins.
-const traceColumn = 19
-
-func printTrace(w io.Writer, t *control.Trace, another bool) error {
+// printTrace prints what applies to a packet and what becomes of it; all prints every step, by the names that rules and capture have.
+func printTrace(w io.Writer, t *control.Trace, another, all bool) error {
 	var b strings.Builder
 	if another {
 		b.WriteByte('\n')
 	}
+	width := cli.Width(w)
 	fmt.Fprintf(&b, "%s from %s\n", packetText(&t.Packet), t.From)
 	line := func(mark, kind, text string) {
-		fmt.Fprintf(&b, "  %-3s  %-12s", mark, kind)
-		for i, l := range strings.Split(wrap(text, statusWidth-traceColumn), "\n") {
-			if i > 0 {
-				b.WriteString(strings.Repeat(" ", traceColumn))
-			}
-			b.WriteString(l + "\n")
+		if !all && mark == "no" {
+			kind = "no " + kind
 		}
+		head := fmt.Sprintf("  %-10s  ", kind)
+		if all {
+			head = fmt.Sprintf("  %-3s  %-12s", mark, kind)
+		}
+		if width > 0 {
+			text = cli.Wrap(text, max(width-len(head), 1))
+		}
+		b.WriteString(head + strings.ReplaceAll(text, "\n", "\n"+strings.Repeat(" ", len(head))) + "\n")
 	}
 	from, to := "", ""
 	for i := range t.Steps {
@@ -172,11 +187,15 @@ func printTrace(w io.Writer, t *control.Trace, another bool) error {
 		mark := "no"
 		if s.Passed {
 			mark = "yes"
-		}
-		if s.Kind == "nearest" {
+		} else if s.Kind == "nearest" {
 			mark = ""
 		}
-		line(mark, s.Kind, stepText(s))
+		switch {
+		case all:
+			line(mark, s.Kind, stepText(s))
+		case applies(s):
+			line(mark, s.Kind, shortText(s))
+		}
 	}
 	for i := range t.Sent {
 		if i == 0 {
@@ -185,9 +204,55 @@ func printTrace(w io.Writer, t *control.Trace, another bool) error {
 			line("", "", fmt.Sprintf("and %d more packets of up to %d bytes", i, t.Sent[0].Length))
 		}
 	}
-	b.WriteString(wrap(verdictText(t), statusWidth) + "\n")
+	b.WriteString(cli.Wrap(verdictText(t), width) + "\n")
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// applies reports whether a step decides about the packet. Checks that it passes and rules that are not for it do not, and neither do marks,
+// by which rules and routes find each other.
+func applies(s *control.TraceStep) bool {
+	action, _, _ := strings.Cut(s.Detail, " ")
+	switch s.Kind {
+	case "check":
+		return !s.Passed
+	case "rule":
+		return s.Passed && !slices.Contains([]rules.Action{rules.ActionCTMark, rules.ActionSetMark, rules.ActionMetaMarkFromCT}, rules.Action(action))
+	case "nearest":
+		return !strings.Contains(s.Detail, "mark ")
+	}
+	return true
+}
+
+// shortText is what a step says, under the name of the field or resource that it comes from.
+func shortText(s *control.TraceStep) string {
+	name, detail := s.Field, s.Detail
+	switch {
+	case name == "" && s.Origin != "":
+		name = s.Origin
+	case name == "":
+		name = s.Name
+	case unicode.IsUpper(rune(s.Origin[0])): // a resource of Kubernetes, whose field it is
+		name = s.Origin + " " + name
+	case strings.HasPrefix(name, "rules["):
+		name += " " + s.Name[strings.LastIndexByte(s.Name, '/')+1:]
+	}
+	if s.Kind == "decode" {
+		detail = strings.TrimSuffix(s.Name+": "+detail, ": ")
+		if s.Field == "" {
+			name = ""
+		}
+	}
+	if s.Kind == "route" {
+		detail, _, _ = strings.Cut(detail, ", with mark ")
+	}
+	if s.Place != "" {
+		name += " (" + s.Place + ")"
+	}
+	if name != "" && detail != "" {
+		name += ": "
+	}
+	return name + detail
 }
 
 // packetText is a packet in one line.

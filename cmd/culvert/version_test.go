@@ -6,7 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"culvert/gateway"
+	"culvert/cmd/internal/cli"
+	"culvert/gateway/control"
 )
 
 func TestVersion(t *testing.T) {
@@ -15,14 +16,14 @@ func TestVersion(t *testing.T) {
 		t.Fatalf("status %d, %q, %q", status, text, diag)
 	}
 	out, _, _ := run(t, "version", "-o", "json")
-	var b gateway.Version
+	var b control.Version
 	if err := json.Unmarshal([]byte(out), &b); err != nil {
 		t.Fatal(err)
 	}
 	if b.String()+"\n" != text {
 		t.Fatalf("text %q and JSON %+v differ", text, b)
 	}
-	if _, diag, status := run(t, "version", "-o", "xml"); status != exitBadInput || !strings.Contains(diag, "--output") {
+	if _, diag, status := run(t, "version", "-o", "xml"); status != cli.ExitBadInput || !strings.Contains(diag, "--output") {
 		t.Fatalf("status %d, %q", status, diag)
 	}
 }

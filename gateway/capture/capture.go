@@ -1,10 +1,8 @@
-// Package capture records packets at stages of their way through a gateway, and writes them
-// as pcapng: an interface for each stage, and for each packet a comment that says what
-// became of it.
+// Package capture records packets at stages of their path through a gateway, and writes them as pcapng: an interface for each stage, and for each
+// packet a comment with its outcome.
 //
-// A Session copies what it is given into blocks of fixed size, under a lock of its own;
-// Write takes the blocks from it and writes them. What finds no room is counted and lost:
-// packets never wait for whoever captures them.
+// A Session copies packets into blocks of fixed size, under its own lock; Write takes the blocks and writes them. Packets that do not fit are counted
+// and lost: forwarding never waits for a capture.
 package capture
 
 import (
@@ -12,12 +10,11 @@ import (
 	"time"
 )
 
-// Stage is a place on a packet's way.
+// Stage is a point on a packet's path.
 type Stage uint8
 
-// The stages. Geneve and WireGuard are the tunnels' datagrams with outer headers made up from
-// their addresses; Pre and Post are inner packets before and after the gateway has decided,
-// which may be super-frames.
+// The stages. Geneve and WireGuard are the tunnels' datagrams, with outer headers reconstructed from their addresses; Pre and Post are inner packets
+// before and after the gateway has decided, which may be super-frames.
 const (
 	Geneve Stage = iota
 	Pre
@@ -41,8 +38,7 @@ var stageTexts = [NumStages]string{
 func Stages() []string { return stageNames[:] }
 
 const (
-	// A block has room for blockBytes of packets, and blockRecords of them. There are two:
-	// one is filled while the other is written.
+	// A block has room for blockBytes of packets, at most blockRecords. There are two: one is filled while the other is written.
 	blockBytes   = 2 << 20
 	blockRecords = 1 << 13
 )
@@ -57,8 +53,8 @@ type Session struct {
 	filling *block            // +checklocks:mu
 	lost    [NumStages]uint64 // +checklocks:mu
 
-	spare *block        // Write's
-	half  chan struct{} // the block that is filled is half full
+	spare *block        // for Write
+	half  chan struct{} // signals that the block being filled is half full
 }
 
 type block struct {
@@ -76,8 +72,8 @@ type record struct {
 	note     string
 }
 
-// NewSession returns a Session that records at some stages (none = all): all packets, or
-// those that are dropped. snaplen is how much of each is kept, 0 = all of it.
+// NewSession returns a Session that records at some stages (none = all): all packets, or only dropped ones. snaplen is how much of each is kept, 0 =
+// everything.
 func NewSession(stages []Stage, drops bool, snaplen int) *Session {
 	s := &Session{drops: drops, snaplen: snaplen, filling: newBlock(), spare: newBlock(), half: make(chan struct{}, 1)}
 	for _, stage := range stages {
@@ -93,10 +89,10 @@ func newBlock() *block {
 	return &block{make([]byte, 0, blockBytes), make([]record, 0, blockRecords)}
 }
 
-// Wants reports whether packets of a stage are recorded that are dropped, or are not.
+// Wants reports whether packets of a stage are recorded, given whether they are dropped.
 func (s *Session) Wants(at Stage, drop bool) bool { return s.stages[at] && (drop || !s.drops) }
 
-// Room is how much of a packet is kept of n bytes.
+// Room returns how many of n bytes of a packet are kept.
 func (s *Session) Room(n int) int {
 	if s.snaplen > 0 {
 		return min(n, s.snaplen)
@@ -104,8 +100,7 @@ func (s *Session) Room(n int) int {
 	return n
 }
 
-// Add records a packet that Wants, in parts that follow each other. length is what it had
-// before somebody cut it to Room. note says what becomes of it.
+// Add records a packet that Wants, given in consecutive parts. length is its size before the caller cut it to Room. note is its outcome.
 func (s *Session) Add(at Stage, outbound bool, note string, length int, parts ...[]byte) {
 	now := time.Now()
 	s.mu.Lock()
@@ -133,7 +128,7 @@ func (s *Session) Add(at Stage, outbound bool, note string, length int, parts ..
 	b.records = append(b.records, record{now, length, len(b.data), at, outbound, note})
 }
 
-// swap returns what has been recorded since it was called last, and what was lost in all.
+// swap returns the records since the last call, and the total of lost packets.
 func (s *Session) swap() (full *block, lost [NumStages]uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -32,11 +32,10 @@ const (
 	flagInbound, flagOutbound = 1, 2
 )
 
-// pcapngWriter writes a file of one section. The library that writes such files knows a hundred
-// protocols, too, which would be a tenth of the binary.
+// pcapngWriter writes a file with one section. The library for such files also knows a hundred protocols, which would add a tenth to the binary.
 type pcapngWriter struct {
 	w     *bufio.Writer
-	block []byte // that is being made
+	block []byte // being built
 }
 
 func newPcapngWriter(w io.Writer, application string) *pcapngWriter {
@@ -62,7 +61,7 @@ func (p *pcapngWriter) addInterface(name, description string, snaplen int) {
 	p.end()
 }
 
-// packet writes the first bytes of a packet of some length.
+// packet writes the beginning of a packet with its full length.
 func (p *pcapngWriter) packet(number int, at time.Time, data []byte, length int, outbound bool, comment string) error {
 	p.begin(blockPacket)
 	p.uint32(uint32(number))
@@ -82,7 +81,7 @@ func (p *pcapngWriter) packet(number int, at time.Time, data []byte, length int,
 	return p.end()
 }
 
-// statistics says how many packets an interface has had so far, and how many of them are not in the file.
+// statistics writes how many packets an interface has had so far, and how many are not in the file.
 func (p *pcapngWriter) statistics(number int, at time.Time, received, dropped uint64) {
 	p.begin(blockStatistics)
 	p.uint32(uint32(number))
@@ -98,10 +97,10 @@ func (p *pcapngWriter) flush() error { return p.w.Flush() }
 
 func (p *pcapngWriter) begin(kind uint32) {
 	p.block = binary.LittleEndian.AppendUint32(p.block[:0], kind)
-	p.uint32(0) // length, which end fills in
+	p.uint32(0) // length, filled in by end
 }
 
-// end writes the block with its length before and behind it.
+// end writes the block with its length before and after it.
 func (p *pcapngWriter) end() error {
 	p.option(optionEnd, 0)
 	n := uint32(len(p.block) + 4)
@@ -114,27 +113,27 @@ func (p *pcapngWriter) end() error {
 func (p *pcapngWriter) uint32(v uint32) { p.block = binary.LittleEndian.AppendUint32(p.block, v) }
 func (p *pcapngWriter) uint64(v uint64) { p.block = binary.LittleEndian.AppendUint64(p.block, v) }
 
-// time writes a timestamp: its higher half, then its lower one.
+// time writes a timestamp: its high half, then its low half.
 func (p *pcapngWriter) time(t time.Time) {
 	n := uint64(t.UnixNano())
 	p.uint32(uint32(n >> 32))
 	p.uint32(uint32(n))
 }
 
-// option begins an option with n bytes of value.
+// option starts an option with a value of n bytes.
 func (p *pcapngWriter) option(code, n uint16) {
 	p.block = binary.LittleEndian.AppendUint16(p.block, code)
 	p.block = binary.LittleEndian.AppendUint16(p.block, n)
 }
 
-// text writes an option; of a text that is too long, as much as fits.
+// text writes an option, cut off if it is too long.
 func (p *pcapngWriter) text(code uint16, text string) {
 	text = text[:min(len(text), 0xffff)]
 	p.option(code, uint16(len(text)))
 	p.bytes([]byte(text))
 }
 
-// bytes writes b and pads it to 32 bits.
+// bytes writes b, padded to 32 bits.
 func (p *pcapngWriter) bytes(b []byte) {
 	p.block = append(p.block, b...)
 	p.block = append(p.block, make([]byte, -len(b)&3)...)

@@ -7,21 +7,19 @@ import (
 	"time"
 )
 
-// Result says how much a capture has.
+// Result is the size of a capture.
 type Result struct{ Packets, Lost uint64 }
 
 const (
-	// writeInterval is how long a packet waits at most to be written.
+	// writeInterval is the maximum delay before a packet is written.
 	writeInterval = 20 * time.Millisecond
-	// writeTurn is how many packets are written in one turn, some 0.2 ms. writePause lies
-	// between two: packets on their way go first.
+	// writeTurn is how many packets are written in one turn, about 0.2 ms. writePause is between two turns, because forwarding has priority.
 	writeTurn  = 200
 	writePause = 200 * time.Microsecond
 )
 
-// Write writes what is recorded to w, until ctx is done or count packets are written (0 =
-// no limit), and then how many packets each interface has lost. sent is called when w has
-// all of a turn.
+// Write writes recorded packets to w, until ctx is done or count packets are written (0 = no limit), and then how many packets each interface has
+// lost. It calls sent when w has all of a turn.
 func (s *Session) Write(ctx context.Context, w io.Writer, count uint64, sent func() error) (r Result, err error) {
 	file, index, err := s.begin(w)
 	if err != nil {
@@ -33,7 +31,7 @@ func (s *Session) Write(ctx context.Context, w io.Writer, count uint64, sent fun
 	for done := false; !done; {
 		select {
 		case <-ctx.Done():
-			done = true // but for what is recorded
+			done = true // except for packets already recorded
 		case <-tick.C:
 		case <-s.half:
 		}
@@ -72,7 +70,7 @@ func (s *Session) Write(ctx context.Context, w io.Writer, count uint64, sent fun
 	return r, nil
 }
 
-// begin writes the section and an interface for each stage that is recorded.
+// begin writes the section and an interface for each recorded stage.
 func (s *Session) begin(w io.Writer) (file *pcapngWriter, index [NumStages]int, err error) {
 	file = newPcapngWriter(w, "culvert")
 	n := 0

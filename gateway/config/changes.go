@@ -9,10 +9,10 @@ import (
 	"culvert/nat/rules"
 )
 
-// maxNamed is how many names Changes lists of each kind.
+// maxNamed is how many names of each kind Changes lists.
 const maxNamed = 5
 
-// Changes says in words what differs from old, "nothing changed" if nothing does.
+// Changes describes the differences from old in words; "nothing changed" if there are none.
 func (c *Config) Changes(old *Config) string {
 	var d difference
 	d.of("nodes", listOf(old.Geneve.Nodes, func(n Node) string { return n.Name }), listOf(c.Geneve.Nodes, func(n Node) string { return n.Name }))
@@ -38,6 +38,7 @@ func (c *Config) Changes(old *Config) string {
 		{"nat.maxConnections", c.MaxConnections, old.MaxConnections},
 		{"connectionCheck", c.ConnectionCheck, old.ConnectionCheck},
 		{"mssClamp", c.MSSClamp, old.MSSClamp},
+		{"cpus", c.CPUs, old.CPUs},
 		{"log.level", c.Log.Level, old.Log.Level},
 	} {
 		if !reflect.DeepEqual(f.is, f.was) {
@@ -50,7 +51,7 @@ func (c *Config) Changes(old *Config) string {
 	return strings.Join(d.parts, "; ")
 }
 
-// A named is an entry of a list, and how it is called.
+// A named is an entry of a list with its name for messages.
 type named struct {
 	name  string
 	value any
@@ -72,7 +73,7 @@ func names(rules []rules.FilterRule) (list []string) {
 
 type difference struct{ parts []string }
 
-// of adds what was added to a list, removed from it and changed in it.
+// of adds the entries added to, removed from and changed in a list.
 func (d *difference) of(kind string, old, list []named) {
 	was := make(map[string]any, len(old))
 	for _, x := range old {
@@ -109,7 +110,7 @@ func (d *difference) of(kind string, old, list []named) {
 	}
 }
 
-// order adds that a list has the same entries in another order.
+// order reports a list whose entries are the same in another order.
 func (d *difference) order(kind string, old, list []string) {
 	if !slices.Equal(old, list) && slices.Equal(slices.Sorted(slices.Values(old)), slices.Sorted(slices.Values(list))) {
 		d.parts = append(d.parts, kind+": reordered")

@@ -10,11 +10,11 @@ import (
 	"culvert/nat/rules"
 )
 
-// Config is the desired state of one gateway: an immutable value that the YAML
-// file, the Kubernetes source and the lab all produce. Apply publishes it.
+// Config is the desired state of one gateway: an immutable value that the YAML file, the Kubernetes source and the lab all produce. Apply publishes
+// it.
 //
-// The comments give the path of each field in the file; Validate uses the same
-// paths in its errors. What the file calls auto is invalid until Remap has chosen it.
+// The comments give each field's path in the file; Validate uses the same paths in its errors. A field that is auto in the file is invalid until
+// Remap has chosen its value.
 type Config struct {
 	Cluster string    // cluster: this cluster's ID
 	Peer    string    // peer: the remote cluster's ID
@@ -25,14 +25,14 @@ type Config struct {
 	Local     LocalNetwork
 	Remote    []rules.RemoteCIDR // network.remote; Real equals Remapped where nothing is remapped
 
-	UnknownSource  rules.Pair         // nat.unknownSource; without an address, unknown sources of the family are dropped
+	UnknownSource  rules.Pair         // nat.unknownSource; without an address, packets from unknown sources of the family are dropped
 	Addresses      []AddressMapping   // nat.addresses
 	Services       []Service          // nat.services
 	MaxConnections int                // nat.maxConnections; 0 = auto
 	Rules          []rules.FilterRule // rules
 	MSSClamp       rules.MSSClamp     // mssClamp
 
-	// Given is for a source that brings rules of its own, piece by piece.
+	// Given is for a source that provides its own rules piece by piece.
 	Given Given
 
 	ConnectionCheck ConnectionCheck // connectionCheck
@@ -42,24 +42,25 @@ type Config struct {
 
 	Control string // control: path of the control socket; ControlAuto = its usual place, if it can be there; "" = off
 	Metrics string // metrics: listen address, empty = off
-	Health  string // listen address of /healthz and /readyz alone, empty = beside metrics
+	Health  string // listen address of /healthz and /readyz; empty = the same as Metrics
 	Log     Log
+	CPUs    int // cpus: threads that run Go code at once; 0 = the default
 
-	File File // that it was read from
+	File File // the file it was read from
 
-	LiqoMetrics bool // metrics have the names of Liqo's gateway beside ours
+	Liqo bool // Liqo's resources configure the gateway; metrics also have the names of Liqo's gateway
 
-	// Warnings are about what the file may mean but probably does not, one line each.
+	// Warnings name what is valid but probably not meant, one line each.
 	Warnings []string
 }
 
-// A File is one that a Config was read from; the zero File is none.
+// A File is a file from which a Config was read; the zero File is none.
 type File struct {
 	Path string   // absolute
-	Sum  [32]byte // SHA-256 of its text, which may have changed since
+	Sum  [32]byte // SHA-256 of the text as read; the file may have changed since
 }
 
-// Defaults of the configuration, Liqo's.
+// Defaults of the configuration, the same as Liqo's.
 const (
 	DefaultMTU           TunnelMTU = 1340
 	DefaultWireGuardPort           = 51840
@@ -67,10 +68,10 @@ const (
 	DefaultMetrics                 = "127.0.0.1:8082"
 )
 
-// LiqoConnectionCheck is Liqo's.
+// LiqoConnectionCheck is Liqo's default.
 var LiqoConnectionCheck = ConnectionCheck{Port: 12345, Interval: 2 * time.Second, Threshold: 5}
 
-// ControlAuto leaves the place of the control socket to the gateway.
+// ControlAuto lets the gateway choose the path of the control socket.
 const ControlAuto = auto
 
 // WireGuard is the external network's end: one tunnel to one peer.
@@ -84,12 +85,11 @@ type WireGuard struct {
 	UAPI          bool          // serve the read-only wg(8) socket
 }
 
-// ConnectionCheck says how the gateway asks its peer whether it is there. It answers the
-// peer in any case.
+// ConnectionCheck says how the gateway pings its peer. It answers the peer's pings in any case.
 type ConnectionCheck struct {
 	Port      uint16        // UDP port of both gateways; 0 = Liqo's
-	Interval  time.Duration // between two pings; 0 = none is sent
-	Threshold int           // for so many intervals the peer may be silent
+	Interval  time.Duration // between two pings; 0 = no pings
+	Threshold int           // number of intervals for which the peer may be silent
 }
 
 // Geneve is the internal network's end: one tunnel per node.
@@ -108,34 +108,32 @@ type Node struct {
 	Underlay netip.Addr // outer address of the node's tunnel endpoint
 	Address  rules.Pair // the node's internal address
 	PodCIDRs []netip.Prefix
-	Encap    geneve.Encap // Auto is what the node is heard to speak
+	Encap    geneve.Encap // Auto: the encapsulation that the node uses first
 	Inner    geneve.Inner
 }
 
-// Given says that no rules are to be made of the other fields, and which sources packets may have where no CIDRs are known to tell.
+// Given says that no rules are generated from the other fields, and which sources packets may have if no CIDRs define them.
 type Given struct {
 	Rules        bool
 	FromTunnel   []netip.Prefix // what the peer may send from
 	NotFromNodes []netip.Prefix // what nodes may not send from
 }
 
-// LocalNetwork is what lies behind this gateway.
+// LocalNetwork is the network behind this gateway.
 type LocalNetwork struct {
 	PodCIDRs      []netip.Prefix
 	ExternalCIDRs []netip.Prefix
 }
 
-// AddressMapping is one address of a local external CIDR that stands for a host, or one for
-// each family of the host.
+// AddressMapping is an address of a local external CIDR that stands for a host, or one for each of the host's families.
 type AddressMapping struct {
 	External, Internal rules.Pair
 	Via                string // name of the node that leads to Internal; "" = the first
 	ProxyProtocol      bool
 }
 
-// Service is one address and port of a local external CIDR that stands for
-// several backends, or one address for the backends of each family. The fields are those
-// of rules.Service.
+// Service is an address and port of a local external CIDR that stands for several backends, or one address per family of the backends. The fields are
+// those of rules.Service.
 type Service struct {
 	Name            string
 	Address         rules.Pair
@@ -154,10 +152,10 @@ type Backend struct {
 	Address netip.Addr
 	Port    uint16
 	Weight  int
-	Via     string // as in AddressMapping, for a backend that no route leads to
+	Via     string // as in AddressMapping, for a backend without a route
 }
 
-// Log chooses what is logged and how.
+// Log selects what is logged, and the format.
 type Log struct {
 	Level  string // trace | debug | info | warning | error
 	Format string // text | json
@@ -166,15 +164,13 @@ type Log struct {
 // Role says which end of the WireGuard tunnel this gateway is.
 type Role uint8
 
-// The server listens on a known port and learns its peer's endpoint; the client
-// knows the server's endpoint.
+// The server listens on a known port and learns its peer's endpoint; the client knows the server's endpoint.
 const (
 	Client Role = iota
 	Server
 )
 
-// Tunnel addresses: of IPv4 the first /30 block of Liqo's 169.254.18.0/24 (liqo
-// pkg/gateway/tunnel), of IPv6 the same as link-local addresses.
+// Tunnel addresses: for IPv4 the first /30 block of Liqo's 169.254.18.0/24 (liqo pkg/gateway/tunnel), for IPv6 the same as link-local addresses.
 var (
 	serverTunnelAddress = rules.PairOf(netip.MustParseAddr("169.254.18.1"), netip.MustParseAddr("fe80::a9fe:1201"))
 	clientTunnelAddress = rules.PairOf(netip.MustParseAddr("169.254.18.2"), netip.MustParseAddr("fe80::a9fe:1202"))

@@ -11,7 +11,7 @@ import (
 // minMTU6 is what every link of IPv6 carries (RFC 8200, Section 5).
 const minMTU6 TunnelMTU = 1280
 
-// reserved is where no CIDR may lie, beside the tunnel addresses of IPv4.
+// reserved lists where no CIDR may lie, besides the IPv4 tunnel addresses.
 var reserved = []struct {
 	name   string
 	prefix netip.Prefix
@@ -20,11 +20,11 @@ var reserved = []struct {
 	{"the multicast addresses", netip.MustParsePrefix("ff00::/8")},
 }
 
-// validateFamilies checks that what belongs together is of the same families.
+// validateFamilies checks that related addresses have the same families.
 func (c *Config) validateFamilies(e *configfile.Errors) {
 	six := ""
 	gateway := c.Geneve.GatewayAddress
-	// uses notes that the field at path is of a's family, which the gateway must then have at nodes.
+	// uses records that the field at path has a's family, which the gateway must then support towards nodes.
 	uses := func(path string, a netip.Addr) {
 		if !a.IsValid() {
 			return
@@ -65,7 +65,7 @@ func (c *Config) validateFamilies(e *configfile.Errors) {
 	}
 }
 
-// familyOf is the name of a's family.
+// familyOf returns the name of a's family.
 func familyOf(a netip.Addr) string {
 	if a.Is4() {
 		return "IPv4"
@@ -73,7 +73,7 @@ func familyOf(a netip.Addr) string {
 	return "IPv6"
 }
 
-// sameFamily reports whether the two of a translation are of one family; what is invalid was reported before.
+// sameFamily reports whether both addresses of a translation have one family; invalid ones were reported before.
 func sameFamily(e *configfile.Errors, path string, a, b netip.Addr) bool {
 	if !a.IsValid() || !b.IsValid() || a.Is4() == b.Is4() {
 		return true
@@ -82,7 +82,7 @@ func sameFamily(e *configfile.Errors, path string, a, b netip.Addr) bool {
 	return false
 }
 
-// sameFamilies is sameFamily for pairs: each address has one to be translated to.
+// sameFamilies is sameFamily for pairs: each address needs one to be translated to.
 func sameFamilies(e *configfile.Errors, path string, a, b rules.Pair) {
 	for _, v6 := range []bool{false, true} {
 		x, y := a.Of(v6), b.Of(v6)
@@ -92,7 +92,7 @@ func sameFamilies(e *configfile.Errors, path string, a, b rules.Pair) {
 	}
 }
 
-// validateRuleFamilies finds rules that no packet can match, because they ask for two families.
+// validateRuleFamilies finds rules that no packet can match, because they require two families.
 func validateRuleFamilies(e *configfile.Errors, path string, r *rules.FilterRule) {
 	src, dst := familiesOf(r.Source), familiesOf(r.Destination)
 	if src&dst == 0 {
@@ -106,7 +106,7 @@ func validateRuleFamilies(e *configfile.Errors, path string, r *rules.FilterRule
 
 const bit4, bit6 = 1, 2
 
-// icmpFamily are the protocols that one family alone has.
+// icmpFamily has the protocols of one family only.
 var icmpFamily = map[uint8]struct {
 	bit         int
 	name, other string
@@ -115,7 +115,7 @@ var icmpFamily = map[uint8]struct {
 	protocols["icmpv6"]: {bit6, "icmpv6", "icmp"},
 }
 
-// familiesOf returns the bits of the families in a list of which none means any.
+// familiesOf returns the bits of the families in a list; an empty list means any family.
 func familiesOf(prefixes []netip.Prefix) (bits int) {
 	for _, p := range prefixes {
 		if p.Addr().Is4() {

@@ -8,15 +8,14 @@ import (
 
 const required = configfile.Required
 
-// fields is the reference of the configuration file. Tests compare it with the types and
-// with what each default does.
+// fields is the reference of the configuration file. Tests compare it with the types, and each default with its effect.
 var fields = []configfile.Field{
 	{Path: "cluster", Type: "name", Default: required, Doc: "Name of this cluster: it stands in logs and metrics, and must differ from peer."},
 	{Path: "peer", Type: "name", Default: required, Doc: "Name of the remote cluster, for logs, metrics and the memory of remaps."},
 	{Path: "mtu", Type: "bytes, 576 to 9000", Default: "1340", Doc: "Largest inner packet of both tunnels, 1280 or more with IPv6 inside; the underlay carries 50 bytes more to nodes (70 over IPv6), 60 more to the peer (80 over IPv6). The same at nodes and pods."},
 
 	{Path: "wireguard.role", Type: "one of client, server", Default: required, Doc: "The server listens on a known port and learns where its peer is; the client knows the server's endpoint. One of the two gateways is each."},
-	{Path: "wireguard.privateKeyFile", Type: "file", Default: required, Doc: "This gateway's private key, made by culvert keygen; relative to this file."},
+	{Path: "wireguard.privateKeyFile", Type: "file", Default: required, Doc: "This gateway's private key, made by culvert keygen; relative to this file, but a credential of systemd (LoadCredential) of that name comes first."},
 	{Path: "wireguard.peerPublicKey", Type: "WireGuard key in base64", Live: true, Doc: "The public key that culvert keygen printed at the peer."},
 	{Path: "wireguard.peerPublicKeyFile", Type: "file", Live: true, Doc: "File with the peer's public key, instead of peerPublicKey."},
 	{Path: "wireguard.listenPort", Type: "UDP port, 0 to 65535", Doc: "Where WireGuard listens: 51840 for a server, any free port (0) for a client."},
@@ -71,14 +70,15 @@ var fields = []configfile.Field{
 	{Path: "rules[].action", Type: "one of accept, drop, reject", Default: required, Live: true, Doc: "What becomes of the packet; reject answers with an error."},
 
 	{Path: "state", Type: "folder", Doc: "Where what outlives the process is kept; relative to this file. A gateway writes connections, the key of its port choice and where its peer is into a folder there of the peer's name, each 30 s and at its end, and goes on from that. Gateways of one cluster may share it. auto needs it, or ipam.file."},
-	{Path: "ipam.pools[]", Type: "CIDR", Live: true, Doc: "What auto chooses remaps from; without it, 10.0.0.0/8, 192.168.0.0/16 and 172.16.0.0/12."},
+	{Path: "ipam.pools[]", Type: "CIDR", Live: true, Doc: "What auto chooses remaps from. Without one of IPv4: 10.0.0.0/8, 192.168.0.0/16 and 172.16.0.0/12. Without one of IPv6, what overlaps nothing keeps its own addresses, and the rest moves to fd63:756c::/32 (unique local, RFC 4193)."},
 	{Path: "ipam.reserved[]", Type: "CIDR", Live: true, Doc: "What auto never chooses, because something else has it."},
 	{Path: "ipam.file", Type: "file", Doc: "The memory of what auto chose; without it, ipam.json in state."},
 
 	{Path: "connectionCheck", Type: "true or false", Default: "false", Live: true, Doc: "Ask the peer every two seconds whether it is there, as Liqo's gateways do, for logs and metrics. Another gateway's questions are answered in any case."},
 	{Path: "mssClamp", Type: "auto, off or bytes, 216 to 8960", Default: "auto", Live: true, Doc: "Largest TCP segment that connections may ask for: auto is mtu less 40, or less 60 for IPv6, off leaves it to them, unless a path is found that carries less than mtu."},
-	{Path: "control", Type: "auto, a file, or empty", Default: "auto", Doc: "The Unix socket by which culvert status and the other commands reach this gateway, mode 0600; relative to this file. auto is culvert/CLUSTER-PEER.sock in $XDG_RUNTIME_DIR, or else in /run for root; the gateway goes without it where it cannot be made. Empty is none."},
+	{Path: "control", Type: "auto, a file, or empty", Default: "auto", Doc: "The Unix socket by which culvert status and the other commands reach this gateway, mode 0600; relative to this file. auto is CLUSTER-PEER.sock in $RUNTIME_DIRECTORY, which systemd sets, or else in the folder culvert in $XDG_RUNTIME_DIR, or else in /run for root; the gateway goes without it where it cannot be made. Empty is none."},
 	{Path: "metrics", Type: "host:port, or empty", Default: "127.0.0.1:8082", Doc: "Where /metrics, /healthz and /readyz are served; empty is nowhere."},
+	configfile.CPUsField,
 	{Path: "log.level", Type: "one of error, warning, info, debug, trace", Default: "info", Live: true, Doc: "What is logged: this and what is worse."},
 	{Path: "log.format", Type: "one of text, json", Default: "text", Doc: "How it is logged."},
 }

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"net"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -21,16 +22,14 @@ import (
 	"culvert/nat/rules"
 )
 
-// auto is the word for a value that ipam chooses, which in a Config is invalid, and for the
-// usual place of the control socket.
+// auto stands for a value that ipam chooses, which is invalid in a Config, and for the default path of the control socket.
 const auto = "auto"
 
 type (
 	scalar = configfile.Scalar
 	list   = configfile.List
 
-	// file mirrors the YAML configuration file; every leaf is read later, so that
-	// all errors are found in one run.
+	// file mirrors the YAML configuration file. Leaves are parsed later, so that one run finds all errors.
 	file struct {
 		Cluster   scalar        `json:"cluster"`
 		Peer      scalar        `json:"peer"`
@@ -44,6 +43,7 @@ type (
 		Control   *scalar       `json:"control"`
 		Metrics   *scalar       `json:"metrics"`
 		Log       fileLog       `json:"log"`
+		CPUs      scalar        `json:"cpus"`
 		IPAM      fileIPAM      `json:"ipam"`
 		State     *scalar       `json:"state"`
 
@@ -99,9 +99,8 @@ type (
 	}
 )
 
-// Load reads, checks and returns the configuration in the YAML file at
-// path. Key files named in it are relative to the file's folder. The error joins
-// everything that is wrong, one line each.
+// Load reads, checks and returns the configuration in the YAML file at path. Key files named in it are relative to the file's folder. The error joins
+// all faults, one line each.
 func Load(path string) (*Config, error) {
 	text, err := configfile.Read(path, configfile.MaxSize)
 	if err != nil {
@@ -134,12 +133,13 @@ func parse(e *configfile.Errors, text []byte, dir string) (*Config, error) {
 	return c, nil
 }
 
-// config converts every field; what contradicts what is validate's business.
+// config converts every field; validate finds contradictions.
 func (f *file) config(e *configfile.Errors, dir string) *Config {
 	c := &Config{
 		Cluster: string(f.Cluster),
 		Peer:    string(f.Peer),
 		MTU:     TunnelMTU(e.Int("mtu", f.MTU, int(DefaultMTU), int(minMTU), int(maxMTU))),
+		CPUs:    e.CPUs(f.CPUs),
 		Control: ControlAuto,
 		Metrics: DefaultMetrics,
 		Log: Log{
@@ -185,8 +185,8 @@ func (f *file) config(e *configfile.Errors, dir string) *Config {
 	return c
 }
 
-// firstAddresses returns the first address of the first CIDR of each family: of IPv6 it is the subnet-router anycast address (RFC
-// 4291, Section 2.6.1), which no host has either.
+// firstAddresses returns the first address of the first CIDR of each family: for IPv6 it is the subnet-router anycast address (RFC 4291, Section
+// 2.6.1), which no host has either.
 func firstAddresses(cidrs []netip.Prefix) (first rules.Pair) {
 	for _, p := range slices.Backward(cidrs) {
 		if p.Addr().Is4() {
@@ -203,10 +203,10 @@ func pair(e *configfile.Errors, path string, l list) (p rules.Pair) {
 	return p
 }
 
-// yamlOff is what comes of off without quotes, a boolean in YAML 1.1.
+// yamlOff is how an unquoted off is parsed, a boolean in YAML 1.1.
 const yamlOff = "false"
 
-// networks converts the parts that say which addresses are in use and which to choose.
+// networks converts the parts about addresses in use and addresses to choose.
 func (f *file) networks(e *configfile.Errors, dir string, c *Config) {
 	c.Local.PodCIDRs = e.Prefixes("network.local.podCIDRs", f.Network.Local.PodCIDRs)
 	c.Local.ExternalCIDRs = e.Prefixes("network.local.externalCIDRs", f.Network.Local.ExternalCIDRs)
@@ -224,7 +224,7 @@ func (f *file) networks(e *configfile.Errors, dir string, c *Config) {
 	}
 }
 
-// pathOf requires the path of a file or folder; one that is not absolute is relative to dir.
+// pathOf reads the path of a file or folder, relative to dir unless it is absolute.
 func pathOf(e *configfile.Errors, path, dir string, s scalar) string {
 	name := e.Text(path, s)
 	if strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }) {
@@ -236,8 +236,8 @@ func pathOf(e *configfile.Errors, path, dir string, s scalar) string {
 	return filepath.Join(dir, name)
 }
 
-// LoadNetworks reads those parts of the configuration file at path that say which addresses
-// are in use and which to choose: enough to plan a peering before there are keys.
+// LoadNetworks reads only the parts of the configuration file at path about addresses in use and addresses to choose: enough to plan a peering before
+// keys exist.
 func LoadNetworks(path string) (*Config, error) {
 	text, err := configfile.Read(path, configfile.MaxSize)
 	if err != nil {
@@ -291,13 +291,29 @@ func (f *fileWireGuard) config(e *configfile.Errors, dir string, c *WireGuard) {
 	}
 }
 
-// maxKeyFile is more than a key in any form needs, in bytes.
+// maxKeyFile is more than a key needs in any format, in bytes.
 const maxKeyFile = 4096
+
+// credential returns the path of a key whose name has no folder: among the credentials that the service manager has given this process
+// (systemd.exec(5), LoadCredential), else beside the configuration in dir.
+func credential(dir, name string) string {
+	if given := os.Getenv("CREDENTIALS_DIRECTORY"); given != "" && filepath.Base(name) == name {
+		if p := filepath.Join(given, name); exists(p) {
+			return p
+		}
+	}
+	return filepath.Join(dir, name)
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
 
 func readKey(e *configfile.Errors, path, dir string, name scalar) wgkey.Key {
 	p := string(name)
 	if !filepath.IsAbs(p) {
-		p = filepath.Join(dir, p)
+		p = credential(dir, p)
 	}
 	text, err := configfile.Read(p, maxKeyFile)
 	if err != nil {
@@ -315,7 +331,7 @@ func readKey(e *configfile.Errors, path, dir string, name scalar) wgkey.Key {
 	return key
 }
 
-// notHostPort notes a text without a port, or one in which none can be found for want of brackets.
+// notHostPort reports a text without a port, or with a port that is ambiguous for lack of brackets.
 func notHostPort(e *configfile.Errors, path, s string) {
 	remedy := "add a port, such as 192.0.2.7:51840"
 	if strings.Count(s, ":") > 1 {

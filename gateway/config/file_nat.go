@@ -59,7 +59,7 @@ const (
 	maxAffinityTimeout = 24 * time.Hour
 )
 
-// protocols are the names that rules and services may use, IANA's numbers.
+// protocols are the names for use in rules and services, with IANA's numbers.
 var protocols = map[string]uint8{"tcp": 6, "udp": 17, "sctp": 132, "icmp": 1, "icmpv6": 58}
 
 func (f *fileNAT) config(e *configfile.Errors, c *Config) {
@@ -129,7 +129,7 @@ func proxyProtocol(e *configfile.Errors, at string, s scalar) bool {
 	return e.OneOf(at+"proxyProtocol", s, "none", "v2") == "v2"
 }
 
-// port requires a port number.
+// port reads a required port number.
 func port(e *configfile.Errors, path string, s scalar) uint16 {
 	if e.Text(path, s) == "" {
 		return 0

@@ -395,3 +395,19 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+// TestCredentials: a key comes from what the service manager has given, before the folder of the file.
+func TestCredentials(t *testing.T) {
+	dir, given := t.TempDir(), t.TempDir()
+	t.Setenv("CREDENTIALS_DIRECTORY", given)
+	if err := os.WriteFile(filepath.Join(given, "gateway.key"), nil, 0o400); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{
+		"gateway.key": filepath.Join(given, "gateway.key"), "peer.pub": filepath.Join(dir, "peer.pub"), "keys/gateway.key": filepath.Join(dir, "keys/gateway.key"),
+	} {
+		if got := credential(dir, name); got != want {
+			t.Errorf("%s: %s, want %s", name, got, want)
+		}
+	}
+}

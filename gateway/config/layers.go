@@ -10,15 +10,15 @@ import (
 	"culvert/nat/rules"
 )
 
-// Links gives each node its nat.Link. Connections remember links, so a node that leaves
-// and comes back has the link that it had, as long as there are others for new nodes.
+// Links gives each node its nat.Link. Connections remember links, so a node that leaves and returns gets the same link, as long as new nodes can have
+// others.
 type Links struct {
-	ByName map[string]nat.Link // never changed
-	last   map[nat.Link]string // who had it last
+	ByName map[string]nat.Link // immutable
+	last   map[nat.Link]string // its last owner
 	next   nat.Link
 }
 
-// Name returns a name by which Find finds link in other Links too; "" = nobody has it or had it.
+// Name returns a name by which Find finds link in other Links too; "" = the link has never had an owner.
 func (l Links) Name(link nat.Link) string {
 	if link == nat.Tunnel {
 		return tunnelLink
@@ -26,7 +26,7 @@ func (l Links) Name(link nat.Link) string {
 	return l.last[link]
 }
 
-// Find returns the link of a name.
+// Find returns the link with a name.
 func (l Links) Find(name string) (nat.Link, bool) {
 	if name == tunnelLink {
 		return nat.Tunnel, true
@@ -35,10 +35,10 @@ func (l Links) Find(name string) (nat.Link, bool) {
 	return link, ok
 }
 
-// tunnelLink is the name of nat.Tunnel, which no node can have.
+// tunnelLink is the name of nat.Tunnel; no node can have it.
 const tunnelLink = "(tunnel)"
 
-// Assign returns the links of nodes, who keep those that they have or had in l.
+// Assign returns the links of nodes; each keeps its link from l.
 func (l Links) Assign(nodes []Node) Links {
 	had := make(map[string]nat.Link, len(l.last))
 	for link, name := range l.last {
@@ -71,7 +71,7 @@ func (l Links) Assign(nodes []Node) Links {
 	return assigned
 }
 
-// NAT is the part of c that decides about packets; maxConnections is for where c says auto.
+// NAT returns the part of c about packets; maxConnections replaces auto.
 func (c *Config) NAT(links Links, maxConnections int) *nat.Config {
 	own, peer := c.WireGuard.Role.TunnelAddresses()
 	nc := &nat.Config{MTU: int(c.MTU), SourceCheck: c.Geneve.SourceCheck, MaxConnections: c.MaxConnections}
@@ -126,7 +126,7 @@ func (c *Config) NAT(links Links, maxConnections int) *nat.Config {
 	return nc
 }
 
-// notNil lets an empty list stand for itself.
+// notNil keeps an empty list distinct from nil.
 func notNil(all []netip.Prefix) []netip.Prefix {
 	if all == nil {
 		return []netip.Prefix{}
@@ -134,8 +134,7 @@ func notNil(all []netip.Prefix) []netip.Prefix {
 	return all
 }
 
-// Tunnels is the part of c that the Geneve endpoint needs; a tunnel's ID is its
-// node's nat.Link. Without an internal address, the gateway has none.
+// Tunnels returns the tunnels of the Geneve endpoint; a tunnel's ID is its node's nat.Link. Without an internal address, the gateway has none.
 func (c *Config) Tunnels(links Links) []geneve.Tunnel {
 	var ts []geneve.Tunnel
 	if !c.Geneve.GatewayAddress.IsValid() {
@@ -156,14 +155,13 @@ func (c *Config) Tunnels(links Links) []geneve.Tunnel {
 	return ts
 }
 
-// Check reports everything for which a gateway refuses c, each error with its path in
-// the configuration file. What a gateway finds besides when it starts is not c's: ports
-// and files that others hold.
+// Check returns all faults for which a gateway refuses c, each with its path in the configuration file. It does not cover what a gateway finds only
+// at start: ports and files held by others.
 func Check(c *Config) error {
 	if err := c.Validate(); err != nil {
 		return err
 	}
 	links := Links{}.Assign(c.Geneve.Nodes)
-	// Validate finds what these would find. An error without a path is a bug there.
+	// Validate should find these too. An error without a path is a bug there.
 	return errors.Join(nat.Check(c.NAT(links, 0)), geneve.Check(c.Tunnels(links)))
 }

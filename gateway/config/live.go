@@ -5,12 +5,20 @@ import (
 	"fmt"
 )
 
-// ChangesLive refuses, by name, each difference from old that takes a restart.
+// TakesOver is in each line of ChangesLive about a field that a process which takes over can change.
+const TakesOver = "cannot change while the gateway runs; to keep connections"
+
+// ChangesLive refuses, by name, each difference from old that needs another process. A process that takes over may change everything except cluster
+// and peer.
 func (c *Config) ChangesLive(old *Config) error {
 	var errs []error
 	fixed := func(path string, same bool) {
 		if !same {
-			errs = append(errs, fmt.Errorf("%s: cannot change while the gateway runs; restart it", path))
+			remedy := TakesOver + " start culvert gateway --takeover with this file (culvert reload --takeover does), else restart it"
+			if path == "cluster" || path == "peer" {
+				remedy = "cannot change while the gateway runs; restart it"
+			}
+			errs = append(errs, fmt.Errorf("%s: %s", path, remedy))
 		}
 	}
 	fixed("cluster", c.Cluster == old.Cluster)
@@ -25,7 +33,7 @@ func (c *Config) ChangesLive(old *Config) error {
 	fixed("state", c.State == old.State)
 	fixed("ipam.file", c.IPAM.File == old.IPAM.File || c.State != old.State)
 	fixed("control", c.Control == old.Control)
-	fixed("metrics", c.Metrics == old.Metrics && c.Health == old.Health && c.LiqoMetrics == old.LiqoMetrics)
+	fixed("metrics", c.Metrics == old.Metrics && c.Health == old.Health && c.Liqo == old.Liqo)
 	fixed("log.format", c.Log.Format == old.Log.Format)
 	return errors.Join(errs...)
 }

@@ -6,17 +6,16 @@ import (
 	"culvert/nat/rules"
 )
 
-// Places says which field of the file each rule, route or service of c comes from.
+// Places maps rules, routes and services of c to the fields of the file that specify them.
 type Places map[place]string
 
-// A place is a resource and, where that stands for a list, the name of a rule in it; "" is the
-// resource itself.
+// A place is a resource and, if that represents a list, the name of a rule in it; "" is the resource itself.
 type place struct {
 	key  rules.Key
 	rule string
 }
 
-// Places returns those of c. What is not of the file, such as the resources of given rules, has none.
+// Places returns the places of c. Resources that are not from the file, such as given rules, have none.
 func (c *Config) Places() Places {
 	all := Places{
 		{rules.Key{Kind: "network", Name: "unknown-source"}, ""}: "nat.unknownSource",
@@ -51,8 +50,7 @@ func (c *Config) Places() Places {
 	return all
 }
 
-// Field returns the path of what a rule of a resource comes from, "" where nothing in the file
-// says it.
+// Field returns the path of the field that specifies a rule of a resource, "" if no field does.
 func (p Places) Field(key rules.Key, rule string) string {
 	if path := p[place{key, rule}]; path != "" {
 		return path

@@ -16,19 +16,18 @@ import (
 	"culvert/nat/rules"
 )
 
-// IPAM says where CIDRs and addresses that the file calls auto come from, and where
-// they are remembered.
+// IPAM says from where CIDRs and addresses for auto are chosen, and where the choices are stored.
 type IPAM struct {
-	Pools    []netip.Prefix // ipam.pools; none = Liqo's
-	Reserved []netip.Prefix // ipam.reserved: in use, though no other field says so
+	Pools    []netip.Prefix // ipam.pools; none = the same as Liqo's
+	Reserved []netip.Prefix // ipam.reserved: in use, although no other field says so
 	File     string         // ipam.file, else ipam.json in state; "" = nothing can be auto
 }
 
-// automatic is a value that the configuration leaves to ipam: in the Config, it is invalid.
+// automatic is a value that the configuration leaves to ipam; it is invalid in a Config.
 type automatic struct {
 	path   string
 	owner  ipam.Owner
-	family netip.Addr // what it stands for, or one of several: the choice is of its family
+	family netip.Addr // the address it stands for, or one of several: the choice has the same family
 	set    func(ipam.Entry)
 }
 
@@ -42,7 +41,7 @@ func (c *Config) externalOf(a netip.Addr) netip.Prefix {
 	return netip.Prefix{}
 }
 
-// automatics lists what c leaves to ipam. Their set changes c.
+// automatics lists the values that c leaves to ipam. Setting them changes c.
 func (c *Config) automatics() []automatic {
 	var as []automatic
 	for i, path := range c.remotePaths() {
@@ -71,7 +70,7 @@ func (c *Config) automatics() []automatic {
 	return as
 }
 
-// families returns a backend of each family that has any.
+// families returns one backend of each family present.
 func (s *Service) families() (p rules.Pair) {
 	for _, b := range s.Backends {
 		p.Set(b.Address)
@@ -79,7 +78,7 @@ func (s *Service) families() (p rules.Pair) {
 	return p
 }
 
-// remotePaths returns the path of each of c.Remote.
+// remotePaths returns the path of each element of c.Remote.
 func (c *Config) remotePaths() []string {
 	paths := make([]string, len(c.Remote))
 	pods, externals := 0, 0
@@ -107,7 +106,7 @@ func (c *Config) hostOwner(internal netip.Addr) ipam.Owner {
 	return ipam.Owner{Peer: c.Peer, Kind: ipam.Host, Real: internal.String()}
 }
 
-// serviceOwner is one for all services of a name and a's family, which so share an address.
+// serviceOwner returns one owner for all services with the same name in a's family, so that they share an address.
 func (c *Config) serviceOwner(s *Service, a netip.Addr) ipam.Owner {
 	kind := ipam.Service
 	if a.Is6() {
@@ -116,7 +115,7 @@ func (c *Config) serviceOwner(s *Service, a netip.Addr) ipam.Owner {
 	return ipam.Owner{Peer: c.Peer, Kind: kind, Real: s.Name}
 }
 
-// Owners returns the owner of everything that c leaves to ipam.
+// Owners returns the owner of each value that c leaves to ipam.
 func (c *Config) Owners() []ipam.Owner {
 	var owners []ipam.Owner
 	for _, a := range c.automatics() {
@@ -125,7 +124,7 @@ func (c *Config) Owners() []ipam.Owner {
 	return owners
 }
 
-// Taken returns every prefix that c or this machine has a use for, each with its path.
+// Taken returns every prefix in use by c or this machine, each with its path.
 func (c *Config) Taken() []ipam.Taken {
 	var ts []ipam.Taken
 	add := func(name string, p netip.Prefix, owner ipam.Owner) {
@@ -182,8 +181,7 @@ func (c *Config) Taken() []ipam.Taken {
 	return append(ts, Connected()...)
 }
 
-// Connected returns the networks of this machine's interfaces. Where the machine does not
-// tell, there are none.
+// Connected returns the networks of this machine's interfaces, none if they cannot be read.
 func Connected() []ipam.Taken {
 	var ts []ipam.Taken
 	interfaces, _ := net.Interfaces()
@@ -200,7 +198,7 @@ func Connected() []ipam.Taken {
 	return ts
 }
 
-// validateIPAM checks what c leaves to ipam, as far as that can be said without its memory.
+// validateIPAM checks what c leaves to ipam, as far as possible without the stored choices.
 func (c *Config) validateIPAM(e *configfile.Errors) {
 	if _, err := ipam.NewPlan(c.IPAM.Pools, nil); err != nil {
 		path, cause, _ := strings.Cut(err.Error(), ": ")
@@ -216,23 +214,23 @@ func (c *Config) validateIPAM(e *configfile.Errors) {
 	}
 }
 
-// Choice is what one auto of a configuration stands for.
+// Choice is the value of one auto of a configuration.
 type Choice struct {
 	Path string // of the field
 	ipam.Entry
-	New bool // not remembered
+	New bool // not chosen before
 }
 
-// Remapped is a configuration in which nothing is auto any more.
+// Remapped is a configuration in which every auto has a value.
 type Remapped struct {
 	Config   *Config
 	Choices  []Choice
 	Warnings []string
 }
 
-// Remap replaces each auto of c by what was chosen for it before, or chooses. Before a new
-// choice is written, accept may refuse the result; then nothing has changed. It returns once the choices are durable. With dry it writes nothing. now is
-// noted with new choices; ctx limits the wait for other gateways of the cluster.
+// Remap replaces each auto of c by its stored choice, or chooses one. accept may refuse the result before new choices are stored; then nothing has
+// changed. Remap returns once the choices are durable. With dry it stores nothing. now is stored with new choices; ctx limits the wait for other
+// gateways of the cluster.
 func Remap(ctx context.Context, c *Config, now time.Time, dry bool, accept func(*Config) error) (*Remapped, error) {
 	if c.IPAM.File == "" {
 		return &Remapped{Config: c, Warnings: c.Warnings}, accept(c)
@@ -256,7 +254,7 @@ func Remap(ctx context.Context, c *Config, now time.Time, dry bool, accept func(
 	return r, err
 }
 
-// Preview does what Remap does, in a memory that the caller owns, where taken is in use.
+// Preview does the same as Remap with a ledger that the caller owns, where taken is in use.
 func (c *Config) Preview(l *ipam.Ledger, taken []ipam.Taken, now time.Time) (*Remapped, error) {
 	plan, err := ipam.NewPlan(c.IPAM.Pools, taken)
 	if err != nil {
@@ -292,10 +290,8 @@ func (c *Config) Preview(l *ipam.Ledger, taken []ipam.Taken, now time.Time) (*Re
 	return r, errors.Join(errs...)
 }
 
-// Claim marks the gateway of c as running beside the memory of its remaps, so that they
-// are not released, until the result is closed or the process dies. Where it leaves nothing
-// to that memory, a folder that cannot be written is no error: nothing can be given there
-// that could be released.
+// Claim marks the gateway of c as running, in the folder with its stored choices, so that they are not released until the result is closed or the
+// process dies. If c leaves nothing to ipam, a folder that cannot be written is no error: it cannot hold a choice to release.
 func (c *Config) Claim(ctx context.Context) (io.Closer, error) {
 	if c.IPAM.File == "" {
 		return io.NopCloser(nil), nil

@@ -18,32 +18,30 @@ import (
 	"culvert/nat/rules"
 )
 
-// Caps of the lists of a configuration. With them, all rules together stay below the
-// cap of nat.
+// Caps of the lists in a configuration. They keep the total of all rules below the cap of nat.
 const (
-	maxNodes    = 32768 // nat.Link numbers them with room to spare
+	maxNodes    = 32768 // nat.Link has more numbers than that
 	maxMappings = 65536 // of nat.addresses, and of nat.services
 	maxRemotes  = 65536
 	maxRules    = 1 << 19 // after each combination of src, dst and ports has become a rule
 )
 
-// The connection check may neither keep the peer busy nor remember without end.
+// The connection check must neither flood the peer nor remember without bound.
 const (
 	minInterval  = 100 * time.Millisecond
 	maxThreshold = 1000 // intervals
 )
 
-// maxKeepalive is what WireGuard can be told.
+// maxKeepalive is WireGuard's limit.
 const maxKeepalive = 65535 * time.Second
 
-// maxSocketPath is how long the path of a Unix socket may be, in bytes (unix(7)).
+// maxSocketPath is the maximum length of a Unix socket's path, in bytes (unix(7)).
 const maxSocketPath = 107
 
-// tunnelBlock is where Liqo puts tunnel addresses; nothing else may lie in it.
+// tunnelBlock is where Liqo has tunnel addresses; nothing else may overlap it.
 var tunnelBlock = netip.MustParsePrefix("169.254.18.0/24")
 
-// Validate reports everything in c that contradicts itself, each error with its
-// path in the configuration file.
+// Validate reports every contradiction in c, each with its path in the configuration file.
 func (c *Config) Validate() error {
 	e := new(configfile.Errors)
 	c.validate(e)
@@ -77,7 +75,7 @@ func (c *Config) validate(e *configfile.Errors) {
 		e.Add("control", "%d bytes; the path of a socket has at most %d", n, maxSocketPath)
 	}
 	validateMetrics(e, c.Metrics)
-	// The caps come first: what follows takes time for each element.
+	// The caps come first: the following checks take time for each element.
 	if tooMany(e, "geneve.nodes", len(c.Geneve.Nodes), maxNodes) ||
 		tooMany(e, "network.remote", len(c.Remote), maxRemotes) ||
 		tooMany(e, "nat.addresses", len(c.Addresses), maxMappings) ||
@@ -96,8 +94,7 @@ func (c *Config) validate(e *configfile.Errors) {
 	c.validateIPAM(e)
 }
 
-// complete demands what packets need to pass, and what a source may learn later that is
-// no file.
+// complete requires what packets need to pass. A source other than a file may learn it later.
 func (c *Config) complete(e *configfile.Errors) {
 	if c.Cluster == "" {
 		e.Name("cluster", c.Cluster, configfile.MaxLabel)
@@ -137,8 +134,7 @@ func validateMetrics(e *configfile.Errors, address string) {
 	}
 }
 
-// places finds overlaps of what the local cluster sees as different things. It holds
-// the path that claimed each prefix.
+// places finds overlaps between prefixes that the local cluster must tell apart. It has the path that claimed each prefix.
 type places struct{ table bart.Table[string] }
 
 func (ps *places) claim(e *configfile.Errors, path string, p netip.Prefix, remedy string) {
@@ -152,7 +148,7 @@ func (ps *places) claim(e *configfile.Errors, path string, p netip.Prefix, remed
 	ps.table.Insert(p, path)
 }
 
-// overlap finds a prefix that shares addresses with p, and the path that claimed it.
+// overlap finds a prefix that overlaps p, and the path that claimed it.
 func (ps *places) overlap(p netip.Prefix) (path string, q netip.Prefix, overlaps bool) {
 	for q, path := range ps.table.Subnets(p) {
 		return path, q, true
@@ -162,8 +158,7 @@ func (ps *places) overlap(p netip.Prefix) (path string, q netip.Prefix, overlaps
 }
 
 func (c *Config) validateNetworks(e *configfile.Errors, external *bart.Lite) {
-	// seen: what this cluster's nodes can address; real: how the remote cluster
-	// names itself, which may equal local CIDRs.
+	// seen: what this cluster's nodes can address; real: the remote cluster's own addresses, which may equal local CIDRs.
 	var seen, real places
 	for _, ps := range []*places{&seen, &real} {
 		ps.claim(e, "the tunnel addresses", tunnelBlock, "")
@@ -224,8 +219,7 @@ const (
 	externalRemedy = "choose an address of one, or add a CIDR there"
 )
 
-// isHost reports whether packets can be forwarded to a, which was reported before if
-// it is invalid.
+// isHost reports whether packets can be forwarded to a. If a is invalid, that was reported before.
 func isHost(e *configfile.Errors, path string, a netip.Addr) bool {
 	if a.IsValid() && !packet.Forwardable(a) {
 		e.Add(path, "%s is no address of a host behind a router; write one that routers forward to, such as 10.80.0.4 or fd80::4", a)
@@ -276,7 +270,7 @@ func (c *Config) validateNodes(e *configfile.Errors) {
 	}
 }
 
-// validateNAT checks mappings and services, and what they refer to.
+// validateNAT checks mappings and services, and their references.
 func (c *Config) validateNAT(e *configfile.Errors, external *bart.Lite) {
 	nodes := map[string]bool{"": true}
 	for _, n := range c.Geneve.Nodes {
@@ -309,7 +303,7 @@ func (c *Config) validateNAT(e *configfile.Errors, external *bart.Lite) {
 			e.Add(path, "%s is the unknown-source address; choose another", a)
 		}
 	}
-	// once reports an address that another field of its kind has already.
+	// once reports an address that another field of its kind already has.
 	once := func(of map[netip.Addr]string, path string, a netip.Addr) {
 		if !a.IsValid() {
 			return

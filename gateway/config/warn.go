@@ -12,8 +12,7 @@ import (
 	"culvert/gateway/configfile"
 )
 
-// warn notes what a valid configuration may mean but probably does not. Some of it
-// depends on this machine, and is different on the gateway's.
+// warn reports what is valid but probably not meant. Some of it depends on this machine, and may differ on the gateway's.
 func (c *Config) warn(e *configfile.Errors) {
 	c.warnNodes(e)
 	c.warnCovered(e)
@@ -44,7 +43,7 @@ func (c *Config) warnNodes(e *configfile.Errors) {
 	}
 }
 
-// warnCovered finds pod CIDRs and remaps that hide what the tunnels run over.
+// warnCovered finds pod CIDRs and remaps that hide the tunnels' underlay.
 func (c *Config) warnCovered(e *configfile.Errors) {
 	covers := func(path string, p netip.Prefix) {
 		const remedy = "choose a CIDR without it, or traffic to it goes into the tunnel instead of below it"
@@ -119,7 +118,7 @@ func (c *Config) warnNAT(e *configfile.Errors) {
 // warnUnderlay compares the addresses of the underlay with this machine's.
 func (c *Config) warnUnderlay(e *configfile.Errors) {
 	devices := make(deviceCache)
-	for i, n := range c.Geneve.Nodes[:min(len(c.Geneve.Nodes), 16)] { // a few show what there is to see
+	for i, n := range c.Geneve.Nodes[:min(len(c.Geneve.Nodes), 16)] { // a few are enough to show a mistake
 		need := c.MTU.GeneveWireMTU(n.Underlay.Is6())
 		if d := devices.to(n.Underlay); d != nil && WireMTU(d.MTU) < need {
 			e.Warn("mtu", "%d needs %d bytes on the way to geneve.nodes[%d].underlay %s, where %s carries %d; write at most %d, here and at nodes",
@@ -146,13 +145,12 @@ func (c *Config) warnUnderlay(e *configfile.Errors) {
 	}
 }
 
-// deviceCache finds devices by their addresses, each once: that takes time where there
-// are many devices.
+// deviceCache finds devices by address, and caches the results, because that is slow with many devices.
 type deviceCache map[netip.Addr]*net.Interface
 
-// to returns the device by which this machine sends to a, nil if there is none.
+// to returns the device through which this machine sends to a, nil if there is none.
 func (devices deviceCache) to(a netip.Addr) *net.Interface {
-	// Connecting a UDP socket asks for the route, and sends nothing.
+	// Connecting a UDP socket looks up the route, and sends nothing.
 	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(a, 9)))
 	if err != nil {
 		return nil
@@ -176,7 +174,7 @@ func (devices deviceCache) to(a netip.Addr) *net.Interface {
 	return nil
 }
 
-// warn notes a private key that is none any more.
+// warn reports a private key that others can read.
 func (f *fileWireGuard) warn(e *configfile.Errors, dir string) {
 	name := string(f.PrivateKeyFile)
 	if !filepath.IsAbs(name) {

@@ -1,11 +1,8 @@
-// Package configfile reads culvert's YAML configuration files so that one run
-// reports everything that is wrong with a file, each error with its path in the
-// file (geneve.nodes[1].vni: …).
+// Package configfile reads culvert's YAML configuration files so that one run reports all faults of a file, each with its path (geneve.nodes[1].vni:
+// …).
 //
-// A file is decoded in two steps. Decode fills structs whose leaves are Scalars,
-// which accept any text, and reports unknown and duplicate fields. The owner of
-// the structs then turns each Scalar into a value with the methods of Errors,
-// which note what does not fit and go on.
+// A file is decoded in two steps. Decode fills structs whose leaves are Scalars, which accept any text, and reports unknown and duplicate fields. The
+// owner of the structs then turns each Scalar into a value with the methods of Errors, which record what does not fit and continue.
 package configfile
 
 import (
@@ -22,11 +19,10 @@ import (
 	"unicode"
 )
 
-// Scalar is a YAML text, number or boolean as it was written; "" if absent.
+// Scalar is a YAML text, number or boolean as written; "" if absent.
 type Scalar string
 
-// UnmarshalJSON keeps the text of any scalar. A list or mapping is kept as its
-// JSON text, which no later conversion accepts.
+// UnmarshalJSON keeps the text of any scalar. For a list or mapping it keeps the JSON text, which later conversions reject.
 func (s *Scalar) UnmarshalJSON(b []byte) error {
 	text := string(b)
 	if text == "null" {
@@ -41,12 +37,10 @@ func (s *Scalar) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// MaxSize is the size in bytes of the largest file: the YAML parser takes about a
-// second for 2 MiB, and a ConfigMap holds 1 MiB.
+// MaxSize is the maximum size of a file, in bytes: the YAML parser takes about a second for 2 MiB, and a ConfigMap holds 1 MiB.
 const MaxSize = 8 << 20
 
-// Read returns the content of a file of at most limit bytes. Its error does not name
-// the file.
+// Read returns the content of a file of at most limit bytes. Its error does not name the file.
 func Read(name string, limit int64) ([]byte, error) {
 	f, err := os.Open(name)
 	if err != nil {
@@ -70,16 +64,16 @@ func withoutPath(err error) error {
 	return err
 }
 
-// How many errors and warnings of one file are reported.
+// The maximum numbers of reported errors and warnings per file.
 const (
 	maxErrors   = 1000
 	maxWarnings = 20
 )
 
-// Errors collects what is wrong with one file.
+// Errors collects the faults of one file.
 type Errors struct {
 	File   string  // name, for messages; "" = they say no file, line and column
-	Fields []Field // what the file may hold, for messages about what is missing
+	Fields []Field // the fields that the file may have, for messages about missing ones
 
 	text     []byte
 	list     []problem
@@ -87,8 +81,7 @@ type Errors struct {
 	bad      map[string]bool
 }
 
-// printable makes one line of a text that may quote the file: nothing in it moves a
-// cursor or begins another line of a log.
+// printable makes a text that may quote the file safe for one line of a log: no line breaks, no control characters.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {
@@ -98,8 +91,8 @@ func printable(s string) string {
 	}, strings.Join(strings.Fields(s), " "))
 }
 
-// note keeps an error, unless there are too many.
-func (e *Errors) note(p problem) { e.list = capped(e.list, p, maxErrors) }
+// add records an error, unless there are too many.
+func (e *Errors) add(p problem) { e.list = capped(e.list, p, maxErrors) }
 
 func capped(list []problem, p problem, most int) []problem {
 	switch len(list) {
@@ -111,8 +104,7 @@ func capped(list []problem, p problem, most int) []problem {
 	return append(list, p)
 }
 
-// Add notes an error at path. The first error of a path is kept, so that a value
-// that could not be read is not reported again by a later check.
+// Add records an error at path. Only the first error of a path is kept, so a later check does not report an unreadable value again.
 func (e *Errors) Add(path, format string, args ...any) {
 	if e.bad[path] || len(e.list) == maxErrors {
 		return
@@ -121,10 +113,10 @@ func (e *Errors) Add(path, format string, args ...any) {
 		e.bad = make(map[string]bool)
 	}
 	e.bad[path] = true
-	e.note(problem{path: path, text: fmt.Sprintf(format, args...)})
+	e.add(problem{path: path, text: fmt.Sprintf(format, args...)})
 }
 
-// Warn notes what may be meant but probably is not.
+// Warn records what is valid but probably not meant.
 func (e *Errors) Warn(path, format string, args ...any) {
 	e.warnings = capped(e.warnings, problem{path: path, text: fmt.Sprintf(format, args...)}, maxWarnings)
 }
@@ -132,10 +124,10 @@ func (e *Errors) Warn(path, format string, args ...any) {
 // Warnings returns all warnings, one line each.
 func (e *Errors) Warnings() []string { return e.lines(e.warnings) }
 
-// Bad reports whether an error was noted at path.
+// Bad reports whether there is an error at path.
 func (e *Errors) Bad(path string) bool { return e.bad[path] }
 
-// Err joins all errors, one a line, or returns nil.
+// Err joins all errors, one per line, or returns nil.
 func (e *Errors) Err() error {
 	var all []error
 	for _, line := range e.lines(e.list) {
@@ -144,7 +136,7 @@ func (e *Errors) Err() error {
 	return errors.Join(all...)
 }
 
-// Missing notes that path has no value, and what it should be.
+// Missing records that path has no value, and what it should be.
 func (e *Errors) Missing(path string) {
 	name := general(path)
 	for _, f := range e.Fields {
@@ -166,19 +158,17 @@ func (e *Errors) Text(path string, s Scalar) string {
 
 var (
 	name = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
-	// A DNS name in the letters of RFC 1123, Section 2.1, also fully qualified.
+	// A DNS name in the letters of RFC 1123, Section 2.1; it may be fully qualified.
 	hostName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*\.?$`)
 )
 
-// The longest names: a label and a domain name (RFC 1123, Section 2.1), as Kubernetes
-// has them for clusters and nodes.
+// Maximum lengths of a label and a domain name (RFC 1123, Section 2.1), as used by Kubernetes for clusters and nodes.
 const (
 	MaxLabel  = 63
 	MaxDomain = 253
 )
 
-// Name requires a name of at most high letters, digits, dots, dashes and underscores:
-// it stands as it is in logs, metrics and the names of files.
+// Name requires a name of at most high letters, digits, dots, dashes and underscores, because it is used unescaped in logs, metrics and file names.
 func (e *Errors) Name(path, s string, high int) {
 	switch {
 	case s == "":
@@ -223,6 +213,15 @@ func (e *Errors) Int(path string, s Scalar, def, low, high int) int {
 	}
 	return n
 }
+
+// maxCPUs is more than any machine has.
+const maxCPUs = 1 << 12
+
+// CPUsField is the reference of what CPUs reads.
+var CPUsField = Field{Path: "cpus", Type: "number, 1 to 4096", Default: "1", Live: true, Doc: "How many threads run Go code at once. One is fastest until it is not enough, which the log and culvert status say. More than the machine or the quota of the control group has is refused; GOMAXPROCS in the environment wins."}
+
+// CPUs reads that field.
+func (e *Errors) CPUs(s Scalar) int { return e.Int(CPUsField.Path, s, 1, 1, maxCPUs) }
 
 // Bool requires true or false; an absent value is def.
 func (e *Errors) Bool(path string, s Scalar, def bool) bool {
@@ -275,7 +274,7 @@ func (e *Errors) Prefix(path string, s Scalar) netip.Prefix {
 		e.Add(path, "%s is IPv4 mapped into IPv6; write it as IPv4", p)
 	case p.Masked() != p:
 		e.Add(path, "%s has bits set behind its prefix length; write %s", s, p.Masked())
-		return p.Masked() // what was meant, so that later checks find no errors that are none
+		return p.Masked() // the intended prefix, so that later checks report no false errors
 	default:
 		return p
 	}

@@ -12,9 +12,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Decode fills v, a pointer to a struct with json tags, from YAML text. Unknown
-// and duplicate fields are added to e; the rest of the file is decoded all the
-// same. It returns false if the text is no YAML or its shape does not fit v.
+// Decode fills v, a pointer to a struct with json tags, from YAML text. It records unknown and duplicate fields in e and still decodes the rest. It
+// returns false if the text is not YAML or its shape does not fit v.
 func (e *Errors) Decode(text []byte, v any) bool {
 	e.text = text
 	asJSON, err := yaml.YAMLToJSONStrict(text)
@@ -23,23 +22,23 @@ func (e *Errors) Decode(text []byte, v any) bool {
 		return false
 	}
 	if !single(text) {
-		e.note(problem{text: "the file holds more than one YAML document; keep one, without a --- or ... behind it"})
+		e.add(problem{text: "the file holds more than one YAML document; keep one, without a --- or ... behind it"})
 		return false
 	}
 	strict, err := json.UnmarshalStrict(asJSON, v)
 	for _, err := range strict {
 		path := fieldOf(err.Error())
-		e.note(problem{path: printable(path), text: printable(unknown(path, v))})
+		e.add(problem{path: printable(path), text: printable(unknown(path, v))})
 	}
 	if err != nil {
 		path, text := shapeError(err.Error())
-		e.note(problem{path: printable(path), text: printable(text)})
+		e.add(problem{path: printable(path), text: printable(text)})
 		return false
 	}
 	return true
 }
 
-// syntax notes an error of the YAML parser, each line of it for itself.
+// syntax records an error of the YAML parser, line by line.
 func (e *Errors) syntax(err error) {
 	text := strings.TrimPrefix(err.Error(), "yaml: ")
 	for _, one := range strings.Split(strings.TrimPrefix(text, "unmarshal errors:\n"), "\n") {
@@ -55,14 +54,14 @@ func (e *Errors) syntax(err error) {
 		} else {
 			p.text = "not YAML: " + printable(p.text) + "; mind indentation, quotes and brackets in this line and the one before"
 		}
-		e.note(p)
+		e.add(p)
 	}
 }
 
-// single reports whether the first document of text, which is YAML, is the only one.
+// single reports whether text, which is YAML, has only one document.
 func single(text []byte) bool {
 	if !bytes.Contains(text, []byte("\n---")) && !bytes.Contains(text, []byte("\n...")) {
-		return true // it takes a marker to end a document (YAML 1.2.2, Section 9.1.2)
+		return true // a document ends only with a marker (YAML 1.2.2, Section 9.1.2)
 	}
 	d := goyaml.NewDecoder(bytes.NewReader(text))
 	var document unread
@@ -72,12 +71,12 @@ func single(text []byte) bool {
 	return d.Decode(&document) == io.EOF
 }
 
-// unread is a document whose content does not matter.
+// unread decodes a document and discards its content.
 type unread struct{}
 
 func (*unread) UnmarshalYAML(func(any) error) error { return nil }
 
-// fieldOf takes the path out of sigs.k8s.io/json's `unknown field "a.b[0].c"`.
+// fieldOf extracts the path from sigs.k8s.io/json's `unknown field "a.b[0].c"`.
 func fieldOf(msg string) string {
 	if _, rest, ok := strings.Cut(msg, `"`); ok {
 		if path, _, ok := strings.Cut(rest, `"`); ok {
@@ -87,8 +86,8 @@ func fieldOf(msg string) string {
 	return msg
 }
 
-// shapeError rewrites `json: cannot unmarshal string into Go struct field T.a.b
-// of type c` in words of the file: which path holds what it should not.
+// shapeError rewrites `json: cannot unmarshal string into Go struct field T.a.b of type c` in terms of the file: which path has a value of the wrong
+// kind.
 func shapeError(msg string) (path, text string) {
 	const intro, field, kind = "json: cannot unmarshal ", " into Go struct field ", " of type "
 	rest, ok := strings.CutPrefix(msg, intro)

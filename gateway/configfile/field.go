@@ -9,23 +9,23 @@ import (
 	"strings"
 )
 
-// Field describes one value of a file, for its readers.
+// Field documents one value of a file.
 type Field struct {
-	Path    string // with [] behind each list
+	Path    string // with [] after each list
 	Type    string // what is accepted, with its unit: "one of a, b", "bytes, 1 to 9", "CIDR"
 	Default string // as it would be written; Required; "" = none
-	Unless  string // a field of the file whose presence makes this one optional, though it is Required
+	Unless  string // a field whose presence makes this one optional although it is Required
 	Live    bool   // a change takes effect by SIGHUP
 	Doc     string // one sentence
 }
 
-// OneOrPair ends the type of a field that Pair reads.
+// OneOrPair ends the type of a field that is read by Pair.
 const OneOrPair = "IP address, or a list of one of each family"
 
-// Required stands for the default of a field that has none and must be there.
+// Required is the Default of a mandatory field.
 const Required = "required"
 
-// Reference lists fields in Markdown that is plain text too.
+// Reference lists fields in Markdown that also reads as plain text.
 func Reference(fields []Field) string {
 	var b strings.Builder
 	for _, f := range fields {
@@ -71,8 +71,7 @@ func Schema(title string, fields []Field) []byte {
 				properties = schema{}
 				at["properties"] = properties
 			}
-			// What leads to a required field is required too, unless the field is of a list's
-			// elements.
+			// The parents of a required field are required too, unless it is in a list's elements.
 			required, _ := at["required"].([]string)
 			last := len(steps) - 1
 			if f.Default == Required && !slices.Contains(required, name) && !strings.Contains(strings.Join(steps[i:last], "."), "[]") {
@@ -112,7 +111,7 @@ func Schema(title string, fields []Field) []byte {
 	return append(text, '\n')
 }
 
-// describe says in s which values f accepts.
+// describe adds to s which values f accepts.
 func (f *Field) describe(s schema) {
 	s["description"] = f.Doc
 	s["type"] = []string{"string", "number"}

@@ -6,10 +6,10 @@ import (
 	"net/netip"
 )
 
-// List is a list of scalars, or a single one without the brackets.
+// List is a list of scalars, or one scalar without brackets.
 type List []Scalar
 
-// UnmarshalJSON keeps the elements of a list, and of what is none its text.
+// UnmarshalJSON keeps the elements of a list, or the text of anything else.
 func (l *List) UnmarshalJSON(b []byte) error {
 	var all []Scalar
 	if json.Unmarshal(b, &all) != nil {
@@ -23,10 +23,10 @@ func (l *List) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// Is reports whether the list is the one word.
+// Is reports whether the list is this one word.
 func (l List) Is(word Scalar) bool { return len(l) == 1 && l[0] == word }
 
-// Pair requires one address, or one of each family in a list. It returns none if one of them is bad.
+// Pair requires one address, or one of each family in a list. It returns none if one of them is invalid.
 func (e *Errors) Pair(path string, l List) (v4, v6 netip.Addr) {
 	switch {
 	case len(l) == 0 || l.Is(""):
@@ -70,7 +70,7 @@ func (e *Errors) IP(path string, s Scalar) netip.Addr {
 	case a.Is4In6():
 		e.Add(path, "%s is IPv4 mapped into IPv6; write %s", a.WithZone(""), a.Unmap().WithZone(""))
 	case a.Zone() != "":
-		e.Add(path, "%s has a zone, which tunnels do not have; leave it out", a.WithZone("")) // a zone may hold anything
+		e.Add(path, "%s has a zone, which tunnels do not have; leave it out", a.WithZone("")) // a zone may contain anything
 	default:
 		return a
 	}

@@ -11,14 +11,14 @@ import (
 // problem is one error or warning about a file.
 type problem struct {
 	path string // of the field, "" = the file as a whole
-	line int    // of a file that has no fields, because it is no YAML; 0 = unknown
+	line int    // of a file without fields, because it is not YAML; 0 = unknown
 	text string
 }
 
-// positions finds fields in a text by their paths.
+// positions finds fields in a text by path.
 type positions struct {
 	root *goyaml3.Node
-	keys map[*goyaml3.Node]map[string]int // of each mapping looked into, the places of its keys
+	keys map[*goyaml3.Node]map[string]int // of each mapping visited, the indexes of its keys
 }
 
 func newPositions(text []byte) *positions {
@@ -30,7 +30,7 @@ func newPositions(text []byte) *positions {
 	return p
 }
 
-// Lines returns a function that finds the line of a field by its path; 0 is a field that the text has not.
+// Lines returns a function that finds the line of a field by path; 0 means that the text lacks the field.
 func Lines(text []byte) func(path string) (line int) {
 	p := newPositions(text)
 	return func(path string) (line int) {
@@ -41,14 +41,14 @@ func Lines(text []byte) func(path string) (line int) {
 	}
 }
 
-// find returns the line and column of the field at path, or of the innermost mapping
-// or list around it that is there. They begin with 1; 0, 0 = unknown.
+// find returns the line and column of the field at path, or of the innermost mapping or list around it that exists. They count from 1; 0, 0 =
+// unknown.
 func (p *positions) find(path string) (line, column int) {
 	line, column, _ = p.lookUp(path)
 	return line, column
 }
 
-// lookUp is find, and tells whether the field itself is there.
+// lookUp is find, and also reports whether the field itself exists.
 func (p *positions) lookUp(path string) (line, column int, there bool) {
 	node := p.root
 	if node == nil {
@@ -99,8 +99,7 @@ func (p *positions) key(mapping *goyaml3.Node, name string) (int, bool) {
 	return i, ok
 }
 
-// lines renders problems, each in one line: where it is, if the file has a name, its
-// path, and what is wrong.
+// lines renders problems, one line each: position if the file has a name, path, and fault.
 func (e *Errors) lines(problems []problem) []string {
 	if len(problems) == 0 {
 		return nil

@@ -18,7 +18,7 @@ func Closest(s string, words []string) string {
 		p := plain(w)
 		d := distance(s, p)
 		if len(s) >= 4 && strings.Contains(p, s) || len(p) >= 4 && strings.Contains(s, p) {
-			d = min(d, 1) // a part of the name, or more than it
+			d = min(d, 1) // part of the name, or more than it
 		}
 		if d < least {
 			best, least = w, d
@@ -27,8 +27,7 @@ func Closest(s string, words []string) string {
 	return best
 }
 
-// distance counts the letters to insert, remove, replace or swap with their neighbours
-// that turn a into b (optimal string alignment).
+// distance is the number of letters to insert, remove, replace or swap with a neighbour to turn a into b (optimal string alignment).
 func distance(a, b string) int {
 	var before []int
 	row := make([]int, len(b)+1)
@@ -53,13 +52,12 @@ func distance(a, b string) int {
 	return row[len(b)]
 }
 
-// Leaves returns the paths of all values that a file decoded into v can have, in the
-// order of its types, [] behind each list.
+// Leaves returns the paths of all values in a file decoded into v, in the order of its types, with [] after each list.
 func Leaves(v any) []string { return leaves(reflect.TypeOf(v), "") }
 
 func leaves(t reflect.Type, path string) (all []string) {
 	if t == reflect.TypeFor[List]() {
-		return []string{path} // its brackets may be left out
+		return []string{path} // its brackets may be omitted
 	}
 	switch t.Kind() {
 	case reflect.Pointer:
@@ -78,7 +76,7 @@ func leaves(t reflect.Type, path string) (all []string) {
 	return []string{path}
 }
 
-// unknown says what to do about a field that v has not.
+// unknown suggests a remedy for a field that v lacks.
 func unknown(path string, v any) string {
 	parent, name := "", path
 	if i := strings.LastIndexByte(path, '.'); i >= 0 {
@@ -107,7 +105,7 @@ func unknown(path string, v any) string {
 	return fmt.Sprintf("no such field; known here: %s (culvert help config)", strings.Join(here, ", "))
 }
 
-// general is a path without the numbers of list elements.
+// general returns a path without the indexes of list elements.
 func general(path string) string {
 	var b strings.Builder
 	inside := false

@@ -6,8 +6,8 @@ import (
 	"strconv"
 )
 
-// appendJSON appends what encoding/json makes of c. A list has up to a million of them: encoding/json takes four times as long and leaves
-// garbage for each address, and packets wait while Go collects it.
+// appendJSON appends the same JSON as encoding/json for c. A list may have a million connections: encoding/json takes four times as long and
+// allocates for each address, and packets wait while Go collects the garbage.
 func (c *Connection) appendJSON(b []byte) []byte {
 	b = strconv.AppendUint(append(b, `{"id":`...), c.ID, 10)
 	b = appendString(append(b, `,"protocol":`...), c.Protocol)
@@ -58,7 +58,7 @@ func (v *Volume) appendJSON(b []byte) []byte {
 	return append(b, '}')
 }
 
-// appendAddr appends an address without a zone, which might need escapes. The zero Addr is "".
+// appendAddr appends an address without a zone, which might need escapes. The zero Addr becomes "".
 func appendAddr(b []byte, a netip.Addr) []byte {
 	b = append(b, '"')
 	if a.IsValid() {
@@ -67,11 +67,11 @@ func appendAddr(b []byte, a netip.Addr) []byte {
 	return append(b, '"')
 }
 
-// appendString leaves a string that needs escapes to encoding/json.
+// appendString uses encoding/json for a string that needs escapes.
 func appendString(b []byte, s string) []byte {
 	for i := range len(s) {
 		if c := s[i]; c < ' ' || c > '~' || c == '"' || c == '\\' || c == '<' || c == '>' || c == '&' {
-			text, _ := json.Marshal(s) // a string has no error
+			text, _ := json.Marshal(s) // a string never fails
 			return append(b, text...)
 		}
 	}

@@ -14,24 +14,24 @@ import (
 	"time"
 )
 
-// CaptureOptions say what is captured.
+// CaptureOptions select what is captured.
 type CaptureOptions struct {
 	// At are the stages: geneve, pre, post, wireguard; none = all.
 	At      []string
 	Drops   bool // only what is dropped
 	Filter  Filter
 	Count   uint64 // of packets, after which the capture ends; 0 = none
-	Snaplen int    // bytes of a packet that are kept; 0 = all
-	// Verdict, Reasons and Rule select packets by what becomes of them.
+	Snaplen int    // bytes kept of each packet; 0 = all
+	// Verdict, Reasons and Rule select packets by outcome.
 	Verdict string   // forward, drop, deliver or hold; "" = any
-	Reasons []string // it is dropped for one of them; none = any
+	Reasons []string // drop reasons, any of; none = any
 	Rule    string   // rule, or table/chain/rule, that it meets; "" = any
 }
 
-// Verdicts are what can become of a packet.
+// Verdicts are the possible outcomes for a packet.
 var Verdicts = []string{"forward", "drop", "deliver", "hold"}
 
-// Values returns o as parameters of a query.
+// Values returns o as query parameters.
 func (o *CaptureOptions) Values() url.Values {
 	v := o.Filter.Values()
 	for _, stage := range o.At {
@@ -111,7 +111,7 @@ func serveCapture(s Source) http.HandlerFunc {
 			return
 		}
 		control := http.NewResponseController(w)
-		control.EnableFullDuplex() // HTTP/1.1 on a socket of ours: it can
+		control.EnableFullDuplex() // HTTP/1.1 on our own socket supports it
 		ctx, cancel := context.WithCancel(r.Context())
 		defer cancel()
 		go func() {
@@ -125,7 +125,7 @@ func serveCapture(s Source) http.HandlerFunc {
 		case err != nil && !out.yes:
 			refuse(w, err)
 		case err != nil:
-			panic(http.ErrAbortHandler) // the last chunk does not come
+			panic(http.ErrAbortHandler) // omits the last chunk, as a sign of failure
 		default:
 			w.Header().Set(TrailerPackets, strconv.FormatUint(packets, 10))
 			w.Header().Set(TrailerLost, strconv.FormatUint(lost, 10))
@@ -133,11 +133,11 @@ func serveCapture(s Source) http.HandlerFunc {
 	}
 }
 
-// begun is an answer that may still be an Error until something is written.
+// begun is an answer that may still become an Error until something is written.
 type begun struct {
 	w        http.ResponseWriter
 	control  *http.ResponseController
-	kind     string // of its content
+	kind     string // its content type
 	trailers string
 	yes      bool
 	renewed  time.Time
@@ -165,18 +165,17 @@ func (b *begun) flush() error {
 	return b.control.Flush()
 }
 
-// renew gives the client its time anew. The gateway's own, between two writes, does not count.
+// renew extends the client's deadline. The gateway's own time between two writes does not count.
 func (b *begun) renew(now time.Time) {
 	b.control.SetWriteDeadline(now.Add(answerTime))
 	b.renewed = now
 }
 
-// Capture writes pcapng to w until ctx is done, and returns how many packets it has and how
-// many were lost.
+// Capture writes pcapng to w until ctx is done, and returns how many packets it contains and how many were lost.
 func (c *Client) Capture(ctx context.Context, o *CaptureOptions, w io.Writer) (packets, lost uint64, err error) {
 	body, end := io.Pipe()
 	defer end.Close()
-	// The end of the body asks for the end of the capture; who does not answer is left.
+	// The end of the request's body ends the capture; a gateway that does not respond is abandoned.
 	lasting, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	defer context.AfterFunc(ctx, func() {

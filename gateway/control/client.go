@@ -17,7 +17,7 @@ import (
 	"syscall"
 )
 
-// A Client asks the gateway at one socket.
+// A Client talks to the gateway at one socket.
 type Client struct {
 	Path string
 	http http.Client
@@ -31,11 +31,11 @@ func NewClient(path string) *Client {
 	return &Client{path, http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true, DisableCompression: true}}}
 }
 
-// ErrNoGateway says that no gateway answers at a socket.
+// ErrNoGateway means that no gateway answers at a socket.
 var ErrNoGateway = errors.New("no gateway answers there")
 
-// Find returns a Client for the gateway that is meant by name: the path of a socket, or its
-// file's name without .sock, or the cluster's name; "" is the only one that runs.
+// Find returns a Client for the gateway called name: the path of a socket, its file name without .sock, or the cluster's name; "" means the only
+// running one.
 func Find(ctx context.Context, name string) (*Client, error) {
 	running, err := Running(ctx, name)
 	if err != nil {
@@ -51,8 +51,7 @@ func Find(ctx context.Context, name string) (*Client, error) {
 	return running[0], nil
 }
 
-// Running returns a Client for each gateway that is meant by name, one at least; "" is all
-// that run.
+// Running returns a Client for each gateway called name, at least one; "" means all running ones.
 func Running(ctx context.Context, name string) ([]*Client, error) {
 	if strings.Contains(name, "/") {
 		c := NewClient(name)
@@ -97,7 +96,7 @@ func (c *Client) alive(ctx context.Context) error {
 	return conn.Close()
 }
 
-// explain says in an error of connecting what to do.
+// explain adds a remedy to a connection error.
 func (c *Client) explain(err error) error {
 	switch {
 	case errors.Is(err, fs.ErrPermission):
@@ -115,8 +114,7 @@ func (c *Client) explain(err error) error {
 	return fmt.Errorf("%s: %w", c.Path, err)
 }
 
-// Open sends a request and returns its answer, which is to be closed. body may be nil. An
-// Error of the gateway is returned as an error.
+// Open sends a request and returns the answer, which must be closed. body may be nil. An Error of the gateway is returned as an error.
 func (c *Client) Open(ctx context.Context, method, path string, query url.Values, body io.Reader) (*http.Response, error) {
 	target := "http://gateway" + path
 	if len(query) > 0 {
@@ -131,7 +129,7 @@ func (c *Client) Open(ctx context.Context, method, path string, query url.Values
 		if inner := new(url.Error); errors.As(err, &inner) {
 			err = inner.Err
 		}
-		// Whom the gateway has no room for it closes the connection to, which shows in many ways.
+		// A gateway without room closes the connection, which may cause various errors.
 		if dial := new(net.OpError); ctx.Err() == nil && !(errors.As(err, &dial) && dial.Op == "dial") {
 			err = fmt.Errorf("the gateway gave no answer (%w): it has too many connections, or is stopping", err)
 		}
@@ -152,7 +150,7 @@ func (c *Client) Open(ctx context.Context, method, path string, query url.Values
 // Error implements error.
 func (e *Error) Error() string { return e.Message }
 
-// Get asks for one value.
+// Get requests one value.
 func (c *Client) Get(ctx context.Context, method, path string, query url.Values, v any) error {
 	response, err := c.Open(ctx, method, path, query, nil)
 	if err != nil {
@@ -165,7 +163,7 @@ func (c *Client) Get(ctx context.Context, method, path string, query url.Values,
 	return nil
 }
 
-// Each asks for a list and calls yield for each line of it, until yield returns false.
+// Each requests a list and calls yield for each line of it, until yield returns false.
 func Each[T any](ctx context.Context, c *Client, path string, query url.Values, yield func(*T) bool) error {
 	response, err := c.Open(ctx, http.MethodGet, path, query, nil)
 	if err != nil {
@@ -186,7 +184,7 @@ func Each[T any](ctx context.Context, c *Client, path string, query url.Values, 
 	}
 }
 
-// Status asks how the gateway does.
+// Status requests the gateway's status.
 func (c *Client) Status(ctx context.Context) (*Status, error) {
 	s := new(Status)
 	return s, c.Get(ctx, http.MethodGet, "/v1/status", nil, s)

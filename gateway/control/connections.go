@@ -11,10 +11,10 @@ import (
 	"time"
 )
 
-// A Connection is what the gateway keeps of a flow. Original is its first packet as it came
-// in, Reply the answer as that comes in; what lies between them is the translation.
+// A Connection is a tracked connection. Original is its first packet as it arrived, Reply the answer as it arrives; the translation is the
+// difference.
 type Connection struct {
-	ID       uint64   `json:"id"`       // no other connection of this process has or will have it
+	ID       uint64   `json:"id"`       // unique in this process
 	Protocol string   `json:"protocol"` // tcp, udp, sctp, icmp, icmpv6, or a number
 	State    string   `json:"state"`
 	From     string   `json:"from"` // name of the node that the first packet came from; "tunnel" is the peer
@@ -23,17 +23,17 @@ type Connection struct {
 	Reply    Tuple    `json:"reply"`
 	Uses     []string `json:"uses,omitempty"`    // what translates it: remap, unknown-source, service NAME, address EXTERNAL; proxy-protocol: its server gets a header
 	Refused  string   `json:"refused,omitempty"` // why its packets are dropped; "" = they are forwarded
-	// RefusedReply is why its answers are dropped.
+	// RefusedReply is why its replies are dropped.
 	RefusedReply string  `json:"refusedReply,omitempty"`
 	Replied      bool    `json:"replied"`
 	Mark         uint32  `json:"mark,omitempty"`
 	IdleSeconds  float64 `json:"idleSeconds"` // since its last packet
-	LeftSeconds  float64 `json:"leftSeconds"` // to live, if no other comes
-	Sent         Volume  `json:"sent"`        // by who began it
-	Received     Volume  `json:"received"`    // by who began it
+	LeftSeconds  float64 `json:"leftSeconds"` // until it expires if no packet comes
+	Sent         Volume  `json:"sent"`        // by its initiator
+	Received     Volume  `json:"received"`    // by its initiator
 }
 
-// A Tuple is the addresses of a packet. ICMP has its identifier in place of both ports.
+// A Tuple is a packet's addresses. For ICMP, the identifier is in both ports.
 type Tuple struct {
 	Source          netip.Addr `json:"source"`
 	SourcePort      uint16     `json:"sourcePort"`
@@ -41,35 +41,33 @@ type Tuple struct {
 	DestinationPort uint16     `json:"destinationPort"`
 }
 
-// Volume is how much went one way.
+// Volume is the traffic in one direction.
 type Volume struct {
 	Packets uint64 `json:"packets"`
 	Bytes   uint64 `json:"bytes"`
 }
 
-// Event is the begin or the end of a connection.
+// Event is the start or the end of a connection.
 type Event struct {
 	Time time.Time `json:"time"`
-	Kind string    `json:"event"` // new or ended; lost: Lost events found no room
-	// Reason is why it ended: expired, evicted with its configuration, early-dropped for
-	// others in a full table, or deleted.
+	Kind string    `json:"event"` // new or ended; lost: Lost events were dropped for lack of room
+	// Reason is why it ended: expired, evicted with its configuration, early-dropped for others in a full table, or deleted.
 	Reason     string      `json:"reason,omitempty"`
 	Lost       uint64      `json:"lost,omitempty"`
 	Connection *Connection `json:"connection,omitempty"`
 }
 
-// Deleted says what DELETE has done.
+// Deleted is the result of DELETE.
 type Deleted struct {
 	Connections int `json:"deleted"`
 }
 
-// A Filter selects connections, or packets by the connection that they belong to; its zero
-// fields select all.
+// A Filter selects connections, or packets by their connection; its zero fields select all.
 type Filter struct {
 	Addresses []netip.Prefix // each has an address of the connection, before or after translation
 	Ports     []uint16       // each is a port of it, before or after translation, or its ICMP identifier
 	Protocol  string         // tcp, udp, sctp, icmp, icmpv6 or a number
-	Node      string         // name of a node by which its packets come or go, or tunnel
+	Node      string         // node by which its packets come or go, or tunnel
 	State     string
 }
 
@@ -78,7 +76,7 @@ func (f *Filter) IsZero() bool {
 	return len(f.Addresses)+len(f.Ports) == 0 && f.Protocol == "" && f.Node == "" && f.State == ""
 }
 
-// Values returns f as parameters of a query.
+// Values returns f as query parameters.
 func (f *Filter) Values() url.Values {
 	v := make(url.Values)
 	for _, p := range f.Addresses {
@@ -95,8 +93,7 @@ func (f *Filter) Values() url.Values {
 	return v
 }
 
-// ParseFilter reads the parameters that Values writes. An address may be a prefix. A
-// parameter that is none of a filter's is an error unless it is one of others.
+// ParseFilter parses the parameters from Values. An address may be a prefix. A parameter that is neither a filter's nor in others is an error.
 func ParseFilter(v url.Values, others ...string) (f Filter, err error) {
 	var errs []error
 	for name, values := range v {
@@ -143,12 +140,12 @@ func parsePrefix(s string) (netip.Prefix, error) {
 	return p.Masked(), nil
 }
 
-// Protocols are those that have names.
+// Protocols are the protocols with names.
 var Protocols = []string{"tcp", "udp", "sctp", "icmp", "icmpv6"}
 
 var protocolNumbers = []uint8{6, 17, 132, 1, 58}
 
-// ProtocolNumber returns the IANA number of a protocol; "" has 0.
+// ProtocolNumber returns a protocol's IANA number; "" has 0.
 func ProtocolNumber(name string) (uint8, error) {
 	if i := slices.Index(Protocols, name); i >= 0 {
 		return protocolNumbers[i], nil
@@ -160,7 +157,7 @@ func ProtocolNumber(name string) (uint8, error) {
 	return uint8(n), nil
 }
 
-// ProtocolName is the name of a protocol, or else its number.
+// ProtocolName returns a protocol's name, or else its number.
 func ProtocolName(number uint8) string {
 	if i := slices.Index(protocolNumbers, number); i >= 0 {
 		return Protocols[i]

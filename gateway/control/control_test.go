@@ -1,9 +1,16 @@
 package control
 
 import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"net/url"
+	"os"
+	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -81,4 +88,77 @@ func TestDefaultPath(t *testing.T) {
 			t.Errorf("%q and %q: %s, want %s", tt.cluster, tt.peer, got, tt.want)
 		}
 	}
+	t.Setenv("RUNTIME_DIRECTORY", "/run/culvert/rome:/run/other")
+	if got := DefaultPath("rome", "milan"); got != "/run/culvert/rome/rome-milan.sock" {
+		t.Errorf("as a service: %s", got)
+	}
+}
+
+// TestPathsOfServices: who asks finds the sockets of services, which have a folder each.
+func TestPathsOfServices(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("XDG_RUNTIME_DIR", dir)
+	t.Setenv("RUNTIME_DIRECTORY", filepath.Join(dir, "culvert", "rome"))
+	want := DefaultPath("rome", "milan")
+	if err := os.MkdirAll(filepath.Dir(want), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(want, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := Paths(); !slices.Contains(got, want) {
+		t.Errorf("%q; want %s among them", got, want)
+	}
+	node := NodePath("n1") // is in such a folder too, and knows little of what a gateway is asked
+	if err := os.MkdirAll(filepath.Dir(node), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(node, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := Paths(); slices.Contains(got, node) {
+		t.Errorf("%s is taken for a gateway's", node)
+	}
+}
+
+// TestReloadParameters: nothing but dryRun=true and dryRun=false says what a reload is to do, in whatever words it is asked.
+func TestReloadParameters(t *testing.T) {
+	for query, want := range map[string]string{
+		"":                         "applied",
+		"dryRun=false":             "applied",
+		"dryRun=true":              "dry",
+		"dryRun=maybe":             `dryRun: "maybe" is neither true nor false`,
+		"dryRun=":                  `dryRun: "" is neither true nor false`,
+		"dry-run=true":             "dry-run: unknown parameter; want dryRun=true, or none",
+		"dryRun=true&dryRun=false": "dryRun: given 2 times",
+	} {
+		var did string
+		source := reloads{did: &did}
+		w := httptest.NewRecorder()
+		serveReload(source)(w, httptest.NewRequest(http.MethodPost, "/v1/reload?"+query, nil))
+		if w.Code != http.StatusOK {
+			var e Error
+			if err := json.Unmarshal(w.Body.Bytes(), &e); err != nil || did != "" {
+				t.Errorf("%s: %v; the configuration was %s", query, err, did)
+			}
+			did = e.Message
+		}
+		if did != want {
+			t.Errorf("%s: %s, want %s", query, did, want)
+		}
+	}
+}
+
+// reloads is a Source that notes what it was asked.
+type reloads struct {
+	Source
+	did *string
+}
+
+func (r reloads) Reload(_ context.Context, dryRun bool) (*Reloaded, error) {
+	*r.did = "applied"
+	if dryRun {
+		*r.did = "dry"
+	}
+	return &Reloaded{DryRun: dryRun}, nil
 }

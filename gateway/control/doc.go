@@ -1,6 +1,5 @@
-// Package control is how a running gateway is looked at and told what to do: HTTP and JSON
-// on a Unix socket of its own, mode 0600. culvert's commands are clients of it, and so can
-// be any other program:
+// Package control inspects and controls a running gateway: HTTP and JSON on its Unix socket, mode 0600. culvert's commands are clients of it, and
+// other programs can be too:
 //
 //	curl --unix-socket /run/culvert/rome-milan.sock http://gateway/v1/status
 //
@@ -19,18 +18,16 @@
 //	POST   /v1/takeover               the connection becomes the conversation of package handover
 //	POST   /v1/capture                pcapng, until the request's body ends; see CaptureOptions
 //	GET    /debug/flight              a Go execution trace of the last seconds, when a batch of packets takes longer than over=5ms
-//	GET    /debug/pprof/…             package net/http/pprof, such as for go tool pprof
+//	GET    /debug/pprof/…             the profiles of runtime/pprof, as net/http/pprof serves them, such as for go tool pprof
 //
-// Filters and options are parameters of the query, named like the flags of the commands.
-// What is said per line is NDJSON, and whole if its last chunk has come. An answer whose
-// status is not 200 is an Error. Numbers of packets and bytes are totals since the gateway
-// started. Fields may be added; under /v1 none is renamed, removed or given another meaning.
+// Filters and options are query parameters, named like the commands' flags. Lists are NDJSON, and complete if the last chunk has arrived. An answer
+// whose status is not 200 is an Error. Numbers of packets and bytes are totals since the gateway started. Fields may be added; under /v1 none is
+// renamed, removed or given another meaning.
 //
 // # Bounds
 //
-// The gateway takes a few connections at a time and closes those beyond. Each asks one
-// thing. Whatever is asked, packets go first: lists are read in slices of the table, and
-// who reads slower than things happen is told how many it has missed.
+// The gateway accepts a limited number of connections and closes further ones. Each makes one request. Forwarding always has priority: lists read the
+// table in slices, and a client that reads too slowly is told how many events it has missed.
 //
-// The package knows of the gateway only what Source has. It imports nothing of culvert.
+// The package knows the gateway only as a Source. It imports nothing from culvert.
 package control

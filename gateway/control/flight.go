@@ -9,13 +9,13 @@ import (
 	"time"
 )
 
-// TrailerTook is how long the slow batch took, as time.Duration prints it.
+// TrailerTook is how long the slow batch took, in the format of time.Duration.
 const TrailerTook = "Culvert-Took"
 
-// flightSource is a Source that can record how it runs.
+// flightSource is a Source that can record its execution.
 type flightSource interface {
-	// Flight calls begun when it records, waits for a batch of packets that takes longer than over, and writes what Go's flight recorder has of
-	// the seconds before.
+	// Flight calls begun when recording, waits for a batch of packets that takes longer than over, and then writes what Go's flight recorder has of
+	// the preceding seconds.
 	Flight(ctx context.Context, over time.Duration, w io.Writer, begun func() error) (took time.Duration, err error)
 }
 
@@ -34,15 +34,15 @@ func serveFlight(s Source) http.HandlerFunc {
 		case err != nil && !out.yes:
 			refuse(w, err)
 		case err != nil:
-			panic(http.ErrAbortHandler) // the last chunk does not come
+			panic(http.ErrAbortHandler) // omits the last chunk, as a sign of failure
 		default:
 			w.Header().Set(TrailerTook, took.String())
 		}
 	}
 }
 
-// Flight waits for a batch of packets that takes longer than over, and writes how the gateway has run in the seconds before, for go tool trace. begun
-// is called when the gateway records.
+// Flight waits for a batch of packets that takes longer than over, and writes the gateway's execution in the preceding seconds, for go tool trace. It
+// calls begun when the gateway is recording.
 func (c *Client) Flight(ctx context.Context, over time.Duration, w io.Writer, begun func()) (took time.Duration, err error) {
 	response, err := c.Open(ctx, http.MethodGet, "/debug/flight", url.Values{"over": {over.String()}}, nil)
 	if err != nil {

@@ -5,13 +5,14 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 )
 
-// podDirectory is where a pod has a volume for what its gateway keeps, whatever user that is.
+// podDirectory is a pod's volume for the files of its gateway, whatever its user.
 const podDirectory = "/run/culvert"
 
-// runtimeDirectory is where programs of this user keep their sockets.
+// runtimeDirectory is the folder for the sockets of this user's programs.
 func runtimeDirectory() string {
 	if dir := os.Getenv("XDG_RUNTIME_DIR"); dir != "" {
 		return dir
@@ -23,23 +24,32 @@ func runtimeDirectory() string {
 	return filepath.Join(os.TempDir(), "culvert-"+strconv.Itoa(os.Getuid()))
 }
 
-// DefaultPath is where a gateway of this user has its socket unless it is told another place.
-// Who does not know its cluster has the peer's name alone.
+// serviceDirectory is the folder that the service manager provides for sockets, "" without one (systemd.exec(5), RuntimeDirectory).
+func serviceDirectory() string {
+	first, _, _ := strings.Cut(os.Getenv("RUNTIME_DIRECTORY"), ":")
+	return first
+}
+
+// DefaultPath is the default socket path of this user's gateway. Without the cluster's name, it contains only the peer's.
 func DefaultPath(cluster, peer string) string {
 	name := peer
 	if cluster != "" {
 		name = cluster + "-" + peer
 	}
-	return filepath.Join(runtimeDirectory(), "culvert", name+".sock")
+	dir := serviceDirectory()
+	if dir == "" {
+		dir = filepath.Join(runtimeDirectory(), "culvert")
+	}
+	return filepath.Join(dir, name+".sock")
 }
 
-// Paths returns the sockets in the places where gateways of this user and of root, and those
-// of labs, have them. Some may be left over from processes that were killed.
+// Paths returns the sockets in the default folders of gateways of this user, of root, of services and of labs. Some may be left over from killed
+// processes.
 func Paths() (paths []string) {
 	for _, dir := range []string{runtimeDirectory(), "/run"} {
-		for _, pattern := range []string{"culvert/*.sock", "culvert/lab/*/culvert/*.sock"} {
+		for _, pattern := range []string{"culvert/*.sock", "culvert/*/*.sock", "culvert/lab/*/culvert/*.sock"} {
 			found, _ := filepath.Glob(filepath.Join(dir, pattern)) // the patterns are good
-			paths = append(paths, found...)
+			paths = append(paths, slices.DeleteFunc(found, func(path string) bool { return filepath.Dir(path) == filepath.Join(dir, nodeFolder) })...)
 		}
 	}
 	slices.Sort(paths)

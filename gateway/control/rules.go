@@ -5,12 +5,12 @@ import (
 	"net/http"
 )
 
-// A Rule is a compiled rule, with what it has matched.
+// A Rule is a compiled rule with its counters.
 type Rule struct {
-	Origin   string `json:"origin"`          // kind/name, or kind/namespace/name, of what it comes from
+	Origin   string `json:"origin"`          // kind/name, or kind/namespace/name, of its source
 	Field    string `json:"field,omitempty"` // of the configuration file, such as rules[0]
-	Place    string `json:"place,omitempty"` // file:line of Field; the gateway leaves that to its clients, who can read the file
-	Stage    string `json:"stage"`           // where on a packet's way; the order of a listing is that of evaluation
+	Place    string `json:"place,omitempty"` // file:line of Field; filled in by clients, which can read the file
+	Stage    string `json:"stage"`           // where on a packet's path; a listing is in order of evaluation
 	Priority int32  `json:"priority"`
 	Table    string `json:"table"`
 	Chain    string `json:"chain"`
@@ -22,14 +22,14 @@ type Rule struct {
 	Bytes   *uint64 `json:"bytes,omitempty"`
 }
 
-// A Route is a route of a compiled rule of policy routing.
+// A Route is a route of a compiled policy rule.
 type Route struct {
 	Origin      string `json:"origin"`
 	Field       string `json:"field,omitempty"` // as in Rule
 	Place       string `json:"place,omitempty"`
 	Rule        string `json:"rule"` // table/number
 	Priority    int    `json:"priority"`
-	In          string `json:"in,omitempty"` // node, or tunnel, that packets come from
+	In          string `json:"in,omitempty"` // node, or tunnel, from which packets come
 	Mark        uint32 `json:"mark,omitempty"`
 	Source      string `json:"source,omitempty"` // prefix; absent = any
 	Destination string `json:"destination"`
@@ -51,7 +51,7 @@ func serveRoutes(s Source) http.HandlerFunc {
 	}
 }
 
-// rulesSource is what a Source says of rules.
+// rulesSource is a Source that lists rules.
 type rulesSource interface {
 	// Rules and Routes call yield for each, in the order of evaluation, until it returns false.
 	Rules(ctx context.Context, yield func(*Rule) bool) error

@@ -7,14 +7,13 @@ import (
 	"time"
 )
 
-// linesRoom is what lines writes at once, for each write wakes the client; a connection has up to lineRoom of it.
+// linesRoom is how much lines writes at once, because each write wakes the client; a connection uses up to lineRoom of it.
 const (
 	linesRoom = 32 << 10
 	lineRoom  = 1 << 10
 )
 
-// lines writes NDJSON. Nothing is sent before the first line or flush, so that an error
-// until then can be the answer.
+// lines writes NDJSON. Nothing is sent before the first line or flush, so that an error until then can be the answer.
 type lines struct {
 	w       http.ResponseWriter
 	control *http.ResponseController
@@ -30,7 +29,7 @@ func newLines(w http.ResponseWriter) *lines {
 	return &lines{w: w, control: http.NewResponseController(w), buffer: buffer, encoder: json.NewEncoder(buffer)}
 }
 
-// begin sends the head of the answer.
+// begin sends the header of the answer.
 func (l *lines) begin() {
 	if !l.begun {
 		l.w.Header().Set("Content-Type", "application/x-ndjson")
@@ -42,14 +41,14 @@ func (l *lines) begin() {
 	}
 }
 
-// line sends v; false: the client is gone, or takes nothing.
+// line sends v; false: the client is gone, or does not read.
 func (l *lines) line(v any) bool {
 	l.begin()
 	l.waiting++
 	return l.encoder.Encode(v) == nil
 }
 
-// connection sends c as a line, and leaves no garbage.
+// connection sends c as a line without allocating.
 func (l *lines) connection(c *Connection) bool {
 	l.begin()
 	if l.buffer.Available() < lineRoom {
@@ -59,7 +58,7 @@ func (l *lines) connection(c *Connection) bool {
 	return err == nil
 }
 
-// flush sends what waits.
+// flush sends waiting lines.
 func (l *lines) flush() bool {
 	if l.begun && l.waiting == 0 {
 		return true
@@ -69,20 +68,20 @@ func (l *lines) flush() bool {
 	return l.buffer.Flush() == nil && l.control.Flush() == nil
 }
 
-// end is the end of a list that may have failed.
+// end completes a list, or reports its failure.
 func (l *lines) end(err error) {
 	switch {
 	case err != nil && !l.begun:
 		refuse(l.w, err)
 	case err != nil:
-		panic(http.ErrAbortHandler) // the last chunk does not come: the list is not whole
+		panic(http.ErrAbortHandler) // omits the last chunk: the list is incomplete
 	default:
 		l.begin()
 		l.buffer.Flush()
 	}
 }
 
-// withFilter calls serve with the filter of a request.
+// withFilter calls serve with a request's filter.
 func withFilter(serve func(http.ResponseWriter, *http.Request, *Filter), others ...string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		f, err := ParseFilter(r.URL.Query(), others...)

@@ -7,32 +7,29 @@ import (
 	"log"
 	"net"
 	"net/http"
-	"net/http/pprof"
 	"time"
 )
 
-// Source is the gateway, as far as a Server has to know it. Its methods may be called from
-// several goroutines.
+// Source is the gateway as seen by a Server. Several goroutines may call its methods.
 type Source interface {
 	rulesSource
 	traceSource
 	flightSource
 	takeoverSource
 	Status() Status
-	// Doctor says what the gateway's machine gives it.
+	// Doctor returns the conditions of the gateway's machine.
 	Doctor() []Condition
-	// Connections calls yield for each connection that f selects, until yield returns false. What yield was given is its own until it returns.
+	// Connections calls yield for each connection that f selects, until yield returns false. yield's argument is valid until it returns.
 	Connections(ctx context.Context, f *Filter, yield func(*Connection) bool) error
-	// DeleteConnections ends those that f selects.
+	// DeleteConnections ends the connections that f selects.
 	DeleteConnections(ctx context.Context, f *Filter) (deleted int, err error)
-	// Events calls yield for each begin and end of a connection that f selects, and with nil
-	// when there is no more for now, until yield returns false or ctx is done.
+	// Events calls yield for each start and end of a connection that f selects, and with nil when it has to wait for more, until yield returns false
+	// or ctx is done.
 	Events(ctx context.Context, f *Filter, yield func(*Event) bool) error
-	// Reload reads the configuration again and applies it or, for a dry run, says what that
-	// would change.
+	// Reload reads and applies the configuration again or, in a dry run, returns what would change.
 	Reload(ctx context.Context, dryRun bool) (*Reloaded, error)
-	// Capture writes pcapng to w until ctx is done, and calls sent when w has what there is.
-	// It returns how many packets it has written, and how many were lost.
+	// Capture writes pcapng to w until ctx is done, and calls sent whenever w has all packets so far. It returns how many packets it has written, and
+	// how many were lost.
 	Capture(ctx context.Context, o *CaptureOptions, w io.Writer, sent func() error) (packets, lost uint64, err error)
 }
 
@@ -42,8 +39,8 @@ type Error struct {
 }
 
 const (
-	requestTime = 2 * time.Second // to send the head of a request
-	// answerTime is how long a client may take nothing of what it is sent.
+	requestTime = 2 * time.Second // to send a request's header
+	// answerTime is how long a client may go without reading.
 	answerTime = 10 * time.Second
 	maxHeader  = 16 << 10
 )
@@ -54,9 +51,8 @@ type Server struct {
 	cancel context.CancelFunc
 }
 
-// NewServer returns a Server that answers nobody before Serve.
+// NewServer returns a Server; it answers nobody before Serve.
 func NewServer(s Source, errors *log.Logger) *Server {
-	ctx, cancel := context.WithCancel(context.Background())
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v1/status", func(w http.ResponseWriter, _ *http.Request) { answer(w, s.Status()) })
 	mux.HandleFunc("GET /v1/doctor", func(w http.ResponseWriter, _ *http.Request) { answer(w, s.Doctor()) })
@@ -71,17 +67,18 @@ func NewServer(s Source, errors *log.Logger) *Server {
 	mux.HandleFunc("POST /v1/capture", serveCapture(s))
 	mux.HandleFunc("GET /v1/trace", serveTrace(s))
 	mux.HandleFunc("GET /debug/flight", serveFlight(s))
-	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
-	mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
-	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
-	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
-	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	mux.HandleFunc("GET /debug/pprof/{name...}", serveProfile)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		fail(w, http.StatusNotFound, "no "+r.Method+" "+r.URL.Path+" here: is the command of another version than the gateway?")
 	})
+	return newServer(mux, errors)
+}
+
+func newServer(handler http.Handler, errors *log.Logger) *Server {
+	ctx, cancel := context.WithCancel(context.Background())
 	server := &Server{
 		server: &http.Server{
-			Handler:           mux,
+			Handler:           handler,
 			ReadHeaderTimeout: requestTime,
 			MaxHeaderBytes:    maxHeader,
 			ErrorLog:          errors,
@@ -89,15 +86,15 @@ func NewServer(s Source, errors *log.Logger) *Server {
 		},
 		cancel: cancel,
 	}
-	// One request per connection, so that none is ever idle.
+	// One request per connection, so none is ever idle.
 	server.server.SetKeepAlivesEnabled(false)
 	return server
 }
 
-// Serve answers who connects to l, until Close.
+// Serve answers connections to l, until Close.
 func (s *Server) Serve(l net.Listener) { s.server.Serve(l) }
 
-// Close ends streams, waits a moment for answers under way, and closes the listener.
+// Close ends streams, waits a moment for answers in progress, and closes the listener.
 func (s *Server) Close() {
 	s.cancel()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
@@ -121,5 +118,5 @@ func fail(w http.ResponseWriter, status int, message string) {
 	json.NewEncoder(w).Encode(Error{message})
 }
 
-// refuse sends err, which says what is wrong with what was asked.
+// refuse sends err, which says what is wrong with the request.
 func refuse(w http.ResponseWriter, err error) { fail(w, http.StatusBadRequest, err.Error()) }

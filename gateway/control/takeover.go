@@ -14,21 +14,20 @@ import (
 	"time"
 )
 
-// TakeoverOptions say who wants to take over: a process with the configuration of the same
-// gateway, which speaks a version of the conversation of package handover.
+// TakeoverOptions identify a process that wants to take over: its configuration must be for the same gateway, and it must speak the same version of
+// package handover's protocol.
 type TakeoverOptions struct {
 	Protocol      int
 	Cluster, Peer string
 }
 
-// takeoverSource is what a Source does to let another process take over.
+// takeoverSource is a Source that can hand over to another process.
 type takeoverSource interface {
-	// HandOver returns the old process's side of the conversation, or says why there is none. The
-	// connection is the conversation's own.
+	// HandOver returns the old process's side of the conversation, or an error. The conversation owns the connection.
 	HandOver(o TakeoverOptions) (talk func(*net.UnixConn), err error)
 }
 
-// upgrade is the protocol that a connection changes to.
+// upgrade is the protocol name of the HTTP upgrade.
 const upgrade = "culvert-takeover"
 
 func serveTakeover(s Source) http.HandlerFunc {
@@ -65,8 +64,7 @@ func serveTakeover(s Source) http.HandlerFunc {
 	}
 }
 
-// TakeOver asks the gateway at a socket to hand over, and returns the connection for the
-// conversation, which is to be closed.
+// TakeOver asks the gateway at a socket to hand over, and returns the connection for the conversation, which must be closed.
 func TakeOver(ctx context.Context, socket string, o TakeoverOptions) (*net.UnixConn, error) {
 	c := NewClient(socket)
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", socket)
@@ -90,7 +88,7 @@ func (o *TakeoverOptions) ask(ctx context.Context, conn *net.UnixConn) error {
 	defer conn.SetDeadline(time.Time{})
 	query := url.Values{"protocol": {strconv.Itoa(o.Protocol)}, "cluster": {o.Cluster}, "peer": {o.Peer}}
 	fmt.Fprintf(conn, "POST /v1/takeover?%s HTTP/1.1\r\nHost: gateway\r\nConnection: Upgrade\r\nUpgrade: %s\r\nContent-Length: 0\r\n\r\n", query.Encode(), upgrade)
-	// Byte by byte: what follows the answer comes with descriptors, which a read too long would lose.
+	// Byte by byte: the answer is followed by descriptors, which a longer read would lose.
 	response, err := http.ReadResponse(bufio.NewReaderSize(oneByte{conn}, 16), nil)
 	if err != nil {
 		return fmt.Errorf("the gateway gave no answer: %w", err)

@@ -12,45 +12,44 @@ import (
 	"strings"
 )
 
-// TraceOptions say which packet is explained: one that is described, those of a connection, or
-// the next that comes.
+// TraceOptions select the packet to be explained: a described one, those of a connection, or the next that arrives.
 type TraceOptions struct {
 	From        string // node, or tunnel; "" = the node whose pods have Source
 	Protocol    string // tcp, udp, sctp, icmp, icmpv6 or a number
 	Source      netip.AddrPort
-	Destination netip.AddrPort // of the same family; ports are 0 where the protocol has none
+	Destination netip.AddrPort // of the same family; ports are 0 for protocols without ports
 	Flags       []string       // of TCP; none = syn
 	Size        int            // bytes of the whole packet; 0 = no payload
 	TTL         uint8          // 0 = 64
 	DF          bool           // it may not be fragmented
 
-	Connection uint64 // ID of a connection, of which a packet each way is explained; 0 = none
+	Connection uint64 // ID of a connection, of which a packet in each direction is explained; 0 = none
 
 	Next   bool // the next packet that Filter selects
 	Filter Filter
 }
 
-// A Trace is what the gateway does with a packet, and why. It explains, and changes nothing.
+// A Trace explains what the gateway does with a packet, and why. It changes nothing.
 type Trace struct {
 	From       string      `json:"from"` // node, or tunnel
 	Packet     TracePacket `json:"packet"`
 	Steps      []TraceStep `json:"steps"`
 	Verdict    string      `json:"verdict"`              // forward, drop, deliver or hold
-	Reason     string      `json:"reason,omitempty"`     // why it is dropped
-	Why        string      `json:"why,omitempty"`        // the same in words, with a remedy
-	Told       string      `json:"told,omitempty"`       // what its sender is told, within the limits of rate
+	Reason     string      `json:"reason,omitempty"`     // drop reason
+	Why        string      `json:"why,omitempty"`        // an explanation with a remedy
+	Told       string      `json:"told,omitempty"`       // the error for its sender, subject to rate limits
 	To         string      `json:"to,omitempty"`         // node, or tunnel
-	MTU        int         `json:"mtu,omitempty"`        // to which it is fragmented, or which the sender is told
-	Egress     string      `json:"egress,omitempty"`     // what becomes of it there
-	Asymmetric bool        `json:"asymmetric,omitempty"` // its connection expects it from another node
-	// Sent are the packets that go out: one, or what a super-frame is cut into.
+	MTU        int         `json:"mtu,omitempty"`        // to which it is fragmented, or which its sender is told
+	Egress     string      `json:"egress,omitempty"`     // what happens there
+	Asymmetric bool        `json:"asymmetric,omitempty"` // its connection expects another node
+	// Sent are the outgoing packets: one, or the segments of a super-frame.
 	Sent []TracePacket `json:"sent,omitempty"`
 }
 
 // A TracePacket is an inner packet.
 type TracePacket struct {
 	Protocol string `json:"protocol"`
-	Tuple           // all zero for one that is malformed
+	Tuple           // all zero for a malformed packet
 	Length   int    `json:"length"`
 	Bytes    []byte `json:"bytes"` // the whole packet, in base64
 }
@@ -59,21 +58,21 @@ type TracePacket struct {
 type TraceStep struct {
 	Kind   string `json:"kind"`           // decode, check, connection, rule, service, route or nearest
 	Name   string `json:"name,omitempty"` // of a check, table/chain/rule, or the connection's ID
-	Passed bool   `json:"passed"`         // the check allows the packet; the connection, rule or route is one for it
+	Passed bool   `json:"passed"`         // the check allows the packet; the connection, rule or route matches it
 	Detail string `json:"detail,omitempty"`
-	// Where a node, rule, service or route comes from, as in Rule. Field is of the resource where it is one of Kubernetes.
+	// The source of a node, rule, service or route, as in Rule. For a Kubernetes resource, Field is a field of it.
 	Origin string `json:"origin,omitempty"`
 	Field  string `json:"field,omitempty"`
 	Place  string `json:"place,omitempty"`
-	// From and To are the addresses that it sees: translations change them on the way.
+	// From and To are the addresses it sees, which translations change on the path.
 	From string `json:"from,omitempty"`
 	To   string `json:"to,omitempty"`
 }
 
-// TCPFlags are the names of flags, from the lowest bit on.
+// TCPFlags are the flags' names, from the lowest bit on.
 var TCPFlags = []string{"fin", "syn", "rst", "psh", "ack", "urg", "ece", "cwr"}
 
-// Values returns o as parameters of a query.
+// Values returns o as query parameters.
 func (o *TraceOptions) Values() url.Values {
 	switch {
 	case o.Next:
@@ -102,7 +101,7 @@ func (o *TraceOptions) Values() url.Values {
 	return v
 }
 
-// addrPortText leaves out a port of 0.
+// addrPortText omits a port of 0.
 func addrPortText(a netip.AddrPort) string {
 	if a.Port() == 0 {
 		return a.Addr().String()
@@ -110,7 +109,7 @@ func addrPortText(a netip.AddrPort) string {
 	return a.String()
 }
 
-// ParseTrace reads the parameters that Values writes.
+// ParseTrace parses the parameters from Values.
 func ParseTrace(v url.Values) (o TraceOptions, err error) {
 	if v.Get("next") == "true" {
 		o.Next = true
@@ -174,7 +173,7 @@ func ParseTrace(v url.Values) (o TraceOptions, err error) {
 	return o, o.describes()
 }
 
-// parseBool reads what Values writes, and no other word.
+// parseBool accepts only what Values writes.
 func parseBool(s string) (bool, error) {
 	if s != "true" && s != "false" {
 		return false, fmt.Errorf("%q is neither true nor false", s)
@@ -182,7 +181,7 @@ func parseBool(s string) (bool, error) {
 	return s == "true", nil
 }
 
-// parseEnd reads an address, with a port or without.
+// parseEnd parses an address with an optional port.
 func parseEnd(s string) (netip.AddrPort, error) {
 	if a, err := netip.ParseAddr(s); err == nil {
 		return netip.AddrPortFrom(a.WithZone("").Unmap(), 0), nil
@@ -194,11 +193,10 @@ func parseEnd(s string) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(a.Addr().WithZone("").Unmap(), a.Port()), nil
 }
 
-// firstEphemeral is the source port of a packet that is described without one (RFC 6335, Section
-// 6: dynamic ports).
+// firstEphemeral is the default source port of a described packet (RFC 6335, Section 6: dynamic ports).
 const firstEphemeral = 49152
 
-// describes completes the description of a packet, or says what is wrong with it.
+// describes completes the description of a packet, or returns its faults.
 func (o *TraceOptions) describes() error {
 	if err := o.missing(); err != nil {
 		return err
@@ -227,7 +225,7 @@ func (o *TraceOptions) describes() error {
 	return nil
 }
 
-// missing names what a description has not.
+// missing names what a description lacks.
 func (o *TraceOptions) missing() error {
 	var missing []string
 	for _, f := range []struct {
@@ -261,8 +259,8 @@ func serveTrace(s Source) http.HandlerFunc {
 	}
 }
 
-// traceSource is what a Source says of single packets.
+// traceSource is a Source that can explain single packets.
 type traceSource interface {
-	// Trace calls yield for each packet that is explained, and with nil when it waits for one.
+	// Trace calls yield for each explained packet, and with nil while it waits for one.
 	Trace(ctx context.Context, o *TraceOptions, yield func(*Trace) bool) error
 }

@@ -33,7 +33,7 @@ func unhex(s string) []byte {
 	return b
 }
 
-// seals is how many packets are sealed to measure the cipher: half a millisecond's worth.
+// seals is how many packets are sealed to measure the cipher: half a millisecond of work.
 const (
 	seals      = 400
 	sealedSize = 1400
@@ -68,7 +68,7 @@ func cipher() control.Condition {
 		Found: fmt.Sprintf("right (RFC 8439, Section 2.8.2); %d bytes in %.2f µs, %.1f Gbit/s a core", sealedSize, each.Seconds()*1e6, sealedSize*8/each.Seconds()/1e9)}
 }
 
-// features tells whether the cipher has what makes it fast.
+// features reports whether the CPU has the features that make the cipher fast.
 func features() control.Condition {
 	c := control.Condition{Name: "CPU features", State: good}
 	slow := func(found, costs, remedy string) control.Condition {

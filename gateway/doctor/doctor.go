@@ -1,16 +1,14 @@
-// Package doctor finds out what a machine gives a gateway: socket buffers, offloads,
-// memory, ports and the means to encrypt; what is missing costs something, and the package
-// says what, and what to do about it.
+// Package doctor checks what a gateway needs from its machine: socket buffers, offloads, memory, ports and fast encryption. For what is missing it
+// states the cost and a remedy.
 //
-// It opens a socket for itself, changes nothing and keeps nothing. It measures no network:
-// what becomes of packets on their way, a running gateway's status tells.
+// It opens a socket of its own, and changes and keeps nothing. It measures no network; the status of a running gateway shows the fate of packets.
 package doctor
 
 import (
 	"fmt"
-	"runtime"
 
 	"culvert/gateway/control"
+	"culvert/gateway/procs"
 	"culvert/geneve/udp"
 )
 
@@ -18,21 +16,21 @@ import (
 const (
 	good = "good"
 	poor = "poor" // it costs something
-	bad  = "bad"  // a gateway cannot work so
+	bad  = "bad"  // a gateway cannot work
 )
 
-// Memory is how much a gateway may have.
+// Memory is a gateway's memory limit.
 type Memory struct {
 	Limit       int64  // bytes; 0 = none
 	By          string // who sets it
 	Connections int    // that the table holds
 }
 
-// Subject is what is examined.
+// Subject is what to examine.
 type Subject struct {
-	Sockets map[string]udp.Stats // of a running gateway; nil = one is opened to see
+	Sockets map[string]udp.Stats // of a running gateway; nil = open one to find out
 	Memory  Memory
-	Ports   []Port // that are to be free
+	Ports   []Port // that must be free
 }
 
 // minReceiveBuffer is where measurements begin to show losses: one train takes up to
@@ -43,7 +41,7 @@ const (
 	minSendBuffer    = 128 << 10
 )
 
-// Examine returns what it finds, in the order in which it is to be told.
+// Examine returns its findings, in display order.
 func Examine(s *Subject) []control.Condition {
 	sockets := s.Sockets
 	var all []control.Condition
@@ -67,7 +65,7 @@ func Examine(s *Subject) []control.Condition {
 	return append(all, cipher(), features())
 }
 
-// ofSockets returns what the worst of the sockets has.
+// ofSockets returns the conditions of the worst socket.
 func ofSockets(sockets map[string]udp.Stats) []control.Condition {
 	receive, send, known := int(^uint(0)>>1), int(^uint(0)>>1), true
 	gro, gso := true, true
@@ -103,7 +101,7 @@ func ofSockets(sockets map[string]udp.Stats) []control.Condition {
 	}
 }
 
-// fewMemory is where the table of connections begins to be a small one.
+// fewMemory is the limit below which the connection table is small.
 const fewMemory = 64 << 20
 
 func (m *Memory) condition() control.Condition {
@@ -122,11 +120,15 @@ func (m *Memory) condition() control.Condition {
 }
 
 func processors() control.Condition {
-	cpus, procs := runtime.NumCPU(), runtime.GOMAXPROCS(0)
-	return control.Condition{Name: "CPUs", State: good, Found: fmt.Sprintf("%d, Go code on %d at once", cpus, procs)}
+	a, n := procs.Allowed(), procs.Count()
+	c := control.Condition{Name: "CPUs", State: good, Found: fmt.Sprintf("%s; Go code on %d at once", a, n)}
+	if a.Quota > 0 && a.Quota < 1 {
+		c.State, c.Costs, c.Remedy = poor, "packets wait while the quota is used up, up to a tenth of a second", "raise the quota (the CPU limit of the container) to 1 or more, or leave it out"
+	}
+	return c
 }
 
-// size is n in the largest unit that it fills.
+// size formats n in the largest unit that it reaches.
 func size(n int64) string {
 	units := []string{"bytes", "KiB", "MiB", "GiB"}
 	v, i := float64(n), 0

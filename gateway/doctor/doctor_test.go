@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"fmt"
 	"net"
 	"os"
 	"strings"
@@ -100,11 +101,19 @@ func TestPorts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ports := []Port{{"geneve.listenPort", "udp", u.LocalAddr().String()}, {"metrics", "tcp", l.Addr().String()}}
+	ports := []Port{{Field: "geneve.listenPort", Network: "udp", Address: u.LocalAddr().String()}, {Field: "metrics", Network: "tcp", Address: l.Addr().String()}}
 	for _, p := range ports {
 		c := p.condition()
 		if want := " is taken by " + strings.TrimSpace(string(name)) + ", process "; c.State != bad || !strings.Contains(c.Found, want) || !strings.Contains(c.Remedy, p.Field) {
 			t.Errorf("%+v, want %q", c, want)
+		}
+		p.Gateways = map[int]string{os.Getpid() + 1: "paris to milan"}
+		if c := p.condition(); c.State != bad {
+			t.Errorf("taken by another gateway: %+v", c)
+		}
+		p.Gateways = map[int]string{os.Getpid(): "rome to milan"}
+		if c := p.condition(); c.State != good || !strings.HasSuffix(c.Found, fmt.Sprintf(" is taken by the gateway rome to milan, process %d, which runs", os.Getpid())) {
+			t.Errorf("taken by the gateway itself: %+v", c)
 		}
 	}
 	u.Close()
@@ -114,7 +123,7 @@ func TestPorts(t *testing.T) {
 			t.Errorf("%+v", c)
 		}
 	}
-	odd := Port{"health", "tcp", "nowhere:1:2"}
+	odd := Port{Field: "health", Network: "tcp", Address: "nowhere:1:2"}
 	if c := odd.condition(); c.State != bad || c.Remedy != "correct health" {
 		t.Errorf("%+v", c)
 	}

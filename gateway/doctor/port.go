@@ -18,11 +18,14 @@ import (
 
 var loopback = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), 0)
 
-// A Port is one that a gateway is to have.
+// A Port is one that a gateway needs.
 type Port struct {
 	Field   string // of the configuration
 	Network string // udp or tcp
-	Address string // host:port, as package net has it
+	Address string // host:port, in the format of package net
+
+	// Gateways are those that run and may have it, by process.
+	Gateways map[int]string
 }
 
 func (p *Port) condition() control.Condition {
@@ -33,8 +36,15 @@ func (p *Port) condition() control.Condition {
 	case err == nil:
 		return c
 	case errors.Is(err, syscall.EADDRINUSE):
-		c.Found = what + " is taken by " + p.holder()
-		c.Remedy = "stop that, or choose another " + p.Field
+		holder, pid := p.holder()
+		if name := p.Gateways[pid]; name != "" {
+			c.Found = fmt.Sprintf("%s is taken by the gateway %s, process %d, which runs", what, name, pid)
+			return c
+		}
+		c.Found, c.Remedy = what+" is taken by "+holder, "stop that, or choose another "+p.Field
+		if pid == 0 {
+			c.Remedy += "; if it is your gateway, all is well: culvert doctor --socket asks it"
+		}
 	case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM):
 		c.Found = what + " is not for this user"
 		c.Remedy = "choose one above 1023, or give the process CAP_NET_BIND_SERVICE"
@@ -60,13 +70,13 @@ func (p *Port) open() error {
 	return err
 }
 
-// holder names the process that has the port, as far as this user may see.
-func (p *Port) holder() string {
+// holder names the process that uses the port, as far as this user may see, with its number or 0.
+func (p *Port) holder() (string, int) {
 	const somebody = "a process that this user cannot see (another user's, or in another container)"
 	_, text, err := net.SplitHostPort(p.Address)
 	port, err2 := strconv.ParseUint(text, 10, 16)
 	if err != nil || err2 != nil {
-		return somebody
+		return somebody, 0
 	}
 	inodes := make(map[string]bool)
 	for _, table := range []string{p.Network, p.Network + "6"} {
@@ -83,13 +93,13 @@ func (p *Port) holder() string {
 		}
 		pid := strings.Split(d, "/")[2]
 		name, _ := os.ReadFile("/proc/" + pid + "/comm")
-		return fmt.Sprintf("%s, process %s", strings.TrimSpace(string(name)), pid)
+		number, _ := strconv.Atoi(pid) // digits, by the pattern
+		return fmt.Sprintf("%s, process %s", strings.TrimSpace(string(name)), pid), number
 	}
-	return somebody
+	return somebody, 0
 }
 
-// inodesOf reads from a table of sockets (proc_net_tcp.rst of Linux, which udp follows) the
-// inodes of those that are bound to the port and connected to nobody.
+// inodesOf reads from a kernel table of sockets (Linux's proc_net_tcp.rst; the UDP table is similar) the inodes of unconnected sockets on the port.
 func inodesOf(table io.Reader, port uint16, inodes map[string]bool) {
 	for lines := bufio.NewScanner(table); lines.Scan(); {
 		// sl local rem st queues timer retrnsmt uid timeout inode

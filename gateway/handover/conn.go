@@ -5,14 +5,15 @@ import (
 	"encoding/binary"
 	"errors"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 
 	"culvert/geneve/udp"
 )
 
-// Conn is a udp.Conn that two processes have, one of which forwards. In one that forwards,
-// and is alone, it is the socket and one load more for each batch.
+// Conn is a udp.Conn shared by two processes, one of which forwards. In a process that forwards alone, it costs one load per batch over the socket
+// itself.
 type Conn struct {
 	udp.Conn
 	way    atomic.Pointer[way] // nil = the socket
@@ -20,62 +21,57 @@ type Conn struct {
 	once   sync.Once
 
 	mu  sync.Mutex
-	own map[uint32]bool // +checklocks:mu
+	own []uint32 // indexes of sessions, the newest last; +checklocks:mu
 }
 
-// way is what is done in place of receiving from the socket and sending by it. The zero way
-// does neither.
+// way is what replaces receiving from the socket and sending by it. The zero way does neither.
 type way struct {
 	relay  *Relay // to and from the other process; nil = none
-	reads  bool   // from the socket; what is not for this process is passed on
-	lends  bool   // what may be for the other process is passed on as well
+	reads  bool   // from the socket; messages for the other process are passed on
+	lends  bool   // messages that may be for the other process are passed on as well
 	sends  bool
-	greets func() // not nil: sends what begins a session, and calls it when there is one
+	greets func() // not nil: sends only what starts a session, and calls it once there is one
 	parked chan struct{}
 	park   sync.Once
-	ended  chan struct{} // there is another way
+	ended  chan struct{} // closed when another way replaces this one
 }
 
-// NewConn returns a Conn that is the socket.
+// NewConn returns a Conn for socket.
 func NewConn(socket udp.Conn) *Conn {
-	return &Conn{Conn: socket, closed: make(chan struct{}), own: make(map[uint32]bool)}
+	return &Conn{Conn: socket, closed: make(chan struct{})}
 }
 
-// Stop has the Conn receive from the socket no more, but from a Relay if there is one, and
-// still send. The channel is closed when who receives has come back for more, and so has done
-// all with what it received before.
+// Stop makes the Conn receive only from a Relay, if there is one, but still send. The channel is closed when the receiving goroutine returns for
+// more, and so has finished with what it received before.
 func (c *Conn) Stop(r *Relay) (parked <-chan struct{}) {
 	return c.set(&way{relay: r, sends: true}).parked
 }
 
-// Silence is Stop and sends nothing either.
+// Silence is Stop, and stops sending too.
 func (c *Conn) Silence(r *Relay) { c.set(&way{relay: r}) }
 
-// Greet is Silence for a Conn of WireGuard in the new process: it sends what begins a session,
-// and receives what the other process passes on. It calls session when there is one, and may do
-// so again. A socket that is this process's alone it reads, too: the peer sends to where it has
-// last heard the gateway (WireGuard paper, Section 2.1), in sessions of the other process as well,
-// and those are passed back.
+// Greet is Silence for a Conn of WireGuard in the new process, with one exception: it sends what starts a session, and receives what the other
+// process passes on. It calls session, possibly more than once, when there is one. With alone, the socket belongs to this process only, and it reads
+// it too: the peer sends to where it last heard the gateway (WireGuard paper, Section 2.1), even in sessions of the other process, and those messages
+// are passed back.
 func (c *Conn) Greet(r *Relay, alone bool, session func()) {
 	c.set(&way{relay: r, reads: alone, greets: session})
 }
 
-// Lend passes answers to handshakes on to the other process, which may have begun them, and receives
-// what that one passes back.
+// Lend passes answers to handshakes on to the other process, which may have initiated them, and receives what that passes back.
 func (c *Conn) Lend(r *Relay) {
 	r.wakes(c.Conn)
 	c.set(&way{relay: r, reads: true, lends: true, sends: true})
 }
 
-// Lead has the new process receive and send, and passes back data of sessions that it has not
-// made.
+// Lead makes the new process receive and send; it passes back data of sessions that it has not made.
 func (c *Conn) Lead(r *Relay) {
 	r.wakes(c.Conn)
 	c.set(&way{relay: r, reads: true, sends: true})
 }
 
-// Drain reads a socket that the new process has no use for, until it is closed or fails: data of sessions that
-// c has not made is passed back, and c receives the rest.
+// Drain reads a socket that the new process does not need, until it is closed or fails: data of sessions that c has not made is passed back, and c
+// receives the rest.
 func (c *Conn) Drain(socket udp.Conn, r *Relay) {
 	m := []udp.Message{{Buffer: make([]byte, udp.BufferSize)}}
 	for {
@@ -89,7 +85,7 @@ func (c *Conn) Drain(socket udp.Conn, r *Relay) {
 	}
 }
 
-// Own has the Conn be the socket again.
+// Own makes the Conn plain again: it is the only user of the socket.
 func (c *Conn) Own() { c.set(nil) }
 
 func (c *Conn) set(w *way) *way {
@@ -129,7 +125,7 @@ func (c *Conn) Receive(messages []udp.Message) (int, error) {
 				if w.lends {
 					lend(w.relay, m)
 				}
-				messages[kept], messages[i] = messages[i], messages[kept] // buffers stay the caller's, each once
+				messages[kept], messages[i] = messages[i], messages[kept] // buffers stay the caller's, each exactly once
 				kept++
 			}
 		}
@@ -154,8 +150,8 @@ func (c *Conn) Receive(messages []udp.Message) (int, error) {
 	}
 }
 
-// WireGuard's messages, by their first four bytes (WireGuard paper, Section 5.4). An initiation
-// and an answer tell the index of their sender's session, which data messages to it then have.
+// WireGuard's message types, by their first four bytes (WireGuard paper, Section 5.4). An initiation and a response contain the index of their
+// sender's session, which data messages to it then carry.
 const (
 	initiation = 1
 	answer     = 2
@@ -163,7 +159,7 @@ const (
 	data       = 4
 
 	indexAt = 4
-	minimum = 8 // bytes of what has an index
+	minimum = 8 // length of a message with an index
 )
 
 func kindOf(b []byte) uint32 {
@@ -188,7 +184,7 @@ func each(m *udp.Message, yield func([]byte)) {
 	}
 }
 
-// lend passes on what answers a handshake.
+// lend passes on responses to handshakes.
 func lend(r *Relay, m *udp.Message) {
 	each(m, func(b []byte) {
 		if k := kindOf(b); k == answer || k == cookie {
@@ -197,13 +193,13 @@ func lend(r *Relay, m *udp.Message) {
 	})
 }
 
-// keepOwn passes data of other sessions back, and reports whether anything is left of m.
+// keepOwn passes data of other sessions back, and reports whether anything of m is left.
 func (c *Conn) keepOwn(r *Relay, m *udp.Message) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	kept, own := 0, c.own
 	each(m, func(b []byte) {
-		if kindOf(b) == data && !own[indexOf(b)] {
+		if kindOf(b) == data && !slices.Contains(own, indexOf(b)) {
 			r.pass(m.Source, b)
 			return
 		}
@@ -216,20 +212,20 @@ func (c *Conn) keepOwn(r *Relay, m *udp.Message) bool {
 	return kept > 0
 }
 
-// maxOwn is more sessions than WireGuard keeps: the one before, the one in use and the next.
+// maxOwn is more sessions than WireGuard keeps: the previous, the current and the next one.
 const maxOwn = 16
 
-// note keeps the index of a session that this process begins or answers.
-func (c *Conn) note(b []byte) {
+// addOwn records the index of a session that this process starts or answers.
+func (c *Conn) addOwn(b []byte) {
 	if k := kindOf(b); k != initiation && k != answer {
 		return
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.own) == maxOwn {
-		clear(c.own)
+		c.own = slices.Delete(c.own, 0, 1)
 	}
-	c.own[indexOf(b)] = true
+	c.own = append(c.own, indexOf(b))
 }
 
 // NewSender implements udp.Conn.
@@ -241,8 +237,7 @@ type sender struct {
 	greetings []udp.Train
 }
 
-// Send implements udp.Sender. What a parked Conn does not send counts as sent: the other
-// process sends what matters.
+// Send implements udp.Sender. Packets that a parked Conn does not send count as sent: the other process sends what matters.
 func (s *sender) Send(trains []udp.Train) (sent int, err error) {
 	w := s.conn.way.Load()
 	if w == nil {
@@ -250,7 +245,7 @@ func (s *sender) Send(trains []udp.Train) (sent int, err error) {
 	}
 	for i := range trains {
 		for _, part := range trains[i].Parts {
-			s.conn.note(part)
+			s.conn.addOwn(part)
 		}
 	}
 	if w.sends {
@@ -263,7 +258,7 @@ func (s *sender) Send(trains []udp.Train) (sent int, err error) {
 		case w.greets == nil || len(t.Parts) == 0:
 		case kindOf(t.Parts[0]) == initiation:
 			s.greetings = append(s.greetings, *t)
-		case kindOf(t.Parts[0]) == data: // in a session
+		case kindOf(t.Parts[0]) == data: // within a session
 			w.greets()
 		}
 		t.Sent = 1

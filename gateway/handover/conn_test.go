@@ -280,3 +280,27 @@ func lines(t *testing.T) (a, b *Line) {
 	}
 	return ends[0], ends[1]
 }
+
+// TestNewestSessionsAreKnown: however many handshakes were begun, the data of the newest sessions is this process's.
+func TestNewestSessionsAreKnown(t *testing.T) {
+	ours, theirs := relays(t)
+	socket := newFake()
+	c := NewConn(socket)
+	c.Lead(ours)
+	sender := c.NewSender()
+	const last = maxOwn + 1
+	for index := range uint32(last) {
+		if _, err := sender.Send([]udp.Train{{Destination: peer, Parts: [][]byte{wireguard(initiation, index, 148)}}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for index := range uint32(last) {
+		m := udp.Message{Data: wireguard(data, index, 32), Source: peer}
+		if own := c.keepOwn(ours, &m); own != (index > 0) {
+			t.Errorf("session %d of %d is this process's: %t", index, last, own)
+		}
+	}
+	if m := <-theirs.inbox; indexOf(m.data) != 0 {
+		t.Errorf("of session %d, data was passed back", indexOf(m.data))
+	}
+}

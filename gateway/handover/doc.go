@@ -1,6 +1,5 @@
-// Package handover moves a running gateway from one process to another: what the two say to
-// each other, and what stands between a tunnel and its socket meanwhile. It knows nothing of
-// connections, rules or configurations; package gateway has both sides of the conversation.
+// Package handover moves a running gateway from one process to another: the protocol between them, and the layer between a tunnel and its socket
+// meanwhile. It knows nothing of connections, rules or configurations; package gateway implements both sides of the conversation.
 //
 //	old                                   new
 //	         ◄── asks at the control socket, its configuration checked
@@ -11,30 +10,24 @@
 //	parks, and sends the rest
 //	Records, Cut                    ──►   restores them
 //	         ◄── Forwarding: from here on it reads the sockets
-//	         ◄── Done
+//	         ◄── Done, a second later
 //	ends
 //
 // # The cut
 //
-// Both processes have the same sockets, and the kernel keeps what comes while nobody reads.
-// Before the cut a Conn of the new process is parked: it receives nothing from the socket and
-// sends nothing, except what makes a session with the peer, since the keys of the old one
-// cannot leave WireGuard. The answers come to the old process, whose Conn passes them on.
+// Both processes have the same sockets, and the kernel buffers packets while nobody reads. Before the cut, the new process's Conn is parked: it
+// receives nothing from the socket and sends only what starts a session with the peer, because the old session's keys cannot leave WireGuard. The
+// answers arrive at the old process, whose Conn passes them on.
 //
-// A new process with another port greets from there, since it is to be known that the peer can be
-// reached so. From the greeting on the peer may send to that port in the old session, as WireGuard has
-// peers roam: the new process reads it and passes that back, before the cut and after it. After the cut it
-// reads the port before as well.
+// A new process with another port greets from there, to verify that it can reach the peer from that port. After the greeting the peer may send to
+// that port in the old session, because WireGuard lets peers roam: the new process reads the port and passes such messages back, before and after the
+// cut. After the cut it reads the old port as well.
 //
-// After the cut the old process is parked. What the peer has sent in the old session, up to
-// the moment when it hears of the new one, the new process passes back; the old one decrypts
-// it and returns the packets. So nothing is lost, as far as the peer answers within a second
-// and there is room on the way.
+// After the cut the old process is parked. Until the peer learns of the new session, it sends in the old one; the new process passes such messages
+// back, and the old one decrypts them and returns the packets. So nothing is lost if the peer answers within a second and no buffer overflows.
 //
 // # Who forwards
 //
-// One of the two at any time, or neither for as long as the cut takes. The old process stops
-// before it says Cut, and goes on if the new one is gone before Done, or has not said
-// Forwarding in time: a socket that is shut says either that it came in time or, to the new
-// process, that it did not.
+// At any time one of the two, or neither during the cut. The old process stops before it sends Cut. It continues if the new one disappears before
+// Done, or does not send Forwarding in time: the socket is then shut down, which tells the new process that it was too late.
 package handover

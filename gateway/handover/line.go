@@ -13,15 +13,13 @@ import (
 	"time"
 )
 
-// Version is that of the conversation. Another one is refused before it begins; fields may be
-// added to an Offer or a Cut without another one.
+// Version is the version of the protocol. Another version is refused at the start; fields may be added to an Offer or a Cut without a new version.
 const Version = 1
 
-// Kind is that of a message.
+// Kind is the kind of a message.
 type Kind uint32
 
-// The messages, in the order in which they come; Refusal may come in the place of any, with
-// its reason as text.
+// The messages, in order; Refusal, with its reason as text, may replace any of them.
 const (
 	KindOffer Kind = iota + 1
 	KindRecords
@@ -39,25 +37,25 @@ type Offer struct {
 	Sockets  []Socket `json:"sockets"`  // in the order of the descriptors
 	Identity []byte   `json:"identity"` // see package state
 	Session  bool     `json:"session"`  // there is one with the peer,
-	Answers  bool     `json:"answers"`  // in which it answers
+	Answers  bool     `json:"answers"`  // the peer answers in it
 
-	Local netip.Addr `json:"local,omitzero"` // of ours, that the peer sends to
+	Local netip.Addr `json:"local,omitzero"` // our address that the peer sends to
 }
 
-// Socket is something open that the new process gets.
+// Socket is an open descriptor for the new process.
 type Socket struct {
 	Name string `json:"name"`
 	At   string `json:"at"` // its address, as configured or as bound
 }
 
-// Cut is the last message of the old process before it has stopped for good.
+// Cut is the last message of the old process before it stops for good.
 type Cut struct {
-	Stopped int64     `json:"stopped"` // when it did, in nanoseconds of CLOCK_MONOTONIC
+	Stopped int64     `json:"stopped"` // time of the stop, in nanoseconds of CLOCK_MONOTONIC
 	Nodes   []Station `json:"nodes"`
-	Paths   []Path    `json:"paths,omitempty"` // that carry less than is configured
+	Paths   []Path    `json:"paths,omitempty"` // that carry less than configured
 }
 
-// Path is what was found of the way to a node, or to the peer where there is no node.
+// Path is the path MTU to a node, or to the peer if Node is empty.
 type Path struct {
 	Node   string `json:"node,omitempty"`
 	Size   int    `json:"size"` // of the largest packet
@@ -65,22 +63,22 @@ type Path struct {
 	OneWay bool   `json:"oneWay,omitempty"`
 }
 
-// Station is where a node is found in its tunnel.
+// Station is a node's neighbour entry in its tunnel.
 type Station struct {
 	Node  string     `json:"node"`
 	MAC   string     `json:"mac"`
 	VXLAN bool       `json:"vxlan,omitempty"` // it speaks that, not Geneve
-	Local netip.Addr `json:"local,omitzero"`  // of ours, that it sends to
+	Local netip.Addr `json:"local,omitzero"`  // our address that it sends to
 }
 
 const (
 	headSize = 8
-	// MaxBody is how many bytes a message may have.
+	// MaxBody is the maximum size of a message in bytes.
 	MaxBody = 1 << 20
 	maxFD   = 32
 )
 
-// Wire is what a Line speaks over: a Unix socket of the kernel, or what is like one, within a process.
+// Wire is the connection under a Line: a Unix socket, or a replacement within one process.
 type Wire interface {
 	net.Conn
 	CloseRead() error
@@ -93,7 +91,7 @@ type Wire interface {
 type Line struct {
 	conn  Wire
 	shut  bool
-	begun bool // something has come
+	begun bool // something has arrived
 }
 
 // NewLine returns a Line over conn.
@@ -102,10 +100,10 @@ func NewLine(conn Wire) *Line { return &Line{conn: conn} }
 // Close ends the conversation.
 func (l *Line) Close() error { return l.conn.Close() }
 
-// Silence has everything that waits for the other end fail. This end can still refuse.
+// Silence makes all waiting for the other end fail. This end can still refuse.
 func (l *Line) Silence() { l.conn.CloseRead() }
 
-// Peer returns the process at the other end; 0 is unknown.
+// Peer returns the process ID of the other end; 0 is unknown.
 func (l *Line) Peer() (pid int) {
 	raw, err := l.conn.SyscallConn()
 	if err != nil {
@@ -119,7 +117,7 @@ func (l *Line) Peer() (pid int) {
 	return pid
 }
 
-// Send sends a message, with descriptors, which stay the caller's.
+// Send sends a message, with descriptors, which the caller keeps.
 func (l *Line) Send(k Kind, body []byte, within time.Duration, fds ...int) error {
 	l.conn.SetWriteDeadline(time.Now().Add(within))
 	head := binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(nil, uint32(k)), uint32(len(body)))
@@ -128,13 +126,13 @@ func (l *Line) Send(k Kind, body []byte, within time.Duration, fds ...int) error
 		rights = syscall.UnixRights(fds...)
 	}
 	_, _, err := l.conn.WriteMsgUnix(head, rights, nil)
-	if err == nil && len(body) > 0 { // a write of nothing fails at an end that has been shut since
+	if err == nil && len(body) > 0 { // an empty write would fail at an end that was shut since
 		_, err = l.conn.Write(body)
 	}
 	return err
 }
 
-// Decode reads what SendJSON has sent.
+// Decode decodes what SendJSON has sent.
 func Decode(body []byte, v any) error {
 	if err := json.Unmarshal(body, v); err != nil {
 		return fmt.Errorf("%w: %w", ErrStrange, err)
@@ -151,30 +149,30 @@ func (l *Line) SendJSON(k Kind, v any, within time.Duration, fds ...int) error {
 	return l.Send(k, body, within, fds...)
 }
 
-// Refuse tells the other end why this one goes no further.
+// Refuse tells the other end why this one ends the conversation.
 func (l *Line) Refuse(cause error) { l.Send(KindRefusal, []byte(cause.Error()), time.Second) }
 
-// ErrRefused is that the other end has ended the conversation.
+// ErrRefused means that the other end has ended the conversation.
 var ErrRefused = errors.New("the other gateway refuses")
 
-// ErrStrange is that the other end has said something that it must not.
+// ErrStrange means that the other end has violated the protocol.
 var ErrStrange = errors.New("the other gateway says what it must not")
 
-// Receive returns the next message, and the descriptors that came with an Offer, which comes first: those of others are closed. A Refusal is
-// ErrRefused; io.EOF says that the other end is gone.
+// Receive returns the next message, and the descriptors of an Offer, which comes first; descriptors of others are closed. The error of a Refusal is
+// ErrRefused; io.EOF means that the other end is gone.
 func (l *Line) Receive(within time.Duration) (Kind, []byte, []*os.File, error) {
 	l.conn.SetReadDeadline(time.Now().Add(within))
 	return l.receive()
 }
 
-// Last is Receive for a message that decides who forwards. After it nothing comes: what was
-// not sent by then cannot be sent any more, and the other end gets an error for it.
+// Last is Receive for the message that decides who forwards. It shuts the Line: nothing can be sent afterwards, and the other end gets an error if it
+// tries.
 func (l *Line) Last(within time.Duration) (Kind, error) {
 	l.conn.SetReadDeadline(time.Now().Add(within))
 	k, _, _, err := l.receive()
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		l.shut = true
-		l.conn.CloseRead() // unix(7): from here on the other end's writes fail
+		l.conn.CloseRead() // unix(7): from now on the other end's writes fail
 		l.conn.SetReadDeadline(time.Time{})
 		if came, _, _, e := l.receive(); e == nil {
 			return came, nil
@@ -221,10 +219,10 @@ func (l *Line) receive() (k Kind, body []byte, files []*os.File, err error) {
 	return k, body, files, nil
 }
 
-// Shut reports whether Last has shut the Line: nothing else comes.
+// Shut reports whether Last has shut the Line.
 func (l *Line) Shut() bool { return l.shut }
 
-// Want is Receive of one kind.
+// Want is Receive for one kind.
 func (l *Line) Want(k Kind, within time.Duration) ([]byte, []*os.File, error) {
 	is, body, files, err := l.Receive(within)
 	if err == nil && is != k {
@@ -234,7 +232,7 @@ func (l *Line) Want(k Kind, within time.Duration) ([]byte, []*os.File, error) {
 	return body, files, err
 }
 
-// filesOf returns the descriptors in control messages. They are closed at an exec.
+// filesOf returns the descriptors in control messages, with close-on-exec set.
 func filesOf(rights []byte) (files []*os.File) {
 	messages, err := syscall.ParseSocketControlMessage(rights)
 	if err != nil {

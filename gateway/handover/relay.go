@@ -11,10 +11,10 @@ import (
 	"culvert/geneve/udp"
 )
 
-// A Relay carries WireGuard's messages between two processes, and decrypted packets from the
-// old one to the new one. What there is no room for is lost, as on a network.
+// A Relay carries WireGuard's messages between two processes, and decrypted packets from the old one to the new one. It drops what does not fit, like
+// a network.
 type Relay struct {
-	conn    net.Conn // keeps messages apart
+	conn    net.Conn // preserves message boundaries
 	inbox   chan message
 	packets chan []byte
 	outbox  chan []byte
@@ -23,18 +23,18 @@ type Relay struct {
 	tasks   sync.WaitGroup
 
 	lost, returned atomic.Uint64
-	last           atomic.Int64 // when something was passed on, since epoch; 0 = never
+	last           atomic.Int64 // time of the last message passed on, since epoch; 0 = never
 	met            atomic.Bool
-	reader         atomic.Pointer[udp.Conn] // nil, or who waits there looks at the inbox, too
+	reader         atomic.Pointer[udp.Conn] // nil, or the socket whose reader checks the inbox too
 }
 
-// message is one of WireGuard.
+// message is a WireGuard message.
 type message struct {
 	source netip.AddrPort
 	data   []byte
 }
 
-// fill makes to the message.
+// fill copies the message into to.
 func (m message) fill(to *udp.Message) {
 	to.Data = to.Buffer[:copy(to.Buffer, m.data)]
 	to.Source, to.Destination, to.SegmentSize, to.TOS = m.source, netip.Addr{}, 0, 0
@@ -52,7 +52,7 @@ const (
 	relaySize  = 64 << 10
 )
 
-// NewRelay returns a Relay over conn, which keeps messages apart.
+// NewRelay returns a Relay over conn, which must preserve message boundaries.
 func NewRelay(conn net.Conn) *Relay {
 	r := &Relay{conn: conn, inbox: make(chan message, relayQueue), packets: make(chan []byte, relayQueue), outbox: make(chan []byte, relayQueue),
 		ended: make(chan struct{})}
@@ -68,11 +68,10 @@ func (r *Relay) Close() {
 	r.tasks.Wait()
 }
 
-// Empty reports whether nothing waits in this process that came or is to go.
+// Empty reports whether nothing is queued in this process, in either direction.
 func (r *Relay) Empty() bool { return len(r.inbox)+len(r.outbox) == 0 }
 
-// Packets are those that the other process has decrypted. It is closed when that one has
-// closed its Relay.
+// Packets returns the packets that the other process has decrypted. The channel is closed when the other process has closed its Relay.
 func (r *Relay) Packets() <-chan []byte { return r.packets }
 
 // Return sends a decrypted packet to the new process.
@@ -81,14 +80,13 @@ func (r *Relay) Return(packet []byte) {
 	r.send(append([]byte{relayPacket}, packet...))
 }
 
-// Met reports whether data of a session of this process has come: the peer knows of it.
+// Met reports whether data of a session of this process has arrived: the peer knows the session.
 func (r *Relay) Met() bool { return r.met.Load() }
 
-// Totals returns how many packets were returned, and how many packets and messages there was
-// no room for.
+// Totals returns how many packets were returned, and how many packets and messages were dropped for lack of room.
 func (r *Relay) Totals() (returned, lost uint64) { return r.returned.Load(), r.lost.Load() }
 
-// Quiet reports whether nothing was passed on for a length of time.
+// Quiet reports whether nothing was passed on for this long.
 func (r *Relay) Quiet(length time.Duration) bool {
 	last := r.last.Load()
 	return last == 0 || time.Since(epoch)-time.Duration(last) >= length
@@ -106,10 +104,10 @@ func (r *Relay) pass(source netip.AddrPort, b []byte) {
 	r.send(append(out, b...))
 }
 
-// wakes has who waits at a socket return when there is a message.
+// wakes makes a reader blocked on a socket return when there is a message.
 func (r *Relay) wakes(socket udp.Conn) { r.reader.Store(&socket) }
 
-// receive takes a message in.
+// receive queues a message.
 func (r *Relay) receive(m message) {
 	select {
 	case r.inbox <- m:
@@ -142,7 +140,7 @@ func (r *Relay) write() {
 	}
 }
 
-// read ends with the connection. Whatever comes is one of the two kinds or nothing.
+// read ends with the connection. It ignores everything that is not one of the two kinds.
 func (r *Relay) read() {
 	defer close(r.packets)
 	buffer := make([]byte, relaySize)

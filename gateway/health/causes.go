@@ -8,7 +8,7 @@ import (
 // Level says how much a finding matters.
 type Level uint8
 
-// Levels. What is noted works, or may be meant; what is warned of does not work.
+// Levels: an Info works, or may be intended; a Warning does not work.
 const (
 	Note Level = iota
 	Warning
@@ -21,15 +21,18 @@ func (l Level) String() string {
 	return "info"
 }
 
-// A Cause is one thing that can be the case.
+// A Cause is one possible problem.
 type Cause struct {
-	Name   string // the value of the log's field cause
+	Name   string // value of the log field cause
 	Level  Level
-	Says   string // with blanks: {node}
+	Says   string // with placeholders: {node}
 	Remedy string // what to do, with blanks; "" = nothing
+
+	// Server is the remedy for a gateway that is the server, which has no wireguard.endpoint; "" = Remedy.
+	Server string
 }
 
-// Of the peer.
+// About the peer.
 var (
 	HandshakeMade = cause("handshake-made", Note, "handshake made with {endpoint}", "")
 	TunnelBack    = cause("tunnel-restored", Note, "handshake made with {endpoint}: the tunnel is back after {time}", "")
@@ -37,13 +40,13 @@ var (
 	NoName        = cause("endpoint-name", Warning, "wireguard.endpoint {configured} has no address ({error})",
 		"correct the name, or the name server of this machine; it is asked again every 5 s")
 	NoRouteThere = cause("endpoint-unroutable", Warning, "this machine has no route to {endpoint} ({sent} handshakes sent, {answers} answered)",
-		"correct wireguard.endpoint, or add a route")
+		"correct wireguard.endpoint, or add a route").atServer("add a route; the peer has called from there")
 	Forbidden = cause("endpoint-forbidden", Warning, "this machine may not send to {endpoint} ({sent} handshakes sent, {answers} answered)",
 		"let its firewall or network policy pass UDP to there")
 	NoHost = cause("endpoint-nobody", Warning, "nobody has the address of {endpoint} ({sent} handshakes sent, {answers} answered)",
-		"correct wireguard.endpoint, or start that machine")
+		"correct wireguard.endpoint, or start that machine").atServer("start that machine; the peer has called from there")
 	Refused = cause("endpoint-refused", Warning, "nothing listens at {endpoint}, says its machine ({sent} handshakes sent, {answers} answered)",
-		"start the peer, or make the port of wireguard.endpoint the peer's wireguard.listenPort")
+		"start the peer, or make the port of wireguard.endpoint the peer's wireguard.listenPort").atServer("start the peer; it has called from there")
 	NoAnswer = cause("no-answer", Warning, "no handshake answer from {endpoint} for {time} ({sent} sent, 0 received)",
 		"is UDP {port} open there, is the peer running, and is wireguard.peerPublicKey right here and there? A peer with another key says so in its log")
 	BadAnswer = cause("bad-answer", Warning, "the peer at {endpoint} answers, {answers} times in {time}, but with another key",
@@ -64,7 +67,7 @@ var (
 		"is it running? One without traffic and wireguard.keepalive is silent, too")
 )
 
-// Of nodes.
+// About nodes.
 var (
 	FirstPacket = cause("node-heard", Note, "first packet from {node} ({underlay})", "")
 	NodeBack    = cause("node-restored", Note, "{node} ({underlay}) is back after {time}", "")
@@ -84,7 +87,7 @@ var (
 		"look for a full or faulty link on the way to that node")
 	NoReturn = cause("node-no-return", Warning, "{node} answers {by}, but has sent no packet back for {sent} that were sent to it",
 		"does it forward (sysctl net.ipv4.ip_forward=1, net.ipv6.conf.all.forwarding=1), has it routes to the remote CIDRs via {gateway}, and does its firewall let pods' traffic pass?")
-	OneWay = cause("node-one-way", Note, "{node} has sent no packet for {time}, and {sent} were sent to it",
+	OneWay = cause("node-one-way", Warning, "{node} has sent no packet for {time}, and {sent} were sent to it",
 		"if answers are due: does it forward (sysctl net.ipv4.ip_forward=1, net.ipv6.conf.all.forwarding=1), have it and its pods routes to the remote CIDRs via {gateway}, and does its firewall let pods' traffic pass? One-way traffic looks the same")
 	WrongUnderlay = cause("node-underlay", Warning, "{node} sends from {source}, configured {underlay}",
 		"correct its underlay in geneve.nodes, or the address that the node sends from")
@@ -102,7 +105,7 @@ var (
 		"give that node's route a gateway: ip route replace CIDR via {gateway} dev LINK onlink")
 )
 
-// Of packets that are dropped.
+// About dropped packets.
 var (
 	ForeignSource = cause("bad-source-node", Warning, "{count} packets of {node} dropped as bad-source: {source} is an address of {owner}",
 		"give the CIDR to the node that its pods are on (podCIDRs in geneve.nodes), or set geneve.sourceCheck: cluster")
@@ -124,6 +127,8 @@ var (
 		"make network.remote at the peer the CIDRs by which this cluster calls itself, or correct network.local here")
 	StandsForNothing = cause("no-mapping", Warning, "{count} packets of the peer to {destination} dropped as no-mapping: it stands for nothing",
 		"add it to nat.addresses or nat.services, or let the sender stop")
+	ToNode = cause("to-node", Warning, "{count} packets of the peer to {destination} dropped as to-node: it is a node's own address",
+		"give the node an address in nat.addresses or nat.services if the peer is to reach it, or let the sender stop")
 	RuleDrops = cause("rule-drops", Note, "rule {rule} refuses packets of {of}, the last from {source} to {destination} ({reason}, {count})",
 		"change rules if that is not meant")
 	NoBackend = cause("no-backend", Warning, "{count} packets to {destination} dropped as no-backend: its service has none",
@@ -137,7 +142,7 @@ var (
 	Malformed = cause("malformed", Warning, "{count} packets of {node} dropped as malformed", "look for what sends so, or what spoils packets on the way")
 )
 
-// Of strangers.
+// About unknown senders.
 var (
 	StrangerGeneve = cause("stranger-node", Note, "{address} is no node and sends to the port of the nodes, VNI {seen}",
 		"add it to geneve.nodes, or keep it out by a firewall")
@@ -156,15 +161,30 @@ var (
 var causes []*Cause
 
 func cause(name string, l Level, says, remedy string) *Cause {
-	c := &Cause{name, l, says, remedy}
+	c := &Cause{Name: name, Level: l, Says: says, Remedy: remedy}
 	causes = append(causes, c)
 	return c
 }
 
-// Causes returns all causes: of the peer, of nodes, of drops, of strangers.
+func (c *Cause) atServer(remedy string) *Cause {
+	c.Server = remedy
+	return c
+}
+
+// by returns the cause with the remedy for a gateway's role.
+func (c *Cause) by(role string) *Cause {
+	if c.Server == "" || role != "server" {
+		return c
+	}
+	at := *c
+	at.Remedy = c.Server
+	return &at
+}
+
+// Causes returns all causes: about the peer, nodes, drops, unknown senders.
 func Causes() []*Cause { return slices.Clone(causes) }
 
-// Sentence is what is said of the cause, with its blanks.
+// Sentence returns the cause's text, with placeholders.
 func (c *Cause) Sentence() string {
 	if c.Remedy == "" {
 		return c.Says
@@ -172,7 +192,7 @@ func (c *Cause) Sentence() string {
 	return c.Says + ": " + c.Remedy
 }
 
-// Kind says whom a finding is about.
+// Kind says what a finding is about.
 type Kind string
 
 // Kinds, which are fields of the log.
@@ -182,14 +202,16 @@ const (
 	OfAddress Kind = "address"
 )
 
-// A Finding is a cause that has been found.
+// A Finding is a cause that applies now.
 type Finding struct {
 	Cause *Cause
 	Kind  Kind
 	Of    string // name or address
-	Text  string // one line: what is the case, and what to do
+	Text  string // one line: the problem and its remedy
+	liqo  string // the same under Liqo
 }
 
 func find(c *Cause, kind Kind, of string, blanks ...string) Finding {
-	return Finding{c, kind, of, strings.NewReplacer(blanks...).Replace(c.Sentence())}
+	fill := strings.NewReplacer(blanks...)
+	return Finding{c, kind, of, fill.Replace(c.Sentence()), fill.Replace(c.Liqo().Sentence())}
 }

@@ -1,12 +1,8 @@
-// Package health says how a gateway does: for the peer, each node and each kind of loss
-// that goes on, what is the case, why, and what to do.
+// Package health diagnoses a gateway: for the peer, each node and each ongoing kind of loss, it states the problem, the cause and the remedy.
 //
-// A Judge looks at an Observation once a second. It remembers what it saw before, so that
-// it can tell a change from a state, and returns a Finding for each change. A Finding is
-// one Cause of the table in causes.go with its blanks filled in: what the log says is
-// what a status shows.
+// A Judge examines an Observation once a second. It remembers earlier ones and returns a Finding for each change. A Finding is a Cause from causes.go
+// with its placeholders filled in; log and status show the same text.
 //
-// Nothing here reads a clock, opens a socket or writes a log, and nothing is on the
-// packet path: observations are made of counters that are there anyway, and of one example
-// a second for each reason to drop a packet.
+// Nothing here reads a clock, opens a socket or writes a log, and nothing is on the packet path: observations consist of counters that exist anyway,
+// and of one example a second for each drop reason.
 package health

@@ -6,36 +6,37 @@ import (
 	"time"
 )
 
-// A Judge finds out what is the case. It is for use by one goroutine.
+// A Judge finds problems. It is for use by one goroutine.
 type Judge struct {
-	peer    peerHistory
-	nodes   map[string]*nodeHistory
-	paths   paths
-	trains  trains
-	crowds  crowds
-	notices notices
+	peer      peerHistory
+	nodes     map[string]*nodeHistory
+	paths     paths
+	trains    trains
+	overflows overflows
+	busy      busy
+	notices   notices
+	liqo      bool // from the last observation
 }
 
-// NewJudge returns a Judge that knows nothing yet.
+// NewJudge returns a Judge without history.
 func NewJudge() *Judge {
-	return &Judge{nodes: make(map[string]*nodeHistory), paths: make(paths), trains: make(trains), crowds: crowds{before: make(map[string]Socket), never: true}, notices: newNotices()}
+	return &Judge{nodes: make(map[string]*nodeHistory), paths: make(paths), trains: make(trains), overflows: overflows{before: make(map[string]Socket), never: true}, busy: newBusy(), notices: newNotices()}
 }
 
-// patience is for how long the peer or a node may keep quiet before that is a fault. It
-// is three attempts of WireGuard, and the time that a node takes to start.
+// patience is how long the peer or a node may be silent before that is a fault. It is three attempts of WireGuard, and the time that a node takes to
+// start.
 const patience = 12 * time.Second
 
-// proven is for how long they may where a kernel says that they are not there: as long as
-// Linux looks for a neighbour.
+// proven is the same if a kernel reports that the host is unreachable: as long as Linux looks for a neighbour.
 const proven = 3 * time.Second
 
-// Look returns what has changed since the last observation, as it is to be logged. now
-// does not run backwards.
+// Look returns the changes since the last observation, for the log. now must not run backwards.
 func (j *Judge) Look(now time.Duration, o *Observation) (changes []Finding) {
-	if f, changed := j.peer.look(now, &o.Peer); changed {
+	j.liqo = o.Peer.Liqo
+	if f, changed := j.peer.judge(now, &o.Peer); changed {
 		changes = append(changes, f)
 	}
-	changes = append(changes, j.crowded(now, o)...)
+	changes = append(changes, j.judgeSockets(now, o)...)
 	signs := o.bySubject()
 	for i := range o.Nodes {
 		n := &o.Nodes[i]
@@ -45,7 +46,7 @@ func (j *Judge) Look(now time.Duration, o *Observation) (changes []Finding) {
 			j.nodes[n.Name] = h
 		}
 		h.looked = now
-		if f, changed := h.look(now, n, o, signs[n.Name], j.crowds.deafened(now)); changed {
+		if f, changed := h.judge(now, n, o, signs[n.Name], j.overflows.deafened(now)); changed {
 			changes = append(changes, f)
 		}
 	}
@@ -56,14 +57,24 @@ func (j *Judge) Look(now time.Duration, o *Observation) (changes []Finding) {
 			}
 		}
 	}
-	changes = append(changes, j.paths.look(o)...)
-	changes = append(changes, j.trains.look(o)...)
-	changes = append(changes, j.notices.look(now, o, signs[""])...)
-	return append(changes, j.losses(now, o)...)
+	changes = append(changes, j.paths.judge(o)...)
+	changes = append(changes, j.trains.judge(o)...)
+	changes = append(changes, j.busy.judge(now, o)...)
+	changes = append(changes, j.notices.judge(now, o, signs[""])...)
+	return j.inWords(append(changes, j.losses(now, o)...))
 }
 
-// Findings returns what is the case: of the peer, of each node by name, of what is
-// dropped and who is strange, in the last minute.
+// inWords gives findings the wording for the gateway's environment.
+func (j *Judge) inWords(all []Finding) []Finding {
+	for i := range all {
+		if j.liqo {
+			all[i].Text = all[i].liqo
+		}
+	}
+	return all
+}
+
+// Findings returns the current findings: about the peer, each node by name, and drops and unknown senders of the last minute.
 func (j *Judge) Findings(now time.Duration) (all []Finding) {
 	if j.peer.now.Cause != nil {
 		all = append(all, j.peer.now)
@@ -77,10 +88,13 @@ func (j *Judge) Findings(now time.Duration) (all []Finding) {
 	slices.SortFunc(all[first:], func(a, b Finding) int { return strings.Compare(a.Of, b.Of) })
 	all = append(all, j.paths.findings()...)
 	all = append(all, j.trains.findings()...)
-	return append(all, j.notices.live(now)...)
+	if j.busy.said.Cause != nil {
+		all = append(all, j.busy.said)
+	}
+	return j.inWords(append(all, j.notices.live(now)...))
 }
 
-// bySubject returns the first sign of each node; "" has those of strangers.
+// bySubject returns the first sign of each node; "" has those of unknown senders.
 func (o *Observation) bySubject() map[string]*Sign {
 	if len(o.Signs) == 0 {
 		return nil
@@ -98,8 +112,7 @@ func (o *Observation) bySubject() map[string]*Sign {
 	return signs
 }
 
-// suspect returns the node that a datagram of none is likely to come from: the one with
-// its address, else the silent one with its VNI.
+// suspect returns the node that probably sent a datagram of no known node: the one with its address, else the silent one with its VNI.
 func (o *Observation) suspect(s *Sign) (name string) {
 	for i := range o.Nodes {
 		switch n := &o.Nodes[i]; {
@@ -112,16 +125,16 @@ func (o *Observation) suspect(s *Sign) (name string) {
 	return name
 }
 
-// maxDoubtful bounds how many nodes are knocked at.
+// maxDoubtful bounds how many nodes are probed with a Knock.
 const maxDoubtful = 8
 
-// Doubtful returns of whom the next observation is to have a Knock: the peer, and nodes.
+// Doubtful returns for whom the next observation needs a Knock: the peer, and nodes.
 func (j *Judge) Doubtful() (peer bool, nodes []string) {
 	for name, h := range j.nodes {
 		if h.doubtful {
 			nodes = append(nodes, name)
 		}
 	}
-	slices.Sort(nodes) // the same ones again: an answer takes time
+	slices.Sort(nodes) // always the same ones, because an answer takes time
 	return j.peer.waiting || j.peer.missed >= missedPings, nodes[:min(len(nodes), maxDoubtful)]
 }

@@ -123,6 +123,76 @@ func TestFindings(t *testing.T) {
 	}
 }
 
+// TestFindingsEnd: a finding ends with the event that disproves it, not some time later.
+func TestFindingsEnd(t *testing.T) {
+	found := func(j *Judge, second int, c *Cause) bool {
+		return slices.ContainsFunc(j.Findings(time.Duration(second)*time.Second), func(f Finding) bool { return f.Cause == c })
+	}
+	for _, tt := range []struct {
+		name   string
+		cause  *Cause
+		change func(second int, o *Observation)
+		ends   int // second of the event
+	}{
+		{"a handshake from who had another key", StrangerMAC1, func(s int, o *Observation) {
+			if s < 20 {
+				o.Strangers = []Stranger{{StrangerWithoutKey, milan.Addr()}}
+			} else {
+				o.Peer.Handshake, o.Peer.ReceivedBytes = 1, uint64(s)
+			}
+			server(o)
+		}, 20},
+		{"a handshake from who was not the peer", StrangerData, func(s int, o *Observation) {
+			if s < 20 {
+				o.Strangers = []Stranger{{StrangerWithData, milan.Addr()}}
+			} else {
+				o.Peer.Handshake, o.Peer.ReceivedBytes = 1, uint64(s)
+			}
+			server(o)
+		}, 20},
+		{"a packet of a node that had sent none", OneWay, func(s int, o *Observation) {
+			n := &o.Nodes[0]
+			n.Answered, n.Known, n.Received, n.Sent = true, true, uint64(min(s, 5)), uint64(s)
+			if s >= 30 {
+				n.Received = 6
+			}
+		}, 30},
+		{"nothing more goes to a node that had sent none", OneWay, func(s int, o *Observation) {
+			n := &o.Nodes[0]
+			n.Answered, n.Known, n.Received, n.Sent = true, true, uint64(min(s, 5)), uint64(min(s, 20))
+		}, 40},
+		{"nothing more goes to a node that never sent any", NoReturn, func(s int, o *Observation) {
+			n := &o.Nodes[0]
+			n.Answered, n.Sent = true, uint64(min(s, 20))
+		}, 40},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			j, o := NewJudge(), healthy()
+			for second := range tt.ends + 1 {
+				o.Signs, o.Drops, o.Strangers = nil, nil, nil
+				tt.change(second, o)
+				j.Look(time.Duration(second)*time.Second, o)
+				if second == tt.ends-1 && !found(j, second, tt.cause) {
+					t.Errorf("%s is not found before", tt.cause.Name)
+				}
+			}
+			if found(j, tt.ends, tt.cause) {
+				t.Errorf("%s is still found", tt.cause.Name)
+			}
+		})
+	}
+	t.Run("a handshake from elsewhere", func(t *testing.T) { // shows nothing of a stranger
+		j, o := NewJudge(), healthy()
+		o.Strangers = []Stranger{{StrangerWithoutKey, netip.MustParseAddr("203.0.113.5")}}
+		j.Look(0, o)
+		j.Look(time.Second, o)
+		o.Strangers, o.Peer.Handshake = nil, 1
+		if j.Look(2*time.Second, o); !found(j, 2, StrangerMAC1) {
+			t.Error("it has ended")
+		}
+	})
+}
+
 // BenchmarkLook looks at 5,000 nodes of which all is well.
 func BenchmarkLook(b *testing.B) {
 	j, o := NewJudge(), healthy()

@@ -6,24 +6,22 @@ import (
 )
 
 const (
-	// Of so many requests, a fifth lost is no chance.
+	// Of this many requests, a fifth lost is no accident.
 	lossRequests = 20
 	lossShare    = 5
-	// deafTime is for how long nothing may come from a node that answers no ARP or neighbour discovery.
+	// deafTime is how long nothing may come from a node that does not answer ARP or neighbour discovery.
 	deafTime = 8 * time.Second
 )
 
-// lossy reports whether more requests are lost than a good path loses. Where all are, it
-// is another fault.
+// lossy reports whether more requests are lost than on a good path. If all are lost, that is another fault.
 func lossy(requests, lost int) bool {
 	return requests >= lossRequests && lost*lossShare >= requests && lost < requests
 }
 
-// calm is for how long there has to be no other trouble: longer than the requests go back
-// that are looked at.
+// calm is how long there must be no other problem: longer than the requests under examination go back.
 const calm = 40 * time.Second
 
-// losses notes what is lost on the way to the peer and to nodes that are well otherwise.
+// losses reports loss on the path to the peer, or to nodes, that have no other problem.
 func (j *Judge) losses(now time.Duration, o *Observation) (said []Finding) {
 	see := func(c *Cause, kind Kind, of string, lost, requests int, blanks ...string) {
 		if f, ok := j.notices.see(now, c, kind, of, of, 1, append(blanks, "{lost}", fmt.Sprint(lost), "{of}", fmt.Sprint(requests))...); ok {

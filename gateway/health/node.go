@@ -7,49 +7,57 @@ import (
 	"time"
 )
 
-// nodeHistory is what is remembered of a node.
+// nodeHistory is what is remembered about a node.
 type nodeHistory struct {
 	began    bool
 	started  time.Duration
-	looked   time.Duration // last
+	looked   time.Duration // time of the last observation
 	heard    bool          // it has sent a packet
-	sentAt   time.Duration // since when it has not answered what was sent to it; 0 = nothing was
-	received uint64        // by the last look
+	sentAt   time.Duration // since when packets to it have had no answer; 0 = none were sent
+	received uint64        // at the last observation
 	packets  uint64        // from its pods
-	passed   time.Duration // when they last grew
-	sent     uint64        // to them, by then
+	passed   time.Duration // time of their last growth
+	sent     uint64        // packets to them until then
+	offered  uint64        // packets to them until the last observation
+	asking   time.Duration // time of its last growth
 	sign     *Sign         // the last one
 	signAt   time.Duration
-	signs    int // in a row
+	signs    int // consecutive
+
+	noticed   *Cause        // the last observation's fault, nil if none
+	noticedAt time.Duration // since when
 
 	now      Finding
+	well     Finding       // the last finding without a fault
+	oneWayAt time.Duration // when unanswered packets were last logged; 0 = never
 	bad      bool
 	faulty   time.Duration // since when
-	doubtful bool          // nobody knows whether it is there
-	troubled time.Duration // when it last was that, or at fault
-	agreed   time.Duration // when ARP and packets last said the same of it
+	doubtful bool          // unknown whether it is there
+	troubled time.Duration // when it was last doubtful or at fault
+	agreed   time.Duration // when ARP and packets last agreed about it
 }
 
 const (
-	// signTime is for how long a sign counts: as long as ARP has patience with a neighbour.
+	// signTime is how long a sign counts: as long as ARP keeps a neighbour.
 	signTime = 30 * time.Second
-	// mendTime is for how long after a sign packets of pods show that it is out of date.
+	// mendTime is how long after a sign packets from pods prove it obsolete.
 	mendTime = 2 * time.Second
-	// asks is how many ARP requests stay without answer before the node counts as silent.
+	// asks is how many unanswered ARP requests make a node count as silent.
 	asks = 3
-	// oneWay is how many packets to a node without any from it, in oneWayTime, are no chance.
+	// oneWay is how many packets to a node without any from it, within oneWayTime, are no accident.
 	oneWay     = 3
 	oneWayTime = 4 * time.Second
-	// oddTime is for how long a node may send and answer no request: longer than between two
-	// requests to one that does not answer.
+	// oddTime is how long a node may send without answering requests: longer than the interval between requests to a silent node.
 	oddTime = 6 * time.Second
-	// oneWayLate is for how long, where there were packets from it before.
+	// oneWayLate is the same if there were packets from it before.
 	oneWayLate = 10 * time.Second
+	// oneWayStale is how long after the last packet to a node the lack of answers is no longer reported: longer than between the first attempts of
+	// TCP (1, 2, 4 and 8 s; RFC 6298, Section 5.5).
+	oneWayStale = 20 * time.Second
 )
 
-// look returns the node's state, and whether it is another than before. While too much comes to
-// this gateway, what it does not hear proves nothing: it is deafened.
-func (h *nodeHistory) look(now time.Duration, n *Node, o *Observation, s *Sign, deafened bool) (Finding, bool) {
+// judge returns the node's state, and whether it has changed. deafened: this gateway loses datagrams, so silence proves nothing.
+func (h *nodeHistory) judge(now time.Duration, n *Node, o *Observation, s *Sign, deafened bool) (Finding, bool) {
 	if !h.began {
 		h.began, h.started = true, now
 	}
@@ -77,21 +85,36 @@ func (h *nodeHistory) look(now time.Duration, n *Node, o *Observation, s *Sign, 
 	if received != h.packets || h.sent > sent {
 		h.packets, h.passed, h.sent = received, now, sent
 	}
+	if sent != h.offered {
+		h.offered, h.asking = sent, now
+	}
+	if now-h.asking >= oneWayStale {
+		h.sentAt, h.passed, h.sent = 0, now, sent
+	}
 	if !h.doubtful || !n.Known || n.Silence >= deafTime {
 		h.agreed = now
 	}
 	c, since := h.fault(now, n, o)
+	if h.noticed != c {
+		h.noticed, h.noticedAt = c, now
+	}
 	if deafened && !h.bad && slices.Contains(unheard, c) {
+		return h.now, false
+	}
+	if o.Peer.Liqo && !h.bad && c != nil && now-min(since, h.noticedAt) < settles {
 		return h.now, false
 	}
 	if c == nil {
 		wasBad := h.bad
 		h.bad = false
 		switch {
+		case wasBad && (h.now.Cause == OneWay || h.now.Cause == NoReturn) && now-h.asking >= oneWayStale:
+			h.now = h.well // unknown whether it is back
+			return h.now, false
 		case wasBad && (n.Received > 0 || n.Answered && n.Asked == 0):
-			h.heard = h.heard || n.Received > 0
+			h.heard, h.oneWayAt = h.heard || n.Received > 0, 0
 			return h.become(NodeBack, n, o, seconds(now-h.faulty))
-		case wasBad: // it may be well, or has only ceased to show
+		case wasBad: // it may be well, or just stopped showing the fault
 			h.bad = true
 		case !h.heard && n.Received > 0:
 			h.heard = true
@@ -103,12 +126,20 @@ func (h *nodeHistory) look(now time.Duration, n *Node, o *Observation, s *Sign, 
 		return h.now, false
 	}
 	if !h.bad {
-		h.bad, h.faulty = true, since
+		h.bad, h.faulty, h.well = true, since, h.now
 	}
-	return h.become(c, n, o, seconds(now-since))
+	f, changed := h.become(c, n, o, seconds(now-since))
+	if c == OneWay || c == NoReturn {
+		// A sender of occasional one-way packets is logged occasionally.
+		if h.oneWayAt != 0 && now-h.oneWayAt < repeat {
+			return f, false
+		}
+		h.oneWayAt = now
+	}
+	return f, changed
 }
 
-// pods returns how many packets came from pods, and how many were for them.
+// pods returns the numbers of packets from pods, and to them.
 func (n *Node) pods() (received, sent uint64) {
 	return n.Received - min(n.LocalReceived, n.Received), n.Sent - min(n.LocalSent, n.Sent)
 }
@@ -119,10 +150,10 @@ func (h *nodeHistory) owed(n *Node) uint64 {
 	return sent - min(h.sent, sent)
 }
 
-// nodeKnocks says what silence is not.
+// nodeKnocks maps the answers to a Knock to causes of silence.
 var nodeKnocks = map[Knock]*Cause{KnockRefused: NodeRefuses, KnockNobody: NodeNobody, KnockNoRoute: NodeUnroutable}
 
-// fault returns what is wrong, nil if nothing is known to be, and since when it is.
+// fault returns the node's fault, nil if none is known, and since when it exists.
 func (h *nodeHistory) fault(now time.Duration, n *Node, o *Observation) (c *Cause, since time.Duration) {
 	if c := h.shown(now, n, o); c != nil {
 		return c, h.signAt
@@ -146,7 +177,7 @@ func (h *nodeHistory) fault(now time.Duration, n *Node, o *Observation) (c *Caus
 	return nil, 0
 }
 
-// shown returns what the node's datagrams show to be wrong, nil if nothing.
+// shown returns the fault shown by the node's datagrams, nil if none.
 func (h *nodeHistory) shown(now time.Duration, n *Node, o *Observation) *Cause {
 	if h.sign == nil || h.signs < often && h.sign.Kind != SignSender {
 		return nil
@@ -160,19 +191,19 @@ func (h *nodeHistory) shown(now time.Duration, n *Node, o *Observation) *Cause {
 		return WrongEncap
 	case s.Kind == SignInner:
 		return WrongInner
-	// A node asks by ARP from any of its addresses (arp_announce of Linux). But it answers for the right one.
+	// A node sends ARP requests from any of its addresses (arp_announce in Linux), but answers for the right one.
 	case s.Kind == SignSender && h.doubtful:
 		return WrongAddress
 	case s.Kind == SignTarget && o.Remote != nil && o.Remote(s.Address):
 		return NoVia
-	// It may ask for others, too, unless it owes packets.
+	// It may ask for other addresses too, unless it owes packets.
 	case s.Kind == SignTarget && (n.Received == 0 || h.owed(n) >= oneWay && now-h.passed >= oneWayTime && now-h.signAt < oneWayTime):
 		return WrongGateway
 	}
 	return nil
 }
 
-// askedBy is how one asks who has a.
+// askedBy names the protocol that asks for a's link-layer address.
 func askedBy(a netip.Addr) string {
 	if a.Is6() {
 		return "neighbour discovery"

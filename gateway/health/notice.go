@@ -8,28 +8,29 @@ import (
 	"time"
 )
 
-// A notice is a loss, or a stranger, that was seen.
+// A notice is an observed loss, or an observed unknown sender.
 type notice struct {
 	finding     Finding
-	first, last time.Duration // of the spell that goes on
-	times       int           // looks in this spell that saw it
+	first, last time.Duration // of the current spell
+	times       int           // observations in this spell
 	packets     uint64
-	said        time.Duration // when it was logged last; negative = never
+	said        time.Duration // when it was last logged; negative = never
 }
 
-// noticeKey tells notices apart. Addresses of packets are not in it: it is the reason
-// that goes on, not the sender.
+// noticeKey identifies a notice. It has no packet addresses: the reason persists, not the sender.
 type noticeKey struct {
 	cause *Cause
 	of    string
 }
 
 type notices struct {
+	liqo      bool // from the last observation
 	all       map[noticeKey]*notice
 	totals    map[dropKey]uint64
-	bucket    int // strangers that may be logged
+	bucket    int // how many unknown senders may still be logged
 	filled    time.Duration
-	initiator netip.Addr // of handshakes that nobody has answered
+	initiator netip.Addr // of unanswered handshakes
+	handshake int64      // the peer's last one
 	received  uint64
 	answered  uint64
 }
@@ -40,21 +41,19 @@ type dropKey struct {
 }
 
 const (
-	// spell is how close to each other two sights are of one thing: more than the 5 s
-	// between two handshakes of WireGuard.
+	// spell is the maximum distance between two observations of one thing: more than the 5 s between two handshakes of WireGuard.
 	spell = 12 * time.Second
-	// often is how many looks have to see a thing: once is chance, and a ping shows twice.
+	// often is how many observations a thing needs: one may be chance, and a ping shows twice.
 	often = 2
-	// repeat is how often a thing that goes on is logged.
+	// repeat is how often an ongoing thing is logged.
 	repeat = 10 * time.Minute
-	// liveTime is for how long a thing counts as the case after it was seen.
+	// liveTime is how long a thing counts as current after its last observation.
 	liveTime = time.Minute
-	// smallMSS is what every host takes (RFC 9293, Section 3.7.1). Less is hardly meant.
+	// smallMSS is what every host accepts (RFC 9293, Section 3.7.1). Less is hardly intended.
 	smallMSS = 536
-	// maxNotices bounds what is remembered, and a flood of strangers. What comes beyond
-	// counts only in the metrics.
+	// maxNotices bounds what is remembered, even in a flood of unknown senders. Beyond it, only the metrics count.
 	maxNotices = 256
-	// Strangers are logged strangerBurst at once, and one each strangerInterval.
+	// At most strangerBurst unknown senders are logged at once, then one per strangerInterval.
 	strangerBurst    = 5
 	strangerInterval = 10 * time.Second
 )
@@ -63,7 +62,8 @@ func newNotices() notices {
 	return notices{all: make(map[noticeKey]*notice), totals: make(map[dropKey]uint64), bucket: strangerBurst}
 }
 
-func (n *notices) look(now time.Duration, o *Observation, sign *Sign) (said []Finding) {
+func (n *notices) judge(now time.Duration, o *Observation, sign *Sign) (said []Finding) {
+	n.liqo = o.Peer.Liqo
 	for k, x := range n.all {
 		if now-x.last > repeat {
 			delete(n.all, k)
@@ -94,10 +94,25 @@ func (n *notices) look(now time.Duration, o *Observation, sign *Sign) (said []Fi
 		say(n.see(now, SmallMSS, OfPeer, o.Peer.Name, "", 1, "{mss}", fmt.Sprint(o.MSS), "{fits}", fmt.Sprint(o.Fits)))
 	}
 	say(n.unanswered(now, &o.Peer))
+	n.disproved(&o.Peer)
 	return said
 }
 
-// drop notes packets that were dropped for a reason since the last look.
+// disproved forgets what a handshake with an address proves wrong: that it has wrong keys, or is not the peer.
+func (n *notices) disproved(p *Peer) {
+	if p.Handshake == n.handshake {
+		return
+	}
+	if n.handshake = p.Handshake; p.Handshake == 0 {
+		return
+	}
+	address := p.Endpoint.Addr().Unmap().String()
+	for _, c := range []*Cause{StrangerMAC1, StrangerInitiator, StrangerData} {
+		delete(n.all, noticeKey{c, address})
+	}
+}
+
+// drop records packets dropped for a reason since the last observation.
 func (n *notices) drop(now time.Duration, d *Drop, p *Peer) (Finding, bool) {
 	key := dropKey{d.Reason, d.Inbound}
 	packets := d.Total - n.totals[key]
@@ -114,8 +129,7 @@ func (n *notices) drop(now time.Duration, d *Drop, p *Peer) (Finding, bool) {
 		"{owner}", d.Owner, "{role}", p.Role, "{rule}", d.Rule, "{reason}", d.Reason)
 }
 
-// cause returns what a drop means, nil if that is what should happen to packets now and
-// then: a TTL that ends, a packet too big, an error about nothing.
+// cause returns the cause behind a drop, nil if it is normal for occasional packets: a TTL that expires, a packet too big, an error about nothing.
 func (d *Drop) cause() *Cause {
 	if !d.Source.IsValid() {
 		return nil // there is no example
@@ -148,6 +162,8 @@ func (d *Drop) cause() *Cause {
 		return pick(NowhereLocal, NowhereRemote)
 	case "no-mapping":
 		return StandsForNothing
+	case "to-node":
+		return ToNode
 	case "filtered", "rejected":
 		if d.Rule != "" {
 			return RuleDrops
@@ -164,7 +180,7 @@ func (d *Drop) cause() *Cause {
 	return nil
 }
 
-// stranger notes who has sent to WireGuard's port what is not wanted there.
+// stranger records an unwanted sender to WireGuard's port.
 func (n *notices) stranger(now time.Duration, s *Stranger, p *Peer) (Finding, bool) {
 	c := map[StrangerKind]*Cause{StrangerWithoutKey: StrangerMAC1, StrangerWithData: StrangerData,
 		StrangerTooFast: StrangerRate, StrangerWithNoise: StrangerNoise}[s.Kind]
@@ -172,8 +188,7 @@ func (n *notices) stranger(now time.Duration, s *Stranger, p *Peer) (Finding, bo
 	return n.see(now, c, OfAddress, address, address, 1, "{address}", address, "{key}", p.PublicKey, "{listen}", fmt.Sprint(p.ListenPort))
 }
 
-// unanswered notes who begins handshakes that WireGuard passes over, because it knows no
-// peer with that key.
+// unanswered records a sender of handshakes that WireGuard ignores, because it knows no peer with that key.
 func (n *notices) unanswered(now time.Duration, p *Peer) (Finding, bool) {
 	received, answered := p.ReceivedHandshakes, p.SentAnswers
 	before := n.received
@@ -183,15 +198,15 @@ func (n *notices) unanswered(now time.Duration, p *Peer) (Finding, bool) {
 		delete(n.all, noticeKey{StrangerInitiator, n.initiator.String()})
 		return Finding{}, false
 	}
-	if received == before || !p.Initiator.IsValid() {
-		return Finding{}, false
+	if received == before || !p.Initiator.IsValid() || p.NameError != "" && !p.Endpoint.IsValid() {
+		return Finding{}, false // also where WireGuard does not know the peer yet, because its name has no address
 	}
 	n.initiator = p.Initiator
 	address := p.Initiator.String()
 	return n.see(now, StrangerInitiator, OfAddress, address, address, 1, "{address}", address)
 }
 
-// see notes one sight of a thing, and returns whether it is to be logged.
+// see records one observation of a thing, and returns whether it must be logged.
 func (n *notices) see(now time.Duration, c *Cause, kind Kind, of, key string, packets uint64, blanks ...string) (Finding, bool) {
 	k := noticeKey{c, key}
 	x := n.all[k]
@@ -209,6 +224,9 @@ func (n *notices) see(now time.Duration, c *Cause, kind Kind, of, key string, pa
 	x.times++
 	x.packets += packets
 	x.finding = find(c, kind, of, append(blanks, "{count}", fmt.Sprint(x.packets))...)
+	if n.liqo && now-x.first < settles && c != SameRole {
+		return Finding{}, false
+	}
 	if x.times < often && c != SameRole || now-x.said < repeat { // one packet proves SameRole
 		return Finding{}, false
 	}
@@ -222,7 +240,7 @@ func (n *notices) see(now time.Duration, c *Cause, kind Kind, of, key string, pa
 	return x.finding, true
 }
 
-// live returns what was seen in the last minute, often enough.
+// live returns what was observed often enough in the last minute.
 func (n *notices) live(now time.Duration) (all []Finding) {
 	for _, x := range n.all {
 		if x.said >= 0 && now-x.last <= liveTime {

@@ -5,18 +5,18 @@ import (
 	"time"
 )
 
-// An Observation is what the gateway has counted, read at about one instant. Counters are
-// totals since the start.
+// An Observation is the gateway's counters at about one instant. They are totals since the start.
 type Observation struct {
 	Peer      Peer
 	Nodes     []Node
 	Paths     []Path
 	Sockets   []Socket
+	CPU       CPU
 	Gateway   netip.Addr            // its address for nodes
 	Port      uint16                // of the nodes' tunnels
-	Remote    func(netip.Addr) bool // of the remote cluster, as it is seen here; nil = nobody
-	MSS, Fits int                   // what TCP segments are cut to, and what fits; MSS 0 = the same
-	Signs     []Sign                // since the last observation, as are drops and strangers
+	Remote    func(netip.Addr) bool // whether an address is the remote cluster's, as seen here; nil = none is
+	MSS, Fits int                   // size to which TCP segments are cut, and size that fits; MSS 0 = the same
+	Signs     []Sign                // since the last observation, like drops and unknown senders
 	Drops     []Drop
 	Strangers []Stranger
 }
@@ -26,31 +26,32 @@ type Peer struct {
 	Name       string
 	Role       string         // ours
 	Configured string         // wireguard.endpoint; "" = none
-	Endpoint   netip.AddrPort // where messages go; the zero AddrPort = nowhere yet
+	Endpoint   netip.AddrPort // destination of messages; the zero AddrPort = unknown
 	ListenPort uint16
 	PublicKey  string // ours
-	Unknown    bool   // its public key is not known yet, so that there is none
+	Liqo       bool   // Liqo's resources configure the gateway, not a file
+	Unknown    bool   // its public key is not known yet, so there is no peer
 	NameError  string // why Configured has no address; "" = it has
 
-	Handshake          int64      // when the last was made, in any unit; 0 = none
+	Handshake          int64      // time of the last one, in any unit; 0 = none
 	SentHandshakes     uint64     // initiations sent
-	ReceivedHandshakes uint64     // initiations that came with our public key
+	ReceivedHandshakes uint64     // initiations received with our public key
 	SentAnswers        uint64     // responses and cookies sent
-	ReceivedAnswers    uint64     // responses and cookies that came
+	ReceivedAnswers    uint64     // responses and cookies received
 	ReceivedBytes      uint64     // of messages of its session
-	Knock              Knock      // what became of a datagram to Endpoint
-	Initiator          netip.Addr // who sent an initiation since the last observation
+	Knock              Knock      // result of a datagram to Endpoint
+	Initiator          netip.Addr // sender of an initiation since the last observation
 	ReceivedPackets    uint64     // out of the tunnel
-	Pings              Pings      // by the connection check, or while packets pass
-	TrainsLost         bool       // trains do not arrive at it
+	Pings              Pings      // from the connection check, or while packets pass
+	TrainsLost         bool       // trains do not arrive there
 }
 
-// Pings are requests through the tunnel that the peer's gateway answers.
+// Pings are requests through the tunnel to the peer's gateway.
 type Pings struct {
-	RTT            time.Duration // of the last one; 0 = nothing tells
-	Requests, Lost int           // the last ones, and how many of them had no answer
-	Sent           uint64        // all of them
-	Missed         int           // since the last answer; 0 where there never was one
+	RTT            time.Duration // of the last one; 0 = unknown
+	Requests, Lost int           // the most recent ones, and how many had no answer
+	Sent           uint64        // in all
+	Missed         int           // since the last answer; 0 if there never was one
 }
 
 // Node is a node and the tunnel to it.
@@ -60,40 +61,40 @@ type Node struct {
 	VNI               uint32
 	Encap             string
 	ARP               bool          // the tunnel has ARP, or neighbour discovery where there is no IPv4
-	Answered          bool          // that has told its MAC address
-	Asked             int           // requests since it last did
-	Silence           time.Duration // since the last frame of it; meaningless before the first
+	Answered          bool          // ARP or neighbour discovery has confirmed its MAC address
+	Asked             int           // requests since the last answer
+	Silence           time.Duration // since its last frame; meaningless before the first
 	Known             bool          // there was a frame
 	Received, Sent    uint64        // inner packets
-	// Of them, those for and of the gateway itself.
+	// Of these, packets to and from the gateway itself.
 	LocalReceived, LocalSent uint64
-	Requests, Lost           int // the last of those requests, and how many of them had no answer
+	Requests, Lost           int // the most recent of those requests, and how many had no answer
 	Knock                    Knock
-	TrainsLost               bool // trains do not arrive at it
+	TrainsLost               bool // trains do not arrive there
 }
 
-// Knock is what this machine's kernel says of a datagram to somebody who does not answer.
+// Knock is what this machine's kernel reports about a datagram to a host that does not answer.
 type Knock uint8
 
-// What it may say. Silence is most: a firewall, or one who listens and keeps quiet.
+// The results. Silence is the most common: a firewall, or a listener that does not answer.
 const (
 	KnockSilent    Knock = iota
 	KnockRefused         // ICMP port unreachable
-	KnockNobody          // no such machine on the link, or ICMP host unreachable
+	KnockNobody          // no such host on the link, or ICMP host unreachable
 	KnockNoRoute         // no route
 	KnockForbidden       // a firewall of this machine
 )
 
-// SignKind is what a datagram shows of a fault of the node that it came from.
+// SignKind is the fault of a node that a datagram shows.
 type SignKind uint8
 
 // Kinds of signs.
 const (
-	SignUnknownNode SignKind = iota // no node has its source and VNI
+	SignUnknownNode SignKind = iota // no node has this source and VNI
 	SignEncap                       // another encapsulation
-	SignInner                       // IP in place of frames, or frames in place of IP
-	SignSender                      // ARP of another sender than the node's address
-	SignTarget                      // ARP for another target than the gateway's address
+	SignInner                       // IP instead of frames, or vice versa
+	SignSender                      // ARP from another address than the node's
+	SignTarget                      // ARP for another address than the gateway's
 )
 
 // A Sign is one such datagram.
@@ -102,27 +103,27 @@ type Sign struct {
 	Node    string         // "" = unknown
 	Source  netip.AddrPort // outer
 	VNI     uint32
-	Address netip.Addr // of ARP: the sender's or the target's
+	Address netip.Addr // of ARP: the sender, or the target
 }
 
-// A Drop is a reason for which packets are dropped.
+// A Drop is a drop reason, with an example.
 type Drop struct {
 	Reason              string
-	Inbound             bool   // it came from the tunnel
-	Node                string // that it came from
+	Inbound             bool   // arrived from the tunnel
+	Node                string // from which it arrived
 	Total               uint64 // packets
 	Source, Destination netip.Addr
 	Owner               string // node whose pods Source belongs to; "" = none
-	Remote              bool   // Source is of the gateway or of the remote cluster, as seen here
+	Remote              bool   // Source is the gateway's or the remote cluster's, as seen here
 	Local               bool   // Destination is a pod of the local cluster
 	Tunnel              bool   // Source is our own tunnel address
-	Rule                string // that dropped it
+	Rule                string // the rule that dropped it
 }
 
-// StrangerKind is what a stranger does.
+// StrangerKind is what an unknown sender does.
 type StrangerKind uint8
 
-// Kinds of strangers, on WireGuard's port.
+// Kinds of unknown senders to WireGuard's port.
 const (
 	StrangerWithoutKey StrangerKind = iota // handshakes for another public key
 	StrangerWithData
@@ -130,7 +131,7 @@ const (
 	StrangerWithNoise
 )
 
-// A Stranger is somebody who has sent what was not wanted.
+// A Stranger is an unknown sender of unwanted messages.
 type Stranger struct {
 	Kind    StrangerKind
 	Address netip.Addr

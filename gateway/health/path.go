@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Of paths.
+// About paths.
 var (
 	NarrowPeer = cause("peer-path-mtu", Warning, "packets of more than {size} bytes vanish on the way {way} the peer ({address}), mtu is {mtu}; senders are kept to what passes",
 		"let IP packets of {wire} bytes pass there, or set mtu: {size} in both clusters")
@@ -17,15 +17,15 @@ var (
 	PathWide = cause("path-mtu-restored", Note, "packets of mtu bytes pass to and from {node} again", "")
 )
 
-// A Path is a way to the peer or to a node, and back, that carries less than is configured.
+// A Path is a path to the peer or to a node, and back, that carries less than configured.
 type Path struct {
 	Kind       Kind
 	Of         string     // name of the peer or node
 	To         netip.Addr // outer address; the zero Addr: unknown
 	Size       int        // the largest inner packet that passes
 	Configured int        // mtu
-	Wire       int        // bytes of the IP packets around those of Configured
-	Way        string     // where larger ones vanish: on the way to, from, or to or from it
+	Wire       int        // size of the IP packets around those of Configured
+	Way        string     // where larger ones vanish: on the way to it, from it, or either
 }
 
 type pathKey struct {
@@ -33,10 +33,10 @@ type pathKey struct {
 	of   string
 }
 
-// paths are what was said of each.
+// paths holds what was logged about each.
 type paths map[pathKey]Finding
 
-func (p paths) look(o *Observation) (changes []Finding) {
+func (p paths) judge(o *Observation) (changes []Finding) {
 	narrow := make(map[pathKey]bool, len(o.Paths))
 	for i := range o.Paths {
 		x := &o.Paths[i]
@@ -59,7 +59,7 @@ func (p paths) look(o *Observation) (changes []Finding) {
 	return changes
 }
 
-// has reports whether the other end of a path has not left.
+// has reports whether the other end of a path still exists.
 func (o *Observation) has(key pathKey) bool {
 	return key.kind == OfPeer || slices.ContainsFunc(o.Nodes, func(n Node) bool { return n.Name == key.of })
 }
@@ -73,7 +73,7 @@ func (x *Path) finding() Finding {
 		"{wire}", fmt.Sprint(x.Wire), "{way}", x.Way)
 }
 
-// findings returns what is the case.
+// findings returns the current findings.
 func (p paths) findings() []Finding {
 	return slices.SortedFunc(maps.Values(p), func(a, b Finding) int { return strings.Compare(a.Text, b.Text) })
 }

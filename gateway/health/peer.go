@@ -7,27 +7,27 @@ import (
 	"time"
 )
 
-// peerHistory is what is remembered of the peer.
+// peerHistory is what is remembered about the peer.
 type peerHistory struct {
 	began     bool
 	started   time.Duration
 	handshake int64
 	endpoint  netip.AddrPort
 	bytes     uint64        // received
-	heard     time.Duration // when bytes last grew
-	sent      uint64        // handshakes, at the last look
-	answered  uint64        // SentAnswers at the first look
+	heard     time.Duration // time of the last growth of bytes
+	sent      uint64        // handshakes, at the last observation
+	answered  uint64        // SentAnswers at the first observation
 	packets   uint64        // out of the tunnel
-	voice     time.Duration // when there was more than a handshake, or the first of these
+	voice     time.Duration // time of the last message that was more than a handshake
 	pings     uint64        // requests sent through the tunnel
-	pinged    time.Duration // when the last was
-	deaf      bool          // packets go in and none come out
-	deafAt    int64         // handshake at the beginning of that
-	missed    int           // requests since the last that was answered
-	missedAt  time.Duration // when they began to be missed
-	troubled  time.Duration // when it last was that, at fault or called in vain
+	pinged    time.Duration // time of the last one
+	deaf      bool          // packets enter the tunnel and none come out
+	deafAt    int64         // handshake at the start of that
+	missed    int           // requests since the last answer
+	missedAt  time.Duration // time of the first of them
+	troubled  time.Duration // when it was last deaf, at fault or unanswered
 
-	// The attempt that nobody has answered yet.
+	// The attempt that is still unanswered.
 	waiting                   bool
 	since                     time.Duration
 	sentBefore, answersBefore uint64
@@ -35,31 +35,29 @@ type peerHistory struct {
 	now    Finding
 	bad    bool          // now is a fault
 	faulty time.Duration // since when
-	said   []*Cause      // what it was since then: one endpoint after the other may be tried, each with its own
+	said   []*Cause      // the causes logged since then: endpoints are tried in turn, each with its own cause
 }
 
-// silence is for how long a server hears nothing before it says so: longer than a session
-// lives (device.RejectAfterTime of wireguard-go).
+// silence is how long a server hears nothing before it reports that: longer than a session lives (device.RejectAfterTime of wireguard-go).
 const silence = 185 * time.Second
 
-// missedPings is how many requests a peer that has answered them may leave without answer.
-// Of one that sends packets meanwhile, mutePings.
+// missedPings is how many requests a peer that has answered before may leave unanswered; mutePings is the limit for one that sends packets meanwhile.
 const (
 	missedPings = 4
 	mutePings   = 8
 )
 
-// pingMemory is for how long after the last request its fate means something.
+// pingMemory is how long after the last request its outcome counts.
 const pingMemory = 30 * time.Second
 
-// look returns the peer's state, and whether it is another than before.
-func (h *peerHistory) look(now time.Duration, p *Peer) (Finding, bool) {
+// judge returns the peer's state, and whether it has changed.
+func (h *peerHistory) judge(now time.Duration, p *Peer) (Finding, bool) {
 	if p.Unknown {
 		*h = peerHistory{sent: p.SentHandshakes}
 		return Finding{}, false
 	}
-	if !h.began || p.Handshake == 0 && h.handshake != 0 { // the latter is another peer
-		sent := h.sent // 0 at first: what was sent before the first look counts
+	if !h.began || p.Handshake == 0 && h.handshake != 0 { // a new peer
+		sent := h.sent // 0 at first, because what was sent before the first observation counts
 		*h = peerHistory{began: true, started: now, sent: sent, endpoint: p.Endpoint, answered: p.SentAnswers}
 	}
 	last := *h
@@ -110,9 +108,8 @@ func (h *peerHistory) look(now time.Duration, p *Peer) (Finding, bool) {
 	return f, !again
 }
 
-// listen finds out whether what comes through the tunnel is more than handshakes, which are
-// not what it is for. Who gets packets and has nothing to say sends a keepalive after 10 s
-// (WireGuard paper, Section 6.5), and who has answered requests does so again.
+// listen finds out whether more than handshakes comes through the tunnel. A peer that receives packets and has nothing to send sends a keepalive
+// after 10 s (WireGuard paper, Section 6.5), and one that has answered requests will do so again.
 func (h *peerHistory) listen(now time.Duration, p *Peer, last *peerHistory) {
 	if h.pings > last.pings {
 		h.pinged = now
@@ -130,18 +127,19 @@ func (h *peerHistory) listen(now time.Duration, p *Peer, last *peerHistory) {
 	}
 }
 
-// mute reports whether the peer, which has answered requests, sends and answers none.
+// mute reports whether the peer, which used to answer requests, sends packets but no answers.
 func (h *peerHistory) mute() bool { return h.missed >= mutePings && !h.deaf }
 
 func (h *peerHistory) become(p *Peer, c *Cause, blanks ...string) (Finding, bool) {
-	h.now = find(c, OfPeer, p.Name, blanks...)
+	h.now = find(c.by(p.Role), OfPeer, p.Name, blanks...)
+	h.now.Cause = c
 	return h.now, true
 }
 
-// knocks says what silence is not.
+// knocks maps the answers to a Knock to causes of silence.
 var knocks = map[Knock]*Cause{KnockRefused: Refused, KnockNobody: NoHost, KnockNoRoute: NoRouteThere, KnockForbidden: Forbidden}
 
-// fault returns what is wrong, nil if nothing is known to be, and since when it is.
+// fault returns the peer's fault, nil if none is known, and since when it exists.
 func (h *peerHistory) fault(now time.Duration, p *Peer) (c *Cause, since time.Duration) {
 	waited := now - h.since
 	switch {
@@ -172,7 +170,7 @@ func (h *peerHistory) fault(now time.Duration, p *Peer) (c *Cause, since time.Du
 	return nil, 0
 }
 
-// seconds is how long something takes, as a sentence says it.
+// seconds formats a duration for a sentence.
 func seconds(d time.Duration) string {
 	if d < 2*time.Minute {
 		return fmt.Sprintf("%d s", d.Round(time.Second)/time.Second)

@@ -1,5 +1,7 @@
 package health
 
+import "cmp"
+
 // reason is what a drop reason means and what to do about it, of which a Finding knows more
 // where the gateway has an example that says who and why.
 type reason struct{ means, remedy string }
@@ -20,6 +22,7 @@ var reasons = map[string]reason{
 	"source-route":     {"The packet says itself by which way it is to go.", findSender},
 	"bad-source":       {"The sender's address may not come from there.", "give the CIDR to the node that its pods are on (podCIDRs in geneve.nodes), or correct network.remote"},
 	"bad-destination":  {"Multicast, broadcast, loopback or link-local addresses do not pass.", findSender},
+	"to-node":          {"The peer sends to a node's own address.", "give the node an address in nat.addresses or nat.services if the peer is to reach it"},
 	"unknown-source":   {"The sender is no pod, and nat.unknownSource is off.", "add its CIDR to network.local.podCIDRs, or leave out nat.unknownSource: off"},
 	"no-mapping":       {"The destination stands for nothing.", "add it to nat.addresses or nat.services, or let the sender stop"},
 	"no-route":         {"No node and no remote CIDR has the destination.", "add its CIDR to podCIDRs of its node, or make routes and remaps the same: culvert routes"},
@@ -87,9 +90,49 @@ var reasons = map[string]reason{
 	"stranger-data":  {"Data of a session from another address than the peer's.", "if the peer has moved, wait for its next handshake; else " + keepOut},
 }
 
+// Remedies of several reasons under Liqo.
+const (
+	liqosTunnel = "compare the node's link (ip -d link), which liqo-fabric makes, with its GeneveTunnel and InternalNode"
+	liqosOwner  = "look for a second owner of spec.interface.gateway.ip of the InternalFabric"
+	liqosVia    = "give the routes of that node's RouteConfiguration a gateway, spec.interface.gateway.ip of the InternalFabric"
+	liqosRoutes = "do the Configurations of both clusters agree, and has the RouteConfiguration of the pod's node a route to it?"
+)
+
+// liqoReasons are those that say it otherwise where Liqo's resources, and no file, say what the gateway does. An empty sentence is that of
+// reasons.
+var liqoReasons = map[string]reason{
+	"bad-source":       {"", liqosRoutes},
+	"to-node":          {"", "make a resource IP for the node if the peer is to reach it"},
+	"unknown-source":   {"The sender is no pod.", liqosRoutes},
+	"no-mapping":       {"", "make a resource IP for it, or let the sender stop"},
+	"no-route":         {"", liqosRoutes},
+	"too-big":          {"", "give pods the MTU of the GatewayServer and GatewayClient (spec.mtu) if it goes on"},
+	"table-full":       {"", "raise the memory limit in culvert's template"},
+	"mid-stream":       {"", "nothing after a restart without --state in culvert's template; else let applications keep connections alive"},
+	"no-backend":       {"", "give its rule an address to go to"},
+	"bad-check":        {"", "compare the versions of both gateways: they check each other as Liqo does"},
+	"unknown-node":     {"", "a new node gets a GeneveTunnel; else keep it out by a NetworkPolicy"},
+	"wrong-encap":      {"The node sends VXLAN, and Liqo's links are Geneve.", liqosTunnel},
+	"bad-version":      {"", liqosTunnel},
+	"bad-flags":        {"", liqosTunnel},
+	"unknown-protocol": {"", liqosTunnel},
+	"wrong-inner":      {"The node sends IP, and Liqo's links carry Ethernet frames.", liqosTunnel},
+	"bad-mac":          {"", liqosTunnel},
+	"bad-arp":          {"", liqosOwner},
+	"other-arp":        {"", liqosVia},
+	"bad-nd":           {"", liqosOwner},
+	"other-nd":         {"", liqosVia},
+	"too-long":         {"", "make spec.mtu of the GatewayServer and the GatewayClient smaller"},
+	"unresolved":       {"", "is the node's link up, and has it the address of the InternalNode? liqo-fabric makes it"},
+	"bad-mac1":         {"", "if it is the peer, exchange the keys anew by liqoctl network connect; else keep it out by a NetworkPolicy"},
+}
+
 // Explain says what a drop reason means, "" if there is no such reason, and what to do about it,
-// "" if that is nothing.
-func Explain(name string) (means, remedy string) {
+// "" if that is nothing; liqo, in words for a gateway under Liqo.
+func Explain(name string, liqo bool) (means, remedy string) {
 	r := reasons[name]
+	if words, other := liqoReasons[name]; liqo && other {
+		return cmp.Or(words.means, r.means), words.remedy
+	}
 	return r.means, r.remedy
 }

@@ -56,6 +56,15 @@ func arp(kind SignKind, a string) Sign {
 	return Sign{Kind: kind, Node: "rome-1", VNI: 1, Address: netip.MustParseAddr(a)}
 }
 
+// full has all of one P used from second 5 until a second, and datagrams lost.
+func full(c CPU, s, until int, o *Observation) {
+	at := min(max(s-5, 0), until-5)
+	o.CPU = c
+	o.CPU.Used = time.Duration(at)*980*time.Millisecond + time.Duration(s)*10*time.Millisecond
+	n := uint64(s) * 1000
+	o.Sockets = []Socket{{Name: "geneve", Port: 6091, Received: n, Bytes: n * 125_000, Overflows: uint64(at) * 10}, {Name: "wireguard", Port: 51840, Received: n}}
+}
+
 // stories are all that a Judge can say, each with how it comes to that.
 var stories = []struct {
 	name    string
@@ -181,6 +190,10 @@ var stories = []struct {
 		server(o)
 		o.Peer.Unknown = s < 30 || s >= 60
 	}, []string{"42 warning peer milan: no handshake from the peer for 12 s (0 received"}},
+	{"the peer calls a client whose name for it has no address", 60, func(s int, o *Observation) { // WireGuard does not know it yet
+		o.Peer.Endpoint, o.Peer.NameError = netip.AddrPort{}, "no such host"
+		o.Peer.ReceivedHandshakes, o.Peer.Initiator = uint64(s/5), milan.Addr()
+	}, []string{"0 warning peer milan: wireguard.endpoint 192.0.2.7:51840 has no address (no such host)"}},
 	{"the client at last calls the server", 60, func(s int, o *Observation) {
 		if s >= 50 {
 			o.Peer.Handshake, o.Peer.ReceivedBytes = 1, uint64(s)
@@ -196,6 +209,13 @@ var stories = []struct {
 		o.Peer.Handshake, o.Peer.ReceivedBytes = 1, uint64(min(s, 100))
 		server(o)
 	}, []string{"0 info", "285 info peer milan: nothing from the peer at 192.0.2.7:51840 for 3 min"}},
+	{"the server's peer is gone, says its machine", 60, func(s int, o *Observation) {
+		passing(min(s, 30), o)
+		if o.Peer.Pings.Missed = max(s-30, 0); s > 34 {
+			o.Peer.Knock = KnockRefused
+		}
+		server(o)
+	}, []string{"0 info", "35 warning peer milan: nothing listens at 192.0.2.7:51840, says its machine (0 handshakes sent, 0 answered): start the peer; it has called from there"}},
 	{"another peer is configured", 60, func(s int, o *Observation) {
 		if o.Peer.Handshake = 1; s >= 20 {
 			calls(s-20, o)
@@ -276,18 +296,28 @@ var stories = []struct {
 			o.Signs = []Sign{arp(SignTarget, "10.80.0.9")}
 		}
 	}, []string{"1 info", "24 warning node rome-1: rome-1 asks for the gateway by 10.80.0.9, which is 10.80.0.4"}},
+	{"a node that ceases to send, while others cease to send to it", 700, func(s int, o *Observation) {
+		n := &o.Nodes[0]
+		n.Answered, n.Known, n.Received, n.Sent = true, true, uint64(min(s, 20)), uint64(min(s, 45))
+		if s >= 200 { // told of a moment ago
+			n.Sent += uint64(min(s, 220) - 200)
+		}
+		if s >= 640 {
+			n.Sent += uint64(min(s, 660) - 640)
+		}
+	}, []string{"1 info", "30 warning node rome-1: rome-1 has sent no packet for 10 s, and 10 were sent to it", "650 warning node rome-1: rome-1 has sent no packet for 10 s"}},
 	{"a node that ceases to send", 60, func(s int, o *Observation) {
 		n := &o.Nodes[0]
 		n.Answered, n.Known, n.Received, n.Sent = true, true, uint64(min(s, 20)), uint64(min(s, 45))
 		if s >= 50 {
 			n.Received = 25
 		}
-	}, []string{"1 info", "30 info node rome-1: rome-1 has sent no packet for 10 s, and 10 were sent to it: if answers are due: does it forward", "50 info node rome-1: rome-1 (172.18.0.2) is back after 30 s"}},
+	}, []string{"1 info", "30 warning node rome-1: rome-1 has sent no packet for 10 s, and 10 were sent to it: if answers are due: does it forward", "50 info node rome-1: rome-1 (172.18.0.2) is back after 30 s"}},
 	{"a node whose pings are answered, and whose pods are not heard", 60, func(s int, o *Observation) {
 		n := &o.Nodes[0]
 		n.Answered, n.Known, n.LocalReceived, n.LocalSent = true, true, uint64(s), uint64(2*s)
 		n.Received, n.Sent = n.LocalReceived+uint64(min(s, 20)), n.LocalSent+uint64(s)
-	}, []string{"1 info", "30 info node rome-1: rome-1 has sent no packet for 10 s, and 10 were sent to it"}},
+	}, []string{"1 info", "30 warning node rome-1: rome-1 has sent no packet for 10 s, and 10 were sent to it"}},
 	{"a node that only pings", 60, func(s int, o *Observation) {
 		n := &o.Nodes[0]
 		n.Answered, n.Known, n.LocalReceived, n.LocalSent, n.Received, n.Sent = true, true, uint64(s), uint64(2*s), uint64(s), uint64(2*s)
@@ -342,7 +372,7 @@ var stories = []struct {
 		case s > 15:
 			n.Received = 5
 		}
-	}, []string{"1 warning node rome-1: rome-1 asks by ARP for 10.61.1.5", "11 info node rome-1: rome-1 (172.18.0.2) is back after 10 s", "25 info node rome-1: rome-1 has sent no packet for 10 s"}},
+	}, []string{"1 warning node rome-1: rome-1 asks by ARP for 10.61.1.5", "11 info node rome-1: rome-1 (172.18.0.2) is back after 10 s", "25 warning node rome-1: rome-1 has sent no packet for 10 s"}},
 	{"one odd frame is chance", 100, func(s int, o *Observation) {
 		if s%50 == 7 {
 			o.Signs = []Sign{arp(SignTarget, "10.80.0.9")}
@@ -386,6 +416,27 @@ var stories = []struct {
 		"10 warning peer milan: UDP_SEGMENT trains do not arrive at the peer (192.0.2.7): it is sent single datagrams, which is slower: update the kernels of both",
 		"12 warning node rome-1: UDP_SEGMENT trains do not arrive at rome-1 (172.18.0.2): it is sent single datagrams, which is slower: update the node's kernel",
 		"20 info peer milan: milan is sent", "30 info node rome-1: rome-1 is sent", "40 warning node rome-2"}},
+	{"one P is too little", 60, func(s int, o *Observation) { full(CPU{Procs: 1, CPUs: 4}, s, 30, o) }, []string{
+		"15 warning peer milan: Go code runs on 1 of 4 CPUs and has used 99 % of that for 10 s, while 100 datagrams from nodes were lost (1 Gb/s came): write cpus: 2, reload, and compare",
+		"35 info peer milan: there is CPU time to spare again after 25 s"}},
+	{"one P is enough for what comes in a burst", 60, func(s int, o *Observation) { full(CPU{Procs: 1, CPUs: 4}, s, 14, o) }, nil},
+	{"one P is used up, and nothing is lost", 60, func(s int, o *Observation) {
+		full(CPU{Procs: 1, CPUs: 4}, s, 60, o)
+		o.Sockets[0].Overflows, o.Sockets[1].Waits = 0, s%3 > 0
+	}, nil},
+	{"one P is used up, and the kernel counts nothing that is lost", 20, func(s int, o *Observation) {
+		full(CPU{Procs: 1, CPUs: 4}, s, 60, o)
+		o.Sockets[0].Overflows, o.Sockets[1].Waits = 0, true
+	}, []string{"15 warning peer milan: Go code runs on 1 of 4 CPUs and has used 99 % of that for 10 s, while datagrams from the peer waited all the time (0 Gb/s came)"}},
+	{"all CPUs are too little", 20, func(s int, o *Observation) { full(CPU{Procs: 1, CPUs: 1}, s, 60, o) }, []string{
+		"15 warning peer milan: Go code runs on all 1 CPUs that it may use, and has used 99 % of that for 10 s, while 100 datagrams from nodes were lost (1 Gb/s came): run the gateway on"}},
+	{"a quota is too little", 20, func(s int, o *Observation) {
+		full(CPU{Procs: 1, CPUs: 2, Quota: 0.5}, s, 60, o)
+		o.CPU.Used /= 2
+	}, []string{"15 warning peer milan: Go code has used 99 % of the control group's quota of 0.5 CPUs for 10 s, while 100 datagrams"}},
+	{"another number of Ps", 60, func(s int, o *Observation) {
+		full(CPU{Procs: 1 + min(s/12, 1), CPUs: 4}, s, 60, o)
+	}, nil},
 	{"one packet dropped is chance", 60, drops(Drop{Reason: "bad-source", Node: "rome-1", Source: pod, Owner: "rome-2"}, 5, 30, 55), nil},
 	{"a pod of another node", 700, drops(Drop{Reason: "bad-source", Node: "rome-1", Source: pod, Owner: "rome-2"}, 5, 6, 8, 30, 31, 606, 607), []string{
 		"6 warning node rome-1: 12 packets of rome-1 dropped as bad-source: 10.0.1.5 is an address of rome-2", "607 warning node rome-1: 12 packets"}},
@@ -402,6 +453,7 @@ var stories = []struct {
 		"2 warning peer milan: 12 packets to 10.0.1.5 dropped as no-route: no node has it"}},
 	{"a peer that means others", 60, drops(Drop{Reason: "no-route", Inbound: true, Source: far, Destination: netip.MustParseAddr("10.9.1.5")}, 1, 2), []string{
 		"2 warning peer milan: 12 packets of the peer to 10.9.1.5 dropped as no-route: it is in no CIDR of network.local"}},
+	{"the peer sends to a node", 60, drops(Drop{Reason: "to-node", Inbound: true, Source: far, Destination: pod}, 1, 2), []string{"2 warning peer milan: 12 packets of the peer to 10.0.1.5 dropped as to-node: it is a node's own address"}},
 	{"an address that stands for nothing", 60, drops(Drop{Reason: "no-mapping", Inbound: true, Source: far, Destination: pod}, 1, 2), []string{"2 warning peer milan: 12 packets of the peer to 10.0.1.5 dropped as no-mapping"}},
 	{"a rule", 60, drops(Drop{Reason: "filtered", Node: "rome-1", Source: pod, Destination: far, Rule: "no-ping"}, 1, 2), []string{
 		"2 info node rome-1: rule no-ping refuses packets of rome-1, the last from 10.0.1.5 to 10.61.1.5 (filtered, 12)"}},

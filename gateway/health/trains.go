@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Of trains, batches of datagrams for which the kernel is called once. Known faults of kernels lose them, by version.
+// About trains, batches of datagrams in one call of the kernel. Some kernel versions lose them.
 var (
 	PeerTrains = cause("peer-trains", Warning, "UDP_SEGMENT trains do not arrive at the peer ({address}): it is sent single datagrams, which is slower",
 		"update the kernels of both gateways' nodes if they are 7.0 to 7.1.4, or turn tx-udp-segmentation of the network interface off")
@@ -17,10 +17,10 @@ var (
 	TrainsBack = cause("trains-restored", Note, "{node} is sent UDP_SEGMENT trains again", "")
 )
 
-// trains are what was said of those to whom they do not arrive.
+// trains holds what was logged about destinations that they do not reach.
 type trains map[pathKey]Finding
 
-func (t trains) look(o *Observation) (changes []Finding) {
+func (t trains) judge(o *Observation) (changes []Finding) {
 	lost := make(map[pathKey]bool)
 	see := func(c *Cause, kind Kind, of string, to netip.Addr) {
 		key := pathKey{kind, of}
@@ -50,7 +50,7 @@ func (t trains) look(o *Observation) (changes []Finding) {
 	return changes
 }
 
-// findings returns what is the case.
+// findings returns the current findings.
 func (t trains) findings() []Finding {
 	return slices.SortedFunc(maps.Values(t), func(a, b Finding) int {
 		return cmp.Or(strings.Compare(string(a.Kind), string(b.Kind)), strings.Compare(a.Of, b.Of))

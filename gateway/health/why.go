@@ -2,14 +2,17 @@ package health
 
 import "strings"
 
-// Why says in words why one packet was dropped, and what to do; "" if the reason says all, or if
-// that is what should happen to packets now and then.
+// Why explains why one packet was dropped, with a remedy; "" if the reason says it all, or if it is normal for occasional packets.
 func (d *Drop) Why(p *Peer) string {
 	c := d.cause()
-	switch c {
-	case nil:
+	if c == nil {
 		return ""
-	case RuleDrops:
+	}
+	byRule := c == RuleDrops
+	if p.Liqo {
+		c = c.Liqo()
+	}
+	if byRule {
 		return d.fill(p).Replace("rule {rule} refuses it: " + c.Remedy)
 	}
 	says := c.Sentence()
@@ -21,7 +24,7 @@ func (d *Drop) Why(p *Peer) string {
 	return d.fill(p).Replace(says)
 }
 
-// fill replaces the blanks of sentences about d, but for the count.
+// fill replaces the placeholders about d, except the count.
 func (d *Drop) fill(p *Peer) *strings.Replacer {
 	of := d.Node
 	if d.Inbound {

@@ -1,5 +1,5 @@
-// Package latency samples how long batches of packets take, and counts them in histograms.
-// It costs a batch that is not sampled an addition and a comparison.
+// Package latency samples how long batches of packets take, and counts them in histograms. A batch that is not sampled costs an addition and a
+// comparison.
 package latency
 
 import (
@@ -35,7 +35,7 @@ func (h *Histogram) Observe(d time.Duration) {
 	h.buckets[i].Add(1)
 	h.sum.Add(int64(d))
 	if w := slow.Load(); w != nil && d > w.bound {
-		w.tell(d)
+		w.report(d)
 	}
 }
 
@@ -51,10 +51,10 @@ func (h *Histogram) Counts() (c Counts) {
 // sampleShift makes a Sampler pick one batch in 256 packets, or one of more.
 const sampleShift = 8
 
-// A Sampler picks batches of which the time is taken. It belongs to one goroutine.
+// A Sampler picks batches to be timed. It belongs to one goroutine.
 type Sampler struct{ packets uint64 }
 
-// Picks reports whether a batch of n packets, one at least, is sampled. The first one is.
+// Picks reports whether a batch of n packets, at least one, is sampled. The first one is.
 func (s *Sampler) Picks(n int) bool {
 	before := s.packets
 	s.packets += uint64(n)

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// slow is who waits for a slow batch; nil = nobody. There is one in a process, as there is one flight recorder.
+// slow waits for a slow batch; nil = nobody does. There is one per process, like the flight recorder.
 var slow atomic.Pointer[waiter]
 
 type waiter struct {
@@ -16,16 +16,16 @@ type waiter struct {
 	found chan time.Duration
 }
 
-// tell marks the place in the execution trace, and then tells who waits, who ends that: once.
-func (w *waiter) tell(d time.Duration) {
+// report marks the place in the execution trace and then notifies the waiter, once; the waiter ends the trace.
+func (w *waiter) report(d time.Duration) {
 	if w.told.CompareAndSwap(false, true) {
 		trace.Logf(context.Background(), "culvert", "a batch has taken %v", d)
 		w.found <- d
 	}
 }
 
-// AwaitSlow returns a channel that gets the first duration, longer than bound, that any Histogram of the process observes until stop is called. ok is
-// false if somebody else waits.
+// AwaitSlow returns a channel for the first duration longer than bound that any Histogram of the process observes until stop is called. ok is false
+// if there is another waiter.
 func AwaitSlow(bound time.Duration) (found <-chan time.Duration, stop func(), ok bool) {
 	w := &waiter{bound: bound, found: make(chan time.Duration, 1)}
 	if !slow.CompareAndSwap(nil, w) {

@@ -9,11 +9,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"culvert/gateway/configfile"
-	"culvert/gateway/services"
+	"culvert/gateway/node/services"
 	"culvert/geneve"
 )
 
-// Mode says which kind of link carries the tunnel.
+// Mode selects the kind of link for the tunnel.
 type Mode string
 
 // The modes of a node; Auto is the first of the others that the kernel has.
@@ -27,21 +27,21 @@ const (
 // Defaults and limits of the configuration.
 const (
 	DefaultMTU       = 1340 // bytes, of the inner packet
-	DefaultPort      = 6091 // Liqo's Geneve port
+	DefaultPort      = 6091 // as in Liqo
 	DefaultInterface = "culvert0"
 
-	minMTU  = 576   // bytes; every IPv4 host takes this much (RFC 1122, Section 3.3.3)
+	minMTU  = 576   // bytes; every IPv4 host accepts this much (RFC 1122, Section 3.3.3)
 	minMTU6 = 1280  // bytes; every link of IPv6 carries this much (RFC 8200, Section 5)
 	maxMTU  = 65465 // bytes; 65,535 less 70 of outer headers
 	maxVNI  = 1<<24 - 1
 )
 
-// Config is one node's end of its tunnel to a gateway.
+// Config is the configuration of one node's end of its tunnel to a gateway.
 type Config struct {
 	Name           string         // of the node, for logs
 	Underlay       netip.Addr     // local outer address
 	Gateway        string         // outer address or host name of the gateway
-	GatewayAddress geneve.Pair    // internal addresses of the gateway, of the families of Address
+	GatewayAddress geneve.Pair    // internal addresses of the gateway, of the same families as Address
 	VNI            uint32         // of (gateway, node)
 	Address        geneve.Pair    // internal addresses of this node
 	MTU            int            // bytes of the largest inner packet
@@ -49,18 +49,19 @@ type Config struct {
 	Mode           Mode           // kind of link
 	Routes         []netip.Prefix // destinations reached through the gateway
 	Interface      string         // name of the link
-	KeepLinks      bool           // the link outlives this process, and the next one goes on with it
+	KeepLinks      bool           // the link outlives this process, and the next run continues with it
 
-	// Tunnel: there is one. Without it, all but Name and Services is empty.
+	CPUs int // threads that run Go code at once; 0 = the default
+
+	// Tunnel: there is one. Without it, all but Name, CPUs and Services is empty.
 	Tunnel   bool
 	Services *services.Config // nil: none are served
 
-	// Warnings are about what the file may mean but probably does not, one line each.
+	// Warnings name what is valid but probably not meant, one line each.
 	Warnings []string
 }
 
-// file mirrors the YAML file; every leaf is read later, so that all errors are
-// found in one run.
+// file mirrors the YAML file. Leaves are parsed later, so that one run finds all errors.
 type file struct {
 	Name     configfile.Scalar `json:"name"`
 	Underlay configfile.Scalar `json:"underlay"`
@@ -76,18 +77,18 @@ type file struct {
 	Routes    []configfile.Scalar `json:"routes"`
 	Interface configfile.Scalar   `json:"interface"`
 	KeepLinks configfile.Scalar   `json:"keepLinks"`
+	CPUs      configfile.Scalar   `json:"cpus"`
 	Services  *services.File      `json:"services"`
 }
 
-// tunnel reports whether the file says anything about a tunnel, as it must without services.
+// tunnel reports whether the file has any tunnel field, or must have because it has no services.
 func (f file) tunnel() bool {
 	served := f.Services != nil
-	f.Name, f.Services = "", nil
+	f.Name, f.CPUs, f.Services = "", "", nil
 	return !served || !reflect.ValueOf(f).IsZero()
 }
 
-// LoadConfig reads and checks the YAML file at path. The error joins everything
-// that is wrong with it, one line each.
+// LoadConfig reads and checks the YAML file at path. The error joins all faults, one line each.
 func LoadConfig(path string) (*Config, error) {
 	text, err := configfile.Read(path, configfile.MaxSize)
 	if err != nil {
@@ -96,8 +97,8 @@ func LoadConfig(path string) (*Config, error) {
 	return parse(&configfile.Errors{File: path, Fields: fields}, text, "")
 }
 
-// LoadUnderKubernetes is LoadConfig for a node whose Services come from Kubernetes, where it has a name: the file has neither them nor
-// need it have the name or addresses, and without a path there is none.
+// LoadUnderKubernetes is LoadConfig for a node whose name and Services come from Kubernetes. The file must not contain Services, may omit name and
+// addresses, and an empty path means no file.
 func LoadUnderKubernetes(path, name string) (*Config, error) {
 	text := []byte("{}")
 	if path != "" {
@@ -109,7 +110,7 @@ func LoadUnderKubernetes(path, name string) (*Config, error) {
 	return parse(&configfile.Errors{File: path, Fields: fields}, text, name)
 }
 
-// parse reads a file; under is the name of the node under Kubernetes, "" without.
+// parse parses a file; under is the node's name under Kubernetes, "" without.
 func parse(e *configfile.Errors, text []byte, under string) (*Config, error) {
 	var f file
 	if !e.Decode(text, &f) {
@@ -121,7 +122,7 @@ func parse(e *configfile.Errors, text []byte, under string) (*Config, error) {
 	if under != "" && f.Services == nil {
 		f.Services = &services.File{}
 	}
-	c := &Config{Name: e.Text("name", f.Name), Tunnel: f.tunnel()}
+	c := &Config{Name: e.Text("name", f.Name), CPUs: e.CPUs(f.CPUs), Tunnel: f.tunnel()}
 	switch {
 	case under != "":
 		c.Services = f.Services.Base(e, under)
@@ -145,14 +146,14 @@ func parse(e *configfile.Errors, text []byte, under string) (*Config, error) {
 	return c, nil
 }
 
-// SameTunnel reports whether o is, but for services, the same.
+// SameTunnel reports whether o is the same but for Services and CPUs.
 func (c *Config) SameTunnel(o *Config) bool {
 	a, b := *c, *o
-	a.Services, b.Services, a.Warnings, b.Warnings = nil, nil, nil, nil
+	a.Services, b.Services, a.Warnings, b.Warnings, a.CPUs, b.CPUs = nil, nil, nil, nil, 0, 0
 	return reflect.DeepEqual(a, b) && (c.Services == nil) == (o.Services == nil)
 }
 
-// readTunnel reads what is about the tunnel.
+// readTunnel reads the tunnel's fields.
 func (c *Config) readTunnel(e *configfile.Errors, f *file) {
 	c.Underlay = e.Underlay("underlay", f.Underlay)
 	c.Gateway = e.Text("gateway.underlay", f.Gateway.Underlay)
@@ -176,7 +177,7 @@ func pair(e *configfile.Errors, path string, l configfile.List) (p geneve.Pair) 
 	return p
 }
 
-// vni requires a VNI; 0 is one, so there is no default.
+// vni reads a VNI. It is required, because 0 is valid and so there is no default.
 func vni(e *configfile.Errors, s configfile.Scalar) uint32 {
 	if e.Text("vni", s) == "" {
 		return 0
@@ -184,11 +185,10 @@ func vni(e *configfile.Errors, s configfile.Scalar) uint32 {
 	return uint32(e.Int("vni", s, 0, 0, maxVNI))
 }
 
-// A name the kernel takes (dev_valid_name) and a shell needs no quotes for.
+// A name that the kernel accepts (dev_valid_name) and that needs no quotes in a shell.
 var interfaceName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]*$`)
 
-// validate notes what contradicts what. Values that could not be read are
-// invalid here and were reported before.
+// validate reports contradictions. Values that could not be read are invalid here and were reported before.
 func (c *Config) validate(e *configfile.Errors) {
 	if len(c.Interface) >= unix.IFNAMSIZ || !interfaceName.MatchString(c.Interface) {
 		e.Add("interface", "%q is no interface name: want 1 to %d letters, digits, dots, dashes and underscores",
@@ -255,10 +255,10 @@ func (c *Config) validateEnds(e *configfile.Errors) {
 	}
 }
 
-// ends are the internal addresses of one family.
+// ends are the internal addresses of both ends, of one family.
 type ends struct{ own, gateway netip.Addr }
 
-// ends returns those of each family that there is, of IPv4 first.
+// ends returns the ends of each configured family, IPv4 first.
 func (c *Config) ends() (all []ends) {
 	for _, e := range []ends{{c.Address.V4, c.GatewayAddress.V4}, {c.Address.V6, c.GatewayAddress.V6}} {
 		if e.own.IsValid() {
@@ -283,7 +283,7 @@ func family(a netip.Addr) string {
 	return "IPv6"
 }
 
-// written returns p as a configuration file has it.
+// written returns p as in a configuration file.
 func written(p geneve.Pair) string {
 	switch {
 	case !p.V6.IsValid():

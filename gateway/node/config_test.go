@@ -37,7 +37,7 @@ func TestLoadConfig(t *testing.T) {
 		VNI: 1, Address: geneve.Pair{V4: netip.MustParseAddr("10.80.0.2")},
 		MTU: 1340, Port: 6091, Mode: Auto,
 		Routes:    []netip.Prefix{netip.MustParsePrefix("10.61.0.0/16"), netip.MustParsePrefix("10.71.0.0/16")},
-		Interface: "culvert0", Tunnel: true,
+		Interface: "culvert0", CPUs: 1, Tunnel: true,
 	}
 	file := filepath.Join(t.TempDir(), "node.yaml")
 	if err := os.WriteFile(file, []byte(goodFile), 0o600); err != nil {

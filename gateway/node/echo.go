@@ -9,8 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An echo packet: IP header, ICMP header, a cookie by which its answer is told from
-// those to others, and whatever makes it long.
+// An echo packet: IP header, ICMP header, a cookie that distinguishes its answer from answers to others, and padding.
 const (
 	ipv4Len   = 20
 	ipv6Len   = 40
@@ -23,8 +22,7 @@ const (
 	echoReply6   = 129
 )
 
-// echoes are echo requests to the gateway's internal address of one family, and what has
-// come back.
+// echoes are the echo requests to the gateway's internal address of one family, and their answers.
 type echoes struct {
 	ends
 	cookie   [cookieLen]byte
@@ -32,14 +30,13 @@ type echoes struct {
 	back     [2]atomic.Uint32
 }
 
-// What echoes.back counts by: requests of least bytes, and of mtu bytes.
+// The kinds of request in echoes.back: of least bytes, and of mtu bytes.
 const (
 	smallEcho = iota
 	wholeEcho
 )
 
-// newEchoes is for the first family of c: both go to one station, and through one
-// process there.
+// newEchoes uses the first family of c: both families lead to the same host and process.
 func newEchoes(c *Config) *echoes {
 	e := &echoes{ends: c.ends()[0]}
 	rand.Read(e.cookie[:])
@@ -84,7 +81,7 @@ func (e *echoes) request(size int) []byte {
 	return b
 }
 
-// answered takes note of an ICMP message from the gateway; false if it is no answer to e.
+// answered handles an ICMP message from the gateway; it returns false if the message is no answer to e.
 func (e *echoes) answered(icmp []byte) bool {
 	reply := byte(echoReply)
 	if e.own.Is6() {
@@ -112,7 +109,7 @@ func (e *echoes) answeredIn(b []byte) bool {
 	return b[0]>>4 == 6 && b[6] == unix.IPPROTO_ICMPV6 && netip.AddrFrom16([16]byte(b[8:])) == e.gateway && e.answered(b[ipv6Len:])
 }
 
-// last tells whether the last request of a kind has come back.
+// last reports whether the last request of a kind was answered.
 func (e *echoes) last(kind int) answer {
 	switch {
 	case e.sequence == 0:
@@ -123,10 +120,10 @@ func (e *echoes) last(kind int) answer {
 	return no
 }
 
-// next begins another round.
+// next starts another round.
 func (e *echoes) next() { e.sequence = max(e.sequence+1, 1) }
 
-// sum is the sum of the internet checksum (RFC 1071) of b and what was summed before.
+// sum returns the Internet checksum (RFC 1071) of b and an earlier partial sum s.
 func sum(s uint32, b []byte) uint16 {
 	for ; len(b) > 1; b = b[2:] {
 		s += uint32(binary.BigEndian.Uint16(b))

@@ -9,8 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FeatureUDPSegmentation is the feature by which a link takes UDP trains
-// (UDP_SEGMENT) whole, by the name `ethtool -k` shows.
+// FeatureUDPSegmentation is the feature by which a link accepts whole UDP trains (UDP_SEGMENT), by the name that `ethtool -k` shows.
 const FeatureUDPSegmentation = "tx-udp-segmentation"
 
 const (
@@ -19,9 +18,8 @@ const (
 	featureStrings = 4   // ETH_SS_FEATURES, the string set of feature names
 )
 
-// SetFeatures turns features of an interface in this thread's network namespace
-// on or off. Features that the kernel does not know are passed over. Some
-// features of some interfaces are fixed; Features tells what came of it.
+// SetFeatures turns features of an interface in this thread's network namespace on or off. It skips features that the kernel does not know. Some
+// features of some interfaces are fixed; Features returns the result.
 func SetFeatures(name string, on bool, features ...string) error {
 	fd, names, err := openFeatures(name)
 	if err != nil {
@@ -49,8 +47,7 @@ func SetFeatures(name string, on bool, features ...string) error {
 	return nil
 }
 
-// Features returns the names of the features that are on for an interface in
-// this thread's network namespace.
+// Features returns the names of the enabled features of an interface in this thread's network namespace.
 func Features(name string) ([]string, error) {
 	fd, names, err := openFeatures(name)
 	if err != nil {
@@ -76,8 +73,7 @@ func Features(name string) ([]string, error) {
 	return on, nil
 }
 
-// openFeatures opens a socket for ethtool and reads the kernel's names of the
-// features, in the order of their bits.
+// openFeatures opens a socket for ethtool and reads the kernel's feature names, in the order of their bits.
 func openFeatures(name string) (fd int, names []string, err error) {
 	fd, err = unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -115,8 +111,7 @@ func openFeatures(name string) (fd int, names []string, err error) {
 	return fd, names, nil
 }
 
-// ethtool does one SIOCETHTOOL request (see netdevice(7)). data points to the
-// request's struct, which begins with its command.
+// ethtool makes one SIOCETHTOOL request (netdevice(7)). data points to the request's struct, which begins with its command.
 func ethtool(fd int, name string, data unsafe.Pointer) error {
 	var ifreq struct {
 		name [unix.IFNAMSIZ]byte

@@ -8,10 +8,12 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"culvert/gateway/node/carry"
 )
 
-// kept returns the kind of the link that an earlier run has left and c can go on with, ""
-// if there is none. What a link is made with for good is the same: all else can change.
+// kept returns the kind of a link left by an earlier run that c can continue with, or "". The properties that a link cannot change must match; the
+// others may differ.
 func kept(c *Config) Mode {
 	found, err := netlink.LinkByName(c.Interface)
 	if !c.KeepLinks || err != nil || found.Attrs().Group != linkGroup {
@@ -20,7 +22,7 @@ func kept(c *Config) Mode {
 	var kind Mode
 	switch l := found.(type) {
 	case *netlink.Geneve:
-		// The kernel changes a remote address to none of the other family.
+		// The kernel does not change a remote address to the other family.
 		if remote, _ := netip.AddrFromSlice(l.Remote); l.ID == c.VNI && l.Dport == c.Port && remote.Is4() == c.Underlay.Is4() {
 			kind = Geneve
 		}
@@ -37,10 +39,10 @@ func kept(c *Config) Mode {
 	return kind
 }
 
-// takeLink goes on with the link that kept has found.
+// takeLink continues with the link that kept has found.
 func takeLink(c *Config, kind Mode, remote netip.Addr) (link, error) {
 	if kind == TUN {
-		return openTUN(c, remote) // the kernel gives out the device of that name
+		return openTUN(c, remote) // the kernel returns the existing device of that name
 	}
 	found, err := netlink.LinkByName(c.Interface)
 	if err != nil {
@@ -66,14 +68,14 @@ func (l *kernelLink) keep() error {
 	return nil
 }
 
-// keep implements link. The group comes first, so that no crash leaves a device without it.
+// keep implements link. The group is set first, so that a crash leaves no device without it.
 func (l *tunLink) keep() error {
 	made, err := netlink.LinkByName(l.config.Interface)
 	if err == nil {
 		err = netlink.LinkSetGroup(made, linkGroup)
 	}
 	if err == nil {
-		err = unix.IoctlSetInt(int(l.device.File().Fd()), unix.TUNSETPERSIST, 1)
+		err = carry.Persist(l.device)
 	}
 	if err != nil {
 		return fmt.Errorf("keepLinks: keep %s: %w", l.config.Interface, err)
@@ -81,28 +83,14 @@ func (l *tunLink) keep() error {
 	return nil
 }
 
-// replaceOwn puts r in the place of a route to the same prefix through the same link. The
-// error is EEXIST where that leads elsewhere.
-func replaceOwn(r *netlink.Route) error {
-	own, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{LinkIndex: r.LinkIndex, Dst: r.Dst}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_DST)
-	if err != nil {
-		return err
-	}
-	if len(own) == 0 {
-		return unix.EEXIST
-	}
-	return netlink.RouteReplace(r)
-}
-
-// removeOthers removes the addresses of a link, and the routes through it, that are not of its
-// configuration.
+// removeOthers removes addresses of a link and routes through it that its configuration does not have.
 func removeOthers(l netlink.Link, addresses []netlink.Addr, routes []netlink.Route) error {
 	var errs []error
 	have, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{LinkIndex: l.Attrs().Index}, netlink.RT_FILTER_OIF)
 	errs = append(errs, err)
 	for _, r := range have {
 		wanted := slices.ContainsFunc(routes, func(w netlink.Route) bool { return r.Dst.String() == w.Dst.String() })
-		if !wanted && r.Protocol == unix.RTPROT_BOOT { // those of the kernel come and go with addresses
+		if !wanted && r.Protocol == unix.RTPROT_BOOT { // the kernel's own come and go with addresses
 			errs = append(errs, netlink.RouteDel(&r))
 		}
 	}

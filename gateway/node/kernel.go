@@ -13,8 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// linkGroup marks the kernel links this package made. It is set by the same
-// request that creates a link, so that no crash leaves one without it.
+// linkGroup marks the kernel links made by this package. The request that creates a link also sets the group, so a crash leaves no link without it.
 const linkGroup = 0x63756c76 // "culv"
 
 // kernelLink is a Geneve or VXLAN link of the kernel.
@@ -22,16 +21,15 @@ type kernelLink struct {
 	kind  Mode
 	name  string
 	index int
-	kept  bool // it outlives close
+	kept  bool // it survives close
 
 	mtu    int
-	failed bool // the kernel has asked for it in vain, since it was last there
+	failed bool // the kernel has asked for the gateway in vain since it last answered
 	echoes *echoes
-	ping   int // ping socket; -1 = this process may not have one
+	ping   int // ping socket; -1: this process may not have one
 }
 
-// openKernel creates the link and brings it up. The error is
-// errors.ErrUnsupported if the kernel has no links of this kind.
+// openKernel creates the link and brings it up. The error is errors.ErrUnsupported if the kernel has no links of this kind.
 func openKernel(c *Config, kind Mode, remote netip.Addr) (link, error) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU, attrs.Group = c.Interface, c.MTU, linkGroup
@@ -61,8 +59,8 @@ func newKernelLink(c *Config, kind Mode, index int) *kernelLink {
 }
 
 func (l *kernelLink) start() error {
-	// A UDP train that leaves the link whole reaches a gateway on this machine
-	// as one datagram with one tunnel header. It copes; others may not.
+	// A UDP train that leaves the link whole reaches a gateway on this machine as one datagram with one tunnel header. culvert's gateway can handle
+	// that; others may not.
 	if err := SetFeatures(l.name, false, FeatureUDPSegmentation); err != nil {
 		return err
 	}
@@ -70,9 +68,8 @@ func (l *kernelLink) start() error {
 	return netlink.LinkSetUp(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.index}})
 }
 
-// setRemote changes the link's remote address and nothing else. It is built by
-// hand because netlink.LinkModify sends every attribute, and VXLAN refuses to
-// be told its port again.
+// setRemote changes only the link's remote address. The message is built by hand because netlink.LinkModify sends every attribute, and VXLAN refuses
+// a port.
 func (l *kernelLink) setRemote(remote netip.Addr) error {
 	of4, of6 := nl.IFLA_VXLAN_GROUP, nl.IFLA_VXLAN_GROUP6
 	if l.kind == Geneve {
@@ -103,12 +100,11 @@ func (l *kernelLink) run(ctx context.Context, _ logrus.FieldLogger) error {
 	return nil
 }
 
-// look asks the kernel, which finds the gateway by ARP or neighbour discovery in the
-// tunnel. Packets of mtu bytes are tried where this process may have a ping socket
-// (net.ipv4.ping_group_range), else they are taken for what the kernel has found.
-func (l *kernelLink) look() (small, whole answer) {
+// probe asks the kernel, which looks for the gateway by ARP or neighbour discovery in the tunnel. If this process may have a ping socket
+// (net.ipv4.ping_group_range), packets of mtu bytes are tested too; otherwise whole is the same as small.
+func (l *kernelLink) probe() (small, whole answer) {
 	small = l.neighbour()
-	// NTF_USE asks as if there were a packet for it, also anew what has failed.
+	// NTF_USE makes the kernel ask as if there were a packet, and ask again after a failure.
 	err := netlink.NeighSet(&netlink.Neigh{LinkIndex: l.index, Family: l.family(), Flags: netlink.NTF_USE, IP: l.echoes.gateway.AsSlice()})
 	if err != nil {
 		return untold, untold // the link is gone
@@ -133,7 +129,7 @@ func (l *kernelLink) look() (small, whole answer) {
 	return small, whole
 }
 
-// family is that of the addresses by which the gateway is looked for.
+// family is the family of the addresses by which the gateway is looked for.
 func (l *kernelLink) family() int {
 	if l.echoes.gateway.Is4() {
 		return unix.AF_INET
@@ -141,7 +137,7 @@ func (l *kernelLink) family() int {
 	return unix.AF_INET6
 }
 
-// neighbour tells whether the gateway has answered the kernel.
+// neighbour reports whether the gateway has answered the kernel.
 func (l *kernelLink) neighbour() answer {
 	neighbours, err := netlink.NeighList(l.index, l.family())
 	if err != nil {
@@ -165,8 +161,7 @@ func (l *kernelLink) neighbour() answer {
 	return untold
 }
 
-// openPing opens a socket that sends echo requests from an address without fragmenting
-// them. It returns -1 if this process may not have one.
+// openPing opens a socket that sends unfragmented echo requests from an address. It returns -1 if this process may not have one.
 func openPing(source netip.Addr) int {
 	family, protocol, level, option, value := unix.AF_INET, unix.IPPROTO_ICMP, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE
 	if source.Is6() {
@@ -205,7 +200,7 @@ func (l *kernelLink) close() error {
 	return nil
 }
 
-// linkError says what to do about a link that could not be made.
+// linkError adds a remedy to the error of a link that could not be made.
 func linkError(c *Config, kind Mode, err error) error {
 	switch {
 	case errors.Is(err, unix.EOPNOTSUPP):
@@ -221,8 +216,7 @@ func linkError(c *Config, kind Mode, err error) error {
 	return fmt.Errorf("node: make %s link %s: %w", kind, c.Interface, err)
 }
 
-// removeLeftover removes the link of a run that was killed, and refuses a link
-// that somebody else made.
+// removeLeftover removes the link of a killed run, and refuses a link that somebody else made.
 func removeLeftover(name string) error {
 	found, err := netlink.LinkByName(name)
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
@@ -242,51 +236,6 @@ func removeLeftover(name string) error {
 		return fmt.Errorf("node: remove %s of an earlier run: %w", name, err)
 	}
 	return nil
-}
-
-// configure gives the link the node's internal addresses, routes to the
-// gateway's, and the routes through it, and takes others from a link that was kept.
-func configure(c *Config) error {
-	l, err := netlink.LinkByName(c.Interface)
-	if err != nil {
-		return fmt.Errorf("node: configure %s: %w", c.Interface, err)
-	}
-	index := l.Attrs().Index
-	var addresses []netlink.Addr
-	var routes []netlink.Route
-	for _, e := range c.ends() {
-		address := &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(e.own, e.own.BitLen())), Scope: unix.RT_SCOPE_UNIVERSE}
-		if e.own.Is6() {
-			address.Flags = unix.IFA_F_NODAD // it is there when the link is: the tunnel has two stations, of known addresses
-		}
-		err := netlink.AddrAdd(l, address)
-		switch {
-		case e.own.Is6() && (errors.Is(err, unix.EACCES) || errors.Is(err, unix.EOPNOTSUPP)):
-			return fmt.Errorf("address: IPv6 is turned off on this node, so %s cannot have %s; turn it on (net.ipv6.conf.default.disable_ipv6) or leave IPv6 out here: %w",
-				c.Interface, e.own, err)
-		case err != nil && !errors.Is(err, unix.EEXIST): // it was kept
-			return fmt.Errorf("address: give %s to %s: %w", e.own, c.Interface, err)
-		}
-		addresses = append(addresses, *address)
-		routes = append(routes, netlink.Route{LinkIndex: index, Scope: netlink.SCOPE_LINK, Dst: ipNet(netip.PrefixFrom(e.gateway, e.gateway.BitLen()))})
-	}
-	for _, p := range c.Routes {
-		gateway := of(c.GatewayAddress, p.Addr())
-		routes = append(routes, netlink.Route{LinkIndex: index, Dst: ipNet(p), Gw: gateway.AsSlice(), Flags: int(netlink.FLAG_ONLINK)})
-	}
-	for _, r := range routes {
-		err := netlink.RouteAdd(&r)
-		if errors.Is(err, unix.EEXIST) {
-			err = replaceOwn(&r)
-		}
-		if errors.Is(err, unix.EEXIST) {
-			return fmt.Errorf("routes: this node has another route to %s; remove it or leave it out here: %w", r.Dst, err)
-		}
-		if err != nil {
-			return fmt.Errorf("routes: add %s through %s: %w", r.Dst, c.Interface, err)
-		}
-	}
-	return removeOthers(l, addresses, routes)
 }
 
 func ipNet(p netip.Prefix) *net.IPNet {

@@ -14,6 +14,8 @@ import (
 	"github.com/sirupsen/logrus"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"culvert/integration/need"
 )
 
 // testConfig is a node whose underlay is the veth link ul0, made here.
@@ -319,7 +321,7 @@ func TestRefusalsLeaveNothing(t *testing.T) {
 	})
 	t.Run("no privilege", func(t *testing.T) {
 		c := testConfig(t, VXLAN)
-		withoutCapabilities(t, func() {
+		need.WithoutCapabilities(t, func() {
 			requireRefusal(t, c, "needs CAP_NET_ADMIN")
 		})
 		requireNothingLeft(t, c)

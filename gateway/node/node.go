@@ -18,24 +18,23 @@ import (
 // resolveInterval is how often a gateway's host name is looked up again.
 const resolveInterval = 10 * time.Second
 
-// link is the node end of the tunnel in one mode.
+// link is the node's end of the tunnel in one mode.
 type link interface {
 	mode() Mode
-	// setRemote sends to another outer address of the gateway from here on.
+	// setRemote changes the outer address of the gateway.
 	setRemote(netip.Addr) error
-	// run moves packets until ctx is done, and returns an error if it has to
-	// stop before.
+	// run moves packets until ctx is done, and returns an error if it must stop before.
 	run(ctx context.Context, log logrus.FieldLogger) error
-	// look tells what the gateway has sent back since the last call, anything and a
-	// packet of mtu bytes, and asks it again. It is called while run runs, by one goroutine.
-	look() (small, whole answer)
-	// keep lets the link outlive close, and this process.
+	// probe reports what the gateway has sent back since the last call, anything at all and a packet of mtu bytes, and asks it again. One goroutine
+	// calls it while run runs.
+	probe() (small, whole answer)
+	// keep makes the link outlive close and this process.
 	keep() error
 	// close removes the link, with its address and its routes, unless it is kept.
 	close() error
 }
 
-// Node is a running node end of a tunnel.
+// Node is the running end of a tunnel at a node.
 type Node struct {
 	config *Config
 	log    logrus.FieldLogger
@@ -45,8 +44,8 @@ type Node struct {
 	unlock func()
 }
 
-// New makes the link, its address and its routes, or goes on with those that were kept. An
-// error means that nothing was left behind that was not there before, unless it says so.
+// New makes the link, its address and its routes, or continues with those that were kept. After an error nothing new is left behind, unless the error
+// says so.
 func New(ctx context.Context, c *Config, log logrus.FieldLogger) (*Node, error) {
 	unlock, err := lock(c.Interface)
 	if err != nil {
@@ -58,7 +57,7 @@ func New(ctx context.Context, c *Config, log logrus.FieldLogger) (*Node, error) 
 		return nil, err
 	}
 	n.log = log.WithFields(logrus.Fields{"node": c.Name, "interface": c.Interface, "mode": n.link.mode(), "vni": c.VNI})
-	if _, err := netip.ParseAddr(c.Gateway); err != nil { // a name, which LoadConfig does not look up
+	if _, err := netip.ParseAddr(c.Gateway); err != nil { // a name, which LoadConfig does not resolve
 		c.wayTo(*n.remote.Load(), func(path, format string, args ...any) { n.log.Warn(path + ": " + fmt.Sprintf(format, args...)) })
 	}
 	n.log.WithFields(logrus.Fields{"remote": n.remote.Load(), "mtu": c.MTU, "routes": len(c.Routes)}).Info("link is up")
@@ -95,8 +94,7 @@ func (n *Node) open(ctx context.Context) error {
 	return nil
 }
 
-// Run serves the tunnel until ctx is done and removes what New made, unless it is to be
-// kept. It is called once.
+// Run serves the tunnel until ctx is done and then removes what New made, unless it is kept. It is called once.
 func (n *Node) Run(ctx context.Context) error {
 	defer n.unlock()
 	ctx, cancel := context.WithCancel(ctx)
@@ -104,6 +102,7 @@ func (n *Node) Run(ctx context.Context) error {
 	var beside sync.WaitGroup
 	beside.Go(func() { n.follow(ctx) })
 	beside.Go(func() { n.watch(ctx) })
+	beside.Go(func() { n.keepRoutes(ctx) })
 	err := n.link.run(ctx, n.log)
 	cancel()
 	beside.Wait()
@@ -116,7 +115,7 @@ func (n *Node) Run(ctx context.Context) error {
 	return err
 }
 
-// openLink makes the link. Mode auto takes the first kind the kernel has.
+// openLink makes the link. Mode auto uses the first kind that the kernel has.
 func openLink(c *Config, remote netip.Addr) (l link, err error) {
 	modes := []Mode{c.Mode}
 	if c.Mode == Auto {
@@ -135,8 +134,7 @@ func openLink(c *Config, remote netip.Addr) (l link, err error) {
 	return l, err
 }
 
-// follow looks a gateway's host name up every resolveInterval and sends the
-// tunnel to the address it then has. An address needs no looking up.
+// follow resolves a gateway's host name every resolveInterval and sends the tunnel to the current address. It returns at once for an address.
 func (n *Node) follow(ctx context.Context) {
 	if _, err := netip.ParseAddr(n.config.Gateway); err == nil {
 		return
@@ -168,8 +166,8 @@ func (n *Node) follow(ctx context.Context) {
 	}
 }
 
-// resolve returns the gateway's address of the node's family: current while the name still
-// has it, else the lowest, so that all nodes choose the same.
+// resolve returns the gateway's address of the node's family: current while the name still has it, else the lowest, so that all nodes choose the
+// same.
 func (c *Config) resolve(ctx context.Context, current netip.Addr) (netip.Addr, error) {
 	if a, err := netip.ParseAddr(c.Gateway); err == nil {
 		return a, nil
@@ -193,14 +191,13 @@ func (c *Config) resolve(ctx context.Context, current netip.Addr) (netip.Addr, e
 	return slices.MinFunc(list, netip.Addr.Compare), nil
 }
 
-// lock makes sure that no other running node of this network namespace owns
-// the interface. The kernel frees the name when the process ends.
+// lock makes sure that no other running node in this network namespace owns the interface. The kernel frees the name when the process ends.
 func lock(name string) (unlock func(), err error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("node: lock %s: %w", name, err)
 	}
-	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: "@culvert-node-" + name}); err != nil {
+	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: lockName(name)}); err != nil {
 		unix.Close(fd)
 		if errors.Is(err, unix.EADDRINUSE) {
 			return nil, fmt.Errorf("interface: %s belongs to a culvert node that is running; stop it or choose another name", name)
@@ -209,3 +206,6 @@ func lock(name string) (unlock func(), err error) {
 	}
 	return func() { unix.Close(fd) }, nil
 }
+
+// lockName is the address of a running node's lock socket; @ makes it abstract.
+func lockName(name string) string { return "@culvert-node-" + name }

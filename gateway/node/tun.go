@@ -17,24 +17,20 @@ import (
 	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/tun"
 
+	"culvert/gateway/node/carry"
 	"culvert/geneve"
-	"culvert/geneve/udp"
 )
 
-const (
-	tunnelID   = 1     // of the endpoint's only tunnel
-	headroom   = 16    // bytes before each packet; the device wants 10 for a virtio header
-	packetRoom = 65535 // bytes, also of a packet that the device merges from several
-)
+const tunnelID = 1 // of the endpoint's only tunnel
 
-// tunLink is a TUN device of this process joined to a geneve.Endpoint.
+// tunLink connects a TUN device of this process to a geneve.Endpoint.
 type tunLink struct {
 	config   *Config
 	device   tun.Device
 	endpoint *geneve.Endpoint
-	closing  atomic.Bool // errors of the device are expected from here on
+	closing  atomic.Bool // from now on, errors of the device are expected
 	echoes   *echoes
-	asker    *geneve.Sender // of echoes
+	asker    *geneve.Sender // for echoes
 }
 
 func openTUN(c *Config, remote netip.Addr) (link, error) {
@@ -59,9 +55,9 @@ func openTUN(c *Config, remote netip.Addr) (link, error) {
 }
 
 func (l *tunLink) openDevice() error {
-	device, err := tun.CreateTUN(l.config.Interface, l.config.MTU)
+	device, err := carry.Open(l.config.Interface, l.config.MTU)
 	if err != nil {
-		// CreateTUN does not wrap what it found, so ask again.
+		// tun.CreateTUN does not wrap what it found, so ask again.
 		if _, stat := os.Stat("/dev/net/tun"); stat != nil {
 			err = stat
 		}
@@ -74,10 +70,6 @@ func (l *tunLink) openDevice() error {
 		return fmt.Errorf("node: make TUN device %s: %w", l.config.Interface, err)
 	}
 	l.device = device
-	go func() { // the device tells when it goes up and down, and waits to be heard
-		for range device.Events() {
-		}
-	}()
 	made, err := netlink.LinkByName(l.config.Interface)
 	if err == nil {
 		err = netlink.LinkSetUp(made)
@@ -97,7 +89,7 @@ func (l *tunLink) setRemote(remote netip.Addr) error {
 	}})
 }
 
-// run moves packets both ways until ctx is done or one way fails.
+// run moves packets both ways until ctx is done or one direction fails.
 func (l *tunLink) run(ctx context.Context, log logrus.FieldLogger) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var probes sync.WaitGroup
@@ -117,7 +109,7 @@ func (l *tunLink) run(ctx context.Context, log logrus.FieldLogger) error {
 			err = fmt.Errorf("node: %s was removed by somebody else", l.config.Interface)
 		}
 	}
-	// Both ways end when what they read from is closed.
+	// Both directions end when their source is closed.
 	l.closing.Store(true)
 	err = errors.Join(err, l.close())
 	for range running {
@@ -126,12 +118,10 @@ func (l *tunLink) run(ctx context.Context, log logrus.FieldLogger) error {
 	return err
 }
 
-// trainRemedy is what to do when trains to the gateway are lost: a known fault of
-// kernels, by version.
+// trainRemedy says what to do if trains to the gateway are lost, which is a known fault of some kernel versions.
 const trainRemedy = "update the kernels of this node and of the gateway's if they are 7.0 to 7.1.4, or turn tx-udp-segmentation of the network interface off"
 
-// probeTrains looks once a second whether trains arrive at the gateway, and tells what
-// has changed.
+// probeTrains checks once a second whether trains arrive at the gateway, and logs changes.
 func (l *tunLink) probeTrains(ctx context.Context, log logrus.FieldLogger) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
@@ -151,8 +141,8 @@ func (l *tunLink) probeTrains(ctx context.Context, log logrus.FieldLogger) {
 	}
 }
 
-// look sends echo requests that no device sees.
-func (l *tunLink) look() (small, whole answer) {
+// probe sends echo requests, bypassing the device.
+func (l *tunLink) probe() (small, whole answer) {
 	small, whole = l.echoes.last(smallEcho), l.echoes.last(wholeEcho)
 	l.echoes.next()
 	l.asker.Send(tunnelID, l.echoes.request(l.echoes.least()))
@@ -161,82 +151,30 @@ func (l *tunLink) look() (small, whole answer) {
 	return small, whole
 }
 
-// toGateway sends what the node routes to the device. The device has split
-// super-frames into packets of at most its MTU.
+// toGateway sends what the node routes to the device.
 func (l *tunLink) toGateway() error {
-	sender := l.endpoint.NewSender()
-	packets, sizes := newPackets(l.device.BatchSize()), make([]int, l.device.BatchSize())
-	for {
-		n, err := l.device.Read(packets, sizes, headroom)
-		for i := range n {
-			// What is dropped here the endpoint counts.
-			sender.Send(tunnelID, packets[i][headroom:headroom+sizes[i]])
-		}
-		if flushErr := sender.Flush(); errors.Is(flushErr, net.ErrClosed) {
-			return nil
-		}
-		l.endpoint.Poll()
-		switch {
-		case errors.Is(err, os.ErrClosed), err != nil && l.closing.Load():
-			return nil
-		case errors.Is(err, tun.ErrTooManySegments): // the rest of one super-frame is lost
-		case err != nil:
-			return fmt.Errorf("node: read from %s: %w", l.config.Interface, err)
-		}
+	err := carry.ToGateway(l.device, l.endpoint, tunnelID, carry.MaxPacket)
+	if err == nil || errors.Is(err, os.ErrClosed) || l.closing.Load() {
+		return nil
 	}
+	return fmt.Errorf("node: read from %s: %w", l.config.Interface, err)
 }
 
-// fromGateway gives what the gateway sends to the node's kernel. The device
-// merges packets of one TCP stream again.
+// fromGateway gives what the gateway sends to the node's kernel.
 func (l *tunLink) fromGateway() error {
-	receiver := l.endpoint.NewReceiver()
-	packets := newPackets(l.device.BatchSize())
-	batch := make([][]byte, 0, len(packets))
-	for {
-		switch err := receiver.Fill(); {
-		case err == nil, errors.Is(err, udp.ErrWoken):
-		case errors.Is(err, net.ErrClosed):
+	err := carry.FromGateways(l.endpoint, func(p *geneve.Packet) tun.Device {
+		if l.echoes.answeredIn(p.Data) {
 			return nil
-		default:
-			return fmt.Errorf("node: receive from the gateway: %w", err)
 		}
-		for more := true; more; {
-			batch = batch[:0]
-			for len(batch) < len(packets) {
-				var p geneve.Packet
-				if p, more = receiver.Next(); !more {
-					break
-				}
-				if l.echoes.answeredIn(p.Data) {
-					continue
-				}
-				buffer := packets[len(batch)]
-				batch = append(batch, buffer[:headroom+copy(buffer[headroom:], p.Data)])
-			}
-			if len(batch) == 0 {
-				break
-			}
-			// Other errors are about single packets that the kernel refuses.
-			if _, err := l.device.Write(batch, headroom); errors.Is(err, os.ErrClosed) {
-				return nil
-			}
-		}
+		return l.device
+	})
+	if err != nil {
+		return fmt.Errorf("node: receive from the gateway: %w", err)
 	}
+	return nil
 }
 
-// newPackets makes buffers that hold a packet of any size after the headroom.
-// Memory is only used up to the sizes that occur.
-func newPackets(n int) [][]byte {
-	slab := make([]byte, n*(headroom+packetRoom))
-	packets := make([][]byte, n)
-	for i := range packets {
-		packets[i], slab = slab[:headroom+packetRoom:headroom+packetRoom], slab[headroom+packetRoom:]
-	}
-	return packets
-}
-
-// close removes the device, and with it its address and routes, unless it is kept. It may
-// be called again.
+// close removes the device, and with it its address and routes, unless it is kept. It may be called again.
 func (l *tunLink) close() error {
 	var err error
 	if l.device != nil {

@@ -306,7 +306,7 @@ func TestTUNRefusals(t *testing.T) {
 	})
 	t.Run("no privilege", func(t *testing.T) {
 		c := testConfig(t, TUN)
-		withoutCapabilities(t, func() { requireRefusal(t, c, "CAP_NET_ADMIN; run culvert node as root") })
+		need.WithoutCapabilities(t, func() { requireRefusal(t, c, "CAP_NET_ADMIN; run culvert node as root") })
 		requireNothingLeft(t, c)
 	})
 }

@@ -11,8 +11,7 @@ import (
 	"culvert/gateway/configfile"
 )
 
-// overhead is what a tunnel puts around an inner packet: IPv4 or IPv6, UDP, Geneve or VXLAN,
-// Ethernet.
+// overhead is the size of the headers around an inner packet: IPv4 or IPv6, UDP, Geneve or VXLAN, Ethernet.
 func (c *Config) overhead() int {
 	if c.Underlay.Is6() {
 		return ipv6Len + 8 + 8 + 14
@@ -20,8 +19,7 @@ func (c *Config) overhead() int {
 	return ipv4Len + 8 + 8 + 14
 }
 
-// warn notes what a valid configuration may mean but probably does not, above all what
-// does not fit this machine.
+// warn reports what is valid but probably not meant, above all what does not fit this machine.
 func (c *Config) warn(e *configfile.Errors) {
 	if len(c.Routes) == 0 {
 		e.Warn("routes", "none, so nothing goes to the gateway; name the remote CIDRs, which culvert gateway --check -o json lists")
@@ -34,10 +32,10 @@ func (c *Config) warn(e *configfile.Errors) {
 		}
 	}
 	c.ownAddresses(e.Warn)
-	if gateway, err := netip.ParseAddr(c.Gateway); err == nil { // a name is looked up by New
+	if gateway, err := netip.ParseAddr(c.Gateway); err == nil { // New resolves a name
 		c.wayTo(gateway, e.Warn)
 	}
-	if link, err := netlink.LinkByName(c.Interface); err == nil && link.Attrs().Group != linkGroup {
+	if link, err := netlink.LinkByName(c.Interface); err == nil && link.Attrs().Group != linkGroup && !c.running() {
 		e.Warn("interface", "%s exists and is a %s link that culvert did not make; remove it or choose another name", c.Interface, link.Type())
 	}
 	for _, f := range []struct {
@@ -54,7 +52,7 @@ func (c *Config) warn(e *configfile.Errors) {
 	}
 }
 
-// ownAddresses says which addresses of the configuration this machine should have, or not.
+// ownAddresses warns about configured addresses that this machine should have but lacks, or has but should not.
 func (c *Config) ownAddresses(say func(path, format string, args ...any)) {
 	own, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
 	if err != nil {
@@ -80,7 +78,7 @@ func (c *Config) ownAddresses(say func(path, format string, args ...any)) {
 	}
 }
 
-// wayTo says what stands in the way to the gateway's outer address.
+// wayTo warns about obstacles on the path to the gateway's outer address.
 func (c *Config) wayTo(gateway netip.Addr, say func(path, format string, args ...any)) {
 	routes, err := netlink.RouteGet(gateway.AsSlice())
 	if err != nil || len(routes) == 0 {

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// answer is what a look at the gateway has brought.
+// answer is the result of one probe of the gateway.
 type answer uint8
 
 const (
@@ -23,7 +23,7 @@ const (
 	yes
 )
 
-// verdict is what is said about the gateway.
+// verdict is the state of the gateway as logged.
 type verdict uint8
 
 const (
@@ -34,28 +34,27 @@ const (
 )
 
 const (
-	patience      = 3               // looks without an answer before that is said
-	causePatience = 4 * time.Second // more than the kernel takes to find that nobody has an address
+	patience      = 3               // probes without an answer before that is logged
+	causePatience = 4 * time.Second // longer than the kernel needs to find that nobody has an address
 )
 
-// pace is how often a node looks at the gateway.
+// pace is how often a node probes the gateway.
 type pace struct {
-	look    time.Duration // while something is being found out
+	look    time.Duration // while the state is changing
 	settled time.Duration // while the gateway answers
-	cause   time.Duration // between two looks for the cause of its silence
+	cause   time.Duration // between two searches for the cause of its silence
 }
 
 var usualPace = pace{look: time.Second, settled: 10 * time.Second, cause: 10 * time.Second}
 
-// sight makes verdicts of looks.
-type sight struct {
+// observer turns probes into verdicts.
+type observer struct {
 	verdict       verdict
-	silent, short int // looks in a row without any answer, without one of mtu bytes
+	silent, short int // probes in a row without any answer, and without one of mtu bytes
 }
 
-// take adds a look: whether anything has come back, and whether a packet of mtu bytes
-// has.
-func (s *sight) take(small, whole answer) (changed bool) {
+// take adds a probe: whether anything came back, and whether a packet of mtu bytes did.
+func (s *observer) take(small, whole answer) (changed bool) {
 	count := func(n *int, a answer) {
 		switch a {
 		case yes:
@@ -79,13 +78,13 @@ func (s *sight) take(small, whole answer) (changed bool) {
 	return s.verdict != was
 }
 
-// settled reports whether there is nothing to find out.
-func (s *sight) settled() bool { return s.verdict == answers && s.silent == 0 && s.short == 0 }
+// settled reports whether the state is known and good.
+func (s *observer) settled() bool { return s.verdict == answers && s.silent == 0 && s.short == 0 }
 
-// watch looks whether the gateway answers, and says so when that changes.
+// watch checks whether the gateway answers, and logs changes.
 func (n *Node) watch(ctx context.Context) {
-	var s sight
-	var said string // the cause of the gateway's silence
+	var s observer
+	var said string // the logged cause of the gateway's silence
 	var saidAt time.Time
 	next := time.NewTimer(0)
 	defer next.Stop()
@@ -95,7 +94,7 @@ func (n *Node) watch(ctx context.Context) {
 			return
 		case <-next.C:
 		}
-		changed := s.take(n.link.look())
+		changed := s.take(n.link.probe())
 		remote := *n.remote.Load()
 		entry := n.log.WithField("remote", remote)
 		switch {
@@ -123,15 +122,14 @@ func (n *Node) watch(ctx context.Context) {
 	}
 }
 
-// silence finds out why the gateway at remote does not answer, as far as that can be told
-// from here.
+// silence finds the cause of the silence of the gateway at remote, as far as it can be seen from here.
 func (n *Node) silence(ctx context.Context, remote netip.Addr) (cause, remedy string) {
 	c, speaks := n.config, n.link.mode()
 	if speaks == TUN {
 		speaks = Geneve
 	}
 	say := func(path, format string, args ...any) {
-		if cause == "" && path != "mtu" { // small packets pass all the same
+		if cause == "" && path != "mtu" { // small packets pass anyway
 			cause, remedy, _ = strings.Cut(path+": "+fmt.Sprintf(format, args...), "; ")
 		}
 	}
@@ -156,14 +154,13 @@ func (n *Node) silence(ctx context.Context, remote netip.Addr) (cause, remedy st
 			c.Port, written(c.GatewayAddress), c.VNI, c.Underlay, written(c.Address), speaks)
 }
 
-// knock sends an empty datagram to the gateway's port and returns the error that comes
-// back, if any: the kernel tells a connected socket what ICMP says. A gateway that runs
-// drops it.
+// knock sends an empty datagram to the gateway's port and returns the resulting error, if any: the kernel reports ICMP errors to a connected socket.
+// A running gateway drops the datagram.
 func (c *Config) knock(ctx context.Context, at netip.AddrPort) error {
 	dialer := net.Dialer{
 		LocalAddr: net.UDPAddrFromAddrPort(netip.AddrPortFrom(c.Underlay, 0)),
 		Control: func(_, _ string, conn syscall.RawConn) (err error) {
-			// Without it, a host that nobody answers for is no error.
+			// Without it, an unreachable host is no error.
 			level, option := unix.IPPROTO_IP, unix.IP_RECVERR
 			if at.Addr().Is6() {
 				level, option = unix.IPPROTO_IPV6, unix.IPV6_RECVERR

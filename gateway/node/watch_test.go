@@ -31,7 +31,7 @@ func TestSight(t *testing.T) {
 		{"a gateway that begins to answer", "yn nn nn nn yn yy", "- - - silent short answers"},
 	} {
 		names := map[verdict]string{answers: "answers", short: "short", silent: "silent"}
-		var s sight
+		var s observer
 		var said []string
 		for look := range strings.FieldsSeq(tt.looks) {
 			if s.take(letters[look[0]], letters[look[1]]) {

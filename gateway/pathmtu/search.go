@@ -6,47 +6,47 @@ import (
 )
 
 const (
-	// Floor is the least size that a Search finds, whatever probes say: every IPv4 host takes as much (RFC 791, Section 3.1). So who
-	// swallows probes costs itself no more than that.
+	// Floor is the smallest size that a Search finds, whatever probes say: every IPv4 host accepts it (RFC 791, Section 3.1). So an end that swallows
+	// probes reduces its own size no further.
 	Floor = 576
-	// Small is the size of the probe that tells whether probes are answered at all.
+	// Small is the size of the probe that shows whether probes are answered at all.
 	Small = 100
 
-	// answerTime is how long an answer may take. RFC 8899, Section 5.1.1, demands a second and would rather have 15; so late answers
-	// count, too.
+	// answerTime is how long an answer may take. RFC 8899, Section 5.1.1, requires a second and recommends 15; so late answers count too.
 	answerTime = time.Second
-	// confirmInterval lies between two probes of a size that passes, on a leg that is in use.
+	// confirmInterval is the time between probes of a size that passes, on a leg in use.
 	confirmInterval = 2 * time.Second
-	// muteInterval lies between two probes of an end that has answered nothing in muteRounds.
+	// muteInterval is the time between probes of an end that answered nothing in muteRounds.
 	muteInterval = 15 * time.Second
-	// muteRounds is how many rounds in a row nothing is answered in before an end counts as one that answers nothing.
+	// muteRounds is how many rounds in a row without an answer make an end count as mute.
 	muteRounds = 3
-	// raiseInterval is how long a smaller size is kept before larger ones are tried. RFC 8899, Section 5.1.1, has 10 minutes for all
-	// paths; here only a path that fell again soon after it rose has to wait as long (raiseLong).
+	// raiseInterval is how long a smaller size is kept before larger ones are tried. RFC 8899, Section 5.1.1, has 10 minutes for all paths; here only
+	// a path that fell again soon after it rose waits that long (raiseLong).
 	raiseInterval = time.Minute
 	raiseLong     = 10 * time.Minute
+	// tryInterval is the time between single probes of the configured size on a path that carries less, to find out soon when it carries all again.
+	tryInterval = 4 * time.Second
 
-	// sizesAtOnce is how many sizes between two are tried at once, step what their distance is in the end.
+	// sizesAtOnce is how many sizes between two are tried at once, step their final distance.
 	sizesAtOnce = 16
-	sizesAbove  = 6 // how many above them, so that one that gets through shows that others were lost by chance
+	sizesAbove  = 6 // how many above them, so that one that passes shows that others were lost by chance
 	step        = 4
 
-	// Loss for want of room, as in a flood, tells nothing of sizes (RFC 4821, Section 7.6.4). So an edge has to be proved, against two
-	// odds. Of probes of sizes much alike, all n below it are answered and all n above it lost by chance once in 4^n at most. And of two
-	// sizes that are step apart, the smaller is answered n times before the larger once in 2^n. RFC 8899, Section 5.1.2, would have three
-	// losses.
+	// Loss by congestion, as in a flood, says nothing about sizes (RFC 4821, Section 7.6.4). So an edge must be proved against two probabilities.
+	// Among probes of similar sizes, all n below it are answered and all n above it lost by chance at most once in 4^n. And of two sizes that are
+	// step apart, the smaller is answered n times before the larger once in 2^n. RFC 8899, Section 5.1.2, requires three losses.
 	edgePairs = 8  // probes of both sizes in a round
 	edgeProof = 16 // bits
 )
 
-// Way is where packets vanish.
+// Way is the direction in which packets vanish.
 type Way uint8
 
-// Ways. An end that merely answers pings tells no direction.
+// Ways. An end that only answers pings does not show the direction.
 const (
 	Either Way = iota
-	There      // and back, too, for all that is known
-	Back       // alone
+	There      // and possibly back too
+	Back       // only back
 )
 
 func (w Way) String() string { return [...]string{"to or from", "to", "from"}[w] }
@@ -55,29 +55,29 @@ func (w Way) String() string { return [...]string{"to or from", "to", "from"}[w]
 type Kind uint8
 
 const (
-	// Echo is an ICMP echo request: its answer is as long.
+	// Echo is an ICMP echo request: its answer has the same size.
 	Echo Kind = iota
-	// ShortEcho asks for a short answer besides, which tells of the way there alone. Who does not know that answers as to any other.
+	// ShortEcho is an echo request that also asks for a short answer, which tests only the way there. Other hosts answer it as usual.
 	ShortEcho
-	// ARP is an ARP request with padding, which no answer repeats.
+	// ARP is a padded ARP request, whose answer is short.
 	ARP
 )
 
-// A Probe is a request that fills the path like an IP packet of so many bytes.
+// A Probe is a request that occupies the path like an IP packet of this size.
 type Probe struct {
 	Size int
 	Kind Kind
 }
 
-// MaxProbes is how many probes there are in a round, at most.
+// MaxProbes is the maximum number of probes in a round.
 const MaxProbes = sizesAtOnce + sizesAbove + 4
 
-// Result is what is known of a leg.
+// Result is the current knowledge about a leg.
 type Result struct {
-	Size  int  // the largest packet that passes both ways, as far as is known
-	Known bool // a probe has told; else Size is the configured one
+	Size  int  // the largest packet known to pass both ways
+	Known bool // by a probe; otherwise Size is the configured one
 	Way   Way  // where larger ones vanish
-	// OneWay: the other end answers no echo requests. So Size is that of the way there, and nothing tells of the way back.
+	// OneWay: the other end answers no echo requests. So Size is that of the way there, and the way back is unknown.
 	OneWay bool
 }
 
@@ -89,7 +89,7 @@ const (
 	rising
 )
 
-// A round is the probes sent at one time, and what became of them.
+// A round is a set of probes sent at one time, and their outcomes.
 type round struct {
 	nonce    uint64
 	at       time.Duration
@@ -102,19 +102,21 @@ type round struct {
 type Search struct {
 	Result
 	ceiling int
-	cut     int // the other end sends larger answers in fragments; so nothing is known of larger packets; 0 = it does not
+	cut     int // the other end fragments larger answers, so nothing is known about larger packets; 0 = it does not
 	arp     bool
 
 	phase    phase
-	mute     int // rounds in a row in which nothing was answered
-	lo, hi   int // a size that passes, 0 if none is known, and one that does not, 0 if none was tried
-	proof    int // bits, that nothing as large as hi passes
+	mute     int // rounds in a row without any answer
+	lo, hi   int // a size that passes, 0 if unknown, and one that does not, 0 if untried
+	proof    int // bits of proof that nothing as large as hi passes
 	raiseAt  time.Duration
-	rose     time.Duration // when Size grew last; 0 = never
+	tryAt    time.Duration // when the configured size is tried next
+	trying   bool          // in this round
+	rose     time.Duration // when Size last grew; 0 = never
 	now, was round
 	late     bool // a probe of Size was answered after its round
 	short    bool // the other end gives short answers
-	there    bool // a probe of Size got there
+	there    bool // a probe of Size arrived there
 }
 
 // New returns a Search that never finds more than ceiling. arp: the other end answers ARP.
@@ -122,9 +124,9 @@ func New(ceiling int, arp bool) *Search {
 	return &Search{Result: Result{Size: ceiling}, ceiling: ceiling, arp: arp}
 }
 
-// Look is to be called now and then, at least once in confirmInterval. nonce has to be new and unforeseeable; used says whether anybody
-// uses the leg. The caller sends the probes that it returns, in order, the n-th with number n: the one that matters most comes first, as
-// hosts limit how many they answer. changed: Result is another one.
+// Look must be called at least once in confirmInterval. nonce must be new and unpredictable; used says whether the leg is in use. The caller sends
+// the returned probes in order, the n-th with number n: the most important ones come first, because hosts limit how many they answer. changed: Result
+// has changed.
 func (s *Search) Look(now time.Duration, nonce uint64, used bool) (probes []Probe, changed bool) {
 	r := &s.now
 	if r.open {
@@ -140,13 +142,16 @@ func (s *Search) Look(now time.Duration, nonce uint64, used bool) (probes []Prob
 	if s.phase == settled && s.Size < s.ceiling && now >= s.raiseAt {
 		s.phase, s.lo, s.hi = rising, s.Size, s.ceiling+1
 	}
+	if s.trying = s.phase == settled && s.Size < s.ceiling && now >= s.tryAt; s.trying {
+		s.tryAt = now + tryInterval
+	}
 	s.now, s.was = s.was, s.now
 	*r = round{nonce: nonce, at: now, probes: s.plan(r.probes[:0]), open: true}
 	r.answered = make([]bool, len(r.probes))
 	return r.probes, changed
 }
 
-// Returned is to be called when the other end, which has answered nothing, answers otherwise: it is probed at once.
+// Returned must be called when an end that was mute answers otherwise: it is probed at once.
 func (s *Search) Returned() { s.mute = 0 }
 
 func (s *Search) due(now time.Duration, used bool) bool {
@@ -162,7 +167,7 @@ func (s *Search) due(now time.Duration, used bool) bool {
 	return used && since >= confirmInterval
 }
 
-// target is the largest size that is both believed in and answered whole.
+// target is the largest size that is assumed to pass and is answered unfragmented.
 func (s *Search) target() int {
 	if s.cut > 0 && s.cut < s.Size {
 		return s.cut
@@ -170,20 +175,23 @@ func (s *Search) target() int {
 	return s.Size
 }
 
-// below is the size that stands for all that pass: lo, or the small one where no other is known to.
+// below is the size that represents all that pass: lo, or the small one if no other is known to pass.
 func (s *Search) below() int { return max(s.lo, Small) }
 
-// edge reports whether lo and hi are as near to each other as it pays.
+// edge reports whether lo and hi are close enough to stop.
 func (s *Search) edge() bool { return s.hi > 0 && s.hi-max(s.lo, Floor-1) <= step }
 
-// plan returns the probes of the next round. Sizes fall, or alternate, so that no more than two of them make a train. The last
-// one is a small echo request; where nobody answers such, a small one by ARP stands before it.
+// plan returns the probes of the next round. Sizes fall, or alternate, so that at most two of them form a train. The last one is a small echo
+// request; if the other end answers none, a small ARP probe precedes it.
 func (s *Search) plan(p []Probe) []Probe {
 	target, kind := s.target(), Echo
 	if s.OneWay {
 		kind = ARP
 	}
 	p = append(p, Probe{target, kind})
+	if s.trying {
+		p = append(p, Probe{s.ceiling, kind})
+	}
 	switch s.phase {
 	case doubting:
 		if s.hi == 0 {
@@ -228,8 +236,8 @@ func between(p []Probe, kind Kind, lo, hi, n int) []Probe {
 	return p
 }
 
-// Answered takes note of an answer: of which round and number, and how large. fragment: it is the first part of more. It returns false if
-// nobody waits for such an answer.
+// Answered handles an answer: its round and number, and its size. fragment: it is the first fragment of several. It returns false if no such answer
+// is expected.
 func (s *Search) Answered(nonce uint64, number, size int, fragment bool) bool {
 	r := &s.now
 	if nonce != r.nonce {
@@ -247,7 +255,7 @@ func (s *Search) Answered(nonce uint64, number, size int, fragment bool) bool {
 	case p.Kind == ShortEcho && size < p.Size:
 		s.short = true
 		s.there = s.there || p.Size > Small
-	case fragment: // the whole request has arrived, and the answer is cut to the other end's own MTU
+	case fragment: // the whole request arrived, and the answer is cut to the other end's own MTU
 		s.cut = max(size, Floor)
 	case size < p.Size || p.Kind == ShortEcho && p.Size > Small:
 		return true // it proves nothing
@@ -262,7 +270,7 @@ func (s *Search) Answered(nonce uint64, number, size int, fragment bool) bool {
 	return true
 }
 
-// AnsweredARP takes note of an answer to the ARP probe with a number of this round.
+// AnsweredARP handles the answer to the ARP probe with this number in this round.
 func (s *Search) AnsweredARP(number int) {
 	switch r := &s.now; {
 	case number >= len(r.probes) || r.probes[number].Kind != ARP:
@@ -281,8 +289,13 @@ func (s *Search) conclude(now time.Duration) (changed bool) {
 	late, echo := s.late, r.answered[len(r.probes)-1]
 	s.late = false
 	if s.OneWay && echo {
-		s.OneWay = false // from here on; ARP says nothing of the way back
-		s.settle()
+		s.OneWay = false // from now on; ARP says nothing about the way back
+		s.finish()
+		return true
+	}
+	if s.trying && r.answered[1] { // the path carries everything again
+		s.Size, s.Known, s.rose, s.mute, s.there = s.ceiling, true, now, 0, false
+		s.finish()
 		return true
 	}
 	switch {
@@ -293,9 +306,9 @@ func (s *Search) conclude(now time.Duration) (changed bool) {
 		if s.phase == rising {
 			return s.rise(now) || changed
 		}
-		s.settle()
+		s.finish()
 		return changed
-	case !slices.Contains(r.answered, true): // that says nothing of sizes
+	case !slices.Contains(r.answered, true): // says nothing about sizes
 		s.mute++
 		switch {
 		case s.arp && !s.OneWay && (s.mute == muteRounds || !s.Known):
@@ -303,7 +316,7 @@ func (s *Search) conclude(now time.Duration) (changed bool) {
 		case s.mute != muteRounds:
 			return false
 		}
-		s.settle()
+		s.finish()
 		return false
 	}
 	s.mute = 0
@@ -317,15 +330,15 @@ func (s *Search) conclude(now time.Duration) (changed bool) {
 		s.phase, s.lo, s.hi, s.there = doubting, 0, 0, false
 	default: // there is nothing smaller to find
 		s.raiseAt = now + raiseInterval
-		s.settle()
+		s.finish()
 	}
 	return false
 }
 
-// prove narrows lo and hi, and counts what tells a black hole from loss.
+// prove narrows lo and hi, and counts evidence that tells a black hole from loss.
 func (s *Search) prove() {
 	edge, lo, hi := s.edge(), s.lo, s.hi
-	if s.narrow(); s.lo >= hi { // it does pass
+	if s.narrow(); s.lo >= hi { // it passes after all
 		s.proof = 0
 		return
 	}
@@ -342,16 +355,16 @@ func (s *Search) prove() {
 		}
 	}
 	switch {
-	case lo > 0 && hi-lo <= sizesAtOnce*step && missed == 0: // the sizes are much alike
+	case lo > 0 && hi-lo <= sizesAtOnce*step && missed == 0: // the sizes are similar
 		s.proof += 2 * min(passed, above)
-	case edge && lo > 0 && passed == 0: // lo does not pass any more
+	case edge && lo > 0 && passed == 0: // lo no longer passes
 		s.lo, s.hi, s.proof = 0, lo, 0
 	case edge:
 		s.proof += passed
 	}
 }
 
-// narrow sets lo and hi by what was answered.
+// narrow updates lo and hi from the answers.
 func (s *Search) narrow() {
 	for i, p := range s.now.probes {
 		if s.now.answered[i] && p.Kind != ShortEcho && p.Size >= Floor {
@@ -378,8 +391,11 @@ func (s *Search) fall(now time.Duration) {
 	if s.rose != 0 && now-s.rose < raiseLong {
 		pause = raiseLong
 	}
-	s.raiseAt = now + pause
-	s.settle()
+	s.raiseAt, s.tryAt = now+pause, now+tryInterval
+	if pause == raiseLong {
+		s.tryAt = s.raiseAt
+	}
+	s.finish()
 }
 
 func (s *Search) rise(now time.Duration) (changed bool) {
@@ -389,9 +405,9 @@ func (s *Search) rise(now time.Duration) (changed bool) {
 	}
 	if s.hi-s.lo <= step || s.Size >= s.ceiling {
 		s.raiseAt = now + raiseInterval
-		s.settle()
+		s.finish()
 	}
 	return changed
 }
 
-func (s *Search) settle() { s.phase, s.lo, s.hi, s.proof = settled, 0, 0, 0 }
+func (s *Search) finish() { s.phase, s.lo, s.hi, s.proof = settled, 0, 0, 0 }

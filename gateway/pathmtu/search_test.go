@@ -262,7 +262,7 @@ func TestHoleWidthChanges(t *testing.T) {
 	}
 }
 
-// TestPathRises: a path that carries more again is found within raiseInterval; one that keeps falling is asked less often.
+// TestPathRises: a path that carries all again is found within a few seconds, one that carries more within raiseInterval; one that keeps falling is asked less often.
 func TestPathRises(t *testing.T) {
 	at := func(seen []sight, size int, from time.Duration) time.Duration {
 		for _, x := range seen {
@@ -277,7 +277,7 @@ func TestPathRises(t *testing.T) {
 			w.there = hole
 		}
 	})
-	if up := at(seen, 1340, 2*time.Minute); up < 0 || up > 2*time.Minute+raiseInterval+3*tick {
+	if up := at(seen, 1340, 2*time.Minute); up < 0 || up > 2*time.Minute+8*time.Second {
 		t.Errorf("whole again at %v; %v", up, seen)
 	}
 	if s.Size != 1340 {
@@ -290,6 +290,14 @@ func TestPathRises(t *testing.T) {
 	})
 	if s.Size > 1290 || s.Size < 1290-step {
 		t.Errorf("a path that rises in part: %+v", s.Result)
+	}
+	seen, _, _, _ = drive(1340, true, 5*time.Minute, 1, func(now time.Duration, w *wire) { // whose end answers ARP alone
+		if w.deaf, w.there = true, 0; now < 2*time.Minute {
+			w.there = hole
+		}
+	})
+	if up := at(seen, 1340, 2*time.Minute); up < 0 || up > 2*time.Minute+8*time.Second {
+		t.Errorf("whole again by ARP at %v; %v", up, seen)
 	}
 	seen, _, _, _ = drive(1340, false, 2*time.Hour, 1, func(now time.Duration, w *wire) {
 		if w.there = 0; now/(30*time.Second)%2 == 0 {

@@ -1,44 +1,42 @@
-// Package seats shares the connections of a listener among those who make them, so that
-// who makes many keeps out nobody else.
+// Package seats is a per-source connection limiter for a listener: no client can lock out others by opening many connections.
 package seats
 
 import (
 	"net"
 	"net/netip"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 )
 
-// A Listener has room for Max connections at a time, and closes those beyond at once. A
-// network holds at most as many seats as stay free, and an address at most as many as its
-// network may still take: one alone gets 11, and neither an address nor the others of its
-// network can lock out an address elsewhere. Who comes without an address, by a Unix
-// socket, may have all seats, and waits for one that was left and will be free.
+// A Listener has room for Max connections (seats) at a time. A network may hold as many seats as are free, and an address as many as its network may
+// still take: one address alone gets 11, and neither an address nor the rest of its network can lock out an address elsewhere. The next connection of
+// a source at its share waits for a seat of its own that is about to become free; otherwise it takes the seat of its oldest connection that has sent
+// nothing, or else of its oldest. So a client that sends its request at once is answered before its turn comes. A connection without a seat is closed
+// at once. Connections without an address, by a Unix socket, may use all seats, and wait for one that is about to become free.
 type Listener struct {
 	net.Listener
 	refused atomic.Uint64
 	freed   sync.Cond
 
-	mu    sync.Mutex
-	total int // +checklocks:mu
-	// of them, those whose connection is closed
-	left int  // +checklocks:mu
-	done bool // +checklocks:mu
+	mu   sync.Mutex
+	all  []*seated // oldest first; +checklocks:mu
+	left int       // how many of them are closed; +checklocks:mu
+	done bool      // +checklocks:mu
 	// by network and by address
 	taken map[netip.Prefix]int // +checklocks:mu
 }
 
 const (
-	// Max is how many seats a Listener has.
+	// Max is the number of seats.
 	Max = 32
-	// seatTime is how long a seat is taken at least. With it the seats also bound how
-	// many connections are served in a second: 320, and 110 of one address.
+	// seatTime is how long an answer takes a seat at least. So the seats also limit answers per second: 320, and 110 to one address.
 	seatTime = 100 * time.Millisecond
 )
 
-// New returns a Listener for the connections of l, which belongs to it from here on.
+// New returns a Listener for the connections of l, which it then owns.
 func New(l net.Listener) *Listener {
 	s := &Listener{Listener: l, taken: map[netip.Prefix]int{}}
 	s.freed.L = &s.mu
@@ -52,21 +50,25 @@ func (s *Listener) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		var network, address netip.Prefix
-		if from, ok := c.RemoteAddr().(*net.TCPAddr); ok {
-			network, address = origin(from.AddrPort().Addr())
-		}
-		if s.take(network, address) {
-			until := time.Now().Add(seatTime)
-			return &seated{c, sync.OnceFunc(func() { s.leaveAt(until, network, address) })}, nil
+		next := &seated{Conn: c, of: s, source: sourceOf(c), begin: time.Now()}
+		victim, ok := s.take(next)
+		if ok && (victim == nil || victim.left) {
+			return next, nil
 		}
 		s.refused.Add(1)
-		c.Close()
-		runtime.Gosched() // packets first
+		if ok {
+			victim.Conn.Close()
+		} else {
+			c.Close()
+		}
+		runtime.Gosched() // packets first, and connections that got a seat before
+		if ok {
+			return next, nil
+		}
 	}
 }
 
-// Close implements net.Listener. Nobody gets a seat any more.
+// Close implements net.Listener. No connection gets a seat afterwards.
 func (s *Listener) Close() error {
 	s.mu.Lock()
 	s.done = true
@@ -75,45 +77,113 @@ func (s *Listener) Close() error {
 	return s.Listener.Close()
 }
 
-// origin returns what a counts for: 256 addresses of IPv4, and of IPv6, where a host has
-// a /64 to itself, a site's /48.
-func origin(a netip.Addr) (network, address netip.Prefix) {
-	a = a.Unmap().WithZone("")
-	bits, own := 24, 32
-	if a.Is6() {
-		bits, own = 48, 64
+// A source is what a connection counts against. Its zero value is a Unix socket.
+type source struct{ network, address netip.Prefix }
+
+// Local sources, which count as one each, however many addresses they have: a local client may use all of 127.0.0.0/8 and ::1, and the machine's own
+// addresses. There are two, so that a client on the one cannot lock out the kubelet on the other, which probes a pod in the host network from the
+// machine's address.
+var (
+	loopback = source{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("127.0.0.0/32")}
+	own      = source{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("0.0.0.0/32")}
+)
+
+// sourceOf returns the source of a connection.
+func sourceOf(c net.Conn) source {
+	from, ok := c.RemoteAddr().(*net.TCPAddr)
+	switch {
+	case !ok:
+		return source{}
+	case from.IP.IsLoopback():
+		return loopback
+	case isOwn(from, c.LocalAddr()):
+		return own
 	}
-	network, _ = a.Prefix(bits) // fails for longer prefixes only
-	address, _ = a.Prefix(own)
-	return network, address
+	return origin(from.AddrPort().Addr())
 }
 
-func (s *Listener) take(network, address netip.Prefix) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for !address.IsValid() && s.total == Max && s.left > 0 && !s.done {
-		s.freed.Wait()
+// isOwn reports whether a connection comes from an address of this machine. It asks the kernel, which needs no list of addresses, because they
+// change: packets to the machine's own address have that address as source.
+func isOwn(from *net.TCPAddr, to net.Addr) bool {
+	if to, ok := to.(*net.TCPAddr); ok && to.IP.Equal(from.IP) {
+		return true
 	}
-	free := Max - s.total
-	if s.done || free == 0 || address.IsValid() && s.taken[address] >= free-s.taken[network] {
+	c, err := net.DialUDP("udp", nil, (*net.UDPAddr)(from)) // sends nothing
+	if err != nil {
 		return false
 	}
-	s.total++
-	s.taken[network]++
-	s.taken[address]++
-	return true
+	defer c.Close()
+	return c.LocalAddr().(*net.UDPAddr).IP.Equal(from.IP)
 }
 
-func (s *Listener) leave(network, address netip.Prefix) {
+// origin returns the source for a remote address. Its network is a /24 for IPv4; for IPv6, where a host has a /64 to itself, a site's /48.
+func origin(a netip.Addr) (of source) {
+	a = a.Unmap().WithZone("")
+	bits, host := 24, 32
+	if a.Is6() {
+		bits, host = 48, 64
+	}
+	of.network, _ = a.Prefix(bits) // fails for longer prefixes only
+	of.address, _ = a.Prefix(host)
+	return of
+}
+
+// take gives next a seat, if necessary that of victim, which the caller closes.
+func (s *Listener) take(next *seated) (victim *seated, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.leaveLocked(network, address)
+	known := next.source != source{}
+	for !known && len(s.all) == Max && s.left > 0 && !s.done {
+		s.freed.Wait()
+	}
+	if s.done {
+		return nil, false
+	}
+	if free := Max - len(s.all); free == 0 || known && s.taken[next.address] >= free-s.taken[next.network] {
+		if !known {
+			return nil, false
+		}
+		if victim = s.oldest(next.source); victim == nil {
+			return nil, false
+		}
+		next.begin = victim.free(next.begin)
+		s.remove(victim)
+	}
+	s.all = append(s.all, next)
+	s.taken[next.network]++
+	s.taken[next.address]++
+	return victim, true
 }
 
+// oldest returns the connection to evict for another of its address or, if there is none, of its network; nil if there is none either.
+//
 // +checklocks:s.mu
-func (s *Listener) leaveLocked(network, address netip.Prefix) {
-	s.total--
-	for _, of := range []netip.Prefix{network, address} {
+func (s *Listener) oldest(of source) (victim *seated) {
+	for _, c := range s.all {
+		switch {
+		case c.network != of.network || s.taken[of.address] > 0 && c.address != of.address:
+		case c.left:
+			return c
+		case victim == nil || victim.asked.Load() && !c.asked.Load():
+			victim = c
+		}
+	}
+	return victim
+}
+
+// remove frees a seat, if it is not free.
+//
+// +checklocks:s.mu
+func (s *Listener) remove(c *seated) {
+	i := slices.Index(s.all, c)
+	if i < 0 {
+		return
+	}
+	s.all = slices.Delete(s.all, i, i+1)
+	if c.left {
+		s.left--
+	}
+	for _, of := range []netip.Prefix{c.network, c.address} {
 		if s.taken[of]--; s.taken[of] == 0 {
 			delete(s.taken, of)
 		}
@@ -121,21 +191,24 @@ func (s *Listener) leaveLocked(network, address netip.Prefix) {
 	s.freed.Signal()
 }
 
-// leaveAt is leave, but for that the seat stays taken until its time.
-func (s *Listener) leaveAt(until time.Time, network, address netip.Prefix) {
-	early := time.Until(until)
-	if early <= 0 {
-		s.leave(network, address)
-		return
-	}
+// leave frees the seat of a closed connection, after an answer once seatTime is over.
+func (s *Listener) leave(c *seated) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if c.left || !slices.Contains(s.all, c) {
+		return
+	}
+	early := time.Until(c.free(time.Now()))
+	if early <= 0 {
+		s.remove(c)
+		return
+	}
+	c.left = true
 	s.left++
 	time.AfterFunc(early, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.left--
-		s.leaveLocked(network, address)
+		s.remove(c)
 	})
 }
 
@@ -143,24 +216,56 @@ func (s *Listener) leaveAt(until time.Time, network, address netip.Prefix) {
 func (s *Listener) InUse() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.total
+	return len(s.all)
 }
 
-// Refused returns how many connections were closed because they had no seat.
+// Refused returns how many connections were closed because they had no seat, or lost it to another of their source.
 func (s *Listener) Refused() uint64 { return s.refused.Load() }
 
 // seated is a connection that gives its seat back when it is closed.
 type seated struct {
 	net.Conn
-	leave func()
+	of *Listener
+	source
+	begin time.Time   // when it may send a request
+	asked atomic.Bool // it has sent something
+	left  bool        // closed before its time; guarded by of.mu
 }
 
-// NetConn returns the connection that has the seat.
+// free returns when a connection arriving at now may get the seat.
+func (c *seated) free(now time.Time) time.Time {
+	free := c.begin
+	if c.asked.Load() {
+		free = free.Add(seatTime)
+	}
+	if free.Before(now) {
+		return now
+	}
+	return free
+}
+
+// Read implements net.Conn.
+func (c *seated) Read(b []byte) (int, error) {
+	time.Sleep(time.Until(c.begin))
+	n, err := c.Conn.Read(b)
+	if n > 0 {
+		c.asked.Store(true) // a connection about to be answered is evicted after those that sent nothing
+	}
+	return n, err
+}
+
+// NetConn returns the connection in the seat.
 func (c *seated) NetConn() net.Conn { return c.Conn }
+
+// Write implements net.Conn.
+func (c *seated) Write(b []byte) (int, error) {
+	c.asked.Store(true)
+	return c.Conn.Write(b)
+}
 
 // Close implements net.Conn.
 func (c *seated) Close() error {
 	err := c.Conn.Close()
-	c.leave()
+	c.of.leave(c)
 	return err
 }

@@ -2,8 +2,10 @@ package seats
 
 import (
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -17,7 +19,7 @@ func TestSeats(t *testing.T) {
 	for _, tt := range []struct {
 		name      string
 		addresses []string
-		want      []int // seats of each
+		want      []int // seats of each, when it comes
 	}{
 		{"one alone", []string{"10.0.1.1"}, []int{11}},
 		{"two networks", []string{"10.0.1.1", "10.0.2.1"}, []int{11, 7}},
@@ -26,22 +28,25 @@ func TestSeats(t *testing.T) {
 		{"a site with many hosts", addresses("fd00:0:0:%x::1", 200, "fd00:1::1"), append(append([]int{11, 4, 1}, make([]int, 197)...), 6)},
 		{"the same in both families", []string{"10.0.1.1", "::ffff:10.0.1.1"}, []int{11, 0}},
 		{"eight networks", addresses("10.0.%d.1", 8), []int{11, 7, 5, 3, 2, 2, 1, 1}},
+		{"this machine by its loopback addresses", addresses("127.1.%d.1", 200, "::1", "::ffff:127.0.0.1", "10.0.1.1"), append(append([]int{11}, make([]int, 201)...), 7)},
+		{"and by its own ones", addresses("127.1.%d.1", 200, "192.0.2.1", "192.0.2.1", "10.0.1.1"), append(append([]int{11}, make([]int, 199)...), 7, 0, 5)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := New(nil)
 			for i, a := range tt.addresses {
 				got := 0
-				for s.take(origin(netip.MustParseAddr(a))) {
+				for {
+					if victim, ok := s.take(s.from(a)); !ok || victim != nil {
+						break
+					}
 					got++
 				}
 				if got != tt.want[i] {
 					t.Errorf("%s: %d seats, want %d", a, got, tt.want[i])
 				}
 			}
-			for i, a := range tt.addresses {
-				for range tt.want[i] {
-					s.leave(origin(netip.MustParseAddr(a)))
-				}
+			for len(s.all) > 0 {
+				s.leave(s.all[0])
 			}
 			if s.InUse() != 0 || len(s.taken) != 0 {
 				t.Errorf("%d seats in use in the end, %v", s.InUse(), s.taken)
@@ -50,19 +55,133 @@ func TestSeats(t *testing.T) {
 	}
 }
 
+// from returns a connection from an address to 192.0.2.1, without a seat. Whatever addresses the machine has of a test's, they are elsewhere.
+func (s *Listener) from(a string) *seated {
+	at := netip.MustParseAddr(a)
+	c := &caller{from: net.TCPAddrFromAddrPort(netip.AddrPortFrom(at, 9)), closed: make(chan net.Addr, 9)}
+	seat := &seated{Conn: c, of: s, source: origin(at)}
+	if at.Unmap().IsLoopback() || a == "192.0.2.1" {
+		seat.source = sourceOf(c)
+	}
+	return seat
+}
+
+// TestSeatsMakeRoom: at its share, an address loses its oldest connection that waits, or else the oldest; one without any takes that of
+// another of its network, and nobody takes one elsewhere.
+func TestSeatsMakeRoom(t *testing.T) {
+	s := New(nil)
+	take := func(a string) (c, victim *seated, ok bool) {
+		c = s.from(a)
+		victim, ok = s.take(c)
+		return c, victim, ok
+	}
+	var held []*seated
+	for range 11 { // at the beginning of time: their answers are long ago
+		c, _, _ := take("10.0.1.1")
+		held = append(held, c)
+	}
+	for _, i := range []int{0, 2} {
+		held[i].Write(nil)
+	}
+	for _, want := range []int{1, 3, 4} {
+		c, victim, ok := take("10.0.1.1")
+		if !ok || victim != held[want] {
+			t.Fatalf("connection %d makes room, want %d", slices.Index(held, victim), want)
+		}
+		c.Write(nil)
+		victim.Close() // again
+	}
+	for _, c := range held {
+		c.Write(nil)
+	}
+	if _, victim, ok := take("10.0.1.1"); !ok || victim != held[0] {
+		t.Errorf("where none waits, connection %d makes room, want 0", slices.Index(held, victim))
+	}
+	for i := range 6 { // of which four find a free seat, and one more another one
+		_, victim, ok := take(fmt.Sprintf("10.0.1.%d", 2+i/4))
+		if free := i < 5; !ok || free != (victim == nil) || victim != nil && victim.address != s.from("10.0.1.3").address {
+			t.Errorf("connection %d of the same network: %v, %t", i, victim, ok)
+		}
+	}
+	if _, victim, ok := take("10.0.1.4"); !ok || victim == nil || victim.network != s.from("10.0.1.1").network {
+		t.Errorf("an address of the same network without a seat: %v, %t", victim, ok)
+	}
+	n := s.InUse()
+	for i := range 40 { // networks, until nothing is left
+		take(fmt.Sprintf("10.0.%d.1", 2+i))
+	}
+	if _, _, ok := take("10.9.9.9"); ok || s.InUse() != Max || n != 16 {
+		t.Errorf("%t, %d seats in use, %d before", ok, s.InUse(), n)
+	}
+}
+
+// TestSeatsOfThisMachine: connections over real sockets from loopback addresses are of one source, those from the machine's own addresses of
+// another, be it the one that they go to or not.
+func TestSeatsOfThisMachine(t *testing.T) {
+	l, err := net.Listen("tcp", ":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	port := l.Addr().(*net.TCPAddr).Port
+	dial := func(from, to string) source {
+		t.Helper()
+		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
+		c, err := d.Dial("tcp", net.JoinHostPort(to, fmt.Sprint(port)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		in, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer in.Close()
+		return sourceOf(in)
+	}
+	for _, from := range []string{"127.0.0.1", "127.1.2.1", "127.255.0.9"} {
+		if got := dial(from, "127.0.0.1"); got != loopback {
+			t.Errorf("%s: %v", from, got)
+		}
+	}
+	addresses, err := net.InterfaceAddrs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range addresses {
+		ip := a.(*net.IPNet).IP
+		if !ip.IsGlobalUnicast() {
+			continue
+		}
+		if got := dial(ip.String(), ip.String()); got != own {
+			t.Errorf("%s: %v", ip, got)
+		}
+		if to := map[bool]string{true: "127.0.0.1", false: "::1"}[ip.To4() != nil]; dial(ip.String(), to) != own {
+			t.Errorf("%s to %s is not this machine's", ip, to)
+		}
+	}
+	if isOwn(&net.TCPAddr{IP: net.ParseIP("192.0.2.77"), Port: 9}, nil) {
+		t.Error("192.0.2.77 is an address of this machine")
+	}
+}
+
 // TestSeatsWithoutAddresses: who comes by a Unix socket finds each seat, and leaves it.
 func TestSeatsWithoutAddresses(t *testing.T) {
 	s := New(nil)
 	for range 2 {
-		got := 0
-		for s.take(netip.Prefix{}, netip.Prefix{}) {
-			got++
+		var got []*seated
+		for {
+			c := &seated{of: s, Conn: &caller{closed: make(chan net.Addr, 1)}}
+			if _, ok := s.take(c); !ok {
+				break
+			}
+			got = append(got, c)
 		}
-		if got != Max {
-			t.Errorf("%d seats, want %d", got, Max)
+		if len(got) != Max {
+			t.Errorf("%d seats, want %d", len(got), Max)
 		}
-		for range got {
-			s.leave(netip.Prefix{}, netip.Prefix{})
+		for _, c := range got {
+			c.Close()
 		}
 	}
 	if s.InUse() != 0 || len(s.taken) != 0 {
@@ -102,39 +221,45 @@ type caller struct {
 
 func (c *caller) RemoteAddr() net.Addr { return c.from }
 
+func (c *caller) LocalAddr() net.Addr { return &net.TCPAddr{IP: net.ParseIP("192.0.2.1"), Port: 8082} }
+
+func (c *caller) Read([]byte) (int, error) { return 0, io.EOF }
+
+func (c *caller) Write(b []byte) (int, error) { return len(b), nil }
+
 func (c *caller) Close() error {
 	c.closed <- c.from
 	return nil
 }
 
-// TestSeatsAccept: who has no seat is closed and counted, and the next is served; a seat
-// that is given back stays taken for its time, and no longer.
+// TestSeatsAccept: who has his share loses the oldest connection to the next, which is counted, and the next is served; a seat
+// that is given back after an answer stays taken for its time, and no longer.
 func TestSeatsAccept(t *testing.T) {
 	need.Bubble(t, func(t *testing.T) {
 		outside := &callers{make(chan net.Addr, 100), make(chan net.Addr, 100)}
 		s := New(outside)
-		crowd := net.TCPAddrFromAddrPort(netip.MustParseAddrPort("10.0.1.1:1"))
-		other := net.TCPAddrFromAddrPort(netip.MustParseAddrPort("10.0.2.1:1"))
-		var crowded []net.Conn
-		for range 50 {
-			outside.from <- crowd
-		}
-		outside.from <- other
-		for range 11 {
+		crowd := net.TCPAddrFromAddrPort(netip.MustParseAddrPort("198.51.100.1:1"))
+		other := net.TCPAddrFromAddrPort(netip.MustParseAddrPort("203.0.113.1:1"))
+		accept := func(from net.Addr) net.Conn {
+			t.Helper()
+			outside.from <- from
 			c, err := s.Accept()
-			if err != nil || c.RemoteAddr() != crowd {
+			if err != nil || c.RemoteAddr() != from {
 				t.Fatal(c, err)
 			}
-			crowded = append(crowded, c)
+			return c
 		}
-		if c, err := s.Accept(); err != nil || c.RemoteAddr() != other {
-			t.Fatal(c, err)
+		var crowded []net.Conn
+		for range 50 {
+			crowded = append(crowded, accept(crowd))
 		}
+		accept(other)
 		if s.Refused() != 39 || len(outside.closed) != 39 || s.InUse() != 12 {
 			t.Errorf("%d refused, %d closed, %d seats in use; want 39, 39, 12", s.Refused(), len(outside.closed), s.InUse())
 		}
-
-		crowded[0].Close() // at once: its seat stays taken
+		crowded = crowded[39:]
+		crowded[0].Write(nil) // at once: its seat stays taken
+		crowded[0].Close()
 		crowded[0].Close()
 		if synctest.Wait(); s.InUse() != 12 {
 			t.Errorf("%d seats in use, want 12", s.InUse())
@@ -146,6 +271,21 @@ func TestSeatsAccept(t *testing.T) {
 		crowded[1].Close()
 		if s.InUse() != 10 {
 			t.Errorf("%d seats in use after an old connection's end, want 10", s.InUse())
+		}
+		for _, c := range crowded {
+			c.Close()
+		}
+
+		// Who asks again and again waits for his own seats, and is not refused.
+		refused, began := s.Refused(), time.Now()
+		for range 30 {
+			c := accept(crowd)
+			c.Read(nil)
+			c.Write(nil)
+			c.Close()
+		}
+		if took := time.Since(began); s.Refused() != refused || took != 2*seatTime {
+			t.Errorf("%d refused, want %d; %v, want %v", s.Refused(), refused, took, 2*seatTime)
 		}
 		close(outside.from)
 		if _, err := s.Accept(); err != net.ErrClosed {
@@ -169,7 +309,9 @@ func TestSeatsAreWaitedFor(t *testing.T) {
 		}
 		began := time.Now()
 		for range 10 * Max {
-			accept().Close()
+			c := accept()
+			c.Write(nil)
+			c.Close()
 		}
 		if took := time.Since(began); took != 9*seatTime || s.Refused() != 0 {
 			t.Errorf("%v, %d refused; want %v, 0", took, s.Refused(), 9*seatTime)
@@ -186,11 +328,15 @@ func TestSeatsAreWaitedFor(t *testing.T) {
 
 		s = New(outside)
 		for range Max {
-			s.take(netip.Prefix{}, netip.Prefix{})
+			s.take(&seated{of: s, Conn: &caller{closed: make(chan net.Addr, 1)}, begin: time.Now()})
 		}
-		s.leaveAt(time.Now().Add(seatTime), netip.Prefix{}, netip.Prefix{})
+		s.all[0].Write(nil)
+		s.all[0].Close()
 		found := make(chan bool)
-		go func() { found <- s.take(netip.Prefix{}, netip.Prefix{}) }()
+		go func() {
+			_, ok := s.take(&seated{of: s})
+			found <- ok
+		}()
 		synctest.Wait()
 		if s.Close(); <-found {
 			t.Error("a seat after the end")

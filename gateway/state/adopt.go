@@ -6,11 +6,11 @@ import (
 	"strconv"
 )
 
-// LockFile is what makes the folder this process's. Another process that gets it may Adopt the folder.
+// LockFile is the file whose lock reserves the folder for this process. A process that gets it may Adopt the folder.
 func (d *Dir) LockFile() *os.File { return d.lock }
 
-// Adopt is Open with the lock of the process that has the folder; nil if the lock is another folder's. The lock stays held until both
-// processes have let go of it.
+// Adopt is Open with the lock of the process that holds the folder. It returns nil if the lock belongs to another folder, or if Open would refuse the
+// folder. The lock is held until both processes have released it.
 func Adopt(root, peer string, lock *os.File) *Dir {
 	d := &Dir{path: filepath.Join(root, peer), lock: lock}
 	is, err := lock.Stat()
@@ -18,11 +18,14 @@ func Adopt(root, peer string, lock *os.File) *Dir {
 	if err != nil || e != nil || !os.SameFile(is, there) {
 		return nil
 	}
+	if folder, err := os.Stat(d.path); err != nil || believable(d.path, folder) != nil {
+		return nil
+	}
 	d.Sign()
 	return d
 }
 
-// Sign has the lock name this process. It fails, and does no harm, where the folder can only be read.
+// Sign writes this process's ID into the lock. On a read-only folder it fails without harm.
 func (d *Dir) Sign() {
 	d.lock.Truncate(0)
 	d.lock.WriteAt(strconv.AppendInt(nil, int64(os.Getpid()), 10), 0)

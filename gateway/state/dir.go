@@ -7,35 +7,40 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
 
-	"culvert/gateway/durable"
+	"culvert/ipam/durable"
 )
 
 const (
 	lockFile        = "lock"
 	identityFile    = "identity"
 	connectionsFile = "connections"
+	servicesFile    = "services"
 	maxIdentity     = 64 << 10
 )
 
-// ErrInUse is that another process has the folder.
+// ErrInUse means that another process holds the folder.
 var ErrInUse = errors.New("state: in use")
 
-// Dir is the folder of a peering, of which this process is the gateway.
+// Dir is the folder of a peering whose gateway is this process.
 type Dir struct {
 	path string
 	lock *os.File
 }
 
-// Open takes the folder of the peering with peer below root, and makes it if there is none. The error is ErrInUse if another process has
-// it; any other means that nothing can be kept there. A folder that can only be read is opened too.
+// Open locks the folder of the peering with peer below root, and creates it if necessary. The error is ErrInUse if another process holds it; any
+// other error means that nothing can be saved there, or that another user may have written there. A read-only folder is opened too.
 func Open(root, peer string) (*Dir, error) {
-	d := &Dir{path: filepath.Join(root, peer)}
+	d := &Dir{path: Path(root, peer)}
 	made := disk.MakeFolder(d.path)
+	if info, err := os.Stat(d.path); err == nil {
+		if err := believable(d.path, info); err != nil {
+			return nil, fmt.Errorf("state: %w", err)
+		}
+	}
 	name := filepath.Join(d.path, lockFile)
 	lock, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
 	readOnly := err != nil
@@ -72,16 +77,19 @@ func holder(lock *os.File) string {
 	return "another process"
 }
 
-// Path returns where the folder is.
+// Path returns the path of the folder of the peering with peer, below root.
+func Path(root, peer string) string { return filepath.Join(root, peer) }
+
+// Path returns the folder's path.
 func (d *Dir) Path() string { return d.path }
 
-// Close lets another process have the folder.
+// Close releases the folder.
 func (d *Dir) Close() error { return d.lock.Close() }
 
-// Identity returns what is kept of the gateway of cluster before. It is fs.ErrNotExist if there was none; else the error says why what
-// is there cannot be used.
+// Identity returns the saved identity of cluster's previous gateway. The error is fs.ErrNotExist if there is none; otherwise it says why it is
+// unusable.
 func (d *Dir) Identity(cluster string) (Identity, error) {
-	f, err := d.open(identityFile)
+	f, err := d.openKept(identityFile)
 	if err != nil {
 		return Identity{}, err
 	}
@@ -100,7 +108,7 @@ func (d *Dir) Identity(cluster string) (Identity, error) {
 	return i, err
 }
 
-// KeepIdentity replaces it.
+// KeepIdentity replaces the saved identity.
 func (d *Dir) KeepIdentity(i *Identity) error {
 	return disk.Replace(filepath.Join(d.path, identityFile), func(w io.Writer) error {
 		_, err := w.Write(i.Encode())
@@ -108,17 +116,45 @@ func (d *Dir) KeepIdentity(i *Identity) error {
 	})
 }
 
-// Connections opens what is kept of connections. It is fs.ErrNotExist if there is nothing.
-func (d *Dir) Connections() (io.ReadCloser, error) { return d.open(connectionsFile) }
+// Connections opens the saved connections. The error is fs.ErrNotExist if there are none.
+func (d *Dir) Connections() (io.ReadCloser, error) { return d.openKept(connectionsFile) }
 
-// KeepConnections replaces it by what fill writes. If that or anything else fails, what was kept stays.
+// openKept opens a file that only this process's user and root can have written.
+func (d *Dir) openKept(name string) (*os.File, error) {
+	f, err := d.open(name)
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err == nil {
+		err = believable(f.Name(), info)
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// KeepConnections replaces the saved connections by what fill writes. After an error the old ones stay.
 func (d *Dir) KeepConnections(fill func(io.Writer) error) error {
 	return disk.Replace(filepath.Join(d.path, connectionsFile), fill)
 }
 
-// open opens a file of the folder, which may have become anything.
+// Services opens the saved Services. The error is fs.ErrNotExist if there are none.
+func (d *Dir) Services() (io.ReadCloser, error) { return d.open(servicesFile) }
+
+// KeepServices replaces the saved Services by what fill writes. After an error the old ones stay.
+func (d *Dir) KeepServices(fill func(io.Writer) error) error {
+	return disk.Replace(filepath.Join(d.path, servicesFile), fill)
+}
+
+// ForgetServices removes the saved Services.
+func (d *Dir) ForgetServices() error { return os.Remove(filepath.Join(d.path, servicesFile)) }
+
+// open opens a file of the folder, which may have been replaced by anything.
 func (d *Dir) open(name string) (*os.File, error) {
-	// O_NONBLOCK: opening a FIFO does not wait.
+	// O_NONBLOCK: opening a FIFO must not block.
 	f, err := os.OpenFile(filepath.Join(d.path, name), os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
 	if err != nil {
 		return nil, err
@@ -130,14 +166,8 @@ func (d *Dir) open(name string) (*os.File, error) {
 	return f, nil
 }
 
-var disk = durable.Disk{Sync: func(f *os.File) error { return apart(f.Sync) }}
+// Wait calls do, which waits for the disk, once per file written. A program with one P replaces it before it opens a folder: a system call keeps its
+// P until Go's monitor notices, up to 20 ms, and packets would wait as long.
+var Wait = func(do func() error) error { return do() }
 
-// apart calls do, which waits for a disk, beside all else that the process does. Where Go code runs on one P, a system call keeps that until
-// Go's monitor looks, which takes up to 20 ms, and packets would wait so long.
-func apart(do func() error) error {
-	if runtime.GOMAXPROCS(0) == 1 {
-		runtime.GOMAXPROCS(2)
-		defer runtime.GOMAXPROCS(1)
-	}
-	return do()
-}
+var disk = durable.Disk{Wait: func(do func() error) error { return Wait(do) }}

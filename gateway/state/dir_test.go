@@ -10,12 +10,11 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"syscall"
 	"testing"
 
-	"culvert/gateway/durable"
+	"culvert/ipam/durable"
 )
 
 var someone = Identity{
@@ -152,19 +151,21 @@ func TestWhatIsThere(t *testing.T) {
 	}
 }
 
-// TestWaitsApart: who has one P keeps it for all else while a disk is waited for.
-func TestWaitsApart(t *testing.T) {
-	before := runtime.GOMAXPROCS(1)
-	defer runtime.GOMAXPROCS(before)
-	for _, procs := range []int{1, 2} {
-		runtime.GOMAXPROCS(procs)
-		during := 0
-		err := apart(func() error {
-			during = runtime.GOMAXPROCS(0)
-			return syscall.EIO
-		})
-		if after := runtime.GOMAXPROCS(0); during != 2 || after != procs || err != syscall.EIO {
-			t.Errorf("%d of %d meanwhile, %d after, %v", during, procs, after, err)
+// TestWaits: who writes a file waits for the disk in Wait, once.
+func TestWaits(t *testing.T) {
+	defer func(before func(func() error) error) { Wait = before }(Wait)
+	d := open(t, t.TempDir(), "milan")
+	waits := 0
+	Wait = func(do func() error) error {
+		waits++
+		return do()
+	}
+	for i, write := range []func() error{
+		func() error { return d.KeepIdentity(&someone) },
+		func() error { return d.KeepConnections(func(io.Writer) error { return nil }) },
+	} {
+		if err := write(); err != nil || waits != i+1 {
+			t.Errorf("%d waits, want %d: %v", waits, i+1, err)
 		}
 	}
 }

@@ -12,10 +12,10 @@ import (
 	"unicode"
 )
 
-// Identity is what a gateway is to its peer and to its connections, beside what its configuration says.
+// Identity is what a gateway's peer and connections know of it beyond its configuration.
 type Identity struct {
 	Cluster string  // of the gateway
-	PortKey PortKey // of the choice of ports and backends
+	PortKey PortKey // for the choice of ports and backends
 	Peer    Peer
 }
 
@@ -23,10 +23,10 @@ type Identity struct {
 type Peer struct {
 	PublicKey  string         `json:"publicKey"`  // base64
 	Configured string         `json:"configured"` // its endpoint in the configuration; "" = the peer comes to us
-	Endpoint   netip.AddrPort `json:"endpoint"`   // where it was last; the zero AddrPort = nowhere yet
+	Endpoint   netip.AddrPort `json:"endpoint"`   // its last address; the zero AddrPort = unknown
 }
 
-// PortKey is a secret: who knows it can tell which ports come next. It formats as "(hidden)" under every verb.
+// PortKey is a secret: with it, the next ports can be predicted. It formats as "(hidden)" under every verb.
 type PortKey [16]byte
 
 // Format hides the key.
@@ -35,14 +35,14 @@ func (k PortKey) Format(s fmt.State, _ rune) { s.Write([]byte("(hidden)")) }
 // MarshalText hides the key from encoders.
 func (k PortKey) MarshalText() ([]byte, error) { return []byte("(hidden)"), nil }
 
-// Why what is kept cannot be used.
+// Why saved data cannot be used.
 var (
 	ErrDamaged = errors.New("damaged")
 	ErrNewer   = errors.New("of a newer version")
 	ErrForeign = errors.New("of another gateway")
 )
 
-// version is that of the text of an Identity. Fields may be added to it without another one.
+// version is the version of an Identity's text. Fields may be added without a new one.
 const version = 1
 
 // identityText is an Identity as text.
@@ -56,7 +56,7 @@ const headFormat = "culvert state, version %d, CRC-32C %08x\n"
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// Encode returns i as text: a line with its version and its checksum, then JSON.
+// Encode returns i as text: a line with version and checksum, then JSON.
 func (i *Identity) Encode() []byte {
 	body, err := json.Marshal(identityText{i.Cluster, base64.StdEncoding.EncodeToString(i.PortKey[:]), i.Peer})
 	if err != nil {
@@ -83,7 +83,7 @@ func DecodeIdentity(text []byte) (i Identity, err error) {
 		return Identity{}, ErrDamaged
 	}
 	key, err := base64.StdEncoding.DecodeString(t.PortKey)
-	// Who uses the endpoint writes it into a line.
+	// The endpoint is written into a line of text.
 	if err != nil || len(key) != len(i.PortKey) || strings.ContainsFunc(t.Peer.Endpoint.Addr().Zone(), unicode.IsControl) {
 		return Identity{}, ErrDamaged
 	}

@@ -15,13 +15,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MaxPath is how long the path of a Unix socket may be, in bytes (unix(7): sun_path, less
-// its zero byte).
+// MaxPath is the maximum length of a Unix socket's path, in bytes (unix(7): sun_path, less its zero byte).
 const MaxPath = 107
 
-// Listen listens on a Unix socket at path with mode 0600, and makes its folder if there is
-// none. It takes the place of the socket of a process that was killed, and of nothing else.
-// Close removes the socket.
+// Listen listens on a Unix socket at path with mode 0600, and creates its folder if necessary. It replaces the socket of a killed process, and
+// nothing else. Close removes the socket.
 func Listen(path string) (net.Listener, error) {
 	if len(path) > MaxPath {
 		return nil, fmt.Errorf("%s: %d bytes are too long for a socket's path; choose one of at most %d", path, len(path), MaxPath)
@@ -50,8 +48,8 @@ func Listen(path string) (net.Listener, error) {
 	return l, nil
 }
 
-// makePrivate gives a socket that has no name yet the mode that Linux gives to its file
-// when it is bound. A umask would do so too, but to all files of the process.
+// makePrivate gives a socket, before it is bound, the mode that Linux then gives to its file. A umask would do so too, but for all files of the
+// process.
 func makePrivate(_, _ string, c syscall.RawConn) error {
 	var err error
 	if e := c.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), 0o600) }); e != nil {

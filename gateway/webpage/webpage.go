@@ -1,12 +1,10 @@
-// Package webpage shows in a browser how gateways do: the way of packets with live rates, what is
-// wrong and what to do about it. It is a client of their control sockets that only reads.
+// Package webpage shows the status of gateways in a browser: the packet path with live rates, and problems with remedies. It is a read-only client of
+// their control sockets.
 //
-// A Page answers GET alone, and only under a random token: whoever may read the control
-// sockets may give it to a browser, and another user of the machine, who may connect to the
-// same loopback address, cannot guess it. A request has to name the loopback address as its
-// host, so that no other site can have a browser read the page under a name of its own that
-// it has pointed here (DNS rebinding). What the browser gets is one file, whose policy
-// forbids it everything but its own style, its own script and more of this page.
+// A Page answers only GET, under a random token. A user who may read the control sockets can open it in a browser; another user of the machine, who
+// may connect to the same loopback address, cannot guess it. A request must have the loopback address as its host, so that no other site can make a
+// browser read the page under a name that it has pointed here (DNS rebinding). The page is one file, whose policy allows only its own style, its own
+// script and further requests to it.
 package webpage
 
 import (
@@ -32,7 +30,7 @@ import (
 //go:embed page.html
 var text []byte
 
-// policy lets the page have its own style and script, and fetch from where it came.
+// policy allows the page its own style and script, and requests to its origin.
 var policy = "default-src 'none'; style-src " + hash("style") + "; script-src " + hash("script") +
 	"; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
 
@@ -50,7 +48,7 @@ type Page struct {
 	gateways []*gateway
 }
 
-// New returns a page about the gateways of some clients.
+// New returns a page about the gateways of clients.
 func New(clients []*control.Client) *Page {
 	p := &Page{token: rand.Text()}
 	for _, c := range clients {
@@ -59,7 +57,7 @@ func New(clients []*control.Client) *Page {
 	return p
 }
 
-// Path is where the page is.
+// Path is the path of the page.
 func (p *Page) Path() string { return "/" + p.token + "/" }
 
 // ServeHTTP implements http.Handler.
@@ -88,8 +86,7 @@ func (p *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// isLoopback reports whether a request was meant for this machine. The port may be that of a
-// tunnel, such as ssh -L makes.
+// isLoopback reports whether a request was meant for this machine. The port may be a tunnel's, such as one made by ssh -L.
 func isLoopback(host string) bool {
 	if h, _, err := net.SplitHostPort(host); err == nil {
 		host = h
@@ -131,20 +128,19 @@ func answer(w http.ResponseWriter, code int, body []byte) {
 func encode(v any) []byte {
 	b, err := json.Marshal(v)
 	if err != nil {
-		panic(err) // our own types
+		panic(err) // our own types never fail
 	}
 	return b
 }
 
 const (
-	// freshTime is for how long a status serves all who ask: a gateway has no more to do for
-	// many windows than for one.
+	// freshTime is how long a status is reused: many windows cost a gateway no more than one.
 	freshTime = 500 * time.Millisecond
 	// askTime is how long a gateway may take to answer.
 	askTime = 3 * time.Second
 )
 
-// A gateway is asked by one at a time.
+// A gateway gets one request at a time.
 type gateway struct {
 	client *control.Client
 
@@ -154,7 +150,7 @@ type gateway struct {
 	body []byte    // +checklocks:mu
 }
 
-// status returns what the gateway says of itself, or why it says nothing.
+// status returns the gateway's status, or why there is none.
 func (g *gateway) status(now time.Time) (code int, body []byte) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

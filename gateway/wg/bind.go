@@ -16,20 +16,19 @@ import (
 	"culvert/geneve/udp"
 )
 
-// bind is wireguard-go's conn.Bind: one UDP socket per address family, read and
-// written in trains. Unlike the stock Bind it allocates nothing per packet and
-// outlives errors of its sockets.
+// bind is wireguard-go's conn.Bind: one UDP socket per address family, read and written in trains. Unlike the standard Bind it allocates nothing per
+// packet and survives socket errors.
 type bind struct {
 	mu   sync.Mutex
 	legs []*leg // +checklocks:mu
 
-	current      atomic.Pointer[[]*leg] // legs, for Send
+	current      atomic.Pointer[[]*leg] // copy of legs for Send
 	active       atomic.Pointer[leg]    // the last that received
-	out, in      *window                // of data messages
-	admission    *admission             // of all others
-	passed       passages
-	receiveStops atomic.Uint64 // receive errors waited out
-	trains       peerTrains    // whether they may be sent
+	out, in      *window                // for data messages
+	admission    *admission             // for all other messages
+	passed       stageTimers
+	receiveStops atomic.Uint64 // pauses after receive errors
+	trains       peerTrains    // whether trains may be sent
 	tap          atomic.Pointer[func(*Message)]
 
 	sockets udp.Options // of each leg
@@ -40,14 +39,13 @@ type leg struct {
 	socket udp.Conn
 	is4    bool
 
-	// What the receive goroutine has read but not handed over: messages[next:filled],
-	// the first of them from byte offset on.
+	// Received but not yet handed over: messages[next:filled], starting at byte offset of the first.
 	messages  []udp.Message
 	next      int
 	filled    int
 	offset    int
 	endpoints [endpointCache]*endpoint
-	handed    []uintptr // buffers of the data messages handed over last, by place; 0 = no such message
+	handed    []uintptr // buffers of the data messages handed over last, by index; 0 = not a data message
 	sample    latency.Sampler
 
 	mu     sync.Mutex
@@ -56,8 +54,8 @@ type leg struct {
 }
 
 const (
-	// receiveMessages of 64 KiB are read by one system call. More cost cache misses
-	// and gain nothing: a train of 48 datagrams already amortises the call.
+	// receiveMessages of 64 KiB are read by one system call. More cause cache misses without a gain: a train of 48 datagrams already amortises the
+	// call.
 	receiveMessages = 4
 	// Without UDP_GRO each message is one datagram.
 	receiveDatagrams = 64
@@ -68,7 +66,7 @@ const (
 
 func newBind(out, in *window, a *admission) *bind { return &bind{out: out, in: in, admission: a} }
 
-// Open implements conn.Bind. Without IPv6 on the machine there is one leg.
+// Open implements conn.Bind. On a machine without IPv6 there is one leg.
 func (b *bind) Open(port uint16) ([]conn.ReceiveFunc, uint16, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -151,15 +149,14 @@ func (b *bind) ParseEndpoint(s string) (conn.Endpoint, error) {
 	}
 	e := &endpoint{addr: ap}
 	if last := b.admission.peer.Load(); last != nil && last.addr == ap {
-		e.local = last.SrcIP() // the peer is made anew, where it was
+		e.local = last.SrcIP() // the peer was re-created at the same address
 		e.untried.Store(true)
 	}
 	return e, nil
 }
 
-// Send implements conn.Bind. It is called by wireguard-go's sender goroutine and,
-// for handshakes, by others. What the socket cannot send is counted there and is
-// no error here: wireguard-go could only log it, once per batch.
+// Send implements conn.Bind. wireguard-go calls it from its sender goroutine and, for handshakes, from others. The socket counts what it cannot send;
+// that is not returned as an error, which wireguard-go could only log once per batch.
 func (b *bind) Send(bufs [][]byte, ep conn.Endpoint) error {
 	b.admission.sent(bufs, ep.(*endpoint))
 	to := ep.(*endpoint).addr
@@ -185,7 +182,7 @@ func (b *bind) Send(bufs [][]byte, ep conn.Endpoint) error {
 			data := dataMessages(bufs)
 			b.out.take(data)
 			if data < len(bufs) {
-				b.admission.talk.sent(bufs)
+				b.admission.handshakes.sent(bufs)
 			}
 			return err
 		}
@@ -204,7 +201,7 @@ func dataMessages(bufs [][]byte) (n int) {
 }
 
 // send groups bufs into trains: datagrams of one size, of which only the last may
-// be shorter. Where trains are lost, only a probe is one.
+// be shorter. An endpoint that loses trains gets single datagrams; only probes still go as a train.
 func (l *leg) send(bufs [][]byte, ep *endpoint, trains *peerTrains) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -228,7 +225,7 @@ func (l *leg) send(bufs [][]byte, ep *endpoint, trains *peerTrains) error {
 		}
 		l.trains = append(l.trains, udp.Train{Destination: to, Source: from, SegmentSize: size, Parts: bufs[first:end], Single: single && !probe})
 		if end-first > 1 {
-			trains.note(to, bufs[first:end])
+			trains.count(to, bufs[first:end])
 		}
 		first = end
 	}
@@ -237,7 +234,7 @@ func (l *leg) send(bufs [][]byte, ep *endpoint, trains *peerTrains) error {
 	}
 	for i := range l.trains {
 		if from.IsValid() && !l.trains[i].Source.IsValid() {
-			ep.ClearSrc() // the address has gone
+			ep.ClearSrc() // the address is gone
 		}
 	}
 	return nil
@@ -259,8 +256,8 @@ func (b *bind) receive(l *leg, packets [][]byte, sizes []int, eps []conn.Endpoin
 		case errors.Is(err, net.ErrClosed):
 			return 0, net.ErrClosed
 		default:
-			// Any error but ErrClosed would in the end stop wireguard-go's receiver for
-			// good. What the kernel reports here passes, but must not be spun on.
+			// Any error except ErrClosed would eventually stop wireguard-go's receiver for good. The kernel's errors here are transient, but must not
+			// cause a busy loop.
 			b.receiveStops.Add(1)
 			time.Sleep(receiveBackoff)
 		}
@@ -273,8 +270,8 @@ func (b *bind) receive(l *leg, packets [][]byte, sizes []int, eps []conn.Endpoin
 	return n, nil // n may be 0
 }
 
-// untaken counts the data messages handed over last that wireguard-go has discarded at
-// once, for want of a session: of what it takes, it replaces the buffer.
+// untaken counts the data messages of the previous batch that wireguard-go dropped for lack
+// of a session. It replaces the buffer of each message it keeps, so an unchanged buffer means a drop.
 func (l *leg) untaken(packets [][]byte) (n int) {
 	for i, buffer := range l.handed[:min(len(l.handed), len(packets))] {
 		if buffer != 0 && buffer == bufferOf(packets[i]) {
@@ -288,15 +285,14 @@ func (l *leg) untaken(packets [][]byte) (n int) {
 // bufferOf identifies a buffer without keeping it alive.
 func bufferOf(packet []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(packet))) }
 
-// poll wakes the blocked receive of the leg that the peer uses, if something has come.
+// poll wakes the blocked receive of the peer's leg, if data has arrived.
 func (b *bind) poll() {
 	if l := b.active.Load(); l != nil {
 		l.socket.Poll()
 	}
 }
 
-// take moves received datagrams that a admits into packets. It returns how many, and
-// how many of them are data messages.
+// take moves received datagrams that a admits into packets. It returns their number, and the number of data messages among them.
 func (l *leg) take(a *admission, tap *func(*Message), packets [][]byte, sizes []int, eps []conn.Endpoint) (n, data int) {
 	for n < len(packets) && l.next < l.filled {
 		m := &l.messages[l.next]
@@ -316,7 +312,7 @@ func (l *leg) take(a *admission, tap *func(*Message), packets [][]byte, sizes []
 		if ok {
 			sizes[n] = copy(packets[n], rest[:size])
 			if last := a.peer.Load(); last != nil && last.addr == m.Source && !m.Destination.IsValid() {
-				eps[n] = last // it came by another process, which does not say where to
+				eps[n] = last // received by another process, which does not say at which address
 			} else {
 				eps[n] = l.endpoint(m.Source, m.Destination)
 			}
@@ -336,8 +332,7 @@ func (l *leg) take(a *admission, tap *func(*Message), packets [][]byte, sizes []
 	return n, data
 }
 
-// endpoint returns the Endpoint of addr, heard at our address local, the same object as
-// long as its place in the cache is not taken by another address.
+// endpoint returns the Endpoint of addr, heard at our address local. It is the same object until another address takes its place in the cache.
 func (l *leg) endpoint(addr netip.AddrPort, local netip.Addr) *endpoint {
 	b := addr.Addr().As16()
 	place := &l.endpoints[(uint16(b[15])^uint16(b[14])<<2^addr.Port())%endpointCache]
@@ -347,7 +342,7 @@ func (l *leg) endpoint(addr netip.AddrPort, local netip.Addr) *endpoint {
 	return *place
 }
 
-// port is the port that the socket is bound to.
+// port is the sockets' port.
 func (b *bind) port() uint16 {
 	if legs := b.current.Load(); legs != nil {
 		return (*legs)[0].socket.LocalAddr().Port()
@@ -365,15 +360,13 @@ func (b *bind) stats() (s []udp.Stats) {
 	return s
 }
 
-// endpoint is a conn.Endpoint: the peer's outer address, and ours that it was heard at.
-// What is sent to it comes from there, as a firewall in front of it expects. The kernel
-// chooses by route where nothing was heard, and after ClearSrc, which wireguard-go calls
-// where a handshake has had no answer.
+// endpoint is a conn.Endpoint: the peer's outer address, and our address at which it was heard. Messages to it are sent from there, as firewalls
+// expect. The kernel chooses the source if nothing was heard, and after ClearSrc, which wireguard-go calls after an unanswered handshake.
 type endpoint struct {
 	addr    netip.AddrPort
 	local   netip.Addr // the zero Addr: none
 	cleared atomic.Bool
-	untried atomic.Bool // nothing was sent from local yet: wireguard-go calls ClearSrc where it opens its sockets, too
+	untried atomic.Bool // nothing was sent from local yet: wireguard-go also calls ClearSrc when it opens its sockets
 }
 
 func (e *endpoint) ClearSrc()           { e.cleared.Store(!e.untried.Load()) }
@@ -381,7 +374,7 @@ func (e *endpoint) SrcToString() string { return e.SrcIP().String() }
 func (e *endpoint) DstIP() netip.Addr   { return e.addr.Addr() }
 func (e *endpoint) DstToString() string { return e.addr.String() }
 
-// SrcIP returns the address to send from; the zero Addr leaves it to the kernel.
+// SrcIP returns the source address; the zero Addr leaves it to the kernel.
 func (e *endpoint) SrcIP() netip.Addr {
 	if e.cleared.Load() {
 		return netip.Addr{}
@@ -389,8 +382,7 @@ func (e *endpoint) SrcIP() netip.Addr {
 	return e.local
 }
 
-// DstToBytes is what the cookie of a handshake is bound to (WireGuard paper,
-// Section 5.4.7).
+// DstToBytes is what a handshake's cookie is bound to (WireGuard paper, Section 5.4.7).
 func (e *endpoint) DstToBytes() []byte {
 	b, _ := e.addr.MarshalBinary() // never fails (net/netip)
 	return b

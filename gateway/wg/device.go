@@ -17,9 +17,8 @@ import (
 	"culvert/geneve/udp"
 )
 
-// Device is a wireguard-go device with one peer. It owns the device's keys, the peer and
-// the peer's endpoint. Allowed IPs are 0.0.0.0/0, as in Liqo, and ::/0; who takes the
-// packets checks their sources.
+// Device is a wireguard-go device with one peer. It owns the keys, the peer and the peer's endpoint. Allowed IPs are 0.0.0.0/0, as in Liqo, and ::/0;
+// the receiver of the packets checks their sources.
 type Device struct {
 	options Options
 	bind    *bind
@@ -33,17 +32,17 @@ type Device struct {
 	// peer.Endpoint, resolved; zero before
 	endpoint netip.AddrPort // +checklocks:mu
 
-	retarget   chan struct{}         // peer.Endpoint has changed
+	retarget   chan struct{}         // signals that peer.Endpoint has changed
 	unresolved atomic.Pointer[error] // why peer.Endpoint has no address; nil = it has one
 }
 
-// Options are what a Device has for life.
+// Options are fixed for the Device's life.
 type Options struct {
 	PrivateKey wgkey.Key
 	ListenPort uint16 // 0 = any
 	MTU        int    // of inner packets
 	Sockets    udp.Options
-	Own, Peer  netip.Addr // tunnel addresses, between which trains are probed
+	Own, Peer  netip.Addr // tunnel addresses, for train probes
 	Log        *logrus.Entry
 }
 
@@ -51,28 +50,26 @@ type Options struct {
 type Peer struct {
 	PublicKey wgkey.Key
 	Endpoint  string         // host:port, "" = the peer comes to us
-	Last      netip.AddrPort // where it was before this process, as far as is known: used until Endpoint or the peer says better
+	Last      netip.AddrPort // its last known address from before this process: used until Endpoint or the peer provides a better one
 	Keepalive time.Duration  // 0 = off
 }
 
-// Path is where inner packets come from and go to. Its functions may be called as soon as
-// Open is.
+// Path is the source and destination of inner packets. Its functions may be called as soon as Open is called.
 type Path struct {
-	// Read fills bufs[i][offset:] with packets for the peer and sizes[i] with their lengths.
-	// It returns how many, and blocks until there is one. Its only error is os.ErrClosed,
-	// after Close: any other would end the WireGuard device.
+	// Read fills bufs[i][offset:] with packets for the peer and sizes[i] with their lengths. It returns their number, and blocks until there is one.
+	// Its only error is os.ErrClosed, after Close: any other would end the WireGuard device.
 	Read func(bufs [][]byte, sizes []int, offset int) (int, error)
-	// Write takes packets of the peer, bufs[i][offset:].
+	// Write consumes packets from the peer, bufs[i][offset:].
 	//
 	// borrowed: bufs belong to wireguard-go again when Write returns.
 	Write func(bufs [][]byte, offset int)
-	// Send takes a copy of a packet of our own, for a Read to come.
+	// Send queues a copy of our own packet for a later Read.
 	Send func(packet []byte)
 	// Close ends Read. It may be called more than once.
 	Close func()
 }
 
-// New makes a Device; it does nothing before Open.
+// New makes a Device, which is inactive before Open.
 func New(o Options) *Device {
 	d := &Device{options: o, retarget: make(chan struct{}, 1)}
 	d.bind = newBind(newWindow(), newWindow(), newAdmission(o.PrivateKey.Public()))
@@ -81,7 +78,7 @@ func New(o Options) *Device {
 	return d
 }
 
-// Open joins the device with the path of its packets. It opens no socket; Up does.
+// Open connects the device with its Path. It opens no socket; Up does.
 func (d *Device) Open(path Path, peer Peer) error {
 	d.probe.send = path.Send
 	d.device = device.NewDevice(newTunDevice(path, d.bind.out, d.bind.in, &d.bind.passed, d.options.MTU), d.bind,
@@ -96,8 +93,8 @@ func (d *Device) Open(path Path, peer Peer) error {
 	return d.SetPeer(peer)
 }
 
-// newDeviceLogger lets wireguard-go speak of the device. What it says of the peer, every 5 s
-// while there is none, is for who debugs it: Talk and PeerStats show the same.
+// newDeviceLogger makes wireguard-go log about the device. Its messages about the peer, every 5 s while there is none, are debug messages: Talk and
+// PeerStats show the same.
 func newDeviceLogger(log *logrus.Entry) *device.Logger {
 	return &device.Logger{Verbosef: log.Tracef, Errorf: func(format string, args ...any) {
 		if strings.HasPrefix(format, "%v - ") {
@@ -118,16 +115,15 @@ func (d *Device) Close() {
 // Wait returns a channel that is closed when the device has ended.
 func (d *Device) Wait() <-chan struct{} { return d.device.Wait() }
 
-// Poll wakes the blocked receiver of the socket that the peer uses, if something has come.
+// Poll wakes the blocked receiver of the peer's socket, if data has arrived.
 func (d *Device) Poll() { d.bind.poll() }
 
-// Port is the port that the sockets are bound to.
+// Port is the sockets' port.
 func (d *Device) Port() uint16 { return d.bind.port() }
 
-// SetPeer makes p the only peer; without a public key there is none. A peer that stays
-// keeps its session and its endpoint, which may have roamed. Another one gets an endpoint
-// at once where that is an address or it has a Last, else when FollowEndpoint has resolved it. Of a valid p
-// it fails only when the device is closed.
+// SetPeer makes p the only peer; without a public key there is none. A peer that stays keeps its session and its endpoint, which may have roamed. A
+// new one gets an endpoint at once if that is an address or it has a Last, else when FollowEndpoint has resolved it. For a valid p it fails only when
+// the device is closed.
 func (d *Device) SetPeer(p Peer) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -161,7 +157,7 @@ func (d *Device) SetPeer(p Peer) error {
 	return nil
 }
 
-// hexKey is k as the WireGuard cross-platform configuration protocol writes it.
+// hexKey is k in the format of the WireGuard cross-platform configuration protocol.
 func hexKey(k wgkey.Key) string { return hex.EncodeToString(k[:]) }
 
 // keepalive is the line of that protocol.
@@ -169,8 +165,8 @@ func (p *Peer) keepalive() string {
 	return "persistent_keepalive_interval=" + strconv.Itoa(int(p.Keepalive/time.Second))
 }
 
-// greet begins a handshake where there is no session and an endpoint is known: after
-// a restart, nothing else would tell the peer that its session is dead.
+// greet starts a handshake if there is no session and the endpoint is known: after a restart, nothing else would tell the peer that its session is
+// dead.
 //
 // Preconditions: d.mu is held.
 // +checklocks:d.mu
@@ -191,9 +187,8 @@ func (d *Device) Up() error {
 	return nil
 }
 
-// addPeer tells the device all about the peer. One that we go to does not exist before
-// its endpoint is known: a handshake for the first packet would fail, and hold back
-// the next one for device.RekeyTimeout.
+// addPeer configures the peer in the device. A peer with a configured endpoint is not added before that is resolved: a handshake for the first packet
+// would fail, and delay the next one by device.RekeyTimeout.
 //
 // Preconditions: d.mu is held.
 // +checklocks:d.mu

@@ -2,7 +2,7 @@ package wg
 
 import "net/netip"
 
-// Endpoint returns where the peer is; the zero AddrPort is nowhere yet.
+// Endpoint returns the peer's address; the zero AddrPort is unknown.
 func (d *Device) Endpoint() (at netip.AddrPort) {
 	if s, err := d.PeerStats(); err == nil {
 		at, _ = netip.ParseAddrPort(s.Endpoint)
@@ -10,7 +10,7 @@ func (d *Device) Endpoint() (at netip.AddrPort) {
 	return at
 }
 
-// Local returns the address of ours that the peer was heard at; the zero Addr is unknown.
+// Local returns our address at which the peer was heard; the zero Addr is unknown.
 func (d *Device) Local() (at netip.Addr) {
 	if e := d.bind.admission.peer.Load(); e != nil {
 		at = e.SrcIP()
@@ -18,29 +18,28 @@ func (d *Device) Local() (at netip.Addr) {
 	return at
 }
 
-// Expect has what goes to the peer come from local, until the peer is heard at another address. It is to be called before Open.
+// Expect makes messages to the peer leave from local, until the peer is heard at another address. It must be called before Open.
 func (d *Device) Expect(peer netip.AddrPort, local netip.Addr) {
 	if peer.IsValid() && local.IsValid() {
 		d.bind.admission.peer.Store(&endpoint{addr: peer, local: local})
 	}
 }
 
-// Inside returns how many packets wireguard-go was given and has not given back. What it has
-// discarded is among them for a while.
+// Inside returns how many packets wireguard-go was given and has not returned. It includes dropped ones for a while.
 func (d *Device) Inside() int64 { return d.bind.out.inside() + d.bind.in.inside() }
 
 func (w *window) inside() int64 { return max(0, w.handed.Load()-w.done.Load()) }
 
-// Confirm sends the peer something in the newest session: the peer uses none that it began
-// not itself before it has heard something in it.
+// Confirm sends the peer a keepalive in the newest session. A responder may not use a new
+// session before the initiator has sent in it.
 func (d *Device) Confirm() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.greet()
 }
 
-// Renew forgets all sessions with the peer and begins a handshake with it, at once: of a
-// peer that stays, wireguard-go allows that every device.RekeyTimeout only.
+// Renew forgets all sessions with the peer and starts a handshake at once: for an unchanged peer, wireguard-go allows one only every
+// device.RekeyTimeout.
 func (d *Device) Renew() error {
 	at := d.Endpoint()
 	d.mu.Lock()

@@ -4,42 +4,39 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"culvert/gateway/procs"
 )
 
-// window bounds how many packets of one direction are inside wireguard-go, and
-// counts those that it discards without a word: packets without a session, forged
-// ones, replays. wireguard-go's queues hold 1024 batches, and each packet in them
-// pins a buffer of 64 KiB (device.MaxMessageSize): without a bound, a sender that
-// outruns the cipher costs gigabytes. When the window is full the gateway stops
-// reading that socket and the kernel drops, which TCP understands.
+// window limits how many packets of one direction are inside wireguard-go, and counts those that it silently drops: packets without a session, forged
+// ones, replays. wireguard-go's queues hold 1024 batches, and each packet in them pins a buffer of 64 KiB (device.MaxMessageSize): without a limit, a
+// sender that outruns the cipher costs gigabytes. When the window is full the gateway stops reading that socket and the kernel drops, which TCP
+// understands.
 type window struct {
 	handed atomic.Int64 // packets given to wireguard-go
-	done   atomic.Int64 // packets that it gave back
-	gone   atomic.Int64 // packets that it did not give back
+	done   atomic.Int64 // packets that it returned
+	gone   atomic.Int64 // packets that it did not return
 
-	progress chan struct{} // some came back
-	stalled  atomic.Bool   // what was inside has been given up, and nothing has come back since
+	progress chan struct{} // signals that some were returned
+	stalled  atomic.Bool   // the content was given up, and nothing has been returned since
 
-	waiting sync.Mutex  // of who waits; the others need not
+	waiting sync.Mutex  // for goroutines that wait; others do not need it
 	timer   *time.Timer // +checklocks:waiting
 
 	mu sync.Mutex
-	// given up, and neither back nor counted as gone: since the last look of settleIdle, and before
+	// packets given up but not yet counted as lost: [0] since the last countLost, [1] in the second before
 	missing [2]int64 // +checklocks:mu
-	// counted as gone, and came back
+	// packets counted as lost that were returned later
 	late int64 // +checklocks:mu
-	// handed at the last look of settleIdle
+	// handed at the last countLost
 	idleHanded int64 // +checklocks:mu
 }
 
 const (
-	// windowPackets is two full batches: one in the cipher, one read or sent. More
-	// only wait longer inside.
-	windowPackets = 2 * BatchSize
-	// windowPatience is for how many ticks nothing may come back before what is inside is
-	// given up, which makes room. Whatever wireguard-go still has to do takes less than one,
-	// but this process does not get each tick's time where there is little CPU. So only what
-	// has not come back in a second counts as gone.
+	// maxCiphers bounds the batches that are in the cipher at one time, each of which pins 4 MiB.
+	maxCiphers = 8
+	// windowPatience is how many ticks without a returned packet make the window give up its content, which makes room. wireguard-go needs less than
+	// a tick for its remaining work, but with little CPU this process may be delayed. So only packets missing for a second count as lost.
 	windowPatience = 8
 	windowTick     = time.Millisecond
 )
@@ -50,10 +47,10 @@ func newWindow() *window {
 	return &window{progress: make(chan struct{}, 1), timer: t}
 }
 
-// give notes n packets given to wireguard-go.
+// give counts n packets given to wireguard-go.
 func (w *window) give(n int) { w.handed.Add(int64(n)) }
 
-// take notes n packets that came back.
+// take counts n packets returned.
 func (w *window) take(n int) {
 	w.done.Add(int64(n))
 	if w.stalled.Load() {
@@ -65,22 +62,24 @@ func (w *window) take(n int) {
 	}
 }
 
-func (w *window) full() bool { return w.handed.Load()-w.done.Load() >= windowPackets }
+func (w *window) full() bool { return w.handed.Load()-w.done.Load() >= windowPackets() }
 
-// discard notes n packets that wireguard-go has been seen to discard.
+// windowPackets is a full batch for each P, in the cipher, and one more that is read or sent. More only wait longer inside.
+func windowPackets() int64 { return int64(min(procs.Chosen(), maxCiphers)+1) * BatchSize }
+
+// discard counts n packets that wireguard-go was seen to drop.
 func (w *window) discard(n int) {
 	if n == 0 {
 		return
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	fresh := min(int64(n), max(0, w.handed.Load()-w.done.Load())) // the rest has been given up
+	fresh := min(int64(n), max(0, w.handed.Load()-w.done.Load())) // the rest was given up before
 	w.handed.Add(-fresh)
 	w.gone.Add(fresh)
 }
 
-// wait blocks while the window is full. It returns false while the window is open only
-// because what was inside has been given up.
+// wait blocks while the window is full. It returns false if the window is open only because its content was given up.
 func (w *window) wait() bool {
 	w.forgive()
 	if !w.full() {
@@ -114,7 +113,7 @@ func (w *window) wait() bool {
 	return !w.stalled.Load()
 }
 
-// forgive keeps what was given up and came back all the same from widening the window.
+// forgive keeps packets that were given up but returned later from widening the window.
 func (w *window) forgive() {
 	if w.done.Load() <= w.handed.Load() {
 		return
@@ -141,10 +140,9 @@ func (w *window) lose(n int64) {
 	w.gone.Add(n - known)
 }
 
-// settleIdle is called once a second: what was missing a second ago is gone, and so is what
-// was inside then, when nothing has moved since, or it waits for a session that may never
-// come.
-func (w *window) settleIdle() {
+// countLost is called once a second. Packets missing for a second count as lost, and so do those inside if nothing has moved for a second, because
+// they may wait for a session that never comes.
+func (w *window) countLost() {
 	w.forgive()
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -1,10 +1,12 @@
 package wg
 
 import (
+	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"culvert/gateway/procs"
 	"culvert/integration/need"
 )
 
@@ -15,7 +17,7 @@ func TestWindow(t *testing.T) {
 	need.Bubble(t, func(t *testing.T) {
 		w := newWindow()
 		start := time.Now()
-		w.give(windowPackets - 1)
+		w.give(int(windowPackets() - 1))
 		if !w.wait() || time.Since(start) != 0 {
 			t.Error("waited with room for one")
 		}
@@ -34,7 +36,7 @@ func TestWindow(t *testing.T) {
 		}
 		// It has been patient once: as long as nothing comes back, it need not be again.
 		start = time.Now()
-		w.give(windowPackets)
+		w.give(int(windowPackets()))
 		if w.wait() || time.Since(start) != windowTick {
 			t.Errorf("gave up again after %v, want %v", time.Since(start), windowTick)
 		}
@@ -42,18 +44,18 @@ func TestWindow(t *testing.T) {
 			t.Error("nothing has come back yet, and wait does not say so")
 		}
 		// What was given up comes back all the same: the window is not wider for it.
-		w.take(windowPackets)
+		w.take(int(windowPackets()))
 		if !w.wait() {
 			t.Error("stalled although something has come back")
 		}
-		w.give(windowPackets)
+		w.give(int(windowPackets()))
 		if !w.full() {
 			t.Error("wider for what came back late")
 		}
-		w.settleIdle()
-		w.settleIdle()
-		if n := w.gone.Load(); w.full() || n != 2*windowPackets {
-			t.Errorf("full %v, %d gone, want %d", w.full(), n, 2*windowPackets)
+		w.countLost()
+		w.countLost()
+		if n := w.gone.Load(); w.full() || n != 2*windowPackets() {
+			t.Errorf("full %v, %d gone, want %d", w.full(), n, 2*windowPackets())
 		}
 	})
 }
@@ -70,28 +72,28 @@ func TestWindowLate(t *testing.T) {
 			}
 		}
 		for range 3 {
-			w.give(windowPackets)
+			w.give(int(windowPackets()))
 			w.wait()
-			w.settleIdle()
-			w.take(windowPackets)
-			w.settleIdle()
+			w.countLost()
+			w.take(int(windowPackets()))
+			w.countLost()
 			gone(0)
 		}
-		w.give(windowPackets)
+		w.give(int(windowPackets()))
 		w.wait()
-		w.settleIdle()
+		w.countLost()
 		gone(0)
-		w.settleIdle()
-		gone(windowPackets)
-		w.take(windowPackets) // after more than a second
-		w.give(windowPackets)
-		w.settleIdle()
-		w.settleIdle()
-		gone(windowPackets)
+		w.countLost()
+		gone(windowPackets())
+		w.take(int(windowPackets())) // after more than a second
+		w.give(int(windowPackets()))
+		w.countLost()
+		w.countLost()
+		gone(windowPackets())
 		w.give(1)
-		w.settleIdle()
-		w.settleIdle()
-		gone(windowPackets + 1)
+		w.countLost()
+		w.countLost()
+		gone(windowPackets() + 1)
 	})
 }
 
@@ -99,18 +101,18 @@ func TestWindowLate(t *testing.T) {
 // once, whether or not it has counted as gone before.
 func TestWindowDiscard(t *testing.T) {
 	w := newWindow()
-	w.give(windowPackets)
-	w.discard(windowPackets - 1)
-	if n := w.gone.Load(); w.full() || n != windowPackets-1 {
-		t.Errorf("full %v, %d gone, want %d", w.full(), n, windowPackets-1)
+	w.give(int(windowPackets()))
+	w.discard(int(windowPackets() - 1))
+	if n := w.gone.Load(); w.full() || n != windowPackets()-1 {
+		t.Errorf("full %v, %d gone, want %d", w.full(), n, windowPackets()-1)
 	}
-	w.settleIdle()
-	w.settleIdle() // nothing has moved: the last one is gone
+	w.countLost()
+	w.countLost() // nothing has moved: the last one is gone
 	w.discard(1)
-	if n := w.gone.Load(); n != windowPackets {
-		t.Errorf("%d gone, want %d", n, windowPackets)
+	if n := w.gone.Load(); n != windowPackets() {
+		t.Errorf("%d gone, want %d", n, windowPackets())
 	}
-	w.give(windowPackets - 1)
+	w.give(int(windowPackets() - 1))
 	if w.full() {
 		t.Error("narrower for what was discarded late")
 	}
@@ -121,14 +123,28 @@ func TestWindowDiscard(t *testing.T) {
 func TestFullWindowHoldsUpNobody(t *testing.T) {
 	need.Bubble(t, func(t *testing.T) {
 		w := newWindow()
-		w.give(windowPackets)
+		w.give(int(windowPackets()))
 		go w.wait()
 		synctest.Wait()
 		if !w.mu.TryLock() {
-			t.Error("settleIdle would wait with it")
+			t.Error("countLost would wait with it")
 		} else {
 			w.mu.Unlock()
 		}
 		w.take(1)
 	})
+}
+
+// TestWindowFollowsPs: each P has a batch in the cipher, and one more is read or sent; the number is bounded, because each pins memory.
+func TestWindowFollowsPs(t *testing.T) {
+	before := runtime.GOMAXPROCS(0)
+	t.Cleanup(func() { procs.Use(before) })
+	w := newWindow()
+	w.give(2 * BatchSize)
+	for _, test := range []struct{ procs, batches int }{{1, 2}, {2, 3}, {4, 5}, {64, 9}} {
+		procs.Use(test.procs)
+		if n := windowPackets(); n != int64(test.batches*BatchSize) || w.full() != (test.batches == 2) {
+			t.Errorf("on %d Ps %d packets fit, full with two batches: %v; want %d batches", test.procs, n, w.full(), test.batches)
+		}
+	}
 }

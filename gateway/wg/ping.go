@@ -7,13 +7,13 @@ import (
 	"culvert/geneve/udp"
 )
 
-// Pings is what echo requests to the peer's tunnel address have found of late.
+// Pings is the result of recent echo requests to the peer's tunnel address.
 type Pings struct {
-	RTT            time.Duration // of the last one; 0 where none of the last few was answered
-	Requests, Lost int           // the last ones, and how many of them had no answer
-	Sent           uint64        // all of them
-	Missed         int           // since the last answer; 0 where there never was one
-	AllMissed      uint64        // of Sent, those that had no answer when the next one was sent
+	RTT            time.Duration // of the last one; 0 if none of the last few was answered
+	Requests, Lost int           // the most recent ones, and how many had no answer
+	Sent           uint64        // in all
+	Missed         int           // since the last answer; 0 if there never was one
+	AllMissed      uint64        // of Sent, those without an answer when the next one was sent
 }
 
 // pings counts echo requests to the peer's tunnel address and their answers.
@@ -30,18 +30,18 @@ type pings struct {
 }
 
 const (
-	// Requests have one of so many sequence numbers, so that each answer is known for its own.
+	// Requests have one of this many sequence numbers, so that each answer can be assigned.
 	pingSequences = 64
-	// pingsMissed is how many requests may go without answer before the last RTT tells nothing.
+	// pingsMissed is how many unanswered requests make the last RTT obsolete.
 	pingsMissed = 3
 )
 
-// Ping sends the peer an echo request. It is called by the goroutine that calls ProbeTrains.
+// Ping sends the peer an echo request. The goroutine that calls ProbeTrains calls it.
 func (d *Device) Ping(now time.Duration) {
 	d.probe.echo(pingSequence+d.pings.request(now), singleEcho)
 }
 
-// Pings returns what pings have found.
+// Pings returns the results.
 func (d *Device) Pings() Pings {
 	p := &d.pings
 	p.mu.Lock()
@@ -58,7 +58,7 @@ func (d *Device) Pings() Pings {
 	return found
 }
 
-// reset forgets what was found of another peer.
+// reset forgets the results, for a new peer.
 func (p *pings) reset() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -66,7 +66,7 @@ func (p *pings) reset() {
 	p.recent.Forget(0)
 }
 
-// request notes a request and returns its number.
+// request records a request and returns its number.
 func (p *pings) request(now time.Duration) uint16 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -77,7 +77,7 @@ func (p *pings) request(now time.Duration) uint16 {
 	return p.number
 }
 
-// answer notes the answer to a request.
+// answer records the answer to a request.
 func (p *pings) answer(number uint16, now time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

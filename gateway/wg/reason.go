@@ -3,21 +3,18 @@ package wg
 // Reason is why a packet was dropped on its way through WireGuard.
 type Reason uint8
 
-// Reasons. Those but the first are of messages that come in.
+// Reasons. All but the first are about incoming messages.
 const (
-	// TunnelDiscard: handed to WireGuard, which discarded it. Outbound: no session
-	// with the peer, or its queue was full. Inbound: a message that was forged, a
-	// replay or of no session. Counted a second late.
+	// TunnelDiscard: WireGuard dropped it. Outbound: no session with the peer, or a full queue. Inbound: a forged or replayed message, or one without
+	// a session. Counted a second late.
 	TunnelDiscard Reason = iota
-	// NotWireGuard: came to WireGuard's port and is no message of WireGuard.
+	// NotWireGuard: a datagram to WireGuard's port that is not a WireGuard message.
 	NotWireGuard
-	// BadMAC1: a handshake message of someone who does not know our public key.
+	// BadMAC1: a handshake message from a sender that does not know our public key.
 	BadMAC1
-	// HandshakeRate: more handshake messages, cookies or keepalives than are looked
-	// at from one address, or from all addresses together that are not the peer's.
+	// HandshakeRate: more handshake messages, cookies or keepalives than are processed from one address, or from all addresses except the peer's.
 	HandshakeRate
-	// StrangerData: a data message from another address than the peer's, faster than
-	// a peer that moves needs.
+	// StrangerData: a data message from another address than the peer's, at a higher rate than a moving peer needs.
 	StrangerData
 
 	NumReasons

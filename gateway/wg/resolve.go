@@ -9,20 +9,22 @@ import (
 	"strconv"
 	"time"
 
+	"golang.zx2c4.com/wireguard/device"
+
 	"culvert/gateway/wgkey"
 )
 
-// How often the peer's endpoint is resolved: at once until the first answer, with each
-// call in vain, and slowly while there is no session and nobody calls.
+// How often the peer's endpoint is resolved: at once until the first answer, after each unanswered handshake, and slowly while there is no session
+// and no attempt.
 const (
-	resolveRetry    = 5 * time.Second // no shorter than device.RekeyTimeout of wireguard-go, between two calls
+	resolveRetry    = 5 * time.Second // at least device.RekeyTimeout of wireguard-go, between two handshakes
 	resolveInterval = time.Minute
-	sessionLifetime = 180 * time.Second // device.RejectAfterTime
+	// SessionLifetime is how long keys serve after their handshake (WireGuard paper, Section 6.5: Reject-After-Time).
+	SessionLifetime = device.RejectAfterTime
 )
 
-// FollowEndpoint resolves the configured endpoint and tells the device each time
-// it changes. An address that is still among the answers is kept as long as it answers,
-// and so is the endpoint of a working session, which may have roamed.
+// FollowEndpoint resolves the configured endpoint and updates the device when it changes. It keeps an address that is still among the answers as long
+// as the peer answers there, and the endpoint of a working session, which may have roamed.
 func (d *Device) FollowEndpoint(ctx context.Context) {
 	again := true // resolve even if there is a session
 	var calls calls
@@ -30,8 +32,8 @@ func (d *Device) FollowEndpoint(ctx context.Context) {
 	for {
 		s, _ := d.PeerStats()
 		now := time.Now()
-		vain := calls.vain(s.LastHandshake, d.bind.admission.talk.sentInitiations.Load())
-		dead := now.Sub(s.LastHandshake) > sessionLifetime
+		vain := calls.vain(s.LastHandshake, d.bind.admission.handshakes.sentInitiations.Load())
+		dead := now.Sub(s.LastHandshake) > SessionLifetime
 		if again || vain || dead && now.Sub(resolved) >= resolveInterval {
 			again, resolved = false, now
 			if dead && !s.LastHandshake.IsZero() {
@@ -57,14 +59,14 @@ func (d *Device) FollowEndpoint(ctx context.Context) {
 	}
 }
 
-// calls are the handshakes that are begun.
+// calls are the started handshakes.
 type calls struct {
-	made         time.Time // the last handshake that was completed
-	before, last uint64    // how many were begun before it, and at the last look
+	made         time.Time // time of the last completed handshake
+	before, last uint64    // how many were started before it, and until the last check
 }
 
-// vain reports whether one was begun since the last look, and is not the first since a
-// handshake was completed: WireGuard begins another only if there is no answer.
+// vain reports whether a handshake was started since the last check that is not the first since the last completed one: WireGuard starts another only
+// without an answer.
 func (c *calls) vain(made time.Time, begun uint64) bool {
 	if !made.Equal(c.made) {
 		c.made, c.before = made, begun
@@ -74,8 +76,8 @@ func (c *calls) vain(made time.Time, begun uint64) bool {
 	return grown && begun-c.before > 1
 }
 
-// comeHome forgets the resolved endpoint if the device has another one: a peer that roamed,
-// and whose session has ended, may be back where its name says.
+// comeHome forgets the resolved endpoint if the device uses another one: a peer that roamed, and whose session has ended, may be back at its name's
+// address.
 func (d *Device) comeHome(at string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -84,17 +86,16 @@ func (d *Device) comeHome(at string) {
 	}
 }
 
-// updateEndpoint gives the device an address of the endpoint; vain: the one that it has
-// does not answer.
+// updateEndpoint gives the device an address of the endpoint. vain: the current one does not answer.
 func (d *Device) updateEndpoint(ctx context.Context, vain bool) error {
 	d.mu.Lock()
 	p, current := d.peer, d.endpoint
 	d.mu.Unlock()
 	if p.PublicKey == (wgkey.Key{}) {
-		return nil // SetPeer asks for another look
+		return nil // SetPeer requests another check
 	}
 	if s, err := d.PeerStats(); err == nil && s.Endpoint != current.String() {
-		vain = false // it has roamed, and is called where no address of the name is
+		vain = false // it has roamed, and is called at an address that is not the name's
 	}
 	next, err := resolve(ctx, p.Endpoint, current, vain)
 	if err != nil || next == current {
@@ -103,19 +104,18 @@ func (d *Device) updateEndpoint(ctx context.Context, vain bool) error {
 	if err := d.setEndpoint(&p, next); err != nil {
 		return err
 	}
-	if !vain { // else addresses may take turns as long as the peer is away
+	if !vain { // otherwise addresses may alternate as long as the peer is away
 		d.options.Log.WithField("endpoint", next).Info("peer endpoint set")
 	}
 	return nil
 }
 
-// setEndpoint tells the device where p is and begins a handshake, unless there is a
-// session. It does nothing if p is not the peer any longer.
+// setEndpoint sets p's address in the device and starts a handshake, unless there is a session. It does nothing if p is no longer the peer.
 func (d *Device) setEndpoint(p *Peer, ep netip.AddrPort) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if p.PublicKey != d.peer.PublicKey || p.Endpoint != d.peer.Endpoint {
-		return nil // SetPeer has sent for another answer
+		return nil // SetPeer requests another lookup
 	}
 	d.endpoint = ep
 	if err := d.addPeer(); err != nil {
@@ -125,7 +125,7 @@ func (d *Device) setEndpoint(p *Peer, ep netip.AddrPort) error {
 	return nil
 }
 
-// lookup is another one in tests.
+// tests replace lookup
 var lookup = net.DefaultResolver.LookupNetIP
 
 // resolve returns an address of endpoint (host:port).
@@ -148,8 +148,7 @@ func resolve(ctx context.Context, endpoint string, current netip.AddrPort, vain 
 	return netip.AddrPortFrom(choose(interleave(addrs), current.Addr(), vain), uint16(port)), nil
 }
 
-// choose returns current if it is among addrs, or the one behind it if it was called in
-// vain; else the first.
+// choose returns current if it is among addrs, or the one after it if a handshake to it was in vain; otherwise the first.
 func choose(addrs []netip.Addr, current netip.Addr, vain bool) netip.Addr {
 	switch at := slices.Index(addrs, current); {
 	case at < 0:
@@ -160,11 +159,10 @@ func choose(addrs []netip.Addr, current netip.Addr, vain bool) netip.Addr {
 	return current
 }
 
-// interleave has the families of addresses take turns, whose order is otherwise kept: what
-// does not answer in one may in the other (RFC 8305, Section 4). The first stays, by which the resolver
-// says what this machine reaches best (RFC 6724).
+// interleave alternates the families of addresses and otherwise keeps their order: if one family does not work, the other may (RFC 8305, Section 4).
+// The first address stays first: the resolver puts what this machine reaches best there (RFC 6724).
 func interleave(addrs []netip.Addr) (turns []netip.Addr) {
-	var families [2][]netip.Addr // that of the first address, and the other
+	var families [2][]netip.Addr // the first address's, and the other
 	for _, a := range addrs {
 		a = a.Unmap()
 		f := &families[0]

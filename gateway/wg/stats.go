@@ -10,7 +10,7 @@ import (
 	"culvert/geneve/udp"
 )
 
-// PeerStats is what the device knows of the peer.
+// PeerStats is what the device knows about the peer.
 type PeerStats struct {
 	Endpoint       string
 	Unresolved     string    // why the configured endpoint has no address; "" = it has one
@@ -18,7 +18,7 @@ type PeerStats struct {
 	Received, Sent uint64    // bytes of transport messages
 }
 
-// PeerStats returns what the device knows of the peer. It fails only when the device is closed.
+// PeerStats returns what the device knows about the peer. It fails only when the device is closed.
 func (d *Device) PeerStats() (PeerStats, error) {
 	var s PeerStats
 	text, err := d.device.IpcGet()
@@ -54,13 +54,13 @@ func (d *Device) PeerStats() (PeerStats, error) {
 // Stats are the counters of a Device.
 type Stats struct {
 	Outbound, Inbound [NumReasons]uint64 // packets dropped, to and from the peer
-	Trains            bool               // are sent to the peer
+	Trains            bool               // sent to the peer
 	LostTrains        uint64             // how often trains to the peer were found lost
 	Talk              Talk               // handshakes
-	ReceivePauses     uint64             // of a receiver, after an error that the kernel reported
+	ReceivePauses     uint64             // of a receiver, after an error from the kernel
 	Sockets           []udp.Stats        // IPv4 first
 
-	// How long sampled batches took in wireguard-go, each way, and to be sent to the peer.
+	// How long sampled batches took in wireguard-go, in each direction, and to be sent to the peer.
 	Encrypt, Decrypt, Send latency.Counts
 }
 
@@ -68,7 +68,7 @@ type Stats struct {
 func (d *Device) Stats() Stats {
 	s := Stats{
 		Inbound:       d.bind.admission.dropped(),
-		Talk:          d.bind.admission.talk.totals(),
+		Talk:          d.bind.admission.handshakes.totals(),
 		Trains:        d.bind.offload() && !d.probe.Lost(),
 		LostTrains:    d.probe.losses.Load(),
 		ReceivePauses: d.bind.receiveStops.Load(),
@@ -82,8 +82,8 @@ func (d *Device) Stats() Stats {
 	return s
 }
 
-// Settle is called once a second: it counts what wireguard-go has discarded.
+// Settle must be called once a second: it counts what wireguard-go has dropped.
 func (d *Device) Settle() {
-	d.bind.out.settleIdle()
-	d.bind.in.settleIdle()
+	d.bind.out.countLost()
+	d.bind.in.countLost()
 }

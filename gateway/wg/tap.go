@@ -2,7 +2,7 @@ package wg
 
 import "net/netip"
 
-// A Message is what a tap is shown: one of WireGuard's, or what came to its port.
+// A Message is shown to a tap: a WireGuard message, or another datagram to its port.
 type Message struct {
 	Outbound bool
 	Peer     netip.AddrPort // the other end
@@ -11,9 +11,8 @@ type Message struct {
 	Reason   Reason // why, if Dropped
 }
 
-// SetTap has tap called for each message that came, or is about to be sent; nil ends that.
-// It is called by several goroutines, and keeps packets waiting. borrowed: what it is given
-// is valid until it returns.
+// SetTap registers tap, which is called for each message received or about to be sent; nil unregisters. Several goroutines call it, and packets wait
+// for it. borrowed: its argument is valid until it returns.
 func (d *Device) SetTap(tap func(*Message)) {
 	if tap == nil {
 		d.bind.tap.Store(nil)
@@ -22,7 +21,7 @@ func (d *Device) SetTap(tap func(*Message)) {
 	d.bind.tap.Store(&tap)
 }
 
-// refusal tells why admit has just refused message m.
+// refusal returns why admit has just refused message m.
 func (a *admission) refusal(kind messageKind, m []byte) Reason {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -13,12 +13,12 @@ import (
 	"culvert/geneve/udp"
 )
 
-// peerTrains is what the bind knows of trains on the way to the peer.
+// peerTrains is what the bind knows about trains to the peer.
 type peerTrains struct {
-	sent  atomic.Uint64                  // trains, probes not counted
-	to    atomic.Pointer[netip.AddrPort] // where the last train went; nil = none yet
+	sent  atomic.Uint64                  // trains, not counting probes
+	to    atomic.Pointer[netip.AddrPort] // destination of the last train; nil = none yet
 	lost  atomic.Pointer[netip.AddrPort] // the endpoint that trains do not reach; nil = none
-	probe atomic.Bool                    // the next probe is to leave as a train all the same
+	probe atomic.Bool                    // the next probe must leave as a train in any case
 }
 
 // lostTo reports whether trains to an endpoint are lost.
@@ -27,8 +27,8 @@ func (t *peerTrains) lostTo(to netip.AddrPort) bool {
 	return lost != nil && *lost == to
 }
 
-// note counts a train, sent as one or not.
-func (t *peerTrains) note(to netip.AddrPort, train [][]byte) {
+// count counts a train, whether sent as one or not.
+func (t *peerTrains) count(to netip.AddrPort, train [][]byte) {
 	if isProbe(train) && len(train) == 2 {
 		return
 	}
@@ -39,15 +39,13 @@ func (t *peerTrains) note(to netip.AddrPort, train [][]byte) {
 	t.sent.Add(1)
 }
 
-// takeProbe reports whether bufs begin with the probe that is waited for. It answers
-// so once.
+// takeProbe reports, once, whether bufs begin with the expected probe.
 func (t *peerTrains) takeProbe(bufs [][]byte) bool {
 	return t.probe.Load() && isProbe(bufs) && t.probe.CompareAndSwap(true, false)
 }
 
-// isProbe reports whether bufs begin with two datagrams as a probe has them. The
-// peer's answers to its own probes look the same, which is as well: they must not
-// make us probe either. What else is of that size costs one round more or less.
+// isProbe reports whether bufs begin with two datagrams that look like a probe's. The peer's answers to its own probes look the same, which is good:
+// they must not make us probe either. Other datagrams of that size only cause a round more or less.
 func isProbe(bufs [][]byte) bool {
 	return len(bufs) > 1 && len(bufs[0]) == probeMessage && len(bufs[1]) == probeMessage
 }
@@ -64,18 +62,16 @@ func (b *bind) offload() bool {
 	return false
 }
 
-// Sizes of the echo requests in bytes. The single one is shorter, so that it cannot
-// be put into a train with the others.
+// Sizes of the echo requests in bytes. The single one is shorter, so that it cannot join a train with the others.
 const (
 	singleEcho   = 32
 	trainEcho    = 64 // a multiple of WireGuard's padding
 	probeMessage = trainEcho + device.MessageTransportSize
 )
 
-// peerProbe finds out whether trains arrive at the peer: see udp.TrainProbe. The
-// probes are ICMP echo requests from our tunnel address to the peer's, the last two
-// of which are sent one after the other, so that WireGuard sends them in one batch
-// and the bind as one train. A peer that answers no echo is not judged.
+// peerProbe finds out whether trains arrive at the peer: see udp.TrainProbe. The probes are ICMP echo requests from our tunnel address to the peer's.
+// The last two are sent one after the other, so that WireGuard sends them in one batch and the bind as one train. A peer that does not answer pings
+// is not judged.
 type peerProbe struct {
 	udp.TrainProbe
 	bind     *bind
@@ -87,20 +83,17 @@ type peerProbe struct {
 	packet   [trainEcho]byte
 }
 
-// probeIdent is the identifier of our echo requests. Nobody else sends echo requests
-// from the tunnel address.
+// probeIdent is the identifier of our echo requests. No other echo requests are sent from the tunnel address.
 const probeIdent = 0x6376
 
 func newPeerProbe(b *bind, own, peer netip.Addr) *peerProbe {
 	return &peerProbe{bind: b, own: own, peer: peer}
 }
 
-// ProbeTrains looks whether trains arrive at the peer; Stats tells. It is called once a
-// second by one goroutine.
-func (d *Device) ProbeTrains(now time.Duration) { d.probe.look(now) }
+// ProbeTrains tests whether trains arrive at the peer; Stats has the result. One goroutine must call it once a second.
+func (d *Device) ProbeTrains(now time.Duration) { d.probe.step(now) }
 
-// EchoAnswered takes note of an answer to a probe or a ping; false if b, a packet to our
-// tunnel address, is none.
+// EchoAnswered handles an answer to a probe or a ping; false if b, a packet to our tunnel address, is neither.
 func (d *Device) EchoAnswered(b []byte, now time.Duration) bool {
 	sequence, ok := d.probe.answer(b)
 	if ok && sequence >= pingSequence {
@@ -109,8 +102,8 @@ func (d *Device) EchoAnswered(b []byte, now time.Duration) bool {
 	return ok
 }
 
-// look is called once a second by one goroutine.
-func (p *peerProbe) look(now time.Duration) (changed bool) {
+// step is called once a second by one goroutine.
+func (p *peerProbe) step(now time.Duration) (changed bool) {
 	if !p.bind.offload() {
 		return false
 	}
@@ -130,7 +123,7 @@ func (p *peerProbe) look(now time.Duration) (changed bool) {
 	case changed:
 		trains.lost.Store(nil)
 	case p.Lost() && !trains.lostTo(p.endpoint):
-		// The peer has another endpoint: another path, of which nothing is known.
+		// The peer has a new endpoint: a new path, about which nothing is known.
 		p.Reset()
 		trains.lost.Store(nil)
 		return true
@@ -171,18 +164,17 @@ func (p *peerProbe) echo(sequence uint16, size int) {
 	p.send(b)
 }
 
-// Hello sends the peer an echo request. Its source tells a peer with our own role that
-// there are two of us. It is called by the goroutine that calls ProbeTrains.
+// Hello sends the peer an echo request. Its source shows a peer with our own role that both have the same role. The goroutine that calls ProbeTrains
+// calls it.
 func (d *Device) Hello() { d.probe.echo(helloSequence, singleEcho) }
 
-// Sequence numbers behind those of the probes.
+// Sequence numbers after those of the probes.
 const (
 	helloSequence = uint16(udp.NumProbes)
 	pingSequence  = helloSequence + 1 // and pingSequences - 1 more
 )
 
-// answer takes note of an answer to a probe, and returns which echo request b answers;
-// false if b, a packet to the tunnel address, answers none.
+// answer handles an answer to a probe, and returns which echo request b answers; false if b, a packet to the tunnel address, answers none.
 func (p *peerProbe) answer(b []byte) (sequence uint16, ok bool) {
 	ip := header.IPv4(b)
 	if header.IPVersion(b) != header.IPv4Version || ip.TransportProtocol() != header.ICMPv4ProtocolNumber || ip.More() ||

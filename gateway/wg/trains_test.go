@@ -96,7 +96,7 @@ func TestPeerRoams(t *testing.T) {
 	now := time.Hour
 	second := func() {
 		now += time.Second
-		p.look(now)
+		p.step(now)
 	}
 	b.trains.sent.Add(1) // as if one had been sent
 	at, other := netip.MustParseAddrPort("127.0.0.1:8"), netip.MustParseAddrPort("127.0.0.1:9")

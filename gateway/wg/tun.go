@@ -12,25 +12,23 @@ import (
 // stalledBatch times device.QueueStagedSize packets is what waits for a session.
 const stalledBatch = 1
 
-// BatchSize is how many packets wireguard-go moves at once: room for a Geneve
-// super-frame of 47 segments and its neighbours. conn.IdealBatchSize, twice as many,
-// costs twice the buffers of 64 KiB and gains nothing.
+// BatchSize is how many packets wireguard-go moves at once: room for a Geneve super-frame of 47 segments and its neighbours. conn.IdealBatchSize,
+// twice as many, would double the buffers of 64 KiB without a gain.
 const BatchSize = 64
 
-// tunDevice is the tun.Device by which wireguard-go and a Path exchange inner packets.
-// Adaptation only, within the bounds of the windows.
+// tunDevice is the tun.Device by which wireguard-go and a Path exchange inner packets. It only adapts interfaces and enforces the windows.
 type tunDevice struct {
 	path   Path
-	out    *window // packets that wireguard-go has not sent
-	in     *window // packets that it has not decrypted
-	passed *passages
+	out    *window // packets that wireguard-go has not sent yet
+	in     *window // packets that it has not decrypted yet
+	passed *stageTimers
 	sample latency.Sampler // of Read
 	mtu    int
 	events chan tun.Event
 	once   sync.Once
 }
 
-func newTunDevice(path Path, out, in *window, passed *passages, mtu int) *tunDevice {
+func newTunDevice(path Path, out, in *window, passed *stageTimers, mtu int) *tunDevice {
 	return &tunDevice{path: path, out: out, in: in, passed: passed, mtu: mtu, events: make(chan tun.Event)}
 }
 
@@ -41,8 +39,7 @@ func (d *tunDevice) File() *os.File { return nil }
 // there is one.
 func (d *tunDevice) Read(bufs [][]byte, sizes []int, offset int) (int, error) {
 	if !d.out.wait() {
-		// There is no session with the peer, or no keeping up with it: wireguard-go
-		// queues batches of any size, so let them be small.
+		// There is no session with the peer, or it is too slow: wireguard-go queues batches of any size, so keep them small.
 		bufs = bufs[:stalledBatch]
 	}
 	n, err := d.path.Read(bufs, sizes, offset)
@@ -53,7 +50,7 @@ func (d *tunDevice) Read(bufs [][]byte, sizes []int, offset int) (int, error) {
 	return n, err
 }
 
-// Write takes decrypted packets from the peer.
+// Write passes on decrypted packets from the peer.
 //
 // borrowed: bufs belong to wireguard-go again when Write returns.
 func (d *tunDevice) Write(bufs [][]byte, offset int) (int, error) {
@@ -63,7 +60,7 @@ func (d *tunDevice) Write(bufs [][]byte, offset int) (int, error) {
 	return len(bufs), nil
 }
 
-// MTU is where WireGuard stops padding.
+// MTU is the size up to which WireGuard pads.
 func (d *tunDevice) MTU() (int, error) { return d.mtu, nil }
 
 // Name is the name in wireguard-go's messages.

@@ -18,8 +18,8 @@ import (
 
 const uapiDirectory = "/var/run/wireguard"
 
-// ListenUAPI opens the socket where wg(8) looks for an interface of a name, which is cut
-// to what an interface name may be, 15 characters.
+// ListenUAPI opens the socket where wg(8) looks for an interface of this name, which is cut to 15 characters, the maximum length of an interface
+// name.
 func ListenUAPI(name string) (net.Listener, error) {
 	if name != filepath.Base(name) {
 		return nil, fmt.Errorf("%q is no name of a file in %s; choose another cluster", name, uapiDirectory)
@@ -27,13 +27,12 @@ func ListenUAPI(name string) (net.Listener, error) {
 	return unixsocket.Listen(UAPIPath(name))
 }
 
-// UAPIPath is where that socket is.
+// UAPIPath is the path of that socket.
 func UAPIPath(name string) string {
 	return filepath.Join(uapiDirectory, name[:min(len(name), 15)]+".sock")
 }
 
-// ServeUAPI answers the "get" of wg(8) on l and refuses its "set". The private
-// key is left out of the answer.
+// ServeUAPI answers the "get" of wg(8) on l without the private key, and refuses its "set".
 func (d *Device) ServeUAPI(l net.Listener) {
 	for {
 		conn, err := l.Accept()
@@ -54,8 +53,7 @@ const (
 
 func (d *Device) answerUAPI(conn net.Conn) {
 	conn.SetDeadline(time.Now().Add(uapiTimeout))
-	// Read to the empty line that ends a request: closing a socket with unread bytes
-	// in it would take the answer away from the other end.
+	// Read up to the empty line that ends a request: closing a socket with unread bytes would discard the answer at the other end.
 	r := bufio.NewReader(io.LimitReader(conn, maxUAPIRequest))
 	request, err := r.ReadString('\n')
 	for line := request; line != "\n"; line, err = r.ReadString('\n') {
@@ -64,7 +62,7 @@ func (d *Device) answerUAPI(conn net.Conn) {
 		}
 	}
 	if request != "get=1\n" {
-		fmt.Fprintf(conn, "errno=%d\n\n", -int64(syscall.EPERM)) // negative, as device.IPCError is
+		fmt.Fprintf(conn, "errno=%d\n\n", -int64(syscall.EPERM)) // negative, like device.IPCError
 		return
 	}
 	text, err := d.device.IpcGet()

@@ -12,16 +12,13 @@ import (
 
 // Key is a Curve25519 key of WireGuard, private or public.
 //
-// It formats as "(hidden)" under every verb, so that no log line or error can
-// show a private key by mistake; Base64 is the deliberate way to the text.
+// It formats as "(hidden)" under every verb, so that no log line or error can show a private key by accident; Base64 returns the text.
 type Key [32]byte
 
-// errKey says what a key looks like without quoting what was found, which may be
-// a secret.
+// errKey describes a key's format without quoting the input, which may be a secret.
 var errKey = errors.New("not a WireGuard key; want 44 characters of base64 as wg(8) prints, or 32 raw bytes")
 
-// Parse reads the base64 text of wg(8), surrounded by white space or not, or
-// the 32 raw bytes that Liqo's Secrets hold. The all-zero key is no key.
+// Parse parses the base64 text of wg(8), with or without surrounding white space, or the 32 raw bytes in Liqo's Secrets. The all-zero key is no key.
 func Parse(b []byte) (Key, error) {
 	var k Key
 	if len(b) == len(k) {
@@ -39,7 +36,7 @@ func Parse(b []byte) (Key, error) {
 	return k, nil
 }
 
-// NewPrivate draws a private key, clamped as wg(8) does (RFC 7748, Section 5).
+// NewPrivate returns a new random private key, clamped as by wg(8) (RFC 7748, Section 5).
 func NewPrivate() Key {
 	var k Key
 	rand.Read(k[:]) // never fails (crypto/rand)
@@ -59,7 +56,7 @@ func (k Key) Public() Key {
 	return public
 }
 
-// Base64 is k as wg(8) writes it.
+// Base64 is k in the format of wg(8).
 func (k Key) Base64() string { return base64.StdEncoding.EncodeToString(k[:]) }
 
 // Format hides the key.

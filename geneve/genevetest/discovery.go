@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// Solicit returns the IPv6 packet of a neighbour solicitation (RFC 4861, Section 4.3) to the group of the target's address, or to the address
-// itself. It has the option with the sender's MAC address unless that is zero.
+// Solicit returns the IPv6 packet of a neighbour solicitation (RFC 4861, Section 4.3) to the multicast group of the target's address, or to the
+// address itself. It has the option with the sender's MAC address unless that is zero.
 func Solicit(source, target netip.Addr, mac [6]byte, multicast bool) []byte {
 	destination := target
 	if multicast {
@@ -46,7 +46,7 @@ func GroupMAC(group netip.Addr) [6]byte {
 	return [6]byte{0x33, 0x33, a[12], a[13], a[14], a[15]}
 }
 
-// discover handles what the gateway has sent of neighbour discovery; false is anything else.
+// discover handles neighbour discovery from the gateway, and returns false for anything else.
 func (n *Node) discover(to, from [6]byte, ip []byte) bool {
 	if len(ip) < 64 || ip[0]>>4 != 6 || ip[6] != 58 || ip[40] != 135 && ip[40] != 136 {
 		return false

@@ -1,5 +1,5 @@
-// Package genevetest has doubles and builders for tests of what stands on package geneve. Nothing here uses that package's own
-// codec, so that an error in it does not cancel out.
+// Package genevetest has test doubles and packet builders for users of package geneve. It does not use that package's codec, so an error there does
+// not cancel out.
 package genevetest
 
 import (
@@ -17,7 +17,7 @@ import (
 	"culvert/geneve/udp"
 )
 
-// Timeout is how long a Node waits for what a test expects, before it fails the test.
+// Timeout is how long a Node waits for what a test expects before it fails the test.
 const Timeout = 30 * time.Second
 
 var broadcast = [6]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
@@ -29,14 +29,14 @@ type NodeConfig struct {
 	VNI            uint32
 	VXLAN          bool       // else Geneve
 	IP             bool       // IP directly inside Geneve, no Ethernet and no ARP
-	Address        netip.Addr // its inner IPv4 address; the zero Addr where the tunnel has IPv6 alone
+	Address        netip.Addr // its inner IPv4 address; the zero Addr if the tunnel has only IPv6
 	GatewayAddress netip.Addr // the gateway's
-	MAC            [6]byte    // its inner MAC address (zero: one made of the address)
+	MAC            [6]byte    // its inner MAC address (zero: derived from the address)
 
-	Address6, GatewayAddress6 netip.Addr // IPv6, where the tunnel has that
+	Address6, GatewayAddress6 netip.Addr // IPv6, if the tunnel has it
 }
 
-// Node is the node end of a tunnel as a kernel would be: it answers ARP and neighbour solicitations for its addresses, asks for the
+// Node is the node's end of a tunnel as a kernel would implement it: it answers ARP and neighbour solicitations for its addresses, asks for the
 // gateway's, and carries IP packets.
 type Node struct {
 	NodeConfig
@@ -44,9 +44,9 @@ type Node struct {
 	socket  *udp.Socket
 	packets chan []byte
 	lossy   atomic.Bool
-	there   atomic.Int64 // largest inner packet that gets here; 0 = any
+	there   atomic.Int64 // largest inner packet that arrives; 0 = any
 	back    atomic.Int64 // largest answer to an echo request that leaves
-	asked   atomic.Int64 // echo requests sent to the node, lost ones included
+	asked   atomic.Int64 // echo requests sent to the node, including lost ones
 	replied atomic.Int64
 
 	mu         sync.Mutex
@@ -143,7 +143,7 @@ func (n *Node) tunnel(frame []byte) []byte {
 	return Geneve(n.VNI, 0x6558, frame)
 }
 
-// GatewayMAC returns the gateway's MAC address, which it asks for by ARP, or else by neighbour discovery.
+// GatewayMAC returns the gateway's MAC address, found by ARP or else by neighbour discovery.
 func (n *Node) GatewayMAC() [6]byte {
 	n.tb.Helper()
 	select {
@@ -183,7 +183,7 @@ func (n *Node) Receive() []byte {
 	}
 }
 
-// Drain forgets the packets that wait for Receive.
+// Drain discards the packets that wait for Receive.
 func (n *Node) Drain() {
 	for {
 		select {
@@ -194,20 +194,20 @@ func (n *Node) Drain() {
 	}
 }
 
-// LoseTrains makes the node drop what arrives as a train, as some kernels do, or lets it pass again. It needs UDP_GRO, without which the
-// node's socket cannot tell.
+// LoseTrains makes the node drop what arrives as a train, as some kernels do, or accept it again. It needs UDP_GRO, without which the node's socket
+// cannot recognise trains.
 func (n *Node) LoseTrains(lose bool) { n.lossy.Store(lose) }
 
-// LoseLarge makes IP packets to the node vanish, and its answers to echo requests, if they are larger; 0 is no bound.
+// LoseLarge makes larger IP packets to the node, and its larger answers to echo requests, vanish; 0 is no bound.
 func (n *Node) LoseLarge(there, back int) {
 	n.there.Store(int64(there))
 	n.back.Store(int64(back))
 }
 
-// Echoes returns how many echo requests of the gateway were on their way to the node, and how many answers it has sent.
+// Echoes returns how many echo requests the gateway sent to the node, including lost ones, and how many answers the node has sent.
 func (n *Node) Echoes() (asked, replied int) { return int(n.asked.Load()), int(n.replied.Load()) }
 
-// echo answers, as a kernel does, an echo request of the gateway; it returns false for anything else.
+// echo answers an echo request of the gateway as a kernel does, and returns false for anything else.
 func (n *Node) echo(ip []byte) bool {
 	var icmp []byte
 	var request, reply byte = 8, 0
@@ -276,7 +276,7 @@ func (n *Node) datagram(b []byte) {
 		other = Geneve(n.VNI, 0x6558, nil)
 	}
 	if len(b) > 22 && bytes.HasPrefix(b, other) && [6]byte(b[8:]) == broadcast && binary.BigEndian.Uint16(b[20:]) == ARP {
-		return // the gateway looks for what a node speaks; a kernel does not hear it either
+		return // the gateway is trying encapsulations; a kernel ignores the wrong one too
 	}
 	if !bytes.HasPrefix(b, header) {
 		n.tb.Errorf("genevetest: node %v: datagram begins with % x, want % x", n.Address, b[:min(len(b), 8)], header)

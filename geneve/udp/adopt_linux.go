@@ -7,8 +7,7 @@ import (
 	"syscall"
 )
 
-// Adopt is Listen for a socket that is open already, in this process or another one: what comes there is shared by all who have it.
-// The file stays the caller's.
+// Adopt is Listen for a socket that is already open, in this process or another: all holders share what arrives there. The file stays the caller's.
 func Adopt(file *os.File, o Options) (*Socket, error) {
 	pc, err := net.FilePacketConn(file)
 	if err != nil {
@@ -22,5 +21,5 @@ func Adopt(file *os.File, o Options) (*Socket, error) {
 	return newSocket(conn, o)
 }
 
-// SyscallConn implements syscall.Conn, for who gives the socket to another process.
+// SyscallConn implements syscall.Conn, for passing the socket to another process.
 func (s *Socket) SyscallConn() (syscall.RawConn, error) { return s.raw, nil }

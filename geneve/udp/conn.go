@@ -2,8 +2,8 @@ package udp
 
 import "net/netip"
 
-// Conn is what tunnels use of a Socket; the methods are described there. It is what Open returns, so that a process can be given its
-// sockets, or another network than the kernel's.
+// Conn is the part of a Socket that tunnels use; see there for the methods. Open returns it, so that a process can be given its sockets, or a network
+// other than the kernel's.
 type Conn interface {
 	LocalAddr() netip.AddrPort
 	Receive(messages []Message) (n int, err error)
@@ -16,17 +16,17 @@ type Conn interface {
 	Close() error
 }
 
-// Sender is one goroutine's way to send on a Conn.
+// Sender sends on a Conn for one goroutine.
 type Sender interface {
-	// Send sends all trains in order and returns how many datagrams the kernel took. It blocks while the send buffer is full. A
-	// datagram that the kernel refuses is dropped and counted by its Reason, and the rest is sent all the same: a short count means
-	// undeliverable datagrams, not a failed batch.
+	// Send sends all trains in order and returns how many datagrams the kernel accepted. It blocks while the send buffer is full. A datagram that the
+	// kernel refuses is dropped and counted by its Reason, and the rest is still sent: a short count means undeliverable datagrams, not a failed
+	// batch.
 	//
-	// The error is nil when everything was taken, net.ErrClosed after Close, else the errno of the first datagram refused.
+	// The error is nil if everything was accepted, net.ErrClosed after Close, else the errno of the first datagram refused.
 	Send(trains []Train) (sent int, err error)
 }
 
-// Open is Listen, or what o has in its place.
+// Open is Listen, or the function in o that replaces it.
 func Open(network string, addr netip.AddrPort, o Options) (Conn, error) {
 	if o.Open != nil {
 		return o.Open(network, addr)

@@ -3,9 +3,7 @@ package udp
 import (
 	"bytes"
 	"context"
-	"errors"
 	"net/netip"
-	"slices"
 	"sync"
 	"testing"
 
@@ -17,14 +15,7 @@ import (
 // TestBothFamilies has one socket talk with two others, of a family each: trains, their type of service, and addresses as they are
 // written.
 func TestBothFamilies(t *testing.T) {
-	both, err := Listen("udp", netip.AddrPort{}, Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer both.Close()
-	if !both.is6 {
-		need.Kernel(t, "ipv6", errors.New("a socket of all families is of IPv4"))
-	}
+	both := listenBoth(t)
 	for _, fam := range families {
 		t.Run(fam.network, func(t *testing.T) {
 			other := listen(t, fam.network, fam.loopback, Options{})
@@ -40,23 +31,14 @@ func TestBothFamilies(t *testing.T) {
 				if n, err := way.from.NewSender().Send(train(way.address)); n != 4 || err != nil {
 					t.Fatalf("%v took %d of 4 datagrams, %v", way.from.LocalAddr(), n, err)
 				}
-				var got []byte
-				for len(got) < 350 {
-					m := messages(4)
-					n, err := way.to.Receive(m)
-					if err != nil {
-						t.Fatal(err)
+				got := bytes.Join(receive(t, way.to, 4, func(m Message) {
+					if m.TOS != 0xb9 || m.Source != way.source {
+						t.Errorf("%v got type of service %#x from %v, want 0xb9 from %v", way.to.LocalAddr(), m.TOS, m.Source, way.source)
 					}
-					for _, m := range m[:n] {
-						got = append(got, m.Data...)
-						if m.TOS != 0xb9 || m.Source != way.source {
-							t.Errorf("%v got type of service %#x from %v, want 0xb9 from %v", way.to.LocalAddr(), m.TOS, m.Source, way.source)
-						}
-						if way.to.Stats().GRO && m.SegmentSize != 100 {
-							t.Errorf("%v got segments of %d bytes, want 100", way.to.LocalAddr(), m.SegmentSize)
-						}
+					if way.to.Stats().GRO && m.SegmentSize != 100 {
+						t.Errorf("%v got segments of %d bytes, want 100", way.to.LocalAddr(), m.SegmentSize)
 					}
-				}
+				}), nil)
 				if !bytes.Equal(got, payload(1, 350)) {
 					t.Errorf("%v got %d bytes, lost or changed", way.to.LocalAddr(), len(got))
 				}
@@ -73,30 +55,18 @@ func TestZeroChecksums(t *testing.T) {
 	defer from.Close()
 	for _, accepts := range []bool{true, false} {
 		to := listen(t, "udp6", loopback, Options{ZeroChecksums: accepts})
-		send := func(zero int, payload byte) {
+		sendWith := func(zero int, payload byte) {
 			if err := from.raw.Control(func(fd uintptr) {
 				need.Kernel(t, "ipv6", unix.SetsockoptInt(int(fd), unix.SOL_UDP, unix.UDP_NO_CHECK6_TX, zero))
 			}); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := from.NewSender().Send([]Train{{Destination: to.LocalAddr(), Parts: [][]byte{{payload}}}}); err != nil {
-				t.Fatal(err)
-			}
+			send(t, from, to.LocalAddr(), []byte{payload})
 		}
-		send(1, 'z')
-		send(0, 's')
-		var got []byte
-		for !slices.Contains(got, 's') {
-			m := messages(2)
-			n, err := to.Receive(m)
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, m := range m[:n] {
-				got = append(got, m.Data...)
-			}
-		}
-		if want := map[bool]string{true: "zs", false: "s"}[accepts]; string(got) != want {
+		sendWith(1, 'z')
+		sendWith(0, 's')
+		want := map[bool]string{true: "zs", false: "s"}[accepts]
+		if got := bytes.Join(receive(t, to, len(want)), nil); string(got) != want {
 			t.Errorf("with ZeroChecksums %v the socket got %q, want %q", accepts, got, want)
 		}
 	}
@@ -108,15 +78,9 @@ func TestAnswersFromTheAddressAsked(t *testing.T) {
 	asked, asker := netip.MustParseAddr("127.0.0.2"), families[0].loopback
 	for _, network := range []string{"udp4", "udp"} {
 		t.Run(network, func(t *testing.T) {
-			here, err := Listen(network, netip.AddrPort{}, Options{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer here.Close()
+			here := listen(t, network, netip.Addr{}, Options{})
 			there := listen(t, "udp4", asker, Options{})
-			if _, err := there.NewSender().Send([]Train{{Destination: netip.AddrPortFrom(asked, here.LocalAddr().Port()), Parts: [][]byte{{1}}}}); err != nil {
-				t.Fatal(err)
-			}
+			send(t, there, netip.AddrPortFrom(asked, here.LocalAddr().Port()), []byte{1})
 			m := messages(1)
 			if _, err := here.Receive(m); err != nil || m[0].Destination != asked {
 				t.Fatalf("%v came to %v, %v; want %v", m[0].Source, m[0].Destination, err, asked)
@@ -135,18 +99,11 @@ func TestAnswersFromTheAddressAsked(t *testing.T) {
 				if trains[0].Source.IsValid() != tt.kept || trains[1].Source.IsValid() != tt.kept {
 					t.Errorf("from %v: left to the kernel %v, want %v", tt.from, !trains[0].Source.IsValid(), !tt.kept)
 				}
-				for bytes := 0; bytes < 45; {
-					m := messages(4)
-					n, err := there.Receive(m)
-					if err != nil {
-						t.Fatal(err)
+				receive(t, there, 5, func(m Message) {
+					if m.Source.Addr() != tt.want || m.TOS != 3 {
+						t.Errorf("from %v: %v with type of service %d, want %v with 3", tt.from, m.Source, m.TOS, tt.want)
 					}
-					for _, m := range m[:n] {
-						if bytes += len(m.Data); m.Source.Addr() != tt.want || m.TOS != 3 {
-							t.Errorf("from %v: %v with type of service %d, want %v with 3", tt.from, m.Source, m.TOS, tt.want)
-						}
-					}
-				}
+				})
 			}
 		})
 	}
@@ -154,14 +111,7 @@ func TestAnswersFromTheAddressAsked(t *testing.T) {
 
 // TestOffloadOfOneFamily: where the kernel cannot send trains of one family, those of the other still leave as one.
 func TestOffloadOfOneFamily(t *testing.T) {
-	both, err := Listen("udp", netip.AddrPort{}, Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer both.Close()
-	if !both.is6 {
-		need.Kernel(t, "ipv6", errors.New("a socket of all families is of IPv4"))
-	}
+	both := listenBoth(t)
 	need.Offloads(t, both.Stats().GSO)
 	s := both.NewSender().(*sender)
 	send, refuse := s.call, true

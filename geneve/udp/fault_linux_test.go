@@ -76,7 +76,7 @@ func TestSendFaults(t *testing.T) {
 
 // TestSendBufferFull: a Sender that finds the send buffer full waits without calling the kernel again, until Close.
 func TestSendBufferFull(t *testing.T) {
-	from := listen(t, "udp4", netip.AddrFrom4([4]byte{127, 0, 0, 1}), Options{})
+	from := fullSocket(t)
 	s, calls, full := from.NewSender().(*sender), 0, make(chan bool)
 	s.call = func(uintptr) bool {
 		if calls++; calls == 1 {
@@ -96,4 +96,31 @@ func TestSendBufferFull(t *testing.T) {
 	if err := <-done; err != net.ErrClosed || calls != 1 {
 		t.Errorf("Send: %v after %d calls; want net.ErrClosed after 1", err, calls)
 	}
+}
+
+// fullSocket returns a socket whose send buffer is full and stays so: the kernel holds a datagram until it is uncorked (udp(7)). The poller of
+// Go meets it full. Of a socket that it meets empty it reports, at some time after the socket was opened, that it takes data.
+func fullSocket(t *testing.T) *Socket {
+	t.Helper()
+	first := listen(t, "udp4", netip.AddrFrom4([4]byte{127, 0, 0, 1}), Options{SendBuffer: 1})
+	to := &unix.SockaddrInet4{Port: int(first.LocalAddr().Port()), Addr: [4]byte{127, 0, 0, 1}}
+	if err := first.raw.Control(func(fd uintptr) {
+		err := errors.Join(unix.SetsockoptInt(int(fd), unix.SOL_UDP, unix.UDP_CORK, 1), unix.Sendto(int(fd), make([]byte, 60_000), 0, to))
+		if n, e := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, 0); n != 0 || e != nil || err != nil {
+			t.Fatalf("the send buffer is not full: %v, %v", e, err)
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	file, err := first.conn.File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	s, err := Adopt(file, Options{SendBuffer: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s
 }

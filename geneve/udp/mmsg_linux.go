@@ -11,10 +11,10 @@ import (
 // sockaddr holds an address of either family for the kernel.
 type sockaddr = unix.RawSockaddrInet6
 
-// control holds the control messages of one message. On receive three may come: UDP_GRO, type of service or traffic
-// class, our address; on send three go: UDP_SEGMENT, type of service or traffic class, our address.
+// control holds the control messages of one message. Up to three are received (UDP_GRO, type of service or traffic class, our address) or sent
+// (UDP_SEGMENT, type of service or traffic class, our address).
 type control struct {
-	_    [0]uint64 // cmsg(3): aligned like the header
+	_    [0]uint64 // cmsg(3): same alignment as the header
 	data [controlSize]byte
 }
 
@@ -25,8 +25,8 @@ const (
 	maxMessages = 64
 )
 
-// recvmmsg and sendmmsg return the number of messages moved, or the errno of the first when none was. x/sys has no wrapper for
-// them. The pointers inside the headers are Go pointers in heap memory, which keeps what they point to alive and in place.
+// recvmmsg and sendmmsg return the number of messages moved, or the errno of the first if none was. x/sys has no wrapper for them. The pointers
+// inside the headers are Go pointers to heap memory, which keeps their targets alive and in place.
 func recvmmsg(fd uintptr, headers []unix.Mmsghdr) (int, unix.Errno) {
 	return mmsg(unix.SYS_RECVMMSG, fd, headers)
 }
@@ -35,8 +35,8 @@ func sendmmsg(fd uintptr, headers []unix.Mmsghdr) (int, unix.Errno) {
 	return mmsg(unix.SYS_SENDMMSG, fd, headers)
 }
 
-// mmsg makes the call raw: it cannot sleep (MSG_DONTWAIT), and one that takes longer than 20 µs, as a train through the kernel's
-// stack does, would otherwise lose its P to another thread, which migrates every goroutine from CPU to CPU.
+// mmsg makes the call raw: it cannot sleep (MSG_DONTWAIT). A normal call that takes longer than 20 µs, as a train through the kernel's stack does,
+// would lose its P to another thread, which migrates every goroutine from CPU to CPU.
 func mmsg(trap, fd uintptr, headers []unix.Mmsghdr) (int, unix.Errno) {
 	for {
 		n, _, errno := unix.RawSyscall6(trap, fd, uintptr(unsafe.Pointer(unsafe.SliceData(headers))), uintptr(len(headers)),
@@ -51,7 +51,7 @@ func mmsg(trap, fd uintptr, headers []unix.Mmsghdr) (int, unix.Errno) {
 	}
 }
 
-// next takes the first control message off b, which holds what the kernel wrote.
+// next splits the first control message off b, which the kernel wrote.
 func next(b []byte) (level, kind int32, data, rest []byte) {
 	if len(b) < unix.SizeofCmsghdr {
 		return 0, 0, nil, nil
@@ -76,7 +76,7 @@ func number(data []byte) uint32 {
 	return 0
 }
 
-// ourAddress reads the address of ours that a message came to, as PKTINFO has it.
+// ourAddress reads from PKTINFO our address to which a message was sent.
 func ourAddress(level, kind int32, data []byte) (a netip.Addr) {
 	switch {
 	case level == unix.SOL_IP && kind == unix.IP_PKTINFO && len(data) >= unix.SizeofInet4Pktinfo:
@@ -90,7 +90,7 @@ func ourAddress(level, kind int32, data []byte) (a netip.Addr) {
 	return a
 }
 
-// putSource writes a control message with the address to send from at b[at:] and returns where the next one begins.
+// putSource writes a control message with the source address at b[at:] and returns where the next one begins.
 func putSource(b *control, at int, from netip.Addr) int {
 	if from = from.Unmap(); from.Is4() {
 		data, next := head(b, at, unix.SOL_IP, unix.IP_PKTINFO, unix.SizeofInet4Pktinfo)
@@ -102,8 +102,8 @@ func putSource(b *control, at int, from netip.Addr) int {
 	return next
 }
 
-// head writes the header of a control message with a value of size bytes at b[at:]. It returns the room for that, and where the next
-// one begins.
+// head writes the header of a control message with a value of size bytes at b[at:]. It returns the room for the value, and where the next message
+// begins.
 func head(b *control, at int, level, kind int32, size int) (data []byte, next int) {
 	h := (*unix.Cmsghdr)(unsafe.Pointer(&b.data[at]))
 	h.Level, h.Type = level, kind

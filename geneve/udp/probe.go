@@ -5,24 +5,24 @@ import (
 	"time"
 )
 
-// TrainProbe decides whether trains arrive at the other end of one path. Kernels up to 6.8.4 drop trains that reach a VXLAN or Geneve
-// link, 7.0 to 7.1.4 spoil them with some drivers; single datagrams pass, and nothing tells the sender.
+// TrainProbe decides whether trains arrive at the other end of one path. Kernels up to 6.8.4 drop trains that reach a VXLAN or Geneve link, and
+// kernels 7.0 to 7.1.4 corrupt them with some drivers; single datagrams pass, and the sender is not notified.
 //
-// A round of probes is one datagram that travels alone and a train of two, each with something in it that the other end answers. An
-// answer to the single one and not both to the train's, in three rounds one after the other: trains are lost. No answer to
-// the single one says nothing, the other end may be down or may not answer such probes at all. Rounds take place only while trains
-// are sent, and once a minute where they are lost, until both of a train are answered.
+// A round of probes is one datagram that travels alone and a train of two, all of a kind that the other end answers. If, in three rounds in a row,
+// the single one is answered but not both of the train, trains are lost. If the single one is not answered, the round proves nothing: the other end
+// may be down or may not answer such probes. Rounds take place only while trains are sent; while trains are lost, once a minute, until both probes of
+// a train are answered.
 //
-// One goroutine calls Look, Void and Reset; Answered and Lost may be called by anyone.
+// One goroutine calls Look, Void and Reset; any goroutine may call Answered and Lost.
 type TrainProbe struct {
 	answers atomic.Uint32 // a bit for each Probe answered in this round
 	lost    atomic.Bool
 
-	// The rest is the looking goroutine's.
+	// The rest belongs to the goroutine that calls Look.
 	started  bool // there has been a round
-	open     bool // its outcome is not known
+	open     bool // its outcome is not known yet
 	at       time.Duration
-	trains   uint64 // sent on the path when it began
+	trains   uint64 // sent on the path when the round began
 	failures int    // rounds in a row in which only the single datagram was answered
 }
 
@@ -38,14 +38,14 @@ const (
 )
 
 const (
-	probeInterval = 1500 * time.Millisecond // between rounds: two seconds for who looks each second
-	probeAnswer   = 500 * time.Millisecond  // how long a round takes at least
-	probeAgain    = time.Minute             // between rounds where trains are lost
-	probeFailures = 3                       // rounds after which they are
+	probeInterval = 1500 * time.Millisecond // between rounds: two seconds if Look is called each second
+	probeAnswer   = 500 * time.Millisecond  // minimum duration of a round
+	probeAgain    = time.Minute             // between rounds while trains are lost
+	probeFailures = 3                       // rounds after which they count as lost
 )
 
-// Look is to be called once a second, with the time of any clock and the number of trains that have been sent on the path, probes
-// not included. due: the caller shall send the probes of a round. changed: Lost has changed.
+// Look must be called once a second, with the time of any clock and the number of trains sent on the path, not counting probes. due: the caller must
+// send the probes of a round. changed: Lost has changed.
 func (p *TrainProbe) Look(now time.Duration, trains uint64) (due, changed bool) {
 	changed = p.conclude(now)
 	switch since := now - p.at; {
@@ -64,7 +64,7 @@ func (p *TrainProbe) Look(now time.Duration, trains uint64) (due, changed bool) 
 	return due, changed
 }
 
-// conclude ends the round, if it is time, and reports whether Lost has changed.
+// conclude ends the round if it is time, and reports whether Lost has changed.
 func (p *TrainProbe) conclude(now time.Duration) bool {
 	const train = 1<<ProbeFirst | 1<<ProbeSecond
 	if !p.open {
@@ -95,17 +95,17 @@ func (p *TrainProbe) conclude(now time.Duration) bool {
 	return true
 }
 
-// Answered notes that the other end has answered a probe of this round.
+// Answered records that the other end has answered a probe of this round.
 func (p *TrainProbe) Answered(probe Probe) { p.answers.Or(1 << probe) }
 
-// Void takes back a round whose train has not left as one: its answers say nothing.
+// Void cancels a round whose train did not leave as one: its answers prove nothing.
 func (p *TrainProbe) Void() { p.open = false }
 
-// Reset forgets everything: the path is another one.
+// Reset forgets everything, for a new path.
 func (p *TrainProbe) Reset() {
 	p.started, p.open, p.failures = false, false, 0
 	p.lost.Store(false)
 }
 
-// Lost reports whether trains are to be left off on the path.
+// Lost reports whether trains must not be used on the path.
 func (p *TrainProbe) Lost() bool { return p.lost.Load() }

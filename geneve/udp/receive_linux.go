@@ -20,14 +20,14 @@ type receiver struct {
 	names    []sockaddr
 	controls []control
 
-	call  func(fd uintptr) bool // stored, so that no call makes a closure
+	call  func(fd uintptr) bool // stored to avoid a closure per call
 	used  int                   // headers offered to the kernel
 	n     int                   // result: messages received
 	errno unix.Errno            // result when n is 0
 
 	blocked atomic.Bool // Receive has found nothing, and waits
 
-	zoneIndex uint32 // last scope of a link-local source, with its name
+	zoneIndex uint32 // last scope of a link-local source, and its name
 	zoneName  string
 }
 
@@ -69,8 +69,8 @@ func (r *receiver) offer(messages []Message) {
 	}
 }
 
-// Receive blocks until at least one message is there and fills messages from the front; n says how many. Each message needs a
-// Buffer; its other fields are set. A message that did not fit its Buffer has no Data and is counted (Stats.Truncated).
+// Receive blocks until at least one message has arrived and fills messages from the front; n says how many. Each message needs a Buffer; its other
+// fields are set. A message that did not fit its Buffer has no Data and is counted (Stats.Truncated).
 //
 // The error is ErrWoken after Wake and net.ErrClosed after Close; any other is an unexpected errno of recvmmsg, after which the
 // caller may try again, but not at once.
@@ -98,7 +98,7 @@ func (s *Socket) Receive(messages []Message) (n int, err error) {
 			return r.n, nil
 		case unix.ECONNREFUSED, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EHOSTDOWN, unix.ENETDOWN, unix.ENOPROTOOPT, unix.EPROTO,
 			unix.EMSGSIZE, unix.ETIMEDOUT:
-			// An ICMP error of something sent earlier. Reading it has cleared it, so this loop does not spin.
+			// An ICMP error for something sent earlier. Reading it has cleared it, so this loop does not spin.
 			s.stats.receiveErrors.Add(1)
 		default:
 			return 0, os.NewSyscallError("recvmmsg", r.errno)

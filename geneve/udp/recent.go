@@ -2,18 +2,18 @@ package udp
 
 import "math/bits"
 
-// Recent tells how many of the last requests on a path were answered. The zero value has had none.
+// Recent counts how many of the last requests on a path were answered. The zero value has had none.
 type Recent struct {
-	answered uint32 // a bit for each of the last requests, the last one's lowest
-	requests int    // that have a bit
-	all      uint64 // requests
-	missed   uint64 // of all, those that had no answer when the next one was sent
+	answered uint32 // a bit for each of the last requests, the newest one's lowest
+	requests int    // number of valid bits
+	all      uint64 // all requests
+	missed   uint64 // how many of all had no answer when the next one was sent
 }
 
 // recentRequests is how many requests are remembered.
 const recentRequests = 32
 
-// Request notes a request.
+// Request records a request.
 func (r *Recent) Request() {
 	if r.requests > 0 && r.answered&1 == 0 {
 		r.missed++
@@ -26,15 +26,14 @@ func (r *Recent) Request() {
 // Forget forgets the requests before the last n, but not in Totals.
 func (r *Recent) Forget(n int) { r.requests = min(r.requests, n) }
 
-// Answer notes the answer to the request that so many others have followed.
+// Answer records the answer to the request after which followed others were sent.
 func (r *Recent) Answer(followed int) {
 	if followed >= 0 && followed < r.requests {
 		r.answered |= 1 << followed
 	}
 }
 
-// Lost returns how many of the last requests have had no answer, and of how many that is. The last request does not count before it has
-// an answer or a successor.
+// Lost returns how many of the recent requests had no answer, and their number. The last request counts only once it has an answer or a successor.
 func (r *Recent) Lost() (lost, of int) {
 	answered, of := r.answered, r.requests
 	if of > 0 && answered&1 == 0 {
@@ -43,5 +42,5 @@ func (r *Recent) Lost() (lost, of int) {
 	return of - bits.OnesCount32(answered&(1<<of-1)), of
 }
 
-// Totals returns how many requests there have been, and how many of them had no answer when the next one was sent. Both only grow.
+// Totals returns the number of requests, and how many had no answer when the next one was sent. Both only grow.
 func (r *Recent) Totals() (requests, missed uint64) { return r.all, r.missed }

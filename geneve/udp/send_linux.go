@@ -18,16 +18,16 @@ type sender struct {
 	names    []sockaddr
 	controls []control
 	iovecs   []unix.Iovec
-	sent     []load  // what each message carries
-	gso      [2]bool // of the socket, while messages are planned
+	sent     []load  // content of each message
+	gso      [2]bool // of the socket, as read when planning starts
 
-	call  func(fd uintptr) bool // stored, so that no call makes a closure
-	from  int                   // first message not handed to the kernel yet
-	n     int                   // result: messages taken from headers[from:]
+	call  func(fd uintptr) bool // stored to avoid a closure per call
+	from  int                   // first message not yet given to the kernel
+	n     int                   // result: messages accepted from headers[from:]
 	errno unix.Errno            // result when n is 0
 }
 
-// load describes one message: the train it is, or is a part of, and its size.
+// load describes one message: its train, or the train it is a part of, and its size.
 type load struct {
 	train, datagrams, bytes int
 }
@@ -62,10 +62,10 @@ func (s *sender) Send(trains []Train) (sent int, err error) {
 	return sent, err
 }
 
-// plan builds the headers for as many trains as one call should take, at least one, and returns their number.
+// plan builds the headers for as many trains as fit into one call, at least one, and returns their number.
 func (s *sender) plan(trains []Train) int {
-	// Count first: a slice that grew while it is filled would leave pointers to its old array behind. Another sender may learn meanwhile
-	// that a family has no GSO.
+	// Count first: a slice that grew while being filled would leave pointers to its old array. Another sender may find out meanwhile that a family
+	// has no GSO.
 	for family := range s.gso {
 		s.gso[family] = s.socket.gso[family].Load()
 	}
@@ -93,7 +93,7 @@ func (s *sender) plan(trains []Train) int {
 	return planned
 }
 
-// whole reports whether a train is to leave as one.
+// whole reports whether a train is sent as one.
 func (s *sender) whole(t *Train) bool { return !t.Single && s.gso[familyOf(t.Destination.Addr())] }
 
 // reserve empties the header arrays and makes room.
@@ -173,8 +173,7 @@ func (s *sender) finish(t *Train, l load, first int) {
 	}
 }
 
-// destination writes to as the kernel's address and returns its length. An address of the other family is written as
-// such: the kernel refuses it.
+// destination writes to as the kernel's address and returns its length. An address of the other family is written as such, and the kernel refuses it.
 func (s *sender) destination(name *sockaddr, to netip.AddrPort) uint32 {
 	*name = sockaddr{}
 	binary.BigEndian.PutUint16((*[2]byte)(unsafe.Pointer(&name.Port))[:], to.Port())
@@ -189,7 +188,7 @@ func (s *sender) destination(name *sockaddr, to netip.AddrPort) uint32 {
 		name.Family = unix.AF_UNIX // refused by both families, where AF_UNSPEC would mean this host
 		return unix.SizeofSockaddrInet6
 	}
-	name.Family, name.Addr = unix.AF_INET6, addr.As16() // of IPv4, mapped (RFC 4291, Section 2.5.5.2): a socket of IPv6 alone refuses it
+	name.Family, name.Addr = unix.AF_INET6, addr.As16() // IPv4 is mapped (RFC 4291, Section 2.5.5.2): an IPv6-only socket refuses it
 	if zone := addr.Zone(); zone != "" {
 		name.Scope_id = scope(zone)
 	}
@@ -207,8 +206,8 @@ func scope(zone string) uint32 {
 	return 0
 }
 
-// flush hands the planned messages to the kernel. It returns how many trains are done with: all, or those before a train that
-// the kernel refused as one, or from its Source, which must be planned again without.
+// flush gives the planned messages to the kernel. It returns how many trains are finished: all, or those before a train that the kernel refused as
+// one or because of its Source; that train must then be planned again without.
 func (s *sender) flush(trains []Train) (done, sent int, err error) {
 	var bytes, calls uint64
 	defer func() {
@@ -257,14 +256,14 @@ func (s *sender) flush(trains []Train) (done, sent int, err error) {
 	return len(trains), sent, err
 }
 
-// refusesTrain reports whether single datagrams may get through where a train did not: no checksum offload on the device (EIO),
-// more segments than the kernel takes or segments above the device's MTU (EINVAL), above the path's (EMSGSIZE).
+// refusesTrain reports whether single datagrams may pass where a train did not: no checksum offload on the device (EIO), more segments than the
+// kernel takes (EINVAL), or segments above the device's MTU (EINVAL, EMSGSIZE), where the last, shorter one may fit.
 func refusesTrain(errno unix.Errno) bool {
 	return errno == unix.EIO || errno == unix.EINVAL || errno == unix.EMSGSIZE || errno == unix.EOPNOTSUPP
 }
 
-// refusesSource reports whether a datagram may get through from another address of ours. Of one that we do not have, or have no longer,
-// IPv4 says ENETUNREACH, IPv6 EINVAL.
+// refusesSource reports whether a datagram may pass from another address of ours. For an address that we do not have (any more), IPv4 returns
+// ENETUNREACH, IPv6 EINVAL.
 func refusesSource(errno unix.Errno) bool {
 	return errno == unix.EINVAL || errno == unix.ENETUNREACH || errno == unix.EADDRNOTAVAIL
 }
@@ -273,7 +272,7 @@ func refusesSource(errno unix.Errno) bool {
 func reasonOf(errno unix.Errno) Reason {
 	switch errno {
 	case unix.ECONNREFUSED, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EHOSTDOWN, unix.ENETDOWN, unix.ETIMEDOUT, unix.EPROTO,
-		unix.EADDRNOTAVAIL: // what a machine without IPv6 addresses says of IPv6
+		unix.EADDRNOTAVAIL: // returned for IPv6 by a machine without IPv6 addresses
 		return Unreachable
 	case unix.ENOBUFS, unix.ENOMEM:
 		return NoBuffer

@@ -33,8 +33,8 @@ func datagrams(m Message) iter.Seq[[]byte] {
 	return slices.Chunk(m.Data, m.SegmentSize)
 }
 
-// receive reads from s until want datagrams have come and returns copies of them.
-func receive(t *testing.T, s *Socket, want int) (got [][]byte) {
+// receive reads from s until want datagrams have come and returns copies of them. Each message goes through the checks.
+func receive(t *testing.T, s *Socket, want int, checks ...func(Message)) (got [][]byte) {
 	t.Helper()
 	m := messages(4)
 	for len(got) < want {
@@ -43,6 +43,9 @@ func receive(t *testing.T, s *Socket, want int) (got [][]byte) {
 			t.Fatal(err)
 		}
 		for _, m := range m[:n] {
+			for _, check := range checks {
+				check(m)
+			}
 			for d := range datagrams(m) {
 				got = append(got, slices.Clone(d))
 			}
@@ -93,28 +96,14 @@ func TestSendReceive(t *testing.T) {
 					if err != nil || sent != len(want) {
 						t.Fatalf("Send = %d, %v; want %d", sent, err, len(want))
 					}
-					m := messages(2)
-					var got [][]byte
-					for len(got) < len(want) {
-						n, err := to.Receive(m)
-						if err != nil {
-							t.Fatal(err)
+					got := receive(t, to, len(want), func(m Message) {
+						if m.Source != from.LocalAddr() || m.TOS != 0x89 {
+							t.Errorf("TOS %#x from %v, want 0x89 from %v", m.TOS, m.Source, from.LocalAddr())
 						}
-						for _, m := range m[:n] {
-							if m.Source != from.LocalAddr() {
-								t.Errorf("source %v, want %v", m.Source, from.LocalAddr())
-							}
-							if m.TOS != 0x89 {
-								t.Errorf("TOS %#x, want 0x89", m.TOS)
-							}
-							if m.SegmentSize != 0 && o.NoGRO {
-								t.Errorf("segment size %d without UDP_GRO", m.SegmentSize)
-							}
-							for d := range datagrams(m) {
-								got = append(got, slices.Clone(d))
-							}
+						if m.SegmentSize != 0 && o.NoGRO {
+							t.Errorf("segment size %d without UDP_GRO", m.SegmentSize)
 						}
-					}
+					})
 					if !slices.EqualFunc(got, want, bytes.Equal) {
 						t.Errorf("%d datagrams received differ from the %d sent", len(got), len(want))
 					}

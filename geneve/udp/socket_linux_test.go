@@ -40,11 +40,32 @@ func forEachFamily(t *testing.T, f func(t *testing.T, listen func(Options) *Sock
 func listen(tb testing.TB, network string, addr netip.Addr, o Options) *Socket {
 	tb.Helper()
 	s, err := Listen(network, netip.AddrPortFrom(addr, 0), o)
+	if addr.Is6() && errors.Is(err, unix.EADDRNOTAVAIL) {
+		need.Kernel(tb, "ipv6", err)
+	}
 	if err != nil {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() { s.Close() })
 	return s
+}
+
+// listenBoth returns a socket of both families.
+func listenBoth(t *testing.T) *Socket {
+	t.Helper()
+	s := listen(t, "udp", netip.Addr{}, Options{})
+	if !s.is6 {
+		need.Kernel(t, "ipv6", errors.New("a socket of all families is of IPv4"))
+	}
+	return s
+}
+
+// send sends one datagram.
+func send(t *testing.T, from *Socket, to netip.AddrPort, payload []byte) {
+	t.Helper()
+	if _, err := from.NewSender().Send([]Train{{Destination: to, Parts: [][]byte{payload}}}); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func messages(n int) []Message {
@@ -59,9 +80,7 @@ func TestTruncated(t *testing.T) {
 	from, to := listen(t, "udp4", families[0].loopback, Options{NoGRO: true}), listen(t, "udp4", families[0].loopback, Options{NoGRO: true})
 	sizes := []int{100, 101, 99}
 	for _, size := range sizes {
-		if _, err := from.NewSender().Send([]Train{{Destination: to.LocalAddr(), Parts: [][]byte{payload(1, size)}}}); err != nil {
-			t.Fatal(err)
-		}
+		send(t, from, to.LocalAddr(), payload(1, size))
 	}
 	m := make([]Message, 3)
 	for i := range m {
@@ -79,13 +98,10 @@ func TestTruncated(t *testing.T) {
 // TestOverflows fills a small receive buffer and checks that every datagram is either received or counted.
 func TestOverflows(t *testing.T) {
 	from, to := listen(t, "udp4", families[0].loopback, Options{}), listen(t, "udp4", families[0].loopback, Options{ReceiveBuffer: 4096, NoGRO: true})
-	sender := from.NewSender()
-	one := []Train{{Destination: to.LocalAddr(), Parts: [][]byte{payload(1, 1000)}}}
 	const flood = 500
+	one := payload(1, 1000)
 	for range flood {
-		if _, err := sender.Send(one); err != nil {
-			t.Fatal(err)
-		}
+		send(t, from, to.LocalAddr(), one)
 	}
 	m := messages(flood)
 	got, err := to.Receive(m)
@@ -96,9 +112,7 @@ func TestOverflows(t *testing.T) {
 		t.Fatal("the flood fitted into the buffer")
 	}
 	// The kernel reports its counter with the next datagram that it queues.
-	if _, err := sender.Send(one); err != nil {
-		t.Fatal(err)
-	}
+	send(t, from, to.LocalAddr(), one)
 	if n, err := to.Receive(m); n != 1 || err != nil {
 		t.Fatalf("Receive = %d, %v; want 1", n, err)
 	}
@@ -160,9 +174,7 @@ func TestWakeIsSticky(t *testing.T) {
 		if n, err := s.Receive(messages(1)); n != 0 || err != ErrWoken {
 			t.Fatalf("Receive after Wake = %d, %v; want ErrWoken", n, err)
 		}
-		if _, err := s.NewSender().Send([]Train{{Destination: s.LocalAddr(), Parts: [][]byte{{1}}}}); err != nil {
-			t.Fatal(err)
-		}
+		send(t, s, s.LocalAddr(), []byte{1})
 		if n, err := s.Receive(messages(1)); n != 1 || err != nil {
 			t.Fatalf("Receive after ErrWoken = %d, %v; want 1", n, err)
 		}
@@ -220,9 +232,7 @@ func TestPoll(t *testing.T) {
 		for !to.rx.blocked.Load() {
 			runtime.Gosched()
 		}
-		if _, err := from.NewSender().Send([]Train{{Destination: to.LocalAddr(), Parts: [][]byte{{1}}}}); err != nil {
-			t.Fatal(err)
-		}
+		send(t, from, to.LocalAddr(), []byte{1})
 		to.Poll()
 		for range 3 { // the receiver's turn comes at the first or, had it been about to block, the second
 			runtime.Gosched()

@@ -17,16 +17,14 @@ import (
 // attackMemory is what a gateway in a control group of 64 MiB chooses for itself.
 const attackMemory = "GOMEMLIMIT=46976204"
 
-// Attacks is a lab in which each check has an attacker and an innocent beside it,
-// who must lose nothing.
+// Attacks is a lab in which each check has an attacker and an innocent bystander, which must lose nothing.
 func Attacks(mode node.Mode, offloads bool) Options {
 	o := Outside(mode, offloads)
 	o.Attacks = true
 	return o
 }
 
-// onceMode is the one of the modes for what is tried in one only, since it is about the
-// gateways, which are the same in all.
+// onceMode selects one of the modes for checks that concern only the gateways, which are the same in all modes.
 func onceMode(modes []node.Mode) node.Mode {
 	if slices.Contains(modes, node.VXLAN) {
 		return node.VXLAN
@@ -34,13 +32,12 @@ func onceMode(modes []node.Mode) node.Mode {
 	return modes[0]
 }
 
-// attackChecks are the attacks in which somebody harms somebody else.
+// attackChecks are the attacks in which one party harms another.
 func attackChecks(l *Lab) []Check {
 	return slices.Concat(l.tableAttacks(), l.forgeries(), l.listenerAttacks())
 }
 
-// against is a check with gateways that nothing has happened to yet; change, if
-// not nil, changes their configurations.
+// against is a check with fresh gateways; change, if not nil, changes their configurations.
 func (l *Lab) against(name, path string, change func(i int, config object), attack func(context.Context) (string, error)) Check {
 	return Check{name, path, func(ctx context.Context) (figure string, err error) {
 		if err := l.freshGateways(ctx, change); err != nil {
@@ -54,7 +51,7 @@ func (l *Lab) against(name, path string, change func(i int, config object), atta
 	}}
 }
 
-// freshGateways starts both gateways anew, without the connections of those before.
+// freshGateways restarts both gateways without their former connections.
 func (l *Lab) freshGateways(ctx context.Context, change func(i int, config object)) error {
 	for i := range clusters {
 		config := l.gatewayConfig(i)
@@ -76,7 +73,7 @@ func (l *Lab) freshGateways(ctx context.Context, change func(i int, config objec
 	return l.useGateways(ctx, &culvertGateway)
 }
 
-// buryGateways fails for gateways that have ended, and forgets them.
+// buryGateways fails if gateways have ended, and forgets them.
 func (l *Lab) buryGateways() error {
 	var errs []error
 	l.processes = slices.DeleteFunc(l.processes, func(p *Process) bool {
@@ -107,22 +104,21 @@ func (l *Lab) dropped(ctx context.Context) string {
 	return all.String()
 }
 
-// How fast attackers send: what a flood is, and less than fills the receive buffers
-// of a gateway that is otherwise idle.
+// How fast attackers send: a flood, but not enough to fill the receive buffers of an otherwise idle gateway.
 const (
 	attackRate  = 25_000 // packets a second
 	attackBurst = 25     // at once
 	attackLag   = 5 * time.Millisecond
 )
 
-// flood is packets of an attacker's own making.
+// flood is the packets that an attacker makes.
 type flood struct {
 	from   *Host
 	count  int // 0: until stopped
 	packet func(i int) []byte
 }
 
-// sent is what a flood came to.
+// sent is the outcome of a flood.
 type sent struct {
 	packets int
 	seconds float64
@@ -132,8 +128,7 @@ func (s sent) String() string {
 	return fmt.Sprintf("%d at %.0f k/s", s.packets, float64(s.packets)/s.seconds/1000)
 }
 
-// run sends the packets at attackRate until all are sent or ctx is done. A sender
-// that was held up does not catch up by more than attackLag: that would fill buffers.
+// run sends the packets at attackRate until all are sent or ctx is done. A delayed sender catches up by at most attackLag: more would fill buffers.
 func (f *flood) run(ctx context.Context) (s sent, err error) {
 	raw, err := newRaw(f.from)
 	if err != nil {
@@ -152,7 +147,7 @@ func (f *flood) run(ctx context.Context) (s sent, err error) {
 			if late := now.Sub(due); late > attackLag {
 				due = now.Add(-attackLag)
 			} else if late < 0 {
-				time.Sleep(-late) // the pace
+				time.Sleep(-late) // keeps the rate
 			}
 		}
 		if err := raw.send(f.packet(s.packets)); err != nil {

@@ -11,24 +11,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// forgeries are packets and files that claim what is not so.
+// forgeries are packets and files with false claims.
 func (l *Lab) forgeries() []Check {
 	return []Check{
+		l.against("to a node", "milan/pod1 × rome/node1", l.hostilePeer, l.attackNodes),
 		l.against("refused reload", "bad file × rome/pod2", nil, l.attackReload),
 		l.against("forged too big", "milan/pod2 × rome/pod1", sourceCheckOff, l.attackPathMTU),
+		l.against("forged too big", "stranger × milan/pod1", nil, l.attackOuterMTU),
+		l.against("narrow device", "milan/gateway → rome", nil, l.checkNarrow("peer", l.pair("milan/pod1", "rome/pod1"))),
+		l.against("narrow device", "milan/gateway → node2", nil, l.checkNarrow("eth0", l.pair("rome/pod2", "milan/pod2"))),
 		l.against("blind FINs", "milan/node1 × rome/node2", func(_ int, config object) {
 			config["nat"].(object)["maxConnections"] = smallTable
 		}, l.attackFIN),
 		l.against("another's pod", "rome/node1 × rome/pod2", nil, l.attackSource),
+		l.against("forged network", "rome/pod1 × rome/pod1, rome/pod2, milan/pod2", nil, l.attackNetwork),
 		l.against("sourceCheck off", "rome/node1 for rome/pod2", sourceCheckOff, l.checkSourceAllowed),
 	}
 }
 
-// sourceCheckOff lets nodes speak for each other's pods.
+// sourceCheckOff lets nodes send from each other's pods' addresses.
 func sourceCheckOff(_ int, config object) { config["geneve"].(object)["sourceCheck"] = "cluster" }
 
-// attackReload gives the gateway a file without the second node that it must refuse for
-// what it says of a third one.
+// attackReload gives the gateway a file that lacks the second node, and that it must refuse for a fault in a third one.
 func (l *Lab) attackReload(ctx context.Context) (string, error) {
 	config := l.gatewayConfig(0)
 	nodes, third := config["geneve"].(object)["nodes"].([]object), l.thirdNode(0)
@@ -54,8 +58,7 @@ func (l *Lab) attackReload(ctx context.Context) (string, error) {
 	return l.beside(ctx, nil, echoRequests("pings", 20, there, e.target, 84), echoRequests("pings back", 20, back, e.wantSource, 84))
 }
 
-// attackPathMTU sends too-big messages about packets that nobody has sent: of no
-// connection, and of one but with a sequence number that is not in flight.
+// attackPathMTU sends too-big messages about packets that nobody sent: of no connection, or with a sequence number that is not in flight.
 func (l *Lab) attackPathMTU(ctx context.Context) (string, error) {
 	e := l.pair("rome/pod1", "milan/pod1")
 	before, err := e.segmentsReceived()
@@ -77,19 +80,19 @@ func (l *Lab) attackPathMTU(ctx context.Context) (string, error) {
 	}
 	attacker, mtu := l.at("milan/pod2"), uint16(68)
 	if attacker.Address.Is6() {
-		mtu = smallMTU // nobody believes in less than a link of IPv6 carries (RFC 8200, Section 5)
+		mtu = smallMTU // IPv6 hosts ignore less than the minimum MTU (RFC 8200, Section 5)
 	}
 	forged := [][]byte{
 		silentUDP(netip.AddrPortFrom(e.wantSource, 4000), netip.AddrPortFrom(e.to.Address, 4001)),
 		silentTCP(netip.AddrPortFrom(e.wantSource, 4000), netip.AddrPortFrom(e.to.Address, 4001), tcpACK, 1, 1),
-		silentTCP(near, local, tcpACK, 0x0bad0bad, 0), // in flight with a chance of one in 65,536
+		silentTCP(near, local, tcpACK, 0x0bad0bad, 0), // in flight by chance once in 65,536
 	}
 	f := &flood{attacker, len(forged), func(i int) []byte { return tooBigAbout(attacker.Address, forged[i], mtu) }}
 	figure, err := l.beside(ctx, []*flood{f})
 	if err != nil {
 		return "", err
 	}
-	// What the attacker sends next comes last.
+	// What the attacker sends next arrives last.
 	if err := errors.Join(l.pair("milan/pod2", "rome/pod1").reach(ctx), live.speak(live.near, live.far)); err != nil {
 		return "", err
 	}
@@ -100,8 +103,7 @@ func (l *Lab) attackPathMTU(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%s; segments %d, then %d", figure, before, after), err
 }
 
-// segmentsReceived streams over a new connection and returns the segment size that its
-// receiver sees.
+// segmentsReceived streams over a new connection and returns the segment size seen by the receiver.
 func (e *ends) segmentsReceived() (size int, err error) {
 	near, far, err := e.connect()
 	if err != nil {
@@ -147,8 +149,8 @@ func (s *socket) local() (netip.AddrPort, error) {
 	return addrPort(a), err
 }
 
-// attackFIN ends a connection, as somebody who can send as the far end but knows no
-// sequence number, and then fills the table: ended connections would make room.
+// attackFIN ends a connection, as somebody who can send from the far end's address but does not know sequence numbers, and then fills the table:
+// ended connections would be evicted.
 func (l *Lab) attackFIN(ctx context.Context) (string, error) {
 	victim, err := newIdle(l.pair("rome/node2", "milan/pod1"))
 	if err != nil {
@@ -171,7 +173,7 @@ func (l *Lab) attackFIN(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	// One of any two acknowledgements half the sequence space apart is of the past.
+	// Of two acknowledgements half the sequence space apart, one is old.
 	step := max(info.Rcv_ssthresh/4, 1<<15)
 	f := &flood{l.at("milan/node1"), 2 * (int(1<<32/uint64(step)) + 1), func(i int) []byte {
 		return silentTCP(far, near, tcpFIN|tcpACK, uint32(i/2)*step, 0x0bad0bad+uint32(i%2)<<31)
@@ -187,7 +189,7 @@ func (l *Lab) attackFIN(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%s FINs; %s", figure, more), victim.serverSpeaks()
 }
 
-// sourceServer hears who speaks to it.
+// sourceServer records who sends to it.
 type sourceServer struct{ *net.UDPConn }
 
 func newSourceServer(h *Host) (sourceServer, error) {
@@ -198,7 +200,7 @@ func newSourceServer(h *Host) (sourceServer, error) {
 	return sourceServer{conn.(*net.UDPConn)}, nil
 }
 
-// expect wants the next datagram to be this one, from there.
+// expect requires this datagram next, from this source.
 func (s sourceServer) expect(want string, from netip.AddrPort) error {
 	s.SetReadDeadline(time.Now().Add(replyTimeout))
 	buffer := make([]byte, 16)
@@ -212,18 +214,18 @@ func (s sourceServer) expect(want string, from netip.AddrPort) error {
 	return nil
 }
 
-// speakFor sends datagrams of as many connections from the first node of rome, as the
-// pod e.from. The first is of one that this pod could open.
+// speakFor sends datagrams of count connections from the first node of rome, with the source of pod e.from. The first is of a connection that this
+// pod could open.
 func (l *Lab) speakFor(e *ends, count int) *flood {
 	return &flood{l.at("rome/node1"), count, func(i int) []byte {
 		return rawUDP(netip.AddrPortFrom(e.from.Address, forgedPort+uint16(i)), netip.AddrPortFrom(e.target, attackPort), []byte("forged")...)
 	}}
 }
 
-// forgedPort is the near port of a connection that somebody else opens first.
+// forgedPort is the near port of a connection that an attacker opens first.
 const forgedPort = 5000
 
-// attackSource speaks as a pod of another node, before that pod does.
+// attackSource sends as a pod of another node, before that pod does.
 func (l *Lab) attackSource(ctx context.Context) (string, error) {
 	e := l.pair("rome/pod2", "milan/pod1")
 	server, err := newSourceServer(e.to)
@@ -235,7 +237,7 @@ func (l *Lab) attackSource(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if err := l.pair("rome/node1", "milan/pod1").reach(ctx); err != nil { // what it sends next comes last
+	if err := l.pair("rome/node1", "milan/pod1").reach(ctx); err != nil { // what it sends next arrives last
 		return "", err
 	}
 	client, err := e.from.DialFrom(ctx, over("udp", e.target), netip.AddrPortFrom(e.from.Address, forgedPort), netip.AddrPortFrom(e.target, attackPort), nil)
@@ -249,7 +251,7 @@ func (l *Lab) attackSource(ctx context.Context) (string, error) {
 	return figure + " forged, none heard", server.expect("own", netip.AddrPortFrom(e.wantSource, forgedPort))
 }
 
-// checkSourceAllowed does the same where a node may speak for all pods: it is heard.
+// checkSourceAllowed does the same where a node may send from all pods' addresses: the packets pass.
 func (l *Lab) checkSourceAllowed(ctx context.Context) (string, error) {
 	e := l.pair("rome/pod2", "milan/pod1")
 	server, err := newSourceServer(e.to)

@@ -17,28 +17,27 @@ import (
 	"time"
 )
 
-// innocent is somebody who goes on beside an attack, each of whose requests must be
-// answered.
+// innocent is a well-behaved client beside an attack, each of whose requests must be answered.
 type innocent struct {
 	what string // requests, in the plural
-	n    int    // how many after the flood; while it lasts, as many as there is time for
+	n    int    // how many after the flood; during it, as many as there is time for
 	ask  func(ctx context.Context) error
-	late func() int // how many answers have come that ask has no longer waited for; nil: none can
+	late func() int // how many answers arrived after ask had stopped waiting; nil: none can
 
 	every time.Duration // pause before each request
-	most  int           // of requests while the flood lasts, or 0
+	most  int           // maximum number of requests during the flood, or 0
 }
 
-// The kernel's receive buffers and queues cannot be shared out: what is lost there is
-// asked for again, but not more often than the kernel has counted losses.
+// The kernel's receive buffers and queues cannot be divided into shares: what is lost there is requested again, but not more often than the kernel
+// has counted losses.
 const (
 	attempts   = 3
 	askTimeout = time.Second
 	patience   = 20 * time.Second // with what TCP must carry
-	maxLost    = 2                // after which no more is asked
+	maxLost    = 2                // stop asking after this many losses
 )
 
-// toll is what came of an innocent's requests.
+// toll is the outcome of an innocent's requests.
 type toll struct {
 	asked, again, lost int
 	late               int   // of those asked again
@@ -63,8 +62,7 @@ func (in *innocent) once(ctx context.Context, t *toll) {
 	t.lost++
 }
 
-// beside runs the floods and lets the innocents ask while they last, and then in.n
-// times each.
+// beside runs the floods and lets the innocents ask meanwhile, and then in.n times each.
 func (l *Lab) beside(ctx context.Context, floods []*flood, innocents ...*innocent) (string, error) {
 	before, err := l.kernelLosses()
 	if err != nil {
@@ -124,7 +122,7 @@ func (l *Lab) beside(ctx context.Context, floods []*flood, innocents ...*innocen
 	return judgeTolls(figures, innocents, tolls, after-before)
 }
 
-// judgeTolls wants nothing lost, and no more repeated than the kernel has lost.
+// judgeTolls requires that nothing is lost, and no more is repeated than the kernel has lost.
 func judgeTolls(figures []string, innocents []*innocent, tolls []toll, kernel int) (string, error) {
 	var errs []error
 	again := 0
@@ -144,8 +142,8 @@ func judgeTolls(figures []string, innocents []*innocent, tolls []toll, kernel in
 	return strings.Join(figures, "; "), errors.Join(errs...)
 }
 
-// kernelLosses counts the packets that the kernel has lost on the way to a socket of any
-// host: at full receive buffers, and on this machine's CPUs at full backlogs.
+// kernelLosses counts the packets that the kernel has lost on the way to a socket of any host: in full receive buffers, and in full backlogs of this
+// machine's CPUs.
 func (l *Lab) kernelLosses() (n int, err error) {
 	for _, h := range l.hosts {
 		err := h.Do(func() error {
@@ -197,7 +195,7 @@ func (l *Lab) kernelLosses() (n int, err error) {
 	return n, nil
 }
 
-// datagrams asks an echo server, from a port of its own for each question.
+// datagrams asks an echo server, from a separate port for each question.
 func datagrams(what string, n int, e *ends, port int) *innocent {
 	q := &questioner{timeout: askTimeout}
 	return &innocent{what: what, n: n, late: q.late, ask: func(ctx context.Context) error {
@@ -220,7 +218,7 @@ func echoRequests(what string, n int, p *pinger, to netip.Addr, size int) *innoc
 	}}
 }
 
-// scrapes reads the metrics of a gateway from elsewhere.
+// scrapes reads a gateway's metrics from another host.
 func scrapes(n int, from *Host, gateway netip.AddrPort) *innocent {
 	client := http.Client{Timeout: patience, Transport: &http.Transport{DialContext: from.Dial, DisableKeepAlives: true}}
 	return &innocent{what: "scrapes", n: n, ask: func(context.Context) error {
@@ -237,8 +235,23 @@ func scrapes(n int, from *Host, gateway netip.AddrPort) *innocent {
 	}}
 }
 
-// questions asks on one connection to a nameServer, which must stay where it is. TCP
-// repeats what the kernel loses.
+// healthChecks requests a gateway's /healthz, like a kubelet.
+func healthChecks(what string, n int, from *Host, gateway netip.AddrPort) *innocent {
+	client := http.Client{Timeout: askTimeout, Transport: &http.Transport{DialContext: from.Dial, DisableKeepAlives: true}}
+	return &innocent{what: what, n: n, ask: func(context.Context) error {
+		response, err := client.Get("http://" + gateway.String() + "/healthz")
+		if err != nil {
+			return err
+		}
+		defer response.Body.Close()
+		if response.StatusCode != http.StatusOK {
+			err = fmt.Errorf("/healthz: %s", response.Status)
+		}
+		return err
+	}}
+}
+
+// questions asks a nameServer over one connection, which must keep its backend. TCP repeats what the kernel loses.
 func questions(n int, c *call, want string) *innocent {
 	return &innocent{what: "questions on one connection", n: n, ask: func(context.Context) error {
 		c.conn.SetDeadline(time.Now().Add(patience))
@@ -256,8 +269,7 @@ func questions(n int, c *call, want string) *innocent {
 // callers make connections to a nameServer and keep them.
 type callers struct{ conns []net.Conn }
 
-// newCalls are answered by the host that is wanted, "" for any. They are fewer than an
-// attacker has.
+// newCalls must be answered by the host want, "" for any. They are fewer than the attacker's.
 func (k *callers) newCalls(n int, from *Host, to netip.AddrPort, want string) *innocent {
 	const every, most = 20 * time.Millisecond, 30
 	return &innocent{what: "new connections", n: n, every: every, most: most, ask: func(ctx context.Context) error {
@@ -280,7 +292,7 @@ func (k *callers) close() {
 	}
 }
 
-// idle is a TCP connection of which both ends are here.
+// idle is a TCP connection with both ends here.
 type idle struct {
 	*ends
 	near, far *socket

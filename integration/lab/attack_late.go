@@ -9,8 +9,7 @@ import (
 	"time"
 )
 
-// questioner asks over connections, one question each. It keeps those without an answer: what comes after its timeout, as where there
-// is little CPU, is not lost.
+// questioner asks over connections, one question each. It keeps unanswered ones: an answer after its timeout, as with little CPU, is not lost.
 type questioner struct {
 	timeout    time.Duration
 	unanswered []net.Conn
@@ -29,7 +28,7 @@ func (q *questioner) ask(conn net.Conn) error {
 	return errors.Join(err, conn.Close())
 }
 
-// late counts the answers that have come all the same, and closes the connections.
+// late counts the answers that arrived late, and closes the connections.
 func (q *questioner) late() (n int) {
 	deadline := time.Now().Add(q.timeout)
 	for _, conn := range q.unanswered {

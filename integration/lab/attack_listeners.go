@@ -15,8 +15,7 @@ import (
 	"golang.zx2c4.com/wireguard/device"
 )
 
-// listenerAttacks are about who else waits for a gateway: scrapers, senders of
-// errors, peers, nodes.
+// listenerAttacks concern other users of a gateway: scrapers, senders of errors, peers, nodes.
 func (l *Lab) listenerAttacks() []Check {
 	return []Check{
 		l.against("scrapers", "rome/gateway × rome/node2", func(_ int, config object) { config["metrics"] = metricsEverywhere }, l.attackMetrics),
@@ -37,13 +36,13 @@ func (l *Lab) listenerAttacks() []Check {
 	}
 }
 
-// metricsEverywhere serves metrics to the underlay too.
+// metricsEverywhere also serves metrics on the underlay.
 const (
 	metricsPort       = 8082
 	metricsEverywhere = ":8082"
 )
 
-// attackMetrics is a local user who asks for pages and does not read them.
+// attackMetrics is a local user who requests pages without reading them, from many loopback addresses and from the machine's own.
 func (l *Lab) attackMetrics(ctx context.Context) (string, error) {
 	const (
 		greedy, requests = 500, 40
@@ -55,6 +54,7 @@ func (l *Lab) attackMetrics(ctx context.Context) (string, error) {
 		return "", err
 	}
 	defer innocent.close()
+	own := netip.AddrPortFrom(l.plan()[0].Gateway, metricsPort)
 	request := []byte("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
 	half := request[:len(request)-4]
 	var conns []net.Conn
@@ -64,7 +64,11 @@ func (l *Lab) attackMetrics(ctx context.Context) (string, error) {
 		}
 	}()
 	for i := range greedy + slow {
-		conn, err := gateway.Dial(ctx, "tcp4", metricsAddress)
+		from, to := netip.AddrFrom4([4]byte{127, 1, byte(i), 1}), netip.MustParseAddrPort(metricsAddress)
+		if i%2 == 1 {
+			from, to = own.Addr(), own
+		}
+		conn, err := gateway.DialFrom(ctx, "tcp", netip.AddrPortFrom(from, 0), to, nil)
 		if err != nil {
 			return "", fmt.Errorf("hostile scraper %d: %w", i, err)
 		}
@@ -80,12 +84,12 @@ func (l *Lab) attackMetrics(ctx context.Context) (string, error) {
 			return "", fmt.Errorf("hostile scraper %d: %w", i, err)
 		}
 	}
-	figure, err := l.beside(ctx, nil, echoRequests("pings", 100, innocent, e.target, 84), scrapes(5, l.Host("rome/node2"), netip.AddrPortFrom(l.plan()[0].Gateway, metricsPort)))
+	figure, err := l.beside(ctx, nil, echoRequests("pings", 100, innocent, e.target, 84), scrapes(5, l.Host("rome/node2"), own),
+		healthChecks("health checks of the machine's own", 20, gateway, own), healthChecks("health checks of another", 20, l.Host("rome/node2"), own))
 	return fmt.Sprintf("%d × %d unread, %d slow; %s", greedy, requests, slow, figure), err
 }
 
-// attackErrors makes the gateway tell of packets whose time is over, to one sender or
-// many behind a node; another pod's traceroute needs such an error too.
+// attackErrors makes the gateway report expired packets to one sender or many behind a node; another pod's traceroute needs such an error too.
 func (l *Lab) attackErrors(ctx context.Context, from string, senders int) (string, error) {
 	const count = 50_000
 	e := l.pair("rome/pod2", "milan/pod2")
@@ -96,7 +100,7 @@ func (l *Lab) attackErrors(ctx context.Context, from string, senders int) (strin
 	defer innocent.close()
 	p, ttl := l.plan(), byte(1)
 	if from == "rome/pod1" {
-		ttl = 2 // its node takes one
+		ttl = 2 // its node uses up one
 	}
 	to := netip.AddrPortFrom(p[1].Seen(p[1].Nodes[0].Pod), attackPort)
 	f := &flood{l.at(from), count, func(i int) []byte {
@@ -107,8 +111,7 @@ func (l *Lab) attackErrors(ctx context.Context, from string, senders int) (strin
 	return l.beside(ctx, []*flood{f}, traces(15, innocent, e.target, p[0].Internal))
 }
 
-// stranger is an address that is nobody's: on the link between the gateways or, of IPv6, where
-// a /64 counts as one sender, elsewhere.
+// stranger is an unused address: on the link between the gateways or, for IPv6, where a /64 counts as one sender, elsewhere.
 func (l *Lab) stranger() netip.Addr {
 	if l.outer().is6() {
 		return netip.MustParseAddr("2001:db8:d::66")
@@ -116,7 +119,7 @@ func (l *Lab) stranger() netip.Addr {
 	return spare(l.outer()[0].Peering)
 }
 
-// attackHandshakes begins WireGuard handshakes beside a session.
+// attackHandshakes starts WireGuard handshakes beside a session.
 func (l *Lab) attackHandshakes(ctx context.Context, from netip.Addr) (string, error) {
 	const count = 50_000
 	e := l.pair("rome/pod2", "milan/pod2")
@@ -132,8 +135,7 @@ func (l *Lab) attackHandshakes(ctx context.Context, from netip.Addr) (string, er
 	return l.beside(ctx, []*flood{f}, echoRequests("pings", 100, innocent, e.target, 84))
 }
 
-// attackSession does so while the gateways start, and do not know each other's address
-// yet.
+// attackSession does so while the gateways start and do not know each other's address yet.
 func (l *Lab) attackSession(ctx context.Context) (string, error) {
 	f, err := l.handshakes(0, l.stranger())
 	if err != nil {
@@ -168,8 +170,7 @@ func (l *Lab) attackSession(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%s; session after %d ms", s, took.Milliseconds()), err
 }
 
-// handshakes makes a flood of initiations from somebody who knows the public key of
-// milan's gateway.
+// handshakes makes a flood of initiations from a sender that knows the public key of milan's gateway.
 func (l *Lab) handshakes(count int, from netip.Addr) (*flood, error) {
 	const kinds, port = 64, 51840
 	key, err := base64.StdEncoding.DecodeString(l.publicKey[1])
@@ -190,8 +191,7 @@ func (l *Lab) handshakes(count int, from netip.Addr) (*flood, error) {
 	return &flood{l.host(l.outer(), "rome/gateway"), count, func(i int) []byte { return packets[i%kinds] }}, nil
 }
 
-// attackWaitingRoom sends to nodes that do not answer, while a node comes back whose
-// MAC address must be asked for: its first packet waits for that.
+// attackWaitingRoom sends to nodes that do not answer, while a node comes back whose MAC address must be resolved: its first packet waits for that.
 func (l *Lab) attackWaitingRoom(ctx context.Context) (string, error) {
 	const absent, each = 32, 128
 	rome, outer := &l.plan()[0], &l.outer()[0]
@@ -244,8 +244,7 @@ func (l *Lab) attackWaitingRoom(ctx context.Context) (string, error) {
 	return filled + "; " + more, err
 }
 
-// traces sends packets whose time is over at the gateway, which must say so. Their pace
-// keeps a pod within its own share of errors.
+// traces sends packets that expire at the gateway, which must report it. Their rate stays within a pod's share of errors.
 func traces(n int, p *pinger, to, gateway netip.Addr) *innocent {
 	return &innocent{what: "traces", n: n, every: time.Second / 15, ask: func(context.Context) error {
 		a, err := p.echo(to, 84, 2)

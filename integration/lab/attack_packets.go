@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// rawSocket sends packets whatever their source.
+// rawSocket sends packets with any source.
 type rawSocket struct{ *socket }
 
 func newRaw(h *Host) (rawSocket, error) {
@@ -16,8 +16,7 @@ func newRaw(h *Host) (rawSocket, error) {
 	return rawSocket{s}, err
 }
 
-// send sends a packet; the kernel fills in the checksum of an IPv4 header. What the kernel has
-// no room for is lost, as on any link.
+// send sends a packet; the kernel fills in the checksum of an IPv4 header. Packets for which the kernel has no room are lost, as on any link.
 func (s rawSocket) send(packet []byte) error {
 	_, to := endsOf(packet)
 	err := unix.Sendto(s.fd, packet, 0, sockaddrOf(netip.AddrPortFrom(to, 0)))
@@ -35,11 +34,10 @@ func endsOf(packet []byte) (from, to netip.Addr) {
 	return netip.AddrFrom4([4]byte(packet[12:])), netip.AddrFrom4([4]byte(packet[16:]))
 }
 
-// badChecksum in a packet makes its receiver's kernel drop it without a word, so that
-// an attack shows what it does to gateways and nobody else.
+// badChecksum makes the receiver's kernel drop a packet silently, so that an attack affects gateways and nobody else.
 const badChecksum = 0xbad
 
-// rawPacket makes an IP packet with n bytes behind the header.
+// rawPacket makes an IP packet with n bytes after the header.
 func rawPacket(protocol byte, from, to netip.Addr, n int) (packet, body []byte) {
 	b := make([]byte, ipHeader(from)+n)
 	if from.Is6() {
@@ -65,13 +63,13 @@ func setTTL(packet []byte, ttl byte) {
 	}
 }
 
-// sum6 is the checksum of what an IPv6 packet carries; that of IPv4 UDP may be left out.
+// sum6 returns the checksum for the payload of an IPv6 packet; IPv4 UDP needs none.
 func sum6(protocol byte, from, to netip.Addr, body []byte) uint16 {
-	pseudo := append(append(from.AsSlice(), to.AsSlice()...), 0, protocol, byte(len(body)>>8), byte(len(body))) // adds up to the same
+	pseudo := append(append(from.AsSlice(), to.AsSlice()...), 0, protocol, byte(len(body)>>8), byte(len(body))) // same sum
 	return ^onesSum(onesSum(0, pseudo), body)
 }
 
-// rawUDP makes a datagram, over IPv4 without a checksum.
+// rawUDP makes a datagram, without a checksum over IPv4.
 func rawUDP(from, to netip.AddrPort, payload ...byte) []byte {
 	b, udp := rawPacket(unix.IPPROTO_UDP, from.Addr(), to.Addr(), 8+len(payload))
 	binary.BigEndian.PutUint16(udp, from.Port())
@@ -115,7 +113,7 @@ func silentTCP(from, to netip.AddrPort, flags byte, seq, ack uint32) []byte {
 	return b
 }
 
-// tooBigAbout makes an ICMP error from somebody who says that a packet needs an MTU.
+// tooBigAbout makes an ICMP error from a sender that claims a packet needs an MTU.
 func tooBigAbout(from netip.Addr, quoted []byte, mtu uint16) []byte {
 	to, _ := endsOf(quoted)
 	quoted = quoted[:min(ipHeader(to)+8, len(quoted))]
@@ -135,7 +133,7 @@ func tooBigAbout(from netip.Addr, quoted []byte, mtu uint16) []byte {
 	return b
 }
 
-// laterFragment makes one whose datagram is nobody's, without its first fragment.
+// laterFragment makes a later fragment of a datagram without a first fragment.
 func laterFragment(from, to netip.Addr, id uint16) []byte {
 	if from.Is6() {
 		return fragment6(from, to, id, fragmentBytes, true, make([]byte, 64))
@@ -146,7 +144,7 @@ func laterFragment(from, to netip.Addr, id uint16) []byte {
 	return b
 }
 
-// firstFragment makes one whose datagram never becomes complete.
+// firstFragment makes a first fragment of a datagram that never becomes complete.
 func firstFragment(from, to netip.AddrPort, id uint16) []byte {
 	b := rawUDP(from, to, make([]byte, 64)...)
 	header := ipHeader(from.Addr())

@@ -14,11 +14,11 @@ import (
 const (
 	attackPort   = 9000 // at the remote pod
 	smallTable   = 8192
-	attackedRSS  = 64 << 20 // bytes, of what a gateway has that no file backs
+	attackedRSS  = 64 << 20 // bytes of a gateway's memory without a file behind it
 	hostileHosts = 300
 )
 
-// tableAttacks fill what the gateway remembers for all.
+// tableAttacks fill shared tables of the gateway.
 func (l *Lab) tableAttacks() []Check {
 	table := func(max int) func(int, object) {
 		return func(_ int, config object) { config["nat"].(object)["maxConnections"] = max }
@@ -32,7 +32,7 @@ func (l *Lab) tableAttacks() []Check {
 	}
 }
 
-// unknown returns one of the addresses that are no pods', which become U. Those of IPv6 have a /64 each.
+// unknown returns one of the addresses that are not pods', which become U. For IPv6, each has its own /64.
 func (l *Lab) unknown(i int) netip.Addr {
 	if l.plan().is6() {
 		return netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 0, 0x0b, byte(i >> 8), byte(i), 15: 1})
@@ -40,7 +40,7 @@ func (l *Lab) unknown(i int) netip.Addr {
 	return netip.AddrFrom4([4]byte{11, 11, byte(i >> 8), byte(i)})
 }
 
-// behind returns the n-th address behind a, n below 256.
+// behind returns the n-th address after a, for n below 256.
 func behind(a netip.Addr, n int) netip.Addr {
 	b := a.AsSlice()
 	b[len(b)-1] += byte(n)
@@ -48,8 +48,7 @@ func behind(a netip.Addr, n int) netip.Addr {
 	return a
 }
 
-// attackPorts takes every port of U towards one service for one client; another
-// client, by the other node, needs some of its own.
+// attackPorts takes every port of U towards one service for one client; a client of the other node must still get some.
 func (l *Lab) attackPorts(ctx context.Context) (string, error) {
 	e := l.pair("rome/node2", "milan/pod1")
 	server, err := newEchoServer(e.to)
@@ -64,8 +63,7 @@ func (l *Lab) attackPorts(ctx context.Context) (string, error) {
 	return l.beside(ctx, []*flood{f}, datagrams("first packets", 200, e, server.port()))
 }
 
-// attackFragments sends later fragments without a first one, and then what nine
-// datagrams a second that never become complete add up to in their lifetime of 30 s.
+// attackFragments sends later fragments without a first one, as many as nine incomplete datagrams a second accumulate in their lifetime of 30 s.
 func (l *Lab) attackFragments(ctx context.Context) (string, error) {
 	const lone, incomplete = 4000, 270
 	innocent, err := newPinger(l.at("rome/node2"))
@@ -85,8 +83,7 @@ func (l *Lab) attackFragments(ctx context.Context) (string, error) {
 	return l.beside(ctx, []*flood{f}, echoRequests("fragmented pings", 50, innocent, e.target, 4001))
 }
 
-// manyServices gives rome as many more services that remember their clients as the
-// attack has clients.
+// manyServices gives rome as many additional services with affinity as the attack has clients.
 func (l *Lab) manyServices(i int, config object) {
 	if i != 0 {
 		return
@@ -107,8 +104,8 @@ func (l *Lab) hostileService(n int) netip.Addr {
 	return netip.AddrFrom4([4]byte{10, 70, 1 + byte(n>>8), byte(n)})
 }
 
-// attackAffinity is a remote cluster that makes services remember every client it can
-// invent. A client of another service keeps its backend, and the gateway its memory.
+// attackAffinity is a remote cluster that makes services remember every client it can invent. A client of another service must keep its backend, and
+// the gateway's memory must stay bounded.
 func (l *Lab) attackAffinity(ctx context.Context) (string, error) {
 	p := l.plan()
 	rome, milan := &p[0], &p[1]
@@ -150,7 +147,7 @@ func (l *Lab) attackAffinity(ctx context.Context) (string, error) {
 	})
 }
 
-// anonymous returns how many bytes of a process no file backs.
+// anonymous returns a process's memory without a file behind it, in bytes.
 func (p *Process) anonymous() (bytes int, err error) {
 	if p == nil {
 		return 0, errors.New("no gateway")
@@ -164,8 +161,7 @@ func (p *Process) anonymous() (bytes int, err error) {
 	return bytes << 10, err
 }
 
-// attackHalfOpen begins connections from many addresses behind one node. Requests that
-// came by the other node before wait for answers all the while.
+// attackHalfOpen opens connections from many addresses behind one node. Meanwhile earlier requests by the other node wait for answers.
 func (l *Lab) attackHalfOpen(ctx context.Context) (string, error) {
 	e := l.pair("rome/node2", "milan/pod1")
 	waiting, err := newWaiting(ctx, e, 50)
@@ -198,7 +194,7 @@ type waiting struct {
 	sources []netip.AddrPort
 }
 
-// newWaiting sends n requests and sees that they arrive.
+// newWaiting sends n requests and verifies that they arrive.
 func newWaiting(ctx context.Context, e *ends, n int) (_ *waiting, err error) {
 	conn, err := e.to.ListenPacket(over("udp", e.to.Address), net.JoinHostPort(e.to.Address.String(), "0"))
 	if err != nil {
@@ -234,7 +230,7 @@ func newWaiting(ctx context.Context, e *ends, n int) (_ *waiting, err error) {
 	return w, nil
 }
 
-// answers answers the requests, one after the other; each client must get its own.
+// answers answers the requests one after the other; each client must get its own answer.
 func (w *waiting) answers() *innocent {
 	next := 0
 	return &innocent{what: "late answers", n: len(w.clients), ask: func(context.Context) error {
@@ -261,9 +257,8 @@ func (w *waiting) close() {
 	}
 }
 
-// attackTable fills the table with connections of one pod that the far end answers.
-// An idle connection, over which the server speaks next, must outlive it, and new ones
-// find room.
+// attackTable fills the table with connections of one pod that the far end answers. An idle connection, over which the server speaks next, must
+// survive, and new ones must find room.
 func (l *Lab) attackTable(ctx context.Context) (string, error) {
 	idle, err := newIdle(l.pair("rome/node2", "milan/pod1"))
 	if err != nil {
@@ -289,9 +284,8 @@ func (l *Lab) attackTable(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%s; then %s", figure, after), idle.serverSpeaks()
 }
 
-// fillTable runs the collusion, for the first time beside the innocents, until it gains no
-// more connections, and takes care that nothing is left that would make room before
-// anybody is harmed.
+// fillTable runs the collusion, the first time beside the innocents, until it gains no more connections. It then makes sure that no evictable
+// connections are left that would spare the innocents.
 func (l *Lab) fillTable(ctx context.Context, innocents ...*innocent) (figure string, err error) {
 	e := l.pair("rome/pod1", "milan/pod1")
 	server, err := newEchoServer(e.to)
@@ -309,21 +303,21 @@ func (l *Lab) fillTable(ctx context.Context, innocents ...*innocent) (figure str
 			figure, innocents = f, nil
 		}
 		before := had
-		if had, most, err = l.connections(ctx); err != nil {
+		if had, most, err = l.connections(ctx, "rome/gateway"); err != nil {
 			return "", err
 		}
 		if had <= before || had == most {
 			break
 		}
 	}
-	// Each exchange takes the place of a connection that nobody has answered.
+	// Each exchange evicts a connection that nobody has answered.
 	_, err = l.beside(ctx, nil, datagrams("exchanges", smallTable/6, e, server.port()))
 	return fmt.Sprintf("%s; %d of %d connections", figure, had, most), err
 }
 
-// connections tells how full the table of rome's gateway is.
-func (l *Lab) connections(ctx context.Context) (n, most int, err error) {
-	page, err := gatewayGet(ctx, l.Host("rome/gateway"), "/metrics")
+// connections returns how full a gateway's table is.
+func (l *Lab) connections(ctx context.Context, gateway string) (n, most int, err error) {
+	page, err := gatewayGet(ctx, l.Host(gateway), "/metrics")
 	for line := range strings.Lines(page) {
 		fmt.Sscanf(line, "culvert_connections %d", &n)
 		fmt.Sscanf(line, "culvert_connections_max %d", &most)
@@ -331,9 +325,8 @@ func (l *Lab) connections(ctx context.Context) (n, most int, err error) {
 	return n, most, err
 }
 
-// collusion fills the table of rome's gateway: what the first pod of rome sends, the
-// first of milan answers. Each packet is sent several times: a few do not arrive, or
-// their answers come too late.
+// collusion fills the table of rome's gateway: the first pod of milan answers what the first pod of rome sends. Each packet is sent several times,
+// because a few are lost, or their answers come too late.
 func (l *Lab) collusion() []*flood {
 	const flows, rounds = smallTable * 5 / 4, 2
 	one := func(from, to string) *flood {

@@ -13,18 +13,20 @@ import (
 	"culvert/gateway/node"
 )
 
-// BenchOptions say how much to measure.
+// BenchOptions select what to measure.
 type BenchOptions struct {
-	Runs   int  // alternating runs of each gateway, 0: as many as are worth reporting
-	Quick  bool // fewer and shorter ones
-	Growth bool // also with many connections, nodes and routes
-	JSON   bool // the result as one object instead of a table
+	Culvert string // absolute path of the measured program
+	Runs    int    // alternating runs of each gateway, 0: as many as needed for a report
+	Quick   bool   // fewer and shorter ones
+	Growth  bool   // also with many connections, nodes and routes
+	CPUs    bool   // instead, by the number of Ps of the gateways
+	JSON    bool   // the result as one object instead of a table
 }
 
 // benchTimes are how long the parts of one run take.
 type benchTimes struct {
 	runs         int
-	warmUp, bulk time.Duration // of each set of TCP streams
+	warmUp, bulk time.Duration // for each set of TCP streams
 	latency      time.Duration
 	dials        time.Duration
 	udpStep      time.Duration
@@ -47,8 +49,7 @@ var (
 	referenceNoOffloads = variant{Name: "reference, offloads refused", reference: true, noOffloads: true}
 )
 
-// benchProcs is GOMAXPROCS while measuring: a thread that returns from a system
-// call must find a P at once, however many wait in one.
+// benchProcs is GOMAXPROCS while measuring: a thread that returns from a system call must find a P at once, even if many wait in system calls.
 const benchProcs = 64
 
 // bench is a bench under way.
@@ -60,7 +61,7 @@ type bench struct {
 	progress io.Writer
 	began    time.Time
 
-	totals map[string]*totals // of the run under way, by gateway
+	totals map[string]*totals // of the current run, by gateway
 }
 
 // RunBench builds a lab below dir, measures the path between two pods through
@@ -87,13 +88,21 @@ func RunBench(ctx context.Context, dir string, o BenchOptions, out, progress io.
 		variants, servers = []*variant{&culvertGateway, &culvertNoOffloads}, servers[:1]
 	}
 	dir = filepath.Join(dir, "bench")
-	b.lab, err = Start(ctx, dir, Standard(mode, true))
+	standard := Standard(mode, true)
+	standard.Culvert = o.Culvert
+	b.lab, err = Start(ctx, dir, standard)
 	if err == nil {
 		err = b.lab.quietBridges()
 	}
 	if err == nil {
 		b.path = b.lab.pair("rome/pod1", "milan/pod1")
-		err = b.alternate(ctx, variants)
+	}
+	if err == nil && o.CPUs {
+		err = errors.Join(b.takeCPUs(ctx, len(servers) > 1), b.lab.Stop())
+		return b.end(err, dir, func() error { return b.printCPUs(out, mode, o) })
+	}
+	if err == nil {
+		err = b.alternate(ctx, b.measurements(), variants)
 	}
 	if err == nil {
 		err = b.takeServices(ctx, servers)
@@ -103,31 +112,41 @@ func RunBench(ctx context.Context, dir string, o BenchOptions, out, progress io.
 		growth, err = b.grow(ctx)
 	}
 	err = errors.Join(err, b.lab.Stop())
+	if err == nil && mode != node.TUN {
+		err = b.takeTUN(ctx, filepath.Join(dir, "tun"), o.Culvert)
+	}
 	if noIPv6 := Probe("ipv6"); err == nil && noIPv6 != nil {
 		b.say("no IPv6 here, its rows are left out: %v", noIPv6)
 	} else if err == nil {
-		err = b.takeFamilies(ctx, filepath.Join(dir, "6"), Standard(mode, true))
+		err = b.takeFamilies(ctx, filepath.Join(dir, "6"), standard)
 	}
-	if err != nil {
-		if keepErr := os.WriteFile(filepath.Join(filepath.Dir(dir), keepFile), nil, 0o600); keepErr == nil {
-			err = fmt.Errorf("%w; configurations and logs are in %s until `culvert lab down`", err, dir)
-		}
-		return err
+	return b.end(err, dir, func() error {
+		r := report{Machine: describeMachine(), Nodes: string(mode), Runs: b.times.runs, Quick: o.Quick,
+			Seconds: time.Since(b.began).Seconds(), Rows: b.rows.judge(), Growth: growth}
+		return r.print(out, o.JSON)
+	})
+}
+
+// end prints the result and removes dir, or keeps that after an error.
+func (b *bench) end(err error, dir string, print func() error) error {
+	if err == nil {
+		return errors.Join(print(), os.RemoveAll(dir))
 	}
-	r := report{Machine: describeMachine(), Nodes: string(mode), Runs: b.times.runs, Quick: o.Quick,
-		Seconds: time.Since(b.began).Seconds(), Rows: b.rows.judge(), Growth: growth}
-	return errors.Join(r.print(out, o.JSON), os.RemoveAll(dir))
+	if keepErr := os.WriteFile(filepath.Join(filepath.Dir(dir), keepFile), nil, 0o600); keepErr == nil {
+		err = fmt.Errorf("%w; configurations and logs are in %s until `culvert-lab down`", err, dir)
+	}
+	return err
 }
 
 // alternate measures one thing with one gateway after the other, then the next,
 // and all again.
-func (b *bench) alternate(ctx context.Context, variants []*variant) error {
+func (b *bench) alternate(ctx context.Context, all []measurement, variants []*variant) error {
 	for run := range b.times.runs {
 		b.totals = make(map[string]*totals)
 		for _, v := range variants {
 			b.totals[v.Name] = new(totals)
 		}
-		for _, m := range b.measurements() {
+		for _, m := range all {
 			for _, v := range variants {
 				if v.noOffloads != m.refused {
 					continue
@@ -139,13 +158,15 @@ func (b *bench) alternate(ctx context.Context, variants []*variant) error {
 				if err := m.take(ctx, v); err != nil {
 					return fmt.Errorf("%s: %s: %w", v.Name, m.name, err)
 				}
-				if err := b.noteMemory(v); err != nil {
+				if err := b.recordMemory(v); err != nil {
 					return err
 				}
 			}
 		}
-		for _, v := range variants {
-			b.recordTotals(v)
+		if len(b.rows) == int(numRows) {
+			for _, v := range variants {
+				b.recordTotals(v)
+			}
 		}
 	}
 	return nil
@@ -156,7 +177,7 @@ func (b *bench) say(format string, args ...any) {
 	fmt.Fprintf(b.progress, "%6.1f s  %s\n", time.Since(b.began).Seconds(), fmt.Sprintf(format, args...))
 }
 
-// record notes a figure of one run.
+// record stores a figure of one run.
 func (b *bench) record(v *variant, id rowID, value float64) {
 	b.rows.add(id, v.Name, value)
 	row := b.rows[id]

@@ -6,8 +6,8 @@ import (
 	"fmt"
 )
 
-// takeFamilies measures one stream over IPv6 beside one over IPv4, between the same pods of a lab below dir that has both. Which family
-// comes first changes from run to run.
+// takeFamilies measures one stream over IPv6 beside one over IPv4, between the same pods of a dual-stack lab below dir. The order of the families
+// alternates from run to run.
 func (b *bench) takeFamilies(ctx context.Context, dir string, o Options) (err error) {
 	o.Inside = IPv4AndIPv6
 	l, err := Start(ctx, dir, o)

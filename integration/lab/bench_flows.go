@@ -14,7 +14,7 @@ import (
 
 const (
 	flowWindow    = 256                    // requests under way
-	flowPatience  = 100 * time.Millisecond // after which those under way are lost
+	flowPatience  = 100 * time.Millisecond // after which unanswered requests are lost
 	flowPasses    = 5
 	flowPorts     = 60000 // source ports, from firstFlowPort on
 	firstFlowPort = 2000
@@ -22,8 +22,7 @@ const (
 	flowDatagram  = 16    // bytes with the UDP header
 )
 
-// fillConnections makes n UDP connections through both gateways: one datagram
-// there and one back for each. Raw sockets stand for the many ports.
+// fillConnections makes n UDP connections through both gateways, with one datagram in each direction. Raw sockets replace many ports.
 func (e *ends) fillConnections(ctx context.Context, n int) error {
 	near, err := newSocket(e.from, unix.SOCK_RAW, unix.IPPROTO_UDP)
 	if err != nil {
@@ -58,7 +57,7 @@ func (e *ends) fillConnections(ctx context.Context, n int) error {
 	return err
 }
 
-// flowFiller knows which connections have been answered.
+// flowFiller tracks which connections have been answered.
 type flowFiller struct {
 	near     *socket
 	answered []bool // written by collect only
@@ -95,7 +94,7 @@ func (f *flowFiller) request(ctx context.Context) error {
 	return sleep(ctx, flowPatience)
 }
 
-// collect notes answers.
+// collect records answers.
 func (f *flowFiller) collect() {
 	buffer := make([]byte, 2048)
 	for !f.stopping.Load() {
@@ -124,11 +123,11 @@ func (f *flowFiller) answer(far *socket) {
 		binary.BigEndian.PutUint16(datagram, to)
 		binary.BigEndian.PutUint16(datagram[2:], from)
 		binary.BigEndian.PutUint16(datagram[6:], 0)
-		far.write(datagram) // a lost answer is asked for again
+		far.write(datagram) // a lost answer is requested again
 	}
 }
 
-// readRaw returns what follows the IPv4 header.
+// readRaw returns the payload after the IPv4 header.
 func (s *socket) readRaw(buffer []byte) ([]byte, error) {
 	n, err := s.read(buffer)
 	if err != nil {

@@ -20,22 +20,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// variant is one kind of gateway that a bench compares.
+// variant is a kind of gateway in a bench.
 type variant struct {
 	Name string // for progress and JSON
 
 	reference  bool
-	procs      int    // GOMAXPROCS of a reference, 0: Go's default
+	procs      int    // GOMAXPROCS of a reference, cpus of culvert, 0: the default
 	noOffloads bool   // without UDP_GRO and UDP_SEGMENT
 	config     string // file of culvert, "": the lab's gateway.yaml
 }
 
-// reachTimeout is how long gateways may take until pods reach each other. A
-// handshake that is lost is repeated after 5 seconds.
+// reachTimeout is how long gateways may take until pods reach each other. A lost handshake is repeated after 5 seconds.
 const reachTimeout = 20 * time.Second
 
-// useGateways ends both gateways and starts those of the variant in their place:
-// in the same namespaces, on the same links.
+// useGateways replaces both gateways by those of the variant, in the same namespaces, on the same links.
 func (l *Lab) useGateways(ctx context.Context, v *variant) error {
 	if err := l.stopGateways(); err != nil {
 		return err
@@ -82,24 +80,37 @@ func (l *Lab) stopGateways() error {
 	return errors.Join(errs...)
 }
 
+// ownProgram is this program, culvert-lab.
+const ownProgram = "/proc/self/exe"
+
 func (l *Lab) startGateway(c *Cluster, v *variant) (*Process, error) {
 	file, ready := "gateway.yaml", gatewayReady
 	if v.config != "" {
 		file = v.config
 	}
-	args := []string{"gateway"}
+	if v.procs > 0 && !v.reference {
+		text, err := os.ReadFile(l.path(c.Name, file))
+		if err != nil {
+			return nil, err
+		}
+		file = fmt.Sprintf("cpus-%d-%s", v.procs, file)
+		if err := l.write(c.Name, file, fmt.Appendf(text, "\ncpus: %d\n", v.procs)); err != nil {
+			return nil, err
+		}
+	}
+	command := []string{l.options.Culvert, "gateway"}
 	if v.reference {
 		if err := l.writeReference(c, v.procs); err != nil {
 			return nil, err
 		}
 		file, ready = "reference.json", referenceReady
-		args = []string{"lab", "reference"}
+		command = []string{ownProgram, "reference"}
 	}
-	args = append(args, "--config", l.path(c.Name, file))
+	command = append(command, "--config", l.path(c.Name, file))
 	if v.noOffloads {
-		args = append([]string{"lab", "without-offloads", "--"}, args...)
+		command = append([]string{ownProgram, "without-offloads", "--"}, command...)
 	}
-	p, err := l.startProcess(l.Host(c.Name+"/gateway"), v.reference, args...)
+	p, err := l.startProgram(l.Host(c.Name+"/gateway"), command[0], v.reference, command[1:]...)
 	if err == nil {
 		p.ready = ready
 	}
@@ -126,7 +137,7 @@ func otherCluster(c *Cluster) *Cluster {
 	return &clusters[0]
 }
 
-// referenceReady looks for what the reference makes last.
+// referenceReady checks for what the reference makes last.
 func referenceReady(_ context.Context, h *Host) error {
 	return h.Do(func() error { return nft("list table ip reference\n") })
 }
@@ -198,10 +209,10 @@ func (p *Process) memory() (resident, peak float64, err error) {
 	return resident, peak, nil
 }
 
-// counters sums culvert's metrics of one name over all labels, of both gateways.
-func (l *Lab) counters(ctx context.Context, names ...string) (map[string]float64, error) {
+// counters sums culvert's metrics of one name over all labels and processes.
+func counters(ctx context.Context, processes []*Process, names ...string) (map[string]float64, error) {
 	sums := make(map[string]float64)
-	for _, p := range l.gateways() {
+	for _, p := range processes {
 		err := get(ctx, p.Host, "/metrics", func(body io.Reader) error {
 			lines := bufio.NewScanner(body)
 			for lines.Scan() {

@@ -93,7 +93,7 @@ func (b *bench) takeGrown(ctx context.Context, i int) error {
 		return err
 	}
 	b.record(&v, rowUDP64, rate)
-	if err := errors.Join(b.takeStreams(ctx, &v, rowTCP1, 1, 0), b.takeDials(ctx, &v), b.takeIdle(ctx, &v), b.noteMemory(&v)); err != nil {
+	if err := errors.Join(b.takeStreams(ctx, &v, rowTCP1, 1, 0), b.takeDials(ctx, &v), b.takeIdle(ctx, &v), b.recordMemory(&v)); err != nil {
 		return err
 	}
 	b.record(&v, rowResident, b.totals[v.Name].resident)

@@ -22,8 +22,7 @@ const (
 // latency is a distribution of round-trip times, in seconds.
 type latency struct{ p50, p99 float64 }
 
-// measureLatency sends one echo request after the other; the far pod's kernel
-// answers. A lost one counts as pingTimeout.
+// measureLatency sends echo requests one after the other; the far pod's kernel answers. A lost one counts as pingTimeout.
 func (e *ends) measureLatency(ctx context.Context, duration time.Duration) (latency, error) {
 	s, err := newPing(e.from)
 	if err != nil {
@@ -59,8 +58,7 @@ func newPing(h *Host) (*socket, error) {
 	return newSocket(h, unix.SOCK_DGRAM, unix.IPPROTO_ICMP)
 }
 
-// echo returns the round-trip time of one request. The kernel fills in
-// identifier and checksum and delivers replies with that identifier only.
+// echo returns the round-trip time of one request. The kernel fills in identifier and checksum and delivers only replies with that identifier.
 func (s *socket) echo(request, reply []byte, sequence uint16) (time.Duration, error) {
 	echoReply := byte(0)
 	if request[0] = 8; s.family == unix.AF_INET6 {

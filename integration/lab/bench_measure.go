@@ -5,14 +5,14 @@ import (
 	"errors"
 )
 
-// measurement is what one pair of gateways is started for.
+// measurement is one purpose for which a pair of gateways is started.
 type measurement struct {
 	name    string
-	refused bool // of the gateways that are refused offloads, and no others
+	refused bool // only for gateways without offloads
 	take    func(context.Context, *variant) error
 }
 
-// measurements are those of a run, in the order of the table.
+// measurements are the measurements of a run, in the order of the table.
 func (b *bench) measurements() []measurement {
 	streams := func(name string, id rowID, up, down int) measurement {
 		return measurement{name: name, take: func(ctx context.Context, v *variant) error { return b.takeStreams(ctx, v, id, up, down) }}
@@ -47,7 +47,7 @@ type totals struct {
 	resident, peak float64 // bytes, of the larger gateway
 }
 
-// takeStreams takes throughput, CPU time and system calls of bulk streams.
+// takeStreams measures throughput, CPU time and system calls of bulk streams.
 func (b *bench) takeStreams(ctx context.Context, v *variant, id rowID, up, down int) error {
 	f, err := b.path.measureBulk(ctx, up, down, &b.times, func() (sample, error) { return b.lab.sample(ctx, v) })
 	if err != nil {
@@ -69,7 +69,7 @@ func (b *bench) takeDials(ctx context.Context, v *variant) error {
 	return err
 }
 
-// takeIdle takes what gateways without traffic cost, and the latency they have.
+// takeIdle measures the cost and latency of gateways without traffic.
 func (b *bench) takeIdle(ctx context.Context, v *variant) error {
 	cost := func() (seconds, resident float64, err error) {
 		for _, p := range b.lab.gateways() {
@@ -101,7 +101,7 @@ func (b *bench) takeIdle(ctx context.Context, v *variant) error {
 	return err
 }
 
-// takeLoaded takes the latency beside one stream.
+// takeLoaded measures the latency beside one stream.
 func (b *bench) takeLoaded(ctx context.Context, v *variant) error {
 	load, err := b.path.startBulk(1, 0)
 	if err != nil {
@@ -120,8 +120,7 @@ func (b *bench) takeLoaded(ctx context.Context, v *variant) error {
 	return nil
 }
 
-// takeRefused takes what is promised for kernels without offloads, and compares
-// with the reference on such a kernel, too.
+// takeRefused measures the figures promised for kernels without offloads, also compared with the reference on such a kernel.
 func (b *bench) takeRefused(ctx context.Context, v *variant) error {
 	f, err := b.path.measureBulk(ctx, 1, 0, &b.times, func() (sample, error) { return sample{}, nil })
 	if err != nil {
@@ -138,8 +137,8 @@ func (b *bench) takeRefused(ctx context.Context, v *variant) error {
 	return nil
 }
 
-// noteMemory remembers the resident set of the larger gateway.
-func (b *bench) noteMemory(v *variant) error {
+// recordMemory records the resident set of the larger gateway.
+func (b *bench) recordMemory(v *variant) error {
 	t := b.totals[v.Name]
 	for _, p := range b.lab.gateways() {
 		resident, peak, err := p.memory()
@@ -151,7 +150,7 @@ func (b *bench) noteMemory(v *variant) error {
 	return nil
 }
 
-// recordTotals records what only a whole run shows.
+// recordTotals records the figures of a whole run.
 func (b *bench) recordTotals(v *variant) {
 	t := b.totals[v.Name]
 	if v.noOffloads {

@@ -86,11 +86,10 @@ func (r *report) print(out io.Writer, asJSON bool) error {
 	return err
 }
 
-// othersLimit is the percentage of CPU time beyond the lab's own, interrupts
-// included, above which a report warns.
+// othersLimit is the percentage of CPU time used by others, including interrupts, above which a report warns.
 const othersLimit = 15
 
-// others is the largest share that anything but the lab had during streams.
+// others returns the largest share of CPU time used by others during streams.
 func (r *report) others() (share float64) {
 	for _, row := range r.Rows {
 		if row.Name == rowPlans[rowOthers].Name {
@@ -155,7 +154,7 @@ func (r *Row) ratio(reference string) string {
 	return text + " " + r.mark(*q.Met, *q.Budget)
 }
 
-// mark is a bound, with a star if it was missed.
+// mark formats a bound, with a star if it was missed.
 func (r *Row) mark(met bool, bound float64) string {
 	text := "≥" + formatFigure(bound)
 	if r.LowerBetter {

@@ -17,6 +17,8 @@ const (
 	rowTCPBoth
 	rowTCP6
 	rowFamilies
+	rowTUN
+	rowTUNToKernel
 	rowDials
 	rowUDP64
 	rowUDP1200
@@ -61,6 +63,8 @@ var rowPlans = [numRows]rowPlan{
 	rowTCPBoth:      {Name: "TCP, both ways", Unit: "Gb/s", scale: 1e-9, asIs: 1.05, oneP: 1},
 	rowTCP6:         {Name: "TCP, 1 over IPv6", Unit: "Gb/s", scale: 1e-9},
 	rowFamilies:     {Name: "TCP 1, IPv6 to IPv4", Unit: "", scale: 1, bound: 0.95},
+	rowTUN:          {Name: "TCP 1, TUN nodes", Unit: "Gb/s", scale: 1e-9},
+	rowTUNToKernel:  {Name: "TCP 1, TUN to VXLAN", Unit: "", scale: 1},
 	rowDials:        {Name: "connections", Unit: "k/s", scale: 1e-3, asIs: 2, oneP: 1.5},
 	rowUDP64:        {Name: "UDP 64 B", Unit: "k/s", scale: 1e-3, asIs: 2, oneP: 1.3},
 	rowUDP1200:      {Name: "UDP 1200 B", Unit: "k/s", scale: 1e-3, asIs: 2, oneP: 1.3},

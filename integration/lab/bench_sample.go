@@ -9,13 +9,13 @@ import (
 	"strings"
 )
 
-// sample is what the machine and the gateways have used so far.
+// sample is the resources used so far by the machine and the gateways.
 type sample struct {
 	busy, idle float64 // seconds of all CPUs
 	own        float64 // CPU seconds of the lab's processes
 	faults     float64 // page faults of both gateways
 	calls      float64 // system calls on the gateways' sockets, culvert only
-	packets    float64 // that the gateways received, after segmentation, culvert only
+	packets    float64 // received by the gateways, after segmentation, culvert only
 }
 
 func (s sample) minus(t sample) sample {
@@ -33,11 +33,10 @@ const (
 // ticks per second in /proc, USER_HZ of every architecture.
 const ticks = 100
 
-// sample reads everything. It works only in the holder, which sees no processes
-// but the lab's.
+// sample reads everything. It works only in the holder, which sees only the lab's processes.
 func (l *Lab) sample(ctx context.Context, v *variant) (s sample, err error) {
 	if !v.reference {
-		metrics, err := l.counters(ctx, metricCalls, metricReceived)
+		metrics, err := counters(ctx, l.gateways(), metricCalls, metricReceived)
 		if err != nil {
 			return s, err
 		}
@@ -55,7 +54,7 @@ func (l *Lab) sample(ctx context.Context, v *variant) (s sample, err error) {
 		return s, err
 	}
 	for _, p := range processes {
-		if fields, err := processStat(filepath.Base(p)); err == nil { // else it has ended
+		if fields, err := processStat(filepath.Base(p)); err == nil { // otherwise it has ended
 			s.own += (fields[statUser] + fields[statSystem]) / ticks
 		}
 	}
@@ -71,13 +70,13 @@ const (
 	statSystem      = 15 - 3
 )
 
-// processStat returns the numbers of a process from the third field on.
+// processStat returns a process's numbers from the third field on.
 func processStat(pid string) ([]float64, error) {
 	text, err := os.ReadFile(filepath.Join("/proc", pid, "stat"))
 	if err != nil {
 		return nil, err
 	}
-	// The second field is a name in parentheses that may hold anything.
+	// The second field is a name in parentheses, which may contain anything.
 	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
 	if len(fields) <= statSystem {
 		return nil, fmt.Errorf("/proc/%s/stat: %d fields", pid, len(fields))
@@ -89,8 +88,8 @@ func processStat(pid string) ([]float64, error) {
 	return numbers, nil
 }
 
-// readCPU reads the first line of /proc/stat: what all CPUs did since the machine
-// started, in seconds. Time stolen by other machines is neither busy nor idle.
+// readCPU reads the first line of /proc/stat: the time of all CPUs since the machine started, in seconds. Time stolen by other machines is neither
+// busy nor idle.
 func readCPU() (busy, idle float64, err error) {
 	text, err := os.ReadFile("/proc/stat")
 	if err != nil {

@@ -9,19 +9,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ExecWithoutOffloads replaces this process by this executable with other
-// arguments, on a kernel that has no offloads for UDP sockets.
+// ExecWithoutOffloads executes a program, whose path comes first in args, as on a kernel without offloads for UDP sockets.
 func ExecWithoutOffloads(args []string) error {
-	runtime.LockOSThread() // the filter is the thread's, and so what it executes has it
+	runtime.LockOSThread() // the filter belongs to the thread, and to what it executes
 	if err := refuseOffloads(); err != nil {
 		return fmt.Errorf("lab: seccomp filter: %w", err)
 	}
-	return unix.Exec("/proc/self/exe", append(os.Args[:1:1], args...), os.Environ())
+	return unix.Exec(args[0], args, os.Environ())
 }
 
-// refuseOffloads makes the kernel of this thread, and of what it executes, one
-// that has neither UDP_GRO nor UDP_SEGMENT: it answers ENOPROTOOPT to both
-// socket options.
+// refuseOffloads makes the kernel answer ENOPROTOOPT to the socket options UDP_GRO and UDP_SEGMENT, for this thread and what it executes.
 func refuseOffloads() error {
 	const (
 		callOffset  = 0  // struct seccomp_data: nr

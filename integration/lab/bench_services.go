@@ -8,11 +8,11 @@ import (
 	"strings"
 )
 
-// benchPort is the first of the ports of the cluster address, each of which has the same port of its endpoint.
+// benchPort is the first port of the cluster address; each port leads to the same port of its endpoint.
 const benchPort = 8080
 
-// takeServices measures a cluster address that a node serves to its pod and whose endpoint is on the other node of the cluster: by culvert
-// node, and by the rules that kube-proxy writes in nftables mode.
+// takeServices measures a cluster address that a node serves to its pod, with an endpoint on the cluster's other node: by culvert node, and by
+// kube-proxy's rules in nftables mode.
 func (b *bench) takeServices(ctx context.Context, variants []*variant) error {
 	c := &clusters[0]
 	e := &ends{from: b.lab.Host(c.Name + "/" + c.Nodes[0].PodName), to: b.lab.Host(c.Name + "/" + c.Nodes[1].PodName), target: c.Served, port: benchPort}
@@ -60,8 +60,8 @@ func (l *Lab) serving(ctx context.Context, c *Cluster, e *ends, v *variant, do f
 	return l.serveOn(ctx, c, serve, do)
 }
 
-// kubeProxyTable is what kube-proxy of Kubernetes 1.35 has in nftables mode where Services have cluster addresses alone, but for its
-// comments and its names.
+// kubeProxyTable is the table of kube-proxy of Kubernetes 1.35 in nftables mode for Services that have only cluster addresses, without its comments
+// and names.
 const kubeProxyTable = `table ip kube-proxy {
 	set cluster-ips { type ipv4_addr; elements = { %[1]s }; }
 	set nodeport-ips { type ipv4_addr; elements = { %[2]s }; }
@@ -111,7 +111,7 @@ const kubeProxyTable = `table ip kube-proxy {
 }
 `
 
-// kubeProxyRules serve as the file of culvert node does.
+// kubeProxyRules serve the same as the file of culvert node.
 func kubeProxyRules(c *Cluster, endpoint netip.Addr) string {
 	var chains, services strings.Builder
 	for i := range dialers {

@@ -11,18 +11,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// socket is a blocking socket. Benchmarks use system calls without Go's poller
-// between, so that what they measure is the path and not themselves.
+// socket is a blocking socket. Benchmarks use system calls without Go's poller, so that they measure the path and not themselves.
 type socket struct {
 	fd, family int
-	port       uint16 // local, of those that were bound
+	port       uint16 // local, if bound
 }
 
-// socketTimeout ends a call that would otherwise block for ever.
+// socketTimeout ends a call that would otherwise block forever.
 const socketTimeout = 5 * time.Second
 
-// newSocket makes a socket of the host's family inside it; calls on it may then come from
-// any thread.
+// newSocket makes a socket of the host's family inside it; calls on it may then come from any thread.
 func newSocket(h *Host, kind, protocol int) (s *socket, err error) {
 	err = h.Do(func() error {
 		s, err = openSocket(familyOf(h.Address), kind, protocol)
@@ -96,7 +94,7 @@ func (s *socket) bind(a netip.AddrPort) error {
 	return nil
 }
 
-// listenTCP listens at a port, of which connections from before may be about to end; 0 is the kernel's choice.
+// listenTCP listens at a port, even if earlier connections to it are still closing; 0 is the kernel's choice.
 func listenTCP(h *Host, port uint16) (*socket, error) {
 	s, err := newSocket(h, unix.SOCK_STREAM, 0)
 	if err != nil {

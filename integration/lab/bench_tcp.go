@@ -15,7 +15,7 @@ import (
 const (
 	bulkBuffer   = 128 << 10 // bytes of one write or read
 	requestBytes = 32        // of a request and of its answer
-	dialers      = 16        // threads that connect, enough to fill two CPUs
+	dialers      = 16        // connecting threads, enough to load two CPUs
 )
 
 // bulk is a set of TCP connections that send as fast as they can.
@@ -27,7 +27,7 @@ type bulk struct {
 	failed   chan error
 }
 
-// startBulk opens up connections that send to e.to, and down that receive from it.
+// startBulk opens up connections that send to e.to, and down connections that receive from it.
 func (e *ends) startBulk(up, down int) (*bulk, error) {
 	b := &bulk{failed: make(chan error, 2*(up+down))}
 	for i := range up + down {
@@ -75,7 +75,7 @@ func (b *bulk) fail(err error) {
 	}
 }
 
-// stop ends the streams; it returns what ended one of them before.
+// stop ends the streams; it returns the error that ended one of them earlier.
 func (b *bulk) stop() error {
 	b.stopping.Store(true)
 	for _, s := range b.sockets {
@@ -151,8 +151,7 @@ func (e *ends) connect() (near, far *socket, err error) {
 	return near, far, nil
 }
 
-// measureDials returns how many times a second clients connect, send a request,
-// read the answer and close.
+// measureDials returns how many times a second clients connect, send a request, read the answer and close.
 func (e *ends) measureDials(ctx context.Context, warmUp, duration time.Duration) (float64, error) {
 	var done atomic.Int64
 	var stopping atomic.Bool
@@ -170,7 +169,7 @@ func (e *ends) measureDials(ctx context.Context, warmUp, duration time.Duration)
 		}
 	}()
 	for i := range dialers {
-		// A listener each, so that ports in TIME-WAIT never run out.
+		// A listener for each, so that ports in TIME-WAIT never run out.
 		port := e.port
 		if port != 0 {
 			port += uint16(i)
@@ -234,8 +233,7 @@ func dialOnce(to netip.AddrPort) error {
 	return nil
 }
 
-// answerRequests answers one connection after the other until the listener is
-// shut down. A client closes first, so that TIME-WAIT is on its side.
+// answerRequests answers one connection after the other until the listener is shut down. Clients close first, so that they have the TIME-WAIT state.
 func (s *socket) answerRequests() {
 	buffer := make([]byte, requestBytes)
 	for {

@@ -11,8 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A rate passes if at most lossLimit of the datagrams is lost and the sender
-// keeps at least paceLimit of it.
+// A rate passes if at most lossLimit of the datagrams are lost and the sender achieves at least paceLimit of it.
 const (
 	lossLimit = 0.005
 	paceLimit = 0.97
@@ -20,14 +19,14 @@ const (
 	firstRate  = 20e3 // datagrams per second
 	lowestRate = 1e3
 	rateFactor = 1.5
-	rateTries  = 2 // one hiccup of the machine does not condemn a rate
+	rateTries  = 2 // one hiccup of the machine does not fail a rate
 	pace       = 50 * time.Microsecond
-	drain      = 100 * time.Millisecond // after which what has not come is lost
+	drain      = 100 * time.Millisecond // after which missing datagrams are lost
 	udpBuffer  = 16 << 20               // bytes, so that the receiving pod is not the limit
 )
 
-// measureUDP returns the highest rate of datagrams of size bytes of payload, per
-// second, with at most lossLimit lost: a ladder, then a bisection.
+// measureUDP returns the highest rate of datagrams with size bytes of payload, per second, with at most lossLimit lost: by a ladder, then a
+// bisection.
 func (e *ends) measureUDP(ctx context.Context, size, bisections int, step time.Duration) (float64, error) {
 	passes := func(rate float64) (float64, bool, error) {
 		for range rateTries {
@@ -88,7 +87,7 @@ func (e *ends) sendPaced(rate float64, size int, duration time.Duration) (sent, 
 		return 0, 0, err
 	}
 	defer from.close()
-	// The system's limit can be passed by its root only.
+	// Only the system's root can exceed the limit.
 	if unix.SetsockoptInt(to.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, udpBuffer) != nil {
 		unix.SetsockoptInt(to.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, udpBuffer)
 	}
@@ -117,11 +116,10 @@ func (e *ends) sendPaced(rate float64, size int, duration time.Duration) (sent, 
 	return float64(n), float64(<-arrived), err
 }
 
-// pacedWrites sends single datagrams on a thread of its own: those that are due,
-// then a pause.
+// pacedWrites sends single datagrams on its own thread: those that are due, then a pause.
 func (s *socket) pacedWrites(rate float64, size int, duration time.Duration) (sent int, err error) {
 	err = onThread(func() error {
-		// Pauses are as long as asked for, not 50 µs longer.
+		// Makes pauses exact, instead of 50 µs longer.
 		if err := unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0); err != nil {
 			return err
 		}
@@ -133,7 +131,7 @@ func (s *socket) pacedWrites(rate float64, size int, duration time.Duration) (se
 			if elapsed >= duration {
 				return nil
 			}
-			// A sender that cannot keep the rate looks at the clock now and then.
+			// A sender that cannot keep the rate checks the clock now and then.
 			for due := min(int(rate*elapsed.Seconds())+1, sent+64); sent < due; sent++ {
 				if _, err := s.write(payload); err != nil {
 					return err

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// picture is the way of a packet. Each line has a figure to look for.
+// picture is a packet's path. Each line has a figure to look for.
 const picture = `  rome, pods 10.0.0.0/16                                               milan, pods 10.0.0.0/16 as well
   pod1 10.0.1.5 ── node1 ═╗                                              ╔═ node1 ── pod1 10.0.1.5
   Geneve, UDP 6091        ╠═ culvert ══ WireGuard, UDP 51840 ══ culvert ═╣  Geneve, UDP 6091
@@ -20,13 +20,14 @@ const (
 	briefFigure = 44
 )
 
-// next is what to try when all is well.
-func next(culvert string) string {
-	return fmt.Sprintf(`next: 1. %[1]s lab up                                   two clusters that stay, in 0.2 s
-      2. %[1]s lab exec rome/pod1 ping milan/pod1       from one to the other
-      3. %[1]s lab break missing-route                  %[2]d faults to learn from; lab mend
-      4. %[1]s init try --here                          your own network, in 8 commands
-`, culvert, len(faults))
+// next suggests what to try after success, with a lab that was started as program.
+func next(program string) string {
+	culvert := strings.TrimSuffix(program, "-lab")
+	return fmt.Sprintf(`next: 1. %[1]s up                                   two clusters that stay, in 0.2 s
+      2. %[1]s exec rome/pod1 ping milan/pod1       from one to the other
+      3. %[1]s break wrong-vni                      %[2]d faults to learn from; mend
+      4. %[3]s init try --here                          your own network, in 8 commands
+`, program, len(faults), culvert)
 }
 
 // brief describes the lab in a few words.
@@ -54,21 +55,20 @@ func (o Options) brief() string {
 	return fmt.Sprintf("%s, %s", o.Mode, frames)
 }
 
-// headlines are the checks whose figures matter most, as far as the first comma or
-// semicolon.
+// headlines are the checks with the most important figures, up to the first comma or semicolon.
 var headlines = []struct{ check, says string }{
 	{"ping", "ping %s"},
 	{"tcp upload", "TCP %s"},
 	{"too big, far mtu", "too big: %s"},
 	{"reload under load", "%s under 8 streams"},
 	{"handshakes", "flood %s"},
-	{"new session", "innocents lost 0%.0s"}, // if one had, the check would have failed
+	{"new session", "innocents lost 0%.0s"}, // otherwise the check would have failed
 	{"restart", "restart %s"},
 	{"hand-over", "upgrade %s"},
 	{"fault", "first %s"},
 }
 
-// headline is the figures of a lab that matter.
+// headline returns a lab's most important figures.
 func (p *printer) headline() string {
 	var all []string
 	for _, h := range headlines {
@@ -83,8 +83,7 @@ func (p *printer) headline() string {
 	return strings.Join(all, ", ")
 }
 
-// left tells how many seconds all that is planned still takes, by what the labs so
-// far took; "" if nothing is.
+// left estimates the remaining seconds of all planned labs, from the time of earlier ones; "" if none are left.
 func (p *printer) left() string {
 	var planned float64
 	for _, l := range p.plan[p.ended:] {
@@ -116,7 +115,7 @@ func (p *printer) working(c Check) {
 	}
 }
 
-// clear wipes away what working has shown.
+// clear erases the output of working.
 func (p *printer) clear() {
 	if p.terminal {
 		fmt.Fprint(p.out, "\r\x1b[K")

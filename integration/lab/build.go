@@ -5,7 +5,7 @@ import (
 	"net/netip"
 )
 
-// underlayMTU is that of every link but the pods'.
+// underlayMTU is the MTU of every link except the pods'.
 const underlayMTU = 1500
 
 var (
@@ -41,7 +41,7 @@ func (l *Lab) buildCluster(c *Cluster, o *ClusterOptions) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", router.Name, err)
 	}
-	// join puts a host on the underlay, as eth0.
+	// join attaches a host to the underlay, as eth0.
 	join := func(h *Host, port string) error {
 		return connect(linkEnd{host: h, name: "eth0", address: netip.PrefixFrom(h.Address, c.Underlay.Bits())},
 			linkEnd{host: router, name: port, bridge: "underlay"}, underlayMTU, l.options.Offloads)
@@ -96,8 +96,7 @@ func (l *Lab) buildCluster(c *Cluster, o *ClusterOptions) error {
 	return nil
 }
 
-// routeNode does what a cluster's own network does: pods of other nodes are
-// reached over the underlay.
+// routeNode configures a cluster's own network: pods of other nodes are reached over the underlay.
 func routeNode(c *Cluster, n *ClusterNode) error {
 	if err := sysctl(map[string]string{"ipv4/ip_forward": "1"}); err != nil {
 		return err
@@ -116,7 +115,7 @@ func routeNode(c *Cluster, n *ClusterNode) error {
 	return nil
 }
 
-// peer joins the two gateways.
+// peer links the two gateways.
 func (l *Lab) peer() error {
 	end := func(c *Cluster) linkEnd {
 		return linkEnd{host: l.Host(c.Name + "/gateway"), name: "peer", address: c.Peering}

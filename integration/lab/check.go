@@ -13,17 +13,16 @@ import (
 	"culvert/gateway/node"
 )
 
-// Check is one promise, tried between two hosts.
+// Check is one promise, tested between two hosts.
 type Check struct {
-	Name string // what is promised
-	Path string // between whom
+	Name string // the promise
+	Path string // the two hosts
 
-	// Run returns a measured figure, and an error that says what was expected
-	// and what was seen.
+	// Run returns a measured figure, and an error with the expectation and the observation.
 	Run func(ctx context.Context) (figure string, err error)
 }
 
-// Result is what came of a check.
+// Result is the outcome of a check.
 type Result struct {
 	Lab     string  `json:"lab"`
 	Check   string  `json:"check"`
@@ -37,30 +36,31 @@ type Result struct {
 // checkTimeout bounds one check.
 const checkTimeout = 2 * time.Minute
 
-// CheckOptions say what to check, and how to tell of it.
+// CheckOptions select what to check, and how to report it.
 type CheckOptions struct {
-	Modes    []node.Mode         // each in labs of its own
-	Missing  map[node.Mode]error // modes that were wanted too, and why they are not there
-	Offloads []bool              // each in labs of its own
+	Culvert  string              // absolute path of the program that is checked
+	Modes    []node.Mode         // each in separate labs
+	Missing  map[node.Mode]error // modes that were requested but are unavailable, and why
+	Offloads []bool              // each in separate labs
 	Labs     []string            // of LabNames
 	Sandbox  Sandbox             // around the gateways of all labs
-	Faults   bool                // make and mend each fault there is, and check nothing else
-	Named    []string            // make these faults, or all, wait until a status names them, and check nothing else
-	Short    bool                // for who waits: services in one mode, and no bad files
+	Faults   bool                // only make and mend each fault
+	Named    []string            // only make these faults, or all, and wait until a status names them
+	Short    bool                // skips services in all but one mode, and invalid files
 	Style    Style
 }
 
-// ErrFailed means that a check failed; what and why was printed.
-var ErrFailed = errors.New("lab check: not all checks passed")
+// ErrFailed means that a check failed; the reason was printed.
+var ErrFailed = errors.New("check: not all checks passed")
 
-// ErrInterrupted means that somebody wanted no more of a lab.
-var ErrInterrupted = errors.New("lab: interrupted; nothing of it is left")
+// ErrInterrupted means that the user interrupted a lab.
+var ErrInterrupted = errors.New("interrupted; nothing of the lab is left")
 
-// plannedLab is a lab that is to be checked.
+// plannedLab is a lab to be checked.
 type plannedLab struct {
 	options Options
 	checks  func(*Lab) []Check
-	seconds float64 // that its checks take on two CPUs, about
+	seconds float64 // approximate duration of its checks on two CPUs
 }
 
 // Kinds of labs.
@@ -72,10 +72,10 @@ const (
 	outer6Labs  = "v6-outside" // both inside, tunnels over IPv6
 )
 
-// LabNames are the names of the kinds of labs that there are.
+// LabNames are the names of the kinds of labs.
 func LabNames() []string { return []string{ipv4Labs, dualLabs, keepLabs, inside6Labs, outer6Labs} }
 
-// sixLabs are the kinds of labs with IPv6, as they differ from those with IPv4 alone.
+// sixLabs are the kinds of labs with IPv6, and how they differ from IPv4-only ones.
 var sixLabs = []struct {
 	name string
 	of   Options
@@ -89,7 +89,7 @@ func (o *CheckOptions) labs(mode node.Mode) (all []plannedLab) {
 	if o.Faults {
 		return append(all, o.fault6Labs(mode)...)
 	}
-	// What is about the family, or about what gateways remember, is not about modes and frames.
+	// Checks about the family, or about what gateways remember, do not depend on modes and frames.
 	if len(o.Named) > 0 || mode != onceMode(o.Modes) {
 		return all
 	}
@@ -125,7 +125,7 @@ func (o *CheckOptions) labs(mode node.Mode) (all []plannedLab) {
 	return all
 }
 
-// fault6Labs are those in which faults are made over IPv6, which there is alone inside.
+// fault6Labs are labs in which faults are made over IPv6, the only family inside.
 func (o *CheckOptions) fault6Labs(mode node.Mode) (all []plannedLab) {
 	for _, offloads := range o.Offloads {
 		for _, kind := range []string{inside6Labs, outer6Labs} {
@@ -141,7 +141,7 @@ func (o *CheckOptions) fault6Labs(mode node.Mode) (all []plannedLab) {
 
 func (o *CheckOptions) ipv4Labs(mode node.Mode) (all []plannedLab) {
 	for _, offloads := range o.Offloads {
-		slow := 1.0 // compared to super-frames
+		slow := 1.0 // compared with super-frames
 		if !offloads || mode == node.TUN {
 			slow = 2
 		}
@@ -155,13 +155,13 @@ func (o *CheckOptions) ipv4Labs(mode node.Mode) (all []plannedLab) {
 		}
 		all = append(all, plannedLab{Standard(mode, offloads), standardChecks, 6 * slow}, plannedLab{UnequalMTU(mode, offloads), mtuChecks, 2 * slow})
 		once := offloads && mode == onceMode(o.Modes)
-		switch { // what is about addresses is not about sizes
+		switch { // checks about addresses do not depend on sizes
 		case once && !o.Short:
 			all = append(all, plannedLab{Outside(mode, offloads), refusedChecks, 45})
 		case once || offloads && !o.Short:
 			all = append(all, plannedLab{Outside(mode, offloads), outsideChecks, 25})
 		}
-		// Gateways are restarted for each attack, and their memory is watched from outside.
+		// These restart gateways for each attack, and observe their memory from outside.
 		if once && o.Sandbox.Runsc == "" {
 			all = append(all, plannedLab{Attacks(mode, offloads), attackChecks, 30})
 		}
@@ -169,8 +169,7 @@ func (o *CheckOptions) ipv4Labs(mode node.Mode) (all []plannedLab) {
 	return all
 }
 
-// RunChecks builds one lab after another below dir, runs their checks and tells of
-// them on out.
+// RunChecks builds one lab after another below dir, runs their checks and reports to out.
 func RunChecks(ctx context.Context, dir string, o CheckOptions, out io.Writer) error {
 	var labs []plannedLab
 	for _, mode := range o.Modes {
@@ -178,7 +177,7 @@ func RunChecks(ctx context.Context, dir string, o CheckOptions, out io.Writer) e
 	}
 	p := newPrinter(out, &o, labs)
 	for i, l := range labs {
-		l.options.Sandbox = o.Sandbox
+		l.options.Culvert, l.options.Sandbox = o.Culvert, o.Sandbox
 		runLab(ctx, filepath.Join(dir, fmt.Sprintf("lab%d", i+1)), l.options, l.checks, p)
 		if ctx.Err() != nil {
 			p.clear()
@@ -188,8 +187,7 @@ func RunChecks(ctx context.Context, dir string, o CheckOptions, out io.Writer) e
 	return p.finish(dir)
 }
 
-// runLab runs the checks of one lab until ctx ends. Whatever goes wrong is a failed
-// check.
+// runLab runs the checks of one lab until ctx ends. Any error is a failed check.
 func runLab(ctx context.Context, dir string, o Options, checks func(*Lab) []Check, p *printer) {
 	p.lab(o)
 	var l *Lab
@@ -211,10 +209,10 @@ func runLab(ctx context.Context, dir string, o Options, checks func(*Lab) []Chec
 	}
 	switch {
 	case ctx.Err() != nil:
-		l.Stop() // nobody wants to know any more
+		l.Stop() // the user has interrupted
 		return
 	case p.failedNow > 0 && p.checksNow == 1:
-		l.Stop() // what it complains about comes from the failed start
+		l.Stop() // its errors come from the failed start
 	case p.failedNow > 0:
 		p.drops(ctx, l)
 		fallthrough
@@ -229,23 +227,22 @@ func runLab(ctx context.Context, dir string, o Options, checks func(*Lab) []Chec
 	if p.failedNow > 0 {
 		p.logs(l)
 	} else {
-		os.RemoveAll(dir) // if not here, it goes with the holder's folder
+		os.RemoveAll(dir) // if it fails, the holder's folder is removed later
 	}
 }
 
-// whileRunning returns a context that ends when a gateway or node does: the
-// checks that follow would all wait in vain.
+// whileRunning returns a context that ends when a gateway or node does, because all following checks would wait in vain.
 func (l *Lab) whileRunning(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	if l.options.Attacks {
-		return ctx, func() { cancel(nil) } // each check has gateways of its own and looks after them
+		return ctx, func() { cancel(nil) } // each check has its own gateways and watches them
 	}
 	for _, p := range l.processes {
 		go func() {
 			select {
 			case <-p.ended:
 				if p.stopped.Load() {
-					return // a fault, or a restart
+					return // a fault or a restart
 				}
 				cancel(fmt.Errorf("%s ended by itself (%w)", p.Name(), exitError(p.err)))
 			case <-ctx.Done():

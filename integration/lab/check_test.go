@@ -7,13 +7,15 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
+
+	"culvert/integration/need"
 )
 
 // buildOne makes the hosts of rome only, without gateway and node processes:
 // its pods reach each other through the kernels of the two nodes, without NAT.
 func buildOne(t *testing.T, offloads bool) *Lab {
 	t.Helper()
-	needNamespaces(t)
+	need.Namespace(t)
 	l := &Lab{Dir: t.TempDir(), options: Standard("", offloads)}
 	t.Cleanup(func() {
 		if err := l.Stop(); err != nil {

@@ -97,7 +97,7 @@ func (l *Lab) gatewayConfig(i int) object {
 			"local":  object{"podCIDRs": pods, "externalCIDRs": externals},
 			"remote": object{"podCIDRs": remotePods, "externalCIDRs": remoteExternals},
 		},
-		// Two pools of one block each for a family: the first choice falls into the first.
+		// Two pools of one block each per family: the first choice uses the first.
 		"ipam":     object{"pools": pools},
 		"state":    l.path(c.Name, "state"),
 		"mssClamp": options.MSSClamp,
@@ -114,7 +114,7 @@ func (l *Lab) nodeConfig(i, j int) object {
 	c, n, outer := &clusters[i], &clusters[i].Nodes[j], &l.outer()[i]
 	var address, gateway []netip.Addr
 	var routes []netip.Prefix
-	for _, p := range slices.Backward(l.plans()) { // the route of the first family last: nodeReady looks for that
+	for _, p := range slices.Backward(l.plans()) { // the first family's route last: nodeReady waits for it
 		address, gateway = append(address, p[i].Nodes[j].Internal), append(gateway, p[i].Internal)
 		routes = append(routes, p[1-i].SeenPods, p[1-i].SeenExt)
 	}
@@ -126,7 +126,7 @@ func (l *Lab) nodeConfig(i, j int) object {
 	}
 }
 
-// oneOrBoth is the addresses of a field as a file has them.
+// oneOrBoth returns addresses as in a configuration file.
 func oneOrBoth(families []netip.Addr) any {
 	if len(families) == 1 {
 		return families[0]

@@ -33,8 +33,7 @@ func newEchoServer(h *Host) (*echoServer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", h.Name, err)
 	}
-	// Echoes may be fragmented on the way, whatever the way here could carry. With IPv6 they
-	// are fragmented here alone, for the path that is known.
+	// Echoes may be fragmented on the path, whatever their size. With IPv6 only this host fragments them, for the known path MTU.
 	if !h.Address.Is6() {
 		if err := setMTUDiscovery(conn.(*net.UDPConn), unix.IP_PMTUDISC_DONT); err != nil {
 			conn.Close()
@@ -51,7 +50,7 @@ func newEchoServer(h *Host) (*echoServer, error) {
 				return
 			}
 			if err != nil {
-				continue // an ICMP error about an echo; the client misses it
+				continue // an ICMP error about an echo, which the client misses
 			}
 			s.mu.Lock()
 			s.sources[from.Addr().Unmap()]++
@@ -64,7 +63,7 @@ func newEchoServer(h *Host) (*echoServer, error) {
 
 func (s *echoServer) port() int { return s.conn.LocalAddr().(*net.UDPAddr).Port }
 
-// close stops the server and returns how many datagrams came from whom.
+// close stops the server and returns how many datagrams came from each source.
 func (s *echoServer) close() map[netip.Addr]int {
 	s.conn.Close()
 	<-s.done
@@ -80,7 +79,7 @@ func (e *ends) dialUDP(ctx context.Context, port int) (*net.UDPConn, error) {
 	return conn.(*net.UDPConn), nil
 }
 
-// checkUDP echoes datagrams of all sizes, so both ways are tried.
+// checkUDP echoes datagrams of all sizes, which tests both directions.
 func (e *ends) checkUDP(ctx context.Context) (string, error) {
 	server, err := newEchoServer(e.to)
 	if err != nil {
@@ -108,7 +107,7 @@ func (e *ends) checkUDP(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%d datagrams of 1 to 60000 bytes", sent), nil
 }
 
-// echoUDP sends one datagram and wants the same back.
+// echoUDP sends one datagram and requires the same back.
 func echoUDP(conn *net.UDPConn, size int, seed uint64) error {
 	payload := make([]byte, size)
 	var key [32]byte
@@ -131,7 +130,7 @@ func echoUDP(conn *net.UDPConn, size int, seed uint64) error {
 	return nil
 }
 
-// A train is what a QUIC sender hands to the kernel in one piece.
+// A train is what a QUIC sender gives to the kernel in one piece.
 const (
 	trains       = 200
 	trainSegment = 1200 // bytes of each datagram but the last
@@ -139,8 +138,8 @@ const (
 	trainLength  = 20   // datagrams
 )
 
-// checkTrains sends UDP_SEGMENT trains both ways; every datagram must arrive,
-// in order and of its size. The receiver answers each train before the next.
+// checkTrains sends UDP_SEGMENT trains in both directions; every datagram must arrive, in order and with its size. The receiver answers each train
+// before the next.
 func (e *ends) checkTrains(ctx context.Context) (string, error) {
 	packetConn, err := e.to.ListenPacket(over("udp", e.to.Address), net.JoinHostPort(e.to.Address.String(), "0"))
 	if err != nil {
@@ -193,7 +192,7 @@ func sendTrain(conn *net.UDPConn, to netip.AddrPort, number uint32) error {
 	return err
 }
 
-// receiveTrain wants the datagrams of one train.
+// receiveTrain requires the datagrams of one train.
 func receiveTrain(conn *net.UDPConn, number uint32) (from netip.AddrPort, err error) {
 	if err := conn.SetReadDeadline(time.Now().Add(replyTimeout)); err != nil {
 		return from, err

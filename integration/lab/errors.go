@@ -11,15 +11,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// errorPort is the near port of all that provoke an ICMP error at once.
+// errorPort is the near port of all senders that provoke an ICMP error at once.
 const errorPort = 42000
 
-// errorChecks are about ICMP errors that come from beyond the tunnel.
+// errorChecks concern ICMP errors from beyond the tunnel.
 func (l *Lab) errorChecks(p *plan) []Check {
 	rome, milan := &p[0], &p[1]
 	pod := l.host(p, "rome/pod1")
 	mapped := &ends{from: pod, to: l.Host("milan/client").at(milan.Mapped), target: milan.Seen(milan.MappedAs), wantSource: rome.Seen(pod.Address)}
-	// Whoever speaks of a mapped host has no address that rome knows.
+	// Errors about a mapped host come from an address that rome does not know.
 	u := milan.Seen(milan.UnknownSource())
 	hops := []netip.Addr{rome.Nodes[0].PodCIDR.Addr(), rome.Internal, u, u, u, mapped.target}
 	return []Check{
@@ -29,9 +29,8 @@ func (l *Lab) errorChecks(p *plan) []Check {
 	}
 }
 
-// checkUnreachable lets pods, nodes and hosts behind a pod send from the same
-// port to a port of a remote pod that is closed. Each must hear of its own
-// datagram, once, and of no other's.
+// checkUnreachable makes pods, nodes and hosts behind a pod send from the same port to a closed port of a remote pod. Each must get one error, about
+// its own datagram.
 func (l *Lab) checkUnreachable(ctx context.Context, plan *plan) (string, error) {
 	rome := &plan[0]
 	senders := []*ends{}
@@ -76,7 +75,7 @@ func (l *Lab) checkUnreachable(ctx context.Context, plan *plan) (string, error) 
 			return "", fmt.Errorf("%s, from %s: %v, want %v", e.from.Name, e.local, err, unix.ECONNREFUSED)
 		}
 	}
-	// All have heard of theirs, so what is too much is there as well.
+	// All have their own errors, so any excess has arrived as well.
 	heard := make(map[netip.Addr]int)
 	for host, p := range watchers {
 		for n := 0; ; {

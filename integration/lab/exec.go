@@ -17,18 +17,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// request is the one message of a client to a holder; a request to execute
-// comes with the three standard files.
+// request is a client's only message to a holder; a request to execute is sent with the three standard files.
 type request struct {
 	Do   verb     `json:"do"`
 	Host string   `json:"host,omitempty"` // of doExec and doRestart
 	Args []string `json:"args,omitempty"` // a command, or the names of faults
 	Env  []string `json:"env,omitempty"`
 	Dir  string   `json:"dir,omitempty"`
-	TTY  bool     `json:"tty,omitempty"` // standard input is a terminal for the command alone
+	TTY  bool     `json:"tty,omitempty"` // standard input is a terminal for this command only
 }
 
-// verb is what a client asks for.
+// verb is the kind of a request.
 type verb string
 
 const (
@@ -39,10 +38,10 @@ const (
 	doRestart verb = "restart"
 )
 
-// response is the holder's one message back.
+// response is the holder's only message back.
 type response struct {
 	Error  string  `json:"error,omitempty"`
-	Code   int     `json:"code"` // of the command, as a shell gives it
+	Code   int     `json:"code"` // of the command, as in a shell
 	Status *Status `json:"status,omitempty"`
 }
 
@@ -101,36 +100,36 @@ func (l *Lab) answer(ctx context.Context, conn *net.UnixConn) response {
 		err = l.Restart(ctx, r.Host)
 	}
 	if err != nil {
-		return response{Error: fmt.Sprintf("lab %s: %v", r.Do, err)}
+		return response{Error: fmt.Sprintf("%s: %v", r.Do, err)}
 	}
 	return response{Status: l.status()}
 }
 
-// execute runs the command until it ends. Each byte the client sends meanwhile
-// is a signal for it, and a client that goes takes the command with it.
+// execute runs the command until it ends. Each byte that the client sends meanwhile is a signal for it; if the client disappears, the command is
+// ended.
 func (l *Lab) execute(conn *net.UnixConn, r *request, files []*os.File) (code int, err error) {
 	h := l.Host(r.Host)
 	if h == nil {
-		return 0, fmt.Errorf("lab exec: %w", noHost(r.Host))
+		return 0, fmt.Errorf("exec: %w", noHost(r.Host))
 	}
 	if len(files) != 3 || len(r.Args) == 0 {
-		return 0, errors.New("lab exec: no command")
+		return 0, errors.New("exec: no command")
 	}
 	cmd := exec.Command(r.Args[0], r.Args[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = files[0], files[1], files[2]
 	cmd.Env, cmd.Dir = append(r.Env, "PS1="+h.Name+"# "), r.Dir
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: !r.TTY, Setsid: r.TTY, Setctty: r.TTY}
 	err = h.Do(func() error {
-		if err := l.settle(h); err != nil {
+		if err := l.enter(h); err != nil {
 			return err
 		}
 		return cmd.Start()
 	})
 	for _, f := range files {
-		f.Close() // the command's own: when it ends, so does its terminal
+		f.Close() // only the command keeps them: when it ends, so does its terminal
 	}
 	if err != nil {
-		return 0, fmt.Errorf("lab exec: %w", err)
+		return 0, fmt.Errorf("exec: %w", err)
 	}
 	ended := make(chan struct{})
 	go func() {
@@ -204,14 +203,14 @@ func Exec(host string, args []string) (code int, err error) {
 	defer conn.Close()
 	dir, err := os.Getwd()
 	if err != nil {
-		return 0, fmt.Errorf("lab exec: %w", err)
+		return 0, fmt.Errorf("exec: %w", err)
 	}
 	r := request{Do: doExec, Host: host, Args: args, Env: os.Environ(), Dir: dir, TTY: isTerminal(0)}
 	var t *terminal
 	files := []int{0, 1, 2}
 	if r.TTY {
 		if t, err = openTerminal(); err != nil {
-			return 0, fmt.Errorf("lab exec: %w", err)
+			return 0, fmt.Errorf("exec: %w", err)
 		}
 		files = t.files()
 	}
@@ -228,7 +227,7 @@ func Exec(host string, args []string) (code int, err error) {
 		defer t.close()
 	}
 	if err != nil {
-		return 0, fmt.Errorf("lab exec: %w", err)
+		return 0, fmt.Errorf("exec: %w", err)
 	}
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, os.Interrupt, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT)

@@ -16,23 +16,22 @@ import (
 	"culvert/gateway/node"
 )
 
-// Fault is one of the mistakes that a lab can make, to learn from and to test by.
-// Faults of a node are made at rome/node1, faults of a gateway at rome's unless the
-// name says milan.
+// Fault is a mistake that a lab can make, for learning and for tests. Faults of a node are made at rome/node1, faults of a gateway at rome's unless
+// the name says milan.
 type Fault struct {
-	Name    string  `json:"name"`    // what culvert lab break takes
+	Name    string  `json:"name"`    // what culvert-lab break takes
 	Does    string  `json:"does"`    // what it does
-	Cause   string  `json:"cause"`   // what is wrong, in the words of who looks for it
-	Remedy  string  `json:"remedy"`  // what takes it back, in the words of who mends it by hand
+	Cause   string  `json:"cause"`   // what is wrong, in the words of somebody who searches for it
+	Remedy  string  `json:"remedy"`  // what fixes it, in the words of somebody who does so by hand
 	Symptom Symptom `json:"symptom"` // what users notice
 	Named   *Named  `json:"named,omitempty"`
-	Untold  string  `json:"untold,omitempty"` // what no gateway can tell, where it is not named
+	Untold  string  `json:"untold,omitempty"` // what no gateway can know, if it is not named
 
-	files  map[string]change // by host, what it changes in the host's configuration
-	off    string            // host whose gateway or node does not run
+	files  map[string]change // by host, changes of the host's configuration
+	off    string            // host whose gateway or node is stopped
 	kernel []kernelFault
 	load   load
-	not    node.Mode // in which there is no such fault
+	not    node.Mode // mode without this fault
 }
 
 // change changes the configuration of a gateway, or of a node, of a lab of a mode.
@@ -64,7 +63,7 @@ type kernelFault struct {
 	do, undo func(l *Lab) error
 }
 
-// Faults returns all faults there are.
+// Faults returns all faults.
 func Faults() []Fault { return slices.Clone(faults) }
 
 func findFault(name string) (*Fault, error) {
@@ -77,12 +76,12 @@ func findFault(name string) (*Fault, error) {
 		if near := configfile.Closest(name, names); near != "" {
 			return nil, fmt.Errorf("no fault %q; did you mean %s?", name, near)
 		}
-		return nil, fmt.Errorf("no fault %q; culvert lab break lists them", name)
+		return nil, fmt.Errorf("no fault %q; culvert-lab break lists them", name)
 	}
 	return &faults[i], nil
 }
 
-// Broken returns the names of the faults that are made, in the order they were.
+// Broken returns the names of the current faults, in the order in which they were made.
 func (l *Lab) Broken() []string {
 	names := []string{}
 	for _, f := range l.broken {
@@ -91,8 +90,7 @@ func (l *Lab) Broken() []string {
 	return names
 }
 
-// Break makes faults, beside those that are made already. It returns when the
-// gateways and nodes that they concern run with them.
+// Break makes faults, in addition to existing ones. It returns when the affected gateways and nodes run with them.
 func (l *Lab) Break(ctx context.Context, names ...string) error {
 	broken := slices.Clone(l.broken)
 	for _, name := range names {
@@ -110,7 +108,7 @@ func (l *Lab) Break(ctx context.Context, names ...string) error {
 	return l.setBroken(ctx, broken)
 }
 
-// Mend takes faults back; all of them if none is named.
+// Mend removes faults; all of them if none is named.
 func (l *Lab) Mend(ctx context.Context, names ...string) error {
 	if len(names) == 0 {
 		return l.setBroken(ctx, nil)
@@ -123,14 +121,14 @@ func (l *Lab) Mend(ctx context.Context, names ...string) error {
 		}
 		i := slices.Index(broken, f)
 		if i < 0 {
-			return fmt.Errorf("%s: the lab does not have this fault; culvert lab status tells those it has", name)
+			return fmt.Errorf("%s: the lab does not have this fault; culvert-lab status tells those it has", name)
 		}
 		broken = slices.Delete(broken, i, i+1)
 	}
 	return l.setBroken(ctx, broken)
 }
 
-// setBroken leaves the lab with these faults. What fails does not hinder the rest.
+// setBroken makes these the lab's faults. One that fails does not stop the rest.
 func (l *Lab) setBroken(ctx context.Context, broken []*Fault) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -155,7 +153,7 @@ func (l *Lab) setBroken(ctx context.Context, broken []*Fault) error {
 	return errors.Join(errs...)
 }
 
-// eachKernel makes or takes back what a fault changes in kernels.
+// eachKernel makes or removes a fault's changes in kernels.
 func (l *Lab) eachKernel(f *Fault, do bool) error {
 	for _, k := range f.kernel {
 		change := k.undo
@@ -169,7 +167,7 @@ func (l *Lab) eachKernel(f *Fault, do bool) error {
 	return nil
 }
 
-// edit makes the faults' changes in the configuration of a host.
+// edit applies the faults' changes to a host's configuration.
 func (l *Lab) edit(host string, config object) object {
 	for _, f := range l.broken {
 		if change := f.files[host]; change != nil {
@@ -179,7 +177,7 @@ func (l *Lab) edit(host string, config object) object {
 	return config
 }
 
-// marshal writes a configuration as yaml.Marshal does. Faults are written with addresses of IPv4, which it replaces where a lab has none.
+// marshal writes a configuration as yaml.Marshal does. Faults are written with IPv4 addresses, which it replaces in a lab without IPv4.
 func (l *Lab) marshal(config object) ([]byte, error) {
 	text, err := json.Marshal(config)
 	if err != nil {
@@ -188,8 +186,7 @@ func (l *Lab) marshal(config object) ([]byte, error) {
 	return yaml.JSONToYAML([]byte(AsIPv6(string(text), l.options.Inside == IPv6, l.options.Outside6)))
 }
 
-// rewriteConfigs writes the configurations that differ from their files, and
-// returns whose they are.
+// rewriteConfigs writes the configurations that differ from their files, and returns their hosts.
 func (l *Lab) rewriteConfigs() (changed []string, err error) {
 	for host, config := range l.configs() {
 		text, err := l.marshal(l.edit(host, config))

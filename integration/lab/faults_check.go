@@ -21,10 +21,10 @@ import (
 
 const (
 	faultPace     = 20 * time.Millisecond  // between two pings
-	faultPatience = 250 * time.Millisecond // for which what a fault cuts must stay silent
+	faultPatience = 250 * time.Millisecond // how long something that a fault cuts must stay silent
 )
 
-// faultChecks make each fault there is, look for its symptom, and take it back.
+// faultChecks make each fault, check its symptom, and mend it.
 func faultChecks(l *Lab) (checks []Check) {
 	for i := range faults {
 		if f := &faults[i]; f.not != l.options.Mode {
@@ -53,7 +53,7 @@ func (l *Lab) checkFault(ctx context.Context, f *Fault) (string, error) {
 		return "", err
 	}
 	if err := l.observe(ctx, healthy); err != nil {
-		return "", fmt.Errorf("after lab mend: %w", err)
+		return "", fmt.Errorf("after mend: %w", err)
 	}
 	mended := time.Since(began)
 	after, err := l.kernels()
@@ -61,13 +61,12 @@ func (l *Lab) checkFault(ctx context.Context, f *Fault) (string, error) {
 		return "", err
 	}
 	if !slices.Equal(before, after) {
-		return "", fmt.Errorf("after lab mend kernels differ: %q, before %q", without(after, before), without(before, after))
+		return "", fmt.Errorf("after mend kernels differ: %q, before %q", without(after, before), without(before, after))
 	}
 	return fmt.Sprintf("made in %d ms, mended in %d ms", made.Milliseconds(), mended.Milliseconds()), nil
 }
 
-// kernels lists what faults change in kernels: rules, routes, links and forwarding,
-// of all hosts.
+// kernels lists what faults change in kernels: rules, routes, links and forwarding, of all hosts.
 func (l *Lab) kernels() (lines []string, err error) {
 	for _, h := range l.hosts {
 		err = errors.Join(err, h.Do(func() error {
@@ -98,7 +97,7 @@ func (l *Lab) kernels() (lines []string, err error) {
 						return err
 					}
 					for _, r := range routes {
-						if r.Dst == nil || !r.Dst.IP.IsLinkLocalUnicast() { // which come when a link has been up for a while
+						if r.Dst == nil || !r.Dst.IP.IsLinkLocalUnicast() { // these appear when a link has been up for a while
 							add("route %s via %s dev %s, %s, mtu %d", r.Dst, r.Gw, a.Name, r.Scope, r.MTU)
 						}
 					}
@@ -127,15 +126,15 @@ func (l *Lab) kernels() (lines []string, err error) {
 	return lines, err
 }
 
-// without returns what is in one list and not in the other.
+// without returns the elements of only one of two lists.
 func without(a, b []string) []string {
 	return slices.DeleteFunc(slices.Clone(a), func(line string) bool { return slices.Contains(b, line) })
 }
 
-// healthy is that of a lab without faults.
+// healthy is the symptom of a lab without faults.
 const healthy Symptom = "everything passes"
 
-// passes tells what of which size still passes with a symptom, from whom.
+// passes says which sizes still pass with a symptom, from where.
 func (s Symptom) passes(from string, large bool) bool {
 	first := strings.HasSuffix(from, "/pod1")
 	switch s {
@@ -143,7 +142,7 @@ func (s Symptom) passes(from string, large bool) bool {
 		return from != "milan/pod1"
 	case AllCut:
 		return false
-	case FirstCut, HalfCut: // of the first pair's connections, halfPasses tells
+	case FirstCut, HalfCut: // halfPasses tests the first pair's connections
 		return !first
 	case AllLarge:
 		return !large
@@ -153,8 +152,7 @@ func (s Symptom) passes(from string, large bool) bool {
 	return true
 }
 
-// observe fails unless the lab shows the symptom: what passes passes soon, and
-// nothing else does.
+// observe fails unless the lab shows the symptom: what should pass passes soon, and nothing else does.
 func (l *Lab) observe(ctx context.Context, want Symptom) error {
 	var errs []error
 	var mu sync.Mutex
@@ -184,7 +182,7 @@ func (l *Lab) observe(ctx context.Context, want Symptom) error {
 	return errors.Join(append(errs, l.observeMore(ctx, want))...)
 }
 
-// observeMore looks for what pings between pods do not show.
+// observeMore checks what pings between pods do not show.
 func (l *Lab) observeMore(ctx context.Context, want Symptom) error {
 	first := l.pair("rome/pod1", "milan/pod1")
 	switch want {
@@ -207,7 +205,7 @@ func (l *Lab) observeMore(ctx context.Context, want Symptom) error {
 	return nil
 }
 
-// awaitDrop waits until rome's gateway drops packets of its nodes for one of these reasons.
+// awaitDrop waits until rome's gateway drops its nodes' packets for one of these reasons.
 func (l *Lab) awaitDrop(ctx context.Context, reasons ...string) error {
 	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
 	defer cancel()
@@ -224,7 +222,7 @@ func (l *Lab) awaitDrop(ctx context.Context, reasons ...string) error {
 	}
 }
 
-// halfPasses fails unless some of many connections pass, and some do not.
+// halfPasses fails unless some of many connections pass and some do not.
 func (e *ends) halfPasses(ctx context.Context) error {
 	server, err := newEchoServer(e.to)
 	if err != nil {

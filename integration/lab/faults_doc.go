@@ -8,7 +8,7 @@ import (
 	"culvert/gateway/health"
 )
 
-// FaultReference is the page of all faults with what culvert status says of each.
+// FaultReference is the page of all faults, with what culvert status says about each.
 func FaultReference() string {
 	var b strings.Builder
 	named := 0
@@ -27,9 +27,9 @@ func FaultReference() string {
 	}
 	return fmt.Sprintf(`# Faults
 
-Ways to break the path between pods of two clusters, and what `+"`culvert status`"+` says of each in at most %d seconds while somebody tries
-to use it, and the gateway's log in at most %d: %d of %d are named. … stands for counts, times and what else may differ. This page is generated;
-`+"`culvert lab check --named all --mode vxlan --offloads on`"+` makes each fault, reads the status and the log, and mends it, `+"`culvert lab break FAULT`"+` makes
+Ways to break the path between pods of two clusters, and what `+"`culvert status`"+` says of each in at most %d seconds while packets flow in both directions
+or somebody tries to send them, and the gateway's log in at most %d: %d of %d are named. … stands for counts, times and what else may differ. This page is generated;
+`+"`culvert-lab check --named all --mode vxlan --offloads on`"+` makes each fault, reads the status and the log, and mends it, `+"`culvert-lab break FAULT`"+` makes
 it in a lab that is up, to learn from.
 
 %s`, int(namedWithin.Seconds()), int(loggedWithin.Seconds()), named, len(faults), b.String())
@@ -37,12 +37,17 @@ it in a lab that is up, to learn from.
 
 var blank = regexp.MustCompile(`\{\w+\}`)
 
-// sentence is what a status says with its remedy.
+// sentence returns what a status says, with its remedy.
 func (n *Named) sentence() string {
 	for _, c := range health.Causes() {
-		if c.Name == n.Cause && c.Remedy != "" {
-			return n.Says + ": " + blank.ReplaceAllString(c.Remedy, "…")
+		if c.Name != n.Cause || c.Remedy == "" {
+			continue
 		}
+		remedy := c.Remedy
+		if c.Server != "" && clusterOf(n.Cluster+"/gateway").Role == "server" {
+			remedy = c.Server
+		}
+		return n.Says + ": " + blank.ReplaceAllString(remedy, "…")
 	}
 	return n.Says
 }

@@ -10,11 +10,10 @@ import (
 // strangersKey is a public key that nobody in a lab has.
 const strangersKey = "YSBwdWJsaWMga2V5IHRoYXQgaXMgbm9ib2R5J3MgISE="
 
-// holeMTU is the size of the largest IP packet that passes a hole.
+// holeMTU is the largest IP packet that passes a black hole.
 const holeMTU = 1296
 
-// faults are in the order in which they are listed: between the gateways, of both
-// clusters' addresses, between a node and its gateway, of a node.
+// faults are in listing order: between the gateways, of both clusters' addresses, between a node and its gateway, of a node.
 var faults = []Fault{{
 	Name: "wrong-key-rome", Does: "rome's gateway has a stranger's public key for milan",
 	Cause: "wrong peer public key in rome", Remedy: "wireguard.peerPublicKey of rome: what culvert keygen --public prints for milan's key",
@@ -28,27 +27,27 @@ var faults = []Fault{{
 }, {
 	Name: "endpoint-nobody", Does: "rome's endpoint is an address that nobody has, on a link of its own",
 	Cause: "nobody has the endpoint's address", Remedy: "wireguard.endpoint of rome: milan's address, 192.0.2.7:51840",
-	Symptom: AllCut, files: edit("rome/gateway", "wireguard.endpoint", "192.0.2.99:51840"),
+	Symptom: AllCut, files: unmet(edit("rome/gateway", "wireguard.endpoint", "192.0.2.99:51840")),
 	Named: rome("endpoint-nobody", "nobody has the address of 192.0.2.99:51840 (… handshakes sent, 0 answered)", "no-handshake"),
 }, {
 	Name: "endpoint-unroutable", Does: "rome's endpoint is an address to which its router has no route",
 	Cause: "no route to the endpoint", Remedy: "wireguard.endpoint of rome: milan's address, 192.0.2.7:51840",
-	Symptom: AllCut, files: edit("rome/gateway", "wireguard.endpoint", "198.51.100.7:51840"),
+	Symptom: AllCut, files: unmet(edit("rome/gateway", "wireguard.endpoint", "198.51.100.7:51840")),
 	Named: rome("endpoint-unroutable", "this machine has no route to 198.51.100.7:51840 (… handshakes sent, 0 answered)", "no-handshake"),
 }, {
 	Name: "endpoint-wrong-port", Does: "rome's endpoint has a port at which nobody listens",
 	Cause: "endpoint's port is closed", Remedy: "wireguard.endpoint of rome: the port is milan's wireguard.listenPort, 51840",
-	Symptom: AllCut, files: edit("rome/gateway", "wireguard.endpoint", "192.0.2.7:51841"),
+	Symptom: AllCut, files: unmet(edit("rome/gateway", "wireguard.endpoint", "192.0.2.7:51841")),
 	Named: rome("endpoint-refused", "nothing listens at 192.0.2.7:51841, says its machine (… handshakes sent, 0 answered)", "no-handshake"),
 }, {
 	Name: "endpoint-wrong-name", Does: "rome's endpoint is a name that does not exist",
 	Cause: "endpoint's name does not resolve", Remedy: "wireguard.endpoint of rome: a name that resolves, or 192.0.2.7:51840",
-	Symptom: AllCut, files: edit("rome/gateway", "wireguard.endpoint", "gateway.milan.invalid:51840"),
+	Symptom: AllCut, files: unmet(edit("rome/gateway", "wireguard.endpoint", "gateway.milan.invalid:51840")),
 	Named: rome("endpoint-name", "wireguard.endpoint gateway.milan.invalid:51840 has no address (…)", "no-handshake"),
 }, {
-	Name: "both-servers", Does: "both gateways are servers: each waits for the other",
+	Name: "both-servers", Does: "both gateways are servers, and neither remembers where the other was: each waits",
 	Cause: "both gateways are servers", Remedy: "wireguard of rome: role client, endpoint 192.0.2.7:51840",
-	Symptom: AllCut, files: edit("rome/gateway", "wireguard.role", "server", "wireguard.endpoint", nil),
+	Symptom: AllCut, files: unmet(edit("rome/gateway", "wireguard.role", "server", "wireguard.endpoint", nil)),
 	Named: rome("no-handshake", "no handshake from the peer for … (0 received on UDP 51840)", "no-handshake"),
 }, {
 	Name: "both-clients", Does: "both gateways are clients, and have one tunnel address",
@@ -84,7 +83,7 @@ var faults = []Fault{{
 	Name: "lost-trains", Does: "milan's gateway loses super-frames: batches of datagrams that rome's kernel sends as one, where offloads are on",
 	Cause: "offloads lose trains", Remedy: "at milan/gateway: tc qdisc del dev peer ingress",
 	Symptom: SlowBulk, kernel: loseTrains(), load: streams,
-	Named: rome("peer-trains", "UDP_SEGMENT trains do not arrive at the peer (192.0.2.7): it is sent single datagrams, which is slower", "peer-trains"), // milan misses answers that come as a train
+	Named: rome("peer-trains", "UDP_SEGMENT trains do not arrive at the peer (192.0.2.7): it is sent single datagrams, which is slower", "peer-trains"), // milan misses answers that arrive as a train
 }, {
 	Name: "rule-drops", Does: "a rule of milan's gateway drops all that comes from rome",
 	Cause: "a rule drops it", Remedy: "rules of milan: without the rule that is called oops",
@@ -96,9 +95,9 @@ var faults = []Fault{{
 	Symptom: SlowTCP, files: both("mssClamp", 216),
 	Named: rome("small-mss", "mssClamp cuts TCP into segments of 216 bytes, where 1300 fit"),
 }, {
-	Name: "full-table", Does: "rome's gateway has room for 4 connections, and rome/node1 opens one after the other",
+	Name: "full-table", Does: "rome's gateway has room for 4 connections, and rome/node1 opens one UDP stream after the other",
 	Cause: "table of connections is full", Remedy: "nat.maxConnections of rome: auto",
-	Symptom: NewCut, files: edit("rome/gateway", "nat", object{"maxConnections": 4}), load: freshPings,
+	Symptom: NewCut, files: edit("rome/gateway", "nat", object{"maxConnections": 4}), load: openStreams,
 	Named: rome("table-full", "… packets dropped as …: the connection table is full, the last sender is 10.80.0.2"),
 }, {
 	Name: "exhausted-ports", Does: "rome/node1 uses up the source ports that it gets towards UDP 9 of milan/pod1",
@@ -129,7 +128,7 @@ var faults = []Fault{{
 	Name: "gateway-off", Does: "rome's gateway does not run",
 	Cause: "gateway is not running", Remedy: "start rome's gateway",
 	Symptom: AllCut, off: "rome/gateway",
-	Named: milan("no-handshake", "no handshake from the peer for … (0 received on UDP 51840)"),
+	Named: milan("endpoint-refused", "nothing listens at 192.0.2.1:51840, says its machine (… handshakes sent, 0 answered)"),
 }, {
 	Name: "gateway-port-blocked", Does: "a firewall at rome's gateway drops what nodes send, UDP 6091, without a word",
 	Cause: "UDP 6091 is blocked at the gateway", Remedy: "let UDP 6091 in from the nodes, at rome's gateway",
@@ -220,8 +219,8 @@ var faults = []Fault{{
 	Named: rome("node-one-way", "rome-node1 has sent no packet for …, and … were sent to it"),
 }, {
 	Name: "route-without-via", Does: "node1's route to milan's pods has no gateway: it asks for the pods themselves",
-	Cause: "a node's route has no via", Remedy: "at node1: ip route replace 10.61.0.0/16 via 10.80.0.4 dev culvert0 onlink",
-	Symptom: FirstCut, kernel: withoutVia(), not: node.TUN,
+	Cause: "a node's route has no via", Remedy: "routes of node1: 10.61.0.0/16 too, and no route of somebody else's in its place",
+	Symptom: FirstCut, files: edit("rome/node1", "routes", []string{"10.71.0.0/16"}), kernel: withoutVia(), not: node.TUN,
 	Named: rome("node-route-via", "rome-node1 asks by ARP for 10.61.1.5, which is behind the gateway"),
 }, {
 	Name: "asymmetric-return", Does: "rome/pod1's packets leave by node2, answers come by node1",

@@ -13,16 +13,16 @@ import (
 	gatewaycontrol "culvert/gateway/control"
 )
 
-// load is what somebody does all the while, from when a fault is made until ctx ends.
+// load is traffic from when a fault is made until ctx ends.
 type load func(ctx context.Context, l *Lab) error
 
-// loading is the load of a fault under way.
+// loading is the running load of a fault.
 type loading struct {
 	stop  context.CancelFunc
 	ended chan error
 }
 
-// beginLoads begins those of the faults that are made and have none yet.
+// beginLoads starts the loads of current faults that do not run yet.
 func (l *Lab) beginLoads() {
 	for _, f := range l.broken {
 		if f.load == nil || l.loads[f] != nil {
@@ -38,7 +38,7 @@ func (l *Lab) beginLoads() {
 	}
 }
 
-// endLoads ends those of faults that are not among the given ones.
+// endLoads ends the loads of faults that are not in broken.
 func (l *Lab) endLoads(broken []*Fault) (err error) {
 	for f, under := range l.loads {
 		if !slices.Contains(broken, f) {
@@ -52,7 +52,7 @@ func (l *Lab) endLoads(broken []*Fault) (err error) {
 	return err
 }
 
-// loadPace lies between two steps of a load.
+// loadPace is the pause between two steps of a load.
 const loadPace = 50 * time.Millisecond
 
 // repeat calls step until ctx ends.
@@ -71,17 +71,41 @@ func repeat(ctx context.Context, step func() error) error {
 	}
 }
 
-// freshPings has the first node ping, from a new socket each time: each ping is a new connection
-// of rome's unknown source.
-func freshPings(ctx context.Context, l *Lab) error {
+// openStreams makes the first node open UDP streams, each from a new socket: connections of rome's unknown source. A stream is settled after four
+// packets, and is not evicted.
+func openStreams(ctx context.Context, l *Lab) error {
 	e := l.pair("rome/node1", "milan/pod1")
+	server, err := newEchoServer(e.to)
+	if err != nil {
+		return err
+	}
+	defer server.close()
 	return repeat(ctx, func() error {
-		e.ping(84) // whether it is answered or not
+		e.openStream(ctx, server.port()) // whether or not it is answered
 		return nil
 	})
 }
 
-// streams sends in bulk from rome to milan. While trains are lost a stream may well stand still.
+// openStream sends two datagrams, and waits for the echo of each.
+func (e *ends) openStream(ctx context.Context, port int) error {
+	conn, err := e.dialUDP(ctx, port)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	for range 2 {
+		if _, err := conn.Write([]byte("x")); err != nil {
+			return err
+		}
+		conn.SetReadDeadline(time.Now().Add(faultPatience))
+		if _, err := conn.Read(make([]byte, 1)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// streams sends in bulk from rome to milan. While trains are lost, a stream may stall.
 func streams(ctx context.Context, l *Lab) error {
 	e := l.pair("rome/pod1", "milan/pod1")
 	return repeat(ctx, func() error {
@@ -90,11 +114,10 @@ func streams(ctx context.Context, l *Lab) error {
 	})
 }
 
-// discardPort is that of the discard protocol (RFC 863), which nobody serves.
+// discardPort is the port of the discard protocol (RFC 863), which nobody serves.
 const discardPort = 9
 
-// takePorts uses all source ports of rome's unknown source that one client gets towards milan/pod1,
-// and asks for more.
+// takePorts uses all source ports of rome's unknown source that one client gets towards milan/pod1, and then asks for more.
 func takePorts(ctx context.Context, l *Lab) error {
 	to := netip.AddrPortFrom(l.pair("rome/node1", "milan/pod1").target, discardPort)
 	datagram := func(i int) []byte { return silentUDP(netip.AddrPortFrom(l.plan()[0].Nodes[0].Underlay, uint16(i)), to) }
@@ -110,10 +133,10 @@ func takePorts(ctx context.Context, l *Lab) error {
 	defer raw.close()
 	i := 0
 	err = repeat(ctx, func() error {
-		i += ports/2 + 1 // sooner or later each
+		i += ports/2 + 1 // eventually every one
 		return raw.send(datagram(i))
 	})
-	// What was opened goes on for minutes.
+	// The opened connections last for minutes.
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
 	for i := range clusters {

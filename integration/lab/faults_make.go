@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"path/filepath"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -12,8 +13,7 @@ import (
 	"culvert/gateway/node"
 )
 
-// edit changes fields of a host's configuration: pairs of a path and a value, in
-// which nil takes the field away.
+// edit changes fields of a host's configuration: pairs of a path and a value, where nil removes the field.
 func edit(host string, pairs ...any) map[string]change {
 	return map[string]change{host: func(config object, _ node.Mode) {
 		for i := 0; i < len(pairs); i += 2 {
@@ -30,8 +30,7 @@ func edit(host string, pairs ...any) map[string]change {
 	}}
 }
 
-// wrongCIDR gives a gateway a pod CIDR of the other cluster that it does not have,
-// and the remaps that nodes route. It chooses none, so that it remembers none.
+// wrongCIDR gives a gateway a wrong pod CIDR of the other cluster, with the remaps that nodes route. It chooses none, so that none is stored.
 func wrongCIDR(host, pods, external string) map[string]change {
 	return edit(host, "state", nil, "ipam", nil, "network.remote", object{
 		"podCIDRs":      []object{{"cidr": "10.9.0.0/16", "remap": pods}},
@@ -45,6 +44,22 @@ func both(pairs ...any) map[string]change {
 	return map[string]change{"rome/gateway": edit, "milan/gateway": edit}
 }
 
+// unmet makes changes of gateways that do not know where the other one is, as when they are set up. A
+// server that remembers it calls its peer there, and seconds later they have a tunnel in spite of the fault.
+func unmet(changes map[string]change) map[string]change {
+	all := make(map[string]change)
+	for _, host := range []string{"rome/gateway", "milan/gateway"} {
+		all[host] = func(config object, mode node.Mode) {
+			config["ipam"].(object)["file"] = filepath.Join(config["state"].(string), "ipam.json") // as before
+			delete(config, "state")
+			if change := changes[host]; change != nil {
+				change(config, mode)
+			}
+		}
+	}
+	return all
+}
+
 // editFirst changes a field of what rome's gateway knows of its first node.
 func editFirst(field string, value any) map[string]change {
 	return editFirstNode(func(n object, _ node.Mode) { n[field] = value })
@@ -56,20 +71,18 @@ func editFirstNode(edit change) map[string]change {
 
 func nodesOf(gateway object) []object { return gateway["geneve"].(object)["nodes"].([]object) }
 
-// Priorities of policy routing rules: what is blocked is looked for before what is
-// the host's own, whose rule has the first place otherwise.
+// Priorities of policy rules: blocking rules come before the rule of the local table, which is first otherwise.
 const (
 	blockPriority = 10
 	ownPriority   = 20
 )
 
-// blockUDP drops what comes in by a link for a UDP port, as a firewall does. It is
-// a rule of policy routing, for which no kernel needs a firewall.
+// blockUDP drops packets for a UDP port arriving on a link, like a firewall. It is a policy rule, which every kernel supports.
 func blockUDP(host, link string, port uint16) []kernelFault {
 	return []kernelFault{blackhole(host, func(l *Lab) *netlink.Rule { return l.udpRule(link, port) })}
 }
 
-// rule is of the family that tunnels run over.
+// rule has the family of the tunnels' underlay.
 func (l *Lab) rule(priority int) *netlink.Rule {
 	r := netlink.NewRule()
 	if r.Family, r.Priority = unix.AF_INET, priority; l.outer().is6() {
@@ -78,7 +91,7 @@ func (l *Lab) rule(priority int) *netlink.Rule {
 	return r
 }
 
-// udpRule drops what comes in by a link for a UDP port.
+// udpRule drops packets for a UDP port arriving on a link.
 func (l *Lab) udpRule(link string, port uint16) *netlink.Rule {
 	r := l.rule(blockPriority)
 	r.Type = unix.RTN_BLACKHOLE
@@ -86,8 +99,8 @@ func (l *Lab) udpRule(link string, port uint16) *netlink.Rule {
 	return r
 }
 
-// halfFlows drops what the first node sends its gateway from the upper half of its source
-// ports, of which each inner flow has one (RFC 8926, Section 3.3; RFC 7348, Section 5).
+// halfFlows drops the first node's packets to its gateway from the upper half of its source ports; each inner flow has one (RFC 8926, Section 3.3;
+// RFC 7348, Section 5).
 func halfFlows() []kernelFault {
 	return []kernelFault{blackhole("rome/gateway", func(l *Lab) *netlink.Rule {
 		r, middle := l.udpRule("eth0", 6091), uint16(1<<15)
@@ -95,12 +108,12 @@ func halfFlows() []kernelFault {
 			middle = (32768 + 60999) / 2 // of net.ipv4.ip_local_port_range
 		}
 		from := l.outer()[0].Nodes[0].Underlay
-		r.Src, r.Sport = ipNet(netip.PrefixFrom(from, from.BitLen())), netlink.NewRulePortRange(middle, 1<<16-2) // the kernel takes no 65535
+		r.Src, r.Sport = ipNet(netip.PrefixFrom(from, from.BitLen())), netlink.NewRulePortRange(middle, 1<<16-2) // the kernel does not accept 65535
 		return r
 	})}
 }
 
-// blackhole has a host obey a rule before it looks for its own addresses.
+// blackhole makes a host apply a rule before it looks for its own addresses.
 func blackhole(host string, block func(*Lab) *netlink.Rule) kernelFault {
 	own := func(l *Lab, priority int) *netlink.Rule {
 		r := l.rule(priority)
@@ -123,7 +136,7 @@ func blackhole(host string, block func(*Lab) *netlink.Rule) kernelFault {
 	}
 }
 
-// forbidUDP refuses to send to a UDP port, as a firewall or a network policy does.
+// forbidUDP refuses to send to a UDP port, like a firewall or a network policy.
 func forbidUDP(host string, port uint16) []kernelFault {
 	forbid := func(l *Lab) *netlink.Rule {
 		r := l.udpRule("lo", port)
@@ -136,7 +149,7 @@ func forbidUDP(host string, port uint16) []kernelFault {
 	}}
 }
 
-// unless forgives an error: of what is made or taken back already.
+// unless ignores an error that means that something was made or removed already.
 func unless(forgiven, err error) error {
 	if errors.Is(err, forgiven) {
 		return nil
@@ -144,19 +157,16 @@ func unless(forgiven, err error) error {
 	return err
 }
 
-// holeLink is the MTU of a link through which packets of holeMTU bytes just pass:
-// links leave room for a VLAN tag.
+// holeLink is the MTU of a link that just passes packets of holeMTU bytes: links leave room for a VLAN tag.
 const holeLink = holeMTU - 4
 
-// nodeHole makes a link in the middle too small, so that neither end knows. Links
-// pass super-frames of any size, so the ends must cut theirs.
+// nodeHole makes a link in the middle too small, so that neither end knows. Links pass super-frames of any size, so the ends must cut theirs.
 func nodeHole() []kernelFault {
 	return []kernelFault{ordinary("rome/node1", "eth0"), ordinary("rome/gateway", "eth0"),
 		{"rome/router", setMTU("node1", holeLink), setMTU("node1", underlayMTU)}}
 }
 
-// peerHole makes both ends of the link too small, and their routes claim that they
-// are not.
+// peerHole makes both ends of the link too small, while their routes claim the opposite.
 func peerHole() []kernelFault {
 	var all []kernelFault
 	for i := range clusters {
@@ -168,7 +178,7 @@ func peerHole() []kernelFault {
 	return all
 }
 
-// ordinary makes a link carry ordinary frames only.
+// ordinary makes a link carry only ordinary frames.
 func ordinary(host, link string) kernelFault {
 	return kernelFault{host,
 		func(*Lab) error { return node.SetFeatures(link, false, underlayFeatures...) },
@@ -180,7 +190,7 @@ func setMTU(link string, mtu int) func(*Lab) error {
 	return onLink(link, func(l netlink.Link) error { return netlink.LinkSetMTU(l, mtu) })
 }
 
-// routeMTU sets what the route to the network between the gateways says of it at clusters[i]; 0 is nothing.
+// routeMTU sets the MTU of the route to the network between the gateways at clusters[i]; 0 removes it.
 func routeMTU(link string, i, mtu int) func(*Lab) error {
 	return func(l *Lab) error {
 		address := l.outer()[i].Peering
@@ -199,8 +209,7 @@ func routeMTU(link string, i, mtu int) func(*Lab) error {
 // connected6 is the metric of the kernel's own routes of IPv6 (IP6_RT_PRIO_ADDRCONF).
 const connected6 = 256
 
-// onLink calls change with a link of the host. A node's tunnel may not be there: it
-// comes with its process.
+// onLink calls change with a link of the host. A node's tunnel may be missing: its process makes it.
 func onLink(link string, change func(netlink.Link) error) func(*Lab) error {
 	return func(*Lab) error {
 		l, err := netlink.LinkByName(link)
@@ -214,21 +223,18 @@ func onLink(link string, change func(netlink.Link) error) func(*Lab) error {
 	}
 }
 
-// withoutVia lets the first node look for remote pods themselves behind the tunnel.
+// withoutVia makes the first node look for remote pods themselves through the tunnel. Its file has no route to them, which the node would restore.
 func withoutVia() []kernelFault {
-	route := func(via bool) func(*Lab) error {
+	route := func(change func(*netlink.Route) error) func(*Lab) error {
 		return func(l *Lab) error {
-			c, peer := &l.plan()[0], &l.plan()[1]
+			to := l.plan()[1].SeenPods
 			return onLink(tunnelLink, func(l netlink.Link) error {
-				r := &netlink.Route{LinkIndex: l.Attrs().Index, Dst: ipNet(peer.SeenPods), Scope: netlink.SCOPE_LINK}
-				if via {
-					r.Gw, r.Scope, r.Flags = c.Internal.AsSlice(), netlink.SCOPE_UNIVERSE, int(netlink.FLAG_ONLINK)
-				}
-				return netlink.RouteReplace(r)
+				return change(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: ipNet(to), Scope: netlink.SCOPE_LINK})
 			})(l)
 		}
 	}
-	return []kernelFault{{"rome/node1", route(false), route(true)}}
+	remove := func(r *netlink.Route) error { return unless(unix.ESRCH, netlink.RouteDel(r)) }
+	return []kernelFault{{"rome/node1", route(netlink.RouteReplace), route(remove)}}
 }
 
 // byOtherNode routes the first node's packets by the second node.
@@ -250,7 +256,7 @@ func noForwarding() []kernelFault {
 	return []kernelFault{{"rome/node1", set("0"), set("1")}}
 }
 
-// cableOut takes down the router's end: the node's addresses and routes stay.
+// cableOut takes down the router's end, so that the node's addresses and routes stay.
 func cableOut() []kernelFault {
 	return []kernelFault{{"rome/router", onLink("node1", netlink.LinkSetDown), onLink("node1", netlink.LinkSetUp)}}
 }

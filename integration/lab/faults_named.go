@@ -14,16 +14,16 @@ import (
 	gatewaycontrol "culvert/gateway/control"
 )
 
-// Named is what culvert status says of a fault while users try to reach each other.
+// Named is what culvert status says about a fault while users try to reach each other.
 type Named struct {
 	Cluster string   `json:"cluster"` // whose gateway says it
 	Cause   string   `json:"cause"`
-	Says    string   `json:"says"`              // the sentence up to its remedy; … stands for counts and times
-	Besides []string `json:"besides,omitempty"` // causes that are found too, and are true
-	Or      *Named   `json:"or,omitempty"`      // says it as well; which one, chance decides
+	Says    string   `json:"says"`              // the sentence up to its remedy; … replaces counts and times
+	Besides []string `json:"besides,omitempty"` // other causes that are found too, and are true
+	Or      *Named   `json:"or,omitempty"`      // an alternative; chance decides which one
 }
 
-// rome and milan say what the status of their gateways is.
+// rome and milan are what the status of their gateways says.
 func rome(cause, says string, besides ...string) *Named {
 	return &Named{"rome", cause, says, besides, nil}
 }
@@ -38,7 +38,7 @@ const (
 	loggedWithin = 20 * time.Second
 )
 
-// namedChecks make faults, wait until a gateway's status names them, and take them back.
+// namedChecks make faults, wait until a gateway's status names them, and mend them.
 func namedChecks(names []string) func(*Lab) []Check {
 	return func(l *Lab) (checks []Check) {
 		for i := range faults {
@@ -72,7 +72,7 @@ func (l *Lab) checkNamed(ctx context.Context, f *Fault) (string, error) {
 	took := time.Since(began)
 	mended := errors.Join(l.Mend(ctx, f.Name), l.observe(ctx, healthy))
 	if mended != nil {
-		mended = fmt.Errorf("after lab mend: %w", mended)
+		mended = fmt.Errorf("after mend: %w", mended)
 	}
 	if err := errors.Join(err, mended); err != nil {
 		return "", err
@@ -80,8 +80,7 @@ func (l *Lab) checkNamed(ctx context.Context, f *Fault) (string, error) {
 	return fmt.Sprintf("after %.0f s: %s", took.Seconds(), found), nil
 }
 
-// waitMeasured waits until the gateways know how far each other and the nodes are, as those
-// do that have been in use.
+// waitMeasured waits until the gateways have measured the paths to each other and to the nodes, as in normal use.
 func (l *Lab) waitMeasured(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
 	defer cancel()
@@ -106,18 +105,18 @@ func (l *Lab) gatewayStatus(ctx context.Context, i int) (*gatewaycontrol.Status,
 	return gatewaycontrol.NewClient(l.socket(i)).Status(ctx)
 }
 
-// finding is one of a cluster's gateway.
+// finding is a finding of a cluster's gateway.
 type finding struct {
 	cluster string
 	gatewaycontrol.Finding
 }
 
-// same reports whether y is the same thing, whatever has been counted meanwhile.
+// same reports whether y is the same finding, apart from counts.
 func (x finding) same(y finding) bool {
 	return x.cluster == y.cluster && x.Cause == y.Cause && x.Of == y.Of
 }
 
-// findings returns what both gateways know. One that does not answer knows nothing.
+// findings returns the findings of both gateways. One that does not answer has none.
 func (l *Lab) findings(ctx context.Context) (all []finding) {
 	for i := range clusters {
 		s, err := l.gatewayStatus(ctx, i)
@@ -131,8 +130,7 @@ func (l *Lab) findings(ctx context.Context) (all []finding) {
 	return all
 }
 
-// waitNamed waits until the status names the fault, and wants it to be in the words that the
-// list has, and no other fault to be named.
+// waitNamed waits until the status names the fault, and requires the wording of the list, and no other fault.
 func (l *Lab) waitNamed(ctx context.Context, f *Fault, before []finding, began time.Time) (text string, err error) {
 	if f.Named == nil {
 		return f.Untold, nil
@@ -163,17 +161,16 @@ func (l *Lab) waitNamed(ctx context.Context, f *Fault, before []finding, began t
 	}
 }
 
-// is reports whether x is what n says, in its words: counts and times are left open, and so is
-// the remedy.
+// is reports whether x is what n says: counts, times and the remedy may differ.
 func (n *Named) is(x *finding) bool {
 	words := regexp.MustCompile("^" + strings.ReplaceAll(regexp.QuoteMeta(n.Says), "…", `.+?`) + "(: |$)")
 	return x.cluster == n.Cluster && x.Cause == n.Cause && words.MatchString(x.Text)
 }
 
-// usePace lies between two attempts of a user.
+// usePace is the pause between two attempts of a user.
 const usePace = time.Second
 
-// useAll has pods of both clusters ping each other until ctx ends.
+// useAll makes pods of both clusters ping each other until ctx ends.
 func (l *Lab) useAll(ctx context.Context) {
 	var users sync.WaitGroup
 	for _, pair := range [][2]string{{"rome/pod1", "milan/pod1"}, {"rome/pod2", "milan/pod2"}} {
@@ -192,7 +189,7 @@ func (l *Lab) useAll(ctx context.Context) {
 	users.Wait()
 }
 
-// ping sends one echo request, and waits for an answer as little as users who send many.
+// ping sends one echo request, and waits as briefly for an answer as a user who sends many.
 func (e *ends) ping(size int) error {
 	s, err := newPing(e.from)
 	if err != nil {

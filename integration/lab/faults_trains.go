@@ -7,15 +7,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// probeTrain is the length of a train of two probes with the header of UDP: 64 bytes each, 32 of WireGuard's, 8 of UDP.
+// probeTrain is the length of a train of two probes with its UDP header: 64 bytes each, 32 of WireGuard's, 8 of UDP.
 const probeTrain = 2*(64+32) + 8
 
-// sinkLink is down: what is redirected there is gone.
+// sinkLink is down: packets redirected there are lost.
 const sinkLink = "sink"
 
-// loseTrains drops the super-frames that come to milan's gateway from rome's, by the length in
-// their headers: 2048 bytes or more, which is more than any frame of the link has, or that of
-// the two small datagrams by which gateways look for such a loss.
+// loseTrains drops the super-frames from rome's gateway to milan's, by the length in their headers: at least 2048 bytes, which is more than any frame
+// of the link, or the length of the two small datagrams with which gateways test for such a loss.
 func loseTrains() []kernelFault {
 	const host, link = "milan/gateway", "peer"
 	begin := func(lab *Lab) error { return onLink(link, lab.trainFilter)(lab) }
@@ -33,7 +32,7 @@ func loseTrains() []kernelFault {
 	return []kernelFault{{host, begin, end}}
 }
 
-// trainFilter redirects trains that come by a link.
+// trainFilter redirects trains arriving on a link.
 func (l *Lab) trainFilter(link netlink.Link) error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = sinkLink

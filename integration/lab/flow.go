@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// What a flow does meanwhile.
+// Who sends in a flow.
 type doing int
 
 const (
@@ -19,22 +19,21 @@ const (
 	doings
 )
 
-// flow is one connection. Its two ends send messages of messageSize bytes: the numbers of the flow and the
-// crowd, and when it was sent.
+// flow is one connection. Its two ends send messages of messageSize bytes: the numbers of the flow and the flow set, and the time of sending.
 type flow struct {
-	crowd  int // its number
+	crowd  int // number of its flowSet
 	kind   string
-	number int // in the crowd
+	number int // in the flowSet
 	does   doing
-	first  int // end that speaks first after a pause, if it idles
+	first  int // the end that speaks first after a pause, if the flow is idle
 	udp    bool
 
 	mu   sync.Mutex
 	ends [2]flowEnd // near, far
-	err  error      // the first thing that went wrong
-	// when the last message came to each end
+	err  error      // the first error
+	// time of the last message at each end
 	came [2]time.Time
-	late time.Duration // the longest that the other end waited for a message
+	late time.Duration // the longest wait for a message at the other end
 }
 
 func (f *flow) String() string {
@@ -48,14 +47,14 @@ func (f *flow) String() string {
 // flowEnd is one end of a flow.
 type flowEnd struct {
 	conn net.Conn       // nil at the far end of UDP
-	from netip.AddrPort // at the far end, what it takes for the near one
+	from netip.AddrPort // at the far end, the near end's address as seen there
 	send func([]byte) error
 }
 
-// flowEpoch is what times in messages count from: a clock that may be set would make messages late.
+// flowEpoch is the start of times in messages: with a clock that may be set, messages would seem late.
 var flowEpoch = time.Now()
 
-// message is what an end of f sends at this moment.
+// message is what an end of f sends now.
 func (f *flow) message() []byte {
 	b := make([]byte, messageSize)
 	binary.BigEndian.PutUint32(b, uint32(f.number))
@@ -64,14 +63,14 @@ func (f *flow) message() []byte {
 	return b
 }
 
-// take notes that a message has come to an end.
+// take records that a message has arrived at an end.
 func (f *flow) take(end int, b []byte) {
 	now := time.Now()
 	late := now.Sub(flowEpoch) - time.Duration(binary.BigEndian.Uint64(b[8:]))
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if last := f.came[end]; f.udp && f.does != idles && !last.IsZero() {
-		late = max(late, now.Sub(last)-flowPause) // those that are lost do not come late
+		late = max(late, now.Sub(last)-flowPause) // lost messages do not count as late
 	}
 	f.came[end], f.late = now, max(f.late, late)
 }
@@ -84,8 +83,8 @@ func (f *flow) fail(err error) {
 	}
 }
 
-// deliver sends a message from an end until it has come to the other; of TCP, once.
-func (c *crowd) deliver(f *flow, from int) error {
+// deliver sends a message from an end until it has arrived at the other; over TCP, once.
+func (c *flowSet) deliver(f *flow, from int) error {
 	began := time.Now()
 	for tries := 0; ; tries++ {
 		f.mu.Lock()
@@ -107,9 +106,9 @@ func (c *crowd) deliver(f *flow, from int) error {
 	}
 }
 
-// talk sends messages from one end of f until the crowd is to be silent. It begins at a time of its own: flows that all speak at once
-// wait for each other.
-func (c *crowd) talk(f *flow) {
+// talk sends messages from one end of f until the flow set must be silent. Flows start at different times: if all spoke at once, they would wait for
+// each other.
+func (c *flowSet) talk(f *flow) {
 	from := 0
 	if f.does == receives {
 		from = 1

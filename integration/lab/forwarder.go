@@ -13,18 +13,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// forwarder is a service's entrance on a node, what kube-proxy makes of a
-// NodePort, in user space so that no lab needs a firewall tool: it accepts TCP
-// connections and makes another to the target for each.
+// forwarder is a service's entry point on a node, like kube-proxy's NodePort, but in user space so that no lab needs a firewall tool: it accepts TCP
+// connections and opens another to the target for each.
 type forwarder struct {
 	node     *Host
 	target   netip.AddrPort
 	entrance netip.AddrPort // where it listens
 
-	// keepClient is externalTrafficPolicy Local: the second connection has the
-	// source address and port of the first. Otherwise it has the node's own.
+	// keepClient is externalTrafficPolicy Local: the second connection has the source address and port of the first. Otherwise it has the node's own.
 	keepClient bool
-	// header is what the target gets before the client's bytes, or nil.
+	// header returns what the target gets before the client's bytes, or is nil.
 	header func(client, entrance netip.AddrPort) []byte
 
 	listener net.Listener
@@ -36,8 +34,7 @@ type forwarder struct {
 	err     error            // the first one
 }
 
-// transparentTable holds the route by which a node takes packets to its clients
-// for its own.
+// transparentTable holds the route by which a node receives packets to its clients as its own.
 const transparentTable = 100
 
 // start listens. The caller calls close.
@@ -68,7 +65,7 @@ func (f *forwarder) start(ctx context.Context, client netip.Addr) (err error) {
 	return nil
 }
 
-// takeReplies routes what comes from the tunnel for the client to this host.
+// takeReplies routes packets from the tunnel to the client to this host.
 func (f *forwarder) takeReplies(client netip.Addr) error {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
@@ -130,7 +127,7 @@ func (f *forwarder) forward(ctx context.Context, client *net.TCPConn) error {
 	return errors.Join(pass(target, client), <-back)
 }
 
-// pass copies to the end of a direction, and ends it.
+// pass copies one direction to its end, and then closes it.
 func pass(to, from *net.TCPConn) error {
 	if _, err := io.Copy(to, from); err != nil {
 		return err
@@ -146,8 +143,7 @@ func (f *forwarder) fail(err error) {
 	}
 }
 
-// close waits for all connections, which their clients have ended, and returns
-// what went wrong with one of them.
+// close waits for all connections, which their clients have ended, and returns the first error.
 func (f *forwarder) close() error {
 	if f.listener != nil {
 		f.listener.Close()

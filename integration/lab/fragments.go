@@ -94,8 +94,8 @@ func (l *Lab) fragmentChecks(p *plan) []Check {
 	return []Check{{"fragment orders", e.path(), e.checkFragmentOrders}}
 }
 
-// checkFragmentOrders sends a datagram each way for every order its fragments
-// can arrive in, with e.local, which becomes U, at the near end.
+// checkFragmentOrders sends a datagram in both directions for every order in which its fragments can arrive, with e.local, which becomes U, at the
+// near end.
 func (e *ends) checkFragmentOrders(ctx context.Context) (string, error) {
 	near, err := newFragmentEnd(e.from, e.local)
 	if err != nil {
@@ -129,7 +129,7 @@ func (e *ends) checkFragmentOrders(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%d orders of %d each way, from %s", len(orders), fragments, e.wantSource), nil
 }
 
-// fragmentEnd sends fragments of its own making and receives whole datagrams.
+// fragmentEnd sends handmade fragments and receives whole datagrams.
 type fragmentEnd struct {
 	host  *Host
 	raw   *socket
@@ -150,7 +150,7 @@ func newFragmentEnd(h *Host, local netip.Addr) (*fragmentEnd, error) {
 	return &fragmentEnd{h, raw, conn.(*net.UDPConn), conn.LocalAddr().(*net.UDPAddr).AddrPort()}, nil
 }
 
-// newRawSocket opens a socket that sends whole packets of its own making.
+// newRawSocket opens a socket that sends handmade packets.
 func newRawSocket(h *Host, six bool) (*socket, error) {
 	if !six {
 		return newSocket(h, unix.SOCK_RAW, unix.IPPROTO_RAW) // implies IP_HDRINCL
@@ -203,7 +203,7 @@ func (f *fragmentEnd) expect(id uint16, from netip.AddrPort) error {
 	return nil
 }
 
-// fragmentedPayload is unlike that of any other ID.
+// fragmentedPayload is different for each ID.
 func fragmentedPayload(id uint16) []byte {
 	b := make([]byte, fragmentedBytes)
 	rand.NewChaCha8([32]byte{byte(id), byte(id >> 8)}).Read(b)

@@ -1,10 +1,8 @@
 package lab
 
 import (
-	"bytes"
 	"context"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -20,7 +18,7 @@ const (
 func (l *Lab) handOver(ctx context.Context, p *Process) (*Process, error) {
 	p.stopped.Store(true)
 	args := append(slices.DeleteFunc(slices.Clone(p.Args), func(a string) bool { return a == "--takeover" }), "--takeover")
-	next, err := l.startProcess(p.Host, false, args...) // at the end of the list
+	next, err := l.startProcess(p.Host, false, args...) // it is appended to the list
 	if err != nil {
 		return nil, err
 	}
@@ -45,30 +43,33 @@ func (l *Lab) handOver(ctx context.Context, p *Process) (*Process, error) {
 	return next, next.waitReady(ctx)
 }
 
-// lastCut is for how long nobody carried packets in the last hand-over, as the process says that has taken over.
+// lastCut is how long nobody carried packets in the last hand-over, as logged by the process that has taken over.
 func (p *Process) lastCut() (time.Duration, error) {
-	log, err := os.ReadFile(p.Log)
+	log, err := ReadLines(p.Log)
 	if err != nil {
 		return 0, err
 	}
 	const says = " pause="
-	value := log[bytes.LastIndex(log, []byte(says))+len(says):]
-	cut, err := time.ParseDuration(strings.Trim(string(value[:bytes.IndexAny(value, " \n")]), `"`))
+	i := strings.LastIndex(log, says)
+	if i < 0 {
+		return 0, fmt.Errorf("%s: no line with%s", p.Log, says)
+	}
+	value := log[i+len(says):]
+	cut, err := time.ParseDuration(strings.Trim(value[:strings.IndexAny(value, " \n")], `"`))
 	if err != nil {
 		return 0, fmt.Errorf("%s:%s%s: %w", p.Log, says, value[:min(len(value), 20)], err)
 	}
 	return cut, nil
 }
 
-// checkHandOver has other processes go on for both gateways, with the same configuration and
-// with others, again and again.
+// checkHandOver replaces both gateways again and again, with the same configuration and with others.
 func (l *Lab) checkHandOver(ctx context.Context, n, row int, pause time.Duration) (string, error) {
 	hand := func(p *Process) error {
 		_, err := l.handOver(ctx, p)
 		return err
 	}
 	l.cut = 0
-	return l.besideCrowd(ctx, n, func(c *crowd, talk func() error) (string, error) {
+	return l.besideFlows(ctx, n, func(c *flowSet, talk func() error) (string, error) {
 		once, err := l.eachGateway(c, pause, hand, talk)
 		if err != nil {
 			return "", err
@@ -94,8 +95,7 @@ func (l *Lab) checkHandOver(ctx context.Context, n, row int, pause time.Duration
 	})
 }
 
-// handOverChanged hands over to a gateway with rules, and a client's with another port, and then
-// to one whose nodes are in another order.
+// handOverChanged hands over to a gateway with rules (for the client also with another port), and then to one whose nodes are in another order.
 func (l *Lab) handOverChanged(ctx context.Context, p *Process) error {
 	i := slices.IndexFunc(clusters[:], func(c Cluster) bool { return c.Name == clusterOf(p.Host.Name).Name })
 	for _, k := range []int{0, 3} {

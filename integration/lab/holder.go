@@ -15,13 +15,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// holderEnv carries the lab's folder to the holder, and tells it what it is.
+// holderEnv passes the lab's folder to the holder, and marks it as one.
 const holderEnv = "CULVERT_LAB_HOLDER"
 
-// Files the holder is started with, after standard error.
+// Files passed to the holder, after standard error.
 const (
 	permitFD = 3 + iota // a byte arrives when the state file is written
-	readyFD             // with Detached: takes what became of the start
+	readyFD             // with Detached: receives the outcome of the start
 )
 
 // Inside returns the lab's folder if this process is a holder.
@@ -30,9 +30,8 @@ func Inside() (dir string, ok bool) {
 	return dir, ok && os.Getpid() == 1
 }
 
-// Isolate runs this executable with the given arguments as a holder and returns
-// its exit status when it has ended, or ErrInterrupted if ctx has ended it. It hands
-// on standard input and output. The holder cannot outlive this process.
+// Isolate runs this executable with the given arguments as a holder and returns its exit status when it has ended, or ErrInterrupted if ctx has ended
+// it. It passes on standard input and output. The holder cannot outlive this process.
 func Isolate(ctx context.Context, args []string) (status int, err error) {
 	// The kernel kills the holder when the thread that started it ends.
 	runtime.LockOSThread()
@@ -63,24 +62,24 @@ func Isolate(ctx context.Context, args []string) (status int, err error) {
 	return 0, err
 }
 
-// handOnSignals ends the holder when ctx ends, in good order first.
+// handOnSignals ends the holder when ctx ends, first with SIGTERM.
 func (h *holder) handOnSignals(ctx context.Context, stop <-chan struct{}) {
 	select {
 	case <-ctx.Done():
 	case <-stop:
 		return
 	}
-	signals := make(chan os.Signal, 1) // from here on: the one that ended ctx was asked for once
+	signals := make(chan os.Signal, 1) // from now on: the signal that ended ctx was the first one
 	signal.Notify(signals, os.Interrupt, unix.SIGTERM)
 	defer signal.Stop(signals)
 	again := time.NewTicker(100 * time.Millisecond)
 	defer again.Stop()
 	for {
-		// The first process of a PID namespace hears nothing before it listens.
+		// The first process of a PID namespace ignores signals before it handles them.
 		h.cmd.Process.Signal(unix.SIGTERM)
 		select {
 		case <-again.C:
-		case <-signals: // asked twice
+		case <-signals: // a second signal
 			h.cmd.Process.Kill()
 			return
 		case <-stop:
@@ -89,9 +88,8 @@ func (h *holder) handOnSignals(ctx context.Context, stop <-chan struct{}) {
 	}
 }
 
-// Detach runs this executable with the given arguments as a holder that goes on
-// after this process, and returns when it has called Ready. If ctx ends before,
-// nothing is left.
+// Detach runs this executable with the given arguments as a holder that outlives this process, and returns when it has called Ready. If ctx ends
+// before, nothing is left.
 func Detach(ctx context.Context, args []string, report func(format string, args ...any)) (err error) {
 	h, err := newHolder(KindUp, args, report)
 	if err != nil {
@@ -128,12 +126,12 @@ func Detach(ctx context.Context, args []string, report func(format string, args 
 		return err
 	}
 	if string(said) != readyWord {
-		return fmt.Errorf("lab up: %s", firstOf(string(said), tail(log.Name(), 20), "the holder was killed"))
+		return fmt.Errorf("up: %s", firstOf(string(said), tail(log.Name(), 20), "the holder was killed"))
 	}
 	return h.cmd.Process.Release()
 }
 
-// readyWord is what a detached holder says when its lab is up.
+// readyWord is what a detached holder sends when its lab is up.
 const readyWord = "up"
 
 // Ready tells the process that called Detach that the lab is up, or why not.
@@ -163,7 +161,7 @@ type holder struct {
 	cmd  *exec.Cmd
 }
 
-// newHolder makes the lab's folder. Nothing of it is running yet.
+// newHolder makes the lab's folder. Nothing runs yet.
 func newHolder(kind Kind, args []string, report func(format string, args ...any)) (*holder, error) {
 	dir, err := newDir(kind, report)
 	if err != nil {
@@ -173,7 +171,7 @@ func newHolder(kind Kind, args []string, report func(format string, args ...any)
 	cmd.Args[0] = os.Args[0]
 	cmd.Env = append(os.Environ(), holderEnv+"="+dir)
 	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Setpgid:    true, // Ctrl-C is handed on once, by Isolate
+		Setpgid:    true, // Isolate passes on Ctrl-C once
 		Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWNS,
 	}
 	if !mayClone() {
@@ -184,8 +182,7 @@ func newHolder(kind Kind, args []string, report func(format string, args ...any)
 	return &holder{kind: kind, dir: dir, cmd: cmd}, nil
 }
 
-// mayClone reports whether this process may make namespaces without a user
-// namespace around them.
+// mayClone reports whether this process may make namespaces without a user namespace around them.
 func mayClone() bool {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
@@ -196,8 +193,7 @@ func mayClone() bool {
 	return data[0].Effective&need == need
 }
 
-// start starts the holder, notes it in the state file, and only then permits it
-// to make anything.
+// start starts the holder, records it in the state file, and only then permits it to make anything.
 func (h *holder) start(ready *os.File) error {
 	permit, permitEnd, err := os.Pipe()
 	if err != nil {
@@ -216,7 +212,7 @@ func (h *holder) start(ready *os.File) error {
 		}
 		return fmt.Errorf("lab: namespaces are refused: %w", err)
 	}
-	if err := noteHolder(h.dir, h.kind, h.cmd.Process.Pid); err != nil {
+	if err := writeState(h.dir, h.kind, h.cmd.Process.Pid); err != nil {
 		h.kill()
 		return err
 	}
@@ -241,7 +237,7 @@ func (h *holder) remove() {
 	}
 }
 
-// EnterHolder is the first thing a holder does: it waits for its permission.
+// EnterHolder is the first action of a holder: it waits for permission.
 func EnterHolder() error {
 	unix.CloseOnExec(permitFD)
 	unix.CloseOnExec(readyFD)
@@ -251,8 +247,7 @@ func EnterHolder() error {
 		return errors.New("lab: the process that wanted the lab has ended")
 	}
 	os.Unsetenv(holderEnv)
-	// A process list that shows the lab's own process IDs, where the kernel
-	// allows it; nothing here depends on it.
+	// A process list with the lab's own process IDs, if the kernel allows it; nothing depends on it.
 	if unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "") == nil {
 		unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
 	}

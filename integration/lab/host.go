@@ -14,12 +14,14 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"culvert/integration/fresh"
 )
 
 // Host is one network namespace of a lab.
 type Host struct {
 	Name    string     // such as rome/pod1
-	Address netip.Addr // the one its cluster knows it by
+	Address netip.Addr // within its cluster
 
 	ns      *os.File
 	sandbox *sandbox // of the gateway inside, or nil
@@ -31,6 +33,9 @@ func newHost(name string, address netip.Addr) (*Host, error) {
 	err := onThread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return fmt.Errorf("new network namespace: %w", err)
+		}
+		if err := fresh.Network(); err != nil {
+			return err
 		}
 		var err error
 		h.ns, err = os.Open("/proc/thread-self/ns/net")
@@ -52,16 +57,14 @@ func newHost(name string, address netip.Addr) (*Host, error) {
 	return h, nil
 }
 
-// close lets go of the namespace, which ends when no process, socket or link
-// needs it any more.
+// close releases the namespace, which disappears when no process, socket or link needs it any more.
 func (h *Host) close() {
 	if h.ns != nil {
 		h.ns.Close()
 	}
 }
 
-// Do calls fn on a thread inside the host's network namespace. Sockets fn makes
-// and processes it starts stay there. Goroutines fn starts do not.
+// Do calls fn on a thread inside the host's network namespace. Sockets made and processes started by fn stay there. Goroutines started by fn do not.
 func (h *Host) Do(fn func() error) error {
 	return onThread(func() error {
 		if err := unix.Setns(int(h.ns.Fd()), unix.CLONE_NEWNET); err != nil {
@@ -71,8 +74,7 @@ func (h *Host) Do(fn func() error) error {
 	})
 }
 
-// onThread calls fn on a thread of its own, which ends with fn: whatever
-// namespace or capabilities fn leaves it with, no other goroutine gets them.
+// onThread calls fn on a separate thread, which ends with fn: no other goroutine gets its namespaces or capabilities.
 func onThread(fn func() error) error {
 	done := make(chan error, 1)
 	go func() {
@@ -91,10 +93,9 @@ func (h *Host) Dial(ctx context.Context, network, address string) (conn net.Conn
 	return conn, err
 }
 
-// DialFrom dials from a local address inside the host; the zero Addr leaves it to
-// the kernel. prepare, if not nil, is called with the socket before
-// it is bound. Sockets may share a local port as long as they have unlike peers; of
-// UDP only a given one, since the kernel would choose one for two sockets with one peer.
+// DialFrom dials from a local address inside the host; the zero Addr leaves it to the kernel. prepare, if not nil, is called with the socket before
+// it is bound. Sockets may share a local port if their peers differ; UDP sockets only a given port, because the kernel could choose the same for two
+// sockets with one peer.
 func (h *Host) DialFrom(ctx context.Context, network string, local, to netip.AddrPort, prepare func(fd int) error) (conn net.Conn, err error) {
 	dialer := net.Dialer{Control: func(_, _ string, raw syscall.RawConn) (err error) {
 		e := raw.Control(func(fd uintptr) {

@@ -3,11 +3,13 @@ package lab
 import (
 	"net/netip"
 	"testing"
+
+	"culvert/integration/need"
 )
 
 // TestDialFromOwnPorts: each of many sockets with one peer gets answers of its own.
 func TestDialFromOwnPorts(t *testing.T) {
-	needNamespaces(t)
+	need.Namespace(t)
 	loopback := netip.MustParseAddr("127.0.0.1")
 	h, err := newHost("many", loopback)
 	if err != nil {

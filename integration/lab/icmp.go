@@ -18,15 +18,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// replyTimeout is how long an answer may take; within one machine it takes less
-// than a millisecond.
+// replyTimeout is how long an answer may take; within one machine it takes less than a millisecond.
 const replyTimeout = 2 * time.Second
 
-// maxTTL is more hops than any path of a lab has.
+// maxTTL is more hops than any path in a lab.
 const maxTTL = 64
 
-// pinger sends ICMP echo requests from a host and reads all ICMP that arrives, of the
-// family of the host's address.
+// pinger sends ICMP echo requests from a host and reads all incoming ICMP of the family of the host's address.
 type pinger struct {
 	conn *icmp.PacketConn
 	six  bool
@@ -34,10 +32,10 @@ type pinger struct {
 	seq  int
 }
 
-// pingID makes identifiers unlike each other and unlike those of others.
+// pingID makes unique identifiers.
 var pingID atomic.Int32
 
-// newPinger opens a raw ICMP socket: it also shows errors, with what they quote.
+// newPinger opens a raw ICMP socket, which also receives errors with their quotations.
 func newPinger(h *Host) (*pinger, error) {
 	p := &pinger{six: h.Address.Is6(), id: 0x4000 | int(pingID.Add(1)&0x3fff)}
 	network, all := "ip4:icmp", "0.0.0.0"
@@ -66,8 +64,7 @@ type answer struct {
 
 var errUnanswered = errors.New("no answer")
 
-// echo sends one request of size bytes of IP packet and waits for what answers
-// it: a reply, or an error that quotes it.
+// echo sends one request with an IP packet of size bytes and waits for its answer: a reply, or an error that quotes it.
 func (p *pinger) echo(to netip.Addr, size, ttl int) (*answer, error) {
 	p.seq++
 	data := make([]byte, max(0, size-udpOverhead(to))) // an ICMP header is as long as that of UDP
@@ -155,12 +152,12 @@ func (p *pinger) types() *icmpTypes {
 type quote struct {
 	source, destination netip.Addr
 	protocol            int
-	sourcePort          uint16 // the first two bytes of what it carries
+	sourcePort          uint16 // the first two bytes of its payload
 	echoID              int    // of a quoted echo request
 	mtu                 int    // of a fragmentation-needed message
 }
 
-// quoted returns what an ICMP error quotes, or nil if the message is none.
+// quoted returns the packet quoted by an ICMP error, or nil if the message is not an error.
 func (p *pinger) quoted(m *icmp.Message, raw []byte) *quote {
 	var data []byte
 	mtu := 0
@@ -206,8 +203,7 @@ func quoted6(data []byte, mtu int) *quote {
 	return q
 }
 
-// watchEchoes collects the source addresses of n echo requests with the given ID
-// that arrive at a host; wait returns them, or those that had come in time.
+// watchEchoes collects the source addresses of n echo requests with this ID that arrive at a host; wait returns them, or those that arrived in time.
 func watchEchoes(h *Host, id, n int) (wait func() ([]netip.Addr, error), err error) {
 	w, err := newPinger(h)
 	if err != nil {

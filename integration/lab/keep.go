@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"strings"
 	"time"
 
@@ -18,8 +19,8 @@ func Keep(o Options) Options {
 }
 
 const (
-	crowdOf      = 500 // of each kind
-	crowdOfShort = 150 // 600 in all, of which 200 only receive
+	flowsOf      = 500 // of each kind
+	flowsOfShort = 150 // 600 in all, of which 200 only receive
 	youngOf      = 100
 
 	restartPause = time.Second
@@ -30,9 +31,9 @@ const (
 
 func keepChecks(short bool) func(*Lab) []Check {
 	return func(l *Lab) []Check {
-		n := crowdOf
+		n := flowsOf
 		if short {
-			n = crowdOfShort
+			n = flowsOfShort
 		}
 		path := fmt.Sprintf("%d connections of each of 4 kinds", n)
 		e := l.pair("rome/pod1", "milan/pod1")
@@ -42,10 +43,13 @@ func keepChecks(short bool) func(*Lab) []Check {
 		}
 		row, pause := handRow, handPause
 		if short {
-			row, pause = 1, restartPause // who is short of time may be short of CPUs
+			row, pause = 1, restartPause // little time may mean few CPUs
 		}
 		const moved = "peer-moved" // to another port, in a hand-over
 		checks = append(checks, Check{"hand-over", path, func(ctx context.Context) (string, error) { return l.checkHandOver(ctx, n, row, pause) }})
+		if runtime.NumCPU() > 1 {
+			checks = append(checks, Check{"cpus 1, 2, 1", path, func(ctx context.Context) (string, error) { return l.checkCPUs(ctx, n, pause) }})
+		}
 		if short {
 			return append(checks, l.logCheck(moved))
 		}
@@ -53,7 +57,7 @@ func keepChecks(short bool) func(*Lab) []Check {
 		return append(checks,
 			Check{"kill -9", path, func(ctx context.Context) (string, error) { return l.checkKilled(ctx, n) }},
 			l.logCheck(moved),
-			// What these lose is a fault with a name.
+			// These lose connections, which is a known fault.
 			Check{"kill -9, young", fmt.Sprintf("%d of each kind, not saved", youngOf), l.checkYoung},
 			Check{"restart, no folder", fmt.Sprintf("%d of each kind", youngOf), l.checkForgotten},
 			Check{"restart, kernel parts", between, func(ctx context.Context) (string, error) { return l.checkKernelParts(ctx, n, l.stop) }},
@@ -61,11 +65,11 @@ func keepChecks(short bool) func(*Lab) []Check {
 	}
 }
 
-// besideCrowd opens n connections of each kind and an SCTP association, and calls do. talk speaks over that, the far end first.
-func (l *Lab) besideCrowd(ctx context.Context, n int, do func(c *crowd, talk func() error) (string, error)) (figure string, err error) {
-	c, err := newCrowd(ctx, l, n, false)
+// besideFlows opens n connections of each kind and an SCTP association, and calls do. talk sends over the association, the far end first.
+func (l *Lab) besideFlows(ctx context.Context, n int, do func(c *flowSet, talk func() error) (string, error)) (figure string, err error) {
+	c, err := newFlowSet(ctx, l, n, false)
 	if err == nil {
-		err = c.settle()
+		err = c.measureCalm()
 	}
 	if err == nil {
 		figure, err = l.besideSCTP(func(talk func() error) (string, error) { return do(c, talk) })
@@ -85,8 +89,8 @@ func (l *Lab) besideSCTP(do func(talk func() error) (string, error)) (string, er
 	return do(func() error { return errors.Join(sctp.step(sctpSack), sctp.step(sctpData)) })
 }
 
-// settle measures how long connections pause while nothing happens to a gateway.
-func (c *crowd) settle() error {
+// measureCalm measures how long connections pause in normal operation.
+func (c *flowSet) measureCalm() error {
 	time.Sleep(2 * flowPause)
 	c.begin()
 	s := c.judge(time.Now())
@@ -98,7 +102,7 @@ func (c *crowd) settle() error {
 }
 
 // eachGateway does something to the gateways in turn and judges c after each; bound is how long a connection may pause.
-func (l *Lab) eachGateway(c *crowd, bound time.Duration, do func(*Process) error, after func() error) (string, error) {
+func (l *Lab) eachGateway(c *flowSet, bound time.Duration, do func(*Process) error, after func() error) (string, error) {
 	var pauses []string
 	longest, receive, most := time.Duration(0), 0, 0
 	for _, f := range c.flows {
@@ -138,7 +142,7 @@ func (l *Lab) eachGateway(c *crowd, bound time.Duration, do func(*Process) error
 }
 
 func (l *Lab) checkRestart(ctx context.Context, n int) (string, error) {
-	return l.besideCrowd(ctx, n, func(c *crowd, talk func() error) (string, error) {
+	return l.besideFlows(ctx, n, func(c *flowSet, talk func() error) (string, error) {
 		return l.eachGateway(c, restartPause, func(p *Process) error { return l.Restart(ctx, p.Host.Name) }, talk)
 	})
 }
@@ -162,7 +166,7 @@ func (p *Process) kill() error {
 }
 
 func (l *Lab) checkKilled(ctx context.Context, n int) (string, error) {
-	return l.besideCrowd(ctx, n, func(c *crowd, talk func() error) (string, error) {
+	return l.besideFlows(ctx, n, func(c *flowSet, talk func() error) (string, error) {
 		for i := range clusters {
 			if err := l.awaitSaved(ctx, l.gateway(i), time.Now()); err != nil {
 				return "", err
@@ -172,7 +176,7 @@ func (l *Lab) checkKilled(ctx context.Context, n int) (string, error) {
 	})
 }
 
-// awaitSaved waits until a gateway has written its connections after a time.
+// awaitSaved waits until a gateway has saved its connections after a time.
 func (l *Lab) awaitSaved(ctx context.Context, p *Process, after time.Time) error {
 	const metric = "\nculvert_state_saved_timestamp_seconds "
 	for deadline := time.Now().Add(savedWithin); ; time.Sleep(10 * pollInterval) {
@@ -194,10 +198,9 @@ func (l *Lab) awaitSaved(ctx context.Context, p *Process, after time.Time) error
 	}
 }
 
-// checkYoung kills gateways whose connections are younger than what is kept. It tells how many that costs; those between pods need
-// nothing.
+// checkYoung kills gateways whose connections have not been saved yet. It returns how many are lost; those between pods need no saving.
 func (l *Lab) checkYoung(ctx context.Context) (string, error) {
-	for _, c := range clusters { // each begins to count to the next time it writes
+	for _, c := range clusters { // each counts down to its next write
 		if err := l.Restart(ctx, c.Name+"/gateway"); err != nil {
 			return "", err
 		}
@@ -205,7 +208,7 @@ func (l *Lab) checkYoung(ctx context.Context) (string, error) {
 	return l.lossOf(ctx, func(p *Process) error { return l.kill(ctx, p) })
 }
 
-// checkForgotten shows what what is kept is good for.
+// checkForgotten shows the benefit of the saved state.
 func (l *Lab) checkForgotten(ctx context.Context) (string, error) {
 	return l.lossOf(ctx, func(p *Process) error {
 		if err := l.stop(p); err != nil {
@@ -218,9 +221,9 @@ func (l *Lab) checkForgotten(ctx context.Context) (string, error) {
 	})
 }
 
-// lossOf counts what is lost of a small crowd when something is done to both gateways.
+// lossOf counts the losses of a small flow set when something is done to both gateways.
 func (l *Lab) lossOf(ctx context.Context, do func(*Process) error) (string, error) {
-	return l.besideCrowd(ctx, youngOf, func(c *crowd, _ func() error) (string, error) {
+	return l.besideFlows(ctx, youngOf, func(c *flowSet, _ func() error) (string, error) {
 		for i := range clusters {
 			if err := do(l.gateway(i)); err != nil {
 				return "", err

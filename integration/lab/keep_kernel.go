@@ -12,12 +12,12 @@ import (
 	"culvert/gateway/node"
 )
 
-// kernelPause is how long a restart of a gateway of kernel parts may take: its peer notices after 15 s that their session is dead, and TCP
-// has doubled its timeout meanwhile.
+// kernelPause is how long a restart of a kernel-based gateway may take: its peer notices after 15 s that their session is dead, and TCP has doubled
+// its timeout meanwhile.
 const kernelPause = time.Minute
 
-// checkKernelParts is checkRestart of gateways of kernel parts, to compare with: end ends one. Their tables of connections are the kernel's and
-// stay; they know no other connections than those between pods.
+// checkKernelParts is checkRestart for kernel-based gateways, for comparison: end ends one. Their connection tables are the kernel's and stay; they
+// support only connections between pods.
 func (l *Lab) checkKernelParts(ctx context.Context, n int, end func(*Process) error) (figure string, err error) {
 	missing := MissingForReference()
 	if l.options.Mode != node.VXLAN {
@@ -30,14 +30,14 @@ func (l *Lab) checkKernelParts(ctx context.Context, n int, end func(*Process) er
 	if err != nil {
 		return "", err
 	}
-	defer func() { err = errors.Join(err, restore()) }() // who is killed does not
+	defer func() { err = errors.Join(err, restore()) }() // a killed one does not
 	if err := l.useGateways(ctx, &referenceAsIs); err != nil {
 		return "", err
 	}
-	c, err := newCrowd(ctx, l, n, true)
+	c, err := newFlowSet(ctx, l, n, true)
 	if err == nil {
 		c.wait, c.mayLose = kernelPause, true
-		err = c.settle()
+		err = c.measureCalm()
 	}
 	if err == nil {
 		figure, err = l.eachGateway(c, kernelPause, func(p *Process) error {
@@ -51,10 +51,10 @@ func (l *Lab) checkKernelParts(ctx context.Context, n int, end func(*Process) er
 	return figure, errors.Join(err, l.useGateways(ctx, &culvertGateway))
 }
 
-// startKernelParts starts another gateway of kernel parts in the place of p, which has ended.
+// startKernelParts starts another kernel-based gateway in the place of p, which has ended.
 func (l *Lab) startKernelParts(ctx context.Context, p *Process) error {
 	c := clusterOf(p.Host.Name)
-	next, err := l.startGateway(c, &referenceAsIs) // at the end of the list
+	next, err := l.startGateway(c, &referenceAsIs) // it is appended to the list
 	if err != nil {
 		return err
 	}
@@ -62,7 +62,7 @@ func (l *Lab) startKernelParts(ctx context.Context, p *Process) error {
 	return errors.Join(next.waitReady(ctx), l.forgetNeighbours(c))
 }
 
-// killKernelParts ends a gateway of kernel parts by SIGKILL, and removes what it has left.
+// killKernelParts kills a kernel-based gateway, and removes what it has left.
 func (l *Lab) killKernelParts(p *Process) error {
 	if err := p.kill(); err != nil {
 		return err
@@ -70,7 +70,7 @@ func (l *Lab) killKernelParts(p *Process) error {
 	return p.Host.Do(removeKilled)
 }
 
-// keepReferenceSysctls returns what gives the gateways' hosts back the sysctls that a gateway of kernel parts sets.
+// keepReferenceSysctls returns a function that restores the sysctls that a kernel-based gateway sets on the gateways' hosts.
 func (l *Lab) keepReferenceSysctls() (restore func() error, err error) {
 	before := make(map[*Host]map[string]string)
 	for i := range clusters {

@@ -14,8 +14,9 @@ import (
 	"culvert/gateway/node"
 )
 
-// Options say what kind of lab to build.
+// Options select the kind of lab to build.
 type Options struct {
+	Culvert  string    // absolute path of the program that gateways and nodes run
 	Mode     node.Mode // of every node
 	Offloads bool      // super-frames on the underlay; false: ordinary frames
 	Outside  bool      // hosts outside the clusters take part, see Outside
@@ -38,7 +39,7 @@ const (
 	IPv6
 )
 
-// ClusterOptions are what may differ between the clusters.
+// ClusterOptions may differ between the clusters.
 type ClusterOptions struct {
 	MTU      int    // of the gateway
 	NodeMTU  int    // of the nodes' tunnel links
@@ -46,7 +47,7 @@ type ClusterOptions struct {
 	MSSClamp string // of the gateway
 }
 
-// Standard is a lab whose MTUs agree.
+// Standard is a lab with consistent MTUs.
 func Standard(mode node.Mode, offloads bool) Options {
 	c := ClusterOptions{MTU: 1340, NodeMTU: 1340, PodMTU: 1340, MSSClamp: "auto"}
 	return Options{Mode: mode, Offloads: offloads, Rome: c, Milan: c}
@@ -82,7 +83,7 @@ func (o Options) String() string {
 	return s
 }
 
-// Lab is two clusters that are running.
+// Lab is two running clusters.
 type Lab struct {
 	Dir string // configurations, keys and logs
 
@@ -93,18 +94,17 @@ type Lab struct {
 	processes []*Process
 	broken    []*Fault
 	loads     map[*Fault]*loading
-	crowds    int           // that were made
-	cut       time.Duration // the longest of hand-overs
+	crowds    int           // number of flow sets made
+	cut       time.Duration // the longest cut of hand-overs
 
 	turn sync.Mutex // Serve changes and describes the lab for one client at a time
 }
 
-// startTimeout is how long a gateway or node may take until it serves, on a machine as busy as may be.
+// startTimeout is how long a gateway or node may take to serve, even on a busy machine.
 const startTimeout = time.Minute
 
-// Start builds the clusters and waits until their gateways and nodes serve. It
-// works only in the holder, see Isolate. The caller calls Stop also after an
-// error, which says where the logs are.
+// Start builds the clusters and waits until their gateways and nodes serve. It works only in the holder, see Isolate. The caller must call Stop even
+// after an error, which says where the logs are.
 func Start(ctx context.Context, dir string, o Options) (*Lab, error) {
 	l := &Lab{Dir: dir, options: o, six: make(map[string]*Host)}
 	for i := range clusters {
@@ -162,8 +162,7 @@ func (l *Lab) Hosts() []*Host { return l.hosts }
 // Processes returns the gateways and nodes.
 func (l *Lab) Processes() []*Process { return l.processes }
 
-// Stop ends all processes in good order, in at most stopTimeout, and lets go of
-// the namespaces. The error tells of processes that did not end well.
+// Stop ends all processes with SIGTERM, in at most stopTimeout, and releases the namespaces. The error reports processes that did not end cleanly.
 func (l *Lab) Stop() error {
 	l.turn.Lock()
 	defer l.turn.Unlock()
@@ -189,9 +188,8 @@ func (l *Lab) Stop() error {
 	return errors.Join(errs...)
 }
 
-// startProcesses starts all gateways and nodes and waits until they serve. The
-// server's gateway comes first: a client whose first handshake finds no server
-// tries again only after 5 seconds.
+// startProcesses starts all gateways and nodes and waits until they serve. The server's gateway comes first: a client whose first handshake finds no
+// server retries only after 5 seconds.
 func (l *Lab) startProcesses(ctx context.Context) error {
 	for _, c := range []*Cluster{&clusters[1], &clusters[0]} {
 		gateway, err := l.startCulvert(c.Name + "/gateway")
@@ -231,7 +229,7 @@ func (l *Lab) startCulvert(host string) (*Process, error) {
 
 func (l *Lab) path(cluster, file string) string { return filepath.Join(l.Dir, cluster, file) }
 
-// write makes a file below the lab's folder that others may not read.
+// write makes a file below the lab's folder that other users cannot read.
 func (l *Lab) write(cluster, file string, text []byte) error {
 	if err := os.MkdirAll(filepath.Join(l.Dir, cluster), 0o700); err != nil {
 		return err

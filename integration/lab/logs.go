@@ -1,25 +1,22 @@
 package lab
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
-
-	"culvert/gateway/health"
 )
 
-// healthyCauses are those of the findings that a gateway logs when nothing is wrong.
+// healthyCauses are the findings that a gateway logs in normal operation.
 var healthyCauses = map[string]bool{"handshake-made": true, "node-heard": true}
 
 var causeOf = regexp.MustCompile(` cause=([\w-]+)`)
 
-// logCheck wants the logs of both gateways to name no fault but those that the checks
-// before it have made.
+// logCheck requires that the logs of both gateways name no fault except those made by earlier checks.
 func (l *Lab) logCheck(made ...string) Check {
 	return Check{"logs", "both gateways", func(context.Context) (string, error) {
 		lines := 0
@@ -28,11 +25,11 @@ func (l *Lab) logCheck(made ...string) Check {
 			if p.Args[0] != "gateway" {
 				continue
 			}
-			text, err := os.ReadFile(p.Log)
+			text, err := ReadLines(p.Log)
 			if err != nil {
 				return "", err
 			}
-			for line := range strings.Lines(string(text)) {
+			for line := range strings.Lines(text) {
 				lines++
 				m := causeOf.FindStringSubmatch(line)
 				expected := m == nil || healthyCauses[m[1]]
@@ -51,30 +48,36 @@ func (l *Lab) logCheck(made ...string) Check {
 	}}
 }
 
+// ReadLines returns the lines of a file to which another process may be writing. The kernel stores a write page by page, so a reader may find half a
+// line; that is left out until it is complete.
+func ReadLines(file string) (string, error) {
+	text, err := os.ReadFile(file)
+	return string(text[:bytes.LastIndexByte(text, '\n')+1]), err
+}
+
 // logSizes returns how long the logs of both gateways are, by host.
-func (l *Lab) logSizes() map[string]int64 {
-	sizes := make(map[string]int64)
+func (l *Lab) logSizes() map[string]int {
+	sizes := make(map[string]int)
 	for i := range clusters {
 		host := clusters[i].Name + "/gateway"
-		if info, err := os.Stat(l.process(host).Log); err == nil {
-			sizes[host] = info.Size()
-		}
+		text, _ := ReadLines(l.process(host).Log) // length 0 if it cannot be read
+		sizes[host] = len(text)
 	}
 	return sizes
 }
 
-// waitLogged waits until a log has a line about the fault that was not there when the logs were
-// so long: at level info or above, in the words of the status, with the remedy.
-func (l *Lab) waitLogged(ctx context.Context, f *Fault, sizes map[string]int64, began time.Time) error {
+// waitLogged waits until a log has a line about the fault that is not within sizes: at level info or above, in the words of the status, with the
+// remedy.
+func (l *Lab) waitLogged(ctx context.Context, f *Fault, sizes map[string]int, began time.Time) error {
 	for {
 		lines := 0
 		for n := f.Named; n != nil; n = n.Or {
 			host := n.Cluster + "/gateway"
-			text, err := os.ReadFile(l.process(host).Log)
+			text, err := ReadLines(l.process(host).Log)
 			if err != nil {
 				return err
 			}
-			for line := range strings.Lines(string(text[min(sizes[host], int64(len(text))):])) {
+			for line := range strings.Lines(text[min(sizes[host], len(text)):]) {
 				if lines++; n.logs(line) {
 					return nil
 				}
@@ -93,20 +96,16 @@ func (l *Lab) waitLogged(ctx context.Context, f *Fault, sizes map[string]int64, 
 
 var messageOf = regexp.MustCompile(` level=(?:info|warning) msg=("(?:[^"\\]|\\.)*") `)
 
-// logs reports whether a line of a log is that of n, from its beginning to its remedy's end.
+// logs reports whether a log line is n's, from its beginning to the end of its remedy.
 func (n *Named) logs(line string) bool {
 	cause, message := causeOf.FindStringSubmatch(line), messageOf.FindStringSubmatch(line)
 	if cause == nil || message == nil || cause[1] != n.Cause {
 		return false
 	}
 	text, err := strconv.Unquote(message[1])
-	i := slices.IndexFunc(health.Causes(), func(c *health.Cause) bool { return c.Name == n.Cause })
-	if err != nil || i < 0 {
+	if err != nil {
 		return false
 	}
-	words := regexp.QuoteMeta(n.Says)
-	if remedy := health.Causes()[i].Remedy; remedy != "" {
-		words += ": " + regexp.QuoteMeta(blank.ReplaceAllString(remedy, "…"))
-	}
+	words := regexp.QuoteMeta(n.sentence())
 	return regexp.MustCompile("^" + strings.ReplaceAll(words, "…", ".+?") + "$").MatchString(text)
 }

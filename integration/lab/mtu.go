@@ -14,7 +14,7 @@ import (
 	"culvert/gateway/node"
 )
 
-// MTUs of the labs that have unequal ones.
+// MTUs of the labs with different ones.
 const (
 	largeMTU = 1340
 	smallMTU = 1280
@@ -34,9 +34,8 @@ func ipHeader(a netip.Addr) int {
 func udpOverhead(a netip.Addr) int { return ipHeader(a) + 8 }
 func tcpOverhead(a netip.Addr) int { return ipHeader(a) + 20 }
 
-// UnequalMTU is a lab in which only milan's gateway has the small MTU, so that
-// it must answer too-big packets of its own nodes, and through the tunnel those
-// of rome's pods. No gateway clamps the MSS.
+// UnequalMTU is a lab in which only milan's gateway has the small MTU, so that it must report too-big packets to its own nodes and, through the
+// tunnel, to rome's pods. No gateway clamps the MSS.
 func UnequalMTU(mode node.Mode, offloads bool) Options {
 	large := ClusterOptions{MTU: largeMTU, NodeMTU: largeMTU, PodMTU: largeMTU, MSSClamp: "off"}
 	small := large
@@ -47,16 +46,14 @@ func UnequalMTU(mode node.Mode, offloads bool) Options {
 // mtuChecks are the promises of a lab with unequal MTUs.
 func mtuChecks(l *Lab) []Check { return append(l.ofFamilies(l.sizeChecks), l.logCheck()) }
 
-// sizeChecks are those of one family. A pod remembers the path
-// MTU it has learnt, and tells it in the MSS it sends, so each pair of pods is
-// used for one thing.
+// sizeChecks are the checks of one family. A pod remembers the learnt path MTU, and reflects it in the MSS it sends, so each pair of pods is used for
+// one thing.
 func (l *Lab) sizeChecks(p *plan) []Check {
 	far, own := l.pairOf(p, "rome/pod1", "milan/pod1"), l.pairOf(p, "milan/pod2", "rome/pod2")
 	farTCP, ownTCP := l.pairOf(p, "rome/pod1", "milan/pod2"), l.pairOf(p, "milan/pod1", "rome/pod2")
 	milan := &p[1]
 	bulk := l.amount(streamBytes)
-	// A gateway that gets super-frames cuts them to its own MTU, and need not
-	// tell the pod.
+	// A gateway that gets super-frames cuts them to its own MTU, and need not notify the pod.
 	superFrames := l.options.Offloads && l.options.Mode != node.TUN
 	tooBig := func(e *ends, from netip.Addr) func(context.Context) (string, error) {
 		return func(ctx context.Context) (string, error) { return e.checkTooBig(ctx, from) }
@@ -72,13 +69,13 @@ func (l *Lab) sizeChecks(p *plan) []Check {
 		{"tcp over own mtu", ownTCP.path(), func(ctx context.Context) (string, error) { return ownTCP.checkSegments(ctx, bulk, superFrames) }},
 		{"tcp over far mtu", farTCP.path(), func(ctx context.Context) (string, error) { return farTCP.checkSegments(ctx, bulk, false) }},
 	}...)
-	if p.is6() { // routers fragment nothing (RFC 8200, Section 5), so pods must have learnt what fits
+	if p.is6() { // routers do not fragment (RFC 8200, Section 5), so pods must have learnt what fits
 		checks = append(checks, fragments...)
 	}
 	return checks
 }
 
-// checkFragments echoes datagrams that may be fragmented and have to be.
+// checkFragments echoes datagrams that may and must be fragmented.
 func (e *ends) checkFragments(ctx context.Context) (string, error) {
 	server, err := newEchoServer(e.to)
 	if err != nil {
@@ -90,7 +87,7 @@ func (e *ends) checkFragments(ctx context.Context) (string, error) {
 		return "", err
 	}
 	defer conn.Close()
-	if !e.target.Is6() { // where there are routers that fragment
+	if !e.target.Is6() { // with routers that fragment
 		if err := setMTUDiscovery(conn, unix.IP_PMTUDISC_DONT); err != nil {
 			return "", err
 		}
@@ -99,7 +96,7 @@ func (e *ends) checkFragments(ctx context.Context) (string, error) {
 	sizes := []int{smallMTU - overhead, smallMTU - overhead + 1, largeMTU - overhead, 5000}
 	for _, size := range sizes {
 		err := echoUDP(conn, size, uint64(size))
-		// With IPv6, each end may have to learn the size of the path by a datagram that is lost.
+		// With IPv6, each end may have to learn the path MTU from a lost datagram.
 		for tries := 0; e.target.Is6() && err != nil && tries < 2; tries++ {
 			err = echoUDP(conn, size, uint64(size))
 		}
@@ -113,9 +110,8 @@ func (e *ends) checkFragments(ctx context.Context) (string, error) {
 	return fmt.Sprintf("datagrams of %v bytes", sizes), nil
 }
 
-// checkTooBig sends a datagram that must not be fragmented and is too big, and
-// wants the ICMP error from the right sender, with the right MTU and quote. The
-// pod's kernel must believe it, and a datagram of that size must then pass.
+// checkTooBig sends a datagram that is too big and must not be fragmented, and requires the ICMP error from the right sender, with the right MTU and
+// quotation. The pod's kernel must accept it, and a datagram of that size must then pass.
 func (e *ends) checkTooBig(ctx context.Context, wantFrom netip.Addr) (string, error) {
 	server, err := newEchoServer(e.to)
 	if err != nil {
@@ -150,7 +146,7 @@ func (e *ends) checkTooBig(ctx context.Context, wantFrom netip.Addr) (string, er
 		return "", fmt.Errorf("too-big message quotes a packet from %s to %s, want what was sent: from %s to %s",
 			a.quote.source, a.quote.destination, e.from.Address, e.target)
 	}
-	// The raw socket gets the message before the kernel's own ICMP does.
+	// The raw socket gets the message before the kernel's own ICMP code.
 	for {
 		mtu, err := pathMTU(conn)
 		if err != nil {
@@ -190,9 +186,8 @@ func (p *pinger) tooBig(deadline time.Time) (*answer, error) {
 	}
 }
 
-// checkSegments sends a TCP stream whose segments are too big at first, as
-// super-frames where the links make them, and wants all of it to arrive. The
-// pod must have made its segments smaller, unless it may have kept them.
+// checkSegments sends a TCP stream whose segments are too big at first, as super-frames if the links make them, and requires all of it to arrive. The
+// pod must have reduced its segments, unless it may have kept them.
 func (e *ends) checkSegments(ctx context.Context, bulk int64, mayKeep bool) (string, error) {
 	began := time.Now()
 	near, err := e.stream(ctx, bulk, 0)
@@ -217,7 +212,7 @@ func setMTUDiscovery(conn *net.UDPConn, how int) error {
 	return control(conn, func(fd int) error { return unix.SetsockoptInt(fd, level, option, how) })
 }
 
-// pathMTU returns what the kernel knows of a connected socket's path.
+// pathMTU returns the kernel's path MTU for a connected socket.
 func pathMTU(conn *net.UDPConn) (mtu int, err error) {
 	level, option := unix.IPPROTO_IP, unix.IP_MTU
 	if isIPv6(conn) {

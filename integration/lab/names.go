@@ -23,9 +23,8 @@ func HostNames() (names []string) {
 	return names
 }
 
-// addressFrom returns the address by which one host reaches another: in its own
-// cluster the other's own, in the other cluster what a gateway makes of it. From
-// there only pods are seen, and by each gateway the other one.
+// addressFrom returns the address by which one host reaches another: within a cluster the other's own, across clusters the gateway's translation.
+// Across clusters only pods and the other gateway have one.
 func addressFrom(from, to *Host) (a netip.Addr, ok bool) {
 	c := clusterOf(to.Name)
 	switch {
@@ -41,11 +40,10 @@ func addressFrom(from, to *Host) (a netip.Addr, ok bool) {
 
 func isGateway(host string) bool { return strings.HasSuffix(host, "/gateway") }
 
-// hostname is a host's name where names may not have a slash.
+// hostname is a host's name for places where names may not contain a slash.
 func (h *Host) hostname() string { return strings.ReplaceAll(h.Name, "/", "-") }
 
-// hostsFile is a hosts(5) file for programs in a host. C libraries take a host's
-// own name, such as milan/pod1; URLs and Go need the other one.
+// hostsFile is a hosts(5) file for programs in a host. C libraries accept a host's own name, such as milan/pod1; URLs and Go need the other form.
 func (l *Lab) hostsFile(from *Host) string {
 	var text strings.Builder
 	text.WriteString("127.0.0.1 localhost\n::1 localhost\n")
@@ -57,7 +55,7 @@ func (l *Lab) hostsFile(from *Host) string {
 	return text.String()
 }
 
-// writeHosts writes the hosts file of each host, for every user inside to read.
+// writeHosts writes each host's hosts file, readable for every user inside.
 func (l *Lab) writeHosts() error {
 	for _, h := range l.hosts {
 		err := l.write("hosts", h.hostname(), []byte(l.hostsFile(h)))
@@ -68,17 +66,16 @@ func (l *Lab) writeHosts() error {
 	return nil
 }
 
-// settle gives this thread, and the processes that it starts, the host's name and
-// its view of the others' names. It takes a thread of its own, see onThread.
-func (l *Lab) settle(h *Host) error {
+// enter gives this thread, and the processes that it starts, the host's name and its view of the others' names. It needs a separate thread, see
+// onThread.
+func (l *Lab) enter(h *Host) error {
 	if err := unix.Unshare(unix.CLONE_NEWUTS | unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("new name space: %w", err)
 	}
 	if err := unix.Sethostname([]byte(h.hostname())); err != nil {
 		return fmt.Errorf("host name: %w", err)
 	}
-	// Where there is no such file there is nothing to mount upon: names do not
-	// resolve, and addresses still do.
+	// Without that file there is nothing to mount on: names do not resolve, but addresses work.
 	if err := unix.Mount(l.path("hosts", h.hostname()), "/etc/hosts", "", unix.MS_BIND, ""); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("mount /etc/hosts: %w", err)
 	}

@@ -22,11 +22,10 @@ const (
 	nodePortTimeout = 30 * time.Second // for all streams of a check
 )
 
-// nodePortCheck is a client outside the cluster that reaches a remote pod through
-// a node.
+// nodePortCheck is a client outside the cluster that reaches a remote pod through a node.
 type nodePortCheck struct {
 	client     *Host
-	nodes      []*Host // entered all at once, from equal client ports
+	nodes      []*Host // entered concurrently, from equal client ports
 	entrance   netip.Addr
 	pod        *Host
 	target     netip.Addr // the pod, as the nodes see it
@@ -52,8 +51,7 @@ func (l *Lab) nodePort(p *plan, client, node, pod string) *nodePortCheck {
 
 func (n *nodePortCheck) path() string { return n.client.Name + " → " + n.pod.Name }
 
-// listen opens the pod's service and hands out what each connection was like,
-// after it has read the header that must come first.
+// listen opens the pod's service and reports each connection, after it has read the required header.
 func (n *nodePortCheck) listen(ctx context.Context) (port uint16, seen chan *transfer, stop func(), err error) {
 	listener, err := n.pod.Listen(over("tcp", n.pod.Address), net.JoinHostPort(n.pod.Address.String(), "0"))
 	if err != nil {
@@ -93,8 +91,7 @@ func (n *nodePortCheck) readHeader(conn net.Conn) error {
 	return nil
 }
 
-// run sends a stream each way through every node at once, from the client ports
-// collidingPort and following.
+// run sends a stream in each direction through every node at once, from the client ports collidingPort and following.
 func (n *nodePortCheck) run(ctx context.Context) (string, error) {
 	streams := 1
 	if len(n.nodes) > 1 {
@@ -130,7 +127,7 @@ func (n *nodePortCheck) run(ctx context.Context) (string, error) {
 		errs = append(errs, n.streams(ctx, forwarders, streams, seen))
 	}
 	if errors.Join(errs...) != nil {
-		cancel() // no stream will end well
+		cancel() // no stream will succeed
 	}
 	for _, f := range forwarders {
 		errs = append(errs, f.close())
@@ -141,7 +138,7 @@ func (n *nodePortCheck) run(ctx context.Context) (string, error) {
 	return n.judge(forwarders, streams, before)
 }
 
-// streams are the clients, and what the pod saw of them.
+// streams are the clients' results, and what the pod saw of them.
 func (n *nodePortCheck) streams(ctx context.Context, forwarders []*forwarder, each int, seen chan *transfer) error {
 	near := make(chan *transfer)
 	for _, f := range forwarders {
@@ -178,7 +175,7 @@ func (n *nodePortCheck) streams(ctx context.Context, forwarders []*forwarder, ea
 		if far.peer != n.source {
 			errs = append(errs, fmt.Errorf("%s saw source %s, want %s", n.pod.Name, far.peer, n.source))
 		}
-		// All near ends send the same bytes, and all far ends.
+		// All near ends send the same bytes, and so do all far ends.
 		if far.received != t.sent || far.sent != t.received {
 			errs = append(errs, errors.New("SHA-256 of what was sent and of what arrived differ"))
 		}
@@ -193,13 +190,13 @@ func (n *nodePortCheck) streams(ctx context.Context, forwarders []*forwarder, ea
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	if n.keepClient && kept != each { // of each pair that collides one keeps its port
+	if n.keepClient && kept != each { // of each colliding pair, one keeps its port
 		return fmt.Errorf("%s saw %d of %d client ports unchanged", n.pod.Name, kept, each)
 	}
 	return nil
 }
 
-// judge looks at what the nodes did.
+// judge checks what the nodes did.
 func (n *nodePortCheck) judge(forwarders []*forwarder, each int, before []uint64) (string, error) {
 	var sent netip.Addr
 	for _, f := range forwarders {
@@ -222,8 +219,7 @@ func (n *nodePortCheck) judge(forwarders []*forwarder, each int, before []uint64
 	}
 	want := uint64(each) * nodePortBytes
 	for i, node := range n.nodes {
-		// A reply that leaves by the other node makes one count too small. Headers
-		// and repeated segments are less than what the other node's replies were.
+		// A reply that leaves by the other node makes one count too small. Headers and repeated segments are less than the other node's replies.
 		if got := after[i] - before[i]; got < want || got > want+want/2 {
 			return "", fmt.Errorf("%s received %d bytes from the tunnel, want %d and headers", node.Name, got, want)
 		}

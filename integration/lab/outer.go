@@ -35,10 +35,10 @@ func gatewayMetrics(ctx context.Context, h *Host) (map[string]float64, error) {
 	return values, nil
 }
 
-// sockets of a gateway, as its metrics name them.
+// gatewaySockets are those of a gateway, as its metrics name them.
 var gatewaySockets = []string{"geneve", "wireguard", "wireguard6"}
 
-// checkOffloads wants each socket of the gateways to use what the kernel has.
+// checkOffloads requires each socket of the gateways to use the kernel's offloads.
 func (l *Lab) checkOffloads(ctx context.Context) (string, error) {
 	var used []string
 	for _, p := range l.gateways() {
@@ -67,8 +67,7 @@ func (l *Lab) checkOffloads(ctx context.Context) (string, error) {
 	return strings.Join(used, ", ") + " on all sockets", nil
 }
 
-// kernelOffloads tells with 1 and 0 what a UDP socket in a host can do. A kernel
-// that cannot be asked back for UDP_GRO has none that a tunnel could use.
+// kernelOffloads returns with 1 and 0 what a UDP socket in a host supports. A kernel that cannot report UDP_GRO has none usable for a tunnel.
 func kernelOffloads(h *Host) (map[string]float64, error) {
 	s, err := newSocket(h, unix.SOCK_DGRAM, 0)
 	if err != nil {
@@ -86,9 +85,8 @@ func kernelOffloads(h *Host) (map[string]float64, error) {
 	return offloads, nil
 }
 
-// checkECN sends datagrams with a DSCP and every code point of ECN, and looks at
-// what the far gateway puts around them for the node of the far pod: the code
-// point, and not the DSCP (RFC 6040, Section 4.1).
+// checkECN sends datagrams with a DSCP and every ECN code point, and checks the outer headers from the far gateway to the far pod's node: they must
+// have the code point, but not the DSCP (RFC 6040, Section 4.1).
 func (e *ends) checkECN(ctx context.Context, node *Host, gateway netip.Addr) (string, error) {
 	server, err := newEchoServer(e.to)
 	if err != nil {
@@ -139,7 +137,7 @@ func (e *ends) checkECN(ctx context.Context, node *Host, gateway netip.Addr) (st
 	return "4 code points copied, DSCP not", nil
 }
 
-// An outerSocket gets the UDP datagrams of a host with their type of service or traffic class, also those of tunnels.
+// An outerSocket receives the UDP datagrams of a host, including tunnels', with their type of service or traffic class.
 type outerSocket struct {
 	net.PacketConn
 	read func(buffer []byte) (n, tos int, from netip.Addr, err error)

@@ -11,22 +11,21 @@ import (
 	"culvert/gateway/node"
 )
 
-// Outside is a lab in which hosts without a pod's address take part: clients
-// outside the clusters, the nodes themselves, and hosts behind a pod. Its
-// gateways have address mappings and services.
+// Outside is a lab with hosts that have no pod address: clients outside the clusters, the nodes themselves, and hosts behind a pod. Its gateways have
+// address mappings and services.
 func Outside(mode node.Mode, offloads bool) Options {
 	o := Standard(mode, offloads)
 	o.Outside = true
 	return o
 }
 
-// Hosts behind the first pod of each cluster, and what stands for its pods.
+// Hosts behind the first pod of each cluster, and the addresses that stand for its pods.
 var (
 	behindPod   = netip.MustParsePrefix("11.11.11.0/24")
 	behindFirst = netip.MustParseAddr("11.11.11.7")
 	behindOther = netip.MustParseAddr("11.11.11.8")
 
-	balanced = netip.MustParseAddr("10.70.0.20") // real, as all of these
+	balanced = netip.MustParseAddr("10.70.0.20") // real, like all of these
 	sticky   = netip.MustParseAddr("10.70.0.21")
 	strict   = netip.MustParseAddr("10.70.0.22")
 
@@ -39,7 +38,7 @@ const (
 	backendPort = 8080
 )
 
-// outsideMTU is that of the links to the clients.
+// outsideMTU is the MTU of the links to the clients.
 func (l *Lab) outsideMTU() int {
 	if l.options.Outside {
 		return smallMTU
@@ -48,7 +47,7 @@ func (l *Lab) outsideMTU() int {
 }
 
 // addOutside gives hosts the addresses and routes that only these labs need.
-// The first node is the outside's router to the other cluster.
+// The first node routes between the outside and the other cluster.
 func (l *Lab) addOutside(c, peer *Cluster) error {
 	first, second := &c.Nodes[0], &c.Nodes[1]
 	for _, step := range []struct {
@@ -75,7 +74,7 @@ func addAddress(link string, address netip.Prefix) error {
 	return giveAddress(link, &netlink.Addr{IPNet: ipNet(address)})
 }
 
-// addSecond adds an address from which the host sends nothing unless it is told to.
+// addSecond adds an address that the host uses as a source only when told to.
 func addSecond(link string, address netip.Prefix) error {
 	a := &netlink.Addr{IPNet: ipNet(address)}
 	if address.Addr().Is6() {
@@ -98,7 +97,7 @@ func giveAddress(link string, a *netlink.Addr) error {
 	return nil
 }
 
-// natConfig is the nat part of a gateway's configuration, for the families of cs, which are one cluster.
+// natConfig is the nat section of a gateway's configuration, for the families of cs, which are one cluster.
 func natConfig(cs ...*Cluster) object {
 	addresses, services := []object{}, []object{}
 	for _, c := range cs {
@@ -135,7 +134,7 @@ func (c *Cluster) mapped() (address object, services []object) {
 	}
 }
 
-// at is the same host under another of its addresses.
+// at is the same host with another of its addresses.
 func (h *Host) at(a netip.Addr) *Host {
 	other := *h
 	other.Address = a

@@ -7,15 +7,15 @@ import (
 	"slices"
 )
 
-// smallStream is how many bytes each way a check sends that is about addresses.
+// smallStream is how many bytes a check of addresses sends in each direction.
 const smallStream = 3<<20 + 7
 
-// outsideChecks are the promises about packets whose addresses are no pods'.
+// outsideChecks are the promises about packets whose addresses are not pods'.
 func outsideChecks(l *Lab) []Check {
 	return append(l.ofFamilies(l.sourcesChecks), l.logCheck("rule-drops"))
 }
 
-// sourcesChecks are those of one family.
+// sourcesChecks are the checks of one family.
 func (l *Lab) sourcesChecks(p *plan) []Check {
 	first := l.pairOf(p, "rome/pod1", "milan/pod1")
 	checks := []Check{
@@ -32,14 +32,13 @@ func (l *Lab) sourcesChecks(p *plan) []Check {
 	return append(checks, l.reloadChecks(p)...)
 }
 
-// refusedChecks are outsideChecks and what files that are refused do to all of it.
+// refusedChecks are outsideChecks, and the effect of refused files on everything.
 func refusedChecks(l *Lab) []Check {
 	all := outsideChecks(l)
 	return slices.Insert(all, len(all)-1, Check{"reload, bad files", "both gateways", l.checkRefused})
 }
 
-// nodePortChecks are services that a cluster offers outside and that end at a
-// remote pod.
+// nodePortChecks are services offered by a cluster to the outside that end at a remote pod.
 func (l *Lab) nodePortChecks(p *plan) []Check {
 	cluster := l.nodePort(p, "rome/client", "rome/node1", "milan/pod1")
 	local := l.nodePort(p, "rome/client", "rome/node1", "milan/pod1")
@@ -66,8 +65,7 @@ func (l *Lab) nodePortChecks(p *plan) []Check {
 	}
 }
 
-// sourceChecks try every kind of source that the other cluster cannot answer,
-// and some that it can.
+// sourceChecks test every kind of source that the other cluster cannot answer, and some that it can.
 func (l *Lab) sourceChecks(p *plan) []Check {
 	rome := &p[0]
 	u := rome.Seen(rome.UnknownSource())
@@ -97,12 +95,12 @@ func (l *Lab) sourceChecks(p *plan) []Check {
 	return append(checks, Check{"ping outside", client.path(), client.checkPing})
 }
 
-// checkSource sends a TCP stream each way and datagrams with and without fragments.
+// checkSource sends a TCP stream in each direction and datagrams with and without fragments.
 func (e *ends) checkSource(ctx context.Context) (string, error) {
 	if _, err := e.stream(ctx, smallStream, smallStream+1); err != nil {
 		return "", fmt.Errorf("TCP: %w", err)
 	}
-	// The outside's links are smaller than the pods', so routers fragment.
+	// The outside links have a smaller MTU than the pods', so routers fragment.
 	if _, err := e.checkFragments(ctx); err != nil {
 		return "", fmt.Errorf("UDP: %w", err)
 	}
@@ -113,8 +111,7 @@ func (e *ends) checkSource(ctx context.Context) (string, error) {
 	return fmt.Sprintf("from %s for %s", e.wantSource, local), nil
 }
 
-// mappingChecks reach a host outside by the address that stands for it, and the
-// other way.
+// mappingChecks reach an outside host by its external address, and the other way round.
 func (l *Lab) mappingChecks(p *plan) []Check {
 	var checks []Check
 	for i := range p {

@@ -14,11 +14,11 @@ import (
 	"culvert/gateway/node"
 )
 
-// Style is how the printer tells of checks.
+// Style is the printer's format.
 type Style int
 
-// A table has one line for each check, which scripts may read. Brief has one line
-// for each lab, and what a newcomer wants to know; Verbose has that and the table.
+// Table has one line for each check, readable for scripts. Brief has one line per lab, and what a newcomer wants to know; Verbose has that and the
+// table.
 const (
 	Table Style = iota
 	JSON        // one object a line
@@ -30,7 +30,7 @@ const (
 type printer struct {
 	out      io.Writer
 	o        *CheckOptions
-	terminal bool // out is one: what is at work is shown, and wiped away
+	terminal bool // out is a terminal: current work is shown, and erased
 	plan     []plannedLab
 	began    time.Time
 
@@ -38,7 +38,7 @@ type printer struct {
 	ended                int // labs
 	endedAt              time.Time
 
-	// Of the lab that is running.
+	// Of the current lab.
 	options              Options
 	labBegan             time.Time
 	checksNow, failedNow int
@@ -68,7 +68,7 @@ func newPrinter(out io.Writer, o *CheckOptions, plan []plannedLab) *printer {
 	return p
 }
 
-// leftOut tells of labs that cannot be here.
+// leftOut reports labs that cannot run here.
 func (p *printer) leftOut() (lines []string) {
 	for _, mode := range []node.Mode{node.Geneve, node.VXLAN, node.TUN} {
 		if err := p.o.Missing[mode]; err != nil {
@@ -94,7 +94,7 @@ func (p *printer) run(ctx context.Context, c Check) {
 	began := time.Now()
 	figure, err := c.Run(checkCtx)
 	if err != nil && errors.Is(context.Cause(ctx), context.Canceled) {
-		return // whoever interrupted it knows
+		return // the interrupting user knows
 	}
 	if err != nil && checkCtx.Err() != nil {
 		err = fmt.Errorf("%w: %w", context.Cause(checkCtx), err)
@@ -131,7 +131,7 @@ func (p *printer) result(r *Result) {
 	}
 }
 
-// labEnds sums the lab up.
+// labEnds summarises the lab.
 func (p *printer) labEnds() {
 	p.ended, p.endedAt = p.labs, time.Now()
 	if p.o.Style != Brief {
@@ -194,7 +194,7 @@ func (p *printer) finish(dir string) error {
 		if err := os.WriteFile(filepath.Join(dir, keepFile), nil, 0o600); err != nil {
 			return err
 		}
-		return fmt.Errorf("%w; configurations and logs are in %s until `culvert lab down`", ErrFailed, dir)
+		return fmt.Errorf("%w; configurations and logs are in %s until `culvert-lab down`", ErrFailed, dir)
 	}
 	if p.o.Style == Brief || p.o.Style == Verbose {
 		fmt.Fprint(p.out, next(os.Args[0]))

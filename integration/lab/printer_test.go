@@ -61,7 +61,7 @@ func TestBriefReport(t *testing.T) {
 				t.Errorf("no %q in\n%s", want, all)
 			}
 		}
-		for _, want := range []string{"ping p50 0.12 ms, TCP p50 0.12 ms", "innocents lost 0", "s to go", "0 failed", "lab exec rome/pod1 ping milan/pod1"} {
+		for _, want := range []string{"ping p50 0.12 ms, TCP p50 0.12 ms", "innocents lost 0", "s to go", "0 failed", " exec rome/pod1 ping milan/pod1"} {
 			if !strings.Contains(all, want) {
 				t.Errorf("no %q in\n%s", want, all)
 			}

@@ -17,9 +17,8 @@ import (
 // Probes are what labs and tests may need of a machine.
 var Probes = []string{"root", "tun", "vxlan", "geneve", "nft", "ipv6"}
 
-// Probe tries one of Probes, inside a holder. The answer is nil for yes, an
-// errors.ErrUnsupported if this kernel cannot, and anything else if it could
-// but not here or not for this user.
+// Probe tries one of Probes, inside a holder. The answer is nil for yes, an errors.ErrUnsupported if this kernel cannot, and any other error if it
+// could, but not here or not for this user.
 func Probe(name string) error {
 	switch name {
 	case "root":
@@ -45,8 +44,7 @@ func Probe(name string) error {
 	return fmt.Errorf("no probe %q", name)
 }
 
-// probeRoot tells the root of the machine from the root of a user namespace: the
-// latter owns no file that is not its user's.
+// probeRoot distinguishes the root of the machine from the root of a user namespace, which owns only its user's files.
 func probeRoot() error {
 	text, err := os.ReadFile("/proc/self/uid_map")
 	if err != nil {
@@ -78,7 +76,7 @@ func probeLink(l netlink.Link) error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return fmt.Errorf("new network namespace: %w", err)
 		}
-		err := netlink.LinkAdd(l) // gone with the namespace, that is, with this thread
+		err := netlink.LinkAdd(l) // removed with the namespace, that is, with this thread
 		if errors.Is(err, unix.EOPNOTSUPP) {
 			return fmt.Errorf("add a %s link: %w", l.Type(), errors.ErrUnsupported)
 		}
@@ -101,8 +99,7 @@ func probeNFT() error {
 	return err
 }
 
-// Modes returns those of the given modes that this machine has, and why it does
-// not have the others.
+// Modes returns which of the given modes this machine supports, and why not the others.
 func Modes(modes []node.Mode) (have []node.Mode, missing map[node.Mode]error) {
 	missing = make(map[node.Mode]error)
 	for _, m := range modes {

@@ -18,10 +18,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stopTimeout is how long a process may take to end in good order.
+// stopTimeout is how long a process may take to end cleanly.
 const stopTimeout = 10 * time.Second
 
-// pollInterval is how often a condition outside this process is looked at.
+// pollInterval is how often a condition outside this process is checked.
 const pollInterval = 5 * time.Millisecond
 
 // Process is a culvert process inside a host.
@@ -33,33 +33,36 @@ type Process struct {
 	cmd     *exec.Cmd
 	ended   chan struct{} // closed when it has ended
 	err     error         // what Wait returned, once ended is closed
-	stopped atomic.Bool   // asked to end
+	stopped atomic.Bool   // told to end
 	ready   func(context.Context, *Host) error
 }
 
-// startProcess starts this executable inside a host. A process that is not
-// privileged has no capability and cannot gain any, although its user ID is 0; in
-// a sandbox it has another.
+// startProcess starts culvert inside a host. An unprivileged process has no capabilities and cannot gain any, although its user ID is 0; in a sandbox
+// it has another user ID.
 func (l *Lab) startProcess(h *Host, privileged bool, args ...string) (*Process, error) {
+	return l.startProgram(h, l.options.Culvert, privileged, args...)
+}
+
+// startProgram is startProcess for any program.
+func (l *Lab) startProgram(h *Host, program string, privileged bool, args ...string) (*Process, error) {
 	logs := filepath.Join(l.Dir, "logs")
 	if err := os.MkdirAll(logs, 0o700); err != nil {
 		return nil, err
 	}
 	p := &Process{
 		Host: h, Args: args, Log: filepath.Join(logs, strings.ReplaceAll(h.Name, "/", "-")+".log"),
-		cmd: exec.Command("/proc/self/exe", args...), ended: make(chan struct{}),
+		cmd: exec.Command(program, args...), ended: make(chan struct{}),
 	}
 	log, err := os.OpenFile(p.Log, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, err
 	}
 	defer log.Close()
-	p.cmd.Args[0] = "culvert"
 	if !privileged && l.options.Sandbox.Runsc != "" {
 		if p.cmd, err = l.newSandbox(h, args); err != nil {
 			return nil, fmt.Errorf("%s: sandbox: %w", h.Name, err)
 		}
-		privileged = true // runsc gives up what it does not need
+		privileged = true // runsc drops what it does not need
 	}
 	p.cmd.Stdout, p.cmd.Stderr = log, log
 	p.cmd.Env = append(os.Environ(), "XDG_RUNTIME_DIR="+l.Dir)
@@ -85,8 +88,8 @@ func (l *Lab) startProcess(h *Host, privileged bool, args ...string) (*Process, 
 	return p, nil
 }
 
-// dropCapabilities takes from this thread all that a program it executes could
-// have: by execve(2) a program of user ID 0 gets its bounding set.
+// dropCapabilities removes from this thread all capabilities that an executed program could get: by execve(2) a program of user ID 0 gets its
+// bounding set.
 func dropCapabilities() error {
 	for c := uintptr(0); ; c++ {
 		err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0)
@@ -113,7 +116,7 @@ func (p *Process) capabilities(ctx context.Context) (uint64, error) {
 	return uint64(data[1].Effective)<<32 | uint64(data[0].Effective), nil
 }
 
-// Name is what kind of process it is and where.
+// Name is the kind and the place of the process.
 func (p *Process) Name() string { return fmt.Sprintf("culvert %s in %s", p.Args[0], p.Host.Name) }
 
 // Running reports whether the process has not ended.
@@ -143,7 +146,7 @@ func (p *Process) waitReady(ctx context.Context) error {
 	}
 }
 
-// gatewayReady asks the gateway itself.
+// gatewayReady asks the gateway.
 func gatewayReady(ctx context.Context, h *Host) error {
 	_, err := gatewayGet(ctx, h, "/readyz")
 	return err
@@ -177,8 +180,7 @@ func gatewayGet(ctx context.Context, h *Host, path string) (string, error) {
 	return string(body), err
 }
 
-// nodeReady looks for what the node makes last: the route to what its configuration
-// names last, the other cluster's external CIDR.
+// nodeReady checks for what the node makes last: the route to the last prefix in its configuration, the other cluster's external CIDR.
 func (l *Lab) nodeReady(_ context.Context, h *Host) error {
 	p := l.plans()[0]
 	last := ipNet(p.of(otherCluster(clusterOf(h.Name)).Name + "/").SeenExt)
@@ -210,8 +212,7 @@ func (p *Process) signal(n unix.Signal) error {
 	return p.cmd.Process.Signal(n)
 }
 
-// waitStopped waits for a process that was asked to end, and kills it when ctx
-// is done.
+// waitStopped waits for a process that was told to end, and kills it when ctx is done.
 func (p *Process) waitStopped(ctx context.Context) error {
 	select {
 	case <-p.ended:
@@ -225,7 +226,7 @@ func (p *Process) waitStopped(ctx context.Context) error {
 	return nil
 }
 
-// exitError is err, or says that the process ended without one.
+// exitError returns err, or an error that the process ended without one.
 func exitError(err error) error {
 	if err == nil {
 		return errors.New("exit status 0")

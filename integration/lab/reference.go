@@ -17,10 +17,9 @@ import (
 	"golang.zx2c4.com/wireguard/tun"
 )
 
-// ReferenceConfig is what the reference gateway needs to know: a gateway made of
-// the kernel's parts, which benchmarks compare culvert with. It has one kernel
-// VXLAN link per node, prefix NAT and MSS clamp by nftables, and the same
-// wireguard-go on a kernel TUN device with its own Bind, all at their defaults.
+// ReferenceConfig is the configuration of the reference gateway: a kernel-based gateway, with which benchmarks compare culvert. It has one kernel
+// VXLAN link per node, prefix NAT and MSS clamping by nftables, and the same wireguard-go on a kernel TUN device with its own Bind, all with default
+// settings.
 type ReferenceConfig struct {
 	Underlay      netip.Addr      `json:"underlay"`
 	Internal      netip.Addr      `json:"internal"`
@@ -55,12 +54,11 @@ type ReferenceRemap struct {
 const (
 	referencePort      = 6091 // UDP, as the nodes of a lab use it
 	referenceTUN       = "wg0"
-	referenceTable     = 100 // what nodes send is routed by it
+	referenceTable     = 100 // routes packets from nodes
 	referenceKeepalive = 25  // seconds, culvert's default
 )
 
-// MissingForReference returns why the reference gateway cannot be built here, or
-// nil.
+// MissingForReference returns why the reference gateway cannot run here, or nil.
 func MissingForReference() error {
 	for _, probe := range []string{"root", "tun", "vxlan", "nft"} {
 		if err := Probe(probe); err != nil {
@@ -73,8 +71,7 @@ func MissingForReference() error {
 	return nil
 }
 
-// RunReference runs the reference gateway in this process's network namespace
-// until ctx is done, and removes what it made.
+// RunReference runs the reference gateway in this process's network namespace until ctx is done, and then removes what it made.
 func RunReference(ctx context.Context, file string) (err error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -105,7 +102,7 @@ func RunReference(ctx context.Context, file string) (err error) {
 	}
 }
 
-// startWireGuard is what the wireguard-go command does.
+// startWireGuard does the same as the wireguard-go command.
 func (c *ReferenceConfig) startWireGuard() (*device.Device, error) {
 	t, err := tun.CreateTUN(referenceTUN, c.MTU)
 	if err != nil {
@@ -132,7 +129,7 @@ func (c *ReferenceConfig) uapi() string {
 	return b.String()
 }
 
-// referenceConfig is what replaces the gateway of c.
+// referenceConfig returns the configuration of the reference in the place of c's gateway.
 func (l *Lab) referenceConfig(c, peer *Cluster, procs int) (*ReferenceConfig, error) {
 	private, err := l.readKey(c)
 	if err != nil {

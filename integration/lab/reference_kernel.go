@@ -13,12 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// kernelParts are the reference gateway's links, routes, rules and tables, with
-// what undoes them.
+// kernelParts are the reference gateway's links, routes, rules and tables, with functions that undo them.
 type kernelParts struct{ undo []func() error }
 
-// referenceSysctls are what the reference gateway sets in its network namespace. Both clusters have the same pod CIDR, so a packet of the
-// tunnel has a source that routes lead elsewhere: no reverse path filter.
+// referenceSysctls are the sysctls that the reference gateway sets in its network namespace. Both clusters have the same pod CIDR, so the source of a
+// packet from the tunnel is routed elsewhere: reverse path filters must be off.
 var referenceSysctls = map[string]string{"ipv4/ip_forward": "1", "ipv4/conf/all/rp_filter": "0", "ipv4/conf/default/rp_filter": "0"}
 
 // remove undoes everything, last first.
@@ -30,14 +29,14 @@ func (k *kernelParts) remove() error {
 	return errors.Join(errs...)
 }
 
-// add makes everything but the TUN device, which must be there.
+// add makes everything except the TUN device, which must exist.
 func (k *kernelParts) add(c *ReferenceConfig) error {
 	for name, value := range referenceSysctls {
 		if err := k.setSysctl(name, value); err != nil {
 			return err
 		}
 	}
-	if err := sysctl(map[string]string{"ipv4/conf/" + referenceTUN + "/rp_filter": "0"}); err != nil { // gone with the device
+	if err := sysctl(map[string]string{"ipv4/conf/" + referenceTUN + "/rp_filter": "0"}); err != nil { // removed with the device
 		return err
 	}
 	if err := c.addTunnelRoute(); err != nil {
@@ -60,8 +59,7 @@ func (k *kernelParts) setSysctl(name, value string) error {
 	return sysctl(map[string]string{name: value})
 }
 
-// addTunnelRoute sends what comes from nodes into the tunnel. The routes go with
-// the TUN device.
+// addTunnelRoute routes packets from nodes into the tunnel. The routes disappear with the TUN device.
 func (c *ReferenceConfig) addTunnelRoute() error {
 	l, err := netlink.LinkByName(referenceTUN)
 	if err != nil {
@@ -80,10 +78,10 @@ func (c *ReferenceConfig) addTunnelRoute() error {
 	return nil
 }
 
-// referenceLink begins the names of the VXLAN links, as nftScript has it.
+// referenceLink is the prefix of the VXLAN links' names, as in nftScript.
 const referenceLink = "node"
 
-// removeKilled removes what a reference gateway that was killed has left in this thread's network namespace, but for the sysctls.
+// removeKilled removes what a killed reference gateway has left in this thread's network namespace, except the sysctls.
 func removeKilled() error {
 	links, err := netlink.LinkList()
 	if err != nil {
@@ -139,8 +137,7 @@ func (k *kernelParts) addNode(c *ReferenceConfig, n *ReferenceNode) error {
 	return nil
 }
 
-// nftScript remaps the destination of what enters the tunnel and the source of
-// what leaves it, as Liqo's gateway does.
+// nftScript remaps the destination of packets entering the tunnel and the source of those leaving it, like Liqo's gateway.
 const nftScript = `table ip reference {
 	chain prerouting {
 		type nat hook prerouting priority dstnat; policy accept;

@@ -17,7 +17,7 @@ import (
 // TestReferenceLeavesNothing runs a reference gateway in a namespace of its own
 // and looks at what is there before, during and after.
 func TestReferenceLeavesNothing(t *testing.T) {
-	needNamespaces(t)
+	need.Namespace(t)
 	need.Kernel(t, "nft", MissingForReference())
 	l := &Lab{Dir: t.TempDir(), options: Standard("vxlan", true)}
 	if err := l.writeConfigs(); err != nil {

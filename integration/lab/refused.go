@@ -13,8 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A refusal is a file that a running gateway must refuse: one that a change makes of a
-// good file, or a text that is made of that one's.
+// A refusal is a file that a running gateway must refuse: a valid file with a change, or a text derived from one.
 type refusal struct {
 	want   string // in the log
 	change func(config, geneve, wireguard, network, nat object)
@@ -23,7 +22,7 @@ type refusal struct {
 
 const refusedPort = 22 // what refuseChecks' rule rejects
 
-// refusals returns a file for each kind of fault in the gateway of clusters[i].
+// refusals returns a file for each kind of fault in the configuration of the gateway of clusters[i].
 func (l *Lab) refusals(i int) []refusal {
 	c := &clusters[i]
 	node := func(more object) func(config, geneve, wireguard, network, nat object) {
@@ -50,10 +49,10 @@ func (l *Lab) refusals(i int) []refusal {
 	}
 	first := c.Nodes[0]
 	wrongRole := map[string]string{"client": "server", "server": "client"}[c.Role]
-	var key string // the file of another key; an error of writing it shows as a wrong refusal
+	var key string // the file of another key; a write error shows as a wrong refusal
 	if err := l.write(c.Name, "other.key", []byte("QEFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUE=\n")); err == nil {
 		key = l.path(c.Name, "other.key")
-		if l.options.Sandbox.Runsc != "" { // the gateway there is another user
+		if l.options.Sandbox.Runsc != "" { // the gateway there has another user
 			os.Chown(key, sandboxUser, sandboxUser)
 		}
 	}
@@ -118,9 +117,8 @@ func (l *Lab) refusals(i int) []refusal {
 	}
 }
 
-// checkRefused sends SIGHUP for one bad file after the other, each with good changes in
-// it too: without its second node and rules, and with another keepalive. Nothing of it
-// may show.
+// checkRefused sends SIGHUP for one invalid file after the other, each of which also has valid changes: no second node, no rules, and another
+// keepalive. None of it may take effect.
 func (l *Lab) checkRefused(ctx context.Context) (string, error) {
 	files := 0
 	for i := range clusters {
@@ -191,7 +189,7 @@ func (l *Lab) checkRefusedBy(ctx context.Context, i int) (int, error) {
 	return len(refusals), l.reload(ctx, i, nil)
 }
 
-// rejected wants the rule of the good file to be obeyed.
+// rejected requires that the rule of the valid file is in force.
 func rejected(ctx context.Context, e *ends) error {
 	c, err := newCall(ctx, e.from, netip.AddrPortFrom(e.target, refusedPort))
 	if err == nil {
@@ -203,13 +201,12 @@ func rejected(ctx context.Context, e *ends) error {
 	return nil
 }
 
-// noTracePatience is for how long something that has nothing to do with the file, such as
-// a keepalive or a probe of the path MTU, may happen between every two looks.
+// noTracePatience is how long something unrelated to the file, such as a keepalive or a path MTU probe, may change something between every two
+// observations.
 const noTracePatience = 20 * time.Second
 
-// noTrace sends SIGHUP, wants a refusal for the given reason, and compares the gateway's configuration,
-// rules, routes, connections, counters and sockets before and after. Of these, nothing but a reload changes the
-// first three: a difference there is a trace at once.
+// noTrace sends SIGHUP, requires a refusal for the given reason, and compares the gateway's configuration, rules, routes, connections, counters and
+// sockets before and after. Only a reload changes the first three, so a difference there is an effect at once.
 func (l *Lab) noTrace(ctx context.Context, i int, want string) error {
 	p := l.gateway(i)
 	stands, err := l.configured(ctx, i)
@@ -218,7 +215,7 @@ func (l *Lab) noTrace(ctx context.Context, i int, want string) error {
 	}
 	var difference string
 	for began := time.Now(); time.Since(began) < noTracePatience; {
-		before, err := l.settled(ctx, i)
+		before, err := l.stableView(ctx, i)
 		if err != nil {
 			return err
 		}

@@ -14,9 +14,8 @@ import (
 	gatewaycontrol "culvert/gateway/control"
 )
 
-// settled returns what view does once that has stood still for longer than a delayed
-// acknowledgement takes.
-func (l *Lab) settled(ctx context.Context, i int) ([]string, error) {
+// stableView returns the view once it has not changed for longer than a delayed acknowledgement takes.
+func (l *Lab) stableView(ctx context.Context, i int) ([]string, error) {
 	last, err := l.view(ctx, i)
 	for began := time.Now(); err == nil; {
 		time.Sleep(10 * pollInterval)
@@ -32,7 +31,7 @@ func (l *Lab) settled(ctx context.Context, i int) ([]string, error) {
 	return last, err
 }
 
-// differences says which lines of two views differ.
+// differences lists the lines in which two views differ.
 func differences(before, after []string) string {
 	if len(before) != len(after) {
 		return fmt.Sprintf("%d lines before, %d after", len(before), len(after))
@@ -46,8 +45,7 @@ func differences(before, after []string) string {
 	return strings.Join(all, "; ")
 }
 
-// view returns the lines of a gateway's metrics, without those that time or looking at
-// them moves, its open sockets and its connections.
+// view returns the lines of a gateway's metrics, without those that change with time or observation, its open sockets and its connections.
 func (l *Lab) view(ctx context.Context, i int) ([]string, error) {
 	p := l.gateway(i)
 	metrics, err := gatewayGet(ctx, p.Host, "/metrics")
@@ -70,7 +68,7 @@ func (l *Lab) view(ctx context.Context, i int) ([]string, error) {
 			}
 		}
 	}
-	if l.options.Sandbox.Runsc != "" { // its control socket is not the host's
+	if l.options.Sandbox.Runsc != "" { // its control socket is not on the host
 		return lines, nil
 	}
 	var connections []*gatewaycontrol.Connection
@@ -86,9 +84,9 @@ func (l *Lab) view(ctx context.Context, i int) ([]string, error) {
 	return lines, err
 }
 
-// configured returns which file a gateway says its configuration is, and its rules and routes.
+// configured returns the configuration file that a gateway reports, and its rules and routes.
 func (l *Lab) configured(ctx context.Context, i int) ([]string, error) {
-	if l.options.Sandbox.Runsc != "" { // its control socket is not the host's
+	if l.options.Sandbox.Runsc != "" { // its control socket is not on the host
 		return nil, nil
 	}
 	c := gatewaycontrol.NewClient(l.socket(i))

@@ -1,12 +1,13 @@
 package lab
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"net/netip"
 	"os"
+	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -19,8 +20,7 @@ const (
 	refusedText = "configuration refused"
 )
 
-// reload writes the configuration of the gateway of clusters[i], as change has
-// changed it, and waits until the gateway has applied it.
+// reload writes the configuration of the gateway of clusters[i], modified by change, and waits until the gateway has applied it.
 func (l *Lab) reload(ctx context.Context, i int, change func(config object)) error {
 	config := l.gatewayConfig(i)
 	if change != nil {
@@ -32,7 +32,7 @@ func (l *Lab) reload(ctx context.Context, i int, change func(config object)) err
 	return l.hangUp(ctx, i, appliedText)
 }
 
-// hangUp sends SIGHUP to a gateway and waits for what it must say.
+// hangUp sends SIGHUP to a gateway and waits for its log line.
 func (l *Lab) hangUp(ctx context.Context, i int, want string) error {
 	p := l.gateway(i)
 	before, err := p.said(want)
@@ -80,14 +80,14 @@ func (l *Lab) gateway(i int) *Process {
 
 // said counts a text in the process's log.
 func (p *Process) said(text string) (int, error) {
-	log, err := os.ReadFile(p.Log)
-	return bytes.Count(log, []byte(text)), err
+	log, err := ReadLines(p.Log)
+	return strings.Count(log, text), err
 }
 
-// lastSaid returns the last line of the process's log that has a text. Lines about other things may follow it.
+// lastSaid returns the last line of the process's log that contains a text. Lines about other things may follow it.
 func (p *Process) lastSaid(text string) (last string, err error) {
-	log, err := os.ReadFile(p.Log)
-	for line := range strings.Lines(string(log)) {
+	log, err := ReadLines(p.Log)
+	for line := range strings.Lines(log) {
 		if strings.Contains(line, text) {
 			last = strings.TrimSpace(line)
 		}
@@ -102,8 +102,7 @@ func (l *Lab) reloadChecks(p *plan) []Check {
 	}
 }
 
-// checkRules lets rules come and go, and wants each to show at once, for a
-// connection that was there before too.
+// checkRules adds and removes rules, and requires each to take effect at once, even for an existing connection.
 func (l *Lab) checkRules(ctx context.Context, p *plan) (string, error) {
 	e := l.pairOf(p, "milan/pod1", "rome/pod1")
 	server, err := newNameServer(e.to, backendPort)
@@ -125,14 +124,13 @@ func (l *Lab) checkRules(ctx context.Context, p *plan) (string, error) {
 			config["rules"] = []object{{"name": "check", "from": "remote", "protocol": "tcp", "ports": fmt.Sprint(backendPort), "action": action}}
 		}
 	}
-	// A packet that is lost shows in no answer within less than the first
-	// retransmission; a new connection then waits for its second SYN.
+	// A lost packet is noticed by a missing answer in less time than the first retransmission; a new connection then waits for its second SYN.
 	for _, step := range []struct {
 		change func(object)
 		want   error
 		what   string
 	}{
-		{rule("reject"), unix.ENETUNREACH, "reject"}, // as Liqo's rules do
+		{rule("reject"), unix.ENETUNREACH, "reject"}, // as in Liqo's rules
 		{nil, nil, "no rule"},
 		{rule("drop"), os.ErrDeadlineExceeded, "drop"},
 		{nil, nil, "no rule again"},
@@ -163,8 +161,7 @@ const (
 	minReloads  = 12       // while all streams run
 )
 
-// checkReload changes both configurations again and again while streams of every
-// kind go on: between pods, from behind a pod, to and from mapped hosts.
+// checkReload changes both configurations again and again while streams of every kind run: between pods, from behind a pod, to and from mapped hosts.
 func (l *Lab) checkReload(ctx context.Context, p *plan) (string, error) {
 	rome, milan := &p[0], &p[1]
 	u := func(e *ends, local netip.Addr, c *Cluster) *ends {
@@ -232,7 +229,7 @@ func (l *Lab) checkReload(ctx context.Context, p *plan) (string, error) {
 	return fmt.Sprintf("%d reloads, %d MiB, SHA-256 equal", reloads, 2*int64(len(streams))*bulk>>20), nil
 }
 
-// thirdNode is a node of clusters[i] that no lab has.
+// thirdNode is a node of clusters[i] that exists in no lab.
 func (l *Lab) thirdNode(i int) object {
 	var address []netip.Addr
 	var pods []netip.Prefix
@@ -255,7 +252,7 @@ func spare(of netip.Prefix) netip.Addr {
 	return remap(netip.MustParseAddr("0.0.0.99"), of)
 }
 
-// change returns one of several changes that touch none of the streams.
+// change returns one of several changes that affect none of the streams.
 func (l *Lab) change(i, n int) func(config object) {
 	c := &l.plans()[0][i]
 	return []func(object){
@@ -275,11 +272,25 @@ func (l *Lab) change(i, n int) func(config object) {
 			nat["services"] = nat["services"].([]object)[:1]
 		},
 		func(config object) {
-			// Other order, same nodes: their connections must not notice.
+			// The same nodes in another order: their connections must not be affected.
 			nodes := config["geneve"].(object)["nodes"].([]object)
 			nodes[0], nodes[1] = nodes[1], nodes[0]
 		},
 		func(config object) { delete(config["nat"].(object), "services") },
+		func(config object) { config["cpus"] = min(2, runtime.NumCPU()) },
 		nil,
-	}[n%6]
+	}[n%7]
+}
+
+// checkCPUs gives both gateways a second P while connections go on, and takes it back.
+func (l *Lab) checkCPUs(ctx context.Context, n int, pause time.Duration) (string, error) {
+	return l.besideFlows(ctx, n, func(c *flowSet, talk func() error) (string, error) {
+		return l.eachGateway(c, pause, func(p *Process) error {
+			i := slices.IndexFunc(clusters[:], func(c Cluster) bool { return c.Name+"/gateway" == p.Host.Name })
+			if err := l.reload(ctx, i, func(config object) { config["cpus"] = 2 }); err != nil {
+				return err
+			}
+			return l.reload(ctx, i, nil)
+		}, talk)
+	})
 }

@@ -10,8 +10,7 @@ import (
 	"culvert/gateway/configfile"
 )
 
-// Restart ends the gateway or node of a host, if it runs, and starts it again with
-// the configuration that is in its file.
+// Restart ends the gateway or node of a host, if it runs, and starts it again with the configuration in its file.
 func (l *Lab) Restart(ctx context.Context, host string) error {
 	if l.Host(host) == nil {
 		return noHost(host)
@@ -21,7 +20,7 @@ func (l *Lab) Restart(ctx context.Context, host string) error {
 		return fmt.Errorf("%s runs no culvert: restart a gateway or a node, such as %s/node1", host, clusterOf(host).Name)
 	}
 	if f := l.offBy(host); f != nil {
-		return fmt.Errorf("%s is kept off by the fault %s; take it back first: culvert lab mend %s", host, f.Name, f.Name)
+		return fmt.Errorf("%s is kept off by the fault %s; take it back first: culvert-lab mend %s", host, f.Name, f.Name)
 	}
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -31,9 +30,8 @@ func (l *Lab) Restart(ctx context.Context, host string) error {
 	return errors.Join(l.startAgain(ctx, host), l.remakeKernelFaults())
 }
 
-// restart ends the gateways and nodes of hosts and starts those again that no fault
-// keeps off. A gateway comes with the other one, the server first: a client finds
-// out only after a while that its server has forgotten their session.
+// restart ends the gateways and nodes of hosts, and starts those again that no fault stops. Gateways are restarted together, the server first: a
+// client notices only after a while that its server has forgotten their session.
 func (l *Lab) restart(ctx context.Context, hosts []string) error {
 	if slices.ContainsFunc(hosts, func(name string) bool { return strings.HasSuffix(name, "/gateway") }) {
 		both := []string{clusters[1].Name + "/gateway", clusters[0].Name + "/gateway"}
@@ -51,7 +49,7 @@ func (l *Lab) restart(ctx context.Context, hosts []string) error {
 	return errors.Join(append(errs, l.remakeKernelFaults())...)
 }
 
-// stop ends a process, if it runs.
+// stop ends a process if it runs.
 func (l *Lab) stop(p *Process) error {
 	p.stopped.Store(true)
 	if !p.Running() {
@@ -63,11 +61,10 @@ func (l *Lab) stop(p *Process) error {
 	return p.waitStopped(ctx)
 }
 
-// startAgain starts the gateway or node of a host in the place of one that has
-// ended, and waits until it serves.
+// startAgain starts the gateway or node of a host in the place of one that has ended, and waits until it serves.
 func (l *Lab) startAgain(ctx context.Context, host string) error {
 	before := l.process(host)
-	p, err := l.startCulvert(host) // at the end of the list
+	p, err := l.startCulvert(host) // it is appended to the list
 	if err != nil {
 		return err
 	}
@@ -75,7 +72,7 @@ func (l *Lab) startAgain(ctx context.Context, host string) error {
 	return p.waitReady(ctx)
 }
 
-// replace puts the process that was started last in the place of another one.
+// replace puts the last started process in the place of another one.
 func (l *Lab) replace(before, last *Process) {
 	l.processes[slices.Index(l.processes, before)] = last
 	l.processes = l.processes[:len(l.processes)-1]
@@ -90,7 +87,7 @@ func (l *Lab) process(host string) *Process {
 	return l.processes[i]
 }
 
-// offBy returns the fault that keeps a host's process from running, or nil.
+// offBy returns the fault that stops a host's process, or nil.
 func (l *Lab) offBy(host string) *Fault {
 	i := slices.IndexFunc(l.broken, func(f *Fault) bool { return f.off == host })
 	if i < 0 {
@@ -99,8 +96,7 @@ func (l *Lab) offBy(host string) *Fault {
 	return l.broken[i]
 }
 
-// remakeKernelFaults makes the kernels' faults, and those again that went with the
-// link of a node that has been restarted.
+// remakeKernelFaults makes the kernels' faults again, including those that disappeared with the link of a restarted node.
 func (l *Lab) remakeKernelFaults() error {
 	var errs []error
 	for _, f := range l.broken {
@@ -109,10 +105,10 @@ func (l *Lab) remakeKernelFaults() error {
 	return errors.Join(errs...)
 }
 
-// noHost is the error about a host that there is not.
+// noHost is the error about a host that does not exist.
 func noHost(name string) error {
 	if near := configfile.Closest(name, HostNames()); near != "" {
 		return fmt.Errorf("no host %q; did you mean %s?", name, near)
 	}
-	return fmt.Errorf("no host %q; see: culvert lab status", name)
+	return fmt.Errorf("no host %q; see: culvert-lab status", name)
 }

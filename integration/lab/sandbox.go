@@ -14,20 +14,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Sandbox puts the gateways into gVisor: runsc runs each as an OCI container
-// whose network stack is gVisor's own. The links' addresses and routes move into
-// it; the network namespace keeps the links alone.
+// Sandbox runs the gateways under gVisor: runsc runs each as an OCI container with gVisor's own network stack. The links' addresses and routes move
+// into it; the network namespace keeps only the links.
 type Sandbox struct {
 	Runsc string // gVisor's OCI runtime; "" = gateways are ordinary processes
 
-	// Groups is the OCI cgroupsPath of each gateway without its end, -rome or
-	// -milan. Whoever names groups has made them, with SandboxMemory as their
-	// limit, and removes them. "" = no groups.
+	// Groups is the OCI cgroupsPath of each gateway without its suffix, -rome or -milan. The caller that names groups has made them, with
+	// SandboxMemory as their limit, and removes them. "" = no groups.
 	Groups string
 }
 
-// SandboxMemory is what a gateway needs, in bytes, that shares its control group
-// with gVisor's kernel.
+// SandboxMemory is what a gateway needs, in bytes, when it shares its control group with gVisor's kernel.
 const SandboxMemory = 128 << 20
 
 const (
@@ -36,7 +33,7 @@ const (
 	sandboxBusybox = "/busybox" // for what only a process inside can see
 )
 
-// sandbox is a gateway's.
+// sandbox is a gateway's sandbox.
 type sandbox struct {
 	Sandbox
 	root string // folder of runsc's own state
@@ -45,8 +42,7 @@ type sandbox struct {
 
 // command prepares a runsc command about this sandbox.
 func (s *sandbox) command(ctx context.Context, args ...string) *exec.Cmd {
-	// Gofers get an empty network namespace each: sharing one, runsc would leave it
-	// mounted below root.
+	// Gofers get an empty network namespace each: with a shared one, runsc would leave it mounted below root.
 	flags := []string{"--root=" + s.root, "--platform=systrap", "--network=sandbox", "--gofer-network-namespace=new"}
 	if s.Groups == "" {
 		flags = append(flags, "--ignore-cgroups")
@@ -54,18 +50,13 @@ func (s *sandbox) command(ctx context.Context, args ...string) *exec.Cmd {
 	return exec.CommandContext(ctx, s.Runsc, append(flags, args...)...)
 }
 
-// newSandbox makes the sandbox of the gateway in a host, and returns the command
-// that runs it there with culvert's arguments.
+// newSandbox makes the sandbox of the gateway in a host, and returns the command that runs it there with culvert's arguments.
 func (l *Lab) newSandbox(h *Host, args []string) (*exec.Cmd, error) {
 	if err := probeRoot(); err != nil {
 		return nil, fmt.Errorf("root: %w", err)
 	}
 	cluster := clusterOf(h.Name).Name
 	h.sandbox = &sandbox{l.options.Sandbox, filepath.Join(l.Dir, "runsc"), cluster}
-	culvert, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
 	busybox, err := exec.LookPath("busybox")
 	if err != nil {
 		return nil, err
@@ -107,7 +98,7 @@ func (l *Lab) newSandbox(h *Host, args []string) (*exec.Cmd, error) {
 			{"type": "sysfs", "source": "sysfs", "destination": "/sys"},
 			{"type": "cgroup", "source": "cgroup", "destination": "/sys/fs/cgroup", "options": []string{"ro"}},
 			{"type": "tmpfs", "source": "tmpfs", "destination": "/tmp"},
-			bind(culvert, sandboxCulvert, "ro"), bind(busybox, sandboxBusybox, "ro"), bind(files, files, "ro"), bind(state, state, "rw"),
+			bind(l.options.Culvert, sandboxCulvert, "ro"), bind(busybox, sandboxBusybox, "ro"), bind(files, files, "ro"), bind(state, state, "rw"),
 		},
 		"linux": linux,
 	})
@@ -120,7 +111,7 @@ func (l *Lab) newSandbox(h *Host, args []string) (*exec.Cmd, error) {
 	return h.sandbox.command(context.Background(), "run", "--bundle="+bundle, h.sandbox.id), nil
 }
 
-// signal sends a signal to the gateway: runsc passes on none that it gets.
+// signal sends a signal to the gateway, because runsc passes none on.
 func (s *sandbox) signal(n unix.Signal) error {
 	out, err := s.command(context.Background(), "kill", s.id, strconv.Itoa(int(n))).CombinedOutput()
 	if err != nil {
@@ -129,7 +120,7 @@ func (s *sandbox) signal(n unix.Signal) error {
 	return nil
 }
 
-// hold stops the gateway for a time, while gVisor's kernel goes on.
+// hold stops the gateway for a time, while gVisor's kernel continues.
 func (s *sandbox) hold(ctx context.Context, d time.Duration) error {
 	if out, err := s.command(ctx, "pause", s.id).CombinedOutput(); err != nil {
 		return fmt.Errorf("runsc pause: %w: %s", err, out)

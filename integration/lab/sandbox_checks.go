@@ -10,7 +10,7 @@ import (
 	"culvert/geneve/udp"
 )
 
-// floods are more than gateways in gVisor can carry, of large datagrams and small.
+// floods are more than gateways under gVisor can carry, of large datagrams and small ones.
 var floods = []struct {
 	bits float64 // per second
 	size int     // bytes of each datagram
@@ -18,14 +18,14 @@ var floods = []struct {
 
 const (
 	floodTime = 6 * time.Second // of each
-	holdTime  = time.Second     // of each gateway in it: what comes fills its socket, as where the sandbox waits for a processor
+	holdTime  = time.Second     // pause of each gateway during it: packets fill its socket, as when the sandbox waits for a processor
 )
 
-// floodFaults are what a gateway may say of floods: that much is lost, also of what it asks nodes and the peer. That a path has become
-// narrow is not among them.
+// floodFaults are the findings that a gateway may report in floods: so much is lost, including its own requests to nodes and the peer. A narrow path
+// is not among them.
 var floodFaults = []string{"node-deaf", "node-silent", "node-loss", "node-one-way", "node-restored", "peer-loss", "peer-mute", "data-lost", "tunnel-restored"}
 
-// sandboxChecks are about what gVisor tells a gateway of the machine.
+// sandboxChecks concern what gVisor tells a gateway about the machine.
 func (l *Lab) sandboxChecks() []Check {
 	there, back := l.pair("rome/pod1", "milan/pod1"), l.pair("milan/pod1", "rome/pod1")
 	checks := []Check{{"sandbox sockets", "both gateways", l.checkSandboxSockets}}
@@ -41,10 +41,8 @@ func (l *Lab) sandboxChecks() []Check {
 	return append(checks, l.logCheck(floodFaults...))
 }
 
-// checkSandboxSockets wants the send buffer that was asked for, where gVisor
-// accepts SO_SNDBUFFORCE and does nothing; a receive buffer of few datagrams, which
-// gVisor holds in the control group's memory; and no count of overflows, which
-// gVisor does not tell.
+// checkSandboxSockets requires the requested send buffer, although gVisor accepts SO_SNDBUFFORCE without effect; a receive buffer for few datagrams,
+// which gVisor keeps in the control group's memory; and no count of overflows, which gVisor does not provide.
 func (l *Lab) checkSandboxSockets(ctx context.Context) (string, error) {
 	buffers := map[string]float64{"send": udp.DefaultSocketBuffer, "receive": 1 << 19}
 	for _, p := range l.gateways() {
@@ -69,8 +67,7 @@ func (l *Lab) checkSandboxSockets(ctx context.Context) (string, error) {
 	return "send 4 MiB, receive 512 KiB, overflows unknown", nil
 }
 
-// checkSandboxMemory wants a connection table of a quarter of the control group's
-// memory, with 256 bytes a connection.
+// checkSandboxMemory requires a connection table of a quarter of the control group's memory, with 256 bytes a connection.
 func (l *Lab) checkSandboxMemory(ctx context.Context) (string, error) {
 	const want = SandboxMemory / 4 / 256
 	for _, p := range l.gateways() {
@@ -85,9 +82,8 @@ func (l *Lab) checkSandboxMemory(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%d connections in %d MiB", want, SandboxMemory>>20), nil
 }
 
-// checkSandboxFlood sends more than the gateways can carry, and in its midst holds
-// them up, one after the other, so that what waits for them is as much as can wait.
-// Both must live on and carry pings.
+// checkSandboxFlood sends more than the gateways can carry, and pauses them in turn, so that as much as possible is queued for them. Both must
+// survive and carry pings.
 func (l *Lab) checkSandboxFlood(ctx context.Context, e *ends, bits float64, size int) (string, error) {
 	held := make(chan error, 1)
 	go func() {

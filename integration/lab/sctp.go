@@ -10,8 +10,7 @@ import (
 	"time"
 )
 
-// SCTP chunk types (RFC 9260, Section 3.2). The kernels of labs need no SCTP:
-// the checks are both ends of it, over raw sockets.
+// SCTP chunk types (RFC 9260, Section 3.2). The labs' kernels need no SCTP: the checks implement both ends over raw sockets.
 const (
 	sctpData       = 0
 	sctpInit       = 1
@@ -78,8 +77,7 @@ func (e *sctpEnd) send(to netip.Addr, p *sctpPacket) error {
 	return err
 }
 
-// expect wants the next packet to be of a kind, from a source, with a tag, and
-// returns it.
+// expect requires the next packet to be of this kind, source and tag, and returns it.
 func (e *sctpEnd) expect(kind byte, from netip.Addr, tag uint32, value []byte) (*sctpPacket, error) {
 	if err := e.conn.SetReadDeadline(time.Now().Add(replyTimeout)); err != nil {
 		return nil, err
@@ -106,16 +104,16 @@ func (l *Lab) sctpChecks(p *plan) []Check {
 	return []Check{{"sctp, colliding", "rome/pod1 → milan/pod1", func(ctx context.Context) (string, error) { return l.checkSCTP(ctx, p) }}}
 }
 
-// sctpPair is two associations to a pod from hosts behind another one that use the same port: both become U, one with another port, so
-// its CRC32c must be made anew.
+// sctpPair is two associations to a pod from hosts behind another one that use the same port: both become U, one with another port, so its CRC32c
+// must be computed again.
 type sctpPair struct {
 	near      []*sctpEnd
 	far       *sctpEnd
 	u, target netip.Addr
-	ports     []uint16 // as the far end sees them
+	ports     []uint16 // as seen by the far end
 }
 
-// sctpTags are of the near and the far end of each association.
+// sctpTags are the tags of the near and the far end of each association.
 var sctpTags = [][2]uint32{{0x11111111, 0x21212121}, {0x12345678, 0x87654321}}
 
 func (l *Lab) newSCTPPair(p *plan) (s *sctpPair, err error) {
@@ -141,7 +139,7 @@ func (s *sctpPair) close() {
 	}
 }
 
-// begin opens both, chunk by chunk in turn, so that they are open at once.
+// begin opens both, chunk by chunk in turn, so that they overlap.
 func (s *sctpPair) begin() error {
 	for _, kind := range []byte{sctpInit, sctpInitAck, sctpCookieEcho, sctpCookieAck, sctpData, sctpSack} {
 		if err := s.step(kind); err != nil {
@@ -161,7 +159,7 @@ func (s *sctpPair) step(kind byte) error {
 		switch kind {
 		case sctpInit:
 			tag = 0
-		case sctpInitAck, sctpCookieAck, sctpSack: // of the far end
+		case sctpInitAck, sctpCookieAck, sctpSack: // from the far end
 			if err := s.back(i, kind, value); err != nil {
 				return err
 			}
@@ -210,7 +208,7 @@ func (l *Lab) checkSCTP(_ context.Context, p *plan) (string, error) {
 	return fmt.Sprintf("from %s, port %d kept, then %d", s.u, s.ports[0], s.ports[1]), nil
 }
 
-// sctpValue is what a chunk carries.
+// sctpValue is the content of a chunk.
 func sctpValue(kind byte, tags [2]uint32) []byte {
 	switch kind {
 	case sctpInit, sctpInitAck: // initiate tag, window, streams out and in, first TSN

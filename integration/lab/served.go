@@ -11,17 +11,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Node ports of the Services that rome's first node serves, by externalTrafficPolicy.
+// Node ports of the Services served by rome's first node, by externalTrafficPolicy.
 const (
 	clusterNodePort = 30090
 	localNodePort   = 30091
 )
 
-// mostCalls is how often a Service is asked at most until each of its three endpoints has answered: that one does not, by chance, happens once in 2^56.
+// mostCalls is how often a Service is called until each of its three endpoints has answered: the chance that one does not is 1 in 2^56.
 const mostCalls = 100
 
-// servedCheck asks for Services of rome's first node, which culvert node serves meanwhile. Their endpoints are both pods of rome and one of
-// milan.
+// servedCheck calls Services of rome's first node, which culvert node serves meanwhile. Their endpoints are both pods of rome and one of milan.
 type servedCheck struct {
 	lab       *Lab
 	plan      *plan
@@ -34,7 +33,7 @@ func (l *Lab) servedChecks(p *plan) []Check {
 	for _, name := range []string{"rome/pod1", "rome/pod2", "milan/pod1"} {
 		s.endpoints = append(s.endpoints, l.host(p, name))
 	}
-	node, u := l.host(p, "rome/node1"), rome.Seen(rome.UnknownSource()) // all that the node masquerades is an unknown source
+	node, u := l.host(p, "rome/node1"), rome.Seen(rome.UnknownSource()) // everything that the node masquerades is an unknown source
 	pod, other, client := s.endpoints[0], s.endpoints[1], l.host(p, "rome/client")
 	at := func(a netip.Addr, port uint16) netip.AddrPort { return netip.AddrPortFrom(a, port) }
 	var checks []Check
@@ -42,14 +41,14 @@ func (l *Lab) servedChecks(p *plan) []Check {
 		name string
 		from *Host
 		to   netip.AddrPort
-		sees []netip.Addr // by endpoint; the zero Addr: it is not to answer; nil: the call is refused
+		sees []netip.Addr // by endpoint; the zero Addr: it must not answer; nil: the call is refused
 	}{
-		{"serve clusterIP", pod, at(rome.Served, servicePort), []netip.Addr{node.Address, pod.Address, u}}, // pod reaches itself by the node
+		{"serve clusterIP", pod, at(rome.Served, servicePort), []netip.Addr{node.Address, pod.Address, u}}, // a pod reaches itself through the node
 		{"serve clusterIP", node, at(rome.Served, servicePort), []netip.Addr{node.Address, node.Address, u}},
 		{"serve nodePort", client, at(node.Address, clusterNodePort), []netip.Addr{node.Address, node.Address, u}},
 		{"serve nodePort", other, at(node.Address, clusterNodePort), []netip.Addr{node.Address, node.Address, u}},
 		{"serve Local", client, at(node.Address, localNodePort), []netip.Addr{client.Address, {}, {}}},
-		{"serve no port", pod, at(rome.Served, backendPort), nil}, // at which endpoints answer whatever were led to them
+		{"serve no port", pod, at(rome.Served, backendPort), nil}, // endpoints would answer there if packets arrived
 		{"serve no port", node, at(rome.Served, backendPort), nil},
 	} {
 		checks = append(checks, Check{c.name, c.from.Name + " → " + c.to.String(), func(ctx context.Context) (string, error) {
@@ -88,7 +87,7 @@ func (s *servedCheck) withEndpoints(ctx context.Context, run func() (string, err
 	return figure, err
 }
 
-// serveOn calls do while the first node of c serves Services by a culvert node beside the one that is its end of the tunnel.
+// serveOn calls do while the first node of c serves Services by a second culvert node, beside the one with the tunnel.
 func (l *Lab) serveOn(ctx context.Context, c *Cluster, serve []object, do func() error) (err error) {
 	const file = "services.yaml"
 	err = l.writeYAML(c.Name, file, object{"name": c.Nodes[0].Name, "services": object{"addresses": []netip.Addr{c.Nodes[0].Underlay},
@@ -108,7 +107,7 @@ func (l *Lab) serveOn(ctx context.Context, c *Cluster, serve []object, do func()
 		l.processes = slices.DeleteFunc(l.processes, func(other *Process) bool { return other == p })
 	}()
 	p.ready = func(ctx context.Context, h *Host) error {
-		_, err := gatewayGet(ctx, h, "/healthz") // which nobody answers before all is served
+		_, err := gatewayGet(ctx, h, "/healthz") // answered only once everything is served
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
@@ -119,7 +118,7 @@ func (l *Lab) serveOn(ctx context.Context, c *Cluster, serve []object, do func()
 	return do()
 }
 
-// answers calls until all have answered that are to, and wants each to see the source that it is to see. Who is not to answer gets each chance.
+// answers calls until all expected endpoints have answered, and requires each to see the expected source. Others get every chance to answer.
 func (s *servedCheck) answers(ctx context.Context, from *Host, to netip.AddrPort, sees []netip.Addr) (string, error) {
 	if sees == nil {
 		return refuses(ctx, from, to)
@@ -157,7 +156,7 @@ func (s *servedCheck) answers(ctx context.Context, from *Host, to netip.AddrPort
 	return figure, nil
 }
 
-// refuses wants a connection to be refused.
+// refuses requires a connection to be refused.
 func refuses(ctx context.Context, from *Host, to netip.AddrPort) (string, error) {
 	c, err := newCall(ctx, from, to)
 	if err == nil {

@@ -15,12 +15,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// serviceCalls is how many connections show how a service balances: that one of
-// two backends gets all of them by chance happens once in 2^39.
+// serviceCalls is how many connections show how a service balances: the chance that one of two backends gets all of them is 1 in 2^39.
 const serviceCalls = 40
 
-// nameServer answers each line of a connection with its host's name and the
-// source that it sees.
+// nameServer answers each line of a connection with its host's name and the source that it sees.
 type nameServer struct {
 	listener net.Listener
 	mu       sync.Mutex
@@ -42,7 +40,7 @@ func newNameServer(h *Host, port uint16) (*nameServer, error) {
 			s.mu.Lock()
 			s.conns = append(s.conns, conn)
 			s.mu.Unlock()
-			conn.(*net.TCPConn).SetLinger(0) // a FIN would be repeated when nobody leads it to its client any more
+			conn.(*net.TCPConn).SetLinger(0) // a FIN would be repeated when it no longer reaches its client
 			go func() {
 				lines := bufio.NewReader(conn)
 				for {
@@ -104,7 +102,7 @@ func (c *call) ask() (name, source string, err error) {
 	return parts[0], parts[1], nil
 }
 
-// end closes the connection, and waits until the server has let go of it too.
+// end closes the connection, and waits until the server has closed it too.
 func (c *call) end() error {
 	defer c.conn.Close()
 	if err := c.conn.(*net.TCPConn).CloseWrite(); err != nil {
@@ -127,7 +125,7 @@ type serviceCheck struct {
 	source  netip.Addr
 }
 
-// serviceChecks try services with two backends.
+// serviceChecks test services with two backends.
 func (l *Lab) serviceChecks(p *plan) []Check {
 	var checks []Check
 	for i := range p {
@@ -198,8 +196,7 @@ func (s *serviceCheck) balance(ctx context.Context, to netip.AddrPort) (string, 
 	return count(seen), nil
 }
 
-// affinity wants one backend for all connections of each client, also of those
-// that come after a change of the configuration.
+// affinity requires one backend for all connections of each client, even after a change of the configuration.
 func (s *serviceCheck) affinity(ctx context.Context, to netip.AddrPort) (string, error) {
 	figure := ""
 	for _, from := range []*Host{s.from, s.others} {
@@ -252,7 +249,7 @@ func (s *serviceCheck) oneEach(ctx context.Context, to netip.AddrPort) (map[stri
 	return calls, fmt.Errorf("%d connections reached %d backends, want 2", serviceCalls, len(calls))
 }
 
-// without takes the first pod from the named service and returns what puts it back.
+// without removes the first pod from the named service and returns a function that restores it.
 func (s *serviceCheck) without(ctx context.Context, service string) (leaving, staying string, restore func() error, err error) {
 	c := &s.plan[s.cluster]
 	err = s.lab.reload(ctx, s.cluster, func(config object) {
@@ -266,8 +263,7 @@ func (s *serviceCheck) without(ctx context.Context, service string) (leaving, st
 		func() error { return s.lab.reload(ctx, s.cluster, nil) }, err
 }
 
-// removalKeeps takes a backend away: its connection goes on, new ones go to the
-// backend that is left.
+// removalKeeps removes a backend: its connection continues, new ones go to the remaining backend.
 func (s *serviceCheck) removalKeeps(ctx context.Context, to netip.AddrPort) (string, error) {
 	calls, err := s.oneEach(ctx, to)
 	defer closeAll(calls)
@@ -293,7 +289,7 @@ func (s *serviceCheck) removalKeeps(ctx context.Context, to netip.AddrPort) (str
 	return fmt.Sprintf("2 go on, new ones: %s", count(seen)), nil
 }
 
-// removalResets takes a backend away whose service says reset.
+// removalResets removes a backend of a service with onRemoval reset.
 func (s *serviceCheck) removalResets(ctx context.Context, to netip.AddrPort) (string, error) {
 	calls, err := s.oneEach(ctx, to)
 	defer closeAll(calls)

@@ -17,11 +17,10 @@ const (
 	streamBytes = 104 << 20 // each way, of a TCP check
 )
 
-// lessPart is the part of a check's bytes that is sent through gVisor, where all takes
-// much longer, and in labs with IPv6, which are about addresses.
+// lessPart is the fraction of a check's bytes that is sent through gVisor, which is much slower, and in labs with IPv6, which test addresses.
 const lessPart = 4
 
-// amount is n bytes, or the part of them for labs that send less.
+// amount returns n bytes, or the fraction of it for labs that send less.
 func (l *Lab) amount(n int64) int64 {
 	if l.options.Sandbox.Runsc != "" || l.options.Inside != IPv4 {
 		return n / lessPart
@@ -29,18 +28,18 @@ func (l *Lab) amount(n int64) int64 {
 	return n
 }
 
-// ends is a pair of pods of different clusters, with their names for a table.
+// ends is a pair of pods in different clusters, with their names for a table.
 type ends struct {
 	from, to           *Host
 	local              netip.Addr // source address of from, or the zero Addr for its kernel's choice
 	target, wantSource netip.Addr // how each sees the other
 	size               int        // bytes of the largest ping; 0: the pods' MTU
-	port               uint16     // the first at which to listens in benches; 0: its kernel's choice
+	port               uint16     // the first port at which to listens in benches; 0: its kernel's choice
 }
 
 func (e *ends) path() string { return e.from.Name + " → " + e.to.Name }
 
-// pair looks from one pod to another of the other cluster, over the family of l.plan.
+// pair is the ends from one pod to another in the other cluster, over the family of l.plan.
 func (l *Lab) pair(from, to string) *ends { return l.pairOf(l.plan(), from, to) }
 
 // pairOf is pair over the family of a plan.
@@ -56,7 +55,7 @@ func clusterOf(host string) *Cluster {
 	return &clusters[i]
 }
 
-// standardChecks are the promises of a lab whose MTUs agree.
+// standardChecks are the promises of a lab with consistent MTUs.
 func standardChecks(l *Lab) []Check {
 	checks := []Check{
 		{"unprivileged", "both gateways", l.checkCapabilities},
@@ -70,7 +69,7 @@ func standardChecks(l *Lab) []Check {
 	return checks
 }
 
-// ofFamilies is the checks of one list for each family of the lab. A dual lab tries IPv4, which the others do, in short.
+// ofFamilies returns the checks of one list for each family of the lab. A dual lab tests IPv4, which others cover, only briefly.
 func (l *Lab) ofFamilies(list func(*plan) []Check) (checks []Check) {
 	for _, p := range l.plans() {
 		if l.options.Inside == IPv4AndIPv6 && !p.is6() {
@@ -90,7 +89,7 @@ func (l *Lab) ofFamilies(list func(*plan) []Check) (checks []Check) {
 	return checks
 }
 
-// trafficChecks are what pods of one family are promised.
+// trafficChecks are the promises to pods of one family.
 func (l *Lab) trafficChecks(p *plan) []Check {
 	first := l.pairOf(p, "rome/pod1", "milan/pod1")
 	bulk := l.amount(streamBytes)
@@ -124,7 +123,7 @@ func (l *Lab) trafficChecks(p *plan) []Check {
 		)
 	}
 	cross := l.pairOf(p, "rome/pod2", "milan/pod1")
-	// A gateway's socket in gVisor has room for 512 KiB, which one stream fills where the sandbox waits for a processor.
+	// Under gVisor a gateway's socket has room for 512 KiB, which one stream fills when the sandbox waits for a processor.
 	lossy := l.options.Sandbox.Runsc != ""
 	return append(checks,
 		Check{"tcp both ways", cross.path(), func(ctx context.Context) (string, error) { return cross.checkStream(ctx, bulk, bulk) }},
@@ -151,7 +150,7 @@ func (l *Lab) checkCapabilities(ctx context.Context) (string, error) {
 	return "no capability", nil
 }
 
-// checkRemaps reads what each gateway has chosen for the other cluster's CIDRs.
+// checkRemaps reads each gateway's choice for the other cluster's CIDRs.
 func (l *Lab) checkRemaps(context.Context) (string, error) {
 	var seen []string
 	for _, p := range l.plans() {
@@ -214,7 +213,7 @@ func (e *ends) checkPing(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%s, from %s", percentiles(rtts), e.wantSource), nil
 }
 
-// series pings n times with the sizes in turn, until one has no answer; every answer must be a reply.
+// series pings n times with the sizes in turn, until a request has no answer; every answer must be a reply.
 func (p *pinger) series(ctx context.Context, to netip.Addr, n int, sizes []int) ([]time.Duration, error) {
 	var rtts []time.Duration
 	for i := range n {
@@ -269,8 +268,7 @@ func (l *Lab) traceChecks(p *plan, i int) []Check {
 	}
 	return []Check{
 		{"traceroute", pod.Name + " → " + c.Internal.String(), trace(c.Internal, n.PodCIDR.Addr(), c.Internal)},
-		// The far gateway and the far node have no address of their own that
-		// this cluster knows: both speak as the far cluster's unknown source.
+		// The far gateway and the far node have no address known to this cluster: both answer as the far cluster's unknown source.
 		{"traceroute", pod.Name + " → " + peer.Name + "/" + far.PodName,
 			trace(target, n.PodCIDR.Addr(), c.Internal, u, u, target)},
 	}
@@ -307,7 +305,7 @@ func checkTrace(ctx context.Context, from *Host, to netip.Addr, want []netip.Add
 	return fmt.Sprintf("%d hops", len(hops)), nil
 }
 
-// checkPingUnderLoad measures latency beside a bulk stream. Where the way is lossy, one request in twenty, or two, may have no answer.
+// checkPingUnderLoad measures latency beside a bulk stream. On a lossy path, up to two requests or one in twenty may have no answer.
 func (e *ends) checkPingUnderLoad(ctx context.Context, bulk int64, lossy bool) (string, error) {
 	p, err := newPinger(e.from)
 	if err != nil {

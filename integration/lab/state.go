@@ -16,11 +16,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Kind says what a lab is for.
+// Kind is the purpose of a lab.
 type Kind string
 
-// A lab that is up waits for commands until it is taken down; there is one per
-// user. A check's lab ends with the check.
+// A lab that is up waits for commands until it is taken down; each user has one. A check's lab ends with the check.
 const (
 	KindUp    Kind = "up"
 	KindCheck Kind = "check"
@@ -28,7 +27,7 @@ const (
 
 const (
 	stateFile  = "state.json"
-	keepFile   = "keep" // there if logs of a failed check are to be kept
+	keepFile   = "keep" // exists if logs of a failed check must be kept
 	socketFile = "lab.sock"
 )
 
@@ -38,19 +37,17 @@ const downTimeout = 20 * time.Second
 // state is the content of a lab's state file.
 type state struct {
 	Kind   Kind    `json:"kind"`
-	Owner  process `json:"owner"`  // the command that started it, and waits for a check
-	Holder process `json:"holder"` // none before it was started
+	Owner  process `json:"owner"`  // the command that started it, which waits for a check
+	Holder process `json:"holder"` // absent before it was started
 }
 
-// process names a process for ever: its ID is used again, its ID with its start
-// time is not.
+// process identifies a process uniquely: IDs are reused, but not with the same start time.
 type process struct {
 	PID   int    `json:"pid"`
 	Start uint64 `json:"start"` // in clock ticks since boot
 }
 
-// baseDir is where this user's labs have their folders: below the runtime
-// directory, else in a folder of the user's own below the temporary one.
+// baseDir is the folder of this user's labs: below the runtime directory, else in a folder of the user's own below the temporary one.
 func baseDir() (string, error) {
 	runtime := os.Getenv("XDG_RUNTIME_DIR")
 	switch {
@@ -74,8 +71,7 @@ func baseDir() (string, error) {
 	return base, nil
 }
 
-// newDir makes the folder of a new lab, with a state file that names no holder. It
-// removes what is left of a lab that was up, and reports so.
+// newDir makes the folder of a new lab, with a state file without a holder. It removes leftovers of a killed lab that was up, and reports so.
 func newDir(kind Kind, report func(format string, args ...any)) (string, error) {
 	base, err := baseDir()
 	if err != nil {
@@ -86,9 +82,9 @@ func newDir(kind Kind, report func(format string, args ...any)) (string, error) 
 		if err != nil {
 			return "", fmt.Errorf("lab: %w", err)
 		}
-		return dir, noteHolder(dir, kind, 0)
+		return dir, writeState(dir, kind, 0)
 	}
-	// One command at a time looks whether there is a lab, and makes one.
+	// One command at a time checks whether there is a lab, and makes one.
 	lock, err := os.Open(base)
 	if err != nil {
 		return "", err
@@ -102,9 +98,9 @@ func newDir(kind Kind, report func(format string, args ...any)) (string, error) 
 	case err != nil:
 		return "", err
 	case now == isUp:
-		return "", errors.New("lab: there is one up already; see: culvert lab status, culvert lab down")
+		return "", errors.New("lab: there is one up already; see: culvert-lab status, culvert-lab down")
 	case now == isStarting:
-		return "", errors.New("lab: another command is starting one; see: culvert lab status")
+		return "", errors.New("lab: another command is starting one; see: culvert-lab status")
 	case now == isDead:
 		if err := os.RemoveAll(dir); err != nil {
 			return "", err
@@ -114,15 +110,15 @@ func newDir(kind Kind, report func(format string, args ...any)) (string, error) 
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return "", fmt.Errorf("lab: %w", err)
 	}
-	return dir, noteHolder(dir, kind, 0)
+	return dir, writeState(dir, kind, 0)
 }
 
-// What a lab's folder is of.
+// The condition of a lab's folder.
 type condition int
 
 const (
 	isNone     condition = iota // there is no folder
-	isStarting                  // a lab without a holder so far
+	isStarting                  // a lab without a holder yet
 	isUp
 	isDead // a lab whose holder was killed
 )
@@ -146,9 +142,8 @@ func stateOf(dir string) (condition, error) {
 	return isDead, nil
 }
 
-// noteHolder writes the owner, which is this process, and the holder, 0 for none,
-// into the lab's state file.
-func noteHolder(dir string, kind Kind, pid int) error {
+// writeState writes the owner, which is this process, and the holder, 0 for none, into the lab's state file.
+func writeState(dir string, kind Kind, pid int) error {
 	s := state{Kind: kind}
 	for _, p := range []struct {
 		pid int
@@ -185,7 +180,7 @@ func startTime(pid int) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	// The second field is a name in parentheses that may hold anything.
+	// The second field is a name in parentheses, which may contain anything.
 	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
 	if len(fields) < 20 {
 		return 0, fmt.Errorf("/proc/%d/stat has %d fields", pid, len(fields)+2)
@@ -199,13 +194,13 @@ func (p process) open() (pidfd int, err error) {
 		return -1, nil
 	}
 	pidfd, err = unix.PidfdOpen(p.PID, 0)
-	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) { // none, or a thread's
+	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) { // no such process, or a thread's ID
 		return -1, nil
 	}
 	if err != nil {
 		return -1, fmt.Errorf("lab: process %d: %w", p.PID, err)
 	}
-	// The process ID cannot change hands from here on.
+	// From now on, the process ID cannot be reused.
 	start, err := startTime(p.PID)
 	if err != nil || start != p.Start || finished(pidfd) {
 		unix.Close(pidfd)
@@ -230,9 +225,8 @@ func finished(pidfd int) bool {
 	return err == nil && n == 1
 }
 
-// Down ends this user's labs that are up and removes what labs of any kind left.
-// A check that is running stays as it is. It says what it does through report,
-// and is the same when there is nothing to do.
+// Down ends this user's labs that are up and removes what labs of any kind have left. A running check is not affected. It reports its actions through
+// report, and may be repeated.
 func Down(report func(format string, args ...any)) error {
 	base, err := baseDir()
 	if err != nil {
@@ -240,12 +234,12 @@ func Down(report func(format string, args ...any)) error {
 	}
 	entries, err := os.ReadDir(base)
 	if err != nil {
-		return fmt.Errorf("lab down: %w", err)
+		return fmt.Errorf("down: %w", err)
 	}
 	var errs []error
 	for _, e := range entries {
 		if err := down(filepath.Join(base, e.Name()), report); err != nil {
-			errs = append(errs, fmt.Errorf("lab down: %s: %w", e.Name(), err))
+			errs = append(errs, fmt.Errorf("down: %s: %w", e.Name(), err))
 		}
 	}
 	if len(entries) == 0 {
@@ -260,7 +254,7 @@ func down(dir string, report func(format string, args ...any)) error {
 		return err
 	}
 	if s.Kind == KindCheck {
-		// Of a command that was killed, the holder may take a moment to end.
+		// After its command was killed, the holder may take a moment to end.
 		running, err := s.Owner.running()
 		if err != nil {
 			return err
@@ -297,13 +291,12 @@ func (p process) kill() error {
 			return fmt.Errorf("process %d does not end", p.PID)
 		}
 		fds := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
-		unix.Poll(fds, int(time.Until(deadline).Milliseconds())+1) // EINTR: once more
+		unix.Poll(fds, int(time.Until(deadline).Milliseconds())+1) // EINTR: repeat
 	}
 	return nil
 }
 
-// readState reads a lab's state file. A folder without one is of a lab that was
-// killed before it began.
+// readState reads a lab's state file. A folder without one belongs to a lab that was killed before it began.
 func readState(dir string) (s state, err error) {
 	text, err := os.ReadFile(filepath.Join(dir, stateFile))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -329,12 +322,12 @@ func upDir() (string, error) {
 	case err != nil:
 		return "", err
 	case now == isNone:
-		return "", errors.New("lab: none is up; start one with: culvert lab up")
+		return "", errors.New("lab: none is up; start one with: culvert-lab up")
 	case now == isStarting:
 		return "", errors.New("lab: none is up so far, it is being built; ask again")
 	case now == isDead:
-		return "", fmt.Errorf("lab: none is up: its first process was killed, and all others ended with it; start another with culvert lab up,"+
-			" or remove its files, %s, with culvert lab down", dir)
+		return "", fmt.Errorf("lab: none is up: its first process was killed, and all others ended with it; start another with culvert-lab up,"+
+			" or remove its files, %s, with culvert-lab down", dir)
 	}
 	return dir, nil
 }

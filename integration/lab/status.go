@@ -17,14 +17,14 @@ type Status struct {
 	Dir         string          `json:"dir"`
 	Hosts       []HostStatus    `json:"hosts"`
 	Processes   []ProcessStatus `json:"processes"`
-	Broken      []string        `json:"broken"` // faults that lab break has made
+	Broken      []string        `json:"broken"` // faults made by break
 }
 
 // HostStatus is one host.
 type HostStatus struct {
 	Name    string `json:"name"`
 	Address string `json:"address"`
-	Seen    string `json:"seen,omitempty"` // how the other cluster sees it
+	Seen    string `json:"seen,omitempty"` // the address seen by the other cluster
 }
 
 // ProcessStatus is one gateway or node.
@@ -44,18 +44,17 @@ func Break(ctx context.Context, names []string) (*Status, error) {
 	return ask(ctx, request{Do: doBreak, Args: names})
 }
 
-// Mend takes faults of the lab that is up back; see Lab.Mend.
+// Mend removes faults of the lab that is up; see Lab.Mend.
 func Mend(ctx context.Context, names []string) (*Status, error) {
 	return ask(ctx, request{Do: doMend, Args: names})
 }
 
-// Restart starts a gateway or node of the lab that is up anew; see Lab.Restart.
+// Restart restarts a gateway or node of the lab that is up; see Lab.Restart.
 func Restart(ctx context.Context, host string) (*Status, error) {
 	return ask(ctx, request{Do: doRestart, Host: host})
 }
 
-// ask sends a request without files. The holder completes what it was asked for
-// also when ctx ends.
+// ask sends a request without files. The holder completes it even if ctx ends.
 func ask(ctx context.Context, r request) (*Status, error) {
 	conn, err := dialHolder()
 	if err != nil {
@@ -69,7 +68,7 @@ func ask(ctx context.Context, r request) (*Status, error) {
 	}
 	answer, err := readResponse(conn)
 	if ctx.Err() != nil {
-		return nil, fmt.Errorf("lab %s: interrupted; the lab completes it", r.Do)
+		return nil, fmt.Errorf("%s: interrupted; the lab completes it", r.Do)
 	}
 	if err != nil {
 		return nil, err
@@ -77,7 +76,7 @@ func ask(ctx context.Context, r request) (*Status, error) {
 	return answer.Status, nil
 }
 
-// dialTime is how long a holder may take that begins, or ends.
+// dialTime is how long a starting or ending holder may take.
 const dialTime = 5 * time.Second
 
 func dialHolder() (*net.UnixConn, error) {
@@ -126,7 +125,7 @@ func (l *Lab) status() *Status {
 	return s
 }
 
-// whyEnded tells why a process does not run; "" if it does.
+// whyEnded returns why a process does not run; "" if it does.
 func (l *Lab) whyEnded(p *Process) string {
 	if p.Running() {
 		return ""
@@ -134,5 +133,5 @@ func (l *Lab) whyEnded(p *Process) string {
 	if f := l.offBy(p.Host.Name); f != nil {
 		return "kept off by " + f.Name
 	}
-	return exitError(p.err).Error() + "; culvert lab restart " + p.Host.Name
+	return exitError(p.err).Error() + "; culvert-lab restart " + p.Host.Name
 }

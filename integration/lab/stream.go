@@ -17,8 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pattern is a stream of bytes in which no block is like another, so that a
-// block lost, repeated, changed or moved changes the SHA-256 of the whole.
+// pattern is a stream of bytes without repeated blocks, so that a lost, repeated, changed or moved block changes the SHA-256 sum.
 type pattern struct {
 	block [256 << 10]byte
 	left  int64
@@ -59,11 +58,10 @@ func (e *ends) checkStream(ctx context.Context, up, down int64) (string, error) 
 	return fmt.Sprintf("%.2f Gbit/s, %d MiB, SHA-256 equal", rate, (up+down)>>20), nil
 }
 
-// dialTimeout lets a connection lose its first two SYNs.
+// dialTimeout allows for a connection's first two SYNs to be lost.
 const dialTimeout = 5 * time.Second
 
-// stream compares SHA-256 sums and the addresses the pods saw, and returns the
-// near end.
+// stream compares SHA-256 sums and the addresses that the pods saw, and returns the near end.
 func (e *ends) stream(ctx context.Context, up, down int64) (*transfer, error) {
 	listener, err := e.to.Listen(over("tcp", e.to.Address), net.JoinHostPort(e.to.Address.String(), "0"))
 	if err != nil {
@@ -108,7 +106,7 @@ func (e *ends) stream(ctx context.Context, up, down int64) (*transfer, error) {
 	return near, nil
 }
 
-// transfer is one end of a connection that sent and received all it had to.
+// transfer is one end of a connection after it sent and received everything.
 type transfer struct {
 	peer           netip.Addr
 	peerPort       uint16
@@ -118,7 +116,7 @@ type transfer struct {
 	err            error
 }
 
-// newTransfer sends and receives at once and closes the connection.
+// newTransfer sends and receives concurrently and closes the connection.
 func newTransfer(ctx context.Context, conn net.Conn, send, receive int64, seed uint64) *transfer {
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })

@@ -7,16 +7,16 @@ import (
 	"time"
 )
 
-// survived is what became of a crowd.
+// survived is the outcome for a flow set.
 type survived struct {
 	pause   time.Duration
-	longest string         // the flow that paused for so long
+	longest string         // the flow with the longest pause
 	lost    map[string]int // flows by kind
 	first   error          // of one of them
 }
 
-// begin forgets how late messages were so far.
-func (c *crowd) begin() {
+// begin resets the recorded lateness of messages.
+func (c *flowSet) begin() {
 	for _, f := range c.flows {
 		f.mu.Lock()
 		f.late = 0
@@ -24,9 +24,9 @@ func (c *crowd) begin() {
 	}
 }
 
-// judge waits until every flow has had messages since a time, both ways where it was idle, and says what became of them. It speaks to a
-// few idle ones at a time: all of them at once would wait for each other.
-func (c *crowd) judge(since time.Time) survived {
+// judge waits until every flow has had messages since a time, in both directions if it was idle, and returns the outcome. It wakes a few idle flows
+// at a time, because all at once would wait for each other.
+func (c *flowSet) judge(since time.Time) survived {
 	s := survived{lost: make(map[string]int)}
 	var mu sync.Mutex
 	var checks []func() error
@@ -52,8 +52,8 @@ func (c *crowd) judge(since time.Time) survived {
 	return s
 }
 
-// alive waits for messages of a flow; one that idles is spoken to both ways.
-func (c *crowd) alive(f *flow, since time.Time) error {
+// alive waits for messages of a flow; it sends on an idle one in both directions.
+func (c *flowSet) alive(f *flow, since time.Time) error {
 	if f.does == idles {
 		return errors.Join(c.deliver(f, f.first), c.deliver(f, 1-f.first))
 	}

@@ -10,8 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// terminal is a pseudo-terminal for a command in a host, between this process's
-// terminal and the command: it makes a shell there the master of its own jobs.
+// terminal is a pseudo-terminal for a command in a host, between this process's terminal and the command. It lets a shell there control its own jobs.
 type terminal struct {
 	master, slave *os.File
 	before        *unix.Termios // of this process's terminal
@@ -53,8 +52,7 @@ func openTerminal() (*terminal, error) {
 	return t, nil
 }
 
-// files are the three standard files of the command: the terminal in the place of
-// each that is one.
+// files are the three standard files of the command: the pseudo-terminal replaces each that is a terminal.
 func (t *terminal) files() []int {
 	files := []int{0, 1, 2}
 	for i := range files {
@@ -65,8 +63,7 @@ func (t *terminal) files() []int {
 	return files
 }
 
-// connect carries what is typed and printed, once the command has the slave. The
-// keys go through as they are: Ctrl-C is for the command's terminal to interpret.
+// connect copies input and output, once the command has the slave. Keys pass through unchanged: the command's terminal interprets Ctrl-C.
 func (t *terminal) connect() error {
 	t.slave.Close()
 	raw := *t.before
@@ -93,7 +90,7 @@ func (t *terminal) connect() error {
 	}
 	go func() {
 		defer close(t.printed)
-		io.Copy(screen, t.master) // until EIO: the command, whose terminal it is, has ended
+		io.Copy(screen, t.master) // until EIO: the command, which owns the terminal, has ended
 	}()
 	return nil
 }
@@ -104,7 +101,7 @@ func (t *terminal) resize() {
 	}
 }
 
-// close prints what is left to print and gives this process its terminal back.
+// close prints the remaining output and restores this process's terminal.
 func (t *terminal) close() {
 	<-t.printed
 	signal.Stop(t.resized)

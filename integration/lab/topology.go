@@ -17,7 +17,7 @@ type Cluster struct {
 	Underlay netip.Prefix // with the router's address
 	Outside  netip.Prefix // with the router's address towards the client
 	Client   netip.Addr   // outside the cluster
-	Mapped   netip.Addr   // a second address of the client, for which MappedAs stands
+	Mapped   netip.Addr   // a second address of the client, represented by MappedAs
 	MappedAs netip.Addr   // real, of External
 	VIP      netip.Addr   // on the underlay; the second node owns it
 	Gateway  netip.Addr   // underlay address
@@ -51,7 +51,7 @@ type ClusterNode struct {
 // plan is the addresses of both clusters, of one family.
 type plan [2]Cluster
 
-// clusters is the address plan of every lab; one with IPv6 has clusters6 too.
+// clusters is the address plan of every lab; labs with IPv6 use clusters6 too.
 var clusters = plan{{
 	Name: "rome", Role: "client",
 	Underlay: netip.MustParsePrefix("172.18.0.1/24"),
@@ -91,7 +91,7 @@ var clusters = plan{{
 // UnknownSource is the address that stands for unknown sources (U).
 func (c *Cluster) UnknownSource() netip.Addr { return c.External.Masked().Addr() }
 
-// Seen is how the other cluster sees an address of this one.
+// Seen is the other cluster's view of an address of this one.
 func (c *Cluster) Seen(a netip.Addr) netip.Addr {
 	for real, seen := range map[netip.Prefix]netip.Prefix{c.PodCIDR: c.SeenPods, c.External: c.SeenExt} {
 		if real.Contains(a) {
@@ -120,8 +120,8 @@ type linkEnd struct {
 	bridge  string       // of which it becomes a port, or ""
 }
 
-// underlayFeatures are what makes super-frames: without them a link carries
-// ordinary frames with finished checksums, as the cable between machines does.
+// underlayFeatures are the features for super-frames: without them a link carries ordinary frames with complete checksums, like a cable between
+// machines.
 var underlayFeatures = []string{
 	"tx-checksum-ip-generic", "tx-scatter-gather", "tx-scatter-gather-fraglist", "tx-tcp-segmentation", "tx-tcp-ecn-segmentation",
 	"tx-tcp-mangleid-segmentation", "tx-tcp6-segmentation", "tx-generic-segmentation", "tx-udp_tnl-segmentation",
@@ -189,8 +189,7 @@ func addBridge(name string, address netip.Prefix) error {
 	return netlink.LinkSetUp(bridge)
 }
 
-// addRoute adds a route to this thread's namespace. The gateway must be on one
-// of its links.
+// addRoute adds a route in this thread's namespace. The gateway must be on one of its links.
 func addRoute(to netip.Prefix, via netip.Addr) error {
 	if err := netlink.RouteAdd(&netlink.Route{Dst: ipNet(to), Gw: via.AsSlice()}); err != nil {
 		return fmt.Errorf("route %s via %s: %w", to, via, err)

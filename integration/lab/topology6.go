@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// clusters6 is clusters over IPv6: pods of equal addresses in both clusters, which are unique local ones (RFC 4193).
+// clusters6 is clusters over IPv6: pods with equal addresses in both clusters, from unique local ones (RFC 4193).
 var clusters6 = plan{{
 	Name: "rome", Role: "client",
 	Underlay: netip.MustParsePrefix("fd18:1::1/64"),
@@ -49,7 +49,7 @@ var clusters6 = plan{{
 // is6 reports whether p is of IPv6.
 func (p *plan) is6() bool { return p[0].Internal.Is6() }
 
-// families are those of the addresses that a lab's kernels have, as netlink numbers them.
+// families are the address families of a lab's kernels, by netlink's numbers.
 func (l *Lab) families() []int {
 	if l.options.Inside == IPv4 && !l.options.Outside6 {
 		return []int{unix.AF_INET}
@@ -81,12 +81,12 @@ func (c *Cluster) anywhere() netip.Prefix {
 	return everywhere
 }
 
-// plans are the families of the lab's pods.
+// plans are the plans of the lab's families for pods.
 func (l *Lab) plans() []*plan {
 	return [...][]*plan{{&clusters}, {&clusters, &clusters6}, {&clusters6}}[l.options.Inside]
 }
 
-// plan is the family of the lab that is tried where one is enough: IPv6, if there are two.
+// plan is the plan of the family to test if one is enough: IPv6, if there are two.
 func (l *Lab) plan() *plan {
 	all := l.plans()
 	return all[len(all)-1]
@@ -95,7 +95,7 @@ func (l *Lab) plan() *plan {
 // at returns the named host with its address in that plan.
 func (l *Lab) at(name string) *Host { return l.host(l.plan(), name) }
 
-// outer is the family that tunnels run over.
+// outer is the plan of the tunnels' underlay.
 func (l *Lab) outer() *plan {
 	if l.options.Outside6 {
 		return &clusters6
@@ -156,7 +156,7 @@ func (l *Lab) addIPv6(c *Cluster) error {
 	return nil
 }
 
-// over is the network of a kind that an address is of, as package net calls it: tcp4, tcp6.
+// over returns the network for an address, in the notation of package net: tcp4, tcp6.
 func over(kind string, a netip.Addr) string {
 	if a.Is6() {
 		return kind + "6"

@@ -9,9 +9,9 @@ import (
 
 var ipv4Text = regexp.MustCompile(`\b(\d+)\.(\d+)\.(\d+)\.(\d+)(/\d+|:\d*)?`)
 
-// AsIPv6 returns a text with addresses of the IPv6 plan in place of those of the IPv4 plan, prefixes and ports with them: 10.0.1.5 becomes
-// fd00:10:0:1::5, and 192.0.2.7:51840 becomes [2001:db8:c::7]:51840. inside means those of pods, of external CIDRs and of the ends of
-// tunnels, outside all others. What is of neither plan stays.
+// AsIPv6 replaces addresses of the IPv4 plan in a text by those of the IPv6 plan, including prefixes and ports: 10.0.1.5 becomes fd00:10:0:1::5, and
+// 192.0.2.7:51840 becomes [2001:db8:c::7]:51840. inside selects the addresses of pods, of external CIDRs and of the ends of tunnels, outside all
+// others. Other addresses stay.
 func AsIPv6(text string, inside, outside bool) string {
 	return ipv4Text.ReplaceAllStringFunc(text, func(found string) string {
 		m := ipv4Text.FindStringSubmatch(found)

@@ -7,14 +7,14 @@ import (
 	"testing/synctest"
 )
 
-// bubbles are those that run, and the Ps there were before them.
+// bubbles counts the running bubbles, and holds the number of Ps before them.
 var bubbles struct {
 	sync.Mutex
 	running, procs int
 }
 
-// Bubble is synctest.Test, under the race detector on one P: all timers of a bubble have one context there (runtime.timers.raceCtx), which two
-// Ps that fire timers at once corrupt, so that the process crashes or hangs.
+// Bubble is synctest.Test. Under the race detector it uses one P: all timers of a bubble share one context there (runtime.timers.raceCtx), which is
+// corrupted when two Ps fire timers at once, so that the process crashes or hangs.
 func Bubble(t *testing.T, test func(*testing.T)) {
 	t.Helper()
 	if raceDetector {

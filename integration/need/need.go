@@ -1,6 +1,6 @@
-// Package need skips tests for what a machine lacks, each by the name of a probe. LAB makes such a skip a failure: LAB=require for all
-// that this kernel can do, LAB=require=tun,tshark for what it names. Bubble is for tests that
-// have a clock of their own.
+// Package need skips tests that a machine does not support, each by the name of a probe, and starts external programs that tests have requested. The
+// variable LAB turns such skips into failures: LAB=require for everything that this kernel can do, LAB=require=tun,tshark for the listed probes.
+// Bubble is for tests with a fake clock.
 package need
 
 import (
@@ -11,17 +11,17 @@ import (
 	"testing"
 )
 
-// longEnv asks for tests that take minutes.
+// longEnv enables tests that take minutes.
 const longEnv = "CULVERT_LONG"
 
-// Kernel skips the test if err is not nil: what a probe of the kernel, or of a right, has found. errors.ErrUnsupported says that the kernel
-// cannot do it, which LAB=require alone does not ask for.
+// Kernel skips the test if err, the result of a probe of the kernel or of a privilege, is not nil. errors.ErrUnsupported means that the kernel lacks
+// the feature; LAB=require alone does not require it.
 func Kernel(t testing.TB, probe string, err error) {
 	t.Helper()
 	judge(t, probe, err, !errors.Is(err, errors.ErrUnsupported))
 }
 
-// Offloads is Kernel for UDP_SEGMENT and UDP_GRO, or what the test needs of them.
+// Offloads is Kernel for UDP_SEGMENT and UDP_GRO, or for what the test needs of them.
 func Offloads(t testing.TB, there bool) {
 	t.Helper()
 	if !there {
@@ -29,13 +29,13 @@ func Offloads(t testing.TB, there bool) {
 	}
 }
 
-// Program is Kernel for what is installed, or built before: LAB=require alone does not ask for it.
+// Program is Kernel for installed or prebuilt programs, which LAB=require alone does not require.
 func Program(t testing.TB, probe string, err error) {
 	t.Helper()
 	judge(t, probe, err, false)
 }
 
-// Long skips the test unless CULVERT_LONG is set; what says what it is.
+// Long skips the test unless CULVERT_LONG is set; what describes it.
 func Long(t testing.TB, what string) {
 	t.Helper()
 	if os.Getenv(longEnv) == "" {
@@ -54,7 +54,7 @@ func judge(t testing.TB, probe string, err error, byDefault bool) {
 	t.Skipf("probe %s: %v", probe, err)
 }
 
-// required tells whether LAB asks for a probe; byDefault is what LAB=require says of it.
+// required reports whether LAB requires a probe; byDefault is the result for LAB=require.
 func required(lab, probe string, byDefault bool) bool {
 	if lab == "require" {
 		return byDefault

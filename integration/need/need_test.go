@@ -3,6 +3,8 @@ package need
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"runtime"
 	"testing"
 )
@@ -14,6 +16,10 @@ type outcome struct {
 }
 
 func (o *outcome) Helper() {}
+
+func (o *outcome) Name() string { return "TestOutcome/sub" }
+
+func (o *outcome) Error(...any) { o.is = "failed" }
 
 func (o *outcome) Skipf(string, ...any) { o.end("skipped") }
 
@@ -85,5 +91,53 @@ func TestLong(t *testing.T) {
 		if got := of(func(t testing.TB) { Long(t, "four minutes") }); got != want {
 			t.Errorf("%s=%q: %s, want %s", longEnv, long, got, want)
 		}
+	}
+}
+
+// TestPrograms: a test that has asked for a program may start it, and one that has not fails wherever it runs, without a start.
+func TestPrograms(t *testing.T) {
+	ran := func() string { return of(func(t testing.TB) { Command(t, "true").Run() }) }
+	if got := ran(); got != "failed" {
+		t.Errorf("a program that was not asked for: %s", got)
+	}
+	if got := of(func(t testing.TB) { Command(t, "/bin/true").Run() }); got != "failed" {
+		t.Errorf("one by its path: %s", got)
+	}
+	if got := of(func(t testing.TB) { Programs(t, "nothing", "true", "no-such-program") }); got != "skipped" {
+		t.Errorf("one that is missing: %s", got)
+	}
+	if got := ran(); got != "failed" {
+		t.Errorf("one of several of which another is missing: %s", got)
+	}
+	if got := of(func(t testing.TB) {
+		if cmd := Command(t, "true"); cmd.Run() == nil {
+			t.Error("it started although the test has failed")
+		}
+	}); got != "failed" {
+		t.Errorf("not asked for: %s", got)
+	}
+	if got := of(func(t testing.TB) {
+		Programs(t, "true", "true")
+		if err := Command(t, "true").Run(); err != nil {
+			t.Error(err)
+		}
+		if got, want := Asked(t), "CULVERT_TEST_PROGRAMS=true"; got != want {
+			t.Error(got)
+		}
+	}); got != "ran" {
+		t.Errorf("asked for: %s", got)
+	}
+	asked.by = map[string][]string{}
+	t.Setenv(askedEnv, "false,true")
+	if got := ran(); got != "ran" {
+		t.Errorf("asked for by the process that started this one: %s", got)
+	}
+	own := filepath.Join(t.TempDir(), "true")
+	if err := os.WriteFile(own, []byte("#!/bin/sh\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv(askedEnv, "")
+	if got := of(func(t testing.TB) { Command(t, own) }); got != "ran" {
+		t.Errorf("a file of the test's own: %s", got)
 	}
 }

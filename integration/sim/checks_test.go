@@ -6,8 +6,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"culvert/gateway"
-	"culvert/gateway/config"
+	"culvert/gateway/path"
 	"culvert/geneve"
 	"culvert/nat"
 )
@@ -88,7 +87,7 @@ func (s *side) judgeLedger() {
 		balance(name+" in nat", d.Received, d.Forwarded+d.Delivered+d.Held+sum(d.Dropped[:]))
 	}
 	var received, sent uint64
-	for _, link := range private[config.Links](s.gateway, "links").ByName {
+	for _, link := range s.links().ByName {
 		if t, ok := s.endpoint().TunnelStats(uint16(link)); ok {
 			received += t.ReceivedPackets
 			sent += t.SentPackets
@@ -101,12 +100,9 @@ func (s *side) judgeLedger() {
 	}
 	balance("packets of nodes", received, stats.Outbound.Received)
 
-	lost := func(way string) uint64 { // what gateway.DropReason counts, but what is dropped before it is to be sent
-		drops := privateAt[[4]atomic.Uint64](s.gateway, way, "counters", "drops")
-		return drops[gateway.DropLocalQueueFull].Load() + drops[gateway.DropOutput].Load()
-	}
-	made := func(way string) uint64 {
-		return privateAt[atomic.Uint64](s.gateway, way, "counters", "generated").Load()
+	outbound, inbound := s.path().Outbound(), s.path().Inbound()
+	lost := func(way *path.Counters) uint64 { // what path.DropReason counts, but what is dropped before it is to be sent
+		return way.Dropped(path.DropLocalQueueFull) + way.Dropped(path.DropOutput)
 	}
 	through := func(way string) (given, back uint64) {
 		window := func(name string) int64 { return privateAt[atomic.Int64](s.wg(), "bind", way, name).Load() }
@@ -114,21 +110,22 @@ func (s *side) judgeLedger() {
 		return uint64(window("handed") + window("gone") - late), uint64(window("done"))
 	}
 	given, back := through("out")
-	toPeer, between := stats.Outbound.Forwarded+made("out"), uint64(0)
+	toPeer, between := stats.Outbound.Forwarded+outbound.Generated(), uint64(0)
 	if s.w.traffic.garbled { // the destination of IPv6 has no checksum that a gateway looks at: it may be a pod at another node
-		between = toPeer - min(given+lost("out"), toPeer)
+		between = toPeer - min(given+lost(outbound), toPeer)
 	}
-	balance("packets for the peer", toPeer, given+lost("out")+between)
+	balance("packets for the peer", toPeer, given+lost(outbound)+between)
 	_, data := s.own.peer.counts()
 	balance("messages to the peer", data, back)
 	if _, back = through("in"); s.own.relay != nil { // what the gateway before has decrypted for this one
 		back += s.own.relay.packetsArrived.Load()
 	}
+	back -= s.own.lent
 	if s.w.traffic.cutting {
 		back = max(back, stats.Inbound.Received)
 	}
 	balance("packets of the peer", back, stats.Inbound.Received)
-	balance("packets for nodes", between+stats.Inbound.Forwarded+made("in"), sent+uint64(tunnels.Held)+sum(tunnels.Drops[geneve.UnknownTunnel:])+lost("in"))
+	balance("packets for nodes", between+stats.Inbound.Forwarded+inbound.Generated(), sent+uint64(tunnels.Held)+sum(tunnels.Drops[geneve.UnknownTunnel:])+lost(inbound))
 
 	if stats.Connections > s.config.MaxConnections || tunnels.Held > 256 {
 		s.w.fail("%s: %d connections, %d packets held", s.config.Cluster, stats.Connections, tunnels.Held)

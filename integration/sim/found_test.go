@@ -27,6 +27,7 @@ var found = []struct {
 	{8395, "of the simulation: a sender of trains did not heed that its path had become narrow"},
 	{27984, "of the judge: who was told that a datagram was too large waited before it sent smaller ones, with two narrow legs in its way for longer than patience"},
 	{318169, "of the judge: a server's answer waited for a session, and its client's port had become another guest's after a restart"},
+	{292, "a guest's first packet found no room: a flood from its own network held more than one from another, which held the oldest"},
 	{302789, "of the simulation: a packet corrupted on two legs had the right checksum again"},
 }
 

@@ -76,8 +76,8 @@ func (s *side) upgrade(how byte) (end func()) {
 	}
 }
 
-// settle ends a hand-over that is under way: the new gateway is killed, unless it has taken over.
-func (s *side) settle() {
+// endHandover ends a hand-over that is under way: the new gateway is killed, unless it has taken over.
+func (s *side) endHandover() {
 	m := s.moving
 	if m == nil {
 		return
@@ -144,12 +144,38 @@ func (m *move) take() {
 		m.keep()
 		x.gateway.Run(ctx)
 		takeBuffers(x.gateway)
+	case s.w.dies > 0:
+		m.newSaid = false
+		m.outlive(x.gateway)
+		return
 	default:
-		s.noteSaved()
+		s.recordSaved()
 		s.config, m.stopOld = m.config, s.stop
 		s.run(x.gateway, m.own)
 	}
 	m.end()
+}
+
+// outlive has the new gateway run, and kills it after a while: the old one is to be there then.
+func (m *move) outlive(next *gateway.Gateway) {
+	s := m.side
+	old, own, stop := s.gateway, s.own, s.stop
+	s.run(next, m.own)
+	end := s.stop
+	s.gateway, s.own, s.stop = old, own, stop
+	s.w.after(s.w.dies, func() {
+		m.kill()
+		m.own.close()
+		go func() { // it is gone for everybody, but its goroutines
+			if err := end(); err == nil {
+				takeBuffers(next)
+			}
+		}()
+		own.lent += m.own.relay.packetsArrived.Load()
+		s.w.survived++
+		m.newSaid, m.newError = true, errors.New("killed after it had taken over")
+		m.end()
+	})
 }
 
 // hand hears what the old gateway says.
@@ -170,7 +196,7 @@ func (m *move) end() {
 	s.moving = nil
 	close(m.over)
 	s.own.keepPeer()
-	s.w.note("%s hands over: %v; the new gateway: %v", s.config.Cluster, m.oldFate, m.newError)
+	s.w.logEvent("%s hands over: %v; the new gateway: %v", s.config.Cluster, m.oldFate, m.newError)
 	if (m.oldFate == nil) != (m.newError == nil) {
 		s.w.fail("%s hands over: the old gateway says %v, and the new one %v", s.config.Cluster, m.oldFate, m.newError)
 	}

@@ -4,11 +4,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
+
+	"culvert/integration/need"
 )
 
 // mutants are faults of the product, each made by one replacement, that the simulation has to find.
@@ -27,7 +28,7 @@ var mutants = []struct {
 		"\t\t\tb.out.take(data)", "\t\t\tb.out.take(min(data, 3))"},
 	{"a full window waits for ever for what WireGuard has discarded", "gateway/wg/inflight.go",
 		"quiet == windowPatience || w.stalled.Load()", "quiet < 0"},
-	{"the queue of answers does not wake who is to take them", "gateway/queue.go",
+	{"the queue of answers does not wake who is to take them", "gateway/path/queue.go",
 		"\tif len(q.packets) == 1 {", "\tif len(q.packets) == 2 {"},
 	{"a peer may begin a handshake twice a minute", "gateway/wg/admission.go",
 		"\tallPace = limit{10 * time.Millisecond, 8}", "\tallPace = limit{30 * time.Second, 1}"},
@@ -35,7 +36,7 @@ var mutants = []struct {
 		"\tif v.Action != Drop || ", "\tif v.Action != Drop || v.MTU > 0 || "},
 	{"an ICMP error quotes the port that only this gateway knows", "nat/packet/icmp.go",
 		"\tq.Rewrite(to, addresses, ports)", "\tto.Ports = from.Ports\n\tq.Rewrite(to, addresses, ports)"},
-	{"a gateway that takes over does without the connections", "gateway/takeover.go",
+	{"a gateway that takes over does without the connections", "gateway/lifecycle/takeover.go",
 		"\t\t\tr.Write(body)\n", ""},
 	{"of SCTP, what arrives broken leaves sound", "nat/fit.go",
 		"\tp.DecrementHops()", "\tif p.DecrementHops(); pl.ports != 0 && p.Protocol() == packet.SCTP {\n\t\tp.SumSCTP()\n\t}"},
@@ -87,10 +88,10 @@ func find(t *testing.T, file, text string) string {
 			t.Fatal(err)
 		}
 	}
-	if out, err := exec.Command("go", "test", "-c", "-vet=off", "-overlay", overlay, "-o", binary, ".").CombinedOutput(); err != nil {
+	if out, err := need.Go("test", "-c", "-vet=off", "-overlay", overlay, "-o", binary, ".").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	run := exec.Command(binary, "-test.v", "-test.timeout=30m", "-test.run=^TestSchedules$", "-replays=10", "-time=25m",
+	run := need.Command(t, binary, "-test.v", "-test.timeout=30m", "-test.run=^TestSchedules$", "-replays=10", "-time=25m",
 		fmt.Sprintf("-packets=%d", mutantPackets))
 	run.Env = append(os.Environ(), "CULVERT_LONG=1")
 	out, err := run.CombinedOutput()

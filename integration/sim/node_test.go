@@ -50,7 +50,7 @@ func newNode(s *side, index int) *node {
 		if !summed(sound, garbled) {
 			return false
 		}
-		s.w.traffic.noteGarbled(garbled)
+		s.w.traffic.recordGarbled(garbled)
 		return true
 	}
 	s.w.listen(n.underlay, n.receive)

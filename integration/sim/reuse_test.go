@@ -55,5 +55,5 @@ func (w *world) release() {
 }
 
 func buffersOf(g *gateway.Gateway) *sync.Pool {
-	return privateAt[sync.Pool](g, "wg", "device", "pool", "messageBuffers", "pool")
+	return privateAt[sync.Pool](g, "path", "WG", "device", "pool", "messageBuffers", "pool")
 }

@@ -146,11 +146,11 @@ func (s schedule) play(w *world) (calm time.Duration) {
 		lasts, next := times(rest[2])
 		w.faults++
 		w.after(at, func() {
-			w.note("%s (%d) begins", f.name, how)
+			w.logEvent("%s (%d) begins", f.name, how)
 			if end := f.begin(w, how); end != nil {
 				w.after(lasts, func() {
 					end()
-					w.note("%s (%d) is over", f.name, how)
+					w.logEvent("%s (%d) is over", f.name, how)
 				})
 			}
 		})

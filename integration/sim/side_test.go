@@ -23,6 +23,7 @@ import (
 
 	"culvert/gateway"
 	"culvert/gateway/config"
+	"culvert/gateway/path"
 	"culvert/gateway/wg"
 	"culvert/gateway/wgkey"
 	"culvert/geneve"
@@ -55,6 +56,7 @@ type side struct {
 type sockets struct {
 	nodes, peer *socket
 	relay       *relayEnd // nil: it has taken over from none
+	lent        uint64    // packets that it has decrypted for others, which were killed
 	gateway     atomic.Pointer[gateway.Gateway]
 	closed      atomic.Bool
 }
@@ -65,9 +67,9 @@ func (o *sockets) keepPeer() {
 	if g == nil {
 		return
 	}
-	if all := privateAt[sync.RWMutex](g, "wg", "device", "peers", "RWMutex"); all.TryRLock() {
+	if all := privateAt[sync.RWMutex](g, "path", "WG", "device", "peers", "RWMutex"); all.TryRLock() {
 		defer all.RUnlock()
-		for _, peer := range private[map[device.NoisePublicKey]*device.Peer](g, "wg", "device", "peers", "keyMap") {
+		for _, peer := range private[map[device.NoisePublicKey]*device.Peer](g, "path", "WG", "device", "peers", "keyMap") {
 			unfinalize(peer)
 		}
 	}
@@ -233,7 +235,7 @@ func (s *side) run(g *gateway.Gateway, own *sockets) {
 
 // halt stops the gateway, unless it has been. If it keeps nothing, all that it knew is forgotten from then on until it is started again.
 func (s *side) halt() {
-	if s.settle(); s.stop == nil {
+	if s.endHandover(); s.stop == nil {
 		return
 	}
 	if err := s.stop(); err != nil {
@@ -247,11 +249,11 @@ func (s *side) halt() {
 
 // kill halts the gateway as a signal does that it cannot heed: what it has kept since it began to stop is not there.
 func (s *side) kill() {
-	if s.settle(); s.stop == nil || s.folder == "" {
+	if s.endHandover(); s.stop == nil || s.folder == "" {
 		s.halt()
 		return
 	}
-	s.noteSaved()
+	s.recordSaved()
 	saved, before := s.saved, s.kept()
 	s.halt()
 	for name := range s.kept() {
@@ -267,9 +269,9 @@ func (s *side) kill() {
 	s.w.losses = append(s.w.losses, loss{max(0, saved-underWay), s.w.now(), s})
 }
 
-// noteSaved notes when the gateway has last written what outlives it, if it has.
-func (s *side) noteSaved() {
-	if at := private[time.Time](s.gateway, "keeper", "saved"); !at.IsZero() {
+// recordSaved notes when the gateway has last written what outlives it, if it has.
+func (s *side) recordSaved() {
+	if at := private[time.Time](s.gateway, "life", "keeper", "saved"); !at.IsZero() {
 		s.saved = at.Sub(s.w.start)
 	}
 }
@@ -338,9 +340,15 @@ func (s *side) reload(number byte) {
 	}
 }
 
-func (s *side) engine() *nat.Engine        { return private[*nat.Engine](s.gateway, "engine") }
-func (s *side) endpoint() *geneve.Endpoint { return private[*geneve.Endpoint](s.gateway, "endpoint") }
-func (s *side) wg() *wg.Device             { return private[*wg.Device](s.gateway, "wg") }
+func (s *side) path() *path.Path { return private[*path.Path](s.gateway, "path") }
+func (s *side) links() config.Links {
+	_, links := privateAt[config.Current](s.gateway, "current").Get()
+	return links
+}
+
+func (s *side) engine() *nat.Engine        { return s.path().Engine }
+func (s *side) endpoint() *geneve.Endpoint { return s.path().Endpoint }
+func (s *side) wg() *wg.Device             { return s.path().WG }
 
 // private returns the field of a pointer's struct, or of the structs that lie on the way there, that other packages cannot see.
 func private[T any](of any, names ...string) T { return *privateAt[T](of, names...) }

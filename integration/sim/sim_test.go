@@ -8,7 +8,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -20,11 +19,13 @@ import (
 	_ "unsafe" // for go:linkname
 
 	"go.uber.org/goleak"
+
+	"culvert/integration/need"
 )
 
 // started is when the gateways' clock began: not after the clock of a bubble does.
 //
-//go:linkname started culvert/gateway.started
+//go:linkname started culvert/gateway/path.started
 var started time.Time
 
 func TestMain(m *testing.M) {
@@ -174,6 +175,22 @@ func testHandOver(t *testing.T, roundTrip time.Duration) {
 	t.Logf("%d hand-overs, %d packets, %d datagrams in %v", r.moved, r.packets, r.carried, r.lasted)
 }
 
+// TestNextGatewayDies: whenever a gateway is killed within the second after it has taken over, under traffic both ways, the one before goes on.
+func TestNextGatewayDies(t *testing.T) {
+	upgrade := byte(slices.IndexFunc(faults, func(f fault) bool { return f.name == "upgrade" }))
+	for _, after := range []time.Duration{20, 50, 120, 200, 400, 800, 990} {
+		t.Run((after * time.Millisecond).String(), func(t *testing.T) {
+			r := play(t, schedule{14, 1, upgrade, 0, 0xf0, upgrade, 1, 0xf0}, func(w *world) {
+				w.traffic.pace = 2 * time.Millisecond
+				w.dies = after * time.Millisecond
+			})
+			if r.failure != "" || r.world.survived != 2 || r.packets < 1000 {
+				t.Errorf("%q; in %d of 2 hand-overs the gateway before went on; %d packets", r.failure, r.world.survived, r.packets)
+			}
+		})
+	}
+}
+
 var (
 	scheduleFlag = flag.String("schedule", "", "of TestSchedules: the only one, its bytes in hex")
 	replaysFlag  = flag.Int("replays", 100, "of TestSchedules: how often one that fails is run again")
@@ -259,7 +276,7 @@ func spread(t *testing.T) {
 	)
 	each := (*countFlag + *workersFlag - 1) / *workersFlag
 	for i := range *workersFlag {
-		run := exec.Command(os.Args[0], "-test.v", "-test.timeout=6h", "-test.run=^TestSchedules$", fmt.Sprintf("-replays=%d", *replaysFlag),
+		run := need.Self("-test.v", "-test.timeout=6h", "-test.run=^TestSchedules$", fmt.Sprintf("-replays=%d", *replaysFlag),
 			fmt.Sprintf("-time=%v", *timeFlag), fmt.Sprintf("-schedules=%d", each), fmt.Sprintf("-seed=%d", *seedFlag+uint64(i*each)))
 		wait.Go(func() {
 			out, err := run.CombinedOutput()

@@ -25,7 +25,7 @@ type stream struct {
 // half is what one end has sent and received, as offsets.
 type half struct{ sent, acked, got int }
 
-// segment sends one of the client, or of the server.
+// sendTCP sends a segment of the client, or of the server.
 func (c *conn) sendTCP(client bool, flags uint8, at, size int) {
 	h, far := &c.stream.server, uint32(0)
 	seq := uint32(c.id)<<16 | serverBit

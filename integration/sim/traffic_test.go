@@ -216,7 +216,7 @@ func index(client bool) int {
 func (c *conn) end(why string) {
 	if c.over == "" {
 		c.over = why
-		c.t.w.note("%v ends: %s", c, why)
+		c.t.w.logEvent("%v ends: %s", c, why)
 		c.t.w.after(time.Second, c.t.beginAny)
 	}
 }
@@ -376,7 +376,7 @@ func (c *conn) arriveAtClient(n *node, from, to netip.AddrPort) {
 	}):
 		c.end("answered by a server that it does not know, after a restart")
 	case c.kind == fromGuest && (!c.t.w.steady(c.since) && !c.t.w.steady(c.lastHeard) || c.moved > 0 && c.t.w.now()-c.moved <= underWay):
-		c.t.w.note("%v: an answer reaches another guest, who has its port after a restart", c)
+		c.t.w.logEvent("%v: an answer reaches another guest, who has its port after a restart", c)
 	default:
 		c.t.w.fail("%v: an answer reaches %v at %s, from %v", c, to, n.config.Name, from)
 	}
@@ -425,8 +425,8 @@ func (c *conn) told(v nattest.View) {
 	}
 }
 
-// noteGarbled notes what the network has made of a packet: a gateway may take it for sound, and tell its sender of it.
-func (t *traffic) noteGarbled(b []byte) {
+// recordGarbled notes what the network has made of a packet: a gateway may take it for sound, and tell its sender of it.
+func (t *traffic) recordGarbled(b []byte) {
 	if v, _ := nattest.Check(packetOf(b)); v.Source.IsValid() {
 		f := flow{v.Protocol, netip.AddrPortFrom(v.Source, v.SourcePort), netip.AddrPortFrom(v.Destination, v.DestinationPort)}
 		if _, ok := t.sent[f]; !ok {

@@ -19,13 +19,15 @@ type world struct {
 	legs  []*leg
 
 	// For the goroutine that calls run.
-	failure string // the first violation
-	packets int    // inner packets that reached a pod
-	sent    int    // that a pod has sent
-	traffic *traffic
-	sides   [2]*side
-	faults  int // that have begun
-	moved   int // hand-overs to a gateway that took over
+	failure  string // the first violation
+	packets  int    // inner packets that reached a pod
+	sent     int    // that a pod has sent
+	traffic  *traffic
+	sides    [2]*side
+	faults   int           // that have begun
+	moved    int           // hand-overs to a gateway that took over
+	dies     time.Duration // how long after that it is killed; 0: it is not
+	survived int           // how often it was, with the gateway before in its place
 
 	losses []loss // of what gateways know
 
@@ -258,8 +260,8 @@ func (r *ring) add(x record) {
 	r.next = (r.next + 1) % ringSize
 }
 
-// note records an event.
-func (w *world) note(format string, args ...any) {
+// logEvent records an event.
+func (w *world) logEvent(format string, args ...any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.log.add(record{at: w.now(), fate: fmt.Sprintf(format, args...)})

@@ -1,5 +1,4 @@
-// Package check says, before a gateway of Liqo is switched to culvert, what would happen. It judges what was read from a cluster, and
-// speaks to none.
+// Package check predicts what would happen if a Liqo gateway were switched to culvert. It judges what was read from a cluster, and talks to none.
 package check
 
 import (
@@ -15,15 +14,17 @@ import (
 	"culvert/nat/rules"
 )
 
-// Cluster is what was read. Objects are as JSON has them; nil is what is not there.
+// Cluster is what was read. Objects are as in JSON; nil if missing.
 type Cluster struct {
 	Gateway    map[string]any   // the GatewayServer or GatewayClient
-	Namespace  map[string]any   // that it is in
+	Namespace  map[string]any   // of the gateway
 	Template   map[string]any   // culvert's
-	Deployment map[string]any   // that runs
+	Stock      map[string]any   // Liqo's own template; read only if the gateway has culvert's
+	Deployment map[string]any   // the running one
+	Pods       []map[string]any // of the gateway
 	Policies   []map[string]any // NetworkPolicies of the namespace
-	Resources  []*kube.Object   // that gateways obey, of the whole cluster
-	// TemplateNamespace is where culvert's template is looked for.
+	Resources  []*kube.Object   // resources for gateways, of the whole cluster
+	// TemplateNamespace is the namespace of culvert's template.
 	TemplateNamespace string
 }
 
@@ -33,19 +34,22 @@ type Finding struct {
 	Text  string
 }
 
-// A Report is what is known before the switch.
+// A Report is the result of a check.
 type Report struct {
-	Gateway      string // which one
-	Findings     []Finding
-	Switch, Back string // commands
+	Gateway  string // which one
+	Findings []Finding
+	Commands []Command
 }
+
+// A Command is a shell command.
+type Command struct{ Purpose, Line string }
 
 // Works reports whether nothing is wrong.
 func (r *Report) Works() bool {
 	return !slices.ContainsFunc(r.Findings, func(f Finding) bool { return f.Wrong })
 }
 
-// The labels and names that Liqo gives.
+// Labels and names used by Liqo.
 const (
 	labelRemote = "liqo.io/remote-cluster-id"
 	serverKind  = "GatewayServer"
@@ -60,16 +64,17 @@ var (
 	clientEnd = end{"gatewayclients", "clientTemplateRef", "wireguard-client", template.ClientKind, template.ClientName}
 )
 
-// A checker collects what it finds.
+// A checker collects its findings.
 type checker struct {
 	*Cluster
 	Report
 	end  end
 	self kube.Self
+	ours bool           // the gateway has culvert's template already
 	made map[string]any // what Liqo's operator would make of the template
 }
 
-// Check judges what was read. An error says that it is not enough.
+// Check judges what was read. An error means that it is not enough.
 func Check(c *Cluster) (*Report, error) {
 	k := &checker{Cluster: c, end: clientEnd}
 	g, err := k.gateway()
@@ -79,7 +84,8 @@ func Check(c *Cluster) (*Report, error) {
 	k.commands()
 	k.render(g)
 	k.deployment()
-	k.podSecurity()
+	k.running()
+	k.podSecurity(g)
 	k.networkPolicies()
 	k.links(g)
 	k.resources()
@@ -90,7 +96,7 @@ func (k *checker) wrong(format string, args ...any) {
 	k.Findings = append(k.Findings, Finding{true, fmt.Sprintf(format, args...)})
 }
 
-func (k *checker) note(format string, args ...any) {
+func (k *checker) remark(format string, args ...any) {
 	k.Findings = append(k.Findings, Finding{false, fmt.Sprintf(format, args...)})
 }
 
@@ -99,7 +105,7 @@ func text(o any, path ...string) string {
 	return s
 }
 
-// decode reads a part of an object.
+// decode decodes a part of an object.
 func decode(part, to any) error {
 	b, err := json.Marshal(part)
 	if err != nil {
@@ -108,7 +114,7 @@ func decode(part, to any) error {
 	return json.Unmarshal(b, to)
 }
 
-// gateway reads the GatewayServer or GatewayClient.
+// gateway decodes the GatewayServer or GatewayClient.
 func (k *checker) gateway() (g template.Gateway, err error) {
 	k.self.Server = k.Cluster.Gateway["kind"] == serverKind
 	if k.self.Server {
@@ -132,39 +138,50 @@ func (k *checker) gateway() (g template.Gateway, err error) {
 	return g, nil
 }
 
-// commands are one patch each: the reference is all that differs.
+func (k *checker) command(purpose, format string, args ...any) {
+	k.Commands = append(k.Commands, Command{purpose, fmt.Sprintf(format, args...)})
+}
+
+// commands switch and revert by one patch each: only the reference differs.
 func (k *checker) commands() {
 	name, namespace := text(k.Cluster.Gateway, "spec", k.end.reference, "name"), text(k.Cluster.Gateway, "spec", k.end.reference, "namespace")
-	if name == k.end.ours && namespace == k.TemplateNamespace {
-		k.note("it has culvert's template already; the way back is to %s, as Liqo's chart calls its own", k.end.stock)
-		name = k.end.stock
-	}
-	patch := func(name, namespace string) string {
-		return fmt.Sprintf(`kubectl patch %s.%s -n %s %s --type merge -p '{"spec":{"%s":{"name":"%s","namespace":"%s"}}}'`,
+	patch := func(purpose, name, namespace string) {
+		k.command(purpose, `kubectl patch %s.%s -n %s %s --type merge -p '{"spec":{"%s":{"name":"%s","namespace":"%s"}}}'`,
 			k.end.plural, group, k.self.Namespace, k.self.Name, k.end.reference, name, namespace)
 	}
-	k.Switch, k.Back = patch(k.end.ours, k.TemplateNamespace), patch(name, namespace)
+	if k.ours = name == k.end.ours && namespace == k.TemplateNamespace; k.ours {
+		k.remark("it has culvert's template already; the way back is to %s, as Liqo's chart calls its own", k.end.stock)
+		name = k.end.stock
+		k.command("To apply a changed template", `kubectl annotate %s.%s -n %s %s --overwrite touched="$(date +%%s)"`,
+			k.end.plural, group, k.self.Namespace, k.self.Name)
+	} else {
+		patch("To switch", k.end.ours, k.TemplateNamespace)
+	}
+	patch("To go back", name, namespace)
 }
+
+// makeTemplate is the command that creates culvert's templates.
+const makeTemplate = "culvert liqo template --image NAME | kubectl apply -f -"
 
 func (k *checker) render(g template.Gateway) {
 	if k.Template == nil {
-		k.wrong("%s %s: not in namespace %s; make it: culvert liqo template | kubectl apply -f -", k.end.kind, k.end.ours, k.TemplateNamespace)
+		k.wrong("%s %s: not in namespace %s; make it: %s", k.end.kind, k.end.ours, k.TemplateNamespace, makeTemplate)
 		return
 	}
 	made, err := template.Render(k.Template, g)
 	if err != nil {
-		k.wrong("%s %s: %v; make it anew: culvert liqo template | kubectl apply -f -", k.end.kind, k.end.ours, err)
+		k.wrong("%s %s: %v; make it anew: %s", k.end.kind, k.end.ours, err, makeTemplate)
 		return
 	}
 	k.made = made
 	for _, c := range containers(k.pod()) {
-		if image, _ := c["image"].(string); image == template.Image {
-			k.note("image %s names no registry; nodes have to have it, or give culvert liqo template --image", image)
+		if image, _ := c["image"].(string); !strings.Contains(image, "/") {
+			k.remark("image %s names no registry, so that each node must have it already; make the template anew: %s", image, makeTemplate)
 		}
 	}
 }
 
-// pod is the pod that the switch would make.
+// pod returns the pod after the switch.
 func (k *checker) pod() map[string]any {
 	return podOf(template.Field(k.made, "spec", "deployment"))
 }
@@ -198,14 +215,14 @@ func flag(pod map[string]any, names ...string) string {
 	return ""
 }
 
-// deployment compares what runs with what would. Nobody can change the selector of a Deployment: Liqo's controller would fail for ever.
+// deployment compares the running Deployment with the new one. The selector of a Deployment is immutable: Liqo's controller would fail forever.
 func (k *checker) deployment() {
 	if k.Deployment == nil {
-		k.note("no Deployment gw-%s runs; there is nothing to compare with", k.self.Name)
+		k.remark("no Deployment gw-%s runs; there is nothing to compare with", k.self.Name)
 		return
 	}
 	if n := fmt.Sprint(template.Field(k.Deployment, "spec", "replicas")); n != "1" && n != "<nil>" {
-		k.note("1 replica instead of %s", n)
+		k.remark("1 replica instead of %s", n)
 	}
 	if k.made == nil {
 		return
@@ -218,15 +235,14 @@ func (k *checker) deployment() {
 	for _, name := range slices.Sorted(maps.Keys(names)) {
 		if was[name] != is[name] {
 			k.wrong("selector of Deployment gw-%s: label %s is %v there and would be %v, and no selector can be changed; "+
-				"make the template anew from the cluster's own: culvert liqo template | kubectl apply -f -", k.self.Name, name, shown(was[name]), shown(is[name]))
+				"make the template anew from the cluster's own: %s", k.self.Name, name, shown(was[name]), shown(is[name]), makeTemplate)
 		} else if label := template.Field(labels, name); label != is[name] {
 			k.wrong("label %s of the pod: %v, and the selector wants %v", name, shown(label), is[name])
 		}
 	}
 	was6091, is6091 := cmp.Or(flag(podOf(k.Deployment), "geneve-port"), genevePort), k.geneve()
 	if was6091 != is6091 {
-		k.wrong("--geneve-port: nodes send to %s, and the gateway would listen at %s; make the template anew from the cluster's own: "+
-			"culvert liqo template | kubectl apply -f -", was6091, is6091)
+		k.wrong("--geneve-port: nodes send to %s, and the gateway would listen at %s; make the template anew from the cluster's own: %s", was6091, is6091, makeTemplate)
 	}
 }
 
@@ -244,20 +260,20 @@ const (
 
 func (k *checker) geneve() string { return cmp.Or(flag(k.pod(), "geneve-port"), genevePort) }
 
-// ports notes what culvert does not do with several.
+// links reports what culvert does not support with several links.
 func (k *checker) links(g template.Gateway) {
 	if all := g.Spec.Endpoint.Ports; len(all) > 1 {
-		k.note("spec.endpoint.ports: of %v culvert uses the first: one tunnel carries all", all)
+		k.remark("spec.endpoint.ports: of %v culvert uses the first: one tunnel carries all", all)
 	}
 }
 
-// resources tries all that gateways obey. What cannot be obeyed is left out whole.
+// resources tries all resources for gateways. Invalid ones are left out as a whole.
 func (k *checker) resources() {
 	s := kube.NewState(k.self)
 	for _, o := range k.Resources {
 		s.Put(o)
 	}
-	s.Changes() // looks at what several say together
+	s.Changes() // checks them in combination
 	faults := s.Faults()
 	for _, key := range slices.SortedFunc(maps.Keys(faults), func(a, b rules.Key) int { return strings.Compare(a.String(), b.String()) }) {
 		// A gateway without a key waits for one.

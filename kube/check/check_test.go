@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -44,6 +45,7 @@ func captured(t *testing.T, server bool) *Cluster {
 	c := &Cluster{
 		Gateway: object(t, readFile(t, "testdata", capture, gateway+".yaml")), TemplateNamespace: "liqo",
 		Namespace: object(t, "metadata: {name: liqo-tenant-cluster-b}"),
+		Pods:      []map[string]any{object(t, "{metadata: {name: gw-1}, status: {phase: Running}}")},
 	}
 	c.Deployment, _ = template.Field(object(t, readFile(t, "testdata", capture, made+".yaml")), "spec", "deployment").(map[string]any)
 	var err error
@@ -92,9 +94,91 @@ func TestACapturedGatewayCanBeSwitched(t *testing.T) {
 			t.Errorf("%s: %+v", r.Gateway, r.Findings)
 		}
 		const end = `","namespace":"liqo"}}}'`
-		if r.Switch != tt.change+"culvert-"+tt.to+end || r.Back != tt.change+"wireguard-"+tt.to+end {
-			t.Errorf("commands\n%s\n%s", r.Switch, r.Back)
+		if want := []Command{{"To switch", tt.change + "culvert-" + tt.to + end}, {"To go back", tt.change + "wireguard-" + tt.to + end}}; !slices.Equal(r.Commands, want) {
+			t.Errorf("commands %q", r.Commands)
 		}
+	}
+}
+
+func withPod(text string) func(*testing.T, *Cluster) {
+	return func(t *testing.T, c *Cluster) { c.Pods = []map[string]any{object(t, text)} }
+}
+
+// switched is a captured cluster after the switch: an API server has written the Deployment.
+func switched(t *testing.T) *Cluster {
+	t.Helper()
+	c := captured(t, true)
+	set(c.Gateway, "culvert-server", "spec", "serverTemplateRef", "name")
+	k := &checker{Cluster: c, end: serverEnd}
+	g, err := k.gateway()
+	if err != nil {
+		t.Fatal(err)
+	}
+	made, err := template.Render(c.Template, g)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := json.Marshal(template.Field(made, "spec", "deployment"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Deployment = object(t, strings.Replace(string(text), `"cpu":"0.1"`, `"cpu":"100m"`, 1))
+	set(c.Deployment, 600, "spec", "progressDeadlineSeconds")
+	c.Stock = template.Default(true, "liqo", "liqo")
+	return c
+}
+
+// TestAGatewayThatIsCulverts: what is said of a gateway after the switch, beside that it has culvert's template.
+func TestAGatewayThatIsCulverts(t *testing.T) {
+	newImage := func(t *testing.T, c *Cluster) {
+		var err error
+		if c.Template, _, err = template.From(c.Stock, "registry.invalid/culvert:2"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const differs = "Deployment gw-cluster-b is not what its template makes: spec.template.spec.containers[0].image is registry.invalid/culvert:1, and registry.invalid/culvert:2"
+	for _, tt := range []struct {
+		name   string
+		change func(*testing.T, *Cluster)
+		works  bool
+		want   []string // in the findings
+	}{
+		{"as it is", func(*testing.T, *Cluster) {}, true, nil},
+		{"a changed template", newImage, true, []string{differs}},
+		{"a changed template and no pod", func(t *testing.T, c *Cluster) {
+			newImage(t, c)
+			withPod("{metadata: {name: gw-1}, status: {phase: Pending}}")(t, c)
+		}, false, []string{differs, "no pod of Deployment gw-cluster-b is Running: until"}},
+		{"level restricted", enforce("restricted"), true, []string{"restricted of namespace liqo-tenant-cluster-b refuses the pod of wireguard-server, so that the way back is closed: "}},
+		{"level privileged", enforce("privileged"), true, nil},
+		{"no stock template", func(_ *testing.T, c *Cluster) { c.Stock = nil }, true, []string{"wireguard-server: not in namespace liqo, so that the way back leads nowhere"}},
+		{"a stock template for another version", func(_ *testing.T, c *Cluster) {
+			set(c.Stock, "{{ .Spec.Nothing }}", append(templatePath, "metadata", "name")...)
+		}, true, []string{"what the way back leads to is not known"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c := switched(t)
+			tt.change(t, c)
+			r := checked(t, c)
+			if len(r.Findings) != len(tt.want)+1 || !strings.Contains(r.Findings[0].Text, "it has culvert's template already; the way back is to wireguard-server") || r.Works() != tt.works {
+				t.Fatalf("%+v", r.Findings)
+			}
+			for i, want := range tt.want {
+				if !strings.Contains(r.Findings[i+1].Text, want) {
+					t.Errorf("%q, want %q", r.Findings[i+1].Text, want)
+				}
+			}
+			lines := []string{
+				`kubectl annotate gatewayservers.networking.liqo.io -n liqo-tenant-cluster-b cluster-b --overwrite touched="$(date +%s)"`,
+				`kubectl patch gatewayservers.networking.liqo.io -n liqo-tenant-cluster-b cluster-b --type merge -p '{"spec":{"serverTemplateRef":{"name":"wireguard-server","namespace":"liqo"}}}'`,
+			}
+			if !tt.works {
+				lines = append(lines, "kubectl delete deployment -n liqo-tenant-cluster-b gw-cluster-b")
+			}
+			if !slices.EqualFunc(r.Commands, lines, func(c Command, line string) bool { return c.Line == line }) {
+				t.Errorf("commands %q", r.Commands)
+			}
+		})
 	}
 }
 
@@ -178,12 +262,19 @@ func TestWhatIsSaidBeforeTheSwitch(t *testing.T) {
 			}
 		}, true, "--geneve-port: nodes send to 6081, and the gateway would listen at 6091"},
 		{"an image without a registry", func(t *testing.T, c *Cluster) {
-			c.Template, _, _ = template.From(template.Default(true, "liqo", "liqo"), template.Image)
-		}, false, "image culvert:latest names no registry"},
+			c.Template, _, _ = template.From(template.Default(true, "liqo", "liqo"), "culvert:latest")
+		}, false, "image culvert:latest names no registry, so that each node must have it already"},
 		{"two replicas", func(t *testing.T, c *Cluster) { set(c.Deployment, 2, "spec", "replicas") }, false, "1 replica instead of 2"},
 		{"no Deployment", func(t *testing.T, c *Cluster) { c.Deployment = nil }, false, "no Deployment gw-cluster-b runs"},
-		{"switched already", func(t *testing.T, c *Cluster) { set(c.Gateway, "culvert-server", "spec", "serverTemplateRef", "name") }, false,
-			"it has culvert's template already; the way back is to wireguard-server"},
+		{"no pod", func(_ *testing.T, c *Cluster) { c.Pods = nil }, true, "no pod of Deployment gw-cluster-b is Running: until one is, Liqo applies neither"},
+		{"a pod that no node takes", withPod(`{metadata: {name: gw-1}, status: {phase: Pending, conditions: [{type: PodScheduled, status: "False", reason: Unschedulable, message: too little memory}]}}`),
+			true, "is Running (gw-1: Unschedulable: too little memory): until"},
+		{"an image that is nowhere", withPod(`{metadata: {name: gw-1}, status: {phase: Pending, containerStatuses: [{state: {waiting: {reason: ImagePullBackOff, message: not found}}}]}}`),
+			true, "is Running (gw-1: ImagePullBackOff: not found): until"},
+		{"a pod that Pod Security refuses", func(t *testing.T, c *Cluster) {
+			c.Pods = nil
+			set(c.Deployment, []any{map[string]any{"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "violates PodSecurity"}}, "status", "conditions")
+		}, true, "is Running (FailedCreate: violates PodSecurity): until"},
 		{"several ports", func(t *testing.T, c *Cluster) { set(c.Gateway, []any{51840, 51841}, "spec", "endpoint", "ports") }, false,
 			"spec.endpoint.ports: of [51840 51841] culvert uses the first"},
 

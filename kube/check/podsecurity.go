@@ -9,22 +9,39 @@ import (
 
 const labelEnforce = "pod-security.kubernetes.io/enforce"
 
-// podSecurity compares both pods with the level that the namespace enforces.
-func (k *checker) podSecurity() {
+// podSecurity compares both pods with the level enforced in the namespace.
+func (k *checker) podSecurity(g template.Gateway) {
 	level := text(k.Namespace, "metadata", "labels", labelEnforce)
 	if k.made != nil {
 		for _, fault := range podFaults(k.pod(), level) {
 			k.wrong("Pod Security %s of namespace %s refuses the pod: %s", level, k.self.Namespace, fault)
 		}
 	}
-	if k.Deployment != nil {
-		if faults := podFaults(podOf(k.Deployment), level); len(faults) > 0 {
-			k.note("Pod Security %s of namespace %s refuses the pod that runs, so that the way back is closed: %s", level, k.self.Namespace, faults[0])
-		}
+	back, what := k.Deployment, "the pod that runs"
+	if k.ours {
+		back, what = k.stock(g), "the pod of "+k.end.stock
+	}
+	if faults := podFaults(podOf(back), level); len(faults) > 0 {
+		k.remark("Pod Security %s of namespace %s refuses %s, so that the way back is closed: %s", level, k.self.Namespace, what, faults[0])
 	}
 }
 
-// What each level allows, as https://kubernetes.io/docs/concepts/security/pod-security-standards/ says.
+// stock returns the Deployment from Liqo's own template; nil if it cannot be made.
+func (k *checker) stock(g template.Gateway) map[string]any {
+	if k.Stock == nil {
+		k.remark("%s %s: not in namespace %s, so that the way back leads nowhere", k.end.kind, k.end.stock, k.TemplateNamespace)
+		return nil
+	}
+	made, err := template.Render(k.Stock, g)
+	if err != nil {
+		k.remark("%s %s: %v; what the way back leads to is not known", k.end.kind, k.end.stock, err)
+		return nil
+	}
+	deployment, _ := template.Field(made, "spec", "deployment").(map[string]any)
+	return deployment
+}
+
+// What each level allows, from https://kubernetes.io/docs/concepts/security/pod-security-standards/.
 var (
 	baselineCapabilities = []string{
 		"AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD", "NET_BIND_SERVICE", "SETFCAP", "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT",
@@ -33,7 +50,7 @@ var (
 	seccompProfiles   = []string{"RuntimeDefault", "Localhost"}
 )
 
-// podFaults returns what a level refuses of a pod.
+// podFaults returns why a level refuses a pod.
 func podFaults(pod map[string]any, level string) (faults []string) {
 	if level != "baseline" && level != "restricted" {
 		return nil
@@ -57,7 +74,7 @@ func podFaults(pod map[string]any, level string) (faults []string) {
 	for _, c := range containers(pod) {
 		where := fmt.Sprintf("container %v", c["name"])
 		own, _ := c["securityContext"].(map[string]any)
-		// setting is the container's own, or the pod's.
+		// setting returns the container's own, or the pod's.
 		setting := func(path ...string) any {
 			if v := template.Field(own, path...); v != nil {
 				return v

@@ -12,7 +12,7 @@ import (
 	"culvert/kube/template"
 )
 
-// A policy is what is looked at of a NetworkPolicy.
+// A policy is the part of a NetworkPolicy used here.
 type policy struct {
 	Metadata struct{ Name string }
 	Spec     struct {
@@ -31,7 +31,7 @@ type policyRule struct {
 	}
 }
 
-// networkPolicies says which ones select the pod, and whether what they let in together is enough. From whom is not looked at.
+// networkPolicies reports which policies select the pod, and whether together they admit enough. It does not check the sources.
 func (k *checker) networkPolicies() {
 	pod := labels.Set{}
 	of := template.Field(k.made, "spec", "deployment")
@@ -46,7 +46,7 @@ func (k *checker) networkPolicies() {
 	for _, o := range k.Policies {
 		var p policy
 		if err := decode(o, &p); err != nil {
-			k.note("NetworkPolicy %s cannot be read: %v", text(o, "metadata", "name"), err)
+			k.remark("NetworkPolicy %s cannot be read: %v", text(o, "metadata", "name"), err)
 			continue
 		}
 		selector, err := metav1.LabelSelectorAsSelector(&p.Spec.PodSelector)
@@ -54,7 +54,7 @@ func (k *checker) networkPolicies() {
 			continue
 		}
 		if slices.Contains(p.Spec.PolicyTypes, "Egress") || p.Spec.PolicyTypes == nil && p.Spec.Egress != nil {
-			k.note("NetworkPolicy %s restricts what the pod sends; it needs the nodes at UDP %s, the peer and the API server", p.Metadata.Name, k.geneve())
+			k.remark("NetworkPolicy %s restricts what the pod sends; it needs the nodes at UDP %s, the peer and the API server", p.Metadata.Name, k.geneve())
 		}
 		if p.Spec.PolicyTypes == nil || slices.Contains(p.Spec.PolicyTypes, "Ingress") {
 			names, rules = append(names, p.Metadata.Name), append(rules, p.Spec.Ingress...)
@@ -81,10 +81,10 @@ func (k *checker) networkPolicies() {
 	if _, port, ok := strings.Cut(flag(k.pod(), "metrics-address"), ":"); ok && !letsIn(rules, "TCP", port, template.MetricsPort) {
 		but = ", but not TCP " + port + ", by which metrics are scraped"
 	}
-	k.note("NetworkPolicy %s selects the pod, and lets its ports in%s; whether from the peer and from all nodes is not looked at", strings.Join(names, ", "), but)
+	k.remark("NetworkPolicy %s selects the pod, and lets its ports in%s; whether from the peer and from all nodes is not looked at", strings.Join(names, ", "), but)
 }
 
-// letsIn reports whether one of the rules lets in a protocol to a port, which may have a name. Without a protocol, TCP is meant.
+// letsIn reports whether one of the rules admits a protocol to a port, which may be named. Without a protocol, TCP is meant.
 func letsIn(rules []policyRule, protocol, port, name string) bool {
 	n, err := strconv.ParseFloat(port, 64)
 	return slices.ContainsFunc(rules, func(r policyRule) bool {

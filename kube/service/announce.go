@@ -7,10 +7,10 @@ import (
 	"net/netip"
 	"slices"
 
-	"culvert/gateway/services"
+	"culvert/gateway/node/services"
 )
 
-// SetAlive says which nodes may announce addresses, and reports whether that changes anything.
+// SetAlive sets which nodes may announce addresses, and reports whether that changes anything.
 func (s *State) SetAlive(nodes []string) bool {
 	next := make(map[string]bool, len(nodes))
 	for _, n := range nodes {
@@ -23,7 +23,7 @@ func (s *State) SetAlive(nodes []string) bool {
 	return true
 }
 
-// SetUnable says for which addresses a node cannot answer, and reports whether that changes anything. Of other nodes, their Leases have it.
+// SetUnable sets the addresses that a node cannot announce, and reports whether that changes anything. For other nodes they come from their Leases.
 func (s *State) SetUnable(node string, addresses []netip.Prefix) bool {
 	if slices.Equal(s.unable[node], addresses) {
 		return false
@@ -37,20 +37,20 @@ func (s *State) SetUnable(node string, addresses []netip.Prefix) bool {
 	return true
 }
 
-// keepUnable forgets what other nodes but some cannot answer for.
+// keepUnable forgets this for all other nodes that are not in nodes.
 func (s *State) keepUnable(nodes map[string]bool) {
 	maps.DeleteFunc(s.unable, func(node string, _ []netip.Prefix) bool { return node != s.self && !nodes[node] })
 	s.winners = nil
 }
 
-// maxUnable is how many addresses of a family a Lease names.
+// maxUnable is the maximum number of addresses of a family in a Lease.
 const maxUnable = 64
 
-// Unable returns for which of the addresses that are announced this node cannot answer. Preconditions: Config was called since the last change.
+// Unable returns which of the announced addresses this node cannot announce. Preconditions: Config was called since the last change.
 func (s *State) Unable() []netip.Prefix { return s.unable[s.self] }
 
-// lacks returns for which of the addresses that are announced this node cannot answer: those that it does not serve, as its kernel has refused
-// them or the cluster address of their Service, or a whole family of which it has no address, or too many. Preconditions: settled.
+// lacks returns which of the announced addresses this node cannot announce: those it does not serve, because its kernel has refused them or their
+// Service's cluster address, a whole family of which it has no address, or those beyond its limit. Preconditions: places are assigned.
 func (s *State) lacks(c *services.Config) (all []netip.Prefix) {
 	if len(c.Announce) == 0 {
 		return nil
@@ -87,13 +87,12 @@ func (s *State) lacks(c *services.Config) (all []netip.Prefix) {
 	return all
 }
 
-// able reports whether a node can answer for an address.
+// able reports whether a node can announce an address.
 func (s *State) able(node string, a netip.Addr) bool {
 	return !slices.ContainsFunc(s.unable[node], func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// answers returns the addresses that this node answers for at layer 2, in order: of those that it serves, the ones for which it is the owner. The
-// Services of those that are too many are told.
+// answers returns the addresses that this node announces at layer 2, in order: those it serves and owns. Services beyond the limit get an Event.
 func (s *State) answers(c *services.Config) (all []netip.Addr) {
 	for _, key := range s.surplus {
 		delete(s.wrong, key)
@@ -135,15 +134,15 @@ func (s *State) answers(c *services.Config) (all []netip.Addr) {
 	return all[:services.MaxAnnounced:services.MaxAnnounced]
 }
 
-// A lot is an address, and the one of its Service that decides by a hash who announces it.
+// A lot is an address, and its Service's address whose hash decides who announces it.
 type lot struct{ address, key netip.Addr }
 
-// announcing returns the node that announces each address of a load balancer, as MetalLB's layer 2 mode has it: of the nodes that may, the first
-// by a hash. It follows from what all nodes know alike: what one of them cannot serve, its Lease says.
+// announcing returns the node that announces each load balancer address, as in MetalLB's layer 2 mode: the first, by a hash, of the nodes that may.
+// It depends only on what all nodes see; what a node cannot serve is in its Lease.
 //
-// Where several Services have an address, it is one node's that may for all of them, or else for the oldest.
+// If several Services share an address, the node is chosen among those that may announce it for all of them, or else for the oldest.
 //
-// Endpoints come and go all the time: hashes of all nodes are made anew only where nodes have come or gone.
+// Endpoints change all the time: the hashes of all nodes are computed again only when nodes have come or gone.
 func (s *State) announcing() map[netip.Addr]string {
 	type bid struct {
 		key   netip.Addr
@@ -195,7 +194,7 @@ func (s *State) announcing() map[netip.Addr]string {
 					}
 				}
 			}, b.key)
-			if owner == "" { // of a whole family that all say they lack, it may serve some
+			if owner == "" { // every node declares the family unservable: choose among all, for one may still serve this address
 				owner = first(maps.Keys(b.nodes), b.key)
 			}
 		}
@@ -207,7 +206,7 @@ func (s *State) announcing() map[netip.Addr]string {
 	return owners
 }
 
-// eligible returns the nodes that may announce anything: those that are alive and that clients outside may be led to.
+// eligible returns the nodes that may announce addresses: those that are alive and not excluded for external clients.
 func (s *State) eligible() map[string]bool {
 	all := make(map[string]bool, len(s.alive))
 	for name := range s.alive {
@@ -222,8 +221,8 @@ func (s *State) eligible() map[string]bool {
 	return all
 }
 
-// announcers returns the nodes that may announce the addresses of a Service, and whether these are all that may announce anything: none
-// without an endpoint that serves, and with the Local policy those that have one.
+// announcers returns the nodes that may announce the addresses of a Service, and whether these are all eligible nodes: none if there is no serving
+// endpoint; with the Local policy those with one.
 func (s *State) announcers(x *service, eligible map[string]bool) (nodes map[string]bool, all bool) {
 	any, here := false, map[string]bool{}
 	for _, l := range s.slices[x.name] {
@@ -245,7 +244,7 @@ func (s *State) announcers(x *service, eligible map[string]bool) (nodes map[stri
 	return eligible, true
 }
 
-// first returns the node that comes first by its hash with an address; "" of none.
+// first returns the first node by its hash with an address; "" if there is none.
 func first(nodes func(func(string) bool), key netip.Addr) (owner string) {
 	var least [sha256.Size]byte
 	for n := range nodes {

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"culvert/gateway/services"
+	"culvert/gateway/node/services"
 )
 
 // anAnnouncer is a State of a node that announces what is in 203.0.113.0/24 and fd99::/64.

@@ -6,7 +6,7 @@ import (
 	"runtime"
 	"testing"
 
-	"culvert/gateway/services"
+	"culvert/gateway/node/services"
 	"culvert/kube"
 	"culvert/nat"
 )

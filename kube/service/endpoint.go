@@ -7,12 +7,12 @@ import (
 	"slices"
 	"unique"
 
-	"culvert/gateway/services"
+	"culvert/gateway/node/services"
 	"culvert/kube"
 	"culvert/nat/rules"
 )
 
-// A slice is what is used of an EndpointSlice.
+// A slice is the part of an EndpointSlice used here.
 type slice struct {
 	meta      kube.Metadata
 	wrong     faults
@@ -26,26 +26,26 @@ type slicePort struct {
 	port     uint16
 }
 
-// An endpoint is one of a slice, for all of its ports.
+// An endpoint is an endpoint of a slice, for all of its ports.
 type endpoint struct {
 	address     netip.Addr
 	node        unique.Handle[string]
 	local       bool // on this node
-	active      bool // counts for the choice of a node that announces
+	active      bool // counts for the choice of the announcing node
 	ready       bool
 	serving     bool
 	terminating bool
 	hinted      bool     // hints name nodes
 	forNode     bool     // and this one is among them
-	zones       []string // that hints name
+	zones       []string // in hints
 }
 
-// A hint names a node or a zone that an endpoint is for.
+// A hint names a node or a zone for which an endpoint is intended.
 type hint struct {
 	Name string `json:"name"`
 }
 
-// readSlice returns nil for a slice that belongs to no Service, or whose addresses are names.
+// readSlice returns nil for a slice without a Service, or with names instead of addresses.
 func readSlice(o *Object, self string) *slice {
 	s := &slice{meta: withoutLabels(o.Metadata)}
 	var kind string
@@ -81,7 +81,7 @@ func readSlice(o *Object, self string) *slice {
 	}
 	for i, p := range ports {
 		if p.Name == nil || p.Port == nil || *p.Port == 0 {
-			continue // kube-proxy knows no port for all, and none without a name
+			continue // kube-proxy supports neither a port for all nor one without a name
 		}
 		at := fmt.Sprintf("ports[%d].", i)
 		protocol, ok := s.wrong.protocol(at+"protocol", p.Protocol)
@@ -133,8 +133,8 @@ type candidate struct {
 	port uint16
 }
 
-// candidates merges the slices of a Service for one of its ports and one family. Of an endpoint that several have, one on this node
-// counts, else that of the slice whose name comes first.
+// candidates merges the slices of a Service for one of its ports and one family. If several have the same endpoint, one on this node counts, else the
+// one of the slice whose name comes first.
 func candidates(all map[string]*slice, name string, protocol uint8, v4 bool) (list []candidate) {
 	type place struct {
 		address netip.Addr
@@ -149,7 +149,7 @@ func candidates(all map[string]*slice, name string, protocol uint8, v4 bool) (li
 			for i := range s.endpoints {
 				e := &s.endpoints[i]
 				if e.address.Is4() != v4 {
-					break // a slice is of one family
+					break // all addresses of a slice have one family
 				}
 				at, known := found[place{e.address, p.port}]
 				switch {
@@ -175,14 +175,13 @@ func sorted(all map[string]*slice) []*slice {
 	return list
 }
 
-// choose says of each candidate which new clients of a node in a zone are sent to it, as kube-proxy does: those that are ready; where none
-// is, those that serve while they terminate. That is decided for the Cluster policy and, among the endpoints on this node, for the
-// Local policy by itself. Hints count for the Cluster policy, where every ready endpoint has one and one is for this node, or else for
-// its zone.
+// choose decides for each candidate which new clients of a node in a zone it gets, as kube-proxy does. Ready endpoints get them or, if there are
+// none, those that serve while terminating. This is decided for the Cluster policy and, separately, among the endpoints on this node, for the Local
+// policy. Hints apply to the Cluster policy if every ready endpoint has one and one is for this node, or else for its zone.
 //
-// Weights are by the nodes of endpoints: a cluster's, where Liqo has a virtual node for it.
+// Weights are per node of the endpoints: with Liqo's virtual nodes, per cluster.
 //
-// Those that serve and are not chosen keep their connections. Others are left out.
+// Serving candidates that are not chosen keep their connections. Others are left out.
 func choose(all []candidate, self, zone string, weights map[string]int) []services.Endpoint {
 	var ready, localReady, hinted, zoned, forNode, forZone = false, false, true, true, false, false
 	for _, e := range all {
@@ -221,9 +220,9 @@ func choose(all []candidate, self, zone string, weights map[string]int) []servic
 		switch {
 		case cluster(e.endpoint):
 		case local(e.endpoint):
-			x.Standing = rules.StandingLocal
+			x.Eligibility = rules.EligibleLocal
 		case e.serving:
-			x.Standing = rules.StandingLeaving
+			x.Eligibility = rules.EligibleNone
 		default:
 			continue
 		}

@@ -10,7 +10,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
-	"culvert/gateway/services"
+	"culvert/gateway/node/services"
 	"culvert/nat/rules"
 )
 
@@ -90,13 +90,13 @@ func served(t testing.TB, c *services.Config, name string, v4 bool) *services.Se
 	return nil
 }
 
-var standings = map[rules.Standing]string{rules.StandingChosen: "", rules.StandingLocal: " local only", rules.StandingLeaving: " leaving"}
+var standings = map[rules.Eligibility]string{rules.EligibleAll: "", rules.EligibleLocal: " local only", rules.EligibleNone: " leaving"}
 
 // endpoints tells those of a service in words, and which are on this node.
 func endpoints(s *services.Service) string {
 	var all []string
 	for _, e := range s.Endpoints {
-		text := netip.AddrPortFrom(e.Address, e.Port).String() + standings[e.Standing]
+		text := netip.AddrPortFrom(e.Address, e.Port).String() + standings[e.Eligibility]
 		if e.Node == selfName {
 			text += " here"
 		}

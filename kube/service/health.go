@@ -1,15 +1,20 @@
 package service
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
 	"slices"
 	"strconv"
 	"sync/atomic"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"culvert/gateway/seats"
 )
@@ -18,17 +23,17 @@ const checkPatience = 2 * time.Second
 
 // checks answers the health checks of load balancers, at this node's addresses. It belongs to one goroutine.
 type checks struct {
-	healthy   atomic.Bool // what is served is what the API server says
+	healthy   atomic.Bool // the state served is that of the API server
 	answering map[asked]*answering
 }
 
-// asked is who is asked about: a Service, at addresses of one family.
+// asked identifies a health check: a Service, at addresses of one family.
 type asked struct {
 	Name
 	v4 bool
 }
 
-// An answering is the server of one Service and family, for a few at a time at each address (package seats).
+// An answering is the server for one Service and family, limited at each address by package seats.
 type answering struct {
 	port      uint16
 	addresses []netip.Addr
@@ -36,7 +41,7 @@ type answering struct {
 	server    *http.Server
 }
 
-// set answers for all, and for nobody else. It returns what could not be opened.
+// set answers for all, and for nobody else. It returns the errors of listening.
 func (c *checks) set(addresses []netip.Addr, all []Check) map[Name]error {
 	of := map[bool][]netip.Addr{}
 	for _, a := range addresses {
@@ -76,8 +81,9 @@ func (c *checks) open(addresses []netip.Addr, k Check) (*answering, error) {
 	}
 	a.server.SetKeepAlivesEnabled(false)
 	var listeners []net.Listener
+	listen := net.ListenConfig{Control: sharePort}
 	for _, address := range addresses {
-		l, err := net.Listen("tcp", netip.AddrPortFrom(address, k.Port).String())
+		l, err := listen.Listen(context.Background(), "tcp", netip.AddrPortFrom(address, k.Port).String())
 		if err != nil {
 			for _, l := range listeners {
 				err = errors.Join(err, l.Close())
@@ -88,12 +94,21 @@ func (c *checks) open(addresses []netip.Addr, k Check) (*answering, error) {
 	}
 	a.endpoints.Store(int64(k.Endpoints)) // before anybody asks
 	for _, l := range listeners {
-		go a.server.Serve(l) // until it is closed
+		go a.server.Serve(l) // ends when closed
 	}
 	return a, nil
 }
 
-// answer says what kube-proxy says.
+// sharePort lets a process that takes over listen while the previous one still does. All processes of one user may (SO_REUSEPORT, socket(7)).
+func sharePort(_, _ string, c syscall.RawConn) error {
+	var err error
+	if e := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) }); e != nil {
+		return e
+	}
+	return os.NewSyscallError("setsockopt", err)
+}
+
+// answer gives the same answer as kube-proxy.
 func (c *checks) answer(w http.ResponseWriter, name Name, endpoints int) {
 	healthy := c.healthy.Load()
 	w.Header().Set("Content-Type", "application/json")
@@ -108,7 +123,7 @@ func (c *checks) answer(w http.ResponseWriter, name Name, endpoints int) {
 		name.Namespace, name.Name, endpoints, healthy)
 }
 
-// close ends all answers.
+// close stops all servers.
 func (c *checks) close() {
 	for _, a := range c.answering {
 		a.server.Close()

@@ -20,7 +20,7 @@ import (
 
 var leases = schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}
 
-// The label by which Leases of nodes are found.
+// The label that selects nodes' Leases.
 const (
 	leaseLabel = "app"
 	leaseApp   = "culvert-node"
@@ -30,15 +30,15 @@ func (s *Source) leases() dynamic.ResourceInterface {
 	return s.client.Resource(leases).Namespace(s.namespace)
 }
 
-// follow follows the Leases of all nodes until ctx ends.
+// followLeases follows the Leases of all nodes until ctx ends.
 func (s *Source) followLeases(ctx context.Context) {
 	(&kube.Followed{Client: s.leases(), Resource: leases.Resource, Labels: leaseLabel + "=" + leaseApp, Into: leaseSink{s}}).Follow(ctx, s.causes)
 }
 
-// annotationUnable is that of a Lease for addresses that its node cannot answer for: CIDRs.
+// annotationUnable lists, on a Lease, the CIDRs that its node cannot announce.
 const annotationUnable = "culvert/unable"
 
-// hold holds this node's Lease from when it serves until ctx ends, and releases it. What it says of addresses is written at once.
+// hold holds this node's Lease from when it serves until ctx ends, and releases it. Changes of unable are written at once.
 func (s *Source) hold(ctx context.Context) {
 	select {
 	case <-ctx.Done():
@@ -50,12 +50,12 @@ func (s *Source) hold(ctx context.Context) {
 		asked := time.Now()
 		stamp := asked.UTC().Format(metav1.RFC3339Micro)
 		s.mu.Lock()
-		s.tenure.ask(stamp, asked)
+		s.tracker.ask(stamp, asked)
 		s.mu.Unlock()
 		err := s.renew(ctx, s.self, stamp)
-		s.causes.Note(ctx, "patch", leases.Resource, err)
+		s.causes.Log(ctx, "patch", leases.Resource, err)
 		s.mu.Lock()
-		wait := time.Until(s.tenure.due(asked))
+		wait := time.Until(s.tracker.due(asked))
 		s.mu.Unlock()
 		if err != nil {
 			wait = leaseRetry
@@ -69,7 +69,7 @@ func (s *Source) hold(ctx context.Context) {
 	}
 }
 
-// renew writes that holder holds this node's Lease.
+// renew writes the Lease with this holder and time.
 func (s *Source) renew(ctx context.Context, holder, stamp string) error {
 	ctx, cancel := context.WithTimeout(ctx, leasePatience)
 	defer cancel()
@@ -93,7 +93,7 @@ func (s *Source) renew(ctx context.Context, holder, stamp string) error {
 		meta["annotations"] = map[string]any{annotationUnable: unable}
 	}
 	s.mu.Lock()
-	if n := s.state.node; n != nil && n.uid != "" { // the Lease goes with the Node
+	if n := s.state.node; n != nil && n.uid != "" { // the Lease is deleted with the Node
 		meta["ownerReferences"] = []any{map[string]any{"apiVersion": "v1", "kind": "Node", "name": s.self, "uid": n.uid}}
 	}
 	s.mu.Unlock()
@@ -102,15 +102,18 @@ func (s *Source) renew(ctx context.Context, holder, stamp string) error {
 	return err
 }
 
-// release lets other nodes know that this one announces nothing any more.
+// release tells other nodes that this one no longer announces anything.
 func (s *Source) release() {
+	if s.handed.Load() {
+		return
+	}
 	err := s.renew(context.Background(), "", time.Now().UTC().Format(metav1.RFC3339Micro))
 	if err != nil {
 		s.log.WithError(err).Warn("the Lease is not released: addresses move to other nodes when it ends")
 	}
 }
 
-// A leaseSink takes the Leases that a reflector reads.
+// A leaseSink receives the Leases that a reflector reads.
 type leaseSink struct{ *Source }
 
 func (k leaseSink) Add(o any) error {
@@ -134,7 +137,7 @@ func (k leaseSink) Replace(all []any, _ string) error {
 
 func (k leaseSink) Resync() error { return nil }
 
-// putLeases takes Leases, which may be all that there are.
+// putLeases records Leases; whole: they are all that exist.
 func (s *Source) putLeases(whole bool, list ...any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -144,14 +147,14 @@ func (s *Source) putLeases(whole bool, list ...any) {
 		if !ok {
 			continue
 		}
-		news = s.tenure.saw(l.node, l.renewed, l.held, time.Now()) || news
+		news = s.tracker.saw(l.node, l.renewed, l.held, time.Now()) || news
 		if l.node != s.self {
-			s.note(s.state.SetUnable(l.node, l.unable))
+			s.wakeIf(s.state.SetUnable(l.node, l.unable))
 		}
 		nodes[l.node] = true
 	}
 	if whole {
-		s.tenure.keep(nodes)
+		s.tracker.keep(nodes)
 		s.state.keepUnable(nodes)
 	}
 	if news {
@@ -163,7 +166,7 @@ func (s *Source) removeLease(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if node, ok := leaseNode(name); ok {
-		s.tenure.saw(node, "", false, time.Now())
+		s.tracker.saw(node, "", false, time.Now())
 		if node != s.self {
 			s.state.SetUnable(node, nil)
 		}
@@ -171,14 +174,14 @@ func (s *Source) removeLease(name string) {
 	s.judge()
 }
 
-// A lease is what a Lease says of the node that it is of.
+// A lease is the content of a node's Lease.
 type lease struct {
 	node, renewed string
 	held          bool
 	unable        []netip.Prefix
 }
 
-// readLease returns false for what cannot be read.
+// readLease returns false for an invalid one.
 func readLease(o any) (l lease, ok bool) {
 	u, ok := o.(*unstructured.Unstructured)
 	if !ok {
@@ -207,7 +210,7 @@ func writeCIDRs(all []netip.Prefix) string {
 	return b.String()
 }
 
-// readCIDRs leaves out what is nothing of the kind, and what is too much.
+// readCIDRs skips invalid entries, and those beyond the limit.
 func readCIDRs(s string) (all []netip.Prefix) {
 	for part := range strings.SplitSeq(s, ",") {
 		if p, err := netip.ParsePrefix(part); err == nil && len(all) < 2*maxUnable {
@@ -217,7 +220,7 @@ func readCIDRs(s string) (all []netip.Prefix) {
 	return all
 }
 
-// judge has addresses move where nodes have come or gone.
+// judge moves addresses if nodes have come or gone.
 //
 // +checklocks:s.mu
-func (s *Source) judge() { s.note(s.state.SetAlive(s.tenure.alive())) }
+func (s *Source) judge() { s.wakeIf(s.state.SetAlive(s.tracker.alive())) }

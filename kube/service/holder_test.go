@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	kubetesting "k8s.io/client-go/testing"
 
-	"culvert/gateway/services"
+	"culvert/gateway/node/services"
 )
 
 // An electorate is nodes of one cluster that announce an address, some of which the API server does not hear.

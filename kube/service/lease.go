@@ -7,51 +7,50 @@ import (
 	"time"
 )
 
-// Of Leases.
+// Constants for Leases.
 const (
-	leasePrefix   = "culvert-node-" // in front of the node's name
+	leasePrefix   = "culvert-node-" // before the node's name
 	leaseDuration = 8 * time.Second
 	leaseRenewal  = 3 * time.Second
 	leaseRetry    = 500 * time.Millisecond
 	leasePatience = 2 * time.Second // for one write
 
-	// leaseGap is the longest time between two renewals of this node's that says nothing: longer, and the API server may have been away
-	// for others too.
+	// leaseGap is the longest normal time between two renewals of this node's Lease; after a longer gap, the API server may have been away for others
+	// too.
 	leaseGap = leaseRenewal + leasePatience
 )
 
-// A tenure says which nodes are alive, by their Leases. Times are this node's own: what other clocks say does not matter.
+// A leaseTracker knows which nodes are alive, by their Leases. It uses only this node's clock, so clock differences do not matter.
 //
-// The watch shows renewals of this node among those of others, in one order. So a Lease has ended when the watch shows one of this node's
-// that was asked for after its end: while the API server is away, or the watch lags behind, nobody's does. Whoever is alone in that stays
-// as it was, beside the node that takes its place.
-type tenure struct {
+// The watch shows renewals of this node and of others in one order. So a Lease has ended when the watch shows a renewal of this node's that was
+// requested after its end. While the API server is away, or the watch lags behind, no Lease ends. A node cut off alone continues as before, beside
+// the node that replaces it.
+type leaseTracker struct {
 	self   string
-	asked  map[string]time.Time // this node's renewals that the watch is to show, by what they say
-	since  time.Time            // this node's renewals have followed each other closely from here on
-	last   time.Time            // when the last one was asked for that the watch has shown; zero: none
+	asked  map[string]time.Time // requested renewals of this node's that the watch has not shown yet
+	since  time.Time            // from here on, this node's renewals had no gap
+	last   time.Time            // when the last renewal shown by the watch was requested; zero: none
 	others map[string]*term
 }
 
-// A term is what a Lease of another node says.
+// A term is the state of another node's Lease.
 type term struct {
-	renewed string // renewTime, as that node writes it
+	renewed string // renewTime, as written by that node
 	ends    time.Time
 }
 
-func newTenure(self string) *tenure {
-	return &tenure{self: self, asked: map[string]time.Time{}, others: map[string]*term{}}
+func newLeaseTracker(self string) *leaseTracker {
+	return &leaseTracker{self: self, asked: map[string]time.Time{}, others: map[string]*term{}}
 }
 
-// ask notes that this node's Lease is to be renewed at now.
-func (t *tenure) ask(renewed string, now time.Time) {
+// ask records that this node's Lease is to be renewed at now.
+func (t *leaseTracker) ask(renewed string, now time.Time) {
 	maps.DeleteFunc(t.asked, func(_ string, at time.Time) bool { return now.Sub(at) > leaseDuration })
 	t.asked[renewed] = now
 }
 
-// saw takes a node's Lease as the watch shows it, and reports whether other nodes may be alive than before. One that has been released is held by
-// nobody.
-func (t *tenure) saw(node, renewed string, held bool, now time.Time) (news bool) {
+// saw records a node's Lease as shown by the watch, and reports whether the set of live nodes may have changed. A released Lease is held by nobody.
+func (t *leaseTracker) saw(node, renewed string, held bool, now time.Time) (news bool) {
 	if node == t.self {
 		at, own := t.asked[renewed]
 		if !own || !held || !at.After(t.last) {
@@ -79,13 +78,13 @@ func (t *tenure) saw(node, renewed string, held bool, now time.Time) (news bool)
 	return news
 }
 
-// keep forgets all other nodes but some, whose Leases are all that there are.
-func (t *tenure) keep(nodes map[string]bool) {
+// keep forgets all other nodes except those in nodes, which has all existing Leases.
+func (t *leaseTracker) keep(nodes map[string]bool) {
 	maps.DeleteFunc(t.others, func(node string, _ *term) bool { return !nodes[node] })
 }
 
 // end returns when a Lease ends.
-func (t *tenure) end(x *term) time.Time {
+func (t *leaseTracker) end(x *term) time.Time {
 	if grace := t.since.Add(leaseDuration); grace.After(x.ends) {
 		return grace
 	}
@@ -93,7 +92,7 @@ func (t *tenure) end(x *term) time.Time {
 }
 
 // alive returns the nodes whose Leases have not ended, in order; none before this node's own is known.
-func (t *tenure) alive() []string {
+func (t *leaseTracker) alive() []string {
 	if t.last.IsZero() {
 		return nil
 	}
@@ -107,8 +106,8 @@ func (t *tenure) alive() []string {
 	return all
 }
 
-// due returns when this node's Lease is to be renewed that was renewed at last: earlier where that shows whether another one has ended.
-func (t *tenure) due(last time.Time) time.Time {
+// due returns when to renew this node's Lease after its renewal at last: earlier if that would show whether another one has ended.
+func (t *leaseTracker) due(last time.Time) time.Time {
 	due := last.Add(leaseRenewal)
 	for _, x := range t.others {
 		if end := t.end(x); t.last.Before(end) && end.Before(due) && end.After(last) {

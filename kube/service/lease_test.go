@@ -11,18 +11,21 @@ import (
 func TestTenure(t *testing.T) {
 	start := time.Now()
 	at := func(s float64) time.Time { return start.Add(time.Duration(s * float64(time.Second))) }
-	type step func(*tenure) (news bool)
+	type step func(*leaseTracker) (news bool)
 	own := func(s float64) step { // renewed and seen at once
-		return func(x *tenure) bool { x.ask(fmt.Sprint(s), at(s)); return x.saw("n1", fmt.Sprint(s), true, at(s)) }
+		return func(x *leaseTracker) bool {
+			x.ask(fmt.Sprint(s), at(s))
+			return x.saw("n1", fmt.Sprint(s), true, at(s))
+		}
 	}
-	asked := func(s float64) step { return func(x *tenure) bool { x.ask(fmt.Sprint(s), at(s)); return false } }
+	asked := func(s float64) step { return func(x *leaseTracker) bool { x.ask(fmt.Sprint(s), at(s)); return false } }
 	shown := func(s, now float64) step {
-		return func(x *tenure) bool { return x.saw("n1", fmt.Sprint(s), true, at(now)) }
+		return func(x *leaseTracker) bool { return x.saw("n1", fmt.Sprint(s), true, at(now)) }
 	}
 	other := func(stamp, s float64) step {
-		return func(x *tenure) bool { return x.saw("n2", fmt.Sprint(stamp), true, at(s)) }
+		return func(x *leaseTracker) bool { return x.saw("n2", fmt.Sprint(stamp), true, at(s)) }
 	}
-	released := func(s float64) step { return func(x *tenure) bool { return x.saw("n2", "r", false, at(s)) } }
+	released := func(s float64) step { return func(x *leaseTracker) bool { return x.saw("n2", "r", false, at(s)) } }
 	one, two := []string{"n1"}, []string{"n1", "n2"}
 	for _, test := range []struct {
 		name  string
@@ -48,7 +51,7 @@ func TestTenure(t *testing.T) {
 		{"it is back, and the other does not come", []step{own(0), other(0, 1), asked(3), own(60), own(63), own(66), own(68)}, one},
 		{"renewals are seen in another order", []step{own(0), other(0, 1), own(3), own(6), asked(8), asked(9), shown(9, 9), shown(8, 9)}, one},
 	} {
-		x, before := newTenure("n1"), []string(nil)
+		x, before := newLeaseTracker("n1"), []string(nil)
 		for i, s := range test.steps {
 			news := s(x)
 			if now := x.alive(); !news && !slices.Equal(now, before) {
@@ -62,7 +65,7 @@ func TestTenure(t *testing.T) {
 		}
 	}
 
-	x := newTenure("n1")
+	x := newLeaseTracker("n1")
 	own(0)(x)
 	if due := x.due(at(0)); due != at(3) {
 		t.Errorf("renewed again after %v", due.Sub(at(0)))

@@ -8,7 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"culvert/gateway/services"
+	"culvert/gateway/node/services"
 	"culvert/nat"
 )
 

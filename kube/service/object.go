@@ -9,11 +9,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"culvert/gateway/services"
+	"culvert/gateway/node/services"
 	"culvert/kube"
 )
 
-// The kinds of objects that are watched.
+// The kinds of objects to watch.
 const (
 	KindService = "Service"
 	KindSlice   = "EndpointSlice"
@@ -21,7 +21,7 @@ const (
 	KindLease   = "Lease"
 )
 
-// Labels of Services, EndpointSlices and Nodes, as Kubernetes and kube-proxy know them.
+// Labels of Services, EndpointSlices and Nodes, as used by Kubernetes and kube-proxy.
 const (
 	labelProxy    = "service.kubernetes.io/service-proxy-name"
 	labelHeadless = "service.kubernetes.io/headless"
@@ -33,14 +33,13 @@ const (
 // Annotations of Services.
 const (
 	annotationWeights = "culvert/endpoint-weights" // of the endpoints on nodes: such as "milan=3,vienna=2"
-	annotationProxy   = "culvert/proxy-protocol"   // what endpoints over TCP expect: v2 or none
+	annotationProxy   = "culvert/proxy-protocol"   // what endpoints expect over TCP: v2 or none
 )
 
-// ProxyName is the value of the label service.kubernetes.io/service-proxy-name by which a Service is culvert's.
+// ProxyName is the value of the label service.kubernetes.io/service-proxy-name that makes a Service culvert's.
 const ProxyName = "culvert"
 
-// An Object is one object as the API server has it. Its parts are read when its kind is known, so that one that cannot be read concerns
-// nothing else.
+// An Object is an object from the API server. Its parts are parsed when its kind is known, so that a faulty one affects nothing else.
 type Object struct {
 	Kind        string          `json:"kind"`
 	Metadata    kube.Metadata   `json:"metadata"`
@@ -49,29 +48,29 @@ type Object struct {
 	AddressType json.RawMessage `json:"addressType,omitempty"`
 	Endpoints   json.RawMessage `json:"endpoints,omitempty"`
 	Ports       json.RawMessage `json:"ports,omitempty"`
-	// Annotations are those of a Service.
+	// Annotations of a Service.
 	Annotations map[string]string `json:"-"`
 }
 
-// withoutLabels returns what is kept of an object's metadata.
+// withoutLabels returns the part of an object's metadata to keep.
 func withoutLabels(m kube.Metadata) kube.Metadata {
 	m.Labels = nil
 	return m
 }
 
-// A Name is that of a Service.
+// A Name is the name of a Service.
 type Name struct{ Namespace, Name string }
 
 func (n Name) String() string { return n.Namespace + "/" + n.Name }
 
-// faults collects what is wrong with one object, each with the path of its field.
+// faults collects the faults of one object, each with the path of its field.
 type faults []string
 
 func (f *faults) add(field, format string, args ...any) {
 	*f = append(*f, field+": "+fmt.Sprintf(format, args...))
 }
 
-// read fills to from a part of an object, and reports whether it could.
+// read parses a part of an object into to, and reports success.
 func (f *faults) read(field string, part json.RawMessage, to any) bool {
 	fault := kube.ReadPart(field, part, to)
 	if fault != "" {
@@ -80,7 +79,7 @@ func (f *faults) read(field string, part json.RawMessage, to any) bool {
 	return fault == ""
 }
 
-// address requires the address of a host; an IPv4 address mapped into IPv6 is that address, as kube-proxy takes it.
+// address requires a host's address; it unmaps an IPv4-mapped IPv6 address, as kube-proxy does.
 func (f *faults) address(field, s string) (netip.Addr, bool) {
 	a, err := netip.ParseAddr(s)
 	switch a = a.Unmap(); {
@@ -121,7 +120,7 @@ func (f *faults) local(field, policy string) bool {
 	return policy == "Local"
 }
 
-// weights reads NODE=WEIGHT,… and leaves out what is nothing of the kind.
+// weights parses NODE=WEIGHT,… and skips invalid entries.
 func (f *faults) weights(field, s string) map[string]int {
 	if s == "" {
 		return nil
@@ -139,7 +138,7 @@ func (f *faults) weights(field, s string) map[string]int {
 	return all
 }
 
-// prefix requires a CIDR, which may have spaces around it: the API server lets them pass.
+// prefix requires a CIDR, possibly with spaces around it, which the API server accepts.
 func (f *faults) prefix(field, s string) (netip.Prefix, bool) {
 	p, err := netip.ParsePrefix(strings.TrimSpace(s))
 	if err != nil {
@@ -148,15 +147,15 @@ func (f *faults) prefix(field, s string) (netip.Prefix, bool) {
 	return p.Masked(), err == nil
 }
 
-// A node is what is used of a Node.
+// A node is the part of a Node used here.
 type node struct {
 	uid       string
 	zone      string
 	addresses []netip.Addr // the first of each family
-	shunned   bool         // clients outside are not to be led there
+	shunned   bool         // excluded for external clients
 }
 
-// readNode takes the addresses that kube-proxy takes: internal ones before external ones.
+// readNode uses the same addresses as kube-proxy: internal ones before external ones.
 func readNode(o *Object) (n *node, wrong faults) {
 	var status struct {
 		Addresses []struct {

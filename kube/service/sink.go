@@ -8,28 +8,33 @@ import (
 	"culvert/kube"
 )
 
-// put takes an object.
+// put adds an object. It parses the object before taking the lock.
 func (s *Source) put(o *Object) {
+	r := read(o, s.self)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.note(s.state.Put(o))
+	s.wakeIf(s.state.put(r))
 }
 
 func (s *Source) remove(kind string, name Name) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.note(s.state.Delete(kind, name))
+	s.wakeIf(s.state.Delete(kind, name))
 }
 
 // take replaces all objects of a kind.
 func (s *Source) take(kind string, all []*Object) {
+	objects := make([]parsed, 0, len(all))
+	for _, o := range all {
+		objects = append(objects, read(o, s.self))
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	there := make(map[Name]bool, len(all))
 	changed := !s.complete[kind]
-	for _, o := range all {
+	for _, o := range objects {
 		there[Name{o.Metadata.Namespace, o.Metadata.Name}] = true
-		changed = s.state.Put(o) || changed
+		changed = s.state.put(o) || changed
 	}
 	for _, name := range s.state.names(kind) {
 		if !there[name] {
@@ -37,20 +42,20 @@ func (s *Source) take(kind string, all []*Object) {
 		}
 	}
 	s.complete[kind] = true
-	s.note(changed)
+	s.wakeIf(changed)
 }
 
-// note wakes Run if something has changed.
+// wakeIf wakes Run if something has changed.
 //
 // +checklocks:s.mu
-func (s *Source) note(changed bool) {
+func (s *Source) wakeIf(changed bool) {
 	if changed {
 		s.changed = true
 		signal(s.wake)
 	}
 }
 
-// A sink takes what a reflector reads, and keeps nothing of it.
+// A sink receives what a reflector reads, and keeps nothing of it.
 type sink struct {
 	*Source
 	kind string
@@ -85,7 +90,7 @@ func (k sink) Replace(all []any, _ string) error {
 
 func (k sink) Resync() error { return nil }
 
-// object takes the parts of an object that are used.
+// object takes the parts of an object used here.
 func (k sink) object(o any) (*Object, error) {
 	u, ok := o.(*unstructured.Unstructured)
 	if !ok {

@@ -6,21 +6,22 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sirupsen/logrus"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 
-	"culvert/gateway/services"
+	"culvert/gateway/node/services"
 	"culvert/kube"
 )
 
-// A Source has a node serve what the objects of its cluster say. Nothing is served before every list is complete; while the API server is
-// away, all stays as it is.
+// A Source makes a node serve what the objects of its cluster say. Nothing is served before every list is complete; while the API server is away,
+// nothing changes.
 //
-// Each watch has a goroutine, which changes the State under mu. Run applies what follows. A goroutine of its own writes Events, so that a
-// slow API server keeps no endpoint waiting.
+// Each watch has a goroutine, which changes the State under mu. Run applies the results. A separate goroutine writes Events, so that a slow API
+// server does not delay endpoints.
 type Source struct {
 	client   dynamic.Interface
 	log      *logrus.Entry
@@ -29,17 +30,18 @@ type Source struct {
 	wake     chan struct{} // something has changed
 	written  chan struct{} // there are Events to write
 	self     string
-	// namespace is that of Leases. They are held and followed where addresses are announced at layer 2.
+	// namespace is that of Leases, which are used only if addresses are announced at layer 2.
 	namespace string
 	announces bool
 	serving   chan struct{} // closed by began when something is served
-	ableness  chan struct{} // unable has changed
+	ableness  chan struct{} // signals that unable has changed
 	began     sync.Once
+	handed    atomic.Bool
 
-	// Of Run alone.
+	// For Run only.
 	checks  checks
-	waiting string          // as logged last
-	refused string          // why what the objects say is not served
+	waiting string          // last logged
+	refused string          // why the objects' state is not served
 	closed  map[Name]string // why health checks are not answered
 
 	mu       sync.Mutex
@@ -47,19 +49,20 @@ type Source struct {
 	complete map[string]bool // +checklocks:mu
 	changed  bool            // +checklocks:mu
 	events   []kube.Event    // +checklocks:mu
-	tenure   *tenure         // +checklocks:mu
-	// unable is what this node's Lease says: addresses that it cannot answer for.
+	tracker  *leaseTracker   // +checklocks:mu
+	// unable lists the addresses that this node cannot announce, as in its Lease.
 	unable []netip.Prefix // +checklocks:mu
 }
 
-// NewSource returns the Source of the node called self, whose Lease is in a namespace. base is what no object says. Run makes it work.
+// NewSource returns the Source of the node called self; namespace is that of its Lease. base has the settings that no object has. It is inactive
+// until Run.
 func NewSource(client dynamic.Interface, mode Mode, self, namespace string, base *services.Config, log *logrus.Entry) *Source {
 	causes := kube.NewCauses(log)
 	return &Source{
 		client: client, log: log, causes: causes, wake: make(chan struct{}, 1), written: make(chan struct{}, 1), self: self,
 		reporter: &kube.Reporter{Client: client, Causes: causes, Self: self, Node: self, Instance: self},
 		checks:   checks{answering: map[asked]*answering{}}, closed: map[Name]string{},
-		state: NewState(mode, self, base), complete: map[string]bool{}, tenure: newTenure(self), namespace: namespace, announces: len(base.Announce) > 0,
+		state: NewState(mode, self, base), complete: map[string]bool{}, tracker: newLeaseTracker(self), namespace: namespace, announces: len(base.Announce) > 0,
 		serving: make(chan struct{}), ableness: make(chan struct{}, 1),
 	}
 }
@@ -80,15 +83,15 @@ func (s *Source) watches() []watched {
 }
 
 const (
-	retry     = time.Second            // after which what was refused is tried again
-	forgive   = time.Minute            // after which an address that the kernel has refused is
-	rest      = 100 * time.Millisecond // between two changes, at most: for as long as the last one took
+	retry     = time.Second            // between attempts after a refusal
+	forgive   = time.Minute            // after which an address refused by the kernel is tried again
+	rest      = 100 * time.Millisecond // maximum pause between two changes; it is as long as the last change took
 	patience  = 10 * time.Second       // for one Event
-	maxEvents = 1024                   // that wait for an API server; the log has all of them
+	maxEvents = 1024                   // that wait for the API server; all are in the log
 )
 
-// Run has apply serve what the objects say, until ctx ends. What apply refuses is tried again; a services.TakenError costs only the
-// addresses that it names.
+// Run makes apply serve what the objects say, until ctx ends. A refused configuration is tried again; a services.TakenError costs only the addresses
+// that it names.
 func (s *Source) Run(ctx context.Context, apply func(*services.Config) error) {
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
@@ -129,7 +132,10 @@ func (s *Source) Run(ctx context.Context, apply func(*services.Config) error) {
 	}
 }
 
-// Rebase changes what no object says. After an error, nothing has changed.
+// HandedOver makes Run leave this node's Lease unchanged at its end: another process serves the node.
+func (s *Source) HandedOver() { s.handed.Store(true) }
+
+// Rebase changes the settings that no object has. After an error, nothing has changed.
 func (s *Source) Rebase(_ context.Context, base *services.Config) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -144,7 +150,7 @@ func (s *Source) Rebase(_ context.Context, base *services.Config) error {
 	return nil
 }
 
-// apply serves what has changed.
+// apply serves the latest state.
 func (s *Source) apply(serve func(*services.Config) error) {
 	for {
 		s.mu.Lock()
@@ -172,8 +178,8 @@ func (s *Source) apply(serve func(*services.Config) error) {
 			continue
 		}
 		s.mu.Lock()
-		s.tell(s.state.Events()...) // what the kernel refuses again is no news
-		// What is refused otherwise changes nothing that this node answers for.
+		s.report(s.state.Events()...) // a repeated refusal of the kernel is not reported again
+		// Other refusals change nothing that this node announces.
 		if unable := s.state.Unable(); err == nil && !slices.Equal(unable, s.unable) {
 			s.unable = unable
 			signal(s.ableness)
@@ -193,7 +199,7 @@ func (s *Source) apply(serve func(*services.Config) error) {
 	}
 }
 
-// refuse leaves out addresses that the kernel has refused, and reports whether there are others than before.
+// refuse leaves out addresses that the kernel has refused, and reports whether there are new ones.
 func (s *Source) refuse(taken *services.TakenError) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -202,7 +208,7 @@ func (s *Source) refuse(taken *services.TakenError) bool {
 	return news
 }
 
-// answer has load balancers told what they ask.
+// answer updates the answers to load balancers' health checks.
 func (s *Source) answer(c *services.Config, all []Check) {
 	failed := s.checks.set(c.Addresses, all)
 	for name := range s.closed {
@@ -217,16 +223,16 @@ func (s *Source) answer(c *services.Config, all []Check) {
 		s.closed[name] = err.Error()
 		s.mu.Lock()
 		if meta, ok := s.state.metadata(name); ok {
-			s.tell(kube.Event{APIVersion: "v1", Kind: KindService, Metadata: meta, Message: "spec.healthCheckNodePort: " + err.Error()})
+			s.report(kube.Event{APIVersion: "v1", Kind: KindService, Metadata: meta, Message: "spec.healthCheckNodePort: " + err.Error()})
 		}
 		s.mu.Unlock()
 	}
 }
 
-// tell logs Events and has them written.
+// report logs Events and queues them for writing.
 //
 // +checklocks:s.mu
-func (s *Source) tell(all ...kube.Event) {
+func (s *Source) report(all ...kube.Event) {
 	for _, e := range all {
 		s.log.WithFields(logrus.Fields{"resource": e.Key().String(), "cause": e.Message}).Warn("a resource cannot be obeyed")
 		if len(s.events) < maxEvents {
@@ -238,7 +244,7 @@ func (s *Source) tell(all ...kube.Event) {
 	}
 }
 
-// write writes Events until ctx ends. One that cannot be written now is tried again.
+// write writes Events until ctx ends. Failed ones are retried.
 func (s *Source) write(ctx context.Context) {
 	for {
 		select {

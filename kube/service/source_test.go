@@ -27,7 +27,7 @@ import (
 	kubetesting "k8s.io/client-go/testing"
 	"sigs.k8s.io/yaml"
 
-	"culvert/gateway/services"
+	"culvert/gateway/node/services"
 	"culvert/integration/need"
 )
 

@@ -8,19 +8,19 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"culvert/gateway/services"
+	"culvert/gateway/node/services"
 	"culvert/kube"
 	"culvert/nat/rules"
 )
 
 const (
 	maxPort  = 65535
-	lastPort = 65534 // the kernel takes no rule for 65535, as a port at an address of the node needs one
+	lastPort = 65534 // the kernel accepts no rule for 65535, and a port at a node's address needs one
 
 	maxAffinity = 24 * 60 * 60 // seconds
 )
 
-// A spec is what is used of a Service's.
+// A spec is the part of a Service's spec used here.
 type spec struct {
 	Type       string   `json:"type"`
 	ClusterIP  string   `json:"clusterIP"`
@@ -53,17 +53,16 @@ type status struct {
 	} `json:"loadBalancer"`
 }
 
-// A service is what is used of a Service.
+// A service is the part of a Service used here.
 type service struct {
 	meta  kube.Metadata
 	name  Name
-	wrong faults // what follows from the object alone
-	// ports are those of each family; ClusterIPs and others are those of the family. Without Endpoints.
+	wrong faults // faults of the object itself
+	// ports of each family; ClusterIPs and other addresses are of that family. Without Endpoints.
 	ports       []port
 	healthCheck uint16         // 0: none
-	weights     map[string]int // of endpoints, by nodes; 1 where there is none
-	// first is the first of the load balancer's addresses, of whichever family, and local is whether only nodes with
-	// endpoints may announce them.
+	weights     map[string]int // of endpoints, by node; 1 if missing
+	// first is the first load balancer address of either family, and local whether only nodes with endpoints may announce them.
 	first netip.Addr
 	local bool
 }
@@ -71,15 +70,15 @@ type service struct {
 // A port is a port of a Service in one family.
 type port struct {
 	services.Service
-	name  string // as EndpointSlices have it
-	field string // the port's
+	name  string // as in EndpointSlices
+	field string // of the port
 	v4    bool
 	// Fields of ExternalIPs and LoadBalancerIPs.
 	external, balanced []string
 	clusterField       string
 }
 
-// readService returns nil for a Service that has no addresses to serve.
+// readService returns nil for a Service without addresses to serve.
 func readService(o *Object) *service {
 	s := &service{meta: withoutLabels(o.Metadata), name: Name{o.Metadata.Namespace, o.Metadata.Name}}
 	var spec spec
@@ -98,7 +97,7 @@ func readService(o *Object) *service {
 	}
 	s.affinity(&spec, &common)
 	if len(s.wrong) > 0 {
-		return s // it would be served otherwise than it says
+		return s // serving it would contradict its spec
 	}
 	s.weights = w.weights("metadata.annotations["+annotationWeights+"]", o.Annotations[annotationWeights])
 	switch v := o.Annotations[annotationProxy]; v {
@@ -107,7 +106,7 @@ func readService(o *Object) *service {
 		common.ProxyProtocol = true
 	default:
 		w.add("metadata.annotations["+annotationProxy+"]", "%q is neither v2 nor none", v)
-		return s // endpoints expect it, or not
+		return s // unknown whether endpoints expect the header
 	}
 	clusterIPs := spec.ClusterIPs
 	if len(clusterIPs) == 0 {
@@ -126,7 +125,7 @@ func readService(o *Object) *service {
 		s.healthCheck, _ = w.port("spec.healthCheckNodePort", spec.HealthCheckNodePort, maxPort)
 	}
 	slices.Sort(s.wrong)
-	s.wrong = slices.Compact(s.wrong) // of both families
+	s.wrong = slices.Compact(s.wrong) // both families have them
 	return s
 }
 
@@ -172,7 +171,7 @@ func (s *service) family(spec *spec, status *status, common *services.Service, c
 	}
 	for i, text := range spec.ExternalIPs {
 		field := fmt.Sprintf("spec.externalIPs[%d]", i)
-		// An address that is also a load balancer's is for that one's clients only.
+		// An address that is also a load balancer's is only for that load balancer's clients.
 		if a, ok := w.address(field, text); ok && a.Is4() == v4 && !slices.Contains(of.ExternalIPs, a) && !slices.Contains(of.LoadBalancerIPs, a) {
 			of.ExternalIPs, external = append(of.ExternalIPs, a), append(external, field)
 		}
@@ -184,7 +183,7 @@ func (s *service) family(spec *spec, status *status, common *services.Service, c
 			of.SourceRanges = append(of.SourceRanges, p)
 		}
 	}
-	if closed { // who may ask is not known
+	if closed { // unknown which clients are allowed
 		of.LoadBalancerIPs, balanced = nil, nil
 	}
 	for i := range spec.Ports {

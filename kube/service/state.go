@@ -6,49 +6,48 @@ import (
 	"reflect"
 	"slices"
 
-	"culvert/gateway/services"
+	"culvert/gateway/node/services"
 	"culvert/kube"
 )
 
-// Mode says which Services are served.
+// Mode selects the Services to serve.
 type Mode string
 
 // The modes.
 const (
 	Labelled Mode = "labelled" // those with the label service.kubernetes.io/service-proxy-name: culvert
-	All      Mode = "all"      // and those without that label
+	All      Mode = "all"      // also those without that label
 )
 
-// A State holds the Services, the EndpointSlices and the Node of one node, and says what the node serves. The order in which objects come
-// does not matter.
+// A State holds the Services, the EndpointSlices and the Node of one node, and derives what the node serves. The order of objects does not matter.
 type State struct {
 	mode Mode
 	self string           // name of the node
-	base *services.Config // what no object says
+	base *services.Config // settings that no object has
 
 	services map[Name]*service
-	slices   map[Name]map[string]*slice // of each Service by their names
-	owners   map[Name]Name              // of slices: the Service that they were of when they came
+	slices   map[Name]map[string]*slice // of each Service, by name
+	owners   map[Name]Name              // of slices: the last known Service
 	node     *node
 	others   map[Name]*node  // the other nodes
-	alive    map[string]bool // nodes that may announce
+	alive    map[string]bool // nodes that may announce addresses
 	began    bool            // Config was called
 
-	served  map[Name][]services.Service // with endpoints; of those whose slices have not changed
-	fronts  []*service                  // the oldest first, without what older ones have; nil: to be settled anew
-	settled []*service                  // fronts as they were last
-	told    map[string]string           // what an Event has said of an object
-	wrong   map[string]report           // what there is to say
-	taken   map[netip.Addr]bool         // addresses that the node's kernel has refused
+	served  map[Name][]services.Service // with endpoints, for Services whose slices have not changed
+	fronts  []*service                  // oldest first, without what older ones have; nil: must be assigned again
+	settled []*service                  // the last fronts
+	told    map[string]string           // the last Event about an object
+	wrong   map[string]report           // pending reports
+	taken   map[netip.Addr]bool         // refused by the node's kernel
 
 	// For announce.go.
-	unable  map[string][]netip.Prefix // of each node: addresses that it cannot answer for
-	bidders map[string]bool           // the nodes that could announce anything when winners were found
-	winners map[lot]string            // of those nodes; nil: to be found anew
+	unable  map[string][]netip.Prefix // by node: addresses that it cannot announce
+	bidders map[string]bool           // eligible nodes when winners was computed
+	winners map[lot]string            // chosen nodes; nil: must be computed again
 	surplus []string                  // keys of wrong
 }
 
-// NewState returns the State of a node, to which base belongs: its addresses, where it has any, stand in place of the Node's.
+// NewState returns the State of a node with configuration base, whose addresses, if any, replace the Node's.
 func NewState(mode Mode, self string, base *services.Config) *State {
 	return &State{
 		mode: mode, self: self, base: base, services: map[Name]*service{}, slices: map[Name]map[string]*slice{}, owners: map[Name]Name{},
@@ -57,12 +56,38 @@ func NewState(mode Mode, self string, base *services.Config) *State {
 	}
 }
 
-// Put takes an object, and reports whether that changes anything.
-func (s *State) Put(o *Object) bool {
+// parsed is an Object with its parsed parts.
+type parsed struct {
+	*Object
+	service *service // nil: not a Service, or not to be served
+	slice   *slice   // likewise
+	node    *node    // nil: not a Node
+	wrong   faults   // of the node
+}
+
+// read parses an object for the node called self. It takes most of the time of Put, and needs no State.
+func read(o *Object, self string) parsed {
+	r := parsed{Object: o}
+	switch o.Kind {
+	case KindService:
+		r.service = readService(o)
+	case KindSlice:
+		r.slice = readSlice(o, self)
+	case KindNode:
+		r.node, r.wrong = readNode(o)
+	}
+	return r
+}
+
+// Put adds or replaces an object, and reports whether that changes anything.
+func (s *State) Put(o *Object) bool { return s.put(read(o, s.self)) }
+
+func (s *State) put(r parsed) bool {
+	o := r.Object
 	at := Name{o.Metadata.Namespace, o.Metadata.Name}
 	switch o.Kind {
 	case KindService:
-		next := readService(o)
+		next := r.service
 		if next == nil || !s.serves(o) {
 			return s.Delete(KindService, at)
 		}
@@ -75,7 +100,7 @@ func (s *State) Put(o *Object) bool {
 		}
 		s.services[at], s.fronts = next, nil
 	case KindSlice:
-		next := readSlice(o, s.self)
+		next := r.slice
 		if next == nil || has(o, labelHeadless) {
 			return s.Delete(KindSlice, at)
 		}
@@ -93,7 +118,7 @@ func (s *State) Put(o *Object) bool {
 		s.slices[of][at.Name], s.owners[at] = next, of
 		s.touch(of)
 	case KindNode:
-		next, wrong := readNode(o)
+		next, wrong := r.node, r.wrong
 		if o.Metadata.Name != s.self {
 			old := s.others[at]
 			if old != nil && reflect.DeepEqual(old, next) {
@@ -123,7 +148,7 @@ func (s *service) equal(o *service) bool {
 		maps.Equal(s.weights, o.weights) && slices.Equal(s.wrong, o.wrong) && reflect.DeepEqual(s.ports, o.ports)
 }
 
-// equal reports whether two versions of a slice say the same.
+// equal reports whether two versions of a slice are equivalent.
 func (s *slice) equal(o *slice) bool {
 	return slices.Equal(s.wrong, o.wrong) && slices.Equal(s.ports, o.ports) && reflect.DeepEqual(s.endpoints, o.endpoints)
 }
@@ -138,7 +163,7 @@ func (s *State) serves(o *Object) bool {
 	return !has(o, labelHeadless) && (labelled && by == ProxyName || !labelled && s.mode == All)
 }
 
-// touch notes that endpoints of a Service have changed.
+// touch records that endpoints of a Service have changed.
 func (s *State) touch(of Name) {
 	if delete(s.served, of); of == apiServer {
 		s.fronts = nil
@@ -166,7 +191,7 @@ func (s *State) Delete(kind string, at Name) bool {
 		if delete(s.slices[of], at.Name); len(s.slices[of]) == 0 {
 			delete(s.slices, of)
 		}
-	case KindNode: // a node whose own Node has gone for a moment goes on
+	case KindNode: // a node whose own Node has gone for a moment continues
 		if _, ok := s.others[at]; !ok {
 			return false
 		}
@@ -176,7 +201,7 @@ func (s *State) Delete(kind string, at Name) bool {
 	return true
 }
 
-// names returns those of all objects of a kind.
+// names returns the names of all objects of a kind.
 func (s *State) names(kind string) []Name {
 	switch kind {
 	case KindService:
@@ -189,7 +214,7 @@ func (s *State) names(kind string) []Name {
 	return nil
 }
 
-// Refuse leaves out addresses that the node's kernel leads elsewhere, and reports whether there are others than before.
+// Refuse leaves out addresses that the node's kernel routes elsewhere, and reports whether there are new ones.
 func (s *State) Refuse(addresses []netip.Addr) (more bool) {
 	for _, a := range addresses {
 		more = more || !s.taken[a]
@@ -199,7 +224,8 @@ func (s *State) Refuse(addresses []netip.Addr) (more bool) {
 	return more
 }
 
-// Rebase changes what no object says. After Config, it fails for what a node takes at a restart only, and changes nothing.
+// Rebase changes the settings that no object has. After Config, it fails for changes that a node can only make at a restart, and then changes
+// nothing.
 func (s *State) Rebase(base *services.Config) error {
 	if s.began {
 		before, next := *s.base, *base
@@ -212,7 +238,7 @@ func (s *State) Rebase(base *services.Config) error {
 	return nil
 }
 
-// Forgive lets addresses be tried again that the kernel has refused, and reports whether there are any.
+// Forgive makes addresses refused by the kernel be tried again, and reports whether there are any.
 func (s *State) Forgive() bool {
 	if len(s.taken) == 0 {
 		return false
@@ -222,7 +248,7 @@ func (s *State) Forgive() bool {
 	return true
 }
 
-// metadata returns that of a Service.
+// metadata returns a Service's metadata.
 func (s *State) metadata(n Name) (m kube.Metadata, ok bool) {
 	if x := s.services[n]; x != nil {
 		return x.meta, true
@@ -230,7 +256,7 @@ func (s *State) metadata(n Name) (m kube.Metadata, ok bool) {
 	return m, false
 }
 
-// Waiting returns what there has to be before anything can be served; "" if nothing.
+// Waiting returns what is missing before anything can be served; "" if nothing.
 func (s *State) Waiting() string {
 	switch {
 	case s.node == nil:
@@ -250,8 +276,8 @@ func (s *State) addressesOf(base *services.Config) []netip.Addr {
 	return s.node.addresses
 }
 
-// stay gives next one address of each family that the Node had when Config was called: a node takes others at a restart only. An address
-// that has gone is still asked for, and may be there.
+// stay keeps one address of each family that the Node had when Config was called: a node accepts others only at a restart. A missing address is still
+// requested, and may exist.
 func (s *State) stay(next *node) (wrong faults) {
 	if !s.began || s.node == nil || len(s.base.Addresses) > 0 {
 		return nil
@@ -274,7 +300,7 @@ func (s *State) Config() *services.Config {
 	c := *s.base
 	c.Node, c.Addresses, s.began = s.self, s.addresses(), true
 	if s.fronts == nil {
-		s.settle(&c)
+		s.assignPlaces(&c)
 		s.SetUnable(s.self, s.lacks(&c))
 	}
 	n := 0

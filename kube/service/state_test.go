@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"culvert/gateway/services"
+	"culvert/gateway/node/services"
 	"culvert/nat/rules"
 )
 

@@ -16,27 +16,27 @@ const (
 
 	stateVolume = "state"
 	stateDir    = "/var/lib/culvert"
-	stateSize   = "128Mi" // for two files of as many connections as fit limitMemory
+	stateSize   = "128Mi" // for two files with as many connections as fit into limitMemory
 
-	// A gateway of two nodes was seen to have 25 MiB resident when idle, and 31 MiB after 500 connections and some dozen changes. By its
-	// limit it sizes its table of connections: a quarter of a million.
+	// A gateway of two nodes was measured with 25 MiB resident when idle, and 31 MiB after 500 connections and a few dozen changes. The limit
+	// determines the size of its connection table: a quarter of a million.
 	requestCPU, requestMemory, limitMemory = "100m", "64Mi", "256Mi"
 
 	healthFlag, metricsFlag   = "health-probe-bind-address", "metrics-address"
 	healthPort, defaultHealth = "healthz", ":8083"
 
-	// MetricsPort is the name by which Liqo's PodMonitor finds a port to scrape.
+	// MetricsPort is the name by which Liqo's PodMonitor finds the port to scrape.
 	MetricsPort = "wg-metrics"
 )
 
-// taken are the flags whose values our gateway has of Liqo's. Their names differ between its releases.
+// taken are the flags that our gateway takes over from Liqo's. Their names differ between its releases.
 var taken = []string{
 	"mtu", "listen-port", "listen-ports", "endpoint-address", "endpoint-port", "endpoint-ports", "keys-dir", "geneve-port",
 	"ping-enabled", "ping-port", "ping-interval", "ping-loss-threshold", "ping-update-status-interval", metricsFlag, healthFlag,
 }
 
-// known are Liqo's other flags: who the gateway is, which our template says itself, and what concerns a kernel, several containers or
-// several replicas.
+// known are Liqo's other flags: the gateway's identity, which our template sets itself, and those for a kernel, several containers or several
+// replicas.
 var known = []string{
 	"name", "namespace", "remote-cluster-id", "gateway-uid", "mode", "node-name", "pod-name",
 	"container-name", "concurrent-containers-names", "reconcile-timeout", "leader-election", "leader-election-lease-duration",
@@ -46,8 +46,8 @@ var known = []string{
 	"geneve-cleanup-interval", "disable-arp",
 }
 
-// readFlags returns the values of the flags that ours has too. Of several containers with one flag, the one that runs WireGuard is
-// right: its port of metrics is the one that is scraped for a tunnel.
+// readFlags returns the values of the flags that ours has too. If several containers have a flag, the one that runs WireGuard counts: its metrics
+// port is the one scraped for a tunnel.
 func (t *taker) readFlags(containers []map[string]any) map[string]string {
 	containers = slices.Clone(containers)
 	slices.SortStableFunc(containers, func(a, b map[string]any) int {
@@ -61,11 +61,11 @@ func (t *taker) readFlags(containers []map[string]any) map[string]string {
 			if _, have := values[f.Name]; slices.Contains(taken, f.Name) && !have {
 				values[f.Name] = f.Value
 			} else if !have && !slices.Contains(known, f.Name) {
-				t.note("--%s of container %v is left out; culvert has no such flag", f.Name, c["name"])
+				t.warn("--%s of container %v is left out; culvert has no such flag", f.Name, c["name"])
 			}
 		}
 		if !ours {
-			t.note("container %v is left out; culvert's pod has one", c["name"])
+			t.warn("container %v is left out; culvert's pod has one", c["name"])
 		}
 	}
 	return values
@@ -74,7 +74,7 @@ func (t *taker) readFlags(containers []map[string]any) map[string]string {
 // A Flag is one argument of a container.
 type Flag struct{ Name, Value string }
 
-// Flags reads the arguments of a container.
+// Flags parses the arguments of a container.
 func Flags(container map[string]any) (flags []Flag) {
 	args := slices.Concat(list(container["command"]), list(container["args"]))
 	for i := 0; i < len(args); i++ {
@@ -93,7 +93,7 @@ func Flags(container map[string]any) (flags []Flag) {
 	return flags
 }
 
-// container returns ours. Every flag holds its value, for a string that is a number alone becomes one when it is rendered.
+// container returns our container. Every flag contains its value, because rendering turns a string that is only a number into a number.
 func (t *taker) container(flags map[string]string, pullPolicy any) map[string]any {
 	mode := "client"
 	if t.server {
@@ -105,7 +105,7 @@ func (t *taker) container(flags map[string]string, pullPolicy any) map[string]an
 		"--state=" + stateDir,
 	}
 	if flags[healthFlag] == "" || flags[healthFlag] == "0" {
-		flags[healthFlag] = defaultHealth // the probes need it
+		flags[healthFlag] = defaultHealth // needed by the probes
 	}
 	for _, name := range taken {
 		if value, ok := flags[name]; ok {
@@ -129,7 +129,7 @@ func (t *taker) container(flags map[string]string, pullPolicy any) map[string]an
 		"volumeMounts": []any{
 			map[string]any{"name": keysName, "mountPath": keys, "readOnly": true},
 			map[string]any{"name": runVolume, "mountPath": runDir},
-			map[string]any{"name": stateVolume, "mountPath": stateDir}, // it outlives the container
+			map[string]any{"name": stateVolume, "mountPath": stateDir}, // survives the container
 		},
 		"resources": map[string]any{
 			"requests": map[string]any{"cpu": requestCPU, "memory": requestMemory},
@@ -143,7 +143,7 @@ func (t *taker) container(flags map[string]string, pullPolicy any) map[string]an
 	}
 }
 
-// port is the container's port of a flag that says where to listen.
+// port returns the container port for a flag with a listen address.
 func (t *taker) port(flags map[string]string, flag, name string) any {
 	_, text, _ := strings.Cut(flags[flag], ":")
 	n, err := strconv.ParseUint(text, 10, 16)

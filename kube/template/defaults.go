@@ -1,7 +1,6 @@
 package template
 
-// Default returns what the chart of Liqo, installed under the name of a release with its own settings, says about a gateway: as much
-// of it as From looks at.
+// Default returns what Liqo's chart, installed with default settings under the name of a release, says about a gateway: the parts used by From.
 func Default(server bool, release, namespace string) map[string]any {
 	labels := func(more ...string) map[string]any {
 		l := map[string]any{
@@ -19,7 +18,7 @@ func Default(server bool, release, namespace string) map[string]any {
 		return map[string]any{"name": "{{ .Name }}", "namespace": "{{ .Namespace }}", "labels": labels(labelActive)}
 	}
 	kind, object := ClientKind, "WgGatewayClient"
-	// Both releases have the port of an endpoint, and one alone has several.
+	// Both releases have the port of an endpoint; only one has several.
 	tunnel := []any{"--mtu={{ .Spec.MTU }}", "--endpoint-address={{ index .Spec.Endpoint.Addresses 0 }}", "--endpoint-port={{ .Spec.Endpoint.Port }}"}
 	spec := map[string]any{"secretRef": map[string]any{"name": "{{ .Spec.SecretRef.Name }}"}}
 	if server {

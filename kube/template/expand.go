@@ -9,8 +9,8 @@ import (
 	"text/template/parse"
 )
 
-// expand returns what text/template makes of a template, for as much of its language as templates of gateways have use for. That package
-// calls methods by name, so that the linker keeps all methods of all types: 4.7 MB, most of which each gateway would have resident.
+// expand expands a template as text/template does, for the part of its language that gateway templates use. That package calls methods by name, which
+// makes the linker keep all methods of all types: 4.7 MB, most of it resident in each gateway.
 func expand(path, text string, data any) (string, error) {
 	tree := parse.New(path)
 	tree.Mode = parse.SkipFuncCheck
@@ -25,10 +25,10 @@ func expand(path, text string, data any) (string, error) {
 	return x.out.String(), nil
 }
 
-// An expander is what there is while one template is expanded.
+// An expander is the state of expanding one template.
 type expander struct {
 	out       strings.Builder
-	variables []variable // of all blocks around, the innermost last
+	variables []variable // of all enclosing blocks, the innermost last
 }
 
 type variable struct {
@@ -58,7 +58,7 @@ func (x *expander) walk(n parse.Node, dot reflect.Value) error {
 	case *parse.WithNode:
 		return x.branch(&n.BranchNode, dot, func(v reflect.Value) error { return x.walk(n.List, v) })
 	case *parse.RangeNode:
-		if n.Pipe.IsAssign { // to variables that are anywhere
+		if n.Pipe.IsAssign { // assignment to variables of any block
 			return fmt.Errorf("%s: culvert does not know this; declare variables by :=", n.Pipe)
 		}
 		return x.branch(&n.BranchNode, dot, func(v reflect.Value) error { return x.each(n, v) })
@@ -68,7 +68,7 @@ func (x *expander) walk(n parse.Node, dot reflect.Value) error {
 	return nil
 }
 
-// branch does then with the value of the pipe if that is true, or what is behind else.
+// branch calls then with the value of the pipe if that is true, and otherwise expands the else part.
 func (x *expander) branch(n *parse.BranchNode, dot reflect.Value, then func(reflect.Value) error) error {
 	outside := len(x.variables)
 	defer func() { x.variables = x.variables[:outside] }()
@@ -84,7 +84,7 @@ func (x *expander) branch(n *parse.BranchNode, dot reflect.Value, then func(refl
 	return nil
 }
 
-// each does what a range says with the elements of a list.
+// each expands a range over the elements of a list.
 func (x *expander) each(n *parse.RangeNode, v reflect.Value) error {
 	if v.Kind() != reflect.Slice {
 		return fmt.Errorf("%s: a %v has no elements", n.Pipe, v.Kind())
@@ -115,7 +115,7 @@ func isTrue(v reflect.Value) bool {
 	return !v.IsZero()
 }
 
-// pipe returns the value of commands of which each has that of the one before, and declares its variables.
+// pipe returns the value of a pipeline, and declares its variables.
 func (x *expander) pipe(p *parse.PipeNode, dot reflect.Value) (v reflect.Value, err error) {
 	for _, c := range p.Cmds {
 		if v, err = x.command(c, dot, v); err != nil {
@@ -141,7 +141,7 @@ func (x *expander) variable(name string) *variable {
 	return nil
 }
 
-// command returns the value of a command; before is that of the one before it, or invalid.
+// command returns the value of a command; before is the previous command's value, or invalid.
 func (x *expander) command(c *parse.CommandNode, dot, before reflect.Value) (reflect.Value, error) {
 	name, isFunction := c.Args[0].(*parse.IdentifierNode)
 	if !isFunction && (len(c.Args) > 1 || before.IsValid()) {
@@ -157,7 +157,7 @@ func (x *expander) command(c *parse.CommandNode, dot, before reflect.Value) (ref
 			return v, err
 		}
 		if args = append(args, v); name.Ident == "and" && !isTrue(v) || name.Ident == "or" && isTrue(v) {
-			return v, nil // what follows is not looked at
+			return v, nil // the rest is ignored
 		}
 	}
 	if before.IsValid() {
@@ -269,7 +269,7 @@ func call(name string, args []reflect.Value) (v reflect.Value, err error) {
 	return v, fmt.Errorf("culvert does not know the function %s", name)
 }
 
-// basic returns what can be compared of a value, nil if nothing can.
+// basic returns the comparable part of a value, nil if there is none.
 func basic(v reflect.Value) any {
 	switch {
 	case v.CanInt():

@@ -11,6 +11,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
+const image = "registry.example/culvert:1.0"
+
 // captures are what Liqo's operator has rendered: of its main branch, of a release, and of its main branch with two replicas.
 var captures = []string{"main-557c199cf", "v1.2.0", "main-557c199cf-options"}
 

@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// Field returns what is at a path of an object; nil if nothing is.
+// Field returns the value at a path of an object; nil if there is none.
 func Field(o any, path ...string) any {
 	for _, name := range path {
 		m, _ := o.(map[string]any)
@@ -21,7 +21,7 @@ func list(v any) []any {
 
 func sortedKeys(m map[string]any) []string { return slices.Sorted(maps.Keys(m)) }
 
-// clean returns a copy without nulls, which end Liqo's operator.
+// clean returns a copy without nulls, which crash Liqo's operator.
 func clean(v any) any {
 	switch v := v.(type) {
 	case map[string]any:

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// A Gateway is what a template is rendered for: a GatewayServer or GatewayClient.
+// A Gateway is a GatewayServer or GatewayClient for which a template is rendered.
 type Gateway struct {
 	Name, Namespace, GatewayUID string
 	ClusterID                   string // of the remote cluster
@@ -15,7 +15,7 @@ type Gateway struct {
 	Spec                        Spec
 }
 
-// Spec is as much of its spec as a template can ask for.
+// Spec is the part of its spec that a template can use.
 type Spec struct {
 	MTU      int `json:"mtu"`
 	Endpoint struct {
@@ -33,8 +33,8 @@ type Spec struct {
 	} `json:"secretRef"`
 }
 
-// Render returns what Liqo's operator makes of a template for a gateway. Each string is rendered, and one that is then a number
-// becomes one, except beside or below labels and annotations.
+// Render renders a template for a gateway as Liqo's operator does. Each string is rendered, and becomes a number if the result is one, except in or
+// below labels and annotations.
 func Render(t map[string]any, g Gateway) (map[string]any, error) {
 	made := map[string]any{"apiVersion": Field(t, "spec", "objectKind", "apiVersion"), "kind": Field(t, "spec", "objectKind", "kind")}
 	for _, part := range []string{"metadata", "spec"} {
@@ -47,7 +47,7 @@ func Render(t map[string]any, g Gateway) (map[string]any, error) {
 	return made, nil
 }
 
-// firstVariable finds what decides whether a value is there at all.
+// firstVariable finds the variable that decides whether a value exists at all.
 var firstVariable = regexp.MustCompile(`{{\s*(\S+)\s*}}`)
 
 func render(path string, v any, g Gateway, text bool) (any, error) {
@@ -82,7 +82,7 @@ func render(path string, v any, g Gateway, text bool) (any, error) {
 	return v, nil
 }
 
-// renderMap leaves out a field whose name begins with a question mark if the first variable of its value is empty.
+// renderMap omits a field whose name begins with a question mark if the first variable of its value is empty.
 func renderMap(path string, m map[string]any, g Gateway, text bool) (any, error) {
 	made := make(map[string]any, len(m))
 	for name, value := range m {

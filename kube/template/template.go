@@ -16,10 +16,7 @@ const (
 	ClientName = "culvert-client"
 )
 
-// Image is what make image builds. A cluster needs it under a name of its registry.
-const Image = "culvert:latest"
-
-// Labels that Liqo's controllers look for.
+// Labels that Liqo's controllers search for.
 const (
 	labelActive = "networking.liqo.io/active"
 	isActive    = "true"
@@ -28,14 +25,14 @@ const (
 // podLabels lead Liqo's controllers from a pod to its gateway.
 var podLabels = []string{"networking.liqo.io/component", "networking.liqo.io/gateway-name", "networking.liqo.io/gateway-namespace"}
 
-// podFields are what our pods have of those that Liqo starts: who they are, and where they may run.
+// podFields are the fields of Liqo's pods that ours keep: identity and scheduling.
 var podFields = []string{
 	"serviceAccount", "serviceAccountName", "imagePullSecrets", "nodeSelector", "affinity", "tolerations", "topologySpreadConstraints",
 	"priorityClassName", "schedulerName", "runtimeClassName", "dnsPolicy", "dnsConfig", "terminationGracePeriodSeconds",
 }
 
-// From returns the template that starts culvert where stock starts Liqo's gateway, with notes on what of stock it leaves out. Names,
-// labels, selectors, the Service and the values of the flags that both have are those of stock.
+// From returns the template that starts culvert where stock starts Liqo's gateway, with notes on what it omits of stock. It keeps names, labels,
+// selectors, the Service and the values of common flags.
 func From(stock map[string]any, image string) (made map[string]any, notes []string, err error) {
 	t := &taker{made: clean(stock).(map[string]any), image: image}
 	t.take()
@@ -54,14 +51,14 @@ type taker struct {
 	errs   []error
 }
 
-func (t *taker) note(format string, args ...any) {
+func (t *taker) warn(format string, args ...any) {
 	t.notes = append(t.notes, fmt.Sprintf(format, args...))
 }
 func (t *taker) fail(format string, args ...any) {
 	t.errs = append(t.errs, fmt.Errorf(format, args...))
 }
 
-// at returns the object at a path, which has to be there.
+// at returns the object at a path, which must exist.
 func (t *taker) at(path string) map[string]any {
 	o, _ := Field(t.made, strings.Split(path, ".")...).(map[string]any)
 	if o == nil && t.errs == nil {
@@ -98,7 +95,7 @@ func (t *taker) take() {
 		return
 	}
 	if n := deployment["replicas"]; n != nil && fmt.Sprint(n) != "1" {
-		t.note("replicas: 1 instead of %v; nothing elects one of several, and a new pod takes over what needs no state", n)
+		t.warn("replicas: 1 instead of %v; nothing elects one of several, and a new pod takes over what needs no state", n)
 	}
 	deployment["replicas"], deployment["strategy"] = int64(1), map[string]any{"type": "Recreate"}
 
@@ -114,7 +111,7 @@ func (t *taker) take() {
 	t.at(podPath)["spec"] = t.pod(stock)
 }
 
-// pod returns the pod that takes the place of another.
+// pod returns the replacement for a pod.
 func (t *taker) pod(stock map[string]any) map[string]any {
 	var containers []map[string]any
 	for _, c := range list(stock["containers"]) {
@@ -134,7 +131,7 @@ func (t *taker) pod(stock map[string]any) map[string]any {
 			pod[name] = stock[name]
 		case name == "containers" || name == "volumes":
 		default:
-			t.note("%s of the pod is left out", name)
+			t.warn("%s of the pod is left out", name)
 		}
 	}
 	return pod
@@ -144,7 +141,7 @@ func emptyDir(name, size string) any {
 	return map[string]any{"name": name, "emptyDir": map[string]any{"sizeLimit": size}}
 }
 
-// keysVolume is the volume whose Secret Liqo's controller fills in by the volume's name.
+// keysVolume returns the volume whose Secret Liqo's controller fills in by the volume's name.
 func keysVolume(stock map[string]any) any {
 	for _, v := range list(stock["volumes"]) {
 		if Field(v, "name") == keysName {

@@ -7,8 +7,8 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/checksum"
 )
 
-// Sums are one's complement sums (RFC 1071) before the final complement. A delta is a sum that turns the sum of the old bytes
-// into the sum of the new ones when it is added (RFC 1624, Section 3, equation 3).
+// Sums are one's complement sums (RFC 1071) before the final complement. A delta, added to the sum of the old bytes, gives the sum of the new ones
+// (RFC 1624, Section 3, equation 3).
 
 // add returns the one's complement sum of a and b.
 func add(a, b uint16) uint16 {
@@ -16,7 +16,7 @@ func add(a, b uint16) uint16 {
 	return uint16(s + s>>16)
 }
 
-// delta returns what turns the sum from into the sum to. Of the two zeros it returns the one that changes nothing.
+// delta returns the delta between two sums. Of the two zeros it returns the one that changes nothing.
 func delta(from, to uint16) uint16 {
 	if from == to {
 		return 0
@@ -40,10 +40,10 @@ func sum20(b []byte) uint16 {
 	return fold64(s, c)
 }
 
-// sum returns the sum of b, whose first byte stands at an even offset.
+// sum returns the sum of b, whose first byte has an even offset.
 func sum(b []byte) uint16 { return checksum.Checksum(b, 0) }
 
-// adjust returns the checksum field c after d was added to what it covers.
+// adjust returns the checksum field c after the covered sum changed by d.
 func adjust(c, d uint16) uint16 { return ^add(^c, d) }
 
 // adjustAt adjusts the checksum field at b[i:].

@@ -6,27 +6,27 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 )
 
-// A Cutter makes of a rewritten packet what goes on the wire: the packet itself with its checksum finished, the segments of a TCP
-// super-frame, the datagrams of a UDP train, the fragments of an IPv4 packet. Its zero value is ready for Start.
+// A Cutter turns a rewritten packet into what goes on the wire: the packet itself with its checksum completed, the segments of a TCP super-frame, the
+// datagrams of a UDP train, or the fragments of an IPv4 packet. Its zero value is ready for Start.
 type Cutter struct {
 	// borrowed: the packet given to Start, until Next has returned 0.
 	p *Packet
 
 	size   int    // payload bytes of each unit; 0 means that the packet is one unit
-	head   int    // bytes before the payload, repeated in front of each unit
-	at     int    // offset in p.data of the payload that comes next
-	lead   []byte // what is left of what comes before the payload
+	head   int    // bytes before the payload, repeated in each unit
+	at     int    // offset in p.data of the next payload
+	lead   []byte // what is left to write before the payload
 	number int    // units made
 	mtu    int    // size to which units are fragmented; 0 means never
 	done   bool
 
-	tcpSum uint16 // sum of what all segments have in common: pseudo-header without length, TCP header without sequence and flags
+	tcpSum uint16 // sum of what all segments share: pseudo-header without length, TCP header without sequence and flags
 	cut    fragmenter
 }
 
-// Start begins with p. A positive segment makes of a TCP super-frame segments with so many bytes of payload, of which that of Packet.Lead
-// is part. A positive mtu makes of what is longer, in bytes, fragments; p is IPv4 then. Preconditions: a packet with segment is a whole TCP
-// segment whose checksum is partial or that has a Lead, one with p.SegmentSize a datagram (Packet.IsDatagram).
+// Start begins with p. A positive segment cuts a TCP super-frame into segments with that many bytes of payload, including that of Packet.Lead. A
+// positive mtu fragments units longer than mtu bytes; p is then IPv4. Preconditions: with segment, the packet is a whole TCP segment that has a
+// partial checksum or a Lead; with p.SegmentSize, it is a datagram (Packet.IsDatagram).
 func (c *Cutter) Start(p *Packet, segment, mtu int) {
 	*c = Cutter{p: p, mtu: mtu}
 	switch {
@@ -48,8 +48,8 @@ func (c *Cutter) Start(p *Packet, segment, mtu int) {
 	c.at = c.head
 }
 
-// Next writes the next packet to dst and returns its length, 0 when there is none left. dst must have room for the largest: the
-// MTU, or all of a packet that is not cut; Next panics if it has not.
+// Next writes the next packet to dst and returns its length, 0 when there is none left. dst must have room for the largest: the MTU, or the whole
+// packet if it is not cut; otherwise Next panics.
 func (c *Cutter) Next(dst []byte) int {
 	if c.cut.left() {
 		return c.cut.next(dst)
@@ -83,7 +83,7 @@ func (c *Cutter) Next(dst []byte) int {
 	return n
 }
 
-// leading writes the next segment of a stream of which something else stands in front.
+// leading writes the next segment of a stream with a lead in front.
 func (c *Cutter) leading(dst []byte) int {
 	payload := dst[c.head:][:min(c.size, len(c.lead)+len(c.p.data)-c.at)]
 	n := copy(payload, c.lead)
@@ -106,8 +106,8 @@ func (c *Cutter) commonSum() uint16 {
 	return add(s, sum(tcp[18:]))
 }
 
-// segment writes the next segment of a super-frame: sequence number and IPv4 ID count on, CWR stays on the first only (RFC 3168,
-// Section 6.1.2), FIN and PSH on the last.
+// segment writes the next segment of a super-frame: sequence number and IPv4 ID increase, CWR is only on the first (RFC 3168, Section 6.1.2), FIN and
+// PSH only on the last.
 func (c *Cutter) segment(dst, payload []byte, last bool) int {
 	n := c.head + len(payload)
 	dst = dst[:n]

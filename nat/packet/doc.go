@@ -1,5 +1,5 @@
-// Package packet reads and writes the bytes of IPv4 and IPv6 packets: what a gateway that translates addresses needs of them. It keeps no
-// state, and knows no configuration and no clock. Nothing on a packet's way allocates.
+// Package packet reads and writes IPv4 and IPv6 packets, as far as a gateway that translates addresses needs it. It has no state, configuration or
+// clock. Nothing on the packet path allocates.
 //
 //	Packet.Parse          checks everything that the other methods rely on         packet.go, ipv4.go, ipv6.go, transport.go
 //	Packet.Tuple          addresses and ports as words, to find a connection by    tuple.go
@@ -12,15 +12,14 @@
 //	Cutter                the packet with its checksum finished, or its segments,  cutter.go, fragmenter.go
 //	                      datagrams or fragments
 //
-// A Packet is a view: it refers to the caller's bytes and never copies them. Parse is total, whatever the bytes; the other methods, unless
-// they say otherwise, want a Packet in which Parse found no Fault, and panic or return nonsense without. A Packet and a Cutter belong to
-// one goroutine.
+// A Packet is a view: it refers to the caller's bytes and never copies them. Parse accepts any bytes. Unless they say otherwise, the other methods
+// need a Packet in which Parse found no Fault; they panic or return nonsense without. A Packet and a Cutter belong to one goroutine.
 //
 // # Checksums
 //
-// A sender on the same machine leaves TCP and UDP checksums to a network card that the packet may never meet: the field holds the
-// sum of the pseudo-header only. Such a checksum is partial. Rewrite keeps it so, and the Cutter finishes it. All other checksums are kept
-// right by difference (RFC 1624; SCTP's by AdjustSCTP), so that a packet that arrives broken leaves broken.
+// A sender on the same machine leaves TCP and UDP checksums to a network card that the packet may never meet: the field holds only
+// the sum of the pseudo-header. Such a checksum is partial. Rewrite keeps it partial, and the Cutter completes it. All other checksums are adjusted
+// by the difference (RFC 1624; SCTP's by AdjustSCTP), so a packet that arrives broken leaves broken.
 //
 // # Fragments
 //

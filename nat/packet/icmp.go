@@ -7,8 +7,8 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 )
 
-// Forwardable reports whether a router passes the packet on: ICMP redirects, router and neighbour discovery and group membership
-// belong to one link, source quench is dead (RFC 6633, Section 3).
+// Forwardable reports whether a router forwards the packet: ICMP redirects, router and neighbour discovery and group membership belong to one link,
+// and source quench is obsolete (RFC 6633, Section 3).
 func (p *Packet) Forwardable() bool {
 	if !IsICMP(p.protocol) || p.fragmentOffset > 0 {
 		return true
@@ -27,15 +27,15 @@ func (p *Packet) Forwardable() bool {
 // minMTU6 is what every link of IPv6 carries (RFC 8200, Section 5).
 const minMTU6 = 1280
 
-// IsValidICMP verifies the checksum of an ICMP error (RFC 5508, Section 4.1, REQ-3): it is short, and may end a host's connection. Of a
-// first fragment it does not. A Packet Too Big message that announces less than any link has is to be discarded (RFC 8201, Section 4).
-// Preconditions: p.IsICMPError().
+// IsValidICMP verifies the checksum of an ICMP error (RFC 5508, Section 4.1, REQ-3): an error is short, and may end a host's connection. It does not
+// verify first fragments. A Packet Too Big message with an MTU below the IPv6 minimum is invalid (RFC 8201, Section 4). Preconditions:
+// p.IsICMPError().
 func (p *Packet) IsValidICMP() bool {
 	if p.v6 && p.data[p.transport] == byte(header.ICMPv6PacketTooBig) && p.AnnouncedMTU() < minMTU6 {
 		return false
 	}
 	if p.fragment {
-		return true // its receiver verifies the whole
+		return true // the receiver verifies the whole
 	}
 	b := p.data[p.transport:]
 	s := sum(b)
@@ -45,9 +45,9 @@ func (p *Packet) IsValidICMP() bool {
 	return s == 0xffff
 }
 
-// Quoted makes q a lenient view of the packet that the ICMP error p quotes: headers are checked as far as they are read, lengths
-// may exceed what is there. It returns false if the quotation does not reach far enough, or quotes another error. q is for Tuple, Rewrite
-// and the methods that ask what Parse found, Fault aside. Preconditions: p.IsICMPError().
+// Quoted makes q a lenient view of the packet that the ICMP error p quotes: headers are checked as far as they are read, lengths may exceed what is
+// there. It returns false if the quotation is too short, or quotes another error. Only Tuple, Rewrite and the methods about Parse's findings, except
+// Fault, may be called on q. Preconditions: p.IsICMPError().
 //
 // borrowed: q refers to the bytes of p.
 func (p *Packet) Quoted(q *Packet) bool {
@@ -74,7 +74,7 @@ func (p *Packet) Quoted(q *Packet) bool {
 	return q.quotedTransport(b[q.transport:])
 }
 
-// quotedTransport wants the 8 bytes that RFC 792 grants. A checksum further back is translated if it was quoted.
+// quotedTransport needs the 8 bytes that RFC 792 guarantees. A checksum after them is adjusted if it was quoted.
 func (q *Packet) quotedTransport(b []byte) bool {
 	checksum := 0
 	switch q.protocol {
@@ -98,8 +98,8 @@ func (q *Packet) quotedTransport(b []byte) bool {
 	return len(b) >= 8
 }
 
-// RewriteQuoted gives the quoted packet q, a view into p, the addresses and ports of to, and corrects the ICMP checksum of p. from is the
-// tuple that q has. The checksum of SCTP is left as it is.
+// RewriteQuoted gives the quoted packet q, a view into p, the addresses and ports of to, and corrects the ICMP checksum of p. q's tuple is from. The
+// checksum of SCTP is left unchanged.
 func (p *Packet) RewriteQuoted(q *Packet, from, to *Tuple) {
 	end := min(len(q.data), q.transport+header.TCPMinimumSize)
 	before := sum(q.data[:end])
@@ -121,8 +121,7 @@ func (p *Packet) AnnouncedMTU() int {
 	return 0
 }
 
-// Forwardable reports whether a router passes on packets to and from a: it is no multicast, broadcast, loopback or link-local address, and
-// not of "this network".
+// Forwardable reports whether a router forwards packets from and to a: it is not multicast, broadcast, loopback, link-local or "this network".
 func Forwardable(a netip.Addr) bool {
 	if a.IsMulticast() || a.IsLoopback() || a.IsLinkLocalUnicast() || a.IsUnspecified() {
 		return false

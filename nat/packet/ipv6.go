@@ -25,7 +25,7 @@ func (p *Packet) parseIPv6(b []byte) Fault {
 	if len(b) < header.IPv6MinimumSize {
 		return Malformed
 	}
-	// A length of 0 before a hop-by-hop header would announce a jumbogram (RFC 2675, Section 2), which no tunnel here carries.
+	// A length of 0 before a hop-by-hop header would mean a jumbogram (RFC 2675, Section 2), which no tunnel here carries.
 	total := header.IPv6MinimumSize + int(binary.BigEndian.Uint16(b[4:]))
 	if total == header.IPv6MinimumSize && b[6] == nextHopByHop || total > len(b) {
 		return Malformed
@@ -47,7 +47,7 @@ func (p *Packet) parseChain() Fault {
 		var n int
 		switch next {
 		case nextHopByHop:
-			// RFC 8200, Section 4.1: only directly behind the IPv6 header.
+			// RFC 8200, Section 4.1: only directly after the IPv6 header.
 			if !first {
 				return Malformed
 			}

@@ -2,7 +2,7 @@ package packet
 
 import "encoding/binary"
 
-// A Fault is why the bytes given to Parse are no packet that could be forwarded.
+// A Fault is why the bytes given to Parse cannot be forwarded.
 type Fault uint8
 
 // The faults.
@@ -12,20 +12,19 @@ const (
 	SourceRoute       // an IPv4 source route option or an IPv6 routing header with segments left
 )
 
-// A Packet is a view of one IPv4 or IPv6 packet. Parse fills it, Rewrite and others change the bytes behind it,
-// a Cutter reads them.
+// A Packet is a view of one IPv4 or IPv6 packet. Parse fills it, Rewrite and others change its bytes, a Cutter reads them.
 type Packet struct {
 	// SegmentSize is set by the caller, after Parse, for a train of UDP datagrams under one header: the payload, in bytes, of each
 	// datagram but the last. 0 means a single packet.
 	SegmentSize int
-	// Hint is set by who looks the packet up ahead of time, for itself. Parse sets it to 0.
+	// Hint is set by code that looks the packet up ahead of time, for its own use. Parse sets it to 0.
 	Hint uint32
 
 	// borrowed: the caller's bytes, valid until the caller reuses its buffer; cut to the length in the IP header.
 	data []byte
-	lead *ProxyHeader // what a Cutter writes in front of the payload; nil: nothing
+	lead *ProxyHeader // what a Cutter writes before the payload; nil: nothing
 
-	transport      int // offset of the transport header: everything before belongs to IP
+	transport      int // offset of the transport header; everything before it belongs to IP
 	checksumAt     int // offset of the transport checksum; 0 if there is none or it is out of reach
 	fragmentAt     int // offset of the IPv6 Fragment header, 0 if none
 	fragmentOffset int // in bytes
@@ -41,9 +40,9 @@ type Packet struct {
 	fault          Fault // what Parse found
 }
 
-// Parse makes p a view of the packet at the start of b and checks everything that the other methods rely on: versions, lengths, the
-// IPv4 header checksum, the chain of IPv6 extension headers, the transport header unless b is a later fragment. Bytes behind the
-// packet (link padding) are ignored. SegmentSize becomes 0. It returns what p.Fault will; b is not changed.
+// Parse makes p a view of the packet at the start of b and checks everything that the other methods rely on: versions, lengths, the IPv4 header
+// checksum, the chain of IPv6 extension headers, the transport header unless b is a later fragment. Bytes after the packet (link padding) are
+// ignored. SegmentSize becomes 0. Parse returns the same as p.Fault, and does not change b.
 //
 // borrowed: p refers to b until the next Parse.
 func (p *Packet) Parse(b []byte) Fault {
@@ -78,8 +77,8 @@ func (p *Packet) parse(b []byte) Fault {
 	return p.parseTransport()
 }
 
-// checkFragment refuses fragments that no sender makes: pieces that are no multiple of 8 bytes, empty ones, and those that reach
-// beyond the largest datagram.
+// checkFragment refuses fragments that no sender makes: lengths that are not a multiple of 8 bytes, empty ones, and those that reach beyond the
+// largest datagram.
 func (p *Packet) checkFragment() Fault {
 	if !p.fragment {
 		return NoFault
@@ -95,9 +94,9 @@ func (p *Packet) checkFragment() Fault {
 	return NoFault
 }
 
-// The methods below ask what Parse found. Except for Fault, they want a packet without one.
+// The methods below return what Parse found. Except for Fault, they need a packet without a fault.
 
-// Fault returns what Parse found: NoFault for a packet that is sound, Malformed for one that was never parsed.
+// Fault returns what Parse found: NoFault for a valid packet, Malformed for one that was never parsed.
 func (p *Packet) Fault() Fault {
 	if p.parsed {
 		return NoFault
@@ -117,13 +116,13 @@ func (p *Packet) HeaderLen() int { return p.transport }
 // IsIPv6 reports whether the packet is of IPv6; otherwise it is of IPv4.
 func (p *Packet) IsIPv6() bool { return p.v6 }
 
-// Protocol returns the number of the transport protocol, the one behind the IPv6 extension headers.
+// Protocol returns the number of the transport protocol, the one after the IPv6 extension headers.
 func (p *Packet) Protocol() uint8 { return p.protocol }
 
-// HasPorts reports whether the packet shows ports: it is of a protocol that has them, and no later fragment.
+// HasPorts reports whether the packet contains ports: its protocol has them, and it is not a later fragment.
 func (p *Packet) HasPorts() bool { return p.hasPorts }
 
-// HasIdentifier reports whether the packet shows the identifier of an ICMP query or its reply.
+// HasIdentifier reports whether the packet contains the identifier of an ICMP query or reply.
 func (p *Packet) HasIdentifier() bool { return p.hasIdent }
 
 // IsICMPError reports whether the packet is an ICMP error, which quotes another packet.
@@ -136,11 +135,11 @@ func (p *Packet) IsPartial() bool { return p.partial }
 // IsFragment reports whether the packet is one of several fragments.
 func (p *Packet) IsFragment() bool { return p.fragment }
 
-// FragmentOffset returns where in the payload of its datagram a fragment begins, in bytes. It is positive for later fragments only.
+// FragmentOffset returns the offset of a fragment in the payload of its datagram, in bytes. It is positive for later fragments only.
 func (p *Packet) FragmentOffset() int { return p.fragmentOffset }
 
-// FragmentLen returns how many bytes of its datagram a fragment holds: with IPv6, extension headers behind the Fragment header are among them
-// (RFC 8200, Section 4.5). Preconditions: p.IsFragment().
+// FragmentLen returns how many bytes of its datagram a fragment holds, including IPv6 extension headers after the Fragment header (RFC 8200, Section
+// 4.5). Preconditions: p.IsFragment().
 func (p *Packet) FragmentLen() int {
 	if p.v6 {
 		return len(p.data) - p.fragmentAt - 8
@@ -148,7 +147,7 @@ func (p *Packet) FragmentLen() int {
 	return len(p.data) - p.transport
 }
 
-// MoreFragments reports whether the packet is a fragment that others follow.
+// MoreFragments reports whether more fragments follow.
 func (p *Packet) MoreFragments() bool { return p.more }
 
 // FragmentID returns the identification that the fragments of one datagram share. Preconditions: p.IsFragment().
@@ -170,7 +169,7 @@ func (p *Packet) Hops() uint8 {
 	return p.data[8]
 }
 
-// addresses returns the bytes of source and destination, which stand next to each other in both families.
+// addresses returns the bytes of source and destination, which are adjacent in both families.
 func (p *Packet) addresses() []byte {
 	if p.v6 {
 		return p.data[8:40]

@@ -7,21 +7,21 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 )
 
-// A ProxyHeader is a binary header of the PROXY protocol, version 2 (HAProxy's doc/proxy-protocol.txt, Section 2.2): it tells a server
-// whose TCP connection it has accepted, in front of the first byte of the stream.
+// A ProxyHeader is a binary header of the PROXY protocol, version 2 (HAProxy's doc/proxy-protocol.txt, Section 2.2). Before the first byte of the
+// stream, it tells a server who its TCP client is.
 type ProxyHeader struct {
 	bytes  [proxyHead + 2*16 + 4]byte
 	length uint8
 }
 
 const (
-	// proxyHead is the signature, the version with the command, the family with the transport, and the length of what follows.
+	// proxyHead is the size of the signature, of version and command, of family and transport, and of the length of the rest.
 	proxyHead   = 16
 	proxyOfTCP4 = proxyHead + 2*4 + 4
 	proxyOfTCP6 = proxyHead + 2*16 + 4
 )
 
-// ProxyHeaderLen returns the length in bytes of the ProxyHeader of a connection of a family.
+// ProxyHeaderLen returns the length in bytes of a ProxyHeader for addresses of a family.
 func ProxyHeaderLen(v6 bool) int {
 	if v6 {
 		return proxyOfTCP6
@@ -29,7 +29,7 @@ func ProxyHeaderLen(v6 bool) int {
 	return proxyOfTCP4
 }
 
-// NewProxyHeader returns the one of a TCP connection from client to server, which have one family.
+// NewProxyHeader returns the header of a TCP connection from client to server, which have the same family.
 func NewProxyHeader(client, server netip.AddrPort) ProxyHeader {
 	v6 := client.Addr().Is6()
 	h := ProxyHeader{length: uint8(ProxyHeaderLen(v6))}
@@ -53,24 +53,21 @@ func NewProxyHeader(client, server netip.AddrPort) ProxyHeader {
 	return h
 }
 
-// Bytes returns the header. Nobody changes it.
+// Bytes returns the header, which must not be changed.
 func (h *ProxyHeader) Bytes() []byte { return h.bytes[:h.length] }
 
-// A StreamShift is the place in a TCP stream where a server gets bytes in front of what its client sends: the client counts on as if they
-// were not there.
+// A StreamShift describes where a server gets bytes inserted into a TCP stream from its client, whose sequence numbers do not include them.
 type StreamShift struct {
 	First  uint32 // sequence number of the first byte after the client's SYN
-	Length uint32 // of what stands before that byte
-	// Far: the server has acknowledged so much that nothing is under way any more of the beginning of the stream. Its numbers come round
-	// after 4 GiB.
+	Length uint32 // of the inserted bytes before that byte
+	// Far: the server has acknowledged so much that nothing of the beginning of the stream is under way any more. Sequence numbers wrap after 4 GiB.
 	Far bool
 }
 
-// streamPast is how far before First numbers are believed to be of the beginning of a stream that has not been acknowledged.
+// streamPast is how far before First a number still refers to the beginning of a stream that has not been acknowledged.
 const streamPast = 1 << 16
 
-// Back returns which of the client's numbers one means that the server uses, to acknowledge or to quote. All of what stands in front means
-// First.
+// Back translates a sequence number that the server acknowledges or quotes to the client's. Numbers within the inserted bytes become First.
 func (s StreamShift) Back(number uint32) uint32 {
 	at := number - s.First
 	switch {
@@ -82,8 +79,8 @@ func (s StreamShift) Back(number uint32) uint32 {
 	return s.First
 }
 
-// Lead has a Cutter write h in front of the payload of p, a whole TCP segment, and finish its checksum whatever it is. The sequence number
-// stays. h must not change until the Cutter has come to its end.
+// Lead makes a Cutter write h before the payload of p, a whole TCP segment, and compute its checksum in any case. The sequence number stays. h must
+// not change until the Cutter is finished.
 func (p *Packet) Lead(h *ProxyHeader) {
 	p.lead = h
 	b := p.data[p.transport:]
@@ -91,14 +88,14 @@ func (p *Packet) Lead(h *ProxyHeader) {
 		b[13] |= PSH // RFC 9293, Section 3.9.1.2: the sender has no more to say
 	}
 	if b[13]&urg != 0 {
-		pointer := uint32(binary.BigEndian.Uint16(b[18:])) + uint32(h.length) // it counts from the sequence number
+		pointer := uint32(binary.BigEndian.Uint16(b[18:])) + uint32(h.length) // relative to the sequence number
 		binary.BigEndian.PutUint16(b[18:], uint16(min(pointer, 0xffff)))
 	}
 }
 
 const urg = uint8(header.TCPFlagUrg)
 
-// LeadLen returns how many bytes longer than Len a packet is on its way out.
+// LeadLen returns how many bytes longer than Len a packet is when it leaves.
 func (p *Packet) LeadLen() int {
 	if p.lead == nil {
 		return 0
@@ -106,7 +103,7 @@ func (p *Packet) LeadLen() int {
 	return int(p.lead.length)
 }
 
-// IsSumRight verifies the checksum of a TCP segment, as far as its sender has made it. Preconditions: p is TCP and no fragment.
+// IsSumRight verifies the checksum of a TCP segment, as far as its sender has computed it. Preconditions: p is TCP and no fragment.
 func (p *Packet) IsSumRight() bool {
 	b := p.data[p.transport:]
 	return p.partial || add(pseudoHeader(p.addresses(), TCP, len(b)), sum(b)) == 0xffff
@@ -126,7 +123,7 @@ func (p *Packet) MoveSequence(by uint32) {
 	p.put32(4, p.SequenceNumber()+by)
 }
 
-// put32 writes a number of the TCP header, at an even offset, and keeps the checksum right.
+// put32 writes a number of the TCP header, at an even offset, and updates the checksum.
 func (p *Packet) put32(at int, number uint32) {
 	b := p.data[p.transport+at:]
 	old := add(binary.BigEndian.Uint16(b), binary.BigEndian.Uint16(b[2:]))
@@ -134,15 +131,15 @@ func (p *Packet) put32(at int, number uint32) {
 	p.correct(old, add(binary.BigEndian.Uint16(b), binary.BigEndian.Uint16(b[2:])))
 }
 
-// correct adjusts a checksum to another sum of bytes that it covers. A partial one does not cover them yet.
+// correct adjusts a checksum for a changed sum of bytes that it covers. A partial one does not cover them yet.
 func (p *Packet) correct(from, to uint16) {
 	if p.checksumAt != 0 && !p.partial {
 		adjustAt(p.data, p.checksumAt, delta(from, to))
 	}
 }
 
-// MoveBack gives the acknowledgement and SACK blocks of a server's segment the numbers of the client. Blocks of which nothing is left go:
-// the client has sent nothing of them. Preconditions: p is TCP and p.HasPorts().
+// MoveBack translates the acknowledgement and SACK blocks of a server's segment to the client's numbers. Empty blocks are removed: they covered
+// nothing that the client sent. Preconditions: p is TCP and p.HasPorts().
 func (p *Packet) MoveBack(s StreamShift) {
 	if number, ok := p.Acknowledgement(); ok {
 		p.put32(8, s.Back(number))
@@ -173,8 +170,7 @@ func (p *Packet) MoveBack(s StreamShift) {
 	p.correct(before, sum(p.data[p.transport+header.TCPMinimumSize:p.transport+p.TCPHeaderLen()]))
 }
 
-// LowerWindow takes from the window of a TCP segment, as it stands in the header, as much as there is. Preconditions: p is TCP and
-// p.HasPorts().
+// LowerWindow subtracts from the window field of a TCP segment, down to 0. Preconditions: p is TCP and p.HasPorts().
 func (p *Packet) LowerWindow(by uint16) {
 	b := p.data[p.transport+14:]
 	old := binary.BigEndian.Uint16(b)
@@ -182,7 +178,7 @@ func (p *Packet) LowerWindow(by uint16) {
 	p.correct(old, old-min(old, by))
 }
 
-// DropPayload ends a TCP segment behind its header. Preconditions: p is TCP and no fragment.
+// DropPayload cuts a TCP segment after its header. Preconditions: p is TCP and no fragment.
 func (p *Packet) DropPayload() {
 	end := p.transport + p.TCPHeaderLen()
 	if end == len(p.data) {
@@ -209,8 +205,8 @@ func (p *Packet) DropPayload() {
 // multipath is the kind of Multipath TCP's options (RFC 8684, Section 3).
 const multipath = 30
 
-// DropMultipath overwrites the options of Multipath TCP, so that who gets the SYN answers with plain TCP (RFC 8684, Section 3.1): the
-// others map numbers of the stream. Preconditions: p.IsSYN().
+// DropMultipath overwrites the Multipath TCP options, so that the receiver of the SYN answers with plain TCP (RFC 8684, Section 3.1): Multipath TCP
+// maps sequence numbers. Preconditions: p.IsSYN().
 func (p *Packet) DropMultipath() {
 	for {
 		at, length := p.findOption(multipath, 3, 40)
@@ -226,7 +222,7 @@ func (p *Packet) DropMultipath() {
 	}
 }
 
-// sack returns where the SACK option of a segment is (RFC 2018, Section 3), and its length, or zeros.
+// sack returns the offset and length of a segment's SACK option (RFC 2018, Section 3), or zeros.
 func (p *Packet) sack() (at, length int) {
 	if at, length = p.findOption(header.TCPOptionSACK, 2+8, 2+4*8); length%8 != 2 {
 		return 0, 0
@@ -234,7 +230,7 @@ func (p *Packet) sack() (at, length int) {
 	return at, length
 }
 
-// MoveQuotedBack gives the TCP segment q that the ICMP error p quotes, which went to a server, the sequence number of its client.
+// MoveQuotedBack gives the TCP segment q to a server, quoted by ICMP error p, the sequence number of its client.
 func (p *Packet) MoveQuotedBack(q *Packet, s StreamShift) {
 	end := min(len(q.data), q.transport+header.TCPMinimumSize)
 	before := sum(q.data[:end])

@@ -31,8 +31,8 @@ const (
 	refusalTOS = 0xc0
 )
 
-// Refusable reports whether the sender of p, a packet with whatever Fault, may be told r: r is one, and neither RFC 1122, Section 3.2.2,
-// nor RFC 1812, Section 4.3.2.7, nor RFC 4443, Section 2.4 (e), nor, for a Reset, RFC 9293, Section 3.10.7.1, forbid it.
+// Refusable reports whether the sender of p, a packet with or without Fault, may be sent r: r is not NoRefusal, and none of RFC 1122, Section 3.2.2,
+// RFC 1812, Section 4.3.2.7, RFC 4443, Section 2.4 (e), and, for a Reset, RFC 9293, Section 3.10.7.1, forbids it.
 func (p *Packet) Refusable(r Refusal) bool {
 	if r == NoRefusal || !p.parsed || p.icmpError || p.isICMPv6Error() || p.fragmentOffset > 0 || !p.Forwardable() || r == Reset && !p.resettable() {
 		return false
@@ -42,19 +42,19 @@ func (p *Packet) Refusable(r Refusal) bool {
 	return Forwardable(t.Source()) && Forwardable(t.Destination())
 }
 
-// isICMPv6Error reports whether p is an ICMPv6 error, perhaps of a type that no RFC names: all below 128 are (RFC 4443, Section 2.1).
+// isICMPv6Error reports whether p is an ICMPv6 error, possibly of an unassigned type: all types below 128 are errors (RFC 4443, Section 2.1).
 func (p *Packet) isICMPv6Error() bool {
 	return p.protocol == ICMPv6 && p.fragmentOffset == 0 && p.data[p.transport] < 128
 }
 
-// resettable reports whether a RST may answer p: it is a whole TCP segment and no RST itself.
+// resettable reports whether a RST may answer p: it is a whole TCP segment and not itself a RST.
 func (p *Packet) resettable() bool {
 	return p.protocol == TCP && !p.fragment && p.data[p.transport+13]&RST == 0
 }
 
-// AppendRefusal appends to dst the packet that tells the sender of p what r says, and returns the extended slice. An ICMP error comes from
-// address from and quotes p; TooBig reports mtu, in bytes. A Reset comes from where p went. It allocates nothing if dst has room for 1280
-// bytes. Preconditions: p.Refusable(r), and from has the family of p.
+// AppendRefusal appends to dst the packet that reports r to the sender of p, and returns the extended slice. An ICMP error comes from address from
+// and quotes p; TooBig reports mtu, in bytes. A Reset comes from p's destination. AppendRefusal allocates nothing if dst has room for 1280 bytes.
+// Preconditions: p.Refusable(r), and from has the family of p.
 func (p *Packet) AppendRefusal(dst []byte, r Refusal, from netip.Addr, mtu int) []byte {
 	var t Tuple
 	p.Tuple(&t, 0)
@@ -177,18 +177,18 @@ func putIPv6(b []byte, from, to netip.Addr, protocol uint8) {
 	copy(b[24:], destination[:])
 }
 
-// A Quote is a packet as an ICMP error quotes it that was made without the packet.
+// A Quote is a packet to be quoted by an ICMP error that is made without the packet.
 type Quote struct {
 	Tuple          Tuple
 	Length         int    // of the packet, in bytes
 	SequenceNumber uint32 // of TCP
 }
 
-// MaxTooBig is room for what AppendTooBig appends.
+// MaxTooBig is the most that AppendTooBig appends, in bytes.
 const MaxTooBig = 2*header.IPv6MinimumSize + header.ICMPv6MinimumSize + header.TCPMinimumSize
 
-// AppendTooBig appends to dst the packet by which the sender of q, of TCP or UDP, is told that mtu is the most that passes, and returns the
-// extended slice. It comes from address from, which has the family of q, and allocates nothing if dst has room for MaxTooBig bytes.
+// AppendTooBig appends to dst the packet that tells the sender of q, over TCP or UDP, that packets may have at most mtu bytes, and returns the
+// extended slice. It comes from address from, which has the family of q. AppendTooBig allocates nothing if dst has room for MaxTooBig bytes.
 func (q *Quote) AppendTooBig(dst []byte, from netip.Addr, mtu int) []byte {
 	var b [header.IPv6MinimumSize + header.TCPMinimumSize]byte
 	t, head, rest := &q.Tuple, header.IPv4MinimumSize, header.UDPMinimumSize

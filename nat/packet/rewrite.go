@@ -2,8 +2,8 @@ package packet
 
 import "encoding/binary"
 
-// Rewrite gives p, a packet or one that an ICMP error quotes, the addresses and ports of to. addresses and ports are the Deltas from what
-// p has; both may be 0. The checksum of SCTP is left to AdjustSCTP. Preconditions: to has the family of p.
+// Rewrite gives p, a packet or a quoted packet, the addresses and ports of to. addresses and ports are the Deltas from p's tuple to it; both may be
+// 0. AdjustSCTP handles the checksum of SCTP. Preconditions: to has the family of p.
 func (p *Packet) Rewrite(to *Tuple, addresses, ports uint16) {
 	b := p.data
 	if p.v6 {
@@ -26,7 +26,7 @@ func (p *Packet) Rewrite(to *Tuple, addresses, ports uint16) {
 	}
 	switch {
 	case p.partial:
-		// Only the pseudo-header is in the field, not complemented; the ports are summed when it is finished.
+		// The field holds only the uncomplemented pseudo-header; the ports are added when it is completed.
 		field := add(binary.BigEndian.Uint16(b[p.checksumAt:]), addresses)
 		binary.BigEndian.PutUint16(b[p.checksumAt:], field)
 		return
@@ -52,8 +52,8 @@ func avoidZero(field []byte) {
 	}
 }
 
-// KeepZeroSum writes an adjusted checksum of zero as all ones where what it covers is nothing but zeros, such as an echo reply with
-// identifier, sequence number and payload 0: the sum of that is the other zero, which equation 3 of RFC 1624, Section 3, never gives.
+// KeepZeroSum writes an adjusted checksum of zero as all ones if the covered bytes are all zero, as in an echo reply with identifier, sequence number
+// and payload 0: their sum is the other zero, which equation 3 of RFC 1624, Section 3, never produces.
 func KeepZeroSum(covered, field []byte) {
 	if field[0] == 0 && field[1] == 0 && sum(covered) == 0 {
 		field[0], field[1] = 0xff, 0xff

@@ -17,17 +17,16 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// SumSCTP computes the checksum of an SCTP packet anew (RFC 9260, Section 6.8 and Appendix A), for who makes one.
-// Preconditions: p is SCTP and no fragment.
+// SumSCTP computes the checksum of a new SCTP packet (RFC 9260, Section 6.8 and Appendix A). Preconditions: p is SCTP and no fragment.
 func (p *Packet) SumSCTP() {
 	b := p.data[p.transport:]
 	binary.LittleEndian.PutUint32(b[8:], 0)
 	binary.LittleEndian.PutUint32(b[8:], crc32.Checksum(b, castagnoli))
 }
 
-// AdjustSCTP makes the checksum of an SCTP packet that of the same packet with the ports of to, which Rewrite then gives it. A CRC is linear: two
-// packets of one length differ in it by what their difference has, which here is four bytes and zeros. So a packet that arrives broken
-// leaves broken. Preconditions: p is SCTP and no fragment.
+// AdjustSCTP changes the checksum of an SCTP packet to that with the ports of to, which Rewrite then sets. A CRC is linear: two packets of one length
+// differ in their CRCs by the CRC of their difference, which here is four bytes followed by zeros. So a packet that arrives broken leaves broken.
+// Preconditions: p is SCTP and no fragment.
 func (p *Packet) AdjustSCTP(to *Tuple) {
 	b := p.data[p.transport:]
 	var difference [4]byte
@@ -35,7 +34,7 @@ func (p *Packet) AdjustSCTP(to *Tuple) {
 	if difference == [4]byte{} {
 		return
 	}
-	// crc32 complements what goes in and what comes out.
+	// crc32 complements its input and its output
 	crc := crc32.Update(^uint32(0), castagnoli, difference[:])
 	for n := len(b) - len(difference); n > 0; n -= len(zeros) {
 		crc = crc32.Update(crc, castagnoli, zeros[:min(n, len(zeros))])
@@ -45,12 +44,12 @@ func (p *Packet) AdjustSCTP(to *Tuple) {
 
 var zeros [1500]byte
 
-// A Chunk is what the common header of an SCTP packet and the header of its first chunk say.
+// A Chunk is the content of an SCTP packet's common header and of its first chunk header.
 type Chunk struct {
 	Tag         uint32 // the packet's verification tag
 	Type, Flags uint8  // 0 if there is no whole chunk
-	Initiates   bool   // an INIT or INIT ACK, which reaches as far as its tag
-	InitiateTag uint32 // that tag: what the packets of the other direction carry
+	Initiates   bool   // an INIT or INIT ACK long enough to have its tag
+	InitiateTag uint32 // that tag, which packets of the other direction carry
 }
 
 // Chunk reads an SCTP packet. Preconditions: p is SCTP and no later fragment.

@@ -19,11 +19,11 @@ const (
 // MaxWindowShift is the largest window scale (RFC 7323, Section 2.3).
 const MaxWindowShift = 14
 
-// A Segment is what the header of a TCP segment says.
+// A Segment is the content of a TCP header.
 type Segment struct {
 	Seq, Ack uint32
 	Length   uint32 // of payload, SYN and FIN in sequence space
-	Window   uint16 // as it stands in the header, unscaled
+	Window   uint16 // as in the header, unscaled
 	Flags    uint8
 	MSS      uint16 // the MSS option of a SYN; 0 if it has none
 	Shift    uint8  // the Window Scale option of a SYN, at most MaxWindowShift
@@ -62,6 +62,25 @@ func (p *Packet) SequenceNumber() uint32 { return binary.BigEndian.Uint32(p.data
 
 // TCPHeaderLen returns the length of the TCP header with its options, in bytes. Preconditions: p is TCP, whole or a first fragment.
 func (p *Packet) TCPHeaderLen() int { return int(p.data[p.transport+12]>>4) * 4 }
+
+// IsAnswer reports whether p can only be the answer to another packet: an ICMP reply, a SYN-ACK or RST of TCP, an INIT ACK, ABORT or SHUTDOWN
+// COMPLETE of SCTP.
+func (p *Packet) IsAnswer() bool {
+	switch {
+	case p.hasIdent && p.v6:
+		return header.ICMPv6Type(p.data[p.transport]) == header.ICMPv6EchoReply
+	case p.hasIdent:
+		kind := header.ICMPv4Type(p.data[p.transport])
+		return kind == header.ICMPv4EchoReply || kind == header.ICMPv4TimestampReply
+	case p.protocol == TCP && p.hasPorts:
+		flags := p.data[p.transport+13]
+		return flags&RST != 0 || flags&(SYN|ACK) == SYN|ACK
+	case p.protocol == SCTP && p.hasPorts:
+		kind := p.Chunk().Type
+		return kind == ChunkInitAck || kind == ChunkAbort || kind == ChunkShutdownComplete
+	}
+	return false
+}
 
 // IsSYN reports whether p opens a TCP connection in its direction, by SYN or SYN-ACK.
 func (p *Packet) IsSYN() bool {

@@ -84,9 +84,8 @@ func (p *Packet) parseICMP(b []byte) Fault {
 	return NoFault
 }
 
-// looksPartial recognises the checksum of a sender on this machine whose kernel left the work to a network card that the packet
-// never met: the field holds the folded pseudo-header sum. A finished checksum has this value once in 65,536 packets; finishing
-// it again gives the same field.
+// looksPartial recognises the checksum of a sender on this machine whose kernel left the work to a network card that the packet never met: the field
+// holds the folded pseudo-header sum. A complete checksum has this value once in 65,536 packets; completing it again gives the same field.
 func (p *Packet) looksPartial() bool {
 	field := binary.BigEndian.Uint16(p.data[p.checksumAt:])
 	if field == 0 {
@@ -103,7 +102,7 @@ func (p *Packet) TransportHead() (head [4]byte, ok bool) {
 	return [4]byte(p.data[p.transport:]), true
 }
 
-// IsDatagram reports whether the packet is a whole UDP datagram without a surplus area, so that a train may hide in it.
+// IsDatagram reports whether the packet is a whole UDP datagram without a surplus area, so that it may be a train.
 func (p *Packet) IsDatagram() bool {
 	return p.protocol == UDP && !p.fragment && int(binary.BigEndian.Uint16(p.data[p.transport+4:])) == len(p.data)-p.transport
 }

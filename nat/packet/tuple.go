@@ -7,21 +7,21 @@ import (
 	"net/netip"
 )
 
-// A Tuple names one direction of a connection: addresses, ports or ICMP identifier, protocol, and the link where its packets come in.
-// It is made of words, so that it is compared and checksummed without a loop. Two tuples are equal if all fields are.
+// A Tuple identifies one direction of a connection: addresses, ports or ICMP identifier, protocol, and the link by which its packets arrive. It
+// consists of words, so that it is compared and checksummed without a loop. Two tuples are equal if all fields are.
 type Tuple struct {
-	// Ports is source port << 16 | destination port; for ICMP queries the identifier stands in both halves. 0 if there are neither.
+	// Ports is source port << 16
+	// destination port; for ICMP queries the identifier is in both halves. 0 if there are neither.
 	Ports    uint32
 	Link     Link
 	Protocol uint8
 	IPv6     bool
-	// Words holds the addresses as they stand in the header. IPv4: Words[0] is source and destination, the other words are 0.
-	// IPv6: Words[0:2] is the source, Words[2:4] the destination.
+	// Words holds the addresses as in the header. IPv4: Words[0] is source and destination, the other words are 0. IPv6: Words[0:2] is the source,
+	// Words[2:4] the destination.
 	Words [4]uint64
 }
 
-// Tuple fills the zero Tuple t with that of the packet as it comes in at link. Later fragments and protocols without ports have
-// ports 0.
+// Tuple fills the zero Tuple t with that of the packet arriving at link. Later fragments and protocols without ports have ports 0.
 func (p *Packet) Tuple(t *Tuple, link Link) {
 	t.Link, t.Protocol, t.IPv6 = link, p.protocol, p.v6
 	if p.v6 {
@@ -99,7 +99,7 @@ func (t *Tuple) SetSourcePort(p uint16) { t.Ports = uint32(p)<<16 | t.Ports&0xff
 // SetDestinationPort replaces the destination port.
 func (t *Tuple) SetDestinationPort(p uint16) { t.Ports = t.Ports&^0xffff | uint32(p) }
 
-// Reply returns the tuple of packets that answer t's and come in at link.
+// Reply returns the tuple of packets that answer t's and arrive at link.
 func (t *Tuple) Reply(link Link) Tuple {
 	r := Tuple{Link: link, Protocol: t.Protocol, IPv6: t.IPv6}
 	r.Words, r.Ports = t.Reversed()
@@ -123,7 +123,7 @@ func (t *Tuple) addressSum() uint16 {
 	return fold64(s, c)
 }
 
-// portSum is the one's complement sum of what the packet's checksum covers of ports: both, or one identifier.
+// portSum is the one's complement sum of the ports as far as the packet's checksum covers them: both, or one identifier.
 func (t *Tuple) portSum() uint16 {
 	if IsICMP(t.Protocol) {
 		return uint16(t.Ports)
@@ -131,13 +131,13 @@ func (t *Tuple) portSum() uint16 {
 	return add(uint16(t.Ports>>16), uint16(t.Ports))
 }
 
-// Deltas returns what turns the sums that checksums cover (RFC 1624, Section 3) of a packet with tuple from into those of the same
-// packet with tuple to, for Rewrite: that of the addresses, and that of the ports.
+// Deltas returns the deltas between the checksums' sums (RFC 1624, Section 3) of a packet with tuple from and with tuple to, for Rewrite: that of the
+// addresses, and that of the ports.
 func Deltas(from, to *Tuple) (addresses, ports uint16) {
 	return delta(from.addressSum(), to.addressSum()), delta(from.portSum(), to.portSum())
 }
 
-// Negate returns the delta of the way back.
+// Negate returns the delta of the opposite direction.
 func Negate(delta uint16) uint16 {
 	if delta == 0 {
 		return 0

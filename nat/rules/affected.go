@@ -8,20 +8,20 @@ import (
 	"github.com/gaissmai/bart"
 )
 
-// maxAffected is how many prefixes are told apart before a commit is said to concern all.
+// maxAffected is how many prefixes are listed before a commit is said to affect everything.
 const maxAffected = 1 << 12
 
-// maxAdded is how many prefixes, and how many links and marks, Add takes over one by one: packets wait for it.
+// maxAdded is how many prefixes, links and marks each Add copies one by one, because packets wait for it.
 const maxAdded = 1 << 6
 
-// An Affected says what a commit could matter to: connections with an address in Prefixes, a link in Links or a mark in Marks, or all.
+// An Affected says which connections a commit could affect: those with an address in Prefixes, a link in Links or a mark in Marks, or all.
 type Affected struct {
 	All      bool
 	Prefixes bart.Lite
 	Links    map[Link]struct{}
 	Marks    map[uint32]struct{}
 
-	// cover contains all Prefixes of IPv4, and of IPv6. Most connections are outside, which is soon told.
+	// cover contains all Prefixes of IPv4, and of IPv6. It quickly rules out most connections.
 	cover [2]netip.Prefix
 }
 
@@ -64,7 +64,7 @@ func (a *Affected) link(p Link) {
 	}
 }
 
-// Add makes a say what o says too. Where that is much, a says more: all that covers the prefixes of o, or simply all.
+// Add makes a include o. If that is too much, a becomes wider: a prefix that covers those of o, or simply all.
 func (a *Affected) Add(o *Affected) {
 	switch {
 	case a.All:
@@ -91,7 +91,7 @@ func (a *Affected) Add(o *Affected) {
 	maps.Copy(a.Marks, o.Marks)
 }
 
-// rule notes the packets that a rule could match.
+// rule adds the packets that a rule could match.
 func (a *Affected) rule(r *rule) {
 	switch k := r.key(); {
 	case k.never:
@@ -104,8 +104,7 @@ func (a *Affected) rule(r *rule) {
 	}
 }
 
-// concern notes the packets that a piece could match or lead, and other, which is before or after it, does not lead as well. Both may
-// be nil.
+// concern adds the packets that piece p could match or route, unless other, the piece before or after it, routes them equally. Both may be nil.
 func (s *Set) concern(a *Affected, p, other *piece) {
 	if a.All || p == nil {
 		return
@@ -132,7 +131,7 @@ func (s *Set) concern(a *Affected, p, other *piece) {
 	}
 }
 
-// frontends returns the addresses that a service of an address is at. Where those of the Host change, all is concerned in any case.
+// frontends returns the addresses at which a service of an address is reached. If those of the Host change, everything is affected anyway.
 func (s *Set) frontends(a netip.Addr) []netip.Addr {
 	if h := s.committed.host; h != nil && a.IsUnspecified() {
 		return h.Addresses
@@ -140,9 +139,9 @@ func (s *Set) frontends(a netip.Addr) []netip.Addr {
 	return []netip.Addr{a}
 }
 
-// concernRouted notes the packets that a policy rule could lead, but for where it leads as well before or after. A route for every
-// address does not tell them apart. Their mark does, unless rules give it to packets whatever the mark of their connection: what such a
-// rule does is not kept with the connection.
+// concernRouted adds the packets that a policy rule could route, except where they are routed equally before and after. A route for every address
+// does not narrow them down; their mark does, unless rules set marks on packets independently of the connection's mark, because that effect is not
+// kept with the connection.
 func (s *Set) concernRouted(a *Affected, r *policyRoutes, as map[lead]bool) {
 	mark := uint32(r.class)
 	for _, o := range r.offers {
@@ -157,7 +156,7 @@ func (s *Set) concernRouted(a *Affected, r *policyRoutes, as map[lead]bool) {
 	}
 }
 
-// A lead is what an offer says but for its rule.
+// A lead is an offer without its rule.
 type lead struct {
 	at   netip.Prefix
 	bits int
@@ -167,7 +166,7 @@ type lead struct {
 
 func (o *routeOffer) lead() lead { return lead{o.at, o.bits, o.link, o.via} }
 
-// leads returns where the piece's rule leads that stands in the place of r and asks for the same, nil if there is none.
+// leads returns where the piece routes packets by the rule in the same place as r with the same selectors, nil if there is none.
 func (p *piece) leads(r *policyRoutes) map[lead]bool {
 	if p == nil {
 		return nil

@@ -9,7 +9,7 @@ import (
 	"culvert/nat/siphash"
 )
 
-// A serviceAddress is what a packet from an outside link is addressed to.
+// A serviceAddress is the destination of packets from an outside link.
 type serviceAddress struct {
 	addr     netip.Addr
 	port     uint16
@@ -21,31 +21,31 @@ func (a serviceAddress) hash() uint64 {
 	return high ^ low ^ uint64(a.port)<<8 ^ uint64(a.protocol)
 }
 
-// addressOf returns what packets for the service are addressed to.
+// addressOf returns the destination of packets for the service.
 func addressOf(c *Service) serviceAddress { return serviceAddress{c.Address, c.Port, c.Protocol} }
 
 // A Balancer is a compiled Service. It is immutable.
 type Balancer struct {
 	Service Service
 	origin  *origin
-	// total is the sum of all weights, and until[i] that of the backends up to i.
+	// total is the sum of all weights, until[i] the sum of those of backends 0 to i.
 	total   uint64
 	until   []uint64
 	seeds   []uint64         // of the backends' addresses and ports, for rendezvous
-	present map[uint64]int32 // backends by seed; unchosen for those of the Service that get no new clients
-	// Of a Service with a Frontend: local has the backends on this node, and elsewhere says of it that there are others.
+	present map[uint64]int32 // backends by seed; unchosen for those that get no new clients
+	// For a Service with a Frontend: local has only this node's backends, and elsewhere, set in local, says that there are others.
 	local     *Balancer
 	elsewhere bool
 }
 
-// unchosen is the place of backends that get no new clients.
+// unchosen is the index of backends that get no new clients.
 const unchosen = -1
 
 // NewBalancer compiles s.
 func NewBalancer(s Service) *Balancer {
-	b := newBalancer(s, func(b *Backend) bool { return b.Standing == StandingChosen })
+	b := newBalancer(s, func(b *Backend) bool { return b.Eligibility == EligibleAll })
 	if s.Frontend != nil && s.Frontend.Local {
-		b.local = newBalancer(s, func(b *Backend) bool { return b.Local && b.Standing != StandingLeaving })
+		b.local = newBalancer(s, func(b *Backend) bool { return b.Local && b.Eligibility != EligibleNone })
 		b.local.elsewhere = b.total > 0
 	}
 	return b
@@ -73,7 +73,7 @@ func newBalancer(s Service, chosen func(*Backend) bool) *Balancer {
 	return b
 }
 
-// backendSeed is the same for a backend in whatever configuration it is.
+// backendSeed returns a value that identifies a backend in any configuration.
 func backendSeed(a netip.AddrPort) uint64 {
 	high, low := addressWords(a.Addr())
 	return siphash.Key{}.Sum(high, low, uint64(a.Port()))
@@ -87,19 +87,19 @@ func (b *Balancer) Has(backend netip.AddrPort) bool {
 	return ok
 }
 
-// Seed returns what names a backend whatever its place in the service.
+// Seed returns the value that identifies a backend whatever its index.
 func (b *Balancer) Seed(backend int32) uint64 { return b.seeds[backend] }
 
-// Find returns the place of the backend that a seed names, if it is one of the service's that get new clients.
+// Find returns the index of the backend with this seed, if the service gives it new clients.
 func (b *Balancer) Find(seed uint64) (int32, bool) {
 	n, ok := b.present[seed]
 	return n, ok && n != unchosen
 }
 
-// A Client is what the choice for a new connection depends on, in words: ports and protocol, the client's address, the service's address.
+// A Client is what the choice of a backend depends on, in words: ports and protocol, the client's address, the service's address.
 type Client [5]uint64
 
-// Client returns that of a connection from a.
+// Client returns the Client for a connection from a.
 func (b *Balancer) Client(a netip.AddrPort) Client {
 	c := Client{uint64(a.Port())<<32 | uint64(b.Service.Port)<<16 | uint64(b.Service.Protocol)}
 	c[1], c[2] = addressWords(a.Addr())
@@ -115,7 +115,7 @@ func addressWords(a netip.Addr) (high, low uint64) {
 	return binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:])
 }
 
-// Choose returns the backend for a client of which hash is a hash. Preconditions: there is a backend.
+// Choose returns the backend for a client, given a hash of it. Preconditions: there is a backend.
 func (b *Balancer) Choose(hash uint64) int32 {
 	if b.Service.Balance == BalanceHash {
 		return b.rendezvous(hash)
@@ -123,7 +123,7 @@ func (b *Balancer) Choose(hash uint64) int32 {
 	return int32(within(b.until, hash%b.total))
 }
 
-// within returns the place of the first of growing sums that is larger than at. Preconditions: one is.
+// within returns the index of the first of growing sums that exceeds at. Preconditions: one does.
 func within(until []uint64, at uint64) int {
 	low, high := 0, len(until)-1
 	for low < high {
@@ -136,13 +136,13 @@ func within(until []uint64, at uint64) int {
 	return low
 }
 
-// Place returns where a backend is.
+// Place returns a backend's address and port.
 func (b *Balancer) Place(backend int32) netip.AddrPort {
 	x := &b.Service.Backends[backend]
 	return netip.AddrPortFrom(x.Address, x.Port)
 }
 
-// ChooseOther is Choose among the backends that are none of failed, by weight alone. It returns false if there is none.
+// ChooseOther is Choose among the backends not in failed, by weight alone. It returns false if there is none.
 func (b *Balancer) ChooseOther(hash uint64, failed []netip.AddrPort) (int32, bool) {
 	places, until := make([]int32, 0, len(b.Service.Backends)), make([]uint64, 0, len(b.Service.Backends))
 	total := uint64(0)
@@ -159,8 +159,8 @@ func (b *Balancer) ChooseOther(hash uint64, failed []netip.AddrPort) (int32, boo
 	return places[within(until, hash%total)], true
 }
 
-// rendezvous returns the backend with the highest weighted score (Schindelhauer and Schomaker, "Weighted distributed hash tables",
-// 2005): the share of each is exactly its weight, and a backend that comes or goes moves no client of another.
+// rendezvous returns the backend with the highest weighted score (Schindelhauer and Schomaker, "Weighted distributed hash tables", 2005): each
+// backend's share is exactly its weight, and a backend that comes or goes moves no client between others.
 func (b *Balancer) rendezvous(hash uint64) int32 {
 	best, at := math.Inf(-1), 0
 	for i := range b.Service.Backends {
@@ -172,7 +172,7 @@ func (b *Balancer) rendezvous(hash uint64) int32 {
 	return int32(at)
 }
 
-// mix is the finalizer of MurmurHash3. Unlike the hash of a client, which is keyed, it need not resist anybody.
+// mix is the finalizer of MurmurHash3. It need not be secure, because the client's hash is keyed.
 func mix(h uint64) uint64 {
 	h = (h ^ h>>33) * 0xff51afd7ed558ccd
 	h = (h ^ h>>33) * 0xc4ceb9fe1a85ec53

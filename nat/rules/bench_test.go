@@ -1,14 +1,12 @@
 package rules
 
 import (
-	"crypto/rand"
 	"fmt"
 	"net/netip"
-	"syscall"
 	"testing"
 	"time"
 
-	"golang.org/x/crypto/chacha20poly1305"
+	"culvert/nat/nattest"
 )
 
 // sized returns a configuration with n mapped addresses, n pod routes and n/10 nodes, at most 5,000.
@@ -76,42 +74,10 @@ func TestRulesDoNotAllocate(t *testing.T) {
 	}
 }
 
-// usedTime is the processor time of this process, on which other work on the machine tells less than on the clock.
-func usedTime(b *testing.B) time.Duration {
-	b.Helper()
-	var u syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
-		b.Fatal(err)
-	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
-}
-
-// sealTime is that of one ChaCha20-Poly1305 seal of 1400 bytes, the unit of the budgets.
-func sealTime(b *testing.B) time.Duration {
-	b.Helper()
-	key, nonce := make([]byte, chacha20poly1305.KeySize), make([]byte, chacha20poly1305.NonceSize)
-	rand.Read(key)
-	aead, err := chacha20poly1305.New(key)
-	if err != nil {
-		b.Fatal(err)
-	}
-	buf := make([]byte, 1400, 1500)
-	best := time.Hour
-	const seals = 20000
-	for range 5 {
-		start := usedTime(b)
-		for range seals {
-			aead.Seal(buf[:0], nonce, buf[:1400], nil)
-		}
-		best = min(best, (usedTime(b)-start)/seals)
-	}
-	return best
-}
-
 // BenchmarkFirstPacketRules evaluates every stage, as for the first packet of a connection. N is the number of mappings, of pod
 // routes and of rules.
 func BenchmarkFirstPacketRules(b *testing.B) {
-	seal := sealTime(b)
+	seal := nattest.Seal(b)
 	for _, n := range []int{10, 1000, 50000} {
 		r := compiled(b, sized(n))
 		for _, ev := range evaluations {
@@ -121,11 +87,11 @@ func BenchmarkFirstPacketRules(b *testing.B) {
 			}
 			b.Run(fmt.Sprintf("%s/N=%d/rules=%d", ev.name, n, len(r.all())), func(b *testing.B) {
 				b.ReportAllocs()
-				start := usedTime(b)
+				start := nattest.ProcessorTime(b)
 				for i := 0; b.Loop(); i++ {
 					runs[i%len(runs)]()
 				}
-				b.ReportMetric(float64(usedTime(b)-start)/float64(b.N)/float64(seal), "seals/op")
+				b.ReportMetric(float64(nattest.ProcessorTime(b)-start)/float64(b.N)/seal, "seals/op")
 			})
 		}
 	}
@@ -137,13 +103,13 @@ func BenchmarkCompileRules(b *testing.B) {
 		c := sized(n)
 		b.Run(fmt.Sprint("N=", n), func(b *testing.B) {
 			b.ReportAllocs()
-			used := usedTime(b)
+			used := nattest.ProcessorTime(b)
 			for b.Loop() {
 				if _, err := newRuleset(c); err != nil {
 					b.Fatal(err)
 				}
 			}
-			b.ReportMetric(float64(usedTime(b)-used)/float64(b.N)/1e6, "cpu-ms/op")
+			b.ReportMetric(float64(nattest.ProcessorTime(b)-used)/float64(b.N)/1e6, "cpu-ms/op")
 		})
 	}
 }
@@ -165,9 +131,9 @@ func BenchmarkWithdrawRules(b *testing.B) {
 				if d, err = s.Replace(few); err != nil {
 					b.Fatal(err)
 				}
-				began := usedTime(b)
+				began := nattest.ProcessorTime(b)
 				s.Commit(d)
-				used += usedTime(b) - began
+				used += nattest.ProcessorTime(b) - began
 			}
 			b.ReportMetric(float64(used)/float64(b.N)/1e6, "commit-cpu-ms/op")
 		})

@@ -27,8 +27,8 @@ type binding struct {
 	masquerade bool
 }
 
-// bind runs the nat chains of stage s, stageDNAT or stageSNAT. The first rule that matches binds; as each stage has one kind of
-// manipulation, no later chain can add to it.
+// bind runs the nat chains of stage s, stageDNAT or stageSNAT. The first matching rule binds; since each stage has one kind of manipulation, no later
+// chain can add to it.
 func (r *Ruleset) bind(s stage, v *view) binding {
 	if s == stageDNAT && r.host != nil {
 		return r.host.bind(r, v)
@@ -73,7 +73,7 @@ func (r *Ruleset) bind(s stage, v *view) binding {
 	return binding{}
 }
 
-// translate returns what becomes of a under a snat or dnat rule.
+// translate returns the translation of a by a snat or dnat rule.
 func (r *rule) translate(a netip.Addr) (bindKind, netip.Addr) {
 	switch to := r.to; {
 	case !to.IsValid() || to.Addr().Is4() != a.Is4():
@@ -111,7 +111,7 @@ func (r *Ruleset) masquerade(v *view) (bindKind, netip.Addr) {
 	return bindAddress, a
 }
 
-// ownAddress returns the gateway's address on the way out that is of the packet's family, the zero Addr if there is none.
+// ownAddress returns the gateway's address, of the packet's family, on the link it leaves by; the zero Addr if there is none.
 func (r *Ruleset) ownAddress(v *view) netip.Addr {
 	own := r.gateway
 	if v.out.Outside() {

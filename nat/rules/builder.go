@@ -8,7 +8,7 @@ import (
 // maxRules caps a Ruleset.
 const maxRules = 1 << 20
 
-// A piece is what one resource compiles to.
+// A piece is the compiled form of one resource.
 type piece struct {
 	resource Resource
 	origin   *origin
@@ -20,19 +20,19 @@ type piece struct {
 	mentions []mention
 }
 
-// A mention is a device, by name, or a neighbour, by address, that a piece names, and the link that it has led to.
+// A mention is a device (by name) or a neighbour (by address) that a piece names, and the link it resolved to.
 type mention struct {
 	what any
 	link Link
 }
 
-// A builder compiles one resource, and collects everything that is wrong with it.
+// A builder compiles one resource, and collects all its faults.
 type builder struct {
 	draft  *Draft
 	piece  *piece
 	rules  []rule              // of all chains of piece
 	tests  []comparison        // of all rules of piece
-	table  int32               // that is being compiled, by its place among those of resource; -1: resource stands for it
+	table  int32               // the one being compiled, by its index in resource; -1: resource stands for it
 	old    map[string]*Counter // by path, of the piece that this one replaces
 	faults []error
 }
@@ -41,7 +41,7 @@ func (b *builder) fault(path, format string, args ...any) {
 	b.faults = append(b.faults, fmt.Errorf("rules: %s: "+format, append([]any{path}, args...)...))
 }
 
-// compile returns the piece of a resource. Rules that old, which may be nil, has under the same table, chain and name keep their counters.
+// compile returns the piece of a resource. Rules keep the counters that old, which may be nil, has for the same table, chain and name.
 func (d *Draft) compile(key Key, r Resource, old *piece) (*piece, error) {
 	b := builder{draft: d, piece: &piece{resource: r, origin: &origin{key, r.Order}}}
 	if old != nil {
@@ -71,7 +71,7 @@ func (d *Draft) compile(key Key, r Resource, old *piece) (*piece, error) {
 	return b.piece, nil
 }
 
-// addTables adds tables, which have different names. The resource was given the first ones, and stands for the others.
+// addTables adds tables, which have different names. The first given ones are listed in the resource; it stands for the others.
 func addTables[T any](b *builder, what string, tables []T, given int, name func(*T) string, add func(*T)) {
 	names := newNames(len(tables))
 	for i := range tables {
@@ -86,7 +86,7 @@ func addTables[T any](b *builder, what string, tables []T, given int, name func(
 	}
 }
 
-// names are those of one kind that have come by, nil where there is one at most.
+// names are the names of one kind seen so far; nil while there is at most one.
 type names map[string]struct{}
 
 func newNames(n int) names {
@@ -96,7 +96,7 @@ func newNames(n int) names {
 	return make(names, n)
 }
 
-// again reports whether a name has come by before.
+// again reports whether a name was seen before.
 func (s names) again(name string) bool {
 	_, again := s[name]
 	if s != nil {
@@ -105,7 +105,7 @@ func (s names) again(name string) bool {
 	return again
 }
 
-// device returns the link of a device by name, unknownLink while there is none.
+// device returns the link of a device by name, unknownLink if there is none.
 func (b *builder) device(name string) Link {
 	if d := b.piece.resource.Device; d == nil || d.Name != name {
 		switch name {
@@ -118,7 +118,7 @@ func (b *builder) device(name string) Link {
 	return b.link(name)
 }
 
-// link returns the link of a device by name or of a neighbour by address, unknownLink while there is none.
+// link returns the link of a device by name or of a neighbour by address, unknownLink if there is none.
 func (b *builder) link(what any) Link {
 	if d := b.piece.resource.Device; d != nil && (what == any(d.Name) || what == any(d.Address.V4) || what == any(d.Address.V6)) {
 		return d.Link

@@ -8,7 +8,7 @@ import (
 	"github.com/gaissmai/bart"
 )
 
-// addRouting compiles a policy table: what is left of a rule is where it stands, its class and its offers.
+// addRouting compiles a policy table. What remains of a rule is its place, its class and its offers.
 func (b *builder) addRouting(t *PolicyTable) {
 	table := routesOfTable{}
 	first := len(b.piece.routing)
@@ -45,16 +45,16 @@ func (b *builder) addRouting(t *PolicyTable) {
 			}
 			compiled.class = classOf(in, r.Mark)
 		}
-		if r.Out == "" { // a forwarded packet is bound to no device
+		if r.Out == "" { // no device is bound for a forwarded packet
 			compiled.offer(r.Destination, &table)
 		}
 	}
 }
 
-// routesOfTable are the routes of a policy table, without their rules. Most tables have one.
+// routesOfTable are the routes of one policy table. Most tables have one route.
 type routesOfTable struct {
 	one  routeOffer
-	more *bart.Table[*routeOffer] // all of them, where there are several; of pointers, for which bart.Table has its code in any case
+	more *bart.Table[*routeOffer] // all of them, if there are several; pointers, because bart.Table is instantiated for them anyway
 }
 
 // add adds a route unless there is one to the same destination: the kernel refuses a second one.
@@ -101,7 +101,7 @@ func (b *builder) addRoute(table *routesOfTable, r *PolicyRoute, at func() strin
 	}
 }
 
-// offer works the routes of the rule's table into what the rule offers.
+// offer intersects the rule with the routes of its table, and adds the results to the rule's offers.
 func (r *policyRoutes) offer(destination netip.Prefix, table *routesOfTable) {
 	add := func(at netip.Prefix, from *routeOffer) {
 		o := *from
@@ -136,7 +136,7 @@ func (r *policyRoutes) offer(destination netip.Prefix, table *routesOfTable) {
 	}
 }
 
-// withPriority returns a copy of the rule that has another priority.
+// withPriority returns a copy of the rule with another priority.
 func (r *policyRoutes) withPriority(n int) *policyRoutes {
 	rule := *r.policyRule
 	rule.priority = n

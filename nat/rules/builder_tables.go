@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// reserve makes room for what tables compile to. It comes and goes together, and a few large objects cost less than many small ones.
+// reserve makes room for what tables compile to. It lives and dies together, and a few large objects cost less than many small ones.
 func (b *builder) reserve(tables []Table) {
 	chains, rules, tests := 0, 0, 0
 	for i := range tables {
@@ -57,7 +57,7 @@ func (b *builder) addTable(t *Table) {
 	}
 }
 
-// stageOf returns where a chain runs, or why it cannot.
+// stageOf returns the stage at which a chain runs, or why it cannot.
 func stageOf(c *Chain) (stage, error) {
 	switch c.Type {
 	case ChainFilter, ChainNAT:
@@ -143,7 +143,7 @@ func (b *builder) addChain(t *Table, c *Chain, place int32, s stage, at func() s
 		if err := made.complete(t, c, r, tcp); err != nil {
 			b.fault(atRule(), "%w", err)
 		}
-		// Rules that share a name, as the combinations of a generated one do, share a counter.
+		// Rules that share a name, such as the combinations of a generated one, share a counter.
 		if made.counter = names[r.Name]; made.counter == nil && b.old != nil {
 			made.counter = b.old[made.path()]
 		}
@@ -166,7 +166,7 @@ func (b *builder) addChain(t *Table, c *Chain, place int32, s stage, at func() s
 	compiled.rules = slices.Clip(b.rules[first:])
 }
 
-// complete fills in what depends on the action, or says why the rule cannot be.
+// complete fills in what depends on the action, or says why the rule is not possible.
 func (r *rule) complete(t *Table, c *Chain, from *Rule, tcp bool) error {
 	translation := false
 	switch r.action {
@@ -214,7 +214,7 @@ func (r *rule) complete(t *Table, c *Chain, from *Rule, tcp bool) error {
 	return nil
 }
 
-// parseTo reads where snat or dnat leads.
+// parseTo parses the target of snat or dnat.
 func (r *rule) parseTo(f Family, to string) error {
 	if strings.Contains(to, "-") {
 		if _, _, err := parseRange(to); err != nil {

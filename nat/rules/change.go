@@ -8,7 +8,7 @@ import (
 	"github.com/gaissmai/bart"
 )
 
-// A change is a rule or an offer that comes or goes.
+// A change is the addition or removal of a rule or an offer.
 type change[T comparable] struct {
 	of     T
 	remove bool
@@ -30,7 +30,7 @@ func grown[T comparable](changes []change[T]) (n int) {
 	return n
 }
 
-// changed returns list after changes, in order. What both comes and goes stays as it is. It leaves list as it is.
+// changed returns a sorted copy of list after changes. An element that is both removed and added stays.
 func changed[T comparable](list []T, changes []change[T], compare func(a, b T) int) []T {
 	if len(changes) == 0 {
 		return list
@@ -57,7 +57,7 @@ func changed[T comparable](list []T, changes []change[T], compare func(a, b T) i
 			}
 		}
 	}
-	slices.SortFunc(next, compare) // in one pass where it is sorted already
+	slices.SortFunc(next, compare) // one pass if already sorted
 	return next
 }
 
@@ -69,8 +69,8 @@ func comparePrefixes(a, b netip.Prefix) int {
 	return a.Addr().Compare(b.Addr())
 }
 
-// forChanges returns the table to make n changes to: t or, if they are many, one that belongs to nobody else yet and is changed in place,
-// which costs less than to share what remains.
+// forChanges returns the table to which n changes are to be made: t or, if there are many, a private copy to change in place, which then costs less
+// than sharing the rest.
 func forChanges[V any](t *bart.Table[V], n int) (changing *bart.Table[V], fresh bool) {
 	switch {
 	case t == nil:

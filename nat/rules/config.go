@@ -6,38 +6,37 @@ import (
 	"time"
 )
 
-// A Config says what two clusters are to each other, and what is to become of the packets between them. It stands for the resources that
-// Set.Replace makes of it; nothing of it is kept.
+// A Config describes how two clusters see each other, and what happens to the packets between them. Set.Replace makes resources from it and keeps no
+// reference to it.
 type Config struct {
 	Nodes []Node
-	// LocalPodCIDRs and LocalExternalCIDRs are the local cluster's own, as the remote cluster's gateway knows them.
+	// LocalPodCIDRs and LocalExternalCIDRs are the local cluster's own, as known to the remote cluster's gateway.
 	LocalPodCIDRs, LocalExternalCIDRs []netip.Prefix
 	Remote                            []RemoteCIDR
-	// FromTunnel and NotFromNodes, where not nil, stand in place of Remote in the check of sources: what the peer may send from, and
-	// what nodes may not. LocalPodCIDRs then count for nothing; the pods are the addresses that routes lead to nodes.
+	// FromTunnel and NotFromNodes, if not nil, replace Remote in the check of sources: where the peer may send from, and where nodes may not.
+	// LocalPodCIDRs are then unused; the pods are the addresses routed to nodes.
 	FromTunnel, NotFromNodes []netip.Prefix `json:",omitempty"`
-	// GatewayAddress is the gateway's internal address, TunnelAddress and PeerTunnelAddress the ends of the WireGuard tunnel. What is not
-	// known yet is the zero Addr, and no packet has it.
+	// GatewayAddress is the gateway's internal address, TunnelAddress and PeerTunnelAddress are the ends of the WireGuard tunnel. An address not
+	// known yet is the zero Addr, which no packet has.
 	GatewayAddress, TunnelAddress, PeerTunnelAddress Pair
 	MSSClamp                                         MSSClamp
-	// UnknownSource is U, the source that packets from nodes get whose own source the remote cluster could not answer. The zero
-	// Addr turns it off for a family: such packets are dropped.
+	// UnknownSource is U, the source for packets from nodes whose own source the remote cluster could not answer. The zero Addr turns it off for a
+	// family: such packets are dropped.
 	UnknownSource Pair
-	// Routes lead packets to nodes by longest prefix. What the remote cluster owns needs none: it follows from Remote.
+	// Routes lead packets to nodes by longest prefix. The remote cluster's prefixes need none: they follow from Remote.
 	Routes    []Route
 	Addresses []AddressMapping
 	Services  []Service
 	// Rules are the forward filter: the first match decides, the default is accept.
 	Rules []FilterRule
-	// Firewall and Routing, where not nil, stand in place of the tables that the fields above would generate. Where all tables are to be
-	// put, both are empty.
+	// Firewall and Routing, if not nil, replace the tables that the fields above would generate. If all tables are to be Put, both are empty.
 	Firewall []Table
 	Routing  []PolicyTable
-	// Host, where not nil, makes this the Config of a node that serves Services.
+	// Host, if not nil, makes this the Config of a node that serves Services.
 	Host *Host `json:",omitempty"`
 }
 
-// ReservedName reports whether a node cannot have this name, because a generated table or the WireGuard tunnel has it.
+// ReservedName reports whether a node cannot have this name, because a generated table or the WireGuard tunnel uses it.
 func ReservedName(name string) bool {
 	return name == tunnelDevice || name == "gw-ext" || strings.HasSuffix(name, "-service-nodeport-routing") || strings.HasSuffix(name, hostTableEnd)
 }
@@ -53,7 +52,7 @@ type Node struct {
 // A RemoteCIDR is a pod CIDR or external CIDR of the remote cluster.
 type RemoteCIDR struct {
 	Real netip.Prefix
-	// Remapped is how the local cluster sees Real: of equal length, or the zero Prefix for "as it is".
+	// Remapped is the prefix under which the local cluster sees Real. It has the same length, or is the zero Prefix for "unchanged".
 	Remapped netip.Prefix
 	External bool // an external CIDR
 }
@@ -72,14 +71,14 @@ type Route struct {
 	Link   Link
 }
 
-// An AddressMapping lets one address of a local external CIDR stand for a host that the remote cluster has no route to.
+// An AddressMapping makes one address of a local external CIDR stand for a host to which the remote cluster has no route.
 type AddressMapping struct {
 	External, Internal netip.Addr
-	Via                Link // the node through which Internal is reached; 0 means the first node
-	ProxyProtocol      bool `json:",omitempty"` // as in Service, for all connections of TCP
+	Via                Link // the node by which Internal is reached; 0 means the first node
+	ProxyProtocol      bool `json:",omitempty"` // as in Service, for all TCP connections
 }
 
-// A Service is one address and port of a local external CIDR, reached from outside links, that stands for several backends.
+// A Service is an address and port of a local external CIDR, reached from outside links, that stands for several backends.
 type Service struct {
 	Name            string
 	Address         netip.Addr
@@ -90,9 +89,9 @@ type Service struct {
 	AffinityTimeout time.Duration // 0 means 3 h
 	OnRemoval       OnRemoval
 	Backends        []Backend
-	// ProxyProtocol has new connections, of TCP, begin with a PROXY protocol header for the backend, version 2.
+	// ProxyProtocol makes new TCP connections to the backend start with a PROXY protocol header, version 2.
 	ProxyProtocol bool      `json:",omitempty"`
-	Frontend      *Frontend `json:",omitempty"` // of a Service that a Host serves, and of no other
+	Frontend      *Frontend `json:",omitempty"` // only for a Service that a Host serves
 }
 
 // A Backend is one of the hosts behind a Service.
@@ -100,26 +99,26 @@ type Backend struct {
 	Address netip.Addr
 	Port    uint16
 	Weight  int  // 0 means 1
-	Via     Link // as in AddressMapping, for backends that no route leads to
+	Via     Link // as in AddressMapping, for backends without a route
 	Local   bool `json:",omitempty"` // on the node of the Host
-	// Standing says which new clients it gets.
-	Standing Standing `json:",omitempty"`
+	// Eligibility says which new clients it gets.
+	Eligibility Eligibility `json:",omitempty"`
 }
 
-// Standing is what a Backend of a Service that a Host serves is to new clients. Its connections go on whatever it is.
-type Standing uint8
+// Eligibility says which new clients a Backend of a Host's Service gets. It does not affect its existing connections.
+type Eligibility uint8
 
-// The standings.
+// The eligibilities.
 const (
-	StandingChosen  Standing = iota // it gets those of either traffic policy
-	StandingLocal                   // it gets those of the local traffic policy alone
-	StandingLeaving                 // it gets none
+	EligibleAll   Eligibility = iota // clients under either traffic policy
+	EligibleLocal                    // clients under the local traffic policy only
+	EligibleNone                     // no new clients
 )
 
 // Balance is how a Service chooses a backend.
 type Balance uint8
 
-// The balances.
+// The ways to balance.
 const (
 	BalanceRandom Balance = iota // weighted random
 	BalanceHash                  // weighted consistent hash of the client's address and port
@@ -128,20 +127,20 @@ const (
 // Affinity is what keeps a client on its backend.
 type Affinity uint8
 
-// The affinities.
+// The kinds of affinity.
 const (
 	AffinityNone Affinity = iota
 	AffinityClientIP
 )
 
-// OnRemoval is what becomes of a backend's connections when it leaves its Service.
+// OnRemoval is what happens to a backend's connections when it leaves its Service.
 type OnRemoval uint8
 
 // The choices.
 const (
-	RemovalKeep   OnRemoval = iota // they go on until they end
-	RemovalReset                   // they end: TCP is told by RST
-	RemovalEndUDP                  // those of UDP end, and their next packets find another backend; others go on
+	RemovalKeep   OnRemoval = iota // they continue until they end
+	RemovalReset                   // they end; TCP gets a RST
+	RemovalEndUDP                  // those of UDP end, and their next packets find another backend; others continue
 )
 
 // A FilterRule accepts, drops or rejects packets that match all of its fields; a zero field matches everything.
@@ -154,7 +153,7 @@ type FilterRule struct {
 	Action              FilterAction
 }
 
-// From is the side that a filter rule's packets come from.
+// From is the side from which a filter rule's packets come.
 type From uint8
 
 // The sides.
@@ -164,7 +163,7 @@ const (
 	FromRemote        // from the tunnel
 )
 
-// A PortRange holds the ports First to Last, both included.
+// A PortRange is the ports First to Last, both included.
 type PortRange struct{ First, Last uint16 }
 
 // FilterAction is what a FilterRule does.
@@ -177,13 +176,12 @@ const (
 	FilterReject // drop and tell the sender
 )
 
-// MSSClamp is the upper bound that SYN segments get for their MSS option: MSSAuto, MSSOff, or the IPv4 MSS in bytes, of which
-// IPv6 gets 20 less.
+// MSSClamp is the upper bound of the MSS option of SYN segments: MSSAuto, MSSOff, or the IPv4 MSS in bytes. IPv6 gets 20 bytes less.
 type MSSClamp int
 
 const (
 	// MSSAuto derives the bound from the MTU: 40 bytes less for IPv4, 60 for IPv6.
 	MSSAuto MSSClamp = 0
-	// MSSOff leaves the option alone.
+	// MSSOff leaves the option unchanged.
 	MSSOff MSSClamp = -1
 )

@@ -11,7 +11,7 @@ type cowMap[K hashable, V any] struct {
 	shards []map[K]V // nil, or cowShards
 }
 
-// A hashable key spreads over the shards by its low bits. No stranger chooses the keys of the desired state.
+// A hashable key spreads over the shards by its low bits. Only the operator chooses keys, so the hash need not be secure.
 type hashable interface {
 	comparable
 	hash() uint64
@@ -29,7 +29,7 @@ func (m cowMap[K, V]) get(k K) (V, bool) {
 	return v, ok
 }
 
-// with returns m with changes: for each key its new value, or nil to remove it.
+// with returns m after changes: for each key its new value, or nil to remove it.
 func (m cowMap[K, V]) with(changes map[K]*V) cowMap[K, V] {
 	if len(changes) == 0 {
 		return m

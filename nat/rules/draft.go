@@ -6,25 +6,25 @@ import (
 	"slices"
 )
 
-// A Draft is what has been put and deleted and not been committed. The drafts of one Set have different keys.
+// A Draft holds uncommitted puts and deletes. The drafts of one Set have different keys.
 type Draft struct {
 	set     *Set
-	network *network     // nil: as it is
-	changes []keyChange  // in the order of their first Put or Delete, in which memory is soonest gone through
-	at      map[Key]int  // in changes
-	claims  map[any]*Key // nil: given back
-	rules   int          // how many more there will be
-	room    mappingRoom  // of what is being compiled
+	network *network     // nil: unchanged
+	changes []keyChange  // in the order of their first Put or Delete, which is fastest to traverse in memory
+	at      map[Key]int  // index in changes
+	claims  map[any]*Key // nil: released
+	rules   int          // by how many their number grows
+	room    mappingRoom  // for the resource being compiled
 }
 
-// A keyChange says what becomes of a key.
+// A keyChange is the change of one key.
 type keyChange struct {
 	key   Key
 	piece *piece // nil: it is to be deleted
 	old   *piece // what Commit finds, or nil
 }
 
-// change notes what becomes of a key.
+// change records the change of a key.
 func (d *Draft) change(key Key, p *piece) {
 	if i, ok := d.at[key]; ok {
 		d.changes[i].piece = p
@@ -34,21 +34,21 @@ func (d *Draft) change(key Key, p *piece) {
 	d.changes = append(d.changes, keyChange{key: key, piece: p})
 }
 
-// Draft returns a new one. It counts until it is committed or discarded.
+// Draft returns a new one. It counts towards limits until it is committed or discarded.
 func (s *Set) Draft() *Draft {
 	d := &Draft{set: s, at: map[Key]int{}, claims: map[any]*Key{}}
 	s.drafts = append(s.drafts, d)
 	return d
 }
 
-// Discard forgets d.
+// Discard drops d.
 func (d *Draft) Discard() {
 	s := d.set
 	s.rules -= d.rules
 	s.drafts = slices.DeleteFunc(s.drafts, func(o *Draft) bool { return o == d })
 }
 
-// current returns the piece of key as d leaves it, or nil.
+// current returns the piece of key in d, or nil.
 func (d *Draft) current(key Key) *piece {
 	if i, ok := d.at[key]; ok {
 		return d.changes[i].piece
@@ -56,7 +56,7 @@ func (d *Draft) current(key Key) *piece {
 	return d.set.pieces[key]
 }
 
-// owner returns who has what as d leaves it.
+// owner returns which key claims what, as seen by d.
 func (d *Draft) owner(what any) (Key, bool) {
 	if key, ok := d.claims[what]; ok {
 		if key == nil {
@@ -68,7 +68,7 @@ func (d *Draft) owner(what any) (Key, bool) {
 	return key, ok
 }
 
-// taken returns who has what as d or another draft leaves it.
+// taken returns which key claims what, as seen by d or another draft.
 func (d *Draft) taken(what any) (Key, bool) {
 	if key, ok := d.owner(what); ok {
 		return key, true
@@ -92,8 +92,8 @@ func (d *Draft) link(what any) Link {
 // Empty reports whether nothing has been put or deleted.
 func (d *Draft) Empty() bool { return len(d.changes) == 0 }
 
-// Put makes r the resource of key, beside those that a Config stands for. If something is wrong with r, the error says so by field, and
-// key keeps what it had. Tables may name devices and neighbours before they exist.
+// Put makes r the resource of key, beside those of a Config. If r is wrong, the error names the field, and key keeps its resource. Tables may name
+// devices and neighbours before they exist.
 func (d *Draft) Put(key Key, r Resource) error {
 	if key.configured() {
 		return fmt.Errorf("rules: %s: resources of kind %s come from the configuration; use another kind", key, key.Kind)
@@ -104,14 +104,14 @@ func (d *Draft) Put(key Key, r Resource) error {
 	return d.put(key, r)
 }
 
-// Delete removes the resource of key, if Put has made one.
+// Delete removes the resource of key if Put made one.
 func (d *Draft) Delete(key Key) {
 	if !key.configured() {
 		d.remove(key)
 	}
 }
 
-// put is Put for a resource without faults in its fields.
+// put is Put for a resource whose fields are valid.
 func (d *Draft) put(key Key, r Resource) error {
 	old := d.current(key)
 	if old != nil && old.resource.equal(&r) {
@@ -142,7 +142,7 @@ func (d *Draft) put(key Key, r Resource) error {
 		d.remove(key)
 	}
 	if len(claims) > 0 {
-		owner := key // a copy, so that keys of what claims nothing stay off the heap
+		owner := key // a copy, so that keys of resources without claims stay off the heap
 		for _, what := range claims {
 			d.claims[what] = &owner
 		}
@@ -172,7 +172,7 @@ func (d *Draft) add(rules int) {
 	d.set.rules += rules
 }
 
-// claims returns what only one resource may have: the name and link of a device, the addresses that it leads to, a service's address.
+// claims returns what only one resource may have: a device's name, link and neighbour addresses, a service's address.
 func (r *Resource) claims() []any {
 	var all []any
 	if d := r.Device; d != nil {
@@ -199,7 +199,7 @@ func describe(what any) string {
 	return fmt.Sprintf("address %s", what)
 }
 
-// recompile compiles anew the pieces that name devices which have come, gone or moved since they were compiled.
+// recompile compiles pieces again that name devices which appeared, disappeared or moved.
 func (d *Draft) recompile() {
 	stale := map[Key]*piece{}
 	look := func(key Key, p *piece) {
@@ -218,13 +218,13 @@ func (d *Draft) recompile() {
 	for key, p := range stale {
 		again, err := d.compile(key, p.resource, p)
 		if err != nil {
-			panic("rules: a resource was good and is not: " + err.Error()) // devices decide about nothing that could be wrong
+			panic("rules: a resource was good and is not: " + err.Error()) // devices do not affect validity
 		}
 		d.change(key, again)
 	}
 }
 
-// The kinds of resources that a Config stands for. Others are left to Draft.Put.
+// The kinds of resources that a Config stands for. Draft.Put may use all others.
 const (
 	kindNetwork  = "network"
 	kindNode     = "node"
@@ -243,8 +243,7 @@ func (k Key) configured() bool {
 	return false
 }
 
-// Replace returns a Draft in which the resources of c stand in place of those of the Config before, or all that is wrong with them.
-// Preconditions: c.Validate finds no fault.
+// Replace returns a Draft in which the resources of c replace those of the previous Config, or all faults. Preconditions: c.Validate finds no fault.
 func (s *Set) Replace(c *Config) (*Draft, error) {
 	d := s.Draft()
 	network := c.network()
@@ -262,7 +261,7 @@ func (s *Set) Replace(c *Config) (*Draft, error) {
 		}
 		keep[r.key] = &r.Resource
 	}
-	// What goes makes room for what comes: a device or an address may have another owner.
+	// Removals first: a device or an address may get another owner.
 	for key, old := range s.pieces {
 		if r := keep[key]; r == nil && key.configured() || r != nil && !slices.Equal(r.claims(), old.resource.claims()) {
 			d.remove(key)
@@ -278,8 +277,8 @@ func (s *Set) Replace(c *Config) (*Draft, error) {
 	return d, nil
 }
 
-// Amend returns a Draft in which services stand in place of those of the same name, address, port and protocol in the Config of a Host before,
-// or all that is wrong with them. It costs what changes, however many others there are.
+// Amend returns a Draft in which services replace those of the same name, address, port and protocol in a Host's previous Config, or all faults. Its
+// cost depends on the changes alone.
 func (s *Set) Amend(services []Service) (*Draft, error) {
 	d, k := s.Draft(), &checker{of: "config"}
 	faults := make([]error, 0, len(services))

@@ -5,22 +5,22 @@ import (
 	"net/netip"
 )
 
-// A Config without Firewall and Routing generates them: the tables that Liqo's controllers make, under the same names where they
-// mean the same. The order of translations and the return path follow from them.
+// A Config without Firewall and Routing generates them: the tables that Liqo's controllers make, under the same names where they mean the same. They
+// define the order of translations and the return path.
 
-// outboundMark is on the packets from nodes that are addressed to the remote cluster as the local one sees it. With overlapping
-// CIDRs the translated destination alone cannot tell them from local traffic. Marks below 1<<16 are links of nodes.
+// outboundMark marks the packets from nodes that are addressed to the remote cluster as seen by the local one. With overlapping CIDRs the translated
+// destination alone cannot distinguish them from local traffic. Marks below 1<<16 are links of nodes.
 const outboundMark = 1 << 16
 
 // The priorities of generated policy rules.
 const (
-	priorityOutbound = 100 // what is marked outbound, to the tunnel
-	priorityPods     = 400 // minus the length of the prefix, so that the longest of all nodes' comes first
-	priorityReturn   = 500 // what nothing above leads back, to the node that its connection came from
-	priorityVia      = 600 // mapped hosts and backends outside of the cluster
+	priorityOutbound = 100 // packets with outboundMark, to the tunnel
+	priorityPods     = 400 // minus the prefix length, so that the longest prefix of all nodes comes first
+	priorityReturn   = 500 // packets that no rule above returns, to the node of their connection
+	priorityVia      = 600 // mapped hosts and backends outside the cluster
 )
 
-// device returns what tables call the node's tunnel.
+// device returns the name that tables use for the node's tunnel.
 func (n *Node) device() string {
 	if n.Device != "" {
 		return n.Device
@@ -56,7 +56,7 @@ const (
 	orderMSS
 )
 
-// resources returns what c stands for, piece by piece. The tunnel comes first, so that no node can take its name.
+// resources returns the resources that c stands for. The tunnel comes first, so that no node can take its name.
 func (c *Config) resources() []namedResource {
 	if c.Host != nil {
 		return c.hostResources()
@@ -114,12 +114,12 @@ func (c *Config) resources() []namedResource {
 	return all
 }
 
-// key returns the name of the resource of s: there is one of a name for each of its ports.
+// key returns the name of the resource of s: services of one name have a resource for each port.
 func (s *Service) key() string {
 	return fmt.Sprintf("%s %s:%d/%d", s.Name, s.Address, s.Port, s.Protocol)
 }
 
-// mapping returns what an address mapping stands for.
+// mapping returns the resource that an address mapping stands for.
 func (c *Config) mapping(m AddressMapping, devices map[Link]string) Resource {
 	rules := MappingRules{External: m.External, Internal: m.Internal, Pod: contains(c.LocalPodCIDRs, m.Internal), Device: devices[m.Via], ProxyProtocol: m.ProxyProtocol}
 	switch {
@@ -133,7 +133,7 @@ func (c *Config) mapping(m AddressMapping, devices map[Link]string) Resource {
 	return Resource{Order: orderMapping}
 }
 
-// network returns what rules need to know about the gateway itself.
+// network returns what rules need to know about the gateway.
 func (c *Config) network() network {
 	n := network{gateway: c.GatewayAddress, generated: c.Firewall == nil && c.Host == nil, host: newHost(c)}
 	if len(c.Nodes) > 0 {
@@ -193,7 +193,7 @@ func (c *Config) PolicyTables() []PolicyTable {
 	return all
 }
 
-// outboundRoutes lead what is marked outbound to the tunnel.
+// outboundRoutes route packets with outboundMark to the tunnel.
 func (c *Config) outboundRoutes() PolicyTable {
 	outbound := PolicyRule{Mark: outboundMark, Priority: priorityOutbound}
 	for _, r := range c.Remote {
@@ -215,7 +215,7 @@ func (c *Config) nodeRoutes() map[Link][]netip.Prefix {
 	return all
 }
 
-// backendRoutes return the way to backends outside of the cluster.
+// backendRoutes route to backends outside the cluster.
 func (c *Config) backendRoutes(s *Service, devices map[Link]string) []PolicyTable {
 	var routes []PolicyRoute
 	for _, b := range s.Backends {
@@ -230,7 +230,7 @@ func (c *Config) backendRoutes(s *Service, devices map[Link]string) []PolicyTabl
 	return []PolicyTable{hostRoutes(s.Name, routes)}
 }
 
-// devices returns what tables call the tunnels of nodes by link: for 0, that of the first node.
+// devices returns the names that tables use for nodes' tunnels, by link; 0 is the first node's.
 func (c *Config) devices() map[Link]string {
 	all := map[Link]string{0: firstNodeDevice}
 	for i := range c.Nodes {

@@ -53,7 +53,7 @@ func (c *Config) Tables() []Table {
 	return append(append(all, c.outboundTable(), c.filterTable(), back), c.mssTables()...)
 }
 
-// remapTable translates the destination of what leaves and the source of what enters.
+// remapTable translates the destination of outbound and the source of inbound packets.
 func (c *Config) remapTable(name string, external bool) Table {
 	outgoing := Chain{Name: "outgoing", Type: ChainNAT, Hook: HookPrerouting, Priority: PriorityDNAT}
 	incoming := Chain{Name: "incoming", Type: ChainNAT, Hook: HookPostrouting, Priority: PrioritySNAT}
@@ -72,7 +72,7 @@ func (c *Config) remapTable(name string, external bool) Table {
 	return Table{Name: name, Family: FamilyINET, Chains: []Chain{outgoing, incoming}}
 }
 
-// unknownSourceTable gives U to what the remote cluster could not answer. Under Liqo the nodes do it.
+// unknownSourceTable gives source U to packets that the remote cluster could not answer. Under Liqo the nodes do it.
 func (c *Config) unknownSourceTable(name string, f Family) Table {
 	r := Rule{Name: "unknown-source", Match: []Match{notFromTunnel, toTunnel}, Action: ActionRefuseSource}
 	for _, local := range [][]netip.Prefix{c.LocalPodCIDRs, c.LocalExternalCIDRs} {
@@ -135,7 +135,7 @@ func mssTable(name string, f Family, value uint32) Table {
 	}}}
 }
 
-// filterTable holds the filter rules. What a rule gives as "any of" becomes one rule for each combination, with one counter.
+// filterTable holds the filter rules. A rule with "any of" lists becomes one rule for each combination, with one counter.
 func (c *Config) filterTable() Table {
 	chain := Chain{Name: "forward", Type: ChainFilter, Hook: HookForward}
 	for _, f := range c.Rules {

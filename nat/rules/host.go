@@ -12,38 +12,38 @@ import (
 	"github.com/gaissmai/bart"
 )
 
-// HostLink is the one link of a Host: packets for its Services come by it out of the node's kernel, and go back by it.
+// HostLink is the only link of a Host: packets for its Services arrive by it from the node's kernel, and return by it.
 const HostLink Link = 1
 
-// A Host makes a Config that of a node which serves Services to its pods, to its own processes and to hosts outside, each of which has a
-// Frontend. What the kernel leads there and no Service has is passed on as it came, without a connection. LocalPodCIDRs are the pods of the
-// cluster; of the other fields of a Config, Services and a positive MSSClamp count.
+// A Host makes a Config one of a node that serves Services to its pods, its own processes and hosts outside; each Service has a Frontend. A packet
+// that the kernel routes here and no Service matches is passed on unchanged, without a connection. LocalPodCIDRs are the cluster's pods; of the other
+// fields of a Config, only Services and a positive MSSClamp are used.
 type Host struct {
-	Addresses []netip.Addr // the node's own; those that a Service of the unspecified address is at, and whose processes ask
-	// Masquerade are the sources that clients get which backends are not to see, or whose answers would not come back through the node.
+	Addresses []netip.Addr // the node's own: those of a Service with the unspecified address, and those from which the node's processes ask
+	// Masquerade are the source addresses for clients whose address backends may not see, or to whom answers would not return through the node.
 	Masquerade Pair
-	// Ports are the source ports that all clients get: by them the node's kernel knows the answers that it leads here. Nothing else on the
-	// node uses them.
+	// Ports are the source ports that all clients get: by them the node's kernel recognises the answers that it routes here. Nothing else on the node
+	// uses them.
 	Ports PortRange
-	// ServiceCIDRs are what the addresses of Services are taken from. What is for one that no Service has is dropped.
+	// ServiceCIDRs are the ranges from which the addresses of Services are taken. A packet for one that no Service has is dropped.
 	ServiceCIDRs []netip.Prefix
-	// Bridged are CIDRs whose hosts reach each other without the routing of this node.
+	// Bridged are CIDRs whose hosts reach each other without being routed by this node.
 	Bridged []netip.Prefix
 }
 
-// A Frontend says how a node serves a Service: what kube-proxy does by the Service's traffic policies and by who asks. A Service with a
-// Frontend may have the unspecified address, for each of the node's own, or neither port nor protocol: then it stands for all that the
-// other Services leave of its address, and has no backends.
+// A Frontend says how a node serves a Service: like kube-proxy, by the Service's traffic policies and by client. A Service with a Frontend may have
+// the unspecified address, which stands for each of the node's own. Or it may have neither port nor protocol: then it stands for all ports of its
+// address that other Services leave, and has no backends.
 type Frontend struct {
 	External bool           // a node port, an external address or one of a load balancer, not a cluster address
-	Local    bool           // the traffic policy is local: backends of other nodes are not for all who ask
-	Sources  []netip.Prefix // who may ask; nil: everybody
+	Local    bool           // the traffic policy is local: not all clients get backends of other nodes
+	Sources  []netip.Prefix // allowed clients; nil: all
 }
 
-// rest reports whether s stands for what other Services leave of its address.
+// rest reports whether s stands for the ports that other Services leave of its address.
 func (s *Service) rest() bool { return s.Frontend != nil && s.Port == 0 && s.Protocol == 0 }
 
-// hostFacts are a compiled Host.
+// hostFacts is a compiled Host.
 type hostFacts struct {
 	Host
 	podCIDRs            []netip.Prefix
@@ -68,7 +68,7 @@ func newHost(c *Config) *hostFacts {
 	return h
 }
 
-// same returns h, or before if it says the same.
+// same returns before if it equals h, else h.
 func (h *hostFacts) same(before *hostFacts) *hostFacts {
 	if h != nil && before != nil && reflect.DeepEqual(h.Host, before.Host) && slices.Equal(h.podCIDRs, before.podCIDRs) {
 		return before
@@ -76,7 +76,7 @@ func (h *hostFacts) same(before *hostFacts) *hostFacts {
 	return h
 }
 
-// bind finds the Service that a packet is for: by its address, or as one of those at all of the node's, or else by the address alone.
+// bind finds the Service of a packet: by its address, among those of all the node's addresses, or by address alone.
 func (h *hostFacts) bind(r *Ruleset, v *view) binding {
 	var b *Balancer
 	ok := false
@@ -99,8 +99,8 @@ func (h *hostFacts) bind(r *Ruleset, v *view) binding {
 	return h.ask(b, v.src)
 }
 
-// ask decides by who asks which backends are for him and whether they see his address. Pods and the node itself reach an address for hosts
-// outside as if they went out and came back by a load balancer.
+// ask decides which backends a client may get and whether they see its address. Pods and the node itself reach an external address as if their
+// packets went out and returned through a load balancer.
 func (h *hostFacts) ask(b *Balancer, src netip.Addr) binding {
 	f := b.Service.Frontend
 	if f.Sources != nil && !contains(f.Sources, src) {
@@ -123,8 +123,8 @@ func (h *hostFacts) ask(b *Balancer, src netip.Addr) binding {
 	return bound
 }
 
-// unserved reports whether a packet that is for no Service goes nowhere else either: the kernel would lead it here again, or it answers a
-// masqueraded connection that is over.
+// unserved reports whether a packet without a Service has nowhere else to go: the kernel would route it here again, or it answers a masqueraded
+// connection that is over.
 func (h *hostFacts) unserved(v *view) bool {
 	if h.own.Contains(v.dst) {
 		port := binary.BigEndian.Uint16(v.l4[2:])
@@ -133,8 +133,8 @@ func (h *hostFacts) unserved(v *view) bool {
 	return h.services.Contains(v.dst)
 }
 
-// unanswerable reports whether the answers of a backend to a client would not come back through the node: a backend that asks itself, hosts
-// on one bridge, and backends that are no pods, from which the kernel leads nothing here.
+// unanswerable reports whether a backend's answers to a client would not return through the node: for a backend that calls itself, for hosts on one
+// bridge, and for backends that are not pods, whose packets the kernel does not route here.
 func (h *hostFacts) unanswerable(client, backend netip.Addr) bool {
 	if client == backend || !h.pods.Contains(backend) {
 		return true
@@ -149,7 +149,7 @@ func unspecified(a netip.Addr) netip.Addr {
 	return netip.IPv6Unspecified()
 }
 
-// hostResources returns what c stands for if it is that of a Host.
+// hostResources returns the resources that c stands for if it is a Host's.
 func (c *Config) hostResources() []namedResource {
 	all := make([]namedResource, 0, 4+len(c.Services))
 	add := func(kind, name string, r Resource) { all = append(all, namedResource{Key{Kind: kind, Name: name}, r}) }
@@ -178,7 +178,7 @@ func clampTable(name string, f Family, value uint32) Table {
 	}}}
 }
 
-// validateHost checks what counts in the Config of a Host.
+// validateHost checks what is used of a Host's Config.
 func (c *Config) validateHost(k *checker) {
 	h, own := c.Host, map[netip.Addr]bool{}
 	for i, a := range h.Addresses {
@@ -206,7 +206,7 @@ func (c *Config) validateHost(k *checker) {
 
 func at(path string, i int) string { return path + "[" + strconv.Itoa(i) + "]" }
 
-// portsLeast is how many ports masquerading takes at the least.
+// portsLeast is the minimum number of ports for masquerading.
 const portsLeast = 64
 
 func (s *Service) validateFrontend(k *checker, path string) {
@@ -229,10 +229,16 @@ func (s *Service) validateFrontend(k *checker, path string) {
 	}
 }
 
-// EndsUDP reports whether connections of a protocol end as soon as their backend has left the service.
+// EndsUDP reports whether connections of a protocol end as soon as their backend leaves the service.
 func (s *Service) EndsUDP(protocol uint8) bool {
 	return s.OnRemoval == RemovalEndUDP && protocol == packet.UDP
 }
 
-// IsHost reports whether the Ruleset is a Host's. It has no address of its own to speak for: it refuses in the name of what was asked.
+// Outlives reports whether a connection of a Host's Service continues after the Service was removed or replaced: a TCP connection does, as long as
+// the source that its backend sees is the client's or the node's.
+func (r *Ruleset) Outlives(from, to *packet.Tuple) bool {
+	return r.host != nil && from.Protocol == packet.TCP && (to.Source() == from.Source() || r.host.own.Contains(to.Source()))
+}
+
+// IsHost reports whether the Ruleset is a Host's. A Host has no address of its own to send errors from: it uses the address that was asked.
 func (r *Ruleset) IsHost() bool { return r.host != nil }

@@ -8,36 +8,36 @@ import (
 	"github.com/gaissmai/bart"
 )
 
-// linear is how many rules of a stage are looked at one by one rather than through an index.
+// linear is up to how many rules of a stage are scanned instead of indexed.
 const linear = 8
 
-// A stageRules holds the rules of one stage. It is immutable: with makes the one that follows it.
+// A stageRules holds the rules of one stage. It is immutable: with returns its successor.
 type stageRules struct {
 	n   int
-	few []*rule // all of them in the order of evaluation, as long as there is no index
+	few []*rule // all rules in order of evaluation, while there is no index
 	*ruleIndex
 }
 
-// A ruleIndex finds the rules of one stage that a packet could match without looking at the others. Rules are told apart first by
-// the device that they ask for, then by their longest prefix. Each is in exactly one list; lists are in the order of evaluation.
+// A ruleIndex finds the rules of one stage that could match a packet. It selects rules first by the device that they require, then by their longest
+// prefix. Each rule is in exactly one list; lists are in order of evaluation.
 type ruleIndex struct {
 	in, out byLink[ruleBucket]
 	any     *ruleBucket
 }
 
-// A ruleBucket holds the rules of one device. Tables hold those for single addresses if there are more than linear rules, and those for
-// wider prefixes if more than linear rules are for no single address.
+// A ruleBucket holds the rules of one device. There are tables for single addresses if there are more than linear rules, and tables for wider
+// prefixes if more than linear rules have no single address.
 type ruleBucket struct {
-	n, wide int     // how many rules there are, and how many of them are for no single address
-	list    []*rule // those that no table holds
+	n, wide int     // number of rules, and of those without a single address
+	list    []*rule // rules that are in no table
 	tables  [ruleTables]*ruleTable
 }
 
-// A ruleTable finds rules by the prefix that they need an address to lie in.
+// A ruleTable finds rules by the prefix that they require of an address.
 type ruleTable = bart.Table[[]*rule]
 
-// The tables of a ruleBucket. Single addresses, of which there are many, are apart, so that no search through them all finds only that
-// no wider prefix covers one.
+// The tables of a ruleBucket. Single addresses, which are many, have tables of their own: searching them only to find that no wider prefix matches
+// would be wasteful.
 const (
 	byDestination uint8 = iota
 	byDestinationNet
@@ -46,7 +46,7 @@ const (
 	ruleTables
 )
 
-// has reports whether table n holds the rules that can be in it.
+// has reports whether table n is in use.
 func (b *ruleBucket) has(n uint8) bool {
 	switch n {
 	case byDestination, bySource:
@@ -57,13 +57,13 @@ func (b *ruleBucket) has(n uint8) bool {
 	return false
 }
 
-// A ruleChange is a change of a rule with what tells the rule apart from others.
+// A ruleChange is a change of a rule with the rule's key.
 type ruleChange struct {
 	change[*rule]
 	key ruleKey
 }
 
-// with returns the rules of the stage after changes.
+// with returns the successor of s after changes.
 func (s stageRules) with(changes []change[*rule]) stageRules {
 	if len(changes) == 0 {
 		return s
@@ -117,7 +117,7 @@ func (x *ruleIndex) with(changes []change[*rule]) *ruleIndex {
 	return &ruleIndex{in: x.in.with(in), out: x.out.with(out), any: any}
 }
 
-// compareKeys puts rules of one device together, of these the ones of one table, and of these the ones of one prefix.
+// compareKeys groups rules by device, then by table, then by prefix.
 func compareKeys(a, b *ruleChange) int {
 	switch k, l := &a.key, &b.key; {
 	case k.device != l.device:
@@ -130,8 +130,7 @@ func compareKeys(a, b *ruleChange) int {
 	return comparePrefixes(a.key.prefix, b.key.prefix)
 }
 
-// with returns the bucket that follows b, which may be nil, or nil if nothing is left. It overwrites changes, which are as compareKeys
-// orders them.
+// with returns the successor of b, or nil if it is empty; b may be nil. It overwrites changes, which are in the order of compareKeys.
 func (b *ruleBucket) with(changes []*ruleChange) *ruleBucket {
 	if b == nil {
 		b = &ruleBucket{}
@@ -147,7 +146,7 @@ func (b *ruleBucket) with(changes []*ruleChange) *ruleBucket {
 		return nil
 	}
 	moving := b.moving(next)
-	if len(moving) > 0 { // and of these, what goes leaves from where it was
+	if len(moving) > 0 { // of these, removals refer to the old place
 		gone := make(map[*rule]struct{}, len(changes))
 		for _, c := range changes {
 			if c.remove {
@@ -183,7 +182,7 @@ func (b *ruleBucket) with(changes []*ruleChange) *ruleBucket {
 	return next
 }
 
-// moving returns the changes by which the bucket that follows b has rules in tables that b has not there, or the other way round.
+// moving returns the changes that move rules of b between lists and tables, where next has other tables than b.
 func (b *ruleBucket) moving(next *ruleBucket) (all []*ruleChange) {
 	move := func(r *rule) {
 		k := r.key()
@@ -206,7 +205,7 @@ func (b *ruleBucket) moving(next *ruleBucket) (all []*ruleChange) {
 	return all
 }
 
-// withLists returns the table that follows t, nil if it is empty.
+// withLists returns the successor of t, nil if it is empty.
 func withLists(t *ruleTable, changes []*ruleChange) *ruleTable {
 	t, fresh := forChanges(t, len(changes))
 	var list []change[*rule]
@@ -235,10 +234,10 @@ func withLists(t *ruleTable, changes []*ruleChange) *ruleTable {
 	return t
 }
 
-// A ruleKey is what every packet that a rule matches has in common.
+// A ruleKey is what all packets that a rule matches have in common.
 type ruleKey struct {
 	never  bool  // no packet matches
-	table  uint8 // that the rule can be in, ruleTables if none
+	table  uint8 // in which the rule can be, ruleTables if none
 	device field // fieldIn or fieldOut with link; any other field means no device
 	link   Link
 	prefix netip.Prefix // the zero Prefix: no common prefix

@@ -14,7 +14,7 @@ type Link = packet.Link
 // Tunnel is the outside link of the WireGuard tunnel that a Config is about.
 const Tunnel = packet.FirstOutside
 
-// linkFacts are what a Ruleset knows about a link. Of an inside link, that there is one.
+// linkFacts are what a Ruleset knows about a link. For an inside link, only that it exists.
 type linkFacts struct {
 	own, peer Pair
 	sources   bart.Lite
@@ -36,7 +36,7 @@ func newFacts(d *Device) *linkFacts {
 // HasLink reports whether a resource has the link.
 func (r *Ruleset) HasLink(l Link) bool { return r.links.get(l) != nil }
 
-// Own returns the gateway's addresses on an outside link, of which it may have none.
+// Own returns the gateway's addresses on an outside link; there may be none.
 func (r *Ruleset) Own(l Link) Pair {
 	if p := r.links.get(l); p != nil {
 		return p.own
@@ -60,7 +60,7 @@ func (m byLink[V]) get(l Link) *V {
 	return m.pages[l>>8][l&0xff]
 }
 
-// with returns m after changes, nil for what goes. It shares the pages of all other links.
+// with returns the successor of m after changes, nil meaning removal. It shares the pages of all other links.
 func (m byLink[V]) with(changes map[Link]*V) byLink[V] {
 	if len(changes) == 0 {
 		return m

@@ -8,10 +8,10 @@ import (
 	"strings"
 )
 
-// A RuleInfo is a compiled rule as others see it.
+// A RuleInfo describes a compiled rule.
 type RuleInfo struct {
 	Origin             Key    // the resource that it comes from
-	Stage              string // where on a packet's way
+	Stage              string // the hook and step at which it runs
 	Priority           int32  // of its chain
 	Table, Chain, Rule string // Rule is "" for the policy of a chain that drops
 	Match              string // "" = all packets
@@ -25,10 +25,10 @@ var stageNames = [stages]string{
 	stagePreSNAT: "pre-snat", stageSNAT: "snat", stagePostrouting: "postrouting",
 }
 
-// A RuleList is the rules of a Set at one moment. It may be read while the Set changes.
+// A RuleList is a snapshot of a Set's rules. It may be read while the Set changes.
 type RuleList []*chain
 
-// Rules returns the rules that are committed.
+// Rules returns the committed rules.
 func (s *Set) Rules() RuleList {
 	var all RuleList
 	for _, p := range s.pieces {
@@ -62,20 +62,20 @@ func (l RuleList) Each(link func(Link) string, yield func(*RuleInfo) bool) {
 	}
 }
 
-// A RuleCount is what the rules of one name in a chain have matched.
+// A RuleCount is what the rules of one name in a chain have counted.
 type RuleCount struct {
 	Table, Chain, Rule string
 	Packets, Bytes     uint64
 }
 
-// RulesTable is the name of the table that Config.Rules become.
+// RulesTable is the name of the table made from Config.Rules.
 const RulesTable = "rules"
 
-// mappingTables is what Counters calls the tables of all address mappings: they are as many as the mappings.
+// mappingTables is the name under which Counters merges the tables of all address mappings, since there are as many of them as mappings.
 const mappingTables = "remap-ipmapping-gw"
 
-// Counters calls yield for the rules that are counted, chain by chain. Rules that one rule of the configuration became share a counter,
-// and yield is called once for them.
+// Counters calls yield for the counted rules, chain by chain. Rules generated from one rule of the configuration share a counter, and yield is called
+// once for them.
 func (l RuleList) Counters(yield func(RuleCount)) {
 	for _, c := range l {
 		c.counters(yield)
@@ -121,7 +121,7 @@ func (c *comparison) text(link func(Link) string) string {
 			value = fmt.Sprint(c.lo)
 		}
 	case fieldIn, fieldOut:
-		value = "nowhere" // a device that there is not
+		value = "nowhere" // the device does not exist
 		if Link(c.lo) != unknownLink {
 			value = link(Link(c.lo))
 		}
@@ -164,7 +164,7 @@ func (r *rule) actionText() string {
 	return text
 }
 
-// A RouteInfo is one route of a compiled PolicyRule, as others see it.
+// A RouteInfo describes one route of a compiled PolicyRule.
 type RouteInfo struct {
 	Origin      Key
 	Rule        string // table/number of the rule
@@ -177,13 +177,13 @@ type RouteInfo struct {
 	Via         netip.Addr // the zero Addr: the destination itself
 }
 
-// A RouteList is the routes of a Set at one moment. It may be read while the Set changes.
+// A RouteList is a snapshot of a Set's routes. It may be read while the Set changes.
 type RouteList struct {
-	rules []policyRoutes // copies: a commit may give them other priorities
+	rules []policyRoutes // copies, because a commit may change their priorities
 	first Link
 }
 
-// Routes returns the routes that are committed.
+// Routes returns the committed routes.
 func (s *Set) Routes() RouteList {
 	l := RouteList{first: s.committed.first}
 	for _, key := range slices.SortedFunc(maps.Keys(s.pieces), Key.compare) {

@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	noLink      Link = 0xfffe // a view's link that is not known, or not yet
-	unknownLink Link = 0xfffd // compiled from a device that no link has; no view carries it
+	noLink      Link = 0xfffe // the link is not known, or not yet
+	unknownLink Link = 0xfffd // compiled from a device without a link; no view has it
 )
 
 // A view is what rules see of a packet at one stage.
@@ -21,14 +21,14 @@ type view struct {
 	src, dst  netip.Addr // never IPv4 mapped into IPv6
 	proto     uint8
 	l4        [4]byte  // the first bytes of the transport header
-	hasL4     bool     // false: the packet has fewer, and no comparison of ports holds
+	hasL4     bool     // false: the packet is shorter, and no comparison of ports holds
 	in, out   Link     // noLink before routing
 	untracked bool     // no connection belongs to the packet
-	rules     *Ruleset // that tell whether a route leads back; nil where nothing asks
-	trace     Tracer   // nil: nobody asks
+	rules     *Ruleset // to ask whether a route leads back; nil if nothing asks
+	trace     Tracer   // nil: not traced
 }
 
-// A field is what a comparison looks at.
+// A field is what a comparison examines.
 type field uint8
 
 const (
@@ -46,15 +46,15 @@ const (
 type comparison struct {
 	field  field
 	negate bool
-	// hostBits: the CIDR was written with host bits set. The packet's address is masked and compared with it as written, so that
-	// they never are equal.
+	// hostBits: the CIDR was written with host bits set. The packet's address is masked and compared with the CIDR as written, so they are never
+	// equal.
 	hostBits bool
 	lo, hi   uint16 // ports from lo to hi; lo alone for protocols and devices
 	prefix   netip.Prefix
 	span     *[2]netip.Addr // a range of addresses, both ends included; prefix then covers it
 }
 
-// holds reports whether the comparison is true of v.
+// holds reports whether the comparison is true for v.
 func (c *comparison) holds(v *view) bool {
 	switch c.field {
 	case fieldProto:
@@ -85,7 +85,7 @@ func (c *comparison) holdsPort(p uint16) bool {
 	return (c.lo <= p && p <= c.hi) != c.negate
 }
 
-// holdsAddress: a comparison implies the family of its value, negated or not, as nft's own rules do.
+// holdsAddress compares an address. A comparison implies the family of its value, even if negated, as in nft.
 func (c *comparison) holdsAddress(a netip.Addr) bool {
 	if a.Is4() != c.prefix.Addr().Is4() {
 		return false
@@ -100,7 +100,7 @@ func (c *comparison) holdsAddress(a netip.Addr) bool {
 	return equal != c.negate
 }
 
-// never reports that the comparison is true of no packet.
+// never reports whether the comparison is true for no packet.
 func (c *comparison) never() bool {
 	if c.negate {
 		return false
@@ -127,7 +127,7 @@ func comparisons(matches []Match) (n int) {
 	return n
 }
 
-// match appends the comparisons of m to all, or says what is wrong with it.
+// match appends the comparisons of m to all, or says what is wrong with m.
 func (b *builder) match(all []comparison, m *Match, family Family) ([]comparison, error) {
 	var negate bool
 	switch m.Op {
@@ -231,12 +231,12 @@ func compilePort(o Operand, negate bool) (comparison, error) {
 	return c, nil
 }
 
-// sees reports whether packets of a's family pass a table of family f.
+// sees reports whether packets of a's family traverse a table of family f.
 func (f Family) sees(a netip.Addr) bool {
 	return f == FamilyINET || a.Is4() == (f == FamilyIPv4)
 }
 
-// families is a Family in bits.
+// families is a Family as bits.
 type families uint8
 
 const (
@@ -261,7 +261,7 @@ func (f Family) bits() families {
 	return families4 | families6
 }
 
-// parsePrefix parses a CIDR, or an address as the prefix that holds it alone.
+// parsePrefix parses a CIDR, or an address as a prefix of full length.
 func parsePrefix(s string) (netip.Prefix, error) {
 	if a, err := netip.ParseAddr(s); err == nil {
 		return netip.PrefixFrom(a, a.BitLen()), nil
@@ -269,8 +269,8 @@ func parsePrefix(s string) (netip.Prefix, error) {
 	return netip.ParsePrefix(s)
 }
 
-// parseRange parses "first-last". Neither end has a zone or is an IPv4 address in IPv6 clothes: no packet has such an address, and no
-// prefix covers it together with one that a packet may have.
+// parseRange parses "first-last". It rejects zones and IPv4-mapped IPv6 addresses: no packet has them, and no prefix covers them together with
+// addresses that packets have.
 func parseRange(s string) (first, last netip.Addr, err error) {
 	from, to, _ := strings.Cut(s, "-")
 	first, errFirst := netip.ParseAddr(from)

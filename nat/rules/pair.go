@@ -6,10 +6,10 @@ import (
 	"strings"
 )
 
-// Pair is an address of each family, either of which may be the zero Addr: what is one thing to IPv4 and to IPv6.
+// Pair holds an address of each family, either of which may be the zero Addr: one thing as seen by IPv4 and by IPv6.
 type Pair struct{ V4, V6 netip.Addr }
 
-// PairOf returns the Pair of addresses, at most one of each family; the zero Addr is of none.
+// PairOf returns the Pair of addresses, at most one of each family; it ignores the zero Addr.
 func PairOf(addresses ...netip.Addr) (p Pair) {
 	for _, a := range addresses {
 		p.Set(a)
@@ -17,7 +17,7 @@ func PairOf(addresses ...netip.Addr) (p Pair) {
 	return p
 }
 
-// Set makes a the address of its family; the zero Addr has none.
+// Set makes a the address of its family; it ignores the zero Addr.
 func (p *Pair) Set(a netip.Addr) {
 	switch {
 	case a.Is4():
@@ -38,7 +38,7 @@ func (p Pair) Of(v6 bool) netip.Addr {
 // Has reports whether a is one of the two.
 func (p Pair) Has(a netip.Addr) bool { return a.IsValid() && (a == p.V4 || a == p.V6) }
 
-// First returns the IPv4 address, or that of IPv6 if there is no other.
+// First returns the IPv4 address, or else the IPv6 address.
 func (p Pair) First() netip.Addr {
 	if p.V4.IsValid() {
 		return p.V4
@@ -46,10 +46,10 @@ func (p Pair) First() netip.Addr {
 	return p.V6
 }
 
-// IsValid reports whether there is an address of any family.
+// IsValid reports whether there is an address of either family.
 func (p Pair) IsValid() bool { return p.V4.IsValid() || p.V6.IsValid() }
 
-// All returns the addresses that there are, that of IPv4 first.
+// All returns the valid addresses, IPv4 first.
 func (p Pair) All() iter.Seq[netip.Addr] {
 	return func(yield func(netip.Addr) bool) {
 		if p.V4.IsValid() && !yield(p.V4) {
@@ -61,7 +61,7 @@ func (p Pair) All() iter.Seq[netip.Addr] {
 	}
 }
 
-// String returns both, with a comma between them.
+// String returns the valid addresses, separated by a comma.
 func (p Pair) String() string {
 	switch {
 	case !p.V6.IsValid():
@@ -72,7 +72,7 @@ func (p Pair) String() string {
 	return p.V4.String() + ", " + p.V6.String()
 }
 
-// MarshalText writes the addresses that there are, as String does.
+// MarshalText writes what String returns.
 func (p Pair) MarshalText() ([]byte, error) {
 	if !p.IsValid() {
 		return nil, nil
@@ -80,7 +80,7 @@ func (p Pair) MarshalText() ([]byte, error) {
 	return []byte(p.String()), nil
 }
 
-// UnmarshalText reads what MarshalText has written.
+// UnmarshalText reads what MarshalText writes.
 func (p *Pair) UnmarshalText(text []byte) error {
 	*p = Pair{}
 	if len(text) == 0 {

@@ -10,60 +10,59 @@ import (
 
 // The policy routing types mirror Liqo's RouteConfiguration.
 
-// A PolicyTable is a routing table with the rules that lead to it. All routes of all its rules are in the one table.
+// A PolicyTable is a routing table with the rules that lead to it. All its rules use all its routes.
 type PolicyTable struct {
 	Name  string
 	Rules []PolicyRule
 }
 
-// A PolicyRule leads packets that fit all of its selectors to the table. When the table has no route, the next rule is tried.
+// A PolicyRule sends packets that match all of its selectors to the table. If the table has no route, the next rule is tried.
 type PolicyRule struct {
 	Destination, Source netip.Prefix // the zero Prefix: any
 	In                  string       // the device that the packet came from; "": any
-	// Out is the device that a packet's sender has bound itself to. What a gateway forwards has no such device.
+	// Out is the device to which a packet's sender has bound its socket. A forwarded packet has none.
 	Out  string
 	Mark uint32 // the whole mark; 0: any
-	// Priority orders rules, the lowest first and equal ones as they come. 0 puts the rule before all that are there, as the kernel
-	// does.
+	// Priority orders rules, the lowest first, equal ones by position. 0 puts the rule before all existing ones, as in the kernel.
 	Priority int
 	Routes   []PolicyRoute
 }
 
-// A PolicyRoute leads to a device, or to that of a neighbour: a node's internal address or the peer's tunnel address. While
-// neither exists, the route does not.
+// A PolicyRoute leads to a device, or to the device of a neighbour: a node's internal address or the peer's tunnel address. It is inactive while
+// neither exists.
 type PolicyRoute struct {
 	Destination netip.Prefix
 	Via         netip.Addr
-	Device      string // goes before Via
+	Device      string // preferred over Via
 }
 
-// mainPriority is that of the kernel's main table. A rule without priority gets one less than the least that is there.
+// mainPriority is the priority of the kernel's main table. A rule without priority gets one less than the lowest existing one.
 const mainPriority = 32766
 
-// firstNodeDevice stands in a PolicyRoute for the device of the first node, whichever that is, and firstNode for its link: a change
-// of the first node then changes no route.
+// firstNodeDevice stands in a PolicyRoute for the device of the first node, and firstNode for its link: a change of the first node then changes no
+// route.
 const (
 	firstNodeDevice      = "first node"
 	firstNode       Link = 0xfffb
 )
 
-// A nextHop is where routing leads.
+// A nextHop is a result of routing.
 type nextHop struct {
 	link Link
 	via  netip.Addr // the zero Addr: the destination itself
 	rule *policyRule
 }
 
-// A policy is the compiled form of all policy tables. Rules with the same device and mark form a class. What is left of a rule
-// then is a destination and a table; both are worked into one table for the whole class, whose prefixes know the first rule in
-// order that has a route for them, so that a lookup does not depend on how many rules and tables there are. It is immutable.
+// A policy is the compiled form of all policy tables. Rules with the same device and mark form a class. What remains of a rule is a destination and a
+// table; they are merged into one table per class, in which each prefix knows the first rule in order that has a route for it. So the cost of a
+// lookup does not depend on the number of rules and tables. A policy is immutable.
 type policy struct {
-	plain   *routes // of the class of all packets, which is among classes too
+	plain   *routes // of the class of all packets, which is also in classes
 	classes cowMap[class, *routes]
-	devices int // classes that ask for a device
+	devices int // classes with a device selector
 }
 
-// A class is the link that packets come from and their whole mark, or 0 for any mark, in one word.
+// A class is a packet's incoming link and whole mark, or 0 for any mark, in one word.
 type class uint64
 
 func (k class) hash() uint64 { return uint64(k) ^ uint64(k)>>32 }
@@ -75,7 +74,7 @@ func (k class) link() Link { return Link(k >> 32) }
 // anyLink in a class stands for every link.
 const anyLink Link = 0xfffc
 
-// routes are those of a class: for any source, and for sources in a prefix.
+// routes are the routes of a class: for any source, and for source prefixes.
 type routes struct {
 	all     *routeTable
 	sources *bart.Table[*routeTable]
@@ -86,25 +85,25 @@ type routeTable = bart.Table[routeCell]
 
 // A routeCell holds the routes of several rules for one prefix.
 type routeCell struct {
-	offers []*routeOffer // the first rule's first
-	best   *routeOffer   // of these and those of all wider prefixes
+	offers []*routeOffer // by order of their rules
+	best   *routeOffer   // of these and those of all covering prefixes
 }
 
 // A routeOffer is a rule's route.
 type routeOffer struct {
 	at   netip.Prefix
 	rule *policyRule
-	bits int // of the route, which may be wider than the rule's destination
+	bits int // length of the route's prefix, which may be shorter than that of the rule's destination
 	link Link
 	via  netip.Addr
 }
 
-// A policyRule is a compiled PolicyRule without its routes: where it stands, and what it asks for.
+// A policyRule is a compiled PolicyRule without its routes: its place and its selectors.
 type policyRule struct {
 	in       string // of its table
-	at       int32  // in its table
+	at       int32  // index in the table
 	priority int
-	given    int // the priority as it was written: 0 means before all that are there
+	given    int // priority as written: 0 means before all existing rules
 	origin   *origin
 	number   int32 // in the resource
 	table    int32 // among Resource.Routing; -1: the resource stands for it
@@ -115,14 +114,14 @@ type policyRule struct {
 // path names the rule: table/number.
 func (r *policyRule) path() string { return r.in + "/" + strconv.Itoa(int(r.at)+1) }
 
-// policyRoutes are a policyRule and its routes. Neither a rule nor an offer leads back to them, so that an offer which outlives its
-// neighbours does not keep them in memory.
+// policyRoutes are a policyRule and its routes. Neither a rule nor an offer refers back to them, so a surviving offer does not keep its former
+// neighbours in memory.
 type policyRoutes struct {
 	*policyRule
 	offers []*routeOffer
 }
 
-// compareWritten tells which rule stands first in the tables.
+// compareWritten orders rules by their position in the tables.
 func compareWritten(r, o *policyRule) int {
 	if r.origin != o.origin {
 		if c := r.origin.compare(o.origin); c != 0 {
@@ -132,7 +131,7 @@ func compareWritten(r, o *policyRule) int {
 	return cmp.Compare(r.number, o.number)
 }
 
-// compareOffers tells which of two offers for an address is used: that of the rule that comes first.
+// compareOffers orders offers for an address: the first rule's comes first.
 func compareOffers(a, b *routeOffer) int {
 	if a.rule.priority != b.rule.priority {
 		return cmp.Compare(a.rule.priority, b.rule.priority)
@@ -170,7 +169,7 @@ func (r *Ruleset) Route(in Link, mark uint32, src, dst netip.Addr) (out Link, ok
 	return hop.link, ok
 }
 
-// best returns the class's offer or, if that comes first, the other.
+// best returns the better of the class's offer and other, by order of their rules.
 func (p *policy) best(k class, src, dst netip.Addr, other *routeOffer) *routeOffer {
 	r, _ := p.classes.get(k)
 	return r.best(src, dst, other)

@@ -7,22 +7,22 @@ import (
 	"github.com/gaissmai/bart"
 )
 
-// A routeSetKey names one table of a class.
+// A routeSetKey identifies one table of a class.
 type routeSetKey struct {
 	class  class
 	source netip.Prefix
 }
 
-// policyChanges collects what a commit changes about routing.
+// policyChanges collects the routing changes of a commit.
 type policyChanges map[routeSetKey][]change[*policyRoutes]
 
-// An offerChange is a change of an offer with the prefix that the offer is for.
+// An offerChange is a change of an offer, and the offer's prefix.
 type offerChange struct {
 	change[*routeOffer]
 	at netip.Prefix
 }
 
-func (c policyChanges) note(r *policyRoutes, remove bool) {
+func (c policyChanges) add(r *policyRoutes, remove bool) {
 	if len(r.offers) == 0 {
 		return
 	}
@@ -30,8 +30,7 @@ func (c policyChanges) note(r *policyRoutes, remove bool) {
 	c[k] = append(c[k], change[*policyRoutes]{r, remove})
 }
 
-// inherit lets p, which comes in place of old, keep the policy rules and offers of old as far as they say the same: what has not
-// changed stays in the tables.
+// inherit makes p, the successor of old, reuse the policy rules and offers of old that are unchanged: those stay in the tables.
 func (p *piece) inherit(old *piece) {
 	for i, r := range p.routing[:min(len(p.routing), len(old.routing))] {
 		was := old.routing[i]
@@ -51,7 +50,7 @@ func (p *piece) inherit(old *piece) {
 	}
 }
 
-// same reports whether r and o, of two pieces of one key, differ in nothing but a priority that follows from other rules.
+// same reports whether r and o, from two pieces of one key, differ at most in a priority derived from other rules.
 func (r *policyRule) same(o *policyRule) bool {
 	a, b := *r, *o
 	a.origin, b.origin, a.priority, b.priority = nil, nil, 0, 0
@@ -70,7 +69,7 @@ func sameRules(p, o *piece) bool {
 	return slices.EqualFunc(a, b, func(r, s *policyRoutes) bool { return r.policyRule == s.policyRule })
 }
 
-// with returns the policy after changes.
+// with returns the successor of the policy after changes.
 func (p policy) with(changes policyChanges) policy {
 	next := map[class]*routes{}
 	for k, set := range changes {
@@ -112,7 +111,7 @@ func (p policy) with(changes policyChanges) policy {
 	return policy{plain, all, devices}
 }
 
-// withOffers returns the table after changes, nil if it is empty.
+// withOffers returns the successor of t after changes, nil if it is empty.
 func withOffers(t *routeTable, rules []change[*policyRoutes]) *routeTable {
 	if t == nil {
 		t = new(routeTable)
@@ -129,7 +128,7 @@ func withOffers(t *routeTable, rules []change[*policyRoutes]) *routeTable {
 			changes = append(changes, c)
 		}
 	}
-	// Wider ones first, so that what they hand down is right when their subnets are settled.
+	// Wider prefixes first, so that what they hand down is final when their subnets are processed.
 	slices.SortFunc(changes, func(a, b *offerChange) int { return comparePrefixes(a.at, b.at) })
 	type cell struct {
 		at     netip.Prefix
@@ -164,7 +163,7 @@ func withOffers(t *routeTable, rules []change[*policyRoutes]) *routeTable {
 	for _, c := range cells {
 		next := routeCell{offers: c.offers}
 		if len(c.offers) > 0 {
-			next.best = c.offers[0] // unless a wider one's is better
+			next.best = c.offers[0] // unless a wider prefix has a better one
 		}
 		put(c.at, next)
 	}
@@ -200,8 +199,8 @@ func withOffers(t *routeTable, rules []change[*policyRoutes]) *routeTable {
 	return t
 }
 
-// resolve gives rules without a priority of their own what the kernel gives them (fib_default_rule_pref): one less than the least that
-// is there, in the order in which they are written. It reports those whose priority changes by it.
+// resolve gives rules without a priority what the kernel would give them (fib_default_rule_pref): one less than the lowest existing one, in the order
+// in which they are written. It reports those whose priority changes.
 func resolve(all []*policyRoutes, changed func(r *policyRoutes, priority int)) {
 	slices.SortFunc(all, func(r, o *policyRoutes) int { return compareWritten(r.policyRule, o.policyRule) })
 	least := mainPriority

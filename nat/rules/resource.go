@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// A Key names a resource, whatever source it comes from.
+// A Key names a resource, from any source.
 type Key struct{ Kind, Namespace, Name string }
 
 func (k Key) compare(o Key) int {
@@ -21,7 +21,7 @@ func (k Key) compare(o Key) int {
 	return strings.Compare(k.Name, o.Name)
 }
 
-// An origin is where a chain or a policy rule comes from, and with that its place among others of its priority.
+// An origin is where a chain or a policy rule comes from, and so its order among others of equal priority.
 type origin struct {
 	key   Key
 	order int64
@@ -42,20 +42,20 @@ func (k Key) String() string {
 	return k.Kind + "/" + k.Namespace + "/" + k.Name
 }
 
-// A Resource is one part of the desired state. All of it comes, changes and goes together.
+// A Resource is one part of the desired state. It appears, changes and disappears as a whole.
 type Resource struct {
-	// Order says which resource's chains and policy rules come first among those of equal priority; equal ones go by key.
+	// Order orders the resources' chains and policy rules of equal priority; ties are broken by key.
 	Order   int64
 	Device  *Device
 	Tables  []Table
 	Routing []PolicyTable
 	Service *Service
-	// Mapping and Node stand for tables that a cluster has many of, and take less room.
+	// Mapping and Node are compact forms of tables that a cluster has many of.
 	Mapping *MappingRules
 	Node    *NodeRules
 }
 
-// tables returns Tables with those that the Resource stands for, which are in room.
+// tables returns Tables and those that the Resource stands for, which are built in room.
 func (r *Resource) tables(room *mappingRoom) []Table {
 	all := r.Tables
 	if r.Mapping != nil {
@@ -69,7 +69,7 @@ func (r *Resource) tables(room *mappingRoom) []Table {
 	return all
 }
 
-// routing returns Routing with the tables that the Resource stands for, which are in room.
+// routing returns Routing and the tables that the Resource stands for, which are built in room.
 func (r *Resource) routing(room *mappingRoom) []PolicyTable {
 	all := r.Routing
 	if r.Mapping != nil {
@@ -83,7 +83,7 @@ func (r *Resource) routing(room *mappingRoom) []PolicyTable {
 	return all
 }
 
-// clone returns a copy that shares nothing with r that a caller could change.
+// clone returns a copy that shares nothing mutable with r.
 func (r *Resource) clone() Resource {
 	c := *r
 	c.Tables = slices.Clone(c.Tables)
@@ -131,7 +131,7 @@ func copied[T any](p *T) *T {
 	return &c
 }
 
-// equal reports whether r and o say the same.
+// equal reports whether r and o are equal.
 func (r *Resource) equal(o *Resource) bool {
 	if r.Order != o.Order || !r.Device.equal(o.Device) || !same(r.Mapping, o.Mapping) || (r.Node == nil) != (o.Node == nil) {
 		return false
@@ -140,12 +140,12 @@ func (r *Resource) equal(o *Resource) bool {
 		return false
 	}
 	if len(r.Tables)+len(o.Tables)+len(r.Routing)+len(o.Routing) == 0 && r.Service == o.Service {
-		return true // as most are; the rest is slow
+		return true // the common case; the rest is slow
 	}
 	return reflect.DeepEqual(r.Tables, o.Tables) && reflect.DeepEqual(r.Routing, o.Routing) && r.Service.equal(o.Service)
 }
 
-// equal reports whether s and o, either of which may be nil, say the same.
+// equal reports whether s and o are equal; either may be nil.
 func (s *Service) equal(o *Service) bool {
 	if s == nil || o == nil {
 		return s == o
@@ -158,7 +158,7 @@ func (s *Service) equal(o *Service) bool {
 	return reflect.DeepEqual(&a, &b)
 }
 
-// same reports whether both are nil or both lead to equal values.
+// same reports whether both are nil or point to equal values.
 func same[T comparable](a, b *T) bool {
 	return a == b || a != nil && b != nil && *a == *b
 }
@@ -167,14 +167,14 @@ func same[T comparable](a, b *T) bool {
 type Device struct {
 	Link    Link
 	Name    string
-	Address Pair // of the other end: routes go via it; the zero Addr if none does
-	// Own is the gateway's address on an outside link: packets to it are for the gateway, and masquerade gives it as source.
+	Address Pair // of the other end, for routes via it; the zero Addr if none is
+	// Own is the gateway's address on an outside link: packets to it are for the gateway, and masquerade uses it as source.
 	Own Pair
-	// Sources are what may send from an outside link, besides Address.
+	// Sources may send from an outside link, besides Address.
 	Sources []netip.Prefix
 }
 
-// equal reports whether d and o, either of which may be nil, say the same.
+// equal reports whether d and o are equal; either may be nil.
 func (d *Device) equal(o *Device) bool {
 	return d == o || d != nil && o != nil && d.Link == o.Link && d.Name == o.Name && d.Address == o.Address && d.Own == o.Own &&
 		slices.Equal(d.Sources, o.Sources)

@@ -8,74 +8,74 @@ import (
 	"culvert/nat/packet"
 )
 
-// A stage is where on a packet's way a group of chains runs: a hook, divided where a translation changes what filters see.
+// A stage is a point on a packet's path at which a group of chains runs: a hook, split where a translation changes what filters see.
 type stage uint8
 
 // The stages, in the order in which a packet meets them.
 const (
-	stageRaw         stage = iota // prerouting filters before the connection is known; notrack counts here only
-	stagePreDNAT                  // prerouting filters that see the destination as it came
+	stageRaw         stage = iota // prerouting filters before connection tracking; notrack works only here
+	stagePreDNAT                  // prerouting filters that see the original destination
 	stageDNAT                     // prerouting nat chains: the first packet of a connection
-	stagePrerouting               // prerouting filters that see the translated destination; their mark decides routing
+	stagePrerouting               // prerouting filters that see the translated destination; their mark affects routing
 	stageInput                    // input filters: packets for the gateway's own addresses
 	stageOutput                   // output filters: packets that the gateway itself makes
 	stageForward                  // forward filters: destination translated, source not yet
-	stagePreSNAT                  // postrouting filters that see the source as it came
+	stagePreSNAT                  // postrouting filters that see the original source
 	stageSNAT                     // postrouting nat chains: the first packet of a connection
 	stagePostrouting              // postrouting filters that see the translated source
 	stages
 )
 
-// A Ruleset is what a Set has committed: tables, policy tables and services, compiled. It is immutable but for its counters, shares
-// with its predecessor what has not changed, and is safe for concurrent use; no evaluation allocates or locks.
+// A Ruleset is what a Set has committed: compiled tables, policy tables and services. It is immutable except for its counters, shares unchanged parts
+// with its predecessor, and is safe for concurrent use; evaluation neither allocates nor locks.
 type Ruleset struct {
 	stages   [stages]stageRules
 	links    byLink[linkFacts]
 	services cowMap[serviceAddress, *Balancer]
 	policy   policy
-	notracks int // rules of stageRaw that say notrack
+	notracks int // rules of stageRaw with notrack
 	network
 }
 
-// NoTracks reports whether rules keep packets from connections.
+// NoTracks reports whether some rule exempts packets from connection tracking.
 func (r *Ruleset) NoTracks() bool { return r.notracks > 0 }
 
-// FiltersOutput reports whether there is a filter that what the gateway itself makes could meet.
+// FiltersOutput reports whether a filter applies to packets made by the gateway itself.
 func (r *Ruleset) FiltersOutput() bool {
 	return r.has(stageOutput) || r.has(stagePreSNAT) || r.has(stagePostrouting)
 }
 
-// Generated reports whether the tables follow from the Config, so that what a kernel's rules could not do is allowed too.
+// Generated reports whether the tables were generated from the Config, so that they may do what a kernel's rules could not.
 func (r *Ruleset) Generated() bool { return r.generated }
 
-// A network is what rules need to know about the gateway itself.
+// A network is what rules need to know about the gateway.
 type network struct {
 	gateway Pair // its address on inside links
-	// generated: the tables come from the other fields of the Config, so that what a kernel's rules could not do is allowed too.
+	// generated: the tables were generated from the other fields of the Config, so that they may do what a kernel's rules could not.
 	generated bool
-	host      *hostFacts // nil: of a gateway
-	first     Link       // the node that hosts outside of the cluster are reached through unless something else is said
+	host      *hostFacts // nil for a gateway
+	first     Link       // the node by which hosts outside the cluster are reached by default
 }
 
-// A chain is a compiled Chain. Its rules come behind those of all chains that are before it.
+// A chain is a compiled Chain. Its rules follow those of all earlier chains.
 type chain struct {
 	stage    stage
 	priority int32
 	origin   *origin
 	number   int32  // in the resource
-	table    int32  // among Resource.Tables; -1: the resource stands for it
-	at       int32  // in its table
-	in, name string // of its table, and its own
-	rank     uint64 // orders chains by priority and order, as far as these fit: a quick answer in most cases
+	table    int32  // index in Resource.Tables; -1: the resource stands for it
+	at       int32  // index in the table
+	in, name string // the table's name and its own
+	rank     uint64 // orders chains by priority and order as far as these fit: a shortcut for compare
 	rules    []rule
 }
 
-// rankOfChain never puts a chain that runs later before an earlier one.
+// rankOfChain never gives a later chain a lower rank than an earlier one.
 func rankOfChain(priority int32, order int64) uint64 {
 	return uint64(uint32(priority)^1<<31)<<32 | uint64(max(0, min(order, math.MaxUint32)))
 }
 
-// compare tells which chain of one stage runs first.
+// compare orders the chains of one stage.
 func (c *chain) compare(o *chain) int {
 	switch {
 	case c == o:
@@ -90,7 +90,7 @@ func (c *chain) compare(o *chain) int {
 	return cmp.Compare(c.number, o.number)
 }
 
-// A rule is a compiled Rule, or the policy of a chain that drops.
+// A rule is a compiled Rule, or a chain's drop policy.
 type rule struct {
 	rank    uint64 // of the chain
 	chain   *chain
@@ -148,7 +148,7 @@ func (r *rule) matches(v *view) bool {
 // has reports whether any chain runs at s.
 func (r *Ruleset) has(s stage) bool { return r.stages[s].n > 0 }
 
-// A ruleVerdict is what filter chains decide about a packet.
+// A ruleVerdict is the decision of filter chains about a packet.
 type ruleVerdict uint8
 
 const (
@@ -157,16 +157,16 @@ const (
 	ruleReject
 )
 
-// Effects are what rules do besides deciding, collected over all stages of one direction of a connection.
+// Effects are what rules do besides deciding, collected over all stages for one direction of a connection.
 type Effects struct {
 	ConnMark uint32 // the connection's
-	NoTrack  bool   // no connection is to be kept
+	NoTrack  bool   // create no connection
 	mark     uint32 // the packet's
-	// SYN segments get their MSS lowered to mss, if that is not 0, and to what the route's MTU allows, if routeMSS. Rules do not
-	// look at the SYN flag, so that the effects hold for every packet of the direction.
+	// SYN segments get their MSS lowered to mss, unless it is 0, and to what the route's MTU allows, if routeMSS. Rules do not match the SYN flag, so
+	// the effects hold for every packet of the direction.
 	mss      uint16
 	routeMSS bool
-	// hits are the counting rules that matched, appended up to the capacity that the caller provides.
+	// hits are the counting rules that matched, up to the capacity provided by the caller.
 	hits     []*rule
 	overflow bool  // there were more
 	by       *rule // the rule or policy that dropped or rejected
@@ -191,7 +191,7 @@ func (r *Ruleset) filter(s stage, v *view, e *Effects) ruleVerdict {
 		}
 		switch rule.action {
 		case ActionAccept:
-			if w.list = rule.chain.after(w.list); w.many != nil { // here, as a method of w would move found to the heap
+			if w.list = rule.chain.after(w.list); w.many != nil { // inline: as a method of w it would move found to the heap
 				w.many.leave(rule.chain)
 			}
 		case ActionDrop:
@@ -215,7 +215,7 @@ func (e *Effects) hit(r *rule) {
 	e.hits = append(e.hits, r)
 }
 
-// apply performs an action that decides nothing.
+// apply performs an action that is not a verdict.
 func (e *Effects) apply(r *rule, s stage, v *view) {
 	connection := s != stageRaw && !v.untracked && !e.NoTrack
 	switch r.action {

@@ -38,7 +38,7 @@ func not(m Match) Match                         { m.Op = OpNotEqual; return m }
 func dev(value string, at Position) Match       { return Match{Dev: Operand{value, at}} }
 func portMatch(value string, at Position) Match { return Match{Port: Operand{value, at}} }
 
-// packet is a TCP packet 10.0.1.5:40000 → 10.61.2.6:443 from node 1 to the tunnel, changed by edits.
+// packetView is a TCP packet 10.0.1.5:40000 → 10.61.2.6:443 from node 1 to the tunnel, changed by edits.
 func packetView(edits ...func(*view)) *view {
 	v := &view{
 		src: addr("10.0.1.5"), dst: addr("10.61.2.6"), proto: packet.TCP,

@@ -5,20 +5,20 @@ import (
 	"slices"
 )
 
-// A Set is the desired state of the rules, put together piece by piece in drafts. It belongs to one goroutine; what Commit returns is
-// immutable. The order in which resources are put does not matter.
+// A Set is the desired state of the rules, assembled in drafts. It belongs to one goroutine; what Commit returns is immutable. The order of puts does
+// not matter.
 type Set struct {
 	pieces    map[Key]*piece
-	claims    map[any]Key // who has a device name, an address, a link or a service's address: there is one of each
+	claims    map[any]Key // owners of what must be unique: device names, addresses, links and services' addresses
 	drafts    []*Draft
-	rules     int                         // with those of drafts
-	mentions  map[any]map[*piece]struct{} // the pieces that name a device or a neighbour
-	unordered int                         // policy rules without a priority of their own
-	marks     map[uint32]int              // how many rules set a packet's mark, by its value
+	rules     int                         // including those of drafts
+	mentions  map[any]map[*piece]struct{} // pieces by the device or neighbour that they name
+	unordered int                         // policy rules without an explicit priority
+	marks     map[uint32]int              // number of rules that set each mark on packets
 	committed *Ruleset
 }
 
-// NewSet returns a Set of nothing.
+// NewSet returns an empty Set.
 func NewSet() *Set {
 	return &Set{
 		pieces:    map[Key]*piece{},
@@ -29,8 +29,8 @@ func NewSet() *Set {
 	}
 }
 
-// Commit returns what is in d, as rules, and the connections that the change concerns. It cannot fail: Put has refused what could
-// not be. What was committed before stays valid, and so do other drafts.
+// Commit publishes d as rules, and returns the connections that the change affects. It cannot fail, because Put refuses whatever is invalid. Earlier
+// Rulesets and other drafts stay valid.
 func (s *Set) Commit(d *Draft) (*Ruleset, *Affected) {
 	a := newAffected(len(s.pieces) == 0)
 	d.recompile()
@@ -43,11 +43,11 @@ func (s *Set) Commit(d *Draft) (*Ruleset, *Affected) {
 			a.All = true
 		}
 		a.link(n.first)
-		a.link(next.first) // what had none is looked at in any case
+		a.link(next.first) // connections without a route are revalidated anyway
 		next.network = *n
 	}
 	c := changes{links: map[Link]*linkFacts{}, services: map[serviceAddress]**Balancer{}, routing: policyChanges{}}
-	if len(d.changes) > len(s.pieces) { // to grow step by step costs more
+	if len(d.changes) > len(s.pieces) { // growing step by step costs more
 		pieces := make(map[Key]*piece, len(s.pieces)+len(d.changes))
 		maps.Copy(pieces, s.pieces)
 		s.pieces = pieces
@@ -98,13 +98,13 @@ func (s *Set) Commit(d *Draft) (*Ruleset, *Affected) {
 	next.links = next.links.with(c.links)
 	next.services = next.services.with(c.services)
 	next.policy = next.policy.with(c.routing)
-	s.rules += d.rules // Discard takes them off
+	s.rules += d.rules // Discard subtracts them
 	d.Discard()
 	s.committed = &next
 	return &next, a
 }
 
-// changes collects what a commit does to the indexes.
+// changes collects the changes of a commit to the indexes.
 type changes struct {
 	rules    [stages][]change[*rule]
 	links    map[Link]*linkFacts
@@ -123,7 +123,7 @@ func (s *Set) takeOut(p *piece, c *changes) {
 		}
 	}
 	for _, r := range p.routing {
-		c.routing.note(r, true)
+		c.routing.add(r, true)
 		if r.given == 0 {
 			s.unordered--
 		}
@@ -147,7 +147,7 @@ func (s *Set) putIn(key Key, p *piece, c *changes) {
 	s.pieces[key] = p
 	for i := range p.chains {
 		chain := &p.chains[i]
-		if chain.stage < stages { // hook output is shown, and never met
+		if chain.stage < stages { // hook output is listed, but packets never meet it
 			for i := range chain.rules {
 				c.rules[chain.stage] = append(c.rules[chain.stage], change[*rule]{of: &chain.rules[i]})
 				s.countMark(&chain.rules[i], 1)
@@ -155,7 +155,7 @@ func (s *Set) putIn(key Key, p *piece, c *changes) {
 		}
 	}
 	for _, r := range p.routing {
-		c.routing.note(r, false)
+		c.routing.add(r, false)
 		if r.given == 0 {
 			s.unordered++
 		}
@@ -183,8 +183,7 @@ func (s *Set) countMark(r *rule, by int) {
 	}
 }
 
-// resolve gives the policy rules without a priority of their own the one that follows from all others. What it changes about pieces
-// that are fresh is not noted.
+// resolve computes the priorities of policy rules without an explicit one. Changes to pieces in fresh are not recorded.
 func (s *Set) resolve(routing policyChanges, a *Affected, fresh map[Key]int) {
 	var all []*policyRoutes
 	owner := map[*policyRoutes]*piece{}
@@ -198,8 +197,8 @@ func (s *Set) resolve(routing policyChanges, a *Affected, fresh map[Key]int) {
 	}
 	resolve(all, func(r *policyRoutes, priority int) {
 		p, again := owner[r], r.withPriority(priority)
-		routing.note(r, true)
-		routing.note(again, false)
+		routing.add(r, true)
+		routing.add(again, false)
 		if !isFresh[p] {
 			s.concernRouted(a, r, nil)
 		}

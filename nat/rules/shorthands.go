@@ -4,15 +4,15 @@ import (
 	"net/netip"
 )
 
-// MappingRules let External stand for Internal, which is reached through Device.
+// MappingRules make External stand for Internal, which is reached through Device.
 type MappingRules struct {
 	External, Internal netip.Addr
 	Device             string
-	Pod                bool // Internal is a pod: the remote cluster knows it by its own address, and a route leads to it
+	Pod                bool // Internal is a pod: the remote cluster knows it by its own address, and it has a route
 	ProxyProtocol      bool // as in Rule
 }
 
-// A mappingRoom is the room that the tables of a mapping take.
+// A mappingRoom is memory for the tables of a mapping.
 type mappingRoom struct {
 	tables  []Table
 	chains  []Chain
@@ -23,8 +23,8 @@ type mappingRoom struct {
 	routes  []PolicyRoute
 }
 
-// table translates, in a room that it overwrites. Liqo's own table has a source rule without a condition on devices; here it is for
-// packets towards the tunnel only, and spares pods.
+// table returns the translating table, and overwrites in. Liqo's own table has a source rule without a device condition; here it matches only packets
+// towards the tunnel, and not those of pods.
 func (m *MappingRules) table(in *mappingRoom) []Table {
 	external, internal := m.External.String(), m.Internal.String()
 	in.matches = append(in.matches[:0], destination(external), source(internal), notFromTunnel, toTunnel)
@@ -39,7 +39,7 @@ func (m *MappingRules) table(in *mappingRoom) []Table {
 	return in.tables
 }
 
-// routing leads to Internal, in a room that it overwrites. A host in a pod CIDR goes where its route leads, unless a node is named.
+// routing returns the route to Internal, and overwrites in. A host in a pod CIDR uses that CIDR's route unless a node is named.
 func (m *MappingRules) routing(in *mappingRoom) []PolicyTable {
 	if m.Pod && m.Device == firstNodeDevice {
 		return nil
@@ -50,14 +50,14 @@ func (m *MappingRules) routing(in *mappingRoom) []PolicyTable {
 	return in.routing
 }
 
-// NodeRules lead to a node and back to it.
+// NodeRules route to a node and back to it.
 type NodeRules struct {
 	Name, Device string
 	Mark         uint32         // of connections that came from it
-	Prefixes     []netip.Prefix // that live there
+	Prefixes     []netip.Prefix // of the node
 }
 
-// returnTable remembers the node that a connection towards the tunnel came from.
+// returnTable marks connections towards the tunnel with their node.
 func returnTable(nodes []NodeRules) Table {
 	mark := Chain{Name: "mark-to-conntrack", Type: ChainFilter, Hook: HookForward}
 	for i := range nodes {
@@ -75,7 +75,7 @@ func returnTable(nodes []NodeRules) Table {
 
 const returnTableName = "service-nodeport-routing"
 
-// routing leads to the node: its prefixes, and what belongs to connections that came from it.
+// routing routes to the node its prefixes, and packets of connections that came from it.
 func (n *NodeRules) routing() []PolicyTable {
 	all := make([]PolicyTable, 0, 2)
 	if len(n.Prefixes) > 0 {
@@ -99,7 +99,7 @@ func (n *NodeRules) routing() []PolicyTable {
 	}}})
 }
 
-// hostRoutes is a table that leads to hosts outside of the cluster.
+// hostRoutes returns a table of routes to hosts outside the cluster.
 func hostRoutes(name string, routes []PolicyRoute) PolicyTable {
 	return PolicyTable{Name: name + hostTableEnd, Rules: []PolicyRule{hostRule(routes)}}
 }
@@ -108,5 +108,5 @@ func hostRule(routes []PolicyRoute) PolicyRule {
 	return PolicyRule{Priority: priorityVia, Routes: routes}
 }
 
-// hostTableEnd ends the names of tables that lead to hosts outside of the cluster.
+// hostTableEnd is the suffix of tables with routes to hosts outside the cluster.
 const hostTableEnd = "-extcidr"

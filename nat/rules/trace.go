@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// A Tracer is told what a packet meets on its way, in order. The packets of all others wait meanwhile, so that it takes the steps down
-// and returns. It may not call who decides about the packet.
+// A Tracer is told the steps of a packet, in order. All other packets wait meanwhile, so it should only record the step and return. It must not call
+// the Engine that decides about the packet.
 type Tracer interface {
 	Trace(Step)
 	LinkName(Link) string
@@ -18,11 +18,11 @@ type Tracer interface {
 type Step struct {
 	Kind   StepKind
 	Name   string // of a check, or as Kind says
-	Origin Origin // the zero Origin: no part of the desired state
-	Passed bool   // the check allows the packet; the connection, rule or route is one for it
-	Detail string // what follows, or why not
-	// Source and Destination are what a rule, route or service sees of the packet: translations change them on its way. The ports are
-	// 0 where it has none.
+	Origin Origin // the zero Origin: not part of the desired state
+	Passed bool   // the check allows the packet; the connection, rule or route matches it
+	Detail string // what happens next, or why it does not match
+	// Source and Destination are what a rule, route or service sees of the packet, which translations change on its path. The ports are 0 if it has
+	// none.
 	Source, Destination netip.AddrPort
 }
 
@@ -32,11 +32,11 @@ type StepKind uint8
 // The kinds of steps.
 const (
 	StepCheck      StepKind = iota
-	StepConnection          // named by its ID
+	StepConnection          // Name is its ID
 	StepRule                // table/chain/rule, or table/chain for the policy of a chain
-	StepService             // the name of a service that the packet is addressed to
+	StepService             // the name of the service to which the packet is addressed
 	StepRoute               // table/number of the policy rule that leads on; "" if none does
-	StepNearest             // the rule that would have accepted the packet and asks for least else; after the rule that did not
+	StepNearest             // the rule that would accept the packet with the fewest changes; follows the rule that did not
 )
 
 var stepNames = [...]string{"check", "connection", "rule", "service", "route", "nearest"}
@@ -63,7 +63,7 @@ func (o Origin) String() string {
 	return o.Key.String() + " " + o.Field
 }
 
-// step returns a step with what the rules see of the packet.
+// step returns a step with what rules see of the packet.
 func (v *view) step(kind StepKind, name string, passed bool, detail string) Step {
 	var source, destination uint16
 	if v.hasL4 && usesPorts(v.proto) {
@@ -106,7 +106,8 @@ func traceRoute(v *view, hop *nextHop, mark uint32, ok bool) {
 	v.trace.Trace(s)
 }
 
-// traceNearest tells which rule of the chain of by, which drops or rejects, would have accepted the packet before, if one could.
+// traceNearest traces the rule that would have accepted the packet, with the fewest changes, before rule or policy by dropped or rejected it, if
+// there is one.
 func traceNearest(v *view, by *rule) {
 	var nearest *rule
 	var least []string
@@ -140,7 +141,7 @@ func (r *rule) origin() Origin {
 	return o
 }
 
-// missing returns what a rule asks for and v is not, nil if the rule matches.
+// missing returns what rule r requires and v lacks, nil if the rule matches.
 func (r *rule) missing(v *view) (all []string) {
 	if r.family&familiesOf(v.src) == 0 {
 		all = append(all, "the other address family")

@@ -7,58 +7,57 @@ import (
 	"culvert/nat/packet"
 )
 
-// maxHits is how many of the counting rules that a direction's packets hit are counted.
+// maxHits is how many of the counting rules hit by a direction's packets are counted.
 const maxHits = 8
 
-// A Traversal takes a packet through the hooks, in the order of the kernel's: prerouting, routing, forward, postrouting. For the first
-// packet of a connection the nat chains choose the translation; later ones bring theirs along.
+// A Traversal takes a packet through the hooks in the kernel's order: prerouting, routing, forward, postrouting. For the first packet of a connection
+// the nat chains choose the translation; later packets bring it along.
 type Traversal struct {
 	From    packet.Tuple // as the packet came
-	To      packet.Tuple // as it goes
+	To      packet.Tuple // after translation
 	In      Link
 	Out     Link
 	Outcome Outcome
-	// Service is what the first packet of a connection is addressed to, and Backend the place of the backend that SendTo was told. Client
-	// is what the choice of one depends on.
+	// Service is the destination of the first packet of a connection, and Backend the index passed to SendTo. The choice of a backend depends on
+	// Client.
 	Service  *Balancer
 	Client   Client
 	Backend  int32
 	Stateful bool // the translation needs a connection
-	// Masqueraded: a Host has given the client an address of its own.
+	// Masqueraded: a Host replaced the client's address by one of its own.
 	Masqueraded bool
 	Effects
 
-	first      bool // the nat chains run, and To is a result
+	first      bool // the nat chains run, and To is their result
 	dnat, snat binding
-	room       [maxHits]*rule // of Effects.hits
+	room       [maxHits]*rule // backing array of Effects.hits
 	view       view
-	head       [4]byte // the first bytes of the transport header, at which rules with ports look whatever the protocol
+	head       [4]byte // the first bytes of the transport header, which rules read as ports for any protocol
 	hasHead    bool
 
-	// For the first tuple of a connection that exists, keep is where its packets go: a service's backend is not chosen anew.
+	// For the original direction of an existing connection, keep is its translation: no new backend is chosen.
 	keep    packet.Tuple
 	keeping bool
 
 	trace Tracer
 }
 
-// An Outcome is what rules and routes make of a packet.
+// An Outcome is the result of rules and routes for a packet.
 type Outcome uint8
 
 // The outcomes.
 const (
 	Passed         Outcome = iota
-	Filtered               // a rule or the policy of a chain drops it, or there is nothing to masquerade as
-	Rejected               // a rule drops it and tells the sender
-	NoRoute                // no route leads on
-	NoBackend              // the service that it is addressed to has none
-	UnknownSource          // the remote cluster could not answer, and there is no other source for it
-	NoLocalBackend         // the service that it is addressed to has none on this node
-	Unserved               // it is for an address of services or of the node itself, and no service has it
+	Filtered               // dropped by a rule or a chain's policy, or there is no address to masquerade with
+	Rejected               // dropped by a rule, and the sender is notified
+	NoRoute                // no route matches
+	NoBackend              // its service has no backend
+	UnknownSource          // the remote cluster could not answer it, and there is no other source
+	NoLocalBackend         // its service has no backend on this node
+	Unserved               // it is for an address of services or of the node itself, without a service
 )
 
-// Start makes tr that of the first packet of a connection with tuple from. Without a packet, rules see no transport header but the
-// tuple's.
+// Start begins with the first packet of a connection with tuple from. Without a packet, rules see a transport header only as far as the tuple has it.
 func (tr *Traversal) Start(from *packet.Tuple, p *packet.Packet, in Link, trace Tracer) {
 	*tr = Traversal{From: *from, In: in, first: true, trace: trace}
 	tr.hits = tr.room[:0]
@@ -67,13 +66,12 @@ func (tr *Traversal) Start(from *packet.Tuple, p *packet.Packet, in Link, trace 
 	}
 }
 
-// Follow makes tr, which was started, that of a later packet of a connection with a mark: its translation is known.
+// Follow continues, after Start, as a later packet of a connection with this mark, whose translation is known.
 func (tr *Traversal) Follow(to packet.Tuple, mark uint32) {
 	tr.first, tr.To, tr.ConnMark = false, to, mark
 }
 
-// Keep makes tr, which was started, that of the first packet of a connection that exists and has a mark. A service keeps to, which is where
-// the connection's packets go.
+// Keep continues, after Start, as the first packet of an existing connection with this mark. A service keeps to, the connection's translation.
 func (tr *Traversal) Keep(to packet.Tuple, mark uint32) {
 	tr.keep, tr.keeping, tr.ConnMark = to, true, mark
 }
@@ -83,33 +81,33 @@ func (tr *Traversal) Raw(r *Ruleset) bool {
 	if !r.has(stageRaw) {
 		return true
 	}
-	tr.look()
+	tr.fillView()
 	return tr.filter(r, stageRaw)
 }
 
 // Input runs the filters for packets to the gateway itself. It returns false if they drop the packet.
 func (tr *Traversal) Input(r *Ruleset) bool {
-	tr.look()
+	tr.fillView()
 	tr.view.untracked = true
 	return tr.filter(r, stagePreDNAT) && tr.filter(r, stagePrerouting) && tr.filter(r, stageInput)
 }
 
 // Output runs the filters for packets that the gateway itself makes and that leave by out. It returns false if they drop the packet.
 func (tr *Traversal) Output(r *Ruleset, out Link) bool {
-	tr.look()
+	tr.fillView()
 	tr.view.in, tr.view.out, tr.view.untracked = noLink, out, true
 	return tr.filter(r, stageOutput) && tr.filter(r, stagePreSNAT) && tr.filter(r, stagePostrouting)
 }
 
-// Enter takes the packet up to where a service has a backend chosen. It returns false if the packet is to be dropped, for Outcome. Raw has
-// run before for the first packet of a connection.
+// Enter takes the packet to where a service needs a backend. It returns false if the packet is to be dropped, for Outcome. For the first packet of a
+// connection, Raw must have run.
 func (tr *Traversal) Enter(r *Ruleset) bool {
-	tr.look()
+	tr.fillView()
 	if !tr.first {
 		if !tr.filter(r, stageRaw) {
 			return false
 		}
-		tr.NoTrack = false // who looked up the connection has seen to it
+		tr.NoTrack = false // the connection lookup has handled it
 	}
 	if !tr.filter(r, stagePreDNAT) {
 		return false
@@ -121,10 +119,10 @@ func (tr *Traversal) Enter(r *Ruleset) bool {
 	return true
 }
 
-// Chooses reports whether SendTo must be told a backend of Service.
+// Chooses reports whether SendTo must be called with a backend of Service.
 func (tr *Traversal) Chooses() bool { return tr.Service != nil && !tr.keeping }
 
-// SendTo gives the packet to a backend of Service.
+// SendTo sends the packet to a backend of Service.
 func (tr *Traversal) SendTo(backend int32) {
 	tr.Backend = backend
 	b := &tr.Service.Service.Backends[backend]
@@ -132,7 +130,7 @@ func (tr *Traversal) SendTo(backend int32) {
 	tr.To.SetDestinationPort(b.Port)
 }
 
-// Leave takes the packet on to where it leaves. It returns false if the packet is to be dropped, for Outcome.
+// Leave takes the packet to where it leaves. It returns false if the packet is to be dropped, for Outcome.
 func (tr *Traversal) Leave(r *Ruleset) bool {
 	v := &tr.view
 	v.dst = tr.To.Destination()
@@ -163,8 +161,8 @@ func (tr *Traversal) Leave(r *Ruleset) bool {
 	return tr.filter(r, stagePostrouting)
 }
 
-// look fills view with what rules see of the packet as it came.
-func (tr *Traversal) look() {
+// fillView fills view with what rules see of the packet as it arrived.
+func (tr *Traversal) fillView() {
 	t := &tr.From
 	tr.view = view{src: t.Source(), dst: t.Destination(), proto: t.Protocol, in: tr.In, out: noLink, untracked: tr.NoTrack, trace: tr.trace}
 	if v := &tr.view; usesPorts(t.Protocol) {
@@ -175,7 +173,7 @@ func (tr *Traversal) look() {
 	}
 }
 
-// usesPorts reports whether a tuple of the protocol holds ports.
+// usesPorts reports whether tuples of the protocol have ports.
 func usesPorts(protocol uint8) bool {
 	switch protocol {
 	case packet.TCP, packet.UDP, packet.UDPLite, packet.SCTP:
@@ -245,8 +243,8 @@ func (tr *Traversal) bindDestination(r *Ruleset) bool {
 	return true
 }
 
-// bindSource runs the postrouting nat chains. What goes back to a node after a translation of its destination gets the gateway's own
-// source, so that the answer comes back too (hairpinning: RFC 4787, Section 6, REQ-9). Given tables decide alone, as a kernel's do.
+// bindSource runs the postrouting nat chains. A packet that returns to a node after its destination was translated gets the gateway's own source, so
+// that the answer returns too (hairpinning: RFC 4787, Section 6, REQ-9). Configured tables decide this themselves, as in a kernel.
 func (tr *Traversal) bindSource(r *Ruleset) bool {
 	v := &tr.view
 	v.rules = r
@@ -262,7 +260,7 @@ func (tr *Traversal) bindSource(r *Ruleset) bool {
 			tr.To.SetSource(own)
 		}
 	case bindAddress:
-		tr.Stateful = tr.Stateful || tr.snat.addr != v.src // a rule that binds a source to itself needs no state
+		tr.Stateful = tr.Stateful || tr.snat.addr != v.src // a rule that keeps the source as it is needs no state
 		tr.To.SetSource(tr.snat.addr)
 	case bindPrefix:
 		tr.To.SetSource(tr.snat.addr)
@@ -274,7 +272,7 @@ func (tr *Traversal) bindSource(r *Ruleset) bool {
 	return true
 }
 
-// masquerade gives the client of a Host's service an address of the node, if it needs one.
+// masquerade gives the client of a Host's service an address of the node if necessary.
 func (tr *Traversal) masquerade(h *hostFacts) bool {
 	v := &tr.view
 	if tr.dnat.kind != bindService || !tr.dnat.masquerade && !h.unanswerable(v.src, v.dst) {
@@ -289,19 +287,18 @@ func (tr *Traversal) masquerade(h *hostFacts) bool {
 	return true
 }
 
-// ProxyProtocol reports whether the server of a new TCP connection gets a PROXY protocol header in front of what its client sends.
+// ProxyProtocol reports whether the server of a new TCP connection gets a PROXY protocol header before the client's data.
 func (tr *Traversal) ProxyProtocol() bool {
 	b := &tr.dnat
 	return b.kind == bindService && b.service.Service.ProxyProtocol || b.rule != nil && b.rule.proxyProtocol
 }
 
-// ShiftsStream reports whether one of the ends of a TCP connection is a server of which ProxyProtocol is true.
+// ShiftsStream reports whether one end of a TCP connection is a server for which ProxyProtocol is true.
 func (tr *Traversal) ShiftsStream() bool {
 	return tr.ProxyProtocol() || tr.snat.rule != nil && tr.snat.rule.proxyProtocol
 }
 
-// ClientSource returns the address by which the server's cluster knows the client: as it came, or where its whole CIDR is remapped, as it
-// goes.
+// ClientSource returns the client's address as the server's cluster knows it: as it arrived, or translated if its whole CIDR is remapped.
 func (tr *Traversal) ClientSource() netip.Addr {
 	if tr.snat.kind == bindPrefix {
 		return tr.To.Source()
@@ -309,17 +306,15 @@ func (tr *Traversal) ClientSource() netip.Addr {
 	return tr.From.Source()
 }
 
-// Bound reports whether a rule or a service has decided about the destination.
+// Bound reports whether a rule or a service has decided the destination.
 func (tr *Traversal) Bound() bool { return tr.dnat.kind != bindNone }
 
-// SharesSource reports whether others may have got the packet's source as well: a rule binds to a single address, or the source is the
-// gateway's own.
+// SharesSource reports whether others may have the packet's source too: a rule binds to a single address, or the source is the gateway's own.
 func (tr *Traversal) SharesSource() bool {
 	return tr.Masqueraded || tr.snat.kind == bindAddress || tr.snat.kind == bindNone && tr.To.Source() != tr.From.Source()
 }
 
-// KeepsAddresses reports whether a traversal that ended early was on the way to where Keep says: each address is that before or after
-// translation.
+// KeepsAddresses reports whether a traversal that ended early was on the path given to Keep: each address is the one before or after translation.
 func (tr *Traversal) KeepsAddresses() bool {
 	if tr.dnat.kind == bindNone && tr.snat.kind == bindNone {
 		return true
@@ -329,7 +324,7 @@ func (tr *Traversal) KeepsAddresses() bool {
 		(destination == tr.From.Destination() || destination == tr.keep.Destination())
 }
 
-// MaxSegment returns the bound for the MSS option of SYNs, the least that the rules give, where routes have an MTU; 0 is none.
+// MaxSegment returns the bound for the MSS option of SYNs, the lowest that the rules set, if routes have this MTU; 0 is none.
 func (tr *Traversal) MaxSegment(mtu int) uint16 {
 	bound := tr.mss
 	if tr.routeMSS {

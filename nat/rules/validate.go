@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	// minClamp and maxClamp bound MSSClamp. The largest packet has 65535 bytes, and 40 are its IPv4 and TCP headers.
+	// minClamp and maxClamp bound MSSClamp. The largest packet has 65535 bytes, 40 of which are IPv4 and TCP headers.
 	minClamp, maxClamp = 64, 65535 - 40
 )
 
@@ -61,7 +61,7 @@ func (k *checker) address(path string, a netip.Addr) bool {
 	return false
 }
 
-// addresses checks those of d that there are: the others are not known yet, or of a family that is not used.
+// addresses checks the valid addresses of d: the others are not known yet, or their family is not used.
 func (k *checker) addresses(path string, d Pair) {
 	if d.V4.IsValid() && !d.V4.Is4() || d.V6.Is4() {
 		k.fault(path, "%s has a family in the other's place", d)
@@ -100,7 +100,7 @@ func (c *Config) Validate() error {
 	return errors.Join(k.faults...)
 }
 
-// validate returns every fault of a resource that no Config stands for, other than those of its tables.
+// validate returns every fault of a resource of Put, except those of its tables.
 func (r *Resource) validate(key Key) error {
 	if r.Device == nil && r.Service == nil {
 		return nil
@@ -181,7 +181,7 @@ func (c *Config) ownAddresses() iter.Seq2[string, Pair] {
 	}
 }
 
-// A named prefix is one that must not overlap others of its set.
+// A named prefix must not overlap others of its set.
 type named struct {
 	path   string
 	prefix netip.Prefix
@@ -317,7 +317,7 @@ func (k *checker) frontless(path string, s *Service) {
 	}
 }
 
-// service checks what concerns no other field.
+// service checks what depends on no other field.
 func (k *checker) service(path string, s *Service) {
 	if s.Port == 0 {
 		k.fault(path+".Port", "0 is no port")
@@ -333,7 +333,7 @@ func (k *checker) service(path string, s *Service) {
 	}
 	for j := range s.Backends {
 		b := &s.Backends[j]
-		at := func() string { return fmt.Sprintf("%s.Backends[%d]", path, j) } // rarely asked, and there are many
+		at := func() string { return fmt.Sprintf("%s.Backends[%d]", path, j) } // rarely needed, and there are many
 		switch {
 		case !good(b.Address):
 			k.address(at()+".Address", b.Address)
@@ -346,8 +346,8 @@ func (k *checker) service(path string, s *Service) {
 		if b.Weight < 0 || b.Weight > 1000 {
 			k.fault(at()+".Weight", "%d is not between 0 and 1000", b.Weight)
 		}
-		if b.Standing > StandingLeaving || b.Standing != StandingChosen && s.Frontend == nil {
-			k.fault(at()+".Standing", "%d out of range, or the Service is no Host's", b.Standing)
+		if b.Eligibility > EligibleNone || b.Eligibility != EligibleAll && s.Frontend == nil {
+			k.fault(at()+".Eligibility", "%d out of range, or the Service is no Host's", b.Eligibility)
 		}
 	}
 }

@@ -5,23 +5,23 @@ import (
 	"slices"
 )
 
-// maxLists is how many lists one walk merges without allocating. Only prefixes nested deeper than in any real rule set need more.
+// maxLists is how many lists one walk merges without allocating. Only prefixes nested deeper than in any realistic rule set need more.
 const maxLists = 16
 
-// A walk visits the rules of one stage that a packet could match, in the order of evaluation. In most cases they are in one list.
+// A walk visits the rules of one stage that could match a packet, in order of evaluation. Usually they are in one list.
 type walk struct {
 	list []*rule
 	many *lists // nil: list is all
 }
 
-// lists are what a walk through several of them merges.
+// lists are merged by a walk through several of them.
 type lists struct {
 	first [maxLists][]*rule
 	n     int
-	more  [][]*rule // those that first has no room for
+	more  [][]*rule // the lists that do not fit into first
 }
 
-// walk returns the way through the rules that a packet could match. found, which is empty, has room for their lists.
+// walk returns a walk over the rules that could match a packet. found is empty and has room for their lists.
 func (s *stageRules) walk(v *view, found *lists) walk {
 	if s.ruleIndex == nil {
 		return walk{list: s.few}
@@ -34,7 +34,7 @@ func (s *stageRules) walk(v *view, found *lists) walk {
 	return w
 }
 
-// find fills l with what x has for v.
+// find fills l with the lists in x for v.
 func (l *lists) find(x *ruleIndex, v *view) {
 	l.addBucket(x.any, v)
 	l.addBucket(x.in.get(v.in), v)
@@ -131,7 +131,7 @@ func (l *lists) leave(c *chain) {
 	}
 }
 
-// after returns the part of a list whose rules come after the chain.
+// after returns the rules of a list that follow the chain.
 func (c *chain) after(list []*rule) []*rule {
 	if len(list) == 0 || list[0].chain != c {
 		return list

@@ -1,0 +1,102 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"culvert/cmd/internal/cli"
+	"culvert/integration/lab"
+)
+
+func newBreakCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "break [FAULT…]",
+		Short: "Make faults in the lab that is up, to learn from; without arguments, list them",
+		Long: "Make faults in the lab that is up, beside those that it has, and take them back with mend.\n" +
+			"Without arguments, list all faults.",
+		Example:           "  culvert-lab break\n  culvert-lab break missing-route\n  culvert-lab mend",
+		ValidArgsFunction: completeFaults(false),
+	}
+	isJSON := cli.OutputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, names []string) error {
+		asJSON, err := isJSON()
+		if err != nil {
+			return err
+		}
+		out := cmd.OutOrStdout()
+		if len(names) == 0 && asJSON {
+			return json.NewEncoder(out).Encode(lab.Faults())
+		} else if len(names) == 0 {
+			return printFaults(out)
+		}
+		s, err := lab.Break(cmd.Context(), names)
+		if err != nil {
+			return cli.Failed(err)
+		}
+		if asJSON {
+			return json.NewEncoder(out).Encode(s)
+		}
+		for _, f := range lab.Faults() {
+			for _, name := range names {
+				if f.Name == name {
+					fmt.Fprintf(out, "%s: %s\nnow %s\n", f.Name, f.Does, f.Symptom)
+				}
+			}
+		}
+		fmt.Fprintln(out, "look: culvert-lab exec rome/pod1 ping milan/pod1; logs are in", s.Dir+"/logs")
+		fmt.Fprintln(out, "take it back: culvert-lab mend")
+		return nil
+	}
+	return cmd
+}
+
+func printFaults(out io.Writer) error {
+	w := cli.NewTable(out)
+	for _, f := range lab.Faults() {
+		fmt.Fprintf(w, "%s\t%s\n", f.Name, f.Does)
+	}
+	return w.Flush()
+}
+
+func newMendCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:               "mend [FAULT…]",
+		Short:             "Take back faults that break has made; without arguments, all",
+		Example:           "  culvert-lab mend\n  culvert-lab mend missing-route",
+		ValidArgsFunction: completeFaults(true),
+		RunE: func(cmd *cobra.Command, names []string) error {
+			s, err := lab.Mend(cmd.Context(), names)
+			if err != nil {
+				return cli.Failed(err)
+			}
+			if len(s.Broken) > 0 {
+				fmt.Fprintln(cmd.OutOrStdout(), "mended; left:", strings.Join(s.Broken, ", "))
+				return nil
+			}
+			fmt.Fprintln(cmd.OutOrStdout(), "mended; the lab has no fault")
+			return nil
+		},
+	}
+}
+
+func newRestartCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:               "restart CLUSTER/HOST",
+		Short:             "Start a gateway or node of the lab that is up anew",
+		Long:              "Start a gateway or node of the lab that is up anew, with what its file says; also one that was killed.",
+		Example:           "  culvert-lab restart rome/gateway",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: completeFirst(culvertHosts()...),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if _, err := lab.Restart(cmd.Context(), args[0]); err != nil {
+				return cli.Failed(err)
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), "%s: restarted\n", args[0])
+			return nil
+		},
+	}
+}

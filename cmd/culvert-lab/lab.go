@@ -1,0 +1,328 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"culvert/cmd/internal/cli"
+	"culvert/gateway/node"
+	"culvert/integration/lab"
+)
+
+// inHolder calls fn in the holder of a new lab: a second run of this command, inside the lab's namespaces.
+func inHolder(cmd *cobra.Command, fn func(dir string) error) error {
+	if dir, ok := lab.Inside(); ok {
+		if err := lab.EnterHolder(); err != nil {
+			return err
+		}
+		err := fn(dir)
+		if err != nil && cmd.Context().Err() != nil {
+			os.Exit(cli.ExitFailed) // the interrupting process reports it
+		}
+		return err
+	}
+	status, err := lab.Isolate(cmd.Context(), os.Args[1:])
+	if err != nil {
+		return cli.Failed(err)
+	}
+	if status != 0 { // the holder has reported the cause
+		os.Exit(status)
+	}
+	return nil
+}
+
+// labFlags select the kinds of labs.
+type labFlags struct{ mode, offloads string }
+
+func (f *labFlags) add(cmd *cobra.Command, mode, offloads string) {
+	cmd.Flags().StringVar(&f.mode, "mode", mode, "what the nodes use: geneve, vxlan, tun, or all that there are")
+	cli.FlagValues(cmd, "mode", "geneve", "vxlan", "tun", "all")
+	cmd.Flags().StringVar(&f.offloads, "offloads", offloads, "on the underlay: on (super-frames), off (ordinary frames), or both")
+	cli.FlagValues(cmd, "offloads", "on", "off", "both")
+}
+
+// parse returns the requested modes and offloads. A mode named explicitly must be available; missing is called for modes that "all" skips.
+func (f *labFlags) parse(missing func(node.Mode, error)) (modes []node.Mode, offloads []bool, err error) {
+	switch f.offloads {
+	case "on":
+		offloads = []bool{true}
+	case "off":
+		offloads = []bool{false}
+	case "both":
+		offloads = []bool{true, false}
+	default:
+		return nil, nil, errors.New("--offloads: want on, off or both")
+	}
+	all := []node.Mode{node.Geneve, node.VXLAN, node.TUN}
+	wanted := all
+	if f.mode != "all" {
+		wanted = []node.Mode{node.Mode(f.mode)}
+	}
+	if !slices.Contains(all, wanted[0]) {
+		return nil, nil, errors.New("--mode: want geneve, vxlan, tun or all")
+	}
+	modes, not := lab.Modes(wanted)
+	for _, m := range wanted {
+		if err := not[m]; err != nil && f.mode != "all" {
+			return nil, nil, fmt.Errorf("--mode: no %s here: %w", m, err)
+		} else if err != nil {
+			missing(m, err)
+		}
+	}
+	if len(modes) == 0 {
+		return nil, nil, errors.New("no mode works here; see: culvert-lab probe")
+	}
+	return modes, offloads, nil
+}
+
+func newCheckCommand() *cobra.Command {
+	var flags labFlags
+	cmd := &cobra.Command{
+		Use:   "check [" + strings.Join(lab.LabNames(), "|") + "]…",
+		Short: "Build labs, check them, take them down; exit status 0 only if all passed",
+		Long: "Build labs, check them, take them down; exit status 0 only if all passed. ipv4 are the labs with IPv4 inside, dual those\n" +
+			"with both families, restart the one whose gateways are restarted, v6-inside those with IPv6 alone, v6-outside those with both\n" +
+			"whose tunnels run over IPv6; without a name, all are checked.",
+		Args:      cobra.OnlyValidArgs,
+		ValidArgs: lab.LabNames(),
+	}
+	flags.add(cmd, "all", "both")
+	var culvert program
+	culvert.add(cmd)
+	var sandbox lab.Sandbox
+	cmd.Flags().StringVar(&sandbox.Runsc, "runsc", "", "run the gateways in gVisor, by this runsc; needs root and a static busybox")
+	cmd.Flags().StringVar(&sandbox.Groups, "runsc-groups", "", "control groups of these gateways, without -rome and -milan")
+	cmd.Flags().MarkHidden("runsc-groups") // for the tests, which read gateways' memory use
+	var faults bool
+	cmd.Flags().BoolVar(&faults, "faults", false, "instead, make each fault of break, look for its symptom, and mend it; over IPv6 alone in v6-inside and v6-outside")
+	var named []string
+	cmd.Flags().StringSliceVar(&named, "named", nil, "instead, make these `FAULTS` of break, or all, and wait until culvert status names each")
+	var brief, verbose bool
+	cmd.Flags().BoolVar(&brief, "brief", false, "in short: a line for each lab, super-frames only, services in one mode; without a name, ipv4 and dual")
+	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "with --brief: a line for each check too")
+	isJSON := cli.OutputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, names []string) error {
+		instead := faults || len(named) > 0
+		for _, name := range names {
+			if instead && name != "ipv4" && !(faults && strings.HasPrefix(name, "v6-")) {
+				return fmt.Errorf("%s: no faults are made there; name ipv4, and for --faults v6-inside or v6-outside too", name)
+			}
+		}
+		if len(names) == 0 && instead {
+			names = []string{"ipv4"}
+		} else if len(names) == 0 {
+			names = lab.LabNames()
+			if brief {
+				names = names[:3]
+			}
+			if err := lab.Probe("ipv6"); err != nil {
+				fmt.Fprintln(cmd.ErrOrStderr(), "left out: the labs with IPv6, which this kernel has not:", err)
+				names = slices.DeleteFunc(names, func(name string) bool { return name == "dual" || strings.HasPrefix(name, "v6-") })
+			}
+		}
+		asJSON, err := isJSON()
+		if err != nil {
+			return err
+		}
+		style := lab.Table
+		switch {
+		case asJSON:
+			style = lab.JSON
+		case brief && verbose:
+			style = lab.Verbose
+		case brief:
+			style = lab.Brief
+		}
+		if brief && !cmd.Flags().Changed("offloads") {
+			flags.offloads = "on"
+		}
+		file, err := culvert.find(cmd)
+		if err != nil {
+			return err
+		}
+		return inHolder(cmd, func(dir string) error {
+			o := lab.CheckOptions{Culvert: file, Labs: names, Sandbox: sandbox, Faults: faults, Short: brief, Named: named, Style: style, Missing: make(map[node.Mode]error)}
+			var err error
+			o.Modes, o.Offloads, err = flags.parse(func(m node.Mode, err error) { o.Missing[m] = err })
+			if err != nil {
+				return err
+			}
+			if err := lab.RunChecks(cmd.Context(), dir, o, cmd.OutOrStdout()); err != nil {
+				return cli.Failed(err)
+			}
+			return nil
+		})
+	}
+	return cmd
+}
+
+func newUpCommand() *cobra.Command {
+	var flags labFlags
+	var culvert program
+	cmd := &cobra.Command{
+		Use:   "up",
+		Short: "Build a lab and leave it running",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			file, err := culvert.find(cmd)
+			if err != nil {
+				return err
+			}
+			if dir, ok := lab.Inside(); ok {
+				return holdLab(cmd, dir, file, &flags)
+			}
+			if err := lab.Detach(cmd.Context(), os.Args[1:], reportTo(cmd.OutOrStdout())); errors.Is(err, lab.ErrInterrupted) {
+				return cli.Failed(err)
+			} else if err != nil {
+				return err
+			}
+			s, err := lab.GetStatus(cmd.Context())
+			if err != nil {
+				return cli.Failed(err)
+			}
+			if err := printStatus(cmd.OutOrStdout(), s); err != nil {
+				return err
+			}
+			fmt.Fprintln(cmd.OutOrStdout(), "try: culvert-lab exec rome/pod1 ping milan/pod1")
+			fmt.Fprintln(cmd.OutOrStdout(), "see: culvert page    # both gateways in a browser")
+			return nil
+		},
+	}
+	flags.add(cmd, "all", "on")
+	culvert.add(cmd)
+	return cmd
+}
+
+// holdLab is the holder's part of up.
+func holdLab(cmd *cobra.Command, dir, culvert string, flags *labFlags) error {
+	if err := lab.EnterHolder(); err != nil {
+		return err
+	}
+	modes, offloads, err := flags.parse(func(node.Mode, error) {})
+	if err != nil {
+		lab.Ready(err)
+		return err
+	}
+	o := lab.Standard(modes[0], offloads[0])
+	o.Culvert = culvert
+	l, err := lab.Start(cmd.Context(), dir, o)
+	if err == nil {
+		err = l.Serve(cmd.Context(), func() { lab.Ready(nil) })
+	} else {
+		lab.Ready(err)
+	}
+	return errors.Join(err, l.Stop())
+}
+
+// reportTo returns a function that prints lines.
+func reportTo(out io.Writer) func(format string, args ...any) {
+	return func(format string, args ...any) { fmt.Fprintf(out, format+"\n", args...) }
+}
+
+func newDownCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "down",
+		Short: "End the lab that is up and remove what any lab left behind",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := lab.Down(reportTo(cmd.OutOrStdout())); err != nil {
+				return cli.Failed(err)
+			}
+			return nil
+		},
+	}
+}
+
+func newExecCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "exec CLUSTER/HOST [--] COMMAND [ARGUMENT…]",
+		Short: "Run a command inside a host of the lab that is up",
+		Long: "Run a command inside a host of the lab that is up. Flags after the host are the command's. Inside,\n" +
+			"milan/pod1 (and milan-pod1, for what takes no slash) is the address by which that host is seen from there.",
+		Example: "  culvert-lab exec rome/pod1 ping -c 3 milan/pod1\n  culvert-lab exec milan/node1 bash",
+		Args: func(_ *cobra.Command, args []string) error {
+			_, _, err := splitExec(args)
+			return err
+		},
+		RunE: func(_ *cobra.Command, args []string) error {
+			host, command, err := splitExec(args)
+			if err != nil {
+				return err
+			}
+			code, err := lab.Exec(host, command)
+			if err != nil {
+				return err
+			}
+			os.Exit(code)
+			return nil
+		},
+	}
+	cmd.ValidArgsFunction = completeFirst(lab.HostNames()...)
+	cmd.Flags().SetInterspersed(false) // the first argument ends the flags
+	return cmd
+}
+
+// splitExec splits the arguments of exec, in which "--" may precede the command.
+func splitExec(args []string) (host string, command []string, err error) {
+	if len(args) > 1 && args[1] == "--" {
+		args = slices.Delete(slices.Clone(args), 1, 2)
+	}
+	if len(args) < 2 {
+		return "", nil, errors.New("exec: want CLUSTER/HOST and a command")
+	}
+	return args[0], args[1:], nil
+}
+
+func newStatusCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "status", Short: "Show the lab that is up", Args: cobra.NoArgs}
+	isJSON := cli.OutputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		asJSON, err := isJSON()
+		if err != nil {
+			return err
+		}
+		s, err := lab.GetStatus(cmd.Context())
+		if err != nil {
+			return cli.Failed(err)
+		}
+		if asJSON {
+			return json.NewEncoder(cmd.OutOrStdout()).Encode(s)
+		}
+		return printStatus(cmd.OutOrStdout(), s)
+	}
+	return cmd
+}
+
+func printStatus(out io.Writer, s *lab.Status) error {
+	w := cli.NewTable(out)
+	fmt.Fprintf(w, "%s; files in %s\n", s.Description, s.Dir)
+	fmt.Fprintln(w, "HOST\tADDRESS\tSEEN BY THE OTHER CLUSTER AS")
+	for _, h := range s.Hosts {
+		fmt.Fprintf(w, "%s\t%s\t%s\n", h.Name, h.Address, h.Seen)
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	fmt.Fprintln(w, "PROCESS\tLOG\tSTATE")
+	for _, p := range s.Processes {
+		state := "running"
+		if !p.Running {
+			state = p.Ended
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\n", p.Name, strings.TrimPrefix(p.Log, s.Dir+"/"), state)
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	if len(s.Broken) > 0 {
+		fmt.Fprintf(w, "FAULTS  %s; culvert-lab mend\n", strings.Join(s.Broken, ", "))
+	}
+	return w.Flush()
+}

@@ -1,0 +1,101 @@
+//go:build !nokube
+
+package main
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"culvert/cmd/internal/cli"
+	"culvert/gateway"
+	"culvert/gateway/control"
+	"culvert/gateway/health"
+	"culvert/kube/peering"
+)
+
+// peeringGateway is a gateway as the source of its Peering sees it.
+type peeringGateway struct{ liqoGateway }
+
+// Trouble returns what the gateway's log has said last about its peer.
+func (g peeringGateway) Trouble() string {
+	for _, f := range g.Findings() {
+		if f.Kind == health.OfPeer && f.Cause.Level == health.Warning {
+			return f.Text
+		}
+	}
+	return ""
+}
+
+// peeringSource is the source of a Peering as a gateway tells of it.
+type peeringSource struct {
+	*peering.GatewaySource
+	name string
+}
+
+// Resources implements inspect.Teacher.
+func (s peeringSource) Resources() control.Resources {
+	return control.Resources{Gateway: s.name, Ready: s.Ready(), Waiting: append([]string{}, s.Waiting()...), LeftOut: []control.LeftOut{}}
+}
+
+// keyPause is how long a gateway waits before it asks for its key again.
+const keyPause = 2 * time.Second
+
+// runKube runs the gateway of a Peering until ctx ends.
+func runKube(ctx context.Context, flags *kubeFlags) error {
+	k, err := flags.read()
+	client, clientErr := newClient(k.kubeconfig)
+	if err := errors.Join(err, clientErr); err != nil {
+		return err
+	}
+	klog.SetLogger(klog.Logger{}) // what matters of it, the source says
+	log, err := newLogger(k.base.Log.Level, k.base.Log.Format)
+	if err != nil {
+		return err
+	}
+	name := k.namespace + "/" + k.name
+	entry := log.WithField("peering", name)
+	for { // the API server may be away
+		if k.base.WireGuard.PrivateKey, err = peering.Key(ctx, client, k.namespace, "culvert-"+k.name); err == nil {
+			break
+		}
+		entry.WithError(err).Warn("no key yet; trying again")
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(keyPause):
+		}
+	}
+	source := peering.NewGatewaySource(client,
+		peering.Self{Name: k.name, Namespace: k.namespace, Node: k.node, Pod: k.pod, Addresses: k.addresses}, k.nodeNamespace, entry)
+	base, err := source.Await(ctx, k.base)
+	if errors.Is(err, context.Canceled) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	g, err := gateway.New(base, setLimits(0), log)
+	if err != nil {
+		return err
+	}
+	g.LearnFrom(peeringSource{source, name})
+	running, stop := context.WithCancel(ctx)
+	defer stop()
+	var tasks sync.WaitGroup
+	var anew error
+	tasks.Go(func() {
+		anew = source.Run(running, peeringGateway{liqoGateway{g, true}})
+		stop()
+	})
+	err = g.Run(running)
+	stop()
+	tasks.Wait()
+	if err := errors.Join(err, anew); err != nil {
+		return cli.Failed(err)
+	}
+	return nil
+}

@@ -1,0 +1,174 @@
+package main
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"culvert/cmd/internal/cli"
+	"culvert/gateway/configfile"
+)
+
+// asked is what is wrong with the answer to one question.
+type asked struct {
+	configfile.Errors
+	flag string // with its dashes
+}
+
+func (e *asked) add(format string, args ...any) { e.Add(e.flag, format, args...) }
+
+// read checks an answer and puts it into the plan.
+func (x *initRun) read(q question, text string) error {
+	e := &asked{flag: "--" + q.flag}
+	if q.read(x.plan, e, text); e.Err() == nil {
+		x.plan.answers[q.flag] = text
+	}
+	return e.Err()
+}
+
+// ask asks for what no flag says, until each answer is good.
+func (x *initRun) ask(questions []question) error {
+	var errs []error
+	ended := false
+	for _, q := range questions {
+		flag := x.Flags().Lookup(q.flag)
+		switch {
+		case x.plan.Here && flag.Changed:
+			errs = append(errs, fmt.Errorf("--%s: --here answers it; leave one of them out", q.flag))
+		case x.plan.Here:
+			errs = append(errs, x.read(q, q.here))
+		case flag.Changed:
+			errs = append(errs, x.read(q, flag.Value.String()))
+		case ended:
+			errs = append(errs, x.missing(q))
+		case errors.Join(errs...) != nil:
+			return errors.Join(errs...) // what is asked next may follow from that
+		default:
+			err := x.askOne(q)
+			if ended = err == io.EOF; ended {
+				err = x.missing(q)
+			} else if err != nil {
+				return err
+			}
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// askOne asks until the answer is good.
+func (x *initRun) askOne(q question) error {
+	for {
+		line, err := x.prompt(x.plan.say(q.text + ", such as " + q.example))
+		if err != nil {
+			return err
+		}
+		if line == "" {
+			continue
+		}
+		if err = x.read(q, line); err == nil {
+			x.asked = true
+			return nil
+		}
+		fmt.Fprintln(x.ErrOrStderr(), err)
+	}
+}
+
+func (x *initRun) missing(q question) error {
+	return fmt.Errorf("--%s: missing; %s", q.flag, x.plan.say(q.text))
+}
+
+// say puts the names that are known into a question.
+func (p *initPlan) say(text string) string {
+	name := func(s *initSide, unknown string) string {
+		if s.Cluster != "" {
+			return s.Cluster
+		}
+		return unknown
+	}
+	return strings.NewReplacer("{own}", name(p.Own, "this cluster"), "{peer}", name(p.Own.Peer, "the peer"),
+		"{client}", name(p.Client, "the peer"), "{server}", name(p.Server, "the peer")).Replace(text)
+}
+
+// prompt asks once and returns the line, or io.EOF.
+func (x *initRun) prompt(text string) (string, error) {
+	fmt.Fprintf(x.ErrOrStderr(), "%s: ", text)
+	select {
+	case line, ok := <-x.input:
+		if !ok {
+			fmt.Fprintln(x.ErrOrStderr())
+			return "", io.EOF
+		}
+		return strings.TrimSpace(line), nil
+	case <-x.Context().Done():
+		fmt.Fprintln(x.ErrOrStderr())
+		return "", cli.Failed(errors.New("interrupted"))
+	}
+}
+
+// readLines returns the lines of in, read in a goroutine of their own: no signal ends a read.
+func readLines(in io.Reader) <-chan string {
+	lines := make(chan string)
+	go func() {
+		defer close(lines)
+		for scanner := bufio.NewScanner(in); scanner.Scan(); {
+			lines <- scanner.Text()
+		}
+	}()
+	return lines
+}
+
+// hear asks for the line of the other side until it can be read. ok is false where there is none yet.
+func (x *initRun) hear(others []question) (ok bool, err error) {
+	for {
+		line, err := x.prompt("the line that culvert init has printed at the other side; nothing if it has not yet")
+		if err == io.EOF || line == "" {
+			return false, nil
+		}
+		if err != nil {
+			return false, err
+		}
+		// A server's line has --endpoint, which another server has to notice.
+		flags := pflag.NewFlagSet("", pflag.ContinueOnError)
+		flags.SetOutput(io.Discard)
+		for _, q := range append(others[:len(others):len(others)], askEndpoint) {
+			if flags.Lookup(q.flag) == nil {
+				flags.String(q.flag, "", "")
+			}
+		}
+		if err = flags.Parse(strings.Fields(line)); err == nil && flags.Changed(askEndpoint.flag) && x.plan.Side == sideServer {
+			return false, errTwoServers
+		}
+		if err == nil {
+			flags.Visit(func(f *pflag.Flag) { err = errors.Join(err, x.Flags().Set(f.Name, f.Value.String())) })
+		}
+		if err == nil {
+			err = x.answered(others)
+		}
+		if err == nil {
+			return true, nil
+		}
+		fmt.Fprintln(x.ErrOrStderr(), err)
+	}
+}
+
+// answered reads what flags say to questions, which must be all.
+func (x *initRun) answered(questions []question) error {
+	var errs []error
+	for _, q := range questions {
+		flag := x.Flags().Lookup(q.flag)
+		switch {
+		case flag.Changed:
+			errs = append(errs, x.read(q, flag.Value.String()))
+		case q.flag == askEndpoint.flag:
+			errs = append(errs, errTwoClients)
+		default:
+			errs = append(errs, fmt.Errorf("--%s: missing; it is in the line that culvert init has printed at the other side", q.flag))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,73 @@
+//go:build !nokube
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"culvert/cmd/internal/cli"
+	"culvert/gateway/configfile"
+	"culvert/kube/manifests"
+)
+
+func newKubeCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "kube",
+		Short:   "Join Kubernetes clusters without Liqo",
+		Long:    "Join Kubernetes clusters without Liqo.",
+		Example: "  culvert kube template --image registry.example/culvert:1.0 --peering milan | kubectl apply -f -",
+		Args:    cobra.NoArgs,
+		RunE:    func(*cobra.Command, []string) error { return errors.New("kube: want template; see --help") },
+	}
+	cmd.AddCommand(newKubeTemplateCommand())
+	return cmd
+}
+
+// maxPeering is how long the name of a Peering may be: names of other objects begin with it.
+const maxPeering = 40
+
+func newKubeTemplateCommand() *cobra.Command {
+	var image, expose string
+	var peerings []string
+	cmd := &cobra.Command{
+		Use:   "template",
+		Short: "Print what culvert has in a cluster",
+		Long: "Print what culvert has in a cluster, for kubectl apply: its kinds Peering and TunnelNode, two namespaces, the\n" +
+			"agent of every node, and rights. With --peering, also the gateway of each Peering of that name. The Peering\n" +
+			"itself is not printed: docs/kubernetes.md has one.",
+		Example: "  culvert kube template --image registry.example/culvert:1.0 --peering milan | kubectl apply -f -",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			e := new(configfile.Errors)
+			if image == "" {
+				e.Add("--image", "missing; name culvert's image in a registry that your nodes reach, such as registry.example/culvert:1.0")
+			}
+			for _, p := range peerings {
+				e.Name("--peering", p, maxPeering)
+			}
+			e.OneOf("--expose", configfile.Scalar(expose), "LoadBalancer", "NodePort", "ClusterIP")
+			if err := e.Err(); err != nil {
+				return err
+			}
+			return printKube(cmd.OutOrStdout(), image, expose, peerings)
+		},
+	}
+	cmd.Flags().StringVar(&image, "image", "", "`NAME` of culvert's image in your registry (required)")
+	cmd.Flags().StringArrayVar(&peerings, "peering", nil, "`NAME` of a Peering whose gateway is printed too; may be repeated")
+	cmd.Flags().StringVar(&expose, "expose", "LoadBalancer", "with --peering: `TYPE` of the Service by which a peer reaches the gateway")
+	cli.FlagValues(cmd, "expose", "LoadBalancer", "NodePort", "ClusterIP")
+	return cmd
+}
+
+func printKube(w io.Writer, image, expose string, peerings []string) error {
+	text := manifests.Common(image)
+	for _, p := range peerings {
+		text += "---\n" + manifests.GatewayOf(p, image, expose)
+	}
+	_, err := fmt.Fprint(w, text)
+	return err
+}

@@ -1,0 +1,112 @@
+//go:build !nokube
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/klog/v2"
+
+	"culvert/cmd/internal/cli"
+	"culvert/gateway/control"
+	"culvert/gateway/node/links"
+	"culvert/gateway/node/page"
+	"culvert/kube/fabric"
+)
+
+// run gives the node the links that Liqo's resources ask for until ctx ends.
+func (l *nodeLiqo) run(ctx context.Context, k *nodeKube, status *linkStatus) error {
+	chooseCollection()
+	client, err := newClient(k.kubeconfig)
+	if err != nil {
+		return err
+	}
+	klog.SetLogger(klog.Logger{}) // the source logs what matters of it
+	log, err := newLogger("info", "text")
+	if err != nil {
+		return err
+	}
+	entry := log.WithField("node", k.name)
+	set := links.New(uint16(l.port), entry)
+	seen, err := page.New("--links-metrics", l.metrics, nil, set.Metrics, set.Fault)
+	if err != nil {
+		return err
+	}
+	defer seen.Close()
+	entry.WithField("version", control.ReadVersion()).Info("node starting")
+	source := fabric.NewSource(client, k.name, entry)
+	var tasks sync.WaitGroup
+	running, stop := context.WithCancel(ctx)
+	tasks.Go(seen.Serve)
+	tasks.Go(func() { source.Run(running, set.Apply) })
+	tasks.Go(func() { status.show(running, k.name, entry, set.Show, source.Show) })
+	err = set.Run(running, source.Report)
+	stop()
+	seen.Close()
+	tasks.Wait()
+	if err != nil {
+		return cli.Failed(err)
+	}
+	return l.leave(context.WithoutCancel(ctx), client, entry)
+}
+
+// leaveTime is how long the API server may take to say whether the DaemonSet is still wanted.
+const leaveTime = 3 * time.Second
+
+// leave removes the links if they are unwanted. Otherwise they stay for the next process.
+func (l *nodeLiqo) leave(ctx context.Context, client dynamic.Interface, log logrus.FieldLogger) error {
+	if !l.unwanted(ctx, client, log) {
+		return nil
+	}
+	names, err := links.Remove()
+	for _, name := range names {
+		log.WithField("interface", name).Info("link is removed")
+	}
+	if err != nil {
+		return cli.Failed(err)
+	}
+	return nil
+}
+
+// unwanted reports whether the DaemonSet that this process belongs to is gone or being deleted. Without an answer it is not.
+func (l *nodeLiqo) unwanted(ctx context.Context, client dynamic.Interface, log logrus.FieldLogger) bool {
+	if l.daemonSet == "" {
+		return false
+	}
+	namespace, name, _ := strings.Cut(l.daemonSet, "/")
+	ctx, cancel := context.WithTimeout(ctx, leaveTime)
+	defer cancel()
+	d, err := client.Resource(schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "daemonsets"}).Namespace(namespace).
+		Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err), err == nil && d.GetDeletionTimestamp() != nil:
+		return true
+	case err != nil:
+		log.WithError(err).Info("links stay: the API server does not say whether their DaemonSet does")
+	default:
+		log.Info("links stay for the next process")
+	}
+	return false
+}
+
+// removeLinks deletes the links that earlier runs have left and prints their names.
+func removeLinks(w io.Writer) error {
+	names, err := links.Remove()
+	for _, name := range names {
+		fmt.Fprintf(w, "removed %s\n", name)
+	}
+	if err != nil {
+		return cli.Failed(err)
+	}
+	return nil
+}

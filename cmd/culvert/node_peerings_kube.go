@@ -1,0 +1,137 @@
+//go:build !nokube
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"net/url"
+	"sync"
+
+	"github.com/sirupsen/logrus"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
+
+	"culvert/cmd/internal/cli"
+	"culvert/gateway/control"
+	"culvert/gateway/node/links"
+	"culvert/gateway/node/page"
+	"culvert/gateway/node/remote"
+	"culvert/kube/peering"
+)
+
+// nodeMachine is this node as the source of its Peerings sees it.
+type nodeMachine struct {
+	links  *links.Set
+	routes *remote.Keeper
+}
+
+// Apply makes links and routes the desired ones.
+func (m nodeMachine) Apply(all []links.Link, peers []remote.Peer) {
+	m.links.Apply(all)
+	m.routes.Apply(peers)
+}
+
+// SourceTo returns the address from which this node sends to another.
+func (m nodeMachine) SourceTo(to netip.Addr) (netip.Addr, error) { return remote.SourceTo(to) }
+
+// run gives the node the links and routes that Peerings ask for until ctx ends.
+func (p *nodePeerings) run(ctx context.Context, k *nodeKube) error {
+	chooseCollection()
+	client, err := newClient(k.kubeconfig)
+	if err != nil {
+		return err
+	}
+	klog.SetLogger(klog.Logger{}) // what matters of it, the source says
+	log, err := newLogger("info", "text")
+	if err != nil {
+		return err
+	}
+	entry := log.WithField("node", k.name)
+	set := links.New(uint16(p.links.port), entry)
+	set.Alone()
+	seen, err := page.New("--links-metrics", p.links.metrics, nil, set.Metrics, set.Fault)
+	if err != nil {
+		return err
+	}
+	defer seen.Close()
+	entry.WithField("version", control.ReadVersion()).Info("node starting")
+	source := peering.NewNodeSource(client, k.name, p.gateways, p.own, p.apiServer(k.kubeconfig), entry)
+	m := nodeMachine{set, remote.New(entry)}
+	var tasks sync.WaitGroup
+	running, stop := context.WithCancel(ctx)
+	tasks.Go(seen.Serve)
+	tasks.Go(func() { source.Run(running, m) })
+	tasks.Go(func() { m.routes.Run(running, source.ReportRoutes) })
+	err = set.Run(running, func(all []links.Status) {
+		m.routes.Look() // a link may have come
+		source.ReportLinks(all)
+	})
+	stop()
+	seen.Close()
+	tasks.Wait()
+	if err != nil {
+		return cli.Failed(err)
+	}
+	return p.leave(context.WithoutCancel(ctx), client, entry)
+}
+
+// apiServer returns the addresses of the API server that the configuration names. Others have Services or Nodes that name them.
+func (p *nodePeerings) apiServer(kubeconfig string) (all []netip.Addr) {
+	hosts := []string{p.host}
+	if kubeconfig != "" {
+		if c, err := clientcmd.BuildConfigFromFlags("", kubeconfig); err == nil {
+			if u, err := url.Parse(c.Host); err == nil {
+				hosts = append(hosts, u.Hostname())
+			}
+		}
+	}
+	for _, host := range hosts {
+		if a, err := netip.ParseAddr(host); err == nil {
+			all = append(all, a)
+		}
+	}
+	return all
+}
+
+// leave removes links, routes and the exception if the DaemonSet that this process belongs to is gone or being deleted. Otherwise, and without
+// an answer, they stay for the next process.
+func (p *nodePeerings) leave(ctx context.Context, client dynamic.Interface, log logrus.FieldLogger) error {
+	if !p.links.unwanted(ctx, client, log) {
+		return nil
+	}
+	removed, err := removeAll()
+	for _, what := range removed {
+		log.WithField("object", what).Info("removed with the DaemonSet")
+	}
+	if err != nil {
+		return cli.Failed(err)
+	}
+	return nil
+}
+
+// removeAll removes what runs with --kube have made.
+func removeAll() (removed []string, err error) {
+	removed, err = remote.Remove()
+	names, e := links.Remove()
+	for _, name := range names {
+		removed = append(removed, "link "+name)
+	}
+	return removed, errors.Join(err, e)
+}
+
+// removePeerings removes what earlier runs have left, and prints it.
+func removePeerings(w io.Writer) error {
+	removed, err := removeAll()
+	for _, what := range removed {
+		fmt.Fprintf(w, "removed %s\n", what)
+	}
+	if err != nil {
+		return cli.Failed(err)
+	}
+	return nil
+}

@@ -1,0 +1,144 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"culvert/cmd/internal/cli"
+	"culvert/gateway/control"
+)
+
+// drawer returns a function that shows the status of the selected gateway or node: a node if there is no gateway, or if its socket is named.
+func (c *clientCommand) drawer(watch bool) (func(io.Writer) error, error) {
+	gateway, err := c.gateway()
+	if err != nil || strings.Contains(c.socket, "/") {
+		if node, e := control.FindNode(c.Context(), c.socket); e == nil {
+			if _, e := node.Node(c.Context()); e == nil {
+				return drawStatus(c, watch, node.Node, printNodeStatus), nil
+			}
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return drawStatus(c, watch, gateway.Status, printGatewayStatus), nil
+}
+
+// maxShown is how many Services the text lists.
+const maxShown = 40
+
+func printNodeStatus(w io.Writer, s *control.NodeStatus) error {
+	fmt.Fprintf(w, "node %s, up %s, process %d, culvert %s\n\n", s.Name, ageText(s.UptimeSeconds), s.PID, s.Version.Version)
+	if s.Fault != "" {
+		fmt.Fprintf(w, "%s\n\n", cli.Wrap("warning: "+s.Fault, cli.Width(w)))
+	}
+	printLinks(w, s)
+	if s.Mode == "" {
+		return nil
+	}
+	t := cli.NewTable(w)
+	by := "sockets"
+	if s.Interface != "" {
+		by = s.Interface
+	}
+	endpoints := 0
+	for i := range s.Services {
+		endpoints += s.Services[i].Endpoints
+	}
+	fmt.Fprintf(t, "serves\t%d ports of Services with %d endpoints, by %s\n", len(s.Services), endpoints, by)
+	fmt.Fprintf(t, "addresses\t%s\n", joined(s.Addresses))
+	if len(s.Announced) > 0 {
+		fmt.Fprintf(t, "announced\t%s\n", strings.Join(s.Announced, ", "))
+	}
+	fmt.Fprintf(t, "connections\t%s\n", tableText(&s.Table))
+	if s.Traffic.Received > 0 {
+		fmt.Fprintf(t, "packets\t%s\n", trafficText(&s.Traffic))
+	}
+	t.Flush()
+
+	fmt.Fprintln(t, "\nSERVICE\tPROTOCOL\tADDRESSES\tPORT\tNODE PORT\tENDPOINTS")
+	for i := range s.Services[:min(len(s.Services), maxShown)] {
+		x := &s.Services[i]
+		nodePort := "-"
+		if x.NodePort != 0 {
+			nodePort = fmt.Sprint(x.NodePort)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%d\n", x.Name, x.Protocol, joined(x.Addresses), x.Port, nodePort, x.Endpoints)
+	}
+	t.Flush()
+	if more := len(s.Services) - maxShown; more > 0 {
+		fmt.Fprintf(w, "and %d more: -o json names all\n", more)
+	}
+	return printDrops(w, "DROPPED", s.Traffic.Drops)
+}
+
+// printDrops prints the reasons that there were; a title says of what.
+func printDrops(w io.Writer, title string, drops []control.Drop) error {
+	if len(drops) == 0 {
+		return nil
+	}
+	t := cli.NewTable(w)
+	fmt.Fprintf(t, "\n%s\tPACKETS\n", title)
+	for _, d := range drops {
+		fmt.Fprintf(t, "%s\t%d\n", d.Reason, d.Packets)
+	}
+	return t.Flush()
+}
+
+// printLinks prints the links to gateways and what is the matter with them, where a node has any.
+func printLinks(w io.Writer, s *control.NodeStatus) {
+	if s.Mode != "" && len(s.Links) == 0 {
+		return
+	}
+	told := len(s.Waiting) + len(s.LeftOut)
+	for _, waiting := range s.Waiting {
+		fmt.Fprintf(w, "%s\n", cli.Wrap("waiting: "+waiting, cli.Width(w)))
+	}
+	for _, left := range s.LeftOut {
+		fmt.Fprintf(w, "%s\n", cli.Wrap("left out: "+left.Resource+": "+left.Reason, cli.Width(w)))
+	}
+	if told > 0 {
+		fmt.Fprintln(w)
+	}
+	t := cli.NewTable(w)
+	fmt.Fprintln(t, "LINK\tSTATE\tGATEWAY\tUNDERLAY\tVNI\tMTU\tRTT\tRECEIVED\tSENT")
+	for i := range s.Links {
+		l := &s.Links[i]
+		rtt := rttText(&control.Leg{RTTSeconds: l.RTTSeconds})
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n", l.Interface, linkState(l), l.GatewayAddress, l.Underlay, l.VNI, l.MTU, rtt,
+			bytesText(l.ReceivedBytes), bytesText(l.SentBytes))
+	}
+	t.Flush()
+	printDrops(w, "DROPPED OF LINKS", s.LinkDrops)
+	if s.Mode != "" {
+		fmt.Fprintln(w)
+	}
+}
+
+// linkState is the state of a link in a few words.
+func linkState(l *control.NodeLink) string {
+	switch {
+	case l.State == "carried" && l.Answers:
+		return "gateway answers"
+	case l.State == "carried":
+		return "gateway silent"
+	case l.State == "kernel":
+		return "the kernel's"
+	}
+	return l.State
+}
+
+func joined[T fmt.Stringer](all []T) string {
+	if len(all) == 0 {
+		return "-"
+	}
+	var b strings.Builder
+	for i, x := range all {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		b.WriteString(x.String())
+	}
+	return b.String()
+}

@@ -1,0 +1,46 @@
+package config
+
+import (
+	"sync/atomic"
+
+	"culvert/nat"
+)
+
+// Current is the configuration that a gateway runs by, and the links of its nodes, for whoever has to know them. Its zero value must not be
+// asked before Set.
+type Current struct{ is atomic.Pointer[current] }
+
+type current struct {
+	config *Config
+	links  Links
+}
+
+// Set replaces both. What c points to must not be changed any more.
+func (c *Current) Set(config *Config, links Links) { c.is.Store(&current{config, links}) }
+
+// Get returns both as they were set together.
+func (c *Current) Get() (*Config, Links) {
+	is := c.is.Load()
+	return is.config, is.links
+}
+
+// NodeName returns the name of the node that has a link; "" if it was removed meanwhile.
+func (c *Current) NodeName(link nat.Link) string {
+	for name, l := range c.is.Load().links.ByName {
+		if l == link {
+			return name
+		}
+	}
+	return ""
+}
+
+// LinkName is NodeName, with Tunnel for the tunnel.
+func (c *Current) LinkName(link nat.Link) string {
+	if link == nat.Tunnel {
+		return Tunnel
+	}
+	return c.NodeName(link)
+}
+
+// Tunnel stands for the peer where nodes have names. A node of this name is not found by it.
+const Tunnel = "tunnel"

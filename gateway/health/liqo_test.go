@@ -1,0 +1,82 @@
+package health
+
+import (
+	"net/netip"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestLiqoWords: under Liqo no sentence names a field of the file, or a command that makes no sense there.
+func TestLiqoWords(t *testing.T) {
+	file := regexp.MustCompile(`network\.(local|remote)|geneve\.[a-z]|wireguard\.[a-z]|\bnat\.|culvert (node|keygen|init)|podCIDRs|connectionCheck|` +
+		`[^.{]\bmtu\b|mssClamp|change rules|unknownSource|gatewayAddress|maxConnections|sourceCheck|\(state\)|the file`)
+	for name := range reasons {
+		means, remedy := Explain(name, true)
+		if _, without := Explain(name, false); (without == "") != (remedy == "") {
+			t.Errorf("%s: %q, and without Liqo %q", name, remedy, without)
+		}
+		if says := means + " " + remedy; file.MatchString(says) {
+			t.Errorf("%s: %s", name, says)
+		}
+	}
+	for name := range liqoReasons {
+		if _, there := reasons[name]; !there {
+			t.Errorf("%s: there is no such reason", name)
+		}
+	}
+	for _, c := range Causes() {
+		if says := c.Liqo().Sentence(); file.MatchString(says) {
+			t.Errorf("%s: %s", c.Name, says)
+		}
+		for _, blank := range regexp.MustCompile(`\{\w+\}`).FindAllString(c.Liqo().Sentence(), -1) {
+			known := strings.Contains(c.Sentence(), blank)
+			if c.Name[:4] == "node" { // nodeHistory fills these in of each cause
+				known = known || blank == "{port}" || blank == "{gateway}"
+			}
+			if !known {
+				t.Errorf("%s: nothing fills %s in", c.Name, blank)
+			}
+		}
+	}
+}
+
+// TestLiqoSettles: a warning about a node or a packet is said when it has lasted settles, in words for Liqo, and not if it ends before.
+func TestLiqoSettles(t *testing.T) {
+	const second = time.Second
+	for _, liqo := range []bool{false, true} {
+		for _, lasts := range []time.Duration{10 * second, 40 * second} {
+			j := NewJudge()
+			said := map[string]time.Duration{}
+			total := uint64(0)
+			for now := second; now <= 60*second; now += second {
+				o := &Observation{Peer: Peer{Name: "milan", Liqo: liqo}, Gateway: netip.MustParseAddr("10.80.0.4"), Port: 6091,
+					Nodes: []Node{{Name: "n1", Underlay: netip.MustParseAddr("192.0.2.1"), Address: netip.MustParseAddr("10.80.0.2"), ARP: true, Answered: true}}}
+				if now <= lasts {
+					o.Nodes[0].Answered, o.Nodes[0].Asked, o.Nodes[0].Knock = false, 9, KnockRefused
+					total++
+					o.Drops = []Drop{{Reason: "no-route", Inbound: true, Local: true, Total: total,
+						Source: netip.MustParseAddr("10.61.0.1"), Destination: netip.MustParseAddr("10.0.1.5")}}
+				}
+				for _, f := range j.Look(now, o) {
+					if _, ok := said[f.Cause.Name]; !ok {
+						said[f.Cause.Name] = now
+					}
+					if f.Cause == NodeRefuses && strings.Contains(f.Text, "liqo-fabric") != liqo {
+						t.Errorf("under Liqo %v: %s", liqo, f.Text)
+					}
+				}
+			}
+			for _, c := range []*Cause{NodeRefuses, NowhereNode} {
+				at, ok := said[c.Name]
+				switch {
+				case !liqo && (!ok || at > 5*second):
+					t.Errorf("without Liqo %s is said at %v, %v", c.Name, at, ok)
+				case liqo && ok != (lasts > settles), liqo && ok && (at < settles || at > settles+3*second):
+					t.Errorf("under Liqo %s, which lasts %v, is said at %v, %v", c.Name, lasts, at, ok)
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,305 @@
+package inspect
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+
+	"culvert/gateway/capture"
+	"culvert/gateway/control"
+	"culvert/gateway/path"
+	"culvert/nat"
+	"culvert/nat/packet"
+)
+
+// lookers are those who look at packets on the path. Without any, the path has no Tap.
+type lookers struct {
+	mu      sync.Mutex
+	current lookersNow // +checklocks:mu
+}
+
+// lookersNow is a path.Tap; what is nil does not look.
+type lookersNow struct {
+	recording *recording
+	next      *nextTrace
+}
+
+// look has change put others in the place of the lookers.
+func (src *Source) look(change func(*lookersNow)) {
+	src.lookers.mu.Lock()
+	defer src.lookers.mu.Unlock()
+	if change(&src.lookers.current); src.lookers.current == (lookersNow{}) {
+		src.Path.SetTap(nil)
+		return
+	}
+	tap := src.lookers.current
+	src.Path.SetTap(&tap)
+}
+
+// recorded returns the recording under way; nil = there is none.
+func (src *Source) recorded() *recording {
+	src.lookers.mu.Lock()
+	defer src.lookers.mu.Unlock()
+	return src.lookers.current.recording
+}
+
+// Packet implements path.Tap.
+func (l *lookersNow) Packet(at path.Stage, p *packet.Packet, data []byte, in nat.Link, v nat.Verdict, now nat.Time) {
+	if at == path.Arrived && l.next != nil {
+		l.next.offer(p, data, in, now)
+	}
+	r := l.recording
+	if r == nil {
+		return
+	}
+	switch x := r.sightOf(in); at {
+	case path.Arrived:
+		x.remember(r, p, data, in)
+	case path.Decided:
+		x.tell(r, p, in, &v, now)
+	case path.Released:
+		x.tellReleased(r, p, in, &v, now)
+	}
+}
+
+// Lost implements path.Tap.
+func (l *lookersNow) Lost(at path.Stage, reason string, packet []byte, link nat.Link) {
+	r := l.recording
+	if r == nil {
+		return
+	}
+	switch at {
+	case path.ToLocal:
+		r.sightOf(link).tellRefused(r, link, reason)
+	case path.Sent:
+		r.sightOf(link).tellLost(r, reason, packet)
+	case path.Made:
+		r.tellMade(reason, packet, link)
+	}
+}
+
+// A recording is a capture under way.
+type recording struct {
+	*capture.Session
+	engine *nat.Engine
+	filter nat.ConnFilter
+	all    bool // filter selects everything
+	names  *view
+
+	verdict string   // "" = any
+	reasons []string // none = any
+	rule    string   // table/chain/rule, or rule, that a packet meets; "" = any
+
+	geneve    netip.AddrPort // our ends of the tunnels
+	wireguard netip.AddrPort
+
+	sights [2]sight // outbound and inbound
+
+	telling sync.Mutex
+	// outbound and inbound, that were told or are older than the recording
+	discards [2]uint64 // +checklocks:telling
+}
+
+// A sight is what one direction remembers of the packet under way while somebody captures. It is for the goroutine of the direction.
+type sight struct {
+	before []byte // the packet as it came, or the beginning of it
+	length int
+	tuple  packet.Tuple
+	parsed bool
+	met    bool // the recording's rule
+
+	key  noteKey // of note
+	note string
+}
+
+type noteKey struct {
+	action   nat.Action
+	reason   nat.Reason
+	in, out  nat.Link
+	original packet.Tuple
+	id       uint64
+}
+
+// sightOf returns what the direction of packets from in remembers.
+func (r *recording) sightOf(in nat.Link) *sight {
+	if in == nat.Tunnel {
+		return &r.sights[1]
+	}
+	return &r.sights[0]
+}
+
+// remember keeps a packet as it is before the engine changes it.
+func (x *sight) remember(r *recording, p *packet.Packet, data []byte, in nat.Link) {
+	x.before = append(x.before[:0], data[:r.Room(len(data))]...)
+	x.length = len(data)
+	x.look(p, in)
+	if r.rule != "" {
+		x.met = r.meets(data, p.SegmentSize, in)
+	}
+}
+
+func (x *sight) look(p *packet.Packet, in nat.Link) {
+	x.tuple = packet.Tuple{}
+	if x.parsed = p.Fault() == packet.NoFault; x.parsed {
+		p.Tuple(&x.tuple, in)
+	}
+}
+
+// tell records the packet that is remembered, and what the engine has made of it.
+func (x *sight) tell(r *recording, p *packet.Packet, in nat.Link, v *nat.Verdict, now nat.Time) {
+	dropped, outbound := v.Action == nat.Drop, in != nat.Tunnel
+	pre, post := r.Wants(capture.Pre, dropped), v.Action == nat.Forward && r.Wants(capture.Post, false)
+	if !pre && !post || r.rule != "" && !x.met || !r.match(v.Action.String(), v.Reason.String()) {
+		return
+	}
+	c, known := r.connection(&x.tuple, v.Out, now)
+	if !r.all && !(x.parsed && r.filter.Selects(&c)) {
+		return
+	}
+	note := x.noteOf(r, p, in, v, &c, known)
+	if pre {
+		r.Add(capture.Pre, outbound, note, x.length, x.before)
+	}
+	switch {
+	case !post:
+	case p.LeadLen() > 0: // not all of what goes out is in p
+		var c packet.Cutter
+		room := make([]byte, p.Len()+p.LeadLen())
+		c.Start(p, v.SegmentSize, v.MTU)
+		for n := c.Next(room); n > 0; n = c.Next(room) {
+			r.Add(capture.Post, outbound, note, n, room[:n])
+		}
+	default:
+		b := p.Bytes()
+		r.Add(capture.Post, outbound, note, len(b), b)
+	}
+}
+
+// tellReleased records a fragment that waited for the first one of its packet. That it came
+// was told then.
+func (x *sight) tellReleased(r *recording, p *packet.Packet, in nat.Link, v *nat.Verdict, now nat.Time) {
+	x.look(p, in)
+	met := x.met // by the first one
+	if v.Action == nat.Drop {
+		x.remember(r, p, p.Bytes(), in)
+		x.met = met
+		x.tell(r, p, in, v, now)
+		return
+	}
+	c, known := r.connection(&x.tuple, v.Out, now)
+	if b := p.Bytes(); r.Wants(capture.Post, false) && (r.rule == "" || met) && r.match(v.Action.String(), "") && (r.all || r.filter.Selects(&c)) {
+		r.Add(capture.Post, in != nat.Tunnel, x.noteOf(r, p, in, v, &c, known), len(b), b)
+	}
+}
+
+// tellRefused records the packet that is remembered as dropped by the gateway itself.
+func (x *sight) tellRefused(r *recording, in nat.Link, reason string) {
+	if x.length == 0 { // it came before the recording began
+		return
+	}
+	c, _ := r.connection(&x.tuple, in, path.Now())
+	if r.Wants(capture.Pre, true) && (r.rule == "" || x.met) && r.match(nat.Drop.String(), reason) && (r.all || x.parsed && r.filter.Selects(&c)) {
+		r.Add(capture.Pre, in != nat.Tunnel, "drop: "+reason+", from "+r.names.names[in], x.length, x.before)
+	}
+}
+
+// tellLost records a packet as it would have gone out, which is lost behind the engine: this one or, where others take its room, one
+// like it.
+func (x *sight) tellLost(r *recording, reason string, packet []byte) {
+	if !r.Wants(capture.Post, true) || r.rule != "" && !x.met || !r.match(nat.Drop.String(), reason) {
+		return
+	}
+	if c, _ := r.connection(&x.tuple, nat.Tunnel, path.Now()); r.all || r.filter.Selects(&c) {
+		r.Add(capture.Post, x.tuple.Link != nat.Tunnel, "drop: "+reason, len(packet), packet)
+	}
+}
+
+// tellMade records a packet that the gateway has made for a link and loses, in whichever goroutine. It is called before the loss is counted,
+// so that whoever sees the count finds the packet recorded.
+func (r *recording) tellMade(reason string, packet []byte, out nat.Link) {
+	met := ruleTracer{of: r}
+	if reason == path.DropOutput.String() {
+		r.engine.ExplainOut(packet, out, &met)
+	}
+	r.addLost(capture.Post, out == nat.Tunnel, reason, met.by(), packet, out, met.met)
+}
+
+// addLost records a packet, at its link, that no sight remembers; met says whether it has met the recording's rule. Connections are not asked
+// about it.
+func (r *recording) addLost(at capture.Stage, outbound bool, reason, more string, packet []byte, link nat.Link, met bool) {
+	if r.Wants(at, true) && (r.rule == "" || met) && r.match(nat.Drop.String(), reason) && (r.all || r.selects(packet, link, true)) {
+		r.Add(at, outbound, "drop: "+reason+more, len(packet), packet)
+	}
+}
+
+// connection returns that of a packet with tuple t, or what would be known of it.
+func (r *recording) connection(t *packet.Tuple, out nat.Link, now nat.Time) (c nat.ConnInfo, known bool) {
+	if c, known = r.engine.FindConnection(t, now); known {
+		return c, true
+	}
+	return nat.ConnInfo{Original: *t, Reply: t.Reply(out), Out: [2]nat.Link{out, t.Link}}, false
+}
+
+// noteOf returns the comment on a packet. Packets of one connection have the same, mostly.
+func (x *sight) noteOf(r *recording, p *packet.Packet, in nat.Link, v *nat.Verdict, c *nat.ConnInfo, known bool) string {
+	key := noteKey{v.Action, v.Reason, in, v.Out, c.Original, c.ID}
+	if x.note != "" && x.key == key {
+		return x.note
+	}
+	text := v.Action.String()
+	switch v.Action {
+	case nat.Drop:
+		text += ": " + v.Reason.String() + ", from " + r.names.names[in]
+		if v.Reason == nat.ReasonFiltered || v.Reason == nat.ReasonRejected {
+			text += r.ruleText(p, in)
+		}
+	case nat.Forward:
+		text += " from " + r.names.names[in] + " to " + r.names.names[v.Out]
+	default:
+		text += ", from " + r.names.names[in]
+	}
+	if known {
+		o, a := tupleOf(&c.Original), tupleOf(&c.Reply)
+		text += fmt.Sprintf("; connection %d, %s %v > %v", c.ID, control.ProtocolName(c.Original.Protocol), o.From(), o.To())
+		if a.To() != o.From() || a.From() != o.To() {
+			text += fmt.Sprintf(", translated by %s to %v > %v", strings.Join(r.names.uses(c, nil), ", "), a.To(), a.From())
+		}
+	}
+	x.key, x.note = key, text
+	return text
+}
+
+var errCaptures = errors.New("somebody else captures already; end that first")
+
+// Capture implements control.Source.
+func (src *Source) Capture(ctx context.Context, o *control.CaptureOptions, w io.Writer, sent func() error) (packets, lost uint64, err error) {
+	var stages []capture.Stage
+	for _, name := range o.At {
+		i := slices.Index(capture.Stages(), name)
+		if i < 0 {
+			return 0, 0, fmt.Errorf("at: no stage %q; there are %v", name, capture.Stages())
+		}
+		stages = append(stages, capture.Stage(i))
+	}
+	r := &recording{engine: src.Path.Engine, names: src.view(), all: o.Filter.IsZero(), verdict: o.Verdict, reasons: o.Reasons, rule: o.Rule}
+	if r.filter, err = r.names.filter(&o.Filter); err == nil {
+		err = r.check(src)
+	}
+	if err != nil {
+		return 0, 0, err
+	}
+	drops := o.Drops || o.Verdict == nat.Drop.String() || len(o.Reasons) > 0
+	r.Session = capture.NewSession(stages, drops, o.Snaplen)
+	if !src.capturing.CompareAndSwap(false, true) {
+		return 0, 0, errCaptures
+	}
+	defer src.capturing.Store(false)
+	defer r.attach(src)()
+	result, err := r.Write(ctx, w, o.Count, sent)
+	return result.Packets, result.Lost, err
+}

@@ -1,0 +1,29 @@
+package inspect
+
+import (
+	"testing"
+	"time"
+)
+
+// TestDropRates: a rate is that of the last 10 to 20 s, whatever was before.
+func TestDropRates(t *testing.T) {
+	var r dropRates
+	key := dropKey{"inbound", "no-route"}
+	total := uint64(0)
+	drops := func() map[dropKey]uint64 { return map[dropKey]uint64{key: total} }
+	for second := range 60 {
+		now := time.Duration(second) * time.Second
+		if second < 30 {
+			total += 100
+		}
+		r.note(now, drops)
+		outbound, inbound := r.of(drops(), now, false)
+		if len(outbound) != 0 || len(inbound) != 1 || inbound[0].Packets != total {
+			t.Fatalf("after %v: %v, %v", now, outbound, inbound)
+		}
+		switch rate := inbound[0].Rate; {
+		case second > 1 && second < 30 && (rate < 90 || rate > 110), second >= 50 && rate != 0:
+			t.Errorf("after %v: %.1f per second", now, rate)
+		}
+	}
+}

@@ -1,0 +1,329 @@
+package lifecycle
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/netip"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"culvert/gateway/config"
+	"culvert/gateway/path"
+	"culvert/gateway/state"
+	"culvert/gateway/sweep"
+	"culvert/gateway/wg"
+	"culvert/nat"
+)
+
+// keeper keeps for the next gateway what this one knows and its configuration does not say: the key of port choice, where the peer is,
+// and connections.
+type keeper struct {
+	log      *logrus.Entry
+	current  *config.Current
+	engine   *nat.Engine // nil until restore
+	wg       *wg.Device  // nil until Begin
+	gone     <-chan struct{}
+	dir      *state.Dir // nil = nothing is kept
+	identity state.Identity
+	peerMu   sync.Mutex     // held while look changes identity.Peer, and by other goroutines that read it
+	written  state.Identity // what the folder holds
+	broken   bool           // the last write failed
+	writing  sync.Mutex     // held while something is written
+	left     atomic.Bool    // another process may have the folder
+
+	mu       sync.Mutex
+	pending  bool     // +checklocks:mu
+	restored restored // +checklocks:mu
+	// when connections were last written
+	saved time.Time // +checklocks:mu
+	// writes that failed
+	failures uint64 // +checklocks:mu
+}
+
+const (
+	keepInterval = 30 * time.Second // between two writes of connections
+	lookInterval = time.Second      // between two looks at where the peer is
+
+	// What is kept may be of a gateway with a larger table, or anything: no more is read than fills the table.
+	maxRecord     = 160     // bytes, of TCP over IPv6 with large counters
+	maxRecordRest = 8 << 20 // for clients of services, and for what blocks leave unused
+)
+
+// openKeeper takes the folder of c's peering and reads what a gateway before this one has left there. It fails only if
+// another gateway runs there: what cannot be used is said, and done without.
+func openKeeper(life *Life, c *config.Config) (*keeper, error) {
+	k := &keeper{log: life.Log, current: life.Current, gone: life.gone}
+	k.identity = state.Identity{Cluster: c.Cluster, PortKey: newPortKey()}
+	if life.taken != nil {
+		k.identity = life.taken.identity
+	}
+	if c.State == "" {
+		return k, nil
+	}
+	var err error
+	if k.dir = life.taken.folder(c); k.dir != nil {
+		k.written, _ = k.dir.Identity(c.Cluster) // the same, as a rule: a write would hold up the first packets
+		return k, nil
+	}
+	k.dir, err = state.Open(c.State, c.Peer)
+	if errors.Is(err, state.ErrInUse) {
+		return nil, err
+	}
+	if err != nil {
+		k.dir = nil
+		life.Log.WithError(err).Warn("state: nothing can be kept: a restart will cost translated connections")
+		return k, nil
+	}
+	if life.taken != nil { // what is there is older than what is handed over
+		return k, nil
+	}
+	switch before, err := k.dir.Identity(c.Cluster); {
+	case err == nil:
+		k.identity, k.written, k.pending = before, before, true
+	case errors.Is(err, fs.ErrNotExist):
+		k.pending = true
+	default:
+		life.Log.WithError(err).WithField("folder", k.dir.Path()).Warn("state: the identity there cannot be used: a new one takes its place")
+		k.pending = !errors.Is(err, state.ErrForeign) // nor are its connections ours
+	}
+	if k.identity != k.written {
+		k.keepIdentity() // before a port is chosen by its key
+	}
+	return k, nil
+}
+
+// restore gives e the connections that are kept, once: when it first has links. Nothing is written before.
+func (k *keeper) restore(e *nat.Engine, links config.Links) {
+	if k.engine == nil { // the first call: nobody else knows k yet
+		k.engine = e
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if !k.pending || len(links.ByName) == 0 {
+		return
+	}
+	k.pending = false
+	f, err := k.dir.Connections()
+	if errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+	if err == nil {
+		defer f.Close()
+		r := k.engine.Restore(links.Find, path.Now())
+		most := int64(k.engine.Stats().MaxConnections)*maxRecord + maxRecordRest
+		_, err = io.Copy(r, io.LimitReader(f, most))
+		k.restored = restored{r.End()}
+	}
+	k.tell(err)
+}
+
+// tell says in a line what was restored, and what was not and why.
+//
+// +checklocks:k.mu
+func (k *keeper) tell(err error) {
+	r := &k.restored
+	entry := k.log.WithFields(logrus.Fields{"connections": r.Connections, "clients": r.Clients})
+	var missing []string
+	for _, m := range r.missing() {
+		if m.n > 0 {
+			missing = append(missing, fmt.Sprintf("%s %d", m.why, m.n))
+		}
+	}
+	if err != nil {
+		missing = append(missing, err.Error())
+	} else if !r.Whole {
+		missing = append(missing, "the end is missing")
+	}
+	if len(missing) > 0 {
+		entry.Warn("state: connections of the gateway before are restored, but not all: " + strings.Join(missing, ", "))
+		return
+	}
+	entry.Info("state: connections of the gateway before are restored")
+}
+
+// lastOf is where the peer of w was last, if that is known and w does not say where it is.
+func (k *keeper) lastOf(w *config.WireGuard) netip.AddrPort {
+	k.peerMu.Lock()
+	defer k.peerMu.Unlock()
+	if p := &k.identity.Peer; p.PublicKey == w.PeerPublicKey.Base64() && p.Configured == w.Endpoint {
+		return p.Endpoint
+	}
+	return netip.AddrPort{}
+}
+
+// restored is what has become of the connections of the gateway before.
+type restored struct{ nat.Restored }
+
+// missing says why connections, or blocks of them, were not restored.
+func (r *restored) missing() []missing {
+	return []missing{{"expired", r.Expired}, {"unknown-link", r.UnknownLink}, {"unbound", r.Unbound}, {"no-room", r.NoRoom},
+		{"damaged-block", r.Damaged}, {"foreign-block", r.Foreign}}
+}
+
+type missing struct {
+	why string
+	n   int
+}
+
+// run keeps things up to date until ctx ends.
+func (k *keeper) run(ctx context.Context) {
+	if k.dir == nil {
+		return
+	}
+	tick := time.NewTicker(lookInterval)
+	defer tick.Stop()
+	due := time.Now().Add(keepInterval)
+	for {
+		k.look()
+		now := time.Now()
+		round := !now.Before(due)
+		k.writing.Lock()
+		if k.left.Load() {
+			round = false
+		} else if k.identity != k.written && (round || !k.broken) {
+			k.keepIdentity()
+		}
+		if round {
+			due = now.Add(keepInterval)
+			k.keepConnections(func() { time.Sleep(sweep.Pause) })
+		}
+		k.writing.Unlock()
+		select {
+		case <-ctx.Done():
+			k.look()
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// look notes where the peer is.
+func (k *keeper) look() {
+	c, _ := k.current.Get()
+	w := &c.WireGuard
+	s, err := k.wg.PeerStats()
+	if err != nil || s.LastHandshake.IsZero() {
+		return
+	}
+	if at, err := netip.ParseAddrPort(s.Endpoint); err == nil {
+		k.peerMu.Lock()
+		defer k.peerMu.Unlock()
+		k.identity.Peer = state.Peer{PublicKey: w.PeerPublicKey.Base64(), Configured: w.Endpoint, Endpoint: at}
+	}
+}
+
+// end writes everything once more and lets go of the folder. No packet moves any more.
+func (k *keeper) end() {
+	if k.dir == nil {
+		return
+	}
+	defer k.dir.Close()
+	select {
+	case <-k.gone:
+		return
+	default:
+	}
+	if k.identity != k.written {
+		k.keepIdentity()
+	}
+	k.keepConnections(func() {})
+}
+
+// leave has the keeper write no more, until stay: another process may have the folder.
+func (k *keeper) leave() {
+	k.writing.Lock() // what is being written ends first
+	defer k.writing.Unlock()
+	k.left.Store(true)
+}
+
+func (k *keeper) stay() {
+	if k.left.Swap(false) && k.dir != nil {
+		k.dir.Sign()
+	}
+}
+
+// took notes what was handed over.
+func (k *keeper) took(r nat.Restored) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.restored = restored{r}
+	k.tell(nil)
+}
+
+// lockFile is what another process needs to have the folder; nil = there is none.
+func (k *keeper) lockFile() *os.File {
+	if k.dir == nil {
+		return nil
+	}
+	return k.dir.LockFile()
+}
+
+// close lets go of the folder and leaves all there as it is. A keeper that is nil has none.
+func (k *keeper) close() {
+	if k != nil && k.dir != nil {
+		k.dir.Close()
+	}
+}
+
+func (k *keeper) keepIdentity() {
+	err := k.dir.KeepIdentity(&k.identity)
+	if err == nil {
+		k.written = k.identity
+	}
+	k.note(err)
+}
+
+// keepConnections writes all connections, and lets packets go between them by pause.
+func (k *keeper) keepConnections(pause func()) {
+	k.mu.Lock()
+	pending := k.pending
+	k.mu.Unlock()
+	if pending {
+		return // what is kept is more than what is known
+	}
+	_, links := k.current.Get()
+	err := k.dir.KeepConnections(func(w io.Writer) error {
+		return k.engine.Records(0, path.Now(), links.Name).Write(w, pause)
+	})
+	if err == nil {
+		k.mu.Lock()
+		k.saved = time.Now()
+		k.mu.Unlock()
+	}
+	k.note(err)
+}
+
+// note counts a write that failed, and says so if the one before did not.
+func (k *keeper) note(err error) {
+	if err != nil {
+		k.mu.Lock()
+		k.failures++
+		k.mu.Unlock()
+		if !k.broken {
+			k.log.WithError(err).Warn("state: cannot be written: a restart would cost connections; make room, and the folder writable")
+		}
+	} else if k.broken {
+		k.log.Info("state: is written again")
+	}
+	k.broken = err != nil
+}
+
+// peer is the peer of w, and where it was last.
+func (k *keeper) peer(w *config.WireGuard) wg.Peer {
+	return wg.Peer{PublicKey: w.PeerPublicKey, Endpoint: w.Endpoint, Last: k.lastOf(w), Keepalive: w.Keepalive}
+}
+
+// newPortKey draws the key of nat's port choice.
+func newPortKey() (key [16]byte) {
+	rand.Read(key[:])
+	return key
+}

@@ -1,0 +1,147 @@
+package lifecycle
+
+import (
+	"fmt"
+	"math"
+	"net"
+	"net/netip"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"culvert/gateway/handover"
+	"culvert/gateway/seats"
+	"culvert/geneve/udp"
+)
+
+// lentSocket is a UDP socket by its name in metrics.
+type lentSocket struct {
+	name   string
+	socket *udp.Socket // nil: not of the kernel
+	conn   *handover.Conn
+}
+
+// Lend makes the opener of a tunnel's sockets, which another process can have; see package
+// handover. name is that of the first, of the second it is followed by 6.
+func (life *Life) Lend(name string, o udp.Options) udp.Options {
+	plain := o
+	plain.ZeroChecksums = name == "geneve" // as package geneve asks of the sockets that it opens
+	o.Open = func(network string, at netip.AddrPort) (udp.Conn, error) {
+		own := name
+		if network == "udp6" && name != "geneve" {
+			own += "6"
+		}
+		l := lentSocket{name: own}
+		var conn udp.Conn
+		var err error
+		shared := false // with the process before
+		if l.socket, err = life.taken.socket(own, at.Port(), plain); l.socket != nil {
+			shared, conn = true, l.socket
+		} else if err == nil {
+			if conn, err = udp.Open(network, at, plain); err == nil {
+				l.socket, _ = conn.(*udp.Socket)
+				shared = l.socket == nil && life.taken.has(own, at.Port())
+			}
+		}
+		if err != nil {
+			return nil, err
+		}
+		l.conn = handover.NewConn(conn)
+		life.taken.hold(&l, shared)
+		life.lent = append(life.lent, l)
+		return l.conn, nil
+	}
+	return o
+}
+
+// tunnelSockets returns those of WireGuard.
+func (life *Life) tunnelSockets() (all []*handover.Conn) {
+	for _, l := range life.lent {
+		if l.name != "geneve" {
+			all = append(all, l.conn)
+		}
+	}
+	return all
+}
+
+// An openFile is something that another process can have.
+type openFile struct {
+	handover.Socket
+	file syscall.Conn // nil: it is of a network of the caller's, where both open it
+}
+
+// openFiles returns all that a process which takes over needs and only one can open.
+func (life *Life) openFiles() (all []openFile) {
+	for _, l := range life.lent {
+		o := openFile{Socket: handover.Socket{Name: l.name, At: fmt.Sprint(l.conn.LocalAddr().Port())}}
+		if l.socket != nil {
+			o.file = l.socket
+		}
+		all = append(all, o)
+	}
+	for name, l := range life.listeners() {
+		all = append(all, openFile{handover.Socket{Name: name, At: l.at}, l.Listener.(syscall.Conn)})
+	}
+	if lock := life.keeper.lockFile(); lock != nil {
+		all = append(all, openFile{handover.Socket{Name: "lock"}, lock})
+	}
+	return all
+}
+
+// listenAt is a listener, and the field of the configuration that says where it is.
+type listenAt struct {
+	net.Listener
+	at string
+}
+
+// listeners returns those that are open, by name.
+func (life *Life) listeners() map[string]listenAt {
+	all := make(map[string]listenAt)
+	for name, l := range life.Listeners() {
+		if s, ok := l.(*seats.Listener); ok {
+			l = s.Listener
+		}
+		at := l.Addr().String()
+		c, _ := life.Current.Get()
+		switch name {
+		case "metrics":
+			at = c.Metrics
+		case "health":
+			at = c.Health
+		}
+		all[name] = listenAt{l, at}
+	}
+	return all
+}
+
+// keepFiles says whether the files of Unix sockets are left to another process. If not, who connects is told that they are this one's.
+func (life *Life) keepFiles(leave bool) {
+	for _, l := range life.listeners() {
+		if u, ok := l.Listener.(*net.UnixListener); ok {
+			u.SetUnlinkOnClose(!leave)
+			if !leave {
+				claim(u)
+			}
+		}
+	}
+}
+
+// claim has the kernel name this process to who connects: SO_PEERCRED is of the last listen(2) (unix(7)), and the other process may be gone.
+func claim(l syscall.Conn) {
+	if raw, err := l.SyscallConn(); err == nil {
+		raw.Control(func(fd uintptr) { unix.Listen(int(fd), math.MaxUint16) }) // at most net.core.somaxconn, as package net has it
+	}
+}
+
+// duplicate returns another descriptor of what is open.
+func duplicate(c syscall.Conn) (fd int, err error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return -1, err
+	}
+	if e := raw.Control(func(own uintptr) { fd, err = unix.FcntlInt(own, unix.F_DUPFD_CLOEXEC, 0) }); e != nil {
+		return -1, e
+	}
+	return fd, os.NewSyscallError("fcntl", err)
+}

@@ -1,0 +1,123 @@
+// Package lifecycle is what a gateway has of other processes, and leaves to them: what it keeps in a folder for the one that is started after it
+// (keep.go); and the hand-over of a running gateway to another process, of which handover.go is the old one's side, takeover.go and overlap.go
+// the new one's. Package handover is what they say to each other.
+package lifecycle
+
+import (
+	"context"
+	"net"
+	"sync"
+	"sync/atomic"
+
+	"github.com/sirupsen/logrus"
+
+	"culvert/gateway/config"
+	"culvert/gateway/monitor"
+	"culvert/gateway/path"
+	"culvert/gateway/prometheus"
+	"culvert/gateway/wg"
+	"culvert/nat"
+)
+
+// Options are what a Life is about.
+type Options struct {
+	Log       *logrus.Entry
+	Current   *config.Current
+	Applying  sync.Locker                    // held while the configuration changes
+	Ready     func() bool                    // the gateway carries packets
+	Listeners func() map[string]net.Listener // that are open: metrics, health, control and uapi
+}
+
+// A Life belongs to one gateway, from before it opens anything until it has ended.
+type Life struct {
+	Options
+	path      *path.Path // nil until Begin, as monitor
+	monitor   *monitor.Monitor
+	keeper    *keeper // nil until Open
+	taken     *Taking // what it takes over from; nil = from none
+	lent      []lentSocket
+	handing   atomic.Bool   // it hands over
+	gone      chan struct{} // closed when another process carries the packets,
+	successor atomic.Int64  // which has this ID
+}
+
+// New makes the Life of a gateway that takes over from t; nil = from none.
+func New(o Options, t *Taking) *Life { return &Life{Options: o, taken: t, gone: make(chan struct{})} }
+
+// Open takes the folder of c's peering. It fails only if another gateway runs there.
+func (life *Life) Open(c *config.Config) (err error) {
+	life.keeper, err = openKeeper(life, c)
+	return err
+}
+
+// PortKey is the key by which the engine is to choose ports.
+func (life *Life) PortKey() [16]byte { return life.keeper.identity.PortKey }
+
+// Restore gives e the connections that are kept, once: when it first has links.
+func (life *Life) Restore(e *nat.Engine, links config.Links) { life.keeper.restore(e, links) }
+
+// Peer is the peer of w, and where it was last.
+func (life *Life) Peer(w *config.WireGuard) wg.Peer { return life.keeper.peer(w) }
+
+// Begin says what carries the packets. It is called before that does.
+func (life *Life) Begin(p *path.Path, m *monitor.Monitor) {
+	life.path, life.monitor, life.keeper.wg = p, m, p.WG
+	if life.taken != nil {
+		p.WG.Expect(life.keeper.identity.Peer.Endpoint, life.taken.offer.Local)
+	}
+}
+
+// Keep keeps what is in the folder up to date until ctx ends.
+func (life *Life) Keep(ctx context.Context) { life.keeper.run(ctx) }
+
+// Overlap ends what begins with a take-over, if there was one.
+func (life *Life) Overlap() { life.taken.finish(life) }
+
+// Save writes all connections to the folder now.
+func (life *Life) Save() {
+	life.keeper.writing.Lock()
+	defer life.keeper.writing.Unlock()
+	life.keeper.keepConnections(func() {})
+}
+
+// End writes everything once more and lets go of the folder. No packet moves any more.
+func (life *Life) End() { life.keeper.end() }
+
+// Close lets go of the folder and leaves all there as it is.
+func (life *Life) Close() { life.keeper.close() }
+
+// Gone is closed when another process carries the packets.
+func (life *Life) Gone() <-chan struct{} { return life.gone }
+
+// Successor returns the process that has taken over; 0 = none has, or it is unknown.
+func (life *Life) Successor() int { return int(life.successor.Load()) }
+
+// Changeable returns an error while the gateway hands over: the other process would not have what is changed.
+func (life *Life) Changeable() error {
+	if life.handing.Load() {
+		return ErrHanding
+	}
+	return nil
+}
+
+// Listener returns the listener of the process before of a name at an address, as it is configured; nil if it has none there.
+func (life *Life) Listener(name, address string) (net.Listener, error) {
+	return life.taken.listener(name, address)
+}
+
+// WriteMetrics reports what is kept for the next gateway, and what this one could not use of what the one before has kept.
+func (life *Life) WriteMetrics(p *prometheus.Page) {
+	k := life.keeper
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	saved := 0.0
+	if !k.saved.IsZero() {
+		saved = float64(k.saved.UnixMilli()) / 1000
+	}
+	p.One(prometheus.Gauge, "state_saved_timestamp_seconds", "When connections were last written to the state folder; 0 = never.", saved)
+	p.Family(prometheus.Gauge, "state_not_restored", "Connections that the gateway before has left and this one has not, by reason; of blocks that cannot be read, the blocks.", "reason")
+	for _, m := range k.restored.missing() {
+		p.Add(float64(m.n), m.why)
+	}
+	p.One(prometheus.Counter, "state_save_failures_total", "Writes to the state folder that failed.", float64(k.failures))
+}

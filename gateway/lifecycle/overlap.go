@@ -1,0 +1,128 @@
+package lifecycle
+
+import (
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"time"
+
+	"culvert/gateway/handover"
+	"culvert/geneve/udp"
+)
+
+// busy reports whether finish has still to end.
+func (t *Taking) busy() bool {
+	if t == nil {
+		return false
+	}
+	select {
+	case <-t.over:
+		return false
+	default:
+		return true
+	}
+}
+
+// finish carries what the old process decrypts. It lets that one end after overlapTime and not
+// before, so that there is a gateway if this process dies meanwhile.
+func (t *Taking) finish(life *Life) {
+	if t == nil {
+		return
+	}
+	defer close(t.over)
+	defer t.close()
+	for _, l := range life.lent {
+		switch socket, err := t.former(l); {
+		case err != nil:
+			life.Log.WithError(err).WithField("socket", l.name).Warn("what the peer still sends to the port of the gateway before is lost")
+		case socket != nil:
+			t.old = append(t.old, socket)
+			go l.conn.Drain(socket, t.relay)
+		}
+	}
+	for _, s := range t.offer.Sockets {
+		if (s.Name == "control" || s.Name == "uapi") && t.files[s.Name] != nil { // elsewhere here, and left to this process
+			os.Remove(s.At)
+		}
+	}
+	returned := make(chan struct{})
+	go func() {
+		defer close(returned)
+		for p := range t.relay.Packets() {
+			if take := life.path.Diverted(); take != nil {
+				take([][]byte{p}, 0)
+			}
+		}
+	}()
+	// A peer that has heard of the session answers in it after one round trip.
+	wait := max(greetTime, 3*t.far/2)
+	over, renew := time.NewTimer(time.Until(t.forwards.Add(overlapTime))), time.NewTimer(wait)
+	defer over.Stop()
+	defer renew.Stop()
+	for done := false; !done; {
+		select {
+		case <-over.C:
+			done = true
+		case <-renew.C:
+			if !t.relay.Met() && !t.relay.Quiet(quietTime) {
+				life.path.WG.Renew() // the peer has begun a session with the old process meanwhile
+			}
+			wait *= 2 // WireGuard would repeat a lost handshake after five seconds
+			renew.Reset(wait)
+		}
+	}
+	for i := range life.lent {
+		life.lent[i].conn.Own()
+	}
+	t.line.Send(handover.KindDone, nil, time.Second)
+	select {
+	case <-returned: // the old process has ended
+	case <-time.After(doneTime):
+	}
+	t.relay.Close()
+	<-returned
+	life.path.Divert(nil)
+	if _, lost := t.relay.Totals(); lost > 0 {
+		life.Log.WithField("lost", lost).Warn("there was no room for all that came here in the session of the gateway before")
+	}
+}
+
+// former returns the socket that the old process had in the place of WireGuard's l, if its port was another; else nil.
+func (t *Taking) former(l lentSocket) (udp.Conn, error) {
+	at := l.conn.LocalAddr()
+	i := slices.IndexFunc(t.offer.Sockets, func(s handover.Socket) bool { return s.Name == l.name })
+	if l.name == "geneve" || i < 0 {
+		return nil, nil
+	}
+	port, err := strconv.ParseUint(t.offer.Sockets[i].At, 10, 16)
+	if err != nil || uint16(port) == at.Port() {
+		return nil, err
+	}
+	if t.open == nil {
+		return udp.Adopt(t.files[l.name], udp.Options{})
+	}
+	network := "udp6"
+	if at.Addr().Is4() {
+		network = "udp4"
+	}
+	return t.open(network, netip.AddrPortFrom(at.Addr(), uint16(port)))
+}
+
+// close closes what is left of the conversation. It may be called more than once.
+func (t *Taking) close() {
+	t.line.Close()
+	if t.relay != nil {
+		t.relay.Close()
+	}
+	for _, c := range t.old {
+		c.Close()
+	}
+	for _, f := range t.files {
+		f.Close()
+	}
+	if t.before != nil {
+		t.before.close()
+		t.before = nil
+	}
+}

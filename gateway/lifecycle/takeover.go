@@ -1,0 +1,389 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"culvert/gateway/config"
+	"culvert/gateway/control"
+	"culvert/gateway/handover"
+	"culvert/gateway/path"
+	"culvert/gateway/pathmtu"
+	"culvert/gateway/state"
+	"culvert/gateway/wg"
+	"culvert/geneve"
+	"culvert/geneve/udp"
+	"culvert/nat"
+)
+
+const (
+	askTime = 5 * time.Second
+	// greetTime is the timeout of the first handshake. It doubles on each retry, because a new handshake invalidates the answer to the old
+	// one. sessionPatience bounds all tries together.
+	greetTime       = 300 * time.Millisecond
+	sessionPatience = 5 * time.Second
+	// The peer still uses the old session if less than quietTime has passed since the last message in it.
+	quietTime = 150 * time.Millisecond
+	// A process that is killed has closed its sockets before it is gone.
+	endTime = 100 * time.Millisecond
+	// stopTime is how long the old process may say nothing when it has been told to stop: it may have stopped.
+	stopTime = 1200 * time.Millisecond
+)
+
+// Taking is the new process's side of a hand-over; see package handover. Nil is a gateway
+// that takes over from none.
+type Taking struct {
+	line     *handover.Line
+	offer    handover.Offer
+	identity state.Identity
+	files    map[string]*os.File // of Offer.Sockets, by name, until they are used
+	before   *process
+	relay    *handover.Relay
+	old      []udp.Conn    // WireGuard's of the old process that this one has no use for
+	session  chan struct{} // closed by met
+	far      time.Duration // how long the handshake took that made it; 0 = none did
+	met      func()        // there is a session with the peer
+	over     chan struct{} // closed by finish
+	stopping bool          // the old process has been told to stop; it says soon that it has
+	forwards time.Time     // when the old process was told that this one does
+
+	// open opens sockets of a network of the caller's; nil: they are the kernel's.
+	open func(network string, at netip.AddrPort) (udp.Conn, error)
+}
+
+// Ask asks the gateway that serves a control socket to hand over to one by c.
+func Ask(ctx context.Context, socket string, c *config.Config) (*Taking, error) {
+	asking, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	conn, err := control.TakeOver(asking, socket, control.TakeoverOptions{Protocol: handover.Version, Cluster: c.Cluster, Peer: c.Peer})
+	if err != nil {
+		return nil, fmt.Errorf("--takeover: %w", err)
+	}
+	return newTaking(conn), nil
+}
+
+// AskOver takes over from a gateway of this process that hands over by the other ends of wire and relay. Sockets that it has, both have, by open.
+func AskOver(wire handover.Wire, relay net.Conn, open func(network string, at netip.AddrPort) (udp.Conn, error)) *Taking {
+	t := newTaking(wire)
+	t.relay, t.open = handover.NewRelay(relay), open
+	return t
+}
+
+func newTaking(conn handover.Wire) *Taking {
+	t := &Taking{line: handover.NewLine(conn), session: make(chan struct{}), over: make(chan struct{})}
+	t.met = sync.OnceFunc(func() { close(t.session) })
+	return t
+}
+
+// Refuse ends the conversation: there will be no new gateway, because of err.
+func (t *Taking) Refuse(err error) {
+	t.line.Refuse(err)
+	t.close()
+}
+
+// Take takes over with the gateway that begin makes for t, which end undoes if that fails. It returns true where the old process has ended
+// meanwhile, so that a gateway is to start as if there had been none.
+func (t *Taking) Take(ctx context.Context, c *config.Config, log *logrus.Logger, begin func() (*Life, error), end func()) (alone bool, err error) {
+	if err = t.run(ctx, c, begin, end); err == nil {
+		return false, nil
+	}
+	if ctx.Err() != nil { // so that nothing was heard any more
+		err = context.Cause(ctx)
+	}
+	t.line.Refuse(err)
+	within := endTime
+	if t.stopping && errors.Is(err, os.ErrDeadlineExceeded) && t.before.kill() {
+		log.WithField("process", t.before.id).Warn("the gateway before hung in the hand-over and was ended")
+		within = stopTime // its memory goes first
+	}
+	ended := t.before.ended(within)
+	t.close()
+	if ended && ctx.Err() == nil {
+		log.WithError(err).Warn("the gateway before has ended meanwhile: this one starts as if there had been none")
+		return true, nil
+	}
+	return false, fmt.Errorf("--takeover: %w; the gateway before goes on", err)
+}
+
+// ended reports whether the old process is gone for certain.
+func (t *Taking) ended() bool { return t.before.ended(endTime) }
+
+func (t *Taking) run(ctx context.Context, c *config.Config, begin func() (*Life, error), end func()) (err error) {
+	goOn := context.AfterFunc(ctx, t.line.Silence)
+	defer goOn()
+	if err := t.accept(c); err != nil {
+		return err
+	}
+	life, err := begin()
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			end()
+		}
+	}()
+	if _, err := t.restore(life, handover.KindStanding); err != nil {
+		return err
+	}
+	if err := t.meetPeer(ctx, life); err != nil {
+		return err
+	}
+	if !goOn() {
+		return context.Cause(ctx)
+	}
+	if err := t.line.Send(handover.KindReady, nil, cutTime); err != nil {
+		return err
+	}
+	t.stopping = true
+	return t.cut(life)
+}
+
+// accept takes what the old process offers.
+func (t *Taking) accept(c *config.Config) error {
+	t.before = processOf(t.line.Peer())
+	body, files, err := t.line.Want(handover.KindOffer, askTime)
+	if err != nil {
+		return err
+	}
+	err = handover.Decode(body, &t.offer)
+	t.files = make(map[string]*os.File)
+	for i, f := range files {
+		if i >= len(t.offer.Sockets) || t.files[t.offer.Sockets[i].Name] != nil {
+			f.Close()
+			continue
+		}
+		t.files[t.offer.Sockets[i].Name] = f
+	}
+	if err != nil {
+		return err
+	}
+	if t.identity, err = state.DecodeIdentity(t.offer.Identity); err != nil {
+		return fmt.Errorf("what it says of itself is %w", err)
+	}
+	if t.relay != nil {
+		return nil
+	}
+	if t.files["relay"] == nil {
+		return fmt.Errorf("%w: no relay", handover.ErrStrange)
+	}
+	conn, err := net.FileConn(t.files["relay"])
+	if err != nil {
+		return fmt.Errorf("relay: %w", err)
+	}
+	t.relay = handover.NewRelay(conn)
+	return nil
+}
+
+// at returns what the old process has by a name, if that is at the same address.
+func (t *Taking) at(name, address string) *os.File {
+	if t == nil {
+		return nil
+	}
+	for _, s := range t.offer.Sockets {
+		if s.Name == name && s.At == address {
+			return t.files[name]
+		}
+	}
+	return nil
+}
+
+// socket returns the old process's UDP socket of a name; nil if it has none at the port. Port
+// 0 is any.
+func (t *Taking) socket(name string, port uint16, o udp.Options) (*udp.Socket, error) {
+	if t == nil {
+		return nil, nil
+	}
+	f := t.at(name, strconv.Itoa(int(port)))
+	if port == 0 {
+		f = t.files[name]
+	}
+	if f == nil {
+		return nil, nil
+	}
+	delete(t.files, name)
+	defer f.Close()
+	return udp.Adopt(f, o)
+}
+
+// has reports whether the old process has a UDP socket of a name at a port.
+func (t *Taking) has(name string, port uint16) bool {
+	return t != nil && slices.Contains(t.offer.Sockets, handover.Socket{Name: name, At: strconv.Itoa(int(port))})
+}
+
+// listener returns the old process's listener of a name at an address, as it is configured;
+// nil if it has none there.
+func (t *Taking) listener(name, address string) (net.Listener, error) {
+	f := t.at(name, address)
+	if f == nil {
+		return nil, nil
+	}
+	delete(t.files, name)
+	defer f.Close()
+	l, err := net.FileListener(f)
+	if err != nil {
+		return nil, fmt.Errorf("%s: of the gateway before: %w", name, err)
+	}
+	return l, nil
+}
+
+// ListenUAPI opens WireGuard's socket of a name, or takes the old process's.
+func (life *Life) ListenUAPI(name string) (net.Listener, error) {
+	if l, err := life.taken.listener("uapi", wg.UAPIPath(name)); l != nil || err != nil {
+		return l, err
+	}
+	return wg.ListenUAPI(name)
+}
+
+// folder is the old process's, if c has the same.
+func (t *Taking) folder(c *config.Config) *state.Dir {
+	if t == nil || t.files["lock"] == nil {
+		return nil
+	}
+	d := state.Adopt(c.State, c.Peer, t.files["lock"])
+	if d != nil {
+		delete(t.files, "lock")
+	}
+	return d
+}
+
+// hold keeps a new gateway's socket, which the old one may share, silent until the cut; it is called
+// before there is anything to send.
+func (t *Taking) hold(l *lentSocket, shared bool) {
+	switch {
+	case t == nil:
+	case l.name == "geneve":
+		l.conn.Silence(nil)
+	default:
+		l.conn.Greet(t.relay, !shared, t.met)
+	}
+}
+
+// restore gives g the records that come before a message of a kind, and returns that.
+func (t *Taking) restore(life *Life, last handover.Kind) ([]byte, error) {
+	begin := func() *nat.Restore {
+		_, links := life.Current.Get()
+		return life.path.Engine.Restore(links.Find, path.Now())
+	}
+	for r := begin(); ; {
+		within := askTime
+		if t.stopping {
+			within = stopTime
+		}
+		k, body, _, err := t.line.Receive(within)
+		switch {
+		case err != nil:
+			return nil, err
+		case k == handover.KindRecords:
+			r.Write(body)
+			if last == handover.KindCut { // as old as the message, not as the first one
+				r.End()
+				r = begin()
+			}
+		case k == last:
+			if last == handover.KindStanding { // what comes later is of the same connections, or new
+				life.keeper.took(r.End())
+			}
+			return body, nil
+		default:
+			return nil, fmt.Errorf("%w: message %d", handover.ErrStrange, k)
+		}
+	}
+}
+
+// meetPeer makes a session with the peer. Without one there is no hand-over, if the old
+// process has one in which the peer answers.
+func (t *Taking) meetPeer(ctx context.Context, life *Life) error {
+	if !t.offer.Session {
+		return nil
+	}
+	late := time.NewTimer(sessionPatience)
+	defer late.Stop()
+	wait, greeted := greetTime, time.Now()
+	again := time.NewTimer(wait)
+	defer again.Stop()
+	for {
+		select {
+		case <-t.session:
+			t.far = time.Since(greeted)
+			return nil
+		case <-again.C:
+			if err := life.path.WG.Renew(); err != nil {
+				return err
+			}
+			wait, greeted = 2*wait, time.Now()
+			again.Reset(wait)
+		case <-late.C:
+			if !t.offer.Answers {
+				return nil // nor does it the old one, or it answers no pings: nothing is known against this one
+			}
+			return fmt.Errorf("the peer does not answer this gateway's handshakes in %v, and has a session with the one before: compare wireguard.privateKeyFile, peerPublicKey and endpoint with what that one has", sessionPatience)
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// cut waits for the old process to stop, and goes on where it was.
+func (t *Taking) cut(life *Life) error {
+	body, err := t.restore(life, handover.KindCut)
+	if err != nil {
+		return err
+	}
+	var end handover.Cut
+	if err := handover.Decode(body, &end); err != nil {
+		return err
+	}
+	_, links := life.Current.Get()
+	for _, s := range end.Nodes {
+		link, ok := links.ByName[s.Node]
+		mac, err := net.ParseMAC(s.MAC)
+		if !ok || err != nil {
+			continue
+		}
+		encap := geneve.Geneve
+		if s.VXLAN {
+			encap = geneve.VXLAN
+		}
+		life.path.Endpoint.Meet(geneve.Station{ID: uint16(link), MAC: mac, Encap: encap, Local: s.Local})
+	}
+	for _, p := range end.Paths {
+		link, ok := links.ByName[p.Node]
+		if ok || p.Node == "" { // the zero link is the tunnel
+			life.monitor.ExpectPath(link, pathmtu.Result{Size: p.Size, Known: true, Way: pathmtu.Way(p.Way), OneWay: p.OneWay})
+		}
+	}
+	var mu sync.Mutex
+	take := func(bufs [][]byte, offset int) {
+		mu.Lock()
+		defer mu.Unlock()
+		life.path.Carry(bufs, offset)
+	}
+	life.path.Divert(take)
+	t.forwards = time.Now()
+	if err := t.line.Send(handover.KindForwarding, nil, cutTime); err != nil && !t.ended() {
+		return fmt.Errorf("the gateway before has not waited: %w", err)
+	}
+	for _, l := range life.lent {
+		if l.name == "geneve" {
+			l.conn.Own()
+		} else {
+			l.conn.Lead(t.relay)
+		}
+	}
+	life.path.WG.Confirm()
+	life.keepFiles(false)
+	pause := time.Duration(handover.Monotonic() - end.Stopped)
+	life.Log.WithFields(logrus.Fields{"process": t.line.Peer(), "was": t.offer.Version, "pause": pause.Round(10 * time.Microsecond).String()}).Info("taken over")
+	return nil
+}

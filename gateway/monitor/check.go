@@ -1,0 +1,328 @@
+package monitor
+
+import (
+	"context"
+	"encoding/json"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/checksum"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+
+	"culvert/gateway/config"
+	"culvert/gateway/path"
+	"culvert/gateway/wg"
+	"culvert/gateway/wgkey"
+	"culvert/geneve/udp"
+)
+
+// CheckState says what the connection check knows of the connection to the peer.
+type CheckState uint8
+
+// States of the connection check.
+const (
+	CheckOff        CheckState = iota // no ping is sent
+	CheckConnecting                   // none has been answered yet
+	CheckConnected
+	CheckError // none has been answered for too long
+)
+
+func (s CheckState) String() string {
+	return [...]string{"off", "connecting", "connected", "error"}[s]
+}
+
+// CheckStatus is what the connection check has found.
+type CheckStatus struct {
+	wg.Pings // RTT is 0 unless CheckConnected
+	State    CheckState
+	Measured time.Time // when RTT was; zero unless CheckConnected
+	Answered uint64    // pings of ours that the peer has answered
+	Asked    uint64    // pings of the peer that we have answered
+	// RTTs are the numbers of answers within each of RTTBounds and none before, and of those that took longer; RTTSum is how long all took.
+	RTTs   [len(RTTBounds) + 1]uint64
+	RTTSum time.Duration
+}
+
+// RTTBounds are those of the histogram of Liqo's gateway, so that what both have measured adds up.
+var RTTBounds = [...]time.Duration{
+	10000 * time.Microsecond, 15000 * time.Microsecond, 20000 * time.Microsecond, 36250 * time.Microsecond, 52500 * time.Microsecond,
+	68750 * time.Microsecond, 85000 * time.Microsecond, 101250 * time.Microsecond, 117500 * time.Microsecond, 133750 * time.Microsecond,
+	150000 * time.Microsecond, 178380 * time.Microsecond, 212129 * time.Microsecond, 252264 * time.Microsecond, 299992 * time.Microsecond,
+}
+
+// checkMessage is a datagram of Liqo's connection check, which is an object of JSON.
+// The answer to a ping is the same object with another type.
+type checkMessage struct {
+	ClusterID string          `json:"clusterID"` // of who is asked, as who asks knows it
+	Type      string          `json:"msgType"`
+	Stamp     json.RawMessage `json:"timeStamp"` // RFC 3339, by the clock of who asks
+
+	at time.Time // Stamp
+}
+
+const (
+	checkPing = "PING"
+	checkPong = "PONG"
+
+	maxCheckMessage = 1024 // bytes
+
+	// checkRate is how many messages a second are looked at: more than two gateways
+	// exchange, and too few to keep one busy.
+	checkRate  = 100
+	checkBurst = 200
+)
+
+// parseCheck returns false for what is no message of the check.
+func parseCheck(b []byte) (m checkMessage, ok bool) {
+	if len(b) > maxCheckMessage || json.Unmarshal(b, &m) != nil || m.Type != checkPing && m.Type != checkPong {
+		return m, false
+	}
+	return m, len(m.Stamp) > 0 && json.Unmarshal(m.Stamp, &m.at) == nil && !m.at.IsZero()
+}
+
+// check is the connection check: pings between the tunnel addresses of both gateways,
+// in UDP. The gateway has no network stack; it makes and reads the packets itself. What
+// the peer's clock says does not matter, and neither does a step of ours.
+type check struct {
+	own     netip.Addr // tunnel addresses
+	peer    netip.Addr
+	largest int // message, bytes
+	limit   *rate.Limiter
+	begun   chan struct{} // begin was called
+
+	mu      sync.Mutex
+	config  config.ConnectionCheck // +checklocks:mu
+	cluster string                 // +checklocks:mu
+	// when pings without an answer were sent, oldest first; Threshold at most
+	waiting []time.Time // +checklocks:mu
+	// of the last answer, or of the beginning
+	heard time.Time // +checklocks:mu
+	// when the next ping is due
+	due    time.Time   // +checklocks:mu
+	recent udp.Recent  // +checklocks:mu
+	status CheckStatus // +checklocks:mu
+}
+
+func newCheck(own, peer netip.Addr, mtu config.TunnelMTU) *check {
+	const headers = header.IPv4MinimumSize + header.UDPMinimumSize
+	return &check{
+		own: own, peer: peer, largest: min(maxCheckMessage, int(mtu)-headers), limit: rate.NewLimiter(checkRate, checkBurst),
+		begun: make(chan struct{}, 1),
+	}
+}
+
+// begin makes the check begin anew, as c says.
+func (c *check) begin(with *config.Config, now time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.config, c.cluster, c.waiting, c.heard, c.due = with.ConnectionCheck, with.Peer, nil, now, now
+	if c.config.Port == 0 {
+		c.config.Port = config.LiqoConnectionCheck.Port
+	}
+	c.status.State, c.status.RTT, c.status.Measured = CheckOff, 0, time.Time{}
+	c.recent.Forget(0)
+	if c.config.Interval > 0 && with.WireGuard.PeerPublicKey != (wgkey.Key{}) {
+		c.status.State = CheckConnecting
+	}
+	select {
+	case c.begun <- struct{}{}:
+	default:
+	}
+}
+
+// found returns what was found so far.
+func (c *check) found() CheckStatus {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := c.status
+	s.Lost, s.Requests = c.recent.Lost()
+	s.Sent, s.AllMissed = c.recent.Totals()
+	if s.Answered > 0 {
+		s.Missed = len(c.waiting)
+	}
+	return s
+}
+
+// tick returns the ping that is due, or nil, and when to call it again; the zero Time
+// is never. Nothing is sent to a peer that cannot be reached, which is as if it did not
+// answer.
+func (c *check) tick(now time.Time, reachable bool) (ping []byte, next time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.status.State == CheckOff {
+		return nil, time.Time{}
+	}
+	lost := c.heard.Add(time.Duration(c.config.Threshold) * c.config.Interval)
+	if now.After(lost) {
+		c.status.State, c.status.RTT, c.status.Measured = CheckError, 0, time.Time{}
+	}
+	if !now.Before(c.due) {
+		c.due = now.Add(c.config.Interval)
+		if reachable {
+			ping = c.ping(now)
+		}
+	}
+	if next = c.due; c.status.State != CheckError && lost.Before(next) {
+		next = lost.Add(1) // the first moment after
+	}
+	return ping, next
+}
+
+// ping makes a ping and remembers it.
+//
+// Preconditions: c.mu is held.
+// +checklocks:c.mu
+func (c *check) ping(now time.Time) []byte {
+	if len(c.waiting) == c.config.Threshold {
+		c.waiting = slices.Delete(c.waiting, 0, 1)
+	}
+	c.waiting = append(c.waiting, now)
+	c.recent.Request()
+	stamp, _ := json.Marshal(now) // these two cannot fail before the year 10000
+	b, _ := json.Marshal(checkMessage{ClusterID: c.cluster, Type: checkPing, Stamp: stamp})
+	return c.datagram(c.config.Port, b)
+}
+
+// receive takes a packet to the tunnel address that is for the check, as mine says. It
+// returns the packet that answers it, or nil, and false for what the check has no use
+// for: no message, one that nobody waits for, or one too many.
+func (c *check) receive(packet []byte, now time.Time) (answer []byte, ok bool) {
+	udp := header.UDP(header.IPv4(packet).Payload())
+	if int(udp.Length()) < header.UDPMinimumSize || int(udp.Length()) > len(udp) || !c.limit.AllowN(now, 1) {
+		return nil, false
+	}
+	udp = udp[:udp.Length()]
+	// RFC 1122, Section 4.1.3.4: a datagram with a wrong checksum is discarded.
+	if udp.Checksum() != 0 && !udp.IsChecksumValid(tcpip.AddrFrom4(c.peer.As4()), tcpip.AddrFrom4(c.own.As4()), checksum.Checksum(udp.Payload(), 0)) {
+		return nil, false
+	}
+	m, ok := parseCheck(udp.Payload())
+	if !ok {
+		return nil, false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if m.Type == checkPong {
+		return nil, c.answered(&m, now)
+	}
+	m.Type = checkPong
+	b, err := json.Marshal(m)
+	if err != nil || len(b) > c.largest { // what is escaped grows
+		return nil, false
+	}
+	c.status.Asked++
+	return c.datagram(udp.SourcePort(), b), true
+}
+
+// answered takes note of an answer. An older ping's is of no use after a newer one's.
+//
+// Preconditions: c.mu is held.
+// +checklocks:c.mu
+func (c *check) answered(m *checkMessage, now time.Time) bool {
+	i := slices.IndexFunc(c.waiting, m.at.Equal) // in whatever time zone
+	if i < 0 || m.ClusterID != c.cluster {
+		return false
+	}
+	rtt := now.Sub(c.waiting[i])
+	c.status.State, c.status.RTT, c.status.Measured = CheckConnected, rtt, now
+	c.status.Answered++
+	within, _ := slices.BinarySearch(RTTBounds[:], rtt)
+	c.status.RTTs[within]++
+	c.status.RTTSum += rtt
+	c.heard = now
+	c.recent.Answer(len(c.waiting) - 1 - i)
+	c.waiting = slices.Delete(c.waiting, 0, i+1)
+	return true
+}
+
+// mine reports whether a packet to the tunnel address is for the check: a whole
+// datagram from the peer's gateway itself to the check's port.
+func (c *check) mine(packet []byte) bool {
+	ip := header.IPv4(packet)
+	if header.IPVersion(packet) != header.IPv4Version || ip.TransportProtocol() != header.UDPProtocolNumber || ip.More() || ip.FragmentOffset() != 0 ||
+		ip.SourceAddress() != tcpip.AddrFrom4(c.peer.As4()) || ip.DestinationAddress() != tcpip.AddrFrom4(c.own.As4()) {
+		return false
+	}
+	udp := header.UDP(ip.Payload())
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(udp) >= header.UDPMinimumSize && udp.DestinationPort() == c.config.Port
+}
+
+// datagram makes a packet to a port of the peer's gateway.
+//
+// Preconditions: c.mu is held.
+// +checklocks:c.mu
+func (c *check) datagram(port uint16, payload []byte) []byte {
+	b := make([]byte, header.IPv4MinimumSize+header.UDPMinimumSize+len(payload))
+	own, peer := tcpip.AddrFrom4(c.own.As4()), tcpip.AddrFrom4(c.peer.As4())
+	ip := header.IPv4(b)
+	ip.Encode(&header.IPv4Fields{
+		TotalLength: uint16(len(b)), TTL: path.TTL, Protocol: uint8(header.UDPProtocolNumber), SrcAddr: own, DstAddr: peer,
+		Flags: header.IPv4FlagDontFragment, // RFC 6864, Section 4.1: its ID means nothing
+	})
+	ip.SetChecksum(^ip.CalculateChecksum())
+	udp := header.UDP(ip.Payload())
+	udp.Encode(&header.UDPFields{SrcPort: c.config.Port, DstPort: port, Length: uint16(len(udp))})
+	copy(udp.Payload(), payload)
+	sum := header.PseudoHeaderChecksum(header.UDPProtocolNumber, own, peer, uint16(len(udp)))
+	sum = ^udp.CalculateChecksum(checksum.Combine(sum, checksum.Checksum(payload, 0)))
+	if sum == 0 {
+		sum = 0xffff // RFC 768: 0 says that there is none
+	}
+	udp.SetChecksum(sum)
+	return b
+}
+
+// checkRemedy and liqoRemedy are what to do when no ping is answered. What is wrong with the tunnel
+// itself, other messages say.
+const (
+	checkRemedy = "if the tunnel works, the peer is no gateway of Liqo or culvert: set connectionCheck to false"
+	liqoRemedy  = "if the tunnel works, does the pod of the peer's gateway run, and does no FirewallConfiguration drop UDP between the gateways?"
+)
+
+// CheckConnection asks the peer whether it is there, and logs when that has changed, until ctx ends.
+func (m *Monitor) CheckConnection(ctx context.Context) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	said := CheckConnecting
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-m.check.begun:
+		case <-timer.C:
+		}
+		ping, next := m.check.tick(time.Now(), peerKnown(m.path.WG))
+		if ping != nil {
+			m.path.Send(ping)
+		}
+		if !next.IsZero() {
+			timer.Reset(time.Until(next))
+		}
+		found := m.check.found()
+		if found.State == said {
+			continue
+		}
+		switch said = found.State; said {
+		case CheckConnected:
+			m.log.WithField("rtt", found.RTT).Info("the peer answers the connection check")
+		case CheckError:
+			remedy := checkRemedy
+			if c, _ := m.current.Get(); c.Liqo {
+				remedy = liqoRemedy
+			}
+			m.log.WithField("remedy", remedy).Warn("the peer does not answer the connection check")
+		}
+	}
+}
+
+// peerKnown reports whether it is known where the peer is.
+func peerKnown(device *wg.Device) bool {
+	s, err := device.PeerStats()
+	return err == nil && s.Endpoint != ""
+}

@@ -1,0 +1,98 @@
+package monitor
+
+import (
+	"net/netip"
+
+	"culvert/gateway/config"
+	"culvert/gateway/health"
+	"culvert/gateway/path"
+	"culvert/nat"
+	"culvert/nat/rules"
+)
+
+// drops returns why packets of one direction were dropped since the last look.
+func (m *Monitor) drops(c *config.Config, d *nat.Direction, own *path.Counters, inbound bool) (drops []health.Drop) {
+	for _, r := range nat.Reasons() {
+		x := own.Witness(r)
+		if x == nil {
+			continue
+		}
+		drop := DropOf(c, r, inbound, m.current.NodeName(x.In), x.Source, x.Destination)
+		drop.Total = d.Dropped[r]
+		if r == nat.ReasonFiltered || r == nat.ReasonRejected {
+			drop.Rule = m.rule(c.Rules)
+		}
+		drops = append(drops, drop)
+		m.refused(x, r, inbound, drop.Total-m.dropped[inbound][r])
+		m.dropped[inbound][r] = drop.Total
+	}
+	return drops
+}
+
+// DropOf is what is known of a packet that was dropped.
+func DropOf(c *config.Config, r nat.Reason, inbound bool, node string, source, destination netip.Addr) health.Drop {
+	tunnel, peer := c.WireGuard.Role.TunnelAddresses()
+	return health.Drop{
+		Reason: r.String(), Inbound: inbound, Node: node, Source: source, Destination: destination,
+		Owner: Owner(c, source), Local: within(c.Local.PodCIDRs, destination), Tunnel: tunnel.Has(source),
+		Remote: remote(c, source) || c.Geneve.GatewayAddress.Has(source) || tunnel.Has(source) || peer.Has(source),
+	}
+}
+
+// MaxRules is how many of the configuration's rules are looked at one by one.
+const MaxRules = 1000
+
+// rule returns the rule that has refused most packets since it was called last, "" if
+// they are too many to look.
+func (m *Monitor) rule(filters []rules.FilterRule) (name string) {
+	if len(filters) > MaxRules {
+		return ""
+	}
+	refuses := make(map[string]bool, len(filters))
+	for _, r := range filters {
+		refuses[r.Name] = r.Action != rules.FilterAccept
+	}
+	most := uint64(0)
+	m.path.Engine.RuleCounters(func(r rules.RuleCount) {
+		if r.Table != rules.RulesTable || !refuses[r.Rule] {
+			return
+		}
+		if n := r.Packets - m.rules[r.Rule]; n > most {
+			most, name = n, r.Rule
+		}
+		m.rules[r.Rule] = r.Packets
+	})
+	return name
+}
+
+// Owner returns the node whose pods a belongs to, "" if there is none.
+func Owner(c *config.Config, a netip.Addr) (name string) {
+	bits := -1
+	for i := range c.Geneve.Nodes {
+		for _, p := range c.Geneve.Nodes[i].PodCIDRs {
+			if p.Bits() > bits && p.Contains(a) {
+				name, bits = c.Geneve.Nodes[i].Name, p.Bits()
+			}
+		}
+	}
+	return name
+}
+
+// remote reports whether a is of the remote cluster, as it is seen here.
+func remote(c *config.Config, a netip.Addr) bool {
+	for i := range c.Remote {
+		if r := &c.Remote[i]; r.Seen().Contains(a) {
+			return true
+		}
+	}
+	return false
+}
+
+func within(prefixes []netip.Prefix, a netip.Addr) bool {
+	for _, p := range prefixes {
+		if p.Contains(a) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,91 @@
+package links
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	"golang.zx2c4.com/wireguard/tun"
+
+	"culvert/gateway/node/carry"
+	"culvert/geneve"
+)
+
+// A carrier moves the packets of one device.
+type carrier struct {
+	name   string
+	link   Link   // as the endpoint has it; of Set.Run alone
+	id     uint16 // of the tunnel
+	index  int    // of the device
+	room   int    // bytes of the largest packet that can be read
+	device tun.Device
+	ended  chan struct{} // closed when the device is read no more
+}
+
+// openCarrier makes or takes over the device of a link. It is persistent when openCarrier returns.
+func openCarrier(l Link, id uint16) (c *carrier, err error) {
+	device, err := carry.Open(l.Name, l.MTU)
+	if err != nil {
+		switch {
+		case errors.Is(err, unix.EPERM):
+			return nil, fmt.Errorf("links: making %s needs /dev/net/tun and CAP_NET_ADMIN in this network namespace: %w", l.Name, err)
+		case errors.Is(err, unix.EBUSY):
+			return nil, fmt.Errorf("links: another process has %s open; stop it", l.Name)
+		}
+		return nil, fmt.Errorf("links: make %s: %w", l.Name, err)
+	}
+	c = &carrier{name: l.Name, link: l, id: id, device: device, room: l.MTU, ended: make(chan struct{})}
+	made, err := netlink.LinkByName(l.Name)
+	if err == nil {
+		c.index = made.Attrs().Index
+		err = netlink.LinkSetGroup(made, Group) // first, so that no persistent device is without it
+	}
+	if err == nil {
+		err = carry.Persist(device)
+	}
+	if err == nil {
+		err = configure(made, &l)
+	}
+	if err != nil {
+		device.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// toGateway sends what the machine routes to the device until it is closed or gone, or somebody raises its MTU.
+func (c *carrier) toGateway(e *geneve.Endpoint) {
+	defer close(c.ended)
+	carry.ToGateway(c.device, e, c.id, c.room)
+}
+
+// close ends the carrier. The device stays.
+func (c *carrier) close() {
+	c.device.Close()
+	<-c.ended
+}
+
+// gone reports whether the device is read no more.
+func (c *carrier) gone() bool {
+	select {
+	case <-c.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// fromGateways gives the kernel what gateways send, until the endpoint is closed.
+func (s *Set) fromGateways(e *geneve.Endpoint) error {
+	err := carry.FromGateways(e, func(p *geneve.Packet) tun.Device {
+		if c := (*s.carrying.Load())[p.Tunnel]; c != nil {
+			return c.device
+		}
+		return nil // its link has just been removed
+	})
+	if err != nil {
+		return fmt.Errorf("links: receive from gateways: %w", err)
+	}
+	return nil
+}

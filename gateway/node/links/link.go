@@ -1,0 +1,233 @@
+package links
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"culvert/gateway/node/rtnl"
+	"culvert/geneve"
+)
+
+// Group is the link group of all devices of this package: "clnk".
+const Group = 0x636c6e6b
+
+// A Link is a desired link: the node's end of the tunnel to one gateway.
+type Link struct {
+	Name    string     // of the device, at most 15 bytes
+	VNI     geneve.VNI // of the tunnel
+	MTU     int        // largest IP packet inside, in bytes
+	Remote  netip.Addr // the gateway's outer address
+	Address netip.Addr // this node's address in the tunnel
+	Gateway netip.Addr // the gateway's address in the tunnel, of the same family
+}
+
+func (l *Link) tunnel(id uint16) geneve.Tunnel {
+	pair := func(a netip.Addr) geneve.Pair {
+		if a.Is4() {
+			return geneve.Pair{V4: a}
+		}
+		return geneve.Pair{V6: a}
+	}
+	return geneve.Tunnel{ID: id, VNI: l.VNI, Remote: l.Remote, Encap: geneve.Geneve, Inner: geneve.Ethernet,
+		Local: pair(l.Address), Peer: pair(l.Gateway), Role: geneve.Node}
+}
+
+// check returns what is wrong with l, by the name of its field.
+func (l *Link) check() error {
+	for _, a := range []struct {
+		field string
+		is    netip.Addr
+	}{{"remote", l.Remote}, {"address", l.Address}, {"gateway", l.Gateway}} {
+		if !a.is.IsGlobalUnicast() {
+			return fmt.Errorf("%s: %s is no address of a host", a.field, a.is)
+		}
+	}
+	if len(l.Name) == 0 || len(l.Name) >= unix.IFNAMSIZ {
+		return fmt.Errorf("interface: %q has %d bytes; want 1 to %d", l.Name, len(l.Name), unix.IFNAMSIZ-1)
+	}
+	return geneve.Check([]geneve.Tunnel{l.tunnel(1)})
+}
+
+// overhead is the size in bytes of the headers around an inner packet: IPv4 or IPv6, UDP, Geneve, Ethernet.
+func (l *Link) overhead() int {
+	if l.Remote.Is6() {
+		return 40 + 8 + 8 + 14
+	}
+	return 20 + 8 + 8 + 14
+}
+
+const aliasFormat = "culvert: VNI %d to %s at %s, here %s"
+
+// alias describes the tunnel of a device to people and to the next process.
+func (l *Link) alias() string {
+	return fmt.Sprintf(aliasFormat, l.VNI, l.Gateway, l.Remote, l.Address)
+}
+
+// fromDevice returns the Link that a device of an earlier process carried; false if the device does not say.
+func fromDevice(d netlink.Link) (Link, bool) {
+	a := d.Attrs()
+	l := Link{Name: a.Name, MTU: a.MTU}
+	var vni uint32
+	var gateway, remote, address string
+	alias := strings.ReplaceAll(a.Alias, ",", " ,")
+	if n, err := fmt.Sscanf(alias, strings.ReplaceAll(aliasFormat, ",", " ,"), &vni, &gateway, &remote, &address); n != 4 || err != nil {
+		return Link{}, false
+	}
+	var errs [3]error
+	l.VNI = geneve.VNI(vni)
+	l.Gateway, errs[0] = netip.ParseAddr(gateway)
+	l.Remote, errs[1] = netip.ParseAddr(remote)
+	l.Address, errs[2] = netip.ParseAddr(address)
+	if errors.Join(errs[:]...) != nil || l.check() != nil {
+		return Link{}, false
+	}
+	return l, true
+}
+
+// isOurs reports whether a device was made by this package.
+func isOurs(d netlink.Link) bool {
+	_, tun := d.(*netlink.Tuntap)
+	return tun && d.Attrs().Group == Group
+}
+
+// find returns the device of a name; nil if there is none.
+func find(name string) (netlink.Link, error) {
+	d, err := netlink.LinkByName(name)
+	if errors.As(err, new(netlink.LinkNotFoundError)) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("links: look for %s: %w", name, err)
+	}
+	return d, nil
+}
+
+// own returns the devices of this package.
+func own() (all []netlink.Link, err error) {
+	devices, err := rtnl.List(netlink.LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("links: list devices: %w", err)
+	}
+	for _, d := range devices {
+		if isOurs(d) {
+			all = append(all, d)
+		}
+	}
+	return all, nil
+}
+
+// Remove deletes the devices of this package and returns their names.
+func Remove() (names []string, err error) {
+	all, err := own()
+	for _, d := range all {
+		if e := remove(d); e != nil {
+			err = errors.Join(err, e)
+			continue
+		}
+		names = append(names, d.Attrs().Name)
+	}
+	return names, err
+}
+
+func remove(d netlink.Link) error {
+	err := netlink.LinkDel(d)
+	switch {
+	case errors.Is(err, unix.ENODEV):
+		return nil
+	case errors.Is(err, unix.EPERM):
+		return fmt.Errorf("links: removing %s needs CAP_NET_ADMIN in this network namespace: %w", d.Attrs().Name, err)
+	case err != nil:
+		return fmt.Errorf("links: remove %s: %w; remove it with: ip link del %s", d.Attrs().Name, err, d.Attrs().Name)
+	}
+	return nil
+}
+
+// configure gives a device the MTU, the address and the alias of l, and takes other addresses from it.
+func configure(d netlink.Link, l *Link) error {
+	a := d.Attrs()
+	if a.MTU != l.MTU {
+		if err := netlink.LinkSetMTU(d, l.MTU); err != nil {
+			return fmt.Errorf("mtu: set %d of %s: %w", l.MTU, l.Name, err)
+		}
+	}
+	if a.Flags&net.FlagUp == 0 {
+		if err := netlink.LinkSetUp(d); err != nil {
+			return fmt.Errorf("links: bring up %s: %w", l.Name, err)
+		}
+	}
+	have, err := rtnl.List(func() ([]netlink.Addr, error) { return netlink.AddrList(d, netlink.FAMILY_ALL) })
+	if err != nil {
+		return fmt.Errorf("links: list the addresses of %s: %w", l.Name, err)
+	}
+	found := false
+	for _, h := range have {
+		if ip, _ := netip.AddrFromSlice(h.IP); ip.Unmap() == l.Address {
+			found = true
+		}
+	}
+	if !found {
+		mask := net.CIDRMask(l.Address.BitLen(), l.Address.BitLen())
+		wanted := &netlink.Addr{IPNet: &net.IPNet{IP: l.Address.AsSlice(), Mask: mask}, Scope: unix.RT_SCOPE_UNIVERSE}
+		if l.Address.Is6() {
+			wanted.Flags = unix.IFA_F_NODAD // the tunnel has two stations, of known addresses
+		}
+		if err := netlink.AddrAdd(d, wanted); err != nil && !errors.Is(err, unix.EEXIST) {
+			return fmt.Errorf("address: give %s to %s: %w", l.Address, l.Name, err)
+		}
+	}
+	// Routes may use the new address as their source before the former one goes.
+	for _, h := range have {
+		if ip, _ := netip.AddrFromSlice(h.IP); ip.Unmap() != l.Address && h.Scope == unix.RT_SCOPE_UNIVERSE {
+			if err := netlink.AddrDel(d, &h); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+				return fmt.Errorf("address: take %s from %s: %w", h.IP, l.Name, err)
+			}
+		}
+	}
+	if a.Alias != l.alias() {
+		if err := netlink.LinkSetAlias(d, l.alias()); err != nil {
+			return fmt.Errorf("links: set the alias of %s: %w", l.Name, err)
+		}
+	}
+	return nil
+}
+
+// errLocal says that a gateway's outer address is this machine's.
+var errLocal = errors.New("is an address of this node")
+
+// way returns an error where l's gateway cannot be sent to, and a warning where its packets do not fit.
+func (l *Link) way() (warning string, err error) {
+	routes, err := netlink.RouteGet(l.Remote.AsSlice())
+	if err != nil || len(routes) == 0 {
+		return fmt.Sprintf("this node has no route to %s (%v)", l.Remote, err), nil // it may come
+	}
+	if routes[0].Type == unix.RTN_LOCAL {
+		return "", fmt.Errorf("%s %w", l.Remote, errLocal)
+	}
+	d, err := netlink.LinkByIndex(routes[0].LinkIndex)
+	if err != nil {
+		return "", nil // it has just gone
+	}
+	if mtu := d.Attrs().MTU; mtu < l.MTU+l.overhead() {
+		return fmt.Sprintf("MTU %d needs %d bytes on the way to %s, where %s carries %d: larger packets are lost; %d fits",
+			l.MTU, l.MTU+l.overhead(), l.Remote, d.Attrs().Name, mtu, mtu-l.overhead()), nil
+	}
+	return "", nil
+}
+
+// kernelHasGeneve asks the kernel for a Geneve link that is never up.
+func kernelHasGeneve() bool {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "culvert-probe"
+	probe := &netlink.Geneve{LinkAttrs: attrs, ID: 1<<24 - 1, Remote: net.IPv4(192, 0, 2, 1), Dport: 1}
+	if err := netlink.LinkAdd(probe); err != nil {
+		return errors.Is(err, unix.EEXIST) // a process that was killed left its probe
+	}
+	netlink.LinkDel(probe)
+	return true
+}

@@ -1,0 +1,346 @@
+package links
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+var (
+	milan = Link{Name: "liqo.milan", VNI: 1, MTU: 1340, Remote: addr("172.18.0.7"), Address: addr("10.80.0.2"), Gateway: addr("10.80.0.3")}
+	// vienna has its gateway at milan's address.
+	vienna = Link{Name: "liqo.vienna", VNI: 3, MTU: 1300, Remote: addr("172.18.0.7"), Address: addr("10.80.0.2"), Gateway: addr("10.80.0.4")}
+)
+
+// device returns one that must be there.
+func device(t *testing.T, name string) netlink.Link {
+	t.Helper()
+	d, err := netlink.LinkByName(name)
+	must(t, err)
+	return d
+}
+
+func gone(name string) error {
+	if _, err := netlink.LinkByName(name); !errors.As(err, new(netlink.LinkNotFoundError)) {
+		return fmt.Errorf("%s: %v", name, err)
+	}
+	return nil
+}
+
+// routed reports whether the kernel still has a route.
+func routed(t *testing.T, r *netlink.Route) bool {
+	t.Helper()
+	found, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{LinkIndex: r.LinkIndex, Dst: r.Dst}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_DST)
+	must(t, err)
+	return len(found) == 1
+}
+
+// TestTwoGatewaysAtOneAddress: links to two gateways at one address carry what is routed to them.
+func TestTwoGatewaysAtOneAddress(t *testing.T) {
+	x := newFar(t, "172.18.0.7")
+	x.gateway("172.18.0.7", milan, vienna)
+	s := start(t, false)
+	s.Apply([]Link{milan, vienna})
+	s.is(t, Carried, Carried)
+	route(t, "10.61.0.0/16", milan.Name)
+	route(t, "10.62.0.0/16", vienna.Name)
+	talk(t, "10.61.0.5")
+	talk(t, "10.62.0.5")
+	if mtu := device(t, vienna.Name).Attrs().MTU; mtu != 1300 {
+		t.Errorf("MTU %d", mtu)
+	}
+	eventually(t, "counters", func() error {
+		for _, st := range s.Statuses() {
+			if st.ReceivedPackets == 0 || st.SentPackets == 0 || !st.Answers || st.RTT == 0 {
+				return fmt.Errorf("%+v", st)
+			}
+		}
+		return nil
+	})
+}
+
+// TestGatewayMoves: a new outer address changes neither the device nor routes and addresses of others on it.
+func TestGatewayMoves(t *testing.T) {
+	x := newFar(t, "172.18.0.7", "172.18.0.8")
+	moved := milan
+	moved.Remote = addr("172.18.0.8")
+	x.gateway("172.18.0.7", milan)
+	x.gateway("172.18.0.8", moved)
+	s := start(t, false)
+	s.Apply([]Link{milan})
+	s.is(t, Carried)
+	r := route(t, "10.61.0.0/16", milan.Name)
+	talk(t, "10.61.0.5")
+	s.Apply([]Link{moved})
+	eventually(t, "the new address", func() error {
+		if st := s.Statuses(); st[0].Link != moved {
+			return fmt.Errorf("%+v", st)
+		}
+		return nil
+	})
+	before := s.Statuses()[0].ReceivedPackets
+	talk(t, "10.61.0.5")
+	if st := s.Statuses()[0]; !routed(t, r) || st.ReceivedPackets == before || device(t, milan.Name).Attrs().Index != r.LinkIndex {
+		t.Errorf("route %v, %+v", routed(t, r), st)
+	}
+	if alias := device(t, milan.Name).Attrs().Alias; !strings.Contains(alias, "172.18.0.8") {
+		t.Errorf("alias %q", alias)
+	}
+}
+
+// TestMTUGrows: by the resources, and by somebody else, whose packets do not fit then. The device and what others have put on it stay.
+func TestMTUGrows(t *testing.T) {
+	x := newFar(t, "172.18.0.7")
+	x.gateway("172.18.0.7", milan)
+	s := start(t, false)
+	s.Apply([]Link{milan})
+	s.is(t, Carried)
+	r := route(t, "10.61.0.0/16", milan.Name)
+	talk(t, "10.61.0.5")
+	grown := milan
+	grown.MTU = 1400
+	s.Apply([]Link{grown})
+	eventually(t, "the new MTU", func() error {
+		if mtu := device(t, milan.Name).Attrs().MTU; mtu != grown.MTU {
+			return fmt.Errorf("MTU %d", mtu)
+		}
+		return nil
+	})
+	conn, err := net.Dial("udp4", "10.61.0.5:9")
+	must(t, err)
+	defer conn.Close()
+	must(t, netlink.LinkSetMTU(device(t, milan.Name), 9000))
+	eventually(t, "the MTU is put back", func() error {
+		conn.Write(make([]byte, 8000)) // is refused once it is back
+		if mtu := device(t, milan.Name).Attrs().MTU; mtu != grown.MTU {
+			return fmt.Errorf("MTU %d", mtu)
+		}
+		return nil
+	})
+	talk(t, "10.61.0.5")
+	if !routed(t, r) {
+		t.Error("the route is gone")
+	}
+}
+
+// TestNextProcess: it carries what an earlier one left before anybody tells it what is desired, keeps routes, and removes what is no longer
+// desired when it is told.
+func TestNextProcess(t *testing.T) {
+	x := newFar(t, "172.18.0.7")
+	x.gateway("172.18.0.7", milan, vienna)
+	first := start(t, false)
+	first.Apply([]Link{milan, vienna})
+	first.is(t, Carried, Carried)
+	r := route(t, "10.61.0.0/16", milan.Name)
+	talk(t, "10.61.0.5")
+	first.stop()
+	if !routed(t, r) {
+		t.Fatal("the route went with the process")
+	}
+	second := start(t, false)
+	second.is(t, Carried, Carried)
+	talk(t, "10.61.0.5")
+	second.Apply([]Link{milan})
+	eventually(t, "no device", func() error { return gone(vienna.Name) })
+	if !routed(t, r) {
+		t.Error("the route went")
+	}
+	talk(t, "10.61.0.5")
+	second.Apply(nil)
+	eventually(t, "no device", func() error { return gone(milan.Name) })
+}
+
+// TestDeviceIsDeleted: by somebody else. The link comes back if it is still desired, and other links go on.
+func TestDeviceIsDeleted(t *testing.T) {
+	x := newFar(t, "172.18.0.7")
+	x.gateway("172.18.0.7", milan, vienna)
+	s := start(t, false)
+	s.Apply([]Link{milan, vienna})
+	s.is(t, Carried, Carried)
+	was := device(t, milan.Name)
+	must(t, netlink.LinkDel(was))
+	s.is(t, Pending, Carried)
+	route(t, "10.62.0.0/16", vienna.Name)
+	talk(t, "10.62.0.5")
+	s.is(t, Carried, Carried)
+	if device(t, milan.Name).Attrs().Index == was.Attrs().Index {
+		t.Error("the device was not deleted")
+	}
+	route(t, "10.61.0.0/16", milan.Name)
+	talk(t, "10.61.0.5")
+	// When its peering is deleted, the device may go first.
+	must(t, netlink.LinkDel(device(t, milan.Name)))
+	s.Apply([]Link{vienna})
+	s.is(t, Carried)
+	must(t, gone(milan.Name))
+}
+
+// TestNameIsTaken: a device that somebody else made is left alone, and named.
+func TestNameIsTaken(t *testing.T) {
+	newFar(t, "172.18.0.7")
+	foreign := netlink.NewVeth(netlink.NewLinkAttrs())
+	foreign.Name, foreign.PeerName = milan.Name, "foreign"
+	must(t, netlink.LinkAdd(foreign))
+	t.Cleanup(func() { netlink.LinkDel(foreign) })
+	s := start(t, false)
+	s.Apply([]Link{milan, vienna})
+	st := s.is(t, Refused, Carried)
+	if err := st[0].Err.Error(); !strings.Contains(err, "interface: liqo.milan exists and is a veth link that culvert did not make") {
+		t.Error(err)
+	}
+	if names, err := Remove(); err != nil || len(names) != 1 || names[0] != vienna.Name {
+		t.Errorf("removed %q, %v", names, err)
+	}
+	device(t, milan.Name)
+}
+
+// TestRefused: what is wrong with one link is said of that link alone.
+func TestRefused(t *testing.T) {
+	x := newFar(t, "172.18.0.7")
+	x.gateway("172.18.0.7", milan)
+	here, twice, tunnel, large := milan, milan, milan, vienna
+	here.Name, here.VNI, here.Remote = "liqo.here", 7, addr("172.18.0.2")
+	twice.VNI = 9
+	tunnel.Name = "liqo.tunnel"
+	large.MTU = 1460
+	long := vienna
+	long.Name = "liqo.longer-than-15"
+	s := start(t, false)
+	s.Apply([]Link{milan, here, twice, tunnel, large, long})
+	st := s.is(t, Carried, Refused, Refused, Refused, Carried, Refused)
+	for i, want := range []string{"", "172.18.0.2 is an address of this node", "interface: liqo.milan is the name of another link", "VNI"} {
+		if i > 0 && !strings.Contains(st[i].Err.Error(), want) {
+			t.Errorf("%s: %v, want %q", st[i].Link.Name, st[i].Err, want)
+		}
+	}
+	if err := st[5].Err.Error(); !strings.Contains(err, "interface: ") {
+		t.Error(err)
+	}
+	if w := st[4].Warning; !strings.Contains(w, "MTU 1460 needs 1510 bytes") || !strings.Contains(w, "1450 fits") {
+		t.Error(w)
+	}
+	route(t, "10.61.0.0/16", milan.Name)
+	talk(t, "10.61.0.5")
+}
+
+// TestExchangedTunnels: two links that take each other's tunnel end up with it.
+func TestExchangedTunnels(t *testing.T) {
+	x := newFar(t, "172.18.0.7")
+	x.gateway("172.18.0.7", milan, vienna)
+	s := start(t, false)
+	s.Apply([]Link{milan, vienna})
+	s.is(t, Carried, Carried)
+	r := route(t, "10.62.0.0/16", milan.Name)
+	a, b := milan, vienna
+	a.VNI, a.Gateway, b.VNI, b.Gateway = vienna.VNI, vienna.Gateway, milan.VNI, milan.Gateway
+	s.Apply([]Link{a, b})
+	eventually(t, "the exchange", func() error {
+		st := s.Statuses()
+		if len(st) != 2 || st[0].Link != a || st[1].Link != b || st[0].State != Carried || st[1].State != Carried {
+			return fmt.Errorf("%+v", st)
+		}
+		return nil
+	})
+	talk(t, "10.62.0.5")
+	if !routed(t, r) {
+		t.Error("the route went")
+	}
+}
+
+// TestKernelHasGeneve: where it has, no device is made, and one that is there stays.
+func TestKernelHasGeneve(t *testing.T) {
+	x := newFar(t, "172.18.0.7")
+	x.gateway("172.18.0.7", milan)
+	with := start(t, true)
+	with.Apply([]Link{milan})
+	with.is(t, Kernel)
+	must(t, gone(milan.Name))
+	with.stop()
+	without := start(t, false)
+	without.Apply([]Link{milan})
+	without.is(t, Carried)
+	without.stop()
+	loaded := start(t, true)
+	loaded.Apply([]Link{milan})
+	loaded.is(t, Carried)
+	route(t, "10.61.0.0/16", milan.Name)
+	talk(t, "10.61.0.5")
+}
+
+// TestProbe: whether the kernel has Geneve links is what it says of one that is asked for, and nothing is left of the question. Where it has, a
+// Set asks it and leaves links to Liqo's agent.
+func TestProbe(t *testing.T) {
+	newFar(t, "172.18.0.7")
+	liqos := &netlink.Geneve{LinkAttrs: netlink.LinkAttrs{Name: vienna.Name}, ID: uint32(vienna.VNI), Remote: vienna.Remote.AsSlice(), Dport: port}
+	err := netlink.LinkAdd(liqos)
+	if err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
+		t.Fatal(err)
+	}
+	has := err == nil
+	t.Logf("the kernel has Geneve links: %t", has)
+	if kernelHasGeneve() != has {
+		t.Errorf("the kernel has Geneve links: %t", has)
+	}
+	must(t, gone("culvert-probe"))
+	s := startAsIs(t)
+	s.Apply([]Link{milan, vienna})
+	if !has {
+		s.is(t, Carried, Carried)
+		return
+	}
+	s.is(t, Kernel, Kernel)
+	must(t, gone(milan.Name))
+	if d := device(t, vienna.Name); d.Type() != "geneve" || d.Attrs().MTU == vienna.MTU {
+		t.Errorf("%+v", d)
+	}
+	must(t, netlink.LinkSetUp(liqos)) // it has the port, where culvert carries nothing
+	must(t, netlink.LinkDel(liqos))
+}
+
+// TestPortIsFree: where there is nothing to carry, others may have the port, and a link waits until they leave it.
+func TestPortIsFree(t *testing.T) {
+	x := newFar(t, "172.18.0.7")
+	x.gateway("172.18.0.7", milan)
+	s := start(t, false)
+	s.Apply(nil)
+	conn, err := net.ListenUDP("udp4", &net.UDPAddr{Port: port})
+	must(t, err)
+	s.Apply([]Link{milan})
+	if st := s.is(t, Refused); !strings.Contains(st[0].Err.Error(), "UDP port 6091 is in use") {
+		t.Error(st[0].Err)
+	}
+	must(t, conn.Close())
+	s.is(t, Carried)
+	route(t, "10.61.0.0/16", milan.Name)
+	talk(t, "10.61.0.5")
+	s.Apply(nil)
+	eventually(t, "the port is free", func() error {
+		conn, err := net.ListenUDP("udp4", &net.UDPAddr{Port: port})
+		if err == nil {
+			conn.Close()
+		}
+		return err
+	})
+}
+
+// TestAlias: a device says what a Link says, and no alias of another program is taken for one.
+func TestAlias(t *testing.T) {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU, attrs.Alias = milan.Name, milan.MTU, milan.alias()
+	if l, ok := fromDevice(&netlink.Tuntap{LinkAttrs: attrs}); !ok || l != milan {
+		t.Errorf("%+v, %v from %q", l, ok, attrs.Alias)
+	}
+	for _, alias := range []string{"", "uplink", "culvert: VNI 16777216 to 10.80.0.3 at 172.18.0.7, here 10.80.0.2",
+		"culvert: VNI -1 to 10.80.0.3 at 172.18.0.7, here 10.80.0.2", "culvert: VNI 1 to 10.80.0.3 at x, here 10.80.0.2",
+		"culvert: VNI 1 to 10.80.0.3 at 224.0.0.1, here 10.80.0.2", "culvert: VNI 1 to 10.80.0.3"} {
+		attrs.Alias = alias
+		if l, ok := fromDevice(&netlink.Tuntap{LinkAttrs: attrs}); ok {
+			t.Errorf("%q: %+v", alias, l)
+		}
+	}
+}

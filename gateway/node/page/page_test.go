@@ -1,0 +1,61 @@
+package page
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Who opens connections to the page and says nothing keeps nobody waiting who comes from elsewhere, and is counted.
+func TestPageBesideSilence(t *testing.T) {
+	page, err := New("metrics", "127.0.0.1:0", nil, func() string { return "" }, func() string { return "" })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer page.Close()
+	go page.Serve()
+	dial := func(from string) net.Conn {
+		t.Helper()
+		c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}, Timeout: requestTime}).Dial("tcp", page.listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		c.SetDeadline(time.Now().Add(requestTime * 4 / 5)) // before any place is free by itself
+		return c
+	}
+	get := func(path string) string {
+		t.Helper()
+		c := dial("127.0.1.1")
+		fmt.Fprintf(c, "GET %s HTTP/1.0\r\n\r\n", path)
+		r, err := http.ReadResponse(bufio.NewReader(c), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(r.Body)
+		if err != nil || r.StatusCode != http.StatusOK {
+			t.Errorf("%d %s %v", r.StatusCode, text, err)
+		}
+		return string(text)
+	}
+	const crowd, share, asked = 10_000, 11, 11 // those who ask are of this machine too
+	began := time.Now()
+	for n := range crowd {
+		dial("127.0.0.1")
+		if n%(crowd/10) == crowd/10-1 { // the answer comes after all that were there
+			get("/healthz")
+		}
+	}
+	_, count, _ := strings.Cut(get("/metrics"), "\nculvert_listener_refused_connections_total ")
+	refused, err := strconv.Atoi(strings.TrimSpace(count))
+	// A silent one loses its place after its time to ask.
+	if least := crowd - share*(1+int(time.Since(began)/requestTime)); err != nil || refused < least || refused > crowd-share+asked {
+		t.Errorf("%d of %d were refused, at least %d should be: %v", refused, crowd, least, err)
+	}
+}

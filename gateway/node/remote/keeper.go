@@ -1,0 +1,295 @@
+package remote
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"culvert/gateway/node/rtnl"
+)
+
+const (
+	// Protocol is the number of the routes of this package (rtnetlink's rtm_protocol).
+	Protocol = 0x63
+
+	checkInterval = 5 * time.Second        // between two looks at the kernel when it tells of no change
+	settleTime    = 100 * time.Millisecond // after a change, for more of them
+)
+
+// A Peer is another cluster as this node sees it.
+type Peer struct {
+	Name          string
+	Link          string         // device that leads to the gateway
+	Gateway       netip.Addr     // the gateway's address on the link
+	Local, Remote []netip.Prefix // this cluster's pods, the other cluster's addresses as this one sees them
+}
+
+// A Status is what became of a Peer.
+type Status struct {
+	Name    string
+	Err     error  // its addresses do not lead to the gateway
+	Warning string // they do, but for what this says
+}
+
+// A Keeper keeps a node's routes to other clusters.
+type Keeper struct {
+	log  logrus.FieldLogger
+	wake chan struct{}
+
+	mu      sync.Mutex
+	desired []Peer // +checklocks:mu
+	told    bool   // +checklocks:mu
+
+	// Of Run alone.
+	statuses []Status
+	table    func([]pair) error // keeps the exception; replaced by tests
+}
+
+// New returns a Keeper. Run makes it work.
+func New(log logrus.FieldLogger) *Keeper {
+	return &Keeper{log: log, wake: make(chan struct{}, 1), table: keepTable}
+}
+
+// Apply makes peers the desired ones. Before the first call nothing is changed.
+func (k *Keeper) Apply(peers []Peer) {
+	k.mu.Lock()
+	k.desired, k.told = slices.Clone(peers), true
+	k.mu.Unlock()
+	k.Look()
+}
+
+// Look has Run compare the kernel with what is desired, such as when a link has come.
+func (k *Keeper) Look() {
+	select {
+	case k.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Run follows what is desired until ctx is done. Routes and the exception stay. report is called whenever a Status changes.
+func (k *Keeper) Run(ctx context.Context, report func([]Status)) {
+	var beside sync.WaitGroup
+	defer beside.Wait()
+	if socket, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_LINK); err == nil {
+		defer socket.Close() // which ends the wait for messages
+		beside.Go(func() { k.hear(ctx, socket) })
+	} else {
+		k.log.WithError(err).Debug("no notice of changed routes; they are compared every few seconds")
+	}
+	tick := time.NewTicker(checkInterval)
+	defer tick.Stop()
+	for {
+		k.reconcile(report)
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		case <-k.wake:
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(settleTime):
+			}
+		}
+	}
+}
+
+// hear wakes Run when routes change.
+func (k *Keeper) hear(ctx context.Context, socket *nl.NetlinkSocket) {
+	for ctx.Err() == nil {
+		if _, _, err := socket.Receive(); err != nil && !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, unix.EINTR) {
+			return
+		}
+		k.Look()
+	}
+}
+
+// reconcile makes the kernel follow what is desired.
+func (k *Keeper) reconcile(report func([]Status)) {
+	k.mu.Lock()
+	desired, told := k.desired, k.told
+	k.mu.Unlock()
+	if !told {
+		return
+	}
+	all, pairs, err := k.route(desired)
+	if err != nil {
+		k.log.WithError(err).Warn("routes to other clusters are not kept")
+		return
+	}
+	if err := k.table(pairs); err != nil {
+		for i := range all {
+			if all[i].Err == nil {
+				all[i].Warning = fmt.Sprintf("the node may masquerade packets of pods to the other cluster, which then come from nobody's address: "+
+					"nftables refuses the exception (%v); except %v from masquerading in your CNI's settings", err, desired[i].Remote)
+			}
+		}
+	}
+	changed := !slices.EqualFunc(k.statuses, all, func(a, b Status) bool {
+		return a.Name == b.Name && a.Warning == b.Warning && fmt.Sprint(a.Err) == fmt.Sprint(b.Err)
+	})
+	k.statuses = all
+	if changed {
+		report(slices.Clone(all))
+	}
+}
+
+// route makes the routes of desired, and removes those of this package that are not desired. It returns a Status for each, and what is to
+// be excepted from masquerade.
+func (k *Keeper) route(desired []Peer) (all []Status, pairs []pair, err error) {
+	table, err := mainTable()
+	if err != nil {
+		return nil, nil, err
+	}
+	keep := map[string]bool{}
+	for i := range desired {
+		p := &desired[i]
+		wanted, err := p.routes(table)
+		for _, r := range wanted {
+			keep[key(&r)] = true
+			if err == nil && !slices.ContainsFunc(table, func(have netlink.Route) bool { return key(&have) == key(&r) && have.Protocol == Protocol }) {
+				if err = netlink.RouteReplace(&r); err != nil {
+					err = fmt.Errorf("add a route to %s through %s: %w", r.Dst, p.Link, err)
+				}
+			}
+		}
+		all = append(all, Status{Name: p.Name, Err: err})
+		if err == nil {
+			for _, l := range p.Local {
+				for _, r := range p.Remote {
+					pairs = append(pairs, pair{l, r}, pair{r, l})
+				}
+			}
+		}
+	}
+	for _, r := range table {
+		if r.Protocol == Protocol && !keep[key(&r)] {
+			if err := netlink.RouteDel(&r); err != nil && !errors.Is(err, unix.ESRCH) {
+				k.log.WithError(err).WithField("route", r.Dst).Warn("a route to another cluster that is no longer wanted stays")
+			}
+		}
+	}
+	return all, pairs, nil
+}
+
+// key says which routes are the same.
+func key(r *netlink.Route) string { return fmt.Sprint(r.Dst, " ", r.Gw, " ", r.LinkIndex) }
+
+// mainTable returns the kernel's IPv4 routes of the main table, but for the default ones.
+func mainTable() (all []netlink.Route, err error) {
+	table, err := rtnl.List(func() ([]netlink.Route, error) {
+		return netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("remote: read the kernel's routes: %w", err)
+	}
+	return slices.DeleteFunc(table, func(r netlink.Route) bool {
+		if r.Dst == nil {
+			return true
+		}
+		ones, _ := r.Dst.Mask.Size()
+		return ones == 0
+	}), nil
+}
+
+// routes returns the routes of a Peer, or why it cannot have them.
+func (p *Peer) routes(table []netlink.Route) (all []netlink.Route, err error) {
+	for _, c := range p.Remote {
+		if err := conflict(c, table); err != nil {
+			return nil, err
+		}
+	}
+	link, err := netlink.LinkByName(p.Link)
+	if errors.As(err, new(netlink.LinkNotFoundError)) {
+		return nil, fmt.Errorf("there is no link %s yet", p.Link)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look for %s: %w", p.Link, err)
+	}
+	if link.Attrs().Flags&net.FlagUp == 0 {
+		return nil, fmt.Errorf("link %s is down", p.Link)
+	}
+	index, gateway := link.Attrs().Index, ipNet(netip.PrefixFrom(p.Gateway, p.Gateway.BitLen()))
+	all = append(all, netlink.Route{LinkIndex: index, Scope: netlink.SCOPE_LINK, Dst: gateway, Protocol: Protocol, Table: unix.RT_TABLE_MAIN})
+	for _, c := range p.Remote {
+		all = append(all, netlink.Route{
+			LinkIndex: index, Dst: ipNet(c), Gw: p.Gateway.AsSlice(), Flags: int(netlink.FLAG_ONLINK), Protocol: Protocol, Table: unix.RT_TABLE_MAIN,
+		})
+	}
+	return all, nil
+}
+
+// conflict returns why a prefix of another cluster may not be routed: this node has a route of somebody else to addresses in it, or it
+// lies in a network that this node is in itself.
+func conflict(c netip.Prefix, table []netlink.Route) error {
+	for _, r := range table {
+		to, _ := netip.AddrFromSlice(r.Dst.IP.To4())
+		ones, _ := r.Dst.Mask.Size()
+		other := netip.PrefixFrom(to, ones)
+		if r.Protocol == Protocol || !other.Overlaps(c) || other.Bits() < c.Bits() && r.Scope != netlink.SCOPE_LINK {
+			continue
+		}
+		return fmt.Errorf("%s overlaps %s, to which this node has a route of its own; choose a remap that no node routes elsewhere", c, describe(&r))
+	}
+	return nil
+}
+
+// describe writes a route as ip route does.
+func describe(r *netlink.Route) string {
+	text := r.Dst.String()
+	if r.Gw != nil {
+		text += " via " + r.Gw.String()
+	}
+	if l, err := netlink.LinkByIndex(r.LinkIndex); err == nil {
+		text += " dev " + l.Attrs().Name
+	}
+	return text
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+// SourceTo returns the address from which this node sends to another.
+func SourceTo(to netip.Addr) (netip.Addr, error) {
+	routes, err := netlink.RouteGet(to.AsSlice())
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("this node has no route to %s: %w", to, err)
+	}
+	for _, r := range routes {
+		if a, ok := netip.AddrFromSlice(r.Src); ok {
+			return a.Unmap(), nil
+		}
+	}
+	return netip.Addr{}, fmt.Errorf("the kernel says no source address towards %s", to)
+}
+
+// Remove removes the routes and the table of this package, and returns what there was.
+func Remove() (removed []string, err error) {
+	table, err := mainTable()
+	for _, r := range table {
+		if r.Protocol != Protocol {
+			continue
+		}
+		if e := netlink.RouteDel(&r); e != nil && !errors.Is(e, unix.ESRCH) {
+			err = errors.Join(err, fmt.Errorf("remote: remove the route to %s: %w; remove it with: ip route del %s", r.Dst, e, describe(&r)))
+			continue
+		}
+		removed = append(removed, "route "+describe(&r))
+	}
+	there, e := removeTable()
+	if there {
+		removed = append(removed, "nftables table ip "+Table)
+	}
+	return removed, errors.Join(err, e)
+}

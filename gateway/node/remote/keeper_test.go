@@ -1,0 +1,292 @@
+package remote
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"github.com/vishvananda/netlink"
+
+	"culvert/integration/need"
+)
+
+func TestMain(m *testing.M) { need.TestsInNamespace(m) }
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// eventually calls check until it returns nil.
+func eventually(t testing.TB, what string, check func() error) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); ; {
+		err := check()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: %v", what, err)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+func prefixes(all ...string) (list []netip.Prefix) {
+	for _, s := range all {
+		list = append(list, netip.MustParsePrefix(s))
+	}
+	return list
+}
+
+// link makes a link that is up, with an address, and removes it at the end.
+func link(t *testing.T, name, address string) netlink.Link {
+	t.Helper()
+	veth := netlink.NewVeth(netlink.NewLinkAttrs())
+	veth.Name, veth.PeerName = name, name+"p"
+	must(t, netlink.LinkAdd(veth))
+	t.Cleanup(func() { netlink.LinkDel(veth) })
+	a, err := netlink.ParseAddr(address)
+	must(t, err)
+	must(t, netlink.AddrAdd(veth, a))
+	for _, l := range []string{name, name + "p"} {
+		end, err := netlink.LinkByName(l)
+		must(t, err)
+		must(t, netlink.LinkSetUp(end))
+	}
+	return veth
+}
+
+// following is a Keeper that runs.
+type following struct {
+	*Keeper
+	mu   sync.Mutex
+	last []Status
+}
+
+func run(t *testing.T) *following {
+	t.Helper()
+	log := logrus.New()
+	log.Out = io.Discard
+	f := &following{Keeper: New(log)}
+	ctx, stop := context.WithCancel(context.Background())
+	var tasks sync.WaitGroup
+	tasks.Go(func() {
+		f.Run(ctx, func(all []Status) {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			f.last = all
+		})
+	})
+	t.Cleanup(func() {
+		stop()
+		tasks.Wait()
+		if _, err := Remove(); err != nil {
+			t.Error(err)
+		}
+	})
+	return f
+}
+
+// says waits until the Status of each Peer contains a word; "" is none at all.
+func (f *following) says(t *testing.T, words ...string) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("statuses %q", words), func() error {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if len(f.last) != len(words) {
+			return fmt.Errorf("%v", f.last)
+		}
+		for i, word := range words {
+			text := f.last[i].Warning
+			if f.last[i].Err != nil {
+				text = f.last[i].Err.Error()
+			}
+			if word == "" && text != "" || !strings.Contains(text, word) {
+				return fmt.Errorf("%v", f.last)
+			}
+		}
+		return nil
+	})
+}
+
+// routes are those of this package, as ip route writes them.
+func routes(t *testing.T) (all []string) {
+	t.Helper()
+	table, err := mainTable()
+	must(t, err)
+	for _, r := range table {
+		if r.Protocol == Protocol {
+			all = append(all, describe(&r))
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+func wantRoutes(t *testing.T, want ...string) {
+	t.Helper()
+	slices.Sort(want)
+	eventually(t, "routes", func() error {
+		if got := routes(t); !slices.Equal(got, want) {
+			return fmt.Errorf("%q, want %q", got, want)
+		}
+		return nil
+	})
+}
+
+func wantRules(t *testing.T, want ...string) {
+	t.Helper()
+	eventually(t, "rules", func() error {
+		conn, err := dialNetfilter()
+		must(t, err)
+		defer conn.close()
+		got, there, err := conn.rules()
+		must(t, err)
+		if !slices.Equal(got, want) || there != (len(want) > 0) {
+			return fmt.Errorf("%q, %t, want %q", got, there, want)
+		}
+		return nil
+	})
+}
+
+var milan = Peer{Name: "milan", Link: "cv-milan", Gateway: netip.MustParseAddr("10.80.0.1"), Local: prefixes("10.244.0.0/16"), Remote: prefixes("10.61.0.0/16", "10.70.0.0/24")}
+
+var (
+	milanRoutes = []string{"10.61.0.0/16 via 10.80.0.1 dev cv-milan", "10.70.0.0/24 via 10.80.0.1 dev cv-milan", "10.80.0.1/32 dev cv-milan"}
+	milanRules  = []string{"10.244.0.0/16 to 10.61.0.0/16", "10.61.0.0/16 to 10.244.0.0/16", "10.244.0.0/16 to 10.70.0.0/24", "10.70.0.0/24 to 10.244.0.0/16"}
+)
+
+func needNAT(t *testing.T) {
+	t.Helper()
+	need.Namespace(t)
+	need.Kernel(t, "nft", keepTable([]pair{{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("198.51.100.0/24")}}))
+	must(t, keepTable(nil))
+}
+
+// TestKeeper: routes and the exception come when their link does, are put back, follow changes and go.
+func TestKeeper(t *testing.T) {
+	needNAT(t)
+	k := run(t)
+	k.Apply([]Peer{milan})
+	k.says(t, "there is no link cv-milan yet")
+	wantRules(t)
+	link(t, "cv-milan", "10.80.0.2/32")
+	k.says(t, "")
+	wantRoutes(t, milanRoutes...)
+	wantRules(t, milanRules...)
+
+	table, err := mainTable()
+	must(t, err)
+	for _, r := range table {
+		if r.Protocol == Protocol && r.Gw != nil {
+			must(t, netlink.RouteDel(&r))
+		}
+	}
+	if _, err := removeTable(); err != nil {
+		t.Fatal(err)
+	}
+	wantRoutes(t, milanRoutes...)
+	wantRules(t, milanRules...)
+
+	other := milan
+	other.Remote = prefixes("10.62.0.0/16")
+	k.Apply([]Peer{other})
+	wantRoutes(t, "10.62.0.0/16 via 10.80.0.1 dev cv-milan", "10.80.0.1/32 dev cv-milan")
+	wantRules(t, "10.244.0.0/16 to 10.62.0.0/16", "10.62.0.0/16 to 10.244.0.0/16")
+	k.Apply(nil)
+	wantRoutes(t)
+	wantRules(t)
+}
+
+// list is the table as nft prints it, with the numbers of rules.
+func list(t *testing.T) string {
+	t.Helper()
+	out, err := need.Command(t, "nft", "-a", "list", "table", "ip", Table).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return string(out)
+}
+
+// TestRestart: what an earlier process has made stays until this one is told, and is not made anew.
+func TestRestart(t *testing.T) {
+	needNAT(t)
+	need.Programs(t, "nft", "nft")
+	link(t, "cv-milan", "10.80.0.2/32")
+	first := New(logrus.New())
+	first.Apply([]Peer{milan})
+	first.reconcile(func([]Status) {})
+	again := New(logrus.New())
+	again.reconcile(func([]Status) { t.Error("a report of what nobody asked for") })
+	if got := routes(t); !slices.Equal(got, milanRoutes) {
+		t.Errorf("%q", got)
+	}
+	handles := list(t)
+	again.Apply([]Peer{milan})
+	again.reconcile(func([]Status) {})
+	if now := list(t); now != handles {
+		t.Errorf("made anew: %s, before: %s", now, handles)
+	}
+	for _, want := range []string{"type nat hook postrouting priority srcnat - 1", "ip saddr 10.244.0.0/16 ip daddr 10.61.0.0/16 snat to ip saddr"} {
+		if !strings.Contains(handles, want) {
+			t.Errorf("no %q in %s", want, handles)
+		}
+	}
+	removed, err := Remove()
+	if want := append([]string{}, "route "+milanRoutes[0], "route "+milanRoutes[1], "route "+milanRoutes[2], "nftables table ip "+Table); err != nil || len(removed) != len(want) {
+		t.Errorf("removed %q, %v, want %q", removed, err, want)
+	}
+	wantRoutes(t)
+	wantRules(t)
+}
+
+// TestOthersRoutes: addresses that this node reaches in another way are refused by name, and the routes of others stay.
+func TestOthersRoutes(t *testing.T) {
+	needNAT(t)
+	link(t, "cv-milan", "10.80.0.2/32")
+	link(t, "eth0", "10.61.7.2/24")
+	via, err := netlink.LinkByName("eth0")
+	must(t, err)
+	must(t, netlink.RouteAdd(&netlink.Route{LinkIndex: via.Attrs().Index, Dst: ipNet(netip.MustParsePrefix("10.99.0.0/16")), Gw: []byte{10, 61, 7, 1}}))
+	must(t, netlink.RouteAdd(&netlink.Route{LinkIndex: via.Attrs().Index, Dst: ipNet(netip.MustParsePrefix("10.96.0.0/12")), Gw: []byte{10, 61, 7, 1}}))
+	k := run(t)
+	for _, c := range []struct{ remote, want string }{
+		{"10.61.0.0/16", "10.61.0.0/16 overlaps 10.61.7.0/24 dev eth0"},
+		{"10.61.7.128/25", "10.61.7.128/25 overlaps 10.61.7.0/24 dev eth0"},
+		{"10.99.0.0/16", "10.99.0.0/16 overlaps 10.99.0.0/16 via 10.61.7.1 dev eth0"},
+		{"10.97.0.0/16", ""}, // more specific than what somebody routes
+	} {
+		bad := milan
+		bad.Remote = prefixes(c.remote)
+		k.Apply([]Peer{bad})
+		k.says(t, c.want)
+		if c.want == "" {
+			wantRoutes(t, c.remote+" via 10.80.0.1 dev cv-milan", "10.80.0.1/32 dev cv-milan")
+		} else {
+			wantRoutes(t)
+			wantRules(t)
+		}
+	}
+}
+
+// TestNoNftables: where the kernel refuses the exception, routes are there and the remedy is said.
+func TestNoNftables(t *testing.T) {
+	need.Namespace(t)
+	link(t, "cv-milan", "10.80.0.2/32")
+	k := run(t)
+	k.table = func([]pair) error { return errors.New("operation not supported") }
+	k.Apply([]Peer{milan})
+	k.says(t, "except [10.61.0.0/16 10.70.0.0/24] from masquerading in your CNI's settings")
+	wantRoutes(t, milanRoutes...)
+}

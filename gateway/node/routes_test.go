@@ -1,0 +1,210 @@
+package node
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"github.com/sirupsen/logrus/hooks/test"
+	"github.com/vishvananda/netlink"
+)
+
+// awaitRoutes waits for at most 5 s until all routes of c lead through its link, and those to the gateway.
+func awaitRoutes(t *testing.T, c *Config) {
+	t.Helper()
+	l, err := netlink.LinkByName(c.Interface)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, routes := c.belongings(l.Attrs().Index)
+	for began := time.Now(); ; time.Sleep(10 * time.Millisecond) { // polling for what the node does by itself
+		lacks, err := lacking(routes)
+		if err == nil && len(lacks) == 0 {
+			return
+		}
+		if time.Since(began) > 5*time.Second {
+			t.Fatalf("after 5 s: %+v, %v", lacks, err)
+		}
+	}
+}
+
+// TestRoutesComeBack: a node puts back what somebody else removes of its routes, says so, and leaves alone what leads elsewhere.
+func TestRoutesComeBack(t *testing.T) {
+	needKind(t, VXLAN)
+	c := testConfigOf(t, VXLAN, dual.Replace(goodFile))
+	log, said := test.NewNullLogger()
+	n, err := New(t.Context(), c, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop := run(t, n)
+	defer func() {
+		if err := stop(); err != nil {
+			t.Error(err)
+		}
+		requireNothingLeft(t, c)
+	}()
+	says := func(what, why string) {
+		t.Helper()
+		var lines []string
+		for began := time.Now(); time.Since(began) < 10*time.Second; time.Sleep(10 * time.Millisecond) { // likewise
+			lines = nil
+			for _, e := range said.AllEntries() {
+				got, _ := e.Data["error"].(string)
+				if e.Level == logrus.WarnLevel && e.Message == what && got == why {
+					return
+				}
+				lines = append(lines, e.Message+": "+got)
+			}
+		}
+		t.Fatalf("the log has %q; want %s: %s", lines, what, why)
+	}
+	l, err := netlink.LinkByName(c.Interface)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, routes := c.belongings(l.Attrs().Index)
+	for _, r := range routes {
+		if err := netlink.RouteDel(&r); err != nil {
+			t.Fatal(r, err)
+		}
+	}
+	awaitRoutes(t, c)
+	says("routes of this node were removed by somebody else: they are back", "")
+
+	// IPv6 takes the address along, too.
+	if err := netlink.LinkSetDown(l); err != nil {
+		t.Fatal(err)
+	}
+	says("routes of this node do not lead to the gateway", "interface: somebody has taken culvert0 down, and its routes are gone; ip link set culvert0 up")
+	if err := netlink.LinkSetUp(l); err != nil {
+		t.Fatal(err)
+	}
+	awaitRoutes(t, c)
+	if have, err := netlink.AddrList(l, netlink.FAMILY_V6); err != nil || !strings.Contains(describeAddresses(have), c.Address.V6.String()) {
+		t.Errorf("addresses %v, %v; want %s back", have, err, c.Address.V6)
+	}
+
+	other := &netlink.Route{Dst: ipNet(netip.MustParsePrefix("10.61.0.0/16")), Gw: net.IPv4(172, 18, 0, 7)}
+	if err := netlink.RouteReplace(other); err != nil {
+		t.Fatal(err)
+	}
+	says("routes of this node do not lead to the gateway",
+		"routes: packets to 10.61.0.0/16 take another route, 10.61.0.0/16 via 172.18.0.7 dev ul0; remove it or leave it out here: ip route del 10.61.0.0/16 via 172.18.0.7 dev ul0")
+	if err := netlink.RouteDel(other); err != nil {
+		t.Fatal(err)
+	}
+	awaitRoutes(t, c)
+	without := *other
+	without.Gw, without.LinkIndex, without.Scope = nil, l.Attrs().Index, netlink.SCOPE_LINK
+	if err := netlink.RouteReplace(&without); err != nil { // asks for each pod in the tunnel
+		t.Fatal(err)
+	}
+	awaitRoutes(t, c)
+}
+
+func describeAddresses(all []netlink.Addr) string {
+	var s strings.Builder
+	for _, a := range all {
+		s.WriteString(a.IP.String() + " ")
+	}
+	return s.String()
+}
+
+// TestCheckRoutes: --check compares the file with the kernel, beside a node that runs and without one.
+func TestCheckRoutes(t *testing.T) {
+	needKind(t, VXLAN)
+	c := testConfig(t, VXLAN)
+	check := func(want int, lines ...string) {
+		t.Helper()
+		present, warnings, err := c.CheckRoutes()
+		if err != nil || present != want || strings.Join(warnings, "\n") != strings.Join(lines, "\n") {
+			t.Errorf("%d in the kernel, %q, %v; want %d, %q", present, warnings, err, want, lines)
+		}
+	}
+	check(-1)
+	other := &netlink.Route{Dst: ipNet(c.Routes[0]), Gw: net.IPv4(172, 18, 0, 7)}
+	if err := netlink.RouteAdd(other); err != nil {
+		t.Fatal(err)
+	}
+	inTheWay := "routes[0]: the kernel has another route, 10.61.0.0/16 via 172.18.0.7 dev ul0; remove it or leave this one out: ip route del 10.61.0.0/16 via 172.18.0.7 dev ul0"
+	check(-1, inTheWay)
+	if err := netlink.RouteDel(other); err != nil {
+		t.Fatal(err)
+	}
+	c.KeepLinks = true
+	if err := start(t, c)(); err != nil {
+		t.Fatal(err)
+	}
+	l, err := netlink.LinkByName(c.Interface)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer netlink.LinkDel(l)
+	check(2)
+	if err := netlink.RouteDel(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: ipNet(c.Routes[1])}); err != nil {
+		t.Fatal(err)
+	}
+	check(1, "routes[1]: the kernel has no route to 10.71.0.0/16; a running culvert node puts it back within 5 s, so start it")
+	if err := netlink.RouteReplace(other); err != nil {
+		t.Fatal(err)
+	}
+	check(0, inTheWay, "routes[1]: the kernel has no route to 10.71.0.0/16; a running culvert node puts it back within 5 s, so start it")
+	if err := netlink.RouteDel(other); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestRunning: the device of a running node in tun mode is no stranger's.
+func TestRunning(t *testing.T) {
+	needTUN(t)
+	c := testConfig(t, TUN)
+	if c.running() {
+		t.Error("running before it was started")
+	}
+	stop := start(t, c)
+	if present, warnings, err := c.CheckRoutes(); !c.running() || present != 2 || warnings != nil || err != nil {
+		t.Errorf("running %v; %d in the kernel, %q, %v", c.running(), present, warnings, err)
+	}
+	if again, err := parseConfig([]byte(strings.Replace(goodFile, "auto", "tun", 1))); err != nil || strings.Contains(strings.Join(again.Warnings, ""), "did not make") {
+		t.Error(again.Warnings, err)
+	}
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestRepairTells: who removes routes again and again gets a line a minute, and a fault its line when it is another one.
+func TestRepairTells(t *testing.T) {
+	log, said := test.NewNullLogger()
+	var r repair
+	at := time.Unix(0, 0).Add(time.Hour)
+	fault := errors.New("routes: in the way")
+	for _, step := range []struct {
+		after time.Duration
+		back  []string
+		fault error
+		lines int
+	}{
+		{0, []string{"10.61.0.0/16"}, nil, 1},
+		{time.Second, []string{"10.61.0.0/16"}, fault, 1},
+		{time.Second, nil, fault, 0},
+		{time.Second, nil, nil, 0},
+		{time.Second, nil, fault, 1},
+		{routesLogPause, []string{"10.61.0.0/16"}, fault, 1},
+	} {
+		at = at.Add(step.after)
+		before := len(said.AllEntries())
+		r.log(log, at, step.back, step.fault)
+		if got := len(said.AllEntries()) - before; got != step.lines {
+			t.Errorf("%v: %d lines, want %d", at, got, step.lines)
+		}
+	}
+	if e := said.LastEntry(); e.Data["changes"] != 1 || e.Data["routes"] != "10.61.0.0/16" {
+		t.Errorf("%v; want one change before", e.Data)
+	}
+}

@@ -1,0 +1,28 @@
+package services
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus/hooks/test"
+)
+
+// TestChanges: the first change is logged at once, and ten a second for two minutes in one line a minute, which counts them all.
+func TestChanges(t *testing.T) {
+	log, hook := test.NewNullLogger()
+	var c Changes
+	now := time.Unix(1e9, 0)
+	for range 1201 {
+		c.Add(log, 7, now)
+		now = now.Add(100 * time.Millisecond)
+	}
+	var got []string
+	for _, e := range hook.AllEntries() {
+		got = append(got, fmt.Sprint(e.Data["services"], " ", e.Data["changes"]))
+	}
+	if want := []string{"7 1", "7 600", "7 600"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}

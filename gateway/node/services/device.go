@@ -1,0 +1,145 @@
+package services
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// deviceGroup marks a device that survives its process.
+const deviceGroup = 0x63756c76 // "culv"
+
+// dummyAddress (RFC 7600, Section 4.8: the IPv4 dummy address) is the device's own address, which nobody uses. From a device without an address the
+// kernel accepts no ICMP error in this node's name, whatever rp_filter is: it looks for a route back to this node by port, which an ICMP error lacks,
+// and finds the node itself.
+var dummyAddress = netip.AddrFrom4([4]byte{192, 0, 0, 8})
+
+func addressDevice(l netlink.Link) error {
+	a := &netlink.Addr{IPNet: ipNet(host(dummyAddress)), Scope: unix.RT_SCOPE_HOST}
+	if err := netlink.AddrReplace(l, a); err != nil {
+		return fmt.Errorf("services: give %s the address %s: %w", l.Attrs().Name, dummyAddress, err)
+	}
+	return nil
+}
+
+// createDevice makes a TUN device, or continues with one that was kept. Segmentation and checksums that the node's network leaves to network cards
+// are left to the reader of the device.
+func createDevice(name string) (*os.File, error) {
+	fd, _, err := openTUN(name, unix.IFF_TUN|unix.IFF_NO_PI|unix.IFF_VNET_HDR)
+	if err != nil {
+		return nil, err
+	}
+	const segments, trains = unix.TUN_F_CSUM | unix.TUN_F_TSO4 | unix.TUN_F_TSO6 | unix.TUN_F_TSO_ECN, unix.TUN_F_USO4 | unix.TUN_F_USO6
+	if unix.IoctlSetInt(fd, unix.TUNSETOFFLOAD, segments|trains) != nil { // Linux before 6.2 has no trains
+		err = unix.IoctlSetInt(fd, unix.TUNSETOFFLOAD, segments)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), "/dev/net/tun"), nil
+}
+
+// openTUN makes or opens a device, and returns its name.
+func openTUN(name string, flags uint16) (fd int, called string, err error) {
+	fd, err = unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fd, "", fmt.Errorf("/dev/net/tun: %w", err)
+	}
+	request, err := unix.NewIfreq(name)
+	if err == nil {
+		request.SetUint16(flags)
+		err = unix.IoctlIfreq(fd, unix.TUNSETIFF, request)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return fd, "", err
+	}
+	return fd, request.Name(), nil
+}
+
+// isKept reports whether a link is a device that an earlier run left for this one.
+func isKept(l netlink.Link) bool {
+	_, ok := l.(*netlink.Tuntap)
+	return ok && l.Attrs().Group == deviceGroup
+}
+
+// keepDevice sets whether a device survives this process. The group is set first, so that a crash leaves no device without it.
+func keepDevice(device *os.File, name string, stays bool) error {
+	link, err := netlink.LinkByName(name)
+	if err == nil && stays {
+		err = netlink.LinkSetGroup(link, deviceGroup)
+	}
+	if err == nil {
+		err = setPersist(device, stays)
+	}
+	if err == nil && !stays {
+		err = netlink.LinkSetGroup(link, 0)
+	}
+	if err != nil {
+		return fmt.Errorf("services.state: keep %s: %w", name, err)
+	}
+	return nil
+}
+
+func setPersist(device *os.File, stays bool) error {
+	conn, err := device.SyscallConn()
+	if err != nil {
+		return err
+	}
+	value := 0
+	if stays {
+		value = 1
+	}
+	controlErr := conn.Control(func(fd uintptr) { err = unix.IoctlSetInt(int(fd), unix.TUNSETPERSIST, value) })
+	return errors.Join(err, controlErr)
+}
+
+const (
+	inetConf    = 1  // IFLA_INET_CONF
+	rpFilter    = 8  // IPV4_DEVCONF_RP_FILTER
+	acceptLocal = 23 // IPV4_DEVCONF_ACCEPT_LOCAL
+)
+
+// openDevice makes the kernel accept packets from a device whose source is one of this node's addresses, or whose reply route differs: the engine
+// answers in the name of the node and of its backends. A container may not write to /proc/sys, so netlink is used.
+func openDevice(name string) error {
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		return fmt.Errorf("services: find %s: %w", name, err)
+	}
+	message := nl.NewIfInfomsg(unix.AF_UNSPEC)
+	message.Index = int32(link.Attrs().Index)
+	families := nl.NewRtAttr(unix.IFLA_AF_SPEC, nil)
+	settings := families.AddRtAttr(unix.AF_INET, nil).AddRtAttr(inetConf, nil)
+	settings.AddRtAttr(acceptLocal, nl.Uint32Attr(1))
+	settings.AddRtAttr(rpFilter, nl.Uint32Attr(2))
+	request := nl.NewNetlinkRequest(unix.RTM_SETLINK, unix.NLM_F_ACK)
+	request.AddData(message)
+	request.AddData(families)
+	if _, err := request.Execute(unix.NETLINK_ROUTE, 0); err != nil {
+		return fmt.Errorf("services: set accept_local and rp_filter of %s: %w", name, err)
+	}
+	return nil
+}
+
+// makeDevice makes the device, or continues with one that was kept.
+//
+// +checklocks:s.mu
+func (s *Server) makeDevice() (err error) {
+	name := s.config.Interface
+	if link, err := netlink.LinkByName(name); err == nil {
+		if s.stays = isKept(link); !s.stays {
+			return inUse(name)
+		}
+	}
+	if s.device, err = createDevice(name); err != nil {
+		return deviceError(name, err)
+	}
+	return nil
+}

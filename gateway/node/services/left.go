@@ -1,0 +1,74 @@
+package services
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"culvert/gateway/sweep"
+	"culvert/nat"
+)
+
+// leftBehind returns the addresses and ports at which TCP connections continue although no Service of c has them: their packets must still reach the
+// device after a Service, a port or a node port is deleted. It reads the table in slices, with pauses for packets.
+//
+// +checklocks:s.mu
+func (s *Server) leftBehind(c *Config) []netip.AddrPort {
+	served := map[netip.AddrPort]bool{}
+	for i := range c.Services {
+		if p := &c.Services[i]; p.Protocol == unix.IPPROTO_TCP {
+			for _, f := range p.frontends() {
+				if served[netip.AddrPortFrom(f.address, f.port)] = true; !f.address.IsUnspecified() {
+					continue
+				}
+				for _, a := range c.Addresses {
+					if a.Is4() == f.address.Is4() {
+						served[netip.AddrPortFrom(a, f.port)] = true
+					}
+				}
+			}
+		}
+	}
+	const burst = 1 << 4 // slices between two pauses
+	left := map[netip.AddrPort]bool{}
+	var list []nat.ConnInfo
+	for at, more, n := nat.Cursor(0), true, 1; more; n++ {
+		list, at, more = s.engine.Connections(at, &nat.ConnFilter{Protocol: unix.IPPROTO_TCP}, s.now(), list[:0])
+		for i := range list {
+			x := &list[i]
+			to := netip.AddrPortFrom(x.Original.Destination(), x.Original.DestinationPort())
+			if x.Service && x.State != "closed" && x.State != "time-wait" && !served[to] {
+				left[to] = true
+			}
+		}
+		if more && n%burst == 0 {
+			time.Sleep(sweep.Pause)
+		}
+	}
+	all := make([]netip.AddrPort, 0, len(left))
+	for to := range left {
+		all = append(all, to)
+	}
+	slices.SortFunc(all, netip.AddrPort.Compare)
+	return all
+}
+
+// gone returns the addresses, without ports, at which c has Services and next has none.
+func (c *Config) gone(next *Config) (all []netip.AddrPort) {
+	stay := map[netip.Addr]bool{}
+	for i := range next.Services {
+		for _, f := range next.Services[i].frontends() {
+			stay[f.address] = true
+		}
+	}
+	for i := range c.Services {
+		for _, f := range c.Services[i].frontends() {
+			if !stay[f.address] && !f.address.IsUnspecified() {
+				all = append(all, netip.AddrPortFrom(f.address, 0))
+			}
+		}
+	}
+	return all
+}

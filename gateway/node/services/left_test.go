@@ -1,0 +1,54 @@
+package services
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"culvert/nat/rules"
+)
+
+// What TCP connections go on at leads to the device as a Service there did: a port of the node's own by a rule, another address by a route, which
+// another route there does not keep from starting; with it the answers of endpoints.
+func TestPlanOfWhatIsLeft(t *testing.T) {
+	own := netip.MustParseAddr("172.18.0.2")
+	c := &Config{Addresses: []netip.Addr{own}, Pods: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}, MTU: 1500,
+		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")}, Ports: rules.PortRange{First: 61000, Last: 65534}}
+	p := c.plan([]netip.Addr{own}, netip.MustParseAddrPort("172.18.0.2:30080"), netip.MustParseAddrPort("203.0.113.7:80"), netip.MustParseAddrPort("10.96.0.10:80"))
+	for _, want := range []steer{
+		{host(own), false, unix.IPPROTO_TCP, rules.PortRange{First: 30080, Last: 30080}},
+		{host(own), false, unix.IPPROTO_TCP, c.Ports},
+	} {
+		if !slices.Contains(p.front, want) {
+			t.Errorf("no %v among %v", want, p.front)
+		}
+	}
+	if len(p.behind) != 1 {
+		t.Errorf("behind: %v", p.behind)
+	}
+	lb := netip.MustParsePrefix("203.0.113.7/32")
+	if !slices.Contains(p.routes, lb) || len(p.routes) != 2 || !p.spare[lb] {
+		t.Errorf("routes %v, spare %v", p.routes, p.spare)
+	}
+	if len(p.nat.Services) != 1 || p.nat.Services[0].Address != lb.Addr() || p.nat.Services[0].Port != 0 {
+		t.Errorf("the engine is told of %v", p.nat.Services)
+	}
+	var taken TakenError
+	taken.add(ipNet(lb), p.spare)
+	if taken.add(ipNet(netip.MustParsePrefix("203.0.113.8/32")), p.spare); len(taken.Addresses) != 1 {
+		t.Errorf("taken: %v", taken.Addresses)
+	}
+}
+
+// The addresses that go are those at which the next configuration has nothing.
+func TestAddressesThatGo(t *testing.T) {
+	service := func(cluster, lb string) Service {
+		return Service{Protocol: unix.IPPROTO_TCP, Port: 80, NodePort: 30080, ClusterIPs: []netip.Addr{netip.MustParseAddr(cluster)}, LoadBalancerIPs: []netip.Addr{netip.MustParseAddr(lb)}}
+	}
+	a, b := &Config{Services: []Service{service("10.96.0.10", "203.0.113.7")}}, &Config{Services: []Service{service("10.96.0.10", "203.0.113.8")}}
+	if got := a.gone(b); !slices.Equal(got, []netip.AddrPort{netip.MustParseAddrPort("203.0.113.7:0")}) {
+		t.Errorf("%v", got)
+	}
+}

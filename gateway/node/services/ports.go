@@ -1,0 +1,181 @@
+package services
+
+import (
+	"bufio"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"culvert/nat/rules"
+)
+
+const localRange = "net.ipv4.ip_local_port_range"
+
+// checkPorts refuses masquerading ports that the kernel may give to its own connections.
+func (c *Config) checkPorts() error {
+	own, err := localPorts()
+	if err != nil {
+		return err
+	}
+	if overlap(own, c.Ports) {
+		return fmt.Errorf("services.clientPorts: %d-%d, and this node gives %d-%d to connections of its own; sysctl -w %s=\"%d %d\", or choose others",
+			c.Ports.First, c.Ports.Last, own.First, own.Last, localRange, min(own.First, c.Ports.First-1), c.Ports.First-1)
+	}
+	return nil
+}
+
+// localPorts returns the ports that the kernel gives to its own connections.
+func localPorts() (own rules.PortRange, err error) {
+	b, err := os.ReadFile("/proc/sys/" + strings.ReplaceAll(localRange, ".", "/"))
+	if err != nil {
+		return own, fmt.Errorf("services: read %s: %w", localRange, err)
+	}
+	if _, err := fmt.Sscan(string(b), &own.First, &own.Last); err != nil {
+		return own, fmt.Errorf("services: %s is %q: %w", localRange, b, err)
+	}
+	return own, nil
+}
+
+func overlap(a, b rules.PortRange) bool { return a.First <= b.Last && b.First <= a.Last }
+
+// lentPorts returns the node ports that the kernel may give to its own connections, whose answers the service would then get. It does not give out
+// reserved ports (net.ipv4.ip_local_reserved_ports).
+func (c *Config) lentPorts() (all []rules.PortRange) {
+	own, err := localPorts()
+	if err != nil {
+		return nil // New has reported it
+	}
+	reserved, _ := os.ReadFile("/proc/sys/net/ipv4/ip_local_reserved_ports")
+	for _, r := range c.nodePorts() {
+		if overlap(own, r.ports) && !slices.ContainsFunc(strings.Split(strings.TrimSpace(string(reserved)), ","), func(s string) bool {
+			first, last, isRange := strings.Cut(s, "-")
+			if !isRange {
+				last = first
+			}
+			low, _ := strconv.ParseUint(first, 10, 16)
+			high, _ := strconv.ParseUint(last, 10, 16)
+			return uint16(low) <= r.ports.First && r.ports.Last <= uint16(high)
+		}) {
+			all = append(all, r.ports)
+		}
+	}
+	return all
+}
+
+// A listener is a socket on this machine at a port whose packets go to the device.
+type listener struct {
+	service string // "": the port is one of masquerading
+	port    uint16
+	process string
+}
+
+// listeners returns the sockets that receive nothing because their port is a node port or used for masquerading.
+func (c *Config) listeners() []listener {
+	type at struct {
+		protocol uint8
+		port     uint16
+	}
+	taken := map[at]string{}
+	for i := range c.Services {
+		if s := &c.Services[i]; s.NodePort != 0 {
+			taken[at{s.Protocol, s.NodePort}] = s.Name
+		}
+	}
+	var all []listener
+	var inodes []string
+	for _, file := range []string{"tcp", "tcp6", "udp", "udp6"} {
+		protocol := uint8(unix.IPPROTO_TCP)
+		if file[0] == 'u' {
+			protocol = unix.IPPROTO_UDP
+		}
+		for _, socket := range sockets("/proc/net/" + file) {
+			service, ok := taken[at{protocol, socket.port}]
+			if !socket.address.IsLoopback() && (ok || c.Ports.First <= socket.port && socket.port <= c.Ports.Last) {
+				all, inodes = append(all, listener{service: service, port: socket.port}), append(inodes, socket.inode)
+			}
+		}
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	owners := owners()
+	for i := range all {
+		all[i].process = owners[inodes[i]]
+	}
+	return all
+}
+
+type socket struct {
+	address netip.Addr
+	port    uint16
+	inode   string
+}
+
+// sockets reads one of the kernel's socket lists: sockets that accept any peer.
+func sockets(file string) (all []socket) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		fields := strings.Fields(lines.Text())
+		if len(fields) < 10 || !strings.HasSuffix(fields[2], ":0000") {
+			continue
+		}
+		host, port, ok := strings.Cut(fields[1], ":")
+		bytes, err1 := hex.DecodeString(host)
+		number, err2 := strconv.ParseUint(port, 16, 16)
+		if !ok || err1 != nil || err2 != nil || len(bytes)%4 != 0 {
+			continue
+		}
+		for i := 0; i < len(bytes); i += 4 { // words in the machine's byte order
+			binary.BigEndian.PutUint32(bytes[i:], binary.NativeEndian.Uint32(bytes[i:]))
+		}
+		address, _ := netip.AddrFromSlice(bytes)
+		all = append(all, socket{address.Unmap(), uint16(number), fields[9]})
+	}
+	return all
+}
+
+// owners returns processes by the inodes of their sockets, as far as this process may see them.
+func owners() map[string]string {
+	all := map[string]string{}
+	links, _ := filepath.Glob("/proc/[0-9]*/fd/*")
+	for _, link := range links {
+		to, err := os.Readlink(link)
+		if err != nil || !strings.HasPrefix(to, "socket:[") {
+			continue
+		}
+		pid := strings.Split(link, "/")[2]
+		name, _ := os.ReadFile("/proc/" + pid + "/comm")
+		all[strings.Trim(to, "socket:[]")] = strings.TrimSpace(string(name)) + ", process " + pid
+	}
+	return all
+}
+
+// ListenerAt names the process whose socket occupies an address, "" if this process may not see it.
+func ListenerAt(protocol uint8, at netip.AddrPort) string {
+	files := []string{"tcp", "tcp6"}
+	if protocol == unix.IPPROTO_UDP {
+		files = []string{"udp", "udp6"}
+	}
+	for _, file := range files {
+		for _, x := range sockets("/proc/net/" + file) {
+			if x.port == at.Port() && (x.address == at.Addr() || x.address.IsUnspecified()) {
+				if owner := owners()[x.inode]; owner != "" {
+					return owner
+				}
+			}
+		}
+	}
+	return ""
+}

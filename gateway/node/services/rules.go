@@ -1,0 +1,102 @@
+package services
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// over returns a rule by which packets from the device jump to a later rule.
+func (s *steering) over(family, priority, to int) netlink.Rule {
+	r := netlink.NewRule()
+	r.Family, r.Priority, r.IifName, r.Goto, r.Protocol = family, priority, s.device, to, lasting
+	return *r
+}
+
+// on returns a rule to jump to.
+func on(family, priority int) netlink.Rule {
+	r := netlink.NewRule()
+	r.Family, r.Priority, r.Type, r.Protocol = family, priority, actionNop, lasting
+	return *r
+}
+
+func (s *steer) rule(priority int) netlink.Rule {
+	r := netlink.NewRule()
+	r.Family, r.Priority, r.Table, r.Protocol, r.IPProto = familyOf(s.prefix), priority, tableID, lasting, int(s.protocol)
+	if s.protocol != 0 {
+		r.Dport = netlink.NewRulePortRange(s.ports.First, s.ports.Last)
+	}
+	if s.from {
+		r.Src = ipNet(s.prefix)
+	} else {
+		r.Dst = ipNet(s.prefix)
+	}
+	return *r
+}
+
+// answeredProtocols are those that the engine knows, and others that hosts use.
+var answeredProtocols = []int{unix.IPPROTO_ICMP, unix.IPPROTO_IPIP, unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_IPV6, unix.IPPROTO_GRE, unix.IPPROTO_ESP,
+	unix.IPPROTO_AH, unix.IPPROTO_SCTP, unix.IPPROTO_UDPLITE}
+
+// answered returns the rules for addresses whose route only makes the kernel answer ARP (keepalive.go). They lead packets on, by protocol, and also
+// packets that this node sends, because not all of the kernel's lookups specify a protocol.
+func answered() (all []netlink.Rule) {
+	rule := func() *netlink.Rule {
+		r := netlink.NewRule()
+		r.Family, r.Priority, r.Table, r.Protocol = unix.AF_INET, priorityAnswered, answeredTable, lasting
+		return r
+	}
+	own := rule()
+	own.IifName = ownPackets
+	all = append(all, *own)
+	for _, protocol := range answeredProtocols {
+		r := rule()
+		r.IPProto = protocol
+		all = append(all, *r)
+	}
+	return all
+}
+
+// ownPackets is the interface by which rules recognise packets of this node (ip-rule(8)).
+const ownPackets = "lo"
+
+// probe returns a rule that leaves to the kernel neighbours' probes of a known address (RFC 4861, Section 7.3.3). They normally come from a
+// link-local address. A router's error about a connection does not; it belongs to the device.
+func probe() netlink.Rule {
+	r := netlink.NewRule()
+	r.Family, r.Priority, r.Table, r.Protocol, r.IPProto = unix.AF_INET6, priorityProbe, unix.RT_TABLE_LOCAL, lasting, unix.IPPROTO_ICMPV6
+	r.Src = ipNet(netip.MustParsePrefix("fe80::/10"))
+	return *r
+}
+
+func ruleError(what string, err error) error {
+	if errors.Is(err, unix.EPERM) {
+		return fmt.Errorf("services: %s: needs CAP_NET_ADMIN in this network namespace; run culvert node as root: %w", what, err)
+	}
+	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
+		return fmt.Errorf("services: %s: this kernel has no policy routing (CONFIG_IP_MULTIPLE_TABLES): %w", what, err)
+	}
+	return fmt.Errorf("services: %s: %w", what, err)
+}
+
+func all(family int) netip.Prefix {
+	if family == unix.AF_INET {
+		return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+	}
+	return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+}
+
+func familyOf(p netip.Prefix) int {
+	if p.Addr().Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}

@@ -1,0 +1,455 @@
+package services
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"culvert/gateway/node/page"
+	"culvert/gateway/node/rtnl"
+	"culvert/gateway/state"
+	"culvert/gateway/sweep"
+	"culvert/nat"
+)
+
+// A Server serves Services on this node.
+type Server struct {
+	log      logrus.FieldLogger
+	engine   *nat.Engine
+	device   *os.File
+	index    int // of the device
+	keeper   *keeper
+	page     *page.Page
+	fault    atomic.Pointer[string] // why routes and rules to the device cannot be restored; nil: no fault
+	deaf     atomic.Pointer[string] // why the kernel reports no changes; nil: it does
+	began    time.Time
+	closing  atomic.Bool // from now on, errors of the device are expected
+	parking  atomic.Pointer[parking]
+	ended    chan error   // from the reader of the device; nil before it runs
+	takeover net.Listener // where another process asks to take over; nil: nowhere
+
+	mu sync.Mutex
+	// Another process serves instead of this one. +checklocks:mu
+	handed bool
+	// The device, its routes and rules survive this process. +checklocks:mu
+	stays bool
+	// the addresses of this machine that config was applied with
+	// +checklocks:mu
+	own []netip.Addr
+	// +checklocks:mu
+	config *Config
+	// +checklocks:mu
+	steering *steering
+	// +checklocks:mu
+	announcer *announcer
+	// addresses without a Service at which TCP connections continue +checklocks:mu
+	left []netip.AddrPort
+	// +checklocks:mu
+	changes Changes
+	// the last findings of nameListeners +checklocks:mu
+	named map[string]bool
+}
+
+// New makes the device, and the routes and rules that lead to it, or continues with those of an earlier run. With c.TakeOver it takes over from a
+// running process; it may then return a Server together with a TakenError, which says what the next Apply must leave out. A tolerant Server runs
+// without addresses of c that this machine lacks. An error without a Server means that nothing new was left behind, unless it says so. The error is
+// state.ErrInUse while another process serves.
+func New(c *Config, tolerant bool, log logrus.FieldLogger) (*Server, error) {
+	s, err := newServer(c, tolerant, nil, log)
+	if !c.TakeOver || !errors.Is(err, state.ErrInUse) {
+		return s, err
+	}
+	t, failed := ask(c)
+	if failed == nil {
+		if s, failed = newServer(c, tolerant, t, log); s != nil {
+			return s, failed
+		}
+	}
+	if again, err := newServer(c, tolerant, nil, log); !errors.Is(err, state.ErrInUse) {
+		return again, err // the previous process has ended
+	}
+	return nil, fmt.Errorf("%w; --takeover: %w", err, failed)
+}
+
+// newServer is New in the place of one process, or of none if t is nil.
+func newServer(c *Config, tolerant bool, t *taking, log logrus.FieldLogger) (*Server, error) {
+	s, err := openServer(c, tolerant, t, log)
+	if s == nil && t != nil {
+		t.refuse(err)
+	}
+	return s, err
+}
+
+// openServer is newServer, but does not notify the replaced process if it fails.
+func openServer(c *Config, tolerant bool, t *taking, log logrus.FieldLogger) (*Server, error) {
+	own, err := OwnAddresses(c)
+	if err != nil && (!tolerant || own == nil) {
+		return nil, err // else watch reports it
+	}
+	if err := c.checkPorts(); err != nil {
+		return nil, err
+	}
+	s := &Server{config: c, own: own, began: time.Now(), log: log.WithField("interface", c.Interface)}
+	if t != nil {
+		s.keeper = &keeper{log: s.log, dir: t.dir, key: t.identity.PortKey}
+	} else if s.keeper, err = openKeeper(c, s.log); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p := c.plan(own)
+	if s.page, err = page.New("services.metrics", c.Metrics, t.listener(offerPage, c.Metrics), s.metrics, s.broken); err == nil {
+		s.engine, err = nat.New(s.keeper.key, &p.nat)
+	}
+	if err == nil && t != nil {
+		err = t.restore(s)
+	} else if err == nil {
+		s.keeper.restore(s.engine, s.now())
+	}
+	if err == nil {
+		if s.left = s.leftBehind(c); len(s.left) > 0 {
+			p = c.plan(own, s.left...)
+			err = s.engine.Apply(&p.nat)
+		}
+	}
+	var taken *TakenError
+	if err == nil {
+		if err = s.open(p, t); t != nil && errors.As(err, &taken) {
+			err = nil
+		}
+	}
+	if err != nil {
+		took := s.device != nil && t != nil
+		err = errors.Join(err, s.close())
+		if took {
+			<-s.ended
+			s.keeper.end(s)
+		} else if t == nil {
+			s.keeper.close()
+		}
+		return nil, err
+	}
+	s.openTakeover(t)
+	if t != nil {
+		t.done()
+	}
+	s.log.WithFields(logrus.Fields{"services": len(c.Services), "routes": len(p.routes), "rules": len(p.front) + len(p.behind)}).Info("services are served")
+	s.nameListeners()
+	if taken != nil {
+		s.own = nil // makes Apply check everything
+		return s, taken
+	}
+	return s, nil
+}
+
+// nameListeners warns about sockets on this machine whose packets go to the device, and about ports where such sockets could appear: once each,
+// however often Services change.
+//
+// +checklocks:s.mu
+func (s *Server) nameListeners() {
+	before, now := s.named, map[string]bool{}
+	for _, l := range s.config.listeners() {
+		at, remedy := "node port of "+l.service, "stop it, or give the service another node port"
+		if l.service == "" {
+			at, remedy = "one of services.clientPorts", "stop it, or choose other ports"
+		}
+		if fields := (logrus.Fields{"port": l.port, "process": l.process, "remedy": remedy}); isNews(fields, before, now) {
+			s.log.WithFields(fields).Warn("a process listens in vain: its port is " + at)
+		}
+	}
+	for _, p := range s.config.lentPorts() {
+		if fields := (logrus.Fields{"port": p.First, "last": p.Last, "remedy": "reserve it: net.ipv4.ip_local_reserved_ports"}); isNews(fields, before, now) {
+			s.log.WithFields(fields).Warn("this node may give a node port to connections of its own, whose answers the service gets")
+		}
+	}
+	s.named = now
+}
+
+// isNews adds what to now, and reports whether before lacks it.
+func isNews(what logrus.Fields, before, now map[string]bool) bool {
+	key := fmt.Sprint(what)
+	now[key] = true
+	return !before[key]
+}
+
+// open opens the device, and makes the kernel lead to it what p says. If a process that takes over gets a TakenError, everything except the named
+// destinations is in place.
+//
+// +checklocks:s.mu
+func (s *Server) open(p *plan, t *taking) error {
+	c := s.config
+	if s.device = t.use(offerDevice); s.device != nil {
+		s.stays = true
+		s.read() // everything else is as the previous process left it
+	} else if err := s.makeDevice(); err != nil {
+		return err
+	}
+	if err := openDevice(c.Interface); err != nil {
+		return err
+	}
+	made, err := netlink.LinkByName(c.Interface)
+	if err == nil {
+		err = netlink.LinkSetMTU(made, c.MTU)
+	}
+	if err == nil {
+		err = netlink.LinkSetUp(made)
+	}
+	if err != nil {
+		return fmt.Errorf("services: bring up %s: %w", c.Interface, err)
+	}
+	if s.index = made.Attrs().Index; c.masquerade().V4.IsValid() {
+		if err := addressDevice(made); err != nil {
+			return err
+		}
+	}
+	before, err := t.keepalive()
+	if err != nil {
+		return err
+	}
+	if s.steering, err = newSteering(c.Interface, s.index, familiesOf(c.Addresses), before); err != nil {
+		return err
+	}
+	taken := s.steering.apply(p, c.sources(s.own))
+	if taken != nil && (t == nil || !errors.As(taken, new(*TakenError))) {
+		return taken
+	}
+	stays := s.keeper.dir != nil
+	if err := keepDevice(s.device, c.Interface, stays); err != nil {
+		return err
+	}
+	s.stays = stays
+	s.announcer = newAnnouncer(s.index, s.log)
+	s.announcer.apply(c.Answers, c.AnnounceOn)
+	return taken
+}
+
+// sources returns, by family, the source address that the node's own processes use towards the device: none that this machine lacks, which the kernel
+// would refuse.
+func (c *Config) sources(own []netip.Addr) func(family int) net.IP {
+	return func(family int) net.IP {
+		if a := c.masquerade().Of(family == unix.AF_INET6); slices.Contains(own, a) {
+			return a.AsSlice()
+		}
+		return nil
+	}
+}
+
+func deviceError(name string, err error) error {
+	switch {
+	case errors.Is(err, unix.EBUSY):
+		return inUse(name)
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENODEV):
+		return fmt.Errorf("services: this machine has no TUN devices (%w); load the module tun", err)
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("services: making a TUN device needs /dev/net/tun and CAP_NET_ADMIN; run culvert node as root: %w", err)
+	}
+	return fmt.Errorf("services: make TUN device %s: %w", name, err)
+}
+
+func inUse(name string) error {
+	return fmt.Errorf("services.interface: %s exists; stop the culvert node that it belongs to, or choose another name", name)
+}
+
+// ErrRestart means that a node accepts another configuration only at a restart.
+var ErrRestart = errors.New("only at a restart")
+
+// Replaceable returns, as an error, the changes in next that a node which serves c can only make at a restart.
+func (c *Config) Replaceable(next *Config) error {
+	if c.Mode != next.Mode {
+		return fmt.Errorf("services.mode: changes %w", ErrRestart)
+	}
+	if c.Interface != next.Interface || c.MTU != next.MTU || c.Ports != next.Ports || c.State != next.State || c.Metrics != next.Metrics {
+		return fmt.Errorf("services: interface, mtu, clientPorts, state and metrics change %w", ErrRestart)
+	}
+	if !slices.Equal(familiesOf(c.Addresses), familiesOf(next.Addresses)) {
+		return fmt.Errorf("services.addresses: IPv4 or IPv6 comes and goes %w", ErrRestart)
+	}
+	return nil
+}
+
+// Apply serves another configuration from now on. Connections continue as far as their services do. After an error the previous configuration is
+// still served. Endpoints change all the time: if nothing else has changed, the cost depends on them alone.
+func (s *Server) Apply(ctx context.Context, c *Config) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closing.Load() || ctx.Err() != nil {
+		return errors.New("services: no longer served")
+	}
+	own, err := OwnAddresses(c)
+	if err != nil && (own == nil || !slices.Equal(c.Addresses, s.config.Addresses)) {
+		return err // a missing address may come back
+	}
+	if err := s.config.Replaceable(c); err != nil {
+		return err
+	}
+	if slices.Equal(own, s.own) {
+		if amended, alone := s.config.Amended(c); alone && len(amended) > 0 {
+			if err := s.engine.Amend(amended); err != nil {
+				return err
+			}
+			s.config = c
+			return nil
+		}
+	}
+	left := s.leftBehind(c)
+	p := c.plan(own, left...)
+	if err := s.steering.taken(p); err != nil {
+		return err
+	}
+	// The engine knows what is new before packets for it arrive, and keeps what is removed until none do: for a removed address it keeps an entry
+	// that refuses all ports, until the next change.
+	prepared, err := s.engine.Prepare(&c.plan(own, append(left, s.config.gone(c)...)...).nat)
+	if err != nil {
+		return err
+	}
+	if err := s.announcer.withdraw(c.Answers); err != nil {
+		return err
+	}
+	s.engine.Commit(prepared)
+	if err := s.steering.apply(p, c.sources(own)); err != nil {
+		before := s.config.plan(own, s.left...)
+		err = errors.Join(err, s.steering.apply(before, s.config.sources(own)))
+		if prepared, prepareErr := s.engine.Prepare(&before.nat); prepareErr == nil {
+			s.engine.Commit(prepared)
+		}
+		s.announcer.apply(s.config.Answers, s.config.AnnounceOn)
+		s.own = nil // makes the next call check everything
+		return err
+	}
+	s.announcer.apply(c.Answers, c.AnnounceOn)
+	before := s.config
+	if s.config, s.own, s.left = c, own, left; before.SameBut(c) {
+		return nil
+	}
+	s.changes.Add(s.log, len(c.Services), time.Now())
+	s.nameListeners()
+	return nil
+}
+
+// Run serves until ctx is done, and removes what New made, unless it is kept. The error is a HandedOver if another process has taken over. It is
+// called once.
+func (s *Server) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if s.ended == nil {
+		s.read()
+	}
+	gone := make(chan *HandedOver, 1)
+	var beside sync.WaitGroup
+	beside.Go(func() { s.serveTakeover(ctx, gone) })
+	beside.Go(s.page.Serve)
+	beside.Go(func() { s.watch(ctx) })
+	beside.Go(func() { s.keeper.run(ctx, s) })
+	beside.Go(func() { s.announce(ctx) })
+	beside.Go(func() { sweep.Beside(ctx, func() bool { return s.engine.Sweep(s.now()) }, func() {}) })
+	var err error
+	removed := false
+	select {
+	case <-ctx.Done():
+	case err = <-s.ended:
+		s.ended <- nil
+		removed = err == nil
+	}
+	cancel()
+	s.mu.Lock()
+	stays, handed := s.stays, s.handed
+	if removed && !handed {
+		err = errors.New("services: the device was removed by somebody else")
+	}
+	s.stays = stays && err == nil // a device that somebody removed is not kept
+	stays = s.stays
+	err = errors.Join(err, s.close())
+	s.mu.Unlock()
+	<-s.ended
+	beside.Wait()
+	s.keeper.end(s)
+	if handed {
+		s.log.Info("another process serves")
+		return errors.Join(err, <-gone)
+	}
+	if stays {
+		s.log.WithField("remedy", "to remove device, rules and routes: culvert node --remove").Info("services wait for the next run")
+	} else {
+		s.log.Info("services are no longer served")
+	}
+	return err
+}
+
+// close may be called again.
+//
+// +checklocks:s.mu
+func (s *Server) close() error {
+	var err error
+	if s.announcer != nil && s.handed {
+		s.announcer.leave()
+	} else if s.announcer != nil {
+		err = s.announcer.withdraw(nil)
+	}
+	if s.takeover != nil {
+		if l, ok := s.takeover.(*net.UnixListener); ok {
+			l.SetUnlinkOnClose(!s.handed)
+		}
+		s.takeover.Close()
+	}
+	switch {
+	case s.steering != nil && !s.stays:
+		err = errors.Join(err, s.steering.close())
+	case s.steering != nil:
+		s.steering.stopKeepalive()
+	}
+	s.closing.Store(true)
+	s.page.Close()
+	if s.device != nil {
+		if closeErr := s.device.Close(); !errors.Is(closeErr, os.ErrClosed) {
+			err = errors.Join(err, closeErr)
+		}
+	}
+	return err
+}
+
+func (s *Server) now() nat.Time { return nat.Time(time.Since(s.began)) + nat.Time(time.Hour) }
+
+// OwnAddresses returns all addresses of this machine, together with an error that names the configured ones it lacks.
+func OwnAddresses(c *Config) ([]netip.Addr, error) {
+	list, err := rtnl.List(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
+	if err != nil {
+		return nil, fmt.Errorf("services: list this machine's addresses: %w", err)
+	}
+	var own []netip.Addr
+	here, tentative := map[netip.Addr]bool{}, map[netip.Addr]bool{}
+	for _, l := range list {
+		a, _ := netip.AddrFromSlice(l.IP)
+		a = a.Unmap()
+		if l.Flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_OPTIMISTIC) == unix.IFA_F_TENTATIVE { // RFC 4862, Section 5.4: not assigned; not usable as a route's source
+			tentative[a] = true
+			continue
+		}
+		if !here[a] && a != dummyAddress && !a.IsLoopback() && !(a.Is6() && a.IsLinkLocalUnicast()) {
+			own = append(own, a)
+		}
+		here[a] = true
+	}
+	var missing []error
+	for i, a := range c.Addresses {
+		switch {
+		case here[a]:
+		case tentative[a]:
+			missing = append(missing, fmt.Errorf("services.addresses[%d]: %s is tentative, until it is found that no other host has it; if ip address shows dadfailed, one has: remove it there", i, a))
+		default:
+			missing = append(missing, fmt.Errorf("services.addresses[%d]: %s is not an address of this machine; ip -br address shows all", i, a))
+		}
+	}
+	return own, errors.Join(missing...)
+}

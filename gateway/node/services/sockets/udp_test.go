@@ -1,0 +1,382 @@
+package sockets
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"culvert/gateway/node/services"
+	"culvert/nat"
+)
+
+// telling has endpoints answer each datagram with their address and what they got.
+func telling(t *testing.T, endpoints ...[2]string) {
+	t.Helper()
+	for _, e := range endpoints {
+		for _, address := range e {
+			c, err := net.ListenPacket("udp", net.JoinHostPort(address, "8080"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { c.Close() })
+			go func() {
+				for b := make([]byte, maxDatagram); ; {
+					n, from, err := c.ReadFrom(b)
+					if err != nil {
+						return
+					}
+					c.WriteTo(append([]byte(address+" "), b[:n]...), from)
+				}
+			}()
+		}
+	}
+}
+
+// ask sends a datagram and returns who answers it, and what.
+func ask(c net.Conn, text string) (who, what string, err error) {
+	if _, err := c.Write([]byte(text)); err != nil {
+		return "", "", err
+	}
+	b := make([]byte, maxDatagram)
+	n, err := c.Read(b)
+	who, what, _ = strings.Cut(string(b[:n]), " ")
+	return who, what, err
+}
+
+// Datagrams of all sizes pass both ways, and a client keeps its endpoint.
+func TestDatagrams(t *testing.T) {
+	needHosts(t)
+	telling(t, endpointA, endpointC)
+	s := serving(t, config(unix.IPPROTO_UDP, nil, endpointA, endpointC))
+	for _, from := range outside {
+		c, err := dial(t, "udp", from)
+		if err != nil {
+			t.Fatal(err)
+		}
+		first := ""
+		for _, size := range []int{1, 0, 1472, 9000, 60000} {
+			text := string(bytes.Repeat([]byte{'x'}, size))
+			name, got, err := ask(c, text)
+			if err != nil || got != text {
+				t.Fatalf("%d bytes: %d come back: %v", size, len(got), err)
+			}
+			if first == "" {
+				first = name
+			}
+			if name != first {
+				t.Errorf("%s answers, and %s has before", name, first)
+			}
+		}
+	}
+	if n := s.stats.createdOf(unix.IPPROTO_UDP).Load(); n != 2 {
+		t.Errorf("%d connections were made for two clients", n)
+	}
+}
+
+// The next packet after an endpoint has left goes to another one. Without any, clients are refused.
+func TestRemovedUDP(t *testing.T) {
+	needHosts(t)
+	telling(t, endpointA, endpointC)
+	s := serving(t, config(unix.IPPROTO_UDP, nil, endpointA))
+	c, err := dial(t, "udp", outside[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range [][2]string{endpointA, endpointC, endpointA} {
+		if err := s.Apply(t.Context(), config(unix.IPPROTO_UDP, nil, e)); err != nil {
+			t.Fatal(err)
+		}
+		if name, _, err := ask(c, "?"); err != nil || name != e[0] {
+			t.Fatalf("%s answers, want %s: %v", name, e[0], err)
+		}
+	}
+	if err := s.Apply(t.Context(), config(unix.IPPROTO_UDP, nil)); err != nil {
+		t.Fatal(err)
+	}
+	if name, _, err := ask(c, "?"); !errors.Is(err, unix.ECONNREFUSED) {
+		t.Errorf("without endpoints %q answers: %v", name, err)
+	}
+}
+
+// An endpoint that is away for a while costs the packets of that while.
+func TestEndpointComesBack(t *testing.T) {
+	needHosts(t)
+	s := serving(t, config(unix.IPPROTO_UDP, nil, endpointA))
+	c, err := dial(t, "udp", outside[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for s.stats.failures.Load() == 0 { // until the kernel has said that nobody is there
+		if _, err := c.Write([]byte("?")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	telling(t, endpointA)
+	if name, _, err := ask(c, "?"); err != nil || name != endpointA[0] {
+		t.Errorf("%q answers: %v", name, err)
+	}
+}
+
+// A flow without packets ends.
+func TestIdleUDP(t *testing.T) {
+	needHosts(t)
+	telling(t, endpointA)
+	s := serving(t, config(unix.IPPROTO_UDP, nil, endpointA), func(i *idleTimes, _ *int) { i.udp = 100 * time.Millisecond })
+	c, err := dial(t, "udp", outside[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := ask(c, "?"); err != nil {
+		t.Fatal(err)
+	}
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for began := time.Now(); s.all.count() > 0; <-tick.C {
+		if time.Since(began) > patience {
+			t.Fatal("the flow does not end")
+		}
+	}
+	if _, _, err := ask(c, "?"); err != nil {
+		t.Errorf("the next packet: %v", err)
+	}
+	if n := s.stats.createdOf(unix.IPPROTO_UDP).Load(); n != 2 {
+		t.Errorf("%d connections were made", n)
+	}
+}
+
+// streaming makes streams of the flows of a client's address.
+func streaming(s *Server, from string) int {
+	s.all.mu.Lock()
+	var own []*flow
+	if of := s.all.sources[sourceOf(netip.MustParseAddr(from))]; of != nil {
+		own = slices.Collect(maps.Keys(of.flows))
+	}
+	s.all.mu.Unlock()
+	for _, f := range own {
+		s.all.makeStream(f)
+	}
+	n := 0
+	for _, f := range own {
+		if f.stream.Load() {
+			n++
+		}
+	}
+	return n
+}
+
+// A client that makes streams of all it can has its share of them, and leaves room for another; what finds no room is counted.
+func TestCapUDP(t *testing.T) {
+	needHosts(t)
+	telling(t, endpointA)
+	s := serving(t, config(unix.IPPROTO_UDP, nil, endpointA), func(_ *idleTimes, most *int) { *most = 16 })
+	fresh := func(from string) net.Conn {
+		t.Helper()
+		c, err := dial(t, "udp", from)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if name, _, err := ask(c, "?"); err != nil || name != endpointA[0] { // the node takes packets in order
+			t.Fatalf("%s is answered by %q: %v", from, name, err)
+		}
+		return c
+	}
+	left := 16
+	for i, from := range []string{outside[0], stranger[0], pod[0], endpointC[0], endpointB[0]} {
+		for n := 0; n < 32 && s.all.streams.count() < 16; n++ {
+			fresh(from)
+			streaming(s, from)
+		}
+		if left /= 2; s.all.streams.count() != 16-left {
+			t.Fatalf("%d streams of %d clients, want %d", s.all.streams.count(), i+1, 16-left)
+		}
+	}
+	if left != 0 || s.all.count() != 16 {
+		t.Fatalf("%d flows, %d of them no streams", s.all.count(), left)
+	}
+	c, err := dial(t, "udp", nodeAt[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Write([]byte("?")); err != nil {
+		t.Fatal(err)
+	}
+	refused := s.stats.refusedOf(unix.IPPROTO_UDP).of(nat.ReasonTableFull)
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for began := time.Now(); refused.Load() == 0; <-tick.C {
+		if time.Since(began) > patience {
+			t.Fatal("beside streams alone nobody is refused")
+		}
+	}
+}
+
+// More clients ask once than there are places, of one source and of several, beside a stream: each is answered, and the stream keeps its flow.
+func TestBusyUDP(t *testing.T) {
+	needHosts(t)
+	telling(t, endpointA)
+	s := serving(t, config(unix.IPPROTO_UDP, nil, endpointA), func(_ *idleTimes, most *int) { *most = 16 })
+	stream, err := dial(t, "udp", pod[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := ask(stream, "?"); err != nil || streaming(s, pod[0]) != 1 {
+		t.Fatal(err)
+	}
+	const each = 100
+	sources := []string{outside[0], outside[1], stranger[0], stranger[1]}
+	for i := range each * len(sources) {
+		from := sources[i%len(sources)] // all at a time, and then the first alone
+		if i >= each*len(sources)/2 {
+			from = sources[0]
+		}
+		c, err := dial(t, "udp", from)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, got, err := ask(c, fmt.Sprint(i)); err != nil || got != fmt.Sprint(i) {
+			t.Fatalf("client %d, from %s: %q comes back: %v", i, from, got, err)
+		}
+		// Its port stays taken: another client that got it would have its flow.
+	}
+	if _, _, err := ask(stream, "?"); err != nil {
+		t.Errorf("the stream: %v", err)
+	}
+	if n := s.stats.createdOf(unix.IPPROTO_UDP).Load(); n != each*uint64(len(sources))+1 {
+		t.Errorf("%d flows were made for %d clients", n, each*len(sources)+1)
+	}
+	if n := s.stats.evicted[answered].Load(); n < each*uint64(len(sources))-16 || s.stats.evicted[waiting].Load() > 0 {
+		t.Errorf("%d made room with their answer, %d without", n, s.stats.evicted[waiting].Load())
+	}
+	if text := s.metrics(); !strings.Contains(text, fmt.Sprintf("culvert_connections_evicted_total{protocol=\"udp\",state=\"answered\"} %d\n", s.stats.evicted[answered].Load())) {
+		t.Errorf("metrics: %s", text)
+	}
+}
+
+// A Service whose endpoint is the Service itself: a packet goes round until there is no place left, and no further, for nobody who has just asked
+// makes room.
+func TestLoopUDP(t *testing.T) {
+	needHosts(t)
+	s := serving(t, config(unix.IPPROTO_UDP, func(s *services.Service) {
+		for i := range s.Endpoints {
+			s.Endpoints[i].Port = 30080
+		}
+	}, nodeAt), func(_ *idleTimes, most *int) { *most = 16 })
+	c, err := dial(t, "udp", outside[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Write([]byte("?")); err != nil {
+		t.Fatal(err)
+	}
+	refused := s.stats.refusedOf(unix.IPPROTO_UDP).of(nat.ReasonConnectionShare)
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for began := time.Now(); refused.Load() == 0; <-tick.C {
+		if time.Since(began) > patience {
+			t.Fatalf("it goes round: %d flows were made", s.stats.createdOf(unix.IPPROTO_UDP).Load())
+		}
+	}
+	if made, n := s.stats.createdOf(unix.IPPROTO_UDP).Load(), refused.Load(); made != 16 || n != 1 {
+		t.Errorf("%d flows were made, %d refused", made, n)
+	}
+}
+
+// What the network says about one packet costs no other: the client keeps its flow, and so the port that its endpoint knows it by.
+func TestErrorsOfTheWay(t *testing.T) {
+	needHosts(t)
+	telling(t, endpointA)
+	s := serving(t, config(unix.IPPROTO_UDP, nil, endpointA))
+	c, err := dial(t, "udp", outside[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := ask(c, "?"); err != nil {
+		t.Fatal(err)
+	}
+	var own, backend netip.AddrPort
+	for at, d := range s.listening {
+		if !at.at.Addr().Is4() {
+			continue
+		}
+		d.flowing.Lock()
+		for _, f := range d.flows {
+			own, backend = f.conn.LocalAddr().(*net.UDPAddr).AddrPort(), f.backend
+		}
+		d.flowing.Unlock()
+	}
+	router, err := net.Dial("ip4:icmp", own.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer router.Close()
+	for name, kind := range map[string][2]byte{"too big": {3, 4}, "prohibited": {3, 13}, "bad header": {12, 0}} {
+		for range 4 {
+			if _, err := router.Write(complaint(kind, own, backend)); err != nil {
+				t.Fatal(err)
+			}
+			if _, got, err := ask(c, name); err != nil || got != name {
+				t.Fatalf("%s: %q comes back: %v", name, got, err)
+			}
+		}
+	}
+	if n := s.stats.createdOf(unix.IPPROTO_UDP).Load(); n != 1 {
+		t.Errorf("%d connections were made for one client", n)
+	}
+}
+
+// complaint returns the ICMP error of a kind about a datagram (RFC 792; the next hop's MTU: RFC 1191, Section 4).
+func complaint(kind [2]byte, source, destination netip.AddrPort) []byte {
+	b := []byte{kind[0], kind[1], 0, 0, 0, 0, 1400 >> 8, 1400 & 0xff, 0x45, 0, 5, 0xdc, 0, 1, 0x40, 0, 64, unix.IPPROTO_UDP, 0, 0}
+	b = append(append(b, source.Addr().AsSlice()...), destination.Addr().AsSlice()...)
+	b = binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16(b, source.Port()), destination.Port())
+	b = append(b, 5, 0xc8, 0, 0)
+	sum := uint32(0)
+	for i := 0; i < len(b); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(b[i:]))
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	binary.BigEndian.PutUint16(b[2:], ^uint16(sum))
+	return b
+}
+
+// A flow whose packets cannot leave any more, as without its route or its own address, ends however much the client sends: its next packet
+// may find another way.
+func TestLostWay(t *testing.T) {
+	needHosts(t)
+	telling(t, endpointA)
+	s := serving(t, config(unix.IPPROTO_UDP, nil, endpointA), func(i *idleTimes, _ *int) { i.udp = 100 * time.Millisecond })
+	c, err := dial(t, "udp", outside[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := ask(c, "?"); err != nil {
+		t.Fatal(err)
+	}
+	lose(t, endpointA[0])
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for began := time.Now(); s.all.count() > 0; <-tick.C {
+		if time.Since(began) > patience {
+			t.Fatal("the flow does not end")
+		}
+		if _, err := c.Write([]byte("?")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	needHosts(t)
+	if who, _, err := ask(c, "?"); err != nil || who != endpointA[0] {
+		t.Errorf("with a way again %q answers: %v", who, err)
+	}
+}

@@ -1,0 +1,381 @@
+package services
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"culvert/gateway/node/rtnl"
+)
+
+const (
+	// lasting is the protocol of this package's rules and routes, the kernel's own: systemd-networkd removes rules and routes of all other protocols
+	// when it starts, including the rule for the local table, without which the node is cut off.
+	lasting = unix.RTPROT_KERNEL
+	// tableID is the routing table with the routes to the device.
+	tableID = 7091
+	// answeredTable has the routes to the device for addresses for which the kernel answers ARP.
+	answeredTable = 7092
+	// actionNop is FR_ACT_NOP: a rule without effect, as a target of jumps.
+	actionNop = 3
+)
+
+// The priorities of rules. Packets from the device jump over the rules that lead to it.
+const (
+	priorityOver      = 40 // to priorityOn
+	priorityProbe     = 45
+	priorityFront     = 50
+	priorityOn        = 51 // target of priorityOver's goto; the kernel needs an existing rule there
+	priorityLocal     = 98 // before 100, to which others move the local table
+	priorityOverAgain = 105
+	priorityBehind    = 110
+	priorityAnswered  = 112
+	priorityEnd       = 119
+)
+
+// A steering is the kernel's current routes and rules to the device.
+type steering struct {
+	device    string
+	index     int
+	families  []int
+	routes    []netlink.Route
+	rules     []netlink.Rule
+	keepalive *keepaliveDevice // nil: not needed
+	made      int              // changes so far, not counting removals
+}
+
+func familiesOf(addresses []netip.Addr) (all []int) {
+	for _, f := range []struct {
+		family int
+		of     func(netip.Addr) bool
+	}{{unix.AF_INET, netip.Addr.Is4}, {unix.AF_INET6, netip.Addr.Is6}} {
+		if slices.ContainsFunc(addresses, f.of) {
+			all = append(all, f.family)
+		}
+	}
+	return all
+}
+
+// newSteering continues with what an earlier run has left, and moves the local table behind. before is the keepalive device of a process that this
+// one replaces; nil: there is none. An error means that nothing has changed.
+func newSteering(device string, index int, families []int, before *keepaliveDevice) (*steering, error) {
+	s := &steering{device: device, index: index, families: families, keepalive: before}
+	if err := s.alone(); err != nil {
+		return nil, err
+	}
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		if slices.Contains(families, family) {
+			continue
+		}
+		if err := errors.Join(removeSteers(family), restoreLocal(family)); err != nil && !errors.Is(err, unix.EAFNOSUPPORT) {
+			return nil, err
+		}
+	}
+	for _, family := range families {
+		if err := s.adopt(family); err != nil {
+			return nil, err
+		}
+	}
+	found := len(s.rules) > 0
+	if err := s.moveLocal(); err != nil {
+		if !found {
+			err = errors.Join(err, s.close())
+		}
+		return nil, err
+	}
+	return s, nil
+}
+
+// adopt records what an earlier run has left: apply removes what is not wanted, and what is wanted works all the while.
+func (s *steering) adopt(family int) error {
+	rules, err := rulesOf(family)
+	if err != nil {
+		return err
+	}
+	for _, r := range rules {
+		if isOwned(&r) {
+			s.rules = append(s.rules, r)
+		}
+	}
+	routes, err := s.routesOf(family)
+	if err != nil {
+		return err
+	}
+	for _, r := range routes {
+		own := r.Dst == nil || r.Dst.IP.IsLinkLocalUnicast() || r.Dst.IP.IsMulticast() // the device's own
+		if r.Protocol == lasting && (r.Table == tableID || r.Table == answeredTable || r.Table == unix.RT_TABLE_MAIN && !own) {
+			s.routes = append(s.routes, r)
+		}
+	}
+	return nil
+}
+
+// routesOf lists the routes to the device in all tables, and those that end with this process.
+func (s *steering) routesOf(family int) (all []netlink.Route, err error) {
+	devices := []int{s.index}
+	if s.keepalive != nil {
+		devices = append(devices, s.keepalive.index)
+	}
+	for _, index := range devices {
+		routes, err := rtnl.List(func() ([]netlink.Route, error) {
+			return netlink.RouteListFiltered(family, &netlink.Route{LinkIndex: index}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
+		})
+		if err != nil {
+			return nil, fmt.Errorf("services: list the routes of %s: %w", s.device, err)
+		}
+		all = append(all, routes...)
+	}
+	return all, nil
+}
+
+// alone returns an error if another process serves Services: its device exists, and is removed when it ends.
+func (s *steering) alone() error {
+	list, err := rulesOf(netlink.FAMILY_ALL)
+	if err != nil {
+		return err
+	}
+	for i := range list {
+		if r := &list[i]; isOwned(r) && r.IifName != "" && r.IifName != ownPackets && r.IifName != s.device {
+			if _, err := netlink.LinkByName(r.IifName); err == nil {
+				return fmt.Errorf("services: a culvert node serves Services by %s, or has left it to the next one; stop it and remove that with ip link del %[1]s, or use it",
+					r.IifName)
+			}
+		}
+	}
+	return nil
+}
+
+// isOwned reports whether a rule belongs to this package, except for that of the local table.
+func isOwned(r *netlink.Rule) bool {
+	if r.Protocol != lasting {
+		return false
+	}
+	switch r.Priority {
+	case priorityFront, priorityBehind:
+		return r.Table == tableID
+	case priorityAnswered:
+		return r.Table == answeredTable && (r.IPProto != 0 || r.IifName == ownPackets)
+	case priorityProbe:
+		return r.Table == unix.RT_TABLE_LOCAL && r.Src != nil
+	case priorityOver:
+		return r.Goto == priorityOn && r.IifName != ""
+	case priorityOverAgain:
+		return r.Goto == priorityEnd && r.IifName != ""
+	case priorityOn, priorityEnd:
+		same := on(r.Family, r.Priority)
+		return describe(r) == describe(&same) // RuleList omits the type
+	}
+	return false
+}
+
+// removeSteers removes the rules that lead packets to a device, and then those that let packets from it pass.
+func removeSteers(family int) error {
+	if err := removeOwned(family, func(r *netlink.Rule) bool { return r.Table == tableID || r.Table == answeredTable }); err != nil {
+		return err
+	}
+	return removeOwned(family, func(*netlink.Rule) bool { return true })
+}
+
+// removeOwned removes rules made by this package.
+func removeOwned(family int, which func(*netlink.Rule) bool) error {
+	list, err := rulesOf(family)
+	if err != nil {
+		return err
+	}
+	var all []error
+	for i := range list {
+		if r := &list[i]; isOwned(r) && which(r) {
+			if err := netlink.RuleDel(r); err != nil && !errors.Is(err, unix.ENOENT) {
+				all = append(all, fmt.Errorf("services: remove the rule at %d: %w; remove it with: ip rule del pref %d", r.Priority, err, r.Priority))
+			}
+		}
+	}
+	return errors.Join(all...)
+}
+
+// apply makes the kernel lead to the device what p says, and nothing else. It adds before it removes.
+func (s *steering) apply(p *plan, sources func(family int) net.IP) error {
+	var routes []netlink.Route
+	var rules []netlink.Rule
+	for _, family := range s.families {
+		routes = append(routes, netlink.Route{Family: family, LinkIndex: s.index, Table: tableID, Protocol: lasting, Src: sources(family), Dst: ipNet(all(family))})
+		rules = append(rules, s.over(family, priorityOver, priorityOn), on(family, priorityOn),
+			s.over(family, priorityOverAgain, priorityEnd), on(family, priorityEnd))
+	}
+	for _, to := range p.routes {
+		if family := familyOf(to); slices.Contains(s.families, family) {
+			routes = append(routes, netlink.Route{Family: family, LinkIndex: s.index, Table: unix.RT_TABLE_MAIN, Protocol: lasting, Src: sources(family), Dst: ipNet(to)})
+		}
+	}
+	if len(p.answered) > 0 {
+		if err := s.ensureKeepalive(); err != nil {
+			return err
+		}
+	}
+	for _, to := range p.answered {
+		r := netlink.Route{Family: unix.AF_INET, LinkIndex: s.index, Table: answeredTable, Protocol: lasting, Src: sources(unix.AF_INET), Dst: ipNet(to)}
+		routes = append(routes, r) // routes for packets first
+		r.LinkIndex, r.Table = s.keepalive.index, unix.RT_TABLE_MAIN
+		routes = append(routes, r)
+	}
+	for priority, list := range map[int][]steer{priorityFront: p.front, priorityBehind: p.behind} {
+		for _, to := range list {
+			if slices.Contains(s.families, familyOf(to.prefix)) {
+				rules = append(rules, to.rule(priority))
+			}
+		}
+	}
+	if p.probed && slices.Contains(s.families, unix.AF_INET6) {
+		rules = append(rules, probe())
+	}
+	if err := s.forgetRemoved(); err != nil {
+		return err
+	}
+	wanted, there := map[string]bool{}, map[string]int{}
+	for i := range s.routes {
+		there[destination(&s.routes[i])] = i
+	}
+	for i := range s.rules {
+		there[describe(&s.rules[i])] = i
+	}
+	addRules := func(rules []netlink.Rule) error {
+		for i := range rules {
+			r := &rules[i]
+			what := describe(r)
+			wanted[what] = true
+			if _, known := there[what]; known {
+				continue
+			}
+			if err := netlink.RuleAdd(r); err != nil {
+				return ruleError("add rule "+what, err)
+			}
+			s.made++
+			there[what] = len(s.rules)
+			s.rules = append(s.rules, *r)
+		}
+		return nil
+	}
+	if p.answers { // before the routes that they bypass
+		if err := addRules(answered()); err != nil {
+			return err
+		}
+	}
+	var taken TakenError
+	var hops map[netip.Addr]bool
+	for i := range routes {
+		r := &routes[i]
+		to, add := destination(r), netlink.RouteAdd
+		wanted[to] = true
+		at, known := there[to]
+		if known && s.routes[at].Equal(*r) {
+			continue
+		}
+		if known {
+			add = netlink.RouteReplace // with another source
+		} else if a, one := oneHost(r.Dst); one && r.Table == unix.RT_TABLE_MAIN {
+			if hops == nil {
+				var err error
+				if hops, err = nextHops(); err != nil {
+					return err
+				}
+			}
+			if hops[a] {
+				taken.add(r.Dst, p.spare)
+				continue
+			}
+		}
+		if err := add(r); errors.Is(err, unix.EEXIST) {
+			taken.add(r.Dst, p.spare)
+			continue
+		} else if err != nil {
+			return fmt.Errorf("services: add route to %s through %s: %w", r.Dst, s.device, err)
+		}
+		s.made++
+		if known {
+			s.routes[at] = *r
+			continue
+		}
+		there[to] = len(s.routes)
+		s.routes = append(s.routes, *r)
+	}
+	if len(taken.Addresses)+len(taken.Prefixes) > 0 {
+		return &taken
+	}
+	if err := addRules(rules); err != nil {
+		return err
+	}
+	err := s.prune(wanted)
+	if len(p.answered) == 0 {
+		s.stopKeepalive()
+	}
+	return err
+}
+
+// forgetRemoved forgets what the kernel no longer has, so that apply adds it again. When the address that is its source disappears, an IPv4 route is
+// removed, and an IPv6 route loses its source.
+func (s *steering) forgetRemoved() error {
+	rulesThere, routesThere := map[string]bool{}, map[string]net.IP{}
+	for _, family := range s.families {
+		rules, err := rulesOf(family)
+		if err != nil {
+			return err
+		}
+		for i := range rules {
+			rulesThere[describe(&rules[i])] = true
+		}
+		routes, err := s.routesOf(family)
+		if err != nil {
+			return err
+		}
+		for i := range routes {
+			routesThere[destination(&routes[i])] = routes[i].Src
+		}
+	}
+	s.rules = slices.DeleteFunc(s.rules, func(r netlink.Rule) bool { return !rulesThere[describe(&r)] })
+	s.routes = slices.DeleteFunc(s.routes, func(r netlink.Route) bool { _, ok := routesThere[destination(&r)]; return !ok })
+	for i := range s.routes {
+		s.routes[i].Src = routesThere[destination(&s.routes[i])]
+	}
+	return nil
+}
+
+// prune removes what is not wanted.
+func (s *steering) prune(wanted map[string]bool) error {
+	var failed []error
+	s.rules = slices.DeleteFunc(s.rules, func(r netlink.Rule) bool {
+		what := describe(&r)
+		if wanted[what] {
+			return false
+		}
+		if err := netlink.RuleDel(&r); err != nil && !errors.Is(err, unix.ENOENT) {
+			failed = append(failed, ruleError("remove rule "+what, err))
+		}
+		return true
+	})
+	s.routes = slices.DeleteFunc(s.routes, func(r netlink.Route) bool {
+		if wanted[destination(&r)] {
+			return false
+		}
+		if err := netlink.RouteDel(&r); err != nil && !errors.Is(err, unix.ESRCH) {
+			failed = append(failed, fmt.Errorf("services: remove route to %s: %w", r.Dst, err))
+		}
+		return true
+	})
+	return errors.Join(failed...)
+}
+
+// close removes the rules, and with the first of them every path to the device. Its routes disappear with the device.
+func (s *steering) close() error {
+	var failed []error
+	for _, family := range s.families {
+		failed = append(failed, removeSteers(family), restoreLocal(family))
+	}
+	s.rules, s.routes = nil, nil
+	s.stopKeepalive()
+	return errors.Join(failed...)
+}

@@ -1,0 +1,461 @@
+package services
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"culvert/integration/fresh"
+	"culvert/integration/need"
+)
+
+// The main thread, whose network /proc/net shows, runs no test, which could leave it in another namespace.
+func init() { runtime.LockOSThread() }
+
+// inNamespace moves the test to a network namespace of its own, which ends with its thread, and returns the index of a link there.
+func inNamespace(t *testing.T) int {
+	t.Helper()
+	runtime.LockOSThread() // and never unlock
+	need.Kernel(t, "namespace", unix.Unshare(unix.CLONE_NEWNET))
+	if err := fresh.Network(); err != nil {
+		t.Fatal(err)
+	}
+	return addLink(t, "culvert1")
+}
+
+func addLink(t *testing.T, name string) int {
+	t.Helper()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.Flags = name, net.FlagUp
+	link := netlink.NewVeth(attrs)
+	link.PeerName = name + "peer"
+	if err := netlink.LinkAdd(link); err != nil {
+		t.Fatal(err)
+	}
+	address := &netlink.Addr{IPNet: ipNet(netip.MustParsePrefix("172.18.0.2/24"))}
+	other := &netlink.Addr{IPNet: ipNet(netip.MustParsePrefix("172.18.0.22/24"))}
+	if err := netlink.AddrAdd(link, address); err != nil {
+		t.Fatal(err)
+	}
+	if err := netlink.AddrAdd(link, other); err != nil {
+		t.Fatal(err)
+	}
+	return link.Attrs().Index
+}
+
+// kernelRules describes all rules.
+func kernelRules(t *testing.T) (all []string) {
+	t.Helper()
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		list, err := netlink.RuleList(family)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range list {
+			all = append(all, describe(&list[i]))
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+var both = []int{unix.AF_INET, unix.AF_INET6}
+
+// source4 has the node's processes use an IPv4 address.
+func source4(a string) func(int) net.IP {
+	return func(family int) net.IP {
+		if family == unix.AF_INET {
+			return netip.MustParseAddr(a).AsSlice()
+		}
+		return nil
+	}
+}
+
+// steered has the rules and routes made that the example asks for, to the link with an index.
+func steered(t *testing.T, index int, families []int) (*steering, *plan) {
+	t.Helper()
+	c, err := parse(t)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := newSteering("culvert1", index, families, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := c.plan(c.Addresses)
+	if err := s.apply(p, source4("172.18.0.2")); err != nil {
+		t.Fatal(err)
+	}
+	return s, p
+}
+
+func requireRules(t *testing.T, want []string) {
+	t.Helper()
+	requireEqual(t, kernelRules(t), want)
+}
+
+func requireEqual(t *testing.T, got, want []string) {
+	t.Helper()
+	if !slices.Equal(got, want) {
+		t.Errorf("there is\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+// TestOthersMovedTheLocalTable is for nodes where somebody else has put a rule for the local table at 100, in the place of the first or
+// beside it, and others at the priorities of this package: what the device gives back jumps over the rules that lead to it all the same,
+// and at the end all is as it was.
+func TestOthersMovedTheLocalTable(t *testing.T) {
+	for name, instead := range map[string]bool{"instead": true, "beside": false} {
+		t.Run(name, func(t *testing.T) {
+			index := inNamespace(t)
+			for _, family := range both {
+				if err := netlink.RuleAdd(localRule(family, 100)); err != nil {
+					t.Fatal(err)
+				}
+				if err := netlink.RuleDel(localRule(family, 0)); err != nil {
+					t.Fatal(err)
+				}
+				if by := localRule(family, 0); !instead {
+					by.Protocol = unix.RTPROT_BOOT // by hand
+					if err := netlink.RuleAdd(by); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			for _, priority := range []int{priorityOn, priorityEnd} {
+				r := netlink.NewRule()
+				r.Family, r.Priority, r.Table, r.Src = unix.AF_INET, priority, 77, ipNet(netip.MustParsePrefix("10.99.0.0/16"))
+				if err := netlink.RuleAdd(r); err != nil {
+					t.Fatal(err)
+				}
+			}
+			before := kernelRules(t)
+			s, _ := steered(t, index, both)
+			for _, family := range both {
+				list, err := netlink.RuleList(family)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, r := range list {
+					if r.Protocol != unix.RTPROT_KERNEL && r.Table != 77 {
+						t.Errorf("the rule at %d has protocol %d: systemd-networkd removes it", r.Priority, r.Protocol)
+					}
+					there := func(o netlink.Rule) bool { return o.Priority == r.Goto }
+					if r.Goto > 0 && !slices.ContainsFunc(list, there) {
+						t.Errorf("the rule at %d jumps to %d, where there is none", r.Priority, r.Goto)
+					}
+				}
+			}
+			if err := s.close(); err != nil {
+				t.Error(err)
+			}
+			requireRules(t, before)
+		})
+	}
+}
+
+// TestLeftoverOfOtherFamily has a run that was killed serve both families, and the next one serve IPv4.
+func TestLeftoverOfOtherFamily(t *testing.T) {
+	index := inNamespace(t)
+	before := kernelRules(t)
+	steered(t, index, both)
+	if err := netlink.LinkDel(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}}); err != nil {
+		t.Fatal(err)
+	}
+	s, err := newSteering("culvert1", addLink(t, "culvert1"), both[:1], nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.close(); err != nil {
+		t.Error(err)
+	}
+	requireRules(t, before)
+}
+
+// TestSecondServer has another process want to serve: the one that runs keeps its rules.
+func TestSecondServer(t *testing.T) {
+	index := inNamespace(t)
+	steered(t, index, both)
+	before := kernelRules(t)
+	if _, err := newSteering("culvert9", index+1, both, nil); err == nil || !strings.Contains(err.Error(), "culvert1") {
+		t.Errorf("the second one is told %v", err)
+	}
+	requireRules(t, before)
+}
+
+// TestSourceChanges gives the node's processes another source: services.addresses changes while a node runs.
+func TestSourceChanges(t *testing.T) {
+	index := inNamespace(t)
+	s, p := steered(t, index, both[:1])
+	for _, source := range []string{"172.18.0.22", "172.18.0.2"} {
+		if err := s.apply(p, source4(source)); err != nil {
+			t.Fatal(err)
+		}
+		list, err := netlink.RouteListFiltered(unix.AF_INET, &netlink.Route{LinkIndex: index, Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
+		if err != nil {
+			t.Fatal(err)
+		}
+		list = slices.DeleteFunc(list, func(r netlink.Route) bool { return r.Dst.String() == "172.18.0.0/24" }) // the link's own
+		if len(list) != 2 {
+			t.Errorf("%d routes, want 2: %v", len(list), list)
+		}
+		for _, r := range list {
+			if r.Src.String() != source {
+				t.Errorf("source %s of the route to %s, want %s", r.Src, r.Dst, source)
+			}
+		}
+	}
+}
+
+// TestRemovedByOthers has somebody remove rules, and an address and with it the routes whose source it is: SIGHUP brings them back.
+func TestRemovedByOthers(t *testing.T) {
+	index := inNamespace(t)
+	s, p := steered(t, index, both[:1])
+	apply := func() (state []string) {
+		t.Helper()
+		if err := s.apply(p, source4("172.18.0.22")); err != nil {
+			t.Fatal(err)
+		}
+		routes, err := netlink.RouteListFiltered(unix.AF_INET, &netlink.Route{LinkIndex: index}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range routes {
+			state = append(state, destination(&routes[i]))
+		}
+		slices.Sort(state)
+		return append(state, kernelRules(t)...)
+	}
+	before := apply()
+	link := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}}
+	source := &netlink.Addr{IPNet: ipNet(netip.MustParsePrefix("172.18.0.22/24"))}
+	if err := netlink.AddrDel(link, source); err != nil {
+		t.Fatal(err)
+	}
+	if err := netlink.AddrAdd(link, source); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range slices.Clone(s.rules) {
+		if err := netlink.RuleDel(&r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	requireEqual(t, apply(), before)
+}
+
+// TestLentPorts has node ports among those that the kernel gives to connections of its own.
+func TestLentPorts(t *testing.T) {
+	inNamespace(t)
+	c, err := parse(t, "nodePort: 30080", "nodePort: 40000", "nodePort: 30080", "nodePort: 40001")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		local, reserved string
+		lent            int
+	}{
+		{"32768 60999", "", 2},
+		{"32768 39999", "", 0},
+		{"40001 60999", "", 1},
+		{"32768 60999", "39990-40000,50000", 1},
+		{"32768 60999", "40000-40001", 0},
+		{"32768 60999", "40000,40001", 0},
+	} {
+		for name, value := range map[string]string{"ip_local_port_range": test.local, "ip_local_reserved_ports": test.reserved + "\n"} {
+			if err := os.WriteFile("/proc/sys/net/ipv4/"+name, []byte(value), 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if lent := c.lentPorts(); len(lent) != test.lent {
+			t.Errorf("local %q, reserved %q: %v", test.local, test.reserved, lent)
+		}
+	}
+}
+
+// TestRouter has an external address be that of the node's router: with a route to it through the device, a node with a strict rp_filter
+// answers no ARP of it. It is left out, and named.
+func TestRouter(t *testing.T) {
+	index := inNamespace(t)
+	for _, r := range []netlink.Route{
+		{LinkIndex: index, Gw: netip.MustParseAddr("172.18.0.1").AsSlice()},
+		{Dst: ipNet(netip.MustParsePrefix("192.0.2.0/24")), MultiPath: []*netlink.NexthopInfo{
+			{LinkIndex: index, Gw: netip.MustParseAddr("172.18.0.7").AsSlice()}, {LinkIndex: index, Gw: netip.MustParseAddr("172.18.0.8").AsSlice()},
+		}},
+	} {
+		if err := netlink.RouteAdd(&r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s, p := steered(t, index, both[:1])
+	for router, taken := range map[string]bool{"172.18.0.1": true, "172.18.0.8": true, "172.18.0.9": false} {
+		next := *p
+		next.routes = append(slices.Clone(p.routes), host(netip.MustParseAddr(router)))
+		err := s.apply(&next, source4("172.18.0.2"))
+		var named *TakenError
+		if errors.As(err, &named) != taken || !taken && err != nil {
+			t.Errorf("%s: %v", router, err)
+		} else if taken && !slices.Equal(named.Addresses, []netip.Addr{netip.MustParseAddr(router)}) {
+			t.Errorf("%s: named is %v", router, named.Addresses)
+		}
+	}
+}
+
+// TestTakeOver has a run go on with the rules and routes that another has left: none of them goes for a moment, and what the configuration
+// no longer has goes with the next apply.
+func TestTakeOver(t *testing.T) {
+	index := inNamespace(t)
+	before := kernelRules(t)
+	c, err := parse(t)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := newSteering("culvert1", index, both, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.apply(c.plan(c.Addresses), source4("172.18.0.2")); err != nil {
+		t.Fatal(err)
+	}
+	left := kernelRules(t)
+	socket, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_IPV4_ROUTE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer socket.Close()
+	next, err := newSteering("culvert1", index, both, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := next.apply(c.plan(c.Addresses), source4("172.18.0.2")); err != nil {
+		t.Fatal(err)
+	}
+	if after := kernelRules(t); !slices.Equal(after, left) {
+		t.Errorf("there is\n%s\nthere was\n%s", strings.Join(after, "\n"), strings.Join(left, "\n"))
+	}
+	socket.SetReceiveTimeout(&unix.Timeval{Usec: 1}) // what was done is in the socket
+	for {
+		messages, _, err := socket.Receive()
+		if err != nil {
+			break
+		}
+		for _, m := range messages {
+			if m.Header.Type == unix.RTM_DELRULE || m.Header.Type == unix.RTM_DELROUTE {
+				t.Errorf("something was removed: message %d of the kernel's", m.Header.Type)
+			}
+		}
+	}
+	c.Services = c.Services[:1] // nothing is at UDP
+	p := c.plan(c.Addresses)
+	if err := next.apply(p, source4("172.18.0.2")); err != nil {
+		t.Fatal(err)
+	}
+	if after := kernelRules(t); len(after) >= len(left) || slices.ContainsFunc(after, func(r string) bool { return strings.Contains(r, "ipproto 17") }) {
+		t.Errorf("there is\n%s\nthere was\n%s", strings.Join(after, "\n"), strings.Join(left, "\n"))
+	}
+	if err := next.close(); err != nil {
+		t.Error(err)
+	}
+	if after := kernelRules(t); !slices.Equal(after, before) {
+		t.Errorf("left behind:\n%s\nthere was:\n%s", strings.Join(after, "\n"), strings.Join(before, "\n"))
+	}
+}
+
+// TestRemains: what a killed run has left goes, also without another one that serves by a device; what a process has that runs stays.
+func TestRemains(t *testing.T) {
+	index := inNamespace(t)
+	before := kernelRules(t)
+	steered(t, index, both)
+	during := kernelRules(t)
+	if found, err := RemoveRemains(true); found != 0 || err == nil || !strings.Contains(err.Error(), "culvert1 exists; stop the culvert node") {
+		t.Errorf("of a node that runs: %d, %v", found, err)
+	}
+	requireRules(t, during)
+	if err := netlink.LinkDel(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}}); err != nil {
+		t.Fatal(err)
+	}
+	if found, err := RemoveRemains(false); found < 10 || err != nil {
+		t.Errorf("of one that is gone: %d, %v", found, err)
+	}
+	requireRules(t, before)
+	if found, err := RemoveRemains(false); found != 0 || err != nil {
+		t.Errorf("then: %d, %v", found, err)
+	}
+}
+
+// TestRemainsOfKeptDevice: a device that waits for the next run goes when that is asked for, with its rules, unless a process has it.
+func TestRemainsOfKeptDevice(t *testing.T) {
+	inNamespace(t)
+	before := kernelRules(t)
+	device, err := createDevice("culvert7")
+	need.Kernel(t, "tun", err)
+	if err := keepDevice(device, "culvert7", true); err != nil {
+		t.Fatal(err)
+	}
+	link, err := netlink.LinkByName("culvert7")
+	if err == nil {
+		err = netlink.LinkSetUp(link)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := newSteering("culvert7", link.Attrs().Index, both, nil)
+	if err == nil {
+		err = s.apply(&plan{}, source4("172.18.0.2"))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	during := kernelRules(t)
+	if _, err := RemoveRemains(true); err == nil || !strings.Contains(err.Error(), "culvert7 exists; stop the culvert node") {
+		t.Error("while a process has it:", err)
+	}
+	device.Close()
+	if found, err := RemoveRemains(false); found != 0 || err != nil {
+		t.Errorf("while it waits for the next run: %d, %v", found, err)
+	}
+	requireRules(t, during)
+	if found, err := RemoveRemains(true); found == 0 || err != nil {
+		t.Errorf("%d, %v", found, err)
+	}
+	requireRules(t, before)
+	if _, err := netlink.LinkByName("culvert7"); err == nil {
+		t.Error("the device is still there")
+	}
+}
+
+// An address that has another route, or is a router, is known before anything changes: neither a route nor a rule comes or goes, however often it is
+// tried.
+func TestTakenChangesNothing(t *testing.T) {
+	index := inNamespace(t)
+	s, p := steered(t, index, both[:1])
+	if err := s.apply(p, source4("172.18.0.22")); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.taken(p); err != nil {
+		t.Errorf("what is there already: %v", err)
+	}
+	other := &netlink.Route{LinkIndex: index, Table: unix.RT_TABLE_MAIN, Dst: ipNet(netip.MustParsePrefix("203.0.113.77/32"))}
+	if err := netlink.RouteAdd(other); err != nil {
+		t.Fatal(err)
+	}
+	before, made := kernelRules(t), s.made
+	next := *p
+	next.routes = append(slices.Clone(p.routes), netip.MustParsePrefix("203.0.113.76/32"), netip.MustParsePrefix("203.0.113.77/32"))
+	var named *TakenError
+	if err := s.taken(&next); !errors.As(err, &named) || !slices.Equal(named.Addresses, []netip.Addr{netip.MustParseAddr("203.0.113.77")}) {
+		t.Errorf("%v", err)
+	}
+	if s.made != made {
+		t.Errorf("%d changes", s.made-made)
+	}
+	requireRules(t, before)
+}

@@ -1,0 +1,190 @@
+package services
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	"culvert/gateway/handover"
+	"culvert/gateway/state"
+)
+
+// askTime is how long the old process may take to answer.
+const askTime = 5 * time.Second
+
+// A taking is the new process's side of a hand-over (see handOver); nil means that the Server takes over from nobody.
+type taking struct {
+	line     *handover.Line
+	dir      *state.Dir
+	identity state.Identity
+	files    map[string]*os.File // by name, until used
+	page     string              // the address of offerPage
+}
+
+// ask asks the process that holds the state folder of c to hand over.
+func ask(c *Config) (_ *taking, err error) {
+	conn, err := net.DialTimeout("unix", takeoverPath(state.Path(c.State, c.Interface)), askTime)
+	if err != nil {
+		return nil, err
+	}
+	t := &taking{line: handover.NewLine(conn.(*net.UnixConn)), files: map[string]*os.File{}}
+	defer func() {
+		if err != nil {
+			t.refuse(err)
+		}
+	}()
+	body, files, err := t.line.Want(handover.KindOffer, askTime)
+	if err != nil {
+		return nil, err
+	}
+	var offer handover.Offer
+	if err = handover.Decode(body, &offer); err == nil && len(files) != len(offer.Sockets) {
+		err = fmt.Errorf("%w: %d files for %d names", handover.ErrStrange, len(files), len(offer.Sockets))
+	}
+	if err != nil {
+		for _, f := range files {
+			f.Close()
+		}
+		return nil, err
+	}
+	for i, s := range offer.Sockets {
+		t.files[s.Name] = files[i]
+		if s.Name == offerPage {
+			t.page = s.At
+		}
+	}
+	for _, name := range []string{offerLock, offerDevice, offerListener} {
+		if t.files[name] == nil {
+			return nil, fmt.Errorf("%w: there is no %s", handover.ErrStrange, name)
+		}
+	}
+	if t.identity, err = state.DecodeIdentity(offer.Identity); err != nil {
+		return nil, err
+	}
+	if t.identity.Cluster != c.Node {
+		return nil, fmt.Errorf("the process that runs is of node %s, and this one of %s", t.identity.Cluster, c.Node)
+	}
+	if t.dir = state.Adopt(c.State, c.Interface, t.files[offerLock]); t.dir == nil {
+		return nil, errors.New("services.state: the process that runs has another folder")
+	}
+	delete(t.files, offerLock)
+	return t, nil
+}
+
+// refuse ends the conversation: the old process continues.
+func (t *taking) refuse(err error) {
+	t.line.Refuse(err)
+	t.line.Close()
+	if t.dir != nil {
+		t.dir.Close()
+	}
+	t.close()
+}
+
+// close closes unused files.
+func (t *taking) close() {
+	for _, f := range t.files {
+		f.Close()
+	}
+	t.files = nil
+}
+
+// use returns a file of the old process, nil if there is none; the caller owns it.
+func (t *taking) use(name string) *os.File {
+	if t == nil {
+		return nil
+	}
+	f := t.files[name]
+	delete(t.files, name)
+	return f
+}
+
+// listener is use for a socket that listens at an address.
+func (t *taking) listener(name, address string) net.Listener {
+	if t == nil || name == offerPage && t.page != address {
+		return nil
+	}
+	f := t.use(name)
+	if f == nil {
+		return nil
+	}
+	defer f.Close()
+	l, err := net.FileListener(f)
+	if err != nil {
+		return nil
+	}
+	return l
+}
+
+// keepalive returns the device of the old process; nil: there is none.
+func (t *taking) keepalive() (*keepaliveDevice, error) {
+	f := t.use(offerKeepalive)
+	if f == nil {
+		return nil, nil
+	}
+	defer f.Close()
+	fd, err := duplicate(f)
+	if err != nil {
+		return nil, fmt.Errorf("services: %s of the process before: %w", keepalivePrefix, err)
+	}
+	return keepaliveDeviceOf(fd)
+}
+
+// done lets the old process end.
+func (t *taking) done() {
+	t.line.Send(handover.KindDone, nil, cutTime)
+	t.line.Close()
+	t.close()
+}
+
+// restore gives s the connections of the old process, waits until that has stopped, and lets it end.
+func (t *taking) restore(s *Server) error {
+	if err := t.records(s, handover.KindStanding); err != nil {
+		return err
+	}
+	if err := t.line.Send(handover.KindReady, nil, askTime); err != nil {
+		return err
+	}
+	if err := t.records(s, handover.KindCut); err != nil {
+		return err
+	}
+	return t.line.Send(handover.KindForwarding, nil, cutTime)
+}
+
+// records restores the records that precede a message of this kind.
+func (t *taking) records(s *Server, last handover.Kind) error {
+	for r := s.engine.Restore(findLink, s.now()); ; {
+		k, body, _, err := t.line.Receive(talkTime)
+		switch {
+		case err != nil:
+			return err
+		case k == handover.KindRecords:
+			r.Write(body)
+			if last == handover.KindCut { // ages refer to the time when the message was sent
+				r.End()
+				r = s.engine.Restore(findLink, s.now())
+			}
+		case k == last:
+			if last == handover.KindStanding { // later records are of the same connections, or new ones
+				s.keeper.say(r.End())
+			}
+			return nil
+		default:
+			return fmt.Errorf("%w: message %d", handover.ErrStrange, k)
+		}
+	}
+}
+
+// openTakeover lets another process take over later. A process that has taken over continues with its predecessor's listener.
+func (s *Server) openTakeover(t *taking) {
+	if s.takeover = t.listener(offerListener, ""); s.takeover != nil || s.keeper.dir == nil {
+		return
+	}
+	var err error
+	if s.takeover, err = listenTakeover(s.keeper.dir); err != nil {
+		s.takeover = nil
+		s.log.WithError(err).Warn("no other process can take over without a gap")
+	}
+}

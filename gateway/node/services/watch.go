@@ -1,0 +1,209 @@
+package services
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	quietTime = 100 * time.Millisecond // to collect further changes after somebody else's
+	mendPause = time.Second            // after changes were undone, because somebody may repeat them
+	tellPause = time.Minute            // between two log lines about them
+	retryTime = 10 * time.Second       // after what could not be restored, and without reports of changes
+)
+
+// watch restores rules and routes to the device that others remove, and follows the addresses of this machine, until ctx is done.
+func (s *Server) watch(ctx context.Context) {
+	changed := make(chan struct{}, 1)
+	var hearing sync.WaitGroup
+	defer hearing.Wait()
+	hearing.Go(func() { s.listen(ctx, changed) })
+	poll := time.NewTicker(retryTime)
+	defer poll.Stop()
+	timer := time.NewTimer(quietTime) // for changes since New
+	defer timer.Stop()
+	settling, failing := true, false
+	var mended, told time.Time
+	changes := 0 // not logged yet
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+			if !settling {
+				timer.Reset(max(quietTime, time.Until(mended.Add(mendPause))))
+			}
+			settling = true
+			continue
+		case <-poll.C:
+			if settling {
+				continue // the timer handles it
+			}
+		case <-timer.C:
+		}
+		settling = false
+		back, err := s.mend(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if err != nil {
+			if !failing {
+				s.log.WithError(err).Warn("addresses, rules or routes that services need are gone, and do not come back")
+			}
+			timer.Reset(retryTime)
+		}
+		if back > 0 {
+			mended = time.Now()
+			if changes += back; mended.Sub(told) >= tellPause {
+				s.log.WithField("changes", changes).Warn("somebody else has changed rules or routes that lead to services: they are as they were")
+				told, changes = mended, 0
+			}
+		}
+		failing = err != nil
+		s.fault.Store(text(err))
+	}
+}
+
+func text(err error) *string {
+	if err == nil {
+		return nil
+	}
+	why := err.Error()
+	return &why
+}
+
+// listen reports changes that may affect this server, until ctx is done. When the kernel's reports end, it subscribes again, each time after twice as
+// long, up to retryTime. Meanwhile watch checks every retryTime, and the health check fails.
+func (s *Server) listen(ctx context.Context, changed chan<- struct{}) {
+	tell := func() {
+		select {
+		case changed <- struct{}{}:
+		default:
+		}
+	}
+	for pause := quietTime; ctx.Err() == nil; pause = min(2*pause, retryTime) {
+		socket, err := subscribe()
+		if err == nil {
+			s.deaf.Store(nil)
+			tell() // for earlier changes
+			stop := context.AfterFunc(ctx, func() { socket.Close() })
+			heard, receiveErr := s.hear(ctx, socket, tell)
+			if err = receiveErr; stop() {
+				socket.Close()
+			}
+			if heard {
+				pause = quietTime
+			}
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		err = fmt.Errorf("services: the kernel tells of no changes to rules and routes: %w; asking again", err)
+		if s.deaf.Swap(text(err)) == nil {
+			s.log.WithError(err).Warn("rules and routes are not watched: what others remove comes back within seconds")
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+	}
+}
+
+// A newsSocket receives the kernel's reports of changes.
+type newsSocket interface {
+	Receive() ([]syscall.NetlinkMessage, *unix.SockaddrNetlink, error)
+	Close()
+}
+
+// subscribe asks the kernel to report changes of links, addresses, routes and rules. Tests replace it.
+var subscribe = func() (newsSocket, error) {
+	return nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
+		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE)
+}
+
+// hear calls tell for changes that may affect this server, until the socket fails. heard: it has received something.
+func (s *Server) hear(ctx context.Context, socket newsSocket, tell func()) (heard bool, err error) {
+	for ctx.Err() == nil {
+		messages, _, err := socket.Receive()
+		full := errors.Is(err, unix.ENOBUFS) // more than the socket's buffer holds
+		if err != nil && !full {
+			return heard, err
+		}
+		if heard = true; full || slices.ContainsFunc(messages, s.concerns) {
+			tell()
+		}
+	}
+	return heard, ctx.Err()
+}
+
+// concerns reports whether a kernel message may be about the routes and rules to the device.
+func (s *Server) concerns(m syscall.NetlinkMessage) bool {
+	switch m.Header.Type {
+	case unix.RTM_NEWRULE, unix.RTM_DELRULE, unix.RTM_NEWADDR, unix.RTM_DELADDR:
+		return true
+	case unix.RTM_DELROUTE:
+		const protocol = 5 // of struct rtmsg
+		return len(m.Data) > protocol && m.Data[protocol] == lasting
+	case unix.RTM_NEWLINK, unix.RTM_DELLINK: // a device that goes down loses its routes
+		const index = 4 // of struct ifinfomsg
+		return len(m.Data) >= index+4 && binary.NativeEndian.Uint32(m.Data[index:]) == uint32(s.index) || bytes.Contains(m.Data, []byte(keepalivePrefix))
+	}
+	return false
+}
+
+// mend makes the kernel lead to the device what it should, and returns how many changes that took.
+func (s *Server) mend(ctx context.Context) (back int, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if ctx.Err() != nil {
+		return 0, ctx.Err()
+	}
+	before := s.steering.made
+	// The local table comes first: without a rule for it the machine is cut off.
+	if err := s.steering.moveLocal(); err != nil {
+		return 0, err
+	}
+	link, err := netlink.LinkByIndex(s.index)
+	if err == nil && link.Attrs().Flags&net.FlagUp == 0 {
+		err = netlink.LinkSetUp(link)
+	}
+	if err != nil {
+		return 0, err
+	}
+	own, missing := OwnAddresses(s.config)
+	if own == nil {
+		return 0, missing
+	}
+	left := s.left
+	if len(left) > 0 {
+		left = s.leftBehind(s.config)
+	}
+	p := s.config.plan(own, left...)
+	if err := s.steering.apply(p, s.config.sources(own)); err != nil {
+		return 0, errors.Join(missing, err)
+	}
+	s.announcer.apply(s.config.Answers, s.config.AnnounceOn)
+	back = s.steering.made - before
+	if slices.Equal(own, s.own) && slices.Equal(left, s.left) {
+		return back, missing
+	}
+	prepared, err := s.engine.Prepare(&p.nat)
+	if err != nil {
+		return 0, err
+	}
+	s.engine.Commit(prepared)
+	s.own, s.left = own, left
+	return 0, missing // these were not removed by somebody
+}

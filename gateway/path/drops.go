@@ -1,0 +1,144 @@
+package path
+
+import (
+	"net/netip"
+	"sync/atomic"
+
+	"culvert/gateway/latency"
+	"culvert/gateway/wg"
+	"culvert/geneve"
+	"culvert/nat"
+	"culvert/nat/packet"
+)
+
+// DropReason is why the gateway itself dropped a packet. The reasons of the
+// tunnel headers are geneve.Reason, those of the packet's contents nat.Reason, those
+// of WireGuard wg.Reason; their names do not overlap, so one label serves all in the metrics.
+type DropReason uint8
+
+// Reasons of the gateway.
+const (
+	// DropNoService: addressed to the gateway itself, but not to something that
+	// answers there.
+	DropNoService DropReason = iota
+	// DropBadCheck: for the connection check, and no message of it, none that is waited
+	// for, or more of them than a peer needs.
+	DropBadCheck
+	// DropLocalQueueFull: made by the gateway itself, or turned back into the tunnel,
+	// while its queue was full and its cause had its share of it.
+	DropLocalQueueFull
+	// DropOutput: made by the gateway itself, and a rule or policy at output or
+	// postrouting does not let it out.
+	DropOutput
+
+	numDropReasons
+)
+
+var dropReasonNames = [numDropReasons]string{
+	DropNoService:      "no-service",
+	DropBadCheck:       "bad-check",
+	DropLocalQueueFull: "local-queue-full",
+	DropOutput:         "output",
+}
+
+func (r DropReason) String() string { return dropReasonNames[r] }
+
+// Counters are what the gateway itself adds to the ledger of one direction. With
+// those of nat.Engine, and in inner packets after segmentation:
+//
+//	received (nat) = forwarded (nat) + delivered (nat) + drops (nat)
+//	forwarded + generated = sent + held (geneve) + drops (geneve, wg, gateway)
+//	delivered = answered echo requests + answers to probes + messages of the check + DropNoService + DropBadCheck
+//
+// The second line holds for both directions together: what one node sends to another comes outbound, and goes inbound.
+type Counters struct {
+	generated atomic.Uint64 // made by the gateway itself, to be sent this way
+	drops     [numDropReasons]atomic.Uint64
+	decided   latency.Histogram         // how long it took to decide about a batch
+	witnesses []atomic.Pointer[Witness] // by nat.Reason
+}
+
+func newCounters() Counters {
+	all := nat.Reasons()
+	return Counters{witnesses: make([]atomic.Pointer[Witness], all[len(all)-1]+1)}
+}
+
+// Generated returns how many packets the gateway has made to be sent this way.
+func (c *Counters) Generated() uint64 { return c.generated.Load() }
+
+// Dropped returns how many packets the gateway itself has dropped for a reason.
+func (c *Counters) Dropped(r DropReason) uint64 { return c.drops[r].Load() }
+
+// Decided returns how long it took to decide about batches.
+func (c *Counters) Decided() latency.Counts { return c.decided.Counts() }
+
+// EachDrop calls yield for each counter of dropped packets, of every layer.
+func (p *Path) EachDrop(s *nat.Stats, tunnels *geneve.Stats, tunnel *wg.Stats, yield func(direction, reason string, packets uint64)) {
+	for _, d := range []struct {
+		name string
+		nat  *nat.Direction
+		own  *Counters
+		wg   *[wg.NumReasons]uint64
+	}{{"outbound", &s.Outbound, &p.out.Counters, &tunnel.Outbound}, {"inbound", &s.Inbound, &p.in.Counters, &tunnel.Inbound}} {
+		for _, r := range nat.Reasons() {
+			yield(d.name, r.String(), d.nat.Dropped[r])
+		}
+		for r := range numDropReasons {
+			yield(d.name, r.String(), d.own.drops[r].Load())
+		}
+		for r := range wg.NumReasons {
+			yield(d.name, r.String(), d.wg[r])
+		}
+	}
+	for r := geneve.Accepted + 1; r < geneve.NumReasons; r++ {
+		direction := "outbound"
+		if r >= geneve.UnknownTunnel {
+			direction = "inbound"
+		}
+		yield(direction, r.String(), tunnels.Drops[r])
+	}
+}
+
+// A Witness is one dropped packet: where it came from, and its addresses.
+type Witness struct {
+	In                  nat.Link
+	Source, Destination netip.Addr
+	Malformed           bool // then the rest is not known
+	Protocol            uint8
+	Ports               [2]uint16 // of source and destination; 0 = none
+}
+
+// Witness returns a packet that was dropped for a reason since the last call; nil = none was.
+func (c *Counters) Witness(r nat.Reason) *Witness { return c.witnesses[r].Swap(nil) }
+
+// see keeps a packet that was dropped as an example of its reason, if there is none since
+// the last look: all but the first of a second cost a load.
+func (c *Counters) see(p *packet.Packet, in nat.Link, r nat.Reason) {
+	if c.witnesses[r].Load() != nil {
+		return
+	}
+	source, destination, ok := Addresses(p.Bytes())
+	if !ok {
+		return
+	}
+	x := &Witness{In: in, Source: source, Destination: destination, Malformed: p.Fault() != packet.NoFault}
+	if !x.Malformed {
+		var t packet.Tuple
+		p.Tuple(&t, in)
+		if x.Protocol = t.Protocol; !packet.IsICMP(t.Protocol) {
+			x.Ports = [2]uint16{t.SourcePort(), t.DestinationPort()}
+		}
+	}
+	c.witnesses[r].Store(x)
+}
+
+// Addresses returns the addresses of an IP packet that may be malformed.
+func Addresses(b []byte) (source, destination netip.Addr, ok bool) {
+	switch {
+	case len(b) >= 20 && b[0]>>4 == 4:
+		return netip.AddrFrom4([4]byte(b[12:])), netip.AddrFrom4([4]byte(b[16:])), true
+	case len(b) >= 40 && b[0]>>4 == 6:
+		return netip.AddrFrom16([16]byte(b[8:])), netip.AddrFrom16([16]byte(b[24:])), true
+	}
+	return netip.Addr{}, netip.Addr{}, false
+}

@@ -1,0 +1,193 @@
+package path
+
+import (
+	"net/netip"
+	"sync/atomic"
+	"time"
+
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+
+	"culvert/gateway/latency"
+	"culvert/geneve"
+	"culvert/nat"
+	"culvert/nat/packet"
+)
+
+// inbound carries packets of the remote cluster to the local one: from
+// wireguard-go's buffers, decide and translate, encap, send to the node. It runs
+// on wireguard-go's receiver goroutine of the one peer.
+type inbound struct {
+	*Path
+	Counters
+	pollAt  nat.Time // when to poll the endpoint
+	sender  *geneve.Sender
+	answers *queue    // ICMP errors and answers, back into the tunnel
+	other   *Counters // of outbound, whose way they go
+
+	packets  [nat.MaxLoad]packet.Packet
+	source   [16]byte // what the packet under way had as its source address
+	cutter   packet.Cutter
+	fragment fragmentRoom
+	piece    []byte // of MTU bytes, on its way back into the tunnel
+	scratch  []byte
+	divert   atomic.Pointer[func(bufs [][]byte, offset int)] // takes what carry would, during a hand-over
+	sample   latency.Sampler
+	sent     latency.Histogram // batches to nodes
+}
+
+// write is Write of the Path.
+func (in *inbound) write(bufs [][]byte, offset int) {
+	if divert := in.divert.Load(); divert != nil {
+		(*divert)(bufs, offset)
+		return
+	}
+	in.carry(bufs, offset)
+}
+
+// carry takes packets of the peer to nodes.
+func (in *inbound) carry(bufs [][]byte, offset int) {
+	now, sampled := Now(), in.sample.Picks(len(bufs))
+	for len(bufs) > 0 {
+		batch := bufs[:min(len(bufs), nat.MaxLoad)]
+		bufs = bufs[len(batch):]
+		for i, b := range batch {
+			in.packets[i].Parse(b[offset:]) // Process drops what is malformed
+		}
+		in.Engine.Load(in.packets[:len(batch)], nat.Tunnel)
+		for i, b := range batch {
+			in.decide(&in.packets[i], b[offset:], now)
+		}
+	}
+	if sampled {
+		in.flushTimed(now)
+	} else {
+		in.sender.Flush()
+	}
+	if now >= in.pollAt {
+		in.pollAt = now.Add(pollInterval)
+		in.Endpoint.Poll()
+	}
+}
+
+// flushTimed flushes, and notes how long that and what was done since begun took.
+func (in *inbound) flushTimed(begun nat.Time) {
+	decided := Now()
+	in.decided.Observe(time.Duration(decided - begun))
+	in.sender.Flush()
+	in.sent.Observe(time.Duration(Now() - decided))
+}
+
+// decide decides about p, of which the bytes are data.
+func (in *inbound) decide(p *packet.Packet, data []byte, now nat.Time) {
+	copy(in.source[:], data[min(sourceAt, len(data)):])
+	t := in.tap.Load()
+	if t != nil {
+		(*t).Packet(Arrived, p, data, nat.Tunnel, nat.Verdict{}, now)
+	}
+	v := in.Engine.Process(p, nat.Tunnel, now)
+	if t != nil {
+		(*t).Packet(Decided, p, nil, nat.Tunnel, v, now)
+	}
+	held := v.Held
+	in.act(p, v, now)
+	for ; held > 0; held-- {
+		if v, ok := in.Engine.Release(p, in.fragment[:], nat.Tunnel, now); ok {
+			if t != nil {
+				(*t).Packet(Released, p, nil, nat.Tunnel, v, now)
+			}
+			in.act(p, v, now)
+		}
+	}
+}
+
+// act does what v says with p.
+func (in *inbound) act(p *packet.Packet, v nat.Verdict, now nat.Time) {
+	switch v.Action {
+	case nat.Forward:
+		if v.Out == nat.Tunnel {
+			in.hairpin(p, v)
+			return
+		}
+		in.forward(in.sender, &in.cutter, p, v, nat.Tunnel)
+	case nat.Deliver:
+		in.deliver(p, now)
+	case nat.Drop:
+		in.see(p, nat.Tunnel, v.Reason)
+		in.refuse(p, v, now)
+	}
+}
+
+// refuse tells the sender of p why it was dropped, where that is due.
+func (in *inbound) refuse(p *packet.Packet, v nat.Verdict, now nat.Time) {
+	if answer := in.Engine.AppendError(in.scratch[:0], p, nat.Tunnel, v, now); answer != nil {
+		in.reply(answer)
+		in.scratch = answer // grown, once
+	}
+}
+
+// reply queues packet for the tunnel; outbound counts it as sent when it takes it.
+func (in *inbound) reply(packet []byte) {
+	in.other.generated.Add(1)
+	if !in.Engine.LetsOut(packet, nat.Tunnel) {
+		in.lost(Made, DropOutput.String(), packet, nat.Tunnel)
+		in.other.drops[DropOutput].Add(1)
+		return
+	}
+	in.push(packet)
+}
+
+// push queues packet in the share of who sent the packet under way.
+func (in *inbound) push(packet []byte) {
+	of := netip.AddrFrom4([4]byte(in.source[ipv4SourceAt-sourceAt:]))
+	if header.IPVersion(packet) == header.IPv6Version {
+		of = netip.AddrFrom16(in.source)
+	}
+	if !in.answers.push(of, packet) {
+		in.other.drops[DropLocalQueueFull].Add(1)
+		in.lost(Sent, DropLocalQueueFull.String(), packet, nat.Tunnel)
+	}
+}
+
+// Where the source address is in a header: from sourceAt on are that of IPv6, whole, and
+// that of IPv4.
+const (
+	sourceAt     = 8
+	ipv4SourceAt = 12
+)
+
+// deliver hands p to the gateway's own tunnel address.
+func (in *inbound) deliver(p *packet.Packet, now nat.Time) {
+	if in.WG.EchoAnswered(p.Bytes(), time.Duration(now)) || in.Local.Answered(nat.Tunnel, p.Bytes()) {
+		return
+	}
+	switch answer, ok, mine := in.Local.Check(p.Bytes()); {
+	case !mine:
+	case !ok:
+		in.drops[DropBadCheck].Add(1)
+		in.lost(ToLocal, DropBadCheck.String(), nil, nat.Tunnel)
+		return
+	case answer != nil:
+		in.reply(answer)
+		return
+	default:
+		return
+	}
+	if !AnswerEcho(p, len(in.piece)) {
+		in.drops[DropNoService].Add(1)
+		in.lost(ToLocal, DropNoService.String(), nil, nat.Tunnel)
+		in.refuse(p, PortUnreachable, now)
+		return
+	}
+	in.cutter.Start(p, 0, len(in.piece))
+	for n := in.cutter.Next(in.piece); n > 0; n = in.cutter.Next(in.piece) {
+		in.reply(in.piece[:n])
+	}
+}
+
+// hairpin queues what came from the tunnel and goes back into it.
+func (in *inbound) hairpin(p *packet.Packet, v nat.Verdict) {
+	in.cutter.Start(p, v.SegmentSize, v.MTU)
+	for n := in.cutter.Next(in.piece); n > 0; n = in.cutter.Next(in.piece) {
+		in.push(in.piece[:n])
+	}
+}

@@ -1,0 +1,251 @@
+package path
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"time"
+
+	"culvert/gateway/latency"
+	"culvert/geneve"
+	"culvert/geneve/udp"
+	"culvert/nat"
+	"culvert/nat/packet"
+)
+
+// outbound carries packets of the local cluster to the remote one: receive from
+// the Geneve socket, decide and translate, fill wireguard-go's buffers, in packet
+// order. All of it runs on the goroutine that calls read; only the queue is
+// shared.
+type outbound struct {
+	*Path
+	Counters
+	receiver *geneve.Receiver
+	replies  *geneve.Sender // ICMP errors back to nodes
+	pollAt   nat.Time       // when to poll the device
+	other    *Counters      // of inbound, whose way errors and answers go
+	queue    *queue
+
+	arrivals arrivals
+	packet   packet.Packet // a fragment that has waited
+	from     nat.Link      // where the packet under way came from,
+	cutter   packet.Cutter // and what is left of it
+	cutting  bool
+	sample   latency.Sampler
+	held     int // fragments that waited for it
+	local    linkCounts
+	fragment fragmentRoom
+	scratch  []byte // for ICMP errors
+	piece    []byte // of MTU bytes, for what the gateway's own address answers
+}
+
+// arrivals are packets from nodes, from next to end still to be decided about. What they
+// say stays valid until the receiver is filled again, when there is none left.
+type arrivals struct {
+	frames    [nat.MaxLoad]geneve.Packet
+	packets   [nat.MaxLoad]packet.Packet // parsed
+	next, end int
+}
+
+// pollInterval is how often the goroutine of a busy direction lets the other
+// direction's look at its socket (udp.Socket.Poll). It bounds what a packet waits for
+// traffic the other way; more often would cut acknowledgements into batches of one.
+const pollInterval = 400 * time.Microsecond
+
+// receiveBackoff is the pause after an error of the Geneve socket.
+const receiveBackoff = 100 * time.Millisecond
+
+// fragmentRoom is room for a fragment that the engine has held back.
+type fragmentRoom [2048]byte
+
+// read is Read of the Path.
+func (o *outbound) read(bufs [][]byte, sizes []int, offset int) (int, error) {
+	for {
+		now := Now()
+		if now >= o.pollAt {
+			o.pollAt = now.Add(pollInterval)
+			o.WG.Poll()
+		}
+		n := o.fill(bufs, sizes, offset, now)
+		if n > 0 && o.sample.Picks(n) {
+			o.decided.Observe(time.Duration(Now() - now))
+		}
+		o.replies.Flush()
+		if n > 0 {
+			return n, nil
+		}
+		// Fill clears a wake-up before it blocks. A packet queued later wakes it again,
+		// so no wake-up is lost.
+		switch err := o.receiver.Fill(); {
+		case err == nil, errors.Is(err, udp.ErrWoken):
+		case errors.Is(err, net.ErrClosed):
+			return 0, os.ErrClosed
+		default:
+			// Any error of ours but ErrClosed would end the WireGuard device. What the
+			// kernel reports here passes, but must not be spun on.
+			time.Sleep(receiveBackoff)
+		}
+	}
+}
+
+// fill moves packets that are already here into bufs.
+func (o *outbound) fill(bufs [][]byte, sizes []int, offset int, now nat.Time) int {
+	n := o.queue.drain(bufs, sizes, offset)
+	for n < len(bufs) {
+		if o.cutting {
+			if size := o.cutter.Next(bufs[n][offset:]); size > 0 {
+				sizes[n] = size
+				n++
+				continue
+			}
+			o.cutting = false
+		}
+		if !o.next(now) {
+			break
+		}
+	}
+	return n
+}
+
+// next decides about the next packet: a fragment that waited for the one before, or
+// what came from a node. It returns false if there is none.
+func (o *outbound) next(now nat.Time) bool {
+	if o.held > 0 {
+		p := &o.packet
+		o.held--
+		if v, ok := o.Engine.Release(p, o.fragment[:], o.from, now); ok {
+			if t := o.tap.Load(); t != nil {
+				(*t).Packet(Released, p, nil, o.from, v, now)
+			}
+			o.act(p, v, now)
+			return true
+		}
+	}
+	a := &o.arrivals
+	if a.next == a.end && !o.gather() {
+		return false
+	}
+	p, frame := &a.packets[a.next], &a.frames[a.next]
+	a.next++
+	o.from = nat.Link(frame.Tunnel)
+	t := o.tap.Load()
+	if t != nil {
+		(*t).Packet(Arrived, p, frame.Data, o.from, nat.Verdict{}, now)
+	}
+	v := o.Engine.Process(p, o.from, now)
+	if t != nil {
+		(*t).Packet(Decided, p, nil, o.from, v, now)
+	}
+	o.held = v.Held
+	o.act(p, v, now)
+	return true
+}
+
+// gather parses what is here, and has the engine load what it needs for it. It returns
+// false if nothing is.
+func (o *outbound) gather() bool {
+	a := &o.arrivals
+	for a.next, a.end = 0, 0; a.end < len(a.frames); a.end++ {
+		frame, ok := o.receiver.Next()
+		if !ok {
+			break
+		}
+		a.frames[a.end] = frame
+		p := &a.packets[a.end]
+		p.Parse(frame.Data) // Process drops what is malformed
+		p.SegmentSize = frame.SegmentSize
+	}
+	o.Engine.Load(a.packets[:a.end], nat.Link(a.frames[0].Tunnel))
+	return a.end > 0
+}
+
+// send queues a packet of the gateway's own for the peer.
+func (o *outbound) send(packet []byte) {
+	o.generated.Add(1)
+	if !o.Engine.LetsOut(packet, nat.Tunnel) {
+		o.lost(Made, DropOutput.String(), packet, nat.Tunnel)
+		o.drops[DropOutput].Add(1)
+		return
+	}
+	if !o.queue.push(netip.Addr{}, packet) {
+		o.lost(Made, DropLocalQueueFull.String(), packet, nat.Tunnel)
+		o.drops[DropLocalQueueFull].Add(1)
+	}
+}
+
+// act does what v says with p.
+func (o *outbound) act(p *packet.Packet, v nat.Verdict, now nat.Time) {
+	switch v.Action {
+	case nat.Forward:
+		if v.Out == nat.Tunnel {
+			o.cutter.Start(p, v.SegmentSize, v.MTU)
+			o.cutting = true
+			return
+		}
+		o.forward(o.replies, &o.cutter, p, v, o.from) // to another node, or back
+	case nat.Deliver:
+		o.deliver(p, o.from, now)
+	case nat.Drop:
+		o.see(p, o.from, v.Reason)
+		o.refuse(p, o.from, v, now)
+	}
+}
+
+// refuse tells the sender of p why it was dropped, where that is due.
+func (o *outbound) refuse(p *packet.Packet, to nat.Link, v nat.Verdict, now nat.Time) {
+	if answer := o.Engine.AppendError(o.scratch[:0], p, to, v, now); answer != nil {
+		o.reply(to, answer)
+		o.scratch = answer // grown, once
+	}
+}
+
+func (o *outbound) reply(to nat.Link, packet []byte) {
+	o.other.generated.Add(1)
+	if !o.Engine.LetsOut(packet, to) {
+		o.lost(Made, DropOutput.String(), packet, to)
+		o.other.drops[DropOutput].Add(1)
+		return
+	}
+	o.replies.Send(uint16(to), packet)
+}
+
+// deliver hands p to the gateway's own address.
+func (o *outbound) deliver(p *packet.Packet, from nat.Link, now nat.Time) {
+	if o.Local.Answered(from, p.Bytes()) {
+		return
+	}
+	o.local.add(from)
+	if !AnswerEcho(p, len(o.piece)) {
+		o.drops[DropNoService].Add(1)
+		o.lost(ToLocal, DropNoService.String(), nil, from)
+		o.refuse(p, from, PortUnreachable, now)
+		return
+	}
+	o.cutter.Start(p, 0, len(o.piece))
+	for n := o.cutter.Next(o.piece); n > 0; n = o.cutter.Next(o.piece) {
+		o.reply(from, o.piece[:n])
+	}
+}
+
+// linkCounts are packets of each link, few enough for a lock.
+type linkCounts struct {
+	mu      sync.Mutex
+	packets map[nat.Link]uint64 // +checklocks:mu
+}
+
+func (c *linkCounts) add(link nat.Link) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.packets == nil {
+		c.packets = make(map[nat.Link]uint64)
+	}
+	c.packets[link]++
+}
+
+func (c *linkCounts) of(link nat.Link) uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.packets[link]
+}

@@ -1,0 +1,176 @@
+package path
+
+import (
+	"sync/atomic"
+	"time"
+
+	"culvert/gateway/latency"
+	"culvert/gateway/wg"
+	"culvert/geneve"
+	"culvert/geneve/udp"
+	"culvert/nat"
+	"culvert/nat/packet"
+)
+
+// A Path is the packet path of one gateway, in both directions. Its fields are set before Open and not changed.
+type Path struct {
+	Engine   *nat.Engine
+	Endpoint *geneve.Endpoint
+	WG       *wg.Device
+	MTU      int   // of the tunnels, in bytes
+	Local    Local // takes what is addressed to the gateway itself
+
+	out *outbound
+	in  *inbound
+	tap tap
+}
+
+// Local takes packets that are addressed to the gateway itself, before the path answers echo requests. Both directions call it.
+type Local interface {
+	// Answered takes the answer to a probe of the path MTU that came by a link. It returns false for any other packet.
+	Answered(link nat.Link, packet []byte) bool
+	// Check takes a packet of the tunnel that is for the connection check; mine is false for any other. It returns the packet that
+	// answers it, or nil, and false for what the check has no use for.
+	Check(packet []byte) (answer []byte, ok, mine bool)
+}
+
+// New connects the Geneve endpoint to the WireGuard device by way of the engine. Nothing passes before Open.
+func New(engine *nat.Engine, endpoint *geneve.Endpoint, device *wg.Device, mtu int) *Path {
+	p := &Path{Engine: engine, Endpoint: endpoint, WG: device, MTU: mtu}
+	p.out = &outbound{
+		Path:     p,
+		Counters: newCounters(),
+		receiver: endpoint.NewReceiver(),
+		replies:  endpoint.NewSender(),
+		queue:    newQueue(endpoint.Wake),
+		piece:    make([]byte, mtu),
+	}
+	p.in = &inbound{
+		Path:     p,
+		Counters: newCounters(),
+		sender:   endpoint.NewSender(),
+		answers:  p.out.queue,
+		piece:    make([]byte, mtu),
+	}
+	p.out.other, p.in.other = &p.in.Counters, &p.out.Counters
+	return p
+}
+
+// Open opens the WireGuard device, which pulls packets from p and pushes packets into it from then on.
+func (p *Path) Open(peer wg.Peer) error {
+	return p.WG.Open(wg.Path{Read: p.Read, Write: p.in.write, Send: p.Send, Close: func() { p.Endpoint.Close() }}, peer)
+}
+
+// Read fills bufs[i][offset:] with packets for the peer and sizes[i] with their lengths, as wg.Path.Read says.
+func (p *Path) Read(bufs [][]byte, sizes []int, offset int) (int, error) {
+	return p.out.read(bufs, sizes, offset)
+}
+
+// Outbound returns the counters of what leaves the local cluster, Inbound of what enters it.
+func (p *Path) Outbound() *Counters { return &p.out.Counters }
+
+// Inbound is described at Outbound.
+func (p *Path) Inbound() *Counters { return &p.in.Counters }
+
+// Send queues a packet of the gateway's own for the peer.
+func (p *Path) Send(packet []byte) { p.out.send(packet) }
+
+// SendTo is Send to the end of any link. To a node it is sent by sender, at the latest with the next Flush.
+func (p *Path) SendTo(sender *geneve.Sender, link nat.Link, packet []byte) {
+	if link == nat.Tunnel {
+		p.Send(packet)
+		return
+	}
+	p.in.generated.Add(1)
+	sender.Send(uint16(link), packet)
+}
+
+// Delivered returns how many packets came by a link for the gateway itself, but for answers to probes.
+func (p *Path) Delivered(link nat.Link) uint64 { return p.out.local.of(link) }
+
+// Carry takes packets of the peer, bufs[i][offset:], to nodes. One goroutine may call it at a time: the device's, unless Divert keeps that
+// away.
+func (p *Path) Carry(bufs [][]byte, offset int) { p.in.carry(bufs, offset) }
+
+// Divert gives what the device decrypts to take, in place of Carry; nil ends that.
+func (p *Path) Divert(take func(bufs [][]byte, offset int)) {
+	if take == nil {
+		p.in.divert.Store(nil)
+		return
+	}
+	p.in.divert.Store(&take)
+}
+
+// SentToNodes returns how long it took to send batches to nodes.
+func (p *Path) SentToNodes() latency.Counts { return p.in.sent.Counts() }
+
+// Diverted returns what Divert has set last.
+func (p *Path) Diverted() func(bufs [][]byte, offset int) {
+	if take := p.in.divert.Load(); take != nil {
+		return *take
+	}
+	return nil
+}
+
+// Sockets returns the statistics of each UDP socket by its name in metrics. tunnel is what WG.Stats returned.
+func (p *Path) Sockets(tunnel *wg.Stats) map[string]udp.Stats {
+	sockets := map[string]udp.Stats{"geneve": p.Endpoint.Stats().Socket}
+	for i, s := range tunnel.Sockets {
+		sockets[[]string{"wireguard", "wireguard6"}[i]] = s
+	}
+	return sockets
+}
+
+// Now is the monotonic time that the engine is told: since the start of the process.
+func Now() nat.Time { return nat.Time(time.Since(started)) }
+
+// Uptime is Now for those who do not talk to the engine.
+func Uptime() time.Duration { return time.Since(started) }
+
+var started = time.Now()
+
+// A Tap is shown packets on the path. Its methods must not block; what they are given is theirs until they return.
+type Tap interface {
+	// Packet is shown a packet of link in: as it came, which is data, before the engine decides about it; or as it is after that, with the
+	// verdict. The goroutine of a direction calls it for its own packets: inbound are those of nat.Tunnel.
+	Packet(at Stage, p *packet.Packet, data []byte, in nat.Link, v nat.Verdict, now nat.Time)
+	// Lost is shown a packet that came by a link and that the path itself loses, and why. At ToLocal, packet is nil: it is the one that was
+	// shown last of link. At Made, link is where it was to go, any goroutine may call, and the loss is counted afterwards: whoever sees the
+	// count can be sure that the packet was shown.
+	Lost(at Stage, reason string, packet []byte, link nat.Link)
+}
+
+// A Stage says where on the path a Tap is shown a packet.
+type Stage uint8
+
+// Stages.
+const (
+	Arrived  Stage = iota // the engine has not seen it yet
+	Decided               // the engine has decided about it
+	Released              // it is a fragment that has waited for the first one of its packet, which was shown as Decided
+	ToLocal               // it is for the gateway itself, which has no use for it
+	Sent                  // as it would have gone out: this one or, where others take its room, one like it
+	Made                  // the gateway has made it
+)
+
+// tap is where a Tap is. Without one it costs a packet a load and a branch.
+type tap = atomic.Pointer[Tap]
+
+// SetTap shows packets to t from now on, in place of the Tap before; nil = to nobody.
+func (p *Path) SetTap(t Tap) {
+	if t == nil {
+		p.tap.Store(nil)
+		return
+	}
+	p.tap.Store(&t)
+}
+
+// Tapped reports whether there is a Tap.
+func (p *Path) Tapped() bool { return p.tap.Load() != nil }
+
+// lost shows the Tap, if there is one, what is lost.
+func (p *Path) lost(at Stage, reason string, packet []byte, link nat.Link) {
+	if t := p.tap.Load(); t != nil {
+		(*t).Lost(at, reason, packet, link)
+	}
+}

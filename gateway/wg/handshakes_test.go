@@ -1,0 +1,81 @@
+package wg
+
+import (
+	"net/netip"
+	"testing"
+
+	"golang.zx2c4.com/wireguard/device"
+
+	"culvert/gateway/wgkey"
+)
+
+// TestTalk: who begins handshakes and who answers them is counted both ways, and who has
+// sent what was not wanted is told once.
+func TestTalk(t *testing.T) {
+	own := wgkey.Key{1}
+	a, b := netip.MustParseAddr("192.0.2.7"), netip.MustParseAddr("::ffff:192.0.2.8")
+	d := New(Options{PrivateKey: wgkey.NewPrivate()})
+	admission := newAdmission(own)
+	d.bind.admission = admission
+	initiation := message(device.MessageInitiationType, device.MessageInitiationSize, own)
+	response := message(device.MessageResponseType, device.MessageResponseSize, own)
+	cookie := message(device.MessageCookieReplyType, device.MessageCookieReplySize, own)
+	data := message(device.MessageTransportType, 100, own)
+	keepalive := message(device.MessageTransportType, device.MessageKeepaliveSize, own)
+	for _, m := range [][]byte{initiation, response, cookie, data, keepalive} {
+		admission.admit(m, a)
+	}
+	admission.handshakes.sent([][]byte{data, keepalive, data})
+	if got, want := d.Stats().Talk, (Talk{ReceivedInitiations: 1, ReceivedAnswers: 2}); got != want {
+		t.Errorf("received: %+v, want %+v", got, want)
+	}
+	admission.handshakes.sent([][]byte{initiation})
+	admission.handshakes.sent([][]byte{response})
+	admission.handshakes.sent([][]byte{cookie})
+	if got, want := d.Stats().Talk, (Talk{ReceivedInitiations: 1, ReceivedAnswers: 2, SentInitiations: 1, SentAnswers: 2}); got != want {
+		t.Errorf("sent too: %+v, want %+v", got, want)
+	}
+	if got := d.Initiator(); got != a {
+		t.Errorf("%v has begun a handshake, want %v", got, a)
+	}
+	if got := d.Initiator(); got.IsValid() {
+		t.Errorf("%v is told twice", got)
+	}
+
+	for _, from := range []netip.Addr{b, a} {
+		admission.admit(nil, from)
+		admission.admit(message(device.MessageInitiationType, device.MessageInitiationSize, wgkey.Key{2}), from)
+	}
+	for _, want := range []int{2, 0} {
+		told := 0
+		d.Strangers(func(r Reason, from netip.Addr) {
+			told++
+			if from != b.Unmap() || r != NotWireGuard && r != BadMAC1 {
+				t.Errorf("%v for %v", from, r)
+			}
+		})
+		if told != want {
+			t.Errorf("%d strangers, want %d", told, want)
+		}
+	}
+}
+
+// TestWitnessesCostNothing: a flood of what is not wanted makes no garbage.
+func TestWitnessesCostNothing(t *testing.T) {
+	a, from := newAdmission(wgkey.Key{1}), netip.MustParseAddr("192.0.2.7")
+	if n := testing.AllocsPerRun(100, func() { a.admit(nil, from) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+// TestTalkAllocatesNothing: of what wireguard-go gets to see, only the initiator of a handshake is kept.
+func TestTalkAllocatesNothing(t *testing.T) {
+	var k handshakeStats
+	from, m := netip.MustParseAddr("2001:db8::7"), message(device.MessageResponseType, device.MessageResponseSize, wgkey.Key{1})
+	if n := testing.AllocsPerRun(100, func() {
+		k.received(handshakeMessage, m, from)
+		k.received(dataMessage, m, from)
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}

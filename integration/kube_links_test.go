@@ -1,0 +1,469 @@
+package integration
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"culvert/gateway/control"
+)
+
+const (
+	linksManifest = "../kube/manifests/liqo-nodes.yaml"
+	linksUser     = "system:serviceaccount:" + liqoNamespace + ":culvert-links"
+)
+
+// kubeLinks are the processes that make the links of a cluster's nodes, under the rights of their manifest.
+type kubeLinks struct {
+	k          *kubeLab
+	kubeconfig string
+	processes  []*peerProcess
+	runtime    []string // folders of the nodes' sockets
+}
+
+// startLinks starts one on each node.
+func (k *kubeLab) startLinks() {
+	k.t.Helper()
+	for _, o := range readResources(k.t, linksManifest) {
+		k.liqo.apply(o)
+	}
+	for _, right := range []string{"genevetunnels", "internalfabrics", "internalnodes"} {
+		k.api.awaitRight(k.t, linksUser, "watch", "networking.liqo.io/"+right, "")
+	}
+	k.api.awaitRight(k.t, linksUser, "create", "/events", k.liqo.tenant())
+	token, err := k.api.token(liqoNamespace, "culvert-links")
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	text, err := k.api.kubeconfig(token)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	l := &kubeLinks{k: k, kubeconfig: filepath.Join(k.t.TempDir(), "kubeconfig"), processes: make([]*peerProcess, len(k.nodes))}
+	for range k.nodes {
+		l.runtime = append(l.runtime, k.t.TempDir())
+	}
+	if err := os.WriteFile(l.kubeconfig, text, 0o600); err != nil {
+		k.t.Fatal(err)
+	}
+	k.links = l
+	for i := range k.nodes {
+		l.start(i)
+	}
+}
+
+func (l *kubeLinks) start(i int) {
+	l.processes[i] = l.k.nodes[i].start(nil, "env", "XDG_RUNTIME_DIR="+l.runtime[i], os.Getenv(binaryEnv), "node", "--liqo", "--node-name", kubeNodes[i].name, "--kubeconfig", l.kubeconfig,
+		"--daemonset", liqoNamespace+"/culvert-links")
+}
+
+// status is what culvert status says of a node.
+func (l *kubeLinks) status(i int) (n control.NodeStatus) {
+	l.k.t.Helper()
+	eventually(l.k.t, "culvert status", func() error {
+		out, err := l.k.nodes[i].try("", "env", "XDG_RUNTIME_DIR="+l.runtime[i], os.Getenv(binaryEnv), "status", "-o", "json")
+		if err != nil {
+			return fmt.Errorf("%v: %s", err, l.said())
+		}
+		return json.Unmarshal([]byte(out), &n)
+	})
+	return n
+}
+
+// end stops the process of a node and waits for it.
+func (l *kubeLinks) end(i int, signal syscall.Signal) {
+	l.k.t.Helper()
+	if err := l.processes[i].cmd.Process.Signal(signal); err != nil {
+		l.k.t.Fatal(err)
+	}
+	<-l.processes[i].ended
+}
+
+func (k *kubeLab) linkName() string { return "liqo." + k.remote().name }
+
+// has waits until a node has a link, or has none.
+func (k *kubeLab) has(node *peerHost, link string, want bool) {
+	k.t.Helper()
+	eventually(k.t, fmt.Sprintf("%s of %s, %t", link, node.name, want), func() error {
+		if _, err := node.try("", "ip", "link", "show", link); (err == nil) != want {
+			return fmt.Errorf("%v: %s", err, k.links.said())
+		}
+		return nil
+	})
+}
+
+func (l *kubeLinks) said() (all string) {
+	for _, p := range l.processes {
+		all += p.output()
+	}
+	return all
+}
+
+// routeLinks does what Liqo's agent does with a link of the name that Liqo has chosen: routes through it to the gateway and the remote
+// cluster.
+func (k *kubeLab) routeLinks() {
+	k.t.Helper()
+	for _, node := range k.nodes {
+		k.has(node, k.linkName(), true)
+		node.ip("route add "+k.internal+"/32 dev "+k.linkName()+" scope link",
+			"route add "+k.remote().seenPods+" via "+k.internal+" dev "+k.linkName()+" onlink",
+			"route add "+k.remote().seenExt+" via "+k.internal+" dev "+k.linkName()+" onlink")
+	}
+}
+
+// A linkStream is a connection between pods that sends a byte now and then, each of which comes back.
+type linkStream struct {
+	conn    net.Conn
+	longest atomic.Int64 // between two answers, in nanoseconds
+	ended   chan error
+}
+
+// streamPace is between two bytes of all connections together, where there are many.
+const streamPace = 500 * time.Microsecond
+
+// linkStreams opens connections from a pod of one cluster to a pod of the other.
+func linkStreams(t *testing.T, from, to *kubeLab, n int) []*linkStream {
+	t.Helper()
+	listener, err := to.pods[0].listen("tcp4", to.pod(&kubeNodes[0], 5)+":5300")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { listener.Close() })
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				for b := make([]byte, 1); ; {
+					if _, err := conn.Read(b); err != nil {
+						return
+					}
+					if _, err := conn.Write(b); err != nil {
+						return
+					}
+				}
+			}()
+		}
+	}()
+	var all []*linkStream
+	for range n {
+		conn, err := from.pods[0].dial("tcp4", to.seen(to.pod(&kubeNodes[0], 5))+":5300")
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := &linkStream{conn: conn, ended: make(chan error, 1)}
+		go func() {
+			defer conn.Close()
+			tick := time.NewTicker(max(50*time.Millisecond, time.Duration(n)*streamPace))
+			defer tick.Stop()
+			last := time.Now()
+			for b := make([]byte, 1); ; {
+				if _, err := conn.Write(b); err != nil {
+					s.ended <- err
+					return
+				}
+				if _, err := conn.Read(b); err != nil {
+					s.ended <- err
+					return
+				}
+				now := time.Now()
+				s.longest.Store(max(s.longest.Load(), int64(now.Sub(last))))
+				last = now
+				<-tick.C
+			}
+		}()
+		all = append(all, s)
+	}
+	return all
+}
+
+// requireAlive waits until each stream has had an answer since it was called, and returns the longest pause.
+func requireAlive(t *testing.T, when string, all []*linkStream) (longest time.Duration) {
+	t.Helper()
+	for _, s := range all {
+		select {
+		case err := <-s.ended:
+			t.Fatalf("%s: a connection is lost: %v", when, err)
+		default:
+		}
+		longest = max(longest, time.Duration(s.longest.Swap(0)))
+	}
+	eventually(t, when+": every connection goes on", func() error {
+		for _, s := range all {
+			if s.longest.Load() == 0 {
+				return errNotYet
+			}
+		}
+		return nil
+	})
+	for _, s := range all {
+		longest = max(longest, time.Duration(s.longest.Load()))
+	}
+	t.Logf("%s: longest pause %v", when, longest.Round(time.Millisecond))
+	return longest
+}
+
+// TestKubeLinks: nodes whose kernel has no Geneve get the links that Liqo's resources ask for, under a real API server and the rights of the
+// manifest; what stands in for Liqo's agent adds routes to them by name.
+func TestKubeLinks(t *testing.T) {
+	isolated(t, func(t *testing.T) {
+		rome, milan := newKubeLabs(t)
+		labs := []*kubeLab{rome, milan}
+		for _, k := range labs {
+			k.ready(k.startLiqoGateway(unprivilegedUID, unprivilegedUID))
+			k.startLinks()
+			k.liqoSteps()
+			k.startNodes()
+		}
+		milan.liqo.keysExchanged(rome.key.PublicKey().Bytes())
+		rome.liqo.keysExchanged(milan.key.PublicKey().Bytes())
+		for _, k := range labs {
+			k.connected()
+		}
+		for _, way := range [][2]*kubeLab{{rome, milan}, {milan, rome}} {
+			testKubePods(t, way[0], way[1])
+			testKubeHosts(t, way[0], way[1])
+			testKubeNodePort(t, way[0], way[1])
+		}
+		for i := range rome.nodes {
+			if n := rome.links.status(i); len(n.Links) != 1 || n.Links[0].Interface != rome.linkName() || !n.Links[0].Answers || n.Links[0].RTTSeconds == nil || n.Waiting != nil || n.LeftOut != nil {
+				t.Errorf("%+v", n)
+			}
+		}
+		connections := 20
+		if os.Getenv("CULVERT_LONG") != "" {
+			connections = 500
+		}
+		streams := linkStreams(t, rome, milan, connections)
+
+		// A second peering on the same nodes comes and goes.
+		again, turin := rome.peerAgain(&kubeRomeTurin, &kubeTurin), newKubeHosts(t, &kubeTurin)
+		turin.liqo = &liqo{t: t, here: &kubeTurin, remote: &kubeRomeTurin}
+		again.connect(turin)
+		again.ready(again.startLiqoGateway(unprivilegedUID, unprivilegedUID))
+		again.liqo.configure()
+		again.liqo.gatewayRuns()
+		again.liqo.keysExchanged(turin.key.PublicKey().Bytes())
+		turin.startFileGateway(again.key.PublicKey())
+		again.startNodes()
+		turin.startNodes()
+		again.connected()
+		testKubePods(t, again, turin)
+		requireAlive(t, "a second peering", streams)
+
+		for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
+			for i := range rome.nodes {
+				rome.links.end(i, signal)
+				rome.links.start(i)
+			}
+			requireAlive(t, signal.String()+" and start", streams)
+		}
+		testKubePods(t, again, turin)
+
+		testKubeGatewayMoves(t, rome, milan)
+		requireAlive(t, "the gateway has moved", streams)
+
+		// Without the API server a node goes on with what it had, also from its start.
+		rome.api.relay.hold(true)
+		rome.links.end(0, syscall.SIGKILL)
+		rome.links.start(0)
+		requireAlive(t, "a start without the API server", streams)
+		rome.api.relay.hold(false)
+
+		for _, o := range []object{resource("InternalFabric", again.liqo.tenant(), kubeTurin.name, nil), again.liqo.tunnel(&kubeNodes[0]), again.liqo.tunnel(&kubeNodes[1])} {
+			if err := rome.api.admin.delete(o); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, node := range rome.nodes {
+			rome.has(node, again.linkName(), false)
+		}
+		requireAlive(t, "the second peering gone", streams)
+
+		t.Run("bad resources", func(t *testing.T) { testKubeBadLinks(t, rome) })
+		requireAlive(t, "bad resources", streams)
+		t.Run("uninstall", func(t *testing.T) { testKubeLinksGone(t, rome) })
+		requireWithinLinksRole(t, rome)
+	}, kubernetes, liqoMode)
+}
+
+// maxMovePause is for how long packets may not pass after an InternalFabric says that its gateway is elsewhere.
+const maxMovePause = time.Second
+
+// testKubeGatewayMoves: the gateway's pod gets another address. The time counts from when its InternalFabric is written.
+func testKubeGatewayMoves(t *testing.T, k, to *kubeLab) {
+	var echo *net.UDPConn
+	if err := to.pods[0].do(func() (err error) {
+		echo, err = net.ListenUDP("udp4", &net.UDPAddr{IP: net.ParseIP(to.pod(&kubeNodes[0], 5)), Port: 5301})
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer echo.Close()
+	go func() {
+		for b := make([]byte, 8); ; {
+			n, from, err := echo.ReadFromUDPAddrPort(b)
+			if err != nil {
+				return
+			}
+			echo.WriteToUDPAddrPort(b[:n], from)
+		}
+	}()
+	conn, err := k.pods[0].dial("udp4", to.seen(to.pod(&kubeNodes[0], 5))+":5301")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	// The reply to the first datagram that was sent after a time.
+	reply := func(since time.Time) (at time.Time, err error) {
+		for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); {
+			b := binary.BigEndian.AppendUint64(nil, uint64(time.Now().UnixNano()))
+			conn.Write(b) // may be refused while nothing passes
+			conn.SetReadDeadline(time.Now().Add(5 * time.Millisecond))
+			if n, err := conn.Read(b); err == nil && n == len(b) && int64(binary.BigEndian.Uint64(b)) >= since.UnixNano() {
+				return time.Now(), nil
+			}
+		}
+		return time.Time{}, errors.New("no reply in 10 s")
+	}
+	if _, err := reply(time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	moved := *k.kubeEnd
+	moved.gatewayN = 19
+	link := k.network.name
+	k.gatewayHost.ip(fmt.Sprintf("address del %s/24 dev %s", k.gateway(), link), fmt.Sprintf("address add %s/24 dev %s", moved.gateway(), link))
+	k.kubeEnd, k.liqo.here = &moved, &moved
+	said := time.Now()
+	k.liqo.gatewayRuns()
+	at, err := reply(said)
+	if err != nil {
+		t.Fatalf("%v: %s", err, k.links.said())
+	}
+	if pause := at.Sub(said); pause > maxMovePause {
+		t.Errorf("packets pass %v after the InternalFabric says where the gateway is; want at most %v", pause, maxMovePause)
+	} else {
+		t.Logf("packets pass %v after the InternalFabric says where the gateway is", pause.Round(time.Millisecond))
+	}
+}
+
+// testKubeBadLinks: each bad resource gets an Event that names its field.
+func testKubeBadLinks(t *testing.T, k *kubeLab) {
+	k.nodes[0].ip("link add liqo.taken type veth peer name liqo.takenpeer")
+	fabric := func(name, link, gatewayIP, mtu string) object {
+		return resource("InternalFabric", k.liqo.tenant(), name, object{"mtu": number(mtu), "remoteCIDRs": []string{}, "gatewayIP": gatewayIP,
+			"interface": object{"gateway": object{"ip": "10.80.0.77"}, "node": object{"name": link}}})
+	}
+	tunnel := func(name string, id int) object {
+		return resource("GeneveTunnel", k.liqo.tenant(), name, object{"id": id,
+			"internalFabricRef": object{"name": name, "namespace": k.liqo.tenant()}, "internalNodeRef": object{"name": kubeNodes[0].name}})
+	}
+	_, own := k.outer(&kubeNodes[0])
+	for i, bad := range []struct {
+		name, field string
+		all         []object
+	}{
+		{"bad-taken", "interface: liqo.taken exists and is a veth link", []object{fabric("bad-taken", "liqo.taken", "192.0.2.50", "1340"), tunnel("bad-taken", 1000)}},
+		{"bad-twice", "spec.interface.node.name: " + k.linkName(), []object{fabric("bad-twice", k.linkName(), "192.0.2.51", "1340"), tunnel("bad-twice", 1001)}},
+		{"bad-own", own + " is an address of this node", []object{fabric("bad-own", "liqo.own", own, "1340"), tunnel("bad-own", 1002)}},
+		{"bad-mtu", "MTU 9000 needs 9050 bytes", []object{fabric("bad-mtu", "liqo.mtu", k.gateway(), "9000"), tunnel("bad-mtu", 1003)}},
+		{"bad-alone", "spec.internalFabricRef: there is no InternalFabric", []object{tunnel("bad-alone", 1004)}},
+		{"bad-fabric", "there is no GeneveTunnel from node " + kubeNodes[0].name, []object{fabric("bad-fabric", "liqo.fabric", "192.0.2.52", "1340")}},
+	} {
+		for _, o := range bad.all {
+			k.liqo.apply(o)
+		}
+		eventually(t, fmt.Sprintf("%d: an Event for %s", i, bad.name), func() error {
+			all, err := k.api.admin.list("v1", "Event", k.liqo.tenant())
+			if err != nil {
+				return err
+			}
+			var said []string
+			for _, e := range all {
+				if message, _ := e["message"].(string); field(e, "involvedObject", "name") == bad.name {
+					if strings.Contains(message, bad.field) {
+						return nil
+					}
+					said = append(said, message)
+				}
+			}
+			return fmt.Errorf("%q: %s", said, k.links.said())
+		})
+		if n := k.links.status(0); !slices.ContainsFunc(n.LeftOut, func(l control.LeftOut) bool {
+			return strings.HasSuffix(l.Resource, "/"+k.liqo.tenant()+"/"+bad.name) && strings.Contains(l.Reason, bad.field)
+		}) {
+			t.Errorf("%s: culvert status says %+v", bad.name, n.LeftOut)
+		}
+		for _, o := range bad.all {
+			if err := k.api.admin.delete(o); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	k.nodes[0].ip("link del liqo.taken")
+}
+
+func number(s string) (n int) {
+	fmt.Sscan(s, &n)
+	return n
+}
+
+// testKubeLinksGone: links stay with their DaemonSet, and go with it, or by the command.
+func testKubeLinksGone(t *testing.T, k *kubeLab) {
+	for i := range k.nodes {
+		k.links.end(i, syscall.SIGTERM)
+		k.has(k.nodes[i], k.linkName(), true)
+	}
+	k.links.start(0)
+	eventually(t, "the first node's link is up", func() error {
+		if !strings.Contains(k.links.processes[0].output(), "link is up") {
+			return errNotYet
+		}
+		return nil
+	})
+	if err := k.api.admin.delete(readResources(t, linksManifest)[0]); err != nil {
+		t.Fatal(err)
+	}
+	k.links.end(0, syscall.SIGTERM)
+	k.has(k.nodes[0], k.linkName(), false)
+	if out := k.nodes[1].run(os.Getenv(binaryEnv), "node", "--liqo", "--remove"); out != "removed "+k.linkName()+"\n" {
+		t.Error(out)
+	}
+	k.has(k.nodes[1], k.linkName(), false)
+}
+
+// requireWithinLinksRole: nothing was refused, and each right was used.
+func requireWithinLinksRole(t *testing.T, k *kubeLab) {
+	t.Helper()
+	used := map[string]bool{}
+	for _, e := range k.api.audit(t, linksUser) {
+		if e.ResponseStatus.Code == http.StatusForbidden && !k.api.starting(e.Received) {
+			t.Errorf("%s %s was forbidden", e.Verb, e.RequestURI)
+		}
+		used[e.Verb+" "+e.ObjectRef.Resource] = true
+	}
+	var missing []string
+	for _, right := range []string{"list genevetunnels", "watch genevetunnels", "list internalfabrics", "watch internalfabrics",
+		"list internalnodes", "watch internalnodes", "create events", "get daemonsets"} {
+		if !used[right] {
+			missing = append(missing, right)
+		}
+	}
+	if slices.Sort(missing); len(missing) > 0 {
+		t.Errorf("rights that nobody used: %q", missing)
+	}
+}

@@ -1,0 +1,373 @@
+package integration
+
+import (
+	"bytes"
+	"crypto/ecdh"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// testPeeringPutBack: what others remove comes back.
+func testPeeringPutBack(t *testing.T, p *peeringLab) {
+	node, route := p.nodes[0], p.remote.seenPods+" via 10.80.0.1 dev cv-"+p.remote.name
+	has := func(what string, want bool, program string, args ...string) {
+		eventually(t, fmt.Sprintf("%s, %t", what, want), func() error {
+			out, err := node.try("", program, args...)
+			if there := err == nil && strings.Contains(out, what); there != want {
+				return fmt.Errorf("%v: %s", err, out)
+			}
+			return nil
+		})
+	}
+	has(route, true, "ip", "route", "show")
+	node.ip("route del " + p.remote.seenPods)
+	has(route, true, "ip", "route", "show")
+	exception := fmt.Sprintf("ip saddr %s ip daddr %s snat to ip saddr", p.podCIDR(), p.remote.seenPods)
+	has(exception, true, "nft", "list", "table", "ip", "culvert")
+	node.run("nft", "delete", "table", "ip", "culvert")
+	has(exception, true, "nft", "list", "table", "ip", "culvert")
+}
+
+// testPeeringChanged: the other cluster is at its new addresses at once, and no more at the old ones.
+func testPeeringChanged(t *testing.T, p, other *peeringLab) {
+	stored := must2(t)(p.api.admin.get(p.peering()))
+	with := p.peering()
+	spec := with["spec"].(object)
+	spec["publicKey"] = field(stored, "spec", "publicKey")
+	spec["remote"].(object)["podCIDRs"] = []object{{"cidr": p.remote.pods, "remap": "10.99.0.0/16"}}
+	p.apply(with)
+	eventually(t, "the route of before has gone", func() error {
+		if out := p.nodes[0].run("ip", "route", "show", "10.99.0.0/16"); !strings.Contains(out, "cv-"+p.remote.name) {
+			return errNotYet
+		}
+		if out := p.nodes[0].run("ip", "route", "show", p.remote.seenPods); out != "" {
+			return errors.New(out)
+		}
+		return nil
+	})
+	at := strings.SplitN(other.pod(&kubeNodes[1], 5), ".", 3)
+	eventually(t, "a pod under its new address", func() error {
+		_, err := p.pods[0].try("", "ping", "-c", "1", "-W", "2", "10.99."+at[2])
+		return err
+	})
+	spec["remote"].(object)["podCIDRs"] = []object{{"cidr": p.remote.pods, "remap": p.remote.seenPods}}
+	p.apply(with)
+	eventually(t, "a pod under its address of before", func() error {
+		_, err := p.pods[0].try("", "ping", "-c", "1", "-W", "2", other.seen(other.pod(&kubeNodes[1], 5)))
+		return err
+	})
+}
+
+// testPeeringAnother: a second peering, with a cluster that is under no Kubernetes, comes to the same nodes and goes.
+func testPeeringAnother(t *testing.T, rome *peeringLab, streams []*linkStream) {
+	again := *rome.kubeLab
+	again.t, again.kubeEnd = t, &kubeRomeTurin
+	again.addGateway("gw-turin")
+	turin := newKubeHosts(t, &kubeTurin)
+	turin.liqo = &liqo{t: t, here: &kubeTurin, remote: &kubeRomeTurin}
+	again.connect(turin)
+	p := &peeringLab{kubeLab: &again, remote: &kubeTurin, kubeconfigs: rome.kubeconfigs, agents: rome.agents}
+	p.template("--peering=turin", "--expose=ClusterIP")
+	with := p.peering()
+	with["spec"].(object)["publicKey"] = base64.StdEncoding.EncodeToString(turin.key.PublicKey().Bytes())
+	p.apply(with)
+	p.api.awaitRight(t, p.gatewayUser(), "list", "culvert.io/tunnelnodes", agentNamespace)
+	p.startGateway("gateway-turin")
+	var key *ecdh.PublicKey
+	eventually(t, "its key", func() error {
+		text, _ := p.status("publicKey").(string)
+		raw, err := base64.StdEncoding.DecodeString(text)
+		if err == nil {
+			key, err = ecdh.X25519().NewPublicKey(raw)
+		}
+		return err
+	})
+	turin.startFileGateway(key)
+	turin.startTunnels()
+	p.awaitCondition("NodesReady", "True")
+	p.awaitCondition("Connected", "True")
+	testKubePods(t, &again, turin)
+	testKubePods(t, turin, &again)
+	requireAlive(t, "a second peering", streams)
+	if err := p.api.admin.delete(with); err != nil {
+		t.Fatal(err)
+	}
+	for _, node := range p.nodes {
+		eventually(t, node.name+": the link of the second peering has gone", func() error {
+			if out, err := node.try("", "ip", "link", "show", "cv-turin"); err == nil {
+				return errors.New(out)
+			}
+			return nil
+		})
+	}
+	requireAlive(t, "the second peering gone", streams)
+}
+
+// testPeeringPods: where Nodes do not tell, a pod is reached from when its Pod has its address until it has ended.
+func testPeeringPods(t *testing.T, p, other *peeringLab) {
+	to := p.pod(&kubeNodes[1], 5)
+	reached := func(want bool) {
+		t.Helper()
+		eventually(t, fmt.Sprintf("%s is reached, %t", to, want), func() error {
+			if out, err := other.pods[0].try("", "ping", "-c", "1", "-W", "1", p.seen(to)); (err == nil) != want {
+				return errors.New(out)
+			}
+			return nil
+		})
+	}
+	reached(true)
+	stored := must2(t)(p.api.admin.get(p.peering()))
+	with := p.peering()
+	with["spec"].(object)["publicKey"], with["spec"].(object)["podsFrom"] = field(stored, "spec", "publicKey"), "Pods"
+	p.apply(with)
+	reached(false)
+	pod := func(phase string) object {
+		return object{"apiVersion": "v1", "kind": "Pod", "metadata": object{"name": "shop", "namespace": "default"},
+			"spec":   object{"nodeName": kubeNodes[1].name, "containers": []object{{"name": "shop", "image": "shop"}}},
+			"status": object{"phase": phase, "podIP": to, "podIPs": []object{{"ip": to}}}}
+	}
+	p.apply(pod("Running"))
+	reached(true)
+	p.apply(pod("Succeeded"))
+	reached(false)
+}
+
+// testPeeringDeleted: without a Peering, nodes have nothing of it and the gateway has no peer.
+func testPeeringDeleted(t *testing.T, p *peeringLab) {
+	if err := p.api.admin.delete(p.peering()); err != nil {
+		t.Fatal(err)
+	}
+	for _, node := range p.nodes {
+		eventually(t, node.name+" has nothing of the Peering", func() error {
+			for _, left := range [][]string{{"ip", "link", "show", "cv-" + p.remote.name}, {"nft", "list", "table", "ip", "culvert"}} {
+				if out, err := node.try("", left[0], left[1:]...); err == nil {
+					return errors.New(out)
+				}
+			}
+			return nil
+		})
+	}
+	eventually(t, "the gateway has neither nodes nor a peer", func() error {
+		page, err := p.gatewayHost.get("/metrics")
+		if err == nil && strings.Contains(page, `{node="`+kubeNodes[0].name+`"}`) {
+			err = errNotYet
+		}
+		return err
+	})
+}
+
+// testPeeringGatewayEnds: a gateway that ends says so, and the next one carries on with the assignments that there are.
+func testPeeringGatewayEnds(t *testing.T, p, other *peeringLab) {
+	before := fmt.Sprint(p.status("nodes"))
+	if err := p.gateway.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	<-p.gateway.ended
+	if got := p.condition("Connected"); !strings.HasPrefix(got, "False GatewayStopped") {
+		t.Errorf("Connected is %s", got)
+	}
+	p.startGateway("gateway-2")
+	p.awaitCondition("Connected", "True")
+	if after := fmt.Sprint(p.status("nodes")); after != before || before == "<nil>" {
+		t.Errorf("nodes %s, before %s", after, before)
+	}
+	if pod, term := p.status("active", "pod"), p.status("active", "term"); pod != "gateway-2" || fmt.Sprint(term) != "2" {
+		t.Errorf("active: pod %v, term %v", pod, term)
+	}
+	testKubePods(t, p.kubeLab, other.kubeLab)
+}
+
+// testPeeringGone: links, routes and the exception stay with the DaemonSet, and go with it, or by the command.
+func testPeeringGone(t *testing.T, p *peeringLab) {
+	link := "cv-" + p.remote.name
+	for i := range p.nodes {
+		p.endAgent(i, syscall.SIGTERM)
+		p.nodes[i].run("ip", "link", "show", link)
+		p.nodes[i].run("nft", "list", "table", "ip", "culvert")
+	}
+	p.startAgent(0)
+	eventually(t, "the first node's link is up", func() error {
+		if !strings.Contains(p.agents[0].output(), "link is up") {
+			return errNotYet
+		}
+		return nil
+	})
+	if err := p.api.admin.delete(object{"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": object{"name": "culvert-node", "namespace": agentNamespace}}); err != nil {
+		t.Fatal(err)
+	}
+	p.endAgent(0, syscall.SIGTERM)
+	if out := p.nodes[1].run(os.Getenv(binaryEnv), "node", "--kube", "--remove"); !strings.Contains(out, "removed link "+link) || !strings.Contains(out, "removed nftables table ip culvert") {
+		t.Error(out)
+	}
+	for _, node := range p.nodes {
+		for _, left := range [][]string{{"ip", "link", "show", link}, {"nft", "list", "table", "ip", "culvert"}} {
+			if out, err := node.try("", left[0], left[1:]...); err == nil {
+				t.Errorf("%s has %s", node.name, out)
+			}
+		}
+		if out := node.run("ip", "route"); strings.Contains(out, p.remote.seenPods) {
+			t.Errorf("%s has routes %s", node.name, out)
+		}
+	}
+}
+
+// requireWithinPeeringRoles: nothing was refused, and each right was used.
+func requireWithinPeeringRoles(t *testing.T, p *peeringLab) {
+	t.Helper()
+	for user, rights := range map[string][]string{
+		p.gatewayUser(): {"get secrets", "update secrets", "list peerings", "watch peerings", "update peerings/status", "list nodes", "watch nodes",
+			"list tunnelnodes", "watch tunnelnodes", "list pods", "watch pods"},
+		agentUser: {"list nodes", "watch nodes", "list services", "watch services", "list peerings", "watch peerings", "get tunnelnodes", "create tunnelnodes",
+			"update tunnelnodes", "update tunnelnodes/status", "create events", "get daemonsets"},
+	} {
+		used := map[string]bool{}
+		for _, e := range p.api.audit(t, user) {
+			if e.ResponseStatus.Code == http.StatusForbidden && !p.api.starting(e.Received) {
+				t.Errorf("%s: %s %s was forbidden", user, e.Verb, e.RequestURI)
+			}
+			used[strings.TrimSuffix(e.Verb+" "+e.ObjectRef.Resource+"/"+e.ObjectRef.Subresource, "/")] = true
+		}
+		rights = slices.DeleteFunc(rights, func(right string) bool {
+			return used[right] || p.name != kubeRome.name && slices.Contains([]string{"get daemonsets", "create events", "update tunnelnodes"}, right) || // see what rome went through
+				p.name != kubeMilan.name && strings.HasSuffix(right, " pods")
+		})
+		if len(rights) > 0 {
+			t.Errorf("%s: rights of %s that nobody used: %q", p.name, user, rights)
+		}
+	}
+}
+
+// asAgent is a client with the token of a node's agent.
+func (p *peeringLab) asAgent(n *kubeNode) *kubeClient {
+	return newKubeClient(p.client, p.api.base, p.api.roots, p.agentToken(n))
+}
+
+// testPeeringBad: what the schema refuses, what a hostile node may not write, and what agents refuse whatever the spec says.
+func testPeeringBad(t *testing.T, p *peeringLab) {
+	for _, c := range []struct {
+		name, want string
+		change     func(spec object)
+	}{
+		{"no CIDR", "spec.internalCIDR: Invalid value", func(s object) { s["internalCIDR"] = "10.80.0.0" }},
+		{"default route", "is shorter than /8", func(s object) { s["remote"].(object)["podCIDRs"] = []object{{"cidr": "0.0.0.0/0"}} }},
+		{"IPv6", "is no IPv4 CIDR", func(s object) { s["internalCIDR"] = "fd00::/64" }},
+		{"bits", "has bits to the right", func(s object) { s["internalCIDR"] = "10.80.0.1/24" }},
+		{"lengths", "differ in length", func(s object) {
+			s["remote"].(object)["podCIDRs"] = []object{{"cidr": "10.0.0.0/16", "remap": "10.61.0.0/17"}}
+		}},
+		{"key", "spec.publicKey", func(s object) { s["publicKey"] = "none" }},
+		{"client", "spec.endpoint: missing", func(s object) { s["role"] = "Client"; delete(s, "endpoint") }},
+		{"itself", "own ID", func(s object) { s["peer"] = s["cluster"] }},
+	} {
+		o := p.peering()
+		o["metadata"].(object)["name"] = "bad"
+		c.change(o["spec"].(object))
+		if err := p.api.admin.dryRun(o); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", c.name, err, c.want)
+		}
+	}
+	other := p.peering()
+	other["spec"].(object)["peer"] = "turin"
+	if err := p.api.admin.dryRun(other); err == nil || !strings.Contains(err.Error(), "cannot change") {
+		t.Errorf("another peer: %v", err)
+	}
+
+	tunnelNode := func(n *kubeNode, address string) object {
+		return object{"apiVersion": peeringVersion, "kind": "TunnelNode", "metadata": object{"name": n.name, "namespace": agentNamespace}, "spec": object{"local": address, "remote": address}}
+	}
+	agent := p.asAgent(&kubeNodes[0])
+	put := func(o object) error {
+		stored, err := p.api.admin.get(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		stored["spec"] = o["spec"]
+		return agent.request(http.MethodPut, pathOf(o), "application/json", stored, nil)
+	}
+	if err := put(tunnelNode(&kubeNodes[1], p.address(1))); err == nil || !strings.Contains(err.Error(), "its own node alone") {
+		t.Errorf("an agent writes another node's TunnelNode: %v", err)
+	}
+	p.endAgent(0, syscall.SIGTERM) // which would put it right
+	if err := put(tunnelNode(&kubeNodes[0], p.address(kubeNodes[1].number))); err != nil {
+		t.Error(err)
+	}
+	p.awaitCondition("Accepted", "False Invalid: TunnelNode node1: ")
+	if got := p.condition("Accepted"); !strings.Contains(got, p.address(2)+" is of node node2") {
+		t.Error(got)
+	}
+	if err := put(tunnelNode(&kubeNodes[0], p.address(1))); err != nil {
+		t.Error(err)
+	}
+	p.awaitCondition("Accepted", "True")
+	p.startAgent(0)
+
+	key, _ := field(must2(t)(p.api.admin.get(p.peering())), "spec", "publicKey").(string)
+	for _, c := range []struct{ name, remap, internal, key, want string }{
+		{"nodes", "172.18.0.0/16", "10.81.0.0/24", "", "spec.remote.podCIDRs[0].remap: 172.18.0.0/16 contains " + p.address(60) + ", an address of the API server"},
+		{"pods", "10.244.1.0/24", "10.81.0.0/24", "", "spec.remote.podCIDRs[0].remap: 10.244.1.0/24 overlaps spec.local.podCIDRs[0]"},
+		{"services", "10.96.0.0/16", "10.81.0.0/24", "", "the address of Service culvert/culvert-" + p.remote.name},
+		{"another", p.remote.seenPods, "10.81.0.0/24", "", "spec.remote.podCIDRs[0].remap: " + p.remote.seenPods + " overlaps spec.remote.podCIDRs[0].remap of Peering " + p.remote.name},
+		{"tunnel", "10.99.0.0/16", "10.80.0.0/16", "", "spec.internalCIDR: 10.80.0.0/16 overlaps spec.internalCIDR of Peering " + p.remote.name},
+		{"key", "10.99.0.0/16", "10.81.0.0/24", key, "spec.publicKey: Peering " + p.remote.name + " has it too, and is older"},
+	} {
+		o := p.peering()
+		o["metadata"].(object)["name"] = "bad-" + c.name
+		spec := o["spec"].(object)
+		bits := c.remap[strings.IndexByte(c.remap, '/'):]
+		spec["peer"], spec["internalCIDR"] = "turin", c.internal
+		spec["remote"] = object{"podCIDRs": []object{{"cidr": "10.200.0.0" + bits, "remap": c.remap}}}
+		if c.key != "" {
+			spec["publicKey"] = c.key
+		}
+		p.apply(o)
+		eventually(t, c.name+": "+c.want, func() error {
+			stored, err := p.api.admin.get(tunnelNode(&kubeNodes[1], ""))
+			if err != nil {
+				return err
+			}
+			all, _ := field(stored, "status", "peerings").([]any)
+			for _, x := range all {
+				if x := x.(object); x["name"] == "bad-"+c.name && x["ready"] == false && strings.Contains(fmt.Sprint(x["message"]), c.want) {
+					return nil
+				}
+			}
+			return fmt.Errorf("%v", all)
+		})
+		if err := p.api.admin.delete(o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "an Event", func() error {
+		all, err := p.api.admin.list("v1", "Event", agentNamespace)
+		if err != nil {
+			return err
+		}
+		for _, e := range all {
+			if message, _ := e["message"].(string); strings.HasPrefix(message, "bad-another: spec.remote.podCIDRs[0].remap") {
+				return nil
+			}
+		}
+		return errNotYet
+	})
+	if out := p.nodes[1].run("ip", "link"); bytes.Contains([]byte(out), []byte("cv-bad")) {
+		t.Errorf("a refused Peering has a link: %s", out)
+	}
+}
+
+// must2 fails unless there is no error.
+func must2(t *testing.T) func(object, error) object {
+	return func(o object, err error) object {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return o
+	}
+}

@@ -1,0 +1,329 @@
+package integration
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+)
+
+const (
+	peeringVersion   = "culvert.io/v1alpha1"
+	peeringNamespace = "culvert"
+	agentNamespace   = "culvert-nodes"
+	agentUser        = "system:serviceaccount:" + agentNamespace + ":culvert-node"
+)
+
+// peeringLab is a cluster that runs culvert by its own kinds: gateways and agents with the rights of the manifests, and nothing else.
+type peeringLab struct {
+	*kubeLab
+	remote      *kubeEnd
+	kubeconfigs []string // of the agents, by node
+	agents      []*peerProcess
+	gateway     *peerProcess
+}
+
+// newPeeringLabs builds two clusters with the same CIDRs.
+func newPeeringLabs(t *testing.T) (rome, milan *peeringLab) {
+	t.Helper()
+	rome, milan = newPeeringLab(t, &kubeRome, &kubeMilan), newPeeringLab(t, &kubeMilan, &kubeRome)
+	rome.connect(milan.kubeLab)
+	return rome, milan
+}
+
+func newPeeringLab(t *testing.T, here, remote *kubeEnd) *peeringLab {
+	t.Helper()
+	k := newKubeHosts(t, here)
+	k.api = startKubeAPI(k.join("api", k.kubeEnd.api()), k.kubeEnd.api())
+	p := &peeringLab{kubeLab: k, remote: remote, kubeconfigs: make([]string, len(kubeNodes)), agents: make([]*peerProcess, len(kubeNodes))}
+	for i := range kubeNodes {
+		p.apply(p.node(&kubeNodes[i]))
+	}
+	return p
+}
+
+func (p *peeringLab) apply(all ...object) {
+	p.t.Helper()
+	for _, o := range all {
+		if err := p.api.admin.apply(o); err != nil {
+			p.t.Fatalf("%s: %v", p.name, err)
+		}
+	}
+}
+
+// node is a Node as kubelet and the controller manager make it.
+func (p *peeringLab) node(n *kubeNode) object {
+	return object{"apiVersion": "v1", "kind": "Node", "metadata": object{"name": n.name},
+		"spec":   object{"podCIDR": p.pod(n, 0) + "/24", "podCIDRs": []string{p.pod(n, 0) + "/24"}},
+		"status": object{"addresses": []object{{"type": "InternalIP", "address": p.address(n.number)}, {"type": "Hostname", "address": n.name}}}}
+}
+
+// template applies what culvert kube template prints.
+func (p *peeringLab) template(args ...string) {
+	p.t.Helper()
+	out := p.client.run(os.Getenv(binaryEnv), append([]string{"kube", "template", "--image=registry.example/culvert:test"}, args...)...)
+	for _, document := range strings.Split(out, "\n---\n") {
+		var o object
+		if err := yaml.Unmarshal([]byte(document), &o); err != nil {
+			p.t.Fatal(err)
+		}
+		eventually(p.t, fmt.Sprint("apply ", field(o, "kind"), " ", field(o, "metadata", "name")), func() error {
+			err := p.api.admin.apply(o)
+			if refused := new(kubeError); err != nil && !errors.As(err, &refused) {
+				p.t.Fatal(err)
+			}
+			return err
+		})
+	}
+}
+
+// peering is this cluster's end.
+func (p *peeringLab) peering() object {
+	spec := object{
+		"cluster": p.name, "peer": p.remote.name, "role": "Server", "mtu": kubeMTU, "internalCIDR": p.internalCIDR(),
+		"local": object{"podCIDRs": []string{p.podCIDR()}, "externalCIDR": p.external},
+		"remote": object{
+			"podCIDRs":     []object{{"cidr": p.remote.pods, "remap": p.remote.seenPods}},
+			"externalCIDR": object{"cidr": p.remote.external, "remap": p.remote.seenExt},
+		},
+	}
+	if p.mode == "client" {
+		spec["role"], spec["endpoint"] = "Client", p.remote.peering+":51840"
+	}
+	return object{"apiVersion": peeringVersion, "kind": "Peering", "metadata": object{"name": p.remote.name, "namespace": peeringNamespace}, "spec": spec}
+}
+
+// internalCIDR differs among the Peerings of a cluster.
+func (p *peeringLab) internalCIDR() string {
+	if p.remote == &kubeTurin {
+		return "10.81.0.0/24"
+	}
+	return "10.80.0.0/24"
+}
+
+func (p *peeringLab) podCIDR() string { return p.kubeEnd.pods }
+
+// installed applies the manifests and the Peering, and makes the files by which processes are who they are in a cluster.
+func (p *peeringLab) install() {
+	p.t.Helper()
+	p.template("--peering=" + p.remote.name)
+	p.requireRestricted()
+	eventually(p.t, "the Peering is taken", func() error { return p.api.admin.apply(p.peering()) })
+	for _, right := range []struct{ user, verb, resource, namespace string }{
+		{p.gatewayUser(), "list", "/nodes", ""}, {p.gatewayUser(), "list", "culvert.io/tunnelnodes", agentNamespace}, {p.gatewayUser(), "create", "/events", peeringNamespace},
+		{agentUser, "list", "/services", ""}, {agentUser, "list", "culvert.io/peerings", peeringNamespace}, {agentUser, "create", "culvert.io/tunnelnodes", agentNamespace},
+	} {
+		p.api.awaitRight(p.t, right.user, right.verb, right.resource, right.namespace)
+	}
+	for i := range kubeNodes {
+		p.kubeconfigs[i] = p.kubeconfig(p.agentToken(&kubeNodes[i]))
+	}
+}
+
+// requireRestricted: the API server takes the gateway's pod in a namespace that enforces restricted, and not one with more.
+func (p *peeringLab) requireRestricted() {
+	p.t.Helper()
+	deployment := must2(p.t)(p.api.admin.get(object{"apiVersion": "apps/v1", "kind": "Deployment",
+		"metadata": object{"name": "culvert-" + p.remote.name, "namespace": peeringNamespace}}))
+	spec := field(deployment, "spec", "template", "spec").(object)
+	pod := object{"apiVersion": "v1", "kind": "Pod", "metadata": object{"name": "gateway", "namespace": peeringNamespace}, "spec": spec}
+	if err := p.api.admin.dryRun(pod); err != nil {
+		p.t.Error(err)
+	}
+	spec["hostNetwork"] = true
+	if err := p.api.admin.dryRun(pod); err == nil || !strings.Contains(err.Error(), "violates PodSecurity") {
+		p.t.Errorf("a pod with the node's network: %v", err)
+	}
+}
+
+func (p *peeringLab) gatewayUser() string {
+	return "system:serviceaccount:" + peeringNamespace + ":culvert-" + p.remote.name
+}
+
+// agentToken is what kubelet gives the agent's pod on a node: a token that is bound to that pod, and so says its node.
+func (p *peeringLab) agentToken(n *kubeNode) string {
+	p.t.Helper()
+	pod := object{"apiVersion": "v1", "kind": "Pod", "metadata": object{"name": "culvert-node-" + n.name, "namespace": agentNamespace},
+		"spec": object{"nodeName": n.name, "serviceAccountName": "culvert-node", "hostNetwork": true, "containers": []object{{"name": "culvert", "image": "culvert"}}}}
+	p.apply(pod)
+	stored, err := p.api.admin.get(pod)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	var answer struct{ Status struct{ Token string } }
+	request := object{"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": object{"expirationSeconds": 3600,
+		"boundObjectRef": object{"kind": "Pod", "apiVersion": "v1", "name": field(pod, "metadata", "name"), "uid": field(stored, "metadata", "uid")}}}
+	if err := p.api.admin.request(http.MethodPost, kubePath("v1", "ServiceAccount", agentNamespace, "culvert-node")+"/token", "application/json", request, &answer); err != nil {
+		p.t.Fatal(err)
+	}
+	return answer.Status.Token
+}
+
+func (p *peeringLab) kubeconfig(token string) string {
+	p.t.Helper()
+	text, err := p.api.kubeconfig(token)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	dir := p.t.TempDir()
+	file := filepath.Join(dir, "kubeconfig")
+	if err := errors.Join(os.Chmod(filepath.Dir(dir), 0o711), os.WriteFile(file, text, 0o644)); err != nil {
+		p.t.Fatal(err)
+	}
+	return file
+}
+
+// startGateway starts the gateway's pod.
+func (p *peeringLab) startGateway(pod string) {
+	p.t.Helper()
+	token, err := p.api.token(peeringNamespace, "culvert-"+p.remote.name)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.gateway = p.gatewayHost.startAs(unprivilegedUID, unprivilegedUID, os.Getenv(binaryEnv), "gateway", "--kube", "--name="+p.remote.name, "--namespace="+peeringNamespace,
+		"--node-name="+kubeNodes[p.on].name, "--pod-name="+pod, "--pod-ips="+p.kubeLab.gateway(), "--metrics-address="+metricsAddress,
+		"--health-probe-bind-address="+healthAddress, "--kubeconfig="+p.kubeconfig(token))
+}
+
+func (p *peeringLab) startAgent(i int) {
+	p.agents[i] = p.nodes[i].start(nil, os.Getenv(binaryEnv), "node", "--kube", "--node-name", kubeNodes[i].name, "--kubeconfig", p.kubeconfigs[i],
+		"--daemonset", agentNamespace+"/culvert-node")
+}
+
+func (p *peeringLab) endAgent(i int, signal syscall.Signal) {
+	p.t.Helper()
+	if err := p.agents[i].cmd.Process.Signal(signal); err != nil {
+		p.t.Fatal(err)
+	}
+	<-p.agents[i].ended
+}
+
+// status reads a field of the Peering's status.
+func (p *peeringLab) status(path ...string) any {
+	p.t.Helper()
+	stored, err := p.api.admin.get(p.peering())
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return field(stored, append([]string{"status"}, path...)...)
+}
+
+// condition returns a condition of the Peering as "status reason: message".
+func (p *peeringLab) condition(kind string) string {
+	p.t.Helper()
+	all, _ := p.status("conditions").([]any)
+	for _, c := range all {
+		if c := c.(object); c["type"] == kind {
+			return fmt.Sprintf("%v %v: %v", c["status"], c["reason"], c["message"])
+		}
+	}
+	return "none"
+}
+
+func (p *peeringLab) awaitCondition(kind, beginning string) {
+	p.t.Helper()
+	eventually(p.t, p.name+": "+kind+" "+beginning, func() error {
+		if got := p.condition(kind); !strings.HasPrefix(got, beginning) {
+			return fmt.Errorf("%s is %q; gateway: %s agents: %s", kind, got, p.gateway.output(), p.said())
+		}
+		return nil
+	})
+}
+
+func (p *peeringLab) said() (all string) {
+	for _, a := range p.agents {
+		if a != nil {
+			all += a.output()
+		}
+	}
+	return all
+}
+
+// meet gives each gateway the key of the other.
+func (p *peeringLab) meet(other *peeringLab) {
+	p.t.Helper()
+	var key string
+	eventually(p.t, other.name+": its key", func() error {
+		if key, _ = other.status("publicKey").(string); key == "" {
+			return fmt.Errorf("none: %s", other.gateway.output())
+		}
+		return nil
+	})
+	with := p.peering()
+	with["spec"].(object)["publicKey"] = key
+	p.apply(with)
+}
+
+// masquerade makes the nodes do what CNIs do: packets to others leave with the node's source, and so do those from others to pods.
+func (p *peeringLab) masquerade() {
+	p.t.Helper()
+	for _, node := range p.nodes {
+		node.feed(fmt.Sprintf(`table ip cni { chain postrouting { type nat hook postrouting priority 100
+	ip saddr %[1]s ip daddr != %[1]s masquerade
+	ip saddr != %[1]s ip daddr %[1]s masquerade
+}; }
+`, p.podCIDR()), "nft", "-f", "-")
+	}
+}
+
+// TestKubePeering: two clusters with the same CIDRs, each with a real API server, the manifests, and a CNI that masquerades; gateways and
+// agents have no right but those of the manifests.
+func TestKubePeering(t *testing.T) {
+	isolated(t, func(t *testing.T) {
+		rome, milan := newPeeringLabs(t)
+		labs := []*peeringLab{rome, milan}
+		for _, p := range labs {
+			p.install()
+			p.masquerade()
+			p.startGateway("gateway-1")
+			for i := range kubeNodes {
+				p.startAgent(i)
+			}
+		}
+		rome.awaitCondition("Connected", "False NoPeerKey")
+		rome.meet(milan)
+		milan.meet(rome)
+		for _, p := range labs {
+			p.awaitCondition("Accepted", "True")
+			p.awaitCondition("NodesReady", "True")
+			p.awaitCondition("Connected", "True")
+			p.gateway.requireConfined(t, unprivilegedUID, unprivilegedUID)
+		}
+		for _, way := range [][2]*peeringLab{{rome, milan}, {milan, rome}} {
+			testKubePods(t, way[0].kubeLab, way[1].kubeLab)
+			testKubeHosts(t, way[0].kubeLab, way[1].kubeLab)
+			testKubeNodePort(t, way[0].kubeLab, way[1].kubeLab)
+		}
+		streams := linkStreams(t, rome.kubeLab, milan.kubeLab, 20)
+		t.Run("put back", func(t *testing.T) { testPeeringPutBack(t, rome) })
+		requireAlive(t, "routes and exception removed", streams)
+		for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
+			for i := range rome.nodes {
+				rome.endAgent(i, signal)
+				rome.startAgent(i)
+			}
+			requireAlive(t, signal.String()+" and start of agents", streams)
+		}
+		t.Run("another peering", func(t *testing.T) { testPeeringAnother(t, rome, streams) })
+		t.Run("bad objects", func(t *testing.T) { testPeeringBad(t, rome) })
+		requireAlive(t, "bad objects", streams)
+		rome.api.relay.hold(true)
+		rome.endAgent(0, syscall.SIGKILL)
+		rome.startAgent(0)
+		requireAlive(t, "an agent starts without the API server", streams)
+		rome.api.relay.hold(false)
+		t.Run("gateway ends", func(t *testing.T) { testPeeringGatewayEnds(t, rome, milan) })
+		t.Run("changed remap", func(t *testing.T) { testPeeringChanged(t, milan, rome) })
+		t.Run("Pods", func(t *testing.T) { testPeeringPods(t, milan, rome) })
+		t.Run("deleted", func(t *testing.T) { testPeeringDeleted(t, milan) })
+		t.Run("uninstall", func(t *testing.T) { testPeeringGone(t, rome) })
+		requireWithinPeeringRoles(t, milan)
+		requireWithinPeeringRoles(t, rome)
+	}, kubernetes)
+}

@@ -1,0 +1,110 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// servesWithin is how soon after its start a node serves without the API server. The pauses of a busy machine are no part of it: the best of
+// several starts counts.
+const servesWithin = 100 * time.Millisecond
+
+// TestKubeTakeOver has one node under Kubernetes take over from another: no connection is lost or waits, and its Lease is held all the while. Then
+// it is killed while the API server is away: the next process serves the Services of the one before, at once, and what has changed when the API
+// server is back.
+func TestKubeTakeOver(t *testing.T) {
+	isolated(t, func(t *testing.T) {
+		l := newKubeAnnounceLab(t)
+		l.shop("pa")
+		l.join(l.n1)
+		file, flags := l.given(l.n1, "services: {pods: [10.244.0.0/16], serviceCIDRs: [10.96.0.0/16], announce: [172.18.0.77/32], state: "+filepath.Join(l.states, "n1")+"}\n")
+		start := func(more ...string) {
+			l.nodes["n1"] = l.n1.start(nil, os.Getenv(binaryEnv), append(append([]string{"node", "--config", file}, flags...), more...)...)
+		}
+		l.says(l.n1, "this node answers for an address", 1)
+		stream := l.stream(l.out, "tcp", "172.18.0.2:30011")
+		clients, stop := context.WithCancel(t.Context())
+		asked := make(chan error)
+		go func() {
+			for clients.Err() == nil {
+				began := time.Now()
+				_, _, err := l.ask(l.out, "tcp", "172.18.0.2:30011")
+				if waited := time.Since(began); err == nil && waited > secondSYN {
+					err = errors.New("a connection waited for a second SYN")
+				}
+				if err != nil {
+					t.Error(err)
+				}
+				if _, held := l.leaseEnd(l.n1); !held {
+					t.Error("the Lease was released")
+				}
+			}
+			close(asked)
+		}()
+		for range 2 {
+			before := l.nodes["n1"]
+			start("--takeover")
+			<-before.ended
+			if code := before.cmd.ProcessState.ExitCode(); code != 0 || !strings.Contains(before.output(), "another process serves") {
+				t.Errorf("the process before ended with %d:\n%s", code, before.output())
+			}
+			l.says(l.n1, "this node answers for an address", 1)
+			if err := stream.alive(); err != nil {
+				t.Error(err)
+			}
+		}
+		stop()
+		<-asked
+
+		saved := filepath.Join(l.states, "n1", "culvert1", "services")
+		eventually(t, "the Services on disk", func() error {
+			if text, err := os.ReadFile(saved); err != nil || !strings.Contains(string(text), "default/shop:http") {
+				return errNotYet
+			}
+			return nil
+		})
+		l.lan.ip("link set api down")
+		shortest := time.Hour
+		for range 5 {
+			l.nodes["n1"].cmd.Process.Signal(unix.SIGKILL)
+			<-l.nodes["n1"].ended
+			began := time.Now()
+			start("--takeover")
+			eventually(t, "an answer without the API server", func() error {
+				return l.out.do(func() error {
+					conn, err := net.DialTimeout("tcp", "172.18.0.2:30011", 10*time.Millisecond)
+					if err != nil {
+						return errNotYet
+					}
+					return conn.Close()
+				})
+			})
+			took := time.Since(began)
+			t.Logf("without the API server, a new process serves %v after its start", took.Round(time.Millisecond))
+			shortest = min(shortest, took)
+			l.says(l.n1, "the Services of the run before are served until the API server answers", 1)
+			if err := stream.alive(); err != nil {
+				t.Error(err)
+			}
+		}
+		if shortest > servesWithin {
+			t.Errorf("none in %v", servesWithin)
+		}
+		l.lan.ip("link set api up")
+		l.shopAt("pc")
+		eventually(t, "the new endpoint", func() error {
+			if who, _, err := l.ask(l.out, "tcp", "172.18.0.2:30011"); err != nil || who != "pc" {
+				return errNotYet
+			}
+			return nil
+		})
+	}, kubernetes)
+}

@@ -1,0 +1,138 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+)
+
+// strangerMTU is the forged path MTU between two gateways: the lowest that a kernel accepts.
+func (l *Lab) strangerMTU() int {
+	if l.outer().is6() {
+		return smallMTU // RFC 8200, Section 5
+	}
+	return 552
+}
+
+// attackOuterMTU forges too-big messages: an unknown sender about datagrams between the gateways, and a pod about those to a node. They quote unused
+// ports. A stream must continue in whole trains, and no gateway may fragment.
+func (l *Lab) attackOuterMTU(ctx context.Context) (string, error) {
+	e, o := l.pair("milan/pod1", "rome/pod1"), l.outer()
+	gateway := l.Host("milan/gateway")
+	pings, err := newPinger(l.at("milan/pod2"))
+	if err != nil {
+		return "", err
+	}
+	defer pings.close()
+	if err := e.reach(ctx); err != nil {
+		return "", err
+	}
+	lies := []struct {
+		from      string
+		stranger  netip.Addr
+		near, far netip.Addr
+		port      uint16
+	}{
+		{"rome/gateway", l.stranger(), o[1].Peering.Addr(), o[0].Peering.Addr(), 51840},
+		{"milan/node2", o[1].Nodes[1].Underlay, o[1].Gateway, o[1].Nodes[0].Underlay, 6091}, // like a pod masqueraded by its node
+	}
+	defer gateway.Do(forgetPaths)
+	for _, lie := range lies {
+		quoted := silentUDP(netip.AddrPortFrom(lie.near, lie.port), netip.AddrPortFrom(lie.far, 1))
+		f := &flood{l.host(o, lie.from), 1, func(int) []byte { return tooBigAbout(lie.stranger, quoted, uint16(l.strangerMTU())) }}
+		if _, err := l.beside(ctx, []*flood{f}); err != nil {
+			return "", err
+		}
+		if err := gateway.Do(func() error { return believes(lie.far, l.strangerMTU()) }); err != nil {
+			return "", err
+		}
+	}
+	before, err := outerCounts(ctx, gateway)
+	if err != nil {
+		return "", err
+	}
+	figure, err := e.stream(ctx, smallStream, smallStream)
+	if err != nil {
+		return "", err
+	}
+	told, err := l.beside(ctx, nil, echoRequests("large pings of another pod", 20, pings, l.plan()[0].Seen(l.plan()[0].Nodes[1].Pod), largeMTU))
+	if err != nil {
+		return "", err
+	}
+	after, err := outerCounts(ctx, gateway)
+	if err == nil && after != before {
+		err = fmt.Errorf("%s: %+v before a stream, %+v behind it; want no more", gateway.Name, before, after)
+	}
+	return fmt.Sprintf("mtu %d believed by the kernel alone; segments %d; %s", l.strangerMTU(), figure.lastMSS, told), err
+}
+
+// outerCount is what a gateway's kernel has done to its tunnels' datagrams.
+type outerCount struct{ refusedTrains, fragments int }
+
+func outerCounts(ctx context.Context, gateway *Host) (c outerCount, err error) {
+	metrics, err := gatewayMetrics(ctx, gateway)
+	if err != nil {
+		return c, err
+	}
+	for _, socket := range gatewaySockets {
+		c.refusedTrains += int(metrics[fmt.Sprintf("culvert_socket_refused_trains_total{socket=%q}", socket)])
+	}
+	return c, gateway.Do(func() (err error) {
+		c.fragments, err = fragmentsMade()
+		return err
+	})
+}
+
+// fragmentsMade counts the fragments of either family made in this thread's namespace.
+func fragmentsMade() (n int, err error) {
+	six, err := os.ReadFile("/proc/thread-self/net/snmp6")
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return 0, err
+	}
+	for line := range strings.Lines(string(six)) {
+		var value int
+		fmt.Sscanf(line, "Ip6FragCreates %d", &value)
+		n += value
+	}
+	four, err := os.ReadFile("/proc/thread-self/net/snmp")
+	if err != nil {
+		return 0, err
+	}
+	var names []string
+	for line := range strings.Lines(string(four)) {
+		fields := strings.Fields(line)
+		if at := slices.Index(names, "FragCreates"); at >= 0 && fields[0] == "Ip:" {
+			value, err := strconv.Atoi(fields[at])
+			return n + value, err
+		}
+		names = fields
+	}
+	return 0, errors.New("/proc/net/snmp has no FragCreates")
+}
+
+// believes waits until the kernel of this thread's namespace has learnt a path MTU.
+func believes(to netip.Addr, mtu int) error {
+	for began := time.Now(); ; time.Sleep(faultPace) {
+		routes, err := netlink.RouteGet(to.AsSlice())
+		if err == nil && len(routes) > 0 && routes[0].MTU == mtu {
+			return nil
+		}
+		if time.Since(began) > reachTimeout {
+			return fmt.Errorf("the kernel knows of the path to %s: %+v, %v; want MTU %d", to, routes, err, mtu)
+		}
+	}
+}
+
+// forgetPaths makes the kernel of this thread's namespace forget path MTUs.
+func forgetPaths() error {
+	return errors.Join(sysctl(map[string]string{"ipv4/route/flush": "1"}), sysctl(map[string]string{"ipv6/route/flush": "1"}))
+}

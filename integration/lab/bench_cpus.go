@@ -1,0 +1,233 @@
+package lab
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"runtime"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"culvert/gateway/node"
+)
+
+// The rows of a bench by CPUs, in the order of its table.
+const (
+	cpusTCP1 rowID = iota
+	cpusTCP8
+	cpusBoth
+	cpusUDP64
+	cpusAlone
+	cpusAloneCost
+	cpusAloneSmall
+	cpusAloneSmallCost
+)
+
+var cpusPlans = []rowPlan{
+	cpusTCP1:           {Name: "TCP, 1 stream", Unit: "Gb/s", scale: 1e-9},
+	cpusTCP8:           {Name: "TCP, 8 streams", Unit: "Gb/s", scale: 1e-9},
+	cpusBoth:           {Name: "TCP, 8 each way", Unit: "Gb/s", scale: 1e-9},
+	cpusUDP64:          {Name: "UDP 64 B", Unit: "k/s", scale: 1e-3},
+	cpusAlone:          {Name: "alone, 1200 B", Unit: "Gb/s", scale: 1e-9},
+	cpusAloneCost:      {Name: "alone, 1200 B, CPU", Unit: "s/GB", scale: 1e9},
+	cpusAloneSmall:     {Name: "alone, 64 B", Unit: "k/s", scale: 1e-3},
+	cpusAloneSmallCost: {Name: "alone, 64 B, CPU", Unit: "µs", scale: 1e6},
+}
+
+// aloneSize and aloneSmall are the payloads in bytes of what one gateway alone sends.
+const (
+	aloneSize  = 1200
+	aloneSmall = 64
+)
+
+// cpusVariants are gateways on 1, 2, 4 … Ps, and on all CPUs.
+func cpusVariants(reference bool) (counts []int, all []*variant) {
+	for n := 1; n < runtime.NumCPU(); n *= 2 {
+		counts = append(counts, n)
+	}
+	counts = append(counts, runtime.NumCPU())
+	for _, n := range counts {
+		all = append(all, &variant{Name: cpusName(false, n), procs: n})
+		if reference {
+			all = append(all, &variant{Name: cpusName(true, n), reference: true, procs: n})
+		}
+	}
+	return counts, all
+}
+
+func cpusName(reference bool, n int) string {
+	if reference {
+		return fmt.Sprintf("reference, %d P", n)
+	}
+	return fmt.Sprintf("culvert, %d P", n)
+}
+
+// takeCPUs measures gateways by their number of Ps, in alternating runs.
+func (b *bench) takeCPUs(ctx context.Context, reference bool) error {
+	b.rows = make(rows, len(cpusPlans))
+	for id, plan := range cpusPlans {
+		b.rows[id] = row{plan, make(map[string][]float64)}
+	}
+	streams := func(name string, id rowID, up, down int) measurement {
+		return measurement{name: name, take: func(ctx context.Context, v *variant) error { return b.takeStreams(ctx, v, id, up, down) }}
+	}
+	// bits and bytes are of what rate and cost count.
+	alone := func(name string, size, together int, rate, cost rowID, bits, bytes float64) measurement {
+		return measurement{name: name, take: func(ctx context.Context, v *variant) error {
+			if v.reference { // it does not count what it has encrypted
+				return nil
+			}
+			packets, seconds, used, err := b.alone(ctx, size, together)
+			if err == nil {
+				b.record(v, rate, packets*bits/seconds)
+				b.record(v, cost, used/(packets*bytes))
+			}
+			return err
+		}}
+	}
+	_, variants := cpusVariants(reference)
+	return b.alternate(ctx, []measurement{
+		streams("one stream", cpusTCP1, 1, 0),
+		streams("eight streams", cpusTCP8, 8, 0),
+		streams("eight streams each way", cpusBoth, 8, 8),
+		{name: "datagrams of 64 bytes", take: func(ctx context.Context, v *variant) error {
+			rate, err := b.path.measureUDP(ctx, 64, b.times.bisections, b.times.udpStep)
+			if err == nil {
+				b.record(v, cpusUDP64, rate)
+			}
+			return err
+		}},
+		alone("one gateway alone, 1200 bytes", aloneSize, 40, cpusAlone, cpusAloneCost, 8*aloneSize, aloneSize),
+		alone("one gateway alone, 64 bytes", aloneSmall, 1, cpusAloneSmall, cpusAloneSmallCost, 1, 1),
+	}, variants)
+}
+
+const metricForwarded = "culvert_forwarded_packets_total"
+
+// alone stops milan's gateway and has rome's pod send datagrams as fast as it can, several with one call. It returns how many of them rome's
+// gateway has forwarded, in how many seconds, and how long it has run for that.
+func (b *bench) alone(ctx context.Context, size, together int) (packets, seconds, used float64, err error) {
+	rome, milan := b.lab.gateway(0), b.lab.gateway(1)
+	if err := milan.signal(unix.SIGSTOP); err != nil {
+		return 0, 0, 0, err
+	}
+	defer func() { err = errors.Join(err, milan.signal(unix.SIGCONT)) }()
+	from, err := newSocket(b.path.from, unix.SOCK_DGRAM, 0)
+	if err != nil {
+		return 0, 0, 0, err
+	}
+	defer from.close()
+	if err = unix.SetsockoptInt(from.fd, unix.SOL_UDP, unix.UDP_SEGMENT, size); err == nil {
+		err = from.connect(netip.AddrPortFrom(b.path.target, discardPort))
+	}
+	if err != nil {
+		return 0, 0, 0, fmt.Errorf("UDP: %w", err)
+	}
+	stop, ended := make(chan struct{}), make(chan error, 1)
+	go func() {
+		payload := make([]byte, size*together)
+		for {
+			select {
+			case <-stop:
+				ended <- nil
+				return
+			default:
+			}
+			if _, err := from.write(payload); err != nil {
+				ended <- err
+				return
+			}
+		}
+	}()
+	look := func() (packets, used float64, at time.Time, err error) {
+		sums, err := counters(ctx, []*Process{rome}, metricForwarded)
+		if err != nil {
+			return 0, 0, at, err
+		}
+		used, err = rome.running()
+		return sums[metricForwarded], used, time.Now(), err
+	}
+	err = sleep(ctx, b.times.warmUp)
+	var packetsBefore, usedBefore float64
+	var began, end time.Time
+	if err == nil {
+		packetsBefore, usedBefore, began, err = look()
+	}
+	if err == nil {
+		err = sleep(ctx, b.times.bulk)
+	}
+	if err == nil {
+		packets, used, end, err = look()
+	}
+	close(stop)
+	return packets - packetsBefore, end.Sub(began).Seconds(), used - usedBefore, errors.Join(err, <-ended)
+}
+
+// cpusReport is the result of a bench by CPUs.
+type cpusReport struct {
+	Machine Machine   `json:"machine"`
+	Nodes   string    `json:"nodes"` // their mode
+	Runs    int       `json:"runs"`
+	Seconds float64   `json:"seconds"`
+	Rows    []cpusRow `json:"rows"`
+}
+
+type cpusRow struct {
+	Name string     `json:"name"`
+	Unit string     `json:"unit"`
+	By   []cpusCell `json:"byCPUs"`
+}
+
+type cpusCell struct {
+	CPUs      int      `json:"cpus"`
+	Culvert   Figure   `json:"culvert"`
+	Reference *Figure  `json:"reference,omitempty"`
+	Ratio     *float64 `json:"ratio,omitempty"` // of the medians
+}
+
+func (b *bench) printCPUs(out io.Writer, mode node.Mode, o BenchOptions) error {
+	r := cpusReport{Machine: describeMachine(), Nodes: string(mode), Runs: b.times.runs, Seconds: time.Since(b.began).Seconds()}
+	counts, _ := cpusVariants(false)
+	for _, row := range b.rows {
+		x := cpusRow{Name: row.Name, Unit: row.Unit}
+		for _, n := range counts {
+			cell := cpusCell{CPUs: n, Culvert: summarise(row.figures[cpusName(false, n)], row.scale)}
+			if other := row.figures[cpusName(true, n)]; len(other) > 0 {
+				f := summarise(other, row.scale)
+				ratio := cell.Culvert.Median / f.Median
+				cell.Reference, cell.Ratio = &f, &ratio
+			}
+			x.By = append(x.By, cell)
+		}
+		r.Rows = append(r.Rows, x)
+	}
+	if o.JSON {
+		encoder := json.NewEncoder(out)
+		encoder.SetIndent("", "  ")
+		return encoder.Encode(r)
+	}
+	var text strings.Builder
+	fmt.Fprintf(&text, "%s, %d CPUs, %s; nodes %s; median (range) of %d alternating runs; %.0f s\n",
+		r.Machine.Kernel, r.Machine.CPUs, r.Machine.Go, r.Nodes, r.Runs, r.Seconds)
+	fmt.Fprint(&text, "alone = one gateway sends and nobody receives; reference = kernel VXLAN + nftables + wireguard-go on a TUN device\n")
+	widths := []int{benchNameWidth, 5, benchFigureWidth, benchFigureWidth, benchRatioWidth}
+	writeLine(&text, widths, []string{"", "CPUs", "culvert", "reference", "ratio"})
+	for _, row := range r.Rows {
+		name := row.Name + " " + row.Unit
+		for _, c := range row.By {
+			reference, ratio := "–", ""
+			if c.Reference != nil {
+				reference, ratio = c.Reference.String(), formatFigure(*c.Ratio)
+			}
+			writeLine(&text, widths, []string{name, fmt.Sprint(c.CPUs), c.Culvert.String(), reference, ratio})
+			name = ""
+		}
+	}
+	_, err := io.WriteString(out, text.String())
+	return err
+}

@@ -1,0 +1,278 @@
+package integration
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"culvert/gateway/handover"
+)
+
+// A serviceTraffic is what clients of a serviceLab ask all the while: connections, one after the other, and datagrams.
+type serviceTraffic struct {
+	l        *serviceLab
+	stop     chan struct{}
+	running  sync.WaitGroup
+	connects atomic.Int64
+	mu       sync.Mutex
+	failed   []error       // connections, and those that waited for a second SYN
+	pauses   time.Duration // the longest between two answers to datagrams
+	sent     int64
+	answered int64
+}
+
+const (
+	secondSYN    = 900 * time.Millisecond // RFC 6298, Section 2.1: a SYN is repeated after a second
+	datagramPace = time.Millisecond
+)
+
+// traffic has clients ask until end is called.
+func (l *serviceLab) traffic() *serviceTraffic {
+	l.Helper()
+	x := &serviceTraffic{l: l, stop: make(chan struct{})}
+	for _, r := range []struct {
+		from *peerHost
+		to   string
+	}{{l.out, "172.18.0.2:30010"}, {l.c, "10.96.0.10:80"}, {l.n1, "[fd96::10]:80"}, {l.out, "[fd18::2]:30010"}} {
+		x.running.Go(func() {
+			for !x.stopped() {
+				began := time.Now()
+				_, _, err := l.ask(r.from, "tcp", r.to)
+				if waited := time.Since(began); err == nil && waited > secondSYN {
+					err = fmt.Errorf("waited for %v", waited)
+				}
+				x.connects.Add(1)
+				if err != nil {
+					x.mu.Lock()
+					x.failed = append(x.failed, fmt.Errorf("%s %s: %w", r.from.name, r.to, err))
+					x.mu.Unlock()
+				}
+			}
+		})
+	}
+	conn, err := l.out.dial("udp", "172.18.0.2:30010")
+	if err != nil {
+		l.Fatal(err)
+	}
+	x.running.Go(func() {
+		defer conn.Close()
+		for tick := time.NewTicker(datagramPace); !x.stopped(); <-tick.C {
+			conn.Write([]byte("?"))
+			x.sent++
+		}
+		time.Sleep(silence) // the last answers
+	})
+	x.running.Go(func() {
+		var last time.Time
+		for b := make([]byte, 100); ; {
+			if _, err := conn.Read(b); errors.Is(err, net.ErrClosed) {
+				return
+			} else if err != nil {
+				continue
+			}
+			now := time.Now()
+			if !last.IsZero() {
+				x.pauses = max(x.pauses, now.Sub(last))
+			}
+			last = now
+			x.answered++
+		}
+	})
+	return x
+}
+
+func (x *serviceTraffic) stopped() bool {
+	select {
+	case <-x.stop:
+		return true
+	default:
+		return false
+	}
+}
+
+// more waits until clients have connected some times more.
+func (x *serviceTraffic) more(connects int64) {
+	x.l.Helper()
+	from := x.connects.Load()
+	eventually(x.l.T, "connections", func() error {
+		if x.connects.Load() < from+connects {
+			return errNotYet
+		}
+		return nil
+	})
+}
+
+// end returns the longest pause between two answers to datagrams. No connection may have failed, nor a datagram been lost.
+func (x *serviceTraffic) end(what string) time.Duration {
+	x.l.Helper()
+	close(x.stop)
+	x.running.Wait()
+	for i, err := range x.failed {
+		if i < 10 {
+			x.l.Errorf("%s: %v", what, err)
+		}
+	}
+	if x.answered < x.sent {
+		x.l.Errorf("%s: %d of %d datagrams were lost", what, x.sent-x.answered, x.sent)
+	}
+	x.l.Logf("%s: %d connections, %d failed or waited; %d datagrams, %d lost, longest pause %v",
+		what, x.connects.Load(), len(x.failed), x.sent, x.sent-x.answered, x.pauses.Round(100*time.Microsecond))
+	return x.pauses
+}
+
+// takeOver starts another node with the same file, which takes over, and waits until the one before has ended well.
+func (l *serviceLab) takeOver() {
+	l.Helper()
+	before := l.node
+	l.node = l.n1.start(nil, os.Getenv(binaryEnv), "node", "--config", l.file, "--takeover")
+	eventually(l.T, "the end of the process before", func() error {
+		if err := l.node.running(); err != nil {
+			l.Fatal(err, l.node.output())
+		}
+		select {
+		case <-before.ended:
+			return nil
+		default:
+			return errNotYet
+		}
+	})
+	if code := before.cmd.ProcessState.ExitCode(); code != 0 || !strings.Contains(before.output(), "another process serves") {
+		l.Errorf("the process before ended with %d:\n%s", code, before.output())
+	}
+}
+
+// handOverPause is how long nobody may serve in a hand-over. The pauses of a busy machine are no part of it: the best of several counts.
+const handOverPause = 100 * time.Millisecond
+
+// TestServicesTakeOver has one process after the other take over from the one before: connections of all kinds go on, no new one waits, no
+// datagram is lost, and nothing is left behind at the end.
+func TestServicesTakeOver(t *testing.T) {
+	beside(t, func(t *testing.T) {
+		l := newServiceLab(t)
+		before := l.kernelState()
+		l.state = t.TempDir()
+		serve := []string{served("web", "tcp", 10, "", "pa", "pb"), served("dns", "udp", 10, "", "pa", "pb")}
+		l.start(serve...)
+		var streams, tcp []*serviceStream
+		for len(streams) < 60 {
+			for _, r := range []struct {
+				from        *peerHost
+				network, to string
+			}{
+				{l.out, "tcp", "172.18.0.2:30010"}, {l.c, "tcp", "10.96.0.10:80"}, {l.n1, "tcp", "[fd96::10]:80"},
+				{l.out, "tcp", "[fd18::2]:30010"}, {l.n1, "udp", "10.96.0.10:80"}, {l.b, "tcp", "172.18.0.2:30010"},
+			} {
+				s := l.stream(r.from, r.network, r.to)
+				if streams = append(streams, s); r.network == "tcp" {
+					tcp = append(tcp, s)
+				}
+			}
+		}
+		shortest := time.Hour
+		for i := range 3 {
+			what := fmt.Sprintf("take-over %d", i+1)
+			traffic := l.traffic()
+			traffic.more(100)
+			l.all(tcp, what, (*serviceStream).send)
+			l.takeOver()
+			l.all(tcp, what, (*serviceStream).heard)
+			traffic.more(100)
+			shortest = min(shortest, traffic.end(what))
+			l.all(streams, what, (*serviceStream).alive)
+		}
+		if shortest > handOverPause {
+			t.Errorf("nobody served for %v, want at most %v", shortest, handOverPause)
+		}
+		for _, s := range streams {
+			s.Close()
+		}
+		l.node.stop()
+		l.state = ""
+		l.start(serve...)
+		l.node.stop()
+		if after := l.kernelState(); after != before {
+			t.Errorf("left behind:\n%s\nthere was:\n%s", after, before)
+		}
+	}, programs("ip", "ip"))
+}
+
+// TestServicesTakeOverFails has processes ask for a hand-over that cannot serve, or that end in the middle of it: the one that runs goes on
+// without a gap, and hands over to the next one.
+func TestServicesTakeOverFails(t *testing.T) {
+	beside(t, func(t *testing.T) {
+		l := newServiceLab(t)
+		l.state = t.TempDir()
+		serve := []string{served("web", "tcp", 10, "", "pa", "pb"), served("dns", "udp", 10, "", "pa", "pb")}
+		l.start(serve...)
+		stream := l.stream(l.out, "tcp", "172.18.0.2:30010")
+		traffic := l.traffic()
+		text, err := os.ReadFile(l.file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range []struct{ from, to, want string }{
+			{"name: n1", "name: n7", "of node n1, and this one of n7"},
+			{"172.18.0.2, ", "172.18.0.99, ", "172.18.0.99 is not an address of this machine"},
+			{"  state:", "  #", "services.state is not in the file"},
+		} {
+			other := l.file + ".other"
+			if err := os.WriteFile(other, []byte(strings.Replace(string(text), r.from, r.to, 1)), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			next := l.n1.start(nil, os.Getenv(binaryEnv), "node", "--config", other, "--takeover")
+			<-next.ended
+			if out := next.output(); !strings.Contains(out, r.want) || next.cmd.ProcessState.ExitCode() == 0 {
+				t.Errorf("ended with %d and %q, want %q", next.cmd.ProcessState.ExitCode(), out, r.want)
+			}
+		}
+		// What the new process hears before it ends.
+		for i, last := range []handover.Kind{handover.KindOffer, handover.KindStanding, handover.KindCut} {
+			conn, err := net.Dial("unix", filepath.Join(l.state, "culvert1", "takeover-1.sock"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			line := handover.NewLine(conn.(*net.UnixConn))
+			for kind := handover.Kind(0); kind != last; {
+				var files []*os.File
+				if kind, _, files, err = line.Receive(startTimeout); err != nil {
+					t.Fatalf("before message %d: %v", last, err)
+				}
+				for _, f := range files {
+					f.Close()
+				}
+				if kind == handover.KindStanding && last != kind {
+					err = line.Send(handover.KindReady, nil, startTimeout)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			line.Close()
+			eventually(t, "words for the hand-over", func() error {
+				if strings.Count(l.node.output(), "hand-over failed: this process goes on") <= i {
+					return errNotYet
+				}
+				return nil
+			})
+			if err := stream.alive(); err != nil {
+				t.Errorf("after message %d: %v", last, err)
+			}
+		}
+		traffic.more(100)
+		traffic.end("hand-overs that fail")
+		traffic = l.traffic()
+		l.takeOver()
+		traffic.more(100)
+		traffic.end("the one after them")
+		if err := stream.alive(); err != nil {
+			t.Error(err)
+		}
+	}, programs("ip", "ip"))
+}

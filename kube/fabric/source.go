@@ -1,0 +1,230 @@
+package fabric
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+
+	"culvert/gateway/control"
+	"culvert/gateway/node/links"
+	"culvert/kube"
+	"culvert/nat/rules"
+)
+
+// lookInterval is how often the source looks at what time alone changes, and tries Events again.
+const lookInterval = time.Second
+
+// A Source has the links of a node follow Liqo's resources.
+type Source struct {
+	client   dynamic.Interface
+	log      *logrus.Entry
+	causes   *kube.Causes
+	reporter *kube.Reporter
+	node     string
+	wake     chan struct{}
+
+	mu       sync.Mutex
+	state    *State          // +checklocks:mu
+	complete map[string]bool // +checklocks:mu
+	statuses []links.Status  // +checklocks:mu
+	faults   []Fault         // +checklocks:mu
+	waiting  string          // +checklocks:mu
+
+	// Of Run alone.
+	applied []links.Link
+	begun   bool
+	told    map[string]bool // faults that were logged
+	kernel  map[string]bool // links that the kernel serves, as logged
+	unsaid  []kube.Event
+}
+
+// NewSource returns the Source of the node of a name. Run makes it work.
+func NewSource(client dynamic.Interface, node string, log *logrus.Entry) *Source {
+	causes := kube.NewCauses(log)
+	return &Source{
+		client: client, log: log, causes: causes, node: node, wake: make(chan struct{}, 1),
+		reporter: &kube.Reporter{Client: client, Causes: causes, Self: node + "/links", Node: node, Instance: node},
+		state:    NewState(node), complete: map[string]bool{}, waiting: "the API server; links of an earlier run are carried as they were", told: map[string]bool{}, kernel: map[string]bool{},
+	}
+}
+
+// watched are the kinds that a Source follows, by their names at the API server.
+var watched = map[string]string{kube.KindFabric: "internalfabrics", kube.KindTunnel: "genevetunnels", kube.KindNode: "internalnodes"}
+
+// Run hands the links that the resources ask for to apply, whenever they change, until ctx ends. It hands on nothing before every list
+// is complete; while the API server is away, all stays as it is.
+func (s *Source) Run(ctx context.Context, apply func([]links.Link)) {
+	var tasks sync.WaitGroup
+	defer tasks.Wait()
+	for kind, resource := range watched {
+		f := &kube.Followed{Client: s.client.Resource(schema.GroupVersionResource{Group: "networking.liqo.io", Version: "v1beta1", Resource: resource}),
+			Resource: resource, Into: sink{s, kind}}
+		if kind == kube.KindNode {
+			f.Fields = "metadata.name=" + s.node
+		}
+		tasks.Go(func() { f.Follow(ctx, s.causes) })
+	}
+	tick := time.NewTicker(lookInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.wake:
+		case <-tick.C:
+		}
+		s.follow(ctx, apply)
+	}
+}
+
+// Report takes what became of the links.
+func (s *Source) Report(all []links.Status) {
+	s.mu.Lock()
+	s.statuses = slices.Clone(all)
+	s.mu.Unlock()
+	s.signal()
+}
+
+func (s *Source) signal() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (s *Source) follow(ctx context.Context, apply func([]links.Link)) {
+	s.mu.Lock()
+	if len(s.complete) < len(watched) {
+		s.mu.Unlock()
+		return
+	}
+	want := s.state.Desired(time.Now())
+	statuses, changed := s.statuses, s.waiting != want.Waiting
+	s.waiting = want.Waiting
+	s.mu.Unlock()
+	if changed && want.Waiting != "" {
+		s.log.WithField("for", want.Waiting).Info("waiting")
+	}
+	if !s.begun || !slices.Equal(want.Links, s.applied) {
+		s.begun, s.applied = true, want.Links
+		apply(want.Links)
+	}
+	faults := want.Faults
+	for _, st := range statuses {
+		origin, ok := want.Origin[st.Link.Name]
+		text := st.Warning
+		if st.State == links.Refused {
+			text = st.Err.Error()
+		}
+		if st.State == links.Kernel && !s.kernel[st.Link.Name] {
+			s.kernel[st.Link.Name] = true
+			s.log.WithField("interface", st.Link.Name).Info("this kernel has Geneve links: Liqo's agent makes its own, culvert makes none")
+		}
+		if ok && text != "" {
+			faults = append(faults, Fault{kube.KindFabric, origin, text})
+		}
+	}
+	s.mu.Lock()
+	s.faults = faults
+	s.mu.Unlock()
+	s.tell(faults)
+	s.unsaid = s.reporter.WriteAll(ctx, s.unsaid, time.Now())
+}
+
+// Show says in n what the links wait for and which resources are not obeyed.
+func (s *Source) Show(n *control.NodeStatus) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.waiting != "" {
+		n.Waiting = append(n.Waiting, s.waiting)
+	}
+	for _, f := range s.faults {
+		n.LeftOut = append(n.LeftOut, control.LeftOut{Resource: f.event().Key().String(), Reason: f.Message})
+	}
+}
+
+// tell logs faults that are new, and has Events written.
+func (s *Source) tell(faults []Fault) {
+	now := map[string]bool{}
+	for _, f := range faults {
+		e := f.event()
+		key := fmt.Sprint(e.Key(), " ", e.Metadata.UID, " ", e.Message)
+		now[key] = true
+		if !s.told[key] {
+			s.log.WithFields(logrus.Fields{"resource": e.Key().String(), "cause": e.Message}).Warn("a resource cannot be obeyed")
+			s.unsaid = append(s.unsaid, *e)
+		}
+	}
+	s.told = now
+}
+
+// A sink takes what a reflector reads of one kind.
+type sink struct {
+	*Source
+	kind string
+}
+
+// put reads a resource of a kind into the State.
+//
+// +checklocks:s.mu
+func (s *Source) put(kind string, o any) {
+	u, ok := o.(*unstructured.Unstructured)
+	if !ok {
+		return
+	}
+	x := &kube.Object{Kind: kind, Metadata: kube.Metadata{Name: u.GetName(), Namespace: u.GetNamespace(), UID: string(u.GetUID()),
+		Labels: u.GetLabels(), Created: u.GetCreationTimestamp().Time}}
+	var err error
+	if x.Spec, err = kube.PartOf(u, "spec"); err == nil {
+		s.state.Put(x, u.GetDeletionTimestamp() != nil, time.Now())
+	}
+}
+
+func (k sink) Add(o any) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.put(k.kind, o)
+	k.signal()
+	return nil
+}
+
+func (k sink) Update(o any) error { return k.Add(o) }
+
+func (k sink) Delete(o any) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if u, ok := o.(*unstructured.Unstructured); ok {
+		k.state.Delete(rules.Key{Kind: k.kind, Namespace: u.GetNamespace(), Name: u.GetName()})
+	}
+	k.signal()
+	return nil
+}
+
+func (k sink) Replace(all []any, _ string) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	there := map[rules.Key]bool{}
+	for _, o := range all {
+		k.put(k.kind, o)
+		if u, ok := o.(*unstructured.Unstructured); ok {
+			there[rules.Key{Kind: k.kind, Namespace: u.GetNamespace(), Name: u.GetName()}] = true
+		}
+	}
+	for _, key := range k.state.keys(k.kind) {
+		if !there[key] {
+			k.state.Delete(key)
+		}
+	}
+	k.complete[k.kind] = true
+	k.signal()
+	return nil
+}
+
+func (k sink) Resync() error { return nil }

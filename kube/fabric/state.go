@@ -1,0 +1,308 @@
+package fabric
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"culvert/gateway/node/links"
+	"culvert/geneve"
+	"culvert/kube"
+	"culvert/nat/rules"
+)
+
+// maxVNI is the largest number that a Geneve header has room for (RFC 8926, Section 3.4).
+const maxVNI = 1<<24 - 1
+
+// patience is how long one of two resources that belong together may be missing. Liqo makes them one after the other.
+const patience = 15 * time.Second
+
+// A Fault is what is wrong with a resource.
+type Fault struct {
+	Kind     string
+	Metadata kube.Metadata
+	Message  string // begins with the path of a field
+}
+
+func (f *Fault) event() *kube.Event {
+	return &kube.Event{Kind: f.Kind, Metadata: f.Metadata, Message: f.Message}
+}
+
+// A resource is one object and what is wrong with it by itself.
+type resource struct {
+	meta     kube.Metadata
+	deleting bool
+	faults   []string
+	seen     time.Time // when it came
+}
+
+type internalFabric struct {
+	resource
+	link links.Link // without VNI and Address
+}
+
+type tunnel struct {
+	resource
+	vni  geneve.VNI
+	of   rules.Key // its InternalFabric
+	node string
+}
+
+type internalNode struct {
+	resource
+	address netip.Addr
+}
+
+// A State is what Liqo's resources say about the links of one node. It is used by one goroutine at a time.
+type State struct {
+	node    string
+	fabrics map[rules.Key]*internalFabric
+	tunnels map[rules.Key]*tunnel
+	nodes   map[rules.Key]*internalNode
+}
+
+// NewState returns the State of the node of a name.
+func NewState(node string) *State {
+	return &State{node: node, fabrics: map[rules.Key]*internalFabric{}, tunnels: map[rules.Key]*tunnel{}, nodes: map[rules.Key]*internalNode{}}
+}
+
+// Put takes a resource that was created or changed.
+func (s *State) Put(o *kube.Object, deleting bool, now time.Time) {
+	key := o.Key()
+	r := resource{meta: o.Metadata, deleting: deleting, seen: now}
+	switch o.Kind {
+	case kube.KindFabric:
+		if was := s.fabrics[key]; was != nil {
+			r.seen = was.seen
+		}
+		s.fabrics[key] = readFabric(o, r)
+	case kube.KindTunnel:
+		if was := s.tunnels[key]; was != nil {
+			r.seen = was.seen
+		}
+		s.tunnels[key] = readTunnel(o, r)
+	case kube.KindNode:
+		s.nodes[key] = readNode(o, r)
+	}
+}
+
+// Delete forgets a resource that is gone.
+func (s *State) Delete(key rules.Key) {
+	switch key.Kind {
+	case kube.KindFabric:
+		delete(s.fabrics, key)
+	case kube.KindTunnel:
+		delete(s.tunnels, key)
+	case kube.KindNode:
+		delete(s.nodes, key)
+	}
+}
+
+// keys returns the resources of a kind.
+func (s *State) keys(kind string) []rules.Key {
+	switch kind {
+	case kube.KindFabric:
+		return slices.Collect(maps.Keys(s.fabrics))
+	case kube.KindTunnel:
+		return slices.Collect(maps.Keys(s.tunnels))
+	}
+	return slices.Collect(maps.Keys(s.nodes))
+}
+
+func (r *resource) read(field string, part []byte, to any) {
+	if fault := kube.ReadPart(field, part, to); fault != "" {
+		r.faults = append(r.faults, fault)
+	}
+}
+
+func (r *resource) add(field, format string, args ...any) {
+	r.faults = append(r.faults, field+": "+fmt.Sprintf(format, args...))
+}
+
+// host reads the address of a host.
+func (r *resource) host(field, value string) netip.Addr {
+	if value == "" {
+		r.add(field, "missing")
+		return netip.Addr{}
+	}
+	a, err := netip.ParseAddr(value)
+	if err != nil || a.Zone() != "" || a.Is4In6() {
+		r.add(field, "%q is no address", value)
+		return netip.Addr{}
+	}
+	if !a.IsGlobalUnicast() {
+		r.add(field, "%s is no address of a host", a)
+	}
+	return a
+}
+
+func readFabric(o *kube.Object, r resource) *internalFabric {
+	var spec struct {
+		MTU       int    `json:"mtu"`
+		GatewayIP string `json:"gatewayIP"`
+		Interface struct {
+			Gateway struct {
+				IP string `json:"ip"`
+			} `json:"gateway"`
+			Node struct {
+				Name string `json:"name"`
+			} `json:"node"`
+		} `json:"interface"`
+	}
+	r.read("spec", o.Spec, &spec)
+	f := &internalFabric{link: links.Link{Name: spec.Interface.Node.Name, MTU: spec.MTU}}
+	if len(r.faults) == 0 {
+		f.link.Remote = r.host("spec.gatewayIP", spec.GatewayIP)
+		f.link.Gateway = r.host("spec.interface.gateway.ip", spec.Interface.Gateway.IP)
+		if name := f.link.Name; name == "" || len(name) > 15 || name == "." || name == ".." || strings.ContainsAny(name, "/: \t\n") {
+			r.add("spec.interface.node.name", "%q is no name of a link; want 1 to 15 bytes", name)
+		}
+		if f.link.MTU < 576 || f.link.MTU > 65535 {
+			r.add("spec.mtu", "%d is out of range; want 576 to 65535", f.link.MTU)
+		}
+	}
+	f.resource = r
+	return f
+}
+
+func readTunnel(o *kube.Object, r resource) *tunnel {
+	var spec struct {
+		ID     *int64 `json:"id"`
+		Fabric struct {
+			Name      string `json:"name"`
+			Namespace string `json:"namespace"`
+		} `json:"internalFabricRef"`
+		Node struct {
+			Name string `json:"name"`
+		} `json:"internalNodeRef"`
+	}
+	r.read("spec", o.Spec, &spec)
+	t := &tunnel{node: spec.Node.Name, of: rules.Key{Kind: kube.KindFabric, Namespace: spec.Fabric.Namespace, Name: spec.Fabric.Name}}
+	switch {
+	case len(r.faults) > 0:
+	case spec.ID == nil:
+		r.add("spec.id", "missing")
+	case *spec.ID < 0 || *spec.ID > maxVNI:
+		r.add("spec.id", "%d is out of range; want 0 to %d", *spec.ID, maxVNI)
+	default:
+		t.vni = geneve.VNI(*spec.ID)
+	}
+	t.resource = r
+	return t
+}
+
+func readNode(o *kube.Object, r resource) *internalNode {
+	var spec struct {
+		Interface struct {
+			Node struct {
+				IP string `json:"ip"`
+			} `json:"node"`
+		} `json:"interface"`
+	}
+	r.read("spec", o.Spec, &spec)
+	n := &internalNode{}
+	if len(r.faults) == 0 {
+		n.address = r.host("spec.interface.node.ip", spec.Interface.Node.IP)
+	}
+	n.resource = r
+	return n
+}
+
+// A Desired is what a State asks for.
+type Desired struct {
+	Links []links.Link // by name
+	// Origin is the InternalFabric of each link, by the link's name.
+	Origin map[string]kube.Metadata
+	Faults []Fault
+	// Waiting is for what, where nothing can be said yet; "" = for nothing.
+	Waiting string
+}
+
+// Desired returns the links that the resources ask for at a time. A resource that is being deleted asks for none: Liqo's agent
+// deletes its device.
+func (s *State) Desired(now time.Time) Desired {
+	d := Desired{Origin: map[string]kube.Metadata{}}
+	fault := func(kind string, r *resource, format string, args ...any) {
+		d.Faults = append(d.Faults, Fault{kind, r.meta, fmt.Sprintf(format, args...)})
+	}
+	var own *internalNode
+	for _, n := range s.nodes {
+		if n.meta.Name == s.node {
+			own = n
+		}
+	}
+	if own == nil {
+		d.Waiting = "InternalNode " + s.node
+	} else {
+		for _, f := range own.faults {
+			fault(kube.KindNode, &own.resource, "%s", f)
+		}
+	}
+	served := map[rules.Key]bool{}
+	for _, key := range sorted(s.tunnels, func(t *tunnel) *resource { return &t.resource }) {
+		t := s.tunnels[key]
+		if t.node != s.node && len(t.faults) == 0 || t.deleting {
+			continue
+		}
+		f := s.fabrics[t.of]
+		switch {
+		case len(t.faults) > 0:
+			for _, text := range t.faults {
+				fault(kube.KindTunnel, &t.resource, "%s", text)
+			}
+		case f == nil && now.Sub(t.seen) >= patience:
+			fault(kube.KindTunnel, &t.resource, "spec.internalFabricRef: there is no InternalFabric %s/%s", t.of.Namespace, t.of.Name)
+		case f == nil || f.deleting || len(f.faults) > 0 || own == nil || len(own.faults) > 0:
+		case served[t.of]:
+			fault(kube.KindTunnel, &t.resource, "spec.internalNodeRef: an older GeneveTunnel leads from this node to InternalFabric %s/%s", t.of.Namespace, t.of.Name)
+		case d.Origin[f.link.Name].Name != "":
+			served[t.of] = true
+			first := d.Origin[f.link.Name]
+			fault(kube.KindFabric, &f.resource, "spec.interface.node.name: %s is the name of InternalFabric %s/%s", f.link.Name, first.Namespace, first.Name)
+		case own.address.Is4() != f.link.Gateway.Is4():
+			served[t.of] = true
+			fault(kube.KindFabric, &f.resource, "spec.interface.gateway.ip: %s and this node's %s are of different families", f.link.Gateway, own.address)
+		default:
+			served[t.of] = true
+			l := f.link
+			l.VNI, l.Address = t.vni, own.address
+			d.Links = append(d.Links, l)
+			d.Origin[l.Name] = f.meta
+		}
+	}
+	for _, key := range sorted(s.fabrics, func(f *internalFabric) *resource { return &f.resource }) {
+		f := s.fabrics[key]
+		for _, text := range f.faults {
+			fault(kube.KindFabric, &f.resource, "%s", text)
+		}
+		if !served[key] && !f.deleting && len(f.faults) == 0 && own != nil && now.Sub(f.seen) >= patience && !s.leads(key) {
+			fault(kube.KindFabric, &f.resource, "there is no GeneveTunnel from node %s to it", s.node)
+		}
+	}
+	slices.SortFunc(d.Links, func(a, b links.Link) int { return strings.Compare(a.Name, b.Name) })
+	return d
+}
+
+// leads reports whether a GeneveTunnel of this node, good or bad, refers to a fabric.
+func (s *State) leads(fabric rules.Key) bool {
+	for _, t := range s.tunnels {
+		if t.of == fabric && (t.node == s.node || len(t.faults) > 0) {
+			return true
+		}
+	}
+	return false
+}
+
+// sorted returns keys by the age of their resources, the oldest first.
+func sorted[R any](all map[rules.Key]R, of func(R) *resource) []rules.Key {
+	return slices.SortedFunc(maps.Keys(all), func(a, b rules.Key) int {
+		x, y := of(all[a]).meta, of(all[b]).meta
+		if c := x.Created.Compare(y.Created); c != 0 {
+			return c
+		}
+		return strings.Compare(a.String(), b.String())
+	})
+}

@@ -1,0 +1,245 @@
+package fabric
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"sigs.k8s.io/yaml"
+
+	"culvert/gateway/node/links"
+	"culvert/kube"
+	"culvert/nat/rules"
+)
+
+var start = time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
+
+// late is when everything that may still come would have come.
+var late = start.Add(patience)
+
+func object(t *testing.T, text string) *kube.Object {
+	t.Helper()
+	o := &kube.Object{}
+	if err := yaml.Unmarshal([]byte(text), o); err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	return o
+}
+
+// captured returns what a Liqo control plane made for two nodes and two peerings.
+func captured(t *testing.T) (all []*kube.Object) {
+	t.Helper()
+	for _, name := range []string{"genevetunnels", "internalfabrics", "internalnodes"} {
+		b, err := os.ReadFile(filepath.Join("..", "testdata", "v1.2.0", name+".yaml"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, doc := range bytes.Split(b, []byte("\n---\n")) {
+			all = append(all, object(t, string(doc)))
+		}
+	}
+	return all
+}
+
+func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
+
+// ofN1 are the links that the captured resources ask for at node n1.
+var ofN1 = []links.Link{
+	{Name: "liqo.gmn5mr9h7p", VNI: 1, MTU: 1340, Remote: addr("10.244.0.7"), Address: addr("10.80.0.2"), Gateway: addr("10.80.0.3")},
+	{Name: "liqo.s4r5pgz9fk", VNI: 3, MTU: 1340, Remote: addr("10.244.0.8"), Address: addr("10.80.0.2"), Gateway: addr("10.80.0.4")},
+}
+
+func texts(d Desired) (all []string) {
+	for _, f := range d.Faults {
+		e := f.event()
+		all = append(all, e.Key().String()+": "+f.Message)
+	}
+	return all
+}
+
+// TestCapturedResources: the resources of a real control plane ask for one link for each gateway, in whatever order they come.
+func TestCapturedResources(t *testing.T) {
+	all := captured(t)
+	for range 20 {
+		s := NewState("n1")
+		rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+		for _, o := range all {
+			s.Put(o, false, start)
+		}
+		d := s.Desired(late)
+		if !slices.Equal(d.Links, ofN1) || len(d.Faults) > 0 || d.Waiting != "" {
+			t.Fatalf("%+v", d)
+		}
+		if m := d.Origin["liqo.gmn5mr9h7p"]; m.Name != "cluster-b" || m.Namespace != "liqo-tenant-cluster-b" {
+			t.Errorf("%+v", m)
+		}
+	}
+	s := NewState("n9")
+	for _, o := range all {
+		s.Put(o, false, start)
+	}
+	if d := s.Desired(start); d.Waiting != "InternalNode n9" || len(d.Links) > 0 {
+		t.Errorf("%+v", d)
+	}
+}
+
+// TestDeletion: a resource that is being deleted asks for no link from then on.
+func TestDeletion(t *testing.T) {
+	for _, kind := range []string{kube.KindFabric, kube.KindTunnel} {
+		s := NewState("n1")
+		var last *kube.Object
+		for _, o := range captured(t) {
+			s.Put(o, false, start)
+			if o.Kind == kind && strings.HasPrefix(o.Metadata.Name, "cluster-b") && !strings.HasSuffix(o.Metadata.Name, "n2") {
+				last = o
+			}
+		}
+		s.Put(last, true, start)
+		if d := s.Desired(late); !slices.Equal(d.Links, ofN1[1:]) || len(d.Faults) > 0 && kind == kube.KindFabric {
+			t.Errorf("%s: %+v", kind, d)
+		}
+		s.Delete(last.Key())
+		if d := s.Desired(late); !slices.Equal(d.Links, ofN1[1:]) {
+			t.Errorf("%s: %+v", kind, d)
+		}
+	}
+}
+
+// TestMovedGateway: a new gatewayIP is a new Remote and nothing else.
+func TestMovedGateway(t *testing.T) {
+	s := NewState("n1")
+	for _, o := range captured(t) {
+		if o.Kind == kube.KindFabric && o.Metadata.Name == "cluster-b" {
+			o.Spec = bytes.Replace(o.Spec, []byte("10.244.0.7"), []byte("10.244.2.9"), 1)
+		}
+		s.Put(o, false, start)
+	}
+	want := slices.Clone(ofN1)
+	want[0].Remote = addr("10.244.2.9")
+	if d := s.Desired(start); !slices.Equal(d.Links, want) {
+		t.Errorf("%+v", d)
+	}
+}
+
+// TestBadResources: each fault names its resource and field once, and the other link is not affected.
+func TestBadResources(t *testing.T) {
+	const namespace = "liqo-tenant-cluster-b"
+	change := func(kind, old, new string) func(o *kube.Object) bool {
+		return func(o *kube.Object) bool {
+			if o.Kind == kind && strings.HasPrefix(o.Metadata.Name, "cluster-b") && !strings.HasSuffix(o.Metadata.Name, "n2") {
+				changed := bytes.Replace(o.Spec, []byte(old), []byte(new), 1)
+				if bytes.Equal(changed, o.Spec) {
+					t.Errorf("%s has no %s", o.Spec, old)
+				}
+				o.Spec = changed
+			}
+			return true
+		}
+	}
+	without := func(kind string) func(o *kube.Object) bool {
+		return func(o *kube.Object) bool {
+			return o.Kind != kind || !strings.HasPrefix(o.Metadata.Name, "cluster-b") || strings.HasSuffix(o.Metadata.Name, "n2")
+		}
+	}
+	fabric, tunnel := "InternalFabric/"+namespace+"/cluster-b: ", "GeneveTunnel/"+namespace+"/cluster-b-n1: "
+	for _, c := range []struct {
+		name   string
+		change func(*kube.Object) bool
+		want   string
+	}{
+		{"no fabric", without(kube.KindFabric), tunnel + "spec.internalFabricRef: there is no InternalFabric " + namespace + "/cluster-b"},
+		{"no tunnel", without(kube.KindTunnel), fabric + "there is no GeneveTunnel from node n1 to it"},
+		{"negative id", change(kube.KindTunnel, `"id":1`, `"id":-1`), tunnel + "spec.id: -1 is out of range; want 0 to 16777215"},
+		{"large id", change(kube.KindTunnel, `"id":1`, `"id":16777216`), tunnel + "spec.id: 16777216 is out of range; want 0 to 16777215"},
+		{"huge id", change(kube.KindTunnel, `"id":1`, `"id":1e30`), tunnel + "spec.id: number 1e30 is out of range"},
+		{"missing id", change(kube.KindTunnel, `"id":1,`, ``), tunnel + "spec.id: missing"},
+		{"text for id", change(kube.KindTunnel, `"id":1`, `"id":"1"`), tunnel + "spec.id: a string, where a number belongs"},
+		{"gatewayIP", change(kube.KindFabric, "10.244.0.7", "10.244.0"), fabric + `spec.gatewayIP: "10.244.0" is no address`},
+		{"multicast gatewayIP", change(kube.KindFabric, "10.244.0.7", "224.0.0.7"), fabric + "spec.gatewayIP: 224.0.0.7 is no address of a host"},
+		{"no gatewayIP", change(kube.KindFabric, `"gatewayIP"`, `"gateway"`), fabric + "spec.gatewayIP: missing"},
+		{"internal address", change(kube.KindFabric, "10.80.0.3", "::ffff:10.80.0.3"), fabric + `spec.interface.gateway.ip: "::ffff:10.80.0.3" is no address`},
+		{"family", change(kube.KindFabric, "10.80.0.3", "fd80::3"), fabric + "spec.interface.gateway.ip: fd80::3 and this node's 10.80.0.2 are of different families"},
+		{"long name", change(kube.KindFabric, "liqo.gmn5mr9h7p", "liqo.gmn5mr9h7p1"), fabric + `spec.interface.node.name: "liqo.gmn5mr9h7p1" is no name of a link; want 1 to 15 bytes`},
+		{"path for a name", change(kube.KindFabric, "liqo.gmn5mr9h7p", "../liqo"), fabric + `spec.interface.node.name: "../liqo" is no name of a link; want 1 to 15 bytes`},
+		{"name of another", change(kube.KindFabric, "liqo.gmn5mr9h7p", "liqo.s4r5pgz9fk"),
+			"InternalFabric/liqo-tenant-cluster-c/cluster-c: spec.interface.node.name: liqo.s4r5pgz9fk is the name of InternalFabric " + namespace + "/cluster-b"},
+		{"mtu", change(kube.KindFabric, `"mtu":1340`, `"mtu":100`), fabric + "spec.mtu: 100 is out of range; want 576 to 65535"},
+		{"text for mtu", change(kube.KindFabric, `"mtu":1340`, `"mtu":"1340"`), fabric + "spec.mtu: a string, where a number belongs"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := NewState("n1")
+			for _, o := range captured(t) {
+				if c.change(o) {
+					s.Put(o, false, start)
+				}
+			}
+			d := s.Desired(late)
+			if got := texts(d); len(got) != 1 || got[0] != c.want {
+				t.Errorf("faults %q, want %q", got, c.want)
+			}
+			want := ofN1[1:]
+			if c.name == "name of another" { // the older one has it
+				want = []links.Link{ofN1[0]}
+				want[0].Name = ofN1[1].Name
+			}
+			if !slices.Equal(d.Links, want) {
+				t.Errorf("links %+v", d.Links)
+			}
+			if strings.HasPrefix(c.name, "no ") && c.name != "no gatewayIP" && len(s.Desired(late.Add(-1)).Faults) > 0 {
+				t.Error("said before it could come")
+			}
+		})
+	}
+}
+
+// TestTwoTunnels: of two GeneveTunnels from one node to one gateway, the older one counts.
+func TestTwoTunnels(t *testing.T) {
+	s := NewState("n1")
+	for _, o := range captured(t) {
+		s.Put(o, false, start)
+		if o.Metadata.Name == "cluster-b-n1" {
+			o.Metadata.Name, o.Metadata.Created = "later", o.Metadata.Created.Add(time.Hour)
+			o.Spec = bytes.Replace(o.Spec, []byte(`"id":1`), []byte(`"id":77`), 1)
+			s.Put(o, false, start)
+		}
+	}
+	d := s.Desired(late)
+	if got := fmt.Sprint(texts(d)); !slices.Equal(d.Links, ofN1) || !strings.Contains(got, "GeneveTunnel/liqo-tenant-cluster-b/later: spec.internalNodeRef: an older GeneveTunnel") {
+		t.Errorf("%v, %+v", got, d.Links)
+	}
+}
+
+// TestRandomEdits: whatever the order of edits and deletions, what is asked for follows from the resources that are there.
+func TestRandomEdits(t *testing.T) {
+	seed := rand.Uint64()
+	r := rand.New(rand.NewPCG(seed, 1))
+	s, there := NewState("n1"), map[rules.Key]*kube.Object{}
+	all := captured(t)
+	for i := range 2000 {
+		o := *all[r.IntN(len(all))]
+		if r.IntN(3) == 0 {
+			s.Delete(o.Key())
+			delete(there, o.Key())
+		} else {
+			if r.IntN(2) == 0 {
+				o.Spec = bytes.ReplaceAll(o.Spec, []byte("10.244.0."), []byte(fmt.Sprintf("10.244.%d.", r.IntN(200))))
+			}
+			s.Put(&o, false, start)
+			there[o.Key()] = &o
+		}
+		fresh := NewState("n1")
+		for _, o := range there {
+			fresh.Put(o, false, start)
+		}
+		if a, b := s.Desired(late), fresh.Desired(late); !slices.Equal(a.Links, b.Links) || !slices.Equal(texts(a), texts(b)) {
+			t.Fatalf("seed %d, edit %d: %+v, afresh %+v", seed, i, a, b)
+		}
+	}
+}

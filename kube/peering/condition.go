@@ -1,0 +1,81 @@
+package peering
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"time"
+
+	"culvert/gateway/wgkey"
+	"culvert/kube"
+)
+
+// The conditions of a Peering. Connected is true only while packets pass between the gateways.
+const (
+	Accepted   = "Accepted"
+	NodesReady = "NodesReady"
+	Connected  = "Connected"
+)
+
+// conditions returns what a Peering's status says, after what it said.
+func (s *GatewaySource) conditions(plan *Plan, check kube.Check, trouble string) []*Condition {
+	all := plan.Status.Conditions
+	accepted := &Condition{Type: Accepted, Status: "True", Reason: "Valid"}
+	if len(plan.Faults) > 0 {
+		accepted = &Condition{Type: Accepted, Status: "False", Reason: "Invalid", Message: strings.Join(plan.Faults, "; ")}
+	}
+	ready := &Condition{Type: NodesReady, Status: "True", Reason: "AllNodes"}
+	switch {
+	case plan.Peering == nil:
+		ready = &Condition{Type: NodesReady, Status: "False", Reason: "NotAccepted"}
+	case len(plan.Unready) > 0:
+		ready = &Condition{Type: NodesReady, Status: "False", Reason: "NodesMissing", Message: summary(plan.Unready)}
+	}
+	connected := &Condition{Type: Connected, Status: "False", Reason: "Connecting", Message: "no answer of the peer yet"}
+	switch {
+	case plan.Peering == nil:
+		connected.Reason, connected.Message = "NotAccepted", ""
+	case plan.Peering.PublicKey == (wgkey.Key{}):
+		connected.Reason, connected.Message = "NoPeerKey", "spec.publicKey: missing; it is status.publicKey of the peer's Peering"
+	case check.State == kube.CheckConnected:
+		connected = &Condition{Type: Connected, Status: "True", Reason: "PeerAnswers"}
+	case check.State == kube.CheckLost:
+		connected.Reason, connected.Message = "PeerSilent", cmp.Or(trouble, "the peer does not answer the connection check")
+	default:
+		connected.Message = cmp.Or(trouble, connected.Message)
+	}
+	for _, c := range []*Condition{accepted, ready, connected} {
+		all = s.set(plan, all, c)
+	}
+	return all
+}
+
+// set returns conditions with c in the place of that of its type. The time of the last transition stays while the status does.
+func (s *GatewaySource) set(plan *Plan, all []*Condition, c *Condition) []*Condition {
+	if plan.Current != nil {
+		c.Observed = plan.Current.Generation
+	}
+	c.Since = s.now().UTC().Format(time.RFC3339)
+	all = slices.Clone(all)
+	i := slices.IndexFunc(all, func(o *Condition) bool { return o != nil && o.Type == c.Type })
+	if i < 0 {
+		return append(all, c)
+	}
+	if all[i].Status == c.Status && all[i].Since != "" {
+		c.Since = all[i].Since
+	}
+	all[i] = c
+	return all
+}
+
+// message is what is wrong, in the order in which it is to be mended.
+func message(s *Status) string {
+	for _, kind := range []string{Accepted, Connected, NodesReady} {
+		for _, c := range s.Conditions {
+			if c.Type == kind && c.Status != "True" && c.Message != "" {
+				return c.Message
+			}
+		}
+	}
+	return ""
+}

@@ -1,0 +1,144 @@
+package peering
+
+import (
+	"context"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+
+	"culvert/kube"
+)
+
+// A follower keeps objects of several kinds as the API server has them. Each watch has a goroutine, which changes them under mu.
+type follower struct {
+	client dynamic.Interface
+	causes *kube.Causes
+	wake   chan struct{} // something has changed
+
+	mu       sync.Mutex
+	complete map[string]bool // by kind: its list has been read; +checklocks:mu
+}
+
+func newFollower(client dynamic.Interface, causes *kube.Causes) *follower {
+	return &follower{client: client, causes: causes, wake: make(chan struct{}, 1), complete: map[string]bool{}}
+}
+
+func (f *follower) signal() {
+	select {
+	case f.wake <- struct{}{}:
+	default:
+	}
+}
+
+// A followed is a set of objects of one kind. put and drop are called with the follower's mutex held.
+type followed struct {
+	kind, namespace, fields string
+	put                     func(u *unstructured.Unstructured)
+	drop                    func(key string)
+	keys                    func() []string
+}
+
+// paths are where the API server has the kinds.
+var paths = map[string]schema.GroupVersionResource{
+	KindPeering:    {Group: Group, Version: Version, Resource: "peerings"},
+	KindTunnelNode: {Group: Group, Version: Version, Resource: "tunnelnodes"},
+	kindNode:       {Version: "v1", Resource: "nodes"},
+	kindPod:        {Version: "v1", Resource: "pods"},
+	kindService:    {Version: "v1", Resource: "services"},
+	"Secret":       {Version: "v1", Resource: "secrets"},
+}
+
+// follow keeps a set until ctx ends.
+func (f *follower) follow(ctx context.Context, w followed) {
+	var client dynamic.ResourceInterface = f.client.Resource(paths[w.kind])
+	if w.namespace != "" {
+		client = f.client.Resource(paths[w.kind]).Namespace(w.namespace)
+	}
+	(&kube.Followed{Client: client, Resource: paths[w.kind].Resource, Fields: w.fields, Into: sink{f, w}}).Follow(ctx, f.causes)
+}
+
+// keyOf names an object among those of its kind.
+func keyOf(u *unstructured.Unstructured) string {
+	if u.GetNamespace() == "" {
+		return u.GetName()
+	}
+	return u.GetNamespace() + "/" + u.GetName()
+}
+
+// A sink takes what a reflector reads, and keeps nothing of it.
+type sink struct {
+	*follower
+	followed
+}
+
+func (k sink) change(do func()) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	do()
+	k.signal()
+	return nil
+}
+
+func (k sink) Add(o any) error {
+	return k.change(func() {
+		if u, ok := o.(*unstructured.Unstructured); ok {
+			k.put(u)
+		}
+	})
+}
+
+func (k sink) Update(o any) error { return k.Add(o) }
+
+func (k sink) Delete(o any) error {
+	return k.change(func() {
+		if u, ok := o.(*unstructured.Unstructured); ok {
+			k.drop(keyOf(u))
+		}
+	})
+}
+
+// Replace is told of all objects that there are.
+//
+// +checklocksignore: change holds mu
+func (k sink) Replace(all []any, _ string) error {
+	return k.change(func() {
+		there := map[string]bool{}
+		for _, o := range all {
+			if u, ok := o.(*unstructured.Unstructured); ok {
+				there[keyOf(u)] = true
+				k.put(u)
+			}
+		}
+		for _, key := range k.keys() {
+			if !there[key] {
+				k.drop(key)
+			}
+		}
+		k.complete[k.kind] = true
+	})
+}
+
+func (k sink) Resync() error { return nil }
+
+// into makes objects of a kind follow into a map of pointers. Those of which read makes nil are not there.
+func into[V comparable](kind, namespace string, all map[string]V, read func(*unstructured.Unstructured) V) followed {
+	return followed{kind, namespace, "",
+		func(u *unstructured.Unstructured) {
+			var none V
+			if v := read(u); v != none {
+				all[keyOf(u)] = v
+			} else {
+				delete(all, keyOf(u))
+			}
+		},
+		func(key string) { delete(all, key) },
+		func() (keys []string) {
+			for key := range all {
+				keys = append(keys, key)
+			}
+			return keys
+		},
+	}
+}

@@ -1,0 +1,332 @@
+package peering
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"culvert/gateway/config"
+	"culvert/gateway/wgkey"
+	"culvert/geneve"
+	"culvert/nat"
+	"culvert/nat/rules"
+)
+
+// Self is what a gateway is told about itself.
+type Self struct {
+	Name, Namespace string // of its Peering
+	Node, Pod       string
+	Addresses       []netip.Addr // of the pod
+}
+
+// A Gateway is what all objects together say to one gateway. It belongs to one goroutine.
+type Gateway struct {
+	self    Self
+	peering *Peering // as it is; nil if it is not there
+	good    *Peering // as it was last without faults; nil if it never was
+	nodes   map[string]*node
+	tunnels map[string]*tunnelNode
+	pods    map[string]*pod // by namespace/name
+	term    int64           // that this gateway has written; 0: none yet
+}
+
+// NewGateway returns the Gateway of a cluster without objects.
+func NewGateway(self Self) *Gateway {
+	return &Gateway{self: self, nodes: map[string]*node{}, tunnels: map[string]*tunnelNode{}, pods: map[string]*pod{}}
+}
+
+// put takes the Peering as it is now; nil if it has gone.
+func (g *Gateway) put(p *Peering) {
+	g.peering = p
+	if p != nil && len(p.Faults) == 0 {
+		g.good = p
+	}
+}
+
+// A Plan is what a gateway is to do, and what it has to say.
+type Plan struct {
+	Current *Peering // as it is; nil: it is not there
+	Peering *Peering // that is obeyed, Current or what that was before it had faults; nil: none
+	Ousted  bool     // another gateway has become active since this one was
+	Nodes   []config.Node
+	// Status is what the Peering's status ought to be, but for what only the running gateway knows: keys, connection and conditions.
+	Status  Status
+	Faults  []string // each begins with the path of a field, and before it with the kind and name of an object that is not the Peering
+	Waiting []string
+	Unready []string // nodes through which no packets pass yet, each with the reason
+}
+
+// Plan returns what follows from the objects. It remembers the term that the API server has of this gateway.
+func (g *Gateway) Plan() *Plan {
+	d := &Plan{}
+	if d.Current = g.peering; g.peering == nil {
+		g.good = nil
+		d.Waiting = append(d.Waiting, fmt.Sprintf("Peering %s/%s", g.self.Namespace, g.self.Name))
+		return d
+	}
+	d.Status = g.peering.Status
+	if len(g.peering.Faults) > 0 {
+		d.Faults = append(d.Faults, g.peering.Faults...)
+	}
+	d.Status.Active, d.Ousted = g.active()
+	if g.good == nil {
+		return d
+	}
+	d.Peering = g.good
+	d.Status.Nodes = g.assign(d)
+	g.connect(d)
+	d.Status.NodesReady = fmt.Sprintf("%d/%d", len(g.nodes)-len(d.Unready), len(g.nodes))
+	return d
+}
+
+// fault notes what is wrong with an object; "" is the Peering.
+func (d *Plan) fault(of, format string, args ...any) {
+	if of != "" {
+		of += ": "
+	}
+	d.Faults = append(d.Faults, of+fmt.Sprintf(format, args...))
+}
+
+// active says where this gateway is. Nodes follow the highest term: one that begins takes the next one, and one that was active and sees
+// another with a higher term is ousted.
+func (g *Gateway) active() (a *Active, ousted bool) {
+	a = &Active{Pod: g.self.Pod, Node: g.self.Node, Term: 1, Addresses: []string{}}
+	for _, addr := range g.self.Addresses {
+		a.Addresses = append(a.Addresses, addr.String())
+	}
+	was := g.peering.Status.Active
+	switch {
+	case was == nil:
+	case was.Pod == a.Pod && was.Node == a.Node && slices.Equal(was.Addresses, a.Addresses):
+		a.Term = max(was.Term, 1)
+		g.term = a.Term
+	case g.term != 0 && was.Term > g.term && was.Pod != a.Pod:
+		return was, true
+	default:
+		a.Term = max(was.Term, g.term, 0) + 1
+	}
+	return a, false
+}
+
+// assign gives each Node a VNI and an internal address. Those that are assigned stay, as long as the Peering's internalCIDR does.
+func (g *Gateway) assign(d *Plan) []Assigned {
+	p := g.good
+	have := map[string]Assigned{}
+	vnis, addresses := map[uint32]bool{}, map[string]bool{p.GatewayAddress().String(): true}
+	for _, a := range g.peering.Status.Nodes {
+		addr, err := netip.ParseAddr(a.Address)
+		if g.nodes[a.Name] == nil || a.VNI == 0 || a.VNI > maxVNI || vnis[a.VNI] || err != nil || addresses[a.Address] || !p.Internal.Contains(addr) {
+			continue
+		}
+		have[a.Name], vnis[a.VNI], addresses[a.Address] = a, true, true
+	}
+	all := []Assigned{}
+	next, room := uint32(0), uint32(1)<<(32-p.Internal.Bits())-3 // without the network's, the last and the gateway's address
+	for _, name := range slices.Sorted(maps.Keys(g.nodes)) {
+		if a, ok := have[name]; ok {
+			all = append(all, a)
+			continue
+		}
+		a, ok := Assigned{Name: name}, false
+		for !ok && next < min(room, maxVNI) {
+			next++
+			a.VNI, a.Address = next, nth(p.Internal, next+1).String()
+			ok = !vnis[a.VNI] && !addresses[a.Address]
+		}
+		if !ok {
+			d.fault("", "spec.internalCIDR: %s has no address left for node %s", p.Internal, name)
+			continue
+		}
+		all = append(all, a)
+	}
+	return all
+}
+
+// maxVNI is the largest number that a Geneve header has room for (RFC 8926, Section 3.4).
+const maxVNI = 1<<24 - 1
+
+// nth returns the n-th address of an IPv4 prefix.
+func nth(p netip.Prefix, n uint32) netip.Addr {
+	a := p.Addr().As4()
+	for i := 3; i >= 0; i-- {
+		n += uint32(a[i])
+		a[i] = byte(n)
+		n >>= 8
+	}
+	return netip.AddrFrom4(a)
+}
+
+// connect makes the gateway's ends of the tunnels. A node is connected when the API server has what was assigned to it, so that no other
+// gateway and no agent believes anything else.
+func (g *Gateway) connect(d *Plan) {
+	p := g.good
+	stored := map[string]Assigned{}
+	for _, a := range g.peering.Status.Nodes {
+		stored[a.Name] = a
+	}
+	pods := g.podsOf(d)
+	owners := map[netip.Addr]string{}
+	for name, n := range g.nodes {
+		for _, a := range n.addresses {
+			owners[a] = name
+		}
+	}
+	for _, a := range d.Status.Nodes {
+		t := g.tunnels[a.Name]
+		unready := func(format string, args ...any) {
+			d.Unready = append(d.Unready, fmt.Sprintf("node %s: ", a.Name)+fmt.Sprintf(format, args...))
+		}
+		if rules.ReservedName(a.Name) {
+			d.fault(kindNode+" "+a.Name, "metadata.name: %q is a name of the gateway's own", a.Name)
+			unready("its name is one of the gateway's own")
+			continue
+		}
+		if stored[a.Name] != a {
+			unready("its assignment is being written")
+			continue
+		}
+		if t == nil {
+			unready("its agent has not told its address: is culvert node --kube running there?")
+			continue
+		}
+		if t.fault != "" {
+			d.fault(KindTunnelNode+" "+a.Name, "%s", t.fault)
+			unready("TunnelNode: %s", t.fault)
+			continue
+		}
+		underlay, field := t.remote, "spec.remote"
+		if a.Name == g.self.Node {
+			underlay, field = t.local, "spec.local"
+		}
+		if !underlay.IsValid() {
+			unready("TunnelNode: no %s yet", field)
+			continue
+		}
+		if other := g.otherOwner(a.Name, owners, underlay); other != "" {
+			d.fault(KindTunnelNode+" "+a.Name, "%s: %s is of node %s", field, underlay, other)
+			unready("TunnelNode: %s is of node %s", underlay, other)
+			continue
+		}
+		address, err := netip.ParseAddr(a.Address)
+		if err != nil {
+			continue // assign has made it
+		}
+		d.Nodes = append(d.Nodes, config.Node{
+			Name: a.Name, VNI: geneve.VNI(a.VNI), Underlay: underlay, Address: rules.PairOf(address), PodCIDRs: pods[a.Name],
+		})
+		if !t.ready[g.self.Name] {
+			why := t.messages[g.self.Name]
+			if why == "" {
+				why = "its agent has not connected it yet"
+			}
+			unready("%s", why)
+		}
+	}
+	for name := range g.nodes {
+		if !slices.ContainsFunc(d.Status.Nodes, func(a Assigned) bool { return a.Name == name }) {
+			d.Unready = append(d.Unready, fmt.Sprintf("node %s: spec.internalCIDR has no address left", name))
+		}
+	}
+	slices.Sort(d.Unready)
+	if p.PublicKey == (wgkey.Key{}) {
+		d.Waiting = append(d.Waiting, "the peer's key: spec.publicKey")
+	}
+}
+
+// otherOwner returns another node that an address is of, by its Node; "" = none.
+func (g *Gateway) otherOwner(of string, owners map[netip.Addr]string, a netip.Addr) string {
+	if name, ok := owners[a]; ok {
+		if name == of {
+			return ""
+		}
+		return name
+	}
+	has := func(name string) bool {
+		return slices.ContainsFunc(g.nodes[name].pods, func(p netip.Prefix) bool { return p.Contains(a) })
+	}
+	if g.good.FollowPods || has(of) { // elsewhere Nodes do not tell where pods are
+		return ""
+	}
+	for name := range g.nodes {
+		if has(name) {
+			return name
+		}
+	}
+	return ""
+}
+
+// podsOf returns where the pods of each node are.
+func (g *Gateway) podsOf(d *Plan) map[string][]netip.Prefix {
+	p, all := g.good, map[string][]netip.Prefix{}
+	within := func(c netip.Prefix) bool {
+		return slices.ContainsFunc(p.Pods, func(o netip.Prefix) bool { return o.Bits() <= c.Bits() && o.Contains(c.Addr()) })
+	}
+	if p.FollowPods {
+		seen := map[netip.Addr]string{}
+		for _, key := range slices.Sorted(maps.Keys(g.pods)) {
+			pod := g.pods[key]
+			for _, a := range pod.addresses {
+				if c := netip.PrefixFrom(a, a.BitLen()); within(c) && seen[a] == "" { // one that ends and one that has its address
+					seen[a] = key
+					all[pod.node] = append(all[pod.node], c)
+				}
+			}
+		}
+		return all
+	}
+	owner := map[netip.Prefix]string{}
+	for _, name := range slices.Sorted(maps.Keys(g.nodes)) {
+		n := g.nodes[name]
+		for i, c := range n.pods {
+			switch {
+			case !c.Addr().Is4():
+			case !within(c):
+				d.fault(kindNode+" "+name, "spec.podCIDRs[%d]: %s is outside spec.local.podCIDRs of Peering %s; add a CIDR there that contains it",
+					i, c, g.self.Name)
+			case owner[c] != "":
+				d.fault(kindNode+" "+name, "spec.podCIDRs[%d]: %s is of node %s too", i, c, owner[c])
+			default:
+				owner[c] = name
+				all[name] = append(all[name], c)
+			}
+		}
+		if len(n.pods) == 0 {
+			d.fault(kindNode+" "+name, "spec.podCIDRs: missing; set spec.podsFrom of Peering %s to Pods", g.self.Name)
+		}
+	}
+	return all
+}
+
+// Config returns base with what the plan says.
+func (d *Plan) Config(base *config.Config) *config.Config {
+	c, p := *base, d.Peering
+	c.WireGuard.PeerPublicKey, c.WireGuard.Endpoint = p.PublicKey, p.Endpoint
+	c.Geneve.GatewayAddress = rules.PairOf(p.GatewayAddress())
+	c.Geneve.SourceCheck = nat.SourceCheckNode
+	c.Geneve.Nodes = d.Nodes
+	c.Local = config.LocalNetwork{PodCIDRs: p.Pods}
+	c.UnknownSource = rules.Pair{}
+	if p.External.IsValid() {
+		c.Local.ExternalCIDRs = []netip.Prefix{p.External}
+		c.UnknownSource = rules.PairOf(p.UnknownSource())
+	}
+	c.Remote = p.Remote
+	return &c
+}
+
+// Base returns the part of a configuration that cannot change while the gateway runs.
+func (p *Peering) Base(base *config.Config) *config.Config {
+	c := *base
+	c.Cluster, c.Peer, c.MTU, c.WireGuard.Role = p.Cluster, p.Peer, config.TunnelMTU(p.MTU), p.Role
+	return &c
+}
+
+// summary returns the first of several sentences, and how many more there are.
+func summary(all []string) string {
+	if len(all) <= 1 {
+		return strings.Join(all, "")
+	}
+	return fmt.Sprintf("%s; and %d more", all[0], len(all)-1)
+}

@@ -1,0 +1,270 @@
+package peering
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"culvert/gateway/config"
+	"culvert/gateway/wgkey"
+	"culvert/nat/rules"
+)
+
+func base() *config.Config {
+	c := &config.Config{ConnectionCheck: config.LiqoConnectionCheck, Log: config.Log{Level: "info", Format: "text"}}
+	c.WireGuard.PrivateKey = wgkey.NewPrivate()
+	c.WireGuard.ListenPort, c.Geneve.ListenPort = config.DefaultWireGuardPort, config.DefaultGenevePort
+	return c
+}
+
+// TestConfig: what the objects say is a configuration that every layer of a gateway takes.
+func TestConfig(t *testing.T) {
+	g := rome(t)
+	d := g.Plan()
+	if len(d.Faults)+len(d.Waiting)+len(d.Unready) > 0 {
+		t.Fatalf("faults %q, waiting %q, unready %q", d.Faults, d.Waiting, d.Unready)
+	}
+	c := d.Config(d.Peering.Base(base()))
+	if err := config.Check(c); err != nil {
+		t.Fatal(err)
+	}
+	prefix, addr := netip.MustParsePrefix, netip.MustParseAddr
+	want := []config.Node{
+		{Name: "node1", VNI: 1, Underlay: addr("10.244.1.1"), Address: rules.PairOf(addr("10.80.0.2")), PodCIDRs: []netip.Prefix{prefix("10.244.1.0/24")}}, // the gateway's own
+		{Name: "node2", VNI: 2, Underlay: addr("172.18.0.2"), Address: rules.PairOf(addr("10.80.0.3")), PodCIDRs: []netip.Prefix{prefix("10.244.2.0/24")}},
+	}
+	if fmt.Sprint(c.Geneve.Nodes) != fmt.Sprint(want) {
+		t.Errorf("nodes %v, want %v", c.Geneve.Nodes, want)
+	}
+	if c.Cluster != "rome" || c.Peer != "milan" || c.MTU != 1400 || c.WireGuard.Role != config.Client || c.WireGuard.Endpoint != "milan.example:51840" ||
+		c.UnknownSource != rules.PairOf(addr("10.70.0.0")) || c.Geneve.GatewayAddress != rules.PairOf(addr("10.80.0.1")) {
+		t.Errorf("%+v", c)
+	}
+	if want := []rules.RemoteCIDR{{Real: prefix("10.244.0.0/16"), Remapped: prefix("10.61.0.0/16")}, {Real: prefix("10.70.0.0/24"), Remapped: prefix("10.71.0.0/24"), External: true}}; !slices.Equal(c.Remote, want) {
+		t.Errorf("remote %v, want %v", c.Remote, want)
+	}
+	if a := d.Status.Active; text(t, a) != `{"pod":"gw-1","node":"node1","addresses":["10.244.1.9"],"term":1}` || d.Status.NodesReady != "2/2" {
+		t.Errorf("active %s, ready %s", text(t, a), d.Status.NodesReady)
+	}
+}
+
+// TestBadPeering: each fault names its field, and what ran before stays.
+func TestBadPeering(t *testing.T) {
+	for _, c := range []struct{ old, new, want string }{
+		{"cluster: rome", "cluster: ro/me", `spec.cluster: "ro/me"`},
+		{"peer: milan", "peer: rome", `spec.peer: "rome" is this cluster's own ID`},
+		{"role: Client", "role: Peer", `spec.role: "Peer" is neither Server nor Client`},
+		{"  endpoint: milan.example:51840\n", "", "spec.endpoint: missing"},
+		{"milan.example:51840", "milan.example", `spec.endpoint: "milan.example" is not host:port`},
+		{"milan.example:51840", "milan.example:0", "is not host:port"},
+		{"milan.example:51840", "mil_an!:1", `"mil_an!" is neither an address nor a host name`},
+		{"xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg=", "AAAA", "spec.publicKey: not a WireGuard key"},
+		{"mtu: 1400", "mtu: 100", "spec.mtu: 100 is out of range"},
+		{"mtu: 1400", "mtu: {}", "spec.mtu: a object, where a number belongs"},
+		{"mtu: 1400", "podsFrom: Calico", `spec.podsFrom: "Calico" is neither Nodes nor Pods`},
+		{"10.80.0.0/24", "10.80.0.0/31", "spec.internalCIDR: 10.80.0.0/31 has no room"},
+		{"10.80.0.0/24", "fd00::/64", `spec.internalCIDR: "fd00::/64" is no IPv4 CIDR`},
+		{"10.80.0.0/24", "10.80.0.1/24", "spec.internalCIDR: 10.80.0.1/24 has bits to the right of its length; want 10.80.0.0/24"},
+		{"podCIDRs: [10.244.0.0/16]", "podCIDRs: []", "spec.local.podCIDRs: missing"},
+		{"remap: 10.61.0.0/16", "remap: 10.61.0.0/17", "spec.remote.podCIDRs[0].remap: 10.61.0.0/17 and 10.244.0.0/16 differ in length"},
+		{"remap: 10.61.0.0/16", "remap: 0.0.0.0/0", "spec.remote.podCIDRs[0].remap: 0.0.0.0/0 is shorter than /8"},
+		{"remap: 10.61.0.0/16", "remap: 169.254.0.0/16", "spec.remote.podCIDRs[0].remap: 169.254.0.0/16 has addresses that routers do not forward to"},
+		{"remap: 10.61.0.0/16", "remap: 10.80.0.0/16", "spec.remote.podCIDRs[0].remap: 10.80.0.0/16 overlaps spec.internalCIDR (10.80.0.0/24)"},
+		{", remap: 10.61.0.0/16", "", "spec.remote.podCIDRs[0].cidr: 10.244.0.0/16 overlaps spec.local.podCIDRs[0] (10.244.0.0/16); choose a remap"},
+		{"remap: 10.71.0.0/24", "remap: 10.61.7.0/24", "spec.remote.externalCIDR.remap: 10.61.7.0/24 overlaps spec.remote.podCIDRs[0].remap (10.61.0.0/16)"},
+	} {
+		g := rome(t)
+		before := g.Plan()
+		g.put(readIn(t, c.old, c.new))
+		d := g.Plan()
+		if len(d.Faults) == 0 || !strings.Contains(d.Faults[0], c.want) {
+			t.Errorf("%q for %q: %q, want %q", c.new, c.old, d.Faults, c.want)
+		}
+		if d.Peering != before.Peering {
+			t.Errorf("%q for %q: what ran is gone", c.new, c.old)
+		}
+	}
+	own := readIn(t)
+	own.Status.PublicKey = "xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg="
+	u := object(t, romeToMilan)
+	u.Object["status"] = map[string]any{"publicKey": own.Status.PublicKey}
+	if p := readPeering(u); !strings.Contains(p.Fault(), "spec.publicKey: is the key of this cluster's own gateway") {
+		t.Errorf("its own key: %q", p.Fault())
+	}
+}
+
+// TestAssignment: what is assigned stays while its Node does, whatever comes and goes.
+func TestAssignment(t *testing.T) {
+	g := rome(t)
+	r := rand.New(rand.NewPCG(1, 2))
+	have := map[string]Assigned{}
+	for round := range 500 {
+		for range r.IntN(4) {
+			if n := 1 + r.IntN(200); r.IntN(3) == 0 {
+				delete(g.nodes, fmt.Sprint("node", n))
+			} else {
+				g.nodes[fmt.Sprint("node", n)] = nodeObject(t, n)
+			}
+		}
+		d := g.Plan()
+		vnis, addresses := map[uint32]bool{}, map[string]bool{"10.80.0.1": true, "10.80.0.0": true, "10.80.0.255": true}
+		for _, a := range d.Status.Nodes {
+			if vnis[a.VNI] || addresses[a.Address] || !netip.MustParsePrefix("10.80.0.0/24").Contains(netip.MustParseAddr(a.Address)) {
+				t.Fatalf("round %d: %+v is taken", round, a)
+			}
+			vnis[a.VNI], addresses[a.Address] = true, true
+			if was, ok := have[a.Name]; ok && was != a {
+				t.Fatalf("round %d: %+v, before %+v", round, a, was)
+			}
+		}
+		if len(d.Status.Nodes) != len(g.nodes) {
+			t.Fatalf("round %d: %d assigned of %d", round, len(d.Status.Nodes), len(g.nodes))
+		}
+		clear(have)
+		for _, a := range d.Status.Nodes {
+			have[a.Name] = a
+		}
+		store(g, d)
+	}
+}
+
+// TestAssignmentFull: without room, a node is left out and named.
+func TestAssignmentFull(t *testing.T) {
+	g := rome(t)
+	g.put(readIn(t, "10.80.0.0/24", "10.80.0.0/29"))
+	for n := 1; n <= 6; n++ {
+		g.nodes[fmt.Sprint("node", n)] = nodeObject(t, n)
+	}
+	d := g.Plan()
+	if len(d.Status.Nodes) != 5 || len(d.Faults) != 1 || d.Faults[0] != "spec.internalCIDR: 10.80.0.0/29 has no address left for node node6" {
+		t.Errorf("%d nodes, %q", len(d.Status.Nodes), d.Faults)
+	}
+	if !strings.Contains(strings.Join(d.Unready, "\n"), "node node6: spec.internalCIDR") || d.Status.NodesReady != "0/6" {
+		t.Errorf("%s %q", d.Status.NodesReady, d.Unready)
+	}
+}
+
+// TestNodesThatAreNotReady: each says what is missing; one that lies is left out alone.
+func TestNodesThatAreNotReady(t *testing.T) {
+	for _, c := range []struct {
+		name, unready, fault string
+		change               func(*Gateway)
+		left                 int // nodes that are connected
+	}{
+		{"no agent", "node node2: its agent has not told its address", "", func(g *Gateway) { delete(g.tunnels, "node2") }, 1},
+		{"no address", "node node2: TunnelNode: no spec.remote yet", "", func(g *Gateway) {
+			g.tunnels["node2"] = tunnelObject(t, 2, ", remote: 172.18.0.2", "")
+		}, 1},
+		{"no local address", "node node1: TunnelNode: no spec.local yet", "", func(g *Gateway) {
+			g.tunnels["node1"] = tunnelObject(t, 1, "local: 10.244.1.1, ", "")
+		}, 1},
+		{"another node's address", "node node2: TunnelNode: 172.18.0.1 is of node node1", "TunnelNode node2: spec.remote: 172.18.0.1 is of node node1", func(g *Gateway) {
+			g.tunnels["node2"] = tunnelObject(t, 2, "172.18.0.2", "172.18.0.1")
+		}, 1},
+		{"another node's pod", "node node2: TunnelNode: 10.244.1.7 is of node node1", "TunnelNode node2: spec.remote", func(g *Gateway) {
+			g.tunnels["node2"] = tunnelObject(t, 2, "172.18.0.2", "10.244.1.7")
+		}, 1},
+		{"multicast", `node node2: TunnelNode: spec.remote: "224.0.0.1"`, "TunnelNode node2: spec.remote", func(g *Gateway) {
+			g.tunnels["node2"] = tunnelObject(t, 2, "172.18.0.2", "224.0.0.1")
+		}, 1},
+		{"not told", "node node2: its assignment is being written", "", func(g *Gateway) { g.peering.Status.Nodes = g.peering.Status.Nodes[:1] }, 1},
+		{"refused", "node node2: no room", "", func(g *Gateway) {
+			g.tunnels["node2"] = tunnelObject(t, 2, "ready: true", "ready: false, message: no room")
+		}, 2},
+		{"outside", "", "Node node2: spec.podCIDRs[0]: 10.245.2.0/24 is outside spec.local.podCIDRs of Peering milan", func(g *Gateway) {
+			g.nodes["node2"].pods = []netip.Prefix{netip.MustParsePrefix("10.245.2.0/24")}
+		}, 2},
+		{"no pod CIDR", "", "Node node2: spec.podCIDRs: missing; set spec.podsFrom of Peering milan to Pods", func(g *Gateway) { g.nodes["node2"].pods = nil }, 2},
+		{"a pod CIDR of two", "", "Node node2: spec.podCIDRs[0]: 10.244.1.0/24 is of node node1 too", func(g *Gateway) { g.nodes["node2"].pods = g.nodes["node1"].pods }, 2},
+	} {
+		g := rome(t)
+		c.change(g)
+		d := g.Plan()
+		if !strings.Contains(strings.Join(d.Unready, "\n"), c.unready) || (c.unready == "") != (len(d.Unready) == 0) {
+			t.Errorf("%s: unready %q, want %q", c.name, d.Unready, c.unready)
+		}
+		if !strings.Contains(strings.Join(d.Faults, "\n"), c.fault) || (c.fault == "") != (len(d.Faults) == 0) {
+			t.Errorf("%s: faults %q, want %q", c.name, d.Faults, c.fault)
+		}
+		if len(d.Nodes) != c.left {
+			t.Errorf("%s: %d nodes, want %d", c.name, len(d.Nodes), c.left)
+		}
+		if err := config.Check(d.Config(d.Peering.Base(base()))); err != nil {
+			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+}
+
+// TestPodsFrom: where Nodes do not tell, each pod is where it is; those of the node's own network, and those that have ended, are nowhere.
+func TestPodsFrom(t *testing.T) {
+	g := rome(t)
+	p := readIn(t, "mtu: 1400", "podsFrom: Pods")
+	p.Status = g.peering.Status
+	g.put(p)
+	for i, spec := range []string{
+		`{spec: {nodeName: node2}, status: {phase: Running, podIPs: [{ip: 10.244.9.1}, {ip: "fd00::1"}]}}`,
+		`{spec: {nodeName: node1}, status: {phase: Pending, podIPs: [{ip: 10.244.9.2}]}}`,
+		`{spec: {nodeName: node1, hostNetwork: true}, status: {phase: Running, podIPs: [{ip: 172.18.0.1}]}}`,
+		`{spec: {nodeName: node1}, status: {phase: Succeeded, podIPs: [{ip: 10.244.9.4}]}}`,
+		`{spec: {nodeName: node1}, status: {phase: Running, podIPs: [{ip: 10.99.0.1}]}}`,
+		`{spec: {}, status: {phase: Pending}}`,
+		`{spec: {nodeName: node1}, status: {phase: Running, podIPs: [{ip: 10.244.9.1}]}}`, // a second one with an address
+	} {
+		if p := readPod(object(t, spec)); p != nil {
+			g.pods[fmt.Sprint("default/pod", i)] = p
+		}
+	}
+	d := g.Plan()
+	got := map[string]string{}
+	for _, n := range d.Nodes {
+		got[n.Name] = fmt.Sprint(n.PodCIDRs)
+	}
+	if want := map[string]string{"node1": "[10.244.9.2/32]", "node2": "[10.244.9.1/32]"}; fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	if err := config.Check(d.Config(d.Peering.Base(base()))); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestActive: each gateway that begins takes the next term, and one that was active gives way to a later one.
+func TestActive(t *testing.T) {
+	g := rome(t)
+	if d := g.Plan(); d.Ousted || d.Status.Active.Term != 1 {
+		t.Fatalf("%+v", d.Status.Active)
+	}
+	next := NewGateway(Self{Name: "milan", Namespace: "culvert", Node: "node2", Pod: "gw-2", Addresses: []netip.Addr{netip.MustParseAddr("10.244.2.9")}})
+	next.put(g.peering)
+	d := next.Plan()
+	if text(t, d.Status.Active) != `{"pod":"gw-2","node":"node2","addresses":["10.244.2.9"],"term":2}` || d.Ousted {
+		t.Fatalf("%s", text(t, d.Status.Active))
+	}
+	store(next, d)
+	if d := next.Plan(); d.Ousted || d.Status.Active.Term != 2 {
+		t.Errorf("%+v", d.Status.Active)
+	}
+	g.put(next.peering)
+	if d := g.Plan(); !d.Ousted || d.Status.Active.Pod != "gw-2" {
+		t.Errorf("%+v", d.Status.Active)
+	}
+}
+
+// TestNoPeering: without it nobody is peer, and the next one begins afresh.
+func TestNoPeering(t *testing.T) {
+	g := rome(t)
+	g.put(nil)
+	if d := g.Plan(); d.Peering != nil || d.Current != nil || len(d.Waiting) != 1 || d.Waiting[0] != "Peering culvert/milan" {
+		t.Errorf("%+v", d)
+	}
+	g.put(readIn(t, "role: Client", "role: Peer"))
+	if d := g.Plan(); d.Peering != nil {
+		t.Error("the Peering that was deleted is obeyed")
+	}
+	g.put(readIn(t, "  publicKey: xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg=\n", ""))
+	if d := g.Plan(); len(d.Waiting) != 1 || !strings.HasPrefix(d.Waiting[0], "the peer's key") {
+		t.Errorf("%q", d.Waiting)
+	}
+}

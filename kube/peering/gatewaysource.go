@@ -1,0 +1,390 @@
+package peering
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/dynamic"
+
+	"culvert/gateway/config"
+	"culvert/gateway/wgkey"
+	"culvert/kube"
+)
+
+const (
+	lookInterval = time.Second            // for what the gateway knows, and to try again
+	writeTimeout = 10 * time.Second       // of one object
+	lastTimeout  = 2 * time.Second        // of the status that says that the gateway ends
+	rttInterval  = 30 * time.Second       // between two round-trip times
+	breath       = 100 * time.Millisecond // between two changes of the configuration
+)
+
+// Running is the gateway that a GatewaySource drives.
+type Running interface {
+	Apply(*config.Config) error
+	Check() kube.Check
+	// Trouble returns in a sentence why nothing passes; "" if the gateway knows no reason.
+	Trouble() string
+}
+
+// A GatewaySource keeps a gateway as its Peering, the Nodes and their agents say, and writes the Peering's status. Nothing is applied
+// before every list is complete; while the API server is away, all stays as it is.
+type GatewaySource struct {
+	*follower
+	self     Self
+	nodes    string // namespace of TunnelNodes
+	log      *logrus.Entry
+	reporter *kube.Reporter
+	now      func() time.Time
+
+	state *Gateway                   // +checklocks:mu
+	u     *unstructured.Unstructured // the Peering as it came; +checklocks:mu
+	told  []string                   // why the gateway is not as the objects say; +checklocks:mu
+	ready bool                       // +checklocks:mu
+
+	// Of Run alone.
+	base      *config.Config
+	begun     *Peering // what the fixed part of base was made of
+	applied   *config.Config
+	refused   string
+	said      map[string]bool // faults that were logged
+	unsaid    []kube.Event
+	rtt       time.Duration
+	rttAt     time.Time
+	following bool // Pods
+}
+
+// NewGatewaySource returns the source of a gateway. Await and then Run make it work.
+func NewGatewaySource(client dynamic.Interface, self Self, nodeNamespace string, log *logrus.Entry) *GatewaySource {
+	causes := kube.NewCauses(log)
+	return &GatewaySource{
+		follower: newFollower(client, causes), self: self, nodes: nodeNamespace, log: log, now: time.Now, state: NewGateway(self), said: map[string]bool{},
+		reporter: &kube.Reporter{Client: client, Causes: causes, Self: self.Namespace + "/" + self.Name, Node: self.Node, Instance: self.Pod},
+	}
+}
+
+// Await follows the Peering until it is there and good, and returns the configuration that a gateway starts with: base, and what cannot
+// change while the gateway runs.
+func (s *GatewaySource) Await(ctx context.Context, base *config.Config) (*config.Config, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	var tasks sync.WaitGroup
+	defer tasks.Wait()
+	defer cancel()
+	tasks.Go(func() { s.follow(ctx, s.ownPeering()) })
+	tick := time.NewTicker(lookInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-s.wake:
+		case <-tick.C:
+		}
+		s.mu.Lock()
+		plan, p, u := s.state.Plan(), s.state.good, s.u
+		s.mu.Unlock()
+		if p != nil {
+			s.begun, s.base = p, p.Base(base)
+			return s.base, nil
+		}
+		s.tell(plan)
+		s.unsaid = s.reporter.WriteAll(ctx, s.unsaid, s.now())
+		if plan.Current != nil {
+			plan.Status.Conditions = s.conditions(plan, kube.Check{}, "")
+			plan.Status.Message = message(&plan.Status)
+			s.writeStatus(ctx, u, plan)
+		}
+	}
+}
+
+// ownPeering follows the one Peering.
+//
+// +checklocksignore: what it returns is called with mu held
+func (s *GatewaySource) ownPeering() followed {
+	return followed{KindPeering, s.self.Namespace, "metadata.name=" + s.self.Name,
+		func(u *unstructured.Unstructured) { s.u = u; s.state.put(readPeering(u)) },
+		func(string) { s.u = nil; s.state.put(nil) },
+		func() []string {
+			if s.u == nil {
+				return nil
+			}
+			return []string{keyOf(s.u)}
+		}}
+}
+
+// Run drives g, which was made of what Await returned, until ctx ends. It returns an error when the Peering asks for what another
+// process has to begin with.
+func (s *GatewaySource) Run(ctx context.Context, g Running) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var tasks sync.WaitGroup
+	defer tasks.Wait()
+	defer cancel()
+	all, pods := s.watches()
+	for _, w := range all {
+		tasks.Go(func() { s.follow(ctx, w) })
+	}
+	tick := time.NewTicker(lookInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			s.last(context.WithoutCancel(ctx))
+			return nil
+		case <-s.wake:
+		case <-tick.C:
+		}
+		followPods := func() { tasks.Go(func() { s.follow(ctx, pods) }) }
+		if err := s.round(ctx, followPods, g); err != nil {
+			return err
+		}
+		select { // many Pods change at once
+		case <-ctx.Done():
+		case <-time.After(breath):
+		}
+	}
+}
+
+// watches returns what every gateway follows, and what those follow to which Nodes do not tell where pods are.
+//
+// +checklocksignore: what it returns is called with mu held
+func (s *GatewaySource) watches() (all []followed, pods followed) {
+	return []followed{
+		s.ownPeering(),
+		into(kindNode, "", s.state.nodes, readNode),
+		byName(into(KindTunnelNode, s.nodes, s.state.tunnels, readTunnelNode), s.state.tunnels, readTunnelNode),
+	}, into(kindPod, "", s.state.pods, readPod)
+}
+
+// byName has a namespaced kind keyed by names alone.
+func byName[V comparable](w followed, all map[string]V, read func(*unstructured.Unstructured) V) followed {
+	w.put = func(u *unstructured.Unstructured) { all[u.GetName()] = read(u) }
+	w.drop = func(key string) { delete(all, key[strings.LastIndexByte(key, '/')+1:]) }
+	namespace := w.namespace
+	w.keys = func() (keys []string) {
+		for name := range maps.Keys(all) {
+			keys = append(keys, namespace+"/"+name)
+		}
+		return keys
+	}
+	return w
+}
+
+// round applies and writes what has changed. followPods is called when that is to be done from now on.
+func (s *GatewaySource) round(ctx context.Context, followPods func(), g Running) error {
+	s.mu.Lock()
+	want := []string{KindPeering, kindNode, KindTunnelNode}
+	if p := s.state.good; p != nil && p.FollowPods {
+		want = append(want, kindPod)
+	}
+	whole := !slices.ContainsFunc(want, func(kind string) bool { return !s.complete[kind] })
+	var plan *Plan
+	var u *unstructured.Unstructured
+	if whole {
+		plan, u = s.state.Plan(), s.u
+	}
+	s.mu.Unlock()
+	if len(want) == 4 && !s.following {
+		s.following = true
+		followPods()
+	}
+	if !whole {
+		return nil
+	}
+	if plan.Ousted {
+		return fmt.Errorf("status.active of Peering %s/%s names another gateway, pod %s, which began later",
+			s.self.Namespace, s.self.Name, plan.Status.Active.Pod)
+	}
+	if err := s.apply(plan, g); err != nil {
+		return err
+	}
+	s.tell(plan)
+	s.unsaid = s.reporter.WriteAll(ctx, s.unsaid, s.now())
+	if u == nil {
+		return nil
+	}
+	check := g.Check()
+	plan.Status.PublicKey = s.base.WireGuard.PrivateKey.Public().Base64()
+	plan.Status.RTT = s.roundTrip(&check)
+	plan.Status.Conditions = s.conditions(plan, check, g.Trouble())
+	plan.Status.Message = message(&plan.Status)
+	s.writeStatus(ctx, u, plan)
+	return nil
+}
+
+// apply hands what has changed to g.
+func (s *GatewaySource) apply(plan *Plan, g Running) error {
+	next := s.base // without a Peering nobody is peer, and there are no nodes
+	if p := plan.Peering; p != nil {
+		if was := s.begun; p.Role != was.Role || p.MTU != was.MTU || p.Cluster != was.Cluster || p.Peer != was.Peer {
+			return fmt.Errorf("spec.role or spec.mtu of Peering %s/%s has changed: a gateway has to begin anew with it", s.self.Namespace, s.self.Name)
+		}
+		next = plan.Config(s.base)
+	}
+	s.mu.Lock()
+	s.ready = true
+	s.told = slices.Concat(plan.Waiting, plan.Unready)
+	s.mu.Unlock()
+	if s.applied != nil && reflect.DeepEqual(s.applied, next) {
+		return nil
+	}
+	err := g.Apply(next)
+	if err == nil {
+		s.applied, s.refused = next, ""
+		return nil
+	}
+	s.refused = "what the objects say is refused, and what runs stays: " + strings.ReplaceAll(err.Error(), "\n", "; ")
+	return nil
+}
+
+// Ready reports whether every list has been read.
+func (s *GatewaySource) Ready() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ready
+}
+
+// Waiting returns what the gateway waits for, and what is refused.
+func (s *GatewaySource) Waiting() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.told)
+}
+
+// tell logs what is wrong and was not before, and has Events written.
+func (s *GatewaySource) tell(plan *Plan) {
+	faults := plan.Faults
+	if s.refused != "" {
+		plan.Faults = append(plan.Faults, s.refused)
+		faults = plan.Faults
+	}
+	now := map[string]bool{}
+	for _, text := range faults {
+		now[text] = true
+		if !s.said[text] {
+			s.log.WithField("cause", text).Warn("an object cannot be obeyed")
+			meta := kube.Metadata{Name: s.self.Name, Namespace: s.self.Namespace}
+			if plan.Current != nil {
+				meta = plan.Current.Metadata
+			}
+			s.unsaid = append(s.unsaid, kube.Event{APIVersion: Group + "/" + Version, Kind: KindPeering, Metadata: meta, Message: text})
+		}
+	}
+	for _, text := range plan.Waiting {
+		now[text] = true
+		if !s.said[text] {
+			s.log.WithField("for", text).Info("waiting")
+		}
+	}
+	s.said = now
+}
+
+// roundTrip is a round-trip time that does not change all the time.
+func (s *GatewaySource) roundTrip(c *kube.Check) string {
+	if c.State != kube.CheckConnected || c.Latency == 0 {
+		s.rtt = 0
+		return ""
+	}
+	if s.rtt == 0 || s.now().Sub(s.rttAt) >= rttInterval && (c.Latency > s.rtt*5/4 || c.Latency < s.rtt*3/4) {
+		s.rtt, s.rttAt = c.Latency, s.now()
+	}
+	if s.rtt < time.Millisecond {
+		return fmt.Sprintf("%dµs", s.rtt.Microseconds())
+	}
+	return fmt.Sprintf("%.1fms", float64(s.rtt.Microseconds())/1000)
+}
+
+// writeStatus writes the Peering's status if it is another than it has. What has changed meanwhile comes by the watch, and is tried again.
+func (s *GatewaySource) writeStatus(ctx context.Context, u *unstructured.Unstructured, plan *Plan) error {
+	part, err := kube.PartOf(u, "status")
+	if err != nil {
+		return err
+	}
+	var have Status
+	if json.Unmarshal(part, &have) == nil && same(&have, &plan.Status) {
+		return nil
+	}
+	next := with(u, "status", &plan.Status)
+	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
+	defer cancel()
+	_, err = s.client.Resource(paths[KindPeering]).Namespace(s.self.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
+	if !apierrors.IsNotFound(err) {
+		s.causes.Log(ctx, "update", "peerings/status", err)
+	}
+	return err
+}
+
+// same reports whether two statuses say the same. The API server may leave out what is empty.
+func same(a, b *Status) bool {
+	x, errX := json.Marshal(a)
+	y, errY := json.Marshal(b)
+	return errX == nil && errY == nil && string(x) == string(y)
+}
+
+// last says that the gateway ends.
+func (s *GatewaySource) last(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, lastTimeout)
+	defer cancel()
+	s.mu.Lock()
+	plan, u := s.state.Plan(), s.u
+	s.mu.Unlock()
+	if u == nil || plan.Current == nil || plan.Ousted || plan.Current.Status.Active == nil || plan.Current.Status.Active.Pod != s.self.Pod {
+		return // another one is active
+	}
+	plan.Status.Conditions = s.set(plan, plan.Status.Conditions,
+		&Condition{Type: Connected, Status: "False", Reason: "GatewayStopped", Message: "the gateway's pod has ended"})
+	plan.Status.Message, plan.Status.RTT = message(&plan.Status), ""
+	s.writeStatus(ctx, u, plan)
+}
+
+// Key returns the gateway's WireGuard key, which its Secret has. An empty Secret gets a new one.
+func Key(ctx context.Context, client dynamic.Interface, namespace, name string) (wgkey.Key, error) {
+	secrets := client.Resource(paths["Secret"]).Namespace(namespace)
+	of := fmt.Sprintf("Secret %s/%s", namespace, name)
+	for {
+		u, err := secrets.Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return wgkey.Key{}, fmt.Errorf("%s: %w; culvert kube template --peering prints it", of, err)
+		}
+		text, found, err := unstructured.NestedString(u.Object, "data", keyField)
+		if err != nil {
+			return wgkey.Key{}, fmt.Errorf("%s: data: %w", of, err)
+		}
+		if found && text != "" {
+			var raw []byte
+			if json.Unmarshal([]byte(`"`+text+`"`), &raw) != nil {
+				return wgkey.Key{}, fmt.Errorf("%s: data.%s: not base64", of, keyField)
+			}
+			key, err := wgkey.Parse(raw)
+			if err != nil {
+				return wgkey.Key{}, fmt.Errorf("%s: data.%s: %w; empty it, and the gateway makes a new one", of, keyField, err)
+			}
+			return key, nil
+		}
+		key := wgkey.NewPrivate()
+		encoded, err := json.Marshal([]byte(key.Base64()))
+		if err != nil {
+			return wgkey.Key{}, err
+		}
+		u.Object["data"] = map[string]any{keyField: strings.Trim(string(encoded), `"`)}
+		switch _, err := secrets.Update(ctx, u, metav1.UpdateOptions{}); {
+		case err == nil:
+			return key, nil
+		case !apierrors.IsConflict(err):
+			return wgkey.Key{}, fmt.Errorf("%s: %w", of, err)
+		}
+	}
+}
+
+// keyField is the field of the Secret.
+const keyField = "privateKey"

@@ -1,0 +1,213 @@
+package peering
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/base32"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"culvert/gateway/node/links"
+	"culvert/gateway/node/remote"
+	"culvert/gateway/wgkey"
+	"culvert/geneve"
+	"culvert/nat/rules"
+)
+
+// A Node is what all objects together say about the links and routes of one node. It belongs to one goroutine.
+type Node struct {
+	name     string
+	api      []netip.Addr // of the API server, as this node reaches it
+	peerings map[string]*Peering
+	nodes    map[string]*node
+	services map[string]*service
+}
+
+// NewNode returns the Node of a name in a cluster without objects.
+func NewNode(name string, api []netip.Addr) *Node {
+	return &Node{name: name, api: api, peerings: map[string]*Peering{}, nodes: map[string]*node{}, services: map[string]*service{}}
+}
+
+// A service is the addresses of a Service inside the cluster.
+type service []netip.Addr
+
+func readService(u *unstructured.Unstructured) *service {
+	var spec struct {
+		ClusterIPs []string `json:"clusterIPs"`
+	}
+	var s service
+	if json.Unmarshal(objectOf(kindService, u).Spec, &spec) == nil {
+		for _, ip := range spec.ClusterIPs {
+			if a, err := netip.ParseAddr(ip); err == nil { // a headless one has "None"
+				s = append(s, a)
+			}
+		}
+	}
+	if len(s) == 0 {
+		return nil
+	}
+	return &s
+}
+
+// A NodePlan is what a node is to have for each Peering.
+type NodePlan struct {
+	Peers []NodePeer
+	// Refused are Peerings that this node does not obey, and Waiting those that have not all that it takes yet, with the reason.
+	Refused, Waiting map[string]string
+}
+
+// A NodePeer is what a node has for one Peering.
+type NodePeer struct {
+	Peering string
+	Here    bool // the gateway is on this node
+	Link    links.Link
+	Routes  remote.Peer
+}
+
+// Plan returns what follows from the objects. Whoever may write Peerings says where packets of this node go: what would take
+// addresses that the cluster itself uses is refused, whatever else says it.
+func (n *Node) Plan() *NodePlan {
+	d := &NodePlan{Refused: map[string]string{}, Waiting: map[string]string{}}
+	var accepted []*Peering
+	for _, p := range n.inOrder() {
+		name := p.Metadata.Name
+		if p.Deleting {
+			continue
+		}
+		if why := cmp.Or(p.Fault(), n.taken(p), besides(p, accepted)); why != "" {
+			d.Refused[name] = why
+			continue
+		}
+		accepted = append(accepted, p)
+		peer, why := n.peer(p)
+		if why != "" {
+			d.Waiting[name] = why
+			continue
+		}
+		d.Peers = append(d.Peers, peer)
+	}
+	return d
+}
+
+// inOrder returns the Peerings, the oldest first.
+func (n *Node) inOrder() []*Peering {
+	return slices.SortedFunc(maps.Values(n.peerings), func(a, b *Peering) int {
+		return cmp.Or(a.Metadata.Created.Compare(b.Metadata.Created), strings.Compare(a.Metadata.Name, b.Metadata.Name))
+	})
+}
+
+// fields are the CIDRs of a Peering that become addresses and routes of nodes, by field.
+func (p *Peering) fields(visit func(field string, c netip.Prefix) (stop bool)) {
+	if visit("spec.internalCIDR", p.Internal) {
+		return
+	}
+	for i, r := range p.Remote {
+		if visit(p.remoteField(i), r.Remapped) {
+			return
+		}
+	}
+}
+
+// taken returns what of the cluster's own a Peering would take; "" = nothing.
+func (n *Node) taken(p *Peering) (why string) {
+	p.fields(func(field string, c netip.Prefix) bool {
+		of := func(a netip.Addr, format string, args ...any) {
+			if why == "" && c.Contains(a) {
+				why = fmt.Sprintf("%s: %s contains %s, %s", field, c, a, fmt.Sprintf(format, args...))
+			}
+		}
+		for _, a := range n.api {
+			of(a, "an address of the API server")
+		}
+		for _, name := range slices.Sorted(maps.Keys(n.nodes)) {
+			other := n.nodes[name]
+			for _, a := range other.addresses {
+				of(a, "an address of node %s", name)
+			}
+			for _, pods := range other.pods {
+				if why == "" && c.Overlaps(pods) {
+					why = fmt.Sprintf("%s: %s overlaps %s, the pods of node %s", field, c, pods, name)
+				}
+			}
+		}
+		first := ""
+		for key, s := range n.services {
+			if slices.ContainsFunc(*s, c.Contains) && (first == "" || key < first) {
+				first = key
+			}
+		}
+		if first != "" {
+			at := *n.services[first]
+			of(at[slices.IndexFunc(at, c.Contains)], "the address of Service %s", first)
+		}
+		return why != ""
+	})
+	return why
+}
+
+// besides returns what a Peering has that an older one has too; "" = nothing.
+func besides(p *Peering, older []*Peering) (why string) {
+	for _, o := range older {
+		if p.PublicKey != (wgkey.Key{}) && p.PublicKey == o.PublicKey {
+			return fmt.Sprintf("spec.publicKey: Peering %s has it too, and is older", o.Metadata.Name)
+		}
+		p.fields(func(field string, c netip.Prefix) bool {
+			o.fields(func(theirs string, taken netip.Prefix) bool {
+				if c.Overlaps(taken) {
+					why = fmt.Sprintf("%s: %s overlaps %s of Peering %s (%s), which is older", field, c, theirs, o.Metadata.Name, taken)
+				}
+				return why != ""
+			})
+			return why != ""
+		})
+		if why != "" {
+			return why
+		}
+	}
+	return ""
+}
+
+// peer returns what this node has for a good Peering, or what is missing.
+func (n *Node) peer(p *Peering) (peer NodePeer, missing string) {
+	i := slices.IndexFunc(p.Status.Nodes, func(a Assigned) bool { return a.Name == n.name })
+	if i < 0 {
+		return peer, "status.nodes: this node is not there yet; the gateway assigns its address"
+	}
+	a := p.Status.Nodes[i]
+	address, err := netip.ParseAddr(a.Address)
+	if err != nil || !p.Internal.Contains(address) || address == p.GatewayAddress() || a.VNI == 0 || a.VNI > maxVNI {
+		return peer, fmt.Sprintf("status.nodes[%d]: VNI %d and address %q are none of spec.internalCIDR %s", i, a.VNI, a.Address, p.Internal)
+	}
+	active := p.Status.Active
+	if active == nil || len(active.Addresses) == 0 {
+		return peer, "status.active: there is no gateway yet"
+	}
+	gateway, err := netip.ParseAddr(active.Addresses[0])
+	if err != nil || !gateway.IsGlobalUnicast() {
+		return peer, fmt.Sprintf("status.active.addresses[0]: %q is no address of a host", active.Addresses[0])
+	}
+	if slices.ContainsFunc(p.Remote, func(r rules.RemoteCIDR) bool { return r.Remapped.Contains(gateway) }) {
+		return peer, fmt.Sprintf("status.active.addresses[0]: %s is an address of the other cluster", gateway)
+	}
+	l := links.Link{Name: linkName(p.Metadata.Name), VNI: geneve.VNI(a.VNI), MTU: p.MTU, Remote: gateway, Address: address, Gateway: p.GatewayAddress()}
+	return NodePeer{
+		Peering: p.Metadata.Name, Here: active.Node == n.name, Link: l,
+		Routes: remote.Peer{Name: p.Metadata.Name, Link: l.Name, Gateway: l.Gateway, Local: p.Pods, Remote: p.Seen()},
+	}, ""
+}
+
+// linkName is the name of a Peering's device on nodes.
+func linkName(peering string) string {
+	const prefix, most = "cv-", 15 // IFNAMSIZ
+	if len(prefix)+len(peering) <= most && !strings.ContainsAny(peering, "/: ") {
+		return prefix + peering
+	}
+	sum := sha256.Sum256([]byte(peering))
+	return prefix + strings.ToLower(base32.StdEncoding.EncodeToString(sum[:])[:most-len(prefix)])
+}

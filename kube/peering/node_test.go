@@ -1,0 +1,162 @@
+package peering
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"culvert/gateway/node/links"
+	"culvert/gateway/node/remote"
+)
+
+// node2 is that node of rome's cluster, with what rome's gateway has written.
+func node2(t testing.TB) *Node {
+	n := NewNode("node2", []netip.Addr{netip.MustParseAddr("192.0.2.60")})
+	g := rome(t)
+	n.peerings["milan"] = g.peering
+	for name, o := range g.nodes {
+		n.nodes[name] = o
+	}
+	n.services["default/kubernetes"] = readService(object(t, "{spec: {clusterIPs: [10.96.0.1]}}"))
+	return n
+}
+
+// TestNodePlan: a node has a link to the gateway where that is, and routes to the other cluster through it.
+func TestNodePlan(t *testing.T) {
+	d := node2(t).Plan()
+	addr := netip.MustParseAddr
+	if len(d.Peers) != 1 || len(d.Refused)+len(d.Waiting) > 0 {
+		t.Fatalf("%+v", d)
+	}
+	p := d.Peers[0]
+	if want := (links.Link{Name: "cv-milan", VNI: 2, MTU: 1400, Remote: addr("10.244.1.9"), Address: addr("10.80.0.3"), Gateway: addr("10.80.0.1")}); p.Link != want || p.Here {
+		t.Errorf("%+v, want %+v", p.Link, want)
+	}
+	if got := fmt.Sprint(p.Routes); got != "{milan cv-milan 10.80.0.1 [10.244.0.0/16] [10.61.0.0/16 10.71.0.0/24]}" {
+		t.Error(got)
+	}
+}
+
+// TestNodeRefuses: whatever spec or status says, a node gives no peer what the cluster itself uses, and no gateway but where one can be.
+func TestNodeRefuses(t *testing.T) {
+	const pods = "remap: 10.61.0.0/16"
+	for _, c := range []struct{ old, new, want string }{
+		{pods, "remap: 172.18.0.0/16", "spec.remote.podCIDRs[0].remap: 172.18.0.0/16 contains 172.18.0.1, an address of node node1"},
+		{pods, "remap: 10.96.0.0/16", "spec.remote.podCIDRs[0].remap: 10.96.0.0/16 contains 10.96.0.1, the address of Service default/kubernetes"},
+		{"{cidr: 10.70.0.0/24, remap: 10.71.0.0/24}", "{cidr: 192.0.2.0/24}", "spec.remote.externalCIDR.cidr: 192.0.2.0/24 contains 192.0.2.60, an address of the API server"},
+		{"10.80.0.0/24", "172.18.0.0/24", "spec.internalCIDR: 172.18.0.0/24 contains 172.18.0.1, an address of node node1"},
+		{pods, "remap: 0.0.0.0/0", "spec.remote.podCIDRs[0].remap: 0.0.0.0/0 is shorter than /8"},
+		{"podCIDRs: [10.244.0.0/16], ext", "podCIDRs: [10.9.0.0/16], ext", ""}, // below
+	} {
+		n := node2(t)
+		p := readIn(t, c.old, c.new)
+		p.Status = n.peerings["milan"].Status
+		n.peerings["milan"] = p
+		if c.want == "" { // a spec that lies about this cluster's pods
+			p = readIn(t, c.old, c.new, pods, "remap: 10.244.0.0/16")
+			n.peerings["milan"], c.want = p, "spec.remote.podCIDRs[0].cidr: 10.244.0.0/16 overlaps 10.244.1.0/24, the pods of node node1"
+		}
+		d := n.Plan()
+		if got := d.Refused["milan"]; !strings.Contains(got, c.want) || len(d.Peers) > 0 {
+			t.Errorf("%s: %q, want %q", c.new, got, c.want)
+		}
+	}
+	for _, c := range []struct {
+		change func(*Status)
+		want   string
+	}{
+		{func(s *Status) { s.Nodes = s.Nodes[:1] }, "status.nodes: this node is not there yet"},
+		{func(s *Status) { s.Nodes[1].Address = "10.99.0.1" }, `status.nodes[1]: VNI 2 and address "10.99.0.1" are none of spec.internalCIDR`},
+		{func(s *Status) { s.Nodes[1].Address = "10.80.0.1" }, "are none of spec.internalCIDR"},
+		{func(s *Status) { s.Nodes[1].VNI = 1 << 24 }, "VNI 16777216"},
+		{func(s *Status) { s.Active = nil }, "status.active: there is no gateway yet"},
+		{func(s *Status) { s.Active.Addresses = []string{"127.0.0.1"} }, `status.active.addresses[0]: "127.0.0.1" is no address of a host`},
+		{func(s *Status) { s.Active.Addresses = []string{"10.61.0.9"} }, "status.active.addresses[0]: 10.61.0.9 is an address of the other cluster"},
+	} {
+		n := node2(t)
+		p := *n.peerings["milan"]
+		p.Status.Nodes, p.Status.Active = slices.Clone(p.Status.Nodes), new(*p.Status.Active)
+		c.change(&p.Status)
+		n.peerings["milan"] = &p
+		if d := n.Plan(); !strings.Contains(d.Waiting["milan"], c.want) || len(d.Peers) > 0 {
+			t.Errorf("%q, want %q", d.Waiting["milan"], c.want)
+		}
+	}
+}
+
+// TestNodeTwoPeerings: of two that have something in common, the older one is obeyed.
+func TestNodeTwoPeerings(t *testing.T) {
+	const key = "publicKey: xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg="
+	turin := []string{"name: milan, namespace", "name: turin, namespace", "peer: milan", "peer: turin", "10.80.0.0/24", "10.81.0.0/24", "remap: 10.61.0.0/16", "remap: 10.62.0.0/16",
+		"remap: 10.71.0.0/24", "remap: 10.72.0.0/24", key, "mtu: 1400", "  mtu: 1400\n", ""}
+	for _, c := range []struct{ old, new, want string }{
+		{"", "", ""},
+		{key, key, "spec.publicKey: Peering milan has it too, and is older"},
+		{"remap: 10.61.0.0/16", "remap: 10.61.0.0/16", "spec.remote.podCIDRs[0].remap: 10.61.0.0/16 overlaps spec.remote.podCIDRs[0].remap of Peering milan (10.61.0.0/16), which is older"},
+		{"10.80.0.0/24", "10.80.0.0/16", "spec.internalCIDR: 10.80.0.0/16 overlaps spec.internalCIDR of Peering milan (10.80.0.0/24), which is older"},
+		{"remap: 10.71.0.0/24", "remap: 10.80.0.0/24", "spec.remote.externalCIDR.remap: 10.80.0.0/24 overlaps spec.internalCIDR of Peering milan"},
+	} {
+		n := node2(t)
+		replace := slices.Clone(turin)
+		for i := 0; i < len(replace); i += 2 {
+			if replace[i] == c.old {
+				replace[i+1] = c.new
+			}
+		}
+		p := readIn(t, replace...)
+		p.Metadata.Created = start.Add(time.Hour)
+		p.Status = n.peerings["milan"].Status
+		p.Status.Nodes = []Assigned{{Name: "node2", VNI: 1, Address: strings.TrimSuffix(p.Internal.Addr().String(), ".0") + ".2"}}
+		n.peerings["turin"] = p
+		d := n.Plan()
+		if got := d.Refused["turin"]; !strings.HasPrefix(got, c.want) || (got == "") != (c.want == "") {
+			t.Errorf("%q: %q, want %q; %q", c.new, got, c.want, d.Waiting)
+		}
+		if want := map[bool]int{true: 2, false: 1}[c.want == ""]; len(d.Peers) != want || d.Peers[0].Peering != "milan" {
+			t.Errorf("%q: %d peers, want %d", c.new, len(d.Peers), want)
+		}
+	}
+}
+
+// TestNodeStatus: a Peering is ready when its link carries packets and its routes are there.
+func TestNodeStatus(t *testing.T) {
+	d := node2(t).Plan()
+	link := links.Status{Link: d.Peers[0].Link, State: links.Carried}
+	route := remote.Status{Name: "milan"}
+	for _, c := range []struct {
+		links  []links.Status
+		routes []remote.Status
+		ready  bool
+		want   string
+	}{
+		{nil, nil, false, "the link is being made"},
+		{[]links.Status{link}, nil, false, "the routes are being made"},
+		{[]links.Status{link}, []remote.Status{route}, true, ""},
+		{[]links.Status{link}, []remote.Status{{Name: "milan", Warning: "nftables refuses"}}, true, "nftables refuses"},
+		{[]links.Status{link}, []remote.Status{{Name: "milan", Err: errors.New("overlaps")}}, false, "overlaps"},
+		{[]links.Status{{Link: link.Link, State: links.Refused, Err: errors.New("exists")}}, []remote.Status{route}, false, "exists"},
+		{[]links.Status{{Link: link.Link, State: links.Kernel}}, []remote.Status{route}, false, "ip link del cv-milan"},
+		{[]links.Status{{Link: links.Link{Name: "cv-milan"}, State: links.Carried}}, []remote.Status{route}, false, "the link is being made"}, // of before
+	} {
+		s := d.status(c.links, c.routes)
+		if len(s.Peerings) != 1 || s.Peerings[0].Ready != c.ready || !strings.Contains(s.Peerings[0].Message, c.want) || (c.want == "") != (s.Message == "") {
+			t.Errorf("%+v, want %t %q", s, c.ready, c.want)
+		}
+	}
+}
+
+// TestLinkName: names are good names of devices, and those of different Peerings differ.
+func TestLinkName(t *testing.T) {
+	seen := map[string]string{}
+	for _, name := range []string{"a", "milan", "twelve-bytes", "thirteen-byte", strings.Repeat("a", 39), strings.Repeat("a", 40)} {
+		l := linkName(name)
+		if len(l) > 15 || !strings.HasPrefix(l, "cv-") || seen[l] != "" {
+			t.Errorf("%s: %s, which is of %q too", name, l, seen[l])
+		}
+		seen[l] = name
+	}
+}

@@ -1,0 +1,158 @@
+package peering
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"culvert/kube"
+)
+
+// A node is what is used of a Node.
+type node struct {
+	meta      kube.Metadata
+	deleting  bool
+	pods      []netip.Prefix
+	addresses []netip.Addr
+}
+
+// objectOf reads the parts of an object that all kinds have.
+func objectOf(kind string, u *unstructured.Unstructured) *kube.Object {
+	o := &kube.Object{Kind: kind, Metadata: kube.Metadata{Name: u.GetName(), Namespace: u.GetNamespace(), UID: string(u.GetUID()),
+		Labels: u.GetLabels(), Created: u.GetCreationTimestamp().Time}}
+	for name, part := range map[string]*json.RawMessage{"spec": &o.Spec, "status": &o.Status} {
+		if raw, err := kube.PartOf(u, name); err == nil {
+			*part = raw
+		}
+	}
+	return o
+}
+
+func readPeering(u *unstructured.Unstructured) *Peering {
+	return ReadPeering(objectOf(KindPeering, u), u.GetGeneration(), u.GetDeletionTimestamp() != nil)
+}
+
+func readNode(u *unstructured.Unstructured) *node {
+	o := objectOf(kindNode, u)
+	var spec struct {
+		PodCIDR  string   `json:"podCIDR"`
+		PodCIDRs []string `json:"podCIDRs"`
+	}
+	var status struct {
+		Addresses []struct {
+			Address string `json:"address"`
+		} `json:"addresses"`
+	}
+	json.Unmarshal(o.Spec, &spec) // the API server has checked it
+	json.Unmarshal(o.Status, &status)
+	n := &node{meta: o.Metadata, deleting: u.GetDeletionTimestamp() != nil}
+	if len(spec.PodCIDRs) == 0 && spec.PodCIDR != "" {
+		spec.PodCIDRs = []string{spec.PodCIDR}
+	}
+	for _, c := range spec.PodCIDRs {
+		if p, err := netip.ParsePrefix(c); err == nil {
+			n.pods = append(n.pods, p.Masked())
+		}
+	}
+	for _, a := range status.Addresses {
+		if addr, err := netip.ParseAddr(a.Address); err == nil { // others are host names
+			n.addresses = append(n.addresses, addr)
+		}
+	}
+	return n
+}
+
+// A pod is where a pod's addresses are.
+type pod struct {
+	node      string
+	addresses []netip.Addr
+}
+
+// readPod returns nil for a pod that has no address of its own.
+func readPod(u *unstructured.Unstructured) *pod {
+	o := objectOf(kindPod, u)
+	var spec struct {
+		NodeName    string `json:"nodeName"`
+		HostNetwork bool   `json:"hostNetwork"`
+	}
+	var status struct {
+		Phase  string `json:"phase"`
+		PodIPs []struct {
+			IP string `json:"ip"`
+		} `json:"podIPs"`
+	}
+	if json.Unmarshal(o.Spec, &spec) != nil || json.Unmarshal(o.Status, &status) != nil || spec.HostNetwork || spec.NodeName == "" ||
+		status.Phase == "Succeeded" || status.Phase == "Failed" {
+		return nil
+	}
+	p := &pod{node: spec.NodeName}
+	for _, ip := range status.PodIPs {
+		if a, err := netip.ParseAddr(ip.IP); err == nil && a.Is4() {
+			p.addresses = append(p.addresses, a)
+		}
+	}
+	if len(p.addresses) == 0 {
+		return nil
+	}
+	return p
+}
+
+// A tunnelNode is what the agent of a node tells.
+type tunnelNode struct {
+	meta          kube.Metadata
+	fault         string
+	local, remote netip.Addr      // invalid: not known yet
+	ready         map[string]bool // by the name of a Peering
+	messages      map[string]string
+}
+
+// NodeSpec is the spec of a TunnelNode.
+type NodeSpec struct {
+	Local  string `json:"local,omitempty"`
+	Remote string `json:"remote,omitempty"`
+}
+
+// NodeStatus is the status of a TunnelNode.
+type NodeStatus struct {
+	Message  string        `json:"message"`
+	Peerings []NodePeering `json:"peerings"`
+}
+
+// NodePeering is what became of one Peering on a node.
+type NodePeering struct {
+	Name    string `json:"name"`
+	Ready   bool   `json:"ready"`
+	Message string `json:"message,omitempty"`
+}
+
+func readTunnelNode(u *unstructured.Unstructured) *tunnelNode {
+	o := objectOf(KindTunnelNode, u)
+	t := &tunnelNode{meta: o.Metadata, ready: map[string]bool{}, messages: map[string]string{}}
+	var spec NodeSpec
+	if t.fault = kube.ReadPart("spec", o.Spec, &spec); t.fault != "" {
+		return t
+	}
+	for _, a := range []struct {
+		field, value string
+		to           *netip.Addr
+	}{{"spec.local", spec.Local, &t.local}, {"spec.remote", spec.Remote, &t.remote}} {
+		if a.value == "" {
+			continue
+		}
+		addr, err := netip.ParseAddr(a.value)
+		if err != nil || addr.Zone() != "" || !addr.IsGlobalUnicast() || addr.Is4In6() {
+			t.fault = fmt.Sprintf("%s: %q is no address of a host", a.field, a.value)
+			return t
+		}
+		*a.to = addr
+	}
+	var status NodeStatus
+	if json.Unmarshal(o.Status, &status) == nil {
+		for _, p := range status.Peerings {
+			t.ready[p.Name], t.messages[p.Name] = p.Ready, p.Message
+		}
+	}
+	return t
+}

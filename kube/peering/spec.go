@@ -1,0 +1,313 @@
+package peering
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"culvert/gateway/config"
+	"culvert/gateway/configfile"
+	"culvert/gateway/wgkey"
+	"culvert/kube"
+	"culvert/nat/packet"
+	"culvert/nat/rules"
+)
+
+// The kinds, and where the API server has them.
+const (
+	Group   = "culvert.io"
+	Version = "v1alpha1"
+
+	KindPeering    = "Peering"
+	KindTunnelNode = "TunnelNode"
+	kindNode       = "Node"
+	kindPod        = "Pod"
+	kindService    = "Service"
+
+	// GatewayNamespace is the namespace of Peerings and gateways, NodeNamespace that of TunnelNodes and agents, unless flags say otherwise.
+	GatewayNamespace = "culvert"
+	NodeNamespace    = "culvert-nodes"
+)
+
+// minBits is the least length of a CIDR: a shorter one takes too much of the Internet to be anything but a mistake.
+const minBits = 8
+
+// Spec is the spec of a Peering as the API server has it.
+type Spec struct {
+	Cluster      string     `json:"cluster"`
+	Peer         string     `json:"peer"`
+	Role         string     `json:"role"` // Server or Client
+	PublicKey    string     `json:"publicKey,omitempty"`
+	Endpoint     string     `json:"endpoint,omitempty"`
+	MTU          int        `json:"mtu,omitempty"`
+	PodsFrom     string     `json:"podsFrom,omitempty"` // Nodes or Pods
+	InternalCIDR string     `json:"internalCIDR"`
+	Local        SpecLocal  `json:"local"`
+	Remote       SpecRemote `json:"remote"`
+}
+
+// SpecLocal is what the peer may know of this cluster.
+type SpecLocal struct {
+	PodCIDRs     []string `json:"podCIDRs"`
+	ExternalCIDR string   `json:"externalCIDR,omitempty"`
+}
+
+// SpecRemote is what the other cluster has.
+type SpecRemote struct {
+	PodCIDRs     []SpecRemap `json:"podCIDRs"`
+	ExternalCIDR *SpecRemap  `json:"externalCIDR,omitempty"`
+}
+
+// SpecRemap is a CIDR of the other cluster, and how this one sees it; "" = as it is.
+type SpecRemap struct {
+	CIDR  string `json:"cidr"`
+	Remap string `json:"remap,omitempty"`
+}
+
+// Status is the status of a Peering.
+type Status struct {
+	PublicKey  string       `json:"publicKey,omitempty"` // of this cluster's gateway
+	RTT        string       `json:"rtt,omitempty"`
+	Message    string       `json:"message"`
+	NodesReady string       `json:"nodesReady,omitempty"` // such as 2/3
+	Active     *Active      `json:"active,omitempty"`
+	Nodes      []Assigned   `json:"nodes,omitempty"`
+	Conditions []*Condition `json:"conditions,omitempty"`
+}
+
+// Active is where the gateway is.
+type Active struct {
+	Pod       string   `json:"pod"`
+	Node      string   `json:"node"`
+	Addresses []string `json:"addresses"`
+	Term      int64    `json:"term"`
+}
+
+// Assigned is a node's end of the tunnel to the gateway.
+type Assigned struct {
+	Name    string `json:"name"`
+	VNI     uint32 `json:"vni"`
+	Address string `json:"address"`
+}
+
+// A Condition is one as Kubernetes has them.
+type Condition struct {
+	Type     string `json:"type"`
+	Status   string `json:"status"` // True, False or Unknown
+	Reason   string `json:"reason"`
+	Message  string `json:"message"`
+	Observed int64  `json:"observedGeneration,omitempty"`
+	Since    string `json:"lastTransitionTime"`
+}
+
+// A Peering is a Peering that was read. Without faults it is valid in itself.
+type Peering struct {
+	Metadata   kube.Metadata
+	Generation int64
+	Deleting   bool
+	Faults     []string // each begins with the path of its field
+	Status     Status
+
+	Cluster, Peer string
+	Role          config.Role
+	PublicKey     wgkey.Key // zero: none yet
+	Endpoint      string    // of a client
+	MTU           int
+	FollowPods    bool // Pods say where their addresses are, not Nodes
+	Internal      netip.Prefix
+	Pods          []netip.Prefix // of this cluster
+	External      netip.Prefix   // invalid: none
+	Remote        []rules.RemoteCIDR
+}
+
+func (p *Peering) add(field, format string, args ...any) {
+	p.Faults = append(p.Faults, field+": "+fmt.Sprintf(format, args...))
+}
+
+// ReadPeering reads a Peering.
+func ReadPeering(o *kube.Object, generation int64, deleting bool) *Peering {
+	p := &Peering{Metadata: o.Metadata, Generation: generation, Deleting: deleting}
+	var spec Spec
+	if fault := kube.ReadPart("spec", o.Spec, &spec); fault != "" {
+		p.Faults = append(p.Faults, fault)
+		return p
+	}
+	json.Unmarshal(o.Status, &p.Status) // what cannot be read is written anew
+	p.read(&spec)
+	return p
+}
+
+func (p *Peering) read(s *Spec) {
+	p.Cluster, p.Peer, p.Endpoint, p.MTU = s.Cluster, s.Peer, s.Endpoint, cmp.Or(s.MTU, int(config.DefaultMTU))
+	e := new(configfile.Errors)
+	e.Name("spec.cluster", s.Cluster, configfile.MaxLabel)
+	e.Name("spec.peer", s.Peer, configfile.MaxLabel)
+	if err := e.Err(); err != nil {
+		p.Faults = append(p.Faults, strings.Split(err.Error(), "\n")...)
+	}
+	if s.Cluster == s.Peer {
+		p.add("spec.peer", "%q is this cluster's own ID", s.Peer)
+	}
+	switch s.Role {
+	case "Server":
+		p.Role, p.Endpoint = config.Server, ""
+	case "Client":
+		p.checkEndpoint()
+	default:
+		p.add("spec.role", "%q is neither Server nor Client", s.Role)
+	}
+	if s.PublicKey != "" {
+		var err error
+		if p.PublicKey, err = wgkey.Parse([]byte(s.PublicKey)); err != nil {
+			p.add("spec.publicKey", "%v", err)
+		} else if s.PublicKey == p.Status.PublicKey {
+			p.add("spec.publicKey", "is the key of this cluster's own gateway; give the peer's")
+		}
+	}
+	if p.MTU < 576 || p.MTU > 9000 {
+		p.add("spec.mtu", "%d is out of range; want 576 to 9000", p.MTU)
+	}
+	switch s.PodsFrom {
+	case "", "Nodes":
+	case "Pods":
+		p.FollowPods = true
+	default:
+		p.add("spec.podsFrom", "%q is neither Nodes nor Pods", s.PodsFrom)
+	}
+	p.Internal = p.prefix("spec.internalCIDR", s.InternalCIDR)
+	if p.Internal.IsValid() && p.Internal.Bits() > 30 {
+		p.add("spec.internalCIDR", "%s has no room for a gateway and a node", p.Internal)
+	}
+	for i, c := range s.Local.PodCIDRs {
+		p.Pods = append(p.Pods, p.prefix(fmt.Sprintf("spec.local.podCIDRs[%d]", i), c))
+	}
+	if len(p.Pods) == 0 {
+		p.add("spec.local.podCIDRs", "missing")
+	}
+	if s.Local.ExternalCIDR != "" {
+		p.External = p.prefix("spec.local.externalCIDR", s.Local.ExternalCIDR)
+	}
+	for i := range s.Remote.PodCIDRs {
+		p.remap(fmt.Sprintf("spec.remote.podCIDRs[%d]", i), &s.Remote.PodCIDRs[i], false)
+	}
+	if len(s.Remote.PodCIDRs) == 0 {
+		p.add("spec.remote.podCIDRs", "missing")
+	}
+	if s.Remote.ExternalCIDR != nil {
+		p.remap("spec.remote.externalCIDR", s.Remote.ExternalCIDR, true)
+	}
+	p.overlaps()
+}
+
+func (p *Peering) checkEndpoint() {
+	host, port, err := net.SplitHostPort(p.Endpoint)
+	if p.Endpoint == "" {
+		p.add("spec.endpoint", "missing; a Client has to know where the Server is: host:port")
+		return
+	}
+	if n, e := strconv.ParseUint(port, 10, 16); err != nil || e != nil || n == 0 {
+		p.add("spec.endpoint", "%q is not host:port", p.Endpoint)
+		return
+	}
+	if _, err := netip.ParseAddr(host); err != nil && !configfile.IsHostName(host) {
+		p.add("spec.endpoint", "%q is neither an address nor a host name", host)
+	}
+}
+
+// prefix reads a CIDR; the zero Prefix after a fault.
+func (p *Peering) prefix(field, value string) netip.Prefix {
+	c, err := netip.ParsePrefix(value)
+	switch {
+	case err != nil || !c.Addr().Is4():
+		p.add(field, "%q is no IPv4 CIDR such as 10.61.0.0/16", value)
+	case c != c.Masked():
+		p.add(field, "%s has bits to the right of its length; want %s", c, c.Masked())
+	case c.Bits() < minBits:
+		p.add(field, "%s is shorter than /%d", c, minBits)
+	case !packet.Forwardable(c.Addr()) || !packet.Forwardable(last(c)):
+		p.add(field, "%s has addresses that routers do not forward to", c)
+	default:
+		return c
+	}
+	return netip.Prefix{}
+}
+
+// last returns the last address of an IPv4 prefix.
+func last(c netip.Prefix) netip.Addr {
+	a := c.Addr().As4()
+	for i := c.Bits(); i < 32; i++ {
+		a[i/8] |= 0x80 >> (i % 8)
+	}
+	return netip.AddrFrom4(a)
+}
+
+func (p *Peering) remap(field string, r *SpecRemap, external bool) {
+	real := p.prefix(field+".cidr", r.CIDR)
+	seen := real
+	if r.Remap != "" {
+		seen = p.prefix(field+".remap", r.Remap)
+	}
+	if real.IsValid() && seen.IsValid() && real.Bits() != seen.Bits() {
+		p.add(field+".remap", "%s and %s differ in length; a remap is 1:1, want a /%d", seen, real, real.Bits())
+	}
+	p.Remote = append(p.Remote, rules.RemoteCIDR{Real: real, Remapped: seen, External: external})
+}
+
+// overlaps finds what the cluster sees as different things and is not.
+func (p *Peering) overlaps() {
+	type place struct {
+		field  string
+		prefix netip.Prefix
+	}
+	seen := []place{{"spec.internalCIDR", p.Internal}, {"spec.local.externalCIDR", p.External}}
+	for i, c := range p.Pods {
+		seen = append(seen, place{fmt.Sprintf("spec.local.podCIDRs[%d]", i), c})
+	}
+	for i := range p.Remote {
+		seen = append(seen, place{p.remoteField(i), p.Remote[i].Remapped})
+	}
+	for i, b := range seen {
+		for _, a := range seen[:i] {
+			if a.prefix.IsValid() && b.prefix.IsValid() && a.prefix.Overlaps(b.prefix) {
+				p.add(b.field, "%s overlaps %s (%s); choose a remap that nothing uses", b.prefix, a.field, a.prefix)
+			}
+		}
+	}
+}
+
+// remoteField is the path of how this cluster sees a CIDR of the other one.
+func (p *Peering) remoteField(i int) string {
+	field := fmt.Sprintf("spec.remote.podCIDRs[%d]", i)
+	if p.Remote[i].External {
+		field = "spec.remote.externalCIDR"
+	}
+	if p.Remote[i].Remapped == p.Remote[i].Real {
+		return field + ".cidr"
+	}
+	return field + ".remap"
+}
+
+// GatewayAddress is the gateway's address inside the tunnels to nodes.
+func (p *Peering) GatewayAddress() netip.Addr { return p.Internal.Addr().Next() }
+
+// UnknownSource stands at the peer for sources that are no pods; invalid without an external CIDR.
+func (p *Peering) UnknownSource() netip.Addr {
+	return p.External.Addr()
+}
+
+// Seen returns what this cluster sees of the other.
+func (p *Peering) Seen() (all []netip.Prefix) {
+	for _, r := range p.Remote {
+		all = append(all, r.Remapped)
+	}
+	slices.SortFunc(all, netip.Prefix.Compare)
+	return all
+}
+
+// Fault returns all that is wrong with the Peering in one line; "" = nothing.
+func (p *Peering) Fault() string { return strings.Join(p.Faults, "; ") }

@@ -1,0 +1,200 @@
+package service
+
+import (
+	"cmp"
+	"maps"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"culvert/gateway/node/services"
+	"culvert/kube"
+)
+
+// A place is the address of a Service's port. The zero address stands for the node's own.
+type place struct {
+	netip.Addr
+	port     uint16
+	protocol uint8
+}
+
+// apiServer is the Service whose endpoints are the API server.
+var apiServer = Name{"default", "kubernetes"}
+
+// foreign returns addresses of other hosts, of which this node must be able to reach all ports, with the message for each: "" for other nodes, which
+// serve there what is for them.
+func (s *State) foreign() map[netip.Addr]string {
+	all := map[netip.Addr]string{}
+	for _, x := range s.slices[apiServer] {
+		for i := range x.endpoints {
+			all[x.endpoints[i].address] = "is the API server's"
+		}
+	}
+	for _, n := range s.others {
+		for _, a := range n.addresses {
+			all[a] = ""
+		}
+	}
+	for _, a := range s.addresses() {
+		delete(all, a)
+	}
+	return all
+}
+
+// compare orders the oldest first.
+func (s *service) compare(o *service) int {
+	return cmp.Or(s.meta.Created.Compare(o.meta.Created), strings.Compare(s.name.Namespace, o.name.Namespace), strings.Compare(s.name.Name, o.name.Name))
+}
+
+// assignPlaces gives each place to the oldest Service that wants it, and leaves out what this node cannot serve.
+func (s *State) assignPlaces(c *services.Config) {
+	order := slices.SortedFunc(maps.Values(s.services), (*service).compare)
+	before := make(map[Name][]port, len(s.settled))
+	for _, f := range s.settled {
+		before[f.name] = f.ports
+	}
+	owners, foreign := map[place]Name{}, s.foreign()
+	s.fronts = make([]*service, 0, len(order))
+	for _, x := range order {
+		f := *x
+		f.wrong, f.ports = slices.Clone(x.wrong), make([]port, 0, len(x.ports))
+		take := func(field string, p place) bool {
+			switch other, ok := owners[p]; {
+			case ok && other == f.name:
+				f.wrong.add(field, "port %d is there twice", p.port)
+				return false
+			case ok:
+				f.wrong.add(field, "port %d is also that of %s, which is older", p.port, other)
+				return false
+			}
+			owners[p] = f.name
+			return true
+		}
+		for _, p := range x.ports {
+			if c.Mode == services.Sockets && p.Protocol == unix.IPPROTO_SCTP {
+				f.wrong.add(p.field+".protocol", "SCTP is not served by sockets")
+				continue
+			}
+			at := func(a netip.Addr) place { return place{a, p.Port, p.Protocol} }
+			keep := func(all []netip.Addr, fields []string) (kept []netip.Addr) {
+				for i, a := range all {
+					switch why, others := foreign[a]; {
+					case others && why == "":
+					case others:
+						f.wrong.add(fields[i], "%s %s", a, why)
+					case s.taken[a]:
+						f.wrong.add(fields[i], "this node has another route to %s, or by it", a)
+					case slices.ContainsFunc(c.Pods, func(pods netip.Prefix) bool { return pods.Contains(a) }):
+						f.wrong.add(fields[i], "%s is one of services.pods", a)
+					case take(fields[i], at(a)):
+						kept = append(kept, a)
+					}
+				}
+				return kept
+			}
+			if slices.Contains(c.Addresses, p.ClusterIPs[0]) {
+				f.wrong.add(p.clusterField, "%s is this node's own", p.ClusterIPs[0])
+				continue
+			}
+			if len(keep(p.ClusterIPs, []string{p.clusterField})) == 0 {
+				continue
+			}
+			p.ExternalIPs = keep(p.ExternalIPs, p.external)
+			p.LoadBalancerIPs = keep(p.LoadBalancerIPs, p.balanced)
+			if n := p.NodePort; n != 0 {
+				own := netip.IPv6Unspecified()
+				if p.v4 {
+					own = netip.IPv4Unspecified()
+				}
+				if c.Reserves(n) {
+					f.wrong.add(p.field+".nodePort", "%d is one of services.clientPorts, %d-%d, of this node", n, c.Ports.First, c.Ports.Last)
+					p.NodePort = 0
+				} else if !take(p.field+".nodePort", place{own, n, p.Protocol}) {
+					p.NodePort = 0
+				}
+			}
+			f.ports = append(f.ports, p)
+		}
+		slices.Sort(f.wrong)
+		f.wrong = slices.Compact(f.wrong)
+		s.report(KindService, f.meta, f.wrong)
+		s.fronts = append(s.fronts, &f)
+		if old, ok := before[f.name]; !ok || !reflect.DeepEqual(old, f.ports) {
+			delete(s.served, f.name)
+		}
+	}
+	s.settled = s.fronts
+}
+
+// A report is a fault of an object.
+type report struct {
+	kind string
+	meta kube.Metadata
+	what faults
+}
+
+func (s *State) report(kind string, meta kube.Metadata, what faults) {
+	key := kind + " " + Name{meta.Namespace, meta.Name}.String()
+	if len(what) == 0 {
+		delete(s.wrong, key)
+		return
+	}
+	s.wrong[key] = report{kind, meta, what}
+}
+
+// apiVersions are the API versions of the kinds, for Events.
+var apiVersions = map[string]string{KindService: "v1", KindSlice: "discovery.k8s.io/v1", KindNode: "v1"}
+
+// Events returns the events since the last call. Each cause is reported once. Preconditions: Config was called; later changes may be reported later.
+func (s *State) Events() (all []kube.Event) {
+	still := map[string]bool{}
+	for _, key := range slices.Sorted(maps.Keys(s.wrong)) {
+		w := s.wrong[key]
+		if w.kind == KindSlice && s.services[s.owners[Name{w.meta.Namespace, w.meta.Name}]] == nil {
+			continue // of a Service that another proxy serves
+		}
+		still[key] = true
+		if message := strings.Join(w.what, "; "); s.told[key] != message {
+			s.told[key] = message
+			all = append(all, kube.Event{APIVersion: apiVersions[w.kind], Kind: w.kind, Metadata: w.meta, Message: message})
+		}
+	}
+	maps.DeleteFunc(s.told, func(key, _ string) bool { return !still[key] })
+	return all
+}
+
+// A Check is what a load balancer gets to know about a Service at its healthCheckNodePort, at addresses of one family.
+type Check struct {
+	Name
+	V4        bool
+	Port      uint16
+	Endpoints int // number of addresses of ready endpoints on this node
+}
+
+// Checks returns the checks of all Services. Preconditions: Config was called since the last change.
+func (s *State) Checks() (all []Check) {
+	for _, f := range s.fronts {
+		for _, v4 := range []bool{true, false} {
+			if f.healthCheck != 0 && slices.ContainsFunc(f.ports, func(p port) bool { return p.v4 == v4 }) {
+				all = append(all, Check{f.name, v4, f.healthCheck, s.readyHere(f, v4)})
+			}
+		}
+	}
+	return all
+}
+
+// readyHere counts the addresses of a Service's ready endpoints on this node, for any port.
+func (s *State) readyHere(f *service, v4 bool) int {
+	ready := map[netip.Addr]bool{}
+	for _, x := range s.slices[f.name] {
+		for i := range x.endpoints {
+			if e := &x.endpoints[i]; e.ready && e.local && e.address.Is4() == v4 && len(x.ports) > 0 {
+				ready[e.address] = true
+			}
+		}
+	}
+	return len(ready)
+}

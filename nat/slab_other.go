@@ -1,7 +1,0 @@
-//go:build !linux
-
-package nat
-
-import "unsafe"
-
-func preferLargePages(unsafe.Pointer, uintptr) {}
