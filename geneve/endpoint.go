@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"culvert/geneve/share"
 	"culvert/geneve/udp"
 )
 
@@ -88,7 +89,7 @@ func Listen(o Options) (*Endpoint, error) {
 		start := time.Now()
 		e.now = func() time.Duration { return time.Since(start) }
 	}
-	e.neighbours.e, e.neighbours.sender = e, socket.NewSender()
+	e.neighbours.e, e.neighbours.sender, e.neighbours.shares = e, socket.NewSender(), share.New[*tunnel](maxHeldBytes)
 	e.table.Store(&table{})
 	return e, nil
 }

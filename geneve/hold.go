@@ -40,35 +40,24 @@ func (n *neighbours) hold(t *tunnel, packet []byte) (r Reason, to speaker) {
 		}
 	}
 	nb.held = append(nb.held, h)
-	nb.heldBytes += room
+	n.shares.Take(room, t)
 	n.held++
-	n.bytes += room
 	n.ask(t, now)
 	return Accepted, 0
 }
 
-// makeRoom makes room for a packet of t and reports whether it succeeded. A tunnel's share is an equal part of all room. A tunnel above its share may
-// use free room only; below its share, it evicts packets of tunnels above theirs. So neighbours that never answer cannot block packets for others.
+// makeRoom makes room for a packet of t and reports whether it succeeded. Tunnels share the room in equal parts, so neighbours that never answer cannot
+// block packets for others.
 //
 // Preconditions: n.mu is held.
 func (n *neighbours) makeRoom(t *tunnel, room int) bool {
-	for n.bytes+room > maxHeldBytes {
-		tunnels := len(n.waiting)
-		if len(t.neighbour.held) == 0 {
-			tunnels++
+	for {
+		victim, free, ok := n.shares.EqualPart(t, room)
+		if free || !ok {
+			return ok
 		}
-		if t.neighbour.heldBytes+room > maxHeldBytes/tunnels {
-			return false
-		}
-		most := n.waiting[0] // it holds more than its share, or there would be room
-		for _, w := range n.waiting {
-			if w.neighbour.heldBytes > most.neighbour.heldBytes {
-				most = w
-			}
-		}
-		n.discardNewest(most)
+		n.discardNewest(victim)
 	}
-	return true
 }
 
 // discardNewest drops the newest packet that waits for the neighbour of t.
@@ -77,14 +66,12 @@ func (n *neighbours) makeRoom(t *tunnel, room int) bool {
 func (n *neighbours) discardNewest(t *tunnel) {
 	nb := &t.neighbour
 	last := len(nb.held) - 1
-	room := nb.held[last].room()
 	n.e.drop(HoldFull, 1)
 	n.e.showRefused(t, nb.held[last].buffer[t.templateLen:], HoldFull)
+	n.shares.Give(nb.held[last].room(), t)
 	nb.held[last] = held{}
 	nb.held = nb.held[:last]
-	nb.heldBytes -= room
 	n.held--
-	n.bytes -= room
 	if last == 0 {
 		n.forget(t)
 	}
@@ -157,8 +144,8 @@ func (n *neighbours) discard(t *tunnel, r Reason) {
 func (n *neighbours) forget(t *tunnel) {
 	nb := &t.neighbour
 	n.held -= len(nb.held)
-	n.bytes -= nb.heldBytes
-	nb.held, nb.heldBytes = nil, 0
+	nb.held = nil
+	n.shares.Give(n.shares.Held(t), t)
 	for i, w := range n.waiting {
 		if w == t {
 			last := len(n.waiting) - 1

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"culvert/geneve/share"
 	"culvert/geneve/udp"
 )
 
@@ -35,7 +36,6 @@ type neighbour struct {
 	removed     bool // the tunnel is no longer configured: nothing may be held
 	unanswered  int  // requests since the last reply
 	held        []held
-	heldBytes   int // room they use
 	heldSince   time.Duration
 	answered    int // requests answered since answersFrom
 	answersFrom time.Duration
@@ -60,8 +60,8 @@ type neighbours struct {
 	frames  [udp.NumProbes][maxHeader + max(arpLen, ndPacketLen)]byte // of one flush
 	waiting []*tunnel                                                 // those with held packets
 	held    int
-	bytes   int         // room in use, of maxHeldBytes
-	timer   *time.Timer // runs while anything waits; nil before the first
+	shares  *share.Pool[*tunnel] // maxHeldBytes of room
+	timer   *time.Timer          // runs while anything waits; nil before the first
 	closed  bool
 
 	nextAsked int // the last tunnel visited by AskAll

@@ -385,8 +385,8 @@ func TestHoldShares(t *testing.T) {
 					bytes += h.room()
 				}
 			}
-			if held != n.held || bytes != n.bytes || bytes > maxHeldBytes {
-				t.Errorf("%d packets in %d bytes; counted %d in %d", held, bytes, n.held, n.bytes)
+			if held != n.held || bytes != n.shares.Used() || bytes > maxHeldBytes {
+				t.Errorf("%d packets in %d bytes; counted %d in %d", held, bytes, n.held, n.shares.Used())
 			}
 		})
 	}

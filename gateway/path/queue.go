@@ -2,95 +2,79 @@ package path
 
 import (
 	"net/netip"
+	"slices"
 	"sync"
 
-	"culvert/gateway/wg"
+	"culvert/geneve/share"
 )
 
-// queueLength bounds what the gateway itself has to say to the tunnel at one
-// time: errors are rate limited and echo replies are never more than requests.
+// queueLength bounds what the gateway itself has to say to the tunnel at one time: errors are rate limited, and there are never more echo replies than
+// requests.
 const queueLength = 256
 
-// queue holds packets made by the gateway itself until read takes them. Each sharer
-// that causes some has an equal part of it: above that, it gets what is free; below, what
-// others hold above theirs.
+// queue holds packets made by the gateway itself until read takes them. Sources that cause such packets share it in equal parts.
 type queue struct {
 	wake func() // wakes a blocked Fill
 
 	mu      sync.Mutex
-	packets []queued // +checklocks:mu
-	free    [][]byte // +checklocks:mu
-	// packets of each, by sharer
-	holds map[netip.Addr]int // +checklocks:mu
+	packets []queued                  // +checklocks:mu
+	free    [][]byte                  // +checklocks:mu
+	shares  *share.Pool[netip.Prefix] // packets by source; +checklocks:mu
 }
 
 type queued struct {
-	of   netip.Addr
-	data []byte
+	source netip.Prefix
+	data   []byte
 }
 
-func newQueue(wake func()) *queue { return &queue{wake: wake, holds: make(map[netip.Addr]int)} }
+func newQueue(wake func()) *queue {
+	return &queue{wake: wake, shares: share.New[netip.Prefix](queueLength)}
+}
 
-// push copies packet into the queue. It returns false if a packet is lost for it, this
-// one or one of somebody else. The zero Addr stands for the gateway itself.
-func (q *queue) push(of netip.Addr, packet []byte) bool {
-	if of.IsValid() {
-		of = wg.Sharer(of)
-	}
+// push copies packet into the queue. It returns false if a packet is lost for it, this one or one of another source. The zero Addr stands for the
+// gateway itself.
+func (q *queue) push(from netip.Addr, packet []byte) bool {
+	source := share.Source(from)
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	full := len(q.packets) == queueLength
-	if full && !q.makeRoom(of) {
+	victim, free, ok := q.shares.EqualPart(source, 1)
+	if !ok {
 		return false
+	}
+	if !free {
+		q.discardNewest(victim)
 	}
 	var b []byte
 	if n := len(q.free); n > 0 {
 		b, q.free = q.free[n-1], q.free[:n-1]
 	}
-	q.packets = append(q.packets, queued{of, append(b[:0], packet...)})
-	q.holds[of]++
+	q.packets = append(q.packets, queued{source, append(b[:0], packet...)})
+	q.shares.Take(1, source)
 	if len(q.packets) == 1 {
 		q.wake()
 	}
-	return !full
+	return free
 }
 
-// makeRoom takes the newest packet away from who holds most, unless of has its share.
+// discardNewest discards the newest packet of a source that has some.
 //
 // Preconditions: q.mu is held.
 // +checklocks:q.mu
-func (q *queue) makeRoom(of netip.Addr) bool {
-	sharers := len(q.holds)
-	if q.holds[of] == 0 {
-		sharers++
+func (q *queue) discardNewest(source netip.Prefix) {
+	i := len(q.packets) - 1
+	for q.packets[i].source != source {
+		i--
 	}
-	if q.holds[of]+1 > queueLength/sharers {
-		return false
-	}
-	var most netip.Addr
-	for s, n := range q.holds {
-		if n > q.holds[most] {
-			most = s
-		}
-	}
-	for i := len(q.packets) - 1; i >= 0; i-- {
-		if q.packets[i].of == most {
-			q.release(q.packets[i])
-			q.packets = append(q.packets[:i], q.packets[i+1:]...)
-			break
-		}
-	}
-	return true
+	q.release(q.packets[i])
+	q.packets = slices.Delete(q.packets, i, i+1)
 }
 
-// release notes that a packet leaves the queue, and keeps its memory.
+// release records that a packet leaves the queue, and keeps its memory.
 //
 // Preconditions: q.mu is held.
 // +checklocks:q.mu
 func (q *queue) release(p queued) {
-	if q.holds[p.of]--; q.holds[p.of] == 0 {
-		delete(q.holds, p.of)
-	}
+	q.shares.Give(1, p.source)
 	q.free = append(q.free, p.data)
 }
 

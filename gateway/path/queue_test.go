@@ -102,8 +102,8 @@ func TestQueueShares(t *testing.T) {
 			if n != queueLength || pushed != n+lost {
 				t.Errorf("%d pushed, %d drained, %d reported as lost", pushed, n, lost)
 			}
-			if len(q.holds) != 0 {
-				t.Errorf("the empty queue holds %v", q.holds)
+			if used := q.shares.Used(); used != 0 {
+				t.Errorf("the empty queue holds %d", used)
 			}
 		})
 	}

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"culvert/geneve/share"
 )
 
 // A Listener has room for Max connections (seats) at a time. A network may hold as many seats as are free, and an address as many as its network may
@@ -26,7 +28,7 @@ type Listener struct {
 	left int       // how many of them are closed; +checklocks:mu
 	done bool      // +checklocks:mu
 	// by network and by address
-	taken map[netip.Prefix]int // +checklocks:mu
+	shares *share.Pool[netip.Prefix] // +checklocks:mu
 }
 
 const (
@@ -38,7 +40,7 @@ const (
 
 // New returns a Listener for the connections of l, which it then owns.
 func New(l net.Listener) *Listener {
-	s := &Listener{Listener: l, taken: map[netip.Prefix]int{}}
+	s := &Listener{Listener: l, shares: share.New[netip.Prefix](Max)}
 	s.freed.L = &s.mu
 	return s
 }
@@ -119,12 +121,12 @@ func isOwn(from *net.TCPAddr, to net.Addr) bool {
 // origin returns the source for a remote address. Its network is a /24 for IPv4; for IPv6, where a host has a /64 to itself, a site's /48.
 func origin(a netip.Addr) (of source) {
 	a = a.Unmap().WithZone("")
-	bits, host := 24, 32
+	bits := 24
 	if a.Is6() {
-		bits, host = 48, 64
+		bits = 48
 	}
 	of.network, _ = a.Prefix(bits) // fails for longer prefixes only
-	of.address, _ = a.Prefix(host)
+	of.address = share.Source(a)
 	return of
 }
 
@@ -139,7 +141,7 @@ func (s *Listener) take(next *seated) (victim *seated, ok bool) {
 	if s.done {
 		return nil, false
 	}
-	if free := Max - len(s.all); free == 0 || known && s.taken[next.address] >= free-s.taken[next.network] {
+	if s.shares.Free() == 0 || known && !s.shares.OfFree(next.network, next.address) {
 		if !known {
 			return nil, false
 		}
@@ -150,8 +152,7 @@ func (s *Listener) take(next *seated) (victim *seated, ok bool) {
 		s.remove(victim)
 	}
 	s.all = append(s.all, next)
-	s.taken[next.network]++
-	s.taken[next.address]++
+	s.shares.Take(1, next.network, next.address)
 	return victim, true
 }
 
@@ -161,7 +162,7 @@ func (s *Listener) take(next *seated) (victim *seated, ok bool) {
 func (s *Listener) oldest(of source) (victim *seated) {
 	for _, c := range s.all {
 		switch {
-		case c.network != of.network || s.taken[of.address] > 0 && c.address != of.address:
+		case c.network != of.network || s.shares.Held(of.address) > 0 && c.address != of.address:
 		case c.left:
 			return c
 		case victim == nil || victim.asked.Load() && !c.asked.Load():
@@ -183,11 +184,7 @@ func (s *Listener) remove(c *seated) {
 	if c.left {
 		s.left--
 	}
-	for _, of := range []netip.Prefix{c.network, c.address} {
-		if s.taken[of]--; s.taken[of] == 0 {
-			delete(s.taken, of)
-		}
-	}
+	s.shares.Give(1, c.network, c.address)
 	s.freed.Signal()
 }
 

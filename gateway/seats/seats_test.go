@@ -48,8 +48,8 @@ func TestSeats(t *testing.T) {
 			for len(s.all) > 0 {
 				s.leave(s.all[0])
 			}
-			if s.InUse() != 0 || len(s.taken) != 0 {
-				t.Errorf("%d seats in use in the end, %v", s.InUse(), s.taken)
+			if s.InUse() != 0 || s.shares.Used() != 0 {
+				t.Errorf("%d seats in use in the end, %d counted", s.InUse(), s.shares.Used())
 			}
 		})
 	}
@@ -184,8 +184,8 @@ func TestSeatsWithoutAddresses(t *testing.T) {
 			c.Close()
 		}
 	}
-	if s.InUse() != 0 || len(s.taken) != 0 {
-		t.Errorf("%d seats in use in the end, %v", s.InUse(), s.taken)
+	if s.InUse() != 0 || s.shares.Used() != 0 {
+		t.Errorf("%d seats in use in the end, %d counted", s.InUse(), s.shares.Used())
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"golang.zx2c4.com/wireguard/device"
 
 	"culvert/gateway/wgkey"
+	"culvert/geneve/share"
 )
 
 // admission decides which datagrams wireguard-go may see. Each message in its queues, up to 1024 handshakes and 65536 keepalives, pins a buffer of 64
@@ -39,29 +40,19 @@ type admission struct {
 	// rates of all others together
 	others [numKinds]pace // +checklocks:mu
 	// rates of each of the others that sent something recently
-	shares map[share]pace // +checklocks:mu
+	shares map[rate]pace // +checklocks:mu
 }
 
-// share identifies the owner of a rate, and its kind of messages.
-type share struct {
-	of   netip.Addr
-	kind messageKind
-}
-
-// Sharer identifies a source for shares: an IPv4 address, or the /64 of an IPv6 address, in which one host has as many addresses as it likes.
-func Sharer(a netip.Addr) netip.Addr {
-	a = a.Unmap()
-	if a.Is6() {
-		p, _ := a.Prefix(64) // never fails for IPv6
-		return p.Addr()
-	}
-	return a
+// A rate is that of one source for one kind of messages.
+type rate struct {
+	source netip.Prefix
+	kind   messageKind
 }
 
 func newAdmission(own wgkey.Key) *admission {
 	key := blake2s.Sum256(append([]byte(device.WGLabelMAC1), own[:]...))
 	mac1, _ := blake2s.New128(key[:]) // fails only for longer keys
-	return &admission{mac1: mac1, shares: make(map[share]pace)}
+	return &admission{mac1: mac1, shares: make(map[rate]pace)}
 }
 
 // admit returns the kind of message m and whether it may pass. If not, it has been counted.
@@ -121,7 +112,7 @@ func (a *admission) pass(kind messageKind, from netip.Addr, now time.Time) bool 
 	if kind == dataMessage {
 		all, each = allDataPace, shareDataPace
 	}
-	of := share{Sharer(from), kind}
+	of := rate{share.Source(from), kind}
 	own := a.shares[of]
 	if !own.take(now, each) || !a.others[kind].take(now, all) {
 		return false

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"culvert/gateway/node/services"
+	"culvert/geneve/share"
 	"culvert/nat"
 )
 
@@ -158,7 +159,7 @@ func TestIdleUDP(t *testing.T) {
 func streaming(s *Server, from string) int {
 	s.all.mu.Lock()
 	var own []*flow
-	if of := s.all.sources[sourceOf(netip.MustParseAddr(from))]; of != nil {
+	if of := s.all.sources[share.Source(netip.MustParseAddr(from))]; of != nil {
 		own = slices.Collect(maps.Keys(of.flows))
 	}
 	s.all.mu.Unlock()

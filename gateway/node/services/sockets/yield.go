@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"culvert/geneve/share"
 	"culvert/nat"
 )
 
@@ -118,7 +119,7 @@ func (a *flows) take(f *flow) bool {
 	if a.total >= a.max {
 		return false
 	}
-	source := sourceOf(f.source())
+	source := share.Source(f.source())
 	if a.sources[source] == nil {
 		a.sources[source] = &sourceFlows{flows: map[*flow]struct{}{}}
 	}
@@ -131,7 +132,7 @@ func (a *flows) take(f *flow) bool {
 func (a *flows) makeStream(f *flow) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if own := a.sources[sourceOf(f.source())]; own != nil && !f.stream.Load() {
+	if own := a.sources[share.Source(f.source())]; own != nil && !f.stream.Load() {
 		if _, there := own.flows[f]; there && a.streams.take(f.source()) == nat.ReasonNone {
 			f.stream.Store(true)
 		}
@@ -141,7 +142,7 @@ func (a *flows) makeStream(f *flow) {
 func (a *flows) remove(f *flow) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	source := sourceOf(f.source())
+	source := share.Source(f.source())
 	own := a.sources[source]
 	if delete(own.flows, f); len(own.flows) == 0 {
 		delete(a.sources, source)
@@ -185,7 +186,7 @@ func (a *flows) yielding(source netip.Addr, now time.Duration) ([]*flow, flowSta
 	if now < a.barren {
 		return nil, kept, nat.ReasonTableFull
 	}
-	own := a.sources[sourceOf(source)]
+	own := a.sources[share.Source(source)]
 	if own == nil {
 		own = &sourceFlows{}
 	}
