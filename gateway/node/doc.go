@@ -23,8 +23,8 @@
 //
 // A kernel link survives a killed process. So links are created in the group linkGroup; a link of that group with the configured name is a leftover
 // and is replaced, while any other link of that name is an error. With keepLinks the link stays, and the next run continues with it if its kind, VNI,
-// port and outer address still match the configuration; other changes are made in place (keep.go). A running node holds an abstract Unix socket named
-// after the interface. The kernel closes it with the process, and like the link it belongs to the network namespace. Addresses and routes disappear
+// port and outer address still match the configuration; other changes are made in place (keep.go). A running node holds a name made
+// of the interface (unixsocket.Hold), which like the link belongs to the network namespace. Addresses and routes disappear
 // with the link.
 //
 // The package does not forward between pods of one cluster, enable IP forwarding or write firewall rules: the cluster's own network does all that.

@@ -12,7 +12,8 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
-	"golang.org/x/sys/unix"
+
+	"culvert/gateway/unixsocket"
 )
 
 // resolveInterval is how often a gateway's host name is looked up again.
@@ -191,21 +192,14 @@ func (c *Config) resolve(ctx context.Context, current netip.Addr) (netip.Addr, e
 	return slices.MinFunc(list, netip.Addr.Compare), nil
 }
 
-// lock makes sure that no other running node in this network namespace owns the interface. The kernel frees the name when the process ends.
+// lock makes sure that no other running node in this network namespace owns the interface.
 func lock(name string) (unlock func(), err error) {
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("node: lock %s: %w", name, err)
+	unlock, err = unixsocket.Hold(lockPrefix + name)
+	if errors.Is(err, unixsocket.ErrHeld) {
+		return nil, fmt.Errorf("interface: %s belongs to a culvert node that is running; stop it or choose another name", name)
 	}
-	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: lockName(name)}); err != nil {
-		unix.Close(fd)
-		if errors.Is(err, unix.EADDRINUSE) {
-			return nil, fmt.Errorf("interface: %s belongs to a culvert node that is running; stop it or choose another name", name)
-		}
-		return nil, fmt.Errorf("node: lock %s: %w", name, err)
-	}
-	return func() { unix.Close(fd) }, nil
+	return unlock, err
 }
 
-// lockName is the address of a running node's lock socket; @ makes it abstract.
-func lockName(name string) string { return "@culvert-node-" + name }
+// lockPrefix and an interface are the name that a running node holds.
+const lockPrefix = "culvert-node-"

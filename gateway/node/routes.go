@@ -171,7 +171,7 @@ func (c *Config) CheckRoutes() (present int, warnings []string, err error) {
 
 // running reports whether a culvert node in this network namespace owns the interface: it holds the socket of lock.
 func (c *Config) running() bool {
-	conn, err := net.Dial("unixgram", lockName(c.Interface))
+	conn, err := net.Dial("unixgram", "@"+lockPrefix+c.Interface)
 	if err != nil {
 		return false
 	}

@@ -1,4 +1,4 @@
-// Package unixsocket makes Unix sockets that only their owner may connect to.
+// Package unixsocket makes Unix sockets that only their owner may connect to, and names that only one process has.
 package unixsocket
 
 import (

@@ -1,6 +1,7 @@
 package links
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -122,8 +123,13 @@ func own() (all []netlink.Link, err error) {
 	return all, nil
 }
 
-// Remove deletes the devices of this package and returns their names.
+// Remove deletes the devices of this package and returns their names. It fails while a Set runs in this network namespace.
 func Remove() (names []string, err error) {
+	release, err := hold(context.Background(), 0)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
 	all, err := own()
 	for _, d := range all {
 		if e := remove(d); e != nil {

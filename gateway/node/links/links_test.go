@@ -3,10 +3,13 @@ package links
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/sirupsen/logrus"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -155,6 +158,39 @@ func TestNextProcess(t *testing.T) {
 	eventually(t, "no device", func() error { return gone(milan.Name) })
 }
 
+// TestTwoSets: while one keeps the links of a network namespace, another one fails and changes nothing, and so does Remove.
+func TestTwoSets(t *testing.T) {
+	x := newFar(t, "172.18.0.7")
+	x.gateway("172.18.0.7", milan)
+	first := start(t, false)
+	first.Apply([]Link{milan})
+	first.is(t, Carried)
+	r := route(t, "10.61.0.0/16", milan.Name)
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	other := New(port+1, log)
+	other.patience = 0
+	other.Alone()
+	other.Apply([]Link{vienna})
+	if err := other.Run(t.Context(), nil); !errors.Is(err, ErrHeld) {
+		t.Errorf("a second Set: %v", err)
+	}
+	if names, err := Remove(); !errors.Is(err, ErrHeld) || names != nil {
+		t.Errorf("Remove: %q, %v", names, err)
+	}
+	if err := gone(vienna.Name); err != nil {
+		t.Errorf("the second Set's link: %v", err)
+	}
+	if !routed(t, r) {
+		t.Error("the route went")
+	}
+	talk(t, "10.61.0.5")
+	first.stop()
+	if names, err := Remove(); err != nil || !slices.Equal(names, []string{milan.Name}) {
+		t.Errorf("Remove after its end: %q, %v", names, err)
+	}
+}
+
 // TestDeviceIsDeleted: by somebody else. The link comes back if it is still desired, and other links go on.
 func TestDeviceIsDeleted(t *testing.T) {
 	x := newFar(t, "172.18.0.7")
@@ -193,6 +229,7 @@ func TestNameIsTaken(t *testing.T) {
 	if err := st[0].Err.Error(); !strings.Contains(err, "interface: liqo.milan exists and is a veth link that culvert did not make") {
 		t.Error(err)
 	}
+	s.stop()
 	if names, err := Remove(); err != nil || len(names) != 1 || names[0] != vienna.Name {
 		t.Errorf("removed %q, %v", names, err)
 	}

@@ -66,7 +66,8 @@ type Set struct {
 	endpoint atomic.Pointer[geneve.Endpoint] // nil: there is no link to carry
 	wake     chan struct{}
 	carrying atomic.Pointer[map[uint16]*carrier]
-	kernel   func() bool // replaced by tests
+	kernel   func() bool   // replaced by tests
+	patience time.Duration // with another Set
 
 	failed chan error
 
@@ -88,7 +89,7 @@ type Set struct {
 // New returns a Set whose UDP socket will be at a port of all addresses. There is a socket while there is a link to carry: a kernel's Geneve link
 // of the same port could not go up beside it.
 func New(port uint16, log logrus.FieldLogger) *Set {
-	s := &Set{log: log, port: port, wake: make(chan struct{}, 1), failed: make(chan error, 1), kernel: kernelHasGeneve, carriers: map[string]*carrier{}, away: map[string]time.Time{}}
+	s := &Set{log: log, port: port, patience: holdPatience, wake: make(chan struct{}, 1), failed: make(chan error, 1), kernel: kernelHasGeneve, carriers: map[string]*carrier{}, away: map[string]time.Time{}}
 	s.carrying.Store(&map[uint16]*carrier{})
 	return s
 }
@@ -109,8 +110,14 @@ func (s *Set) wakeUp() {
 }
 
 // Run carries packets and follows what is desired until ctx is done. Devices stay, and so do routes through them. report is called with
-// all links whenever the state, the error or the warning of one changes.
+// all links whenever the state, the error or the warning of one changes. Run fails if another Set still runs in this network namespace after five
+// seconds.
 func (s *Set) Run(ctx context.Context, report func([]Status)) error {
+	release, err := hold(ctx, s.patience)
+	if release == nil {
+		return err
+	}
+	defer release()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var beside sync.WaitGroup
@@ -118,7 +125,6 @@ func (s *Set) Run(ctx context.Context, report func([]Status)) error {
 	beside.Go(func() { s.watch(ctx) })
 	tick := time.NewTicker(checkInterval)
 	defer tick.Stop()
-	var err error
 	for running := true; running; {
 		s.reconcile(time.Now(), report)
 		select {

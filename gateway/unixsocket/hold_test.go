@@ -1,0 +1,26 @@
+package unixsocket
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+)
+
+// TestHold: a name has one holder, and another one when that has released it.
+func TestHold(t *testing.T) {
+	name := fmt.Sprintf("culvert-test-%d", os.Getpid())
+	release, err := Hold(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r, err := Hold(name); !errors.Is(err, ErrHeld) || r != nil {
+		t.Errorf("a second holder: %v", err)
+	}
+	release()
+	release, err = Hold(name)
+	if err != nil {
+		t.Fatalf("after the first one: %v", err)
+	}
+	release()
+}
