@@ -19,23 +19,22 @@ import (
 	"culvert/gateway/control"
 )
 
-const (
-	linksManifest = "../kube/manifests/liqo-nodes.yaml"
-	linksUser     = "system:serviceaccount:" + liqoNamespace + ":culvert-links"
-)
+const linksUser = "system:serviceaccount:" + liqoNamespace + ":culvert-links"
 
 // kubeLinks are the processes that make the links of a cluster's nodes, under the rights of their manifest.
 type kubeLinks struct {
 	k          *kubeLab
 	kubeconfig string
 	processes  []*peerProcess
-	runtime    []string // folders of the nodes' sockets
+	runtime    []string   // folders of the nodes' sockets
+	services   [][]string // flags with which the nodes serve Services; nil: they serve none
 }
 
-// startLinks starts one on each node.
-func (k *kubeLab) startLinks() {
+// startLinks starts one on each node, with the arguments for culvert liqo template --nodes that print its manifest.
+func (k *kubeLab) startLinks(template ...string) {
 	k.t.Helper()
-	for _, o := range readResources(k.t, linksManifest) {
+	manifest := k.network.run(os.Getenv(binaryEnv), append([]string{"liqo", "template", "--nodes", "--image", "registry.example/culvert:1.0"}, template...)...)
+	for _, o := range parseResources(k.t, "manifest", []byte(manifest)) {
 		k.liqo.apply(o)
 	}
 	for _, right := range []string{"genevetunnels", "internalfabrics", "internalnodes"} {
@@ -51,8 +50,15 @@ func (k *kubeLab) startLinks() {
 		k.t.Fatal(err)
 	}
 	l := &kubeLinks{k: k, kubeconfig: filepath.Join(k.t.TempDir(), "kubeconfig"), processes: make([]*peerProcess, len(k.nodes))}
-	for range k.nodes {
+	for i := range k.nodes {
 		l.runtime = append(l.runtime, k.t.TempDir())
+		l.services = append(l.services, nil)
+		if len(template) > 0 {
+			file := filepath.Join(k.t.TempDir(), "node.yaml")
+			writeReadable(k.t, file, fmt.Sprintf("services: {addresses: [%s], pods: [10.244.0.0/16], serviceCIDRs: [10.96.0.0/16], state: %s}\n",
+				k.address(kubeNodes[i].number), k.t.TempDir()))
+			l.services[i] = append(slices.Clone(template), "--config", file, "--lease-namespace", announceNamespace)
+		}
 	}
 	if err := os.WriteFile(l.kubeconfig, text, 0o600); err != nil {
 		k.t.Fatal(err)
@@ -64,8 +70,8 @@ func (k *kubeLab) startLinks() {
 }
 
 func (l *kubeLinks) start(i int) {
-	l.processes[i] = l.k.nodes[i].start(nil, "env", "XDG_RUNTIME_DIR="+l.runtime[i], os.Getenv(binaryEnv), "node", "--liqo", "--node-name", kubeNodes[i].name, "--kubeconfig", l.kubeconfig,
-		"--daemonset", liqoNamespace+"/culvert-links")
+	l.processes[i] = l.k.nodes[i].start(nil, "env", append([]string{"XDG_RUNTIME_DIR=" + l.runtime[i], os.Getenv(binaryEnv), "node", "--liqo", "--node-name", kubeNodes[i].name,
+		"--kubeconfig", l.kubeconfig, "--daemonset", liqoNamespace + "/culvert-links"}, l.services[i]...)...)
 }
 
 // status is what culvert status says of a node.
@@ -165,30 +171,35 @@ func linkStreams(t *testing.T, from, to *kubeLab, n int) []*linkStream {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s := &linkStream{conn: conn, ended: make(chan error, 1)}
-		go func() {
-			defer conn.Close()
-			tick := time.NewTicker(max(50*time.Millisecond, time.Duration(n)*streamPace))
-			defer tick.Stop()
-			last := time.Now()
-			for b := make([]byte, 1); ; {
-				if _, err := conn.Write(b); err != nil {
-					s.ended <- err
-					return
-				}
-				if _, err := conn.Read(b); err != nil {
-					s.ended <- err
-					return
-				}
-				now := time.Now()
-				s.longest.Store(max(s.longest.Load(), int64(now.Sub(last))))
-				last = now
-				<-tick.C
-			}
-		}()
-		all = append(all, s)
+		all = append(all, startStream(conn, max(50*time.Millisecond, time.Duration(n)*streamPace)))
 	}
 	return all
+}
+
+// startStream sends a byte by conn at a pace, each of which must come back.
+func startStream(conn net.Conn, pace time.Duration) *linkStream {
+	s := &linkStream{conn: conn, ended: make(chan error, 1)}
+	go func() {
+		defer conn.Close()
+		tick := time.NewTicker(pace)
+		defer tick.Stop()
+		last := time.Now()
+		for b := make([]byte, 1); ; {
+			if _, err := conn.Write(b); err != nil {
+				s.ended <- err
+				return
+			}
+			if _, err := conn.Read(b); err != nil {
+				s.ended <- err
+				return
+			}
+			now := time.Now()
+			s.longest.Store(max(s.longest.Load(), int64(now.Sub(last))))
+			last = now
+			<-tick.C
+		}
+	}()
+	return s
 }
 
 // requireAlive waits until each stream has had an answer since it was called, and returns the longest pause.
@@ -225,7 +236,11 @@ func TestKubeLinks(t *testing.T) {
 		labs := []*kubeLab{rome, milan}
 		for _, k := range labs {
 			k.ready(k.startLiqoGateway(unprivilegedUID, unprivilegedUID))
-			k.startLinks()
+			if k == milan {
+				k.startLinks("--services=all")
+			} else {
+				k.startLinks()
+			}
 			k.liqoSteps()
 			k.startNodes()
 		}
@@ -294,6 +309,8 @@ func TestKubeLinks(t *testing.T) {
 		}
 		requireAlive(t, "the second peering gone", streams)
 
+		t.Run("services", func(t *testing.T) { testKubeLinksServe(t, milan) })
+		requireAlive(t, "services", streams)
 		t.Run("bad resources", func(t *testing.T) { testKubeBadLinks(t, rome) })
 		requireAlive(t, "bad resources", streams)
 		t.Run("uninstall", func(t *testing.T) { testKubeLinksGone(t, rome) })
@@ -435,19 +452,80 @@ func testKubeLinksGone(t *testing.T, k *kubeLab) {
 		}
 		return nil
 	})
-	if err := k.api.admin.delete(readResources(t, linksManifest)[0]); err != nil {
-		t.Fatal(err)
-	}
-	k.links.end(0, syscall.SIGTERM)
-	k.has(k.nodes[0], k.linkName(), false)
+	k.links.uninstalled(0)
 	if out := k.nodes[1].run(os.Getenv(binaryEnv), "node", "--liqo", "--remove"); out != "removed "+k.linkName()+"\n" {
 		t.Error(out)
 	}
 	k.has(k.nodes[1], k.linkName(), false)
 }
 
+// uninstalled ends the process of a node when its DaemonSet is gone: its link goes too.
+func (l *kubeLinks) uninstalled(i int) {
+	l.k.t.Helper()
+	if err := l.k.api.admin.delete(object{"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": object{"namespace": liqoNamespace, "name": "culvert-links"}}); err != nil {
+		l.k.t.Fatal(err)
+	}
+	l.end(i, syscall.SIGTERM)
+	l.k.has(l.k.nodes[i], l.k.linkName(), false)
+}
+
+// testKubeLinksServe: where the process that makes the links serves Services, too, both outlive its restart and its kill, and go with their DaemonSet.
+// A second process for the links of the node changes nothing.
+func testKubeLinksServe(t *testing.T, k *kubeLab) {
+	for i := range kubeNodes {
+		k.liqo.apply(object{"apiVersion": "v1", "kind": "Node", "metadata": object{"name": kubeNodes[i].name},
+			"status": object{"addresses": []object{{"type": "InternalIP", "address": k.address(kubeNodes[i].number)}}}})
+	}
+	k.liqo.apply(object{"apiVersion": "v1", "kind": "Service", "metadata": object{"name": "echo", "namespace": "default"},
+		"spec": object{"clusterIP": "10.96.0.50", "ports": []object{{"port": 80, "protocol": "TCP"}}}})
+	k.liqo.apply(object{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+		"metadata":  object{"name": "echo-1", "namespace": "default", "labels": object{"kubernetes.io/service-name": "echo"}},
+		"ports":     []object{{"port": 5300, "protocol": "TCP"}},
+		"endpoints": []object{{"addresses": []string{k.pod(&kubeNodes[0], 5)}, "nodeName": kubeNodes[0].name}}})
+	var streams []*linkStream
+	eventually(t, "a connection to the Service", func() error {
+		conn, err := k.pods[1].dial("tcp4", "10.96.0.50:80")
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, k.links.said())
+		}
+		streams = append(streams, startStream(conn, 50*time.Millisecond))
+		return nil
+	})
+	requireAlive(t, "through a Service", streams)
+	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
+		k.links.end(1, signal)
+		k.has(k.nodes[1], k.linkName(), true)
+		k.links.start(1)
+		requireAlive(t, "through a Service, "+signal.String()+" and start", streams)
+	}
+	n := k.links.status(1)
+	if len(n.Links) != 1 || !slices.ContainsFunc(n.Services, func(s control.NodeService) bool { return s.Name == "default/echo" }) {
+		t.Errorf("culvert status says %+v", n)
+	}
+
+	text, err := k.api.kubeconfig("nobody")
+	if err != nil {
+		t.Fatal(err)
+	}
+	nobody := filepath.Join(t.TempDir(), "kubeconfig")
+	writeReadable(t, nobody, string(text))
+	other := k.nodes[1].start(nil, os.Getenv(binaryEnv), "node", "--kube", "--node-name", kubeNodes[1].name, "--kubeconfig", nobody)
+	<-other.ended
+	if said := other.output(); !strings.Contains(said, "another culvert node with --liqo or --kube keeps the links of this node") {
+		t.Errorf("a second process: %s", said)
+	}
+	k.has(k.nodes[1], k.linkName(), true)
+	requireAlive(t, "through a Service, a second process", streams)
+
+	k.links.uninstalled(1)
+	if rules := k.nodes[1].run("ip", "rule"); strings.Contains(rules, "7091") {
+		t.Errorf("rules stay: %s", rules)
+	}
+	requireWithinLinksRole(t, k, "list services", "watch services", "list nodes", "watch nodes", "list endpointslices", "watch endpointslices")
+}
+
 // requireWithinLinksRole: nothing was refused, and each right was used.
-func requireWithinLinksRole(t *testing.T, k *kubeLab) {
+func requireWithinLinksRole(t *testing.T, k *kubeLab, more ...string) {
 	t.Helper()
 	used := map[string]bool{}
 	for _, e := range k.api.audit(t, linksUser) {
@@ -457,8 +535,11 @@ func requireWithinLinksRole(t *testing.T, k *kubeLab) {
 		used[e.Verb+" "+e.ObjectRef.Resource] = true
 	}
 	var missing []string
-	for _, right := range []string{"list genevetunnels", "watch genevetunnels", "list internalfabrics", "watch internalfabrics",
-		"list internalnodes", "watch internalnodes", "create events", "get daemonsets"} {
+	if more == nil {
+		more = []string{"create events"}
+	}
+	for _, right := range append(more, "list genevetunnels", "watch genevetunnels", "list internalfabrics", "watch internalfabrics",
+		"list internalnodes", "watch internalnodes", "get daemonsets") {
 		if !used[right] {
 			missing = append(missing, right)
 		}

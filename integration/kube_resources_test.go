@@ -45,10 +45,16 @@ func readResources(t *testing.T, file string) (all []object) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return parseResources(t, file, text)
+}
+
+// parseResources returns the objects of a text of a name.
+func parseResources(t *testing.T, name string, text []byte) (all []object) {
+	t.Helper()
 	for _, document := range bytes.Split(text, []byte("\n---\n")) {
 		var o object
 		if err := yaml.Unmarshal(document, &o); err != nil {
-			t.Fatalf("%s: %v", file, err)
+			t.Fatalf("%s: %v", name, err)
 		}
 		all = append(all, o)
 	}

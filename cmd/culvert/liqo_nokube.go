@@ -21,7 +21,9 @@ var errNoPeerings = errors.New("--kube: this culvert was built with the tag noku
 
 func runKube(context.Context, *kubeFlags) error { return errNoPeerings }
 
-func (p *nodePeerings) run(context.Context, *nodeKube) error { return errNoPeerings }
+func (p *nodePeerings) run(context.Context, *nodeKube, func(context.Context) error) error {
+	return errNoPeerings
+}
 
 func removePeerings(io.Writer) error { return errNoPeerings }
 
@@ -34,7 +36,9 @@ func (k *nodeKube) serve(*services.Config, shower, *logrus.Logger) (func(context
 
 var errNoLiqo = errors.New("--liqo: this culvert was built with the tag nokube; build it without")
 
-func (l *nodeLiqo) run(context.Context, *nodeKube, *linkStatus) error { return errNoLiqo }
+func (l *nodeLiqo) run(context.Context, *nodeKube, *linkStatus, func(context.Context) error) error {
+	return errNoLiqo
+}
 
 func removeLinks(io.Writer) error { return errNoLiqo }
 

@@ -8,12 +8,12 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strings"
 
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
+	"culvert/cmd/internal/cli"
 	"culvert/kube/manifests"
 	"culvert/kube/template"
 )
@@ -24,7 +24,7 @@ type templateFlags struct {
 	namespace, server, client string
 	image                     string
 	offline, nodes            bool
-	release                   string
+	release, services         string
 }
 
 func newLiqoTemplateCommand() *cobra.Command {
@@ -36,16 +36,22 @@ func newLiqoTemplateCommand() *cobra.Command {
 			"for kubectl apply. They are made of Liqo's own, which are read from the cluster: names, labels, selectors,\n" +
 			"the Service, scheduling, pull secrets and the values of flags are the same, so that a gateway that is there\n" +
 			"can be switched. Standard error has a line for each thing that is left out.\n\n" +
-			"With --nodes, print the DaemonSet for nodes whose kernel has no Geneve, and its rights.",
+			"With --nodes, print the DaemonSet for nodes whose kernel has no Geneve, and its rights. With --services as\n" +
+			"well, the same DaemonSet serves Services on the nodes, those with culvert's label or, with =all, all.",
 		Example: "  culvert liqo template --image registry.example/culvert:1.0 | kubectl apply -f -\n" +
-			"  culvert liqo template --image registry.example/culvert:1.0 --offline --release liqo",
+			"  culvert liqo template --image registry.example/culvert:1.0 --offline --release liqo\n" +
+			"  culvert liqo template --image registry.example/culvert:1.0 --nodes --services >nodes.yaml",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if f.image == "" {
 				return errors.New("--image: missing; name culvert's image in a registry that your nodes reach, such as registry.example/culvert:1.0")
 			}
+			if err := f.checkServices(); err != nil {
+				return err
+			}
 			if f.nodes {
-				return printNodes(cmd.OutOrStdout(), f.image, f.namespace)
+				_, err := io.WriteString(cmd.OutOrStdout(), manifests.LiqoNodesOf(f.image, f.namespace, f.services))
+				return err
 			}
 			if cmd.Flags().Changed("release") && !f.offline {
 				return errors.New("--release: only with --offline; the templates in the cluster have it")
@@ -64,6 +70,9 @@ func newLiqoTemplateCommand() *cobra.Command {
 	cmd.Flags().StringVar(&f.image, "image", "", "`NAME` of culvert's image in your registry (required)")
 	cmd.Flags().BoolVar(&f.offline, "offline", false, "read no cluster: take what Liqo's chart has by default")
 	cmd.Flags().BoolVar(&f.nodes, "nodes", false, "print the DaemonSet for nodes without Geneve instead; reads no cluster")
+	cmd.Flags().StringVar(&f.services, "services", "", "with --nodes: have the DaemonSet serve Services too: `WHICH` is labelled or all")
+	cmd.Flags().Lookup("services").NoOptDefVal = "labelled"
+	cli.FlagValues(cmd, "services", "labelled", "all")
 	cmd.Flags().StringVar(&f.release, "release", "liqo", "with --offline: `NAME` of Liqo's Helm release, which is part of every selector")
 	for _, name := range []string{"kubeconfig", "context", "server-template", "client-template"} {
 		cmd.MarkFlagsMutuallyExclusive("offline", name)
@@ -71,11 +80,17 @@ func newLiqoTemplateCommand() *cobra.Command {
 	return cmd
 }
 
-// printNodes prints the manifest for nodes without Geneve, for an image and Liqo's namespace.
-func printNodes(w io.Writer, image, namespace string) error {
-	_, err := strings.NewReplacer("image: "+manifests.Image, "image: "+image, "namespace: "+manifests.Namespace+"\n", "namespace: "+namespace+"\n",
-		"namespace: "+manifests.Namespace+"}", "namespace: "+namespace+"}", "="+manifests.Namespace+"/", "="+namespace+"/").WriteString(w, manifests.LiqoNodes)
-	return err
+// checkServices returns what is wrong with --services.
+func (f *templateFlags) checkServices() error {
+	switch {
+	case f.services == "":
+		return nil
+	case f.services != "labelled" && f.services != "all":
+		return fmt.Errorf("--services: %q is not labelled or all", f.services)
+	case !f.nodes:
+		return errors.New("--services: only with --nodes; gateways serve none")
+	}
+	return nil
 }
 
 // stock returns Liqo's own templates.

@@ -4,20 +4,16 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
-
-	"sigs.k8s.io/yaml"
 
 	"culvert/cmd/internal/cli"
 )
@@ -137,51 +133,5 @@ func TestLiqoReadiness(t *testing.T) {
 	}
 	if err := cmd.Wait(); err != nil {
 		t.Errorf("after SIGTERM: %v", err)
-	}
-}
-
-// TestTemplateForNodes: the manifest for nodes has the image and the namespace that were asked for, everywhere.
-func TestTemplateForNodes(t *testing.T) {
-	var out bytes.Buffer
-	if err := printNodes(&out, "r.example/c:2", "net"); err != nil {
-		t.Fatal(err)
-	}
-	kinds := map[string]int{}
-	for _, text := range strings.Split(out.String(), "\n---\n") {
-		var o struct {
-			Kind     string
-			Metadata struct{ Name, Namespace string }
-			Subjects []struct{ Namespace string }
-			Spec     struct {
-				Template struct {
-					Spec struct {
-						Containers []struct {
-							Image string
-							Args  []string
-						}
-					}
-				}
-			}
-		}
-		if err := yaml.Unmarshal([]byte(text), &o); err != nil {
-			t.Fatalf("%v in %s", err, text)
-		}
-		kinds[o.Kind]++
-		if strings.HasPrefix(o.Kind, "Cluster") != (o.Metadata.Namespace == "") || o.Metadata.Namespace != "" && o.Metadata.Namespace != "net" {
-			t.Errorf("%s %s is in namespace %q", o.Kind, o.Metadata.Name, o.Metadata.Namespace)
-		}
-		for _, s := range o.Subjects {
-			if s.Namespace != "net" {
-				t.Errorf("%s: a subject of %q", o.Kind, s.Namespace)
-			}
-		}
-		for _, c := range o.Spec.Template.Spec.Containers {
-			if c.Image != "r.example/c:2" || !slices.Contains(c.Args, "--daemonset=net/culvert-links") {
-				t.Errorf("%+v", c)
-			}
-		}
-	}
-	if kinds["DaemonSet"] != 1 || kinds["ClusterRole"] != 1 || kinds["Role"] != 1 || kinds["ServiceAccount"] != 1 || len(kinds) != 6 {
-		t.Errorf("%v", kinds)
 	}
 }

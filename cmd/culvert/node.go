@@ -66,11 +66,11 @@ func newNodeCommand() *cobra.Command {
 			case l.on && file == "" && !k.on():
 				signal.Ignore(syscall.SIGHUP) // there is no file to read again
 				chooseProcs(0)
-				return l.start(cmd.Context(), k, new(linkStatus))
+				return l.start(cmd.Context(), k, new(linkStatus), nil)
 			case p.on && takeOver:
 				return fmt.Errorf("--takeover: %w", errLinksStay)
 			case p.on && file == "" && !k.on():
-				return p.start(cmd.Context(), k)
+				return p.start(cmd.Context(), k, nil)
 			}
 			read, err := k.loader(file)
 			if err != nil {
@@ -92,12 +92,10 @@ func newNodeCommand() *cobra.Command {
 			}
 			if l.on {
 				status := new(linkStatus)
-				return both(cmd.Context(), func(ctx context.Context) error { return l.start(ctx, k, status) },
-					func(ctx context.Context) error { return runNode(ctx, load, c, k, status) })
+				return l.start(cmd.Context(), k, status, func(ctx context.Context) error { return runNode(ctx, load, c, k, status) })
 			}
 			if p.on {
-				return both(cmd.Context(), func(ctx context.Context) error { return p.start(ctx, k) },
-					func(ctx context.Context) error { return runNode(ctx, load, c, k, nil) })
+				return p.start(cmd.Context(), k, func(ctx context.Context) error { return runNode(ctx, load, c, k, nil) })
 			}
 			return runNode(cmd.Context(), load, c, k, nil)
 		},

@@ -37,26 +37,28 @@ func (l *nodeLiqo) check() error {
 	return nil
 }
 
-// start gives the node its links until ctx ends.
-func (l *nodeLiqo) start(ctx context.Context, k *nodeKube, status *linkStatus) error {
+// start gives the node its links until ctx ends, and runs beside, which may be nil, meanwhile.
+func (l *nodeLiqo) start(ctx context.Context, k *nodeKube, status *linkStatus, beside func(context.Context) error) error {
 	e := new(configfile.Errors)
 	if e.Name("--node-name", k.name, configfile.MaxDomain); e.Err() != nil {
 		return e.Err()
 	}
-	return l.run(ctx, k, status)
+	return l.run(ctx, k, status, beside)
 }
 
-// both runs parts until one ends, and then stops the others.
-func both(ctx context.Context, parts ...func(context.Context) error) (err error) {
+// both runs beside, unless it is nil, and part until one ends, and then stops the other.
+func both(ctx context.Context, beside, part func(context.Context) error) error {
+	if beside == nil {
+		return part(ctx)
+	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	ends := make(chan error, len(parts))
-	for _, part := range parts {
-		go func() { ends <- part(ctx) }()
-	}
-	for range parts {
-		err = errors.Join(err, <-ends)
+	ended := make(chan error, 1)
+	go func() {
+		ended <- beside(ctx)
 		stop()
-	}
-	return err
+	}()
+	err := part(ctx)
+	stop()
+	return errors.Join(err, <-ended)
 }

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -21,11 +22,12 @@ import (
 	"culvert/gateway/control"
 	"culvert/gateway/node/links"
 	"culvert/gateway/node/page"
+	"culvert/gateway/node/services"
 	"culvert/kube/fabric"
 )
 
-// run gives the node the links that Liqo's resources ask for until ctx ends.
-func (l *nodeLiqo) run(ctx context.Context, k *nodeKube, status *linkStatus) error {
+// run gives the node the links that Liqo's resources ask for until ctx ends, and runs beside, which serves Services and may be nil, meanwhile.
+func (l *nodeLiqo) run(ctx context.Context, k *nodeKube, status *linkStatus, beside func(context.Context) error) error {
 	chooseCollection()
 	client, err := newClient(k.kubeconfig)
 	if err != nil {
@@ -43,34 +45,44 @@ func (l *nodeLiqo) run(ctx context.Context, k *nodeKube, status *linkStatus) err
 		return err
 	}
 	defer seen.Close()
-	entry.WithField("version", control.ReadVersion()).Info("node starting")
+	if beside == nil { // which says so, too
+		entry.WithField("version", control.ReadVersion()).Info("node starting")
+	}
 	source := fabric.NewSource(client, k.name, entry)
-	var tasks sync.WaitGroup
-	running, stop := context.WithCancel(ctx)
-	tasks.Go(seen.Serve)
-	tasks.Go(func() { source.Run(running, set.Apply) })
-	tasks.Go(func() { status.show(running, k.name, entry, set.Show, source.Show) })
-	err = set.Run(running, source.Report)
-	stop()
-	seen.Close()
-	tasks.Wait()
+	err = both(ctx, beside, func(ctx context.Context) error {
+		var tasks sync.WaitGroup
+		running, stop := context.WithCancel(ctx)
+		tasks.Go(seen.Serve)
+		tasks.Go(func() { source.Run(running, set.Apply) })
+		tasks.Go(func() { status.show(running, k.name, entry, set.Show, source.Show) })
+		err := set.Run(running, source.Report)
+		stop()
+		seen.Close()
+		tasks.Wait()
+		return err
+	})
 	if err != nil {
 		return cli.Failed(err)
 	}
-	return l.leave(context.WithoutCancel(ctx), client, entry)
+	return l.leave(context.WithoutCancel(ctx), client, entry, beside != nil, links.Remove)
 }
 
 // leaveTime is how long the API server may take to say whether the DaemonSet is still wanted.
 const leaveTime = 3 * time.Second
 
-// leave removes the links if they are unwanted. Otherwise they stay for the next process.
-func (l *nodeLiqo) leave(ctx context.Context, client dynamic.Interface, log logrus.FieldLogger) error {
+// leave removes by remove what this process has made, and what Services have left if it served any, if its DaemonSet is unwanted. Otherwise all
+// stays for the next process.
+func (l *nodeLiqo) leave(ctx context.Context, client dynamic.Interface, log logrus.FieldLogger, served bool, remove func() ([]string, error)) error {
 	if !l.unwanted(ctx, client, log) {
 		return nil
 	}
-	names, err := links.Remove()
-	for _, name := range names {
-		log.WithField("interface", name).Info("link is removed")
+	removed, err := remove()
+	if served {
+		found, e := services.RemoveRemains(true)
+		removed, err = append(removed, fmt.Sprintf("%d rules and devices of Services", found)), errors.Join(err, e)
+	}
+	for _, what := range removed {
+		log.WithField("object", what).Info("removed with the DaemonSet")
 	}
 	if err != nil {
 		return cli.Failed(err)

@@ -40,11 +40,11 @@ func (p *nodePeerings) check(cmd *cobra.Command, l *nodeLiqo) error {
 	return e.Err()
 }
 
-// start gives the node its links and routes until ctx ends.
-func (p *nodePeerings) start(ctx context.Context, k *nodeKube) error {
+// start gives the node its links and routes until ctx ends, and runs beside, which may be nil, meanwhile.
+func (p *nodePeerings) start(ctx context.Context, k *nodeKube, beside func(context.Context) error) error {
 	e := new(configfile.Errors)
 	if e.Name("--node-name", k.name, configfile.MaxDomain); e.Err() != nil {
 		return e.Err()
 	}
-	return p.run(ctx, k)
+	return p.run(ctx, k, beside)
 }

@@ -11,8 +11,6 @@ import (
 	"net/url"
 	"sync"
 
-	"github.com/sirupsen/logrus"
-	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 
@@ -39,8 +37,8 @@ func (m nodeMachine) Apply(all []links.Link, peers []remote.Peer) {
 // SourceTo returns the address from which this node sends to another.
 func (m nodeMachine) SourceTo(to netip.Addr) (netip.Addr, error) { return remote.SourceTo(to) }
 
-// run gives the node the links and routes that Peerings ask for until ctx ends.
-func (p *nodePeerings) run(ctx context.Context, k *nodeKube) error {
+// run gives the node the links and routes that Peerings ask for until ctx ends, and runs beside, which serves Services and may be nil, meanwhile.
+func (p *nodePeerings) run(ctx context.Context, k *nodeKube, beside func(context.Context) error) error {
 	chooseCollection()
 	client, err := newClient(k.kubeconfig)
 	if err != nil {
@@ -59,25 +57,30 @@ func (p *nodePeerings) run(ctx context.Context, k *nodeKube) error {
 		return err
 	}
 	defer seen.Close()
-	entry.WithField("version", control.ReadVersion()).Info("node starting")
+	if beside == nil { // which says so, too
+		entry.WithField("version", control.ReadVersion()).Info("node starting")
+	}
 	source := peering.NewNodeSource(client, k.name, p.gateways, p.own, p.apiServer(k.kubeconfig), entry)
 	m := nodeMachine{set, remote.New(entry)}
-	var tasks sync.WaitGroup
-	running, stop := context.WithCancel(ctx)
-	tasks.Go(seen.Serve)
-	tasks.Go(func() { source.Run(running, m) })
-	tasks.Go(func() { m.routes.Run(running, source.ReportRoutes) })
-	err = set.Run(running, func(all []links.Status) {
-		m.routes.Look() // a link may have come
-		source.ReportLinks(all)
+	err = both(ctx, beside, func(ctx context.Context) error {
+		var tasks sync.WaitGroup
+		running, stop := context.WithCancel(ctx)
+		tasks.Go(seen.Serve)
+		tasks.Go(func() { source.Run(running, m) })
+		tasks.Go(func() { m.routes.Run(running, source.ReportRoutes) })
+		err := set.Run(running, func(all []links.Status) {
+			m.routes.Look() // a link may have come
+			source.ReportLinks(all)
+		})
+		stop()
+		seen.Close()
+		tasks.Wait()
+		return err
 	})
-	stop()
-	seen.Close()
-	tasks.Wait()
 	if err != nil {
 		return cli.Failed(err)
 	}
-	return p.leave(context.WithoutCancel(ctx), client, entry)
+	return p.links.leave(context.WithoutCancel(ctx), client, entry, beside != nil, removeAll)
 }
 
 // apiServer returns the addresses of the API server that the configuration names. Others have Services or Nodes that name them.
@@ -98,30 +101,17 @@ func (p *nodePeerings) apiServer(kubeconfig string) (all []netip.Addr) {
 	return all
 }
 
-// leave removes links, routes and the exception if the DaemonSet that this process belongs to is gone or being deleted. Otherwise, and without
-// an answer, they stay for the next process.
-func (p *nodePeerings) leave(ctx context.Context, client dynamic.Interface, log logrus.FieldLogger) error {
-	if !p.links.unwanted(ctx, client, log) {
-		return nil
-	}
-	removed, err := removeAll()
-	for _, what := range removed {
-		log.WithField("object", what).Info("removed with the DaemonSet")
-	}
-	if err != nil {
-		return cli.Failed(err)
-	}
-	return nil
-}
-
-// removeAll removes what runs with --kube have made.
+// removeAll removes what runs with --kube have made, and nothing while one runs.
 func removeAll() (removed []string, err error) {
-	removed, err = remote.Remove()
-	names, e := links.Remove()
+	names, err := links.Remove()
 	for _, name := range names {
 		removed = append(removed, "link "+name)
 	}
-	return removed, errors.Join(err, e)
+	if errors.Is(err, links.ErrHeld) {
+		return removed, err
+	}
+	rest, e := remote.Remove()
+	return append(removed, rest...), errors.Join(err, e)
 }
 
 // removePeerings removes what earlier runs have left, and prints it.

@@ -8,6 +8,11 @@ import _ "embed"
 //go:embed liqo-nodes.yaml
 var LiqoNodes string
 
+// Services is the DaemonSet that serves Services on nodes, and its rights.
+//
+//go:embed services.yaml
+var Services string
+
 // What LiqoNodes has in the place of values of a cluster.
 const (
 	Image     = "registry.example/culvert:1.0"

@@ -7,6 +7,50 @@ func Common(image string) string {
 	return strings.TrimSuffix(Kinds, "\n") + "\n---\n" + strings.ReplaceAll(Nodes, Image, image)
 }
 
+// LiqoNodesOf returns LiqoNodes with an image and Liqo's namespace. If serve is labelled or all, the DaemonSet serves these Services too, with the
+// settings and the rights of Services.
+func LiqoNodesOf(image, namespace, serve string) string {
+	text := LiqoNodes
+	if serve != "" {
+		text = servicesHeader + strings.NewReplacer(
+			"=liqo/culvert-links]", "=liqo/culvert-links, --services="+serve+", --config=/etc/culvert/node.yaml, --lease-namespace=culvert-leases]",
+			"        resources:", servicesEnv+"        resources:",
+			"requests: {cpu: 100m, memory: 64Mi}\n          limits: {memory: 128Mi}\n", "requests: {cpu: 300m, memory: 128Mi}\n",
+			"      volumes:\n", "        - {name: config, mountPath: /etc/culvert, readOnly: true}\n        - {name: state, mountPath: /var/lib/culvert}\n      volumes:\n"+servicesVolumes,
+		).Replace(text)
+		text = strings.TrimSuffix(text, "\n") + "\n" + servicesObjects()
+	}
+	return strings.NewReplacer("image: "+Image, "image: "+image, "namespace: "+Namespace+"\n", "namespace: "+namespace+"\n",
+		"namespace: "+Namespace+"}", "namespace: "+namespace+"}", "="+Namespace+"/", "="+namespace+"/").Replace(text)
+}
+
+const (
+	servicesHeader = "# With Services: put your cluster's CIDRs into the ConfigMap at the end. An update restarts the process: services.state and the links keep\n" +
+		"# connections meanwhile. Delete the DaemonSet culvert-node of services.yaml first, where there is one: a node's Services have one server.\n"
+	servicesEnv = "        # With --services=all, an address and a port of the API server that need no Service:\n" +
+		"        # - {name: KUBERNETES_SERVICE_HOST, value: 172.18.0.4}\n" +
+		"        # - {name: KUBERNETES_SERVICE_PORT, value: \"6443\"}\n"
+	servicesVolumes = "      - name: config\n        configMap: {name: culvert-links}\n" +
+		"      - name: state # of the node, so that it outlives the pod; its owner is root alone\n" +
+		"        hostPath: {path: /run/culvert-node, type: DirectoryOrCreate}\n"
+)
+
+// servicesObjects returns what Services has beside its DaemonSet and its account, for the account of LiqoNodes.
+func servicesObjects() (text string) {
+	for _, o := range strings.Split(Services, "\n---\n") {
+		if strings.Contains(o, "kind: DaemonSet\n") || strings.Contains(o, "kind: ServiceAccount\nmetadata:") {
+			continue
+		}
+		text += "---\n" + strings.NewReplacer(
+			"{kind: ServiceAccount, name: culvert-node, namespace: kube-system}", "{kind: ServiceAccount, name: culvert-links, namespace: "+Namespace+"}",
+			"kind: ConfigMap\nmetadata:\n  name: culvert-node\n", "kind: ConfigMap\nmetadata:\n  name: culvert-links\n",
+			"name: culvert-node", "name: culvert-links-services",
+			"namespace: kube-system", "namespace: "+Namespace,
+		).Replace(o) + "\n"
+	}
+	return text
+}
+
 // GatewayOf returns the gateway of the Peering of a name, which is a DNS label, with an image. expose is the type of its Service.
 func GatewayOf(peering, image, expose string) string {
 	return strings.NewReplacer(Peering, peering, Image, image, "type: LoadBalancer", "type: "+expose).Replace(Gateway)
