@@ -88,10 +88,10 @@ func printDrops(w io.Writer, title string, drops []control.Drop) error {
 
 // printLinks prints the links to gateways and what is the matter with them, where a node has any.
 func printLinks(w io.Writer, s *control.NodeStatus) {
-	if s.Mode != "" && len(s.Links) == 0 {
+	told := len(s.Waiting) + len(s.LeftOut)
+	if s.Mode != "" && len(s.Links)+told == 0 {
 		return
 	}
-	told := len(s.Waiting) + len(s.LeftOut)
 	for _, waiting := range s.Waiting {
 		fmt.Fprintf(w, "%s\n", cli.Wrap("waiting: "+waiting, cli.Width(w)))
 	}
@@ -100,6 +100,9 @@ func printLinks(w io.Writer, s *control.NodeStatus) {
 	}
 	if told > 0 {
 		fmt.Fprintln(w)
+	}
+	if s.Mode != "" && len(s.Links) == 0 {
+		return
 	}
 	t := cli.NewTable(w)
 	fmt.Fprintln(t, "LINK\tSTATE\tGATEWAY\tUNDERLAY\tVNI\tMTU\tRTT\tRECEIVED\tSENT")

@@ -31,6 +31,25 @@ func TestStatusOfLinks(t *testing.T) {
 	}
 }
 
+// TestStatusOfLinksAndServices: a node that serves Services says what it has no link for, and a node without links says nothing of links.
+func TestStatusOfLinksAndServices(t *testing.T) {
+	for _, c := range []struct {
+		waiting     []string
+		want, never string
+	}{
+		{[]string{"InternalNode node1"}, "culvert v1.0.0\n\nwaiting: InternalNode node1\n\nserves ", "LINK "},
+		{nil, "culvert v1.0.0\n\nserves ", "waiting"},
+	} {
+		var b strings.Builder
+		if err := printNodeStatus(&b, &control.NodeStatus{Name: "node1", Version: control.Version{Version: "v1.0.0"}, Mode: "tun", Waiting: c.waiting}); err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(b.String(), c.want) || strings.Contains(b.String(), c.never) {
+			t.Errorf("%q", b.String())
+		}
+	}
+}
+
 // TestStatusUnderLiqo: the gateway is named, since its cluster is not known, and what it waits for and leaves out stands above the tables.
 func TestStatusUnderLiqo(t *testing.T) {
 	var b strings.Builder
