@@ -10,10 +10,9 @@ import (
 	"strings"
 	"time"
 
-	"gvisor.dev/gvisor/pkg/tcpip/header"
-
 	"culvert/gateway/config"
 	"culvert/gateway/control"
+	"culvert/gateway/echo"
 	"culvert/gateway/health"
 	"culvert/gateway/monitor"
 	"culvert/gateway/path"
@@ -276,9 +275,8 @@ func (src *Source) traceDelivery(t *control.Trace, p *packet.Packet, in nat.Link
 
 // isEchoReply reports whether b may answer a probe of the path MTU or of trains.
 func isEchoReply(b []byte) bool {
-	ip := header.IPv4(b)
-	return header.IPVersion(b) == header.IPv4Version && ip.TransportProtocol() == header.ICMPv4ProtocolNumber && ip.FragmentOffset() == 0 &&
-		header.ICMPv4(ip.Payload()).Type() == header.ICMPv4EchoReply
+	_, ok := echo.Parse(b)
+	return ok
 }
 
 var refusalTexts = map[packet.Refusal]string{

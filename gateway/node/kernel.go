@@ -11,6 +11,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"culvert/gateway/echo"
 )
 
 // linkGroup marks the kernel links made by this package. The request that creates a link also sets the group, so a crash leaves no link without it.
@@ -121,11 +123,13 @@ func (l *kernelLink) probe() (small, whole answer) {
 		if err != nil {
 			break
 		}
-		l.echoes.answered(buffer[:n])
+		if a, ok := echo.ParseMessage(buffer[:n], l.echoes.own.Is6()); ok {
+			l.echoes.answered(a)
+		}
 	}
 	whole = l.echoes.last(wholeEcho)
 	l.echoes.next()
-	unix.Sendto(l.ping, l.echoes.request(l.mtu)[l.echoes.header():], 0, sockaddr(l.echoes.gateway))
+	unix.Sendto(l.ping, echo.Message(l.echoes.request(l.mtu)), 0, sockaddr(l.echoes.gateway))
 	return small, whole
 }
 

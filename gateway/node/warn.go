@@ -14,9 +14,9 @@ import (
 // overhead is the size of the headers around an inner packet: IPv4 or IPv6, UDP, Geneve or VXLAN, Ethernet.
 func (c *Config) overhead() int {
 	if c.Underlay.Is6() {
-		return ipv6Len + 8 + 8 + 14
+		return 40 + 8 + 8 + 14
 	}
-	return ipv4Len + 8 + 8 + 14
+	return 20 + 8 + 8 + 14
 }
 
 // warn reports what is valid but probably not meant, above all what does not fit this machine.

@@ -65,15 +65,6 @@ func testEchoes(t *testing.T, own, gateway string, header int) {
 	e.next()
 	other.next()
 	whole := e.request(1341) // odd
-	pseudo := uint32(1341-40) + 58
-	if header == 20 {
-		pseudo = 0
-		if sum(0, whole[:20]) != 0xffff || sum(0, whole[20:]) != 0xffff {
-			t.Errorf("checksums wrong in % x", whole[:e.least()])
-		}
-	} else if sum(pseudo, whole[8:]) != 0xffff || len(whole) != 1341 {
-		t.Errorf("checksum wrong in % x", whole[:e.least()])
-	}
 	late := reply(e.request(e.least()))
 	fromAnother := reply(whole)
 	fromAnother[header-len(both.own.AsSlice())-1]++
@@ -103,9 +94,9 @@ func testEchoes(t *testing.T, own, gateway string, header int) {
 // reply makes the answer of an echo request, but for its checksum.
 func reply(request []byte) []byte {
 	b := bytes.Clone(request)
-	at, size, kind := 12, 4, byte(echoReply)
+	at, size, kind := 12, 4, byte(0)
 	if b[0]>>4 == 6 {
-		at, size, kind = 8, 16, echoReply6
+		at, size, kind = 8, 16, 129
 	}
 	copy(b[at:], request[at+size:at+2*size])
 	copy(b[at+size:], request[at:at+size])
@@ -158,8 +149,8 @@ func echoServer(e *geneve.Endpoint, size *atomic.Int64) {
 	receiver, sender := e.NewReceiver(), e.NewSender()
 	for receiver.Fill() == nil {
 		for p, ok := receiver.Next(); ok; p, ok = receiver.Next() {
-			echo4 := p.Data[0] == 0x45 && p.Data[9] == 1 && p.Data[20] == echoRequest
-			echo6 := p.Data[0] == 0x60 && p.Data[6] == 58 && p.Data[40] == echoRequest6
+			echo4 := p.Data[0] == 0x45 && p.Data[9] == 1 && p.Data[20] == 8
+			echo6 := p.Data[0] == 0x60 && p.Data[6] == 58 && p.Data[40] == 128
 			if (echo4 || echo6) && len(p.Data) <= int(size.Load()) {
 				sender.Send(7, reply(p.Data))
 			}

@@ -6,10 +6,8 @@ import (
 	"time"
 
 	"golang.zx2c4.com/wireguard/device"
-	"gvisor.dev/gvisor/pkg/tcpip"
-	"gvisor.dev/gvisor/pkg/tcpip/checksum"
-	"gvisor.dev/gvisor/pkg/tcpip/header"
 
+	"culvert/gateway/echo"
 	"culvert/geneve/udp"
 )
 
@@ -83,9 +81,6 @@ type peerProbe struct {
 	packet   [trainEcho]byte
 }
 
-// probeIdent is the identifier of our echo requests. No other echo requests are sent from the tunnel address.
-const probeIdent = 0x6376
-
 func newPeerProbe(b *bind, own, peer netip.Addr) *peerProbe {
 	return &peerProbe{bind: b, own: own, peer: peer}
 }
@@ -150,17 +145,7 @@ func (p *peerProbe) round() {
 func (p *peerProbe) echo(sequence uint16, size int) {
 	b := p.packet[:size]
 	clear(b)
-	ip := header.IPv4(b)
-	ip.Encode(&header.IPv4Fields{
-		TotalLength: uint16(size), TTL: 64, Protocol: uint8(header.ICMPv4ProtocolNumber),
-		SrcAddr: tcpip.AddrFrom4(p.own.As4()), DstAddr: tcpip.AddrFrom4(p.peer.As4()),
-	})
-	ip.SetChecksum(^ip.CalculateChecksum())
-	icmp := header.ICMPv4(ip.Payload())
-	icmp.SetType(header.ICMPv4Echo)
-	icmp.SetIdent(probeIdent)
-	icmp.SetSequence(sequence)
-	icmp.SetChecksum(^checksum.Checksum(icmp, 0))
+	(&echo.Request{From: p.own, To: p.peer, ID: echo.OfPeer, Sequence: sequence}).Put(b)
 	p.send(b)
 }
 
@@ -176,17 +161,12 @@ const (
 
 // answer handles an answer to a probe, and returns which echo request b answers; false if b, a packet to the tunnel address, answers none.
 func (p *peerProbe) answer(b []byte) (sequence uint16, ok bool) {
-	ip := header.IPv4(b)
-	if header.IPVersion(b) != header.IPv4Version || ip.TransportProtocol() != header.ICMPv4ProtocolNumber || ip.More() ||
-		ip.FragmentOffset() != 0 || ip.SourceAddress() != tcpip.AddrFrom4(p.peer.As4()) {
+	a, ok := echo.Parse(b)
+	if !ok || a.ID != echo.OfPeer || a.From != p.peer || a.More || a.Sequence >= pingSequence+pingSequences {
 		return 0, false
 	}
-	icmp := header.ICMPv4(ip.Payload())
-	if len(icmp) < header.ICMPv4MinimumSize || icmp.Type() != header.ICMPv4EchoReply || icmp.Ident() != probeIdent || icmp.Sequence() >= pingSequence+pingSequences {
-		return 0, false
+	if a.Sequence < helloSequence {
+		p.Answered(udp.Probe(a.Sequence))
 	}
-	if sequence = icmp.Sequence(); sequence < helloSequence {
-		p.Answered(udp.Probe(sequence))
-	}
-	return sequence, true
+	return a.Sequence, true
 }
