@@ -102,6 +102,8 @@ var importRules = []importRule{
 	{"ipam", []string{"github.com/gaissmai/bart"}, "arithmetic on prefixes, and a file"},
 	{"kube/template", nil, "templates are objects as JSON has them, made and rendered where no cluster is"},
 	{"kube/manifests", nil, "text"},
+	{"kube/join", []string{"culvert/gateway/configfile", "culvert/gateway/wgkey", "culvert/ipam", "culvert/kube", "culvert/kube/peering", "k8s.io/apimachinery"},
+		"what is proposed follows from objects and flags: no client, no clock, no file"},
 	{"kube/fabric", []string{"culvert/gateway/control", "culvert/gateway/node/links", "culvert/geneve", "culvert/kube", "culvert/nat/rules", "k8s.io/apimachinery", "k8s.io/client-go/dynamic",
 		"github.com/sirupsen/logrus"},
 		"which links a node has is a value: no devices, no packets"},

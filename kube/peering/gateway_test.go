@@ -268,3 +268,15 @@ func TestNoPeering(t *testing.T) {
 		t.Errorf("%q", d.Waiting)
 	}
 }
+
+// TestInvited: a Peering whose peer has not answered is good, and has neither a key nor remote CIDRs; a key without CIDRs is a fault.
+func TestInvited(t *testing.T) {
+	remote := romeToMilan[strings.Index(romeToMilan, "  remote:"):]
+	p := readIn(t, remote, "", "  publicKey: xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg=\n", "")
+	if p.Fault() != "" || len(p.Remote) != 0 {
+		t.Error(p.Fault(), p.Remote)
+	}
+	if got := readIn(t, remote, "").Fault(); got != "spec.remote.podCIDRs: missing" {
+		t.Error(got)
+	}
+}

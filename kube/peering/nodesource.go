@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -52,6 +53,7 @@ type NodeSource struct {
 	appliedLinks      []links.Link
 	appliedPeers      []remote.Peer
 	begun             bool
+	had               map[string]string // the Peerings of links that were applied, by the name of the link
 	said              map[string]bool
 	unsaid            []kube.Event
 	local, remote     netip.Addr // as known last
@@ -62,7 +64,7 @@ func NewNodeSource(client dynamic.Interface, name, peerings, tunnelNodes string,
 	causes := kube.NewCauses(log)
 	return &NodeSource{
 		follower: newFollower(client, causes), name: name, namespace: tunnelNodes, peeringsNamespace: peerings, log: log, now: time.Now,
-		state: NewNode(name, api), said: map[string]bool{},
+		state: NewNode(name, api), said: map[string]bool{}, had: map[string]string{},
 		reporter: &kube.Reporter{Client: client, Causes: causes, Self: name + "/peerings", Node: name, Instance: name},
 	}
 }
@@ -110,6 +112,9 @@ func (s *NodeSource) Run(ctx context.Context, m Machine) {
 		s.mu.Unlock()
 		s.apply(plan, m)
 		s.tell(status)
+		s.mu.Lock()
+		s.addRemoved(status)
+		s.mu.Unlock()
 		s.unsaid = s.reporter.WriteAll(ctx, s.unsaid, s.now())
 		if own != nil {
 			s.writeTunnelNode(ctx, own, s.sources(plan, m), status)
@@ -133,6 +138,7 @@ func (s *NodeSource) apply(plan *NodePlan, m Machine) {
 	wanted, peers := []links.Link{}, []remote.Peer{}
 	for _, p := range plan.Peers {
 		wanted, peers = append(wanted, p.Link), append(peers, p.Routes)
+		s.had[p.Link.Name] = p.Peering
 	}
 	if s.begun && slices.Equal(wanted, s.appliedLinks) && reflect.DeepEqual(peers, s.appliedPeers) {
 		return
@@ -201,6 +207,26 @@ func (d *NodePlan) status(all []links.Status, routes []remote.Status) *NodeStatu
 		}
 	}
 	return st
+}
+
+// addRemoved adds the Peerings that are gone or refused and of which the node still has links or routes: whoever uninstalls waits for it.
+//
+// +checklocks:s.mu
+func (s *NodeSource) addRemoved(status *NodeStatus) {
+	add := func(name string) {
+		if !slices.ContainsFunc(status.Peerings, func(p NodePeering) bool { return p.Name == name }) {
+			status.Peerings = append(status.Peerings, NodePeering{Name: name, Message: "link, routes and exception are being removed"})
+		}
+	}
+	for _, l := range s.linkStatuses {
+		if name, ok := s.had[l.Link.Name]; ok {
+			add(name)
+		}
+	}
+	for _, r := range s.routeStatuses {
+		add(r.Name)
+	}
+	slices.SortFunc(status.Peerings, func(a, b NodePeering) int { return strings.Compare(a.Name, b.Name) })
 }
 
 func errorText(err error) string {

@@ -64,6 +64,23 @@ func readNode(u *unstructured.Unstructured) *node {
 	return n
 }
 
+// NodeOf returns the CIDRs of a Node's pods and the Node's own addresses.
+func NodeOf(u *unstructured.Unstructured) (pods []netip.Prefix, addresses []netip.Addr) {
+	n := readNode(u)
+	return n.pods, n.addresses
+}
+
+// PodOf returns the IPv4 addresses of a Pod's own and its Node; none for a Pod in its Node's network, without a Node, or that has ended.
+func PodOf(u *unstructured.Unstructured) (node string, addresses []netip.Addr) {
+	if p := readPod(u); p != nil {
+		return p.node, p.addresses
+	}
+	return "", nil
+}
+
+// PeeringOf reads a Peering.
+func PeeringOf(u *unstructured.Unstructured) *Peering { return readPeering(u) }
+
 // A pod is where a pod's addresses are.
 type pod struct {
 	node      string

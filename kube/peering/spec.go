@@ -48,7 +48,7 @@ type Spec struct {
 	PodsFrom     string     `json:"podsFrom,omitempty"` // Nodes or Pods
 	InternalCIDR string     `json:"internalCIDR"`
 	Local        SpecLocal  `json:"local"`
-	Remote       SpecRemote `json:"remote"`
+	Remote       SpecRemote `json:"remote,omitzero"` // missing until the peer has told; so is its key
 }
 
 // SpecLocal is what the peer may know of this cluster.
@@ -195,7 +195,7 @@ func (p *Peering) read(s *Spec) {
 	for i := range s.Remote.PodCIDRs {
 		p.remap(fmt.Sprintf("spec.remote.podCIDRs[%d]", i), &s.Remote.PodCIDRs[i], false)
 	}
-	if len(s.Remote.PodCIDRs) == 0 {
+	if len(s.Remote.PodCIDRs) == 0 && s.PublicKey != "" { // who is invited has neither a key nor CIDRs yet
 		p.add("spec.remote.podCIDRs", "missing")
 	}
 	if s.Remote.ExternalCIDR != nil {
@@ -205,36 +205,52 @@ func (p *Peering) read(s *Spec) {
 }
 
 func (p *Peering) checkEndpoint() {
-	host, port, err := net.SplitHostPort(p.Endpoint)
 	if p.Endpoint == "" {
 		p.add("spec.endpoint", "missing; a Client has to know where the Server is: host:port")
-		return
+	} else if fault := CheckEndpoint(p.Endpoint); fault != "" {
+		p.add("spec.endpoint", "%s", fault)
 	}
+}
+
+// CheckEndpoint returns what is wrong with a host:port; "" = nothing.
+func CheckEndpoint(endpoint string) (fault string) {
+	host, port, err := net.SplitHostPort(endpoint)
 	if n, e := strconv.ParseUint(port, 10, 16); err != nil || e != nil || n == 0 {
-		p.add("spec.endpoint", "%q is not host:port", p.Endpoint)
-		return
+		return fmt.Sprintf("%q is not host:port", endpoint)
 	}
 	if _, err := netip.ParseAddr(host); err != nil && !configfile.IsHostName(host) {
-		p.add("spec.endpoint", "%q is neither an address nor a host name", host)
+		return fmt.Sprintf("%q is neither an address nor a host name", host)
 	}
+	return ""
 }
 
 // prefix reads a CIDR; the zero Prefix after a fault.
 func (p *Peering) prefix(field, value string) netip.Prefix {
 	c, err := netip.ParsePrefix(value)
-	switch {
-	case err != nil || !c.Addr().Is4():
-		p.add(field, "%q is no IPv4 CIDR such as 10.61.0.0/16", value)
-	case c != c.Masked():
-		p.add(field, "%s has bits to the right of its length; want %s", c, c.Masked())
-	case c.Bits() < minBits:
-		p.add(field, "%s is shorter than /%d", c, minBits)
-	case !packet.Forwardable(c.Addr()) || !packet.Forwardable(last(c)):
-		p.add(field, "%s has addresses that routers do not forward to", c)
-	default:
-		return c
+	fault := CheckCIDR(c)
+	if err != nil {
+		fault = fmt.Sprintf("%q is no IPv4 CIDR such as 10.61.0.0/16", value)
 	}
-	return netip.Prefix{}
+	if fault != "" {
+		p.add(field, "%s", fault)
+		return netip.Prefix{}
+	}
+	return c
+}
+
+// CheckCIDR returns why a Peering cannot have a CIDR; "" = it can.
+func CheckCIDR(c netip.Prefix) (fault string) {
+	switch {
+	case !c.IsValid() || !c.Addr().Is4():
+		return fmt.Sprintf("%q is no IPv4 CIDR such as 10.61.0.0/16", c)
+	case c != c.Masked():
+		return fmt.Sprintf("%s has bits to the right of its length; want %s", c, c.Masked())
+	case c.Bits() < minBits:
+		return fmt.Sprintf("%s is shorter than /%d", c, minBits)
+	case !packet.Forwardable(c.Addr()) || !packet.Forwardable(last(c)):
+		return fmt.Sprintf("%s has addresses that routers do not forward to", c)
+	}
+	return ""
 }
 
 // last returns the last address of an IPv4 prefix.

@@ -1,0 +1,70 @@
+package join
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"culvert/gateway/wgkey"
+	"culvert/kube/peering"
+)
+
+// Acceptable returns why a message of another cluster cannot be accepted in this one, whose ID is that of the addressee.
+func (c *Cluster) Acceptable(i *Invitation) error {
+	if own := c.ByKey(i.Key); own != "" {
+		return fmt.Errorf("the message is this cluster's own: Peering %s has its key; send it to %s", own, i.To)
+	}
+	for _, s := range c.specs {
+		if s.Cluster != c.Name {
+			return fmt.Errorf("the message is for %s, and this cluster is %s by its Peering %s", i.To, s.Cluster, s.Peer)
+		}
+	}
+	old := c.Old(i.From)
+	key := ""
+	if old != nil {
+		key = old.PublicKey
+	}
+	switch {
+	case i.Answers == "" && old == nil:
+		return nil
+	case i.Answers == "" && old.Role == "Server":
+		return fmt.Errorf("this cluster has invited %[1]s itself: accept the answer of %[1]s, or leave the peering first", i.From)
+	case i.Answers != "" && (old == nil || c.nonces[i.From] != i.Answers):
+		return errors.New("the message does not answer an invitation of this cluster: it was answered to another one, or the invitation was made anew")
+	case key != "" && key != i.Key.Base64():
+		return fmt.Errorf("Peering %s has another key of it already: what is used once is used up; leave the peering to begin anew", i.From)
+	}
+	return nil
+}
+
+// Old returns what the Peering with a peer says; nil if there is none.
+func (c *Cluster) Old(peer string) *peering.Spec { return c.specs[peer] }
+
+// Role returns the role of this cluster in the Peering with a peer; "" if there is none.
+func (c *Cluster) Role(peer string) string { return c.old(peer).Role }
+
+// Nonce returns the nonce of this cluster's invitation to a peer; "" if there was none.
+func (c *Cluster) Nonce(peer string) string { return c.nonces[peer] }
+
+// ByKey returns the Peering whose gateway here has a public key; "" if none has.
+func (c *Cluster) ByKey(key wgkey.Key) string {
+	for _, p := range c.peerings {
+		if p.Status.PublicKey == key.Base64() {
+			return p.Metadata.Name
+		}
+	}
+	return ""
+}
+
+// Nth returns the n-th address of an IPv4 prefix, or the last one if it has fewer: the same host under each of its CIDRs.
+func Nth(p netip.Prefix, n uint32) netip.Addr {
+	if most := uint32(1)<<(32-max(p.Bits(), 1)) - 1; n > most {
+		n = most
+	}
+	a := p.Masked().Addr().As4()
+	for i := 3; i >= 0; i-- {
+		a[i] |= byte(n)
+		n >>= 8
+	}
+	return netip.AddrFrom4(a)
+}

@@ -1,0 +1,47 @@
+package join
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+)
+
+// invited is a Peering of rome that has invited milan.
+const invited = `{apiVersion: culvert.io/v1alpha1, kind: Peering, metadata: {name: milan, namespace: culvert, annotations: {culvert.io/invitation: ffffffffffffffffffffffffffffffff}},
+  spec: {cluster: rome, peer: milan, role: Server, internalCIDR: 10.80.0.0/22, local: {podCIDRs: [10.244.0.0/16], externalCIDR: 10.70.0.0/23}KEY},
+  status: {publicKey: OWN}}`
+
+func TestAcceptable(t *testing.T) {
+	const other = "HIgo9xNzJMWLKASShiTqIybxZ0U3wGLiUeJ1PKf8ykw="
+	from := func(i *Invitation) *Invitation { i.From, i.To = "milan", "rome"; return i }
+	peering := func(key, own string) string { return strings.NewReplacer("KEY", key, "OWN", own).Replace(invited) }
+	another := func(i *Invitation) *Invitation { i.Answers = strings.Repeat("e", 32); return i }
+	for _, c := range []struct {
+		name, peering string
+		message       *Invitation
+		want          string
+	}{
+		{"first", serviceCIDR, from(invitation()), ""},
+		{"answer", peering("", other), answer(), ""},
+		{"answer again", peering(", publicKey: "+answer().Key.Base64(), other), answer(), ""},
+		{"its own", peering("", invitation().Key.Base64()), from(invitation()), "the message is this cluster's own"},
+		{"both invite", peering("", other), from(invitation()), "this cluster has invited milan itself"},
+		{"another nonce", peering("", other), another(answer()), "the message does not answer an invitation of this cluster"},
+		{"none was sent", serviceCIDR, answer(), "the message does not answer an invitation of this cluster"},
+		{"used up", peering(", publicKey: "+other, other), answer(), "Peering milan has another key of it already"},
+		{"for another", strings.Replace(peering("", other), "cluster: rome", "cluster: turin", 1), answer(), "the message is for rome, and this cluster is turin"},
+	} {
+		err := cluster(t, "rome", "172.18.0", c.peering).Acceptable(c.message)
+		if (err == nil) != (c.want == "") || err != nil && !strings.HasPrefix(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", c.name, err, c.want)
+		}
+	}
+}
+
+func TestNth(t *testing.T) {
+	for cidr, want := range map[string]string{"10.244.0.0/16": "10.244.1.5", "10.0.0.128/25": "10.0.0.255", "10.1.2.3/32": "10.1.2.3"} {
+		if got := Nth(netip.MustParsePrefix(cidr), 261).String(); got != want {
+			t.Errorf("%s: %s, want %s", cidr, got, want)
+		}
+	}
+}

@@ -1,0 +1,270 @@
+package join
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"culvert/ipam"
+	"culvert/kube/peering"
+)
+
+// Found is a CIDR, and what says so.
+type Found struct {
+	CIDR   netip.Prefix
+	Source string
+}
+
+// Hints are what the user says of a cluster. Empty ones are found.
+type Hints struct {
+	Pods, Services []netip.Prefix
+	Avoid          []netip.Prefix // what nothing that is chosen may overlap
+	API            netip.Addr     // of the API server, as the user reaches it; invalid: a name
+}
+
+// A Cluster is what is known of a cluster's addresses.
+type Cluster struct {
+	Name     string // its ID
+	Nodes    int
+	Pods     []Found
+	PodsFrom string  // Nodes or Pods
+	Services []Found // reserved: no peer and no tunnel gets them
+	// Balanced is whether load balancers of the cluster have addresses, and Address that of a node, by which a NodePort is reached.
+	Balanced bool
+	Address  netip.Addr
+	Public   bool // Address is an ExternalIP
+
+	taken    []ipam.Taken   // what is used
+	wide     []netip.Prefix // where more of it may come
+	peerings []*peering.Peering
+	specs    map[string]*peering.Spec
+	nonces   map[string]string
+}
+
+// maxCIDRs is how many pod CIDRs a Peering has room for.
+const maxCIDRs = 16
+
+// Find says what a cluster has. The error names the flag by which the user says what cannot be found.
+func (s *Survey) Find(name string, h Hints) (*Cluster, error) {
+	c := &Cluster{Name: name, Nodes: len(s.nodes), Balanced: s.balanced, peerings: s.peerings, specs: s.specs, nonces: s.nonces}
+	if len(s.nodes) == 0 {
+		return nil, errors.New("there is no Node")
+	}
+	c.findAddress(s)
+	c.Services = s.serviceCIDRs(h)
+	var err error
+	if c.Pods, err = s.podCIDRs(h, c.Services); err != nil {
+		return nil, err
+	}
+	c.PodsFrom = s.podsFrom(c.Pods)
+	c.take(s, h)
+	return c, nil
+}
+
+// findAddress chooses the node by which a NodePort is reached: one that is ready, and by an external address if there is one.
+func (c *Cluster) findAddress(s *Survey) {
+	best := -1
+	for _, name := range sortedKeys(s.nodes) {
+		n := s.nodes[name]
+		rank, address := 0, n.internal
+		if n.external.IsValid() {
+			rank, address = 2, n.external
+		}
+		if n.ready {
+			rank++
+		}
+		if address.IsValid() && rank > best {
+			best, c.Address, c.Public = rank, address, n.external.IsValid()
+		}
+	}
+}
+
+func (s *Survey) serviceCIDRs(h Hints) (all []Found) {
+	for _, p := range h.Services {
+		all = append(all, Found{p, "--service-cidr"})
+	}
+	if len(all) > 0 {
+		return all
+	}
+	if len(s.ranges) > 0 {
+		return s.ranges
+	}
+	if f, ok := s.flags["--service-cluster-ip-range"]; ok {
+		for _, p := range prefixes(f.value) {
+			all = append(all, Found{p, "--service-cluster-ip-range of " + f.pod})
+		}
+		return all
+	}
+	for _, p := range around(s.services, nil) {
+		all = append(all, Found{p, "guessed: the addresses of Services are in it"})
+	}
+	return all
+}
+
+// podCIDRs returns the first of what objects say that has all addresses of Pods.
+func (s *Survey) podCIDRs(h Hints, services []Found) (all []Found, err error) {
+	for _, p := range h.Pods {
+		all = append(all, Found{p, "--pod-cidr"})
+	}
+	if len(all) > 0 {
+		return all, nil
+	}
+	var flag []Found
+	if f, ok := s.flags["--cluster-cidr"]; ok {
+		for _, p := range prefixes(f.value) {
+			flag = append(flag, Found{p, "--cluster-cidr of " + f.pod})
+		}
+	}
+	var others []netip.Addr // what is no pod
+	for _, n := range s.nodes {
+		others = append(others, n.addresses...)
+	}
+	others = append(others, s.services...)
+	for _, f := range services {
+		others = append(others, f.CIDR.Addr())
+	}
+	for _, found := range [][]Found{s.ofPeerings(), s.pools, flag, s.ofNodes(others)} {
+		if len(found) > 0 && len(found) <= maxCIDRs && !slices.ContainsFunc(s.pods, func(p surveyedPod) bool { return !contains(found, p.address) }) {
+			return found, nil
+		}
+	}
+	return s.ofPods(others)
+}
+
+// ofPeerings is what was found or said before, if no Node has got other pods since.
+func (s *Survey) ofPeerings() (all []Found) {
+	if len(s.specs) == 0 {
+		return nil
+	}
+	name := sortedKeys(s.specs)[0]
+	for _, p := range prefixes(s.specs[name].Local.PodCIDRs...) {
+		all = append(all, Found{p, "as Peering " + name + " has it"})
+	}
+	for _, n := range s.nodes {
+		if slices.ContainsFunc(n.pods, func(p netip.Prefix) bool { return !contains(all, p.Addr()) }) && s.specs[name].PodsFrom != "Pods" {
+			return nil
+		}
+	}
+	return all
+}
+
+// ofNodes guesses from Nodes, which have parts of a larger CIDR.
+func (s *Survey) ofNodes(others []netip.Addr) (all []Found) {
+	var parts []netip.Prefix
+	var first []netip.Addr
+	for _, n := range s.nodes {
+		if len(n.pods) == 0 {
+			return nil
+		}
+		parts = append(parts, n.pods...)
+	}
+	for _, p := range parts {
+		if p.Bits() < 16 {
+			first = nil
+			break
+		}
+		first = append(first, p.Addr())
+	}
+	if whole := around(first, others); len(whole) > 0 {
+		for _, p := range whole {
+			all = append(all, Found{p, fmt.Sprintf("guessed: spec.podCIDRs of %s are in it", count(len(s.nodes), "Node"))})
+		}
+		return all
+	}
+	slices.SortFunc(parts, netip.Prefix.Compare)
+	for _, p := range slices.Compact(parts) {
+		all = append(all, Found{p, "spec.podCIDRs of a Node"})
+	}
+	return all
+}
+
+// ofPods guesses from the addresses of Pods.
+func (s *Survey) ofPods(others []netip.Addr) (all []Found, err error) {
+	var addresses []netip.Addr
+	for _, p := range s.pods {
+		addresses = append(addresses, p.address)
+	}
+	if len(addresses) == 0 {
+		return nil, errors.New("--pod-cidr: missing; neither Nodes nor Pods tell where pods are")
+	}
+	whole := around(addresses, others)
+	if len(whole) == 0 || len(whole) > maxCIDRs {
+		return nil, fmt.Errorf("--pod-cidr: missing; pods such as %s share their networks with nodes or Services, so that nothing can be guessed", addresses[0])
+	}
+	for _, p := range whole {
+		all = append(all, Found{p, fmt.Sprintf("guessed: the addresses of %s are in it", count(len(addresses), "Pod"))})
+	}
+	return all, nil
+}
+
+// around returns the /16 around each address; none if one has an address of others.
+func around(addresses, others []netip.Addr) (all []netip.Prefix) {
+	for _, a := range addresses {
+		if p := netip.PrefixFrom(a, 16).Masked(); !slices.Contains(all, p) {
+			all = append(all, p)
+		}
+	}
+	slices.SortFunc(all, netip.Prefix.Compare)
+	for _, p := range all {
+		if slices.ContainsFunc(others, p.Contains) {
+			return nil
+		}
+	}
+	return all
+}
+
+func contains(all []Found, a netip.Addr) bool {
+	return slices.ContainsFunc(all, func(f Found) bool { return f.CIDR.Contains(a) })
+}
+
+// podsFrom says whether Nodes tell where every pod is.
+func (s *Survey) podsFrom(pods []Found) string {
+	for _, n := range s.nodes {
+		if len(n.pods) == 0 || slices.ContainsFunc(n.pods, func(p netip.Prefix) bool { return !contains(pods, p.Addr()) }) {
+			return "Pods"
+		}
+	}
+	for _, p := range s.pods {
+		if n, ok := s.nodes[p.node]; ok && !slices.ContainsFunc(n.pods, func(c netip.Prefix) bool { return c.Contains(p.address) }) {
+			return "Pods"
+		}
+	}
+	return "Nodes"
+}
+
+// take notes what nothing that is chosen may overlap, but for what its Peerings have: see chooser.
+func (c *Cluster) take(s *Survey, h Hints) {
+	add := func(name string, p netip.Prefix) { c.taken = append(c.taken, ipam.Taken{Name: name, Prefix: p}) }
+	host := func(name string, a netip.Addr) {
+		if a.Is4() && !a.IsLoopback() && !slices.ContainsFunc(c.taken, func(t ipam.Taken) bool { return t.Prefix.Contains(a) }) {
+			add(name, netip.PrefixFrom(a, 32))
+		}
+	}
+	for _, f := range c.Pods {
+		add("pods of "+c.Name, f.CIDR)
+	}
+	for _, f := range c.Services {
+		add("Services of "+c.Name, f.CIDR)
+		if strings.HasPrefix(f.Source, "guessed") {
+			c.wide = append(c.wide, netip.PrefixFrom(f.CIDR.Addr(), 12).Masked())
+		}
+	}
+	for _, p := range h.Avoid {
+		add("--avoid", p)
+	}
+	for _, name := range sortedKeys(s.nodes) {
+		for _, a := range s.nodes[name].addresses {
+			if host("node "+name, a); a.Is4() && a.IsPrivate() {
+				c.wide = append(c.wide, netip.PrefixFrom(a, 16).Masked())
+			}
+		}
+	}
+	for _, a := range slices.Concat(s.services, s.outside) {
+		host("a Service of "+c.Name, a)
+	}
+	host("the API server", h.API)
+	slices.SortFunc(c.wide, netip.Prefix.Compare)
+	c.wide = slices.Compact(c.wide)
+}

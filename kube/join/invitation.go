@@ -1,0 +1,214 @@
+package join
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"culvert/gateway/configfile"
+	"culvert/gateway/wgkey"
+	"culvert/kube/peering"
+)
+
+// Annotation is where a Peering keeps the nonce of this cluster's invitation.
+const Annotation = "culvert.io/invitation"
+
+// MaxName is how many characters the name of a Peering has at most, which is that of the peer: names of other objects begin with it.
+const MaxName = 40
+
+// MaxInvitation is how many bytes an invitation has at most, in any version.
+const MaxInvitation = 8192
+
+// invitationVersion is the version of the text. Another one may mean something else by the same lines.
+const invitationVersion = 1
+
+// An Invitation is what one cluster tells another, without any secret. Integrity is a matter of the channel: users compare its Words.
+type Invitation struct {
+	From, To string    // cluster IDs
+	Key      wgkey.Key // public, of From's gateway
+	Endpoint string    // host:port of From's gateway; "" in an answer: whoever answers goes to whoever invites
+	Pods     []netip.Prefix
+	External netip.Prefix
+	Nonce    string
+	Answers  string // the nonce of the invitation that this one answers; "" of the first
+}
+
+// NewNonce returns a new random nonce.
+func NewNonce() string {
+	var b [16]byte
+	rand.Read(b[:]) // never fails (crypto/rand)
+	return hex.EncodeToString(b[:])
+}
+
+// body is the text without its checksum.
+func (i *Invitation) body() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "culvert invitation %d\nfrom %s\nto %s\nkey %s\n", invitationVersion, i.From, i.To, i.Key.Base64())
+	if i.Endpoint != "" {
+		fmt.Fprintf(&b, "endpoint %s\n", i.Endpoint)
+	}
+	for _, p := range i.Pods {
+		fmt.Fprintf(&b, "pods %s\n", p)
+	}
+	fmt.Fprintf(&b, "external %s\nnonce %s\n", i.External, i.Nonce)
+	if i.Answers != "" {
+		fmt.Fprintf(&b, "answers %s\n", i.Answers)
+	}
+	return b.String()
+}
+
+// checksum finds what happens on the way by accident.
+func checksum(body string) string {
+	sum := sha256.Sum256([]byte(body))
+	return hex.EncodeToString(sum[:8])
+}
+
+// Text returns the invitation as it is sent.
+func (i *Invitation) Text() string {
+	body := i.body()
+	return body + "checksum " + checksum(body) + "\n"
+}
+
+// Words returns six words that both sides compare. Whoever changes the invitation on its way changes them.
+func (i *Invitation) Words() string { return words(i.body()) }
+
+var (
+	errNoInvitation = errors.New(`no invitation: want a text that begins with "culvert invitation" and ends with "checksum"`)
+	errTruncated    = errors.New(`truncated: the last line, "checksum", is missing; send it again`)
+	errAltered      = errors.New("altered on its way: the checksum is that of another text; send it again, as a file")
+)
+
+// ParseInvitation reads an invitation. Blank lines, spaces at the ends of lines and carriage returns are ignored.
+func ParseInvitation(text []byte) (*Invitation, error) {
+	if len(text) > MaxInvitation {
+		return nil, fmt.Errorf("%d bytes; an invitation has at most %d", len(text), MaxInvitation)
+	}
+	var lines []string
+	for line := range strings.Lines(string(text)) {
+		if line = strings.TrimSpace(line); line != "" {
+			lines = append(lines, line)
+		}
+	}
+	if len(lines) == 0 {
+		return nil, errNoInvitation
+	}
+	version, ok := strings.CutPrefix(lines[0], "culvert invitation ")
+	number, err := strconv.Atoi(version)
+	switch {
+	case !ok || err != nil:
+		return nil, errNoInvitation
+	case number > invitationVersion:
+		return nil, fmt.Errorf("version %d; this culvert reads version %d: use a newer culvert here, or have the other side use an older one", number, invitationVersion)
+	case number != invitationVersion:
+		return nil, errNoInvitation
+	}
+	last := len(lines) - 1
+	sum, ok := strings.CutPrefix(lines[last], "checksum ")
+	if !ok {
+		return nil, errTruncated
+	}
+	body := strings.Join(lines[:last], "\n") + "\n"
+	if sum != checksum(body) {
+		return nil, errAltered
+	}
+	i := &Invitation{}
+	for _, line := range lines[1:last] {
+		if err := i.read(line); err != nil {
+			return nil, err
+		}
+	}
+	if err := i.check(); err != nil {
+		return nil, err
+	}
+	if i.body() != body { // a line twice, in another order, or a number written otherwise
+		return nil, errors.New("no invitation that culvert writes: lines are missing, repeated or in another order")
+	}
+	return i, nil
+}
+
+// read reads one line.
+func (i *Invitation) read(line string) (err error) {
+	name, value, _ := strings.Cut(line, " ")
+	switch name {
+	case "from":
+		i.From = value
+	case "to":
+		i.To = value
+	case "key":
+		i.Key, err = wgkey.Parse([]byte(value))
+	case "endpoint":
+		i.Endpoint = value
+	case "pods":
+		var p netip.Prefix
+		if p, err = netip.ParsePrefix(value); err == nil {
+			i.Pods = append(i.Pods, p)
+		}
+	case "external":
+		i.External, err = netip.ParsePrefix(value)
+	case "nonce":
+		i.Nonce = value
+	case "answers":
+		i.Answers = value
+	default:
+		return fmt.Errorf("%q is no line of an invitation of version %d", name, invitationVersion)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return nil
+}
+
+// check finds what no cluster would say, by the same rules as a Peering.
+func (i *Invitation) check() error {
+	e := new(configfile.Errors)
+	CheckName(e, "from", i.From)
+	CheckName(e, "to", i.To)
+	if i.From == i.To {
+		e.Add("to", "%q is who invites", i.To)
+	}
+	if i.Key == (wgkey.Key{}) {
+		e.Add("key", "missing")
+	}
+	if (i.Endpoint == "") == (i.Answers == "") {
+		e.Add("endpoint", "whoever invites has one, and whoever answers has none")
+	}
+	if i.Endpoint != "" {
+		if fault := peering.CheckEndpoint(i.Endpoint); fault != "" {
+			e.Add("endpoint", "%s", fault)
+		}
+	}
+	for field, nonce := range map[string]string{"nonce": i.Nonce, "answers": i.Answers} {
+		if raw, err := hex.DecodeString(nonce); (nonce != "" || field == "nonce") && (err != nil || len(raw) != 16) {
+			e.Add(field, "want 32 hexadecimal digits")
+		}
+	}
+	if len(i.Pods) == 0 || len(i.Pods) > maxCIDRs {
+		e.Add("pods", "%d of them; want 1 to %d", len(i.Pods), maxCIDRs)
+	}
+	if err := e.Err(); err != nil {
+		return err
+	}
+	for k, p := range append([]netip.Prefix{i.External}, i.Pods...) {
+		field := "pods"
+		if k == 0 {
+			field = "external"
+		}
+		if fault := peering.CheckCIDR(p); fault != "" {
+			e.Add(field, "%s", fault)
+		}
+		for _, other := range i.Pods[:max(k-1, 0)] {
+			if p.Overlaps(other) {
+				e.Add(field, "%s overlaps %s, which is the same cluster's", p, other)
+			}
+		}
+		if k > 0 && p.Overlaps(i.External) {
+			e.Add(field, "%s overlaps external (%s)", p, i.External)
+		}
+	}
+	return e.Err()
+}

@@ -1,0 +1,271 @@
+package join
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/yaml"
+
+	"culvert/kube/peering"
+)
+
+// survey reads objects of a cluster.
+func survey(t testing.TB, documents ...string) *Survey {
+	t.Helper()
+	s := &Survey{}
+	for _, text := range documents {
+		for _, document := range strings.Split(text, "\n---\n") {
+			u := &unstructured.Unstructured{}
+			if err := yaml.Unmarshal([]byte(document), &u.Object); err != nil {
+				t.Fatalf("%v in %s", err, document)
+			}
+			map[string]func(*unstructured.Unstructured){"Node": s.Node, "Pod": s.Pod, "Service": s.Service, "ServiceCIDR": s.ServiceCIDR,
+				"IPPool": s.IPPool, "Peering": s.Peering}[u.GetKind()](u)
+		}
+	}
+	return s
+}
+
+// node is a Node; pods may be "".
+func node(n int, address, pods string) string {
+	return fmt.Sprintf(`{kind: Node, metadata: {name: node%d}, spec: {podCIDR: %q, podCIDRs: [%q]},
+  status: {addresses: [{type: InternalIP, address: %s}], conditions: [{type: Ready, status: "True"}]}}`, n, pods, pods, address)
+}
+
+func pod(n, on int, address string) string {
+	return fmt.Sprintf(`{kind: Pod, metadata: {name: pod%d, namespace: default}, spec: {nodeName: node%d}, status: {phase: Running, podIPs: [{ip: %s}]}}`, n, on, address)
+}
+
+const (
+	serviceCIDR = `{kind: ServiceCIDR, metadata: {name: kubernetes}, spec: {cidrs: [10.96.0.0/12, "fd00::/112"]}}`
+	apiService  = `{kind: Service, metadata: {name: kubernetes, namespace: default}, spec: {clusterIPs: [10.96.0.1]}}`
+	controllers = `{kind: Pod, metadata: {name: kube-controller-manager-n1, namespace: kube-system, labels: {component: kube-controller-manager}},
+  spec: {hostNetwork: true, nodeName: n1, containers: [{command: [kube-controller-manager, --cluster-cidr=10.244.0.0/15, --service-cluster-ip-range=10.97.0.0/16]}]}}`
+)
+
+func parse(t testing.TB, texts ...string) (all []netip.Prefix) {
+	t.Helper()
+	for _, text := range texts {
+		all = append(all, netip.MustParsePrefix(text))
+	}
+	return all
+}
+
+func describe(all []Found) string {
+	var texts []string
+	for _, f := range all {
+		texts = append(texts, fmt.Sprintf("%s (%s)", f.CIDR, f.Source))
+	}
+	return strings.Join(texts, ", ")
+}
+
+func TestFind(t *testing.T) {
+	nodes := node(1, "172.18.0.1", "10.244.1.0/24") + "\n---\n" + node(2, "172.18.0.2", "10.244.2.0/24")
+	bare := node(1, "10.0.0.11", "") + "\n---\n" + node(2, "10.0.0.12", "")
+	for _, c := range []struct {
+		name                 string
+		objects              []string
+		hints                Hints
+		pods, from, services string
+		err                  string
+	}{
+		{name: "no Node", err: "there is no Node"},
+		{name: "Nodes", objects: []string{nodes, apiService},
+			pods: "10.244.0.0/16 (guessed: spec.podCIDRs of 2 Nodes are in it)", from: "Nodes", services: "10.96.0.0/16 (guessed: the addresses of Services are in it)"},
+		{name: "one Node, ServiceCIDR", objects: []string{node(1, "172.18.0.1", "10.42.0.0/24"), serviceCIDR, apiService, pod(1, 1, "10.42.0.7")},
+			pods: "10.42.0.0/16 (guessed: spec.podCIDRs of 1 Node are in it)", from: "Nodes", services: "10.96.0.0/12 (ServiceCIDR kubernetes)"},
+		{name: "control plane in Pods", objects: []string{nodes, controllers, apiService}, from: "Nodes",
+			pods: "10.244.0.0/15 (--cluster-cidr of kube-controller-manager-n1)", services: "10.97.0.0/16 (--service-cluster-ip-range of kube-controller-manager-n1)"},
+		{name: "nodes in the guess", objects: []string{node(1, "10.244.200.1", "10.244.1.0/24"), serviceCIDR},
+			pods: "10.244.1.0/24 (spec.podCIDRs of a Node)", from: "Nodes", services: "10.96.0.0/12 (ServiceCIDR kubernetes)"},
+		{name: "Calico", objects: []string{nodes, serviceCIDR, `{kind: IPPool, metadata: {name: default-ipv4-ippool}, spec: {cidr: 192.168.0.0/16}}`,
+			`{kind: IPPool, metadata: {name: old}, spec: {cidr: 192.169.0.0/16, disabled: true}}`, pod(1, 1, "192.168.7.4")},
+			pods: "192.168.0.0/16 (IPPool default-ipv4-ippool)", from: "Pods", services: "10.96.0.0/12 (ServiceCIDR kubernetes)"},
+		{name: "the CNI has its own", objects: []string{nodes, controllers, serviceCIDR, pod(1, 1, "10.0.1.9"), pod(2, 2, "10.0.2.9")},
+			pods: "10.0.0.0/16 (guessed: the addresses of 2 Pods are in it)", from: "Pods", services: "10.96.0.0/12 (ServiceCIDR kubernetes)"},
+		{name: "pods among nodes", objects: []string{bare, serviceCIDR, pod(1, 1, "10.0.1.9")}, err: "--pod-cidr: missing; pods such as 10.0.1.9 share"},
+		{name: "pods among nodes, said", objects: []string{bare, serviceCIDR, pod(1, 1, "10.0.1.9")}, hints: Hints{Pods: parse(t, "10.0.1.0/24")},
+			pods: "10.0.1.0/24 (--pod-cidr)", from: "Pods", services: "10.96.0.0/12 (ServiceCIDR kubernetes)"},
+		{name: "nothing tells", objects: []string{bare, serviceCIDR}, err: "--pod-cidr: missing; neither"},
+		{name: "Services said", objects: []string{nodes, serviceCIDR}, hints: Hints{Services: parse(t, "10.9.0.0/16")},
+			pods: "10.244.0.0/16 (guessed: spec.podCIDRs of 2 Nodes are in it)", from: "Nodes", services: "10.9.0.0/16 (--service-cidr)"},
+		{name: "a pod on another Node's CIDR", objects: []string{nodes, serviceCIDR, pod(1, 1, "10.244.2.9")},
+			pods: "10.244.0.0/16 (guessed: spec.podCIDRs of 2 Nodes are in it)", from: "Pods", services: "10.96.0.0/12 (ServiceCIDR kubernetes)"},
+		{name: "as before", objects: []string{nodes, serviceCIDR, peeringObject("turin", "10.80.0.0/22", "10.70.0.0/23", "10.61.0.0/16", "10.244.0.0/14")},
+			pods: "10.244.0.0/14 (as Peering turin has it)", from: "Nodes", services: "10.96.0.0/12 (ServiceCIDR kubernetes)"},
+		{name: "no longer as before", objects: []string{nodes, serviceCIDR, peeringObject("turin", "10.80.0.0/22", "10.70.0.0/23", "10.61.0.0/16", "10.244.0.0/23")},
+			pods: "10.244.0.0/16 (guessed: spec.podCIDRs of 2 Nodes are in it)", from: "Nodes", services: "10.96.0.0/12 (ServiceCIDR kubernetes)"},
+	} {
+		found, err := survey(t, c.objects...).Find("rome", c.hints)
+		if c.err != "" || err != nil {
+			if err == nil || c.err == "" || !strings.HasPrefix(err.Error(), c.err) {
+				t.Errorf("%s: %v, want %s", c.name, err, c.err)
+			}
+			continue
+		}
+		if pods, services := describe(found.Pods), describe(found.Services); pods != c.pods || found.PodsFrom != c.from || services != c.services {
+			t.Errorf("%s:\npods %s, want %s\nfrom %s, want %s\nservices %s, want %s", c.name, pods, c.pods, found.PodsFrom, c.from, services, c.services)
+		}
+	}
+}
+
+// peeringObject is a Peering of rome.
+func peeringObject(peer, internal, external, seen, pods string) string {
+	return fmt.Sprintf(`{apiVersion: culvert.io/v1alpha1, kind: Peering, metadata: {name: %s, namespace: culvert}, spec: {cluster: rome, peer: %[1]s, role: Server, internalCIDR: %s,
+  local: {podCIDRs: [%s], externalCIDR: %s}, remote: {podCIDRs: [{cidr: 10.244.0.0/16, remap: %s}]}}}`, peer, internal, pods, external, seen)
+}
+
+// cluster is one with two Nodes, the pod CIDR 10.244.0.0/16 and more objects.
+func cluster(t testing.TB, name, underlay string, more ...string) *Cluster {
+	t.Helper()
+	objects := append([]string{node(1, underlay+".1", "10.244.1.0/24"), node(2, underlay+".2", "10.244.2.0/24"), serviceCIDR, apiService}, more...)
+	c, err := survey(t, objects...).Find(name, Hints{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// good fails unless a spec is what a Peering can be, and overlaps nothing of its cluster.
+func good(t *testing.T, c *Cluster, s *peering.Spec) {
+	t.Helper()
+	u := &unstructured.Unstructured{Object: map[string]any{"kind": "Peering", "metadata": map[string]any{"name": s.Peer}, "spec": s}}
+	p := peering.PeeringOf(u)
+	faults := slices.DeleteFunc(p.Faults, func(f string) bool { return strings.HasPrefix(f, "spec.endpoint: missing") })
+	if len(faults) > 0 {
+		t.Errorf("%s: %q", c.Name, faults)
+	}
+	for _, taken := range c.newChooser(s.Peer, nil).taken {
+		for _, seen := range append(p.Seen(), p.Internal, p.External) {
+			if taken.Prefix.Overlaps(seen) {
+				t.Errorf("%s: %s overlaps %s (%s)", c.Name, seen, taken.Prefix, taken.Name)
+			}
+		}
+	}
+}
+
+func TestPair(t *testing.T) {
+	rome, milan := cluster(t, "rome", "172.18.0"), cluster(t, "milan", "172.19.0")
+	specs, lines, err := Pair(rome, milan)
+	if err != nil {
+		t.Fatal(err)
+	}
+	good(t, rome, specs[0])
+	good(t, milan, specs[1])
+	for i, want := range []string{
+		"Client Nodes 10.80.0.0/22 {[10.244.0.0/16] 10.70.0.0/23} [{10.244.0.0/16 10.61.0.0/16}] {10.70.2.0/23 }",
+		"Server Nodes 10.80.0.0/22 {[10.244.0.0/16] 10.70.2.0/23} [{10.244.0.0/16 10.60.0.0/16}] {10.70.0.0/23 }",
+	} {
+		s := specs[i]
+		if got := fmt.Sprint(s.Role, " ", s.PodsFrom, " ", s.InternalCIDR, " ", s.Local, " ", s.Remote.PodCIDRs, " ", *s.Remote.ExternalCIDR); got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+	}
+	if got := lines[0][len(lines[0])-2]; got != (Line{"pods of milan", "10.244.0.0/16 as 10.61.0.0/16", "chosen: 10.244.0.0/16 overlaps pods of rome"}) {
+		t.Error(got)
+	}
+}
+
+// TestPairAgain: what Peerings have stands, also what would be chosen otherwise, and another Peering gets ranges beside it.
+func TestPairAgain(t *testing.T) {
+	first := peeringObject("milan", "10.81.0.0/24", "10.79.0.0/24", "10.99.0.0/16", "10.244.0.0/16")
+	rome, milan := cluster(t, "rome", "172.18.0", first), cluster(t, "milan", "172.19.0")
+	specs, _, err := Pair(rome, milan)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := specs[0]
+	if s.Role != "Server" || s.InternalCIDR != "10.81.0.0/24" || s.Local.ExternalCIDR != "10.79.0.0/24" || s.Remote.PodCIDRs[0].Remap != "10.99.0.0/16" {
+		t.Errorf("%+v", s)
+	}
+	turin := cluster(t, "turin", "172.20.0")
+	if specs, _, err = Pair(turin, rome); err != nil {
+		t.Fatal(err)
+	}
+	good(t, rome, specs[1])
+	good(t, turin, specs[0])
+	if s = specs[1]; s.Remote.PodCIDRs[0].Remap == "10.99.0.0/16" || s.InternalCIDR == "10.81.0.0/24" || s.Local.ExternalCIDR == "10.79.0.0/24" {
+		t.Errorf("%+v", s)
+	}
+}
+
+// TestProposeAvoids: nothing is chosen over nodes, what is around them, Services of load balancers, other Peerings or what the user says.
+func TestProposeAvoids(t *testing.T) {
+	objects := []string{node(1, "10.61.3.1", "10.0.1.0/24"), serviceCIDR,
+		`{kind: Service, metadata: {name: shop}, spec: {clusterIPs: [10.100.0.1], externalIPs: [10.63.0.9]}, status: {loadBalancer: {ingress: [{ip: 10.62.0.7}]}}}`}
+	c, err := survey(t, objects...).Find("rome", Hints{Pods: parse(t, "10.0.0.0/16"), Avoid: parse(t, "10.56.0.0/14", "10.60.0.0/16"), API: netip.MustParseAddr("10.80.0.9")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec, _, err := c.Propose(Peer{Name: "milan", Pods: parse(t, "10.61.0.0/16", "10.20.0.0/16"), External: parse(t, "10.70.0.0/24")[0], Role: "Server"}, netip.Prefix{}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	good(t, c, spec)
+	remapped := spec.Remote.PodCIDRs[0].Remap
+	if remapped != "10.48.0.0/16" || spec.Remote.PodCIDRs[1].Remap != "" || spec.InternalCIDR != "10.80.4.0/22" {
+		t.Errorf("%+v", spec)
+	}
+}
+
+// TestProposeFull: what no remap fits is said, with the CIDR.
+func TestProposeFull(t *testing.T) {
+	c := cluster(t, "rome", "172.18.0")
+	_, _, err := c.Propose(Peer{Name: "milan", Pods: parse(t, "10.0.0.0/8"), Role: "Server"}, netip.Prefix{}, nil)
+	if want := "remap of 10.0.0.0/8, pods of milan: no private /8 is free in rome"; err == nil || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("%v, want %s", err, want)
+	}
+}
+
+// TestProposeAddsPods: a cluster that has got a second pod CIDR keeps the remap of the first.
+func TestProposeAddsPods(t *testing.T) {
+	rome := cluster(t, "rome", "172.18.0", peeringObject("milan", "10.80.0.0/22", "10.70.0.0/23", "10.59.0.0/16", "10.244.0.0/16"))
+	spec, lines, err := rome.Propose(Peer{Name: "milan", Pods: parse(t, "10.244.0.0/16", "10.96.0.0/16"), Role: "Server"}, netip.Prefix{}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	good(t, rome, spec)
+	if r := spec.Remote.PodCIDRs; len(r) != 2 || r[0].Remap != "10.59.0.0/16" || r[1].Remap == "" {
+		t.Errorf("%+v", r)
+	}
+	if got := lines[len(lines)-2]; got.Source != stands || got.Value != "10.244.0.0/16 as 10.59.0.0/16" {
+		t.Error(lines)
+	}
+}
+
+func TestProposeAnotherPair(t *testing.T) {
+	rome := cluster(t, "rome2", "172.18.0", peeringObject("milan", "10.80.0.0/22", "10.70.0.0/23", "10.99.0.0/16", "10.244.0.0/16"))
+	if _, _, err := rome.Propose(Peer{Name: "milan", Role: "Server"}, netip.Prefix{}, nil); err == nil || !strings.Contains(err.Error(), "joins rome with milan") {
+		t.Error(err)
+	}
+}
+
+// TestAddress: a NodePort is reached by a node that is ready, and from outside if there is such an address.
+func TestAddress(t *testing.T) {
+	external := `{kind: Node, metadata: {name: node0}, spec: {podCIDRs: [10.244.9.0/24]}, status: {addresses: [{type: InternalIP, address: 10.9.0.1}, {type: ExternalIP, address: 203.0.113.7}]}}`
+	unready := `{kind: Node, metadata: {name: node0}, spec: {podCIDRs: [10.244.9.0/24]}, status: {addresses: [{type: InternalIP, address: 10.9.0.1}]}}`
+	for _, c := range []struct {
+		more, want string
+		public     bool
+	}{{serviceCIDR, "172.18.0.1", false}, {external, "203.0.113.7", true}, {unready, "172.18.0.1", false}} {
+		if got := cluster(t, "rome", "172.18.0", c.more); got.Address.String() != c.want || got.Public != c.public {
+			t.Errorf("%s, %t, want %s", got.Address, got.Public, c.want)
+		}
+	}
+}
+
+func TestNameOf(t *testing.T) {
+	for context, want := range map[string]string{
+		"rome": "rome", "kubernetes-admin@rome": "rome", "gke_project_europe-west1-b_rome": "rome", "kind-rome": "kind-rome",
+		"arn:aws:eks:eu-west-1:123456789012:cluster/rome": "rome", "Rome.Example": "rome-example", "@": "", "default/api-rome-example:6443/admin": "admin",
+		strings.Repeat("a", 60): strings.Repeat("a", 40),
+	} {
+		if got := NameOf(context); got != want {
+			t.Errorf("%s: %q, want %q", context, got, want)
+		}
+	}
+}

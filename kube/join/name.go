@@ -1,0 +1,45 @@
+package join
+
+import (
+	"regexp"
+	"strings"
+
+	"culvert/gateway/configfile"
+)
+
+var label = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`)
+
+// CheckName notes what is wrong with the ID of a cluster. Peerings have that of the peer as their name.
+func CheckName(e *configfile.Errors, field, name string) {
+	switch {
+	case name == "":
+		e.Missing(field)
+	case len(name) > MaxName || !label.MatchString(name):
+		e.Add(field, "%q is no name of a cluster: want at most %d small letters, digits and dashes, a letter or digit first and last", name, MaxName)
+	}
+}
+
+// NameOf makes the ID of a cluster from the name of its context: what follows the last of the characters by which users, accounts and
+// regions stand before it, such as in kubernetes-admin@rome, gke_project_zone_rome and arn:aws:eks:region:account:cluster/rome. It is ""
+// if nothing is left.
+func NameOf(context string) string {
+	context = strings.ToLower(context[strings.LastIndexAny(context, "@/_:")+1:])
+	name := strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {
+			return r
+		}
+		return '-'
+	}, context)
+	return strings.Trim(name[:min(len(name), MaxName)], "-")
+}
+
+// Own returns the ID that a cluster has by its Peerings; "" if there are none, or several IDs.
+func (s *Survey) Own() (name string) {
+	for _, spec := range s.specs {
+		if name != "" && name != spec.Cluster {
+			return ""
+		}
+		name = spec.Cluster
+	}
+	return name
+}

@@ -1,0 +1,181 @@
+package join
+
+import (
+	"encoding/json"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"culvert/kube"
+	"culvert/kube/peering"
+)
+
+// A Survey collects what the objects of a cluster say about its addresses. The zero Survey is that of a cluster without objects.
+type Survey struct {
+	nodes    map[string]surveyedNode
+	pods     []surveyedPod
+	flags    map[string]flagOf // of control planes that run as Pods
+	services []netip.Addr      // Services have them inside the cluster
+	outside  []netip.Addr      // load balancers have them
+	balanced bool              // a load balancer has an address
+	ranges   []Found           // ServiceCIDRs
+	pools    []Found           // IPPools of Calico
+	peerings []*peering.Peering
+	specs    map[string]*peering.Spec
+	nonces   map[string]string
+}
+
+type surveyedNode struct {
+	pods               []netip.Prefix
+	addresses          []netip.Addr
+	internal, external netip.Addr
+	ready              bool
+}
+
+type surveyedPod struct {
+	node    string
+	address netip.Addr
+}
+
+type flagOf struct{ value, pod string }
+
+// part reads a part of an object. What cannot be read stays as it is: the API server has checked it.
+func part(u *unstructured.Unstructured, name string, to any) {
+	if raw, err := kube.PartOf(u, name); err == nil && len(raw) > 0 {
+		json.Unmarshal(raw, to)
+	}
+}
+
+// Node takes a Node.
+func (s *Survey) Node(u *unstructured.Unstructured) {
+	var n surveyedNode
+	n.pods, n.addresses = peering.NodeOf(u)
+	n.pods = slices.DeleteFunc(n.pods, func(p netip.Prefix) bool { return !p.Addr().Is4() })
+	var status struct {
+		Addresses  []struct{ Type, Address string }
+		Conditions []struct{ Type, Status string }
+	}
+	part(u, "status", &status)
+	for _, a := range status.Addresses {
+		addr, err := netip.ParseAddr(a.Address)
+		switch {
+		case err != nil || !addr.Is4():
+		case a.Type == "ExternalIP" && !n.external.IsValid():
+			n.external = addr
+		case a.Type == "InternalIP" && !n.internal.IsValid():
+			n.internal = addr
+		}
+	}
+	for _, c := range status.Conditions {
+		n.ready = n.ready || c.Type == "Ready" && c.Status == "True"
+	}
+	if s.nodes == nil {
+		s.nodes = map[string]surveyedNode{}
+	}
+	s.nodes[u.GetName()] = n
+}
+
+// Pod takes a Pod. A control plane that runs as Pods says in its flags what it was given.
+func (s *Survey) Pod(u *unstructured.Unstructured) {
+	node, addresses := peering.PodOf(u)
+	for _, a := range addresses {
+		s.pods = append(s.pods, surveyedPod{node, a})
+	}
+	component := u.GetLabels()["component"]
+	if u.GetNamespace() != "kube-system" || component != "kube-controller-manager" && component != "kube-apiserver" {
+		return
+	}
+	var spec struct {
+		Containers []struct{ Command, Args []string }
+	}
+	part(u, "spec", &spec)
+	if s.flags == nil {
+		s.flags = map[string]flagOf{}
+	}
+	for _, c := range spec.Containers {
+		for _, word := range slices.Concat(c.Command, c.Args) {
+			if name, value, ok := strings.Cut(word, "="); ok && value != "" && (name == "--cluster-cidr" || name == "--service-cluster-ip-range") {
+				s.flags[name] = flagOf{value, u.GetName()}
+			}
+		}
+	}
+}
+
+// Service takes a Service.
+func (s *Survey) Service(u *unstructured.Unstructured) {
+	var spec struct {
+		ClusterIPs, ExternalIPs []string
+	}
+	var status struct {
+		LoadBalancer struct {
+			Ingress []struct{ IP, Hostname string }
+		}
+	}
+	part(u, "spec", &spec)
+	part(u, "status", &status)
+	add := func(to *[]netip.Addr, text string) {
+		if a, err := netip.ParseAddr(text); err == nil && a.Is4() {
+			*to = append(*to, a)
+		}
+	}
+	for _, ip := range spec.ClusterIPs {
+		add(&s.services, ip)
+	}
+	for _, ip := range spec.ExternalIPs {
+		add(&s.outside, ip)
+	}
+	for _, in := range status.LoadBalancer.Ingress {
+		add(&s.outside, in.IP)
+		s.balanced = s.balanced || in.IP != "" || in.Hostname != ""
+	}
+}
+
+// ServiceCIDR takes a ServiceCIDR.
+func (s *Survey) ServiceCIDR(u *unstructured.Unstructured) {
+	var spec struct{ CIDRs []string }
+	part(u, "spec", &spec)
+	for _, c := range prefixes(spec.CIDRs...) {
+		s.ranges = append(s.ranges, Found{c, "ServiceCIDR " + u.GetName()})
+	}
+}
+
+// IPPool takes an IPPool of Calico.
+func (s *Survey) IPPool(u *unstructured.Unstructured) {
+	var spec struct {
+		CIDR     string
+		Disabled bool
+	}
+	part(u, "spec", &spec)
+	if spec.Disabled {
+		return
+	}
+	for _, c := range prefixes(spec.CIDR) {
+		s.pools = append(s.pools, Found{c, "IPPool " + u.GetName()})
+	}
+}
+
+// Peering takes a Peering.
+func (s *Survey) Peering(u *unstructured.Unstructured) {
+	p := peering.PeeringOf(u)
+	spec := new(peering.Spec)
+	part(u, "spec", spec)
+	if s.specs == nil {
+		s.specs, s.nonces = map[string]*peering.Spec{}, map[string]string{}
+	}
+	s.peerings = append(s.peerings, p)
+	s.specs[u.GetName()], s.nonces[u.GetName()] = spec, u.GetAnnotations()[Annotation]
+}
+
+// prefixes returns the IPv4 prefixes among texts, which may be lists with commas.
+func prefixes(texts ...string) (all []netip.Prefix) {
+	for _, text := range texts {
+		for one := range strings.SplitSeq(text, ",") {
+			if p, err := netip.ParsePrefix(strings.TrimSpace(one)); err == nil && p.Addr().Is4() {
+				all = append(all, p.Masked())
+			}
+		}
+	}
+	return all
+}
