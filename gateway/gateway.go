@@ -421,6 +421,14 @@ func (g *Gateway) Successor() int { return g.life.Successor() }
 // LearnFrom makes the gateway tell how it stands with t, in place of a file. It must be called before Run.
 func (g *Gateway) LearnFrom(t inspect.Teacher) { g.inspect.Teacher = t }
 
+// Exchange has take given what the peer says about the Services that it exports, and the peer given the answers.
+func (g *Gateway) Exchange(take func(datagram []byte) (answer []byte, ok bool)) {
+	g.monitor.Exchange(take)
+}
+
+// Tell sends the peer a datagram about exports, as package exports makes them.
+func (g *Gateway) Tell(datagram []byte) { g.monitor.Tell(datagram) }
+
 // Put makes r the resource of key in the rules that the next CommitRules publishes. An error
 // belongs to the key, which keeps what it had.
 func (g *Gateway) Put(key rules.Key, r rules.Resource) error { return g.engine.Put(key, r) }

@@ -303,6 +303,10 @@ func (p *losingPair) ofPackets(with func(func(*nattest.IP)) nattest.IP) map[stri
 		"bad-check": func() {
 			p.milan.path.Send(fromPeer(4000, "junk"))
 		},
+		"bad-exports": func() {
+			p.rome.Exchange(func([]byte) (answer []byte, ok bool) { return nil, false })
+			p.milan.Tell([]byte("junk"))
+		},
 		"local-queue-full": func() {
 			b := with(func(*nattest.IP) {}).Bytes()
 			for !p.lost("local-queue-full") {

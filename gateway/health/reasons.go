@@ -45,6 +45,7 @@ var reasons = map[string]reason{
 	// The gateway's own addresses.
 	"no-service":       {"It is for the gateway itself, where nothing answers.", nothingToDo},
 	"bad-check":        {"It is for the connection check, and no answer that the gateway waits for.", "make connectionCheck the same at both gateways"},
+	"bad-exports":      {"It is about Services that the peer exports, and of no use.", "upgrade the older gateway; status.conditions of the Peering says more"},
 	"local-queue-full": {"The gateway's own answers came faster than they could be sent.", findSender},
 	"output":           {"A rule does not let the gateway's own packet out.", "culvert rules shows which; change it if that is not meant"},
 

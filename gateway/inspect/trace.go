@@ -263,6 +263,8 @@ func (src *Source) traceDelivery(t *control.Trace, p *packet.Packet, in nat.Link
 	switch {
 	case in == nat.Tunnel && src.Monitor.IsCheck(p.Bytes()):
 		t.Egress = "a message of the connection check"
+	case in == nat.Tunnel && src.Monitor.IsExports(p.Bytes()):
+		t.Egress = "a message about exported Services"
 	case path.AnswerEcho(p, src.Path.MTU):
 		t.Egress = "the gateway answers the echo request"
 	case isEchoReply(p.Bytes()):

@@ -9,12 +9,9 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
-	"gvisor.dev/gvisor/pkg/tcpip"
-	"gvisor.dev/gvisor/pkg/tcpip/checksum"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 
 	"culvert/gateway/config"
-	"culvert/gateway/path"
 	"culvert/gateway/wg"
 	"culvert/gateway/wgkey"
 	"culvert/geneve/udp"
@@ -85,11 +82,9 @@ func parseCheck(b []byte) (m checkMessage, ok bool) {
 }
 
 // check is the connection check: pings between the tunnel addresses of both gateways,
-// in UDP. The gateway has no network stack; it makes and reads the packets itself. What
-// the peer's clock says does not matter, and neither does a step of ours.
+// in UDP. What the peer's clock says does not matter, and neither does a step of ours.
 type check struct {
-	own     netip.Addr // tunnel addresses
-	peer    netip.Addr
+	ends
 	largest int // message, bytes
 	limit   *rate.Limiter
 	begun   chan struct{} // begin was called
@@ -108,9 +103,8 @@ type check struct {
 }
 
 func newCheck(own, peer netip.Addr, mtu config.TunnelMTU) *check {
-	const headers = header.IPv4MinimumSize + header.UDPMinimumSize
 	return &check{
-		own: own, peer: peer, largest: min(maxCheckMessage, int(mtu)-headers), limit: rate.NewLimiter(checkRate, checkBurst),
+		ends: ends{own, peer}, largest: min(maxCheckMessage, int(mtu)-headersOfUDP), limit: rate.NewLimiter(checkRate, checkBurst),
 		begun: make(chan struct{}, 1),
 	}
 }
@@ -184,7 +178,7 @@ func (c *check) ping(now time.Time) []byte {
 	c.recent.Request()
 	stamp, _ := json.Marshal(now) // these two cannot fail before the year 10000
 	b, _ := json.Marshal(checkMessage{ClusterID: c.cluster, Type: checkPing, Stamp: stamp})
-	return c.datagram(c.config.Port, b)
+	return c.packet(c.config.Port, c.config.Port, b)
 }
 
 // receive takes a packet to the tunnel address that is for the check, as mine says. It
@@ -192,15 +186,11 @@ func (c *check) ping(now time.Time) []byte {
 // for: no message, one that nobody waits for, or one too many.
 func (c *check) receive(packet []byte, now time.Time) (answer []byte, ok bool) {
 	udp := header.UDP(header.IPv4(packet).Payload())
-	if int(udp.Length()) < header.UDPMinimumSize || int(udp.Length()) > len(udp) || !c.limit.AllowN(now, 1) {
+	payload, ok := c.payload(udp)
+	if !ok || !c.limit.AllowN(now, 1) {
 		return nil, false
 	}
-	udp = udp[:udp.Length()]
-	// RFC 1122, Section 4.1.3.4: a datagram with a wrong checksum is discarded.
-	if udp.Checksum() != 0 && !udp.IsChecksumValid(tcpip.AddrFrom4(c.peer.As4()), tcpip.AddrFrom4(c.own.As4()), checksum.Checksum(udp.Payload(), 0)) {
-		return nil, false
-	}
-	m, ok := parseCheck(udp.Payload())
+	m, ok := parseCheck(payload)
 	if !ok {
 		return nil, false
 	}
@@ -215,7 +205,7 @@ func (c *check) receive(packet []byte, now time.Time) (answer []byte, ok bool) {
 		return nil, false
 	}
 	c.status.Asked++
-	return c.datagram(udp.SourcePort(), b), true
+	return c.packet(c.config.Port, udp.SourcePort(), b), true
 }
 
 // answered takes note of an answer. An older ping's is of no use after a newer one's.
@@ -242,40 +232,13 @@ func (c *check) answered(m *checkMessage, now time.Time) bool {
 // mine reports whether a packet to the tunnel address is for the check: a whole
 // datagram from the peer's gateway itself to the check's port.
 func (c *check) mine(packet []byte) bool {
-	ip := header.IPv4(packet)
-	if header.IPVersion(packet) != header.IPv4Version || ip.TransportProtocol() != header.UDPProtocolNumber || ip.More() || ip.FragmentOffset() != 0 ||
-		ip.SourceAddress() != tcpip.AddrFrom4(c.peer.As4()) || ip.DestinationAddress() != tcpip.AddrFrom4(c.own.As4()) {
+	udp, ok := c.datagram(packet)
+	if !ok {
 		return false
 	}
-	udp := header.UDP(ip.Payload())
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return len(udp) >= header.UDPMinimumSize && udp.DestinationPort() == c.config.Port
-}
-
-// datagram makes a packet to a port of the peer's gateway.
-//
-// Preconditions: c.mu is held.
-// +checklocks:c.mu
-func (c *check) datagram(port uint16, payload []byte) []byte {
-	b := make([]byte, header.IPv4MinimumSize+header.UDPMinimumSize+len(payload))
-	own, peer := tcpip.AddrFrom4(c.own.As4()), tcpip.AddrFrom4(c.peer.As4())
-	ip := header.IPv4(b)
-	ip.Encode(&header.IPv4Fields{
-		TotalLength: uint16(len(b)), TTL: path.TTL, Protocol: uint8(header.UDPProtocolNumber), SrcAddr: own, DstAddr: peer,
-		Flags: header.IPv4FlagDontFragment, // RFC 6864, Section 4.1: its ID means nothing
-	})
-	ip.SetChecksum(^ip.CalculateChecksum())
-	udp := header.UDP(ip.Payload())
-	udp.Encode(&header.UDPFields{SrcPort: c.config.Port, DstPort: port, Length: uint16(len(udp))})
-	copy(udp.Payload(), payload)
-	sum := header.PseudoHeaderChecksum(header.UDPProtocolNumber, own, peer, uint16(len(udp)))
-	sum = ^udp.CalculateChecksum(checksum.Combine(sum, checksum.Checksum(payload, 0)))
-	if sum == 0 {
-		sum = 0xffff // RFC 768: 0 says that there is none
-	}
-	udp.SetChecksum(sum)
-	return b
+	return udp.DestinationPort() == c.config.Port
 }
 
 // checkRemedy and liqoRemedy are what to do when no ping is answered. What is wrong with the tunnel

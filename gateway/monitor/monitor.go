@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"golang.org/x/time/rate"
 
 	"culvert/gateway/config"
 	"culvert/gateway/health"
@@ -30,6 +31,8 @@ type Monitor struct {
 	log     *logrus.Entry
 	check   *check
 	paths   *paths
+
+	exchange *exchange
 
 	mu    sync.Mutex
 	judge *health.Judge // +checklocks:mu
@@ -58,7 +61,8 @@ func New(p *path.Path, current *config.Current, log *logrus.Entry, deaf bool) *M
 	own, peer := c.WireGuard.Role.TunnelAddresses()
 	m := &Monitor{
 		path: p, current: current, log: log, check: newCheck(own.V4, peer.V4, c.MTU), paths: newPaths(p, current, c.MTU),
-		judge: health.NewJudge(), knocker: knocker{deaf: deaf}, allowed: procs.Allowed(), rules: make(map[string]uint64),
+		exchange: &exchange{ends: ends{own.V4, peer.V4}, limit: rate.NewLimiter(exportsRate, exportsRate)},
+		judge:    health.NewJudge(), knocker: knocker{deaf: deaf}, allowed: procs.Allowed(), rules: make(map[string]uint64),
 		dropped: map[bool]map[nat.Reason]uint64{false: {}, true: {}},
 	}
 	m.check.begin(c, time.Now())

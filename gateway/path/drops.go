@@ -24,6 +24,9 @@ const (
 	// DropBadCheck: for the connection check, and no message of it, none that is waited
 	// for, or more of them than a peer needs.
 	DropBadCheck
+	// DropBadExports: for the exchange of exports, and no part of it, one of a list that
+	// is refused, or more of them than a peer needs.
+	DropBadExports
 	// DropLocalQueueFull: made by the gateway itself, or turned back into the tunnel,
 	// while its queue was full and its cause had its share of it.
 	DropLocalQueueFull
@@ -37,6 +40,7 @@ const (
 var dropReasonNames = [numDropReasons]string{
 	DropNoService:      "no-service",
 	DropBadCheck:       "bad-check",
+	DropBadExports:     "bad-exports",
 	DropLocalQueueFull: "local-queue-full",
 	DropOutput:         "output",
 }
@@ -48,7 +52,8 @@ func (r DropReason) String() string { return dropReasonNames[r] }
 //
 //	received (nat) = forwarded (nat) + delivered (nat) + drops (nat)
 //	forwarded + generated = sent + held (geneve) + drops (geneve, wg, gateway)
-//	delivered = answered echo requests + answers to probes + messages of the check + DropNoService + DropBadCheck
+//	delivered = answered echo requests + answers to probes + messages of the check and about exports + DropNoService +
+//	DropBadCheck + DropBadExports
 //
 // The second line holds for both directions together: what one node sends to another comes outbound, and goes inbound.
 type Counters struct {

@@ -160,11 +160,17 @@ func (in *inbound) deliver(p *packet.Packet, now nat.Time) {
 	if in.WG.EchoAnswered(p.Bytes(), time.Duration(now)) || in.Local.Answered(nat.Tunnel, p.Bytes()) {
 		return
 	}
-	switch answer, ok, mine := in.Local.Check(p.Bytes()); {
+	bad := DropBadCheck
+	answer, ok, mine := in.Local.Check(p.Bytes())
+	if !mine {
+		bad = DropBadExports
+		answer, ok, mine = in.Local.Exports(p.Bytes())
+	}
+	switch {
 	case !mine:
 	case !ok:
-		in.drops[DropBadCheck].Add(1)
-		in.lost(ToLocal, DropBadCheck.String(), nil, nat.Tunnel)
+		in.drops[bad].Add(1)
+		in.lost(ToLocal, bad.String(), nil, nat.Tunnel)
 		return
 	case answer != nil:
 		in.reply(answer)

@@ -32,6 +32,8 @@ type Local interface {
 	// Check takes a packet of the tunnel that is for the connection check; mine is false for any other. It returns the packet that
 	// answers it, or nil, and false for what the check has no use for.
 	Check(packet []byte) (answer []byte, ok, mine bool)
+	// Exports is Check for datagrams about the Services that clusters export to each other.
+	Exports(packet []byte) (answer []byte, ok, mine bool)
 }
 
 // New connects the Geneve endpoint to the WireGuard device by way of the engine. Nothing passes before Open.

@@ -1,0 +1,81 @@
+package gateway
+
+import (
+	"fmt"
+	"net/netip"
+	"reflect"
+	"testing"
+	"time"
+
+	"culvert/gateway/exports"
+	"culvert/gateway/path"
+	"culvert/nat/nattest"
+)
+
+// TestExportsBetweenGateways: a list of 300 exports goes through the tunnel, and its acknowledgement comes back; a gateway that nobody has told of
+// exports says that nobody is there, as for any other port.
+func TestExportsBetweenGateways(t *testing.T) {
+	p := newPair(t, nil)
+	var list []exports.Export
+	for i := range 300 {
+		list = append(list, exports.Export{Namespace: "shop", Name: fmt.Sprint("web-", i), Address: netip.MustParseAddr("10.71.0.9"),
+			Ports: []exports.Port{{Protocol: 6, Port: uint16(i)}}})
+	}
+	rome, milan := exports.New(exports.MaxDatagram), exports.New(exports.MaxDatagram)
+	p.rome.Exchange(rome.Receive)
+	rome.Tell(list)
+	tell := func() {
+		datagrams, _ := rome.Due(time.Now())
+		for _, b := range datagrams {
+			p.rome.Tell(b)
+		}
+	}
+	within := func(what string, done func() bool) {
+		t.Helper()
+		for end := time.After(20 * time.Second); !done(); {
+			select {
+			case <-end:
+				t.Fatal("never: " + what)
+			case <-time.After(time.Millisecond):
+				tell()
+			}
+		}
+	}
+	within("nobody listens at milan", func() bool { return p.milan.path.Inbound().Dropped(path.DropNoService) > 0 })
+	p.milan.Exchange(milan.Receive)
+	within("acknowledged", func() bool { return rome.Unanswered(time.Now().Add(time.Hour)) == 0 })
+	if got, fault, known := milan.Heard(); !known || fault != "" || !reflect.DeepEqual(got, list) {
+		t.Errorf("%d exports, %q, %t", len(got), fault, known)
+	}
+	if bad := p.milan.path.Inbound().Dropped(path.DropBadExports); bad != 0 {
+		t.Errorf("%d datagrams were bad", bad)
+	}
+}
+
+// TestExportsJunk: what is of no use is counted by name, and so is what exceeds the rate that a peer needs. Others than the peer's gateway are not
+// heard.
+func TestExportsJunk(t *testing.T) {
+	const headroom, many = 16, 1000
+	g := unopened(t)
+	x := exports.New(exports.MaxDatagram)
+	heard := 0
+	g.Exchange(func(b []byte) ([]byte, bool) { heard++; return x.Receive(b) })
+	send := func(source, payload string) {
+		b := nattest.IP{Source: source, Destination: "169.254.18.2", TTL: 64,
+			Body: nattest.UDP{SourcePort: 9, DestinationPort: exports.UDPPort, Payload: []byte(payload)}}.Bytes()
+		g.path.Carry([][]byte{append(make([]byte, headroom), b...)}, headroom)
+	}
+	send("10.61.0.5", "cvex") // a pod of the peer's
+	if heard != 0 {
+		t.Error("a pod of the peer's was heard")
+	}
+	for range many {
+		send("169.254.18.1", "junk")
+	}
+	if bad := g.path.Inbound().Dropped(path.DropBadExports); bad != many {
+		t.Errorf("%d datagrams were counted as bad", bad)
+	}
+	if heard == 0 || heard == many {
+		t.Errorf("%d of %d datagrams were looked at", heard, many)
+	}
+}

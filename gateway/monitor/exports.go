@@ -1,0 +1,64 @@
+package monitor
+
+import (
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/time/rate"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+
+	"culvert/gateway/exports"
+)
+
+// exportsRate is how many datagrams about exports a second are looked at: more than the longest list has parts, and too few to keep a gateway busy.
+const exportsRate = 400
+
+// exchange carries the datagrams of an exports.Exchange.
+type exchange struct {
+	ends
+	limit *rate.Limiter
+	take  atomic.Pointer[Take]
+}
+
+// Take takes a datagram of the peer about exports. It returns the datagram that answers it, or nil, and false for what is of no use. It must not block.
+type Take func(datagram []byte) (answer []byte, ok bool)
+
+// Exchange has take given what the peer says about exports, and the peer given the answers.
+func (m *Monitor) Exchange(take Take) { m.exchange.take.Store(&take) }
+
+// Tell sends the peer a datagram about exports.
+func (m *Monitor) Tell(datagram []byte) {
+	m.path.Send(m.exchange.packet(exports.UDPPort, exports.UDPPort, datagram))
+}
+
+// Exports implements path.Local.
+func (m *Monitor) Exports(packet []byte) (answer []byte, ok, mine bool) {
+	return m.exchange.receive(packet, time.Now())
+}
+
+// IsExports reports whether a packet to the tunnel address is about exports.
+func (m *Monitor) IsExports(packet []byte) bool {
+	_, ok := m.exchange.mine(packet)
+	return ok
+}
+
+func (x *exchange) mine(packet []byte) (header.UDP, bool) {
+	udp, ok := x.datagram(packet)
+	return udp, ok && x.take.Load() != nil && udp.DestinationPort() == exports.UDPPort
+}
+
+func (x *exchange) receive(packet []byte, now time.Time) (answer []byte, ok, mine bool) {
+	udp, ok := x.mine(packet)
+	if !ok {
+		return nil, false, false
+	}
+	payload, ok := x.payload(udp)
+	if !ok || !x.limit.AllowN(now, 1) {
+		return nil, false, true
+	}
+	said, ok := (*x.take.Load())(payload)
+	if said != nil {
+		answer = x.packet(exports.UDPPort, exports.UDPPort, said)
+	}
+	return answer, ok, true
+}
