@@ -27,6 +27,7 @@ type peeringLab struct {
 	kubeconfigs []string // of the agents, by node
 	agents      []*peerProcess
 	gateway     *peerProcess
+	imports     string // namespace for what the peer exports
 }
 
 // newPeeringLabs builds two clusters with the same CIDRs.
@@ -95,6 +96,9 @@ func (p *peeringLab) peering() object {
 	}
 	if p.mode == "client" {
 		spec["role"], spec["endpoint"] = "Client", p.remote.peering+":51840"
+	}
+	if p.imports != "" {
+		spec["imports"] = p.imports
 	}
 	return object{"apiVersion": peeringVersion, "kind": "Peering", "metadata": object{"name": p.remote.name, "namespace": peeringNamespace}, "spec": spec}
 }

@@ -31,7 +31,7 @@ func newKubeCommand() *cobra.Command {
 const maxPeering = 40
 
 func newKubeTemplateCommand() *cobra.Command {
-	var image, expose string
+	var image, expose, imports string
 	var peerings []string
 	cmd := &cobra.Command{
 		Use:   "template",
@@ -49,24 +49,34 @@ func newKubeTemplateCommand() *cobra.Command {
 			for _, p := range peerings {
 				e.Name("--peering", p, maxPeering)
 			}
+			if imports != "" {
+				e.Name("--imports", imports, configfile.MaxLabel)
+				if len(peerings) != 1 {
+					e.Add("--imports", "it is of one Peering; give --peering once")
+				}
+			}
 			e.OneOf("--expose", configfile.Scalar(expose), "LoadBalancer", "NodePort", "ClusterIP")
 			if err := e.Err(); err != nil {
 				return err
 			}
-			return printKube(cmd.OutOrStdout(), image, expose, peerings)
+			return printKube(cmd.OutOrStdout(), image, expose, imports, peerings)
 		},
 	}
 	cmd.Flags().StringVar(&image, "image", "", "`NAME` of culvert's image in your registry (required)")
 	cmd.Flags().StringArrayVar(&peerings, "peering", nil, "`NAME` of a Peering whose gateway is printed too; may be repeated")
 	cmd.Flags().StringVar(&expose, "expose", "LoadBalancer", "with --peering: `TYPE` of the Service by which a peer reaches the gateway")
+	cmd.Flags().StringVar(&imports, "imports", "", "with --peering: `NAMESPACE` for Services that the peer exports, which has to be there")
 	cli.FlagValues(cmd, "expose", "LoadBalancer", "NodePort", "ClusterIP")
 	return cmd
 }
 
-func printKube(w io.Writer, image, expose string, peerings []string) error {
+func printKube(w io.Writer, image, expose, imports string, peerings []string) error {
 	text := manifests.Common(image)
 	for _, p := range peerings {
 		text += "---\n" + manifests.GatewayOf(p, image, expose)
+		if imports != "" {
+			text += "---\n" + manifests.ImportsOf(p, imports)
+		}
 	}
 	_, err := fmt.Fprint(w, text)
 	return err

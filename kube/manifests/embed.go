@@ -28,7 +28,14 @@ var (
 	Nodes string
 	//go:embed kube-gateway.yaml
 	Gateway string
+	// Imports is what the gateway may do in the namespace Importing.
+	//
+	//go:embed kube-imports.yaml
+	Imports string
 )
 
-// Peering stands in Gateway for the name of a Peering.
-const Peering = "PEERING"
+// Peering stands in Gateway and Imports for the name of a Peering, Importing for the namespace of its imports.
+const (
+	Peering   = "PEERING"
+	Importing = "IMPORTS"
+)

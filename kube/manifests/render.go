@@ -55,3 +55,8 @@ func servicesObjects() (text string) {
 func GatewayOf(peering, image, expose string) string {
 	return strings.NewReplacer(Peering, peering, Image, image, "type: LoadBalancer", "type: "+expose).Replace(Gateway)
 }
+
+// ImportsOf returns what the gateway of a Peering may do in the namespace for what its peer exports.
+func ImportsOf(peering, namespace string) string {
+	return strings.NewReplacer(Peering, peering, Importing, namespace).Replace(Imports)
+}

@@ -47,7 +47,7 @@ func (s *GatewaySource) conditions(plan *Plan, check kube.Check, trouble string)
 	for _, c := range []*Condition{accepted, ready, connected} {
 		all = s.set(plan, all, c)
 	}
-	return all
+	return s.services.setConditions(plan, all)
 }
 
 // set returns conditions with c in the place of that of its type. The time of the last transition stays while the status does.
@@ -70,9 +70,9 @@ func (s *GatewaySource) set(plan *Plan, all []*Condition, c *Condition) []*Condi
 
 // message is what is wrong, in the order in which it is to be mended.
 func message(s *Status) string {
-	for _, kind := range []string{Accepted, Connected, NodesReady} {
+	for _, kind := range []string{Accepted, Connected, NodesReady, Exported, Imported} {
 		for _, c := range s.Conditions {
-			if c.Type == kind && c.Status != "True" && c.Message != "" {
+			if c.Type == kind && c.Status != "True" && c.Message != "" && c.Reason != notWanted {
 				return c.Message
 			}
 		}

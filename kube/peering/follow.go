@@ -34,7 +34,8 @@ func (f *follower) signal() {
 
 // A followed is a set of objects of one kind. put and drop are called with the follower's mutex held.
 type followed struct {
-	kind, namespace, fields string
+	kind, namespace, fields string // kind is that of a set in paths
+	labels                  string
 	put                     func(u *unstructured.Unstructured)
 	drop                    func(key string)
 	keys                    func() []string
@@ -47,7 +48,12 @@ var paths = map[string]schema.GroupVersionResource{
 	kindNode:       {Version: "v1", Resource: "nodes"},
 	kindPod:        {Version: "v1", Resource: "pods"},
 	kindService:    {Version: "v1", Resource: "services"},
-	"Secret":       {Version: "v1", Resource: "secrets"},
+	kindSlice:      {Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"},
+
+	setExported:       {Version: "v1", Resource: "services"},
+	setImported:       {Version: "v1", Resource: "services"},
+	setImportedSlices: {Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"},
+	"Secret":          {Version: "v1", Resource: "secrets"},
 }
 
 // follow keeps a set until ctx ends.
@@ -56,7 +62,7 @@ func (f *follower) follow(ctx context.Context, w followed) {
 	if w.namespace != "" {
 		client = f.client.Resource(paths[w.kind]).Namespace(w.namespace)
 	}
-	(&kube.Followed{Client: client, Resource: paths[w.kind].Resource, Fields: w.fields, Into: sink{f, w}}).Follow(ctx, f.causes)
+	(&kube.Followed{Client: client, Resource: paths[w.kind].Resource, Labels: w.labels, Fields: w.fields, Into: sink{f, w}}).Follow(ctx, f.causes)
 }
 
 // keyOf names an object among those of its kind.
@@ -124,8 +130,8 @@ func (k sink) Resync() error { return nil }
 
 // into makes objects of a kind follow into a map of pointers. Those of which read makes nil are not there.
 func into[V comparable](kind, namespace string, all map[string]V, read func(*unstructured.Unstructured) V) followed {
-	return followed{kind, namespace, "",
-		func(u *unstructured.Unstructured) {
+	return followed{kind: kind, namespace: namespace,
+		put: func(u *unstructured.Unstructured) {
 			var none V
 			if v := read(u); v != none {
 				all[keyOf(u)] = v
@@ -133,8 +139,8 @@ func into[V comparable](kind, namespace string, all map[string]V, read func(*uns
 				delete(all, keyOf(u))
 			}
 		},
-		func(key string) { delete(all, key) },
-		func() (keys []string) {
+		drop: func(key string) { delete(all, key) },
+		keys: func() (keys []string) {
 			for key := range all {
 				keys = append(keys, key)
 			}

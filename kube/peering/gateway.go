@@ -8,8 +8,10 @@ import (
 	"strings"
 
 	"culvert/gateway/config"
+	"culvert/gateway/exports"
 	"culvert/gateway/wgkey"
 	"culvert/geneve"
+	"culvert/kube/service"
 	"culvert/nat"
 	"culvert/nat/rules"
 )
@@ -29,12 +31,17 @@ type Gateway struct {
 	nodes   map[string]*node
 	tunnels map[string]*tunnelNode
 	pods    map[string]*pod // by namespace/name
-	term    int64           // that this gateway has written; 0: none yet
+	// Services with LabelExport, and all EndpointSlices, by namespace/name.
+	exported     map[string]*exported
+	slices       map[string]*service.Slice
+	exportsKnown bool  // all of them
+	term         int64 // that this gateway has written; 0: none yet
 }
 
 // NewGateway returns the Gateway of a cluster without objects.
 func NewGateway(self Self) *Gateway {
-	return &Gateway{self: self, nodes: map[string]*node{}, tunnels: map[string]*tunnelNode{}, pods: map[string]*pod{}}
+	return &Gateway{self: self, nodes: map[string]*node{}, tunnels: map[string]*tunnelNode{}, pods: map[string]*pod{},
+		exported: map[string]*exported{}, slices: map[string]*service.Slice{}}
 }
 
 // put takes the Peering as it is now; nil if it has gone.
@@ -56,6 +63,11 @@ type Plan struct {
 	Faults  []string // each begins with the path of a field, and before it with the kind and name of an object that is not the Peering
 	Waiting []string
 	Unready []string // nodes through which no packets pass yet, each with the reason
+
+	Services     []config.Service // exported, of all ports
+	Exports      []exports.Export // what the peer is told of them
+	ExportFaults []string         // what of Services is not exported, each with the Service and the path of a field
+	ExternalFull bool             // one of them has no address
 }
 
 // Plan returns what follows from the objects. It remembers the term that the API server has of this gateway.
@@ -77,6 +89,7 @@ func (g *Gateway) Plan() *Plan {
 	d.Peering = g.good
 	d.Status.Nodes = g.assign(d)
 	g.connect(d)
+	g.exportTo(d)
 	d.Status.NodesReady = fmt.Sprintf("%d/%d", len(g.nodes)-len(d.Unready), len(g.nodes))
 	return d
 }
@@ -305,7 +318,7 @@ func (d *Plan) Config(base *config.Config) *config.Config {
 	c.WireGuard.PeerPublicKey, c.WireGuard.Endpoint = p.PublicKey, p.Endpoint
 	c.Geneve.GatewayAddress = rules.PairOf(p.GatewayAddress())
 	c.Geneve.SourceCheck = nat.SourceCheckNode
-	c.Geneve.Nodes = d.Nodes
+	c.Geneve.Nodes, c.Services = d.Nodes, d.Services
 	c.Local = config.LocalNetwork{PodCIDRs: p.Pods}
 	c.UnknownSource = rules.Pair{}
 	if p.External.IsValid() {

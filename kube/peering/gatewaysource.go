@@ -36,6 +36,9 @@ type Running interface {
 	Check() kube.Check
 	// Trouble returns in a sentence why nothing passes; "" if the gateway knows no reason.
 	Trouble() string
+	// Exchange and Tell are those of gateway.Gateway.
+	Exchange(take func(datagram []byte) (answer []byte, ok bool))
+	Tell(datagram []byte)
 }
 
 // A GatewaySource keeps a gateway as its Peering, the Nodes and their agents say, and writes the Peering's status. Nothing is applied
@@ -47,6 +50,8 @@ type GatewaySource struct {
 	log      *logrus.Entry
 	reporter *kube.Reporter
 	now      func() time.Time
+
+	services *serviceExchange
 
 	state *Gateway                   // +checklocks:mu
 	u     *unstructured.Unstructured // the Peering as it came; +checklocks:mu
@@ -68,10 +73,12 @@ type GatewaySource struct {
 // NewGatewaySource returns the source of a gateway. Await and then Run make it work.
 func NewGatewaySource(client dynamic.Interface, self Self, nodeNamespace string, log *logrus.Entry) *GatewaySource {
 	causes := kube.NewCauses(log)
-	return &GatewaySource{
+	s := &GatewaySource{
 		follower: newFollower(client, causes), self: self, nodes: nodeNamespace, log: log, now: time.Now, state: NewGateway(self), said: map[string]bool{},
 		reporter: &kube.Reporter{Client: client, Causes: causes, Self: self.Namespace + "/" + self.Name, Node: self.Node, Instance: self.Pod},
 	}
+	s.services = newServiceExchange(s)
+	return s
 }
 
 // Await follows the Peering until it is there and good, and returns the configuration that a gateway starts with: base, and what cannot
@@ -112,10 +119,10 @@ func (s *GatewaySource) Await(ctx context.Context, base *config.Config) (*config
 //
 // +checklocksignore: what it returns is called with mu held
 func (s *GatewaySource) ownPeering() followed {
-	return followed{KindPeering, s.self.Namespace, "metadata.name=" + s.self.Name,
-		func(u *unstructured.Unstructured) { s.u = u; s.state.put(readPeering(u)) },
-		func(string) { s.u = nil; s.state.put(nil) },
-		func() []string {
+	return followed{kind: KindPeering, namespace: s.self.Namespace, fields: "metadata.name=" + s.self.Name,
+		put:  func(u *unstructured.Unstructured) { s.u = u; s.state.put(readPeering(u)) },
+		drop: func(string) { s.u = nil; s.state.put(nil) },
+		keys: func() []string {
 			if s.u == nil {
 				return nil
 			}
@@ -131,9 +138,10 @@ func (s *GatewaySource) Run(ctx context.Context, g Running) error {
 	defer tasks.Wait()
 	defer cancel()
 	all, pods := s.watches()
-	for _, w := range all {
+	for _, w := range append(all, s.services.watches()...) {
 		tasks.Go(func() { s.follow(ctx, w) })
 	}
+	s.services.start(ctx, &tasks, g)
 	tick := time.NewTicker(lookInterval)
 	defer tick.Stop()
 	for {
@@ -144,8 +152,8 @@ func (s *GatewaySource) Run(ctx context.Context, g Running) error {
 		case <-s.wake:
 		case <-tick.C:
 		}
-		followPods := func() { tasks.Go(func() { s.follow(ctx, pods) }) }
-		if err := s.round(ctx, followPods, g); err != nil {
+		more := func(w *followed) { tasks.Go(func() { s.follow(ctx, *w) }) }
+		if err := s.round(ctx, more, &pods, g); err != nil {
 			return err
 		}
 		select { // many Pods change at once
@@ -180,12 +188,20 @@ func byName[V comparable](w followed, all map[string]V, read func(*unstructured.
 	return w
 }
 
-// round applies and writes what has changed. followPods is called when that is to be done from now on.
-func (s *GatewaySource) round(ctx context.Context, followPods func(), g Running) error {
+// round applies and writes what has changed. more is called with what is to be followed from now on.
+func (s *GatewaySource) round(ctx context.Context, more func(*followed), pods *followed, g Running) error {
 	s.mu.Lock()
-	want := []string{KindPeering, kindNode, KindTunnelNode}
+	want, begin := s.services.needs()
+	want = append(want, KindPeering, kindNode, KindTunnelNode)
 	if p := s.state.good; p != nil && p.FollowPods {
 		want = append(want, kindPod)
+		if !s.following {
+			s.following = true
+			more(pods)
+		}
+	}
+	if begin != nil {
+		more(begin)
 	}
 	whole := !slices.ContainsFunc(want, func(kind string) bool { return !s.complete[kind] })
 	var plan *Plan
@@ -194,10 +210,6 @@ func (s *GatewaySource) round(ctx context.Context, followPods func(), g Running)
 		plan, u = s.state.Plan(), s.u
 	}
 	s.mu.Unlock()
-	if len(want) == 4 && !s.following {
-		s.following = true
-		followPods()
-	}
 	if !whole {
 		return nil
 	}
@@ -208,12 +220,13 @@ func (s *GatewaySource) round(ctx context.Context, followPods func(), g Running)
 	if err := s.apply(plan, g); err != nil {
 		return err
 	}
-	s.tell(plan)
+	check := g.Check()
+	s.services.follow(plan, check)
+	s.tell(plan, s.services.faults(plan, s.said)...)
 	s.unsaid = s.reporter.WriteAll(ctx, s.unsaid, s.now())
 	if u == nil {
 		return nil
 	}
-	check := g.Check()
 	plan.Status.PublicKey = s.base.WireGuard.PrivateKey.Public().Base64()
 	plan.Status.RTT = s.roundTrip(&check)
 	plan.Status.Conditions = s.conditions(plan, check, g.Trouble())
@@ -261,15 +274,13 @@ func (s *GatewaySource) Waiting() []string {
 	return slices.Clone(s.told)
 }
 
-// tell logs what is wrong and was not before, and has Events written.
-func (s *GatewaySource) tell(plan *Plan) {
-	faults := plan.Faults
+// tell logs what is wrong and was not before, and has Events written. more is about other things than the Peering's acceptance.
+func (s *GatewaySource) tell(plan *Plan, more ...string) {
 	if s.refused != "" {
 		plan.Faults = append(plan.Faults, s.refused)
-		faults = plan.Faults
 	}
 	now := map[string]bool{}
-	for _, text := range faults {
+	for _, text := range slices.Concat(plan.Faults, more) {
 		now[text] = true
 		if !s.said[text] {
 			s.log.WithField("cause", text).Warn("an object cannot be obeyed")
@@ -336,9 +347,9 @@ func (s *GatewaySource) last(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, lastTimeout)
 	defer cancel()
 	s.mu.Lock()
-	plan, u := s.state.Plan(), s.u
+	plan, u, ready := s.state.Plan(), s.u, s.ready
 	s.mu.Unlock()
-	if u == nil || plan.Current == nil || plan.Ousted || plan.Current.Status.Active == nil || plan.Current.Status.Active.Pod != s.self.Pod {
+	if !ready || u == nil || plan.Current == nil || plan.Ousted || plan.Current.Status.Active == nil || plan.Current.Status.Active.Pod != s.self.Pod {
 		return // another one is active
 	}
 	plan.Status.Conditions = s.set(plan, plan.Status.Conditions,

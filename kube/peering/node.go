@@ -26,22 +26,22 @@ type Node struct {
 	api      []netip.Addr // of the API server, as this node reaches it
 	peerings map[string]*Peering
 	nodes    map[string]*node
-	services map[string]*service
+	services map[string]*clusterIPs
 }
 
 // NewNode returns the Node of a name in a cluster without objects.
 func NewNode(name string, api []netip.Addr) *Node {
-	return &Node{name: name, api: api, peerings: map[string]*Peering{}, nodes: map[string]*node{}, services: map[string]*service{}}
+	return &Node{name: name, api: api, peerings: map[string]*Peering{}, nodes: map[string]*node{}, services: map[string]*clusterIPs{}}
 }
 
-// A service is the addresses of a Service inside the cluster.
-type service []netip.Addr
+// clusterIPs are the addresses of a Service inside the cluster.
+type clusterIPs []netip.Addr
 
-func readService(u *unstructured.Unstructured) *service {
+func readService(u *unstructured.Unstructured) *clusterIPs {
 	var spec struct {
 		ClusterIPs []string `json:"clusterIPs"`
 	}
-	var s service
+	var s clusterIPs
 	if json.Unmarshal(objectOf(kindService, u).Spec, &spec) == nil {
 		for _, ip := range spec.ClusterIPs {
 			if a, err := netip.ParseAddr(ip); err == nil { // a headless one has "None"

@@ -28,6 +28,7 @@ const (
 	kindNode       = "Node"
 	kindPod        = "Pod"
 	kindService    = "Service"
+	kindSlice      = "EndpointSlice"
 
 	// GatewayNamespace is the namespace of Peerings and gateways, NodeNamespace that of TunnelNodes and agents, unless flags say otherwise.
 	GatewayNamespace = "culvert"
@@ -49,6 +50,7 @@ type Spec struct {
 	InternalCIDR string     `json:"internalCIDR"`
 	Local        SpecLocal  `json:"local"`
 	Remote       SpecRemote `json:"remote,omitzero"` // missing until the peer has told; so is its key
+	Imports      string     `json:"imports,omitempty"` // a namespace
 }
 
 // SpecLocal is what the peer may know of this cluster.
@@ -71,13 +73,14 @@ type SpecRemap struct {
 
 // Status is the status of a Peering.
 type Status struct {
-	PublicKey  string       `json:"publicKey,omitempty"` // of this cluster's gateway
-	RTT        string       `json:"rtt,omitempty"`
-	Message    string       `json:"message"`
-	NodesReady string       `json:"nodesReady,omitempty"` // such as 2/3
-	Active     *Active      `json:"active,omitempty"`
-	Nodes      []Assigned   `json:"nodes,omitempty"`
-	Conditions []*Condition `json:"conditions,omitempty"`
+	PublicKey  string         `json:"publicKey,omitempty"` // of this cluster's gateway
+	RTT        string         `json:"rtt,omitempty"`
+	Message    string         `json:"message"`
+	NodesReady string         `json:"nodesReady,omitempty"` // such as 2/3
+	Active     *Active        `json:"active,omitempty"`
+	Nodes      []Assigned     `json:"nodes,omitempty"`
+	Exports    []ExportStatus `json:"exports,omitempty"`
+	Conditions []*Condition   `json:"conditions,omitempty"`
 }
 
 // Active is where the gateway is.
@@ -123,6 +126,7 @@ type Peering struct {
 	Pods          []netip.Prefix // of this cluster
 	External      netip.Prefix   // invalid: none
 	Remote        []rules.RemoteCIDR
+	Imports       string // namespace of Services that the peer exports; "": they are not wanted
 }
 
 func (p *Peering) add(field, format string, args ...any) {
@@ -147,6 +151,9 @@ func (p *Peering) read(s *Spec) {
 	e := new(configfile.Errors)
 	e.Name("spec.cluster", s.Cluster, configfile.MaxLabel)
 	e.Name("spec.peer", s.Peer, configfile.MaxLabel)
+	if p.Imports = s.Imports; s.Imports != "" {
+		e.Name("spec.imports", s.Imports, configfile.MaxLabel)
+	}
 	if err := e.Err(); err != nil {
 		p.Faults = append(p.Faults, strings.Split(err.Error(), "\n")...)
 	}

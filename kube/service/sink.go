@@ -90,13 +90,17 @@ func (k sink) Replace(all []any, _ string) error {
 
 func (k sink) Resync() error { return nil }
 
-// object takes the parts of an object used here.
 func (k sink) object(o any) (*Object, error) {
 	u, ok := o.(*unstructured.Unstructured)
 	if !ok {
 		return nil, errors.New("service: no object")
 	}
-	x := &Object{Kind: k.kind, Metadata: kube.Metadata{
+	return ObjectOf(k.kind, u)
+}
+
+// ObjectOf takes the parts used here of an object of a kind.
+func ObjectOf(kind string, u *unstructured.Unstructured) (*Object, error) {
+	x := &Object{Kind: kind, Metadata: kube.Metadata{
 		Name: u.GetName(), Namespace: u.GetNamespace(), UID: string(u.GetUID()), Labels: u.GetLabels(), Created: u.GetCreationTimestamp().Time,
 	}}
 	var failed error
@@ -105,7 +109,7 @@ func (k sink) object(o any) (*Object, error) {
 		failed = errors.Join(failed, err)
 		return p
 	}
-	switch k.kind {
+	switch kind {
 	case KindSlice:
 		x.AddressType, x.Endpoints, x.Ports = part("addressType"), part("endpoints"), part("ports")
 	case KindNode:

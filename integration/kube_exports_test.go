@@ -1,0 +1,387 @@
+package integration
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// A kubeShop is the Service of the tests: its server says which pod it is and whom it sees.
+const (
+	shopPort   = "80"
+	shopTarget = "8080"
+	followed   = time.Second // the bound for a change of endpoints
+)
+
+// shop is a Service of the cluster.
+func shop(name string, labels object, spec object) object {
+	with := object{"ports": []object{{"name": "http", "protocol": "TCP", "port": 80, "targetPort": "web"}, {"name": "dns", "protocol": "UDP", "port": 53, "targetPort": 5353}}}
+	for k, v := range spec {
+		with[k] = v
+	}
+	return object{"apiVersion": "v1", "kind": "Service", "metadata": object{"name": name, "namespace": "shop", "labels": labels}, "spec": with}
+}
+
+// shopSlice are the endpoints of a Service, as a controller would keep them.
+func shopSlice(name string, addresses ...string) object {
+	endpoints := []object{}
+	for _, a := range addresses {
+		endpoints = append(endpoints, object{"addresses": []string{a}, "conditions": object{"ready": true}})
+	}
+	return object{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4", "endpoints": endpoints,
+		"metadata": object{"name": name + "-1", "namespace": "shop", "labels": object{"kubernetes.io/service-name": name}},
+		"ports":    []object{{"name": "http", "protocol": "TCP", "port": 8080}, {"name": "dns", "protocol": "UDP", "port": 5353}}}
+}
+
+// keepShop serves a pod's port until the test ends.
+func keepShop(t *testing.T, pod *peerHost, address string) {
+	t.Helper()
+	l, err := pod.listen("tcp4", net.JoinHostPort(address, shopTarget))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			client, _, _ := net.SplitHostPort(conn.RemoteAddr().String())
+			fmt.Fprintf(conn, "%s sees %s", address, client)
+			conn.Close()
+		}
+	}()
+}
+
+// visitShop asks who serves at an address.
+func visitShop(from *peerHost, address string) (string, error) {
+	conn, err := from.dialWithin(followed, "tcp4", net.JoinHostPort(address, shopPort))
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	said, err := io.ReadAll(conn)
+	return string(said), err
+}
+
+// imported returns the ClusterIP of an imported Service and the address behind it.
+func (p *peeringLab) imported(namespace, name string) (clusterIP, address string, err error) {
+	at := object{"name": name, "namespace": namespace}
+	service, err := p.api.admin.get(object{"apiVersion": "v1", "kind": "Service", "metadata": at})
+	if err != nil {
+		return "", "", err
+	}
+	slice, err := p.api.admin.get(object{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": at})
+	if err != nil {
+		return "", "", err
+	}
+	clusterIP, _ = field(service, "spec", "clusterIP").(string)
+	endpoints, _ := slice["endpoints"].([]any)
+	if len(endpoints) != 1 || field(slice, "metadata", "labels", "kubernetes.io/service-name") != name {
+		return "", "", fmt.Errorf("%v", slice)
+	}
+	return clusterIP, fmt.Sprint(endpoints[0].(object)["addresses"].([]any)[0]), nil
+}
+
+// awaitImport waits until a Service of a namespace is there, or is not.
+func (p *peeringLab) awaitImport(namespace, name string, there bool) (clusterIP, address string) {
+	p.t.Helper()
+	eventually(p.t, fmt.Sprintf("%s: Service %s/%s is there: %t", p.name, namespace, name, there), func() (err error) {
+		clusterIP, address, err = p.imported(namespace, name)
+		if refused := new(kubeError); !there && errors.As(err, &refused) && refused.Code == 404 {
+			return nil
+		}
+		if (err == nil) != there {
+			return fmt.Errorf("%v; %s; gateway: %s", err, p.condition("Imported"), p.gateway.output())
+		}
+		return nil
+	})
+	return clusterIP, address
+}
+
+// setImports changes the namespace for what the peer exports.
+func (p *peeringLab) setImports(namespace string) {
+	p.t.Helper()
+	p.imports = namespace
+	stored := must2(p.t)(p.api.admin.get(p.peering()))
+	with := p.peering()
+	with["spec"].(object)["publicKey"] = field(stored, "spec", "publicKey")
+	p.apply(with)
+}
+
+func namespace(name string) object {
+	return object{"apiVersion": "v1", "kind": "Namespace", "metadata": object{"name": name}}
+}
+
+// TestKubeExports: a Service of milan is used in rome by its own name there, through the tunnel, without kube-proxy in milan and with nothing but the
+// rights of the manifests.
+func TestKubeExports(t *testing.T) {
+	isolated(t, func(t *testing.T) {
+		rome, milan := newPeeringLabs(t)
+		labs := []*peeringLab{rome, milan}
+		rome.apply(namespace("milan"))
+		milan.apply(namespace("shop"))
+		for _, p := range labs {
+			p.install()
+			p.masquerade()
+		}
+		rome.template("--peering=milan", "--imports=milan")
+		rome.api.awaitRight(t, rome.gatewayUser(), "create", "/services", "milan")
+		rome.api.awaitRight(t, rome.gatewayUser(), "create", "discovery.k8s.io/endpointslices", "milan")
+		milan.api.awaitRight(t, milan.gatewayUser(), "list", "discovery.k8s.io/endpointslices", "")
+		for _, p := range labs {
+			p.startGateway("gateway-1")
+			for i := range kubeNodes {
+				p.startAgent(i)
+			}
+		}
+		rome.imports = "milan"
+		rome.meet(milan)
+		milan.meet(rome)
+		for _, p := range labs {
+			p.awaitCondition("NodesReady", "True")
+			p.awaitCondition("Connected", "True")
+		}
+		for i := range kubeNodes {
+			keepShop(t, milan.pods[i], milan.pod(&kubeNodes[i], 5))
+		}
+		exportLabel := object{"culvert/export": "true"}
+		milan.apply(shop("web", exportLabel, nil), shopSlice("web", milan.pod(&kubeNodes[0], 5)))
+		clusterIP, address := rome.awaitImport("milan", "web-shop", true)
+		t.Logf("Service milan/web-shop has %s, and stands for %s", clusterIP, address)
+		testExportUsed(t, rome, milan, clusterIP, address)
+		t.Run("endpoints change", func(t *testing.T) { testExportEndpoints(t, rome, milan, address) })
+		t.Run("gateway begins anew", func(t *testing.T) { testExportRestart(t, rome, milan, clusterIP, address) })
+		t.Run("refused", func(t *testing.T) { testExportRefused(t, rome, milan, exportLabel) })
+		t.Run("put right", func(t *testing.T) { testImportPutRight(t, rome, clusterIP, address) })
+		t.Run("another namespace", func(t *testing.T) { testImportNamespace(t, rome) })
+		t.Run("no longer exported", func(t *testing.T) {
+			milan.apply(shop("web", object{"culvert/export": "false"}, nil))
+			rome.awaitImport("milan", "web-shop", false)
+			milan.awaitCondition("Exported", "none")
+			if said, err := visitShop(rome.pods[0], address); err == nil {
+				t.Errorf("%s still serves: %s", address, said)
+			}
+			milan.apply(shop("web", exportLabel, nil))
+			if _, again := rome.awaitImport("milan", "web-shop", true); again != address {
+				t.Errorf("exported again at %s, before %s", again, address)
+			}
+		})
+		t.Run("Peering deleted", func(t *testing.T) {
+			if err := rome.api.admin.delete(rome.peering()); err != nil {
+				t.Fatal(err)
+			}
+			rome.awaitImport("milan", "web-shop", false)
+		})
+		requireWithinExportRights(t, rome, milan)
+	}, kubernetes)
+}
+
+// testExportUsed: a pod reaches the Service by its ClusterIP, which kube-proxy would translate so, and by UDP; the server sees the pod.
+func testExportUsed(t *testing.T, rome, milan *peeringLab, clusterIP, address string) {
+	rome.nodes[1].feed(fmt.Sprintf("table ip proxy { chain prerouting { type nat hook prerouting priority -100; ip daddr %s dnat to %s; }; }\n", clusterIP, address), "nft", "-f", "-")
+	client, server := rome.pod(&kubeNodes[1], 5), milan.pod(&kubeNodes[0], 5)
+	want := server + " sees " + rome.seen(client)
+	eventually(t, want, func() error {
+		said, err := visitShop(rome.pods[1], clusterIP)
+		if err == nil && said != want {
+			err = errors.New(said)
+		}
+		return err
+	})
+	var l net.PacketConn
+	if err := milan.pods[0].do(func() (err error) {
+		l, err = net.ListenPacket("udp4", server+":5353")
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	conn, err := rome.pods[1].dial("udp4", clusterIP+":53")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := conn.Write([]byte("name")); err != nil {
+		t.Fatal(err)
+	}
+	b := make([]byte, 16)
+	l.SetReadDeadline(time.Now().Add(startTimeout))
+	n, from, err := l.ReadFrom(b)
+	if err != nil || string(b[:n]) != "name" || from.(*net.UDPAddr).IP.String() != rome.seen(client) {
+		t.Errorf("%q from %v, %v", b[:n], from, err)
+	}
+}
+
+// testExportEndpoints: new clients get the new endpoints within a second, and none when there are none.
+func testExportEndpoints(t *testing.T, rome, milan *peeringLab, address string) {
+	for _, n := range []int{1, 0, 1} {
+		server := milan.pod(&kubeNodes[n], 5)
+		milan.apply(shopSlice("web", server))
+		began := time.Now()
+		eventually(t, server+" serves", func() error {
+			said, err := visitShop(rome.pods[0], address)
+			if err == nil && !strings.HasPrefix(said, server+" ") {
+				err = errors.New(said)
+			}
+			return err
+		})
+		if took := time.Since(began); took > followed {
+			t.Errorf("%v until the new endpoint served", took)
+		} else {
+			t.Logf("%v until the new endpoint served", took.Round(time.Millisecond))
+		}
+	}
+	milan.apply(shopSlice("web"))
+	eventually(t, "nobody serves", func() error {
+		if said, err := visitShop(rome.pods[0], address); err == nil {
+			return errors.New(said)
+		}
+		return nil
+	})
+	milan.apply(shopSlice("web", milan.pod(&kubeNodes[1], 5)))
+	eventually(t, "somebody serves again", func() error {
+		_, err := visitShop(rome.pods[0], address)
+		return err
+	})
+}
+
+// testExportRestart: silence removes nothing, and the next gateway of either side goes on with the same addresses.
+func testExportRestart(t *testing.T, rome, milan *peeringLab, clusterIP, address string) {
+	for _, p := range []*peeringLab{milan, rome} {
+		if err := p.gateway.cmd.Process.Signal(syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		<-p.gateway.ended
+		if p == milan {
+			rome.awaitCondition("Connected", "False PeerSilent")
+		}
+		if ip, at, err := rome.imported("milan", "web-shop"); err != nil || ip != clusterIP || at != address {
+			t.Errorf("%s's gateway is away: %s for %s, %v", p.name, ip, at, err)
+		}
+		p.startGateway("gateway-2")
+		eventually(t, "a visit through the next gateway", func() error {
+			_, err := visitShop(rome.pods[0], address)
+			return err
+		})
+		p.awaitCondition("Connected", "True")
+		if ip, at, err := rome.imported("milan", "web-shop"); err != nil || ip != clusterIP || at != address {
+			t.Errorf("after %s's next gateway: %s for %s, %v", p.name, ip, at, err)
+		}
+	}
+	rome.awaitCondition("Imported", "True")
+	milan.awaitCondition("Exported", "True")
+}
+
+// testExportRefused: a headless Service is refused with an Event; a Service that is there already is not touched.
+func testExportRefused(t *testing.T, rome, milan *peeringLab, exportLabel object) {
+	event := func(p *peeringLab, what string) {
+		t.Helper()
+		eventually(t, "an Event: "+what, func() error {
+			all, err := p.api.admin.list("v1", "Event", peeringNamespace)
+			for _, e := range all {
+				if message, _ := e["message"].(string); strings.Contains(message, what) {
+					return nil
+				}
+			}
+			return errors.Join(err, errNotYet)
+		})
+	}
+	headless := shop("nobody", exportLabel, object{"clusterIP": "None"})
+	milan.apply(headless)
+	event(milan, "Service shop/nobody: spec.clusterIP: a headless Service")
+	milan.awaitCondition("Exported", "False Refused: Service shop/nobody: spec.clusterIP")
+	if err := milan.api.admin.delete(headless); err != nil {
+		t.Fatal(err)
+	}
+	milan.awaitCondition("Exported", "True")
+
+	own := shop("api-shop", nil, object{"selector": object{"app": "own"}})
+	own["metadata"].(object)["namespace"] = "milan"
+	rome.apply(own)
+	before := must2(t)(rome.api.admin.get(own))
+	api := shop("api", exportLabel, nil)
+	milan.apply(api, shopSlice("api", milan.pod(&kubeNodes[0], 5)))
+	event(rome, "Service milan/api-shop, for the peer's shop/api: another one is there that culvert has not made")
+	rome.awaitCondition("Imported", "False Refused: Service milan/api-shop")
+	if after := must2(t)(rome.api.admin.get(own)); fmt.Sprint(after) != fmt.Sprint(before) {
+		t.Errorf("%v\nbefore %v", after, before)
+	}
+	if err := milan.api.admin.delete(api); err != nil {
+		t.Fatal(err)
+	}
+	rome.awaitCondition("Imported", "True")
+	if _, err := rome.api.admin.get(own); err != nil {
+		t.Error(err)
+	}
+}
+
+// testImportPutRight: what others change of an import is as it was before.
+func testImportPutRight(t *testing.T, rome *peeringLab, clusterIP, address string) {
+	at := object{"name": "web-shop", "namespace": "milan"}
+	service := object{"apiVersion": "v1", "kind": "Service", "metadata": at, "spec": object{"selector": object{"app": "other"}}}
+	rome.apply(service, object{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": at, "addressType": "IPv4",
+		"endpoints": []object{{"addresses": []string{"203.0.113.9"}}}, "ports": []object{}})
+	eventually(t, "the selector has gone, and the endpoint is that of before", func() error {
+		stored, err := rome.api.admin.get(service)
+		if err != nil {
+			return err
+		}
+		ip, now, err := rome.imported("milan", "web-shop")
+		if selector := field(stored, "spec", "selector"); selector != nil || ip != clusterIP || now != address {
+			return fmt.Errorf("selector %v, %s for %s, %v", selector, ip, now, err)
+		}
+		return err
+	})
+	if _, err := visitShop(rome.pods[0], address); err != nil {
+		t.Error(err)
+	}
+}
+
+// testImportNamespace: what the namespace of before has goes, and a namespace that is not there, or in which the gateway has no rights, is named.
+func testImportNamespace(t *testing.T, rome *peeringLab) {
+	rome.setImports("elsewhere")
+	rome.awaitImport("milan", "web-shop", false)
+	rome.awaitCondition("Imported", "False Refused: spec.imports: the gateway may not write to namespace elsewhere")
+	rome.setImports("milan")
+	rome.awaitImport("milan", "web-shop", true)
+	rome.awaitCondition("Imported", "True")
+	service := object{"apiVersion": "v1", "kind": "Service", "metadata": object{"name": "web-shop", "namespace": "milan"}}
+	if err := rome.api.admin.delete(service); err != nil {
+		t.Fatal(err)
+	}
+	rome.awaitImport("milan", "web-shop", true)
+}
+
+// requireWithinExportRights: the gateways have used each right for Services, and were refused nothing but in the namespace in which they have none.
+func requireWithinExportRights(t *testing.T, rome, milan *peeringLab) {
+	t.Helper()
+	for _, p := range []*peeringLab{rome, milan} {
+		used := map[string]bool{}
+		for _, e := range p.api.audit(t, p.gatewayUser()) {
+			if e.ResponseStatus.Code == 403 && !p.api.starting(e.Received) && !strings.Contains(e.RequestURI, "/namespaces/elsewhere/") {
+				t.Errorf("%s: %s %s was forbidden", p.name, e.Verb, e.RequestURI)
+			}
+			used[e.Verb+" "+e.ObjectRef.Resource] = true
+		}
+		rights := []string{"list services", "watch services"}
+		if p == milan {
+			rights = append(rights, "list endpointslices", "watch endpointslices")
+		} else {
+			for _, verb := range []string{"create", "update", "delete"} {
+				rights = append(rights, verb+" services", verb+" endpointslices")
+			}
+		}
+		for _, right := range rights {
+			if !used[right] {
+				t.Errorf("%s: nobody used: %s", p.name, right)
+			}
+		}
+	}
+}

@@ -1,0 +1,277 @@
+package peering
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"culvert/gateway/config"
+	"culvert/gateway/exports"
+	"culvert/kube"
+)
+
+const (
+	burstParts = 32                    // of a list that are sent at once
+	burstPause = 20 * time.Millisecond // between two bursts
+	listsWait  = 5 * time.Second       // at the start, for the lists of what is exported
+	silence    = 10 * time.Second      // after which a peer that does not acknowledge is mentioned
+
+	// A peer that tells another list all the time is heard this often.
+	hearInterval = 5 * time.Second
+	hearBurst    = 10
+	// It causes so many Events.
+	importEvents        = 20
+	importEventInterval = time.Minute
+)
+
+// A serviceExchange tells the peer which Services this cluster exports, and writes those that the peer exports. Its goroutines are apart from Run of
+// the GatewaySource, so that neither a slow API server nor a slow peer delays the gateway's configuration.
+type serviceExchange struct {
+	of       *GatewaySource
+	exchange *exports.Exchange
+	wake     chan struct{} // there is a list to tell
+	imports  chan struct{} // there may be something to write
+
+	// With of.mu held.
+	services, slices map[string]*unstructured.Unstructured // that this Peering has imported, by namespace/name
+	heard            []exports.Export
+	known            bool
+	fault            string   // of what the peer tells
+	refused          []string // of what the peer exports, and what could not be written
+
+	// Of write alone.
+	hear     *rate.Limiter
+	importer importer
+
+	// Of Run of the GatewaySource alone.
+	began          time.Time
+	slicesFollowed bool
+	connected      bool
+	events         *rate.Limiter
+}
+
+func newServiceExchange(of *GatewaySource) *serviceExchange {
+	return &serviceExchange{
+		of: of, wake: make(chan struct{}, 1), imports: make(chan struct{}, 1),
+		services: map[string]*unstructured.Unstructured{}, slices: map[string]*unstructured.Unstructured{},
+		hear: rate.NewLimiter(rate.Every(hearInterval), hearBurst), events: rate.NewLimiter(rate.Every(importEventInterval), importEvents),
+		importer: newImporter(of),
+	}
+}
+
+// The names under which a follower keeps sets of one kind apart.
+const (
+	setExported       = "Service to export"
+	setImported       = "imported Service"
+	setImportedSlices = "imported EndpointSlice"
+)
+
+// watches returns what is followed in any case. EndpointSlices are not, because most clusters have many.
+//
+// +checklocksignore: what it returns is called with mu held
+func (x *serviceExchange) watches() []followed {
+	exported := into(setExported, "", x.of.state.exported, readExported)
+	exported.labels = LabelExport
+	all := []followed{exported}
+	for set, objects := range map[string]map[string]*unstructured.Unstructured{setImported: x.services, setImportedSlices: x.slices} {
+		w := into(set, "", objects, func(u *unstructured.Unstructured) *unstructured.Unstructured { return u })
+		w.labels = labelImported + "=" + x.of.self.Name
+		all = append(all, w)
+	}
+	return all
+}
+
+// needs returns the sets without which there is no plan, and what is to be followed from now on: EndpointSlices, once a Service is exported. What is
+// exported is not known without them; who may not list them has a gateway that exports nothing, after a while.
+//
+// +checklocks:x.of.mu
+func (x *serviceExchange) needs() (sets []string, begin *followed) {
+	sets = []string{setExported}
+	if x.began.IsZero() {
+		x.began = x.of.now()
+	}
+	if len(x.of.state.exported) > 0 || x.slicesFollowed {
+		if !x.slicesFollowed {
+			x.slicesFollowed = true
+			w := into(kindSlice, "", x.of.state.slices, readSlice)
+			begin = &w
+		}
+		sets = append(sets, kindSlice)
+	}
+	x.of.state.exportsKnown = !slices.ContainsFunc(sets, func(set string) bool { return !x.of.complete[set] })
+	if x.of.now().Sub(x.began) > listsWait {
+		sets = nil
+	}
+	return sets, begin
+}
+
+// start begins to talk to the peer of g, until ctx ends.
+func (x *serviceExchange) start(ctx context.Context, tasks *sync.WaitGroup, g Running) {
+	mtu := config.DefaultMTU
+	if p := x.of.begun; p != nil {
+		mtu = config.TunnelMTU(p.MTU)
+	}
+	const headers = 28 // of IPv4 and UDP
+	x.exchange = exports.New(int(mtu) - headers)
+	g.Exchange(x.exchange.Receive)
+	tasks.Go(func() { x.talk(ctx, g) })
+	tasks.Go(func() { x.write(ctx) })
+}
+
+// talk sends what is due.
+func (x *serviceExchange) talk(ctx context.Context, g Running) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-x.wake:
+		case <-timer.C:
+		}
+		datagrams, next := x.exchange.Due(x.of.now())
+		for part := range slices.Chunk(datagrams, burstParts) {
+			for _, b := range part {
+				g.Tell(b)
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(burstPause):
+			}
+		}
+		if !next.IsZero() {
+			timer.Reset(next.Sub(x.of.now()))
+		}
+	}
+}
+
+// write writes what the peer exports, where that is wanted.
+func (x *serviceExchange) write(ctx context.Context) {
+	tick := time.NewTicker(lookInterval)
+	defer tick.Stop()
+	changed := false
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-x.exchange.Changed():
+			changed = true
+		case <-x.imports:
+		case <-tick.C:
+		}
+		if changed && x.hear.Allow() {
+			changed = false
+			list, fault, known := x.exchange.Heard()
+			x.of.mu.Lock()
+			x.heard, x.fault, x.known = list, fault, known
+			x.of.mu.Unlock()
+		}
+		x.importer.round(ctx, x)
+	}
+}
+
+// follow begins to tell what a plan exports.
+func (x *serviceExchange) follow(plan *Plan, check kube.Check) {
+	now := check.State == kube.CheckConnected
+	if now && !x.connected {
+		x.exchange.Reached()
+	}
+	x.connected = now
+	if plan.Exports != nil {
+		x.exchange.Tell(plan.Exports)
+	}
+	for _, c := range []chan struct{}{x.wake, x.imports} {
+		select {
+		case c <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// The conditions of a Peering about Services. They are there when there is something to say.
+const (
+	Exported = "Exported"
+	Imported = "Imported"
+)
+
+// setConditions returns conditions with those about Services, or without where there is nothing to say.
+func (x *serviceExchange) setConditions(plan *Plan, all []*Condition) []*Condition {
+	if x.exchange == nil { // the gateway does not run yet
+		return all
+	}
+	exported, imported := x.conditions(plan)
+	for i, c := range []*Condition{exported, imported} {
+		kind := [...]string{Exported, Imported}[i]
+		if c != nil {
+			all = x.of.set(plan, all, c)
+			continue
+		}
+		all = slices.DeleteFunc(slices.Clone(all), func(o *Condition) bool { return o != nil && o.Type == kind })
+	}
+	return all
+}
+
+// conditions returns the conditions of both directions; nil: there is nothing to say.
+func (x *serviceExchange) conditions(plan *Plan) (exported, imported *Condition) {
+	x.of.mu.Lock()
+	defer x.of.mu.Unlock()
+	silent := x.connected && x.exchange.Unanswered(x.of.now()) > silence
+	switch {
+	case plan.ExternalFull:
+		exported = &Condition{Type: Exported, Status: "False", Reason: "ExternalCIDRFull", Message: summary(plan.ExportFaults)}
+	case len(plan.ExportFaults) > 0:
+		exported = &Condition{Type: Exported, Status: "False", Reason: "Refused", Message: summary(plan.ExportFaults)}
+	case len(plan.Status.Exports) > 0 && silent:
+		exported = &Condition{Type: Exported, Status: "False", Reason: "PeerSilent",
+			Message: "the peer does not acknowledge the Services that are exported; does its gateway run this version of culvert?"}
+	case len(plan.Status.Exports) > 0:
+		exported = &Condition{Type: Exported, Status: "True", Reason: "AllServices"}
+	}
+	wanted := plan.Peering != nil && plan.Peering.Imports != ""
+	switch {
+	case wanted && x.fault != "":
+		imported = &Condition{Type: Imported, Status: "False", Reason: "Unreadable", Message: "the peer's list of Services is refused: " + x.fault}
+	case wanted && len(x.refused) > 0:
+		imported = &Condition{Type: Imported, Status: "False", Reason: "Refused", Message: summary(x.refused)}
+	case wanted && !x.known:
+		imported = &Condition{Type: Imported, Status: "Unknown", Reason: "NothingHeard"}
+	case wanted:
+		imported = &Condition{Type: Imported, Status: "True", Reason: "AllServices"}
+	case len(x.heard) > 0:
+		imported = &Condition{Type: Imported, Status: "False", Reason: notWanted,
+			Message: fmt.Sprintf("the peer exports %d Services; spec.imports names the namespace for them", len(x.heard))}
+	}
+	return exported, imported
+}
+
+// notWanted is a reason that is no fault.
+const notWanted = "NoNamespace"
+
+// faults returns what is wrong with exports and imports, for the log and Events. What a peer can make up is limited.
+func (x *serviceExchange) faults(plan *Plan, said map[string]bool) (all []string) {
+	x.of.mu.Lock()
+	defer x.of.mu.Unlock()
+	told := slices.Clone(x.refused)
+	if x.fault != "" && plan.Peering != nil && plan.Peering.Imports != "" {
+		told = append(told, "the peer's list of Services is refused: "+x.fault)
+	}
+	for _, text := range told {
+		if said[text] || x.events.Allow() {
+			all = append(all, text)
+		}
+	}
+	return append(all, plan.ExportFaults...)
+}
+
+// ours returns the keys of what was imported, in order.
+func ours(all map[string]*unstructured.Unstructured) []string { return slices.Sorted(maps.Keys(all)) }
+
+func namespaceOf(key string) string { return key[:strings.IndexByte(key, '/')] }

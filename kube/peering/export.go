@@ -1,0 +1,216 @@
+package peering
+
+import (
+	"cmp"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"culvert/gateway/config"
+	"culvert/gateway/exports"
+	"culvert/gateway/node/services"
+	"culvert/kube/service"
+	"culvert/nat/rules"
+)
+
+// LabelExport is the label of a Service that peers may use, with the value "true".
+const LabelExport = "culvert/export"
+
+// maxLabel is how long the name of a Service may be (RFC 1035, Section 2.3.4).
+const maxLabel = 63
+
+// An exported is a Service with LabelExport.
+type exported struct {
+	*service.Front
+	refused string
+}
+
+// readExported returns nil for a Service that is not to be exported.
+func readExported(u *unstructured.Unstructured) *exported {
+	value := u.GetLabels()[LabelExport]
+	if value == "false" {
+		return nil
+	}
+	o, err := service.ObjectOf(service.KindService, u)
+	if err != nil {
+		return nil // unreachable: what was JSON is JSON
+	}
+	e := &exported{Front: service.ReadFront(o)}
+	switch e.refused = e.Refused; {
+	case value != "true":
+		e.refused = fmt.Sprintf("metadata.labels[%s]: %q is neither true nor false", LabelExport, value)
+	case e.refused == "" && len(e.name()) > maxLabel:
+		e.refused = fmt.Sprintf("metadata.name: %s is its name in the other cluster, and has %d characters; at most %d are possible", e.name(), len(e.name()), maxLabel)
+	}
+	return e
+}
+
+// name is that of the Service in the other cluster.
+func (e *exported) name() string { return importName(e.Meta.Name, e.Meta.Namespace) }
+
+func importName(name, namespace string) string { return name + "-" + namespace }
+
+func readSlice(u *unstructured.Unstructured) *service.Slice {
+	o, err := service.ObjectOf(service.KindSlice, u)
+	if err != nil {
+		return nil // unreachable: what was JSON is JSON
+	}
+	return service.ReadSlice(o)
+}
+
+// ExportStatus is the address of the external CIDR that stands for a Service. It does not change while the Service is exported.
+type ExportStatus struct {
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	Address   string `json:"address"`
+}
+
+func (s *ExportStatus) key() string { return s.Namespace + "/" + s.Name }
+
+// exportTo gives each exported Service an address, and serves those of which the API server has the address.
+func (g *Gateway) exportTo(d *Plan) {
+	if !g.exportsKnown {
+		return
+	}
+	held := map[string]netip.Addr{}
+	taken := map[netip.Addr]bool{g.good.UnknownSource(): true}
+	stored := map[string]string{}
+	for i := range g.peering.Status.Exports {
+		s := &g.peering.Status.Exports[i]
+		stored[s.key()] = s.Address
+		a, err := netip.ParseAddr(s.Address)
+		if e := g.exported[s.key()]; err == nil && e != nil && e.refused == "" && g.good.External.Contains(a) && !taken[a] {
+			held[s.key()], taken[a] = a, true
+		}
+	}
+	d.Status.Exports = nil
+	fronts, slicesOf := g.chosenExports(d, held), g.slicesByService()
+	d.Exports = []exports.Export{}
+	for _, e := range fronts {
+		key := e.Meta.Namespace + "/" + e.Meta.Name
+		a, ok := held[key]
+		if !ok {
+			if a, ok = freeAddress(g.good.External, key, taken); !ok {
+				d.exportFault(e, "spec.local.externalCIDR of Peering %s: %s", g.self.Name, externalFull(g.good.External))
+				d.ExternalFull = true
+				continue
+			}
+			taken[a] = true
+		}
+		d.Status.Exports = append(d.Status.Exports, ExportStatus{e.Meta.Namespace, e.Meta.Name, a.String()})
+		if stored[key] == a.String() {
+			g.serveExport(d, e, a, slicesOf[service.Name{Namespace: e.Meta.Namespace, Name: e.Meta.Name}])
+		}
+	}
+	slices.SortFunc(d.Status.Exports, func(a, b ExportStatus) int { return strings.Compare(a.key(), b.key()) })
+}
+
+func externalFull(external netip.Prefix) string {
+	if !external.IsValid() {
+		return "missing; exported Services have their addresses from it"
+	}
+	return fmt.Sprintf("%s has no address left", external)
+}
+
+// chosenExports returns the Services that are exported: those that have an address before others, and then the oldest.
+func (g *Gateway) chosenExports(d *Plan, held map[string]netip.Addr) (all []*exported) {
+	keys := slices.SortedFunc(maps.Keys(g.exported), func(a, b string) int {
+		x, y := g.exported[a].Meta, g.exported[b].Meta
+		if held[a].IsValid() != held[b].IsValid() {
+			if held[a].IsValid() {
+				return -1
+			}
+			return 1
+		}
+		return cmp.Or(x.Created.Compare(y.Created), strings.Compare(a, b))
+	})
+	owners, ports := map[string]string{}, 0
+	for _, key := range keys {
+		e := g.exported[key]
+		if e.refused != "" {
+			d.exportFault(e, "%s", e.refused)
+			continue
+		}
+		if other := owners[e.name()]; other != "" {
+			d.exportFault(e, "metadata.name: in the other cluster it would be %s, as %s is", e.name(), other)
+			continue
+		}
+		if n := len(e.Ports(nil)); ports+n > exports.MaxPorts {
+			d.exportFault(e, "spec.ports: %d ports are exported already, and at most %d may be", ports, exports.MaxPorts)
+			continue
+		} else {
+			ports += n
+		}
+		for _, wrong := range e.Wrong {
+			d.exportFault(e, "%s", wrong)
+		}
+		owners[e.name()] = key
+		all = append(all, e)
+	}
+	return all
+}
+
+// exportFault notes what is wrong with a Service that is to be exported.
+func (d *Plan) exportFault(e *exported, format string, args ...any) {
+	d.ExportFaults = append(d.ExportFaults, fmt.Sprintf("%s %s/%s: ", kindService, e.Meta.Namespace, e.Meta.Name)+fmt.Sprintf(format, args...))
+}
+
+// freeAddress returns an address of a CIDR that is not taken. Where the search begins follows from the Service's name alone, so that most have the
+// same address again after the status is lost, as by a backup.
+func freeAddress(external netip.Prefix, key string, taken map[netip.Addr]bool) (netip.Addr, bool) {
+	if !external.IsValid() {
+		return netip.Addr{}, false
+	}
+	size := uint32(1) << (32 - external.Bits())
+	h := fnv.New32a()
+	h.Write([]byte(key))
+	for first, i := h.Sum32()%size, uint32(0); i < size && i <= uint32(len(taken)); i++ {
+		if a := nth(external, (first+i)%size); !taken[a] {
+			return a, true
+		}
+	}
+	return netip.Addr{}, false
+}
+
+func (g *Gateway) slicesByService() map[service.Name][]*service.Slice {
+	all := map[service.Name][]*service.Slice{}
+	for _, s := range g.slices {
+		all[s.Of] = append(all[s.Of], s)
+	}
+	return all
+}
+
+// serveExport serves a Service at an address. Clients get its ready endpoints; without any they are refused.
+func (g *Gateway) serveExport(d *Plan, e *exported, at netip.Addr, endpoints []*service.Slice) {
+	told := exports.Export{Namespace: e.Meta.Namespace, Name: e.Meta.Name, Address: at}
+	for _, p := range e.Ports(endpoints) {
+		told.Ports = append(told.Ports, exports.Port{Name: p.Label, Protocol: p.Protocol, Port: p.Port})
+		d.Services = append(d.Services, config.Service{
+			Name: e.name(), Address: rules.PairOf(at), Port: p.Port, Protocol: p.Protocol, Affinity: p.Affinity, AffinityTimeout: p.AffinityTimeout,
+			OnRemoval: rules.RemovalEndUDP, ProxyProtocol: p.ProxyProtocol, Backends: g.backends(d, e, p.Endpoints),
+		})
+	}
+	d.Exports = append(d.Exports, told)
+}
+
+// backends are those of the endpoints that are pods of the Peering's, or on nodes' own addresses.
+func (g *Gateway) backends(d *Plan, e *exported, all []services.Endpoint) (backends []config.Backend) {
+	for _, x := range all {
+		b := config.Backend{Address: x.Address, Port: x.Port, Weight: x.Weight}
+		if !slices.ContainsFunc(g.good.Pods, func(p netip.Prefix) bool { return p.Contains(x.Address) }) {
+			i := slices.IndexFunc(d.Nodes, func(n config.Node) bool { return slices.Contains(g.nodes[n.Name].addresses, x.Address) })
+			if i < 0 {
+				d.exportFault(e, "its endpoint %s is neither in spec.local.podCIDRs of Peering %s nor the address of a node that is connected", x.Address, g.self.Name)
+				continue
+			}
+			b.Via = d.Nodes[i].Name
+		}
+		backends = append(backends, b)
+	}
+	return backends
+}

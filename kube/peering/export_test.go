@@ -1,0 +1,248 @@
+package peering
+
+import (
+	"fmt"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"culvert/gateway/config"
+	"culvert/gateway/exports"
+	"culvert/nat/rules"
+)
+
+// exportWith adds a Service of the namespace shop to a gateway's objects.
+func exportWith(t testing.TB, g *Gateway, name string, replace ...string) {
+	t.Helper()
+	u := object(t, fmt.Sprintf(`
+apiVersion: v1
+kind: Service
+metadata: {name: %s, namespace: shop, uid: u-%[1]s, creationTimestamp: "2026-11-23T12:00:00Z", labels: {culvert/export: "true"}}
+spec: {clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10], ports: [{name: http, port: 80, protocol: TCP, targetPort: web}]}
+`, name), replace...)
+	g.exportsKnown = true
+	into(setExported, "", g.exported, readExported).put(u)
+}
+
+// endpointsOf adds an EndpointSlice of a Service, ready or not by address.
+func endpointsOf(t testing.TB, g *Gateway, name string, ready map[string]bool) {
+	t.Helper()
+	var all []string
+	for a, r := range ready {
+		all = append(all, fmt.Sprintf("{addresses: [%s], conditions: {ready: %t}}", a, r))
+	}
+	slices.Sort(all)
+	u := object(t, fmt.Sprintf(`
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: %s-1, namespace: shop, labels: {kubernetes.io/service-name: %[1]s}}
+addressType: IPv4
+ports: [{name: http, port: 8080, protocol: TCP}]
+endpoints: [%s]
+`, name, strings.Join(all, ", ")))
+	g.slices[keyOf(u)] = readSlice(u)
+}
+
+// addresses are those of exports by name, as the status says.
+func addresses(d *Plan) map[string]string {
+	all := map[string]string{}
+	for _, e := range d.Status.Exports {
+		all[e.Name] = e.Address
+	}
+	return all
+}
+
+// TestExport: a labelled Service gets an address of the external CIDR, is served there when the API server has the address, and its backends are
+// its ready endpoints: pods, and nodes' own addresses by way of the node.
+func TestExport(t *testing.T) {
+	g := rome(t)
+	exportWith(t, g, "web", "ports:", "sessionAffinity: ClientIP, sessionAffinityConfig: {clientIP: {timeoutSeconds: 60}}, ports:")
+	endpointsOf(t, g, "web", map[string]bool{"10.244.1.5": true, "10.244.2.5": true, "10.244.2.6": false, "172.18.0.2": true, "203.0.113.9": true})
+	d := g.Plan()
+	at := addresses(d)["web"]
+	if a, err := netip.ParseAddr(at); err != nil || !netip.MustParsePrefix("10.70.0.0/24").Contains(a) || at == "10.70.0.0" {
+		t.Fatalf("address %q", at)
+	}
+	if len(d.Services)+len(d.Exports) > 0 {
+		t.Errorf("%v, %v before the address is stored", d.Services, d.Exports)
+	}
+	store(g, d)
+	d = g.Plan()
+	addr := netip.MustParseAddr
+	want := []config.Service{{
+		Name: "web-shop", Address: rules.PairOf(addr(at)), Port: 80, Protocol: 6, Affinity: rules.AffinityClientIP, AffinityTimeout: time.Minute, OnRemoval: rules.RemovalEndUDP,
+		Backends: []config.Backend{{Address: addr("10.244.1.5"), Port: 8080}, {Address: addr("10.244.2.5"), Port: 8080}, {Address: addr("172.18.0.2"), Port: 8080, Via: "node2"}},
+	}}
+	if !reflect.DeepEqual(d.Services, want) {
+		t.Errorf("%+v\nwant %+v", d.Services, want)
+	}
+	if want := []exports.Export{{Namespace: "shop", Name: "web", Address: addr(at), Ports: []exports.Port{{Name: "http", Protocol: 6, Port: 80}}}}; !reflect.DeepEqual(d.Exports, want) {
+		t.Errorf("told %v, want %v", d.Exports, want)
+	}
+	if len(d.ExportFaults) != 1 || !strings.HasPrefix(d.ExportFaults[0], "Service shop/web: its endpoint 203.0.113.9 is neither in spec.local.podCIDRs") || len(d.Faults) > 0 {
+		t.Errorf("%q, %q", d.ExportFaults, d.Faults)
+	}
+	if err := config.Check(d.Config(d.Peering.Base(base()))); err != nil {
+		t.Error(err)
+	}
+	endpointsOf(t, g, "web", nil)
+	if d = g.Plan(); len(d.Services) != 1 || d.Services[0].Backends != nil || addresses(d)["web"] != at {
+		t.Errorf("without endpoints: %+v at %v", d.Services, addresses(d))
+	}
+	if err := config.Check(d.Config(d.Peering.Base(base()))); err != nil {
+		t.Error(err)
+	}
+	delete(g.exported, "shop/web")
+	if d = g.Plan(); len(d.Services)+len(d.Status.Exports) > 0 || d.Exports == nil || len(d.Exports) > 0 {
+		t.Errorf("after the label has gone: %v, %v, told %v", d.Services, d.Status.Exports, d.Exports)
+	}
+}
+
+// TestExportAddresses: an address stays whatever comes and goes, and most come back after the status is lost.
+func TestExportAddresses(t *testing.T) {
+	g := rome(t)
+	for i := range 100 {
+		exportWith(t, g, fmt.Sprint("web-", i))
+	}
+	d := g.Plan()
+	first := addresses(d)
+	store(g, d)
+	for i := range 60 {
+		exportWith(t, g, fmt.Sprint("api-", i), "2026-11-23T12:00:00Z", "2020-01-01T00:00:00Z") // older
+	}
+	delete(g.exported, "shop/web-7")
+	d = g.Plan()
+	used := map[string]bool{"10.70.0.0": true}
+	for name, a := range addresses(d) {
+		if used[a] {
+			t.Errorf("%s has %s, which is taken", name, a)
+		}
+		if used[a] = true; strings.HasPrefix(name, "web") && a != first[name] {
+			t.Errorf("%s had %s, and has %s", name, first[name], a)
+		}
+	}
+	if len(used) != 1+99+60 {
+		t.Errorf("%d addresses", len(used))
+	}
+	before := addresses(d)
+	store(g, d)
+	p := *g.peering
+	p.Status = Status{}
+	g.put(&p)
+	moved := 0
+	for name, a := range addresses(g.Plan()) {
+		if a != before[name] {
+			moved++
+		}
+	}
+	if moved > 80 {
+		t.Errorf("%d of 159 addresses are others after the status was lost", moved)
+	}
+	p.Status.Exports = []ExportStatus{{"shop", "web-1", "10.70.0.0"}, {"shop", "web-2", "10.99.0.5"}, {"shop", "web-3", "10.70.0.9"}, {"shop", "web-4", "10.70.0.9"}, {"shop", "gone", "10.70.0.8"}, {"shop", "web-5", "x"}}
+	g.put(&p)
+	if now := addresses(g.Plan()); now["web-1"] == "10.70.0.0" || now["web-2"] == "10.99.0.5" || now["web-3"] != "10.70.0.9" || now["web-4"] == "10.70.0.9" || now["gone"] != "" {
+		t.Errorf("%s", text(t, now))
+	}
+}
+
+// TestExportRefused: what cannot be exported is named with its field, and everything else is exported. Nothing of it keeps a gateway from its nodes.
+func TestExportRefused(t *testing.T) {
+	long := strings.Repeat("x", 60)
+	for _, c := range []struct {
+		name    string
+		replace []string
+		want    string
+	}{
+		{"headless", []string{"clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10]", "clusterIP: None"}, "spec.clusterIP: a headless Service has no one address"},
+		{"name", []string{"clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10]", "type: ExternalName"}, "spec.type: ExternalName is a name without endpoints"},
+		{"six", []string{"10.96.0.10, clusterIPs: [10.96.0.10]", "'fd00::1', clusterIPs: ['fd00::1']"}, "spec.clusterIPs: no address of IPv4"},
+		{"yes", []string{`"true"`, `"yes"`}, `metadata.labels[culvert/export]: "yes" is neither true nor false`},
+		{long, nil, "metadata.name: " + long + "-shop is its name in the other cluster, and has 65 characters"},
+		{"web-shop", []string{"namespace: shop", "namespace: a"}, ""},
+		{"web", []string{"namespace: shop", "namespace: shop-a", "12:00:00Z", "12:00:01Z"}, "metadata.name: in the other cluster it would be web-shop-a, as a/web-shop is"},
+		{"ports", []string{"ports: [", "ports: [{name: bad, port: 70000}, "}, "spec.ports[0].port: 70000"},
+	} {
+		g := rome(t)
+		exportWith(t, g, "good", "2026-11-23T12:00:00Z", "2026-01-01T00:00:00Z")
+		if c.name == "web" {
+			exportWith(t, g, "web-shop", "namespace: shop", "namespace: a")
+		}
+		exportWith(t, g, c.name, c.replace...)
+		d := g.Plan()
+		if got := strings.Join(d.ExportFaults, "\n"); (c.want == "") != (got == "") || !strings.Contains(got, c.want) {
+			t.Errorf("%s: %q, want %q", c.name, got, c.want)
+		}
+		if addresses(d)["good"] == "" || len(d.Faults) > 0 || len(d.Nodes) != 2 {
+			t.Errorf("%s: %v, faults %q, %d nodes", c.name, addresses(d), d.Faults, len(d.Nodes))
+		}
+	}
+	g := rome(t)
+	exportWith(t, g, "not", `"true"`, `"false"`)
+	if d := g.Plan(); len(d.ExportFaults)+len(d.Status.Exports) > 0 {
+		t.Errorf(`"false": %q, %v`, d.ExportFaults, d.Status.Exports)
+	}
+}
+
+// TestExportFull: without an address that is left, Services wait, and those that have one keep it.
+func TestExportFull(t *testing.T) {
+	g := rome(t)
+	g.put(readIn(t, "externalCIDR: 10.70.0.0/24}", "externalCIDR: 10.70.0.0/30}"))
+	for i := range 3 {
+		exportWith(t, g, fmt.Sprint("web-", i))
+	}
+	d := g.Plan()
+	if len(d.Status.Exports) != 3 || d.ExternalFull {
+		t.Fatalf("%v, %q", d.Status.Exports, d.ExportFaults)
+	}
+	store(g, d)
+	exportWith(t, g, "web-old", "2026-11-23T12:00:00Z", "2020-01-01T00:00:00Z")
+	d = g.Plan()
+	if want := "Service shop/web-old: spec.local.externalCIDR of Peering milan: 10.70.0.0/30 has no address left"; !d.ExternalFull || !slices.Equal(d.ExportFaults, []string{want}) || len(d.Exports) != 3 {
+		t.Errorf("%t %q %v", d.ExternalFull, d.ExportFaults, d.Exports)
+	}
+	g.put(readIn(t, ", externalCIDR: 10.70.0.0/24}", "}"))
+	if d = g.Plan(); len(d.Status.Exports) > 0 || len(d.ExportFaults) != 4 || !strings.Contains(d.ExportFaults[0], "spec.local.externalCIDR of Peering milan: missing") {
+		t.Errorf("%v %q", d.Status.Exports, d.ExportFaults)
+	}
+}
+
+// TestExportTooMany: a list has at most exports.MaxPorts ports; those that are exported stay.
+func TestExportTooMany(t *testing.T) {
+	g := rome(t)
+	g.put(readIn(t, "10.70.0.0/24}\n  remote", "10.70.0.0/22}\n  remote", "cidr: 10.70.0.0/24, remap: 10.71.0.0/24", "cidr: 10.90.0.0/24, remap: 10.71.0.0/24"))
+	for i := range exports.MaxPorts {
+		exportWith(t, g, fmt.Sprint("web-", i))
+	}
+	store(g, g.Plan())
+	exportWith(t, g, "old", "2026-11-23T12:00:00Z", "2020-01-01T00:00:00Z")
+	d := g.Plan()
+	if len(d.Exports) != exports.MaxPorts || !slices.Equal(d.ExportFaults, []string{"Service shop/old: spec.ports: 500 ports are exported already, and at most 500 may be"}) {
+		t.Errorf("%d exports, %q", len(d.Exports), d.ExportFaults)
+	}
+	exchange := exports.New(0)
+	exchange.Tell(d.Exports)
+	peer := exports.New(0)
+	datagrams, _ := exchange.Due(start)
+	for _, b := range datagrams {
+		peer.Receive(b)
+	}
+	if list, fault, known := peer.Heard(); !known || fault != "" || len(list) != exports.MaxPorts {
+		t.Errorf("the peer has heard %d exports, %q", len(list), fault)
+	}
+}
+
+// TestExportUnknown: before all lists are read, nothing is told and no address is forgotten.
+func TestExportUnknown(t *testing.T) {
+	g := rome(t)
+	exportWith(t, g, "web")
+	store(g, g.Plan())
+	before := addresses(g.Plan())
+	g.exportsKnown = false
+	clear(g.exported)
+	if d := g.Plan(); !reflect.DeepEqual(addresses(d), before) || d.Exports != nil {
+		t.Errorf("%v, told %v", addresses(d), d.Exports)
+	}
+}

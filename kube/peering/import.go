@@ -1,0 +1,237 @@
+package peering
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/netip"
+	"regexp"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"culvert/gateway/exports"
+	"culvert/kube"
+	"culvert/nat/packet"
+)
+
+// Labels and annotations of Services and EndpointSlices that stand for those of a peer. What has not the first is not culvert's, and stays as it is.
+const (
+	labelImported = "culvert.io/imported-by" // Peering
+	labelService  = "kubernetes.io/service-name"
+	labelManager  = "endpointslice.kubernetes.io/managed-by"
+	annotationOf  = "culvert.io/exported-as" // NAMESPACE/NAME in the other cluster
+)
+
+// An imported is what this cluster has for one Service of the peer's.
+type imported struct {
+	name  string
+	of    string     // NAMESPACE/NAME in the other cluster
+	at    netip.Addr // as this cluster sees it
+	ports []exports.Port
+}
+
+// dnsLabel is a name that may be part of a DNS name (RFC 1123, Section 2.1).
+var dnsLabel = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`)
+
+var protocolNames = map[uint8]string{packet.TCP: "TCP", packet.UDP: "UDP", packet.SCTP: "SCTP"}
+
+// imports returns what a Peering imports of what its peer tells, by name, and what it refuses. Nothing of that is believed: names become labels of
+// one namespace, and addresses have to be of the external CIDR that the Peering gives the peer.
+func (p *Peering) imports(told []exports.Export) (all map[string]*imported, faults []string) {
+	all = map[string]*imported{}
+	for i := range told {
+		e := &told[i]
+		x := &imported{name: importName(e.Name, e.Namespace), of: e.Namespace + "/" + e.Name}
+		refuse := func(format string, args ...any) {
+			faults = append(faults, fmt.Sprintf("the peer's Service %.130q: ", x.of)+fmt.Sprintf(format, args...))
+		}
+		if !dnsLabel.MatchString(e.Name) || !dnsLabel.MatchString(e.Namespace) {
+			refuse("its name or its namespace is no DNS label")
+			continue
+		}
+		if len(x.name) > maxLabel {
+			refuse("%s would be its name here, and has %d characters; at most %d are possible", x.name, len(x.name), maxLabel)
+			continue
+		}
+		if other := all[x.name]; other != nil {
+			refuse("%s would be its name here, as that of %s is", x.name, other.of)
+			continue
+		}
+		var fault string
+		if x.at, fault = p.seenExternal(e.Address); fault != "" {
+			refuse("%s", fault)
+			continue
+		}
+		if fault := badPorts(e.Ports); fault != "" {
+			refuse("%s", fault)
+			continue
+		}
+		x.ports = e.Ports
+		all[x.name] = x
+	}
+	return all, faults
+}
+
+// seenExternal returns how this cluster sees an address of the peer's external CIDR.
+func (p *Peering) seenExternal(a netip.Addr) (netip.Addr, string) {
+	for _, r := range p.Remote {
+		if !r.External || !r.Real.Contains(a) {
+			continue
+		}
+		if a == r.Real.Addr() {
+			return netip.Addr{}, fmt.Sprintf("%s stands for all that are unknown there", a)
+		}
+		return nth(r.Remapped, offset(r.Real, a)), ""
+	}
+	return netip.Addr{}, fmt.Sprintf("%s is not of its cluster's external CIDR, spec.remote.externalCIDR.cidr", a)
+}
+
+// offset returns which address of an IPv4 prefix a is.
+func offset(p netip.Prefix, a netip.Addr) (n uint32) {
+	first, at := p.Addr().As4(), a.As4()
+	for i := range at {
+		n = n<<8 | uint32(at[i]^first[i])
+	}
+	return n
+}
+
+// badPorts returns what is wrong with the ports of one Service; "" = nothing.
+func badPorts(all []exports.Port) string {
+	for i, p := range all {
+		switch {
+		case protocolNames[p.Protocol] == "":
+			return fmt.Sprintf("protocol %d is not TCP, UDP or SCTP", p.Protocol)
+		case p.Port == 0:
+			return "0 is no port"
+		case p.Name == "" && len(all) > 1:
+			return "one of several ports has no name"
+		case p.Name != "" && !dnsLabel.MatchString(p.Name):
+			return fmt.Sprintf("%q, the name of a port, is no DNS label", p.Name)
+		}
+		if slices.ContainsFunc(all[:i], func(o exports.Port) bool {
+			return o.Name == p.Name || o.Port == p.Port && o.Protocol == p.Protocol
+		}) {
+			return fmt.Sprintf("port %q, %d, is there twice", p.Name, p.Port)
+		}
+	}
+	return ""
+}
+
+// servicePort and slicePort are ports as a Service's spec and an EndpointSlice have them.
+type servicePort struct {
+	Name       string `json:"name,omitempty"`
+	Protocol   string `json:"protocol"`
+	Port       uint16 `json:"port"`
+	TargetPort any    `json:"targetPort"`
+}
+
+type slicePort struct {
+	Name     string `json:"name"`
+	Protocol string `json:"protocol"`
+	Port     uint16 `json:"port"`
+}
+
+func (x *imported) servicePorts() (all []servicePort) {
+	for _, p := range x.ports {
+		all = append(all, servicePort{p.Name, protocolNames[p.Protocol], p.Port, p.Port})
+	}
+	return all
+}
+
+func (x *imported) slicePorts() (all []slicePort) {
+	for _, p := range x.ports {
+		all = append(all, slicePort{p.Name, protocolNames[p.Protocol], p.Port})
+	}
+	return all
+}
+
+// service returns the Service that stands for x in a namespace. It has no selector: its endpoint is what slice says.
+func (x *imported) service(peering, namespace string) *unstructured.Unstructured {
+	return with(&unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "v1", "kind": kindService,
+		"metadata": map[string]any{
+			"name": x.name, "namespace": namespace,
+			"labels":      map[string]any{labelImported: peering},
+			"annotations": map[string]any{annotationOf: x.of},
+		},
+	}}, "spec", map[string]any{"type": "ClusterIP", "ipFamilies": []string{"IPv4"}, "ipFamilyPolicy": "SingleStack", "ports": x.servicePorts()})
+}
+
+// slice returns the one EndpointSlice of the Service, which goes with it.
+func (x *imported) slice(peering string, of *unstructured.Unstructured) *unstructured.Unstructured {
+	u := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "discovery.k8s.io/v1", "kind": kindSlice,
+		"metadata": map[string]any{
+			"name": x.name, "namespace": of.GetNamespace(),
+			"labels": map[string]any{labelImported: peering, labelService: x.name, labelManager: Group},
+			"ownerReferences": []any{map[string]any{
+				"apiVersion": "v1", "kind": kindService, "name": of.GetName(), "uid": string(of.GetUID())}},
+		},
+		"addressType": "IPv4",
+	}}
+	return x.fill(u)
+}
+
+// fill returns a slice with x's endpoint and ports.
+func (x *imported) fill(u *unstructured.Unstructured) *unstructured.Unstructured {
+	u = with(u, "ports", x.slicePorts())
+	return with(u, "endpoints", []any{map[string]any{"addresses": []string{x.at.String()}, "conditions": map[string]any{"ready": true}}})
+}
+
+// sameService reports whether a Service says what x says.
+func (x *imported) sameService(u *unstructured.Unstructured) bool {
+	var spec struct {
+		Selector map[string]string `json:"selector"`
+		Ports    []servicePort     `json:"ports"`
+	}
+	have, want := "", encoded(x.servicePorts())
+	if readPart(u, "spec", &spec) {
+		have = encoded(spec.Ports)
+	}
+	return have == want && len(spec.Selector) == 0 && u.GetAnnotations()[annotationOf] == x.of
+}
+
+// sameSlice reports whether an EndpointSlice says what x says.
+func (x *imported) sameSlice(u *unstructured.Unstructured) bool {
+	var ports []slicePort
+	var endpoints []struct {
+		Addresses  []string `json:"addresses"`
+		Conditions struct {
+			Ready *bool `json:"ready"`
+		} `json:"conditions"`
+	}
+	if !readPart(u, "ports", &ports) || !readPart(u, "endpoints", &endpoints) || len(endpoints) != 1 {
+		return false
+	}
+	e := endpoints[0]
+	return encoded(ports) == encoded(x.slicePorts()) && slices.Equal(e.Addresses, []string{x.at.String()}) && (e.Conditions.Ready == nil || *e.Conditions.Ready) &&
+		u.GetLabels()[labelService] == x.name
+}
+
+func encoded(v any) string {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return "" // unreachable: these are structs of texts and numbers
+	}
+	return string(b)
+}
+
+// readPart reads a part of an object, and reports success.
+func readPart(u *unstructured.Unstructured, name string, into any) bool {
+	part, err := kube.PartOf(u, name)
+	return err == nil && json.Unmarshal(part, into) == nil
+}
+
+// updated returns a Service that says what x says. What the API server has chosen for it stays.
+func (x *imported) updated(u *unstructured.Unstructured) *unstructured.Unstructured {
+	spec := map[string]json.RawMessage{}
+	readPart(u, "spec", &spec)
+	delete(spec, "selector")
+	spec["ports"] = json.RawMessage(encoded(x.servicePorts()))
+	next := with(u, "spec", spec)
+	metadata := maps.Clone(next.Object["metadata"].(map[string]any)) // every object has it
+	metadata["annotations"] = map[string]any{annotationOf: x.of}
+	next.Object["metadata"] = metadata
+	return next
+}

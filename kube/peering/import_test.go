@@ -1,0 +1,136 @@
+package peering
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"culvert/gateway/exports"
+)
+
+func told(namespace, name, address string, ports ...exports.Port) exports.Export {
+	if ports == nil {
+		ports = []exports.Port{{Name: "http", Protocol: 6, Port: 80}}
+	}
+	return exports.Export{Namespace: namespace, Name: name, Address: netip.MustParseAddr(address), Ports: ports}
+}
+
+// TestImport: what the peer tells has a name in one namespace, and the address by which this cluster sees it.
+func TestImport(t *testing.T) {
+	p := readIn(t, "peer: milan", "peer: milan\n  imports: milan")
+	if p.Imports != "milan" || len(p.Faults) > 0 {
+		t.Fatalf("%q %q", p.Imports, p.Faults)
+	}
+	ports := []exports.Port{{Name: "dns", Protocol: 17, Port: 53}, {Name: "dns-tcp", Protocol: 6, Port: 53}, {Name: "s", Protocol: 132, Port: 9}}
+	all, faults := p.imports([]exports.Export{told("shop", "web", "10.70.0.9"), told("kube-system", "dns", "10.70.0.255", ports...), told("a", "one", "10.70.0.1", exports.Port{Protocol: 6, Port: 1})})
+	if len(faults) > 0 || len(all) != 3 {
+		t.Fatalf("%q %v", faults, all)
+	}
+	if x := all["web-shop"]; x.at != netip.MustParseAddr("10.71.0.9") || x.of != "shop/web" {
+		t.Errorf("%+v", x)
+	}
+	x := all["dns-kube-system"]
+	service := x.service("milan", "milan")
+	slice := x.slice("milan", service)
+	want := `{"ipFamilies":["IPv4"],"ipFamilyPolicy":"SingleStack","ports":[{"name":"dns","protocol":"UDP","port":53,"targetPort":53},{"name":"dns-tcp","protocol":"TCP","port":53,"targetPort":53},{"name":"s","protocol":"SCTP","port":9,"targetPort":9}],"type":"ClusterIP"}`
+	if got := text(t, service.Object["spec"]); got != want {
+		t.Errorf("%s\nwant %s", got, want)
+	}
+	if got, want := text(t, slice.Object["endpoints"]), `[{"addresses":["10.71.0.255"],"conditions":{"ready":true}}]`; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	if service.GetName() != "dns-kube-system" || service.GetNamespace() != "milan" || slice.GetNamespace() != "milan" || slice.GetLabels()[labelService] != "dns-kube-system" {
+		t.Errorf("%v %v", service, slice)
+	}
+	if !x.sameService(service) || !x.sameSlice(slice) || !x.sameService(x.updated(service)) || all["web-shop"].sameService(service) || all["web-shop"].sameSlice(slice) {
+		t.Error("what was made is not taken for what it is")
+	}
+}
+
+// TestImportPutRight: what others change of an import is noticed, and the address that the API server has given the Service stays.
+func TestImportPutRight(t *testing.T) {
+	p := readIn(t)
+	all, _ := p.imports([]exports.Export{told("shop", "web", "10.70.0.9")})
+	x := all["web-shop"]
+	stored := object(t, `{apiVersion: v1, kind: Service, metadata: {name: web-shop, namespace: milan, resourceVersion: "7", annotations: {culvert.io/exported-as: shop/web}},
+		spec: {clusterIP: 10.96.0.7, clusterIPs: [10.96.0.7], ports: [{name: http, protocol: TCP, port: 80, targetPort: 80}]}}`)
+	if !x.sameService(stored) {
+		t.Fatal("as it was made")
+	}
+	for _, change := range []func(spec map[string]any){
+		func(spec map[string]any) { spec["selector"] = map[string]any{"app": "other"} },
+		func(spec map[string]any) { spec["ports"] = []any{} },
+		func(spec map[string]any) { spec["ports"].([]any)[0].(map[string]any)["targetPort"] = "http" },
+	} {
+		u := &unstructured.Unstructured{Object: object(t, text(t, stored.Object)).Object}
+		change(u.Object["spec"].(map[string]any))
+		if x.sameService(u) {
+			t.Errorf("%v is taken for right", u.Object["spec"])
+		}
+		next := x.updated(u)
+		if got := text(t, next.Object["spec"]); !x.sameService(next) || !strings.Contains(got, `"clusterIP":"10.96.0.7"`) || next.GetResourceVersion() != "7" {
+			t.Errorf("put right: %s", got)
+		}
+	}
+	for _, endpoints := range []string{"[]", "[{addresses: [10.71.0.8]}]", "[{addresses: [10.71.0.9], conditions: {ready: false}}]", "[{addresses: [10.71.0.9, 10.71.0.8]}]", "[{addresses: [10.71.0.9]}, {addresses: [203.0.113.1]}]"} {
+		u := object(t, fmt.Sprintf(`{metadata: {labels: {kubernetes.io/service-name: web-shop}}, ports: [{name: http, protocol: TCP, port: 80}], endpoints: %s}`, endpoints))
+		if x.sameSlice(u) {
+			t.Errorf("%s is taken for right", endpoints)
+		}
+		if !x.sameSlice(x.fill(u)) {
+			t.Errorf("%s is not put right", endpoints)
+		}
+	}
+}
+
+// TestLyingPeer: what a peer must not say costs it that Service alone, and the reason names it.
+func TestLyingPeer(t *testing.T) {
+	port := func(name string, protocol uint8, number uint16) exports.Port {
+		return exports.Port{Name: name, Protocol: protocol, Port: number}
+	}
+	long := strings.Repeat("x", 40)
+	for _, c := range []struct {
+		lie  exports.Export
+		want string
+	}{
+		{told("shop", "Web", "10.70.0.9"), `the peer's Service "shop/Web": its name or its namespace is no DNS label`},
+		{told("../kube-system", "web", "10.70.0.9"), `the peer's Service "../kube-system/web": its name or`},
+		{told("shop", "web.default", "10.70.0.9"), "is no DNS label"},
+		{told("shop", "", "10.70.0.9"), "is no DNS label"},
+		{told("shop", "web\n", "10.70.0.9"), `"shop/web\n": its name`},
+		{told(long, long, "10.70.0.9"), "has 81 characters; at most 63 are possible"},
+		{told("shop", "good", "10.70.0.8"), "good-shop would be its name here, as that of shop/good is"},
+		{told("a-shop", "x", "10.71.0.9"), "10.71.0.9 is not of its cluster's external CIDR, spec.remote.externalCIDR.cidr"},
+		{told("shop", "web", "10.96.0.1"), "10.96.0.1 is not of"},
+		{told("shop", "web", "10.244.0.1"), "10.244.0.1 is not of"},
+		{told("shop", "web", "::1"), "::1 is not of"},
+		{told("shop", "web", "::ffff:10.70.0.9"), "is not of"},
+		{told("shop", "web", "10.70.0.0"), "10.70.0.0 stands for all that are unknown there"},
+		{told("shop", "web", "10.70.0.9", port("", 1, 80)), "protocol 1 is not TCP, UDP or SCTP"},
+		{told("shop", "web", "10.70.0.9", port("", 6, 0)), "0 is no port"},
+		{told("shop", "web", "10.70.0.9", port("A", 6, 80)), `"A", the name of a port, is no DNS label`},
+		{told("shop", "web", "10.70.0.9", port("", 6, 80), port("b", 6, 81)), "one of several ports has no name"},
+		{told("shop", "web", "10.70.0.9", port("a", 6, 80), port("a", 17, 81)), `port "a", 81, is there twice`},
+		{told("shop", "web", "10.70.0.9", port("a", 6, 80), port("b", 6, 80)), `port "b", 80, is there twice`},
+	} {
+		p := readIn(t)
+		all, faults := p.imports([]exports.Export{told("shop", "good", "10.70.0.7"), c.lie})
+		if len(faults) != 1 || !strings.Contains(faults[0], c.want) {
+			t.Errorf("%q, want %q", faults, c.want)
+		}
+		if len(all) != 1 || all["good-shop"].at != netip.MustParseAddr("10.71.0.7") {
+			t.Errorf("%q: imported %v", c.want, all)
+		}
+	}
+	p := readIn(t, "    externalCIDR: {cidr: 10.70.0.0/24, remap: 10.71.0.0/24}\n", "")
+	if all, faults := p.imports([]exports.Export{told("shop", "web", "10.70.0.9")}); len(all) > 0 || len(faults) != 1 {
+		t.Errorf("without an external CIDR: %v, %q", all, faults)
+	}
+	if p := readIn(t, "peer: milan", "peer: milan\n  imports: a/b"); !slices.ContainsFunc(p.Faults, func(s string) bool { return strings.HasPrefix(s, "spec.imports: ") }) {
+		t.Errorf("%q", p.Faults)
+	}
+}

@@ -1,0 +1,226 @@
+package peering
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"golang.org/x/time/rate"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"culvert/gateway/exports"
+)
+
+const (
+	retryImports  = 5 * time.Second  // after the API server has refused a request
+	retryConflict = 30 * time.Second // for a Service that cannot be written as it is
+
+	// A peer that changes its exports all the time causes so many writes a second, after the first ones.
+	importWrites      = 10
+	importWritesFirst = 2*exports.MaxPorts + 100
+)
+
+// An importer makes Services and EndpointSlices in one namespace what the peer exports. It touches nothing without labelImported.
+type importer struct {
+	of     *GatewaySource
+	writes *rate.Limiter
+	again  time.Time // nothing is written before
+	// Services that are not tried before a time, with the reason.
+	stuck map[string]stuck
+}
+
+type stuck struct {
+	until time.Time
+	why   string
+}
+
+func newImporter(of *GatewaySource) importer {
+	return importer{of: of, writes: rate.NewLimiter(importWrites, importWritesFirst), stuck: map[string]stuck{}}
+}
+
+// A job is one pass over what is imported.
+type job struct {
+	*importer
+	ctx   context.Context
+	now   time.Time
+	x     *serviceExchange
+	fault string // that ends the pass
+	// As they were when the pass began.
+	services, slices map[string]*unstructured.Unstructured
+}
+
+// round writes what differs.
+func (m *importer) round(ctx context.Context, x *serviceExchange) {
+	now, s := m.of.now(), m.of
+	if now.Before(m.again) {
+		return
+	}
+	s.mu.Lock()
+	whole := s.complete[KindPeering] && s.complete[setImported] && s.complete[setImportedSlices]
+	p, known, heard := s.state.good, x.known, x.heard
+	if s.state.peering == nil || s.state.peering.Deleting {
+		p = nil
+	}
+	j := &job{importer: m, ctx: ctx, now: now, x: x, services: maps.Clone(x.services), slices: maps.Clone(x.slices)}
+	s.mu.Unlock()
+	if !whole {
+		return
+	}
+	namespace, want, faults := "", map[string]*imported{}, []string{}
+	if p != nil && p.Imports != "" {
+		if namespace = p.Imports; known {
+			want, faults = p.imports(heard)
+		}
+	}
+	j.remove(namespace, want, known)
+	for _, name := range slices.Sorted(maps.Keys(want)) {
+		j.have(namespace, want[name])
+	}
+	for name, stuck := range m.stuck {
+		if want[name] == nil {
+			delete(m.stuck, name)
+			continue
+		}
+		faults = append(faults, stuck.why)
+	}
+	if j.fault != "" {
+		m.again = now.Add(retryImports)
+		faults = append(faults, j.fault)
+	}
+	slices.Sort(faults)
+	s.mu.Lock()
+	x.refused = slices.Compact(faults)
+	s.mu.Unlock()
+}
+
+// remove deletes what is not wanted, and what is in other namespaces. Without a list of the peer's, all that is in the namespace is wanted.
+func (j *job) remove(namespace string, want map[string]*imported, known bool) {
+	for _, set := range []struct {
+		kind string
+		mine map[string]*unstructured.Unstructured
+		all  map[string]*unstructured.Unstructured
+	}{{setImportedSlices, j.slices, j.x.slices}, {setImported, j.services, j.x.services}} {
+		for _, key := range ours(set.mine) {
+			u := set.mine[key]
+			if u.GetNamespace() == namespace && (!known || want[u.GetName()] != nil) {
+				continue
+			}
+			client := j.of.client.Resource(paths[set.kind]).Namespace(u.GetNamespace())
+			uid := u.GetUID()
+			if !j.do("delete", set.kind, u.GetNamespace(), func(ctx context.Context) error {
+				err := client.Delete(ctx, u.GetName(), metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}})
+				if apierrors.IsNotFound(err) || apierrors.IsConflict(err) { // it has gone, or is another one: its watch says so
+					err = nil
+				}
+				return err
+			}) {
+				continue
+			}
+			delete(set.mine, key)
+			j.of.mu.Lock()
+			delete(set.all, key)
+			j.of.mu.Unlock()
+		}
+	}
+}
+
+// have writes the Service and the EndpointSlice of an import, if they differ.
+func (j *job) have(namespace string, x *imported) {
+	if s, ok := j.stuck[x.name]; ok && j.now.Before(s.until) {
+		return
+	}
+	key := namespace + "/" + x.name
+	of := j.services[key]
+	switch {
+	case of == nil:
+		of = j.put("create", setImported, x, x.service(j.of.self.Name, namespace))
+	case !x.sameService(of):
+		of = j.put("update", setImported, x, x.updated(of))
+	}
+	if of == nil {
+		return
+	}
+	if of = j.slice(of, x, key); of != nil {
+		delete(j.stuck, x.name)
+	}
+}
+
+func (j *job) slice(of *unstructured.Unstructured, x *imported, key string) *unstructured.Unstructured {
+	have := j.slices[key]
+	switch {
+	case have == nil:
+		return j.put("create", setImportedSlices, x, x.slice(j.of.self.Name, of))
+	case !x.sameSlice(have):
+		return j.put("update", setImportedSlices, x, x.fill(have))
+	}
+	return have
+}
+
+// put creates or updates an object of an import. It returns nil if that fails, and notes why.
+func (j *job) put(verb, set string, x *imported, u *unstructured.Unstructured) (stored *unstructured.Unstructured) {
+	client := j.of.client.Resource(paths[set]).Namespace(u.GetNamespace())
+	u.Object["apiVersion"], u.Object["kind"] = "v1", kindService // which what comes in a list has not
+	if set == setImportedSlices {
+		u.Object["apiVersion"], u.Object["kind"] = "discovery.k8s.io/v1", kindSlice
+	}
+	ok := j.do(verb, set, u.GetNamespace(), func(ctx context.Context) (err error) {
+		if verb == "create" {
+			stored, err = client.Create(ctx, u, metav1.CreateOptions{})
+		} else {
+			stored, err = client.Update(ctx, u, metav1.UpdateOptions{})
+		}
+		at := fmt.Sprintf("%s %s/%s, for the peer's %s", u.GetKind(), u.GetNamespace(), x.name, x.of)
+		switch {
+		case apierrors.IsAlreadyExists(err):
+			j.stuck[x.name] = stuck{j.now.Add(retryConflict), at + ": another one is there that culvert has not made; delete it, or name another namespace in spec.imports"}
+		case apierrors.IsInvalid(err):
+			j.stuck[x.name] = stuck{j.now.Add(retryConflict), fmt.Sprintf("%s: %.300s", at, err.Error())}
+		case apierrors.IsConflict(err), verb == "update" && apierrors.IsNotFound(err): // what has changed comes by the watch
+		default:
+			return err
+		}
+		stored = nil
+		return nil
+	})
+	if !ok || stored == nil {
+		return nil
+	}
+	j.of.mu.Lock()
+	defer j.of.mu.Unlock()
+	all := j.x.services
+	if set == setImportedSlices {
+		all = j.x.slices
+	}
+	all[keyOf(stored)] = stored
+	return stored
+}
+
+// do makes one request, unless an earlier one of the pass has failed.
+func (j *job) do(verb, set, namespace string, request func(context.Context) error) bool {
+	if j.fault != "" || j.ctx.Err() != nil {
+		return false
+	}
+	if !j.writes.Allow() {
+		j.fault = "the peer changes its exports all the time: what changes is written later"
+		return false
+	}
+	ctx, cancel := context.WithTimeout(j.ctx, writeTimeout)
+	defer cancel()
+	err := request(ctx)
+	j.of.causes.Log(ctx, verb, paths[set].Resource, err)
+	switch {
+	case err == nil:
+		return true
+	case apierrors.IsForbidden(err):
+		j.fault = fmt.Sprintf("spec.imports: the gateway may not write to namespace %s; culvert kube template --peering %s --imports NAMESPACE prints the rights", namespace, j.of.self.Name)
+	case apierrors.IsNotFound(err):
+		j.fault = fmt.Sprintf("spec.imports: namespace %s is not there; make it", namespace)
+	default:
+		j.fault = "what the peer exports cannot be written: the API server cannot be asked"
+	}
+	return false
+}

@@ -1,0 +1,96 @@
+package service
+
+import (
+	"cmp"
+	"slices"
+
+	"culvert/gateway/node/services"
+	"culvert/kube"
+	"culvert/nat/rules"
+)
+
+// A Front is a Service as one serves it who is on no node, at an address of its own: by its ports and endpoints alone.
+type Front struct {
+	Meta kube.Metadata
+	// Wrong is what is wrong with the Service, each with the path of its field.
+	Wrong []string
+	// Refused says why it cannot be served at all, likewise; "" if it can.
+	Refused string
+
+	of *service
+}
+
+// ReadFront reads a Service.
+func ReadFront(o *Object) *Front {
+	f := &Front{Meta: o.Metadata}
+	var spec spec
+	if fault := kube.ReadPart("spec", o.Spec, &spec); fault != "" {
+		f.Refused = fault
+		return f
+	}
+	switch {
+	case spec.Type == "ExternalName":
+		f.Refused = "spec.type: ExternalName is a name without endpoints"
+	case spec.ClusterIP == "None":
+		f.Refused = "spec.clusterIP: a headless Service has no one address that stands for its endpoints"
+	default:
+		if f.of = readService(o); f.of == nil {
+			f.Refused = "spec.clusterIP: missing"
+			return f
+		}
+		f.Wrong = f.of.wrong
+		if !slices.ContainsFunc(f.of.ports, func(p port) bool { return p.v4 }) {
+			f.Refused = "spec.clusterIPs: no address of IPv4, or no port that can be served"
+			if len(f.Wrong) > 0 {
+				f.Refused = f.Wrong[0]
+			}
+		}
+	}
+	return f
+}
+
+// A Slice is an EndpointSlice of a Service.
+type Slice struct {
+	Of Name
+	of *slice
+}
+
+// ReadSlice returns nil for an EndpointSlice of no Service, or with names instead of addresses.
+func ReadSlice(o *Object) *Slice {
+	s := readSlice(o, "")
+	if s == nil {
+		return nil
+	}
+	return &Slice{Of: Name{o.Metadata.Namespace, o.Metadata.Labels[labelService]}, of: s}
+}
+
+// A FrontPort is a port of a Front, with the endpoints that new clients get.
+type FrontPort struct {
+	services.Service
+	Label string // the port's name
+}
+
+// Ports returns the ports of a Front for IPv4. Clients are on no node: neither hints nor the policy Local keep an endpoint from them.
+func (f *Front) Ports(all []*Slice) (ports []FrontPort) {
+	own := map[string]*slice{}
+	for _, s := range all {
+		own[s.of.meta.Name] = s.of
+	}
+	if f.of == nil {
+		return nil
+	}
+	for i := range f.of.ports {
+		p := &f.of.ports[i]
+		if !p.v4 {
+			continue
+		}
+		x := FrontPort{p.Service, p.name}
+		x.Endpoints = slices.DeleteFunc(choose(candidates(own, p.name, p.Protocol, true), "", "", f.of.weights),
+			func(e services.Endpoint) bool { return e.Eligibility != rules.EligibleAll })
+		ports = append(ports, x)
+	}
+	slices.SortFunc(ports, func(a, b FrontPort) int {
+		return cmp.Or(cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port))
+	})
+	return slices.CompactFunc(ports, func(a, b FrontPort) bool { return a.Protocol == b.Protocol && a.Port == b.Port })
+}
