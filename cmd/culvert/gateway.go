@@ -67,6 +67,7 @@ func newGatewayCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
+				r.Warnings = append(r.Warnings, portsInUse(cmd.Context(), r.Config)...)
 				return printChecked(cmd.OutOrStdout(), file, output, r)
 			}
 			return runGateway(cmd.Context(), file, takeover, c)

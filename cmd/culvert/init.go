@@ -89,7 +89,9 @@ func newInitCommand() *cobra.Command {
 			"client for the gateway that connects to the other, server for the one that is connected to. It prints\n" +
 			"what the other side's culvert init is to be told, and asks for what that one prints.\n\n" +
 			"Answers of an init that ended too early are kept in DIR/answers.txt, and the same command goes on with\n" +
-			"them. A DIR that is complete is never changed.",
+			"them. A DIR that is complete is never changed.\n\n" +
+			"For a further peering of a cluster, make DIR beside the folder of the first: what the folders there say of\n" +
+			"that cluster is read, and other ports, addresses and interfaces are chosen.",
 		Example: "  culvert init rome-milan --here\n" +
 			"  culvert init rome-milan --cluster rome --pods 10.0.0.0/16 --gateway 172.18.0.9 \\\n" +
 			"    --nodes rome-1=172.18.0.2,10.0.1.0/24 --peer milan --peer-pods 10.0.0.0/16 \\\n" +
@@ -107,7 +109,7 @@ func newInitCommand() *cobra.Command {
 			case side != "" && side != sideClient && side != sideServer:
 				return fmt.Errorf("--side: want %s or %s", sideClient, sideServer)
 			}
-			x := &initRun{Command: cmd, dir: dir, plan: newInitPlan(side, here), input: readLines(cmd.InOrStdin())}
+			x := &initRun{Command: cmd, dir: dir, plan: newInitPlan(dir, side, here), input: readLines(cmd.InOrStdin())}
 			return x.run()
 		},
 	}

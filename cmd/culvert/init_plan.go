@@ -23,6 +23,7 @@ type initPlan struct {
 	Endpoint       string
 	EndpointPort   string
 	Here           bool
+	Dir            string
 
 	answers map[string]string // by flag
 }
@@ -37,8 +38,10 @@ type initSide struct {
 	Peer     *initSide
 	Plan     *initPlan
 
-	Port    int // of Geneve and VXLAN
-	Metrics string
+	Port      int // of Geneve and VXLAN
+	Metrics   string
+	Interface string // of nodes; "": the default
+	There     *initThere
 }
 
 // initFamily is the addresses of one family inside a cluster; of two, IPv4 comes first.
@@ -59,10 +62,12 @@ type initNode struct {
 	Side     *initSide
 }
 
-func newInitPlan(side string, here bool) *initPlan {
-	p := &initPlan{Side: side, Here: here, answers: make(map[string]string)}
-	p.Client = &initSide{Plan: p, Port: config.DefaultGenevePort, Metrics: config.DefaultMetrics}
-	p.Server = &initSide{Plan: p, Port: config.DefaultGenevePort, Metrics: config.DefaultMetrics}
+func newInitPlan(dir, side string, here bool) *initPlan {
+	p := &initPlan{Dir: dir, Side: side, Here: here, answers: make(map[string]string)}
+	newSide := func() *initSide {
+		return &initSide{Plan: p, Port: config.DefaultGenevePort, Metrics: config.DefaultMetrics, There: new(initThere)}
+	}
+	p.Client, p.Server = newSide(), newSide()
 	p.Client.Peer, p.Server.Peer, p.Own = p.Server, p.Client, p.Client
 	if side == sideServer {
 		p.Own = p.Server
@@ -86,6 +91,15 @@ func (s *initSide) readName(e *asked, text string) {
 		e.add("%q is the other cluster's name too; the clusters need two names", text)
 	}
 	s.Cluster = text
+	if s.Plan.Here || e.Err() != nil || !slices.Contains(s.Plan.made(), s) {
+		return
+	}
+	t, err := readThere(s.Plan.Dir, text)
+	if err != nil {
+		e.add("%v", err)
+		return
+	}
+	s.beside(t)
 }
 
 // cidrs reads one CIDR of each family, IPv4 first.
@@ -197,6 +211,7 @@ func (p *initPlan) readEndpoint(e *asked, text string) {
 		e.add("%q is not a port", port)
 	}
 	p.EndpointPort = port
+	p.freeEndpoint(e, p.Endpoint == text)
 }
 
 // Where choose looks first, for the client and for the server. What is chosen of IPv6 are unique local addresses.
@@ -299,6 +314,7 @@ func (p *initPlan) choose() error {
 	for k := range p.Client.Families {
 		taken = append(taken, p.Client.Families[k].Pods, p.Server.Families[k].Pods)
 	}
+	taken = append(append(taken, p.Client.There.taken...), p.Server.There.taken...)
 	c := newChooser(taken...)
 	for k := range p.Client.Families {
 		family, _ := p.Client.place(k)
@@ -307,7 +323,7 @@ func (p *initPlan) choose() error {
 			f := &s.Families[k]
 			f.External = c.pick(s, netip.MustParsePrefix(initExternals[family][i]))
 			f.Seen, f.ExternalSeen = f.Pods, f.External
-			if f.Pods.Overlaps(s.Peer.Families[k].Pods) {
+			if f.Pods.Overlaps(s.Peer.Families[k].Pods) || s.Peer.There.overlaps(f.Pods) {
 				f.Seen = c.pick(s, netip.PrefixFrom(netip.MustParseAddr(initSeen[family][i]), f.Pods.Bits()).Masked())
 			}
 			s.number(k, internal)
@@ -323,7 +339,7 @@ func (p *initPlan) chooseOwn() error {
 	for _, f := range p.Own.Families {
 		taken = append(taken, f.Pods)
 	}
-	c := newChooser(append(taken, p.Own.hosts()...)...)
+	c := newChooser(slices.Concat(taken, p.Own.hosts(), p.Own.There.taken)...)
 	for k := range p.Own.Families {
 		family, side := p.Own.place(k)
 		if f := &p.Own.Families[k]; !f.External.IsValid() {
@@ -337,7 +353,7 @@ func (p *initPlan) chooseOwn() error {
 
 // chooseSeen chooses the rest of one side, as what the other one is seen among it.
 func (p *initPlan) chooseSeen() error {
-	taken := p.Own.hosts()
+	taken := append(p.Own.hosts(), p.Own.There.taken...)
 	for _, f := range p.Own.Families {
 		taken = append(taken, f.Pods, f.External)
 	}

@@ -46,6 +46,10 @@ func (s *initSide) words() []string {
 		role = "  role: server\n  listenPort: " + s.Plan.EndpointPort
 	}
 	var pods, external, remote, remoteExternal []string
+	interfaceLine := ""
+	if s.Interface != "" {
+		interfaceLine = "interface: " + s.Interface + " # others are of other peerings\n"
+	}
 	var internal []netip.Addr
 	var routes [2]string // to the peer's pods, then to what is no pod
 	seen := ""
@@ -61,7 +65,7 @@ func (s *initSide) words() []string {
 		"<cluster>", s.Cluster, "<peer>", s.Peer.Cluster, "<role>", role, "<gateway>", inYAML(s.Underlay),
 		"<pods>", strings.Join(pods, ", "), "<external>", strings.Join(external, ", "), "<internal>", oneOrTwo(internal), "<port>", fmt.Sprint(s.Port),
 		"<remote>", strings.Join(remote, ", "), "<remote-external>", strings.Join(remoteExternal, ", "), "<routes>", routes[0] + routes[1],
-		"<metrics>", s.Metrics, "<seen>\n", seen,
+		"<metrics>", s.Metrics, "<seen>\n", seen, "<interface>\n", interfaceLine,
 	}
 }
 
@@ -129,8 +133,12 @@ func (n *initNode) words() []string {
 
 // words are what is said about both clusters.
 func (p *initPlan) words(dir, program string) []string {
+	beside := ""
+	for _, s := range p.made() {
+		beside += s.besideText()
+	}
 	return []string{
-		"<dir>", dir, "<program>", program, "<endpoint>", p.Endpoint, "<endpoint-port>", p.EndpointPort,
+		"<beside>\n", beside, "<dir>", dir, "<program>", program, "<endpoint>", p.Endpoint, "<endpoint-port>", p.EndpointPort,
 		"<client>", p.Client.Cluster, "<client-port>", fmt.Sprint(p.Client.Port), "<client-gateway>", p.Client.Underlay.String(),
 		"<forward>", forwarding(p.Client.Families), "<server>", p.Server.Cluster, "<server-port>", fmt.Sprint(p.Server.Port), "<server-gateway>", p.Server.Underlay.String(),
 	}
