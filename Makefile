@@ -17,6 +17,8 @@ RESULTS := awk -f .ci/results.awk
 # Shows every few seconds how far go build -v is: a first build takes minutes.
 PROGRESS := .ci/progress
 
+PACKAGES ?= ./integration ./...
+
 # Tests and what is built for them share all that is compiled, with a C compiler or without.
 test: export CGO_ENABLED := 0
 
@@ -44,7 +46,8 @@ demo: build ## two clusters in network namespaces, checked: a line a lab with it
 
 test: go-version ## all tests; as root, or as a user who may make user namespaces
 	@$(GO) build -v -trimpath ./... 2>&1 | $(PROGRESS)
-	@echo '$(GO) test $(or $(PACKAGES),./...)'; $(GO) test -v -trimpath -timeout 20m -parallel 3 $(or $(PACKAGES),./...) 2>&1 | $(RESULTS)
+	@# integration takes longest: the other packages run beside it.
+	@echo '$(GO) test $(PACKAGES)'; $(GO) test -v -trimpath -timeout 20m -p 2 -parallel 3 $(PACKAGES) 2>&1 | $(RESULTS)
 
 test-gvisor: go-version ## the checks of two clusters with both gateways in gVisor (root; builds runsc, two minutes, once)
 	@runsc=$$(cd integration/gvisor && CGO_ENABLED=0 $(GO) tool -n runsc); echo "RUNSC=$$runsc $(GO) test -run GVisor ./integration"; \
@@ -122,7 +125,7 @@ image: ARCHS = $(HOSTARCH)
 image: release ## container image culvert:latest for this machine's architecture, by buildah, podman or docker
 images: release ## images culvert:latest-amd64 and culvert:latest-arm64; culvert:latest is this machine's
 image images:
-	@tool=$$(command -v buildah podman docker | head -n 1); [ -n "$$tool" ] || { echo "make: $@ needs buildah, podman or docker" >&2; exit 1; }; \
+	@tool=$$(command -v buildah podman docker | sed -n 1p); [ -n "$$tool" ] || { echo "make: $@ needs buildah, podman or docker" >&2; exit 1; }; \
 	for arch in $(ARCHS); do \
 	  echo "$$tool build: culvert:latest-$$arch"; \
 	  $$tool build --platform linux/$$arch -t culvert:latest-$$arch --build-arg TARGETARCH=$$arch \

@@ -49,7 +49,7 @@ const faultsAtOnce = 12
 // TestHoles: of paths that swallow large packets the log of a gateway names the cause with its
 // remedy; and of two clusters without a fault it names none. All other faults are the lab's.
 func TestHoles(t *testing.T) {
-	isolated(t, func(t *testing.T) {
+	beside(t, func(t *testing.T) {
 		var found atomic.Int32
 		t.Run("all", func(t *testing.T) {
 			for i, f := range append([]fault{{name: "nothing is wrong"}}, holeFaults()...) {

@@ -16,11 +16,14 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"culvert/integration/need"
 )
 
 // up starts a lab, which ends with the test at the latest.
 func (u *labUser) up() {
 	u.t.Helper()
+	need.Programs(u.t, "shell", shell...)
 	u.need("vxlan")
 	u.t.Cleanup(func() { u.run("down") })
 	u.expect(0, "milan/pod2", "up", "--mode", "vxlan")
@@ -209,6 +212,7 @@ func TestLabUpOnce(t *testing.T) {
 
 // TestLabInterruptedAnyTime ends commands as Ctrl-C does, at several moments.
 func TestLabInterruptedAnyTime(t *testing.T) {
+	t.Parallel()
 	folder := func(u *labUser, _ io.Reader) {
 		for files := []string(nil); len(files) == 0; {
 			files, _ = filepath.Glob(filepath.Join(u.runtime, "culvert/lab/*/state.json"))
@@ -235,6 +239,7 @@ func TestLabInterruptedAnyTime(t *testing.T) {
 		{"up begins", folder, []string{"up", "--mode", "vxlan"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
 			u := newLabUser(t).ordinary()
 			u.need("vxlan")
 			cmd, out, stderr := u.start(test.args...)

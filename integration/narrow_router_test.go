@@ -134,7 +134,7 @@ func (h *peerHost) fragments() (n int) {
 // TestNarrowRouter: a router on the way to the node or to the peer begins to forward less than the tunnels send, and says so by ICMP or not.
 // TCP connections go on soon, and nobody makes fragments of the tunnels' datagrams.
 func TestNarrowRouter(t *testing.T) {
-	isolated(t, func(t *testing.T) {
+	beside(t, func(t *testing.T) {
 		for i, f := range []peerFamily{{}, {outside: true}, onlyIPv6Peers} {
 			for j, leg := range []string{"node", "peer"} {
 				for k, silent := range []bool{false, true} {

@@ -67,6 +67,7 @@ func needKernel(t *testing.T) {
 }
 
 func compareWithKernel(t *testing.T, packets int, config func(*maker) *nat.Config) {
+	t.Parallel()
 	needKernel(t)
 	seed := *oracleSeed
 	if seed == 0 {

@@ -71,7 +71,7 @@ func isolated(t *testing.T, body func(*testing.T), probes ...probe) {
 	}
 	user := newLabUser(t)
 	user.need("root", "tun", "vxlan", "nft")
-	needPrograms(t, append([]probe{programs("iproute2", "ip")}, probes...))
+	needPrograms(t, append([]probe{programs("iproute2", "ip"), programs("shell", shell...)}, probes...))
 	// The kernel kills the new process when the thread that started it ends.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

@@ -21,7 +21,7 @@ import (
 // each source has had its share of the ports several times. None fails, and culvert drops no SYN for want of a port. In make long they are
 // 100,000 from each, with the ports that a node has by default, and kube-proxy does the same beside culvert: then no SYN is repeated either.
 func TestServicesShortConnections(t *testing.T) {
-	isolated(t, func(t *testing.T) {
+	beside(t, func(t *testing.T) {
 		l := newServiceLab(t)
 		l.more = "  metrics: " + metricsAddress + "\n"
 		total, rate, services := 2000, 400, 1

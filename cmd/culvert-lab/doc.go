@@ -1,7 +1,7 @@
 // Command culvert-lab runs two clusters in network namespaces, with culvert as their gateways and
 // nodes: to explore, to check, to break and to measure.
 //
-//	culvert-lab check [ipv4|dual|restart|v6-inside|v6-outside]…
+//	culvert-lab check [ipv4|dual|restart|attacks|v6-inside|v6-outside]…
 //	culvert-lab up | down | exec CLUSTER/HOST [--] COMMAND… | status | restart CLUSTER/HOST
 //	culvert-lab break [FAULT…] | mend [FAULT…]
 //	culvert-lab bench

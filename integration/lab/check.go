@@ -68,12 +68,15 @@ const (
 	ipv4Labs    = "ipv4"
 	dualLabs    = "dual"       // both families inside
 	keepLabs    = "restart"    // gateways are restarted
+	attackLabs  = "attacks"    // gateways, nodes and services are flooded
 	inside6Labs = "v6-inside"  // IPv6 alone inside
 	outer6Labs  = "v6-outside" // both inside, tunnels over IPv6
 )
 
 // LabNames are the names of the kinds of labs.
-func LabNames() []string { return []string{ipv4Labs, dualLabs, keepLabs, inside6Labs, outer6Labs} }
+func LabNames() []string {
+	return []string{ipv4Labs, dualLabs, keepLabs, attackLabs, inside6Labs, outer6Labs}
+}
 
 // sixLabs are the kinds of labs with IPv6, and how they differ from IPv4-only ones.
 var sixLabs = []struct {
@@ -111,9 +114,6 @@ func (o *CheckOptions) labs(mode node.Mode) (all []plannedLab) {
 			continue
 		}
 		add(Outside(mode, o.Offloads[0]), refusedChecks, 45)
-		if o.Sandbox.Runsc == "" {
-			add(Attacks(mode, o.Offloads[0]), attackChecks, 30) // over IPv6, inside and outside
-		}
 	}
 	if o.Sandbox.Runsc == "" && slices.Contains(o.Labs, keepLabs) {
 		seconds := 100.0
@@ -121,6 +121,25 @@ func (o *CheckOptions) labs(mode node.Mode) (all []plannedLab) {
 			seconds = 5
 		}
 		all = append(all, plannedLab{Keep(Standard(mode, o.Offloads[0])), keepChecks(o.Short), seconds})
+	}
+	if slices.Contains(o.Labs, attackLabs) {
+		all = append(all, o.attackLabs(mode)...)
+	}
+	return all
+}
+
+// attackLabs are labs whose gateways are restarted for each attack, and whose memory is observed from outside.
+func (o *CheckOptions) attackLabs(mode node.Mode) (all []plannedLab) {
+	if o.Sandbox.Runsc != "" {
+		return nil
+	}
+	if slices.Contains(o.Offloads, true) {
+		all = append(all, plannedLab{Attacks(mode, true), attackChecks, 80})
+	}
+	if !o.Short {
+		of := Attacks(mode, o.Offloads[0])
+		of.Inside, of.Outside6 = IPv4AndIPv6, true
+		all = append(all, plannedLab{of, attackChecks, 80})
 	}
 	return all
 }
@@ -160,10 +179,6 @@ func (o *CheckOptions) ipv4Labs(mode node.Mode) (all []plannedLab) {
 			all = append(all, plannedLab{Outside(mode, offloads), refusedChecks, 45})
 		case once || offloads && !o.Short:
 			all = append(all, plannedLab{Outside(mode, offloads), outsideChecks, 25})
-		}
-		// These restart gateways for each attack, and observe their memory from outside.
-		if once && o.Sandbox.Runsc == "" {
-			all = append(all, plannedLab{Attacks(mode, offloads), attackChecks, 30})
 		}
 	}
 	return all

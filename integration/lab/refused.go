@@ -160,6 +160,9 @@ func (l *Lab) checkRefusedBy(ctx context.Context, i int) (int, error) {
 		return 0, err
 	}
 	refusals := l.refusals(i)
+	if os.Getenv("CULVERT_LONG") == "" { // each gateway refuses every other file
+		refusals = everyOther(refusals, i)
+	}
 	for _, r := range refusals {
 		if r.text != nil {
 			err = l.write(name, "gateway.yaml", []byte(r.text(string(text))))
@@ -187,6 +190,14 @@ func (l *Lab) checkRefusedBy(ctx context.Context, i int) (int, error) {
 		}
 	}
 	return len(refusals), l.reload(ctx, i, nil)
+}
+
+// everyOther returns the items with even indices, or with odd ones if first is 1.
+func everyOther[T any](all []T, first int) (some []T) {
+	for i := first; i < len(all); i += 2 {
+		some = append(some, all[i])
+	}
+	return some
 }
 
 // rejected requires that the rule of the valid file is in force.

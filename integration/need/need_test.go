@@ -132,6 +132,14 @@ func TestPrograms(t *testing.T) {
 	if got := ran(); got != "ran" {
 		t.Errorf("asked for by the process that started this one: %s", got)
 	}
+	list := filepath.Join(t.TempDir(), "asked")
+	t.Setenv(askedFileEnv, list)
+	of(func(t testing.TB) { Programs(t, "nothing", "no-such-program") })
+	of(func(t testing.TB) { Programs(t, "true", "true") })
+	if text, err := os.ReadFile(list); err != nil || string(text) != "TestOutcome\nTestOutcome\n" {
+		t.Errorf("tests that asked for programs: %q, %v", text, err)
+	}
+	t.Setenv(askedFileEnv, "")
 	own := filepath.Join(t.TempDir(), "true")
 	if err := os.WriteFile(own, []byte("#!/bin/sh\n"), 0o755); err != nil {
 		t.Fatal(err)

@@ -1,6 +1,7 @@
 package need
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -13,6 +14,10 @@ import (
 
 // askedEnv lists, separated by commas, the programs requested by a test of which this process runs a part.
 const askedEnv = "CULVERT_TEST_PROGRAMS"
+
+// askedFileEnv names a file to which each test that asks for programs appends its name: on a machine with other programs, such a test may do something
+// else.
+const askedFileEnv = "CULVERT_ASKED"
 
 // asked has the programs requested by this process's tests, by the test's name without subtests.
 var asked = struct {
@@ -28,6 +33,11 @@ func Programs(t testing.TB, probe string, names ...string) {
 
 // Find is the condition of Programs: nil, or which program is missing.
 func Find(t testing.TB, names ...string) error {
+	if file := os.Getenv(askedFileEnv); file != "" {
+		if err := appendLine(file, root(t)); err != nil {
+			return err
+		}
+	}
 	for _, name := range names {
 		if _, err := exec.LookPath(name); err != nil {
 			return err
@@ -37,6 +47,15 @@ func Find(t testing.TB, names ...string) error {
 	defer asked.Unlock()
 	asked.by[root(t)] = append(asked.by[root(t)], names...)
 	return nil
+}
+
+func appendLine(file, line string) error {
+	f, err := os.OpenFile(file, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(f, line)
+	return errors.Join(err, f.Close())
 }
 
 // Asked returns the environment entry that lets a process which runs a part of this test start the programs it has requested.

@@ -196,7 +196,7 @@ var (
 	replaysFlag  = flag.Int("replays", 100, "of TestSchedules: how often one that fails is run again")
 	seedFlag     = flag.Uint64("seed", 1, "of TestSchedules: the first")
 	countFlag    = flag.Int("schedules", 0, "of TestSchedules: how many; 0: as many as there is time for")
-	timeFlag     = flag.Duration("time", time.Minute, "of TestSchedules: for how long, if it is not told how many")
+	timeFlag     = flag.Duration("time", 20*time.Second, "of TestSchedules: for how long, if it is not told how many")
 	packetsFlag  = flag.Int("packets", 0, "of TestSchedules: after how many that reach a pod it ends; 0: any number")
 	workersFlag  = flag.Int("workers", 1, "of TestSchedules: how many processes share the schedules")
 )

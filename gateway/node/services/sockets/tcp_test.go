@@ -180,29 +180,35 @@ func TestHalfClosedIdle(t *testing.T) {
 	accepted := accepting(t, endpointB[0])
 	at := func(s *services.Service) { s.NodePort = port }
 	serving(t, config(unix.IPPROTO_TCP, at, endpointB), func(i *idleTimes, _ *int) { i.tcp, i.half = 4*idle, idle })
+	var both sync.WaitGroup
+	defer both.Wait()
 	for _, byClient := range []bool{true, false} {
 		client, endpoint := halfClosed(t, fmt.Sprint(port), accepted, byClient)
 		speaks, hears := endpoint, client
 		if !byClient {
 			speaks, hears = client, endpoint
 		}
-		began, beat := time.Now(), time.NewTicker(idle/4)
-		defer beat.Stop()
-		for b := make([]byte, 1); time.Since(began) < 3*idle; <-beat.C {
-			if _, err := speaks.Write(b); err != nil {
-				t.Fatalf("client %v, after %v: %v", byClient, time.Since(began), err)
+		both.Go(func() {
+			began, beat := time.Now(), time.NewTicker(idle/4)
+			defer beat.Stop()
+			for b := make([]byte, 1); time.Since(began) < 3*idle; <-beat.C {
+				if _, err := speaks.Write(b); err != nil {
+					t.Errorf("client %v, after %v: %v", byClient, time.Since(began), err)
+					return
+				}
+				if _, err := hears.Read(b); err != nil {
+					t.Errorf("client %v, after %v: %v", byClient, time.Since(began), err)
+					return
+				}
 			}
-			if _, err := hears.Read(b); err != nil {
-				t.Fatalf("client %v, after %v: %v", byClient, time.Since(began), err)
+			began = time.Now()
+			if _, err := hears.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
+				t.Errorf("client %v: %v", byClient, err)
 			}
-		}
-		began = time.Now()
-		if _, err := hears.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
-			t.Errorf("client %v: %v", byClient, err)
-		}
-		if took := time.Since(began); took < idle/2 || took > 3*idle {
-			t.Errorf("client %v: the silent one ends after %v", byClient, took)
-		}
+			if took := time.Since(began); took < idle/2 || took > 3*idle {
+				t.Errorf("client %v: the silent one ends after %v", byClient, took)
+			}
+		})
 	}
 }
 
