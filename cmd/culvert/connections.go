@@ -25,7 +25,7 @@ func (f *filterFlags) add(c *clientCommand, withState bool) {
 	flags.StringSliceVarP(&f.addresses, "address", "a", nil, "`ADDRESS` or prefix of an end, before or after translation; given twice, both must fit")
 	flags.StringSliceVarP(&f.ports, "port", "p", nil, "`PORT` of an end, or ICMP identifier; given twice, both must fit")
 	flags.StringVar(&f.protocol, "protocol", "", "tcp, udp, sctp, icmp, icmpv6 or a number")
-	flags.StringVarP(&f.node, "node", "n", "", "`NODE` by which packets come or go, or tunnel")
+	flags.StringVarP(&f.node, "node", "n", "", "`NODE` from or to which packets go, or tunnel")
 	c.RegisterFlagCompletionFunc("protocol", cobra.FixedCompletions(control.Protocols, cobra.ShellCompDirectiveNoFileComp))
 	c.RegisterFlagCompletionFunc("node", c.nodeNames)
 	if withState {
@@ -68,14 +68,14 @@ func newConnectionsCommand() *cobra.Command {
 	c := newClientCommand(&cobra.Command{
 		Use:   "connections",
 		Short: "List, watch or delete the connections of a running gateway",
-		Long: "List the connections of a running gateway. The first line of each is its first packet as it came\n" +
-			"in; the second, where something is translated, is what goes out, and what translates it. SENT is\n" +
-			"what came from who began it.",
+		Long: "List the connections of a running gateway. The first line of each shows its first packet as it arrived. A\n" +
+			"second line shows the packet as it left, if it was translated, and what translated it. SENT counts packets\n" +
+			"from the side that started the connection.",
 		Example: "  culvert connections --node rome-1 --protocol tcp\n  culvert connections --watch -o json",
 		Args:    cobra.NoArgs,
 	}, "text", "json", "yaml")
 	flags.add(c, true)
-	c.Flags().BoolVarP(&watch, "watch", "w", false, "print those that begin and end from now on, until interrupted")
+	c.Flags().BoolVarP(&watch, "watch", "w", false, "print connections as they start and end, until interrupted")
 	c.RunE = func(*cobra.Command, []string) error {
 		query, err := flags.query()
 		if err != nil {
@@ -152,7 +152,7 @@ func newConnectionsDeleteCommand() *cobra.Command {
 	var flags filterFlags
 	c := newClientCommand(&cobra.Command{
 		Use:     "delete",
-		Short:   "End connections; their next packets begin others, by the rules of then",
+		Short:   "End connections; their next packets create new ones under the current rules",
 		Example: "  culvert connections delete --address 10.0.1.5 --port 443",
 		Args:    cobra.NoArgs,
 	}, "text", "json", "yaml")

@@ -21,20 +21,21 @@ func newDoctorCommand() *cobra.Command {
 	var over time.Duration
 	c := newClientCommand(&cobra.Command{
 		Use:   "doctor [--config FILE | --socket SOCKET | --trace FILE]",
-		Short: "Say what this machine gives a gateway, what that costs and what to do",
-		Long: "Say what this machine gives a gateway: socket buffers, offloads, memory, free ports, a cipher that\n" +
-			"is right and fast. What is poor costs something; with what is bad a gateway cannot work: exit\n" +
-			"status 1. A port that a gateway of yours has is no fault: with --config, the gateway of that file. With --socket, a running gateway says what it has. With --trace, a running gateway records\n" +
-			"how its goroutines run, until a batch of packets takes longer than --over, and the seconds before\n" +
-			"that are written for go tool trace.",
+		Short: "Show whether this machine suits a gateway, and how to improve it",
+		Long: "Show whether this machine suits a gateway: socket buffers, offloads, memory, free ports, and a correct and\n" +
+			"fast cipher. \"poor\" means that it costs performance; \"bad\" means that a gateway cannot work, and the exit\n" +
+			"status is 1. Ports used by your own gateway are no fault: name its file with --config. With --socket, ask a\n" +
+			"running gateway what it has.\n\n" +
+			"With --trace, a running gateway records how its goroutines run until a batch of packets takes longer than\n" +
+			"--over. The seconds before that are written to FILE, for go tool trace.",
 		Example: "  culvert doctor\n  culvert doctor -o json\n  culvert doctor --config rome/gateway.yaml\n  culvert doctor --socket rome\n" +
 			"  culvert doctor --socket rome --trace slow.trace --over 5ms",
 		Args: cobra.NoArgs,
 	}, "text", "json", "yaml")
-	c.Flags().Lookup("socket").Usage = "ask the gateway of this control `SOCKET`, or of a name such as rome or rome-milan"
-	c.Flags().StringVar(&file, "config", "", "configuration `FILE` whose ports are to be free; without it, the usual ones")
-	c.Flags().StringVar(&trace, "trace", "", "`FILE` for what a running gateway did when a batch of packets took long")
-	c.Flags().DurationVar(&over, "over", 5*time.Millisecond, "with --trace, how long is long")
+	c.Flags().Lookup("socket").Usage = "ask the gateway with this control `SOCKET`, or with a name such as rome or rome-milan"
+	c.Flags().StringVar(&file, "config", "", "configuration `FILE` of the ports to check; without it, the default ports")
+	c.Flags().StringVar(&trace, "trace", "", "`FILE` to write the trace of a slow batch of packets to")
+	c.Flags().DurationVar(&over, "over", 5*time.Millisecond, "with --trace, the time from which a batch is slow")
 	c.MarkFlagsMutuallyExclusive("config", "socket")
 	c.MarkFlagsMutuallyExclusive("config", "trace")
 	c.RunE = func(*cobra.Command, []string) error {

@@ -33,9 +33,9 @@ func newGatewayCommand() *cobra.Command {
 		Use:   "gateway --config FILE | --liqo | --kube",
 		Short: "Run the gateway of one cluster towards one remote cluster",
 		Long: "Run the gateway of one cluster towards one remote cluster.\n\n" +
-			"SIGHUP has it read its file again, SIGTERM end. SIGUSR2 has it start the program at its own path with\n" +
-			"--takeover: that gateway takes over sockets and connections, and this one ends. If that fails, this one\n" +
-			"goes on. A service manager is told by NOTIFY_SOCKET.",
+			"SIGHUP makes it read its file again, SIGTERM stops it. SIGUSR2 makes it start the program at its own path with\n" +
+			"--takeover: the new gateway takes over sockets and connections, and this one exits. If that fails, this one\n" +
+			"continues. It tells a service manager its state by NOTIFY_SOCKET.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := kube.check(); err != nil {
@@ -75,7 +75,7 @@ func newGatewayCommand() *cobra.Command {
 	}
 	cmd.Flags().StringVar(&file, "config", "", "configuration `FILE` (YAML)")
 	cmd.Flags().BoolVar(&check, "check", false, "validate the configuration and exit")
-	cmd.Flags().StringVar(&takeover, "takeover", "", "take the place of the gateway that serves a control `SOCKET`, and its connections")
+	cmd.Flags().StringVar(&takeover, "takeover", "", "take over sockets and connections from the gateway that serves this control `SOCKET`")
 	cmd.Flags().Lookup("takeover").NoOptDefVal = fromConfig
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "with --check: text or json")
 	cli.FlagValues(cmd, "output", "text", "json")

@@ -81,17 +81,17 @@ func newInitCommand() *cobra.Command {
 	var here bool
 	cmd := &cobra.Command{
 		Use:   "init DIR",
-		Short: "Write the files of two clusters, or of one: keys, gateways, nodes, and what to start",
-		Long: "Write the files of two clusters into DIR: keys, both gateways' and all nodes' configurations, with\n" +
-			"the ports to open and the commands to start in DIR/START.txt. What no flag says is asked for, and each\n" +
-			"answer is checked at once. Remaps, external and internal addresses are chosen.\n\n" +
-			"With --side, write the files of this side's cluster alone, so that no private key leaves its machine:\n" +
-			"client for the gateway that connects to the other, server for the one that is connected to. It prints\n" +
-			"what the other side's culvert init is to be told, and asks for what that one prints.\n\n" +
-			"Answers of an init that ended too early are kept in DIR/answers.txt, and the same command goes on with\n" +
-			"them. A DIR that is complete is never changed.\n\n" +
-			"For a further peering of a cluster, make DIR beside the folder of the first: what the folders there say of\n" +
-			"that cluster is read, and other ports, addresses and interfaces are chosen.",
+		Short: "Write the configuration files and keys of two clusters, or of one side",
+		Long: "Write the files of two clusters into DIR: keys, the configuration of both gateways and all nodes, and\n" +
+			"DIR/START.txt with the ports to open and the commands to run. The command asks for what no flag gives, and\n" +
+			"checks each answer at once. It chooses remaps, external CIDRs and internal addresses itself.\n\n" +
+			"With --side, write only the files of one cluster, so that no private key leaves its machine. The client's\n" +
+			"gateway connects to the server's. The command prints one line for the other side's culvert init, and asks for\n" +
+			"the line that the other side prints.\n\n" +
+			"If init stops early, your answers are kept in DIR/answers.txt; run the same command to continue. A complete\n" +
+			"DIR is never changed.\n\n" +
+			"For a further peering of a cluster, make DIR beside the folder of the first one. The command reads the folders\n" +
+			"there and chooses other ports, addresses and interfaces.",
 		Example: "  culvert init rome-milan --here\n" +
 			"  culvert init rome-milan --cluster rome --pods 10.0.0.0/16 --gateway 172.18.0.9 \\\n" +
 			"    --nodes rome-1=172.18.0.2,10.0.1.0/24 --peer milan --peer-pods 10.0.0.0/16 \\\n" +
@@ -117,8 +117,8 @@ func newInitCommand() *cobra.Command {
 		askExternal, askPeerExternal, askPeerKey} {
 		cmd.Flags().String(q.flag, "", strings.NewReplacer("{own}", "the cluster", "{peer}", "the peer", "{server}", "the peer", "{client}", "the cluster").Replace(q.text))
 	}
-	cmd.Flags().StringVar(&side, "side", "", "make this side alone: client, or server, which is connected to")
-	cmd.Flags().BoolVar(&here, "here", false, "two clusters on this machine: nodes and pods in two network namespaces, gateways beside them")
+	cmd.Flags().StringVar(&side, "side", "", "write only this side: client, or server, to which the client connects")
+	cmd.Flags().BoolVar(&here, "here", false, "both clusters on this machine: nodes and pods in two network namespaces, gateways in the machine's own")
 	cmd.Flags().SortFlags = false
 	return cmd
 }

@@ -21,10 +21,10 @@ import (
 func newIPAMCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ipam",
-		Short: "Show and change the remaps that were chosen for this cluster's gateways",
-		Long: "Show and change what is remembered for the word auto in the configurations of this cluster's\n" +
-			"gateways. Say where: --config takes ipam.file, or state, of a gateway's configuration; --file is\n" +
-			"the file itself, which needs no configuration and knows none.",
+		Short: "List and change the remaps chosen for this cluster's gateways",
+		Long: "List and change what was chosen for the word auto in the configurations of this cluster's gateways. --config\n" +
+			"names a gateway's configuration, whose ipam.file or state says where the choices are kept. --file names that\n" +
+			"file directly and needs no configuration.",
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			return errors.New("ipam: want list, acquire, release or check; see --help")
@@ -41,8 +41,8 @@ type memoryFlags struct {
 }
 
 func (f *memoryFlags) add(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&f.file, "file", "", "the `FILE` that remembers, such as /var/lib/culvert/rome/ipam.json")
-	cmd.Flags().StringVar(&f.config, "config", "", "a gateway's configuration `FILE`, which says where that is")
+	cmd.Flags().StringVar(&f.file, "file", "", "the `FILE` with the choices, such as /var/lib/culvert/rome/ipam.json")
+	cmd.Flags().StringVar(&f.config, "config", "", "a gateway's configuration `FILE`, which names the file with the choices")
 	cmd.MarkFlagsOneRequired("file", "config")
 	cmd.MarkFlagsMutuallyExclusive("file", "config")
 	f.isJSON = cli.OutputFlag(cmd)
@@ -107,7 +107,7 @@ func (f *memoryFlags) print(cmd *cobra.Command, entries []given) error {
 
 func newIPAMListCommand() *cobra.Command {
 	var flags memoryFlags
-	cmd := &cobra.Command{Use: "list", Short: "List what was given to whom", Args: cobra.NoArgs}
+	cmd := &cobra.Command{Use: "list", Short: "List the choices and their owners", Args: cobra.NoArgs}
 	flags.add(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		store, c, err := flags.open()
@@ -139,10 +139,10 @@ func newIPAMAcquireCommand() *cobra.Command {
 	var want, network string
 	cmd := &cobra.Command{
 		Use:   "acquire [PEER KIND REAL]",
-		Short: "Choose and remember remaps, before a gateway does or in place of it",
-		Long: "Choose and remember what each auto of --config stands for, as its gateway would; or something for\n" +
-			"one owner. KIND is pod or external, REAL its CIDR; or KIND is address, service or service-ipv6, REAL\n" +
-			"the host's address or the service's name. Who has something already keeps it.",
+		Short: "Choose remaps and remember them, before a gateway does",
+		Long: "Choose and remember a value for each auto in the file of --config, as its gateway would, or for one owner.\n" +
+			"KIND is pod or external, and REAL its CIDR; or KIND is address, service or service-ipv6, and REAL the host's\n" +
+			"address or the service's name. An owner that already has a value keeps it.",
 		Example: "  culvert ipam acquire --config rome.yaml\n" +
 			"  culvert ipam acquire --file ipam.json milan pod 10.0.0.0/16 --want 10.71.0.0/16\n" +
 			"  culvert ipam acquire --file ipam.json milan service web --network 10.70.0.0/16",
@@ -150,7 +150,7 @@ func newIPAMAcquireCommand() *cobra.Command {
 	}
 	flags.add(cmd)
 	cmd.Flags().StringVar(&want, "want", "", "the `CIDR` to give if it is free (default REAL)")
-	cmd.Flags().StringVar(&network, "network", "", "the local external `CIDR` that an address comes from")
+	cmd.Flags().StringVar(&network, "network", "", "the local external `CIDR` to take an address from")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		store, c, err := flags.open()
 		if err != nil {
@@ -232,9 +232,10 @@ func newIPAMReleaseCommand() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
 		Use:   "release PEER [KIND REAL]",
-		Short: "Forget the remap of one owner, or all of a peer",
-		Long: "Forget the remap of one owner, or all of a peer, so that it can be chosen for others. What the\n" +
-			"gateway towards PEER may be using is kept, unless --force: its connections would go wrong.",
+		Short: "Forget the remap of one owner, or all remaps of a peer",
+		Long: "Forget the remap of one owner, or all remaps of a peer, so that they can be given to others. Remaps that a\n" +
+			"running gateway towards PEER may be using are kept unless you give --force, because its connections would\n" +
+			"break.",
 		Args: countArgs(1, 3),
 	}
 	flags.add(cmd)

@@ -15,9 +15,9 @@ func newKeygenCommand() *cobra.Command {
 	var public bool
 	cmd := &cobra.Command{
 		Use:   "keygen FILE",
-		Short: "Make a WireGuard private key in FILE and print its public key",
-		Long: "Make a WireGuard private key in FILE (mode 0600) and print its public key, which the peer's\n" +
-			"configuration needs. An existing FILE is never overwritten.",
+		Short: "Write a new WireGuard private key to FILE and print its public key",
+		Long: "Write a new WireGuard private key to FILE (mode 0600) and print its public key, which the peer's configuration\n" +
+			"needs. An existing FILE is never overwritten.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			key, err := readOrMakeKey(args[0], public)

@@ -13,7 +13,7 @@ import (
 func newLabCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:                "lab COMMAND…",
-		Short:              "Run culvert-lab, which has two clusters in network namespaces to explore",
+		Short:              "Run culvert-lab: two clusters in network namespaces, to explore",
 		Example:            "  culvert lab --help\n  culvert lab up",
 		DisableFlagParsing: true, // culvert-lab parses them
 		RunE:               func(_ *cobra.Command, args []string) error { return becomeLab(args) },

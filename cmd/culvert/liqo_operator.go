@@ -17,8 +17,8 @@ import (
 func kubeCommands() []*cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "liqo",
-		Short:   "Put gateways in the place of Liqo's",
-		Long:    "Put gateways in the place of Liqo's. Both commands read from a cluster, and change nothing there.",
+		Short:   "Replace Liqo's gateways",
+		Long:    "Replace Liqo's gateways. The commands only read from the cluster.",
 		Example: "  culvert liqo template --image registry.example/culvert:1.0 | kubectl apply -f -\n  culvert liqo check liqo-tenant-milan/milan\n  culvert liqo check",
 		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
@@ -33,8 +33,8 @@ func kubeCommands() []*cobra.Command {
 type operator struct{ kubeconfig, context string }
 
 func (o *operator) add(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&o.kubeconfig, "kubeconfig", "", "`FILE` that leads to the cluster (default: what kubectl takes)")
-	cmd.Flags().StringVar(&o.context, "context", "", "`NAME` of the context there (default: the current one)")
+	cmd.Flags().StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig `FILE` of the cluster (default: as for kubectl)")
+	cmd.Flags().StringVar(&o.context, "context", "", "`NAME` of a context in the kubeconfig (default: the current one)")
 }
 
 func (o *operator) config() (*rest.Config, error) {

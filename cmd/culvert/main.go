@@ -12,7 +12,7 @@ func newRootCommand() *cobra.Command {
 	commands := append(kubeCommands(), newGatewayCommand(), newNodeCommand(), newInitCommand(), newLabCommand(), newKeygenCommand(), newIPAMCommand(),
 		newStatusCommand(), newConnectionsCommand(), newTraceCommand(), newCaptureCommand(), newReloadCommand(), newRulesCommand(), newRoutesCommand(),
 		newPageCommand(), newDoctorCommand(), cli.NewVersionCommand("culvert"), newConfigTopic())
-	return cli.New("culvert", "Pod traffic between Kubernetes clusters, without asking anything of the kernel", examples, commands...)
+	return cli.New("culvert", "Carry pod traffic between Kubernetes clusters in user space", examples, commands...)
 }
 
 // examples are what --help shows of commands.

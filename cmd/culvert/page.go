@@ -19,15 +19,15 @@ func newPageCommand() *cobra.Command {
 	var port uint16
 	c := newClientCommand(&cobra.Command{
 		Use:   "page",
-		Short: "Show running gateways in a browser: the way of packets, live, and what is wrong",
-		Long: "Show the gateways that run here in a browser, or the one that --socket names, until interrupted: the\n" +
-			"way of packets with live rates, nodes, peer, table, what is refused and why. Only this machine can\n" +
-			"open the page, by an address that has a secret in it, and it changes nothing. To read it from\n" +
-			"another machine, take the port there: ssh -L 8090:127.0.0.1:8090 HOST",
+		Short: "Show running gateways live in a browser: packets, drops, problems",
+		Long: "Show this machine's gateways in a browser, or only the one that --socket names, until interrupted: the path of\n" +
+			"packets with live rates, nodes, the peer, the connection table, and what is dropped and why. The page can be\n" +
+			"opened only from this machine, because its address has a secret in it, and it cannot change anything. To read\n" +
+			"it from another machine, forward the port: ssh -L 8090:127.0.0.1:8090 HOST",
 		Example: "  culvert page\n  culvert page --socket rome --port 8090",
 		Args:    cobra.NoArgs,
 	})
-	c.Flags().Uint16Var(&port, "port", 0, "TCP `PORT` of 127.0.0.1; 0 is one that is free")
+	c.Flags().Uint16Var(&port, "port", 0, "TCP `PORT` on 127.0.0.1; 0 picks a free one")
 	c.RunE = func(*cobra.Command, []string) error {
 		gateways, err := control.Running(c.Context(), c.socket)
 		if err != nil {

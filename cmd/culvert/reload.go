@@ -19,17 +19,17 @@ func newReloadCommand() *cobra.Command {
 	var dryRun, takeover bool
 	c := newClientCommand(&cobra.Command{
 		Use:   "reload",
-		Short: "Have a running gateway read its file again, and say what that changes",
-		Long: "Have a running gateway read its file again, as SIGHUP does, and say what that changes. A file that\n" +
-			"is bad in any way, or that changes what takes a restart, is refused whole: exit status 2, a line\n" +
-			"for each cause, and the running configuration stays. With --takeover, a file that is refused only for\n" +
-			"what takes a restart is applied by another process, which takes over without losing connections, as at\n" +
-			"SIGUSR2.",
+		Short: "Make a running gateway read its file again, and show what changes",
+		Long: "Make a running gateway read its file again, as SIGHUP does, and show what changes. If the file has any fault,\n" +
+			"or changes something that needs a restart, it is refused as a whole: the exit status is 2, each cause has a\n" +
+			"line, and the running configuration stays.\n\n" +
+			"With --takeover, a file that was refused only because a change needs a restart is applied by a new process,\n" +
+			"which takes over without losing connections, as at SIGUSR2.",
 		Example: "  culvert reload --dry-run\n  culvert reload\n  culvert reload --takeover",
 		Args:    cobra.NoArgs,
 	}, "text", "json", "yaml")
-	c.Flags().BoolVar(&dryRun, "dry-run", false, "change nothing, say what would change")
-	c.Flags().BoolVar(&takeover, "takeover", false, "have another process take over where a change takes a restart")
+	c.Flags().BoolVar(&dryRun, "dry-run", false, "show what would change, and change nothing")
+	c.Flags().BoolVar(&takeover, "takeover", false, "let another process take over if a change needs a restart")
 	c.RunE = func(*cobra.Command, []string) error {
 		gateway, err := c.gateway()
 		if err != nil {

@@ -15,10 +15,10 @@ import (
 func newRulesCommand() *cobra.Command {
 	c := newClientCommand(&cobra.Command{
 		Use:   "rules",
-		Short: "List the compiled rules of a running gateway, with what they have matched",
-		Long: "List the compiled rules of a running gateway in the order in which packets meet them. The second\n" +
-			"line of each says what it matches and does, and where it comes from. Under Liqo, the resources that\n" +
-			"are left out follow, with the reason; culvert status -o json has them, too.",
+		Short: "List the compiled rules of a running gateway and the packets they matched",
+		Long: "List the compiled rules of a running gateway in the order in which packets meet them. The second line of each\n" +
+			"rule says what it matches and does, and where it comes from. Under Liqo, resources that were refused follow,\n" +
+			"with the reason; culvert status -o json has them too.",
 		Example: "  culvert rules\n  culvert rules -o json | jq 'select(.packets > 0)'",
 		Args:    cobra.NoArgs,
 	}, "text", "json", "yaml")
@@ -55,9 +55,10 @@ func newRulesCommand() *cobra.Command {
 
 func newRoutesCommand() *cobra.Command {
 	c := newClientCommand(&cobra.Command{
-		Use:     "routes",
-		Short:   "List the compiled routes of a running gateway",
-		Long:    "List the compiled routes of a running gateway in the order of their rules. Of the first rule that\nfits and has a route, the longest prefix is used.",
+		Use:   "routes",
+		Short: "List the compiled routes of a running gateway",
+		Long: "List the compiled routes of a running gateway in the order of their rules. The first rule that matches and has\n" +
+			"a route decides; of its routes, the one with the longest prefix is used.",
 		Example: "  culvert routes\n  culvert routes -o json | jq 'select(.to == \"rome-1\")'",
 		Args:    cobra.NoArgs,
 	}, "text", "json", "yaml")

@@ -18,10 +18,10 @@ func newStatusCommand() *cobra.Command {
 	var watch bool
 	c := newClientCommand(&cobra.Command{
 		Use:   "status",
-		Short: "Show how a running gateway or node does: tunnel, nodes, Services, connections, drops",
+		Short: "Show the state of a running gateway or node: tunnel, nodes, Services, connections, drops",
 		Args:  cobra.NoArgs,
 	}, "text", "json", "yaml")
-	c.Flags().BoolVarP(&watch, "watch", "w", false, "show it again each second, until interrupted; with -o json a line each")
+	c.Flags().BoolVarP(&watch, "watch", "w", false, "update every second until interrupted; with -o json, one line each time")
 	c.RunE = func(*cobra.Command, []string) error {
 		draw, err := c.drawer(watch)
 		if err != nil {

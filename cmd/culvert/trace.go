@@ -32,12 +32,12 @@ func newTraceCommand() *cobra.Command {
 	c := newClientCommand(&cobra.Command{
 		Use:   "trace [--from NODE] PROTOCOL SOURCE DESTINATION | --flow ID | --next",
 		Short: "Explain what a running gateway does with a packet, and why",
-		Long: "Explain what a running gateway does with a packet: one that is described, one each way of a\n" +
-			"connection, or the next real one. What applies to it is told by the field of the file or the resource\n" +
-			"that it comes from, then the packet as it goes out, or why it does not. With -v, every check, rule\n" +
-			"and route that it meets is told, by the names that culvert rules has. The packet path's own code\n" +
-			"decides, on a packet of its own: nothing is sent, counted or changed.\n" +
-			"The exit status is 0 whatever becomes of the packet; with --fail it is 1 when one is dropped.",
+		Long: "Explain what a running gateway does with a packet that you describe, with a packet of a connection in each\n" +
+			"direction, or with the next real packet. The output names the field of the file, or the resource, that applies\n" +
+			"to the packet, and then shows the packet as it leaves or says why it is dropped. With -v, it lists every\n" +
+			"check, rule and route, by the names in culvert rules.\n\n" +
+			"The code of the packet path decides, but nothing is sent, counted or changed. The exit status is 0 whatever\n" +
+			"happens to the packet; with --fail it is 1 if the packet is dropped.",
 		Example: "  culvert trace tcp 10.0.1.5:40000 10.61.1.5:80\n" +
 			"  culvert trace --from tunnel icmp 10.0.1.5 10.0.1.5\n" +
 			"  culvert trace --flow 17 -o json | jq .verdict\n" +
@@ -45,15 +45,15 @@ func newTraceCommand() *cobra.Command {
 		Args: cobra.MaximumNArgs(3),
 	}, "text", "json", "yaml")
 	flags := c.Flags()
-	flags.StringVar(&f.from, "from", "", "`NODE` where the packet comes in, or tunnel; without it, the node whose pods have the source")
+	flags.StringVar(&f.from, "from", "", "`NODE` from which the packet comes, or tunnel; without it, the node of the source's pod")
 	flags.StringSliceVar(&f.flags, "flags", nil, "TCP `FLAGS` such as syn,ack; without it, syn")
-	flags.IntVar(&f.size, "size", 0, "`BYTES` of the whole packet; without it, headers alone")
+	flags.IntVar(&f.size, "size", 0, "`BYTES` of the whole packet; without it, headers only")
 	flags.IntVar(&f.ttl, "ttl", 0, "TTL or hop limit; without it, 64")
 	flags.BoolVar(&f.df, "df", false, "the packet may not be fragmented")
 	flags.Uint64Var(&f.connection, "flow", 0, "`ID` of a connection, as culvert connections shows it")
-	flags.BoolVar(&f.next, "next", false, "wait for the next packet that --address, --port, --protocol and --node select; for the gateway itself, name it by --address")
-	flags.BoolVarP(&f.all, "verbose", "v", false, "every check, rule and route that the packet meets, and those that are not for it")
-	flags.BoolVar(&f.fail, "fail", false, "exit status 1 when the packet, or one way of the connection, is dropped")
+	flags.BoolVar(&f.next, "next", false, "wait for the next packet that --address, --port, --protocol and --node select; for packets of the gateway itself, give its --address")
+	flags.BoolVarP(&f.all, "verbose", "v", false, "every check, rule and route, also those that do not match")
+	flags.BoolVar(&f.fail, "fail", false, "exit status 1 if the packet, or one direction of the connection, is dropped")
 	f.filter.add(c, false)
 	c.RegisterFlagCompletionFunc("from", c.nodeNames)
 	c.RegisterFlagCompletionFunc("flags", cobra.FixedCompletions(control.TCPFlags, cobra.ShellCompDirectiveNoFileComp))

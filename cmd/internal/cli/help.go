@@ -78,7 +78,7 @@ func wrapHelp(root *cobra.Command) {
 			fmt.Fprintf(&b, "\n%s:\n%s", list.head, list.of.w)
 		}
 		if cmd.HasAvailableSubCommands() {
-			fmt.Fprintf(&b, "\n%s COMMAND --help says more of a command.\n", cmd.CommandPath())
+			fmt.Fprintf(&b, "\n%s COMMAND --help explains a command.\n", cmd.CommandPath())
 		}
 		_, err := io.WriteString(cmd.OutOrStderr(), b.String())
 		return err

@@ -16,7 +16,7 @@ func NewVersionCommand(program string) *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
 		Use:     "version",
-		Short:   "Print which build this is",
+		Short:   "Print the version of this build",
 		Example: fmt.Sprintf("  %[1]s version\n  %[1]s version -o json", program),
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
