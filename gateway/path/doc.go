@@ -1,6 +1,6 @@
-// Package path is the way of packets through a gateway, in both directions: from the nodes' tunnels into wireguard-go, and back. It decides
-// nothing itself: package nat does. Who looks at packets, probes the other ends or moves the gateway to another process stands beside it,
-// and is called by two interfaces: Tap and Local.
+// Package path is the way of packets through a gateway, in both directions: from the nodes' tunnels into
+// wireguard-go, and back. Package nat decides; this package carries. Code that watches packets, probes the other ends
+// or moves the gateway to another process is called through two interfaces, Tap and Local.
 //
 // # The way of a packet
 //
@@ -27,23 +27,20 @@
 //
 // # Goroutines and buffers
 //
-// wireguard-go calls Read of the wg.Path on one goroutine and, there being one peer,
-// its Write on one other. All of outbound runs on the first, all of inbound on
-// the second; they share the nat.Engine, which locks itself, and the queue by
-// which inbound (errors, echo replies) speaks into the tunnel. Each direction, while it
-// is busy, makes the blocked receiver of the other look at its socket (pollInterval):
-// Go's scheduler would not for up to 10 ms.
+// wireguard-go calls Read of the wg.Path on one goroutine and, because there is only one peer, Write on one other
+// goroutine. All of outbound runs on the first, all of inbound on the second. They share the nat.Engine, which has
+// its own lock, and the queue through which inbound sends errors and echo replies into the tunnel. While one
+// direction is busy, it makes the other direction's blocked receiver check its socket every pollInterval, because
+// Go's scheduler might not do so for up to 10 ms.
 //
-// An outbound packet lies in the Geneve receive buffer, which belongs to the
-// Receiver and lives until the next Fill. It is rewritten there and copied once,
-// by the Cutter, into wireguard-go's buffer. An inbound packet lies in
-// wireguard-go's buffer, which is ours until Write returns; it is rewritten there
-// and copied once, by the Sender, behind its new headers.
+// An outbound packet is in the Geneve receive buffer, which belongs to the Receiver and is valid until the next Fill.
+// It is rewritten there, and the Cutter copies it once into wireguard-go's buffer. An inbound packet is in
+// wireguard-go's buffer, which is ours until Write returns. It is rewritten there, and the Sender copies it once
+// behind its new headers.
 //
 // # What it does not do
 //
-// No reassembly: even echo requests to its own addresses are answered fragment by
-// fragment. No ECN on the WireGuard leg: wireguard-go neither reads nor sets the outer
-// bits (RFC 6040 holds on the Geneve leg). No routing of what no route finds: it is answered
-// with an ICMP error, never sent elsewhere.
+// It does not reassemble packets: even echo requests to its own addresses are answered fragment by fragment. It does
+// not carry ECN over the WireGuard leg, because wireguard-go neither reads nor sets the outer bits; the Geneve leg
+// follows RFC 6040. It does not send a packet without a route anywhere: it answers with an ICMP error.
 package path

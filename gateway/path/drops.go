@@ -18,20 +18,18 @@ type DropReason uint8
 
 // Reasons of the gateway.
 const (
-	// DropNoService: addressed to the gateway itself, but not to something that
-	// answers there.
+	// DropNoService: a packet for the gateway itself, but nothing there answers it.
 	DropNoService DropReason = iota
-	// DropBadCheck: for the connection check, and no message of it, none that is waited
-	// for, or more of them than a peer needs.
+	// DropBadCheck: a packet to the connection check that is not one of its messages, or that nobody waits for, or
+	// that comes more often than a peer needs.
 	DropBadCheck
-	// DropBadExports: for the exchange of exports, and no part of it, one of a list that
-	// is refused, or more of them than a peer needs.
+	// DropBadExports: a packet to the exchange of exports that is not part of a list, or is part of a list that is
+	// refused, or that comes more often than a peer needs.
 	DropBadExports
-	// DropLocalQueueFull: made by the gateway itself, or turned back into the tunnel,
-	// while its queue was full and its cause had its share of it.
+	// DropLocalQueueFull: a packet made by the gateway itself, or turned back into the tunnel, when the queue was
+	// full and its source had its share.
 	DropLocalQueueFull
-	// DropOutput: made by the gateway itself, and a rule or policy at output or
-	// postrouting does not let it out.
+	// DropOutput: a packet made by the gateway itself that a rule or policy at output or postrouting drops.
 	DropOutput
 
 	numDropReasons
@@ -47,19 +45,20 @@ var dropReasonNames = [numDropReasons]string{
 
 func (r DropReason) String() string { return dropReasonNames[r] }
 
-// Counters are what the gateway itself adds to the ledger of one direction. With
-// those of nat.Engine, and in inner packets after segmentation:
+// Counters are the gateway's own part of the ledger of one direction. Together with those of nat.Engine, counted in
+// inner packets after segmentation:
 //
 //	received (nat) = forwarded (nat) + delivered (nat) + drops (nat)
 //	forwarded + generated = sent + held (geneve) + drops (geneve, wg, gateway)
 //	delivered = answered echo requests + answers to probes + messages of the check and about exports + DropNoService +
 //	DropBadCheck + DropBadExports
 //
-// The second line holds for both directions together: what one node sends to another comes outbound, and goes inbound.
+// The second line holds for both directions together, because a packet from one node to another arrives outbound and
+// leaves inbound.
 type Counters struct {
-	generated atomic.Uint64 // made by the gateway itself, to be sent this way
+	generated atomic.Uint64 // made by the gateway itself, for this direction
 	drops     [numDropReasons]atomic.Uint64
-	decided   latency.Histogram         // how long it took to decide about a batch
+	decided   latency.Histogram         // time to decide about a batch
 	witnesses []atomic.Pointer[Witness] // by nat.Reason
 }
 
@@ -68,7 +67,7 @@ func newCounters() Counters {
 	return Counters{witnesses: make([]atomic.Pointer[Witness], all[len(all)-1]+1)}
 }
 
-// Generated returns how many packets the gateway has made to be sent this way.
+// Generated returns how many packets the gateway itself made for this direction.
 func (c *Counters) Generated() uint64 { return c.generated.Load() }
 
 // Dropped returns how many packets the gateway itself has dropped for a reason.
@@ -108,7 +107,7 @@ func (p *Path) EachDrop(s *nat.Stats, tunnels *geneve.Stats, tunnel *wg.Stats, y
 type Witness struct {
 	In                  nat.Link
 	Source, Destination netip.Addr
-	Malformed           bool // then the rest is not known
+	Malformed           bool // the fields below are not known
 	Protocol            uint8
 	Ports               [2]uint16 // of source and destination; 0 = none
 }
@@ -116,8 +115,8 @@ type Witness struct {
 // Witness returns a packet that was dropped for a reason since the last call; nil = none was.
 func (c *Counters) Witness(r nat.Reason) *Witness { return c.witnesses[r].Swap(nil) }
 
-// see keeps a packet that was dropped as an example of its reason, if there is none since
-// the last look: all but the first of a second cost a load.
+// see keeps a dropped packet as an example of its reason, unless there is one since the last call of Witness. So all
+// but the first in a second cost one load.
 func (c *Counters) see(p *packet.Packet, in nat.Link, r nat.Reason) {
 	if c.witnesses[r].Load() != nil {
 		return

@@ -8,15 +8,14 @@ import (
 	"culvert/nat/packet"
 )
 
-// TTL is that of what the gateway itself sends.
+// TTL is the time to live of the gateway's own packets.
 const TTL = 64
 
-// AnswerEcho makes of p, addressed to the gateway itself, the answer: of an ICMP echo
-// request the reply, in place. It answers nothing else and then returns false.
+// AnswerEcho turns p, an ICMP echo request to the gateway itself, into its reply, in place. It returns false for any
+// other packet.
 //
-// Fragments are answered one by one, and the sender of the request puts together what
-// it has cut. So the gateway keeps nothing, and nobody can fill what it does not have. An
-// IPv4 answer above mtu bytes is the caller's to cut.
+// Fragments are answered one by one, and the sender of the request reassembles them. So the gateway has no table of
+// fragments that somebody could fill. The caller must cut an IPv4 answer of more than mtu bytes.
 func AnswerEcho(p *packet.Packet, mtu int) bool {
 	if p.IsIPv6() {
 		return answerEcho6(p, mtu)
@@ -37,18 +36,14 @@ func AnswerEcho(p *packet.Packet, mtu int) bool {
 		icmp.SetChecksum(^checksum.Combine(checksum.Combine(^icmp.Checksum(), ^fromRequest), toReply))
 		packet.KeepZeroSum(icmp, icmp[2:])
 	} else {
-		// Nothing in it tells a request from a reply: two gateways that answer each
-		// other must come to an end.
+		// A later fragment does not say whether it is of a request or a reply. The falling TTL ends a loop between
+		// two gateways that answer each other.
 		if ip.TTL() <= 1 {
 			return false
 		}
 		ttl = min(ttl, ip.TTL()-1)
 	}
-	source, destination := ip.SourceAddress(), ip.DestinationAddress()
-	ip.SetSourceAddress(destination)
-	ip.SetDestinationAddress(source)
-	tos, _ := ip.TOS()
-	ip.SetTOS(tos&^ecnMask, 0)
+	turnAround(ip)
 	ip.SetTTL(ttl)
 	n := shortAnswer(ip)
 	if n < len(ip) {
@@ -63,24 +58,30 @@ func AnswerEcho(p *packet.Packet, mtu int) bool {
 	return true
 }
 
-// ecnMask is the ECN field of the type of service (RFC 3168, Section 5). ICMP is not
-// capable of it.
+// turnAround exchanges the addresses of a packet, and clears its ECN field and its flow label.
+func turnAround[IP header.Network](ip IP) {
+	source, destination := ip.SourceAddress(), ip.DestinationAddress()
+	ip.SetSourceAddress(destination)
+	ip.SetDestinationAddress(source)
+	class, _ := ip.TOS()
+	ip.SetTOS(class&^ecnMask, 0)
+}
+
+// ecnMask is the ECN field of the type of service (RFC 3168, Section 5). ICMP does not use ECN.
 const ecnMask = 3
 
-// PortUnreachable is what the sender of anything else is told: the last step of a
-// traceroute by UDP.
+// PortUnreachable refuses all other packets to the gateway itself. It ends a UDP traceroute.
 var PortUnreachable = nat.Verdict{Action: nat.Drop, Refusal: packet.PortUnreachable}
 
-// ShortMark, behind the header of an echo request, asks for an answer of ShortEcho bytes of ICMP, which tells of the way there alone. Who is no
-// culvert answers as to any other request, with all of it. A gateway knows it in IPv4, which the two ends of the WireGuard tunnel have in any
-// case.
+// ShortMark, behind the header of an echo request, asks for an answer of only ShortEcho bytes of ICMP, so that the
+// answer tests only the path of the request. A host that does not run culvert answers with the whole request. A
+// gateway understands the mark in IPv4, which both ends of the WireGuard tunnel always have.
 const ShortMark = "culvert>"
 
-// ShortEcho is the size in bytes of the ICMP header, ShortMark, and 8 bytes by which the request is known.
+// ShortEcho is the size in bytes of the ICMP header, ShortMark, and 8 bytes that identify the request.
 const ShortEcho = header.ICMPv4MinimumSize + len(ShortMark) + 8
 
-// shortAnswer returns how much of an answer the sender of the request wants back: all, or
-// less.
+// shortAnswer returns how many bytes of an answer the sender of the request asks for.
 func shortAnswer(ip header.IPv4) int {
 	const short = header.IPv4MinimumSize + ShortEcho
 	if len(ip) > short && !ip.More() && ip.HeaderLength() == header.IPv4MinimumSize &&

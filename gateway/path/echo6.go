@@ -7,9 +7,9 @@ import (
 	"culvert/nat/packet"
 )
 
-// answerEcho6 is AnswerEcho for IPv6. What has other extension headers than that of a
-// fragment is not answered: they would stand in the answer too. Nor is what is larger than
-// mtu: no router cuts it, so that its sender ignores the MTU itself.
+// answerEcho6 is AnswerEcho for IPv6. It does not answer packets with extension headers other than a fragment header,
+// because the answer would contain them too. It does not answer packets larger than mtu either: no router cuts them,
+// so their sender ignores the MTU.
 func answerEcho6(p *packet.Packet, mtu int) bool {
 	ip, extensions := header.IPv6(p.Bytes()), p.HeaderLen()-header.IPv6MinimumSize
 	fragment := p.IsFragment() && extensions == header.IPv6FragmentHeaderSize
@@ -32,11 +32,7 @@ func answerEcho6(p *packet.Packet, mtu int) bool {
 		}
 		hops = min(hops, p.Hops()-1)
 	}
-	source, destination := ip.SourceAddress(), ip.DestinationAddress()
-	ip.SetSourceAddress(destination)
-	ip.SetDestinationAddress(source)
-	class, _ := ip.TOS()
-	ip.SetTOS(class&^ecnMask, 0)
+	turnAround(ip)
 	ip.SetHopLimit(hops)
 	p.Parse(ip)
 	return true

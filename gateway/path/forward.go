@@ -6,7 +6,7 @@ import (
 	"culvert/nat/packet"
 )
 
-// forward writes what p becomes straight behind its new headers, for the node v.Out. in is where p came from.
+// forward writes p, cut to size, directly behind its new headers, for the node v.Out. p came by link in.
 func (path *Path) forward(to *geneve.Sender, cutter *packet.Cutter, p *packet.Packet, v nat.Verdict, in nat.Link) {
 	size := p.Len() + p.LeadLen()
 	if v.MTU > 0 {

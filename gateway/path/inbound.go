@@ -13,24 +13,24 @@ import (
 	"culvert/nat/packet"
 )
 
-// inbound carries packets of the remote cluster to the local one: from
-// wireguard-go's buffers, decide and translate, encap, send to the node. It runs
-// on wireguard-go's receiver goroutine of the one peer.
+// inbound carries packets from the remote cluster to the local one: it takes them from wireguard-go's buffers, has
+// them decided and translated, encapsulates them and sends them to the node. It runs on wireguard-go's receiving
+// goroutine of the only peer.
 type inbound struct {
 	*Path
 	Counters
 	pollAt  nat.Time // when to poll the endpoint
 	sender  *geneve.Sender
 	answers *queue    // ICMP errors and answers, back into the tunnel
-	other   *Counters // of outbound, whose way they go
+	other   *Counters // of outbound: answers go in its direction
 
 	packets  [nat.MaxLoad]packet.Packet
-	source   [16]byte // what the packet under way had as its source address
+	source   [16]byte // source address of the packet that is being handled, before translation
 	cutter   packet.Cutter
 	fragment fragmentRoom
 	piece    []byte // of MTU bytes, on its way back into the tunnel
 	scratch  []byte
-	divert   atomic.Pointer[func(bufs [][]byte, offset int)] // takes what carry would, during a hand-over
+	divert   atomic.Pointer[func(bufs [][]byte, offset int)] // takes packets instead of carry during a hand-over
 	sample   latency.Sampler
 	sent     latency.Histogram // batches to nodes
 }
@@ -69,7 +69,7 @@ func (in *inbound) carry(bufs [][]byte, offset int) {
 	}
 }
 
-// flushTimed flushes, and notes how long that and what was done since begun took.
+// flushTimed flushes, and records how long the decisions since begun and the flush took.
 func (in *inbound) flushTimed(begun nat.Time) {
 	decided := Now()
 	in.decided.Observe(time.Duration(decided - begun))
@@ -77,7 +77,7 @@ func (in *inbound) flushTimed(begun nat.Time) {
 	in.sent.Observe(time.Duration(Now() - decided))
 }
 
-// decide decides about p, of which the bytes are data.
+// decide decides about p, whose bytes are data.
 func (in *inbound) decide(p *packet.Packet, data []byte, now nat.Time) {
 	copy(in.source[:], data[min(sourceAt, len(data)):])
 	t := in.tap.Load()
@@ -100,7 +100,7 @@ func (in *inbound) decide(p *packet.Packet, data []byte, now nat.Time) {
 	}
 }
 
-// act does what v says with p.
+// act carries out verdict v for p.
 func (in *inbound) act(p *packet.Packet, v nat.Verdict, now nat.Time) {
 	switch v.Action {
 	case nat.Forward:
@@ -117,7 +117,7 @@ func (in *inbound) act(p *packet.Packet, v nat.Verdict, now nat.Time) {
 	}
 }
 
-// refuse tells the sender of p why it was dropped, where that is due.
+// refuse sends an ICMP error to the sender of p if the verdict asks for one.
 func (in *inbound) refuse(p *packet.Packet, v nat.Verdict, now nat.Time) {
 	if answer := in.Engine.AppendError(in.scratch[:0], p, nat.Tunnel, v, now); answer != nil {
 		in.reply(answer)
@@ -125,7 +125,7 @@ func (in *inbound) refuse(p *packet.Packet, v nat.Verdict, now nat.Time) {
 	}
 }
 
-// reply queues packet for the tunnel; outbound counts it as sent when it takes it.
+// reply queues a packet for the tunnel. outbound counts it as sent when it takes it from the queue.
 func (in *inbound) reply(packet []byte) {
 	in.other.generated.Add(1)
 	if !in.Engine.LetsOut(packet, nat.Tunnel) {
@@ -136,7 +136,7 @@ func (in *inbound) reply(packet []byte) {
 	in.push(packet)
 }
 
-// push queues packet in the share of who sent the packet under way.
+// push queues a packet in the share of the source of the packet that is being handled.
 func (in *inbound) push(packet []byte) {
 	of := netip.AddrFrom4([4]byte(in.source[ipv4SourceAt-sourceAt:]))
 	if header.IPVersion(packet) == header.IPv6Version {
@@ -148,8 +148,8 @@ func (in *inbound) push(packet []byte) {
 	}
 }
 
-// Where the source address is in a header: from sourceAt on are that of IPv6, whole, and
-// that of IPv4.
+// Offsets of the source address in a header: the IPv6 address begins at sourceAt, the IPv4 address at ipv4SourceAt,
+// within the same 16 bytes.
 const (
 	sourceAt     = 8
 	ipv4SourceAt = 12
@@ -190,7 +190,7 @@ func (in *inbound) deliver(p *packet.Packet, now nat.Time) {
 	}
 }
 
-// hairpin queues what came from the tunnel and goes back into it.
+// hairpin queues a packet that came from the tunnel and goes back into it.
 func (in *inbound) hairpin(p *packet.Packet, v nat.Verdict) {
 	in.cutter.Start(p, v.SegmentSize, v.MTU)
 	for n := in.cutter.Next(in.piece); n > 0; n = in.cutter.Next(in.piece) {

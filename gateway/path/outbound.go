@@ -15,43 +15,42 @@ import (
 	"culvert/nat/packet"
 )
 
-// outbound carries packets of the local cluster to the remote one: receive from
-// the Geneve socket, decide and translate, fill wireguard-go's buffers, in packet
-// order. All of it runs on the goroutine that calls read; only the queue is
-// shared.
+// outbound carries packets from the local cluster to the remote one, in order: it receives them from the Geneve
+// socket, has them decided and translated, and fills wireguard-go's buffers. All of it runs on the goroutine that
+// calls read; only the queue is shared.
 type outbound struct {
 	*Path
 	Counters
 	receiver *geneve.Receiver
 	replies  *geneve.Sender // ICMP errors back to nodes
 	pollAt   nat.Time       // when to poll the device
-	other    *Counters      // of inbound, whose way errors and answers go
+	other    *Counters      // of inbound: errors and answers go in its direction
 	queue    *queue
 
 	arrivals arrivals
 	packet   packet.Packet // a fragment that has waited
-	from     nat.Link      // where the packet under way came from,
-	cutter   packet.Cutter // and what is left of it
+	from     nat.Link      // link of the packet that is being cut
+	cutter   packet.Cutter // and its rest
 	cutting  bool
 	sample   latency.Sampler
-	held     int // fragments that waited for it
+	held     int // fragments that waited for packet
 	local    linkCounts
 	fragment fragmentRoom
 	scratch  []byte // for ICMP errors
-	piece    []byte // of MTU bytes, for what the gateway's own address answers
+	piece    []byte // of MTU bytes, for answers of the gateway's own address
 }
 
-// arrivals are packets from nodes, from next to end still to be decided about. What they
-// say stays valid until the receiver is filled again, when there is none left.
+// arrivals are packets from nodes. Those from next to end are undecided. Their bytes stay valid until the receiver is
+// filled again, which happens only when none is left.
 type arrivals struct {
 	frames    [nat.MaxLoad]geneve.Packet
 	packets   [nat.MaxLoad]packet.Packet // parsed
 	next, end int
 }
 
-// pollInterval is how often the goroutine of a busy direction lets the other
-// direction's look at its socket (udp.Socket.Poll). It bounds what a packet waits for
-// traffic the other way; more often would cut acknowledgements into batches of one.
+// pollInterval is how often the goroutine of a busy direction makes the other one check its socket (udp.Socket.Poll).
+// It bounds how long a packet waits for traffic in the other direction. A shorter interval would split
+// acknowledgements into batches of one.
 const pollInterval = 400 * time.Microsecond
 
 // receiveBackoff is the pause after an error of the Geneve socket.
@@ -83,14 +82,14 @@ func (o *outbound) read(bufs [][]byte, sizes []int, offset int) (int, error) {
 		case errors.Is(err, net.ErrClosed):
 			return 0, os.ErrClosed
 		default:
-			// Any error of ours but ErrClosed would end the WireGuard device. What the
-			// kernel reports here passes, but must not be spun on.
+			// Any error except ErrClosed would end the WireGuard device. Errors of the kernel are temporary here, but
+			// a loop must not spin on them.
 			time.Sleep(receiveBackoff)
 		}
 	}
 }
 
-// fill moves packets that are already here into bufs.
+// fill moves packets that have already arrived into bufs.
 func (o *outbound) fill(bufs [][]byte, sizes []int, offset int, now nat.Time) int {
 	n := o.queue.drain(bufs, sizes, offset)
 	for n < len(bufs) {
@@ -109,8 +108,8 @@ func (o *outbound) fill(bufs [][]byte, sizes []int, offset int, now nat.Time) in
 	return n
 }
 
-// next decides about the next packet: a fragment that waited for the one before, or
-// what came from a node. It returns false if there is none.
+// next decides about the next packet: a fragment that waited for the previous packet, or a packet from a node. It
+// returns false if there is none.
 func (o *outbound) next(now nat.Time) bool {
 	if o.held > 0 {
 		p := &o.packet
@@ -143,8 +142,8 @@ func (o *outbound) next(now nat.Time) bool {
 	return true
 }
 
-// gather parses what is here, and has the engine load what it needs for it. It returns
-// false if nothing is.
+// gather parses the packets that have arrived, and makes the engine load what it needs for them. It returns false if
+// none has arrived.
 func (o *outbound) gather() bool {
 	a := &o.arrivals
 	for a.next, a.end = 0, 0; a.end < len(a.frames); a.end++ {
@@ -175,7 +174,7 @@ func (o *outbound) send(packet []byte) {
 	}
 }
 
-// act does what v says with p.
+// act carries out verdict v for p.
 func (o *outbound) act(p *packet.Packet, v nat.Verdict, now nat.Time) {
 	switch v.Action {
 	case nat.Forward:
@@ -184,7 +183,7 @@ func (o *outbound) act(p *packet.Packet, v nat.Verdict, now nat.Time) {
 			o.cutting = true
 			return
 		}
-		o.forward(o.replies, &o.cutter, p, v, o.from) // to another node, or back
+		o.forward(o.replies, &o.cutter, p, v, o.from) // to another node, or back to this one
 	case nat.Deliver:
 		o.deliver(p, o.from, now)
 	case nat.Drop:
@@ -193,7 +192,7 @@ func (o *outbound) act(p *packet.Packet, v nat.Verdict, now nat.Time) {
 	}
 }
 
-// refuse tells the sender of p why it was dropped, where that is due.
+// refuse sends an ICMP error to the sender of p if the verdict asks for one.
 func (o *outbound) refuse(p *packet.Packet, to nat.Link, v nat.Verdict, now nat.Time) {
 	if answer := o.Engine.AppendError(o.scratch[:0], p, to, v, now); answer != nil {
 		o.reply(to, answer)
@@ -229,7 +228,7 @@ func (o *outbound) deliver(p *packet.Packet, from nat.Link, now nat.Time) {
 	}
 }
 
-// linkCounts are packets of each link, few enough for a lock.
+// linkCounts counts packets by link. They are rare enough for a lock.
 type linkCounts struct {
 	mu      sync.Mutex
 	packets map[nat.Link]uint64 // +checklocks:mu

@@ -12,7 +12,8 @@ import (
 	"culvert/nat/packet"
 )
 
-// A Path is the packet path of one gateway, in both directions. Its fields are set before Open and not changed.
+// A Path is the packet path of one gateway, in both directions. Its exported fields are set before Open and do not
+// change afterwards.
 type Path struct {
 	Engine   *nat.Engine
 	Endpoint *geneve.Endpoint
@@ -27,16 +28,16 @@ type Path struct {
 
 // Local takes packets that are addressed to the gateway itself, before the path answers echo requests. Both directions call it.
 type Local interface {
-	// Answered takes the answer to a probe of the path MTU that came by a link. It returns false for any other packet.
+	// Answered handles an answer to a path MTU probe that came by a link. It returns false for any other packet.
 	Answered(link nat.Link, packet []byte) bool
-	// Check takes a packet of the tunnel that is for the connection check; mine is false for any other. It returns the packet that
-	// answers it, or nil, and false for what the check has no use for.
+	// Check handles a packet from the tunnel to the connection check; mine is false for any other packet. It returns
+	// the answer to send, or nil. ok is false if the check has no use for the packet.
 	Check(packet []byte) (answer []byte, ok, mine bool)
 	// Exports is Check for datagrams about the Services that clusters export to each other.
 	Exports(packet []byte) (answer []byte, ok, mine bool)
 }
 
-// New connects the Geneve endpoint to the WireGuard device by way of the engine. Nothing passes before Open.
+// New connects the Geneve endpoint, the engine and the WireGuard device. No packet passes before Open.
 func New(engine *nat.Engine, endpoint *geneve.Endpoint, device *wg.Device, mtu int) *Path {
 	p := &Path{Engine: engine, Endpoint: endpoint, WG: device, MTU: mtu}
 	p.out = &outbound{
@@ -58,7 +59,7 @@ func New(engine *nat.Engine, endpoint *geneve.Endpoint, device *wg.Device, mtu i
 	return p
 }
 
-// Open opens the WireGuard device, which pulls packets from p and pushes packets into it from then on.
+// Open opens the WireGuard device, which from then on pulls packets from p and pushes packets into it.
 func (p *Path) Open(peer wg.Peer) error {
 	return p.WG.Open(wg.Path{Read: p.Read, Write: p.in.write, Send: p.Send, Close: func() { p.Endpoint.Close() }}, peer)
 }
@@ -68,7 +69,7 @@ func (p *Path) Read(bufs [][]byte, sizes []int, offset int) (int, error) {
 	return p.out.read(bufs, sizes, offset)
 }
 
-// Outbound returns the counters of what leaves the local cluster, Inbound of what enters it.
+// Outbound returns the counters of packets that leave the local cluster; Inbound those of packets that enter it.
 func (p *Path) Outbound() *Counters { return &p.out.Counters }
 
 // Inbound is described at Outbound.
@@ -77,7 +78,7 @@ func (p *Path) Inbound() *Counters { return &p.in.Counters }
 // Send queues a packet of the gateway's own for the peer.
 func (p *Path) Send(packet []byte) { p.out.send(packet) }
 
-// SendTo is Send to the end of any link. To a node it is sent by sender, at the latest with the next Flush.
+// SendTo is Send to the end of any link. A packet to a node is sent by sender, with the next Flush at the latest.
 func (p *Path) SendTo(sender *geneve.Sender, link nat.Link, packet []byte) {
 	if link == nat.Tunnel {
 		p.Send(packet)
@@ -87,14 +88,14 @@ func (p *Path) SendTo(sender *geneve.Sender, link nat.Link, packet []byte) {
 	sender.Send(uint16(link), packet)
 }
 
-// Delivered returns how many packets came by a link for the gateway itself, but for answers to probes.
+// Delivered returns how many packets to the gateway itself came by a link, except answers to probes.
 func (p *Path) Delivered(link nat.Link) uint64 { return p.out.local.of(link) }
 
-// Carry takes packets of the peer, bufs[i][offset:], to nodes. One goroutine may call it at a time: the device's, unless Divert keeps that
-// away.
+// Carry carries packets of the peer, bufs[i][offset:], to nodes. Only one goroutine may call it at a time: the device
+// does, unless Divert is set.
 func (p *Path) Carry(bufs [][]byte, offset int) { p.in.carry(bufs, offset) }
 
-// Divert gives what the device decrypts to take, in place of Carry; nil ends that.
+// Divert gives packets that the device decrypts to take, instead of to Carry; nil ends that.
 func (p *Path) Divert(take func(bufs [][]byte, offset int)) {
 	if take == nil {
 		p.in.divert.Store(nil)
@@ -106,7 +107,7 @@ func (p *Path) Divert(take func(bufs [][]byte, offset int)) {
 // SentToNodes returns how long it took to send batches to nodes.
 func (p *Path) SentToNodes() latency.Counts { return p.in.sent.Counts() }
 
-// Diverted returns what Divert has set last.
+// Diverted returns the last value of Divert.
 func (p *Path) Diverted() func(bufs [][]byte, offset int) {
 	if take := p.in.divert.Load(); take != nil {
 		return *take
@@ -123,22 +124,23 @@ func (p *Path) Sockets(tunnel *wg.Stats) map[string]udp.Stats {
 	return sockets
 }
 
-// Now is the monotonic time that the engine is told: since the start of the process.
+// Now is the engine's monotonic time: since the start of the process.
 func Now() nat.Time { return nat.Time(time.Since(started)) }
 
-// Uptime is Now for those who do not talk to the engine.
+// Uptime is Now as a Duration.
 func Uptime() time.Duration { return time.Since(started) }
 
 var started = time.Now()
 
-// A Tap is shown packets on the path. Its methods must not block; what they are given is theirs until they return.
+// A Tap is shown packets on the path. Its methods must not block. Their arguments are valid only until they return.
 type Tap interface {
-	// Packet is shown a packet of link in: as it came, which is data, before the engine decides about it; or as it is after that, with the
-	// verdict. The goroutine of a direction calls it for its own packets: inbound are those of nat.Tunnel.
+	// Packet is shown a packet that came by link in. At Arrived, data is the packet as it came, before the engine
+	// decides about it. Later, data is nil, p is the packet as it is then, and v the verdict. Each direction's
+	// goroutine calls it for its own packets; inbound packets come by nat.Tunnel.
 	Packet(at Stage, p *packet.Packet, data []byte, in nat.Link, v nat.Verdict, now nat.Time)
-	// Lost is shown a packet that came by a link and that the path itself loses, and why. At ToLocal, packet is nil: it is the one that was
-	// shown last of link. At Made, link is where it was to go, any goroutine may call, and the loss is counted afterwards: whoever sees the
-	// count can be sure that the packet was shown.
+	// Lost is shown a packet that came by a link and that the path itself drops, and the reason. At ToLocal, packet
+	// is nil: it is the packet of link that was shown last. At Made, link is the packet's destination and any
+	// goroutine may call. The drop is counted after the call, so a counted packet has been shown.
 	Lost(at Stage, reason string, packet []byte, link nat.Link)
 }
 
@@ -149,16 +151,16 @@ type Stage uint8
 const (
 	Arrived  Stage = iota // the engine has not seen it yet
 	Decided               // the engine has decided about it
-	Released              // it is a fragment that has waited for the first one of its packet, which was shown as Decided
-	ToLocal               // it is for the gateway itself, which has no use for it
-	Sent                  // as it would have gone out: this one or, where others take its room, one like it
-	Made                  // the gateway has made it
+	Released              // a fragment that waited for the first one of its packet, which was shown as Decided
+	ToLocal               // a packet to the gateway itself, which has no use for it
+	Sent                  // the packet as it would have left; if another packet took its room, one like it
+	Made                  // a packet made by the gateway
 )
 
-// tap is where a Tap is. Without one it costs a packet a load and a branch.
+// tap holds the Tap. Without a Tap it costs each packet a load and a branch.
 type tap = atomic.Pointer[Tap]
 
-// SetTap shows packets to t from now on, in place of the Tap before; nil = to nobody.
+// SetTap shows packets to t from now on, instead of to the previous Tap; nil = to no Tap.
 func (p *Path) SetTap(t Tap) {
 	if t == nil {
 		p.tap.Store(nil)
@@ -170,7 +172,7 @@ func (p *Path) SetTap(t Tap) {
 // Tapped reports whether there is a Tap.
 func (p *Path) Tapped() bool { return p.tap.Load() != nil }
 
-// lost shows the Tap, if there is one, what is lost.
+// lost shows a dropped packet to the Tap, if there is one.
 func (p *Path) lost(at Stage, reason string, packet []byte, link nat.Link) {
 	if t := p.tap.Load(); t != nil {
 		(*t).Lost(at, reason, packet, link)
