@@ -17,19 +17,19 @@ import (
 	"culvert/nat/packet"
 )
 
-// lookers are those who look at packets on the path. Without any, the path has no Tap.
+// lookers holds the captures and traces that watch packets on the path. Without any, the path has no Tap.
 type lookers struct {
 	mu      sync.Mutex
 	current lookersNow // +checklocks:mu
 }
 
-// lookersNow is a path.Tap; what is nil does not look.
+// lookersNow is a path.Tap. Its nil fields do not watch.
 type lookersNow struct {
 	recording *recording
 	next      *nextTrace
 }
 
-// look has change put others in the place of the lookers.
+// look replaces the lookers by what change makes of them.
 func (src *Source) look(change func(*lookersNow)) {
 	src.lookers.mu.Lock()
 	defer src.lookers.mu.Unlock()
@@ -41,7 +41,7 @@ func (src *Source) look(change func(*lookersNow)) {
 	src.Path.SetTap(&tap)
 }
 
-// recorded returns the recording under way; nil = there is none.
+// recorded returns the recording in progress; nil = none.
 func (src *Source) recorded() *recording {
 	src.lookers.mu.Lock()
 	defer src.lookers.mu.Unlock()
@@ -83,7 +83,7 @@ func (l *lookersNow) Lost(at path.Stage, reason string, packet []byte, link nat.
 	}
 }
 
-// A recording is a capture under way.
+// A recording is a capture in progress.
 type recording struct {
 	*capture.Session
 	engine *nat.Engine
@@ -93,7 +93,7 @@ type recording struct {
 
 	verdict string   // "" = any
 	reasons []string // none = any
-	rule    string   // table/chain/rule, or rule, that a packet meets; "" = any
+	rule    string   // table/chain/rule, or rule, that a packet must match; "" = any
 
 	geneve    netip.AddrPort // our ends of the tunnels
 	wireguard netip.AddrPort
@@ -101,13 +101,14 @@ type recording struct {
 	sights [2]sight // outbound and inbound
 
 	telling sync.Mutex
-	// outbound and inbound, that were told or are older than the recording
+	// discards, outbound and inbound, that are recorded or older than the recording
 	discards [2]uint64 // +checklocks:telling
 }
 
-// A sight is what one direction remembers of the packet under way while somebody captures. It is for the goroutine of the direction.
+// A sight is what one direction remembers of the current packet during a capture. Only the goroutine of that
+// direction uses it.
 type sight struct {
-	before []byte // the packet as it came, or the beginning of it
+	before []byte // the packet as it came, or its first bytes
 	length int
 	tuple  packet.Tuple
 	parsed bool
@@ -125,7 +126,7 @@ type noteKey struct {
 	id       uint64
 }
 
-// sightOf returns what the direction of packets from in remembers.
+// sightOf returns the sight of the direction of packets from in.
 func (r *recording) sightOf(in nat.Link) *sight {
 	if in == nat.Tunnel {
 		return &r.sights[1]
@@ -133,7 +134,7 @@ func (r *recording) sightOf(in nat.Link) *sight {
 	return &r.sights[0]
 }
 
-// remember keeps a packet as it is before the engine changes it.
+// remember copies a packet before the engine changes it.
 func (x *sight) remember(r *recording, p *packet.Packet, data []byte, in nat.Link) {
 	x.before = append(x.before[:0], data[:r.Room(len(data))]...)
 	x.length = len(data)
@@ -150,7 +151,7 @@ func (x *sight) look(p *packet.Packet, in nat.Link) {
 	}
 }
 
-// tell records the packet that is remembered, and what the engine has made of it.
+// tell records the remembered packet and what the engine has made of it.
 func (x *sight) tell(r *recording, p *packet.Packet, in nat.Link, v *nat.Verdict, now nat.Time) {
 	dropped, outbound := v.Action == nat.Drop, in != nat.Tunnel
 	pre, post := r.Wants(capture.Pre, dropped), v.Action == nat.Forward && r.Wants(capture.Post, false)
@@ -167,7 +168,7 @@ func (x *sight) tell(r *recording, p *packet.Packet, in nat.Link, v *nat.Verdict
 	}
 	switch {
 	case !post:
-	case p.LeadLen() > 0: // not all of what goes out is in p
+	case p.LeadLen() > 0: // p does not hold all of the packet that leaves
 		var c packet.Cutter
 		room := make([]byte, p.Len()+p.LeadLen())
 		c.Start(p, v.SegmentSize, v.MTU)
@@ -180,8 +181,7 @@ func (x *sight) tell(r *recording, p *packet.Packet, in nat.Link, v *nat.Verdict
 	}
 }
 
-// tellReleased records a fragment that waited for the first one of its packet. That it came
-// was told then.
+// tellReleased records a fragment that waited for the first one of its packet. Its arrival is already recorded.
 func (x *sight) tellReleased(r *recording, p *packet.Packet, in nat.Link, v *nat.Verdict, now nat.Time) {
 	x.look(p, in)
 	met := x.met // by the first one
@@ -197,9 +197,9 @@ func (x *sight) tellReleased(r *recording, p *packet.Packet, in nat.Link, v *nat
 	}
 }
 
-// tellRefused records the packet that is remembered as dropped by the gateway itself.
+// tellRefused records that the gateway itself dropped the remembered packet.
 func (x *sight) tellRefused(r *recording, in nat.Link, reason string) {
-	if x.length == 0 { // it came before the recording began
+	if x.length == 0 { // it came before the recording started
 		return
 	}
 	c, _ := r.connection(&x.tuple, in, path.Now())
@@ -208,8 +208,8 @@ func (x *sight) tellRefused(r *recording, in nat.Link, reason string) {
 	}
 }
 
-// tellLost records a packet as it would have gone out, which is lost behind the engine: this one or, where others take its room, one
-// like it.
+// tellLost records a packet that was lost after the engine, as it would have left. If another packet took its room,
+// it may be one like it.
 func (x *sight) tellLost(r *recording, reason string, packet []byte) {
 	if !r.Wants(capture.Post, true) || r.rule != "" && !x.met || !r.match(nat.Drop.String(), reason) {
 		return
@@ -219,8 +219,8 @@ func (x *sight) tellLost(r *recording, reason string, packet []byte) {
 	}
 }
 
-// tellMade records a packet that the gateway has made for a link and loses, in whichever goroutine. It is called before the loss is counted,
-// so that whoever sees the count finds the packet recorded.
+// tellMade records a packet that the gateway made for a link and dropped. Any goroutine may call it. It is called
+// before the drop is counted, so a counted packet is in the recording.
 func (r *recording) tellMade(reason string, packet []byte, out nat.Link) {
 	met := ruleTracer{of: r}
 	if reason == path.DropOutput.String() {
@@ -229,15 +229,15 @@ func (r *recording) tellMade(reason string, packet []byte, out nat.Link) {
 	r.addLost(capture.Post, out == nat.Tunnel, reason, met.by(), packet, out, met.met)
 }
 
-// addLost records a packet, at its link, that no sight remembers; met says whether it has met the recording's rule. Connections are not asked
-// about it.
+// addLost records a packet at its link that no sight remembers. met says whether it matched the
+// recording's rule. It does not look for a connection.
 func (r *recording) addLost(at capture.Stage, outbound bool, reason, more string, packet []byte, link nat.Link, met bool) {
 	if r.Wants(at, true) && (r.rule == "" || met) && r.match(nat.Drop.String(), reason) && (r.all || r.selects(packet, link, true)) {
 		r.Add(at, outbound, "drop: "+reason+more, len(packet), packet)
 	}
 }
 
-// connection returns that of a packet with tuple t, or what would be known of it.
+// connection returns the connection of a packet with tuple t, or the one that it would create.
 func (r *recording) connection(t *packet.Tuple, out nat.Link, now nat.Time) (c nat.ConnInfo, known bool) {
 	if c, known = r.engine.FindConnection(t, now); known {
 		return c, true
@@ -245,7 +245,7 @@ func (r *recording) connection(t *packet.Tuple, out nat.Link, now nat.Time) (c n
 	return nat.ConnInfo{Original: *t, Reply: t.Reply(out), Out: [2]nat.Link{out, t.Link}}, false
 }
 
-// noteOf returns the comment on a packet. Packets of one connection have the same, mostly.
+// noteOf returns the comment for a packet, which is mostly the same for all packets of a connection.
 func (x *sight) noteOf(r *recording, p *packet.Packet, in nat.Link, v *nat.Verdict, c *nat.ConnInfo, known bool) string {
 	key := noteKey{v.Action, v.Reason, in, v.Out, c.Original, c.ID}
 	if x.note != "" && x.key == key {

@@ -14,12 +14,12 @@ import (
 	"culvert/nat/rules"
 )
 
-// match reports whether packets are recorded of which that becomes.
+// match reports whether packets with this verdict and reason are recorded.
 func (r *recording) match(verdict, reason string) bool {
 	return (r.verdict == "" || r.verdict == verdict) && (len(r.reasons) == 0 || slices.Contains(r.reasons, reason))
 }
 
-// matchTunnel is match for a datagram of a tunnel, about which no rule has a say.
+// matchTunnel is match for a datagram of a tunnel, to which rules do not apply.
 func (r *recording) matchTunnel(dropped bool, reason string) bool {
 	if !dropped {
 		return r.rule == "" && r.match("", "")
@@ -27,7 +27,7 @@ func (r *recording) matchTunnel(dropped bool, reason string) bool {
 	return r.rule == "" && r.match(nat.Drop.String(), reason)
 }
 
-// check says what is wrong with the names of a filter.
+// check returns an error for an unknown name in the filter.
 func (r *recording) check(src *Source) error {
 	var errs []error
 	if len(r.reasons) > 0 {
@@ -55,16 +55,16 @@ func (r *recording) check(src *Source) error {
 	return errors.Join(errs...)
 }
 
-// means reports whether the filter names the rule of a path, table/chain/rule.
+// means reports whether the filter names the rule with this path, table/chain/rule.
 func (r *recording) means(path string) bool {
 	parts := strings.SplitN(path, "/", 3)
 	return path == r.rule || len(parts) == 3 && parts[2] == r.rule
 }
 
-// ruleTracer notes which rules a packet meets.
+// ruleTracer records which rules a packet matches.
 type ruleTracer struct {
 	of   *recording
-	met  bool   // that of the filter
+	met  bool   // it matched the rule of the filter
 	last string // path
 }
 
@@ -79,18 +79,18 @@ func (t *ruleTracer) Trace(s rules.Step) {
 	}
 }
 
-// meets reports whether a packet, which is about to be decided about, meets the rule of the filter.
+// meets reports whether a packet that is not yet decided matches the rule of the filter.
 func (r *recording) meets(data []byte, segment int, in nat.Link) bool {
 	return r.rulesOf(data, segment, in).met
 }
 
-// ruleText names the rule that has refused a packet.
+// ruleText names the rule that refused a packet.
 func (r *recording) ruleText(p *packet.Packet, in nat.Link) string {
 	t := r.rulesOf(p.Bytes(), p.SegmentSize, in)
 	return t.by()
 }
 
-// by names the rule that was met last.
+// by names the rule that matched last.
 func (t *ruleTracer) by() string {
 	if t.last == "" {
 		return ""
@@ -98,7 +98,7 @@ func (t *ruleTracer) by() string {
 	return ", by rule " + t.last
 }
 
-// rulesOf has the engine explain a copy of a packet.
+// rulesOf makes the engine explain a copy of a packet.
 func (r *recording) rulesOf(data []byte, segment int, in nat.Link) (t ruleTracer) {
 	var p packet.Packet
 	p.Parse(bytes.Clone(data))

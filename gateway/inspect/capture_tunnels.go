@@ -16,8 +16,7 @@ import (
 	"culvert/nat/packet"
 )
 
-// attach has the packet path and the tunnels show r what they have; the function that it
-// returns ends that.
+// attach makes the packet path and the tunnels show their packets to r, until detach is called.
 func (r *recording) attach(src *Source) (detach func()) {
 	s := src.Path.WG.Stats()
 	r.telling.Lock()
@@ -36,7 +35,7 @@ func (r *recording) attach(src *Source) (detach func()) {
 	}
 }
 
-// tellGeneve records a datagram of a node. The filter is for the packet in it.
+// tellGeneve records a datagram of a node. The filter applies to the inner packet.
 func (r *recording) tellGeneve(d *geneve.Datagram) {
 	dropped := d.Reason != geneve.Accepted
 	if !r.Wants(capture.Geneve, dropped) || !r.matchTunnel(dropped, d.Reason.String()) || !r.all && !r.selects(d.Inner, nat.Link(d.Tunnel), d.Outbound) {
@@ -53,16 +52,16 @@ func (r *recording) tellGeneve(d *geneve.Datagram) {
 	r.addOuter(capture.Geneve, d.Outbound, note, r.geneve, d.Peer, d.Data)
 }
 
-// tellWaiting records a fragment that is dropped while it waits for the first one of its packet. That it came was told then.
+// tellWaiting records a fragment that was dropped while it waited for the first one of its packet. Its arrival is
+// already recorded.
 func (r *recording) tellWaiting(fragment []byte, in nat.Link, why nat.Reason) {
 	r.addLost(capture.Pre, in != nat.Tunnel, why.String(), ", from "+r.names.names[in], fragment, in, false)
 }
 
-// tellWireGuard records a message of WireGuard. Nobody sees what is in it: the filter is for
-// its outer addresses.
+// tellWireGuard records a message of WireGuard. It is encrypted, so the filter applies to its outer addresses.
 func (r *recording) tellWireGuard(m *wg.Message) { r.addMessage(m, "") }
 
-// addMessage adds a note to that of a drop.
+// addMessage appends a note to the comment of a drop.
 func (r *recording) addMessage(m *wg.Message, note string) {
 	if !r.Wants(capture.WireGuard, m.Dropped) || !r.matchTunnel(m.Dropped, m.Reason.String()) {
 		return
@@ -80,8 +79,8 @@ func (r *recording) addMessage(m *wg.Message, note string) {
 	r.addOuter(capture.WireGuard, m.Outbound, note, r.wireguard, m.Peer, m.Data)
 }
 
-// tellDiscards has a recording say what wireguard-go has discarded since the last look. It does so in silence: that some are missing is
-// all that is known of them, so that one datagram without content stands for all of a look.
+// tellDiscards records what wireguard-go has discarded since the last look. Only their number is known, because
+// wireguard-go discards them silently, so one empty datagram stands for all.
 func (src *Source) tellDiscards() {
 	r := src.recorded()
 	if r == nil {
@@ -91,7 +90,7 @@ func (src *Source) tellDiscards() {
 	r.telling.Lock()
 	defer r.telling.Unlock()
 	now := [2]uint64{s.Outbound[wg.TunnelDiscard], s.Inbound[wg.TunnelDiscard]}
-	var endpoint netip.AddrPort // zero: there is none yet
+	var endpoint netip.AddrPort // zero: not known yet
 	if p, err := src.Path.WG.PeerStats(); err == nil {
 		endpoint, _ = netip.ParseAddrPort(p.Endpoint)
 	}
@@ -104,8 +103,8 @@ func (src *Source) tellDiscards() {
 	r.discards = now
 }
 
-// selects reports whether the filter selects an inner packet of link. It looks for a
-// connection only of what is inbound: of what is outbound the packet's own tuple counts.
+// selects reports whether the filter selects an inner packet of link. It looks up the connection of inbound packets
+// only; outbound packets match by their own tuple.
 func (r *recording) selects(inner []byte, link nat.Link, outbound bool) bool {
 	var p packet.Packet
 	if p.Parse(inner) != packet.NoFault {
@@ -132,8 +131,8 @@ func outerTuple(from, to netip.AddrPort) (t packet.Tuple) {
 	return t
 }
 
-// withUnspecified returns local with the unspecified address of remote's family, if it has
-// that of another.
+// withUnspecified returns local. If its address is unspecified, the result has the unspecified address of remote's
+// family.
 func withUnspecified(local, remote netip.AddrPort) netip.AddrPort {
 	switch {
 	case local.Addr().Is4() == remote.Addr().Is4():
@@ -144,8 +143,8 @@ func withUnspecified(local, remote netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(netip.IPv6Unspecified(), local.Port())
 }
 
-// addOuter records a payload of UDP behind headers that are made up from its addresses. The
-// gateway does not know its own where it listens on all.
+// addOuter records a UDP payload behind headers made from its addresses. The gateway's own address is unspecified if
+// it listens on all addresses.
 func (r *recording) addOuter(at capture.Stage, outbound bool, note string, local, remote netip.AddrPort, payload []byte) {
 	remote = netip.AddrPortFrom(remote.Addr().Unmap(), remote.Port())
 	local = withUnspecified(local, remote)

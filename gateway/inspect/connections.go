@@ -21,15 +21,15 @@ import (
 	"culvert/nat/rules"
 )
 
-// A pacer gives packets their turn: who has worked for paceWork sleeps. It does not yield,
-// for the reason that sweep.Pause gives.
+// A pacer gives packets precedence: after paceWork of work its goroutine sleeps. It does not merely yield, for the
+// reason given at sweep.Pause.
 type pacer struct{ began time.Time }
 
 const paceWork = 150 * time.Microsecond
 
 func newPacer() *pacer { return &pacer{time.Now()} }
 
-// rest is to be called often. It returns false if ctx is done.
+// rest sleeps if it is time to. Call it often. It returns false if ctx is done.
 func (p *pacer) rest(ctx context.Context) bool {
 	if time.Since(p.began) >= paceWork {
 		time.Sleep(sweep.Pause)
@@ -46,7 +46,7 @@ func (src *Source) Connections(ctx context.Context, f *control.Filter, yield fun
 		return err
 	}
 	var list []nat.ConnInfo
-	var connection control.Connection // one for all of them
+	var connection control.Connection // reused for all of them
 	pace := newPacer()
 	for at, more := nat.Cursor(0), true; more && pace.rest(ctx); {
 		list, at, more = src.Path.Engine.Connections(at, &filter, path.Now(), list[:0])
@@ -136,18 +136,18 @@ func (src *Source) Events(ctx context.Context, f *control.Filter, yield func(*co
 	}
 }
 
-// A view is what names in connections mean by one configuration.
+// A view resolves the names in connections for one configuration.
 type view struct {
 	config   *config.Config
 	places   func() config.Places
 	links    map[string]nat.Link
 	names    map[nat.Link]string
 	services map[serviceKey]served
-	mapped   map[netip.Addr]string // what uses says of external addresses of mappings
+	mapped   map[netip.Addr]string // text of uses for the external addresses of mappings
 	unknown  rules.Pair
 }
 
-// served is a service: its name, and what uses says of it.
+// served is a service: its name, and its text in uses.
 type served struct{ name, use string }
 
 type serviceKey struct {
@@ -221,7 +221,7 @@ func some(names []string) string {
 	return strings.Join(append(names, config.Tunnel), ", ")
 }
 
-// connection describes c; what translates it is appended to uses.
+// connection describes c, and appends to uses what translates it.
 func (v *view) connection(c *nat.ConnInfo, uses []string) control.Connection {
 	refused := func(d int) string {
 		if c.Verdict[d] == nat.ReasonNone {
@@ -243,7 +243,7 @@ func tupleOf(t *packet.Tuple) control.Tuple {
 	return control.Tuple{Source: t.Source(), SourcePort: t.SourcePort(), Destination: t.Destination(), DestinationPort: t.DestinationPort()}
 }
 
-// inserted appends what c gets into its stream.
+// inserted appends the headers that are inserted into c's stream.
 func inserted(c *nat.ConnInfo, uses []string) []string {
 	if c.ProxyProtocol {
 		return append(uses, "proxy-protocol")
@@ -251,8 +251,8 @@ func inserted(c *nat.ConnInfo, uses []string) []string {
 	return uses
 }
 
-// uses appends what has translated the addresses of c: they tell, because no two things
-// translate one address.
+// uses appends what translated the addresses of c. The addresses tell, because each belongs to one mapping, service
+// or remap.
 func (v *view) uses(c *nat.ConnInfo, uses []string) []string {
 	destination := c.Original.Destination()
 	if destination != c.Reply.Source() || c.Service {

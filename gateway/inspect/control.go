@@ -12,8 +12,7 @@ import (
 	"culvert/gateway/unixsocket"
 )
 
-// Control serves the control socket. As many connections as to the metrics wait for
-// nobody; see package seats.
+// Control serves the control socket. It has as many connections as the metrics listener; see package seats.
 type Control struct {
 	Listener net.Listener // nil = off
 	server   *control.Server

@@ -13,19 +13,19 @@ import (
 )
 
 const (
-	// flightTime is how far back the flight recorder goes, where flightBytes suffice for it.
+	// flightTime is how far back the flight recorder reaches, if flightBytes suffice.
 	flightTime = 5 * time.Second
-	// flightBytes is what it keeps, besides the second that it is at.
+	// flightBytes is how many bytes it keeps, besides the current second.
 	flightBytes = 4 << 20
 )
 
-// flightRecorded is what the flight recorder may keep, 0 while nobody waits. A process has one.
+// flightRecorded is how many bytes the process's flight recorder may keep; 0 while nobody waits for a trace.
 var flightRecorded atomic.Uint64
 
 var errFlights = errors.New("somebody else waits for a slow batch already; end that first")
 
-// Flight implements control.Source. The flight recorder costs something while it runs, so it does so only
-// while somebody waits. The batches are those that are sampled for the histograms.
+// Flight implements control.Source. The flight recorder costs time, so it runs only while somebody waits. It sees the
+// batches that are sampled for the histograms.
 func (src *Source) Flight(ctx context.Context, over time.Duration, w io.Writer, begun func() error) (took time.Duration, err error) {
 	if !flightRecorded.CompareAndSwap(0, flightBytes) {
 		return 0, errFlights

@@ -22,9 +22,9 @@ import (
 	"culvert/gateway/seats"
 )
 
-// Server serves /metrics, /healthz and /readyz. Whoever reaches it must not be
-// able to keep packets waiting: connections are few (package seats), each asks one thing, and
-// all who want the metrics at one time get the same page (printer).
+// Server serves /metrics, /healthz and /readyz. Its clients must not be able to delay packets: connections are few
+// (package seats), each carries one request, and all that ask for the metrics at one time get the same page
+// (printer).
 type Server struct {
 	Listener *seats.Listener // nil = off
 	server   *http.Server
@@ -32,14 +32,15 @@ type Server struct {
 
 const (
 	requestTime = 2 * time.Second  // to send a request
-	answerTime  = 10 * time.Second // to wait for a page and take it; Prometheus waits no longer either
+	answerTime  = 10 * time.Second // to wait for a page and read it; Prometheus waits no longer either
 	maxHeader   = 4 << 10
-	// socketBuffer is what the kernel may hold of a connection each way; it books twice as much.
+	// socketBuffer limits the bytes that the kernel holds for a connection in each direction; it accounts for twice
+	// as much.
 	socketBuffer = 32 << 10
 )
 
-// NewServer opens the listener of a field of the configuration; Serve starts
-// answering. Only that of metrics has any.
+// NewServer opens the listener that a field of the configuration names; Serve starts answering. Only the listener of
+// the field metrics serves /metrics.
 func NewServer(field, address string, src *Source) (*Server, error) {
 	if address == "" {
 		return &Server{}, nil
@@ -75,12 +76,12 @@ func NewServer(field, address string, src *Source) (*Server, error) {
 		MaxHeaderBytes:    maxHeader,
 		ErrorLog:          newErrorLog(src.Log, "metrics"),
 	}
-	// One request per connection: what is sent beyond it waits in vain, and no connection is ever idle.
+	// One request per connection: further requests are not read, and no connection is ever idle.
 	m.server.SetKeepAlivesEnabled(false)
 	return m, nil
 }
 
-// okUnless answers ok, or 503 with a fault.
+// okUnless answers ok, or 503 with the fault.
 func okUnless(fault func() string) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		if text := fault(); text != "" {
@@ -91,8 +92,8 @@ func okUnless(fault func() string) http.HandlerFunc {
 	}
 }
 
-// limitSocket sets what accepted connections inherit: how much the kernel holds for
-// them, and for how long it does so for a client that takes nothing, also after Close.
+// limitSocket sets socket options that accepted connections inherit: how much the kernel holds for them, and for how
+// long if a client does not read, also after Close.
 func limitSocket(_, _ string, c syscall.RawConn) error {
 	return c.Control(func(fd uintptr) {
 		unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, socketBuffer)
@@ -120,8 +121,7 @@ func (m *Server) Close() {
 	m.Listener.Close()
 }
 
-// newErrorLog returns a log for the net/http of a listener, whose lines go to ours: one each
-// ten seconds.
+// newErrorLog returns a logger for net/http that writes to ours, at most one line in ten seconds.
 func newErrorLog(to *logrus.Entry, listener string) *log.Logger {
 	return log.New(&errorLog{to: to.WithField("listener", listener), pace: rate.Sometimes{Interval: 10 * time.Second}}, "", 0)
 }
@@ -137,25 +137,25 @@ func (l *errorLog) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// A printer serves a page that it prints one at a time, for all who wait for it.
+// A printer serves a page. It prints one copy at a time, for all clients that wait for it.
 type printer struct {
 	print   func(size int) []byte // size: of the last one
 	turn    chan struct{}         // full while one prints
-	sending atomic.Int64          // bytes of pages that clients have not taken yet, at most
+	sending atomic.Int64          // upper bound of the bytes that clients have not read yet
 
-	// The rest belongs to whose turn it is.
+	// Only the goroutine that holds turn uses the rest.
 	text  []byte
 	began time.Time // of the print of text
 	rest  time.Time // nobody prints before
 }
 
 const (
-	// A printer rests after each print, printRest times as long as that took: it keeps a
-	// twentieth of a CPU from the packets. Nobody waits for longer than maxRest.
+	// A printer rests after each print for printRest times as long as the print took, so it uses at most a twentieth
+	// of a CPU. It never rests longer than maxRest.
 	printRest = 19
 	minRest   = 100 * time.Millisecond
 	maxRest   = 2 * time.Second
-	// maxSending is when a printer stops printing pages for clients that do not take them.
+	// maxSending is the number of bytes not yet read by clients at which a printer stops printing.
 	maxSending = 16 << 20
 )
 
@@ -163,8 +163,8 @@ func newPrinter(print func(int) []byte) *printer {
 	return &printer{print: print, turn: make(chan struct{}, 1)}
 }
 
-// page returns a page whose print began after the call: nobody reads what was true
-// before the question, unless slow clients hold too many pages already.
+// page returns a page whose print began after the call, so it is not older than the request. If slow clients hold too
+// many pages, it returns the last one.
 func (p *printer) page(ctx context.Context) ([]byte, error) {
 	asked := time.Now()
 	select {
@@ -188,8 +188,8 @@ func (p *printer) page(ctx context.Context) ([]byte, error) {
 	return p.text, nil
 }
 
-// ServeHTTP implements http.Handler. The page is not compressed: that would cost more
-// than printing it, for each client again.
+// ServeHTTP implements http.Handler. The page is not compressed, because that would cost more than printing it, for
+// each client.
 func (p *printer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	text, err := p.page(r.Context())
 	if err != nil {

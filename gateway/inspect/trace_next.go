@@ -19,12 +19,13 @@ type nextTrace struct {
 	names  *view
 	filter nat.ConnFilter
 	all    bool         // filter selects everything
-	own    []netip.Addr // of the gateway itself, whose packets are passed over
+	own    []netip.Addr // addresses of the gateway itself, whose packets are skipped
 	found  atomic.Bool
-	trace  chan *control.Trace // of room for one
+	trace  chan *control.Trace // has room for one
 }
 
-// offer explains the packet under way, just before the engine decides about it, if nothing was found yet and the filter selects it.
+// offer explains the current packet just before the engine decides about it, if none was explained yet and the filter
+// selects it.
 func (n *nextTrace) offer(p *packet.Packet, data []byte, in nat.Link, now nat.Time) {
 	if n.found.Load() || n.isOwn(p) || !n.all && !n.selects(p, in, now) || n.found.Swap(true) {
 		return
@@ -32,7 +33,8 @@ func (n *nextTrace) offer(p *packet.Packet, data []byte, in nat.Link, now nat.Ti
 	n.trace <- n.of.explain(n.names, bytes.Clone(data), p.SegmentSize, in, now)
 }
 
-// isOwn reports whether a packet is for an address of the gateway itself that the filter does not name: most of them answer its probes.
+// isOwn reports whether a packet is for an address of the gateway itself that the filter does not name. Most such
+// packets are answers to probes.
 func (n *nextTrace) isOwn(p *packet.Packet) bool {
 	if n.own == nil || p.Fault() != packet.NoFault {
 		return false
@@ -79,7 +81,7 @@ func (src *Source) traceNext(ctx context.Context, v *view, f *control.Filter, yi
 		return errTraces
 	}
 	defer src.look(func(l *lookersNow) { l.next = nil })
-	yield(nil) // it has begun
+	yield(nil) // tells the client that waiting has started
 	select {
 	case <-ctx.Done():
 	case t := <-n.trace:

@@ -22,33 +22,34 @@ import (
 )
 
 const (
-	// talkTime is how long the other process may take for what it has to do before the cut: this one
-	// carries packets all the while.
+	// talkTime limits how long the other process may take before the cut, while this one still carries packets.
 	talkTime = 30 * time.Second
-	// cutTime is how long it may take between Cut and Forwarding, in which nobody carries packets.
+	// cutTime limits the time between Cut and Forwarding, in which no process carries packets.
 	cutTime = 500 * time.Millisecond
-	// overlapTime is how long after the cut the old process decrypts the peer's packets in the old session, and goes on if the new one
-	// dies. doneTime is how long it waits for the new one to say that this is over: a busy machine may delay that.
+	// overlapTime is how long after the cut the old process decrypts the peer's packets of the old session, and would
+	// continue if the new process died. doneTime is how long it waits for the new process to confirm the end, which a
+	// busy machine may delay.
 	overlapTime = time.Second
 	doneTime    = 1600 * time.Millisecond
-	// parkTime is how long receivers may take to come to rest, drainTime packets to leave wireguard-go, and drainQuiet the next one: what
-	// was discarded there never leaves.
+	// parkTime limits how long receivers take to stop, drainTime how long packets take to leave wireguard-go, and
+	// drainQuiet how long the next one takes, because a packet that was discarded there never leaves.
 	parkTime   = 100 * time.Millisecond
 	drainTime  = 100 * time.Millisecond
 	drainQuiet = 10 * time.Millisecond
 	drainPoll  = 100 * time.Microsecond
 	renewPoll  = 5 * time.Millisecond
-	// stopPatience is how long a gateway that is told to end waits for a hand-over to end first.
+	// stopPatience is how long a gateway that is told to stop waits for the end of a hand-over.
 	stopPatience, stopPoll = 10 * time.Second, 5 * time.Millisecond
-	// What had a packet while records were sent is sent again, until that took no longer than roundTime: so long does the rest take
-	// while nobody carries packets. Where connections change faster than they are sent, maxRounds are enough.
+	// Connections that had a packet while records were sent are sent again, until a round takes no longer than
+	// roundTime. The last round, in which no process carries packets, then takes about as long. If connections change
+	// faster than they are sent, it ends after maxRounds.
 	roundTime = 10 * time.Millisecond
 	maxRounds = 5
 	// A packet is stamped with its batch's time, which may be up to batchTime old.
 	batchTime = 200 * time.Millisecond
 )
 
-// Errors of who asks while processes change.
+// Errors for callers while processes change.
 var (
 	ErrHanding = errors.New("a hand-over to another process is under way; ask again when it has ended")
 	ErrTaking  = errors.New("this gateway has only begun to take over from another process; ask again in some seconds")
@@ -84,8 +85,8 @@ func (life *Life) HandOver(o control.TakeoverOptions) (func(*net.UnixConn), erro
 	}, nil
 }
 
-// HandOverOver is HandOver to a gateway of this process that takes over by the other ends of wire and relay, which it closes. It returns
-// nil when that one carries the packets; on an error this gateway goes on.
+// HandOverOver is HandOver to a gateway in this process that takes over through the other ends of wire and relay. It
+// closes both. It returns nil when the other gateway carries the packets; on an error this gateway continues.
 func (life *Life) HandOverOver(wire handover.Wire, relay net.Conn) error {
 	h := &handing{life: life, line: handover.NewLine(wire), relay: handover.NewRelay(relay)}
 	err := ErrHanding
@@ -101,10 +102,10 @@ func (life *Life) HandOverOver(wire handover.Wire, relay net.Conn) error {
 	return err
 }
 
-// handOver returns nil when the other process carries the packets: then the gateway ends.
+// handOver returns nil when the other process carries the packets; this gateway must then stop.
 func (h *handing) handOver() error {
 	life := h.life
-	life.Applying.Lock() // what is being applied ends first; from now on nothing is
+	life.Applying.Lock() // waits for the change in progress; from now on none is applied
 	life.Log.WithField("process", h.next).Info("handing over")
 	life.Applying.Unlock()
 	err := h.run()
@@ -114,7 +115,7 @@ func (h *handing) handOver() error {
 	h.line.Close()
 	if err != nil {
 		life.Log.WithError(err).Warn("hand-over failed: this gateway goes on")
-		if h.taken { // the peer has heard of another session
+		if h.taken { // the peer knows another session
 			life.renew()
 		}
 		life.handing.Store(false)
@@ -125,8 +126,8 @@ func (h *handing) handOver() error {
 	return nil
 }
 
-// Finish waits until no hand-over is under way, and reports whether another process carries the packets then. Before the cut, the other
-// process has no packets, and could do nothing but start anew when this one has ended.
+// Finish waits for the end of a hand-over, and reports whether another process carries the packets then. Before the
+// cut the other process has no packets; if this one ended, it could only start afresh.
 func (life *Life) Finish() bool {
 	if !life.handing.Load() {
 		return false
@@ -158,7 +159,7 @@ type handing struct {
 	process *process // next; nil = unknown
 }
 
-// run returns nil when the other process carries the packets, and an error when this one does.
+// run returns nil if the other process carries the packets, and an error if this one does.
 func (h *handing) run() (err error) {
 	h.life.keeper.leave()
 	defer func() {
@@ -197,7 +198,7 @@ func (h *handing) run() (err error) {
 	return h.cut(began)
 }
 
-// offer sends the sockets, and what the other process has to know before it opens anything.
+// offer sends the sockets, and what the other process needs before it opens anything.
 func (h *handing) offer() error {
 	life := h.life
 	c, _ := life.Current.Get()
@@ -240,14 +241,15 @@ func (h *handing) offer() error {
 	return h.line.SendJSON(handover.KindOffer, &offer, talkTime, fds...)
 }
 
-// records sends those of connections that had a packet since, in messages that take as long as within, and sleeps for pause now and then.
+// records sends the records of connections that had a packet since, with a limit of within for each message, and
+// sleeps for pause between slices.
 func (h *handing) records(since nat.Time, pause, within time.Duration) error {
 	life := h.life
 	_, links := life.Current.Get()
 	return life.path.Engine.Records(since, path.Now(), links.Name).Write(recordSender{h.line, within}, func() { time.Sleep(pause) })
 }
 
-// A recordSender sends what is written to it as one message.
+// A recordSender sends each Write as one message.
 type recordSender struct {
 	line   *handover.Line
 	within time.Duration
@@ -257,7 +259,8 @@ func (s recordSender) Write(b []byte) (int, error) {
 	return len(b), s.line.Send(handover.KindRecords, b, s.within)
 }
 
-// cut stops, sends the rest, and lets the other process carry the packets, unless it does not.
+// cut stops the packets, sends the rest, and lets the other process carry them. It returns an error if the other
+// process does not.
 func (h *handing) cut(began nat.Time) error {
 	life := h.life
 	stopped := handover.Monotonic()
@@ -300,7 +303,7 @@ func (h *handing) cut(began nat.Time) error {
 	return nil
 }
 
-// stop has all that was received leave, and then leaves the sockets alone.
+// stop sends out everything that was received, and then no longer uses the sockets.
 func (h *handing) stop() error {
 	life := h.life
 	var parked []<-chan struct{}
@@ -329,7 +332,7 @@ func (h *handing) stop() error {
 	return nil
 }
 
-// drain waits until wireguard-go has nothing and nothing is to be decrypted.
+// drain waits until wireguard-go holds no packets and nothing is left to decrypt.
 func (h *handing) drain() {
 	began := time.Now()
 	before, moved := h.life.path.WG.Inside(), began
@@ -344,7 +347,7 @@ func (h *handing) drain() {
 	}
 }
 
-// relayOf is for sockets of WireGuard.
+// relayOf returns the relay for a socket of WireGuard, nil for another one.
 func (h *handing) relayOf(l lentSocket) *handover.Relay {
 	if l.name == "geneve" {
 		return nil
@@ -352,7 +355,7 @@ func (h *handing) relayOf(l lentSocket) *handover.Relay {
 	return h.relay
 }
 
-// goOn carries packets as before.
+// goOn resumes carrying packets.
 func (h *handing) goOn() {
 	h.life.path.Divert(nil)
 	h.life.keepFiles(false)
@@ -360,11 +363,12 @@ func (h *handing) goOn() {
 	for _, l := range h.life.lent {
 		l.conn.Own()
 	}
-	h.life.path.WG.Confirm() // the peer sends to the new process's port, if that has been another and was heard
+	h.life.path.WG.Confirm() // if the new process used another port and the peer heard it, the peer sends there
 }
 
-// renew makes a new session with the peer. WireGuard would repeat a lost handshake after five seconds (WireGuard paper, Section 6.1:
-// Rekey-Timeout), and the peer ignores one so soon after that of the other process.
+// renew starts a new session with the peer. WireGuard would repeat a lost handshake only after five seconds
+// (WireGuard paper, Section 6.1: Rekey-Timeout), and the peer ignores one that comes too soon after the other
+// process's.
 func (life *Life) renew() {
 	began, wait := time.Now(), greetTime
 	for again := began; time.Since(began) < sessionPatience; time.Sleep(renewPoll) {

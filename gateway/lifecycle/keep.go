@@ -24,8 +24,8 @@ import (
 	"culvert/nat"
 )
 
-// keeper keeps for the next gateway what this one knows and its configuration does not say: the key of port choice, where the peer is,
-// and connections.
+// keeper saves for the next gateway what the configuration does not say: the key of the port choice, the peer's
+// address, and connections.
 type keeper struct {
 	log      *logrus.Entry
 	current  *config.Current
@@ -34,11 +34,11 @@ type keeper struct {
 	gone     <-chan struct{}
 	dir      *state.Dir // nil = nothing is kept
 	identity state.Identity
-	peerMu   sync.Mutex     // held while look changes identity.Peer, and by other goroutines that read it
+	peerMu   sync.Mutex     // guards identity.Peer, which look changes
 	written  state.Identity // what the folder holds
 	broken   bool           // the last write failed
 	writing  sync.Mutex     // held while something is written
-	left     atomic.Bool    // another process may have the folder
+	left     atomic.Bool    // another process may own the folder
 
 	mu       sync.Mutex
 	pending  bool     // +checklocks:mu
@@ -51,15 +51,15 @@ type keeper struct {
 
 const (
 	keepInterval = 30 * time.Second // between two writes of connections
-	lookInterval = time.Second      // between two looks at where the peer is
+	lookInterval = time.Second      // between two looks at the peer's address
 
-	// What is kept may be of a gateway with a larger table, or anything: no more is read than fills the table.
+	// The file may be of a gateway with a larger table, or damaged: no more is read than fills the table.
 	maxRecord     = 160     // bytes, of TCP over IPv6 with large counters
 	maxRecordRest = 8 << 20 // for clients of services, and for what blocks leave unused
 )
 
-// openKeeper takes the folder of c's peering and reads what a gateway before this one has left there. It fails only if
-// another gateway runs there: what cannot be used is said, and done without.
+// openKeeper locks the folder of c's peering and reads what the previous gateway left there. It fails only if another
+// gateway uses the folder. Files that cannot be used are logged and ignored.
 func openKeeper(life *Life, c *config.Config) (*keeper, error) {
 	k := &keeper{log: life.Log, current: life.Current, gone: life.gone}
 	k.identity = state.Identity{Cluster: c.Cluster, PortKey: newPortKey()}
@@ -71,7 +71,7 @@ func openKeeper(life *Life, c *config.Config) (*keeper, error) {
 	}
 	var err error
 	if k.dir = life.taken.folder(c); k.dir != nil {
-		k.written, _ = k.dir.Identity(c.Cluster) // the same, as a rule: a write would hold up the first packets
+		k.written, _ = k.dir.Identity(c.Cluster) // usually unchanged, and a write would delay the first packets
 		return k, nil
 	}
 	k.dir, err = state.Open(c.State, c.Peer)
@@ -83,7 +83,7 @@ func openKeeper(life *Life, c *config.Config) (*keeper, error) {
 		life.Log.WithError(err).Warn("state: nothing can be kept: a restart will cost translated connections")
 		return k, nil
 	}
-	if life.taken != nil { // what is there is older than what is handed over
+	if life.taken != nil { // the files are older than what was handed over
 		return k, nil
 	}
 	switch before, err := k.dir.Identity(c.Cluster); {
@@ -101,7 +101,7 @@ func openKeeper(life *Life, c *config.Config) (*keeper, error) {
 	return k, nil
 }
 
-// restore gives e the connections that are kept, once: when it first has links. Nothing is written before.
+// restore gives e the saved connections, once, when it first has links. Nothing is written before.
 func (k *keeper) restore(e *nat.Engine, links config.Links) {
 	if k.engine == nil { // the first call: nobody else knows k yet
 		k.engine = e
@@ -126,7 +126,7 @@ func (k *keeper) restore(e *nat.Engine, links config.Links) {
 	k.tell(err)
 }
 
-// tell says in a line what was restored, and what was not and why.
+// tell logs in one line what was restored, and what was not and why.
 //
 // +checklocks:k.mu
 func (k *keeper) tell(err error) {
@@ -150,7 +150,7 @@ func (k *keeper) tell(err error) {
 	entry.Info("state: connections of the gateway before are restored")
 }
 
-// lastOf is where the peer of w was last, if that is known and w does not say where it is.
+// lastOf is the last known address of w's peer, if w itself gives none.
 func (k *keeper) lastOf(w *config.WireGuard) netip.AddrPort {
 	k.peerMu.Lock()
 	defer k.peerMu.Unlock()
@@ -160,10 +160,10 @@ func (k *keeper) lastOf(w *config.WireGuard) netip.AddrPort {
 	return netip.AddrPort{}
 }
 
-// restored is what has become of the connections of the gateway before.
+// restored counts what became of the previous gateway's connections.
 type restored struct{ nat.Restored }
 
-// missing says why connections, or blocks of them, were not restored.
+// missing returns why connections, or blocks of them, were not restored.
 func (r *restored) missing() []missing {
 	return []missing{{"expired", r.Expired}, {"unknown-link", r.UnknownLink}, {"unbound", r.Unbound}, {"no-room", r.NoRoom},
 		{"damaged-block", r.Damaged}, {"foreign-block", r.Foreign}}
@@ -174,7 +174,7 @@ type missing struct {
 	n   int
 }
 
-// run keeps things up to date until ctx ends.
+// run keeps the files up to date until ctx ends.
 func (k *keeper) run(ctx context.Context) {
 	if k.dir == nil {
 		return
@@ -206,7 +206,7 @@ func (k *keeper) run(ctx context.Context) {
 	}
 }
 
-// look notes where the peer is.
+// look records the peer's address.
 func (k *keeper) look() {
 	c, _ := k.current.Get()
 	w := &c.WireGuard
@@ -221,7 +221,7 @@ func (k *keeper) look() {
 	}
 }
 
-// end writes everything once more and lets go of the folder. No packet moves any more.
+// end writes everything once more and unlocks the folder. No packet passes any more.
 func (k *keeper) end() {
 	if k.dir == nil {
 		return
@@ -238,9 +238,9 @@ func (k *keeper) end() {
 	k.keepConnections(func() {})
 }
 
-// leave has the keeper write no more, until stay: another process may have the folder.
+// leave stops writing until stay is called, because another process may own the folder.
 func (k *keeper) leave() {
-	k.writing.Lock() // what is being written ends first
+	k.writing.Lock() // waits for the write in progress
 	defer k.writing.Unlock()
 	k.left.Store(true)
 }
@@ -251,7 +251,7 @@ func (k *keeper) stay() {
 	}
 }
 
-// took notes what was handed over.
+// took records what was handed over.
 func (k *keeper) took(r nat.Restored) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -259,7 +259,7 @@ func (k *keeper) took(r nat.Restored) {
 	k.tell(nil)
 }
 
-// lockFile is what another process needs to have the folder; nil = there is none.
+// lockFile is the lock that another process needs to own the folder; nil = none.
 func (k *keeper) lockFile() *os.File {
 	if k.dir == nil {
 		return nil
@@ -267,7 +267,7 @@ func (k *keeper) lockFile() *os.File {
 	return k.dir.LockFile()
 }
 
-// close lets go of the folder and leaves all there as it is. A keeper that is nil has none.
+// close unlocks the folder and changes nothing in it. A nil keeper has no folder.
 func (k *keeper) close() {
 	if k != nil && k.dir != nil {
 		k.dir.Close()
@@ -282,13 +282,13 @@ func (k *keeper) keepIdentity() {
 	k.note(err)
 }
 
-// keepConnections writes all connections, and lets packets go between them by pause.
+// keepConnections writes all connections. It calls pause between them, so that packets can pass.
 func (k *keeper) keepConnections(pause func()) {
 	k.mu.Lock()
 	pending := k.pending
 	k.mu.Unlock()
 	if pending {
-		return // what is kept is more than what is known
+		return // the file has more than the table
 	}
 	_, links := k.current.Get()
 	err := k.dir.KeepConnections(func(w io.Writer) error {
@@ -302,7 +302,7 @@ func (k *keeper) keepConnections(pause func()) {
 	k.note(err)
 }
 
-// note counts a write that failed, and says so if the one before did not.
+// note counts a failed write, and logs it if the previous write succeeded.
 func (k *keeper) note(err error) {
 	if err != nil {
 		k.mu.Lock()
@@ -317,12 +317,12 @@ func (k *keeper) note(err error) {
 	k.broken = err != nil
 }
 
-// peer is the peer of w, and where it was last.
+// peer is the peer of w, and its last known address.
 func (k *keeper) peer(w *config.WireGuard) wg.Peer {
 	return wg.Peer{PublicKey: w.PeerPublicKey, Endpoint: w.Endpoint, Last: k.lastOf(w), Keepalive: w.Keepalive}
 }
 
-// newPortKey draws the key of nat's port choice.
+// newPortKey returns a random key for nat's port choice.
 func newPortKey() (key [16]byte) {
 	rand.Read(key[:])
 	return key

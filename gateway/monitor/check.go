@@ -17,7 +17,7 @@ import (
 	"culvert/geneve/udp"
 )
 
-// CheckState says what the connection check knows of the connection to the peer.
+// CheckState is the connection check's view of the connection to the peer.
 type CheckState uint8
 
 // States of the connection check.
@@ -32,27 +32,28 @@ func (s CheckState) String() string {
 	return [...]string{"off", "connecting", "connected", "error"}[s]
 }
 
-// CheckStatus is what the connection check has found.
+// CheckStatus is the result of the connection check.
 type CheckStatus struct {
 	wg.Pings // RTT is 0 unless CheckConnected
 	State    CheckState
 	Measured time.Time // when RTT was; zero unless CheckConnected
 	Answered uint64    // pings of ours that the peer has answered
 	Asked    uint64    // pings of the peer that we have answered
-	// RTTs are the numbers of answers within each of RTTBounds and none before, and of those that took longer; RTTSum is how long all took.
+	// RTTs are the numbers of answers in each bucket of RTTBounds, and last of the slower ones. RTTSum is the sum of
+	// all round-trip times.
 	RTTs   [len(RTTBounds) + 1]uint64
 	RTTSum time.Duration
 }
 
-// RTTBounds are those of the histogram of Liqo's gateway, so that what both have measured adds up.
+// RTTBounds are the buckets of Liqo's gateway, so that the histograms of both can be added.
 var RTTBounds = [...]time.Duration{
 	10000 * time.Microsecond, 15000 * time.Microsecond, 20000 * time.Microsecond, 36250 * time.Microsecond, 52500 * time.Microsecond,
 	68750 * time.Microsecond, 85000 * time.Microsecond, 101250 * time.Microsecond, 117500 * time.Microsecond, 133750 * time.Microsecond,
 	150000 * time.Microsecond, 178380 * time.Microsecond, 212129 * time.Microsecond, 252264 * time.Microsecond, 299992 * time.Microsecond,
 }
 
-// checkMessage is a datagram of Liqo's connection check, which is an object of JSON.
-// The answer to a ping is the same object with another type.
+// checkMessage is a datagram of Liqo's connection check, a JSON object. The answer to a ping is the same object with
+// another type.
 type checkMessage struct {
 	ClusterID string          `json:"clusterID"` // of who is asked, as who asks knows it
 	Type      string          `json:"msgType"`
@@ -67,13 +68,13 @@ const (
 
 	maxCheckMessage = 1024 // bytes
 
-	// checkRate is how many messages a second are looked at: more than two gateways
-	// exchange, and too few to keep one busy.
+	// checkRate limits the messages that are handled in a second: more than two gateways exchange, and too few to
+	// keep one busy.
 	checkRate  = 100
 	checkBurst = 200
 )
 
-// parseCheck returns false for what is no message of the check.
+// parseCheck returns false for anything that is no message of the check.
 func parseCheck(b []byte) (m checkMessage, ok bool) {
 	if len(b) > maxCheckMessage || json.Unmarshal(b, &m) != nil || m.Type != checkPing && m.Type != checkPong {
 		return m, false
@@ -81,8 +82,8 @@ func parseCheck(b []byte) (m checkMessage, ok bool) {
 	return m, len(m.Stamp) > 0 && json.Unmarshal(m.Stamp, &m.at) == nil && !m.at.IsZero()
 }
 
-// check is the connection check: pings between the tunnel addresses of both gateways,
-// in UDP. What the peer's clock says does not matter, and neither does a step of ours.
+// check is the connection check: UDP pings between the tunnel addresses of both gateways. It depends neither on the
+// peer's clock nor on steps of ours.
 type check struct {
 	ends
 	largest int // message, bytes
@@ -94,7 +95,7 @@ type check struct {
 	cluster string                 // +checklocks:mu
 	// when pings without an answer were sent, oldest first; Threshold at most
 	waiting []time.Time // +checklocks:mu
-	// of the last answer, or of the beginning
+	// time of the last answer, or of the start
 	heard time.Time // +checklocks:mu
 	// when the next ping is due
 	due    time.Time   // +checklocks:mu
@@ -109,7 +110,7 @@ func newCheck(own, peer netip.Addr, mtu config.TunnelMTU) *check {
 	}
 }
 
-// begin makes the check begin anew, as c says.
+// begin restarts the check with the settings of c.
 func (c *check) begin(with *config.Config, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -128,7 +129,7 @@ func (c *check) begin(with *config.Config, now time.Time) {
 	}
 }
 
-// found returns what was found so far.
+// found returns the results so far.
 func (c *check) found() CheckStatus {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -141,9 +142,8 @@ func (c *check) found() CheckStatus {
 	return s
 }
 
-// tick returns the ping that is due, or nil, and when to call it again; the zero Time
-// is never. Nothing is sent to a peer that cannot be reached, which is as if it did not
-// answer.
+// tick returns the ping that is due, or nil, and when to call it again; the zero Time means never. No ping is sent to
+// a peer that cannot be reached; it counts as one without an answer.
 func (c *check) tick(now time.Time, reachable bool) (ping []byte, next time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -166,7 +166,7 @@ func (c *check) tick(now time.Time, reachable bool) (ping []byte, next time.Time
 	return ping, next
 }
 
-// ping makes a ping and remembers it.
+// ping builds a ping and remembers it.
 //
 // Preconditions: c.mu is held.
 // +checklocks:c.mu
@@ -181,9 +181,8 @@ func (c *check) ping(now time.Time) []byte {
 	return c.packet(c.config.Port, c.config.Port, b)
 }
 
-// receive takes a packet to the tunnel address that is for the check, as mine says. It
-// returns the packet that answers it, or nil, and false for what the check has no use
-// for: no message, one that nobody waits for, or one too many.
+// receive handles a packet to the check, one for which mine is true. It returns the answer to send, or nil, and false
+// if the packet is no message, an answer that nobody waits for, or above checkRate.
 func (c *check) receive(packet []byte, now time.Time) (answer []byte, ok bool) {
 	udp := header.UDP(header.IPv4(packet).Payload())
 	payload, ok := c.payload(udp)
@@ -208,7 +207,7 @@ func (c *check) receive(packet []byte, now time.Time) (answer []byte, ok bool) {
 	return c.packet(c.config.Port, udp.SourcePort(), b), true
 }
 
-// answered takes note of an answer. An older ping's is of no use after a newer one's.
+// answered records an answer. An answer to an older ping is ignored after one to a newer ping.
 //
 // Preconditions: c.mu is held.
 // +checklocks:c.mu
@@ -229,8 +228,8 @@ func (c *check) answered(m *checkMessage, now time.Time) bool {
 	return true
 }
 
-// mine reports whether a packet to the tunnel address is for the check: a whole
-// datagram from the peer's gateway itself to the check's port.
+// mine reports whether a packet to the tunnel address is for the check: an unfragmented datagram from the peer's
+// gateway itself to the check's port.
 func (c *check) mine(packet []byte) bool {
 	udp, ok := c.datagram(packet)
 	if !ok {
@@ -241,14 +240,14 @@ func (c *check) mine(packet []byte) bool {
 	return udp.DestinationPort() == c.config.Port
 }
 
-// checkRemedy and liqoRemedy are what to do when no ping is answered. What is wrong with the tunnel
-// itself, other messages say.
+// checkRemedy and liqoRemedy say what to do when no ping is answered. Faults of the tunnel itself have findings of
+// their own.
 const (
 	checkRemedy = "if the tunnel works, the peer is no gateway of Liqo or culvert: set connectionCheck to false"
 	liqoRemedy  = "if the tunnel works, does the pod of the peer's gateway run, and does no FirewallConfiguration drop UDP between the gateways?"
 )
 
-// CheckConnection asks the peer whether it is there, and logs when that has changed, until ctx ends.
+// CheckConnection pings the peer until ctx ends, and logs when its answer changes.
 func (m *Monitor) CheckConnection(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -284,7 +283,7 @@ func (m *Monitor) CheckConnection(ctx context.Context) {
 	}
 }
 
-// peerKnown reports whether it is known where the peer is.
+// peerKnown reports whether the peer's address is known.
 func peerKnown(device *wg.Device) bool {
 	s, err := device.PeerStats()
 	return err == nil && s.Endpoint != ""

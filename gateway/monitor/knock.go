@@ -12,41 +12,40 @@ import (
 	"culvert/gateway/health"
 )
 
-// knocker finds out what the kernel knows of addresses that do not answer. The sockets of
-// the tunnels are not told of ICMP errors, since anybody could forge those: a socket of
-// its own sends an empty datagram there and waits for one. What it finds goes into
-// sentences and nowhere else.
+// knocker finds out what the kernel knows of addresses that do not answer. The tunnels' sockets ignore ICMP errors,
+// because anybody could forge them. So a socket of the knocker sends an empty datagram to the address and waits for
+// an error. Its results appear only in log lines and findings.
 type knocker struct {
-	deaf  bool // the gateway's network is not the kernel's
-	doors map[netip.AddrPort]*door
+	deaf    bool // the gateway's network is not the kernel's
+	sockets map[netip.AddrPort]*knockSocket
 }
 
-type door struct {
+type knockSocket struct {
 	conn *net.UDPConn // nil: the kernel sent nothing
 	at   time.Duration
 	is   health.Knock
 	used bool
 }
 
-// How far apart datagrams are: a machine that has much to refuse does not say so to each;
-// and a peer that gets them is not to call them noise.
+// Time between two datagrams to one address. Kernels limit the rate of ICMP errors, and a peer should not report the
+// datagrams as noise.
 const (
 	nodeKnocks = time.Second
 	peerKnocks = 15 * time.Second
 )
 
-// knock returns what is known of the one at to. It does not block.
+// knock sends a datagram to to if one is due, and returns what is known of that address. It does not block.
 func (k *knocker) knock(to netip.AddrPort, now, interval time.Duration) health.Knock {
 	if k.deaf {
 		return health.KnockSilent
 	}
-	if k.doors == nil {
-		k.doors = make(map[netip.AddrPort]*door)
+	if k.sockets == nil {
+		k.sockets = make(map[netip.AddrPort]*knockSocket)
 	}
-	d := k.doors[to]
+	d := k.sockets[to]
 	if d == nil {
-		d = &door{at: now - interval}
-		k.doors[to] = d
+		d = &knockSocket{at: now - interval}
+		k.sockets[to] = d
 	}
 	d.used = true
 	if err := d.pending(); err != nil {
@@ -61,32 +60,32 @@ func (k *knocker) knock(to netip.AddrPort, now, interval time.Duration) health.K
 	return d.is
 }
 
-// tidy forgets those at whose doors nobody has knocked since it was called last.
+// tidy closes the sockets that knock has not used since the last call of tidy.
 func (k *knocker) tidy() {
-	for to, d := range k.doors {
+	for to, d := range k.sockets {
 		if !d.used {
 			d.close()
-			delete(k.doors, to)
+			delete(k.sockets, to)
 		}
 		d.used = false
 	}
 }
 
 func (k *knocker) close() {
-	for _, d := range k.doors {
+	for _, d := range k.sockets {
 		d.close()
 	}
-	clear(k.doors)
+	clear(k.sockets)
 }
 
-func (d *door) close() {
+func (d *knockSocket) close() {
 	if d.conn != nil {
 		d.conn.Close()
 		d.conn = nil
 	}
 }
 
-func (d *door) send(to netip.AddrPort) (err error) {
+func (d *knockSocket) send(to netip.AddrPort) (err error) {
 	if d.conn != nil {
 		_, err = d.conn.Write(nil)
 		return err
@@ -96,8 +95,8 @@ func (d *door) send(to netip.AddrPort) (err error) {
 		return err
 	}
 	d.control(func(fd int) {
-		// Without it, what a connected socket learns is "port unreachable" only. A kernel
-		// that does not have it tells less.
+		// Without this option a connected socket learns only of "port unreachable". On a kernel that lacks it, less
+		// is known.
 		if to.Addr().Is4() {
 			unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_RECVERR, 1)
 		} else {
@@ -108,8 +107,8 @@ func (d *door) send(to netip.AddrPort) (err error) {
 	return err
 }
 
-// pending returns the error that has come in for what was sent.
-func (d *door) pending() (err error) {
+// pending returns the ICMP error that arrived for an earlier datagram.
+func (d *knockSocket) pending() (err error) {
 	if d.conn != nil {
 		d.control(func(fd int) {
 			if n, e := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR); e == nil && n != 0 {
@@ -120,7 +119,7 @@ func (d *door) pending() (err error) {
 	return err
 }
 
-func (d *door) control(f func(fd int)) {
+func (d *knockSocket) control(f func(fd int)) {
 	if raw, err := d.conn.SyscallConn(); err == nil {
 		raw.Control(func(fd uintptr) { f(int(fd)) })
 	}

@@ -51,8 +51,8 @@ func TestKnock(t *testing.T) {
 		}
 	}
 	k.tidy()
-	if k.tidy(); len(k.doors) != 0 {
-		t.Errorf("%d doors are kept", len(k.doors))
+	if k.tidy(); len(k.sockets) != 0 {
+		t.Errorf("%d sockets are kept", len(k.sockets))
 	}
 }
 

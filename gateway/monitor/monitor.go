@@ -1,6 +1,6 @@
-// Package monitor knows what is the case with a gateway. Once a second it observes what the gateway's parts count and has package health
-// judge that; it probes the path MTU of each leg by package pathmtu, and the peer by Liqo's connection check. It says what it finds to the log,
-// to whoever asks, and to the engine where that has to keep to it.
+// Package monitor watches a gateway. Once a second it reads the counters of the gateway's parts, and package health
+// judges them. It probes the path MTU of each leg with package pathmtu, and the peer with Liqo's connection check. It
+// writes its findings to the log, returns them to callers, and tells the engine the path MTUs.
 package monitor
 
 import (
@@ -23,8 +23,8 @@ import (
 	"culvert/nat"
 )
 
-// A Monitor has a health.Judge look at a gateway once a second, probes the other ends of its links, and says what it finds. It implements
-// path.Local.
+// A Monitor lets a health.Judge look at a gateway once a second, probes the other ends of its links, and logs the
+// findings. It implements path.Local.
 type Monitor struct {
 	path    *path.Path
 	current *config.Current
@@ -43,19 +43,19 @@ type Monitor struct {
 	allowed  procs.Allowance // at the start
 	progress progress
 
-	// The rest is for the goroutine that calls Look.
+	// Only the goroutine that calls Look uses the rest.
 	knocker knocker
-	private wgkey.Key                      // at the last look
-	public  string                         // that belongs to it
-	rules   map[string]uint64              // packets of each rule that refuses, at the last look
+	private wgkey.Key                      // at the last Look
+	public  string                         // its public key, in base64
+	rules   map[string]uint64              // packets of each rule that drops or rejects, at the last Look
 	made    int64                          // the last handshake
-	dropped map[bool]map[nat.Reason]uint64 // packets inbound, or outbound, at the last look
+	dropped map[bool]map[nat.Reason]uint64 // packets inbound, or outbound, at the last Look
 	shown   []geneve.Presence              // by nat.Link; room for the next look
 	nodes   []health.Node                  // likewise
 }
 
-// New makes the Monitor of the gateway that p is the path of. Without a network of the kernel's, deaf, nobody is asked what the kernel knows
-// of an address.
+// New makes the Monitor of the gateway whose path is p. deaf says that the gateway is not on the kernel's network, as
+// in tests; then the kernel is not asked about addresses.
 func New(p *path.Path, current *config.Current, log *logrus.Entry, deaf bool) *Monitor {
 	c, _ := current.Get()
 	own, peer := c.WireGuard.Role.TunnelAddresses()
@@ -69,7 +69,7 @@ func New(p *path.Path, current *config.Current, log *logrus.Entry, deaf bool) *M
 	return m
 }
 
-// Close frees what Look has opened. Nobody calls Look any more.
+// Close closes the sockets that Look opened. Look must not be called afterwards.
 func (m *Monitor) Close() { m.knocker.close() }
 
 // Answered implements path.Local.
@@ -84,16 +84,16 @@ func (m *Monitor) Check(packet []byte) (answer []byte, ok, mine bool) {
 	return answer, ok, true
 }
 
-// IsCheck reports whether a packet to the tunnel address is for the connection check.
+// IsCheck reports whether a packet to the tunnel address is a message of the connection check.
 func (m *Monitor) IsCheck(packet []byte) bool { return m.check.mine(packet) }
 
-// Connection returns what the connection check has found.
+// Connection returns the results of the connection check.
 func (m *Monitor) Connection() CheckStatus { return m.check.found() }
 
-// BeginCheck has the connection check begin anew, as c says.
+// BeginCheck restarts the connection check with the settings of c.
 func (m *Monitor) BeginCheck(c *config.Config) { m.check.begin(c, time.Now()) }
 
-// Look looks at everything, and logs what has changed. It is called once a second, by one goroutine.
+// Look observes everything and logs what has changed. One goroutine calls it once a second.
 func (m *Monitor) Look(now time.Duration) {
 	o := m.observe(now)
 	m.mu.Lock()
@@ -103,23 +103,22 @@ func (m *Monitor) Look(now time.Duration) {
 	m.knocker.tidy()
 }
 
-// LookAtProgress looks whether the path takes what comes. It is called once a second.
+// LookAtProgress checks that the path handles the packets that arrive. It is called once a second.
 func (m *Monitor) LookAtProgress(now time.Duration) {
 	tunnel := m.path.WG.Stats()
 	m.progress.look(now, m.path.Sockets(&tunnel))
 }
 
-// Fault says what of the path does not go on, "" if all does.
+// Fault names the part of the path that has stopped; "" = none.
 func (m *Monitor) Fault(now time.Duration) string { return m.progress.fault(now) }
 
-// ProbeTrains looks whether trains arrive. Look tells what that has found.
+// ProbeTrains tests whether trains arrive. Look reports the result.
 func (m *Monitor) ProbeTrains(now time.Duration) {
 	m.path.Endpoint.ProbeTrains()
 	m.path.WG.ProbeTrains(now)
 }
 
-// maxLines is how many lines a second are logged of one cause: thousands of nodes may come
-// or go at once.
+// maxLines limits the lines logged in a second for one cause, because thousands of nodes may come or go at once.
 const maxLines = 10
 
 // logChanges logs what has changed.
@@ -143,17 +142,17 @@ func (m *Monitor) logChanges(changes []health.Finding) {
 	}
 }
 
-// Findings returns what is the case.
+// Findings returns the present findings.
 func (m *Monitor) Findings(now time.Duration) []health.Finding {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.judge.Findings(now)
 }
 
-// headersOfTCP is the size of those of IPv4 and TCP without options.
+// headersOfTCP is the size in bytes of the IPv4 and TCP headers without options.
 const headersOfTCP = 40
 
-// observe reads what a Judge looks at.
+// observe collects the Observation for the Judge.
 func (m *Monitor) observe(now time.Duration) *health.Observation {
 	c, links := m.current.Get()
 	m.mu.Lock()
@@ -205,7 +204,7 @@ func (m *Monitor) observe(now time.Duration) *health.Observation {
 	stats, pings := m.path.Engine.Stats(), m.pings()
 	o.Peer.ReceivedPackets, o.Peer.Pings = stats.Inbound.Received, health.Pings{RTT: pings.RTT, Requests: pings.Requests, Lost: pings.Lost, Sent: pings.Sent, Missed: pings.Missed}
 	if m.passes(&stats, m.shown, pings, now); m.pingDue(now, o.Peer.Handshake) {
-		m.path.WG.Ping(path.Uptime()) // now is long ago, where much was looked at
+		m.path.WG.Ping(path.Uptime()) // now may be long ago if there was much to observe
 	}
 	o.Drops = append(m.drops(c, &stats.Outbound, m.path.Outbound(), false), m.drops(c, &stats.Inbound, m.path.Inbound(), true)...)
 	return o
@@ -239,7 +238,7 @@ func (m *Monitor) seePeer(c *config.Config) health.Peer {
 	return p
 }
 
-// presences returns what the nodes show of themselves, until it is called again.
+// presences returns what is known of each node. The result is valid until the next call.
 func (m *Monitor) presences(c *config.Config, links config.Links) []health.Node {
 	clear(m.shown)
 	m.path.Endpoint.Presences(func(p geneve.Presence) {
@@ -274,7 +273,7 @@ func encapName(e geneve.Encap) string {
 	return e.String()
 }
 
-// signOf returns what s means, unless it means nothing.
+// signOf returns the meaning of s, and false if it has none.
 func signOf(s *geneve.Sign) (health.Sign, bool) {
 	sign := health.Sign{Source: s.Source, VNI: uint32(s.VNI)}
 	switch {
@@ -294,7 +293,7 @@ func signOf(s *geneve.Sign) (health.Sign, bool) {
 	return sign, true
 }
 
-// narrowPaths returns the narrow ones.
+// narrowPaths returns the paths that carry less than the configured MTU.
 func (m *Monitor) narrowPaths(c *config.Config, peer netip.Addr) (all []health.Path) {
 	for link, r := range m.paths.narrow() {
 		x := health.Path{Kind: health.OfPeer, Of: c.Peer, To: peer, Size: r.Size, Configured: int(c.MTU), Way: r.Way.String()}

@@ -18,8 +18,8 @@ import (
 	"culvert/nat"
 )
 
-// paths finds the path MTU of the legs in use, and has the engine keep to it: see package
-// pathmtu. A leg is the way to a node, or to the peer, and back.
+// paths finds the path MTU of the legs in use with package pathmtu, and tells the engine. A leg is the path to a node
+// or the peer, and back.
 type paths struct {
 	path    *path.Path
 	current *config.Current
@@ -27,46 +27,45 @@ type paths struct {
 
 	mu   sync.Mutex
 	legs map[nat.Link]*pathLeg // +checklocks:mu
-	// what a gateway before has found
+	// results of the previous gateway
 	expected map[nat.Link]pathmtu.Result // +checklocks:mu
 
-	// The rest is for the goroutine that calls look.
+	// Only the goroutine that calls look uses the rest.
 	shown  []geneve.Presence
-	next   nat.Link // where to go on, where not all legs were looked at
+	next   nat.Link // where to continue if the last look could not visit all legs
 	packet []byte
 }
 
 // pathLeg is one leg.
 type pathLeg struct {
 	search    *pathmtu.Search
-	own, peer netip.Addr // between which probes travel
+	own, peer netip.Addr // addresses of the probes
 	reachable bool
-	away      bool   // it has left requests by ARP unanswered
-	packets   uint64 // both ways, without those of probes
-	probes    uint64 // of probes, both ways
-	answers   uint64 // of them
+	away      bool   // it did not answer ARP requests
+	packets   uint64 // in both directions, without probes
+	probes    uint64 // packets of probes, in both directions
+	answers   uint64 // answers among them
 	arp       bool   // the other end answers ARP
 	rounds    uint
 	busy      time.Duration
-	seen      bool // by follow
+	seen      bool // set by follow
 	nonce     uint64
 	sending   []pathmtu.Probe
 }
 
 const (
-	// awayAsked is how many requests by ARP an end leaves unanswered that may be away.
+	// awayAsked is the number of unanswered ARP requests above which an end may be away.
 	awayAsked = 2
-	// PathInterval lies between two looks at the legs: a little more than an answer may take.
+	// PathInterval is the time between two looks at the legs: slightly longer than an answer may take.
 	PathInterval = 1050 * time.Millisecond
-	// busyTime is for how long a leg counts as in use after a packet: longer than there is
-	// between two probes. Who sends large packets alone, into a black hole, is not heard
-	// while they vanish.
+	// busyTime is how long a leg counts as in use after a packet. It is longer than the time between two probes,
+	// because a sender whose large packets all vanish in a black hole is silent meanwhile.
 	busyTime = 5 * time.Second
-	// maxPathLegs is how many legs are probed in one look, in turn.
+	// maxPathLegs limits the legs that are probed in one look. The next look continues with the others.
 	maxPathLegs = 256
-	// probePace lies between two probes to one leg, so that each leaves alone.
+	// probePace is the time between two probes to one leg, so that they do not leave as a train.
 	probePace = 2 * time.Millisecond
-	// tellPace lies between two parts of the table of connections.
+	// tellPace is the pause between two slices of the table of connections.
 	tellPace = time.Millisecond
 )
 
@@ -74,7 +73,7 @@ func newPaths(p *path.Path, current *config.Current, mtu config.TunnelMTU) *path
 	return &paths{path: p, current: current, sender: p.Endpoint.NewSender(), legs: make(map[nat.Link]*pathLeg), packet: make([]byte, mtu)}
 }
 
-// ProbePaths looks for path MTUs until ctx ends.
+// ProbePaths probes path MTUs until ctx ends.
 func (m *Monitor) ProbePaths(ctx context.Context) {
 	tick := time.NewTicker(PathInterval)
 	defer tick.Stop()
@@ -93,20 +92,19 @@ func (m *Monitor) ProbePaths(ctx context.Context) {
 // LookAtPaths sends the probes that are due. It returns the links whose paths have become narrower. One goroutine may call it.
 func (m *Monitor) LookAtPaths(now time.Duration) (narrower []nat.Link) { return m.paths.look(now) }
 
-// KnownPaths returns what probes have told of each leg.
+// KnownPaths returns the results of all legs that were probed.
 func (m *Monitor) KnownPaths() map[nat.Link]pathmtu.Result { return m.paths.known() }
 
 // NarrowPaths returns the legs that carry less than is configured.
 func (m *Monitor) NarrowPaths() map[nat.Link]pathmtu.Result { return m.paths.narrow() }
 
-// ExpectPath takes what a gateway before has found of the leg of a link, until probes say better.
+// ExpectPath sets the previous gateway's result for the leg of a link, until this gateway has probed it.
 func (m *Monitor) ExpectPath(link nat.Link, r pathmtu.Result) { m.paths.expect(link, r) }
 
-// Probes returns how many probes of the path MTU were sent at a link, and how many answers came.
+// Probes returns how many path MTU probes were sent to a link, and how many answers came.
 func (m *Monitor) Probes(link nat.Link) (sent, answered uint64) { return m.paths.counts(link) }
 
-// look sends the probes that are due. It returns the links whose paths have become
-// narrower.
+// look sends the probes that are due. It returns the links whose path MTUs have fallen.
 func (p *paths) look(now time.Duration) (narrower []nat.Link) {
 	p.mu.Lock()
 	p.follow(now)
@@ -139,14 +137,14 @@ func (p *paths) look(now time.Duration) (narrower []nat.Link) {
 	return narrower
 }
 
-// newNonce returns what nobody can foresee: who has not seen a probe cannot answer it.
+// newNonce returns a random number, so that only a host that has seen a probe can answer it.
 func newNonce() uint64 {
 	var b [8]byte
 	rand.Read(b[:])
 	return max(binary.BigEndian.Uint64(b[:]), 1)
 }
 
-// follow makes the legs those of the configuration, and notes which are in use.
+// follow updates the legs to the configuration, and records which are in use.
 //
 // +checklocks:p.mu
 func (p *paths) follow(now time.Duration) {
@@ -164,7 +162,7 @@ func (p *paths) follow(now time.Duration) {
 	for i := range c.Geneve.Nodes {
 		n := &c.Geneve.Nodes[i]
 		link := links.ByName[n.Name]
-		own := c.Geneve.GatewayAddress.First() // both families go the same way
+		own := c.Geneve.GatewayAddress.First() // both families take the same path
 		peer := n.Address.Of(own.Is6())
 		if int(link) >= len(p.shown) || !own.IsValid() || !peer.IsValid() {
 			continue
@@ -190,7 +188,7 @@ func (p *paths) follow(now time.Duration) {
 	}
 }
 
-// keep returns the leg of a link, a new one if there is none between these addresses.
+// keep returns the leg of a link, a new one if there was none between these addresses.
 //
 // +checklocks:p.mu
 func (p *paths) keep(link nat.Link, own, peer netip.Addr, arp bool, mtu config.TunnelMTU) *pathLeg {
@@ -209,7 +207,7 @@ func (p *paths) keep(link nat.Link, own, peer netip.Addr, arp bool, mtu config.T
 	return leg
 }
 
-// expect takes what a gateway before has found of the leg of a link, until probes say better.
+// expect implements ExpectPath.
 func (p *paths) expect(link nat.Link, r pathmtu.Result) {
 	if r.Size < pathmtu.Floor || r.Size >= len(p.packet) || r.Way > pathmtu.Back {
 		return
@@ -223,7 +221,7 @@ func (p *paths) expect(link nat.Link, r pathmtu.Result) {
 	p.path.Engine.SetPathMTU(link, r.Size)
 }
 
-// use notes how many packets have used the leg by now.
+// use records how many packets have used the leg so far.
 func (leg *pathLeg) use(reachable bool, packets uint64, now time.Duration) {
 	leg.reachable = reachable
 	if packets != leg.packets {
@@ -231,10 +229,11 @@ func (leg *pathLeg) use(reachable bool, packets uint64, now time.Duration) {
 	}
 }
 
-// firstLarge is the number of the first of a round's large probes by ARP. Rounds take turns, so that late answers do not count.
+// firstLarge is the number of the first large ARP probe of a round. Rounds alternate between two ranges of numbers,
+// so that late answers do not count.
 func (leg *pathLeg) firstLarge() int { return int(leg.rounds%2) * pathmtu.MaxProbes }
 
-// due returns the legs whose turn it is.
+// due returns the legs to probe in this look.
 //
 // +checklocks:p.mu
 func (p *paths) due() []nat.Link {
@@ -248,7 +247,7 @@ func (p *paths) due() []nat.Link {
 	return turn[:maxPathLegs]
 }
 
-// probe sends a leg the probe with a number, if it has one.
+// probe sends the number-th probe of a leg, if there is one.
 func (p *paths) probe(link nat.Link, number int) {
 	p.mu.Lock()
 	leg := p.legs[link]
@@ -268,8 +267,7 @@ func (p *paths) probe(link nat.Link, number int) {
 	p.path.SendTo(p.sender, link, b)
 }
 
-// tell has those know of a narrow path whose packets come by it. It takes a millisecond
-// for 64 connections.
+// tell tells the senders of connections over a path its lower MTU. It takes a millisecond for 64 connections.
 func (p *paths) tell(ctx context.Context, link nat.Link) {
 	pace := time.NewTicker(tellPace)
 	defer pace.Stop()
@@ -288,12 +286,12 @@ func (p *paths) tell(ctx context.Context, link nat.Link) {
 	}
 }
 
-// known returns what probes have told of each leg.
+// known returns the results of all legs that were probed.
 func (p *paths) known() map[nat.Link]pathmtu.Result {
 	return p.results(func(r *pathmtu.Result) bool { return r.Known })
 }
 
-// counts returns how many probes were sent at a link, and how many answers came.
+// counts implements Probes.
 func (p *paths) counts(link nat.Link) (sent, answered uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -9,13 +9,13 @@ import (
 	"culvert/nat"
 )
 
-// Probes are ICMP echo requests whose payload is path.ShortMark, or zeros, then the nonce of their round, and zeros.
+// Probes are ICMP echo requests. Their payload is path.ShortMark or zeros, then the nonce of their round, then zeros.
 const (
 	nonceAt  = len(path.ShortMark)
 	probeLen = nonceAt + 8 // without what makes it large
 )
 
-// request makes the probe with a number.
+// request builds the number-th probe.
 func (leg *pathLeg) request(room []byte, number int) []byte {
 	probe := leg.sending[number]
 	b := room[:min(probe.Size, len(room))]
@@ -29,8 +29,8 @@ func (leg *pathLeg) request(room []byte, number int) []byte {
 	return b
 }
 
-// answered takes note of an answer to a probe; false if b, a packet to the gateway itself,
-// is none. Its checksum is not looked at: the nonce is what nobody else has.
+// answered records b, a packet to the gateway itself, if it is an answer to a probe, and returns false otherwise. It does
+// not check the checksum, because the nonce proves the answer.
 func (p *paths) answered(link nat.Link, b []byte) bool {
 	a, ok := echo.Parse(b)
 	if !ok || a.ID != echo.OfPath || len(a.Payload) < probeLen {

@@ -33,8 +33,8 @@ type pipeline struct {
 // nobody takes nothing that is for the gateway itself.
 type nobody struct{}
 
-func (nobody) Answered(nat.Link, []byte) bool              { return false }
-func (nobody) Check([]byte) (answer []byte, ok, mine bool) { return nil, false, false }
+func (nobody) Answered(nat.Link, []byte) bool                { return false }
+func (nobody) Check([]byte) (answer []byte, ok, mine bool)   { return nil, false, false }
 func (nobody) Exports([]byte) (answer []byte, ok, mine bool) { return nil, false, false }
 
 const headroom = 16 // wireguard-go's offset, device.MessageTransportHeaderSize
