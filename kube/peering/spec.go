@@ -49,7 +49,7 @@ type Spec struct {
 	PodsFrom     string     `json:"podsFrom,omitempty"` // Nodes or Pods
 	InternalCIDR string     `json:"internalCIDR"`
 	Local        SpecLocal  `json:"local"`
-	Remote       SpecRemote `json:"remote,omitzero"` // missing until the peer has told; so is its key
+	Remote       SpecRemote `json:"remote,omitzero"`   // missing until the peer has told; so is its key
 	Imports      string     `json:"imports,omitempty"` // a namespace
 }
 
