@@ -26,6 +26,8 @@ type affinityTable struct {
 	high      uint32 // entries that were ever used, entry 0 included
 	spare     uint32
 	used      int
+	feeds     []*Feed       // nil = nobody
+	fresh     *freshEntries // of a Mirror's copy; nil = there is none
 }
 
 type serviceIdentity struct {
@@ -163,6 +165,7 @@ func (e *Engine) remember(b *rules.Balancer, client *rules.Client, backend int32
 			t.unlink(l, a)
 			t.push(l, a, number)
 			a.expires = now.Add(timeout)
+			t.changed(number)
 			return
 		}
 		e.forget(l, number)
@@ -185,6 +188,8 @@ func (e *Engine) keep(l *clientList, key *affinityKey, hash uint32, backend uint
 	a := t.at(number)
 	*a = affinity{key: *key, backend: backend, expires: expires}
 	t.push(l, a, number)
+	t.changed(number)
+	t.fresh.add(number)
 	if network, ok := key.network(&e.table.shares); ok {
 		e.table.shares.add(network)
 	}
@@ -236,6 +241,8 @@ func (t *affinityTable) expire(e *Engine, now Time) {
 func (e *Engine) forget(l *clientList, number uint32) {
 	t := &e.clients
 	a := t.at(number)
+	t.ended(a, number)
+	t.fresh.remove(number)
 	s := &e.table.shares
 	if network, ok := a.key.network(s); ok {
 		s.drop(network)
@@ -256,6 +263,9 @@ func (t *affinityTable) take() uint32 {
 	number = t.high
 	if int(number/chunkEntries) == len(t.made) {
 		t.made = append(t.made, new([chunkEntries]affinity))
+		for _, f := range t.feeds {
+			f.clients.grow()
+		}
 	}
 	t.high++
 	return number

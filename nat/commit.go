@@ -38,7 +38,9 @@ func (e *Engine) commit(d *decision, p *packet.Packet, now Time) {
 		dir := d.hit.direction
 		d.plan.rewrite(p)
 		if d.plan.stream.step != streamAsIs {
-			d.plan.stream.commit()
+			if d.plan.stream.commit() {
+				e.table.changed(d.hit.number)
+			}
 		}
 		c.packets[dir] += uint64(d.verdict.Packets)
 		c.bytes[dir] += uint64(p.Len())
@@ -102,8 +104,10 @@ func (e *Engine) advance(x *decision, p *packet.Packet, now Time) {
 	}
 	if d == reply && !c.has(flagReplied) {
 		e.table.replied(c, number)
+		e.table.changed(number)
 		e.reschedule(c, number, now)
 	} else if c.state != was {
+		e.table.changed(number)
 		if c.has(flagReplied) {
 			e.table.rankAs(c, number, rankOf(c.state))
 		}
@@ -114,7 +118,7 @@ func (e *Engine) advance(x *decision, p *packet.Packet, now Time) {
 // learn stores what rules and routing said about a direction in its connection.
 func (e *Engine) learn(d *decision) {
 	c, dir := d.hit.conn, d.hit.direction
-	if e.cache(c, dir, &d.tr); d.finding == findOne {
+	if e.cache(c, d.hit.number, dir, &d.tr); d.finding == findOne {
 		c.flags &^= flagEvaluated0 << dir
 	}
 }
@@ -127,6 +131,7 @@ func (e *Engine) renew(c *conn, number uint32, r renewal, home Link, now Time) {
 		e.end(c, number, endEvicted, now)
 		return
 	case renewAnew:
+		e.table.changed(number) // its next packet may no longer make it again
 		c.flags &^= flagEvaluated0 | flagEvaluated1
 		c.out[original] = home
 	}
@@ -134,7 +139,7 @@ func (e *Engine) renew(c *conn, number uint32, r renewal, home Link, now Time) {
 }
 
 // cache stores the outcome of a traversal.
-func (e *Engine) cache(c *conn, d int, tr *rules.Traversal) {
+func (e *Engine) cache(c *conn, number uint32, d int, tr *rules.Traversal) {
 	s := e.snapshot
 	c.verdict[d] = reasonOf(tr.Outcome)
 	c.out[d] = tr.Out
@@ -142,6 +147,7 @@ func (e *Engine) cache(c *conn, d int, tr *rules.Traversal) {
 	c.flags |= flagEvaluated0 << d
 	if tr.ConnMark != c.mark {
 		c.mark = tr.ConnMark
+		e.table.changed(number)
 		c.flags &^= flagEvaluated0 | flagEvaluated1 // a new mark may change the verdict of both directions
 	}
 	c.hits[d] = e.hits.number(tr, d)
@@ -183,7 +189,7 @@ func (e *Engine) insert(d *decision, p *packet.Packet, now Time) bool {
 	if d.shared {
 		tb.takePort(c, number, d.holder)
 	}
-	e.cache(c, original, tr)
+	e.cache(c, number, original, tr)
 	tr.CountBindings(false, 1, uint64(p.Len()))
 	tb.wheel.start(now)
 	tb.wheel.arm(tb, number, now.Add(s.lifetime(c, e.pressed())))
@@ -249,7 +255,7 @@ func (e *Engine) hurry(now Time) {
 			return
 		}
 		c := e.table.at(number)
-		if c.lastSeen.Add(shortUnsettled) > now {
+		if e.seen(c, now).Add(shortUnsettled) > now {
 			return
 		}
 		e.end(c, number, endExpired, now)

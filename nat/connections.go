@@ -29,7 +29,7 @@ type ConnInfo struct {
 func States() []string { return slices.Clone(stateNames[:]) }
 
 func (e *Engine) info(c *conn, number uint32, now Time) ConnInfo {
-	idle := time.Duration(max(now-c.lastSeen, 0))
+	idle := time.Duration(max(now-e.seen(c, now), 0))
 	return ConnInfo{
 		ID: e.id(number), Original: e.table.tuple(c, original), Reply: e.table.tuple(c, reply), Out: c.out, State: c.state.String(), Replied: c.has(flagReplied),
 		Service: c.has(flagService), ProxyProtocol: c.tcp.flags[original]&tcpShifted != 0, Verdict: c.verdict, Mark: c.mark, Idle: idle, Left: max(e.snapshot.lifetime(c, e.pressed())-idle, 0),

@@ -155,5 +155,13 @@ func (e *Engine) find(t *packet.Tuple, gone uint32, now Time) (hit, bool) {
 
 // alive reports whether a connection has not expired, even if the timer wheel has not reached it.
 func (e *Engine) alive(c *conn, now Time) bool {
-	return c.lastSeen.Add(e.snapshot.lifetime(c, e.pressed())) > now
+	return e.seen(c, now).Add(e.snapshot.lifetime(c, e.pressed())) > now
+}
+
+// seen is since when a connection has been idle. While e is frozen, that is now.
+func (e *Engine) seen(c *conn, now Time) Time {
+	if c.lastSeen >= e.floor {
+		return c.lastSeen
+	}
+	return max(c.lastSeen, min(e.floor, now))
 }

@@ -58,6 +58,17 @@
 // between saving and restoring. The first TCP segment that does not fit an established connection's numbers is believed, as in mid-stream, because
 // the numbers may be old.
 //
+// # Feed and Mirror
+//
+// A process that runs beside this one can take its place at any time: a Feed (feed.go) tells it what Records would save, and from then on each
+// connection that begins, changes its state or ends; its Mirror (mirror.go) puts that into a table of its own. What has changed is a bit for each
+// entry, so packets never wait and tell nothing that another packet could tell again; of an established connection, they tell nothing at all. What
+// has ended has bounded room; when that is full, a full copy follows.
+//
+// The Engine behind a Mirror is frozen: no connection ages, and so none expires there that packets keep alive here. When it takes over, ages start
+// from 0. A connection may therefore live once longer than its timeout says; none lives shorter. The numbers of TCP are those of the last change of
+// state, and are believed as little as those of records.
+//
 // # Model
 //
 // A connection is a pair of tuples. The original tuple describes the opening packets as they arrive, including their node; the reply tuple describes

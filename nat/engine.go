@@ -2,6 +2,7 @@ package nat
 
 import (
 	"errors"
+	"math"
 	"sync"
 
 	"culvert/nat/packet"
@@ -35,6 +36,7 @@ type Engine struct {
 	limit     limiter
 	stats     Stats
 	watchers  []*ConnWatch // nil = nobody
+	floor     Time         // no connection counts as idle since earlier
 	lost      func(fragment []byte, in Link, why Reason)
 	scratch   decision
 	made      packet.Packet // scratch of LetsOut, for packets that the gateway itself sends
@@ -44,7 +46,7 @@ type Engine struct {
 // packet in mid-stream the ports that its predecessor gave the connection.
 func New(key [16]byte, c *Config) (*Engine, error) {
 	set := rules.NewSet()
-	e := &Engine{hashKey: siphash.NewKey(key), set: set, put: set.Draft(), snapshot: &snapshot{}, hits: newRuleHits()}
+	e := &Engine{hashKey: siphash.NewKey(key), set: set, put: set.Draft(), snapshot: &snapshot{}, hits: newRuleHits(), floor: math.MinInt64}
 	e.table.init()
 	e.clients.init()
 	e.table.given, e.table.shares.flat = c.given(), c.Host != nil
@@ -219,7 +221,7 @@ type Stats struct {
 	Expired           uint64 // timed out
 	Evicted           uint64 // no longer admitted by the configuration
 	EarlyDropped      uint64 // evicted for others
-	Deleted           uint64 // by Delete
+	Deleted           uint64 // by DeleteConnections, or by a Mirror
 	Uncounted         uint64 // packets for which not all rules could be counted
 	Datagrams         int    // in fragments and incomplete
 	DatagramsReplaced uint64 // incomplete ones evicted for others

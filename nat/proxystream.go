@@ -255,15 +255,18 @@ func (pl *streamPlan) rewrite(p *packet.Packet) {
 	}
 }
 
-// commit updates the stream after a segment was forwarded.
-func (pl *streamPlan) commit() {
+// commit updates the stream after a segment was forwarded, and reports whether that has changed it.
+func (pl *streamPlan) commit() (changed bool) {
 	pr := pl.proxyStream
 	switch pl.step {
 	case streamLeads:
+		changed = pr.stage != headerOffered
 		pr.stage = headerOffered
 	case streamBack:
+		changed = pr.stage != pl.stage || pr.first != pl.first
 		pr.stage, pr.first = pl.stage, pl.first
 	}
+	return changed
 }
 
 // describe returns a trace text for what happens to a segment.
@@ -291,11 +294,9 @@ func (pr *proxyStream) record() proxyRecord {
 	return proxyRecord{stage: uint8(pr.stage) + 1, seen: pr.seen, first: pr.first}
 }
 
-// restored returns the stream of a restored connection. Records may be half a minute old; a stream gets far in that time.
+// restored returns the stream of a restored connection.
 func (x *proxyRecord) restored(first, answer *packet.Tuple) *proxyStream {
 	pr := newProxyStream(first, answer, x.seen, x.first)
-	if pr.stage = headerStage(x.stage - 1); pr.stage == headerTaken {
-		pr.stage = headerFar
-	}
+	pr.stage = headerStage(x.stage - 1)
 	return pr
 }

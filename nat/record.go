@@ -1,8 +1,6 @@
 package nat
 
 import (
-	"encoding/binary"
-	"hash/crc32"
 	"io"
 	"time"
 
@@ -18,7 +16,6 @@ type Records struct {
 	e     *Engine
 	since Time
 	now   Time
-	name  func(Link) string
 	pause func()
 	work  int // since the last pause, in skipped entries
 
@@ -29,15 +26,13 @@ type Records struct {
 	room     [listBudget]connRecord // for ready
 	known    []clientRecord         // read, not yet written; written after all connections
 	all      [2]uint64              // connections and clients written
-	// The current block.
-	links []Link
-	named []serviceIdentity
+	blockWriter
 }
 
 // Records starts saving at now. name names a Link; connections on links with the name "" are left out. If since is not 0, only connections with a
 // packet at or after since are saved: a second round after a complete one then costs only what has changed.
 func (e *Engine) Records(since, now Time, name func(Link) string) *Records {
-	return &Records{e: e, since: since, now: now, name: name, pause: func() {}}
+	return &Records{e: e, since: since, now: now, blockWriter: blockWriter{name: name}, pause: func() {}}
 }
 
 const (
@@ -68,43 +63,23 @@ func (r *Records) Write(w io.Writer, pause func()) error {
 
 // Next appends the next block to dst; more is false after the last one. Packets wait while it reads listBudget table entries at a time.
 func (r *Records) Next(dst []byte) (all []byte, more bool) {
-	begin := len(dst)
-	all = append(dst, make([]byte, recordHeader)...)
-	r.links, r.named = r.links[:0], r.named[:0]
-	limit := begin + RecordBlock
-	for r.read() {
-		n, links, named := len(all), len(r.links), len(r.named)
+	r.begin(dst)
+	for !more && r.read() {
+		var written, fits bool
 		if len(r.ready) > 0 {
-			all = r.appendConnection(all, &r.ready[0])
+			written, fits = r.add(func(b []byte) []byte { return r.appendConnection(b, &r.ready[0]) })
 		} else {
-			all = r.appendClient(all, &r.known[0])
+			written, fits = r.add(func(b []byte) []byte { return r.appendClient(b, &r.known[0]) })
 		}
-		if len(all) > limit {
-			all, r.links, r.named = all[:n], r.links[:links], r.named[:named]
-			more = true
-			break
+		if more = !fits; fits {
+			r.wrote(written)
 		}
-		if len(all) == n {
-			r.links, r.named = r.links[:links], r.named[:named] // undo the names: the record was not written
-		}
-		r.wrote(len(all) > n)
 	}
 	if !more {
-		n := len(all)
-		all = append(all, itemEnd)
-		all = binary.AppendUvarint(binary.AppendUvarint(all, r.all[0]), r.all[1])
-		if len(all) > limit {
-			all, more = all[:n], true
-		}
+		_, fits := r.add(func(b []byte) []byte { return appendEnd(b, r.all) })
+		more = !fits
 	}
-	used := len(all) - begin - recordHeader
-	all = append(all, make([]byte, limit-len(all))...)
-	b := all[begin:]
-	binary.LittleEndian.PutUint16(b[4:], recordVersion)
-	binary.LittleEndian.PutUint16(b[6:], uint16(used))
-	binary.LittleEndian.PutUint64(b[8:], r.e.rounds())
-	binary.LittleEndian.PutUint32(b, crc32.Checksum(b[4:], recordSum))
-	return all, more
+	return r.finish(r.e.rounds()), more
 }
 
 // wrote advances to the next record. counts: the last one was written.
@@ -146,30 +121,40 @@ func (r *Records) readConnections() {
 			return
 		}
 		r.work += recordWork
-		x := connRecord{
-			first: e.table.tuple(c, original), answer: e.table.tuple(c, reply), idle: time.Duration(max(r.now-c.lastSeen, 0)), mark: c.mark,
-			state: c.state, packets: c.packets, bytes: c.bytes, tcp: c.tcp,
+		if x, ok := e.record(c, number, r.now); ok {
+			r.ready = append(r.ready, x)
 		}
-		if pr := e.table.proxyStreamOf(c, number); pr != nil {
-			x.prologue = pr.record()
-		}
-		if e.reproducible(c, &x.first, &x.answer) {
-			return
-		}
-		if x.first.IPv6 {
-			x.facts |= recordIPv6
-		}
-		if e.snapshot.rules.Generated() && x.mark == uint32(x.first.Link) {
-			x.facts |= recordOwnMark
-		}
-		for _, f := range recordFlags {
-			if c.has(f.flag) {
-				x.facts |= f.fact
-			}
-		}
-		r.ready = append(r.ready, x)
 	})
 	r.at, r.finished = uint32(next), !more
+}
+
+// record returns what is saved of a connection; ok is false if the next packet would make it again.
+//
+// Preconditions: e.mu is held.
+// +checklocks:e.mu
+func (e *Engine) record(c *conn, number uint32, now Time) (x connRecord, ok bool) {
+	x = connRecord{
+		first: e.table.tuple(c, original), answer: e.table.tuple(c, reply), idle: time.Duration(max(now-e.seen(c, now), 0)), mark: c.mark,
+		state: c.state, packets: c.packets, bytes: c.bytes, tcp: c.tcp,
+	}
+	if pr := e.table.proxyStreamOf(c, number); pr != nil {
+		x.prologue = pr.record()
+	}
+	if e.reproducible(c, &x.first, &x.answer) {
+		return x, false
+	}
+	if x.first.IPv6 {
+		x.facts |= recordIPv6
+	}
+	if e.snapshot.rules.Generated() && x.mark == uint32(x.first.Link) {
+		x.facts |= recordOwnMark
+	}
+	for _, f := range recordFlags {
+		if c.has(f.flag) {
+			x.facts |= f.fact
+		}
+	}
+	return x, true
 }
 
 // reproducible reports whether the next packet of a connection, in either direction, would make it again: it is a pod's with the other cluster,
@@ -209,14 +194,23 @@ func (r *Records) readClients() bool {
 	first := r.clientAt + 1
 	end := min(first+listBudget, t.high)
 	for n := first; n < end; n++ {
-		a := t.at(n)
-		if service, ok := t.services[a.key.list]; ok && a.expires > r.now {
+		if x, ok := t.record(n, r.now); ok {
 			r.work += recordWork
-			r.known = append(r.known, clientRecord{service, a.key.client, a.backend, time.Duration(a.expires - r.now)})
+			r.known = append(r.known, x)
 		}
 		r.clientAt = n
 	}
 	return end > first
+}
+
+// record returns what is saved of an entry; ok is false if it is free or its time is over.
+func (t *affinityTable) record(number uint32, now Time) (x clientRecord, ok bool) {
+	a := t.at(number)
+	service, ok := t.services[a.key.list]
+	if !ok || a.expires <= now {
+		return x, false
+	}
+	return clientRecord{service, a.key.client, a.backend, time.Duration(a.expires - now)}, true
 }
 
 // rounds returns an upper bound for how often a table entry was used.

@@ -40,6 +40,10 @@ const (
 	itemClient                // service, address, backend, time left in milliseconds
 	itemEnd                   // how many connections and clients were written
 	itemProxy                 // stage and first of the connection that follows
+	// Of a Feed only.
+	itemCopy       // the number of a copy, which begins; itemEnd ends it
+	itemGone       // family, protocol, link, addresses and ports of the original tuple of a connection that has ended
+	itemGoneClient // service and address of a client that is forgotten
 )
 
 // Bits of what is known about a connection.
@@ -86,106 +90,9 @@ type clientRecord struct {
 	left    time.Duration
 }
 
-func (r *Records) appendConnection(b []byte, x *connRecord) []byte {
-	n := len(b)
-	b, from := r.appendLink(b, x.first.Link)
-	way := uint64(0)
-	if x.answer.Link.Outside() {
-		b, way = r.appendLink(b, x.answer.Link)
-	}
-	if from == 0 || way == 0 && x.answer.Link.Outside() {
-		return b[:n]
-	}
-	if pr := &x.prologue; pr.stage > 0 {
-		stage := pr.stage
-		if pr.seen {
-			stage |= proxySeen
-		}
-		b = binary.LittleEndian.AppendUint32(append(b, itemProxy, stage), pr.first)
-	}
-	b = append(b, itemConnection, x.facts, x.first.Protocol, byte(x.state))
-	b = binary.AppendUvarint(binary.AppendUvarint(b, from), way)
-	for _, t := range [...]*packet.Tuple{&x.first, &x.answer} {
-		for _, w := range t.Words[:words(t.IPv6)] {
-			b = binary.LittleEndian.AppendUint64(b, w)
-		}
-		b = binary.LittleEndian.AppendUint32(b, t.Ports)
-	}
-	b = binary.AppendUvarint(b, uint64(x.idle.Milliseconds()))
-	if x.facts&recordOwnMark == 0 {
-		b = binary.AppendUvarint(b, uint64(x.mark))
-	}
-	for d := range x.packets {
-		b = binary.AppendUvarint(binary.AppendUvarint(b, x.packets[d]), x.bytes[d])
-	}
-	if !remembers(x.first.Protocol) {
-		return b
-	}
-	for d := range x.tcp.end {
-		t := &x.tcp
-		b = binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(b, t.end[d]), t.ack[d])
-		b = binary.LittleEndian.AppendUint16(binary.LittleEndian.AppendUint16(b, t.window[d]), t.mss[d])
-		b = append(b, t.shift[d], byte(t.flags[d]&(tcpStray-1)))
-	}
-	return b
-}
-
-// words returns how many words the addresses of a tuple take.
-func words(ipv6 bool) int {
-	if ipv6 {
-		return 4
-	}
-	return 1
-}
-
-// remembers reports whether connections of a protocol have a tcpState.
-func remembers(protocol uint8) bool { return protocol == packet.TCP || protocol == packet.SCTP }
-
-// appendLink returns the number of a link in the block and defines it if necessary; 0 if the link has no name.
-func (r *Records) appendLink(b []byte, l Link) ([]byte, uint64) {
-	for i, o := range r.links {
-		if o == l {
-			return b, uint64(i + 1)
-		}
-	}
-	name := r.name(l)
-	if name == "" || len(name) > maxRecordName {
-		return b, 0
-	}
-	r.links = append(r.links, l)
-	return appendName(append(b, itemLink), name), uint64(len(r.links))
-}
-
-func appendName(b []byte, name string) []byte {
-	return append(binary.AppendUvarint(b, uint64(len(name))), name...)
-}
-
-func (r *Records) appendClient(b []byte, x *clientRecord) []byte {
-	if len(x.service.name) > maxRecordName {
-		return b
-	}
-	number := uint64(0)
-	for i, o := range r.named {
-		if o == x.service {
-			number = uint64(i + 1)
-		}
-	}
-	if number == 0 {
-		r.named = append(r.named, x.service)
-		number = uint64(len(r.named))
-		b = appendName(append(b, itemService), x.service.name)
-		b = append(binary.LittleEndian.AppendUint16(b, x.service.port), x.service.protocol)
-	}
-	b = binary.AppendUvarint(append(b, itemClient), number)
-	for _, w := range [...]uint64{x.address[0], x.address[1], x.backend} {
-		b = binary.LittleEndian.AppendUint64(b, w)
-	}
-	return binary.AppendUvarint(b, uint64(x.left.Milliseconds()))
-}
-
 // item reads one item and stores its fields.
 func (r *Restore) item(in *fields) {
-	switch in.byte() {
+	switch kind := in.byte(); kind {
 	case itemLink:
 		l, ok := r.link(in.name())
 		r.links = append(r.links, restoredLink{l, ok})
@@ -213,7 +120,32 @@ func (r *Restore) item(in *fields) {
 	case itemEnd:
 		of := [2]int{int(in.uvarint(math.MaxUint32)), int(in.uvarint(math.MaxUint32))}
 		r.result.Whole = !in.short && of == r.since && r.result.Damaged+r.result.Foreign == 0
+		if r.mirror != nil && !in.short {
+			r.put()
+			r.mirror.putClients()
+			r.mirror.ends(of == r.since)
+		}
 		r.since = [2]int{}
+	default:
+		if in.short = in.short || r.mirror == nil; !in.short {
+			r.change(kind, in)
+		}
+	}
+}
+
+// change reads an item of a Feed.
+func (r *Restore) change(kind byte, in *fields) {
+	r.put() // in order
+	r.mirror.putClients()
+	switch kind {
+	case itemCopy:
+		if in.uvarint(math.MaxUint64); !in.short {
+			r.mirror.begins()
+		}
+	case itemGone:
+		r.mirror.gone(in)
+	case itemGoneClient:
+		r.mirror.goneClient(in)
 	default:
 		in.short = true
 	}

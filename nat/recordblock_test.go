@@ -2,8 +2,11 @@ package nat
 
 import (
 	"encoding/binary"
+	"fmt"
 	"hash/crc32"
 	"math"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -28,10 +31,40 @@ func TestRecordSize(t *testing.T) {
 		for d := range x.packets {
 			x.packets[d], x.bytes[d] = math.MaxUint64, math.MaxUint64
 		}
-		r := Records{links: make([]Link, 200)}
+		r := blockWriter{links: make([]Link, 200)}
 		r.links = append(r.links, x.first.Link, x.answer.Link)
 		if n := len(r.appendConnection(nil, &x)); n > test.most {
 			t.Errorf("IPv6 %t: %d bytes, want at most %d", test.ipv6, n, test.most)
 		}
 	}
 }
+
+// Needed returns what Records would save of connections and clients, as far as it does not change with each packet, in the order of the text.
+// With expired, it returns the tuples of those too whose time is over and that are still in the table.
+func Needed(e *Engine, now Time, expired bool) (all []string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for n := uint32(1); n < e.table.high; n++ {
+		c := e.table.at(n)
+		if !c.live() || !expired && !e.alive(c, now) {
+			continue
+		}
+		if x, ok := e.record(c, n, now); ok {
+			all = append(all, fmt.Sprintf("%s %s | %v mark %d facts %x header %+v ports %t", x.first.String(), x.answer.String(), x.state, x.mark, x.facts, x.prologue, c.has(flagPort)))
+		}
+	}
+	for n := uint32(1); n < e.clients.high; n++ {
+		if x, ok := e.clients.record(n, now); ok {
+			all = append(all, fmt.Sprintf("client %+v %x | %x", x.service, x.address, x.backend))
+		}
+	}
+	if slices.Sort(all); expired {
+		for i := range all {
+			all[i], _, _ = strings.Cut(all[i], "|")
+		}
+	}
+	return all
+}
+
+// Room makes a Feed's room for what has ended smaller. It must be called before anything has ended.
+func (f *Feed) Room(n int) { f.gone = make([]gone, n) }

@@ -32,6 +32,7 @@ type Restore struct {
 	clients  []clientRecord
 	since    [2]int // connections and clients since the last end item
 	result   Restored
+	mirror   *Mirror // nil: these are the records of a process that has ended
 }
 
 // A restoredLink is a link named in a block.
@@ -126,7 +127,9 @@ func (r *Restore) block(b []byte) {
 	if in.short {
 		r.damaged()
 	}
-	r.put()
+	if r.put(); r.mirror != nil {
+		r.mirror.putClients()
+	}
 }
 
 // idsAfter gives connections ids that were never used by a table whose entries were used that often.
@@ -153,7 +156,7 @@ func (r *Restore) putSome(some []connRecord) {
 	defer e.mu.Unlock()
 	e.loadPlaces(some)
 	for i := range some {
-		*e.restore(&some[i], r.now, &r.result)++
+		*e.restore(&some[i], r)++
 	}
 }
 
@@ -188,8 +191,8 @@ func (e *Engine) loadPlaces(some []connRecord) (used int) {
 //
 // Preconditions: e.mu is held.
 // +checklocks:e.mu
-func (e *Engine) restore(x *connRecord, now Time, result *Restored) *int {
-	s := e.snapshot
+func (e *Engine) restore(x *connRecord, r *Restore) *int {
+	s, now, result := e.snapshot, r.now, &r.result
 	if !s.rules.HasLink(x.first.Link) || x.answer.Link != anyNode && !s.rules.HasLink(x.answer.Link) {
 		return &result.UnknownLink
 	}
@@ -200,11 +203,11 @@ func (e *Engine) restore(x *connRecord, now Time, result *Restored) *int {
 		}
 	}
 	lifetime := s.lifetime(&draft, e.pressed())
-	if x.idle >= lifetime {
+	if x.idle >= lifetime && r.mirror == nil {
 		return &result.Expired
 	}
 	again := e.displace(x, now)
-	became := e.reinsert(x, &draft, lifetime, now, result)
+	became := e.reinsert(x, &draft, lifetime, r)
 	switch {
 	case !again && became == &result.Connections:
 		e.stats.Restored++
@@ -220,10 +223,12 @@ func (e *Engine) restore(x *connRecord, now Time, result *Restored) *int {
 //
 // Preconditions: e.mu is held.
 // +checklocks:e.mu
-func (e *Engine) reinsert(x *connRecord, draft *conn, lifetime time.Duration, now Time, result *Restored) *int {
-	tb, s := &e.table, e.snapshot
+func (e *Engine) reinsert(x *connRecord, draft *conn, lifetime time.Duration, r *Restore) *int {
+	tb, s, now, result := &e.table, e.snapshot, r.now, &r.result
 	h := e.holder(&x.first)
-	if settled := draft.has(flagReplied) && rankOf(x.state) != rankUnsettled; tb.used >= s.maxEntries && !e.giveWay(settled, now) || !settled && e.crowds(h) {
+	settled := draft.has(flagReplied) && rankOf(x.state) != rankUnsettled
+	full := tb.used >= s.maxEntries && !(r.mirror != nil && r.mirror.makeRoom(now))
+	if full && !e.giveWay(settled, now) || r.mirror == nil && !settled && e.crowds(h) {
 		return &result.NoRoom
 	}
 	c, number := tb.add(&x.first, &x.answer, h, s.generation)
@@ -235,7 +240,11 @@ func (e *Engine) reinsert(x *connRecord, draft *conn, lifetime time.Duration, no
 	c.lastSeen, c.mark, c.state, c.packets, c.bytes, c.tcp = now.Add(-x.idle), x.mark, x.state, x.packets, x.bytes, x.tcp
 	c.flags |= draft.flags & flagService
 	if x.prologue.stage > 0 {
-		tb.begin(c, number, x.prologue.restored(&x.first, &x.answer))
+		pr := x.prologue.restored(&x.first, &x.answer)
+		if r.mirror == nil && pr.stage == headerTaken {
+			pr.stage = headerFar // records may be half a minute old, and a stream gets far in that time
+		}
+		tb.begin(c, number, pr)
 	}
 	if draft.has(flagPort) {
 		tb.takePort(c, number, h)

@@ -35,6 +35,8 @@ type table struct {
 	closed    map[uint64]closedList   // by holder within a port space: connections with flagPortShare
 	given     rules.PortRange         // the source ports of a Host; if empty, portRange applies
 	proxies   map[uint32]*proxyStream // by number, for connections with tcpShifted
+	feeds     []*Feed                 // nil = nobody
+	fresh     *freshEntries           // of a Mirror's copy; nil = there is none
 }
 
 // A chunk is 20 pages of 8 KiB, the allocator's unit: nothing is wasted, and entries are aligned to cache lines.
@@ -137,6 +139,9 @@ func (tb *table) add(first, answer *packet.Tuple, h holder, generation uint32) (
 		number = tb.high
 		if number%chunkEntries == 0 || len(tb.chunks) == 0 {
 			tb.chunks = append(tb.chunks, new(chunk))
+			for _, f := range tb.feeds {
+				f.connections.grow()
+			}
 		}
 		tb.high++
 		tb.name(number, tb.firstID+uint64(number))
@@ -162,11 +167,15 @@ func (tb *table) add(first, answer *packet.Tuple, h holder, generation uint32) (
 	tb.shares.take(h.of(shareConnections))
 	tb.unreplied++
 	tb.rankAs(c, number, rankUnsettled)
+	tb.changed(number)
+	tb.fresh.add(number)
 	return c, number
 }
 
 // remove removes a connection from all structures.
 func (tb *table) remove(c *conn, number uint32) {
+	tb.ended(c, number)
+	tb.fresh.remove(number)
 	for d := range c.keys {
 		t := tb.tuple(c, d)
 		tb.directory.remove(tb.directory.hash(&t), newReference(number, d))

@@ -157,7 +157,7 @@ func (e *Engine) expire(now Time, budget int) int {
 		}
 		budget--
 		c := tb.at(number)
-		deadline := c.lastSeen.Add(e.snapshot.lifetime(c, e.pressed()))
+		deadline := e.seen(c, now).Add(e.snapshot.lifetime(c, e.pressed()))
 		if deadline <= now {
 			e.end(c, number, endExpired, now)
 			continue

@@ -1,0 +1,388 @@
+package nat
+
+import (
+	"encoding/binary"
+	"math/bits"
+	"slices"
+
+	"culvert/nat/packet"
+)
+
+// A Feed tells another process what becomes of an Engine's connections and clients of services: first of all that Records would save, then of each
+// that begins, changes its state, or ends. The other process has a Mirror.
+//
+// It holds what has changed as one bit for each table entry, so several changes of a connection are told as one, and a connection that begins and
+// ends between two passes is not told at all. What has ended has room for feedRoom; when that is full, the Feed starts again with a full copy. So
+// packets never wait for a Feed, and a Feed that nobody reads costs 2 bits for each entry and 2 MiB.
+//
+// Packets of an established connection tell a Feed nothing: ages do not pass in a Mirror.
+type Feed struct {
+	e *Engine
+	blockWriter
+	written [2]uint64 // connections and clients since the copy began
+	work    int       // since the last pause, in skipped entries
+	over    bool      // all that the pass has to read is read
+	// Read, and not yet written, in this order.
+	begins bool // a copy begins
+	ended  []gone
+	ready  []connRecord
+	known  []clientRecord
+	ends   bool // the copy is whole
+	// The room of the above.
+	endedRoom [listBudget]gone
+	readyRoom [listBudget]connRecord
+	knownRoom [listBudget]clientRecord
+
+	// The rest is guarded by the Engine's lock.
+	copies               uint64 // that have begun
+	connections, clients markedEntries
+	gone                 []gone // a ring
+	first, length        int
+	lost                 bool // a full copy is to begin
+	copying              bool
+}
+
+// feedRoom is how many ended connections and clients wait for a Feed.
+const feedRoom = 1 << 15
+
+// A gone is what has ended: a connection, by its original tuple, or a client, whose address is in the tuple.
+type gone struct {
+	tuple   packet.Tuple
+	service serviceIdentity
+	client  bool
+}
+
+// markedEntries are sets of table entries.
+type markedEntries struct {
+	changed, told []uint64 // a bit for each entry: to be told, and that the other process may have
+	waiting       int      // how many are changed
+	at            int      // words of changed that this pass has read
+}
+
+// grow makes room for another chunk of entries.
+func (m *markedEntries) grow() {
+	var chunk [chunkEntries / 64]uint64
+	m.changed, m.told = append(m.changed, chunk[:]...), append(m.told, chunk[:]...)
+}
+
+func (m *markedEntries) change(number uint32) {
+	if word, bit := &m.changed[number/64], uint64(1)<<(number%64); *word&bit == 0 {
+		*word |= bit
+		m.waiting++
+	}
+}
+
+// end takes an entry out, and reports whether the other process may have it.
+func (m *markedEntries) end(number uint32) bool {
+	i, bit := number/64, uint64(1)<<(number%64)
+	if m.changed[i]&bit != 0 {
+		m.changed[i] &^= bit
+		m.waiting--
+	}
+	told := m.told[i]&bit != 0
+	m.told[i] &^= bit
+	return told
+}
+
+// all marks every entry as changed and as not told.
+func (m *markedEntries) all() {
+	clear(m.told)
+	for i := range m.changed {
+		m.changed[i] = ^uint64(0)
+	}
+	m.waiting, m.at = 64*len(m.changed), 0
+}
+
+// feedWords is how many words of a set are read at a time, while packets wait.
+const feedWords = 1024
+
+// some calls visit for some of the changed entries, at most listBudget, from where the last call ended. It returns false at the end of the set, where
+// the next call begins again.
+func (m *markedEntries) some(visit func(number uint32) (told bool)) (more bool) {
+	if m.waiting == 0 {
+		m.at = 0
+		return false
+	}
+	left := listBudget
+	for end := min(m.at+feedWords, len(m.changed)); m.at < end; m.at++ {
+		for word := &m.changed[m.at]; *word != 0; left-- {
+			if left == 0 {
+				return true
+			}
+			bit := *word & -*word
+			*word &^= bit
+			m.waiting--
+			if visit(uint32(64*m.at + bits.TrailingZeros64(bit))) {
+				m.told[m.at] |= bit
+			}
+		}
+	}
+	if m.at < len(m.changed) {
+		return true
+	}
+	m.at = 0
+	return false
+}
+
+// Feed starts a Feed with a full copy. name names a Link; connections on links with the name "" are left out. Close stops it. One goroutine at a time
+// may call its methods.
+func (e *Engine) Feed(name func(Link) string) *Feed {
+	f := &Feed{e: e, blockWriter: blockWriter{name: name}, gone: make([]gone, feedRoom), lost: true}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for range e.table.chunks {
+		f.connections.grow()
+	}
+	for range e.clients.made {
+		f.clients.grow()
+	}
+	e.table.feeds, e.clients.feeds = append(e.table.feeds, f), append(e.clients.feeds, f)
+	return f
+}
+
+// Close ends f.
+func (f *Feed) Close() {
+	e := f.e
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.table.feeds = slices.DeleteFunc(e.table.feeds, func(o *Feed) bool { return o == f })
+	e.clients.feeds = slices.DeleteFunc(e.clients.feeds, func(o *Feed) bool { return o == f })
+}
+
+// Copy has the Feed start again with a full copy.
+func (f *Feed) Copy() {
+	f.e.mu.Lock()
+	defer f.e.mu.Unlock()
+	f.lost = true
+}
+
+// A FeedState says how far a Feed is.
+type FeedState struct {
+	Copies  uint64 // full copies that have begun; the first is of Feed, others are of Copy or because what has ended had no room
+	Copying bool   // the copy is not yet whole
+	Lost    bool   // the next block begins another copy
+}
+
+// State returns how far f is.
+func (f *Feed) State() FeedState {
+	f.e.mu.Lock()
+	defer f.e.mu.Unlock()
+	return FeedState{f.copies, f.copying, f.lost}
+}
+
+// end notes that a connection or a client has ended. Preconditions: the Engine's lock is held.
+func (f *Feed) end(g *gone) {
+	switch {
+	case f.lost:
+	case f.length == len(f.gone):
+		f.lost = true
+	default:
+		f.gone[(f.first+f.length)%len(f.gone)] = *g
+		f.length++
+	}
+}
+
+// Next appends the next block to dst, if there is anything to tell. more is false at the end of a pass: everything is told that had changed before the
+// pass began. It calls pause whenever it has worked long enough that packets should have their turn; they wait while it reads listBudget table entries
+// at a time.
+func (f *Feed) Next(dst []byte, now Time, pause func()) (all []byte, more bool) {
+	f.begin(dst)
+	wrote := false
+	for {
+		for f.due() {
+			written, fits := f.addNext()
+			if !fits {
+				return f.finish(f.e.rounds()), true
+			}
+			wrote = wrote || written
+		}
+		if f.over {
+			f.over = false
+			break
+		}
+		if f.work >= recordBurst {
+			f.work = 0
+			pause()
+		}
+		f.over = !f.read(now)
+	}
+	if !wrote {
+		return dst, false
+	}
+	return f.finish(f.e.rounds()), false
+}
+
+// due reports whether something is read and not yet written.
+func (f *Feed) due() bool {
+	return f.begins || f.ends || len(f.ended)+len(f.ready)+len(f.known) > 0
+}
+
+// addNext adds the next of what is due to the block.
+func (f *Feed) addNext() (written, fits bool) {
+	switch {
+	case f.begins:
+		if written, fits = f.add(func(b []byte) []byte { return binary.AppendUvarint(append(b, itemCopy), f.copies) }); fits {
+			f.begins, f.written = false, [2]uint64{}
+		}
+	case len(f.ended) > 0:
+		if written, fits = f.add(func(b []byte) []byte { return f.appendGone(b, &f.ended[0]) }); fits {
+			f.ended = f.ended[1:]
+		}
+	case len(f.ready) > 0:
+		if written, fits = f.add(func(b []byte) []byte { return f.appendConnection(b, &f.ready[0]) }); fits {
+			f.ready = f.ready[1:]
+			f.count(0, written)
+		}
+	case len(f.known) > 0:
+		if written, fits = f.add(func(b []byte) []byte { return f.appendClient(b, &f.known[0]) }); fits {
+			f.known = f.known[1:]
+			f.count(1, written)
+		}
+	default:
+		if written, fits = f.add(func(b []byte) []byte { return appendEnd(b, f.written) }); fits {
+			f.ends = false
+		}
+	}
+	return written, fits
+}
+
+func (f *Feed) count(kind int, written bool) {
+	if written {
+		f.written[kind]++
+	}
+}
+
+// read reads some of what is to be told. It returns false at the end of a pass. Ends are read before connections that have begun since, because those
+// may have the same tuple.
+func (f *Feed) read(now Time) (more bool) {
+	e := f.e
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	f.work += listBudget
+	if f.lost {
+		f.restart()
+	}
+	f.ended = f.endedRoom[:0]
+	for n := min(f.length, listBudget); n > 0; n-- {
+		f.ended = append(f.ended, f.gone[f.first])
+		f.gone[f.first] = gone{}
+		f.first = (f.first + 1) % len(f.gone)
+		f.length--
+	}
+	if f.length > 0 || f.readConnections(now) || f.readClients(now) {
+		return true
+	}
+	f.ends, f.copying = f.copying, false
+	return false
+}
+
+// restart begins a full copy.
+//
+// Preconditions: f.e.mu is held.
+// +checklocks:f.e.mu
+func (f *Feed) restart() {
+	f.connections.all()
+	f.clients.all()
+	clear(f.gone)
+	f.first, f.length = 0, 0
+	f.copies++
+	f.lost, f.copying, f.begins = false, true, true
+}
+
+// Preconditions: f.e.mu is held.
+// +checklocks:f.e.mu
+func (f *Feed) readConnections(now Time) (more bool) {
+	tb := &f.e.table
+	f.ready = f.readyRoom[:0]
+	return f.connections.some(func(number uint32) bool {
+		f.work += recordWork
+		if number == 0 || number >= tb.high {
+			return false
+		}
+		c := tb.at(number)
+		if !c.live() || !f.e.alive(c, now) {
+			return false
+		}
+		x, ok := f.e.record(c, number, now)
+		if ok {
+			f.ready = append(f.ready, x)
+		}
+		return ok
+	})
+}
+
+// Preconditions: f.e.mu is held.
+// +checklocks:f.e.mu
+func (f *Feed) readClients(now Time) (more bool) {
+	t := &f.e.clients
+	f.known = f.knownRoom[:0]
+	return f.clients.some(func(number uint32) bool {
+		f.work += recordWork
+		if number == 0 || number >= t.high {
+			return false
+		}
+		x, ok := t.record(number, now)
+		if ok {
+			f.known = append(f.known, x)
+		}
+		return ok
+	})
+}
+
+// appendGone appends what has ended.
+func (f *Feed) appendGone(b []byte, g *gone) []byte {
+	n := len(b)
+	if g.client {
+		b, number := f.appendService(b, g.service)
+		if number == 0 {
+			return b
+		}
+		b = binary.AppendUvarint(append(b, itemGoneClient), number)
+		return binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(b, g.tuple.Words[0]), g.tuple.Words[1])
+	}
+	b, from := f.appendLink(b, g.tuple.Link)
+	if from == 0 {
+		return b[:n]
+	}
+	family := byte(0)
+	if g.tuple.IPv6 {
+		family = recordIPv6
+	}
+	b = binary.AppendUvarint(append(b, itemGone, family, g.tuple.Protocol), from)
+	for _, word := range g.tuple.Words[:words(g.tuple.IPv6)] {
+		b = binary.LittleEndian.AppendUint64(b, word)
+	}
+	return binary.LittleEndian.AppendUint32(b, g.tuple.Ports)
+}
+
+// changed tells feeds that a connection has begun or has changed.
+func (tb *table) changed(number uint32) {
+	for _, f := range tb.feeds {
+		f.connections.change(number)
+	}
+}
+
+// ended tells feeds that a connection ends, which is still in the table.
+func (tb *table) ended(c *conn, number uint32) {
+	for _, f := range tb.feeds {
+		if f.connections.end(number) {
+			f.end(&gone{tuple: tb.tuple(c, original)})
+		}
+	}
+}
+
+// changed tells feeds that a client is new or was seen again.
+func (t *affinityTable) changed(number uint32) {
+	for _, f := range t.feeds {
+		f.clients.change(number)
+	}
+}
+
+// ended tells feeds that a client is forgotten, which is still in the table.
+func (t *affinityTable) ended(a *affinity, number uint32) {
+	for _, f := range t.feeds {
+		if f.clients.end(number) {
+			f.end(&gone{tuple: packet.Tuple{Words: [4]uint64{a.key.client[0], a.key.client[1]}}, service: t.services[a.key.list], client: true})
+		}
+	}
+}
