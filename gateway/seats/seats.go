@@ -219,6 +219,15 @@ func (s *Listener) InUse() int {
 // Refused returns how many connections were closed because they had no seat, or lost it to another of their source.
 func (s *Listener) Refused() uint64 { return s.refused.Load() }
 
+// Release frees the seat of a connection of a Listener and leaves it open, for one that is known by now. It does nothing to other connections.
+func Release(c net.Conn) {
+	if c, ok := c.(*seated); ok {
+		c.of.mu.Lock()
+		defer c.of.mu.Unlock()
+		c.of.remove(c)
+	}
+}
+
 // seated is a connection that gives its seat back when it is closed.
 type seated struct {
 	net.Conn

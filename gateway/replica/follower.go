@@ -1,0 +1,240 @@
+package replica
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"culvert/nat"
+)
+
+const (
+	// A stream that was lost is tried again after redialTime, which doubles up to maxRedialTime.
+	redialTime, maxRedialTime = 100 * time.Millisecond, time.Second
+	// askTime lies between two requests for another copy.
+	askTime = 5 * time.Second
+)
+
+// A following is a stream from a source, at the follower.
+type following struct {
+	r      *Replica
+	wire   *wire
+	mirror *nat.Mirror
+	whole  chan struct{} // closed by once when a copy is whole
+	once   sync.Once
+
+	mu      sync.Mutex
+	is      Link              // +checklocks:mu
+	other   hello             // +checklocks:mu
+	heard   time.Time         // +checklocks:mu
+	unknown map[string]uint64 // messages that were not understood; +checklocks:mu
+
+	// Of the receiving goroutine: what was asked for last, and when the answer may help.
+	asked      time.Time
+	generation uint32
+	refused    int
+}
+
+// Follow follows the source at an address from now on, in the place of another one; the zero AddrPort is none.
+func (r *Replica) Follow(at netip.AddrPort) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.target == at {
+		return
+	}
+	r.target = at
+	close(r.retarget)
+	r.retarget = make(chan struct{})
+}
+
+// Whole waits until a full copy of the source that is followed is whole.
+func (r *Replica) Whole(ctx context.Context) error {
+	tick := time.NewTicker(passTime)
+	defer tick.Stop()
+	for {
+		r.mu.Lock()
+		f := r.source
+		r.mu.Unlock()
+		var whole chan struct{}
+		if f != nil {
+			whole = f.whole
+		}
+		select {
+		case <-whole:
+			return nil
+		case <-tick.C:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// follow follows whom Follow says until Close.
+func (r *Replica) follow() {
+	wait := redialTime
+	for r.done.Err() == nil {
+		r.mu.Lock()
+		at, retarget := r.target, r.retarget
+		r.mu.Unlock()
+		var again <-chan time.Time
+		if at.IsValid() {
+			ctx, cancel := context.WithCancel(r.done)
+			go func() {
+				select {
+				case <-retarget:
+					cancel()
+				case <-ctx.Done():
+				}
+			}()
+			lasted, err := r.followAt(ctx, at)
+			if ctx.Err() == nil {
+				r.Log.WithError(err).WithField("address", at).Warn("connections are not copied: the stream from the active gateway is down")
+			}
+			cancel()
+			if lasted > maxRedialTime {
+				wait = redialTime
+			}
+			again = time.After(wait)
+			wait = min(2*wait, maxRedialTime)
+		}
+		select {
+		case <-r.done.Done():
+		case <-retarget:
+			wait = redialTime
+		case <-again:
+		}
+	}
+}
+
+// followAt follows one source until the stream or ctx ends, and returns how long that took.
+func (r *Replica) followAt(ctx context.Context, at netip.AddrPort) (lasted time.Duration, err error) {
+	greeting, cancel := context.WithTimeout(ctx, greetTime)
+	defer cancel()
+	c, err := r.Dial(greeting, at)
+	if err != nil {
+		return 0, err
+	}
+	defer c.Close()
+	defer context.AfterFunc(ctx, func() { c.Close() })()
+	conn := tls.Client(c, r.keys.client())
+	if err := conn.HandshakeContext(greeting); err != nil {
+		r.refuse(reasonOf(err))
+		return 0, err
+	}
+	w := &wire{conn: conn}
+	if err := w.sendJSON(kindHello, r.hello()); err != nil {
+		return 0, err
+	}
+	other, err := w.receiveHello()
+	if err != nil {
+		return 0, fmt.Errorf("no hello: %w", err)
+	}
+	f := &following{r: r, wire: w, mirror: r.Engine.Mirror(r.Link), whole: make(chan struct{}), other: other, heard: time.Now(),
+		unknown: map[string]uint64{}, generation: r.Engine.Generation()}
+	f.is = Link{Name: other.Name, Peer: at.String(), Since: time.Now(), NoFullCopy: true, Clock: time.Until(other.Clock)}
+	defer f.mirror.Close()
+	r.setSource(f)
+	defer r.setSource(nil)
+	r.Log.WithField("replica", other.Name).WithField("address", at).Info("connections are copied from the active gateway")
+	begin := time.Now()
+	err = f.receive()
+	return time.Since(begin), err
+}
+
+func (r *Replica) setSource(f *following) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.source = f
+}
+
+// receive takes what the source says until the stream ends.
+func (f *following) receive() error {
+	for {
+		k, body, err := f.wire.receive(stallTime)
+		if err != nil {
+			return err
+		}
+		f.mu.Lock()
+		f.heard = time.Now()
+		f.mu.Unlock()
+		switch k {
+		case kindFacts:
+			f.r.Took(slices.Clone(body))
+		case kindBlocks:
+			if len(body)%nat.RecordBlock != 0 {
+				return fmt.Errorf("%w: a part of a block", errProtocol)
+			}
+			f.mirror.Write(body, f.r.Now())
+		case kindMark:
+			if len(body) != 8 {
+				return fmt.Errorf("%w: a mark of %d bytes", errProtocol, len(body))
+			}
+			if err := f.acknowledge(binary.BigEndian.Uint64(body)); err != nil {
+				return err
+			}
+		case kindNotice:
+			if f.r.Heard != nil {
+				f.r.Heard(slices.Clone(body))
+			}
+		case kindHello, kindAck, kindCopy:
+			return errors.Join(errProtocol, fmt.Errorf("message %d", k))
+		default: // of a newer version
+			f.mu.Lock()
+			f.unknown["message"]++
+			f.mu.Unlock()
+		}
+	}
+}
+
+// acknowledge answers a mark, and asks for another copy where that may have what was not taken from the last one.
+func (f *following) acknowledge(mark uint64) error {
+	state := f.mirror.State()
+	a := ack{Mark: mark, Entries: f.r.Engine.Stats().Connections, Whole: state.Whole, NotTaken: map[string]uint64{}}
+	f.mu.Lock()
+	for _, n := range []struct {
+		why string
+		n   int
+	}{{"unknown-link", state.UnknownLink}, {"unbound", state.Unbound}, {"no-room", state.NoRoom}, {"damaged-block", state.Damaged}, {"foreign-block", state.Foreign}} {
+		if n.n > 0 {
+			a.NotTaken[n.why] = uint64(n.n)
+		}
+	}
+	for why, n := range f.unknown {
+		a.NotTaken[why] = n
+	}
+	if f.is.NoFullCopy && state.Whole {
+		f.is.LastCopy = time.Now()
+		f.once.Do(func() { close(f.whole) })
+	}
+	f.is.NoFullCopy, f.is.Entries, f.is.NotTaken = !state.Whole, a.Entries, a.NotTaken
+	f.mu.Unlock()
+	if err := f.wire.sendJSON(kindAck, a); err != nil {
+		return err
+	}
+	return f.ask(&state)
+}
+
+// ask asks for another copy after the configuration has changed, if records were refused by the one before.
+func (f *following) ask(state *nat.MirrorState) error {
+	refused, generation := state.UnknownLink+state.Unbound+state.Damaged, f.r.Engine.Generation()
+	if refused == f.refused || generation == f.generation || time.Since(f.asked) < askTime {
+		return nil
+	}
+	f.refused, f.generation, f.asked = refused, generation, time.Now()
+	return f.wire.send(kindCopy, []byte("configuration"))
+}
+
+// describe returns the state of the stream.
+func (f *following) describe() Link {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	is := f.is
+	is.Differs, is.Lag = f.r.differs(&f.other), time.Since(f.heard)
+	return is
+}

@@ -1,0 +1,442 @@
+package replica
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"go.uber.org/goleak"
+
+	"culvert/gateway/wgkey"
+	"culvert/nat"
+	"culvert/nat/nattest"
+	"culvert/nat/packet"
+	"culvert/nat/rules"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const node = nat.Link(1)
+
+var started = time.Now()
+
+func now() nat.Time { return nat.Time(time.Since(started)) }
+
+// newEngine returns an Engine of a cluster whose strangers share an address.
+func newEngine(t testing.TB, most int) *nat.Engine {
+	t.Helper()
+	p := netip.MustParsePrefix
+	e, err := nat.New([16]byte{1, 2, 3}, &nat.Config{MTU: 1340, MaxConnections: most, Config: rules.Config{
+		Nodes:              []rules.Node{{Link: node, Name: "rome-1", Address: rules.PairOf(netip.MustParseAddr("10.80.0.2"))}},
+		LocalPodCIDRs:      []netip.Prefix{p("10.200.0.0/16")},
+		LocalExternalCIDRs: []netip.Prefix{p("10.70.0.0/16")},
+		Remote:             []rules.RemoteCIDR{{Real: p("10.0.0.0/8"), Remapped: p("100.0.0.0/8")}},
+		Routes:             []rules.Route{{Prefix: p("10.200.1.0/24"), Link: node}},
+		UnknownSource:      rules.PairOf(netip.MustParseAddr("10.70.0.0")),
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+func linkName(l nat.Link) string {
+	switch l {
+	case nat.Tunnel:
+		return "tunnel"
+	case node:
+		return "rome-1"
+	}
+	return ""
+}
+
+func link1(name string) (nat.Link, bool) {
+	switch name {
+	case "tunnel":
+		return nat.Tunnel, true
+	case "rome-1":
+		return node, true
+	}
+	return 0, false
+}
+
+// talk opens connections number first and on.
+func talk(t testing.TB, e *nat.Engine, first, n int) {
+	t.Helper()
+	b := nattest.IP{Source: "192.0.2.1", Destination: "100.9.0.1", Body: nattest.UDP{SourcePort: 1, DestinationPort: 53, NoChecksum: true}}.Bytes()
+	for i := first; i < first+n; i++ {
+		work := bytes.Clone(b)
+		work[16], work[17], work[18], work[19] = 100, byte(i>>16), byte(i>>8), byte(i)
+		work[14], work[15] = byte(i>>18), byte(i>>10)
+		var p packet.Packet
+		p.Parse(nattest.Fix(work))
+		if v := e.Process(&p, node, now()); v.Action != nat.Forward || v.Untracked {
+			t.Fatalf("connection %d: %v %v", i, v.Action, v.Reason)
+		}
+	}
+}
+
+// table returns the tuples of all connections.
+func table(e *nat.Engine) (all []string) {
+	var list []nat.ConnInfo
+	for at, more := nat.Cursor(0), true; more; {
+		list, at, more = e.Connections(at, &nat.ConnFilter{}, now(), list)
+	}
+	for i := range list {
+		all = append(all, list[i].Original.String()+" "+list[i].Reply.String()+" "+list[i].State)
+	}
+	slices.Sort(all)
+	return all
+}
+
+// A pod is a Replica of the test.
+type pod struct {
+	*Replica
+	e  *nat.Engine
+	at netip.AddrPort
+
+	mu    sync.Mutex
+	took  string
+	heard []string
+}
+
+func newPod(t testing.TB, name string, key wgkey.Key, most int, change ...func(*Options)) *pod {
+	t.Helper()
+	p := &pod{e: newEngine(t, most)}
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	o := Options{
+		Log: logrus.NewEntry(log), Key: key, Name: name, Version: "v1", Engine: p.e, Now: now, LinkName: linkName, Link: link1,
+		Config: func() string { return "same" }, Facts: func() []byte { return []byte("facts of " + name) },
+		Took: func(b []byte) {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			p.took = string(b)
+		},
+		Heard: func(b []byte) {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			p.heard = append(p.heard, string(b))
+		},
+	}
+	for _, f := range change {
+		f(&o)
+	}
+	p.Replica = New(o)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.at = l.Addr().(*net.TCPAddr).AddrPort()
+	var served sync.WaitGroup
+	served.Go(func() { p.Serve(l) })
+	t.Cleanup(func() {
+		p.Close()
+		served.Wait()
+	})
+	return p
+}
+
+// patience is for what a busy machine delays.
+const patience = 30 * time.Second
+
+func within(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// eventually polls until there is no complaint.
+func eventually(t testing.TB, complaint func() string) {
+	t.Helper()
+	var last string
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		if last = complaint(); last == "" {
+			return
+		}
+	}
+	t.Fatal(last)
+}
+
+func equal(t testing.TB, got, want *nat.Engine) {
+	t.Helper()
+	if g, w := table(got), table(want); !slices.Equal(g, w) {
+		t.Fatalf("%d connections, want the same %d", len(g), len(w))
+	}
+}
+
+func TestStream(t *testing.T) {
+	key := wgkey.NewPrivate()
+	active, standby := newPod(t, "a", key, 10_000), newPod(t, "b", key, 10_000)
+	standby.e.Freeze()
+	talk(t, active.e, 0, 1000)
+	standby.Follow(active.at)
+	if err := standby.Whole(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, standby.e, active.e)
+	if standby.took != "facts of a" {
+		t.Errorf("took %q", standby.took)
+	}
+	// What begins and ends later.
+	talk(t, active.e, 1000, 500)
+	active.e.DeleteConnections(0, &nat.ConnFilter{}, now())
+	if err := active.Flush(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, standby.e, active.e)
+	if n := active.Tell([]byte("yours")); n != 1 {
+		t.Errorf("told %d", n)
+	}
+	if n := standby.Tell([]byte("mine")); n != 1 {
+		t.Errorf("told %d", n)
+	}
+	eventually(t, func() string {
+		standby.mu.Lock()
+		defer standby.mu.Unlock()
+		active.mu.Lock()
+		defer active.mu.Unlock()
+		if !slices.Equal(standby.heard, []string{"yours"}) || !slices.Equal(active.heard, []string{"mine"}) {
+			return fmt.Sprint("heard ", standby.heard, active.heard)
+		}
+		return ""
+	})
+	s := active.Status()
+	if len(s.Followers) != 1 || s.Source != nil {
+		t.Fatalf("%+v", s)
+	}
+	f, from := s.Followers[0], standby.Status().Source
+	if f.Name != "b" || f.NoFullCopy || f.LastCopy.IsZero() || f.CopyReason != "first" || f.Entries != len(table(active.e)) || f.Differs != "" || f.Clock.Abs() > time.Second {
+		t.Errorf("follower %+v", f)
+	}
+	if from == nil || from.Name != "a" || from.NoFullCopy || from.Entries != f.Entries || s.Copies["first"] != 1 {
+		t.Errorf("source %+v, copies %v", from, s.Copies)
+	}
+	// Another source, whose table takes the place of what the first one's copy left.
+	third := newPod(t, "c", key, 10_000)
+	talk(t, third.e, 5000, 10)
+	standby.Follow(third.at)
+	eventually(t, func() string {
+		if n := len(table(standby.e)); n != 10 {
+			return fmt.Sprintf("%d connections, want the other source's 10", n)
+		}
+		return ""
+	})
+	equal(t, standby.e, third.e)
+	standby.Follow(netip.AddrPort{})
+	eventually(t, func() string {
+		if standby.Status().Source != nil {
+			return "it still follows"
+		}
+		return ""
+	})
+	equal(t, standby.e, third.e)
+}
+
+// Whoever is no replica of this gateway is closed, counted by why, and disturbs nobody.
+func TestStrangers(t *testing.T) {
+	key := wgkey.NewPrivate()
+	active, standby := newPod(t, "a", key, 1000), newPod(t, "b", key, 1000)
+	standby.Follow(active.at)
+	if err := standby.Whole(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	closed := func(t *testing.T, c net.Conn) {
+		t.Helper()
+		defer c.Close()
+		c.SetReadDeadline(time.Now().Add(patience))
+		if _, err := io.Copy(io.Discard, c); err != nil && strings.Contains(err.Error(), "timeout") {
+			t.Fatal("it is not closed")
+		}
+	}
+	dial := func(t *testing.T) net.Conn {
+		c, err := net.Dial("tcp", active.at.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	own, others := newIdentities(key), newIdentities(wgkey.NewPrivate())
+	for reason, speak := range map[string]func(net.Conn) net.Conn{
+		"not-tls": func(c net.Conn) net.Conn { io.WriteString(c, "GET / HTTP/1.1\r\n\r\n"); return c },
+		"slow":    func(c net.Conn) net.Conn { return c },
+		"key": func(c net.Conn) net.Conn { // it has learnt the name, and has no key
+			config := others.client()
+			config.ServerName = own.name
+			config.VerifyConnection = nil
+			s := tls.Client(c, config)
+			s.Handshake()
+			return s
+		},
+		"protocol": func(c net.Conn) net.Conn {
+			s := tls.Client(c, own.client())
+			(&wire{conn: s}).send(kindMark, make([]byte, 8))
+			return s
+		},
+	} {
+		t.Run(reason, func(t *testing.T) {
+			before := active.Status().Refused[reason]
+			closed(t, speak(dial(t)))
+			eventually(t, func() string {
+				if n := active.Status().Refused[reason]; n != before+1 {
+					return fmt.Sprintf("%d counted, want one: %v", n-before, active.Status().Refused)
+				}
+				return ""
+			})
+		})
+	}
+	t.Run("another name costs no signature", func(t *testing.T) {
+		s := tls.Client(dial(t), others.client())
+		if err := s.Handshake(); err == nil || !strings.Contains(err.Error(), "internal error") {
+			t.Errorf("%v, want an alert before any key is used", err)
+		}
+		s.Close()
+	})
+	t.Run("endless", func(t *testing.T) {
+		c := dial(t)
+		c.Write([]byte{22, 3, 1, 0x40, 0}) // a record of 16 KiB that goes on for ever
+		go func() {
+			b := make([]byte, 1<<16)
+			rand.Read(b)
+			for err := error(nil); err == nil; _, err = c.Write(b) {
+			}
+		}()
+		closed(t, c)
+	})
+	talk(t, active.e, 0, 5)
+	if err := active.Flush(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, standby.e, active.e)
+}
+
+// A replica with another key, or one that speaks with an impostor, copies nothing.
+func TestOtherKey(t *testing.T) {
+	active, standby := newPod(t, "a", wgkey.NewPrivate(), 1000), newPod(t, "b", wgkey.NewPrivate(), 1000)
+	talk(t, active.e, 0, 5)
+	standby.Follow(active.at)
+	eventually(t, func() string {
+		if active.Status().Refused["key"] == 0 {
+			return fmt.Sprintf("refused %v", active.Status().Refused)
+		}
+		return ""
+	})
+	if len(table(standby.e)) > 0 || standby.Status().Source != nil {
+		t.Error("something is copied")
+	}
+}
+
+// A follower that stops reading costs bounded memory; when it reads again, a full copy follows.
+func TestStoppedFollower(t *testing.T) {
+	key := wgkey.NewPrivate()
+	stop := make(chan struct{})
+	active := newPod(t, "a", key, 1<<17)
+	standby := newPod(t, "b", key, 1<<17, func(o *Options) {
+		o.Took = func([]byte) { <-stop }
+	})
+	standby.e.Freeze()
+	standby.Follow(active.at)
+	eventually(t, func() string {
+		if len(active.Status().Followers) == 0 {
+			return "no follower"
+		}
+		return ""
+	})
+	for i := range 4 { // more than what has ended has room for
+		talk(t, active.e, i<<14, 1<<14)
+		for at, more := nat.Cursor(0), true; more; {
+			_, at, more = active.e.DeleteConnections(at, &nat.ConnFilter{}, now())
+		}
+	}
+	talk(t, active.e, 1<<17, 100)
+	close(stop)
+	eventually(t, func() string {
+		if s := standby.Status().Source; s == nil || s.NoFullCopy || len(table(standby.e)) != 100 {
+			return fmt.Sprintf("%+v", standby.Status().Source)
+		}
+		return ""
+	})
+	equal(t, standby.e, active.e)
+}
+
+// Another version or configuration is said; what is understood is taken, and the rest is counted.
+func TestOtherVersion(t *testing.T) {
+	key := wgkey.NewPrivate()
+	active := newPod(t, "a", key, 1000, func(o *Options) { o.LinkName = func(nat.Link) string { return "rome-9" } })
+	standby := newPod(t, "b", key, 1000, func(o *Options) {
+		o.Version, o.Config = "v2", func() string { return "another" }
+	})
+	standby.e.Freeze()
+	talk(t, active.e, 0, 7)
+	standby.Follow(active.at)
+	if err := standby.Whole(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range active.links {
+		l.wire.send(200, []byte("of a newer version"))
+	}
+	eventually(t, func() string {
+		s, f := standby.Status().Source, active.Status().Followers[0]
+		if s.Differs != "version and configuration" || f.Differs != s.Differs || f.NotTaken["unknown-link"] != 7 || f.NotTaken["message"] != 1 {
+			return fmt.Sprintf("%+v\n%+v", s, f)
+		}
+		return ""
+	})
+}
+
+// FuzzMessages has both ends read anything. Neither panics, nor takes more memory than a message has.
+func FuzzMessages(f *testing.F) {
+	f.Add([]byte{2, 0, 0, 3, 'a', 'b', 'c'}, true)
+	f.Add(append([]byte{4, 0, 0, 8}, make([]byte, 8)...), true)
+	f.Add(append([]byte{5, 0, 0, 11}, []byte(`{"mark":12}`)...), false)
+	f.Add([]byte{6, 0, 0, 1, 'x', 7, 255, 255, 255}, false)
+	e := newEngine(f, 100)
+	block := make([]byte, nat.RecordBlock)
+	feed := e.Feed(linkName)
+	talk(f, e, 0, 3)
+	block, _ = feed.Next(block[:0], now(), func() {})
+	feed.Close()
+	f.Add(append([]byte{3, 0, 16, 0}, block...), true)
+	f.Fuzz(func(t *testing.T, b []byte, follower bool) {
+		log := logrus.New()
+		log.SetOutput(io.Discard)
+		r := &Replica{Options: Options{Log: logrus.NewEntry(log), Engine: newEngine(t, 100), Now: now, LinkName: linkName, Link: link1,
+			Config: func() string { return "" }, Took: func([]byte) {}, Heard: func([]byte) {}}}
+		w := &wire{conn: said{bytes.NewReader(b)}}
+		if follower {
+			f := &following{r: r, wire: w, mirror: r.Engine.Mirror(link1), whole: make(chan struct{}), unknown: map[string]uint64{}}
+			f.receive()
+			f.describe()
+		} else {
+			l := &link{r: r, wire: w, acked: make(chan struct{})}
+			l.marks = []marked{{1, 0}, {2, 1}}
+			l.listen()
+			l.describe(now())
+		}
+		if cap(w.body) > maxBody {
+			t.Errorf("%d bytes", cap(w.body))
+		}
+	})
+}
+
+// said is a connection from which something is read.
+type said struct{ io.Reader }
+
+func (said) Write(b []byte) (int, error)      { return len(b), nil }
+func (said) Close() error                     { return nil }
+func (said) LocalAddr() net.Addr              { return nil }
+func (said) RemoteAddr() net.Addr             { return nil }
+func (said) SetDeadline(time.Time) error      { return nil }
+func (said) SetReadDeadline(time.Time) error  { return nil }
+func (said) SetWriteDeadline(time.Time) error { return nil }

@@ -1,0 +1,375 @@
+package replica
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"net"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"culvert/gateway/seats"
+	"culvert/gateway/sweep"
+	"culvert/nat"
+)
+
+const (
+	// passTime lies between the beginnings of two passes.
+	passTime = 50 * time.Millisecond
+	// idleTime is how often a follower is sent a mark although nothing has changed, and how often facts are looked at.
+	idleTime = time.Second
+	// maxMarks are not acknowledged; more passes wait.
+	maxMarks = 16
+	// A copy that follows another begins after copyWait, which doubles up to maxCopyWait while copies are not whole.
+	copyWait, maxCopyWait = time.Second, 30 * time.Second
+)
+
+// Why a full copy begins.
+const (
+	copyFirst    = "first"
+	copyOverflow = "overflow"
+)
+
+// A link is a follower's stream, at the source.
+type link struct {
+	r    *Replica
+	wire *wire
+	feed *nat.Feed
+	wake chan struct{} // has room for one
+
+	mu       sync.Mutex
+	is       Link          // +checklocks:mu
+	other    hello         // +checklocks:mu
+	marks    []marked      // sent and not acknowledged; +checklocks:mu
+	complete nat.Time      // what had changed before is acknowledged; +checklocks:mu
+	asked    string        // why the follower wants a copy; "" = it does not; +checklocks:mu
+	acked    chan struct{} // closed with each ack; +checklocks:mu
+	gone     chan struct{} // closed when the stream has ended
+}
+
+// marked is a pass of which a mark was sent.
+type marked struct {
+	began nat.Time // the mark
+	older nat.Time // when the pass before began: nothing that the follower lacks is older
+}
+
+// Serve accepts followers until Close, and closes l.
+func (r *Replica) Serve(l net.Listener) {
+	seated := seats.New(l)
+	defer context.AfterFunc(r.done, func() { seated.Close() })()
+	defer seated.Close()
+	config := r.keys.server()
+	for {
+		c, err := seated.Accept()
+		if err != nil {
+			return
+		}
+		r.work.Go(func() { r.serve(c, config) })
+	}
+}
+
+// serve speaks with whoever has connected.
+func (r *Replica) serve(c net.Conn, config *tls.Config) {
+	defer c.Close()
+	defer context.AfterFunc(r.done, func() { c.Close() })()
+	conn := tls.Server(c, config)
+	conn.SetDeadline(time.Now().Add(greetTime))
+	if err := conn.Handshake(); err != nil {
+		r.refuse(reasonOf(err))
+		return
+	}
+	w := &wire{conn: conn}
+	other, err := w.receiveHello()
+	if err == nil {
+		err = w.sendJSON(kindHello, r.hello())
+	}
+	if err != nil {
+		r.refuse(reasonOf(err))
+		return
+	}
+	l := &link{r: r, wire: w, other: other, wake: make(chan struct{}, 1), acked: make(chan struct{}), gone: make(chan struct{})}
+	l.is = Link{Name: other.Name, Peer: c.RemoteAddr().String(), Since: time.Now(), NoFullCopy: true, CopyReason: copyFirst, Clock: time.Until(other.Clock)}
+	if !r.join(l) {
+		r.refuse("seats")
+		return
+	}
+	defer close(l.gone)
+	defer r.leave(l)
+	seats.Release(c) // it is none of those who may come and go
+	r.Log.WithField("replica", other.Name).WithField("address", l.is.Peer).Info("a standby copies connections")
+	l.run()
+}
+
+// reasonOf is the label of why a connection was closed before it was a follower's.
+func reasonOf(err error) string {
+	var noTLS tls.RecordHeaderError
+	switch {
+	case errors.As(err, &noTLS):
+		return "not-tls"
+	case errors.Is(err, errKey):
+		return "key"
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return "slow"
+	case errors.Is(err, errProtocol):
+		return "protocol"
+	}
+	return "gone"
+}
+
+// join makes l one of the followers, in the place of another of the same name. It returns false if there are too many.
+func (r *Replica) join(l *link) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.links = slices.DeleteFunc(r.links, func(o *link) bool {
+		if o.other.Name != l.other.Name {
+			return false
+		}
+		o.wire.conn.Close()
+		return true
+	})
+	if len(r.links) >= maxFollowers {
+		return false
+	}
+	r.links = append(r.links, l)
+	return true
+}
+
+func (r *Replica) leave(l *link) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.links = slices.DeleteFunc(r.links, func(o *link) bool { return o == l })
+}
+
+// run sends passes until the stream ends.
+func (l *link) run() {
+	l.feed = l.r.Engine.Feed(l.r.LinkName)
+	defer l.feed.Close()
+	heard := make(chan error, 1)
+	go func() { heard <- l.listen() }()
+	err := l.send(heard)
+	l.wire.conn.Close()
+	if l.r.done.Err() == nil {
+		l.r.Log.WithError(err).WithField("replica", l.other.Name).Warn("the standby's stream has ended")
+	}
+}
+
+// listen takes what the follower says.
+func (l *link) listen() error {
+	for {
+		k, body, err := l.wire.receive(stallTime + idleTime)
+		if err != nil {
+			return err
+		}
+		switch k {
+		case kindAck:
+			var a ack
+			if json.Unmarshal(body, &a) != nil {
+				return errProtocol
+			}
+			l.acknowledged(&a)
+		case kindCopy:
+			l.mu.Lock()
+			l.asked = string(body[:min(len(body), 40)])
+			l.mu.Unlock()
+		case kindNotice:
+			if l.r.Heard != nil {
+				l.r.Heard(slices.Clone(body))
+			}
+		}
+	}
+}
+
+func (l *link) acknowledged(a *ack) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := l.r.Now()
+	for len(l.marks) > 0 && l.marks[0].began <= nat.Time(a.Mark) {
+		l.is.Lag = time.Duration(now - l.marks[0].older)
+		l.complete = l.marks[0].began
+		l.marks = l.marks[1:]
+	}
+	if l.is.NoFullCopy && a.Whole {
+		l.is.LastCopy = time.Now()
+	}
+	l.is.Entries, l.is.NoFullCopy, l.is.NotTaken = a.Entries, !a.Whole, a.NotTaken
+	close(l.acked)
+	l.acked = make(chan struct{})
+}
+
+// describe returns the state of the stream.
+func (l *link) describe(now nat.Time) Link {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	is := l.is
+	is.Differs = l.r.differs(&l.other)
+	if len(l.marks) > 0 {
+		is.Lag = max(is.Lag, time.Duration(now-l.marks[0].older))
+	}
+	return is
+}
+
+// A sender is the sending goroutine of a link.
+type sender struct {
+	*link
+	blocks []byte
+	facts  string    // sent last
+	looked time.Time // at facts
+	marked time.Time // a mark was sent
+	older  nat.Time  // when the pass before began
+
+	copies   uint64        // full copies that have begun
+	wait     time.Duration // until the next may begin, from the beginning of the last one
+	lastCopy time.Time
+}
+
+// send sends passes until an error.
+func (l *link) send(heard <-chan error) error {
+	s := &sender{link: l, blocks: make([]byte, 0, maxBody), older: l.r.Now(), wait: copyWait}
+	tick := time.NewTicker(passTime)
+	defer tick.Stop()
+	for flush := false; ; {
+		if err := s.sendFacts(); err != nil {
+			return err
+		}
+		if s.ready() {
+			if err := s.pass(flush); err != nil {
+				return err
+			}
+			flush = false
+		}
+		select {
+		case err := <-heard:
+			return err
+		case <-l.r.done.Done():
+			return l.r.done.Err()
+		case <-l.wake:
+			flush = true
+		case <-tick.C:
+		}
+	}
+}
+
+// sendFacts sends what has changed of Options.Facts.
+func (s *sender) sendFacts() error {
+	if time.Since(s.looked) < idleTime {
+		return nil
+	}
+	s.looked = time.Now()
+	is := s.r.Facts()
+	if string(is) == s.facts {
+		return nil
+	}
+	s.facts = string(is)
+	return s.wire.send(kindFacts, is)
+}
+
+// ready reports whether a pass may begin. A follower that is too slow for changes is not to be kept busy by full copies.
+func (s *sender) ready() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.marks) >= maxMarks {
+		return false
+	}
+	state := s.feed.State()
+	early := state.Copies > 0 && time.Since(s.lastCopy) < s.wait
+	if s.asked != "" && !early && !state.Lost {
+		s.feed.Copy()
+		s.is.CopyReason, s.asked = s.asked, ""
+		return true
+	}
+	if state.Lost && state.Copies > 0 && !early {
+		s.is.CopyReason = copyOverflow
+	}
+	return !state.Lost || !early
+}
+
+// pass sends all that has changed, and a mark behind it. With flush, it sends the mark although nothing has changed.
+func (s *sender) pass(flush bool) error {
+	began, sent := s.r.Now(), false
+	pause := func() { time.Sleep(sweep.Pause) }
+	for more := true; more; {
+		b := s.blocks[:0]
+		for more && len(b) < cap(s.blocks) {
+			b, more = s.feed.Next(b, s.r.Now(), pause)
+		}
+		s.noteCopy()
+		if len(b) == 0 {
+			break
+		}
+		if err := s.wire.send(kindBlocks, b); err != nil {
+			return err
+		}
+		if sent = true; more {
+			pause()
+		}
+	}
+	older := s.older
+	s.older = began
+	if !sent && !flush && time.Since(s.marked) < idleTime {
+		return nil
+	}
+	s.marked = time.Now()
+	s.mu.Lock()
+	s.marks = append(s.marks, marked{began, older})
+	s.mu.Unlock()
+	return s.wire.send(kindMark, binary.BigEndian.AppendUint64(nil, uint64(began)))
+}
+
+// noteCopy notes that a full copy has begun.
+func (s *sender) noteCopy() {
+	copies := s.feed.State().Copies
+	if copies == s.copies {
+		return
+	}
+	if s.wait = min(2*s.wait, maxCopyWait); time.Since(s.lastCopy) > 2*maxCopyWait {
+		s.wait = copyWait
+	}
+	s.copies, s.lastCopy = copies, time.Now()
+	s.mu.Lock()
+	s.is.NoFullCopy = true
+	reason := s.is.CopyReason
+	s.mu.Unlock()
+	s.r.mu.Lock()
+	defer s.r.mu.Unlock()
+	s.r.copies[reason]++
+}
+
+// Flush waits until every follower has acknowledged all that had changed before the call, or is gone.
+func (r *Replica) Flush(ctx context.Context) error {
+	now := r.Now()
+	r.mu.Lock()
+	links := slices.Clone(r.links)
+	r.mu.Unlock()
+	for _, l := range links {
+		if err := l.flush(ctx, now); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (l *link) flush(ctx context.Context, until nat.Time) error {
+	for {
+		l.mu.Lock()
+		done, acked := l.complete >= until, l.acked
+		l.mu.Unlock()
+		if done {
+			return nil
+		}
+		select {
+		case l.wake <- struct{}{}:
+		default:
+		}
+		select {
+		case <-acked:
+		case <-l.gone:
+			return nil
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
