@@ -44,7 +44,7 @@ var importRules = []importRule{
 	{"gateway/seats", []string{"culvert/geneve/share"}, "connections and where they come from, whatever is said there"},
 	{"gateway/state", []string{"culvert/ipam/durable"}, "a folder and its files"},
 	{"gateway/handover", []string{"culvert/geneve/udp", "golang.org/x/sys/unix"}, "two processes and their sockets: what these carry is not its business"},
-	{"gateway/replica", []string{"culvert/nat", "culvert/gateway/seats", "culvert/gateway/sweep", "culvert/gateway/wgkey", "github.com/sirupsen/logrus"},
+	{"gateway/replica", []string{"culvert/nat", "culvert/gateway/control", "culvert/gateway/seats", "culvert/gateway/sweep", "culvert/gateway/wgkey", "github.com/sirupsen/logrus"},
 		"a table and its copy: no sockets of tunnels, no configuration, no role"},
 	{"gateway/latency", nil, "durations and counts"},
 	{"gateway/wg", []string{"culvert/geneve/share", "culvert/geneve/udp", "culvert/gateway/echo", "culvert/gateway/latency", "culvert/gateway/procs", "culvert/gateway/wgkey", "culvert/gateway/unixsocket", wireguard, "golang.org/x/crypto/blake2s",

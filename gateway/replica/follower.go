@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"culvert/gateway/control"
 	"culvert/nat"
 )
 
@@ -30,7 +31,7 @@ type following struct {
 	once   sync.Once
 
 	mu      sync.Mutex
-	is      Link              // +checklocks:mu
+	is      control.Stream    // +checklocks:mu
 	other   hello             // +checklocks:mu
 	heard   time.Time         // +checklocks:mu
 	unknown map[string]uint64 // messages that were not understood; +checklocks:mu
@@ -51,6 +52,13 @@ func (r *Replica) Follow(at netip.AddrPort) {
 	r.target = at
 	close(r.retarget)
 	r.retarget = make(chan struct{})
+}
+
+// Stop follows nobody, and returns when nothing is restored any more. Options.Heard must not call it.
+func (r *Replica) Stop() {
+	r.Follow(netip.AddrPort{})
+	r.restoring.Lock() // whoever had it has ended, and whoever gets it sees that there is no source to follow
+	defer r.restoring.Unlock()
 }
 
 // Whole waits until a full copy of the source that is followed is whole.
@@ -135,9 +143,14 @@ func (r *Replica) followAt(ctx context.Context, at netip.AddrPort) (lasted time.
 	if err != nil {
 		return 0, fmt.Errorf("no hello: %w", err)
 	}
+	r.restoring.Lock()
+	defer r.restoring.Unlock()
+	if !r.follows(at) {
+		return 0, ctx.Err()
+	}
 	f := &following{r: r, wire: w, mirror: r.Engine.Mirror(r.Link), whole: make(chan struct{}), other: other, heard: time.Now(),
 		unknown: map[string]uint64{}, generation: r.Engine.Generation()}
-	f.is = Link{Name: other.Name, Peer: at.String(), Since: time.Now(), NoFullCopy: true, Clock: time.Until(other.Clock)}
+	f.is = control.Stream{Pod: other.Name, Address: at.String(), Since: time.Now(), NoFullCopy: true, ClockAhead: time.Until(other.Clock).Seconds()}
 	defer f.mirror.Close()
 	r.setSource(f)
 	defer r.setSource(nil)
@@ -145,6 +158,12 @@ func (r *Replica) followAt(ctx context.Context, at netip.AddrPort) (lasted time.
 	begin := time.Now()
 	err = f.receive()
 	return time.Since(begin), err
+}
+
+func (r *Replica) follows(at netip.AddrPort) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.target == at
 }
 
 func (r *Replica) setSource(f *following) {
@@ -209,7 +228,8 @@ func (f *following) acknowledge(mark uint64) error {
 		a.NotTaken[why] = n
 	}
 	if f.is.NoFullCopy && state.Whole {
-		f.is.LastCopy = time.Now()
+		whole := time.Now()
+		f.is.LastCopy = &whole
 		f.once.Do(func() { close(f.whole) })
 	}
 	f.is.NoFullCopy, f.is.Entries, f.is.NotTaken = !state.Whole, a.Entries, a.NotTaken
@@ -227,14 +247,14 @@ func (f *following) ask(state *nat.MirrorState) error {
 		return nil
 	}
 	f.refused, f.generation, f.asked = refused, generation, time.Now()
-	return f.wire.send(kindCopy, []byte("configuration"))
+	return f.wire.send(kindCopy, []byte(copyConfiguration))
 }
 
 // describe returns the state of the stream.
-func (f *following) describe() Link {
+func (f *following) describe() control.Stream {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	is := f.is
-	is.Differs, is.Lag = f.r.differs(&f.other), time.Since(f.heard)
+	is.Differs, is.LagSeconds = f.r.differs(&f.other), time.Since(f.heard).Seconds()
 	return is
 }

@@ -2,6 +2,7 @@ package replica
 
 import (
 	"context"
+	"maps"
 	"net"
 	"net/netip"
 	"sync"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"culvert/gateway/control"
 	"culvert/gateway/wgkey"
 	"culvert/nat"
 )
@@ -28,17 +30,20 @@ type Options struct {
 	Facts    func() []byte // what a successor has to know besides connections; a change is sent within a second
 	Took     func([]byte)  // takes the Facts of the source, before its blocks
 	Heard    func([]byte)  // takes a notice; must not block; nil: notices are ignored
-	// Dial connects to a source; nil: by TCP.
-	Dial func(ctx context.Context, at netip.AddrPort) (net.Conn, error)
+	Dial     Dial          // nil: by TCP
 }
+
+// Dial connects to a source.
+type Dial func(ctx context.Context, at netip.AddrPort) (net.Conn, error)
 
 // A Replica is one of the processes that have a gateway's table: a source for those that follow it, and at times the follower of another.
 type Replica struct {
 	Options
-	keys identities
-	quit context.CancelFunc
-	done context.Context
-	work sync.WaitGroup
+	keys      identities
+	quit      context.CancelFunc
+	restoring sync.Mutex // held while something of a source may be restored
+	done      context.Context
+	work      sync.WaitGroup
 
 	mu       sync.Mutex
 	links    []*link           // followers; +checklocks:mu
@@ -96,34 +101,11 @@ func (r *Replica) Tell(message []byte) (n int) {
 	return n
 }
 
-// Status says how complete and how old the copies are.
-type Status struct {
-	Followers []Link            `json:"followers"`        // that copy from this replica
-	Source    *Link             `json:"source,omitempty"` // that this replica copies from; nil = none
-	Refused   map[string]uint64 `json:"refused"`          // connections that were closed, by reason
-	Copies    map[string]uint64 `json:"copies"`           // full copies to followers, by reason
-}
-
-// A Link is one stream.
-type Link struct {
-	Name       string            `json:"name"`
-	Peer       string            `json:"peer"` // address
-	Since      time.Time         `json:"since"`
-	Entries    int               `json:"entries"`    // connections at the follower
-	Lag        time.Duration     `json:"lagNs"`      // an upper bound for the age of changes that the follower lacks; of a source, since it was heard
-	NoFullCopy bool              `json:"noFullCopy"` // until a copy is whole
-	LastCopy   time.Time         `json:"lastCopy"`   // when a copy became whole; zero = never
-	CopyReason string            `json:"copyReason"` // why the last copy began
-	NotTaken   map[string]uint64 `json:"notTaken"`   // what the follower could not use, by reason
-	Differs    string            `json:"differs"`    // what is another one at the other end: version, configuration; "" = nothing
-	Clock      time.Duration     `json:"clockNs"`    // by how much the other end's clock is ahead
-}
-
 // Status returns how complete and how old the copies are.
-func (r *Replica) Status() Status {
+func (r *Replica) Status() control.Replication {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	s := Status{Refused: clone(r.refused), Copies: clone(r.copies)}
+	s := control.Replication{Followers: []control.Stream{}, Refused: maps.Clone(r.refused), Copies: maps.Clone(r.copies)}
 	for _, l := range r.links {
 		s.Followers = append(s.Followers, l.describe(r.Now()))
 	}
@@ -132,14 +114,6 @@ func (r *Replica) Status() Status {
 		s.Source = &l
 	}
 	return s
-}
-
-func clone(m map[string]uint64) map[string]uint64 {
-	c := make(map[string]uint64, len(m))
-	for k, v := range m {
-		c[k] = v
-	}
-	return c
 }
 
 func (r *Replica) refuse(reason string) {

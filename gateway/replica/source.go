@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"culvert/gateway/control"
 	"culvert/gateway/seats"
 	"culvert/gateway/sweep"
 	"culvert/nat"
@@ -30,8 +31,10 @@ const (
 
 // Why a full copy begins.
 const (
-	copyFirst    = "first"
-	copyOverflow = "overflow"
+	copyFirst         = "first"
+	copyOverflow      = "overflow"
+	copyConfiguration = "configuration" // the follower's has changed
+	copyAsked         = "asked"         // the follower has another reason
 )
 
 // A link is a follower's stream, at the source.
@@ -42,13 +45,13 @@ type link struct {
 	wake chan struct{} // has room for one
 
 	mu       sync.Mutex
-	is       Link          // +checklocks:mu
-	other    hello         // +checklocks:mu
-	marks    []marked      // sent and not acknowledged; +checklocks:mu
-	complete nat.Time      // what had changed before is acknowledged; +checklocks:mu
-	asked    string        // why the follower wants a copy; "" = it does not; +checklocks:mu
-	acked    chan struct{} // closed with each ack; +checklocks:mu
-	gone     chan struct{} // closed when the stream has ended
+	is       control.Stream // +checklocks:mu
+	other    hello          // +checklocks:mu
+	marks    []marked       // sent and not acknowledged; +checklocks:mu
+	complete nat.Time       // what had changed before is acknowledged; +checklocks:mu
+	asked    string         // why the follower wants a copy; "" = it does not; +checklocks:mu
+	acked    chan struct{}  // closed with each ack; +checklocks:mu
+	gone     chan struct{}  // closed when the stream has ended
 }
 
 // marked is a pass of which a mark was sent.
@@ -92,7 +95,8 @@ func (r *Replica) serve(c net.Conn, config *tls.Config) {
 		return
 	}
 	l := &link{r: r, wire: w, other: other, wake: make(chan struct{}, 1), acked: make(chan struct{}), gone: make(chan struct{})}
-	l.is = Link{Name: other.Name, Peer: c.RemoteAddr().String(), Since: time.Now(), NoFullCopy: true, CopyReason: copyFirst, Clock: time.Until(other.Clock)}
+	l.is = control.Stream{Pod: other.Name, Address: c.RemoteAddr().String(), Since: time.Now(), NoFullCopy: true, CopyReason: copyFirst,
+		ClockAhead: time.Until(other.Clock).Seconds()}
 	if !r.join(l) {
 		r.refuse("seats")
 		return
@@ -100,7 +104,7 @@ func (r *Replica) serve(c net.Conn, config *tls.Config) {
 	defer close(l.gone)
 	defer r.leave(l)
 	seats.Release(c) // it is none of those who may come and go
-	r.Log.WithField("replica", other.Name).WithField("address", l.is.Peer).Info("a standby copies connections")
+	r.Log.WithField("replica", other.Name).WithField("address", l.is.Address).Info("a standby copies connections")
 	l.run()
 }
 
@@ -173,7 +177,9 @@ func (l *link) listen() error {
 			l.acknowledged(&a)
 		case kindCopy:
 			l.mu.Lock()
-			l.asked = string(body[:min(len(body), 40)])
+			if l.asked = copyAsked; string(body) == copyConfiguration {
+				l.asked = copyConfiguration
+			}
 			l.mu.Unlock()
 		case kindNotice:
 			if l.r.Heard != nil {
@@ -188,12 +194,13 @@ func (l *link) acknowledged(a *ack) {
 	defer l.mu.Unlock()
 	now := l.r.Now()
 	for len(l.marks) > 0 && l.marks[0].began <= nat.Time(a.Mark) {
-		l.is.Lag = time.Duration(now - l.marks[0].older)
+		l.is.LagSeconds = time.Duration(now - l.marks[0].older).Seconds()
 		l.complete = l.marks[0].began
 		l.marks = l.marks[1:]
 	}
 	if l.is.NoFullCopy && a.Whole {
-		l.is.LastCopy = time.Now()
+		whole := time.Now()
+		l.is.LastCopy = &whole
 	}
 	l.is.Entries, l.is.NoFullCopy, l.is.NotTaken = a.Entries, !a.Whole, a.NotTaken
 	close(l.acked)
@@ -201,13 +208,13 @@ func (l *link) acknowledged(a *ack) {
 }
 
 // describe returns the state of the stream.
-func (l *link) describe(now nat.Time) Link {
+func (l *link) describe(now nat.Time) control.Stream {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	is := l.is
 	is.Differs = l.r.differs(&l.other)
 	if len(l.marks) > 0 {
-		is.Lag = max(is.Lag, time.Duration(now-l.marks[0].older))
+		is.LagSeconds = max(is.LagSeconds, time.Duration(now-l.marks[0].older).Seconds())
 	}
 	return is
 }
