@@ -163,9 +163,11 @@ func (b *bench) alternate(ctx context.Context, all []measurement, variants []*va
 				}
 			}
 		}
-		if len(b.rows) == int(numRows) {
-			for _, v := range variants {
+		for _, v := range variants {
+			if len(b.rows) == int(numRows) {
 				b.recordTotals(v)
+			} else {
+				b.record(v, cpusOthers, b.totals[v.Name].streams.used.others())
 			}
 		}
 	}

@@ -3,15 +3,11 @@ package lab
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"net/netip"
 	"runtime"
 	"strings"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"culvert/gateway/node"
 )
@@ -26,6 +22,7 @@ const (
 	cpusAloneCost
 	cpusAloneSmall
 	cpusAloneSmallCost
+	cpusOthers
 )
 
 var cpusPlans = []rowPlan{
@@ -33,17 +30,12 @@ var cpusPlans = []rowPlan{
 	cpusTCP8:           {Name: "TCP, 8 streams", Unit: "Gb/s", scale: 1e-9},
 	cpusBoth:           {Name: "TCP, 8 each way", Unit: "Gb/s", scale: 1e-9},
 	cpusUDP64:          {Name: "UDP 64 B", Unit: "k/s", scale: 1e-3},
-	cpusAlone:          {Name: "alone, 1200 B", Unit: "Gb/s", scale: 1e-9},
-	cpusAloneCost:      {Name: "alone, 1200 B, CPU", Unit: "s/GB", scale: 1e9},
+	cpusAlone:          {Name: "alone, 1312 B", Unit: "Gb/s", scale: 1e-9},
+	cpusAloneCost:      {Name: "alone, 1312 B, CPU", Unit: "s/GB", scale: 1e9},
 	cpusAloneSmall:     {Name: "alone, 64 B", Unit: "k/s", scale: 1e-3},
 	cpusAloneSmallCost: {Name: "alone, 64 B, CPU", Unit: "µs", scale: 1e6},
+	cpusOthers:         {Name: rowPlans[rowOthers].Name, Unit: "%", scale: 100},
 }
-
-// aloneSize and aloneSmall are the payloads in bytes of what one gateway alone sends.
-const (
-	aloneSize  = 1200
-	aloneSmall = 64
-)
 
 // cpusVariants are gateways on 1, 2, 4 … Ps, and on all CPUs.
 func cpusVariants(reference bool) (counts []int, all []*variant) {
@@ -77,12 +69,12 @@ func (b *bench) takeCPUs(ctx context.Context, reference bool) error {
 		return measurement{name: name, take: func(ctx context.Context, v *variant) error { return b.takeStreams(ctx, v, id, up, down) }}
 	}
 	// bits and bytes are of what rate and cost count.
-	alone := func(name string, size, together int, rate, cost rowID, bits, bytes float64) measurement {
+	alone := func(name string, size int, rate, cost rowID, bits, bytes float64) measurement {
 		return measurement{name: name, take: func(ctx context.Context, v *variant) error {
 			if v.reference { // it does not count what it has encrypted
 				return nil
 			}
-			packets, seconds, used, err := b.alone(ctx, size, together)
+			packets, seconds, used, err := b.alone(ctx, v, size)
 			if err == nil {
 				b.record(v, rate, packets*bits/seconds)
 				b.record(v, cost, used/(packets*bytes))
@@ -102,70 +94,9 @@ func (b *bench) takeCPUs(ctx context.Context, reference bool) error {
 			}
 			return err
 		}},
-		alone("one gateway alone, 1200 bytes", aloneSize, 40, cpusAlone, cpusAloneCost, 8*aloneSize, aloneSize),
-		alone("one gateway alone, 64 bytes", aloneSmall, 1, cpusAloneSmall, cpusAloneSmallCost, 1, 1),
+		alone("one gateway alone, 1312 bytes", aloneSize, cpusAlone, cpusAloneCost, 8*aloneSize, aloneSize),
+		alone("one gateway alone, 64 bytes", aloneSmall, cpusAloneSmall, cpusAloneSmallCost, 1, 1),
 	}, variants)
-}
-
-const metricForwarded = "culvert_forwarded_packets_total"
-
-// alone stops milan's gateway and has rome's pod send datagrams as fast as it can, several with one call. It returns how many of them rome's
-// gateway has forwarded, in how many seconds, and how long it has run for that.
-func (b *bench) alone(ctx context.Context, size, together int) (packets, seconds, used float64, err error) {
-	rome, milan := b.lab.gateway(0), b.lab.gateway(1)
-	if err := milan.signal(unix.SIGSTOP); err != nil {
-		return 0, 0, 0, err
-	}
-	defer func() { err = errors.Join(err, milan.signal(unix.SIGCONT)) }()
-	from, err := newSocket(b.path.from, unix.SOCK_DGRAM, 0)
-	if err != nil {
-		return 0, 0, 0, err
-	}
-	defer from.close()
-	if err = unix.SetsockoptInt(from.fd, unix.SOL_UDP, unix.UDP_SEGMENT, size); err == nil {
-		err = from.connect(netip.AddrPortFrom(b.path.target, discardPort))
-	}
-	if err != nil {
-		return 0, 0, 0, fmt.Errorf("UDP: %w", err)
-	}
-	stop, ended := make(chan struct{}), make(chan error, 1)
-	go func() {
-		payload := make([]byte, size*together)
-		for {
-			select {
-			case <-stop:
-				ended <- nil
-				return
-			default:
-			}
-			if _, err := from.write(payload); err != nil {
-				ended <- err
-				return
-			}
-		}
-	}()
-	look := func() (packets, used float64, at time.Time, err error) {
-		sums, err := counters(ctx, []*Process{rome}, metricForwarded)
-		if err != nil {
-			return 0, 0, at, err
-		}
-		used, err = rome.running()
-		return sums[metricForwarded], used, time.Now(), err
-	}
-	err = sleep(ctx, b.times.warmUp)
-	var packetsBefore, usedBefore float64
-	var began, end time.Time
-	if err == nil {
-		packetsBefore, usedBefore, began, err = look()
-	}
-	if err == nil {
-		err = sleep(ctx, b.times.bulk)
-	}
-	if err == nil {
-		packets, used, end, err = look()
-	}
-	close(stop)
-	return packets - packetsBefore, end.Sub(began).Seconds(), used - usedBefore, errors.Join(err, <-ended)
 }
 
 // cpusReport is the result of a bench by CPUs.
@@ -214,7 +145,8 @@ func (b *bench) printCPUs(out io.Writer, mode node.Mode, o BenchOptions) error {
 	var text strings.Builder
 	fmt.Fprintf(&text, "%s, %d CPUs, %s; nodes %s; median (range) of %d alternating runs; %.0f s\n",
 		r.Machine.Kernel, r.Machine.CPUs, r.Machine.Go, r.Nodes, r.Runs, r.Seconds)
-	fmt.Fprint(&text, "alone = one gateway sends and nobody receives; reference = kernel VXLAN + nftables + wireguard-go on a TUN device\n")
+	fmt.Fprint(&text, "alone = one gateway gets trains of a node and encrypts them for nobody, beside the sender on another CPU\n"+
+		"reference = kernel VXLAN + nftables + wireguard-go on a TUN device\n")
 	widths := []int{benchNameWidth, 5, benchFigureWidth, benchFigureWidth, benchRatioWidth}
 	writeLine(&text, widths, []string{"", "CPUs", "culvert", "reference", "ratio"})
 	for _, row := range r.Rows {
@@ -228,6 +160,20 @@ func (b *bench) printCPUs(out io.Writer, mode node.Mode, o BenchOptions) error {
 			name = ""
 		}
 	}
+	if share := r.others(); share > othersLimit {
+		fmt.Fprintf(&text, othersWarning, share)
+	}
 	_, err := io.WriteString(out, text.String())
 	return err
+}
+
+// others returns the largest share of CPU time in percent that others used, with one of the gateways.
+func (r *cpusReport) others() (share float64) {
+	for _, c := range r.Rows[cpusOthers].By {
+		share = max(share, c.Culvert.Median)
+		if c.Reference != nil {
+			share = max(share, c.Reference.Median)
+		}
+	}
+	return share
 }

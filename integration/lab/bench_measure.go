@@ -161,7 +161,7 @@ func (b *bench) recordTotals(v *variant) {
 	b.record(v, rowCPU, used.busy/t.streams.bytes*1e9)
 	b.record(v, rowOwnCPU, used.own/t.streams.bytes*1e9)
 	b.record(v, rowIdleCPU, used.idle/(used.busy+used.idle))
-	b.record(v, rowOthers, max(0, used.busy-used.own)/(used.busy+used.idle))
+	b.record(v, rowOthers, used.others())
 	b.record(v, rowFaults, used.faults/t.streams.seconds)
 	b.record(v, rowResident, t.resident)
 	b.record(v, rowPeak, t.peak)

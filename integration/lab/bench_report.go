@@ -77,7 +77,7 @@ func (r *report) print(out io.Writer, asJSON bool) error {
 	}
 	fmt.Fprintf(&b, "%d of %d budgets met; * = missed\n", met, judged)
 	if share := r.others(); share > othersLimit {
-		fmt.Fprintf(&b, "Other processes used %.0f %% of the CPUs meanwhile: do not rely on these figures.\n", share)
+		fmt.Fprintf(&b, othersWarning, share)
 	}
 	if len(r.Growth) > 0 {
 		r.printGrowth(&b)
@@ -88,6 +88,8 @@ func (r *report) print(out io.Writer, asJSON bool) error {
 
 // othersLimit is the percentage of CPU time used by others, including interrupts, above which a report warns.
 const othersLimit = 15
+
+const othersWarning = "Other processes used %.0f %% of the CPUs meanwhile: do not rely on these figures.\n"
 
 // others returns the largest share of CPU time used by others during streams.
 func (r *report) others() (share float64) {

@@ -24,6 +24,9 @@ func (s sample) minus(t sample) sample {
 
 func (s sample) plus(t sample) sample { return s.minus(sample{}.minus(t)) }
 
+// others is the part of all CPU time that other processes used.
+func (s sample) others() float64 { return max(0, s.busy-s.own) / (s.busy + s.idle) }
+
 // Metrics of a gateway.
 const (
 	metricCalls    = "culvert_socket_calls_total"

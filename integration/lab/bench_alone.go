@@ -1,0 +1,163 @@
+package lab
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"culvert/gateway/node"
+	"culvert/geneve"
+)
+
+// aloneSize and aloneSmall are the payloads in bytes of what one gateway alone sends. The larger one fills the lab's MTU of 1340 bytes.
+const (
+	aloneSize  = 1312
+	aloneSmall = 64
+)
+
+const (
+	tunnelPort    = 6091   // geneve.listenPort
+	etherBridging = 0x6558 // RFC 8926, Section 3.4
+
+	metricForwarded = "culvert_forwarded_packets_total"
+
+	trainMost      = 64    // datagrams that every kernel with UDP_SEGMENT takes at once (UDP_MAX_SEGMENTS before Linux 6.9)
+	trainMostBytes = 65000 // with headers it is a packet of less than 64 KiB
+)
+
+// alone stops milan's gateway and floods rome's with trains of a node. It returns how many datagrams rome's gateway has encrypted and sent, in how
+// many seconds, and for how many its threads have run.
+func (b *bench) alone(ctx context.Context, v *variant, size int) (packets, seconds, used float64, err error) {
+	rome, milan := b.lab.gateway(0), b.lab.gateway(1)
+	if err := milan.signal(unix.SIGSTOP); err != nil {
+		return 0, 0, 0, err
+	}
+	defer func() { err = errors.Join(err, milan.signal(unix.SIGCONT)) }()
+	flood, err := b.lab.floodFromNode(size)
+	if err != nil {
+		return 0, 0, 0, err
+	}
+	defer func() { err = errors.Join(err, flood.stop()) }()
+	type moment struct {
+		packets, used float64
+		machine       sample
+		at            time.Time
+	}
+	look := func() (m moment, err error) {
+		sums, err := counters(ctx, []*Process{rome}, metricForwarded)
+		if err != nil {
+			return m, err
+		}
+		m.packets, m.at = sums[metricForwarded], time.Now()
+		if m.used, err = rome.running(); err == nil {
+			m.machine, err = b.lab.sample(ctx, &referenceAsIs) // without milan's counters
+		}
+		return m, err
+	}
+	if err := sleep(ctx, b.times.warmUp); err != nil {
+		return 0, 0, 0, err
+	}
+	before, err := look()
+	if err == nil {
+		err = sleep(ctx, b.times.bulk)
+	}
+	if err != nil {
+		return 0, 0, 0, err
+	}
+	after, err := look()
+	t := &b.totals[v.Name].streams
+	t.used = t.used.plus(after.machine.minus(before.machine))
+	return after.packets - before.packets, after.at.Sub(before.at).Seconds(), after.used - before.used, err
+}
+
+// A nodeFlood sends as fast as it can.
+type nodeFlood struct {
+	socket *socket
+	end    chan struct{}
+	ended  chan error
+}
+
+// floodFromNode sends datagrams of rome/pod1 to milan/pod1 to rome's gateway, in trains, as rome/node1 or its network card would. The datagrams
+// have size bytes of payload.
+func (l *Lab) floodFromNode(size int) (*nodeFlood, error) {
+	train, datagram, err := l.trainOfNode(size)
+	if err != nil {
+		return nil, err
+	}
+	c := &clusters[0]
+	s, err := newSocket(l.Host(c.Name+"/"+c.Nodes[0].Name), unix.SOCK_DGRAM, 0)
+	if err != nil {
+		return nil, err
+	}
+	if err = unix.SetsockoptInt(s.fd, unix.SOL_UDP, unix.UDP_SEGMENT, datagram); err == nil {
+		err = s.connect(netip.AddrPortFrom(c.Gateway, tunnelPort))
+	}
+	if err != nil {
+		s.close()
+		return nil, fmt.Errorf("UDP: %w", err)
+	}
+	f := &nodeFlood{socket: s, end: make(chan struct{}), ended: make(chan error, 1)}
+	go func() { f.ended <- f.run(train) }()
+	return f, nil
+}
+
+func (f *nodeFlood) run(train []byte) error {
+	for {
+		select {
+		case <-f.end:
+			return nil
+		default:
+		}
+		if _, err := f.socket.write(train); err != nil {
+			return err
+		}
+	}
+}
+
+func (f *nodeFlood) stop() error {
+	close(f.end)
+	defer f.socket.close()
+	return <-f.ended
+}
+
+// trainOfNode returns equal tunnel datagrams one behind the other, and the size of one.
+func (l *Lab) trainOfNode(size int) (train []byte, datagram int, err error) {
+	c, n := &clusters[0], &clusters[0].Nodes[0]
+	vni := geneve.VNI(n.VNI)
+	own := geneve.MAC(vni, geneve.Node)
+	err = l.Host(c.Name + "/" + n.Name).Do(func() error {
+		link, err := netlink.LinkByName(tunnelLink)
+		if err == nil && len(link.Attrs().HardwareAddr) == len(own) { // a TUN device has none
+			own = [6]byte(link.Attrs().HardwareAddr)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, 0, err
+	}
+	var one []byte
+	if l.options.Mode == node.VXLAN {
+		one, err = geneve.AppendVXLAN(one, vni)
+	} else {
+		one, err = (&geneve.Header{VNI: vni, Protocol: etherBridging}).AppendTo(one)
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	to := geneve.MAC(vni, geneve.Gateway)
+	one = append(append(append(one, to[:]...), own[:]...), unix.ETH_P_IP>>8, unix.ETH_P_IP&0xff)
+	target := clusters[1].Seen(clusters[1].Nodes[0].Pod)
+	packet := rawUDP(netip.AddrPortFrom(n.Pod, discardPort), netip.AddrPortFrom(target, discardPort), make([]byte, size)...)
+	binary.BigEndian.PutUint16(packet[10:], ^onesSum(0, packet[:ipHeader(n.Pod)]))
+	one = append(one, packet...)
+	for range min(trainMost, trainMostBytes/len(one)) {
+		train = append(train, one...)
+	}
+	return train, len(one), nil
+}
