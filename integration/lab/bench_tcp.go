@@ -21,6 +21,7 @@ const (
 // bulk is a set of TCP connections that send as fast as they can.
 type bulk struct {
 	received atomic.Int64 // payload bytes, all connections
+	pause    atomic.Int64 // the longest time between two reads of one connection, in nanoseconds
 	stopping atomic.Bool
 	running  sync.WaitGroup
 	sockets  []*socket
@@ -57,7 +58,7 @@ func (b *bulk) stream(from, to *socket) {
 		}
 	})
 	b.running.Go(func() {
-		buffer := make([]byte, bulkBuffer)
+		buffer, last := make([]byte, bulkBuffer), time.Now()
 		for {
 			n, err := to.read(buffer)
 			if err != nil {
@@ -65,6 +66,10 @@ func (b *bulk) stream(from, to *socket) {
 				return
 			}
 			b.received.Add(int64(n))
+			now := time.Now()
+			for took, longest := int64(now.Sub(last)), b.pause.Load(); took > longest && !b.pause.CompareAndSwap(longest, took); longest = b.pause.Load() {
+			}
+			last = now
 		}
 	})
 }

@@ -48,7 +48,8 @@ func keepChecks(short bool) func(*Lab) []Check {
 		const moved = "peer-moved" // to another port, in a hand-over
 		checks = append(checks, Check{"hand-over", path, func(ctx context.Context) (string, error) { return l.checkHandOver(ctx, n, row, pause) }})
 		if runtime.NumCPU() > 1 {
-			checks = append(checks, Check{"cpus 1, 2, 1", path, func(ctx context.Context) (string, error) { return l.checkCPUs(ctx, n, pause) }})
+			beside := fmt.Sprintf("%s, %d streams", path, cpusStreams)
+			checks = append(checks, Check{"cpus 1, 2, 1", beside, func(ctx context.Context) (string, error) { return l.checkCPUs(ctx, n, restartPause) }})
 		}
 		if short {
 			return append(checks, l.logCheck(moved))

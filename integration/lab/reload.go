@@ -282,15 +282,32 @@ func (l *Lab) change(i, n int) func(config object) {
 	}[n%7]
 }
 
-// checkCPUs gives both gateways a second P while connections go on, and takes it back.
+// cpusStreams is how many TCP streams run at full rate while the number of Ps changes.
+const cpusStreams = 8
+
+// checkCPUs gives both gateways a second P beside connections and streams at full rate, and takes it back.
 func (l *Lab) checkCPUs(ctx context.Context, n int, pause time.Duration) (string, error) {
-	return l.besideFlows(ctx, n, func(c *flowSet, talk func() error) (string, error) {
-		return l.eachGateway(c, pause, func(p *Process) error {
+	return l.besideFlows(ctx, n, func(c *flowSet, talk func() error) (figure string, err error) {
+		streams, err := l.pair("rome/pod2", "milan/pod2").startBulk(cpusStreams, 0)
+		if err != nil {
+			return "", err
+		}
+		defer func() { err = errors.Join(err, streams.stop()) }()
+		if err := c.measureCalm(); err != nil {
+			return "", err
+		}
+		calm := time.Duration(streams.pause.Swap(0))
+		figure, err = l.eachGateway(c, pause, func(p *Process) error {
 			i := slices.IndexFunc(clusters[:], func(c Cluster) bool { return c.Name+"/gateway" == p.Host.Name })
 			if err := l.reload(ctx, i, func(config object) { config["cpus"] = 2 }); err != nil {
 				return err
 			}
 			return l.reload(ctx, i, nil)
 		}, talk)
+		longest := time.Duration(streams.pause.Load())
+		if err == nil && longest > pause {
+			err = fmt.Errorf("a stream paused for %v, want at most %v", longest.Round(time.Millisecond), pause)
+		}
+		return fmt.Sprintf("%s; %d streams at full rate ≤ %d ms, undisturbed %d ms", figure, cpusStreams, longest.Milliseconds(), calm.Milliseconds()), err
 	})
 }
