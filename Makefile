@@ -67,7 +67,7 @@ kube-assets: go-version
 	$(GO) build -trimpath -ldflags='-s -w' -o '$(KUBEBUILDER_ASSETS)/' ./endpoints ./kubeproxy
 
 long: go-version kube-assets ## in full what the tests do in small: sieges, millions of packets, 200 nodes, outages (root; two hours)
-	CULVERT_LONG=1 IPAM_LONG=1 $(GO) test -v -count=1 -timeout 90m -run 'TestMemorySiege|TestInnocentThroughput|TestHoleRate|TestMillionConnections|TestWatchedThroughput|TestChangesBesideStreams|TestLabFaults|TestLongLab|AgainstKernel|TestLabRestart|TestServicesCrash|ProxyProtocol' ./integration
+	CULVERT_LONG=1 IPAM_LONG=1 $(GO) test -v -count=1 -timeout 90m -run 'TestMemorySiege|TestCPU|TestInnocentThroughput|TestHoleRate|TestMillionConnections|TestWatchedThroughput|TestChangesBesideStreams|TestLabFaults|TestLongLab|AgainstKernel|TestLabRestart|TestServicesCrash|ProxyProtocol' ./integration
 	IPAM_LONG=1 $(GO) test -v -count=1 -timeout 90m ./ipam
 	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 90m -run 'TestSetIsWhatIsInIt|TestExplainIsProcess|TestRestoreModel' ./nat/...
 	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 90m -run 'TestTraceIsPath|TestLongCapture' ./gateway

@@ -70,7 +70,7 @@ func needGatewayGroups(t *testing.T) *gatewayGroups {
 	}
 	t.Cleanup(func() { // of what runsc made, if it could not remove it
 		for _, dir := range g.others(t) {
-			if err := (&memoryGroup{dir: dir}).remove(); err != nil {
+			if err := (&controlGroup{dir: dir}).remove(); err != nil {
 				t.Error(err)
 			}
 		}

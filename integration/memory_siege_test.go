@@ -46,7 +46,7 @@ func TestMemorySiege(t *testing.T) {
 			t.Fatal(err)
 		}
 		c := newMilan(t)
-		c.romeGateway.group = group
+		c.romeGateway.group = &group.controlGroup
 		c.addRomeWith(stickyServices())
 		c.milanGateway.ip("address add " + stranger + "/24 dev rome-gw")
 		pingThrough(c.romePod, milanPodAtRome)

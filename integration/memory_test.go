@@ -33,7 +33,7 @@ func TestMemoryCeiling(t *testing.T) {
 			t.Fatal(err)
 		}
 		c := newMilan(t)
-		c.romeGateway.group = group
+		c.romeGateway.group = &group.controlGroup
 		c.addRome()
 		c.milanGateway.ip("address add " + stranger + "/24 dev rome-gw")
 		pingThrough(c.romePod, milanPodAtRome)

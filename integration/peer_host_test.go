@@ -32,11 +32,11 @@ type peerHost struct {
 	name string
 	ns   netns.NsHandle
 
-	family   peerFamily   // of the addresses in what it is told
-	group    *memoryGroup // that programs are started in; nil = this process's
-	confined bool         // programs have a read-only root and cannot gain a capability
-	volume   string       // what confined programs find at kubeState; "" = nothing
-	refused  func() error // puts a filter before the calls of programs; nil = none
+	family   peerFamily    // of the addresses in what it is told
+	group    *controlGroup // that programs are started in; nil = this process's
+	confined bool          // programs have a read-only root and cannot gain a capability
+	volume   string        // what confined programs find at kubeState; "" = nothing
+	refused  func() error  // puts a filter before the calls of programs; nil = none
 }
 
 func newPeerHost(t *testing.T, name string) *peerHost { return newPeerHostOf(t, peerFamily{}, name) }

@@ -212,6 +212,10 @@ func runNode(ctx context.Context, load func() (*node.Config, error), c *node.Con
 	whole := ctx
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
+	go nodeLoad.Run(ctx, c.Name, c.CPUs == 0 && k.on(), log)
+	if c.Services != nil && c.Services.Mode != services.Sockets {
+		nodeLoad.Devices(func() []string { return []string{c.Services.Interface} })
+	}
 	ends := make(chan error, 2)
 	running := 0
 	run := func(part func(context.Context) error) {
@@ -245,6 +249,10 @@ func runNode(ctx context.Context, load func() (*node.Config, error), c *node.Con
 				err = errors.Join(err, <-ends)
 			}
 			return err
+		}
+		if device, socket, ok := n.Carrier(); ok {
+			nodeLoad.Devices(func() []string { return []string{device} })
+			nodeLoad.Socket("the gateway", socket)
 		}
 		run(n.Run)
 	}

@@ -49,10 +49,13 @@ func (l *nodeLiqo) run(ctx context.Context, k *nodeKube, status *linkStatus, bes
 		entry.WithField("version", control.ReadVersion()).Info("node starting")
 	}
 	source := fabric.NewSource(client, k.name, entry)
+	nodeLoad.Devices(set.Devices)
+	nodeLoad.Socket("gateways", set.Socket)
 	err = both(ctx, beside, func(ctx context.Context) error {
 		var tasks sync.WaitGroup
 		running, stop := context.WithCancel(ctx)
 		tasks.Go(seen.Serve)
+		tasks.Go(func() { nodeLoad.Run(running, k.name, true, entry) })
 		tasks.Go(func() { source.Run(running, set.Apply) })
 		tasks.Go(func() { status.show(running, k.name, entry, set.Show, source.Show) })
 		err := set.Run(running, source.Report)

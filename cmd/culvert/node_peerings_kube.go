@@ -62,10 +62,13 @@ func (p *nodePeerings) run(ctx context.Context, k *nodeKube, beside func(context
 	}
 	source := peering.NewNodeSource(client, k.name, p.gateways, p.own, p.apiServer(k.kubeconfig), entry)
 	m := nodeMachine{set, remote.New(entry)}
+	nodeLoad.Devices(set.Devices)
+	nodeLoad.Socket("gateways", set.Socket)
 	err = both(ctx, beside, func(ctx context.Context) error {
 		var tasks sync.WaitGroup
 		running, stop := context.WithCancel(ctx)
 		tasks.Go(seen.Serve)
+		tasks.Go(func() { nodeLoad.Run(running, k.name, true, entry) })
 		tasks.Go(func() { source.Run(running, m) })
 		tasks.Go(func() { m.routes.Run(running, source.ReportRoutes) })
 		err := set.Run(running, func(all []links.Status) {

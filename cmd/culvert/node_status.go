@@ -13,8 +13,15 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"culvert/gateway/control"
+	"culvert/gateway/node/load"
+	"culvert/gateway/node/page"
 	"culvert/gateway/unixsocket"
 )
+
+// nodeLoad looks whether this process has CPU time to spare, whatever it carries.
+var nodeLoad load.Watch
+
+func init() { page.Also = nodeLoad.Metrics }
 
 // A shower lets culvert status see how a node does, until ctx ends.
 type shower func(ctx context.Context, name string, status func() control.NodeStatus, log logrus.FieldLogger)
@@ -22,8 +29,9 @@ type shower func(ctx context.Context, name string, status func() control.NodeSta
 // showServices is the shower of a process that has no links: its socket is there when Services are served.
 func showServices(ctx context.Context, name string, status func() control.NodeStatus, log logrus.FieldLogger) {
 	began := time.Now()
-	page := control.NewNodeServer(func() control.NodeStatus {
+	server := control.NewNodeServer(func() control.NodeStatus {
 		n := status()
+		n.Findings = nodeLoad.Findings()
 		n.Version, n.PID, n.Started, n.UptimeSeconds = control.ReadVersion(), os.Getpid(), began, time.Since(began).Seconds()
 		return n
 	}, stdlog.New(io.Discard, "", 0))
@@ -32,8 +40,8 @@ func showServices(ctx context.Context, name string, status func() control.NodeSt
 		log.WithError(err).Warn("culvert status finds no node here")
 		return
 	}
-	defer context.AfterFunc(ctx, page.Close)()
-	page.Serve(l)
+	defer context.AfterFunc(ctx, server.Close)()
+	server.Serve(l)
 }
 
 // A linkStatus is how a process does that has links, and may serve Services too.

@@ -33,6 +33,9 @@ func printNodeStatus(w io.Writer, s *control.NodeStatus) error {
 	if s.Fault != "" {
 		fmt.Fprintf(w, "%s\n\n", cli.Wrap("warning: "+s.Fault, cli.Width(w)))
 	}
+	for _, f := range s.Findings {
+		fmt.Fprintf(w, "%s\n\n", cli.Wrap(f.Level+": "+f.Text, cli.Width(w)))
+	}
 	printLinks(w, s)
 	if s.Mode == "" {
 		return nil

@@ -24,6 +24,7 @@ type NodeStatus struct {
 	Interface     string        `json:"interface,omitempty"` // of mode tun
 	Addresses     []netip.Addr  `json:"addresses"`           // of the node, for node ports
 	Fault         string        `json:"fault"`               // why Services are not served as they should be; "": they are
+	Findings      []Finding     `json:"findings,omitempty"`  // what does not work, and why, as in the log
 	Services      []NodeService `json:"services"`
 	Announced     []string      `json:"announced"` // addresses that this node announces at layer 2
 	Table         Table         `json:"table"`

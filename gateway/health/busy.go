@@ -2,6 +2,8 @@ package health
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 )
 
@@ -12,7 +14,7 @@ var (
 	BusyQuota = cause("cpu-quota", Warning, "Go code has used {share} % of the control group's quota of {quota} CPUs for {time}, while {what} ({rate} came)",
 		"raise the quota (the CPU limit of the container)")
 	BusyMachine = cause("cpu-machine", Warning, "Go code runs on all {cpus} CPUs that it may use, and has used {share} % of that for {time}, while {what} ({rate} came)",
-		"run the gateway on a machine with more CPUs, or find who sends so much (culvert connections)")
+		"find who sends so much, or use a machine with more CPUs")
 	BusyOver = cause("cpu-restored", Note, "there is CPU time to spare again after {time}", "")
 )
 
@@ -41,95 +43,118 @@ const (
 	calmTime = 5 * time.Second
 )
 
-// busy remembers for how long there has been no CPU time to spare.
-type busy struct {
+// A Load judges the CPU time of one process, with what comes to it. The zero Load is ready.
+type Load struct {
 	last    time.Duration // the look before; before.Used is of it
 	before  CPU
 	sockets map[string]Socket // at the look before
-	since   time.Duration     // the first look of those in a row that found all used
-	used    time.Duration     // CPU time until then
-	looks   int               // of them
+	full    []second          // the looks in a row that found all used, of the last busyTime
+	since   time.Duration     // when what is said began
 	calm    time.Duration     // the last look that found all used
-	lost    map[string]uint64 // datagrams that overflowed since then, by socket
-	waits   map[string]int    // looks at which datagrams waited
-	bytes   map[string]uint64 // that came meanwhile
 	said    Finding           // what is the case, if it has a cause
 }
 
-func newBusy() busy {
-	b := busy{sockets: make(map[string]Socket)}
-	b.forget()
-	return b
+// A second is the time between two looks.
+type second struct {
+	began   time.Duration
+	used    time.Duration // CPU time
+	intakes []intake
 }
 
-func (b *busy) forget() {
-	b.looks, b.lost, b.waits, b.bytes = 0, make(map[string]uint64), make(map[string]int), make(map[string]uint64)
+// An intake is what came to a socket.
+type intake struct {
+	socket, from string
+	lost, bytes  uint64
+	counted      time.Duration // in which these came
+	losses       int           // seconds in which some overflowed
+	waits        int           // seconds after which some waited
 }
 
-func (b *busy) judge(now time.Duration, o *Observation) (changes []Finding) {
-	c := &o.CPU
+// Finding returns what is the case; its Cause is nil where there is CPU time to spare.
+func (b *Load) Finding() Finding { return b.said }
+
+// Look is called once a second with what the process has used. It calls read, for what came to the sockets, when much of the CPU time is used. It returns
+// the changes, as findings about the subject of that kind and name.
+func (b *Load) Look(now time.Duration, c *CPU, read func() []Socket, kind Kind, of string) (changes []Finding) {
 	used, passed := c.Used-b.before.Used, now-b.last
 	known := b.before.Procs == c.Procs && c.Procs > 0 && b.before.Quota == c.Quota && passed > 0
-	b.last, b.before = now, *c
-	if known && used.Seconds() >= busyShare*c.limit()*passed.Seconds() {
-		if b.looks == 0 {
-			b.since, b.used = now-passed, c.Used-used
+	var share float64
+	if known {
+		share = used.Seconds() / (c.limit() * passed.Seconds())
+	}
+	var sockets []Socket
+	if share >= busyShare/2 {
+		sockets = read()
+	}
+	if share >= busyShare {
+		b.calm = now
+		b.full = append(b.full, second{b.last, used, b.intakes(sockets, passed)})
+		for len(b.full) > 1 && now-b.full[1].began >= busyTime {
+			b.full = b.full[1:]
 		}
-		b.looks, b.calm = b.looks+1, now
-		b.count(o.Sockets)
-		if socket := b.strained(); b.said.Cause == nil && now-b.since >= busyTime && socket != "" {
-			b.said = b.finding(now, socket, o)
-			changes = append(changes, b.said)
+		if began := b.full[0].began; b.said.Cause == nil && now-began >= busyTime {
+			if i := b.strained(); i != nil {
+				b.since, b.said = began, b.finding(now, i, c, kind, of)
+				changes = append(changes, b.said)
+			}
 		}
 	} else {
+		b.full = nil
 		if b.said.Cause != nil && now-b.calm >= calmTime {
-			changes = append(changes, find(BusyOver, OfPeer, o.Peer.Name, "{time}", seconds(b.calm-b.since)))
+			changes = append(changes, find(BusyOver, kind, of, "{time}", seconds(b.calm-b.since)))
 			b.said = Finding{}
 		}
-		if b.said.Cause == nil {
-			b.forget()
-		}
 	}
-	for _, s := range o.Sockets {
+	b.last, b.before, b.sockets = now, *c, make(map[string]Socket, len(sockets))
+	for _, s := range sockets {
 		b.sockets[s.Name] = s
 	}
 	return changes
 }
 
-// count adds what came to the sockets since the last look.
-func (b *busy) count(sockets []Socket) {
+// intakes returns what came to the sockets since the last look.
+func (b *Load) intakes(sockets []Socket, passed time.Duration) (all []intake) {
 	for _, s := range sockets {
-		before, known := b.sockets[s.Name]
-		if !known {
-			continue
+		i := intake{socket: s.Name, from: s.From}
+		if before, known := b.sockets[s.Name]; known {
+			i.lost, i.bytes, i.counted = uint64(uint32(s.Overflows-before.Overflows)), s.Bytes-min(before.Bytes, s.Bytes), passed
 		}
-		b.lost[s.Name] += uint64(uint32(s.Overflows - before.Overflows))
-		b.bytes[s.Name] += s.Bytes - min(before.Bytes, s.Bytes)
+		if i.lost > 0 {
+			i.losses = 1
+		}
 		if s.Waits {
-			b.waits[s.Name]++
+			i.waits = 1
 		}
+		all = append(all, i)
 	}
+	return all
 }
 
-// strained returns the socket to which more comes than is taken: the one that has lost most, or, where a kernel does not tell, one at which
-// datagrams waited at every look. "" is none.
-func (b *busy) strained() (name string) {
-	most := uint64(0)
-	for socket, lost := range b.lost {
-		if lost > most || lost == most && lost > 0 && socket < name {
-			name, most = socket, lost
+// strained returns the socket to which more comes than is taken, nil for none: the one that has lost most, if it overflowed in half of the seconds,
+// since a burst can overflow a socket at any load; or, where a kernel does not tell, one at which packets waited after every second.
+func (b *Load) strained() (most *intake) {
+	sums := make(map[string]*intake)
+	for _, s := range b.full {
+		for _, i := range s.intakes {
+			sum := sums[i.socket]
+			if sum == nil {
+				sum = &intake{socket: i.socket, from: i.from}
+				sums[i.socket] = sum
+			}
+			sum.lost, sum.bytes, sum.counted = sum.lost+i.lost, sum.bytes+i.bytes, sum.counted+i.counted
+			sum.losses, sum.waits = sum.losses+i.losses, sum.waits+i.waits
 		}
 	}
-	for socket, looks := range b.waits {
-		if most == 0 && looks == b.looks && (name == "" || socket < name) {
-			name = socket
+	for _, name := range slices.Sorted(maps.Keys(sums)) {
+		i := sums[name]
+		if (2*i.losses >= len(b.full) || i.waits == len(b.full)) && (most == nil || i.lost > most.lost) {
+			most = i
 		}
 	}
-	return name
+	return most
 }
 
-func (b *busy) finding(now time.Duration, socket string, o *Observation) Finding {
-	c := &o.CPU
+func (b *Load) finding(now time.Duration, i *intake, c *CPU, kind Kind, of string) Finding {
 	cause := BusyMachine
 	switch {
 	case c.Quota > 0 && c.Quota < float64(min(c.Procs+1, c.CPUs)): // another P would have to share it
@@ -137,15 +162,15 @@ func (b *busy) finding(now time.Duration, socket string, o *Observation) Finding
 	case c.Procs < c.CPUs:
 		cause = BusyProcs
 	}
-	whom := "the peer"
-	if socket == "geneve" {
-		whom = "nodes"
+	what := fmt.Sprintf("%d packets from %s were lost", i.lost, i.from)
+	if i.lost == 0 {
+		what = "packets from " + i.from + " waited all the time"
 	}
-	what := fmt.Sprintf("%d datagrams from %s were lost", b.lost[socket], whom)
-	if b.lost[socket] == 0 {
-		what = "datagrams from " + whom + " waited all the time"
+	var used time.Duration
+	for _, s := range b.full {
+		used += s.used
 	}
-	took := now - b.since
-	return find(cause, OfPeer, o.Peer.Name, "{procs}", fmt.Sprint(c.Procs), "{cpus}", fmt.Sprint(c.CPUs), "{quota}", fmt.Sprintf("%.4g", c.Quota), "{time}", seconds(took),
-		"{what}", what, "{share}", fmt.Sprintf("%.0f", 100*(c.Used-b.used).Seconds()/(c.limit()*took.Seconds())), "{rate}", fmt.Sprintf("%.3g Gb/s", float64(b.bytes[socket])*8/took.Seconds()/1e9), "{more}", fmt.Sprint(c.Procs+1))
+	took := now - b.full[0].began
+	return find(cause, kind, of, "{procs}", fmt.Sprint(c.Procs), "{cpus}", fmt.Sprint(c.CPUs), "{quota}", fmt.Sprintf("%.4g", c.Quota), "{time}", seconds(took),
+		"{what}", what, "{share}", fmt.Sprintf("%.0f", 100*used.Seconds()/(c.limit()*took.Seconds())), "{rate}", fmt.Sprintf("%.3g Gb/s", float64(i.bytes)*8/max(i.counted.Seconds(), 1)/1e9), "{more}", fmt.Sprint(c.Procs+1))
 }

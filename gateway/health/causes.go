@@ -211,6 +211,12 @@ type Finding struct {
 	liqo  string // the same under Liqo
 }
 
+// WithoutFile returns the finding in the words for a process that no file configures.
+func (f Finding) WithoutFile() Finding {
+	f.Text = f.liqo
+	return f
+}
+
 func find(c *Cause, kind Kind, of string, blanks ...string) Finding {
 	fill := strings.NewReplacer(blanks...)
 	return Finding{c, kind, of, fill.Replace(c.Sentence()), fill.Replace(c.Liqo().Sentence())}

@@ -13,14 +13,14 @@ type Judge struct {
 	paths     paths
 	trains    trains
 	overflows overflows
-	busy      busy
+	load      Load
 	notices   notices
 	liqo      bool // from the last observation
 }
 
 // NewJudge returns a Judge without history.
 func NewJudge() *Judge {
-	return &Judge{nodes: make(map[string]*nodeHistory), paths: make(paths), trains: make(trains), overflows: overflows{before: make(map[string]Socket), never: true}, busy: newBusy(), notices: newNotices()}
+	return &Judge{nodes: make(map[string]*nodeHistory), paths: make(paths), trains: make(trains), overflows: overflows{before: make(map[string]Socket), never: true}, notices: newNotices()}
 }
 
 // patience is how long the peer or a node may be silent before that is a fault. It is three attempts of WireGuard, and the time that a node takes to
@@ -59,7 +59,7 @@ func (j *Judge) Look(now time.Duration, o *Observation) (changes []Finding) {
 	}
 	changes = append(changes, j.paths.judge(o)...)
 	changes = append(changes, j.trains.judge(o)...)
-	changes = append(changes, j.busy.judge(now, o)...)
+	changes = append(changes, j.load.Look(now, &o.CPU, func() []Socket { return o.Sockets }, OfPeer, o.Peer.Name)...)
 	changes = append(changes, j.notices.judge(now, o, signs[""])...)
 	return j.inWords(append(changes, j.losses(now, o)...))
 }
@@ -68,7 +68,7 @@ func (j *Judge) Look(now time.Duration, o *Observation) (changes []Finding) {
 func (j *Judge) inWords(all []Finding) []Finding {
 	for i := range all {
 		if j.liqo {
-			all[i].Text = all[i].liqo
+			all[i] = all[i].WithoutFile()
 		}
 	}
 	return all
@@ -88,8 +88,8 @@ func (j *Judge) Findings(now time.Duration) (all []Finding) {
 	slices.SortFunc(all[first:], func(a, b Finding) int { return strings.Compare(a.Of, b.Of) })
 	all = append(all, j.paths.findings()...)
 	all = append(all, j.trains.findings()...)
-	if j.busy.said.Cause != nil {
-		all = append(all, j.busy.said)
+	if f := j.load.Finding(); f.Cause != nil {
+		all = append(all, f)
 	}
 	return j.inWords(append(all, j.notices.live(now)...))
 }

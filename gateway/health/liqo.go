@@ -63,7 +63,7 @@ var liqoWords = map[*Cause]struct{ says, remedy string }{
 		"let IP packets of {wire} bytes pass there, or set spec.mtu: {size} of the GatewayServer and of the GatewayClient"},
 	PathWide: {"packets of the whole MTU pass to and from {node} again", ""},
 
-	BusyProcs: {"", "set GOMAXPROCS: {more} in the environment of culvert's template, and compare"},
+	BusyProcs: {"", "set GOMAXPROCS: {more} in the environment of culvert's container, and compare"},
 
 	StrangerGeneve: {"", "a new node gets a GeneveTunnel; keep others out by a NetworkPolicy"},
 	StrangerMAC1:   {"", "if it is the peer, make spec.publicKey of its PublicKey for us {key}; liqoctl network connect exchanges both"},

@@ -62,7 +62,7 @@ func full(c CPU, s, until int, o *Observation) {
 	o.CPU = c
 	o.CPU.Used = time.Duration(at)*980*time.Millisecond + time.Duration(s)*10*time.Millisecond
 	n := uint64(s) * 1000
-	o.Sockets = []Socket{{Name: "geneve", Port: 6091, Received: n, Bytes: n * 125_000, Overflows: uint64(at) * 10}, {Name: "wireguard", Port: 51840, Received: n}}
+	o.Sockets = []Socket{{Name: "geneve", From: "nodes", Port: 6091, Received: n, Bytes: n * 125_000, Overflows: uint64(at) * 10}, {Name: "wireguard", From: "the peer", Port: 51840, Received: n}}
 }
 
 // stories are all that a Judge can say, each with how it comes to that.
@@ -417,7 +417,7 @@ var stories = []struct {
 		"12 warning node rome-1: UDP_SEGMENT trains do not arrive at rome-1 (172.18.0.2): it is sent single datagrams, which is slower: update the node's kernel",
 		"20 info peer milan: milan is sent", "30 info node rome-1: rome-1 is sent", "40 warning node rome-2"}},
 	{"one P is too little", 60, func(s int, o *Observation) { full(CPU{Procs: 1, CPUs: 4}, s, 30, o) }, []string{
-		"15 warning peer milan: Go code runs on 1 of 4 CPUs and has used 99 % of that for 10 s, while 100 datagrams from nodes were lost (1 Gb/s came): write cpus: 2, reload, and compare",
+		"15 warning peer milan: Go code runs on 1 of 4 CPUs and has used 99 % of that for 10 s, while 90 packets from nodes were lost (1 Gb/s came): write cpus: 2, reload, and compare",
 		"35 info peer milan: there is CPU time to spare again after 25 s"}},
 	{"one P is enough for what comes in a burst", 60, func(s int, o *Observation) { full(CPU{Procs: 1, CPUs: 4}, s, 14, o) }, nil},
 	{"one P is used up, and nothing is lost", 60, func(s int, o *Observation) {
@@ -427,13 +427,17 @@ var stories = []struct {
 	{"one P is used up, and the kernel counts nothing that is lost", 20, func(s int, o *Observation) {
 		full(CPU{Procs: 1, CPUs: 4}, s, 60, o)
 		o.Sockets[0].Overflows, o.Sockets[1].Waits = 0, true
-	}, []string{"15 warning peer milan: Go code runs on 1 of 4 CPUs and has used 99 % of that for 10 s, while datagrams from the peer waited all the time (0 Gb/s came)"}},
+	}, []string{"15 warning peer milan: Go code runs on 1 of 4 CPUs and has used 99 % of that for 10 s, while packets from the peer waited all the time (0 Gb/s came)"}},
+	{"one P is used up, and bursts overflow a socket now and then", 60, func(s int, o *Observation) {
+		full(CPU{Procs: 1, CPUs: 4}, s, 60, o)
+		o.Sockets[0].Overflows = uint64(s) / 3 * 50
+	}, nil},
 	{"all CPUs are too little", 20, func(s int, o *Observation) { full(CPU{Procs: 1, CPUs: 1}, s, 60, o) }, []string{
-		"15 warning peer milan: Go code runs on all 1 CPUs that it may use, and has used 99 % of that for 10 s, while 100 datagrams from nodes were lost (1 Gb/s came): run the gateway on"}},
+		"15 warning peer milan: Go code runs on all 1 CPUs that it may use, and has used 99 % of that for 10 s, while 90 packets from nodes were lost (1 Gb/s came): find who sends so much"}},
 	{"a quota is too little", 20, func(s int, o *Observation) {
 		full(CPU{Procs: 1, CPUs: 2, Quota: 0.5}, s, 60, o)
 		o.CPU.Used /= 2
-	}, []string{"15 warning peer milan: Go code has used 99 % of the control group's quota of 0.5 CPUs for 10 s, while 100 datagrams"}},
+	}, []string{"15 warning peer milan: Go code has used 99 % of the control group's quota of 0.5 CPUs for 10 s, while 90 packets"}},
 	{"another number of Ps", 60, func(s int, o *Observation) {
 		full(CPU{Procs: 1 + min(s/12, 1), CPUs: 4}, s, 60, o)
 	}, nil},

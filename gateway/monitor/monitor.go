@@ -166,12 +166,12 @@ func (m *Monitor) observe(now time.Duration) *health.Observation {
 	o.Paths = m.narrowPaths(c, o.Peer.Endpoint.Addr())
 	tunnel := m.path.WG.Stats()
 	for name, s := range m.path.Sockets(&tunnel) {
-		port := c.Geneve.ListenPort
+		from, port := "nodes", c.Geneve.ListenPort
 		if name != "geneve" {
-			port = m.path.WG.Port()
+			from, port = "the peer", m.path.WG.Port()
 		}
-		o.Sockets = append(o.Sockets, health.Socket{Name: name, Port: port, Received: s.ReceivedMessages, Bytes: s.ReceivedBytes,
-			Overflows: s.Overflows, Waits: s.Waits})
+		o.Sockets = append(o.Sockets, health.Socket{Name: name, From: from, Port: port, Received: s.ReceivedMessages, Bytes: s.ReceivedBytes,
+			Overflows: s.Overflows, Waits: s.Waits && !s.OverflowsKnown})
 	}
 	o.CPU = health.CPU{Used: procs.Used(), Procs: procs.Count(), CPUs: m.allowed.CPUs, Quota: m.allowed.Quota}
 	if o.Peer.Handshake != m.made {

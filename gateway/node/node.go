@@ -14,6 +14,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"culvert/gateway/unixsocket"
+	"culvert/geneve/udp"
 )
 
 // resolveInterval is how often a gateway's host name is looked up again.
@@ -114,6 +115,16 @@ func (n *Node) Run(ctx context.Context) error {
 		n.log.Info("link is removed")
 	}
 	return err
+}
+
+// Carrier returns the device that this process reads and the counters of the socket that hears the gateway. It is false where the kernel carries
+// the packets.
+func (n *Node) Carrier() (device string, socket func() udp.Stats, ok bool) {
+	l, ok := n.link.(*tunLink)
+	if !ok {
+		return "", nil, false
+	}
+	return n.config.Interface, func() udp.Stats { return l.endpoint.Stats().Socket }, true
 }
 
 // openLink makes the link. Mode auto uses the first kind that the kernel has.

@@ -7,6 +7,7 @@ import (
 	"culvert/gateway/control"
 	"culvert/gateway/prometheus"
 	"culvert/geneve"
+	"culvert/geneve/udp"
 )
 
 // overflow is a reason for which packets are lost before this process sees them: the socket's receive buffer was full.
@@ -47,6 +48,22 @@ func (s *Set) eachDrop(yield func(reason string, packets uint64)) {
 		yield(r.String(), st.Drops[r])
 	}
 	yield(overflow, st.Socket.Overflows)
+}
+
+// Devices returns the names of the devices that this process reads.
+func (s *Set) Devices() (names []string) {
+	for _, c := range *s.carrying.Load() {
+		names = append(names, c.name)
+	}
+	return names
+}
+
+// Socket returns the counters of the socket that hears gateways; none where there is no link to carry.
+func (s *Set) Socket() udp.Stats {
+	if e := s.endpoint.Load(); e != nil {
+		return e.Stats().Socket
+	}
+	return udp.Stats{}
 }
 
 // Fault says which link is asked for and is not there, and why; "": none.

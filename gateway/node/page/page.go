@@ -14,6 +14,9 @@ import (
 	"culvert/gateway/seats"
 )
 
+// Also returns metrics of the whole process, in Prometheus' text format, that each of its pages has too. It is set before the first New; nil is none.
+var Also func() string
+
 const (
 	requestTime = 5 * time.Second
 	answerTime  = 10 * time.Second
@@ -53,6 +56,9 @@ func New(field, address string, l net.Listener, metrics, fault func() string) (*
 		own.One(prometheus.Gauge, "listener_connections", "Connections to this listener.", float64(p.listener.InUse()))
 		own.One(prometheus.Counter, "listener_refused_connections_total", "Connections closed because there were too many, or too many of their source.", float64(p.listener.Refused()))
 		fmt.Fprint(w, metrics(), own.Text.String())
+		if Also != nil {
+			fmt.Fprint(w, Also())
+		}
 	})
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		if f := fault(); f != "" {

@@ -1,0 +1,300 @@
+package integration
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"culvert/gateway/procs"
+	"culvert/integration/need"
+)
+
+const (
+	cpuSaid     = 15 * time.Second // in which a finding appears, and in which it ends
+	cpuGroupEnv = "CULVERT_PEER_CPU_GROUP"
+	cpuPeriod   = 100 * time.Millisecond
+)
+
+// needQuota makes a group that may use so many CPUs, until the test ends, and skips the test where that is not possible.
+func needQuota(t *testing.T, cpus float64) *controlGroup {
+	t.Helper()
+	g, err := newQuota(fmt.Sprintf("culvert-%s-%d", t.Name(), os.Getpid()), cpus)
+	need.Kernel(t, "cpu-cgroup", err)
+	t.Cleanup(func() {
+		if err := g.remove(); err != nil {
+			t.Error(err)
+		}
+	})
+	return g
+}
+
+func newQuota(name string, cpus float64) (*controlGroup, error) {
+	parent, unified, err := groupController("cpu")
+	if err != nil {
+		return nil, err
+	}
+	g := &controlGroup{filepath.Join(parent, name), unified}
+	if err := os.Mkdir(g.dir, 0o755); err != nil {
+		return nil, err
+	}
+	period, most := strconv.FormatInt(cpuPeriod.Microseconds(), 10), strconv.FormatFloat(cpus*float64(cpuPeriod.Microseconds()), 'f', 0, 64)
+	set := func(file, text string) {
+		err = errors.Join(err, os.WriteFile(filepath.Join(g.dir, file), []byte(text), 0))
+	}
+	if unified {
+		set("cpu.max", most+" "+period)
+	} else {
+		set("cpu.cfs_period_us", period)
+		set("cpu.cfs_quota_us", most)
+	}
+	if err != nil {
+		return nil, errors.Join(err, g.remove())
+	}
+	return g, nil
+}
+
+// openQuota is the group that needQuota has made, in the process inside the namespaces.
+func openQuota(dir string) *controlGroup {
+	_, err := os.Stat(filepath.Join(dir, "cpu.max"))
+	return &controlGroup{dir: dir, unified: err == nil}
+}
+
+// loadOfNode is a flood of trains from rome's node to its gateway, as of a fast network card.
+func (c *clusters) loadOfNode(rate int) *flood {
+	pod, peer := always(10, 0, 1, 5), always(10, 61, 1, 5)
+	fill := vxlanFrames(romeVNI, nodeMAC(c.romeNode), unix.IPPROTO_UDP, pod, peer)
+	var one []byte // of one connection
+	return &flood{name: "the node", from: c.romeNode, to: "172.18.0.9:6091", size: 8 + 14 + 20 + 8 + 64, train: true, rate: rate, fill: func(b []byte) {
+		if one == nil {
+			fill(b)
+			one = append(one, b...)
+			copy(one[8+14+20:], []byte{0, 9, 0, 9})
+		}
+		if b[8+14+20+1] != 9 {
+			copy(b, one)
+		}
+	}}
+}
+
+// tooFast is a rate that no gateway carries on one CPU.
+const tooFast = 20_000_000
+
+// during runs a flood until do returns, with precedence over what else the machine does.
+func (f *flood) during(t *testing.T, do func()) {
+	t.Helper()
+	end, ended := make(chan struct{}), make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // and never unlock
+		if err := unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), -20); err != nil {
+			ended <- err
+			return
+		}
+		for {
+			select {
+			case <-end:
+				ended <- nil
+				return
+			default:
+			}
+			now := time.Now()
+			if err := f.run(now, now.Add(100*time.Millisecond)); err != nil {
+				ended <- err
+				return
+			}
+		}
+	}()
+	do()
+	close(end)
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+}
+
+// saysOf waits for a line of a log about a cause and returns it.
+func saysOf(t *testing.T, p *peerProcess, cause string) (line string) {
+	t.Helper()
+	eventuallyWithin(t, cpuSaid, cause, func() error {
+		for l := range strings.Lines(p.output()) {
+			if strings.Contains(l, "cause="+cause) {
+				line = l
+				return nil
+			}
+		}
+		return errors.New("the log does not say it")
+	})
+	return line
+}
+
+// faultMetric reports whether the metrics show a cause.
+func (c *clusters) faultMetric(t *testing.T, cause string) bool {
+	t.Helper()
+	page, err := c.romeGateway.get("/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Contains(page, fmt.Sprintf("\nculvert_fault{cause=%q,of=\"milan\"} 1\n", cause))
+}
+
+// expectCause floods rome's gateway until it has said a cause, and waits until it has said that this is over.
+func (c *clusters) expectCause(t *testing.T, cause string, words ...string) {
+	t.Helper()
+	began := time.Now()
+	c.loadOfNode(tooFast).during(t, func() {
+		line := saysOf(t, c.romeCulvert, cause)
+		t.Logf("after %v: %s", time.Since(began).Round(100*time.Millisecond), line)
+		for _, w := range append(words, " packets from nodes were lost") {
+			if !strings.Contains(line, w) {
+				t.Errorf("the log lacks %q: %s", w, line)
+			}
+		}
+		if !c.faultMetric(t, cause) {
+			t.Errorf("no metric culvert_fault of %s", cause)
+		}
+	})
+	began = time.Now()
+	t.Logf("%v after the load: %s", time.Since(began).Round(100*time.Millisecond), saysOf(t, c.romeCulvert, "cpu-restored"))
+	if c.faultMetric(t, cause) {
+		t.Errorf("the metric culvert_fault of %s stays", cause)
+	}
+}
+
+// quietPeer stops milan's gateway: it would use a CPU, and who reads what rome's sends does not matter.
+func (c *clusters) quietPeer(t *testing.T) {
+	t.Helper()
+	pingThrough(c.romePod, milanPodAtRome)
+	if err := c.milanCulvert.cmd.Process.Signal(unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.milanCulvert.cmd.Process.Signal(unix.SIGCONT) }) // before it is asked to end
+}
+
+// TestCPUQuota: a gateway that may use half a CPU, and gets more than that carries, names the quota within 15 s, and says within 15 s that it is over.
+func TestCPUQuota(t *testing.T) {
+	need.Long(t, "a flood that half a CPU does not carry needs a CPU of its own")
+	if os.Getenv(isolatedEnv) != t.Name() {
+		t.Setenv(cpuGroupEnv, needQuota(t, 0.5).dir)
+	}
+	isolated(t, func(t *testing.T) {
+		c := newMilan(t)
+		c.romeGateway.group = openQuota(os.Getenv(cpuGroupEnv))
+		c.addRome()
+		c.quietPeer(t)
+		c.expectCause(t, "cpu-quota", "quota of 0.5 CPUs", "raise the quota")
+	}, programs("ping", "ping"))
+}
+
+// TestCPUProcs: a gateway on one P says nothing at 90 % of the load that it carries, and with more, within 15 s, that a second one may help.
+func TestCPUProcs(t *testing.T) {
+	need.Long(t, "a gateway at 90 % of its load for 25 s")
+	isolated(t, func(t *testing.T) {
+		if a := procs.Allowed(); a.Most() < 2 {
+			need.Kernel(t, "two-cpus", fmt.Errorf("this process may use %v: %w", a, errors.ErrUnsupported))
+		}
+		c := newVXLANClusters(t)
+		c.quietPeer(t)
+		first(t, c.romeCulvert.cmd.Process.Pid)
+		const forwarded = `culvert_forwarded_packets_total{direction="outbound"}`
+		var packets, used float64
+		c.loadOfNode(tooFast).during(t, func() {
+			time.Sleep(time.Second) // of the load
+			packets, used = c.romeGateway.metric(forwarded), cpuTime(t, c.romeCulvert.cmd.Process.Pid).Seconds()
+			time.Sleep(3 * time.Second) // likewise
+			packets, used = c.romeGateway.metric(forwarded)-packets, cpuTime(t, c.romeCulvert.cmd.Process.Pid).Seconds()-used
+		})
+		carries := packets / used
+		t.Logf("one P carries %.0f packets a second", carries)
+		c.loadOfNode(int(0.9*carries)).during(t, func() {
+			const while = 25 * time.Second
+			before := cpuTime(t, c.romeCulvert.cmd.Process.Pid)
+			for began := time.Now(); time.Since(began) < while; time.Sleep(time.Second) { // of the load
+				if said := c.romeCulvert.output(); strings.Contains(said, "cause=cpu-") {
+					t.Fatalf("after %v at 90 %%: %s", time.Since(began).Round(100*time.Millisecond), said)
+				}
+			}
+			t.Logf("at 90 %% it uses %.0f %% of a CPU", 100*(cpuTime(t, c.romeCulvert.cmd.Process.Pid)-before).Seconds()/while.Seconds())
+		})
+		c.expectCause(t, "cpu-procs", "write cpus: 2")
+	}, programs("ping", "ping"))
+}
+
+// first gives all threads of a process precedence over others, whatever else the machine does.
+func first(t *testing.T, pid int) {
+	t.Helper()
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, thread := range threads {
+		id, _ := strconv.Atoi(filepath.Base(thread))
+		if err := unix.Setpriority(unix.PRIO_PROCESS, id, -20); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+const cpuNodeConfig = `
+name: rome-1
+underlay: 172.18.0.2
+gateway: {underlay: 172.18.0.9, address: 10.80.0.4}
+vni: 7340033
+address: 10.80.0.2
+mtu: 1340
+mode: tun
+routes: [10.61.0.0/16, 10.71.0.0/16]
+services:
+  addresses: [172.18.0.2]
+  pods: [10.0.0.0/16]
+  serviceCIDRs: [10.96.0.0/16]
+  mtu: 1340
+  metrics: 127.0.0.1:8083
+  serve: [{name: far, protocol: udp, clusterIP: 10.96.0.10, port: 9, endpoints: [{address: 10.61.1.5, port: 9}]}]
+`
+
+// TestCPUNode: a node that may use a tenth of a CPU, and whose pod sends more than that carries, names the quota in its log, metrics and status, and says
+// that it is over.
+func TestCPUNode(t *testing.T) {
+	if os.Getenv(isolatedEnv) != t.Name() {
+		t.Setenv(cpuGroupEnv, needQuota(t, 0.1).dir)
+	}
+	isolated(t, func(t *testing.T) {
+		c := newMilan(t)
+		c.newRomeNode()
+		join(c.romeGateway, c.romeNode, "172.18.0.9/24", "172.18.0.2/24", 1500)
+		connectPod(c.romeNode, c.romePod)
+		c.startRome()
+		c.romeNode.group = openQuota(os.Getenv(cpuGroupEnv))
+		file := filepath.Join(t.TempDir(), "node.yaml")
+		if err := os.WriteFile(file, []byte(cpuNodeConfig), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		node := c.romeNode.start(nil, os.Getenv(binaryEnv), "node", "--config", file)
+		c.romeNode.group = nil
+		pingThrough(c.romePod, milanPodAtRome)
+		const cause = "cpu-quota"
+		ofPod := &flood{name: "the pod", from: c.romePod, to: "10.96.0.10:9", size: 64, rate: tooFast, fill: func([]byte) {}}
+		ofPod.during(t, func() {
+			line := saysOf(t, node, cause)
+			t.Log(line)
+			for _, w := range []string{"quota of 0.1 CPUs", " packets from this node by culvert", "were lost", "raise the quota"} {
+				if !strings.Contains(line, w) {
+					t.Errorf("the log lacks %q", w)
+				}
+			}
+			if page, err := c.romeNode.getFrom("127.0.0.1:8083", "/metrics"); err != nil || !strings.Contains(page, "\nculvert_fault{cause=\"cpu-quota\",of=\"rome-1\"} 1\n") {
+				t.Errorf("metrics: %v\n%s", err, nonZero(page))
+			}
+			if said := c.romeNode.run(os.Getenv(binaryEnv), "status"); !strings.Contains(strings.Join(strings.Fields(said), " "), "warning: Go code has used") {
+				t.Errorf("status:\n%s", said)
+			}
+		})
+		t.Log(saysOf(t, node, "cpu-restored"))
+	}, programs("ping", "ping"))
+}
