@@ -261,6 +261,7 @@ services:
 // TestCPUNode: a node that may use a tenth of a CPU, and whose pod sends more than that carries, names the quota in its log, metrics and status, and says
 // that it is over.
 func TestCPUNode(t *testing.T) {
+	need.Long(t, "as of TestCPUQuota")
 	if os.Getenv(isolatedEnv) != t.Name() {
 		t.Setenv(cpuGroupEnv, needQuota(t, 0.1).dir)
 	}
